@@ -1,0 +1,83 @@
+/*
+common.h - checks, host memory, small arithmetic, files. Everything else in llmc/ stands on it.
+
+Every fatal path goes through die() or require(): place, what was found, what to do about it.
+*/
+#ifndef LLMC_COMMON_H
+#define LLMC_COMMON_H
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE // fsync on folders, strsignal, sched_getaffinity
+#endif
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PRINTF_LIKE(format_index, first_argument) __attribute__((format(printf, format_index, first_argument)))
+
+// Prints "file:line: message" to stderr and exits with status 1.
+__attribute__((noreturn)) PRINTF_LIKE(3, 4)
+static inline void die_at(const char* file, int line, const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    fflush(stdout); // keep the order in which things happened when both go to one place
+    fprintf(stderr, "error: ");
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "  [%s:%d]\n", file, line);
+    va_end(args);
+    exit(EXIT_FAILURE);
+}
+#define die(...) die_at(__FILE__, __LINE__, __VA_ARGS__)
+#define require(cond, ...) do { if (!(cond)) die(__VA_ARGS__); } while (0)
+
+// Host memory that is zeroed, or a clear death.
+static inline void* xcalloc(size_t n, size_t size) {
+    void* p = calloc(n ? n : 1, size ? size : 1);
+    require(p != NULL, "out of host memory: %zu x %zu bytes were asked for", n, size);
+    return p;
+}
+static inline void* xrealloc(void* old, size_t bytes) {
+    void* p = realloc(old, bytes ? bytes : 1);
+    require(p != NULL, "out of host memory: %zu bytes were asked for", bytes);
+    return p;
+}
+static inline char* xstrdup(const char* s) {
+    size_t n = strlen(s) + 1;
+    return (char*)memcpy(xcalloc(n, 1), s, n);
+}
+// A new string made as printf would; the caller frees it.
+PRINTF_LIKE(1, 2)
+static inline char* format_string(const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    char* s = NULL;
+    int n = vasprintf(&s, format, args);
+    va_end(args);
+    require(n >= 0, "out of host memory while formatting a message");
+    return s;
+}
+
+static inline size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t size_max(size_t a, size_t b) { return a > b ? a : b; }
+static inline size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
+static inline size_t round_up(size_t a, size_t multiple) { return ceil_div(a, multiple) * multiple; }
+// *out = a*b, false if that does not fit in a size_t: for sizes that come out of files.
+static inline bool size_multiply(size_t a, size_t b, size_t* out) { return !__builtin_mul_overflow(a, b, out); }
+static inline bool size_add(size_t a, size_t b, size_t* out) { return !__builtin_add_overflow(a, b, out); }
+
+// Seconds on a clock that never jumps.
+static inline double now_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+#endif

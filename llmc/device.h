@@ -1,0 +1,51 @@
+/*
+device.h - where tensors live, and what every byte of that memory is for.
+
+CPU: ordinary memory. CUDA: device memory, and one compute stream on which every copy and layer call is ordered.
+All amounts are bytes. Nothing is allocated once training has begun: device_allocations() lets a run prove it.
+*/
+#ifndef LLMC_DEVICE_H
+#define LLMC_DEVICE_H
+#include "common.h"
+
+// What memory is for: the rows of the table "predicted against measured" that ends every run.
+typedef enum {
+    MEMORY_PARAMETERS,    // floatX parameters
+    MEMORY_GRADIENTS,     // floatX gradients
+    MEMORY_OPTIMIZER,     // fp32 AdamW moments, and master weights where floatX has 16 bits
+    MEMORY_ACTIVATIONS,   // what forward keeps for backward, and the scratch of both
+    MEMORY_COMMUNICATION, // buckets, gathered units
+    MEMORY_WORKSPACE,     // what layers need for themselves (layers_init)
+    MEMORY_KINDS
+} MemoryKind;
+static const char* const memory_kind_names[MEMORY_KINDS] = {
+    "parameters", "gradients", "optimizer state", "activations", "communication", "workspace"
+};
+
+// Zeroed memory, aligned to 64 bytes at least; dies naming kind and size if there is not enough.
+void*  device_alloc(size_t bytes, MemoryKind kind);
+void   device_free(void* p);                                    // NULL is fine
+size_t device_memory(MemoryKind kind);                          // allocated now
+size_t device_memory_total(void);                               // allocated now, all kinds
+size_t device_memory_peak(void);                                // the most there ever was, all kinds
+size_t device_allocations(void);                                // calls of device_alloc so far
+
+void device_init(int local_rank, int ranks_per_machine);        // picks GPU or cores; call first
+void device_shutdown(void);
+const char* device_name(void);                                  // "NVIDIA H100 80GB HBM3", "CPU, 2 threads"
+double device_peak_flops(void);                                 // dense FLOP/s of floatX matrix products, 0 if not known
+void device_synchronize(void);                                  // returns when everything issued so far is done
+
+// Ordered after everything issued before. The host side of a copy must not be touched before the copy is done:
+// host_to_device from host_alloc memory returns at once; device_to_host waits, and is a step's one synchronisation.
+void device_zero(void* p, size_t bytes);
+void device_copy(void* dst, const void* src, size_t bytes);
+void host_to_device(void* dst, const void* src, size_t bytes);
+void device_to_host(void* dst, const void* src, size_t bytes);
+void* host_alloc(size_t bytes);                                 // zeroed host memory that copies fast (pinned on CUDA)
+void  host_free(void* p);
+
+#ifndef __CUDACC__
+#include "cpu/device.h"
+#endif
+#endif

@@ -1,0 +1,238 @@
+/*
+options.h - one table makes both the parser and --help, so neither can lie about the other.
+
+A stage file declares its Options, calls options_common() for what every stage has, appends what is its own with
+options_add(), and then options_parse(). Unknown options, bad numbers and values out of range are errors that name the
+option and the allowed range. Values may be given as --name VALUE or --name=VALUE.
+*/
+#ifndef LLMC_OPTIONS_H
+#define LLMC_OPTIONS_H
+#include "common.h"
+
+typedef enum { OPTION_TEXT, OPTION_INT, OPTION_FLOAT, OPTION_CHOICE, OPTION_FLAG } OptionKind;
+
+typedef struct {
+    const char* name;    // without the dashes
+    char letter;         // one-letter name, 0: none
+    OptionKind kind;
+    void* value;         // const char** (TEXT), long long* (INT), double* (FLOAT), int* (CHOICE: index; FLAG: 0 or 1)
+    const char* form;    // what --help calls the value; for CHOICE its words, separated by |
+    double low, high;    // allowed range of numbers
+    const char* help;
+} OptionSpec;
+
+#define MAX_OPTIONS 80
+typedef struct {
+    const char* program; // "train_gpt2_single"
+    const char* purpose; // one line for --help
+    OptionSpec specs[MAX_OPTIONS];
+    int count;
+} OptionTable;
+
+enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD };
+enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };
+
+// What every stage understands. Strings are not owned. 0 or "" stands for "not given" where a comment says so.
+typedef struct {
+    const char *data, *val_data, *tokenizer;
+    const char* model;
+    long long layers, heads, channels, vocab_size;        // 0: what --model (or the tokenizer) says
+    long long seq_len, batch_size, total_batch_size;      // total in tokens, 0: one micro-batch per rank
+    long long steps;
+    double lr;
+    long long warmup_steps;
+    int lr_schedule;
+    double final_lr_fraction, weight_decay, beta1, beta2, eps, grad_clip;
+    double loss_scale;
+    long long loss_scale_interval, max_bad_steps;
+    long long seed;
+    int recompute;
+    const char* out;                                      // "": nothing is written
+    long long save_every, keep;
+    int resume;
+    const char* init_from;                                // "": random weights
+    long long eval_every, eval_steps;
+    long long sample_every, sample_tokens;
+    const char* prompt;
+    double temperature;
+    long long top_k;
+} Options;
+
+static inline Options options_defaults(void) {
+    Options o;
+    memset(&o, 0, sizeof o);
+    o.data = "data/train.bin"; o.val_data = "data/val.bin"; o.tokenizer = "bytes";
+    o.model = "d4";
+    o.seq_len = 128; o.batch_size = 16;
+    o.steps = 300;
+    o.lr = 1e-3; o.warmup_steps = 20; o.lr_schedule = SCHEDULE_COSINE; o.final_lr_fraction = 0.1;
+    o.weight_decay = 0.1; o.beta1 = 0.9; o.beta2 = 0.95; o.eps = 1e-8; o.grad_clip = 1.0;
+    o.loss_scale = 65536; o.loss_scale_interval = 2000; o.max_bad_steps = 10;
+    o.seed = 1337;
+    o.out = ""; o.keep = 3; o.init_from = "";
+    o.eval_every = 50; o.eval_steps = 8;
+    o.sample_every = 100; o.sample_tokens = 200; o.prompt = ""; o.temperature = 0.8;
+    return o;
+}
+
+static inline void options_add(OptionTable* t, OptionSpec spec) {
+    require(t->count < MAX_OPTIONS, "the option table is full (%d)", MAX_OPTIONS);
+    t->specs[t->count++] = spec;
+}
+
+static inline void option_text(OptionTable* t, const char* name, const char** value, const char* form, const char* help) {
+    OptionSpec s = { name, 0, OPTION_TEXT, value, form, 0, 0, help };
+    options_add(t, s);
+}
+static inline void option_int(OptionTable* t, const char* name, long long* value, double low, double high, const char* help) {
+    OptionSpec s = { name, 0, OPTION_INT, value, "N", low, high, help };
+    options_add(t, s);
+}
+static inline void option_float(OptionTable* t, const char* name, double* value, double low, double high, const char* help) {
+    OptionSpec s = { name, 0, OPTION_FLOAT, value, "X", low, high, help };
+    options_add(t, s);
+}
+static inline void option_choice(OptionTable* t, const char* name, int* value, const char* words, const char* help) {
+    OptionSpec s = { name, 0, OPTION_CHOICE, value, words, 0, 0, help };
+    options_add(t, s);
+}
+static inline void option_flag(OptionTable* t, const char* name, int* value, const char* help) {
+    OptionSpec s = { name, 0, OPTION_FLAG, value, "", 0, 1, help };
+    options_add(t, s);
+}
+// A one-letter name for the option added last.
+static inline void option_letter(OptionTable* t, char letter) { t->specs[t->count - 1].letter = letter; }
+
+static inline void options_common(OptionTable* t, Options* o) {
+    const double big = 1e9, huge = 1e15;
+    option_text(t, "data", &o->data, "FILE", "training tokens: .bin, a glob of .bin shards, or any text file");
+    option_text(t, "val-data", &o->val_data, "FILE", "the same for evaluation; '' for none");
+    option_text(t, "tokenizer", &o->tokenizer, "bytes|FILE", "bytes, vocab.json with merges.txt beside it, or llm.c's tokenizer .bin");
+    option_text(t, "model", &o->model, "NAME", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN: N layers, 64N channels, N heads");
+    option_letter(t, 'm');
+    option_int(t, "layers", &o->layers, 0, 256, "instead of the model's; 0: the model's");
+    option_int(t, "heads", &o->heads, 0, 65536, "likewise");
+    option_int(t, "channels", &o->channels, 0, 65536, "likewise");
+    option_int(t, "vocab-size", &o->vocab_size, 0, 1 << 24, "likewise; 0: the tokenizer's for dN, 50257 for gpt2*");
+    option_int(t, "seq-len", &o->seq_len, 1, 1 << 20, "tokens per sequence, T");
+    option_letter(t, 't');
+    option_int(t, "batch-size", &o->batch_size, 1, 1 << 20, "sequences per rank and micro-batch, B");
+    option_letter(t, 'b');
+    option_int(t, "total-batch-size", &o->total_batch_size, 0, huge, "tokens per step over all ranks, reached by accumulation; 0: one micro-batch");
+    option_int(t, "steps", &o->steps, 0, big, "optimizer steps in the whole run, those before a resume included");
+    option_letter(t, 'n');
+    option_float(t, "lr", &o->lr, 0, 1e3, "highest learning rate");
+    option_int(t, "warmup-steps", &o->warmup_steps, 0, big, "steps over which the learning rate rises linearly");
+    option_choice(t, "lr-schedule", &o->lr_schedule, "cosine|linear|constant|wsd", "what follows; wsd: constant, then down over the last fifth");
+    option_float(t, "final-lr-fraction", &o->final_lr_fraction, 0, 1, "learning rate at the last step, as a fraction of --lr");
+    option_float(t, "weight-decay", &o->weight_decay, 0, 1e3, "of 2-D tensors only");
+    option_float(t, "beta1", &o->beta1, 0, 0.9999999, "AdamW");
+    option_float(t, "beta2", &o->beta2, 0, 0.9999999, "AdamW");
+    option_float(t, "eps", &o->eps, 1e-30, 1, "AdamW");
+    option_float(t, "grad-clip", &o->grad_clip, 0, 1e9, "largest global gradient norm; 0: no clipping");
+    option_float(t, "loss-scale", &o->loss_scale, 1, 1e30, "first loss scale of fp16, a power of two; dynamic from there on");
+    option_int(t, "loss-scale-interval", &o->loss_scale_interval, 1, big, "good steps after which the loss scale doubles");
+    option_int(t, "max-bad-steps", &o->max_bad_steps, 1, big, "stop after this many steps in a row with NaN or Inf");
+    option_int(t, "seed", &o->seed, 0, 9e15, "of initial weights, data order and samples");
+    option_choice(t, "recompute", &o->recompute, "none|block", "block: keep only each block's input, run its forward pass again in backward");
+    option_text(t, "out", &o->out, "DIR", "write checkpoints and metrics.jsonl here; '': write nothing");
+    option_letter(t, 'o');
+    option_int(t, "save-every", &o->save_every, 0, big, "steps between checkpoints; 0: only after the last step");
+    option_int(t, "keep", &o->keep, 0, big, "checkpoints to keep, the newest; 0: all");
+    option_flag(t, "resume", &o->resume, "continue from the newest checkpoint under --out");
+    option_text(t, "init-from", &o->init_from, "CHECKPOINT", "start from the weights of this checkpoint folder, whose shape is taken");
+    option_int(t, "eval-every", &o->eval_every, 0, big, "steps between evaluations, one more at the end; 0: none");
+    option_int(t, "eval-steps", &o->eval_steps, 1, big, "global batches per evaluation at most");
+    option_int(t, "sample-every", &o->sample_every, 0, big, "steps between printed samples, one more at the end; 0: none");
+    option_int(t, "sample-tokens", &o->sample_tokens, 1, 1 << 20, "tokens per sample");
+    option_text(t, "prompt", &o->prompt, "TEXT", "what a sample starts from; '': the end-of-text token");
+    option_float(t, "temperature", &o->temperature, 0, 100, "of sampling; 0: always the likeliest token");
+    option_int(t, "top-k", &o->top_k, 0, 1 << 24, "sample among the k likeliest tokens only; 0: all");
+}
+
+// The value of option s as text, as --help and the run record show it.
+static inline void option_format(const OptionSpec* s, char* out, size_t size) {
+    if (s->kind == OPTION_TEXT) snprintf(out, size, "%s", *(const char**)s->value);
+    if (s->kind == OPTION_INT) snprintf(out, size, "%lld", *(long long*)s->value);
+    if (s->kind == OPTION_FLOAT) snprintf(out, size, "%g", *(double*)s->value);
+    if (s->kind == OPTION_FLAG) snprintf(out, size, "%s", *(int*)s->value ? "on" : "off");
+    if (s->kind != OPTION_CHOICE) return;
+    const char* word = s->form;
+    for (int i = *(int*)s->value; i > 0; i--) word = strchr(word, '|') + 1;
+    snprintf(out, size, "%.*s", (int)strcspn(word, "|"), word);
+}
+
+static inline void options_help(const OptionTable* t) {
+    printf("%s: %s\n\nusage: %s [options]\n\n", t->program, t->purpose, t->program);
+    for (int i = 0; i < t->count; i++) {
+        const OptionSpec* s = &t->specs[i];
+        char left[80], value[128], letter[8] = "    ";
+        option_format(s, value, sizeof value);
+        if (s->letter) snprintf(letter, sizeof letter, "-%c, ", s->letter);
+        snprintf(left, sizeof left, "%s--%s %s", letter, s->name, s->form);
+        const char* quote = s->kind == OPTION_TEXT ? "'" : "";
+        printf("  %-46s%s%s  [%s%s%s]\n", left, strlen(left) > 45 ? "\n                                                " : "", s->help, quote, value, quote);
+    }
+    printf("  -h, --help                                    print this and exit\n");
+}
+
+static inline void option_set(const OptionSpec* s, const char* text) {
+    char* end;
+    errno = 0;
+    if (s->kind == OPTION_TEXT) *(const char**)s->value = text;
+    if (s->kind == OPTION_FLAG) *(int*)s->value = 1;
+    if (s->kind == OPTION_INT) {
+        long long v = strtoll(text, &end, 10);
+        require(*text != '\0' && *end == '\0' && errno == 0 && !isspace((unsigned char)*text),
+                "--%s wants a whole number, not '%s'", s->name, text);
+        require((double)v >= s->low && (double)v <= s->high, "--%s must be between %.0f and %.0f, not %lld", s->name, s->low, s->high, v);
+        *(long long*)s->value = v;
+    }
+    if (s->kind == OPTION_FLOAT) {
+        double v = strtod(text, &end);
+        require(*text != '\0' && *end == '\0' && !isspace((unsigned char)*text), "--%s wants a number, not '%s'", s->name, text);
+        require(v >= s->low && v <= s->high, "--%s must be between %g and %g, not %s", s->name, s->low, s->high, text);
+        *(double*)s->value = v;
+    }
+    if (s->kind == OPTION_CHOICE) {
+        int index = 0;
+        for (const char* word = s->form; ; index++) {
+            size_t n = strcspn(word, "|");
+            if (strlen(text) == n && strncmp(word, text, n) == 0) break;
+            require(word[n] == '|', "--%s must be one of %s, not '%s'", s->name, s->form, text);
+            word += n + 1;
+        }
+        *(int*)s->value = index;
+    }
+}
+
+static inline const OptionSpec* option_find(const OptionTable* t, const char* argument, size_t length) {
+    for (int i = 0; i < t->count; i++) {
+        const OptionSpec* s = &t->specs[i];
+        bool is_long = length > 2 && strncmp(argument, "--", 2) == 0 && strlen(s->name) == length - 2 && strncmp(argument + 2, s->name, length - 2) == 0;
+        bool is_short = length == 2 && argument[0] == '-' && s->letter && argument[1] == s->letter;
+        if (is_long || is_short) return s;
+    }
+    return NULL;
+}
+
+// Fills the values behind the table from the command line. --help prints the table and exits with 0.
+static inline void options_parse(const OptionTable* t, int argc, char** argv) {
+    for (int i = 1; i < argc; i++) {
+        const char* a = argv[i];
+        if (strcmp(a, "--help") == 0 || strcmp(a, "-h") == 0) { options_help(t); exit(EXIT_SUCCESS); }
+        size_t length = strcspn(a, "=");
+        const OptionSpec* s = option_find(t, a, length);
+        require(s != NULL, "unknown option '%.*s'; --help lists them all", (int)length, a);
+        if (s->kind == OPTION_FLAG) {
+            require(a[length] == '\0', "--%s is a switch and takes no value", s->name);
+            option_set(s, "");
+        } else if (a[length] == '=') {
+            option_set(s, a + length + 1);
+        } else {
+            require(i + 1 < argc, "--%s needs a value: %s", s->name, s->form);
+            option_set(s, argv[++i]);
+        }
+    }
+}
+#endif

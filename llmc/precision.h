@@ -1,0 +1,103 @@
+/*
+precision.h - floatX, the type of parameters, activations and gradients, chosen at compile time:
+-DPRECISION_FP32 (default), -DPRECISION_BF16 or -DPRECISION_FP16. Arithmetic is always done in fp32;
+floatX is what is stored, and storing rounds to nearest even, as the GPU does.
+*/
+#ifndef LLMC_PRECISION_H
+#define LLMC_PRECISION_H
+#include "common.h"
+
+typedef enum { DTYPE_F32, DTYPE_BF16, DTYPE_F16 } DType;
+
+// bf16 is the upper half of a float.
+static inline float float_from_bf16_bits(uint16_t b) {
+    uint32_t u = (uint32_t)b << 16;
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+static inline uint16_t bf16_bits_from_float(float f) {
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16; // to nearest, ties to even
+    uint32_t quiet = (u >> 16) | 0x40;                       // a NaN stays one, whatever its low bits
+    return (uint16_t)((u & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
+}
+// fp16: 5 exponent bits (bias 15), 10 fraction bits. The two multiplications let the FPU handle subnormals.
+// Branch-free on purpose: the compiler turns loops over these into vector code.
+static inline float float_from_f16_bits(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = (uint32_t)(h & 0x7fff) << 13;
+    uint32_t scale_bits = 0x77800000; // 2^112, moves the exponent's bias from 15 to 127
+    float f, scale;
+    memcpy(&f, &rest, sizeof f);
+    memcpy(&scale, &scale_bits, sizeof scale);
+    f *= scale;
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    u |= (h & 0x7c00) == 0x7c00 ? 0x7f800000u : 0; // Inf and NaN keep their fraction
+    u |= sign;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+static inline uint16_t f16_bits_from_float(float f) {
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    uint32_t sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffff;
+    // normal numbers: rebias, then round to nearest even; a carry out of the fraction raises the exponent, up to Inf
+    uint32_t normal = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+    // subnormals: adding 0.5 lets the FPU shift and round the fraction into the low bits
+    float shifted;
+    memcpy(&shifted, &magnitude, sizeof shifted);
+    shifted += 0.5f;
+    uint32_t subnormal;
+    memcpy(&subnormal, &shifted, sizeof subnormal);
+    subnormal -= 0x3f000000;
+    uint32_t result = magnitude < 0x38800000 ? subnormal : normal;
+    result = magnitude >= 0x477ff000 ? 0x7c00 : result; // 65520 and more round to Inf
+    result = magnitude > 0x7f800000 ? 0x7e00 : result;  // NaN
+    return (uint16_t)(sign | result);
+}
+
+#if defined(PRECISION_BF16)
+#define FLOATX_DTYPE DTYPE_BF16
+#define FLOATX_NAME "bf16"
+#elif defined(PRECISION_FP16)
+#define FLOATX_DTYPE DTYPE_F16
+#define FLOATX_NAME "fp16"
+#else
+#define FLOATX_DTYPE DTYPE_F32
+#define FLOATX_NAME "fp32"
+#endif
+
+#if !defined(PRECISION_BF16) && !defined(PRECISION_FP16)
+typedef float floatX;
+static inline float to_float(floatX x) { return x; }
+static inline floatX to_floatX(float x) { return x; }
+#else
+typedef struct { uint16_t bits; } floatX; // the host's view; CUDA kernels reinterpret it as __nv_bfloat16 or __half
+#if defined(PRECISION_BF16)
+static inline float to_float(floatX x) { return float_from_bf16_bits(x.bits); }
+static inline floatX to_floatX(float x) { floatX r; r.bits = bf16_bits_from_float(x); return r; }
+#else
+static inline float to_float(floatX x) { return float_from_f16_bits(x.bits); }
+static inline floatX to_floatX(float x) { floatX r; r.bits = f16_bits_from_float(x); return r; }
+#endif
+#endif
+
+// Whether AdamW needs fp32 master weights beside the parameters (it does where floatX has 16 bits).
+#define NEEDS_MASTER (sizeof(floatX) < sizeof(float))
+
+static inline size_t dtype_size(DType d) { return d == DTYPE_F32 ? 4 : 2; }
+static inline const char* dtype_name(DType d) { return d == DTYPE_F32 ? "fp32" : d == DTYPE_BF16 ? "bf16" : "fp16"; }
+
+// Host arrays from one precision to another: dst (n) of type `to` from src (n) of type `from`. They must not overlap.
+static inline void convert_dtype(void* dst, DType to, const void* src, DType from, size_t n) {
+    if (to == from) { memcpy(dst, src, n * dtype_size(to)); return; }
+    for (size_t i = 0; i < n; i++) {
+        float x = from == DTYPE_F32 ? ((const float*)src)[i]
+                : from == DTYPE_BF16 ? float_from_bf16_bits(((const uint16_t*)src)[i]) : float_from_f16_bits(((const uint16_t*)src)[i]);
+        if (to == DTYPE_F32) ((float*)dst)[i] = x;
+        else ((uint16_t*)dst)[i] = to == DTYPE_BF16 ? bf16_bits_from_float(x) : f16_bits_from_float(x);
+    }
+}
+#endif
