@@ -40,7 +40,7 @@ typedef struct {
     size_t no_decay; // of which this many, from the first, are never decayed
 } Unit;
 
-static inline int unit_tensors(int u) { return u == 0 ? ROOT_TENSORS : BLOCK_TENSORS; }
+static inline int unit_tensors(int u) { return u == 0 ? (int)ROOT_TENSORS : (int)BLOCK_TENSORS; }
 
 static inline size_t unit_elements(GPT2Config c, int u) {
     size_t C = (size_t)c.C;

@@ -61,7 +61,7 @@ void attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, con
                         int B, int T, int C, int NH);
 
 // ---- classifier: softmax and cross-entropy over V of each row's Vp logits; the padding takes no part ----
-// losses (N) = -log softmax(logits)[target]; targets (N) in [0,V)
+// losses (N) = -log softmax(logits)[target]; targets (N) in [0,V), or -1: a row without a target, loss and gradient 0
 void classifier_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp);
 // the same, and logits (N,Vp) become their own gradient in place: (softmax - onehot) * dloss, 0 in the padding
 void classifier_forward_backward(float* losses, floatX* logits, const int* targets, float dloss, int N, int V, int Vp);
