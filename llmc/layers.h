@@ -61,6 +61,16 @@ void attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, con
                         int B, int T, int C, int NH);
 
 // ---- classifier: softmax and cross-entropy over V of each row's Vp logits; the padding takes no part ----
+// Rows of logits worth having at a time: enough to keep the device busy, without a (B,T,V) tensor.
+static inline int classifier_rows(int N, int Vp) {
+#ifdef __CUDACC__
+    const int most = 1 << 28; // elements: half a GB in bf16
+#else
+    const int most = 1 << 24;
+#endif
+    int rows = most / Vp > 64 ? most / Vp / 64 * 64 : 64;
+    return rows < N ? rows : N;
+}
 // losses (N) = -log softmax(logits)[target]; targets (N) in [0,V), or -1: a row without a target, loss and gradient 0
 void classifier_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp);
 // the same, and logits (N,Vp) become their own gradient in place: (softmax - onehot) * dloss, 0 in the padding

@@ -19,6 +19,7 @@ typedef struct {
     const char* form;    // what --help calls the value; for CHOICE its words, separated by |
     double low, high;    // allowed range of numbers
     const char* help;
+    bool given;          // on the command line
 } OptionSpec;
 
 #define MAX_OPTIONS 80
@@ -75,29 +76,37 @@ static inline Options options_defaults(void) {
     return o;
 }
 
+static inline OptionTable options_table(const char* program, const char* purpose) {
+    OptionTable t;
+    memset(&t, 0, sizeof t);
+    t.program = program;
+    t.purpose = purpose;
+    return t;
+}
+
 static inline void options_add(OptionTable* t, OptionSpec spec) {
     require(t->count < MAX_OPTIONS, "the option table is full (%d)", MAX_OPTIONS);
     t->specs[t->count++] = spec;
 }
 
 static inline void option_text(OptionTable* t, const char* name, const char** value, const char* form, const char* help) {
-    OptionSpec s = { name, 0, OPTION_TEXT, value, form, 0, 0, help };
+    OptionSpec s = { name, 0, OPTION_TEXT, value, form, 0, 0, help, false };
     options_add(t, s);
 }
 static inline void option_int(OptionTable* t, const char* name, long long* value, double low, double high, const char* help) {
-    OptionSpec s = { name, 0, OPTION_INT, value, "N", low, high, help };
+    OptionSpec s = { name, 0, OPTION_INT, value, "N", low, high, help, false };
     options_add(t, s);
 }
 static inline void option_float(OptionTable* t, const char* name, double* value, double low, double high, const char* help) {
-    OptionSpec s = { name, 0, OPTION_FLOAT, value, "X", low, high, help };
+    OptionSpec s = { name, 0, OPTION_FLOAT, value, "X", low, high, help, false };
     options_add(t, s);
 }
 static inline void option_choice(OptionTable* t, const char* name, int* value, const char* words, const char* help) {
-    OptionSpec s = { name, 0, OPTION_CHOICE, value, words, 0, 0, help };
+    OptionSpec s = { name, 0, OPTION_CHOICE, value, words, 0, 0, help, false };
     options_add(t, s);
 }
 static inline void option_flag(OptionTable* t, const char* name, int* value, const char* help) {
-    OptionSpec s = { name, 0, OPTION_FLAG, value, "", 0, 1, help };
+    OptionSpec s = { name, 0, OPTION_FLAG, value, "", 0, 1, help, false };
     options_add(t, s);
 }
 // A one-letter name for the option added last.
@@ -206,9 +215,9 @@ static inline void option_set(const OptionSpec* s, const char* text) {
     }
 }
 
-static inline const OptionSpec* option_find(const OptionTable* t, const char* argument, size_t length) {
+static inline OptionSpec* option_find(OptionTable* t, const char* argument, size_t length) {
     for (int i = 0; i < t->count; i++) {
-        const OptionSpec* s = &t->specs[i];
+        OptionSpec* s = &t->specs[i];
         bool is_long = length > 2 && strncmp(argument, "--", 2) == 0 && strlen(s->name) == length - 2 && strncmp(argument + 2, s->name, length - 2) == 0;
         bool is_short = length == 2 && argument[0] == '-' && s->letter && argument[1] == s->letter;
         if (is_long || is_short) return s;
@@ -217,13 +226,14 @@ static inline const OptionSpec* option_find(const OptionTable* t, const char* ar
 }
 
 // Fills the values behind the table from the command line. --help prints the table and exits with 0.
-static inline void options_parse(const OptionTable* t, int argc, char** argv) {
+static inline void options_parse(OptionTable* t, int argc, char** argv) {
     for (int i = 1; i < argc; i++) {
         const char* a = argv[i];
         if (strcmp(a, "--help") == 0 || strcmp(a, "-h") == 0) { options_help(t); exit(EXIT_SUCCESS); }
         size_t length = strcspn(a, "=");
-        const OptionSpec* s = option_find(t, a, length);
+        OptionSpec* s = option_find(t, a, length);
         require(s != NULL, "unknown option '%.*s'; --help lists them all", (int)length, a);
+        s->given = true;
         if (s->kind == OPTION_FLAG) {
             require(a[length] == '\0', "--%s is a switch and takes no value", s->name);
             option_set(s, "");
@@ -234,5 +244,11 @@ static inline void options_parse(const OptionTable* t, int argc, char** argv) {
             option_set(s, argv[++i]);
         }
     }
+}
+
+// Whether the command line named --NAME.
+static inline bool option_given(OptionTable* t, const char* name) {
+    for (int i = 0; i < t->count; i++) if (strcmp(t->specs[i].name, name) == 0) return t->specs[i].given;
+    die("there is no option --%s", name);
 }
 #endif
