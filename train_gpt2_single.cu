@@ -1,0 +1,704 @@
+/*
+Train GPT-2 on one device: the loop that every later stage starts from.
+
+A step runs the model forward and backward over one or more micro-batches, adding up gradients, clips them by their
+global norm and lets AdamW update the weights (Radford et al. 2019 for the model; Loshchilov and Hutter 2019, AdamW).
+All memory is allocated before the first step, and every byte of it is predicted by a formula.
+
+Memory    with P parameters, X bytes per floatX (fp32: 4; bf16, fp16: 2):
+          parameters XP, gradients XP, optimizer state 8P, and 4P more for fp32 master weights where X = 2.
+          fp32 4+4+8 = 16 bytes per parameter, 16-bit 2+2+12 = 16 as well (ZeRO, Rajbhandari et al. 2020, section 3).
+          Activations, per token: (16C X + 4 NH + 16) bytes a block; --recompute block keeps C X of them.
+Sent      nothing: one device.
+Run       make train_gpt2_single && ./train_gpt2_single                   (--help lists the options)
+Next      train_gpt2_ddp.cu runs this file's step on many devices at once.
+*/
+// ----------------------------------------------------------------------------
+// 1. libraries, in reading order
+#include "llmc/common.h"     // defines: require, die, xcalloc
+#include "llmc/options.h"    // defines: Options, OptionTable, options_common, options_parse
+#include "llmc/precision.h"  // defines: floatX, to_floatX, NEEDS_MASTER
+#include "llmc/gpt2.h"       // defines: GPT2Config, Unit, unit_tensor, unit_init_weights
+#include "llmc/device.h"     // defines: device_alloc, device_zero, host_to_device, device_to_host
+#include "llmc/layers.h"     // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
+#include "llmc/schedule.h"   // defines: learning_rate, LossScaler
+#include "llmc/tokenizer.h"  // defines: Tokenizer
+#include "llmc/dataloader.h" // defines: DataLoader
+#include "llmc/sampler.h"    // defines: sample_token, print_token
+#include "llmc/checkpoint.h" // defines: CheckpointWriter, CheckpointReader, TrainState
+#include "llmc/logger.h"     // defines: Logger, StepLog
+#include "llmc/report.h"     // defines: report_memory
+
+// ----------------------------------------------------------------------------
+// 2. the model: views of its parameters
+
+// Views carve named tensors out of a unit's memory, in the order of llmc/gpt2.h. They own nothing, and serve gradients too.
+typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp,C)
+typedef struct {
+    floatX *ln1w, *ln1b, *qkvb, *projb;     // (C) (C) (3C) (C)
+    floatX *ln2w, *ln2b, *fcb, *fcprojb;    // (C) (C) (4C) (C)
+    floatX *qkvw, *projw, *fcw, *fcprojw;   // (3C,C) (C,C) (4C,C) (C,4C)
+} BlockParams;
+
+static RootParams root_view(GPT2Config c, floatX* base) {
+    size_t C = (size_t)c.C;
+    RootParams p;
+    p.lnfw = base; base += C;
+    p.lnfb = base; base += C;
+    p.wpe  = base; base += (size_t)c.max_T*C;
+    p.wte  = base;
+    return p;
+}
+
+static BlockParams block_view(GPT2Config c, floatX* base) {
+    size_t C = (size_t)c.C;
+    BlockParams p;
+    p.ln1w    = base; base += C;
+    p.ln1b    = base; base += C;
+    p.qkvb    = base; base += 3*C;
+    p.projb   = base; base += C;
+    p.ln2w    = base; base += C;
+    p.ln2b    = base; base += C;
+    p.fcb     = base; base += 4*C;
+    p.fcprojb = base; base += C;
+    p.qkvw    = base; base += 3*C*C;
+    p.projw   = base; base += C*C;
+    p.fcw     = base; base += 4*C*C;
+    p.fcprojw = base;
+    return p;
+}
+
+// ----------------------------------------------------------------------------
+// 3. the model: buffers and who owns them
+
+// What a block's forward pass leaves for its backward pass.
+typedef struct {
+    floatX *res1;                       // (B,T,C) the residual stream as it enters
+    floatX *ln1, *qkv, *atty;           // (B,T,C) (B,T,3C) (B,T,C)
+    floatX *res2, *ln2, *fch, *gelu;    // (B,T,C) (B,T,C) (B,T,4C) (B,T,4C)
+    float *ln1_mean, *ln1_rstd;         // (B,T) (B,T)
+    float *att_stats;                   // (B,NH,T)
+    float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
+} BlockActs;
+
+typedef struct {
+    GPT2Config config;
+    int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
+    int B, T;                       // the micro-batch at hand
+    int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
+    int num_units;                  // L + 1
+    Unit units[MAX_UNITS];
+    size_t num_params;
+    floatX *params, *grads;         // (num_params) owned
+    float *master;                  // (num_params) fp32 weights, owned; NULL where floatX is fp32
+    float *m, *v;                   // (num_params) AdamW moments, owned
+    GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
+    int updates;                    // AdamW updates so far
+    BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation all but res1 is one memory
+    floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
+    floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
+    float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
+    int logits_rows;                // rows of logits that exist at a time
+    floatX *logits;                 // (logits_rows,Vp)
+    float *losses;                  // (B,T)
+    floatX *dres, *dbtc, *dbt4c;    // (B,T,C) gradient of the residual stream; (B,T,C) and (B,T,4C) scratch
+    int *inputs, *targets;          // (B,T)
+    StepStats *stats;               // on the device, read once a step
+} GPT2;
+
+static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
+static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
+
+// Everything but res1, which is per block even when the rest is shared.
+static void block_acts_init(BlockActs* a, GPT2Config c, size_t BT) {
+    size_t C = (size_t)c.C;
+    a->ln1 = acts_alloc(BT*C);   a->ln1_mean = stats_alloc(BT); a->ln1_rstd = stats_alloc(BT);
+    a->qkv = acts_alloc(BT*3*C); a->att_stats = stats_alloc(BT*(size_t)c.NH);
+    a->atty = acts_alloc(BT*C);
+    a->res2 = acts_alloc(BT*C);
+    a->ln2 = acts_alloc(BT*C);   a->ln2_mean = stats_alloc(BT); a->ln2_rstd = stats_alloc(BT);
+    a->fch = acts_alloc(BT*4*C);
+    a->gelu = acts_alloc(BT*4*C);
+}
+
+static void gpt2_init_params(GPT2* g) {
+    for (int u = 0; u < g->num_units; u++) {
+        g->units[u].offset = g->num_params;
+        g->units[u].size = unit_elements(g->config, u);
+        g->units[u].no_decay = unit_no_decay(g->config, u);
+        g->num_params += g->units[u].size;
+    }
+    g->params = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_PARAMETERS);
+    g->grads = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_GRADIENTS);
+    if (NEEDS_MASTER) g->master = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
+    g->m = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
+    g->v = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
+}
+
+static void gpt2_init_acts(GPT2* g) {
+    GPT2Config c = g->config;
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C;
+    for (int l = 0; l < c.L; l++) {
+        if (l > 0 && g->recompute == RECOMPUTE_BLOCK) g->acts[l] = g->acts[0];
+        else block_acts_init(&g->acts[l], c, BT);
+        g->acts[l].res1 = acts_alloc(BT*C);
+    }
+    g->branch = acts_alloc(BT*C);
+    g->resf = acts_alloc(BT*C);
+    g->lnf = acts_alloc(BT*C);   g->lnf_mean = stats_alloc(BT); g->lnf_rstd = stats_alloc(BT);
+    g->logits_rows = classifier_rows((int)BT, c.Vp);
+    g->logits = acts_alloc((size_t)g->logits_rows * (size_t)c.Vp);
+    g->losses = stats_alloc(BT);
+    g->dres = acts_alloc(BT*C);
+    g->dbtc = acts_alloc(BT*C);
+    g->dbt4c = acts_alloc(BT*4*C);
+    g->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
+    g->targets = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
+    g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
+}
+
+static LayerShapes gpt2_shapes(GPT2Config c, int B, int T) {
+    LayerShapes s = { B, T, c.C, c.NH, c.Vp };
+    return s;
+}
+
+static void gpt2_init(GPT2* g, GPT2Config c, int B, int T, int recompute) {
+    memset(g, 0, sizeof *g);
+    g->config = c;
+    g->max_B = g->B = B;
+    g->seq_len = g->T = T;
+    g->recompute = recompute;
+    g->num_units = c.L + 1;
+    gpt2_init_params(g);
+    gpt2_init_acts(g);
+    layers_init(gpt2_shapes(c, B, T));
+}
+
+static void gpt2_free(GPT2* g) {
+    layers_free();
+    device_free(g->params); device_free(g->grads); device_free(g->master); device_free(g->m); device_free(g->v);
+    for (int l = 0; l < g->config.L; l++) {
+        BlockActs a = g->acts[l];
+        device_free(a.res1);
+        if (l > 0 && g->recompute == RECOMPUTE_BLOCK) continue; // the rest is block 0's
+        device_free(a.ln1); device_free(a.qkv); device_free(a.atty); device_free(a.res2); device_free(a.ln2);
+        device_free(a.fch); device_free(a.gelu); device_free(a.ln1_mean); device_free(a.ln1_rstd);
+        device_free(a.att_stats); device_free(a.ln2_mean); device_free(a.ln2_rstd);
+    }
+    device_free(g->branch); device_free(g->resf); device_free(g->lnf); device_free(g->lnf_mean); device_free(g->lnf_rstd);
+    device_free(g->logits); device_free(g->losses); device_free(g->dres); device_free(g->dbtc); device_free(g->dbt4c);
+    device_free(g->inputs); device_free(g->targets); device_free(g->stats);
+}
+
+// Bytes by kind that gpt2_init will allocate: formulas, so that a run can hold them against what it measured.
+static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, size_t bytes[MEMORY_KINDS]) {
+    size_t P = gpt2_num_parameters(c) + (size_t)(c.Vp - c.V) * (size_t)c.C, X = sizeof(floatX);
+    size_t BT = (size_t)B * (size_t)T, C = (size_t)c.C, L = (size_t)c.L;
+    size_t blocks_kept = recompute == RECOMPUTE_BLOCK ? 1 : L;
+    size_t per_token = L * C*X                                                 // res1
+                     + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, its float statistics
+                     + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);            // outside the blocks
+    memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
+    bytes[MEMORY_PARAMETERS] = X * P;
+    bytes[MEMORY_GRADIENTS] = X * P;
+    bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * P;
+    bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)classifier_rows((int)BT, c.Vp) * (size_t)c.Vp * X + sizeof(StepStats);
+    bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(c, B, T));
+}
+
+// ----------------------------------------------------------------------------
+// 4. one transformer block
+
+// Everything of a block's forward pass that its backward pass needs. The block's input is x + branch; branch NULL: x alone,
+// which is then a.res1 itself.
+static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
+    int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
+    residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, BT, C);
+    matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, BT, C, 3*C);
+    attention_forward(a.atty, a.att_stats, a.qkv, B, T, C, NH);
+    matmul_forward(g->branch, a.atty, p.projw, p.projb, BT, C, C);
+    residual_layernorm_forward(a.res2, a.ln2, a.ln2_mean, a.ln2_rstd, a.res1, g->branch, p.ln2w, p.ln2b, BT, C);
+    matmul_gelu_forward(a.gelu, a.fch, a.ln2, p.fcw, p.fcb, BT, C, 4*C);
+}
+
+// The block's output is the pair a.res2, g->branch: whoever comes next adds the two, fused with its layernorm.
+static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
+    int BT = g->B * g->T, C = g->config.C;
+    block_activations(g, p, a, x, branch);
+    matmul_forward(g->branch, a.gelu, p.fcprojw, p.fcprojb, BT, 4*C, C);
+}
+
+// Called by the backward pass as the gradient of tensor i of unit u becomes complete. On one device nothing listens.
+static void grad_ready(GPT2* g, int u, int i) {
+    (void)g; (void)u; (void)i;
+}
+
+// g->dres holds the gradient of the block's output on entry, of its input on return.
+static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockActs a) {
+    int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
+    GradMode mode = g->grad_mode;
+    floatX *dgelu = g->dbt4c, *dqkv = g->dbt4c; // never needed at the same time
+    // out = res2 + gelu(fch) fcprojw^T + fcprojb
+    matmul_backward_weight(dp.fcprojw, dp.fcprojb, g->dres, a.gelu, BT, 4*C, C, mode);
+    grad_ready(g, u, FCPROJW);
+    grad_ready(g, u, FCPROJB);
+    matmul_gelu_backward_input(dgelu, g->dres, p.fcprojw, a.fch, BT, 4*C, C);
+    // fch = ln2 fcw^T + fcb
+    matmul_backward_weight(dp.fcw, dp.fcb, dgelu, a.ln2, BT, C, 4*C, mode);
+    grad_ready(g, u, FCW);
+    grad_ready(g, u, FCB);
+    matmul_backward_input(g->dbtc, dgelu, p.fcw, BT, C, 4*C);
+    // ln2 = layernorm(res2)
+    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, g->dbtc, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, BT, C, mode);
+    grad_ready(g, u, LN2W);
+    grad_ready(g, u, LN2B);
+    // res2 = res1 + atty projw^T + projb
+    matmul_backward_weight(dp.projw, dp.projb, g->dres, a.atty, BT, C, C, mode);
+    grad_ready(g, u, PROJW);
+    grad_ready(g, u, PROJB);
+    matmul_backward_input(g->dbtc, g->dres, p.projw, BT, C, C);
+    // atty = attention(qkv)
+    attention_backward(dqkv, g->dbtc, a.qkv, a.atty, a.att_stats, B, T, C, NH);
+    // qkv = ln1 qkvw^T + qkvb
+    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, a.ln1, BT, C, 3*C, mode);
+    grad_ready(g, u, QKVW);
+    grad_ready(g, u, QKVB);
+    matmul_backward_input(g->dbtc, dqkv, p.qkvw, BT, C, 3*C);
+    // ln1 = layernorm(res1)
+    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, g->dbtc, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, BT, C, mode);
+    grad_ready(g, u, LN1W);
+    grad_ready(g, u, LN1B);
+}
+
+// ----------------------------------------------------------------------------
+// 5. the whole model: where a unit lives, forward, backward
+
+// Unit u's parameters, ready to be used.
+static floatX* unit_params(GPT2* g, int u) {
+    return g->params + g->units[u].offset;
+}
+
+// Where unit u's gradients go.
+static floatX* unit_grads(GPT2* g, int u) {
+    return g->grads + g->units[u].offset;
+}
+
+// A micro-batch to the device: inputs and targets (B,T) on the host.
+static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int B, int T) {
+    size_t bytes = (size_t)B * (size_t)T * sizeof(int);
+    g->B = B;
+    g->T = T;
+    host_to_device(g->inputs, inputs, bytes);
+    if (targets) host_to_device(g->targets, targets, bytes);
+}
+
+// From g->inputs to g->lnf, what the classifier sees.
+static void gpt2_forward(GPT2* g) {
+    GPT2Config c = g->config;
+    int BT = g->B * g->T;
+    RootParams root = root_view(c, unit_params(g, 0));
+    encoder_forward(g->acts[0].res1, g->inputs, root.wte, root.wpe, g->B, g->T, c.C);
+    const floatX *x = g->acts[0].res1, *branch = NULL;
+    for (int l = 0; l < c.L; l++) {
+        BlockParams p = block_view(c, unit_params(g, 1 + l));
+        block_forward(g, p, g->acts[l], x, branch);
+        x = g->acts[l].res2;
+        branch = g->branch;
+    }
+    root = root_view(c, unit_params(g, 0));
+    residual_layernorm_forward(g->resf, g->lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, BT, c.C);
+}
+
+// The classifier a few rows at a time, so that no (B,T,V) tensor exists: g->losses.
+static void head_forward(GPT2* g, const floatX* wte) {
+    GPT2Config c = g->config;
+    int BT = g->B * g->T;
+    for (int row = 0; row < BT; row += g->logits_rows) {
+        int n = row + g->logits_rows < BT ? g->logits_rows : BT - row;
+        matmul_forward(g->logits, g->lnf + (size_t)row*c.C, wte, NULL, n, c.C, c.Vp);
+        classifier_forward(g->losses + row, g->logits, g->targets + row, n, c.V, c.Vp);
+    }
+}
+
+// The same, and backward at once while the logits are there: g->dbtc becomes the gradient of g->lnf.
+// dloss: the weight of one token's loss.
+static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, float dloss) {
+    GPT2Config c = g->config;
+    int BT = g->B * g->T;
+    for (int row = 0; row < BT; row += g->logits_rows) {
+        int n = row + g->logits_rows < BT ? g->logits_rows : BT - row;
+        const floatX* lnf = g->lnf + (size_t)row*c.C;
+        matmul_forward(g->logits, lnf, wte, NULL, n, c.C, c.Vp);
+        classifier_forward_backward(g->losses + row, g->logits, g->targets + row, dloss, n, c.V, c.Vp);
+        // logits = lnf wte^T
+        matmul_backward_weight(dwte, NULL, g->logits, lnf, n, c.C, c.Vp, row == 0 ? g->grad_mode : GRAD_ADD);
+        matmul_backward_input(g->dbtc + (size_t)row*c.C, g->logits, wte, n, c.C, c.Vp);
+    }
+}
+
+// This micro-batch's losses, added up in g->stats, and its gradients.
+static void gpt2_backward(GPT2* g, float dloss) {
+    GPT2Config c = g->config;
+    int BT = g->B * g->T;
+    RootParams root = root_view(c, unit_params(g, 0));
+    RootParams droot = root_view(c, unit_grads(g, 0));
+    head_forward_backward(g, root.wte, droot.wte, dloss);
+    add_sum(&g->stats->loss, g->losses, (size_t)BT);
+    // lnf = layernorm(resf)
+    device_zero(g->dres, (size_t)BT * (size_t)c.C * sizeof(floatX));
+    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, g->dbtc, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd, BT, c.C, g->grad_mode);
+    grad_ready(g, 0, LNFW);
+    grad_ready(g, 0, LNFB);
+    for (int l = c.L - 1; l >= 0; l--) {
+        BlockParams p = block_view(c, unit_params(g, 1 + l));
+        BlockParams dp = block_view(c, unit_grads(g, 1 + l));
+        if (g->recompute == RECOMPUTE_BLOCK) block_activations(g, p, g->acts[l], g->acts[l].res1, NULL);
+        block_backward(g, 1 + l, p, dp, g->acts[l]);
+    }
+    // res1 of block 0 = wte[inputs] + wpe
+    encoder_backward(droot.wte, droot.wpe, g->dres, g->inputs, g->B, g->T, c.C, g->grad_mode);
+    grad_ready(g, 0, WPE);
+    grad_ready(g, 0, WTE);
+}
+
+// ----------------------------------------------------------------------------
+// 6. the optimizer
+
+// The global gradient norm, and with it the factor that AdamW multiplies gradients by. Both stay on the device.
+static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
+    for (int u = 0; u < g->num_units; u++) add_sum_squares(&g->stats->grad_square, unit_grads(g, u), g->units[u].size);
+    clip_gradients(g->stats, max_norm, loss_scale);
+}
+
+// One AdamW call per unit; then the norm of what came out.
+static void gpt2_update(GPT2* g, AdamW adamw) {
+    for (int u = 0; u < g->num_units; u++) {
+        Unit unit = g->units[u];
+        float* master = g->master ? g->master + unit.offset : NULL;
+        adamw_update(adamw, g->params + unit.offset, master, g->m + unit.offset, g->v + unit.offset,
+                     g->grads + unit.offset, &g->stats->grad_scale, unit.size, unit.no_decay);
+        add_sum_squares(&g->stats->param_square, g->params + unit.offset, unit.size);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// 7. weights and state: initial, saved, loaded
+
+// Unit u's weights from the host: fp32 masters where there are any, and the parameters rounded from them.
+static void unit_set_weights(GPT2* g, int u, const float* host) {
+    Unit unit = g->units[u];
+    floatX* rounded = (floatX*)xcalloc(unit.size, sizeof(floatX));
+    convert_dtype(rounded, FLOATX_DTYPE, host, DTYPE_F32, unit.size);
+    host_to_device(g->params + unit.offset, rounded, unit.size * sizeof(floatX));
+    if (g->master) host_to_device(g->master + unit.offset, host, unit.size * sizeof(float));
+    device_synchronize(); // the copies read rounded and host
+    free(rounded);
+}
+
+static void gpt2_random_weights(GPT2* g, uint64_t seed) {
+    for (int u = 0; u < g->num_units; u++) {
+        float* host = (float*)xcalloc(g->units[u].size, sizeof(float));
+        unit_init_weights(g->config, seed, u, 0, g->units[u].size, host);
+        unit_set_weights(g, u, host);
+        free(host);
+    }
+}
+
+// The weights of a checkpoint, or with its optimizer state all that a resumed run needs.
+static void gpt2_load_weights(GPT2* g, CheckpointReader* r, CheckpointPart weights) {
+    for (int u = 0; u < g->num_units; u++) {
+        float* host = (float*)xcalloc(g->units[u].size, sizeof(float));
+        checkpoint_read_unit(r, weights, u, 0, g->units[u].size, host);
+        unit_set_weights(g, u, host);
+        free(host);
+    }
+}
+
+static void gpt2_load_state(GPT2* g, CheckpointReader* r) {
+    gpt2_load_weights(g, r, CHECKPOINT_MASTER);
+    for (int u = 0; u < g->num_units; u++) {
+        Unit unit = g->units[u];
+        float* host = (float*)xcalloc(unit.size, sizeof(float));
+        checkpoint_read_unit(r, CHECKPOINT_M, u, 0, unit.size, host);
+        host_to_device(g->m + unit.offset, host, unit.size * sizeof(float));
+        device_synchronize(); // host is about to be used again
+        checkpoint_read_unit(r, CHECKPOINT_V, u, 0, unit.size, host);
+        host_to_device(g->v + unit.offset, host, unit.size * sizeof(float));
+        device_synchronize();
+        free(host);
+    }
+    g->updates = r->state.adamw_t;
+}
+
+static void gpt2_save(GPT2* g, const char* out, const TrainState* state, long long keep) {
+    CheckpointWriter w;
+    checkpoint_begin(&w, out, g->config, state->step);
+    for (int u = 0; u < g->num_units; u++) {
+        Unit unit = g->units[u];
+        float* host = (float*)xcalloc(unit.size, sizeof(float));
+        device_to_host(host, g->params + unit.offset, unit.size * sizeof(floatX));
+        checkpoint_write_unit(&w, CHECKPOINT_MODEL, u, 0, unit.size, host);
+        if (g->master) device_to_host(host, g->master + unit.offset, unit.size * sizeof(float));
+        checkpoint_write_unit(&w, CHECKPOINT_MASTER, u, 0, unit.size, host);
+        device_to_host(host, g->m + unit.offset, unit.size * sizeof(float));
+        checkpoint_write_unit(&w, CHECKPOINT_M, u, 0, unit.size, host);
+        device_to_host(host, g->v + unit.offset, unit.size * sizeof(float));
+        checkpoint_write_unit(&w, CHECKPOINT_V, u, 0, unit.size, host);
+        free(host);
+    }
+    checkpoint_commit(&w, state, keep);
+}
+
+// ----------------------------------------------------------------------------
+// 8. training
+
+// What a run is made of, beside the model.
+typedef struct {
+    Options o;
+    Tokenizer tokenizer;
+    DataLoader train, val;          // val only where --val-data names something
+    LossScaler scaler;
+    Logger log;
+    long long tokens_per_step;
+    int accumulation;               // micro-batches per step
+    float* logits;                  // (V) on the host, for sampling
+} Run;
+
+// The shape that --model and its overrides ask for. context: that of a dN, which has none of its own.
+static GPT2Config config_from_options(const Options* o, const Tokenizer* tokenizer, int context) {
+    GPT2Config c;
+    memset(&c, 0, sizeof c);
+    require(gpt2_named_config(o->model, &c),
+            "--model %s is not known: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN with N from 1 to %d", o->model, MAX_UNITS - 1);
+    bool from_paper = c.max_T != 0;
+    if (!from_paper) c.max_T = context;
+    if (o->layers) c.L = (int)o->layers;
+    if (o->heads) c.NH = (int)o->heads;
+    if (o->channels) c.C = (int)o->channels;
+    c.V = o->vocab_size ? (int)o->vocab_size : from_paper ? GPT2_VOCABULARY : tokenizer->vocab_size;
+    c.Vp = gpt2_padded_vocabulary(c.V);
+    gpt2_check_config(c, "--model, --layers, --heads, --channels, --vocab-size");
+    return c;
+}
+
+// The checkpoint to start from into r: false if neither --resume nor --init-from asks for one.
+static bool open_checkpoint(const Options* o, CheckpointReader* r) {
+    require(!(o->resume && o->init_from[0]), "--resume and --init-from exclude each other: one continues a run, the other starts one");
+    if (o->init_from[0]) checkpoint_open(r, o->init_from);
+    if (!o->resume) return o->init_from[0] != '\0';
+    require(o->out[0], "--resume needs --out, the folder to continue from");
+    char* newest = checkpoint_newest(o->out);
+    require(newest != NULL, "--resume: there is no checkpoint under %s; start without --resume, or give the --out that has one", o->out);
+    checkpoint_open(r, newest);
+    free(newest);
+    require(r->has_optimizer, "--resume: %s has weights only, no optimizer state; use --init-from to start from them", r->dir);
+    require(r->state.seq_len == o->seq_len, "--resume: --seq-len was %lld when %s was written, not %lld", r->state.seq_len, r->dir, o->seq_len);
+    require(r->state.seed == o->seed, "--resume: --seed was %lld when %s was written, not %lld", r->state.seed, r->dir, o->seed);
+    require(r->state.step <= o->steps, "--resume: %s is at step %lld, beyond --steps %lld", r->dir, r->state.step, o->steps);
+    return true;
+}
+
+// The model's shape: the checkpoint's, which must agree with every option that was given; else the options'.
+static GPT2Config config_for_run(const Options* o, OptionTable* table, const Tokenizer* tokenizer, const CheckpointReader* r) {
+    static const char* const shape_options[] = { "model", "layers", "heads", "channels", "vocab-size" };
+    bool asked = r == NULL;
+    for (size_t i = 0; i < sizeof shape_options / sizeof shape_options[0]; i++) asked = asked || option_given(table, shape_options[i]);
+    GPT2Config c = asked ? config_from_options(o, tokenizer, r ? r->state.config.max_T : (int)o->seq_len) : r->state.config;
+    if (r && asked) checkpoint_require_config(r, c);
+    require(o->seq_len <= c.max_T, "--seq-len %lld is longer than the %d tokens that the model has positions for", o->seq_len, c.max_T);
+    require(tokenizer->vocab_size <= c.V, "the tokenizer (--tokenizer %s) has %d tokens, the model's vocabulary only %d",
+            o->tokenizer, tokenizer->vocab_size, c.V);
+    return c;
+}
+
+static void open_data(Run* run, GPT2Config c) {
+    const Options* o = &run->o;
+    long long micro = o->batch_size * o->seq_len;
+    run->tokens_per_step = o->total_batch_size ? o->total_batch_size : micro;
+    require(run->tokens_per_step % micro == 0, "--total-batch-size %lld must be a multiple of --batch-size %lld x --seq-len %lld = %lld tokens",
+            run->tokens_per_step, o->batch_size, o->seq_len, micro);
+    run->accumulation = (int)(run->tokens_per_step / micro);
+    DataShape shape = { (int)o->batch_size, (int)o->seq_len, c.V, run->tokens_per_step / o->seq_len, 0, 1, (uint64_t)o->seed };
+    dataloader_init(&run->train, "--data", o->data, &run->tokenizer, shape, DATA_TRAIN);
+    if (o->val_data[0]) dataloader_init(&run->val, "--val-data", o->val_data, &run->tokenizer, shape, DATA_EVAL);
+}
+
+// Mean loss over the first --eval-steps global batches of the validation data.
+static double evaluate(GPT2* g, Run* run) {
+    long long micro_batches = (run->o.eval_steps < run->val.num_batches ? run->o.eval_steps : run->val.num_batches) * run->accumulation;
+    long long tokens = 0;
+    dataloader_seek(&run->val, 0, 0);
+    device_zero(g->stats, sizeof *g->stats);
+    for (long long i = 0; i < micro_batches; i++) {
+        dataloader_next(&run->val);
+        gpt2_load_batch(g, run->val.inputs, run->val.targets, run->val.B, run->val.T);
+        gpt2_forward(g);
+        head_forward(g, root_view(g->config, unit_params(g, 0)).wte);
+        add_sum(&g->stats->loss, g->losses, (size_t)g->B * (size_t)g->T);
+        tokens += run->val.valid;
+    }
+    StepStats stats;
+    device_to_host(&stats, g->stats, sizeof stats);
+    return stats.loss / (double)tokens;
+}
+
+// Prints --sample-tokens tokens that follow --prompt, each drawn from the model's distribution.
+static void print_sample(GPT2* g, Run* run, long long step) {
+    const Options* o = &run->o;
+    GPT2Config c = g->config;
+    size_t prompt_tokens;
+    int* prompt = tokenizer_encode(&run->tokenizer, o->prompt, strlen(o->prompt), &prompt_tokens);
+    size_t n = 1 + prompt_tokens, total = n + (size_t)o->sample_tokens;
+    int* tokens = (int*)xcalloc(total, sizeof(int));
+    tokens[0] = run->tokenizer.eot;
+    memcpy(tokens + 1, prompt, prompt_tokens * sizeof(int));
+    printf("sample after step %lld: %s", step, o->prompt);
+    for (; n < total; n++) {
+        int T = (int)size_min(n, (size_t)g->seq_len);
+        gpt2_load_batch(g, tokens + n - T, NULL, 1, T);
+        gpt2_forward(g);
+        floatX* last = g->lnf + (size_t)(T - 1)*c.C;
+        matmul_forward(g->logits, last, root_view(c, unit_params(g, 0)).wte, NULL, 1, c.C, c.Vp);
+        device_to_host(run->logits, g->logits, (size_t)c.V * sizeof(floatX));
+        for (int i = c.V - 1; i >= 0; i--) run->logits[i] = to_float(((floatX*)run->logits)[i]); // widened from the end, in place
+        float u = random_uniform((uint64_t)o->seed, STREAM_SAMPLER + (uint64_t)step, n);
+        tokens[n] = sample_token(run->logits, run->tokenizer.vocab_size, o->temperature, o->top_k, u);
+        if (tokens[n] == run->tokenizer.eot) break; // the text has come to its end
+        print_token(&run->tokenizer, tokens[n]);
+    }
+    print_token_end();
+    printf("\n");
+    free(tokens);
+    free(prompt);
+}
+
+// One optimizer step, counted from 0: forward and backward over every micro-batch, clip, update.
+static StepStats train_step(GPT2* g, Run* run, long long step) {
+    const Options* o = &run->o;
+    float dloss = (float)(run->scaler.scale / (double)run->tokens_per_step);
+    device_zero(g->stats, sizeof *g->stats);
+    for (int micro = 0; micro < run->accumulation; micro++) {
+        dataloader_next(&run->train);
+        gpt2_load_batch(g, run->train.inputs, run->train.targets, run->train.B, run->train.T);
+        g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
+        gpt2_forward(g);
+        gpt2_backward(g, dloss);
+    }
+    gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
+    AdamW adamw = { (float)learning_rate(o, step), (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, g->updates + 1 };
+    gpt2_update(g, adamw);
+    StepStats stats;
+    device_to_host(&stats, g->stats, sizeof stats); // the step's one wait for the device
+    if (stats.grad_scale != 0) g->updates++;
+    return stats;
+}
+
+static StepLog step_log(GPT2* g, const Run* run, const StepStats* s, long long step, double seconds) {
+    StepLog l;
+    memset(&l, 0, sizeof l);
+    l.step = step + 1;
+    l.loss = s->loss / (double)run->tokens_per_step;
+    l.grad_norm = s->grad_norm;
+    l.param_norm = sqrt(s->param_square);
+    l.lr = learning_rate(&run->o, step);
+    l.loss_scale = run->scaler.scale;
+    l.tokens = l.step * run->tokens_per_step;
+    l.tokens_per_s = (double)run->tokens_per_step / seconds;
+    l.step_ms = 1e3 * seconds;
+    l.flops = gpt2_flops_per_token(g->config, g->seq_len) * (double)run->tokens_per_step;
+    l.mem_bytes = device_memory_total();
+    l.mem_peak_bytes = device_memory_peak();
+    l.skipped = s->grad_scale == 0;
+    return l;
+}
+
+// A step with NaN or Inf leaves the weights alone. fp16 expects some, and lowers its loss scale; many in a row are an error.
+static void check_step(Run* run, const StepLog* l) {
+    loss_scaler_update(&run->scaler, !l->skipped);
+    require(run->scaler.bad_in_a_row < run->o.max_bad_steps,
+            "NaN or Inf in the gradients of %lld steps in a row, up to step %lld (loss %g): a lower --lr, more --warmup-steps or"
+            " --grad-clip may help; the weights are those of step %lld", run->o.max_bad_steps, l->step, l->loss, l->step - run->o.max_bad_steps);
+}
+
+static void save(GPT2* g, Run* run, OptionTable* table, long long step) {
+    TrainState state;
+    memset(&state, 0, sizeof state);
+    state.config = g->config;
+    state.step = step;
+    state.epoch = run->train.epoch;
+    state.position = run->train.position;
+    state.adamw_t = g->updates;
+    state.loss_scale = run->scaler.scale;
+    state.good_steps = run->scaler.good_steps;
+    state.seed = run->o.seed;
+    state.seq_len = run->o.seq_len;
+    state.options = options_to_json(table);
+    gpt2_save(g, run->o.out, &state, run->o.keep);
+    json_decref(state.options);
+    printf("saved step %lld under %s\n", step, run->o.out);
+}
+
+static bool is_due(long long every, long long step, long long last) { return every > 0 && (step % every == 0 || step == last); }
+
+int main(int argc, char** argv) {
+    static Run run;
+    static GPT2 g;
+    run.o = options_defaults();
+    const Options* o = &run.o;
+    OptionTable table = options_table("train_gpt2_single", "train GPT-2 on one device");
+    options_common(&table, &run.o);
+    options_parse(&table, argc, argv);
+    device_init(0, 1);
+
+    tokenizer_open(&run.tokenizer, o->tokenizer);
+    CheckpointReader checkpoint;
+    bool from_checkpoint = open_checkpoint(o, &checkpoint);
+    GPT2Config config = config_for_run(o, &table, &run.tokenizer, from_checkpoint ? &checkpoint : NULL);
+    open_data(&run, config);
+
+    size_t predicted[MEMORY_KINDS];
+    gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, predicted);
+    report_run(config, predicted, run.tokens_per_step, run.accumulation);
+    gpt2_init(&g, config, (int)o->batch_size, (int)o->seq_len, o->recompute);
+    run.logits = (float*)xcalloc((size_t)config.V, sizeof(float));
+    loss_scaler_init(&run.scaler, o);
+
+    long long first = 0;
+    if (!from_checkpoint) gpt2_random_weights(&g, (uint64_t)o->seed);
+    else if (!o->resume) gpt2_load_weights(&g, &checkpoint, CHECKPOINT_MODEL);
+    else {
+        gpt2_load_state(&g, &checkpoint);
+        first = checkpoint.state.step;
+        dataloader_seek(&run.train, checkpoint.state.epoch, checkpoint.state.position);
+        run.scaler.scale = checkpoint.state.loss_scale;
+        run.scaler.good_steps = checkpoint.state.good_steps;
+    }
+    if (from_checkpoint) checkpoint_close(&checkpoint);
+    logger_open(&run.log, &table, o->out, o->steps, first, run_record(config, predicted, 1));
+
+    size_t allocations = device_allocations();
+    for (long long step = first; ; step++) {
+        bool fresh = step > first || first == 0; // not what the run before this one has done already
+        if (o->val_data[0] && fresh && is_due(o->eval_every, step, o->steps)) logger_eval(&run.log, step, evaluate(&g, &run));
+        if (fresh && step > 0 && is_due(o->sample_every, step, o->steps)) print_sample(&g, &run, step);
+        if (o->out[0] && step > first && (is_due(o->save_every, step, o->steps) || step == o->steps)) save(&g, &run, &table, step);
+        if (step == o->steps) break;
+
+        double start = now_seconds();
+        StepStats stats = train_step(&g, &run, step);
+        StepLog l = step_log(&g, &run, &stats, step, now_seconds() - start);
+        logger_step(&run.log, &l);
+        check_step(&run, &l);
+    }
+    logger_close(&run.log);
+
+    report_memory(predicted);
+    printf("allocations while training: %zu; times a step waited for data: %lld\n", device_allocations() - allocations, run.train.waits);
+    dataloader_free(&run.train);
+    if (o->val_data[0]) dataloader_free(&run.val);
+    tokenizer_free(&run.tokenizer);
+    gpt2_free(&g);
+    free(run.logits);
+    device_shutdown();
+    return 0;
+}
