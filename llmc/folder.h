@@ -1,0 +1,133 @@
+/*
+folder.h - folders that appear whole or not at all, and small files read and written to the last byte.
+
+What must survive a crash is filled under a temporary name beside its final one, synced, and only then renamed
+(rename(2) is atomic within a file system). Functions that write return false with errno set, so that the caller,
+who knows what is being saved, can clean up and name the remedy.
+*/
+#ifndef LLMC_FOLDER_H
+#define LLMC_FOLDER_H
+#include "common.h"
+#include <dirent.h>
+#include <fcntl.h>
+
+// n bytes at offset, whatever read(2) does in between; errno is 0 if the file ends before.
+static inline bool pread_all(int fd, void* out, size_t n, size_t offset) {
+    while (n > 0) {
+        errno = 0;
+        ssize_t got = pread(fd, out, size_min(n, (size_t)1 << 30), (off_t)offset);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return false;
+        out = (char*)out + got; offset += (size_t)got; n -= (size_t)got;
+    }
+    return true;
+}
+static inline bool pwrite_all(int fd, const void* data, size_t n, size_t offset) {
+    while (n > 0) {
+        ssize_t put = pwrite(fd, data, size_min(n, (size_t)1 << 30), (off_t)offset);
+        if (put < 0 && errno == EINTR) continue;
+        if (put <= 0) return false;
+        data = (const char*)data + put; offset += (size_t)put; n -= (size_t)put;
+    }
+    return true;
+}
+
+// The whole of a small file (at most `limit` bytes), 0-terminated, its length in *n; dies naming file and remedy.
+static inline char* file_read(const char* path, size_t limit, size_t* n, const char* remedy) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    require(fd >= 0, "%s: cannot be opened: %s; %s", path, strerror(errno), remedy);
+    struct stat info;
+    require(fstat(fd, &info) == 0 && S_ISREG(info.st_mode), "%s: is not a file; %s", path, remedy);
+    require((size_t)info.st_size <= limit, "%s: has %lld bytes where at most %zu make sense; %s",
+            path, (long long)info.st_size, limit, remedy);
+    *n = (size_t)info.st_size;
+    char* text = (char*)xcalloc(*n + 1, 1);
+    require(pread_all(fd, text, *n, 0), "%s: cannot be read: %s; %s", path, errno ? strerror(errno) : "it ends early", remedy);
+    close(fd);
+    return text;
+}
+
+// A new file of n bytes, on the disk when this returns true.
+static inline bool file_write(const char* path, const void* data, size_t n) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0) return false;
+    bool written = pwrite_all(fd, data, n, 0) && fsync(fd) == 0;
+    int reason = errno;
+    bool closed = close(fd) == 0;
+    if (!written) errno = reason;
+    return written && closed;
+}
+
+// "a/b" of "a/b/c", "." of "c"; the caller frees it. path_name gives "c". Neither wants a trailing slash.
+static inline char* path_parent(const char* path) {
+    const char* slash = strrchr(path, '/');
+    return slash == NULL ? xstrdup(".") : slash == path ? xstrdup("/") : format_string("%.*s", (int)(slash - path), path);
+}
+static inline const char* path_name(const char* path) {
+    const char* slash = strrchr(path, '/');
+    return slash == NULL ? path : slash + 1;
+}
+// A copy without trailing slashes.
+static inline char* path_trim(const char* path) {
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') n--;
+    return format_string("%.*s", (int)n, path);
+}
+static inline bool path_exists(const char* path) { return access(path, F_OK) == 0; }
+
+// Makes a folder and those above it; one that is there already is fine.
+static inline bool folder_make(const char* path) {
+    if (mkdir(path, 0777) == 0) return true;
+    struct stat info;
+    if (errno == EEXIST) {
+        bool is_folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+        if (!is_folder) errno = ENOTDIR;
+        return is_folder;
+    }
+    if (errno != ENOENT || *path == '\0') return false;
+    char* parent = path_parent(path);
+    bool made = strcmp(parent, path) != 0 && folder_make(parent) && mkdir(path, 0777) == 0;
+    free(parent);
+    return made;
+}
+
+// Removes a folder and the files in it. A folder inside stops it: nothing here makes one, so it is someone's own.
+static inline bool folder_remove(const char* path) {
+    DIR* folder = opendir(path);
+    if (folder == NULL) return errno == ENOENT;
+    bool removed = true;
+    for (struct dirent* e = readdir(folder); e != NULL && removed; e = readdir(folder))
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) removed = unlinkat(dirfd(folder), e->d_name, 0) == 0;
+    int reason = errno;
+    closedir(folder);
+    errno = reason;
+    return removed && rmdir(path) == 0;
+}
+
+// Makes renames and new names inside a folder survive a power cut.
+static inline bool folder_sync(const char* path) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return false;
+    bool synced = fsync(fd) == 0 || errno == EINVAL; // some network file systems have nothing to sync in a folder
+    int reason = errno;
+    close(fd);
+    errno = reason;
+    return synced;
+}
+
+// The temporary name of a folder: beside it, and hidden. The caller frees it.
+static inline char* folder_temporary(const char* path) {
+    char* parent = path_parent(path);
+    char* temporary = format_string("%s/.tmp_%s", parent, path_name(path));
+    free(parent);
+    return temporary;
+}
+
+// Gives a filled temporary folder, whose files are synced, its final name, which must be free or an empty folder's.
+static inline bool folder_publish(const char* temporary, const char* path) {
+    char* parent = path_parent(path);
+    bool published = folder_sync(temporary) && rename(temporary, path) == 0 && folder_sync(parent);
+    free(parent);
+    return published;
+}
+#endif
