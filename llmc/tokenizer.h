@@ -395,7 +395,8 @@ static inline void tokenizer_open_bytes(Tokenizer* t) {
 static inline void tokenizer_prepare(Tokenizer* t) {
     int error;
     PCRE2_SIZE at;
-    t->word_pattern = pcre2_compile((PCRE2_SPTR)WORD_PATTERN, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &error, &at, NULL);
+    uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED; // anchored here, since JIT code cannot be anchored later
+    t->word_pattern = pcre2_compile((PCRE2_SPTR)WORD_PATTERN, PCRE2_ZERO_TERMINATED, options, &error, &at, NULL);
     require(t->word_pattern != NULL, "PCRE2 refuses the word pattern at character %zu (its error %d); it must be built with Unicode",
             (size_t)at, error);
     pcre2_jit_compile(t->word_pattern, PCRE2_JIT_COMPLETE); // where it cannot, matching is the same but slower
@@ -559,6 +560,12 @@ static inline size_t utf8_stretch(const char* s, size_t n, bool* valid) {
     *valid = utf8_length(s, n) > 0;
     size_t at = 0;
     while (at < n) {
+        uint64_t eight = UINT64_MAX;
+        if (*valid && n - at >= sizeof eight) memcpy(&eight, s + at, sizeof eight);
+        if ((eight & 0x8080808080808080ull) == 0) { // all ASCII
+            at += sizeof eight;
+            continue;
+        }
         size_t length = utf8_length(s + at, n - at);
         if ((length > 0) != *valid) break;
         at += size_max(1, length);
@@ -569,10 +576,9 @@ static inline size_t utf8_stretch(const char* s, size_t n, bool* valid) {
 // Length of the word at `at` in valid UTF-8 text (n).
 static inline size_t word_length(const Tokenizer* t, const char* text, size_t n, size_t at) {
     pcre2_match_data* match = t->scratch->match;
-    uint32_t options = PCRE2_NO_UTF_CHECK | PCRE2_ANCHORED;
-    int result = pcre2_match(t->word_pattern, (PCRE2_SPTR)text, n, at, options, match, NULL);
+    int result = pcre2_match(t->word_pattern, (PCRE2_SPTR)text, n, at, PCRE2_NO_UTF_CHECK, match, NULL);
     if (result == PCRE2_ERROR_JIT_STACKLIMIT) // the plain matcher uses the heap instead
-        result = pcre2_match(t->word_pattern, (PCRE2_SPTR)text, n, at, options | PCRE2_NO_JIT, match, NULL);
+        result = pcre2_match(t->word_pattern, (PCRE2_SPTR)text, n, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match, NULL);
     require(result > 0, "PCRE2 finds no word at byte %zu of %zu (its error %d)", at, n, result);
     return pcre2_get_ovector_pointer(match)[1] - at;
 }
