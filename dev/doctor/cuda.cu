@@ -1,0 +1,34 @@
+// CUDA: the toolkit's version (argument "toolkit"), or each GPU with the driver's version after a kernel has run there.
+#include <cstdio>
+#include <cstring>
+
+__global__ void answer(int* out) { *out = 42; }
+
+static bool kernel_runs(int device) {
+    int *out = NULL, result = 0;
+    cudaSetDevice(device);
+    if (cudaMalloc(&out, sizeof *out) != cudaSuccess) return false;
+    answer<<<1, 1>>>(out);
+    bool copied = cudaMemcpy(&result, out, sizeof result, cudaMemcpyDeviceToHost) == cudaSuccess;
+    cudaFree(out);
+    return copied && result == 42;
+}
+
+int main(int argc, char** argv) {
+    int version = 0, driver = 0, devices = 0;
+    cudaRuntimeGetVersion(&version);
+    if (argc > 1 && strcmp(argv[1], "toolkit") == 0) { printf("%d.%d\n", version / 1000, version % 1000 / 10); return 0; }
+    cudaError_t error = cudaGetDeviceCount(&devices);
+    if (error != cudaSuccess || devices == 0) { printf("%s\n", cudaGetErrorString(error)); return 1; }
+    cudaDriverGetVersion(&driver);
+    int failed = 0;
+    for (int i = 0; i < devices; i++) {
+        cudaDeviceProp p;
+        cudaGetDeviceProperties(&p, i);
+        bool runs = kernel_runs(i);
+        failed += !runs;
+        printf("%d: %s, sm_%d%d, %.0f GB, driver for CUDA %d.%d%s\n", i, p.name, p.major, p.minor, (double)p.totalGlobalMem * 1e-9,
+               driver / 1000, driver % 1000 / 10, runs ? "" : "; a kernel does not run on it");
+    }
+    return failed != 0;
+}
