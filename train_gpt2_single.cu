@@ -427,26 +427,28 @@ static void gpt2_load_state(GPT2* g, CheckpointReader* r) {
         device_synchronize();
         free(host);
     }
-    g->updates = r->state.adamw_t;
+    g->updates = (int)r->state.adamw_t;
 }
 
 static void gpt2_save(GPT2* g, const char* out, const TrainState* state, long long keep) {
     CheckpointWriter w;
-    checkpoint_begin(&w, out, g->config, state->step);
+    checkpoint_begin(&w, out, state);
     for (int u = 0; u < g->num_units; u++) {
         Unit unit = g->units[u];
         float* host = (float*)xcalloc(unit.size, sizeof(float));
         device_to_host(host, g->params + unit.offset, unit.size * sizeof(floatX));
         checkpoint_write_unit(&w, CHECKPOINT_MODEL, u, 0, unit.size, host);
-        if (g->master) device_to_host(host, g->master + unit.offset, unit.size * sizeof(float));
-        checkpoint_write_unit(&w, CHECKPOINT_MASTER, u, 0, unit.size, host);
+        if (g->master) {
+            device_to_host(host, g->master + unit.offset, unit.size * sizeof(float));
+            checkpoint_write_unit(&w, CHECKPOINT_MASTER, u, 0, unit.size, host);
+        }
         device_to_host(host, g->m + unit.offset, unit.size * sizeof(float));
         checkpoint_write_unit(&w, CHECKPOINT_M, u, 0, unit.size, host);
         device_to_host(host, g->v + unit.offset, unit.size * sizeof(float));
         checkpoint_write_unit(&w, CHECKPOINT_V, u, 0, unit.size, host);
         free(host);
     }
-    checkpoint_commit(&w, state, keep);
+    checkpoint_commit(&w, keep);
 }
 
 // ----------------------------------------------------------------------------
@@ -491,10 +493,10 @@ static bool open_checkpoint(const Options* o, CheckpointReader* r) {
     require(newest != NULL, "--resume: there is no checkpoint under %s; start without --resume, or give the --out that has one", o->out);
     checkpoint_open(r, newest);
     free(newest);
-    require(r->has_optimizer, "--resume: %s has weights only, no optimizer state; use --init-from to start from them", r->dir);
-    require(r->state.seq_len == o->seq_len, "--resume: --seq-len was %lld when %s was written, not %lld", r->state.seq_len, r->dir, o->seq_len);
-    require(r->state.seed == o->seed, "--resume: --seed was %lld when %s was written, not %lld", r->state.seed, r->dir, o->seed);
-    require(r->state.step <= o->steps, "--resume: %s is at step %lld, beyond --steps %lld", r->dir, r->state.step, o->steps);
+    require(r->state.has_optimizer, "--resume: %s has weights only, no optimizer state; use --init-from to start from them", r->path);
+    require(r->state.seq_len == o->seq_len, "--resume: --seq-len was %lld when %s was written, not %lld", r->state.seq_len, r->path, o->seq_len);
+    require(r->state.seed == o->seed, "--resume: --seed was %lld when %s was written, not %lld", r->state.seed, r->path, o->seed);
+    require(r->state.step <= o->steps, "--resume: %s is at step %lld, beyond --steps %lld", r->path, r->state.step, o->steps);
     return true;
 }
 
@@ -531,7 +533,7 @@ static double evaluate(GPT2* g, Run* run) {
     device_zero(g->stats, sizeof *g->stats);
     for (long long i = 0; i < micro_batches; i++) {
         dataloader_next(&run->val);
-        gpt2_load_batch(g, run->val.inputs, run->val.targets, run->val.B, run->val.T);
+        gpt2_load_batch(g, run->val.inputs, run->val.targets, g->max_B, g->seq_len);
         gpt2_forward(g);
         head_forward(g, root_view(g->config, unit_params(g, 0)).wte);
         add_sum(&g->stats->loss, g->losses, (size_t)g->B * (size_t)g->T);
@@ -552,6 +554,8 @@ static void print_sample(GPT2* g, Run* run, long long step) {
     int* tokens = (int*)xcalloc(total, sizeof(int));
     tokens[0] = run->tokenizer.eot;
     memcpy(tokens + 1, prompt, prompt_tokens * sizeof(int));
+    TokenPrinter printer;
+    memset(&printer, 0, sizeof printer);
     printf("sample after step %lld: %s", step, o->prompt);
     for (; n < total; n++) {
         int T = (int)size_min(n, (size_t)g->seq_len);
@@ -564,9 +568,11 @@ static void print_sample(GPT2* g, Run* run, long long step) {
         float u = random_uniform((uint64_t)o->seed, STREAM_SAMPLER + (uint64_t)step, n);
         tokens[n] = sample_token(run->logits, run->tokenizer.vocab_size, o->temperature, o->top_k, u);
         if (tokens[n] == run->tokenizer.eot) break; // the text has come to its end
-        print_token(&run->tokenizer, tokens[n]);
+        size_t length;
+        const char* bytes = tokenizer_decode(&run->tokenizer, tokens[n], &length);
+        print_token(&printer, bytes, length);
     }
-    print_token_end();
+    print_token_end(&printer);
     printf("\n");
     free(tokens);
     free(prompt);
@@ -579,7 +585,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     device_zero(g->stats, sizeof *g->stats);
     for (int micro = 0; micro < run->accumulation; micro++) {
         dataloader_next(&run->train);
-        gpt2_load_batch(g, run->train.inputs, run->train.targets, run->train.B, run->train.T);
+        gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
         g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
         gpt2_forward(g);
         gpt2_backward(g, dloss);
@@ -624,6 +630,8 @@ static void save(GPT2* g, Run* run, OptionTable* table, long long step) {
     TrainState state;
     memset(&state, 0, sizeof state);
     state.config = g->config;
+    state.dtype = FLOATX_DTYPE;
+    state.has_optimizer = true;
     state.step = step;
     state.epoch = run->train.epoch;
     state.position = run->train.position;
@@ -632,9 +640,11 @@ static void save(GPT2* g, Run* run, OptionTable* table, long long step) {
     state.good_steps = run->scaler.good_steps;
     state.seed = run->o.seed;
     state.seq_len = run->o.seq_len;
-    state.options = options_to_json(table);
+    json_t* options = options_to_json(table);
+    state.options = json_dumps(options, 0);
     gpt2_save(g, run->o.out, &state, run->o.keep);
-    json_decref(state.options);
+    free(state.options);
+    json_decref(options);
     printf("saved step %lld under %s\n", step, run->o.out);
 }
 
@@ -661,7 +671,7 @@ int main(int argc, char** argv) {
     report_run(config, predicted, run.tokens_per_step, run.accumulation);
     gpt2_init(&g, config, (int)o->batch_size, (int)o->seq_len, o->recompute);
     run.logits = (float*)xcalloc((size_t)config.V, sizeof(float));
-    loss_scaler_init(&run.scaler, o);
+    run.scaler = loss_scaler_init(o);
 
     long long first = 0;
     if (!from_checkpoint) gpt2_random_weights(&g, (uint64_t)o->seed);

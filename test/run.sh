@@ -1,0 +1,23 @@
+#!/bin/sh
+# Runs every test that `make test` has built, under prove. Arguments go to prove (-v shows each check).
+# C tests run in every build that has them, shell tests on the plain and on the sanitized programs.
+set -eu
+cd "$(dirname "$0")/.."
+command -v prove >/dev/null || { echo "prove is missing (package perl): sh dev/setup.sh installs it" >&2; exit 1; }
+
+wrappers=build/t
+rm -rf "$wrappers"
+mkdir -p "$wrappers"
+for build in build build/debug; do
+    for script in test/*.t; do
+        wrapper="$wrappers/$(echo "$build" | tr / -)-$(basename "$script")"
+        printf '#!/bin/sh\nBUILD=%s exec %s\n' "$build" "$script" > "$wrapper"
+        chmod +x "$wrapper"
+    done
+done
+
+export CMOCKA_MESSAGE_OUTPUT=TAP
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1}
+export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
+tests=$(find build -path '*/test/test_*' -type f -perm -u+x | sort)
+exec prove --exec '' --timer "$@" $tests "$wrappers"/*.t
