@@ -45,10 +45,34 @@ def write_tokens(path, tokens):
         f.write(header.tobytes() + np.asarray(tokens, dtype="<u2").tobytes())
 
 
-def write_json(path, value):
+def write_metrics(path, run, steps):
+    """metrics.jsonl as our programs write it."""
     with open(path, "w") as f:
-        json.dump(value, f, indent=1)
-        f.write("\n")
+        f.writelines(json.dumps(line) + "\n" for line in [{"run": run}, *steps])
+
+
+def checksum(words):
+    """llmc/checkpoint.h: the sum over words of a hash of (bits, place)."""
+    words = np.asarray(words).astype(np.uint64)
+    with np.errstate(over="ignore"):
+        x = (np.arange(1, len(words) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) ^ words
+        for _ in range(2):
+            x = (x ^ (x >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+        return f"{int((x ^ (x >> np.uint64(32))).sum(dtype=np.uint64)):016x}"
+
+
+def write_checkpoint(folder, tensors, model, seq_len):
+    """A checkpoint of fp32 weights alone, as llmc/checkpoint.h reads it; tensors in the order of llmc/gpt2.h."""
+    os.makedirs(folder, exist_ok=True)
+    write_safetensors(os.path.join(folder, "model.safetensors"), tensors, {"format": "shard.c", "layout": "out_in"})
+    bits = np.concatenate([np.ascontiguousarray(a, dtype="<f4").view("<u4").ravel() for a in tensors.values()])
+    state = {"format": "shard.c checkpoint", "version": 1, "model": model, "dtype": "fp32", "has_optimizer": False, "step": 0,
+             "data": {"seed": 0, "seq_len": seq_len, "epoch": 0, "position": 0}, "adamw_t": 0, "loss_scale": 1.0, "good_steps": 0,
+             "options": {}, "checksums": {"model": checksum(bits)}}
+    text = json.dumps(state, separators=(",", ":"), sort_keys=True).encode()
+    state["checksum_of_this"] = checksum(np.frombuffer(text, dtype=np.uint8))
+    with open(os.path.join(folder, "state.json"), "w") as f:
+        json.dump(state, f, indent=2)
 
 
 # ---------------------------------------------------------------------------- the layers of llmc/layers.h
@@ -243,8 +267,15 @@ def initial_model(dtype):
 
 
 def our_tensors(model):
-    return {name.removesuffix(".weight") if name in ("wte.weight", "wpe.weight") else name: p.detach().float().numpy()
-            for name, p in model.named_parameters()}
+    """The parameters by our names, in the order of llmc/gpt2.h: a unit's 1-D tensors come before its 2-D ones."""
+    named = {name: p.detach().float().numpy() for name, p in model.named_parameters()}
+    tensors = {"ln_f.weight": named["ln_f.weight"], "ln_f.bias": named["ln_f.bias"], "wpe": named["wpe.weight"], "wte": named["wte.weight"]}
+    for block in range(RUN["layers"]):
+        for name in ("ln_1.weight", "ln_1.bias", "qkv.bias", "proj.bias", "ln_2.weight", "ln_2.bias", "fc.bias", "fcproj.bias",
+                     "qkv.weight", "proj.weight", "fc.weight", "fcproj.weight"):
+            tensors[f"h.{block}.{name}"] = named[f"h.{block}.{name}"]
+    assert len(tensors) == len(named)
+    return tensors
 
 
 def make_text():
@@ -270,13 +301,14 @@ def learning_rate(step):
 
 def sequence_order(num_tokens):
     """Which sequence stands at each place of the run: (steps, batch). An epoch is a permutation of its own; what does
-    not fill a batch at its end is left out (llmc/dataloader.h)."""
+    not fill a batch at its end is left out (llmc/dataloader.h). Also how many sequences and batches an epoch has."""
     r = RUN
     sequences = (num_tokens - 1) // r["seq_len"]
     batches = sequences // r["batch"]
     stream_data = 1 << 32
-    return np.array([[random_permute(r["seed"], stream_data + step // batches, step % batches * r["batch"] + b, sequences)
-                      for b in range(r["batch"])] for step in range(r["steps"])])
+    order = [[random_permute(r["seed"], stream_data + step // batches, step % batches * r["batch"] + b, sequences)
+              for b in range(r["batch"])] for step in range(r["steps"])]
+    return np.array(order), sequences, batches
 
 
 def batch_of(tokens, sequences):
@@ -305,21 +337,22 @@ def train(model, tokens, order):
         for group in optimizer.param_groups:
             group["lr"] = lr
         optimizer.step()
-        yield dict(step=step, loss=float(loss.detach()), grad_norm=float(grad_norm), param_norm=global_norm(model.parameters()), lr=lr)
+        yield dict(step=step + 1, loss=float(loss.detach()), grad_norm=float(grad_norm), param_norm=global_norm(model.parameters()), lr=lr)
 
 
 def make_run():
     tokens = make_text()
-    order = sequence_order(len(tokens))
+    order, sequences, batches = sequence_order(len(tokens))
     write_tokens(os.path.join(HERE, "tokens.bin"), tokens)
-    write_safetensors(os.path.join(HERE, "order.safetensors"), {"order": order})
+    write_safetensors(os.path.join(HERE, "order.safetensors"),
+                      {"order.sequences": order, "order.settings": [RUN["seed"], sequences, batches]})
+    shape = {"layers": RUN["layers"], "heads": RUN["heads"], "channels": RUN["channels"], "vocab_size": RUN["vocab"], "max_seq_len": RUN["seq_len"]}
+    write_checkpoint(os.path.join(HERE, "initial"), our_tensors(initial_model(torch.float32)), shape, RUN["seq_len"])
     for dtype, name in ((torch.float32, "fp32"), (torch.float64, "fp64")):
         model = initial_model(dtype)
         run = {"program": f"PyTorch {torch.__version__}", "precision": name, **RUN}
-        lines = [{"run": run}, *train(model, tokens, order)]
-        with open(os.path.join(HERE, f"pytorch_{name}.jsonl"), "w") as f:
-            f.writelines(json.dumps(line) + "\n" for line in lines)
-        write_safetensors(os.path.join(HERE, f"pytorch_{name}.safetensors"), our_tensors(model), {"format": "reference"})
+        write_metrics(os.path.join(HERE, f"pytorch_{name}.jsonl"), run, train(model, tokens, order))
+        write_safetensors(os.path.join(HERE, f"pytorch_{name}.safetensors"), our_tensors(model))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,72 @@
+# lib.sh - what the shell tests share: TAP output, small runs, and runs that must fail. Sourced by test/*.t from the
+# repository root. Every test prints its plan at the end, so one that dies half-way fails.
+
+BUILD=${BUILD:-build}
+COMPARE=$BUILD/test/compare_run
+REFERENCE=test/reference
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}"
+
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+tests=0
+
+# check NAME COMMAND...: one TAP line; what the command printed follows as diagnostics if it failed.
+check() {
+    tests=$((tests + 1))
+    local name=$1
+    shift
+    if "$@" > "$work/check.log" 2>&1; then
+        echo "ok $tests - $name"
+    else
+        echo "not ok $tests - $name"
+        sed 's/^/#   /' "$work/check.log" | tail -n 30
+    fi
+}
+
+# skip NAME REASON: a check that this machine cannot make.
+skip() {
+    tests=$((tests + 1))
+    echo "ok $tests - $1 # SKIP $2"
+}
+
+done_testing() { echo "1..$tests"; }
+
+not() { ! "$@"; }
+
+# program fp32|bf16|fp16: the path of train_gpt2_single in that precision.
+program() { if [ "$1" = fp32 ]; then echo "$BUILD/train_gpt2_single"; else echo "$BUILD/$1/train_gpt2_single"; fi; }
+
+# tiny PRECISION OPTION...: trains a small model on the stored tokens: 32 sequences of 16 tokens a step in two
+# micro-batches, 13 steps an epoch. Options given here overrule those before them.
+tiny() {
+    local binary
+    binary=$(program "$1")
+    shift
+    "$binary" --data $REFERENCE/tokens.bin --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --batch-size 16 \
+        --total-batch-size 512 --steps 20 --lr 3e-3 --warmup-steps 5 --eval-every 0 --sample-every 0 "$@"
+}
+
+# same_run OUT OUT [STEP]: both have the same metrics, weights and optimizer state at a step, to the bit.
+same_run() {
+    local last="step_${3:-00000020}"
+    "$COMPARE" metrics "$1/metrics.jsonl" "$2/metrics.jsonl" --bits &&
+        cmp "$1/$last/model.safetensors" "$2/$last/model.safetensors" &&
+        cmp "$1/$last/optimizer.safetensors" "$2/$last/optimizer.safetensors"
+}
+
+# fails_with PATTERN... -- COMMAND...: the command ends with status 1, and each pattern is somewhere on its stderr. A crash, a
+# sanitizer's report and a message without an "error:" are failures of another kind.
+fails_with() {
+    local patterns=() pattern status
+    while [ "$1" != -- ]; do patterns+=("$1"); shift; done
+    shift
+    ASAN_OPTIONS="$ASAN_OPTIONS:exitcode=99:detect_leaks=0" "$@" > "$work/stdout" 2> "$work/stderr"
+    status=$?
+    echo "status $status, stderr:"
+    cat "$work/stderr"
+    [ "$status" -eq 1 ] || { echo "status 1 was expected"; return 1; }
+    ! grep -q 'runtime error:' "$work/stderr" || return 1
+    for pattern in "error:" "${patterns[@]}"; do
+        grep -qe "$pattern" "$work/stderr" || { echo "there is no '$pattern' in it"; return 1; }
+    done
+}
