@@ -21,6 +21,8 @@ Failures   end the process with the file's name and the remedy; the temporary fo
 #include "safetensors.h"
 
 #define CHECKPOINT_VERSION 1
+#define CHECKPOINT_FORMAT "shard.c" // in the tensor files' metadata: no other program can mistake them for its own,
+#define CHECKPOINT_LAYOUT "out_in"  // nor their (out, in) weights for (in, out)
 #define CHECKPOINT_MAX_STATE (16u << 20) // bytes of a state.json that is believed
 
 typedef enum { CHECKPOINT_MODEL, CHECKPOINT_MASTER, CHECKPOINT_M, CHECKPOINT_V, CHECKPOINT_PARTS } CheckpointPart;
@@ -159,14 +161,19 @@ static inline char* train_state_text(const TrainState* s, const uint64_t checksu
     require(json_is_object(options), "the options of a run must be a JSON object, not %s", s->options);
     json_t* sums = json_object();
     for (int part = 0; part < CHECKPOINT_PARTS; part++)
-        if (checkpoint_has_part(s, (CheckpointPart)part)) json_object_set_new(sums, checkpoint_part_names[part], checkpoint_hex(checksum[part]));
-    json_t* root = json_pack("{s:s, s:i, s:{s:i, s:i, s:i, s:i, s:i}, s:s, s:b, s:I, s:{s:I, s:I, s:I, s:I}, s:I, s:f, s:I, s:o, s:o}",
-        "format", "shard.c checkpoint", "version", CHECKPOINT_VERSION,
-        "model", "layers", s->config.L, "heads", s->config.NH, "channels", s->config.C, "vocab_size", s->config.V, "max_seq_len", s->config.max_T,
-        "dtype", dtype_name(s->dtype), "has_optimizer", (int)s->has_optimizer, "step", (json_int_t)s->step,
-        "data", "seed", (json_int_t)s->seed, "seq_len", (json_int_t)s->seq_len, "epoch", (json_int_t)s->epoch, "position", (json_int_t)s->position,
-        "adamw_t", (json_int_t)s->adamw_t, "loss_scale", s->loss_scale, "good_steps", (json_int_t)s->good_steps,
-        "options", options, "checksums", sums);
+        if (checkpoint_has_part(s, (CheckpointPart)part))
+            json_object_set_new(sums, checkpoint_part_names[part], checkpoint_hex(checksum[part]));
+    GPT2Config c = s->config;
+    json_t* model = json_pack("{s:i, s:i, s:i, s:i, s:i}", "layers", c.L, "heads", c.NH, "channels", c.C,
+                              "vocab_size", c.V, "max_seq_len", c.max_T);
+    json_t* data = json_pack("{s:I, s:I, s:I, s:I}", "seed", (json_int_t)s->seed, "seq_len", (json_int_t)s->seq_len,
+                             "epoch", (json_int_t)s->epoch, "position", (json_int_t)s->position);
+    json_t* root = json_pack("{s:s, s:i, s:o, s:s, s:b, s:I, s:o, s:I, s:f, s:I, s:o, s:o}",
+                             "format", "shard.c checkpoint", "version", CHECKPOINT_VERSION, "model", model,
+                             "dtype", dtype_name(s->dtype), "has_optimizer", (int)s->has_optimizer,
+                             "step", (json_int_t)s->step, "data", data, "adamw_t", (json_int_t)s->adamw_t,
+                             "loss_scale", s->loss_scale, "good_steps", (json_int_t)s->good_steps,
+                             "options", options, "checksums", sums);
     require(root != NULL, "state.json cannot be made: the loss scale is %g", s->loss_scale);
     json_object_set_new(root, "checksum_of_this", train_state_checksum(root));
     char* text = json_dumps(root, JSON_INDENT(2));
@@ -175,79 +182,99 @@ static inline char* train_state_text(const TrainState* s, const uint64_t checksu
     return text;
 }
 
-// A member of a state that is a whole number within [low, high].
-static inline long long train_state_integer(const json_t* object, const char* key, long long low, long long high, const char* path, const char* remedy) {
+// A member of `object` that is a whole number within [low, high].
+static inline long long train_state_integer(const json_t* object, const char* key, long long low, long long high,
+                                            FileSource from) {
     const json_t* value = json_object_get(object, key);
-    require(json_is_integer(value), "%s: has no whole number \"%s\"; %s", path, key, remedy);
+    require_file(from, json_is_integer(value), "has no whole number \"%s\"", key);
     long long number = (long long)json_integer_value(value);
-    require(number >= low && number <= high, "%s: \"%s\" must be between %lld and %lld, not %lld; %s", path, key, low, high, number, remedy);
+    require_file(from, number >= low && number <= high, "\"%s\" must be between %lld and %lld, not %lld",
+                 key, low, high, number);
     return number;
 }
 
-static inline uint64_t train_state_hex(const json_t* value, const char* name, const char* path, const char* remedy) {
-    const char* text = json_string_value(value);
-    require(text != NULL && strlen(text) == 16 && strspn(text, "0123456789abcdef") == 16, "%s: has no checksum of \"%s\"; %s", path, name, remedy);
+static inline uint64_t train_state_hex(const json_t* object, const char* key, FileSource from) {
+    const char* text = json_string_value(json_object_get(object, key));
+    require_file(from, text != NULL && strlen(text) == 16 && strspn(text,
+                 "0123456789abcdef") == 16, "has no 16 hexadecimal digits \"%s\"",
+                 key);
     return strtoull(text, NULL, 16);
 }
 
-static inline GPT2Config train_state_config(const json_t* root, const char* path, const char* remedy) {
+static inline GPT2Config train_state_config(const json_t* root, FileSource from) {
     const json_t* model = json_object_get(root, "model");
     GPT2Config c;
-    c.L = (int)train_state_integer(model, "layers", 1, MAX_UNITS - 1, path, remedy);
-    c.NH = (int)train_state_integer(model, "heads", 1, 1 << 16, path, remedy);
-    c.C = (int)train_state_integer(model, "channels", 1, 1 << 16, path, remedy);
-    c.V = (int)train_state_integer(model, "vocab_size", 1, 1 << 24, path, remedy);
-    c.max_T = (int)train_state_integer(model, "max_seq_len", 1, 1 << 20, path, remedy);
+    c.L = (int)train_state_integer(model, "layers", 1, MAX_UNITS - 1, from);
+    c.NH = (int)train_state_integer(model, "heads", 1, 1 << 16, from);
+    c.C = (int)train_state_integer(model, "channels", 1, 1 << 16, from);
+    c.V = (int)train_state_integer(model, "vocab_size", 1, 1 << 24, from);
+    c.max_T = (int)train_state_integer(model, "max_seq_len", 1, 1 << 20, from);
     c.Vp = gpt2_padded_vocabulary(c.V);
-    gpt2_check_config(c, path);
+    gpt2_check_config(c, from.path);
     return c;
 }
 
-static inline DType train_state_dtype(const json_t* root, const char* path, const char* remedy) {
+static inline DType train_state_dtype(const json_t* root, FileSource from) {
     const char* name = json_string_value(json_object_get(root, "dtype"));
-    for (int d = DTYPE_F32; d <= DTYPE_F16; d++) if (name != NULL && strcmp(name, dtype_name((DType)d)) == 0) return (DType)d;
-    die("%s: \"dtype\" must be fp32, bf16 or fp16, not %s; %s", path, name ? name : "missing", remedy);
+    for (int d = DTYPE_F32; d <= DTYPE_F16; d++)
+        if (name != NULL && strcmp(name, dtype_name((DType)d)) == 0) return (DType)d;
+    die("%s: \"dtype\" must be fp32, bf16 or fp16, not %s; %s", from.path, name ? name : "missing", from.remedy);
 }
 
-// What state.json says into s (whose options the caller frees) and its parts' checksums. Every field is checked;
-// `path` names the file in messages, `remedy` ends them. *json is the parsed text: the caller's, also after a failure.
-static inline void train_state_parse(const char* text, size_t n, json_t** json, TrainState* s, uint64_t checksum[CHECKPOINT_PARTS],
-                                     const char* path, const char* remedy) {
+static inline void train_state_check_format(const json_t* root, FileSource from) {
+    const char* format = json_string_value(json_object_get(root, "format"));
+    require_file(from, format != NULL && strcmp(format,
+                 "shard.c checkpoint") == 0, "is not the state of a shard.c checkpoint");
+    long long version = train_state_integer(root, "version", 0, INT64_MAX, from);
+    require(version == CHECKPOINT_VERSION,
+            "%s: has version %lld where this program knows version %d; use the program that wrote it",
+            from.path, version, CHECKPOINT_VERSION);
+}
+
+// The numbers of a run into s.
+static inline void train_state_numbers(const json_t* root, TrainState* s, FileSource from) {
     const long long big = 1000000000000000;
+    const json_t *data = json_object_get(root, "data"), *has_optimizer = json_object_get(root, "has_optimizer");
+    require_file(from, json_is_boolean(has_optimizer), "\"has_optimizer\" must be true or false");
+    s->has_optimizer = json_is_true(has_optimizer);
+    s->step = train_state_integer(root, "step", 0, big, from);
+    s->seed = train_state_integer(data, "seed", 0, INT64_MAX, from);
+    s->seq_len = train_state_integer(data, "seq_len", 1, s->config.max_T, from);
+    s->epoch = train_state_integer(data, "epoch", 0, big, from);
+    s->position = train_state_integer(data, "position", 0, big, from);
+    s->adamw_t = train_state_integer(root, "adamw_t", 0, s->step, from);
+    s->good_steps = train_state_integer(root, "good_steps", 0, s->step, from);
+    s->loss_scale = json_number_value(json_object_get(root, "loss_scale"));
+    require_file(from, s->loss_scale > 0, "\"loss_scale\" must be a number above 0");
+}
+
+// Dies unless the state is what was written. Takes the checksum out of it.
+static inline void train_state_check_itself(json_t* root, FileSource from) {
+    uint64_t stored = train_state_hex(root, "checksum_of_this", from);
+    json_object_del(root, "checksum_of_this");
+    json_object_set_new(root, "checksum_of_this", train_state_checksum(root));
+    require_file(from, train_state_hex(root,
+                 "checksum_of_this", from) == stored, "does not match its own checksum: it was damaged or edited");
+}
+
+// What state.json says into s (whose options the caller frees) and the parts' checksums; every field is checked.
+// *json is the parsed text: the caller's, also if this dies (a fuzzer goes on).
+static inline void train_state_parse(const char* text, size_t n, json_t** json, TrainState* s,
+                                     uint64_t checksum[CHECKPOINT_PARTS], FileSource from) {
     json_error_t error;
     json_t* root = *json = json_loadb(text, n, JSON_REJECT_DUPLICATES, &error);
-    require(root != NULL, "%s: line %d is not valid JSON: %s; %s", path, error.line, error.text, remedy);
-    const char* format = json_string_value(json_object_get(root, "format"));
-    require(format != NULL && strcmp(format, "shard.c checkpoint") == 0, "%s: is not the state of a shard.c checkpoint; %s", path, remedy);
-    long long version = train_state_integer(root, "version", 1, big, path, remedy);
-    require(version == CHECKPOINT_VERSION, "%s: has version %lld; this program reads version %d; use the program that wrote it",
-            path, version, CHECKPOINT_VERSION);
+    require_file(from, root != NULL, "line %d is not valid JSON: %s", error.line, error.text);
+    train_state_check_format(root, from);
     memset(s, 0, sizeof *s);
-    s->config = train_state_config(root, path, remedy);
-    s->dtype = train_state_dtype(root, path, remedy);
-    require(json_is_boolean(json_object_get(root, "has_optimizer")), "%s: \"has_optimizer\" must be true or false; %s", path, remedy);
-    s->has_optimizer = json_is_true(json_object_get(root, "has_optimizer"));
-    s->step = train_state_integer(root, "step", 0, big, path, remedy);
-    const json_t* data = json_object_get(root, "data");
-    s->seed = train_state_integer(data, "seed", 0, INT64_MAX, path, remedy);
-    s->seq_len = train_state_integer(data, "seq_len", 1, s->config.max_T, path, remedy);
-    s->epoch = train_state_integer(data, "epoch", 0, big, path, remedy);
-    s->position = train_state_integer(data, "position", 0, big, path, remedy);
-    s->adamw_t = train_state_integer(root, "adamw_t", 0, s->step, path, remedy);
-    s->good_steps = train_state_integer(root, "good_steps", 0, s->step, path, remedy);
-    s->loss_scale = json_number_value(json_object_get(root, "loss_scale"));
-    require(s->loss_scale > 0, "%s: \"loss_scale\" must be a number above 0; %s", path, remedy);
+    s->config = train_state_config(root, from);
+    s->dtype = train_state_dtype(root, from);
+    train_state_numbers(root, s, from);
     const json_t *options = json_object_get(root, "options"), *sums = json_object_get(root, "checksums");
-    require(json_is_object(options), "%s: has no object \"options\"; %s", path, remedy);
+    require_file(from, json_is_object(options), "has no object \"options\"");
     for (int part = 0; part < CHECKPOINT_PARTS; part++)
         if (checkpoint_has_part(s, (CheckpointPart)part))
-            checksum[part] = train_state_hex(json_object_get(sums, checkpoint_part_names[part]), checkpoint_part_names[part], path, remedy);
-    uint64_t stored = train_state_hex(json_object_get(root, "checksum_of_this"), "checksum_of_this", path, remedy);
-    json_object_del(root, "checksum_of_this");
-    json_t* sum = train_state_checksum(root);
-    bool unchanged = train_state_hex(sum, "checksum_of_this", path, remedy) == stored;
-    json_decref(sum);
-    require(unchanged, "%s: does not match its own checksum: it was damaged or edited; %s", path, remedy);
+            checksum[part] = train_state_hex(sums, checkpoint_part_names[part], from);
+    train_state_check_itself(root, from);
     s->options = json_dumps(options, JSON_COMPACT);
 }
 
@@ -256,11 +283,15 @@ static inline void train_state_parse(const char* text, size_t n, json_t** json, 
 typedef enum { CHECKPOINT_FILE_MODEL, CHECKPOINT_FILE_OPTIMIZER, CHECKPOINT_FILES } CheckpointFile;
 static const char* const checkpoint_file_names[CHECKPOINT_FILES] = { "model.safetensors", "optimizer.safetensors" };
 
-static inline bool checkpoint_has_file(const TrainState* s, CheckpointFile file) { return file == CHECKPOINT_FILE_MODEL || s->has_optimizer; }
+static inline bool checkpoint_has_file(const TrainState* s, CheckpointFile f) {
+    return f == CHECKPOINT_FILE_MODEL || s->has_optimizer;
+}
 static inline CheckpointFile checkpoint_part_file(CheckpointPart part) {
     return part == CHECKPOINT_MODEL ? CHECKPOINT_FILE_MODEL : CHECKPOINT_FILE_OPTIMIZER;
 }
-static inline DType checkpoint_part_dtype(const TrainState* s, CheckpointPart part) { return part == CHECKPOINT_MODEL ? s->dtype : DTYPE_F32; }
+static inline DType checkpoint_part_dtype(const TrainState* s, CheckpointPart part) {
+    return part == CHECKPOINT_MODEL ? s->dtype : DTYPE_F32;
+}
 
 // The tensors of a file in their order, into a new array to be given to checkpoint_free_wanted; how many.
 static inline int checkpoint_wanted(const TrainState* s, CheckpointFile file, SafeTensor** wanted) {
@@ -272,7 +303,7 @@ static inline int checkpoint_wanted(const TrainState* s, CheckpointFile file, Sa
         for (int u = 0; u <= s->config.L; u++)
             for (int i = 0; i < unit_tensors(u); i++) {
                 TensorInfo t = unit_tensor(s->config, u, i);
-                char* name = part == CHECKPOINT_MODEL ? xstrdup(t.name) : format_string("%s.%s", checkpoint_part_names[part], t.name);
+                char* name = format_string(part == CHECKPOINT_MODEL ? "%.0s%s" : "%s.%s", checkpoint_part_names[part], t.name);
                 (*wanted)[count++] = safetensor_wanted(name, checkpoint_part_dtype(s, part), t.stored_rows, t.cols);
             }
     }
@@ -284,10 +315,11 @@ static inline void checkpoint_free_wanted(SafeTensor* wanted, int count) {
 }
 
 // Tensor i of unit u of a part, in its file, and which of the part's elements is the tensor's first.
-static inline const SafeTensor* checkpoint_tensor(const SafeTensors* files, const TrainState* s, CheckpointPart part, int u, int i, uint64_t* place) {
-    int index = 0;
-    for (int p = 1; p < (int)part; p++) index += checkpoint_has_part(s, (CheckpointPart)p) ? (int)checkpoint_tensor_count(s->config) : 0;
-    const SafeTensor* first = &files[checkpoint_part_file(part)].tensors[index];
+static inline const SafeTensor* checkpoint_tensor(const SafeTensors* files, const TrainState* s, CheckpointPart part,
+                                                  int u, int i, uint64_t* place) {
+    const SafeTensor* first = files[checkpoint_part_file(part)].tensors;
+    for (int p = CHECKPOINT_MASTER; p < (int)part; p++) // the parts before it in the same file
+        if (checkpoint_has_part(s, (CheckpointPart)p)) first += checkpoint_tensor_count(s->config);
     const SafeTensor* t = first + i + (u == 0 ? 0 : (int)ROOT_TENSORS + (u - 1) * (int)BLOCK_TENSORS);
     *place = (t->begin - first->begin) / dtype_size(t->dtype);
     return t;
@@ -318,17 +350,18 @@ static inline void checkpoint_fail(const CheckpointWriter* w, const char* path, 
     size_t bytes = w->files[0].file_size + w->files[1].file_size;
     char* out = path_parent(w->final_path);
     char* last = checkpoint_newest(out);
-    char* room = is_full ? format_string("free %zu MB or choose", bytes / 1000000 + 1) : format_string("make it writable or choose");
+    char* first = is_full ? format_string("free %zu MB", bytes / 1000000 + 1) : xstrdup("make it writable");
     folder_remove(w->temporary);
-    die("%s: cannot be %s: %s; %s another --out; the last good checkpoint is %s", path, what, strerror(reason), room, last ? last : "none");
+    die("%s: cannot be %s: %s; %s or choose another --out; the last good checkpoint is %s",
+        path, what, strerror(reason), first, last ? last : "none");
 }
 
 static inline void checkpoint_require_written(const CheckpointWriter* w, bool written, const SafeTensors* file) {
-    if (!written) checkpoint_fail(w, file->path, "written");
+    if (!written) checkpoint_fail(w, file->source.path, "written");
 }
 
 static inline void checkpoint_create_files(CheckpointWriter* w) {
-    json_t* metadata = json_pack("{s:s, s:s}", "format", "shard.c", "layout", "out_in");
+    json_t* metadata = json_pack("{s:s, s:s}", "format", CHECKPOINT_FORMAT, "layout", CHECKPOINT_LAYOUT);
     for (int f = 0; f < CHECKPOINT_FILES; f++) {
         if (!checkpoint_has_file(&w->state, (CheckpointFile)f)) continue;
         SafeTensor* wanted;
@@ -388,8 +421,10 @@ static inline void checkpoint_attach(CheckpointWriter* w, const char* out, const
 
 // Elements [begin, end) of unit u, laid out as in memory (with wte's padding rows, which are left out of the file).
 // host (end - begin): of state.dtype for CHECKPOINT_MODEL, else float.
-static inline void checkpoint_write_unit(CheckpointWriter* w, CheckpointPart part, int u, size_t begin, size_t end, const void* host) {
-    require(checkpoint_has_part(&w->state, part), "%s: a checkpoint in %s %s optimizer state has no part \"%s\" to write", w->final_path,
+static inline void checkpoint_write_unit(CheckpointWriter* w, CheckpointPart part, int u, size_t begin, size_t end,
+                                         const void* host) {
+    require(checkpoint_has_part(&w->state, part),
+            "%s: a checkpoint in %s %s optimizer state has no part \"%s\" to write", w->final_path,
             dtype_name(w->state.dtype), w->state.has_optimizer ? "with" : "without", checkpoint_part_names[part]);
     SafeTensors* file = &w->files[checkpoint_part_file(part)];
     size_t size = dtype_size(checkpoint_part_dtype(&w->state, part));
@@ -400,7 +435,8 @@ static inline void checkpoint_write_unit(CheckpointWriter* w, CheckpointPart par
         uint64_t place;
         const SafeTensor* stored = checkpoint_tensor(w->files, &w->state, part, u, i, &place);
         const char* data = (const char*)host + (low - begin) * size;
-        checkpoint_require_written(w, safetensors_write(file, stored, low - t.offset, high - low, data, stored->dtype), file);
+        bool written = safetensors_write(file, stored, low - t.offset, high - low, data, stored->dtype);
+        checkpoint_require_written(w, written, file);
         w->checksum[part] += checksum_elements(data, size, high - low, place + (low - t.offset));
         w->elements[part] += high - low;
     }
@@ -408,7 +444,8 @@ static inline void checkpoint_write_unit(CheckpointWriter* w, CheckpointPart par
 
 static inline void checkpoint_sync_files(CheckpointWriter* w) {
     for (int f = 0; f < CHECKPOINT_FILES; f++)
-        if (checkpoint_has_file(&w->state, (CheckpointFile)f)) checkpoint_require_written(w, safetensors_sync(&w->files[f]), &w->files[f]);
+        if (checkpoint_has_file(&w->state, (CheckpointFile)f))
+            checkpoint_require_written(w, safetensors_sync(&w->files[f]), &w->files[f]);
 }
 
 // Ends an attached rank's share: what it wrote is on the disk. w.checksum and w.elements stay.
@@ -458,8 +495,8 @@ static inline void checkpoint_commit(CheckpointWriter* w, long long keep) {
     for (int part = 0; part < CHECKPOINT_PARTS; part++) {
         if (!checkpoint_has_part(&w->state, (CheckpointPart)part) || w->elements[part] == expected) continue;
         folder_remove(w->temporary);
-        die("%s: %llu of the %llu elements of \"%s\" were written: the ranks' shares do not add up to the model", w->final_path,
-            (unsigned long long)w->elements[part], (unsigned long long)expected, checkpoint_part_names[part]);
+        die("%s: %llu of the %llu elements of \"%s\" were written: the ranks' shares do not add up to the model",
+            w->final_path, (unsigned long long)w->elements[part], (unsigned long long)expected, checkpoint_part_names[part]);
     }
     checkpoint_sync_files(w);
     char* text = train_state_text(&w->state, w->checksum);
@@ -485,37 +522,45 @@ typedef struct {
     uint64_t elements[CHECKPOINT_PARTS]; // and this over them before checkpoint_close
 } CheckpointReader;
 
+#define HUGGINGFACE_LAYOUT "%s: this is a Hugging Face layout, use build/hf_import to make a checkpoint of it"
+
 // A folder without state.json: what is it, and what would be right?
 __attribute__((noreturn))
 static inline void checkpoint_die_foreign(const char* path) {
     char* config = format_string("%s/config.json", path);
     char* newest = checkpoint_newest(path);
-    require(!path_exists(config), "%s: this is a Hugging Face layout, use build/hf_import to make a checkpoint of it", path);
+    require(!path_exists(config), HUGGINGFACE_LAYOUT, path);
     require(newest == NULL, "%s: is a folder of checkpoints, not a checkpoint; its newest is %s", path, newest);
     die("%s: is not a checkpoint: it has no state.json; give a folder such as DIR/step_00000100", path);
+}
+
+static inline void checkpoint_check_metadata(const SafeTensors* file, const char* key, const char* expected) {
+    const char* value = json_string_value(json_object_get(file->metadata, key));
+    require_file(file->source, value && strcmp(value, expected) == 0,
+                 "its metadata say \"%s\": \"%s\" where a checkpoint has \"%s\"", key, value ? value : "", expected);
 }
 
 // A tensor file must hold exactly what the state says, in our order and layout.
 static inline void checkpoint_check_file(const CheckpointReader* r, CheckpointFile f) {
     const SafeTensors* file = &r->files[f];
-    const char* format = json_string_value(json_object_get(file->metadata, "format"));
-    const char* layout = json_string_value(json_object_get(file->metadata, "layout"));
     bool is_huggingface = safetensors_find(file, "transformer.wte.weight") || safetensors_find(file, "wte.weight");
-    require(!is_huggingface, "%s: this is a Hugging Face layout, use build/hf_import to make a checkpoint of it", file->path);
-    require(format && strcmp(format, "shard.c") == 0 && layout && strcmp(layout, "out_in") == 0,
-            "%s: its metadata say format \"%s\", layout \"%s\" where a checkpoint has \"shard.c\", \"out_in\"; %s",
-            file->path, format ? format : "", layout ? layout : "", r->remedy);
+    require(!is_huggingface, HUGGINGFACE_LAYOUT, file->source.path);
+    checkpoint_check_metadata(file, "format", CHECKPOINT_FORMAT);
+    checkpoint_check_metadata(file, "layout", CHECKPOINT_LAYOUT);
     SafeTensor* wanted;
     int count = checkpoint_wanted(&r->state, f, &wanted);
-    require(file->count == count, "%s: has %d tensors where state.json's model has %d; %s", file->path, file->count, count, r->remedy);
+    require_file(file->source, file->count == count, "has %d tensors where state.json's model has %d", file->count, count);
     for (int i = 0; i < count; i++) {
         const SafeTensor *t = &file->tensors[i], *e = &wanted[i];
-        require(strcmp(t->name, e->name) == 0, "%s: tensor %d is '%s' where '%s' belongs; %s", file->path, i, t->name, e->name, r->remedy);
-        require(strcmp(t->stored_as, e->stored_as) == 0, "%s: tensor '%s' is stored as %s where state.json says %s; %s",
-                file->path, t->name, t->stored_as, e->stored_as, r->remedy);
+        require_file(file->source, strcmp(t->name, e->name) == 0, "tensor %d is '%s' where '%s' belongs",
+                     i, t->name, e->name);
+        require_file(file->source, strcmp(t->stored_as, e->stored_as) == 0,
+                     "tensor '%s' is stored as %s where state.json says %s",
+                     t->name, t->stored_as, e->stored_as);
         bool same_shape = t->rank == e->rank && t->shape[0] == e->shape[0] && (t->rank == 1 || t->shape[1] == e->shape[1]);
-        require(same_shape, "%s: tensor '%s' does not have the shape (%zu, %zu) that state.json's model needs; %s",
-                file->path, t->name, e->shape[0], e->shape[1], r->remedy);
+        require_file(file->source, same_shape,
+                     "tensor '%s' does not have the shape (%zu, %zu) that state.json's model needs",
+                     t->name, e->shape[0], e->shape[1]);
     }
     checkpoint_free_wanted(wanted, count);
 }
@@ -529,9 +574,10 @@ static inline void checkpoint_open(CheckpointReader* r, const char* dir) {
     char* path = format_string("%s/state.json", r->path);
     if (!path_exists(path)) checkpoint_die_foreign(r->path);
     size_t n;
-    char* text = file_read(path, CHECKPOINT_MAX_STATE, &n, r->remedy);
+    FileSource from = { path, r->remedy };
+    char* text = file_read(from, CHECKPOINT_MAX_STATE, &n);
     json_t* json;
-    train_state_parse(text, n, &json, &r->state, r->stored, path, r->remedy);
+    train_state_parse(text, n, &json, &r->state, r->stored, from);
     json_decref(json);
     free(text);
     free(path);
@@ -561,9 +607,12 @@ static inline void checkpoint_read_tensor(CheckpointReader* r, CheckpointPart pa
 
 // Elements [begin, end) of unit u in memory layout into host (end - begin): fp32, padding 0. Only these are read from
 // the disk. The master copy of a model in fp32 is the model. Read nothing twice: the checksums would count it twice.
-static inline void checkpoint_read_unit(CheckpointReader* r, CheckpointPart part, int u, size_t begin, size_t end, float* host) {
+static inline void checkpoint_read_unit(CheckpointReader* r, CheckpointPart part, int u, size_t begin, size_t end,
+                                        float* host) {
     CheckpointPart stored_part = part == CHECKPOINT_MASTER && r->state.dtype == DTYPE_F32 ? CHECKPOINT_MODEL : part;
-    require(checkpoint_has_part(&r->state, stored_part), "%s: holds weights only; start from it with --init-from instead of resuming", r->path);
+    require(checkpoint_has_part(&r->state, stored_part),
+            "%s: holds weights only; start from it with --init-from instead of resuming",
+            r->path);
     r->stored[part] = r->stored[stored_part];
     memset(host, 0, (end - begin) * sizeof(float));
     for (int i = 0; i < unit_tensors(u); i++) {
@@ -577,8 +626,8 @@ static inline void checkpoint_read_unit(CheckpointReader* r, CheckpointPart part
 static inline void checkpoint_close(CheckpointReader* r) {
     for (int part = 0; part < CHECKPOINT_PARTS; part++)
         require(r->elements[part] != checkpoint_elements(r->state.config) || r->checksum[part] == r->stored[part],
-                "%s: the values of \"%s\" do not match their checksum (%016llx, expected %016llx): the file is damaged; %s", r->path,
-                checkpoint_part_names[part], (unsigned long long)r->checksum[part], (unsigned long long)r->stored[part], r->remedy);
+                "%s/%s: the values of \"%s\" do not match their checksum: the file is damaged; %s", r->path,
+                checkpoint_file_names[checkpoint_part_file((CheckpointPart)part)], checkpoint_part_names[part], r->remedy);
     for (int f = 0; f < CHECKPOINT_FILES; f++) safetensors_close(&r->files[f]);
     free(r->state.options);
     free(r->path);
@@ -592,6 +641,7 @@ static inline void checkpoint_require_config(const CheckpointReader* r, GPT2Conf
     require(c.NH == wanted.NH, "%s has %d heads, this run asks for %d", r->path, c.NH, wanted.NH);
     require(c.C == wanted.C, "%s has %d channels, this run asks for %d", r->path, c.C, wanted.C);
     require(c.V == wanted.V, "%s has a vocabulary of %d tokens, this run asks for %d", r->path, c.V, wanted.V);
-    require(c.max_T == wanted.max_T, "%s has sequences of at most %d tokens, this run asks for %d", r->path, c.max_T, wanted.max_T);
+    require(c.max_T == wanted.max_T,
+            "%s has sequences of at most %d tokens, this run asks for %d", r->path, c.max_T, wanted.max_T);
 }
 #endif

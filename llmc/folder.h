@@ -32,17 +32,32 @@ static inline bool pwrite_all(int fd, const void* data, size_t n, size_t offset)
     return true;
 }
 
-// The whole of a small file (at most `limit` bytes), 0-terminated, its length in *n; dies naming file and remedy.
-static inline char* file_read(const char* path, size_t limit, size_t* n, const char* remedy) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    require(fd >= 0, "%s: cannot be opened: %s; %s", path, strerror(errno), remedy);
+// A file whose contents are about to be believed, and what to do if they should not have been: "copy it again".
+typedef struct { const char *path, *remedy; } FileSource;
+
+// Dies with "PATH: what is wrong; REMEDY".
+__attribute__((noreturn)) PRINTF_LIKE(4, 5)
+static inline void die_file_at(const char* code_file, int line, FileSource from, const char* format, ...) {
+    char message[1024]; // names out of hostile files may be of any length
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, sizeof message, format, args);
+    va_end(args);
+    die_at(code_file, line, "%s: %s; %s", from.path, message, from.remedy);
+}
+#define require_file(from, cond, ...) do { if (!(cond)) die_file_at(__FILE__, __LINE__, from, __VA_ARGS__); } while (0)
+
+// The whole of a small file (at most `limit` bytes), 0-terminated, its length in *n; the caller frees it.
+static inline char* file_read(FileSource from, size_t limit, size_t* n) {
+    int fd = open(from.path, O_RDONLY | O_CLOEXEC);
+    require_file(from, fd >= 0, "cannot be opened: %s", strerror(errno));
     struct stat info;
-    require(fstat(fd, &info) == 0 && S_ISREG(info.st_mode), "%s: is not a file; %s", path, remedy);
-    require((size_t)info.st_size <= limit, "%s: has %lld bytes where at most %zu make sense; %s",
-            path, (long long)info.st_size, limit, remedy);
+    require_file(from, fstat(fd, &info) == 0 && S_ISREG(info.st_mode), "is not a file");
+    require_file(from, (size_t)info.st_size <= limit, "has %lld bytes where at most %zu make sense",
+                 (long long)info.st_size, limit);
     *n = (size_t)info.st_size;
     char* text = (char*)xcalloc(*n + 1, 1);
-    require(pread_all(fd, text, *n, 0), "%s: cannot be read: %s; %s", path, errno ? strerror(errno) : "it ends early", remedy);
+    require_file(from, pread_all(fd, text, *n, 0), "cannot be read: %s", errno ? strerror(errno) : "it ends early");
     close(fd);
     return text;
 }
@@ -96,8 +111,10 @@ static inline bool folder_remove(const char* path) {
     DIR* folder = opendir(path);
     if (folder == NULL) return errno == ENOENT;
     bool removed = true;
-    for (struct dirent* e = readdir(folder); e != NULL && removed; e = readdir(folder))
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) removed = unlinkat(dirfd(folder), e->d_name, 0) == 0;
+    for (struct dirent* e = readdir(folder); e != NULL && removed; e = readdir(folder)) {
+        bool is_entry = strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+        if (is_entry) removed = unlinkat(dirfd(folder), e->d_name, 0) == 0;
+    }
     int reason = errno;
     closedir(folder);
     errno = reason;

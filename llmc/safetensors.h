@@ -33,8 +33,7 @@ typedef struct {
 } SafeTensor;
 
 typedef struct {
-    char* path;            // owned
-    char* remedy;          // owned: what ends every message about this file
+    FileSource source;     // strings owned
     int fd;
     size_t file_size;
     SafeTensor* tensors;   // (count) owned, sorted by place
@@ -59,27 +58,31 @@ static inline const SafeDType* safetensors_dtype(const char* name) {
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) if (strcmp(known[i].name, name) == 0) return &known[i];
     return NULL;
 }
-static inline const char* safetensors_dtype_name(DType d) { return d == DTYPE_F32 ? "F32" : d == DTYPE_BF16 ? "BF16" : "F16"; }
+static inline const char* safetensors_dtype_name(DType d) {
+    return d == DTYPE_F32 ? "F32" : d == DTYPE_BF16 ? "BF16" : "F16";
+}
 
 // ---- opening ----
 
 // Reads and parses the header; on return s->header is an object and *data_begin <= s->file_size.
 static inline void safetensors_read_header(SafeTensors* s, size_t* data_begin) {
     uint64_t n;
-    require(s->file_size >= sizeof n, "%s: has %zu bytes, too few for a safetensors header; %s", s->path, s->file_size, s->remedy);
-    require(pread_all(s->fd, &n, sizeof n, 0), "%s: cannot be read: %s; %s", s->path, strerror(errno), s->remedy);
-    require(n <= SAFETENSORS_MAX_HEADER, "%s: its header would have %llu bytes where the format allows %u: not a safetensors file; %s",
-            s->path, (unsigned long long)n, SAFETENSORS_MAX_HEADER, s->remedy);
-    require(n <= s->file_size - sizeof n, "%s: its header should have %llu bytes and the whole file has %zu: truncated; %s",
-            s->path, (unsigned long long)n, s->file_size, s->remedy);
+    require_file(s->source, s->file_size >= sizeof n, "has %zu bytes, too few for a safetensors header", s->file_size);
+    require_file(s->source, pread_all(s->fd, &n, sizeof n, 0), "cannot be read: %s", strerror(errno));
+    require_file(s->source, n <= SAFETENSORS_MAX_HEADER,
+                 "its header would have %llu bytes where the format allows %u: not a safetensors file",
+                 (unsigned long long)n, SAFETENSORS_MAX_HEADER);
+    require_file(s->source, n <= s->file_size - sizeof n,
+                 "its header should have %llu bytes and the whole file has %zu: truncated",
+                 (unsigned long long)n, s->file_size);
     char* text = (char*)xcalloc(n, 1);
     bool complete = pread_all(s->fd, text, n, sizeof n), is_object = n > 0 && text[0] == '{';
     json_error_t error;
     s->header = complete && is_object ? json_loadb(text, n, JSON_REJECT_DUPLICATES, &error) : NULL;
     free(text);
-    require(complete, "%s: its header cannot be read: %s; %s", s->path, errno ? strerror(errno) : "the file shrank", s->remedy);
-    require(is_object, "%s: its header does not begin with '{': not a safetensors file; %s", s->path, s->remedy);
-    require(s->header != NULL, "%s: its header is not valid JSON: %s at byte %d; %s", s->path, error.text, error.position, s->remedy);
+    require_file(s->source, complete, "its header cannot be read: %s", errno ? strerror(errno) : "the file shrank");
+    require_file(s->source, is_object, "its header does not begin with '{': not a safetensors file");
+    require_file(s->source, s->header != NULL, "its header is not valid JSON: %s at byte %d", error.text, error.position);
     *data_begin = sizeof n + n;
 }
 
@@ -98,15 +101,17 @@ static inline int safetensors_numbers(const json_t* array, size_t* out, int limi
 // One tensor's entry of the header into t; begin and end still count from data_begin.
 static inline void safetensors_parse_entry(const SafeTensors* s, const char* name, const json_t* entry, SafeTensor* t) {
     const char* dtype = json_string_value(json_object_get(entry, "dtype"));
-    require(dtype != NULL, "%s: tensor '%s' has no dtype; %s", s->path, name, s->remedy);
+    require_file(s->source, dtype != NULL, "tensor '%s' has no dtype", name);
     const SafeDType* d = safetensors_dtype(dtype);
-    require(d != NULL, "%s: tensor '%s' has the unknown dtype '%s'; %s", s->path, name, dtype, s->remedy);
+    require_file(s->source, d != NULL, "tensor '%s' has the unknown dtype '%s'", name, dtype);
     t->stored_as = d->name; t->dtype = d->dtype; t->readable = d->readable;
     t->rank = safetensors_numbers(json_object_get(entry, "shape"), t->shape, SAFETENSORS_MAX_RANK);
-    require(t->rank >= 0, "%s: tensor '%s' has no shape of at most %d whole numbers; %s", s->path, name, SAFETENSORS_MAX_RANK, s->remedy);
+    require_file(s->source, t->rank >= 0, "tensor '%s' has no shape of at most %d whole numbers",
+                 name, SAFETENSORS_MAX_RANK);
     size_t offsets[2];
-    require(safetensors_numbers(json_object_get(entry, "data_offsets"), offsets, 2) == 2,
-            "%s: tensor '%s' has no data_offsets of two whole numbers; %s", s->path, name, s->remedy);
+    require_file(s->source, safetensors_numbers(json_object_get(entry,
+                 "data_offsets"), offsets, 2) == 2, "tensor '%s' has no data_offsets of two whole numbers",
+                 name);
     t->begin = offsets[0]; t->end = offsets[1];
 }
 
@@ -116,14 +121,14 @@ static inline void safetensors_parse_entries(SafeTensors* s) {
     json_t* entry;
     json_object_foreach(s->header, key, entry) {
         bool is_metadata = strcmp(key, "__metadata__") == 0;
-        require(json_is_object(entry), "%s: the header's '%s' is not an object; %s", s->path, key, s->remedy);
+        require_file(s->source, json_is_object(entry), "the header's '%s' is not an object", key);
         if (is_metadata) { s->metadata = entry; continue; }
         SafeTensor* t = &s->tensors[s->count++];
         t->name = xstrdup(key);
         safetensors_parse_entry(s, key, entry, t);
     }
     json_object_foreach(s->metadata, key, entry)
-        require(json_is_string(entry), "%s: the metadata's '%s' is not a string; %s", s->path, key, s->remedy);
+        require_file(s->source, json_is_string(entry), "the metadata's '%s' is not a string", key);
 }
 
 static inline int safetensors_compare_places(const void* a, const void* b) {
@@ -137,34 +142,38 @@ static inline void safetensors_check_places(SafeTensors* s, size_t data_begin) {
     size_t expected = 0, data_size = s->file_size - data_begin;
     for (int i = 0; i < s->count; i++) {
         SafeTensor* t = &s->tensors[i];
-        require(t->begin == expected, "%s: tensor '%s' starts at byte %zu of the data where the one before ended at %zu (%s); %s",
-                s->path, t->name, t->begin, expected, t->begin > expected ? "a hole" : "an overlap", s->remedy);
-        require(t->end >= t->begin, "%s: tensor '%s' ends at byte %zu, before it starts at %zu; %s", s->path, t->name, t->end, t->begin, s->remedy);
+        require_file(s->source, t->begin == expected,
+                     "tensor '%s' starts at byte %zu of the data where the one before ended at %zu (%s)",
+                     t->name, t->begin, expected, t->begin > expected ? "a hole" : "an overlap");
+        require_file(s->source, t->end >= t->begin, "tensor '%s' ends at byte %zu, before it starts at %zu",
+                     t->name, t->end, t->begin);
         size_t bits = safetensors_dtype(t->stored_as)->bits;
         bool fits = true;
         t->elements = 1;
         for (int k = 0; k < t->rank; k++) fits = fits && size_multiply(t->elements, t->shape[k], &t->elements);
         fits = fits && size_multiply(t->elements, bits, &bits);
-        require(fits, "%s: the shape of tensor '%s' is larger than any memory; %s", s->path, t->name, s->remedy);
-        require(bits % 8 == 0 && bits / 8 == t->end - t->begin, "%s: tensor '%s' takes %zu bytes where its shape and dtype need %zu; %s",
-                s->path, t->name, t->end - t->begin, bits / 8, s->remedy);
-        require(t->end <= data_size, "%s: tensor '%s' ends at byte %zu of the data, of which there are %zu: truncated; %s",
-                s->path, t->name, t->end, data_size, s->remedy);
+        require_file(s->source, fits, "the shape of tensor '%s' is larger than any memory", t->name);
+        require_file(s->source, bits % 8 == 0 && bits / 8 == t->end - t->begin,
+                     "tensor '%s' takes %zu bytes where its shape and dtype need %zu",
+                     t->name, t->end - t->begin, bits / 8);
+        require_file(s->source, t->end <= data_size,
+                     "tensor '%s' ends at byte %zu of the data, of which there are %zu: truncated",
+                     t->name, t->end, data_size);
         expected = t->end;
         t->begin += data_begin; t->end += data_begin;
     }
-    require(expected == data_size, "%s: its tensors have %zu bytes and the file %zu after the header; %s",
-            s->path, expected, data_size, s->remedy);
+    require_file(s->source, expected == data_size, "its tensors have %zu bytes and the file %zu after the header",
+                 expected, data_size);
 }
 
 static inline void safetensors_open_with(SafeTensors* s, const char* path, int flags, const char* remedy) {
     memset(s, 0, sizeof *s);
-    s->path = xstrdup(path);
-    s->remedy = xstrdup(remedy);
+    s->source.path = xstrdup(path);
+    s->source.remedy = xstrdup(remedy);
     s->fd = open(path, flags | O_CLOEXEC);
-    require(s->fd >= 0, "%s: cannot be opened: %s; %s", path, strerror(errno), remedy);
+    require_file(s->source, s->fd >= 0, "cannot be opened: %s", strerror(errno));
     struct stat info;
-    require(fstat(s->fd, &info) == 0 && S_ISREG(info.st_mode), "%s: is not a file; %s", path, remedy);
+    require_file(s->source, fstat(s->fd, &info) == 0 && S_ISREG(info.st_mode), "is not a file");
     s->file_size = (size_t)info.st_size;
     size_t data_begin;
     safetensors_read_header(s, &data_begin);
@@ -183,11 +192,11 @@ static inline void safetensors_attach(SafeTensors* s, const char* path, const ch
 
 // Frees what s owns, whatever state an open or create left it in. False if the last writes failed after all.
 static inline bool safetensors_close(SafeTensors* s) {
-    bool closed = s->path == NULL || s->fd < 0 || close(s->fd) == 0;
+    bool closed = s->source.path == NULL || s->fd < 0 || close(s->fd) == 0;
     for (int i = 0; i < s->count; i++) free(s->tensors[i].name);
     free(s->tensors);
-    free(s->remedy);
-    free(s->path);
+    free((char*)s->source.path);
+    free((char*)s->source.remedy);
     json_decref(s->header);
     memset(s, 0, sizeof *s);
     return closed;
@@ -203,17 +212,21 @@ static inline const SafeTensor* safetensors_find(const SafeTensors* s, const cha
 
 // Elements [first, first+n) of t into out (n) of type `as`.
 static inline void safetensors_read(const SafeTensors* s, const SafeTensor* t, size_t first, size_t n, void* out, DType as) {
-    require(t->readable, "%s: tensor '%s' is stored as %s; only F32, BF16 and F16 can be read; %s", s->path, t->name, t->stored_as, s->remedy);
-    require(first <= t->elements && n <= t->elements - first, "%s: tensor '%s' has %zu elements; %zu from %zu were asked for",
-            s->path, t->name, t->elements, n, first);
+    require_file(s->source, t->readable, "tensor '%s' is stored as %s; only F32, BF16 and F16 can be read",
+                 t->name, t->stored_as);
+    require(first <= t->elements && n <= t->elements - first,
+            "%s: tensor '%s' has %zu elements; %zu from %zu were asked for",
+            s->source.path, t->name, t->elements, n, first);
     uint32_t piece[1 << 14];
     size_t size = dtype_size(t->dtype);
+    bool direct = as == t->dtype;
     for (size_t done = 0, count; done < n; done += count) {
-        count = as == t->dtype ? n : size_min(n - done, sizeof piece / size);
+        count = direct ? n : size_min(n - done, sizeof piece / size);
         char* to = (char*)out + done * dtype_size(as);
-        require(pread_all(s->fd, as == t->dtype ? (void*)to : (void*)piece, count * size, t->begin + (first + done) * size),
-                "%s: tensor '%s' cannot be read: %s; %s", s->path, t->name, errno ? strerror(errno) : "the file shrank", s->remedy);
-        if (as != t->dtype) convert_dtype(to, as, piece, t->dtype, count);
+        bool complete = pread_all(s->fd, direct ? (void*)to : (void*)piece, count * size, t->begin + (first + done) * size);
+        require_file(s->source, complete, "tensor '%s' cannot be read: %s",
+                     t->name, errno ? strerror(errno) : "the file shrank");
+        if (!direct) convert_dtype(to, as, piece, t->dtype, count);
     }
 }
 
@@ -251,11 +264,12 @@ static inline json_t* safetensors_make_header(SafeTensors* s, json_t* metadata) 
 // A new file with room for `count` tensors in this order. The disk space is taken at once, so that a full disk is
 // known now; `metadata` is an object of strings and stays the caller's. The path must not exist: a file that others
 // may have mapped is never written over.
-static inline bool safetensors_create(SafeTensors* s, const char* path, const SafeTensor* wanted, int count, json_t* metadata) {
+static inline bool safetensors_create(SafeTensors* s, const char* path, const SafeTensor* wanted, int count,
+                                      json_t* metadata) {
     memset(s, 0, sizeof *s);
     s->fd = -1;
-    s->path = xstrdup(path);
-    s->remedy = xstrdup("");
+    s->source.path = xstrdup(path);
+    s->source.remedy = xstrdup("it was made by this program");
     s->count = count;
     s->tensors = (SafeTensor*)xcalloc((size_t)count, sizeof(SafeTensor));
     for (int i = 0; i < count; i++) { s->tensors[i] = wanted[i]; s->tensors[i].name = xstrdup(wanted[i].name); }
@@ -279,9 +293,11 @@ static inline bool safetensors_create(SafeTensors* s, const char* path, const Sa
 }
 
 // Elements [first, first+n) of t from data (n) of type `from`.
-static inline bool safetensors_write(SafeTensors* s, const SafeTensor* t, size_t first, size_t n, const void* data, DType from) {
-    require(first <= t->elements && n <= t->elements - first, "%s: tensor '%s' has %zu elements; writing %zu from %zu was asked for",
-            s->path, t->name, t->elements, n, first);
+static inline bool safetensors_write(SafeTensors* s, const SafeTensor* t, size_t first, size_t n, const void* data,
+                                     DType from) {
+    require(first <= t->elements && n <= t->elements - first,
+            "%s: tensor '%s' has %zu elements; writing %zu from %zu was asked for",
+            s->source.path, t->name, t->elements, n, first);
     uint32_t piece[1 << 14];
     size_t size = dtype_size(t->dtype);
     for (size_t done = 0, count; done < n; done += count) {
