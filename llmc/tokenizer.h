@@ -18,7 +18,7 @@ Needs PCRE2 and Jansson: -lpcre2-8 -ljansson.
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
 #include "common.h"
-#include "tokens.h"
+#include "folder.h"
 #include <jansson.h>
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -174,30 +174,20 @@ static inline bool pair_add(Tokenizer* t, int left, int right, uint32_t rank) {
 // ----------------------------------------------------------------------------
 // files
 
-#define TOKENIZER_MAX_FILE (1u << 30) // bytes; GPT-2's are about one million
+#define TOKENIZER_MAX_FILE ((size_t)1 << 30) // bytes; GPT-2's are about one million
 
-// The whole of a regular file, with a zero byte after it. The caller frees it.
 static inline char* tokenizer_file_read(const char* path, size_t* size) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    require(fd >= 0, "cannot open tokenizer file %s: %s", path, strerror(errno));
-    struct stat s;
-    require(fstat(fd, &s) == 0 && S_ISREG(s.st_mode), "tokenizer file %s is not a regular file", path);
-    require(s.st_size <= (off_t)TOKENIZER_MAX_FILE, "tokenizer file %s has %lld bytes; no tokenizer has more than %u",
-            path, (long long)s.st_size, TOKENIZER_MAX_FILE);
-    *size = (size_t)s.st_size;
-    char* text = (char*)xcalloc(*size + 1, 1);
-    file_read_at(path, fd, text, *size, 0);
-    close(fd);
-    return text;
+    return file_read(path, TOKENIZER_MAX_FILE, size, "it should be a tokenizer's vocab.json or merges.txt, or llm.c's tokenizer .bin");
 }
 
 // llm.c's tokenizer .bin: 256 int32 of header (magic, version 2, tokens, end-of-text token), then per token a length
 // byte and that many bytes. Tokens come in the order of their merges, so a token's id is its rank.
 #define TOKENIZER_MAGIC 20240328
 #define TOKENIZER_VERSION 2
+#define TOKENIZER_HEADER_BYTES (256 * sizeof(int32_t))
 
 static inline void tokenizer_bin_tokens(Tokenizer* t, const char* path, const char* file, size_t size) {
-    size_t at = TOKENS_HEADER_BYTES;
+    size_t at = TOKENIZER_HEADER_BYTES;
     t->bytes = (char*)xcalloc(size - at, 1);
     t->start = (size_t*)xcalloc((size_t)t->vocab_size + 1, sizeof *t->start);
     for (int id = 0; id < t->vocab_size; id++) {
@@ -226,13 +216,13 @@ static inline void tokenizer_bin_pairs(Tokenizer* t, const TokenMap* map) {
 }
 
 static inline void tokenizer_open_bin(Tokenizer* t, const char* path, const char* file, size_t size) {
-    require(size >= TOKENS_HEADER_BYTES, "tokenizer file %s has %zu bytes, less than its header's %zu; download or make it again",
-            path, size, TOKENS_HEADER_BYTES);
+    require(size >= TOKENIZER_HEADER_BYTES, "tokenizer file %s has %zu bytes, less than its header's %zu; download or make it again",
+            path, size, TOKENIZER_HEADER_BYTES);
     int32_t header[4];
     memcpy(header, file, sizeof header);
     require(header[1] == TOKENIZER_VERSION, "tokenizer file %s has version %d; this program reads version %d", path, header[1],
             TOKENIZER_VERSION);
-    size_t most = (size - TOKENS_HEADER_BYTES) / 2; // a length and a byte each
+    size_t most = (size - TOKENIZER_HEADER_BYTES) / 2; // a length and a byte each
     require(header[2] > 0 && (size_t)header[2] <= most, "tokenizer file %s says it has %d tokens; its size allows 1 to %zu",
             path, header[2], most);
     require(header[3] >= 0 && header[3] < header[2], "tokenizer file %s says its end-of-text token is %d; it has tokens 0 to %d",
@@ -361,10 +351,11 @@ static inline void tokenizer_open_json(Tokenizer* t, const char* path, const cha
     TokenMap map = token_map_make(t, path);
     t->eot = *token_map_slot(&map, t, END_OF_TEXT, strlen(END_OF_TEXT));
     require(t->eot >= 0, "%s has no token " END_OF_TEXT ", which stands before each document; add it with the next free id", path);
-    const char* slash = strrchr(path, '/');
-    char* merges = format_string("%.*smerges.txt", slash ? (int)(slash + 1 - path) : 0, path);
+    char* folder = path_parent(path);
+    char* merges = format_string("%s/merges.txt", folder);
     tokenizer_read_merges(t, &map, byte_of, merges);
     free(merges);
+    free(folder);
     free(map.slots);
 }
 
@@ -573,7 +564,7 @@ static inline size_t utf8_stretch(const char* s, size_t n, bool* valid) {
     return at;
 }
 
-// Length of the word at `at` in valid UTF-8 text (n).
+// Length of the first word at `at` in valid UTF-8 text (n).
 static inline size_t word_length(const Tokenizer* t, const char* text, size_t n, size_t at) {
     pcre2_match_data* match = t->scratch->match;
     int result = pcre2_match(t->word_pattern, (PCRE2_SPTR)text, n, at, PCRE2_NO_UTF_CHECK, match, NULL);
@@ -583,27 +574,48 @@ static inline size_t word_length(const Tokenizer* t, const char* text, size_t n,
     return pcre2_get_ovector_pointer(match)[1] - at;
 }
 
-// The tokens of a stretch (n) that is all valid UTF-8 or all invalid, into out (at most n). Returns their number.
-static inline size_t encode_stretch(const Tokenizer* t, const char* text, size_t n, bool valid, int* out) {
-    size_t count = 0;
-    for (size_t at = 0; at < n; ) {
-        size_t length = valid ? word_length(t, text, n, at) : n;
-        count += encode_word(t, text + at, length, out + count);
-        at += length;
+// A walk over the words of a text.
+typedef struct {
+    const char* text;    // (n) any bytes, not owned
+    size_t n;
+    size_t stretch, end; // the stretch being cut is text[stretch..end)
+    size_t at;           // where the next word starts
+    bool valid;          // that stretch is UTF-8
+} WordCursor;
+
+static inline WordCursor word_first(const char* text, size_t n) {
+    WordCursor c;
+    memset(&c, 0, sizeof c);
+    c.text = text;
+    c.n = n;
+    return c;
+}
+
+// The next word and its length; NULL after the last.
+static inline const char* word_next(const Tokenizer* t, WordCursor* c, size_t* length) {
+    if (c->at == c->n) return NULL;
+    if (c->at == c->end) {
+        c->stretch = c->at;
+        c->end = c->at + utf8_stretch(c->text + c->at, c->n - c->at, &c->valid);
     }
-    return count;
+    size_t size = c->end - c->stretch;
+    *length = c->valid ? word_length(t, c->text + c->stretch, size, c->at - c->stretch) : size;
+    c->at += *length;
+    return c->text + c->at - *length;
 }
 
 // The tokens of any bytes (n), without an end-of-text token. A new array of *count, which the caller frees.
 static inline int* tokenizer_encode(const Tokenizer* t, const char* text, size_t n, size_t* count) {
     int* out = (int*)xcalloc(n, sizeof *out); // a token is at least one byte
     *count = 0;
-    bool valid, is_bytes = t->word_pattern == NULL;
-    for (size_t at = 0, stretch; at < n && !is_bytes; at += stretch) {
-        stretch = utf8_stretch(text + at, n - at, &valid);
-        *count += encode_stretch(t, text + at, stretch, valid, out + *count);
+    if (t->word_pattern == NULL) {
+        for (; *count < n; ++*count) out[*count] = (unsigned char)text[*count];
+        return out;
     }
-    for (size_t at = 0; at < n && is_bytes; at++) out[(*count)++] = (unsigned char)text[at];
+    WordCursor c = word_first(text, n);
+    size_t length;
+    for (const char* word = word_next(t, &c, &length); word != NULL; word = word_next(t, &c, &length))
+        *count += encode_word(t, word, length, out + *count);
     return (int*)xrealloc(out, *count * sizeof *out);
 }
 #endif

@@ -11,7 +11,7 @@ leaves what was there before.
 #ifndef LLMC_TOKENS_H
 #define LLMC_TOKENS_H
 #include "common.h"
-#include <fcntl.h>
+#include "folder.h"
 
 #define TOKENS_MAGIC 20240520
 #define TOKENS_VERSION 1
@@ -28,16 +28,9 @@ typedef struct {
     size_t count; // tokens
 } TokenFile;
 
-// Exactly `bytes` bytes of an open file from `offset`, or death: a file that was cut after it was opened ends here.
-static inline void file_read_at(const char* path, int fd, void* out, size_t bytes, size_t offset) {
-    for (size_t done = 0; done < bytes; ) {
-        ssize_t n = pread(fd, (char*)out + done, bytes - done, (off_t)(offset + done));
-        if (n < 0 && errno == EINTR) continue;
-        require(n >= 0, "cannot read %s: %s", path, strerror(errno));
-        require(n > 0, "%s ended at byte %zu, before the %zu bytes at %zu; was it changed while in use?",
-                path, offset + done, bytes, offset);
-        done += (size_t)n;
-    }
+static inline void token_file_read_at(const char* path, int fd, void* out, size_t bytes, size_t offset) {
+    require(pread_all(fd, out, bytes, offset), "cannot read %zu bytes at %zu of token file %s: %s", bytes, offset, path,
+            errno ? strerror(errno) : "it was cut after it was opened");
 }
 
 // Does the file start with the magic of a token file? Dies if it cannot be opened.
@@ -62,7 +55,7 @@ static inline TokenFile token_file_open(const char* path) {
     require(size >= TOKENS_HEADER_BYTES, "%s has %zu bytes, less than the %zu of a token file's header; "
             "make one with dev/data/tokenize", path, size, TOKENS_HEADER_BYTES);
     int32_t header[TOKENS_HEADER_INTS];
-    file_read_at(path, f.fd, header, sizeof header, 0);
+    token_file_read_at(path, f.fd, header, sizeof header, 0);
     require(header[0] == TOKENS_MAGIC, "%s starts with %d and is no token file, which starts with %d; "
             "make one with dev/data/tokenize", path, header[0], TOKENS_MAGIC);
     require(header[1] == TOKENS_VERSION, "token file %s has version %d; this program reads version %d: make it again with "
@@ -80,7 +73,7 @@ static inline TokenFile token_file_open(const char* path) {
 static inline void token_file_read(const TokenFile* f, size_t first, size_t n, uint16_t* out) {
     require(first <= f->count && n <= f->count - first, "tokens %zu to %zu of %s were asked for, which has %zu",
             first, first + n, f->path, f->count);
-    file_read_at(f->path, f->fd, out, n * sizeof *out, TOKENS_HEADER_BYTES + first * sizeof *out);
+    token_file_read_at(f->path, f->fd, out, n * sizeof *out, TOKENS_HEADER_BYTES + first * sizeof *out);
 }
 
 static inline void token_file_close(TokenFile* f) {
@@ -101,34 +94,19 @@ typedef struct {
     char* temporary;  // name until then, owned
     int fd;
     size_t count;     // tokens appended so far
-    uint16_t* buffer; // (TOKEN_WRITER_BUFFER) not yet written, owned
+    uint16_t* buffer; // (TOKEN_WRITER_BUFFER) the last ones, not yet written, owned
     size_t buffered;
 } TokenWriter;
 
-// Gives up on a half-written file: removes it, names the reason (errno) and dies.
-__attribute__((noreturn))
-static inline void token_writer_fail(const TokenWriter* w, const char* doing) {
+// Removes the half-written file and dies unless `done`, with the reason in errno.
+static inline void token_writer_check(const TokenWriter* w, bool done, const char* action) {
+    if (done) return;
     const char* reason = strerror(errno);
     unlink(w->temporary);
-    die("cannot %s %s: %s; nothing was left under that name", doing, w->path, reason);
+    die("cannot %s %s: %s; nothing new is under that name", action, w->path, reason);
 }
 
-static inline void token_writer_write(const TokenWriter* w, const void* data, size_t bytes) {
-    for (size_t done = 0; done < bytes; ) {
-        ssize_t n = write(w->fd, (const char*)data + done, bytes - done);
-        if (n < 0 && errno == EINTR) continue;
-        if (n == 0) errno = ENOSPC;
-        if (n <= 0) token_writer_fail(w, "write");
-        done += (size_t)n;
-    }
-}
-
-static inline void token_writer_flush(TokenWriter* w) {
-    token_writer_write(w, w->buffer, w->buffered * sizeof *w->buffer);
-    w->buffered = 0;
-}
-
-// Starts a token file that appears under `path` when token_writer_close() is done with it, and replaces what was there.
+// Starts a token file, which appears under `path`, replacing what was there, when token_writer_close() is done with it.
 static inline TokenWriter token_writer_open(const char* path) {
     TokenWriter w;
     w.path = xstrdup(path);
@@ -137,48 +115,40 @@ static inline TokenWriter token_writer_open(const char* path) {
     require(w.fd >= 0, "cannot create %s: %s", w.temporary, strerror(errno));
     w.count = w.buffered = 0;
     w.buffer = (uint16_t*)xcalloc(TOKEN_WRITER_BUFFER, sizeof *w.buffer);
-    int32_t blank[TOKENS_HEADER_INTS] = { 0 }; // the count is known, and the header valid, only at the end
-    token_writer_write(&w, blank, sizeof blank);
     return w;
+}
+
+static inline void token_writer_flush(TokenWriter* w) {
+    size_t offset = TOKENS_HEADER_BYTES + (w->count - w->buffered) * sizeof *w->buffer;
+    token_writer_check(w, pwrite_all(w->fd, w->buffer, w->buffered * sizeof *w->buffer, offset), "write");
+    w->buffered = 0;
 }
 
 // Adds tokens (n). Dies if one does not fit in 16 bits, or the file would have more than its header can say.
 static inline void token_writer_append(TokenWriter* w, const int* tokens, size_t n) {
-    errno = EFBIG;
-    if (n > (size_t)TOKENS_MAX_COUNT - w->count) token_writer_fail(w, "put more than 2^31-1 tokens, use several files, in");
+    errno = EOVERFLOW;
+    token_writer_check(w, n <= (size_t)TOKENS_MAX_COUNT - w->count, "put more than 2147483647 tokens (make shards instead) in");
     for (size_t i = 0; i < n; i++) {
-        if (tokens[i] < 0 || tokens[i] > UINT16_MAX) {
-            unlink(w->temporary);
-            die("token %d does not fit in the 16 bits that %s has for it; use a vocabulary of at most 65536 tokens",
-                tokens[i], w->path);
-        }
+        bool fits = tokens[i] >= 0 && tokens[i] <= UINT16_MAX;
+        errno = ERANGE;
+        token_writer_check(w, fits, "put a token that does not fit in 16 bits (65536 is the largest vocabulary) in");
         w->buffer[w->buffered++] = (uint16_t)tokens[i];
+        w->count++;
         if (w->buffered == TOKEN_WRITER_BUFFER) token_writer_flush(w);
     }
-    w->count += n;
-}
-
-// Makes the rename itself last: the folder's entry is on the disk only after its own fsync.
-static inline void folder_sync_of(const char* path) {
-    const char* slash = strrchr(path, '/');
-    char* folder = slash ? format_string("%.*s", (int)size_max(1, (size_t)(slash - path)), path) : xstrdup(".");
-    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool synced = fd >= 0 && (fsync(fd) == 0 || errno == EINVAL); // EINVAL: a file system that has no such thing
-    require(synced, "cannot sync folder %s: %s", folder, strerror(errno));
-    close(fd);
-    free(folder);
 }
 
 // Writes what is buffered and the header, syncs, and gives the file its name.
 static inline void token_writer_close(TokenWriter* w) {
     token_writer_flush(w);
     int32_t header[TOKENS_HEADER_INTS] = { TOKENS_MAGIC, TOKENS_VERSION, (int32_t)w->count };
-    if (lseek(w->fd, 0, SEEK_SET) != 0) token_writer_fail(w, "rewind");
-    token_writer_write(w, header, sizeof header);
-    if (fsync(w->fd) != 0) token_writer_fail(w, "sync");
-    if (close(w->fd) != 0) token_writer_fail(w, "close");
-    if (rename(w->temporary, w->path) != 0) token_writer_fail(w, "rename a finished file to");
-    folder_sync_of(w->path);
+    token_writer_check(w, pwrite_all(w->fd, header, sizeof header, 0), "write");
+    token_writer_check(w, fsync(w->fd) == 0, "sync");
+    token_writer_check(w, close(w->fd) == 0, "close");
+    token_writer_check(w, rename(w->temporary, w->path) == 0, "rename the finished file to");
+    char* folder = path_parent(w->path);
+    require(folder_sync(folder), "cannot sync folder %s: %s", folder, strerror(errno));
+    free(folder);
     free(w->path);
     free(w->temporary);
     free(w->buffer);
