@@ -4,7 +4,7 @@
 #
 # DEVICE=cpu|cuda           where it runs; default: cuda where nvcc, a GPU and llmc/cuda/ are there, else cpu
 # PRECISION=fp32|bf16|fp16  of parameters, activations and gradients
-# DEBUG=1                   assertions of the sanitizers (address, undefined behaviour), -O1 -g
+# DEBUG=1                   for gdb, with the sanitizers for addresses and undefined behaviour
 
 # --- what to build, and where: each combination has a folder of its own, so switching rebuilds nothing ---
 GPU := $(shell command -v nvcc >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo yes)
@@ -94,7 +94,7 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/test/compare_run
 PRECISION_TESTS := train_gpt2_single test/test_layers test/test_reference_layers
 test: data/train.bin
-	$(MAKE) --no-print-directory test-build $(FUZZERS:%=build/fuzz/%)
+	$(MAKE) --no-print-directory test-build $(if $(shell command -v clang),$(FUZZERS:%=build/fuzz/%))
 	$(MAKE) --no-print-directory DEBUG=1 test-build
 	$(MAKE) --no-print-directory PRECISION=bf16 $(PRECISION_TESTS:%=build/bf16/%)
 	$(MAKE) --no-print-directory PRECISION=fp16 $(PRECISION_TESTS:%=build/fp16/%)

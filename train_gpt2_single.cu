@@ -305,7 +305,6 @@ static void gpt2_forward(GPT2* g) {
         x = g->acts[l].res2;
         branch = g->branch;
     }
-    root = root_view(c, unit_params(g, 0));
     residual_layernorm_forward(g->resf, g->lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, BT, c.C);
 }
 
@@ -463,7 +462,8 @@ typedef struct {
     Logger log;
     long long tokens_per_step;
     int accumulation;               // micro-batches per step
-    float* logits;                  // (V) on the host, for sampling
+    floatX* row;                    // (V) one position's logits on the host, for sampling, owned
+    float* logits;                  // (V) the same as floats, owned
 } Run;
 
 // The shape that --model and its overrides ask for. context: that of a dN, which has none of its own.
@@ -563,8 +563,8 @@ static void print_sample(GPT2* g, Run* run, long long step) {
         gpt2_forward(g);
         floatX* last = g->lnf + (size_t)(T - 1)*c.C;
         matmul_forward(g->logits, last, root_view(c, unit_params(g, 0)).wte, NULL, 1, c.C, c.Vp);
-        device_to_host(run->logits, g->logits, (size_t)c.V * sizeof(floatX));
-        for (int i = c.V - 1; i >= 0; i--) run->logits[i] = to_float(((floatX*)run->logits)[i]); // widened from the end, in place
+        device_to_host(run->row, g->logits, (size_t)c.V * sizeof(floatX));
+        convert_dtype(run->logits, DTYPE_F32, run->row, FLOATX_DTYPE, (size_t)c.V);
         float u = random_uniform((uint64_t)o->seed, STREAM_SAMPLER + (uint64_t)step, n);
         tokens[n] = sample_token(run->logits, run->tokenizer.vocab_size, o->temperature, o->top_k, u);
         if (tokens[n] == run->tokenizer.eot) break; // the text has come to its end
@@ -668,8 +668,9 @@ int main(int argc, char** argv) {
 
     size_t predicted[MEMORY_KINDS];
     gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, predicted);
-    report_run(config, predicted, run.tokens_per_step, run.accumulation);
     gpt2_init(&g, config, (int)o->batch_size, (int)o->seq_len, o->recompute);
+    report_run(config, predicted, run.tokens_per_step, run.accumulation);
+    run.row = (floatX*)xcalloc((size_t)config.V, sizeof(floatX));
     run.logits = (float*)xcalloc((size_t)config.V, sizeof(float));
     run.scaler = loss_scaler_init(o);
 
@@ -683,7 +684,10 @@ int main(int argc, char** argv) {
         run.scaler.scale = checkpoint.state.loss_scale;
         run.scaler.good_steps = checkpoint.state.good_steps;
     }
-    if (from_checkpoint) checkpoint_close(&checkpoint);
+    if (from_checkpoint) {
+        printf("start      step %lld of %lld, from %s\n", first, o->steps, checkpoint.path);
+        checkpoint_close(&checkpoint);
+    }
     logger_open(&run.log, &table, o->out, o->steps, first, run_record(config, predicted, 1));
 
     size_t allocations = device_allocations();
@@ -702,13 +706,14 @@ int main(int argc, char** argv) {
     }
     logger_close(&run.log);
 
-    report_memory(predicted);
+    bool as_predicted = report_memory(predicted);
     printf("allocations while training: %zu; times a step waited for data: %lld\n", device_allocations() - allocations, run.train.waits);
     dataloader_free(&run.train);
     if (o->val_data[0]) dataloader_free(&run.val);
     tokenizer_free(&run.tokenizer);
     gpt2_free(&g);
+    free(run.row);
     free(run.logits);
     device_shutdown();
-    return 0;
+    return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
 }
