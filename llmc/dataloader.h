@@ -79,13 +79,13 @@ typedef struct {
 
 // ---- shards ----
 
-static inline int* data_read_text(const char* option, const char* path, const Tokenizer* tokenizer, size_t* count) {
+static inline int* data_read_text(const char* path, const Tokenizer* tokenizer, size_t* count) {
+    FileSource from = { path, "--data and --val-data want token files, as dev/data/tokenize makes them, or UTF-8 text" };
     size_t n;
-    char* text = file_read(path, SIZE_MAX, &n, "a token file (.bin), a glob of them or a text file is wanted");
-    require(n > 0, "%s %s: the file is empty; text or tokens are wanted", option, path);
+    char* text = file_read(from, SIZE_MAX, &n);
+    require_file(from, n > 0, "is empty");
     const char* nul = (const char*)memchr(text, 0, n);
-    require(nul == NULL, "%s %s: byte %zu is NUL, so this is neither a token file nor text; make tokens of it with"
-            " dev/data/tokenize, or convert it to UTF-8", option, path, nul ? (size_t)(nul - text) : 0);
+    require_file(from, nul == NULL, "is neither a token file nor text: byte %zu is NUL", nul ? (size_t)(nul - text) : 0);
     int* encoded = tokenizer_encode(tokenizer, text, n, count);
     free(text);
     int* tokens = (int*)xcalloc(*count + 1, sizeof(int));
@@ -101,7 +101,7 @@ static inline bool data_is_bin(const char* path) {
     return n >= 4 && strcmp(path + n - 4, ".bin") == 0;
 }
 
-static inline DataShard data_shard_open(const char* option, const char* path, const Tokenizer* tokenizer) {
+static inline DataShard data_shard_open(const char* path, const Tokenizer* tokenizer) {
     DataShard s;
     memset(&s, 0, sizeof s);
     s.path = xstrdup(path);
@@ -109,7 +109,7 @@ static inline DataShard data_shard_open(const char* option, const char* path, co
         s.file = token_file_open(path);
         s.count = s.file.count;
     } else {
-        s.tokens = data_read_text(option, path, tokenizer, &s.count);
+        s.tokens = data_read_text(path, tokenizer, &s.count);
     }
     return s;
 }
@@ -138,7 +138,7 @@ static inline void dataloader_open_shards(DataLoader* d, const char* pattern, co
     d->shards = (DataShard*)xcalloc((size_t)d->num_shards, sizeof(DataShard));
     for (int i = 0; i < d->num_shards; i++) {
         DataShard* s = &d->shards[i];
-        *s = data_shard_open(d->option, literal ? pattern : found.gl_pathv[i], tokenizer);
+        *s = data_shard_open(literal ? pattern : found.gl_pathv[i], tokenizer);
         s->first_sequence = d->num_sequences;
         d->num_sequences += data_shard_sequences(s, d->shape.T, d->use);
         d->num_tokens += s->count;

@@ -66,7 +66,7 @@ typedef struct {
 static inline void print_replacement(void) { fputs("\xEF\xBF\xBD", stdout); }
 
 // Bytes of a character by its first one, 0: no character begins so.
-static inline int utf8_length(unsigned char c) {
+static inline int utf8_character_length(unsigned char c) {
     return c < 0x80 ? 1 : c < 0xC2 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF5 ? 4 : 0;
 }
 
@@ -90,7 +90,7 @@ static inline void print_byte(TokenPrinter* p, unsigned char c) {
         print_replacement();
         p->have = p->need = 0;
     }
-    if (p->need == 0) p->need = utf8_length(c);
+    if (p->need == 0) p->need = utf8_character_length(c);
     bool control = (c < 0x20 && c != '\n' && c != '\t') || c == 0x7F;
     if (p->need == 0 || control) {
         print_replacement();
