@@ -112,10 +112,10 @@ static inline size_t hash_slots(size_t entries) { // at most half full
     return slots;
 }
 
-// Maps all tokens, which must differ, and fills byte_token, which must become complete.
-static inline TokenMap token_map_make(Tokenizer* t, const char* path) {
+// Maps all tokens, which must differ, with room for `most`; and fills byte_token, which must become complete.
+static inline TokenMap token_map_make(Tokenizer* t, FileSource from, size_t most) {
     TokenMap m;
-    m.count = hash_slots((size_t)t->vocab_size);
+    m.count = hash_slots(most);
     m.slots = (int*)xcalloc(m.count, sizeof *m.slots);
     for (size_t i = 0; i < m.count; i++) m.slots[i] = -1;
     for (int b = 0; b < 256; b++) t->byte_token[b] = -1;
@@ -123,12 +123,12 @@ static inline TokenMap token_map_make(Tokenizer* t, const char* path) {
         size_t length;
         const char* bytes = tokenizer_decode(t, id, &length);
         int* slot = token_map_slot(&m, t, bytes, length);
-        require(*slot < 0, "tokens %d and %d of %s are the same bytes; each must be different", *slot, id, path);
+        require_file(from, *slot < 0, "tokens %d and %d are the same bytes", *slot, id);
         *slot = id;
         if (length == 1) t->byte_token[(unsigned char)bytes[0]] = id;
     }
     for (int b = 0; b < 256; b++)
-        require(t->byte_token[b] >= 0, "%s has no token for the single byte 0x%02x; a byte-level vocabulary has all 256", path, b);
+        require_file(from, t->byte_token[b] >= 0, "no token is the single byte 0x%02x; a byte-level vocabulary has all 256", b);
     return m;
 }
 
@@ -176,8 +176,9 @@ static inline bool pair_add(Tokenizer* t, int left, int right, uint32_t rank) {
 
 #define TOKENIZER_MAX_FILE ((size_t)1 << 30) // bytes; GPT-2's are about one million
 
-static inline char* tokenizer_file_read(const char* path, size_t* size) {
-    return file_read(path, TOKENIZER_MAX_FILE, size, "it should be a tokenizer's vocab.json or merges.txt, or llm.c's tokenizer .bin");
+static inline FileSource tokenizer_source(const char* path) {
+    FileSource from = { path, "wanted: GPT-2's vocab.json with merges.txt beside it, or llm.c's tokenizer .bin" };
+    return from;
 }
 
 // llm.c's tokenizer .bin: 256 int32 of header (magic, version 2, tokens, end-of-text token), then per token a length
@@ -186,19 +187,19 @@ static inline char* tokenizer_file_read(const char* path, size_t* size) {
 #define TOKENIZER_VERSION 2
 #define TOKENIZER_HEADER_BYTES (256 * sizeof(int32_t))
 
-static inline void tokenizer_bin_tokens(Tokenizer* t, const char* path, const char* file, size_t size) {
+static inline void tokenizer_bin_tokens(Tokenizer* t, FileSource from, const char* file, size_t size) {
     size_t at = TOKENIZER_HEADER_BYTES;
     t->bytes = (char*)xcalloc(size - at, 1);
     t->start = (size_t*)xcalloc((size_t)t->vocab_size + 1, sizeof *t->start);
     for (int id = 0; id < t->vocab_size; id++) {
         size_t length = at < size ? (unsigned char)file[at] : 0;
-        require(at < size && length <= size - at - 1, "%s ends within token %d of %d; download or make it again", path, id, t->vocab_size);
-        require(length > 0, "token %d of %s is empty; a token is at least one byte", id, path);
+        require_file(from, at < size && length <= size - at - 1, "ends within token %d of %d", id, t->vocab_size);
+        require_file(from, length > 0, "token %d is empty", id);
         memcpy(t->bytes + t->start[id], file + at + 1, length);
         t->start[id + 1] = t->start[id] + length;
         at += 1 + length;
     }
-    require(at == size, "%s has %zu bytes after its last token; download or make it again", path, size - at);
+    require_file(from, at == size, "has %zu bytes after its last token", size - at);
 }
 
 // Any two tokens whose bytes together are a token merge into it. Only the end-of-text token is out of reach.
@@ -215,22 +216,19 @@ static inline void tokenizer_bin_pairs(Tokenizer* t, const TokenMap* map) {
     }
 }
 
-static inline void tokenizer_open_bin(Tokenizer* t, const char* path, const char* file, size_t size) {
-    require(size >= TOKENIZER_HEADER_BYTES, "tokenizer file %s has %zu bytes, less than its header's %zu; download or make it again",
-            path, size, TOKENIZER_HEADER_BYTES);
+static inline void tokenizer_open_bin(Tokenizer* t, FileSource from, const char* file, size_t size) {
+    require_file(from, size >= TOKENIZER_HEADER_BYTES, "has %zu bytes, less than the %zu of its header", size, TOKENIZER_HEADER_BYTES);
     int32_t header[4];
     memcpy(header, file, sizeof header);
-    require(header[1] == TOKENIZER_VERSION, "tokenizer file %s has version %d; this program reads version %d", path, header[1],
-            TOKENIZER_VERSION);
+    require_file(from, header[1] == TOKENIZER_VERSION, "has version %d; this program reads version %d", header[1], TOKENIZER_VERSION);
     size_t most = (size - TOKENIZER_HEADER_BYTES) / 2; // a length and a byte each
-    require(header[2] > 0 && (size_t)header[2] <= most, "tokenizer file %s says it has %d tokens; its size allows 1 to %zu",
-            path, header[2], most);
-    require(header[3] >= 0 && header[3] < header[2], "tokenizer file %s says its end-of-text token is %d; it has tokens 0 to %d",
-            path, header[3], header[2] - 1);
+    require_file(from, header[2] > 0 && (size_t)header[2] <= most, "says it has %d tokens; its %zu bytes allow 1 to %zu", header[2], size, most);
+    require_file(from, header[3] >= 0 && header[3] < header[2], "says its end-of-text token is %d; it has tokens 0 to %d",
+                 header[3], header[2] - 1);
     t->vocab_size = header[2];
     t->eot = header[3];
-    tokenizer_bin_tokens(t, path, file, size);
-    TokenMap map = token_map_make(t, path);
+    tokenizer_bin_tokens(t, from, file, size);
+    TokenMap map = token_map_make(t, from, (size_t)t->vocab_size);
     tokenizer_bin_pairs(t, &map);
     free(map.slots);
 }
@@ -264,96 +262,103 @@ static inline long bytes_from_text(const int byte_of[BYTE_CHARACTERS], const cha
 }
 
 // The keys of vocab.json, whose values must be 0..vocab_size-1, by id. Views into `root`; the caller frees the array.
-static inline const char** vocab_by_id(const char* path, json_t* root) {
+static inline const char** vocab_by_id(FileSource from, json_t* root) {
     size_t n = json_object_size(root);
     const char** by_id = (const char**)xcalloc(n, sizeof *by_id);
     const char* key;
     json_t* value;
     json_object_foreach(root, key, value) {
-        require(json_is_integer(value), "token \"%s\" of %s has no whole number for an id", key, path);
+        require_file(from, json_is_integer(value), "token \"%s\" has no whole number for an id", key);
         long long id = json_integer_value(value);
-        require(id >= 0 && (unsigned long long)id < n, "token \"%s\" of %s has id %lld; its %zu tokens must have ids 0 to %zu",
-                key, path, id, n, n - 1);
-        require(by_id[id] == NULL, "tokens \"%s\" and \"%s\" of %s have the same id %lld", by_id[id], key, path, id);
+        require_file(from, id >= 0 && (unsigned long long)id < n, "token \"%s\" has id %lld; the %zu tokens must have ids 0 to %zu",
+                     key, id, n, n - 1);
+        require_file(from, by_id[id] == NULL, "tokens \"%s\" and \"%s\" have the same id %lld", by_id[id], key, id);
         by_id[id] = key;
     }
     return by_id;
 }
 
-static inline void tokenizer_read_vocab(Tokenizer* t, const char* path, const char* file, size_t size, const int byte_of[BYTE_CHARACTERS]) {
+static inline void tokenizer_read_vocab(Tokenizer* t, FileSource from, const char* file, size_t size,
+                                        const int byte_of[BYTE_CHARACTERS]) {
     json_error_t error;
     json_t* root = json_loadb(file, size, JSON_REJECT_DUPLICATES, &error);
-    require(root != NULL, "%s is no valid JSON: %s at line %d, column %d", path, error.text, error.line, error.column);
-    require(json_is_object(root) && json_object_size(root) > 0, "%s must be a JSON object of tokens and their ids", path);
-    const char** by_id = vocab_by_id(path, root);
+    require_file(from, root != NULL, "is no valid JSON: %s at line %d, column %d", error.text, error.line, error.column);
+    require_file(from, json_is_object(root) && json_object_size(root) > 0, "is no JSON object of tokens and their ids");
+    const char** by_id = vocab_by_id(from, root);
     t->vocab_size = (int)json_object_size(root);
     t->bytes = (char*)xcalloc(size, 1); // no token is longer decoded than it was in the file
     t->start = (size_t*)xcalloc((size_t)t->vocab_size + 1, sizeof *t->start);
     for (int id = 0; id < t->vocab_size; id++) {
         long length = bytes_from_text(byte_of, by_id[id], strlen(by_id[id]), t->bytes + t->start[id]);
-        require(length > 0, "token %d of %s, \"%s\", is not byte-level text as GPT-2's vocabulary has it", id, path, by_id[id]);
+        require_file(from, length > 0, "token %d, \"%s\", is not the byte-level text that GPT-2's vocabulary has", id, by_id[id]);
         t->start[id + 1] = t->start[id] + (size_t)length;
     }
     free(by_id);
     json_decref(root);
 }
 
-// The token spelled by s (n) in text form. Dies, saying which line of merges.txt, if there is none.
-static inline int merge_token(const Tokenizer* t, const TokenMap* map, const int byte_of[BYTE_CHARACTERS],
-                              const char* s, size_t n, char* bytes, size_t* length, const char* path, size_t line) {
-    long decoded = bytes_from_text(byte_of, s, n, bytes);
-    int id = decoded > 0 ? *token_map_slot(map, t, bytes, (size_t)decoded) : -1;
-    require(id >= 0, "line %zu of %s: \"%.*s\" is not in the vocabulary", line, path, (int)size_min(n, 60), s);
+// What reading merges.txt works with.
+typedef struct {
+    FileSource from;
+    const TokenMap* map;
+    const int* byte_of; // (BYTE_CHARACTERS)
+    size_t line;        // of the merge being read, from 1
+    char* bytes;        // the bytes that the line's two tokens stand for, as many as the line has characters
+} MergeReader;
+
+// The token spelled by s (n) in text form, whose bytes go to `bytes` and are counted in *length.
+static inline int merge_token(const Tokenizer* t, const MergeReader* r, const char* s, size_t n, char* bytes, size_t* length) {
+    long decoded = bytes_from_text(r->byte_of, s, n, bytes);
+    int id = decoded > 0 ? *token_map_slot(r->map, t, bytes, (size_t)decoded) : -1;
+    require_file(r->from, id >= 0, "line %zu: \"%.*s\" is not in the vocabulary", r->line, (int)size_min(n, 60), s);
     *length = (size_t)decoded;
     return id;
 }
 
-// One line "left right" of merges.txt, of n characters, as the merge of the next rank.
-static inline void tokenizer_read_merge(Tokenizer* t, const TokenMap* map, const int byte_of[BYTE_CHARACTERS],
-                                        const char* text, size_t n, const char* path, size_t line) {
+// One line "left right", of n characters, as the merge of the next rank.
+static inline void tokenizer_read_merge(Tokenizer* t, const MergeReader* r, const char* text, size_t n) {
+    int shown = (int)size_min(n, 60);
     const char* space = (const char*)memchr(text, ' ', n);
-    require(space != NULL, "line %zu of %s must be two tokens with a space between them, not \"%.*s\"", line, path,
-            (int)size_min(n, 60), text);
+    require_file(r->from, space != NULL, "line %zu: \"%.*s\" is not two tokens with a space between them", r->line, shown, text);
     size_t left_text = (size_t)(space - text), a, b;
-    char* bytes = (char*)xcalloc(n, 1);
-    int left = merge_token(t, map, byte_of, text, left_text, bytes, &a, path, line);
-    int right = merge_token(t, map, byte_of, space + 1, n - left_text - 1, bytes + a, &b, path, line);
-    int id = *token_map_slot(map, t, bytes, a + b);
-    free(bytes);
-    require(id >= 0, "line %zu of %s: what \"%.*s\" merge into is not in the vocabulary", line, path, (int)size_min(n, 60), text);
-    require(id != t->eot, "line %zu of %s makes " END_OF_TEXT " out of text, which no text may become", line, path);
+    int left = merge_token(t, r, text, left_text, r->bytes, &a);
+    int right = merge_token(t, r, space + 1, n - left_text - 1, r->bytes + a, &b);
+    int id = *token_map_slot(r->map, t, r->bytes, a + b);
+    require_file(r->from, id >= 0, "line %zu: what \"%.*s\" merge into is not in the vocabulary", r->line, shown, text);
+    require_file(r->from, id != t->eot, "line %zu makes " END_OF_TEXT " out of text, which no text may become", r->line);
     t->merged[t->pair_count] = id;
-    require(pair_add(t, left, right, (uint32_t)t->pair_count), "line %zu of %s: \"%.*s\" was there before; a pair merges one way",
-            line, path, (int)size_min(n, 60), text);
+    bool is_new = pair_add(t, left, right, (uint32_t)t->pair_count);
+    require_file(r->from, is_new, "line %zu: \"%.*s\" was there before", r->line, shown, text);
 }
 
 // merges.txt: a line "#version: ..." that may be missing, then one merge a line, the lowest rank first.
-static inline void tokenizer_read_merges(Tokenizer* t, const TokenMap* map, const int byte_of[BYTE_CHARACTERS], const char* path) {
+static inline void tokenizer_read_merges(Tokenizer* t, FileSource from, const TokenMap* map, const int byte_of[BYTE_CHARACTERS]) {
     size_t size, lines = 1;
-    char* file = tokenizer_file_read(path, &size);
+    char* file = file_read(from, TOKENIZER_MAX_FILE, &size);
     for (size_t i = 0; i < size; i++) lines += file[i] == '\n';
     t->merged = (int*)xcalloc(lines, sizeof *t->merged);
-    size_t line = 1;
-    for (size_t at = 0; at < size; line++) {
+    MergeReader r = { from, map, byte_of, 1, (char*)xcalloc(size, 1) };
+    for (size_t at = 0; at < size; r.line++) {
         const char* end = (const char*)memchr(file + at, '\n', size - at);
         size_t n = end ? (size_t)(end - file) - at : size - at;
-        bool is_version = line == 1 && strncmp(file, "#version", 8) == 0;
-        if (!is_version) tokenizer_read_merge(t, map, byte_of, file + at, n, path, line);
+        bool is_version = r.line == 1 && strncmp(file, "#version", 8) == 0;
+        if (!is_version) tokenizer_read_merge(t, &r, file + at, n);
         at += n + 1;
     }
+    free(r.bytes);
     free(file);
 }
 
-static inline void tokenizer_open_json(Tokenizer* t, const char* path, const char* file, size_t size) {
+static inline void tokenizer_open_json(Tokenizer* t, FileSource from, const char* file, size_t size) {
     int byte_of[BYTE_CHARACTERS];
     byte_characters(byte_of);
-    tokenizer_read_vocab(t, path, file, size, byte_of);
-    TokenMap map = token_map_make(t, path);
+    tokenizer_read_vocab(t, from, file, size, byte_of);
+    TokenMap map = token_map_make(t, from, (size_t)t->vocab_size);
     t->eot = *token_map_slot(&map, t, END_OF_TEXT, strlen(END_OF_TEXT));
-    require(t->eot >= 0, "%s has no token " END_OF_TEXT ", which stands before each document; add it with the next free id", path);
-    char* folder = path_parent(path);
+    require_file(from, t->eot >= 0, "has no token " END_OF_TEXT ", which stands before each document");
+    char* folder = path_parent(from.path);
     char* merges = format_string("%s/merges.txt", folder);
-    tokenizer_read_merges(t, &map, byte_of, merges);
+    tokenizer_read_merges(t, tokenizer_source(merges), &map, byte_of);
     free(merges);
     free(folder);
     free(map.slots);
@@ -404,20 +409,19 @@ static inline void tokenizer_open(Tokenizer* t, const char* spec) {
         tokenizer_open_bytes(t);
         return;
     }
-    struct stat s;
-    require(stat(spec, &s) == 0, "cannot find tokenizer %s: %s; it must be bytes, a vocab.json, its folder, or llm.c's tokenizer .bin",
-            spec, strerror(errno));
-    char* path = S_ISDIR(s.st_mode) ? format_string("%s/vocab.json", spec) : xstrdup(spec);
+    struct stat info;
+    bool is_folder = stat(spec, &info) == 0 && S_ISDIR(info.st_mode);
+    char* path = is_folder ? format_string("%s/vocab.json", spec) : xstrdup(spec);
+    FileSource from = tokenizer_source(path);
     size_t size;
-    char* file = tokenizer_file_read(path, &size);
+    char* file = file_read(from, TOKENIZER_MAX_FILE, &size);
     pairs_resize(t, hash_slots(0));
     int32_t magic = 0;
     memcpy(&magic, file, size_min(size, sizeof magic));
     bool is_json = file[strspn(file, " \t\r\n")] == '{';
-    require(magic == TOKENIZER_MAGIC || is_json, "%s is no tokenizer: it starts neither with { as a vocab.json does, nor with %d "
-            "as llm.c's tokenizer .bin does", path, TOKENIZER_MAGIC);
-    if (is_json) tokenizer_open_json(t, path, file, size);
-    else tokenizer_open_bin(t, path, file, size);
+    require_file(from, magic == TOKENIZER_MAGIC || is_json, "starts neither with { nor with %d", TOKENIZER_MAGIC);
+    if (is_json) tokenizer_open_json(t, from, file, size);
+    else tokenizer_open_bin(t, from, file, size);
     tokenizer_prepare(t);
     free(file);
     free(path);

@@ -28,9 +28,9 @@ typedef struct {
     size_t count; // tokens
 } TokenFile;
 
-static inline void token_file_read_at(const char* path, int fd, void* out, size_t bytes, size_t offset) {
-    require(pread_all(fd, out, bytes, offset), "cannot read %zu bytes at %zu of token file %s: %s", bytes, offset, path,
-            errno ? strerror(errno) : "it was cut after it was opened");
+static inline FileSource token_file_source(const char* path) {
+    FileSource from = { path, "make it with dev/data/tokenize, or download it again" };
+    return from;
 }
 
 // Does the file start with the magic of a token file? Dies if it cannot be opened.
@@ -38,32 +38,29 @@ static inline bool token_file_detect(const char* path) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     require(fd >= 0, "cannot open %s: %s", path, strerror(errno));
     int32_t magic = 0;
-    ssize_t n = pread(fd, &magic, sizeof magic, 0); // a folder or a pipe fails here and is no token file
+    bool is_long_enough = pread_all(fd, &magic, sizeof magic, 0); // a folder or a pipe fails here and is no token file
     close(fd);
-    return n == (ssize_t)sizeof magic && magic == TOKENS_MAGIC;
+    return is_long_enough && magic == TOKENS_MAGIC;
 }
 
 // Opens a token file; dies unless header and size agree. token_file_close() ends it.
 static inline TokenFile token_file_open(const char* path) {
+    FileSource from = token_file_source(path);
     TokenFile f;
     f.fd = open(path, O_RDONLY | O_CLOEXEC);
-    require(f.fd >= 0, "cannot open token file %s: %s", path, strerror(errno));
-    struct stat s;
-    require(fstat(f.fd, &s) == 0, "cannot stat token file %s: %s", path, strerror(errno));
-    require(S_ISREG(s.st_mode), "%s is not a regular file; a token file is", path);
-    size_t size = (size_t)s.st_size;
-    require(size >= TOKENS_HEADER_BYTES, "%s has %zu bytes, less than the %zu of a token file's header; "
-            "make one with dev/data/tokenize", path, size, TOKENS_HEADER_BYTES);
+    require_file(from, f.fd >= 0, "cannot be opened: %s", strerror(errno));
+    struct stat info;
+    require_file(from, fstat(f.fd, &info) == 0 && S_ISREG(info.st_mode), "is not a file");
+    size_t size = (size_t)info.st_size;
+    require_file(from, size >= TOKENS_HEADER_BYTES, "has %zu bytes, less than the %zu of a token file's header", size,
+                 TOKENS_HEADER_BYTES);
     int32_t header[TOKENS_HEADER_INTS];
-    token_file_read_at(path, f.fd, header, sizeof header, 0);
-    require(header[0] == TOKENS_MAGIC, "%s starts with %d and is no token file, which starts with %d; "
-            "make one with dev/data/tokenize", path, header[0], TOKENS_MAGIC);
-    require(header[1] == TOKENS_VERSION, "token file %s has version %d; this program reads version %d: make it again with "
-            "dev/data/tokenize", path, header[1], TOKENS_VERSION);
-    require(header[2] >= 0 && size - TOKENS_HEADER_BYTES == (size_t)header[2] * sizeof(uint16_t),
-            "token file %s says it has %d tokens but has %zu bytes after its header, %zu tokens: it is cut or damaged; "
-            "make or download it again", path, header[2], size - TOKENS_HEADER_BYTES,
-            (size - TOKENS_HEADER_BYTES) / sizeof(uint16_t));
+    require_file(from, pread_all(f.fd, header, sizeof header, 0), "cannot be read: %s", errno ? strerror(errno) : "it ends early");
+    require_file(from, header[0] == TOKENS_MAGIC, "starts with %d and is no token file, which starts with %d", header[0], TOKENS_MAGIC);
+    require_file(from, header[1] == TOKENS_VERSION, "has version %d; this program reads version %d", header[1], TOKENS_VERSION);
+    size_t data = size - TOKENS_HEADER_BYTES;
+    require_file(from, header[2] >= 0 && data == (size_t)header[2] * sizeof(uint16_t), "is cut or damaged: its header says %d tokens, "
+                 "its %zu bytes have room for %zu", header[2], size, data / sizeof(uint16_t));
     f.count = (size_t)header[2];
     f.path = xstrdup(path);
     return f;
@@ -73,7 +70,9 @@ static inline TokenFile token_file_open(const char* path) {
 static inline void token_file_read(const TokenFile* f, size_t first, size_t n, uint16_t* out) {
     require(first <= f->count && n <= f->count - first, "tokens %zu to %zu of %s were asked for, which has %zu",
             first, first + n, f->path, f->count);
-    token_file_read_at(f->path, f->fd, out, n * sizeof *out, TOKENS_HEADER_BYTES + first * sizeof *out);
+    bool complete = pread_all(f->fd, out, n * sizeof *out, TOKENS_HEADER_BYTES + first * sizeof *out);
+    require_file(token_file_source(f->path), complete, "tokens %zu to %zu cannot be read: %s", first, first + n,
+                 errno ? strerror(errno) : "it was cut after it was opened");
 }
 
 static inline void token_file_close(TokenFile* f) {

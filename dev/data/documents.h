@@ -1,0 +1,123 @@
+/*
+documents.h - the documents in text files, one after another, for the programs beside this file.
+
+A document is a whole file, what stands between two separator lines, or one field of a line of JSON. Empty ones are
+skipped. A document is bytes, of any kind: nothing here decodes or changes them.
+*/
+#ifndef DOCUMENTS_H
+#define DOCUMENTS_H
+#include "../../llmc/common.h"
+#include "../../llmc/options.h"
+#include <jansson.h>
+
+enum { SPLIT_FILE, SPLIT_LINE, SPLIT_JSONL };
+
+typedef struct {
+    int split;             // SPLIT_*
+    const char* separator; // SPLIT_LINE: the line, without its end
+    const char* field;     // SPLIT_JSONL: the name of the field
+    char** paths;          // (num_paths) "-" is standard input, not owned
+    int num_paths;
+    int opened;            // paths opened so far
+    FILE* file;            // the last of them; NULL: to be opened
+    size_t line_number;    // in that file
+    char* line;            // (line_capacity) owned
+    size_t line_capacity;
+    char* text;            // (capacity) the current document, its first `length` bytes, owned
+    size_t length, capacity;
+} Documents;
+
+// Reads the command line: options as the table has them, then paths. Documents' own options are added to the table.
+static inline Documents documents_parse(OptionTable* table, int argc, char** argv) {
+    static Documents d; // where the table's pointers go
+    d.separator = "";
+    d.field = "text";
+    option_choice(table, "split", &d.split, "file|line|jsonl", "a document is a file, lines up to a separator line, or a line of JSON");
+    option_text(table, "separator", &d.separator, "TEXT", "the line that separates documents with --split line; '': an empty one");
+    option_text(table, "field", &d.field, "NAME", "the field that holds the text with --split jsonl");
+    int i = 1;
+    for (; i < argc && argv[i][0] == '-' && argv[i][1] != '\0' && strcmp(argv[i], "--") != 0; i++) {
+        size_t name = strcspn(argv[i], "=");
+        OptionSpec* s = option_find(table, argv[i], name);
+        if (s != NULL && s->kind != OPTION_FLAG && argv[i][name] == '\0') i++; // its value comes next
+    }
+    options_parse(table, i < argc ? i : argc, argv);
+    if (i < argc && strcmp(argv[i], "--") == 0) i++;
+    require(i < argc, "no text was given; name files after the options, - for standard input (--help says more)");
+    d.paths = argv + i;
+    d.num_paths = argc - i;
+    return d;
+}
+
+static inline void documents_open_next(Documents* d) {
+    const char* path = d->paths[d->opened++];
+    d->file = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+    require(d->file != NULL, "cannot open %s: %s", path, strerror(errno));
+    d->line_number = 0;
+}
+
+static inline void documents_close(Documents* d) {
+    require(!ferror(d->file), "cannot read %s: %s", d->paths[d->opened - 1], strerror(errno));
+    if (d->file != stdin) fclose(d->file);
+    d->file = NULL;
+}
+
+static inline void document_append(Documents* d, const char* bytes, size_t n) {
+    if (d->length + n > d->capacity) {
+        d->capacity = size_max(d->length + n, 2 * d->capacity);
+        d->text = (char*)xrealloc(d->text, d->capacity);
+    }
+    memcpy(d->text + d->length, bytes, n);
+    d->length += n;
+}
+
+// Each of these reads one document, which may be empty, and returns false at the end of the file.
+static inline bool document_read_file(Documents* d) {
+    char piece[65536];
+    for (size_t n; (n = fread(piece, 1, sizeof piece, d->file)) > 0; ) document_append(d, piece, n);
+    return false;
+}
+
+static inline bool document_read_lines(Documents* d) {
+    ssize_t n;
+    while ((n = getline(&d->line, &d->line_capacity, d->file)) > 0) {
+        size_t length = (size_t)n - (d->line[n - 1] == '\n');
+        if (length == strlen(d->separator) && memcmp(d->line, d->separator, length) == 0) return true;
+        document_append(d, d->line, (size_t)n);
+    }
+    return false;
+}
+
+static inline bool document_read_json(Documents* d) {
+    ssize_t n = getline(&d->line, &d->line_capacity, d->file);
+    if (n <= 0) return false;
+    d->line_number++;
+    if (strspn(d->line, " \t\r\n") == (size_t)n) return true;
+    const char* path = d->paths[d->opened - 1];
+    json_error_t error;
+    json_t* object = json_loadb(d->line, (size_t)n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+    require(object != NULL, "line %zu of %s is no valid JSON: %s", d->line_number, path, error.text);
+    const json_t* text = json_object_get(object, d->field);
+    require(json_is_string(text), "line %zu of %s has no text in a field \"%s\"; --field names another", d->line_number, path, d->field);
+    document_append(d, json_string_value(text), json_string_length(text));
+    json_decref(object);
+    return true;
+}
+
+// Puts the next document that is not empty in text and length. false: there are no more.
+static inline bool documents_next(Documents* d) {
+    do {
+        if (d->file == NULL && d->opened == d->num_paths) return false;
+        if (d->file == NULL) documents_open_next(d);
+        d->length = 0;
+        bool more = d->split == SPLIT_FILE ? document_read_file(d) : d->split == SPLIT_LINE ? document_read_lines(d) : document_read_json(d);
+        if (!more) documents_close(d);
+    } while (d->length == 0);
+    return true;
+}
+
+static inline void documents_free(Documents* d) {
+    free(d->line);
+    free(d->text);
+}
+#endif

@@ -1,0 +1,196 @@
+/*
+tokenize - text to token files, llm.c's .bin, for the training programs.
+
+    build/tokenize --tokenizer bytes --out train.bin --val-out val.bin FILE...
+
+Each document is preceded by the end-of-text token. Which documents are for validation depends on nothing but their
+bytes, so a document that comes twice, or in another order, or in a larger set, stays on its side, and no validation
+text leaks into the training text.
+*/
+#include "../../llmc/common.h"
+#include "../../llmc/options.h"
+#include "../../llmc/rng.h"
+#include "../../llmc/tokenizer.h"
+#include "../../llmc/tokens.h"
+#include "documents.h"
+
+// One of the two sides: a token file, or numbered shards of one.
+typedef struct {
+    const char* path;
+    size_t shard_tokens;  // 0: all in one file
+    int shards;           // opened so far
+    bool is_open;
+    TokenWriter writer;   // where is_open
+    size_t documents, bytes, tokens; // tokens: with the end-of-text ones
+} Output;
+
+enum { TRAIN, VAL, SIDES };
+static Output outputs[SIDES];
+
+// Nothing but finished files may stay when the program ends, however it ends.
+static void remove_unfinished(void) {
+    for (int i = 0; i < SIDES; i++)
+        if (outputs[i].is_open) unlink(outputs[i].writer.temporary);
+}
+
+// "a/train.bin" is shard 3 as "a/train_000003.bin". The caller frees it.
+static char* output_name(const Output* o, int shard) {
+    if (o->shard_tokens == 0) return xstrdup(o->path);
+    size_t stem = strlen(o->path);
+    if (stem > 4 && strcmp(o->path + stem - 4, ".bin") == 0) stem -= 4;
+    return format_string("%.*s_%06d.bin", (int)stem, o->path, shard);
+}
+
+static void output_open(Output* o) {
+    char* name = output_name(o, o->shards++);
+    o->writer = token_writer_open(name);
+    o->is_open = true;
+    free(name);
+}
+
+static void output_close(Output* o) {
+    token_writer_close(&o->writer);
+    o->is_open = false;
+}
+
+// A shard ends where it is full, in the middle of a document if need be, as llm.c's do.
+static void output_tokens(Output* o, const int* tokens, size_t n) {
+    o->tokens += n;
+    while (n > 0) {
+        if (!o->is_open) output_open(o);
+        size_t some = o->shard_tokens ? size_min(n, o->shard_tokens - o->writer.count) : n;
+        token_writer_append(&o->writer, tokens, some);
+        if (o->writer.count == o->shard_tokens) output_close(o);
+        tokens += some;
+        n -= some;
+    }
+}
+
+static void output_document(Output* o, const Tokenizer* t, const char* text, size_t length) {
+    size_t count;
+    int* tokens = tokenizer_encode(t, text, length, &count);
+    output_tokens(o, &t->eot, 1);
+    output_tokens(o, tokens, count);
+    free(tokens);
+    o->documents++;
+    o->bytes += length;
+}
+
+static void output_finish(Output* o) {
+    if (o->is_open) output_close(o);
+    char *first = output_name(o, 0), *last = output_name(o, o->shards - 1), *next = output_name(o, o->shards);
+    bool several = o->shards > 1;
+    printf("%s%s%s: %zu documents, %zu bytes, %zu tokens, %.3f bytes per token\n", first, several ? " to " : "", several ? last : "",
+           o->documents, o->bytes, o->tokens, (double)o->bytes / (double)(o->tokens - o->documents));
+    require(o->shard_tokens == 0 || !path_exists(next), "%s is of an earlier run, and not part of this data; remove it and those "
+            "after it, or a glob will find them too", next);
+    free(first);
+    free(last);
+    free(next);
+}
+
+// ----------------------------------------------------------------------------
+// which side a document belongs to
+
+// Documents wait here until each side has one, so that neither can end up empty if there are two to choose from.
+typedef struct {
+    char* text;   // (length), owned
+    size_t length;
+    float place;  // in [0,1), a function of the bytes; below --val-fraction: validation
+} Waiting;
+
+static float document_place(const char* text, size_t length) { return random_uniform(hash_bytes(text, length), 0, 0); }
+
+typedef struct {
+    Waiting* documents; // (capacity), owned
+    size_t count, capacity;
+} Queue;
+
+static void queue_add(Queue* q, const char* text, size_t length, float place) {
+    if (q->count == q->capacity) {
+        q->capacity = size_max(16, 2 * q->capacity);
+        q->documents = (Waiting*)xrealloc(q->documents, q->capacity * sizeof *q->documents);
+    }
+    Waiting* w = &q->documents[q->count++];
+    w->text = (char*)memcpy(xcalloc(length, 1), text, length);
+    w->length = length;
+    w->place = place;
+}
+
+static void queue_write(Queue* q, const Tokenizer* t, double val_below) {
+    for (size_t i = 0; i < q->count; i++) {
+        Waiting* w = &q->documents[i];
+        output_document(&outputs[w->place < val_below ? VAL : TRAIN], t, w->text, w->length);
+        free(w->text);
+    }
+    free(q->documents);
+    memset(q, 0, sizeof *q);
+}
+
+// The fraction to use instead of val_fraction when it leaves a side empty: one that moves the nearest document over.
+static double queue_fraction(const Queue* q, double val_fraction) {
+    float low = 1, high = 0;
+    for (size_t i = 0; i < q->count; i++) {
+        low = fminf(low, q->documents[i].place);
+        high = fmaxf(high, q->documents[i].place);
+    }
+    require(low < high, "there are no two different documents to split into %s and %s; --split finds more, or leave --val-out out",
+            outputs[TRAIN].path, outputs[VAL].path);
+    if (low >= val_fraction) return nextafterf(low, 1);
+    return high < val_fraction ? high : val_fraction;
+}
+
+static void tokenize_split(Documents* d, const Tokenizer* t, double val_fraction) {
+    Queue waiting = { NULL, 0, 0 };
+    bool seen[SIDES] = { false, false };
+    while (documents_next(d)) {
+        float place = document_place(d->text, d->length);
+        int side = place < val_fraction ? VAL : TRAIN;
+        seen[side] = true;
+        if (!seen[1 - side]) {
+            queue_add(&waiting, d->text, d->length, place);
+            continue;
+        }
+        queue_write(&waiting, t, val_fraction); // nothing, after the first time
+        output_document(&outputs[side], t, d->text, d->length);
+    }
+    require(seen[TRAIN] || seen[VAL], "there is no text in the %d files given", d->num_paths);
+    if (waiting.count > 0) queue_write(&waiting, t, queue_fraction(&waiting, val_fraction));
+}
+
+static void tokenize_all(Documents* d, const Tokenizer* t) {
+    while (documents_next(d)) output_document(&outputs[TRAIN], t, d->text, d->length);
+    require(outputs[TRAIN].documents > 0, "there is no text in the %d files given", d->num_paths);
+}
+
+int main(int argc, char** argv) {
+    const char* tokenizer = "bytes";
+    double val_fraction = 0.1;
+    long long shard_tokens = 0;
+    static OptionTable table;
+    table.program = "tokenize";
+    table.purpose = "text files to token files; their names follow the options, - is standard input";
+    outputs[TRAIN].path = "train.bin";
+    outputs[VAL].path = "";
+    option_text(&table, "tokenizer", &tokenizer, "bytes|FILE", "bytes, vocab.json with merges.txt beside it, their folder, or llm.c's tokenizer .bin");
+    option_text(&table, "out", &outputs[TRAIN].path, "FILE", "the token file to write");
+    option_letter(&table, 'o');
+    option_text(&table, "val-out", &outputs[VAL].path, "FILE", "a second one, for validation; '': none");
+    option_float(&table, "val-fraction", &val_fraction, 1e-6, 0.999999, "of the documents that go to --val-out");
+    option_int(&table, "shard-tokens", &shard_tokens, 0, TOKENS_MAX_COUNT, "tokens per file: train.bin becomes train_000000.bin and so on; 0: one file");
+    Documents d = documents_parse(&table, argc, argv);
+
+    Tokenizer t;
+    tokenizer_open(&t, tokenizer);
+    require(t.vocab_size <= UINT16_MAX + 1, "%s has %d tokens; token files have 16 bits for one, so at most 65536", tokenizer, t.vocab_size);
+    outputs[TRAIN].shard_tokens = outputs[VAL].shard_tokens = (size_t)shard_tokens;
+    atexit(remove_unfinished);
+    bool has_val = *outputs[VAL].path != '\0';
+    if (has_val) tokenize_split(&d, &t, val_fraction);
+    else tokenize_all(&d, &t);
+    output_finish(&outputs[TRAIN]);
+    if (has_val) output_finish(&outputs[VAL]);
+    documents_free(&d);
+    tokenizer_free(&t);
+    return EXIT_SUCCESS;
+}
