@@ -330,7 +330,6 @@ static inline const SafeTensor* checkpoint_tensor(const SafeTensors* files, cons
 typedef struct {
     TrainState state;                    // a copy; its options stay the caller's and must live until the commit
     char *final_path, *temporary;        // owned
-    bool is_attached;                    // another rank creates, commits and advises
     SafeTensors files[CHECKPOINT_FILES]; // owned
     uint64_t checksum[CHECKPOINT_PARTS]; // of what this rank wrote; so are the numbers of elements.
     uint64_t elements[CHECKPOINT_PARTS]; // Add both up over ranks before rank 0 commits.
@@ -342,7 +341,7 @@ static inline void checkpoint_writer_free(CheckpointWriter* w) {
     free(w->temporary);
 }
 
-// Removes what was begun and dies: "PATH: cannot be WHAT: REASON; remedy".
+// Dies with "PATH: cannot be WHAT: REASON; remedy". What was begun goes when the process exits (llmc/folder.h).
 __attribute__((noreturn))
 static inline void checkpoint_fail(const CheckpointWriter* w, const char* path, const char* what) {
     int reason = errno;
@@ -350,10 +349,10 @@ static inline void checkpoint_fail(const CheckpointWriter* w, const char* path, 
     size_t bytes = w->files[0].file_size + w->files[1].file_size;
     char* out = path_parent(w->final_path);
     char* last = checkpoint_newest(out);
+    bool is_step = checkpoint_name_step(path_name(w->final_path), "") >= 0;
     char* first = is_full ? format_string("free %zu MB", bytes / 1000000 + 1) : xstrdup("make it writable");
-    folder_remove(w->temporary);
-    die("%s: cannot be %s: %s; %s or choose another --out; the last good checkpoint is %s",
-        path, what, strerror(reason), first, last ? last : "none");
+    die("%s: cannot be %s: %s; %s or choose another %s; the last good checkpoint is %s",
+        path, what, strerror(reason), first, is_step ? "--out" : "folder", last ? last : "none");
 }
 
 static inline void checkpoint_require_written(const CheckpointWriter* w, bool written, const SafeTensors* file) {
@@ -380,12 +379,7 @@ static inline void checkpoint_begin_at(CheckpointWriter* w, const char* path, co
     w->state = *s;
     w->final_path = path_trim(path);
     w->temporary = folder_temporary(w->final_path);
-    char* parent = path_parent(w->final_path);
-    if (!folder_make(parent)) checkpoint_fail(w, parent, "made");
-    free(parent);
-    // left by a crash while saving
-    if (!folder_remove(w->temporary)) checkpoint_fail(w, w->temporary, "removed");
-    if (mkdir(w->temporary, 0777) != 0) checkpoint_fail(w, w->temporary, "made");
+    if (!folder_begin(w->final_path)) checkpoint_fail(w, w->temporary, "made");
     checkpoint_create_files(w);
 }
 
@@ -408,7 +402,6 @@ static inline void checkpoint_begin(CheckpointWriter* w, const char* out, const 
 static inline void checkpoint_attach(CheckpointWriter* w, const char* out, const TrainState* s) {
     memset(w, 0, sizeof *w);
     w->state = *s;
-    w->is_attached = true;
     w->final_path = format_string("%s/step_%08lld", out, s->step);
     w->temporary = folder_temporary(w->final_path);
     for (int f = 0; f < CHECKPOINT_FILES; f++) {
@@ -478,11 +471,11 @@ static inline void checkpoint_prune(const char* out, long long step, long long k
 // Gives the filled folder its final name. One that has the name already steps aside first, under a name that
 // checkpoint_newest knows, so that there is a good checkpoint at every instant.
 static inline void checkpoint_publish(CheckpointWriter* w) {
-    if (folder_publish(w->temporary, w->final_path)) return;
+    if (folder_publish(w->final_path)) return;
     if (errno != ENOTEMPTY && errno != EEXIST) checkpoint_fail(w, w->final_path, "given its name");
     char* parent = path_parent(w->final_path);
     char* aside = format_string("%s/" CHECKPOINT_REPLACED "%s", parent, path_name(w->final_path));
-    if (!folder_remove(aside) || rename(w->final_path, aside) != 0 || !folder_publish(w->temporary, w->final_path))
+    if (!folder_remove(aside) || rename(w->final_path, aside) != 0 || !folder_publish(w->final_path))
         checkpoint_fail(w, w->final_path, "replaced");
     free(aside);
     free(parent);
@@ -493,10 +486,9 @@ static inline void checkpoint_publish(CheckpointWriter* w) {
 static inline void checkpoint_commit(CheckpointWriter* w, long long keep) {
     uint64_t expected = checkpoint_elements(w->state.config);
     for (int part = 0; part < CHECKPOINT_PARTS; part++) {
-        if (!checkpoint_has_part(&w->state, (CheckpointPart)part) || w->elements[part] == expected) continue;
-        folder_remove(w->temporary);
-        die("%s: %llu of the %llu elements of \"%s\" were written: the ranks' shares do not add up to the model",
-            w->final_path, (unsigned long long)w->elements[part], (unsigned long long)expected, checkpoint_part_names[part]);
+        bool is_whole = !checkpoint_has_part(&w->state, (CheckpointPart)part) || w->elements[part] == expected;
+        require(is_whole, "%s: %llu of the %llu elements of \"%s\" were written: the ranks' shares do not add up to the model",
+                w->final_path, (unsigned long long)w->elements[part], (unsigned long long)expected, checkpoint_part_names[part]);
     }
     checkpoint_sync_files(w);
     char* text = train_state_text(&w->state, w->checksum);

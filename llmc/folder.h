@@ -132,7 +132,23 @@ static inline bool folder_sync(const char* path) {
     return synced;
 }
 
-// The temporary name of a folder: beside it, and hidden. The caller frees it.
+// Whether a new folder can have this name: nothing has it, or an empty folder.
+static inline bool folder_is_free(const char* path) {
+    DIR* folder = opendir(path);
+    if (folder == NULL) return errno == ENOENT;
+    int entries = 0;
+    while (readdir(folder) != NULL) entries++;
+    closedir(folder);
+    return entries <= 2; // . and ..
+}
+
+// ---- a folder in the making ----
+
+// The one that this process is filling, removed when it exits (as die() does) before folder_publish.
+static char* folder_unfinished;
+static inline void folder_abandon(void) { if (folder_unfinished) folder_remove(folder_unfinished); }
+
+// Where a folder is filled: beside its final place, and hidden. The caller frees it.
 static inline char* folder_temporary(const char* path) {
     char* parent = path_parent(path);
     char* temporary = format_string("%s/.tmp_%s", parent, path_name(path));
@@ -140,11 +156,26 @@ static inline char* folder_temporary(const char* path) {
     return temporary;
 }
 
-// Gives a filled temporary folder, whose files are synced, its final name, which must be free or an empty folder's.
-static inline bool folder_publish(const char* temporary, const char* path) {
-    char* parent = path_parent(path);
-    bool published = folder_sync(temporary) && rename(temporary, path) == 0 && folder_sync(parent);
+// An empty folder_temporary(path), without what an earlier crash may have left there, and the folders above it.
+static inline bool folder_begin(const char* path) {
+    static bool registered;
+    if (!registered) registered = atexit(folder_abandon) == 0;
+    char *temporary = folder_temporary(path), *parent = path_parent(path);
+    bool made = folder_make(parent) && folder_remove(temporary) && mkdir(temporary, 0777) == 0;
+    if (made) folder_unfinished = xstrdup(temporary);
     free(parent);
+    free(temporary);
+    return made;
+}
+
+// Gives the filled folder, whose files are synced, its final name, which must be free. If this fails it can be repeated.
+static inline bool folder_publish(const char* path) {
+    char *temporary = folder_temporary(path), *parent = path_parent(path);
+    bool renamed = folder_sync(temporary) && rename(temporary, path) == 0;
+    if (renamed) { free(folder_unfinished); folder_unfinished = NULL; }
+    bool published = renamed && folder_sync(parent);
+    free(parent);
+    free(temporary);
     return published;
 }
 #endif

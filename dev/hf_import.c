@@ -1,0 +1,187 @@
+/*
+hf_import HF_DIR OUT_DIR - makes a checkpoint of a Hugging Face GPT-2 folder (config.json, model.safetensors).
+
+What our GPT-2 cannot be is refused by name: another activation, epsilon or inner width, untied embeddings, tensors
+that have no place in it. The checkpoint keeps the file's precision, fp32 if it has several.
+*/
+#include "convert.h"
+
+#define COPY_AGAIN "save it again with save_pretrained(), or download it again"
+
+// ---- config.json ----
+
+static int config_integer(const json_t* root, const char* key, FileSource from) {
+    const json_t* value = json_object_get(root, key);
+    require_file(from, json_is_integer(value), "has no whole number \"%s\"", key);
+    require_file(from, json_integer_value(value) >= 1 && json_integer_value(value) <= 1 << 24,
+                 "\"%s\" is %lld", key, (long long)json_integer_value(value));
+    return (int)json_integer_value(value);
+}
+
+// A switch that must have the value that our GPT-2 is built with, which is also its default.
+static void config_check_switch(const json_t* root, const char* key, bool expected, FileSource from) {
+    const json_t* value = json_object_get(root, key);
+    bool agrees = value == NULL || (json_is_boolean(value) && json_is_true(value) == expected);
+    require_file(from, agrees, "\"%s\" must be %s: this GPT-2 has nothing else", key, expected ? "true" : "false");
+}
+
+static void config_check_variant(const json_t* root, int channels, FileSource from) {
+    const char* type = json_string_value(json_object_get(root, "model_type"));
+    require_file(from, type != NULL && strcmp(type, "gpt2") == 0,
+                 "describes a model of type %s, not gpt2", type ? type : "unknown");
+    const json_t* activation = json_object_get(root, "activation_function");
+    const json_t* epsilon = json_object_get(root, "layer_norm_epsilon");
+    const char* name = activation ? json_string_value(activation) : "gelu_new";
+    require_file(from, name && (strcmp(name, "gelu_new") == 0 || strcmp(name, "gelu_pytorch_tanh") == 0),
+                 "\"activation_function\" is %s; only gelu_new, the tanh form, can be computed", name ? name : "no text");
+    require_file(from, epsilon == NULL || fabs(json_number_value(epsilon) - 1e-5) < 1e-9,
+                 "\"layer_norm_epsilon\" is %g; only 1e-05 can be computed", json_number_value(epsilon));
+    const json_t* inner = json_object_get(root, "n_inner");
+    require_file(from, inner == NULL || json_is_null(inner) || json_integer_value(inner) == 4 * (json_int_t)channels,
+                 "\"n_inner\" must be 4 times n_embd, %d", 4 * channels);
+    config_check_switch(root, "scale_attn_weights", true, from);
+    config_check_switch(root, "scale_attn_by_inverse_layer_idx", false, from);
+    config_check_switch(root, "add_cross_attention", false, from);
+    config_check_switch(root, "tie_word_embeddings", true, from);
+}
+
+static GPT2Config read_config(const char* dir) {
+    char* path = format_string("%s/config.json", dir);
+    FileSource from = { path, "give the folder of a GPT-2 made by save_pretrained()" };
+    size_t n;
+    char* text = file_read(from, 1 << 20, &n);
+    json_error_t error;
+    json_t* root = json_loadb(text, n, JSON_REJECT_DUPLICATES, &error);
+    require_file(from, root != NULL, "line %d is not valid JSON: %s", error.line, error.text);
+    GPT2Config c;
+    c.L = config_integer(root, "n_layer", from);
+    c.NH = config_integer(root, "n_head", from);
+    c.C = config_integer(root, "n_embd", from);
+    c.V = config_integer(root, "vocab_size", from);
+    c.max_T = config_integer(root, "n_positions", from);
+    c.Vp = gpt2_padded_vocabulary(c.V);
+    gpt2_check_config(c, path);
+    config_check_variant(root, c.C, from);
+    json_decref(root);
+    free(text);
+    free(path);
+    return c;
+}
+
+// ---- model.safetensors ----
+
+static void open_weights(SafeTensors* s, const char* dir) {
+    char *path = format_string("%s/model.safetensors", dir), *index = format_string("%s/model.safetensors.index.json", dir);
+    require(path_exists(path) || !path_exists(index), "%s: the weights are in several files; "
+            "load the model in Python and save it with save_pretrained(..., max_shard_size=\"100GB\")", dir);
+    require(path_exists(path), "%s: has no model.safetensors; load the model in Python and %s", dir, COPY_AGAIN);
+    safetensors_open(s, path, COPY_AGAIN);
+    free(path);
+    free(index);
+}
+
+// "h.0.ln_1.weight" of "transformer.h.0.ln_1.weight"
+static const char* without_prefix(const char* name) {
+    return strncmp(name, HF_PREFIX, strlen(HF_PREFIX)) == 0 ? name + strlen(HF_PREFIX) : name;
+}
+
+// The file's tensor for ours, by its name with or without the prefix; its shape must be the config's.
+static const SafeTensor* find_tensor(const SafeTensors* s, GPT2Config c, int u, int i) {
+    char name[64];
+    hf_name(u, i, name);
+    char* prefixed = format_string(HF_PREFIX "%s", name);
+    const SafeTensor *long_form = safetensors_find(s, prefixed), *short_form = safetensors_find(s, name);
+    free(prefixed);
+    require_file(s->source, long_form || short_form, "has no tensor '%s' with or without \"%s\"", name, HF_PREFIX);
+    require_file(s->source, !long_form || !short_form, "has the tensor '%s' twice: with and without \"%s\"", name, HF_PREFIX);
+    const SafeTensor* found = long_form ? long_form : short_form;
+    TensorInfo t = unit_tensor(c, u, i);
+    size_t rows = hf_is_transposed(u, i) ? t.cols : t.stored_rows, cols = hf_is_transposed(u, i) ? t.stored_rows : t.cols;
+    bool fits = found->rank == (cols ? 2 : 1) && found->shape[0] == rows && (cols == 0 || found->shape[1] == cols);
+    require_file(s->source, fits, "tensor '%s' does not have the shape (%zu, %zu) that config.json asks for",
+                 found->name, rows, cols);
+    require_file(s->source, found->readable, "tensor '%s' is stored as %s; only F32, BF16 and F16 can be read",
+                 found->name, found->stored_as);
+    return found;
+}
+
+// A file may bring the classifier's matrix as well: it must be the token embedding, element by element.
+static void check_tied(const SafeTensors* s, const SafeTensor* head, const SafeTensor* wte) {
+    float a[4096], b[4096];
+    bool is_tied = head->elements == wte->elements && head->readable;
+    for (size_t done = 0, n; is_tied && done < wte->elements; done += n) {
+        n = size_min(wte->elements - done, 4096);
+        safetensors_read(s, head, done, n, a, DTYPE_F32);
+        safetensors_read(s, wte, done, n, b, DTYPE_F32);
+        is_tied = memcmp(a, b, n * sizeof(float)) == 0;
+    }
+    require_file(s->source, is_tied, "'%s' differs from the token embedding: this GPT-2 ties them", head->name);
+}
+
+// Tensors that are not weights: causal masks, which older files have stored.
+static bool is_mask(const char* name, int layers) {
+    int layer = -1, end = 0;
+    sscanf(name, "h.%d.attn.%n", &layer, &end);
+    bool is_attention = end > 0 && layer >= 0 && layer < layers;
+    return is_attention && (strcmp(name + end, "bias") == 0 || strcmp(name + end, "masked_bias") == 0);
+}
+
+// Dies for a tensor that would be lost.
+static void check_others(const SafeTensors* s, GPT2Config c, const bool* used) {
+    for (int k = 0; k < s->count; k++) {
+        const char* name = without_prefix(s->tensors[k].name);
+        if (used[k] || is_mask(name, c.L)) continue;
+        require_file(s->source, strcmp(name, "lm_head.weight") == 0,
+                     "tensor '%s' has no place in this GPT-2", s->tensors[k].name);
+        check_tied(s, &s->tensors[k], find_tensor(s, c, 0, WTE));
+    }
+}
+
+// The precision that all weights have in common, else fp32, which holds every one exactly. Also checks that all are there.
+static DType check_tensors(const SafeTensors* s, GPT2Config c) {
+    bool* used = (bool*)xcalloc((size_t)s->count, sizeof(bool));
+    DType dtype = find_tensor(s, c, 0, WTE)->dtype;
+    for (int u = 0; u <= c.L; u++)
+        for (int i = 0; i < unit_tensors(u); i++) {
+            const SafeTensor* t = find_tensor(s, c, u, i);
+            used[t - s->tensors] = true;
+            if (t->dtype != dtype) dtype = DTYPE_F32;
+        }
+    check_others(s, c, used);
+    free(used);
+    return dtype;
+}
+
+static void copy_tensor(const SafeTensors* s, CheckpointWriter* w, int u, int i) {
+    const SafeTensor* from = find_tensor(s, w->state.config, u, i);
+    float *data = (float*)xcalloc(from->elements, sizeof(float)), *turned = data;
+    safetensors_read(s, from, 0, from->elements, data, DTYPE_F32);
+    if (hf_is_transposed(u, i)) {
+        turned = (float*)xcalloc(from->elements, sizeof(float));
+        transpose(turned, data, from->shape[0], from->shape[1]);
+        free(data);
+    }
+    void* stored = xcalloc(from->elements, dtype_size(w->state.dtype));
+    convert_dtype(stored, w->state.dtype, turned, DTYPE_F32, from->elements);
+    import_tensor(w, u, i, stored);
+    free(stored);
+    free(turned);
+}
+
+int main(int argc, char** argv) {
+    OptionTable table;
+    memset(&table, 0, sizeof table);
+    table.program = "hf_import HF_DIR OUT_DIR";
+    table.purpose = "make a checkpoint of a Hugging Face GPT-2 folder";
+    parse_arguments(&table, argc, argv);
+    GPT2Config c = read_config(argv[1]);
+    SafeTensors s;
+    open_weights(&s, argv[1]);
+    CheckpointWriter w;
+    import_begin(&w, argv[2], c, check_tensors(&s, c));
+    for (int u = 0; u <= c.L; u++)
+        for (int i = 0; i < unit_tensors(u); i++) copy_tensor(&s, &w, u, i);
+    safetensors_close(&s);
+    import_finish(&w, argv[2]);
+    return 0;
+}

@@ -1,0 +1,80 @@
+/*
+llmc_import MODEL.bin OUT_DIR - makes a checkpoint of a model file of llm.c.
+
+The file: 256 int32 (magic, version, max_T, V, L, NH, C, padded V), then 16 tensors, each over all layers, (out, in) as
+ours are. Version 3 holds fp32, version 5 bf16; the checkpoint keeps that precision.
+*/
+#include "convert.h"
+
+#define LLMC_MODEL_MAGIC 20240326
+#define LLMC_HEADER_BYTES (256 * sizeof(int32_t))
+
+typedef struct {
+    const char* path;
+    int fd;
+    GPT2Config config; // Vp: rows of the file's token embedding, whatever the padding that we would choose
+    DType dtype;
+    size_t place;      // bytes, of the next tensor
+} LlmcModel;
+
+static void open_model(LlmcModel* m, const char* path) {
+    int32_t header[256];
+    m->path = path;
+    m->fd = open(path, O_RDONLY | O_CLOEXEC);
+    require(m->fd >= 0, "%s: cannot be opened: %s", path, strerror(errno));
+    require(pread_all(m->fd, header, sizeof header, 0),
+            "%s: is shorter than the 1024 bytes of a header; give llm.c's model .bin", path);
+    require(header[0] == LLMC_MODEL_MAGIC,
+            "%s: starts with %d where a model of llm.c has %d; give its model .bin, not its tokens", path, header[0], LLMC_MODEL_MAGIC);
+    require(header[1] == 3 || header[1] == 5,
+            "%s: has version %d; versions 3 (fp32) and 5 (bf16) can be read; write it again with a newer llm.c", path, header[1]);
+    m->dtype = header[1] == 3 ? DTYPE_F32 : DTYPE_BF16;
+    GPT2Config c = { header[2], header[3], header[7], header[4], header[5], header[6] };
+    gpt2_check_config(c, path);
+    require(c.Vp >= c.V && c.Vp <= 1 << 24, "%s: its vocabulary of %d is padded to %d", path, c.V, c.Vp);
+    m->config = c;
+    m->place = LLMC_HEADER_BYTES;
+    size_t elements = 0;
+    for (int u = 0; u <= c.L; u++) elements += unit_elements(c, u);
+    struct stat info;
+    require(fstat(m->fd, &info) == 0, "%s: %s", path, strerror(errno));
+    size_t expected = LLMC_HEADER_BYTES + elements * dtype_size(m->dtype);
+    require((size_t)info.st_size == expected, "%s: has %lld bytes where its header's model needs %zu; copy it again",
+            path, (long long)info.st_size, expected);
+}
+
+// The file's next tensor goes to tensor i of unit u.
+static void copy_tensor(LlmcModel* m, CheckpointWriter* w, int u, int i) {
+    size_t bytes = tensor_elements(unit_tensor(m->config, u, i)) * dtype_size(m->dtype);
+    void* data = xcalloc(bytes, 1);
+    require(pread_all(m->fd, data, bytes, m->place), "%s: cannot be read: %s", m->path, errno ? strerror(errno) : "it shrank");
+    import_tensor(w, u, i, data);
+    free(data);
+    m->place += bytes;
+}
+
+int main(int argc, char** argv) {
+    OptionTable table;
+    memset(&table, 0, sizeof table);
+    table.program = "llmc_import MODEL.bin OUT_DIR";
+    table.purpose = "make a checkpoint of a model file of llm.c";
+    parse_arguments(&table, argc, argv);
+    LlmcModel m;
+    open_model(&m, argv[1]);
+    GPT2Config c = m.config;
+    c.Vp = gpt2_padded_vocabulary(c.V);
+    CheckpointWriter w;
+    import_begin(&w, argv[2], c, m.dtype);
+    static const int block_order[BLOCK_TENSORS] = {
+        LN1W, LN1B, QKVW, QKVB, PROJW, PROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB
+    };
+    copy_tensor(&m, &w, 0, WTE);
+    copy_tensor(&m, &w, 0, WPE);
+    for (int k = 0; k < BLOCK_TENSORS; k++)
+        for (int u = 1; u <= c.L; u++) copy_tensor(&m, &w, u, block_order[k]);
+    copy_tensor(&m, &w, 0, LNFW);
+    copy_tensor(&m, &w, 0, LNFB);
+    close(m.fd);
+    import_finish(&w, argv[2]);
+    return 0;
+}
