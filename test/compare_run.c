@@ -117,7 +117,7 @@ static int show_field(const char* path, const char* field) {
 
 static void compare_tensors(Comparison* c, const SafeTensors* a, const SafeTensor* ta, const SafeTensors* b, const SafeTensor* tb) {
     bool same_shape = ta->rank == tb->rank && memcmp(ta->shape, tb->shape, sizeof ta->shape) == 0;
-    require(same_shape, "tensor '%s' has another shape in %s than in %s", ta->name, a->path, b->path);
+    require(same_shape, "tensor '%s' has another shape in %s than in %s", ta->name, a->source.path, b->source.path);
     float *x = (float*)xcalloc(ta->elements, sizeof(float)), *y = (float*)xcalloc(ta->elements, sizeof(float));
     safetensors_read(a, ta, 0, ta->elements, x, DTYPE_F32);
     safetensors_read(b, tb, 0, tb->elements, y, DTYPE_F32);

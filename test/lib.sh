@@ -5,6 +5,7 @@ BUILD=${BUILD:-build}
 COMPARE=$BUILD/test/compare_run
 REFERENCE=test/reference
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}"
+export OMP_WAIT_POLICY=passive # models as small as these wait more than they compute, and others may need the cores
 
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
@@ -33,8 +34,14 @@ done_testing() { echo "1..$tests"; }
 
 not() { ! "$@"; }
 
-# program fp32|bf16|fp16: the path of train_gpt2_single in that precision.
-program() { if [ "$1" = fp32 ]; then echo "$BUILD/train_gpt2_single"; else echo "$BUILD/$1/train_gpt2_single"; fi; }
+# program fp32|bf16|fp16: the path of train_gpt2_single in that precision, sanitized if BUILD is.
+program() {
+    case $BUILD/$1 in
+        */fp32) echo "$BUILD/train_gpt2_single" ;;
+        */debug/*) echo "${BUILD%/debug}/$1-debug/train_gpt2_single" ;;
+        *) echo "$BUILD/$1/train_gpt2_single" ;;
+    esac
+}
 
 # tiny PRECISION OPTION...: trains a small model on the stored tokens: 32 sequences of 16 tokens a step in two
 # micro-batches, 13 steps an epoch. Options given here overrule those before them.
@@ -44,6 +51,24 @@ tiny() {
     shift
     "$binary" --data $REFERENCE/tokens.bin --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --batch-size 16 \
         --total-batch-size 512 --steps 20 --lr 3e-3 --warmup-steps 5 --eval-every 0 --sample-every 0 "$@"
+}
+
+# reference_run PRECISION OPTION...: the training run that test/reference/make_reference.py did with PyTorch.
+reference_run() {
+    local binary
+    binary=$(program "$1")
+    shift
+    "$binary" --init-from $REFERENCE/initial --data $REFERENCE/tokens.bin --val-data= --seq-len 32 --batch-size 16 \
+        --total-batch-size 512 --steps 20 --lr 3e-3 --warmup-steps 5 --lr-schedule cosine --final-lr-fraction 0.1 \
+        --weight-decay 0.1 --beta1 0.9 --beta2 0.95 --eps 1e-5 --grad-clip 1.3 --seed 42 --eval-every 0 --sample-every 0 "$@"
+}
+
+# refused PATTERN... -- PRECISION OPTION...: such a run ends with an error that has all the patterns.
+refused() {
+    local patterns=()
+    while [ "$1" != -- ]; do patterns+=("$1"); shift; done
+    shift
+    fails_with "${patterns[@]}" -- tiny "$@"
 }
 
 # same_run OUT OUT [STEP]: both have the same metrics, weights and optimizer state at a step, to the bit.

@@ -32,7 +32,7 @@ static Tensor stored(const char* name) {
     snprintf(full, sizeof full, "%s.%s", reference.layer, name);
     const SafeTensors* file = strcmp(reference.layer, "order") == 0 ? &reference.order : &reference.layers;
     const SafeTensor* t = safetensors_find(file, full);
-    require(t != NULL && t->rank <= 4, "%s has no tensor '%s' of at most 4 dimensions; %s", file->path, full, file->remedy);
+    require_file(file->source, t != NULL && t->rank <= 4, "has no tensor '%s' of at most 4 dimensions", full);
     Tensor r = { NULL, { 1, 1, 1, 1 }, 1 };
     for (int i = 0; i < t->rank; i++) {
         r.dim[i] = (int)t->shape[i];
