@@ -1,0 +1,62 @@
+/*
+inputs.c - what the programs under measurement read, made up: nothing need be downloaded to compare speed.
+
+    inputs tokens FILE      random tokens in GPT-2's range (llmc/tokens.h)
+    inputs llmc FILE        random weights of GPT-2 124M in the format of llm.c's train_gpt2.c, the same that
+                            train_gpt2_single starts from: 16 tensors, each over all layers
+*/
+#include "../../llmc/common.h"
+#include "../../llmc/gpt2.h"
+#include "../../llmc/rng.h"
+#include "../../llmc/tokens.h"
+
+#define TOKENS (1 << 20)
+#define SEED 1337
+
+static void write_tokens(const char* path) {
+    static int tokens[TOKENS];
+    for (int i = 0; i < TOKENS; i++) tokens[i] = (int)(random_uniform(SEED, STREAM_DATA, (uint64_t)i) * GPT2_VOCABULARY);
+    TokenWriter w = token_writer_open(path);
+    token_writer_append(&w, tokens, TOKENS);
+    token_writer_close(&w);
+}
+
+// Tensor i of unit u to the file.
+static void write_tensor(FILE* file, const char* path, GPT2Config c, int u, int i) {
+    TensorInfo t = unit_tensor(c, u, i);
+    size_t n = tensor_elements(t);
+    float* weights = (float*)xcalloc(n, sizeof(float));
+    const size_t slice = 1 << 16;
+    #pragma omp parallel for schedule(dynamic)
+    for (size_t k = 0; k < n; k += slice)
+        unit_init_weights(c, SEED, u, t.offset + k, t.offset + size_min(n, k + slice), weights + k);
+    require(fwrite(weights, sizeof(float), n, file) == n, "%s cannot be written: %s", path, strerror(errno));
+    free(weights);
+}
+
+static void write_llmc_model(const char* path) {
+    static const int of_a_block[] = { LN1W, LN1B, QKVW, QKVB, PROJW, PROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB };
+    GPT2Config c;
+    require(gpt2_named_config("gpt2", &c), "there is no gpt2");
+    c.V = GPT2_VOCABULARY;
+    c.Vp = gpt2_padded_vocabulary(c.V);
+    const int32_t header[256] = { 20240326, 3, c.max_T, c.V, c.L, c.NH, c.C, c.Vp };
+    FILE* file = fopen(path, "wb");
+    require(file != NULL, "%s cannot be made: %s", path, strerror(errno));
+    require(fwrite(header, sizeof header, 1, file) == 1, "%s cannot be written: %s", path, strerror(errno));
+    write_tensor(file, path, c, 0, WTE);
+    write_tensor(file, path, c, 0, WPE);
+    for (size_t i = 0; i < sizeof of_a_block / sizeof of_a_block[0]; i++)
+        for (int l = 0; l < c.L; l++) write_tensor(file, path, c, 1 + l, of_a_block[i]);
+    write_tensor(file, path, c, 0, LNFW);
+    write_tensor(file, path, c, 0, LNFB);
+    require(fclose(file) == 0, "%s cannot be written: %s", path, strerror(errno));
+}
+
+int main(int argc, char** argv) {
+    require(argc == 3, "usage: inputs tokens|llmc FILE");
+    if (strcmp(argv[1], "tokens") == 0) write_tokens(argv[2]);
+    else if (strcmp(argv[1], "llmc") == 0) write_llmc_model(argv[2]);
+    else die("the first argument must be tokens or llmc, not '%s'", argv[1]);
+    return 0;
+}

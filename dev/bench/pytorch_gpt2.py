@@ -1,0 +1,75 @@
+"""GPT-2 124M trained by PyTorch in eager mode: what `make bench` compares with.
+
+    python pytorch_gpt2.py fp32|bf16 B T
+
+The same step as train_gpt2_single's: forward, backward, clipping by the global norm, AdamW with decay on 2-D tensors
+only, on random tokens from random weights. PyTorch's fastest ways on a CPU are used: its fused attention and fused
+AdamW; bf16 is autocast, with fp32 parameters. Runs until it is stopped, a line "step ..." a step.
+"""
+import itertools
+import sys
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+V, PADDED_V, MAX_T, L, NH, C = 50257, 50304, 1024, 12, 12, 768
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(C), nn.LayerNorm(C)
+        self.qkv, self.proj = nn.Linear(C, 3 * C), nn.Linear(C, C)
+        self.fc, self.fcproj = nn.Linear(C, 4 * C), nn.Linear(4 * C, C)
+
+    def forward(self, x):
+        B, T, _ = x.shape
+        q, k, v = (y.view(B, T, NH, C // NH).transpose(1, 2) for y in self.qkv(self.ln_1(x)).split(C, dim=2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).reshape(B, T, C))
+        return x + self.fcproj(F.gelu(self.fc(self.ln_2(x)), approximate="tanh"))
+
+
+class GPT2(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(PADDED_V, C), nn.Embedding(MAX_T, C)
+        self.blocks = nn.ModuleList(Block() for _ in range(L))
+        self.ln_f = nn.LayerNorm(C)
+        for name, p in self.named_parameters():
+            if p.dim() == 2:
+                nn.init.normal_(p, std=0.02 / (2 * L) ** 0.5 if name.endswith("proj.weight") else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(p)
+
+    def forward(self, inputs, targets):
+        x = self.wte(inputs) + self.wpe.weight[: inputs.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.ln_f(x), self.wte.weight)
+        return F.cross_entropy(logits.view(-1, PADDED_V), targets.reshape(-1))
+
+
+def main(precision, B, T):
+    torch.manual_seed(1337)
+    model = GPT2()
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    vectors = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    for step in itertools.count(1):
+        tokens = torch.randint(V, (B, T + 1))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+            loss = model(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        print(f"step {step}: loss {loss.item():.4f}, grad norm {norm.item():.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4 or sys.argv[1] not in ("fp32", "bf16"):
+        sys.exit("usage: pytorch_gpt2.py fp32|bf16 B T")
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,65 @@
+# table.awk - what bench.sh measured ("PROGRAM T ms|rss|predicted|counted VALUE" and "peak 0 sgemm|bf16|copy VALUE" lines),
+# as a table with the goals beside it. A value is the median of all its lines; memory is the most of them.
+
+{ key = $1 " " $2 " " $3; value[key, ++count[key]] = $4 + 0 }
+
+function median(key,   n, i, j, x, sorted) {
+    n = count[key]
+    for (i = 1; i <= n; i++) {
+        x = value[key, i]
+        for (j = i - 1; j > 0 && sorted[j] > x; j--) sorted[j + 1] = sorted[j]
+        sorted[j + 1] = x
+    }
+    return n == 0 ? 0 : n % 2 ? sorted[(n + 1) / 2] : (sorted[n / 2] + sorted[n / 2 + 1]) / 2
+}
+function most(key,   i, x) {
+    for (i = 1; i <= count[key]; i++) if (value[key, i] > x) x = value[key, i]
+    return x + 0
+}
+function ms(program, T) { return median(program " " T " ms") }
+function memory(program, T, what) { return most(program " " T " " what) * 1e-9 }
+
+# 6 FLOPs a parameter and token; at T=1024 attention's two (T,T) products count too, their causal half: 6 L C T.
+function gflop(T) { return 1e-9 * 4 * T * (6 * 124439808 + (T == 1024 ? 6 * 12 * 768 * T : 0)) }
+function rate(program, T) { return ms(program, T) ? gflop(T) / ms(program, T) * 1e3 : 0 }
+
+function row(program, name, T, peak,   r) {
+    r = rate(program, T)
+    if (!r) return
+    printf "  %-14s %9.0f %10.0f %9.0f %9s %10.2f", name, ms(program, T), 4 * T / ms(program, T) * 1e3, r, peak ? sprintf("%.0f %%", 100 * r / peak) : "-",
+           memory(program, T, "rss")
+    if (count[program " " T " predicted"]) printf " %10.2f %10.2f", memory(program, T, "predicted"), memory(program, T, "counted")
+    printf "\n"
+}
+function head(text) { printf "\n%-16s %9s %10s %9s %9s %10s %10s %10s\n", text, "ms/step", "tokens/s", "GFLOP/s", "of peak", "GB in RAM", "predicted", "counted" }
+
+# One goal: what was reached, 0 if it was not measured, beside what was asked for.
+function goal(text, reached, least, unit) {
+    if (reached) printf "  %-58s %7.2f %s   goal %g: %s\n", text, reached, unit, least, (reached >= least ? "reached" : "MISSED")
+}
+function ratio(a, b) { return a && b ? a / b : 0 }
+
+END {
+    sgemm = median("peak 0 sgemm"); bf16 = median("peak 0 bf16")
+    printf "This machine at best: %.0f GFLOP/s in fp32, ", sgemm
+    printf "%s", (bf16 ? sprintf("%.0f in bf16", bf16) : "no bf16")
+    printf " (oneDNN, 2048-cubed); copying %.0f GB/s\n", median("peak 0 copy")
+    head("T=64")
+    row("ours-fp32", "ours, fp32", 64, sgemm)
+    row("torch-fp32", "PyTorch, fp32", 64, sgemm)
+    row("llmc-fp32", "llm.c, fp32", 64, sgemm)
+    row("ours-bf16", "ours, bf16", 64, bf16)
+    row("torch-bf16", "PyTorch, bf16", 64, bf16)
+    if (count["ours-fp32 1024 ms"] + count["torch-fp32 1024 ms"]) {
+        head("T=1024")
+        row("ours-fp32", "ours, fp32", 1024, sgemm)
+        row("torch-fp32", "PyTorch, fp32", 1024, sgemm)
+    }
+    print "\nGoals"
+    goal("faster than PyTorch (eager, fused AdamW), fp32, T=64", ratio(ms("torch-fp32", 64), ms("ours-fp32", 64)), 1.5, "times")
+    goal("faster than llm.c, fp32, T=64", ratio(ms("llmc-fp32", 64), ms("ours-fp32", 64)), 3.5, "times")
+    goal("of the fp32 matrix product's rate, T=64", ratio(100 * rate("ours-fp32", 64), sgemm), 75, "%    ")
+    goal("bf16 faster than our fp32, T=64", ratio(ms("ours-fp32", 64), ms("ours-bf16", 64)), 1.5, "times")
+    goal("FLOP/s at T=1024 over FLOP/s at T=64, fp32", ratio(rate("ours-fp32", 1024), rate("ours-fp32", 64)), 1, "times")
+    goal("less memory than PyTorch, fp32, T=1024", ratio(memory("torch-fp32", 1024, "rss"), memory("ours-fp32", 1024, "rss")), 2, "times")
+}
