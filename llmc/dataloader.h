@@ -220,7 +220,7 @@ static inline void* dataloader_thread(void* argument) {
         while (!d->stopping && d->produced == d->held + d->slots) pthread_cond_wait(&d->changed, &d->lock);
         if (d->stopping) break;
         int slot = (int)(d->produced % d->slots);
-        pthread_mutex_unlock(&d->lock); // nobody else touches a slot between held + slots and produced
+        pthread_mutex_unlock(&d->lock); // the slot is nobody else's until produced says so
         char* error = dataloader_fill(d, d->reading, slot);
         d->reading = dataloader_after(d, d->reading);
         pthread_mutex_lock(&d->lock);
@@ -273,9 +273,14 @@ static inline void dataloader_next(DataLoader* d) {
     pthread_cond_broadcast(&d->changed);
     if (d->produced == d->consumed && d->consumed > 0) d->waits++;
     while (d->produced == d->consumed && d->error == NULL) pthread_cond_wait(&d->changed, &d->lock);
-    if (d->produced == d->consumed) die("%s", d->error);
-    int slot = (int)(d->consumed++ % d->slots);
+    bool failed = d->produced == d->consumed;
+    int slot = (int)(d->consumed % d->slots);
+    d->consumed++;
     pthread_mutex_unlock(&d->lock);
+    if (failed) {
+        pthread_join(d->thread, NULL);
+        die("%s", d->error);
+    }
     size_t offset = (size_t)slot * (size_t)d->shape.B * (size_t)d->shape.T;
     d->inputs = d->slot_inputs + offset;
     d->targets = d->slot_targets + offset;
