@@ -101,7 +101,7 @@ static inline bool logger_line_stays(const char* line, size_t n, long long last)
     if (n == 0 || line[n - 1] != '\n') return false;
     json_t* object = json_loadb(line, n, JSON_REJECT_DUPLICATES, NULL);
     json_t* step = json_object_get(object, "step");
-    bool stays = object != NULL && (step == NULL || json_integer_value(step) <= last);
+    bool stays = json_is_object(object) && (step == NULL || json_integer_value(step) <= last);
     json_decref(object);
     return stays;
 }
