@@ -1,0 +1,679 @@
+/*
+test_checkpoint.c - a checkpoint is the same bytes whoever wrote it, comes back as it was, notices any change, and a crash,
+a full disk or a kill at any instant leaves the last good one.
+Whatever may leave a folder half-written runs in a child process, as a program that dies would.
+*/
+#include "../llmc/checkpoint.h"
+#include "expect_death.h"
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+
+static char folder[] = "/tmp/test_checkpoint_XXXXXX";
+static char out[sizeof folder + 8]; // a run's --out
+static const GPT2Config config = { 4, 10, 128, 2, 2, 4 };
+
+static void remove_tree(const char* path) {
+    char* command = format_string("rm -rf '%s'", path);
+    if (system(command) != 0) print_error("%s failed\n", command);
+    free(command);
+}
+static int make_test_folder(void** state) {
+    (void)state;
+    if (mkdtemp(folder) == NULL) return -1;
+    snprintf(out, sizeof out, "%s/out", folder);
+    return 0;
+}
+static int remove_test_folder(void** state) {
+    (void)state;
+    remove_tree(folder);
+    return 0;
+}
+static int remove_out(void** state) {
+    (void)state;
+    remove_tree(out);
+    return 0;
+}
+
+// ---- a run whose tensors are functions of the step ----
+
+static TrainState state_at(long long step, DType dtype) {
+    static char options[] = "{\"lr\":0.1,\"model\":\"d2\"}";
+    TrainState s;
+    memset(&s, 0, sizeof s);
+    s.config = config;
+    s.dtype = dtype;
+    s.has_optimizer = true;
+    s.step = step;
+    s.epoch = 3; s.position = 17;
+    s.adamw_t = step - 1;
+    s.loss_scale = 65536.5;
+    s.good_steps = step / 2;
+    s.seed = 1337; s.seq_len = 3;
+    s.options = options;
+    return s;
+}
+
+// Element k of unit u: a number that every dtype holds exactly. 99 in the padding, which must never come back.
+static float value_at(CheckpointPart part, int u, size_t k, long long step, DType dtype) {
+    if (part == CHECKPOINT_MASTER && dtype == DTYPE_F32) part = CHECKPOINT_MODEL; // one is the other
+    bool is_padding = u == 0 && k >= unit_elements(config, 0) - (size_t)((config.Vp - config.V) * config.C);
+    Philox r = philox((uint64_t)step, (uint64_t)part * 1000 + (uint64_t)u, k);
+    return is_padding ? 99.0f : (float)(r.x[0] % 255) / 64;
+}
+
+static void write_range(CheckpointWriter* w, CheckpointPart part, int u, size_t begin, size_t end) {
+    float* values = (float*)xcalloc(end - begin, sizeof(float));
+    void* host = xcalloc(end - begin, sizeof(float));
+    for (size_t k = begin; k < end; k++) values[k - begin] = value_at(part, u, k, w->state.step, w->state.dtype);
+    convert_dtype(host, part == CHECKPOINT_MODEL ? w->state.dtype : DTYPE_F32, values, DTYPE_F32, end - begin);
+    checkpoint_write_unit(w, part, u, begin, end, host);
+    free(values);
+    free(host);
+}
+
+typedef struct { const char* out; long long step, keep; DType dtype; } Save;
+
+static void save(void* argument) {
+    Save* save = (Save*)argument;
+    TrainState s = state_at(save->step, save->dtype);
+    CheckpointWriter w;
+    checkpoint_begin(&w, save->out, &s);
+    for (int part = 0; part < CHECKPOINT_PARTS; part++)
+        for (int u = 0; u <= config.L && checkpoint_has_part(&s, (CheckpointPart)part); u++)
+            write_range(&w, (CheckpointPart)part, u, 0, unit_elements(config, u));
+    checkpoint_commit(&w, save->keep);
+}
+
+static void save_step(long long step, long long keep, DType dtype) {
+    Save s = { out, step, keep, dtype };
+    Child c = child_run(save, &s);
+    if (c.status != 0 || c.err[0] != '\0') print_error("%s", c.err);
+    assert_int_equal(c.status, 0);
+    assert_string_equal(c.err, "");
+    child_free(&c);
+}
+
+static char* step_path(long long step) { return format_string("%s/step_%08lld", out, step); }
+
+// How many elements of a checkpoint differ from those of its step, all parts read in pieces.
+static size_t count_wrong(CheckpointReader* r) {
+    size_t wrong = 0;
+    for (int p = 0; p < CHECKPOINT_PARTS; p++)
+        for (int u = 0; u <= config.L; u++)
+            for (size_t begin = 0, piece = 0, n = unit_elements(config, u); begin < n; begin += piece) {
+                float host[100];
+                CheckpointPart part = (CheckpointPart)p;
+                piece = size_min(n - begin, 1 + philox(5, (uint64_t)p, begin).x[0] % 100);
+                checkpoint_read_unit(r, part, u, begin, begin + piece, host);
+                for (size_t k = begin; k < begin + piece; k++) {
+                    float expected = value_at(part, u, k, r->state.step, r->state.dtype);
+                    wrong += host[k - begin] != (expected == 99.0f ? 0.0f : expected);
+                }
+            }
+    return wrong;
+}
+
+// Opens a checkpoint, reads all of it and closes it; exit status 2 if a value is wrong without being noticed.
+static void load(void* path) {
+    CheckpointReader r;
+    checkpoint_open(&r, (const char*)path);
+    size_t wrong = count_wrong(&r);
+    checkpoint_close(&r);
+    if (wrong > 0) exit(2);
+}
+
+static void assert_loads(const char* path) {
+    Child c = child_run(load, (void*)path);
+    if (c.status != 0) print_error("%s: status %d: %s\n", path, c.status, c.err);
+    assert_int_equal(c.status, 0);
+    child_free(&c);
+}
+
+// ---- round trips ----
+
+static void what_is_saved_comes_back(void** state) {
+    (void)state;
+    for (int d = DTYPE_F32; d <= DTYPE_F16; d++) {
+        save_step(100 + d, 0, (DType)d);
+        char* path = step_path(100 + d);
+        CheckpointReader r;
+        checkpoint_open(&r, path);
+        TrainState s = state_at(100 + d, (DType)d);
+        assert_memory_equal(&r.state.config, &config, sizeof config);
+        assert_int_equal(r.state.dtype, d);
+        assert_true(r.state.has_optimizer);
+        assert_int_equal(r.state.step, s.step);
+        assert_int_equal(r.state.epoch, s.epoch);
+        assert_int_equal(r.state.position, s.position);
+        assert_int_equal(r.state.adamw_t, s.adamw_t);
+        assert_true(r.state.loss_scale == s.loss_scale);
+        assert_int_equal(r.state.good_steps, s.good_steps);
+        assert_int_equal(r.state.seed, s.seed);
+        assert_int_equal(r.state.seq_len, s.seq_len);
+        assert_string_equal(r.state.options, "{\"lr\":0.10000000000000001,\"model\":\"d2\"}");
+        assert_int_equal(count_wrong(&r), 0);
+        for (int part = 0; part < CHECKPOINT_PARTS; part++) assert_int_equal(r.elements[part], gpt2_num_parameters(config));
+        checkpoint_close(&r);
+        free(path);
+    }
+}
+
+static void the_padding_is_not_stored(void** state) {
+    (void)state;
+    save_step(1, 0, DTYPE_BF16);
+    char* path = format_string("%s/step_00000001/model.safetensors", out);
+    SafeTensors s;
+    safetensors_open(&s, path, "");
+    const SafeTensor* wte = safetensors_find(&s, "wte");
+    assert_int_equal(wte->shape[0], config.V);
+    assert_int_equal(wte->shape[1], config.C);
+    size_t elements = 0;
+    for (int i = 0; i < s.count; i++) elements += s.tensors[i].elements;
+    assert_int_equal(elements, gpt2_num_parameters(config));
+    safetensors_close(&s);
+    free(path);
+}
+
+// Three ranks write what they own in random pieces; rank 0 adds up and commits.
+static void save_by_three_ranks(void* unused) {
+    (void)unused;
+    TrainState s = state_at(7, DTYPE_BF16);
+    CheckpointWriter ranks[3];
+    checkpoint_begin(&ranks[0], out, &s);
+    checkpoint_attach(&ranks[1], out, &s);
+    checkpoint_attach(&ranks[2], out, &s);
+    for (int part = CHECKPOINT_PARTS - 1; part >= 0; part--)
+        for (int u = 0; u <= config.L; u++)
+            for (size_t begin = 0, piece = 0, n = unit_elements(config, u); begin < n; begin += piece) {
+                Philox r = philox(9, (uint64_t)(part * 10 + u), begin);
+                piece = size_min(n - begin, 1 + r.x[0] % 77);
+                write_range(&ranks[r.x[1] % 3], (CheckpointPart)part, u, begin, begin + piece);
+            }
+    for (int rank = 1; rank < 3; rank++) {
+        checkpoint_detach(&ranks[rank]);
+        for (int part = 0; part < CHECKPOINT_PARTS; part++) {
+            ranks[0].checksum[part] += ranks[rank].checksum[part];
+            ranks[0].elements[part] += ranks[rank].elements[part];
+        }
+    }
+    checkpoint_commit(&ranks[0], 0);
+}
+
+static void any_number_of_ranks_writes_the_same_bytes(void** state) {
+    (void)state;
+    static const char* const files[] = { "model.safetensors", "optimizer.safetensors", "state.json" };
+    char *whole[3], *path;
+    size_t n[3], m;
+    FileSource from;
+    for (int f = 0; f < 3; f++) whole[f] = NULL;
+    save_step(7, 0, DTYPE_BF16);
+    for (int f = 0; f < 3; f++) {
+        from.path = path = format_string("%s/step_00000007/%s", out, files[f]); from.remedy = "";
+        whole[f] = file_read(from, 1 << 20, &n[f]);
+        free(path);
+    }
+    remove_tree(out);
+    Child c = child_run(save_by_three_ranks, NULL);
+    assert_int_equal(c.status, 0);
+    child_free(&c);
+    for (int f = 0; f < 3; f++) {
+        from.path = path = format_string("%s/step_00000007/%s", out, files[f]);
+        char* parts = file_read(from, 1 << 20, &m);
+        assert_int_equal(m, n[f]);
+        assert_memory_equal(parts, whole[f], m);
+        free(parts); free(whole[f]); free(path);
+    }
+}
+
+static void write_master_of_fp32(void* unused) {
+    (void)unused;
+    TrainState s = state_at(1, DTYPE_F32);
+    CheckpointWriter w;
+    checkpoint_begin(&w, out, &s);
+    write_range(&w, CHECKPOINT_MASTER, 0, 0, 1);
+}
+static void forget_an_element(void* unused) {
+    (void)unused;
+    TrainState s = state_at(1, DTYPE_F32);
+    CheckpointWriter w;
+    checkpoint_begin(&w, out, &s);
+    for (int part = 0; part < CHECKPOINT_PARTS; part++)
+        for (int u = 0; u <= config.L && part != CHECKPOINT_MASTER; u++)
+            write_range(&w, (CheckpointPart)part, u, part == CHECKPOINT_V && u == 2, unit_elements(config, u));
+    checkpoint_commit(&w, 0);
+}
+
+// How many entries `out` has, hidden ones included; -1 if it is no folder.
+static int count_entries(void) {
+    DIR* d = opendir(out);
+    if (d == NULL) return -1;
+    int count = -2; // . and ..
+    while (readdir(d) != NULL) count++;
+    closedir(d);
+    return count;
+}
+
+static void what_is_written_must_be_the_whole(void** state) {
+    (void)state;
+    expect_death(write_master_of_fp32, NULL, "a checkpoint in fp32 with optimizer state has no part \"master\"");
+    expect_death(forget_an_element, NULL, "step_00000001", "551 of the 552 elements of \"v\" were written");
+    assert_int_equal(count_entries(), 0);
+}
+
+static void save_weights(void* path) {
+    TrainState s = state_at(1, DTYPE_F32);
+    s.has_optimizer = false;
+    CheckpointWriter w;
+    checkpoint_begin_at(&w, (const char*)path, &s);
+    for (int u = 0; u <= config.L; u++) write_range(&w, CHECKPOINT_MODEL, u, 0, unit_elements(config, u));
+    checkpoint_commit(&w, 1);
+}
+static void a_checkpoint_of_weights_starts_a_run_but_resumes_none(void** state) {
+    (void)state;
+    save_step(3, 0, DTYPE_F32);
+    char* path = format_string("%s/imported/", out);
+    Child c = child_run(save_weights, path);
+    assert_int_equal(c.status, 0);
+    child_free(&c);
+    CheckpointReader r;
+    checkpoint_open(&r, path);
+    assert_false(r.state.has_optimizer);
+    float host[5];
+    checkpoint_read_unit(&r, CHECKPOINT_MODEL, 1, 3, 8, host);
+    for (size_t k = 0; k < 5; k++) assert_true(host[k] == value_at(CHECKPOINT_MODEL, 1, k + 3, 1, DTYPE_F32));
+    checkpoint_close(&r);
+    expect_death(load, path, "imported", "holds weights only", "--init-from");
+    free(path);
+    assert_int_equal(count_entries(), 2); // --keep 1 concerns step folders under --out only
+}
+
+// ---- names, and which checkpoints stay ----
+
+static void assert_entries(int count, const char* const* names) {
+    for (int i = 0; i < count; i++) {
+        char* path = format_string("%s/%s", out, names[i]);
+        if (!path_exists(path)) print_error("%s is gone\n", path);
+        assert_true(path_exists(path));
+        free(path);
+    }
+    assert_int_equal(count_entries(), count);
+}
+
+static void assert_newest(const char* name) {
+    char* newest = checkpoint_newest(out);
+    if (name == NULL) { assert_null(newest); return; }
+    assert_non_null(newest);
+    assert_string_equal(path_name(newest), name);
+    assert_loads(newest);
+    free(newest);
+}
+
+static void only_the_newest_stay(void** state) {
+    (void)state;
+    assert_newest(NULL);
+    for (long long step = 2; step <= 12; step += 5) save_step(step, 2, DTYPE_F32);
+    static const char* const two[] = { "step_00000007", "step_00000012" };
+    assert_entries(2, two);
+    assert_newest("step_00000012");
+    save_step(3, 2, DTYPE_F32); // never the one just written, though others are newer
+    static const char* const three[] = { "step_00000003", "step_00000007", "step_00000012" };
+    assert_entries(3, three);
+    save_step(100000000, 0, DTYPE_F32); // 0 keeps all, and eight digits are no limit
+    assert_int_equal(count_entries(), 4);
+    assert_newest("step_100000000");
+}
+
+static void folders_that_are_not_ours_stay(void** state) {
+    (void)state;
+    static const char* const names[] = { "step_1", "step_00000001x", "step_0000000a", "step_000000001", "xstep_00000001",
+                                         "metrics.jsonl", ".tmp_mine", "step_00000003" };
+    for (int i = 0; i < 7; i++) {
+        char* path = format_string("%s/%s", out, names[i]);
+        assert_true(folder_make(path));
+        free(path);
+    }
+    save_step(2, 1, DTYPE_F32);
+    save_step(3, 1, DTYPE_F32);
+    assert_entries(8, names);
+    assert_newest("step_00000003");
+}
+
+static void the_same_step_is_replaced(void** state) {
+    (void)state;
+    static const char* const names[] = { "step_00000005" };
+    save_step(5, 1, DTYPE_F32);
+    save_step(5, 1, DTYPE_BF16);
+    assert_entries(1, names);
+    char* path = step_path(5);
+    CheckpointReader r;
+    checkpoint_open(&r, path);
+    assert_int_equal(r.state.dtype, DTYPE_BF16);
+    checkpoint_close(&r);
+    free(path);
+}
+
+// What a crash between the two renames of a replacement leaves: the old one aside, the new one unnamed.
+static void a_replacement_that_was_cut_short_loses_nothing(void** state) {
+    (void)state;
+    save_step(4, 0, DTYPE_F32);
+    save_step(5, 0, DTYPE_F32);
+    char *path = step_path(5), *aside = format_string("%s/.replaced_step_00000005", out);
+    assert_int_equal(rename(path, aside), 0);
+    assert_newest(".replaced_step_00000005");
+    save_step(5, 0, DTYPE_F32);
+    static const char* const names[] = { "step_00000004", "step_00000005" };
+    assert_entries(2, names);
+    assert_newest("step_00000005");
+    free(path);
+    free(aside);
+}
+
+static void what_a_crash_left_is_removed(void** state) {
+    (void)state;
+    static const char* const names[] = { "step_00000009" };
+    for (long long step = 7; step <= 9; step++) {
+        char* stale = format_string("%s/.tmp_step_%08lld", out, step);
+        assert_true(folder_make(stale));
+        char* file = format_string("%s/model.safetensors", stale);
+        assert_true(file_write(file, "half", 4));
+        free(file);
+        free(stale);
+    }
+    assert_newest(NULL);
+    save_step(9, 0, DTYPE_F32);
+    assert_entries(1, names);
+}
+
+// ---- damage ----
+
+static size_t file_size(const char* path) {
+    struct stat info;
+    assert_int_equal(stat(path, &info), 0);
+    return (size_t)info.st_size;
+}
+
+// Flips one bit of the byte at `place`; doing it again undoes it.
+static void flip_bit(const char* path, size_t place, int bit) {
+    int fd = open(path, O_RDWR);
+    assert_true(fd >= 0);
+    unsigned char byte;
+    assert_true(pread_all(fd, &byte, 1, place));
+    byte = (unsigned char)(byte ^ (1 << bit));
+    assert_true(pwrite_all(fd, &byte, 1, place));
+    close(fd);
+}
+
+static void any_flipped_bit_is_noticed(void** state) {
+    (void)state;
+    static const char* const files[] = { "state.json", "model.safetensors", "optimizer.safetensors" };
+    save_step(2, 0, DTYPE_F16);
+    char *dir = step_path(2), *older = step_path(1);
+    save_step(1, 0, DTYPE_F16);
+    for (int f = 0; f < 3; f++) {
+        char* path = format_string("%s/%s", dir, files[f]);
+        size_t size = file_size(path), stride = size / 160;
+        for (size_t k = 0; k < size; k += k < 8 ? 1 : stride) { // all of the header's length, then here and there
+            size_t place = k < 8 ? k : k + philox(3, (uint64_t)f, k).x[0] % size_min(stride, size - k);
+            int bit = (int)(philox(4, (uint64_t)f, k).x[0] % 8);
+            flip_bit(path, place, bit);
+            Child c = child_run(load, dir);
+            bool noticed = c.status == 1 && strstr(c.err, dir) != NULL;
+            if (!noticed) print_error("%s: bit %d of byte %zu: status %d: %s\n", files[f], bit, place, c.status, c.err);
+            assert_true(noticed);
+            child_free(&c);
+            flip_bit(path, place, bit);
+        }
+        flip_bit(path, size - 1, 0);
+        if (f > 0) expect_death(load, dir, path, "do not match their checksum: the file is damaged", "fall back to", older);
+        flip_bit(path, size - 1, 0);
+        free(path);
+    }
+    assert_loads(dir);
+    free(dir);
+    free(older);
+}
+
+static void missing_and_truncated_files_are_noticed(void** state) {
+    (void)state;
+    save_step(2, 0, DTYPE_F32);
+    char *dir = step_path(2), *optimizer = format_string("%s/optimizer.safetensors", dir);
+    assert_int_equal(truncate(optimizer, (off_t)file_size(optimizer) - 1), 0);
+    expect_death(load, dir, optimizer, "truncated", "there is no older checkpoint beside it");
+    assert_int_equal(unlink(optimizer), 0);
+    expect_death(load, dir, optimizer, "cannot be opened: No such file");
+    free(optimizer);
+    free(dir);
+}
+
+// ---- state.json ----
+
+// Replaces step 2's state.json: `edit` is a JSON object whose members replace those of the same name, "" removing one.
+static void edit_state(const char* edit) {
+    char* path = format_string("%s/step_00000002/state.json", out);
+    json_t *root = json_load_file(path, 0, NULL), *changes = json_loads(edit, 0, NULL), *value;
+    assert_non_null(root);
+    assert_non_null(changes);
+    const char* key;
+    json_object_foreach(changes, key, value) {
+        bool removes = json_is_string(value) && json_string_length(value) == 0;
+        if (removes) json_object_del(root, key);
+        else if (json_is_object(value)) json_object_update(json_object_get(root, key), value);
+        else json_object_set(root, key, value);
+    }
+    assert_int_equal(json_dump_file(root, path, 0), 0);
+    json_decref(root);
+    json_decref(changes);
+    free(path);
+}
+
+static void every_field_of_the_state_is_checked(void** state) {
+    (void)state;
+    static const char* const edits[][2] = {
+        { "{\"format\": \"\"}", "is not the state of a shard.c checkpoint" },
+        { "{\"version\": 2}", "has version 2 where this program knows version 1; use the program that wrote it" },
+        { "{\"version\": \"\"}", "no whole number \"version\"" },
+        { "{\"model\": \"\"}", "no whole number \"layers\"" },
+        { "{\"model\": {\"layers\": 0}}", "\"layers\" must be between 1 and 256, not 0" },
+        { "{\"model\": {\"layers\": 4294967298}}", "\"layers\" must be between 1 and 256, not 4294967298" },
+        { "{\"model\": {\"heads\": 3}}", "4 channels do not divide over 3 heads" },
+        { "{\"model\": {\"channels\": 65537}}", "\"channels\" must be between" },
+        { "{\"model\": {\"vocab_size\": -1}}", "\"vocab_size\" must be between" },
+        { "{\"model\": {\"max_seq_len\": 1.5}}", "no whole number \"max_seq_len\"" },
+        { "{\"dtype\": \"fp8\"}", "must be fp32, bf16 or fp16, not fp8" },
+        { "{\"dtype\": 1}", "must be fp32, bf16 or fp16, not missing" },
+        { "{\"has_optimizer\": 1}", "\"has_optimizer\" must be true or false" },
+        { "{\"step\": -1}", "\"step\" must be between" },
+        { "{\"data\": {\"seed\": -1}}", "\"seed\" must be between" },
+        { "{\"data\": {\"seq_len\": 5}}", "\"seq_len\" must be between 1 and 4, not 5" },
+        { "{\"data\": {\"epoch\": -1}}", "\"epoch\" must be between" },
+        { "{\"data\": {\"position\": \"3\"}}", "no whole number \"position\"" },
+        { "{\"adamw_t\": 3}", "\"adamw_t\" must be between 0 and 2, not 3" },
+        { "{\"good_steps\": 3}", "\"good_steps\" must be between 0 and 2, not 3" },
+        { "{\"loss_scale\": 0}", "\"loss_scale\" must be a number above 0" },
+        { "{\"loss_scale\": \"\"}", "\"loss_scale\" must be a number above 0" },
+        { "{\"options\": 1}", "no object \"options\"" },
+        { "{\"checksums\": {\"m\": \"0\"}}", "no 16 hexadecimal digits \"m\"" },
+        { "{\"checksum_of_this\": \"\"}", "no 16 hexadecimal digits \"checksum_of_this\"" },
+        { "{\"position\": 1}", "does not match its own checksum: it was damaged or edited" },
+    };
+    for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
+        save_step(2, 0, DTYPE_F32);
+        edit_state(edits[i][0]);
+        char* dir = step_path(2);
+        expect_death(load, dir, "step_00000002", edits[i][1]);
+        free(dir);
+    }
+}
+
+// ---- folders that are something else ----
+
+static void ask_for_six_layers(void* path) {
+    CheckpointReader r;
+    checkpoint_open(&r, (const char*)path);
+    GPT2Config wanted = config;
+    wanted.L = 6;
+    checkpoint_require_config(&r, wanted);
+}
+
+static void other_things_are_called_by_their_name(void** state) {
+    (void)state;
+    save_step(2, 0, DTYPE_F32);
+    char *dir = step_path(2), *file = format_string("%s/config.json", out);
+    expect_death(ask_for_six_layers, dir, "has 2 layers, this run asks for 6");
+    expect_death(load, out, "is a folder of checkpoints", dir);
+    assert_true(file_write(file, "{}", 2));
+    expect_death(load, out, "this is a Hugging Face layout, use build/hf_import");
+    free(file);
+    file = format_string("%s/nothing", out);
+    expect_death(load, file, "there is no such checkpoint");
+    free(file);
+    // Hugging Face's weights under our state
+    file = format_string("%s/model.safetensors", dir);
+    unlink(file);
+    char name[] = "transformer.wte.weight";
+    SafeTensor wanted = safetensor_wanted(name, DTYPE_F32, 10, 4);
+    json_t* metadata = json_pack("{s:s}", "format", "pt");
+    SafeTensors s;
+    assert_true(safetensors_create(&s, file, &wanted, 1, metadata));
+    safetensors_close(&s);
+    expect_death(load, dir, file, "this is a Hugging Face layout");
+    // and tensors that only look like ours
+    unlink(file);
+    char ours[] = "wte";
+    wanted = safetensor_wanted(ours, DTYPE_F32, 10, 4);
+    assert_true(safetensors_create(&s, file, &wanted, 1, metadata));
+    safetensors_close(&s);
+    expect_death(load, dir, file, "\"format\": \"pt\" where a checkpoint has \"shard.c\"");
+    json_decref(metadata);
+    free(file);
+    free(dir);
+}
+
+// ---- bad luck ----
+
+static void save_with_little_room(void* argument) {
+    signal(SIGXFSZ, SIG_IGN); // else the limit kills, where a full disk gives an error
+    struct rlimit limit = { 4000, 4000 };
+    setrlimit(RLIMIT_FSIZE, &limit);
+    save(argument);
+}
+
+static void a_failed_save_leaves_the_last_good_checkpoint(void** state) {
+    (void)state;
+    static const char* const names[] = { "step_00000001" };
+    save_step(1, 1, DTYPE_F32);
+    Save second = { out, 2, 1, DTYPE_F32 };
+    expect_death(save_with_little_room, &second, "safetensors: cannot be written: File too large", "free 1 MB or choose another --out",
+                 "the last good checkpoint is", "step_00000001");
+    assert_entries(1, names);
+    assert_newest("step_00000001");
+}
+
+// In a namespace of its own, where `out` is a disk with room for one checkpoint and a half.
+static void fill_a_small_disk(void* unused) {
+    (void)unused;
+    bool is_mounted = folder_make(out) && unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+                      mount("tmpfs", out, "tmpfs", 0, "size=36k") == 0;
+    if (!is_mounted) { printf("skip"); exit(0); }
+    Save steps[2] = { { out, 1, 1, DTYPE_F32 }, { out, 2, 1, DTYPE_F32 } };
+    save(&steps[0]);
+    pid_t pid = fork();
+    if (pid == 0) save(&steps[1]);
+    if (pid == 0) exit(0);
+    int status;
+    waitpid(pid, &status, 0);
+    char* newest = checkpoint_newest(out);
+    printf("status %d, %d entry, newest %s", WEXITSTATUS(status), count_entries(), newest ? path_name(newest) : "none");
+    load(newest);
+}
+
+static void a_full_disk_leaves_the_last_good_checkpoint(void** state) {
+    (void)state;
+    Child c = child_run(fill_a_small_disk, NULL);
+    bool skips = strcmp(c.out, "skip") == 0;
+    if (!skips) {
+        if (c.status != 0) print_error("%s\n%s\n", c.out, c.err);
+        assert_int_equal(c.status, 0);
+        assert_string_equal(c.out, "status 1, 1 entry, newest step_00000001");
+        assert_non_null(strstr(c.err, "cannot be written: No space left on device; free 1 MB or choose another --out"));
+    }
+    child_free(&c);
+    if (skips) skip(); // only root can mount a small disk
+}
+
+static void an_unwritable_folder_is_named(void** state) {
+    (void)state;
+    assert_true(file_write(out, "a file", 6));
+    Save s = { out, 1, 0, DTYPE_F32 };
+    expect_death(save, &s, out, "cannot be made: Not a directory; make it writable or choose another --out", "checkpoint is none");
+    unlink(out);
+}
+
+// Saves step after step, every third one twice, and reports each through the pipe once it is said to be safe.
+static void save_for_ever(void* pipe_end) {
+    for (long long step = 1; ; step++) {
+        Save s = { out, step, 2, step % 2 ? DTYPE_F32 : DTYPE_BF16 };
+        save(&s);
+        if (step % 3 == 0) save(&s);
+        if (write(*(int*)pipe_end, &step, sizeof step) != sizeof step) exit(3);
+    }
+}
+
+static void a_kill_at_any_instant_leaves_a_good_checkpoint(void** state) {
+    (void)state;
+    int in_the_middle = 0;
+    for (int round = 0; round < 60; round++) {
+        int ends[2];
+        assert_int_equal(pipe(ends), 0);
+        pid_t pid = fork();
+        assert_true(pid >= 0);
+        if (pid == 0) save_for_ever(&ends[1]);
+        close(ends[1]);
+        usleep(1000 + philox((uint64_t)now_seconds(), 0, (uint64_t)round).x[0] % 60000);
+        kill(pid, SIGKILL);
+        int status;
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+        long long step, safe = 0;
+        while (read(ends[0], &step, sizeof step) == sizeof step) safe = step;
+        close(ends[0]);
+        char* newest = checkpoint_newest(out);
+        if (safe > 0) assert_non_null(newest);
+        if (newest != NULL) {
+            const char* name = path_name(newest);
+            long long found = checkpoint_name_step(name, name[0] == '.' ? CHECKPOINT_REPLACED : "");
+            assert_true(found == safe || found == safe + 1);
+            assert_loads(newest);
+            in_the_middle += count_entries() > (found > 1 ? 2 : 1);
+        }
+        free(newest);
+        remove_tree(out);
+    }
+    print_message("# %d of 60 kills hit a save in the middle\n", in_the_middle);
+    assert_true(in_the_middle > 0); // else this test has shown nothing
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(what_is_saved_comes_back, remove_out),
+        cmocka_unit_test_teardown(the_padding_is_not_stored, remove_out),
+        cmocka_unit_test_teardown(any_number_of_ranks_writes_the_same_bytes, remove_out),
+        cmocka_unit_test_teardown(what_is_written_must_be_the_whole, remove_out),
+        cmocka_unit_test_teardown(a_checkpoint_of_weights_starts_a_run_but_resumes_none, remove_out),
+        cmocka_unit_test_teardown(only_the_newest_stay, remove_out),
+        cmocka_unit_test_teardown(folders_that_are_not_ours_stay, remove_out),
+        cmocka_unit_test_teardown(the_same_step_is_replaced, remove_out),
+        cmocka_unit_test_teardown(a_replacement_that_was_cut_short_loses_nothing, remove_out),
+        cmocka_unit_test_teardown(what_a_crash_left_is_removed, remove_out),
+        cmocka_unit_test_teardown(any_flipped_bit_is_noticed, remove_out),
+        cmocka_unit_test_teardown(missing_and_truncated_files_are_noticed, remove_out),
+        cmocka_unit_test_teardown(every_field_of_the_state_is_checked, remove_out),
+        cmocka_unit_test_teardown(other_things_are_called_by_their_name, remove_out),
+        cmocka_unit_test_teardown(a_failed_save_leaves_the_last_good_checkpoint, remove_out),
+        cmocka_unit_test_teardown(a_full_disk_leaves_the_last_good_checkpoint, remove_out),
+        cmocka_unit_test_teardown(an_unwritable_folder_is_named, remove_out),
+        cmocka_unit_test_teardown(a_kill_at_any_instant_leaves_a_good_checkpoint, remove_out),
+    };
+    return cmocka_run_group_tests(tests, make_test_folder, remove_test_folder);
+}
