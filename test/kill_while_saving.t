@@ -14,13 +14,20 @@ newest() { # the step of the newest checkpoint, 0 if there is none
     local folders=("$out"/step_*)
     if [ -e "${folders[0]}" ]; then echo "$((10#${folders[-1]##*_}))"; else echo 0; fi
 }
-killed_run() { # after a random time
+has_begun() { # waits until the run that was just started has done a step
+    for _ in {1..2000}; do
+        ! grep -qs '^step ' "$work/killed.log" || return 0
+        sleep 0.01
+    done
+}
+killed_run() { # after a random time: one in four while it starts, the others between its saves or in the middle of one
     local resume=
     [ "$(newest)" -eq 0 ] || resume=--resume
     set -m # a process group of its own: the program dies, not only the shell that waits for it
     saving --steps 1000000 --out "$out" $resume > "$work/killed.log" 2>&1 &
     set +m
-    sleep "0.$(printf %03d $((RANDOM % 300 + 20)))"
+    [ $((RANDOM % 4)) -eq 0 ] || has_begun
+    sleep "0.$(printf %03d $((RANDOM % 150)))"
     kill -9 -- -$! && { wait $!; [ $? -eq 137 ]; } 2> /dev/null
 }
 

@@ -3,7 +3,12 @@
 # step 10 is in the first, 15 in the second.
 . test/lib.sh
 
-resume() { tiny "$1" --save-every 5 --keep 0 --loss-scale-interval 4 --out "$2" --resume; } # PRECISION OUT
+run() { # PRECISION OUT OPTION...: 20 steps with evaluations and samples
+    local precision=$1 out=$2
+    shift 2
+    tiny "$precision" --save-every 5 --keep 0 --loss-scale-interval 4 --val-data $REFERENCE/tokens.bin --eval-every 4 --eval-steps 2 \
+        --sample-every 10 --sample-tokens 8 --out "$out" "$@"
+}
 forget_after() { # OUT STEP: as a crash would have left it, that is with metrics of steps whose weights are lost
     local folder
     for folder in "$1"/step_*; do [ "$((10#${folder##*_}))" -le "$2" ] || rm -r "$folder"; done
@@ -11,25 +16,27 @@ forget_after() { # OUT STEP: as a crash would have left it, that is with metrics
 
 for precision in fp32 bf16 fp16; do
     whole=$work/$precision
-    check "$precision: 20 steps at once" tiny $precision --save-every 5 --keep 0 --loss-scale-interval 4 --out "$whole"
+    check "$precision: 20 steps at once" run $precision "$whole"
     for step in 10 15; do
         part=$work/$precision-$step
         cp -r "$whole" "$part"
         forget_after "$part" $step
-        check "$precision: continued from step $step" resume $precision "$part"
+        check "$precision: continued from step $step" run $precision "$part" --resume
         check "  has the same metrics, weights and optimizer state to the bit" same_run "$whole" "$part"
     done
 done
 cp -r "$work/fp32" "$work/torn"
 forget_after "$work/torn" 10
 printf '{"step":21,"loss":4.' >> "$work/torn/metrics.jsonl"
-check "a line that was torn by a crash is cut off" resume fp32 "$work/torn"
+check "a line that was torn by a crash is cut off" run fp32 "$work/torn" --resume
 check "  and the metrics are whole" "$COMPARE" metrics "$work/fp32/metrics.jsonl" "$work/torn/metrics.jsonl" --bits
-check "another seed is another run" tiny fp32 --seed 1 --out "$work/other"
+check "another seed is another run" run fp32 "$work/other" --seed 1
 check "  and the comparison sees it" not same_run "$work/fp32" "$work/other"
+check "a run without evaluations and samples" tiny fp32 --out "$work/silent"
+check "  has the same weights" cmp "$work/fp32/step_00000020/model.safetensors" "$work/silent/step_00000020/model.safetensors"
 
 cp -r "$work/fp32" "$work/complete"
-check "a run that is complete is left as it is" resume fp32 "$work/complete"
+check "a run that is complete is left as it is" run fp32 "$work/complete" --resume
 check "  to the bit" diff -r "$work/fp32" "$work/complete"
 check "--steps below the checkpoint's is an error" \
     refused "resume" "step 20" "steps 15" -- fp32 --out "$work/complete" --resume --steps 15

@@ -1,0 +1,44 @@
+#!/bin/bash
+# The tool that other tests trust: compare_run sees every way in which two runs can differ.
+. test/lib.sh
+
+metrics() { # NAME LINE...: a metrics.jsonl with these lines after the first
+    local path=$work/$1
+    shift
+    printf '{"run":{}}\n' > "$path"
+    printf '%s\n' "$@" >> "$path"
+}
+metrics a '{"step":1,"loss":2.0,"grad_norm":1.0}' '{"step":2,"loss":1.0,"grad_norm":0.5}'
+metrics near '{"step":1,"loss":2.00001,"grad_norm":1.0}' '{"step":2,"loss":1.0,"grad_norm":0.5}'
+metrics short '{"step":1,"loss":2.0,"grad_norm":1.0}'
+metrics nan '{"step":1,"loss":2.0,"grad_norm":1.0}' '{"step":2,"loss":null,"grad_norm":0.5}'
+metrics lacking '{"step":1,"loss":2.0}' '{"step":2,"loss":1.0}'
+metrics shifted '{"step":2,"loss":2.0,"grad_norm":1.0}' '{"step":3,"loss":1.0,"grad_norm":0.5}'
+same() { "$COMPARE" metrics "$work/$1" "$work/$2" --rtol 1e-4; }
+check "equal metrics agree to the bit" "$COMPARE" metrics "$work/a" "$work/a" --bits
+check "near ones agree within a bound" same a near
+check "  but not within a smaller one" not "$COMPARE" metrics "$work/a" "$work/near" --rtol 1e-6
+check "  and not to the bit" not "$COMPARE" metrics "$work/a" "$work/near" --bits
+check "one step less is a difference" not same a short
+check "  on either side" not same short a
+check "NaN is a difference" not same a nan
+check "  even from NaN" not same nan nan
+check "a missing field is a difference" not same a lacking
+check "  unless the reference lacks it" same lacking a
+check "other steps are a difference" not same a shifted
+check "nothing in common is no agreement" not "$COMPARE" metrics "$work/a" "$work/a" --rtol 1e-4 --only val_loss
+
+weights=$REFERENCE/pytorch_fp32.safetensors
+changed() { # BYTES: the last element of the weights, as printf writes them
+    cp $weights "$work/changed.safetensors"
+    printf "$1" | dd of="$work/changed.safetensors" bs=1 seek=$(($(stat -c %s $weights) - 4)) conv=notrunc status=none
+}
+same_weights() { "$COMPARE" weights $weights "$work/changed.safetensors" --rtol 1e-5 --atol 1e-6; }
+check "equal weights agree to the bit" "$COMPARE" weights $weights $weights --bits
+changed '\0\0\200\77'
+check "one element that is 1 is a difference" not same_weights
+changed '\377\377\377\377'
+check "NaN is a difference" not same_weights
+check "  even from NaN" not "$COMPARE" weights "$work/changed.safetensors" "$work/changed.safetensors" --bits
+check "other tensors are a difference" not "$COMPARE" weights $weights $REFERENCE/order.safetensors --rtol 1
+done_testing
