@@ -22,6 +22,7 @@ has_begun() { # waits until the run that was just started has done a step
 }
 killed_run() { # after a random time: one in four while it starts, the others between its saves or in the middle of one
     local resume=
+    rm -f "$work/killed.log"
     [ "$(newest)" -eq 0 ] || resume=--resume
     set -m # a process group of its own: the program dies, not only the shell that waits for it
     saving --steps 1000000 --out "$out" $resume > "$work/killed.log" 2>&1 &
