@@ -302,7 +302,8 @@ static void test_lines_say_what_matters_and_no_more(void** state) {
     Child c = child_run(print_lines, NULL);
     assert_int_equal(c.status, 0);
     char* line = strtok(c.out, "\n");
-    assert_string_equal(line, "step  12/300 | loss 4.0833 | grad norm 0.1000 | param norm 45.68 | lr 1.00e-03 | mem 123 MB | 12346 tok/s");
+    assert_string_equal(line, "step  12/300 | loss 4.0833 | grad norm 0.1000 | param norm 45.68 | lr 1.00e-03 | mem 123 MB"
+                              " | 12346 tok/s");
     line = strtok(NULL, "\n");
     assert_non_null(strstr(line, "12346 tok/s | loss scale 32768 | skipped"));
     line = strtok(NULL, "\n");

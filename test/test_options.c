@@ -130,7 +130,8 @@ static void test_numbers_at_the_ends_of_their_range_are_taken_and_beyond_are_err
         if (s.kind != OPTION_INT && s.kind != OPTION_FLOAT) continue;
         const char* form = s.kind == OPTION_INT ? "--%s=%.0f" : "--%s=%.17g";
         const double inside[2] = { s.low, s.high };
-        const double outside[2] = { s.kind == OPTION_INT ? s.low - 1 : s.low - 1e-9, s.kind == OPTION_INT ? s.high + 1 : s.high * 1.001 };
+        bool whole = s.kind == OPTION_INT;
+        const double outside[2] = { whole ? s.low - 1 : s.low - 1e-9, whole ? s.high + 1 : s.high * 1.001 };
         for (int end = 0; end < 2; end++) {
             char text[96];
             snprintf(text, sizeof text, form, s.name, inside[end]);

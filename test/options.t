@@ -1,0 +1,47 @@
+#!/bin/bash
+# What the program says about its options is what it does: --help, the documents and the record of a run agree.
+. test/lib.sh
+
+names() { grep -o -e '--[a-z][a-z0-9-]*' "$@" | sort -u; }
+options_of_help() { sed -n 's/^ *\(-[a-z], \)\{0,1\}\(--[a-z][a-z0-9-]*\) .*/\2/p' | grep -v -x -e --help | sort; }
+
+help_is_complete() {
+    "$(program fp32)" --help > "$work/help" 2> "$work/help.err" || return 1
+    [ ! -s "$work/help.err" ] || return 1
+    options_of_help < "$work/help" > "$work/listed"
+    [ "$(wc -l < "$work/listed")" -gt 35 ]
+}
+check "--help succeeds and lists the options" help_is_complete
+
+help_anywhere() {
+    "$(program fp32)" --steps 3 --out "$work/never" -h --frobnicate > "$work/help2" || return 1
+    grep -q 'steps N .*\[3\]' "$work/help2" || { echo "the value given is not shown"; return 1; }
+    [ ! -e "$work/never" ]
+}
+check "-h is heeded wherever it stands, shows what was given, and nothing runs" help_anywhere
+
+all_are_recorded() {
+    tiny fp32 --steps 1 --out "$work/run" || return 1
+    head -n 1 "$work/run/metrics.jsonl" | sed 's/.*"options":{\([^}]*\)}.*/\1/' | tr ',' '\n' |
+        sed -n 's/^"\([a-z0-9-]*\)":.*/--\1/p' | sort > "$work/recorded"
+    diff "$work/listed" "$work/recorded"
+}
+check "a run records each of them, and no others" all_are_recorded
+
+# A command in the documents with an option that the program does not have would send readers astray.
+documents_are_right() {
+    local unknown
+    cat README.md doc/*.md | sed -e ':a' -e '/\\$/N; s/\\\n//; ta' | grep train_gpt2_single | names > "$work/named"
+    [ "$(wc -l < "$work/named")" -gt 3 ] || { echo "hardly any option was found there"; return 1; }
+    unknown=$(grep -v -x -F -f "$work/listed" -e --help "$work/named")
+    [ -z "$unknown" ] || { echo "not options: $unknown"; return 1; }
+}
+check "the documents name options that exist" documents_are_right
+
+spellings_mix() {
+    tiny fp32 --steps=2 --lr-schedule=wsd --recompute block --grad-clip=0 -b 8 -t 8 --total-batch-size 128 --out= > "$work/out" ||
+        return 1
+    grep -q '^step 2/2 |' "$work/out"
+}
+check "--name VALUE, --name=VALUE and letters mix" spellings_mix
+done_testing
