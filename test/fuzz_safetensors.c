@@ -85,7 +85,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 static const char good_file[] =
     "h{\"__metadata__\":{\"format\":\"pt\"},\"a\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[0,8]},"
     "\"b\":{\"dtype\":\"BF16\",\"shape\":[4],\"data_offsets\":[8,16]},\"c\":{\"dtype\":\"I64\",\"shape\":[1],"
-    "\"data_offsets\":[16,24]}}\0 24 bytes of their values";
+    "\"data_offsets\":[16,24]}}\0" "24 bytes of their values";
 static const char good_state[] =
     "s{\"format\":\"shard.c checkpoint\",\"version\":1,\"model\":{\"layers\":2,\"heads\":2,\"channels\":4,\"vocab_size\":10,"
     "\"max_seq_len\":4},\"dtype\":\"fp32\",\"has_optimizer\":true,\"step\":7,\"data\":{\"seed\":1,\"seq_len\":3,\"epoch\":0,"
