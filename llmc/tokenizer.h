@@ -42,7 +42,9 @@ typedef struct {
 #define WORD_END UINT32_MAX
 
 // The tokens of a word met before. Text repeats its words: most are found here. One cache line.
+#ifndef CACHE_SLOTS // fewer where tokenizers are opened by the thousand
 #define CACHE_SLOTS 65536
+#endif
 #define CACHED_BYTES 24
 #define CACHED_TOKENS 9
 typedef struct {
