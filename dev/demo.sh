@@ -6,7 +6,7 @@ set -eu
 cd "$(dirname -- "$0")/.."
 program=${BUILD:-build}/train_gpt2_single
 out=${BUILD:-build}/demo
-[ -x "$program" ] || { echo "demo.sh: there is no $program; make demo builds it first" >&2; exit 1; }
+[ -x "$program" ] || { echo "error: there is no $program; make demo builds it first" >&2; exit 1; }
 
 rm -rf "$out"
 "$program" --out "$out" "$@"

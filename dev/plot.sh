@@ -6,7 +6,7 @@
 # Each run is named by its folder. Without a PLOT.png, loss.png is made beside the first file.
 set -eu
 usage() { sed -n '2,6s/^# \{0,1\}//p' "$0"; exit "$1"; }
-fail() { echo "plot.sh: $*" >&2; exit 1; }
+fail() { echo "error: $*" >&2; exit 1; }
 
 png=
 for last in "$@"; do :; done
@@ -14,7 +14,7 @@ case "${last-}" in
     ''|-h|--help) usage $(($# == 0)) ;;
     *.png) png=$last ;;
 esac
-if [ -n "$png" ] && [ $# -eq 1 ]; then usage 1 >&2; fi
+if [ -n "$png" ] && [ $# -eq 1 ]; then fail "no metrics.jsonl was given, only the picture to make"; fi
 command -v gnuplot >/dev/null || fail "gnuplot is missing; sh dev/setup.sh installs it"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -50,12 +50,6 @@ two_runs() {
         grep -q 'second_run: training' "$work/plot.out" && same "$(cat "$work/seen/2.training")" "1 6.125" &&
         same "$(cat "$work/seen/2.validation")" ""
 }
-refused() { # PATTERN ARGUMENT...
-    local pattern=$1
-    shift
-    ! sh dev/plot.sh "$@" > "$work/refused" 2>&1 && cat "$work/refused" && grep -q "$pattern" "$work/refused"
-}
-
 if [ -x "$BUILD/train_gpt2_single" ] && [ -e data/train.bin ]; then
     check "the demo trains, samples, saves a checkpoint and says where it is" demo
     check "the command that it gives to train on works" its_command_goes_on
@@ -65,10 +59,10 @@ fi
 if command -v gnuplot > /dev/null; then
     check "a run's losses are plotted as they are, without nulls, torn lines and the options" one_run
     check "several runs are plotted together, each by its folder's name" two_runs
-    check "a file that is not there is named" refused "no_such.jsonl cannot be read" "$work/no_such.jsonl"
-    check "a file without losses is named" refused "README.md has no losses" README.md
-    check "a picture that cannot be written is an error" refused "/no/such/folder/a.png was not made" "$work/first/metrics.jsonl" /no/such/folder/a.png
-    check "no argument is an error with the usage" refused "sh dev/plot.sh OUT"
+    check "a file that is not there is named" fails_with "no_such.jsonl cannot be read" -- sh dev/plot.sh "$work/no_such.jsonl"
+    check "a file without losses is named" fails_with "README.md has no losses" -- sh dev/plot.sh README.md
+    check "a picture that cannot be written is an error" fails_with "/no/such/folder/a.png was not made" -- sh dev/plot.sh "$work/first/metrics.jsonl" /no/such/folder/a.png
+    check "a picture without a run is an error" fails_with "no metrics.jsonl was given" -- sh dev/plot.sh "$work/a.png"
 else
     skip "losses are plotted" "there is no gnuplot"
 fi

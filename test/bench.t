@@ -1,0 +1,53 @@
+#!/bin/bash
+# What `make bench` measures with and computes, on programs and numbers that are known beforehand.
+. test/lib.sh
+[ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
+${CC:-cc} -std=c11 -O2 dev/bench/measure.c -o "$work/measure" -lm || exit 1
+
+# A program of 20 MB whose steps take 0.2 s, the first one longer; it would go on for ever.
+cat > "$work/steps.c" <<'END'
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+int main(void) {
+    char* memory = malloc(20 << 20);
+    memset(memory, 1, 20 << 20);
+    printf("not a step\n");
+    for (int i = 1; ; i++) {
+        usleep(i == 1 ? 500000 : 200000);
+        printf("step %d: %d\n", i, memory[i]);
+        fflush(stdout);
+    }
+}
+END
+${CC:-cc} -O1 "$work/steps.c" -o "$work/steps"
+
+steps_are_timed() { # on a busy machine a step may take longer, never less, and seldom all of them
+    "$work/measure" 1 3 "$work/steps" | tee "$work/measured"
+    awk '$1 == "ms" { n++; early += !($2 > 199); good += $2 < 450 } $1 == "rss" { rss = $2 }
+         END { exit !(n == 3 && early == 0 && good > 0 && rss > 20e6 && rss < 60e6) }' "$work/measured"
+}
+table() { printf '%s\n' "$@" | awk -f dev/bench/table.awk | tee "$work/table"; }
+says() { grep -qe "$1" "$work/table" || { echo "it did not say '$1'"; return 1; }; }
+goals_are_judged() {
+    table "peak 0 sgemm 400" "peak 0 bf16 800" "peak 0 copy 40" \
+        "ours-fp32 64 ms 700" "ours-fp32 64 ms 500" "ours-fp32 64 ms 400" "ours-fp32 64 rss 2e9" "ours-fp32 64 predicted 1990000000" \
+        "torch-fp32 64 ms 1000" "llmc-fp32 64 ms 1500" "ours-bf16 64 ms 250" \
+        "ours-fp32 1024 ms 10000" "ours-fp32 1024 rss 4e9" "torch-fp32 1024 ms 20000" "torch-fp32 1024 rss 1e10" || return 1
+    # 191.14 GFLOP in the median step of 500 ms: 382 GFLOP/s of 400
+    says 'ours, fp32 *500 *512 *382 *96 % *2.00 *1.99' && says 'faster than PyTorch.* 2.00 times *goal 1.5: reached' &&
+        says 'faster than llm.c.* 3.00 times *goal 3.5: MISSED' && says 'of the fp32 matrix product.* 95.57 % *goal 75: reached' &&
+        says 'bf16 faster.* 2.00 times' && says 'FLOP/s at T=1024 .* 0.86 times *goal 1: MISSED' && says 'less memory .* 2.50 times *goal 2: reached'
+}
+what_was_not_measured_is_not_judged() {
+    table "peak 0 sgemm 400" "peak 0 bf16 0" "peak 0 copy 40" "ours-fp32 64 ms 500" && says 'no bf16' &&
+        says 'of the fp32 matrix product' && not says 'PyTorch' && not says 'llm.c' && not says 'T=1024'
+}
+check "steps and memory are measured from outside, and the program is stopped" steps_are_timed
+check "a program that ends too early is an error with its last words" fails_with "ended after 0 of 3 steps" "sorry" -- "$work/measure" 1 2 echo sorry
+check "a program that cannot be started is an error" fails_with "no-such-program cannot be started" -- "$work/measure" 1 2 no-such-program
+check "medians, rates and ratios stand in the table, and goals are judged" goals_are_judged
+check "a peer that was not measured has no row and no goal" what_was_not_measured_is_not_judged
+check "numbers that are none are refused" fails_with "must be whole numbers, not 'many'" -- env BENCH_STEPS=many sh dev/bench.sh
+done_testing
