@@ -464,7 +464,7 @@ static void read_a_file_that_shrinks(void* argument) {
 
 static void test_a_file_that_is_cut_while_in_use_is_an_error(void** state) {
     (void)state;
-    expect_death(read_a_file_that_shrinks, (void*)write_tokens("shrinks.bin", 0, 8001), "shrinks.bin", "ended at byte");
+    expect_death(read_a_file_that_shrinks, (void*)write_tokens("shrinks.bin", 0, 8001), "shrinks.bin", "cut after it was opened");
 }
 
 static int make_folder(void** state) {
