@@ -681,8 +681,10 @@ int main(int argc, char** argv) {
         gpt2_load_state(&g, &checkpoint);
         first = checkpoint.state.step;
         dataloader_seek(&run.train, checkpoint.state.epoch, checkpoint.state.position);
-        run.scaler.scale = checkpoint.state.loss_scale;
-        run.scaler.good_steps = checkpoint.state.good_steps;
+        if (checkpoint.state.dtype == FLOATX_DTYPE) { // another precision's loss scale says nothing about this one's
+            run.scaler.scale = checkpoint.state.loss_scale;
+            run.scaler.good_steps = checkpoint.state.good_steps;
+        }
     }
     if (from_checkpoint) {
         printf("start      step %lld of %lld, from %s\n", first, o->steps, checkpoint.path);
