@@ -65,14 +65,14 @@ static inline Options options_defaults(void) {
     o.data = "data/train.bin"; o.val_data = "data/val.bin"; o.tokenizer = "bytes";
     o.model = "d4";
     o.seq_len = 128; o.batch_size = 16;
-    o.steps = 300;
-    o.lr = 1e-3; o.warmup_steps = 20; o.lr_schedule = SCHEDULE_COSINE; o.final_lr_fraction = 0.1;
+    o.steps = 500;
+    o.lr = 2e-3; o.warmup_steps = 20; o.lr_schedule = SCHEDULE_COSINE; o.final_lr_fraction = 0.1;
     o.weight_decay = 0.1; o.beta1 = 0.9; o.beta2 = 0.95; o.eps = 1e-8; o.grad_clip = 1.0;
     o.loss_scale = 65536; o.loss_scale_interval = 2000; o.max_bad_steps = 10;
     o.seed = 1337;
     o.out = ""; o.keep = 3; o.init_from = "";
     o.eval_every = 50; o.eval_steps = 8;
-    o.sample_every = 100; o.sample_tokens = 200; o.prompt = ""; o.temperature = 0.8;
+    o.sample_every = 250; o.sample_tokens = 200; o.prompt = ""; o.temperature = 0.8;
     return o;
 }
 
