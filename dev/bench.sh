@@ -74,7 +74,8 @@ run() {
         ours-fp32)  ours "$build/train_gpt2_single" ;;
         ours-bf16)  ours "$build/bf16/train_gpt2_single" ;;
         torch-*)    timed "$python" dev/bench/pytorch_gpt2.py "${program#torch-}" 4 "$T" ;;
-        llmc-fp32)  (cd "$work" && timed stdbuf -oL "$tools/llmc") ;;
+        llmc-fp32)  [ "$count" -le 7 ] || count=7 # it validates before every tenth step
+                    (cd "$work" && timed stdbuf -oL "$tools/llmc") ;;
     esac >"$work/measured" || { echo "  $program failed at T=$T" >&2; return; }
     sed "s/^/$program $T /" "$work/measured" >>"$work/results"
     echo "  $program, T=$T: $(awk '$1 == "ms" { printf "%s%.0f", sep, $2; sep = " " }' "$work/measured") ms" >&2
