@@ -429,13 +429,13 @@ static void test_a_token_beyond_the_vocabulary_is_found_when_its_step_comes(void
     (void)state;
     Attempt a = open_only(write_tokens("vocabulary.bin", 0, 101));
     a.use = DATA_EVAL; // in order, so that the step is known: the sixth row of 8 has targets up to 48
-    a.shape.V = 45;
+    a.shape.V = 48;
     a.micro_batches = 5;
     Child c = child_run(attempt, &a);
     assert_int_equal(c.status, 0);
     child_free(&c);
     a.micro_batches = 6;
-    expect_death(attempt, &a, "--data", "vocabulary.bin", "token 45 is 45", "vocabulary of 45", "--tokenizer");
+    expect_death(attempt, &a, "--data", "vocabulary.bin", "token 48 is 48", "vocabulary of 48", "--tokenizer");
     Attempt text = open_only(write_bytes("vocabulary.txt", "some text that is long enough", 29));
     text.shape.V = 100;
     text.micro_batches = 1;

@@ -195,7 +195,8 @@ static void resume_at_10(void* run) {
 
 static void test_what_is_not_a_whole_line_is_cut_off(void** state) {
     (void)state;
-    const char* const torn[] = { "", "{", "{\"step\":11,\"lo", "{\"step\":11}", "\n", "null\n", "[1]\n", "{\"step\":3,\"step\":4}\n" };
+    const char* const torn[] = { "", "{", "{\"step\":11,\"lo", "{\"step\":11}", "{\"step\":10}", "\n", "null\n", "[1]\n",
+                                 "{\"step\":3,\"step\":4}\n" };
     for (size_t i = 0; i < sizeof torn / sizeof torn[0]; i++) {
         in_child(write_a_run, "torn");
         append_text(metrics_of("torn"), torn[i]);

@@ -78,6 +78,8 @@ static void test_extreme_logits_and_temperatures_are_no_trouble(void** state) {
     assert_shares(logits, 4, 1e-30, TOP_ALL, second);
     const float flat[] = { 1, 2, -INFINITY, 3 };
     assert_shares(flat, 4, 1e9, TOP_ALL, three);
+    const float first_impossible[] = { -INFINITY, 0 };
+    assert_int_equal(sample_token(first_impossible, 2, 1, TOP_ALL, 0), 1);
     const float one[] = { -2 };
     assert_int_equal(sample_token(one, 1, 1, 1, 0.99999994f), 0);
 }
