@@ -105,7 +105,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t left) {
     const uint8_t* part = way == TEXT_ONLY ? data : next_part(&data, &left, &n);
     static const char merges[] = "#version: 0.2\na a\na b\na ab\naa b\naa aa\n\xc3\xa9 \xc3\xa9\n";
     if (way == VOCAB) write_vocab(part, n);
-    else write_vocab(NULL, 0);
+    else write_vocab((const uint8_t*)"", 0);
     if (way == MERGES) write_file("merges.txt", part, n);
     else write_file("merges.txt", merges, sizeof merges - 1);
     if (way == BIN) write_bin(part, n);
