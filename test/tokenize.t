@@ -1,0 +1,174 @@
+#!/bin/bash
+# tokenize and train_bpe as programs: what they write, that they write it again the same, and what they say when they cannot.
+. test/lib.sh
+
+tokenize=$PWD/$BUILD/tokenize
+train_bpe=$PWD/$BUILD/train_bpe
+default=$PWD/dev/data/default.sh
+repository=$PWD
+cd "$work" || exit 1
+
+tokens() { od -An -v -t u2 -j 1024 -w2 "$1" | tr -d ' ' | tr '\n' ' '; } # of a token file, on one line
+count() { od -An -t d4 -j 8 -N 4 "$1" | tr -d ' '; }                     # of tokens, as its header says
+# holds FILE TOKEN...: the token file has these, and its size and header say so.
+holds() {
+    local file=$1
+    shift
+    echo "$file has: $(tokens "$file")"
+    [ "$(tokens "$file")" = "$(printf '%s ' "$@")" ] && [ "$(count "$file")" -eq $# ] &&
+        [ "$(od -An -t d4 -N 8 "$file" | xargs)" = "20240520 1" ] && [ "$(stat -c %s "$file")" -eq $((1024 + 2 * $#)) ]
+}
+# documents FILE: one line for each document in a file of byte tokens, sorted.
+documents() { tokens "$1" | tr ' ' '\n' | awk '$1 == 256 { print ""; next } { printf "%s,", $1 } END { print "" }' | grep . | sort; }
+no_leftovers() { ! ls | grep tmp; }
+
+printf 'ab' > ab.txt
+printf 'c\377' > c.txt
+: > empty.txt
+
+# ---- what is a document ----
+
+one_file_is_one_document() { "$tokenize" --out out.bin ab.txt empty.txt c.txt && holds out.bin 256 97 98 256 99 255; }
+standard_input_is_a_file() { printf 'xy' | "$tokenize" --out=out.bin ab.txt - && holds out.bin 256 97 98 256 120 121; }
+two_dashes_end_the_options() { cp ab.txt ./-o && "$tokenize" --out out.bin -- -o && holds out.bin 256 97 98; }
+an_empty_line_separates() {
+    printf '\n\na\nb\n\n\nc' | "$tokenize" --out out.bin --split line - && holds out.bin 256 97 10 98 10 256 99
+}
+a_line_of_its_own_separates() {
+    printf 'a\n--- \n---\nb\n---\n' | "$tokenize" --out out.bin --split line --separator --- - &&
+        holds out.bin 256 97 10 45 45 45 32 10 256 98 10
+}
+json_lines_hold_documents() {
+    printf '{"text": "a\\n", "n": 1}\n\n{"text": ""}\n{"text": "\\u00e9\\u0000"}' | "$tokenize" --out out.bin --split jsonl - &&
+        holds out.bin 256 97 10 256 195 169 0
+}
+another_field_can_hold_them() {
+    printf '{"content": "a", "text": "b"}\n' | "$tokenize" --out out.bin --split jsonl --field content - && holds out.bin 256 97
+}
+check "one file is one document, whatever its bytes, and an empty one is none" one_file_is_one_document
+check "- is standard input" standard_input_is_a_file
+check "-- ends the options" two_dashes_end_the_options
+check "--split line: an empty line separates documents" an_empty_line_separates
+check "--split line --separator: a line of one's own separates them" a_line_of_its_own_separates
+check "--split jsonl: each line's text is a document" json_lines_hold_documents
+check "--field names where the text is" another_field_can_hold_them
+
+# ---- training and validation ----
+
+seq 1 300 | sed 's/.*/{"text": "document &"}/' > many.jsonl
+seq 300 -1 1 | sed 's/.*/{"text": "document &"}/' > reversed.jsonl
+split() { "$tokenize" --split jsonl --out "$1.train.bin" --val-out "$1.val.bin" --val-fraction "$2" "${@:3}"; }
+
+every_document_is_on_one_side() {
+    split many 0.1 many.jsonl && "$tokenize" --split jsonl --out all.bin many.jsonl || return 1
+    { documents many.train.bin; documents many.val.bin; } | sort > parts
+    documents all.bin > whole
+    cmp parts whole && n=$(documents many.val.bin | wc -l) && echo "$n of 300 are for validation" && [ "$n" -ge 15 ] && [ "$n" -le 50 ]
+}
+its_bytes_alone_decide_the_side() {
+    split reversed 0.1 reversed.jsonl && split twice 0.1 many.jsonl reversed.jsonl || return 1
+    documents many.val.bin > expected
+    documents reversed.val.bin > got && cmp expected got && documents twice.val.bin | uniq > got && cmp expected got
+}
+a_larger_fraction_keeps_what_was_there() {
+    split larger 0.2 many.jsonl || return 1
+    documents many.val.bin > small
+    documents larger.val.bin > large
+    [ -z "$(comm -23 small large)" ] && [ "$(wc -l < large)" -gt "$(wc -l < small)" ]
+}
+neither_side_is_empty() {
+    for fraction in 0.000001 0.5 0.999999; do
+        for n in 2 3 5; do
+            head -n $n many.jsonl > few.jsonl
+            split few $fraction few.jsonl || return 1
+            echo "$n documents, $fraction: $(documents few.train.bin | wc -l) and $(documents few.val.bin | wc -l)"
+            [ "$(count few.train.bin)" -gt 0 ] && [ "$(count few.val.bin)" -gt 0 ] || return 1
+            [ $(($(documents few.train.bin | wc -l) + $(documents few.val.bin | wc -l))) -eq $n ] || return 1
+        done
+    done
+}
+the_same_input_gives_the_same_files() {
+    split again 0.1 many.jsonl && cmp many.train.bin again.train.bin && cmp many.val.bin again.val.bin
+}
+check "every document is on one side of --val-fraction" every_document_is_on_one_side
+check "a document's bytes alone decide its side: not its place, nor whether it comes twice" its_bytes_alone_decide_the_side
+check "a larger fraction adds documents to the validation side and takes none away" a_larger_fraction_keeps_what_was_there
+check "neither side is empty where two documents differ" neither_side_is_empty
+check "the same input gives the same files" the_same_input_gives_the_same_files
+
+# ---- shards ----
+
+shards_hold_all_of_it() {
+    "$tokenize" --out all.bin --split jsonl many.jsonl && "$tokenize" --out part.bin --shard-tokens 1000 --split jsonl many.jsonl || return 1
+    for shard in part_*.bin; do tokens "$shard"; done > joined
+    [ "$(count part_000000.bin)" -eq 1000 ] && [ ! -e part.bin ] && [ "$(cat joined)" = "$(tokens all.bin)" ] &&
+        [ "$(ls part_*.bin | wc -l)" -eq $((($(count all.bin) + 999) / 1000)) ]
+}
+check "--shard-tokens cuts the same tokens into numbered files" shards_hold_all_of_it
+check "a shard of an earlier, longer run is reported" fails_with "part_000002.bin is of an earlier run" -- \
+    "$tokenize" --out part.bin --shard-tokens 2000 --split jsonl many.jsonl
+
+# ---- vocabularies ----
+
+for i in 1 2 3 4 5 6 7 8; do cat "$repository"/llmc/*.h; done > corpus
+training_makes_a_vocabulary() {
+    "$train_bpe" --vocab-size 600 --out bpe corpus && [ "$(wc -l < bpe/merges.txt)" -eq 344 ] &&
+        "$tokenize" --tokenizer bpe --out bpe.bin corpus && "$tokenize" --tokenizer bpe/vocab.json --out json.bin corpus && cmp bpe.bin json.bin &&
+        [ "$(tokens bpe.bin | cut -d ' ' -f 1)" -eq 599 ] && [ $((2 * $(count bpe.bin))) -lt "$(stat -c %s corpus)" ]
+}
+training_is_repeatable() { "$train_bpe" --vocab-size 600 --out bpe2 corpus && diff -r bpe bpe2; }
+no_more_merges_than_pairs() {
+    printf 'aaab aaab' | "$train_bpe" --out few - > log && cat log few/merges.txt && grep -q 'less than --vocab-size 4096' log &&
+        [ "$(tail -n +2 few/merges.txt | tr '\n' ,)" = "a a,a b,aa ab," ]
+}
+check "train_bpe makes a vocabulary that tokenize reads and that halves the number of tokens" training_makes_a_vocabulary
+check "train_bpe gives the same files for the same text" training_is_repeatable
+check "train_bpe says so when no pairs are left to merge" no_more_merges_than_pairs
+
+# ---- the default data ----
+
+default_data() { (cd "$1" && sh "$default" "$2" "$tokenize"); }
+default_data_needs_only_the_tree() {
+    mkdir tree
+    tar -C "$repository" -cf - --exclude ./.git --exclude ./build --exclude ./data . | tar -C tree -xf - || return 1
+    mkdir -p tree/build tree/data tree/.git tree/.venv
+    for place in build data .git .venv; do echo "not of the project" > tree/$place/extra.py; done
+    default_data "$repository" "$work/here" && default_data tree "$work/there" && cmp here/train.bin there/train.bin && cmp here/val.bin there/val.bin &&
+        [ "$(count here/train.bin)" -gt 100000 ] && [ "$(count here/val.bin)" -gt 1000 ]
+}
+check "the default data is this repository's text, with or without .git, and nothing that lies beside it" default_data_needs_only_the_tree
+
+# ---- errors ----
+
+printf '{"text": "a"}\n{"text": 1}\n' > number.jsonl
+printf '{"text": "a"}\n{"text": "b"\n' > cut.jsonl
+printf '{"text": "a", "text": "b"}\n' > double.jsonl
+printf 'this is no vocabulary' > words.txt
+mkdir -p folder
+check "no file is an error" fails_with "no text was given" -- "$tokenize" --out x.bin
+check "a file that is not there is named" fails_with "nothing.txt" "No such file" -- "$tokenize" --out x.bin ab.txt nothing.txt
+check "a folder is named" fails_with "folder" "Is a directory" -- "$tokenize" --out x.bin folder
+check "files without text are an error" fails_with "no text" -- "$tokenize" --out x.bin empty.txt
+check "an unknown option is named" fails_with "unknown option '--outt'" -- "$tokenize" --outt x.bin ab.txt
+check "a fraction out of range is an error" fails_with "--val-fraction must be between" -- "$tokenize" --val-fraction 1 --out x.bin ab.txt
+check "a single document cannot be split" fails_with "no two different documents" "--split" -- "$tokenize" --out x.bin --val-out y.bin ab.txt ab.txt
+check "a tokenizer that is none is named" fails_with "words.txt" "starts neither" -- "$tokenize" --tokenizer words.txt --out x.bin ab.txt
+check "a JSON line without text is named" fails_with "line 2 of number.jsonl" "field" -- "$tokenize" --split jsonl --out x.bin number.jsonl
+check "a broken JSON line is named" fails_with "line 2 of cut.jsonl" "no valid JSON" -- "$tokenize" --split jsonl --out x.bin cut.jsonl
+check "a field that is there twice is an error" fails_with "line 1 of double.jsonl" "duplicate" -- "$tokenize" --split jsonl --out x.bin double.jsonl
+check "a folder to write in that is not there is named" fails_with "cannot create" "no/x.bin" -- "$tokenize" --out no/x.bin ab.txt
+check "train_bpe refuses a vocabulary smaller than the bytes" fails_with "--vocab-size must be between 257" -- "$train_bpe" --vocab-size 256 ab.txt
+check "none of these wrote anything, nor left a temporary file" test ! -e x.bin -a ! -e y.bin
+check "there are no temporary files" no_leftovers
+
+# ---- a full disk ----
+
+printf 'what was there' > full.bin
+full_disk() { fails_with "cannot write" "full.bin" -- bash -c 'trap "" XFSZ; ulimit -f 20; exec "$@"' limited "$@"; }
+full_disk_leaves_what_was_there() { full_disk "$tokenize" --out full.bin corpus && [ "$(cat full.bin)" = "what was there" ] && no_leftovers; }
+full_disk_while_training() { full_disk2 && no_leftovers; }
+full_disk2() { fails_with "cannot write" "vocab.json" -- bash -c 'trap "" XFSZ; ulimit -f 1; exec "$@"' limited "$train_bpe" --out full corpus; }
+check "a full disk is an error that leaves what was under the name" full_disk_leaves_what_was_there
+check "a full disk stops train_bpe likewise" full_disk_while_training
+
+done_testing
