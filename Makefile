@@ -82,6 +82,11 @@ $(BUILD)/test/compare_run: test/compare_run.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
 
+# The loader's thread under ThreadSanitizer.
+build/tsan/test/test_dataloader: test/test_dataloader.c
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O1 -g -fsanitize=thread -march=native -fopenmp $(WARNINGS) -MMD -MP $< -o $@ -lcmocka $(LIBRARIES)
+
 # libFuzzer targets of the three readers. A reader's die() calls exit(); the target wraps it and returns to the fuzzer.
 FUZZERS := tokens tokenizer safetensors
 $(FUZZERS:%=build/fuzz/%): build/fuzz/%: test/fuzz_%.c
@@ -94,7 +99,7 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/test/compare_run
 PRECISION_TESTS := train_gpt2_single test/test_layers test/test_reference_layers
 test: data/train.bin
-	$(MAKE) --no-print-directory test-build $(if $(shell command -v clang),$(FUZZERS:%=build/fuzz/%))
+	$(MAKE) --no-print-directory test-build build/tsan/test/test_dataloader $(if $(shell command -v clang),$(FUZZERS:%=build/fuzz/%))
 	$(MAKE) --no-print-directory DEBUG=1 test-build
 	$(MAKE) --no-print-directory PRECISION=bf16 $(PRECISION_TESTS:%=build/bf16/%)
 	$(MAKE) --no-print-directory PRECISION=fp16 $(PRECISION_TESTS:%=build/fp16/%)
@@ -118,4 +123,4 @@ clean-data:
 .PHONY: all tools demo doctor bench fuzz test test-build test-interop cuda-objects clean clean-data $(STAGES)
 .DELETE_ON_ERROR:
 .SUFFIXES:
--include $(wildcard $(BUILD)/*.d $(BUILD)/test/*.d build/fuzz/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/test/*.d build/tsan/test/*.d build/fuzz/*.d)

@@ -52,7 +52,7 @@ static inline uint64_t random_permute(uint64_t seed, uint64_t stream, uint64_t i
     uint64_t mask = (1ull << half) - 1;
     do {
         uint64_t left = i >> half, right = i & mask;
-        for (uint64_t round = 0; round < 6; round++) {
+        for (uint64_t round = 0; round < 8; round++) {
             uint64_t mixed = philox(seed, stream, (round << 32) | right).x[0] & mask;
             uint64_t next = left ^ mixed;
             left = right;

@@ -96,8 +96,8 @@ static void test_permute_is_a_permutation_of_any_size(void** state) {
 // Over many seeds every element goes to every place equally often, in small sets too.
 static void test_permute_has_no_favourite_places(void** state) {
     (void)state;
-    const int seeds = 10000, sizes[] = { 2, 3, 4, 12, 17, 40 };
-    for (int k = 0; k < 6; k++) {
+    const int seeds = 10000, sizes[] = { 2, 3, 4, 5, 6, 7, 8, 12, 17, 40 };
+    for (int k = 0; k < 10; k++) {
         int n = sizes[k];
         for (int element = 0; element < n; element++) {
             int counts[40] = { 0 };

@@ -198,7 +198,7 @@ def philox(key, high, low):
 
 
 def random_permute(seed, stream, i, n):
-    """Where i goes in a permutation of [0,n): a Feistel network of six rounds, walked until it lands inside."""
+    """Where i goes in a permutation of [0,n): a Feistel network of eight rounds, walked until it lands inside."""
     if n < 2:
         return 0
     half = 1
@@ -207,7 +207,7 @@ def random_permute(seed, stream, i, n):
     mask = (1 << half) - 1
     while True:
         left, right = i >> half, i & mask
-        for r in range(6):
+        for r in range(8):
             left, right = right, left ^ (philox(seed, stream, r << 32 | right) & mask)
         i = left << half | right
         if i < n:
