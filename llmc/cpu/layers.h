@@ -41,7 +41,7 @@ static size_t layers_lay_out(CpuLayers* w, char* memory) {
     const size_t line = 64 / sizeof(float);
     size_t N = (size_t)s.B * (size_t)s.T;
     w->per_thread_floats = round_up(size_max(attention_scratch_floats(s.T, s.C / s.NH), size_max((size_t)s.Vp, 4 * (size_t)s.C)), line);
-    w->shared_floats = round_up(size_max(matmul_scratch_floats(), size_max(layernorm_scratch_floats((int)N, s.C), stats_scratch_floats())), line);
+    w->shared_floats = round_up(size_max(matmul_scratch_floats(w->threads, s.C), size_max(layernorm_scratch_floats((int)N, s.C), stats_scratch_floats())), line);
     size_t floats[] = { (size_t)w->threads * w->per_thread_floats, w->shared_floats, round_up((size_t)s.Vp, line), round_up(N, line) };
     size_t begin[4], total = 0;
     for (int i = 0; i < 4; i++) {

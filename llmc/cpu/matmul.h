@@ -1,98 +1,336 @@
-/* cpu/matmul.h - linear layers, their matrix products from oneDNN. Included by cpu/layers.h. */
+/*
+cpu/matmul.h - linear layers, their matrix products from oneDNN. Included by cpu/layers.h.
+
+A product goes one of three ways, whichever was measured to be fastest for it:
+  primitive  a matmul primitive compiled by oneDNN for one shape: everything in bf16 where the CPU multiplies bf16,
+             and forward in fp32, where w is read transposed
+  tiles      fp32: each thread computes one tile of the result with dnnl_sgemm, which stays in the thread that calls it
+             when that is inside a parallel region
+  copies     16 bits without such a CPU: operands are widened to fp32, piece by piece, and multiplied by dnnl_sgemm
+The order in which a product's terms are summed is oneDNN's affair: it is the same from run to run.
+
+Global state: the engine, the stream and the cache of primitives below. oneDNN allocates when a primitive is created, and
+keeps scratch for packed operands per thread, which grows to what the largest product needs.
+*/
 #ifndef LLMC_CPU_MATMUL_H
 #define LLMC_CPU_MATMUL_H
 
-#define MATMUL_TILE 1024 // 16-bit operands are multiplied as fp32 copies of tiles of this many rows and columns
-
-static inline size_t matmul_scratch_floats(void) { return NEEDS_MASTER ? 3 * (size_t)MATMUL_TILE * MATMUL_TILE : 0; }
-static void matmul_init(void) {}
-static void matmul_free(void) {}
-static const char* matmul_method(void) { return NEEDS_MASTER ? "sgemm on fp32 copies" : "sgemm"; }
+// out (M,N) set or += a b + bias, with a (M,K), or (K,M) where a_transposed; b (K,N), or (N,K) where b_transposed.
+// All ints, so that two shapes can be compared as memory.
+typedef struct { int a_transposed, b_transposed, M, N, K, has_bias, adds, out_type; } ProductShape;
+typedef struct { ProductShape shape; void* out; const floatX *a, *b, *bias; } Product;
 
 static void matmul_check(dnnl_status_t status, const char* what) {
     require(status == dnnl_success, "oneDNN failed at %s (status %d)", what, (int)status);
 }
+static inline int int_min(int a, int b) { return a < b ? a : b; }
 
-// dst (rows, cols) contiguous = src, whose rows are `stride` elements apart
-static void widen_tile(float* dst, const floatX* src, int rows, int cols, size_t stride) {
-    #pragma omp parallel for schedule(static)
+// ---- oneDNN 2 describes memory by a struct and an operation by another; oneDNN 3 has handles that must be destroyed ----
+#if DNNL_VERSION_MAJOR >= 3
+typedef dnnl_memory_desc_t MatrixDesc;
+static dnnl_status_t matrix_describe(MatrixDesc* d, const dnnl_dim_t* dims, dnnl_data_type_t type, const dnnl_dim_t* strides) {
+    return dnnl_memory_desc_create_with_strides(d, 2, dims, type, strides);
+}
+static void matrix_desc_free(MatrixDesc* d) { dnnl_memory_desc_destroy(*d); }
+static dnnl_status_t matrix_wrap(dnnl_memory_t* m, const MatrixDesc* d, dnnl_engine_t engine) { return dnnl_memory_create(m, *d, engine, DNNL_MEMORY_NONE); }
+static dnnl_status_t post_add(dnnl_post_ops_t post) { return dnnl_post_ops_append_sum(post, 1.0f, 0, dnnl_data_type_undef); }
+static dnnl_status_t product_describe(dnnl_primitive_desc_t* d, const MatrixDesc* a, const MatrixDesc* b, const MatrixDesc* bias,
+                                      const MatrixDesc* out, dnnl_primitive_attr_t attributes, dnnl_engine_t engine) {
+    return dnnl_matmul_primitive_desc_create(d, engine, *a, *b, bias != NULL ? *bias : NULL, *out, attributes);
+}
+#else
+typedef dnnl_memory_desc_t MatrixDesc;
+static dnnl_status_t matrix_describe(MatrixDesc* d, const dnnl_dim_t* dims, dnnl_data_type_t type, const dnnl_dim_t* strides) {
+    return dnnl_memory_desc_init_by_strides(d, 2, dims, type, strides);
+}
+static void matrix_desc_free(MatrixDesc* d) { (void)d; }
+static dnnl_status_t matrix_wrap(dnnl_memory_t* m, const MatrixDesc* d, dnnl_engine_t engine) { return dnnl_memory_create(m, d, engine, DNNL_MEMORY_NONE); }
+static dnnl_status_t post_add(dnnl_post_ops_t post) { return dnnl_post_ops_append_sum(post, 1.0f); }
+static dnnl_status_t product_describe(dnnl_primitive_desc_t* d, const MatrixDesc* a, const MatrixDesc* b, const MatrixDesc* bias,
+                                      const MatrixDesc* out, dnnl_primitive_attr_t attributes, dnnl_engine_t engine) {
+    dnnl_matmul_desc_t operation;
+    dnnl_status_t status = dnnl_matmul_desc_init(&operation, a, b, bias, out);
+    return status == dnnl_success ? dnnl_primitive_desc_create(d, &operation, attributes, engine, NULL) : status;
+}
+#endif
+
+// ---- primitives ----
+// Creating one costs about as much as running it, so those used last are kept. A slot without a primitive remembers that
+// oneDNN has no fast kernel for its shape.
+typedef struct {
+    ProductShape shape;
+    uint64_t last_use; // 0: empty
+    dnnl_primitive_t primitive;
+    dnnl_memory_t a, b, bias, out; // wrap whatever memory a call brings
+} MatmulSlot;
+#define MATMUL_SLOTS 128
+static struct {
+    dnnl_engine_t engine;
+    dnnl_stream_t stream;
+    uint64_t uses;
+    MatmulSlot slots[MATMUL_SLOTS];
+} cpu_matmul;
+
+static void matmul_slot_clear(MatmulSlot* s) {
+    if (s->primitive != NULL) {
+        dnnl_primitive_destroy(s->primitive);
+        dnnl_memory_destroy(s->a);
+        dnnl_memory_destroy(s->b);
+        dnnl_memory_destroy(s->out);
+        if (s->bias != NULL) dnnl_memory_destroy(s->bias);
+    }
+    memset(s, 0, sizeof *s);
+}
+
+static MatrixDesc matmul_describe(int rows, int cols, int transposed, int dtype) {
+    dnnl_dims_t dims = { rows, cols }, strides = { transposed ? 1 : cols, transposed ? rows : 1 };
+    dnnl_data_type_t type = dtype == DTYPE_F32 ? dnnl_f32 : dtype == DTYPE_BF16 ? dnnl_bf16 : dnnl_f16;
+    MatrixDesc d;
+    matmul_check(matrix_describe(&d, dims, type, strides), "describing a matrix");
+    return d;
+}
+
+// The fast kernels are those called brgemm. The others, plain C or a GEMM with conversions around it, lose to the other ways.
+static bool matmul_is_fast(const_dnnl_primitive_desc_t d) {
+    const char* name = "";
+    matmul_check(dnnl_primitive_desc_query(d, dnnl_query_impl_info_str, 0, (void*)&name), "naming a kernel");
+    return strncmp(name, "brg", 3) == 0;
+}
+
+// Compiles a slot's shape, if there is a fast kernel for it.
+static void matmul_slot_fill(MatmulSlot* s) {
+    ProductShape p = s->shape;
+    MatrixDesc a = matmul_describe(p.M, p.K, p.a_transposed, FLOATX_DTYPE), b = matmul_describe(p.K, p.N, p.b_transposed, FLOATX_DTYPE);
+    MatrixDesc bias = matmul_describe(1, p.N, 0, FLOATX_DTYPE), out = matmul_describe(p.M, p.N, 0, p.out_type);
+    dnnl_primitive_attr_t attributes;
+    dnnl_post_ops_t post;
+    matmul_check(dnnl_primitive_attr_create(&attributes), "creating attributes");
+    matmul_check(dnnl_post_ops_create(&post), "creating post-operations");
+    if (p.adds) matmul_check(post_add(post), "adding to a product");
+    matmul_check(dnnl_primitive_attr_set_post_ops(attributes, post), "setting post-operations");
+    dnnl_primitive_desc_t d = NULL;
+    if (product_describe(&d, &a, &b, p.has_bias ? &bias : NULL, &out, attributes, cpu_matmul.engine) == dnnl_success) {
+        if (matmul_is_fast(d)) {
+            matmul_check(dnnl_primitive_create(&s->primitive, d), "compiling a product");
+            matmul_check(matrix_wrap(&s->a, &a, cpu_matmul.engine), "wrapping a matrix");
+            matmul_check(matrix_wrap(&s->b, &b, cpu_matmul.engine), "wrapping a matrix");
+            matmul_check(matrix_wrap(&s->out, &out, cpu_matmul.engine), "wrapping a matrix");
+            if (p.has_bias) matmul_check(matrix_wrap(&s->bias, &bias, cpu_matmul.engine), "wrapping a bias");
+        }
+        dnnl_primitive_desc_destroy(d);
+    }
+    dnnl_post_ops_destroy(post);
+    dnnl_primitive_attr_destroy(attributes);
+    MatrixDesc* descs[4] = { &a, &b, &bias, &out };
+    for (int i = 0; i < 4; i++) matrix_desc_free(descs[i]);
+}
+
+// The slot of a shape; if there is none yet it takes the place of the one not used for longest.
+static MatmulSlot* matmul_slot(ProductShape shape) {
+    MatmulSlot* oldest = &cpu_matmul.slots[0];
+    MatmulSlot* found = NULL;
+    for (int i = 0; i < MATMUL_SLOTS && found == NULL; i++) {
+        MatmulSlot* s = &cpu_matmul.slots[i];
+        if (s->last_use > 0 && memcmp(&s->shape, &shape, sizeof shape) == 0) found = s;
+        if (s->last_use < oldest->last_use) oldest = s;
+    }
+    if (found == NULL) {
+        found = oldest;
+        matmul_slot_clear(found);
+        found->shape = shape;
+        matmul_slot_fill(found);
+    }
+    found->last_use = ++cpu_matmul.uses;
+    return found;
+}
+
+// False, and nothing done, if there is no fast kernel for this product.
+static bool product_by_primitive(Product p) {
+    MatmulSlot* s = matmul_slot(p.shape);
+    if (s->primitive == NULL) return false;
+    dnnl_exec_arg_t arguments[4] = { { DNNL_ARG_SRC, s->a }, { DNNL_ARG_WEIGHTS, s->b }, { DNNL_ARG_DST, s->out }, { DNNL_ARG_BIAS, s->bias } };
+    matmul_check(dnnl_memory_set_data_handle(s->a, (void*)p.a), "passing a matrix");
+    matmul_check(dnnl_memory_set_data_handle(s->b, (void*)p.b), "passing a matrix");
+    matmul_check(dnnl_memory_set_data_handle(s->out, p.out), "passing a matrix");
+    if (s->bias != NULL) matmul_check(dnnl_memory_set_data_handle(s->bias, (void*)p.bias), "passing a bias");
+    matmul_check(dnnl_primitive_execute(s->primitive, cpu_matmul.stream, s->bias != NULL ? 4 : 3, arguments), "a matrix product");
+    matmul_check(dnnl_stream_wait(cpu_matmul.stream), "a matrix product");
+    return true;
+}
+
+// ---- tiles ----
+// fp32 product of one tile: rows [m, m+rows) and columns [n, n+cols) of out, with everything where it lies
+static void product_tile(Product p, int m, int n, int rows, int cols) {
+    ProductShape s = p.shape;
+    int lda = s.a_transposed ? s.M : s.K, ldb = s.b_transposed ? s.K : s.N;
+    const float* a = (const float*)p.a + (s.a_transposed ? (size_t)m : (size_t)m * lda);
+    const float* b = (const float*)p.b + (s.b_transposed ? (size_t)n * ldb : (size_t)n);
+    float* out = (float*)p.out + (size_t)m * s.N + n;
+    matmul_check(dnnl_sgemm(s.a_transposed ? 'T' : 'N', s.b_transposed ? 'T' : 'N', rows, cols, s.K, 1.0f, a, lda, b, ldb,
+                            s.adds ? 1.0f : 0.0f, out, s.N), "sgemm");
+    if (!s.has_bias) return;
     for (int r = 0; r < rows; r++) {
+        float* o = out + (size_t)r * s.N;
         #pragma omp simd
-        for (int c = 0; c < cols; c++) dst[(size_t)r * cols + c] = to_float(src[(size_t)r * stride + c]);
+        for (int c = 0; c < cols; c++) o[c] += to_float(p.bias[n + c]);
     }
 }
 
-// out (M,N) set or += a b, with a (M,K), or (K,M) if transpose_a is 'T', and b (K,N), or (N,K) if transpose_b is 'T'
-static void matrix_product(floatX* out, char transpose_a, char transpose_b, const floatX* a, const floatX* b, int M, int N, int K, GradMode mode) {
-    int lda = transpose_a == 'T' ? M : K, ldb = transpose_b == 'T' ? K : N;
-    if (!NEEDS_MASTER) {
-        matmul_check(dnnl_sgemm(transpose_a, transpose_b, M, N, K, 1.0f, (const float*)a, lda, (const float*)b, ldb,
-                                mode == GRAD_ADD ? 1.0f : 0.0f, (float*)out, N), "sgemm");
-        return;
+// A grid of as many tiles as there are threads, as square as can be: what a tile reads grows with its two sides.
+static void product_by_tiles(Product p) {
+    int M = p.shape.M, N = p.shape.N, threads = omp_get_max_threads(), down = 1;
+    for (int d = 2; d <= threads; d++) {
+        if (threads % d == 0 && M / d + N / (threads / d) < M / down + N / (threads / down)) down = d;
     }
-    const int tile = MATMUL_TILE;
-    float *ta = cpu_layers.shared, *tb = ta + (size_t)tile * tile, *sum = tb + (size_t)tile * tile;
-    for (int m = 0; m < M; m += tile) {
-        for (int n = 0; n < N; n += tile) {
-            int rows = M - m < tile ? M - m : tile, cols = N - n < tile ? N - n : tile;
-            for (int k = 0; k < K; k += tile) {
-                int depth = K - k < tile ? K - k : tile;
-                if (transpose_a == 'T') widen_tile(ta, a + (size_t)k * lda + m, depth, rows, lda);
-                else widen_tile(ta, a + (size_t)m * lda + k, rows, depth, lda);
-                if (transpose_b == 'T') widen_tile(tb, b + (size_t)n * ldb + k, cols, depth, ldb);
-                else widen_tile(tb, b + (size_t)k * ldb + n, depth, cols, ldb);
-                matmul_check(dnnl_sgemm(transpose_a, transpose_b, rows, cols, depth, 1.0f, ta, transpose_a == 'T' ? rows : depth,
-                                        tb, transpose_b == 'T' ? depth : cols, k == 0 ? 0.0f : 1.0f, sum, cols), "sgemm");
-            }
-            #pragma omp parallel for schedule(static)
-            for (int r = 0; r < rows; r++) {
-                floatX* o = out + (size_t)(m + r) * N + n;
-                const float* s = sum + (size_t)r * cols;
-                #pragma omp simd
-                for (int c = 0; c < cols; c++) o[c] = to_floatX(mode == GRAD_ADD ? to_float(o[c]) + s[c] : s[c]);
+    const size_t vector = 16; // floats of the widest vector register
+    int rows = (int)round_up(ceil_div((size_t)M, (size_t)down), vector);
+    int cols = (int)round_up(ceil_div((size_t)N, (size_t)(threads / down)), vector);
+    #pragma omp parallel for collapse(2) schedule(static)
+    for (int m = 0; m < M; m += rows) {
+        for (int n = 0; n < N; n += cols) product_tile(p, m, n, int_min(rows, M - m), int_min(cols, N - n));
+    }
+}
+
+// ---- copies ----
+#define MATMUL_COPY 1024 // operands are widened in pieces of this many rows and columns: 4 MB each
+
+// dst (rows, cols) contiguous = src, whose rows are `stride` elements apart
+static void widen_piece(float* dst, const floatX* src, int rows, int cols, int stride) {
+    #pragma omp parallel for schedule(static)
+    for (int r = 0; r < rows; r++) {
+        float* d = dst + (size_t)r * cols;
+        const floatX* x = src + (size_t)r * stride;
+        #pragma omp simd
+        for (int c = 0; c < cols; c++) d[c] = to_float(x[c]);
+    }
+}
+
+// Rows [m, m+rows) and columns [n, n+cols) of out set or += sum (rows, cols) + bias, rounded once.
+static void narrow_piece(Product p, const float* sum, int m, int n, int rows, int cols) {
+    #pragma omp parallel for schedule(static)
+    for (int r = 0; r < rows; r++) {
+        size_t begin = (size_t)(m + r) * p.shape.N + n;
+        for (int c = 0; c < cols; c++) {
+            float x = sum[(size_t)r * cols + c] + (p.shape.has_bias ? to_float(p.bias[n + c]) : 0.0f);
+            if (p.shape.out_type == DTYPE_F32) ((float*)p.out)[begin + c] = x;
+            else {
+                floatX* o = (floatX*)p.out + begin + c;
+                *o = to_floatX(p.shape.adds ? to_float(*o) + x : x);
             }
         }
     }
+}
+
+static void product_by_copies(Product p) {
+    ProductShape s = p.shape;
+    int lda = s.a_transposed ? s.M : s.K, ldb = s.b_transposed ? s.K : s.N;
+    float *a = cpu_layers.shared, *b = a + MATMUL_COPY * MATMUL_COPY, *sum = b + MATMUL_COPY * MATMUL_COPY;
+    for (int m = 0; m < s.M; m += MATMUL_COPY) {
+        for (int n = 0; n < s.N; n += MATMUL_COPY) {
+            int rows = int_min(MATMUL_COPY, s.M - m), cols = int_min(MATMUL_COPY, s.N - n);
+            for (int k = 0; k < s.K; k += MATMUL_COPY) {
+                int depth = int_min(MATMUL_COPY, s.K - k);
+                if (s.a_transposed) widen_piece(a, p.a + (size_t)k * lda + m, depth, rows, lda);
+                else widen_piece(a, p.a + (size_t)m * lda + k, rows, depth, lda);
+                if (s.b_transposed) widen_piece(b, p.b + (size_t)n * ldb + k, cols, depth, ldb);
+                else widen_piece(b, p.b + (size_t)k * ldb + n, depth, cols, ldb);
+                matmul_check(dnnl_sgemm(s.a_transposed ? 'T' : 'N', s.b_transposed ? 'T' : 'N', rows, cols, depth, 1.0f,
+                                        a, s.a_transposed ? rows : depth, b, s.b_transposed ? depth : cols, k == 0 ? 0.0f : 1.0f, sum, cols), "sgemm");
+            }
+            narrow_piece(p, sum, m, n, rows, cols);
+        }
+    }
+}
+
+// ---- which way ----
+#define MATMUL_ROW_UNIT 16
+// Forward (b transposed) with a number of rows that no training batch has, such as a sequence that grows token by token
+// while text is sampled, would have a primitive compiled for every length.
+static bool product_wants_primitive(ProductShape s) {
+    bool forward = s.b_transposed != 0;
+    return FLOATX_DTYPE != DTYPE_F16 && (FLOATX_DTYPE == DTYPE_BF16 || forward) && !(forward && s.M % MATMUL_ROW_UNIT != 0);
+}
+static void product(Product p) {
+    if (product_wants_primitive(p.shape) && product_by_primitive(p)) return;
+    if (FLOATX_DTYPE == DTYPE_F32) product_by_tiles(p);
+    else product_by_copies(p);
+}
+
+static void matmul_init(void) {
+    matmul_check(dnnl_engine_create(&cpu_matmul.engine, dnnl_cpu, 0), "creating an engine for the CPU");
+    matmul_check(dnnl_stream_create(&cpu_matmul.stream, cpu_matmul.engine, dnnl_stream_default_flags), "creating a stream");
+}
+static void matmul_free(void) {
+    for (int i = 0; i < MATMUL_SLOTS; i++) matmul_slot_clear(&cpu_matmul.slots[i]);
+    if (cpu_matmul.stream != NULL) dnnl_stream_destroy(cpu_matmul.stream);
+    if (cpu_matmul.engine != NULL) dnnl_engine_destroy(cpu_matmul.engine);
+    memset(&cpu_matmul, 0, sizeof cpu_matmul);
+}
+static const char* matmul_method(void) {
+    ProductShape example = { 0, 1, 64, 64, 64, 0, 0, FLOATX_DTYPE };
+    bool compiled = product_wants_primitive(example) && matmul_slot(example)->primitive != NULL;
+    if (FLOATX_DTYPE == DTYPE_F32) return compiled ? "fp32 matmul and sgemm" : "sgemm";
+    return compiled ? FLOATX_NAME " matmul" : "sgemm on fp32 copies";
+}
+
+// ---- the layers ----
+// Rows are taken this many at a time, so that what follows a product finds its result in the cache.
+static inline int matmul_rows(int threads) { return 128 * (threads > 2 ? threads : 2); }
+
+// Scratch: the three pieces of product_by_copies; in 16 bits also (rows, 4C) sums that are to be multiplied by gelu'.
+static inline size_t matmul_copies_floats(void) { return 3 * (size_t)MATMUL_COPY * MATMUL_COPY; }
+static inline size_t matmul_scratch_floats(int threads, int C) {
+    return NEEDS_MASTER ? matmul_copies_floats() + (size_t)matmul_rows(threads) * 4 * (size_t)C : 0;
+}
+
+// out (N,OC) = inp (N,C) w^T (OC,C) + bias: the whole units of rows, which a primitive may do, and the rest
+static void linear_rows(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
+    int rest = N % MATMUL_ROW_UNIT, whole = N - rest;
+    Product p = { { 0, 1, whole, OC, C, bias != NULL, 0, FLOATX_DTYPE }, out, inp, w, bias };
+    if (whole > 0) product(p);
+    p.shape.M = rest;
+    p.out = out + (size_t)whole * OC;
+    p.a = inp + (size_t)whole * C;
+    if (rest > 0) product(p);
 }
 
 void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
-    matrix_product(out, 'N', 'T', inp, w, N, OC, C, GRAD_SET);
-    if (bias == NULL) return;
-    #pragma omp parallel for schedule(static)
-    for (int i = 0; i < N; i++) {
-        floatX* o = out + (size_t)i * OC;
-        #pragma omp simd
-        for (int c = 0; c < OC; c++) o[c] = to_floatX(to_float(o[c]) + to_float(bias[c]));
-    }
+    int step = matmul_rows(cpu_layers.threads);
+    for (int i = 0; i < N; i += step) linear_rows(out + (size_t)i * OC, inp + (size_t)i * C, w, bias, int_min(step, N - i), C, OC);
 }
 
 void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
-    matrix_product(pre, 'N', 'T', inp, w, N, OC, C, GRAD_SET);
-    #pragma omp parallel for schedule(static)
-    for (int i = 0; i < N; i++) {
+    int step = matmul_rows(cpu_layers.threads);
+    for (int i = 0; i < N; i += step) {
+        int rows = int_min(step, N - i);
         floatX *o = out + (size_t)i * OC, *p = pre + (size_t)i * OC;
-        #pragma omp simd
-        for (int c = 0; c < OC; c++) {
-            p[c] = to_floatX(to_float(p[c]) + to_float(bias[c]));
-            o[c] = to_floatX(gelu_f32(to_float(p[c])));
-        }
+        linear_rows(p, inp + (size_t)i * C, w, bias, rows, C, OC);
+        #pragma omp parallel for simd schedule(static)
+        for (size_t k = 0; k < (size_t)rows * OC; k++) o[k] = to_floatX(gelu_f32(to_float(p[k])));
     }
 }
 
 // forward: out = inp w^T, so dinp = dout w
 void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
-    matrix_product(dinp, 'N', 'N', dout, w, N, C, OC, GRAD_SET);
+    int step = matmul_rows(cpu_layers.threads);
+    for (int i = 0; i < N; i += step) {
+        Product p = { { 0, 0, int_min(step, N - i), C, OC, 0, 0, FLOATX_DTYPE }, dinp + (size_t)i * C, dout + (size_t)i * OC, w, NULL };
+        product(p);
+    }
 }
 
-// forward: out = gelu(pre) w^T, so dpre = (dout w) * gelu'(pre)
+// forward: out = gelu(pre) w^T, so dpre = (dout w) * gelu'(pre). The product stays in fp32 until it is multiplied.
 void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre, int N, int C, int OC) {
-    matrix_product(dinp, 'N', 'N', dout, w, N, C, OC, GRAD_SET);
-    #pragma omp parallel for schedule(static)
-    for (int i = 0; i < N; i++) {
+    int step = matmul_rows(cpu_layers.threads);
+    for (int i = 0; i < N; i += step) {
+        int rows = int_min(step, N - i);
         floatX* d = dinp + (size_t)i * C;
-        const floatX* p = pre + (size_t)i * C;
-        #pragma omp simd
-        for (int c = 0; c < C; c++) d[c] = to_floatX(to_float(d[c]) * gelu_derivative_f32(to_float(p[c])));
+        const floatX* x = pre + (size_t)i * C;
+        float* sum = NEEDS_MASTER ? cpu_layers.shared + matmul_copies_floats() : (float*)d;
+        Product p = { { 0, 0, rows, C, OC, 0, 0, DTYPE_F32 }, sum, dout + (size_t)i * OC, w, NULL };
+        product(p);
+        #pragma omp parallel for simd schedule(static)
+        for (size_t k = 0; k < (size_t)rows * C; k++) d[k] = to_floatX(sum[k] * gelu_derivative_f32(to_float(x[k])));
     }
 }
 
@@ -105,7 +343,7 @@ static void bias_backward_strip(floatX* dbias, const floatX* dout, int begin, in
     int width = end - begin;
     for (int block = 0; block < N; block += BIAS_ROWS) {
         float sum[BIAS_STRIP] = { 0 };
-        for (int i = block; i < N && i < block + BIAS_ROWS; i++) {
+        for (int i = block; i < int_min(N, block + BIAS_ROWS); i++) {
             const floatX* d = dout + (size_t)i * OC + begin;
             #pragma omp simd
             for (int c = 0; c < width; c++) sum[c] += to_float(d[c]);
@@ -118,11 +356,10 @@ static void bias_backward_strip(floatX* dbias, const floatX* dout, int begin, in
 
 // forward: out = inp w^T + bias, so dw = dout^T inp and dbias = the column sums of dout
 void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const floatX* inp, int N, int C, int OC, GradMode mode) {
-    matrix_product(dw, 'T', 'N', dout, inp, OC, C, N, mode);
+    Product p = { { 1, 0, OC, C, N, 0, mode == GRAD_ADD, FLOATX_DTYPE }, dw, dout, inp, NULL };
+    product(p);
     if (dbias == NULL) return;
     #pragma omp parallel for schedule(static)
-    for (int begin = 0; begin < OC; begin += BIAS_STRIP) {
-        bias_backward_strip(dbias, dout, begin, begin + BIAS_STRIP < OC ? begin + BIAS_STRIP : OC, N, OC, mode);
-    }
+    for (int begin = 0; begin < OC; begin += BIAS_STRIP) bias_backward_strip(dbias, dout, begin, int_min(begin + BIAS_STRIP, OC), N, OC, mode);
 }
 #endif
