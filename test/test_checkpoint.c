@@ -3,6 +3,20 @@ test_checkpoint.c - a checkpoint is the same bytes whoever wrote it, comes back 
 a full disk or a kill at any instant leaves the last good one.
 Whatever may leave a folder half-written runs in a child process, as a program that dies would.
 */
+#include "../llmc/common.h"
+#include <dirent.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <signal.h>
+
+// Every system call of checkpoint.h that changes what a folder holds, or syncs it, may be the last: see crash_before.
+static void crash_point(void);
+#define open(...) (crash_point(), open(__VA_ARGS__))
+#define fsync(fd) (crash_point(), fsync(fd))
+#define mkdir(path, mode) (crash_point(), mkdir(path, mode))
+#define rename(from, to) (crash_point(), rename(from, to))
+#define unlinkat(folder, name, flags) (crash_point(), unlinkat(folder, name, flags))
+#define rmdir(path) (crash_point(), rmdir(path))
 #include "../llmc/checkpoint.h"
 #include "expect_death.h"
 #include <sched.h>
@@ -610,47 +624,111 @@ static void an_unwritable_folder_is_named(void** state) {
     unlink(out);
 }
 
-// Saves step after step, every third one twice, and reports each through the pipe once it is said to be safe.
-static void save_for_ever(void* pipe_end) {
+// ---- crashes ----
+
+static int crash_before; // the system call, counted from 1, before which the process is killed; 0: none
+static void crash_point(void) {
+    if (crash_before > 0 && --crash_before == 0) kill(getpid(), SIGKILL);
+}
+
+// Tells the parent that a step is said to be safe.
+static void report_safe(int pipe_end, long long step) {
+    if (write(pipe_end, &step, sizeof step) != sizeof step) _exit(3);
+}
+
+static void save_twice_and_crash(int pipe_end, int call) {
+    Save s = { out, 2, 1, DTYPE_BF16 };
+    crash_before = call;
+    save(&s);
+    report_safe(pipe_end, 2);
+    save(&s);
+    report_safe(pipe_end, 2);
+}
+
+// Saves step after step, every third one twice.
+static void save_for_ever(int pipe_end, int unused) {
+    (void)unused;
     for (long long step = 1; ; step++) {
         Save s = { out, step, 2, step % 2 ? DTYPE_F32 : DTYPE_BF16 };
         save(&s);
+        report_safe(pipe_end, step);
         if (step % 3 == 0) save(&s);
-        if (write(*(int*)pipe_end, &step, sizeof step) != sizeof step) exit(3);
     }
 }
 
-static void a_kill_at_any_instant_leaves_a_good_checkpoint(void** state) {
+// Runs function(pipe, argument) in a child that is killed after `microseconds`, or kills itself (0). The last step that
+// it has reported, `safe` if none; *was_killed says whether it died before it was through.
+static long long run_until_killed(void (*function)(int, int), int argument, unsigned microseconds, long long safe, bool* was_killed) {
+    int ends[2], status;
+    assert_int_equal(pipe(ends), 0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) function(ends[1], argument);
+    if (pid == 0) _exit(0);
+    close(ends[1]);
+    if (microseconds > 0) usleep(microseconds);
+    if (microseconds > 0) kill(pid, SIGKILL);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    *was_killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    assert_true(*was_killed || (WIFEXITED(status) && WEXITSTATUS(status) == 0));
+    for (long long step; read(ends[0], &step, sizeof step) == sizeof step; ) safe = step;
+    close(ends[0]);
+    return safe;
+}
+
+// Nothing that was reported safe is lost, and whatever has a checkpoint's name is a whole one.
+static void assert_nothing_is_lost(long long safe) {
+    char* newest = checkpoint_newest(out);
+    if (safe > 0) assert_non_null(newest);
+    if (newest != NULL) {
+        const char* name = path_name(newest);
+        long long found = checkpoint_name_step(name, name[0] == '.' ? CHECKPOINT_REPLACED : "");
+        assert_true(found == safe || found == safe + 1);
+        assert_loads(newest);
+    }
+    long long* steps;
+    int count = checkpoint_list(out, "", &steps);
+    for (int i = 0; i < count; i++) {
+        char* path = step_path(steps[i]);
+        assert_loads(path);
+        free(path);
+    }
+    free(steps);
+    free(newest);
+}
+
+static void a_crash_before_any_system_call_loses_nothing(void** state) {
     (void)state;
-    int in_the_middle = 0;
-    for (int round = 0; round < 60; round++) {
-        int ends[2];
-        assert_int_equal(pipe(ends), 0);
-        pid_t pid = fork();
-        assert_true(pid >= 0);
-        if (pid == 0) save_for_ever(&ends[1]);
-        close(ends[1]);
-        usleep(1000 + philox((uint64_t)now_seconds(), 0, (uint64_t)round).x[0] % 60000);
-        kill(pid, SIGKILL);
-        int status;
-        assert_int_equal(waitpid(pid, &status, 0), pid);
-        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-        long long step, safe = 0;
-        while (read(ends[0], &step, sizeof step) == sizeof step) safe = step;
-        close(ends[0]);
-        char* newest = checkpoint_newest(out);
-        if (safe > 0) assert_non_null(newest);
-        if (newest != NULL) {
-            const char* name = path_name(newest);
-            long long found = checkpoint_name_step(name, name[0] == '.' ? CHECKPOINT_REPLACED : "");
-            assert_true(found == safe || found == safe + 1);
-            assert_loads(newest);
-            in_the_middle += count_entries() > (found > 1 ? 2 : 1);
-        }
-        free(newest);
+    static const char* const names[] = { "step_00000003" };
+    bool was_killed = true;
+    int call = 0;
+    while (was_killed) {
+        save_step(1, 0, DTYPE_F32);
+        long long safe = run_until_killed(save_twice_and_crash, ++call, 0, 1, &was_killed);
+        assert_nothing_is_lost(safe);
+        save_step(3, 1, DTYPE_F32); // the next save works, and cleans up
+        assert_entries(1, names);
         remove_tree(out);
     }
-    print_message("# %d of 60 kills hit a save in the middle\n", in_the_middle);
+    print_message("# %d system calls\n", call - 1);
+    assert_true(call > 30);
+}
+
+static void a_kill_at_any_instant_loses_nothing(void** state) {
+    (void)state;
+    int in_the_middle = 0;
+    for (int round = 0; round < 40; round++) {
+        bool was_killed;
+        unsigned microseconds = 1000 + philox((uint64_t)time(NULL), 0, (uint64_t)round).x[0] % 60000;
+        long long safe = run_until_killed(save_for_ever, 0, microseconds, 0, &was_killed);
+        assert_true(was_killed);
+        assert_nothing_is_lost(safe);
+        long long* steps;
+        in_the_middle += checkpoint_list(out, ".tmp_", &steps);
+        free(steps);
+        remove_tree(out);
+    }
+    print_message("# %d of 40 kills hit a save in the middle\n", in_the_middle);
     assert_true(in_the_middle > 0); // else this test has shown nothing
 }
 
@@ -673,7 +751,8 @@ int main(void) {
         cmocka_unit_test_teardown(a_failed_save_leaves_the_last_good_checkpoint, remove_out),
         cmocka_unit_test_teardown(a_full_disk_leaves_the_last_good_checkpoint, remove_out),
         cmocka_unit_test_teardown(an_unwritable_folder_is_named, remove_out),
-        cmocka_unit_test_teardown(a_kill_at_any_instant_leaves_a_good_checkpoint, remove_out),
+        cmocka_unit_test_teardown(a_crash_before_any_system_call_loses_nothing, remove_out),
+        cmocka_unit_test_teardown(a_kill_at_any_instant_loses_nothing, remove_out),
     };
     return cmocka_run_group_tests(tests, make_test_folder, remove_test_folder);
 }
