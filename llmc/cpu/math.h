@@ -57,16 +57,18 @@ static inline float exp_f32(float x) {
 
 // gelu(x) = x/2 (1 + tanh u), u = GELU_SCALE (x + GELU_CUBIC x^3); and since (1 + tanh u)/2 = 1/(1 + e^-2u) = sigmoid(2u),
 // gelu(x) = x sigmoid(2u), which loses no digits where tanh u is close to -1.
-static inline float gelu_sigmoid(float x) {
+static inline float gelu_f32(float x) {
     float u = GELU_SCALE * x * fused_multiply_add(GELU_CUBIC * x, x, 1.0f);
-    return 1.0f / (1.0f + exp_f32(-2.0f * u));
+    return x / (1.0f + exp_f32(-2.0f * u));
 }
-static inline float gelu_f32(float x) { return x * gelu_sigmoid(x); }
 
-// gelu'(x) = s + x s (1 - s) 2 du/dx, with s = sigmoid(2u) and du/dx = GELU_SCALE (1 + 3 GELU_CUBIC x^2)
+// gelu'(x) = s + x s (1 - s) 2 du/dx, with s = sigmoid(2u) and du/dx = GELU_SCALE (1 + 3 GELU_CUBIC x^2).
+// With e = e^-|2u| in [0, 1], s is 1/(1 + e) or e/(1 + e) and s (1 - s) = e/(1 + e)^2: nothing cancels or overflows.
 static inline float gelu_derivative_f32(float x) {
-    float s = gelu_sigmoid(x);
+    float u = GELU_SCALE * x * fused_multiply_add(GELU_CUBIC * x, x, 1.0f);
     float du = GELU_SCALE * fused_multiply_add(3.0f * GELU_CUBIC * x, x, 1.0f);
-    return fused_multiply_add(x * s * (1.0f - s), 2.0f * du, s);
+    float e = exp_f32(-2.0f * fabsf(u)), larger = 1.0f / (1.0f + e), smaller = e * larger;
+    float s = x < 0 ? smaller : larger;
+    return fused_multiply_add(x * larger * smaller, 2.0f * du, s);
 }
 #endif
