@@ -43,8 +43,6 @@ typedef struct {
 } TrainState;
 
 static inline size_t checkpoint_tensor_count(GPT2Config c) { return ROOT_TENSORS + (size_t)c.L * BLOCK_TENSORS; }
-// Elements of one part: of all tensors without padding.
-static inline size_t checkpoint_elements(GPT2Config c) { return gpt2_num_parameters(c); }
 // Whether a checkpoint has this part. A model in fp32 is its own master copy.
 static inline bool checkpoint_has_part(const TrainState* s, CheckpointPart part) {
     return part == CHECKPOINT_MODEL || (s->has_optimizer && (part != CHECKPOINT_MASTER || s->dtype != DTYPE_F32));
@@ -60,12 +58,16 @@ static inline uint64_t checksum_element(uint64_t bits, uint64_t place) {
     x = (x ^ (x >> 32)) * 0xD6E8FEB86659FD93ull;
     return x ^ (x >> 32);
 }
-// Of n elements of `size` (1, 2 or 4) bytes, the first of which is number `place` of its part.
+// Of n elements of `size` (1, 2 or 4) bytes, the first of which is number `place` of its part. memcpy, since they may be
+// floats and the compiler may assume that no integer is one.
 static inline uint64_t checksum_elements(const void* data, size_t size, size_t n, uint64_t place) {
+    const unsigned char* p = (const unsigned char*)data;
     uint64_t sum = 0;
-    if (size == 4) for (size_t i = 0; i < n; i++) sum += checksum_element(((const uint32_t*)data)[i], place + i);
-    if (size == 2) for (size_t i = 0; i < n; i++) sum += checksum_element(((const uint16_t*)data)[i], place + i);
-    if (size == 1) for (size_t i = 0; i < n; i++) sum += checksum_element(((const uint8_t*)data)[i], place + i);
+    uint32_t four;
+    uint16_t two;
+    if (size == 4) for (size_t i = 0; i < n; i++) { memcpy(&four, p + 4 * i, 4); sum += checksum_element(four, place + i); }
+    if (size == 2) for (size_t i = 0; i < n; i++) { memcpy(&two, p + 2 * i, 2); sum += checksum_element(two, place + i); }
+    if (size == 1) for (size_t i = 0; i < n; i++) sum += checksum_element(p[i], place + i);
     return sum;
 }
 
@@ -484,7 +486,7 @@ static inline void checkpoint_publish(CheckpointWriter* w) {
 // Makes the checkpoint real: all bytes on the disk, then its final name, then - only then - older ones beyond the `keep`
 // newest are removed (0: none). Everything must have been written, by whatever rank, exactly once.
 static inline void checkpoint_commit(CheckpointWriter* w, long long keep) {
-    uint64_t expected = checkpoint_elements(w->state.config);
+    uint64_t expected = gpt2_num_parameters(w->state.config);
     for (int part = 0; part < CHECKPOINT_PARTS; part++) {
         bool is_whole = !checkpoint_has_part(&w->state, (CheckpointPart)part) || w->elements[part] == expected;
         require(is_whole, "%s: %llu of the %llu elements of \"%s\" were written: the ranks' shares do not add up to the model",
@@ -617,7 +619,7 @@ static inline void checkpoint_read_unit(CheckpointReader* r, CheckpointPart part
 // Checks each part of which everything has been read, and frees r.
 static inline void checkpoint_close(CheckpointReader* r) {
     for (int part = 0; part < CHECKPOINT_PARTS; part++)
-        require(r->elements[part] != checkpoint_elements(r->state.config) || r->checksum[part] == r->stored[part],
+        require(r->elements[part] != gpt2_num_parameters(r->state.config) || r->checksum[part] == r->stored[part],
                 "%s/%s: the values of \"%s\" do not match their checksum: the file is damaged; %s", r->path,
                 checkpoint_file_names[checkpoint_part_file((CheckpointPart)part)], checkpoint_part_names[part], r->remedy);
     for (int f = 0; f < CHECKPOINT_FILES; f++) safetensors_close(&r->files[f]);
