@@ -179,7 +179,7 @@ static inline bool pair_add(Tokenizer* t, int left, int right, uint32_t rank) {
 #define TOKENIZER_MAX_FILE ((size_t)1 << 30) // bytes; GPT-2's are about one million
 
 static inline FileSource tokenizer_source(const char* path) {
-    FileSource from = { path, "wanted: GPT-2's vocab.json with merges.txt beside it, or llm.c's tokenizer .bin" };
+    FileSource from = { path, "wanted: bytes, GPT-2's vocab.json with merges.txt beside it, or llm.c's tokenizer .bin" };
     return from;
 }
 
@@ -219,17 +219,23 @@ static inline void tokenizer_bin_pairs(Tokenizer* t, const TokenMap* map) {
 }
 
 static inline void tokenizer_open_bin(Tokenizer* t, FileSource from, const char* file, size_t size) {
-    require_file(from, size >= TOKENIZER_HEADER_BYTES, "has %zu bytes, less than the %zu of its header", size, TOKENIZER_HEADER_BYTES);
+    require_file(from, size >= TOKENIZER_HEADER_BYTES, "has %zu bytes, less than the %zu of its header", size,
+                 TOKENIZER_HEADER_BYTES);
     int32_t header[4];
     memcpy(header, file, sizeof header);
-    require_file(from, header[1] == TOKENIZER_VERSION, "has version %d; this program reads version %d", header[1], TOKENIZER_VERSION);
+    require_file(from, header[1] == TOKENIZER_VERSION, "has version %d; this program reads version %d", header[1],
+                 TOKENIZER_VERSION);
     size_t most = (size - TOKENIZER_HEADER_BYTES) / 2; // a length and a byte each
-    require_file(from, header[2] > 0 && (size_t)header[2] <= most, "says it has %d tokens; its %zu bytes allow 1 to %zu", header[2], size, most);
+    require_file(from, header[2] > 0 && (size_t)header[2] <= most, "says it has %d tokens; its %zu bytes allow 1 to %zu",
+                 header[2], size, most);
     require_file(from, header[3] >= 0 && header[3] < header[2], "says its end-of-text token is %d; it has tokens 0 to %d",
                  header[3], header[2] - 1);
     t->vocab_size = header[2];
     t->eot = header[3];
     tokenizer_bin_tokens(t, from, file, size);
+    size_t length;
+    tokenizer_decode(t, t->eot, &length);
+    require_file(from, length > 1, "says its end-of-text token is %d, which is a single byte of text", t->eot);
     TokenMap map = token_map_make(t, from, (size_t)t->vocab_size);
     tokenizer_bin_pairs(t, &map);
     free(map.slots);
@@ -272,8 +278,8 @@ static inline const char** vocab_by_id(FileSource from, json_t* root) {
     json_object_foreach(root, key, value) {
         require_file(from, json_is_integer(value), "token \"%s\" has no whole number for an id", key);
         long long id = json_integer_value(value);
-        require_file(from, id >= 0 && (unsigned long long)id < n, "token \"%s\" has id %lld; the %zu tokens must have ids 0 to %zu",
-                     key, id, n, n - 1);
+        require_file(from, id >= 0 && (unsigned long long)id < n,
+                     "token \"%s\" has id %lld; the %zu tokens must have ids 0 to %zu", key, id, n, n - 1);
         require_file(from, by_id[id] == NULL, "tokens \"%s\" and \"%s\" have the same id %lld", by_id[id], key, id);
         by_id[id] = key;
     }
@@ -395,8 +401,8 @@ static inline void tokenizer_prepare(Tokenizer* t) {
     PCRE2_SIZE at;
     uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED; // anchored here, since JIT code cannot be anchored later
     t->word_pattern = pcre2_compile((PCRE2_SPTR)WORD_PATTERN, PCRE2_ZERO_TERMINATED, options, &error, &at, NULL);
-    require(t->word_pattern != NULL, "PCRE2 refuses the word pattern at character %zu (its error %d); it must be built with Unicode",
-            (size_t)at, error);
+    require(t->word_pattern != NULL, "PCRE2 refuses the word pattern at character %zu (its error %d); it must be built with"
+            " Unicode", (size_t)at, error);
     pcre2_jit_compile(t->word_pattern, PCRE2_JIT_COMPLETE); // where it cannot, matching is the same but slower
     t->scratch = (TokenizerScratch*)xcalloc(1, sizeof *t->scratch);
     t->scratch->match = pcre2_match_data_create(1, NULL);

@@ -55,12 +55,14 @@ static inline TokenFile token_file_open(const char* path) {
     require_file(from, size >= TOKENS_HEADER_BYTES, "has %zu bytes, less than the %zu of a token file's header", size,
                  TOKENS_HEADER_BYTES);
     int32_t header[TOKENS_HEADER_INTS];
-    require_file(from, pread_all(f.fd, header, sizeof header, 0), "cannot be read: %s", errno ? strerror(errno) : "it ends early");
-    require_file(from, header[0] == TOKENS_MAGIC, "starts with %d and is no token file, which starts with %d", header[0], TOKENS_MAGIC);
+    bool complete = pread_all(f.fd, header, sizeof header, 0);
+    require_file(from, complete, "cannot be read: %s", errno ? strerror(errno) : "it ends early");
+    require_file(from, header[0] == TOKENS_MAGIC, "starts with %d and is no token file, which starts with %d", header[0],
+                 TOKENS_MAGIC);
     require_file(from, header[1] == TOKENS_VERSION, "has version %d; this program reads version %d", header[1], TOKENS_VERSION);
     size_t data = size - TOKENS_HEADER_BYTES;
-    require_file(from, header[2] >= 0 && data == (size_t)header[2] * sizeof(uint16_t), "is cut or damaged: its header says %d tokens, "
-                 "its %zu bytes have room for %zu", header[2], size, data / sizeof(uint16_t));
+    require_file(from, header[2] >= 0 && data == (size_t)header[2] * sizeof(uint16_t), "is cut or damaged: its header says"
+                 " %d tokens, its %zu bytes have room for %zu", header[2], size, data / sizeof(uint16_t));
     f.count = (size_t)header[2];
     f.path = xstrdup(path);
     return f;

@@ -35,7 +35,8 @@ static void write_vocab(const uint8_t* more, size_t n) {
     for (int b = 0; b < 256; b++) {
         int c = byte_is_printable(b) ? b : next++;
         out += sprintf(out, "%s\"", b ? "," : "{");
-        out += c >= 0x80 ? sprintf(out, "%c%c", 0xC0 | c >> 6, 0x80 | (c & 0x3F)) : sprintf(out, "%s%c", c == '"' || c == '\\' ? "\\" : "", c);
+        if (c >= 0x80) out += sprintf(out, "%c%c", 0xC0 | c >> 6, 0x80 | (c & 0x3F));
+        else out += sprintf(out, "%s%c", c == '"' || c == '\\' ? "\\" : "", c);
         out += sprintf(out, "\":%d", id++);
     }
     static const char* const merged[] = { "aa", "ab", "aab", "aaaa", "\xc3\xa9\xc3\xa9", "<|endoftext|>" };

@@ -351,7 +351,9 @@ static void test_the_fast_merge_is_the_slow_one(void** state) {
 
 static void test_any_bytes_come_back(void** state) {
     (void)state;
-    static const char* const pieces[] = { "he", "ll", " w", "\xf0\x9f\x98\x80", "\xff", "\xe2\x82", "\xc3\xa9", "\n", "  ", "'s", "9" };
+    static const char* const pieces[] = {
+        "he", "ll", " w", "\xf0\x9f\x98\x80", "\xff", "\xe2\x82", "\xc3\xa9", "\n", "  ", "'s", "9"
+    };
     Tokenizer t;
     open_small(&t);
     for (uint64_t i = 0; i < 2000; i++) {
@@ -527,6 +529,8 @@ static void test_a_broken_tokenizer_bin_is_refused(void** state) {
         header[3] = ends[i];
         expect_refusal(write_file("t.bin", file, n), "end-of-text token", "tokens 0 to 262");
     }
+    header[3] = 'a';
+    expect_refusal(write_file("t.bin", file, n), "end-of-text token is 97, which is a single byte");
     header[3] = EOT;
     file[1024] = 0;
     expect_refusal(write_file("t.bin", file, n), "token 0 is empty");

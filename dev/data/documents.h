@@ -32,8 +32,10 @@ static inline Documents documents_parse(OptionTable* table, int argc, char** arg
     static Documents d; // where the table's pointers go
     d.separator = "";
     d.field = "text";
-    option_choice(table, "split", &d.split, "file|line|jsonl", "a document is a file, lines up to a separator line, or a line of JSON");
-    option_text(table, "separator", &d.separator, "TEXT", "the line that separates documents with --split line; '': an empty one");
+    option_choice(table, "split", &d.split, "file|line|jsonl",
+                  "a document is a file, lines up to a separator line, or a line of JSON");
+    option_text(table, "separator", &d.separator, "TEXT",
+                "the line that separates documents with --split line; '': an empty one");
     option_text(table, "field", &d.field, "NAME", "the field that holds the text with --split jsonl");
     int i = 1;
     for (; i < argc && argv[i][0] == '-' && argv[i][1] != '\0' && strcmp(argv[i], "--") != 0; i++) {
@@ -98,7 +100,8 @@ static inline bool document_read_json(Documents* d) {
     json_t* object = json_loadb(d->line, (size_t)n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
     require(object != NULL, "line %zu of %s is no valid JSON: %s", d->line_number, path, error.text);
     const json_t* text = json_object_get(object, d->field);
-    require(json_is_string(text), "line %zu of %s has no text in a field \"%s\"; --field names another", d->line_number, path, d->field);
+    require(json_is_string(text), "line %zu of %s has no text in a field \"%s\"; --field names another", d->line_number, path,
+            d->field);
     document_append(d, json_string_value(text), json_string_length(text));
     json_decref(object);
     return true;
@@ -110,7 +113,8 @@ static inline bool documents_next(Documents* d) {
         if (d->file == NULL && d->opened == d->num_paths) return false;
         if (d->file == NULL) documents_open_next(d);
         d->length = 0;
-        bool more = d->split == SPLIT_FILE ? document_read_file(d) : d->split == SPLIT_LINE ? document_read_lines(d) : document_read_json(d);
+        bool more = d->split == SPLIT_FILE ? document_read_file(d)
+                  : d->split == SPLIT_LINE ? document_read_lines(d) : document_read_json(d);
         if (!more) documents_close(d);
     } while (d->length == 0);
     return true;

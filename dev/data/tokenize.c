@@ -82,8 +82,8 @@ static void output_finish(Output* o) {
     bool several = o->shards > 1;
     printf("%s%s%s: %zu documents, %zu bytes, %zu tokens, %.3f bytes per token\n", first, several ? " to " : "", several ? last : "",
            o->documents, o->bytes, o->tokens, (double)o->bytes / (double)(o->tokens - o->documents));
-    require(o->shard_tokens == 0 || !path_exists(next), "%s is of an earlier run, and not part of this data; remove it and those "
-            "after it, or a glob will find them too", next);
+    require(o->shard_tokens == 0 || !path_exists(next), "%s is of an earlier run, and not part of this data; remove it and"
+            " those after it, or a glob will find them too", next);
     free(first);
     free(last);
     free(next);
@@ -134,8 +134,8 @@ static double queue_fraction(const Queue* q, double val_fraction) {
         low = fminf(low, q->documents[i].place);
         high = fmaxf(high, q->documents[i].place);
     }
-    require(low < high, "there are no two different documents to split into %s and %s; --split finds more, or leave --val-out out",
-            outputs[TRAIN].path, outputs[VAL].path);
+    require(low < high, "there are no two different documents to split into %s and %s; --split finds more, or leave out"
+            " --val-out", outputs[TRAIN].path, outputs[VAL].path);
     if (low >= val_fraction) return nextafterf(low, 1);
     return high < val_fraction ? high : val_fraction;
 }
@@ -172,17 +172,20 @@ int main(int argc, char** argv) {
     table.purpose = "text files to token files; their names follow the options, - is standard input";
     outputs[TRAIN].path = "train.bin";
     outputs[VAL].path = "";
-    option_text(&table, "tokenizer", &tokenizer, "bytes|FILE", "bytes, vocab.json with merges.txt beside it, their folder, or llm.c's tokenizer .bin");
+    option_text(&table, "tokenizer", &tokenizer, "bytes|FILE",
+                "bytes, vocab.json with merges.txt beside it, their folder, or llm.c's tokenizer .bin");
     option_text(&table, "out", &outputs[TRAIN].path, "FILE", "the token file to write");
     option_letter(&table, 'o');
     option_text(&table, "val-out", &outputs[VAL].path, "FILE", "a second one, for validation; '': none");
     option_float(&table, "val-fraction", &val_fraction, 1e-6, 0.999999, "of the documents that go to --val-out");
-    option_int(&table, "shard-tokens", &shard_tokens, 0, TOKENS_MAX_COUNT, "tokens per file: train.bin becomes train_000000.bin and so on; 0: one file");
+    option_int(&table, "shard-tokens", &shard_tokens, 0, TOKENS_MAX_COUNT,
+               "tokens per file: train.bin becomes train_000000.bin and so on; 0: one file");
     Documents d = documents_parse(&table, argc, argv);
 
     Tokenizer t;
     tokenizer_open(&t, tokenizer);
-    require(t.vocab_size <= UINT16_MAX + 1, "%s has %d tokens; token files have 16 bits for one, so at most 65536", tokenizer, t.vocab_size);
+    require(t.vocab_size <= UINT16_MAX + 1, "%s has %d tokens; token files have 16 bits for one, so at most 65536", tokenizer,
+            t.vocab_size);
     outputs[TRAIN].shard_tokens = outputs[VAL].shard_tokens = (size_t)shard_tokens;
     atexit(remove_unfinished);
     bool has_val = *outputs[VAL].path != '\0';

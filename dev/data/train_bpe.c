@@ -355,7 +355,8 @@ int main(int argc, char** argv) {
     static OptionTable table;
     table.program = "train_bpe";
     table.purpose = "a GPT-2 style vocabulary from text files; their names follow the options, - is standard input";
-    option_int(&table, "vocab-size", &vocab_size, 257, UINT16_MAX + 1, "tokens to end with: 256 bytes, merges, and <|endoftext|>");
+    option_int(&table, "vocab-size", &vocab_size, 257, UINT16_MAX + 1,
+               "tokens to end with: 256 bytes, merges, and <|endoftext|>");
     option_int(&table, "min-count", &min_count, 1, 1e15, "a pair that occurs less often is not merged");
     option_text(&table, "out", &out, "DIR", "folder for vocab.json and merges.txt, made if it is not there");
     option_letter(&table, 'o');
