@@ -63,7 +63,9 @@ every_document_is_on_one_side() {
     split many 0.1 many.jsonl && "$tokenize" --split jsonl --out all.bin many.jsonl || return 1
     { documents many.train.bin; documents many.val.bin; } | sort > parts
     documents all.bin > whole
-    cmp parts whole && n=$(documents many.val.bin | wc -l) && echo "$n of 300 are for validation" && [ "$n" -ge 15 ] && [ "$n" -le 50 ]
+    n=$(documents many.val.bin | wc -l)
+    echo "$n of 300 are for validation"
+    cmp parts whole && [ "$n" -ge 15 ] && [ "$n" -le 50 ]
 }
 its_bytes_alone_decide_the_side() {
     split reversed 0.1 reversed.jsonl && split twice 0.1 many.jsonl reversed.jsonl || return 1
@@ -99,7 +101,8 @@ check "the same input gives the same files" the_same_input_gives_the_same_files
 # ---- shards ----
 
 shards_hold_all_of_it() {
-    "$tokenize" --out all.bin --split jsonl many.jsonl && "$tokenize" --out part.bin --shard-tokens 1000 --split jsonl many.jsonl || return 1
+    "$tokenize" --out all.bin --split jsonl many.jsonl || return 1
+    "$tokenize" --out part.bin --shard-tokens 1000 --split jsonl many.jsonl || return 1
     for shard in part_*.bin; do tokens "$shard"; done > joined
     [ "$(count part_000000.bin)" -eq 1000 ] && [ ! -e part.bin ] && [ "$(cat joined)" = "$(tokens all.bin)" ] &&
         [ "$(ls part_*.bin | wc -l)" -eq $((($(count all.bin) + 999) / 1000)) ]
@@ -112,9 +115,10 @@ check "a shard of an earlier, longer run is reported" fails_with "part_000002.bi
 
 for i in 1 2 3 4 5 6 7 8; do cat "$repository"/llmc/*.h; done > corpus
 training_makes_a_vocabulary() {
-    "$train_bpe" --vocab-size 600 --out bpe corpus && [ "$(wc -l < bpe/merges.txt)" -eq 344 ] &&
-        "$tokenize" --tokenizer bpe --out bpe.bin corpus && "$tokenize" --tokenizer bpe/vocab.json --out json.bin corpus && cmp bpe.bin json.bin &&
-        [ "$(tokens bpe.bin | cut -d ' ' -f 1)" -eq 599 ] && [ $((2 * $(count bpe.bin))) -lt "$(stat -c %s corpus)" ]
+    "$train_bpe" --vocab-size 600 --out bpe corpus && [ "$(wc -l < bpe/merges.txt)" -eq 344 ] || return 1
+    "$tokenize" --tokenizer bpe --out bpe.bin corpus && "$tokenize" --tokenizer bpe/vocab.json --out json.bin corpus || return 1
+    cmp bpe.bin json.bin && [ "$(tokens bpe.bin | cut -d ' ' -f 1)" -eq 599 ] &&
+        [ $((2 * $(count bpe.bin))) -lt "$(stat -c %s corpus)" ]
 }
 training_is_repeatable() { "$train_bpe" --vocab-size 600 --out bpe2 corpus && diff -r bpe bpe2; }
 no_more_merges_than_pairs() {
@@ -129,12 +133,14 @@ check "train_bpe says so when no pairs are left to merge" no_more_merges_than_pa
 
 default_data() { (cd "$1" && sh "$default" "$2" "$tokenize"); }
 default_data_needs_only_the_tree() {
+    local place side
     mkdir tree
     tar -C "$repository" -cf - --exclude ./.git --exclude ./build --exclude ./data . | tar -C tree -xf - || return 1
     mkdir -p tree/build tree/data tree/.git tree/.venv
     for place in build data .git .venv; do echo "not of the project" > tree/$place/extra.py; done
-    default_data "$repository" "$work/here" && default_data tree "$work/there" && cmp here/train.bin there/train.bin && cmp here/val.bin there/val.bin &&
-        [ "$(count here/train.bin)" -gt 100000 ] && [ "$(count here/val.bin)" -gt 1000 ]
+    default_data "$repository" "$work/here" && default_data tree "$work/there" || return 1
+    for side in train val; do cmp here/$side.bin there/$side.bin || return 1; done
+    [ "$(count here/train.bin)" -gt 100000 ] && [ "$(count here/val.bin)" -gt 1000 ]
 }
 check "the default data is this repository's text, with or without .git, and nothing that lies beside it" default_data_needs_only_the_tree
 
@@ -145,29 +151,41 @@ printf '{"text": "a"}\n{"text": "b"\n' > cut.jsonl
 printf '{"text": "a", "text": "b"}\n' > double.jsonl
 printf 'this is no vocabulary' > words.txt
 mkdir -p folder
-check "no file is an error" fails_with "no text was given" -- "$tokenize" --out x.bin
-check "a file that is not there is named" fails_with "nothing.txt" "No such file" -- "$tokenize" --out x.bin ab.txt nothing.txt
-check "a folder is named" fails_with "folder" "Is a directory" -- "$tokenize" --out x.bin folder
-check "files without text are an error" fails_with "no text" -- "$tokenize" --out x.bin empty.txt
-check "an unknown option is named" fails_with "unknown option '--outt'" -- "$tokenize" --outt x.bin ab.txt
-check "a fraction out of range is an error" fails_with "--val-fraction must be between" -- "$tokenize" --val-fraction 1 --out x.bin ab.txt
-check "a single document cannot be split" fails_with "no two different documents" "--split" -- "$tokenize" --out x.bin --val-out y.bin ab.txt ab.txt
-check "a tokenizer that is none is named" fails_with "words.txt" "starts neither" -- "$tokenize" --tokenizer words.txt --out x.bin ab.txt
-check "a JSON line without text is named" fails_with "line 2 of number.jsonl" "field" -- "$tokenize" --split jsonl --out x.bin number.jsonl
-check "a broken JSON line is named" fails_with "line 2 of cut.jsonl" "no valid JSON" -- "$tokenize" --split jsonl --out x.bin cut.jsonl
-check "a field that is there twice is an error" fails_with "line 1 of double.jsonl" "duplicate" -- "$tokenize" --split jsonl --out x.bin double.jsonl
-check "a folder to write in that is not there is named" fails_with "cannot create" "no/x.bin" -- "$tokenize" --out no/x.bin ab.txt
-check "train_bpe refuses a vocabulary smaller than the bytes" fails_with "--vocab-size must be between 257" -- "$train_bpe" --vocab-size 256 ab.txt
+tokenize_fails() { # PATTERN... -- ARGUMENT...
+    local patterns=()
+    while [ "$1" != -- ]; do patterns+=("$1"); shift; done
+    shift
+    fails_with "${patterns[@]}" -- "$tokenize" --out x.bin "$@"
+}
+check "no file is an error" tokenize_fails "no text was given" --
+check "a file that is not there is named" tokenize_fails "nothing.txt" "No such file" -- ab.txt nothing.txt
+check "a folder is named" tokenize_fails "folder" "Is a directory" -- folder
+check "files without text are an error" tokenize_fails "no text" -- empty.txt
+check "an unknown option is named" tokenize_fails "unknown option '--outt'" -- --outt x.bin ab.txt
+check "a fraction out of range is an error" tokenize_fails "--val-fraction must be between" -- --val-fraction 1 ab.txt
+check "a single document cannot be split" tokenize_fails "no two different documents" "--split" -- --val-out y.bin ab.txt ab.txt
+check "a tokenizer that is none is named" tokenize_fails "words.txt" "starts neither" -- --tokenizer words.txt ab.txt
+check "a JSON line without text is named" tokenize_fails "line 2 of number.jsonl" "field" -- --split jsonl number.jsonl
+check "a broken JSON line is named" tokenize_fails "line 2 of cut.jsonl" "no valid JSON" -- --split jsonl cut.jsonl
+check "a field that is there twice is an error" tokenize_fails "line 1 of double.jsonl" "duplicate" -- --split jsonl double.jsonl
+check "a missing folder to write in is named" tokenize_fails "cannot create" "no/x.bin" -- --out no/x.bin ab.txt
+check "train_bpe refuses a vocabulary smaller than the bytes" \
+    fails_with "--vocab-size must be between 257" -- "$train_bpe" --vocab-size 256 ab.txt
 check "none of these wrote anything, nor left a temporary file" test ! -e x.bin -a ! -e y.bin
 check "there are no temporary files" no_leftovers
 
 # ---- a full disk ----
 
 printf 'what was there' > full.bin
-full_disk() { fails_with "cannot write" "full.bin" -- bash -c 'trap "" XFSZ; ulimit -f 20; exec "$@"' limited "$@"; }
-full_disk_leaves_what_was_there() { full_disk "$tokenize" --out full.bin corpus && [ "$(cat full.bin)" = "what was there" ] && no_leftovers; }
-full_disk_while_training() { full_disk2 && no_leftovers; }
-full_disk2() { fails_with "cannot write" "vocab.json" -- bash -c 'trap "" XFSZ; ulimit -f 1; exec "$@"' limited "$train_bpe" --out full corpus; }
+full_disk() { # PATTERN BLOCKS COMMAND...: the command can write no more than so many kilobytes to a file, and dies of it
+    local pattern=$1 blocks=$2
+    shift 2
+    fails_with "cannot write" "$pattern" -- bash -c "trap '' XFSZ; ulimit -f $blocks; exec \"\$@\"" limited "$@" && no_leftovers
+}
+full_disk_leaves_what_was_there() {
+    full_disk full.bin 20 "$tokenize" --out full.bin corpus && [ "$(cat full.bin)" = "what was there" ]
+}
+full_disk_while_training() { full_disk vocab.json 1 "$train_bpe" --out full corpus; }
 check "a full disk is an error that leaves what was under the name" full_disk_leaves_what_was_there
 check "a full disk stops train_bpe likewise" full_disk_while_training
 
