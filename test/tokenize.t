@@ -20,7 +20,7 @@ holds() {
 }
 # documents FILE: one line for each document in a file of byte tokens, sorted.
 documents() { tokens "$1" | tr ' ' '\n' | awk '$1 == 256 { print ""; next } { printf "%s,", $1 } END { print "" }' | grep . | sort; }
-no_leftovers() { ! ls | grep tmp; }
+no_leftovers() { ! find . -name '*tmp*' | grep .; }
 
 printf 'ab' > ab.txt
 printf 'c\377' > c.txt
