@@ -22,6 +22,7 @@ prove     | prove         | required | make test                                
 sanitizer | sanitizers    | required | make test, DEBUG=1                                | gcc             | libasan libubsan  | gcc     | gcc
 fuzzer    | fuzzer        | optional | make fuzz, and the fuzzing part of make test      | clang libclang-rt-dev | clang compiler-rt | clang compiler-rt | llvm
 gnuplot   | gnuplot       | optional | the plots of make demo                            | gnuplot-nox     | gnuplot-minimal   | gnuplot | gnuplot
+curl      | curl          | optional | the download scripts under dev/data, and their test | curl ca-certificates | curl           | curl    | curl
 python    | Python + venv | optional | make test-interop; training and tests need none   | python3 python3-venv | python3      | python  | python
 mpi       | MPI           | extra    | runs of more than one rank                        | apt-get install libopenmpi-dev openmpi-bin
 nvcc      | CUDA toolkit  | extra    | the GPU build                                     | NVIDIA's CUDA Toolkit (developer.nvidia.com/cuda-downloads)
@@ -95,6 +96,11 @@ probe_gnuplot() {
     has gnuplot || { echo "no gnuplot"; return 1; }
     attempt gnuplot -e "set terminal pngcairo; set output '$scratch/plot.png'; plot x" || return 1
     [ -s "$scratch/plot.png" ] && gnuplot --version | sed 's/gnuplot //'
+}
+probe_curl() {
+    has curl || { echo "no curl"; return 1; }
+    echo fetched >"$scratch/page"
+    quietly attempt curl -fsS "file://$scratch/page" && curl --version | sed -n 's/^curl \([0-9.]*\).*/\1/p'
 }
 probe_python() {
     has "${PYTHON:-python3}" || { echo "no ${PYTHON:-python3}"; return 1; }
