@@ -486,10 +486,12 @@ static GPT2Config config_from_options(const Options* o, const Tokenizer* tokeniz
 // The checkpoint to start from into r: false if neither --resume nor --init-from asks for one.
 static bool open_checkpoint(const Options* o, CheckpointReader* r) {
     require(!(o->resume && o->init_from[0]), "--resume and --init-from exclude each other: one continues a run, the other starts one");
+    require(!o->resume || o->out[0], "--resume needs --out, the folder to continue from");
+    char* newest = o->out[0] ? checkpoint_newest(o->out) : NULL;
+    require(o->resume || newest == NULL, "--out %s holds the checkpoints of another run, the newest in %s: continue it with --resume,"
+            " or give another folder", o->out, newest);
     if (o->init_from[0]) checkpoint_open(r, o->init_from);
     if (!o->resume) return o->init_from[0] != '\0';
-    require(o->out[0], "--resume needs --out, the folder to continue from");
-    char* newest = checkpoint_newest(o->out);
     require(newest != NULL, "--resume: there is no checkpoint under %s; start without --resume, or give the --out that has one", o->out);
     checkpoint_open(r, newest);
     free(newest);

@@ -32,14 +32,15 @@ static inline void transpose(float* dst, const float* src, size_t rows, size_t c
                 for (size_t c = c0; c < size_min(c0 + tile, cols); c++) dst[c * rows + r] = src[r * cols + c];
 }
 
-// The two folders or files that every converter takes first, then its options. --help alone is fine too.
-static inline void parse_arguments(OptionTable* t, int argc, char** argv) {
-    bool wants_help = argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0);
-    require(wants_help || (argc > 2 && argv[1][0] != '-' && argv[2][0] != '-'),
-            "usage: %s [options]; --help says more", t->program);
-    if (wants_help) options_parse(t, argc, argv);
-    else options_parse(t, argc - 2, argv + 2);
-    require(folder_is_free(argv[2]), "%s is there already and is not an empty folder; remove it or choose another", argv[2]);
+// What every converter's command line has beside its options: what to read, and a folder that must be free.
+typedef struct { const char *in, *out; } InOut;
+static inline InOut parse_in_out(OptionTable* t, const char* form, int argc, char** argv) {
+    options_operands(t, form, 2, 2);
+    options_parse(t, argc, argv);
+    InOut io = { t->operands[0], t->operands[1] };
+    free(t->operands);
+    require(folder_is_free(io.out), "%s is there already and is not an empty folder; remove it or choose another", io.out);
+    return io;
 }
 
 // Begins a checkpoint of weights at exactly `out`.

@@ -151,19 +151,16 @@ static int write_tokenizer(const Export* e, const char* spec, GPT2Config c) {
 int main(int argc, char** argv) {
     const char* tokenizer = "";
     int dtype_choice = 0;
-    OptionTable table;
-    memset(&table, 0, sizeof table);
-    table.program = "hf_export CHECKPOINT_DIR OUT_DIR";
-    table.purpose = "make a Hugging Face GPT-2 folder of a checkpoint";
+    OptionTable table = options_table("hf_export", "make a Hugging Face GPT-2 folder of a checkpoint");
     option_text(&table, "tokenizer", &tokenizer, "bytes|FILE", "its files go into the folder too; '': none");
     option_choice(&table, "dtype", &dtype_choice, "same|fp32|bf16|fp16", "precision of the weights; same: the checkpoint's");
-    parse_arguments(&table, argc, argv);
+    InOut io = parse_in_out(&table, "CHECKPOINT_DIR OUT_DIR", argc, argv);
 
     CheckpointReader r;
-    checkpoint_open(&r, argv[1]);
+    checkpoint_open(&r, io.in);
     GPT2Config c = r.state.config;
     DType dtype = dtype_choice == 0 ? r.state.dtype : (DType)(DTYPE_F32 + dtype_choice - 1);
-    char* out = path_trim(argv[2]);
+    char* out = path_trim(io.out);
     Export e = { out, folder_temporary(out) };
     require_written(&e, folder_begin(out), "");
     write_weights(&e, &r, dtype);

@@ -169,19 +169,16 @@ static void copy_tensor(const SafeTensors* s, CheckpointWriter* w, int u, int i)
 }
 
 int main(int argc, char** argv) {
-    OptionTable table;
-    memset(&table, 0, sizeof table);
-    table.program = "hf_import HF_DIR OUT_DIR";
-    table.purpose = "make a checkpoint of a Hugging Face GPT-2 folder";
-    parse_arguments(&table, argc, argv);
-    GPT2Config c = read_config(argv[1]);
+    OptionTable table = options_table("hf_import", "make a checkpoint of a Hugging Face GPT-2 folder");
+    InOut io = parse_in_out(&table, "HF_DIR OUT_DIR", argc, argv);
+    GPT2Config c = read_config(io.in);
     SafeTensors s;
-    open_weights(&s, argv[1]);
+    open_weights(&s, io.in);
     CheckpointWriter w;
-    import_begin(&w, argv[2], c, check_tensors(&s, c));
+    import_begin(&w, io.out, c, check_tensors(&s, c));
     for (int u = 0; u <= c.L; u++)
         for (int i = 0; i < unit_tensors(u); i++) copy_tensor(&s, &w, u, i);
     safetensors_close(&s);
-    import_finish(&w, argv[2]);
+    import_finish(&w, io.out);
     return 0;
 }

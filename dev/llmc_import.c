@@ -54,17 +54,14 @@ static void copy_tensor(LlmcModel* m, CheckpointWriter* w, int u, int i) {
 }
 
 int main(int argc, char** argv) {
-    OptionTable table;
-    memset(&table, 0, sizeof table);
-    table.program = "llmc_import MODEL.bin OUT_DIR";
-    table.purpose = "make a checkpoint of a model file of llm.c";
-    parse_arguments(&table, argc, argv);
+    OptionTable table = options_table("llmc_import", "make a checkpoint of a model file of llm.c");
+    InOut io = parse_in_out(&table, "MODEL.bin OUT_DIR", argc, argv);
     LlmcModel m;
-    open_model(&m, argv[1]);
+    open_model(&m, io.in);
     GPT2Config c = m.config;
     c.Vp = gpt2_padded_vocabulary(c.V);
     CheckpointWriter w;
-    import_begin(&w, argv[2], c, m.dtype);
+    import_begin(&w, io.out, c, m.dtype);
     static const int block_order[BLOCK_TENSORS] = {
         LN1W, LN1B, QKVW, QKVB, PROJW, PROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB
     };
@@ -75,6 +72,6 @@ int main(int argc, char** argv) {
     copy_tensor(&m, &w, 0, LNFW);
     copy_tensor(&m, &w, 0, LNFB);
     close(m.fd);
-    import_finish(&w, argv[2]);
+    import_finish(&w, io.out);
     return 0;
 }

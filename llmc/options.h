@@ -28,6 +28,10 @@ typedef struct {
     const char* purpose; // one line for --help
     OptionSpec specs[MAX_OPTIONS];
     int count;
+    const char* operands_form;       // what --help calls the arguments that are no options: "IN OUT"; NULL: there are none
+    int least_operands, most_operands;
+    const char** operands;           // (operand_count) those of the command line, after options_parse; owned
+    int operand_count;
 } OptionTable;
 
 enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD };
@@ -82,6 +86,13 @@ static inline OptionTable options_table(const char* program, const char* purpose
     t.program = program;
     t.purpose = purpose;
     return t;
+}
+
+// From here on the command line takes arguments beside options: least to most of them.
+static inline void options_operands(OptionTable* t, const char* form, int least, int most) {
+    t->operands_form = form;
+    t->least_operands = least;
+    t->most_operands = most;
 }
 
 static inline void options_add(OptionTable* t, OptionSpec spec) {
@@ -172,7 +183,8 @@ static inline void option_format(const OptionSpec* s, char* out, size_t size) {
 }
 
 static inline void options_help(const OptionTable* t) {
-    printf("%s: %s\n\nusage: %s [options]\n\n", t->program, t->purpose, t->program);
+    printf("%s: %s\n\nusage: %s [options]%s%s\n\n", t->program, t->purpose, t->program,
+           t->operands_form ? " " : "", t->operands_form ? t->operands_form : "");
     for (int i = 0; i < t->count; i++) {
         const OptionSpec* s = &t->specs[i];
         char left[80], value[128], letter[8] = "    ";
@@ -225,14 +237,19 @@ static inline OptionSpec* option_find(OptionTable* t, const char* argument, size
     return NULL;
 }
 
-// Fills the values behind the table from the command line. --help prints the table and exits with 0.
+// Fills the values behind the table from the command line. --help prints the table and exits with 0. Options may stand
+// before, between and after operands; "--" ends them, "-" is an operand.
 static inline void options_parse(OptionTable* t, int argc, char** argv) {
+    bool only_operands = false;
+    if (t->operands_form) t->operands = (const char**)xcalloc((size_t)argc, sizeof(char*));
     for (int i = 1; i < argc; i++) {
         const char* a = argv[i];
-        if (strcmp(a, "--help") == 0 || strcmp(a, "-h") == 0) { options_help(t); exit(EXIT_SUCCESS); }
+        if (!only_operands && (strcmp(a, "--help") == 0 || strcmp(a, "-h") == 0)) { options_help(t); exit(EXIT_SUCCESS); }
+        if (t->operands_form && strcmp(a, "--") == 0 && !only_operands) { only_operands = true; continue; }
+        if (t->operands_form && (only_operands || a[0] != '-' || a[1] == '\0')) { t->operands[t->operand_count++] = a; continue; }
         size_t length = strcspn(a, "=");
         OptionSpec* s = option_find(t, a, length);
-        require(s != NULL, "unknown option '%.*s'; --help lists them all", (int)length, a);
+        require(s != NULL && !only_operands, "unknown option '%.*s'; --help lists them all", (int)length, a);
         s->given = true;
         if (s->kind == OPTION_FLAG) {
             require(a[length] == '\0', "--%s is a switch and takes no value", s->name);
@@ -244,6 +261,8 @@ static inline void options_parse(OptionTable* t, int argc, char** argv) {
             option_set(s, argv[++i]);
         }
     }
+    require(t->operand_count >= t->least_operands && t->operand_count <= t->most_operands,
+            "usage: %s [options] %s; --help says more", t->program, t->operands_form);
 }
 
 // Whether the command line named --NAME.

@@ -157,7 +157,7 @@ tokenize_fails() { # PATTERN... -- ARGUMENT...
     shift
     fails_with "${patterns[@]}" -- "$tokenize" --out x.bin "$@"
 }
-check "no file is an error" tokenize_fails "no text was given" --
+check "no file is an error" tokenize_fails "usage: tokenize" --
 check "a file that is not there is named" tokenize_fails "nothing.txt" "No such file" -- ab.txt nothing.txt
 check "a folder is named" tokenize_fails "folder" "Is a directory" -- folder
 check "files without text are an error" tokenize_fails "no text" -- empty.txt

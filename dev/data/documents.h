@@ -16,7 +16,7 @@ typedef struct {
     int split;             // SPLIT_*
     const char* separator; // SPLIT_LINE: the line, without its end
     const char* field;     // SPLIT_JSONL: the name of the field
-    char** paths;          // (num_paths) "-" is standard input, not owned
+    const char** paths;    // (num_paths) "-" is standard input; the array is owned
     int num_paths;
     int opened;            // paths opened so far
     FILE* file;            // the last of them; NULL: to be opened
@@ -27,7 +27,7 @@ typedef struct {
     size_t length, capacity;
 } Documents;
 
-// Reads the command line: options as the table has them, then paths. Documents' own options are added to the table.
+// Reads the command line: options as the table has them, and paths. Documents' own options are added to the table.
 static inline Documents documents_parse(OptionTable* table, int argc, char** argv) {
     static Documents d; // where the table's pointers go
     d.separator = "";
@@ -37,17 +37,10 @@ static inline Documents documents_parse(OptionTable* table, int argc, char** arg
     option_text(table, "separator", &d.separator, "TEXT",
                 "the line that separates documents with --split line; '': an empty one");
     option_text(table, "field", &d.field, "NAME", "the field that holds the text with --split jsonl");
-    int i = 1;
-    for (; i < argc && argv[i][0] == '-' && argv[i][1] != '\0' && strcmp(argv[i], "--") != 0; i++) {
-        size_t name = strcspn(argv[i], "=");
-        OptionSpec* s = option_find(table, argv[i], name);
-        if (s != NULL && s->kind != OPTION_FLAG && argv[i][name] == '\0') i++; // its value comes next
-    }
-    options_parse(table, i < argc ? i : argc, argv);
-    if (i < argc && strcmp(argv[i], "--") == 0) i++;
-    require(i < argc, "no text was given; name files after the options, - for standard input (--help says more)");
-    d.paths = argv + i;
-    d.num_paths = argc - i;
+    options_operands(table, "FILE...", 1, INT32_MAX);
+    options_parse(table, argc, argv);
+    d.paths = table->operands;
+    d.num_paths = table->operand_count;
     return d;
 }
 
@@ -121,6 +114,7 @@ static inline bool documents_next(Documents* d) {
 }
 
 static inline void documents_free(Documents* d) {
+    free(d->paths);
     free(d->line);
     free(d->text);
 }

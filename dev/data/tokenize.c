@@ -167,9 +167,7 @@ int main(int argc, char** argv) {
     const char* tokenizer = "bytes";
     double val_fraction = 0.1;
     long long shard_tokens = 0;
-    static OptionTable table;
-    table.program = "tokenize";
-    table.purpose = "text files to token files; their names follow the options, - is standard input";
+    OptionTable table = options_table("tokenize", "text files to token files; - is standard input");
     outputs[TRAIN].path = "train.bin";
     outputs[VAL].path = "";
     option_text(&table, "tokenizer", &tokenizer, "bytes|FILE",

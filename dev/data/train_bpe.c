@@ -352,9 +352,7 @@ static void save(const Trainer* r, const char* folder, const char* name, void (*
 int main(int argc, char** argv) {
     long long vocab_size = 4096, min_count = 2;
     const char* out = ".";
-    static OptionTable table;
-    table.program = "train_bpe";
-    table.purpose = "a GPT-2 style vocabulary from text files; their names follow the options, - is standard input";
+    OptionTable table = options_table("train_bpe", "a GPT-2 style vocabulary from text files; - is standard input");
     option_int(&table, "vocab-size", &vocab_size, 257, UINT16_MAX + 1,
                "tokens to end with: 256 bytes, merges, and <|endoftext|>");
     option_int(&table, "min-count", &min_count, 1, 1e15, "a pair that occurs less often is not merged");

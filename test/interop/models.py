@@ -299,8 +299,8 @@ def llmc_model_files_import():
 def every_converter_explains_itself():
     usages = {"hf_import": "HF_DIR OUT_DIR", "hf_export": "CHECKPOINT_DIR OUT_DIR", "llmc_import": "MODEL.bin OUT_DIR"}
     for program, usage in usages.items():
-        assert f"usage: {program} {usage}" in run(program, "--help")
-        run(program, fails_with=f"usage: {program} {usage}")
+        assert f"usage: {program} [options] {usage}" in run(program, "--help")
+        run(program, fails_with=f"usage: {program} [options] {usage}")
         run(program, path("hf"), fails_with="usage:")
         run(program, path("hf"), path("never"), "--nonsense", fails_with="--nonsense")
 
