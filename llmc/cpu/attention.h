@@ -14,9 +14,12 @@ inside a parallel region.
 // fp32 rows of one head: (T, HS), rows `stride` floats apart
 typedef struct { const float* data; int stride; } HeadRows;
 
+// Rows of scores lie an odd number of cache lines apart. At a power of two they would all compete for the same few lines.
+static inline int attention_stride(int T) { return (int)round_up((size_t)T, 16) | 16; }
+
+// forward: q, k, v and a block of scores and of out; backward: q, k, v, dout, out, dq, dk, dv and two blocks of scores
 static inline size_t attention_scratch_floats(int T, int HS) {
-    size_t head = (size_t)T * (size_t)HS, block = ATTENTION_ROWS * (size_t)T;
-    return 8 * head + 2 * block + ATTENTION_ROWS;
+    return 8 * (size_t)T * (size_t)HS + 2 * ATTENTION_ROWS * (size_t)attention_stride(T);
 }
 
 // The head whose first element is src, in fp32: where it lies if it is fp32, else a copy in `copy` (T,HS).
@@ -41,7 +44,16 @@ static void head_store(floatX* dst, int stride, const float* src, int rows, int 
     }
 }
 
-// One row of n scores becomes exp(score - max), unnormalised; *lse = log of the sum of exp(score); returns 1/sum.
+// Masks a row of scores, of which the first n are wanted: -Inf up to a whole number of vectors, whose elements are
+// returned, and which is what loops over the row do; 0 in the rest of its `keys`.
+static int attention_mask_row(float* row, int n, int keys) {
+    int padded = (int)round_up((size_t)n, 16);
+    for (int u = n; u < padded; u++) row[u] = -INFINITY;
+    if (keys > padded) memset(row + padded, 0, (size_t)(keys - padded) * sizeof(float));
+    return padded;
+}
+
+// n scores become exp(score - max), unnormalised; *lse = log of the sum of exp(score); returns 1/sum.
 static float attention_row_softmax(float* row, float* lse, int n) {
     float max = row[0], sum = 0;
     #pragma omp simd reduction(max:max)
@@ -61,18 +73,18 @@ static void attention_head_forward(floatX* out, float* stats, const floatX* qkv,
     size_t head = (size_t)T * HS;
     HeadRows q = head_rows(qkv, 3 * C, scratch, T, HS), k = head_rows(qkv + C, 3 * C, scratch + head, T, HS);
     HeadRows v = head_rows(qkv + 2 * C, 3 * C, scratch + 2 * head, T, HS);
-    float *scores = scratch + 3 * head, *o = scores + ATTENTION_ROWS * (size_t)T;
+    float *o = scratch + 3 * head, *scores = scratch + 4 * head;
     float scale = 1.0f / sqrtf((float)HS);
+    int stride = attention_stride(T);
     for (int t = 0; t < T; t += ATTENTION_ROWS) {
         int rows = T - t < ATTENTION_ROWS ? T - t : ATTENTION_ROWS, keys = t + rows;
         float inverse_sum[ATTENTION_ROWS];
-        dnnl_sgemm('N', 'T', rows, keys, HS, scale, head_row(q, t), q.stride, k.data, k.stride, 0.0f, scores, keys);
+        dnnl_sgemm('N', 'T', rows, keys, HS, scale, head_row(q, t), q.stride, k.data, k.stride, 0.0f, scores, stride);
         for (int r = 0; r < rows; r++) {
-            float* row = scores + (size_t)r * keys;
-            inverse_sum[r] = attention_row_softmax(row, stats + t + r, t + r + 1);
-            memset(row + t + r + 1, 0, (size_t)(keys - t - r - 1) * sizeof(float));
+            float* row = scores + (size_t)r * stride;
+            inverse_sum[r] = attention_row_softmax(row, stats + t + r, attention_mask_row(row, t + r + 1, keys));
         }
-        dnnl_sgemm('N', 'N', rows, HS, keys, 1.0f, scores, keys, v.data, v.stride, 0.0f, o, HS);
+        dnnl_sgemm('N', 'N', rows, HS, keys, 1.0f, scores, stride, v.data, v.stride, 0.0f, o, HS);
         for (int r = 0; r < rows; r++) {
             for (int i = 0; i < HS; i++) o[(size_t)r * HS + i] *= inverse_sum[r];
         }
@@ -99,32 +111,32 @@ static void attention_head_backward(floatX* dqkv, const floatX* dout, const floa
     HeadRows v = head_rows(qkv + 2 * C, 3 * C, scratch + 2 * head, T, HS), d = head_rows(dout, C, scratch + 3 * head, T, HS);
     HeadRows o = head_rows(out, C, scratch + 4 * head, T, HS);
     float *dk = scratch + 5 * head, *dv = dk + head, *dq = dv + head;
-    float *p = dq + head, *ds = p + ATTENTION_ROWS * (size_t)T;
+    int stride = attention_stride(T);
+    float *p = dq + head, *ds = p + ATTENTION_ROWS * (size_t)stride;
     float scale = 1.0f / sqrtf((float)HS);
     for (int t = 0; t < T; t += ATTENTION_ROWS) {
         int rows = T - t < ATTENTION_ROWS ? T - t : ATTENTION_ROWS, keys = t + rows;
-        dnnl_sgemm('N', 'T', rows, keys, HS, scale, head_row(q, t), q.stride, k.data, k.stride, 0.0f, p, keys);
-        dnnl_sgemm('N', 'T', rows, keys, HS, 1.0f, head_row(d, t), d.stride, v.data, v.stride, 0.0f, ds, keys);
+        dnnl_sgemm('N', 'T', rows, keys, HS, scale, head_row(q, t), q.stride, k.data, k.stride, 0.0f, p, stride);
+        dnnl_sgemm('N', 'T', rows, keys, HS, 1.0f, head_row(d, t), d.stride, v.data, v.stride, 0.0f, ds, stride);
         for (int r = 0; r < rows; r++) {
-            float *pr = p + (size_t)r * keys, *dr = ds + (size_t)r * keys, dot = 0, lse = stats[t + r];
+            float *pr = p + (size_t)r * stride, *dr = ds + (size_t)r * stride, dot = 0, lse = stats[t + r];
             const float *dor = head_row(d, t + r), *outr = head_row(o, t + r);
             for (int i = 0; i < HS; i++) dot += dor[i] * outr[i];
-            int n = t + r + 1;
+            int n = attention_mask_row(pr, t + r + 1, keys);
             #pragma omp simd
             for (int u = 0; u < n; u++) {
                 float e = exp_f32(pr[u] - lse);
                 pr[u] = e;
                 dr[u] = e * (dr[u] - dot) * scale;
             }
-            memset(pr + n, 0, (size_t)(keys - n) * sizeof(float));
-            memset(dr + n, 0, (size_t)(keys - n) * sizeof(float));
+            if (keys > n) memset(dr + n, 0, (size_t)(keys - n) * sizeof(float));
         }
-        dnnl_sgemm('N', 'N', rows, HS, keys, 1.0f, ds, keys, k.data, k.stride, 0.0f, dq + (size_t)t * HS, HS);
+        dnnl_sgemm('N', 'N', rows, HS, keys, 1.0f, ds, stride, k.data, k.stride, 0.0f, dq + (size_t)t * HS, HS);
         // += from the second block on; the first block's keys are all new, later ones' in part
         memset(dk + (size_t)t * HS, 0, (size_t)rows * HS * sizeof(float));
         memset(dv + (size_t)t * HS, 0, (size_t)rows * HS * sizeof(float));
-        dnnl_sgemm('T', 'N', keys, HS, rows, 1.0f, ds, keys, head_row(q, t), q.stride, 1.0f, dk, HS);
-        dnnl_sgemm('T', 'N', keys, HS, rows, 1.0f, p, keys, head_row(d, t), d.stride, 1.0f, dv, HS);
+        dnnl_sgemm('T', 'N', keys, HS, rows, 1.0f, ds, stride, head_row(q, t), q.stride, 1.0f, dk, HS);
+        dnnl_sgemm('T', 'N', keys, HS, rows, 1.0f, p, stride, head_row(d, t), d.stride, 1.0f, dv, HS);
     }
     head_store(dqkv, 3 * C, dq, T, HS);
     head_store(dqkv + C, 3 * C, dk, T, HS);

@@ -31,7 +31,7 @@ static inline float exp_f32(float x) {
     const float shift = 12582912.0f;               // 1.5 * 2^23: adding it rounds to an integer, held in the low bits
     x = x > highest ? highest : x;                 // (a NaN passes both comparisons)
     x = x < lowest ? lowest : x;
-    float shifted = x * 1.44269504f + shift, n = shifted - shift;
+    float shifted = fused_multiply_add(x, 1.44269504f, shift), n = shifted - shift;
     // r = x - n ln2, ln2 in two parts: the first has few enough bits for n times it to be exact
     float r = fused_multiply_add(n, -0.693359375f, x);
     r = fused_multiply_add(n, 2.12194440e-4f, r);
@@ -47,7 +47,7 @@ static inline float exp_f32(float x) {
     int32_t whole, zero;
     memcpy(&whole, &shifted, sizeof whole);
     memcpy(&zero, &shift, sizeof zero);
-    whole = x == x ? whole - zero : 0;
+    whole -= zero;
     int32_t half = whole >> 1;
     return p * power_of_two(half) * power_of_two(whole - half);
 }

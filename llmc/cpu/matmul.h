@@ -7,7 +7,8 @@ A product goes one of three ways, whichever was measured to be fastest for it:
   tiles      fp32: each thread computes one tile of the result with dnnl_sgemm, which stays in the thread that calls it
              when that is inside a parallel region
   copies     16 bits without such a CPU: operands are widened to fp32, piece by piece, and multiplied by dnnl_sgemm
-The order in which a product's terms are summed is oneDNN's affair: it is the same from run to run.
+The order in which a product's terms are summed is oneDNN's affair. It is the same from run to run, and with AVX-512 it was
+the same for every number of threads that we tried; with AVX2 it is not.
 
 Global state: the engine, the stream and the cache of primitives below. oneDNN allocates when a primitive is created, and
 keeps scratch for packed operands per thread, which grows to what the largest product needs.
@@ -334,8 +335,8 @@ void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* 
     }
 }
 
-#define BIAS_STRIP 64 // columns that a thread sums at a time
-#define BIAS_ROWS 64  // rows that are summed on their own first, so that rounding errors grow with N/64 + 64, not N
+#define BIAS_STRIP 256 // columns that a thread sums at a time
+#define BIAS_ROWS 64   // rows that are summed on their own first, so that rounding errors grow with N/64 + 64, not N
 
 // Columns [begin, end) of dbias set or += sum over rows of dout (N,OC).
 static void bias_backward_strip(floatX* dbias, const floatX* dout, int begin, int end, int N, int OC, GradMode mode) {
