@@ -26,8 +26,9 @@ Next      train_gpt2_ddp.cu runs this file's step on many devices at once.
 #include "llmc/dataloader.h" // defines: DataLoader
 #include "llmc/sampler.h"    // defines: sample_token, print_token
 #include "llmc/checkpoint.h" // defines: CheckpointWriter, CheckpointReader, TrainState
+#include "llmc/start.h"      // defines: open_checkpoint, config_for_run
 #include "llmc/logger.h"     // defines: Logger, StepLog
-#include "llmc/report.h"     // defines: report_memory
+#include "llmc/report.h"     // defines: report_run, run_record, report_memory
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
@@ -466,55 +467,6 @@ typedef struct {
     float* logits;                  // (V) the same as floats, owned
 } Run;
 
-// The shape that --model and its overrides ask for. context: that of a dN, which has none of its own.
-static GPT2Config config_from_options(const Options* o, const Tokenizer* tokenizer, int context) {
-    GPT2Config c;
-    memset(&c, 0, sizeof c);
-    require(gpt2_named_config(o->model, &c),
-            "--model %s is not known: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN with N from 1 to %d", o->model, MAX_UNITS - 1);
-    bool from_paper = c.max_T != 0;
-    if (!from_paper) c.max_T = context;
-    if (o->layers) c.L = (int)o->layers;
-    if (o->heads) c.NH = (int)o->heads;
-    if (o->channels) c.C = (int)o->channels;
-    c.V = o->vocab_size ? (int)o->vocab_size : from_paper ? GPT2_VOCABULARY : tokenizer->vocab_size;
-    c.Vp = gpt2_padded_vocabulary(c.V);
-    gpt2_check_config(c, "--model, --layers, --heads, --channels, --vocab-size");
-    return c;
-}
-
-// The checkpoint to start from into r: false if neither --resume nor --init-from asks for one.
-static bool open_checkpoint(const Options* o, CheckpointReader* r) {
-    require(!(o->resume && o->init_from[0]), "--resume and --init-from exclude each other: one continues a run, the other starts one");
-    require(!o->resume || o->out[0], "--resume needs --out, the folder to continue from");
-    char* newest = o->out[0] ? checkpoint_newest(o->out) : NULL;
-    require(o->resume || newest == NULL, "--out %s holds the checkpoints of another run, the newest in %s: continue it with --resume,"
-            " or give another folder", o->out, newest);
-    if (o->init_from[0]) checkpoint_open(r, o->init_from);
-    if (!o->resume) return o->init_from[0] != '\0';
-    require(newest != NULL, "--resume: there is no checkpoint under %s; start without --resume, or give the --out that has one", o->out);
-    checkpoint_open(r, newest);
-    free(newest);
-    require(r->state.has_optimizer, "--resume: %s has weights only, no optimizer state; use --init-from to start from them", r->path);
-    require(r->state.seq_len == o->seq_len, "--resume: --seq-len was %lld when %s was written, not %lld", r->state.seq_len, r->path, o->seq_len);
-    require(r->state.seed == o->seed, "--resume: --seed was %lld when %s was written, not %lld", r->state.seed, r->path, o->seed);
-    require(r->state.step <= o->steps, "--resume: %s is at step %lld, beyond --steps %lld", r->path, r->state.step, o->steps);
-    return true;
-}
-
-// The model's shape: the checkpoint's, which must agree with every option that was given; else the options'.
-static GPT2Config config_for_run(const Options* o, OptionTable* table, const Tokenizer* tokenizer, const CheckpointReader* r) {
-    static const char* const shape_options[] = { "model", "layers", "heads", "channels", "vocab-size" };
-    bool asked = r == NULL;
-    for (size_t i = 0; i < sizeof shape_options / sizeof shape_options[0]; i++) asked = asked || option_given(table, shape_options[i]);
-    GPT2Config c = asked ? config_from_options(o, tokenizer, r ? r->state.config.max_T : (int)o->seq_len) : r->state.config;
-    if (r && asked) checkpoint_require_config(r, c);
-    require(o->seq_len <= c.max_T, "--seq-len %lld is longer than the %d tokens that the model has positions for", o->seq_len, c.max_T);
-    require(tokenizer->vocab_size <= c.V, "the tokenizer (--tokenizer %s) has %d tokens, the model's vocabulary only %d",
-            o->tokenizer, tokenizer->vocab_size, c.V);
-    return c;
-}
-
 static void open_data(Run* run, GPT2Config c) {
     const Options* o = &run->o;
     long long micro = o->batch_size * o->seq_len;
@@ -558,7 +510,7 @@ static void print_sample(GPT2* g, Run* run, long long step) {
     memcpy(tokens + 1, prompt, prompt_tokens * sizeof(int));
     TokenPrinter printer;
     memset(&printer, 0, sizeof printer);
-    printf("sample after step %lld: %s", step, o->prompt);
+    printf("sample after step %lld:\n%s", step, o->prompt);
     for (; n < total; n++) {
         int T = (int)size_min(n, (size_t)g->seq_len);
         gpt2_load_batch(g, tokens + n - T, NULL, 1, T);
@@ -618,14 +570,6 @@ static StepLog step_log(GPT2* g, const Run* run, const StepStats* s, long long s
     l.mem_peak_bytes = device_memory_peak();
     l.skipped = s->grad_scale == 0;
     return l;
-}
-
-// A step with NaN or Inf leaves the weights alone. fp16 expects some, and lowers its loss scale; many in a row are an error.
-static void check_step(Run* run, const StepLog* l) {
-    loss_scaler_update(&run->scaler, !l->skipped);
-    require(run->scaler.bad_in_a_row < run->o.max_bad_steps,
-            "NaN or Inf in the gradients of %lld steps in a row, up to step %lld (loss %g): a lower --lr, more --warmup-steps or"
-            " --grad-clip may help; the weights are those of step %lld", run->o.max_bad_steps, l->step, l->loss, l->step - run->o.max_bad_steps);
 }
 
 static void save(GPT2* g, Run* run, OptionTable* table, long long step) {
@@ -706,7 +650,8 @@ int main(int argc, char** argv) {
         StepStats stats = train_step(&g, &run, step);
         StepLog l = step_log(&g, &run, &stats, step, now_seconds() - start);
         logger_step(&run.log, &l);
-        check_step(&run, &l);
+        loss_scaler_update(&run.scaler, !l.skipped);
+        require_progress(&run.scaler, o, l.step, l.loss);
     }
     logger_close(&run.log);
 
