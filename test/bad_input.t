@@ -101,6 +101,8 @@ for file in model.safetensors optimizer.safetensors state.json; do
     check "$file with any one bit wrong" flips_are_refused $file
 done
 check "a missing model.safetensors" damage_is_refused rm "$work/bad/step_00000002/model.safetensors"
+check "a new run does not start among the checkpoints of another" \
+    refused "$good holds the checkpoints of another run" "--resume" -- fp32 --out "$good" --steps 3
 check "the good one still resumes" tiny fp32 --resume --out "$good" --steps 3
 
 # ---- where things are written ----
