@@ -207,17 +207,24 @@ static void widen_piece(float* dst, const floatX* src, int rows, int cols, int s
 }
 
 // Rows [m, m+rows) and columns [n, n+cols) of out set or += sum (rows, cols) + bias, rounded once.
-static void narrow_piece(Product p, const float* sum, int m, int n, int rows, int cols) {
+static void narrow_piece(Product p, float* sum, int m, int n, int rows, int cols) {
     #pragma omp parallel for schedule(static)
     for (int r = 0; r < rows; r++) {
+        float* x = sum + (size_t)r * cols;
         size_t begin = (size_t)(m + r) * p.shape.N + n;
-        for (int c = 0; c < cols; c++) {
-            float x = sum[(size_t)r * cols + c] + (p.shape.has_bias ? to_float(p.bias[n + c]) : 0.0f);
-            if (p.shape.out_type == DTYPE_F32) ((float*)p.out)[begin + c] = x;
-            else {
-                floatX* o = (floatX*)p.out + begin + c;
-                *o = to_floatX(p.shape.adds ? to_float(*o) + x : x);
-            }
+        floatX* o = (floatX*)p.out + begin;
+        if (p.shape.has_bias) {
+            #pragma omp simd
+            for (int c = 0; c < cols; c++) x[c] += to_float(p.bias[n + c]);
+        }
+        if (p.shape.adds) {
+            #pragma omp simd
+            for (int c = 0; c < cols; c++) x[c] += to_float(o[c]);
+        }
+        if (p.shape.out_type == DTYPE_F32) memcpy((float*)p.out + begin, x, (size_t)cols * sizeof(float));
+        else {
+            #pragma omp simd
+            for (int c = 0; c < cols; c++) o[c] = to_floatX(x[c]);
         }
     }
 }
