@@ -91,9 +91,18 @@ ours() {
          END { print "counted", counted }' "$work/out/metrics.jsonl"
 }
 
-round=1
+# Percent of the processor that was busy during a second in which this script only waited.
+busy_percent() {
+    { cat /proc/stat; sleep 1; cat /proc/stat; } 2>/dev/null | awk '
+        $1 == "cpu" { all = 0; for (i = 2; i <= NF; i++) all += $i; idle = $5 + $6; n++; if (n == 1) { all1 = all; idle1 = idle } }
+        END { printf "%d", (n == 2 && all > all1 ? 100 - 100 * (idle - idle1) / (all - all1) : 0) }'
+}
+
+busiest=0 round=1
 while [ "$round" -le "$rounds" ]; do
     echo "round $round of $rounds" >&2
+    busy=$(busy_percent)
+    if [ "$busy" -gt "$busiest" ]; then busiest=$busy; fi
     "$tools/peak" | sed 's/^/peak 0 /' >>"$work/results"
     for program in $programs; do run "$program" 64 2 "$steps"; done
     if [ "$long" != 0 ]; then
@@ -105,7 +114,8 @@ done
 # --- the table ---
 threads=$(nproc 2>/dev/null || echo "?")
 echo
-echo "GPT-2 124M, B=4, $threads threads: medians over $rounds rounds of $steps steps ($(((steps + 2) / 3)) at T=1024)"
+echo "GPT-2 124M, B=4, $threads threads. Medians; rounds: $rounds, steps a round: $steps, at T=1024: $(((steps + 2) / 3))"
 awk -f dev/bench/table.awk "$work/results"
+if [ "$busiest" -gt 5 ]; then printf '\nOther programs used up to %s %% of this machine before a round: do not trust these figures.\n' "$busiest"; fi
 if [ "$long" != 0 ] && [ -n "${LLMC-}" ]; then lacks "llm.c at T=1024: its program is fixed at T=64"; fi
 if [ -n "$absent" ]; then printf '\nNot measured\n%s' "$absent"; fi

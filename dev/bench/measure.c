@@ -10,6 +10,7 @@ Prints "ms X" for each timed step and "rss BYTES". Other lines of the program ar
 */
 #include "../../llmc/common.h"
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -29,6 +30,7 @@ static pid_t start(char** command, FILE** out) {
     pid_t pid = fork();
     require(pid >= 0, "%s cannot be started: %s", command[0], strerror(errno));
     if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); // it would go on for ever if this program were killed
         dup2(ends[1], STDOUT_FILENO);
         close(ends[0]);
         close(ends[1]);
