@@ -114,7 +114,7 @@ NVCC ?= nvcc
 cuda-objects: $(STAGES:%=build/cuda-objects/%.o)
 build/cuda-objects/%.o: %.cu $(wildcard llmc/*.h)
 	@mkdir -p $(@D)
-	$(NVCC) -x cu -std=c++17 -O3 -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror -c $< -o $@
+	$(NVCC) -x cu -std=c++17 -O3 -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-fopenmp -c $< -o $@
 
 clean:
 	rm -rf build $(STAGES)

@@ -384,71 +384,77 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
 // ----------------------------------------------------------------------------
 // 7. weights and state: initial, saved, loaded
 
-// Unit u's weights from the host: fp32 masters where there are any, and the parameters rounded from them.
-static void unit_set_weights(GPT2* g, int u, const float* host) {
-    Unit unit = g->units[u];
-    floatX* rounded = (floatX*)xcalloc(unit.size, sizeof(floatX));
-    convert_dtype(rounded, FLOATX_DTYPE, host, DTYPE_F32, unit.size);
-    host_to_device(g->params + unit.offset, rounded, unit.size * sizeof(floatX));
-    if (g->master) host_to_device(g->master + unit.offset, host, unit.size * sizeof(float));
-    device_synchronize(); // the copies read rounded and host
+// Weights and state pass through a host buffer of this many elements at most.
+#define STAGED ((size_t)1 << 20)
+
+// Elements [begin, begin+n) of unit u's weights from host (n): fp32 masters where there are any, and the parameters
+// rounded from them. rounded (n) is scratch.
+static void unit_set_weights(GPT2* g, int u, size_t begin, size_t n, const float* host, floatX* rounded) {
+    size_t first = g->units[u].offset + begin;
+    convert_dtype(rounded, FLOATX_DTYPE, host, DTYPE_F32, n);
+    host_to_device(g->params + first, rounded, n * sizeof(floatX));
+    if (g->master) host_to_device(g->master + first, host, n * sizeof(float));
+    device_synchronize(); // host and rounded are about to be used again
+}
+
+// Random weights by --seed, or where r is given those of a checkpoint: its model, or its masters.
+static void gpt2_set_weights(GPT2* g, uint64_t seed, CheckpointReader* r, CheckpointPart part) {
+    float* host = (float*)xcalloc(STAGED, sizeof(float));
+    floatX* rounded = (floatX*)xcalloc(STAGED, sizeof(floatX));
+    for (int u = 0; u < g->num_units; u++) {
+        for (size_t begin = 0, n; begin < g->units[u].size; begin += n) {
+            n = size_min(STAGED, g->units[u].size - begin);
+            if (r) checkpoint_read_unit(r, part, u, begin, begin + n, host);
+            else unit_init_weights(g->config, seed, u, begin, begin + n, host);
+            unit_set_weights(g, u, begin, n, host, rounded);
+        }
+    }
+    free(host);
     free(rounded);
 }
 
-static void gpt2_random_weights(GPT2* g, uint64_t seed) {
-    for (int u = 0; u < g->num_units; u++) {
-        float* host = (float*)xcalloc(g->units[u].size, sizeof(float));
-        unit_init_weights(g->config, seed, u, 0, g->units[u].size, host);
-        unit_set_weights(g, u, host);
-        free(host);
-    }
-}
-
-// The weights of a checkpoint, or with its optimizer state all that a resumed run needs.
-static void gpt2_load_weights(GPT2* g, CheckpointReader* r, CheckpointPart weights) {
-    for (int u = 0; u < g->num_units; u++) {
-        float* host = (float*)xcalloc(g->units[u].size, sizeof(float));
-        checkpoint_read_unit(r, weights, u, 0, g->units[u].size, host);
-        unit_set_weights(g, u, host);
-        free(host);
-    }
-}
-
+// All that a resumed run needs.
 static void gpt2_load_state(GPT2* g, CheckpointReader* r) {
-    gpt2_load_weights(g, r, CHECKPOINT_MASTER);
+    gpt2_set_weights(g, 0, r, CHECKPOINT_MASTER);
+    float* host = (float*)xcalloc(STAGED, sizeof(float));
     for (int u = 0; u < g->num_units; u++) {
-        Unit unit = g->units[u];
-        float* host = (float*)xcalloc(unit.size, sizeof(float));
-        checkpoint_read_unit(r, CHECKPOINT_M, u, 0, unit.size, host);
-        host_to_device(g->m + unit.offset, host, unit.size * sizeof(float));
-        device_synchronize(); // host is about to be used again
-        checkpoint_read_unit(r, CHECKPOINT_V, u, 0, unit.size, host);
-        host_to_device(g->v + unit.offset, host, unit.size * sizeof(float));
-        device_synchronize();
-        free(host);
+        for (size_t begin = 0, n; begin < g->units[u].size; begin += n) {
+            size_t first = g->units[u].offset + begin;
+            n = size_min(STAGED, g->units[u].size - begin);
+            checkpoint_read_unit(r, CHECKPOINT_M, u, begin, begin + n, host);
+            host_to_device(g->m + first, host, n * sizeof(float));
+            device_synchronize(); // host is about to be used again
+            checkpoint_read_unit(r, CHECKPOINT_V, u, begin, begin + n, host);
+            host_to_device(g->v + first, host, n * sizeof(float));
+            device_synchronize();
+        }
     }
+    free(host);
     g->updates = (int)r->state.adamw_t;
 }
 
 static void gpt2_save(GPT2* g, const char* out, const TrainState* state, long long keep) {
     CheckpointWriter w;
+    float* host = (float*)xcalloc(STAGED, sizeof(float));
     checkpoint_begin(&w, out, state);
     for (int u = 0; u < g->num_units; u++) {
-        Unit unit = g->units[u];
-        float* host = (float*)xcalloc(unit.size, sizeof(float));
-        device_to_host(host, g->params + unit.offset, unit.size * sizeof(floatX));
-        checkpoint_write_unit(&w, CHECKPOINT_MODEL, u, 0, unit.size, host);
-        if (g->master) {
-            device_to_host(host, g->master + unit.offset, unit.size * sizeof(float));
-            checkpoint_write_unit(&w, CHECKPOINT_MASTER, u, 0, unit.size, host);
+        for (size_t begin = 0, n; begin < g->units[u].size; begin += n) {
+            size_t first = g->units[u].offset + begin;
+            n = size_min(STAGED, g->units[u].size - begin);
+            device_to_host(host, g->params + first, n * sizeof(floatX));
+            checkpoint_write_unit(&w, CHECKPOINT_MODEL, u, begin, begin + n, host);
+            if (g->master) {
+                device_to_host(host, g->master + first, n * sizeof(float));
+                checkpoint_write_unit(&w, CHECKPOINT_MASTER, u, begin, begin + n, host);
+            }
+            device_to_host(host, g->m + first, n * sizeof(float));
+            checkpoint_write_unit(&w, CHECKPOINT_M, u, begin, begin + n, host);
+            device_to_host(host, g->v + first, n * sizeof(float));
+            checkpoint_write_unit(&w, CHECKPOINT_V, u, begin, begin + n, host);
         }
-        device_to_host(host, g->m + unit.offset, unit.size * sizeof(float));
-        checkpoint_write_unit(&w, CHECKPOINT_M, u, 0, unit.size, host);
-        device_to_host(host, g->v + unit.offset, unit.size * sizeof(float));
-        checkpoint_write_unit(&w, CHECKPOINT_V, u, 0, unit.size, host);
-        free(host);
     }
     checkpoint_commit(&w, keep);
+    free(host);
 }
 
 // ----------------------------------------------------------------------------
@@ -621,8 +627,7 @@ int main(int argc, char** argv) {
     run.scaler = loss_scaler_init(o);
 
     long long first = 0;
-    if (!from_checkpoint) gpt2_random_weights(&g, (uint64_t)o->seed);
-    else if (!o->resume) gpt2_load_weights(&g, &checkpoint, CHECKPOINT_MODEL);
+    if (!o->resume) gpt2_set_weights(&g, (uint64_t)o->seed, from_checkpoint ? &checkpoint : NULL, CHECKPOINT_MODEL);
     else {
         gpt2_load_state(&g, &checkpoint);
         first = checkpoint.state.step;
@@ -642,7 +647,7 @@ int main(int argc, char** argv) {
     for (long long step = first; ; step++) {
         bool fresh = step > first || first == 0; // not what the run before this one has done already
         if (o->val_data[0] && fresh && is_due(o->eval_every, step, o->steps)) logger_eval(&run.log, step, evaluate(&g, &run));
-        if (fresh && step > 0 && is_due(o->sample_every, step, o->steps)) print_sample(&g, &run, step);
+        if (fresh && (step > 0 || o->steps == 0) && is_due(o->sample_every, step, o->steps)) print_sample(&g, &run, step);
         if (o->out[0] && step > first && (is_due(o->save_every, step, o->steps) || step == o->steps)) save(&g, &run, &table, step);
         if (step == o->steps) break;
 

@@ -86,7 +86,9 @@ static inline void unit_init_weights(GPT2Config c, uint64_t seed, int u, size_t 
     for (int i = 0; i < unit_tensors(u); i++) {
         TensorInfo t = unit_tensor(c, u, i);
         size_t stored_end = t.offset + tensor_stored_elements(t), tensor_end = t.offset + tensor_elements(t);
-        for (size_t k = size_max(begin, t.offset); k < size_min(end, tensor_end); k++) {
+        size_t first = size_max(begin, t.offset), last = size_min(end, tensor_end);
+        #pragma omp parallel for schedule(static)
+        for (size_t k = first; k < last; k++) {
             bool padding = k >= stored_end;
             out[k - begin] = padding ? 0.0f : t.init_std == 0 ? t.init_mean : t.init_std * random_normal(seed, (uint64_t)u, k);
         }
