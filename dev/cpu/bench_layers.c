@@ -4,9 +4,10 @@ bench_layers.c - how fast each layer is inside a whole training step of GPT-2 12
     build/dev/bench_layers [B T [steps]]      (4 64 if not given)
 
 It runs whole steps as a stage file would, with every block's own weights and activations, so that no layer finds in the
-cache what it would not find there in training. Each layer's time is its least over the steps. Products are compared with
-the rate of a large dnnl_sgemm, everything else with the rate at which memory is updated in place, both measured between
-the steps: a machine that others use changes its mind from second to second.
+cache what it would not find there in training. Each layer's time is its least over the steps. Products and attention (whose
+FLOPs are the causal half, and do not count what backward computes again) are compared with the rate of a large
+dnnl_sgemm, everything else with the rate at which memory is updated in place. Both rates are measured between the steps,
+since a machine that others use changes its mind from second to second.
 */
 #include "../../llmc/layers.h"
 #include "../../llmc/gpt2.h"

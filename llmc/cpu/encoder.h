@@ -15,7 +15,8 @@ void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const fl
 #define ENCODER_STRIP 256 // channels that are summed at a time, on the stack
 
 // dst[c] set or += sum over positions i = first, next[i], ... (until -1) of dout[i][c], c in [begin, end), at most a strip
-static void encoder_add_rows(floatX* dst, const floatX* dout, int first, const int* next, int begin, int end, int C, GradMode mode) {
+static void encoder_add_rows(floatX* dst, const floatX* dout, int first, const int* next, int begin, int end, int C,
+                             GradMode mode) {
     float sum[ENCODER_STRIP] = { 0 };
     int width = end - begin;
     for (int i = first; i >= 0; i = next[i]) {

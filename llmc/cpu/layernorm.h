@@ -1,11 +1,12 @@
-/* cpu/layernorm.h - layernorm (Ba et al., arXiv 1607.06450) and the residual addition before it. Included by cpu/layers.h. */
+/* cpu/layernorm.h - layernorm (Ba et al., arXiv 1607.06450), the residual addition before it. Included by cpu/layers.h. */
 #ifndef LLMC_CPU_LAYERNORM_H
 #define LLMC_CPU_LAYERNORM_H
 #define LAYERNORM_EPS 1e-5f
 
 // One row: out = (x - mean) * rstd * w + b. The variance is summed around the mean in a second pass over the row, which
 // the cache still holds, because E[x^2] - E[x]^2 cancels.
-static void layernorm_row_forward(floatX* out, float* mean, float* rstd, const floatX* x, const floatX* w, const floatX* b, int C) {
+static void layernorm_row_forward(floatX* out, float* mean, float* rstd, const floatX* x, const floatX* w, const floatX* b,
+                                  int C) {
     float sum = 0, square = 0;
     #pragma omp simd reduction(+:sum)
     for (int c = 0; c < C; c++) sum += to_float(x[c]);
@@ -36,7 +37,9 @@ void residual_layernorm_forward(floatX* res, floatX* out, float* mean, float* rs
 // dw and db are sums over rows: rows are cut into at most this many chunks, each summed by one thread.
 #define LAYERNORM_CHUNKS 128
 static inline int layernorm_chunk_rows(int N) { return (int)size_max(8, ceil_div((size_t)N, LAYERNORM_CHUNKS)); }
-static inline size_t layernorm_scratch_floats(int N, int C) { return size_min(LAYERNORM_CHUNKS, ceil_div((size_t)N, 8)) * 2 * (size_t)C; }
+static inline size_t layernorm_scratch_floats(int N, int C) { // for any number of rows up to N
+    return size_min(LAYERNORM_CHUNKS, ceil_div((size_t)N, 8)) * 2 * (size_t)C;
+}
 
 // One row. forward, with n = (x - mean) * rstd: out = n * w + b, so dw += dout * n, db += dout, and with g = dout * w
 // dinp += rstd * (g - mean(g) - n * mean(g * n)): x moves out directly, and through the mean and rstd of its row.

@@ -13,7 +13,7 @@ typedef struct {
     LayerShapes shapes;   // the largest that may be seen
     int threads;          // no layer that needs scratch per thread uses more
     void* memory;         // owned; the pointers below lie in it
-    float* per_thread;    // (threads, per_thread_floats): what one thread needs, see layers_per_thread_floats
+    float* per_thread;    // (threads, per_thread_floats): a head of attention, or a row of the classifier
     size_t per_thread_floats;
     float* shared;        // (shared_floats): what all threads of one call work on together
     size_t shared_floats;
@@ -24,7 +24,9 @@ typedef struct {
 static CpuLayers cpu_layers;
 
 // Scratch of the calling thread, inside a parallel region of at most cpu_layers.threads.
-static inline float* thread_scratch(void) { return cpu_layers.per_thread + (size_t)omp_get_thread_num() * cpu_layers.per_thread_floats; }
+static inline float* thread_scratch(void) {
+    return cpu_layers.per_thread + (size_t)omp_get_thread_num() * cpu_layers.per_thread_floats;
+}
 
 #include "math.h"
 #include "matmul.h"
@@ -40,10 +42,12 @@ static size_t layers_lay_out(CpuLayers* w, char* memory) {
     LayerShapes s = w->shapes;
     const size_t line = 64 / sizeof(float);
     size_t N = (size_t)s.B * (size_t)s.T;
-    w->per_thread_floats = round_up(size_max(attention_scratch_floats(s.T, s.C / s.NH), size_max((size_t)s.Vp, 4 * (size_t)s.C)), line);
-    w->shared_floats = round_up(size_max(matmul_scratch_floats(w->threads, s.C), size_max(layernorm_scratch_floats((int)N, s.C), stats_scratch_floats())), line);
-    size_t floats[] = { (size_t)w->threads * w->per_thread_floats, w->shared_floats, round_up((size_t)s.Vp, line), round_up(N, line) };
-    size_t begin[4], total = 0;
+    size_t matmul = matmul_scratch_floats(w->threads, (int)N, s.C), layernorm = layernorm_scratch_floats((int)N, s.C);
+    w->per_thread_floats = round_up(size_max(attention_scratch_floats(s.T, s.C / s.NH), (size_t)s.Vp), line);
+    w->shared_floats = round_up(size_max(matmul, size_max(layernorm, stats_scratch_floats())), line);
+    size_t begin[4], total = 0, floats[4] = {
+        (size_t)w->threads * w->per_thread_floats, w->shared_floats, round_up((size_t)s.Vp, line), round_up(N, line)
+    };
     for (int i = 0; i < 4; i++) {
         begin[i] = total;
         total += floats[i] * sizeof(float);
@@ -68,10 +72,12 @@ size_t layers_workspace_bytes(LayerShapes s) {
 
 void layers_init(LayerShapes s) {
     require(s.B >= 1 && s.T >= 1, "layers need at least one sequence of one token, not B = %d, T = %d", s.B, s.T);
-    require(s.C >= 1 && s.NH >= 1 && s.C % s.NH == 0, "%d channels do not divide over %d heads; choose --channels as a multiple of --heads", s.C, s.NH);
+    require(s.C >= 1 && s.NH >= 1 && s.C % s.NH == 0,
+            "%d channels do not divide over %d heads; choose --channels as a multiple of --heads", s.C, s.NH);
     require(s.Vp >= 1, "the padded vocabulary must have at least one token, not %d", s.Vp);
     // elements are counted in size_t, rows in int
-    require((size_t)s.B * (size_t)s.T <= INT32_MAX / 4, "B*T = %d*%d is more rows than a layer can count; use a smaller --batch-size", s.B, s.T);
+    require((size_t)s.B * (size_t)s.T <= INT32_MAX / 4,
+            "B*T = %d*%d is more rows than a layer can count; use a smaller --batch-size", s.B, s.T);
     require(s.C <= INT32_MAX / 4, "%d channels are more than a layer can count", s.C);
     require(cpu_layers.memory == NULL, "layers_init was called twice without layers_free");
     cpu_layers.shapes = s;
@@ -79,7 +85,8 @@ void layers_init(LayerShapes s) {
     layers_lay_out(&cpu_layers, (char*)device_alloc(layers_workspace_bytes(s), MEMORY_WORKSPACE));
     matmul_init();
     const dnnl_version_t* v = dnnl_version();
-    snprintf(cpu_layers.description, sizeof cpu_layers.description, "oneDNN %d.%d.%d, %s", v->major, v->minor, v->patch, matmul_method());
+    snprintf(cpu_layers.description, sizeof cpu_layers.description, "oneDNN %d.%d.%d, %s",
+             v->major, v->minor, v->patch, matmul_method());
 }
 
 void layers_free(void) {

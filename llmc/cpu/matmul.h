@@ -26,14 +26,16 @@ static void matmul_check(dnnl_status_t status, const char* what) {
 }
 static inline int int_min(int a, int b) { return a < b ? a : b; }
 
-// ---- oneDNN 2 describes memory by a struct and an operation by another; oneDNN 3 has handles that must be destroyed ----
+// ---- where oneDNN 2, which describes memory and operations by structs, and oneDNN 3, with handles, differ ----
 #if DNNL_VERSION_MAJOR >= 3
 typedef dnnl_memory_desc_t MatrixDesc;
 static dnnl_status_t matrix_describe(MatrixDesc* d, const dnnl_dim_t* dims, dnnl_data_type_t type, const dnnl_dim_t* strides) {
     return dnnl_memory_desc_create_with_strides(d, 2, dims, type, strides);
 }
 static void matrix_desc_free(MatrixDesc* d) { dnnl_memory_desc_destroy(*d); }
-static dnnl_status_t matrix_wrap(dnnl_memory_t* m, const MatrixDesc* d, dnnl_engine_t engine) { return dnnl_memory_create(m, *d, engine, DNNL_MEMORY_NONE); }
+static dnnl_status_t matrix_wrap(dnnl_memory_t* m, const MatrixDesc* d, dnnl_engine_t engine) {
+    return dnnl_memory_create(m, *d, engine, DNNL_MEMORY_NONE);
+}
 static dnnl_status_t post_add(dnnl_post_ops_t post) { return dnnl_post_ops_append_sum(post, 1.0f, 0, dnnl_data_type_undef); }
 static dnnl_status_t product_describe(dnnl_primitive_desc_t* d, const MatrixDesc* a, const MatrixDesc* b, const MatrixDesc* bias,
                                       const MatrixDesc* out, dnnl_primitive_attr_t attributes, dnnl_engine_t engine) {
@@ -45,7 +47,9 @@ static dnnl_status_t matrix_describe(MatrixDesc* d, const dnnl_dim_t* dims, dnnl
     return dnnl_memory_desc_init_by_strides(d, 2, dims, type, strides);
 }
 static void matrix_desc_free(MatrixDesc* d) { (void)d; }
-static dnnl_status_t matrix_wrap(dnnl_memory_t* m, const MatrixDesc* d, dnnl_engine_t engine) { return dnnl_memory_create(m, d, engine, DNNL_MEMORY_NONE); }
+static dnnl_status_t matrix_wrap(dnnl_memory_t* m, const MatrixDesc* d, dnnl_engine_t engine) {
+    return dnnl_memory_create(m, d, engine, DNNL_MEMORY_NONE);
+}
 static dnnl_status_t post_add(dnnl_post_ops_t post) { return dnnl_post_ops_append_sum(post, 1.0f); }
 static dnnl_status_t product_describe(dnnl_primitive_desc_t* d, const MatrixDesc* a, const MatrixDesc* b, const MatrixDesc* bias,
                                       const MatrixDesc* out, dnnl_primitive_attr_t attributes, dnnl_engine_t engine) {
@@ -91,7 +95,7 @@ static MatrixDesc matmul_describe(int rows, int cols, int transposed, int dtype)
     return d;
 }
 
-// The fast kernels are those called brgemm. The others, plain C or a GEMM with conversions around it, lose to the other ways.
+// The fast kernels are those called brgemm. The rest, plain C or a GEMM with conversions around it, lose to the other ways.
 static bool matmul_is_fast(const_dnnl_primitive_desc_t d) {
     const char* name = "";
     matmul_check(dnnl_primitive_desc_query(d, dnnl_query_impl_info_str, 0, (void*)&name), "naming a kernel");
@@ -101,7 +105,8 @@ static bool matmul_is_fast(const_dnnl_primitive_desc_t d) {
 // Compiles a slot's shape, if there is a fast kernel for it.
 static void matmul_slot_fill(MatmulSlot* s) {
     ProductShape p = s->shape;
-    MatrixDesc a = matmul_describe(p.M, p.K, p.a_transposed, FLOATX_DTYPE), b = matmul_describe(p.K, p.N, p.b_transposed, FLOATX_DTYPE);
+    MatrixDesc a = matmul_describe(p.M, p.K, p.a_transposed, FLOATX_DTYPE);
+    MatrixDesc b = matmul_describe(p.K, p.N, p.b_transposed, FLOATX_DTYPE);
     MatrixDesc bias = matmul_describe(1, p.N, 0, FLOATX_DTYPE), out = matmul_describe(p.M, p.N, 0, p.out_type);
     dnnl_primitive_attr_t attributes;
     dnnl_post_ops_t post;
@@ -149,12 +154,15 @@ static MatmulSlot* matmul_slot(ProductShape shape) {
 static bool product_by_primitive(Product p) {
     MatmulSlot* s = matmul_slot(p.shape);
     if (s->primitive == NULL) return false;
-    dnnl_exec_arg_t arguments[4] = { { DNNL_ARG_SRC, s->a }, { DNNL_ARG_WEIGHTS, s->b }, { DNNL_ARG_DST, s->out }, { DNNL_ARG_BIAS, s->bias } };
+    dnnl_exec_arg_t arguments[4] = {
+        { DNNL_ARG_SRC, s->a }, { DNNL_ARG_WEIGHTS, s->b }, { DNNL_ARG_DST, s->out }, { DNNL_ARG_BIAS, s->bias }
+    };
     matmul_check(dnnl_memory_set_data_handle(s->a, (void*)p.a), "passing a matrix");
     matmul_check(dnnl_memory_set_data_handle(s->b, (void*)p.b), "passing a matrix");
     matmul_check(dnnl_memory_set_data_handle(s->out, p.out), "passing a matrix");
     if (s->bias != NULL) matmul_check(dnnl_memory_set_data_handle(s->bias, (void*)p.bias), "passing a bias");
-    matmul_check(dnnl_primitive_execute(s->primitive, cpu_matmul.stream, s->bias != NULL ? 4 : 3, arguments), "a matrix product");
+    int count = s->bias != NULL ? 4 : 3;
+    matmul_check(dnnl_primitive_execute(s->primitive, cpu_matmul.stream, count, arguments), "a matrix product");
     matmul_check(dnnl_stream_wait(cpu_matmul.stream), "a matrix product");
     return true;
 }
@@ -242,8 +250,9 @@ static void product_by_copies(Product p) {
                 else widen_piece(a, p.a + (size_t)m * lda + k, rows, depth, lda);
                 if (s.b_transposed) widen_piece(b, p.b + (size_t)n * ldb + k, cols, depth, ldb);
                 else widen_piece(b, p.b + (size_t)k * ldb + n, depth, cols, ldb);
-                matmul_check(dnnl_sgemm(s.a_transposed ? 'T' : 'N', s.b_transposed ? 'T' : 'N', rows, cols, depth, 1.0f,
-                                        a, s.a_transposed ? rows : depth, b, s.b_transposed ? depth : cols, k == 0 ? 0.0f : 1.0f, sum, cols), "sgemm");
+                matmul_check(dnnl_sgemm(s.a_transposed ? 'T' : 'N', s.b_transposed ? 'T' : 'N', rows, cols, depth,
+                                        1.0f, a, s.a_transposed ? rows : depth, b, s.b_transposed ? depth : cols,
+                                        k == 0 ? 0.0f : 1.0f, sum, cols), "sgemm");
             }
             narrow_piece(p, sum, m, n, rows, cols);
         }
@@ -283,12 +292,12 @@ static const char* matmul_method(void) {
 
 // ---- the layers ----
 // Rows are taken this many at a time, so that what follows a product finds its result in the cache.
-static inline int matmul_rows(int threads) { return 128 * (threads > 2 ? threads : 2); }
+static inline int matmul_rows(int threads) { return 256 * threads; }
 
-// Scratch: the three pieces of product_by_copies; in 16 bits also (rows, 4C) sums that are to be multiplied by gelu'.
+// Scratch in 16 bits: the three pieces of product_by_copies, and (rows, 4C) sums that are to be multiplied by gelu'.
 static inline size_t matmul_copies_floats(void) { return 3 * (size_t)MATMUL_COPY * MATMUL_COPY; }
-static inline size_t matmul_scratch_floats(int threads, int C) {
-    return NEEDS_MASTER ? matmul_copies_floats() + (size_t)matmul_rows(threads) * 4 * (size_t)C : 0;
+static inline size_t matmul_scratch_floats(int threads, int N, int C) {
+    return NEEDS_MASTER ? matmul_copies_floats() + (size_t)int_min(matmul_rows(threads), N) * 4 * (size_t)C : 0;
 }
 
 // out (N,OC) = inp (N,C) w^T (OC,C) + bias: the whole units of rows, which a primitive may do, and the rest
@@ -304,7 +313,9 @@ static void linear_rows(floatX* out, const floatX* inp, const floatX* w, const f
 
 void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
     int step = matmul_rows(cpu_layers.threads);
-    for (int i = 0; i < N; i += step) linear_rows(out + (size_t)i * OC, inp + (size_t)i * C, w, bias, int_min(step, N - i), C, OC);
+    for (int i = 0; i < N; i += step) {
+        linear_rows(out + (size_t)i * OC, inp + (size_t)i * C, w, bias, int_min(step, N - i), C, OC);
+    }
 }
 
 void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
@@ -322,7 +333,8 @@ void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floa
 void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
     int step = matmul_rows(cpu_layers.threads);
     for (int i = 0; i < N; i += step) {
-        Product p = { { 0, 0, int_min(step, N - i), C, OC, 0, 0, FLOATX_DTYPE }, dinp + (size_t)i * C, dout + (size_t)i * OC, w, NULL };
+        ProductShape shape = { 0, 0, int_min(step, N - i), C, OC, 0, 0, FLOATX_DTYPE };
+        Product p = { shape, dinp + (size_t)i * C, dout + (size_t)i * OC, w, NULL };
         product(p);
     }
 }
@@ -368,6 +380,8 @@ void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const
     product(p);
     if (dbias == NULL) return;
     #pragma omp parallel for schedule(static)
-    for (int begin = 0; begin < OC; begin += BIAS_STRIP) bias_backward_strip(dbias, dout, begin, int_min(begin + BIAS_STRIP, OC), N, OC, mode);
+    for (int begin = 0; begin < OC; begin += BIAS_STRIP) {
+        bias_backward_strip(dbias, dout, begin, int_min(begin + BIAS_STRIP, OC), N, OC, mode);
+    }
 }
 #endif
