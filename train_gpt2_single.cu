@@ -564,7 +564,7 @@ static StepLog step_log(GPT2* g, const Run* run, const StepStats* s, long long s
     memset(&l, 0, sizeof l);
     l.step = step + 1;
     l.loss = s->loss / (double)run->tokens_per_step;
-    l.grad_norm = s->grad_norm;
+    l.grad_norm = fabs(s->grad_norm); // a NaN has a sign, too
     l.param_norm = sqrt(s->param_square);
     l.lr = learning_rate(&run->o, step);
     l.loss_scale = run->scaler.scale;

@@ -60,7 +60,7 @@ static inline void loss_scaler_update(LossScaler* s, bool finite) {
 // fp16 expects some, and lowers its loss scale until they are gone.
 static inline void require_progress(const LossScaler* s, const Options* o, long long step, double loss) {
     require(s->bad_in_a_row < o->max_bad_steps,
-            "NaN or Inf in the gradients of %lld steps in a row, up to step %lld (loss %g): a lower --lr, more --warmup-steps or"
-            " --grad-clip may help; the weights are those of step %lld", o->max_bad_steps, step, loss, step - o->max_bad_steps);
+            "NaN or Inf in the gradients of %lld steps in a row, up to step %lld (loss %g): a lower --lr (or in fp16 --loss-scale),"
+            " more --warmup-steps or --grad-clip may help; the weights are those of step %lld", o->max_bad_steps, step, loss, step - o->max_bad_steps);
 }
 #endif
