@@ -1,4 +1,9 @@
-/* cpu/adamw.h - AdamW over flat memory: elementwise, and bound by memory alone. Included by cpu/layers.h. */
+/*
+cpu/adamw.h - AdamW over flat memory: elementwise, and bound by memory alone. Included by cpu/layers.h.
+
+That needs -fno-math-errno: else each sqrtf must be ready to set errno, nothing becomes vector code, and it takes six times
+as long.
+*/
 #ifndef LLMC_CPU_ADAMW_H
 #define LLMC_CPU_ADAMW_H
 
