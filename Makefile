@@ -26,10 +26,11 @@ endif
 
 # --- compiler and libraries ---
 WARNINGS := -Wall -Wextra -Werror
-# No -ffast-math: sums would depend on the compiler's mood. No contraction: code that wants fma says so.
+# No -ffast-math: sums would depend on the compiler's mood. No contraction: code that wants fma says so. No errno from
+# sqrtf, which nobody reads and which would keep AdamW from being vector code.
 OPTIMISE := $(if $(DEBUG),-O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer,-O3)
 PRECISION_FLAG := -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z)
-CFLAGS_ALL = -std=c11 $(OPTIMISE) -march=native -ffp-contract=off -fopenmp $(PRECISION_FLAG) $(WARNINGS) -MMD -MP $(CFLAGS)
+CFLAGS_ALL = -std=c11 $(OPTIMISE) -march=native -ffp-contract=off -fno-math-errno -fopenmp $(PRECISION_FLAG) $(WARNINGS) -MMD -MP $(CFLAGS)
 LIBRARIES := -ldnnl -ljansson -lpcre2-8 -lpthread -lm
 
 STAGES := $(patsubst %.cu,%,$(wildcard train_gpt2_*.cu))
@@ -78,6 +79,10 @@ bench: build/train_gpt2_single
 $(C_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) -lcmocka $(LIBRARIES)
+# Layers one by one, within a whole step: build/bench_layers [B T [steps]].
+$(BUILD)/bench_layers: dev/cpu/bench_layers.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
 $(BUILD)/test/compare_run: test/compare_run.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
@@ -99,7 +104,7 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/test/compare_run
 PRECISION_TESTS := train_gpt2_single test/test_layers test/test_reference_layers
 test: data/train.bin
-	$(MAKE) --no-print-directory test-build build/tsan/test/test_dataloader $(if $(shell command -v clang),$(FUZZERS:%=build/fuzz/%))
+	$(MAKE) --no-print-directory test-build build/tsan/test/test_dataloader build/bench_layers $(if $(shell command -v clang),$(FUZZERS:%=build/fuzz/%))
 	$(MAKE) --no-print-directory DEBUG=1 test-build
 	$(MAKE) --no-print-directory PRECISION=bf16 $(PRECISION_TESTS:%=build/bf16/%)
 	$(MAKE) --no-print-directory PRECISION=fp16 $(PRECISION_TESTS:%=build/fp16/%)

@@ -527,7 +527,6 @@ static void print_sample(GPT2* g, Run* run, long long step) {
         convert_dtype(run->logits, DTYPE_F32, run->row, FLOATX_DTYPE, (size_t)c.V);
         float u = random_uniform((uint64_t)o->seed, STREAM_SAMPLER + (uint64_t)step, n);
         tokens[n] = sample_token(run->logits, run->tokenizer.vocab_size, o->temperature, o->top_k, u);
-        if (tokens[n] == run->tokenizer.eot) break; // the text has come to its end
         size_t length;
         const char* bytes = tokenizer_decode(&run->tokenizer, tokens[n], &length);
         print_token(&printer, bytes, length);

@@ -1,7 +1,7 @@
 /*
 bench_layers.c - how fast each layer is inside a whole training step of GPT-2 124M, and against what this machine can do.
 
-    build/dev/bench_layers [B T [steps]]      (4 64 if not given)
+    build/bench_layers [B T [steps]]      (4 64 if not given)
 
 It runs whole steps as a stage file would, with every block's own weights and activations, so that no layer finds in the
 cache what it would not find there in training. Each layer's time is its least over the steps. Products and attention (whose

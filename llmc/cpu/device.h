@@ -1,6 +1,5 @@
 /* cpu/device.h - device.h for the CPU. Included by it, never on its own. */
 #include <omp.h>
-#include <sched.h>
 #include <sys/mman.h>
 
 // Every live allocation, so that its bytes can be given back to their kind. (The one global state of device.h.)
@@ -61,8 +60,7 @@ size_t device_allocations(void) { return cpu_device.allocations; }
 // The cores this process may use, shared fairly by the ranks on this machine, unless OMP_NUM_THREADS says otherwise.
 void device_init(int local_rank, int ranks_per_machine) {
     (void)local_rank;
-    cpu_set_t allowed;
-    int cores = sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    int cores = omp_get_num_procs();
     if (getenv("OMP_NUM_THREADS") == NULL) omp_set_num_threads(cores / ranks_per_machine > 1 ? cores / ranks_per_machine : 1);
     int threads = omp_get_max_threads();
     snprintf(cpu_device.name, sizeof cpu_device.name, "CPU, %d thread%s", threads, threads == 1 ? "" : "s");
