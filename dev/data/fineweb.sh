@@ -18,4 +18,5 @@ while [ "$shard" -le "$shards" ]; do
     shard=$((shard + 1))
 done
 echo "now, with GPT-2's vocabulary from dev/data/gpt2.sh:"
-echo "./train_gpt2_single --model gpt2 --data '$out/edu_fineweb_train_*.bin' --val-data $out/edu_fineweb_val_000000.bin --tokenizer data/gpt2"
+echo "./train_gpt2_single --model gpt2 --data '$out/edu_fineweb_train_*.bin' --val-data $out/edu_fineweb_val_000000.bin --tokenizer data/gpt2 \\"
+echo "    --seq-len 1024 --batch-size 4 --total-batch-size 524288 --lr 6e-4 --warmup-steps 700 --steps 18865"

@@ -1,0 +1,67 @@
+/* cuda/adamw.cuh - AdamW over flat memory: elementwise, and bound by memory alone. Included by cuda/layers.cuh. */
+#ifndef LLMC_CUDA_ADAMW_CUH
+#define LLMC_CUDA_ADAMW_CUH
+#include "common.cuh"
+
+// What every element needs, worked out once in double, in the form in which PyTorch's AdamW rounds it.
+typedef struct { float beta1_rest, beta2, beta2_rest, step_size, root_correction, eps, decay; } AdamWFactors;
+
+static inline AdamWFactors adamw_factors(AdamW a) {
+    AdamWFactors f;
+    f.beta1_rest = (float)(1.0 - (double)a.beta1);
+    f.beta2 = a.beta2;
+    f.beta2_rest = (float)(1.0 - (double)a.beta2);
+    f.step_size = (float)((double)a.lr / (1.0 - pow((double)a.beta1, a.t)));
+    f.root_correction = (float)sqrt(1.0 - pow((double)a.beta2, a.t));
+    f.eps = a.eps;
+    f.decay = (float)(1.0 - (double)a.lr * (double)a.weight_decay);
+    return f;
+}
+
+// W neighbours, the first of them element i:
+// m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, p = p decay - lr/(1-b1^t) m / (sqrt(v) / sqrt(1-b2^t) + eps)
+// Each fused multiply-add is written out, so that every way of cutting an array into pieces gives the same bits.
+template <int W>
+__device__ inline void adamw_piece(AdamWFactors f, float scale, floatX* params, float* master, float* m, float* v, const floatX* grads,
+                                   size_t i, size_t no_decay) {
+    Floats<W> g = load<W>(grads + i), mi = load<W>(m + i), vi = load<W>(v + i), p;
+    if (NEEDS_MASTER) p = load<W>(master + i);
+    else p = load<W>(params + i);
+    #pragma unroll
+    for (int k = 0; k < W; k++) {
+        float gradient = g.x[k] * scale, decay = i + k < no_decay ? 1.0f : f.decay;
+        mi.x[k] = fmaf(f.beta1_rest, gradient - mi.x[k], mi.x[k]);
+        vi.x[k] = fmaf(f.beta2_rest * gradient, gradient, vi.x[k] * f.beta2);
+        float denominator = sqrtf(vi.x[k]) / f.root_correction + f.eps;
+        p.x[k] = fmaf(p.x[k], decay, -(f.step_size * mi.x[k] / denominator));
+    }
+    store(m + i, mi);
+    store(v + i, vi);
+    if (NEEDS_MASTER) store(master + i, p);
+    store(params + i, p);
+}
+
+// One piece of W elements per thread, and the thread after the last whole piece does the rest.
+// Moves 28 n bytes, with master weights: reads and writes m, v, master, reads g, writes p (fp32 without them: the same 28).
+template <int W>
+__global__ void adamw_kernel(AdamWFactors f, floatX* params, float* master, float* m, float* v, const floatX* grads,
+                             const float* grad_scale, size_t n, size_t no_decay) {
+    float scale = *grad_scale;
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
+    if (scale == 0) return;
+    if (i + W <= n) adamw_piece<W>(f, scale, params, master, m, v, grads, i, no_decay);
+    else for (; i < n; i++) adamw_piece<1>(f, scale, params, master, m, v, grads, i, no_decay);
+}
+
+void adamw_update(AdamW a, floatX* params, float* master, float* m, float* v, const floatX* grads, const float* grad_scale,
+                  size_t n, size_t no_decay) {
+    const unsigned threads = 256;
+    AdamWFactors f = adamw_factors(a);
+    if (n == 0) return;
+    if (rows_are_vectors(VEC, params, grads) && rows_are_vectors(VEC, master, m, v))
+        adamw_kernel<VEC><<<(unsigned)ceil_div(n, threads * VEC), threads, 0, compute_stream>>>(f, params, master, m, v, grads, grad_scale, n, no_decay);
+    else
+        adamw_kernel<1><<<(unsigned)ceil_div(n, threads), threads, 0, compute_stream>>>(f, params, master, m, v, grads, grad_scale, n, no_decay);
+    check_launch("adamw_update");
+}
+#endif

@@ -1,0 +1,111 @@
+/*
+cuda/bias_gelu.cuh - what follows a matrix product where its own epilogue cannot do it: bias, GELU, their gradients.
+Included by cuda/layers.cuh; called by cuda/matmul.cuh.
+*/
+#ifndef LLMC_CUDA_BIAS_GELU_CUH
+#define LLMC_CUDA_BIAS_GELU_CUH
+#include "common.cuh"
+constexpr float GELU_SCALE = 0.7978845608028654f; // sqrt(2/pi)
+constexpr float GELU_CUBIC = 0.044715f;
+
+// gelu(x) = x/2 (1 + tanh u), u = GELU_SCALE (x + GELU_CUBIC x^3); and since (1 + tanh u)/2 = 1/(1 + e^-2u) = sigmoid(2u),
+// gelu(x) = x sigmoid(2u), which loses no digits where tanh u is close to -1.
+__device__ inline float gelu(float x) {
+    float u = GELU_SCALE * x * fmaf(GELU_CUBIC * x, x, 1.0f);
+    return x / (1.0f + fast_exp(-2.0f * u));
+}
+// gelu'(x) = s + x s (1 - s) 2 du/dx, with s = sigmoid(2u) and du/dx = GELU_SCALE (1 + 3 GELU_CUBIC x^2).
+// With e = e^-|2u| in [0, 1], s is 1/(1 + e) or e/(1 + e) and s (1 - s) = e/(1 + e)^2: nothing cancels or overflows.
+__device__ inline float gelu_derivative(float x) {
+    float u = GELU_SCALE * x * fmaf(GELU_CUBIC * x, x, 1.0f);
+    float du = GELU_SCALE * fmaf(3.0f * GELU_CUBIC * x, x, 1.0f);
+    float e = fast_exp(-2.0f * fabsf(u)), larger = 1.0f / (1.0f + e), smaller = e * larger;
+    return fmaf(x * larger * smaller, 2.0f * du, x < 0 ? smaller : larger);
+}
+
+// out (N,OC) += bias (OC); act (N,OC) = gelu(out), act NULL: not wanted. One block per row, W columns per thread.
+// Reads and writes a row, writes another for act: 4 or 6 N OC bytes in 16 bits.
+template <int W>
+__global__ void bias_gelu_forward_kernel(floatX* act, floatX* out, const floatX* bias, int OC) {
+    size_t row = (size_t)blockIdx.x * OC;
+    for (int c = threadIdx.x * W; c < OC; c += blockDim.x * W) {
+        Floats<W> x = load<W>(out + row + c), b = load<W>(bias + c);
+        #pragma unroll
+        for (int k = 0; k < W; k++) x.x[k] += b.x[k];
+        store(out + row + c, x);
+        if (act == NULL) continue;
+        #pragma unroll
+        for (int k = 0; k < W; k++) x.x[k] = gelu(widen(narrow<floatX>(x.x[k]))); // of what was stored: backward reads that
+        store(act + row + c, x);
+    }
+}
+static inline void bias_gelu_forward(floatX* act, floatX* out, const floatX* bias, int N, int OC) {
+    if (rows_are_vectors(OC, act, out, bias)) bias_gelu_forward_kernel<VEC><<<N, row_threads(OC / VEC, 256), 0, compute_stream>>>(act, out, bias, OC);
+    else bias_gelu_forward_kernel<1><<<N, row_threads(OC, 256), 0, compute_stream>>>(act, out, bias, OC);
+    check_launch("bias and gelu");
+}
+
+// dinp (N,C) *= gelu'(pre), pre (N,C): dinp was dout w, the gradient of gelu(pre). One block per row, W columns per thread.
+// Reads 2 rows, writes 1: 6 N C bytes in 16 bits.
+template <int W>
+__global__ void gelu_backward_kernel(floatX* dinp, const floatX* pre, int C) {
+    size_t row = (size_t)blockIdx.x * C;
+    for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) {
+        Floats<W> d = load<W>(dinp + row + c), x = load<W>(pre + row + c);
+        #pragma unroll
+        for (int k = 0; k < W; k++) d.x[k] *= gelu_derivative(x.x[k]);
+        store(dinp + row + c, d);
+    }
+}
+static inline void gelu_backward(floatX* dinp, const floatX* pre, int N, int C) {
+    if (rows_are_vectors(C, dinp, pre)) gelu_backward_kernel<VEC><<<N, row_threads(C / VEC, 256), 0, compute_stream>>>(dinp, pre, C);
+    else gelu_backward_kernel<1><<<N, row_threads(C, 256), 0, compute_stream>>>(dinp, pre, C);
+    check_launch("gelu backward");
+}
+
+// ---- the bias's gradient: column sums ----
+constexpr int BIAS_WARPS = 8;
+constexpr int BIAS_CHUNKS = 128;    // rows are cut into at most this many chunks,
+constexpr int BIAS_CHUNK_ROWS = 64; // of at least this many rows
+
+static inline int bias_chunk_rows(int N) { return (int)size_max(BIAS_CHUNK_ROWS, ceil_div(N, BIAS_CHUNKS)); }
+// no linear layer has more than 4C outputs
+static inline size_t bias_workspace_bytes(LayerShapes s) {
+    size_t N = (size_t)s.B * (size_t)s.T;
+    return ceil_div(N, bias_chunk_rows((int)N)) * 4 * (size_t)s.C * sizeof(float);
+}
+
+// partial (chunks, OC) = sums of dout (N,OC) over each chunk's rows. Block (32,8) for 32 W columns of one chunk: each
+// warp takes every 8th row, lanes take W columns each, then the first warp adds up the warps. Reads 2 N OC bytes in 16 bits.
+template <int W>
+__global__ void bias_backward_kernel(float* partial, const floatX* dout, int N, int OC, int chunk_rows) {
+    __shared__ float sums[BIAS_WARPS][WARP * W];
+    int lane = threadIdx.x, c = (blockIdx.x * WARP + lane) * W, begin = blockIdx.y * chunk_rows, end = min(begin + chunk_rows, N);
+    Floats<W> sum = {};
+    for (int i = begin + threadIdx.y; i < end && c < OC; i += BIAS_WARPS) {
+        Floats<W> d = load<W>(dout + (size_t)i * OC + c);
+        #pragma unroll
+        for (int k = 0; k < W; k++) sum.x[k] += d.x[k];
+    }
+    for (int k = 0; k < W; k++) sums[threadIdx.y][k * WARP + lane] = sum.x[k]; // neighbouring lanes in neighbouring banks
+    __syncthreads();
+    if (threadIdx.y != 0 || c >= OC) return;
+    #pragma unroll
+    for (int k = 0; k < W; k++) {
+        for (int y = 1; y < BIAS_WARPS; y++) sum.x[k] += sums[y][k * WARP + lane];
+        partial[(size_t)blockIdx.y * OC + c + k] = sum.x[k];
+    }
+}
+// forward: out = ... + bias, so dbias (OC) set or += column sums of dout (N,OC)
+static inline void bias_backward(floatX* dbias, const floatX* dout, int N, int OC, GradMode mode) {
+    float* partial = (float*)cuda_layers.workspace;
+    int rows = bias_chunk_rows(N), chunks = (int)ceil_div(N, rows);
+    dim3 block(WARP, BIAS_WARPS);
+    if (rows_are_vectors(OC, dout))
+        bias_backward_kernel<VEC><<<dim3((unsigned)ceil_div(OC, WARP * VEC), chunks), block, 0, compute_stream>>>(partial, dout, N, OC, rows);
+    else
+        bias_backward_kernel<1><<<dim3((unsigned)ceil_div(OC, WARP), chunks), block, 0, compute_stream>>>(partial, dout, N, OC, rows);
+    check_launch("a bias's gradient");
+    add_up_chunks(dbias, partial, chunks, OC, mode, "a bias's gradient");
+}
+#endif

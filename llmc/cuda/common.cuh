@@ -1,0 +1,147 @@
+/*
+cuda/common.cuh - what the kernels share: floatX on the device, 16-byte access, sums in a fixed order, launches.
+
+How every kernel of this folder is built:
+- Memory is read and written in pieces of 16 bytes (VEC elements of floatX). A kernel is a template over W, the elements
+  that a thread takes at a time: W = VEC where addresses and row lengths allow it, W = 1 everywhere else.
+- Arithmetic is fp32, and what is stored in floatX is rounded once.
+- Sums are formed in an order that depends on shapes alone, never by floating-point atomics: equal bits from run to run.
+- A function of layers.h launches kernels on compute_stream and returns; nothing here waits for the GPU.
+*/
+#ifndef LLMC_CUDA_COMMON_CUH
+#define LLMC_CUDA_COMMON_CUH
+#include "../layers.h"
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+// ---- the global state of these files ----
+typedef struct {
+    LayerShapes shapes; // the largest that may be seen
+    void* workspace;    // owned by layers_init; scratch of one layer call, which the next one on the stream overwrites
+    int shared_bytes;   // the most shared memory that a block of this GPU can be given
+} CudaLayers;
+static CudaLayers cuda_layers;
+static cudaStream_t compute_stream; // orders every layer call and copy; made by device_init
+
+// ---- errors ----
+static inline void cuda_check(cudaError_t error, const char* what) {
+    require(error == cudaSuccess, "%s: the GPU reports \"%s\"", what, cudaGetErrorString(error));
+}
+// Follows each launch. A kernel's own faults show only when it runs, so a build with DEBUG waits for it here.
+static inline void check_launch(const char* layer) {
+    cuda_check(cudaGetLastError(), layer);
+#ifdef DEBUG
+    cuda_check(cudaStreamSynchronize(compute_stream), layer);
+#endif
+}
+// More shared memory than the 48 KB that every kernel may have must be asked for.
+template <typename Kernel> static inline void allow_shared_memory(Kernel* kernel, size_t bytes, const char* layer) {
+    if (bytes > 48 << 10) cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), layer);
+}
+
+// ---- floatX on the device ----
+constexpr int WARP = 32;
+constexpr int VEC = 16 / sizeof(floatX); // elements in 16 bytes
+
+__device__ inline float widen(float x) { return x; }
+template <typename T> __device__ inline T narrow(float x);
+template <> __device__ inline float narrow<float>(float x) { return x; }
+#if defined(PRECISION_BF16)
+__device__ inline float widen(floatX x) { return __bfloat162float(__ushort_as_bfloat16(x.bits)); }
+template <> __device__ inline floatX narrow<floatX>(float x) { return { __bfloat16_as_ushort(__float2bfloat16_rn(x)) }; }
+#elif defined(PRECISION_FP16)
+__device__ inline float widen(floatX x) { return __half2float(__ushort_as_half(x.bits)); }
+template <> __device__ inline floatX narrow<floatX>(float x) { return { __half_as_ushort(__float2half_rn(x)) }; }
+#endif
+
+// W neighbours of an array of floats or floatX, in fp32
+template <int W> struct Floats { float x[W]; };
+
+template <int W, typename T> __device__ inline Floats<W> load(const T* p) {
+    alignas(16) T element[W];
+    if constexpr (W * sizeof(T) % 16 == 0) {
+        #pragma unroll
+        for (int i = 0; i < (int)(W * sizeof(T) / 16); i++) ((int4*)element)[i] = ((const int4*)p)[i];
+    } else {
+        #pragma unroll
+        for (int k = 0; k < W; k++) element[k] = p[k];
+    }
+    Floats<W> f;
+    #pragma unroll
+    for (int k = 0; k < W; k++) f.x[k] = widen(element[k]);
+    return f;
+}
+template <int W, typename T> __device__ inline void store(T* p, Floats<W> f) {
+    alignas(16) T element[W];
+    #pragma unroll
+    for (int k = 0; k < W; k++) element[k] = narrow<T>(f.x[k]);
+    if constexpr (W * sizeof(T) % 16 == 0) {
+        #pragma unroll
+        for (int i = 0; i < (int)(W * sizeof(T) / 16); i++) ((int4*)p)[i] = ((const int4*)element)[i];
+    } else {
+        #pragma unroll
+        for (int k = 0; k < W; k++) p[k] = element[k];
+    }
+}
+// Whether rows of `cols` elements of these arrays are whole pieces of 16 bytes. (NULL is no obstacle.)
+template <typename... T> static inline bool rows_are_vectors(size_t cols, const T*... arrays) {
+    return cols % VEC == 0 && (((uintptr_t)arrays % 16 == 0) && ...);
+}
+
+// e^x where many are needed: floatX of 16 bits does not see the few ulp that the GPU's own instruction is off.
+__device__ inline float fast_exp(float x) { return NEEDS_MASTER ? __expf(x) : expf(x); }
+
+// ---- sums over threads, in a fixed order: every thread gets the same bits ----
+template <typename T> __device__ inline T warp_sum(T x) {
+    #pragma unroll
+    for (int lanes = WARP / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);
+    return x;
+}
+__device__ inline float warp_max(float x) {
+    #pragma unroll
+    for (int lanes = WARP / 2; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lanes));
+    return x;
+}
+// Over a block of whole warps, at most 32. `of_warps` (32) is shared memory.
+template <typename T> __device__ inline T block_sum(T x, T* of_warps) {
+    x = warp_sum(x);
+    __syncthreads(); // an earlier use of of_warps has been read
+    if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = of_warps[0];
+    for (int w = 1; w < (int)(blockDim.x / WARP); w++) x += of_warps[w];
+    return x;
+}
+__device__ inline float block_max(float x, float* of_warps) {
+    x = warp_max(x);
+    __syncthreads(); // as above
+    if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = of_warps[0];
+    for (int w = 1; w < (int)(blockDim.x / WARP); w++) x = fmaxf(x, of_warps[w]);
+    return x;
+}
+
+// ---- column sums: the second half of every parameter gradient that is a sum over rows ----
+// dst (cols) set or += column sums of partial (chunks, cols). One block of 32x32 threads per 32 columns: each row of
+// threads adds up every 32nd chunk, then the first row adds up the rows. Moves 4 chunks cols bytes.
+__global__ void add_up_chunks_kernel(floatX* dst, const float* partial, int chunks, int cols, GradMode mode) {
+    __shared__ float sums[WARP][WARP];
+    int c = blockIdx.x * WARP + threadIdx.x;
+    float sum = 0;
+    for (int k = threadIdx.y; k < chunks && c < cols; k += WARP) sum += partial[(size_t)k * cols + c];
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y != 0 || c >= cols) return;
+    for (int y = 1; y < WARP; y++) sum += sums[y][threadIdx.x];
+    dst[c] = narrow<floatX>(mode == GRAD_ADD ? widen(dst[c]) + sum : sum);
+}
+static inline void add_up_chunks(floatX* dst, const float* partial, int chunks, int cols, GradMode mode, const char* layer) {
+    add_up_chunks_kernel<<<(unsigned)ceil_div((size_t)cols, WARP), dim3(WARP, WARP), 0, compute_stream>>>(dst, partial, chunks, cols, mode);
+    check_launch(layer);
+}
+
+// Threads of a block that shares one row of `pieces`: whole warps, at most `most`.
+static inline unsigned row_threads(size_t pieces, unsigned most) { return (unsigned)size_min(round_up(size_max(pieces, 1), WARP), most); }
+#endif

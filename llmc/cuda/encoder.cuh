@@ -1,0 +1,164 @@
+/*
+cuda/encoder.cuh - token and position embeddings. Included by cuda/layers.cuh.
+
+Backward has to add up, for each token, the rows of dout where it occurs. The positions are first grouped by token with a
+counting sort on the device; since the order inside a group must not depend on which thread came first, each position's
+place in its group is the number of smaller positions there.
+*/
+#ifndef LLMC_CUDA_ENCODER_CUH
+#define LLMC_CUDA_ENCODER_CUH
+#include "common.cuh"
+
+// One block per row, one piece of W channels per thread. Reads 2 rows, writes 1: 6 N C bytes in 16 bits.
+template <int W>
+__global__ void encoder_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int T, int C) {
+    size_t i = blockIdx.x;
+    const floatX *e = wte + (size_t)tokens[i] * C, *p = wpe + i % T * C;
+    for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) {
+        Floats<W> sum = load<W>(e + c), position = load<W>(p + c);
+        #pragma unroll
+        for (int k = 0; k < W; k++) sum.x[k] += position.x[k];
+        store(out + i * C + c, sum);
+    }
+}
+
+void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C) {
+    unsigned rows = (unsigned)(B * T);
+    if (rows_are_vectors(C, out, wte, wpe))
+        encoder_forward_kernel<VEC><<<rows, row_threads(C / VEC, 256), 0, compute_stream>>>(out, tokens, wte, wpe, T, C);
+    else
+        encoder_forward_kernel<1><<<rows, row_threads(C, 256), 0, compute_stream>>>(out, tokens, wte, wpe, T, C);
+    check_launch("encoder_forward");
+}
+
+// ---- positions grouped by token ----
+typedef struct {
+    int* begin;    // (Vp+1) where each token's group begins in `sorted`
+    int* count;    // (Vp) positions with this token
+    int* taken;    // (Vp) how many of them have a slot already
+    int* unsorted; // (N) positions grouped by token, in any order
+    int* sorted;   // (N) the same, ascending within each group
+} TokenGroups;
+
+static inline size_t encoder_workspace_bytes(LayerShapes s) {
+    return (3 * (size_t)s.Vp + 1 + 2 * (size_t)s.B * (size_t)s.T) * sizeof(int);
+}
+static inline TokenGroups token_groups(int N) {
+    int Vp = cuda_layers.shapes.Vp, *memory = (int*)cuda_layers.workspace;
+    TokenGroups g = { memory + 2 * (size_t)Vp, memory, memory + Vp, memory + 3 * (size_t)Vp + 1, memory + 3 * (size_t)Vp + 1 + N };
+    return g;
+}
+
+// One thread per position. (Integers may be added up in any order.)
+__global__ void token_count_kernel(TokenGroups g, const int* tokens, int N) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < N) atomicAdd(&g.count[tokens[i]], 1);
+}
+
+// begin = exclusive prefix sums of count (Vp). A single block: each thread has a slice of the vocabulary, and the slices'
+// sums are added up by doubling distances.
+constexpr int SCAN_THREADS = 1024;
+__global__ void token_begin_kernel(TokenGroups g, int Vp) {
+    __shared__ int sums[SCAN_THREADS];
+    int slice = (Vp + SCAN_THREADS - 1) / SCAN_THREADS, first = threadIdx.x * slice, last = min(first + slice, Vp), sum = 0;
+    for (int v = first; v < last; v++) sum += g.count[v];
+    sums[threadIdx.x] = sum;
+    for (int distance = 1; distance < SCAN_THREADS; distance *= 2) {
+        __syncthreads();
+        int before = (int)threadIdx.x >= distance ? sums[threadIdx.x - distance] : 0;
+        __syncthreads(); // all have read what the next line changes
+        sums[threadIdx.x] += before;
+    }
+    int at = sums[threadIdx.x] - sum;
+    for (int v = first; v < last; v++) {
+        g.begin[v] = at;
+        at += g.count[v];
+    }
+    if (threadIdx.x == SCAN_THREADS - 1) g.begin[Vp] = sums[threadIdx.x];
+}
+
+// One thread per position: which slot of its group it gets is a matter of chance.
+__global__ void token_place_kernel(TokenGroups g, const int* tokens, int N) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < N) g.unsorted[g.begin[tokens[i]] + atomicAdd(&g.taken[tokens[i]], 1)] = i;
+}
+// One thread per slot. The work is the sum of the groups' squared sizes: nothing for text, about a millisecond if 64
+// thousand positions all hold the same token.
+__global__ void token_sort_kernel(TokenGroups g, const int* tokens, int N) {
+    int slot = blockIdx.x * blockDim.x + threadIdx.x;
+    if (slot >= N) return;
+    int i = g.unsorted[slot], begin = g.begin[tokens[i]], end = g.begin[tokens[i] + 1], smaller = 0;
+    for (int other = begin; other < end; other++) smaller += g.unsorted[other] < i;
+    g.sorted[begin + smaller] = i;
+}
+
+// dwte[v] += sum of dout over the group of v. Block (32,8) for one token and 32 W channels: each of the 8 warps takes
+// every 8th position of the group, lanes take W channels each, then the first warp adds up the warps.
+// Reads 2 N C bytes in 16 bits, and reads and writes the rows of the tokens that occur.
+constexpr int ENCODER_WARPS = 8;
+template <int W>
+__global__ void token_sum_kernel(floatX* dwte, const floatX* dout, TokenGroups g, int C) {
+    __shared__ float sums[ENCODER_WARPS][WARP * W];
+    int v = blockIdx.x, begin = g.begin[v], end = g.begin[v + 1], lane = threadIdx.x, c = (blockIdx.y * WARP + lane) * W;
+    if (begin == end) return;
+    Floats<W> sum = {};
+    for (int i = begin + threadIdx.y; i < end && c < C; i += ENCODER_WARPS) {
+        Floats<W> d = load<W>(dout + (size_t)g.sorted[i] * C + c);
+        #pragma unroll
+        for (int k = 0; k < W; k++) sum.x[k] += d.x[k];
+    }
+    for (int k = 0; k < W; k++) sums[threadIdx.y][k * WARP + lane] = sum.x[k]; // neighbouring lanes in neighbouring banks
+    __syncthreads();
+    if (threadIdx.y != 0 || c >= C) return;
+    Floats<W> total = load<W>(dwte + (size_t)v * C + c);
+    #pragma unroll
+    for (int k = 0; k < W; k++) {
+        for (int y = 1; y < ENCODER_WARPS; y++) sum.x[k] += sums[y][k * WARP + lane];
+        total.x[k] += sum.x[k];
+    }
+    store(dwte + (size_t)v * C + c, total);
+}
+
+// dwpe[t] set or += sum of dout[b,t] over b, in order. One block per t, W channels per thread. Reads 2 N C bytes in 16 bits.
+template <int W>
+__global__ void position_sum_kernel(floatX* dwpe, const floatX* dout, int B, int T, int C, GradMode mode) {
+    size_t t = blockIdx.x;
+    for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) {
+        Floats<W> sum = {};
+        for (int b = 0; b < B; b++) {
+            Floats<W> d = load<W>(dout + ((size_t)b * T + t) * C + c);
+            #pragma unroll
+            for (int k = 0; k < W; k++) sum.x[k] += d.x[k];
+        }
+        if (mode == GRAD_ADD) {
+            Floats<W> before = load<W>(dwpe + t * C + c);
+            #pragma unroll
+            for (int k = 0; k < W; k++) sum.x[k] += before.x[k];
+        }
+        store(dwpe + t * C + c, sum);
+    }
+}
+
+template <int W> static inline void encoder_sums(floatX* dwte, floatX* dwpe, const floatX* dout, TokenGroups g, int B, int T, int C, GradMode mode) {
+    dim3 tokens((unsigned)cuda_layers.shapes.Vp, (unsigned)ceil_div(C, WARP * W));
+    token_sum_kernel<W><<<tokens, dim3(WARP, ENCODER_WARPS), 0, compute_stream>>>(dwte, dout, g, C);
+    check_launch("encoder_backward, tokens");
+    position_sum_kernel<W><<<T, row_threads(C / W, 256), 0, compute_stream>>>(dwpe, dout, B, T, C, mode);
+    check_launch("encoder_backward, positions");
+}
+
+// forward: out[b,t] = wte[tokens[b,t]] + wpe[t]
+void encoder_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, GradMode mode) {
+    int N = B * T, Vp = cuda_layers.shapes.Vp;
+    unsigned blocks = (unsigned)ceil_div(N, 256);
+    TokenGroups g = token_groups(N);
+    cuda_check(cudaMemsetAsync(g.count, 0, 2 * (size_t)Vp * sizeof(int), compute_stream), "encoder_backward"); // and taken, its neighbour
+    token_count_kernel<<<blocks, 256, 0, compute_stream>>>(g, tokens, N);
+    token_begin_kernel<<<1, SCAN_THREADS, 0, compute_stream>>>(g, Vp);
+    token_place_kernel<<<blocks, 256, 0, compute_stream>>>(g, tokens, N);
+    token_sort_kernel<<<blocks, 256, 0, compute_stream>>>(g, tokens, N);
+    check_launch("encoder_backward, grouping");
+    if (rows_are_vectors(C, dwte, dwpe, dout)) encoder_sums<VEC>(dwte, dwpe, dout, g, B, T, C, mode);
+    else encoder_sums<1>(dwte, dwpe, dout, g, B, T, C, mode);
+}
+#endif

@@ -1,0 +1,86 @@
+/* cuda/stats.cuh - the numbers of a step: sums, norms, the clipping factor. Included by cuda/layers.cuh. */
+#ifndef LLMC_CUDA_STATS_CUH
+#define LLMC_CUDA_STATS_CUH
+#include "common.cuh"
+
+// Threads take pieces of 16 bytes by strides of the grid and sum them in double; a block's sum is one of at most
+// STATS_BLOCKS partial sums, which a second kernel adds up. Which thread takes which element depends on n alone, not on
+// where the array begins: without alignment the same pieces are read one element at a time.
+constexpr unsigned STATS_BLOCKS = 1024, STATS_THREADS = 256;
+
+static inline unsigned stats_blocks(size_t n) { return (unsigned)size_max(1, size_min(STATS_BLOCKS, ceil_div(n, STATS_THREADS * 4))); }
+static inline size_t stats_workspace_bytes(LayerShapes s) {
+    (void)s;
+    return STATS_BLOCKS * sizeof(double);
+}
+
+struct Identity { __device__ double operator()(double x) const { return x; } };
+struct Square { __device__ double operator()(double x) const { return x * x; } };
+
+// partial[block] = sum of f(x) over the block's elements of x (n). Reads x once.
+template <int W, typename T, typename F>
+__global__ void sum_kernel(double* partial, const T* x, size_t n, F f) {
+    constexpr int PIECE = 16 / sizeof(T);
+    __shared__ double of_warps[WARP];
+    double sum = 0;
+    for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * PIECE; i < n; i += (size_t)gridDim.x * blockDim.x * PIECE) {
+        if (W == PIECE && i + PIECE <= n) {
+            Floats<PIECE> piece = load<PIECE>(x + i);
+            #pragma unroll
+            for (int k = 0; k < PIECE; k++) sum += f(piece.x[k]);
+        } else {
+            for (size_t k = i; k < i + PIECE && k < n; k++) sum += f(widen(x[k]));
+        }
+    }
+    sum = block_sum(sum, of_warps);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+// *acc += the sum of partial (blocks), by one block
+__global__ void sum_partial_kernel(double* acc, const double* partial, unsigned blocks) {
+    __shared__ double of_warps[WARP];
+    double sum = 0;
+    for (unsigned i = threadIdx.x; i < blocks; i += blockDim.x) sum += partial[i];
+    sum = block_sum(sum, of_warps);
+    if (threadIdx.x == 0) *acc += sum;
+}
+
+template <typename T, typename F> static inline void add_sum_of(double* acc, const T* x, size_t n, F f, const char* layer) {
+    unsigned blocks = stats_blocks(n);
+    double* partial = (double*)cuda_layers.workspace;
+    if ((uintptr_t)x % 16 == 0) sum_kernel<16 / sizeof(T), T, F><<<blocks, STATS_THREADS, 0, compute_stream>>>(partial, x, n, f);
+    else sum_kernel<1, T, F><<<blocks, STATS_THREADS, 0, compute_stream>>>(partial, x, n, f);
+    sum_partial_kernel<<<1, STATS_THREADS, 0, compute_stream>>>(acc, partial, blocks);
+    check_launch(layer);
+}
+void add_sum(double* acc, const float* x, size_t n) { add_sum_of(acc, x, n, Identity(), "add_sum"); }
+void add_sum_squares(double* acc, const floatX* x, size_t n) { add_sum_of(acc, x, n, Square(), "add_sum_squares"); }
+
+// One thread: it is here so that the norm need not travel to the host and back.
+__global__ void clip_gradients_kernel(StepStats* stats, float max_norm, float loss_scale) {
+    double norm = sqrt(stats->grad_square) / (double)loss_scale;
+    double factor = max_norm > 0 ? fmin(1.0, (double)max_norm / (norm + 1e-6)) : 1.0;
+    stats->grad_norm = (float)norm;
+    stats->grad_scale = isfinite(norm) ? (float)(factor / (double)loss_scale) : 0.0f;
+}
+void clip_gradients(StepStats* stats, float max_norm, float loss_scale) {
+    clip_gradients_kernel<<<1, 1, 0, compute_stream>>>(stats, max_norm, loss_scale);
+    check_launch("clip_gradients");
+}
+
+// ---- casts ----
+// dst (n) = src (n), rounded if dst is narrower. One piece per thread, the thread after the last whole piece does the rest.
+template <int W, typename To, typename From>
+__global__ void cast_kernel(To* dst, const From* src, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
+    if (i + W <= n) store(dst + i, load<W>(src + i));
+    else for (; i < n; i++) dst[i] = narrow<To>(widen(src[i]));
+}
+template <typename To, typename From> static inline void cast(To* dst, const From* src, size_t n) {
+    const unsigned threads = 256;
+    if (n == 0) return;
+    if (rows_are_vectors(VEC, dst) && rows_are_vectors(VEC, src)) cast_kernel<VEC, To, From><<<(unsigned)ceil_div(n, threads * VEC), threads, 0, compute_stream>>>(dst, src, n);
+    else cast_kernel<1, To, From><<<(unsigned)ceil_div(n, threads), threads, 0, compute_stream>>>(dst, src, n);
+    check_launch("cast");
+}
+#endif

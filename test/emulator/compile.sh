@@ -1,0 +1,49 @@
+#!/bin/sh
+# compile.sh SOURCE.cu OUT [plain|asan|tsan] [g++ flags, objects, libraries...]
+# Compiles CUDA C++ for the emulator: kernels run on the CPU. Needs g++, perl and CUDA's headers; no nvcc, no GPU.
+#   plain   barriers, warp functions, alignment, undefined behaviour, endless loops are checked
+#   asan    also accesses out of bounds (AddressSanitizer), in global and in shared memory
+#   tsan    also races between threads (ThreadSanitizer)
+# OUT.o instead of a program's name: an object, to be linked by a later compile.sh or g++. CUDA_HOME says where CUDA's headers are.
+set -eu
+[ $# -ge 2 ] || { sed -n '2,8s/^# //p' "$0" >&2; exit 2; }
+source=$1 out=$2 build=${3:-plain}
+[ $# -ge 3 ] && shift 3 || shift 2
+here=$(dirname "$0")
+
+for cuda in "${CUDA_HOME:-}" /usr/local/cuda /usr/lib/cuda /usr; do
+    [ -n "$cuda" ] && [ -e "$cuda/include/cuda_runtime.h" ] && break
+done
+[ -e "$cuda/include/cuda_runtime.h" ] || { echo "compile.sh: no cuda_runtime.h: set CUDA_HOME to the folder above CUDA's include/" >&2; exit 1; }
+case $build in
+    plain) sanitize= define= ;;
+    asan) sanitize=-fsanitize=address define=-DEMULATOR_ASAN ;;
+    tsan) sanitize=-fsanitize=thread define=-DEMULATOR_TSAN ;;
+    *) echo "compile.sh: the build must be plain, asan or tsan, not '$build'" >&2; exit 2 ;;
+esac
+common="-std=c++17 -g -Wall -Wextra -Werror -ffp-contract=off -I$here/include -I$here -isystem $cuda/include"
+checks="$sanitize -fsanitize=undefined -fno-sanitize=vptr -fno-sanitize-recover=all -fsanitize-coverage=trace-pc"
+
+# The engine, once per build; made again when its sources are newer.
+engine=${EMULATOR_BUILD:-build/emulator}/$build
+mkdir -p "$engine" "$(dirname "$out")"
+for part in engine warp; do
+    object=$engine/$part.o
+    for input in "$here"/*.cpp "$here"/*.h "$here/compile.sh"; do
+        [ "$object" -nt "$input" ] && continue
+        g++ $common -O2 $define -c "$here/$part.cpp" -o "$object.$$"
+        mv "$object.$$" "$object"
+        break
+    done
+done
+
+# Preprocess, rewrite, compile: line markers keep the lines of every file, headers included.
+preprocessor=
+for flag; do case $flag in -l*|-L*|-Wl*) ;; -*) preprocessor="$preprocessor $flag" ;; esac; done
+g++ $common -O1 $preprocessor -x c++ -include "$here/emulator.h" -ftrack-macro-expansion=0 -E "$source" -o "$out.in.ii"
+perl "$here/launch.pl" "$out.in.ii" > "$out.ii"
+case $out in
+    *.o) g++ $common $checks -O1 -fpreprocessed "$@" -c "$out.ii" -o "$out" ;;
+    *) g++ $common $checks -O1 "$out.ii" "$@" "$engine"/*.o -rdynamic -pthread -o "$out" ;;
+esac
+rm -f "$out.in.ii"

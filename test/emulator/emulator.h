@@ -1,0 +1,111 @@
+/*
+emulator.h - what a kernel sees of the CUDA emulator. compile.sh includes it before everything else in a .cu source.
+
+The idea: every CUDA thread is a fiber, a stack of its own that one OS thread switches to and from. A block runs on one OS
+thread; blocks are spread over the cores. A fiber hands over when it waits (barriers, warp functions) and, now and then, at
+a jump or branch, so that threads interleave in an order which CUDA_EMULATOR_SEED decides.
+
+Here: the interface of the engine (engine.cpp) and the language: indices, __shared__, launches.
+device_functions.h: CUDA's own functions, in terms of that interface.
+*/
+#ifndef CUDA_EMULATOR
+#define CUDA_EMULATOR 1
+#include <cuda_runtime.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+namespace emulator {
+
+// A place in a source. As a default argument, here() is the place of the call.
+struct Site { const char* file; int line; };
+constexpr Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return Site{file, line}; }
+
+// A CUDA thread as its kernel sees it. `self` is the one that this OS thread runs; NULL in host code.
+struct Thread {
+    uint3 thread_idx, block_idx;
+    dim3 block_dim, grid_dim;
+    int lane; // 0..31 within its warp
+};
+extern __thread Thread* self;
+
+// Prints "cuda emulator: KERNEL, block, thread, FILE:LINE: what" and exits with status 1.
+[[noreturn]] void fail(const Thread* thread, Site site, const char* format, ...) __attribute__((format(printf, 3, 4)));
+
+// --- memory ---
+void* static_shared(const void* variable, size_t bytes, size_t alignment, Site site); // the block's own copy of a __shared__ variable
+void* dynamic_shared(size_t alignment, Site site);                                    // the block's dynamic shared memory
+template <class T, size_t alignment> T& shared_variable(const void* variable, Site site = here()) {
+    return *static_cast<T*>(static_shared(variable, sizeof(T), std::max(alignof(T), alignment), site));
+}
+inline void check_aligned(const volatile void* p, size_t alignment, Site site) {
+    if (reinterpret_cast<uintptr_t>(p) % alignment) fail(self, site, "misaligned address %p: it must divide by %zu", (const void*)p, alignment);
+}
+// For ThreadSanitizer: an atomic publishes what its thread did before a __threadfence(), and sees what others so published.
+void before_atomic(const volatile void* address);
+void after_atomic(const volatile void* address);
+void thread_fence(void);
+
+// --- waiting for other threads (see engine.cpp, warp.cpp) ---
+int block_barrier(const char* name, int predicate, Site site);          // returns for how many threads the predicate was true
+void warp_barrier(unsigned mask, Site site);
+uint64_t shuffle(const char* name, unsigned mask, uint64_t value, int source_lane, Site site);
+unsigned ballot(const char* name, unsigned mask, bool predicate, Site site);
+unsigned match_any(unsigned mask, uint64_t value, Site site);           // the lanes that hold the same value
+enum class Reduce { ADD, MIN_S32, MAX_S32, MIN_U32, MAX_U32, AND, OR, XOR };
+unsigned reduce(const char* name, unsigned mask, Reduce how, unsigned value, Site site);
+unsigned active_mask(void);
+void yield(void);                                                       // lets other threads run first
+
+// --- launches ---
+struct Configuration {
+    const char* kernel;
+    Site site;
+    dim3 grid, block;
+    size_t shared_bytes;
+};
+void allow_shared_memory(const void* kernel, size_t bytes);             // cudaFuncAttributeMaxDynamicSharedMemorySize
+void run(const Configuration& configuration, const void* kernel, void (*body)(void*), void* closure);
+
+// kernel<<<grid, block, shared, stream>>>(arguments) becomes
+// emulator::launch("kernel", here, grid, block, shared, stream)(kernel, arguments): arguments are copied once, as CUDA does.
+struct Launch {
+    Configuration configuration;
+    template <class... Parameters, class... Arguments>
+    void operator()(void (*kernel)(Parameters...), Arguments&&... arguments) const {
+        std::tuple<std::decay_t<Parameters>...> copies(std::forward<Arguments>(arguments)...);
+        auto body = [&] { std::apply(kernel, copies); };
+        run(configuration, reinterpret_cast<const void*>(kernel), [](void* f) { (*static_cast<decltype(body)*>(f))(); }, &body);
+    }
+};
+inline Launch launch(const char* kernel, Site site, dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_t = nullptr) {
+    return Launch{{kernel, site, grid, block, shared_bytes}};
+}
+} // namespace emulator
+
+// launch.pl rewrites __shared__ declarations and launches; the rest of the language is names.
+#undef __shared__
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#define threadIdx (emulator::self->thread_idx)
+#define blockIdx (emulator::self->block_idx)
+#define blockDim (emulator::self->block_dim)
+#define gridDim (emulator::self->grid_dim)
+constexpr int warpSize = 32;
+template <class F, class = std::enable_if_t<std::is_function<F>::value>>
+cudaError_t cudaFuncSetAttribute(F* kernel, cudaFuncAttribute attribute, int value) {
+    if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize)
+        emulator::allow_shared_memory(reinterpret_cast<const void*>(kernel), static_cast<size_t>(value));
+    return cudaSuccess;
+}
+
+#include "device_functions.h"
+#define __CUDACC__ 1 // sources that ask take the path they take under nvcc; only now, for CUDA's own headers mean nvcc by it
+#endif

@@ -1,0 +1,498 @@
+/*
+engine.cpp - runs blocks: fibers, barriers, shared memory, and what the sanitizers must be told.
+
+It is always compiled without instrumentation. EMULATOR_ASAN or EMULATOR_TSAN says how the kernels are compiled.
+Read in this order: run, run_blocks, run_block, then hand_over (a fiber waits) and open_barriers (it may go on).
+*/
+#include "engine.h"
+#include <csignal>
+#include <cstdarg>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <sys/mman.h>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+// --- the sanitizers' interfaces (sanitizer/common_interface_defs.h, asan_interface.h, tsan_interface.h) ---
+extern "C" {
+#ifdef EMULATOR_TSAN
+void* __tsan_get_current_fiber(void);
+void* __tsan_create_fiber(unsigned flags);
+void __tsan_switch_to_fiber(void* fiber, unsigned flags); // flag 1: the switch itself orders nothing
+void __tsan_set_fiber_name(void* fiber, const char* name);
+void __tsan_acquire(void* address);
+void __tsan_release(void* address);
+int __tsan_get_report_mop(void* report, unsigned long index, int* tid, void** address, int* size, int* write, int* atomic,
+                          void** trace, unsigned long trace_size);
+#else
+static void* __tsan_get_current_fiber(void) { return nullptr; }
+static void* __tsan_create_fiber(unsigned) { return nullptr; }
+static void __tsan_switch_to_fiber(void*, unsigned) {}
+static void __tsan_set_fiber_name(void*, const char*) {}
+static void __tsan_acquire(void*) {}
+static void __tsan_release(void*) {}
+#endif
+#ifdef EMULATOR_ASAN
+void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, size_t size);
+void __sanitizer_finish_switch_fiber(void* fake_stack, const void** bottom_old, size_t* size_old);
+void __asan_poison_memory_region(const volatile void* address, size_t size);
+void __asan_unpoison_memory_region(const volatile void* address, size_t size);
+void* __asan_get_report_pc(void);
+const char* __asan_get_report_description(void);
+#else
+static void __sanitizer_start_switch_fiber(void**, const void*, size_t) {}
+static void __sanitizer_finish_switch_fiber(void*, const void**, size_t*) {}
+static void __asan_poison_memory_region(const volatile void*, size_t) {}
+static void __asan_unpoison_memory_region(const volatile void*, size_t) {}
+#endif
+}
+
+namespace emulator {
+constexpr unsigned MAX_THREADS = 1024, MAX_WORKERS = 64;
+constexpr size_t STACK_BYTES = 256 << 10, PAGE = 4096;
+// Shared memory of a block on compute capability 8.0: what every kernel may have, and what it may ask for.
+constexpr size_t SHARED_DEFAULT = 48 << 10, SHARED_LARGEST = 163 << 10;
+constexpr size_t RED_ZONE = 128, ARENA_BYTES = 512 << 10;
+
+// One OS thread that runs blocks, one at a time. It and its fibers are kept for later launches.
+struct Worker {
+    Fiber fibers[MAX_THREADS];
+    void* stack_pointer;          // the scheduler's, while a fiber runs
+    void *tsan, *asan;            // the sanitizers' idea of the scheduler
+    const void* stack_bottom;
+    size_t stack_size;
+    int num_threads;
+    const Configuration* launch;
+    void (*body)(void*);
+    void* closure;
+    uint32_t random;
+    uint64_t steps;               // jumps and branches that this block took
+    char* arena;                  // (ARENA_BYTES) this block's shared memory, with red zones between the variables
+    size_t arena_used, static_bytes, shared_limit;
+    char* dynamic;                // (launch->shared_bytes) in the arena
+    std::vector<std::pair<const void*, void*>> variables; // __shared__ variable -> this block's copy
+    char order[MAX_THREADS], begin, end; // addresses by which TSan is told what is ordered
+};
+__thread Thread* self;
+static __thread Worker* worker;
+static Worker* workers[MAX_WORKERS];            // made when first needed, never freed
+static std::mutex launch_lock, report_lock;
+static std::map<const void*, size_t> shared_limits; // kernel -> bytes it may have, where more than SHARED_DEFAULT
+static uint32_t launches;
+
+static uint64_t setting(const char* name, uint64_t otherwise) {
+    const char* text = getenv(name);
+    if (!text || !*text) return otherwise;
+    char* end;
+    uint64_t value = strtoull(text, &end, 10);
+    if (*end || *text == '-') { fprintf(stderr, "cuda emulator: %s must be a number, not '%s'\n", name, text); _exit(1); }
+    return value;
+}
+static Fiber* current() { return static_cast<Fiber*>(self); }
+static uint32_t next_random(uint32_t* state) { // xorshift32 (Marsaglia 2003)
+    *state ^= *state << 13;
+    *state ^= *state >> 17;
+    return *state ^= *state << 5;
+}
+
+// --- messages ---
+static void print_place(const Thread* t) {
+    const Configuration* l = worker ? worker->launch : nullptr;
+    fprintf(stderr, "cuda emulator: %s", l ? l->kernel : "host code");
+    if (!t) return;
+    fprintf(stderr, ", block (%u,%u,%u), thread (%u,%u,%u)", t->block_idx.x, t->block_idx.y, t->block_idx.z,
+            t->thread_idx.x, t->thread_idx.y, t->thread_idx.z);
+}
+static void print_message(const Thread* t, const char* place, const char* what) {
+    fflush(stdout);
+    print_place(t);
+    fprintf(stderr, ", %s: %s\n", place, what);
+}
+void fail(const Thread* t, Site site, const char* format, ...) {
+    report_lock.lock(); // for good: one message, then the end
+    char what[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(what, sizeof what, format, arguments);
+    va_end(arguments);
+    print_message(t, (std::string(site.file) + ":" + std::to_string(site.line)).c_str(), what);
+    _exit(1);
+}
+// The source line of an instruction: the innermost one outside the emulator, since that is inlined into kernels.
+static std::string source_place(const void* pc) {
+    extern char start_of_program __asm__("__executable_start");
+    char command[128];
+    snprintf(command, sizeof command, "addr2line -i -e /proc/%d/exe 0x%zx", (int)getpid(),
+             (size_t)((const char*)pc - 1 - &start_of_program)); // a return address is one past its call
+    FILE* lines = popen(command, "r");
+    char line[512], place[512] = "";
+    while (lines && fgets(line, sizeof line, lines)) {
+        line[strcspn(line, " \n")] = 0;
+        if (!*place || strstr(place, "/emulator/device_functions.h")) snprintf(place, sizeof place, "%s", line);
+    }
+    if (lines) pclose(lines);
+    return *place && *place != '?' ? place : "(unknown line)";
+}
+static void on_signal(int signal) {
+    if (self) print_message(self, "(a line that gdb can tell)", strsignal(signal));
+    _exit(1);
+}
+
+// --- fibers ---
+// Saves the registers that a function must keep and the stack pointer in *save; continues where `load` was saved.
+extern "C" void emulator_switch_stack(void** save, void* load);
+#if defined(__x86_64__)
+__asm__(".globl emulator_switch_stack\n"
+        "emulator_switch_stack:\n"
+        "  pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15\n"
+        "  movq %rsp, (%rdi); movq %rsi, %rsp\n"
+        "  popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp\n"
+        "  ret\n");
+constexpr int SAVED_WORDS = 6, RETURN_WORD = 6; // the return address lies above the registers
+#elif defined(__aarch64__)
+__asm__(".globl emulator_switch_stack\n"
+        "emulator_switch_stack:\n"
+        "  sub sp, sp, #160\n"
+        "  stp x19, x20, [sp]; stp x21, x22, [sp, #16]; stp x23, x24, [sp, #32]; stp x25, x26, [sp, #48]\n"
+        "  stp x27, x28, [sp, #64]; stp x29, x30, [sp, #80]; stp d8, d9, [sp, #96]; stp d10, d11, [sp, #112]\n"
+        "  stp d12, d13, [sp, #128]; stp d14, d15, [sp, #144]\n"
+        "  mov x9, sp; str x9, [x0]; mov sp, x1\n"
+        "  ldp x19, x20, [sp]; ldp x21, x22, [sp, #16]; ldp x23, x24, [sp, #32]; ldp x25, x26, [sp, #48]\n"
+        "  ldp x27, x28, [sp, #64]; ldp x29, x30, [sp, #80]; ldp d8, d9, [sp, #96]; ldp d10, d11, [sp, #112]\n"
+        "  ldp d12, d13, [sp, #128]; ldp d14, d15, [sp, #144]\n"
+        "  add sp, sp, #160\n"
+        "  ret\n");
+constexpr int SAVED_WORDS = 20, RETURN_WORD = 11; // x30 holds the return address
+#else
+#error "emulator_switch_stack: write down here which registers this processor's functions keep"
+#endif
+// A stack that emulator_switch_stack can continue on: as if saved just before `entry`.
+static void* new_stack(char* top, void (*entry)(void)) {
+    void** words = (void**)top - 24; // 16-byte aligned, with room above for the words read
+    memset(words, 0, 24 * sizeof *words);
+    words[SAVED_WORDS == 6 ? 1 : 0] = nullptr;
+    words[RETURN_WORD + (SAVED_WORDS == 6)] = (void*)entry;
+    return words + (SAVED_WORDS == 6);
+}
+static void to_scheduler(void) {
+    Fiber* f = current();
+    __sanitizer_start_switch_fiber(f->state == State::EXITED ? nullptr : &f->asan, worker->stack_bottom, worker->stack_size);
+    __tsan_switch_to_fiber(worker->tsan, 1);
+    self = nullptr;
+    emulator_switch_stack(&f->stack_pointer, worker->stack_pointer);
+    __sanitizer_finish_switch_fiber(f->asan, &worker->stack_bottom, &worker->stack_size);
+}
+static void to_fiber(Fiber* f) {
+    self = f;
+    __sanitizer_start_switch_fiber(&worker->asan, f->stack, STACK_BYTES);
+    __tsan_switch_to_fiber(f->tsan, 1);
+    emulator_switch_stack(&worker->stack_pointer, f->stack_pointer);
+    __sanitizer_finish_switch_fiber(worker->asan, nullptr, nullptr);
+}
+static void fiber_main(void) {
+    __sanitizer_finish_switch_fiber(nullptr, &worker->stack_bottom, &worker->stack_size);
+    __tsan_acquire(&worker->begin);
+    worker->body(worker->closure);
+    __tsan_release(&worker->end);
+    current()->state = State::EXITED;
+    to_scheduler();
+}
+static void prepare_fiber(Worker* w, int i, uint3 block_idx) {
+    Fiber* f = &w->fibers[i];
+    dim3 b = w->launch->block;
+    unsigned n = (unsigned)i;
+    f->state = State::RUNNABLE;
+    f->thread_idx = uint3{n % b.x, n / b.x % b.y, n / (b.x * b.y)};
+    f->block_idx = block_idx;
+    f->block_dim = b;
+    f->grid_dim = w->launch->grid;
+    f->lane = i % WARP;
+    f->fenced = false;
+    f->budget = 1 + next_random(&w->random) % 1024;
+    if (!f->stack) {
+        char* pages = (char*)mmap(nullptr, PAGE + STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (pages == MAP_FAILED || mprotect(pages, PAGE, PROT_NONE)) { perror("cuda emulator: a stack for a thread"); _exit(1); }
+        f->stack = pages + PAGE;
+        f->tsan = __tsan_create_fiber(0);
+        __tsan_set_fiber_name(f->tsan, ("CUDA thread " + std::to_string(i)).c_str());
+    }
+    f->stack_pointer = new_stack(f->stack + STACK_BYTES, fiber_main);
+}
+
+// --- waiting ---
+static void wait(State state, const char* function, unsigned mask, void* record, void (*combine)(Fiber* const*), Site site) {
+    Fiber* f = current();
+    f->state = state;
+    f->function = function;
+    f->mask = mask;
+    f->record = record;
+    f->combine = combine;
+    f->site = site;
+    to_scheduler();
+}
+void yield(void) { to_scheduler(); }
+int block_barrier(const char* name, int predicate, Site site) {
+    wait(State::AT_BLOCK_BARRIER, name, 0, &predicate, nullptr, site);
+    return predicate;
+}
+void meet_warp(const char* function, unsigned mask, void* record, void (*combine)(Fiber* const*), Site site) {
+    if (!(mask >> self->lane & 1)) fail(self, site, "%s: mask 0x%08x lacks the calling lane, %d", function, mask, self->lane);
+    wait(State::AT_WARP_FUNCTION, function, mask, record, combine, site);
+}
+unsigned active_mask(void) { return 1u << self->lane; } // what CUDA promises: nothing about other lanes
+
+// Tells TSan that all that these fibers did is before all that they will do. The address is the first one's own: its
+// clock knows all earlier meetings there, so no group learns what it should not.
+static void order_fibers(Fiber* const* fibers, int count) {
+    void* address = &worker->order[fibers[0] - worker->fibers];
+    for (int i = 0; i < count; i++) { __tsan_switch_to_fiber(fibers[i]->tsan, 1); __tsan_release(address); }
+    for (int i = 0; i < count; i++) { __tsan_switch_to_fiber(fibers[i]->tsan, 1); __tsan_acquire(address); }
+    __tsan_switch_to_fiber(worker->tsan, 1);
+}
+
+// A warp function opens when every lane of the mask is there or has exited; then all must have called the same.
+static bool open_warp_function(Worker* w, Fiber* first) {
+    Fiber* warp = first - first->lane;
+    Fiber *lanes[WARP] = {}, *members[WARP] = {};
+    int count = 0, size = std::min(WARP, w->num_threads - (int)(warp - w->fibers));
+    for (int lane = 0; lane < size; lane++) {
+        Fiber* f = &warp[lane];
+        if (!(first->mask >> lane & 1) || f->state == State::EXITED) continue;
+        if (f->state == State::AT_BLOCK_BARRIER) 
+            fail(f, f->site, "%s, while lane %d waits for this lane in %s (%s:%d, mask 0x%08x)", f->function, first->lane,
+                 first->function, first->site.file, first->site.line, first->mask);
+        if (f->state != State::AT_WARP_FUNCTION) return false;
+        if (f->mask != first->mask || strcmp(f->function, first->function)) 
+            fail(f, f->site, "%s with mask 0x%08x, while lane %d waits for this lane in %s with mask 0x%08x (%s:%d)", f->function, f->mask,
+                 first->lane, first->function, first->mask, first->site.file, first->site.line);
+        lanes[lane] = members[count++] = f;
+    }
+    order_fibers(members, count);
+    if (first->combine) first->combine(lanes);
+    for (int i = 0; i < count; i++) members[i]->state = State::RUNNABLE;
+    return true;
+}
+// The block's barrier opens when every thread is there; all must have come to the same one.
+static bool open_block_barrier(Worker* w) {
+    Fiber *members[MAX_THREADS], *exited = nullptr;
+    int count = 0, predicates = 0;
+    for (int i = 0; i < w->num_threads; i++) {
+        Fiber* f = &w->fibers[i];
+        if (f->state == State::EXITED) exited = f;
+        else if (f->state == State::AT_BLOCK_BARRIER) members[count++] = f;
+        else return false;
+    }
+    if (!count) return false;
+    Fiber* first = members[0];
+    if (exited)
+        fail(first, first->site, "%s, which can never open: thread (%u,%u,%u) has left the kernel", first->function,
+             exited->thread_idx.x, exited->thread_idx.y, exited->thread_idx.z);
+    for (int i = 0; i < count; i++) {
+        Fiber* f = members[i];
+        if (f->site.line != first->site.line || strcmp(f->site.file, first->site.file) || strcmp(f->function, first->function))
+            fail(f, f->site, "%s, while thread (%u,%u,%u) waits at another barrier, %s at %s:%d", f->function, first->thread_idx.x,
+                 first->thread_idx.y, first->thread_idx.z, first->function, first->site.file, first->site.line);
+        predicates += *(int*)f->record;
+    }
+    order_fibers(members, count);
+    for (int i = 0; i < count; i++) { *(int*)members[i]->record = predicates; members[i]->state = State::RUNNABLE; }
+    return true;
+}
+static bool open_barriers(Worker* w) {
+    bool opened = false;
+    for (int i = 0; i < w->num_threads; i++)
+        if (w->fibers[i].state == State::AT_WARP_FUNCTION) opened |= open_warp_function(w, &w->fibers[i]);
+    return open_block_barrier(w) || opened;
+}
+
+// --- shared memory ---
+static char* arena_take(Worker* w, size_t bytes, Site site) {
+    size_t total = w->static_bytes + w->launch->shared_bytes;
+    if (w->static_bytes > SHARED_DEFAULT || total > w->shared_limit)
+        fail(self, site, "%zu bytes of static and %zu of dynamic shared memory; a block may have %zu, of them %zu static",
+             w->static_bytes, w->launch->shared_bytes, w->shared_limit, SHARED_DEFAULT);
+    char* p = w->arena + (w->arena_used += RED_ZONE);
+    w->arena_used = (w->arena_used + bytes + RED_ZONE - 1) / RED_ZONE * RED_ZONE;
+    __asan_unpoison_memory_region(p, bytes);
+    for (size_t i = 0; i < bytes; i++) ((volatile char*)p)[i] = (char)0xff; // undefined to a block: NaN shows whoever reads it
+    return p;
+}
+void* static_shared(const void* variable, size_t bytes, size_t alignment, Site site) {
+    for (auto& known : worker->variables)
+        if (known.first == variable) return known.second;
+    if (alignment > RED_ZONE) fail(self, site, "a __shared__ variable aligned to %zu; the emulator aligns to %zu", alignment, RED_ZONE);
+    worker->static_bytes += bytes;
+    void* p = arena_take(worker, bytes, site);
+    worker->variables.push_back({variable, p});
+    return p;
+}
+void* dynamic_shared(size_t alignment, Site site) {
+    check_aligned(worker->dynamic, alignment, site);
+    return worker->dynamic;
+}
+void allow_shared_memory(const void* kernel, size_t bytes) {
+    if (bytes > SHARED_LARGEST) fail(nullptr, here(), "%zu bytes of shared memory asked for; a block has at most %zu", bytes, SHARED_LARGEST);
+    shared_limits[kernel] = bytes;
+}
+// New memory for a block: TSan forgets the last block's accesses when the pages are returned, ASan when all is poisoned.
+static void arena_new(Worker* w) {
+#ifdef EMULATOR_TSAN
+    if (w->arena) munmap(w->arena, ARENA_BYTES);
+    w->arena = nullptr;
+#endif
+    if (!w->arena) w->arena = (char*)mmap(nullptr, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (w->arena == MAP_FAILED) { perror("cuda emulator: shared memory"); _exit(1); }
+    __asan_poison_memory_region(w->arena, ARENA_BYTES);
+    w->variables.clear();
+    w->arena_used = w->static_bytes = 0;
+    __tsan_release(&w->begin);
+    w->dynamic = arena_take(w, w->launch->shared_bytes, w->launch->site);
+}
+
+// --- blocks ---
+static void report_stuck(Worker* w) {
+    for (int i = 0; i < w->num_threads; i++) {
+        Fiber* f = &w->fibers[i];
+        if (f->state == State::AT_WARP_FUNCTION)
+            fail(f, f->site, "%s with mask 0x%08x can never go on: not all of its lanes come", f->function, f->mask);
+    }
+}
+static void run_block(Worker* w, uint3 block_idx) {
+    int n = w->num_threads;
+    w->steps = 0;
+    arena_new(w);
+    for (int i = 0; i < n; i++) prepare_fiber(w, i, block_idx);
+    for (bool alive = true; alive;) { // a round lets every thread run until it waits, in an order of its own
+        int at = (int)(next_random(&w->random) % (unsigned)n), step = (int)(next_random(&w->random) % (unsigned)n) + 1;
+        while (std::gcd(step, n) != 1) step++;
+        for (int k = 0; k < n; k++, at = (at + step) % n)
+            if (w->fibers[at].state == State::RUNNABLE) to_fiber(&w->fibers[at]);
+        bool runnable = false;
+        alive = false;
+        for (int i = 0; i < n; i++) {
+            runnable |= w->fibers[i].state == State::RUNNABLE;
+            alive |= w->fibers[i].state != State::EXITED;
+        }
+        if (alive && !open_barriers(w) && !runnable) report_stuck(w);
+    }
+}
+// Worker number `first` of `count` runs every count-th block of the shuffled order.
+static void run_blocks(Worker* w, const std::vector<uint32_t>* order, size_t first, size_t count) {
+    worker = w;
+    w->tsan = __tsan_get_current_fiber();
+    dim3 g = w->launch->grid;
+    for (size_t i = first; i < order->size(); i += count) {
+        uint32_t b = (*order)[i];
+        run_block(w, uint3{b % g.x, b / g.x % g.y, b / g.x / g.y});
+    }
+    __tsan_acquire(&w->end);
+    worker = nullptr;
+}
+static size_t shared_limit(const void* kernel) {
+    auto found = shared_limits.find(kernel);
+    return found == shared_limits.end() ? SHARED_DEFAULT : std::max(found->second, SHARED_DEFAULT);
+}
+static void check_configuration(const Configuration& c, size_t shared_limit) {
+    dim3 g = c.grid, b = c.block;
+    if (!g.x || !g.y || !g.z || g.x > 0x7fffffff || g.y > 65535 || g.z > 65535)
+        fail(nullptr, c.site, "launch of %s: grid (%u,%u,%u); CUDA takes 1 to (2147483647,65535,65535)", c.kernel, g.x, g.y, g.z);
+    if (!b.x || !b.y || !b.z || b.x > 1024 || b.y > 1024 || b.z > 64 || (uint64_t)b.x * b.y * b.z > MAX_THREADS)
+        fail(nullptr, c.site, "launch of %s: block (%u,%u,%u); CUDA takes 1 to (1024,1024,64), at most 1024 threads", c.kernel, b.x, b.y, b.z);
+    if (c.shared_bytes > shared_limit)
+        fail(nullptr, c.site, "launch of %s: %zu bytes of dynamic shared memory; it may have %zu (cudaFuncSetAttribute raises it to %zu)",
+             c.kernel, c.shared_bytes, shared_limit, SHARED_LARGEST);
+}
+void run(const Configuration& c, const void* kernel, void (*body)(void*), void* closure) {
+    if (self) fail(self, c.site, "a launch of %s from device code", c.kernel);
+    check_configuration(c, shared_limit(kernel));
+    std::lock_guard<std::mutex> lock(launch_lock);
+    size_t blocks = (size_t)c.grid.x * c.grid.y * c.grid.z;
+    size_t cores = std::max(2u, std::thread::hardware_concurrency()); // two at least: TSan sees races between blocks of different workers
+    size_t count = std::max<size_t>(1, std::min<size_t>(blocks, setting("CUDA_EMULATOR_WORKERS", cores)));
+    uint32_t random = (uint32_t)(setting("CUDA_EMULATOR_SEED", 1) * 2654435761u + ++launches * 40503u) | 1;
+    std::vector<uint32_t> order(blocks);
+    std::iota(order.begin(), order.end(), 0);
+    for (size_t i = blocks; i > 1; i--) std::swap(order[i - 1], order[next_random(&random) % i]);
+    count = std::min<size_t>(count, MAX_WORKERS);
+    for (size_t i = 0; i < count; i++) {
+        if (!workers[i]) workers[i] = new Worker();
+        Worker* w = workers[i];
+        w->launch = &c;
+        w->shared_limit = shared_limit(kernel);
+        w->body = body;
+        w->closure = closure;
+        w->num_threads = (int)(c.block.x * c.block.y * c.block.z);
+        w->random = (random + (uint32_t)i * 2246822519u) | 1;
+    }
+    if (count == 1) { run_blocks(workers[0], &order, 0, 1); return; } // on the caller's thread: simple to step through
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < count; i++) threads.emplace_back(run_blocks, workers[i], &order, i, count);
+    for (auto& t : threads) t.join();
+}
+
+// --- atomics and fences ---
+void thread_fence(void) { if (self) current()->fenced = true; }
+void before_atomic(const volatile void* address) {
+    if (!self || !current()->fenced) return;
+    __tsan_release(const_cast<void*>(address));
+    current()->fenced = false;
+}
+void after_atomic(const volatile void* address) { __tsan_acquire(const_cast<void*>(address)); }
+} // namespace emulator
+
+// --- called by instrumented code ---
+using namespace emulator;
+extern "C" {
+// At every jump and branch (-fsanitize-coverage=trace-pc): counts steps, and hands over now and then.
+void __sanitizer_cov_trace_pc(void) {
+    if (!self || --current()->budget) return;
+    static const uint64_t limit = setting("CUDA_EMULATOR_STEPS", 1000000000);
+    uint32_t next = 1 + next_random(&worker->random) % 1024;
+    current()->budget = next;
+    if ((worker->steps += next) > limit) {
+        report_lock.lock();
+        print_message(self, source_place(__builtin_return_address(0)).c_str(),
+                      "the block took too many steps: an endless loop? (CUDA_EMULATOR_STEPS sets the limit)");
+        _exit(1);
+    }
+    to_scheduler();
+}
+// UndefinedBehaviorSanitizer and AddressSanitizer call these as they report; they name the line, this the kernel and thread.
+void __ubsan_on_report(void) {
+    print_message(self, "undefined behaviour", "the report follows");
+}
+const char* __ubsan_default_options(void) { return "print_stacktrace=1:halt_on_error=1"; }
+#ifdef EMULATOR_ASAN
+void __asan_on_error(void) { print_message(self, source_place(__asan_get_report_pc()).c_str(), __asan_get_report_description()); }
+#endif
+#ifdef EMULATOR_TSAN
+const char* __tsan_default_options(void) { return "halt_on_error=1:exitcode=1"; }
+void __tsan_on_report(void* report) {
+    std::string places[2];
+    for (unsigned long i = 0; i < 2; i++) {
+        void *address, *trace[1] = {};
+        int tid, size, write, atomic;
+        __tsan_get_report_mop(report, i, &tid, &address, &size, &write, &atomic, trace, 1);
+        places[i] = (write ? "write at " : "read at ") + source_place(trace[0]);
+    }
+    print_message(self, "data race", (places[0] + " and " + places[1] + " by different threads, with nothing between to order them").c_str());
+}
+#endif
+}
+static struct Signals { // a stack of its own, for a kernel's may be what has overflowed
+    Signals() {
+        stack_t stack = {};
+        static char memory[64 << 10];
+        stack.ss_sp = memory;
+        stack.ss_size = sizeof memory;
+        sigaltstack(&stack, nullptr);
+        struct sigaction action = {};
+        action.sa_handler = on_signal;
+        action.sa_flags = SA_ONSTACK;
+        for (int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigaction(s, &action, nullptr);
+    }
+} signals;

@@ -1,0 +1,517 @@
+/*
+test_cuda_kernels.cu - every kernel of llmc/cuda/ against the CPU's layer, on a GPU or under the emulator.
+
+Each kernel runs twice from the same beginning and must leave the same bits (the emulator takes threads and blocks in
+another order each time), which must agree with the CPU's within the rounding of what is stored plus a stated number of
+fp32 roundings of the largest result. Arrays end where they end, so that an address sanitizer sees a step too far.
+*/
+#include "../llmc/cuda/common.cuh"
+#include "../llmc/cuda/encoder.cuh"
+#include "../llmc/cuda/layernorm.cuh"
+#include "../llmc/cuda/bias_gelu.cuh"
+#include "../llmc/cuda/attention.cuh"
+#include "../llmc/cuda/classifier.cuh"
+#include "../llmc/cuda/adamw.cuh"
+#include "../llmc/cuda/stats.cuh"
+#include "../llmc/rng.h"
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+// The same functions on the CPU, from cpu_layers.c.
+namespace cpu { extern "C" {
+decltype(::device_init) device_init;
+decltype(::layers_init) layers_init;
+decltype(::layers_free) layers_free;
+decltype(::encoder_forward) encoder_forward;
+decltype(::encoder_backward) encoder_backward;
+decltype(::residual_layernorm_forward) residual_layernorm_forward;
+decltype(::layernorm_backward) layernorm_backward;
+decltype(::matmul_gelu_forward) matmul_gelu_forward;
+decltype(::matmul_gelu_backward_input) matmul_gelu_backward_input;
+decltype(::matmul_backward_weight) matmul_backward_weight;
+decltype(::attention_forward) attention_forward;
+decltype(::attention_backward) attention_backward;
+decltype(::classifier_forward) classifier_forward;
+decltype(::classifier_forward_backward) classifier_forward_backward;
+decltype(::add_sum) add_sum;
+decltype(::add_sum_squares) add_sum_squares;
+decltype(::clip_gradients) clip_gradients;
+decltype(::adamw_update) adamw_update;
+} }
+
+// Half a unit in the last place of floatX, relative.
+#if defined(PRECISION_BF16)
+#define ROUNDING (1.0 / 256)
+#elif defined(PRECISION_FP16)
+#define ROUNDING (1.0 / 2048)
+#else
+#define ROUNDING (1.0 / 16777216)
+#endif
+#define F32_ROUNDING (1.0 / 16777216)
+
+// ---- results, as TAP ----
+static int failures, failures_in_test, tests;
+#define fail(...) do { \
+    if (failures_in_test++ < 5) { printf("# line %d: ", __LINE__); printf(__VA_ARGS__); printf("\n"); } \
+} while (0)
+#define expect(cond, ...) do { if (!(cond)) fail(__VA_ARGS__); } while (0)
+
+// ---- arrays: one number for the CPU's layer, the same on the device ----
+template <typename T> struct Both {
+    T *cpu, *gpu; // (n), owned by the list below
+    size_t n;
+    std::vector<T> start; // what both held at first
+};
+static std::vector<void*> on_host, on_device;
+static uint64_t next_stream;
+
+static void* device_bytes(size_t bytes) {
+    void* p = NULL;
+    cuda_check(cudaMalloc(&p, bytes ? bytes : 1), "the test's memory");
+    on_device.push_back(p);
+    return p;
+}
+template <typename T> static void to_device(T* dst, const T* src, size_t n) { cuda_check(cudaMemcpy(dst, src, n * sizeof(T), cudaMemcpyHostToDevice), "a copy to the device"); }
+template <typename T> static std::vector<T> from_device(const T* src, size_t n) {
+    std::vector<T> x(n);
+    cuda_check(cudaStreamSynchronize(compute_stream), "the kernels before a copy");
+    cuda_check(cudaMemcpy(x.data(), src, n * sizeof(T), cudaMemcpyDeviceToHost), "a copy from the device");
+    return x;
+}
+// On the device the array begins `offset` elements after memory that is aligned.
+template <typename T> static Both<T> both_of(const std::vector<T>& start, size_t offset = 0) {
+    Both<T> b = { (T*)xcalloc(start.size(), sizeof(T)), (T*)device_bytes((offset + start.size()) * sizeof(T)) + offset, start.size(), start };
+    on_host.push_back(b.cpu);
+    std::copy(start.begin(), start.end(), b.cpu);
+    to_device(b.gpu, start.data(), start.size());
+    return b;
+}
+static void set(float* x, float value) { *x = value; }
+#if !defined(PRECISION_FP32)
+static void set(floatX* x, float value) { *x = to_floatX(value); }
+static double number(floatX x) { return (double)to_float(x); }
+#endif
+static double number(float x) { return (double)x; }
+
+// n numbers from N(mean, std)
+template <typename T = floatX> static Both<T> random_both(size_t n, float mean = 0, float std = 1, size_t offset = 0) {
+    std::vector<T> x(n);
+    next_stream++;
+    for (size_t i = 0; i < n; i++) set(&x[i], mean + std * random_normal(42, next_stream, i));
+    return both_of(x, offset);
+}
+// n numbers that a forgotten write would leave visible
+template <typename T = floatX> static Both<T> unset_both(size_t n) {
+    std::vector<T> x(n);
+    for (size_t i = 0; i < n; i++) set(&x[i], NAN);
+    return both_of(x);
+}
+static Both<int> random_tokens(size_t n, int V) {
+    std::vector<int> x(n);
+    next_stream++;
+    for (size_t i = 0; i < n; i++) x[i] = (int)(random_uniform(7, next_stream, i) * (float)V);
+    return both_of(x);
+}
+
+static void free_all(void) {
+    cpu::layers_free();
+    for (void* p : on_host) free(p);
+    for (void* p : on_device) cuda_check(cudaFree(p), "freeing the test's memory");
+    on_host.clear();
+    on_device.clear();
+    memset(&cuda_layers, 0, sizeof cuda_layers);
+    next_stream = 0;
+}
+// Both sides ready for these shapes. The device's workspace holds NaN and is no larger than the layers ask for.
+static void start(int B, int T, int C, int NH, int Vp) {
+    LayerShapes s = { B, T, C, NH, Vp };
+    free_all();
+    cpu::layers_init(s);
+    size_t sizes[5] = { encoder_workspace_bytes(s), layernorm_workspace_bytes(s), bias_workspace_bytes(s), attention_workspace_bytes(s), stats_workspace_bytes(s) }, bytes = 0;
+    for (int i = 0; i < 5; i++) bytes = size_max(bytes, sizes[i]);
+    cuda_layers.shapes = s;
+    cuda_layers.workspace = device_bytes(bytes);
+    cuda_layers.shared_bytes = 99 << 10;
+    cuda_check(cudaMemset(cuda_layers.workspace, 0xff, bytes), "filling the workspace");
+}
+
+// ---- comparisons ----
+template <typename T> static std::vector<T> result_of(const Both<T>& b) { return from_device(b.gpu, b.n); }
+template <typename T> static void begin_again(const Both<T>& b) { to_device(b.gpu, b.start.data(), b.n); }
+template <typename T> static void expect_bits(const char* what, const std::vector<T>& got, const std::vector<T>& want) {
+    for (size_t i = 0; i < want.size(); i++)
+        if (memcmp(&got[i], &want[i], sizeof(T)) != 0) {
+            fail("%s: element %zu of %zu differs", what, i, want.size());
+            return;
+        }
+}
+// Runs call() twice from the same beginning; what it leaves in `outputs` must be the same.
+template <typename F, typename... T> static void run_twice(const char* what, F call, const Both<T>&... outputs) {
+    call();
+    std::tuple<std::vector<T>...> first(result_of(outputs)...);
+    (begin_again(outputs), ...);
+    call();
+    std::apply([&](const std::vector<T>&... f) { (expect_bits(what, result_of(outputs), f), ...); }, first);
+}
+// What the device holds against what the CPU's layer left: each stored value is a rounding of its own of nearly the same
+// number, which may itself be off by `roundings` fp32 roundings of the largest result.
+template <typename T> static void expect_near(const char* what, const Both<T>& b, double roundings) {
+    std::vector<T> got = result_of(b);
+    double scale = 0, relative = sizeof(T) == sizeof(floatX) ? 2.02 * ROUNDING : 0;
+    for (size_t i = 0; i < b.n; i++) scale = fmax(scale, fabs(number(b.cpu[i])));
+    for (size_t i = 0; i < b.n; i++) {
+        double g = number(got[i]), want = number(b.cpu[i]), tolerance = relative * fabs(want) + roundings * F32_ROUNDING * scale;
+        if (!(fabs(g - want) <= tolerance)) {
+            fail("%s: element %zu of %zu is %.9g, not %.9g within %.3g", what, i, b.n, g, want, tolerance);
+            return;
+        }
+    }
+}
+static const GradMode both_modes[2] = { GRAD_SET, GRAD_ADD };
+
+// ---- embeddings ----
+static void check_encoder(int B, int T, int C, int V) {
+    start(B, T, C, 1, V);
+    size_t n = (size_t)B * T * C;
+    Both<int> tokens = random_tokens((size_t)B * T, V);
+    Both<floatX> wte = random_both((size_t)V * C), wpe = random_both((size_t)T * C), out = unset_both(n), dout = random_both(n);
+    cpu::encoder_forward(out.cpu, tokens.cpu, wte.cpu, wpe.cpu, B, T, C);
+    run_twice("encoder_forward", [&] { encoder_forward(out.gpu, tokens.gpu, wte.gpu, wpe.gpu, B, T, C); }, out);
+    expect_near("encoder_forward", out, 0);
+    for (GradMode mode : both_modes) {
+        Both<floatX> dwte = random_both((size_t)V * C), dwpe = mode == GRAD_SET ? unset_both((size_t)T * C) : random_both((size_t)T * C);
+        cpu::encoder_backward(dwte.cpu, dwpe.cpu, dout.cpu, tokens.cpu, B, T, C, mode);
+        run_twice("encoder_backward", [&] { encoder_backward(dwte.gpu, dwpe.gpu, dout.gpu, tokens.gpu, B, T, C, mode); }, dwte, dwpe);
+        expect_near("encoder_backward's dwte", dwte, B * T);
+        expect_near("encoder_backward's dwpe", dwpe, 0); // the same sum in the same order
+    }
+}
+static void test_encoder_adds_embeddings_and_sums_their_gradients(void) {
+    check_encoder(2, 5, 7, 3);
+    check_encoder(1, 1, 1, 1);
+    check_encoder(3, 40, 304, 5);   // more channels than a block takes, tokens that occur often
+    check_encoder(2, 150, 8, 2500); // more tokens than threads in the prefix sum, more positions than a block takes
+    check_encoder(1, 3, 2056, 4);   // rows longer than a block
+}
+
+// ---- layernorm ----
+static void check_layernorm(int N, int C, float mean_of_x) {
+    start(1, N, C, 1, 1);
+    size_t n = (size_t)N * C;
+    double slack = (16 + 16 * fabs((double)mean_of_x)) * (C == 1 ? 400 : 1); // the subtraction of the mean magnifies roundings
+    Both<floatX> x1 = random_both(n, mean_of_x), x2 = random_both(n), w = random_both(C, 1, 0.5f), b = random_both(C, 0, 0.5f);
+    Both<floatX> res = unset_both(n), out = unset_both(n), dout = random_both(n);
+    Both<float> mean = unset_both<float>(N), rstd = unset_both<float>(N);
+    cpu::residual_layernorm_forward(res.cpu, out.cpu, mean.cpu, rstd.cpu, x1.cpu, x2.cpu, w.cpu, b.cpu, N, C);
+    run_twice("residual_layernorm_forward", [&] {
+        residual_layernorm_forward(res.gpu, out.gpu, mean.gpu, rstd.gpu, x1.gpu, x2.gpu, w.gpu, b.gpu, N, C);
+    }, res, out, mean, rstd);
+    expect_near("the residual sum", res, 0);
+    expect_near("layernorm's out", out, slack);
+    expect_near("layernorm's mean", mean, 8);
+    expect_near("layernorm's rstd", rstd, slack);
+
+    std::vector<floatX> first = result_of(out);
+    residual_layernorm_forward(res.gpu, out.gpu, mean.gpu, rstd.gpu, res.gpu, NULL, w.gpu, b.gpu, N, C);
+    expect_bits("layernorm recomputed from the stored sum", result_of(out), first);
+
+    for (GradMode mode : both_modes) {
+        Both<floatX> dinp = random_both(n), dw = mode == GRAD_SET ? unset_both(C) : random_both(C), db = mode == GRAD_SET ? unset_both(C) : random_both(C);
+        Both<float> m = both_of(std::vector<float>(mean.cpu, mean.cpu + N)), r = both_of(std::vector<float>(rstd.cpu, rstd.cpu + N));
+        cpu::layernorm_backward(dinp.cpu, dw.cpu, db.cpu, dout.cpu, res.cpu, w.cpu, m.cpu, r.cpu, N, C, mode);
+        run_twice("layernorm_backward", [&] {
+            layernorm_backward(dinp.gpu, dw.gpu, db.gpu, dout.gpu, res.gpu, w.gpu, m.gpu, r.gpu, N, C, mode);
+        }, dinp, dw, db);
+        expect_near("layernorm's dinp", dinp, slack);
+        expect_near("layernorm's dw", dw, slack + 2 * sqrt(N));
+        expect_near("layernorm's db", db, slack + 2 * sqrt(N));
+    }
+}
+static void test_layernorm_adds_the_residual_and_normalises(void) {
+    check_layernorm(5, 19, 0);
+    check_layernorm(1, 8, 0);
+    check_layernorm(3, 1, 0);
+    check_layernorm(40, 64, 0);
+    check_layernorm(9, 776, 0);
+    check_layernorm(3, 64, 100);  // far from 0, where E[x^2] - E[x]^2 would cancel
+    check_layernorm(2, 6144, 0);  // one row fills a block's shared memory
+    check_layernorm(4101, 8, 0);  // more rows than warps of backward
+}
+
+// ---- what follows a matrix product ----
+// The CPU has these inside its products: a product with the identity leaves only them.
+static Both<floatX> identity(size_t n) {
+    std::vector<floatX> x(n * n);
+    for (size_t i = 0; i < n * n; i++) x[i] = to_floatX(i / n == i % n ? 1.0f : 0.0f);
+    return both_of(x);
+}
+static void check_bias_gelu(int N, int C) {
+    start(1, N, C, 1, 1);
+    size_t n = (size_t)N * C;
+    Both<floatX> x = random_both(n, 0, 3), pre = unset_both(n), act = unset_both(n), bias = random_both(C), w = identity(C), dout = random_both(n), dinp = unset_both(n);
+    cpu::matmul_gelu_forward(act.cpu, pre.cpu, x.cpu, w.cpu, bias.cpu, N, C, C);
+    Both<floatX> out = both_of(x.start);
+    memcpy(out.cpu, pre.cpu, n * sizeof(floatX));
+    run_twice("bias_gelu_forward", [&] { bias_gelu_forward(act.gpu, out.gpu, bias.gpu, N, C); }, act, out);
+    expect_near("the product plus bias", out, 0);
+    expect_near("its gelu", act, 8);
+    begin_again(out);
+    bias_gelu_forward(NULL, out.gpu, bias.gpu, N, C);
+    expect_near("the product plus bias, without gelu", out, 0);
+
+    cpu::matmul_gelu_backward_input(dinp.cpu, dout.cpu, w.cpu, pre.cpu, N, C, C);
+    Both<floatX> d = both_of(dout.start), p = both_of(std::vector<floatX>(pre.cpu, pre.cpu + n));
+    memcpy(d.cpu, dinp.cpu, n * sizeof(floatX));
+    run_twice("gelu_backward", [&] { gelu_backward(d.gpu, p.gpu, N, C); }, d);
+    expect_near("gelu's gradient", d, 8);
+}
+static void check_bias_backward(int N, int OC) {
+    start(1, N, (OC + 3) / 4, 1, 1);
+    Both<floatX> dout = random_both((size_t)N * OC), inp = random_both(N), dw = unset_both(OC);
+    for (GradMode mode : both_modes) {
+        Both<floatX> dbias = mode == GRAD_SET ? unset_both(OC) : random_both(OC);
+        cpu::matmul_backward_weight(dw.cpu, dbias.cpu, dout.cpu, inp.cpu, N, 1, OC, mode);
+        run_twice("bias_backward", [&] { bias_backward(dbias.gpu, dout.gpu, N, OC, mode); }, dbias);
+        expect_near("a bias's gradient", dbias, 8 + 2 * sqrt(N));
+    }
+}
+static void test_bias_and_gelu_follow_a_product_and_their_gradients_precede_one(void) {
+    check_bias_gelu(1, 1);
+    check_bias_gelu(5, 33);
+    check_bias_gelu(3, 64);
+    check_bias_gelu(2, 264);
+    check_bias_backward(1, 1);
+    check_bias_backward(7, 9);
+    check_bias_backward(130, 264); // more columns than a block
+    check_bias_backward(8321, 8);  // more rows than the smallest chunks hold
+}
+
+// ---- attention ----
+static void check_attention(int B, int T, int NH, int HS, float std) {
+    int C = NH * HS;
+    start(B, T, C, NH, 1);
+    size_t n = (size_t)B * T * C;
+    double slack = (8 + sqrt(HS) + sqrt(T)) * (double)(std * std) * (sizeof(floatX) == 2 ? 4 : 1); // an error of a score is one of exp's argument
+    Both<floatX> qkv = random_both(3 * n, 0, std), out = unset_both(n), dout = random_both(n), dqkv = unset_both(3 * n);
+    Both<float> stats = unset_both<float>((size_t)B * NH * T);
+    cpu::attention_forward(out.cpu, stats.cpu, qkv.cpu, B, T, C, NH);
+    run_twice("attention_forward", [&] { attention_forward(out.gpu, stats.gpu, qkv.gpu, B, T, C, NH); }, out, stats);
+    expect_near("attention's out", out, slack);
+    expect_near("attention's stats", stats, slack);
+    Both<floatX> o = both_of(std::vector<floatX>(out.cpu, out.cpu + n));
+    Both<float> s = both_of(std::vector<float>(stats.cpu, stats.cpu + stats.n));
+    cpu::attention_backward(dqkv.cpu, dout.cpu, qkv.cpu, o.cpu, s.cpu, B, T, C, NH);
+    run_twice("attention_backward", [&] { attention_backward(dqkv.gpu, dout.gpu, qkv.gpu, o.gpu, s.gpu, B, T, C, NH); }, dqkv);
+    expect_near("attention's dqkv", dqkv, 4 * slack);
+}
+static void test_attention_of_every_head_size(void) {
+    const int sizes[9] = { 1, 3, 8, 16, 32, 33, 64, 80, 128 };
+    for (int i = 0; i < 9; i++) check_attention(1, 35, 2, sizes[i], 1);
+}
+static void test_attention_over_lengths_around_a_tile(void) {
+    check_attention(1, 1, 1, 1, 1);
+    check_attention(2, 1, 3, 16, 1);
+    check_attention(2, 64, 1, 16, 1);
+    check_attention(1, 65, 2, 64, 1);
+    check_attention(1, 130, 1, 24, 1);
+    check_attention(1, 97, 1, 128, 1);
+}
+static void test_attention_survives_scores_that_exp_alone_would_overflow(void) { check_attention(1, 70, 1, 16, 8); }
+
+// ---- classifier ----
+static void check_classifier(int N, int V, int Vp) {
+    start(1, N, 1, 1, Vp);
+    Both<floatX> logits = random_both((size_t)N * Vp, 0, 3);
+    Both<int> targets = random_tokens(N, V);
+    Both<float> losses = unset_both<float>(N);
+    if (N > 2) {
+        std::vector<int> some = targets.start;
+        some[1] = -1;
+        some[2] = V - 1;
+        targets = both_of(some);
+    }
+    cpu::classifier_forward(losses.cpu, logits.cpu, targets.cpu, N, V, Vp);
+    run_twice("classifier_forward", [&] { classifier_forward(losses.gpu, logits.gpu, targets.gpu, N, V, Vp); }, losses);
+    expect_near("losses", losses, 32);
+    expect_bits("logits that only the loss was asked of", result_of(logits), logits.start);
+
+    cpu::classifier_forward_backward(losses.cpu, logits.cpu, targets.cpu, 0.125f, N, V, Vp);
+    run_twice("classifier_forward_backward", [&] { classifier_forward_backward(losses.gpu, logits.gpu, targets.gpu, 0.125f, N, V, Vp); }, losses, logits);
+    expect_near("losses beside gradients", losses, 32);
+    expect_near("dlogits", logits, 32);
+    std::vector<floatX> in_shared = result_of(logits);
+    begin_again(logits);
+    cuda_layers.shared_bytes = 0;
+    classifier_forward_backward(losses.gpu, logits.gpu, targets.gpu, 0.125f, N, V, Vp);
+    expect_bits("dlogits of a row that does not fit in shared memory", result_of(logits), in_shared);
+}
+static void test_classifier_is_cross_entropy_over_the_vocabulary_without_its_padding(void) {
+    check_classifier(3, 50, 64);
+    check_classifier(1, 1, 1);
+    check_classifier(4, 129, 130);
+    check_classifier(3, 5, 128);
+    check_classifier(3, 257, 384);
+    check_classifier(3, 9001, 9088); // more than a block takes at once
+}
+static void test_classifier_hides_no_inf_or_nan(void) {
+    for (float bad : { NAN, INFINITY, -INFINITY }) {
+        start(1, 1, 1, 1, 64);
+        Both<floatX> logits = random_both(64);
+        Both<float> loss = unset_both<float>(1);
+        logits.start[40] = to_floatX(bad);
+        begin_again(logits);
+        Both<int> target = both_of(std::vector<int>(1, 3));
+        classifier_forward_backward(loss.gpu, logits.gpu, target.gpu, 1, 1, 50, 64);
+        bool wanted = bad == -INFINITY; // a probability of 0, and no error
+        expect(wanted ? isfinite(result_of(loss)[0]) : isnan(result_of(loss)[0]), "loss with a logit of %g", (double)bad);
+        expect(wanted ? isfinite(number(result_of(logits)[3])) : isnan(number(result_of(logits)[3])), "gradient with a logit of %g", (double)bad);
+    }
+}
+
+// ---- optimizer ----
+typedef struct { Both<floatX> params, grads; Both<float> master, m, v, scale; } Optimizer;
+static const AdamW adamw_example = { 1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 3 };
+
+static Optimizer random_optimizer(size_t n, float scale, size_t offset) {
+    next_stream = 0;
+    Optimizer o = { random_both(n, 0, 1, offset), random_both(n, 0, 1, offset), random_both<float>(NEEDS_MASTER ? n : 0, 0, 1, offset),
+                    random_both<float>(n, 0, 0.1f, offset), random_both<float>(n, 0, 0.1f, offset), both_of(std::vector<float>(1, scale)) };
+    for (size_t i = 0; i < n; i++) o.v.cpu[i] = o.v.start[i] = fabsf(o.v.start[i]);
+    begin_again(o.v);
+    return o;
+}
+static void update_piece(Optimizer& o, size_t begin, size_t end, size_t no_decay) {
+    adamw_update(adamw_example, o.params.gpu + begin, NEEDS_MASTER ? o.master.gpu + begin : NULL, o.m.gpu + begin, o.v.gpu + begin, o.grads.gpu + begin,
+                 o.scale.gpu, end - begin, no_decay > begin ? size_min(no_decay, end) - begin : 0);
+}
+static void expect_same_optimizer(const char* what, Optimizer& a, Optimizer& b) {
+    expect_bits(what, result_of(a.params), result_of(b.params));
+    expect_bits(what, result_of(a.master), result_of(b.master));
+    expect_bits(what, result_of(a.m), result_of(b.m));
+    expect_bits(what, result_of(a.v), result_of(b.v));
+}
+static void test_adamw_follows_the_cpu(void) {
+    const size_t sizes[5] = { 1, 7, 8, 1000, 4099 };
+    start(1, 1, 1, 1, 1);
+    for (size_t n : sizes) {
+        for (size_t no_decay : { (size_t)0, n / 3, n }) {
+            Optimizer o = random_optimizer(n, 0.5f, 0);
+            cpu::adamw_update(adamw_example, o.params.cpu, NEEDS_MASTER ? o.master.cpu : NULL, o.m.cpu, o.v.cpu, o.grads.cpu, o.scale.cpu, n, no_decay);
+            run_twice("adamw_update", [&] { update_piece(o, 0, n, no_decay); }, o.params, o.master, o.m, o.v);
+            expect_near("AdamW's m", o.m, 4);
+            expect_near("AdamW's v", o.v, 4);
+            expect_near("AdamW's master weights", o.master, 4);
+            expect_near("AdamW's params", o.params, 4);
+        }
+    }
+}
+static void test_adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit(void) {
+    const size_t n = 2051;
+    start(1, 1, 1, 1, 1);
+    Optimizer whole = random_optimizer(n, 1, 0);
+    update_piece(whole, 0, n, 1001);
+    for (size_t cut : { 1, 3, 17, 1024, 2050 }) {
+        Optimizer pieces = random_optimizer(n, 1, 0);
+        update_piece(pieces, 0, cut, 1001);
+        update_piece(pieces, cut, n, 1001);
+        expect_same_optimizer("AdamW in two pieces", pieces, whole);
+    }
+    Optimizer elsewhere = random_optimizer(n, 1, 1);
+    update_piece(elsewhere, 0, n, 1001);
+    expect_same_optimizer("AdamW of arrays that are not aligned", elsewhere, whole);
+}
+static void test_adamw_changes_nothing_when_the_step_is_skipped(void) {
+    start(1, 1, 1, 1, 1);
+    Optimizer o = random_optimizer(100, 0, 0), before = random_optimizer(100, 0, 0);
+    o.grads.start[7] = to_floatX(NAN);
+    begin_again(o.grads);
+    update_piece(o, 0, 100, 10);
+    expect_same_optimizer("a step that is skipped", o, before);
+}
+
+// ---- numbers about a step ----
+static void test_sums_depend_on_the_number_of_elements_alone(void) {
+    const size_t sizes[6] = { 0, 1, 7, 1000, 10003, 150001 };
+    start(1, 1, 1, 1, 1);
+    for (size_t n : sizes) {
+        Both<floatX> x = random_both(n, 0.5f), moved = both_of(x.start, 1);
+        Both<float> y = random_both<float>(n, 0.5f), y_moved = both_of(y.start, 1);
+        for (int square = 0; square < 2; square++) {
+            Both<double> sum = both_of(std::vector<double>(1, 3.0)), other = both_of(std::vector<double>(1, 3.0));
+            if (square) {
+                cpu::add_sum_squares(sum.cpu, x.cpu, n);
+                run_twice("add_sum_squares", [&] { add_sum_squares(sum.gpu, x.gpu, n); }, sum);
+                add_sum_squares(other.gpu, moved.gpu, n);
+            } else {
+                cpu::add_sum(sum.cpu, y.cpu, n);
+                run_twice("add_sum", [&] { add_sum(sum.gpu, y.gpu, n); }, sum);
+                add_sum(other.gpu, y_moved.gpu, n);
+            }
+            double got = result_of(sum)[0];
+            expect(fabs(got - *sum.cpu) <= 1e-14 * (double)n + 1e-13 * fabs(*sum.cpu), "a sum of %zu numbers is %.17g, not %.17g", n, got, *sum.cpu);
+            expect_bits("a sum of numbers that are not aligned", result_of(other), result_of(sum));
+        }
+    }
+}
+static void test_clipping_follows_the_cpu_to_the_bit(void) {
+    const double squares[6] = { 0, 4, 1e-12, 1e12, INFINITY, NAN };
+    start(1, 1, 1, 1, 1);
+    for (double square : squares) {
+        for (float max_norm : { 0.0f, 1.0f }) {
+            for (float loss_scale : { 1.0f, 1024.0f }) {
+                StepStats empty = { 1, square, 3, -1, -1 };
+                Both<StepStats> s = both_of(std::vector<StepStats>(1, empty));
+                cpu::clip_gradients(s.cpu, max_norm, loss_scale);
+                run_twice("clip_gradients", [&] { clip_gradients(s.gpu, max_norm, loss_scale); }, s);
+                StepStats got = result_of(s)[0];
+                expect(got.grad_scale == s.cpu->grad_scale, "scale %g, not %g", (double)got.grad_scale, (double)s.cpu->grad_scale);
+                expect(got.grad_norm == s.cpu->grad_norm || (isnan(got.grad_norm) && isnan(s.cpu->grad_norm)), "norm %g", (double)got.grad_norm);
+            }
+        }
+    }
+}
+static void test_casts_round_as_the_cpu_does(void) {
+    start(1, 1, 1, 1, 1);
+    for (size_t offset : { 0, 1 }) {
+        Both<float> wide = random_both<float>(1003, 0, 1, offset), back = unset_both<float>(1003);
+        Both<floatX> narrowed = unset_both(1003);
+        for (size_t i = 0; i < wide.n; i++) {
+            narrowed.cpu[i] = to_floatX(wide.cpu[i]);
+            back.cpu[i] = to_float(narrowed.cpu[i]);
+        }
+        cast(narrowed.gpu, wide.gpu, wide.n);
+        cast(back.gpu, narrowed.gpu, wide.n);
+        expect_bits("a cast to floatX", result_of(narrowed), std::vector<floatX>(narrowed.cpu, narrowed.cpu + wide.n));
+        expect_bits("a cast back", result_of(back), std::vector<float>(back.cpu, back.cpu + wide.n));
+    }
+}
+
+static void run_test(const char* name, void (*test)(void)) {
+    failures_in_test = 0;
+    test();
+    free_all();
+    failures += failures_in_test > 0;
+    printf("%s %d - %s, " FLOATX_NAME "\n", failures_in_test ? "not ok" : "ok", ++tests, name);
+    fflush(stdout);
+}
+#define TEST(f) run_test(#f, f)
+int main(void) {
+    cpu::device_init(0, 1);
+    TEST(test_encoder_adds_embeddings_and_sums_their_gradients);
+    TEST(test_layernorm_adds_the_residual_and_normalises);
+    TEST(test_bias_and_gelu_follow_a_product_and_their_gradients_precede_one);
+    TEST(test_attention_of_every_head_size);
+    TEST(test_attention_over_lengths_around_a_tile);
+    TEST(test_attention_survives_scores_that_exp_alone_would_overflow);
+    TEST(test_classifier_is_cross_entropy_over_the_vocabulary_without_its_padding);
+    TEST(test_classifier_hides_no_inf_or_nan);
+    TEST(test_adamw_follows_the_cpu);
+    TEST(test_adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit);
+    TEST(test_adamw_changes_nothing_when_the_step_is_skipped);
+    TEST(test_sums_depend_on_the_number_of_elements_alone);
+    TEST(test_clipping_follows_the_cpu_to_the_bit);
+    TEST(test_casts_round_as_the_cpu_does);
+    printf("1..%d\n", tests);
+    return failures > 0;
+}
