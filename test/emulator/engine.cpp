@@ -152,7 +152,7 @@ __asm__(".globl emulator_switch_stack\n"
         "  movq %rsp, (%rdi); movq %rsi, %rsp\n"
         "  popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp\n"
         "  ret\n");
-constexpr int SAVED_WORDS = 6, RETURN_WORD = 6; // the return address lies above the registers
+constexpr int RETURN_WORD = 6; // it lies above the registers; 16-byte alignment is then as at a call
 #elif defined(__aarch64__)
 __asm__(".globl emulator_switch_stack\n"
         "emulator_switch_stack:\n"
@@ -166,17 +166,16 @@ __asm__(".globl emulator_switch_stack\n"
         "  ldp d12, d13, [sp, #128]; ldp d14, d15, [sp, #144]\n"
         "  add sp, sp, #160\n"
         "  ret\n");
-constexpr int SAVED_WORDS = 20, RETURN_WORD = 11; // x30 holds the return address
+constexpr int RETURN_WORD = 11; // x30 holds the return address
 #else
 #error "emulator_switch_stack: write down here which registers this processor's functions keep"
 #endif
 // A stack that emulator_switch_stack can continue on: as if saved just before `entry`.
 static void* new_stack(char* top, void (*entry)(void)) {
-    void** words = (void**)top - 24; // 16-byte aligned, with room above for the words read
-    memset(words, 0, 24 * sizeof *words);
-    words[SAVED_WORDS == 6 ? 1 : 0] = nullptr;
-    words[RETURN_WORD + (SAVED_WORDS == 6)] = (void*)entry;
-    return words + (SAVED_WORDS == 6);
+    void** words = (void**)top - 24; // the rest may hold anything
+    words[RETURN_WORD] = (void*)entry;
+    words[RETURN_WORD + 1] = nullptr; // debuggers end a backtrace there
+    return words;
 }
 static void to_scheduler(void) {
     Fiber* f = current();
