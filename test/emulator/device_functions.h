@@ -78,6 +78,26 @@ EMULATED_LOAD(__ldg) EMULATED_LOAD(__ldca) EMULATED_LOAD(__ldcg) EMULATED_LOAD(_
 EMULATED_STORE(__stwb) EMULATED_STORE(__stcg) EMULATED_STORE(__stcs) EMULATED_STORE(__stwt)
 EMULATED size_t __cvta_generic_to_shared(const void* p) { return reinterpret_cast<size_t>(p); }
 
+// --- asynchronous copies (cuda_pipeline.h) ---
+// The source is read when the copy is asked for; the destination is undefined (NaN) from then until the thread has waited.
+typedef uint32_t __attribute__((may_alias)) EmulatorWord;
+EMULATED void __pipeline_memcpy_async(void* destination, const void* source, size_t size, size_t zeros = 0, emulator::Site site = emulator::here()) {
+    if ((size != 4 && size != 8 && size != 16) || zeros > size)
+        emulator::fail(emulator::self, site, "__pipeline_memcpy_async of %zu bytes, %zu of them zeros: sizes are 4, 8 and 16", size, zeros);
+    emulator::check_aligned(destination, size, site);
+    emulator::check_aligned(source, size, site);
+    unsigned char bytes[16] = {};
+    for (size_t i = 0; i < size - zeros; i++) bytes[i] = ((const unsigned char*)source)[i];
+    for (size_t i = 0; i < size / 4; i++) ((EmulatorWord*)destination)[i] = ~0u;
+    emulator::pipeline_add(destination, bytes, size);
+}
+EMULATED void __pipeline_commit() { emulator::pipeline_commit(); }
+EMULATED void __pipeline_wait_prior(size_t batches) {
+    emulator::PendingCopy copy;
+    while (emulator::pipeline_next(batches, &copy))
+        for (size_t i = 0; i < copy.size; i++) ((unsigned char*)copy.destination)[i] = copy.bytes[i];
+}
+
 // --- atomics: relaxed, as CUDA's are ---
 template <class T, class Op> EMULATED T emulator_atomic(T* address, Op op, emulator::Site site) {
     emulator::check_aligned(address, sizeof(T), site);

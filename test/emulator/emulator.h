@@ -64,6 +64,18 @@ unsigned reduce(const char* name, unsigned mask, Reduce how, unsigned value, Sit
 unsigned active_mask(void);
 void yield(void);                                                       // lets other threads run first
 
+
+// --- asynchronous copies (cp.async): what a thread asked for, in batches, until it waits ---
+struct PendingCopy { void* destination; unsigned char bytes[16]; size_t size, batch; };
+void pipeline_add(void* destination, const void* bytes, size_t size);
+void pipeline_commit(void);
+bool pipeline_next(size_t batches_that_may_wait, PendingCopy* copy);    // takes the next copy that must now be made
+
+// --- matrix units (see matrix.h for what kernels call) ---
+enum class Element { BF16, FP16 };
+void mma_m16n8k16(Element type, float* d, const uint32_t* a, const uint32_t* b, Site site); // d (4) += a (4) * b (2): a lane's fragments
+void load_matrices(const char* name, int count, bool transposed, const void* row, uint32_t* fragments, Site site);
+
 // --- launches ---
 struct Configuration {
     const char* kernel;
@@ -107,5 +119,6 @@ cudaError_t cudaFuncSetAttribute(F* kernel, cudaFuncAttribute attribute, int val
 }
 
 #include "device_functions.h"
+#include "matrix.h"
 #define __CUDACC__ 1 // sources that ask take the path they take under nvcc; only now, for CUDA's own headers mean nvcc by it
 #endif

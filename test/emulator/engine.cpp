@@ -14,6 +14,7 @@ Read in this order: run, run_blocks, run_block, then hand_over (a fiber waits) a
 #include <string>
 #include <sys/mman.h>
 #include <thread>
+#include <ucontext.h>
 #include <unistd.h>
 #include <vector>
 
@@ -52,7 +53,7 @@ static void __asan_unpoison_memory_region(const volatile void*, size_t) {}
 }
 
 namespace emulator {
-constexpr unsigned MAX_THREADS = 1024, MAX_WORKERS = 64;
+constexpr unsigned MAX_THREADS = 1024, MAX_WORKERS = 64, MAX_SHARED_VARIABLES = 64;
 constexpr size_t STACK_BYTES = 256 << 10, PAGE = 4096;
 // Shared memory of a block on compute capability 8.0: what every kernel may have, and what it may ask for.
 constexpr size_t SHARED_DEFAULT = 48 << 10, SHARED_LARGEST = 163 << 10;
@@ -74,7 +75,8 @@ struct Worker {
     char* arena;                  // (ARENA_BYTES) this block's shared memory, with red zones between the variables
     size_t arena_used, static_bytes, shared_limit;
     char* dynamic;                // (launch->shared_bytes) in the arena
-    std::vector<std::pair<const void*, void*>> variables; // __shared__ variable -> this block's copy
+    struct { const void* variable; void* copy; } shared[MAX_SHARED_VARIABLES]; // this block's copies
+    unsigned num_shared;
     char order[MAX_THREADS], begin, end; // addresses by which TSan is told what is ordered
 };
 __thread Thread* self;
@@ -137,8 +139,15 @@ static std::string source_place(const void* pc) {
     if (lines) pclose(lines);
     return *place && *place != '?' ? place : "(unknown line)";
 }
-static void on_signal(int signal) {
-    if (self) print_message(self, "(a line that gdb can tell)", strsignal(signal));
+static void on_signal(int number, siginfo_t* info, void* context) {
+#if defined(__x86_64__)
+    const void* pc = (const void*)((ucontext_t*)context)->uc_mcontext.gregs[REG_RIP];
+#else
+    const void* pc = (const void*)((ucontext_t*)context)->uc_mcontext.pc;
+#endif
+    const Fiber* f = current();
+    size_t below = f ? (size_t)(f->stack - (const char*)info->si_addr) : PAGE; // the page under a stack cannot be touched
+    print_message(self, source_place((const char*)pc + 1).c_str(), number == SIGSEGV && below < PAGE ? "its stack overflows" : strsignal(number));
     _exit(1);
 }
 
@@ -211,6 +220,8 @@ static void prepare_fiber(Worker* w, int i, uint3 block_idx) {
     f->grid_dim = w->launch->grid;
     f->lane = i % WARP;
     f->fenced = false;
+    f->copies.clear();
+    f->num_batches = 0;
     f->budget = 1 + next_random(&w->random) % 1024;
     if (!f->stack) {
         char* pages = (char*)mmap(nullptr, PAGE + STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -253,7 +264,10 @@ static void order_fibers(Fiber* const* fibers, int count) {
     __tsan_switch_to_fiber(worker->tsan, 1);
 }
 
-// A warp function opens when every lane of the mask is there or has exited; then all must have called the same.
+// A warp function opens when every lane of its mask waits in the same one with the same mask, or has exited.
+static bool waits_with(const Fiber* f, const Fiber* other) {
+    return f->state == State::AT_WARP_FUNCTION && f->mask == other->mask && !strcmp(f->function, other->function);
+}
 static bool open_warp_function(Worker* w, Fiber* first) {
     Fiber* warp = first - first->lane;
     Fiber *lanes[WARP] = {}, *members[WARP] = {};
@@ -261,13 +275,7 @@ static bool open_warp_function(Worker* w, Fiber* first) {
     for (int lane = 0; lane < size; lane++) {
         Fiber* f = &warp[lane];
         if (!(first->mask >> lane & 1) || f->state == State::EXITED) continue;
-        if (f->state == State::AT_BLOCK_BARRIER) 
-            fail(f, f->site, "%s, while lane %d waits for this lane in %s (%s:%d, mask 0x%08x)", f->function, first->lane,
-                 first->function, first->site.file, first->site.line, first->mask);
-        if (f->state != State::AT_WARP_FUNCTION) return false;
-        if (f->mask != first->mask || strcmp(f->function, first->function)) 
-            fail(f, f->site, "%s with mask 0x%08x, while lane %d waits for this lane in %s with mask 0x%08x (%s:%d)", f->function, f->mask,
-                 first->lane, first->function, first->mask, first->site.file, first->site.line);
+        if (!waits_with(f, first)) return false;
         lanes[lane] = members[count++] = f;
     }
     order_fibers(members, count);
@@ -308,6 +316,21 @@ static bool open_barriers(Worker* w) {
     return open_block_barrier(w) || opened;
 }
 
+// --- asynchronous copies ---
+void pipeline_add(void* destination, const void* bytes, size_t size) {
+    PendingCopy copy = {destination, {}, size, current()->num_batches};
+    memcpy(copy.bytes, bytes, size);
+    current()->copies.push_back(copy);
+}
+void pipeline_commit(void) { current()->num_batches++; }
+bool pipeline_next(size_t batches_that_may_wait, PendingCopy* copy) {
+    Fiber* f = current();
+    if (f->copies.empty() || f->copies.front().batch + batches_that_may_wait >= f->num_batches) return false;
+    *copy = f->copies.front();
+    f->copies.pop_front();
+    return true;
+}
+
 // --- shared memory ---
 static char* arena_take(Worker* w, size_t bytes, Site site) {
     size_t total = w->static_bytes + w->launch->shared_bytes;
@@ -321,13 +344,14 @@ static char* arena_take(Worker* w, size_t bytes, Site site) {
     return p;
 }
 void* static_shared(const void* variable, size_t bytes, size_t alignment, Site site) {
-    for (auto& known : worker->variables)
-        if (known.first == variable) return known.second;
+    Worker* w = worker;
+    for (unsigned i = 0; i < w->num_shared; i++)
+        if (w->shared[i].variable == variable) return w->shared[i].copy;
+    if (w->num_shared == MAX_SHARED_VARIABLES) fail(self, site, "more than %u __shared__ variables", MAX_SHARED_VARIABLES);
     if (alignment > RED_ZONE) fail(self, site, "a __shared__ variable aligned to %zu; the emulator aligns to %zu", alignment, RED_ZONE);
-    worker->static_bytes += bytes;
-    void* p = arena_take(worker, bytes, site);
-    worker->variables.push_back({variable, p});
-    return p;
+    w->static_bytes += bytes;
+    w->shared[w->num_shared].variable = variable;
+    return w->shared[w->num_shared++].copy = arena_take(w, bytes, site);
 }
 void* dynamic_shared(size_t alignment, Site site) {
     check_aligned(worker->dynamic, alignment, site);
@@ -346,19 +370,20 @@ static void arena_new(Worker* w) {
     if (!w->arena) w->arena = (char*)mmap(nullptr, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (w->arena == MAP_FAILED) { perror("cuda emulator: shared memory"); _exit(1); }
     __asan_poison_memory_region(w->arena, ARENA_BYTES);
-    w->variables.clear();
-    w->arena_used = w->static_bytes = 0;
+    w->arena_used = w->static_bytes = w->num_shared = 0;
     __tsan_release(&w->begin);
     w->dynamic = arena_take(w, w->launch->shared_bytes, w->launch->site);
 }
 
 // --- blocks ---
-static void report_stuck(Worker* w) {
-    for (int i = 0; i < w->num_threads; i++) {
-        Fiber* f = &w->fibers[i];
-        if (f->state == State::AT_WARP_FUNCTION)
-            fail(f, f->site, "%s with mask 0x%08x can never go on: not all of its lanes come", f->function, f->mask);
-    }
+// Nothing can run, nothing can open: some thread waits in a warp function for a lane that waits elsewhere.
+[[noreturn]] static void report_stuck(Worker* w) {
+    Fiber* f = w->fibers;
+    while (f->state != State::AT_WARP_FUNCTION) f++;
+    const Fiber* missing = f - f->lane;
+    while (!(f->mask >> missing->lane & 1) || missing->state == State::EXITED || waits_with(missing, f)) missing++;
+    fail(f, f->site, "%s with mask 0x%08x can never go on: it waits for lane %d, which is in %s (mask 0x%08x) at %s:%d", f->function,
+         f->mask, missing->lane, missing->function, missing->mask, missing->site.file, missing->site.line);
 }
 static void run_block(Worker* w, uint3 block_idx) {
     int n = w->num_threads;
@@ -460,9 +485,14 @@ void __sanitizer_cov_trace_pc(void) {
     }
     to_scheduler();
 }
-// UndefinedBehaviorSanitizer and AddressSanitizer call these as they report; they name the line, this the kernel and thread.
+// The sanitizers call these as they report: one line in our words before theirs.
+void __ubsan_get_current_report_data(const char** kind, const char** message, const char** file, unsigned* line, unsigned* column, char** address);
 void __ubsan_on_report(void) {
-    print_message(self, "undefined behaviour", "the report follows");
+    const char *kind, *message, *file;
+    char* address;
+    unsigned line, column;
+    __ubsan_get_current_report_data(&kind, &message, &file, &line, &column, &address);
+    print_message(self, (std::string(file) + ":" + std::to_string(line)).c_str(), message);
 }
 const char* __ubsan_default_options(void) { return "print_stacktrace=1:halt_on_error=1"; }
 #ifdef EMULATOR_ASAN
@@ -490,8 +520,8 @@ static struct Signals { // a stack of its own, for a kernel's may be what has ov
         stack.ss_size = sizeof memory;
         sigaltstack(&stack, nullptr);
         struct sigaction action = {};
-        action.sa_handler = on_signal;
-        action.sa_flags = SA_ONSTACK;
+        action.sa_sigaction = on_signal;
+        action.sa_flags = SA_ONSTACK | SA_SIGINFO;
         for (int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigaction(s, &action, nullptr);
     }
 } signals;

@@ -7,6 +7,8 @@
 #undef blockDim
 #undef gridDim
 
+#include <deque>
+
 namespace emulator {
 constexpr int WARP = 32;
 enum class State { RUNNABLE, AT_BLOCK_BARRIER, AT_WARP_FUNCTION, EXITED };
@@ -16,6 +18,8 @@ struct Fiber : Thread {
     char* stack;      // (STACK_BYTES), owned, above a page that may not be touched
     State state;
     unsigned budget;  // jumps and branches until it hands over
+    std::deque<PendingCopy> copies; // asynchronous ones, in the order in which they were asked for
+    size_t num_batches; // committed
     bool fenced;      // it did a __threadfence() since its last atomic
     void* tsan;       // the sanitizers' own idea of this fiber
     void* asan;

@@ -75,4 +75,58 @@ unsigned reduce(const char* name, unsigned mask, Reduce how, unsigned value, Sit
     meet_warp(name, mask, &record, combine_reduce, site);
     return record.value;
 }
+
+// --- matrices: fragments as the PTX ISA lays them out (9.7.14, "Matrix fragments for mma.m16n8k16" and "ldmatrix") ---
+constexpr unsigned ALL = ~0u;
+static void require_whole_warp(Fiber* const* lanes, const Fiber* one) {
+    for (int i = 0; i < WARP; i++)
+        if (!lanes[i]) fail(one, one->site, "%s needs the whole warp; lane %d has exited or does not exist", one->function, i);
+}
+struct MmaRecord { Element type; float* d; const uint32_t *a, *b; };
+static float half_of(Element type, uint32_t pair, int upper) {
+    uint16_t bits = (uint16_t)(pair >> (16 * upper));
+    return type == Element::BF16 ? __bfloat162float(__ushort_as_bfloat16(bits)) : __half2float(__ushort_as_half(bits));
+}
+static void combine_mma(Fiber* const* lanes) {
+    for (int i = 0; i < WARP; i++) if (lanes[i]) { require_whole_warp(lanes, lanes[i]); break; }
+    float a[16][16], b[16][8];
+    for (int lane = 0; lane < WARP; lane++) {
+        const MmaRecord* r = (const MmaRecord*)lanes[lane]->record;
+        int group = lane / 4, pair = lane % 4 * 2;
+        for (int i = 0; i < 8; i++) a[group + (i / 2 % 2) * 8][pair + i % 2 + i / 4 * 8] = half_of(r->type, r->a[i / 2], i % 2);
+        for (int i = 0; i < 4; i++) b[pair + i % 2 + i / 2 * 8][group] = half_of(r->type, r->b[i / 2], i % 2);
+    }
+    for (int lane = 0; lane < WARP; lane++) {
+        float* d = ((const MmaRecord*)lanes[lane]->record)->d;
+        for (int i = 0; i < 4; i++) {
+            int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+            double sum = d[i]; // the order and rounding of the GPU's sum are not documented; this is the exact one, rounded once
+            for (int k = 0; k < 16; k++) sum += (double)a[row][k] * b[k][column];
+            d[i] = (float)sum;
+        }
+    }
+}
+void mma_m16n8k16(Element type, float* d, const uint32_t* a, const uint32_t* b, Site site) {
+    MmaRecord record = {type, d, a, b};
+    meet_warp("mma_m16n8k16", ALL, &record, combine_mma, site);
+}
+
+// Lane 8m + r brings row r of matrix m: 8 elements of 16 bits.
+struct MatrixRecord { int count; bool transposed; uint16_t row[8]; uint32_t* fragments; };
+static void combine_load_matrices(Fiber* const* lanes) {
+    for (int i = 0; i < WARP; i++) if (lanes[i]) { require_whole_warp(lanes, lanes[i]); break; }
+    auto record = [&](int lane) { return (const MatrixRecord*)lanes[lane]->record; };
+    for (int lane = 0; lane < WARP; lane++)
+        for (int m = 0; m < record(lane)->count; m++) {
+            int major = lane / 4, minor = lane % 4 * 2;
+            uint32_t low = record(lane)->transposed ? record(8 * m + minor)->row[major] : record(8 * m + major)->row[minor];
+            uint32_t high = record(lane)->transposed ? record(8 * m + minor + 1)->row[major] : record(8 * m + major)->row[minor + 1];
+            record(lane)->fragments[m] = low | high << 16;
+        }
+}
+void load_matrices(const char* name, int count, bool transposed, const void* row, uint32_t* fragments, Site site) {
+    MatrixRecord record = {count, transposed, {}, fragments};
+    memcpy(record.row, row, sizeof record.row);
+    meet_warp(name, ALL, &record, combine_load_matrices, site);
+}
 } // namespace emulator
