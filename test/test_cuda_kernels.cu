@@ -15,6 +15,7 @@ fp32 roundings of the largest result. Arrays end where they end, so that an addr
 #include "../llmc/cuda/stats.cuh"
 #include "../llmc/rng.h"
 #include <algorithm>
+#include <omp.h>
 #include <tuple>
 #include <vector>
 
@@ -498,6 +499,7 @@ static void run_test(const char* name, void (*test)(void)) {
 #define TEST(f) run_test(#f, f)
 int main(void) {
     cpu::device_init(0, 1);
+    omp_set_num_threads(1); // a race detector does not see how OpenMP's threads wait for each other
     TEST(test_encoder_adds_embeddings_and_sums_their_gradients);
     TEST(test_layernorm_adds_the_residual_and_normalises);
     TEST(test_bias_and_gelu_follow_a_product_and_their_gradients_precede_one);
