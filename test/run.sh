@@ -20,5 +20,5 @@ done
 export CMOCKA_MESSAGE_OUTPUT=TAP
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
-tests=$(find build -path '*/test/test_*' -type f -perm -u+x | sort)
+tests=$(find build -maxdepth 3 -path build/venv -prune -o -path '*/test/test_*' -type f -perm -u+x -print | sort)
 exec prove --exec '' --timer "$@" $tests "$wrappers"/*.t
