@@ -85,12 +85,12 @@ static inline TensorInfo unit_tensor(GPT2Config c, int u, int i) {
 static inline void unit_init_weights(GPT2Config c, uint64_t seed, int u, size_t begin, size_t end, float* out) {
     for (int i = 0; i < unit_tensors(u); i++) {
         TensorInfo t = unit_tensor(c, u, i);
-        size_t stored_end = t.offset + tensor_stored_elements(t), tensor_end = t.offset + tensor_elements(t);
-        size_t first = size_max(begin, t.offset), last = size_min(end, tensor_end);
-        #pragma omp parallel for schedule(static)
-        for (size_t k = first; k < last; k++) {
-            bool padding = k >= stored_end;
-            out[k - begin] = padding ? 0.0f : t.init_std == 0 ? t.init_mean : t.init_std * random_normal(seed, (uint64_t)u, k);
+        size_t first = size_max(begin, t.offset), last = size_min(end, t.offset + tensor_elements(t));
+        size_t padding = size_min(last, t.offset + tensor_stored_elements(t)); // from here on the mean, 0, stays
+        for (size_t k = first; k < last; k++) out[k - begin] = t.init_mean;
+        if (t.init_std > 0) {
+            #pragma omp parallel for simd schedule(static)
+            for (size_t k = first; k < padding; k++) out[k - begin] = t.init_std * random_normal(seed, (uint64_t)u, k);
         }
     }
 }

@@ -22,8 +22,8 @@ static inline AdamWFactors adamw_factors(AdamW a) {
 // m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, p = p decay - lr/(1-b1^t) m / (sqrt(v) / sqrt(1-b2^t) + eps)
 // Each fused multiply-add is written out, so that every way of cutting an array into pieces gives the same bits.
 template <int W>
-__device__ inline void adamw_piece(AdamWFactors f, float scale, floatX* params, float* master, float* m, float* v, const floatX* grads,
-                                   size_t i, size_t no_decay) {
+__device__ inline void adamw_piece(AdamWFactors f, float scale, floatX* params, float* master, float* m, float* v,
+                                   const floatX* grads, size_t i, size_t no_decay) {
     Floats<W> g = load<W>(grads + i), mi = load<W>(m + i), vi = load<W>(v + i), p;
     if (NEEDS_MASTER) p = load<W>(master + i);
     else p = load<W>(params + i);
@@ -58,10 +58,10 @@ void adamw_update(AdamW a, floatX* params, float* master, float* m, float* v, co
     const unsigned threads = 256;
     AdamWFactors f = adamw_factors(a);
     if (n == 0) return;
-    if (rows_are_vectors(VEC, params, grads) && rows_are_vectors(VEC, master, m, v))
-        adamw_kernel<VEC><<<(unsigned)ceil_div(n, threads * VEC), threads, 0, compute_stream>>>(f, params, master, m, v, grads, grad_scale, n, no_decay);
-    else
-        adamw_kernel<1><<<(unsigned)ceil_div(n, threads), threads, 0, compute_stream>>>(f, params, master, m, v, grads, grad_scale, n, no_decay);
+    bool vectors = rows_are_vectors(VEC, params, grads) && rows_are_vectors(VEC, master, m, v);
+    auto kernel = vectors ? adamw_kernel<VEC> : adamw_kernel<1>;
+    unsigned blocks = (unsigned)ceil_div(n, threads * (vectors ? VEC : 1));
+    kernel<<<blocks, threads, 0, compute_stream>>>(f, params, master, m, v, grads, grad_scale, n, no_decay);
     check_launch("adamw_update");
 }
 #endif

@@ -98,13 +98,15 @@ __device__ inline void tile_accumulate(float (&sum)[R][D / SIDE], const float* p
 
 // Rows of dst, `stride` elements apart, = sum * factor[i], as far as there are rows and channels.
 template <int D, int R>
-__device__ inline void tile_store(floatX* dst, const float (&sum)[R][D / SIDE], const float (&factor)[R], size_t stride, int rows, int HS) {
+__device__ inline void tile_store(floatX* dst, const float (&sum)[R][D / SIDE], const float (&factor)[R],
+                                  size_t stride, int rows, int HS) {
     int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
     #pragma unroll
     for (int i = 0; i < R; i++)
         #pragma unroll
         for (int j = 0; j < D / SIDE; j++)
-            if (y * R + i < rows && x + SIDE * j < HS) dst[(y * R + i) * stride + x + SIDE * j] = narrow<floatX>(sum[i][j] * factor[i]);
+            if (y * R + i < rows && x + SIDE * j < HS)
+                dst[(y * R + i) * stride + x + SIDE * j] = narrow<floatX>(sum[i][j] * factor[i]);
 }
 
 // Over the 16 lanes that share a row.
@@ -129,7 +131,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS)
 attention_forward_kernel(floatX* out, float* stats, const floatX* qkv, float scale, int T, int C, int NH, int HS) {
     constexpr int R = TILE / SIDE;
     extern __shared__ int4 shared_memory[];
-    float *q = (float*)shared_memory, *k = q + tile_floats(TILE, D), *v = k + tile_floats(TILE, D), *p = v + tile_floats(TILE, D);
+    constexpr int NEXT = tile_floats(TILE, D);
+    float *q = (float*)shared_memory, *k = q + NEXT, *v = k + NEXT, *p = v + NEXT;
     int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE, first = (gridDim.y - 1 - blockIdx.y) * TILE;
     size_t stride = 3 * (size_t)C;
     HeadOffset head = head_offset(blockIdx.x, T, C, NH, HS);
@@ -175,10 +178,13 @@ attention_forward_kernel(floatX* out, float* stats, const floatX* qkv, float sca
 // sum over u of P[u] dP[u] = dout[t].out[t]; and dq[t] = sum dS[u] k[u] / sqrt(HS), dk[u] += dS[u] q[t] / sqrt(HS).
 
 // delta (B,NH,T), the only thing that needs memory
-static inline size_t attention_workspace_bytes(LayerShapes s) { return (size_t)s.B * (size_t)s.NH * (size_t)s.T * sizeof(float); }
+static inline size_t attention_workspace_bytes(LayerShapes s) {
+    return (size_t)s.B * (size_t)s.NH * (size_t)s.T * sizeof(float);
+}
 
 // One warp for each token and head: delta = dout . out. Reads 4 N C bytes in 16 bits.
-__global__ void attention_delta_kernel(float* delta, const floatX* dout, const floatX* out, int rows, int T, int C, int NH, int HS) {
+__global__ void attention_delta_kernel(float* delta, const floatX* dout, const floatX* out, int rows,
+                                       int T, int C, int NH, int HS) {
     int i = blockIdx.x * blockDim.y + threadIdx.y; // of (B,T,NH)
     if (i >= rows) return;
     size_t begin = (size_t)(i / NH) * C + (size_t)(i % NH) * HS;
@@ -198,8 +204,8 @@ attention_dq_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const f
                     float scale, int T, int C, int NH, int HS) {
     constexpr int R = TILE / SIDE;
     extern __shared__ int4 shared_memory[];
-    float *q = (float*)shared_memory, *d = q + tile_floats(TILE, D), *k = d + tile_floats(TILE, D), *v = k + tile_floats(TILE, D);
-    float* ds = v + tile_floats(TILE, D);
+    constexpr int NEXT = tile_floats(TILE, D);
+    float *q = (float*)shared_memory, *d = q + NEXT, *k = d + NEXT, *v = k + NEXT, *ds = v + NEXT;
     int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE, first = (gridDim.y - 1 - blockIdx.y) * TILE;
     size_t stride = 3 * (size_t)C;
     HeadOffset head = head_offset(blockIdx.x, T, C, NH, HS);
@@ -241,8 +247,8 @@ attention_dkv_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const 
                      float scale, int T, int C, int NH, int HS) {
     constexpr int R = TILE / SIDE;
     extern __shared__ int4 shared_memory[];
-    float *q = (float*)shared_memory, *d = q + tile_floats(TILE, D), *k = d + tile_floats(TILE, D), *v = k + tile_floats(TILE, D);
-    float* p = v + tile_floats(TILE, D);
+    constexpr int NEXT = tile_floats(TILE, D);
+    float *q = (float*)shared_memory, *d = q + NEXT, *k = d + NEXT, *v = k + NEXT, *p = v + NEXT;
     int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE, first = blockIdx.y * TILE;
     size_t stride = 3 * (size_t)C;
     HeadOffset head = head_offset(blockIdx.x, T, C, NH, HS);
@@ -263,11 +269,12 @@ attention_dkv_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const 
         tile_dot<D>(dp, v, d);
         #pragma unroll
         for (int j = 0; j < R; j++) {
-            int query = t + x + SIDE * j;
-            float lse = query < T ? stats[head.stats + query] : 0.0f, column_delta = query < T ? delta[head.stats + query] : 0.0f;
+            int query = t + x + SIDE * j; // from T on, q and dout are 0, so whatever P is adds nothing
+            float lse = query < T ? stats[head.stats + query] : 0.0f;
+            float column_delta = query < T ? delta[head.stats + query] : 0.0f;
             #pragma unroll
             for (int i = 0; i < R; i++) {
-                s[i][j] = first + y * R + i <= query && query < T ? fast_exp(s[i][j] * scale - lse) : 0.0f;
+                s[i][j] = first + y * R + i <= query ? fast_exp(s[i][j] * scale - lse) : 0.0f;
                 dp[i][j] = s[i][j] * (dp[i][j] - column_delta);
             }
         }
@@ -303,7 +310,8 @@ template <int TILE, int D, int W> static inline void attention_backward_launch(A
     const int warps = 8, rows = a.B * a.T * a.NH;
     float *delta = (float*)cuda_layers.workspace, scale = 1.0f / sqrtf((float)a.HS);
     dim3 grid(a.B * a.NH, (unsigned)ceil_div(a.T, TILE));
-    attention_delta_kernel<<<(unsigned)ceil_div(rows, warps), dim3(WARP, warps), 0, compute_stream>>>(delta, a.dout, a.out, rows, a.T, a.C, a.NH, a.HS);
+    attention_delta_kernel<<<(unsigned)ceil_div(rows, warps), dim3(WARP, warps), 0, compute_stream>>>(
+        delta, a.dout, a.out, rows, a.T, a.C, a.NH, a.HS);
     check_launch("attention_backward, delta");
     allow_shared_memory(attention_dq_kernel<TILE, D, W>, shared, "attention_backward, dq");
     attention_dq_kernel<TILE, D, W><<<grid, ATTENTION_THREADS, shared, compute_stream>>>(
@@ -321,7 +329,8 @@ template <int TILE, int D, int W> static inline void attention_launch(AttentionC
 }
 // Tiles are as large as lets backward's five fit in the 99 KB that the smallest of these GPUs gives a block.
 template <int W> static inline void attention_by_head_size(AttentionCall a) {
-    require(a.HS <= ATTENTION_MAX_HS, "attention: heads of %d channels, but at most %d can be computed; choose more --heads", a.HS, ATTENTION_MAX_HS);
+    require(a.HS <= ATTENTION_MAX_HS, "attention: heads of %d channels, but at most %d can be computed; choose more --heads",
+            a.HS, ATTENTION_MAX_HS);
     if (a.HS <= 32) attention_launch<64, 32, W>(a);
     else if (a.HS <= 64) attention_launch<64, 64, W>(a);
     else attention_launch<32, ATTENTION_MAX_HS, W>(a);

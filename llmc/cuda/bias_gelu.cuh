@@ -40,8 +40,9 @@ __global__ void bias_gelu_forward_kernel(floatX* act, floatX* out, const floatX*
     }
 }
 static inline void bias_gelu_forward(floatX* act, floatX* out, const floatX* bias, int N, int OC) {
-    if (rows_are_vectors(OC, act, out, bias)) bias_gelu_forward_kernel<VEC><<<N, row_threads(OC / VEC, 256), 0, compute_stream>>>(act, out, bias, OC);
-    else bias_gelu_forward_kernel<1><<<N, row_threads(OC, 256), 0, compute_stream>>>(act, out, bias, OC);
+    bool vectors = rows_are_vectors(OC, act, out, bias);
+    auto kernel = vectors ? bias_gelu_forward_kernel<VEC> : bias_gelu_forward_kernel<1>;
+    kernel<<<N, row_threads(OC, vectors), 0, compute_stream>>>(act, out, bias, OC);
     check_launch("bias and gelu");
 }
 
@@ -58,8 +59,9 @@ __global__ void gelu_backward_kernel(floatX* dinp, const floatX* pre, int C) {
     }
 }
 static inline void gelu_backward(floatX* dinp, const floatX* pre, int N, int C) {
-    if (rows_are_vectors(C, dinp, pre)) gelu_backward_kernel<VEC><<<N, row_threads(C / VEC, 256), 0, compute_stream>>>(dinp, pre, C);
-    else gelu_backward_kernel<1><<<N, row_threads(C, 256), 0, compute_stream>>>(dinp, pre, C);
+    bool vectors = rows_are_vectors(C, dinp, pre);
+    auto kernel = vectors ? gelu_backward_kernel<VEC> : gelu_backward_kernel<1>;
+    kernel<<<N, row_threads(C, vectors), 0, compute_stream>>>(dinp, pre, C);
     check_launch("gelu backward");
 }
 
@@ -80,7 +82,8 @@ static inline size_t bias_workspace_bytes(LayerShapes s) {
 template <int W>
 __global__ void bias_backward_kernel(float* partial, const floatX* dout, int N, int OC, int chunk_rows) {
     __shared__ float sums[BIAS_WARPS][WARP * W];
-    int lane = threadIdx.x, c = (blockIdx.x * WARP + lane) * W, begin = blockIdx.y * chunk_rows, end = min(begin + chunk_rows, N);
+    int lane = threadIdx.x, c = (blockIdx.x * WARP + lane) * W;
+    int begin = blockIdx.y * chunk_rows, end = min(begin + chunk_rows, N);
     Floats<W> sum = {};
     for (int i = begin + threadIdx.y; i < end && c < OC; i += BIAS_WARPS) {
         Floats<W> d = load<W>(dout + (size_t)i * OC + c);
@@ -100,11 +103,10 @@ __global__ void bias_backward_kernel(float* partial, const floatX* dout, int N, 
 static inline void bias_backward(floatX* dbias, const floatX* dout, int N, int OC, GradMode mode) {
     float* partial = (float*)cuda_layers.workspace;
     int rows = bias_chunk_rows(N), chunks = (int)ceil_div(N, rows);
-    dim3 block(WARP, BIAS_WARPS);
-    if (rows_are_vectors(OC, dout))
-        bias_backward_kernel<VEC><<<dim3((unsigned)ceil_div(OC, WARP * VEC), chunks), block, 0, compute_stream>>>(partial, dout, N, OC, rows);
-    else
-        bias_backward_kernel<1><<<dim3((unsigned)ceil_div(OC, WARP), chunks), block, 0, compute_stream>>>(partial, dout, N, OC, rows);
+    bool vectors = rows_are_vectors(OC, dout);
+    auto kernel = vectors ? bias_backward_kernel<VEC> : bias_backward_kernel<1>;
+    dim3 grid((unsigned)ceil_div(OC, WARP * (vectors ? VEC : 1)), chunks);
+    kernel<<<grid, dim3(WARP, BIAS_WARPS), 0, compute_stream>>>(partial, dout, N, OC, rows);
     check_launch("a bias's gradient");
     add_up_chunks(dbias, partial, chunks, OC, mode, "a bias's gradient");
 }

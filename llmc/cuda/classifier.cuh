@@ -27,7 +27,8 @@ template <int W> __device__ inline void softmax_include(RunningSoftmax* s, Float
 // Reads the logits once where `in_shared`, twice where not, and writes them once where GRADIENT:
 // 4, 6 and 2 N Vp bytes in 16 bits for gradients from one and two reads, and for the loss alone.
 template <int W, bool GRADIENT>
-__global__ void classifier_kernel(float* losses, floatX* logits, const int* targets, float dloss, int V, int Vp, bool in_shared) {
+__global__ void classifier_kernel(float* losses, floatX* logits, const int* targets, float dloss, int V, int Vp,
+                                  bool in_shared) {
     extern __shared__ int4 shared_memory[];
     __shared__ float of_warps[WARP];
     floatX *row = logits + (size_t)blockIdx.x * Vp, *kept = in_shared ? (floatX*)shared_memory : row;
@@ -67,7 +68,8 @@ static inline void classifier_launch(float* losses, floatX* logits, const int* t
     size_t row_bytes = (size_t)Vp * sizeof(floatX), of_warps = WARP * sizeof(float);
     bool in_shared = GRADIENT && row_bytes + of_warps <= (size_t)cuda_layers.shared_bytes;
     if (in_shared) allow_shared_memory(classifier_kernel<W, GRADIENT>, row_bytes, layer);
-    classifier_kernel<W, GRADIENT><<<N, row_threads(ceil_div(Vp, W), 1024), in_shared ? row_bytes : 0, compute_stream>>>(
+    unsigned threads = row_threads(Vp, W == VEC, 1024);
+    classifier_kernel<W, GRADIENT><<<N, threads, in_shared ? row_bytes : 0, compute_stream>>>(
         losses, logits, targets, dloss, V, Vp, in_shared);
     check_launch(layer);
 }

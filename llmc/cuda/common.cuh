@@ -37,7 +37,8 @@ static inline void check_launch(const char* layer) {
 }
 // More shared memory than the 48 KB that every kernel may have must be asked for.
 template <typename Kernel> static inline void allow_shared_memory(Kernel* kernel, size_t bytes, const char* layer) {
-    if (bytes > 48 << 10) cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), layer);
+    if (bytes <= 48 << 10) return;
+    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), layer);
 }
 
 // ---- floatX on the device ----
@@ -138,10 +139,13 @@ __global__ void add_up_chunks_kernel(floatX* dst, const float* partial, int chun
     dst[c] = narrow<floatX>(mode == GRAD_ADD ? widen(dst[c]) + sum : sum);
 }
 static inline void add_up_chunks(floatX* dst, const float* partial, int chunks, int cols, GradMode mode, const char* layer) {
-    add_up_chunks_kernel<<<(unsigned)ceil_div((size_t)cols, WARP), dim3(WARP, WARP), 0, compute_stream>>>(dst, partial, chunks, cols, mode);
+    unsigned strips = (unsigned)ceil_div(cols, WARP);
+    add_up_chunks_kernel<<<strips, dim3(WARP, WARP), 0, compute_stream>>>(dst, partial, chunks, cols, mode);
     check_launch(layer);
 }
 
-// Threads of a block that shares one row of `pieces`: whole warps, at most `most`.
-static inline unsigned row_threads(size_t pieces, unsigned most) { return (unsigned)size_min(round_up(size_max(pieces, 1), WARP), most); }
+// Threads of a block that shares one row of `cols` elements, taken as vectors or one by one: whole warps.
+static inline unsigned row_threads(size_t cols, bool vectors, unsigned most = 256) {
+    return (unsigned)size_min(round_up(vectors ? cols / VEC : cols, WARP), most);
+}
 #endif

@@ -24,18 +24,17 @@ __global__ void encoder_forward_kernel(floatX* out, const int* tokens, const flo
 
 void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C) {
     unsigned rows = (unsigned)(B * T);
-    if (rows_are_vectors(C, out, wte, wpe))
-        encoder_forward_kernel<VEC><<<rows, row_threads(C / VEC, 256), 0, compute_stream>>>(out, tokens, wte, wpe, T, C);
-    else
-        encoder_forward_kernel<1><<<rows, row_threads(C, 256), 0, compute_stream>>>(out, tokens, wte, wpe, T, C);
+    bool vectors = rows_are_vectors(C, out, wte, wpe);
+    auto kernel = vectors ? encoder_forward_kernel<VEC> : encoder_forward_kernel<1>;
+    kernel<<<rows, row_threads(C, vectors), 0, compute_stream>>>(out, tokens, wte, wpe, T, C);
     check_launch("encoder_forward");
 }
 
 // ---- positions grouped by token ----
 typedef struct {
-    int* begin;    // (Vp+1) where each token's group begins in `sorted`
     int* count;    // (Vp) positions with this token
     int* taken;    // (Vp) how many of them have a slot already
+    int* begin;    // (Vp+1) where each token's group begins in `unsorted` and `sorted`
     int* unsorted; // (N) positions grouped by token, in any order
     int* sorted;   // (N) the same, ascending within each group
 } TokenGroups;
@@ -44,8 +43,13 @@ static inline size_t encoder_workspace_bytes(LayerShapes s) {
     return (3 * (size_t)s.Vp + 1 + 2 * (size_t)s.B * (size_t)s.T) * sizeof(int);
 }
 static inline TokenGroups token_groups(int N) {
-    int Vp = cuda_layers.shapes.Vp, *memory = (int*)cuda_layers.workspace;
-    TokenGroups g = { memory + 2 * (size_t)Vp, memory, memory + Vp, memory + 3 * (size_t)Vp + 1, memory + 3 * (size_t)Vp + 1 + N };
+    int Vp = cuda_layers.shapes.Vp;
+    TokenGroups g;
+    g.count = (int*)cuda_layers.workspace;
+    g.taken = g.count + Vp;
+    g.begin = g.taken + Vp;
+    g.unsorted = g.begin + Vp + 1;
+    g.sorted = g.unsorted + N;
     return g;
 }
 
@@ -139,26 +143,24 @@ __global__ void position_sum_kernel(floatX* dwpe, const floatX* dout, int B, int
     }
 }
 
-template <int W> static inline void encoder_sums(floatX* dwte, floatX* dwpe, const floatX* dout, TokenGroups g, int B, int T, int C, GradMode mode) {
-    dim3 tokens((unsigned)cuda_layers.shapes.Vp, (unsigned)ceil_div(C, WARP * W));
-    token_sum_kernel<W><<<tokens, dim3(WARP, ENCODER_WARPS), 0, compute_stream>>>(dwte, dout, g, C);
-    check_launch("encoder_backward, tokens");
-    position_sum_kernel<W><<<T, row_threads(C / W, 256), 0, compute_stream>>>(dwpe, dout, B, T, C, mode);
-    check_launch("encoder_backward, positions");
-}
-
 // forward: out[b,t] = wte[tokens[b,t]] + wpe[t]
 void encoder_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, GradMode mode) {
     int N = B * T, Vp = cuda_layers.shapes.Vp;
-    unsigned blocks = (unsigned)ceil_div(N, 256);
+    bool vectors = rows_are_vectors(C, dwte, dwpe, dout);
+    unsigned blocks = (unsigned)ceil_div(N, 256), strips = (unsigned)ceil_div(C, WARP * (vectors ? VEC : 1));
     TokenGroups g = token_groups(N);
-    cuda_check(cudaMemsetAsync(g.count, 0, 2 * (size_t)Vp * sizeof(int), compute_stream), "encoder_backward"); // and taken, its neighbour
+    // count and taken, which are neighbours
+    cuda_check(cudaMemsetAsync(g.count, 0, 2 * (size_t)Vp * sizeof(int), compute_stream), "encoder_backward");
     token_count_kernel<<<blocks, 256, 0, compute_stream>>>(g, tokens, N);
     token_begin_kernel<<<1, SCAN_THREADS, 0, compute_stream>>>(g, Vp);
     token_place_kernel<<<blocks, 256, 0, compute_stream>>>(g, tokens, N);
     token_sort_kernel<<<blocks, 256, 0, compute_stream>>>(g, tokens, N);
     check_launch("encoder_backward, grouping");
-    if (rows_are_vectors(C, dwte, dwpe, dout)) encoder_sums<VEC>(dwte, dwpe, dout, g, B, T, C, mode);
-    else encoder_sums<1>(dwte, dwpe, dout, g, B, T, C, mode);
+    auto token_sum = vectors ? token_sum_kernel<VEC> : token_sum_kernel<1>;
+    token_sum<<<dim3(Vp, strips), dim3(WARP, ENCODER_WARPS), 0, compute_stream>>>(dwte, dout, g, C);
+    check_launch("encoder_backward, tokens");
+    auto position_sum = vectors ? position_sum_kernel<VEC> : position_sum_kernel<1>;
+    position_sum<<<T, row_threads(C, vectors), 0, compute_stream>>>(dwpe, dout, B, T, C, mode);
+    check_launch("encoder_backward, positions");
 }
 #endif

@@ -53,8 +53,8 @@ __global__ void residual_layernorm_forward_kernel(floatX* res, floatX* out, floa
 
 // Rows that a block works on at a time, a warp each: as many as fit in its shared memory, at most 8.
 static inline unsigned layernorm_warps(size_t bytes_per_warp) {
-    require(bytes_per_warp <= LAYERNORM_SHARED, "layernorm: %zu bytes of shared memory for a row, but there are %zu; choose fewer --channels",
-            bytes_per_warp, LAYERNORM_SHARED);
+    require(bytes_per_warp <= LAYERNORM_SHARED, "layernorm: a row takes %zu bytes of shared memory, but there are %zu;"
+            " choose fewer --channels", bytes_per_warp, LAYERNORM_SHARED);
     return (unsigned)size_min(8, LAYERNORM_SHARED / bytes_per_warp);
 }
 
@@ -63,10 +63,9 @@ void residual_layernorm_forward(floatX* res, floatX* out, float* mean, float* rs
     size_t row_bytes = (size_t)C * sizeof(floatX);
     dim3 block(WARP, layernorm_warps(row_bytes));
     unsigned grid = (unsigned)ceil_div(N, block.y);
-    if (rows_are_vectors(C, res, out, inp1, inp2, w, b))
-        residual_layernorm_forward_kernel<VEC><<<grid, block, block.y * row_bytes, compute_stream>>>(res, out, mean, rstd, inp1, inp2, w, b, N, C);
-    else
-        residual_layernorm_forward_kernel<1><<<grid, block, block.y * row_bytes, compute_stream>>>(res, out, mean, rstd, inp1, inp2, w, b, N, C);
+    bool vectors = rows_are_vectors(C, res, out, inp1, inp2, w, b);
+    auto kernel = vectors ? residual_layernorm_forward_kernel<VEC> : residual_layernorm_forward_kernel<1>;
+    kernel<<<grid, block, block.y * row_bytes, compute_stream>>>(res, out, mean, rstd, inp1, inp2, w, b, N, C);
     check_launch("residual_layernorm_forward");
 }
 
@@ -88,8 +87,8 @@ static inline size_t layernorm_workspace_bytes(LayerShapes s) {
 // partial_dw, partial_db (blocks, C). The second read of dout and inp comes from L1.
 // Reads 3 rows, writes 1: 8 N C bytes in 16 bits.
 template <int W>
-__global__ void layernorm_backward_kernel(floatX* dinp, float* partial_dw, float* partial_db, const floatX* dout, const floatX* inp,
-                                          const floatX* w, const float* mean, const float* rstd, int N, int C) {
+__global__ void layernorm_backward_kernel(floatX* dinp, float* partial_dw, float* partial_db, const floatX* dout,
+                                          const floatX* inp, const floatX* w, const float* mean, const float* rstd, int N, int C) {
     extern __shared__ int4 shared_memory[];
     float *sums = (float*)shared_memory, *dw = sums + (size_t)threadIdx.y * 2 * C, *db = dw + C;
     int first = threadIdx.x * W;
@@ -116,7 +115,8 @@ __global__ void layernorm_backward_kernel(floatX* dinp, float* partial_dw, float
         }
         float mean_g = warp_sum(sum_g) / C, mean_gn = warp_sum(sum_gn) / C;
         for (int c = first; c < C; c += WARP * W) {
-            Floats<W> d = load<W>(dout + row + c), x = load<W>(inp + row + c), weight = load<W>(w + c), gradient = load<W>(dinp + row + c);
+            Floats<W> d = load<W>(dout + row + c), x = load<W>(inp + row + c), weight = load<W>(w + c);
+            Floats<W> gradient = load<W>(dinp + row + c);
             #pragma unroll
             for (int k = 0; k < W; k++) {
                 float n = (x.x[k] - m) * r, g = d.x[k] * weight.x[k];
@@ -143,10 +143,8 @@ void layernorm_backward(floatX* dinp, floatX* dw, floatX* db, const floatX* dout
     dim3 block(WARP, layernorm_warps(warp_bytes));
     int grid = layernorm_blocks(N, C);
     float *partial_dw = (float*)cuda_layers.workspace, *partial_db = partial_dw + (size_t)grid * C;
-    if (rows_are_vectors(C, dinp, dout, inp, w))
-        layernorm_backward_kernel<VEC><<<grid, block, block.y * warp_bytes, compute_stream>>>(dinp, partial_dw, partial_db, dout, inp, w, mean, rstd, N, C);
-    else
-        layernorm_backward_kernel<1><<<grid, block, block.y * warp_bytes, compute_stream>>>(dinp, partial_dw, partial_db, dout, inp, w, mean, rstd, N, C);
+    auto kernel = rows_are_vectors(C, dinp, dout, inp, w) ? layernorm_backward_kernel<VEC> : layernorm_backward_kernel<1>;
+    kernel<<<grid, block, block.y * warp_bytes, compute_stream>>>(dinp, partial_dw, partial_db, dout, inp, w, mean, rstd, N, C);
     check_launch("layernorm_backward");
     add_up_chunks(dw, partial_dw, grid, C, mode, "layernorm_backward, dw");
     add_up_chunks(db, partial_db, grid, C, mode, "layernorm_backward, db");

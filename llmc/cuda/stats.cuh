@@ -8,7 +8,9 @@
 // where the array begins: without alignment the same pieces are read one element at a time.
 constexpr unsigned STATS_BLOCKS = 1024, STATS_THREADS = 256;
 
-static inline unsigned stats_blocks(size_t n) { return (unsigned)size_max(1, size_min(STATS_BLOCKS, ceil_div(n, STATS_THREADS * 4))); }
+static inline unsigned stats_blocks(size_t n) {
+    return (unsigned)size_max(1, size_min(STATS_BLOCKS, ceil_div(n, STATS_THREADS * 4)));
+}
 static inline size_t stats_workspace_bytes(LayerShapes s) {
     (void)s;
     return STATS_BLOCKS * sizeof(double);
@@ -22,8 +24,9 @@ template <int W, typename T, typename F>
 __global__ void sum_kernel(double* partial, const T* x, size_t n, F f) {
     constexpr int PIECE = 16 / sizeof(T);
     __shared__ double of_warps[WARP];
+    size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * PIECE, step = (size_t)gridDim.x * blockDim.x * PIECE;
     double sum = 0;
-    for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * PIECE; i < n; i += (size_t)gridDim.x * blockDim.x * PIECE) {
+    for (size_t i = first; i < n; i += step) {
         if (W == PIECE && i + PIECE <= n) {
             Floats<PIECE> piece = load<PIECE>(x + i);
             #pragma unroll
@@ -48,8 +51,8 @@ __global__ void sum_partial_kernel(double* acc, const double* partial, unsigned 
 template <typename T, typename F> static inline void add_sum_of(double* acc, const T* x, size_t n, F f, const char* layer) {
     unsigned blocks = stats_blocks(n);
     double* partial = (double*)cuda_layers.workspace;
-    if ((uintptr_t)x % 16 == 0) sum_kernel<16 / sizeof(T), T, F><<<blocks, STATS_THREADS, 0, compute_stream>>>(partial, x, n, f);
-    else sum_kernel<1, T, F><<<blocks, STATS_THREADS, 0, compute_stream>>>(partial, x, n, f);
+    auto kernel = (uintptr_t)x % 16 == 0 ? sum_kernel<16 / sizeof(T), T, F> : sum_kernel<1, T, F>;
+    kernel<<<blocks, STATS_THREADS, 0, compute_stream>>>(partial, x, n, f);
     sum_partial_kernel<<<1, STATS_THREADS, 0, compute_stream>>>(acc, partial, blocks);
     check_launch(layer);
 }
@@ -79,8 +82,9 @@ __global__ void cast_kernel(To* dst, const From* src, size_t n) {
 template <typename To, typename From> static inline void cast(To* dst, const From* src, size_t n) {
     const unsigned threads = 256;
     if (n == 0) return;
-    if (rows_are_vectors(VEC, dst) && rows_are_vectors(VEC, src)) cast_kernel<VEC, To, From><<<(unsigned)ceil_div(n, threads * VEC), threads, 0, compute_stream>>>(dst, src, n);
-    else cast_kernel<1, To, From><<<(unsigned)ceil_div(n, threads), threads, 0, compute_stream>>>(dst, src, n);
+    bool vectors = rows_are_vectors(VEC, dst) && rows_are_vectors(VEC, src);
+    auto kernel = vectors ? cast_kernel<VEC, To, From> : cast_kernel<1, To, From>;
+    kernel<<<(unsigned)ceil_div(n, threads * (vectors ? VEC : 1)), threads, 0, compute_stream>>>(dst, src, n);
     check_launch("cast");
 }
 #endif
