@@ -125,19 +125,34 @@ void fail(const Thread* t, Site site, const char* format, ...) {
     _exit(1);
 }
 // The source line of an instruction: the innermost one outside the emulator, since that is inlined into kernels.
-static std::string source_place(const void* pc) {
+// It may run in a signal handler, so addr2line is started without popen and nothing is allocated.
+struct Place { char text[512]; };
+static Place source_place(const void* pc) {
     extern char start_of_program __asm__("__executable_start");
-    char command[128];
-    snprintf(command, sizeof command, "addr2line -i -e /proc/%d/exe 0x%zx", (int)getpid(),
-             (size_t)((const char*)pc - 1 - &start_of_program)); // a return address is one past its call
-    FILE* lines = popen(command, "r");
-    char line[512], place[512] = "";
-    while (lines && fgets(line, sizeof line, lines)) {
-        line[strcspn(line, " \n")] = 0;
-        if (!*place || strstr(place, "/emulator/device_functions.h")) snprintf(place, sizeof place, "%s", line);
+    Place place = {"(unknown line)"};
+    char program[32], address[32], lines[4096];
+    snprintf(program, sizeof program, "/proc/%d/exe", (int)getpid());
+    snprintf(address, sizeof address, "0x%zx", (size_t)((const char*)pc - 1 - &start_of_program)); // a return address is one past its call
+    int ends[2];
+    if (pipe(ends)) return place;
+    if (_Fork() == 0) {
+        dup2(ends[1], STDOUT_FILENO);
+        execlp("addr2line", "addr2line", "-i", "-e", program, address, (char*)nullptr);
+        _exit(1);
     }
-    if (lines) pclose(lines);
-    return *place && *place != '?' ? place : "(unknown line)";
+    close(ends[1]);
+    size_t length = 0;
+    for (ssize_t n; length < sizeof lines - 1 && (n = read(ends[0], lines + length, sizeof lines - 1 - length)) > 0;) length += (size_t)n;
+    lines[length] = 0;
+    char directory[256];
+    size_t prefix = getcwd(directory, sizeof directory) ? strlen(directory) : 0;
+    for (char *rest = lines, *line; (line = strsep(&rest, "\n")) && *line && *line != '?';) {
+        line[strcspn(line, " ")] = 0;
+        if (prefix && !strncmp(line, directory, prefix) && line[prefix] == '/') line += prefix + 1;
+        snprintf(place.text, sizeof place.text, "%s", line);
+        if (!strstr(line, "emulator/device_functions.h") && !strstr(line, "emulator/matrix.h")) break;
+    }
+    return place;
 }
 static void on_signal(int number, siginfo_t* info, void* context) {
 #if defined(__x86_64__)
@@ -147,7 +162,7 @@ static void on_signal(int number, siginfo_t* info, void* context) {
 #endif
     const Fiber* f = current();
     size_t below = f ? (size_t)(f->stack - (const char*)info->si_addr) : PAGE; // the page under a stack cannot be touched
-    print_message(self, source_place((const char*)pc + 1).c_str(), number == SIGSEGV && below < PAGE ? "its stack overflows" : strsignal(number));
+    print_message(self, source_place((const char*)pc + 1).text, number == SIGSEGV && below < PAGE ? "its stack overflows" : strsignal(number));
     _exit(1);
 }
 
@@ -479,7 +494,7 @@ void __sanitizer_cov_trace_pc(void) {
     current()->budget = next;
     if ((worker->steps += next) > limit) {
         report_lock.lock();
-        print_message(self, source_place(__builtin_return_address(0)).c_str(),
+        print_message(self, source_place(__builtin_return_address(0)).text,
                       "the block took too many steps: an endless loop? (CUDA_EMULATOR_STEPS sets the limit)");
         _exit(1);
     }
@@ -496,19 +511,23 @@ void __ubsan_on_report(void) {
 }
 const char* __ubsan_default_options(void) { return "print_stacktrace=1:halt_on_error=1"; }
 #ifdef EMULATOR_ASAN
-void __asan_on_error(void) { print_message(self, source_place(__asan_get_report_pc()).c_str(), __asan_get_report_description()); }
+void __asan_on_error(void) { print_message(self, source_place(__asan_get_report_pc()).text, __asan_get_report_description()); }
 #endif
 #ifdef EMULATOR_TSAN
 const char* __tsan_default_options(void) { return "halt_on_error=1:exitcode=1"; }
 void __tsan_on_report(void* report) {
-    std::string places[2];
+    Place places[2];
+    const char* kinds[2];
     for (unsigned long i = 0; i < 2; i++) {
         void *address, *trace[1] = {};
         int tid, size, write, atomic;
         __tsan_get_report_mop(report, i, &tid, &address, &size, &write, &atomic, trace, 1);
-        places[i] = (write ? "write at " : "read at ") + source_place(trace[0]);
+        places[i] = source_place(trace[0]);
+        kinds[i] = write ? "write" : "read";
     }
-    print_message(self, "data race", (places[0] + " and " + places[1] + " by different threads, with nothing between to order them").c_str());
+    char what[600];
+    snprintf(what, sizeof what, "data race: this %s and a %s at %s by another thread have nothing between to order them", kinds[0], kinds[1], places[1].text);
+    print_message(self, places[0].text, what);
 }
 #endif
 }

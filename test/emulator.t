@@ -1,0 +1,75 @@
+#!/bin/bash
+# The CUDA emulator sees what it says it sees: every deliberate bug of test/emulator/selftest.cu is reported, with kernel and line,
+# by the build meant for it, and the correct twins are clean in all builds under several seeds.
+. test/lib.sh
+for folder in "${CUDA_HOME:-/usr/local/cuda}" /usr; do [ -e "$folder/include/cuda_runtime.h" ] && cuda=$folder; done
+[ -n "${cuda:-}" ] || { echo "1..0 # SKIP CUDA's headers are not here"; exit 0; }
+source=test/emulator/selftest.cu
+export EMULATOR_BUILD="$work/engine"
+without_aslr=
+setarch -R true 2> /dev/null && without_aslr="setarch -R" # ThreadSanitizer cannot start in some address layouts
+
+selftest() { $without_aslr "$work/selftest-$1" "$2"; }
+# reported BUILD KERNEL PATTERN: status 1, and one message with the kernel, the line marked as its bug, and the pattern.
+reported() {
+    local build=$1 kernel=$2 pattern=$3 status line expected
+    line=$(grep -n "// BUG $kernel\$" $source | cut -d: -f1)
+    CUDA_EMULATOR_STEPS=3000000 selftest "$build" "$kernel" > "$work/said" 2>&1
+    status=$?
+    grep "^cuda emulator: " "$work/said" || head -n 20 "$work/said"
+    [ "$status" -eq 1 ] || { echo "status $status, 1 was expected"; return 1; }
+    [ "$(grep -c "^cuda emulator: " "$work/said")" -eq 1 ] || { echo "one message was expected"; return 1; }
+    grep "^cuda emulator: $kernel<bug>, block (.*), thread (.*), $source:[0-9]*: .*$pattern" "$work/said" |
+        grep -q "$source:$line[: ]" || { echo "'$pattern' in line $line was expected"; return 1; }
+}
+refused() { # KERNEL PATTERN: the launch itself
+    selftest plain "$1" > "$work/said" 2>&1 && return 1
+    cat "$work/said"
+    grep -q "^cuda emulator: .*selftest.cu:$(grep -n "// BUG $1\$" $source | cut -d: -f1): .*$2" "$work/said"
+}
+wrong_number() { ! selftest plain "$1" > "$work/said" && cat "$work/said" && grep -q "selftest: $1: .* was expected" "$work/said"; }
+clean_under_seeds() {
+    local seed
+    for seed in 1 2 3; do
+        CUDA_EMULATOR_SEED=$seed selftest "$1" good || { echo "seed $seed"; return 1; }
+    done
+    CUDA_EMULATOR_WORKERS=1 selftest "$1" good || { echo "one worker"; return 1; }
+}
+bad_setting() { ! CUDA_EMULATOR_SEED=x selftest plain good 2> "$work/said" && grep -q "CUDA_EMULATOR_SEED must be a number, not 'x'" "$work/said"; }
+compiler_names_the_line() {
+    printf '__global__ void k() {\n    __shared__ int a[2];\n    a[0] = wrong;\n}\n' > "$work/error.cu"
+    ! sh test/emulator/compile.sh "$work/error.cu" "$work/error" 2> "$work/said" && cat "$work/said" && grep -q "error.cu:3:.*wrong" "$work/said"
+}
+
+for build in plain asan tsan; do
+    check "$build: it compiles" sh test/emulator/compile.sh $source "$work/selftest-$build" $build
+    check "$build: correct kernels are clean under several seeds" clean_under_seeds $build
+done
+check "asan: a row guard that is off by one" reported asan guard heap-buffer-overflow
+check "asan: reading past static shared memory" reported asan past_static_shared use-after-poison
+check "asan: reading past dynamic shared memory" reported asan past_dynamic_shared use-after-poison
+for build in plain asan tsan; do
+    check "$build: an index past a shared array" reported $build past_array "out of bounds"
+    check "$build: a vector load from a misaligned address" reported $build misaligned "isaligned address"
+    check "$build: a vector load with a cache hint, misaligned" reported $build misaligned_hint "isaligned address"
+    check "$build: a null pointer" reported $build null_pointer "Segmentation fault"
+    check "$build: an index that overflows" reported $build overflow "Signed integer overflow"
+    check "$build: threads at different barriers" reported $build divergent_barrier "waits at another barrier"
+    check "$build: a barrier after some threads have left" reported $build barrier_after_exit "can never open"
+    check "$build: a mask that names lanes which do not come" reported $build wrong_mask "can never go on: it waits for lane"
+    check "$build: a shuffle from a lane that takes no part" reported $build absent_lane "reads lane 16, which takes no part"
+    check "$build: an endless loop" reported $build endless "endless loop"
+done
+check "tsan: a missing barrier" reported tsan missing_barrier "data race"
+check "tsan: a missing __syncwarp" reported tsan missing_syncwarp "data race"
+check "tsan: shared memory written while others read it" reported tsan reused_early "data race"
+check "tsan: blocks that add without an atomic" reported tsan plain_add "data race"
+check "tsan: a loop that forgot the block's stride" reported tsan stride_forgotten "data race"
+check "tsan: results read from other blocks without a fence" reported tsan missing_fence "data race"
+check "plain: an asynchronous copy that was not waited for is a wrong number" wrong_number unwaited_copy
+check "a block that is too large is refused" refused large_block "at most 1024 threads"
+check "an empty grid is refused" refused empty_grid "grid (0,1,1)"
+check "more shared memory than was allowed is refused" refused too_much_shared "50000 bytes of dynamic shared memory"
+check "a setting that is no number is refused" bad_setting
+check "the compiler's messages name the kernel's own line" compiler_names_the_line
+done_testing
