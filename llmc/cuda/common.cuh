@@ -85,7 +85,8 @@ template <int W, typename T> __device__ inline void store(T* p, Floats<W> f) {
         for (int k = 0; k < W; k++) p[k] = element[k];
     }
 }
-// Whether rows of `cols` elements of these arrays are whole pieces of 16 bytes. (NULL is no obstacle.)
+// Whether rows of `cols` elements of these arrays are whole pieces of 16 bytes. (NULL is no obstacle.) Where a sum over a
+// row is formed, equal bits need the same answer: arrays that device_alloc gave always get it.
 template <typename... T> static inline bool rows_are_vectors(size_t cols, const T*... arrays) {
     return cols % VEC == 0 && (((uintptr_t)arrays % 16 == 0) && ...);
 }
