@@ -62,6 +62,7 @@ for build in plain asan tsan; do
 done
 check "tsan: a missing barrier" reported tsan missing_barrier "data race"
 check "tsan: a missing __syncwarp" reported tsan missing_syncwarp "data race"
+check "tsan: a shuffle in place of a barrier" reported tsan shuffle_for_barrier "data race"
 check "tsan: shared memory written while others read it" reported tsan reused_early "data race"
 check "tsan: blocks that add without an atomic" reported tsan plain_add "data race"
 check "tsan: a loop that forgot the block's stride" reported tsan stride_forgotten "data race"

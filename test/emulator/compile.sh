@@ -21,13 +21,13 @@ case $build in
     tsan) sanitize=-fsanitize=thread define=-DEMULATOR_TSAN ;;
     *) echo "compile.sh: the build must be plain, asan or tsan, not '$build'" >&2; exit 2 ;;
 esac
-common="-std=c++17 -g -Wall -Wextra -Werror -ffp-contract=off -I$here/include -I$here -isystem $cuda/include"
+common="-std=c++17 -g -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract=off -I$here/include -I$here -isystem $cuda/include"
 checks="$sanitize -fsanitize=undefined -fno-sanitize=vptr -fno-sanitize-recover=all -fsanitize-coverage=trace-pc"
 
 # The engine, once per build; made again when its sources are newer.
 engine=${EMULATOR_BUILD:-build/emulator}/$build
 mkdir -p "$engine" "$(dirname "$out")"
-for part in engine warp; do
+for part in engine warp report; do
     object=$engine/$part.o
     for input in "$here"/*.cpp "$here"/*.h "$here/compile.sh"; do
         [ "$object" -nt "$input" ] && continue
@@ -44,6 +44,6 @@ g++ $common -O1 $preprocessor -x c++ -include "$here/emulator.h" -ftrack-macro-e
 perl "$here/launch.pl" "$out.in.ii" > "$out.ii"
 case $out in
     *.o) g++ $common $checks -O1 -fpreprocessed "$@" -c "$out.ii" -o "$out" ;;
-    *) g++ $common $checks -O1 "$out.ii" "$@" "$engine"/*.o -rdynamic -pthread -o "$out" ;;
+    *) g++ $common $checks -O1 "$out.ii" "$@" "$engine"/*.o -pthread -o "$out" ;;
 esac
 rm -f "$out.in.ii"

@@ -30,6 +30,7 @@ constexpr Site here(const char* file = __builtin_FILE(), int line = __builtin_LI
 
 // A CUDA thread as its kernel sees it. `self` is the one that this OS thread runs; NULL in host code.
 struct Thread {
+    const char* kernel; // the launch's text: "softmax<float>"
     uint3 thread_idx, block_idx;
     dim3 block_dim, grid_dim;
     int lane; // 0..31 within its warp
@@ -92,10 +93,15 @@ struct Launch {
     Configuration configuration;
     template <class... Parameters, class... Arguments>
     void operator()(void (*kernel)(Parameters...), Arguments&&... arguments) const {
-        std::tuple<std::decay_t<Parameters>...> copies(std::forward<Arguments>(arguments)...);
-        auto body = [&] { std::apply(kernel, copies); };
-        run(configuration, reinterpret_cast<const void*>(kernel), [](void* f) { (*static_cast<decltype(body)*>(f))(); }, &body);
+        std::tuple<void (*)(Parameters...), std::tuple<Parameters...>> call(kernel, {std::forward<Arguments>(arguments)...});
+        run(configuration, reinterpret_cast<const void*>(kernel), call_kernel<Parameters...>, &call);
     }
+    template <class... Parameters> static void call_kernel(void* call) {
+        auto& c = *static_cast<std::tuple<void (*)(Parameters...), std::tuple<Parameters...>>*>(call);
+        unpack(std::get<0>(c), std::get<1>(c), std::index_sequence_for<Parameters...>());
+    }
+    template <class Kernel, class Tuple, size_t... I> static inline __attribute__((always_inline))
+    void unpack(Kernel kernel, Tuple& parameters, std::index_sequence<I...>) { (void)parameters; kernel(std::get<I>(parameters)...); }
 };
 inline Launch launch(const char* kernel, Site site, dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_t = nullptr) {
     return Launch{{kernel, site, grid, block, shared_bytes}};

@@ -2,11 +2,10 @@
 engine.cpp - runs blocks: fibers, barriers, shared memory, and what the sanitizers must be told.
 
 It is always compiled without instrumentation. EMULATOR_ASAN or EMULATOR_TSAN says how the kernels are compiled.
-Read in this order: run, run_blocks, run_block, then hand_over (a fiber waits) and open_barriers (it may go on).
+Read in this order: run, run_blocks, run_block, then wait (a thread waits) and open_barriers (it may go on).
 */
 #include "engine.h"
 #include <csignal>
-#include <cstdarg>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -14,7 +13,6 @@ Read in this order: run, run_blocks, run_block, then hand_over (a fiber waits) a
 #include <string>
 #include <sys/mman.h>
 #include <thread>
-#include <ucontext.h>
 #include <unistd.h>
 #include <vector>
 
@@ -27,8 +25,6 @@ void __tsan_switch_to_fiber(void* fiber, unsigned flags); // flag 1: the switch 
 void __tsan_set_fiber_name(void* fiber, const char* name);
 void __tsan_acquire(void* address);
 void __tsan_release(void* address);
-int __tsan_get_report_mop(void* report, unsigned long index, int* tid, void** address, int* size, int* write, int* atomic,
-                          void** trace, unsigned long trace_size);
 #else
 static void* __tsan_get_current_fiber(void) { return nullptr; }
 static void* __tsan_create_fiber(unsigned) { return nullptr; }
@@ -42,8 +38,6 @@ void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, size_
 void __sanitizer_finish_switch_fiber(void* fake_stack, const void** bottom_old, size_t* size_old);
 void __asan_poison_memory_region(const volatile void* address, size_t size);
 void __asan_unpoison_memory_region(const volatile void* address, size_t size);
-void* __asan_get_report_pc(void);
-const char* __asan_get_report_description(void);
 #else
 static void __sanitizer_start_switch_fiber(void**, const void*, size_t) {}
 static void __sanitizer_finish_switch_fiber(void*, const void**, size_t*) {}
@@ -54,7 +48,7 @@ static void __asan_unpoison_memory_region(const volatile void*, size_t) {}
 
 namespace emulator {
 constexpr unsigned MAX_THREADS = 1024, MAX_WORKERS = 64, MAX_SHARED_VARIABLES = 64;
-constexpr size_t STACK_BYTES = 256 << 10, PAGE = 4096;
+constexpr size_t STACK_BYTES = 256 << 10;
 // Shared memory of a block on compute capability 8.0: what every kernel may have, and what it may ask for.
 constexpr size_t SHARED_DEFAULT = 48 << 10, SHARED_LARGEST = 163 << 10;
 constexpr size_t RED_ZONE = 128, ARENA_BYTES = 512 << 10;
@@ -77,12 +71,13 @@ struct Worker {
     char* dynamic;                // (launch->shared_bytes) in the arena
     struct { const void* variable; void* copy; } shared[MAX_SHARED_VARIABLES]; // this block's copies
     unsigned num_shared;
+    alignas(64) char signal_stack[64 << 10];
     char order[MAX_THREADS], begin, end; // addresses by which TSan is told what is ordered
 };
 __thread Thread* self;
 static __thread Worker* worker;
 static Worker* workers[MAX_WORKERS];            // made when first needed, never freed
-static std::mutex launch_lock, report_lock;
+static std::mutex launch_lock;
 static std::map<const void*, size_t> shared_limits; // kernel -> bytes it may have, where more than SHARED_DEFAULT
 static uint32_t launches;
 
@@ -99,71 +94,6 @@ static uint32_t next_random(uint32_t* state) { // xorshift32 (Marsaglia 2003)
     *state ^= *state << 13;
     *state ^= *state >> 17;
     return *state ^= *state << 5;
-}
-
-// --- messages ---
-static void print_place(const Thread* t) {
-    const Configuration* l = worker ? worker->launch : nullptr;
-    fprintf(stderr, "cuda emulator: %s", l ? l->kernel : "host code");
-    if (!t) return;
-    fprintf(stderr, ", block (%u,%u,%u), thread (%u,%u,%u)", t->block_idx.x, t->block_idx.y, t->block_idx.z,
-            t->thread_idx.x, t->thread_idx.y, t->thread_idx.z);
-}
-static void print_message(const Thread* t, const char* place, const char* what) {
-    fflush(stdout);
-    print_place(t);
-    fprintf(stderr, ", %s: %s\n", place, what);
-}
-void fail(const Thread* t, Site site, const char* format, ...) {
-    report_lock.lock(); // for good: one message, then the end
-    char what[1024];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(what, sizeof what, format, arguments);
-    va_end(arguments);
-    print_message(t, (std::string(site.file) + ":" + std::to_string(site.line)).c_str(), what);
-    _exit(1);
-}
-// The source line of an instruction: the innermost one outside the emulator, since that is inlined into kernels.
-// It may run in a signal handler, so addr2line is started without popen and nothing is allocated.
-struct Place { char text[512]; };
-static Place source_place(const void* pc) {
-    extern char start_of_program __asm__("__executable_start");
-    Place place = {"(unknown line)"};
-    char program[32], address[32], lines[4096];
-    snprintf(program, sizeof program, "/proc/%d/exe", (int)getpid());
-    snprintf(address, sizeof address, "0x%zx", (size_t)((const char*)pc - 1 - &start_of_program)); // a return address is one past its call
-    int ends[2];
-    if (pipe(ends)) return place;
-    if (_Fork() == 0) {
-        dup2(ends[1], STDOUT_FILENO);
-        execlp("addr2line", "addr2line", "-i", "-e", program, address, (char*)nullptr);
-        _exit(1);
-    }
-    close(ends[1]);
-    size_t length = 0;
-    for (ssize_t n; length < sizeof lines - 1 && (n = read(ends[0], lines + length, sizeof lines - 1 - length)) > 0;) length += (size_t)n;
-    lines[length] = 0;
-    char directory[256];
-    size_t prefix = getcwd(directory, sizeof directory) ? strlen(directory) : 0;
-    for (char *rest = lines, *line; (line = strsep(&rest, "\n")) && *line && *line != '?';) {
-        line[strcspn(line, " ")] = 0;
-        if (prefix && !strncmp(line, directory, prefix) && line[prefix] == '/') line += prefix + 1;
-        snprintf(place.text, sizeof place.text, "%s", line);
-        if (!strstr(line, "emulator/device_functions.h") && !strstr(line, "emulator/matrix.h")) break;
-    }
-    return place;
-}
-static void on_signal(int number, siginfo_t* info, void* context) {
-#if defined(__x86_64__)
-    const void* pc = (const void*)((ucontext_t*)context)->uc_mcontext.gregs[REG_RIP];
-#else
-    const void* pc = (const void*)((ucontext_t*)context)->uc_mcontext.pc;
-#endif
-    const Fiber* f = current();
-    size_t below = f ? (size_t)(f->stack - (const char*)info->si_addr) : PAGE; // the page under a stack cannot be touched
-    print_message(self, source_place((const char*)pc + 1).text, number == SIGSEGV && below < PAGE ? "its stack overflows" : strsignal(number));
-    _exit(1);
 }
 
 // --- fibers ---
@@ -229,6 +159,7 @@ static void prepare_fiber(Worker* w, int i, uint3 block_idx) {
     dim3 b = w->launch->block;
     unsigned n = (unsigned)i;
     f->state = State::RUNNABLE;
+    f->kernel = w->launch->kernel;
     f->thread_idx = uint3{n % b.x, n / b.x % b.y, n / (b.x * b.y)};
     f->block_idx = block_idx;
     f->block_dim = b;
@@ -293,8 +224,8 @@ static bool open_warp_function(Worker* w, Fiber* first) {
         if (!waits_with(f, first)) return false;
         lanes[lane] = members[count++] = f;
     }
-    order_fibers(members, count);
     if (first->combine) first->combine(lanes);
+    else order_fibers(members, count); // __syncwarp alone orders memory: shuffles and votes promise nothing about it
     for (int i = 0; i < count; i++) members[i]->state = State::RUNNABLE;
     return true;
 }
@@ -423,12 +354,15 @@ static void run_block(Worker* w, uint3 block_idx) {
 static void run_blocks(Worker* w, const std::vector<uint32_t>* order, size_t first, size_t count) {
     worker = w;
     w->tsan = __tsan_get_current_fiber();
+    stack_t own = {w->signal_stack, 0, sizeof w->signal_stack}, old;
+    sigaltstack(&own, &old);
     dim3 g = w->launch->grid;
     for (size_t i = first; i < order->size(); i += count) {
         uint32_t b = (*order)[i];
         run_block(w, uint3{b % g.x, b / g.x % g.y, b / g.x / g.y});
     }
     __tsan_acquire(&w->end);
+    sigaltstack(&old, nullptr);
     worker = nullptr;
 }
 static size_t shared_limit(const void* kernel) {
@@ -447,16 +381,15 @@ static void check_configuration(const Configuration& c, size_t shared_limit) {
 }
 void run(const Configuration& c, const void* kernel, void (*body)(void*), void* closure) {
     if (self) fail(self, c.site, "a launch of %s from device code", c.kernel);
-    check_configuration(c, shared_limit(kernel));
     std::lock_guard<std::mutex> lock(launch_lock);
+    check_configuration(c, shared_limit(kernel));
     size_t blocks = (size_t)c.grid.x * c.grid.y * c.grid.z;
     size_t cores = std::max(2u, std::thread::hardware_concurrency()); // two at least: TSan sees races between blocks of different workers
-    size_t count = std::max<size_t>(1, std::min<size_t>(blocks, setting("CUDA_EMULATOR_WORKERS", cores)));
+    size_t count = std::min<size_t>(blocks, std::max<size_t>(1, std::min<size_t>(setting("CUDA_EMULATOR_WORKERS", cores), MAX_WORKERS)));
     uint32_t random = (uint32_t)(setting("CUDA_EMULATOR_SEED", 1) * 2654435761u + ++launches * 40503u) | 1;
     std::vector<uint32_t> order(blocks);
     std::iota(order.begin(), order.end(), 0);
     for (size_t i = blocks; i > 1; i--) std::swap(order[i - 1], order[next_random(&random) % i]);
-    count = std::min<size_t>(count, MAX_WORKERS);
     for (size_t i = 0; i < count; i++) {
         if (!workers[i]) workers[i] = new Worker();
         Worker* w = workers[i];
@@ -493,54 +426,10 @@ void __sanitizer_cov_trace_pc(void) {
     uint32_t next = 1 + next_random(&worker->random) % 1024;
     current()->budget = next;
     if ((worker->steps += next) > limit) {
-        report_lock.lock();
         print_message(self, source_place(__builtin_return_address(0)).text,
                       "the block took too many steps: an endless loop? (CUDA_EMULATOR_STEPS sets the limit)");
         _exit(1);
     }
     to_scheduler();
 }
-// The sanitizers call these as they report: one line in our words before theirs.
-void __ubsan_get_current_report_data(const char** kind, const char** message, const char** file, unsigned* line, unsigned* column, char** address);
-void __ubsan_on_report(void) {
-    const char *kind, *message, *file;
-    char* address;
-    unsigned line, column;
-    __ubsan_get_current_report_data(&kind, &message, &file, &line, &column, &address);
-    print_message(self, (std::string(file) + ":" + std::to_string(line)).c_str(), message);
 }
-const char* __ubsan_default_options(void) { return "print_stacktrace=1:halt_on_error=1"; }
-#ifdef EMULATOR_ASAN
-void __asan_on_error(void) { print_message(self, source_place(__asan_get_report_pc()).text, __asan_get_report_description()); }
-#endif
-#ifdef EMULATOR_TSAN
-const char* __tsan_default_options(void) { return "halt_on_error=1:exitcode=1"; }
-void __tsan_on_report(void* report) {
-    Place places[2];
-    const char* kinds[2];
-    for (unsigned long i = 0; i < 2; i++) {
-        void *address, *trace[1] = {};
-        int tid, size, write, atomic;
-        __tsan_get_report_mop(report, i, &tid, &address, &size, &write, &atomic, trace, 1);
-        places[i] = source_place(trace[0]);
-        kinds[i] = write ? "write" : "read";
-    }
-    char what[600];
-    snprintf(what, sizeof what, "data race: this %s and a %s at %s by another thread have nothing between to order them", kinds[0], kinds[1], places[1].text);
-    print_message(self, places[0].text, what);
-}
-#endif
-}
-static struct Signals { // a stack of its own, for a kernel's may be what has overflowed
-    Signals() {
-        stack_t stack = {};
-        static char memory[64 << 10];
-        stack.ss_sp = memory;
-        stack.ss_size = sizeof memory;
-        sigaltstack(&stack, nullptr);
-        struct sigaction action = {};
-        action.sa_sigaction = on_signal;
-        action.sa_flags = SA_ONSTACK | SA_SIGINFO;
-        for (int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigaction(s, &action, nullptr);
-    }
-} signals;

@@ -11,6 +11,7 @@
 
 namespace emulator {
 constexpr int WARP = 32;
+constexpr size_t PAGE = 4096;
 enum class State { RUNNABLE, AT_BLOCK_BARRIER, AT_WARP_FUNCTION, EXITED };
 
 struct Fiber : Thread {
@@ -30,6 +31,11 @@ struct Fiber : Thread {
     void* record;     // what it brings and where the answer goes; on its stack
     void (*combine)(Fiber* const* lanes);
 };
+
+// --- report.cpp ---
+struct Place { char text[512]; };
+Place source_place(const void* return_address);
+void print_message(const Thread* thread, const char* place, const char* what);
 
 // Waits until all lanes of the mask that have not exited have called the same function with the same mask. The last thing
 // before they go on is combine(lanes): 32 fibers in the order of their lanes, NULL for those that take no part.

@@ -75,6 +75,13 @@ template <bool bug> __global__ void missing_syncwarp(float* out, const float* in
     if (!bug) __syncwarp();
     out[threadIdx.x] = row[threadIdx.x ^ 1]; // BUG missing_syncwarp
 }
+// A shuffle makes lanes meet, but promises nothing about memory.
+template <bool bug> __global__ void shuffle_for_barrier(float* out, const float* in) {
+    __shared__ float row[THREADS];
+    row[threadIdx.x] = in[threadIdx.x];
+    if (bug) __shfl_sync(~0u, 0, 0); else __syncwarp();
+    out[threadIdx.x] = row[threadIdx.x ^ 1]; // BUG shuffle_for_barrier
+}
 template <bool bug> __global__ void reused_early(float* out, const float* in) {
     __shared__ float row[THREADS];
     float sum = 0;
@@ -264,6 +271,7 @@ template <bool bug> static bool run(const char* wanted) {
     if (is("overflow")) check_block(overflow, same);
     if (is("missing_barrier")) check_block(missing_barrier, mirrored);
     if (is("missing_syncwarp")) check_block(missing_syncwarp, [](int i) { return i ^ 1; });
+    if (is("shuffle_for_barrier")) check_block(shuffle_for_barrier, [](int i) { return i ^ 1; });
     if (is("reused_early")) check_block(reused_early, [](int i) { return 3 * (THREADS - 1 - i) + 3; });
     if (is("divergent_barrier")) check_block(divergent_barrier, same);
     if (is("barrier_after_exit")) check_block(barrier_after_exit, same);
