@@ -154,6 +154,11 @@ static void fiber_main(void) {
     current()->state = State::EXITED;
     to_scheduler();
 }
+// How far a thread runs until it hands over: short and long turns alike, up to 1024 jumps and branches.
+static unsigned next_budget(Worker* w) {
+    uint32_t r = next_random(&w->random);
+    return 1 + (r >> 8) % (1u << r % 11);
+}
 static void prepare_fiber(Worker* w, int i, uint3 block_idx) {
     Fiber* f = &w->fibers[i];
     dim3 b = w->launch->block;
@@ -168,7 +173,7 @@ static void prepare_fiber(Worker* w, int i, uint3 block_idx) {
     f->fenced = false;
     f->copies.clear();
     f->num_batches = 0;
-    f->budget = 1 + next_random(&w->random) % 1024;
+    f->budget = next_budget(w);
     if (!f->stack) {
         char* pages = (char*)mmap(nullptr, PAGE + STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (pages == MAP_FAILED || mprotect(pages, PAGE, PROT_NONE)) { perror("cuda emulator: a stack for a thread"); _exit(1); }
@@ -423,9 +428,7 @@ extern "C" {
 void __sanitizer_cov_trace_pc(void) {
     if (!self || --current()->budget) return;
     static const uint64_t limit = setting("CUDA_EMULATOR_STEPS", 1000000000);
-    uint32_t next = 1 + next_random(&worker->random) % 1024;
-    current()->budget = next;
-    if ((worker->steps += next) > limit) {
+    if ((worker->steps += current()->budget = next_budget(worker)) > limit) {
         print_message(self, source_place(__builtin_return_address(0)).text,
                       "the block took too many steps: an endless loop? (CUDA_EMULATOR_STEPS sets the limit)");
         _exit(1);

@@ -5,6 +5,7 @@ code with `bug` false. The line that must be named ends in "BUG" and the kernel'
   selftest good          all twins and all functions, results checked; must be clean in every build under every seed
   selftest NAME          the kernel NAME with its bug; must end with status 1 and a message
 */
+#include <cuda_pipeline.h>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
