@@ -46,7 +46,7 @@ __device__ inline void tile_dot(float (&s)[R][R], const float* a, const float* b
     int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
     #pragma unroll
     for (int i = 0; i < R * R; i++) s[i / R][i % R] = 0;
-    #pragma unroll 4
+    #pragma unroll 1 // 4 channels are work enough, and more would not fit in 128 registers
     for (int d = 0; d < D; d += 4) {
         Floats<4> ar[R], br[R];
         #pragma unroll
