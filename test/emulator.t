@@ -36,7 +36,9 @@ clean_under_seeds() {
     done
     CUDA_EMULATOR_WORKERS=1 selftest "$1" good || { echo "one worker"; return 1; }
 }
-bad_setting() { ! CUDA_EMULATOR_SEED=x selftest plain good 2> "$work/said" && grep -q "CUDA_EMULATOR_SEED must be a number, not 'x'" "$work/said"; }
+bad_setting() {
+    ! CUDA_EMULATOR_SEED=x selftest plain good 2> "$work/said" && grep -q "CUDA_EMULATOR_SEED must be a number, not 'x'" "$work/said"
+}
 compiler_names_the_line() {
     printf '__global__ void k() {\n    __shared__ int a[2];\n    a[0] = wrong;\n}\n' > "$work/error.cu"
     ! sh test/emulator/compile.sh "$work/error.cu" "$work/error" 2> "$work/said" && cat "$work/said" && grep -q "error.cu:3:.*wrong" "$work/said"

@@ -8,20 +8,23 @@ Everything is inlined, so that a sanitizer's report names the kernel as well.
 #ifndef CUDA_EMULATOR_DEVICE_FUNCTIONS_H
 #define CUDA_EMULATOR_DEVICE_FUNCTIONS_H
 #define EMULATED static inline __attribute__((always_inline, unused))
+#define CALLED_HERE emulator::Site site = emulator::here()
 using std::max;
 using std::min;
 
 // --- synchronisation ---
-EMULATED void __syncthreads(emulator::Site site = emulator::here()) { emulator::block_barrier("__syncthreads", 0, site); }
-EMULATED int __syncthreads_count(int p, emulator::Site site = emulator::here()) { return emulator::block_barrier("__syncthreads_count", p != 0, site); }
-EMULATED int __syncthreads_or(int p, emulator::Site site = emulator::here()) { return emulator::block_barrier("__syncthreads_or", p != 0, site) > 0; }
-EMULATED int __syncthreads_and(int p, emulator::Site site = emulator::here()) { return emulator::block_barrier("__syncthreads_and", p == 0, site) == 0; }
-EMULATED void __syncwarp(unsigned mask = ~0u, emulator::Site site = emulator::here()) { emulator::warp_barrier(mask, site); }
+EMULATED void __syncthreads(CALLED_HERE) { emulator::block_barrier("__syncthreads", 0, site); }
+EMULATED int __syncthreads_count(int p, CALLED_HERE) { return emulator::block_barrier("__syncthreads_count", p != 0, site); }
+EMULATED int __syncthreads_or(int p, CALLED_HERE) { return emulator::block_barrier("__syncthreads_or", p != 0, site) > 0; }
+EMULATED int __syncthreads_and(int p, CALLED_HERE) {
+    return emulator::block_barrier("__syncthreads_and", p == 0, site) == 0;
+}
+EMULATED void __syncwarp(unsigned mask = ~0u, CALLED_HERE) { emulator::warp_barrier(mask, site); }
 EMULATED void __threadfence_block() { emulator::thread_fence(); }
 EMULATED void __threadfence() { emulator::thread_fence(); }
 EMULATED void __threadfence_system() { emulator::thread_fence(); }
 EMULATED void __nanosleep(unsigned) { emulator::yield(); }
-[[noreturn]] EMULATED void __trap(emulator::Site site = emulator::here()) { emulator::fail(emulator::self, site, "__trap()"); }
+[[noreturn]] EMULATED void __trap(CALLED_HERE) { emulator::fail(emulator::self, site, "__trap()"); }
 
 // --- warps: shuffles move up to 8 bytes; a source lane outside the segment means the lane's own value ---
 template <class T> EMULATED T emulator_shuffle(const char* name, unsigned mask, T value, int source, emulator::Site site) {
@@ -32,36 +35,42 @@ template <class T> EMULATED T emulator_shuffle(const char* name, unsigned mask, 
     memcpy(static_cast<void*>(&value), &bits, sizeof(T));
     return value;
 }
-template <class T> EMULATED T __shfl_sync(unsigned mask, T value, int source, int width = 32, emulator::Site site = emulator::here()) {
+template <class T> EMULATED T __shfl_sync(unsigned mask, T value, int source, int width = 32, CALLED_HERE) {
     int segment = emulator::self->lane & ~(width - 1);
     return emulator_shuffle("__shfl_sync", mask, value, segment | (source & (width - 1)), site);
 }
-template <class T> EMULATED T __shfl_xor_sync(unsigned mask, T value, int flip, int width = 32, emulator::Site site = emulator::here()) {
+template <class T> EMULATED T __shfl_xor_sync(unsigned mask, T value, int flip, int width = 32, CALLED_HERE) {
     int lane = emulator::self->lane, source = lane ^ flip;
     bool beyond = (source & ~(width - 1)) > (lane & ~(width - 1)); // an earlier segment may be read, a later one may not
     return emulator_shuffle("__shfl_xor_sync", mask, value, beyond ? lane : source, site);
 }
-template <class T> EMULATED T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, emulator::Site site = emulator::here()) {
+template <class T> EMULATED T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, CALLED_HERE) {
     int lane = emulator::self->lane;
     bool inside = (lane & (width - 1)) + delta < (unsigned)width;
     return emulator_shuffle("__shfl_down_sync", mask, value, inside ? lane + (int)delta : lane, site);
 }
-template <class T> EMULATED T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, emulator::Site site = emulator::here()) {
+template <class T> EMULATED T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, CALLED_HERE) {
     int lane = emulator::self->lane;
     bool inside = (unsigned)(lane & (width - 1)) >= delta;
     return emulator_shuffle("__shfl_up_sync", mask, value, inside ? lane - (int)delta : lane, site);
 }
-EMULATED unsigned __ballot_sync(unsigned mask, int p, emulator::Site site = emulator::here()) { return emulator::ballot("__ballot_sync", mask, p != 0, site); }
-EMULATED int __any_sync(unsigned mask, int p, emulator::Site site = emulator::here()) { return emulator::ballot("__any_sync", mask, p != 0, site) != 0; }
-EMULATED int __all_sync(unsigned mask, int p, emulator::Site site = emulator::here()) { return emulator::ballot("__all_sync", mask, p == 0, site) == 0; }
+EMULATED unsigned __ballot_sync(unsigned mask, int p, CALLED_HERE) {
+    return emulator::ballot("__ballot_sync", mask, p != 0, site);
+}
+EMULATED int __any_sync(unsigned mask, int p, CALLED_HERE) {
+    return emulator::ballot("__any_sync", mask, p != 0, site) != 0;
+}
+EMULATED int __all_sync(unsigned mask, int p, CALLED_HERE) {
+    return emulator::ballot("__all_sync", mask, p == 0, site) == 0;
+}
 EMULATED unsigned __activemask() { return emulator::active_mask(); }
-template <class T> EMULATED unsigned __match_any_sync(unsigned mask, T value, emulator::Site site = emulator::here()) {
+template <class T> EMULATED unsigned __match_any_sync(unsigned mask, T value, CALLED_HERE) {
     uint64_t bits = 0;
     memcpy(&bits, &value, sizeof(T));
     return emulator::match_any(mask, bits, site);
 }
 #define EMULATED_REDUCE(name, type, how) \
-    EMULATED type name(unsigned mask, type value, emulator::Site site = emulator::here()) { \
+    EMULATED type name(unsigned mask, type value, CALLED_HERE) { \
         return (type)emulator::reduce(#name, mask, emulator::Reduce::how, (unsigned)value, site); }
 EMULATED_REDUCE(__reduce_add_sync, int, ADD)      EMULATED_REDUCE(__reduce_add_sync, unsigned, ADD)
 EMULATED_REDUCE(__reduce_min_sync, int, MIN_S32)  EMULATED_REDUCE(__reduce_min_sync, unsigned, MIN_U32)
@@ -70,9 +79,9 @@ EMULATED_REDUCE(__reduce_and_sync, unsigned, AND) EMULATED_REDUCE(__reduce_or_sy
 EMULATED_REDUCE(__reduce_xor_sync, unsigned, XOR)
 
 // --- loads and stores with a cache hint ---
-#define EMULATED_LOAD(name) template <class T> EMULATED T name(const T* p, emulator::Site site = emulator::here()) { \
+#define EMULATED_LOAD(name) template <class T> EMULATED T name(const T* p, CALLED_HERE) { \
         emulator::check_aligned(p, alignof(T), site); return *p; }
-#define EMULATED_STORE(name) template <class T> EMULATED void name(T* p, T value, emulator::Site site = emulator::here()) { \
+#define EMULATED_STORE(name) template <class T> EMULATED void name(T* p, T value, CALLED_HERE) { \
         emulator::check_aligned(p, alignof(T), site); *p = value; }
 EMULATED_LOAD(__ldg) EMULATED_LOAD(__ldca) EMULATED_LOAD(__ldcg) EMULATED_LOAD(__ldcs) EMULATED_LOAD(__ldlu) EMULATED_LOAD(__ldcv)
 EMULATED_STORE(__stwb) EMULATED_STORE(__stcg) EMULATED_STORE(__stcs) EMULATED_STORE(__stwt)
@@ -81,7 +90,7 @@ EMULATED size_t __cvta_generic_to_shared(const void* p) { return reinterpret_cas
 // --- asynchronous copies (cuda_pipeline.h) ---
 // The source is read when the copy is asked for; the destination is undefined (NaN) from then until the thread has waited.
 typedef uint32_t __attribute__((may_alias)) EmulatorWord;
-EMULATED void __pipeline_memcpy_async(void* destination, const void* source, size_t size, size_t zeros = 0, emulator::Site site = emulator::here()) {
+EMULATED void __pipeline_memcpy_async(void* destination, const void* source, size_t size, size_t zeros = 0, CALLED_HERE) {
     if ((size != 4 && size != 8 && size != 16) || zeros > size)
         emulator::fail(emulator::self, site, "__pipeline_memcpy_async of %zu bytes, %zu of them zeros: sizes are 4, 8 and 16", size, zeros);
     emulator::check_aligned(destination, size, site);
@@ -110,10 +119,12 @@ template <class T, class Op> EMULATED T emulator_atomic(T* address, Op op, emula
 }
 template <class T> struct EmulatorAs { using type = T; }; // lets an argument convert to the type of the address: atomicAdd(&x, 1)
 #define EMULATED_ATOMIC(name, expression) \
-    template <class T> EMULATED T name(T* address, typename EmulatorAs<T>::type value, emulator::Site site = emulator::here()) { \
+    template <class T> EMULATED T name(T* address, typename EmulatorAs<T>::type value, CALLED_HERE) { \
         return emulator_atomic(address, [=](T old) -> T { return expression; }, site); } \
-    template <class T> EMULATED T name##_block(T* address, typename EmulatorAs<T>::type value, emulator::Site site = emulator::here()) { return name(address, value, site); } \
-    template <class T> EMULATED T name##_system(T* address, typename EmulatorAs<T>::type value, emulator::Site site = emulator::here()) { return name(address, value, site); }
+    template <class T> EMULATED T name##_block(T* address, typename EmulatorAs<T>::type value, CALLED_HERE) { \
+        return name(address, value, site); } \
+    template <class T> EMULATED T name##_system(T* address, typename EmulatorAs<T>::type value, CALLED_HERE) { \
+        return name(address, value, site); }
 EMULATED_ATOMIC(atomicAdd, old + value)
 EMULATED_ATOMIC(atomicSub, old - value)
 EMULATED_ATOMIC(atomicExch, ((void)old, value))
@@ -124,7 +135,8 @@ EMULATED_ATOMIC(atomicOr, old | value)
 EMULATED_ATOMIC(atomicXor, old ^ value)
 EMULATED_ATOMIC(atomicInc, old >= value ? 0 : old + 1)
 EMULATED_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
-template <class T> EMULATED T atomicCAS(T* address, typename EmulatorAs<T>::type compare, typename EmulatorAs<T>::type value, emulator::Site site = emulator::here()) {
+template <class T>
+EMULATED T atomicCAS(T* address, typename EmulatorAs<T>::type compare, typename EmulatorAs<T>::type value, CALLED_HERE) {
     return emulator_atomic(address, [=](T old) -> T { return old == compare ? value : old; }, site);
 }
 
@@ -181,7 +193,9 @@ EMULATED unsigned __brev(unsigned a) {
 }
 EMULATED unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((unsigned long long)a * b >> 32); }
 EMULATED int __mulhi(int a, int b) { return (int)((long long)a * b >> 32); }
-EMULATED unsigned long long __umul64hi(unsigned long long a, unsigned long long b) { return (unsigned long long)((unsigned __int128)a * b >> 64); }
+EMULATED unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
 
 // --- bf16 and fp16: CUDA's headers give the types, conversions and basic arithmetic to host compilers; these they keep back ---
 #define EMULATED_16BIT(type, pair, to_float, from_float) \

@@ -42,7 +42,8 @@ Place source_place(const void* pc) {
     Place place = {"(unknown line)"};
     char program[32], address[32], lines[4096];
     snprintf(program, sizeof program, "/proc/%d/exe", (int)getpid());
-    snprintf(address, sizeof address, "0x%zx", (size_t)((const char*)pc - 1 - &start_of_program)); // a return address is one past its call
+    size_t offset = (size_t)((const char*)pc - 1 - &start_of_program); // a return address is one past its call
+    snprintf(address, sizeof address, "0x%zx", offset);
     int ends[2];
     if (pipe(ends)) return place;
     if (_Fork() == 0) {
@@ -52,7 +53,8 @@ Place source_place(const void* pc) {
     }
     close(ends[1]);
     size_t length = 0;
-    for (ssize_t n; length < sizeof lines - 1 && (n = read(ends[0], lines + length, sizeof lines - 1 - length)) > 0;) length += (size_t)n;
+    for (ssize_t n; length < sizeof lines - 1 && (n = read(ends[0], lines + length, sizeof lines - 1 - length)) > 0;)
+        length += (size_t)n;
     lines[length] = 0;
     char directory[256];
     size_t prefix = getcwd(directory, sizeof directory) ? strlen(directory) : 0;
@@ -92,7 +94,8 @@ static int signals_caught = catch_signals();
 // --- called by the sanitizers as they report: one line in our words beside theirs ---
 using namespace emulator;
 extern "C" {
-void __ubsan_get_current_report_data(const char** kind, const char** message, const char** file, unsigned* line, unsigned* column, char** address);
+void __ubsan_get_current_report_data(const char** kind, const char** message, const char** file, unsigned* line,
+                                     unsigned* column, char** address);
 void __ubsan_on_report(void) {
     const char *kind, *message, *file;
     char* address;
@@ -123,7 +126,8 @@ void __tsan_on_report(void* report) {
         kinds[i] = write ? "write" : "read";
     }
     char what[600];
-    snprintf(what, sizeof what, "data race: this %s and a %s at %s by another thread have nothing between to order them", kinds[0], kinds[1], places[1].text);
+    snprintf(what, sizeof what, "data race: this %s and a %s at %s by another thread have nothing between to order them",
+             kinds[0], kinds[1], places[1].text);
     print_message(self, places[0].text, what);
 }
 #endif
