@@ -610,6 +610,7 @@ int main(int argc, char** argv) {
     options_common(&table, &run.o);
     options_parse(&table, argc, argv);
     device_init(0, 1);
+    layers_choose((AttentionChoice)o->attention, o->deterministic);
 
     tokenizer_open(&run.tokenizer, o->tokenizer);
     CheckpointReader checkpoint;

@@ -18,6 +18,12 @@ Failures  There are none at run time: shapes are checked by layers_init, and a d
 
 typedef enum { GRAD_SET, GRAD_ADD } GradMode;
 
+// ---- what the user decides about layers, before anything else here is called ----
+typedef enum { ATTENTION_AUTO, ATTENTION_CUDNN, ATTENTION_OWN } AttentionChoice;
+// AUTO: cuDNN's attention where it is there and takes these shapes, else ours. deterministic: the same bits from run to run.
+// Dies if this build cannot do what was chosen.
+void layers_choose(AttentionChoice attention, bool deterministic);
+
 // ---- workspace: scratch that layers share, allocated once for the largest shapes that will be seen ----
 typedef struct { int B, T, C, NH, Vp; } LayerShapes;
 size_t layers_workspace_bytes(LayerShapes s); // what layers_init will allocate as MEMORY_WORKSPACE

@@ -52,6 +52,7 @@ typedef struct {
     long long loss_scale_interval, max_bad_steps;
     long long seed;
     int recompute;
+    int attention, deterministic;
     const char* out;                                      // "": nothing is written
     long long save_every, keep;
     int resume;
@@ -155,6 +156,8 @@ static inline void options_common(OptionTable* t, Options* o) {
     option_int(t, "max-bad-steps", &o->max_bad_steps, 1, big, "stop after this many steps in a row with NaN or Inf");
     option_int(t, "seed", &o->seed, 0, 9e15, "of initial weights, data order and samples");
     option_choice(t, "recompute", &o->recompute, "none|block", "block: keep only each block's input, run its forward pass again in backward");
+    option_choice(t, "attention", &o->attention, "auto|cudnn|own", "auto: cuDNN's where a GPU has it and it takes these shapes, else our own");
+    option_flag(t, "deterministic", &o->deterministic, "equal bits from run to run, also where something faster would not give them");
     option_text(t, "out", &o->out, "DIR", "write checkpoints and metrics.jsonl here; '': write nothing");
     option_letter(t, 'o');
     option_int(t, "save-every", &o->save_every, 0, big, "steps between checkpoints; 0: only after the last step");

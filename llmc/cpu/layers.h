@@ -62,6 +62,13 @@ static size_t layers_lay_out(CpuLayers* w, char* memory) {
     return total;
 }
 
+// All layers here are deterministic, whatever was chosen.
+void layers_choose(AttentionChoice attention, bool deterministic) {
+    (void)deterministic;
+    require(attention != ATTENTION_CUDNN, "--attention cudnn: cuDNN is for NVIDIA GPUs, and this program was built for the CPU;"
+            " use --attention own, or build it with make DEVICE=cuda");
+}
+
 size_t layers_workspace_bytes(LayerShapes s) {
     CpuLayers w;
     memset(&w, 0, sizeof w);
