@@ -22,7 +22,7 @@ static void start(int B, int T, int C, int NH, int Vp) {
     memset(&cuda_layers, 0, sizeof cuda_layers);
     size_t bytes = 0;
     for (size_t layer : { encoder_workspace_bytes(s), layernorm_workspace_bytes(s), bias_workspace_bytes(s),
-                          attention_workspace_bytes(s), stats_workspace_bytes(s) }) bytes = size_max(bytes, layer);
+                          attention_own_workspace_bytes(s), stats_workspace_bytes(s) }) bytes = size_max(bytes, layer);
     cuda_layers.shapes = s;
     cuda_layers.workspace = device_bytes(bytes);
     cuda_layers.shared_bytes = 99 << 10;
@@ -160,14 +160,14 @@ static void check_attention(int B, int T, int NH, int HS, float std) {
     Both<floatX> qkv = random_both(3 * n, 0, std), out = unset_both(n), dout = random_both(n), dqkv = unset_both(3 * n);
     Both<float> stats = unset_both<float>((size_t)B * NH * T);
     cpu::attention_forward(out.cpu, stats.cpu, qkv.cpu, B, T, C, NH);
-    run_twice("attention_forward", [&] { attention_forward(out.gpu, stats.gpu, qkv.gpu, B, T, C, NH); }, out, stats);
+    run_twice("attention_forward", [&] { attention_own_forward(out.gpu, stats.gpu, qkv.gpu, B, T, C, NH); }, out, stats);
     expect_near("attention's out", out, slack);
     expect_near("attention's stats", stats, slack);
     Both<floatX> o = as_input(out);
     Both<float> s = as_input(stats);
     cpu::attention_backward(dqkv.cpu, dout.cpu, qkv.cpu, o.cpu, s.cpu, B, T, C, NH);
     run_twice("attention_backward", [&] {
-        attention_backward(dqkv.gpu, dout.gpu, qkv.gpu, o.gpu, s.gpu, B, T, C, NH);
+        attention_own_backward(dqkv.gpu, dout.gpu, qkv.gpu, o.gpu, s.gpu, B, T, C, NH);
     }, dqkv);
     expect_near("attention's dqkv", dqkv, 4 * slack);
 }

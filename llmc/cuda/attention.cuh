@@ -1,6 +1,6 @@
 /*
 cuda/attention.cuh - causal self-attention without the (T,T) matrix, after FlashAttention-2 (Dao, arXiv 2307.08691).
-Included by cuda/layers.cuh.
+Included by attention_choice.cuh, which decides between this and cuDNN's.
 
 A block has 16x16 threads and owns TILE rows of one head (queries, or keys where dk and dv are summed). It walks over the
 tiles of the other side and makes the (TILE,TILE) scores anew, so that nothing of the matrix is ever in memory. Tiles lie
@@ -178,7 +178,7 @@ attention_forward_kernel(floatX* out, float* stats, const floatX* qkv, float sca
 // sum over u of P[u] dP[u] = dout[t].out[t]; and dq[t] = sum dS[u] k[u] / sqrt(HS), dk[u] += dS[u] q[t] / sqrt(HS).
 
 // delta (B,NH,T), the only thing that needs memory
-static inline size_t attention_workspace_bytes(LayerShapes s) {
+static inline size_t attention_own_workspace_bytes(LayerShapes s) {
     return (size_t)s.B * (size_t)s.NH * (size_t)s.T * sizeof(float);
 }
 
@@ -340,13 +340,13 @@ static inline void attention(AttentionCall a) {
     else attention_by_head_size<1>(a);
 }
 
-void attention_forward(floatX* out, float* stats, const floatX* qkv, int B, int T, int C, int NH) {
+static inline void attention_own_forward(floatX* out, float* stats, const floatX* qkv, int B, int T, int C, int NH) {
     AttentionCall a = { out, stats, qkv, NULL, NULL, B, T, C, NH, C / NH };
     attention(a);
 }
 
-void attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out, const float* stats,
-                        int B, int T, int C, int NH) {
+static inline void attention_own_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out,
+                                          const float* stats, int B, int T, int C, int NH) {
     AttentionCall a = { dqkv, (float*)stats, qkv, dout, out, B, T, C, NH, C / NH };
     attention(a);
 }

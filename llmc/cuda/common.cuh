@@ -20,6 +20,8 @@ typedef struct {
     LayerShapes shapes; // the largest that may be seen
     void* workspace;    // owned by layers_init; scratch of one layer call, which the next one on the stream overwrites
     int shared_bytes;   // the most shared memory that a block of this GPU can be given
+    AttentionChoice attention; // this and the next: what layers_choose was told
+    bool deterministic;
 } CudaLayers;
 static CudaLayers cuda_layers;
 static cudaStream_t compute_stream; // orders every layer call and copy; made by device_init
