@@ -47,5 +47,7 @@ void  host_free(void* p);
 
 #ifndef __CUDACC__
 #include "cpu/device.h"
+#elif !defined(LLMC_CUDA_COMMON_CUH) // a test that begins with cuda/common.cuh picks the rest itself
+#include "cuda/device.cuh"
 #endif
 #endif

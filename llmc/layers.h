@@ -26,6 +26,17 @@ void layers_choose(AttentionChoice attention, bool deterministic);
 
 // ---- workspace: scratch that layers share, allocated once for the largest shapes that will be seen ----
 typedef struct { int B, T, C, NH, Vp; } LayerShapes;
+// What layers_init checks on every device.
+static inline void layer_shapes_check(LayerShapes s) {
+    require(s.B >= 1 && s.T >= 1, "layers need at least one sequence of one token, not B = %d, T = %d", s.B, s.T);
+    require(s.C >= 1 && s.NH >= 1 && s.C % s.NH == 0,
+            "%d channels do not divide over %d heads; choose --channels as a multiple of --heads", s.C, s.NH);
+    require(s.Vp >= 1, "the padded vocabulary must have at least one token, not %d", s.Vp);
+    // elements are counted in size_t, rows in int
+    require((size_t)s.B * (size_t)s.T <= INT32_MAX / 4,
+            "B*T = %d*%d is more rows than a layer can count; use a smaller --batch-size", s.B, s.T);
+    require(s.C <= INT32_MAX / 4, "%d channels are more than a layer can count", s.C);
+}
 size_t layers_workspace_bytes(LayerShapes s); // what layers_init will allocate as MEMORY_WORKSPACE
 void   layers_init(LayerShapes s);            // dies if a shape cannot be computed (C not a multiple of NH, ...)
 void   layers_free(void);
@@ -105,5 +116,7 @@ void adamw_update(AdamW a, floatX* params, float* master, float* m, float* v, co
 
 #ifndef __CUDACC__
 #include "cpu/layers.h"
+#elif !defined(LLMC_CUDA_COMMON_CUH) // a test that begins with cuda/common.cuh picks the rest itself
+#include "cuda/layers.cuh"
 #endif
 #endif

@@ -1,61 +1,32 @@
 /* cpu/device.h - device.h for the CPU. Included by it, never on its own. */
+#include "../device_memory.h"
 #include <omp.h>
 #include <sys/mman.h>
 
-// Every live allocation, so that its bytes can be given back to their kind. (The one global state of device.h.)
-typedef struct { void* p; size_t bytes; MemoryKind kind; } DeviceBlock;
-static struct {
-    DeviceBlock* blocks;
-    int count, capacity;
-    size_t now[MEMORY_KINDS], total, peak, allocations;
-    char name[64];
-} cpu_device;
+static char cpu_device_name[64];
 
 void* device_alloc(size_t bytes, MemoryKind kind) {
     // malloc would promise more than the machine has, and the kernel would kill the process when it is touched
     size_t machine = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGE_SIZE);
-    require(bytes <= machine && cpu_device.total <= machine - bytes,
-            "out of memory: %.2f GB more for %s, with %.2f GB in use, are over this machine's %.2f GB;"
-            " a smaller --batch-size, --seq-len or --model, or --recompute block, needs less",
-            (double)bytes * 1e-9, memory_kind_names[kind], (double)cpu_device.total * 1e-9, (double)machine * 1e-9);
+    char limit[64];
+    snprintf(limit, sizeof limit, "this machine's %.2f GB", (double)machine * 1e-9);
+    if (bytes > machine || device_ledger.total > machine - bytes) device_out_of_memory(bytes, kind, limit);
     const size_t huge_page = 2 << 20;
     size_t rounded = round_up(bytes ? bytes : 1, 64);
     size_t alignment = rounded >= huge_page ? huge_page : 64;
     void* p = NULL;
-    require(posix_memalign(&p, alignment, round_up(rounded, alignment)) == 0, "out of memory: %zu bytes for %s", bytes, memory_kind_names[kind]);
+    if (posix_memalign(&p, alignment, round_up(rounded, alignment)) != 0) device_out_of_memory(bytes, kind, "what the system gives");
     if (alignment == huge_page) madvise(p, round_up(rounded, alignment), MADV_HUGEPAGE); // fewer TLB misses; a wish, so no check
     device_zero(p, rounded);
-    if (cpu_device.count == cpu_device.capacity) {
-        cpu_device.capacity = cpu_device.capacity ? 2 * cpu_device.capacity : 64;
-        cpu_device.blocks = (DeviceBlock*)xrealloc(cpu_device.blocks, (size_t)cpu_device.capacity * sizeof(DeviceBlock));
-    }
-    DeviceBlock block = { p, bytes, kind };
-    cpu_device.blocks[cpu_device.count++] = block;
-    cpu_device.now[kind] += bytes;
-    cpu_device.total += bytes;
-    cpu_device.peak = size_max(cpu_device.peak, cpu_device.total);
-    cpu_device.allocations++;
+    device_ledger_add(p, bytes, kind);
     return p;
 }
 
 void device_free(void* p) {
     if (p == NULL) return;
-    for (int i = cpu_device.count - 1; i >= 0; i--) {
-        DeviceBlock b = cpu_device.blocks[i];
-        if (b.p != p) continue;
-        cpu_device.now[b.kind] -= b.bytes;
-        cpu_device.total -= b.bytes;
-        cpu_device.blocks[i] = cpu_device.blocks[--cpu_device.count];
-        free(p);
-        return;
-    }
-    die("device_free of memory that device_alloc did not give");
+    device_ledger_remove(p);
+    free(p);
 }
-
-size_t device_memory(MemoryKind kind) { return cpu_device.now[kind]; }
-size_t device_memory_total(void) { return cpu_device.total; }
-size_t device_memory_peak(void) { return cpu_device.peak; }
-size_t device_allocations(void) { return cpu_device.allocations; }
 
 // The cores this process may use, shared fairly by the ranks on this machine, unless OMP_NUM_THREADS says otherwise.
 void device_init(int local_rank, int ranks_per_machine) {
@@ -63,16 +34,11 @@ void device_init(int local_rank, int ranks_per_machine) {
     int cores = omp_get_num_procs();
     if (getenv("OMP_NUM_THREADS") == NULL) omp_set_num_threads(cores / ranks_per_machine > 1 ? cores / ranks_per_machine : 1);
     int threads = omp_get_max_threads();
-    snprintf(cpu_device.name, sizeof cpu_device.name, "CPU, %d thread%s", threads, threads == 1 ? "" : "s");
+    snprintf(cpu_device_name, sizeof cpu_device_name, "CPU, %d thread%s", threads, threads == 1 ? "" : "s");
 }
 
-void device_shutdown(void) {
-    free(cpu_device.blocks);
-    cpu_device.blocks = NULL;
-    cpu_device.count = cpu_device.capacity = 0;
-}
-
-const char* device_name(void) { return cpu_device.name; }
+void device_shutdown(void) { device_ledger_free(); }
+const char* device_name(void) { return cpu_device_name; }
 double device_peak_flops(void) { return 0; } // dev/bench measures it; there is no honest table of CPUs
 void device_synchronize(void) {}
 

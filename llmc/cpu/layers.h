@@ -78,14 +78,7 @@ size_t layers_workspace_bytes(LayerShapes s) {
 }
 
 void layers_init(LayerShapes s) {
-    require(s.B >= 1 && s.T >= 1, "layers need at least one sequence of one token, not B = %d, T = %d", s.B, s.T);
-    require(s.C >= 1 && s.NH >= 1 && s.C % s.NH == 0,
-            "%d channels do not divide over %d heads; choose --channels as a multiple of --heads", s.C, s.NH);
-    require(s.Vp >= 1, "the padded vocabulary must have at least one token, not %d", s.Vp);
-    // elements are counted in size_t, rows in int
-    require((size_t)s.B * (size_t)s.T <= INT32_MAX / 4,
-            "B*T = %d*%d is more rows than a layer can count; use a smaller --batch-size", s.B, s.T);
-    require(s.C <= INT32_MAX / 4, "%d channels are more than a layer can count", s.C);
+    layer_shapes_check(s);
     require(cpu_layers.memory == NULL, "layers_init was called twice without layers_free");
     cpu_layers.shapes = s;
     cpu_layers.threads = omp_get_max_threads();

@@ -11,9 +11,9 @@ How every kernel of this folder is built:
 #ifndef LLMC_CUDA_COMMON_CUH
 #define LLMC_CUDA_COMMON_CUH
 #include "../layers.h"
+#include "check.cuh"
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_runtime.h>
 
 // ---- the global state of these files ----
 typedef struct {
@@ -22,14 +22,11 @@ typedef struct {
     int shared_bytes;   // the most shared memory that a block of this GPU can be given
     AttentionChoice attention; // this and the next: what layers_choose was told
     bool deterministic;
+    char description[640];
 } CudaLayers;
 static CudaLayers cuda_layers;
-static cudaStream_t compute_stream; // orders every layer call and copy; made by device_init
 
-// ---- errors ----
-static inline void cuda_check(cudaError_t error, const char* what) {
-    require(error == cudaSuccess, "%s: the GPU reports \"%s\"", what, cudaGetErrorString(error));
-}
+// ---- launches ----
 // Follows each launch. A kernel's own faults show only when it runs, so a build with DEBUG waits for it here.
 static inline void check_launch(const char* layer) {
     cuda_check(cudaGetLastError(), layer);

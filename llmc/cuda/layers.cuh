@@ -1,0 +1,55 @@
+/*
+cuda/layers.cuh - layers.h for an NVIDIA GPU of compute capability 8.0 or later. Included by it, never on its own.
+
+Matrix products are cuBLASLt's, attention is cuDNN's or ours, everything else is kernels of our own. Read common.cuh first,
+then the layers in the order of the includes below.
+*/
+#ifndef LLMC_CUDA_LAYERS_CUH
+#define LLMC_CUDA_LAYERS_CUH
+#include "common.cuh"
+#include "encoder.cuh"
+#include "layernorm.cuh"
+#include "bias_gelu.cuh"
+#include "matmul.cuh"
+#include "attention_choice.cuh"
+#include "classifier.cuh"
+#include "stats.cuh"
+#include "adamw.cuh"
+
+// That attention can be had as chosen is found out together with the shapes: by layers_workspace_bytes or layers_init.
+void layers_choose(AttentionChoice attention, bool deterministic) {
+    cuda_layers.attention = attention;
+    cuda_layers.deterministic = deterministic;
+}
+
+// Layers take turns on one stream, so they share what the neediest of them needs.
+size_t layers_workspace_bytes(LayerShapes s) {
+    size_t bytes = MATMUL_WORKSPACE;
+    for (size_t layer : { encoder_workspace_bytes(s), layernorm_workspace_bytes(s), bias_workspace_bytes(s),
+                          attention_workspace_bytes(s), stats_workspace_bytes(s) }) bytes = size_max(bytes, layer);
+    return bytes;
+}
+
+void layers_init(LayerShapes s) {
+    layer_shapes_check(s);
+    require(cuda_layers.workspace == NULL, "layers_init was called twice without layers_free");
+    int device;
+    cuda_check(cudaGetDevice(&device), "layers_init");
+    cuda_check(cudaDeviceGetAttribute(&cuda_layers.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "layers_init");
+    cuda_layers.shapes = s;
+    cuda_layers.workspace = device_alloc(layers_workspace_bytes(s), MEMORY_WORKSPACE);
+    matmul_init();
+    size_t v = cublasLtGetVersion();
+    snprintf(cuda_layers.description, sizeof cuda_layers.description, "cuBLASLt %zu.%zu.%zu, %s",
+             v / 10000, v / 100 % 100, v % 100, attention_description());
+}
+
+void layers_free(void) {
+    matmul_free();
+    attention_free();
+    device_free(cuda_layers.workspace);
+    memset(&cuda_layers, 0, sizeof cuda_layers);
+}
+
+const char* layers_description(void) { return cuda_layers.description; }
+#endif

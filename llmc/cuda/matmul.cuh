@@ -1,0 +1,280 @@
+/*
+cuda/matmul.cuh - linear layers: matrix products from cuBLASLt, and what comes before or after them. Included by
+cuda/layers.cuh.
+
+cuBLASLt thinks in columns: a row-major (rows, cols) tensor is to it a column-major (cols, rows) matrix of the same bytes. So
+every product is written down transposed, out^T = w inp^T for out = inp w^T, and no byte has to move.
+
+A product may end with an epilogue of cuBLASLt's: bias, GELU, its derivative, or the sum of a bias's gradient. Or the
+product is made alone and a kernel of bias_gelu.cuh does the rest. Which of the two is faster, and by which of cuBLASLt's
+algorithms, is found by trying: when a layer of a training step is first seen, all are run and timed, which is harmless
+because the output is overwritten each time. That may choose differently from run to run, and then the last bits differ:
+under --deterministic, as for shapes that only sampling sees, cuBLASLt's first suggestion is taken untimed.
+
+cuBLASLt's GELU is the tanh form, as ours is, of a sum that is not yet rounded to floatX; ours is of what was stored.
+
+Global state: the handle, two events and the table of plans below. cuBLASLt's scratch is the layers' workspace.
+*/
+#ifndef LLMC_CUDA_MATMUL_CUH
+#define LLMC_CUDA_MATMUL_CUH
+#include "bias_gelu.cuh"
+#include "common.cuh"
+#include <cublasLt.h>
+
+constexpr size_t MATMUL_WORKSPACE = 32 << 20; // what NVIDIA recommends for Hopper
+constexpr int MATMUL_CANDIDATES = 8;          // algorithms asked for
+constexpr int MATMUL_TRIALS = 3;              // runs of each that are timed; the shortest counts
+constexpr int MATMUL_PLANS = 128;
+
+// D (m,n) = op(A) op(B), column-major: A (m,k), or (k,m) where a_transposed; B (k,n), or (n,k) where b_transposed.
+// All ints, so that two shapes can be compared as memory.
+typedef struct { int a_transposed, b_transposed, m, n, k, epilogue, alignment; } ProductShape;
+typedef struct {
+    const char* layer;    // for messages
+    int rows;             // N of the layer
+    ProductShape shape;
+    floatX* d;            // D = op(A) op(B) + beta D
+    const floatX *a, *b;
+    floatX* bias;         // EPILOGUE_BIAS, GELU_AUX_BIAS: read; BGRADB: written. NULL: none
+    floatX* aux;          // GELU_AUX_BIAS: D before the GELU, written; DGELU: the same, read. NULL: none
+    float beta;           // 0: D is overwritten, 1: added to
+} Product;
+
+// ---- plans: everything that cuBLASLt wants to know about one shape, and the algorithms that it offers ----
+typedef struct {
+    ProductShape shape;
+    uint64_t last_use;    // 0: empty
+    bool timed;           // of a training step: it stays
+    cublasLtMatmulDesc_t operation;
+    cublasLtMatrixLayout_t a, b, d;
+    int candidates;       // 0: cuBLASLt cannot do this
+    cublasLtMatmulHeuristicResult_t candidate[MATMUL_CANDIDATES]; // the one that it expects to be fastest comes first
+    int chosen;           // which of them; none (-1) for an epilogue that is slower than a kernel after the product
+} MatmulPlan;
+static struct {
+    cublasLtHandle_t handle;
+    cudaEvent_t start, stop;
+    uint64_t uses;
+    MatmulPlan plans[MATMUL_PLANS];
+} cuda_matmul;
+
+static inline void cublas_check(cublasStatus_t status, const char* what) {
+    require(status == CUBLAS_STATUS_SUCCESS, "%s: cuBLASLt reports %s", what, cublasLtGetStatusString(status));
+}
+
+template <typename T> static inline void plan_set(MatmulPlan* plan, cublasLtMatmulDescAttributes_t attribute, T value) {
+    cublas_check(cublasLtMatmulDescSetAttribute(plan->operation, attribute, &value, sizeof value), "describing a product");
+}
+static inline void plan_set_pointers(MatmulPlan* plan, Product p) {
+    if (p.bias != NULL) plan_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+    if (p.aux != NULL) plan_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.aux);
+}
+
+static inline void plan_describe(MatmulPlan* plan, Product p) {
+    const cudaDataType_t type = FLOATX_DTYPE == DTYPE_F32 ? CUDA_R_32F : FLOATX_DTYPE == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+    ProductShape s = p.shape;
+    cublas_check(cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), p.layer);
+    plan_set(plan, CUBLASLT_MATMUL_DESC_TRANSA, s.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+    plan_set(plan, CUBLASLT_MATMUL_DESC_TRANSB, s.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+    plan_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, (cublasLtEpilogue_t)s.epilogue);
+    if (p.aux != NULL) plan_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)s.m);
+    plan_set_pointers(plan, p); // their alignment decides which algorithms there are
+    int a_rows = s.a_transposed ? s.k : s.m, b_rows = s.b_transposed ? s.n : s.k;
+    cublas_check(cublasLtMatrixLayoutCreate(&plan->a, type, a_rows, s.a_transposed ? s.m : s.k, a_rows), p.layer);
+    cublas_check(cublasLtMatrixLayoutCreate(&plan->b, type, b_rows, s.b_transposed ? s.k : s.n, b_rows), p.layer);
+    cublas_check(cublasLtMatrixLayoutCreate(&plan->d, type, s.m, s.n, s.m), p.layer);
+}
+
+template <typename T> static inline void preference_set(cublasLtMatmulPreference_t preference,
+                                                        cublasLtMatmulPreferenceAttributes_t attribute, T value) {
+    cublas_check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value), "choosing an algorithm");
+}
+
+// Asks for algorithms that can do with our workspace and alignment, and that add up partial sums in fp32, in a fixed order.
+static inline void plan_ask(MatmulPlan* plan, Product p) {
+    uint32_t alignment = (uint32_t)p.shape.alignment;
+    cublasLtMatmulPreference_t preference;
+    cublas_check(cublasLtMatmulPreferenceCreate(&preference), p.layer);
+    preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)MATMUL_WORKSPACE);
+    preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+    preference_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment);
+    preference_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment);
+    preference_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment);
+    preference_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment);
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(cuda_matmul.handle, plan->operation, plan->a, plan->b, plan->d, plan->d,
+                                                           preference, MATMUL_CANDIDATES, plan->candidate, &plan->candidates);
+    cublasLtMatmulPreferenceDestroy(preference);
+    if (status != CUBLAS_STATUS_SUCCESS) plan->candidates = 0;
+    require(plan->candidates > 0 || p.shape.epilogue != CUBLASLT_EPILOGUE_DEFAULT,
+            "%s: cuBLASLt has no algorithm for a product of (%d,%d) and (%d,%d) (%s)", p.layer, p.shape.m, p.shape.k,
+            p.shape.k, p.shape.n, cublasLtGetStatusString(status));
+}
+
+// cuBLASLt checks none of this: an epilogue reads and writes its vectors 16 bytes at a time, and the leading dimension of
+// aux must be a multiple of 8.
+static inline bool epilogue_is_possible(Product p) {
+    return p.shape.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (p.shape.alignment >= 16 && (p.aux == NULL || p.shape.m % 8 == 0));
+}
+
+static inline void plan_clear(MatmulPlan* plan) {
+    if (plan->operation != NULL) {
+        cublasLtMatrixLayoutDestroy(plan->a);
+        cublasLtMatrixLayoutDestroy(plan->b);
+        cublasLtMatrixLayoutDestroy(plan->d);
+        cublasLtMatmulDescDestroy(plan->operation);
+    }
+    memset(plan, 0, sizeof *plan);
+}
+
+// The largest power of two, up to 256, that divides every address of a product.
+static inline int product_alignment(Product p) {
+    uintptr_t bits = (uintptr_t)p.a | (uintptr_t)p.b | (uintptr_t)p.d | (uintptr_t)p.bias | (uintptr_t)p.aux | 256;
+    return (int)(bits & -bits);
+}
+
+// The plan of a product; if there is none yet it takes the place of the one not used for longest.
+static inline MatmulPlan* matmul_plan(Product p) {
+    MatmulPlan *oldest = NULL, *found = NULL;
+    p.shape.alignment = product_alignment(p);
+    for (MatmulPlan* plan = cuda_matmul.plans; plan < cuda_matmul.plans + MATMUL_PLANS && found == NULL; plan++) {
+        if (plan->last_use > 0 && memcmp(&plan->shape, &p.shape, sizeof p.shape) == 0) found = plan;
+        if (!plan->timed && (oldest == NULL || plan->last_use < oldest->last_use)) oldest = plan;
+    }
+    if (found == NULL) {
+        require(oldest != NULL, "%s: more than %d shapes of matrix products in a training step", p.layer, MATMUL_PLANS);
+        found = oldest;
+        plan_clear(found);
+        found->shape = p.shape;
+        if (epilogue_is_possible(p)) {
+            plan_describe(found, p);
+            plan_ask(found, p);
+        }
+        found->chosen = found->candidates > 0 ? 0 : -1;
+    }
+    found->last_use = ++cuda_matmul.uses;
+    return found;
+}
+
+// ---- doing a product ----
+// The same without its epilogue. A GELU's input, which cuBLASLt would leave in aux, is then the product itself.
+static inline Product product_alone(Product p) {
+    if (p.shape.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) p.d = p.aux;
+    p.shape.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    p.bias = p.aux = NULL;
+    return p;
+}
+
+static inline cublasStatus_t product_launch(Product p, MatmulPlan* plan, int candidate) {
+    const float alpha = 1;
+    plan_set_pointers(plan, p);
+    cublasStatus_t status = cublasLtMatmul(cuda_matmul.handle, plan->operation, &alpha, p.a, plan->a, p.b, plan->b, &p.beta,
+                                           p.d, plan->d, p.d, plan->d, &plan->candidate[candidate].algo,
+                                           cuda_layers.workspace, MATMUL_WORKSPACE, compute_stream);
+    check_launch(p.layer);
+    return status;
+}
+
+// What an epilogue would have done, by a kernel. m is the length of a row of D.
+static inline void product_finish(Product p) {
+    ProductShape s = p.shape;
+    if (s.epilogue == CUBLASLT_EPILOGUE_BIAS) bias_gelu_forward(NULL, p.d, p.bias, s.n, s.m);
+    if (s.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) bias_gelu_forward(p.d, p.aux, p.bias, s.n, s.m);
+    if (s.epilogue == CUBLASLT_EPILOGUE_DGELU) gelu_backward(p.d, p.aux, s.n, s.m);
+    if (s.epilogue == CUBLASLT_EPILOGUE_BGRADB) bias_backward(p.bias, p.b, s.k, s.n, GRAD_SET);
+}
+
+// By the plan of the product as it is, or of the product alone. What cuBLASLt refuses is for the caller to judge.
+static inline cublasStatus_t product_by(Product p, MatmulPlan* plan, int candidate) {
+    if (plan->shape.epilogue == p.shape.epilogue) return product_launch(p, plan, candidate);
+    cublasStatus_t status = product_launch(product_alone(p), plan, candidate);
+    if (status == CUBLAS_STATUS_SUCCESS) product_finish(p);
+    return status;
+}
+
+// Milliseconds, the shortest of some trials after one to warm up; INFINITY if cuBLASLt refuses.
+static inline float product_time(Product p, MatmulPlan* plan, int candidate) {
+    float shortest = INFINITY, time;
+    for (int trial = -1; trial < MATMUL_TRIALS; trial++) {
+        cuda_check(cudaEventRecord(cuda_matmul.start, compute_stream), p.layer);
+        if (product_by(p, plan, candidate) != CUBLAS_STATUS_SUCCESS) return INFINITY;
+        cuda_check(cudaEventRecord(cuda_matmul.stop, compute_stream), p.layer);
+        cuda_check(cudaEventSynchronize(cuda_matmul.stop), p.layer);
+        cuda_check(cudaEventElapsedTime(&time, cuda_matmul.start, cuda_matmul.stop), p.layer);
+        if (trial >= 0) shortest = fminf(shortest, time);
+    }
+    return shortest;
+}
+
+// Tries every algorithm of a plan, chooses the fastest and returns its time.
+static inline float plan_time(MatmulPlan* plan, Product p) {
+    float best = INFINITY;
+    for (int i = 0; i < plan->candidates; i++) {
+        float time = product_time(p, plan, i);
+        if (time < best) plan->chosen = i;
+        best = fminf(best, time);
+    }
+    plan->timed = true;
+    return best;
+}
+
+// Rows of which a training step has layers: those of a micro-batch, and the classifier's at a time.
+static inline bool is_training_shape(int rows) {
+    int N = cuda_layers.shapes.B * cuda_layers.shapes.T;
+    return rows == N || rows == classifier_rows(N, cuda_layers.shapes.Vp);
+}
+
+static inline void product(Product p) {
+    MatmulPlan *fused = matmul_plan(p), *alone = matmul_plan(product_alone(p));
+    bool may_repeat = p.beta == 0; // the output is not an input as well
+    if (may_repeat && !fused->timed && !cuda_layers.deterministic && is_training_shape(p.rows)) {
+        float fused_time = plan_time(fused, p);
+        if (alone != fused && plan_time(alone, p) < fused_time) fused->chosen = -1;
+    }
+    MatmulPlan* plan = fused->chosen >= 0 ? fused : alone;
+    cublas_check(product_by(p, plan, plan->chosen), p.layer);
+}
+
+static inline void matmul_init(void) {
+    cublas_check(cublasLtCreate(&cuda_matmul.handle), "starting cuBLASLt");
+    cuda_check(cudaEventCreate(&cuda_matmul.start), "creating an event");
+    cuda_check(cudaEventCreate(&cuda_matmul.stop), "creating an event");
+}
+static inline void matmul_free(void) {
+    for (int i = 0; i < MATMUL_PLANS; i++) plan_clear(&cuda_matmul.plans[i]);
+    cudaEventDestroy(cuda_matmul.start);
+    cudaEventDestroy(cuda_matmul.stop);
+    cublasLtDestroy(cuda_matmul.handle);
+    memset(&cuda_matmul, 0, sizeof cuda_matmul);
+}
+
+// ---- the layers, row-major in layers.h and transposed here ----
+// out^T (OC,N) = w (OC,C) inp^T (C,N) + bias along OC
+void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
+    int epilogue = bias != NULL ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    product({ "matmul_forward", N, { 1, 0, OC, N, C, epilogue, 0 }, out, w, inp, (floatX*)bias, NULL, 0 });
+}
+// pre^T = w inp^T + bias, out = gelu(pre)
+void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
+    ProductShape shape = { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0 };
+    product({ "matmul_gelu_forward", N, shape, out, w, inp, (floatX*)bias, pre, 0 });
+}
+// forward: out = inp w^T, so dinp^T (C,N) = w^T (C,OC) dout^T (OC,N)
+void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
+    ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DEFAULT, 0 };
+    product({ "matmul_backward_input", N, shape, dinp, w, dout, NULL, NULL, 0 });
+}
+// forward: out = gelu(pre) w^T, so dpre^T = w^T dout^T * gelu'(pre)^T
+void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre, int N, int C, int OC) {
+    ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DGELU, 0 };
+    product({ "matmul_gelu_backward_input", N, shape, dinp, w, dout, NULL, (floatX*)pre, 0 });
+}
+// forward: out = inp w^T + bias, so dw^T (C,OC) = inp^T (C,N) dout (N,OC), dbias = the sums of dout over N. The epilogue can
+// only overwrite a bias's gradient.
+void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const floatX* inp, int N, int C, int OC, GradMode mode) {
+    bool in_epilogue = dbias != NULL && mode == GRAD_SET;
+    ProductShape shape = { 0, 1, C, OC, N, in_epilogue ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_DEFAULT, 0 };
+    floatX* bias = in_epilogue ? dbias : NULL;
+    product({ "matmul_backward_weight", N, shape, dw, inp, dout, bias, NULL, mode == GRAD_ADD ? 1.0f : 0.0f });
+    if (dbias != NULL && !in_epilogue) bias_backward(dbias, dout, N, OC, mode);
+}
+#endif

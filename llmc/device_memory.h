@@ -1,0 +1,66 @@
+/*
+device_memory.h - the account of device memory, which every device keeps in the same way: what each live allocation is for.
+Included by cpu/device.h and cuda/device.cuh, which do the allocating.
+*/
+#ifndef LLMC_DEVICE_MEMORY_H
+#define LLMC_DEVICE_MEMORY_H
+#include "device.h"
+
+// Every live allocation, so that its bytes can be given back to their kind. (The one global state of device.h.)
+typedef struct { void* p; size_t bytes; MemoryKind kind; } DeviceBlock;
+static struct {
+    DeviceBlock* blocks; // (capacity), the first `count` are live, owned
+    int count, capacity;
+    size_t now[MEMORY_KINDS], total, peak, allocations;
+} device_ledger;
+
+static void device_ledger_add(void* p, size_t bytes, MemoryKind kind) {
+    if (device_ledger.count == device_ledger.capacity) {
+        device_ledger.capacity = device_ledger.capacity ? 2 * device_ledger.capacity : 64;
+        device_ledger.blocks = (DeviceBlock*)xrealloc(device_ledger.blocks, (size_t)device_ledger.capacity * sizeof(DeviceBlock));
+    }
+    DeviceBlock block = { p, bytes, kind };
+    device_ledger.blocks[device_ledger.count++] = block;
+    device_ledger.now[kind] += bytes;
+    device_ledger.total += bytes;
+    device_ledger.peak = size_max(device_ledger.peak, device_ledger.total);
+    device_ledger.allocations++;
+}
+
+static void device_ledger_remove(void* p) {
+    for (int i = device_ledger.count - 1; i >= 0; i--) {
+        DeviceBlock b = device_ledger.blocks[i];
+        if (b.p != p) continue;
+        device_ledger.now[b.kind] -= b.bytes;
+        device_ledger.total -= b.bytes;
+        device_ledger.blocks[i] = device_ledger.blocks[--device_ledger.count];
+        return;
+    }
+    die("device_free of memory that device_alloc did not give");
+}
+
+static void device_ledger_free(void) {
+    free(device_ledger.blocks);
+    device_ledger.blocks = NULL;
+    device_ledger.count = device_ledger.capacity = 0;
+}
+
+// Dies: `bytes` more for `kind` cannot be had. limit says what there is, "this machine's 16.00 GB".
+__attribute__((noreturn)) static void device_out_of_memory(size_t bytes, MemoryKind kind, const char* limit) {
+    char used[512] = "";
+    for (int k = 0; k < MEMORY_KINDS; k++) {
+        size_t end = strlen(used);
+        if (device_ledger.now[k] == 0) continue;
+        snprintf(used + end, sizeof used - end, "%s%.2f GB %s", end ? ", " : "", (double)device_ledger.now[k] * 1e-9, memory_kind_names[k]);
+    }
+    bool of_model = kind == MEMORY_PARAMETERS || kind == MEMORY_GRADIENTS || kind == MEMORY_OPTIMIZER;
+    die("out of memory: %.2f GB more for %s, with %.2f GB in use%s%s%s, are over %s; %s", (double)bytes * 1e-9, memory_kind_names[kind],
+        (double)device_ledger.total * 1e-9, used[0] ? " (" : "", used, used[0] ? ")" : "", limit,
+        of_model ? "a smaller --model needs less" : "a smaller --batch-size, --seq-len or --model, or --recompute block, needs less");
+}
+
+size_t device_memory(MemoryKind kind) { return device_ledger.now[kind]; }
+size_t device_memory_total(void) { return device_ledger.total; }
+size_t device_memory_peak(void) { return device_ledger.peak; }
+size_t device_allocations(void) { return device_ledger.allocations; }
+#endif
