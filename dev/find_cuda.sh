@@ -1,0 +1,93 @@
+#!/bin/sh
+# find_cuda.sh WHAT LIBRARY... - where NVIDIA's libraries are, as flags that nvcc and g++ both understand.
+#   compile   include folders
+#   link      the libraries, and where the program will look for them when it starts
+#   rpath     the latter alone, for what a program opens by itself
+#   folder    for people
+# LIBRARY is cublasLt, cudnn or nccl. What is missing is named on stderr, with how to get it; then the status is 1.
+#
+# The first place that has both header and library counts: the compiler's own folders (Debian's and Ubuntu's packages, and
+# whatever CPPFLAGS and LDFLAGS name); the CUDA Toolkit of nvcc, or CUDA_HOME; nvidia/ beside this folder, which dev/setup.sh
+# fills; the packages of the Python that is active. The last two are collections of pip's wheels, of one CUDA version each,
+# which must be the toolkit's. Wheels have no libX.so, only libX.so.N, so that one is what is linked.
+set -u
+here=$(dirname -- "$0")
+root=$(cd "$here/.." && pwd)
+[ $# -ge 2 ] || { sed -n '2,7s/^# //p' "$0" >&2; exit 2; }
+what=$1
+shift
+
+# The toolkit's folder, as nvcc tells it.
+toolkit_home() {
+    if [ -n "${CUDA_HOME:-}" ]; then echo "$CUDA_HOME"; return; fi
+    ${NVCC:-nvcc} --dryrun x.cu 2>&1 | sed -n 's/^#\$ TOP=//p' | grep . || echo /usr/local/cuda
+}
+home=$(toolkit_home)
+# Its version up to the point, "13"; empty if there is no toolkit.
+major=$(for folder in "$home" /usr; do sed -n 's/^#define CUDA_VERSION *\([0-9]*\)[0-9][0-9][0-9]$/\1/p' "$folder/include/cuda.h"; done 2>/dev/null |
+    head -n 1)
+
+# collections: the folders under which wheels have unpacked themselves, if their cuBLASLt is of the toolkit's version.
+collections() {
+    # the Python's own folders, not the one that this is started in
+    of_python=$("${PYTHON:-python3}" -c 'import sys; del sys.path[0]; import nvidia; print(*nvidia.__path__)' 2>/dev/null)
+    for folder in "$root/nvidia" $of_python; do
+        # shellcheck disable=SC2086 # without a toolkit any version will do
+        for lt in "$folder"/*/lib/libcublasLt.so.${major:-*}; do if [ -e "$lt" ]; then echo "$folder"; break; fi; done
+    done
+}
+places() {
+    echo "$home"
+    for folder in $(collections); do for place in "$folder"/*; do echo "$place"; done; done
+}
+
+# What the compiler finds by itself.
+is_installed() {
+    # shellcheck disable=SC2086 # lists of words
+    echo "#include <$2>" | ${CC:-cc} ${CPPFLAGS-} -E -x c - >/dev/null 2>&1 &&
+        ${CC:-cc} -shared -x c /dev/null -o /dev/null ${LDFLAGS-} "-l$1" 2>/dev/null
+}
+library_in() { # PLACE LIBRARY: the file
+    for file in "$1"/lib64/"lib$2.so" "$1"/lib/"lib$2.so" "$1"/lib64/"lib$2.so".* "$1"/lib/"lib$2.so".*; do
+        if [ -e "$file" ]; then echo "$file"; return; fi
+    done
+    return 1
+}
+
+say() { # FOLDER-OF-HEADERS LIBRARY-FILE
+    folder=$(dirname "$2")
+    case $what in
+        compile) echo "-isystem $1" ;;
+        link) echo "-L$folder -Xlinker -rpath -Xlinker $folder -Xlinker -l:${2##*/}" ;;
+        rpath) echo "-Xlinker -rpath -Xlinker $folder" ;;
+        folder) echo "$folder" ;;
+    esac
+}
+find_library() { # LIBRARY HEADER
+    if is_installed "$1" "$2"; then
+        case $what in link) echo "-l$1" ;; folder) echo "the system's folders" ;; esac
+        return
+    fi
+    places >"$list"
+    while read -r place; do
+        if [ -e "$place/include/$2" ] && file=$(library_in "$place" "$1"); then say "$place/include" "$file"; return; fi
+    done <"$list"
+    return 1
+}
+
+list=$(mktemp) || exit 1
+trap 'rm -f "$list"' EXIT
+status=0
+for library in "$@"; do
+    case $library in
+        cublasLt) header=cublasLt.h name=cuBLAS wheel="nvidia-cublas" ;;
+        cudnn) header=cudnn.h name=cuDNN wheel="nvidia-cudnn-cu${major:-13}" ;;
+        nccl) header=nccl.h name=NCCL wheel="nvidia-nccl-cu${major:-13}" ;;
+        *) echo "find_cuda.sh: the library must be cublasLt, cudnn or nccl, not '$library'" >&2; exit 2 ;;
+    esac
+    find_library "$library" "$header" && continue
+    echo "$name${major:+ for CUDA $major} is missing: $header and lib$library.so were not found together. Get it by" \
+        "sh dev/setup.sh (into nvidia/), by pip install $wheel, or from NVIDIA's packages" >&2
+    status=1
+done
+exit $status
