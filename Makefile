@@ -1,14 +1,17 @@
 # make                      the training programs of every stage, and the default data
 # make train_gpt2_single    one of them; then ./train_gpt2_single
-# make demo | test | bench | doctor | fuzz | test-interop | cuda-objects | clean
+# make demo | test | bench | doctor | fuzz | test-interop | clean
 #
-# DEVICE=cpu|cuda           where it runs; default: cuda where nvcc, a GPU and llmc/cuda/ are there, else cpu
+# DEVICE=cpu|cuda|emulated  where it runs; default: cuda where nvcc and a GPU are there, else cpu. emulated: the GPU's program
+#                           without a GPU (test/emulator/)
 # PRECISION=fp32|bf16|fp16  of parameters, activations and gradients
-# DEBUG=1                   for gdb, with the sanitizers for addresses and undefined behaviour
+# DEBUG=1                   for gdb; on the CPU with the sanitizers for addresses and undefined behaviour, on a GPU with a wait
+#                           after every kernel, so that one that fails is named
+# USE_CUDNN=0               a GPU's program without cuDNN: attention by our own kernels
 
 # --- what to build, and where: each combination has a folder of its own, so switching rebuilds nothing ---
 GPU := $(shell command -v nvcc >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo yes)
-DEVICE ?= $(if $(and $(GPU),$(wildcard llmc/cuda/layers.cuh)),cuda,cpu)
+DEVICE ?= $(if $(GPU),cuda,cpu)
 PRECISION ?= fp32
 variant := $(strip $(filter-out cpu fp32,$(DEVICE) $(PRECISION)) $(if $(DEBUG),debug))
 empty :=
@@ -18,10 +21,8 @@ BUILD := build$(if $(variant),/$(subst $(empty) $(empty),-,$(variant)))
 ifeq ($(filter fp32 bf16 fp16,$(PRECISION)),)
 $(error PRECISION must be fp32, bf16 or fp16, not '$(PRECISION)')
 endif
-ifneq ($(DEVICE),cpu)
-ifeq ($(wildcard llmc/cuda/layers.cuh),)
-$(error DEVICE must be cpu, not '$(DEVICE)': llmc/cuda/, the layers on an NVIDIA GPU, is not there yet)
-endif
+ifeq ($(filter cpu cuda emulated,$(DEVICE)),)
+$(error DEVICE must be cpu, cuda or emulated, not '$(DEVICE)')
 endif
 
 # --- compiler and libraries ---
@@ -31,11 +32,40 @@ WARNINGS := -Wall -Wextra -Werror
 OPTIMISE := $(if $(DEBUG),-O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer,-O3)
 PRECISION_FLAG := -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z)
 CFLAGS_ALL = -std=c11 $(OPTIMISE) -march=native -ffp-contract=off -fno-math-errno -fopenmp $(PRECISION_FLAG) $(WARNINGS) -MMD -MP $(CFLAGS)
-LIBRARIES := -ldnnl -ljansson -lpcre2-8 -lpthread -lm
+STAGE_LIBRARIES := -ljansson -lpcre2-8 -lpthread -lm
+LIBRARIES := -ldnnl $(STAGE_LIBRARIES)
+
+# --- how a stage file becomes a program: C to the CPU's compiler, CUDA to nvcc ---
+ifeq ($(DEVICE),cpu)
+BUILD_STAGE = $(CC) -x c $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
+endif
+
+ifeq ($(DEVICE),cuda)
+NVCC ?= nvcc
+USE_CUDNN ?= 1
+# The GPUs that are here; else those that most machines to train on have, and PTX, which the driver compiles for newer ones.
+QUERY := nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+CAPABILITIES := $(shell $(QUERY) 2>/dev/null | grep -x '[0-9]*\.[0-9]' | tr -d . | sort -u)
+GENCODE := $(foreach c,$(or $(CAPABILITIES),80 90),-gencode arch=compute_$c$(comma)code=sm_$c)
+GENCODE += $(if $(CAPABILITIES),,-gencode arch=compute_90$(comma)code=compute_90)
+NVCC_FLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -lineinfo -DDEBUG,-O3) $(GENCODE) --threads 0 \
+    -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-fopenmp,-ffp-contract=off $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) \
+    -MMD -MP -MF $@.d -MT $@ $(NVCCFLAGS)
+# Linked is cuBLASLt alone: cuDNN is opened by the program, which can do without.
+CUDNN := $(if $(filter 0,$(USE_CUDNN)),,cudnn)
+BUILD_CUDA = $(NVCC) $(NVCC_FLAGS) $(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN))
+LINK_CUDA = $(LDFLAGS) $(shell sh dev/find_cuda.sh link cublasLt) $(if $(CUDNN),$(shell sh dev/find_cuda.sh rpath cudnn))
+BUILD_STAGE = $(BUILD_CUDA) $< -o $@ $(LINK_CUDA) $(STAGE_LIBRARIES)
+FIND_LIBRARIES = sh dev/find_cuda.sh link cublasLt $(CUDNN) >/dev/null || \
+    { echo "Or build for the CPU: make DEVICE=cpu. make doctor says what is here." >&2; exit 1; }
+endif
 
 STAGES := $(patsubst %.cu,%,$(wildcard train_gpt2_*.cu))
 TOOLS := tokenize train_bpe hf_export hf_import llmc_import
 C_TESTS := $(patsubst test/%.c,%,$(wildcard test/test_*.c))
+
+# What is always the CPU's, whatever was asked for: the tools that make data, and what most tests run.
+CPU_MAKE = $(MAKE) --no-print-directory DEVICE=cpu PRECISION=fp32 DEBUG=
 
 all: $(STAGES)
 
@@ -43,10 +73,14 @@ all: $(STAGES)
 $(STAGES): %: $(BUILD)/% data/train.bin
 	@ln -sf $< $@
 
-# A stage file is C to the CPU's compiler.
-$(BUILD)/train_gpt2_%: train_gpt2_%.cu
+# What the linker would say of a missing library helps nobody.
+find-libraries:
+	@$(FIND_LIBRARIES)
+
+programs: $(STAGES:%=$(BUILD)/%)
+$(BUILD)/train_gpt2_%: train_gpt2_%.cu | find-libraries
 	@mkdir -p $(@D)
-	$(CC) -x c $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
+	$(BUILD_STAGE)
 
 tools: $(TOOLS:%=$(BUILD)/%)
 $(TOOLS:%=$(BUILD)/%): $(BUILD)/%:
@@ -63,7 +97,7 @@ data/train.bin: | build/tokenize
 	sh dev/data/default.sh data build/tokenize
 ifneq ($(BUILD),build)
 build/tokenize:
-	$(MAKE) --no-print-directory DEVICE=cpu PRECISION=fp32 DEBUG= build/tokenize
+	$(CPU_MAKE) build/tokenize
 endif
 
 # --- for people ---
@@ -71,8 +105,9 @@ demo: train_gpt2_single
 	sh dev/demo.sh
 doctor:
 	sh dev/doctor.sh
-bench: build/train_gpt2_single
-	$(MAKE) --no-print-directory PRECISION=bf16 DEBUG= build/bf16/train_gpt2_single
+bench:
+	$(CPU_MAKE) build/train_gpt2_single
+	$(CPU_MAKE) PRECISION=bf16 build/bf16/train_gpt2_single
 	sh dev/bench.sh
 
 # --- tests ---
@@ -104,28 +139,22 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/test/compare_run
 PRECISION_TESTS := train_gpt2_single test/test_layers test/test_reference_layers
 test: data/train.bin
-	$(MAKE) --no-print-directory test-build build/tsan/test/test_dataloader build/bench_layers $(if $(shell command -v clang),$(FUZZERS:%=build/fuzz/%))
-	$(MAKE) --no-print-directory DEBUG=1 test-build
-	$(MAKE) --no-print-directory PRECISION=bf16 $(PRECISION_TESTS:%=build/bf16/%)
-	$(MAKE) --no-print-directory PRECISION=fp16 $(PRECISION_TESTS:%=build/fp16/%)
-	$(MAKE) --no-print-directory PRECISION=bf16 DEBUG=1 $(PRECISION_TESTS:%=build/bf16-debug/%)
-	$(MAKE) --no-print-directory PRECISION=fp16 DEBUG=1 $(PRECISION_TESTS:%=build/fp16-debug/%)
+	$(CPU_MAKE) test-build build/tsan/test/test_dataloader build/bench_layers $(if $(shell command -v clang),$(FUZZERS:%=build/fuzz/%))
+	$(CPU_MAKE) DEBUG=1 test-build
+	$(CPU_MAKE) PRECISION=bf16 $(PRECISION_TESTS:%=build/bf16/%)
+	$(CPU_MAKE) PRECISION=fp16 $(PRECISION_TESTS:%=build/fp16/%)
+	$(CPU_MAKE) PRECISION=bf16 DEBUG=1 $(PRECISION_TESTS:%=build/bf16-debug/%)
+	$(CPU_MAKE) PRECISION=fp16 DEBUG=1 $(PRECISION_TESTS:%=build/fp16-debug/%)
 	sh test/run.sh
-test-interop: build/train_gpt2_single $(TOOLS:%=build/%) data/train.bin
+test-interop: data/train.bin
+	$(CPU_MAKE) build/train_gpt2_single $(TOOLS:%=build/%)
 	sh test/interop/run.sh
-
-# The plain headers and the stage files must stay CUDA source: compiled, not linked, wherever nvcc is.
-NVCC ?= nvcc
-cuda-objects: $(STAGES:%=build/cuda-objects/%.o)
-build/cuda-objects/%.o: %.cu $(wildcard llmc/*.h)
-	@mkdir -p $(@D)
-	$(NVCC) -x cu -std=c++17 -O3 -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-fopenmp -c $< -o $@
 
 clean:
 	rm -rf build $(STAGES)
 clean-data:
 	rm -rf data
-.PHONY: all tools demo doctor bench fuzz test test-build test-interop cuda-objects clean clean-data $(STAGES)
+.PHONY: all find-libraries programs tools demo doctor bench fuzz test test-build test-interop clean clean-data $(STAGES)
 .DELETE_ON_ERROR:
 .SUFFIXES:
 -include $(wildcard $(BUILD)/*.d $(BUILD)/test/*.d build/tsan/test/*.d build/fuzz/*.d)
