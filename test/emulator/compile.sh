@@ -27,8 +27,11 @@ checks="$sanitize -fsanitize=undefined -fno-sanitize=vptr -fno-sanitize-recover=
 # The engine, once per build; made again when its sources are newer.
 engine=${EMULATOR_BUILD:-build/emulator}/$build
 mkdir -p "$engine" "$(dirname "$out")"
-for part in engine warp report; do
+parts="engine warp report memory streams runtime"
+objects=
+for part in $parts; do
     object=$engine/$part.o
+    objects="$objects $object"
     for input in "$here"/*.cpp "$here"/*.h "$here/compile.sh"; do
         [ "$object" -nt "$input" ] && continue
         g++ $common -O2 $define -c "$here/$part.cpp" -o "$object.$$"
@@ -44,6 +47,6 @@ g++ $common -O1 $preprocessor -x c++ -include "$here/emulator.h" -ftrack-macro-e
 perl "$here/launch.pl" "$out.in.ii" > "$out.ii"
 case $out in
     *.o) g++ $common $checks -O1 -fpreprocessed "$@" -c "$out.ii" -o "$out" ;;
-    *) g++ $common $checks -O1 "$out.ii" "$@" "$engine"/*.o -pthread -o "$out" ;;
+    *) g++ $common $checks -O1 "$out.ii" "$@" $objects -pthread -o "$out" ;;
 esac
 rm -f "$out.in.ii"

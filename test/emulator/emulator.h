@@ -18,6 +18,7 @@ device_functions.h: CUDA's own functions, in terms of that interface.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -85,16 +86,33 @@ struct Configuration {
     size_t shared_bytes;
 };
 void allow_shared_memory(const void* kernel, size_t bytes);             // cudaFuncAttributeMaxDynamicSharedMemorySize
+void check_configuration(const Configuration& configuration, const void* kernel);
+void check_argument(const Configuration& configuration, int number, const void* p); // device or pinned memory, or NULL
+template <class T> void check_argument(const Configuration&, int, const T&) {}
+template <class T> void check_argument(const Configuration& configuration, int number, T* const& p) {
+    check_argument(configuration, number, static_cast<const void*>(p));
+}
+void enqueue_kernel(const Configuration& configuration, cudaStream_t stream, const void* kernel, std::function<void()> work);
 void run(const Configuration& configuration, const void* kernel, void (*body)(void*), void* closure);
 
 // kernel<<<grid, block, shared, stream>>>(arguments) becomes
-// emulator::launch("kernel", here, grid, block, shared, stream)(kernel, arguments): arguments are copied once, as CUDA does.
+// emulator::launch("kernel", here, grid, block, shared, stream)(kernel, arguments): arguments are copied once, as CUDA does, and
+// the kernel runs when the stream gets to it.
 struct Launch {
     Configuration configuration;
+    cudaStream_t stream;
     template <class... Parameters, class... Arguments>
     void operator()(void (*kernel)(Parameters...), Arguments&&... arguments) const {
         std::tuple<void (*)(Parameters...), std::tuple<Parameters...>> call(kernel, {std::forward<Arguments>(arguments)...});
-        run(configuration, reinterpret_cast<const void*>(kernel), call_kernel<Parameters...>, &call);
+        check_arguments(std::get<1>(call), std::index_sequence_for<Parameters...>());
+        const void* key = reinterpret_cast<const void*>(kernel);
+        enqueue_kernel(configuration, stream, key, [c = configuration, key, call]() mutable {
+            run(c, key, call_kernel<Parameters...>, &call);
+        });
+    }
+    template <class Tuple, size_t... I> void check_arguments(const Tuple& parameters, std::index_sequence<I...>) const {
+        (void)parameters;
+        (check_argument(configuration, static_cast<int>(I), std::get<I>(parameters)), ...);
     }
     template <class... Parameters> static void call_kernel(void* call) {
         auto& c = *static_cast<std::tuple<void (*)(Parameters...), std::tuple<Parameters...>>*>(call);
@@ -103,8 +121,8 @@ struct Launch {
     template <class Kernel, class Tuple, size_t... I> static inline __attribute__((always_inline))
     void unpack(Kernel kernel, Tuple& parameters, std::index_sequence<I...>) { (void)parameters; kernel(std::get<I>(parameters)...); }
 };
-inline Launch launch(const char* kernel, Site site, dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_t = nullptr) {
-    return Launch{{kernel, site, grid, block, shared_bytes}};
+inline Launch launch(const char* kernel, Site site, dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_t stream = nullptr) {
+    return Launch{{kernel, site, grid, block, shared_bytes}, stream};
 }
 } // namespace emulator
 

@@ -5,6 +5,7 @@ It is always compiled without instrumentation. EMULATOR_ASAN or EMULATOR_TSAN sa
 Read in this order: run, run_blocks, run_block, then wait (a thread waits) and open_barriers (it may go on).
 */
 #include "engine.h"
+#include "runtime.h"
 #include <csignal>
 #include <cstdlib>
 #include <map>
@@ -81,7 +82,7 @@ static std::mutex launch_lock;
 static std::map<const void*, size_t> shared_limits; // kernel -> bytes it may have, where more than SHARED_DEFAULT
 static uint32_t launches;
 
-static uint64_t setting(const char* name, uint64_t otherwise) {
+uint64_t setting(const char* name, uint64_t otherwise) {
     const char* text = getenv(name);
     if (!text || !*text) return otherwise;
     char* end;
@@ -315,6 +316,7 @@ void* dynamic_shared(size_t alignment, Site site) {
 }
 void allow_shared_memory(const void* kernel, size_t bytes) {
     if (bytes > SHARED_LARGEST) fail(nullptr, here(), "%zu bytes of shared memory asked for; a block has at most %zu", bytes, SHARED_LARGEST);
+    std::lock_guard<std::mutex> lock(launch_lock);
     shared_limits[kernel] = bytes;
 }
 // New memory for a block: TSan forgets the last block's accesses when the pages are returned, ASan when all is poisoned.
@@ -379,20 +381,20 @@ static size_t shared_limit(const void* kernel) {
     auto found = shared_limits.find(kernel);
     return found == shared_limits.end() ? SHARED_DEFAULT : std::max(found->second, SHARED_DEFAULT);
 }
-static void check_configuration(const Configuration& c, size_t shared_limit) {
+void check_configuration(const Configuration& c, const void* kernel) {
+    std::lock_guard<std::mutex> lock(launch_lock);
+    size_t most_shared = shared_limit(kernel);
     dim3 g = c.grid, b = c.block;
     if (!g.x || !g.y || !g.z || g.x > 0x7fffffff || g.y > 65535 || g.z > 65535)
         fail(nullptr, c.site, "launch of %s: grid (%u,%u,%u); CUDA takes 1 to (2147483647,65535,65535)", c.kernel, g.x, g.y, g.z);
     if (!b.x || !b.y || !b.z || b.x > 1024 || b.y > 1024 || b.z > 64 || (uint64_t)b.x * b.y * b.z > MAX_THREADS)
         fail(nullptr, c.site, "launch of %s: block (%u,%u,%u); CUDA takes 1 to (1024,1024,64), at most 1024 threads", c.kernel, b.x, b.y, b.z);
-    if (c.shared_bytes > shared_limit)
+    if (c.shared_bytes > most_shared)
         fail(nullptr, c.site, "launch of %s: %zu bytes of dynamic shared memory; it may have %zu (cudaFuncSetAttribute raises it to %zu)",
-             c.kernel, c.shared_bytes, shared_limit, SHARED_LARGEST);
+             c.kernel, c.shared_bytes, most_shared, SHARED_LARGEST);
 }
 void run(const Configuration& c, const void* kernel, void (*body)(void*), void* closure) {
-    if (self) fail(self, c.site, "a launch of %s from device code", c.kernel);
     std::lock_guard<std::mutex> lock(launch_lock);
-    check_configuration(c, shared_limit(kernel));
     size_t blocks = (size_t)c.grid.x * c.grid.y * c.grid.z;
     size_t cores = std::max(2u, std::thread::hardware_concurrency()); // two at least: TSan sees races between blocks of different workers
     size_t count = std::min<size_t>(blocks, std::max<size_t>(1, std::min<size_t>(setting("CUDA_EMULATOR_WORKERS", cores), MAX_WORKERS)));

@@ -1,10 +1,12 @@
 // report.cpp - messages: "cuda emulator: KERNEL, block, thread, FILE:LINE: what". Whatever finds a mistake, the engine, a sanitizer or
 // the processor, ends here. Always compiled without instrumentation.
 #include "engine.h"
+#include "runtime.h"
 #include <atomic>
 #include <csignal>
 #include <cstdarg>
 #include <cstdlib>
+#include <execinfo.h>
 #include <ucontext.h>
 #include <unistd.h>
 
@@ -67,21 +69,47 @@ Place source_place(const void* pc) {
     return place;
 }
 
-// --- signals: a fault in a kernel becomes a message; in host code, and for want of one, it goes where it went before ---
+// --- signals: a fault in a kernel, in a stream's other work, or of host code that touched device memory becomes a message; any other
+// goes where it went before ---
 static struct sigaction before[NSIG];
+// The first line on the way here that is neither a library's nor the emulator's own.
+static Place calling_place(const char* pc) {
+    void* frames[64];
+    int count = backtrace(frames, 64), i = 0;
+    while (i < count && frames[i] != pc) i++; // before it: this handler's own
+    for (Place place; i < count; i++) {
+        place = source_place((const char*)frames[i] + (frames[i] == pc));
+        if (*place.text != '(' && !strstr(place.text, "emulator/")) return place;
+    }
+    return {"(unknown line)"};
+}
 static void on_signal(int number, siginfo_t* info, void* context) {
     const Fiber* f = static_cast<const Fiber*>(self);
-    if (!f) { sigaction(number, &before[number], nullptr); return; } // and it happens again
 #if defined(__x86_64__)
     const char* pc = (const char*)((ucontext_t*)context)->uc_mcontext.gregs[REG_RIP];
 #else
     const char* pc = (const char*)((ucontext_t*)context)->uc_mcontext.pc;
 #endif
-    bool below_stack = number == SIGSEGV && (size_t)(f->stack - (const char*)info->si_addr) < PAGE;
-    print_message(f, source_place(pc + 1).text, below_stack ? "its stack overflows" : strsignal(number));
+    char what[300], place[160] = "";
+    if (number == SIGSEGV) describe(info->si_addr, place, sizeof place);
+    snprintf(what, sizeof what, *place ? "%s at %p, %s" : "%s", strsignal(number), info->si_addr, place);
+    if (f) {
+        bool below_stack = number == SIGSEGV && (size_t)(f->stack - (const char*)info->si_addr) < PAGE;
+        print_message(f, source_place(pc + 1).text, below_stack ? "its stack overflows" : what);
+    } else if (running) {
+        explain(running, "%s", what);
+    } else if (*place) {
+        snprintf(what, sizeof what, "host code touched device memory at %p, %s", info->si_addr, place);
+        print_message(nullptr, calling_place(pc).text, what);
+    } else {
+        sigaction(number, &before[number], nullptr); // and it happens again
+        return;
+    }
     _exit(1);
 }
 static int catch_signals(void) {
+    void* frame;
+    backtrace(&frame, 1); // its first call loads a library, which a signal handler had better not
     struct sigaction action = {};
     action.sa_sigaction = on_signal;
     action.sa_flags = SA_ONSTACK | SA_SIGINFO; // on a stack of its own (engine.cpp), for the fiber's may have overflowed

@@ -5,6 +5,7 @@ code with `bug` false. The line that must be named ends in "BUG" and the kernel'
   selftest good          all twins and all functions, results checked; must be clean in every build under every seed
   selftest NAME          the kernel NAME with its bug; must end with status 1 and a message
 */
+#include <algorithm>
 #include <cuda_pipeline.h>
 #include <cstdio>
 #include <cstdlib>
@@ -243,6 +244,16 @@ static void require_equal(const char* what, double is, double should) {
     printf("selftest: %s: %g, and %g was expected\n", what, is, should);
     exit(1);
 }
+// n numbers in memory that the host and kernels share; main frees it.
+static std::vector<void*> shared_memory;
+template <class T> static T* shared_with_host(int n, T value = T()) {
+    T* p;
+    if (cudaMallocHost((void**)&p, n * sizeof(T)) != cudaSuccess) exit(1);
+    shared_memory.push_back(p);
+    std::fill(p, p + n, value);
+    return p;
+}
+static void finish() { require_equal("cudaDeviceSynchronize", cudaDeviceSynchronize(), cudaSuccess); }
 static void start() {
     for (int i = 0; i < N; i++) { in[i] = (float)i; out[i] = 0; }
     *counter = 0;
@@ -251,6 +262,7 @@ static void start() {
 #define check_block(kernel, f, ...) do { \
         start(); \
         kernel<bug><<<1, THREADS, ##__VA_ARGS__>>>(out, in); \
+        finish(); \
         for (int i = 0; i < THREADS; i++) require_equal(#kernel, out[i], (f)(i)); \
     } while (0)
 template <bool bug> static bool run(const char* wanted) {
@@ -261,6 +273,7 @@ template <bool bug> static bool run(const char* wanted) {
     if (is("guard")) {
         start();
         guard<bug><<<BLOCKS, THREADS>>>(out, in);
+        finish();
         require_equal("guard", out[N - 1], 2 * (N - 1));
     }
     if (is("past_static_shared")) check_block(past_static_shared, same);
@@ -283,12 +296,14 @@ template <bool bug> static bool run(const char* wanted) {
     if (is("plain_add")) {
         start();
         plain_add<bug><<<100, 32>>>(out, in);
+        finish();
         require_equal("plain_add", out[0], 4950);
     }
     if (is("stride_forgotten")) check_block(stride_forgotten, same);
     if (is("missing_fence")) {
         start();
         missing_fence<bug><<<100, 1>>>(out, in, counter);
+        finish();
         require_equal("missing_fence", out[0], 4950);
     }
     if (bug && is("large_block")) guard<false><<<1, 2048>>>(out, in); // BUG large_block
@@ -297,11 +312,12 @@ template <bool bug> static bool run(const char* wanted) {
     return found;
 }
 template <class T> static void check_matrices(const char* name) {
-    std::vector<T> a(256), b(128);
-    std::vector<float> c(128);
+    T *a = shared_with_host<T>(256), *b = shared_with_host<T>(128);
+    float* c = shared_with_host<float>(128);
     for (int i = 0; i < 256; i++) a[i] = T((float)(i * 7 % 13 - 6));
     for (int i = 0; i < 128; i++) b[i] = T((float)(i * 5 % 11 - 5));
-    matrix_product<T><<<1, 32>>>(c.data(), a.data(), b.data());
+    matrix_product<T><<<1, 32>>>(c, a, b);
+    finish();
     for (int row = 0; row < 16; row++)
         for (int column = 0; column < 8; column++) {
             float sum = 1;
@@ -312,13 +328,14 @@ template <class T> static void check_matrices(const char* name) {
 static void check_functions() {
     warp_functions<<<3, 64>>>();
     arithmetic<<<1, 1>>>();
-    int i[4] = {};
-    unsigned u[3] = {}, lock = 0;
-    float f = 0;
-    double d = 0;
-    unsigned long long l = 0;
-    __nv_bfloat16 b = 0.0f;
-    atomic_functions<<<2, 64>>>(i, u, &f, &d, &l, &b);
+    int* i = shared_with_host<int>(4);
+    unsigned *u = shared_with_host<unsigned>(3), *lock = shared_with_host<unsigned>(1);
+    float* f = shared_with_host<float>(1);
+    double* d = shared_with_host<double>(1);
+    unsigned long long* l = shared_with_host<unsigned long long>(1);
+    __nv_bfloat16* b = shared_with_host<__nv_bfloat16>(1, 0.0f);
+    atomic_functions<<<2, 64>>>(i, u, f, d, l, b);
+    finish();
     require_equal("atomicAdd of int", i[0], 128);
     require_equal("atomicMax", i[1], 63);
     require_equal("atomicMin", i[2], -63);
@@ -326,29 +343,29 @@ static void check_functions() {
     require_equal("atomicInc", u[0], 28);
     require_equal("atomicOr", u[1], ~0u);
     require_equal("atomicCAS", u[2], 63);
-    require_equal("atomicAdd of float", f, 64);
-    require_equal("atomicAdd of double", d, 32);
-    require_equal("atomicAdd of unsigned long long", (double)l, 384);
-    require_equal("atomicAdd of bf16", (float)b, 128);
+    require_equal("atomicAdd of float", *f, 64);
+    require_equal("atomicAdd of double", *d, 32);
+    require_equal("atomicAdd of unsigned long long", (double)*l, 384);
+    require_equal("atomicAdd of bf16", (float)*b, 128);
     i[0] = 0;
-    spin_lock<<<2, 48>>>(&lock, i);
+    spin_lock<<<2, 48>>>(lock, i);
+    finish();
     require_equal("a spin lock", i[0], 96);
     check_matrices<__nv_bfloat16>("a product of bf16 matrices");
     check_matrices<__half>("a product of fp16 matrices");
     cudaFuncSetAttribute(guard<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, 100000);
     guard<false><<<1, 32, 100000>>>(out, in);
+    finish();
 }
 int main(int argc, char** argv) {
     if (argc != 2) { fprintf(stderr, "usage: %s good|NAME\n", argv[0]); return 2; }
     bool good = !strcmp(argv[1], "good");
-    in = (float*)aligned_alloc(16, N * sizeof(float));
-    out = (float*)aligned_alloc(16, N * sizeof(float));
-    counter = (unsigned*)malloc(sizeof *counter);
+    in = shared_with_host<float>(N);
+    out = shared_with_host<float>(N);
+    counter = shared_with_host<unsigned>(1);
     bool found = good ? run<false>(argv[1]) : run<true>(argv[1]);
     if (good) check_functions();
-    free(in);
-    free(out);
-    free(counter);
+    for (void* p : shared_memory) cudaFreeHost(p);
     if (!found) { fprintf(stderr, "no kernel %s\n", argv[1]); return 2; }
     return 0;
 }

@@ -1,0 +1,255 @@
+// runtime.cpp - errors, devices, copies. The device is one that the emulator's limits describe; CUDA_EMULATOR_DEVICES and
+// CUDA_EMULATOR_DRIVER make it another machine's: no device, no driver, an older driver.
+#include "engine.h"
+#include "runtime.h"
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <unistd.h>
+#include <vector>
+
+namespace emulator {
+static std::mutex everything;
+static thread_local cudaError_t last_error;
+static thread_local int current_device;
+thread_local const char* running;
+cudaError_t sticky_error;
+
+// --- errors ---
+cudaError_t remember(cudaError_t error) {
+    if (error) last_error = error;
+    return error;
+}
+static void explain_list(const char* call, const char* format, va_list arguments) {
+    char what[512];
+    vsnprintf(what, sizeof what, format, arguments);
+    fprintf(stderr, "cuda emulator: %s: %s\n", call, what);
+}
+void explain(const char* call, const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    explain_list(call, format, arguments);
+    va_end(arguments);
+}
+cudaError_t Call::fail(cudaError_t code, const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    explain_list(name, format, arguments);
+    va_end(arguments);
+    return remember(code);
+}
+static int driver_version(void) {
+    static const int version = (int)setting("CUDA_EMULATOR_DRIVER", CUDART_VERSION);
+    return version;
+}
+static int devices(void) {
+    static const int count = (int)setting("CUDA_EMULATOR_DEVICES", 1);
+    return count;
+}
+// A driver serves the toolkits of its own major version and of all before.
+static cudaError_t machine_error(void) {
+    if (driver_version() / 1000 < CUDART_VERSION / 1000) return cudaErrorInsufficientDriver;
+    return devices() == 0 ? cudaErrorNoDevice : cudaSuccess;
+}
+Call::Call(const char* name) : name(name), error(cudaSuccess) {
+    if (self || running) { // somebody holds the lock for it; or it is a host function, from which CUDA may not be called
+        fprintf(stderr, "cuda emulator: %s is called by %s, which a stream runs\n", name, self ? self->kernel : running);
+        _exit(1);
+    }
+    lock = std::unique_lock<std::mutex>(everything);
+    error = machine_error() ? machine_error() : sticky_error;
+    remember(error);
+}
+
+// --- copies ---
+struct Side { const char* p; Block block; };
+// Whether CUDA may touch these bytes; of ordinary host memory it knows nothing.
+static bool reaches(const Side& side, size_t bytes) {
+    return side.block.where == Where::HOST || (size_t)(side.block.begin + side.block.bytes - side.p) >= bytes;
+}
+static const char* place(const Side& side) { return side.block.where == Where::DEVICE ? "device" : "host"; }
+static bool is_of_kind(const Side& dst, const Side& src, cudaMemcpyKind kind) {
+    bool to_device = dst.block.where == Where::DEVICE, from_device = src.block.where == Where::DEVICE;
+    switch (kind) {
+        case cudaMemcpyHostToHost: return !to_device && !from_device;
+        case cudaMemcpyHostToDevice: return to_device && !from_device;
+        case cudaMemcpyDeviceToHost: return !to_device && from_device;
+        case cudaMemcpyDeviceToDevice: return to_device && from_device;
+        default: return kind == cudaMemcpyDefault;
+    }
+}
+static cudaError_t check_copy(Call& call, const Side& dst, const Side& src, size_t bytes, cudaMemcpyKind kind) {
+    for (const Side* side : {&dst, &src}) {
+        char what[160];
+        describe(side->p, what, sizeof what);
+        if (side->block.where == Where::HOST && *what) return call.fail(cudaErrorInvalidValue, "%p is %s", (void*)side->p, what);
+        if (!side->p || !reaches(*side, bytes))
+            return call.fail(cudaErrorInvalidValue, "%zu bytes %s %p, where there are %zu", bytes, side == &dst ? "to" : "from",
+                             (void*)side->p, side->p ? (size_t)(side->block.begin + side->block.bytes - side->p) : 0);
+    }
+    if (!is_of_kind(dst, src, kind))
+        return call.fail(cudaErrorInvalidValue, "the copy is from %s to %s memory, not of kind %d", place(src), place(dst), (int)kind);
+    if (dst.p < src.p + bytes && src.p < dst.p + bytes) return call.fail(cudaErrorInvalidValue, "the two sides overlap");
+    return cudaSuccess;
+}
+// Pinned memory is read or written when the stream gets there, until when a destination holds 0xff. Of ordinary memory the driver
+// takes a copy at once, or waits with the caller until it is written. `blocking`: cudaMemcpy, which waits for pinned memory, too.
+static cudaError_t copy(Call& call, void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream, bool blocking) {
+    if (call.error) return call.error;
+    CUstream_st* s = find_stream(stream);
+    if (!s) return call.fail(cudaErrorInvalidResourceHandle, "%p is no stream, or was destroyed", (void*)stream);
+    if (!bytes) return cudaSuccess;
+    Side dst = {(char*)to, find_block(to)}, src = {(const char*)from, find_block(from)};
+    if (cudaError_t error = check_copy(call, dst, src, bytes, kind)) return error;
+    if (dst.block.where == Where::DEVICE && src.block.where == Where::HOST) {
+        std::vector<char> staged(src.p, src.p + bytes);
+        push(s, call.name, [=] { memcpy(to, staged.data(), bytes); });
+        return cudaSuccess;
+    }
+    if (dst.block.where == Where::PINNED) memset(to, 0xff, bytes);
+    Position done = push(s, call.name, [=] { memcpy(to, from, bytes); });
+    bool device_only = dst.block.where == Where::DEVICE && src.block.where == Where::DEVICE;
+    bool ordinary = dst.block.where == Where::HOST || src.block.where == Where::HOST;
+    return ordinary || (blocking && !device_only) ? wait_for(call, done) : cudaSuccess;
+}
+static cudaError_t fill(Call& call, void* p, int value, size_t bytes, cudaStream_t stream) {
+    if (call.error) return call.error;
+    CUstream_st* s = find_stream(stream);
+    if (!s) return call.fail(cudaErrorInvalidResourceHandle, "%p is no stream, or was destroyed", (void*)stream);
+    if (!bytes) return cudaSuccess;
+    Side dst = {(char*)p, find_block(p)};
+    if (dst.block.where == Where::HOST || !reaches(dst, bytes))
+        return call.fail(cudaErrorInvalidValue, "%zu bytes at %p, which is %s", bytes, p,
+                         dst.block.where == Where::HOST ? "not device memory" : "less than that before its end");
+    push(s, call.name, [=] { memset(p, value, bytes); });
+    return cudaSuccess;
+}
+
+// --- the device ---
+static int attribute_of_device(cudaDeviceAttr attribute) { // -1: not known here
+    switch (attribute) {
+        case cudaDevAttrComputeCapabilityMajor: return 8;
+        case cudaDevAttrComputeCapabilityMinor: return 0;
+        case cudaDevAttrMultiProcessorCount: return 4;
+        case cudaDevAttrWarpSize: return 32;
+        case cudaDevAttrMaxThreadsPerBlock: return 1024;
+        case cudaDevAttrMaxThreadsPerMultiProcessor: return 2048;
+        case cudaDevAttrMaxSharedMemoryPerBlock: return 48 << 10;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: return 163 << 10;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: return 164 << 10;
+        case cudaDevAttrMaxRegistersPerBlock: return 65536;
+        case cudaDevAttrL2CacheSize: return 40 << 20;
+        case cudaDevAttrClockRate: return 1410000;
+        case cudaDevAttrMemoryClockRate: return 1215000;
+        case cudaDevAttrGlobalMemoryBusWidth: return 5120;
+        case cudaDevAttrConcurrentKernels: case cudaDevAttrUnifiedAddressing: return 1;
+        default: return -1;
+    }
+}
+static cudaError_t check_device(Call& call, int device) {
+    if (call.error) return call.error;
+    if (device >= 0 && device < devices()) return cudaSuccess;
+    return call.fail(cudaErrorInvalidDevice, "device %d; there are %d", device, devices());
+}
+static const struct { cudaError_t code; const char *name, *text; } errors[] = {
+    {cudaSuccess, "cudaSuccess", "no error"},
+    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
+    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorInsufficientDriver, "cudaErrorInsufficientDriver", "CUDA driver version is insufficient for CUDA runtime version"},
+    {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
+    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
+    {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
+    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
+};
+} // namespace emulator
+
+using namespace emulator;
+extern "C" {
+cudaError_t cudaGetLastError(void) {
+    cudaError_t error = last_error;
+    last_error = sticky_error;
+    return error;
+}
+cudaError_t cudaPeekAtLastError(void) { return last_error; }
+const char* cudaGetErrorName(cudaError_t error) {
+    for (auto& e : errors) if (e.code == error) return e.name;
+    return "unrecognized error code";
+}
+const char* cudaGetErrorString(cudaError_t error) {
+    for (auto& e : errors) if (e.code == error) return e.text;
+    return "unrecognized error code";
+}
+
+cudaError_t cudaMemcpy(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind) {
+    Call call;
+    return copy(call, dst, src, bytes, kind, nullptr, true);
+}
+cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+    Call call;
+    return copy(call, dst, src, bytes, kind, stream, false);
+}
+cudaError_t cudaMemset(void* p, int value, size_t bytes) {
+    Call call;
+    return fill(call, p, value, bytes, nullptr);
+}
+cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
+    Call call;
+    return fill(call, p, value, bytes, stream);
+}
+
+cudaError_t cudaDriverGetVersion(int* version) { // 0: there is no driver
+    *version = driver_version();
+    return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDeviceCount(int* count) {
+    Call call;
+    *count = call.error ? 0 : devices();
+    return call.error;
+}
+cudaError_t cudaSetDevice(int device) {
+    Call call;
+    if (cudaError_t error = check_device(call, device)) return error;
+    current_device = device;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+    Call call;
+    *device = current_device;
+    return call.error;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+    Call call;
+    if (cudaError_t error = check_device(call, device)) return error;
+    *value = attribute_of_device(attribute);
+    return *value < 0 ? call.fail(cudaErrorInvalidValue, "attribute %d is not known to the emulator", (int)attribute) : cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+    size_t available;
+    if (cudaError_t error = cudaMemGetInfo(&available, &properties->totalGlobalMem)) return error;
+    Call call;
+    if (cudaError_t error = check_device(call, device)) return error;
+    size_t total = properties->totalGlobalMem;
+    *properties = cudaDeviceProp{};
+    snprintf(properties->name, sizeof properties->name, "CUDA emulator");
+    properties->totalGlobalMem = total;
+    properties->major = attribute_of_device(cudaDevAttrComputeCapabilityMajor);
+    properties->minor = attribute_of_device(cudaDevAttrComputeCapabilityMinor);
+    properties->multiProcessorCount = attribute_of_device(cudaDevAttrMultiProcessorCount);
+    properties->warpSize = attribute_of_device(cudaDevAttrWarpSize);
+    properties->maxThreadsPerBlock = attribute_of_device(cudaDevAttrMaxThreadsPerBlock);
+    properties->maxThreadsPerMultiProcessor = attribute_of_device(cudaDevAttrMaxThreadsPerMultiProcessor);
+    properties->sharedMemPerBlock = (size_t)attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlock);
+    properties->sharedMemPerBlockOptin = (size_t)attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    properties->sharedMemPerMultiprocessor = (size_t)attribute_of_device(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+    properties->regsPerBlock = attribute_of_device(cudaDevAttrMaxRegistersPerBlock);
+    properties->l2CacheSize = attribute_of_device(cudaDevAttrL2CacheSize);
+    properties->memoryBusWidth = attribute_of_device(cudaDevAttrGlobalMemoryBusWidth);
+    properties->unifiedAddressing = properties->concurrentKernels = 1;
+    return cudaSuccess;
+}
+}

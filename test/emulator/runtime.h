@@ -1,0 +1,53 @@
+/*
+runtime.h - the stand-in for the CUDA runtime, as its parts (memory.cpp, streams.cpp, runtime.cpp) and the stand-ins for
+libraries (cublaslt.cpp, ...) see it.
+
+Device memory is apart from the host's: it cannot be touched but by a stream's work. Work waits in its stream's queue until
+some host call waits for it, and runs then, in the thread that waits. A host function that is on a stream runs with neither
+the lock nor device memory open, for it may wait for other threads.
+*/
+#ifndef CUDA_EMULATOR_RUNTIME_H
+#define CUDA_EMULATOR_RUNTIME_H
+#include <cstdint>
+#include <cuda_runtime.h>
+#include <functional>
+#include <mutex>
+
+namespace emulator {
+uint64_t setting(const char* name, uint64_t otherwise); // a CUDA_EMULATOR_* variable, which must be a number
+
+// --- for the stand-ins of libraries ---
+// Work for a stream: it may touch device memory, and must call neither this interface nor CUDA's. `name` must stay valid.
+cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()> work);
+bool on_device(const void* p, size_t bytes); // whether these bytes lie in one live allocation of device memory
+// "cuda emulator: CALL: what": the reason that goes with an error code.
+void explain(const char* call, const char* format, ...) __attribute__((format(printf, 2, 3)));
+
+// --- calls: each function of the runtime begins with one of these ---
+struct Call {
+    const char* name;                  // the function's own
+    std::unique_lock<std::mutex> lock; // over everything in these files
+    cudaError_t error;                 // why nothing can be done: no driver, no device, an earlier fault; or cudaSuccess
+    explicit Call(const char* name = __builtin_FUNCTION());
+    cudaError_t fail(cudaError_t error, const char* format, ...) __attribute__((format(printf, 3, 4))); // explains it, too
+};
+cudaError_t remember(cudaError_t error); // for cudaGetLastError; returns it
+extern thread_local const char* running; // the work that this thread runs, or NULL
+extern cudaError_t sticky_error;         // a kernel's fault, after which every call fails
+
+// --- memory.cpp: what there is, and who may touch it ---
+enum class Where { HOST, PINNED, DEVICE };
+struct Block { Where where; const char* begin; size_t bytes; }; // HOST: unknown to CUDA, no begin or bytes
+Block find_block(const void* p);                                // one past its end is the block's, too
+void describe(const void* p, char* text, size_t size);          // "byte 8 of 64 bytes of device memory that were freed", or ""
+void open_memory(void);                                         // for a stream's work
+void close_memory(void);
+
+// --- streams.cpp ---
+struct Position { CUstream_st* stream; uint64_t number; };      // number: works of the stream, counted since it was made
+CUstream_st* find_stream(cudaStream_t handle);                  // NULL if it was never made, or destroyed
+Position push(CUstream_st* stream, const char* name, std::function<void()> work); // where its queue ends now
+cudaError_t wait_for(Call& call, Position until);
+cudaError_t wait_for_all(Call& call);
+} // namespace emulator
+#endif
