@@ -9,43 +9,106 @@ do not begin on 16 bytes. Both leave the same stats, so that either can go on fr
 #ifndef LLMC_CUDA_ATTENTION_CHOICE_CUH
 #define LLMC_CUDA_ATTENTION_CHOICE_CUH
 #include "attention.cuh"
+#if USE_CUDNN && (defined(PRECISION_BF16) || defined(PRECISION_FP16))
+#define ATTENTION_BY_CUDNN 1
+#include "attention_cudnn.cuh"
+#else
+#define ATTENTION_BY_CUDNN 0
+#endif
 
 typedef struct {
-    LayerShapes shapes;     // for which the choice below was made; zeros: none yet
+    LayerShapes shapes;     // for which the choice was made; zeros: none yet
+    bool cudnn;             // what it was
     char description[512];
 } AttentionState;
 static AttentionState attention_state;
 
-static inline bool same_shapes(LayerShapes a, LayerShapes b) {
-    return a.B == b.B && a.T == b.T && a.C == b.C && a.NH == b.NH;
-}
+static inline bool same_shapes(LayerShapes a, LayerShapes b) { return a.B == b.B && a.T == b.T && a.C == b.C && a.NH == b.NH; }
 
+// "": cuDNN will compute attention of these shapes. Else why it cannot.
+static inline const char* attention_plan_cudnn(LayerShapes s) {
+#if ATTENTION_BY_CUDNN
+    int device, major;
+    cuda_check(cudaGetDevice(&device), "attention");
+    cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "attention");
+    if (major >= 10 && cuda_layers.deterministic) { // there it would take an engine that cuDNN does not choose by itself
+        return "from compute capability 10 on, its backward may give other bits from run to run";
+    }
+    AttentionShape shape = { s.B, s.T, s.NH, s.C / s.NH };
+    return cudnn_attention_init(shape, cuda_layers.deterministic);
+#else
+    (void)s;
+    return NEEDS_MASTER ? "this program was built with USE_CUDNN=0" : "its attention is for bf16 and fp16, not for fp32";
+#endif
+}
+static inline void attention_free(void) {
+#if ATTENTION_BY_CUDNN
+    cudnn_attention_free();
+#endif
+    memset(&attention_state, 0, sizeof attention_state);
+}
 // Decides who computes attention of these shapes. Dies if what --attention says cannot be had. A second call with the same
 // shapes does nothing.
 static inline void attention_init(LayerShapes s) {
     AttentionState* a = &attention_state;
     if (same_shapes(a->shapes, s)) return;
-    require(s.C / s.NH <= ATTENTION_MAX_HS, "attention: heads of %d channels, but at most %d can be computed; choose more --heads",
-            s.C / s.NH, ATTENTION_MAX_HS);
-    require(cuda_layers.attention != ATTENTION_CUDNN, "--attention cudnn: this program was built without cuDNN (USE_CUDNN=0)");
+    attention_free();
+    // also for cuDNN, which could do more: samples need our own
+    require(s.C / s.NH <= ATTENTION_MAX_HS, "attention: heads of %d channels, but at most %d can be computed;"
+            " choose more --heads", s.C / s.NH, ATTENTION_MAX_HS);
     snprintf(a->description, sizeof a->description, "own attention");
+    const char* why = "";
+    if (cuda_layers.attention != ATTENTION_OWN) {
+        why = attention_plan_cudnn(s);
+        a->cudnn = why[0] == 0;
+    }
+    require(a->cudnn || cuda_layers.attention != ATTENTION_CUDNN, "--attention cudnn: cuDNN cannot be used: %s;"
+            " --attention own takes our own kernels", why);
+    if (why[0] != 0) snprintf(a->description, sizeof a->description, "own attention (cuDNN: %s)", why);
+#if ATTENTION_BY_CUDNN
+    size_t v = a->cudnn ? cudnn.cudnnGetVersion() : 0;
+    if (v > 0) snprintf(a->description, sizeof a->description, "cuDNN %zu.%zu.%zu attention", v / 10000, v / 100 % 100, v % 100);
+#endif
     a->shapes = s;
 }
-static inline void attention_free(void) { memset(&attention_state, 0, sizeof attention_state); }
 
-// Exactly what the layers below need.
+// Exactly what both together need.
 static inline size_t attention_workspace_bytes(LayerShapes s) {
     attention_init(s);
+#if ATTENTION_BY_CUDNN
+    if (attention_state.cudnn) return size_max(cudnn_attention_workspace().end, attention_own_workspace_bytes(s));
+#endif
     return attention_own_workspace_bytes(s);
 }
 // "cuDNN 9.19.0 attention", "own attention", "own attention (cuDNN: why not)"
 static inline const char* attention_description(void) { return attention_state.description; }
 
+#if ATTENTION_BY_CUDNN
+// Whether this call is one that cuDNN has planned. Arrays may be NULL.
+static inline bool attention_is_planned(int B, int T, int C, int NH, const void* a, const void* b, const void* c, const void* d) {
+    LayerShapes s = { B, T, C, NH, 0 };
+    bool aligned = (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) & 15) == 0;
+    return attention_state.cudnn && aligned && same_shapes(s, attention_state.shapes);
+}
+#endif
+
 void attention_forward(floatX* out, float* stats, const floatX* qkv, int B, int T, int C, int NH) {
+#if ATTENTION_BY_CUDNN
+    if (attention_is_planned(B, T, C, NH, out, stats, qkv, NULL)) {
+        cudnn_attention_forward(out, stats, qkv, (char*)cuda_layers.workspace);
+        return;
+    }
+#endif
     attention_own_forward(out, stats, qkv, B, T, C, NH);
 }
 void attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out, const float* stats,
                         int B, int T, int C, int NH) {
+#if ATTENTION_BY_CUDNN
+    if (attention_is_planned(B, T, C, NH, dqkv, dout, qkv, out) && (uintptr_t)stats % 16 == 0) {
+        cudnn_attention_backward(dqkv, dout, qkv, out, stats, (char*)cuda_layers.workspace);
+        return;
+    }
+#endif
     attention_own_backward(dqkv, dout, qkv, out, stats, B, T, C, NH);
 }
 #endif
