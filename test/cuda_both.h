@@ -180,7 +180,11 @@ static inline void run_test(const char* name, void (*test)(void)) {
     fflush(stdout);
 }
 #define TEST(f) run_test(#f, f)
-static inline void begin_tests(void) {
+// `quick` as the program's argument leaves out shapes that show nothing new about races, which are slow to look for.
+static bool quick;
+static inline void begin_tests(int argc, char** argv) {
+    quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+    require(argc == 1 || quick, "%s: the only argument that there is is quick, not '%s'", argv[0], argv[1]);
     cpu::device_init(0, 1);
     omp_set_num_threads(1); // a race detector does not see how OpenMP's threads wait for each other
 }
