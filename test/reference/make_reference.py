@@ -37,12 +37,25 @@ def write_safetensors(path, tensors, metadata=None):
         f.write(struct.pack("<Q", len(text)) + text + b"".join(a.tobytes() for a in arrays.values()))
 
 
+def read_safetensors(path):
+    """What write_safetensors wrote: name -> array."""
+    with open(path, "rb") as f:
+        header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+        data = f.read()
+    header.pop("__metadata__", None)
+    return {name: np.frombuffer(data[slice(*t["data_offsets"])], dtype="<f4").reshape(t["shape"]) for name, t in header.items()}
+
+
 def write_tokens(path, tokens):
     """llm.c's format: 256 int32 (magic, version, number of tokens, zeros), then uint16 tokens."""
     header = np.zeros(256, dtype="<i4")
     header[:3] = 20240520, 1, len(tokens)
     with open(path, "wb") as f:
         f.write(header.tobytes() + np.asarray(tokens, dtype="<u2").tobytes())
+
+
+def read_tokens(path):
+    return np.fromfile(path, dtype="<u2", offset=1024).astype(np.int64)
 
 
 def write_metrics(path, run, steps):
@@ -254,12 +267,16 @@ class GPT2(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+def new_model():
+    r = RUN
+    return GPT2(r["layers"], r["heads"], r["channels"], r["vocab"], r["seq_len"])
+
+
 def initial_model(dtype):
     """The same weights for every dtype: drawn in fp32. Wider than GPT-2's 0.02, so that attention is far from uniform
     and every gradient counts; no bias is 0 and no layernorm weight is 1, so that each takes part from the first step."""
-    r = RUN
-    model = GPT2(r["layers"], r["heads"], r["channels"], r["vocab"], r["seq_len"])
-    g = torch.Generator().manual_seed(r["seed"])
+    model = new_model()
+    g = torch.Generator().manual_seed(RUN["seed"])
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.normal_(float("ln_" in name and name.endswith("weight")), 0.1, generator=g)
@@ -276,6 +293,12 @@ def our_tensors(model):
             tensors[f"h.{block}.{name}"] = named[f"h.{block}.{name}"]
     assert len(tensors) == len(named)
     return tensors
+
+
+def load_our_tensors(model, tensors):
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(torch.tensor(tensors[{"wte.weight": "wte", "wpe.weight": "wpe"}.get(name, name)]))
 
 
 def make_text():
@@ -299,15 +322,15 @@ def learning_rate(step):
     return low + (r["lr"] - low) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def sequence_order(num_tokens):
+def sequence_order(num_tokens, batch=RUN["batch"]):
     """Which sequence stands at each place of the run: (steps, batch). An epoch is a permutation of its own; what does
     not fill a batch at its end is left out (llmc/dataloader.h). Also how many sequences and batches an epoch has."""
     r = RUN
     sequences = (num_tokens - 1) // r["seq_len"]
-    batches = sequences // r["batch"]
+    batches = sequences // batch
     stream_data = 1 << 32
-    order = [[random_permute(r["seed"], stream_data + step // batches, step % batches * r["batch"] + b, sequences)
-              for b in range(r["batch"])] for step in range(r["steps"])]
+    order = [[random_permute(r["seed"], stream_data + step // batches, step % batches * batch + b, sequences)
+              for b in range(batch)] for step in range(r["steps"])]
     return np.array(order), sequences, batches
 
 
@@ -321,23 +344,32 @@ def global_norm(tensors):
     return float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t.detach()) for t in tensors])))
 
 
-def train(model, tokens, order):
-    """The loop that anyone would write. Yields a line of metrics a step, as our metrics.jsonl has them."""
+def make_optimizer(model):
     r = RUN
     decayed = [p for p in model.parameters() if p.dim() > 1]
     kept = [p for p in model.parameters() if p.dim() == 1]
-    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": r["weight_decay"]}, {"params": kept, "weight_decay": 0.0}],
-                                  lr=0.0, betas=r["betas"], eps=r["eps"])
+    return torch.optim.AdamW([{"params": decayed, "weight_decay": r["weight_decay"]}, {"params": kept, "weight_decay": 0.0}],
+                             lr=0.0, betas=r["betas"], eps=r["eps"])
+
+
+def finish_step(model, optimizer, step, loss):
+    """What follows the backward pass. Returns the step's line of metrics, as our metrics.jsonl has it."""
+    grad_norm = nn.utils.clip_grad_norm_(model.parameters(), RUN["grad_clip"])
+    lr = learning_rate(step)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    return dict(step=step + 1, loss=float(loss.detach()), grad_norm=float(grad_norm), param_norm=global_norm(model.parameters()), lr=lr)
+
+
+def train(model, tokens, order):
+    """The loop that anyone would write. Yields a line of metrics a step."""
+    optimizer = make_optimizer(model)
     for step, sequences in enumerate(order):
         optimizer.zero_grad()
         loss = model(*batch_of(tokens, sequences))
         loss.backward()
-        grad_norm = nn.utils.clip_grad_norm_(model.parameters(), r["grad_clip"])
-        lr = learning_rate(step)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        optimizer.step()
-        yield dict(step=step + 1, loss=float(loss.detach()), grad_norm=float(grad_norm), param_norm=global_norm(model.parameters()), lr=lr)
+        yield finish_step(model, optimizer, step, loss)
 
 
 def make_run():
