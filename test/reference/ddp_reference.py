@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""Makes test/reference/ddp/: the training run of make_reference.py by PyTorch's DistributedDataParallel.
+
+    python3 test/reference/ddp_reference.py     # writes ddp/ beside this script, and checks what it writes
+
+On 1, 2, 3 and 4 ranks (gloo, CPU, fp32), a step in one micro-batch per rank and in two. Each run starts from initial/ and
+tokens.bin, which make_reference.py wrote. It is done twice: in one go, and resumed from its own checkpoint in new
+processes. All runs must lie within the tests' bound of the single run in fp64, of each other, and of themselves resumed.
+"""
+import contextlib
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch.nn.parallel import DistributedDataParallel
+
+from make_reference import (HERE, RUN, finish_step, initial_model, load_our_tensors, make_optimizer, new_model, our_tensors,
+                            batch_of, read_safetensors, read_tokens, sequence_order, train, write_metrics, write_safetensors)
+
+SAVED_STEP = 10
+RTOL, ATOL = 1e-5, 1e-6  # the bound of test/reference_run.t
+
+
+@dataclass(frozen=True)
+class Job:
+    ranks: int
+    accumulation: int  # micro-batches per rank and step
+
+    @property
+    def batch(self):
+        """Sequences a step over all ranks: the single run's 16, or 12 where 16 do not divide."""
+        return RUN["batch"] if RUN["batch"] % (self.ranks * self.accumulation) == 0 else 12
+
+    @property
+    def name(self):
+        return f"ranks_{self.ranks}" + (f"_accumulate_{self.accumulation}" if self.accumulation > 1 else "")
+
+
+JOBS = [Job(ranks, accumulation) for ranks in (1, 2, 3, 4) for accumulation in (1, 2)]
+
+
+# ---------------------------------------------------------------------------- what one rank does
+
+def rows_of_rank(order, job, rank):
+    """(steps, accumulation, B): in a step's batch, micro-batch m of rank r has rows (m*ranks + r)*B to (m*ranks + r + 1)*B - 1."""
+    return order.reshape(len(order), job.accumulation, job.ranks, -1)[:, :, rank]
+
+
+def train_ddp(model, optimizer, tokens, rows, first_step):
+    """rows (steps, accumulation, B) are this rank's sequences. Yields a line of metrics a step, the same on every rank."""
+    ddp = DistributedDataParallel(model)
+    for step in range(first_step, len(rows)):
+        optimizer.zero_grad()
+        loss = torch.zeros(())
+        for micro, sequences in enumerate(rows[step]):
+            last = micro == len(rows[step]) - 1
+            # DDP decides in the forward pass whether the backward pass will reduce, so no_sync encloses both
+            with contextlib.nullcontext() if last else ddp.no_sync():
+                part = ddp(*batch_of(tokens, sequences)) / len(rows[step])
+                part.backward()
+            loss += part.detach()
+        dist.all_reduce(loss)  # of this rank's tokens until here; gradients are means over ranks already, by DDP
+        yield finish_step(model, optimizer, step, loss / dist.get_world_size())
+
+
+def require_equal_on_all_ranks(model):
+    mine = torch.cat([p.detach().flatten() for p in model.parameters()])
+    first = mine.clone()
+    dist.broadcast(first, src=0)
+    assert torch.equal(mine, first), f"rank {dist.get_rank()} ends with other weights than rank 0"
+
+
+def run_rank(rank, job, folder, resume):
+    """Trains; rank 0 writes metrics.jsonl and weights.safetensors into the folder, and half-way checkpoint.pt."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous_{resume}", rank=rank, world_size=job.ranks)
+    tokens = read_tokens(os.path.join(HERE, "tokens.bin"))
+    order, _, _ = sequence_order(len(tokens), job.batch)
+    checkpoint = os.path.join(folder, "checkpoint.pt")
+    model, first_step = new_model(), 0
+    optimizer = make_optimizer(model)
+    if resume:
+        saved = torch.load(checkpoint)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        first_step = saved["step"]
+    else:
+        load_our_tensors(model, read_safetensors(os.path.join(HERE, "initial", "model.safetensors")))
+
+    lines = []
+    for line in train_ddp(model, optimizer, tokens, rows_of_rank(order, job, rank), first_step):
+        lines.append(line)
+        if rank == 0 and not resume and line["step"] == SAVED_STEP:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": line["step"]}, checkpoint)
+    require_equal_on_all_ranks(model)
+    if rank == 0:
+        settings = {"program": f"PyTorch {torch.__version__} DistributedDataParallel, gloo", "precision": "fp32",
+                    "ranks": job.ranks, "accumulation": job.accumulation, **RUN, "batch": job.batch}
+        write_metrics(os.path.join(folder, "metrics.jsonl"), settings, lines)
+        write_safetensors(os.path.join(folder, "weights.safetensors"), our_tensors(model))
+    dist.barrier()
+    os._exit(0)  # gloo's own shutdown aborts now and then in PyTorch 2.13, with all results written
+
+
+# ---------------------------------------------------------------------------- all runs, and how near they are to each other
+
+@dataclass
+class Result:
+    settings: dict
+    steps: list     # a line of metrics each
+    weights: dict   # name -> array
+
+
+def run(job, folder, resume):
+    torch.multiprocessing.spawn(run_rank, (job, folder, resume), job.ranks)
+    with open(os.path.join(folder, "metrics.jsonl")) as f:
+        first, *steps = map(json.loads, f)
+    return Result(first["run"], steps, read_safetensors(os.path.join(folder, "weights.safetensors")))
+
+
+def run_and_resume(job):
+    """The run, and its second half once more from the checkpoint: not always the same bits, README.md says why."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole, resumed = run(job, folder, resume=False), run(job, folder, resume=True)
+    assert len(whole.steps) == RUN["steps"] and len(resumed.steps) == RUN["steps"] - SAVED_STEP
+    return whole, share_of_bound(Result({}, whole.steps[SAVED_STEP:], whole.weights), resumed)
+
+
+def single_in_fp64(batch):
+    tokens = read_tokens(os.path.join(HERE, "tokens.bin"))
+    model = initial_model(torch.float64)
+    steps = list(train(model, tokens, sequence_order(len(tokens), batch)[0]))
+    return Result({}, steps, our_tensors(model))
+
+
+def share_of_bound(reference, other):
+    """The largest deviation of losses and norms, and of weights, as a share of what tests allow."""
+    def share(a, b):
+        a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+        return float((np.abs(a - b) / (ATOL + RTOL * np.abs(a))).max())
+    fields = ("loss", "grad_norm", "param_norm")
+    metrics = share([[s[f] for f in fields] for s in reference.steps], [[s[f] for f in fields] for s in other.steps])
+    return metrics, max(share(a, other.weights[name]) for name, a in reference.weights.items())
+
+
+def main():
+    torch.set_num_threads(1)
+    os.makedirs(os.path.join(HERE, "ddp"), exist_ok=True)
+    fp64 = {batch: single_in_fp64(batch) for batch in {job.batch for job in JOBS}}
+    results, shares = {}, []
+    print("| ranks x micro-batches | sequences a step | losses and norms | final weights | resumed: losses and norms | weights |")
+    for job in JOBS:
+        results[job], resumed = run_and_resume(job)
+        write_metrics(os.path.join(HERE, "ddp", job.name + ".jsonl"), results[job].settings, results[job].steps)
+        write_safetensors(os.path.join(HERE, "ddp", job.name + ".safetensors"), results[job].weights)
+        row = *share_of_bound(fp64[job.batch], results[job]), *resumed
+        shares.extend(row)
+        print(f"| {job.ranks} x {job.accumulation} | {job.batch} | " + " | ".join(f"{100 * x:.1f} %" for x in row) + " |")
+    pairs = [share_of_bound(a, b) for j, a in results.items() for k, b in results.items() if j.batch == k.batch]
+    metrics, weights = (max(column) for column in zip(*pairs))
+    print(f"any two with the same batch: {100 * metrics:.1f} % and {100 * weights:.1f} %")
+    assert all(share <= 1 for share in [*shares, metrics, weights]), "there are numbers outside the bound"
+
+
+if __name__ == "__main__":
+    main()
