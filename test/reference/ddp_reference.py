@@ -47,7 +47,7 @@ JOBS = [Job(ranks, accumulation) for ranks in (1, 2, 3, 4) for accumulation in (
 # ---------------------------------------------------------------------------- what one rank does
 
 def rows_of_rank(order, job, rank):
-    """(steps, accumulation, B): in a step's batch, micro-batch m of rank r has rows (m*ranks + r)*B to (m*ranks + r + 1)*B - 1."""
+    """(steps, accumulation, B): of a step, micro-batch m on rank r has rows (m*ranks + r)*B to (m*ranks + r + 1)*B - 1."""
     return order.reshape(len(order), job.accumulation, job.ranks, -1)[:, :, rank]
 
 
