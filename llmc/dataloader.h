@@ -299,8 +299,9 @@ static inline void dataloader_check(const DataLoader* d, const char* pattern) {
         return;
     }
     require(d->num_sequences >= s.global_batch, "%s '%s': %zu tokens (in %d shards) make %lld sequences of --seq-len %d and a"
-            " last target, a step needs %lld; give more data, or a smaller --seq-len, --batch-size or --total-batch-size",
-            d->option, pattern, d->num_tokens, d->num_shards, d->num_sequences, s.T, s.global_batch);
+            " last target, a step on %d rank%s needs %lld; give more data,%s or a smaller --seq-len, --batch-size or"
+            " --total-batch-size", d->option, pattern, d->num_tokens, d->num_shards, d->num_sequences, s.T, s.ranks,
+            s.ranks > 1 ? "s" : "", s.global_batch, s.ranks > 1 ? " fewer ranks," : "");
 }
 
 // Opens a .bin, a glob of .bin shards (in the order of their names) or a text file (tokenised in memory), and starts

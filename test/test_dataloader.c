@@ -73,30 +73,112 @@ static int* windows_of_one_rank(const char* path, DataShape s, long long epoch, 
     return windows;
 }
 
+// The same by `ranks` ranks, one after the other. Every place is filled by one rank alone.
+static int* windows_of_ranks(const char* path, DataShape s, long long epoch, long long position, int steps) {
+    int G = (int)s.global_batch;
+    int* windows = xcalloc((size_t)(steps * G), sizeof(int));
+    for (int i = 0; i < steps * G; i++) windows[i] = -1;
+    for (s.rank = 0; s.rank < s.ranks; s.rank++) {
+        DataLoader d;
+        dataloader_init(&d, "--data", path, NULL, s, DATA_TRAIN);
+        dataloader_seek(&d, epoch, position);
+        for (int i = 0; i < steps; i++) next_windows(&d, windows + i * G);
+        long long done = position / G + steps; // on every rank the same
+        assert_int_equal(d.epoch, epoch + done / d.steps_per_epoch);
+        assert_int_equal(d.position, done % d.steps_per_epoch * G);
+        dataloader_free(&d);
+    }
+    return windows;
+}
+
 static void test_ranks_together_see_what_one_rank_sees(void** state) {
     (void)state;
-    const int T = 5, G = 840, steps = 5; // 840: a multiple of 1 to 8
-    const char* path = write_tokens("ranks.bin", 0, 2003 * 5 + 3); // 2003 windows: two steps an epoch
-    int* expected = windows_of_one_rank(path, shape(1, T, G, 0, 1), 0, 0, steps);
-    for (int ranks = 1; ranks <= 8; ranks++) {
-        for (int B = 1; B <= 15; B += 7) { // 1, 8, 15
-            if (G % (ranks * B) != 0) continue;
-            int* together = xcalloc((size_t)(steps * G), sizeof(int));
-            for (int i = 0; i < steps * G; i++) together[i] = -1;
-            for (int rank = 0; rank < ranks; rank++) {
-                DataLoader d;
-                dataloader_init(&d, "--data", path, NULL, shape(B, T, G, rank, ranks), DATA_TRAIN);
-                assert_int_equal(d.steps_per_epoch, 2);
-                for (int i = 0; i < steps; i++) next_windows(&d, together + i * G);
-                assert_int_equal(d.epoch, 2); // every rank has done the same number of steps
-                assert_int_equal(d.position, G);
-                dataloader_free(&d);
+    const int T = 5, G = 840, steps = 5, lengths[] = { 840, 841, 1679, 2003 }; // 840: a multiple of 1 to 8
+    for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {
+        const char* path = write_tokens("ranks.bin", 0, (size_t)(lengths[k] * T + 1) + k % (size_t)T);
+        int* expected = windows_of_one_rank(path, shape(1, T, G, 0, 1), 0, 0, steps);
+        for (int ranks = 1; ranks <= 8; ranks++) {
+            for (int B = 1; B <= 15; B += 7) { // 1, 8, 15
+                if (G % (ranks * B) != 0) continue;
+                int* together = windows_of_ranks(path, shape(B, T, G, 0, ranks), 0, 0, steps);
+                assert_memory_equal(together, expected, (size_t)(steps * G) * sizeof(int));
+                free(together);
             }
-            assert_memory_equal(together, expected, (size_t)(steps * G) * sizeof(int));
-            free(together);
+        }
+        free(expected);
+    }
+}
+
+// Which windows a loader hands out until its epoch ends: (*rows), in order, owned by the caller.
+static int* windows_of_an_epoch(DataLoader* d, int T, int* rows) {
+    long long epoch = d->epoch;
+    int* windows = xcalloc((size_t)d->num_sequences, sizeof(int));
+    for (*rows = 0; d->epoch == epoch; ) {
+        dataloader_next(d);
+        for (int b = 0; b < d->shape.B; b++) {
+            assert_in_range(*rows, 0, d->num_sequences - 1);
+            windows[(*rows)++] = d->inputs[b * T] / T;
         }
     }
-    free(expected);
+    return windows;
+}
+
+// Two epochs of `ranks` ranks over n windows: counts, overlaps and repetitions.
+static void check_epochs_of_ranks(const char* path, int n, int B, int G, int ranks) {
+    const int T = 3, epochs = 2, share = n / G * G / ranks;
+    int* seen = xcalloc((size_t)(epochs * n), sizeof(int));
+    for (int rank = 0; rank < ranks; rank++) {
+        DataLoader d, again;
+        dataloader_init(&d, "--data", path, NULL, shape(B, T, G, rank, ranks), DATA_TRAIN);
+        dataloader_init(&again, "--data", path, NULL, shape(B, T, G, rank, ranks), DATA_TRAIN);
+        for (int epoch = 0; epoch < epochs; epoch++) {
+            int rows, rows_again;
+            int *windows = windows_of_an_epoch(&d, T, &rows), *repeated = windows_of_an_epoch(&again, T, &rows_again);
+            assert_int_equal(rows, share); // so every rank does the same number of steps
+            assert_int_equal(rows_again, share);
+            assert_memory_equal(windows, repeated, (size_t)rows * sizeof(int));
+            for (int i = 0; i < rows; i++) {
+                assert_in_range(windows[i], 0, n - 1);
+                assert_int_equal(seen[epoch * n + windows[i]]++, 0); // neither by this rank nor by one before it
+            }
+            free(windows);
+            free(repeated);
+        }
+        dataloader_free(&d);
+        dataloader_free(&again);
+    }
+    free(seen);
+}
+
+static void test_ranks_share_no_sequence_and_do_equally_many_steps(void** state) {
+    (void)state;
+    for (int ranks = 1; ranks <= 8; ranks++) {
+        for (int B = 1; B <= 3; B += 2) {
+            for (int accumulation = 1; accumulation <= 2; accumulation++) {
+                int G = ranks * B * accumulation;
+                const int lengths[] = { G, G + 1, 2 * G - 1, 2 * G, 3 * G + G / 2, 101 };
+                for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {
+                    const char* path = write_tokens("share.bin", 0, (size_t)(lengths[k] * 3 + 1) + k % 3);
+                    check_epochs_of_ranks(path, lengths[k], B, G, ranks);
+                }
+            }
+        }
+    }
+}
+
+static void test_any_number_of_ranks_continues_in_the_middle_of_the_second_epoch(void** state) {
+    (void)state;
+    const int T = 2, G = 840, steps = 8, stopped = 5; // 3 steps an epoch: the second has one more to go
+    const char* path = write_tokens("continue.bin", 0, (size_t)((3 * G + 17) * T + 1));
+    int* whole = windows_of_one_rank(path, shape(1, T, G, 0, 1), 0, 0, steps);
+    for (int ranks = 1; ranks <= 8; ranks++) {
+        for (int B = 1; B <= G / ranks; B *= G / ranks) { // many micro-batches, or one
+            int* rest = windows_of_ranks(path, shape(B, T, G, 0, ranks), 1, 2 * G, steps - stopped);
+            assert_memory_equal(rest, whole + stopped * G, (size_t)((steps - stopped) * G) * sizeof(int));
+            free(rest);
+        }
+    }
+    free(whole);
 }
 
 static void test_no_sequence_is_seen_twice_in_an_epoch(void** state) {
@@ -257,7 +339,7 @@ static void test_evaluation_covers_every_token_once_however_few_there_are(void**
     const int lengths[] = { 2, 3, 8, 9, 10, 17, 40, 65, 100 };
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         const char* path = write_tokens("val.bin", 0, (size_t)lengths[i]);
-        for (int ranks = 1; ranks <= 4; ranks++) {
+        for (int ranks = 1; ranks <= 8; ranks++) {
             check_evaluation(path, lengths[i], 1, 8, ranks, ranks);
             check_evaluation(path, lengths[i], 2, 4, 12 * ranks, ranks);
         }
@@ -425,6 +507,36 @@ static void test_a_batch_that_does_not_divide_is_an_error(void** state) {
     expect_death(attempt, &a, "--total-batch-size", "12 sequences", "--batch-size 4 x 2 ranks");
 }
 
+static void test_a_number_of_ranks_that_does_not_divide_the_batch_is_an_error_on_every_rank(void** state) {
+    (void)state;
+    Attempt a = open_only(write_tokens("world.bin", 0, 1000));
+    for (int ranks = 1; ranks <= 8; ranks++) {
+        char phrase[32];
+        snprintf(phrase, sizeof phrase, "--batch-size 2 x %d ranks", ranks);
+        for (int rank = 0; rank < ranks; rank++) {
+            a.shape = shape(2, 8, 24, rank, ranks);
+            if (24 % (2 * ranks) != 0) { expect_death(attempt, &a, "--total-batch-size", "24 sequences", phrase); continue; }
+            Child c = child_run(attempt, &a);
+            assert_int_equal(c.status, 0);
+            child_free(&c);
+        }
+    }
+}
+
+static void test_fewer_sequences_than_ranks_is_an_error_on_every_rank(void** state) {
+    (void)state;
+    for (int ranks = 2; ranks <= 8; ranks++) {
+        Attempt a = open_only(write_tokens("few.bin", 0, (size_t)(ranks - 1) * 8 + 1));
+        char on[32], found[32];
+        snprintf(on, sizeof on, "on %d ranks needs %d", ranks, ranks);
+        snprintf(found, sizeof found, "make %d sequences", ranks - 1);
+        for (int rank = 0; rank < ranks; rank++) {
+            a.shape = shape(1, 8, ranks, rank, ranks);
+            expect_death(attempt, &a, "--data", "few.bin", found, on, "more data, fewer ranks");
+        }
+    }
+}
+
 static void test_a_token_beyond_the_vocabulary_is_found_when_its_step_comes(void** state) {
     (void)state;
     Attempt a = open_only(write_tokens("vocabulary.bin", 0, 101));
@@ -480,6 +592,8 @@ static int remove_folder(void** state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ranks_together_see_what_one_rank_sees),
+        cmocka_unit_test(test_ranks_share_no_sequence_and_do_equally_many_steps),
+        cmocka_unit_test(test_any_number_of_ranks_continues_in_the_middle_of_the_second_epoch),
         cmocka_unit_test(test_no_sequence_is_seen_twice_in_an_epoch),
         cmocka_unit_test(test_epochs_and_seeds_have_orders_of_their_own),
         cmocka_unit_test(test_a_sought_position_continues_to_the_bit),
@@ -494,6 +608,8 @@ int main(void) {
         cmocka_unit_test(test_files_that_are_no_data_are_named),
         cmocka_unit_test(test_too_little_data_is_an_error_that_says_what_helps),
         cmocka_unit_test(test_a_batch_that_does_not_divide_is_an_error),
+        cmocka_unit_test(test_a_number_of_ranks_that_does_not_divide_the_batch_is_an_error_on_every_rank),
+        cmocka_unit_test(test_fewer_sequences_than_ranks_is_an_error_on_every_rank),
         cmocka_unit_test(test_a_token_beyond_the_vocabulary_is_found_when_its_step_comes),
         cmocka_unit_test(test_a_position_beyond_the_data_is_an_error),
         cmocka_unit_test(test_a_file_that_is_cut_while_in_use_is_an_error),
