@@ -1,0 +1,450 @@
+/*
+comm.h - what ranks do together: the collectives a stage may use, documented once.
+
+Every operation is asynchronous: it is ordered after all layer calls issued so far, returns at once, and hands back a CommOp.
+Until comm_wait(c, op) its buffers belong to it: an output must not be read, an input must not be written. Waits may come in
+any order, and every operation is waited for exactly once. All ranks of a communicator issue the same collectives in the same
+order, and for every send there is a receive. Buffers are device memory; n counts elements.
+
+Sums       are formed in fp32 (COMM_F64: in double) and rounded to the type wherever the backend stores one. Ordered mode
+           (--deterministic) forms each in rank order 0..N-1 and rounds once, whatever the collective and whoever owns it.
+Counted    per kind: calls, and what a ring sends per rank: all-reduce 2n(N-1)/N, reduce-scatter and all-gather (of n per shard)
+           n(N-1), broadcast n(N-1)/N, send n. Times N these are whole numbers, and so they are kept.
+Alone      (N = 1) every operation is done at once and sends nothing.
+Strict     mode (SHARD_COMM_STRICT=1): an operation runs at its wait, and until then its output is NaN. An output that is read
+           before its wait, an input that is written before it, and a wait that is missing are wrong numbers then, not rare
+           races. Ranks must wait in the same order; those that run different operations are told so.
+Failures   are the watchdog's (control.h): it names the rank that died or hangs, and ends this process.
+
+One global state: none. A Comm must stay where it is from comm_init or comm_split to comm_free.
+*/
+#ifndef LLMC_COMM_H
+#define LLMC_COMM_H
+#include "common.h"
+#include "control.h"
+#include "device.h"
+#include "options.h"
+#include "precision.h"
+#include "ranks.h"
+
+// The first three have DType's values.
+typedef enum { COMM_F32, COMM_BF16, COMM_F16, COMM_F64, COMM_BYTE } CommType;
+#define COMM_FLOATX ((CommType)FLOATX_DTYPE)
+static inline size_t comm_type_size(CommType t) { return t == COMM_F64 ? 8 : t == COMM_BYTE ? 1 : dtype_size((DType)t); }
+static inline const char* comm_type_name(CommType t) { return t == COMM_F64 ? "fp64" : t == COMM_BYTE ? "byte" : dtype_name((DType)t); }
+
+typedef enum {
+    COMM_ALL_REDUCE, COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_BROADCAST, COMM_SEND, COMM_RECV, COMM_BARRIER, COMM_SPLIT, COMM_KINDS
+} CommKind;
+static const char* const comm_kind_names[COMM_KINDS] = {
+    "all-reduce", "reduce-scatter", "all-gather", "broadcast", "send", "receive", "barrier", "split"
+};
+
+// ---- options ----
+enum { COMM_AUTO, COMM_NCCL, COMM_MPI };
+enum { ALL_REDUCE_LIBRARY, ALL_REDUCE_RING };
+typedef struct {
+    int backend;     // COMM_AUTO, ...
+    int all_reduce;  // ALL_REDUCE_LIBRARY, ...
+    int ordered;     // sums in rank order: Options.deterministic, set by the stage after parsing
+    double timeout;  // seconds
+    const char* out; // folder for the last operations of a run that fails, "": stderr; likewise Options.out
+} CommOptions;
+
+static inline void options_comm(OptionTable* t, CommOptions* o) {
+    memset(o, 0, sizeof *o);
+    o->timeout = 600;
+    o->out = "";
+    option_choice(t, "comm", &o->backend, "auto|nccl|mpi", "what moves data between ranks; auto: NCCL where every rank has a GPU of its own, else MPI");
+    option_choice(t, "allreduce", &o->all_reduce, "library|ring", "ring: the all-reduce of llmc/ring.h, from sends and receives");
+    option_float(t, "comm-timeout", &o->timeout, 0.1, 1e6, "seconds after which a wait for other ranks is given up");
+}
+
+// ---- the communicator ----
+typedef long long CommOp; // number of an operation on its communicator, from 0
+
+typedef struct {
+    unsigned long long calls, elements_times_N, bytes_times_N; // sent per rank, by the formula
+    unsigned long long posted; // bytes that this rank really sent, where the sends are ours and not the library's
+    double exposed;            // seconds in which the host was blocked in comm_wait
+    double busy;               // seconds from start to finish of each operation, added up
+} CommStats;
+
+// An operation's life, given to comm_observe's function once it has been waited for. Times are those of now_seconds().
+typedef struct {
+    const char* communicator;
+    CommKind kind;
+    CommType type;
+    size_t n;
+    CommOp number;
+    double issued, started, finished, wait_begun, wait_ended;
+} CommEvent;
+typedef void (*CommObserver)(void* self, const CommEvent* e);
+
+typedef struct {
+    CommKind kind;
+    CommType type;
+    size_t n;
+    int peer;             // root, to, from: rank on this communicator; -1: none
+    int color;            // of a split
+    CommOp number;
+    void* out;            // views
+    const void* in;
+    char *own, *kept;     // strict mode: the part of the input that the output overwrites, a view; its bytes as issued, owned
+    bool live, begun;     // not yet waited for; handed to the backend
+    bool finished;        // by the backend, under the world's lock, like `event`'s started and finished
+    OpRecord record;      // as the log of operations has it
+    CommEvent event;
+} CommSlot;
+
+struct CommBackend;
+typedef struct Comm Comm;
+
+// What all communicators of a process share.
+typedef struct {
+    CommOptions options;
+    const struct CommBackend* backend; // NULL: this rank is alone
+    void* engine;             // the backend's own
+    char description[160];    // "MPI (Open MPI 4.1.4), ...", for the log
+    bool strict;
+    Control* control;         // not owned
+    OpLog* log;               // a view of control's
+    Comm** comms;             // (num_comms) all that live, owned as an array
+    int num_comms;
+    pthread_mutex_t lock;     // guards what the backend's thread and the host both write
+    pthread_cond_t changed;   // an operation was issued, or is finished
+    CommObserver observer;
+    void* observer_self;
+    double* number;           // device memory of comm_host_sum, owned
+} CommWorld;
+
+#define COMM_IN_FLIGHT 1024   // operations of a communicator that may be under way
+struct Comm {
+    int rank, size;           // this process, and how many there are
+    CommStats stats[COMM_KINDS];
+    char name[24];            // "world"; "shard.1": group 1 of the split "shard"
+    CommWorld* world;         // owned by the world's Comm
+    CommOp issued;            // operations so far
+    CommSlot* slots;          // (COMM_IN_FLIGHT) operation k has slot k % COMM_IN_FLIGHT, owned
+    int* world_rank;          // (size) the world's name of each rank here, owned
+    void* link;               // the backend's own
+};
+
+// What a backend does. All but `open` and `close` are called by the thread that issues operations.
+typedef struct CommBackend {
+    void (*open)(Comm* world, char* address); // joins all ranks; address (CONTROL_ADDRESS) becomes rank 0's everywhere
+    void (*close)(Comm* world);
+    void (*split)(Comm* c, Comm* parent, int color); // sets c's rank, size, world_rank and link
+    void (*start)(Comm* c, CommSlot* s);      // begins s after all layer calls issued so far; returns at once
+    void (*finish)(Comm* c, CommSlot* s);     // layer calls issued from now on see the result of s
+} CommBackend;
+
+// ---- what a stage calls ----
+static inline void   comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Control* control); // the world; starts control
+static inline void   comm_split(Comm* c, Comm* parent, const char* name, int color); // the ranks that give the same color, in their order; collective
+static inline void   comm_free(Comm* c);             // dies if an operation was never waited for; the world last
+static inline void   comm_step(Comm* c, long long step); // operations belong to this step of the run from now on, counted from 1
+
+// buf (n) = sum over ranks, in place
+static inline CommOp comm_all_reduce(Comm* c, void* buf, size_t n, CommType t);
+// shard (n) = this rank's part of the sum over ranks of full (N,n); shard may be full + rank*n
+static inline CommOp comm_reduce_scatter(Comm* c, void* shard, const void* full, size_t n, CommType t);
+// full (N,n) = every rank's shard (n), by rank; shard may be full + rank*n
+static inline CommOp comm_all_gather(Comm* c, void* full, const void* shard, size_t n, CommType t);
+// buf (n) = the root's
+static inline CommOp comm_broadcast(Comm* c, void* buf, size_t n, CommType t, int root);
+static inline CommOp comm_send(Comm* c, const void* buf, size_t n, CommType t, int to);   // waiting for it does not say that it has arrived
+static inline CommOp comm_recv(Comm* c, void* buf, size_t n, CommType t, int from);
+// Layer calls issued later see the result; the host runs on where the backend allows it.
+static inline void   comm_wait(Comm* c, CommOp op);
+static inline void   comm_barrier(Comm* c);               // returns when every rank is here
+static inline double comm_host_sum(Comm* c, double x);    // the sum of a number of the host's, on every rank; it waits
+
+static inline double comm_elements_sent(const Comm* c, CommKind k) { return (double)c->stats[k].elements_times_N / c->size; }
+static inline double comm_bytes_sent(const Comm* c, CommKind k) { return (double)c->stats[k].bytes_times_N / c->size; }
+static inline void   comm_observe(Comm* c, CommObserver observer, void* self) { c->world->observer = observer; c->world->observer_self = self; }
+static inline const char* comm_description(const Comm* c) { return c->world->description; }
+static inline size_t comm_scratch_bytes(int N); // of MEMORY_COMMUNICATION that a communicator of N ranks takes, the world 64 more
+
+// ---- sums: also what a backend that moves data through host memory adds with ----
+
+// out (n) = rows[0] + rows[1] + ... + rows[N-1], each (n), in this order, rounded once. out may be one of the rows.
+__attribute__((unused))
+static void comm_add_rows(void* out, const void* const* rows, int N, size_t n, CommType t) {
+    if (t == COMM_F64) {
+        for (size_t i = 0; i < n; i++) {
+            double sum = ((const double*)rows[0])[i];
+            for (int q = 1; q < N; q++) sum += ((const double*)rows[q])[i];
+            ((double*)out)[i] = sum;
+        }
+        return;
+    }
+    enum { BLOCK = 512 }; // stays in the cache
+    float sum[BLOCK], term[BLOCK];
+    const size_t size = comm_type_size(t);
+    for (size_t i = 0; i < n; i += BLOCK) {
+        size_t m = size_min(n - i, BLOCK);
+        convert_dtype(sum, DTYPE_F32, (const char*)rows[0] + i * size, (DType)t, m);
+        for (int q = 1; q < N; q++) {
+            convert_dtype(term, DTYPE_F32, (const char*)rows[q] + i * size, (DType)t, m);
+            for (size_t k = 0; k < m; k++) sum[k] += term[k];
+        }
+        convert_dtype((char*)out + i * size, (DType)t, sum, DTYPE_F32, m);
+    }
+}
+// into (n) += from (n)
+static inline void comm_add(void* into, const void* from, size_t n, CommType t) {
+    const void* rows[2] = { into, from };
+    comm_add_rows(into, rows, 2, n, t);
+}
+
+// ---- issuing ----
+
+static inline unsigned long long comm_sent_times_N(CommKind k, size_t n, int N) {
+    unsigned long long others = (unsigned long long)N - 1, all = (unsigned long long)N;
+    switch (k) {
+    case COMM_ALL_REDUCE: return 2 * n * others;
+    case COMM_REDUCE_SCATTER: case COMM_ALL_GATHER: return n * others * all;
+    case COMM_BROADCAST: return n * others;
+    case COMM_SEND: return n * all;
+    default: return 0;
+    }
+}
+
+// Bytes that an operation writes.
+static inline size_t comm_output_bytes(const Comm* c, const CommSlot* s) {
+    size_t bytes = s->n * comm_type_size(s->type);
+    if (s->kind == COMM_SEND || s->kind == COMM_BARRIER || s->kind == COMM_SPLIT) return 0;
+    return s->kind == COMM_ALL_GATHER ? bytes * (size_t)c->size : bytes;
+}
+
+// Strict mode, at the issue: what the output overwrites of the input is put aside, and the output becomes NaN in every type.
+static inline void comm_poison(const Comm* c, CommSlot* s) {
+    size_t bytes = s->n * comm_type_size(s->type), output = comm_output_bytes(c, s);
+    if (output == 0) return;
+    char* mine = (s->kind == COMM_REDUCE_SCATTER ? (char*)s->in : (char*)s->out) + (size_t)c->rank * bytes; // of (N,n)
+    if (s->kind == COMM_ALL_REDUCE || (s->kind == COMM_BROADCAST && s->peer == c->rank)) s->own = (char*)s->out;
+    if (s->kind == COMM_REDUCE_SCATTER && s->out == mine) s->own = mine;
+    if (s->kind == COMM_ALL_GATHER && s->in == mine) s->own = mine;
+    char* nan = (char*)xcalloc(output, 1);
+    memset(nan, 0xff, output);
+    if (s->own) {
+        s->kept = (char*)xcalloc(bytes, 1);
+        device_to_host(s->kept, s->own, bytes);
+    }
+    host_to_device(s->out, nan, output);
+    device_synchronize(); // the copy reads nan
+    free(nan);
+}
+
+static inline void comm_begin(Comm* c, CommSlot* s) {
+    if (s->kept) { // strict mode: the input as it was issued
+        host_to_device(s->own, s->kept, s->n * comm_type_size(s->type));
+        device_synchronize();
+        free(s->kept);
+        s->kept = NULL;
+    }
+    s->begun = true;
+    if (c->size > 1) { c->world->backend->start(c, s); return; }
+    oplog_start(c->world->log, &s->record);
+    s->event.started = now_seconds();
+    if (s->in && s->out && s->in != s->out) device_copy(s->out, s->in, s->n * comm_type_size(s->type));
+    s->event.finished = now_seconds();
+    oplog_finish(c->world->log, &s->record);
+    s->finished = true;
+}
+
+static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer, int color) {
+    CommSlot* s = &c->slots[c->issued % COMM_IN_FLIGHT];
+    require(!s->live, "%s: %d operations are under way, and %s #%lld was never waited for", c->name, COMM_IN_FLIGHT,
+            comm_kind_names[s->kind], s->number);
+    memset(s, 0, sizeof *s);
+    s->kind = kind; s->type = t; s->n = n; s->peer = peer; s->color = color; s->out = out; s->in = in;
+    s->number = c->issued++;
+    s->live = true;
+    CommEvent e = { c->name, kind, t, n, s->number, now_seconds(), 0, 0, 0, 0 };
+    s->event = e;
+    c->stats[kind].calls++;
+    unsigned long long sent = comm_sent_times_N(kind, n, c->size);
+    c->stats[kind].elements_times_N += sent;
+    c->stats[kind].bytes_times_N += sent * comm_type_size(t);
+    int world_peer = peer >= 0 ? c->world_rank[peer] : -1;
+    s->record = oplog_issue(c->world->log, c->name, comm_kind_names[kind], n, comm_type_name(t), world_peer);
+    if (c->world->strict) comm_poison(c, s);
+    else comm_begin(c, s);
+    return s->number;
+}
+
+static inline void comm_require_sum(const Comm* c, CommKind k, CommType t) {
+    require(t != COMM_BYTE, "%s: %s of bytes: only numbers can be added", c->name, comm_kind_names[k]);
+}
+static inline void comm_require_peer(const Comm* c, CommKind k, int peer) {
+    require(peer >= 0 && peer < c->size && (k == COMM_BROADCAST || peer != c->rank),
+            "%s: %s of rank %d cannot name rank %d of %d", c->name, comm_kind_names[k], c->rank, peer, c->size);
+}
+static inline CommOp comm_all_reduce(Comm* c, void* buf, size_t n, CommType t) {
+    comm_require_sum(c, COMM_ALL_REDUCE, t);
+    return comm_issue(c, COMM_ALL_REDUCE, buf, buf, n, t, -1, 0);
+}
+static inline CommOp comm_reduce_scatter(Comm* c, void* shard, const void* full, size_t n, CommType t) {
+    comm_require_sum(c, COMM_REDUCE_SCATTER, t);
+    return comm_issue(c, COMM_REDUCE_SCATTER, shard, full, n, t, -1, 0);
+}
+static inline CommOp comm_all_gather(Comm* c, void* full, const void* shard, size_t n, CommType t) {
+    return comm_issue(c, COMM_ALL_GATHER, full, shard, n, t, -1, 0);
+}
+static inline CommOp comm_broadcast(Comm* c, void* buf, size_t n, CommType t, int root) {
+    comm_require_peer(c, COMM_BROADCAST, root);
+    return comm_issue(c, COMM_BROADCAST, buf, buf, n, t, root, 0);
+}
+static inline CommOp comm_send(Comm* c, const void* buf, size_t n, CommType t, int to) {
+    comm_require_peer(c, COMM_SEND, to);
+    return comm_issue(c, COMM_SEND, NULL, buf, n, t, to, 0);
+}
+static inline CommOp comm_recv(Comm* c, void* buf, size_t n, CommType t, int from) {
+    comm_require_peer(c, COMM_RECV, from);
+    return comm_issue(c, COMM_RECV, buf, NULL, n, t, from, 0);
+}
+
+// ---- waiting ----
+
+// Strict mode: sends go off at the first wait of any kind. If they stayed until their own, two ranks that exchange messages
+// and wait for the one they get first would wait forever.
+static inline void comm_begin_sends(CommWorld* w) {
+    for (int i = 0; i < w->num_comms; i++) {
+        Comm* c = w->comms[i];
+        for (CommOp op = c->issued > COMM_IN_FLIGHT ? c->issued - COMM_IN_FLIGHT : 0; op < c->issued; op++) {
+            CommSlot* s = &c->slots[op % COMM_IN_FLIGHT];
+            if (s->live && !s->begun && s->kind == COMM_SEND) comm_begin(c, s);
+        }
+    }
+}
+
+static inline void comm_wait(Comm* c, CommOp op) {
+    require(op >= 0 && op < c->issued, "%s: comm_wait for operation #%lld, but only %lld were issued", c->name, op, c->issued);
+    CommSlot* s = &c->slots[op % COMM_IN_FLIGHT];
+    require(s->number == op && s->live, "%s: operation #%lld is waited for a second time", c->name, op);
+    s->event.wait_begun = now_seconds();
+    if (c->world->strict) comm_begin_sends(c->world);
+    if (!s->begun) comm_begin(c, s);
+    if (c->size > 1) {
+        oplog_wait_begin(c->world->log, &s->record);
+        c->world->backend->finish(c, s);
+        oplog_wait_end(c->world->log);
+    }
+    s->event.wait_ended = now_seconds();
+    c->stats[s->kind].exposed += s->event.wait_ended - s->event.wait_begun;
+    c->stats[s->kind].busy += s->event.finished - s->event.started;
+    s->live = false;
+    if (c->world->observer) c->world->observer(c->world->observer_self, &s->event);
+}
+
+static inline void comm_barrier(Comm* c) {
+    device_synchronize(); // what was issued before is part of "here"
+    comm_wait(c, comm_issue(c, COMM_BARRIER, NULL, NULL, 0, COMM_BYTE, -1, 0));
+}
+
+static inline double comm_host_sum(Comm* c, double x) {
+    double* number = c->world->number;
+    host_to_device(number, &x, sizeof x);
+    comm_wait(c, comm_all_reduce(c, number, 1, COMM_F64));
+    device_to_host(&x, number, sizeof x);
+    return x;
+}
+
+// ---- communicators ----
+#include "comm_mpi.h"
+
+static inline size_t comm_scratch_bytes(int N) { return N > 1 ? stage_device_bytes(COMM_PIECE) : 0; }
+
+static inline void comm_step(Comm* c, long long step) { oplog_step(c->world->log, step); }
+
+// Who moves the data. The one place where this is decided.
+static inline const CommBackend* comm_choose(const CommOptions* o, int N) {
+    require(o->backend != COMM_NCCL, "--comm nccl: NCCL moves data between GPUs, and this program was built for the CPU: use --comm mpi");
+    require(!(o->ordered && o->all_reduce == ALL_REDUCE_RING),
+            "--deterministic adds in rank order and --allreduce ring in the ring's order: leave one of them out");
+    return N > 1 ? &comm_mpi : NULL;
+}
+
+// A communicator without its link; rank and size are set later.
+static inline void comm_open(Comm* c, CommWorld* w, const char* name) {
+    memset(c, 0, sizeof *c);
+    c->world = w;
+    op_name_set(c->name, sizeof c->name, name);
+    c->slots = (CommSlot*)xcalloc(COMM_IN_FLIGHT, sizeof(CommSlot));
+    w->comms = (Comm**)xrealloc(w->comms, (size_t)(w->num_comms + 1) * sizeof(Comm*));
+    w->comms[w->num_comms++] = c;
+    oplog_join(w->log, c->name);
+}
+
+static inline void comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Control* control) {
+    CommWorld* w = (CommWorld*)xcalloc(1, sizeof(CommWorld));
+    w->options = *o;
+    const char* strict = getenv("SHARD_COMM_STRICT");
+    require(strict == NULL || strcmp(strict, "0") == 0 || strcmp(strict, "1") == 0, "SHARD_COMM_STRICT must be 0 or 1, not '%s'", strict);
+    w->strict = strict && strict[0] == '1';
+    w->backend = comm_choose(o, ranks.size);
+    w->control = control;
+    control_init(control, ranks, o->timeout, o->out);
+    w->log = &control->log;
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->changed, NULL);
+    comm_open(c, w, "world");
+    c->rank = ranks.rank;
+    c->size = ranks.size;
+    c->world_rank = (int*)xcalloc((size_t)ranks.size, sizeof(int));
+    for (int q = 0; q < ranks.size; q++) c->world_rank[q] = q;
+    w->number = (double*)device_alloc(64, MEMORY_COMMUNICATION);
+    snprintf(w->description, sizeof w->description, "one rank, nothing to communicate");
+    if (c->size == 1) return;
+    if (c->rank > 0) require(freopen("/dev/null", "w", stdout) != NULL, "cannot open /dev/null: %s", strerror(errno)); // rank 0 speaks for all
+    char address[CONTROL_ADDRESS] = "";
+    if (c->rank == 0) control_listen(control, address);
+    w->backend->open(c, address);
+    control_join(control, address);
+}
+
+static inline void comm_split(Comm* c, Comm* parent, const char* name, int color) {
+    require(color >= 0, "comm_split '%s': a color must not be negative, and %d is", name, color);
+    char full_name[64];
+    snprintf(full_name, sizeof full_name, "%s.%d", name, color);
+    CommWorld* w = parent->world;
+    for (int i = 0; i < w->num_comms; i++) {
+        require(strcmp(w->comms[i]->name, full_name) != 0, "comm_split: there is a communicator '%s' already", full_name);
+        for (int k = 0; k < COMM_IN_FLIGHT; k++)
+            require(!w->comms[i]->slots[k].live, "comm_split '%s': wait for the operations under way first", name); // it may block others
+    }
+    comm_open(c, w, full_name);
+    if (parent->size > 1) { w->backend->split(c, parent, color); return; }
+    c->size = 1;
+    c->world_rank = (int*)xcalloc(1, sizeof(int));
+    c->world_rank[0] = parent->world_rank[0];
+}
+
+static inline void comm_free(Comm* c) {
+    CommWorld* w = c->world;
+    for (int i = 0; i < COMM_IN_FLIGHT; i++)
+        require(!c->slots[i].live, "%s: %s #%lld was never waited for", c->name, comm_kind_names[c->slots[i].kind], c->slots[i].number);
+    bool is_world = w->comms[0] == c;
+    require(!is_world || w->num_comms == 1, "comm_free of the world before that of '%s'", w->comms[w->num_comms - 1]->name);
+    if (is_world) {
+        comm_barrier(c); // with the watchdog looking on, which cannot look into the library's own farewell
+        if (c->size > 1) w->backend->close(c);
+        control_stop(w->control);
+    }
+    int at = 0;
+    while (w->comms[at] != c) at++;
+    w->num_comms--;
+    memmove(w->comms + at, w->comms + at + 1, (size_t)(w->num_comms - at) * sizeof(Comm*));
+    free(c->slots);
+    free(c->world_rank);
+    memset(c, 0, sizeof *c);
+    if (!is_world) return;
+    device_free(w->number);
+    pthread_mutex_destroy(&w->lock);
+    pthread_cond_destroy(&w->changed);
+    free(w->comms);
+    free(w);
+}
+#endif

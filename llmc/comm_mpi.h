@@ -1,0 +1,527 @@
+/*
+comm_mpi.h - comm.h over MPI, on host memory. Included by comm.h, never on its own.
+
+MPI's non-blocking calls move little unless somebody keeps calling MPI, so one thread per process does nothing else: it makes
+all MPI calls, MPI_Init and MPI_Finalize included. Collectives of a communicator run one after another in the order of their
+issue; what goes from one rank to one other is a queue of its own, and all queues of a process move side by side.
+
+An operation is cut in pieces of COMM_PIECE bytes at most: they stay in the cache, scratch memory is bounded, and MPI's int
+counts are enough. A piece is a few steps; each posts messages, and the next begins when they are done:
+
+    all-reduce      MPI_Iallreduce; or the steps of ring.h; or, in ordered mode, every rank sends slice r to rank r, which
+                    adds them in rank order and sends the sum to all
+    reduce-scatter  every rank sends part r to rank r, which adds them in rank order, in any mode: as much is sent as in a
+                    ring. (Open MPI 4.1's MPI_Ireduce_scatter_block sums everything on rank 0 first.)
+    all-gather      every rank sends its shard to all others
+    broadcast, barrier: MPI's
+*/
+#ifndef LLMC_COMM_MPI_H
+#define LLMC_COMM_MPI_H
+#define OMPI_SKIP_MPICXX 1
+#include <mpi.h>
+#include <sched.h>
+#include "ring.h"
+#ifndef __CUDACC__
+#include "cpu/comm_stage.h"
+#else
+#include "cuda/comm_stage.cuh"
+#endif
+
+#ifndef COMM_PIECE
+#define COMM_PIECE (4 << 20) // bytes; 1 to 4 MiB are fastest for all-reduce by 4 ranks on 2 cores
+#endif
+enum { MPI_TAG_COLLECTIVE = 1, MPI_TAG_PAIR = 2 };
+
+// An operation on its way: what the communication thread knows about a CommSlot.
+typedef struct MpiOp {
+    Comm* comm;
+    CommSlot* slot;
+    struct MpiOp* next;       // in the list of those on their way, in the order of issue
+    int queue;                // 0: the collectives; 1 + 2 rank: sent to that rank; 2 + 2 rank: received from it
+    CommStage* stage;         // a view
+    CommMark mark;            // the layer calls that must be done before it begins
+    bool begun;
+    size_t at, count;         // the piece: elements before it, and in it
+    int step;                 // of the piece; 0: it must be fetched
+    MPI_Request* requests;    // the messages of the step, a view: the link's, or `one` where that is enough
+    MPI_Request one;
+    int posted;
+    unsigned long long sent;  // bytes
+    long long agree[10];      // strict mode: see mpi_step_agree
+    Ring ring;
+} MpiOp;
+
+// A communicator's part.
+typedef struct MpiLink {
+    MPI_Comm mpi;             // a copy of its own: its messages meet no others'
+    int rank, size;
+    MPI_Request* requests;    // (2N) of the one collective that runs, owned
+    const void** rows;        // (N) likewise
+    CommStage stage;          // scratch for its sums
+    MpiOp* ops;               // (COMM_IN_FLIGHT) one for each slot, owned
+    struct MpiLink* next;     // all of this process
+} MpiLink;
+
+typedef struct {
+    pthread_t thread;
+    Comm* world;
+    MpiOp *first, *last;      // operations issued and not yet finished, in order; guarded by the world's lock
+    MpiLink* links;           // owned
+    MPI_Op add[2];            // sums of bf16 and fp16
+    char* address;            // of rank 0's control, until `up`
+    bool up, stopping;        // under the world's lock
+} MpiEngine;
+
+static inline void mpi_check(int rc, const char* what) {
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int n = 0;
+    if (rc == MPI_SUCCESS) return;
+    MPI_Error_string(rc, text, &n);
+    die("MPI: %s failed: %s. Do all ranks issue the same operations? dev/ranks compares their last ones", what, text);
+}
+
+// ---- a piece's memory ----
+
+static inline MpiLink* mpi_link(const MpiOp* o) { return (MpiLink*)o->comm->link; }
+static inline size_t mpi_element(const MpiOp* o) { return comm_type_size(o->slot->type); }
+// Elements that a rank owns of a piece: N of them fit in the scratch.
+static inline size_t mpi_slice(const MpiOp* o) { return size_max(1, COMM_PIECE / mpi_element(o) / (size_t)o->comm->size); }
+static inline size_t mpi_piece(const MpiOp* o) {
+    CommKind k = o->slot->kind;
+    size_t parts = k == COMM_REDUCE_SCATTER || k == COMM_ALL_GATHER ? 1 : (size_t)o->comm->size;
+    return parts * mpi_slice(o);
+}
+// This piece of row `row` of a buffer (rows,n), as MPI sees it; in staging memory it is row `place`.
+static inline char* mpi_view(const MpiOp* o, const void* buf, int row, int place) {
+    char* device = (char*)buf + ((size_t)row * o->slot->n + o->at) * mpi_element(o);
+    return stage_view(o->stage, device, (size_t)place * mpi_slice(o) * mpi_element(o));
+}
+static inline char* mpi_device(const MpiOp* o, const void* buf, int row) { return (char*)buf + ((size_t)row * o->slot->n + o->at) * mpi_element(o); }
+static inline char* mpi_buf(const MpiOp* o) { return mpi_view(o, o->slot->out ? o->slot->out : o->slot->in, 0, 0); } // of all but the two below
+static inline char* mpi_part(const MpiOp* o, int q) { return mpi_view(o, o->slot->in, q, q); }   // reduce-scatter: what goes to rank q
+static inline char* mpi_shard(const MpiOp* o, int q) { return mpi_view(o, o->slot->out, q, q); } // all-gather: what comes from rank q
+static inline char* mpi_scratch(const MpiOp* o, int q) { return mpi_link(o)->stage.scratch + (size_t)q * mpi_slice(o) * mpi_element(o); }
+
+// ---- messages ----
+
+static inline MPI_Datatype mpi_type(CommType t) {
+    return t == COMM_F32 ? MPI_FLOAT : t == COMM_F64 ? MPI_DOUBLE : t == COMM_BYTE ? MPI_BYTE : MPI_UINT16_T;
+}
+// Own sums for what MPI has no type for.
+static inline void mpi_add_bf16(void* in, void* inout, int* n, MPI_Datatype* t) { (void)t; comm_add(inout, in, (size_t)*n, COMM_BF16); }
+static inline void mpi_add_f16(void* in, void* inout, int* n, MPI_Datatype* t) { (void)t; comm_add(inout, in, (size_t)*n, COMM_F16); }
+
+static inline void mpi_send(MpiOp* o, const void* data, size_t n, int to) {
+    int tag = o->queue == 0 ? MPI_TAG_COLLECTIVE : MPI_TAG_PAIR;
+    o->sent += n * mpi_element(o);
+    if (n > 0) mpi_check(MPI_Isend(data, (int)n, mpi_type(o->slot->type), to, tag, mpi_link(o)->mpi, &o->requests[o->posted++]), "MPI_Isend");
+}
+static inline void mpi_recv(MpiOp* o, void* data, size_t n, int from) {
+    int tag = o->queue == 0 ? MPI_TAG_COLLECTIVE : MPI_TAG_PAIR;
+    if (n > 0) mpi_check(MPI_Irecv(data, (int)n, mpi_type(o->slot->type), from, tag, mpi_link(o)->mpi, &o->requests[o->posted++]), "MPI_Irecv");
+}
+
+// ring.h's steps as messages.
+static inline void mpi_ring_exchange(void* self, const void* send, size_t send_n, int to, void* recv, size_t recv_n, int from) {
+    MpiOp* o = (MpiOp*)self;
+    mpi_recv(o, recv, recv_n, from);
+    mpi_send(o, send, send_n, to);
+}
+static inline void mpi_ring_add(void* self, void* into, const void* from, size_t n) { comm_add(into, from, n, ((MpiOp*)self)->slot->type); }
+static const RingCarrier mpi_ring_carrier = { mpi_ring_exchange, mpi_ring_add };
+
+// ---- the steps of each kind: post what comes next, false when this piece has no more ----
+
+static inline bool mpi_step_all_reduce_library(MpiOp* o) {
+    if (o->step > 1) return false;
+    CommType t = o->slot->type;
+    MpiEngine* e = (MpiEngine*)o->comm->world->engine;
+    MPI_Op sum = t == COMM_BF16 ? e->add[0] : t == COMM_F16 ? e->add[1] : MPI_SUM;
+    mpi_check(MPI_Iallreduce(MPI_IN_PLACE, mpi_buf(o), (int)o->count, mpi_type(t), sum, mpi_link(o)->mpi, &o->requests[o->posted++]), "MPI_Iallreduce");
+    return true;
+}
+
+static inline bool mpi_step_all_reduce_ring(MpiOp* o) {
+    if (o->step == 1) {
+        Ring r = { o->comm->rank, o->comm->size, 0, o->count, mpi_element(o), mpi_buf(o), mpi_scratch(o, 0), &mpi_ring_carrier, o };
+        o->ring = r;
+    }
+    return ring_advance(&o->ring);
+}
+
+// mine (n) = the sum of rows (N,n) in rank order: this rank's row lies at `own`, the others have arrived in the scratch.
+static inline void mpi_add_rows(MpiOp* o, char* mine, const char* own, size_t n) {
+    const void** rows = mpi_link(o)->rows;
+    for (int q = 0; q < o->comm->size; q++) rows[q] = q == o->comm->rank ? own : mpi_scratch(o, q);
+    comm_add_rows(mine, rows, o->comm->size, n, o->slot->type);
+}
+
+// Slice q of the piece is rank q's to add: [ring_chunk(q), ring_chunk(q+1)).
+static inline bool mpi_step_all_reduce_ordered(MpiOp* o) {
+    int N = o->comm->size, rank = o->comm->rank;
+    char* buf = mpi_buf(o);
+    size_t begin = ring_chunk((size_t)rank, N, o->count), mine = ring_chunk((size_t)rank + 1, N, o->count) - begin;
+    char* own = buf + begin * mpi_element(o);
+    if (o->step == 2) mpi_add_rows(o, own, own, mine);
+    if (o->step > 2) return false;
+    for (int d = 1; d < N; d++) { // begins with the next rank, so that not all send to rank 0 first
+        int to = (rank + d) % N, from = (rank + N - d) % N;
+        size_t to_at = ring_chunk((size_t)to, N, o->count), to_n = ring_chunk((size_t)to + 1, N, o->count) - to_at;
+        size_t from_at = ring_chunk((size_t)from, N, o->count), from_n = ring_chunk((size_t)from + 1, N, o->count) - from_at;
+        if (o->step == 1) {
+            mpi_recv(o, mpi_scratch(o, from), mine, from);
+            mpi_send(o, buf + to_at * mpi_element(o), to_n, to);
+        } else {
+            mpi_recv(o, buf + from_at * mpi_element(o), from_n, from);
+            mpi_send(o, own, mine, to);
+        }
+    }
+    return true;
+}
+
+static inline bool mpi_step_reduce_scatter(MpiOp* o) {
+    int N = o->comm->size, rank = o->comm->rank;
+    if (o->step == 2) {
+        mpi_add_rows(o, mpi_view(o, o->slot->out, 0, rank), mpi_part(o, rank), o->count);
+        return false;
+    }
+    for (int d = 1; d < N; d++) {
+        int to = (rank + d) % N, from = (rank + N - d) % N;
+        mpi_recv(o, mpi_scratch(o, from), o->count, from);
+        mpi_send(o, mpi_part(o, to), o->count, to);
+    }
+    return true;
+}
+
+static inline bool mpi_step_all_gather(MpiOp* o) {
+    int N = o->comm->size, rank = o->comm->rank;
+    if (o->step > 1) return false;
+    for (int d = 1; d < N; d++) {
+        int to = (rank + d) % N, from = (rank + N - d) % N;
+        mpi_recv(o, mpi_shard(o, from), o->count, from);
+        mpi_send(o, mpi_view(o, o->slot->in, 0, rank), o->count, to);
+    }
+    return true;
+}
+
+static inline bool mpi_step_one_message(MpiOp* o) {
+    CommSlot* s = o->slot;
+    if (o->step > 1) return false;
+    if (s->kind == COMM_SEND) mpi_send(o, mpi_buf(o), o->count, s->peer);
+    if (s->kind == COMM_RECV) mpi_recv(o, mpi_buf(o), o->count, s->peer);
+    if (s->kind == COMM_BARRIER) mpi_check(MPI_Ibarrier(mpi_link(o)->mpi, &o->requests[o->posted++]), "MPI_Ibarrier");
+    if (s->kind == COMM_BROADCAST)
+        mpi_check(MPI_Ibcast(mpi_buf(o), (int)o->count, mpi_type(s->type), s->peer, mpi_link(o)->mpi, &o->requests[o->posted++]), "MPI_Ibcast");
+    return true;
+}
+
+// Ranks of one color become a communicator; nothing else is under way (comm_split saw to it), so blocking calls are harmless.
+static inline bool mpi_step_split(MpiOp* o) {
+    Comm *c = (Comm*)o->slot->out, *parent = o->comm;
+    MpiLink* l = (MpiLink*)c->link;
+    mpi_check(MPI_Comm_split(mpi_link(o)->mpi, o->slot->color, parent->rank, &l->mpi), "MPI_Comm_split");
+    MPI_Comm_rank(l->mpi, &c->rank);
+    MPI_Comm_size(l->mpi, &c->size);
+    c->world_rank = (int*)xcalloc((size_t)c->size, sizeof(int));
+    mpi_check(MPI_Allgather(&parent->world_rank[parent->rank], 1, MPI_INT, c->world_rank, 1, MPI_INT, l->mpi), "MPI_Allgather");
+    return false;
+}
+
+// Strict mode, before a collective's first piece: all ranks must be about to run the same one. The largest of a value and of
+// its negative are the same but for the sign only if all ranks have the same value.
+static inline bool mpi_step_agree(MpiOp* o) {
+    const CommSlot* s = o->slot;
+    long long values[5] = { s->number, s->kind, (long long)s->n, s->type, s->peer };
+    if (o->step == -1) {
+        for (int i = 0; i < 5; i++) { o->agree[i] = values[i]; o->agree[5 + i] = -values[i]; }
+        mpi_check(MPI_Iallreduce(MPI_IN_PLACE, o->agree, 10, MPI_LONG_LONG, MPI_MAX, mpi_link(o)->mpi, &o->requests[o->posted++]), "MPI_Iallreduce");
+        return true;
+    }
+    for (int i = 0; i < 5; i++) {
+        if (o->agree[i] == -o->agree[5 + i]) continue;
+        char text[160];
+        op_text(&s->record, text, sizeof text);
+        die("rank %d has come to %s, and another rank of '%s' to something else: all ranks must issue, and in strict mode wait for, "
+            "the same collectives in the same order", o->comm->rank, text, o->comm->name);
+    }
+    return false;
+}
+
+static inline bool mpi_step(MpiOp* o) {
+    const CommOptions* options = &o->comm->world->options;
+    switch (o->slot->kind) {
+    case COMM_ALL_REDUCE: return options->ordered ? mpi_step_all_reduce_ordered(o)
+                               : options->all_reduce == ALL_REDUCE_RING ? mpi_step_all_reduce_ring(o) : mpi_step_all_reduce_library(o);
+    case COMM_REDUCE_SCATTER: return mpi_step_reduce_scatter(o);
+    case COMM_ALL_GATHER: return mpi_step_all_gather(o);
+    default: return mpi_step_one_message(o);
+    }
+}
+
+// ---- an operation from piece to piece ----
+
+// Begins to bring a piece's input to where MPI sees it, and its output back.
+static inline void mpi_fetch(MpiOp* o) {
+    const CommSlot* s = o->slot;
+    size_t bytes = o->count * mpi_element(o);
+    if (s->kind == COMM_REDUCE_SCATTER) {
+        for (int q = 0; q < o->comm->size; q++) stage_fetch(o->stage, mpi_part(o, q), mpi_device(o, s->in, q), bytes);
+    } else if (s->kind == COMM_ALL_GATHER) {
+        stage_fetch(o->stage, mpi_view(o, s->in, 0, o->comm->rank), mpi_device(o, s->in, 0), bytes);
+    } else if (s->in) {
+        stage_fetch(o->stage, mpi_buf(o), mpi_device(o, s->in, 0), bytes);
+    }
+}
+static inline void mpi_store(MpiOp* o) {
+    const CommSlot* s = o->slot;
+    size_t bytes = o->count * mpi_element(o);
+    int rank = o->comm->rank;
+    if (s->kind == COMM_REDUCE_SCATTER) {
+        stage_store(o->stage, mpi_device(o, s->out, 0), mpi_view(o, s->out, 0, rank), bytes);
+    } else if (s->kind == COMM_ALL_GATHER) {
+        for (int q = 0; q < o->comm->size; q++)
+            stage_store(o->stage, mpi_device(o, s->out, q), q == rank ? mpi_view(o, s->in, 0, q) : mpi_shard(o, q), bytes);
+    } else if (s->out) {
+        stage_store(o->stage, mpi_device(o, s->out, 0), mpi_buf(o), bytes);
+    }
+}
+
+// Everything that was posted is done: posts what comes next. False: the operation is done.
+static inline bool mpi_next(MpiOp* o) {
+    CommKind k = o->slot->kind;
+    if (o->step < 0) { // strict mode
+        o->step = mpi_step_agree(o) ? -2 : 0;
+        return true;
+    }
+    if (k == COMM_SPLIT) return mpi_step_split(o);
+    if (o->step == 0) {
+        size_t total = k == COMM_BARRIER ? 1 : o->slot->n;
+        if (o->at == total) return false;
+        o->count = size_min(total - o->at, mpi_piece(o));
+        mpi_fetch(o);
+        o->step = 1;
+        return true;
+    }
+    if (mpi_step(o)) {
+        o->step++;
+        return true;
+    }
+    mpi_store(o);
+    o->at += o->count;
+    o->step = 0;
+    return true;
+}
+
+// ---- the communication thread ----
+
+static inline void mpi_begin(MpiOp* o) {
+    o->begun = true;
+    oplog_start(o->comm->world->log, &o->slot->record);
+    double now = now_seconds();
+    pthread_mutex_lock(&o->comm->world->lock);
+    o->slot->event.started = now;
+    pthread_mutex_unlock(&o->comm->world->lock);
+}
+
+// Carries an operation on as far as it goes. Whether anything happened; *done: it is finished.
+static inline bool mpi_progress(MpiOp* o, bool* done) {
+    int arrived = 1;
+    *done = false;
+    if (!o->begun) {
+        if (!stage_passed(&o->mark)) return false;
+        mpi_begin(o);
+    }
+    if (o->posted > 0) mpi_check(MPI_Testall(o->posted, o->requests, &arrived, MPI_STATUSES_IGNORE), comm_kind_names[o->slot->kind]);
+    if (!arrived || !stage_idle(o->stage)) return false;
+    o->posted = 0;
+    *done = !mpi_next(o);
+    return true;
+}
+
+// Takes o, which is finished, out of the list; it comes after `before` (NULL: it is the first).
+static inline void mpi_retire(MpiEngine* e, MpiOp* o, MpiOp* before) {
+    CommWorld* w = e->world->world;
+    oplog_finish(w->log, &o->slot->record);
+    double now = now_seconds();
+    pthread_mutex_lock(&w->lock);
+    if (before) before->next = o->next;
+    else e->first = o->next;
+    if (e->last == o) e->last = before;
+    o->slot->event.finished = now;
+    o->slot->finished = true;
+    o->comm->stats[o->slot->kind].posted += o->sent;
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+}
+
+// Whether an operation before o, in the same queue, is not finished.
+static inline bool mpi_must_queue(const MpiOp* first, const MpiOp* o) {
+    for (const MpiOp* p = first; p != o; p = p->next) if (p->comm == o->comm && p->queue == o->queue) return true;
+    return false;
+}
+
+// One look at every operation up to `last`. Whether anything happened. Only this thread takes operations out and only the
+// others append, so what lies before `last` may be walked without the lock.
+static inline bool mpi_sweep(MpiEngine* e, MpiOp* first, const MpiOp* last) {
+    bool moved = false, at_end = false;
+    MpiOp* before = NULL;
+    for (MpiOp* o = first; !at_end; ) {
+        at_end = o == last;
+        bool done = false;
+        if (!mpi_must_queue(first, o)) moved |= mpi_progress(o, &done);
+        MpiOp* next = at_end ? NULL : o->next;
+        if (done) mpi_retire(e, o, before);
+        else before = o;
+        if (done && o == first) first = next;
+        o = next;
+    }
+    return moved;
+}
+
+// Ranks may outnumber cores, and the layers want the cores: yields at first, then sleeps.
+static inline void mpi_rest(int idle) {
+    struct timespec nap = { 0, idle < 1000 ? 20000 : 200000 };
+    if (idle < 50) sched_yield();
+    else nanosleep(&nap, NULL);
+}
+
+static inline void mpi_thread_begin(MpiEngine* e) {
+    Comm* c = e->world;
+    MpiLink* l = (MpiLink*)c->link;
+    int provided, rank, size;
+    mpi_check(MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+    require(provided >= MPI_THREAD_FUNNELED, "this MPI cannot be called from a program with threads: install one with thread support");
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); // mpi_check says more than MPI would
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    require(rank == c->rank && size == c->size, "this process was started as rank %d of %d, but MPI says rank %d of %d: start it with the mpirun "
+            "of the MPI it was built with (or srun --mpi=pmix)", c->rank, c->size, rank, size);
+    mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &l->mpi), "MPI_Comm_dup");
+    mpi_check(MPI_Op_create(mpi_add_bf16, 1, &e->add[0]), "MPI_Op_create");
+    mpi_check(MPI_Op_create(mpi_add_f16, 1, &e->add[1]), "MPI_Op_create");
+    mpi_check(MPI_Bcast(e->address, CONTROL_ADDRESS, MPI_CHAR, 0, l->mpi), "MPI_Bcast");
+}
+
+static inline void mpi_thread_end(MpiEngine* e) {
+    for (MpiLink* l = e->links; l; l = l->next) MPI_Comm_free(&l->mpi);
+    MPI_Op_free(&e->add[0]);
+    MPI_Op_free(&e->add[1]);
+    MPI_Finalize();
+}
+
+static inline void* mpi_thread(void* argument) {
+    MpiEngine* e = (MpiEngine*)argument;
+    CommWorld* w = e->world->world;
+    int idle = 0;
+    mpi_thread_begin(e);
+    pthread_mutex_lock(&w->lock);
+    e->up = true;
+    pthread_cond_broadcast(&w->changed);
+    for (;;) {
+        while (e->first == NULL && !e->stopping) pthread_cond_wait(&w->changed, &w->lock);
+        if (e->first == NULL) break;
+        MpiOp *first = e->first, *last = e->last;
+        pthread_mutex_unlock(&w->lock);
+        idle = mpi_sweep(e, first, last) ? 0 : idle + 1;
+        if (idle > 0) mpi_rest(idle);
+        pthread_mutex_lock(&w->lock);
+    }
+    pthread_mutex_unlock(&w->lock);
+    mpi_thread_end(e);
+    return NULL;
+}
+
+// ---- what comm.h calls ----
+
+// A communicator's part; its MPI_Comm comes from the communication thread. size: the most ranks that it may have.
+static inline MpiLink* mpi_link_new(MpiEngine* e, int size) {
+    MpiLink* l = (MpiLink*)xcalloc(1, sizeof(MpiLink));
+    l->requests = (MPI_Request*)xcalloc(2 * (size_t)size, sizeof(MPI_Request));
+    l->rows = (const void**)xcalloc((size_t)size, sizeof(void*));
+    l->ops = (MpiOp*)xcalloc(COMM_IN_FLIGHT, sizeof(MpiOp));
+    l->next = e->links;
+    e->links = l;
+    return l;
+}
+
+static inline void mpi_open(Comm* c, char* address) {
+    CommWorld* w = c->world;
+    MpiEngine* e = (MpiEngine*)xcalloc(1, sizeof(MpiEngine));
+    w->engine = e;
+    e->world = c;
+    e->address = address;
+    MpiLink* l = mpi_link_new(e, c->size);
+    c->link = l;
+    stage_init(&l->stage, COMM_PIECE);
+    int rc = pthread_create(&e->thread, NULL, mpi_thread, e);
+    require(rc == 0, "the communication thread cannot be started: %s", strerror(rc));
+    pthread_mutex_lock(&w->lock);
+    while (!e->up) pthread_cond_wait(&w->changed, &w->lock);
+    pthread_mutex_unlock(&w->lock);
+    char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+    int n = 0;
+    MPI_Get_library_version(version, &n); // may be called at any time and from any thread
+    version[strcspn(version, ",")] = '\0';
+    if (strncmp(version, "Open MPI v", 10) == 0) memmove(version + 9, version + 10, strlen(version + 10) + 1);
+    snprintf(w->description, sizeof w->description, "MPI (%s), all-reduce %s%s", version, w->options.ordered ? "in rank order"
+             : w->options.all_reduce == ALL_REDUCE_RING ? "by our ring" : "by the library", w->strict ? ", strict" : "");
+}
+
+static inline void mpi_close(Comm* c) {
+    CommWorld* w = c->world;
+    MpiEngine* e = (MpiEngine*)w->engine;
+    pthread_mutex_lock(&w->lock);
+    e->stopping = true;
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+    pthread_join(e->thread, NULL);
+    for (MpiLink* l = e->links; l; ) {
+        MpiLink* next = l->next;
+        stage_free(&l->stage);
+        free(l->requests);
+        free(l->rows);
+        free(l->ops);
+        free(l);
+        l = next;
+    }
+    free(e);
+}
+
+static inline void mpi_split(Comm* c, Comm* parent, int color) {
+    MpiLink* l = mpi_link_new((MpiEngine*)c->world->engine, parent->size);
+    c->link = l;
+    comm_wait(parent, comm_issue(parent, COMM_SPLIT, c, NULL, 0, COMM_BYTE, -1, color));
+    if (c->size > 1) stage_init(&l->stage, COMM_PIECE);
+}
+
+static inline void mpi_start(Comm* c, CommSlot* s) {
+    CommWorld* w = c->world;
+    MpiEngine* e = (MpiEngine*)w->engine;
+    MpiLink* l = (MpiLink*)c->link;
+    MpiOp* o = &l->ops[s->number % COMM_IN_FLIGHT];
+    memset(o, 0, sizeof *o);
+    o->comm = c;
+    o->slot = s;
+    o->queue = s->kind == COMM_SEND ? 1 + 2 * s->peer : s->kind == COMM_RECV ? 2 + 2 * s->peer : 0;
+    o->stage = stage_of_queue(&l->stage, o->queue);
+    o->requests = o->queue == 0 ? l->requests : &o->one;
+    o->step = w->strict && o->queue == 0 ? -1 : 0;
+    stage_mark(&o->mark);
+    pthread_mutex_lock(&w->lock);
+    if (e->last) e->last->next = o;
+    else e->first = o;
+    e->last = o;
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static inline void mpi_finish(Comm* c, CommSlot* s) {
+    CommWorld* w = c->world;
+    pthread_mutex_lock(&w->lock);
+    while (!s->finished) pthread_cond_wait(&w->changed, &w->lock);
+    pthread_mutex_unlock(&w->lock);
+    stage_join(((MpiLink*)c->link)->ops[s->number % COMM_IN_FLIGHT].stage);
+}
+
+static const CommBackend comm_mpi = { mpi_open, mpi_close, mpi_split, mpi_start, mpi_finish };
+#endif
