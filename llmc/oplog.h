@@ -11,8 +11,8 @@ however many messages some of them have exchanged in between.
 */
 #ifndef LLMC_OPLOG_H
 #define LLMC_OPLOG_H
-#include <pthread.h>
 #include "common.h"
+#include <pthread.h>
 
 #define OPLOG_LENGTH 64
 typedef enum { OP_ISSUED, OP_STARTED, OP_FINISHED } OpState;
@@ -180,10 +180,11 @@ static inline void op_text(const OpRecord* r, char* out, size_t size) {
 // The last operations as text, oldest first. Format, in words separated by blanks; "-" stands for no peer:
 //   channel COMMUNICATOR collective|send|receive PEER ISSUED FINISHED
 //   op NUMBER COMMUNICATOR COLLECTIVE ELEMENTS TYPE PEER STEP STATE ISSUED STARTED FINISHED
-static inline void oplog_write(OpLog* l, FILE* f, int rank, int size) {
+// run: a word that files of other runs do not share.
+static inline void oplog_write(OpLog* l, FILE* f, const char* run, int rank, int size) {
     static const char* const ways[] = { "collective", "send", "receive" };
     pthread_mutex_lock(&l->lock);
-    fprintf(f, OPLOG_MAGIC "\nrank %d of %d, step %lld, %lld operations in all\n", rank, size, l->step, l->count);
+    fprintf(f, OPLOG_MAGIC "\nrun %s rank %d of %d step %lld operations %lld\n", run, rank, size, l->step, l->count);
     for (int i = 0; i < l->num_channels; i++) {
         const OpChannel* c = &l->channels[i];
         char peer[16] = "-";
