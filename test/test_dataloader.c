@@ -590,6 +590,7 @@ static int remove_folder(void** state) {
 }
 
 int main(void) {
+    setenv("CMOCKA_TEST_ABORT", "1", 1); // a failed test leaves loaders' threads behind, on a stack that the next test would use
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ranks_together_see_what_one_rank_sees),
         cmocka_unit_test(test_ranks_share_no_sequence_and_do_equally_many_steps),
