@@ -239,7 +239,7 @@ static inline bool mpi_step_agree(MpiOp* o) {
     }
     for (int i = 0; i < 5; i++) {
         if (o->agree[i] == -o->agree[5 + i]) continue;
-        char text[160];
+        char text[OP_TEXT];
         op_text(&s->record, text, sizeof text);
         die("rank %d has come to %s, and another rank of '%s' to something else: all ranks must issue, and in strict mode wait for, "
             "the same collectives in the same order", o->comm->rank, text, o->comm->name);

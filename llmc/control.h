@@ -219,7 +219,7 @@ static inline bool control_is_missing(const Control* c, int r, const OpRecord* o
 // Rank r's last operation where it should have issued `op`, and since when it is silent, if it is.
 static inline void control_last_words(const Control* c, int r, const OpRecord* op, int by, double now, char* out, size_t size) {
     const OpChannel* k = control_counterpart(c, r, op, by);
-    char last[160] = "none";
+    char last[OP_TEXT] = "none";
     if (k && k->issued > 0) op_text(&k->last, last, sizeof last);
     size_t n = (size_t)snprintf(out, size, "; the last that rank %d issued there is %s", r, last);
     double silent = r == 0 ? 0 : now - c->peers[r].heard;
@@ -229,7 +229,7 @@ static inline void control_last_words(const Control* c, int r, const OpRecord* o
 
 // Everyone has issued `op`, and yet it does not end.
 static inline void control_condemn_stuck(Control* c, const OpRecord* op, int by, double now) {
-    char text[160], other[160];
+    char text[OP_TEXT], other[OP_TEXT];
     op_text(op, text, sizeof text);
     for (int r = 1; r < c->ranks.size; r++) {
         double silent = now - c->peers[r].heard;
@@ -259,20 +259,20 @@ static inline void control_judge(Control* c, double now) {
         missing[r] = control_is_missing(c, r, op, by);
         if (missing[r]) first = r;
     }
-    char who[256], text[160], last[320];
+    char who[256], text[OP_TEXT], last[OP_TEXT + 128];
     ranks_text(missing, c->ranks.size, who, sizeof who);
     free(missing);
     if (first < 0) { control_condemn_stuck(c, op, by, now); return; }
     op_text(op, text, sizeof text);
     control_last_words(c, first, op, by, now, last, sizeof last);
-    control_condemn(c, VERDICT_LATE, "%s %s not reached %s, for which rank %d has waited %.0f s%s", who, strncmp(who, "ranks", 5) ? "has" : "have",
-                    text, by, c->peers[by].beat.waited, last);
+    control_condemn(c, VERDICT_LATE, "%s %s not reached %s%s, for which rank %d has waited %.0f s%s", who, strncmp(who, "ranks", 5) ? "has" : "have",
+                    op_way(op->collective) == WAY_COLLECTIVE ? "" : "its side of ", text, by, c->peers[by].beat.waited, last);
 }
 
 // On the others: rank 0 should have spoken by now.
 static inline void control_judge_rank_0(Control* c, const ControlBeat* own, double now) {
     if (own->waited <= c->timeout + CONTROL_SETTLE + CONTROL_PATIENCE || c->verdict != VERDICT_NONE) return;
-    char text[160];
+    char text[OP_TEXT];
     op_text(&own->awaited, text, sizeof text);
     control_condemn(c, VERDICT_LATE, "rank 0 has been silent for %.0f s (stopped, or its machine is gone), and rank %d has waited %.0f s for %s",
                     now - c->peers[0].heard, c->ranks.rank, own->waited, text);
@@ -294,7 +294,7 @@ static inline bool control_write_log(Control* c, char* path, size_t size) {
 static inline void control_print_log(Control* c) {
     pthread_mutex_lock(&c->log.lock);
     for (long long i = c->log.count > 4 ? c->log.count - 4 : 0; i < c->log.count; i++) {
-        char text[160];
+        char text[OP_TEXT];
         const OpRecord* r = &c->log.ring[i % OPLOG_LENGTH];
         op_text(r, text, sizeof text);
         fprintf(stderr, "rank %d: %s, %s\n", c->ranks.rank, text, op_state_names[r->state]);
@@ -309,11 +309,12 @@ static inline void control_report(Control* c) {
         fflush(stdout);
         funlockfile(stdout);
     }
-    bool quiet = c->verdict >= VERDICT_LEFT && c->log.step == 0; // an error at the start: there is no history to look at
-    bool written = !quiet && control_write_log(c, path, sizeof path);
-    if (!quiet && !written) control_print_log(c);
+    bool in_training = c->log.step > 0, history = in_training || c->verdict < VERDICT_LEFT; // not of an error at the start
+    bool written = history && control_write_log(c, path, sizeof path);
+    if (history && !written) control_print_log(c);
     size_t n = (size_t)snprintf(line, sizeof line, "rank %d: error: %s", c->ranks.rank, c->why);
-    if (!quiet) n += (size_t)snprintf(line + n, sizeof line - n, "; %s", c->out[0] ? "resume from the last checkpoint" : "without --out there is no checkpoint to resume from");
+    const char* resume = c->out[0] ? "; resume from the last checkpoint" : "; without --out there is no checkpoint to resume from";
+    if (in_training) n += (size_t)snprintf(line + n, sizeof line - n, "%s", resume);
     if (written) n += (size_t)snprintf(line + n, sizeof line - n, "; last operations: %s (build/ranks compares those of all ranks)", path);
     n = size_min(n, sizeof line - 2);
     line[n++] = '\n';

@@ -15,6 +15,7 @@ however many messages some of them have exchanged in between.
 #include <pthread.h>
 
 #define OPLOG_LENGTH 64
+#define OP_TEXT 256 // bytes that the words for an operation may take
 typedef enum { OP_ISSUED, OP_STARTED, OP_FINISHED } OpState;
 static const char* const op_state_names[] = { "issued", "started", "finished" };
 typedef enum { WAY_COLLECTIVE, WAY_SEND, WAY_RECEIVE } OpWay;
@@ -165,12 +166,14 @@ static inline void oplog_wait_end(OpLog* l) {
     pthread_mutex_unlock(&l->lock);
 }
 
-// "all-reduce #41 of world (1048576 fp32, step 7)", "send #3 to rank 2 of world (...)".
+// "all-reduce #41 of world (1048576 fp32, step 7)", "broadcast #0 of world (64 bf16, root 0, step 1)", "send #3 to rank 2 of world (...)".
 static inline void op_text(const OpRecord* r, char* out, size_t size) {
-    static const char* const before_peer[] = { "root", "to", "from" };
-    char peer[48] = "";
-    if (r->peer >= 0) snprintf(peer, sizeof peer, " %s rank %d", before_peer[op_way(r->collective)], r->peer);
-    snprintf(out, size, "%s #%lld%s of %s (%llu %s, step %lld)", r->collective, r->number, peer, r->communicator, r->elements, r->type, r->step);
+    OpWay way = op_way(r->collective);
+    char peer[32] = "", root[32] = "", what[48] = "";
+    if (way != WAY_COLLECTIVE) snprintf(peer, sizeof peer, " %s rank %d", way == WAY_SEND ? "to" : "from", r->peer);
+    else if (r->peer >= 0) snprintf(root, sizeof root, "root %d, ", r->peer);
+    if (r->elements) snprintf(what, sizeof what, "%llu %s, ", r->elements, r->type);
+    snprintf(out, size, "%s #%lld%s of %s (%s%sstep %lld)", r->collective, r->number, peer, r->communicator, what, root, r->step);
 }
 
 // ---- the file: first two lines, a line for each channel, a line for each operation ----
