@@ -511,7 +511,7 @@ static void test_a_number_of_ranks_that_does_not_divide_the_batch_is_an_error_on
     (void)state;
     Attempt a = open_only(write_tokens("world.bin", 0, 1000));
     for (int ranks = 1; ranks <= 8; ranks++) {
-        char phrase[32];
+        char phrase[64];
         snprintf(phrase, sizeof phrase, "--batch-size 2 x %d ranks", ranks);
         for (int rank = 0; rank < ranks; rank++) {
             a.shape = shape(2, 8, 24, rank, ranks);
@@ -527,7 +527,7 @@ static void test_fewer_sequences_than_ranks_is_an_error_on_every_rank(void** sta
     (void)state;
     for (int ranks = 2; ranks <= 8; ranks++) {
         Attempt a = open_only(write_tokens("few.bin", 0, (size_t)(ranks - 1) * 8 + 1));
-        char on[32], found[32];
+        char on[64], found[64];
         snprintf(on, sizeof on, "on %d ranks needs %d", ranks, ranks);
         snprintf(found, sizeof found, "make %d sequences", ranks - 1);
         for (int rank = 0; rank < ranks; rank++) {
