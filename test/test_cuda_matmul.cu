@@ -162,6 +162,22 @@ static void test_only_what_is_overwritten_is_timed_and_only_in_training(void) {
     check_step(true, 16, 0);
     check_step(false, 17, 0);
 }
+// Layers of one shape share a plan, but not their biases.
+static void test_each_call_has_its_own_bias_and_gelu_input(void) {
+    const int N = 8, C = 16, OC = 24;
+    start(N, OC, NO_TRAINING);
+    Both<floatX> inp = random_both((size_t)N * C), w = random_both((size_t)OC * C);
+    for (int layer = 0; layer < 2; layer++) {
+        Both<floatX> bias = random_both(OC, 0, 3), pre = unset_both((size_t)N * OC), act = unset_both((size_t)N * OC);
+        Both<floatX> dout = random_both((size_t)N * OC), dw = unset_both((size_t)OC * C), dbias = unset_both(OC);
+        cpu::matmul_gelu_forward(act.cpu, pre.cpu, inp.cpu, w.cpu, bias.cpu, N, C, OC);
+        matmul_gelu_forward(act.gpu, pre.gpu, inp.gpu, w.gpu, bias.gpu, N, C, OC);
+        expect_near("what goes into gelu", pre, of_sum(C) + rounded_between());
+        cpu::matmul_backward_weight(dw.cpu, dbias.cpu, dout.cpu, inp.cpu, N, C, OC, GRAD_SET);
+        matmul_backward_weight(dw.gpu, dbias.gpu, dout.gpu, inp.gpu, N, C, OC, GRAD_SET);
+        expect_near("dbias", dbias, of_sum(N));
+    }
+}
 static void test_plans_of_training_outlive_those_of_sampling(void) {
     const int N = 2 * MATMUL_PLANS, C = 8;
     start(N, C, N);
@@ -179,6 +195,7 @@ int main(int argc, char** argv) {
     TEST(test_gradients_of_weights_and_biases_set_or_add_in_every_way);
     TEST(test_arrays_that_are_not_aligned);
     TEST(test_only_what_is_overwritten_is_timed_and_only_in_training);
+    TEST(test_each_call_has_its_own_bias_and_gelu_input);
     TEST(test_plans_of_training_outlive_those_of_sampling);
     return end_tests();
 }

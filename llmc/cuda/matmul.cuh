@@ -110,8 +110,8 @@ static inline void plan_ask(MatmulPlan* plan, Product p) {
             p.shape.k, p.shape.n, cublasLtGetStatusString(status));
 }
 
-// cuBLASLt checks none of this: an epilogue reads and writes its vectors 16 bytes at a time, and the leading dimension of
-// aux must be a multiple of 8.
+// An epilogue may take its vectors 16 bytes at a time, which no preference can say; and aux's leading dimension must be a
+// multiple of 8.
 static inline bool epilogue_is_possible(Product p) {
     return p.shape.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (p.shape.alignment >= 16 && (p.aux == NULL || p.shape.m % 8 == 0));
 }
