@@ -65,7 +65,7 @@ endif
 ifeq ($(DEVICE),emulated)
 USE_CUDNN ?= 1
 CUDNN := $(if $(filter 0,$(USE_CUDNN)),,cudnn)
-EMULATOR := $(wildcard test/emulator/*)
+EMULATOR := $(wildcard test/emulator/*.cpp test/emulator/*.h test/emulator/*.sh test/emulator/*.pl)
 EMULATE = CPPFLAGS="$(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN))" EMULATOR_LIBRARIES="cublaslt $(CUDNN)" \
     sh test/emulator/compile.sh
 BUILD_STAGE = $(EMULATE) $< $@ $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) $(LDFLAGS) $(STAGE_LIBRARIES)
