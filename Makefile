@@ -60,6 +60,18 @@ FIND_LIBRARIES = sh dev/find_cuda.sh link cublasLt $(CUDNN) >/dev/null || \
     { echo "Or build for the CPU: make DEVICE=cpu. make doctor says what is here." >&2; exit 1; }
 endif
 
+# The same source with stand-ins for the GPU and its libraries, of which only the headers are needed. DEBUG=1: with the address
+# sanitizer, which sees into kernels, too.
+ifeq ($(DEVICE),emulated)
+USE_CUDNN ?= 1
+CUDNN := $(if $(filter 0,$(USE_CUDNN)),,cudnn)
+EMULATOR := $(wildcard test/emulator/*.cpp test/emulator/*.h test/emulator/*.sh test/emulator/*.pl)
+EMULATE = CPPFLAGS="$(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN))" EMULATOR_LIBRARIES="cublaslt $(CUDNN)" \
+    sh test/emulator/compile.sh
+BUILD_STAGE = $(EMULATE) $< $@ $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) $(LDFLAGS) $(STAGE_LIBRARIES)
+FIND_LIBRARIES = sh dev/find_cuda.sh compile cublasLt $(CUDNN) >/dev/null
+endif
+
 STAGES := $(patsubst %.cu,%,$(wildcard train_gpt2_*.cu))
 TOOLS := tokenize train_bpe hf_export hf_import llmc_import
 C_TESTS := $(patsubst test/%.c,%,$(wildcard test/test_*.c))
@@ -78,7 +90,7 @@ find-libraries:
 	@$(FIND_LIBRARIES)
 
 programs: $(STAGES:%=$(BUILD)/%)
-$(BUILD)/train_gpt2_%: train_gpt2_%.cu | find-libraries
+$(BUILD)/train_gpt2_%: train_gpt2_%.cu $(EMULATOR) | find-libraries
 	@mkdir -p $(@D)
 	$(BUILD_STAGE)
 

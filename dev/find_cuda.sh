@@ -4,7 +4,7 @@
 #   link      the libraries, and where the program will look for them when it starts
 #   rpath     the latter alone, for what a program opens by itself
 #   folder    for people
-# LIBRARY is cublasLt, cudnn or nccl. What is missing is named on stderr, with how to get it; then the status is 1.
+# LIBRARY is cublasLt, cudnn, nvrtc or nccl. What is missing is named on stderr, with how to get it; then the status is 1.
 #
 # The first place that has both header and library counts: the compiler's own folders (Debian's and Ubuntu's packages, and
 # whatever CPPFLAGS and LDFLAGS name); the CUDA Toolkit of nvcc, or CUDA_HOME; nvidia/ beside this folder, which dev/setup.sh
@@ -82,8 +82,9 @@ for library in "$@"; do
     case $library in
         cublasLt) header=cublasLt.h name=cuBLAS wheel="nvidia-cublas" ;;
         cudnn) header=cudnn.h name=cuDNN wheel="nvidia-cudnn-cu${major:-13}" ;;
+        nvrtc) header=nvrtc.h name=NVRTC wheel="nvidia-cuda-nvrtc" ;;
         nccl) header=nccl.h name=NCCL wheel="nvidia-nccl-cu${major:-13}" ;;
-        *) echo "find_cuda.sh: the library must be cublasLt, cudnn or nccl, not '$library'" >&2; exit 2 ;;
+        *) echo "find_cuda.sh: the library must be cublasLt, cudnn, nvrtc or nccl, not '$library'" >&2; exit 2 ;;
     esac
     find_library "$library" "$header" && continue
     echo "$name${major:+ for CUDA $major} is missing: $header and lib$library.so were not found together. Get it by" \

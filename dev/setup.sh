@@ -3,9 +3,12 @@
 # command to copy. What is missing is found by building and running small programs (dev/doctor/probes.sh), so whatever
 # was installed in another way counts too, and a machine that has everything needs no rights and no network.
 #
+# Where nvcc is, so that programs for a GPU can be built, and one of NVIDIA's libraries for them is not, pip's wheels of
+# these libraries are unpacked into nvidia/ beside this folder: about 1 GB, for this project alone.
+#
 #   sh dev/setup.sh
 #
-# Exit status: 0 if everything required is here at the end, 1 if not.
+# Exit status: 0 if everything required is here at the end, 1 if not. What is for a GPU is never required.
 set -u
 here=$(dirname -- "$0")
 probes=$here/doctor
@@ -81,17 +84,61 @@ install_with_apt() {
         { tail -n 15 "$scratch/log"; echo "apt-get install failed: see above" >&2; }
 }
 
-look
-if [ ! -s "$scratch/missing" ]; then echo "everything is here"; exit 0; fi
-say_missing
-if has apt-get; then install_with_apt
-elif has dnf; then give_up "sudo dnf install $(packages 6)"
-elif has pacman; then give_up "sudo pacman -S --needed $(packages 7)"
-elif has brew; then give_up "brew install $(packages 8)"
-else give_up "(no apt, dnf, pacman or brew here; Debian's names are) $(packages 5)"; fi
+# ---- for a GPU ----
+# The wheels, as PyTorch 2.11 brings them for CUDA 13; for CUDA 12 they have other names. NVRTC must not be newer than what
+# the driver knows, so it is of the toolkit's own version.
+wheels() {
+    if [ "${toolkit%.*}" -ge 13 ]; then
+        echo "nvidia-cublas==13.1.0.3 nvidia-cudnn-cu13==9.19.0.56 nvidia-nccl-cu13==2.28.9 nvidia-cuda-nvrtc==$toolkit.*"
+    else
+        echo "nvidia-cublas-cu12 nvidia-cudnn-cu12 nvidia-nccl-cu12 nvidia-cuda-nvrtc-cu12==$toolkit.*"
+    fi
+}
+# The Python that has pip: the one that is here, or a virtual environment of it.
+python_with_pip() {
+    if "${PYTHON:-python3}" -m pip --version >/dev/null 2>&1; then echo "${PYTHON:-python3}"; return; fi
+    "${PYTHON:-python3}" -m venv "$scratch/venv" >/dev/null 2>&1 && echo "$scratch/venv/bin/python"
+}
+lacks_cuda_library() {
+    for library in cublasLt cudnn nvrtc nccl; do
+        sh "$here/find_cuda.sh" folder "$library" >/dev/null 2>&1 || { echo "$library"; return; }
+    done
+    return 1
+}
+fetch_cuda_libraries() {
+    has "${NVCC:-nvcc}" && library=$(lacks_cuda_library) || return 0
+    toolkit=$("${NVCC:-nvcc}" --version | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p')
+    echo "missing: $library, for CUDA $toolkit on a GPU; fetching NVIDIA's libraries into nvidia/, about 1 GB ..."
+    python=$(python_with_pip) || { echo "there is no pip: install python3-pip or python3-venv, then run this again" >&2; return; }
+    # Unpacked beside and renamed: what is half there would be taken for all.
+    rm -rf "$here/../nvidia.new"
+    # shellcheck disable=SC2046 # a list of words
+    if "$python" -m pip install -q --no-deps --target "$here/../nvidia.new" $(wheels) >"$scratch/log" 2>&1; then
+        rm -rf "$here/../nvidia"
+        mv "$here/../nvidia.new/nvidia" "$here/../nvidia"
+        rm -rf "$here/../nvidia.new"
+    else
+        tail -n 5 "$scratch/log" >&2
+        echo "NVIDIA's libraries could not be fetched; make DEVICE=cuda will not work, the rest does" >&2
+        rm -rf "$here/../nvidia.new"
+    fi
+}
 
 look
-if [ ! -s "$scratch/missing" ]; then echo "everything is here now"; exit 0; fi
-echo "still missing after the installation:"
-say_missing
+if [ ! -s "$scratch/missing" ]; then echo "everything is here"
+else
+    say_missing
+    if has apt-get; then install_with_apt
+    elif has dnf; then give_up "sudo dnf install $(packages 6)"
+    elif has pacman; then give_up "sudo pacman -S --needed $(packages 7)"
+    elif has brew; then give_up "brew install $(packages 8)"
+    else give_up "(no apt, dnf, pacman or brew here; Debian's names are) $(packages 5)"; fi
+    look
+    if [ ! -s "$scratch/missing" ]; then echo "everything is here now"
+    else
+        echo "still missing after the installation:"
+        say_missing
+    fi
+fi
+fetch_cuda_libraries
 [ -z "$required_missing" ]

@@ -5,7 +5,7 @@
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 absent=$(sh dev/doctor.sh < /dev/null | sed '/several ranks/,$d' | grep -im 1 missing)
 [ -z "$absent" ] || { echo "1..0 # SKIP only where all is installed:$absent"; exit 0; }
-export FAKES=$work
+export FAKES=$work NVCC=no-such-nvcc
 bin=$work/bin
 mkdir "$bin" "$work/broken"
 
@@ -23,7 +23,7 @@ setup() {
     shift
     rm -f "$work/asked"
     touch "$work/asked"
-    env PATH="${TOOLS:-$bin:$PATH}" CPATH="$work/broken" CI=true "$@" /bin/sh dev/setup.sh > "$work/said" 2>&1 < /dev/null
+    env PATH="${TOOLS:-$bin:$PATH}" CPATH="$work/broken" CI=true "$@" /bin/sh "${SCRIPT:-dev/setup.sh}" > "$work/said" 2>&1 < /dev/null
     status=$?
     cat "$work/said" "$work/asked"
     [ "$status" -eq "$expected" ]
@@ -63,10 +63,46 @@ other_systems_get_their_own_names() {
     TOOLS=$tools setup 1 CC=no-such-cc && says 'sudo dnf install gcc make .*onednn-devel jansson-devel pcre2-devel' && asked_nothing
 }
 
+# A copy of the scripts, so that nvidia/ is not this folder's; fakes of nvcc and of a Python whose pip notes what it is asked
+# for and makes what find_cuda.sh looks for.
+fake_cuda() {
+    mkdir -p "$work/copy/dev" "$work/toolkit/include"
+    cp -r dev/*.sh dev/doctor "$work/copy/dev"
+    echo '#define CUDA_VERSION 13000' > "$work/toolkit/include/cuda.h"
+    fake nvcc 'echo "Cuda compilation tools, release 13.0, V13.0.88"'
+    fake python 'case "$*" in
+        "-m pip --version" | "-m venv "*) [ -z "${NO_PIP:-}" ] && exec python3 "$@"; exit 1 ;;
+        "-m pip install "*) echo "$@" >> "$FAKES/asked"
+            [ -z "${NO_NETWORK:-}" ] || { echo "ERROR: no network"; exit 1; }
+            while [ "$1" != --target ]; do shift; done
+            mkdir -p "$2/nvidia/cu13/include" "$2/nvidia/cu13/lib"
+            for header in cublasLt cudnn nvrtc nccl; do
+                touch "$2/nvidia/cu13/include/$header.h" "$2/nvidia/cu13/lib/lib$header.so.13"
+            done ;;
+        *) exec python3 "$@" ;;
+    esac'
+}
+setup_copy() { SCRIPT=$work/copy/dev/setup.sh setup "$@" NVCC="$bin/nvcc" CUDA_HOME="$work/toolkit" PYTHON="$bin/python"; }
+the_wheels_are_fetched_once() {
+    setup_copy 0 && says 'about 1 GB' && asked '-m pip install .*nvidia-cublas==13.* nvidia-cudnn-cu13==.* nvidia-cuda-nvrtc==13.0.\*' &&
+        [ -e "$work/copy/nvidia/cu13/lib/libcudnn.so.13" ] && not test -e "$work/copy/nvidia.new" && setup_copy 0 && asked_nothing
+}
+without_wheels_the_rest_is_set_up() { rm -rf "$work/copy/nvidia"; setup_copy 0 NO_NETWORK=1 && says 'no network' && says 'could not be fetched'; }
+no_pip_is_told() { setup_copy 0 NO_PIP=1 && says 'there is no pip: install python3-pip' && not grep -q 'pip install' "$work/asked"; }
+other_wheels_do_not_count() { # they are for CUDA 13
+    rm -rf "$work/copy/nvidia"
+    setup_copy 0 && echo '#define CUDA_VERSION 12080' > "$work/toolkit/include/cuda.h" && setup_copy 0 && says 'missing: cublasLt'
+}
+
 user 1000
 check "with nothing missing, a plain user without sudo succeeds and apt-get is not called" nothing_missing_needs_no_rights
 check "a plain user who may not use sudo gets the command to copy, and a failure" a_user_without_sudo_gets_the_command
 check "a plain user who may use sudo installs with it" a_user_with_sudo_uses_it
+fake_cuda
+check "where nvcc is and NVIDIA's libraries are not, their wheels are fetched, once" the_wheels_are_fetched_once
+check "wheels that cannot be fetched are no failure: the CPU's programs need none" without_wheels_the_rest_is_set_up
+check "no pip is told" no_pip_is_told
+check "wheels of another CUDA version than the toolkit's do not count" other_wheels_do_not_count
 user 0
 check "root installs what is missing and nothing else, after one update" root_installs_what_is_missing_and_no_more
 check "an installation that fails shows why and fails" a_failed_installation_fails

@@ -27,9 +27,10 @@ python    | Python + venv | optional | make test-interop; training and tests nee
 mpi       | MPI           | extra    | runs of more than one rank                        | apt-get install libopenmpi-dev openmpi-bin
 nvcc      | CUDA toolkit  | extra    | the GPU build                                     | NVIDIA's CUDA Toolkit (developer.nvidia.com/cuda-downloads)
 gpu       | GPU           | extra    | running the GPU build                             | an NVIDIA GPU, and its driver
-cublaslt  | cuBLASLt      | extra    | matrix products on the GPU                        | part of the CUDA Toolkit; or pip install nvidia-cublas
-cudnn     | cuDNN         | extra    | attention on the GPU                              | NVIDIA's package repository; or pip install nvidia-cudnn-cu13
-nccl      | NCCL          | extra    | several GPUs                                      | NVIDIA's package repository; or pip install nvidia-nccl-cu13
+cublaslt  | cuBLASLt      | extra    | matrix products on the GPU                        | sh dev/setup.sh; or pip install nvidia-cublas; it is part of the CUDA Toolkit
+cudnn     | cuDNN         | extra    | the fastest attention on the GPU                  | sh dev/setup.sh; or pip install nvidia-cudnn-cu13; or NVIDIA's package repository
+nvrtc     | NVRTC         | extra    | cuDNN, which compiles its kernels with it         | sh dev/setup.sh; or pip install nvidia-cuda-nvrtc; it is part of the CUDA Toolkit
+nccl      | NCCL          | extra    | several GPUs                                      | sh dev/setup.sh; or pip install nvidia-nccl-cu13; or NVIDIA's package repository
 END
 }
 
@@ -121,20 +122,14 @@ probe_gpu() {
 }
 probe_cublaslt() { run_cuda cublaslt.c cublasLt; }
 probe_cudnn()    { run_cuda cudnn.c cudnn; }
+probe_nvrtc()    { run_cuda nvrtc.c nvrtc; }
 probe_nccl()     { run_cuda nccl.c nccl; }
 
-# run_cuda SOURCE LIBRARY: links it from where nvcc looks, else from pip's packages, where it has no name without a version.
+# run_cuda SOURCE LIBRARY: builds it with the library from where the Makefile would take it, and runs it.
 run_cuda() {
-    if build_probe "${NVCC:-nvcc}" "$1" "-l$2" >"$scratch/said"; then attempt "$scratch/probe"; return; fi
-    for root in $("${PYTHON:-python3}" -c 'import nvidia; print(*nvidia.__path__)' 2>/dev/null); do
-        library=$(find "$root" -name "lib$2.so.*" 2>/dev/null | head -n 1)
-        [ -n "$library" ] || continue
-        folder=$(dirname "$library")
-        build_probe "${NVCC:-nvcc}" "$1" "-I$(dirname "$folder")/include" "-L$folder" -Xlinker "-l:${library##*/}" \
-            -Xlinker -rpath -Xlinker "$folder" || return 1
-        attempt "$scratch/probe" | sed "s|\$| in $folder|"
-        return
-    done
-    cat "$scratch/said"
-    return 1
+    has "${NVCC:-nvcc}" || { echo "no ${NVCC:-nvcc}"; return 1; }
+    found=$(sh "$probes/../find_cuda.sh" folder "$2" 2>/dev/null) || { echo "not found"; return 1; }
+    # shellcheck disable=SC2046 # lists of flags
+    build_probe "${NVCC:-nvcc}" "$1" $(sh "$probes/../find_cuda.sh" compile "$2") $(sh "$probes/../find_cuda.sh" link "$2") || return 1
+    version=$(attempt "$scratch/probe") && echo "$version in $found" || { echo "$version"; return 1; }
 }

@@ -32,14 +32,17 @@ typedef struct {
 static CudnnFunctions cudnn; // NULL until cudnn_load has found them
 
 // "": cudnn's functions can be called. Else why they cannot, and what to do.
-static inline const char* cudnn_load(void) {
-    static char why[256];
-    if (cudnn.cudnnGetVersion != NULL) return "";
 #ifdef CUDA_EMULATOR // its stand-in for cuDNN is a part of the program
+static inline const char* cudnn_load(void) {
 #define X(name) cudnn.name = ::name;
     CUDNN_FUNCTIONS(X)
 #undef X
+    return "";
+}
 #else
+static inline const char* cudnn_load(void) {
+    static char why[256];
+    if (cudnn.cudnnGetVersion != NULL) return "";
     snprintf(why, sizeof why, "libcudnn.so.%d", CUDNN_MAJOR);
     void* library = dlopen(why, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
@@ -56,9 +59,9 @@ static inline const char* cudnn_load(void) {
     CUDNN_FUNCTIONS(X)
 #undef X
     cudnn = found;
-#endif
     return "";
 }
+#endif
 
 // ---- graphs ----
 constexpr int CUDNN_MAX_DESCRIPTORS = 192, CUDNN_MAX_OPERATIONS = 32;

@@ -90,17 +90,18 @@ template <typename T> static inline void preference_set(cublasLtMatmulPreference
     cublas_check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value), "choosing an algorithm");
 }
 
-// Asks for algorithms that can do with our workspace and alignment, and that add up partial sums in fp32, in a fixed order.
-static inline void plan_ask(MatmulPlan* plan, Product p) {
-    uint32_t alignment = (uint32_t)p.shape.alignment;
-    cublasLtMatmulPreference_t preference;
-    cublas_check(cublasLtMatmulPreferenceCreate(&preference), p.layer);
+// Algorithms that can do with our workspace and alignment, and that add up partial sums in fp32, in a fixed order
+static inline void preference_set_all(cublasLtMatmulPreference_t preference, int alignment) {
     preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)MATMUL_WORKSPACE);
     preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
-    preference_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment);
-    preference_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment);
-    preference_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment);
-    preference_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment);
+    for (auto matrix : { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES })
+        preference_set(preference, matrix, (uint32_t)alignment);
+}
+static inline void plan_ask(MatmulPlan* plan, Product p) {
+    cublasLtMatmulPreference_t preference;
+    cublas_check(cublasLtMatmulPreferenceCreate(&preference), p.layer);
+    preference_set_all(preference, p.shape.alignment);
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(cuda_matmul.handle, plan->operation, plan->a, plan->b, plan->d, plan->d,
                                                            preference, MATMUL_CANDIDATES, plan->candidate, &plan->candidates);
     cublasLtMatmulPreferenceDestroy(preference);
@@ -110,8 +111,8 @@ static inline void plan_ask(MatmulPlan* plan, Product p) {
             p.shape.k, p.shape.n, cublasLtGetStatusString(status));
 }
 
-// cuBLASLt checks none of this: an epilogue reads and writes its vectors 16 bytes at a time, and the leading dimension of
-// aux must be a multiple of 8.
+// An epilogue may take its vectors 16 bytes at a time, which no preference can say; and aux's leading dimension must be a
+// multiple of 8.
 static inline bool epilogue_is_possible(Product p) {
     return p.shape.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (p.shape.alignment >= 16 && (p.aux == NULL || p.shape.m % 8 == 0));
 }

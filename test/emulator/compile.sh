@@ -5,8 +5,9 @@
 #   asan    also accesses out of bounds (AddressSanitizer), in global and in shared memory
 #   tsan    also races between threads (ThreadSanitizer)
 # OUT.o instead of a program's name: an object, to be linked by a later compile.sh or g++. CUDA_HOME says where CUDA's headers are.
+# In the environment: EMULATOR_LIBRARIES="cublaslt cudnn", stand-ins to link; CPPFLAGS, where their headers are; EMULATOR_BUILD.
 set -eu
-[ $# -ge 2 ] || { sed -n '2,8s/^# //p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,9s/^# //p' "$0" >&2; exit 2; }
 source=$1 out=$2 build=${3:-plain}
 [ $# -ge 3 ] && shift 3 || shift 2
 here=$(dirname "$0")
@@ -21,15 +22,14 @@ case $build in
     tsan) sanitize=-fsanitize=thread define=-DEMULATOR_TSAN ;;
     *) echo "compile.sh: the build must be plain, asan or tsan, not '$build'" >&2; exit 2 ;;
 esac
-common="-std=c++17 -g -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract=off -I$here/include -I$here -isystem $cuda/include"
+common="-std=c++17 -g -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract=off -I$here/include -I$here -isystem $cuda/include ${CPPFLAGS-}"
 checks="$sanitize -fsanitize=undefined -fno-sanitize=vptr -fno-sanitize-recover=all -fsanitize-coverage=trace-pc"
 
-# The engine, once per build; made again when its sources are newer.
+# The emulator's own parts, once per build, without instrumentation; made again when its sources are newer.
 engine=${EMULATOR_BUILD:-build/emulator}/$build
 mkdir -p "$engine" "$(dirname "$out")"
-parts="engine warp report memory streams runtime"
 objects=
-for part in $parts; do
+for part in engine warp report memory streams runtime ${EMULATOR_LIBRARIES-}; do
     object=$engine/$part.o
     objects="$objects $object"
     for input in "$here"/*.cpp "$here"/*.h "$here/compile.sh"; do
@@ -43,7 +43,8 @@ done
 # Preprocess, rewrite, compile: line markers keep the lines of every file, headers included.
 preprocessor=
 for flag; do case $flag in -l*|-L*|-Wl*) ;; -*) preprocessor="$preprocessor $flag" ;; esac; done
-g++ $common -O1 $preprocessor -x c++ -include "$here/emulator.h" -ftrack-macro-expansion=0 -E "$source" -o "$out.in.ii"
+g++ $common -O1 $preprocessor -x c++ -include "$here/emulator.h" -ftrack-macro-expansion=0 -E "$source" -o "$out.in.ii" \
+    -MMD -MP -MF "$out.d" -MT "$out"
 perl "$here/launch.pl" "$out.in.ii" > "$out.ii"
 case $out in
     *.o) g++ $common $checks -O1 -fpreprocessed "$@" -c "$out.ii" -o "$out" ;;

@@ -83,9 +83,14 @@ static char* take(size_t bytes) {
         if (p == MAP_FAILED) { perror("cuda emulator: addresses for device memory"); _exit(1); }
         arena = arena_next = (char*)p;
     }
+    // Large blocks in large pages: opening and closing memory has less to do.
+    const size_t LARGE_PAGE = 2 << 20;
+    bool large = bytes >= LARGE_PAGE;
+    if (large) arena_next += LARGE_PAGE - PAGE - (uintptr_t)arena_next % LARGE_PAGE;
     size_t whole = PAGE + pages(bytes) + PAGE;
     if (whole > (size_t)(arena + ADDRESSES - arena_next)) return nullptr;
     char* p = arena_next + PAGE;
+    if (large) madvise(p, pages(bytes), MADV_HUGEPAGE); // a wish, so no check
     __asan_poison_memory_region(arena_next, whole);
     __asan_unpoison_memory_region(p, bytes);
     arena_next += whole;

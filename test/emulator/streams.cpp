@@ -88,8 +88,14 @@ cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()>
     push(s, name, std::move(work));
     return cudaSuccess;
 }
+// CUDA_EMULATOR_FAULT=TEXT: the first kernel that has it in its name or its launch's file fails as one that reads where it must not.
+static bool plays_fault(const Configuration& c) {
+    static const char* wanted = getenv("CUDA_EMULATOR_FAULT");
+    return wanted && *wanted && (strstr(c.kernel, wanted) || strstr(c.site.file, wanted));
+}
 void enqueue_kernel(const Configuration& c, cudaStream_t stream, const void* kernel, std::function<void()> work) {
     check_configuration(c, kernel);
+    if (plays_fault(c)) work = [] { sticky_error = cudaErrorIllegalAddress; };
     enqueue(stream, c.kernel, std::move(work)); // what it returns, cudaGetLastError will say
 }
 void check_argument(const Configuration& c, int number, const void* p) {
@@ -112,11 +118,6 @@ static uint64_t next_random(void) { // splitmix64
 // What events are timed by: each work takes some time, which the seed decides. Whoever chooses by measured times chooses the
 // same way again under the same seed, and perhaps another under another.
 static double clock_ms;
-// CUDA_EMULATOR_FAULT=NAME: the first work of that name fails as a kernel does that reads where it must not.
-static bool plays_fault(const char* name) {
-    static const char* wanted = getenv("CUDA_EMULATOR_FAULT");
-    return wanted && *wanted && !strncmp(name, wanted, strlen(wanted));
-}
 static void run_host_function(Call& call, CUstream_st* s, Work& work) {
     close_memory();
     s->busy = true;
@@ -129,8 +130,7 @@ static void run_host_function(Call& call, CUstream_st* s, Work& work) {
 static void run_one(Call& call, CUstream_st* s) {
     Work work = std::move(s->queue.front());
     running = work.name;
-    if (plays_fault(work.name)) sticky_error = cudaErrorIllegalAddress;
-    else if (work.on_host) run_host_function(call, s, work);
+    if (work.on_host) run_host_function(call, s, work);
     else if (work.run) { open_memory(); work.run(); }
     running = nullptr;
     s->queue.pop_front();
