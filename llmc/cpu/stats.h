@@ -42,6 +42,11 @@ void add_sum_squares(double* acc, const floatX* x, size_t n) {
     stats_add_partial(acc, partial, chunks);
 }
 
+void scale_in_place(floatX* x, float factor, size_t n) {
+    #pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) x[i] = to_floatX(to_float(x[i]) * factor);
+}
+
 void clip_gradients(StepStats* stats, float max_norm, float loss_scale) {
     double norm = sqrt(stats->grad_square) / (double)loss_scale;
     double factor = max_norm > 0 ? fmin(1.0, (double)max_norm / (norm + 1e-6)) : 1.0;

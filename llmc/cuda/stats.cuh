@@ -59,6 +59,26 @@ template <typename T, typename F> static inline void add_sum_of(double* acc, con
 void add_sum(double* acc, const float* x, size_t n) { add_sum_of(acc, x, n, Identity(), "add_sum"); }
 void add_sum_squares(double* acc, const floatX* x, size_t n) { add_sum_of(acc, x, n, Square(), "add_sum_squares"); }
 
+// One piece per thread, the thread after the last whole piece does the rest. Reads and writes x: 4 n bytes in 16 bits.
+template <int W>
+__global__ void scale_kernel(floatX* x, float factor, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
+    if (i + W <= n) {
+        Floats<W> piece = load<W>(x + i);
+        #pragma unroll
+        for (int k = 0; k < W; k++) piece.x[k] *= factor;
+        store(x + i, piece);
+    } else for (; i < n; i++) x[i] = narrow<floatX>(widen(x[i]) * factor);
+}
+void scale_in_place(floatX* x, float factor, size_t n) {
+    const unsigned threads = 256;
+    if (n == 0) return;
+    bool vectors = rows_are_vectors(VEC, x);
+    auto kernel = vectors ? scale_kernel<VEC> : scale_kernel<1>;
+    kernel<<<(unsigned)ceil_div(n, threads * (vectors ? VEC : 1)), threads, 0, compute_stream>>>(x, factor, n);
+    check_launch("scale_in_place");
+}
+
 // One thread: it is here so that the norm need not travel to the host and back.
 __global__ void clip_gradients_kernel(StepStats* stats, float max_norm, float loss_scale) {
     double norm = sqrt(stats->grad_square) / (double)loss_scale;

@@ -1,0 +1,135 @@
+/*
+agree.h - what must be the same on all ranks: the program, its options and its data at the start; and, with --check-every,
+the state of training while it runs. A rank that differs is named, together with what differs.
+*/
+#ifndef LLMC_AGREE_H
+#define LLMC_AGREE_H
+#include "checkpoint.h"
+#include "control.h"
+#include "dataloader.h"
+#include "logger.h"
+
+// ---- at the start ----
+
+// The first difference between rank 0's facts and another rank's, in words; NULL: none. The caller frees it.
+static inline char* agree_difference(json_t* mine, json_t* theirs, int rank) {
+    const char* key;
+    json_t* value;
+    json_object_foreach(mine, key, value) {
+        json_t* other = json_object_get(theirs, key);
+        if (json_equal(value, other)) continue;
+        char *here = json_dumps(value, JSON_ENCODE_ANY), *there = other ? json_dumps(other, JSON_ENCODE_ANY) : xstrdup("nothing");
+        char* text = format_string("the ranks do not run the same: %s is %s on rank 0 and %s on rank %d", key, here, there, rank);
+        free(here);
+        free(there);
+        return text;
+    }
+    return NULL;
+}
+
+// Dies on every rank if the facts (an object, taken over) are not the same on all of them.
+static inline void require_agreement(Control* c, json_t* facts) {
+    char* text = json_dumps(facts, JSON_COMPACT | JSON_SORT_KEYS);
+    ControlBytes* parts = (ControlBytes*)xcalloc((size_t)c->ranks.size, sizeof(ControlBytes));
+    control_gather(c, text, strlen(text), c->ranks.rank == 0 ? parts : NULL);
+    char* difference = NULL;
+    for (int q = 1; c->ranks.rank == 0 && q < c->ranks.size && difference == NULL; q++) {
+        json_t* theirs = json_loadb(parts[q].data, parts[q].bytes, 0, NULL);
+        difference = agree_difference(facts, theirs, q);
+        json_decref(theirs);
+    }
+    const char* verdict = difference ? difference : "";
+    ControlBytes told = control_broadcast(c, verdict, strlen(verdict));
+    if (c->ranks.rank > 0) verdict = told.data;
+    require(verdict[0] == '\0', "%s; start all of them with one command, from one build and with one data set", verdict);
+    for (int q = 0; q < c->ranks.size; q++) free(parts[q].data);
+    free(told.data);
+    free(parts);
+    free(difference);
+    free(text);
+    json_decref(facts);
+}
+
+// Of this program's own file: two builds differ in it.
+static inline uint64_t program_checksum(void) {
+    size_t n;
+    FileSource from = { "/proc/self/exe", "it is this program" };
+    char* bytes = file_read(from, SIZE_MAX, &n);
+    uint64_t sum = checksum_elements(bytes, 1, n, 0);
+    free(bytes);
+    return sum;
+}
+
+// Of a sample of the data: up to 64 spans of each shard, from all over it. The loader's thread reads at the same time, so
+// this has buffers of its own.
+static inline uint64_t data_checksum(const DataLoader* d) {
+    enum { SPAN = 64, SPANS = 64 };
+    uint16_t scratch[SPAN];
+    int tokens[SPAN];
+    uint64_t sum = 0, place = 0;
+    for (int i = 0; i < d->num_shards; i++) {
+        const DataShard* s = &d->shards[i];
+        size_t n = size_min(SPAN, s->count);
+        for (size_t k = 0; k < SPANS; k++, place += SPAN) {
+            data_shard_read(s, (s->count - n) * k / (SPANS - 1), n, scratch, tokens);
+            sum += checksum_elements(tokens, sizeof(int), n, place);
+        }
+        sum += checksum_element(s->count, place++);
+    }
+    return sum;
+}
+
+static inline void agree_add(json_t* facts, const char* key, uint64_t value) { json_object_set_new(facts, key, checkpoint_hex(value)); }
+
+// Options, program, model and data, as they are here.
+static inline json_t* run_facts(const OptionTable* t, GPT2Config c, const DataLoader* data) {
+    json_t* facts = json_object();
+    for (int i = 0; i < t->count; i++) {
+        char* key = format_string("--%s", t->specs[i].name);
+        char value[512];
+        option_format(&t->specs[i], value, sizeof value);
+        json_object_set_new(facts, key, json_text(value));
+        free(key);
+    }
+    agree_add(facts, "the program (as a checksum)", program_checksum());
+    agree_add(facts, "the data of --data (as a checksum)", data_checksum(data));
+    agree_add(facts, "the model's shape (as a checksum)", checksum_elements(&c, sizeof(int), sizeof c / sizeof(int), 0));
+    return facts;
+}
+
+// ---- while training ----
+
+// Checksum of n elements of `size` bytes of device memory; part of a larger sum from place `place` on. host: bytes of scratch.
+static inline uint64_t device_checksum(const void* device, size_t size, size_t n, uint64_t place, void* host, size_t bytes) {
+    uint64_t sum = 0;
+    for (size_t done = 0, count; done < n; done += count) {
+        count = size_min(n - done, bytes / size);
+        device_to_host(host, (const char*)device + done * size, count * size);
+        sum += checksum_elements(host, size, count, place + done);
+    }
+    return sum;
+}
+
+// Dies on every rank, naming rank and unit, unless sums (n) are the same everywhere; sums[i] belongs to unit i.
+static inline void require_same_units(Control* c, const char* what, const uint64_t* sums, int n, long long step) {
+    ControlBytes* parts = (ControlBytes*)xcalloc((size_t)c->ranks.size, sizeof(ControlBytes));
+    control_gather(c, sums, (size_t)n * sizeof *sums, c->ranks.rank == 0 ? parts : NULL);
+    char* difference = NULL;
+    for (int q = 1; c->ranks.rank == 0 && q < c->ranks.size; q++) {
+        for (int u = 0; u < n && difference == NULL; u++) {
+            uint64_t theirs;
+            memcpy(&theirs, parts[q].data + (size_t)u * sizeof theirs, sizeof theirs);
+            if (theirs != sums[u]) difference = format_string("after step %lld the %s of unit %d differ between rank 0 and rank %d",
+                                                              step, what, u, q);
+        }
+    }
+    const char* verdict = difference ? difference : "";
+    ControlBytes told = control_broadcast(c, verdict, strlen(verdict));
+    if (c->ranks.rank > 0) verdict = told.data;
+    require(verdict[0] == '\0', "%s: a fault of memory, of the network or of the program; go on from the last checkpoint with --resume", verdict);
+    for (int q = 0; q < c->ranks.size; q++) free(parts[q].data);
+    free(told.data);
+    free(parts);
+    free(difference);
+}
+#endif

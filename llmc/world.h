@@ -1,0 +1,102 @@
+/*
+world.h - all that a stage on several ranks has beside its model: who the ranks are, their communicator and watchdog, what
+they must agree on, faults on purpose, and what communication costs per step.
+*/
+#ifndef LLMC_WORLD_H
+#define LLMC_WORLD_H
+#include "agree.h"
+#include "comm.h"
+#include "fault.h"
+#include "logger.h"
+#include "report.h"
+
+typedef struct {
+    CommOptions options;
+    const char* fault_text;           // --fault
+    long long check_every;            // --check-every
+    Comm comm;                        // of all ranks
+    Control control;                  // this rank's watchdog
+    Fault fault;
+    // of the step at hand, or the last one
+    unsigned long long bytes_before;  // sent by all ranks before it, by the formulas of comm.h
+    double exposed_before;            // seconds, of this rank
+    unsigned long long bytes;         // sent by all ranks in it
+    double exposed;
+    // of all steps
+    long long steps;
+    unsigned long long least, most;   // bytes of a step
+    double exposed_total, seconds_total;
+} World;
+
+static inline void options_world(OptionTable* t, World* w) {
+    options_comm(t, &w->options);
+    w->fault_text = "";
+    option_int(t, "check-every", &w->check_every, 0, 1e9, "steps between comparisons of the state that must be equal on all ranks; 0: none");
+    option_text(t, "fault", &w->fault_text, "RANK:STEP:FAULT", "for tests: kill, hang, skip (an operation) or bitflip (of its state) at that step");
+}
+
+// Joins the ranks, as OpenMPI, torchrun or Slurm started them. After device_init.
+static inline void world_start(World* w, const Options* o, RankInfo ranks) {
+    w->options.ordered = o->deterministic;
+    w->options.out = o->out;
+    comm_init(&w->comm, &w->options, ranks, &w->control);
+    w->fault = fault_parse(w->fault_text, ranks.size);
+    fault_announce(&w->fault);
+}
+
+static inline void world_stop(World* w) { comm_free(&w->comm); }
+
+// ---- the cost of a step ----
+static inline unsigned long long comm_total_bytes(const Comm* c) {
+    unsigned long long bytes = 0;
+    for (int k = 0; k < COMM_KINDS; k++) bytes += c->stats[k].bytes_times_N;
+    return bytes;
+}
+static inline double comm_total_exposed(const Comm* c) {
+    double seconds = 0;
+    for (int k = 0; k < COMM_KINDS; k++) seconds += c->stats[k].exposed;
+    return seconds;
+}
+
+// Before step `step`, counted from 1, and after it.
+static inline void world_step_begin(World* w, long long step) {
+    comm_step(&w->comm, step);
+    fault_strike(&w->fault, w->comm.rank, step);
+    w->bytes_before = comm_total_bytes(&w->comm);
+    w->exposed_before = comm_total_exposed(&w->comm);
+}
+static inline void world_step_end(World* w, double seconds) {
+    w->bytes = comm_total_bytes(&w->comm) - w->bytes_before;
+    w->exposed = comm_total_exposed(&w->comm) - w->exposed_before;
+    if (w->steps == 0 || w->bytes < w->least) w->least = w->bytes;
+    if (w->steps == 0 || w->bytes > w->most) w->most = w->bytes;
+    w->steps++;
+    w->exposed_total += w->exposed;
+    w->seconds_total += seconds;
+}
+
+// ---- reports ----
+// How many ranks there are, how they talk, and what each is going to send per step. bytes: of all ranks together.
+static inline void report_ranks(const World* w, unsigned long long bytes) {
+    char sent[32];
+    const RankInfo* r = &w->control.ranks;
+    if (r->size == 1) printf("ranks      1, %s\n", r->found);
+    else printf("ranks      %d, %d on this machine, found by %s; %s%s; %s sent per rank and step\n", r->size, r->local_size, r->found,
+                comm_description(&w->comm), w->comm.world->strict ? " (STRICT MODE)" : "",
+                format_bytes(sent, sizeof sent, (double)bytes / r->size));
+    fflush(stdout);
+}
+
+// What was sent per step beside what was predicted (both of all ranks together), and what of it the steps had to wait for.
+// Returns whether every step sent as predicted.
+static inline bool report_sent(const World* w, unsigned long long predicted) {
+    int N = w->comm.size;
+    if (w->steps == 0) return true;
+    report_header("sent per rank and step");
+    bool agree = report_row("bytes", (size_t)(predicted / (unsigned)N), (size_t)(w->most / (unsigned)N));
+    if (N > 1) printf("communication exposed: %.1f ms of %.1f ms a step; compute / (compute + exposed) = %.1f %%\n",
+                      1e3 * w->exposed_total / (double)w->steps, 1e3 * w->seconds_total / (double)w->steps,
+                      100 * (1 - w->exposed_total / w->seconds_total));
+    return agree && w->least == predicted && w->most == predicted;
+}
+#endif

@@ -1,0 +1,785 @@
+/*
+Train GPT-2 with data parallelism: every rank holds the whole model and sees its own part of each global batch; gradients are
+summed over all ranks, so that all take the same step (Li et al., PyTorch Distributed, VLDB 2020, sections 3.2 and 4.2).
+
+--ddp naive     backward, then one all-reduce after another, then the division by the number of ranks.
+--ddp bucketed  gradients are all-reduced in buckets while the backward pass goes on: what it still computes hides what is
+                being sent. Micro-batches before a step's last one send nothing (no_sync).
+
+Memory    as in train_gpt2_single.cu, on every rank: nothing is saved, 16 bytes per parameter (ZeRO's baseline, (4+K)P).
+Sent      per rank and step, with P parameters on N ranks: 2P (N-1)/N elements of floatX, whatever the accumulation (a ring
+          all-reduce is a reduce-scatter and an all-gather, P (N-1)/N each), and the loss, one double.
+Run       make train_gpt2_ddp && mpirun -np 4 ./train_gpt2_ddp            (--help lists the options)
+Before    train_gpt2_single.cu: the same step on one device. New here: Comm, buckets, who prints and who saves.
+Next      train_gpt2_zero.cu stops keeping N copies of the same state.
+*/
+// ----------------------------------------------------------------------------
+// 1. libraries, in reading order
+#include "llmc/common.h"     // defines: require, die, xcalloc
+#include "llmc/options.h"    // defines: Options, OptionTable, options_common, options_parse
+#include "llmc/precision.h"  // defines: floatX, to_floatX, NEEDS_MASTER
+#include "llmc/gpt2.h"       // defines: GPT2Config, Unit, unit_tensor, unit_init_weights
+#include "llmc/device.h"     // defines: device_alloc, device_zero, host_to_device, device_to_host
+#include "llmc/layers.h"     // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
+#include "llmc/comm.h"       // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait
+#include "llmc/world.h"      // defines: World, report_ranks, report_sent
+#include "llmc/schedule.h"   // defines: learning_rate, LossScaler
+#include "llmc/tokenizer.h"  // defines: Tokenizer
+#include "llmc/dataloader.h" // defines: DataLoader
+#include "llmc/sampler.h"    // defines: sample_token, print_token
+#include "llmc/checkpoint.h" // defines: CheckpointWriter, CheckpointReader, TrainState
+#include "llmc/start.h"      // defines: open_checkpoint, config_for_run
+#include "llmc/logger.h"     // defines: Logger, StepLog
+#include "llmc/report.h"     // defines: report_run, run_record, report_memory
+
+// ----------------------------------------------------------------------------
+// 2. the model: views of its parameters
+
+// Views carve named tensors out of a unit's memory, in the order of llmc/gpt2.h. They own nothing, and serve gradients too.
+typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp,C)
+typedef struct {
+    floatX *ln1w, *ln1b, *qkvb, *projb;     // (C) (C) (3C) (C)
+    floatX *ln2w, *ln2b, *fcb, *fcprojb;    // (C) (C) (4C) (C)
+    floatX *qkvw, *projw, *fcw, *fcprojw;   // (3C,C) (C,C) (4C,C) (C,4C)
+} BlockParams;
+
+static RootParams root_view(GPT2Config c, floatX* base) {
+    size_t C = (size_t)c.C;
+    RootParams p;
+    p.lnfw = base; base += C;
+    p.lnfb = base; base += C;
+    p.wpe  = base; base += (size_t)c.max_T*C;
+    p.wte  = base;
+    return p;
+}
+
+static BlockParams block_view(GPT2Config c, floatX* base) {
+    size_t C = (size_t)c.C;
+    BlockParams p;
+    p.ln1w    = base; base += C;
+    p.ln1b    = base; base += C;
+    p.qkvb    = base; base += 3*C;
+    p.projb   = base; base += C;
+    p.ln2w    = base; base += C;
+    p.ln2b    = base; base += C;
+    p.fcb     = base; base += 4*C;
+    p.fcprojb = base; base += C;
+    p.qkvw    = base; base += 3*C*C;
+    p.projw   = base; base += C*C;
+    p.fcw     = base; base += 4*C*C;
+    p.fcprojw = base;
+    return p;
+}
+
+// ----------------------------------------------------------------------------
+// 3. the model: buffers and who owns them
+
+// What a block's forward pass leaves for its backward pass.
+typedef struct {
+    floatX *res1;                       // (B,T,C) the residual stream as it enters
+    floatX *ln1, *qkv, *atty;           // (B,T,C) (B,T,3C) (B,T,C)
+    floatX *res2, *ln2, *fch, *gelu;    // (B,T,C) (B,T,C) (B,T,4C) (B,T,4C)
+    float *ln1_mean, *ln1_rstd;         // (B,T) (B,T)
+    float *att_stats;                   // (B,NH,T)
+    float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
+} BlockActs;
+
+// Whole tensors that lie side by side in the gradient memory and are all-reduced together, where they lie.
+typedef struct {
+    size_t begin, size;             // elements of GPT2.grads
+    int tensors, missing;           // how many it has; how many of their gradients are not final yet
+    CommOp reduced;                 // its all-reduce, once missing is 0
+} Bucket;
+enum { DDP_NAIVE, DDP_BUCKETED };
+#define FIRST_BUCKET_MB 1           // so that the first all-reduce starts early, whatever --bucket-mb
+
+typedef struct {
+    GPT2Config config;
+    int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
+    int B, T;                       // the micro-batch at hand
+    int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
+    int num_units;                  // L + 1
+    Unit units[MAX_UNITS];
+    size_t num_params;
+    floatX *params, *grads;         // (num_params) owned
+    float *master;                  // (num_params) fp32 weights, owned; NULL where floatX is fp32
+    float *m, *v;                   // (num_params) AdamW moments, owned
+    GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
+    int updates;                    // AdamW updates so far
+    BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation all but res1 is one memory
+    floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
+    floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
+    float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
+    int logits_rows;                // rows of logits that exist at a time
+    floatX *logits;                 // (logits_rows,Vp)
+    float *losses;                  // (B,T)
+    floatX *dres, *dbtc, *dbt4c;    // (B,T,C) gradient of the residual stream; (B,T,C) and (B,T,4C) scratch
+    int *inputs, *targets;          // (B,T)
+    StepStats *stats;               // on the device, read once a step
+    Comm* comm;                     // not owned
+    int ddp;                        // DDP_NAIVE or DDP_BUCKETED
+    bool last_micro;                // this micro-batch makes the step's gradients final
+    int num_buckets;
+    Bucket* buckets;                // (num_buckets) in the order in which the backward pass fills them, owned
+    int bucket_of[MAX_UNITS][BLOCK_TENSORS]; // which bucket a tensor of a unit is in
+} GPT2;
+
+static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
+static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
+
+// Everything but res1, which is per block even when the rest is shared.
+static void block_acts_init(BlockActs* a, GPT2Config c, size_t BT) {
+    size_t C = (size_t)c.C;
+    a->ln1 = acts_alloc(BT*C);   a->ln1_mean = stats_alloc(BT); a->ln1_rstd = stats_alloc(BT);
+    a->qkv = acts_alloc(BT*3*C); a->att_stats = stats_alloc(BT*(size_t)c.NH);
+    a->atty = acts_alloc(BT*C);
+    a->res2 = acts_alloc(BT*C);
+    a->ln2 = acts_alloc(BT*C);   a->ln2_mean = stats_alloc(BT); a->ln2_rstd = stats_alloc(BT);
+    a->fch = acts_alloc(BT*4*C);
+    a->gelu = acts_alloc(BT*4*C);
+}
+
+static void gpt2_init_params(GPT2* g) {
+    for (int u = 0; u < g->num_units; u++) {
+        g->units[u].offset = g->num_params;
+        g->units[u].size = unit_elements(g->config, u);
+        g->units[u].no_decay = unit_no_decay(g->config, u);
+        g->num_params += g->units[u].size;
+    }
+    g->params = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_PARAMETERS);
+    g->grads = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_GRADIENTS);
+    if (NEEDS_MASTER) g->master = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
+    g->m = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
+    g->v = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
+}
+
+static void gpt2_init_acts(GPT2* g) {
+    GPT2Config c = g->config;
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C;
+    for (int l = 0; l < c.L; l++) {
+        if (l > 0 && g->recompute == RECOMPUTE_BLOCK) g->acts[l] = g->acts[0];
+        else block_acts_init(&g->acts[l], c, BT);
+        g->acts[l].res1 = acts_alloc(BT*C);
+    }
+    g->branch = acts_alloc(BT*C);
+    g->resf = acts_alloc(BT*C);
+    g->lnf = acts_alloc(BT*C);   g->lnf_mean = stats_alloc(BT); g->lnf_rstd = stats_alloc(BT);
+    g->logits_rows = classifier_rows((int)BT, c.Vp);
+    g->logits = acts_alloc((size_t)g->logits_rows * (size_t)c.Vp);
+    g->losses = stats_alloc(BT);
+    g->dres = acts_alloc(BT*C);
+    g->dbtc = acts_alloc(BT*C);
+    g->dbt4c = acts_alloc(BT*4*C);
+    g->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
+    g->targets = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
+    g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
+}
+
+// Cuts the gradient memory into buckets from its end to its beginning, for the backward pass makes gradients in nearly that
+// order. A bucket is closed by the tensor that fills it.
+static void gpt2_init_buckets(GPT2* g, int ddp, double bucket_mb) {
+    double limit = fmin(FIRST_BUCKET_MB, bucket_mb);
+    g->ddp = ddp;
+    g->buckets = (Bucket*)xcalloc((size_t)g->num_units * BLOCK_TENSORS, sizeof(Bucket)); // a tensor each would be the most
+    Bucket* b = NULL;
+    for (int u = g->num_units - 1; u >= 0; u--) {
+        for (int i = unit_tensors(u) - 1; i >= 0; i--) {
+            TensorInfo t = unit_tensor(g->config, u, i);
+            if (b == NULL || (double)(b->size * sizeof(floatX)) >= limit * (1 << 20)) {
+                if (b != NULL) limit = bucket_mb;
+                b = &g->buckets[g->num_buckets++];
+            }
+            b->begin = g->units[u].offset + t.offset;
+            b->size += tensor_elements(t);
+            b->tensors++;
+            g->bucket_of[u][i] = g->num_buckets - 1;
+        }
+    }
+}
+
+static LayerShapes gpt2_shapes(GPT2Config c, int B, int T) {
+    LayerShapes s = { B, T, c.C, c.NH, c.Vp };
+    return s;
+}
+
+static void gpt2_init(GPT2* g, GPT2Config c, int B, int T, int recompute, Comm* comm) {
+    memset(g, 0, sizeof *g);
+    g->comm = comm;
+    g->config = c;
+    g->max_B = g->B = B;
+    g->seq_len = g->T = T;
+    g->recompute = recompute;
+    g->num_units = c.L + 1;
+    gpt2_init_params(g);
+    gpt2_init_acts(g);
+    layers_init(gpt2_shapes(c, B, T));
+}
+
+static void gpt2_free(GPT2* g) {
+    layers_free();
+    device_free(g->params); device_free(g->grads); device_free(g->master); device_free(g->m); device_free(g->v);
+    for (int l = 0; l < g->config.L; l++) {
+        BlockActs a = g->acts[l];
+        device_free(a.res1);
+        if (l > 0 && g->recompute == RECOMPUTE_BLOCK) continue; // the rest is block 0's
+        device_free(a.ln1); device_free(a.qkv); device_free(a.atty); device_free(a.res2); device_free(a.ln2);
+        device_free(a.fch); device_free(a.gelu); device_free(a.ln1_mean); device_free(a.ln1_rstd);
+        device_free(a.att_stats); device_free(a.ln2_mean); device_free(a.ln2_rstd);
+    }
+    device_free(g->branch); device_free(g->resf); device_free(g->lnf); device_free(g->lnf_mean); device_free(g->lnf_rstd);
+    device_free(g->logits); device_free(g->losses); device_free(g->dres); device_free(g->dbtc); device_free(g->dbt4c);
+    device_free(g->inputs); device_free(g->targets); device_free(g->stats);
+    free(g->buckets);
+}
+
+// Bytes by kind that gpt2_init will allocate: formulas, so that a run can hold them against what it measured.
+static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, int N, size_t bytes[MEMORY_KINDS]) {
+    size_t P = gpt2_num_parameters(c) + (size_t)(c.Vp - c.V) * (size_t)c.C, X = sizeof(floatX);
+    size_t BT = (size_t)B * (size_t)T, C = (size_t)c.C, L = (size_t)c.L;
+    size_t blocks_kept = recompute == RECOMPUTE_BLOCK ? 1 : L;
+    size_t per_token = L * C*X                                                 // res1
+                     + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, its float statistics
+                     + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);            // outside the blocks
+    memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
+    bytes[MEMORY_PARAMETERS] = X * P;
+    bytes[MEMORY_GRADIENTS] = X * P;
+    bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * P;
+    bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)classifier_rows((int)BT, c.Vp) * (size_t)c.Vp * X + sizeof(StepStats);
+    bytes[MEMORY_COMMUNICATION] = comm_world_bytes(N);
+    bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(c, B, T));
+}
+
+// Bytes that N ranks together will send per step: each 2(N-1)/N of all gradients, and of the loss.
+static unsigned long long gpt2_predict_sent(GPT2Config c, int N) {
+    size_t P = gpt2_num_parameters(c) + (size_t)(c.Vp - c.V) * (size_t)c.C;
+    return 2 * (unsigned long long)(N - 1) * (P * sizeof(floatX) + sizeof(double));
+}
+
+// ----------------------------------------------------------------------------
+// 4. one transformer block
+
+// Everything of a block's forward pass that its backward pass needs. The block's input is x + branch; branch NULL: x alone,
+// which is then a.res1 itself.
+static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
+    int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
+    residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, BT, C);
+    matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, BT, C, 3*C);
+    attention_forward(a.atty, a.att_stats, a.qkv, B, T, C, NH);
+    matmul_forward(g->branch, a.atty, p.projw, p.projb, BT, C, C);
+    residual_layernorm_forward(a.res2, a.ln2, a.ln2_mean, a.ln2_rstd, a.res1, g->branch, p.ln2w, p.ln2b, BT, C);
+    matmul_gelu_forward(a.gelu, a.fch, a.ln2, p.fcw, p.fcb, BT, C, 4*C);
+}
+
+// The block's output is the pair a.res2, g->branch: whoever comes next adds the two, fused with its layernorm.
+static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
+    int BT = g->B * g->T, C = g->config.C;
+    block_activations(g, p, a, x, branch);
+    matmul_forward(g->branch, a.gelu, p.fcprojw, p.fcprojb, BT, 4*C, C);
+}
+
+// Called by the backward pass as the gradient of tensor i of unit u becomes complete. In the last micro-batch that is for
+// good, and with its last tensor a bucket is sent off. What comes back must not be read before gpt2_reduce has waited.
+static void grad_ready(GPT2* g, int u, int i) {
+    if (g->ddp == DDP_NAIVE || !g->last_micro) return;
+    Bucket* b = &g->buckets[g->bucket_of[u][i]];
+    if (--b->missing == 0) b->reduced = comm_all_reduce(g->comm, g->grads + b->begin, b->size, COMM_FLOATX);
+}
+
+// g->dres holds the gradient of the block's output on entry, of its input on return.
+static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockActs a) {
+    int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
+    GradMode mode = g->grad_mode;
+    floatX *dgelu = g->dbt4c, *dqkv = g->dbt4c; // never needed at the same time
+    // out = res2 + gelu(fch) fcprojw^T + fcprojb
+    matmul_backward_weight(dp.fcprojw, dp.fcprojb, g->dres, a.gelu, BT, 4*C, C, mode);
+    grad_ready(g, u, FCPROJW);
+    grad_ready(g, u, FCPROJB);
+    matmul_gelu_backward_input(dgelu, g->dres, p.fcprojw, a.fch, BT, 4*C, C);
+    // fch = ln2 fcw^T + fcb
+    matmul_backward_weight(dp.fcw, dp.fcb, dgelu, a.ln2, BT, C, 4*C, mode);
+    grad_ready(g, u, FCW);
+    grad_ready(g, u, FCB);
+    matmul_backward_input(g->dbtc, dgelu, p.fcw, BT, C, 4*C);
+    // ln2 = layernorm(res2)
+    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, g->dbtc, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, BT, C, mode);
+    grad_ready(g, u, LN2W);
+    grad_ready(g, u, LN2B);
+    // res2 = res1 + atty projw^T + projb
+    matmul_backward_weight(dp.projw, dp.projb, g->dres, a.atty, BT, C, C, mode);
+    grad_ready(g, u, PROJW);
+    grad_ready(g, u, PROJB);
+    matmul_backward_input(g->dbtc, g->dres, p.projw, BT, C, C);
+    // atty = attention(qkv)
+    attention_backward(dqkv, g->dbtc, a.qkv, a.atty, a.att_stats, B, T, C, NH);
+    // qkv = ln1 qkvw^T + qkvb
+    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, a.ln1, BT, C, 3*C, mode);
+    grad_ready(g, u, QKVW);
+    grad_ready(g, u, QKVB);
+    matmul_backward_input(g->dbtc, dqkv, p.qkvw, BT, C, 3*C);
+    // ln1 = layernorm(res1)
+    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, g->dbtc, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, BT, C, mode);
+    grad_ready(g, u, LN1W);
+    grad_ready(g, u, LN1B);
+}
+
+// ----------------------------------------------------------------------------
+// 5. the whole model: where a unit lives, forward, backward
+
+// Unit u's parameters, ready to be used.
+static floatX* unit_params(GPT2* g, int u) {
+    return g->params + g->units[u].offset;
+}
+
+// Where unit u's gradients go.
+static floatX* unit_grads(GPT2* g, int u) {
+    return g->grads + g->units[u].offset;
+}
+
+// A micro-batch to the device: inputs and targets (B,T) on the host.
+static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int B, int T) {
+    size_t bytes = (size_t)B * (size_t)T * sizeof(int);
+    g->B = B;
+    g->T = T;
+    host_to_device(g->inputs, inputs, bytes);
+    if (targets) host_to_device(g->targets, targets, bytes);
+}
+
+// From g->inputs to g->lnf, what the classifier sees.
+static void gpt2_forward(GPT2* g) {
+    GPT2Config c = g->config;
+    int BT = g->B * g->T;
+    RootParams root = root_view(c, unit_params(g, 0));
+    encoder_forward(g->acts[0].res1, g->inputs, root.wte, root.wpe, g->B, g->T, c.C);
+    const floatX *x = g->acts[0].res1, *branch = NULL;
+    for (int l = 0; l < c.L; l++) {
+        BlockParams p = block_view(c, unit_params(g, 1 + l));
+        block_forward(g, p, g->acts[l], x, branch);
+        x = g->acts[l].res2;
+        branch = g->branch;
+    }
+    residual_layernorm_forward(g->resf, g->lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, BT, c.C);
+}
+
+// The classifier a few rows at a time, so that no (B,T,V) tensor exists: g->losses.
+static void head_forward(GPT2* g, const floatX* wte) {
+    GPT2Config c = g->config;
+    int BT = g->B * g->T;
+    for (int row = 0; row < BT; row += g->logits_rows) {
+        int n = row + g->logits_rows < BT ? g->logits_rows : BT - row;
+        matmul_forward(g->logits, g->lnf + (size_t)row*c.C, wte, NULL, n, c.C, c.Vp);
+        classifier_forward(g->losses + row, g->logits, g->targets + row, n, c.V, c.Vp);
+    }
+}
+
+// The same, and backward at once while the logits are there: g->dbtc becomes the gradient of g->lnf.
+// dloss: the weight of one token's loss.
+static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, float dloss) {
+    GPT2Config c = g->config;
+    int BT = g->B * g->T;
+    for (int row = 0; row < BT; row += g->logits_rows) {
+        int n = row + g->logits_rows < BT ? g->logits_rows : BT - row;
+        const floatX* lnf = g->lnf + (size_t)row*c.C;
+        matmul_forward(g->logits, lnf, wte, NULL, n, c.C, c.Vp);
+        classifier_forward_backward(g->losses + row, g->logits, g->targets + row, dloss, n, c.V, c.Vp);
+        // logits = lnf wte^T
+        matmul_backward_weight(dwte, NULL, g->logits, lnf, n, c.C, c.Vp, row == 0 ? g->grad_mode : GRAD_ADD);
+        matmul_backward_input(g->dbtc + (size_t)row*c.C, g->logits, wte, n, c.C, c.Vp);
+    }
+}
+
+// This micro-batch's losses, added up in g->stats, and its gradients.
+static void gpt2_backward(GPT2* g, float dloss) {
+    GPT2Config c = g->config;
+    int BT = g->B * g->T;
+    RootParams root = root_view(c, unit_params(g, 0));
+    RootParams droot = root_view(c, unit_grads(g, 0));
+    head_forward_backward(g, root.wte, droot.wte, dloss);
+    add_sum(&g->stats->loss, g->losses, (size_t)BT);
+    // lnf = layernorm(resf)
+    device_zero(g->dres, (size_t)BT * (size_t)c.C * sizeof(floatX));
+    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, g->dbtc, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd, BT, c.C, g->grad_mode);
+    grad_ready(g, 0, LNFW);
+    grad_ready(g, 0, LNFB);
+    for (int l = c.L - 1; l >= 0; l--) {
+        BlockParams p = block_view(c, unit_params(g, 1 + l));
+        BlockParams dp = block_view(c, unit_grads(g, 1 + l));
+        if (g->recompute == RECOMPUTE_BLOCK) block_activations(g, p, g->acts[l], g->acts[l].res1, NULL);
+        block_backward(g, 1 + l, p, dp, g->acts[l]);
+    }
+    // res1 of block 0 = wte[inputs] + wpe
+    encoder_backward(droot.wte, droot.wpe, g->dres, g->inputs, g->B, g->T, c.C, g->grad_mode);
+    grad_ready(g, 0, WPE);
+    grad_ready(g, 0, WTE);
+}
+
+// Before a micro-batch: whether it is the step's last one, so that its backward pass makes the gradients final.
+static void gpt2_begin_micro(GPT2* g, bool last) {
+    g->last_micro = last;
+    for (int i = 0; i < g->num_buckets; i++) g->buckets[i].missing = g->buckets[i].tensors;
+}
+
+// The textbook: when all gradients are there, sum them over the ranks, unit by unit, and divide by the number of ranks.
+static void gpt2_reduce_naive(GPT2* g) {
+    for (int u = 0; u < g->num_units; u++) {
+        comm_wait(g->comm, comm_all_reduce(g->comm, unit_grads(g, u), g->units[u].size, COMM_FLOATX));
+        scale_in_place(unit_grads(g, u), 1.0f / (float)g->comm->size, g->units[u].size);
+    }
+}
+
+// After the backward pass: on return each gradient is the mean over the global batch, the same on every rank, and
+// g->stats->loss the sum over all ranks. The buckets' division by the number of ranks was in dloss (see train_step).
+static void gpt2_reduce(GPT2* g) {
+    CommOp loss = comm_all_reduce(g->comm, &g->stats->loss, 1, COMM_F64);
+    if (g->ddp == DDP_NAIVE) gpt2_reduce_naive(g);
+    else for (int i = 0; i < g->num_buckets; i++) comm_wait(g->comm, g->buckets[i].reduced);
+    comm_wait(g->comm, loss);
+}
+
+// ----------------------------------------------------------------------------
+// 6. the optimizer
+
+// The global gradient norm, and with it the factor that AdamW multiplies gradients by. Both stay on the device.
+static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
+    for (int u = 0; u < g->num_units; u++) add_sum_squares(&g->stats->grad_square, unit_grads(g, u), g->units[u].size);
+    clip_gradients(g->stats, max_norm, loss_scale);
+}
+
+// One AdamW call per unit; then the norm of what came out.
+static void gpt2_update(GPT2* g, AdamW adamw) {
+    for (int u = 0; u < g->num_units; u++) {
+        Unit unit = g->units[u];
+        float* master = g->master ? g->master + unit.offset : NULL;
+        adamw_update(adamw, g->params + unit.offset, master, g->m + unit.offset, g->v + unit.offset,
+                     g->grads + unit.offset, &g->stats->grad_scale, unit.size, unit.no_decay);
+        add_sum_squares(&g->stats->param_square, g->params + unit.offset, unit.size);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// 7. weights and state: initial, saved, loaded
+
+// Weights and state pass through a host buffer of this many elements at most.
+#define STAGED ((size_t)1 << 20)
+
+// Elements [begin, begin+n) of unit u's weights from host (n): fp32 masters where there are any, and the parameters
+// rounded from them. rounded (n) is scratch.
+static void unit_set_weights(GPT2* g, int u, size_t begin, size_t n, const float* host, floatX* rounded) {
+    size_t first = g->units[u].offset + begin;
+    convert_dtype(rounded, FLOATX_DTYPE, host, DTYPE_F32, n);
+    host_to_device(g->params + first, rounded, n * sizeof(floatX));
+    if (g->master) host_to_device(g->master + first, host, n * sizeof(float));
+    device_synchronize(); // host and rounded are about to be used again
+}
+
+// Random weights by --seed, or where r is given those of a checkpoint: its model, or its masters.
+static void gpt2_set_weights(GPT2* g, uint64_t seed, CheckpointReader* r, CheckpointPart part) {
+    float* host = (float*)xcalloc(STAGED, sizeof(float));
+    floatX* rounded = (floatX*)xcalloc(STAGED, sizeof(floatX));
+    for (int u = 0; u < g->num_units; u++) {
+        for (size_t begin = 0, n; begin < g->units[u].size; begin += n) {
+            n = size_min(STAGED, g->units[u].size - begin);
+            if (r) checkpoint_read_unit(r, part, u, begin, begin + n, host);
+            else unit_init_weights(g->config, seed, u, begin, begin + n, host);
+            unit_set_weights(g, u, begin, n, host, rounded);
+        }
+    }
+    free(host);
+    free(rounded);
+}
+
+// Rank 0's weights, master weights and moments become everyone's.
+static void gpt2_broadcast(GPT2* g) {
+    size_t n = g->num_params;
+    comm_wait(g->comm, comm_broadcast(g->comm, g->params, n, COMM_FLOATX, 0));
+    if (g->master) comm_wait(g->comm, comm_broadcast(g->comm, g->master, n, COMM_F32, 0));
+    comm_wait(g->comm, comm_broadcast(g->comm, g->m, n, COMM_F32, 0));
+    comm_wait(g->comm, comm_broadcast(g->comm, g->v, n, COMM_F32, 0));
+}
+
+// All that a resumed run needs.
+static void gpt2_load_state(GPT2* g, CheckpointReader* r) {
+    gpt2_set_weights(g, 0, r, CHECKPOINT_MASTER);
+    float* host = (float*)xcalloc(STAGED, sizeof(float));
+    for (int u = 0; u < g->num_units; u++) {
+        for (size_t begin = 0, n; begin < g->units[u].size; begin += n) {
+            size_t first = g->units[u].offset + begin;
+            n = size_min(STAGED, g->units[u].size - begin);
+            checkpoint_read_unit(r, CHECKPOINT_M, u, begin, begin + n, host);
+            host_to_device(g->m + first, host, n * sizeof(float));
+            device_synchronize(); // host is about to be used again
+            checkpoint_read_unit(r, CHECKPOINT_V, u, begin, begin + n, host);
+            host_to_device(g->v + first, host, n * sizeof(float));
+            device_synchronize();
+        }
+    }
+    free(host);
+    g->updates = (int)r->state.adamw_t;
+}
+
+static void gpt2_save(GPT2* g, const char* out, const TrainState* state, long long keep) {
+    CheckpointWriter w;
+    float* host = (float*)xcalloc(STAGED, sizeof(float));
+    checkpoint_begin(&w, out, state);
+    for (int u = 0; u < g->num_units; u++) {
+        for (size_t begin = 0, n; begin < g->units[u].size; begin += n) {
+            size_t first = g->units[u].offset + begin;
+            n = size_min(STAGED, g->units[u].size - begin);
+            device_to_host(host, g->params + first, n * sizeof(floatX));
+            checkpoint_write_unit(&w, CHECKPOINT_MODEL, u, begin, begin + n, host);
+            if (g->master) {
+                device_to_host(host, g->master + first, n * sizeof(float));
+                checkpoint_write_unit(&w, CHECKPOINT_MASTER, u, begin, begin + n, host);
+            }
+            device_to_host(host, g->m + first, n * sizeof(float));
+            checkpoint_write_unit(&w, CHECKPOINT_M, u, begin, begin + n, host);
+            device_to_host(host, g->v + first, n * sizeof(float));
+            checkpoint_write_unit(&w, CHECKPOINT_V, u, begin, begin + n, host);
+        }
+    }
+    checkpoint_commit(&w, keep);
+    free(host);
+}
+
+// ----------------------------------------------------------------------------
+// 8. training
+
+// What a run is made of, beside the model.
+typedef struct {
+    Options o;
+    World world;
+    int ddp;
+    double bucket_mb;
+    Tokenizer tokenizer;
+    DataLoader train, val;          // val only where --val-data names something
+    LossScaler scaler;
+    Logger log;
+    long long tokens_per_step;
+    int accumulation;               // micro-batches per step
+    floatX* row;                    // (V) one position's logits on the host, for sampling, owned
+    float* logits;                  // (V) the same as floats, owned
+} Run;
+
+static void open_data(Run* run, GPT2Config c) {
+    const Options* o = &run->o;
+    int rank = run->world.comm.rank, N = run->world.comm.size;
+    long long micro = o->batch_size * o->seq_len * N; // of all ranks together
+    run->tokens_per_step = o->total_batch_size ? o->total_batch_size : micro;
+    require(run->tokens_per_step % micro == 0, "--total-batch-size %lld must be a multiple of --batch-size %lld x --seq-len %lld x %d ranks = %lld tokens",
+            run->tokens_per_step, o->batch_size, o->seq_len, N, micro);
+    run->accumulation = (int)(run->tokens_per_step / micro);
+    DataShape shape = { (int)o->batch_size, (int)o->seq_len, c.V, run->tokens_per_step / o->seq_len, rank, N, (uint64_t)o->seed };
+    dataloader_init(&run->train, "--data", o->data, &run->tokenizer, shape, DATA_TRAIN);
+    if (o->val_data[0]) dataloader_init(&run->val, "--val-data", o->val_data, &run->tokenizer, shape, DATA_EVAL);
+}
+
+// Mean loss over the first --eval-steps global batches of the validation data, each rank seeing its part of them.
+static double evaluate(GPT2* g, Run* run) {
+    long long micro_batches = (run->o.eval_steps < run->val.num_batches ? run->o.eval_steps : run->val.num_batches) * run->accumulation;
+    long long tokens = 0;
+    dataloader_seek(&run->val, 0, 0);
+    device_zero(g->stats, sizeof *g->stats);
+    for (long long i = 0; i < micro_batches; i++) {
+        dataloader_next(&run->val);
+        gpt2_load_batch(g, run->val.inputs, run->val.targets, g->max_B, g->seq_len);
+        gpt2_forward(g);
+        head_forward(g, root_view(g->config, unit_params(g, 0)).wte);
+        add_sum(&g->stats->loss, g->losses, (size_t)g->B * (size_t)g->T);
+        tokens += run->val.valid;
+    }
+    StepStats stats;
+    device_to_host(&stats, g->stats, sizeof stats);
+    return comm_host_sum(g->comm, stats.loss) / comm_host_sum(g->comm, (double)tokens);
+}
+
+// Prints --sample-tokens tokens that follow --prompt, each drawn from the model's distribution.
+static void print_sample(GPT2* g, Run* run, long long step) {
+    const Options* o = &run->o;
+    GPT2Config c = g->config;
+    size_t prompt_tokens;
+    int* prompt = tokenizer_encode(&run->tokenizer, o->prompt, strlen(o->prompt), &prompt_tokens);
+    size_t n = 1 + prompt_tokens, total = n + (size_t)o->sample_tokens;
+    int* tokens = (int*)xcalloc(total, sizeof(int));
+    tokens[0] = run->tokenizer.eot;
+    memcpy(tokens + 1, prompt, prompt_tokens * sizeof(int));
+    TokenPrinter printer;
+    memset(&printer, 0, sizeof printer);
+    printf("sample after step %lld:\n%s", step, o->prompt);
+    for (; n < total; n++) {
+        int T = (int)size_min(n, (size_t)g->seq_len);
+        gpt2_load_batch(g, tokens + n - T, NULL, 1, T);
+        gpt2_forward(g);
+        floatX* last = g->lnf + (size_t)(T - 1)*c.C;
+        matmul_forward(g->logits, last, root_view(c, unit_params(g, 0)).wte, NULL, 1, c.C, c.Vp);
+        device_to_host(run->row, g->logits, (size_t)c.V * sizeof(floatX));
+        convert_dtype(run->logits, DTYPE_F32, run->row, FLOATX_DTYPE, (size_t)c.V);
+        float u = random_uniform((uint64_t)o->seed, STREAM_SAMPLER + (uint64_t)step, n);
+        tokens[n] = sample_token(run->logits, run->tokenizer.vocab_size, o->temperature, o->top_k, u);
+        size_t length;
+        const char* bytes = tokenizer_decode(&run->tokenizer, tokens[n], &length);
+        print_token(&printer, bytes, length);
+    }
+    print_token_end(&printer);
+    printf("\n");
+    free(tokens);
+    free(prompt);
+}
+
+// One optimizer step, counted from 0: forward and backward over every micro-batch, clip, update.
+static StepStats train_step(GPT2* g, Run* run, long long step) {
+    const Options* o = &run->o;
+    // A token's share of the mean over the global batch: 1/N is in here, so that summed gradients are averaged gradients. The
+    // naive way is the mean over this rank's tokens, the sum, the division: the same, for a gradient is linear in dloss.
+    long long tokens = g->ddp == DDP_NAIVE ? run->tokens_per_step / g->comm->size : run->tokens_per_step;
+    float dloss = (float)(run->scaler.scale / (double)tokens);
+    device_zero(g->stats, sizeof *g->stats);
+    for (int micro = 0; micro < run->accumulation; micro++) {
+        dataloader_next(&run->train);
+        gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
+        g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
+        gpt2_begin_micro(g, micro == run->accumulation - 1);
+        gpt2_forward(g);
+        gpt2_backward(g, dloss);
+    }
+    gpt2_reduce(g);
+    gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
+    AdamW adamw = { (float)learning_rate(o, step), (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, g->updates + 1 };
+    gpt2_update(g, adamw);
+    StepStats stats;
+    device_to_host(&stats, g->stats, sizeof stats); // the step's one wait for the device
+    if (stats.grad_scale != 0) g->updates++;
+    return stats;
+}
+
+static StepLog step_log(GPT2* g, const Run* run, const StepStats* s, long long step, double seconds) {
+    StepLog l;
+    memset(&l, 0, sizeof l);
+    l.step = step + 1;
+    l.loss = s->loss / (double)run->tokens_per_step;
+    l.grad_norm = fabs(s->grad_norm); // a NaN has a sign, too
+    l.param_norm = sqrt(s->param_square);
+    l.lr = learning_rate(&run->o, step);
+    l.loss_scale = run->scaler.scale;
+    l.tokens = l.step * run->tokens_per_step;
+    l.tokens_per_s = (double)run->tokens_per_step / seconds;
+    l.step_ms = 1e3 * seconds;
+    l.flops = gpt2_flops_per_token(g->config, g->seq_len) * (double)run->tokens_per_step;
+    l.mem_bytes = device_memory_total();
+    l.mem_peak_bytes = device_memory_peak();
+    l.comm_bytes = (size_t)(run->world.bytes / (unsigned)g->comm->size);
+    l.comm_exposed_ms = 1e3 * run->world.exposed;
+    l.skipped = s->grad_scale == 0;
+    return l;
+}
+
+static void save(GPT2* g, Run* run, OptionTable* table, long long step) {
+    TrainState state;
+    memset(&state, 0, sizeof state);
+    state.config = g->config;
+    state.dtype = FLOATX_DTYPE;
+    state.has_optimizer = true;
+    state.step = step;
+    state.epoch = run->train.epoch;
+    state.position = run->train.position;
+    state.adamw_t = g->updates;
+    state.loss_scale = run->scaler.scale;
+    state.good_steps = run->scaler.good_steps;
+    state.seed = run->o.seed;
+    state.seq_len = run->o.seq_len;
+    json_t* options = options_to_json(table);
+    state.options = json_dumps(options, 0);
+    if (g->comm->rank == 0) gpt2_save(g, run->o.out, &state, run->o.keep); // it has everything; all others have the same
+    comm_barrier(g->comm);
+    free(state.options);
+    json_decref(options);
+    printf("saved step %lld under %s\n", step, run->o.out);
+}
+
+static bool is_due(long long every, long long step, long long last) { return every > 0 && (step % every == 0 || step == last); }
+
+int main(int argc, char** argv) {
+    static Run run;
+    static GPT2 g;
+    run.o = options_defaults();
+    const Options* o = &run.o;
+    OptionTable table = options_table("train_gpt2_ddp", "train GPT-2 with data parallelism: every rank has the whole model");
+    options_common(&table, &run.o);
+    options_world(&table, &run.world);
+    run.ddp = DDP_BUCKETED;
+    run.bucket_mb = 25;
+    option_choice(&table, "ddp", &run.ddp, "naive|bucketed", "naive: all-reduce after the backward pass; bucketed: in buckets during it");
+    option_float(&table, "bucket-mb", &run.bucket_mb, 1e-6, 1e6, "MiB of gradients per bucket; the first has 1 at most");
+    options_parse(&table, argc, argv);
+    RankInfo ranks = ranks_find();
+    device_init(ranks.local_rank, ranks.local_size);
+    world_start(&run.world, o, ranks);
+    int rank = ranks.rank, N = ranks.size;
+    layers_choose((AttentionChoice)o->attention, o->deterministic);
+
+    tokenizer_open(&run.tokenizer, o->tokenizer);
+    CheckpointReader checkpoint;
+    bool from_checkpoint = open_checkpoint(o, &checkpoint);
+    GPT2Config config = config_for_run(o, &table, &run.tokenizer, from_checkpoint ? &checkpoint : NULL);
+    open_data(&run, config);
+    require_agreement(&run.world.control, run_facts(&table, config, &run.train));
+
+    size_t predicted[MEMORY_KINDS];
+    gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, N, predicted);
+    gpt2_init(&g, config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm);
+    gpt2_init_buckets(&g, run.ddp, run.bucket_mb);
+    report_run(config, predicted, run.tokens_per_step, run.accumulation);
+    report_ranks(&run.world, gpt2_predict_sent(config, N));
+    run.row = (floatX*)xcalloc((size_t)config.V, sizeof(floatX));
+    run.logits = (float*)xcalloc((size_t)config.V, sizeof(float));
+    run.scaler = loss_scaler_init(o);
+
+    long long first = 0;
+    if (!o->resume) gpt2_set_weights(&g, (uint64_t)o->seed, from_checkpoint ? &checkpoint : NULL, CHECKPOINT_MODEL);
+    else {
+        gpt2_load_state(&g, &checkpoint);
+        first = checkpoint.state.step;
+        dataloader_seek(&run.train, checkpoint.state.epoch, checkpoint.state.position);
+        if (checkpoint.state.dtype == FLOATX_DTYPE) { // another precision's loss scale says nothing about this one's
+            run.scaler.scale = checkpoint.state.loss_scale;
+            run.scaler.good_steps = checkpoint.state.good_steps;
+        }
+    }
+    if (from_checkpoint) {
+        printf("start      step %lld of %lld, from %s\n", first, o->steps, checkpoint.path);
+        checkpoint_close(&checkpoint);
+    }
+    gpt2_broadcast(&g);
+    logger_open(&run.log, &table, rank == 0 ? o->out : "", o->steps, first, run_record(config, predicted, N));
+    run.log.ranks = N;
+
+    size_t allocations = device_allocations();
+    for (long long step = first; ; step++) {
+        bool fresh = step > first || first == 0; // not what the run before this one has done already
+        if (o->val_data[0] && fresh && is_due(o->eval_every, step, o->steps)) logger_eval(&run.log, step, evaluate(&g, &run));
+        if (fresh && (step > 0 || o->steps == 0) && is_due(o->sample_every, step, o->steps)) print_sample(&g, &run, step);
+        if (o->out[0] && step > first && (is_due(o->save_every, step, o->steps) || step == o->steps)) save(&g, &run, &table, step);
+        if (step == o->steps) break;
+
+        world_step_begin(&run.world, step + 1);
+        double start = now_seconds();
+        StepStats stats = train_step(&g, &run, step);
+        world_step_end(&run.world, now_seconds() - start);
+        StepLog l = step_log(&g, &run, &stats, step, now_seconds() - start);
+        logger_step(&run.log, &l);
+        loss_scaler_update(&run.scaler, !l.skipped);
+        require_progress(&run.scaler, o, l.step, l.loss);
+    }
+    logger_close(&run.log);
+
+    bool as_predicted = report_memory(predicted);
+    as_predicted &= report_sent(&run.world, gpt2_predict_sent(config, N));
+    printf("allocations while training: %zu; times a step waited for data: %lld\n", device_allocations() - allocations, run.train.waits);
+    dataloader_free(&run.train);
+    if (o->val_data[0]) dataloader_free(&run.val);
+    tokenizer_free(&run.tokenizer);
+    gpt2_free(&g);
+    free(run.row);
+    free(run.logits);
+    world_stop(&run.world);
+    device_shutdown();
+    return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
+}
