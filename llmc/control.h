@@ -93,6 +93,7 @@ typedef struct {
     pthread_cond_t changed;
     bool running, ended;       // the watchdog
     bool leaving, stopping;    // asked of it: an exit() elsewhere; the end of the run
+    bool catches;              // SIGTERM, unless somebody else does
     pid_t process;
     double last_beat, told;    // told: when SIGTERM was noticed, 0: not
     ControlVerdict verdict;
@@ -102,7 +103,7 @@ typedef struct {
 
 static struct {
     Control* control;                   // of this process, while its watchdog runs
-    volatile sig_atomic_t told, wake_fd; // SIGTERM has come
+    int told, wake_fd;                  // SIGTERM has come (atomic); where its handler wakes the watchdog
 } control_process;
 
 // ---- messages ----
@@ -190,10 +191,7 @@ static inline void control_closed(Control* c, ControlPeer* p) {
     char when[64];
     bool expected = p->goodbye;
     control_close(p);
-    pthread_mutex_lock(&c->log.lock);
-    long long step = c->log.step;
-    pthread_mutex_unlock(&c->log.lock);
-    if (c->ranks.rank == 0) step = p->beat.step;
+    long long step = c->ranks.rank == 0 ? p->beat.step : oplog_step_now(&c->log);
     if (!expected) control_condemn(c, VERDICT_DIED, "rank %d has died (its connection closed) %s", control_rank_of(c, p), control_when(step, when, sizeof when));
 }
 
@@ -309,7 +307,7 @@ static inline void control_report(Control* c) {
         fflush(stdout);
         funlockfile(stdout);
     }
-    bool in_training = c->log.step > 0, history = in_training || c->verdict < VERDICT_LEFT; // not of an error at the start
+    bool in_training = oplog_step_now(&c->log) > 0, history = in_training || c->verdict < VERDICT_LEFT; // not of an error at the start
     bool written = history && control_write_log(c, path, sizeof path);
     if (history && !written) control_print_log(c);
     size_t n = (size_t)snprintf(line, sizeof line, "rank %d: error: %s", c->ranks.rank, c->why);
@@ -352,7 +350,7 @@ static inline void control_say_left(Control* c, ControlVerdict why) {
 
 // SIGTERM usually comes from a launcher that has seen a rank end, and then a verdict is on its way; else it means what it says.
 static inline void control_obey(Control* c, double now) {
-    if (!control_process.told) return;
+    if (!__atomic_load_n(&control_process.told, __ATOMIC_ACQUIRE)) return;
     if (c->told == 0) c->told = now;
     bool others_too = c->verdict == VERDICT_TOLD;
     if (!others_too && (c->verdict != VERDICT_NONE || now < c->told + CONTROL_GRACE)) return;
@@ -750,7 +748,7 @@ static inline void control_exiting(void);
 static inline void control_on_sigterm(int signal_number) {
     (void)signal_number;
     int saved = errno;
-    control_process.told = 1;
+    __atomic_store_n(&control_process.told, 1, __ATOMIC_RELEASE);
     if (write(control_process.wake_fd, "", 1) < 0) { }
     errno = saved;
 }
@@ -769,7 +767,7 @@ static inline void control_start_watchdog(Control* c) {
     memset(&ours, 0, sizeof ours);
     ours.sa_handler = control_on_sigterm;
     ours.sa_flags = SA_RESTART;
-    if (sigaction(SIGTERM, NULL, &now) == 0 && now.sa_handler == SIG_DFL) sigaction(SIGTERM, &ours, NULL);
+    if (sigaction(SIGTERM, NULL, &now) == 0 && now.sa_handler == SIG_DFL) c->catches = sigaction(SIGTERM, &ours, NULL) == 0;
 }
 
 // Waits for `changed`, at most until `until` of now_seconds(); the caller holds the lock.
@@ -887,7 +885,9 @@ static inline void control_exiting(void) {
     c->leaving = true;
     control_wake(c);
     for (double until = now_seconds() + 2; !c->ended && now_seconds() < until;) control_wait_changed(c, until);
+    bool ended = c->ended;
     pthread_mutex_unlock(&c->lock);
+    if (ended) pthread_join(c->thread, NULL);
 }
 
 static inline bool control_all_said_goodbye(const Control* c) {
@@ -910,7 +910,8 @@ static inline void control_stop(Control* c) {
         pthread_mutex_unlock(&c->lock);
         pthread_join(c->thread, NULL);
         control_process.control = NULL;
-        if (!control_process.told) signal(SIGTERM, SIG_DFL);
+        if (c->catches) signal(SIGTERM, SIG_DFL);
+        if (__atomic_load_n(&control_process.told, __ATOMIC_ACQUIRE)) raise(SIGTERM); // it came too late for the watchdog
         close(c->wake[0]);
         close(c->wake[1]);
     }

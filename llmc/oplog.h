@@ -105,6 +105,13 @@ static inline void oplog_step(OpLog* l, long long step) {
     pthread_mutex_unlock(&l->lock);
 }
 
+static inline long long oplog_step_now(OpLog* l) {
+    pthread_mutex_lock(&l->lock);
+    long long step = l->step;
+    pthread_mutex_unlock(&l->lock);
+    return step;
+}
+
 // Notes a new operation. The record is what the functions below know it by.
 static inline OpRecord oplog_issue(OpLog* l, const char* communicator, const char* collective, size_t elements, const char* type, int peer) {
     OpRecord r;
