@@ -26,6 +26,7 @@ Next      train_gpt2_ddp.cu runs this file's step on many devices at once.
 #include "llmc/dataloader.h" // defines: DataLoader
 #include "llmc/sampler.h"    // defines: sample_token, print_token
 #include "llmc/checkpoint.h" // defines: CheckpointWriter, CheckpointReader, TrainState
+#include "llmc/trace.h"      // defines: trace_compute, trace_step
 #include "llmc/start.h"      // defines: open_checkpoint, config_for_run
 #include "llmc/logger.h"     // defines: Logger, StepLog
 #include "llmc/report.h"     // defines: report_run, run_record, report_memory
@@ -298,14 +299,17 @@ static void gpt2_forward(GPT2* g) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
     RootParams root = root_view(c, unit_params(g, 0));
+    trace_compute("forward, embedding", -1);
     encoder_forward(g->acts[0].res1, g->inputs, root.wte, root.wpe, g->B, g->T, c.C);
     const floatX *x = g->acts[0].res1, *branch = NULL;
     for (int l = 0; l < c.L; l++) {
+        trace_compute("forward, block", l);
         BlockParams p = block_view(c, unit_params(g, 1 + l));
         block_forward(g, p, g->acts[l], x, branch);
         x = g->acts[l].res2;
         branch = g->branch;
     }
+    trace_compute("head", -1);
     residual_layernorm_forward(g->resf, g->lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, BT, c.C);
 }
 
@@ -350,11 +354,13 @@ static void gpt2_backward(GPT2* g, float dloss) {
     grad_ready(g, 0, LNFW);
     grad_ready(g, 0, LNFB);
     for (int l = c.L - 1; l >= 0; l--) {
+        trace_compute("backward, block", l);
         BlockParams p = block_view(c, unit_params(g, 1 + l));
         BlockParams dp = block_view(c, unit_grads(g, 1 + l));
         if (g->recompute == RECOMPUTE_BLOCK) block_activations(g, p, g->acts[l], g->acts[l].res1, NULL);
         block_backward(g, 1 + l, p, dp, g->acts[l]);
     }
+    trace_compute("backward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
     encoder_backward(droot.wte, droot.wpe, g->dres, g->inputs, g->B, g->T, c.C, g->grad_mode);
     grad_ready(g, 0, WPE);
@@ -549,12 +555,14 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
         gpt2_forward(g);
         gpt2_backward(g, dloss);
     }
+    trace_compute("update", -1);
     gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
     AdamW adamw = { (float)learning_rate(o, step), (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, g->updates + 1 };
     gpt2_update(g, adamw);
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats); // the step's one wait for the device
     if (stats.grad_scale != 0) g->updates++;
+    trace_step(step + 1);
     return stats;
 }
 
@@ -643,6 +651,7 @@ int main(int argc, char** argv) {
     }
     logger_open(&run.log, &table, o->out, o->steps, first, run_record(config, predicted, 1));
 
+    trace_open(o->trace, 0);
     size_t allocations = device_allocations();
     for (long long step = first; ; step++) {
         bool fresh = step > first || first == 0; // not what the run before this one has done already
@@ -659,6 +668,8 @@ int main(int argc, char** argv) {
         require_progress(&run.scaler, o, l.step, l.loss);
     }
     logger_close(&run.log);
+    trace_close();
+    trace_merge(o->trace, 1);
 
     bool as_predicted = report_memory(predicted);
     printf("allocations while training: %zu; times a step waited for data: %lld\n", device_allocations() - allocations, run.train.waits);

@@ -36,6 +36,11 @@ const char* device_name(void);                                  // "NVIDIA H100 
 double device_peak_flops(void);                                 // dense FLOP/s of floatX matrix products, 0 if not known
 void device_synchronize(void);                                  // returns when everything issued so far is done
 
+// Moments, for timelines: a mark is passed when all that was issued before it is done.
+int    device_mark(void);                                       // a new mark; they are kept until device_marks_clear
+double device_mark_time(int mark);                              // when it was passed, as now_seconds counts; after device_synchronize
+void   device_marks_clear(void);
+
 // Ordered after everything issued before. The host side of a copy must not be touched before the copy is done:
 // host_to_device from host_alloc memory returns at once; device_to_host waits, and is a step's one synchronisation.
 void device_zero(void* p, size_t bytes);

@@ -53,6 +53,7 @@ typedef struct {
     long long seed;
     int recompute;
     int attention, deterministic;
+    const char* trace;                                    // "": none
     const char* out;                                      // "": nothing is written
     long long save_every, keep;
     int resume;
@@ -75,6 +76,7 @@ static inline Options options_defaults(void) {
     o.weight_decay = 0.1; o.beta1 = 0.9; o.beta2 = 0.95; o.eps = 1e-8; o.grad_clip = 1.0;
     o.loss_scale = 65536; o.loss_scale_interval = 2000; o.max_bad_steps = 10;
     o.seed = 1337;
+    o.trace = "";
     o.out = ""; o.keep = 3; o.init_from = "";
     o.eval_every = 50; o.eval_steps = 8;
     o.sample_every = 250; o.sample_tokens = 200; o.prompt = ""; o.temperature = 0.8;
@@ -158,6 +160,7 @@ static inline void options_common(OptionTable* t, Options* o) {
     option_choice(t, "recompute", &o->recompute, "none|block", "block: keep only each block's input, run its forward pass again in backward");
     option_choice(t, "attention", &o->attention, "auto|cudnn|own", "auto: cuDNN's where a GPU has it and it takes these shapes, else our own");
     option_flag(t, "deterministic", &o->deterministic, "equal bits from run to run, also where something faster would not give them");
+    option_text(t, "trace", &o->trace, "FILE", "write a timeline, for https://ui.perfetto.dev; '': none");
     option_text(t, "out", &o->out, "DIR", "write checkpoints and metrics.jsonl here; '': write nothing");
     option_letter(t, 'o');
     option_int(t, "save-every", &o->save_every, 0, big, "steps between checkpoints; 0: only after the last step");

@@ -9,6 +9,7 @@ they must agree on, faults on purpose, and what communication costs per step.
 #include "fault.h"
 #include "logger.h"
 #include "report.h"
+#include "trace.h"
 
 typedef struct {
     CommOptions options;
@@ -45,6 +46,20 @@ static inline void world_start(World* w, const Options* o, RankInfo ranks) {
 }
 
 static inline void world_stop(World* w) { comm_free(&w->comm); }
+
+// An operation that has been waited for, onto the timeline.
+static inline void world_trace_operation(void* self, const CommEvent* e) {
+    char name[48];
+    (void)self;
+    snprintf(name, sizeof name, "%s #%lld (%zu %s)", comm_kind_names[e->kind], e->number, e->n, comm_type_name(e->type));
+    trace_operation(name, e->issued, e->started, e->finished);
+}
+// Begins a timeline of all ranks, if path is not "".
+static inline void world_trace(World* w, const char* path) {
+    comm_barrier(&w->comm); // time 0 for all
+    trace_open(path, w->comm.rank);
+    if (path[0] != '\0') comm_observe(&w->comm, world_trace_operation, NULL);
+}
 
 // ---- the cost of a step ----
 static inline unsigned long long comm_total_bytes(const Comm* c) {

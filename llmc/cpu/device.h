@@ -42,6 +42,19 @@ const char* device_name(void) { return cpu_device_name; }
 double device_peak_flops(void) { return 0; } // dev/bench measures it; there is no honest table of CPUs
 void device_synchronize(void) {}
 
+// ---- marks: work is done when its call returns ----
+static struct { double* times; int count, capacity; } cpu_marks; // times owned
+int device_mark(void) {
+    if (cpu_marks.count == cpu_marks.capacity) {
+        cpu_marks.capacity = cpu_marks.capacity ? 2 * cpu_marks.capacity : 256;
+        cpu_marks.times = (double*)xrealloc(cpu_marks.times, (size_t)cpu_marks.capacity * sizeof(double));
+    }
+    cpu_marks.times[cpu_marks.count] = now_seconds();
+    return cpu_marks.count++;
+}
+double device_mark_time(int mark) { return cpu_marks.times[mark]; }
+void device_marks_clear(void) { cpu_marks.count = 0; }
+
 // In parallel, so that each page lies near the thread that will use it and all memory channels take part.
 void device_zero(void* p, size_t bytes) {
     const size_t slice = 1 << 20;

@@ -100,6 +100,38 @@ double device_peak_flops(void) {
     return 0;
 }
 
+// ---- marks: events on the stream, used again after device_marks_clear ----
+static struct {
+    cudaEvent_t* events; // (capacity) owned; the first has been passed at `zero`
+    int count, capacity;
+    double zero;         // of now_seconds()
+} cuda_marks;
+
+// The first mark of all ties the GPU's clock to the host's.
+static void cuda_marks_grow(void) {
+    int before = cuda_marks.capacity;
+    cuda_marks.capacity = before ? 2 * before : 256;
+    cuda_marks.events = (cudaEvent_t*)xrealloc(cuda_marks.events, (size_t)cuda_marks.capacity * sizeof(cudaEvent_t));
+    for (int i = before; i < cuda_marks.capacity; i++) cuda_check(cudaEventCreate(&cuda_marks.events[i]), "a mark");
+    if (before > 0) return;
+    cuda_check(cudaStreamSynchronize(compute_stream), "a mark"); // the event is passed at once then
+    cuda_check(cudaEventRecord(cuda_marks.events[0], compute_stream), "a mark");
+    cuda_check(cudaEventSynchronize(cuda_marks.events[0]), "a mark");
+    cuda_marks.zero = now_seconds();
+    cuda_marks.count = 1;
+}
+int device_mark(void) {
+    if (cuda_marks.count == cuda_marks.capacity) cuda_marks_grow();
+    cuda_check(cudaEventRecord(cuda_marks.events[cuda_marks.count], compute_stream), "a mark");
+    return cuda_marks.count++;
+}
+double device_mark_time(int mark) {
+    float ms = 0;
+    cuda_check(cudaEventElapsedTime(&ms, cuda_marks.events[0], cuda_marks.events[mark]), "a mark");
+    return cuda_marks.zero + 1e-3 * ms;
+}
+void device_marks_clear(void) { cuda_marks.count = cuda_marks.capacity ? 1 : 0; }
+
 // ---- work on the stream ----
 void device_synchronize(void) { cuda_check(cudaStreamSynchronize(compute_stream), "waiting for the GPU"); }
 void device_zero(void* p, size_t bytes) { cuda_check(cudaMemsetAsync(p, 0, bytes, compute_stream), "device_zero"); }

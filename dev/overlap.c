@@ -1,0 +1,169 @@
+/*
+overlap - says in a terminal what a timeline (--trace FILE) shows: how much of the communication was hidden behind compute.
+
+    build/overlap trace.json [--step N] [--columns 100]
+
+A table with a line per rank, of mean milliseconds a step, without the first step: compute; communication; its exposed part,
+in which nothing was computed; and efficiency = compute / (compute + exposed). Then one step as a picture: a row of compute
+(e embedding, f forward, h head, b backward, . waiting, u update) and a row of communication (#) per rank.
+*/
+#include "../llmc/common.h"
+#include "../llmc/folder.h"
+#include "../llmc/options.h"
+#include <jansson.h>
+
+enum { COMPUTE, COMMUNICATION, TRACKS };
+typedef struct { double begin, end; long long step; char letter; } Slice; // microseconds
+typedef struct { Slice* slices; size_t n; } Track;                        // (n) owned, by begin
+typedef struct { Track track[TRACKS]; } RankTrack;
+
+static char slice_letter(const char* name, int track) {
+    if (track == COMMUNICATION) return '#';
+    if (strncmp(name, "wait", 4) == 0) return '.';
+    return strstr(name, "embedding") ? 'e' : name[0];
+}
+
+static int slice_compare(const void* a, const void* b) {
+    double x = ((const Slice*)a)->begin, y = ((const Slice*)b)->begin;
+    return x < y ? -1 : x > y;
+}
+
+static void track_add(Track* t, Slice s) {
+    if ((t->n & (t->n - 1)) == 0) t->slices = (Slice*)xrealloc(t->slices, (t->n ? 2 * t->n : 1) * sizeof(Slice));
+    t->slices[t->n++] = s;
+}
+
+// Every rank of the file into a new array; how many.
+static int trace_read(const char* path, RankTrack** ranks) {
+    size_t n;
+    int count = 0;
+    FileSource from = { path, "a trace is what --trace FILE of a training program writes" };
+    char* text = file_read(from, SIZE_MAX, &n);
+    json_error_t error;
+    json_t* root = json_loadb(text, n, 0, &error);
+    require_file(from, root != NULL, "is not JSON: line %d, %s", error.line, error.text);
+    json_t* events = json_object_get(root, "traceEvents");
+    require_file(from, json_is_array(events), "has no \"traceEvents\"");
+    *ranks = NULL;
+    for (size_t i = 0; i < json_array_size(events); i++) {
+        const char *phase = NULL, *name = NULL;
+        int pid = -1, track = -1;
+        double ts = 0, duration = 0;
+        json_int_t step = 0;
+        json_t* e = json_array_get(events, i);
+        if (json_unpack(e, "{s:s, s:s, s:i, s:i, s:F, s:F, s:{s:I}}", "ph", &phase, "name", &name, "pid", &pid, "tid", &track,
+                        "ts", &ts, "dur", &duration, "args", "step", &step) != 0 || strcmp(phase, "X") != 0) continue;
+        require_file(from, pid >= 0 && pid < 65536 && (track == COMPUTE || track == COMMUNICATION), "is not one of ours: event %zu has pid %d, tid %d",
+                     i, pid, track);
+        if (pid >= count) {
+            *ranks = (RankTrack*)xrealloc(*ranks, (size_t)(pid + 1) * sizeof(RankTrack));
+            memset(*ranks + count, 0, (size_t)(pid + 1 - count) * sizeof(RankTrack));
+            count = pid + 1;
+        }
+        Slice s = { ts, ts + duration, step, slice_letter(name, track) };
+        track_add(&(*ranks)[pid].track[track], s);
+    }
+    require_file(from, count > 0, "has no slices");
+    for (int r = 0; r < count; r++)
+        for (int t = 0; t < TRACKS; t++)
+            if ((*ranks)[r].track[t].n > 0) qsort((*ranks)[r].track[t].slices, (*ranks)[r].track[t].n, sizeof(Slice), slice_compare);
+    json_decref(root);
+    free(text);
+    return count;
+}
+
+// Time from begin to end in which something is computed. Slices of a track do not overlap.
+static double computed_within(const Track* compute, double begin, double end) {
+    double sum = 0;
+    for (size_t i = 0; i < compute->n; i++) {
+        const Slice* s = &compute->slices[i];
+        if (s->letter != '.' && s->begin < end && s->end > begin) sum += fmin(s->end, end) - fmax(s->begin, begin);
+    }
+    return sum;
+}
+
+typedef struct { double compute, communication, exposed; long long steps; } Totals;
+static Totals rank_totals(const RankTrack* r, long long first_step) {
+    Totals t = { 0, 0, 0, 0 };
+    long long last = -1;
+    const Track *compute = &r->track[COMPUTE], *communication = &r->track[COMMUNICATION];
+    for (size_t i = 0; i < compute->n; i++) {
+        const Slice* s = &compute->slices[i];
+        if (s->step < first_step) continue;
+        if (s->step != last) t.steps++;
+        last = s->step;
+        if (s->letter != '.') t.compute += s->end - s->begin;
+    }
+    double done = -INFINITY; // messages may overlap: what has been counted already is not counted again
+    for (size_t i = 0; i < communication->n; i++) {
+        const Slice* s = &communication->slices[i];
+        double begin = fmax(s->begin, done);
+        if (s->step < first_step || s->end <= begin) continue;
+        t.communication += s->end - begin;
+        t.exposed += s->end - begin - computed_within(compute, begin, s->end);
+        done = s->end;
+    }
+    return t;
+}
+
+static void print_table(const RankTrack* ranks, int count, long long first_step) {
+    printf("ms a step    compute  communication    exposed  efficiency\n");
+    for (int r = 0; r < count; r++) {
+        Totals t = rank_totals(&ranks[r], first_step);
+        double ms = t.steps ? 1e-3 / (double)t.steps : 0;
+        printf("rank %-4d %10.2f %14.2f %10.2f %10.1f%%\n", r, ms * t.compute, ms * t.communication, ms * t.exposed,
+               t.compute > 0 ? 100 * t.compute / (t.compute + t.exposed) : 0);
+    }
+}
+
+static void draw(const Track* t, long long step, double begin, double per_column, char* row, int columns) {
+    memset(row, ' ', (size_t)columns);
+    row[columns] = '\0';
+    for (size_t i = 0; i < t->n; i++) {
+        const Slice* s = &t->slices[i];
+        if (s->step != step) continue;
+        int first = (int)((s->begin - begin) / per_column), last = (int)((s->end - begin) / per_column);
+        for (int c = first; c <= last && c < columns; c++) if (c >= 0) row[c] = s->letter;
+    }
+}
+
+static void print_step(const RankTrack* ranks, int count, long long step, int columns) {
+    double begin = INFINITY, end = -INFINITY;
+    for (int r = 0; r < count; r++)
+        for (int t = 0; t < TRACKS; t++)
+            for (size_t i = 0; i < ranks[r].track[t].n; i++) {
+                const Slice* s = &ranks[r].track[t].slices[i];
+                if (s->step == step) { begin = fmin(begin, s->begin); end = fmax(end, s->end); }
+            }
+    require(begin < end, "--step %lld: the trace has no such step", step);
+    char* row = (char*)xcalloc((size_t)columns + 1, 1);
+    printf("\nstep %lld, %.2f ms: e embedding, f forward, h head, b backward, . waiting, u update; # communication\n", step, 1e-3 * (end - begin));
+    for (int r = 0; r < count; r++) {
+        for (int t = 0; t < TRACKS; t++) {
+            draw(&ranks[r].track[t], step, begin, (end - begin) / columns, row, columns);
+            if (t == COMPUTE) printf("rank %-3d |%s|\n", r, row);
+            else printf("         |%s|\n", row);
+        }
+    }
+    free(row);
+}
+
+int main(int argc, char** argv) {
+    long long step = 0, columns = 100;
+    OptionTable table = options_table("overlap", "how much of a run's communication was hidden behind compute, from its --trace");
+    option_int(&table, "step", &step, 0, 1e9, "the step that is drawn; 0: the last one");
+    option_int(&table, "columns", &columns, 10, 1000, "width of the picture");
+    options_operands(&table, "TRACE", 1, 1);
+    options_parse(&table, argc, argv);
+    RankTrack* ranks;
+    int count = trace_read(table.operands[0], &ranks);
+    const Track* compute = &ranks[0].track[COMPUTE];
+    require(compute->n > 0, "%s has nothing computed by rank 0", table.operands[0]);
+    long long first = compute->slices[0].step, last = compute->slices[compute->n - 1].step;
+    print_table(ranks, count, first < last ? first + 1 : first); // the first step also touches memory for the first time
+    print_step(ranks, count, step ? step : last, (int)columns);
+    for (int r = 0; r < count; r++) for (int t = 0; t < TRACKS; t++) free(ranks[r].track[t].slices);
+    free(ranks);
+    free(table.operands);
+    return EXIT_SUCCESS;
+}
