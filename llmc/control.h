@@ -191,7 +191,8 @@ static inline void control_closed(Control* c, ControlPeer* p) {
     char when[64];
     bool expected = p->goodbye;
     control_close(p);
-    long long step = c->ranks.rank == 0 ? p->beat.step : oplog_step_now(&c->log);
+    long long step = oplog_step_now(&c->log); // its own, as far as we know it, may be a heartbeat old
+    if (p->beat.step > step) step = p->beat.step;
     if (!expected) control_condemn(c, VERDICT_DIED, "rank %d has died (its connection closed) %s", control_rank_of(c, p), control_when(step, when, sizeof when));
 }
 
@@ -311,7 +312,7 @@ static inline void control_report(Control* c) {
     bool written = history && control_write_log(c, path, sizeof path);
     if (history && !written) control_print_log(c);
     size_t n = (size_t)snprintf(line, sizeof line, "rank %d: error: %s", c->ranks.rank, c->why);
-    const char* resume = c->out[0] ? "; resume from the last checkpoint" : "; without --out there is no checkpoint to resume from";
+    const char* resume = c->out[0] ? "; continue from the last checkpoint with --resume" : "; without --out there is no checkpoint to continue from";
     if (in_training) n += (size_t)snprintf(line + n, sizeof line - n, "%s", resume);
     if (written) n += (size_t)snprintf(line + n, sizeof line - n, "; last operations: %s (build/ranks compares those of all ranks)", path);
     n = size_min(n, sizeof line - 2);
