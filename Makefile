@@ -73,7 +73,7 @@ FIND_LIBRARIES = sh dev/find_cuda.sh compile cublasLt $(CUDNN) >/dev/null
 endif
 
 STAGES := $(patsubst %.cu,%,$(wildcard train_gpt2_*.cu))
-TOOLS := tokenize train_bpe hf_export hf_import llmc_import
+TOOLS := tokenize train_bpe hf_export hf_import llmc_import ranks
 C_TESTS := $(patsubst test/%.c,%,$(wildcard test/test_*.c))
 
 # What is always the CPU's, whatever was asked for: the tools that make data, and what most tests run.
@@ -103,6 +103,7 @@ $(BUILD)/train_bpe: dev/data/train_bpe.c
 $(BUILD)/hf_export: dev/hf_export.c
 $(BUILD)/hf_import: dev/hf_import.c
 $(BUILD)/llmc_import: dev/llmc_import.c
+$(BUILD)/ranks: dev/ranks.c
 
 # The default data: this repository's own text as bytes. Made once, so that runs can be compared; `make clean-data` to renew.
 data/train.bin: | build/tokenize
@@ -134,8 +135,9 @@ $(BUILD)/test/compare_run: test/compare_run.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
 
-# The loader's thread under ThreadSanitizer.
-build/tsan/test/test_dataloader: test/test_dataloader.c
+# Threads under ThreadSanitizer: the loader's and the watchdog's.
+TSAN_TESTS := build/tsan/test/test_dataloader build/tsan/test/test_control
+$(TSAN_TESTS): build/tsan/test/%: test/%.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O1 -g -fsanitize=thread -march=native -fopenmp $(WARNINGS) -MMD -MP $< -o $@ -lcmocka $(LIBRARIES)
 
@@ -151,7 +153,7 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/test/compare_run
 PRECISION_TESTS := train_gpt2_single test/test_layers test/test_reference_layers
 test: data/train.bin
-	$(CPU_MAKE) test-build build/tsan/test/test_dataloader build/bench_layers $(if $(shell command -v clang),$(FUZZERS:%=build/fuzz/%))
+	$(CPU_MAKE) test-build $(TSAN_TESTS) build/bench_layers $(if $(shell command -v clang),$(FUZZERS:%=build/fuzz/%))
 	$(CPU_MAKE) DEBUG=1 test-build
 	$(CPU_MAKE) PRECISION=bf16 $(PRECISION_TESTS:%=build/bf16/%)
 	$(CPU_MAKE) PRECISION=fp16 $(PRECISION_TESTS:%=build/fp16/%)
