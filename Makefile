@@ -35,6 +35,11 @@ CFLAGS_ALL = -std=c11 $(OPTIMISE) -march=native -ffp-contract=off -fno-math-errn
 STAGE_LIBRARIES := -ljansson -lpcre2-8 -lpthread -lm
 LIBRARIES := -ldnnl $(STAGE_LIBRARIES)
 
+# What talks to other ranks needs MPI; its compiler wrapper knows where that is.
+WITH_MPI := train_gpt2_ddp test/test_comm
+$(WITH_MPI:%=$(BUILD)/%): CFLAGS_ALL += $(shell mpicc --showme:compile)
+$(WITH_MPI:%=$(BUILD)/%) build/tsan/test/test_comm: LIBRARIES += $(shell mpicc --showme:link)
+
 # --- how a stage file becomes a program: C to the CPU's compiler, CUDA to nvcc ---
 ifeq ($(DEVICE),cpu)
 BUILD_STAGE = $(CC) -x c $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
@@ -135,8 +140,9 @@ $(BUILD)/test/compare_run: test/compare_run.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
 
-# Threads under ThreadSanitizer: the loader's and the watchdog's.
-TSAN_TESTS := build/tsan/test/test_dataloader build/tsan/test/test_control
+# Threads under ThreadSanitizer: the loader's, the watchdog's, and the one that talks to MPI.
+TSAN_TESTS := build/tsan/test/test_dataloader build/tsan/test/test_control build/tsan/test/test_comm
+build/tsan/test/test_comm: WARNINGS += $(shell mpicc --showme:compile)
 $(TSAN_TESTS): build/tsan/test/%: test/%.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O1 -g -fsanitize=thread -march=native -fopenmp $(WARNINGS) -MMD -MP $< -o $@ -lcmocka $(LIBRARIES)

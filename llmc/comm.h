@@ -31,10 +31,13 @@ One global state: none. A Comm must stay where it is from comm_init or comm_spli
 typedef enum { COMM_F32, COMM_BF16, COMM_F16, COMM_F64, COMM_BYTE } CommType;
 #define COMM_FLOATX ((CommType)FLOATX_DTYPE)
 static inline size_t comm_type_size(CommType t) { return t == COMM_F64 ? 8 : t == COMM_BYTE ? 1 : dtype_size((DType)t); }
-static inline const char* comm_type_name(CommType t) { return t == COMM_F64 ? "fp64" : t == COMM_BYTE ? "byte" : dtype_name((DType)t); }
+static inline const char* comm_type_name(CommType t) {
+    return t == COMM_F64 ? "fp64" : t == COMM_BYTE ? "byte" : dtype_name((DType)t);
+}
 
 typedef enum {
-    COMM_ALL_REDUCE, COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_BROADCAST, COMM_SEND, COMM_RECV, COMM_BARRIER, COMM_SPLIT, COMM_KINDS
+    COMM_ALL_REDUCE, COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_BROADCAST, COMM_SEND, COMM_RECV, COMM_BARRIER, COMM_SPLIT,
+    COMM_KINDS
 } CommKind;
 static const char* const comm_kind_names[COMM_KINDS] = {
     "all-reduce", "reduce-scatter", "all-gather", "broadcast", "send", "receive", "barrier", "split"
@@ -55,7 +58,8 @@ static inline void options_comm(OptionTable* t, CommOptions* o) {
     memset(o, 0, sizeof *o);
     o->timeout = 600;
     o->out = "";
-    option_choice(t, "comm", &o->backend, "auto|nccl|mpi", "what moves data between ranks; auto: NCCL where every rank has a GPU of its own, else MPI");
+    option_choice(t, "comm", &o->backend, "auto|nccl|mpi",
+                  "what moves data between ranks; auto: NCCL where every rank has a GPU of its own, else MPI");
     option_choice(t, "allreduce", &o->all_reduce, "library|ring", "ring: the all-reduce of llmc/ring.h, from sends and receives");
     option_float(t, "comm-timeout", &o->timeout, 0.1, 1e6, "seconds after which a wait for other ranks is given up");
 }
@@ -140,10 +144,12 @@ typedef struct CommBackend {
 } CommBackend;
 
 // ---- what a stage calls ----
-static inline void   comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Control* control); // the world; starts control
-static inline void   comm_split(Comm* c, Comm* parent, const char* name, int color); // the ranks that give the same color, in their order; collective
-static inline void   comm_free(Comm* c);             // dies if an operation was never waited for; the world last
-static inline void   comm_step(Comm* c, long long step); // operations belong to this step of the run from now on, counted from 1
+// The world: all ranks. Also starts control, which is the caller's.
+static inline void   comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Control* control);
+// The ranks of parent that give the same color, in their order there. Collective, with no operation under way.
+static inline void   comm_split(Comm* c, Comm* parent, const char* name, int color);
+static inline void   comm_free(Comm* c);                 // dies if an operation was never waited for; the world comes last
+static inline void   comm_step(Comm* c, long long step); // from now on operations belong to this step of the run, from 1
 
 // buf (n) = sum over ranks, in place
 static inline CommOp comm_all_reduce(Comm* c, void* buf, size_t n, CommType t);
@@ -153,7 +159,8 @@ static inline CommOp comm_reduce_scatter(Comm* c, void* shard, const void* full,
 static inline CommOp comm_all_gather(Comm* c, void* full, const void* shard, size_t n, CommType t);
 // buf (n) = the root's
 static inline CommOp comm_broadcast(Comm* c, void* buf, size_t n, CommType t, int root);
-static inline CommOp comm_send(Comm* c, const void* buf, size_t n, CommType t, int to);   // waiting for it does not say that it has arrived
+// buf (n) goes to rank `to`. After the wait it may be written again, which does not say that it has arrived.
+static inline CommOp comm_send(Comm* c, const void* buf, size_t n, CommType t, int to);
 static inline CommOp comm_recv(Comm* c, void* buf, size_t n, CommType t, int from);
 // Layer calls issued later see the result; the host runs on where the backend allows it.
 static inline void   comm_wait(Comm* c, CommOp op);
@@ -162,9 +169,15 @@ static inline double comm_host_sum(Comm* c, double x);    // the sum of a number
 
 static inline double comm_elements_sent(const Comm* c, CommKind k) { return (double)c->stats[k].elements_times_N / c->size; }
 static inline double comm_bytes_sent(const Comm* c, CommKind k) { return (double)c->stats[k].bytes_times_N / c->size; }
-static inline void   comm_observe(Comm* c, CommObserver observer, void* self) { c->world->observer = observer; c->world->observer_self = self; }
+static inline void comm_observe(Comm* c, CommObserver observer, void* self) {
+    c->world->observer = observer;
+    c->world->observer_self = self;
+}
 static inline const char* comm_description(const Comm* c) { return c->world->description; }
-static inline size_t comm_scratch_bytes(int N); // of MEMORY_COMMUNICATION that a communicator of N ranks takes, the world 64 more
+// MEMORY_COMMUNICATION that a communicator of N ranks takes, from comm_split or comm_init until the world's comm_free.
+static inline size_t comm_scratch_bytes(int N);
+static inline size_t comm_world_bytes(int N);
+#define COMM_NUMBER_BYTES 64 // the world has it for comm_host_sum
 
 // ---- sums: also what a backend that moves data through host memory adds with ----
 
@@ -254,9 +267,10 @@ static inline void comm_begin(Comm* c, CommSlot* s) {
     s->finished = true;
 }
 
+// peer: the other end or the root, a rank of c; -1: there is none. color: of a split.
 static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer, int color) {
     CommSlot* s = &c->slots[c->issued % COMM_IN_FLIGHT];
-    require(!s->live, "%s: %d operations are under way, and %s #%lld was never waited for", c->name, COMM_IN_FLIGHT,
+    require(!s->live, "%s: %d operations are under way; %s, #%lld, was never waited for", c->name, COMM_IN_FLIGHT,
             comm_kind_names[s->kind], s->number);
     memset(s, 0, sizeof *s);
     s->kind = kind; s->type = t; s->n = n; s->peer = peer; s->color = color; s->out = out; s->in = in;
@@ -308,14 +322,18 @@ static inline CommOp comm_recv(Comm* c, void* buf, size_t n, CommType t, int fro
 
 // ---- waiting ----
 
-// Strict mode: sends go off at the first wait of any kind. If they stayed until their own, two ranks that exchange messages
-// and wait for the one they get first would wait forever.
-static inline void comm_begin_sends(CommWorld* w) {
+// Strict mode: what must be under way before the host may wait for `awaited` of c. All sends, for if they stayed until their
+// own waits, two ranks that exchange messages and wait for the one they get first would wait forever; and the receives before
+// it from the same rank, for messages do not overtake.
+static inline void comm_begin_messages(Comm* awaited_on, const CommSlot* awaited) {
+    CommWorld* w = awaited_on->world;
     for (int i = 0; i < w->num_comms; i++) {
         Comm* c = w->comms[i];
         for (CommOp op = c->issued > COMM_IN_FLIGHT ? c->issued - COMM_IN_FLIGHT : 0; op < c->issued; op++) {
             CommSlot* s = &c->slots[op % COMM_IN_FLIGHT];
-            if (s->live && !s->begun && s->kind == COMM_SEND) comm_begin(c, s);
+            bool same_queue = c == awaited_on && awaited->kind == COMM_RECV && s->kind == COMM_RECV && s->peer == awaited->peer;
+            bool goes_first = s->kind == COMM_SEND || (same_queue && op < awaited->number);
+            if (s->live && !s->begun && goes_first) comm_begin(c, s);
         }
     }
 }
@@ -325,7 +343,7 @@ static inline void comm_wait(Comm* c, CommOp op) {
     CommSlot* s = &c->slots[op % COMM_IN_FLIGHT];
     require(s->number == op && s->live, "%s: operation #%lld is waited for a second time", c->name, op);
     s->event.wait_begun = now_seconds();
-    if (c->world->strict) comm_begin_sends(c->world);
+    if (c->world->strict) comm_begin_messages(c, s);
     if (!s->begun) comm_begin(c, s);
     if (c->size > 1) {
         oplog_wait_begin(c->world->log, &s->record);
@@ -356,12 +374,13 @@ static inline double comm_host_sum(Comm* c, double x) {
 #include "comm_mpi.h"
 
 static inline size_t comm_scratch_bytes(int N) { return N > 1 ? stage_device_bytes(COMM_PIECE) : 0; }
+static inline size_t comm_world_bytes(int N) { return comm_scratch_bytes(N) + COMM_NUMBER_BYTES; }
 
 static inline void comm_step(Comm* c, long long step) { oplog_step(c->world->log, step); }
 
 // Who moves the data. The one place where this is decided.
 static inline const CommBackend* comm_choose(const CommOptions* o, int N) {
-    require(o->backend != COMM_NCCL, "--comm nccl: NCCL moves data between GPUs, and this program was built for the CPU: use --comm mpi");
+    require(o->backend != COMM_NCCL, "--comm nccl: this program was built without NCCL, which is for GPUs: use --comm mpi");
     require(!(o->ordered && o->all_reduce == ALL_REDUCE_RING),
             "--deterministic adds in rank order and --allreduce ring in the ring's order: leave one of them out");
     return N > 1 ? &comm_mpi : NULL;
@@ -382,7 +401,8 @@ static inline void comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Cont
     CommWorld* w = (CommWorld*)xcalloc(1, sizeof(CommWorld));
     w->options = *o;
     const char* strict = getenv("SHARD_COMM_STRICT");
-    require(strict == NULL || strcmp(strict, "0") == 0 || strcmp(strict, "1") == 0, "SHARD_COMM_STRICT must be 0 or 1, not '%s'", strict);
+    require(strict == NULL || strcmp(strict, "0") == 0 || strcmp(strict, "1") == 0,
+            "SHARD_COMM_STRICT must be 0 or 1, not '%s'", strict);
     w->strict = strict && strict[0] == '1';
     w->backend = comm_choose(o, ranks.size);
     w->control = control;
@@ -395,10 +415,11 @@ static inline void comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Cont
     c->size = ranks.size;
     c->world_rank = (int*)xcalloc((size_t)ranks.size, sizeof(int));
     for (int q = 0; q < ranks.size; q++) c->world_rank[q] = q;
-    w->number = (double*)device_alloc(64, MEMORY_COMMUNICATION);
+    w->number = (double*)device_alloc(COMM_NUMBER_BYTES, MEMORY_COMMUNICATION);
     snprintf(w->description, sizeof w->description, "one rank, nothing to communicate");
     if (c->size == 1) return;
-    if (c->rank > 0) require(freopen("/dev/null", "w", stdout) != NULL, "cannot open /dev/null: %s", strerror(errno)); // rank 0 speaks for all
+    if (c->rank > 0) // rank 0 speaks for all
+        require(freopen("/dev/null", "w", stdout) != NULL, "/dev/null cannot be opened for writing: %s", strerror(errno));
     char address[CONTROL_ADDRESS] = "";
     if (c->rank == 0) control_listen(control, address);
     w->backend->open(c, address);
@@ -413,7 +434,7 @@ static inline void comm_split(Comm* c, Comm* parent, const char* name, int color
     for (int i = 0; i < w->num_comms; i++) {
         require(strcmp(w->comms[i]->name, full_name) != 0, "comm_split: there is a communicator '%s' already", full_name);
         for (int k = 0; k < COMM_IN_FLIGHT; k++)
-            require(!w->comms[i]->slots[k].live, "comm_split '%s': wait for the operations under way first", name); // it may block others
+            require(!w->comms[i]->slots[k].live, "comm_split '%s': wait for the operations under way first", name);
     }
     comm_open(c, w, full_name);
     if (parent->size > 1) { w->backend->split(c, parent, color); return; }
@@ -425,7 +446,8 @@ static inline void comm_split(Comm* c, Comm* parent, const char* name, int color
 static inline void comm_free(Comm* c) {
     CommWorld* w = c->world;
     for (int i = 0; i < COMM_IN_FLIGHT; i++)
-        require(!c->slots[i].live, "%s: %s #%lld was never waited for", c->name, comm_kind_names[c->slots[i].kind], c->slots[i].number);
+        require(!c->slots[i].live, "%s: %s, operation #%lld, was never waited for", c->name,
+                comm_kind_names[c->slots[i].kind], c->slots[i].number);
     bool is_world = w->comms[0] == c;
     require(!is_world || w->num_comms == 1, "comm_free of the world before that of '%s'", w->comms[w->num_comms - 1]->name);
     if (is_world) {

@@ -19,7 +19,6 @@ counts are enough. A piece is a few steps; each posts messages, and the next beg
 #define LLMC_COMM_MPI_H
 #define OMPI_SKIP_MPICXX 1
 #include <mpi.h>
-#include <sched.h>
 #include "ring.h"
 #ifndef __CUDACC__
 #include "cpu/comm_stage.h"
@@ -91,43 +90,62 @@ static inline size_t mpi_piece(const MpiOp* o) {
     size_t parts = k == COMM_REDUCE_SCATTER || k == COMM_ALL_GATHER ? 1 : (size_t)o->comm->size;
     return parts * mpi_slice(o);
 }
-// This piece of row `row` of a buffer (rows,n), as MPI sees it; in staging memory it is row `place`.
-static inline char* mpi_view(const MpiOp* o, const void* buf, int row, int place) {
-    char* device = (char*)buf + ((size_t)row * o->slot->n + o->at) * mpi_element(o);
-    return stage_view(o->stage, device, (size_t)place * mpi_slice(o) * mpi_element(o));
+// This piece of row `row` of a buffer (rows,n): on the device, and as MPI sees it; in staging memory it is row `place`.
+static inline char* mpi_device(const MpiOp* o, const void* buf, int row) {
+    return (char*)buf + ((size_t)row * o->slot->n + o->at) * mpi_element(o);
 }
-static inline char* mpi_device(const MpiOp* o, const void* buf, int row) { return (char*)buf + ((size_t)row * o->slot->n + o->at) * mpi_element(o); }
-static inline char* mpi_buf(const MpiOp* o) { return mpi_view(o, o->slot->out ? o->slot->out : o->slot->in, 0, 0); } // of all but the two below
-static inline char* mpi_part(const MpiOp* o, int q) { return mpi_view(o, o->slot->in, q, q); }   // reduce-scatter: what goes to rank q
-static inline char* mpi_shard(const MpiOp* o, int q) { return mpi_view(o, o->slot->out, q, q); } // all-gather: what comes from rank q
-static inline char* mpi_scratch(const MpiOp* o, int q) { return mpi_link(o)->stage.scratch + (size_t)q * mpi_slice(o) * mpi_element(o); }
+static inline char* mpi_view(const MpiOp* o, const void* buf, int row, int place) {
+    return stage_view(o->stage, mpi_device(o, buf, row), (size_t)place * mpi_slice(o) * mpi_element(o));
+}
+// The views of each kind. reduce-scatter: what goes to rank q, and the sum. all-gather: what goes to all, and what comes from
+// rank q. Others: their one buffer.
+static inline char* mpi_part(const MpiOp* o, int q) { return mpi_view(o, o->slot->in, q, q); }
+static inline char* mpi_sum(const MpiOp* o) { return mpi_view(o, o->slot->out, 0, o->comm->rank); }
+static inline char* mpi_own(const MpiOp* o) { return mpi_view(o, o->slot->in, 0, o->comm->rank); }
+static inline char* mpi_shard(const MpiOp* o, int q) { return mpi_view(o, o->slot->out, q, q); }
+static inline char* mpi_buf(const MpiOp* o) { return mpi_view(o, o->slot->out ? o->slot->out : o->slot->in, 0, 0); }
+// Where what rank q sends is kept until it is added.
+static inline char* mpi_scratch(const MpiOp* o, int q) {
+    return mpi_link(o)->stage.scratch + (size_t)q * mpi_slice(o) * mpi_element(o);
+}
 
 // ---- messages ----
 
 static inline MPI_Datatype mpi_type(CommType t) {
     return t == COMM_F32 ? MPI_FLOAT : t == COMM_F64 ? MPI_DOUBLE : t == COMM_BYTE ? MPI_BYTE : MPI_UINT16_T;
 }
-// Own sums for what MPI has no type for.
-static inline void mpi_add_bf16(void* in, void* inout, int* n, MPI_Datatype* t) { (void)t; comm_add(inout, in, (size_t)*n, COMM_BF16); }
-static inline void mpi_add_f16(void* in, void* inout, int* n, MPI_Datatype* t) { (void)t; comm_add(inout, in, (size_t)*n, COMM_F16); }
+// Our own sums of what MPI has no type for.
+static inline void mpi_add_bf16(void* in, void* inout, int* n, MPI_Datatype* t) {
+    (void)t;
+    comm_add(inout, in, (size_t)*n, COMM_BF16);
+}
+static inline void mpi_add_f16(void* in, void* inout, int* n, MPI_Datatype* t) {
+    (void)t;
+    comm_add(inout, in, (size_t)*n, COMM_F16);
+}
 
+static inline int mpi_tag(const MpiOp* o) { return o->queue == 0 ? MPI_TAG_COLLECTIVE : MPI_TAG_PAIR; }
+static inline MPI_Request* mpi_request(MpiOp* o) { return &o->requests[o->posted++]; }
 static inline void mpi_send(MpiOp* o, const void* data, size_t n, int to) {
-    int tag = o->queue == 0 ? MPI_TAG_COLLECTIVE : MPI_TAG_PAIR;
+    if (n == 0) return; // the receiver knows
     o->sent += n * mpi_element(o);
-    if (n > 0) mpi_check(MPI_Isend(data, (int)n, mpi_type(o->slot->type), to, tag, mpi_link(o)->mpi, &o->requests[o->posted++]), "MPI_Isend");
+    mpi_check(MPI_Isend(data, (int)n, mpi_type(o->slot->type), to, mpi_tag(o), mpi_link(o)->mpi, mpi_request(o)), "MPI_Isend");
 }
 static inline void mpi_recv(MpiOp* o, void* data, size_t n, int from) {
-    int tag = o->queue == 0 ? MPI_TAG_COLLECTIVE : MPI_TAG_PAIR;
-    if (n > 0) mpi_check(MPI_Irecv(data, (int)n, mpi_type(o->slot->type), from, tag, mpi_link(o)->mpi, &o->requests[o->posted++]), "MPI_Irecv");
+    if (n == 0) return;
+    mpi_check(MPI_Irecv(data, (int)n, mpi_type(o->slot->type), from, mpi_tag(o), mpi_link(o)->mpi, mpi_request(o)), "MPI_Irecv");
 }
 
 // ring.h's steps as messages.
-static inline void mpi_ring_exchange(void* self, const void* send, size_t send_n, int to, void* recv, size_t recv_n, int from) {
+static inline void mpi_ring_exchange(void* self, const void* send, size_t send_n, int to,
+                                     void* recv, size_t recv_n, int from) {
     MpiOp* o = (MpiOp*)self;
     mpi_recv(o, recv, recv_n, from);
     mpi_send(o, send, send_n, to);
 }
-static inline void mpi_ring_add(void* self, void* into, const void* from, size_t n) { comm_add(into, from, n, ((MpiOp*)self)->slot->type); }
+static inline void mpi_ring_add(void* self, void* into, const void* from, size_t n) {
+    comm_add(into, from, n, ((MpiOp*)self)->slot->type);
+}
 static const RingCarrier mpi_ring_carrier = { mpi_ring_exchange, mpi_ring_add };
 
 // ---- the steps of each kind: post what comes next, false when this piece has no more ----
@@ -137,13 +155,15 @@ static inline bool mpi_step_all_reduce_library(MpiOp* o) {
     CommType t = o->slot->type;
     MpiEngine* e = (MpiEngine*)o->comm->world->engine;
     MPI_Op sum = t == COMM_BF16 ? e->add[0] : t == COMM_F16 ? e->add[1] : MPI_SUM;
-    mpi_check(MPI_Iallreduce(MPI_IN_PLACE, mpi_buf(o), (int)o->count, mpi_type(t), sum, mpi_link(o)->mpi, &o->requests[o->posted++]), "MPI_Iallreduce");
+    int rc = MPI_Iallreduce(MPI_IN_PLACE, mpi_buf(o), (int)o->count, mpi_type(t), sum, mpi_link(o)->mpi, mpi_request(o));
+    mpi_check(rc, "MPI_Iallreduce");
     return true;
 }
 
 static inline bool mpi_step_all_reduce_ring(MpiOp* o) {
     if (o->step == 1) {
-        Ring r = { o->comm->rank, o->comm->size, 0, o->count, mpi_element(o), mpi_buf(o), mpi_scratch(o, 0), &mpi_ring_carrier, o };
+        Ring r = { o->comm->rank, o->comm->size, 0, o->count, mpi_element(o), mpi_buf(o), mpi_scratch(o, 0),
+                   &mpi_ring_carrier, o };
         o->ring = r;
     }
     return ring_advance(&o->ring);
@@ -182,7 +202,7 @@ static inline bool mpi_step_all_reduce_ordered(MpiOp* o) {
 static inline bool mpi_step_reduce_scatter(MpiOp* o) {
     int N = o->comm->size, rank = o->comm->rank;
     if (o->step == 2) {
-        mpi_add_rows(o, mpi_view(o, o->slot->out, 0, rank), mpi_part(o, rank), o->count);
+        mpi_add_rows(o, mpi_sum(o), mpi_part(o, rank), o->count);
         return false;
     }
     for (int d = 1; d < N; d++) {
@@ -199,7 +219,7 @@ static inline bool mpi_step_all_gather(MpiOp* o) {
     for (int d = 1; d < N; d++) {
         int to = (rank + d) % N, from = (rank + N - d) % N;
         mpi_recv(o, mpi_shard(o, from), o->count, from);
-        mpi_send(o, mpi_view(o, o->slot->in, 0, rank), o->count, to);
+        mpi_send(o, mpi_own(o), o->count, to);
     }
     return true;
 }
@@ -209,9 +229,11 @@ static inline bool mpi_step_one_message(MpiOp* o) {
     if (o->step > 1) return false;
     if (s->kind == COMM_SEND) mpi_send(o, mpi_buf(o), o->count, s->peer);
     if (s->kind == COMM_RECV) mpi_recv(o, mpi_buf(o), o->count, s->peer);
-    if (s->kind == COMM_BARRIER) mpi_check(MPI_Ibarrier(mpi_link(o)->mpi, &o->requests[o->posted++]), "MPI_Ibarrier");
-    if (s->kind == COMM_BROADCAST)
-        mpi_check(MPI_Ibcast(mpi_buf(o), (int)o->count, mpi_type(s->type), s->peer, mpi_link(o)->mpi, &o->requests[o->posted++]), "MPI_Ibcast");
+    if (s->kind == COMM_BARRIER) mpi_check(MPI_Ibarrier(mpi_link(o)->mpi, mpi_request(o)), "MPI_Ibarrier");
+    if (s->kind == COMM_BROADCAST) {
+        int rc = MPI_Ibcast(mpi_buf(o), (int)o->count, mpi_type(s->type), s->peer, mpi_link(o)->mpi, mpi_request(o));
+        mpi_check(rc, "MPI_Ibcast");
+    }
     return true;
 }
 
@@ -231,18 +253,22 @@ static inline bool mpi_step_split(MpiOp* o) {
 // its negative are the same but for the sign only if all ranks have the same value.
 static inline bool mpi_step_agree(MpiOp* o) {
     const CommSlot* s = o->slot;
-    long long values[5] = { s->number, s->kind, (long long)s->n, s->type, s->peer };
+    long long values[5] = { s->record.number, s->kind, (long long)s->n, s->type, s->peer };
     if (o->step == -1) {
-        for (int i = 0; i < 5; i++) { o->agree[i] = values[i]; o->agree[5 + i] = -values[i]; }
-        mpi_check(MPI_Iallreduce(MPI_IN_PLACE, o->agree, 10, MPI_LONG_LONG, MPI_MAX, mpi_link(o)->mpi, &o->requests[o->posted++]), "MPI_Iallreduce");
+        for (int i = 0; i < 5; i++) {
+            o->agree[i] = values[i];
+            o->agree[5 + i] = -values[i];
+        }
+        int rc = MPI_Iallreduce(MPI_IN_PLACE, o->agree, 10, MPI_LONG_LONG, MPI_MAX, mpi_link(o)->mpi, mpi_request(o));
+        mpi_check(rc, "MPI_Iallreduce");
         return true;
     }
     for (int i = 0; i < 5; i++) {
         if (o->agree[i] == -o->agree[5 + i]) continue;
         char text[OP_TEXT];
         op_text(&s->record, text, sizeof text);
-        die("rank %d has come to %s, and another rank of '%s' to something else: all ranks must issue, and in strict mode wait for, "
-            "the same collectives in the same order", o->comm->rank, text, o->comm->name);
+        die("rank %d has come to %s, and another rank to something else: all ranks must issue, and in strict mode wait for,"
+            " the same collectives in the same order", o->comm->world_rank[o->comm->rank], text);
     }
     return false;
 }
@@ -250,8 +276,9 @@ static inline bool mpi_step_agree(MpiOp* o) {
 static inline bool mpi_step(MpiOp* o) {
     const CommOptions* options = &o->comm->world->options;
     switch (o->slot->kind) {
-    case COMM_ALL_REDUCE: return options->ordered ? mpi_step_all_reduce_ordered(o)
-                               : options->all_reduce == ALL_REDUCE_RING ? mpi_step_all_reduce_ring(o) : mpi_step_all_reduce_library(o);
+    case COMM_ALL_REDUCE:
+        if (options->ordered) return mpi_step_all_reduce_ordered(o);
+        return options->all_reduce == ALL_REDUCE_RING ? mpi_step_all_reduce_ring(o) : mpi_step_all_reduce_library(o);
     case COMM_REDUCE_SCATTER: return mpi_step_reduce_scatter(o);
     case COMM_ALL_GATHER: return mpi_step_all_gather(o);
     default: return mpi_step_one_message(o);
@@ -267,7 +294,7 @@ static inline void mpi_fetch(MpiOp* o) {
     if (s->kind == COMM_REDUCE_SCATTER) {
         for (int q = 0; q < o->comm->size; q++) stage_fetch(o->stage, mpi_part(o, q), mpi_device(o, s->in, q), bytes);
     } else if (s->kind == COMM_ALL_GATHER) {
-        stage_fetch(o->stage, mpi_view(o, s->in, 0, o->comm->rank), mpi_device(o, s->in, 0), bytes);
+        stage_fetch(o->stage, mpi_own(o), mpi_device(o, s->in, 0), bytes);
     } else if (s->in) {
         stage_fetch(o->stage, mpi_buf(o), mpi_device(o, s->in, 0), bytes);
     }
@@ -277,10 +304,10 @@ static inline void mpi_store(MpiOp* o) {
     size_t bytes = o->count * mpi_element(o);
     int rank = o->comm->rank;
     if (s->kind == COMM_REDUCE_SCATTER) {
-        stage_store(o->stage, mpi_device(o, s->out, 0), mpi_view(o, s->out, 0, rank), bytes);
+        stage_store(o->stage, mpi_device(o, s->out, 0), mpi_sum(o), bytes);
     } else if (s->kind == COMM_ALL_GATHER) {
         for (int q = 0; q < o->comm->size; q++)
-            stage_store(o->stage, mpi_device(o, s->out, q), q == rank ? mpi_view(o, s->in, 0, q) : mpi_shard(o, q), bytes);
+            stage_store(o->stage, mpi_device(o, s->out, q), q == rank ? mpi_own(o) : mpi_shard(o, q), bytes);
     } else if (s->out) {
         stage_store(o->stage, mpi_device(o, s->out, 0), mpi_buf(o), bytes);
     }
@@ -331,7 +358,8 @@ static inline bool mpi_progress(MpiOp* o, bool* done) {
         if (!stage_passed(&o->mark)) return false;
         mpi_begin(o);
     }
-    if (o->posted > 0) mpi_check(MPI_Testall(o->posted, o->requests, &arrived, MPI_STATUSES_IGNORE), comm_kind_names[o->slot->kind]);
+    if (o->posted > 0)
+        mpi_check(MPI_Testall(o->posted, o->requests, &arrived, MPI_STATUSES_IGNORE), comm_kind_names[o->slot->kind]);
     if (!arrived || !stage_idle(o->stage)) return false;
     o->posted = 0;
     *done = !mpi_next(o);
@@ -378,24 +406,26 @@ static inline bool mpi_sweep(MpiEngine* e, MpiOp* first, const MpiOp* last) {
     return moved;
 }
 
-// Ranks may outnumber cores, and the layers want the cores: yields at first, then sleeps.
+// Between two looks at MPI. The layers want the cores, and ranks may outnumber them: so this thread sleeps, and who has slept is
+// let in when it wakes. (sched_yield would give the core away for a whole turn each time: an all-reduce beside ranks that
+// compute took several times as long.)
 static inline void mpi_rest(int idle) {
     struct timespec nap = { 0, idle < 1000 ? 20000 : 200000 };
-    if (idle < 50) sched_yield();
-    else nanosleep(&nap, NULL);
+    nanosleep(&nap, NULL);
 }
 
 static inline void mpi_thread_begin(MpiEngine* e) {
     Comm* c = e->world;
     MpiLink* l = (MpiLink*)c->link;
     int provided, rank, size;
+    setenv("OMPI_MCA_mpi_yield_when_idle", "0", 0); // where ranks outnumber cores, Open MPI yields in every call: see mpi_rest
     mpi_check(MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
-    require(provided >= MPI_THREAD_FUNNELED, "this MPI cannot be called from a program with threads: install one with thread support");
+    require(provided >= MPI_THREAD_FUNNELED, "this MPI does not support programs with threads: install one that does");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); // mpi_check says more than MPI would
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    require(rank == c->rank && size == c->size, "this process was started as rank %d of %d, but MPI says rank %d of %d: start it with the mpirun "
-            "of the MPI it was built with (or srun --mpi=pmix)", c->rank, c->size, rank, size);
+    require(rank == c->rank && size == c->size, "this process was started as rank %d of %d, but MPI says rank %d of %d:"
+            " start it with the mpirun of the MPI it was built with, or srun --mpi=pmix", c->rank, c->size, rank, size);
     mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &l->mpi), "MPI_Comm_dup");
     mpi_check(MPI_Op_create(mpi_add_bf16, 1, &e->add[0]), "MPI_Op_create");
     mpi_check(MPI_Op_create(mpi_add_f16, 1, &e->add[1]), "MPI_Op_create");
@@ -462,9 +492,9 @@ static inline void mpi_open(Comm* c, char* address) {
     int n = 0;
     MPI_Get_library_version(version, &n); // may be called at any time and from any thread
     version[strcspn(version, ",")] = '\0';
-    if (strncmp(version, "Open MPI v", 10) == 0) memmove(version + 9, version + 10, strlen(version + 10) + 1);
-    snprintf(w->description, sizeof w->description, "MPI (%s), all-reduce %s%s", version, w->options.ordered ? "in rank order"
-             : w->options.all_reduce == ALL_REDUCE_RING ? "by our ring" : "by the library", w->strict ? ", strict" : "");
+    if (strncmp(version, "Open MPI v", 10) == 0) memmove(version + 9, version + 10, strlen(version + 9));
+    snprintf(w->description, sizeof w->description, "MPI (%s), all-reduce %s", version, w->options.ordered ? "in rank order"
+             : w->options.all_reduce == ALL_REDUCE_RING ? "by our ring" : "by the library");
 }
 
 static inline void mpi_close(Comm* c) {

@@ -79,6 +79,13 @@ same_run() {
         cmp "$1/$last/optimizer.safetensors" "$2/$last/optimizer.safetensors"
 }
 
+# on_ranks N COMMAND...: N processes, which may outnumber the cores of this machine, started as whoever runs the tests.
+on_ranks() {
+    local ranks=$1
+    shift
+    OMP_NUM_THREADS=1 mpirun --allow-run-as-root --oversubscribe -np "$ranks" "$@"
+}
+
 # fails_with PATTERN... -- COMMAND...: the command ends with status 1, and each pattern is somewhere on its stderr. A crash, a
 # sanitizer's report and a message without an "error:" are failures of another kind.
 fails_with() {

@@ -27,7 +27,9 @@ static inline bool stage_passed(const CommMark* m) { (void)m; return true; } // 
 static inline bool stage_idle(CommStage* s) { (void)s; return true; }        // the copies begun here are done
 // Where MPI finds what is at `device`; at: its place in the piece's host memory.
 static inline char* stage_view(CommStage* s, char* device, size_t at) { (void)s; (void)at; return device; }
-static inline void stage_fetch(CommStage* s, char* view, const char* device, size_t bytes) { (void)s; (void)view; (void)device; (void)bytes; }
+static inline void stage_fetch(CommStage* s, char* view, const char* device, size_t bytes) {
+    (void)s; (void)view; (void)device; (void)bytes;
+}
 static inline void stage_store(CommStage* s, char* device, const char* view, size_t bytes) {
     (void)s;
     if (device != view) memcpy(device, view, bytes); // an all-gather's own shard may come from elsewhere

@@ -1,0 +1,51 @@
+#!/bin/bash
+# Collectives on 1 to 8 ranks, as they are and in strict mode: test_comm checks its own sums on every rank. Then mistakes.
+. test/lib.sh
+test_comm=$BUILD/test/test_comm
+
+# What mpirun prints of its own says nothing about a claim.
+passes() { # RANKS STRICT [OPTION...]
+    local ranks=$1 strict=$2
+    shift 2
+    SHARD_COMM_STRICT=$strict on_ranks "$ranks" "$test_comm" "$@" > "$work/said" 2>&1 && grep -qx '1\.\.[0-9]*' "$work/said" &&
+        ! grep -q 'runtime error:\|ERROR: ' "$work/said" || { cat "$work/said"; return 1; }
+}
+for ranks in 1 2 3 4; do
+    check "every claim of test_comm holds on $ranks ranks" passes $ranks 0
+    check "  in strict mode, too" passes $ranks 1
+done
+[ "$BUILD" = build ] && check "every claim of test_comm holds on 8 ranks" passes 8 0
+
+mistake() { # NAME PATTERN...: alone
+    local name=$1
+    shift
+    fails_with "$@" -- "$test_comm" die "$name"
+}
+mistake_on() { # RANKS STRICT NAME PATTERN...
+    local ranks=$1 strict=$2 name=$3
+    shift 3
+    SHARD_COMM_STRICT=$strict fails_with "$@" -- on_ranks "$ranks" "$test_comm" --comm-timeout 3 die "$name"
+}
+check "a second wait for the same operation is an error" mistake wait-twice "operation #0 is waited for a second time"
+check "a wait for what was never issued is an error" mistake wait-unknown "operation #0, but only 0 were issued"
+check "an operation that was never waited for is an error at the end" mistake never-waited "all-reduce, operation #0, was never waited for"
+check "  and when too many are under way" mistake too-many "1024 operations are under way"
+check "a rank cannot send to itself" mistake send-to-itself "send of rank 0 cannot name rank 0 of 1"
+check "a root must exist" mistake no-such-root "broadcast of rank 0 cannot name rank 1 of 1"
+check "bytes cannot be added" mistake sum-of-bytes "reduce-scatter of bytes"
+check "a split needs all operations to be done" mistake split-in-flight "wait for the operations under way first"
+check "names of communicators are used once" mistake split-twice "there is a communicator 'part.0' already"
+check "the world ends last" mistake world-first "comm_free of the world before that of 'part.0'"
+check "the same on ranks" mistake_on 2 0 wait-twice "operation #0 is waited for a second time"
+check "  for a part of the world" mistake_on 2 0 split-twice "there is a communicator 'part.0' already"
+check "strict mode sees ranks that wait in different orders" mistake_on 3 1 orders-differ "has come to all-reduce #[01] of world (2 fp32"
+check "  and ranks whose operations differ in size" mistake_on 2 1 sizes-differ "has come to all-reduce #0 of world ([23] fp32"
+check "a message that is longer than its receiver expects is an error" mistake_on 2 0 message-too-long "receive failed"
+check "a rank that does not come is named" mistake_on 3 0 hang "rank 2 has not reached all-reduce #1"
+check "--deterministic and --allreduce ring exclude each other" \
+    fails_with "leave one of them out" -- "$test_comm" --deterministic --allreduce ring
+check "--comm nccl needs a program with NCCL" fails_with "built without NCCL.*use --comm mpi" -- "$test_comm" --comm nccl
+check "SHARD_COMM_STRICT is 0 or 1" fails_with "must be 0 or 1, not 'yes'" -- env SHARD_COMM_STRICT=yes "$test_comm"
+check "MPI must know of the ranks" fails_with "rank 0 of 2, but MPI says rank 0 of 1" -- \
+    env OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2 "$test_comm"
+done_testing
