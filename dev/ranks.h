@@ -22,7 +22,8 @@ typedef struct {
 
 // ---- reading ----
 
-#define damaged(...) die("%s:%d: this is no file of last operations, or it is damaged: %s", f->path, line, format_string(__VA_ARGS__))
+#define damaged(...) \
+    die("%s:%d: this is no file of last operations, or it is damaged: %s", f->path, line, format_string(__VA_ARGS__))
 
 // "-" is no peer.
 static inline bool rank_file_peer(const char* text, int size, int* peer) {
@@ -42,18 +43,29 @@ static inline OpChannel* rank_file_channel(RankFile* f, const char* communicator
     return NULL;
 }
 
+// "run WORD rank RANK of SIZE step STEP operations COUNT"
+static inline void rank_file_take_owner(RankFile* f, const char* text, int line) {
+    int used = 0, got = sscanf(text, "run %64s rank %d of %d step %lld operations %lld%n", f->run, &f->rank, &f->size, &f->step,
+                               &f->operations, &used);
+    bool possible = got == 5 && text[used] == '\n' && f->size <= MAX_RANKS && f->rank >= 0 && f->rank < f->size;
+    if (!possible) damaged("whose it is cannot be read");
+}
+
 // "channel COMMUNICATOR collective|send|receive PEER ISSUED FINISHED"
 static inline void rank_file_take_channel(RankFile* f, const char* text, int line) {
     OpChannel c;
     char way[16], peer[16];
     int used = 0;
     memset(&c, 0, sizeof c);
-    bool shaped = sscanf(text, "channel %23s %15s %15s %lld %lld%n", c.communicator, way, peer, &c.issued, &c.finished, &used) == 5 && text[used] == '\n';
-    if (!shaped || !rank_file_peer(peer, f->size, &c.peer)) damaged("a channel was expected, not '%.*s'", (int)strcspn(text, "\n"), text);
+    int got = sscanf(text, "channel %23s %15s %15s %lld %lld%n", c.communicator, way, peer, &c.issued, &c.finished, &used);
+    bool shaped = got == 5 && text[used] == '\n' && rank_file_peer(peer, f->size, &c.peer);
+    if (!shaped) damaged("a channel was expected, not '%.*s'", (int)strcspn(text, "\n"), text);
     c.way = (int)op_way(way);
     bool of_two = c.way != WAY_COLLECTIVE;
-    if (of_two != (c.peer >= 0) || (!of_two && strcmp(way, "collective") != 0)) damaged("'%s' with peer '%s' is no channel", way, peer);
-    if (c.issued < 0 || c.finished < 0 || c.finished > c.issued) damaged("%lld issued and %lld finished cannot be", c.issued, c.finished);
+    bool known = of_two ? c.peer >= 0 : c.peer < 0 && strcmp(way, "collective") == 0;
+    bool possible = c.finished >= 0 && c.finished <= c.issued;
+    if (!known) damaged("'%s' with peer '%s' is no channel", way, peer);
+    if (!possible) damaged("%lld issued and %lld finished cannot be", c.issued, c.finished);
     if (rank_file_channel(f, c.communicator, (OpWay)c.way, c.peer)) damaged("this channel is there twice");
     if (f->num_channels == (int)(sizeof f->channels / sizeof f->channels[0])) damaged("there are too many channels");
     f->channels[f->num_channels++] = c;
@@ -65,9 +77,10 @@ static inline void rank_file_take_op(RankFile* f, const char* text, int line) {
     char peer[16], state[16];
     int used = 0;
     memset(&r, 0, sizeof r);
-    bool shaped = sscanf(text, "op %lld %23s %15s %llu %7s %15s %lld %15s %lf %lf %lf%n", &r.number, r.communicator, r.collective, &r.elements, r.type,
-                         peer, &r.step, state, &r.issued, &r.started, &r.finished, &used) == 11 && text[used] == '\n';
-    if (!shaped || !rank_file_peer(peer, f->size, &r.peer)) damaged("an operation was expected, not '%.*s'", (int)strcspn(text, "\n"), text);
+    int got = sscanf(text, "op %lld %23s %15s %llu %7s %15s %lld %15s %lf %lf %lf%n", &r.number, r.communicator, r.collective,
+                     &r.elements, r.type, peer, &r.step, state, &r.issued, &r.started, &r.finished, &used);
+    bool shaped = got == 11 && text[used] == '\n' && rank_file_peer(peer, f->size, &r.peer);
+    if (!shaped) damaged("an operation was expected, not '%.*s'", (int)strcspn(text, "\n"), text);
     for (r.state = OP_FINISHED; r.state >= 0 && strcmp(state, op_state_names[r.state]) != 0;) r.state--;
     if (r.state < 0) damaged("'%s' is no state of an operation", state);
     if (f->num_ops == OPLOG_LENGTH) damaged("there are more than %d operations", OPLOG_LENGTH);
@@ -84,18 +97,15 @@ static inline RankFile* rank_file_read(const char* path) {
     RankFile* f = (RankFile*)xcalloc(1, sizeof(RankFile));
     FILE* in = fopen(path, "r");
     char text[512];
-    int line = 0, used = 0;
+    int line = 0;
     bool ended = false;
     f->path = path;
     require(in != NULL, "cannot open %s: %s", path, strerror(errno));
-    for (; fgets(text, sizeof text, in); used = 0) {
+    while (fgets(text, sizeof text, in)) {
         line++;
         if (ended) damaged("something follows the end");
         if (line == 1 && strcmp(text, OPLOG_MAGIC "\n") != 0) damaged("its first line is not '" OPLOG_MAGIC "'");
-        if (line == 2) {
-            bool shaped = sscanf(text, "run %64s rank %d of %d step %lld operations %lld%n", f->run, &f->rank, &f->size, &f->step, &f->operations, &used) == 5;
-            if (!shaped || text[used] != '\n' || f->size < 1 || f->size > MAX_RANKS || f->rank < 0 || f->rank >= f->size) damaged("whose it is cannot be read");
-        }
+        if (line == 2) rank_file_take_owner(f, text, line);
         if (line <= 2) continue;
         if (strcmp(text, "end\n") == 0) ended = true;
         else if (strncmp(text, "channel ", 8) == 0) rank_file_take_channel(f, text, line);
@@ -105,7 +115,8 @@ static inline RankFile* rank_file_read(const char* path) {
     if (!ended) damaged("it is cut off");
     for (int i = 0; i < f->num_channels; i++) {
         const OpChannel* c = &f->channels[i];
-        if (c->last.collective[0] && c->last.number != c->issued - 1) damaged("the last operations of %s are not there", c->communicator);
+        bool has_last = c->last.collective[0] == '\0' || c->last.number == c->issued - 1;
+        if (!has_last) damaged("the last operations of %s are not there", c->communicator);
     }
     return f;
 }
@@ -150,6 +161,12 @@ static inline bool same_op(const OpRecord* a, const OpRecord* b) {
         && (pair || (a->peer == b->peer && strcmp(a->collective, b->collective) == 0));
 }
 
+// Whether two members issued the same operation k, as far as both files have it.
+static inline bool same_at(const Member* a, const Member* b, long long k) {
+    const OpRecord *of_a = member_op(a, k), *of_b = member_op(b, k);
+    return of_a && of_b && same_op(of_a, of_b);
+}
+
 // The ranks of those members for which in[] is set.
 static inline void members_text(const Member* members, int n, const bool* in, char* out, size_t size) {
     bool* ranks = (bool*)xcalloc((size_t)members[0].file->size, sizeof(bool));
@@ -186,24 +203,25 @@ static inline void parting_of_different(Parting* p, const Member* members, int n
     int largest = -1, most = 0;
     for (int i = 0; i < n; i++) {
         int alike = 0;
-        for (int j = 0; j < n; j++) alike += member_op(&members[i], k) && member_op(&members[j], k) && same_op(member_op(&members[i], k), member_op(&members[j], k));
+        for (int j = 0; j < n; j++) alike += same_at(&members[i], &members[j], k);
         if (alike > most) { most = alike; largest = i; }
     }
     for (int pass = 0; pass <= n; pass++) {
         int i = pass == 0 ? largest : pass - 1;
         const OpRecord* r = member_op(&members[i], k);
         if (r == NULL || told[i]) continue;
-        for (int j = 0; j < n; j++) in[j] = member_op(&members[j], k) && same_op(r, member_op(&members[j], k));
+        for (int j = 0; j < n; j++) in[j] = same_at(&members[i], &members[j], k);
         for (int j = 0; j < n; j++) told[j] = told[j] || in[j];
         members_text(members, n, in, who, sizeof who);
         op_text(r, what, sizeof what);
         parting_say(p, "%s%s issued %s", pass == 0 ? "" : ", ", who, what);
     }
     for (int i = 0; i < n; i++) {
-        const OpRecord* r = member_op(&members[i], k);
-        if (r == NULL || same_op(r, member_op(&members[largest], k))) continue;
-        const char* how = left_out(&members[largest], &members[i], k) ? "left one out" : left_out(&members[i], &members[largest], k) ? "issued one too many" : NULL;
-        if (how) parting_say(p, "; from there on it looks as if rank %d had %s, this one or an equal one before it", members[i].file->rank, how);
+        const Member *odd = &members[i], *others = &members[largest];
+        if (member_op(odd, k) == NULL || same_at(odd, others, k)) continue;
+        const char* how = left_out(others, odd, k) ? "left one out" : left_out(odd, others, k) ? "issued one too many" : NULL;
+        if (how) parting_say(p, "; from there on it looks as if rank %d had %s,", odd->file->rank, how);
+        if (how) parting_say(p, " this or an equal one before it");
     }
     if (is_oldest && k > 0) parting_say(p, "; older ones are not in the files, so it may have begun before");
     free(told);
@@ -231,7 +249,8 @@ static inline void parting_of_missing(Parting* p, const Member* members, int n, 
         const OpRecord* last = member_op(&members[i], k - 1);
         if (last) op_text(last, what, sizeof what);
         else snprintf(what, sizeof what, "%s", k == 0 ? "none" : "no longer in its file");
-        parting_say(p, "; rank %d's last: %s%s%s", members[i].file->rank, what, last ? ", " : "", last ? op_state_names[last->state] : "");
+        parting_say(p, "; rank %d's last: %s", members[i].file->rank, what);
+        if (last) parting_say(p, ", %s", op_state_names[last->state]);
     }
 }
 
@@ -292,8 +311,8 @@ static inline Parting members_compare(const Member* members, int n) {
         p.by = PARTED_UNKNOWN;
         parting_say(&p, "all issued %lld operations, but no number is in two files any more: they cannot be compared", most);
     } else if (p.by == PARTED_NOWHERE) {
-        if (most > 0) parting_say(&p, "the same on all: %lld operations, of which #%lld to #%lld could be compared", most, compared, most - 1);
-        else parting_say(&p, "the same on all: no operation yet");
+        parting_say(&p, "the same on all: %lld operations", most);
+        if (most > 0) parting_say(&p, ", of which #%lld to #%lld could be compared", compared, most - 1);
     }
     free(in);
     return p;
@@ -320,13 +339,13 @@ static inline Sequence* sequences_find(RankFile* const* files, int n, int* count
     for (int i = 0; i < n; i++) {
         for (int j = 0; j < files[i]->num_channels; j++) {
             const OpChannel* c = &files[i]->channels[j];
-            Sequence s = { "", -1, -1 };
-            memcpy(s.communicator, c->communicator, sizeof s.communicator);
+            Sequence s = { "", -1, -1 }; // with zeros to the end of the name, so that memcmp can compare
+            snprintf(s.communicator, sizeof s.communicator, "%s", c->communicator);
             if (c->way == WAY_SEND) { s.from = files[i]->rank; s.to = c->peer; }
             if (c->way == WAY_RECEIVE) { s.from = c->peer; s.to = files[i]->rank; }
-            bool known = false;
-            for (int k = 0; k < *count; k++) known = known || (all[k].from == s.from && all[k].to == s.to && strcmp(all[k].communicator, s.communicator) == 0);
-            if (known) continue;
+            int k = 0;
+            while (k < *count && memcmp(&all[k], &s, sizeof s) != 0) k++;
+            if (k < *count) continue; // known
             all = (Sequence*)xrealloc(all, (size_t)(*count + 1) * sizeof(Sequence));
             all[(*count)++] = s;
         }
@@ -340,14 +359,16 @@ static inline void rank_files_check(RankFile* const* files, int n, FILE* out) {
     for (int r = 0; r < files[0]->size; r++) absent[r] = true;
     for (int i = 0; i < n; i++) {
         const RankFile *f = files[i], *first = files[0];
-        require(f->size == first->size && strcmp(f->run, first->run) == 0, "%s and %s are of different runs; give the files of one", first->path, f->path);
+        bool one_run = f->size == first->size && strcmp(f->run, first->run) == 0;
+        require(one_run, "%s and %s are of different runs; give the files of one", first->path, f->path);
         require(absent[f->rank], "%s is of rank %d, of which there is another file already", f->path, f->rank);
         absent[f->rank] = false;
     }
     char who[256];
     ranks_text(absent, files[0]->size, who, sizeof who);
     free(absent);
-    if (n < files[0]->size) fprintf(out, "no file of %s of %d: killed before it could be written, or not given\n", who, files[0]->size);
+    if (n == files[0]->size) return;
+    fprintf(out, "no file of %s of %d: killed before it could be written, or not given\n", who, files[0]->size);
 }
 
 // Compares the files and tells in words where the ranks parted. True if they did not.

@@ -1,576 +1,25 @@
 /*
 control.h - how ranks look after one another: a star of TCP connections to rank 0, beside the path of the data.
 
-Every rank has a thread, its watchdog, that tells rank 0 five times a second which operations were issued and finished
-(oplog.h) and which one the host waits for. Rank 0 so knows who died (its connection closed), who left by an error of its
-own, and, when a wait has lasted longer than the deadline, who never issued that operation. It tells everyone; everyone
-prints one line, writes its last operations to a file, and leaves with status 1. There is no going on without a
-rank: the last checkpoint is the recovery. If rank 0 is gone or silent itself, the others find that out by themselves.
+A rank that dies, hangs or leaves is named by all others within seconds of its death, or of the deadline of the wait for it,
+and they end with status 1 (watchdog.h). There is no going on without a rank: the last checkpoint is the recovery. The same
+connections carry small messages between hosts, for what ranks compare (control_gather, control_broadcast). On a rank that is
+alone every function returns at once.
 
-The connections also carry small messages between hosts, for what is compared at the start (control_gather,
-control_broadcast). On a rank that is alone every function returns at once. Messages are the structs of this program as
-they are: all ranks run the same program on the same kind of machine, which is checked when they meet.
+Usage, on every rank:
+    control_init(&c, ranks, timeout, out);
+    char address[CONTROL_ADDRESS] = "";
+    if (ranks.rank == 0) control_listen(&c, address);
+    ... everyone gets rank 0's address, by MPI_Bcast, say; or nobody does, if the launcher names a place (ranks.meeting) ...
+    control_join(&c, address);
+    ... oplog_issue(&c.log, ...) and so on: what the watchdog watches ...
+    control_stop(&c);
 
-Only the watchdog reads and writes sockets; everybody else puts messages into its queues. c->lock guards all of Control.
-Inside the watchdog nothing may die(): it leaves by _exit, for the rest of the process may be stuck in anything.
-
-Global state: control_process, what an exit() anywhere and the handler of SIGTERM must find.
+Global state: control_process (control_messages.h), what an exit() anywhere and the handler of SIGTERM must find.
 */
 #ifndef LLMC_CONTROL_H
 #define LLMC_CONTROL_H
-#include "common.h"
-#include <arpa/inet.h>
-#include <fcntl.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <signal.h>
-#include <sys/socket.h>
-#include "oplog.h"
-#include "ranks.h"
-
-#define CONTROL_ADDRESS 512              // bytes of an address as text, the final 0 included: "PORT WORD HOST HOST ..."
-#define CONTROL_MAX_MESSAGE (1u << 20)   // bytes of the largest message
-#define CONTROL_MAX_INBOX (64u << 20)    // bytes of messages that nobody has asked for yet
-#define CONTROL_STRANGERS 16             // connections at a time that have not said yet who they are
-#define CONTROL_BEAT 0.2                 // seconds between heartbeats
-#define CONTROL_SETTLE 0.5               // seconds after which every rank's state is known to rank 0
-#define CONTROL_PATIENCE 2.0             // seconds past the deadline in which rank 0 must have said who is late
-#define CONTROL_SILENCE 1.0              // seconds without a heartbeat that are worth mentioning
-#define CONTROL_GRACE 0.5                // seconds in which a rank may report an error of its own before it leaves for another's
-#define CONTROL_FAREWELL 1.0             // seconds that rank 0 stays on for the others to have written everything
-
-typedef struct { char* data; size_t bytes; } ControlBytes; // owned; followed by a 0 that is not counted
-
-typedef enum { MESSAGE_HELLO = 1, MESSAGE_WELCOME, MESSAGE_BEAT, MESSAGE_BYTES, MESSAGE_VERDICT, MESSAGE_HEARD, MESSAGE_LEFT,
-               MESSAGE_GOODBYE, MESSAGE_KINDS } ControlMessage;
-typedef struct { uint32_t kind, bytes; } ControlHeader; // before every message
-
-#define CONTROL_MAGIC "shard.c control"
-typedef struct { // who connects
-    char magic[16];
-    char word[68];                   // of the address: tells this run's ranks from strangers
-    int32_t rank, size, layout;      // layout: sizeof the structs that are sent
-} ControlHello;
-
-typedef struct { // a heartbeat; num_channels OpChannels follow
-    double waited;    // seconds that the host has waited for `awaited`; -1: it does not wait
-    OpRecord awaited;
-    long long step;
-    int num_channels;
-} ControlBeat;
-
-typedef enum { VERDICT_NONE, VERDICT_DIED, VERDICT_LATE, VERDICT_LEFT, VERDICT_TOLD } ControlVerdict;
-// DIED: a connection closed; LATE: a deadline passed; LEFT: a rank exits and has said why; TOLD: one exits because of SIGTERM
-
-typedef struct { char* data; size_t n, capacity; } ControlBuffer; // data owned
-
-typedef struct {
-    int fd;                       // -1: not connected
-    bool joined, goodbye, heard_verdict;
-    double heard;                 // when its last message came
-    ControlBuffer in, out, inbox; // bytes read, to be written; messages for control_gather and control_broadcast, each after its length
-    ControlBeat beat;             // its last; rank 0 keeps its own, too
-    OpChannel* channels;          // (beat.num_channels), owned
-} ControlPeer;
-
-typedef struct {
-    RankInfo ranks;
-    OpLog log;
-    double timeout;
-    const char* out;           // not owned
-    char word[68];
-    int listener, wake[2];     // wake: a pipe that ends the watchdog's sleep
-    ControlPeer* peers;        // rank 0: (size), everyone by rank; others: (1), rank 0
-    int num_peers, joined;
-    ControlPeer strangers[CONTROL_STRANGERS];
-    struct pollfd* polled;     // (num_peers + CONTROL_STRANGERS + 2), owned
-    pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    bool running, ended;       // the watchdog
-    bool leaving, stopping;    // asked of it: an exit() elsewhere; the end of the run
-    bool catches;              // SIGTERM, unless somebody else does
-    pid_t process;
-    double last_beat, told;    // told: when SIGTERM was noticed, 0: not
-    ControlVerdict verdict;
-    char why[1024];            // the verdict in words
-    double leave_at;
-} Control;
-
-static struct {
-    Control* control;                   // of this process, while its watchdog runs
-    int told, wake_fd;                  // SIGTERM has come (atomic); where its handler wakes the watchdog
-} control_process;
-
-// ---- messages ----
-
-static inline void control_buffer_add(ControlBuffer* b, const void* data, size_t n) {
-    if (b->n + n > b->capacity) {
-        b->capacity = 2 * (b->n + n);
-        b->data = (char*)xrealloc(b->data, b->capacity);
-    }
-    if (n) memcpy(b->data + b->n, data, n);
-    b->n += n;
-}
-
-static inline void control_buffer_drop(ControlBuffer* b, size_t n) {
-    b->n -= n;
-    if (b->n) memmove(b->data, b->data + n, b->n);
-}
-
-static inline void control_queue(ControlPeer* p, ControlMessage kind, const void* data, size_t bytes) {
-    if (p->fd < 0) return;
-    ControlHeader h = { (uint32_t)kind, (uint32_t)bytes };
-    control_buffer_add(&p->out, &h, sizeof h);
-    control_buffer_add(&p->out, data, bytes);
-}
-
-static inline void control_queue_all(Control* c, ControlMessage kind, const void* data, size_t bytes) {
-    for (int i = 0; i < c->num_peers; i++) control_queue(&c->peers[i], kind, data, bytes);
-}
-
-static inline void control_wake(Control* c) { if (write(c->wake[1], "", 1) < 0) { } } // a full pipe wakes as well
-
-// Writes what the socket takes without waiting. An error shows when it is read from.
-static inline void control_flush(ControlPeer* p) {
-    while (p->fd >= 0 && p->out.n > 0) {
-        ssize_t n = send(p->fd, p->out.data, p->out.n, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (n <= 0) return;
-        control_buffer_drop(&p->out, (size_t)n);
-    }
-}
-
-static inline void control_close(ControlPeer* p) {
-    if (p->fd >= 0) close(p->fd);
-    p->fd = -1;
-}
-
-static inline void control_peer_free(ControlPeer* p) {
-    control_close(p);
-    free(p->in.data);
-    free(p->out.data);
-    free(p->inbox.data);
-    free(p->channels);
-    memset(p, 0, sizeof *p);
-    p->fd = -1;
-}
-
-// ---- verdicts ----
-
-// The rank that `p` is the connection to.
-static inline int control_rank_of(const Control* c, const ControlPeer* p) { return c->ranks.rank == 0 ? (int)(p - c->peers) : 0; }
-
-// The first verdict counts. Rank 0 tells it to everyone.
-PRINTF_LIKE(3, 4)
-static inline void control_condemn(Control* c, ControlVerdict verdict, const char* format, ...) {
-    if (c->verdict != VERDICT_NONE) return;
-    va_list args;
-    va_start(args, format);
-    vsnprintf(c->why, sizeof c->why, format, args);
-    va_end(args);
-    c->verdict = verdict;
-    c->leave_at = now_seconds() + (verdict >= VERDICT_LEFT ? CONTROL_GRACE : 0);
-    char message[sizeof c->why + 1];
-    message[0] = (char)verdict;
-    snprintf(message + 1, sizeof message - 1, "%s", c->why);
-    if (c->ranks.rank == 0) control_queue_all(c, MESSAGE_VERDICT, message, strlen(c->why) + 1);
-}
-
-// "during step 7"
-static inline const char* control_when(long long step, char* out, size_t size) {
-    if (step > 0) snprintf(out, size, "during step %lld", step);
-    else snprintf(out, size, "before the first step");
-    return out;
-}
-
-static inline void control_closed(Control* c, ControlPeer* p) {
-    char when[64];
-    bool expected = p->goodbye;
-    control_close(p);
-    long long step = oplog_step_now(&c->log); // its own, as far as we know it, may be a heartbeat old
-    if (p->beat.step > step) step = p->beat.step;
-    if (!expected) control_condemn(c, VERDICT_DIED, "rank %d has died (its connection closed) %s", control_rank_of(c, p), control_when(step, when, sizeof when));
-}
-
-// The channel on which rank r's operation belongs to `op` of rank `by`; NULL: it has none.
-static inline OpChannel* control_counterpart(const Control* c, int r, const OpRecord* op, int by) {
-    OpWay way = op_way(op->collective);
-    if (way == WAY_SEND || way == WAY_RECEIVE) way = way == WAY_SEND ? WAY_RECEIVE : WAY_SEND;
-    for (int i = 0; i < c->peers[r].beat.num_channels; i++) {
-        OpChannel* k = &c->peers[r].channels[i];
-        bool same = k->way == (int)way && strcmp(k->communicator, op->communicator) == 0;
-        if (same && (way == WAY_COLLECTIVE || k->peer == by)) return k;
-    }
-    return NULL;
-}
-
-// Whether rank r should have issued its part of `op`, which rank `by` waits for, and has not.
-static inline bool control_is_missing(const Control* c, int r, const OpRecord* op, int by) {
-    const OpChannel* k = control_counterpart(c, r, op, by);
-    if (op_way(op->collective) != WAY_COLLECTIVE) return r == op->peer && (k == NULL || k->issued <= op->number);
-    return k != NULL && k->issued <= op->number;
-}
-
-// Rank r's last operation where it should have issued `op`, and since when it is silent, if it is.
-static inline void control_last_words(const Control* c, int r, const OpRecord* op, int by, double now, char* out, size_t size) {
-    const OpChannel* k = control_counterpart(c, r, op, by);
-    char last[OP_TEXT] = "none";
-    if (k && k->issued > 0) op_text(&k->last, last, sizeof last);
-    size_t n = (size_t)snprintf(out, size, "; the last that rank %d issued there is %s", r, last);
-    double silent = r == 0 ? 0 : now - c->peers[r].heard;
-    if (silent > CONTROL_SILENCE && n < size)
-        snprintf(out + n, size - n, ", and it has been silent for %.0f s (stopped, or its machine is gone)", silent);
-}
-
-// Everyone has issued `op`, and yet it does not end.
-static inline void control_condemn_stuck(Control* c, const OpRecord* op, int by, double now) {
-    char text[OP_TEXT], other[OP_TEXT];
-    op_text(op, text, sizeof text);
-    for (int r = 1; r < c->ranks.size; r++) {
-        double silent = now - c->peers[r].heard;
-        if (silent > CONTROL_SILENCE) control_condemn(c, VERDICT_LATE, "rank %d has been silent for %.0f s (stopped, or its machine is gone),"
-                                                      " and rank %d waits for %s", r, silent, by, text);
-    }
-    for (int r = 0; r < c->ranks.size && op_way(op->collective) == WAY_COLLECTIVE; r++) {
-        const OpChannel* k = control_counterpart(c, r, op, by);
-        if (k == NULL || k->issued == 0 || k->last.number != op->number) continue;
-        op_text(&k->last, other, sizeof other);
-        if (strcmp(text, other) != 0) control_condemn(c, VERDICT_LATE, "rank %d issued %s where rank %d issued %s", by, text, r, other);
-    }
-    control_condemn(c, VERDICT_LATE, "every rank has reached %s, for which rank %d has waited %.0f s: what moves the data is stuck",
-                    text, by, c->peers[by].beat.waited);
-}
-
-// On rank 0: names who is missing where somebody has waited longer than the deadline.
-static inline void control_judge(Control* c, double now) {
-    int by = -1, first = -1;
-    for (int r = 0; r < c->num_peers; r++) {
-        if (c->peers[r].beat.waited > c->timeout + CONTROL_SETTLE && (by < 0 || c->peers[r].beat.waited > c->peers[by].beat.waited)) by = r;
-    }
-    if (by < 0 || c->verdict != VERDICT_NONE) return;
-    const OpRecord* op = &c->peers[by].beat.awaited;
-    bool* missing = (bool*)xcalloc((size_t)c->ranks.size, sizeof(bool));
-    for (int r = c->ranks.size - 1; r >= 0; r--) {
-        missing[r] = control_is_missing(c, r, op, by);
-        if (missing[r]) first = r;
-    }
-    char who[256], text[OP_TEXT], last[OP_TEXT + 128];
-    ranks_text(missing, c->ranks.size, who, sizeof who);
-    free(missing);
-    if (first < 0) { control_condemn_stuck(c, op, by, now); return; }
-    op_text(op, text, sizeof text);
-    control_last_words(c, first, op, by, now, last, sizeof last);
-    control_condemn(c, VERDICT_LATE, "%s %s not reached %s%s, for which rank %d has waited %.0f s%s", who, strncmp(who, "ranks", 5) ? "has" : "have",
-                    op_way(op->collective) == WAY_COLLECTIVE ? "" : "its side of ", text, by, c->peers[by].beat.waited, last);
-}
-
-// On the others: rank 0 should have spoken by now.
-static inline void control_judge_rank_0(Control* c, const ControlBeat* own, double now) {
-    if (own->waited <= c->timeout + CONTROL_SETTLE + CONTROL_PATIENCE || c->verdict != VERDICT_NONE) return;
-    char text[OP_TEXT];
-    op_text(&own->awaited, text, sizeof text);
-    control_condemn(c, VERDICT_LATE, "rank 0 has been silent for %.0f s (stopped, or its machine is gone), and rank %d has waited %.0f s for %s",
-                    now - c->peers[0].heard, c->ranks.rank, own->waited, text);
-}
-
-// ---- leaving ----
-
-// The file of this rank's last operations: false if there can be none.
-static inline bool control_write_log(Control* c, char* path, size_t size) {
-    if (c->out[0] == '\0') return false;
-    snprintf(path, size, "%s/ops_rank_%04d.txt", c->out, c->ranks.rank);
-    FILE* f = fopen(path, "w");
-    if (f == NULL) return false;
-    oplog_write(&c->log, f, c->word, c->ranks.rank, c->ranks.size);
-    return fclose(f) == 0;
-}
-
-// Without a folder for the file: the last few operations, for the reader of the message.
-static inline void control_print_log(Control* c) {
-    pthread_mutex_lock(&c->log.lock);
-    for (long long i = c->log.count > 4 ? c->log.count - 4 : 0; i < c->log.count; i++) {
-        char text[OP_TEXT];
-        const OpRecord* r = &c->log.ring[i % OPLOG_LENGTH];
-        op_text(r, text, sizeof text);
-        fprintf(stderr, "rank %d: %s, %s\n", c->ranks.rank, text, op_state_names[r->state]);
-    }
-    pthread_mutex_unlock(&c->log.lock);
-}
-
-// What a rank says when it leaves because of another. One line in one piece, for all ranks write to the same place.
-static inline void control_report(Control* c) {
-    char path[4096], line[8192];
-    if (ftrylockfile(stdout) == 0) { // a thread that is stuck may hold it
-        fflush(stdout);
-        funlockfile(stdout);
-    }
-    bool in_training = oplog_step_now(&c->log) > 0, history = in_training || c->verdict < VERDICT_LEFT; // not of an error at the start
-    bool written = history && control_write_log(c, path, sizeof path);
-    if (history && !written) control_print_log(c);
-    size_t n = (size_t)snprintf(line, sizeof line, "rank %d: error: %s", c->ranks.rank, c->why);
-    const char* resume = c->out[0] ? "; continue from the last checkpoint with --resume" : "; without --out there is no checkpoint to continue from";
-    if (in_training) n += (size_t)snprintf(line + n, sizeof line - n, "%s", resume);
-    if (written) n += (size_t)snprintf(line + n, sizeof line - n, "; last operations: %s (build/ranks compares those of all ranks)", path);
-    n = size_min(n, sizeof line - 2);
-    line[n++] = '\n';
-    if (write(STDERR_FILENO, line, n) < 0) { } // nowhere to complain to
-}
-
-static inline void control_poll(Control* c, double seconds);
-
-// Ends the process. Everyone has to have written before the first one ends, because a launcher then kills the rest.
-static inline void control_leave(Control* c) {
-    control_report(c);
-    if (c->ranks.rank > 0) control_queue(&c->peers[0], MESSAGE_HEARD, NULL, 0);
-    for (double until = now_seconds() + CONTROL_FAREWELL * (c->ranks.rank ? 1.5 : 1), now; (now = now_seconds()) < until;) {
-        bool all = true;
-        for (int i = 0; i < c->num_peers; i++) all = all && (c->peers[i].fd < 0 || c->peers[i].heard_verdict);
-        if (all) break;
-        control_poll(c, until - now);
-    }
-    _exit(EXIT_FAILURE);
-}
-
-// Says to all why this rank is going, for which there is half a second.
-static inline void control_say_left(Control* c, ControlVerdict why) {
-    char reason = (char)why;
-    control_queue_all(c, MESSAGE_LEFT, &reason, 1);
-    double until = now_seconds() + 0.5;
-    for (bool pending = true; pending && now_seconds() < until; usleep(pending ? 1000 : 0)) {
-        pending = false;
-        for (int i = 0; i < c->num_peers; i++) {
-            control_flush(&c->peers[i]);
-            pending = pending || (c->peers[i].fd >= 0 && c->peers[i].out.n > 0);
-        }
-    }
-}
-
-// SIGTERM usually comes from a launcher that has seen a rank end, and then a verdict is on its way; else it means what it says.
-static inline void control_obey(Control* c, double now) {
-    if (!__atomic_load_n(&control_process.told, __ATOMIC_ACQUIRE)) return;
-    if (c->told == 0) c->told = now;
-    bool others_too = c->verdict == VERDICT_TOLD;
-    if (!others_too && (c->verdict != VERDICT_NONE || now < c->told + CONTROL_GRACE)) return;
-    char path[4096];
-    control_write_log(c, path, sizeof path);
-    control_say_left(c, VERDICT_TOLD);
-    signal(SIGTERM, SIG_DFL);
-    kill(getpid(), SIGTERM);
-    for (;;) pause();
-}
-
-// ---- the watchdog ----
-
-static inline void control_accept(Control* c) {
-    int fd = accept4(c->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0) return;
-    ControlPeer* slot = &c->strangers[0]; // all taken: the one that has been silent for longest makes room
-    for (int i = CONTROL_STRANGERS - 1; i >= 0; i--) {
-        ControlPeer* s = &c->strangers[i];
-        if (s->fd < 0 || (slot->fd >= 0 && s->heard < slot->heard)) slot = s;
-    }
-    control_peer_free(slot);
-    slot->fd = fd;
-    slot->heard = now_seconds();
-    int on = 1;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-}
-
-static inline int32_t control_layout(void) { return (int32_t)(sizeof(ControlBeat) * 65536 + sizeof(OpChannel)); }
-
-// A stranger has said who it is: it becomes a peer, or is turned away.
-static inline void control_admit(Control* c, ControlPeer* stranger, const ControlHello* h) {
-    bool of_this_run = memcmp(h->magic, CONTROL_MAGIC, sizeof h->magic) == 0 && memcmp(h->word, c->word, sizeof h->word) == 0;
-    if (!of_this_run) { control_close(stranger); return; }
-    if (h->layout != control_layout()) control_condemn(c, VERDICT_LEFT, "rank %d runs another version of this program than rank 0", h->rank);
-    else if (h->size != c->ranks.size) control_condemn(c, VERDICT_LEFT, "rank %d was told of %d ranks, rank 0 of %d", h->rank, h->size, c->ranks.size);
-    else if (h->rank < 1 || h->rank >= h->size) control_condemn(c, VERDICT_LEFT, "rank %d of %d is no rank that can join", h->rank, h->size);
-    else if (c->peers[h->rank].joined) control_condemn(c, VERDICT_LEFT, "two processes say that they are rank %d", h->rank);
-    if (c->verdict != VERDICT_NONE) { // the newcomer is not among those whom control_condemn tells
-        char message[sizeof c->why + 1];
-        message[0] = (char)c->verdict;
-        snprintf(message + 1, sizeof message - 1, "%s", c->why);
-        control_queue(stranger, MESSAGE_VERDICT, message, strlen(c->why) + 1);
-        control_flush(stranger);
-        control_close(stranger);
-        return;
-    }
-    ControlPeer* p = &c->peers[h->rank];
-    *p = *stranger;
-    memset(stranger, 0, sizeof *stranger);
-    stranger->fd = -1;
-    p->joined = true;
-    p->beat.waited = -1;
-    c->joined++;
-    control_queue(p, MESSAGE_WELCOME, NULL, 0);
-}
-
-static inline bool control_take_beat(ControlPeer* p, const char* data, size_t n) {
-    ControlBeat b;
-    if (n < sizeof b) return false;
-    memcpy(&b, data, sizeof b);
-    n -= sizeof b;
-    if (b.num_channels < 0 || n != (size_t)b.num_channels * sizeof(OpChannel)) return false;
-    if (b.num_channels > p->beat.num_channels) p->channels = (OpChannel*)xrealloc(p->channels, n);
-    if (n) memcpy(p->channels, data + sizeof b, n);
-    p->beat = b;
-    return true;
-}
-
-// One message of a peer. False: it is none that it may send.
-static inline bool control_take(Control* c, ControlPeer* p, uint32_t kind, const char* data, size_t n) {
-    char text[sizeof c->why];
-    uint32_t length = (uint32_t)n;
-    snprintf(text, sizeof text, "%.*s", n > 1 ? (int)(n - 1) : 0, n > 1 ? data + 1 : "");
-    switch (kind) {
-        case MESSAGE_BEAT: return control_take_beat(p, data, n);
-        case MESSAGE_BYTES:
-            if (p->inbox.n + n > CONTROL_MAX_INBOX) return false;
-            control_buffer_add(&p->inbox, &length, sizeof length);
-            control_buffer_add(&p->inbox, data, n);
-            return true;
-        case MESSAGE_VERDICT:
-            if (c->ranks.rank == 0 || n < 2 || data[0] <= VERDICT_NONE || data[0] > VERDICT_TOLD) return false;
-            control_condemn(c, (ControlVerdict)data[0], "%s", text);
-            return true;
-        case MESSAGE_HEARD: p->heard_verdict = true; return true;
-        case MESSAGE_GOODBYE: p->goodbye = true; return true;
-        case MESSAGE_LEFT:
-            p->goodbye = true; // that its connection closes is no news after this
-            if (n == 1 && data[0] == VERDICT_TOLD)
-                control_condemn(c, VERDICT_TOLD, "rank %d has left (it was told to, by SIGTERM)", control_rank_of(c, p));
-            else control_condemn(c, VERDICT_LEFT, "rank %d has left (its own message says why)", control_rank_of(c, p));
-            return true;
-        default: return false;
-    }
-}
-
-// Takes the whole messages out of p->in. False: these are not messages of ours.
-static inline bool control_parse(Control* c, ControlPeer* p) {
-    for (size_t done = 0;;) {
-        ControlHeader h;
-        size_t have = p->in.n - done;
-        if (have >= sizeof h) memcpy(&h, p->in.data + done, sizeof h);
-        if (have >= sizeof h && h.bytes > (p->joined ? CONTROL_MAX_MESSAGE : sizeof(ControlHello))) return false;
-        if (have < sizeof h || have < sizeof h + h.bytes) {
-            control_buffer_drop(&p->in, done);
-            return true;
-        }
-        const char* data = p->in.data + done + sizeof h;
-        done += sizeof h + h.bytes;
-        if (!p->joined) {
-            ControlHello hello;
-            if (h.kind != MESSAGE_HELLO || h.bytes != sizeof hello) return false;
-            memcpy(&hello, data, sizeof hello);
-            control_buffer_drop(&p->in, done);
-            control_admit(c, p, &hello);
-            return true;
-        }
-        if (!control_take(c, p, h.kind, data, h.bytes)) return false;
-    }
-}
-
-// Reads everything there is. A connection that has closed may still hold messages, which come first.
-static inline void control_read(Control* c, ControlPeer* p) {
-    char chunk[65536];
-    ssize_t n;
-    while ((n = recv(p->fd, chunk, sizeof chunk, MSG_DONTWAIT)) > 0) {
-        control_buffer_add(&p->in, chunk, (size_t)n);
-        p->heard = now_seconds();
-        if (!p->joined) break; // a stranger: no more than one piece before it is looked at
-    }
-    bool closed = n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
-    bool stranger = !p->joined;
-    bool ours = control_parse(c, p);
-    if (stranger) { if (!ours || closed) control_close(p); } // if it was admitted, p is an empty place now
-    else if (!ours) {
-        control_close(p);
-        control_condemn(c, VERDICT_DIED, "rank %d has sent what is no message of this program", control_rank_of(c, p));
-    } else if (closed) control_closed(c, p);
-}
-
-static inline void control_poll_add(Control* c, int* n, int fd, bool writes) {
-    struct pollfd* f = &c->polled[(*n)++];
-    f->fd = fd; // -1: poll passes over it
-    f->events = (short)(POLLIN | (writes ? POLLOUT : 0));
-    f->revents = 0;
-}
-
-// One turn: sends, waits for up to `seconds`, receives. The lock is let go of while it waits.
-static inline void control_poll(Control* c, double seconds) {
-    int n = 0;
-    control_poll_add(c, &n, c->wake[0], false);
-    control_poll_add(c, &n, c->listener, false);
-    for (int i = 0; i < CONTROL_STRANGERS; i++) control_poll_add(c, &n, c->strangers[i].fd, false);
-    for (int i = 0; i < c->num_peers; i++) {
-        control_flush(&c->peers[i]);
-        control_poll_add(c, &n, c->peers[i].fd, c->peers[i].out.n > 0);
-    }
-    pthread_mutex_unlock(&c->lock);
-    int ready = poll(c->polled, (nfds_t)n, seconds > 0 ? 1 + (int)(1e3 * seconds) : 0);
-    pthread_mutex_lock(&c->lock);
-    if (ready <= 0) return;
-    char drained[64];
-    if (c->polled[0].revents) while (read(c->wake[0], drained, sizeof drained) == (ssize_t)sizeof drained) { }
-    for (int i = 0; i < c->num_peers; i++) if (c->polled[2 + CONTROL_STRANGERS + i].revents && c->peers[i].fd >= 0) control_read(c, &c->peers[i]);
-    for (int i = 0; i < CONTROL_STRANGERS; i++) if (c->polled[2 + i].revents && c->strangers[i].fd >= 0) control_read(c, &c->strangers[i]);
-    if (c->polled[1].revents) control_accept(c);
-    pthread_cond_broadcast(&c->changed);
-}
-
-// Notes this rank's state and sends it. Who has not taken the one before gets none: a stopped rank must not fill our memory.
-static inline void control_beat(Control* c, double now) {
-    ControlBuffer b = { NULL, 0, 0 };
-    ControlBeat own;
-    memset(&own, 0, sizeof own);
-    pthread_mutex_lock(&c->log.lock);
-    own.waited = c->log.waiting ? now - c->log.since : -1;
-    if (c->log.waiting) own.awaited = c->log.awaited;
-    own.step = c->log.step;
-    own.num_channels = c->log.num_channels;
-    control_buffer_add(&b, &own, sizeof own);
-    control_buffer_add(&b, c->log.channels, (size_t)own.num_channels * sizeof(OpChannel));
-    pthread_mutex_unlock(&c->log.lock);
-    if (c->ranks.rank == 0) {
-        control_take_beat(&c->peers[0], b.data, b.n);
-        own.num_channels = 0; // the others need not know more than that rank 0 lives
-        memcpy(b.data, &own, sizeof own);
-        b.n = sizeof own;
-    }
-    for (int i = 0; i < c->num_peers; i++) if (c->peers[i].out.n == 0) control_queue(&c->peers[i], MESSAGE_BEAT, b.data, b.n);
-    free(b.data);
-    if (c->ranks.rank == 0) control_judge(c, now);
-    else control_judge_rank_0(c, &own, now);
-}
-
-static inline void* control_watch(void* argument) {
-    Control* c = (Control*)argument;
-    pthread_mutex_lock(&c->lock);
-    while (!c->ended) {
-        double now = now_seconds();
-        if (now >= c->last_beat + CONTROL_BEAT) {
-            c->last_beat = now;
-            control_beat(c, now);
-        }
-        if (c->leaving) {
-            control_say_left(c, VERDICT_LEFT);
-            c->ended = true;
-        }
-        control_obey(c, now);
-        if (c->verdict != VERDICT_NONE && now >= c->leave_at) control_leave(c);
-        bool flushed = true;
-        for (int i = 0; i < c->num_peers; i++) flushed = flushed && (c->peers[i].fd < 0 || c->peers[i].out.n == 0);
-        if (c->stopping && flushed) c->ended = true;
-        if (!c->ended) control_poll(c, c->stopping ? 0.01 : c->last_beat + CONTROL_BEAT - now);
-    }
-    pthread_cond_broadcast(&c->changed);
-    pthread_mutex_unlock(&c->lock);
-    return NULL;
-}
+#include "watchdog.h"
 
 // ---- the meeting ----
 
@@ -624,11 +73,11 @@ static inline void control_add_hosts(char* address, size_t size) {
         if (i->ifa_addr == NULL || !(i->ifa_flags & IFF_UP) || (i->ifa_flags & IFF_LOOPBACK)) continue;
         char host[INET6_ADDRSTRLEN];
         size_t n = strlen(address);
-        const struct sockaddr_in6* v6 = (const struct sockaddr_in6*)(const void*)i->ifa_addr;
+        int family = i->ifa_addr->sa_family;
         const struct sockaddr_in* v4 = (const struct sockaddr_in*)(const void*)i->ifa_addr;
-        if (i->ifa_addr->sa_family == AF_INET) inet_ntop(AF_INET, &v4->sin_addr, host, sizeof host);
-        else if (i->ifa_addr->sa_family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr)) inet_ntop(AF_INET6, &v6->sin6_addr, host, sizeof host);
-        else continue;
+        const struct sockaddr_in6* v6 = (const struct sockaddr_in6*)(const void*)i->ifa_addr;
+        if (family != AF_INET && (family != AF_INET6 || IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr))) continue;
+        inet_ntop(family, family == AF_INET ? (const void*)&v4->sin_addr : (const void*)&v6->sin6_addr, host, sizeof host);
         if (n + strlen(host) + 2 <= size) snprintf(address + n, size - n, " %s", host);
     }
     freeifaddrs(all);
@@ -647,7 +96,7 @@ static inline void control_listen(Control* c, char* address) {
         if (c->listener < 0) c->listener = control_bind(AF_INET, false, port);
     }
     require(c->listener >= 0, "rank 0 cannot listen for the other ranks on port %d: %s%s", port, strerror(errno),
-            errno == EADDRINUSE ? "; another run on this machine may have it: give torchrun another --master-port, or wait for that run" : "");
+            errno == EADDRINUSE ? "; another run may have it: wait for that, or give torchrun another --master-port" : "");
     if (named) {
         snprintf(address, CONTROL_ADDRESS, "%s", c->ranks.meeting);
         return;
@@ -663,7 +112,8 @@ static inline void control_listen(Control* c, char* address) {
     size_t n = (size_t)snprintf(address, CONTROL_ADDRESS, "%d ", port);
     for (size_t i = 0; i < sizeof bytes; i++) n += (size_t)snprintf(address + n, CONTROL_ADDRESS - n, "%02x", bytes[i]);
     if (!only_here) control_add_hosts(address, CONTROL_ADDRESS);
-    if (strchr(address + n, ' ') == NULL) snprintf(address + n, CONTROL_ADDRESS - n, " %s", bound.any.sa_family == AF_INET6 ? "::1" : "127.0.0.1");
+    const char* here = bound.any.sa_family == AF_INET6 ? "::1" : "127.0.0.1";
+    if (address[n] == '\0') snprintf(address + n, CONTROL_ADDRESS - n, " %s", here);
 }
 
 // Whether fd can be read from (or written to) before `until`.
@@ -697,12 +147,13 @@ static inline bool control_introduce(Control* c, int fd, double until) {
     m.hello.rank = c->ranks.rank;
     m.hello.size = c->ranks.size;
     m.hello.layout = control_layout();
-    if (send(fd, &m, sizeof m, MSG_NOSIGNAL) != (ssize_t)sizeof m || !control_receive(fd, &answer, sizeof answer, until)) return false;
+    if (send(fd, &m, sizeof m, MSG_NOSIGNAL) != (ssize_t)sizeof m) return false;
+    if (!control_receive(fd, &answer, sizeof answer, until)) return false;
     if (answer.kind == MESSAGE_WELCOME && answer.bytes == 0) return true;
     if (answer.kind != MESSAGE_VERDICT || answer.bytes < 2 || answer.bytes > sizeof verdict - 1) return false;
     memset(verdict, 0, sizeof verdict);
-    if (control_receive(fd, verdict, answer.bytes, until)) die("rank 0 does not let rank %d join: %s", c->ranks.rank, verdict + 1);
-    return false;
+    if (!control_receive(fd, verdict, answer.bytes, until)) return false;
+    die("rank 0 does not let rank %d join: %s", c->ranks.rank, verdict + 1);
 }
 
 // One attempt at one host. -1 if our rank 0 is not there (yet).
@@ -736,8 +187,8 @@ static inline void control_connect(Control* c, const char* port, const char* hos
         for (const char* p = hosts; c->peers[0].fd < 0 && sscanf(p, " %255s%n", host, &used) == 1; p += used)
             c->peers[0].fd = control_try(c, host, port, until);
         if (c->peers[0].fd >= 0) break;
-        require(now_seconds() < until, "rank %d could not reach rank 0 at%s, port %s, within %g s (--comm-timeout): has rank 0 started,"
-                " and does a firewall stand between?", c->ranks.rank, hosts, port, c->timeout);
+        require(now_seconds() < until, "rank %d could not reach rank 0 at%s, port %s, within %g s (--comm-timeout): has rank 0"
+                " started, and does a firewall stand between?", c->ranks.rank, hosts, port, c->timeout);
         usleep(100000);
     }
     c->peers[0].joined = true;
@@ -806,7 +257,8 @@ static inline void control_join(Control* c, const char* address) {
     if (c->ranks.size == 1) return;
     if (address[0] == '\0') address = c->ranks.meeting;
     char port[8], hosts[CONTROL_ADDRESS];
-    require(sscanf(address, "%7s %64s%511[^\n]", port, c->word, hosts) == 3, "'%s' does not tell where rank 0 is to be found", address);
+    bool shaped = sscanf(address, "%7s %64s%511[^\n]", port, c->word, hosts) == 3;
+    require(shaped, "'%s' does not tell where rank 0 is to be found; start with mpirun, torchrun or srun", address);
     if (c->ranks.rank > 0) control_connect(c, port, hosts);
     oplog_join(&c->log, "control");
     control_start_watchdog(c);
@@ -837,7 +289,7 @@ static inline ControlBytes control_pop(Control* c, ControlPeer* p) {
 // Blocking and collective, in the same order on all ranks; for the watchdog they are operations of a communicator "control".
 // Every rank gives a string of bytes; rank 0 gets all of them, by rank, in parts (N): the caller frees their data. Others: NULL.
 static inline void control_gather(Control* c, const void* data, size_t bytes, ControlBytes* parts) {
-    require(bytes < CONTROL_MAX_MESSAGE, "%zu bytes are too many for one message between hosts; at most %u", bytes, CONTROL_MAX_MESSAGE - 1);
+    require(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE, bytes);
     OpRecord op = oplog_issue(&c->log, "control", "gather", 0, "bytes", 0);
     oplog_wait_begin(&c->log, &op);
     pthread_mutex_lock(&c->lock);
@@ -857,7 +309,7 @@ static inline void control_gather(Control* c, const void* data, size_t bytes, Co
 
 // Everyone else gets rank 0's bytes, and frees them; rank 0 gets an empty string.
 static inline ControlBytes control_broadcast(Control* c, const void* data, size_t bytes) {
-    require(bytes < CONTROL_MAX_MESSAGE, "%zu bytes are too many for one message between hosts; at most %u", bytes, CONTROL_MAX_MESSAGE - 1);
+    require(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE, bytes);
     ControlBytes received = { NULL, 0 };
     OpRecord op = oplog_issue(&c->log, "control", "broadcast", 0, "bytes", 0);
     oplog_wait_begin(&c->log, &op);

@@ -72,7 +72,8 @@ static inline OpWay op_way(const char* collective) {
 
 static inline void op_name_set(char* to, size_t size, const char* name) {
     size_t n = strlen(name);
-    require(n > 0 && n < size && strcspn(name, " \t\n") == n, "'%s' is no name for the log of operations: 1 to %zu letters without blanks", name, size - 1);
+    require(n > 0 && n < size && strcspn(name, " \t\n") == n,
+            "'%s' is no name for the log of operations: 1 to %zu letters without blanks", name, size - 1);
     memcpy(to, name, n + 1);
 }
 
@@ -113,7 +114,8 @@ static inline long long oplog_step_now(OpLog* l) {
 }
 
 // Notes a new operation. The record is what the functions below know it by.
-static inline OpRecord oplog_issue(OpLog* l, const char* communicator, const char* collective, size_t elements, const char* type, int peer) {
+static inline OpRecord oplog_issue(OpLog* l, const char* communicator, const char* collective, size_t elements, const char* type,
+                                   int peer) {
     OpRecord r;
     memset(&r, 0, sizeof r);
     op_name_set(r.communicator, sizeof r.communicator, communicator);
@@ -173,7 +175,8 @@ static inline void oplog_wait_end(OpLog* l) {
     pthread_mutex_unlock(&l->lock);
 }
 
-// "all-reduce #41 of world (1048576 fp32, step 7)", "broadcast #0 of world (64 bf16, root 0, step 1)", "send #3 to rank 2 of world (...)".
+// "all-reduce #41 of world (1048576 fp32, step 7)", "broadcast #0 of world (64 bf16, root 0, step 1)",
+// "send #3 to rank 2 of world (64 bf16, step 1)"
 static inline void op_text(const OpRecord* r, char* out, size_t size) {
     OpWay way = op_way(r->collective);
     char peer[32] = "", root[32] = "", what[48] = "";
@@ -205,8 +208,8 @@ static inline void oplog_write(OpLog* l, FILE* f, const char* run, int rank, int
         const OpRecord* r = &l->ring[i % OPLOG_LENGTH];
         char peer[16] = "-";
         if (r->peer >= 0) snprintf(peer, sizeof peer, "%d", r->peer);
-        fprintf(f, "op %lld %s %s %llu %s %s %lld %s %.6f %.6f %.6f\n", r->number, r->communicator, r->collective, r->elements, r->type,
-                peer, r->step, op_state_names[r->state], r->issued, r->started, r->finished);
+        fprintf(f, "op %lld %s %s %llu %s %s %lld %s %.6f %.6f %.6f\n", r->number, r->communicator, r->collective, r->elements,
+                r->type, peer, r->step, op_state_names[r->state], r->issued, r->started, r->finished);
     }
     fprintf(f, "end\n");
     pthread_mutex_unlock(&l->lock);

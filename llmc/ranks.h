@@ -27,14 +27,15 @@ static const RankVariables ranks_slurm = { "Slurm", "SLURM_PROCID", "SLURM_STEP_
 // The whole number in an environment variable, from least to most.
 static inline int ranks_number(const char* launcher, const char* variable, long least, long most) {
     const char* text = getenv(variable);
-    require(text != NULL, "%s has not set %s, which goes with the other variables that are there; start with mpirun, torchrun or srun,"
+    require(text != NULL, "%s has not set %s, though others of its variables are there; start with mpirun, torchrun or srun,"
             " or unset them to run alone", launcher, variable);
     char* end;
     errno = 0;
     long v = strtol(text, &end, 10);
-    require(isdigit((unsigned char)text[0]) && *end == '\0' && errno == 0, "%s is '%s', which is no number; %s should have set it",
-            variable, text, launcher);
-    require(v >= least && v <= most, "%s is %ld, where %ld to %ld is possible; %s should have set it", variable, v, least, most, launcher);
+    bool is_number = isdigit((unsigned char)text[0]) && *end == '\0' && errno == 0;
+    require(is_number, "%s is '%s', which is no number; %s should have set it", variable, text, launcher);
+    require(v >= least && v <= most, "%s is %ld, where %ld to %ld is possible; %s should have set it",
+            variable, v, least, most, launcher);
     return (int)v;
 }
 
@@ -50,7 +51,8 @@ static inline int ranks_slurm_tasks_on(const char* text, int node, int size) {
         node -= times;
         if (*p == ',') p++;
     }
-    die("SLURM_STEP_TASKS_PER_NODE is '%s', which does not tell how many tasks run on this node; srun should have set it", text ? text : "");
+    die("SLURM_STEP_TASKS_PER_NODE is '%s', which does not tell how many tasks run on this node; srun should have set it",
+        text ? text : "");
 }
 
 static inline RankInfo ranks_read(const RankVariables* v) {
@@ -71,7 +73,7 @@ static inline bool ranks_has(const RankVariables* v) { return getenv(v->size) ||
 // Two launchers, one inside the other, must say the same.
 static inline void ranks_require_same(const RankInfo* a, const RankInfo* b) {
     require(a->rank == b->rank && a->size == b->size,
-            "%s says that this is rank %d of %d, %s that it is rank %d of %d; start with one of them, or unset the other's variables",
+            "%s says that this is rank %d of %d, %s that it is rank %d of %d; start with one, or unset the other's variables",
             a->found, a->rank, a->size, b->found, b->rank, b->size);
 }
 

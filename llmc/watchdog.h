@@ -1,0 +1,447 @@
+/*
+watchdog.h - the thread that every rank has beside its work, and how it finds out who died, who left and who hangs.
+
+Five times a second each rank tells rank 0 how far it is (oplog.h). Rank 0 judges:
+    a connection closed without a goodbye         that rank died
+    a rank says that it leaves                    it has reported an error of its own
+    a wait is longer than the deadline            whoever has not issued that operation is missing, or else whoever is silent
+A stopped process and a machine that is gone close no connection: the deadline finds them. If it is rank 0 that is gone or
+silent, each of the others judges by itself. Then everyone says so, writes its last operations, and leaves with status 1.
+
+Nothing in this thread may end the process but control_leave and control_obey, by _exit or a signal: exit() would run what
+other threads may be stuck in. c->lock guards all of Control; c->log has a lock of its own, taken after it.
+*/
+#ifndef LLMC_WATCHDOG_H
+#define LLMC_WATCHDOG_H
+#include "control_messages.h"
+
+// ---- verdicts ----
+
+// The rank that `p` is the connection to.
+static inline int control_rank_of(const Control* c, const ControlPeer* p) { return c->ranks.rank == 0 ? (int)(p - c->peers) : 0; }
+
+// The first verdict counts. Rank 0 tells it to everyone.
+PRINTF_LIKE(3, 4)
+static inline void control_condemn(Control* c, ControlVerdict verdict, const char* format, ...) {
+    if (c->verdict != VERDICT_NONE) return;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(c->why, sizeof c->why, format, args);
+    va_end(args);
+    c->verdict = verdict;
+    c->leave_at = now_seconds() + (verdict >= VERDICT_LEFT ? CONTROL_GRACE : 0);
+    char message[sizeof c->why + 1];
+    message[0] = (char)verdict;
+    snprintf(message + 1, sizeof message - 1, "%s", c->why);
+    if (c->ranks.rank == 0) control_queue_all(c, MESSAGE_VERDICT, message, strlen(c->why) + 1);
+}
+
+// The connection to a peer has ended.
+static inline void control_closed(Control* c, ControlPeer* p) {
+    char when[64];
+    bool expected = p->goodbye;
+    control_close(p);
+    long long step = oplog_step_now(&c->log); // its own, as far as we know it, may be a heartbeat old
+    if (p->beat.step > step) step = p->beat.step;
+    if (step > 0) snprintf(when, sizeof when, "during step %lld", step);
+    else snprintf(when, sizeof when, "before the first step");
+    if (!expected) control_condemn(c, VERDICT_DIED, "rank %d has died (its connection closed) %s", control_rank_of(c, p), when);
+}
+
+// The channel on which rank r's operation belongs to `op` of rank `by`; NULL: it has none.
+static inline OpChannel* control_counterpart(const Control* c, int r, const OpRecord* op, int by) {
+    OpWay way = op_way(op->collective);
+    if (way == WAY_SEND || way == WAY_RECEIVE) way = way == WAY_SEND ? WAY_RECEIVE : WAY_SEND;
+    for (int i = 0; i < c->peers[r].beat.num_channels; i++) {
+        OpChannel* k = &c->peers[r].channels[i];
+        bool same = k->way == (int)way && strcmp(k->communicator, op->communicator) == 0;
+        if (same && (way == WAY_COLLECTIVE || k->peer == by)) return k;
+    }
+    return NULL;
+}
+
+// Whether rank r should have issued its part of `op`, which rank `by` waits for, and has not.
+static inline bool control_is_missing(const Control* c, int r, const OpRecord* op, int by) {
+    const OpChannel* k = control_counterpart(c, r, op, by);
+    if (op_way(op->collective) != WAY_COLLECTIVE) return r == op->peer && (k == NULL || k->issued <= op->number);
+    return k != NULL && k->issued <= op->number;
+}
+
+// Rank r's last operation where it should have issued `op`, and since when it is silent, if it is.
+static inline void control_last_words(const Control* c, int r, const OpRecord* op, int by, double now, char* out, size_t size) {
+    const OpChannel* k = control_counterpart(c, r, op, by);
+    char last[OP_TEXT] = "none";
+    if (k && k->issued > 0) op_text(&k->last, last, sizeof last);
+    size_t n = (size_t)snprintf(out, size, "; the last that rank %d issued there is %s", r, last);
+    double silent = r == 0 ? 0 : now - c->peers[r].heard;
+    if (silent > CONTROL_SILENCE && n < size)
+        snprintf(out + n, size - n, ", and it has been silent for %.0f s (stopped, or its machine is gone)", silent);
+}
+
+// Everyone has issued `op`, and yet it does not end.
+static inline void control_condemn_stuck(Control* c, const OpRecord* op, int by, double now) {
+    char text[OP_TEXT], other[OP_TEXT];
+    op_text(op, text, sizeof text);
+    for (int r = 1; r < c->ranks.size; r++) {
+        double silent = now - c->peers[r].heard;
+        if (silent > CONTROL_SILENCE)
+            control_condemn(c, VERDICT_LATE, "rank %d has been silent for %.0f s (stopped, or its machine is gone), and rank %d"
+                            " waits for %s", r, silent, by, text);
+    }
+    for (int r = 0; r < c->ranks.size && op_way(op->collective) == WAY_COLLECTIVE; r++) {
+        const OpChannel* k = control_counterpart(c, r, op, by);
+        if (k == NULL || k->issued == 0 || k->last.number != op->number) continue;
+        op_text(&k->last, other, sizeof other);
+        if (strcmp(text, other) == 0) continue;
+        control_condemn(c, VERDICT_LATE, "rank %d issued %s where rank %d issued %s", by, text, r, other);
+    }
+    control_condemn(c, VERDICT_LATE, "every rank has reached %s, for which rank %d has waited %.0f s:"
+                    " what moves the data is stuck", text, by, c->peers[by].beat.waited);
+}
+
+// The rank that has waited longest beyond the deadline; -1: none has.
+static inline int control_longest_waiting(const Control* c) {
+    int by = -1;
+    double longest = c->timeout + CONTROL_SETTLE;
+    for (int r = 0; r < c->num_peers; r++) {
+        if (c->peers[r].beat.waited <= longest) continue;
+        longest = c->peers[r].beat.waited;
+        by = r;
+    }
+    return by;
+}
+
+// On rank 0: names who is missing where somebody has waited longer than the deadline.
+static inline void control_judge(Control* c, double now) {
+    int by = control_longest_waiting(c), first = -1;
+    if (by < 0 || c->verdict != VERDICT_NONE) return;
+    const OpRecord* op = &c->peers[by].beat.awaited;
+    bool* missing = (bool*)xcalloc((size_t)c->ranks.size, sizeof(bool));
+    for (int r = c->ranks.size - 1; r >= 0; r--) {
+        missing[r] = control_is_missing(c, r, op, by);
+        if (missing[r]) first = r;
+    }
+    char who[256], text[OP_TEXT], last[OP_TEXT + 128];
+    ranks_text(missing, c->ranks.size, who, sizeof who);
+    free(missing);
+    if (first < 0) { control_condemn_stuck(c, op, by, now); return; }
+    op_text(op, text, sizeof text);
+    control_last_words(c, first, op, by, now, last, sizeof last);
+    const char* has = strncmp(who, "ranks", 5) == 0 ? "have" : "has";
+    const char* side = op_way(op->collective) == WAY_COLLECTIVE ? "" : "its side of ";
+    control_condemn(c, VERDICT_LATE, "%s %s not reached %s%s, for which rank %d has waited %.0f s%s", who, has, side, text, by,
+                    c->peers[by].beat.waited, last);
+}
+
+// On the others: rank 0 should have spoken by now.
+static inline void control_judge_rank_0(Control* c, const ControlBeat* own, double now) {
+    if (own->waited <= c->timeout + CONTROL_SETTLE + CONTROL_PATIENCE || c->verdict != VERDICT_NONE) return;
+    char text[OP_TEXT];
+    op_text(&own->awaited, text, sizeof text);
+    control_condemn(c, VERDICT_LATE, "rank 0 has been silent for %.0f s (stopped, or its machine is gone), and rank %d has waited"
+                    " %.0f s for %s", now - c->peers[0].heard, c->ranks.rank, own->waited, text);
+}
+
+// ---- leaving ----
+
+// The file of this rank's last operations: false if there can be none.
+static inline bool control_write_log(Control* c, char* path, size_t size) {
+    if (c->out[0] == '\0') return false;
+    snprintf(path, size, "%s/ops_rank_%04d.txt", c->out, c->ranks.rank);
+    FILE* f = fopen(path, "w");
+    if (f == NULL) return false;
+    oplog_write(&c->log, f, c->word, c->ranks.rank, c->ranks.size);
+    return fclose(f) == 0;
+}
+
+// Without a folder for the file: the last few operations, for the reader of the message.
+static inline void control_print_log(Control* c) {
+    pthread_mutex_lock(&c->log.lock);
+    for (long long i = c->log.count > 4 ? c->log.count - 4 : 0; i < c->log.count; i++) {
+        char text[OP_TEXT];
+        const OpRecord* r = &c->log.ring[i % OPLOG_LENGTH];
+        op_text(r, text, sizeof text);
+        fprintf(stderr, "rank %d: %s, %s\n", c->ranks.rank, text, op_state_names[r->state]);
+    }
+    pthread_mutex_unlock(&c->log.lock);
+}
+
+// What a rank says when it leaves because of another. One line in one piece, for all ranks write to the same place.
+static inline void control_report(Control* c) {
+    char path[4096], line[8192];
+    if (ftrylockfile(stdout) == 0) { // a thread that is stuck may hold it
+        fflush(stdout);
+        funlockfile(stdout);
+    }
+    bool in_training = oplog_step_now(&c->log) > 0;
+    bool history = in_training || c->verdict < VERDICT_LEFT; // an error at the start has none
+    bool written = history && control_write_log(c, path, sizeof path);
+    if (history && !written) control_print_log(c);
+    const char* resume = !in_training ? "" : c->out[0] ? "; continue from the last checkpoint with --resume"
+                                           : "; without --out there is no checkpoint to continue from";
+    size_t n = (size_t)snprintf(line, sizeof line, "rank %d: error: %s%s", c->ranks.rank, c->why, resume);
+    if (written) n += (size_t)snprintf(line + n, sizeof line - n, "; last operations: %s (build/ranks compares them)", path);
+    n = size_min(n, sizeof line - 2);
+    line[n++] = '\n';
+    if (write(STDERR_FILENO, line, n) < 0) { } // nowhere to complain to
+}
+
+static inline void control_poll(Control* c, double seconds);
+
+// Ends the process. Everyone has to have written before the first one ends, because a launcher then kills the rest.
+static inline void control_leave(Control* c) {
+    control_report(c);
+    if (c->ranks.rank > 0) control_queue(&c->peers[0], MESSAGE_HEARD, NULL, 0);
+    for (double until = now_seconds() + CONTROL_FAREWELL * (c->ranks.rank ? 1.5 : 1), now; (now = now_seconds()) < until;) {
+        bool all = true;
+        for (int i = 0; i < c->num_peers; i++) all = all && (c->peers[i].fd < 0 || c->peers[i].heard_verdict);
+        if (all) break;
+        control_poll(c, until - now);
+    }
+    _exit(EXIT_FAILURE);
+}
+
+// Says to all why this rank is going, for which there is half a second.
+static inline void control_say_left(Control* c, ControlVerdict why) {
+    char reason = (char)why;
+    control_queue_all(c, MESSAGE_LEFT, &reason, 1);
+    double until = now_seconds() + 0.5;
+    for (bool pending = true; pending && now_seconds() < until; usleep(pending ? 1000 : 0)) {
+        pending = false;
+        for (int i = 0; i < c->num_peers; i++) {
+            control_flush(&c->peers[i]);
+            pending = pending || (c->peers[i].fd >= 0 && c->peers[i].out.n > 0);
+        }
+    }
+}
+
+// SIGTERM usually comes from a launcher that has seen a rank end, and then a verdict is on its way; else it means what it says.
+static inline void control_obey(Control* c, double now) {
+    if (!__atomic_load_n(&control_process.told, __ATOMIC_ACQUIRE)) return;
+    if (c->told == 0) c->told = now;
+    bool others_too = c->verdict == VERDICT_TOLD;
+    if (!others_too && (c->verdict != VERDICT_NONE || now < c->told + CONTROL_GRACE)) return;
+    char path[4096];
+    control_write_log(c, path, sizeof path);
+    control_say_left(c, VERDICT_TOLD);
+    signal(SIGTERM, SIG_DFL);
+    kill(getpid(), SIGTERM);
+    for (;;) pause();
+}
+
+// ---- the watchdog ----
+
+static inline void control_accept(Control* c) {
+    int fd = accept4(c->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) return;
+    ControlPeer* slot = &c->strangers[0]; // all taken: the one that has been silent for longest makes room
+    for (int i = CONTROL_STRANGERS - 1; i >= 0; i--) {
+        ControlPeer* s = &c->strangers[i];
+        if (s->fd < 0 || (slot->fd >= 0 && s->heard < slot->heard)) slot = s;
+    }
+    control_peer_free(slot);
+    slot->fd = fd;
+    slot->heard = now_seconds();
+    int on = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+static inline int32_t control_layout(void) { return (int32_t)(sizeof(ControlBeat) * 65536 + sizeof(OpChannel)); }
+
+// A stranger has said who it is: it becomes a peer, or is turned away.
+static inline void control_admit(Control* c, ControlPeer* stranger, const ControlHello* h) {
+    bool of_this_run = memcmp(h->magic, CONTROL_MAGIC, sizeof h->magic) == 0 && memcmp(h->word, c->word, sizeof h->word) == 0;
+    if (!of_this_run) { control_close(stranger); return; }
+    int rank = h->rank;
+    if (h->layout != control_layout())
+        control_condemn(c, VERDICT_LEFT, "rank %d runs another version of this program than rank 0", rank);
+    else if (h->size != c->ranks.size)
+        control_condemn(c, VERDICT_LEFT, "rank %d was told of %d ranks, rank 0 of %d", rank, h->size, c->ranks.size);
+    else if (rank < 1 || rank >= h->size)
+        control_condemn(c, VERDICT_LEFT, "rank %d of %d is no rank that can join", rank, h->size);
+    else if (c->peers[rank].joined)
+        control_condemn(c, VERDICT_LEFT, "two processes say that they are rank %d", rank);
+    if (c->verdict != VERDICT_NONE) { // the newcomer is not among those whom control_condemn tells
+        char message[sizeof c->why + 1];
+        message[0] = (char)c->verdict;
+        snprintf(message + 1, sizeof message - 1, "%s", c->why);
+        control_queue(stranger, MESSAGE_VERDICT, message, strlen(c->why) + 1);
+        control_flush(stranger);
+        control_close(stranger);
+        return;
+    }
+    ControlPeer* p = &c->peers[rank];
+    *p = *stranger;
+    memset(stranger, 0, sizeof *stranger);
+    stranger->fd = -1;
+    p->joined = true;
+    p->beat.waited = -1;
+    c->joined++;
+    control_queue(p, MESSAGE_WELCOME, NULL, 0);
+}
+
+static inline bool control_take_beat(ControlPeer* p, const char* data, size_t n) {
+    ControlBeat b;
+    if (n < sizeof b) return false;
+    memcpy(&b, data, sizeof b);
+    n -= sizeof b;
+    if (b.num_channels < 0 || n != (size_t)b.num_channels * sizeof(OpChannel)) return false;
+    if (b.num_channels > p->beat.num_channels) p->channels = (OpChannel*)xrealloc(p->channels, n);
+    if (n) memcpy(p->channels, data + sizeof b, n);
+    p->beat = b;
+    return true;
+}
+
+// One message of a peer. False: it is none that it may send.
+static inline bool control_take(Control* c, ControlPeer* p, uint32_t kind, const char* data, size_t n) {
+    char text[sizeof c->why];
+    uint32_t length = (uint32_t)n;
+    snprintf(text, sizeof text, "%.*s", n > 1 ? (int)(n - 1) : 0, n > 1 ? data + 1 : "");
+    switch (kind) {
+        case MESSAGE_BEAT: return control_take_beat(p, data, n);
+        case MESSAGE_BYTES:
+            if (p->inbox.n + n > CONTROL_MAX_INBOX) return false;
+            control_buffer_add(&p->inbox, &length, sizeof length);
+            control_buffer_add(&p->inbox, data, n);
+            return true;
+        case MESSAGE_VERDICT:
+            if (c->ranks.rank == 0 || n < 2 || data[0] <= VERDICT_NONE || data[0] > VERDICT_TOLD) return false;
+            control_condemn(c, (ControlVerdict)data[0], "%s", text);
+            return true;
+        case MESSAGE_HEARD: p->heard_verdict = true; return true;
+        case MESSAGE_GOODBYE: p->goodbye = true; return true;
+        case MESSAGE_LEFT:
+            p->goodbye = true; // that its connection closes is no news after this
+            if (n == 1 && data[0] == VERDICT_TOLD)
+                control_condemn(c, VERDICT_TOLD, "rank %d has left (it was told to, by SIGTERM)", control_rank_of(c, p));
+            else control_condemn(c, VERDICT_LEFT, "rank %d has left (its own message says why)", control_rank_of(c, p));
+            return true;
+        default: return false;
+    }
+}
+
+// Takes the whole messages out of p->in. False: these are not messages of ours.
+static inline bool control_parse(Control* c, ControlPeer* p) {
+    for (size_t done = 0;;) {
+        ControlHeader h;
+        size_t have = p->in.n - done;
+        if (have >= sizeof h) memcpy(&h, p->in.data + done, sizeof h);
+        if (have >= sizeof h && h.bytes > (p->joined ? CONTROL_MAX_MESSAGE : sizeof(ControlHello))) return false;
+        if (have < sizeof h || have < sizeof h + h.bytes) {
+            control_buffer_drop(&p->in, done);
+            return true;
+        }
+        const char* data = p->in.data + done + sizeof h;
+        done += sizeof h + h.bytes;
+        if (!p->joined) {
+            ControlHello hello;
+            if (h.kind != MESSAGE_HELLO || h.bytes != sizeof hello) return false;
+            memcpy(&hello, data, sizeof hello);
+            control_buffer_drop(&p->in, done);
+            control_admit(c, p, &hello);
+            return true;
+        }
+        if (!control_take(c, p, h.kind, data, h.bytes)) return false;
+    }
+}
+
+// Reads everything there is. A connection that has closed may still hold messages, which come first.
+static inline void control_read(Control* c, ControlPeer* p) {
+    char chunk[65536];
+    ssize_t n;
+    if (p->fd < 0) return; // closed while we waited
+    while ((n = recv(p->fd, chunk, sizeof chunk, MSG_DONTWAIT)) > 0) {
+        control_buffer_add(&p->in, chunk, (size_t)n);
+        p->heard = now_seconds();
+        if (!p->joined) break; // a stranger: no more than one piece before it is looked at
+    }
+    bool closed = n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+    bool stranger = !p->joined;
+    bool ours = control_parse(c, p);
+    if (stranger) { if (!ours || closed) control_close(p); } // if it was admitted, p is an empty place now
+    else if (!ours) {
+        control_close(p);
+        control_condemn(c, VERDICT_DIED, "rank %d has sent what is no message of this program", control_rank_of(c, p));
+    } else if (closed) control_closed(c, p);
+}
+
+static inline void control_poll_add(Control* c, int* n, int fd, bool writes) {
+    struct pollfd* f = &c->polled[(*n)++];
+    f->fd = fd; // -1: poll passes over it
+    f->events = (short)(POLLIN | (writes ? POLLOUT : 0));
+    f->revents = 0;
+}
+
+// One turn: sends, waits for up to `seconds`, receives. The lock is let go of while it waits.
+static inline void control_poll(Control* c, double seconds) {
+    int n = 0;
+    control_poll_add(c, &n, c->wake[0], false);
+    control_poll_add(c, &n, c->listener, false);
+    for (int i = 0; i < CONTROL_STRANGERS; i++) control_poll_add(c, &n, c->strangers[i].fd, false);
+    for (int i = 0; i < c->num_peers; i++) {
+        control_flush(&c->peers[i]);
+        control_poll_add(c, &n, c->peers[i].fd, c->peers[i].out.n > 0);
+    }
+    pthread_mutex_unlock(&c->lock);
+    int ready = poll(c->polled, (nfds_t)n, seconds > 0 ? 1 + (int)(1e3 * seconds) : 0);
+    pthread_mutex_lock(&c->lock);
+    if (ready <= 0) return;
+    char drained[64];
+    if (c->polled[0].revents) while (read(c->wake[0], drained, sizeof drained) == (ssize_t)sizeof drained) { }
+    const struct pollfd *strangers = c->polled + 2, *peers = strangers + CONTROL_STRANGERS;
+    for (int i = 0; i < c->num_peers; i++) if (peers[i].revents) control_read(c, &c->peers[i]);
+    for (int i = 0; i < CONTROL_STRANGERS; i++) if (strangers[i].revents) control_read(c, &c->strangers[i]);
+    if (c->polled[1].revents) control_accept(c);
+    pthread_cond_broadcast(&c->changed);
+}
+
+// Notes this rank's state and sends it. Who has not taken the one before gets none: a stopped rank must not fill our memory.
+static inline void control_beat(Control* c, double now) {
+    ControlBuffer b = { NULL, 0, 0 };
+    ControlBeat own;
+    memset(&own, 0, sizeof own);
+    pthread_mutex_lock(&c->log.lock);
+    own.waited = c->log.waiting ? now - c->log.since : -1;
+    if (c->log.waiting) own.awaited = c->log.awaited;
+    own.step = c->log.step;
+    own.num_channels = (int)size_min((size_t)c->log.num_channels, (CONTROL_MAX_MESSAGE - sizeof own) / sizeof(OpChannel));
+    control_buffer_add(&b, &own, sizeof own);
+    control_buffer_add(&b, c->log.channels, (size_t)own.num_channels * sizeof(OpChannel));
+    pthread_mutex_unlock(&c->log.lock);
+    if (c->ranks.rank == 0) {
+        control_take_beat(&c->peers[0], b.data, b.n);
+        own.num_channels = 0; // the others need not know more than that rank 0 lives
+        memcpy(b.data, &own, sizeof own);
+        b.n = sizeof own;
+    }
+    for (int i = 0; i < c->num_peers; i++) if (c->peers[i].out.n == 0) control_queue(&c->peers[i], MESSAGE_BEAT, b.data, b.n);
+    free(b.data);
+    if (c->ranks.rank == 0) control_judge(c, now);
+    else control_judge_rank_0(c, &own, now);
+}
+
+static inline void* control_watch(void* argument) {
+    Control* c = (Control*)argument;
+    pthread_mutex_lock(&c->lock);
+    while (!c->ended) {
+        double now = now_seconds();
+        if (now >= c->last_beat + CONTROL_BEAT) {
+            c->last_beat = now;
+            control_beat(c, now);
+        }
+        if (c->leaving) {
+            control_say_left(c, VERDICT_LEFT);
+            c->ended = true;
+        }
+        control_obey(c, now);
+        if (c->verdict != VERDICT_NONE && now >= c->leave_at) control_leave(c);
+        bool flushed = true;
+        for (int i = 0; i < c->num_peers; i++) flushed = flushed && (c->peers[i].fd < 0 || c->peers[i].out.n == 0);
+        if (c->stopping && flushed) c->ended = true;
+        if (!c->ended) control_poll(c, c->stopping ? 0.01 : c->last_beat + CONTROL_BEAT - now);
+    }
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+    return NULL;
+}
+#endif
