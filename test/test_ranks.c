@@ -8,9 +8,10 @@
 // Sets these "NAME=VALUE" and no other variable of a launcher: not those either with which this test itself was started.
 static void set_environment(const char* const* variables) {
     static const char* const known[] = {
-        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "RANK", "WORLD_SIZE",
-        "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_PROCID",
-        "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST"
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+        "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID",
+        "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST"
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) unsetenv(known[i]);
     for (; *variables; variables++) {
@@ -33,10 +34,13 @@ static void find_with(void* variables) {
 }
 
 #define environment(...) ((const char* const[]){ __VA_ARGS__, NULL })
-#define OPENMPI(rank, size) "OMPI_COMM_WORLD_RANK=" rank, "OMPI_COMM_WORLD_SIZE=" size, "OMPI_COMM_WORLD_LOCAL_RANK=1", "OMPI_COMM_WORLD_LOCAL_SIZE=2"
-#define TORCHRUN(rank, size) "RANK=" rank, "WORLD_SIZE=" size, "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=gpu01", "MASTER_PORT=29500"
-#define SLURM(rank, size) "SLURM_JOB_ID=123456", "SLURM_PROCID=" rank, "SLURM_NTASKS=" size, "SLURM_STEP_NUM_TASKS=" size, "SLURM_LOCALID=1", \
-        "SLURM_NODEID=2", "SLURM_STEP_TASKS_PER_NODE=2(x3),1", "SLURM_STEP_NODELIST=gpu[07-12,20],login1"
+#define OPENMPI(rank, size) \
+    "OMPI_COMM_WORLD_RANK=" rank, "OMPI_COMM_WORLD_SIZE=" size, "OMPI_COMM_WORLD_LOCAL_RANK=1", "OMPI_COMM_WORLD_LOCAL_SIZE=2"
+#define TORCHRUN(rank, size) \
+    "RANK=" rank, "WORLD_SIZE=" size, "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=gpu01", "MASTER_PORT=29500"
+#define SLURM(rank, size) \
+    "SLURM_PROCID=" rank, "SLURM_NTASKS=" size, "SLURM_STEP_NUM_TASKS=" size, "SLURM_LOCALID=1", "SLURM_NODEID=2", \
+    "SLURM_STEP_TASKS_PER_NODE=2(x3),1", "SLURM_JOB_ID=123456", "SLURM_STEP_NODELIST=gpu[07-12,20],login1"
 
 static void expect_ranks(RankInfo r, int rank, int size, int local_rank, int local_size, const char* found) {
     assert_int_equal(r.rank, rank);
@@ -81,8 +85,8 @@ static void test_slurm_counts_tasks_by_node(void** state) {
 static void test_the_first_of_slurms_nodes(void** state) {
     (void)state;
     static const char* const lists[][2] = {
-        { "gpu01", "gpu01" }, { "gpu01,gpu02", "gpu01" }, { "gpu[07-12,20],login", "gpu07" }, { "rack[1-2]node[03,05]", "rack1node03" },
-        { "a[9].cluster,b", "a9.cluster" }, { "broken[12", "broken12" }, { "", "" }
+        { "gpu01", "gpu01" }, { "gpu01,gpu02", "gpu01" }, { "gpu[07-12,20],login", "gpu07" },
+        { "rack[1-2]node[03,05]", "rack1node03" }, { "a[9].cluster,b", "a9.cluster" }, { "broken[12", "broken12" }, { "", "" }
     };
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         char name[256];
@@ -93,7 +97,7 @@ static void test_the_first_of_slurms_nodes(void** state) {
 
 static void test_a_batch_script_itself_is_no_task(void** state) {
     (void)state;
-    RankInfo r = found_with(environment("SLURM_JOB_ID=1", "SLURM_PROCID=0", "SLURM_NTASKS=8", "SLURM_LOCALID=0", "SLURM_NODEID=0"));
+    RankInfo r = found_with(environment("SLURM_JOB_ID=1", "SLURM_PROCID=0", "SLURM_NTASKS=8", "SLURM_LOCALID=0"));
     expect_ranks(r, 0, 1, 0, 1, "started alone");
 }
 
@@ -123,18 +127,23 @@ static void test_launchers_that_disagree_are_an_error_that_names_both(void** sta
 
 static void test_bad_numbers_name_their_variable(void** state) {
     (void)state;
-    expect_death(find_with, (void*)environment(OPENMPI("2", "2")), "OMPI_COMM_WORLD_RANK is 2, where 0 to 1 is possible", "OpenMPI");
+    expect_death(find_with, (void*)environment(OPENMPI("2", "2")), "OMPI_COMM_WORLD_RANK is 2, where 0 to 1 is possible",
+                 "OpenMPI");
     expect_death(find_with, (void*)environment(OPENMPI("1", "0")), "OMPI_COMM_WORLD_SIZE is 0");
     expect_death(find_with, (void*)environment(OPENMPI("0", "1")), "OMPI_COMM_WORLD_LOCAL_SIZE is 2, where 1 to 1 is possible");
     expect_death(find_with, (void*)environment(TORCHRUN("one", "2")), "RANK is 'one', which is no number");
     expect_death(find_with, (void*)environment(TORCHRUN("-1", "2")), "RANK is '-1', which is no number");
     expect_death(find_with, (void*)environment(TORCHRUN("1", "2 ")), "WORLD_SIZE is '2 ', which is no number");
-    expect_death(find_with, (void*)environment(TORCHRUN("1", "99999999999999999999")), "WORLD_SIZE is '99999999999999999999', which is no number");
+    expect_death(find_with, (void*)environment(TORCHRUN("1", "99999999999999999999")),
+                 "WORLD_SIZE is '99999999999999999999', which is no number");
     expect_death(find_with, (void*)environment(TORCHRUN("1", "4"), "LOCAL_RANK=2"), "LOCAL_RANK is 2, where 0 to 1 is possible");
     expect_death(find_with, (void*)environment(SLURM("7", "7")), "SLURM_PROCID is 7, where 0 to 6 is possible", "Slurm");
-    expect_death(find_with, (void*)environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=2(x0)"), "SLURM_STEP_TASKS_PER_NODE is '2(x0)'");
-    expect_death(find_with, (void*)environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=2(x2)"), "does not tell how many tasks run on this node");
-    expect_death(find_with, (void*)environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=many"), "SLURM_STEP_TASKS_PER_NODE is 'many'");
+    expect_death(find_with, (void*)environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=2(x0)"),
+                 "SLURM_STEP_TASKS_PER_NODE is '2(x0)'");
+    expect_death(find_with, (void*)environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=2(x2)"),
+                 "does not tell how many tasks run on this node");
+    expect_death(find_with, (void*)environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=many"),
+                 "SLURM_STEP_TASKS_PER_NODE is 'many'");
     expect_death(find_with, (void*)environment(TORCHRUN("1", "2"), "MASTER_PORT=65536"), "MASTER_PORT is 65536");
 }
 
@@ -143,7 +152,8 @@ static void test_half_a_launcher_is_an_error(void** state) {
     expect_death(find_with, (void*)environment("RANK=1"), "torchrun has not set WORLD_SIZE", "unset them to run alone");
     expect_death(find_with, (void*)environment("WORLD_SIZE=2"), "torchrun has not set RANK");
     expect_death(find_with, (void*)environment("RANK=1", "WORLD_SIZE=2"), "torchrun has not set LOCAL_WORLD_SIZE");
-    expect_death(find_with, (void*)environment("RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2", "MASTER_PORT=29500"), "MASTER_ADDR");
+    expect_death(find_with, (void*)environment("RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2", "MASTER_PORT=29500"),
+                 "MASTER_ADDR");
     expect_death(find_with, (void*)environment("OMPI_COMM_WORLD_RANK=1"), "OpenMPI has not set OMPI_COMM_WORLD_SIZE");
     expect_death(find_with, (void*)environment("SLURM_STEP_NUM_TASKS=2"), "Slurm has not set SLURM_PROCID");
 }
@@ -237,8 +247,10 @@ static void test_faults_happen_at_their_rank_and_step_alone(void** state) {
         { { "2:7:kill", 1, 7 }, 0, "FAULT ON PURPOSE: RANK 2 IS KILLED AT STEP 7 (--fault)\n00\n", "" },
         { { "2:7:kill", 2, 6 }, 0, "FAULT ON PURPOSE: RANK 2 IS KILLED AT STEP 7 (--fault)\n00\n", "" },
         { { "2:7:hang", 2, 7 }, 1000 + SIGALRM, NULL, "FAULT ON PURPOSE: RANK 2, STEP 7: hang (--fault)\n" },
-        { { "2:7:skip", 2, 7 }, 0, "FAULT ON PURPOSE: RANK 2 SKIPS AN OPERATION AT STEP 7 (--fault)\n10\n", "FAULT ON PURPOSE: RANK 2, STEP 7: skip (--fault)\n" },
-        { { "2:7:bitflip", 2, 7 }, 0, "FAULT ON PURPOSE: RANK 2 FLIPS A BIT AT STEP 7 (--fault)\n01\n", "FAULT ON PURPOSE: RANK 2, STEP 7: bitflip (--fault)\n" },
+        { { "2:7:skip", 2, 7 }, 0, "FAULT ON PURPOSE: RANK 2 SKIPS AN OPERATION AT STEP 7 (--fault)\n10\n",
+          "FAULT ON PURPOSE: RANK 2, STEP 7: skip (--fault)\n" },
+        { { "2:7:bitflip", 2, 7 }, 0, "FAULT ON PURPOSE: RANK 2 FLIPS A BIT AT STEP 7 (--fault)\n01\n",
+          "FAULT ON PURPOSE: RANK 2, STEP 7: bitflip (--fault)\n" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Child c = child_run(strike, (void*)(uintptr_t)&cases[i].s);
