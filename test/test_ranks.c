@@ -9,8 +9,8 @@
 static void set_environment(const char* const* variables) {
     static const char* const known[] = {
         "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
-        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
-        "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID",
+        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID",
         "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST"
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) unsetenv(known[i]);
@@ -152,7 +152,7 @@ static void test_half_a_launcher_is_an_error(void** state) {
     expect_death(find_with, (void*)environment("RANK=1"), "torchrun has not set WORLD_SIZE", "unset them to run alone");
     expect_death(find_with, (void*)environment("WORLD_SIZE=2"), "torchrun has not set RANK");
     expect_death(find_with, (void*)environment("RANK=1", "WORLD_SIZE=2"), "torchrun has not set LOCAL_WORLD_SIZE");
-    expect_death(find_with, (void*)environment("RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2", "MASTER_PORT=29500"),
+    expect_death(find_with, (void*)environment("RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2", "MASTER_PORT=1"),
                  "MASTER_ADDR");
     expect_death(find_with, (void*)environment("OMPI_COMM_WORLD_RANK=1"), "OpenMPI has not set OMPI_COMM_WORLD_SIZE");
     expect_death(find_with, (void*)environment("SLURM_STEP_NUM_TASKS=2"), "Slurm has not set SLURM_PROCID");
