@@ -310,8 +310,7 @@ static inline bool control_take(Control* c, ControlPeer* p, uint32_t kind, const
             return true;
         case MESSAGE_HEARD: p->heard_verdict = true; return true;
         case MESSAGE_GOODBYE: p->goodbye = true; return true;
-        case MESSAGE_LEFT:
-            p->goodbye = true; // that its connection closes is no news after this
+        case MESSAGE_LEFT: // the first verdict counts, so that its connection closes is no news after this
             if (n == 1 && data[0] == VERDICT_TOLD)
                 control_condemn(c, VERDICT_TOLD, "rank %d has left (it was told to, by SIGTERM)", control_rank_of(c, p));
             else control_condemn(c, VERDICT_LEFT, "rank %d has left (its own message says why)", control_rank_of(c, p));
