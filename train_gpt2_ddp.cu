@@ -478,8 +478,9 @@ static void unit_set_weights(GPT2* g, int u, size_t begin, size_t n, const float
     device_synchronize(); // host and rounded are about to be used again
 }
 
-// Random weights by --seed, or where r is given those of a checkpoint: its model, or its masters.
+// On rank 0: random weights by --seed, or where r is given those of a checkpoint: its model, or its masters.
 static void gpt2_set_weights(GPT2* g, uint64_t seed, CheckpointReader* r, CheckpointPart part) {
+    if (g->comm->rank > 0) return; // gpt2_broadcast brings them
     float* host = (float*)xcalloc(STAGED, sizeof(float));
     floatX* rounded = (floatX*)xcalloc(STAGED, sizeof(floatX));
     for (int u = 0; u < g->num_units; u++) {
@@ -503,8 +504,10 @@ static void gpt2_broadcast(GPT2* g) {
     comm_wait(g->comm, comm_broadcast(g->comm, g->v, n, COMM_F32, 0));
 }
 
-// All that a resumed run needs.
+// All that a resumed run needs, on rank 0.
 static void gpt2_load_state(GPT2* g, CheckpointReader* r) {
+    g->updates = (int)r->state.adamw_t;
+    if (g->comm->rank > 0) return; // likewise
     gpt2_set_weights(g, 0, r, CHECKPOINT_MASTER);
     float* host = (float*)xcalloc(STAGED, sizeof(float));
     for (int u = 0; u < g->num_units; u++) {
@@ -520,7 +523,6 @@ static void gpt2_load_state(GPT2* g, CheckpointReader* r) {
         }
     }
     free(host);
-    g->updates = (int)r->state.adamw_t;
 }
 
 static void gpt2_save(GPT2* g, const char* out, const TrainState* state, long long keep) {
@@ -703,6 +705,17 @@ static void save(GPT2* g, Run* run, OptionTable* table, long long step) {
     printf("saved step %lld under %s\n", step, run->o.out);
 }
 
+// Every rank has taken the same steps from the same weights, so their parameters must be equal to the bit.
+static void check_ranks(GPT2* g, World* world, long long step) {
+    uint64_t sums[MAX_UNITS];
+    float* host = (float*)xcalloc(STAGED, sizeof(float));
+    for (int u = 0; u < g->num_units; u++) {
+        sums[u] = device_checksum(unit_params(g, u), sizeof(floatX), g->units[u].size, 0, host, STAGED * sizeof(float));
+    }
+    free(host);
+    require_same_units(&world->control, "parameters", sums, g->num_units, step);
+}
+
 static bool is_due(long long every, long long step, long long last) { return every > 0 && (step % every == 0 || step == last); }
 
 int main(int argc, char** argv) {
@@ -769,7 +782,7 @@ int main(int argc, char** argv) {
         if (o->out[0] && step > first && (is_due(o->save_every, step, o->steps) || step == o->steps)) save(&g, &run, &table, step);
         if (step == o->steps) break;
 
-        world_step_begin(&run.world, step + 1);
+        world_step_begin(&run.world, step + 1, g.params);
         double start = now_seconds();
         StepStats stats = train_step(&g, &run, step);
         world_step_end(&run.world, now_seconds() - start);
@@ -777,6 +790,7 @@ int main(int argc, char** argv) {
         logger_step(&run.log, &l);
         loss_scaler_update(&run.scaler, !l.skipped);
         require_progress(&run.scaler, o, l.step, l.loss);
+        if (is_due(run.world.check_every, step + 1, o->steps)) check_ranks(&g, &run.world, step + 1);
     }
     logger_close(&run.log);
     trace_close();

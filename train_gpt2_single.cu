@@ -421,6 +421,7 @@ static void gpt2_set_weights(GPT2* g, uint64_t seed, CheckpointReader* r, Checkp
 
 // All that a resumed run needs.
 static void gpt2_load_state(GPT2* g, CheckpointReader* r) {
+    g->updates = (int)r->state.adamw_t;
     gpt2_set_weights(g, 0, r, CHECKPOINT_MASTER);
     float* host = (float*)xcalloc(STAGED, sizeof(float));
     for (int u = 0; u < g->num_units; u++) {
@@ -436,7 +437,6 @@ static void gpt2_load_state(GPT2* g, CheckpointReader* r) {
         }
     }
     free(host);
-    g->updates = (int)r->state.adamw_t;
 }
 
 static void gpt2_save(GPT2* g, const char* out, const TrainState* state, long long keep) {

@@ -129,6 +129,7 @@ struct Comm {
     char name[24];            // "world"; "shard.1": group 1 of the split "shard"
     CommWorld* world;         // owned by the world's Comm
     CommOp issued;            // operations so far
+    bool skips;               // --fault skip: the next operation is left out, and the other ranks wait for it
     CommSlot* slots;          // (COMM_IN_FLIGHT) operation k has slot k % COMM_IN_FLIGHT, owned
     int* world_rank;          // (size) the world's name of each rank here, owned
     void* link;               // the backend's own
@@ -283,6 +284,11 @@ static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* i
     c->stats[kind].elements_times_N += sent;
     c->stats[kind].bytes_times_N += sent * comm_type_size(t);
     int world_peer = peer >= 0 ? c->world_rank[peer] : -1;
+    if (c->skips) { // a fault on purpose
+        s->begun = s->finished = true;
+        c->skips = false;
+        return s->number;
+    }
     s->record = oplog_issue(c->world->log, c->name, comm_kind_names[kind], n, comm_type_name(t), world_peer);
     if (c->world->strict) comm_poison(c, s);
     else comm_begin(c, s);
@@ -345,7 +351,7 @@ static inline void comm_wait(Comm* c, CommOp op) {
     s->event.wait_begun = now_seconds();
     if (c->world->strict) comm_begin_messages(c, s);
     if (!s->begun) comm_begin(c, s);
-    if (c->size > 1) {
+    if (c->size > 1 && s->record.communicator[0]) { // else it was skipped
         oplog_wait_begin(c->world->log, &s->record);
         c->world->backend->finish(c, s);
         oplog_wait_end(c->world->log);
@@ -418,6 +424,7 @@ static inline void comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Cont
     w->number = (double*)device_alloc(COMM_NUMBER_BYTES, MEMORY_COMMUNICATION);
     snprintf(w->description, sizeof w->description, "one rank, nothing to communicate");
     if (c->size == 1) return;
+    message_rank = c->rank;
     if (c->rank > 0) // rank 0 speaks for all
         require(freopen("/dev/null", "w", stdout) != NULL, "/dev/null cannot be opened for writing: %s", strerror(errno));
     char address[CONTROL_ADDRESS] = "";

@@ -73,10 +73,18 @@ static inline double comm_total_exposed(const Comm* c) {
     return seconds;
 }
 
-// Before step `step`, counted from 1, and after it.
-static inline void world_step_begin(World* w, long long step) {
+// Before step `step`, counted from 1, and after it. state: device memory whose first bit --fault bitflip flips.
+static inline void world_step_begin(World* w, long long step, void* state) {
     comm_step(&w->comm, step);
     fault_strike(&w->fault, w->comm.rank, step);
+    if (fault_now(&w->fault, w->comm.rank, step, FAULT_SKIP)) w->comm.skips = true;
+    if (fault_now(&w->fault, w->comm.rank, step, FAULT_BITFLIP)) {
+        unsigned char byte;
+        device_to_host(&byte, state, 1);
+        byte ^= 1;
+        host_to_device(state, &byte, 1);
+        device_synchronize(); // the copy reads byte
+    }
     w->bytes_before = comm_total_bytes(&w->comm);
     w->exposed_before = comm_total_exposed(&w->comm);
 }

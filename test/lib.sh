@@ -54,13 +54,14 @@ tiny() {
 }
 
 # reference_run PRECISION OPTION...: the training run that test/reference/make_reference.py did with PyTorch.
+reference_options=(--init-from $REFERENCE/initial --data $REFERENCE/tokens.bin --val-data= --seq-len 32 --batch-size 16
+    --total-batch-size 512 --steps 20 --lr 3e-3 --warmup-steps 5 --lr-schedule cosine --final-lr-fraction 0.1
+    --weight-decay 0.1 --beta1 0.9 --beta2 0.95 --eps 1e-5 --grad-clip 1.3 --seed 42 --eval-every 0 --sample-every 0)
 reference_run() {
     local binary
     binary=$(program "$1")
     shift
-    "$binary" --init-from $REFERENCE/initial --data $REFERENCE/tokens.bin --val-data= --seq-len 32 --batch-size 16 \
-        --total-batch-size 512 --steps 20 --lr 3e-3 --warmup-steps 5 --lr-schedule cosine --final-lr-fraction 0.1 \
-        --weight-decay 0.1 --beta1 0.9 --beta2 0.95 --eps 1e-5 --grad-clip 1.3 --seed 42 --eval-every 0 --sample-every 0 "$@"
+    "$binary" "${reference_options[@]}" "$@"
 }
 
 # refused PATTERN... -- PRECISION OPTION...: such a run ends with an error that has all the patterns.
@@ -83,7 +84,10 @@ same_run() {
 on_ranks() {
     local ranks=$1
     shift
-    OMP_NUM_THREADS=1 mpirun --allow-run-as-root --oversubscribe -np "$ranks" "$@"
+    # whole stacks, for test/mpi_leaks.txt to see MPI in them
+    ASAN_OPTIONS="${ASAN_OPTIONS:-}${ASAN_OPTIONS:+:}fast_unwind_on_malloc=0" \
+        LSAN_OPTIONS=suppressions=test/mpi_leaks.txt:print_suppressions=0 \
+        OMP_NUM_THREADS=1 mpirun --allow-run-as-root --oversubscribe -np "$ranks" "$@"
 }
 
 # fails_with PATTERN... -- COMMAND...: the command ends with status 1, and each pattern is somewhere on its stderr. A crash, a
