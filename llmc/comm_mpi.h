@@ -493,7 +493,7 @@ static inline void mpi_open(Comm* c, char* address) {
     MPI_Get_library_version(version, &n); // may be called at any time and from any thread
     version[strcspn(version, ",")] = '\0';
     if (strncmp(version, "Open MPI v", 10) == 0) memmove(version + 9, version + 10, strlen(version + 9));
-    snprintf(w->description, sizeof w->description, "MPI (%s), all-reduce %s", version, w->options.ordered ? "in rank order"
+    snprintf(w->description, sizeof w->description, "MPI (%.100s), all-reduce %s", version, w->options.ordered ? "in rank order"
              : w->options.all_reduce == ALL_REDUCE_RING ? "by our ring" : "by the library");
 }
 

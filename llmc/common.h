@@ -24,16 +24,19 @@ Every fatal path goes through die() or require(): place, what was found, what to
 
 #define PRINTF_LIKE(format_index, first_argument) __attribute__((format(printf, format_index, first_argument)))
 
-// Prints "file:line: message" to stderr and exits with status 1.
+static int message_rank = -1; // comm_init: stands in front of messages where there are several ranks
+
+// Prints "error: message [file:line]" to stderr and exits with status 1.
 __attribute__((noreturn)) PRINTF_LIKE(3, 4)
 static inline void die_at(const char* file, int line, const char* format, ...) {
+    char message[8192], rank[32] = "";
     va_list args;
     va_start(args, format);
-    fflush(stdout); // keep the order in which things happened when both go to one place
-    fprintf(stderr, "error: ");
-    vfprintf(stderr, format, args);
-    fprintf(stderr, "  [%s:%d]\n", file, line);
+    vsnprintf(message, sizeof message, format, args);
     va_end(args);
+    fflush(stdout); // keep the order in which things happened when both go to one place
+    if (message_rank >= 0) snprintf(rank, sizeof rank, "rank %d: ", message_rank);
+    fprintf(stderr, "%serror: %s  [%s:%d]\n", rank, message, file, line); // at once: other ranks write there, too
     exit(EXIT_FAILURE);
 }
 #define die(...) die_at(__FILE__, __LINE__, __VA_ARGS__)
