@@ -1,6 +1,6 @@
 # make                      the training programs of every stage, and the default data
 # make train_gpt2_single    one of them; then ./train_gpt2_single
-# make demo | test | bench | doctor | fuzz | test-interop | clean
+# make demo | test | cuda-tests | bench | doctor | fuzz | test-interop | clean
 #
 # DEVICE=cpu|cuda|emulated  where it runs; default: cuda where nvcc and a GPU are there, else cpu. emulated: the GPU's program
 #                           without a GPU (test/emulator/)
@@ -35,6 +35,8 @@ CFLAGS_ALL = -std=c11 $(OPTIMISE) -march=native -ffp-contract=off -fno-math-errn
 STAGE_LIBRARIES := -ljansson -lpcre2-8 -lpthread -lm
 LIBRARIES := -ldnnl $(STAGE_LIBRARIES)
 
+BUILD_CUDA_TEST = $(error these tests are a GPU's: make DEVICE=cuda cuda-tests)
+
 # --- how a stage file becomes a program: C to the CPU's compiler, CUDA to nvcc ---
 ifeq ($(DEVICE),cpu)
 BUILD_STAGE = $(CC) -x c $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
@@ -56,6 +58,7 @@ CUDNN := $(if $(filter 0,$(USE_CUDNN)),,cudnn)
 BUILD_CUDA = $(NVCC) $(NVCC_FLAGS) $(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN))
 LINK_CUDA = $(LDFLAGS) $(shell sh dev/find_cuda.sh link cublasLt) $(if $(CUDNN),$(shell sh dev/find_cuda.sh rpath cudnn))
 BUILD_STAGE = $(BUILD_CUDA) $< -o $@ $(LINK_CUDA) $(STAGE_LIBRARIES)
+BUILD_CUDA_TEST = $(BUILD_CUDA) $< $(BUILD)/test/cpu_layers.o -o $@ $(LINK_CUDA) -ldnnl -lgomp -lm
 FIND_LIBRARIES = sh dev/find_cuda.sh link cublasLt $(CUDNN) >/dev/null || \
     { echo "Or build for the CPU: make DEVICE=cpu. make doctor says what is here." >&2; exit 1; }
 endif
@@ -134,6 +137,15 @@ $(BUILD)/test/compare_run: test/compare_run.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
 
+# Every layer of a GPU against the CPU's, on a GPU; test/*.t run the same under the emulator.
+CUDA_TESTS := $(patsubst test/%.cu,%,$(wildcard test/test_cuda_*.cu))
+cuda-tests: $(CUDA_TESTS:%=$(BUILD)/test/%)
+$(CUDA_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/%.cu $(BUILD)/test/cpu_layers.o | find-libraries
+	$(BUILD_CUDA_TEST)
+$(BUILD)/test/cpu_layers.o: test/cpu_layers.c
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O3 -march=native -ffp-contract=off -fopenmp $(PRECISION_FLAG) $(WARNINGS) -MMD -MP -c $< -o $@
+
 # The loader's thread under ThreadSanitizer.
 build/tsan/test/test_dataloader: test/test_dataloader.c
 	@mkdir -p $(@D)
@@ -157,6 +169,7 @@ test: data/train.bin
 	$(CPU_MAKE) PRECISION=fp16 $(PRECISION_TESTS:%=build/fp16/%)
 	$(CPU_MAKE) PRECISION=bf16 DEBUG=1 $(PRECISION_TESTS:%=build/bf16-debug/%)
 	$(CPU_MAKE) PRECISION=fp16 DEBUG=1 $(PRECISION_TESTS:%=build/fp16-debug/%)
+	$(if $(GPU),$(foreach p,fp32 bf16 fp16,$(MAKE) --no-print-directory DEVICE=cuda PRECISION=$p DEBUG= cuda-tests &&) true)
 	sh test/run.sh
 test-interop: data/train.bin
 	$(CPU_MAKE) build/train_gpt2_single $(TOOLS:%=build/%)
@@ -166,7 +179,7 @@ clean:
 	rm -rf build $(STAGES)
 clean-data:
 	rm -rf data
-.PHONY: all find-libraries programs tools demo doctor bench fuzz test test-build test-interop clean clean-data $(STAGES)
+.PHONY: all find-libraries programs tools demo doctor bench fuzz test test-build cuda-tests test-interop clean clean-data $(STAGES)
 .DELETE_ON_ERROR:
 .SUFFIXES:
 -include $(wildcard $(BUILD)/*.d $(BUILD)/test/*.d build/tsan/test/*.d build/fuzz/*.d)
