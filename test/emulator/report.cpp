@@ -72,14 +72,14 @@ Place source_place(const void* pc) {
 // --- signals: a fault in a kernel, in a stream's other work, or of host code that touched device memory becomes a message; any other
 // goes where it went before ---
 static struct sigaction before[NSIG];
-// The first line on the way here that is neither a library's nor the emulator's own.
+// The first line on the way here that is not a library's.
 static Place calling_place(const char* pc) {
     void* frames[64];
     int count = backtrace(frames, 64), i = 0;
     while (i < count && frames[i] != pc) i++; // before it: this handler's own
     for (Place place; i < count; i++) {
         place = source_place((const char*)frames[i] + (frames[i] == pc));
-        if (*place.text != '(' && !strstr(place.text, "emulator/")) return place;
+        if (*place.text != '(') return place;
     }
     return {"(unknown line)"};
 }
