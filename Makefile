@@ -71,7 +71,8 @@ CUDNN := $(if $(filter 0,$(USE_CUDNN)),,cudnn)
 EMULATOR := $(wildcard test/emulator/*.cpp test/emulator/*.h test/emulator/*.sh test/emulator/*.pl)
 EMULATE = CPPFLAGS="$(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN))" EMULATOR_LIBRARIES="cublaslt $(CUDNN)" \
     sh test/emulator/compile.sh
-BUILD_STAGE = $(EMULATE) $< $@ $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) $(LDFLAGS) $(STAGE_LIBRARIES)
+BUILD_STAGE = $(EMULATE) $< $@ $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) \
+    $(CFLAGS) $(LDFLAGS) $(STAGE_LIBRARIES)
 FIND_LIBRARIES = sh dev/find_cuda.sh compile cublasLt $(CUDNN) >/dev/null
 endif
 
