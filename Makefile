@@ -1,6 +1,6 @@
 # make                      the training programs of every stage, and the default data
 # make train_gpt2_single    one of them; then ./train_gpt2_single
-# make demo | test | cuda-tests | bench | doctor | fuzz | test-interop | clean
+# make demo | test | cuda-tests | bench | doctor | fuzz | mutations | test-interop | clean
 #
 # DEVICE=cpu|cuda|emulated  where it runs; default: cuda where nvcc and a GPU are there, else cpu. emulated: the GPU's program
 #                           without a GPU (test/emulator/)
@@ -131,9 +131,15 @@ $(C_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) -lcmocka $(LIBRARIES)
 # Layers one by one, within a whole step: build/bench_layers [B T [steps]].
+ifeq ($(DEVICE),cpu)
 $(BUILD)/bench_layers: dev/cpu/bench_layers.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
+else
+$(BUILD)/bench_layers: dev/cuda/bench_layers.cu $(EMULATOR) | find-libraries
+	@mkdir -p $(@D)
+	$(BUILD_STAGE)
+endif
 $(BUILD)/test/compare_run: test/compare_run.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
@@ -172,6 +178,9 @@ test: data/train.bin
 	$(CPU_MAKE) PRECISION=fp16 DEBUG=1 $(PRECISION_TESTS:%=build/fp16-debug/%)
 	$(if $(GPU),$(foreach p,fp32 bf16 fp16,$(MAKE) --no-print-directory DEVICE=cuda PRECISION=$p DEBUG= cuda-tests &&) true)
 	sh test/run.sh
+# Small bugs on purpose, one at a time, to see that the tests of llmc/cuda/ can fail.
+mutations:
+	sh test/mutations/run.sh
 test-interop: data/train.bin
 	$(CPU_MAKE) build/train_gpt2_single $(TOOLS:%=build/%)
 	sh test/interop/run.sh
@@ -180,7 +189,7 @@ clean:
 	rm -rf build $(STAGES)
 clean-data:
 	rm -rf data
-.PHONY: all find-libraries programs tools demo doctor bench fuzz test test-build cuda-tests test-interop clean clean-data $(STAGES)
+.PHONY: all find-libraries programs tools demo doctor bench fuzz test test-build cuda-tests mutations test-interop clean clean-data $(STAGES)
 .DELETE_ON_ERROR:
 .SUFFIXES:
 -include $(wildcard $(BUILD)/*.d $(BUILD)/test/*.d build/tsan/test/*.d build/fuzz/*.d)

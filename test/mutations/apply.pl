@@ -1,5 +1,5 @@
 #!/usr/bin/perl
-# apply.pl LIST              one line for each mutation: name, tests, the reason why it survives, what it stands for (tabs between)
+# apply.pl LIST              one line for each mutation: name, tests, why it survives (or -), what it stands for; tabs between
 # apply.pl LIST NAME FOLDER  applies one to the sources in FOLDER
 # The list's format is at its top. Lines are compared without the blanks around them; the old lines must follow one another
 # in exactly one place of the file, else this fails: a mutation that is not applied would count as caught by nothing.

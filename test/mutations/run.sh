@@ -14,27 +14,53 @@ EMULATOR_BUILD=${EMULATOR_BUILD:-build/emulator}
 case $EMULATOR_BUILD in /*) ;; *) EMULATOR_BUILD=$PWD/$EMULATOR_BUILD ;; esac
 without_aslr=
 setarch -R true 2>/dev/null && without_aslr="setarch -R" # ThreadSanitizer cannot start in some address layouts
-export work list EMULATOR_BUILD without_aslr OMP_NUM_THREADS=1
+CPPFLAGS=$(sh dev/find_cuda.sh compile cublasLt cudnn | tr '\n' ' ') || exit 1
+export CPPFLAGS work list EMULATOR_BUILD without_aslr OMP_NUM_THREADS=1
 here=$PWD
 export here
 
-# run_test FOLDER TEST BUILD PRECISION [WANTED]: compiles and runs test_cuda_TEST there. 0: it passed, 1: it failed, 3: it does not
-# compile. The log says how.
+# run_test FOLDER TEST BUILD PRECISION [WANTED...]: compiles test_cuda_TEST there and runs it, for each part of a test's name that
+# is wanted. TEST may also be `run`: the training program, whose losses must be the CPU's. The status is 0 if it passed, 1 if it
+# failed, 3 if it does not compile; the log says how.
 cat > "$work/run_test" <<'END'
-folder=$1 program=$1/$2-$3-$4${5:+-$5} quick=
+folder=$1 program=$1/$2-$3-$4 quick= source=test/test_cuda_$2.cu cudnn=0 EMULATOR_LIBRARIES=
+libraries="$work/cpu_layers-$4.o -ldnnl -fopenmp"
+case $2 in
+    matmul) EMULATOR_LIBRARIES=cublaslt ;;
+    attention) EMULATOR_LIBRARIES=cudnn cudnn=1 ;;
+    run) EMULATOR_LIBRARIES=cublaslt source=train_gpt2_single.cu libraries="-ljansson -lpcre2-8" ;;
+esac
+export EMULATOR_LIBRARIES
 [ "$3" = tsan ] && quick=quick
 precision=$(echo "$4" | tr a-z A-Z)
-sh "$here/test/emulator/compile.sh" "$folder/test/test_cuda_$2.cu" "$program" "$3" -DPRECISION_"$precision" -DUSE_CUDNN=0 \
-    "$work/cpu_layers-$4.o" -ldnnl -fopenmp > "$program.log" 2>&1 || exit 3
-timeout 300 $without_aslr "$program" $quick ${5-} >> "$program.log" 2>&1 && status=0 || status=1
-rm -f "$program" "$program".*i
+sh "$here/test/emulator/compile.sh" "$folder/$source" "$program" "$3" -DPRECISION_"$precision" -DUSE_CUDNN=$cudnn \
+    $libraries > "$program.log" 2>&1 || exit 3
+check() {
+    if [ "$1" = run ]; then
+        timeout 300 sh "$work/train" "$program" "$program.out" &&
+            "$here/build/test/compare_run" metrics "$work/cpu.out/metrics.jsonl" "$program.out/metrics.jsonl" --rtol 1e-5
+        return
+    fi
+    shift 3
+    [ $# -gt 0 ] || set -- test
+    for wanted; do timeout 300 $without_aslr "$program" $quick "$wanted" || return 1; done
+}
+shift
+check "$@" >> "$program.log" 2>&1 && status=0 || status=1
+rm -rf "$program" "$program".*i "$program.out"
 exit $status
+END
+# train PROGRAM OUT: two micro-batches a step, from weights and tokens that several copies bring to the device
+cat > "$work/train" <<'END'
+exec "$1" --data "$here/test/reference/tokens.bin" --val-data= --model d2 --heads 2 --channels 32 --seq-len 64 --batch-size 2 \
+    --total-batch-size 256 --steps 4 --lr 3e-3 --warmup-steps 2 --eps 1e-5 --eval-every 0 --sample-every 0 --out "$2"
 END
 # one NAME TESTS: tests are TEST:BUILD:PRECISION[:WANTED] with blanks between. Writes who caught it, or nothing.
 cat > "$work/one" <<'END'
 name=$1 folder=$work/$1
 shift
-mkdir -p "$folder/test" && cp -r "$here/llmc" "$folder/llmc" && cp "$here"/test/*.h "$here"/test/*.cu "$folder/test" || exit 1
+mkdir -p "$folder/test" && cp -r "$here/llmc" "$folder/llmc" && cp "$here"/test/*.h "$here"/test/*.cu "$folder/test" &&
+    cp "$here"/train_gpt2_*.cu "$folder" || exit 1
 perl "$here/test/mutations/apply.pl" "$list" "$name" "$folder" || exit 1
 for test; do
     IFS=: read -r which build precision wanted <<TEST
@@ -52,11 +78,13 @@ END
 perl test/mutations/apply.pl "$list" > "$work/all" || exit 1
 cp "$work/all" "$work/chosen"
 if [ $# -gt 0 ]; then
-    for name; do grep "^$name	" "$work/all" || { echo "run.sh: $list has no mutation '$name'" >&2; exit 1; }; done > "$work/chosen"
+    for name; do
+        grep "^$name	" "$work/all" || { echo "run.sh: $list has no mutation '$name'" >&2; exit 1; }
+    done > "$work/chosen"
 fi
 cut -f 1 "$work/chosen" > "$work/names"
 while read -r name; do
-    mkdir -p "$work/try" && rm -rf "$work/try/llmc" && cp -r llmc "$work/try/" || exit 1
+    mkdir -p "$work/try" && rm -rf "$work/try/llmc" && cp -r llmc train_gpt2_*.cu "$work/try/" || exit 1
     perl test/mutations/apply.pl "$list" "$name" "$work/try" || exit 1
 done < "$work/names"
 
@@ -70,9 +98,17 @@ printf '__global__ void k() {}\n' > "$work/nothing.cu"
 for build in $(cut -d: -f 2 "$work/tests" | sort -u); do
     sh test/emulator/compile.sh "$work/nothing.cu" "$work/nothing.o" "$build" || exit 1 # makes the emulator itself
 done
-mkdir -p "$work/sound" && cp -r llmc "$work/sound/" && mkdir "$work/sound/test" && cp test/*.h test/*.cu "$work/sound/test" || exit 1
+if grep -q '^run:' "$work/tests"; then
+    make --no-print-directory DEVICE=cpu PRECISION=fp32 DEBUG= build/train_gpt2_single build/test/compare_run >&2 || exit 1
+    sh "$work/train" build/train_gpt2_single "$work/cpu.out" > "$work/cpu.log" 2>&1 || { cat "$work/cpu.log" >&2; exit 1; }
+fi
+mkdir -p "$work/sound/test" && cp -r llmc train_gpt2_*.cu "$work/sound/" && cp test/*.h test/*.cu "$work/sound/test" || exit 1
 echo "the tests without a bug ..." >&2
-xargs -P "$jobs" -L 1 sh -c 'sh "$work/run_test" "$work/sound" $(echo "$1" | tr : " ") || touch "$work/sound/failed-$1"' - < "$work/tests"
+cat > "$work/sound/run" <<'END'
+parts=$(sed -n "s/^$1:$2:$3://p" "$work/tests")
+sh "$work/run_test" "$work/sound" "$@" $parts || touch "$work/sound/failed-$1-$2-$3"
+END
+cut -d: -f 1-3 --output-delimiter=' ' "$work/tests" | sort -u | xargs -P "$jobs" -L 1 sh "$work/sound/run"
 if ls "$work/sound"/failed-* >/dev/null 2>&1; then
     echo "run.sh: fails without any bug: $(cd "$work/sound" && echo failed-*)" >&2
     tail -n 20 "$work/sound"/*.log >&2
