@@ -13,7 +13,7 @@
 GPU := $(shell command -v nvcc >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo yes)
 DEVICE ?= $(if $(GPU),cuda,cpu)
 PRECISION ?= fp32
-variant := $(strip $(filter-out cpu fp32,$(DEVICE) $(PRECISION)) $(if $(DEBUG),debug))
+variant := $(strip $(filter-out cpu fp32,$(DEVICE) $(PRECISION)) $(if $(filter 0,$(USE_CUDNN)),nocudnn) $(if $(DEBUG),debug))
 empty :=
 comma := ,
 BUILD := build$(if $(variant),/$(subst $(empty) $(empty),-,$(variant)))
