@@ -1,6 +1,6 @@
 #!/bin/bash
-# The emulator's CUDA runtime and cuBLASLt see what they say they see: each deliberate mistake of runtime_selftest.cu is a wrong number
-# or a message with its line, its twin is clean in all builds under several seeds, and calls are refused as CUDA refuses them.
+# The emulator's CUDA runtime and cuBLASLt see what they say they see: each deliberate mistake of runtime_selftest.cu is a wrong
+# number or a message with its line, its twin is clean in all builds under several seeds, and calls are refused as CUDA does.
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 for folder in "${CUDA_HOME:-/usr/local/cuda}" /usr; do [ -e "$folder/include/cuda_runtime.h" ] && cuda=$folder; done
@@ -19,8 +19,13 @@ clean_under_seeds() {
     local seed
     for seed in 1 2 3; do CUDA_EMULATOR_SEED=$seed selftest "$1" good || { echo "seed $seed"; return 1; }; done
 }
-wrong_number() { ! selftest plain "$1" > "$work/said" && cat "$work/said" && grep -q "runtime_selftest: .* was expected" "$work/said"; }
-wrong_under_seeds() { local seed; for seed in 1 2 3; do CUDA_EMULATOR_SEED=$seed wrong_number "$1" || return 1; done; }
+wrong_number() {
+    ! selftest plain "$1" > "$work/said" && cat "$work/said" && grep -q "runtime_selftest: .* was expected" "$work/said"
+}
+wrong_under_seeds() {
+    local seed
+    for seed in 1 2 3; do CUDA_EMULATOR_SEED=$seed wrong_number "$1" || return 1; done
+}
 wrong_under_some_seeds() { # and right under others: the order is one of chance
     local seed wrong=0
     for seed in $(seq 40); do CUDA_EMULATOR_SEED=$seed wrong_number "$1" && wrong=$((wrong + 1)); done
@@ -47,13 +52,19 @@ for mistake in missing_wait event_too_early legacy_stream reused_early read_earl
 done
 check "overwritten is a wrong number under some seeds" wrong_under_some_seeds overwritten
 for build in plain asan tsan; do
-    check "$build: a number that the host reads on the device" reported $build host_reads "host code touched device memory at .*byte 12 of an allocation of 4000 bytes"
+    check "$build: a number that the host reads on the device" \
+        reported $build host_reads "host code touched device memory at .*byte 12 of an allocation of 4000 bytes"
     check "$build: device memory as an argument of memcpy" reported $build host_copies "host code touched device memory"
     check "$build: host memory as an argument of a kernel" reported $build host_pointer "argument 2, .*, is ordinary host memory"
-    check "$build: freed memory as an argument" reported $build freed "byte 0 of an allocation of 4000 bytes of device memory that was freed"
+    check "$build: freed memory as an argument" \
+        reported $build freed "byte 0 of an allocation of 4000 bytes of device memory that was freed"
 done
-check "plain: freed memory in a structure" reported plain freed_in_structure "fill_hidden, block .*Segmentation fault at .* that was freed"
+check "plain: freed memory in a structure" \
+    reported plain freed_in_structure "fill_hidden, block .*Segmentation fault at .* that was freed"
 check "asan: freed memory in a structure" reported asan freed_in_structure "fill_hidden, block .*use-after-poison"
-calls_from_callback() { ! selftest plain call_from_callback 2> "$work/said" && grep -q "cudaDeviceSynchronize is called by a host function" "$work/said"; }
+calls_from_callback() {
+    ! selftest plain call_from_callback 2> "$work/said" &&
+        grep -q "cudaDeviceSynchronize is called by a host function" "$work/said"
+}
 check "a call of CUDA's from a host function" calls_from_callback
 done_testing

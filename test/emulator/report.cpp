@@ -1,5 +1,5 @@
-// report.cpp - messages: "cuda emulator: KERNEL, block, thread, FILE:LINE: what". Whatever finds a mistake, the engine, a sanitizer or
-// the processor, ends here. Always compiled without instrumentation.
+// report.cpp - messages: "cuda emulator: KERNEL, block, thread, FILE:LINE: what". Whatever finds a mistake, the engine, a
+// sanitizer or the processor, ends here. Always compiled without instrumentation.
 #include "engine.h"
 #include "runtime.h"
 #include <atomic>
@@ -69,8 +69,8 @@ Place source_place(const void* pc) {
     return place;
 }
 
-// --- signals: a fault in a kernel, in a stream's other work, or of host code that touched device memory becomes a message; any other
-// goes where it went before ---
+// --- signals: a fault in a kernel, in a stream's other work, or of host code that touched device memory becomes a message; any
+// other goes where it went before ---
 static struct sigaction before[NSIG];
 // The first line on the way here that is not a library's.
 static Place calling_place(const char* pc) {

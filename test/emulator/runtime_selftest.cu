@@ -1,6 +1,6 @@
 /*
-runtime_selftest.cu - shows what the stand-in for the CUDA runtime and for cuBLASLt sees. As in selftest.cu each mistake has a twin
-without it, and the line that must be named, where a line can be, ends in "BUG" and its name.
+runtime_selftest.cu - shows what the stand-ins for the CUDA runtime and for cuBLASLt see. As in selftest.cu each mistake has a
+twin without it, and the line that must be named, where a line can be, ends in "BUG" and its name.
 
   runtime_selftest good     the twins, and every error code; all must be as CUDA has it, under every seed
   runtime_selftest NAME     one mistake: status 1 and a message, or a wrong number
@@ -315,12 +315,14 @@ static void check_cublaslt() {
     expect_refused("memory of the host", invalid, [](Call& c) { c.a = in; });
     expect_refused("memory that ends too early", invalid, [](Call& c) { c.b = x + N - 14; });
     expect_refused("D upon B", invalid, [](Call& c) { c.d = c.b + 1; });
-    expect_refused("an address less aligned than was said", invalid, [](Call& c) { c.alignment = 256; c.lda = c.ldb = c.ldd = 64; c.b = x + 501; });
+    expect_refused("an address less aligned than was said", invalid,
+                   [](Call& c) { c.alignment = 256; c.lda = c.ldb = c.ldd = 64; c.b = x + 501; });
     expect_refused("no workspace where one was promised", invalid, [](Call& c) { c.workspace = 1 << 20; });
     expect_refused("a bias that is not there", invalid, [](Call& c) { c.epilogue = CUBLASLT_EPILOGUE_BIAS; c.bias = nullptr; });
     expect_refused("an auxiliary leading dimension that 8 does not divide", invalid,
                    [](Call& c) { c.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS; c.aux_ld = 9; });
-    expect_refused("an auxiliary matrix on 4 bytes", invalid, [](Call& c) { c.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS; c.aux = y + 201; });
+    expect_refused("an auxiliary matrix on 4 bytes", invalid,
+                   [](Call& c) { c.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS; c.aux = y + 201; });
     expect_refused("a bias gradient of A transposed", unsupported, [](Call& c) { c.epilogue = CUBLASLT_EPILOGUE_BGRADA; });
     expect_refused("an epilogue that is not emulated", unsupported, [](Call& c) { c.epilogue = CUBLASLT_EPILOGUE_RELU; });
 }
@@ -332,7 +334,8 @@ template <bool bug> static bool run(const char* wanted) {
 #define CHECK(name) if (is(#name)) name<bug>()
     CHECK(missing_wait); CHECK(event_too_early); CHECK(overwritten); CHECK(legacy_stream);
     CHECK(reused_early); CHECK(read_early); CHECK(not_written);
-    CHECK(host_reads); CHECK(host_copies); CHECK(host_pointer); CHECK(freed); CHECK(freed_in_structure); CHECK(call_from_callback);
+    CHECK(host_reads); CHECK(host_copies); CHECK(host_pointer); CHECK(freed); CHECK(freed_in_structure);
+    CHECK(call_from_callback);
     return found;
 }
 int main(int argc, char** argv) {
