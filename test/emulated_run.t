@@ -3,8 +3,7 @@
 # checkpoints, whatever the order in which the emulator's seed lets streams, blocks and threads go; and bad luck with a GPU.
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
-for folder in "${CUDA_HOME:-/usr/local/cuda}" /usr; do [ -e "$folder/include/cuda_runtime.h" ] && cuda=$folder; done
-[ -n "${cuda:-}" ] || { echo "1..0 # SKIP CUDA's headers are not here"; exit 0; }
+sh test/emulator/find_headers.sh > /dev/null 2>&1 || { echo "1..0 # SKIP CUDA's headers are not here"; exit 0; }
 sh dev/find_cuda.sh compile cublasLt cudnn > /dev/null 2>&1 || { echo "1..0 # SKIP cuBLAS or cuDNN is not here"; exit 0; }
 
 emulated_program() { # fp32|bf16|fp16|debug
