@@ -1,6 +1,6 @@
 # make                      the training programs of every stage, and the default data
 # make train_gpt2_single    one of them; then ./train_gpt2_single
-# make demo | test | bench | doctor | fuzz | test-interop | clean
+# make demo | test | cuda-tests | bench | doctor | fuzz | mutations | test-interop | clean
 #
 # DEVICE=cpu|cuda|emulated  where it runs; default: cuda where nvcc and a GPU are there, else cpu. emulated: the GPU's program
 #                           without a GPU (test/emulator/)
@@ -13,7 +13,7 @@
 GPU := $(shell command -v nvcc >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo yes)
 DEVICE ?= $(if $(GPU),cuda,cpu)
 PRECISION ?= fp32
-variant := $(strip $(filter-out cpu fp32,$(DEVICE) $(PRECISION)) $(if $(DEBUG),debug))
+variant := $(strip $(filter-out cpu fp32,$(DEVICE) $(PRECISION)) $(if $(filter 0,$(USE_CUDNN)),nocudnn) $(if $(DEBUG),debug))
 empty :=
 comma := ,
 BUILD := build$(if $(variant),/$(subst $(empty) $(empty),-,$(variant)))
@@ -39,6 +39,7 @@ LIBRARIES := -ldnnl $(STAGE_LIBRARIES)
 WITH_MPI := train_gpt2_ddp test/test_comm
 $(WITH_MPI:%=$(BUILD)/%): CFLAGS_ALL += $(shell mpicc --showme:compile)
 $(WITH_MPI:%=$(BUILD)/%) build/tsan/test/test_comm: LIBRARIES += $(shell mpicc --showme:link)
+BUILD_CUDA_TEST = $(error these tests are a GPU's: make DEVICE=cuda cuda-tests)
 
 # --- how a stage file becomes a program: C to the CPU's compiler, CUDA to nvcc ---
 ifeq ($(DEVICE),cpu)
@@ -61,6 +62,7 @@ CUDNN := $(if $(filter 0,$(USE_CUDNN)),,cudnn)
 BUILD_CUDA = $(NVCC) $(NVCC_FLAGS) $(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN))
 LINK_CUDA = $(LDFLAGS) $(shell sh dev/find_cuda.sh link cublasLt) $(if $(CUDNN),$(shell sh dev/find_cuda.sh rpath cudnn))
 BUILD_STAGE = $(BUILD_CUDA) $< -o $@ $(LINK_CUDA) $(STAGE_LIBRARIES)
+BUILD_CUDA_TEST = $(BUILD_CUDA) $< $(BUILD)/test/cpu_layers.o -o $@ $(LINK_CUDA) -ldnnl -lgomp -lm
 FIND_LIBRARIES = sh dev/find_cuda.sh link cublasLt $(CUDNN) >/dev/null || \
     { echo "Or build for the CPU: make DEVICE=cpu. make doctor says what is here." >&2; exit 1; }
 endif
@@ -73,7 +75,8 @@ CUDNN := $(if $(filter 0,$(USE_CUDNN)),,cudnn)
 EMULATOR := $(wildcard test/emulator/*.cpp test/emulator/*.h test/emulator/*.sh test/emulator/*.pl)
 EMULATE = CPPFLAGS="$(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN))" EMULATOR_LIBRARIES="cublaslt $(CUDNN)" \
     sh test/emulator/compile.sh
-BUILD_STAGE = $(EMULATE) $< $@ $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) $(LDFLAGS) $(STAGE_LIBRARIES)
+BUILD_STAGE = $(EMULATE) $< $@ $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) \
+    $(CFLAGS) $(LDFLAGS) $(STAGE_LIBRARIES)
 FIND_LIBRARIES = sh dev/find_cuda.sh compile cublasLt $(CUDNN) >/dev/null
 endif
 
@@ -133,12 +136,27 @@ $(C_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) -lcmocka $(LIBRARIES)
 # Layers one by one, within a whole step: build/bench_layers [B T [steps]].
+ifeq ($(DEVICE),cpu)
 $(BUILD)/bench_layers: dev/cpu/bench_layers.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
+else
+$(BUILD)/bench_layers: dev/cuda/bench_layers.cu $(EMULATOR) | find-libraries
+	@mkdir -p $(@D)
+	$(BUILD_STAGE)
+endif
 $(BUILD)/test/compare_run: test/compare_run.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
+
+# Every layer of a GPU against the CPU's, on a GPU; test/*.t run the same under the emulator.
+CUDA_TESTS := $(patsubst test/%.cu,%,$(wildcard test/test_cuda_*.cu))
+cuda-tests: $(CUDA_TESTS:%=$(BUILD)/test/%)
+$(CUDA_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/%.cu $(BUILD)/test/cpu_layers.o | find-libraries
+	$(BUILD_CUDA_TEST)
+$(BUILD)/test/cpu_layers.o: test/cpu_layers.c
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O3 -march=native -ffp-contract=off -fopenmp $(PRECISION_FLAG) $(WARNINGS) -MMD -MP -c $< -o $@
 
 # Threads under ThreadSanitizer: the loader's, the watchdog's, and the one that talks to MPI.
 TSAN_TESTS := build/tsan/test/test_dataloader build/tsan/test/test_control build/tsan/test/test_comm
@@ -165,7 +183,11 @@ test: data/train.bin
 	$(CPU_MAKE) PRECISION=fp16 $(PRECISION_TESTS:%=build/fp16/%)
 	$(CPU_MAKE) PRECISION=bf16 DEBUG=1 $(PRECISION_TESTS:%=build/bf16-debug/%)
 	$(CPU_MAKE) PRECISION=fp16 DEBUG=1 $(PRECISION_TESTS:%=build/fp16-debug/%)
+	$(if $(GPU),$(foreach p,fp32 bf16 fp16,$(MAKE) --no-print-directory DEVICE=cuda PRECISION=$p DEBUG= cuda-tests &&) true)
 	sh test/run.sh
+# Small bugs on purpose, one at a time, to see that the tests of llmc/cuda/ can fail.
+mutations:
+	sh test/mutations/run.sh
 test-interop: data/train.bin
 	$(CPU_MAKE) build/train_gpt2_single $(TOOLS:%=build/%)
 	sh test/interop/run.sh
@@ -174,7 +196,7 @@ clean:
 	rm -rf build $(STAGES)
 clean-data:
 	rm -rf data
-.PHONY: all find-libraries programs tools demo doctor bench fuzz test test-build test-interop clean clean-data $(STAGES)
+.PHONY: all find-libraries programs tools demo doctor bench fuzz test test-build cuda-tests mutations test-interop clean clean-data $(STAGES)
 .DELETE_ON_ERROR:
 .SUFFIXES:
 -include $(wildcard $(BUILD)/*.d $(BUILD)/test/*.d build/tsan/test/*.d build/fuzz/*.d)

@@ -171,7 +171,11 @@ inline constexpr GradMode both_modes[2] = { GRAD_SET, GRAD_ADD };
 static inline Both<floatX> gradient_before(size_t n, GradMode mode) { return mode == GRAD_SET ? unset_both(n) : random_both(n); }
 
 // ---- tests ----
+static bool quick;              // leave out shapes that show nothing new about races, which are slow to look for
+static const char* wanted = ""; // only tests with this in their name
+
 static inline void run_test(const char* name, void (*test)(void)) {
+    if (strstr(name, wanted) == NULL) return;
     failures_in_test = 0;
     test();
     free_all();
@@ -180,16 +184,19 @@ static inline void run_test(const char* name, void (*test)(void)) {
     fflush(stdout);
 }
 #define TEST(f) run_test(#f, f)
-// `quick` as the program's argument leaves out shapes that show nothing new about races, which are slow to look for.
-static bool quick;
+// The program's arguments: [quick] [WANTED]
 static inline void begin_tests(int argc, char** argv) {
-    quick = argc > 1 && strcmp(argv[1], "quick") == 0;
-    require(argc == 1 || quick, "%s: the only argument that there is is quick, not '%s'", argv[0], argv[1]);
+    int next = 1;
+    quick = next < argc && strcmp(argv[next], "quick") == 0;
+    next += quick;
+    if (next < argc) wanted = argv[next++];
+    require(next == argc, "%s: the arguments are [quick] [part of a test's name], and '%s' is too many", argv[0], argv[next]);
     cpu::device_init(0, 1);
     omp_set_num_threads(1); // a race detector does not see how OpenMP's threads wait for each other
 }
 // main's result
 static inline int end_tests(void) {
+    require(tests > 0, "no test has '%s' in its name", wanted);
     printf("1..%d\n", tests);
     return failures > 0;
 }

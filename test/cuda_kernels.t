@@ -1,6 +1,7 @@
 #!/bin/bash
-# The kernels of llmc/cuda/ against the CPU's layers, where there is no GPU: under the emulator, plain and with the address
-# sanitizer in every precision, with the race detector in fp32 and bf16 (fp16's kernels are bf16's but for two conversions).
+# The kernels and matrix products of llmc/cuda/ against the CPU's layers, where there is no GPU: under the emulator, plain and
+# with the address sanitizer in every precision, with the race detector in fp32 and bf16 (fp16's kernels are bf16's but for two
+# conversions; the stand-in for cuBLASLt has no races to find).
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 for folder in "${CUDA_HOME:-/usr/local/cuda}" /usr; do [ -e "$folder/include/cuda_runtime.h" ] && cuda=$folder; done
@@ -26,6 +27,7 @@ build_parts() {
 compile_and_run() {
     local program=$work/$1-$2-$3 how=
     [ "$2" = tsan ] && how=quick
+    [ "$1" = test_cuda_kernels ] || export EMULATOR_LIBRARIES=cublaslt
     { sh test/emulator/compile.sh "test/$1.cu" "$program" "$2" -DPRECISION_"${3^^}" "$work/cpu_layers-$3.o" \
             -ldnnl -fopenmp && $without_aslr "$program" $how
       echo "status $?"; } > "$program.log" 2>&1
@@ -42,12 +44,15 @@ all_ok() {
 }
 
 check "the CPU's layers and the emulator compile" build_parts
-tests_of_kernels="test_cuda_kernels"
-for test in $tests_of_kernels; do
-    for run in "tsan fp32" "tsan bf16" "asan fp32" "asan bf16" "asan fp16" "plain fp32" "plain bf16" "plain fp16"; do
-        echo "$test $run"
-    done
+for run in "tsan fp32" "tsan bf16" "asan fp32" "asan bf16" "asan fp16" "plain fp32" "plain bf16" "plain fp16"; do
+    echo "test_cuda_kernels $run"
 done > "$work/list"
+if CPPFLAGS=$(sh dev/find_cuda.sh compile cublasLt 2> "$work/said"); then
+    export CPPFLAGS
+    for run in "asan fp32" "asan bf16" "plain fp16"; do echo "test_cuda_matmul $run"; done >> "$work/list"
+else
+    skip "matrix products" "$(head -n 1 "$work/said")"
+fi
 xargs -P "$(nproc)" -L 1 bash -c 'compile_and_run "$@"' - < "$work/list" # the long ones first
 while read -r test build precision; do
     check "$build: $test, $precision" all_ok "$work/$test-$build-$precision.log"

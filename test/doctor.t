@@ -26,6 +26,7 @@ a_broken_header_is_told() {
 a_broken_library_is_told() { doctor 1 LDFLAGS="-L$work/lib" && says 'MISSING *oneDNN *.*libdnnl.so' && says 'for: matrix products'; }
 no_compiler_is_told() { doctor 1 CC=no-such-cc && says 'MISSING *C compiler *no no-such-cc'; }
 optional_things_are_optional() { doctor 0 CLANG=no-such-clang && says 'missing *fuzzer *no no-such-clang' && says 'for: make fuzz'; }
+a_gpus_libraries_are_no_failure() { doctor 0 && says 'missing *cuBLASLt *no no-such-nvcc' && says 'get: sh dev/setup.sh; or pip install nvidia-cudnn-cu13'; }
 threads_are_counted() { doctor 0 OMP_NUM_THREADS=3 && says 'a run uses 3 threads'; }
 
 check "where everything required is here, it says so and succeeds" a_whole_machine_is_well
@@ -33,5 +34,6 @@ check "a header that does not compile is reported with what it is for and how to
 check "a library that does not link is reported" a_broken_library_is_told
 check "no compiler is reported" no_compiler_is_told
 check "a missing optional tool is reported and is no failure" optional_things_are_optional
+check "a GPU's libraries that are missing are reported with how to get them, and are no failure" a_gpus_libraries_are_no_failure
 check "the threads are those that a run will use" threads_are_counted
 done_testing

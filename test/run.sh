@@ -20,5 +20,7 @@ done
 export CMOCKA_MESSAGE_OUTPUT=TAP
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
-tests=$(find build -maxdepth 3 -path build/venv -prune -o -path '*/test/test_*' -type f -perm -u+x -print | sort)
+needs_gpu='build/cuda*'
+if nvidia-smi -L >/dev/null 2>&1; then needs_gpu=none; fi
+tests=$(find build -maxdepth 3 \( -path build/venv -o -path "$needs_gpu" \) -prune -o -path '*/test/test_*' -type f -perm -u+x -print | sort)
 exec prove --exec '' --timer "$@" $tests "$wrappers"/*.t

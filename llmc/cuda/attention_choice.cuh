@@ -96,6 +96,7 @@ void attention_forward(floatX* out, float* stats, const floatX* qkv, int B, int 
 #if ATTENTION_BY_CUDNN
     if (attention_is_planned(B, T, C, NH, out, stats, qkv, NULL)) {
         cudnn_attention_forward(out, stats, qkv, (char*)cuda_layers.workspace);
+        check_launch("attention_forward");
         return;
     }
 #endif
@@ -106,6 +107,7 @@ void attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, con
 #if ATTENTION_BY_CUDNN
     if (attention_is_planned(B, T, C, NH, dqkv, dout, qkv, out) && (uintptr_t)stats % 16 == 0) {
         cudnn_attention_backward(dqkv, dout, qkv, out, stats, (char*)cuda_layers.workspace);
+        check_launch("attention_backward");
         return;
     }
 #endif

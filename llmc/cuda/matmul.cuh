@@ -218,20 +218,24 @@ static inline float plan_time(MatmulPlan* plan, Product p) {
     return best;
 }
 
-// Rows of which a training step has layers: those of a micro-batch, and the classifier's at a time.
+// Rows of which a training step has layers: those of a micro-batch, the classifier's at a time, and its last ones.
 static inline bool is_training_shape(int rows) {
-    int N = cuda_layers.shapes.B * cuda_layers.shapes.T;
-    return rows == N || rows == classifier_rows(N, cuda_layers.shapes.Vp);
+    int N = cuda_layers.shapes.B * cuda_layers.shapes.T, at_a_time = classifier_rows(N, cuda_layers.shapes.Vp);
+    return rows == N || rows == at_a_time || rows == N % at_a_time;
+}
+
+// The fastest way of a product: which algorithm of its plan, or -1 there and which of the product alone.
+static inline void plan_choose(MatmulPlan* plan, Product p) {
+    float time = plan_time(plan, p);
+    if (p.shape.epilogue == CUBLASLT_EPILOGUE_DEFAULT) return;
+    if (plan_time(matmul_plan(product_alone(p)), p) < time) plan->chosen = -1;
 }
 
 static inline void product(Product p) {
-    MatmulPlan *fused = matmul_plan(p), *alone = matmul_plan(product_alone(p));
+    MatmulPlan* plan = matmul_plan(p);
     bool may_repeat = p.beta == 0; // the output is not an input as well
-    if (may_repeat && !fused->timed && !cuda_layers.deterministic && is_training_shape(p.rows)) {
-        float fused_time = plan_time(fused, p);
-        if (alone != fused && plan_time(alone, p) < fused_time) fused->chosen = -1;
-    }
-    MatmulPlan* plan = fused->chosen >= 0 ? fused : alone;
+    if (may_repeat && !plan->timed && !cuda_layers.deterministic && is_training_shape(p.rows)) plan_choose(plan, p);
+    if (plan->chosen < 0) plan = matmul_plan(product_alone(p));
     cublas_check(product_by(p, plan, plan->chosen), p.layer);
 }
 

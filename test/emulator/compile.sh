@@ -4,7 +4,7 @@
 #   plain   barriers, warp functions, alignment, undefined behaviour, endless loops are checked
 #   asan    also accesses out of bounds (AddressSanitizer), in global and in shared memory
 #   tsan    also races between threads (ThreadSanitizer)
-# OUT.o instead of a program's name: an object, to be linked by a later compile.sh or g++. CUDA_HOME says where CUDA's headers are.
+# OUT.o instead of a program's name: an object, to be linked by a later compile.sh or g++.
 # In the environment: EMULATOR_LIBRARIES="cublaslt cudnn", stand-ins to link; CPPFLAGS, where their headers are; EMULATOR_BUILD.
 set -eu
 [ $# -ge 2 ] || { sed -n '2,9s/^# //p' "$0" >&2; exit 2; }
@@ -12,17 +12,15 @@ source=$1 out=$2 build=${3:-plain}
 [ $# -ge 3 ] && shift 3 || shift 2
 here=$(dirname "$0")
 
-for cuda in "${CUDA_HOME:-}" /usr/local/cuda /usr/lib/cuda /usr; do
-    [ -n "$cuda" ] && [ -e "$cuda/include/cuda_runtime.h" ] && break
-done
-[ -e "$cuda/include/cuda_runtime.h" ] || { echo "compile.sh: no cuda_runtime.h: set CUDA_HOME to the folder above CUDA's include/" >&2; exit 1; }
+cuda=$(sh "$here/find_headers.sh")
 case $build in
     plain) sanitize= define= ;;
     asan) sanitize=-fsanitize=address define=-DEMULATOR_ASAN ;;
     tsan) sanitize=-fsanitize=thread define=-DEMULATOR_TSAN ;;
     *) echo "compile.sh: the build must be plain, asan or tsan, not '$build'" >&2; exit 2 ;;
 esac
-common="-std=c++17 -g -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract=off -I$here/include -I$here -isystem $cuda/include ${CPPFLAGS-}"
+common="-std=c++17 -g -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract=off"
+common="$common -I$here/include -I$here -isystem $cuda/include ${CPPFLAGS-}"
 checks="$sanitize -fsanitize=undefined -fno-sanitize=vptr -fno-sanitize-recover=all -fsanitize-coverage=trace-pc"
 
 # The emulator's own parts, once per build, without instrumentation; made again when its sources are newer.

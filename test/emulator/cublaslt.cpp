@@ -1,12 +1,12 @@
 /*
-cublaslt.cpp - a stand-in for the part of cuBLASLt that llmc/cuda/matmul.cuh uses: descriptors, layouts, the heuristic's candidates and
-cublasLtMatmul with its epilogues, as cublasLt.h and NVIDIA's guide describe them. It is meant to refuse what the library refuses
-or forbids, so that the calls are what is tested; where the guide is silent it takes only what is known to work elsewhere.
+cublaslt.cpp - a stand-in for the part of cuBLASLt that llmc/cuda/matmul.cuh uses: descriptors, layouts, the heuristic's
+candidates and cublasLtMatmul with its epilogues, as cublasLt.h describes them. It is meant to refuse what the library refuses or
+forbids, so that the calls are what is tested; where the description is silent it takes only what is known to work elsewhere.
 
     D = epilogue(alpha op(A) op(B) + beta C)        op(A) (m,k), op(B) (k,n), C and D (m,n), all column-major
 
-Sums are formed in double precision and D is rounded once; the second of the candidates rounds two partial sums to fp32 as well, in
-its workspace. (How the library's algorithms round inside a sum is not documented, but that they differ is.)
+Sums are formed in double precision and D is rounded once; the candidate with a workspace rounds two partial sums to fp32 there
+as well. (How the library's algorithms round inside a sum is not documented, but that they differ is.)
 */
 #include "runtime.h"
 #include <cmath>
@@ -110,20 +110,20 @@ uint64_t bias_length(const Problem& p) { return has(p, CUBLASLT_EPILOGUE_BGRADB)
 
 Refusal check_layout(const char* name, const Layout& l, uint64_t rows, uint64_t cols) {
     if (!is_float(l.type)) UNSUPPORTED("%s is of type %d; the emulator has fp32, bf16 and fp16", name, l.type);
-    if (l.order != CUBLASLT_ORDER_COL || l.batch != 1) UNSUPPORTED("%s: the emulator has one matrix at a time, column-major", name);
+    if (l.order != CUBLASLT_ORDER_COL || l.batch != 1) UNSUPPORTED("%s: the emulator has single column-major matrices only", name);
     if (!l.rows || !l.cols) INVALID("%s is empty", name);
     if (l.rows != rows || l.cols != cols)
         INVALID("%s is (%zu,%zu), where the others make it (%zu,%zu)", name, l.rows, l.cols, rows, cols);
-    if (l.ld < (int64_t)l.rows) INVALID("%s: the leading dimension %lld is less than its %zu rows", name, (long long)l.ld, l.rows);
+    if (l.ld < (int64_t)l.rows) INVALID("%s: the leading dimension %ld is less than its %zu rows", name, (long)l.ld, l.rows);
     return accepted;
 }
 Refusal check_epilogue(const Problem& p) {
     const Operation& o = p.o;
     bool transposed_b_only = o.trans_a == CUBLAS_OP_N && o.trans_b == CUBLAS_OP_T;
     switch (o.epilogue) {
-        case CUBLASLT_EPILOGUE_DEFAULT: case CUBLASLT_EPILOGUE_BIAS: case CUBLASLT_EPILOGUE_GELU: case CUBLASLT_EPILOGUE_GELU_BIAS:
-        case CUBLASLT_EPILOGUE_GELU_AUX: case CUBLASLT_EPILOGUE_GELU_AUX_BIAS: case CUBLASLT_EPILOGUE_DGELU:
-        case CUBLASLT_EPILOGUE_DGELU_BGRAD: break;
+        case CUBLASLT_EPILOGUE_DEFAULT: case CUBLASLT_EPILOGUE_BIAS: case CUBLASLT_EPILOGUE_GELU:
+        case CUBLASLT_EPILOGUE_GELU_BIAS: case CUBLASLT_EPILOGUE_GELU_AUX: case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
+        case CUBLASLT_EPILOGUE_DGELU: case CUBLASLT_EPILOGUE_DGELU_BGRAD: break;
         case CUBLASLT_EPILOGUE_BGRADA: case CUBLASLT_EPILOGUE_BGRADB: // weight gradients are all that they are known to serve
             if (!transposed_b_only) UNSUPPORTED("a bias gradient of an input needs A as it is and B transposed");
             break;
@@ -135,7 +135,7 @@ Refusal check_epilogue(const Problem& p) {
     if (!has_aux(p)) return accepted;
     if (!o.aux) INVALID("epilogue %u without an auxiliary pointer", o.epilogue);
     if (o.aux_ld % 8 || o.aux_ld < (int64_t)p.m)
-        INVALID("the auxiliary leading dimension is %lld: it must divide by 8 and be no less than the %zu rows", (long long)o.aux_ld, p.m);
+        INVALID("the auxiliary leading dimension, %ld, must divide by 8 and be no less than the %zu rows", (long)o.aux_ld, p.m);
     if (o.aux_type != -1 && o.aux_type != own) UNSUPPORTED("the auxiliary matrix is not of the type of D");
     return accepted;
 }
@@ -153,8 +153,8 @@ Refusal check_problem(const Problem& p) {
     if (p.d.type != p.a.type && p.d.type != CUDA_R_32F) UNSUPPORTED("D must be of the type of A, or fp32");
     return check_epilogue(p);
 }
-Refusal read_problem(Problem* p, cublasLtMatmulDesc_t o, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
-                     cublasLtMatrixLayout_t d) {
+Refusal read_problem(Problem* p, cublasLtMatmulDesc_t o, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                     cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d) {
     if (!o || !a || !b || !c || !d) INVALID("a descriptor is NULL");
     *p = {*ours<Operation>(o), *ours<Layout>(a), *ours<Layout>(b), *ours<Layout>(c), *ours<Layout>(d), 0, 0, 0};
     p->m = p->d.rows;
@@ -165,7 +165,7 @@ Refusal read_problem(Problem* p, cublasLtMatmulDesc_t o, cublasLtMatrixLayout_t 
 uint64_t bytes_of(const Layout& l) { return ((l.cols - 1) * (uint64_t)l.ld + l.rows) * size_of(l.type); }
 Refusal check_memory(const char* name, const void* p, uint64_t bytes, uint64_t alignment) {
     if ((uintptr_t)p % alignment) INVALID("%s, %p, is not aligned to %zu bytes", name, p, alignment);
-    if (!emulator::on_device(p, bytes)) INVALID("%s: %zu bytes at %p are not within one allocation of device memory", name, bytes, p);
+    if (!emulator::on_device(p, bytes)) INVALID("%s: %zu bytes at %p are not in one allocation of device memory", name, bytes, p);
     return accepted;
 }
 Refusal check_apart(const char* name, const void* p, uint64_t bytes, const void* d, uint64_t bytes_d) {
@@ -176,8 +176,8 @@ struct Operands { const void *a, *b, *c; void *d, *workspace; uint64_t workspace
 Refusal check_operands(const Problem& p, const Algorithm& g, const Operands& x) {
     uint32_t transposed = (uint32_t)(p.o.trans_a * 2 + p.o.trans_b);
     if (g.m != p.m || g.n != p.n || g.k != p.k || g.epilogue != p.o.epilogue || g.transposed != transposed)
-        INVALID("the algorithm is for (%zu,%zu,%zu), epilogue %u; the product is (%zu,%zu,%zu), epilogue %u", g.m, g.n, g.k, g.epilogue,
-                p.m, p.n, p.k, p.o.epilogue);
+        INVALID("the algorithm is for (%zu,%zu,%zu), epilogue %u; the product is (%zu,%zu,%zu), epilogue %u", g.m, g.n, g.k,
+                g.epilogue, p.m, p.n, p.k, p.o.epilogue);
     PASS(check_memory("A", x.a, bytes_of(p.a), g.alignment));
     PASS(check_memory("B", x.b, bytes_of(p.b), g.alignment));
     PASS(check_memory("D", x.d, bytes_of(p.d), g.alignment));
@@ -191,7 +191,8 @@ Refusal check_operands(const Problem& p, const Algorithm& g, const Operands& x) 
         PASS(check_memory("the auxiliary matrix", p.o.aux, bytes_of(aux), 16));
         PASS(check_apart("the auxiliary matrix", p.o.aux, bytes_of(aux), x.d, bytes_of(p.d)));
     }
-    if (x.workspace_bytes < g.workspace) INVALID("a workspace of %zu bytes, where the algorithm needs %zu", x.workspace_bytes, g.workspace);
+    if (x.workspace_bytes < g.workspace)
+        INVALID("a workspace of %zu bytes, where the algorithm needs %zu", x.workspace_bytes, g.workspace);
     return g.workspace ? check_memory("the workspace", x.workspace, x.workspace_bytes, 16) : accepted;
 }
 
@@ -322,7 +323,8 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows, uint64_t cols, int64_t ld) {
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows, uint64_t cols,
+                                          int64_t ld) {
     return create(layout, Layout{type, rows, cols, ld, CUBLASLT_ORDER_COL, 1});
 }
 cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute,
@@ -348,7 +350,8 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t operation) {
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
     return create(preference, Preference{0, 256, 256, 256, 256, CUBLASLT_REDUCTION_SCHEME_MASK});
 }
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute,
                                                     const void* value, size_t size) {
     return answer(__func__, set_field(preference_fields, preference, attribute, value, size));
 }
@@ -393,6 +396,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     Operands x = {A, B, C, D, workspace, workspace_bytes, *(const float*)alpha, *(const float*)beta};
     r = check_operands(p, g, x);
     if (r.status) return answer(__func__, r);
-    return emulator::enqueue(stream, "cublasLtMatmul", [=] { multiply(p, g, x); }) ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
+    cudaError_t error = emulator::enqueue(stream, "cublasLtMatmul", [=] { multiply(p, g, x); });
+    return error ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 }
 }

@@ -3,7 +3,8 @@ cudnn.cpp - a stand-in for the part of cuDNN that llmc/cuda/cudnn_graph.cuh uses
 interpreter of graphs of matrix products, pointwise operations, reductions and transpositions on the tensors' own dimensions,
 strides and types. It is meant to refuse what cuDNN refuses, with the same status; test/cudnn_plans/mistakes.cpp asks both.
 Where cuDNN lets a mistake pass and computes something else, or crashes, this refuses: tensors without uid or type, descriptors
-that are not finalised or of another kind, results of other shapes than the operands', virtual tensors that nothing computes.
+that are not finalised or of another kind, results of other shapes than the operands', virtual tensors that nothing computes,
+addresses for tensors that are not in the graph.
 
 Operations run one after the other, in fp32 (products in double), each result rounded to its tensor's type. A product into fp32
 memory that the graph goes on to read is added to what is there, in pieces whose order follows the seed: so does cuDNN's kernel,
@@ -474,6 +475,11 @@ struct Run {
 cudnnStatus_t bind(Run& run, const Descriptor* pack) {
     std::vector<int64_t> uids = all<int64_t>(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
     std::vector<void*> addresses = all<void*>(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
+    for (int64_t uid : uids) {
+        auto t = run.graph->tensors.find(uid);
+        bool in_memory = t != run.graph->tensors.end() && !t->second.is_virtual;
+        REFUSE_UNLESS(in_memory, BAD_PARAM, "uid %ld is no tensor in memory", (long)uid);
+    }
     for (auto& [uid, t] : run.graph->tensors) {
         if (t.is_virtual) continue;
         auto found = std::find(uids.begin(), uids.end(), uid);

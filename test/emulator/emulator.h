@@ -121,7 +121,8 @@ struct Launch {
     template <class Kernel, class Tuple, size_t... I> static inline __attribute__((always_inline))
     void unpack(Kernel kernel, Tuple& parameters, std::index_sequence<I...>) { (void)parameters; kernel(std::get<I>(parameters)...); }
 };
-inline Launch launch(const char* kernel, Site site, dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_t stream = nullptr) {
+inline Launch launch(const char* kernel, Site site, dim3 grid, dim3 block, size_t shared_bytes = 0,
+                     cudaStream_t stream = nullptr) {
     return Launch{{kernel, site, grid, block, shared_bytes}, stream};
 }
 } // namespace emulator

@@ -1,5 +1,5 @@
-// memory.cpp - cudaMalloc and its like. Device memory lies in a range of addresses that nobody may touch while host code runs, each
-// allocation between two pages that nobody may ever touch. An address is never given twice: what was freed stays forbidden.
+// memory.cpp - cudaMalloc and its like. Device memory lies in a range of addresses that nobody may touch while host code runs,
+// each allocation between two pages that nobody may ever touch. An address is never given twice: what was freed stays forbidden.
 // New memory holds 0xff, for CUDA does not promise zeros. Always compiled without instrumentation.
 #include "runtime.h"
 #include <cstdio>

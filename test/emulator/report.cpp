@@ -1,5 +1,5 @@
-// report.cpp - messages: "cuda emulator: KERNEL, block, thread, FILE:LINE: what". Whatever finds a mistake, the engine, a sanitizer or
-// the processor, ends here. Always compiled without instrumentation.
+// report.cpp - messages: "cuda emulator: KERNEL, block, thread, FILE:LINE: what". Whatever finds a mistake, the engine, a
+// sanitizer or the processor, ends here. Always compiled without instrumentation.
 #include "engine.h"
 #include "runtime.h"
 #include <atomic>
@@ -69,17 +69,17 @@ Place source_place(const void* pc) {
     return place;
 }
 
-// --- signals: a fault in a kernel, in a stream's other work, or of host code that touched device memory becomes a message; any other
-// goes where it went before ---
+// --- signals: a fault in a kernel, in a stream's other work, or of host code that touched device memory becomes a message; any
+// other goes where it went before ---
 static struct sigaction before[NSIG];
-// The first line on the way here that is neither a library's nor the emulator's own.
+// The first line on the way here that is not a library's.
 static Place calling_place(const char* pc) {
     void* frames[64];
     int count = backtrace(frames, 64), i = 0;
     while (i < count && frames[i] != pc) i++; // before it: this handler's own
     for (Place place; i < count; i++) {
         place = source_place((const char*)frames[i] + (frames[i] == pc));
-        if (*place.text != '(' && !strstr(place.text, "emulator/")) return place;
+        if (*place.text != '(') return place;
     }
     return {"(unknown line)"};
 }

@@ -88,13 +88,14 @@ static cudaError_t check_copy(Call& call, const Side& dst, const Side& src, size
                              (void*)side->p, side->p ? (size_t)(side->block.begin + side->block.bytes - side->p) : 0);
     }
     if (!is_of_kind(dst, src, kind))
-        return call.fail(cudaErrorInvalidValue, "the copy is from %s to %s memory, not of kind %d", place(src), place(dst), (int)kind);
+        return call.fail(cudaErrorInvalidValue, "from %s to %s memory is not kind %d", place(src), place(dst), (int)kind);
     if (dst.p < src.p + bytes && src.p < dst.p + bytes) return call.fail(cudaErrorInvalidValue, "the two sides overlap");
     return cudaSuccess;
 }
 // Pinned memory is read or written when the stream gets there, until when a destination holds 0xff. Of ordinary memory the driver
 // takes a copy at once, or waits with the caller until it is written. `blocking`: cudaMemcpy, which waits for pinned memory, too.
-static cudaError_t copy(Call& call, void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream, bool blocking) {
+static cudaError_t copy(Call& call, void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream,
+                        bool blocking) {
     if (call.error) return call.error;
     CUstream_st* s = find_stream(stream);
     if (!s) return call.fail(cudaErrorInvalidResourceHandle, "%p is no stream, or was destroyed", (void*)stream);
@@ -226,7 +227,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     Call call;
     if (cudaError_t error = check_device(call, device)) return error;
     *value = attribute_of_device(attribute);
-    return *value < 0 ? call.fail(cudaErrorInvalidValue, "attribute %d is not known to the emulator", (int)attribute) : cudaSuccess;
+    return *value >= 0 ? cudaSuccess : call.fail(cudaErrorInvalidValue, "attribute %d is not emulated", (int)attribute);
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     size_t available;

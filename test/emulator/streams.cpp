@@ -1,7 +1,7 @@
 /*
-streams.cpp - streams, events, launches and host functions. Work runs as late as CUDA allows: only when a host call waits, and then
-only what that wait needs, which is what came before on the stream and, where the stream waits for an event, what came before
-the event on the other. Among streams that could go on, CUDA_EMULATOR_SEED chooses. So where a wait is missing, the other
+streams.cpp - streams, events, launches and host functions. Work runs as late as CUDA allows: only when a host call waits, and
+then only what that wait needs, which is what came before on the stream and, where the stream waits for an event, what came
+before the event on the other. Among streams that could go on, CUDA_EMULATOR_SEED chooses. So where a wait is missing, the other
 stream's work has not run yet, or runs in another order under another seed.
 
 Read in this order: push, wait_for, run_one.
@@ -88,7 +88,7 @@ cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()>
     push(s, name, std::move(work));
     return cudaSuccess;
 }
-// CUDA_EMULATOR_FAULT=TEXT: the first kernel that has it in its name or its launch's file fails as one that reads where it must not.
+// CUDA_EMULATOR_FAULT=TEXT: the first kernel that has it in its name or in its launch's file fails with an illegal address.
 static bool plays_fault(const Configuration& c) {
     static const char* wanted = getenv("CUDA_EMULATOR_FAULT");
     return wanted && *wanted && (strstr(c.kernel, wanted) || strstr(c.site.file, wanted));
@@ -194,7 +194,8 @@ static cudaError_t query(Call& call, Position until) {
 }
 static cudaError_t make_stream(Call& call, cudaStream_t* stream, unsigned flags) {
     if (call.error) return call.error;
-    if (!stream || flags > cudaStreamNonBlocking) return call.fail(cudaErrorInvalidValue, "no place for the result, or unknown flags");
+    if (!stream || flags > cudaStreamNonBlocking)
+        return call.fail(cudaErrorInvalidValue, "no place for the result, or unknown flags");
     all_streams().emplace_back(new CUstream_st{{}, 0, 0, flags == cudaStreamDefault, false, false});
     *stream = streams.back().get();
     return cudaSuccess;
@@ -313,7 +314,7 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) 
     for (cudaEvent_t event : {start, end}) {
         if (!events.count(event)) return no_event(call, event);
         if (!event->latest || !event->timed)
-            return call.fail(cudaErrorInvalidResourceHandle, "an event %s", event->timed ? "was never recorded" : "keeps no time");
+            return call.fail(cudaErrorInvalidResourceHandle, event->timed ? "it was never recorded" : "it keeps no time");
     }
     if (!start->latest->done || !end->latest->done) return remember(cudaErrorNotReady);
     *ms = (float)(end->latest->ms - start->latest->ms);

@@ -1,0 +1,245 @@
+#!/bin/bash
+# gpu_check.sh - what a machine with an NVIDIA GPU can show: every CUDA layer against the CPU's, the training program against
+# PyTorch's stored run, memory errors and races, and how fast it is. Needs nvcc and NVIDIA's libraries; no network, no MPI.
+#
+#   sh dev/gpu_check.sh          everything that fits in GPU_CHECK_SECONDS (570); ends with a page for doc/gpu.md
+#   sh dev/gpu_check.sh PART...  some of: build layers training speed pytorch sanitizer
+#   sh dev/gpu_check.sh --pack   collects the libraries that are not NVIDIA's in build/carry, for a machine that has none
+#
+# GPU_CHECK_LIBS=DIR    a folder made by --pack (default build/carry, if it is there)
+# GPU_CHECK_OUT=DIR     where logs and the page go (default build/gpu_check)
+# GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU: `build training` only
+#
+# Every part has a time limit, and one that fails does not stop the next. The status is 0 if all that ran is well.
+[ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@"
+set -u
+cd "$(dirname -- "$0")/.." || exit 1
+libs=${GPU_CHECK_LIBS:-build/carry} device=${GPU_CHECK_DEVICE:-cuda}
+mkdir -p "${GPU_CHECK_OUT:-build/gpu_check}" || exit 1
+out=$(cd "${GPU_CHECK_OUT:-build/gpu_check}" && pwd)
+export GPU_CHECK_OUT=$out
+fail() { echo "error: $*" >&2; exit 1; }
+
+# --- for a machine that has nothing: headers and libraries of oneDNN, Jansson, PCRE2 ---
+pack() {
+    local file name library
+    rm -rf "$libs" && mkdir -p "$libs/include" "$libs/lib" || exit 1
+    printf '#include <%s>\n' dnnl.h jansson.h | sed '$a #define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>' > "$libs/all.c"
+    for file in $(cc -M "$libs/all.c" | tr ' ' '\n' | grep -E 'dnnl|jansson|pcre2'); do
+        name=${file##*/include/}
+        mkdir -p "$(dirname "$libs/include/$name")" && cp "$file" "$libs/include/$name" || exit 1
+    done
+    rm "$libs/all.c"
+    for library in dnnl jansson pcre2-8; do
+        file=$(cc "-print-file-name=lib$library.so")
+        [ -e "$file" ] || fail "lib$library.so is not here; sh dev/setup.sh installs it"
+        name=$(objdump -p "$file" | awk '$1 == "SONAME" { print $2 }')
+        cp -L "$file" "$libs/lib/$name"
+        echo "INPUT($name)" > "$libs/lib/lib$library.so" # a linker script: a link does not survive every way of carrying
+        # what it needs beyond the compiler's own libraries
+        ldd "$file" | awk '/=> \// { print $3 }' | grep -vE '/lib(c|m|stdc\+\+|gomp|gcc_s|pthread|dl|rt)\.so' |
+            xargs -r cp -L -t "$libs/lib"
+    done
+    strip --strip-unneeded "$libs"/lib/*.so.*
+    du -sh "$libs"
+}
+if [ "${1-}" = --pack ]; then pack; exit; fi
+if [ -d "$libs" ]; then
+    folder=$(cd "$libs" && pwd)
+    export CPATH=$folder/include${CPATH:+:$CPATH} LIBRARY_PATH=$folder/lib${LIBRARY_PATH:+:$LIBRARY_PATH}
+    export LD_LIBRARY_PATH=$folder/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+fi
+
+# shellcheck source=../test/lib.sh
+. test/lib.sh        # reference_run, COMPARE, REFERENCE
+unset OMP_NUM_THREADS
+build_of() { if [ "$1" = fp32 ]; then echo "build/$device"; else echo "build/$device-$1"; fi; }
+program() { # what reference_run runs
+    if [ "$1" = cpu ]; then echo build/train_gpt2_single; else echo "$(build_of "$1")/train_gpt2_single"; fi
+}
+
+# --- parts and their results ---
+# part NAME SECONDS COMMAND...: runs a program, or a function of this script, and notes in results.txt how it ended. What it
+# prints goes to NAME.log.
+deadline=$((SECONDS + ${GPU_CHECK_SECONDS:-570})) failed=0
+part() {
+    local name=$1 limit=$2 begin=$SECONDS status result
+    shift 2
+    [ "$device" = cuda ] || limit=$((limit * 20))
+    [ "$limit" -le $((deadline - begin)) ] || limit=$((deadline - begin))
+    if [ "$limit" -le 0 ]; then
+        note "$name" "**not run: no time left**" ""
+        failed=1
+        return 1
+    fi
+    if [ "$(type -t "$1")" = function ]; then set -- bash dev/gpu_check.sh --call "$@"; fi
+    timeout -k 5 "$limit" "$@" > "$out/$name.log" 2>&1 < /dev/null
+    status=$?
+    case $status in
+        0) result=ok ;;
+        124|137) result="**ran past $limit s**" ;;
+        *) result=$(grep -aiE '^not ok|error|outside' "$out/$name.log" | head -n 1 | cut -c 1-120 | tr '|' '/')
+           result="**failed**, status $status: $result" ;;
+    esac
+    [ "$status" = 0 ] || failed=1
+    note "$name" "$result" "$((SECONDS - begin)) s"
+    return "$status"
+}
+note() { echo "| $1 | $2 | $3 |" | tee -a "$out/results.txt" >&2; }
+
+# --- build: everything at once, since one program at a time would leave most cores idle ---
+build_all() {
+    local precision what pids='' pid status=0
+    make DEVICE=cpu PRECISION=fp32 build/train_gpt2_single build/test/compare_run & pids=$!
+    cc -std=c11 -O2 -fopenmp dev/bench/inputs.c -o "$out/inputs" -lm & pids="$pids $!"
+    for precision in fp32 bf16 fp16; do
+        what=programs
+        [ "$device" != cuda ] || what="programs cuda-tests $(build_of $precision)/bench_layers"
+        # shellcheck disable=SC2086 # a list of targets
+        make -k -j4 DEVICE="$device" PRECISION=$precision $what & pids="$pids $!"
+    done
+    for pid in $pids; do wait "$pid" || status=1; done
+    "$out/inputs" tokens "$out/tokens.bin" && return $status
+}
+
+# --- layers: each against the CPU's ---
+layers() {
+    local test precision
+    for precision in fp32 bf16 fp16; do
+        for test in kernels matmul attention; do
+            part "layers-$test-$precision" 60 "$(build_of $precision)/test/test_cuda_$test"
+        done
+    done
+}
+
+# --- training: the run that PyTorch did once, stored in test/reference ---
+# matches A.jsonl PRECISION LOSS_BOUND NORM_BOUND NAME OPTION...: such a run has A's losses and norms, within relative bounds.
+matches() {
+    local reference=$1 precision=$2 loss=$3 norm=$4 run=$out/run-$5
+    shift 5
+    rm -rf "$run"
+    reference_run "$precision" --out "$run" "$@" &&
+        "$COMPARE" metrics "$reference" "$run/metrics.jsonl" --rtol "$loss" --only loss &&
+        "$COMPARE" metrics "$reference" "$run/metrics.jsonl" --rtol "$norm" --only grad_norm
+}
+# as_bits PRECISION OPTION...: two such runs have the same metrics, weights and optimizer state, to the bit.
+as_bits() {
+    local run
+    for run in 1 2; do
+        rm -rf "$out/bits-$run"
+        reference_run "$1" --deterministic --out "$out/bits-$run" "${@:2}" || return 1
+    done
+    same_run "$out/bits-1" "$out/bits-2"
+}
+training() {
+    local pytorch=$REFERENCE/pytorch_fp64.jsonl attention numbers precision
+    part training-fp32 60 matches $pytorch fp32 1e-4 1e-4 fp32
+    part training-fp32-recompute 60 matches $pytorch fp32 1e-4 1e-4 recompute --recompute block --batch-size 4
+    # a quarter of the format's roundoff for losses, all of it for gradient norms: what the CPU's layers keep
+    for numbers in "bf16 1e-3 4e-3" "fp16 1.2e-4 5e-4"; do
+        precision=${numbers%% *}
+        for attention in auto own; do
+            # shellcheck disable=SC2086 # three words
+            part "training-$precision-$attention" 60 matches $pytorch $numbers "$precision-$attention" --attention $attention
+        done
+    done
+    part training-cpu 60 matches $pytorch cpu 1e-5 1e-5 cpu &&
+        part training-fp32-as-cpu 60 matches "$out/run-cpu/metrics.jsonl" fp32 1e-4 1e-4 as-cpu
+    for precision in fp32 bf16 fp16; do part bits-$precision 60 as_bits $precision; done
+    part bits-bf16-own 60 as_bits bf16 --attention own
+}
+
+# --- speed: GPT-2 124M on random tokens ---
+# trains PRECISION B [OPTION...]: adds "name B tokens/s" to speed.txt, the median of the last 10 of 20 steps.
+trains() {
+    local precision=$1 B=$2 name rate
+    shift 2
+    name="ours-$precision-B$B$(echo "$*" | tr -d ' ' | tr -s - -)"
+    part "$name" 75 "$(program "$precision")" --data "$out/tokens.bin" --val-data '' --model gpt2 --batch-size "$B" \
+        --seq-len 1024 --steps 20 --eval-every 0 --sample-every 0 "$@" || return
+    rate=$(sed -n 's/^step .*| \([0-9]*\) tok.s.*/\1/p' "$out/$name.log" | tail -n 10 | sort -n | sed -n 5p)
+    echo "$name $B $rate" >> "$out/speed.txt"
+}
+speed() {
+    local B
+    part peaks-bf16 60 "$(build_of bf16)/bench_layers" 32 1024
+    part peaks-fp32 60 "$(build_of fp32)/bench_layers" 16 1024 10
+    for B in 16 32 64; do trains bf16 $B; done
+    trains bf16 32 --attention own
+    trains bf16 32 --deterministic
+    trains fp32 16
+}
+pytorch() {
+    local python=${PYTHON:-python3} run name
+    local ask='import torch; assert torch.cuda.is_available(); print("PyTorch", torch.__version__)'
+    if ! "$python" -c "$ask" > "$out/pytorch.txt" 2>&1; then
+        note pytorch "not run: $python has no torch that sees a GPU" ""
+        echo "no PyTorch" > "$out/pytorch.txt"
+        return
+    fi
+    for run in "eager autocast 32" "compile autocast 32" "compile autocast 64" "compile bf16 32" "eager fp32 16" \
+               "compile fp32 16"; do
+        name="pytorch-${run// /-}"
+        # shellcheck disable=SC2086 # three words
+        part "$name" 90 "$python" dev/bench/pytorch_cuda.py $run 1024 &&
+            echo "$name ${run##* } $(sed -n 's/^tokens_per_s \([0-9]*\).*/\1/p' "$out/$name.log")" >> "$out/speed.txt"
+    done
+}
+
+# --- memory errors and races, as the GPU sees them ---
+sanitizer() {
+    local test of_bf16
+    of_bf16=$(build_of bf16)/test/test_cuda
+    if ! command -v compute-sanitizer > /dev/null; then
+        note sanitizer "not run: there is no compute-sanitizer" ""
+        return
+    fi
+    for test in kernels matmul attention; do
+        part memcheck-$test-bf16 60 compute-sanitizer --tool memcheck --error-exitcode 9 "${of_bf16}_$test" quick
+    done
+    part racecheck-kernels-bf16 90 compute-sanitizer --tool racecheck --error-exitcode 9 "${of_bf16}_kernels" quick
+}
+
+# --- the page ---
+number_after() { sed -n "s/.*$1 \([0-9.e+]*\).*/\1/p" "$out/$2.log" 2>/dev/null; }
+speed_table() {
+    printf '\n### GPT-2 124M, T=1024: whole training steps\n\n'
+    printf '| program | tokens/s | ms a step | TFLOP/s | of the measured product |\n|---|---|---|---|---|\n'
+    awk -v bf16="$(number_after peak_flops peaks-bf16)" -v fp32="$(number_after peak_flops peaks-fp32)" \
+        -v flops="$(number_after flops_per_token peaks-bf16)" '
+        { peak = $1 ~ /fp32/ ? fp32 : bf16
+          share = peak > 0 ? sprintf("%.1f %%", 100 * $3 * flops / peak) : "not measured"
+          if ($3 > 0) printf "| %s | %d | %.1f | %.1f | %s |\n", $1, $3, 1e3 * 1024 * $2 / $3, $3 * flops * 1e-12, share
+        }' "$out/speed.txt"
+}
+page() {
+    local gpu precision
+    gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
+    echo "## $(date -u +%Y-%m-%d), ${gpu:-no GPU ($device)}"
+    echo
+    echo "nvcc $(${NVCC:-nvcc} --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p');" \
+        "$(cat "$out/pytorch.txt" 2>/dev/null || echo "PyTorch was not asked for");" \
+        "commit $(git log -1 --format=%h 2>/dev/null || echo "not known")."
+    if [ -s "$out/speed.txt" ]; then speed_table; fi
+    for precision in bf16 fp32; do
+        if [ -s "$out/peaks-$precision.log" ]; then
+            printf '\n### Layers, %s\n\n' $precision
+            cat "$out/peaks-$precision.log"
+        fi
+    done
+    printf '\n### Checks\n\n| part | result | took |\n|---|---|---|\n'
+    cat "$out/results.txt"
+}
+
+if [ "${1-}" = --call ]; then "${@:2}"; exit; fi # a function, from part()
+rm -f "$out"/*.log "$out"/*.txt "$out/page.md"
+# shellcheck disable=SC2048 # a list of words
+for name in ${*:-build layers training speed pytorch sanitizer}; do
+    case $name in
+        build) part build 240 build_all ;;
+        layers|training|speed|pytorch|sanitizer) $name ;;
+        *) fail "there is no part '$name'; there are build layers training speed pytorch sanitizer" ;;
+    esac
+done
+page | tee "$out/page.md"
+exit $failed

@@ -1,0 +1,361 @@
+/*
+runtime_selftest.cu - shows what the stand-ins for the CUDA runtime and for cuBLASLt see. As in selftest.cu each mistake has a
+twin without it, and the line that must be named, where a line can be, ends in "BUG" and its name.
+
+  runtime_selftest good     the twins, and every error code; all must be as CUDA has it, under every seed
+  runtime_selftest NAME     one mistake: status 1 and a message, or a wrong number
+*/
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <vector>
+#ifdef WITH_CUBLASLT
+#include <cublasLt.h>
+#endif
+
+constexpr int N = 1000;
+static cudaStream_t one, other; // which wait for nobody unless they are told to
+static float *x, *y;            // (N) on the device
+static float *in, *out;         // (N) pinned
+
+__global__ void fill(float* x, float value) { if (threadIdx.x < N) x[threadIdx.x] = value; }
+__global__ void add_one(float* y, const float* x) { if (threadIdx.x < N) y[threadIdx.x] = x[threadIdx.x] + 1; }
+struct Hidden { float* p; };
+__global__ void fill_hidden(Hidden x) { x.p[threadIdx.x] = 1; } // BUG freed_in_structure
+
+static void expect(const char* what, double is, double should) {
+    if (is == should) return; // NaN is not
+    printf("runtime_selftest: %s: %g, and %g was expected\n", what, is, should);
+    exit(1);
+}
+static void expect_error(const char* what, cudaError_t is, cudaError_t should) {
+    if (is == should && cudaGetLastError() == is && cudaGetLastError() == cudaSuccess) return;
+    printf("runtime_selftest: %s: %s, and %s was expected\n", what, cudaGetErrorName(is), cudaGetErrorName(should));
+    exit(1);
+}
+static void ok(cudaError_t error) { expect("a call", error, cudaSuccess); }
+static float first_of(const float* device, cudaStream_t stream) {
+    ok(cudaMemcpyAsync(out, device, sizeof *out, cudaMemcpyDeviceToHost, stream));
+    ok(cudaStreamSynchronize(stream));
+    return *out;
+}
+
+// --- streams and events: the mistake is a wrong number, under every seed or at least under some ---
+template <bool bug> static void missing_wait() { // `other` reads what `one` writes
+    cudaEvent_t written;
+    ok(cudaEventCreateWithFlags(&written, cudaEventDisableTiming));
+    ok(cudaMemset(x, 0, N * sizeof *x));
+    ok(cudaDeviceSynchronize());
+    fill<<<1, N, 0, one>>>(x, 6);
+    ok(cudaEventRecord(written, one));
+    if (!bug) ok(cudaStreamWaitEvent(other, written));
+    add_one<<<1, N, 0, other>>>(y, x);
+    expect("what another stream wrote", first_of(y, other), 7);
+    ok(cudaEventDestroy(written));
+}
+template <bool bug> static void event_too_early() { // the wait is for a recording that came before the write
+    cudaEvent_t written;
+    ok(cudaEventCreate(&written));
+    if (bug) ok(cudaEventRecord(written, one));
+    fill<<<1, N, 0, one>>>(x, 8);
+    if (!bug) ok(cudaEventRecord(written, one));
+    ok(cudaStreamWaitEvent(other, written));
+    add_one<<<1, N, 0, other>>>(y, x);
+    expect("what came before the event", first_of(y, other), 9);
+    ok(cudaEventDestroy(written));
+}
+template <bool bug> static void overwritten() { // `one` writes anew what `other` has not read yet: a matter of luck
+    cudaEvent_t written, read;
+    ok(cudaEventCreate(&written));
+    ok(cudaEventCreate(&read));
+    fill<<<1, N, 0, one>>>(x, 1);
+    ok(cudaEventRecord(written, one));
+    ok(cudaStreamWaitEvent(other, written));
+    add_one<<<1, N, 0, other>>>(y, x);
+    ok(cudaEventRecord(read, other));
+    if (!bug) ok(cudaStreamWaitEvent(one, read));
+    fill<<<1, N, 0, one>>>(x, 2);
+    ok(cudaDeviceSynchronize());
+    expect("what was read before it was written anew", first_of(y, other), 2);
+    ok(cudaEventDestroy(written));
+    ok(cudaEventDestroy(read));
+}
+template <bool bug> static void legacy_stream() { // a copy on the stream NULL waits for no stream that is non-blocking
+    cudaStream_t blocking;
+    ok(cudaStreamCreate(&blocking));
+    ok(cudaMemset(x, 0, N * sizeof *x));
+    ok(cudaDeviceSynchronize());
+    fill<<<1, N, 0, bug ? one : blocking>>>(x, 3);
+    ok(cudaMemcpy(out, x, sizeof *out, cudaMemcpyDeviceToHost));
+    expect("a copy by the default stream", *out, 3);
+    fill<<<1, N>>>(x, 4);
+    expect("a kernel of the default stream", first_of(x, bug ? one : blocking), 4);
+    ok(cudaStreamDestroy(blocking));
+}
+
+// --- copies ---
+template <bool bug> static void reused_early() { // pinned memory is read when the copy runs
+    *in = 5;
+    ok(cudaMemcpyAsync(x, in, sizeof *in, cudaMemcpyHostToDevice, one));
+    if (!bug) ok(cudaStreamSynchronize(one));
+    *in = 6;
+    expect("a copy of pinned memory that is used again", first_of(x, one), 5);
+}
+template <bool bug> static void read_early() {
+    fill<<<1, N, 0, one>>>(x, 5);
+    ok(cudaMemcpyAsync(out, x, sizeof *out, cudaMemcpyDeviceToHost, one));
+    if (!bug) ok(cudaStreamSynchronize(one));
+    expect("what a copy brings to pinned memory", *out, 5);
+}
+template <bool bug> static void not_written() {
+    float* fresh;
+    ok(cudaMalloc((void**)&fresh, sizeof *fresh));
+    if (!bug) ok(cudaMemset(fresh, 0, sizeof *fresh));
+    ok(cudaDeviceSynchronize());
+    expect("new memory", first_of(fresh, one), 0);
+    ok(cudaFree(fresh));
+}
+static void check_ordinary_memory() { // is copied at once
+    std::vector<float> ordinary(N, 5);
+    ok(cudaMemcpyAsync(x, ordinary.data(), N * sizeof *x, cudaMemcpyHostToDevice, one));
+    ordinary[0] = 6;
+    expect("a copy of ordinary memory", first_of(x, one), 5);
+    fill<<<1, N, 0, one>>>(x, 7);
+    ok(cudaMemcpyAsync(ordinary.data(), x, N * sizeof *x, cudaMemcpyDeviceToHost, one));
+    expect("a copy to ordinary memory", ordinary[N - 1], 7);
+}
+
+// --- memory: the mistake ends the program, with the line of the host's code, or the launch's, or the kernel's ---
+template <bool bug> static void host_reads() {
+    ok(cudaMemset(x, 0, N * sizeof *x));
+    float* p = bug ? x : out;
+    if (!bug) ok(cudaMemcpy(out, x, N * sizeof *x, cudaMemcpyDeviceToHost));
+    expect("a number", p[3], 0); // BUG host_reads
+}
+template <bool bug> static void host_copies() {
+    volatile size_t bytes = 2000;
+    memcpy(bug ? x : in, out, bytes); // BUG host_copies
+}
+template <bool bug> static void host_pointer() {
+    std::vector<float> ordinary(N);
+    add_one<<<1, N, 0, one>>>(y, bug ? ordinary.data() : x); // BUG host_pointer
+    ok(cudaStreamSynchronize(one));
+}
+template <bool bug> static void freed() {
+    float* p;
+    ok(cudaMalloc((void**)&p, N * sizeof *p));
+    if (bug) ok(cudaFree(p));
+    fill<<<1, N, 0, one>>>(p, 1); // BUG freed
+    if (!bug) ok(cudaFree(p));
+}
+template <bool bug> static void freed_in_structure() {
+    float* p;
+    ok(cudaMalloc((void**)&p, N * sizeof *p));
+    if (bug) ok(cudaFree(p));
+    fill_hidden<<<1, N, 0, one>>>(Hidden{p});
+    ok(cudaStreamSynchronize(one));
+    if (!bug) ok(cudaFree(p));
+}
+template <bool bug> static void call_from_callback() {
+    ok(cudaLaunchHostFunc(one, [](void*) { if (bug) cudaDeviceSynchronize(); }, nullptr));
+    ok(cudaStreamSynchronize(one));
+}
+
+// --- what calls answer ---
+static void check_errors() {
+    cudaStream_t stream;
+    cudaEvent_t event, untimed;
+    float ms;
+    const size_t bytes = N * sizeof *x;
+    const cudaMemcpyKind up = cudaMemcpyHostToDevice, down = cudaMemcpyDeviceToHost;
+    expect_error("past the end", cudaMemcpyAsync(x, in, bytes + 1, up, one), cudaErrorInvalidValue);
+    expect_error("past the end, from inside", cudaMemcpyAsync(in, x + 1, bytes, down, one), cudaErrorInvalidValue);
+    expect_error("the wrong way", cudaMemcpyAsync(x, in, bytes, down, one), cudaErrorInvalidValue);
+    expect_error("onto itself", cudaMemcpyAsync(x, x + 1, 8, cudaMemcpyDeviceToDevice, one), cudaErrorInvalidValue);
+    expect_error("of nothing", cudaMemcpyAsync(x, in, 0, up, one), cudaSuccess);
+    expect_error("the host's memory", cudaMemset(&ms, 0, sizeof ms), cudaErrorInvalidValue);
+    expect_error("too much", cudaMemsetAsync(x, 0, bytes + 1, one), cudaErrorInvalidValue);
+    expect_error("freeing a part", cudaFree(x + 1), cudaErrorInvalidValue);
+    expect_error("freeing the other kind", cudaFreeHost(x), cudaErrorInvalidValue);
+    expect_error("freeing nothing", cudaFree(nullptr), cudaSuccess);
+
+    ok(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    fill<<<1, N, 0, stream>>>(x, 11);
+    ok(cudaStreamDestroy(stream));
+    expect_error("a destroyed stream", cudaStreamSynchronize(stream), cudaErrorInvalidResourceHandle);
+    fill<<<1, N, 0, stream>>>(x, 12);
+    expect_error("a launch there", cudaPeekAtLastError(), cudaErrorInvalidResourceHandle);
+    ok(cudaDeviceSynchronize());
+    expect("what it had been asked", first_of(x, one), 11);
+
+    ok(cudaEventCreate(&event));
+    ok(cudaEventCreateWithFlags(&untimed, cudaEventDisableTiming));
+    expect_error("an event that was never recorded", cudaEventSynchronize(event), cudaSuccess);
+    expect_error("its time", cudaEventElapsedTime(&ms, event, event), cudaErrorInvalidResourceHandle);
+    ok(cudaEventRecord(untimed, one));
+    ok(cudaEventRecord(event, one));
+    expect_error("a time that is not kept", cudaEventElapsedTime(&ms, event, untimed), cudaErrorInvalidResourceHandle);
+    expect_error("a time to come", cudaEventElapsedTime(&ms, event, event), cudaErrorNotReady);
+    ok(cudaEventSynchronize(event));
+    ok(cudaEventElapsedTime(&ms, event, event));
+    for (int i = 0; i < 5; i++) fill<<<1, N, 0, one>>>(x, (float)i);
+    ok(cudaEventRecord(event, one));
+    expect_error("a query", cudaEventQuery(event), cudaErrorNotReady);
+    int asked = 0;
+    while (cudaEventQuery(event) == cudaErrorNotReady && asked < 100) asked++;
+    cudaGetLastError();
+    expect("one who keeps asking gets there", asked > 1 && asked < 100, 1);
+    ok(cudaEventDestroy(event));
+    ok(cudaEventDestroy(untimed));
+    expect_error("a destroyed event", cudaEventRecord(event, one), cudaErrorInvalidResourceHandle);
+
+    void* p;
+    size_t available, total;
+    ok(cudaMemGetInfo(&available, &total));
+    expect_error("all there is, and a byte", cudaMalloc(&p, available + 1), cudaErrorMemoryAllocation);
+    expect("the result of that", p == nullptr, 1);
+    cudaDeviceProp properties;
+    ok(cudaGetDeviceProperties(&properties, 0));
+    expect("the memory of the device", (double)properties.totalGlobalMem, (double)total);
+    expect_error("the second of one device", cudaSetDevice(1), cudaErrorInvalidDevice);
+}
+// A host function may wait for another thread, which may use CUDA meanwhile.
+static void check_threads() {
+    static std::atomic<bool> may_go;
+    cudaEvent_t before;
+    ok(cudaEventCreate(&before));
+    fill<<<1, N, 0, one>>>(x, 21);
+    ok(cudaEventRecord(before, one));
+    std::thread helper([before] {
+        ok(cudaEventSynchronize(before));
+        fill<<<1, N, 0, other>>>(y, 22);
+        ok(cudaStreamSynchronize(other));
+        may_go = true;
+    });
+    ok(cudaLaunchHostFunc(one, [](void*) { while (!may_go) std::this_thread::yield(); }, nullptr));
+    add_one<<<1, N, 0, one>>>(x, y);
+    expect("what another thread's kernel left", first_of(x, one), 23);
+    helper.join();
+    ok(cudaEventDestroy(before));
+}
+
+#ifdef WITH_CUBLASLT
+// --- cuBLASLt: D (m,n) = A^T B, and what is refused ---
+struct Call {
+    int m = 8, n = 3, k = 5, a_rows = 5, lda = 5, ldb = 5, ldd = 8, aux_ld = 8, alignment = 4;
+    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    cublasOperation_t trans_a = CUBLAS_OP_T;
+    float *a = x, *b = x + 100, *d = y, *bias = x + 200, *aux = y + 200;
+    size_t workspace = 0;
+    cublasStatus_t operator()() const {
+        cublasLtHandle_t handle;
+        cublasLtMatmulDesc_t o;
+        cublasLtMatrixLayout_t la, lb, ld;
+        cublasLtMatmulPreference_t preference;
+        cublasLtMatmulHeuristicResult_t found[8];
+        int count = 0;
+        int64_t aux_ld64 = aux_ld;
+        float alpha = 2, beta = 0;
+        cublasLtCreate(&handle);
+        cublasLtMatmulDescCreate(&o, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+        cublasLtMatmulDescSetAttribute(o, CUBLASLT_MATMUL_DESC_TRANSA, &trans_a, sizeof trans_a);
+        cublasLtMatmulDescSetAttribute(o, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+        cublasLtMatmulDescSetAttribute(o, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+        cublasLtMatmulDescSetAttribute(o, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux, sizeof aux);
+        cublasLtMatmulDescSetAttribute(o, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &aux_ld64, sizeof aux_ld64);
+        cublasLtMatrixLayoutCreate(&la, CUDA_R_32F, a_rows, m, lda);
+        cublasLtMatrixLayoutCreate(&lb, CUDA_R_32F, k, n, ldb);
+        cublasLtMatrixLayoutCreate(&ld, CUDA_R_32F, m, n, ldd);
+        cublasLtMatmulPreferenceCreate(&preference);
+        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
+        for (auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+            cublasLtMatmulPreferenceSetAttribute(preference, which, &alignment, sizeof alignment);
+        cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, o, la, lb, ld, ld, preference, 8, found, &count);
+        // the last candidate needs a workspace, if it may have one, the first the best alignment
+        const cublasLtMatmulAlgo_t* algorithm = &found[workspace ? count - 1 : 0].algo;
+        if (count) status = cublasLtMatmul(handle, o, &alpha, a, la, b, lb, &beta, d, ld, d, ld, algorithm, nullptr, 0, one);
+        cublasLtMatmulPreferenceDestroy(preference);
+        for (cublasLtMatrixLayout_t l : {la, lb, ld}) cublasLtMatrixLayoutDestroy(l);
+        cublasLtMatmulDescDestroy(o);
+        cublasLtDestroy(handle);
+        return status;
+    }
+};
+static void expect_refused(const char* what, cublasStatus_t should, std::function<void(Call&)> change) {
+    Call call;
+    change(call);
+    expect(what, call(), should);
+}
+static void check_cublaslt() {
+    for (int i = 0; i < N; i++) in[i] = (float)(i % 7 - 3);
+    ok(cudaMemcpyAsync(x, in, N * sizeof *x, cudaMemcpyHostToDevice, one));
+    Call biased;
+    biased.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    expect("a product", biased(), CUBLAS_STATUS_SUCCESS);
+    ok(cudaMemcpyAsync(out, y, N * sizeof *y, cudaMemcpyDeviceToHost, one));
+    ok(cudaStreamSynchronize(one));
+    for (int j = 0; j < 3; j++)
+        for (int i = 0; i < 8; i++) {
+            double sum = 0;
+            for (int k = 0; k < 5; k++) sum += 2.0 * in[i * 5 + k] * in[100 + j * 5 + k];
+            sum += in[200 + i];
+            expect("what GELU was taken of", out[200 + j * 8 + i], sum);
+            double gelu = 0.5 * sum * (1 + tanh(0.7978845608028654 * (sum + 0.044715 * sum * sum * sum)));
+            expect("its GELU", out[j * 8 + i], (float)gelu);
+        }
+    const cublasStatus_t invalid = CUBLAS_STATUS_INVALID_VALUE, unsupported = CUBLAS_STATUS_NOT_SUPPORTED;
+    expect_refused("a leading dimension below the rows", invalid, [](Call& c) { c.lda = 4; });
+    expect_refused("D's, too", invalid, [](Call& c) { c.ldd = 7; });
+    expect_refused("matrices that do not fit", invalid, [](Call& c) { c.a_rows = 6; c.lda = 6; });
+    expect_refused("a transposition forgotten", invalid, [](Call& c) { c.trans_a = CUBLAS_OP_N; });
+    expect_refused("memory of the host", invalid, [](Call& c) { c.a = in; });
+    expect_refused("memory that ends too early", invalid, [](Call& c) { c.b = x + N - 14; });
+    expect_refused("D upon B", invalid, [](Call& c) { c.d = c.b + 1; });
+    expect_refused("an address less aligned than was said", invalid,
+                   [](Call& c) { c.alignment = 256; c.lda = c.ldb = c.ldd = 64; c.b = x + 501; });
+    expect_refused("no workspace where one was promised", invalid, [](Call& c) { c.workspace = 1 << 20; });
+    expect_refused("a bias that is not there", invalid, [](Call& c) { c.epilogue = CUBLASLT_EPILOGUE_BIAS; c.bias = nullptr; });
+    expect_refused("an auxiliary leading dimension that 8 does not divide", invalid,
+                   [](Call& c) { c.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS; c.aux_ld = 9; });
+    expect_refused("an auxiliary matrix on 4 bytes", invalid,
+                   [](Call& c) { c.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS; c.aux = y + 201; });
+    expect_refused("a bias gradient of A transposed", unsupported, [](Call& c) { c.epilogue = CUBLASLT_EPILOGUE_BGRADA; });
+    expect_refused("an epilogue that is not emulated", unsupported, [](Call& c) { c.epilogue = CUBLASLT_EPILOGUE_RELU; });
+}
+#endif
+
+template <bool bug> static bool run(const char* wanted) {
+    bool found = false;
+    auto is = [&](const char* name) { bool yes = !strcmp(wanted, name) || !strcmp(wanted, "good"); found |= yes; return yes; };
+#define CHECK(name) if (is(#name)) name<bug>()
+    CHECK(missing_wait); CHECK(event_too_early); CHECK(overwritten); CHECK(legacy_stream);
+    CHECK(reused_early); CHECK(read_early); CHECK(not_written);
+    CHECK(host_reads); CHECK(host_copies); CHECK(host_pointer); CHECK(freed); CHECK(freed_in_structure);
+    CHECK(call_from_callback);
+    return found;
+}
+int main(int argc, char** argv) {
+    if (argc != 2) { fprintf(stderr, "usage: %s good|NAME\n", argv[0]); return 2; }
+    bool good = !strcmp(argv[1], "good");
+    ok(cudaStreamCreateWithFlags(&one, cudaStreamNonBlocking));
+    ok(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    for (float** p : {&x, &y}) ok(cudaMalloc((void**)p, N * sizeof **p));
+    for (float** p : {&in, &out}) ok(cudaMallocHost((void**)p, N * sizeof **p));
+    bool found = good ? run<false>(argv[1]) : run<true>(argv[1]);
+    if (good) {
+        check_ordinary_memory();
+        check_errors();
+        check_threads();
+#ifdef WITH_CUBLASLT
+        check_cublaslt();
+#endif
+    }
+    for (float* p : {x, y}) ok(cudaFree(p));
+    for (float* p : {in, out}) ok(cudaFreeHost(p));
+    if (!found) { fprintf(stderr, "no mistake %s\n", argv[1]); return 2; }
+    return 0;
+}
