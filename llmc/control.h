@@ -15,7 +15,7 @@ Usage, on every rank:
     ... oplog_issue(&c.log, ...) and so on: what the watchdog watches ...
     control_stop(&c);
 
-Global state: control_process (control_messages.h), what an exit() anywhere and the handler of SIGTERM must find.
+Global state: control_process (control_messages.h), what an exit() anywhere and handlers of signals must find.
 */
 #ifndef LLMC_CONTROL_H
 #define LLMC_CONTROL_H
@@ -196,7 +196,8 @@ static inline void control_connect(Control* c, const char* port, const char* hos
     c->joined = 1;
 }
 
-static inline void control_exiting(void);
+// ---- signals ----
+
 static inline void control_on_sigterm(int signal_number) {
     (void)signal_number;
     int saved = errno;
@@ -205,21 +206,53 @@ static inline void control_on_sigterm(int signal_number) {
     errno = saved;
 }
 
+// Gives the watchdog up to a second, and then the crash to whoever handled it before us.
+static inline void control_on_crash(int signal_number, siginfo_t* info, void* context) {
+    const struct timespec moment = { 0, 10000000 };
+    const Control* c = control_process.control;
+    bool can_tell = c && c->process == getpid() && !pthread_equal(c->thread, pthread_self());
+    (void)context;
+    __atomic_store_n(&control_process.crash, signal_number, __ATOMIC_RELEASE);
+    if (can_tell && write(control_process.wake_fd, "", 1) < 0) { }
+    for (int i = 0; can_tell && i < 100; i++) {
+        if (__atomic_load_n(&control_process.crash_told, __ATOMIC_ACQUIRE)) break;
+        nanosleep(&moment, NULL);
+    }
+    for (int i = 0; i < CONTROL_CRASHES; i++) sigaction(control_crash_signals[i], &control_process.before[i], NULL);
+    if (info->si_code <= 0) raise(signal_number); // sent by a process; a fault of our own happens again when we return to it
+}
+
+// SIGTERM is ours unless somebody else handles it; a crash is, until we are done with it.
+static inline void control_catch_signals(Control* c) {
+    struct sigaction now, ours;
+    memset(&ours, 0, sizeof ours);
+    ours.sa_handler = control_on_sigterm;
+    ours.sa_flags = SA_RESTART;
+    if (sigaction(SIGTERM, NULL, &now) == 0 && now.sa_handler == SIG_DFL) c->catches = sigaction(SIGTERM, &ours, NULL) == 0;
+    ours.sa_sigaction = control_on_crash;
+    ours.sa_flags = SA_SIGINFO;
+    for (int i = 0; i < CONTROL_CRASHES; i++) sigaction(control_crash_signals[i], &ours, &control_process.before[i]);
+}
+
+static inline void control_release_signals(Control* c) {
+    for (int i = 0; i < CONTROL_CRASHES; i++) sigaction(control_crash_signals[i], &control_process.before[i], NULL);
+    if (c->catches) signal(SIGTERM, SIG_DFL);
+    if (__atomic_load_n(&control_process.told, __ATOMIC_ACQUIRE)) raise(SIGTERM); // it came too late for the watchdog
+}
+
+// ---- joining ----
+
+static inline void control_exiting(void);
 static inline void control_start_watchdog(Control* c) {
     static bool registered = false;
     require(pipe2(c->wake, O_CLOEXEC | O_NONBLOCK) == 0, "no pipe for the watchdog: %s", strerror(errno));
     control_process.wake_fd = c->wake[1];
     control_process.control = c;
     c->process = getpid();
-    c->running = true;
     require(pthread_create(&c->thread, NULL, control_watch, c) == 0, "no thread for the watchdog can be started");
     if (!registered) require(atexit(control_exiting) == 0, "no function can be registered with atexit");
     registered = true;
-    struct sigaction now, ours;
-    memset(&ours, 0, sizeof ours);
-    ours.sa_handler = control_on_sigterm;
-    ours.sa_flags = SA_RESTART;
-    if (sigaction(SIGTERM, NULL, &now) == 0 && now.sa_handler == SIG_DFL) c->catches = sigaction(SIGTERM, &ours, NULL) == 0;
+    control_catch_signals(c);
 }
 
 // Waits for `changed`, at most until `until` of now_seconds(); the caller holds the lock.
@@ -362,9 +395,8 @@ static inline void control_stop(Control* c) {
         control_wake(c);
         pthread_mutex_unlock(&c->lock);
         pthread_join(c->thread, NULL);
+        control_release_signals(c);
         control_process.control = NULL;
-        if (c->catches) signal(SIGTERM, SIG_DFL);
-        if (__atomic_load_n(&control_process.told, __ATOMIC_ACQUIRE)) raise(SIGTERM); // it came too late for the watchdog
         close(c->wake[0]);
         close(c->wake[1]);
     }

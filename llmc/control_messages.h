@@ -52,7 +52,7 @@ typedef struct { // a heartbeat; num_channels OpChannels follow
 } ControlBeat;
 
 typedef enum { VERDICT_NONE, VERDICT_DIED, VERDICT_LATE, VERDICT_LEFT, VERDICT_TOLD } ControlVerdict;
-// DIED: a connection closed; LATE: a deadline passed; LEFT: a rank exits and has said why; TOLD: one exits because of SIGTERM
+// DIED: a connection closed, or a crash; LATE: a deadline passed; LEFT: a rank exits and has said why; TOLD: because of SIGTERM
 
 typedef struct { char* data; size_t n, capacity; } ControlBuffer; // data owned
 
@@ -80,7 +80,7 @@ typedef struct {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool running, ended;       // the watchdog
+    bool ended;                // the watchdog
     bool leaving, stopping;    // asked of it: an exit() elsewhere; the end of the run
     bool catches;              // SIGTERM, unless somebody else does
     pid_t process;
@@ -90,9 +90,13 @@ typedef struct {
     double leave_at;
 } Control;
 
+#define CONTROL_CRASHES 5
+static const int control_crash_signals[CONTROL_CRASHES] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT };
 static struct {
     Control* control;                   // of this process, while its watchdog runs
-    int told, wake_fd;                  // SIGTERM has come (atomic); where its handler wakes the watchdog
+    int wake_fd;                        // where handlers of signals wake it
+    int told, crash, crash_told;        // atomic: SIGTERM has come; the signal of a crash; the watchdog has dealt with it
+    struct sigaction before[CONTROL_CRASHES]; // who handled crashes before us
 } control_process;
 
 // ---- messages ----

@@ -8,6 +8,8 @@ Five times a second each rank tells rank 0 how far it is (oplog.h). Rank 0 judge
 A stopped process and a machine that is gone close no connection: the deadline finds them. If it is rank 0 that is gone or
 silent, each of the others judges by itself. Then everyone says so, writes its last operations, and leaves with status 1.
 
+A rank that crashes has its watchdog still, for the moment that it takes to write the last operations and to tell the others.
+
 Nothing in this thread may end the process but control_leave and control_obey, by _exit or a signal: exit() would run what
 other threads may be stuck in. c->lock guards all of Control; c->log has a lock of its own, taken after it.
 */
@@ -36,16 +38,14 @@ static inline void control_condemn(Control* c, ControlVerdict verdict, const cha
     if (c->ranks.rank == 0) control_queue_all(c, MESSAGE_VERDICT, message, strlen(c->why) + 1);
 }
 
-// The connection to a peer has ended.
-static inline void control_closed(Control* c, ControlPeer* p) {
+// A peer has died: how, in words.
+static inline void control_lost(Control* c, const ControlPeer* p, const char* how) {
     char when[64];
-    bool expected = p->goodbye;
-    control_close(p);
     long long step = oplog_step_now(&c->log); // its own, as far as we know it, may be a heartbeat old
     if (p->beat.step > step) step = p->beat.step;
     if (step > 0) snprintf(when, sizeof when, "during step %lld", step);
     else snprintf(when, sizeof when, "before the first step");
-    if (!expected) control_condemn(c, VERDICT_DIED, "rank %d has died (its connection closed) %s", control_rank_of(c, p), when);
+    control_condemn(c, VERDICT_DIED, "rank %d has died (%s) %s", control_rank_of(c, p), how, when);
 }
 
 // The channel on which rank r's operation belongs to `op` of rank `by`; NULL: it has none.
@@ -203,8 +203,8 @@ static inline void control_leave(Control* c) {
 
 // Says to all why this rank is going, for which there is half a second.
 static inline void control_say_left(Control* c, ControlVerdict why) {
-    char reason = (char)why;
-    control_queue_all(c, MESSAGE_LEFT, &reason, 1);
+    char reason[2] = { (char)why, (char)__atomic_load_n(&control_process.crash, __ATOMIC_ACQUIRE) };
+    control_queue_all(c, MESSAGE_LEFT, reason, sizeof reason);
     double until = now_seconds() + 0.5;
     for (bool pending = true; pending && now_seconds() < until; usleep(pending ? 1000 : 0)) {
         pending = false;
@@ -213,6 +213,16 @@ static inline void control_say_left(Control* c, ControlVerdict why) {
             pending = pending || (c->peers[i].fd >= 0 && c->peers[i].out.n > 0);
         }
     }
+}
+
+// Another thread has crashed, and its signal's handler waits for this.
+static inline void control_tell_crash(Control* c) {
+    if (!__atomic_load_n(&control_process.crash, __ATOMIC_ACQUIRE)) return;
+    char path[4096];
+    control_write_log(c, path, sizeof path);
+    control_say_left(c, VERDICT_DIED);
+    __atomic_store_n(&control_process.crash_told, 1, __ATOMIC_RELEASE);
+    for (;;) pause();
 }
 
 // SIGTERM usually comes from a launcher that has seen a rank end, and then a verdict is on its way; else it means what it says.
@@ -311,7 +321,9 @@ static inline bool control_take(Control* c, ControlPeer* p, uint32_t kind, const
         case MESSAGE_HEARD: p->heard_verdict = true; return true;
         case MESSAGE_GOODBYE: p->goodbye = true; return true;
         case MESSAGE_LEFT: // the first verdict counts, so that its connection closes is no news after this
-            if (n == 1 && data[0] == VERDICT_TOLD)
+            if (n != 2) return false;
+            if (data[0] == VERDICT_DIED) control_lost(c, p, strsignal(data[1]));
+            else if (data[0] == VERDICT_TOLD)
                 control_condemn(c, VERDICT_TOLD, "rank %d has left (it was told to, by SIGTERM)", control_rank_of(c, p));
             else control_condemn(c, VERDICT_LEFT, "rank %d has left (its own message says why)", control_rank_of(c, p));
             return true;
@@ -361,7 +373,10 @@ static inline void control_read(Control* c, ControlPeer* p) {
     else if (!ours) {
         control_close(p);
         control_condemn(c, VERDICT_DIED, "rank %d has sent what is no message of this program", control_rank_of(c, p));
-    } else if (closed) control_closed(c, p);
+    } else if (closed) {
+        control_close(p);
+        if (!p->goodbye) control_lost(c, p, "its connection closed");
+    }
 }
 
 static inline void control_poll_add(Control* c, int* n, int fd, bool writes) {
@@ -432,6 +447,7 @@ static inline void* control_watch(void* argument) {
             control_say_left(c, VERDICT_LEFT);
             c->ended = true;
         }
+        control_tell_crash(c);
         control_obey(c, now);
         if (c->verdict != VERDICT_NONE && now >= c->leave_at) control_leave(c);
         bool flushed = true;
