@@ -105,6 +105,7 @@ static void test_all_reduce(void) {
         for (int s = 0; s < NUM_SIZES; s++)
             for (int t = 0; t < NUM_SUMMED; t++) all_reduce_on(&world, sizes[s], types[t], mode_names[mode]);
         all_reduce_on(&world, 3 * MANY, COMM_F32, mode_names[mode]); // several pieces
+        for (size_t n = COMM_PIECE / 4 - 1; n <= COMM_PIECE / 4 + 1; n++) all_reduce_on(&world, n, COMM_F32, mode_names[mode]);
     }
     set_mode(MODE_LIBRARY);
 }
@@ -199,6 +200,20 @@ static void test_messages_do_not_queue_behind_collectives(void) {
     check(sum[3] == (float)world.size && (world.rank > 2 || number == 0), "sum %g, number %g", sum[3], number);
 }
 
+// Between two ranks a message and a part of a collective are under way at once, and each issues them in another order.
+static void test_messages_are_not_those_of_collectives(void) {
+    float number = -1, shard = (float)world.rank, full[MOST_RANKS];
+    CommOp message = 0, gather;
+    if (world.rank == 0) message = comm_recv(&world, &number, 1, COMM_F32, 1);
+    gather = comm_all_gather(&world, full, &shard, 1, COMM_F32);
+    comm_wait(&world, gather);
+    float sent = 100;
+    if (world.rank == 1) message = comm_send(&world, &sent, 1, COMM_F32, 0);
+    if (world.rank < 2) comm_wait(&world, message);
+    check(number == (world.rank == 0 ? 100 : -1), "the message is %g", number);
+    for (int q = 0; q < world.size; q++) check(full[q] == (float)q, "the shard of rank %d is %g", q, full[q]);
+}
+
 // ---- several at a time ----
 
 static void test_many_in_flight(void) {
@@ -243,6 +258,8 @@ static void test_sub_communicators(void) {
     free(in_half); free(in_world);
 
     comm_split(&pairs, &half, "pair", world.rank / 4); // of a part; ranks 0 and 2, 1 and 3, 4 and 6, ...
+    for (int q = 0; q < pairs.size; q++)
+        check(pairs.world_rank[q] == world.rank / 4 * 4 + 2 * q + odd, "rank %d is %d", q, pairs.world_rank[q]);
     all_reduce_on(&pairs, 1001, COMM_F32, "pair");
     comm_free(&pairs);
     comm_free(&half);
@@ -617,6 +634,7 @@ int main(int argc, char** argv) {
     claim("all-gather brings every shard to everyone, in place or not", test_all_gather);
     claim("broadcast from every root", test_broadcast);
     claim("all ranks send to all others at once", test_send_receive);
+    if (world.size > 1) claim("messages are not taken for parts of collectives", test_messages_are_not_those_of_collectives);
     if (world.size > 2) claim("messages do not queue behind collectives", test_messages_do_not_queue_behind_collectives);
     claim("hundreds of operations under way, waited for in another order", test_many_in_flight);
     claim("parts of the world are communicators of their own", test_sub_communicators);
