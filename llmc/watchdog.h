@@ -444,6 +444,8 @@ static inline void* control_watch(void* argument) {
             control_beat(c, now);
         }
         if (c->leaving) {
+            char path[4096];
+            if (oplog_step_now(&c->log) > 0) control_write_log(c, path, sizeof path);
             control_say_left(c, VERDICT_LEFT);
             c->ended = true;
         }

@@ -344,7 +344,13 @@ static void err_on_2(Control* c) {
 static void test_a_rank_that_exits_by_an_error_has_left_not_died(void** state) {
     (void)state;
     Team t = team_of(4, 60, err_on_2);
+    t.out = folder;
     expect_all(&t, 2, 1, 4, "rank 2 has left (its own message says why)");
+    for (int r = 0; r < 4; r++) { // all write their last operations, the one that leaves as well
+        char path[128];
+        snprintf(path, sizeof path, "%s/ops_rank_%04d.txt", folder, r);
+        assert_int_equal(unlink(path), 0);
+    }
 }
 
 static void err_on_0(Control* c) {
