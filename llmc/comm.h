@@ -16,7 +16,7 @@ Strict     mode (SHARD_COMM_STRICT=1): an operation runs at its wait, and until 
            races. Ranks must wait in the same order; those that run different operations are told so.
 Failures   are the watchdog's (control.h): it names the rank that died or hangs, and ends this process.
 
-One global state: none. A Comm must stay where it is from comm_init or comm_split to comm_free.
+A Comm must stay where it is from comm_init or comm_split to comm_free; there is no global state.
 */
 #ifndef LLMC_COMM_H
 #define LLMC_COMM_H

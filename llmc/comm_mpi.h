@@ -53,11 +53,11 @@ typedef struct MpiOp {
 // A communicator's part.
 typedef struct MpiLink {
     MPI_Comm mpi;             // a copy of its own: its messages meet no others'
-    int rank, size;
     MPI_Request* requests;    // (2N) of the one collective that runs, owned
     const void** rows;        // (N) likewise
     CommStage stage;          // scratch for its sums
     MpiOp* ops;               // (COMM_IN_FLIGHT) one for each slot, owned
+    long long* seen;          // (1+2N) the last look in which a queue had an unfinished operation, owned
     struct MpiLink* next;     // all of this process
 } MpiLink;
 
@@ -66,6 +66,7 @@ typedef struct {
     Comm* world;
     MpiOp *first, *last;      // operations issued and not yet finished, in order; guarded by the world's lock
     MpiLink* links;           // owned
+    long long looks;          // at all operations, so far
     MPI_Op add[2];            // sums of bf16 and fp16
     char* address;            // of rank 0's control, until `up`
     bool up, stopping;        // under the world's lock
@@ -237,8 +238,14 @@ static inline bool mpi_step_one_message(MpiOp* o) {
     return true;
 }
 
-// Ranks of one color become a communicator; nothing else is under way (comm_split saw to it), so blocking calls are harmless.
+// Ranks of one color become a communicator. Nothing else is under way (comm_split saw to it), and when all ranks have come MPI's
+// blocking calls are over soon: they would take a whole core to wait for the last one.
 static inline bool mpi_step_split(MpiOp* o) {
+    if (o->step == 0) {
+        mpi_check(MPI_Ibarrier(mpi_link(o)->mpi, mpi_request(o)), "MPI_Ibarrier");
+        o->step = 1;
+        return true;
+    }
     Comm *c = (Comm*)o->slot->out, *parent = o->comm;
     MpiLink* l = (MpiLink*)c->link;
     mpi_check(MPI_Comm_split(mpi_link(o)->mpi, o->slot->color, parent->rank, &l->mpi), "MPI_Comm_split");
@@ -320,7 +327,7 @@ static inline bool mpi_next(MpiOp* o) {
         o->step = mpi_step_agree(o) ? -2 : 0;
         return true;
     }
-    if (k == COMM_SPLIT) return mpi_step_split(o);
+    if (k == COMM_SPLIT) return mpi_step_split(o); // it has no pieces
     if (o->step == 0) {
         size_t total = k == COMM_BARRIER ? 1 : o->slot->n;
         if (o->at == total) return false;
@@ -382,26 +389,27 @@ static inline void mpi_retire(MpiEngine* e, MpiOp* o, MpiOp* before) {
     pthread_mutex_unlock(&w->lock);
 }
 
-// Whether an operation before o, in the same queue, is not finished.
-static inline bool mpi_must_queue(const MpiOp* first, const MpiOp* o) {
-    for (const MpiOp* p = first; p != o; p = p->next) if (p->comm == o->comm && p->queue == o->queue) return true;
-    return false;
+// Whether this is, in this look, the first operation of its queue.
+static inline bool mpi_heads_queue(const MpiEngine* e, const MpiOp* o) {
+    long long* seen = &mpi_link(o)->seen[o->queue];
+    bool heads = *seen != e->looks;
+    *seen = e->looks;
+    return heads;
 }
 
 // One look at every operation up to `last`. Whether anything happened. Only this thread takes operations out and only the
 // others append, so what lies before `last` may be walked without the lock.
-static inline bool mpi_sweep(MpiEngine* e, MpiOp* first, const MpiOp* last) {
+static inline bool mpi_look(MpiEngine* e, MpiOp* first, const MpiOp* last) {
     bool moved = false, at_end = false;
     MpiOp* before = NULL;
-    for (MpiOp* o = first; !at_end; ) {
-        at_end = o == last;
+    e->looks++;
+    for (MpiOp *o = first, *next; !at_end; o = next) {
         bool done = false;
-        if (!mpi_must_queue(first, o)) moved |= mpi_progress(o, &done);
-        MpiOp* next = at_end ? NULL : o->next;
+        at_end = o == last;
+        next = at_end ? NULL : o->next;
+        if (mpi_heads_queue(e, o)) moved |= mpi_progress(o, &done);
         if (done) mpi_retire(e, o, before);
         else before = o;
-        if (done && o == first) first = next;
-        o = next;
     }
     return moved;
 }
@@ -452,7 +460,7 @@ static inline void* mpi_thread(void* argument) {
         if (e->first == NULL) break;
         MpiOp *first = e->first, *last = e->last;
         pthread_mutex_unlock(&w->lock);
-        idle = mpi_sweep(e, first, last) ? 0 : idle + 1;
+        idle = mpi_look(e, first, last) ? 0 : idle + 1;
         if (idle > 0) mpi_rest(idle);
         pthread_mutex_lock(&w->lock);
     }
@@ -469,6 +477,7 @@ static inline MpiLink* mpi_link_new(MpiEngine* e, int size) {
     l->requests = (MPI_Request*)xcalloc(2 * (size_t)size, sizeof(MPI_Request));
     l->rows = (const void**)xcalloc((size_t)size, sizeof(void*));
     l->ops = (MpiOp*)xcalloc(COMM_IN_FLIGHT, sizeof(MpiOp));
+    l->seen = (long long*)xcalloc(1 + 2 * (size_t)size, sizeof(long long));
     l->next = e->links;
     e->links = l;
     return l;
@@ -511,6 +520,7 @@ static inline void mpi_close(Comm* c) {
         free(l->requests);
         free(l->rows);
         free(l->ops);
+        free(l->seen);
         free(l);
         l = next;
     }
