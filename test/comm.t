@@ -33,7 +33,8 @@ mistake_on() { # RANKS STRICT NAME PATTERN...
 }
 check "a second wait for the same operation is an error" mistake wait-twice "operation #0 is waited for a second time"
 check "a wait for what was never issued is an error" mistake wait-unknown "operation #0, but only 0 were issued"
-check "an operation that was never waited for is an error at the end" mistake never-waited "all-reduce, operation #0, was never waited for"
+check "an operation that was never waited for is an error at the end" \
+    mistake never-waited "all-reduce, operation #0, was never waited for"
 check "  and when too many are under way" mistake too-many "1024 operations are under way"
 check "a rank cannot send to itself" mistake send-to-itself "send of rank 0 cannot name rank 0 of 1"
 check "a root must exist" mistake no-such-root "broadcast of rank 0 cannot name rank 1 of 1"
@@ -41,9 +42,12 @@ check "bytes cannot be added" mistake sum-of-bytes "reduce-scatter of bytes"
 check "a split needs all operations to be done" mistake split-in-flight "wait for the operations under way first"
 check "names of communicators are used once" mistake split-twice "there is a communicator 'part.0' already"
 check "the world ends last" mistake world-first "comm_free of the world before that of 'part.0'"
-check "errors say which rank they are of" mistake_on 2 0 wait-twice "^rank 1: error: world: operation #0 is waited for a second time"
-check "names are used once on several ranks, too" mistake_on 2 0 split-twice "there is a communicator 'part.0' already"
-check "strict mode sees ranks that wait in different orders" mistake_on 3 1 orders-differ "has come to all-reduce #[01] of world (2 fp32"
+check "errors say which rank they are of" \
+    mistake_on 2 0 wait-twice "^rank 1: error: world: operation #0 is waited for a second time"
+check "names are used once on several ranks, too" \
+    mistake_on 2 0 split-twice "there is a communicator 'part.0' already"
+check "strict mode sees ranks that wait in different orders" \
+    mistake_on 3 1 orders-differ "has come to all-reduce #[01] of world (2 fp32"
 check "  and ranks whose operations differ in size" mistake_on 2 1 sizes-differ "has come to all-reduce #0 of world ([23] fp32"
 check "a message that is longer than its receiver expects is an error" mistake_on 2 0 message-too-long "receive failed"
 check "a rank that does not come is named" mistake_on 3 0 hang "rank 2 has not reached all-reduce #1"
