@@ -4,8 +4,9 @@ overlap - says in a terminal what a timeline (--trace FILE) shows: how much of t
     build/overlap trace.json [--step N] [--columns 100]
 
 A table with a line per rank, of mean milliseconds a step, without the first step: compute; communication; its exposed part,
-in which nothing was computed; and efficiency = compute / (compute + exposed). Then one step as a picture: a row of compute
-(e embedding, f forward, h head, b backward, . waiting, u update) and a row of communication (#) per rank.
+in which nothing was computed; efficiency = compute / (compute + exposed); and how long before the end of the backward
+pass communication began (negative: after it). Then one step as a picture: a row of compute (e embedding, f forward,
+h head, b backward, . waiting, u update) and a row of communication (#) per rank.
 */
 #include "../llmc/common.h"
 #include "../llmc/folder.h"
@@ -82,6 +83,23 @@ static double computed_within(const Track* compute, double begin, double end) {
     return sum;
 }
 
+// From the first operation of a step to the end of its backward pass, added up over steps.
+static double head_start(const RankTrack* r, long long first_step) {
+    const Track *compute = &r->track[COMPUTE], *communication = &r->track[COMMUNICATION];
+    double sum = 0, backward_end = 0;
+    size_t c = 0;
+    for (size_t i = 0; i < compute->n; i++) {
+        const Slice* s = &compute->slices[i];
+        bool backward = s->letter == 'b' || s->letter == 'e' || s->letter == 'h'; // the last before the wait: the embedding's
+        if (backward) backward_end = s->end;
+        if (i + 1 < compute->n && compute->slices[i + 1].step == s->step) continue;
+        while (c < communication->n && communication->slices[c].step < s->step) c++;
+        if (s->step >= first_step && c < communication->n && communication->slices[c].step == s->step)
+            sum += backward_end - communication->slices[c].begin;
+    }
+    return sum;
+}
+
 typedef struct { double compute, communication, exposed; long long steps; } Totals;
 static Totals rank_totals(const RankTrack* r, long long first_step) {
     Totals t = { 0, 0, 0, 0 };
@@ -107,12 +125,12 @@ static Totals rank_totals(const RankTrack* r, long long first_step) {
 }
 
 static void print_table(const RankTrack* ranks, int count, long long first_step) {
-    printf("ms a step    compute  communication    exposed  efficiency\n");
+    printf("ms a step    compute  communication    exposed  efficiency  begins before the end of backward\n");
     for (int r = 0; r < count; r++) {
         Totals t = rank_totals(&ranks[r], first_step);
         double ms = t.steps ? 1e-3 / (double)t.steps : 0;
-        printf("rank %-4d %10.2f %14.2f %10.2f %10.1f%%\n", r, ms * t.compute, ms * t.communication, ms * t.exposed,
-               t.compute > 0 ? 100 * t.compute / (t.compute + t.exposed) : 0);
+        printf("rank %-4d %10.2f %14.2f %10.2f %10.1f%% %12.2f\n", r, ms * t.compute, ms * t.communication, ms * t.exposed,
+               t.compute > 0 ? 100 * t.compute / (t.compute + t.exposed) : 0, ms * head_start(&ranks[r], first_step));
     }
 }
 
