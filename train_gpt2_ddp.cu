@@ -234,7 +234,8 @@ static void gpt2_free(GPT2* g) {
 }
 
 // Bytes by kind that gpt2_init will allocate: formulas, so that a run can hold them against what it measured.
-static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, int N, size_t bytes[MEMORY_KINDS]) {
+static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, const Comm* comm,
+                                size_t bytes[MEMORY_KINDS]) {
     size_t P = gpt2_num_parameters(c) + (size_t)(c.Vp - c.V) * (size_t)c.C, X = sizeof(floatX);
     size_t BT = (size_t)B * (size_t)T, C = (size_t)c.C, L = (size_t)c.L;
     size_t blocks_kept = recompute == RECOMPUTE_BLOCK ? 1 : L;
@@ -246,7 +247,7 @@ static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, int N
     bytes[MEMORY_GRADIENTS] = X * P;
     bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * P;
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)classifier_rows((int)BT, c.Vp) * (size_t)c.Vp * X + sizeof(StepStats);
-    bytes[MEMORY_COMMUNICATION] = comm_world_bytes(N);
+    bytes[MEMORY_COMMUNICATION] = comm_world_bytes(comm);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(c, B, T));
 }
 
@@ -745,7 +746,7 @@ int main(int argc, char** argv) {
     require_agreement(&run.world.control, run_facts(&table, config, &run.train));
 
     size_t predicted[MEMORY_KINDS];
-    gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, N, predicted);
+    gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, predicted);
     gpt2_init(&g, config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm);
     gpt2_init_buckets(&g, run.ddp, run.bucket_mb);
     report_run(config, predicted, run.tokens_per_step, run.accumulation);

@@ -70,19 +70,21 @@ typedef long long CommOp; // number of an operation on its communicator, from 0
 typedef struct {
     unsigned long long calls, elements_times_N, bytes_times_N; // sent per rank, by the formula
     unsigned long long posted; // bytes that this rank really sent, where the sends are ours and not the library's
-    double exposed;            // seconds in which the host was blocked in comm_wait
+    double exposed;            // seconds that compute stood still in comm_wait; this and the next as of comm_settle
     double busy;               // seconds from start to finish of each operation, added up
 } CommStats;
 
-// An operation's life, given to comm_observe's function once it has been waited for. Times are those of now_seconds().
+// An operation's life. Times are those of now_seconds(): when compute came to its issue and to its wait, and went on from there;
+// when its data began to move, and had arrived. On a GPU all but those of MPI are times of its streams, not of the host.
 typedef struct {
     const char* communicator;
     CommKind kind;
     CommType type;
     size_t n;
     CommOp number;
-    double issued, started, finished, wait_begun, wait_ended;
+    double issued, wait_begun, wait_ended, started, finished;
 } CommEvent;
+enum { MARK_ISSUED, MARK_WAIT_BEGUN, MARK_WAIT_ENDED, MARK_STARTED, MARK_FINISHED, COMM_MARKS };
 typedef void (*CommObserver)(void* self, const CommEvent* e);
 
 typedef struct {
@@ -98,8 +100,13 @@ typedef struct {
     bool live, begun;     // not yet waited for; handed to the backend
     bool finished;        // by the backend, under the world's lock, like `event`'s started and finished
     OpRecord record;      // as the log of operations has it
-    CommEvent event;
+    CommEvent event;      // a backend that moves data by itself sets started and finished; the rest follows from
+    int marks[COMM_MARKS]; // device.h's, owned; -1: none
 } CommSlot;
+
+// An operation that was waited for, and whose times are not known yet.
+typedef struct { CommEvent event; CommStats* stats; int marks[COMM_MARKS]; } CommWaited;
+#define COMM_MOST_WAITED 1024
 
 struct CommBackend;
 typedef struct Comm Comm;
@@ -108,7 +115,7 @@ typedef struct Comm Comm;
 typedef struct {
     CommOptions options;
     const struct CommBackend* backend; // NULL: this rank is alone
-    void* engine;             // the backend's own
+    void *mpi, *nccl;         // the backends' own; NULL: not in use
     char description[160];    // "MPI (Open MPI 4.1.4), ...", for the log
     bool strict;
     Control* control;         // not owned
@@ -119,6 +126,8 @@ typedef struct {
     pthread_cond_t changed;   // an operation was issued, or is finished
     CommObserver observer;
     void* observer_self;
+    CommWaited* waited;       // (COMM_MOST_WAITED) the first num_waited since comm_settle, owned
+    int num_waited;
     double* number;           // device memory of comm_host_sum, owned
 } CommWorld;
 
@@ -137,11 +146,12 @@ struct Comm {
 
 // What a backend does. All but `open` and `close` are called by the thread that issues operations.
 typedef struct CommBackend {
-    void (*open)(Comm* world, char* address); // joins all ranks; address (CONTROL_ADDRESS) becomes rank 0's everywhere
+    void (*open)(Comm* world);                // sets the world's link and description; all ranks have met
     void (*close)(Comm* world);
     void (*split)(Comm* c, Comm* parent, int color); // sets c's rank, size, world_rank and link
     void (*start)(Comm* c, CommSlot* s);      // begins s after all layer calls issued so far; returns at once
     void (*finish)(Comm* c, CommSlot* s);     // layer calls issued from now on see the result of s
+    size_t (*device_bytes)(const CommOptions* o, int N); // of MEMORY_COMMUNICATION that a communicator of N ranks takes
 } CommBackend;
 
 // ---- what a stage calls ----
@@ -168,16 +178,22 @@ static inline void   comm_wait(Comm* c, CommOp op);
 static inline void   comm_barrier(Comm* c);               // returns when every rank is here
 static inline double comm_host_sum(Comm* c, double x);    // the sum of a number of the host's, on every rank; it waits
 
+// Counts the times of what was waited for since the last call, and shows it to comm_observe's function. Waits for the device:
+// to be called between steps.
+static inline void   comm_settle(Comm* c);
+
 static inline double comm_elements_sent(const Comm* c, CommKind k) { return (double)c->stats[k].elements_times_N / c->size; }
 static inline double comm_bytes_sent(const Comm* c, CommKind k) { return (double)c->stats[k].bytes_times_N / c->size; }
+// observer sees what is waited for from now on; NULL: nobody does.
 static inline void comm_observe(Comm* c, CommObserver observer, void* self) {
+    comm_settle(c);
     c->world->observer = observer;
     c->world->observer_self = self;
 }
 static inline const char* comm_description(const Comm* c) { return c->world->description; }
-// MEMORY_COMMUNICATION that a communicator of N ranks takes, from comm_split or comm_init until the world's comm_free.
-static inline size_t comm_scratch_bytes(int N);
-static inline size_t comm_world_bytes(int N);
+// MEMORY_COMMUNICATION that the world takes, and each communicator of N ranks that is split off, until the world's comm_free.
+static inline size_t comm_world_bytes(const Comm* c);
+static inline size_t comm_split_bytes(const Comm* c, int N);
 #define COMM_NUMBER_BYTES 64 // the world has it for comm_host_sum
 
 // ---- sums: also what a backend that moves data through host memory adds with ----
@@ -259,7 +275,7 @@ static inline void comm_begin(Comm* c, CommSlot* s) {
         s->kept = NULL;
     }
     s->begun = true;
-    if (c->size > 1) { c->world->backend->start(c, s); return; }
+    if (c->world->backend) { c->world->backend->start(c, s); return; }
     oplog_start(c->world->log, &s->record);
     s->event.started = now_seconds();
     if (s->in && s->out && s->in != s->out) device_copy(s->out, s->in, s->n * comm_type_size(s->type));
@@ -277,8 +293,10 @@ static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* i
     s->kind = kind; s->type = t; s->n = n; s->peer = peer; s->color = color; s->out = out; s->in = in;
     s->number = c->issued++;
     s->live = true;
-    CommEvent e = { c->name, kind, t, n, s->number, now_seconds(), 0, 0, 0, 0 };
+    CommEvent e = { c->name, kind, t, n, s->number, 0, 0, 0, 0, 0 };
     s->event = e;
+    for (int k = 0; k < COMM_MARKS; k++) s->marks[k] = -1;
+    s->marks[MARK_ISSUED] = device_mark();
     c->stats[kind].calls++;
     unsigned long long sent = comm_sent_times_N(kind, n, c->size);
     c->stats[kind].elements_times_N += sent;
@@ -348,19 +366,39 @@ static inline void comm_wait(Comm* c, CommOp op) {
     require(op >= 0 && op < c->issued, "%s: comm_wait for operation #%lld, but only %lld were issued", c->name, op, c->issued);
     CommSlot* s = &c->slots[op % COMM_IN_FLIGHT];
     require(s->number == op && s->live, "%s: operation #%lld is waited for a second time", c->name, op);
-    s->event.wait_begun = now_seconds();
+    s->marks[MARK_WAIT_BEGUN] = device_mark();
     if (c->world->strict) comm_begin_messages(c, s);
     if (!s->begun) comm_begin(c, s);
-    if (c->size > 1 && s->record.communicator[0]) { // else it was skipped
+    if (c->world->backend && s->record.communicator[0]) { // else it was skipped
         oplog_wait_begin(c->world->log, &s->record);
         c->world->backend->finish(c, s);
         oplog_wait_end(c->world->log);
     }
-    s->event.wait_ended = now_seconds();
-    c->stats[s->kind].exposed += s->event.wait_ended - s->event.wait_begun;
-    c->stats[s->kind].busy += s->event.finished - s->event.started;
+    s->marks[MARK_WAIT_ENDED] = device_mark();
     s->live = false;
-    if (c->world->observer) c->world->observer(c->world->observer_self, &s->event);
+    CommWorld* w = c->world;
+    if (w->num_waited == COMM_MOST_WAITED) comm_settle(c);
+    CommWaited* x = &w->waited[w->num_waited++];
+    x->event = s->event;
+    x->stats = &c->stats[s->kind];
+    memcpy(x->marks, s->marks, sizeof x->marks);
+}
+
+static inline void comm_settle(Comm* c) {
+    CommWorld* w = c->world;
+    if (w->num_waited > 0) device_synchronize(); // it has passed all marks then
+    for (int i = 0; i < w->num_waited; i++) {
+        CommWaited* x = &w->waited[i];
+        CommEvent* e = &x->event;
+        double* times[COMM_MARKS] = { &e->issued, &e->wait_begun, &e->wait_ended, &e->started, &e->finished };
+        const int* m = x->marks;
+        for (int k = 0; k < COMM_MARKS; k++) if (m[k] >= 0) *times[k] = device_mark_time(m[k]);
+        x->stats->exposed += device_mark_seconds(m[MARK_WAIT_BEGUN], m[MARK_WAIT_ENDED]);
+        x->stats->busy += m[MARK_STARTED] < 0 ? e->finished - e->started : device_mark_seconds(m[MARK_STARTED], m[MARK_FINISHED]);
+        for (int k = 0; k < COMM_MARKS; k++) if (m[k] >= 0) device_mark_free(m[k]);
+        if (w->observer) w->observer(w->observer_self, e);
+    }
+    w->num_waited = 0;
 }
 
 static inline void comm_barrier(Comm* c) {
@@ -378,18 +416,48 @@ static inline double comm_host_sum(Comm* c, double x) {
 
 // ---- communicators ----
 #include "comm_mpi.h"
+#ifndef USE_NCCL
+#define USE_NCCL 0 // a GPU's program has it, unless make was told not to
+#endif
+#if USE_NCCL
+#include "cuda/comm_nccl.cuh"
+#endif
 
-static inline size_t comm_scratch_bytes(int N) { return N > 1 ? stage_device_bytes(COMM_PIECE) : 0; }
-static inline size_t comm_world_bytes(int N) { return comm_scratch_bytes(N) + COMM_NUMBER_BYTES; }
+static inline size_t comm_split_bytes(const Comm* c, int N) {
+    return c->world->backend ? c->world->backend->device_bytes(&c->world->options, N) : 0;
+}
+static inline size_t comm_world_bytes(const Comm* c) { return COMM_NUMBER_BYTES + comm_split_bytes(c, c->size); }
 
 static inline void comm_step(Comm* c, long long step) { oplog_step(c->world->log, step); }
 
-// Who moves the data. The one place where this is decided.
-static inline const CommBackend* comm_choose(const CommOptions* o, int N) {
-    require(o->backend != COMM_NCCL, "--comm nccl: this program was built without NCCL, which is for GPUs: use --comm mpi");
+// Who moves the data. The one place where this is decided; all ranks have met. NULL: nobody need.
+static inline const CommBackend* comm_choose(Comm* c) {
+    int asked = c->world->options.backend;
+    if (c->size == 1 && asked != COMM_NCCL) return NULL;
+#if USE_NCCL
+    if (asked != COMM_MPI && nccl_is_possible(c)) return &comm_nccl;
+#endif
+    return &comm_mpi;
+}
+
+// Options that no backend can follow.
+static inline void comm_require_possible(const CommOptions* o) {
+    require(USE_NCCL || o->backend != COMM_NCCL, "--comm nccl: this program was built without NCCL, which is for GPUs: use --comm mpi");
     require(!(o->ordered && o->all_reduce == ALL_REDUCE_RING),
             "--deterministic adds in rank order and --allreduce ring in the ring's order: leave one of them out");
-    return N > 1 ? &comm_mpi : NULL;
+}
+
+// All ranks find one another, and are under the watchdog from here on.
+static inline void comm_meet(Comm* c, const RankInfo* ranks) {
+    CommWorld* w = c->world;
+    char address[CONTROL_ADDRESS] = "";
+    message_rank = c->rank;
+    if (c->rank > 0) // rank 0 speaks for all
+        require(freopen("/dev/null", "w", stdout) != NULL, "/dev/null cannot be opened for writing: %s", strerror(errno));
+    if (c->rank == 0) control_listen(w->control, address);
+    bool must_be_told = ranks->meeting[0] == '\0'; // MPI tells
+    if (must_be_told || !USE_NCCL || w->options.backend == COMM_MPI) mpi_meet(c, address);
+    control_join(w->control, address);
 }
 
 // A communicator without its link; rank and size are set later.
@@ -410,7 +478,7 @@ static inline void comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Cont
     require(strict == NULL || strcmp(strict, "0") == 0 || strcmp(strict, "1") == 0,
             "SHARD_COMM_STRICT must be 0 or 1, not '%s'", strict);
     w->strict = strict && strict[0] == '1';
-    w->backend = comm_choose(o, ranks.size);
+    comm_require_possible(o);
     w->control = control;
     control_init(control, ranks, o->timeout, o->out);
     w->log = &control->log;
@@ -422,15 +490,11 @@ static inline void comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Cont
     c->world_rank = (int*)xcalloc((size_t)ranks.size, sizeof(int));
     for (int q = 0; q < ranks.size; q++) c->world_rank[q] = q;
     w->number = (double*)device_alloc(COMM_NUMBER_BYTES, MEMORY_COMMUNICATION);
+    w->waited = (CommWaited*)xcalloc(COMM_MOST_WAITED, sizeof(CommWaited));
     snprintf(w->description, sizeof w->description, "one rank, nothing to communicate");
-    if (c->size == 1) return;
-    message_rank = c->rank;
-    if (c->rank > 0) // rank 0 speaks for all
-        require(freopen("/dev/null", "w", stdout) != NULL, "/dev/null cannot be opened for writing: %s", strerror(errno));
-    char address[CONTROL_ADDRESS] = "";
-    if (c->rank == 0) control_listen(control, address);
-    w->backend->open(c, address);
-    control_join(control, address);
+    if (c->size > 1) comm_meet(c, &ranks);
+    w->backend = comm_choose(c);
+    if (w->backend) w->backend->open(c);
 }
 
 static inline void comm_split(Comm* c, Comm* parent, const char* name, int color) {
@@ -444,7 +508,7 @@ static inline void comm_split(Comm* c, Comm* parent, const char* name, int color
             require(!w->comms[i]->slots[k].live, "comm_split '%s': wait for the operations under way first", name);
     }
     comm_open(c, w, full_name);
-    if (parent->size > 1) { w->backend->split(c, parent, color); return; }
+    if (w->backend) { w->backend->split(c, parent, color); return; }
     c->size = 1;
     c->world_rank = (int*)xcalloc(1, sizeof(int));
     c->world_rank[0] = parent->world_rank[0];
@@ -459,9 +523,11 @@ static inline void comm_free(Comm* c) {
     require(!is_world || w->num_comms == 1, "comm_free of the world before that of '%s'", w->comms[w->num_comms - 1]->name);
     if (is_world) {
         comm_barrier(c); // with the watchdog looking on, which cannot look into the library's own farewell
-        if (c->size > 1) w->backend->close(c);
+        comm_settle(c);
+        if (w->backend) w->backend->close(c);
+        if (w->mpi) mpi_leave(w);
         control_stop(w->control);
-    }
+    } else comm_settle(c); // while its stats are there
     int at = 0;
     while (w->comms[at] != c) at++;
     w->num_comms--;
@@ -471,6 +537,7 @@ static inline void comm_free(Comm* c) {
     memset(c, 0, sizeof *c);
     if (!is_world) return;
     device_free(w->number);
+    free(w->waited);
     pthread_mutex_destroy(&w->lock);
     pthread_cond_destroy(&w->changed);
     free(w->comms);

@@ -154,7 +154,7 @@ static const RingCarrier mpi_ring_carrier = { mpi_ring_exchange, mpi_ring_add };
 static inline bool mpi_step_all_reduce_library(MpiOp* o) {
     if (o->step > 1) return false;
     CommType t = o->slot->type;
-    MpiEngine* e = (MpiEngine*)o->comm->world->engine;
+    MpiEngine* e = (MpiEngine*)o->comm->world->mpi;
     MPI_Op sum = t == COMM_BF16 ? e->add[0] : t == COMM_F16 ? e->add[1] : MPI_SUM;
     int rc = MPI_Iallreduce(MPI_IN_PLACE, mpi_buf(o), (int)o->count, mpi_type(t), sum, mpi_link(o)->mpi, mpi_request(o));
     mpi_check(rc, "MPI_Iallreduce");
@@ -426,6 +426,7 @@ static inline void mpi_thread_begin(MpiEngine* e) {
     Comm* c = e->world;
     MpiLink* l = (MpiLink*)c->link;
     int provided, rank, size;
+    stage_thread();
     setenv("OMPI_MCA_mpi_yield_when_idle", "0", 0); // where ranks outnumber cores, Open MPI yields in every call: see mpi_rest
     mpi_check(MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
     require(provided >= MPI_THREAD_FUNNELED, "this MPI does not support programs with threads: install one that does");
@@ -483,22 +484,27 @@ static inline MpiLink* mpi_link_new(MpiEngine* e, int size) {
     return l;
 }
 
-static inline void mpi_open(Comm* c, char* address) {
+// Starts the communication thread, and tells all ranks rank 0's address (CONTROL_ADDRESS).
+static inline void mpi_meet(Comm* c, char* address) {
     CommWorld* w = c->world;
     MpiEngine* e = (MpiEngine*)xcalloc(1, sizeof(MpiEngine));
-    w->engine = e;
+    w->mpi = e;
     e->world = c;
     e->address = address;
-    MpiLink* l = mpi_link_new(e, c->size);
-    c->link = l;
-    stage_init(&l->stage, COMM_PIECE);
+    c->link = mpi_link_new(e, c->size);
     int rc = pthread_create(&e->thread, NULL, mpi_thread, e);
     require(rc == 0, "the communication thread cannot be started: %s", strerror(rc));
     pthread_mutex_lock(&w->lock);
     while (!e->up) pthread_cond_wait(&w->changed, &w->lock);
     pthread_mutex_unlock(&w->lock);
-    char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+}
+
+static inline void mpi_open(Comm* c) {
+    CommWorld* w = c->world;
+    char met[CONTROL_ADDRESS] = "", version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int n = 0;
+    if (w->mpi == NULL) mpi_meet(c, met);
+    stage_init(&((MpiLink*)c->link)->stage, COMM_PIECE);
     MPI_Get_library_version(version, &n); // may be called at any time and from any thread
     version[strcspn(version, ",")] = '\0';
     if (strncmp(version, "Open MPI v", 10) == 0) memmove(version + 9, version + 10, strlen(version + 9));
@@ -506,9 +512,9 @@ static inline void mpi_open(Comm* c, char* address) {
              : w->options.all_reduce == ALL_REDUCE_RING ? "by our ring" : "by the library");
 }
 
-static inline void mpi_close(Comm* c) {
-    CommWorld* w = c->world;
-    MpiEngine* e = (MpiEngine*)w->engine;
+// Ends what mpi_meet began, and with it all communicators.
+static inline void mpi_leave(CommWorld* w) {
+    MpiEngine* e = (MpiEngine*)w->mpi;
     pthread_mutex_lock(&w->lock);
     e->stopping = true;
     pthread_cond_broadcast(&w->changed);
@@ -517,6 +523,7 @@ static inline void mpi_close(Comm* c) {
     for (MpiLink* l = e->links; l; ) {
         MpiLink* next = l->next;
         stage_free(&l->stage);
+        for (int k = 0; k < COMM_IN_FLIGHT; k++) stage_mark_free(&l->ops[k].mark);
         free(l->requests);
         free(l->rows);
         free(l->ops);
@@ -528,7 +535,7 @@ static inline void mpi_close(Comm* c) {
 }
 
 static inline void mpi_split(Comm* c, Comm* parent, int color) {
-    MpiLink* l = mpi_link_new((MpiEngine*)c->world->engine, parent->size);
+    MpiLink* l = mpi_link_new((MpiEngine*)c->world->mpi, parent->size);
     c->link = l;
     comm_wait(parent, comm_issue(parent, COMM_SPLIT, c, NULL, 0, COMM_BYTE, -1, color));
     if (c->size > 1) stage_init(&l->stage, COMM_PIECE);
@@ -536,10 +543,12 @@ static inline void mpi_split(Comm* c, Comm* parent, int color) {
 
 static inline void mpi_start(Comm* c, CommSlot* s) {
     CommWorld* w = c->world;
-    MpiEngine* e = (MpiEngine*)w->engine;
+    MpiEngine* e = (MpiEngine*)w->mpi;
     MpiLink* l = (MpiLink*)c->link;
     MpiOp* o = &l->ops[s->number % COMM_IN_FLIGHT];
+    CommMark mark = o->mark; // it stays for the slot's next operation
     memset(o, 0, sizeof *o);
+    o->mark = mark;
     o->comm = c;
     o->slot = s;
     o->queue = s->kind == COMM_SEND ? 1 + 2 * s->peer : s->kind == COMM_RECV ? 2 + 2 * s->peer : 0;
@@ -560,8 +569,10 @@ static inline void mpi_finish(Comm* c, CommSlot* s) {
     pthread_mutex_lock(&w->lock);
     while (!s->finished) pthread_cond_wait(&w->changed, &w->lock);
     pthread_mutex_unlock(&w->lock);
-    stage_join(((MpiLink*)c->link)->ops[s->number % COMM_IN_FLIGHT].stage);
 }
 
-static const CommBackend comm_mpi = { mpi_open, mpi_close, mpi_split, mpi_start, mpi_finish };
+static inline size_t mpi_device_bytes(const CommOptions* o, int N) { (void)o; (void)N; return stage_device_bytes(COMM_PIECE); }
+static inline void mpi_close(Comm* c) { (void)c; } // mpi_leave does it
+
+static const CommBackend comm_mpi = { mpi_open, mpi_close, mpi_split, mpi_start, mpi_finish, mpi_device_bytes };
 #endif

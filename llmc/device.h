@@ -37,9 +37,10 @@ double device_peak_flops(void);                                 // dense FLOP/s 
 void device_synchronize(void);                                  // returns when everything issued so far is done
 
 // Moments, for timelines: a mark is passed when all that was issued before it is done.
-int    device_mark(void);                                       // a new mark; they are kept until device_marks_clear
+int    device_mark(void);                                       // the caller's until device_mark_free, which lets it be used again
 double device_mark_time(int mark);                              // when it was passed, as now_seconds counts; after device_synchronize
-void   device_marks_clear(void);
+double device_mark_seconds(int from, int to);                   // between two, more exactly than their times tell; likewise
+void   device_mark_free(int mark);
 
 // Ordered after everything issued before. The host side of a copy must not be touched before the copy is done:
 // host_to_device from host_alloc memory returns at once; device_to_host waits, and is a step's one synchronisation.

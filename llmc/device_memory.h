@@ -1,5 +1,6 @@
 /*
-device_memory.h - the account of device memory, which every device keeps in the same way: what each live allocation is for.
+device_memory.h - what every device keeps in the same way: the account of its memory, what each live allocation is for; and
+which marks are in use.
 Included by cpu/device.h and cuda/device.cuh, which do the allocating.
 */
 #ifndef LLMC_DEVICE_MEMORY_H
@@ -58,6 +59,18 @@ __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, MemoryK
         (double)device_ledger.total * 1e-9, used[0] ? " (" : "", used, used[0] ? ")" : "", limit,
         of_model ? "a smaller --model needs less" : "a smaller --batch-size, --seq-len or --model, or --recompute block, needs less");
 }
+
+// ---- marks: which are free ----
+typedef struct { int* free; int num_free, capacity; } MarkPool; // free (capacity): the first num_free are, owned
+static inline bool mark_pool_is_empty(const MarkPool* p) { return p->num_free == 0; }
+static inline void mark_pool_grow(MarkPool* p) { // when it is empty; the new ones are [old capacity, capacity)
+    int before = p->capacity;
+    p->capacity = before ? 2 * before : 256;
+    p->free = (int*)xrealloc(p->free, (size_t)p->capacity * sizeof(int));
+    for (int mark = p->capacity - 1; mark >= before; mark--) p->free[p->num_free++] = mark;
+}
+static inline int mark_pool_take(MarkPool* p) { return p->free[--p->num_free]; }
+static inline void mark_pool_give(MarkPool* p, int mark) { p->free[p->num_free++] = mark; }
 
 size_t device_memory(MemoryKind kind) { return device_ledger.now[kind]; }
 size_t device_memory_total(void) { return device_ledger.total; }

@@ -33,6 +33,8 @@ static struct {
     double zero;          // now_seconds() when the ranks met: the same moment for all
     TraceMark* marks;     // (num_marks) of the step at hand, owned
     int num_marks, marks_capacity;
+    void (*collect)(void* self); // brings what communication has to add for the step at hand; NULL: nothing
+    void* collect_self;
     TraceSlice* slices;   // (count) owned
     size_t count, capacity, step_begin; // step_begin: the first slice of the step at hand
 } trace;
@@ -89,10 +91,11 @@ static inline void trace_step(long long step) {
         if (m->index < 0) snprintf(s->name, sizeof s->name, "%s", m->what);
         else snprintf(s->name, sizeof s->name, "%s %d", m->what, m->index);
     }
+    for (int i = 0; i < trace.num_marks; i++) device_mark_free(trace.marks[i].mark);
+    if (trace.collect) trace.collect(trace.collect_self);
     for (size_t i = trace.step_begin; i < trace.count; i++) trace.slices[i].step = step;
     trace.step_begin = trace.count;
     trace.num_marks = 0;
-    device_marks_clear();
 }
 
 // An operation of communication, from start to finish.

@@ -54,11 +54,15 @@ static inline void world_trace_operation(void* self, const CommEvent* e) {
     snprintf(name, sizeof name, "%s #%lld (%zu %s)", comm_kind_names[e->kind], e->number, e->n, comm_type_name(e->type));
     trace_operation(name, e->issued, e->started, e->finished);
 }
+static inline void world_settle(void* self) { comm_settle(&((World*)self)->comm); }
 // Begins a timeline of all ranks, if path is not "".
 static inline void world_trace(World* w, const char* path) {
     comm_barrier(&w->comm); // time 0 for all
     trace_open(path, w->comm.rank);
-    if (path[0] != '\0') comm_observe(&w->comm, world_trace_operation, NULL);
+    if (path[0] == '\0') return;
+    comm_observe(&w->comm, world_trace_operation, NULL);
+    trace.collect = world_settle;
+    trace.collect_self = w;
 }
 
 // ---- the cost of a step ----
@@ -85,10 +89,12 @@ static inline void world_step_begin(World* w, long long step, void* state) {
         host_to_device(state, &byte, 1);
         device_synchronize(); // the copy reads byte
     }
+    comm_settle(&w->comm); // what was before the step is not its cost
     w->bytes_before = comm_total_bytes(&w->comm);
     w->exposed_before = comm_total_exposed(&w->comm);
 }
 static inline void world_step_end(World* w, double seconds) {
+    comm_settle(&w->comm);
     w->bytes = comm_total_bytes(&w->comm) - w->bytes_before;
     w->exposed = comm_total_exposed(&w->comm) - w->exposed_before;
     if (w->steps == 0 || w->bytes < w->least) w->least = w->bytes;

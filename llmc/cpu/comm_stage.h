@@ -1,7 +1,7 @@
 /*
 cpu/comm_stage.h - how MPI reaches the memory of tensors, for the CPU: it is there already. Included by comm_mpi.h.
 
-On a GPU an operation's data has to be copied to host memory, a piece at a time, and back. comm_mpi.h is written as if that
+On a GPU an operation's data has to be copied to host memory, a piece at a time, and back (cuda/comm_stage.cuh). comm_mpi.h is written as if that
 were always so; here a view is the memory itself, and nothing remains to be copied or waited for.
 */
 #ifndef LLMC_CPU_COMM_STAGE_H
@@ -19,10 +19,11 @@ static inline void stage_free(CommStage* s) { device_free(s->scratch); }
 static inline CommStage* stage_of_queue(CommStage* s, int queue) { (void)queue; return s; }
 
 // ---- for the thread that issues operations ----
-static inline void stage_mark(CommMark* m) { m->unused = 0; }            // remembers the layer calls issued so far
-static inline void stage_join(CommStage* s) { (void)s; }                 // layer calls from now on see what was stored
+static inline void stage_mark(CommMark* m) { m->unused = 0; } // remembers the layer calls issued so far
+static inline void stage_mark_free(CommMark* m) { (void)m; }
 
 // ---- for the communication thread ----
+static inline void stage_thread(void) {} // is called first
 static inline bool stage_passed(const CommMark* m) { (void)m; return true; } // the layer calls before the mark are done
 static inline bool stage_idle(CommStage* s) { (void)s; return true; }        // the copies begun here are done
 // Where MPI finds what is at `device`; at: its place in the piece's host memory.

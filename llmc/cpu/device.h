@@ -43,17 +43,19 @@ double device_peak_flops(void) { return 0; } // dev/bench measures it; there is 
 void device_synchronize(void) {}
 
 // ---- marks: work is done when its call returns ----
-static struct { double* times; int count, capacity; } cpu_marks; // times owned
+static struct { double* times; MarkPool pool; } cpu_marks; // times (pool.capacity) owned
 int device_mark(void) {
-    if (cpu_marks.count == cpu_marks.capacity) {
-        cpu_marks.capacity = cpu_marks.capacity ? 2 * cpu_marks.capacity : 256;
-        cpu_marks.times = (double*)xrealloc(cpu_marks.times, (size_t)cpu_marks.capacity * sizeof(double));
+    if (mark_pool_is_empty(&cpu_marks.pool)) {
+        mark_pool_grow(&cpu_marks.pool);
+        cpu_marks.times = (double*)xrealloc(cpu_marks.times, (size_t)cpu_marks.pool.capacity * sizeof(double));
     }
-    cpu_marks.times[cpu_marks.count] = now_seconds();
-    return cpu_marks.count++;
+    int mark = mark_pool_take(&cpu_marks.pool);
+    cpu_marks.times[mark] = now_seconds();
+    return mark;
 }
 double device_mark_time(int mark) { return cpu_marks.times[mark]; }
-void device_marks_clear(void) { cpu_marks.count = 0; }
+double device_mark_seconds(int from, int to) { return cpu_marks.times[to] - cpu_marks.times[from]; }
+void device_mark_free(int mark) { mark_pool_give(&cpu_marks.pool, mark); }
 
 // In parallel, so that each page lies near the thread that will use it and all memory channels take part.
 void device_zero(void* p, size_t bytes) {

@@ -4,6 +4,7 @@
 #include "check.cuh"
 
 static cudaDeviceProp cuda_device; // of the GPU that device_init picked
+static int cuda_device_number;
 
 // ---- memory ----
 void* device_alloc(size_t bytes, MemoryKind kind) {
@@ -63,6 +64,7 @@ void device_init(int local_rank, int ranks_per_machine) {
     (void)ranks_per_machine;
     int device = local_rank % cuda_count_devices();
     char what[320];
+    cuda_device_number = device;
     cuda_check(cudaGetDeviceProperties(&cuda_device, device), "asking what the GPU is");
     snprintf(what, sizeof what, "GPU %d, %s", device, cuda_device.name);
     require(cuda_device.major >= 8, "%s, has compute capability %d.%d, and 8.0 (A100, RTX 30) is the least that is supported:"
@@ -100,37 +102,41 @@ double device_peak_flops(void) {
     return 0;
 }
 
-// ---- marks: events on the stream, used again after device_marks_clear ----
+// ---- marks: events on a stream ----
 static struct {
-    cudaEvent_t* events; // (capacity) owned; the first has been passed at `zero`
-    int count, capacity;
+    cudaEvent_t* events; // (pool.capacity) owned
+    MarkPool pool;
+    cudaEvent_t first;   // passed at `zero`: ties the GPU's clock to the host's
     double zero;         // of now_seconds()
 } cuda_marks;
 
-// The first mark of all ties the GPU's clock to the host's.
 static void cuda_marks_grow(void) {
-    int before = cuda_marks.capacity;
-    cuda_marks.capacity = before ? 2 * before : 256;
-    cuda_marks.events = (cudaEvent_t*)xrealloc(cuda_marks.events, (size_t)cuda_marks.capacity * sizeof(cudaEvent_t));
-    for (int i = before; i < cuda_marks.capacity; i++) cuda_check(cudaEventCreate(&cuda_marks.events[i]), "a mark");
+    int before = cuda_marks.pool.capacity;
+    mark_pool_grow(&cuda_marks.pool);
+    cuda_marks.events = (cudaEvent_t*)xrealloc(cuda_marks.events, (size_t)cuda_marks.pool.capacity * sizeof(cudaEvent_t));
+    for (int i = before; i < cuda_marks.pool.capacity; i++) cuda_check(cudaEventCreate(&cuda_marks.events[i]), "a mark");
     if (before > 0) return;
+    cuda_check(cudaEventCreate(&cuda_marks.first), "a mark");
     cuda_check(cudaStreamSynchronize(compute_stream), "a mark"); // the event is passed at once then
-    cuda_check(cudaEventRecord(cuda_marks.events[0], compute_stream), "a mark");
-    cuda_check(cudaEventSynchronize(cuda_marks.events[0]), "a mark");
+    cuda_check(cudaEventRecord(cuda_marks.first, compute_stream), "a mark");
+    cuda_check(cudaEventSynchronize(cuda_marks.first), "a mark");
     cuda_marks.zero = now_seconds();
-    cuda_marks.count = 1;
 }
-int device_mark(void) {
-    if (cuda_marks.count == cuda_marks.capacity) cuda_marks_grow();
-    cuda_check(cudaEventRecord(cuda_marks.events[cuda_marks.count], compute_stream), "a mark");
-    return cuda_marks.count++;
+static int cuda_mark(cudaStream_t stream) {
+    if (mark_pool_is_empty(&cuda_marks.pool)) cuda_marks_grow();
+    int mark = mark_pool_take(&cuda_marks.pool);
+    cuda_check(cudaEventRecord(cuda_marks.events[mark], stream), "a mark");
+    return mark;
 }
-double device_mark_time(int mark) {
+int device_mark(void) { return cuda_mark(compute_stream); }
+static double cuda_seconds(cudaEvent_t from, cudaEvent_t to) {
     float ms = 0;
-    cuda_check(cudaEventElapsedTime(&ms, cuda_marks.events[0], cuda_marks.events[mark]), "a mark");
-    return cuda_marks.zero + 1e-3 * ms;
+    cuda_check(cudaEventElapsedTime(&ms, from, to), "a mark");
+    return 1e-3 * ms;
 }
-void device_marks_clear(void) { cuda_marks.count = cuda_marks.capacity ? 1 : 0; }
+double device_mark_time(int mark) { return cuda_marks.zero + cuda_seconds(cuda_marks.first, cuda_marks.events[mark]); }
+double device_mark_seconds(int from, int to) { return cuda_seconds(cuda_marks.events[from], cuda_marks.events[to]); }
+void device_mark_free(int mark) { mark_pool_give(&cuda_marks.pool, mark); }
 
 // ---- work on the stream ----
 void device_synchronize(void) { cuda_check(cudaStreamSynchronize(compute_stream), "waiting for the GPU"); }
