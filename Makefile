@@ -1,6 +1,6 @@
 # make                      the training programs of every stage, and the default data
 # make train_gpt2_single    one of them; then ./train_gpt2_single
-# make demo | test | cuda-tests | bench | doctor | fuzz | mutations | test-interop | clean
+# make demo | test | cuda-tests | check-stages | bench | doctor | fuzz | mutations | test-interop | clean
 #
 # DEVICE=cpu|cuda|emulated  where it runs; default: cuda where nvcc and a GPU are there, else cpu. emulated: the GPU's program
 #                           without a GPU (test/emulator/)
@@ -8,12 +8,13 @@
 # DEBUG=1                   for gdb; on the CPU with the sanitizers for addresses and undefined behaviour, on a GPU with a wait
 #                           after every kernel, so that one that fails is named
 # USE_CUDNN=0               a GPU's program without cuDNN: attention by our own kernels
+# USE_NCCL=0                likewise without NCCL: ranks talk by MPI, through host memory
 
 # --- what to build, and where: each combination has a folder of its own, so switching rebuilds nothing ---
 GPU := $(shell command -v nvcc >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo yes)
 DEVICE ?= $(if $(GPU),cuda,cpu)
 PRECISION ?= fp32
-variant := $(strip $(filter-out cpu fp32,$(DEVICE) $(PRECISION)) $(if $(filter 0,$(USE_CUDNN)),nocudnn) $(if $(DEBUG),debug))
+variant := $(strip $(filter-out cpu fp32,$(DEVICE) $(PRECISION)) $(if $(filter 0,$(USE_CUDNN)),nocudnn) $(if $(filter 0,$(USE_NCCL)),nonccl) $(if $(DEBUG),debug))
 empty :=
 comma := ,
 BUILD := build$(if $(variant),/$(subst $(empty) $(empty),-,$(variant)))
@@ -32,14 +33,26 @@ WARNINGS := -Wall -Wextra -Werror
 OPTIMISE := $(if $(DEBUG),-O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer,-O3)
 PRECISION_FLAG := -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z)
 CFLAGS_ALL = -std=c11 $(OPTIMISE) -march=native -ffp-contract=off -fno-math-errno -fopenmp $(PRECISION_FLAG) $(WARNINGS) -MMD -MP $(CFLAGS)
-STAGE_LIBRARIES := -ljansson -lpcre2-8 -lpthread -lm
-LIBRARIES := -ldnnl $(STAGE_LIBRARIES)
+STAGE_LIBRARIES = -ljansson -lpcre2-8 -lpthread -lm
+LIBRARIES = -ldnnl $(STAGE_LIBRARIES)
+BUILD_CUDA_TEST = $(error these tests are a GPU's: make DEVICE=cuda cuda-tests)
 
 # What talks to other ranks needs MPI; its compiler wrapper knows where that is.
-WITH_MPI := train_gpt2_ddp test/test_comm
-$(WITH_MPI:%=$(BUILD)/%): CFLAGS_ALL += $(shell mpicc --showme:compile)
-$(WITH_MPI:%=$(BUILD)/%) build/tsan/test/test_comm: LIBRARIES += $(shell mpicc --showme:link)
-BUILD_CUDA_TEST = $(error these tests are a GPU's: make DEVICE=cuda cuda-tests)
+WITH_MPI := $(BUILD)/train_gpt2_ddp $(BUILD)/test/test_comm
+$(WITH_MPI): CFLAGS_ALL += $(shell mpicc --showme:compile)
+$(WITH_MPI): COMM_CUDA = $(shell mpicc --showme:compile) -DUSE_NCCL=$(USE_NCCL) $(if $(NCCL),$(shell sh dev/find_cuda.sh compile nccl))
+$(WITH_MPI) build/tsan/test/test_comm: STAGE_LIBRARIES += $(shell mpicc --showme:link)
+$(WITH_MPI) build/tsan/test/test_comm: | find-mpi
+find-mpi:
+	@mpicc --showme:version >/dev/null 2>&1 || { echo "Open MPI is missing, which runs of several ranks need:" \
+	    "sh dev/setup.sh installs it. train_gpt2_single does without: make train_gpt2_single" >&2; exit 1; }
+
+# On a GPU ranks use NCCL, too; like cuDNN it is opened by the program.
+USE_NCCL ?= 1
+NCCL := $(if $(filter cpu,$(DEVICE))$(filter 0,$(USE_NCCL)),,nccl)
+$(BUILD)/train_gpt2_ddp: | $(if $(NCCL),find-nccl)
+find-nccl:
+	@sh dev/find_cuda.sh compile nccl >/dev/null || { echo "Or build without it: make USE_NCCL=0." >&2; exit 1; }
 
 # --- how a stage file becomes a program: C to the CPU's compiler, CUDA to nvcc ---
 ifeq ($(DEVICE),cpu)
@@ -60,8 +73,9 @@ NVCC_FLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -lineinfo -DDEBUG,-O3) $(GENCODE) -
 # Linked is cuBLASLt alone: cuDNN is opened by the program, which can do without.
 CUDNN := $(if $(filter 0,$(USE_CUDNN)),,cudnn)
 BUILD_CUDA = $(NVCC) $(NVCC_FLAGS) $(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN))
-LINK_CUDA = $(LDFLAGS) $(shell sh dev/find_cuda.sh link cublasLt) $(if $(CUDNN),$(shell sh dev/find_cuda.sh rpath cudnn))
-BUILD_STAGE = $(BUILD_CUDA) $< -o $@ $(LINK_CUDA) $(STAGE_LIBRARIES)
+LINK_CUDA = $(LDFLAGS) $(shell sh dev/find_cuda.sh link cublasLt) $(if $(CUDNN),$(shell sh dev/find_cuda.sh rpath cudnn)) \
+    $(if $(NCCL),$(shell sh dev/find_cuda.sh rpath nccl 2>/dev/null))
+BUILD_STAGE = $(BUILD_CUDA) $(COMM_CUDA) $< -o $@ $(LINK_CUDA) $(STAGE_LIBRARIES)
 BUILD_CUDA_TEST = $(BUILD_CUDA) $< $(BUILD)/test/cpu_layers.o -o $@ $(LINK_CUDA) -ldnnl -lgomp -lm
 FIND_LIBRARIES = sh dev/find_cuda.sh link cublasLt $(CUDNN) >/dev/null || \
     { echo "Or build for the CPU: make DEVICE=cpu. make doctor says what is here." >&2; exit 1; }
@@ -73,10 +87,10 @@ ifeq ($(DEVICE),emulated)
 USE_CUDNN ?= 1
 CUDNN := $(if $(filter 0,$(USE_CUDNN)),,cudnn)
 EMULATOR := $(wildcard test/emulator/*.cpp test/emulator/*.h test/emulator/*.sh test/emulator/*.pl)
-EMULATE = CPPFLAGS="$(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN))" EMULATOR_LIBRARIES="cublaslt $(CUDNN)" \
+EMULATE = CPPFLAGS="$(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN))" EMULATOR_LIBRARIES="cublaslt $(CUDNN) $(if $(COMM_CUDA),$(NCCL))" \
     sh test/emulator/compile.sh
 BUILD_STAGE = $(EMULATE) $< $@ $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) \
-    $(CFLAGS) $(LDFLAGS) $(STAGE_LIBRARIES)
+    $(COMM_CUDA) $(CFLAGS) $(LDFLAGS) $(STAGE_LIBRARIES)
 FIND_LIBRARIES = sh dev/find_cuda.sh compile cublasLt $(CUDNN) >/dev/null
 endif
 
@@ -161,10 +175,10 @@ $(BUILD)/test/cpu_layers.o: test/cpu_layers.c
 
 # Threads under ThreadSanitizer: the loader's, the watchdog's, and the one that talks to MPI.
 TSAN_TESTS := build/tsan/test/test_dataloader build/tsan/test/test_control build/tsan/test/test_comm
-build/tsan/test/test_comm: WARNINGS += $(shell mpicc --showme:compile)
+build/tsan/test/test_comm: CFLAGS += $(shell mpicc --showme:compile)
 $(TSAN_TESTS): build/tsan/test/%: test/%.c
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -O1 -g -fsanitize=thread -march=native -fopenmp $(WARNINGS) -MMD -MP $< -o $@ -lcmocka $(LIBRARIES)
+	$(CC) -std=c11 -O1 -g -fsanitize=thread -march=native -fopenmp $(WARNINGS) -MMD -MP $(CFLAGS) $< -o $@ -lcmocka $(LIBRARIES)
 
 # libFuzzer targets of the three readers. A reader's die() calls exit(); the target wraps it and returns to the fuzzer.
 FUZZERS := tokens tokenizer safetensors
@@ -186,6 +200,9 @@ test: data/train.bin
 	$(CPU_MAKE) PRECISION=fp16 DEBUG=1 $(PRECISION_TESTS:%=build/fp16-debug/%)
 	$(if $(GPU),$(foreach p,fp32 bf16 fp16,$(MAKE) --no-print-directory DEVICE=cuda PRECISION=$p DEBUG= cuda-tests &&) true)
 	sh test/run.sh
+# Stages differ only where they must; how much there is to read from one to the next.
+check-stages:
+	perl test/check_stages.pl
 # Small bugs on purpose, one at a time, to see that the tests of llmc/cuda/ can fail.
 mutations:
 	sh test/mutations/run.sh
@@ -197,7 +214,7 @@ clean:
 	rm -rf build $(STAGES)
 clean-data:
 	rm -rf data
-.PHONY: all find-libraries programs tools demo doctor bench fuzz test test-build cuda-tests mutations test-interop clean clean-data $(STAGES)
+.PHONY: all find-libraries find-mpi find-nccl programs tools demo doctor bench fuzz test test-build cuda-tests mutations test-interop clean clean-data $(STAGES)
 .DELETE_ON_ERROR:
 .SUFFIXES:
 -include $(wildcard $(BUILD)/*.d $(BUILD)/test/*.d build/tsan/test/*.d build/fuzz/*.d)

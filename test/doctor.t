@@ -2,7 +2,7 @@
 # dev/doctor.sh tells what works from what does not: here everything required works, so the tests break it on purpose.
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
-export NVCC=no-such-nvcc MPICC=no-such-mpicc # they take seconds and decide nothing
+export NVCC=no-such-nvcc # it takes seconds and decides nothing
 mkdir "$work/include" "$work/lib"
 echo '#error broken on purpose' > "$work/include/jansson.h"
 echo 'not a library' > "$work/lib/libdnnl.so"

@@ -18,13 +18,13 @@ onednn    | oneDNN        | required | matrix products on the CPU               
 jansson   | Jansson       | required | checkpoints and tokenizers (JSON)                 | libjansson-dev  | jansson-devel     | jansson | jansson
 pcre2     | PCRE2         | required | GPT-2's tokenizer                                 | libpcre2-dev    | pcre2-devel       | pcre2   | pcre2
 cmocka    | cmocka        | required | make test                                         | libcmocka-dev   | libcmocka-devel   | cmocka  | cmocka
+mpi       | Open MPI      | required | runs of more than one rank                        | libopenmpi-dev openmpi-bin | openmpi-devel | openmpi | open-mpi
 prove     | prove         | required | make test                                         | perl            | perl-Test-Harness | perl    | perl
 sanitizer | sanitizers    | required | make test, DEBUG=1                                | gcc             | libasan libubsan  | gcc     | gcc
 fuzzer    | fuzzer        | optional | make fuzz, and the fuzzing part of make test      | clang libclang-rt-dev | clang compiler-rt | clang compiler-rt | llvm
 gnuplot   | gnuplot       | optional | the plots of make demo                            | gnuplot-nox     | gnuplot-minimal   | gnuplot | gnuplot
 curl      | curl          | optional | the download scripts under dev/data, and their test | curl ca-certificates | curl           | curl    | curl
 python    | Python + venv | optional | make test-interop; training and tests need none   | python3 python3-venv | python3      | python  | python
-mpi       | MPI           | extra    | runs of more than one rank                        | apt-get install libopenmpi-dev openmpi-bin
 nvcc      | CUDA toolkit  | extra    | the GPU build                                     | NVIDIA's CUDA Toolkit (developer.nvidia.com/cuda-downloads)
 gpu       | GPU           | extra    | running the GPU build                             | an NVIDIA GPU, and its driver
 cublaslt  | cuBLASLt      | extra    | matrix products on the GPU                        | sh dev/setup.sh; or pip install nvidia-cublas; it is part of the CUDA Toolkit
@@ -110,9 +110,8 @@ probe_python() {
 
 probe_mpi() {
     build_probe "${MPICC:-mpicc}" mpi.c || return 1
-    set -- --oversubscribe
-    if [ "$(id -u)" = 0 ]; then set -- "$@" --allow-run-as-root; fi # Open MPI refuses root otherwise
-    attempt "${MPIRUN:-mpirun}" "$@" -np 2 "$scratch/probe"
+    # Open MPI refuses root otherwise
+    OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 attempt "${MPIRUN:-mpirun}" --oversubscribe -np 2 "$scratch/probe"
 }
 probe_nvcc() { build_probe "${NVCC:-nvcc}" cuda.cu && echo "CUDA $("$scratch/probe" toolkit)"; }
 probe_gpu() {
