@@ -38,6 +38,13 @@ check "train_gpt2_single resumes from the checkpoint of 4 ranks" single "$work/o
 check "  and agrees" close "$work/four" "$work/on-single"
 check "4 ranks resume from train_gpt2_single's checkpoint" train 4 8 "$work/from-single" --resume
 check "  and agree" close "$work/single" "$work/from-single"
+evaluated() { # the whole of the data, whose last batch is a padded one: ranks have seen different numbers of tokens
+    rm -rf "$work"/{single,three}
+    single "$work/single" --total-batch-size 384 --batch-size 24 --val-data $REFERENCE/tokens.bin --eval-every 10 --eval-steps 1000 &&
+        train 3 4 "$work/three" --total-batch-size 384 --val-data $REFERENCE/tokens.bin --eval-every 10 --eval-steps 1000 &&
+        [ "$(grep -c val_loss "$work/three/metrics.jsonl")" -eq 3 ] && close "$work/single" "$work/three"
+}
+check "3 ranks' validation losses are train_gpt2_single's" evaluated
 check "ranks that compare their state find it equal" train 3 4 "$work/three" --total-batch-size 384 --check-every 5
 
 # ---- what is sent ----

@@ -18,6 +18,7 @@ for build in build build/debug; do
 done
 
 export CMOCKA_MESSAGE_OUTPUT=TAP
+unset TEST_ONLY # lib.sh would leave checks out
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 needs_gpu='build/cuda*'

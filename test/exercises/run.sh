@@ -1,0 +1,98 @@
+#!/bin/sh
+# run.sh [NAME...] - do the tests notice the mistakes of doc/02_ddp.md's exercises? Applies those of test/exercises/list.txt one
+# at a time to a copy of the sources, builds that, and runs the checks meant for each. Prints a table. The status is 0 if every
+# check failed that must, and passed that must.
+#
+# EXERCISES=FILE takes another list, KEEP=FOLDER keeps what the checks said there.
+set -u
+cd "$(dirname -- "$0")/../.." || exit 1
+list=${EXERCISES:-test/exercises/list.txt} apply=test/mutations/apply.pl
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM
+unset BUILD
+say() { echo "$*" >&2; }
+
+# make_in FOLDER PROGRAM...: what a mistake leaves unused is no error.
+make_in() {
+    folder=$1
+    shift
+    make --no-print-directory -C "$folder" DEVICE=cpu PRECISION=fp32 DEBUG= CFLAGS=-Wno-unused "$@" > "$folder/make.log" 2>&1 ||
+        { say "run.sh: it cannot be built:"; cat "$folder/make.log" >&2; return 1; }
+}
+copy_sources() { mkdir -p "$1" && cp -r Makefile README.md llmc dev test train_gpt2_*.cu "$1"; }
+
+# run_checks FOLDER TEST[:CHECKS] LOG: 0 if all passed, 1 if one failed, 2 if there was none. Ranks that wait for one
+# another without end are a failure, too.
+run_checks() {
+    test=${2%%:*} only=
+    case $2 in *:*) only=${2#*:} ;; esac
+    if [ -e "test/$test.t" ]; then
+        (cd "$1" && TEST_ONLY=$only timeout 120 bash "test/$test.t") > "$3" 2>&1
+    else
+        (cd "$1" && CMOCKA_MESSAGE_OUTPUT=TAP timeout 120 "build/test/$test") > "$3" 2>&1
+    fi
+    [ $? -ne 124 ] || { echo "not ok - no end" >> "$3"; }
+    ! grep -q '^not ok' "$3" || return 1
+    grep -q '^ok' "$3" || return 2
+}
+first_failure() { sed -n 's/^not ok \([0-9]* - \)\{0,1\} *//p' "$1" | head -n 1; }
+
+# --- the chosen ones; do they apply? ---
+perl $apply "$list" > "$work/all" || exit 1
+cp "$work/all" "$work/chosen"
+if [ $# -gt 0 ]; then
+    for name; do
+        grep "^$name	" "$work/all" || { say "run.sh: $list has no mistake '$name'"; exit 1; }
+    done > "$work/chosen"
+fi
+cut -f 1 "$work/chosen" > "$work/names"
+while read -r name; do
+    rm -rf "$work/try"
+    copy_sources "$work/try" && perl $apply "$list" "$name" "$work/try" || exit 1
+done < "$work/names"
+
+# --- without a mistake every check must pass, or failing would mean nothing ---
+say "the checks without a mistake ..."
+cut -f 2 "$work/chosen" | tr ' ' '\n' | sed 's/^!//' | sort -u > "$work/checks"
+programs="build/train_gpt2_ddp $(sed -n 's/^\(test_[a-z]*\).*/build\/test\/\1/p' "$work/checks" | sort -u | tr '\n' ' ')"
+copy_sources "$work/sound" && make_in "$work/sound" $programs build/train_gpt2_single build/overlap build/ranks build/test/compare_run || exit 1
+while read -r checks; do
+    run_checks "$work/sound" "$checks" "$work/log" < /dev/null && continue
+    say "run.sh: $checks does not pass without a mistake, or there is no such check:"
+    cat "$work/log" >&2
+    exit 1
+done < "$work/checks"
+
+# --- the mistakes ---
+# one NAME TESTS: what each check said, a row of the table's last column; status 1 if one was not as it must.
+one() {
+    folder=$work/mistake as_expected=0 said=
+    rm -rf "$folder"
+    cp -a "$work/sound" "$folder" && perl $apply "$list" "$1" "$folder" && make_in "$folder" $programs || return 1
+    for checks in $2; do
+        log=$work/log
+        [ -z "${KEEP-}" ] || { mkdir -p "$KEEP/$1" && log=$KEEP/$1/$(echo "$checks" | tr -c 'A-Za-z0-9_\n' -).log; }
+        run_checks "$folder" "${checks#!}" "$log" < /dev/null
+        case $?$checks in
+            1!*) as_expected=1 said="$said, **${checks%%:*} fails**: $(first_failure "$log")" ;;
+            1*)  said="$said, ${checks%%:*}: $(first_failure "$log")" ;;
+            0!*) said="$said, passes ${checks#!}" ;;
+            *)   as_expected=1 said="$said, **SURVIVES $checks**" ;;
+        esac
+    done
+    said=${said#, }
+    return $as_expected
+}
+say "$(grep -c . "$work/names") mistakes ..."
+bad=0
+echo "| mistake | what it is | caught by |"
+echo "|---|---|---|"
+while IFS='	' read -r name tests survives what; do
+    said="**not built**"
+    one "$name" "$tests" || bad=$((bad + 1))
+    echo "| $name | $what | $said |"
+done < "$work/chosen"
+echo
+echo "$(grep -c . "$work/names") mistakes, $bad not as expected."
+[ "$bad" = 0 ]
