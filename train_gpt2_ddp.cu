@@ -771,7 +771,8 @@ int main(int argc, char** argv) {
         checkpoint_close(&checkpoint);
     }
     gpt2_broadcast(&g);
-    logger_open(&run.log, &table, rank == 0 ? o->out : "", o->steps, first, run_record(config, predicted, N));
+    json_t* record = world_record(run_record(config, predicted, N), &run.world, gpt2_predict_sent(config, N));
+    logger_open(&run.log, &table, rank == 0 ? o->out : "", o->steps, first, record);
     run.log.ranks = N;
 
     world_trace(&run.world, o->trace);

@@ -116,6 +116,14 @@ static inline void report_ranks(const World* w, unsigned long long bytes) {
     fflush(stdout);
 }
 
+// The same for metrics.jsonl's first line: run_record's object with more in it.
+static inline json_t* world_record(json_t* run, const World* w, unsigned long long bytes) {
+    json_object_set_new(run, "ranks_found_by", json_text(w->control.ranks.found));
+    json_object_set_new(run, "communication", json_text(comm_description(&w->comm)));
+    json_object_set_new(run, "predicted_comm_bytes", json_real((double)bytes / w->comm.size));
+    return run;
+}
+
 // What was sent per step beside what was predicted (both of all ranks together), and what of it the steps had to wait for.
 // Returns whether every step sent as predicted.
 static inline bool report_sent(const World* w, unsigned long long predicted) {
