@@ -1,12 +1,13 @@
 /*
 overlap - says in a terminal what a timeline (--trace FILE) shows: how much of the communication was hidden behind compute.
 
-    build/overlap trace.json [--step N] [--columns 100]
+    build/overlap trace.json [--step N] [--columns 100] [--svg FILE]
 
 A table with a line per rank, of mean milliseconds a step, without the first step: compute; communication; its exposed part,
 in which nothing was computed; efficiency = compute / (compute + exposed); and how long before the end of the backward
 pass communication began (negative: after it). Then one step as a picture: a row of compute (e embedding, f forward,
-h head, b backward, . waiting, u update) and a row of communication (#) per rank.
+h head, b backward, . waiting, u update) and a row of communication (#) per rank. --svg draws the same step into a file, for a
+browser or a page, where what is exposed has a colour of its own.
 */
 #include "../llmc/common.h"
 #include "../llmc/folder.h"
@@ -140,22 +141,30 @@ static void draw(const Track* t, long long step, double begin, double per_column
     for (size_t i = 0; i < t->n; i++) {
         const Slice* s = &t->slices[i];
         if (s->step != step) continue;
-        int first = (int)((s->begin - begin) / per_column), last = (int)((s->end - begin) / per_column);
-        for (int c = first; c <= last && c < columns; c++) if (c >= 0) row[c] = s->letter;
+        int first = (int)((s->begin - begin) / per_column), end = (int)ceil((s->end - begin) / per_column);
+        for (int c = first; c < columns && (c < end || c == first); c++) row[c] = s->letter; // a short one takes a column, too
     }
 }
 
-static void print_step(const RankTrack* ranks, int count, long long step, int columns) {
-    double begin = INFINITY, end = -INFINITY;
+// When a step begins and ends, on whatever rank and track.
+static void step_span(const RankTrack* ranks, int count, long long step, double* begin, double* end) {
+    *begin = INFINITY;
+    *end = -INFINITY;
     for (int r = 0; r < count; r++)
         for (int t = 0; t < TRACKS; t++)
             for (size_t i = 0; i < ranks[r].track[t].n; i++) {
                 const Slice* s = &ranks[r].track[t].slices[i];
-                if (s->step == step) { begin = fmin(begin, s->begin); end = fmax(end, s->end); }
+                if (s->step == step) { *begin = fmin(*begin, s->begin); *end = fmax(*end, s->end); }
             }
-    require(begin < end, "--step %lld: the trace has no such step", step);
+    require(*begin < *end, "--step %lld: the trace has no such step", step);
+}
+
+static void print_step(const RankTrack* ranks, int count, long long step, int columns) {
+    double begin, end;
+    step_span(ranks, count, step, &begin, &end);
     char* row = (char*)xcalloc((size_t)columns + 1, 1);
-    printf("\nstep %lld, %.2f ms: e embedding, f forward, h head, b backward, . waiting, u update; # communication\n", step, 1e-3 * (end - begin));
+    printf("\nstep %lld, %.2f ms: e embedding, f forward, h head, b backward, . waiting, u update; # communication\n",
+           step, 1e-3 * (end - begin));
     for (int r = 0; r < count; r++) {
         for (int t = 0; t < TRACKS; t++) {
             draw(&ranks[r].track[t], step, begin, (end - begin) / columns, row, columns);
@@ -166,11 +175,108 @@ static void print_step(const RankTrack* ranks, int count, long long step, int co
     free(row);
 }
 
+// ---- the same as a picture for a page: numbers are pixels ----
+enum { SVG_LEFT = 60, SVG_WIDTH = 800, SVG_TOP = 34, SVG_RANK = 46, SVG_ROW = 18 };
+typedef struct { FILE* out; double begin, per_pixel; } Svg;
+typedef struct { char letter; const char *colour, *name; } SvgKind;
+static const SvgKind svg_kinds[] = {
+    { 'e', "#8ecae6", "embedding" }, { 'f', "#3a86b7", "forward" }, { 'h', "#1d3557", "head" }, { 'b', "#f4a259", "backward" },
+    { '.', "#eeeeee", "waiting" }, { 'u', "#8d99ae", "update" },
+    { '+', "#7fb069", "hidden" }, { '#', "#c1121f", "exposed communication" },
+};
+enum { SVG_KINDS = sizeof svg_kinds / sizeof svg_kinds[0] };
+
+static const char* svg_colour(char letter) {
+    int k = 0;
+    while (k < SVG_KINDS - 1 && svg_kinds[k].letter != letter) k++;
+    return svg_kinds[k].colour;
+}
+
+static void svg_box(const Svg* v, double begin, double end, int y, char letter) {
+    double x = SVG_LEFT + (begin - v->begin) / v->per_pixel, width = (end - begin) / v->per_pixel;
+    fprintf(v->out, "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\"/>\n", x, y, width, SVG_ROW, svg_colour(letter));
+}
+
+// A rank's two rows. All of its communication is drawn as exposed, then what was computed at that moment hides it.
+static void svg_rank(const Svg* v, const RankTrack* r, long long step, int y) {
+    const Track *compute = &r->track[COMPUTE], *communication = &r->track[COMMUNICATION];
+    for (size_t i = 0; i < compute->n; i++) {
+        const Slice* s = &compute->slices[i];
+        if (s->step == step) svg_box(v, s->begin, s->end, y, s->letter);
+    }
+    for (size_t i = 0; i < communication->n; i++) {
+        const Slice* s = &communication->slices[i];
+        if (s->step != step) continue;
+        svg_box(v, s->begin, s->end, y + SVG_ROW, '#');
+        for (size_t k = 0; k < compute->n; k++) {
+            const Slice* c = &compute->slices[k];
+            double begin = fmax(s->begin, c->begin), end = fmin(s->end, c->end);
+            if (c->letter != '.' && begin < end) svg_box(v, begin, end, y + SVG_ROW, '+');
+        }
+    }
+}
+
+// What the colours mean above, milliseconds below.
+static void svg_frame(const Svg* v, int bottom) {
+    int x = SVG_LEFT;
+    for (int k = 0; k < SVG_KINDS; k++) {
+        fprintf(v->out, "<rect x=\"%d\" y=\"10\" width=\"12\" height=\"12\" fill=\"%s\"/>\n", x, svg_kinds[k].colour);
+        fprintf(v->out, "<text x=\"%d\" y=\"20\">%s</text>\n", x + 16, svg_kinds[k].name);
+        x += 34 + 7 * (int)strlen(svg_kinds[k].name);
+    }
+    double ms = 1e-3 * v->per_pixel * SVG_WIDTH, tick = pow(10, floor(log10(ms)));
+    if (ms / tick < 2) tick /= 5;
+    else if (ms / tick < 5) tick /= 2;
+    for (int i = 0; i * tick <= ms; i++)
+        fprintf(v->out, "<text x=\"%.2f\" y=\"%d\" text-anchor=\"middle\">%g%s</text>\n",
+                SVG_LEFT + i * tick / ms * SVG_WIDTH, bottom, i * tick, i ? "" : " ms");
+}
+
+// span_ms: what the width of the picture stands for, so that several can be compared; 0: the step.
+static void write_svg(const char* path, const RankTrack* ranks, int count, long long step, double span_ms) {
+    double begin, end;
+    step_span(ranks, count, step, &begin, &end);
+    Svg v = { fopen(path, "w"), begin, (span_ms > 0 ? 1e3 * span_ms : end - begin) / SVG_WIDTH };
+    require(v.out != NULL, "--svg %s: cannot be opened for writing: %s", path, strerror(errno));
+    int width = SVG_LEFT + SVG_WIDTH + 30, height = SVG_TOP + count * SVG_RANK + 22;
+    fprintf(v.out, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" "
+                   "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
+            width, height, width, height);
+    svg_frame(&v, height - 6);
+    for (int r = 0; r < count; r++) {
+        int y = SVG_TOP + r * SVG_RANK;
+        fprintf(v.out, "<text x=\"8\" y=\"%d\">rank %d</text>\n", y + SVG_ROW, r);
+        svg_rank(&v, &ranks[r], step, y);
+    }
+    fprintf(v.out, "</svg>\n");
+    bool written = !ferror(v.out);
+    written &= fclose(v.out) == 0;
+    require(written, "--svg %s: cannot be written: %s", path, strerror(errno));
+    printf("\npicture: %s\n", path);
+}
+
+// The step that took rank 0 the least time: the one that other programs on the machine disturbed least.
+static long long shortest_step(const Track* compute) {
+    long long shortest = 0;
+    double least = INFINITY, begin = 0;
+    for (size_t i = 0; i < compute->n; i++) {
+        const Slice* s = &compute->slices[i];
+        if (i == 0 || s->step != s[-1].step) begin = s->begin;
+        if (i + 1 < compute->n && s[1].step == s->step) continue;
+        if (s->end - begin < least) { least = s->end - begin; shortest = s->step; }
+    }
+    return shortest;
+}
+
 int main(int argc, char** argv) {
     long long step = 0, columns = 100;
+    const char* svg = "";
+    double span_ms = 0;
     OptionTable table = options_table("overlap", "how much of a run's communication was hidden behind compute, from its --trace");
-    option_int(&table, "step", &step, 0, 1e9, "the step that is drawn; 0: the last one");
+    option_int(&table, "step", &step, 0, 1e9, "the step that is drawn; 0: the shortest");
     option_int(&table, "columns", &columns, 10, 1000, "width of the picture");
+    option_text(&table, "svg", &svg, "FILE", "draw it into this file, too");
+    option_float(&table, "svg-ms", &span_ms, 0, 1e9, "milliseconds that the width of that stands for; 0: the step");
     options_operands(&table, "TRACE", 1, 1);
     options_parse(&table, argc, argv);
     RankTrack* ranks;
@@ -179,7 +285,9 @@ int main(int argc, char** argv) {
     require(compute->n > 0, "%s has nothing computed by rank 0", table.operands[0]);
     long long first = compute->slices[0].step, last = compute->slices[compute->n - 1].step;
     print_table(ranks, count, first < last ? first + 1 : first); // the first step also touches memory for the first time
-    print_step(ranks, count, step ? step : last, (int)columns);
+    if (step == 0) step = shortest_step(compute);
+    print_step(ranks, count, step, (int)columns);
+    if (svg[0] != '\0') write_svg(svg, ranks, count, step, span_ms);
     for (int r = 0; r < count; r++) for (int t = 0; t < TRACKS; t++) free(ranks[r].track[t].slices);
     free(ranks);
     free(table.operands);
