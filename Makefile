@@ -40,7 +40,7 @@ BUILD_CUDA_TEST = $(error these tests are a GPU's: make DEVICE=cuda cuda-tests)
 # What talks to other ranks needs MPI; its compiler wrapper knows where that is.
 WITH_MPI := $(BUILD)/train_gpt2_ddp $(BUILD)/test/test_comm
 $(WITH_MPI): CFLAGS_ALL += $(shell mpicc --showme:compile)
-$(WITH_MPI): COMM_CUDA = $(shell mpicc --showme:compile) -DUSE_NCCL=$(USE_NCCL) $(if $(NCCL),$(shell sh dev/find_cuda.sh compile nccl))
+$(WITH_MPI): COMM_CUDA = $(shell mpicc --showme:compile) -DUSE_NCCL=$(USE_NCCL)
 $(WITH_MPI) build/tsan/test/test_comm: STAGE_LIBRARIES += $(shell mpicc --showme:link)
 $(WITH_MPI) build/tsan/test/test_comm: | find-mpi
 find-mpi:
@@ -72,7 +72,7 @@ NVCC_FLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -lineinfo -DDEBUG,-O3) $(GENCODE) -
     -MMD -MP -MF $@.d -MT $@ $(NVCCFLAGS)
 # Linked is cuBLASLt alone: cuDNN is opened by the program, which can do without.
 CUDNN := $(if $(filter 0,$(USE_CUDNN)),,cudnn)
-BUILD_CUDA = $(NVCC) $(NVCC_FLAGS) $(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN))
+BUILD_CUDA = $(NVCC) $(NVCC_FLAGS) $(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN) $(if $(COMM_CUDA),$(NCCL)))
 LINK_CUDA = $(LDFLAGS) $(shell sh dev/find_cuda.sh link cublasLt) $(if $(CUDNN),$(shell sh dev/find_cuda.sh rpath cudnn)) \
     $(if $(NCCL),$(shell sh dev/find_cuda.sh rpath nccl 2>/dev/null))
 BUILD_STAGE = $(BUILD_CUDA) $(COMM_CUDA) $< -o $@ $(LINK_CUDA) $(STAGE_LIBRARIES)
@@ -87,7 +87,8 @@ ifeq ($(DEVICE),emulated)
 USE_CUDNN ?= 1
 CUDNN := $(if $(filter 0,$(USE_CUDNN)),,cudnn)
 EMULATOR := $(wildcard test/emulator/*.cpp test/emulator/*.h test/emulator/*.sh test/emulator/*.pl)
-EMULATE = CPPFLAGS="$(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN))" EMULATOR_LIBRARIES="cublaslt $(CUDNN) $(if $(COMM_CUDA),$(NCCL))" \
+STAND_INS = $(CUDNN) $(if $(COMM_CUDA),$(NCCL))
+EMULATE = CPPFLAGS="$(shell sh dev/find_cuda.sh compile cublasLt $(STAND_INS))" EMULATOR_LIBRARIES="cublaslt $(STAND_INS)" \
     sh test/emulator/compile.sh
 BUILD_STAGE = $(EMULATE) $< $@ $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) \
     $(COMM_CUDA) $(CFLAGS) $(LDFLAGS) $(STAGE_LIBRARIES)

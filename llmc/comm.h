@@ -64,6 +64,10 @@ static inline void options_comm(OptionTable* t, CommOptions* o) {
     option_float(t, "comm-timeout", &o->timeout, 0.1, 1e6, "seconds after which a wait for other ranks is given up");
 }
 
+static inline const char* comm_all_reduce_text(const CommOptions* o) {
+    return o->ordered ? "in rank order" : o->all_reduce == ALL_REDUCE_RING ? "by our ring" : "by the library";
+}
+
 // ---- the communicator ----
 typedef long long CommOp; // number of an operation on its communicator, from 0
 

@@ -508,8 +508,8 @@ static inline void mpi_open(Comm* c) {
     MPI_Get_library_version(version, &n); // may be called at any time and from any thread
     version[strcspn(version, ",")] = '\0';
     if (strncmp(version, "Open MPI v", 10) == 0) memmove(version + 9, version + 10, strlen(version + 9));
-    snprintf(w->description, sizeof w->description, "MPI (%.100s), all-reduce %s", version, w->options.ordered ? "in rank order"
-             : w->options.all_reduce == ALL_REDUCE_RING ? "by our ring" : "by the library");
+    snprintf(w->description, sizeof w->description, "MPI (%.80s)" STAGE_TEXT ", all-reduce %s", version,
+             comm_all_reduce_text(&w->options));
 }
 
 // Ends what mpi_meet began, and with it all communicators.

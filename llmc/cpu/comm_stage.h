@@ -11,6 +11,7 @@ were always so; here a view is the memory itself, and nothing remains to be copi
 typedef struct { char* scratch; } CommStage; // scratch: (bytes) for sums, owned
 typedef struct { int unused; } CommMark;
 
+#define STAGE_TEXT "" // for the log
 static inline size_t stage_device_bytes(size_t bytes) { return bytes; } // of MEMORY_COMMUNICATION that stage_init takes
 static inline void stage_init(CommStage* s, size_t bytes) { s->scratch = (char*)device_alloc(bytes, MEMORY_COMMUNICATION); }
 static inline void stage_free(CommStage* s) { device_free(s->scratch); }

@@ -31,4 +31,14 @@ static inline const char* cuda_remedy(cudaError_t error) {
 static inline void cuda_check(cudaError_t error, const char* what) {
     require(error == cudaSuccess, "%s: the GPU reports \"%s\"%s", what, cudaGetErrorString(error), cuda_remedy(error));
 }
+
+// The answer of an event or a stream that was asked whether it is done.
+static inline bool cuda_is_done(cudaError_t answer, const char* what) {
+    if (answer == cudaErrorNotReady) {
+        cudaGetLastError(); // which would hand "not ready" to whoever looks for errors next
+        return false;
+    }
+    cuda_check(answer, what);
+    return true;
+}
 #endif

@@ -22,6 +22,7 @@ typedef struct CommStage {
 } CommStage;
 typedef struct { cudaEvent_t event; } CommMark; // owned; NULL until it is first set
 
+#define STAGE_TEXT " through host memory"
 static inline size_t stage_device_bytes(size_t bytes) { (void)bytes; return 0; } // all of it is the host's
 
 static inline void stage_open(CommStage* s, int queue, size_t bytes) {
@@ -63,13 +64,9 @@ static inline void stage_mark_free(CommMark* m) {
 }
 
 // ---- for the communication thread ----
-static inline bool stage_done(cudaError_t e) {
-    if (e != cudaErrorNotReady) cuda_check(e, "communication");
-    return e == cudaSuccess;
-}
 static inline void stage_thread(void) { cuda_check(cudaSetDevice(cuda_device_number), "the communication thread"); }
-static inline bool stage_passed(const CommMark* m) { return stage_done(cudaEventQuery(m->event)); }
-static inline bool stage_idle(CommStage* s) { return stage_done(cudaStreamQuery(s->stream)); }
+static inline bool stage_passed(const CommMark* m) { return cuda_is_done(cudaEventQuery(m->event), "communication"); }
+static inline bool stage_idle(CommStage* s) { return cuda_is_done(cudaStreamQuery(s->stream), "communication"); }
 static inline char* stage_view(CommStage* s, char* device, size_t at) { (void)device; return s->view + at; }
 static inline void stage_fetch(CommStage* s, char* view, const char* device, size_t bytes) {
     cuda_check(cudaMemcpyAsync(view, device, bytes, cudaMemcpyDeviceToHost, s->stream), "a copy for MPI");

@@ -139,7 +139,14 @@ double device_mark_seconds(int from, int to) { return cuda_seconds(cuda_marks.ev
 void device_mark_free(int mark) { mark_pool_give(&cuda_marks.pool, mark); }
 
 // ---- work on the stream ----
-void device_synchronize(void) { cuda_check(cudaStreamSynchronize(compute_stream), "waiting for the GPU"); }
+// What the host does while it waits for the GPU; comm_nccl.cuh looks after the other ranks then. NULL: nothing.
+static struct { void (*look)(void* self); void* self; } cuda_waiting;
+static void cuda_wait(const char* what) {
+    if (cuda_waiting.look == NULL) { cuda_check(cudaStreamSynchronize(compute_stream), what); return; }
+    while (!cuda_is_done(cudaStreamQuery(compute_stream), what)) cuda_waiting.look(cuda_waiting.self);
+    cuda_waiting.look(cuda_waiting.self); // it sees the end of what it has looked at
+}
+void device_synchronize(void) { cuda_wait("waiting for the GPU"); }
 void device_zero(void* p, size_t bytes) { cuda_check(cudaMemsetAsync(p, 0, bytes, compute_stream), "device_zero"); }
 void device_copy(void* dst, const void* src, size_t bytes) {
     cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, compute_stream), "device_copy");
@@ -148,6 +155,7 @@ void host_to_device(void* dst, const void* src, size_t bytes) {
     cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, compute_stream), "host_to_device");
 }
 void device_to_host(void* dst, const void* src, size_t bytes) {
+    if (cuda_waiting.look) cuda_wait("device_to_host"); // a copy to memory that is not pinned would wait, and look at nothing
     cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, compute_stream), "device_to_host");
     cuda_check(cudaStreamSynchronize(compute_stream), "device_to_host"); // dst is read when this returns
 }

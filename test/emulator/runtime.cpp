@@ -250,6 +250,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     properties->regsPerBlock = attribute_of_device(cudaDevAttrMaxRegistersPerBlock);
     properties->l2CacheSize = attribute_of_device(cudaDevAttrL2CacheSize);
     properties->memoryBusWidth = attribute_of_device(cudaDevAttrGlobalMemoryBusWidth);
+    properties->uuid.bytes[0] = (char)(1 + device); // all processes see the same GPUs
     properties->unifiedAddressing = properties->concurrentKernels = 1;
     return cudaSuccess;
 }

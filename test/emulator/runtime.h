@@ -19,6 +19,8 @@ uint64_t setting(const char* name, uint64_t otherwise); // a CUDA_EMULATOR_* var
 // --- for the stand-ins of libraries ---
 // Work for a stream: it may touch device memory, and must call neither this interface nor CUDA's. `name` must stay valid.
 cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()> work);
+// The same, for work that others have a part in: it may not run before `ready` says so. Asked now and then, likewise.
+cudaError_t enqueue_when(cudaStream_t stream, const char* name, std::function<bool()> ready, std::function<void()> work);
 bool on_device(const void* p, size_t bytes); // whether these bytes lie in one live allocation of device memory
 // "cuda emulator: CALL: what": the reason that goes with an error code.
 void explain(const char* call, const char* format, ...) __attribute__((format(printf, 2, 3)));

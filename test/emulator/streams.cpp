@@ -8,6 +8,7 @@ Read in this order: push, wait_for, run_one.
 */
 #include "runtime.h"
 #include "engine.h"
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -25,6 +26,7 @@ struct Work {
     std::shared_ptr<Recording> waits_for; // it cannot start before, or NULL
     std::shared_ptr<Recording> records;   // done with it, or NULL
     bool on_host;                        // a host function
+    std::function<bool()> ready = nullptr; // it cannot start before this is true; may be empty
 };
 } // namespace emulator
 using namespace emulator;
@@ -88,6 +90,12 @@ cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()>
     push(s, name, std::move(work));
     return cudaSuccess;
 }
+cudaError_t enqueue_when(cudaStream_t stream, const char* name, std::function<bool()> ready, std::function<void()> work) {
+    cudaError_t error = enqueue(stream, name, std::move(work));
+    Call call(name);
+    if (!error) find_stream(stream)->queue.back().ready = std::move(ready);
+    return error;
+}
 // CUDA_EMULATOR_FAULT=TEXT: the first kernel that has it in its name or in its launch's file fails with an illegal address.
 static bool plays_fault(const Configuration& c) {
     static const char* wanted = getenv("CUDA_EMULATOR_FAULT");
@@ -139,6 +147,7 @@ static void run_one(Call& call, CUstream_st* s) {
     if (work.records) { work.records->done = true; work.records->ms = clock_ms; }
 }
 
+constexpr uint64_t ALL = UINT64_MAX;
 typedef std::map<CUstream_st*, uint64_t> Needed; // for each stream, the works that must be finished
 static void need(Needed& needed, Position until) {
     uint64_t& number = needed[until.stream];
@@ -150,9 +159,16 @@ static void need(Needed& needed, Position until) {
     }
 }
 static bool can_go_on(const CUstream_st* s) {
-    return !s->busy && !(s->queue.front().waits_for && !s->queue.front().waits_for->done);
+    const Work& next = s->queue.front();
+    return !s->busy && !(next.waits_for && !next.waits_for->done) && !(next.ready && !next.ready());
 }
-// Runs at most `most` works of those needed. Streams take turns of random length, short and long ones alike.
+// All works that are needed wait: for a host function in another thread, or for another process.
+static void wait_for_others(Call& call) {
+    close_memory();
+    host_function_ended.wait_for(call.lock, std::chrono::microseconds(100));
+}
+// Runs at most `most` works of those needed, and waits for others only if all must be run. Streams take turns of random length,
+// short and long ones alike.
 static cudaError_t run_needed(Call& call, const Needed& needed, uint64_t most) {
     while (most && !sticky_error) {
         std::vector<CUstream_st*> ready;
@@ -163,9 +179,9 @@ static cudaError_t run_needed(Call& call, const Needed& needed, uint64_t most) {
             if (can_go_on(n.first)) ready.push_back(n.first);
         }
         if (finished) break;
-        if (ready.empty()) { // another thread runs a host function that these wait for
-            close_memory();
-            host_function_ended.wait(call.lock);
+        if (ready.empty() && most != ALL) break;
+        if (ready.empty()) {
+            wait_for_others(call);
             continue;
         }
         CUstream_st* s = ready[next_random() % ready.size()];
@@ -178,18 +194,18 @@ static cudaError_t run_needed(Call& call, const Needed& needed, uint64_t most) {
 cudaError_t wait_for(Call& call, Position until) {
     Needed needed;
     need(needed, until);
-    return run_needed(call, needed, UINT64_MAX);
+    return run_needed(call, needed, ALL);
 }
 cudaError_t wait_for_all(Call& call) {
     Needed needed;
     for (auto& s : all_streams()) need(needed, {s.get(), s->issued});
-    return run_needed(call, needed, UINT64_MAX);
+    return run_needed(call, needed, ALL);
 }
-// Whether it is done. Whoever keeps asking gets there: each call runs one work.
+// Whether it is done. Whoever keeps asking gets there: each call runs a few works.
 static cudaError_t query(Call& call, Position until) {
     Needed needed;
     need(needed, until);
-    if (cudaError_t error = run_needed(call, needed, 1)) return error;
+    if (cudaError_t error = run_needed(call, needed, 1 + next_random() % 16)) return error;
     return until.stream->finished >= until.number ? cudaSuccess : remember(cudaErrorNotReady);
 }
 static cudaError_t make_stream(Call& call, cudaStream_t* stream, unsigned flags) {

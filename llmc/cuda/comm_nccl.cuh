@@ -1,0 +1,446 @@
+/*
+cuda/comm_nccl.cuh - comm.h over NCCL, for ranks that have a GPU each. Included by comm.h, never on its own.
+
+Operations of a communicator run on a stream beside the compute stream, in the order of their issue. Two events keep the order:
+the communication stream waits for what compute_stream had been given when the operation was issued (else it would send what is
+not computed yet), and comm_wait makes compute_stream wait for the operation's end (else layers would read what has not
+arrived). The host waits for neither: it runs on, and meets the GPU again in device_to_host or device_synchronize. There, while
+it waits, nccl_look sees how far operations have come, so that the watchdog knows which one is stuck, and whether NCCL has
+met an error. Communicators are non-blocking: no call into NCCL waits for another rank without the watchdog.
+
+    all-reduce      NCCL's; or the steps of ring.h; or, in ordered mode, what comm_mpi.h does: every rank sends slice r to rank r,
+                    which adds them in rank order and sends the sum to all
+    reduce-scatter  NCCL's; in ordered mode every rank sends part r to rank r, which adds them in rank order
+    all-gather, broadcast: NCCL's. barrier: an all-reduce of one number, for which the host waits
+
+libnccl.so is loaded when it is first needed, so that one GPU and --comm mpi do without.
+API: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
+*/
+#ifndef LLMC_CUDA_COMM_NCCL_CUH
+#define LLMC_CUDA_COMM_NCCL_CUH
+#include "check.cuh"
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <dlfcn.h>
+#include <nccl.h>
+static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1), "llmc needs the headers of NCCL 2.18 or newer; USE_NCCL=0 builds without");
+
+// ---- the library ----
+// All of NCCL that is called. X is applied to each name.
+#define NCCL_FUNCTIONS(X) \
+    X(ncclGetVersion) X(ncclGetErrorString) X(ncclGetLastError) X(ncclGetUniqueId) X(ncclCommInitRankConfig) X(ncclCommSplit) \
+    X(ncclCommGetAsyncError) X(ncclCommUserRank) X(ncclCommCount) X(ncclCommFinalize) X(ncclCommDestroy) \
+    X(ncclAllReduce) X(ncclReduceScatter) X(ncclAllGather) X(ncclBroadcast) X(ncclSend) X(ncclRecv) X(ncclGroupStart) X(ncclGroupEnd)
+typedef struct {
+#define X(name) decltype(&::name) name;
+    NCCL_FUNCTIONS(X)
+#undef X
+} NcclFunctions;
+static NcclFunctions nccl; // NULL until nccl_load has found them
+
+static inline void nccl_load(void) {
+#ifdef CUDA_EMULATOR // its stand-in for NCCL is a part of the program
+#define X(name) nccl.name = ::name;
+#else
+    void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    require(library != NULL, "libnccl.so.2 was not found: sh dev/setup.sh gets it, LD_LIBRARY_PATH may name its folder, and"
+            " --comm mpi does without");
+#define X(name) \
+    nccl.name = (decltype(nccl.name))dlsym(library, #name); \
+    require(nccl.name != NULL, "libnccl.so.2 has no %s: install a newer NCCL, or use --comm mpi", #name);
+#endif
+    NCCL_FUNCTIONS(X)
+#undef X
+}
+
+// ---- what belongs to a communicator ----
+#ifndef NCCL_PIECE
+#define NCCL_PIECE (16 << 20) // bytes that our own sums are cut into: scratch memory is bounded
+#endif
+
+// An operation that the GPU may not have finished.
+typedef struct { OpRecord record; int started, finished; bool begun; } NcclOp; // marks, which comm.h owns
+
+typedef struct NcclLink {
+    ncclComm_t nccl;         // owned
+    cudaStream_t stream;     // owned
+    cudaEvent_t ready;       // that compute_stream has come to the issue of the latest operation, owned
+    char* scratch;           // (NCCL_PIECE) for our own sums, owned; NULL where NCCL's do
+    int* numbers;            // (N) device memory, for a split and for barriers, owned
+    NcclOp* ops;             // (COMM_IN_FLIGHT) operation k has k % COMM_IN_FLIGHT, owned
+    long long issued, waited, done; // operations so far; those before `waited` compute waits for; those before `done` are over
+    struct NcclLink* next;   // all of this process, the newest first
+} NcclLink;
+
+typedef struct {
+    CommWorld* world;
+    NcclLink* links;         // owned
+    NcclOp* awaited;         // what the watchdog has been told that we wait for, a view; NULL: nothing
+} NcclEngine;
+
+static inline void nccl_check(ncclResult_t r, const char* what) {
+    require(r == ncclSuccess, "NCCL: %s failed: %s (%s). NCCL_DEBUG=WARN in the environment says more", what,
+            nccl.ncclGetErrorString(r), nccl.ncclGetLastError(NULL));
+}
+
+// The end of a call that may still be under way in NCCL: r is what it returned. op is what the watchdog hears of.
+static inline void nccl_await(CommWorld* w, const OpRecord* op, ncclComm_t comm, ncclResult_t r, const char* what) {
+    const struct timespec nap = { 0, 20000 };
+    if (r == ncclInProgress) {
+        oplog_wait_begin(w->log, op);
+        while (r == ncclInProgress) {
+            ncclResult_t asked = nccl.ncclCommGetAsyncError(comm, &r);
+            nccl_check(asked, what);
+            if (r == ncclInProgress) nanosleep(&nap, NULL);
+        }
+        oplog_wait_end(w->log);
+    }
+    nccl_check(r, what);
+}
+
+static inline ncclDataType_t nccl_type(CommType t) {
+    return t == COMM_F32 ? ncclFloat32 : t == COMM_BF16 ? ncclBfloat16 : t == COMM_F16 ? ncclFloat16
+         : t == COMM_F64 ? ncclFloat64 : ncclUint8;
+}
+
+// ---- sums of our own ----
+__device__ inline float comm_widen(float x) { return x; }
+__device__ inline float comm_widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ inline float comm_widen(__half x) { return __half2float(x); }
+__device__ inline double comm_widen(double x) { return x; }
+__device__ inline void comm_narrow(float* to, float x) { *to = x; }
+__device__ inline void comm_narrow(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
+__device__ inline void comm_narrow(__half* to, float x) { *to = __float2half_rn(x); }
+__device__ inline void comm_narrow(double* to, double x) { *to = x; }
+
+// out (n) = the sum of N rows in their order, rounded once: the bits of comm_add_rows. Row `rank` is own (n), which may be out;
+// row q of the others is rows + q stride.
+template <typename T> __global__ void add_rows_kernel(T* out, const T* own, const T* rows, int N, int rank, size_t stride, size_t n) {
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+        auto sum = comm_widen(rank == 0 ? own[i] : rows[i]);
+        for (int q = 1; q < N; q++) sum += comm_widen(q == rank ? own[i] : rows[(size_t)q * stride + i]);
+        comm_narrow(&out[i], sum);
+    }
+}
+static inline void nccl_add_rows(const NcclLink* l, void* out, const void* own, const void* rows, int N, int rank, size_t stride,
+                                 size_t n, CommType t) {
+    if (n == 0) return;
+    unsigned blocks = (unsigned)size_min(ceil_div(n, 256), 4096);
+#define ADD(T) add_rows_kernel<T><<<blocks, 256, 0, l->stream>>>((T*)out, (const T*)own, (const T*)rows, N, rank, stride, n)
+    if (t == COMM_F32) ADD(float);
+    else if (t == COMM_BF16) ADD(__nv_bfloat16);
+    else if (t == COMM_F16) ADD(__half);
+    else ADD(double);
+#undef ADD
+    cuda_check(cudaGetLastError(), "a sum over ranks");
+}
+
+// ---- messages, between nccl_group and nccl_group_end: they move side by side ----
+static inline void nccl_group(void) { nccl_check(nccl.ncclGroupStart(), "ncclGroupStart"); }
+static inline void nccl_group_end(Comm* c, const CommSlot* s) {
+    nccl_await(c->world, &s->record, ((NcclLink*)c->link)->nccl, nccl.ncclGroupEnd(), "ncclGroupEnd");
+}
+static inline void nccl_send(Comm* c, const CommSlot* s, const void* data, size_t n, int to) {
+    NcclLink* l = (NcclLink*)c->link;
+    if (n == 0) return; // the receiver knows
+    c->stats[s->kind].posted += n * comm_type_size(s->type);
+    nccl_check(nccl.ncclSend(data, n, nccl_type(s->type), to, l->nccl, l->stream), "ncclSend");
+}
+static inline void nccl_recv(Comm* c, const CommSlot* s, void* data, size_t n, int from) {
+    NcclLink* l = (NcclLink*)c->link;
+    if (n > 0) nccl_check(nccl.ncclRecv(data, n, nccl_type(s->type), from, l->nccl, l->stream), "ncclRecv");
+}
+
+// Elements that a rank owns of a piece: N of them fit in the scratch, row q being what rank q sent.
+static inline size_t nccl_slice(const Comm* c, CommType t) {
+    return size_max(1, NCCL_PIECE / comm_type_size(t) / (size_t)c->size);
+}
+
+// One piece (n) of an all-reduce. Slice q is rank q's to add: [ring_chunk(q), ring_chunk(q+1)).
+static inline void nccl_all_reduce_ordered(Comm* c, const CommSlot* s, char* buf, size_t n) {
+    NcclLink* l = (NcclLink*)c->link;
+    int N = c->size, rank = c->rank;
+    size_t element = comm_type_size(s->type), row = nccl_slice(c, s->type);
+    size_t begin = ring_chunk((size_t)rank, N, n), mine = ring_chunk((size_t)rank + 1, N, n) - begin;
+    for (int gathers = 0; gathers < 2; gathers++) {
+        nccl_group();
+        for (int q = 0; q < N; q++) {
+            size_t at = ring_chunk((size_t)q, N, n), count = ring_chunk((size_t)q + 1, N, n) - at;
+            if (q == rank) continue;
+            nccl_send(c, s, buf + (gathers ? begin : at) * element, gathers ? mine : count, q);
+            nccl_recv(c, s, gathers ? buf + at * element : l->scratch + (size_t)q * row * element, gathers ? count : mine, q);
+        }
+        nccl_group_end(c, s);
+        if (gathers == 0)
+            nccl_add_rows(l, buf + begin * element, buf + begin * element, l->scratch, N, rank, row, mine, s->type);
+    }
+}
+
+// One piece of a reduce-scatter: elements [at, at+n) of every part.
+static inline void nccl_reduce_scatter_ordered(Comm* c, const CommSlot* s, size_t at, size_t n) {
+    NcclLink* l = (NcclLink*)c->link;
+    size_t element = comm_type_size(s->type), row = nccl_slice(c, s->type);
+    nccl_group();
+    for (int q = 0; q < c->size; q++) {
+        if (q == c->rank) continue;
+        nccl_send(c, s, (const char*)s->in + ((size_t)q * s->n + at) * element, n, q);
+        nccl_recv(c, s, l->scratch + (size_t)q * row * element, n, q);
+    }
+    nccl_group_end(c, s);
+    const char* own = (const char*)s->in + ((size_t)c->rank * s->n + at) * element;
+    nccl_add_rows(l, (char*)s->out + at * element, own, l->scratch, c->size, c->rank, row, n, s->type);
+}
+
+// ring.h's steps. The stream keeps them in order.
+typedef struct { Comm* comm; const CommSlot* slot; } NcclRing;
+static inline void nccl_ring_exchange(void* self, const void* send, size_t send_n, int to, void* recv, size_t recv_n, int from) {
+    NcclRing* r = (NcclRing*)self;
+    nccl_group();
+    nccl_send(r->comm, r->slot, send, send_n, to);
+    nccl_recv(r->comm, r->slot, recv, recv_n, from);
+    nccl_group_end(r->comm, r->slot);
+}
+static inline void nccl_ring_add(void* self, void* into, const void* from, size_t n) {
+    NcclRing* r = (NcclRing*)self;
+    nccl_add_rows((NcclLink*)r->comm->link, into, into, from, 2, 0, 0, n, r->slot->type);
+}
+static const RingCarrier nccl_ring_carrier = { nccl_ring_exchange, nccl_ring_add };
+static inline void nccl_all_reduce_ring(Comm* c, const CommSlot* s, char* buf, size_t n) {
+    NcclRing self = { c, s };
+    Ring r = { c->rank, c->size, 0, n, comm_type_size(s->type), buf, ((NcclLink*)c->link)->scratch, &nccl_ring_carrier, &self };
+    while (ring_advance(&r)) {}
+}
+
+// ---- each kind of operation, onto the communicator's stream ----
+
+static inline void nccl_sum_in_pieces(Comm* c, const CommSlot* s) {
+    bool scatters = s->kind == COMM_REDUCE_SCATTER;
+    size_t piece = nccl_slice(c, s->type) * (scatters ? 1 : (size_t)c->size);
+    for (size_t at = 0; at < s->n; at += piece) {
+        size_t n = size_min(piece, s->n - at);
+        char* buf = (char*)s->out + at * comm_type_size(s->type);
+        if (scatters) nccl_reduce_scatter_ordered(c, s, at, n);
+        else if (c->world->options.ordered) nccl_all_reduce_ordered(c, s, buf, n);
+        else nccl_all_reduce_ring(c, s, buf, n);
+    }
+}
+
+static inline void nccl_run(Comm* c, const CommSlot* s) {
+    NcclLink* l = (NcclLink*)c->link;
+    const CommOptions* o = &c->world->options;
+    ncclDataType_t t = nccl_type(s->type);
+    ncclResult_t r = ncclSuccess;
+    switch (s->kind) {
+    case COMM_ALL_REDUCE:
+        if (o->ordered || o->all_reduce == ALL_REDUCE_RING) nccl_sum_in_pieces(c, s);
+        else r = nccl.ncclAllReduce(s->in, s->out, s->n, t, ncclSum, l->nccl, l->stream);
+        break;
+    case COMM_REDUCE_SCATTER:
+        if (o->ordered) nccl_sum_in_pieces(c, s);
+        else r = nccl.ncclReduceScatter(s->in, s->out, s->n, t, ncclSum, l->nccl, l->stream);
+        break;
+    case COMM_ALL_GATHER: r = nccl.ncclAllGather(s->in, s->out, s->n, t, l->nccl, l->stream); break;
+    case COMM_BROADCAST: r = nccl.ncclBroadcast(s->in, s->out, s->n, t, s->peer, l->nccl, l->stream); break;
+    case COMM_BARRIER: r = nccl.ncclAllReduce(l->numbers, l->numbers, 1, ncclInt32, ncclSum, l->nccl, l->stream); break;
+    default: die("%s: NCCL has no %s here: use --comm mpi", c->name, comm_kind_names[s->kind]);
+    }
+    nccl_await(c->world, &s->record, l->nccl, r, comm_kind_names[s->kind]);
+}
+
+// ---- how far operations have come ----
+
+static inline bool nccl_passed(int mark) { return cuda_is_done(cudaEventQuery(cuda_marks.events[mark]), "communication"); }
+
+// Notes what has begun and ended on l. Returns the operation that is under way and that compute waits for, or NULL.
+static inline NcclOp* nccl_look_at(CommWorld* w, NcclLink* l) {
+    for (; l->done < l->issued; l->done++) {
+        NcclOp* o = &l->ops[l->done % COMM_IN_FLIGHT];
+        if (!o->begun && !nccl_passed(o->started)) return NULL;
+        if (!o->begun) oplog_start(w->log, &o->record);
+        o->begun = true;
+        if (!nccl_passed(o->finished)) return l->done < l->waited ? o : NULL;
+        oplog_finish(w->log, &o->record);
+    }
+    return NULL;
+}
+
+// Called over and over while the host waits for the GPU, and once when that is over.
+static inline void nccl_look(void* self) {
+    NcclEngine* e = (NcclEngine*)self;
+    NcclOp* awaited = NULL;
+    for (NcclLink* l = e->links; l; l = l->next) {
+        ncclResult_t state = ncclSuccess;
+        NcclOp* o = nccl_look_at(e->world, l);
+        if (o) awaited = o;
+        nccl_check(nccl.ncclCommGetAsyncError(l->nccl, &state), "ncclCommGetAsyncError");
+        nccl_check(state, "communication");
+    }
+    if (awaited && awaited != e->awaited) oplog_wait_begin(e->world->log, &awaited->record);
+    if (!awaited && e->awaited) oplog_wait_end(e->world->log);
+    e->awaited = awaited;
+}
+
+// ---- what comm.h calls ----
+
+// Which ranks share a GPU: "ranks 0 and 2", or "". Collective, and the same everywhere.
+static inline void nccl_sharing(Comm* c, char* who, size_t size) {
+    Control* control = c->world->control;
+    size_t N = (size_t)c->size;
+    ControlBytes* gpus = (ControlBytes*)xcalloc(N, sizeof(ControlBytes));
+    bool* shares = (bool*)xcalloc(N, sizeof(bool));
+    control_gather(control, &cuda_device.uuid, sizeof cuda_device.uuid, gpus);
+    who[0] = '\0';
+    for (size_t a = 0; a < N && c->rank == 0; a++)
+        for (size_t b = 0; b < a; b++)
+            if (memcmp(gpus[a].data, gpus[b].data, sizeof cuda_device.uuid) == 0) shares[a] = shares[b] = true;
+    if (memchr(shares, true, N)) ranks_text(shares, c->size, who, size);
+    ControlBytes said = control_broadcast(control, who, strlen(who));
+    if (c->rank > 0) snprintf(who, size, "%s", said.data);
+    for (size_t q = 0; q < N; q++) free(gpus[q].data);
+    free(said.data);
+    free(gpus);
+    free(shares);
+}
+
+// Whether NCCL can serve these ranks; dies where it was asked for and cannot.
+static inline bool nccl_is_possible(Comm* c) {
+    char who[256];
+    nccl_sharing(c, who, sizeof who);
+    require(who[0] == '\0' || c->world->options.backend != COMM_NCCL, "--comm nccl: %s share a GPU, which NCCL refuses: start"
+            " one rank per GPU, or use --comm mpi", who);
+    if (who[0]) return false;
+    nccl_load();
+    return true;
+}
+
+static inline bool nccl_adds_itself(const CommOptions* o) { return !o->ordered && o->all_reduce == ALL_REDUCE_LIBRARY; }
+static inline size_t nccl_device_bytes(const CommOptions* o, int N) {
+    return (nccl_adds_itself(o) ? 0 : NCCL_PIECE) + (size_t)N * sizeof(int);
+}
+
+static inline ncclConfig_t nccl_config(void) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    return config;
+}
+
+static inline NcclLink* nccl_link_new(void) {
+    NcclLink* l = (NcclLink*)xcalloc(1, sizeof(NcclLink));
+    l->ops = (NcclOp*)xcalloc(COMM_IN_FLIGHT, sizeof(NcclOp));
+    cuda_check(cudaStreamCreateWithFlags(&l->stream, cudaStreamNonBlocking), "the communication stream");
+    cuda_check(cudaEventCreateWithFlags(&l->ready, cudaEventDisableTiming), "the communication stream");
+    return l;
+}
+// When NCCL has made the communicator: c's part of the work may begin.
+static inline void nccl_link_begin(Comm* c, NcclLink* l) {
+    NcclEngine* e = (NcclEngine*)c->world->nccl;
+    c->link = l;
+    l->numbers = (int*)device_alloc((size_t)c->size * sizeof(int), MEMORY_COMMUNICATION);
+    if (!nccl_adds_itself(&c->world->options)) l->scratch = (char*)device_alloc(NCCL_PIECE, MEMORY_COMMUNICATION);
+    l->next = e->links;
+    e->links = l;
+}
+
+// Rank 0's name for this run goes to all by the watchdog's connections, so MPI is not needed where torchrun or srun started them.
+static inline void nccl_open(Comm* c) {
+    CommWorld* w = c->world;
+    NcclEngine* e = (NcclEngine*)xcalloc(1, sizeof(NcclEngine));
+    w->nccl = e;
+    e->world = w;
+    ncclUniqueId id;
+    if (c->rank == 0) nccl_check(nccl.ncclGetUniqueId(&id), "ncclGetUniqueId");
+    ControlBytes said = control_broadcast(w->control, &id, sizeof id);
+    if (c->rank > 0) memcpy(&id, said.data, sizeof id);
+    free(said.data);
+    NcclLink* l = nccl_link_new();
+    ncclConfig_t config = nccl_config();
+    OpRecord op = oplog_issue(w->log, "control", "connect", 0, "bytes", -1);
+    nccl_await(w, &op, l->nccl, nccl.ncclCommInitRankConfig(&l->nccl, c->size, id, c->rank, &config), "joining the other ranks");
+    oplog_finish(w->log, &op);
+    nccl_link_begin(c, l);
+    cuda_waiting.look = nccl_look;
+    cuda_waiting.self = e;
+    int v = 0;
+    nccl_check(nccl.ncclGetVersion(&v), "ncclGetVersion");
+    snprintf(w->description, sizeof w->description, "NCCL %d.%d.%d, all-reduce %s", v / 10000, v / 100 % 100, v % 100,
+             comm_all_reduce_text(&w->options));
+}
+
+static inline void nccl_close(Comm* c) {
+    NcclEngine* e = (NcclEngine*)c->world->nccl;
+    OpRecord op = oplog_issue(c->world->log, "control", "disconnect", 0, "bytes", -1);
+    cuda_waiting.look = NULL;
+    for (NcclLink* l = e->links; l; ) { // those that were split off before what they came from
+        NcclLink* next = l->next;
+        nccl_await(c->world, &op, l->nccl, nccl.ncclCommFinalize(l->nccl), "ncclCommFinalize");
+        nccl_check(nccl.ncclCommDestroy(l->nccl), "ncclCommDestroy");
+        cuda_check(cudaStreamDestroy(l->stream), "the communication stream");
+        cuda_check(cudaEventDestroy(l->ready), "the communication stream");
+        device_free(l->scratch);
+        device_free(l->numbers);
+        free(l->ops);
+        free(l);
+        l = next;
+    }
+    oplog_finish(c->world->log, &op);
+    free(e);
+}
+
+// c's part of a split: NCCL makes the communicator, on which the ranks then tell one another who they are in the world.
+static inline void nccl_run_split(Comm* parent, const CommSlot* s) {
+    Comm* c = (Comm*)s->out;
+    CommWorld* w = c->world;
+    NcclLink *p = (NcclLink*)parent->link, *l = nccl_link_new();
+    ncclConfig_t config = nccl_config();
+    nccl_await(w, &s->record, p->nccl, nccl.ncclCommSplit(p->nccl, s->color, parent->rank, &l->nccl, &config), "ncclCommSplit");
+    nccl_await(w, &s->record, l->nccl, ncclInProgress, "ncclCommSplit"); // the parent is done with it; now the new one itself
+    nccl_check(nccl.ncclCommUserRank(l->nccl, &c->rank), "ncclCommUserRank");
+    nccl_check(nccl.ncclCommCount(l->nccl, &c->size), "ncclCommCount");
+    nccl_link_begin(c, l);
+    c->world_rank = (int*)xcalloc((size_t)c->size, sizeof(int));
+    oplog_wait_begin(w->log, &s->record);
+    host_to_device(l->numbers + c->rank, &parent->world_rank[parent->rank], sizeof(int));
+    device_synchronize(); // the numbers are there
+    ncclResult_t r = nccl.ncclAllGather(l->numbers + c->rank, l->numbers, 1, ncclInt32, l->nccl, l->stream);
+    nccl_await(w, &s->record, l->nccl, r, "ncclAllGather");
+    oplog_wait_begin(w->log, &s->record);
+    cuda_check(cudaStreamSynchronize(l->stream), "comm_split");
+    oplog_wait_end(w->log);
+    device_to_host(c->world_rank, l->numbers, (size_t)c->size * sizeof(int));
+}
+static inline void nccl_split(Comm* c, Comm* parent, int color) {
+    comm_wait(parent, comm_issue(parent, COMM_SPLIT, c, NULL, 0, COMM_BYTE, -1, color));
+}
+
+static inline void nccl_start(Comm* c, CommSlot* s) {
+    NcclLink* l = (NcclLink*)c->link;
+    if (s->kind == COMM_SPLIT) { // the host's affair; nothing else is under way
+        oplog_start(c->world->log, &s->record);
+        s->event.started = now_seconds();
+        nccl_run_split(c, s);
+        s->event.finished = now_seconds();
+        oplog_finish(c->world->log, &s->record);
+        return;
+    }
+    if (l->issued - l->done == COMM_IN_FLIGHT) device_synchronize(); // compute waits for the oldest of them
+    cuda_check(cudaEventRecord(l->ready, compute_stream), comm_kind_names[s->kind]);
+    cuda_check(cudaStreamWaitEvent(l->stream, l->ready, 0), comm_kind_names[s->kind]); // else it sends what is not there yet
+    s->marks[MARK_STARTED] = cuda_mark(l->stream);
+    nccl_run(c, s);
+    s->marks[MARK_FINISHED] = cuda_mark(l->stream);
+    NcclOp o = { s->record, s->marks[MARK_STARTED], s->marks[MARK_FINISHED], false };
+    l->ops[l->issued++ % COMM_IN_FLIGHT] = o;
+}
+
+static inline void nccl_finish(Comm* c, CommSlot* s) {
+    NcclLink* l = (NcclLink*)c->link;
+    if (s->kind == COMM_SPLIT) return;
+    cudaEvent_t finished = cuda_marks.events[s->marks[MARK_FINISHED]];
+    cuda_check(cudaStreamWaitEvent(compute_stream, finished, 0), comm_kind_names[s->kind]); // else layers read too early
+    for (long long k = l->waited; k < l->issued; k++)
+        if (l->ops[k % COMM_IN_FLIGHT].finished == s->marks[MARK_FINISHED]) l->waited = k + 1;
+    if (s->kind == COMM_BARRIER) device_synchronize();
+}
+
+static const CommBackend comm_nccl = { nccl_open, nccl_close, nccl_split, nccl_start, nccl_finish, nccl_device_bytes };
+#endif
