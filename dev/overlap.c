@@ -182,7 +182,7 @@ typedef struct { char letter; const char *colour, *name; } SvgKind;
 static const SvgKind svg_kinds[] = {
     { 'e', "#8ecae6", "embedding" }, { 'f', "#3a86b7", "forward" }, { 'h', "#1d3557", "head" }, { 'b', "#f4a259", "backward" },
     { '.', "#eeeeee", "waiting" }, { 'u', "#8d99ae", "update" },
-    { '+', "#7fb069", "hidden" }, { '#', "#c1121f", "exposed communication" },
+    { '+', "#7fb069", "communication hidden" }, { '#', "#c1121f", "exposed" },
 };
 enum { SVG_KINDS = sizeof svg_kinds / sizeof svg_kinds[0] };
 

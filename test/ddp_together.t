@@ -77,7 +77,7 @@ ends() { # PATTERN OPTION...: within 30 s, not well, with the pattern on stderr 
     local pattern=$1
     shift
     rm -rf "$work/fault"
-    timeout 30 mpirun --allow-run-as-root --oversubscribe -np 4 "$ddp" "${small[@]}" --batch-size 8 --out "$work/fault" --save-every 5 "$@" > "$work/log" 2>&1
+    timeout 30 $MPIRUN -np 4 "$ddp" "${small[@]}" --batch-size 8 --out "$work/fault" --save-every 5 "$@" > "$work/log" 2>&1
     local status=$?
     cat "$work/log"
     [ $status -ne 0 ] && [ $status -ne 124 ] && grep -q "^rank 0: error: .*$pattern" "$work/log" && grep -q "^rank 3: error: .*$pattern" "$work/log"
@@ -90,7 +90,7 @@ check "rank 0 that hangs is named" ends "rank 0 has not reached" --fault 0:7:han
 check "a flipped bit is found, and whose" ends "after step 10 the parameters of unit 0 differ between rank 0 and rank 1" --fault 1:7:bitflip --check-every 5
 parted() { # a rank that leaves out an operation: MPI may crash, mpirun ends all; the logs of operations tell
     rm -rf "$work/fault"
-    ! timeout 30 mpirun --allow-run-as-root --oversubscribe -np 4 "$ddp" "${small[@]}" --batch-size 8 --out "$work/fault" --fault 2:7:skip --comm-timeout 2 > "$work/log" 2>&1 || return 1
+    ! timeout 30 $MPIRUN -np 4 "$ddp" "${small[@]}" --batch-size 8 --out "$work/fault" --fault 2:7:skip --comm-timeout 2 > "$work/log" 2>&1 || return 1
     cat "$work/log"
     "$BUILD/ranks" "$work"/fault/ops_rank_*.txt > "$work/said"
     cat "$work/said"

@@ -82,14 +82,16 @@ same_run() {
         cmp "$1/$last/optimizer.safetensors" "$2/$last/optimizer.safetensors"
 }
 
-# on_ranks N COMMAND...: N processes, which may outnumber the cores of this machine, started as whoever runs the tests.
+# How ranks are started, which may outnumber the cores of this machine, as whoever runs the tests.
+export MPIRUN="mpirun --allow-run-as-root --oversubscribe"
+# on_ranks N COMMAND...: N processes with one thread each.
 on_ranks() {
     local ranks=$1
     shift
     # whole stacks, for test/mpi_leaks.txt to see MPI in them
     ASAN_OPTIONS="${ASAN_OPTIONS:-}${ASAN_OPTIONS:+:}fast_unwind_on_malloc=0" \
         LSAN_OPTIONS=suppressions=test/mpi_leaks.txt:print_suppressions=0 \
-        OMP_NUM_THREADS=1 mpirun --allow-run-as-root --oversubscribe -np "$ranks" "$@"
+        OMP_NUM_THREADS=1 $MPIRUN -np "$ranks" "$@"
 }
 
 # fails_with PATTERN... -- COMMAND...: the command ends with status 1, and each pattern is somewhere on its stderr. A crash, a
