@@ -38,7 +38,7 @@ LIBRARIES = -ldnnl $(STAGE_LIBRARIES)
 BUILD_CUDA_TEST = $(error these tests are a GPU's: make DEVICE=cuda cuda-tests)
 
 # What talks to other ranks needs MPI; its compiler wrapper knows where that is.
-WITH_MPI := $(BUILD)/train_gpt2_ddp $(BUILD)/test/test_comm
+WITH_MPI := $(BUILD)/train_gpt2_ddp $(BUILD)/test/test_comm $(BUILD)/test/test_comm_cuda
 $(WITH_MPI): CFLAGS_ALL += $(shell mpicc --showme:compile)
 $(WITH_MPI): COMM_CUDA = $(shell mpicc --showme:compile) -DUSE_NCCL=$(USE_NCCL)
 $(WITH_MPI) build/tsan/test/test_comm: STAGE_LIBRARIES += $(shell mpicc --showme:link)
@@ -50,7 +50,7 @@ find-mpi:
 # On a GPU ranks use NCCL, too; like cuDNN it is opened by the program.
 USE_NCCL ?= 1
 NCCL := $(if $(filter cpu,$(DEVICE))$(filter 0,$(USE_NCCL)),,nccl)
-$(BUILD)/train_gpt2_ddp: | $(if $(NCCL),find-nccl)
+$(BUILD)/train_gpt2_ddp $(BUILD)/test/test_comm_cuda: | $(if $(NCCL),find-nccl)
 find-nccl:
 	@sh dev/find_cuda.sh compile nccl >/dev/null || { echo "Or build without it: make USE_NCCL=0." >&2; exit 1; }
 
@@ -145,6 +145,7 @@ doctor:
 bench:
 	$(CPU_MAKE) build/train_gpt2_single
 	$(CPU_MAKE) PRECISION=bf16 build/bf16/train_gpt2_single
+	$(if $(shell command -v mpicc),$(CPU_MAKE) build/train_gpt2_ddp)
 	sh dev/bench.sh
 
 # --- tests ---
@@ -170,6 +171,10 @@ CUDA_TESTS := $(patsubst test/%.cu,%,$(wildcard test/test_cuda_*.cu))
 cuda-tests: $(CUDA_TESTS:%=$(BUILD)/test/%)
 $(CUDA_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/%.cu $(BUILD)/test/cpu_layers.o | find-libraries
 	$(BUILD_CUDA_TEST)
+# Collectives between GPUs, or ranks that share one: a program for mpirun.
+$(BUILD)/test/test_comm_cuda: test/test_comm_cuda.cu $(EMULATOR) | find-libraries
+	@mkdir -p $(@D)
+	$(BUILD_STAGE)
 $(BUILD)/test/cpu_layers.o: test/cpu_layers.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O3 -march=native -ffp-contract=off -fopenmp $(PRECISION_FLAG) $(WARNINGS) -MMD -MP -c $< -o $@
