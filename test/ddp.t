@@ -27,7 +27,8 @@ agree_within_rounding() { # OUT OUT
         "$COMPARE" weights "$1/step_00000020/model.safetensors" "$2/step_00000020/model.safetensors" --rtol 1e-5 --atol 1e-6
 }
 
-for ranks in 1 2 3 4; do
+[ "$BUILD" = build ] && all="1 2 3 4" || all=3 # the sanitizers see on 3 what they would see on 4
+for ranks in $all; do
     total=$((ranks == 3 ? 384 : 512)) batch=$((ranks == 3 ? 4 : 16 / ranks)) # 16 sequences do not divide over 3 ranks
     name=ranks_$ranks
     check "$ranks rank(s), bucketed: PyTorch DDP's losses, norms and weights" matches $name $ranks $batch $total --bucket-mb 0.02

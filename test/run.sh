@@ -24,4 +24,5 @@ export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 needs_gpu='build/cuda*'
 if nvidia-smi -L >/dev/null 2>&1; then needs_gpu=none; fi
 tests=$(find build -maxdepth 3 \( -path build/venv -o -path "$needs_gpu" \) -prune -o -path '*/test/test_*' -type f -perm -u+x -print | sort)
-exec prove --exec '' --timer "$@" $tests "$wrappers"/*.t
+# Two at a time: many of them wait more than they compute, for deadlines and for one another's ranks.
+exec prove --exec '' --timer --jobs "${JOBS:-2}" "$@" $tests "$wrappers"/*.t
