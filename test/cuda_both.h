@@ -70,7 +70,9 @@ static inline void* device_bytes(size_t bytes) {
     return p;
 }
 template <typename T> static void to_device(T* dst, const T* src, size_t n) {
+    cuda_check(cudaDeviceSynchronize(), "the kernels before a copy");
     cuda_check(cudaMemcpy(dst, src, n * sizeof(T), cudaMemcpyHostToDevice), "a copy to the device");
+    cuda_check(cudaDeviceSynchronize(), "a copy to the device"); // from ordinary memory it may still be on its way
 }
 template <typename T> static std::vector<T> from_device(const T* src, size_t n) {
     std::vector<T> x(n);
