@@ -50,10 +50,11 @@ check "$@" >> "$program.log" 2>&1 && status=0 || status=1
 rm -rf "$program" "$program".*i "$program.out"
 exit $status
 END
-# train PROGRAM OUT: two micro-batches a step, from weights and tokens that several copies bring to the device
+# train PROGRAM OUT: two micro-batches a step; evaluations come round the loader's buffers several times without a wait
 cat > "$work/train" <<'END'
-exec "$1" --data "$here/test/reference/tokens.bin" --val-data= --model d2 --heads 2 --channels 32 --seq-len 64 --batch-size 2 \
-    --total-batch-size 256 --steps 4 --lr 3e-3 --warmup-steps 2 --eps 1e-5 --eval-every 0 --sample-every 0 --out "$2"
+exec "$1" --data "$here/test/reference/tokens.bin" --val-data "$here/test/reference/tokens.bin" --model d2 --heads 2 \
+    --channels 32 --seq-len 64 --batch-size 2 --total-batch-size 256 --steps 4 --lr 3e-3 --warmup-steps 2 --eps 1e-5 \
+    --eval-every 2 --eval-steps 6 --sample-every 0 --out "$2"
 END
 # one NAME TESTS: tests are TEST:BUILD:PRECISION[:WANTED] with blanks between. Writes who caught it, or nothing.
 cat > "$work/one" <<'END'
