@@ -53,7 +53,6 @@ struct Graph {
     std::vector<Operation> operations; // each after those that it reads from
     std::map<int64_t, Tensor> tensors;
 };
-const int64_t WORKSPACE = 4096; // bytes, of every plan
 
 // ---- errors ----
 thread_local char last_error[512];
@@ -304,12 +303,14 @@ const char* why_unsupported(const Graph& g) {
     }
     return "";
 }
+// Bytes that a graph's plan wants: more for backward than for forward, as with cuDNN.
+int64_t workspace_bytes(const Graph& g) { return 256 * (int64_t)g.operations.size(); }
 cudnnStatus_t finalize_plan(Descriptor* d) {
     Descriptor* configuration = child(d, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
     REFUSE_UNLESS(configuration, BAD_PARAM_NOT_FINALIZED, "a plan without an engine's configuration");
     REFUSE_UNLESS(has(d, CUDNN_ATTR_EXECUTION_PLAN_HANDLE), BAD_PARAM, "a plan without a handle");
     d->graph = configuration->graph;
-    set_number(d, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, WORKSPACE);
+    set_number(d, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, workspace_bytes(*d->graph));
     return CUDNN_STATUS_SUCCESS;
 }
 cudnnStatus_t finalize_pack(Descriptor* d) {
@@ -458,7 +459,7 @@ struct Run {
         each(o.result, o.result.dim, [&](int64_t offset) { put(o.result, offset, element(o.inputs[0], offset)); });
     }
     void run(void) {
-        memset(workspace, 0xff, (size_t)WORKSPACE);
+        memset(workspace, 0xff, (size_t)workspace_bytes(*graph));
         for (const Operation& o : graph->operations) {
             if (o.result.is_virtual) virtuals[o.result.uid].assign((size_t)o.result.extent(), NAN);
             switch ((int)o.kind) {
@@ -494,8 +495,9 @@ cudnnStatus_t bind(Run& run, const Descriptor* pack) {
         else run.addresses[uid] = p;
     }
     run.workspace = one<void*>(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
-    REFUSE_UNLESS(emulator::on_device(run.workspace, (size_t)WORKSPACE), BAD_PARAM,
-                  "the plan's workspace, %ld bytes, is not in device memory", (long)WORKSPACE);
+    int64_t bytes = workspace_bytes(*run.graph);
+    REFUSE_UNLESS(emulator::on_device(run.workspace, (size_t)bytes), BAD_PARAM,
+                  "the plan's workspace, %ld bytes, is not in device memory", (long)bytes);
     return CUDNN_STATUS_SUCCESS;
 }
 } // namespace
