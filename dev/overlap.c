@@ -255,17 +255,27 @@ static void write_svg(const char* path, const RankTrack* ranks, int count, long 
     printf("\npicture: %s\n", path);
 }
 
-// The step that took rank 0 the least time: the one that other programs on the machine disturbed least.
-static long long shortest_step(const Track* compute) {
-    long long shortest = 0;
-    double least = INFINITY, begin = 0;
-    for (size_t i = 0; i < compute->n; i++) {
-        const Slice* s = &compute->slices[i];
-        if (i == 0 || s->step != s[-1].step) begin = s->begin;
-        if (i + 1 < compute->n && s[1].step == s->step) continue;
-        if (s->end - begin < least) { least = s->end - begin; shortest = s->step; }
+// The step that took the least time from the first rank's begin to the last one's end: the one that others on the machine
+// disturbed least. first, last: the steps that there are.
+static long long shortest_step(const RankTrack* ranks, int count, long long first, long long last) {
+    size_t steps = (size_t)(last - first + 1);
+    double *begin = (double*)xcalloc(steps, sizeof(double)), *end = (double*)xcalloc(steps, sizeof(double));
+    for (size_t i = 0; i < steps; i++) { begin[i] = INFINITY; end[i] = -INFINITY; }
+    for (int r = 0; r < count; r++) {
+        const Track* compute = &ranks[r].track[COMPUTE];
+        for (size_t i = 0; i < compute->n; i++) {
+            const Slice* s = &compute->slices[i];
+            if (s->step < first || s->step > last) continue;
+            size_t at = (size_t)(s->step - first);
+            begin[at] = fmin(begin[at], s->begin);
+            end[at] = fmax(end[at], s->end);
+        }
     }
-    return shortest;
+    size_t shortest = 0;
+    for (size_t i = 1; i < steps; i++) if (end[i] > begin[i] && end[i] - begin[i] < end[shortest] - begin[shortest]) shortest = i;
+    free(begin);
+    free(end);
+    return first + (long long)shortest;
 }
 
 int main(int argc, char** argv) {
@@ -285,7 +295,7 @@ int main(int argc, char** argv) {
     require(compute->n > 0, "%s has nothing computed by rank 0", table.operands[0]);
     long long first = compute->slices[0].step, last = compute->slices[compute->n - 1].step;
     print_table(ranks, count, first < last ? first + 1 : first); // the first step also touches memory for the first time
-    if (step == 0) step = shortest_step(compute);
+    if (step == 0) step = shortest_step(ranks, count, first, last);
     print_step(ranks, count, step, (int)columns);
     if (svg[0] != '\0') write_svg(svg, ranks, count, step, span_ms);
     for (int r = 0; r < count; r++) for (int t = 0; t < TRACKS; t++) free(ranks[r].track[t].slices);
