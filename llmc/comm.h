@@ -142,6 +142,7 @@ struct Comm {
     char name[24];            // "world"; "shard.1": group 1 of the split "shard"
     CommWorld* world;         // owned by the world's Comm
     CommOp issued;            // operations so far
+    bool connected;           // comm_connect was called
     bool skips;               // --fault skip: the next operation is left out, and the other ranks wait for it
     CommSlot* slots;          // (COMM_IN_FLIGHT) operation k has slot k % COMM_IN_FLIGHT, owned
     int* world_rank;          // (size) the world's name of each rank here, owned
@@ -153,6 +154,7 @@ typedef struct CommBackend {
     void (*open)(Comm* world);                // sets the world's link and description; all ranks have met
     void (*close)(Comm* world);
     void (*split)(Comm* c, Comm* parent, int color); // sets c's rank, size, world_rank and link
+    void (*connect)(Comm* c);                 // makes what messages between two ranks need; NULL: nothing
     void (*start)(Comm* c, CommSlot* s);      // begins s after all layer calls issued so far; returns at once
     void (*finish)(Comm* c, CommSlot* s);     // layer calls issued from now on see the result of s
     size_t (*device_bytes)(const CommOptions* o, int N); // of MEMORY_COMMUNICATION that a communicator of N ranks takes
@@ -175,6 +177,8 @@ static inline CommOp comm_all_gather(Comm* c, void* full, const void* shard, siz
 // buf (n) = the root's
 static inline CommOp comm_broadcast(Comm* c, void* buf, size_t n, CommType t, int root);
 // buf (n) goes to rank `to`. After the wait it may be written again, which does not say that it has arrived.
+// Before the first of them comm_connect prepares messages between all pairs of c; it is collective like comm_split.
+static inline void   comm_connect(Comm* c);
 static inline CommOp comm_send(Comm* c, const void* buf, size_t n, CommType t, int to);
 static inline CommOp comm_recv(Comm* c, void* buf, size_t n, CommType t, int from);
 // Layer calls issued later see the result; the host runs on where the backend allows it.
@@ -245,6 +249,9 @@ static inline unsigned long long comm_sent_times_N(CommKind k, size_t n, int N) 
     }
 }
 
+// --comm nccl takes even a single rank through NCCL: so one GPU is enough to try it.
+static inline bool comm_is_alone(const Comm* c) { return c->size == 1 && c->world->nccl == NULL; }
+
 // Bytes that an operation writes.
 static inline size_t comm_output_bytes(const Comm* c, const CommSlot* s) {
     size_t bytes = s->n * comm_type_size(s->type);
@@ -279,7 +286,7 @@ static inline void comm_begin(Comm* c, CommSlot* s) {
         s->kept = NULL;
     }
     s->begun = true;
-    if (c->world->backend) { c->world->backend->start(c, s); return; }
+    if (!comm_is_alone(c)) { c->world->backend->start(c, s); return; }
     oplog_start(c->world->log, &s->record);
     s->event.started = now_seconds();
     if (s->in && s->out && s->in != s->out) device_copy(s->out, s->in, s->n * comm_type_size(s->type));
@@ -339,11 +346,18 @@ static inline CommOp comm_broadcast(Comm* c, void* buf, size_t n, CommType t, in
     comm_require_peer(c, COMM_BROADCAST, root);
     return comm_issue(c, COMM_BROADCAST, buf, buf, n, t, root, 0);
 }
+static inline void comm_connect(Comm* c) {
+    require(!c->connected, "%s: comm_connect for a second time", c->name);
+    if (!comm_is_alone(c) && c->world->backend->connect) c->world->backend->connect(c);
+    c->connected = true;
+}
 static inline CommOp comm_send(Comm* c, const void* buf, size_t n, CommType t, int to) {
+    require(c->connected, "%s: comm_connect comes before the first send", c->name);
     comm_require_peer(c, COMM_SEND, to);
     return comm_issue(c, COMM_SEND, NULL, buf, n, t, to, 0);
 }
 static inline CommOp comm_recv(Comm* c, void* buf, size_t n, CommType t, int from) {
+    require(c->connected, "%s: comm_connect comes before the first receive", c->name);
     comm_require_peer(c, COMM_RECV, from);
     return comm_issue(c, COMM_RECV, buf, NULL, n, t, from, 0);
 }
@@ -373,7 +387,7 @@ static inline void comm_wait(Comm* c, CommOp op) {
     s->marks[MARK_WAIT_BEGUN] = device_mark();
     if (c->world->strict) comm_begin_messages(c, s);
     if (!s->begun) comm_begin(c, s);
-    if (c->world->backend && s->record.communicator[0]) { // else it was skipped
+    if (!comm_is_alone(c) && s->record.communicator[0]) { // else it was skipped
         oplog_wait_begin(c->world->log, &s->record);
         c->world->backend->finish(c, s);
         oplog_wait_end(c->world->log);
@@ -512,7 +526,7 @@ static inline void comm_split(Comm* c, Comm* parent, const char* name, int color
             require(!w->comms[i]->slots[k].live, "comm_split '%s': wait for the operations under way first", name);
     }
     comm_open(c, w, full_name);
-    if (w->backend) { w->backend->split(c, parent, color); return; }
+    if (!comm_is_alone(parent)) { w->backend->split(c, parent, color); return; }
     c->size = 1;
     c->world_rank = (int*)xcalloc(1, sizeof(int));
     c->world_rank[0] = parent->world_rank[0];

@@ -571,8 +571,11 @@ static inline void mpi_finish(Comm* c, CommSlot* s) {
     pthread_mutex_unlock(&w->lock);
 }
 
-static inline size_t mpi_device_bytes(const CommOptions* o, int N) { (void)o; (void)N; return stage_device_bytes(COMM_PIECE); }
+static inline size_t mpi_device_bytes(const CommOptions* o, int N) {
+    (void)o;
+    return N > 1 ? stage_device_bytes(COMM_PIECE) : 0;
+}
 static inline void mpi_close(Comm* c) { (void)c; } // mpi_leave does it
 
-static const CommBackend comm_mpi = { mpi_open, mpi_close, mpi_split, mpi_start, mpi_finish, mpi_device_bytes };
+static const CommBackend comm_mpi = { mpi_open, mpi_close, mpi_split, NULL, mpi_start, mpi_finish, mpi_device_bytes };
 #endif

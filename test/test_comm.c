@@ -618,6 +618,7 @@ int main(int argc, char** argv) {
     o.ordered = deterministic;
     device_init(ranks.local_rank, ranks.local_size);
     comm_init(&world, &o, ranks, &control);
+    comm_connect(&world);
     size_t scratch = device_memory(MEMORY_COMMUNICATION);
     check(scratch == comm_world_bytes(&world), "the world takes %zu bytes", scratch);
     check(world.size <= MOST_RANKS, "the numbers are made for %d ranks at most", MOST_RANKS);

@@ -12,6 +12,8 @@ met an error. Communicators are non-blocking: no call into NCCL waits for anothe
                     which adds them in rank order and sends the sum to all
     reduce-scatter  NCCL's; in ordered mode every rank sends part r to rank r, which adds them in rank order
     all-gather, broadcast: NCCL's. barrier: an all-reduce of one number, for which the host waits
+    send, receive   NCCL's, each way between two ranks on a communicator and a stream of its own: NCCL runs the operations of
+                    a communicator one after another, and two ranks that sent to each other would wait forever
 
 libnccl.so is loaded when it is first needed, so that one GPU and --comm mpi do without.
 API: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
@@ -67,6 +69,7 @@ typedef struct NcclLink {
     cudaEvent_t ready;       // that compute_stream has come to the issue of the latest operation, owned
     char* scratch;           // (NCCL_PIECE) for our own sums, owned; NULL where NCCL's do
     int* numbers;            // (N) device memory, for a split and for barriers, owned
+    struct NcclLink **to, **from; // (N) for messages to and from each rank; NULL before comm_connect
     NcclOp* ops;             // (COMM_IN_FLIGHT) operation k has k % COMM_IN_FLIGHT, owned
     long long issued, waited, done; // operations so far; those before `waited` compute waits for; those before `done` are over
     struct NcclLink* next;   // all of this process, the newest first
@@ -225,8 +228,7 @@ static inline void nccl_sum_in_pieces(Comm* c, const CommSlot* s) {
     }
 }
 
-static inline void nccl_run(Comm* c, const CommSlot* s) {
-    NcclLink* l = (NcclLink*)c->link;
+static inline void nccl_run(Comm* c, const CommSlot* s, NcclLink* l) {
     const CommOptions* o = &c->world->options;
     ncclDataType_t t = nccl_type(s->type);
     ncclResult_t r = ncclSuccess;
@@ -241,8 +243,10 @@ static inline void nccl_run(Comm* c, const CommSlot* s) {
         break;
     case COMM_ALL_GATHER: r = nccl.ncclAllGather(s->in, s->out, s->n, t, l->nccl, l->stream); break;
     case COMM_BROADCAST: r = nccl.ncclBroadcast(s->in, s->out, s->n, t, s->peer, l->nccl, l->stream); break;
-    case COMM_BARRIER: r = nccl.ncclAllReduce(l->numbers, l->numbers, 1, ncclInt32, ncclSum, l->nccl, l->stream); break;
-    default: die("%s: NCCL has no %s here: use --comm mpi", c->name, comm_kind_names[s->kind]);
+    case COMM_BARRIER: r = nccl.ncclAllReduce(l->numbers, l->numbers, 1, ncclInt32, ncclMax, l->nccl, l->stream); break;
+    case COMM_SEND: if (s->n > 0) r = nccl.ncclSend(s->in, s->n, t, 1, l->nccl, l->stream); break;
+    case COMM_RECV: if (s->n > 0) r = nccl.ncclRecv(s->out, s->n, t, 0, l->nccl, l->stream); break;
+    default: die("%s: NCCL has no %s", c->name, comm_kind_names[s->kind]);
     }
     nccl_await(c->world, &s->record, l->nccl, r, comm_kind_names[s->kind]);
 }
@@ -331,14 +335,16 @@ static inline NcclLink* nccl_link_new(void) {
     cuda_check(cudaEventCreateWithFlags(&l->ready, cudaEventDisableTiming), "the communication stream");
     return l;
 }
+static inline void nccl_link_add(NcclEngine* e, NcclLink* l) {
+    l->next = e->links;
+    e->links = l;
+}
 // When NCCL has made the communicator: c's part of the work may begin.
 static inline void nccl_link_begin(Comm* c, NcclLink* l) {
-    NcclEngine* e = (NcclEngine*)c->world->nccl;
+    nccl_link_add((NcclEngine*)c->world->nccl, l);
     c->link = l;
     l->numbers = (int*)device_alloc((size_t)c->size * sizeof(int), MEMORY_COMMUNICATION);
     if (!nccl_adds_itself(&c->world->options)) l->scratch = (char*)device_alloc(NCCL_PIECE, MEMORY_COMMUNICATION);
-    l->next = e->links;
-    e->links = l;
 }
 
 // Rank 0's name for this run goes to all by the watchdog's connections, so MPI is not needed where torchrun or srun started them.
@@ -379,6 +385,8 @@ static inline void nccl_close(Comm* c) {
         device_free(l->scratch);
         device_free(l->numbers);
         free(l->ops);
+        free(l->to);
+        free(l->from);
         free(l);
         l = next;
     }
@@ -412,8 +420,45 @@ static inline void nccl_split(Comm* c, Comm* parent, int color) {
     comm_wait(parent, comm_issue(parent, COMM_SPLIT, c, NULL, 0, COMM_BYTE, -1, color));
 }
 
-static inline void nccl_start(Comm* c, CommSlot* s) {
+// With whom `rank` of N is paired in a round, so that each meets each once in N rounds, or N-1 if N is even. -1: with nobody.
+static inline int nccl_partner(int rank, int N, int round) {
+    int M = N % 2 ? N : N - 1, last = N % 2 ? -1 : N - 1; // i and j of M meet when i + j = round (mod M); who meets itself, `last`
+    if (rank == last) return round * (M + 1) / 2 % M;
+    int partner = (round - rank + M) % M;
+    return partner == rank ? last : partner;
+}
+
+// Two communicators for each pair of ranks, one each way: the sender is rank 0 there, the receiver rank 1.
+static inline void nccl_connect(Comm* c) {
+    CommWorld* w = c->world;
     NcclLink* l = (NcclLink*)c->link;
+    OpRecord op = oplog_issue(w->log, c->name, "connect", 0, "bytes", -1);
+    l->to = (NcclLink**)xcalloc((size_t)c->size, sizeof(NcclLink*));
+    l->from = (NcclLink**)xcalloc((size_t)c->size, sizeof(NcclLink*));
+    for (int k = 0; k < 2 * (c->size % 2 ? c->size : c->size - 1); k++) {
+        int partner = nccl_partner(c->rank, c->size, k / 2), lower = partner < c->rank ? partner : c->rank;
+        bool sends = (k % 2 == 0) == (c->rank == lower);
+        ncclComm_t made = NULL;
+        ncclConfig_t config = nccl_config();
+        ncclResult_t r = nccl.ncclCommSplit(l->nccl, partner < 0 ? NCCL_SPLIT_NOCOLOR : lower, !sends, &made, &config);
+        nccl_await(w, &op, l->nccl, r, "ncclCommSplit");
+        if (partner < 0) continue;
+        nccl_await(w, &op, made, ncclInProgress, "ncclCommSplit"); // the parent is done with it; now the new one itself
+        NcclLink* pair = nccl_link_new();
+        pair->nccl = made;
+        nccl_link_add((NcclEngine*)w->nccl, pair);
+        (sends ? l->to : l->from)[partner] = pair;
+    }
+    oplog_finish(w->log, &op);
+}
+
+static inline NcclLink* nccl_link_of(const Comm* c, const CommSlot* s) {
+    NcclLink* l = (NcclLink*)c->link;
+    return s->kind == COMM_SEND ? l->to[s->peer] : s->kind == COMM_RECV ? l->from[s->peer] : l;
+}
+
+static inline void nccl_start(Comm* c, CommSlot* s) {
+    NcclLink* l = nccl_link_of(c, s);
     if (s->kind == COMM_SPLIT) { // the host's affair; nothing else is under way
         oplog_start(c->world->log, &s->record);
         s->event.started = now_seconds();
@@ -426,14 +471,14 @@ static inline void nccl_start(Comm* c, CommSlot* s) {
     cuda_check(cudaEventRecord(l->ready, compute_stream), comm_kind_names[s->kind]);
     cuda_check(cudaStreamWaitEvent(l->stream, l->ready, 0), comm_kind_names[s->kind]); // else it sends what is not there yet
     s->marks[MARK_STARTED] = cuda_mark(l->stream);
-    nccl_run(c, s);
+    nccl_run(c, s, l);
     s->marks[MARK_FINISHED] = cuda_mark(l->stream);
     NcclOp o = { s->record, s->marks[MARK_STARTED], s->marks[MARK_FINISHED], false };
     l->ops[l->issued++ % COMM_IN_FLIGHT] = o;
 }
 
 static inline void nccl_finish(Comm* c, CommSlot* s) {
-    NcclLink* l = (NcclLink*)c->link;
+    NcclLink* l = nccl_link_of(c, s);
     if (s->kind == COMM_SPLIT) return;
     cudaEvent_t finished = cuda_marks.events[s->marks[MARK_FINISHED]];
     cuda_check(cudaStreamWaitEvent(compute_stream, finished, 0), comm_kind_names[s->kind]); // else layers read too early
@@ -442,5 +487,5 @@ static inline void nccl_finish(Comm* c, CommSlot* s) {
     if (s->kind == COMM_BARRIER) device_synchronize();
 }
 
-static const CommBackend comm_nccl = { nccl_open, nccl_close, nccl_split, nccl_start, nccl_finish, nccl_device_bytes };
+static const CommBackend comm_nccl = { nccl_open, nccl_close, nccl_split, nccl_connect, nccl_start, nccl_finish, nccl_device_bytes };
 #endif

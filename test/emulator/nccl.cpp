@@ -44,10 +44,11 @@ struct ncclComm {
     bool blocking = false, joined = false, destroyed = false;
     ncclResult_t state = ncclInProgress;
     int polls = 0;                       // that ncclCommGetAsyncError still answers with ncclInProgress
-    uint64_t issued = 0, finished = 0;   // operations
+    uint64_t issued = 0, finished = 0;   // operations of this rank: a group of no messages is none
+    uint64_t collectives = 0;            // of those, the same on all ranks
     std::map<std::pair<int, int>, uint64_t> messages; // from, to -> how many
     int splits = 0;
-    struct { ncclComm* child = nullptr; int number = 0; } splitting;
+    struct { bool is_on = false; ncclComm* child = nullptr; int number = 0; } splitting; // child: NULL without a color
 };
 
 namespace {
@@ -160,6 +161,25 @@ void join(ncclComm* c) {
     Header h = {"join", (uint64_t)c->ranks, c->device, 0, c->rank};
     write_message(name_of(c, "join", 0, c->rank), h, nullptr, 0);
 }
+// All have said their colors.
+void split(ncclComm* c) {
+    uint64_t number = (uint64_t)c->splitting.number;
+    ncclComm* child = c->splitting.child;
+    std::vector<std::tuple<int, int>> members; // key, rank of the parent
+    int color = read_message(name_of(c, "split", number, c->rank)).header.root;
+    c->splitting.is_on = false;
+    if (!child) return;
+    for (int q = 0; q < c->ranks; q++) {
+        Header h = read_message(name_of(c, "split", number, q)).header;
+        if (h.root == color) members.emplace_back(h.op, q);
+    }
+    std::sort(members.begin(), members.end());
+    child->folder = c->folder + "/part" + std::to_string(number) + "." + std::to_string(color);
+    mkdir(child->folder.c_str(), 0700); // or somebody else has
+    child->ranks = (int)members.size();
+    for (int q = 0; q < child->ranks; q++) if (std::get<1>(members[(size_t)q]) == c->rank) child->rank = q;
+    join(child);
+}
 // Goes on with what the communicator is about; its state says whether that is over.
 void progress(ncclComm* c) {
     if (!c->joined) {
@@ -170,24 +190,8 @@ void progress(ncclComm* c) {
         c->state = (int)devices.size() == c->ranks ? ncclSuccess
             : refuse(ncclInvalidUsage, "ncclCommInitRankConfig", "Duplicate GPU detected: two ranks on one");
     }
-    if (c->splitting.child && all_there(c, "split", (uint64_t)c->splitting.number)) {
-        ncclComm* child = c->splitting.child;
-        std::vector<std::tuple<int, int>> members; // key, rank of the parent
-        int color = read_message(name_of(c, "split", (uint64_t)c->splitting.number, c->rank)).header.root;
-        for (int q = 0; q < c->ranks; q++) {
-            Header h = read_message(name_of(c, "split", (uint64_t)c->splitting.number, q)).header;
-            if (h.root == color) members.emplace_back(h.op, q);
-        }
-        std::sort(members.begin(), members.end());
-        child->folder = c->folder + "/part" + std::to_string(c->splitting.number) + "." + std::to_string(color);
-        mkdir(child->folder.c_str(), 0700); // or somebody else has
-        child->ranks = (int)members.size();
-        for (int q = 0; q < child->ranks; q++) if (std::get<1>(members[(size_t)q]) == c->rank) child->rank = q;
-        join(child);
-        c->splitting.child = nullptr;
-        c->state = ncclSuccess;
-    }
-    if (c->joined && !c->splitting.child && c->state == ncclInProgress && c->polls-- <= 0) c->state = ncclSuccess;
+    if (c->splitting.is_on && all_there(c, "split", (uint64_t)c->splitting.number)) split(c);
+    if (c->joined && !c->splitting.is_on && c->state == ncclInProgress && c->polls-- <= 0) c->state = ncclSuccess;
 }
 ncclResult_t check_comm(const char* call, ncclComm_t c, bool must_be_ready) {
     if (!c || !comms.count(c) || c->destroyed) return refuse(ncclInvalidArgument, call, "%p is no communicator, or was destroyed", (void*)c);
@@ -219,7 +223,8 @@ ncclResult_t check_place(const Task& t, const char* whole, const char* part) {
     return refuse(ncclInvalidArgument, t.kind, "its buffers overlap, and not in place");
 }
 void check_alike(const Task& t, const Header& own, const Header& other, int q) {
-    if (memcmp(&own, &other, sizeof own) == 0) return;
+    if (!strcmp(own.kind, other.kind) && own.count == other.count && own.type == other.type && own.op == other.op &&
+        own.root == other.root) return;
     fatal("rank %d is at %s of %llu (type %d, root %d), rank %d at %s of %llu (type %d, root %d)", t.comm->rank, own.kind,
           (unsigned long long)own.count, own.type, own.root, q, other.kind, (unsigned long long)other.count, other.type, other.root);
 }
@@ -254,11 +259,11 @@ void complete_collective(const Task& t, uint64_t number) {
 }
 void launch_collective(const Task& t) {
     ncclComm* c = t.comm;
-    uint64_t number = c->issued++, elements = t.count;
+    uint64_t turn = c->issued++, number = c->collectives++, elements = t.count;
     if (!strcmp(t.kind, "ncclReduceScatter")) elements *= (uint64_t)c->ranks;
     if (!strcmp(t.kind, "ncclBroadcast") && t.peer != c->rank) elements = 0;
     auto post = [=] { write_message(name_of(c, "op", number, c->rank), header_of(t), t.send, elements * size_of(t.type)); };
-    emulator::enqueue_when(t.stream, t.kind, [=] { return c->finished == number; }, post);
+    emulator::enqueue_when(t.stream, t.kind, [=] { return c->finished == turn; }, post);
     emulator::enqueue_when(t.stream, t.kind, [=] { return all_there(c, "op", number); }, [=] { complete_collective(t, number); });
 }
 std::string message_name(const Task& t, uint64_t number) {
@@ -365,13 +370,14 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm, ncclConfig_t* config) {
     PASS(check_comm("ncclCommSplit", comm, true));
     PASS(check_config("ncclCommSplit", config));
-    if (!newcomm || color < 0) return refuse(ncclInvalidArgument, "ncclCommSplit", "color %d", color);
-    comm->splitting.child = *newcomm = new_comm(config);
+    if (!newcomm || (color < 0 && color != NCCL_SPLIT_NOCOLOR)) return refuse(ncclInvalidArgument, "ncclCommSplit", "color %d", color);
+    comm->splitting.child = *newcomm = color < 0 ? nullptr : new_comm(config);
+    comm->splitting.is_on = true;
     comm->splitting.number = comm->splits++;
     Header h = {"split", 0, 0, key, color};
     write_message(name_of(comm, "split", (uint64_t)comm->splitting.number, comm->rank), h, nullptr, 0);
     comm->state = ncclInProgress;
-    return wait_if_blocking(comm) ? comm->state : wait_if_blocking(*newcomm);
+    return wait_if_blocking(comm) || !*newcomm ? comm->state : wait_if_blocking(*newcomm);
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
     PASS(check_comm("ncclCommGetAsyncError", comm, false));

@@ -170,6 +170,7 @@ static void wait_for_others(Call& call) {
 // Runs at most `most` works of those needed, and waits for others only if all must be run. Streams take turns of random length,
 // short and long ones alike.
 static cudaError_t run_needed(Call& call, const Needed& needed, uint64_t most) {
+    const bool waits = most == ALL;
     while (most && !sticky_error) {
         std::vector<CUstream_st*> ready;
         bool finished = true;
@@ -179,7 +180,7 @@ static cudaError_t run_needed(Call& call, const Needed& needed, uint64_t most) {
             if (can_go_on(n.first)) ready.push_back(n.first);
         }
         if (finished) break;
-        if (ready.empty() && most != ALL) break;
+        if (ready.empty() && !waits) break;
         if (ready.empty()) {
             wait_for_others(call);
             continue;

@@ -1,0 +1,84 @@
+#!/bin/bash
+# Several ranks on GPUs, under the emulator: collectives by MPI between ranks that share a GPU, and by NCCL where each has its
+# own; training runs that have the CPU's losses and norms over both, whatever the mode, and the same bits in rank order.
+. test/lib.sh
+[ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
+sh test/emulator/find_headers.sh > /dev/null 2>&1 || { echo "1..0 # SKIP CUDA's headers are not here"; exit 0; }
+sh dev/find_cuda.sh compile cublasLt cudnn nccl > /dev/null 2>&1 || { echo "1..0 # SKIP cuBLAS, cuDNN or NCCL is not here"; exit 0; }
+export TMPDIR=$work CUDA_EMULATOR_WORKERS=1 # the stand-in for NCCL meets in folders
+test_comm=build/emulated/test/test_comm_cuda emulated=build/emulated/train_gpt2_ddp cpu=build/train_gpt2_ddp
+
+build() { # TARGET...: by a make of its own, whatever started this test
+    env -u MAKEFLAGS -u MAKELEVEL make DEVICE=emulated "$@" > "$work/make.log" 2>&1 || { tail -n 20 "$work/make.log"; return 1; }
+}
+# with NCCL every rank has a GPU of its own
+on_gpus() { # mpi|nccl RANKS COMMAND...
+    local devices=1
+    [ "$1" = nccl ] && devices=$2
+    CUDA_EMULATOR_DEVICES=$devices on_ranks "$2" "${@:3}"
+}
+check "make DEVICE=emulated" build $emulated $test_comm
+
+# ---- collectives ----
+passes() { # mpi|nccl RANKS OPTION...: to the last claim; --comm auto finds out by itself how
+    on_gpus "$1" "$2" $test_comm --comm-timeout 60 "${@:3}" > "$work/said" 2>&1 && grep -qi "^# $1 " "$work/said" && grep -qx '1\.\.[0-9]*' "$work/said" ||
+        { cat "$work/said"; return 1; }
+}
+strict() { SHARD_COMM_STRICT=1 "$@"; }
+for comm in mpi nccl; do
+    check "$comm: every claim of test_comm_cuda holds on 2 ranks" passes $comm 2
+    check "  in rank order" passes $comm 2 --deterministic
+    check "  on 3 ranks, in rank order and strict mode" strict passes $comm 3 --deterministic
+    check "  on 3 ranks, by the ring of our own" passes $comm 3 --allreduce ring
+    check "  on 4 ranks" passes $comm 4
+    for seed in 2 3; do
+        CUDA_EMULATOR_SEED=$seed check "  on 2 ranks, under the emulator's seed $seed" passes $comm 2
+    done
+done
+check "nccl: a single rank, if it is asked for" passes nccl 1 --comm nccl
+
+# ---- training ----
+train() { # OUT PROGRAM... -- OPTION...
+    local out=$1 program=()
+    shift
+    while [ "$1" != -- ]; do program+=("$1"); shift; done
+    rm -rf "$out"
+    "${program[@]}" --data $REFERENCE/tokens.bin --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --batch-size 2 \
+        --steps 4 --lr 3e-3 --warmup-steps 2 --eps 1e-5 --eval-every 0 --sample-every 0 --out "$out" "${@:2}" > "$out.log" 2>&1 ||
+        { tail -n 20 "$out.log"; return 1; }
+}
+train_cpu() { train "$work/cpu$1" on_ranks "$1" $cpu -- --total-batch-size "$2"; }
+# TOTAL: tokens of a step, all ranks together
+train_gpus() { # OUT mpi|nccl RANKS TOTAL OPTION...
+    train "$work/$1" on_gpus "$2" "$3" $emulated -- --total-batch-size "$4" "${@:5}"
+}
+as_cpu() { # RANKS OUT
+    "$COMPARE" metrics "$work/cpu$1/metrics.jsonl" "$work/$2/metrics.jsonl" --rtol 1e-5 --atol 1e-6 &&
+        "$COMPARE" weights "$work/cpu$1/step_00000004/model.safetensors" "$work/$2/step_00000004/model.safetensors" --rtol 1e-4 --atol 1e-6 &&
+        grep -q '^allocations while training: 0;' "$work/$2.log" && [ "$(grep -c 'as predicted$' "$work/$2.log")" = 9 ]
+}
+gets_there() { # NAME mpi|nccl RANKS TOTAL OPTION...: the CPU's numbers
+    train_gpus "$@" && as_cpu "$3" "$1"
+}
+check "the CPU's 2 ranks, two micro-batches each" train_cpu 2 128
+check "the CPU's 4 ranks" train_cpu 4 128
+for comm in mpi nccl; do
+    check "$comm, 2 ranks: the CPU's losses, norms and weights, in buckets" gets_there $comm-buckets $comm 2 128 --bucket-mb 0.01
+    check "  naively" gets_there $comm-naive $comm 2 128 --ddp naive
+    check "  in strict mode" strict gets_there $comm-strict $comm 2 128 --bucket-mb 0.01
+    check "  in rank order" gets_there $comm-ordered $comm 2 128 --bucket-mb 0.01 --deterministic
+    check "$comm, 4 ranks, in rank order" gets_there $comm-four $comm 4 128 --bucket-mb 0.01 --deterministic
+done
+same_bits() { same_run "$work/$1" "$work/$2" 00000004; }
+check "in rank order MPI and NCCL have the same bits on 2 ranks" same_bits mpi-ordered nccl-ordered
+check "  and on 4" same_bits mpi-four nccl-four
+CUDA_EMULATOR_SEED=5 check "the same again, naively and under another seed" train_gpus again nccl 2 128 --ddp naive --deterministic
+check "  has the same bits" same_bits again nccl-ordered
+
+# ---- what cannot be ----
+check "NCCL refuses ranks that share a GPU, and the error says so" \
+    fails_with "ranks 0-1 share a GPU" "use --comm mpi" -- on_gpus mpi 2 $test_comm --comm nccl
+check "a rank that does not come is named" \
+    fails_with "rank 1 has not reached all-reduce" -- on_gpus nccl 2 $emulated --data $REFERENCE/tokens.bin --val-data= --model d1 \
+    --channels 16 --heads 2 --seq-len 16 --batch-size 2 --fault 1:2:hang --comm-timeout 3
+done_testing
