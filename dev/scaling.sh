@@ -76,6 +76,8 @@ run() {
     echo "$N $(median tokens_per_s "$into/metrics.jsonl") $(median step_ms "$into/metrics.jsonl")" \
         "$(median comm_exposed_ms "$into/metrics.jsonl")" >> "$work/$kind"
 }
+. dev/bench/busy.sh
+busy=$(busy_percent)
 for N in $ranks; do
     run strong "$N" $((batch * most / N)) "$@"
     if [ "$N" = "$most" ]; then tail -n 1 "$work/strong" >> "$work/weak"; else run weak "$N" "$batch" "$@"; fi # the same, there
@@ -95,6 +97,7 @@ table "$work/weak"
 if [ $((most * OMP_NUM_THREADS)) -gt "$cores" ] && grep -q '^device  *CPU' "$folder/strong_$most/log"; then
     printf '\nThis machine has %d cores. Ranks x %d thread(s) beyond that take turns: they cannot gain.\n' "$cores" "$OMP_NUM_THREADS"
 fi
+if [ "$busy" -gt 5 ]; then printf '\nOther programs used %s %% of this machine before the first run: do not trust these figures.\n' "$busy"; fi
 
 command -v gnuplot >/dev/null || { echo "no plot: gnuplot is missing; sh dev/setup.sh installs it"; exit 0; }
 case $folder in *\'*) fail "the name of --out must have no single quote: $folder" ;; esac
