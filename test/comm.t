@@ -38,6 +38,8 @@ check "an operation that was never waited for is an error at the end" \
     mistake never-waited "all-reduce, operation #0, was never waited for"
 check "  and when too many are under way" mistake too-many "1024 operations are under way"
 check "a rank cannot send to itself" mistake send-to-itself "send of rank 0 cannot name rank 0 of 1"
+check "messages need comm_connect" mistake send-unconnected "part.0: comm_connect comes before the first send"
+check "  once" mistake connect-twice "world: comm_connect for a second time"
 check "a root must exist" mistake no-such-root "broadcast of rank 0 cannot name rank 1 of 1"
 check "bytes cannot be added" mistake sum-of-bytes "reduce-scatter of bytes"
 check "a split needs all operations to be done" mistake split-in-flight "wait for the operations under way first"

@@ -565,6 +565,11 @@ static void die_by(const char* name) {
         for (;;) comm_all_reduce(&world, x, 2, COMM_F32);
     } else if (strcmp(name, "send-to-itself") == 0) {
         comm_send(&world, x, 1, COMM_F32, world.rank);
+    } else if (strcmp(name, "send-unconnected") == 0) {
+        comm_split(&c, &world, "part", 0);
+        comm_send(&c, x, 1, COMM_F32, 0);
+    } else if (strcmp(name, "connect-twice") == 0) {
+        comm_connect(&world);
     } else if (strcmp(name, "no-such-root") == 0) {
         comm_broadcast(&world, x, 1, COMM_F32, world.size);
     } else if (strcmp(name, "sum-of-bytes") == 0) {

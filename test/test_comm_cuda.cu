@@ -143,6 +143,8 @@ static void test_sub_communicators(void) {
     is(y, copy_of(20011, COMM_F32, of_sum, &world), 20011, COMM_F32, "world");
     comm_split(&pair, &half, "pair", world.rank / 4); // of a part
     all_reduce_on(&pair, 1001, COMM_F32);
+    for (int q = 0; q < pair.size; q++)
+        require(pair.world_rank[q] == world.rank / 4 * 4 + 2 * q + world.rank % 2, "rank %d of the pair is %d", q, pair.world_rank[q]);
     comm_free(&pair);
     comm_free(&half);
     device_free(x);
@@ -241,6 +243,21 @@ static void test_messages_do_not_queue_behind_collectives(void) {
     device_free(number);
 }
 
+static void test_barrier(void) {
+    usleep((useconds_t)(50000 * ((world.rank + 1) % world.size)));
+    double before = now_seconds(); // one clock for all processes of a machine
+    comm_barrier(&world);
+    double after = now_seconds();
+    double *all = (double*)device_alloc((size_t)world.size * sizeof(double), MEMORY_ACTIVATIONS), came;
+    host_to_device(all + world.rank, &before, sizeof before);
+    comm_wait(&world, comm_all_gather(&world, all, all + world.rank, 1, COMM_F64));
+    for (int q = 0; q < world.size; q++) {
+        device_to_host(&came, all + q, sizeof came);
+        require(came <= after, "rank %d came %g s after rank %d left", q, came - after, world.rank);
+    }
+    device_free(all);
+}
+
 static CommEvent seen;
 static void see(void* self, const CommEvent* e) { (void)self; seen = *e; }
 static void test_times(void) {
@@ -284,6 +301,7 @@ int main(int argc, char** argv) {
     claim("sums in rank order have the CPU's bits", test_rank_order);
     claim("communication waits for compute, and compute for communication", test_order_with_compute);
     claim("communicators of a part of the ranks", test_sub_communicators);
+    claim("a barrier lets nobody go before all have come", test_barrier);
     claim("times are in order", test_times);
     claim("messages between all pairs", test_messages);
     if (world.size >= 3) claim("messages do not queue behind collectives", test_messages_do_not_queue_behind_collectives);
