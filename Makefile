@@ -76,7 +76,7 @@ NVCC_FLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -lineinfo -DDEBUG,-O3) $(GENCODE) -
 # Linked is cuBLASLt alone: cuDNN is opened by the program, which can do without.
 CUDNN := $(if $(filter 0,$(USE_CUDNN)),,cudnn)
 BUILD_CUDA = $(NVCC) $(NVCC_FLAGS) $(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN) $(if $(COMM_CUDA),$(NCCL)))
-LINK_CUDA = $(LDFLAGS) $(shell sh dev/find_cuda.sh link cublasLt) $(if $(CUDNN),$(shell sh dev/find_cuda.sh rpath cudnn)) \
+LINK_CUDA = $(LDFLAGS) $(shell sh dev/find_cuda.sh link cublasLt) $(if $(CUDNN),$(shell sh dev/find_cuda.sh rpath cudnn nvrtc)) \
     $(if $(NCCL),$(shell sh dev/find_cuda.sh rpath nccl 2>/dev/null))
 BUILD_STAGE = $(BUILD_CUDA) $(COMM_CUDA) $< -o $@ $(LINK_CUDA) $(STAGE_LIBRARIES)
 BUILD_CUDA_TEST = $(BUILD_CUDA) $< $(BUILD)/test/cpu_layers.o -o $@ $(LINK_CUDA) -ldnnl -lgomp -lm

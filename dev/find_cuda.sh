@@ -54,12 +54,13 @@ library_in() { # PLACE LIBRARY: the file
     return 1
 }
 
+# An old-style rpath counts for what libraries open by themselves, too: cuDNN opens NVRTC, and NVRTC its built-in functions.
 say() { # FOLDER-OF-HEADERS LIBRARY-FILE
-    folder=$(dirname "$2")
+    folder=$(dirname "$2") rpath="-Xlinker --disable-new-dtags -Xlinker -rpath -Xlinker"
     case $what in
         compile) echo "-isystem $1" ;;
-        link) echo "-L$folder -Xlinker -rpath -Xlinker $folder -Xlinker -l:${2##*/}" ;;
-        rpath) echo "-Xlinker -rpath -Xlinker $folder" ;;
+        link) echo "-L$folder $rpath $folder -Xlinker -l:${2##*/}" ;;
+        rpath) echo "$rpath $folder" ;;
         folder) echo "$folder" ;;
     esac
 }

@@ -5,7 +5,7 @@
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 for folder in "${CUDA_HOME:-/usr/local/cuda}" /usr; do [ -e "$folder/include/cuda_runtime.h" ] && cuda=$folder; done
 [ -n "${cuda:-}" ] || { echo "1..0 # SKIP CUDA's headers are not here"; exit 0; }
-headers=$(sh dev/find_cuda.sh compile cudnn 2> "$work/said") && rpath=$(sh dev/find_cuda.sh rpath cudnn) ||
+headers=$(sh dev/find_cuda.sh compile cudnn 2> "$work/said") && rpath=$(sh dev/find_cuda.sh rpath cudnn nvrtc) ||
     { echo "1..0 # SKIP $(tail -n 1 "$work/said")"; exit 0; }
 plans=test/cudnn_plans
 
