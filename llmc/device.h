@@ -41,6 +41,7 @@ int    device_mark(void);                                       // the caller's 
 double device_mark_time(int mark);                              // when it was passed, as now_seconds counts; after device_synchronize
 double device_mark_seconds(int from, int to);                   // between two, more exactly than their times tell; likewise
 void   device_mark_free(int mark);
+void   device_range(const char* name);                          // what is issued from here on, for a profiler; NULL: nothing
 
 // Ordered after everything issued before. The host side of a copy must not be touched before the copy is done:
 // host_to_device from host_alloc memory returns at once; device_to_host waits, and is a step's one synchronisation.

@@ -8,7 +8,9 @@ communication was hidden.
 Compute is marked where it begins, by trace_compute in the stage files: a slice ends where the next one begins. On a GPU
 marks are events on the stream, and say when the GPU was there, not when the host issued the work.
 
-Global state: `trace`, so that the lines in the stage files stay short. Without --trace they do nothing.
+The same marks are ranges for a profiler (NVTX), with or without --trace.
+
+Global state: `trace`, so that the lines in the stage files stay short. Without --trace they do nothing else.
 */
 #ifndef LLMC_TRACE_H
 #define LLMC_TRACE_H
@@ -69,6 +71,7 @@ static inline TraceSlice* trace_add(int track, double begin, double end) {
 
 // What is computed from here on: "backward, block" 3. index -1: the name says it all. NULL: nothing.
 static inline void trace_compute(const char* what, int index) {
+    device_range(what);
     if (trace.path == NULL) return;
     if (trace.num_marks == trace.marks_capacity) {
         trace.marks_capacity = trace.marks_capacity ? 2 * trace.marks_capacity : 256;
@@ -80,8 +83,8 @@ static inline void trace_compute(const char* what, int index) {
 
 // After a step, when the device has done all of it: its marks become slices.
 static inline void trace_step(long long step) {
-    if (trace.path == NULL) return;
     trace_compute(NULL, -1);
+    if (trace.path == NULL) return;
     device_synchronize();
     for (int i = 0; i + 1 < trace.num_marks; i++) {
         TraceMark* m = &trace.marks[i];

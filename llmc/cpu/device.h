@@ -55,6 +55,7 @@ int device_mark(void) {
 }
 double device_mark_time(int mark) { return cpu_marks.times[mark]; }
 double device_mark_seconds(int from, int to) { return cpu_marks.times[to] - cpu_marks.times[from]; }
+void device_range(const char* name) { (void)name; }
 void device_mark_free(int mark) { mark_pool_give(&cpu_marks.pool, mark); }
 
 // In parallel, so that each page lies near the thread that will use it and all memory channels take part.

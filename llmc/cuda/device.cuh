@@ -2,6 +2,9 @@
 #include "../device_memory.h"
 #include "../precision.h"
 #include "check.cuh"
+#ifndef CUDA_EMULATOR
+#include <nvtx3/nvToolsExt.h>
+#endif
 
 static cudaDeviceProp cuda_device; // of the GPU that device_init picked
 static int cuda_device_number;
@@ -127,6 +130,17 @@ static int cuda_mark(cudaStream_t stream) {
     int mark = mark_pool_take(&cuda_marks.pool);
     cuda_check(cudaEventRecord(cuda_marks.events[mark], stream), "a mark");
     return mark;
+}
+// NVTX ranges, which Nsight Systems shows beside the kernels; without a profiler they cost next to nothing.
+void device_range(const char* name) {
+#ifdef CUDA_EMULATOR
+    (void)name;
+#else
+    static bool inside;
+    if (inside) nvtxRangePop();
+    if (name != NULL) nvtxRangePushA(name);
+    inside = name != NULL;
+#endif
 }
 int device_mark(void) { return cuda_mark(compute_stream); }
 static double cuda_seconds(cudaEvent_t from, cudaEvent_t to) {
