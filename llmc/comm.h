@@ -13,7 +13,8 @@ Counted    per kind: calls, and what a ring sends per rank: all-reduce 2n(N-1)/N
 Alone      (N = 1) every operation is done at once and sends nothing.
 Strict     mode (SHARD_COMM_STRICT=1): an operation runs at its wait, and until then its output is NaN. An output that is read
            before its wait, an input that is written before it, and a wait that is missing are wrong numbers then, not rare
-           races. Ranks must wait in the same order; those that run different operations are told so.
+           races. Ranks must wait in the same order; those that run different operations are told so (over NCCL only when
+           the watchdog's time is up).
 Failures   are the watchdog's (control.h): it names the rank that died or hangs, and ends this process.
 
 A Comm must stay where it is from comm_init or comm_split to comm_free; there is no global state.
@@ -460,7 +461,8 @@ static inline const CommBackend* comm_choose(Comm* c) {
 
 // Options that no backend can follow.
 static inline void comm_require_possible(const CommOptions* o) {
-    require(USE_NCCL || o->backend != COMM_NCCL, "--comm nccl: this program was built without NCCL, which is for GPUs: use --comm mpi");
+    require(USE_NCCL || o->backend != COMM_NCCL, "--comm nccl: this program was built without NCCL, which is for GPUs:"
+            " use --comm mpi");
     require(!(o->ordered && o->all_reduce == ALL_REDUCE_RING),
             "--deterministic adds in rank order and --allreduce ring in the ring's order: leave one of them out");
 }

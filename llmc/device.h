@@ -37,7 +37,7 @@ double device_peak_flops(void);                                 // dense FLOP/s 
 void device_synchronize(void);                                  // returns when everything issued so far is done
 
 // Moments, for timelines: a mark is passed when all that was issued before it is done.
-int    device_mark(void);                                       // the caller's until device_mark_free, which lets it be used again
+int    device_mark(void);                                       // the caller's until device_mark_free
 double device_mark_time(int mark);                              // when it was passed, as now_seconds counts; after device_synchronize
 double device_mark_seconds(int from, int to);                   // between two, more exactly than their times tell; likewise
 void   device_mark_free(int mark);

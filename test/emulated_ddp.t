@@ -4,7 +4,8 @@
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 sh test/emulator/find_headers.sh > /dev/null 2>&1 || { echo "1..0 # SKIP CUDA's headers are not here"; exit 0; }
-sh dev/find_cuda.sh compile cublasLt cudnn nccl > /dev/null 2>&1 || { echo "1..0 # SKIP cuBLAS, cuDNN or NCCL is not here"; exit 0; }
+sh dev/find_cuda.sh compile cublasLt cudnn nccl > /dev/null 2>&1 ||
+    { echo "1..0 # SKIP cuBLAS, cuDNN or NCCL is not here"; exit 0; }
 export TMPDIR=$work CUDA_EMULATOR_WORKERS=1 # the stand-in for NCCL meets in folders
 test_comm=build/emulated/test/test_comm_cuda emulated=build/emulated/train_gpt2_ddp cpu=build/train_gpt2_ddp
 
@@ -21,7 +22,8 @@ check "make DEVICE=emulated" build $emulated $test_comm
 
 # ---- collectives ----
 passes() { # mpi|nccl RANKS OPTION...: to the last claim; --comm auto finds out by itself how
-    on_gpus "$1" "$2" $test_comm --comm-timeout 60 "${@:3}" > "$work/said" 2>&1 && grep -qi "^# $1 " "$work/said" && grep -qx '1\.\.[0-9]*' "$work/said" ||
+    on_gpus "$1" "$2" $test_comm --comm-timeout 60 "${@:3}" > "$work/said" 2>&1 && grep -qi "^# $1 " "$work/said" &&
+        grep -qx '1\.\.[0-9]*' "$work/said" ||
         { cat "$work/said"; return 1; }
 }
 strict() { SHARD_COMM_STRICT=1 "$@"; }
@@ -36,6 +38,17 @@ for comm in mpi nccl; do
     done
 done
 check "nccl: a single rank, if it is asked for" passes nccl 1 --comm nccl
+by_torchrun() ( # as torchrun starts two ranks: where they meet is in their environment, and MPI has no part in it
+    pids=
+    export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 20000)) CUDA_EMULATOR_DEVICES=2
+    for rank in 1 0; do
+        RANK=$rank LOCAL_RANK=$rank timeout 120 $test_comm --comm-timeout 60 > "$work/rank$rank" 2>&1 & pids="$pids $!"
+    done
+    for pid in $pids; do wait "$pid" || { cat "$work/rank0" "$work/rank1"; exit 1; }; done
+    cat "$work/rank0"
+    grep -q '^# NCCL ' "$work/rank0" && grep -qx '1\.\.[0-9]*' "$work/rank0"
+)
+check "nccl: ranks that torchrun started" by_torchrun
 
 # ---- training ----
 train() { # OUT PROGRAM... -- OPTION...
@@ -53,8 +66,9 @@ train_gpus() { # OUT mpi|nccl RANKS TOTAL OPTION...
     train "$work/$1" on_gpus "$2" "$3" $emulated -- --total-batch-size "$4" "${@:5}"
 }
 as_cpu() { # RANKS OUT
+    local model=step_00000004/model.safetensors
     "$COMPARE" metrics "$work/cpu$1/metrics.jsonl" "$work/$2/metrics.jsonl" --rtol 1e-5 --atol 1e-6 &&
-        "$COMPARE" weights "$work/cpu$1/step_00000004/model.safetensors" "$work/$2/step_00000004/model.safetensors" --rtol 1e-4 --atol 1e-6 &&
+        "$COMPARE" weights "$work/cpu$1/$model" "$work/$2/$model" --rtol 1e-4 --atol 1e-6 &&
         grep -q '^allocations while training: 0;' "$work/$2.log" && [ "$(grep -c 'as predicted$' "$work/$2.log")" = 9 ]
 }
 gets_there() { # NAME mpi|nccl RANKS TOTAL OPTION...: the CPU's numbers
@@ -72,13 +86,14 @@ done
 same_bits() { same_run "$work/$1" "$work/$2" 00000004; }
 check "in rank order MPI and NCCL have the same bits on 2 ranks" same_bits mpi-ordered nccl-ordered
 check "  and on 4" same_bits mpi-four nccl-four
-CUDA_EMULATOR_SEED=5 check "the same again, naively and under another seed" train_gpus again nccl 2 128 --ddp naive --deterministic
+CUDA_EMULATOR_SEED=5 check "the same again, naively and under another seed" \
+    train_gpus again nccl 2 128 --ddp naive --deterministic
 check "  has the same bits" same_bits again nccl-ordered
 
 # ---- what cannot be ----
 check "NCCL refuses ranks that share a GPU, and the error says so" \
     fails_with "ranks 0-1 share a GPU" "use --comm mpi" -- on_gpus mpi 2 $test_comm --comm nccl
 check "a rank that does not come is named" \
-    fails_with "rank 1 has not reached all-reduce" -- on_gpus nccl 2 $emulated --data $REFERENCE/tokens.bin --val-data= --model d1 \
-    --channels 16 --heads 2 --seq-len 16 --batch-size 2 --fault 1:2:hang --comm-timeout 3
+    fails_with "rank 1 has not reached all-reduce" -- on_gpus nccl 2 $emulated --data $REFERENCE/tokens.bin --val-data= \
+    --model d1 --channels 16 --heads 2 --seq-len 16 --batch-size 2 --fault 1:2:hang --comm-timeout 3
 done_testing

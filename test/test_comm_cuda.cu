@@ -60,7 +60,8 @@ static void is(const char* p, char* expected, size_t n, CommType t, const char* 
     char* host = (char*)xcalloc(bytes, 1);
     device_to_host(host, p, bytes);
     for (size_t i = 0; i < bytes; i++)
-        require(host[i] == expected[i], "%s, %zu %s: byte %zu is %d, not %d", what, n, comm_type_name(t), i, host[i], expected[i]);
+        require(host[i] == expected[i], "%s, %zu %s: byte %zu is %d, not %d", what, n, comm_type_name(t), i, host[i],
+                expected[i]);
     free(host);
     free(expected);
 }
@@ -73,7 +74,10 @@ static char* copy_of(size_t n, CommType t, double (*value)(const Comm* c, size_t
 // ---- each collective ----
 static double of_sum(const Comm* c, size_t i, size_t n) { (void)n; return whole_sum(c->size, i); }
 static double of_my_part(const Comm* c, size_t i, size_t n) { return whole_sum(c->size, (size_t)c->rank * n + i); }
-static double of_everyone(const Comm* c, size_t i, size_t n) { size_t part = n / (size_t)c->size; return whole((int)(i / part), i % part); }
+static double of_everyone(const Comm* c, size_t i, size_t n) {
+    size_t part = n / (size_t)c->size;
+    return whole((int)(i / part), i % part);
+}
 static double of_last(const Comm* c, size_t i, size_t n) { (void)n; return whole(c->size - 1, i); }
 
 static void all_reduce_on(Comm* c, size_t n, CommType t) {
@@ -83,13 +87,14 @@ static void all_reduce_on(Comm* c, size_t n, CommType t) {
     device_free(x);
 }
 static void reduce_scatter_on(Comm* c, size_t n, CommType t, bool in_place) {
-    size_t N = (size_t)c->size;
-    char *full = tensor(N * n, t, whole, c->rank), *shard = in_place ? full + (size_t)c->rank * n * comm_type_size(t) : tensor(n, t, NULL, 0);
+    size_t N = (size_t)c->size, at = (size_t)c->rank * n * comm_type_size(t);
+    char* full = tensor(N * n, t, whole, c->rank);
+    char* shard = in_place ? full + at : tensor(n, t, NULL, 0);
     comm_wait(c, comm_reduce_scatter(c, shard, full, n, t));
     char* expected = copy_of(n, t, of_my_part, c);
     if (in_place) { // the rest of full is what it was
         char* all = host_numbers(N * n, t, whole, c->rank);
-        memcpy(all + (size_t)c->rank * n * comm_type_size(t), expected, n * comm_type_size(t));
+        memcpy(all + at, expected, n * comm_type_size(t));
         is(full, all, N * n, t, "reduce-scatter in place");
         free(expected);
     } else {
@@ -101,7 +106,8 @@ static void reduce_scatter_on(Comm* c, size_t n, CommType t, bool in_place) {
 }
 static void all_gather_on(Comm* c, size_t n, CommType t, bool in_place) {
     size_t N = (size_t)c->size, bytes = n * comm_type_size(t);
-    char *full = tensor(N * n, t, NULL, 0), *own = tensor(n, t, whole, c->rank), *shard = in_place ? full + (size_t)c->rank * bytes : own;
+    char *full = tensor(N * n, t, NULL, 0), *own = tensor(n, t, whole, c->rank);
+    char* shard = in_place ? full + (size_t)c->rank * bytes : own;
     if (in_place) device_copy(shard, own, bytes);
     comm_wait(c, comm_all_gather(c, full, shard, n, t));
     is(full, copy_of(N * n, t, of_everyone, c), N * n, t, "all-gather");
@@ -132,8 +138,9 @@ static void test_sub_communicators(void) {
     comm_split(&half, &world, "half", world.rank % 2);
     size_t taken = device_memory(MEMORY_COMMUNICATION) - before;
     require(taken == comm_split_bytes(&world, half.size), "a split takes %zu bytes", taken);
-    require(half.rank == world.rank / 2 && half.size == (world.size + 1 - world.rank % 2) / 2, "rank %d of %d", half.rank, half.size);
-    for (int q = 0; q < half.size; q++) require(half.world_rank[q] == 2 * q + world.rank % 2, "rank %d is %d", q, half.world_rank[q]);
+    int odd = world.rank % 2;
+    require(half.rank == world.rank / 2 && half.size == (world.size + 1 - odd) / 2, "rank %d of %d", half.rank, half.size);
+    for (int q = 0; q < half.size; q++) require(half.world_rank[q] == 2 * q + odd, "rank %d is %d", q, half.world_rank[q]);
     all_of(&half);
     char *x = tensor(20011, COMM_F32, whole, half.rank), *y = tensor(20011, COMM_F32, whole, world.rank);
     CommOp a = comm_all_reduce(&half, x, 20011, COMM_F32), b = comm_all_reduce(&world, y, 20011, COMM_F32);
@@ -144,7 +151,7 @@ static void test_sub_communicators(void) {
     comm_split(&pair, &half, "pair", world.rank / 4); // of a part
     all_reduce_on(&pair, 1001, COMM_F32);
     for (int q = 0; q < pair.size; q++)
-        require(pair.world_rank[q] == world.rank / 4 * 4 + 2 * q + world.rank % 2, "rank %d of the pair is %d", q, pair.world_rank[q]);
+        require(pair.world_rank[q] == world.rank / 4 * 4 + 2 * q + odd, "rank %d of the pair is %d", q, pair.world_rank[q]);
     comm_free(&pair);
     comm_free(&half);
     device_free(x);
@@ -157,7 +164,8 @@ static void test_rank_order(void) {
     for (int k = 0; k < NUM_SUMMED && world.world->options.ordered; k++) {
         CommType t = types[k];
         size_t bytes = n * comm_type_size(t), at = (size_t)world.rank * bytes;
-        char *sum = host_numbers(N * n, t, rough, 0), *x = tensor(N * n, t, rough, world.rank), *y = tensor(N * n, t, rough, world.rank);
+        char *x = tensor(N * n, t, rough, world.rank), *y = tensor(N * n, t, rough, world.rank);
+        char* sum = host_numbers(N * n, t, rough, 0);
         const void** rows = (const void**)xcalloc(N, sizeof(void*));
         for (size_t q = 0; q < N; q++) rows[q] = host_numbers(N * n, t, rough, (int)q);
         comm_add_rows(sum, rows, world.size, N * n, t);
@@ -243,17 +251,20 @@ static void test_messages_do_not_queue_behind_collectives(void) {
     device_free(number);
 }
 
+// Each rank in turn comes late.
 static void test_barrier(void) {
-    usleep((useconds_t)(50000 * ((world.rank + 1) % world.size)));
-    double before = now_seconds(); // one clock for all processes of a machine
-    comm_barrier(&world);
-    double after = now_seconds();
     double *all = (double*)device_alloc((size_t)world.size * sizeof(double), MEMORY_ACTIVATIONS), came;
-    host_to_device(all + world.rank, &before, sizeof before);
-    comm_wait(&world, comm_all_gather(&world, all, all + world.rank, 1, COMM_F64));
-    for (int q = 0; q < world.size; q++) {
-        device_to_host(&came, all + q, sizeof came);
-        require(came <= after, "rank %d came %g s after rank %d left", q, came - after, world.rank);
+    for (int late = 0; late < world.size; late++) {
+        if (world.rank == late) usleep(50000);
+        double before = now_seconds(); // one clock for all processes of a machine
+        comm_barrier(&world);
+        double after = now_seconds();
+        host_to_device(all + world.rank, &before, sizeof before);
+        comm_wait(&world, comm_all_gather(&world, all, all + world.rank, 1, COMM_F64));
+        for (int q = 0; q < world.size; q++) {
+            device_to_host(&came, all + q, sizeof came); // and so all are here before the next turn
+            require(came <= after, "rank %d came %g s after rank %d left", q, came - after, world.rank);
+        }
     }
     device_free(all);
 }
@@ -268,7 +279,8 @@ static void test_times(void) {
     comm_observe(&world, NULL, NULL);
     const CommStats* after = &world.stats[COMM_ALL_REDUCE];
     require(seen.n == 20011 && seen.kind == COMM_ALL_REDUCE, "another operation was seen");
-    require(seen.issued > 0 && seen.issued <= seen.wait_begun && seen.wait_begun <= seen.wait_ended, "waiting: times in another order");
+    require(seen.issued > 0 && seen.issued <= seen.wait_begun, "it was waited for before it was issued");
+    require(seen.wait_begun <= seen.wait_ended, "waiting: times in another order");
     require(seen.started > 0 && seen.started <= seen.finished, "moving: times in another order");
     require(world.world->nccl == NULL || seen.issued <= seen.started, "it began before it was issued"); // of one clock
     require(after->exposed > before.exposed && after->busy >= before.busy, "no time went by");

@@ -25,14 +25,15 @@ API: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
 #include <cuda_fp16.h>
 #include <dlfcn.h>
 #include <nccl.h>
-static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1), "llmc needs the headers of NCCL 2.18 or newer; USE_NCCL=0 builds without");
+static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1), "llmc needs the headers of NCCL 2.18 or newer, or USE_NCCL=0");
 
 // ---- the library ----
 // All of NCCL that is called. X is applied to each name.
 #define NCCL_FUNCTIONS(X) \
     X(ncclGetVersion) X(ncclGetErrorString) X(ncclGetLastError) X(ncclGetUniqueId) X(ncclCommInitRankConfig) X(ncclCommSplit) \
     X(ncclCommGetAsyncError) X(ncclCommUserRank) X(ncclCommCount) X(ncclCommFinalize) X(ncclCommDestroy) \
-    X(ncclAllReduce) X(ncclReduceScatter) X(ncclAllGather) X(ncclBroadcast) X(ncclSend) X(ncclRecv) X(ncclGroupStart) X(ncclGroupEnd)
+    X(ncclAllReduce) X(ncclReduceScatter) X(ncclAllGather) X(ncclBroadcast) X(ncclSend) X(ncclRecv) \
+    X(ncclGroupStart) X(ncclGroupEnd)
 typedef struct {
 #define X(name) decltype(&::name) name;
     NCCL_FUNCTIONS(X)
@@ -118,7 +119,8 @@ __device__ inline void comm_narrow(double* to, double x) { *to = x; }
 
 // out (n) = the sum of N rows in their order, rounded once: the bits of comm_add_rows. Row `rank` is own (n), which may be out;
 // row q of the others is rows + q stride.
-template <typename T> __global__ void add_rows_kernel(T* out, const T* own, const T* rows, int N, int rank, size_t stride, size_t n) {
+template <typename T>
+__global__ void add_rows_kernel(T* out, const T* own, const T* rows, int N, int rank, size_t stride, size_t n) {
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
         auto sum = comm_widen(rank == 0 ? own[i] : rows[i]);
         for (int q = 1; q < N; q++) sum += comm_widen(q == rank ? own[i] : rows[(size_t)q * stride + i]);
@@ -422,7 +424,8 @@ static inline void nccl_split(Comm* c, Comm* parent, int color) {
 
 // With whom `rank` of N is paired in a round, so that each meets each once in N rounds, or N-1 if N is even. -1: with nobody.
 static inline int nccl_partner(int rank, int N, int round) {
-    int M = N % 2 ? N : N - 1, last = N % 2 ? -1 : N - 1; // i and j of M meet when i + j = round (mod M); who meets itself, `last`
+    // i and j of M meet when i + j = round (mod M), and who would meet itself meets `last`
+    int M = N % 2 ? N : N - 1, last = N % 2 ? -1 : N - 1;
     if (rank == last) return round * (M + 1) / 2 % M;
     int partner = (round - rank + M) % M;
     return partner == rank ? last : partner;
@@ -487,5 +490,7 @@ static inline void nccl_finish(Comm* c, CommSlot* s) {
     if (s->kind == COMM_BARRIER) device_synchronize();
 }
 
-static const CommBackend comm_nccl = { nccl_open, nccl_close, nccl_split, nccl_connect, nccl_start, nccl_finish, nccl_device_bytes };
+static const CommBackend comm_nccl = {
+    nccl_open, nccl_close, nccl_split, nccl_connect, nccl_start, nccl_finish, nccl_device_bytes
+};
 #endif

@@ -194,9 +194,10 @@ void progress(ncclComm* c) {
     if (c->joined && !c->splitting.is_on && c->state == ncclInProgress && c->polls-- <= 0) c->state = ncclSuccess;
 }
 ncclResult_t check_comm(const char* call, ncclComm_t c, bool must_be_ready) {
-    if (!c || !comms.count(c) || c->destroyed) return refuse(ncclInvalidArgument, call, "%p is no communicator, or was destroyed", (void*)c);
+    if (!c || !comms.count(c) || c->destroyed)
+        return refuse(ncclInvalidArgument, call, "%p is no communicator, or was destroyed", (void*)c);
     if (must_be_ready && c->state == ncclInProgress)
-        return refuse(ncclInvalidArgument, call, "the communicator is used before what was asked of it is done (ncclCommGetAsyncError)");
+        return refuse(ncclInvalidArgument, call, "the communicator is not done with what was asked of it (ncclCommGetAsyncError)");
     return must_be_ready ? c->state : ncclSuccess;
 }
 ncclResult_t wait_if_blocking(ncclComm* c) {
@@ -217,16 +218,16 @@ ncclResult_t check_buffer(const Task& t, const char* what, const void* p, uint64
 }
 // One side is the whole, of N parts; the other is one part, which may only lie apart or where it belongs.
 ncclResult_t check_place(const Task& t, const char* whole, const char* part) {
-    uint64_t bytes = t.count * size_of(t.type);
-    if (part == whole + (uint64_t)t.comm->rank * bytes || part + bytes <= whole || part >= whole + (uint64_t)t.comm->ranks * bytes)
-        return ncclSuccess;
+    uint64_t bytes = t.count * size_of(t.type), rank = (uint64_t)t.comm->rank, ranks = (uint64_t)t.comm->ranks;
+    if (part == whole + rank * bytes || part + bytes <= whole || part >= whole + ranks * bytes) return ncclSuccess;
     return refuse(ncclInvalidArgument, t.kind, "its buffers overlap, and not in place");
 }
 void check_alike(const Task& t, const Header& own, const Header& other, int q) {
     if (!strcmp(own.kind, other.kind) && own.count == other.count && own.type == other.type && own.op == other.op &&
         own.root == other.root) return;
-    fatal("rank %d is at %s of %llu (type %d, root %d), rank %d at %s of %llu (type %d, root %d)", t.comm->rank, own.kind,
-          (unsigned long long)own.count, own.type, own.root, q, other.kind, (unsigned long long)other.count, other.type, other.root);
+    unsigned long long here = own.count, there = other.count;
+    fatal("rank %d is at %s of %llu (type %d, root %d), rank %d at %s of %llu (type %d, root %d)", t.comm->rank, own.kind, here,
+          own.type, own.root, q, other.kind, there, other.type, other.root);
 }
 Header header_of(const Task& t) {
     Header h = {};
@@ -247,8 +248,9 @@ void complete_collective(const Task& t, uint64_t number) {
     size_t bytes = t.count * size_of(t.type), N = (size_t)c->ranks;
     bool scatters = !strcmp(t.kind, "ncclReduceScatter");
     if (!strcmp(t.kind, "ncclBroadcast")) memcpy(t.recv, all[(size_t)t.peer].bytes.data(), bytes);
-    else if (!strcmp(t.kind, "ncclAllGather")) for (size_t q = 0; q < N; q++) memcpy(t.recv + q * bytes, all[q].bytes.data(), bytes);
-    else {
+    else if (!strcmp(t.kind, "ncclAllGather")) {
+        for (size_t q = 0; q < N; q++) memcpy(t.recv + q * bytes, all[q].bytes.data(), bytes);
+    } else {
         combine_all(all, t.count * (scatters ? N : 1), t.type, t.op);
         memcpy(t.recv, all[0].bytes.data() + (scatters ? (size_t)c->rank * bytes : 0), bytes);
     }
@@ -274,14 +276,18 @@ std::string message_name(const Task& t, uint64_t number) {
 // Sends and receives of a group move side by side; it is over when all have arrived, those sent as well.
 void launch_messages(ncclComm* c, const std::vector<Task>& tasks) {
     uint64_t number = c->issued++;
-    auto sends = std::make_shared<std::vector<std::pair<Task, std::string>>>(), receives = std::make_shared<std::vector<std::pair<Task, std::string>>>();
+    typedef std::vector<std::pair<Task, std::string>> Messages; // and their files
+    auto sends = std::make_shared<Messages>(), receives = std::make_shared<Messages>();
     for (const Task& t : tasks) {
         auto pair = t.send ? std::make_pair(c->rank, t.peer) : std::make_pair(-1 - t.peer, c->rank); // each end counts for itself
         (t.send ? sends : receives)->emplace_back(t, message_name(t, c->messages[pair]++));
     }
     cudaStream_t stream = tasks[0].stream;
     emulator::enqueue_when(stream, "ncclSend", [=] { return c->finished == number; }, [=] {
-        for (auto& m : *sends) write_message(m.second, Header{"Message", m.first.count, m.first.type, 0, 0}, m.first.send, m.first.count * size_of(m.first.type));
+        for (auto& m : *sends) {
+            const Task& t = m.first;
+            write_message(m.second, Header{"Message", t.count, t.type, 0, 0}, t.send, t.count * size_of(t.type));
+        }
     });
     emulator::enqueue_when(stream, "ncclRecv", [=] {
         return std::all_of(receives->begin(), receives->end(), [](auto& m) { return exists(m.second); });
@@ -370,7 +376,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm, ncclConfig_t* config) {
     PASS(check_comm("ncclCommSplit", comm, true));
     PASS(check_config("ncclCommSplit", config));
-    if (!newcomm || (color < 0 && color != NCCL_SPLIT_NOCOLOR)) return refuse(ncclInvalidArgument, "ncclCommSplit", "color %d", color);
+    if (!newcomm || (color < 0 && color != NCCL_SPLIT_NOCOLOR))
+        return refuse(ncclInvalidArgument, "ncclCommSplit", "color %d", color);
     comm->splitting.child = *newcomm = color < 0 ? nullptr : new_comm(config);
     comm->splitting.is_on = true;
     comm->splitting.number = comm->splits++;
@@ -435,7 +442,8 @@ ncclResult_t ncclReduceScatter(const void* send, void* recv, size_t count, ncclD
     PASS(check_place(t, t.send, t.recv));
     return add(t);
 }
-ncclResult_t ncclAllGather(const void* send, void* recv, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclAllGather(const void* send, void* recv, size_t count, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream) {
     Task t = {"ncclAllGather", comm, (const char*)send, (char*)recv, count, type, ncclSum, 0, stream};
     PASS(check_comm(t.kind, comm, false));
     PASS(check_buffer(t, "what is sent", send, count));

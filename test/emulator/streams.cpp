@@ -202,11 +202,13 @@ cudaError_t wait_for_all(Call& call) {
     for (auto& s : all_streams()) need(needed, {s.get(), s->issued});
     return run_needed(call, needed, ALL);
 }
-// Whether it is done. Whoever keeps asking gets there: each call runs a few works.
+// Whether it is done. Whoever keeps asking gets there: each call runs a few works, at most half of them.
 static cudaError_t query(Call& call, Position until) {
     Needed needed;
     need(needed, until);
-    if (cudaError_t error = run_needed(call, needed, 1 + next_random() % 16)) return error;
+    uint64_t left = 0;
+    for (auto& n : needed) left += n.second - std::min(n.second, n.first->finished);
+    if (cudaError_t error = run_needed(call, needed, std::min<uint64_t>(std::max<uint64_t>(left / 2, 1), 16))) return error;
     return until.stream->finished >= until.number ? cudaSuccess : remember(cudaErrorNotReady);
 }
 static cudaError_t make_stream(Call& call, cudaStream_t* stream, unsigned flags) {
