@@ -45,7 +45,7 @@ evaluated() { # the whole of the data, whose last batch is a padded one: ranks h
         [ "$(grep -c val_loss "$work/three/metrics.jsonl")" -eq 3 ] && close "$work/single" "$work/three"
 }
 check "3 ranks' validation losses are train_gpt2_single's" evaluated
-check "ranks that compare their state find it equal" train 3 4 "$work/three" --total-batch-size 384 --check-every 5
+check "ranks that compare their state find it equal" train 3 4 "$work/checked" --total-batch-size 384 --check-every 5
 
 # ---- what is sent ----
 sent_as_predicted() { # RANKS BATCH OPTION...

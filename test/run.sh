@@ -12,7 +12,7 @@ for build in build build/debug; do
     for script in test/*.t; do
         [ $build = build ] || grep -q BUILD "$script" || continue # it tests no program of ours
         wrapper="$wrappers/$(echo "$build" | tr / -)-$(basename "$script")"
-        printf '#!/bin/sh\nBUILD=%s exec %s\n' "$build" "$script" > "$wrapper"
+        printf '#!/bin/sh\nBUILD=%s exec bash %s\n' "$build" "$script" > "$wrapper"
         chmod +x "$wrapper"
     done
 done

@@ -111,7 +111,8 @@ probe_python() {
 probe_mpi() {
     build_probe "${MPICC:-mpicc}" mpi.c || return 1
     # Open MPI refuses root otherwise
-    OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 attempt "${MPIRUN:-mpirun}" --oversubscribe -np 2 "$scratch/probe"
+    # shellcheck disable=SC2086 # a command and its options
+    OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 attempt ${MPIRUN:-mpirun} --oversubscribe -np 2 "$scratch/probe"
 }
 probe_nvcc() { build_probe "${NVCC:-nvcc}" cuda.cu && echo "CUDA $("$scratch/probe" toolkit)"; }
 probe_gpu() {
