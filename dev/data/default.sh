@@ -9,9 +9,9 @@ mkdir -p "$out"
 LC_ALL=C
 export LC_ALL
 
-# Only the folders that belong to the project: what is built, downloaded or checked out beside them is no part of it.
+# What a reader of the course reads: the stages, llmc/ and doc/. Tests and tools would make it too varied for a minute of training.
 {
     find . -maxdepth 1 -type f \( -name '*.cu' -o -name '*.md' -o -name Makefile \)
-    find ./llmc ./dev ./test ./doc -name reference -prune -o -type f \
+    find ./llmc ./doc -type f \
         \( -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.c' -o -name '*.md' -o -name '*.sh' -o -name '*.py' -o -name '*.t' \) -print
 } | sort | tr '\n' '\0' | xargs -0 -x "$tokenize" --tokenizer bytes --out "$out/train.bin" --val-out "$out/val.bin" --val-fraction 0.1 --
