@@ -275,9 +275,15 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
 // ----------------------------------------------------------------------------
 // 5. the whole model: where a unit lives, forward, backward
 
-// Unit u's parameters, ready to be used.
+// Unit u's parameters, ready to be used until unit_release.
 static floatX* unit_params(GPT2* g, int u) {
     return g->params + g->units[u].offset;
+}
+
+// Unit u's parameters will not be used before they are asked for again: here they stay where they are.
+static void unit_release(GPT2* g, int u) {
+    (void)g;
+    (void)u;
 }
 
 // Where unit u's gradients go.
@@ -306,11 +312,13 @@ static void gpt2_forward(GPT2* g) {
         trace_compute("forward, block", l);
         BlockParams p = block_view(c, unit_params(g, 1 + l));
         block_forward(g, p, g->acts[l], x, branch);
+        unit_release(g, 1 + l);
         x = g->acts[l].res2;
         branch = g->branch;
     }
     trace_compute("head", -1);
     residual_layernorm_forward(g->resf, g->lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, BT, c.C);
+    unit_release(g, 0);
 }
 
 // The classifier a few rows at a time, so that no (B,T,V) tensor exists: g->losses.
@@ -359,12 +367,14 @@ static void gpt2_backward(GPT2* g, float dloss) {
         BlockParams dp = block_view(c, unit_grads(g, 1 + l));
         if (g->recompute == RECOMPUTE_BLOCK) block_activations(g, p, g->acts[l], g->acts[l].res1, NULL);
         block_backward(g, 1 + l, p, dp, g->acts[l]);
+        unit_release(g, 1 + l);
     }
     trace_compute("backward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
     encoder_backward(droot.wte, droot.wpe, g->dres, g->inputs, g->B, g->T, c.C, g->grad_mode);
     grad_ready(g, 0, WPE);
     grad_ready(g, 0, WTE);
+    unit_release(g, 0);
 }
 
 // ----------------------------------------------------------------------------
@@ -502,6 +512,7 @@ static double evaluate(GPT2* g, Run* run) {
         gpt2_load_batch(g, run->val.inputs, run->val.targets, g->max_B, g->seq_len);
         gpt2_forward(g);
         head_forward(g, root_view(g->config, unit_params(g, 0)).wte);
+        unit_release(g, 0);
         add_sum(&g->stats->loss, g->losses, (size_t)g->B * (size_t)g->T);
         tokens += run->val.valid;
     }
@@ -529,6 +540,7 @@ static void print_sample(GPT2* g, Run* run, long long step) {
         gpt2_forward(g);
         floatX* last = g->lnf + (size_t)(T - 1)*c.C;
         matmul_forward(g->logits, last, root_view(c, unit_params(g, 0)).wte, NULL, 1, c.C, c.Vp);
+        unit_release(g, 0);
         device_to_host(run->row, g->logits, (size_t)c.V * sizeof(floatX));
         convert_dtype(run->logits, DTYPE_F32, run->row, FLOATX_DTYPE, (size_t)c.V);
         float u = random_uniform((uint64_t)o->seed, STREAM_SAMPLER + (uint64_t)step, n);
