@@ -2,7 +2,7 @@
 Train GPT-2 with data parallelism: every rank holds the whole model and sees its own part of each global batch; gradients are
 summed over all ranks, so that all take the same step (Li et al., PyTorch Distributed, VLDB 2020, sections 3.2 and 4.2).
 
---ddp naive     backward, then one all-reduce after another, then the division by the number of ranks.
+--ddp naive     backward, then one all-reduce after another, each followed by the division by the number of ranks.
 --ddp bucketed  gradients are all-reduced in buckets while the backward pass goes on: what it still computes hides what is
                 being sent. Micro-batches before a step's last one send nothing (no_sync).
 
@@ -119,6 +119,7 @@ typedef struct {
     StepStats *stats;               // on the device, read once a step
     Comm* comm;                     // not owned
     int ddp;                        // DDP_NAIVE or DDP_BUCKETED
+    bool divide;                    // sums over the ranks are divided by their number afterwards; else 1/N is in dloss
     bool last_micro;                // this micro-batch makes the step's gradients final
     int num_buckets;
     Bucket* buckets;                // (num_buckets) in the order in which the backward pass fills them, owned
@@ -439,12 +440,12 @@ static void gpt2_begin_micro(GPT2* g, bool last) {
 static void gpt2_reduce_naive(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         comm_wait(g->comm, comm_all_reduce(g->comm, unit_grads(g, u), g->units[u].size, COMM_FLOATX));
-        scale_in_place(unit_grads(g, u), 1.0f / (float)g->comm->size, g->units[u].size);
+        if (g->divide) scale_in_place(unit_grads(g, u), 1.0f / (float)g->comm->size, g->units[u].size);
     }
 }
 
 // After the backward pass: on return each gradient is the mean over the global batch, the same on every rank, and
-// g->stats->loss the sum over all ranks. The buckets' division by the number of ranks was in dloss (see train_step).
+// g->stats->loss the sum over all ranks. What is not divided by the number of ranks here was so in dloss (see train_step).
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
     CommOp loss = comm_all_reduce(g->comm, &g->stats->loss, 1, COMM_F64);
@@ -650,8 +651,9 @@ static void print_sample(GPT2* g, Run* run, long long step) {
 static StepStats train_step(GPT2* g, Run* run, long long step) {
     const Options* o = &run->o;
     // A token's share of the mean over the global batch: 1/N is in here, so that summed gradients are averaged gradients. The
-    // naive way is the mean over this rank's tokens, the sum, the division: the same, for a gradient is linear in dloss.
-    long long tokens = g->ddp == DDP_NAIVE ? run->tokens_per_step / g->comm->size : run->tokens_per_step;
+    // textbook's way is the mean over this rank's tokens, the sum, the division: the same, but for rounding, for a gradient is
+    // linear in dloss.
+    long long tokens = g->divide ? run->tokens_per_step / g->comm->size : run->tokens_per_step;
     float dloss = (float)(run->scaler.scale / (double)tokens);
     device_zero(g->stats, sizeof *g->stats);
     for (int micro = 0; micro < run->accumulation; micro++) {
@@ -746,6 +748,7 @@ int main(int argc, char** argv) {
     options_parse(&table, argc, argv);
     RankInfo ranks = ranks_find();
     device_init(ranks.local_rank, ranks.local_size);
+    device_memory_limit((size_t)ceil(o->memory_limit * 1e9)); // up: 0 is none
     world_start(&run.world, o, ranks);
     int rank = ranks.rank, N = ranks.size;
     layers_choose((AttentionChoice)o->attention, o->deterministic);
@@ -761,6 +764,7 @@ int main(int argc, char** argv) {
     gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, predicted);
     gpt2_init(&g, config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm);
     gpt2_init_buckets(&g, run.ddp, run.bucket_mb);
+    g.divide = run.ddp == DDP_NAIVE && !o->deterministic; // deterministic runs agree to the bit, and 1/3 rounds where it stands
     report_run(config, predicted, run.tokens_per_step, run.accumulation);
     report_ranks(&run.world, gpt2_predict_sent(config, N));
     run.row = (floatX*)xcalloc((size_t)config.V, sizeof(floatX));

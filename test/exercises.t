@@ -18,7 +18,7 @@ tests ddp:2.rank.*bucketed
 file train_gpt2_ddp.cu
 what 1/N forgotten, which every comparison sees
 tests !ddp:2.rank.*bucketed
-- long long tokens = g->ddp == DDP_NAIVE ? run->tokens_per_step / g->comm->size : run->tokens_per_step;
+- long long tokens = g->divide ? run->tokens_per_step / g->comm->size : run->tokens_per_step;
 + long long tokens = run->tokens_per_step / g->comm->size;
 END2
 not_as_expected() { # PATTERN LIST: it must end with status 1 and say this
