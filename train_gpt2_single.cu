@@ -630,6 +630,7 @@ int main(int argc, char** argv) {
     options_common(&table, &run.o);
     options_parse(&table, argc, argv);
     device_init(0, 1);
+    device_memory_limit((size_t)ceil(o->memory_limit * 1e9)); // up: 0 is none
     layers_choose((AttentionChoice)o->attention, o->deterministic);
 
     tokenizer_open(&run.tokenizer, o->tokenizer);

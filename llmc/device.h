@@ -29,6 +29,7 @@ size_t device_memory(MemoryKind kind);                          // allocated now
 size_t device_memory_total(void);                               // allocated now, all kinds
 size_t device_memory_peak(void);                                // the most there ever was, all kinds
 size_t device_allocations(void);                                // calls of device_alloc so far
+void   device_memory_limit(size_t bytes);                       // device_alloc dies beyond it; 0: none (--memory-limit)
 
 void device_init(int local_rank, int ranks_per_machine);        // picks GPU or cores; call first
 void device_shutdown(void);

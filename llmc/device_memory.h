@@ -13,6 +13,7 @@ static struct {
     DeviceBlock* blocks; // (capacity), the first `count` are live, owned
     int count, capacity;
     size_t now[MEMORY_KINDS], total, peak, allocations;
+    size_t limit; // device_memory_limit, 0: none
 } device_ledger;
 
 static void device_ledger_add(void* p, size_t bytes, MemoryKind kind) {
@@ -52,12 +53,23 @@ __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, MemoryK
     for (int k = 0; k < MEMORY_KINDS; k++) {
         size_t end = strlen(used);
         if (device_ledger.now[k] == 0) continue;
-        snprintf(used + end, sizeof used - end, "%s%.2f GB %s", end ? ", " : "", (double)device_ledger.now[k] * 1e-9, memory_kind_names[k]);
+        snprintf(used + end, sizeof used - end, "%s%.3f GB %s", end ? ", " : "", (double)device_ledger.now[k] * 1e-9,
+                 memory_kind_names[k]);
     }
     bool of_model = kind == MEMORY_PARAMETERS || kind == MEMORY_GRADIENTS || kind == MEMORY_OPTIMIZER;
-    die("out of memory: %.2f GB more for %s, with %.2f GB in use%s%s%s, are over %s; %s", (double)bytes * 1e-9, memory_kind_names[kind],
+    die("out of memory: %.3f GB more for %s, with %.3f GB in use%s%s%s, are over %s; %s", (double)bytes * 1e-9, memory_kind_names[kind],
         (double)device_ledger.total * 1e-9, used[0] ? " (" : "", used, used[0] ? ")" : "", limit,
-        of_model ? "a smaller --model needs less" : "a smaller --batch-size, --seq-len or --model, or --recompute block, needs less");
+        of_model ? "a smaller --model needs less, and so does each of more ranks with ZeRO or FSDP"
+                 : "a smaller --batch-size, --seq-len or --model, or --recompute block, needs less");
+}
+
+// Dies if `bytes` more for `kind` are over device_memory_limit. device_alloc asks before it allocates anything.
+static void device_check_limit(size_t bytes, MemoryKind kind) {
+    size_t limit = device_ledger.limit;
+    if (limit == 0 || (bytes <= limit && device_ledger.total <= limit - bytes)) return;
+    char text[64];
+    snprintf(text, sizeof text, "--memory-limit %g GB", (double)limit * 1e-9);
+    device_out_of_memory(bytes, kind, text);
 }
 
 // ---- marks: which are free ----
@@ -76,4 +88,5 @@ size_t device_memory(MemoryKind kind) { return device_ledger.now[kind]; }
 size_t device_memory_total(void) { return device_ledger.total; }
 size_t device_memory_peak(void) { return device_ledger.peak; }
 size_t device_allocations(void) { return device_ledger.allocations; }
+void device_memory_limit(size_t bytes) { device_ledger.limit = bytes; }
 #endif

@@ -52,6 +52,7 @@ typedef struct {
     long long loss_scale_interval, max_bad_steps;
     long long seed;
     int recompute;
+    double memory_limit;                                  // GB per rank, 0: none
     int attention, deterministic;
     const char* trace;                                    // "": none
     const char* out;                                      // "": nothing is written
@@ -158,6 +159,7 @@ static inline void options_common(OptionTable* t, Options* o) {
     option_int(t, "max-bad-steps", &o->max_bad_steps, 1, big, "stop after this many steps in a row with NaN or Inf");
     option_int(t, "seed", &o->seed, 0, 9e15, "of initial weights, data order and samples");
     option_choice(t, "recompute", &o->recompute, "none|block", "block: keep only each block's input, run its forward pass again in backward");
+    option_float(t, "memory-limit", &o->memory_limit, 0, 1e6, "GB of device memory that a rank may have, beyond which it stops; 0: all there is");
     option_choice(t, "attention", &o->attention, "auto|cudnn|own", "auto: cuDNN's where a GPU has it and it takes these shapes, else our own");
     option_flag(t, "deterministic", &o->deterministic, "equal bits from run to run, also where something faster would not give them");
     option_text(t, "trace", &o->trace, "FILE", "write a timeline, for https://ui.perfetto.dev; '': none");

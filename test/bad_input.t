@@ -21,6 +21,10 @@ check "an option without its value" refused "--out needs a value" -- fp32 --out
 check "an unknown model names the known ones" refused "--model" "huge" "gpt2-xl" -- fp32 --model huge
 check "channels that do not divide over the heads" refused "--channels" "15" "2 heads" -- fp32 --channels 15
 check "a total batch that is no multiple" refused "--total-batch-size" 500 256 -- fp32 --total-batch-size 500
+for limit in -1 nan inf 0.5GB "" 1e7; do
+    check "--memory-limit '$limit'" refused "--memory-limit" -- fp32 --memory-limit "$limit"
+done
+check "a run beyond --memory-limit stops before it takes more" memory_limit_holds tiny fp32
 check "a model larger than any machine" refused "[Mm]emory" "GB" -- fp32 --channels 65536 --layers 256
 
 # ---- the model's shape, and the tokenizer ----

@@ -118,6 +118,7 @@ check "a driver older than the toolkit names both" \
     unlucky CUDA_EMULATOR_DRIVER=11080 fp32 "driver is for CUDA 11.8" "built with CUDA 1[2-9]"
 check "too little memory names what was asked for, and options" \
     unlucky CUDA_EMULATOR_MEMORY=20 fp32 "out of memory: .* for workspace" "the GPU's 0.02 GB" "--batch-size"
+check "more than --memory-limit, too" memory_limit_holds emulated fp32
 check "a kernel's error says how to learn more" \
     unlucky CUDA_EMULATOR_FAULT=encoder fp32 "illegal memory access" "DEBUG=1 names its layer"
 check "  and a debug build names the layer" unlucky CUDA_EMULATOR_FAULT=encoder debug "encoder_forward: .*illegal memory access"

@@ -82,6 +82,21 @@ same_run() {
         cmp "$1/$last/optimizer.safetensors" "$2/$last/optimizer.safetensors"
 }
 
+# memory_limit_holds RUN...: with a --memory-limit of what the run predicted that it needs it goes on; 8 bytes less, and a model
+# far beyond it, are refused by that name.
+memory_limit_holds() {
+    local bytes
+    "$@" --steps 1 --out "$work/unlimited" > /dev/null || return 1
+    bytes=$(head -n 1 "$work/unlimited/metrics.jsonl" | sed 's/.*"predicted_bytes":{\([^}]*\)}.*/\1/' | tr ',' '\n' |
+        awk -F: '{ sum += $2 } END { printf "%.0f", sum }')
+    echo "$bytes bytes were predicted"
+    "$@" --steps 1 --memory-limit "${bytes}e-9" || return 1
+    fails_with "out of memory: .* GB more for workspace" "are over --memory-limit 0" "--batch-size" -- \
+        "$@" --steps 1 --memory-limit "$((bytes - 8))e-9" || return 1
+    fails_with "more for parameters, with 0.000 GB in use, are over --memory-limit 0.5 GB" "ZeRO" -- \
+        "$@" --channels 4096 --layers 256 --memory-limit 0.5
+}
+
 # How ranks are started, which may outnumber the cores of this machine, as whoever runs the tests.
 export MPIRUN="mpirun --allow-run-as-root --oversubscribe"
 # on_ranks N COMMAND...: N processes with one thread each.

@@ -77,12 +77,35 @@ static void test_the_record_of_a_run_says_what_it_is(void** state) {
     json_decref(run);
 }
 
+// Takes 60 of 100 bytes, then as many as are asked for; gives them back and takes them again, for only what is in use counts.
+static void allocate_within_limit(void* more) {
+    device_init(0, 1);
+    device_memory_limit(100);
+    void* first = device_alloc(60, MEMORY_PARAMETERS);
+    device_free(device_alloc(*(size_t*)more, MEMORY_ACTIVATIONS));
+    device_free(device_alloc(*(size_t*)more, MEMORY_COMMUNICATION));
+    device_free(first);
+    device_memory_limit(0);
+    device_free(device_alloc(1000, MEMORY_PARAMETERS));
+}
+
+static void test_memory_up_to_its_limit_can_be_had_and_not_a_byte_more(void** state) {
+    (void)state;
+    size_t fits = 40, too_many = 41, far_too_many = SIZE_MAX;
+    Child c = child_run(allocate_within_limit, &fits);
+    assert_int_equal(c.status, 0);
+    child_free(&c);
+    expect_death(allocate_within_limit, &too_many, "more for activations", "(0.000 GB parameters)", "over --memory-limit 1e-07 GB");
+    expect_death(allocate_within_limit, &far_too_many, "more for activations", "over --memory-limit 1e-07 GB");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_equal_memory_is_as_predicted),
         cmocka_unit_test(test_a_difference_of_one_byte_is_found_where_it_is),
         cmocka_unit_test(test_memory_that_is_gone_is_a_difference_too),
         cmocka_unit_test(test_the_record_of_a_run_says_what_it_is),
+        cmocka_unit_test(test_memory_up_to_its_limit_can_be_had_and_not_a_byte_more),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

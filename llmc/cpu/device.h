@@ -6,6 +6,7 @@
 static char cpu_device_name[64];
 
 void* device_alloc(size_t bytes, MemoryKind kind) {
+    device_check_limit(bytes, kind);
     // malloc would promise more than the machine has, and the kernel would kill the process when it is touched
     size_t machine = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGE_SIZE);
     char limit[64];

@@ -11,6 +11,7 @@ static int cuda_device_number;
 
 // ---- memory ----
 void* device_alloc(size_t bytes, MemoryKind kind) {
+    device_check_limit(bytes, kind);
     void* p = NULL;
     cudaError_t error = cudaMalloc(&p, bytes ? bytes : 1);
     if (error == cudaErrorMemoryAllocation) {
