@@ -86,6 +86,7 @@ same_run() {
 # far beyond it, are refused by that name.
 memory_limit_holds() {
     local bytes
+    rm -rf "$work/unlimited"
     "$@" --steps 1 --out "$work/unlimited" > /dev/null || return 1
     bytes=$(head -n 1 "$work/unlimited/metrics.jsonl" | sed 's/.*"predicted_bytes":{\([^}]*\)}.*/\1/' | tr ',' '\n' |
         awk -F: '{ sum += $2 } END { printf "%.0f", sum }')
@@ -94,7 +95,7 @@ memory_limit_holds() {
     fails_with "out of memory: .* GB more for workspace" "are over --memory-limit 0" "--batch-size" -- \
         "$@" --steps 1 --memory-limit "$((bytes - 8))e-9" || return 1
     fails_with "more for parameters, with 0.000 GB in use, are over --memory-limit 0.5 GB" "ZeRO" -- \
-        "$@" --channels 4096 --layers 256 --memory-limit 0.5
+        "$@" --channels 4096 --heads 64 --layers 256 --memory-limit 0.5
 }
 
 # How ranks are started, which may outnumber the cores of this machine, as whoever runs the tests.
