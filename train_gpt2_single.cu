@@ -584,7 +584,7 @@ static StepLog step_log(GPT2* g, const Run* run, const StepStats* s, long long s
     l.step = step + 1;
     l.loss = s->loss / (double)run->tokens_per_step;
     l.grad_norm = fabs(s->grad_norm); // a NaN has a sign, too
-    l.param_norm = sqrt(s->param_square);
+    l.param_norm = (float)sqrt(s->param_square); // digits beyond would tell of the order of summation
     l.lr = learning_rate(&run->o, step);
     l.loss_scale = run->scaler.scale;
     l.tokens = l.step * run->tokens_per_step;
