@@ -9,43 +9,49 @@ the state of training while it runs. A rank that differs is named, together with
 #include "dataloader.h"
 #include "logger.h"
 
+// Holds another rank's bytes against what this one has, in `self`: a difference in words, which the caller frees, or NULL.
+typedef char* AgreeCompare(void* self, ControlBytes theirs, int rank);
+
+// Dies on every rank, with the first difference that rank 0 finds and what to do about it, unless the ranks' bytes agree.
+static inline void require_same(Control* c, const void* data, size_t bytes, AgreeCompare* compare, void* self, const char* what_to_do) {
+    ControlBytes* parts = (ControlBytes*)xcalloc((size_t)c->ranks.size, sizeof(ControlBytes));
+    control_gather(c, data, bytes, c->ranks.rank == 0 ? parts : NULL);
+    char* difference = NULL;
+    for (int q = 1; c->ranks.rank == 0 && q < c->ranks.size && difference == NULL; q++) difference = compare(self, parts[q], q);
+    const char* verdict = difference ? difference : "";
+    ControlBytes told = control_broadcast(c, verdict, strlen(verdict));
+    if (c->ranks.rank > 0) verdict = told.data;
+    require(verdict[0] == '\0', "%s%s", verdict, what_to_do);
+    for (int q = 0; q < c->ranks.size; q++) free(parts[q].data);
+    free(told.data);
+    free(parts);
+    free(difference);
+}
+
 // ---- at the start ----
 
-// The first difference between rank 0's facts and another rank's, in words; NULL: none. The caller frees it.
-static inline char* agree_difference(json_t* mine, json_t* theirs, int rank) {
+// self: rank 0's facts (json_t, an object).
+static inline char* facts_compare(void* self, ControlBytes bytes, int rank) {
+    json_t *mine = (json_t*)self, *theirs = json_loadb(bytes.data, bytes.bytes, 0, NULL), *value;
+    char* difference = NULL;
     const char* key;
-    json_t* value;
     json_object_foreach(mine, key, value) {
         json_t* other = json_object_get(theirs, key);
-        if (json_equal(value, other)) continue;
+        if (difference || json_equal(value, other)) continue;
         char *here = json_dumps(value, JSON_ENCODE_ANY), *there = other ? json_dumps(other, JSON_ENCODE_ANY) : xstrdup("nothing");
-        char* text = format_string("the ranks do not run the same: %s is %s on rank 0 and %s on rank %d", key, here, there, rank);
+        difference = format_string("the ranks do not run the same: %s is %s on rank 0 and %s on rank %d", key, here, there, rank);
         free(here);
         free(there);
-        return text;
     }
-    return NULL;
+    json_decref(theirs);
+    return difference;
 }
 
 // Dies on every rank if the facts (an object, taken over) are not the same on all of them.
 static inline void require_agreement(Control* c, json_t* facts) {
     char* text = json_dumps(facts, JSON_COMPACT | JSON_SORT_KEYS);
-    ControlBytes* parts = (ControlBytes*)xcalloc((size_t)c->ranks.size, sizeof(ControlBytes));
-    control_gather(c, text, strlen(text), c->ranks.rank == 0 ? parts : NULL);
-    char* difference = NULL;
-    for (int q = 1; c->ranks.rank == 0 && q < c->ranks.size && difference == NULL; q++) {
-        json_t* theirs = json_loadb(parts[q].data, parts[q].bytes, 0, NULL);
-        difference = agree_difference(facts, theirs, q);
-        json_decref(theirs);
-    }
-    const char* verdict = difference ? difference : "";
-    ControlBytes told = control_broadcast(c, verdict, strlen(verdict));
-    if (c->ranks.rank > 0) verdict = told.data;
-    require(verdict[0] == '\0', "%s; start all of them with one command, from one build and with one data set", verdict);
-    for (int q = 0; q < c->ranks.size; q++) free(parts[q].data);
-    free(told.data);
-    free(parts);
-    free(difference);
+    require_same(c, text, strlen(text), facts_compare, facts,
+                 "; start all of them with one command, from one build and with one data set");
     free(text);
     json_decref(facts);
 }
@@ -110,26 +116,24 @@ static inline uint64_t device_checksum(const void* device, size_t size, size_t n
     return sum;
 }
 
+typedef struct { const char* what; const uint64_t* sums; int n; long long step; } UnitSums; // sums (n): one per unit
+
+// self: rank 0's UnitSums.
+static inline char* units_compare(void* self, ControlBytes bytes, int rank) {
+    const UnitSums* mine = (const UnitSums*)self;
+    for (int u = 0; u < mine->n; u++) {
+        uint64_t theirs;
+        memcpy(&theirs, bytes.data + (size_t)u * sizeof theirs, sizeof theirs);
+        if (theirs != mine->sums[u]) return format_string("after step %lld the %s of unit %d differ between rank 0 and rank %d",
+                                                          mine->step, mine->what, u, rank);
+    }
+    return NULL;
+}
+
 // Dies on every rank, naming rank and unit, unless sums (n) are the same everywhere; sums[i] belongs to unit i.
 static inline void require_same_units(Control* c, const char* what, const uint64_t* sums, int n, long long step) {
-    ControlBytes* parts = (ControlBytes*)xcalloc((size_t)c->ranks.size, sizeof(ControlBytes));
-    control_gather(c, sums, (size_t)n * sizeof *sums, c->ranks.rank == 0 ? parts : NULL);
-    char* difference = NULL;
-    for (int q = 1; c->ranks.rank == 0 && q < c->ranks.size; q++) {
-        for (int u = 0; u < n && difference == NULL; u++) {
-            uint64_t theirs;
-            memcpy(&theirs, parts[q].data + (size_t)u * sizeof theirs, sizeof theirs);
-            if (theirs != sums[u]) difference = format_string("after step %lld the %s of unit %d differ between rank 0 and rank %d",
-                                                              step, what, u, q);
-        }
-    }
-    const char* verdict = difference ? difference : "";
-    ControlBytes told = control_broadcast(c, verdict, strlen(verdict));
-    if (c->ranks.rank > 0) verdict = told.data;
-    require(verdict[0] == '\0', "%s: a fault of memory, of the network or of the program; go on from the last checkpoint with --resume", verdict);
-    for (int q = 0; q < c->ranks.size; q++) free(parts[q].data);
-    free(told.data);
-    free(parts);
-    free(difference);
+    UnitSums mine = { what, sums, n, step };
+    require_same(c, sums, (size_t)n * sizeof *sums, units_compare, &mine,
+                 ": a fault of memory, of the network or of the program; go on from the last checkpoint with --resume");
 }
 #endif
