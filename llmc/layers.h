@@ -79,14 +79,18 @@ void attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, con
 
 // ---- classifier: softmax and cross-entropy over V of each row's Vp logits; the padding takes no part ----
 // Rows of logits worth having at a time: enough to keep the device busy, without a (B,T,V) tensor.
+#define CLASSIFIER_ELEMENTS_CUDA (1 << 28) // of logits: half a GB in bf16
+#define CLASSIFIER_ELEMENTS_CPU (1 << 24)
+static inline int classifier_rows_of(int elements, int N, int Vp) {
+    int rows = elements / Vp > 64 ? elements / Vp / 64 * 64 : 64;
+    return rows < N ? rows : N;
+}
 static inline int classifier_rows(int N, int Vp) {
 #ifdef __CUDACC__
-    const int most = 1 << 28; // elements: half a GB in bf16
+    return classifier_rows_of(CLASSIFIER_ELEMENTS_CUDA, N, Vp);
 #else
-    const int most = 1 << 24;
+    return classifier_rows_of(CLASSIFIER_ELEMENTS_CPU, N, Vp);
 #endif
-    int rows = most / Vp > 64 ? most / Vp / 64 * 64 : 64;
-    return rows < N ? rows : N;
 }
 // losses (N) = -log softmax(logits)[target]; targets (N) in [0,V), or -1: a row without a target, loss and gradient 0
 void classifier_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp);
