@@ -1,20 +1,10 @@
 // test_dataloader.c - which tokens are seen when and by whom, from the numbers in the batches themselves.
 #include "../llmc/dataloader.h"
-#include "expect_death.h"
+#include "test_folder.h"
 
 #define VOCABULARY 65536
-static char folder[] = "/tmp/test_dataloader_XXXXXX";
 
 // ---- files ----
-
-// A path in the test's folder; it stays valid for a few calls.
-static const char* in_folder(const char* name) {
-    static char paths[8][128];
-    static int turn;
-    turn = (turn + 1) % 8;
-    snprintf(paths[turn], sizeof paths[turn], "%s/%s", folder, name);
-    return paths[turn];
-}
 
 // n tokens first, first+1, ...: so the first token of a row says which window it is.
 static const char* write_tokens(const char* name, int first, size_t n) {
@@ -25,15 +15,6 @@ static const char* write_tokens(const char* name, int first, size_t n) {
     token_writer_append(&w, tokens, n);
     token_writer_close(&w);
     free(tokens);
-    return path;
-}
-
-static const char* write_bytes(const char* name, const char* bytes, size_t n) {
-    const char* path = in_folder(name);
-    FILE* f = fopen(path, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(bytes, 1, n, f), n);
-    assert_int_equal(fclose(f), 0);
     return path;
 }
 
@@ -352,7 +333,7 @@ static void test_text_is_tokenised_after_an_end_of_text_token(void** state) {
     (void)state;
     Tokenizer tokenizer;
     tokenizer_open(&tokenizer, "bytes");
-    const char* path = write_bytes("text.txt", "shard", 5);
+    const char* path = write_file("text.txt", "shard", 5);
     DataLoader d;
     DataShape s = shape(1, 5, 1, 0, 1);
     s.V = tokenizer.vocab_size;
@@ -476,11 +457,11 @@ static void test_files_that_are_no_data_are_named(void** state) {
     expect_death(attempt, &a, "--data", "no such file");
     a.path = folder;
     expect_death(attempt, &a, folder, "not a file", "--data", "dev/data/tokenize");
-    a.path = write_bytes("empty.txt", "", 0);
+    a.path = write_file("empty.txt", "", 0);
     expect_death(attempt, &a, "--data", "empty.txt", "empty");
-    a.path = write_bytes("binary.dat", "ELF\0\1\2", 6);
+    a.path = write_file("binary.dat", "ELF\0\1\2", 6);
     expect_death(attempt, &a, "--data", "binary.dat", "byte 3 is NUL", "dev/data/tokenize");
-    a.path = write_bytes("foreign.bin", "this is text in a file that is called .bin", 42);
+    a.path = write_file("foreign.bin", "this is text in a file that is called .bin", 42);
     expect_death(attempt, &a, "foreign.bin", "42 bytes", "dev/data/tokenize");
 }
 
@@ -548,7 +529,7 @@ static void test_a_token_beyond_the_vocabulary_is_found_when_its_step_comes(void
     child_free(&c);
     a.micro_batches = 6;
     expect_death(attempt, &a, "--data", "vocabulary.bin", "token 48 is 48", "vocabulary of 48", "--tokenizer");
-    Attempt text = open_only(write_bytes("vocabulary.txt", "some text that is long enough", 29));
+    Attempt text = open_only(write_file("vocabulary.txt", "some text that is long enough", 29));
     text.shape.V = 100;
     text.micro_batches = 1;
     expect_death(attempt, &text, "--data", "vocabulary.txt", "vocabulary of 100");
@@ -577,16 +558,6 @@ static void read_a_file_that_shrinks(void* argument) {
 static void test_a_file_that_is_cut_while_in_use_is_an_error(void** state) {
     (void)state;
     expect_death(read_a_file_that_shrinks, (void*)write_tokens("shrinks.bin", 0, 8001), "shrinks.bin", "cut after it was opened");
-}
-
-static int make_folder(void** state) {
-    (void)state;
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void** state) {
-    (void)state;
-    return folder_remove(folder) ? 0 : -1;
 }
 
 int main(void) {

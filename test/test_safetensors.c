@@ -4,20 +4,14 @@ Every check of the reference implementation has a file here that fails it and on
 */
 #include "../llmc/safetensors.h"
 #include "../llmc/rng.h"
-#include "expect_death.h"
+#include "test_folder.h"
 
-static char folder[] = "/tmp/test_safetensors_XXXXXX";
 static char path[sizeof folder + 32];
 
 static int make_test_folder(void** state) {
-    (void)state;
-    if (mkdtemp(folder) == NULL) return -1;
+    if (make_folder(state) != 0) return -1;
     snprintf(path, sizeof path, "%s/file.safetensors", folder);
     return 0;
-}
-static int remove_test_folder(void** state) {
-    (void)state;
-    return folder_remove(folder) ? 0 : -1;
 }
 static int remove_file(void** state) {
     (void)state;
@@ -374,5 +368,5 @@ int main(void) {
         cmocka_unit_test_teardown(nothing_is_written_over, remove_file),
         cmocka_unit_test_teardown(tensors_beyond_4_gib_are_found, remove_file),
     };
-    return cmocka_run_group_tests(tests, make_test_folder, remove_test_folder);
+    return cmocka_run_group_tests(tests, make_test_folder, remove_folder);
 }

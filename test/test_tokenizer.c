@@ -1,27 +1,8 @@
 // test_tokenizer.c - every text has tokens that decode to it, they are the tokens that BPE means, and no broken file is used.
 #include "../llmc/tokenizer.h"
 #include "../llmc/rng.h"
-#include "expect_death.h"
+#include "test_folder.h"
 
-static char folder[] = "/tmp/test_tokenizer_XXXXXX";
-
-// A path in the test's folder; it stays valid for a few calls.
-static const char* in_folder(const char* name) {
-    static char paths[8][128];
-    static int turn;
-    turn = (turn + 1) % 8;
-    snprintf(paths[turn], sizeof paths[turn], "%s/%s", folder, name);
-    return paths[turn];
-}
-
-static const char* write_file(const char* name, const void* data, size_t n) {
-    const char* path = in_folder(name);
-    FILE* f = fopen(path, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(data, 1, n, f), n);
-    assert_int_equal(fclose(f), 0);
-    return path;
-}
 static const char* write_text(const char* name, const char* text) { return write_file(name, text, strlen(text)); }
 
 // ---- vocabularies made here ----
@@ -542,15 +523,6 @@ static void test_a_broken_tokenizer_bin_is_refused(void** state) {
     strcpy(v.bytes['a'], "aa");
     v.length['a'] = 2;
     expect_refusal(vocabulary_write_bin(&v, EOT), "no token is the single byte 0x61");
-}
-
-static int make_folder(void** state) {
-    (void)state;
-    return mkdtemp(folder) == NULL;
-}
-static int remove_folder(void** state) {
-    (void)state;
-    return !folder_remove(folder);
 }
 
 int main(void) {

@@ -1,17 +1,8 @@
 // test_tokens.c - token files: what is written is read back, and nothing that only looks like a token file is believed.
 #include "../llmc/tokens.h"
-#include "expect_death.h"
+#include "test_folder.h"
 #include <pthread.h>
 #include <sys/resource.h>
-
-static char folder[] = "/tmp/test_tokens_XXXXXX";
-
-// A path in the test's folder; it stays valid until the next call.
-static const char* in_folder(const char* name) {
-    static char path[128];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    return path;
-}
 
 static size_t files_in_folder(void) {
     size_t count = 0;
@@ -23,7 +14,7 @@ static size_t files_in_folder(void) {
 }
 
 // A file of a header whose first values are given, and `bytes` bytes after it.
-static const char* write_file(const char* name, int32_t magic, int32_t version, int32_t count, size_t bytes) {
+static const char* write_header(const char* name, int32_t magic, int32_t version, int32_t count, size_t bytes) {
     const char* path = in_folder(name);
     int32_t header[TOKENS_HEADER_INTS] = { magic, version, count };
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
@@ -117,7 +108,7 @@ static void test_only_token_files_are_detected(void** state) {
     (void)state;
     write_tokens(in_folder("detect.bin"), 1);
     assert_true(token_file_detect(in_folder("detect.bin")));
-    assert_false(token_file_detect(write_file("other.bin", TOKENS_MAGIC + 1, 1, 0, 0)));
+    assert_false(token_file_detect(write_header("other.bin", TOKENS_MAGIC + 1, 1, 0, 0)));
     FILE* f = fopen(in_folder("short"), "wb");
     fputs("ab", f);
     fclose(f);
@@ -161,9 +152,9 @@ static void test_missing_files_and_folders_are_named(void** state) {
 
 static void test_a_header_must_be_right(void** state) {
     (void)state;
-    expect_refusal(write_file("magic.bin", 20240521, 1, 4, 8), "starts with 20240521", "20240520", "dev/data/tokenize");
-    expect_refusal(write_file("version.bin", TOKENS_MAGIC, 7, 4, 8), "version 7", "reads version 1");
-    const char* path = write_file("header.bin", TOKENS_MAGIC, 1, 4, 8);
+    expect_refusal(write_header("magic.bin", 20240521, 1, 4, 8), "starts with 20240521", "20240520", "dev/data/tokenize");
+    expect_refusal(write_header("version.bin", TOKENS_MAGIC, 7, 4, 8), "version 7", "reads version 1");
+    const char* path = write_header("header.bin", TOKENS_MAGIC, 1, 4, 8);
     assert_int_equal(truncate(path, 1023), 0);
     expect_refusal(path, "has 1023 bytes", "1024");
     assert_int_equal(truncate(path, 0), 0);
@@ -172,12 +163,12 @@ static void test_a_header_must_be_right(void** state) {
 
 static void test_the_count_must_fit_the_size_exactly(void** state) {
     (void)state;
-    expect_refusal(write_file("more.bin", TOKENS_MAGIC, 1, 4, 10), "says 4 tokens", "room for 5");
-    expect_refusal(write_file("less.bin", TOKENS_MAGIC, 1, 4, 6), "says 4 tokens", "room for 3");
-    expect_refusal(write_file("odd.bin", TOKENS_MAGIC, 1, 4, 9), "says 4 tokens", "cut or damaged");
-    expect_refusal(write_file("negative.bin", TOKENS_MAGIC, 1, -1, 8), "says -1 tokens");
-    expect_refusal(write_file("lowest.bin", TOKENS_MAGIC, 1, INT32_MIN, 0), "says -2147483648 tokens");
-    expect_refusal(write_file("huge.bin", TOKENS_MAGIC, 1, INT32_MAX, 0), "says 2147483647 tokens", "room for 0");
+    expect_refusal(write_header("more.bin", TOKENS_MAGIC, 1, 4, 10), "says 4 tokens", "room for 5");
+    expect_refusal(write_header("less.bin", TOKENS_MAGIC, 1, 4, 6), "says 4 tokens", "room for 3");
+    expect_refusal(write_header("odd.bin", TOKENS_MAGIC, 1, 4, 9), "says 4 tokens", "cut or damaged");
+    expect_refusal(write_header("negative.bin", TOKENS_MAGIC, 1, -1, 8), "says -1 tokens");
+    expect_refusal(write_header("lowest.bin", TOKENS_MAGIC, 1, INT32_MIN, 0), "says -2147483648 tokens");
+    expect_refusal(write_header("huge.bin", TOKENS_MAGIC, 1, INT32_MAX, 0), "says 2147483647 tokens", "room for 0");
 }
 
 static void test_reads_stay_inside_the_file(void** state) {
@@ -262,15 +253,6 @@ static void test_an_impossible_path_is_named(void** state) {
     char* path = xstrdup(in_folder("no/such/folder.bin"));
     expect_death(open_writer, path, "cannot create", "no/such/folder.bin", "No such file");
     free(path);
-}
-
-static int make_folder(void** state) {
-    (void)state;
-    return mkdtemp(folder) == NULL;
-}
-static int remove_folder(void** state) {
-    (void)state;
-    return !folder_remove(folder);
 }
 
 int main(void) {
