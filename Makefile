@@ -38,7 +38,8 @@ LIBRARIES = -ldnnl $(STAGE_LIBRARIES)
 BUILD_CUDA_TEST = $(error these tests are a GPU's: make DEVICE=cuda cuda-tests)
 
 # What talks to other ranks needs MPI; its compiler wrapper knows where that is.
-WITH_MPI := $(BUILD)/train_gpt2_ddp $(BUILD)/test/test_comm $(BUILD)/test/test_comm_cuda
+WITH_MPI := $(BUILD)/train_gpt2_ddp $(BUILD)/test/test_comm $(BUILD)/test/test_comm_cuda \
+    $(BUILD)/comm_bench
 $(WITH_MPI): CFLAGS_ALL += $(shell mpicc --showme:compile)
 $(WITH_MPI): COMM_CUDA = $(call of_mpi,compile) -DUSE_NCCL=$(USE_NCCL)
 $(WITH_MPI) build/tsan/test/test_comm: STAGE_LIBRARIES += $(call of_mpi,link)
@@ -53,7 +54,7 @@ find-mpi:
 # On a GPU ranks use NCCL, too; like cuDNN it is opened by the program.
 USE_NCCL ?= 1
 NCCL := $(if $(filter cpu,$(DEVICE))$(filter 0,$(USE_NCCL)),,nccl)
-$(BUILD)/train_gpt2_ddp $(BUILD)/test/test_comm_cuda: | $(if $(NCCL),find-nccl)
+$(BUILD)/train_gpt2_ddp $(BUILD)/test/test_comm_cuda $(BUILD)/comm_bench: | $(if $(NCCL),find-nccl)
 find-nccl:
 	@sh dev/find_cuda.sh compile nccl >/dev/null || { echo "Or build without it: make USE_NCCL=0." >&2; exit 1; }
 
@@ -174,6 +175,10 @@ CUDA_TESTS := $(patsubst test/%.cu,%,$(wildcard test/test_cuda_*.cu))
 cuda-tests: $(CUDA_TESTS:%=$(BUILD)/test/%)
 $(CUDA_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/%.cu $(BUILD)/test/cpu_layers.o | find-libraries
 	$(BUILD_CUDA_TEST)
+# Collectives, how fast they are and whether they are right: for mpirun, on whatever ranks have.
+$(BUILD)/comm_bench: dev/comm/comm_bench.cu $(EMULATOR) | find-libraries
+	@mkdir -p $(@D)
+	$(BUILD_STAGE)
 # Collectives between GPUs, or ranks that share one: a program for mpirun.
 $(BUILD)/test/test_comm_cuda: test/test_comm_cuda.cu $(EMULATOR) | find-libraries
 	@mkdir -p $(@D)
@@ -198,7 +203,7 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 	sh test/fuzz.sh $(or $(FUZZ_SECONDS),60)
 
 # Everything that the tests run, in one build.
-test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/test/compare_run
+test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/test/compare_run $(BUILD)/comm_bench
 PRECISION_TESTS := train_gpt2_single test/test_layers test/test_reference_layers
 test: data/train.bin
 	$(CPU_MAKE) test-build $(TSAN_TESTS) build/bench_layers $(if $(shell command -v clang),$(FUZZERS:%=build/fuzz/%))

@@ -1,0 +1,410 @@
+/*
+comm_bench - how fast the collectives of llmc/comm.h are, and whether they are right: what nccl-tests does for NCCL, with its
+options and its columns, for every backend that a stage can run on.
+
+    make build/comm_bench && mpirun -np 4 build/comm_bench --op all -b 8 -e 64M -f 2
+    ... --allreduce ring       all-reduce by llmc/ring.h; --deterministic: in rank order; else by the library
+    ... --json links.json      also the latency and the bandwidth that the sweep comes to
+
+All collectives share one loop: a row of `collectives` says what a collective reads and writes, which numbers it must give, and
+how its bandwidth is counted. dev/comm/README.md says what the columns mean and derives the factors of bus bandwidth.
+*/
+#include "../../llmc/comm.h"
+#include "../../llmc/fault.h"
+#include <jansson.h>
+
+// ---- options ----
+#define DEFAULT_FACTOR 4
+typedef struct {
+    int op, type;                            // index of `collectives`, or ALL_COLLECTIVES; a CommType
+    const char *min_text, *max_text, *step_text;
+    size_t min_bytes, max_bytes, step_bytes; // of them
+    double factor;
+    long long iters, warmup, check, root;
+    const char *json, *fault;
+    CommOptions comm;
+} BenchOptions;
+
+static void options_bench(OptionTable* t, BenchOptions* o) {
+    memset(o, 0, sizeof *o);
+    o->min_text = "8"; o->max_text = "32M"; o->step_text = "";
+    o->factor = DEFAULT_FACTOR;
+    o->iters = 20; o->warmup = 5; o->check = 1;
+    o->json = o->fault = "";
+    option_choice(t, "op", &o->op, "all-reduce|reduce-scatter|all-gather|broadcast|all", "the collective");
+    option_letter(t, 'o');
+    option_text(t, "minbytes", &o->min_text, "SIZE", "first size, of the larger buffer; K, M or G may follow the number");
+    option_letter(t, 'b');
+    option_text(t, "maxbytes", &o->max_text, "SIZE", "last size at most");
+    option_letter(t, 'e');
+    option_float(t, "stepfactor", &o->factor, 1.01, 1e6, "each size is so many times the one before");
+    option_letter(t, 'f');
+    option_text(t, "stepbytes", &o->step_text, "SIZE", "or so much larger than the one before; '': --stepfactor is used");
+    option_letter(t, 'i');
+    // comm_settle, which waits, is not to be called within: comm.h keeps COMM_MOST_WAITED operations without it
+    option_int(t, "iters", &o->iters, 1, 1000, "operations that are timed, per size");
+    option_letter(t, 'n');
+    option_int(t, "warmup_iters", &o->warmup, 0, 1000, "operations before them");
+    option_letter(t, 'w');
+    option_int(t, "check", &o->check, 0, 1000, "operations after them whose every number is checked");
+    option_letter(t, 'c');
+    option_choice(t, "datatype", &o->type, "fp32|bf16|fp16|fp64", "of the elements"); // CommType's first values
+    option_letter(t, 'd');
+    option_int(t, "root", &o->root, 0, MAX_RANKS, "the rank that broadcasts");
+    option_letter(t, 'r');
+    options_comm(t, &o->comm);
+    option_flag(t, "deterministic", &o->comm.ordered, "sums in rank order");
+    option_text(t, "json", &o->json, "FILE", "write latency and bandwidth of each collective here; '': nowhere");
+    option_text(t, "fault", &o->fault, "RANK:LINE:FAULT", "for tests: kill, hang, skip (an operation) or bitflip (of its"
+                " input, when it is checked) in that line of the table");
+}
+
+static size_t parse_bytes(const char* name, const char* text) {
+    char* end;
+    errno = 0;
+    unsigned long long n = strtoull(text, &end, 10);
+    const char *units = "KMG", *unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
+    size_t bytes = (size_t)n;
+    bool fits = errno == 0;
+    for (int i = 0; unit && i <= unit - units; i++) fits &= size_multiply(bytes, 1024, &bytes);
+    require(isdigit((unsigned char)text[0]) && end[unit ? 1 : 0] == '\0',
+            "--%s wants a size like 512, 64K, 8M or 1G, not '%s'", name, text);
+    require(fits && bytes >= 1 && bytes <= (size_t)1 << 40, "--%s must be between 1 and 1024G, not %s", name, text);
+    return bytes;
+}
+
+static void read_sizes(BenchOptions* o, OptionTable* t) {
+    o->min_bytes = parse_bytes("minbytes", o->min_text);
+    o->max_bytes = parse_bytes("maxbytes", o->max_text);
+    o->step_bytes = o->step_text[0] ? parse_bytes("stepbytes", o->step_text) : 0;
+    require(o->min_bytes <= o->max_bytes, "--minbytes %s is more than --maxbytes %s", o->min_text, o->max_text);
+    require(o->step_bytes == 0 || !option_given(t, "stepfactor"), "--stepbytes and --stepfactor: leave one of them out");
+}
+
+static size_t next_size(const BenchOptions* o, size_t bytes) {
+    if (o->step_bytes > 0) return bytes + o->step_bytes;
+    return size_max(bytes + 1, (size_t)((double)bytes * o->factor));
+}
+
+// ---- numbers that can be checked ----
+
+// Element i of what rank q of N gives. At most 64 ranks give an element more than 0, and all of them together 256 at most: every
+// partial sum is a whole number that each type can hold, so results are exact in any order of adding.
+static double number(int q, int N, size_t i, long long round) {
+    size_t every = ceil_div((size_t)N, 64), highest = 256 / size_min((size_t)N, 64);
+    if ((i + (size_t)q) % every != 0) return 0;
+    uint64_t h = (uint64_t)i * 0x9e3779b97f4a7c15u + (uint64_t)q * 0xd1b54a32d192ed03u + (uint64_t)round * 0x8cb92ba72f3d8dd7u;
+    h = (h ^ h >> 32) * 0xff51afd7ed558ccdu;
+    return (double)(1 + (h >> 40) % highest);
+}
+static double sum_of_numbers(int N, size_t i, long long round) {
+    double sum = 0;
+    for (int q = 0; q < N; q++) sum += number(q, N, i, round);
+    return sum;
+}
+static void element_set(char* p, size_t i, CommType t, double x) {
+    float f = (float)x;
+    if (t == COMM_F64) memcpy(p + 8 * i, &x, 8);
+    else convert_dtype(p + i * comm_type_size(t), (DType)t, &f, DTYPE_F32, 1);
+}
+
+// ---- the collectives ----
+
+// One operation of `count` elements a part, as nccl-tests counts them.
+typedef struct { size_t count; CommType type; int rank, N, root; long long round; } Shape;
+
+// Element i of the result.
+static double sum_of_all(const Shape* s, size_t i) { return sum_of_numbers(s->N, i, s->round); }
+static double sum_of_my_part(const Shape* s, size_t i) { return sum_of_numbers(s->N, (size_t)s->rank * s->count + i, s->round); }
+static double everyones(const Shape* s, size_t i) { return number((int)(i / s->count), s->N, i % s->count, s->round); }
+static double the_roots(const Shape* s, size_t i) { return number(s->root, s->N, i, s->round); }
+
+static CommOp run_all_reduce(Comm* c, void* out, const void* in, const Shape* s) {
+    (void)in;
+    return comm_all_reduce(c, out, s->count, s->type);
+}
+static CommOp run_reduce_scatter(Comm* c, void* out, const void* in, const Shape* s) {
+    return comm_reduce_scatter(c, out, in, s->count, s->type);
+}
+static CommOp run_all_gather(Comm* c, void* out, const void* in, const Shape* s) {
+    return comm_all_gather(c, out, in, s->count, s->type);
+}
+static CommOp run_broadcast(Comm* c, void* out, const void* in, const Shape* s) {
+    (void)in;
+    return comm_broadcast(c, out, s->count, s->type, s->root);
+}
+
+// What moves over the busiest link, as a multiple of the size: README.md.
+static double factor_twice(int N) { return 2.0 * (N - 1) / N; }
+static double factor_once(int N) { return (double)(N - 1) / N; }
+static double factor_one(int N) { (void)N; return 1; }
+
+typedef struct {
+    CommKind kind;
+    const char* redop;
+    bool has_root;
+    bool reads_parts, writes_parts;             // the input, the output is N parts; else it is one
+    bool out_of_place;                          // comm.h can do it so, too
+    CommOp (*run)(Comm* c, void* out, const void* in, const Shape* s);
+    double (*expected)(const Shape* s, size_t i);
+    double (*bus_factor)(int N);
+} Collective;
+static const Collective collectives[] = {       // in the order of --op
+    { COMM_ALL_REDUCE, "sum", false, false, false, false, run_all_reduce, sum_of_all, factor_twice },
+    { COMM_REDUCE_SCATTER, "sum", false, true, false, true, run_reduce_scatter, sum_of_my_part, factor_once },
+    { COMM_ALL_GATHER, "none", false, false, true, true, run_all_gather, everyones, factor_once },
+    { COMM_BROADCAST, "none", true, false, false, false, run_broadcast, the_roots, factor_one },
+};
+enum { ALL_COLLECTIVES = sizeof collectives / sizeof collectives[0] };
+
+// ---- one measurement ----
+typedef struct {
+    BenchOptions o;
+    Comm comm;
+    Control control;
+    Fault fault;
+    char *first, *second; // (max_bytes) device memory, owned; in place, all is in the first
+    char* host;           // (max_bytes) owned
+    long long line;       // of the table, from 1
+} Bench;
+typedef struct { double seconds; long long wrong; } Measured; // mean over ranks; sum over ranks
+typedef struct { char *in, *out; size_t in_elements, out_elements; } Buffers; // views
+
+static Buffers buffers_of(const Bench* b, const Collective* k, const Shape* s, bool in_place) {
+    size_t mine = (size_t)s->rank * s->count * comm_type_size(s->type), parts = (size_t)s->N;
+    Buffers x = { b->first, b->second, s->count * (k->reads_parts ? parts : 1), s->count * (k->writes_parts ? parts : 1) };
+    if (in_place) { // one is all of the memory, the other this rank's part of it
+        x.in = b->first + (k->writes_parts ? mine : 0);
+        x.out = b->first + (k->reads_parts ? mine : 0);
+    }
+    return x;
+}
+
+// The input gets its numbers, everything else is NaN.
+static void fill(const Bench* b, const Shape* s, const Buffers* x) {
+    size_t bytes = size_max(x->in_elements, x->out_elements) * comm_type_size(s->type);
+    memset(b->host, 0xff, bytes);
+    host_to_device(b->first, b->host, bytes);
+    host_to_device(b->second, b->host, bytes);
+    device_synchronize(); // host is read
+    for (size_t i = 0; i < x->in_elements; i++) element_set(b->host, i, s->type, number(s->rank, s->N, i, s->round));
+    host_to_device(x->in, b->host, x->in_elements * comm_type_size(s->type));
+    device_synchronize();
+}
+
+// Seconds of an operation. They follow one another as fast as the backend takes them, without a look at the device in between.
+static double time_operations(Bench* b, const Collective* k, const Shape* s, const Buffers* x) {
+    for (long long i = 0; i < b->o.warmup; i++) comm_wait(&b->comm, k->run(&b->comm, x->out, x->in, s));
+    comm_barrier(&b->comm);
+    comm_settle(&b->comm);
+    double begin = now_seconds();
+    for (long long i = 0; i < b->o.iters; i++) comm_wait(&b->comm, k->run(&b->comm, x->out, x->in, s));
+    device_synchronize();
+    double seconds = (now_seconds() - begin) / (double)b->o.iters;
+    return comm_host_sum(&b->comm, seconds) / s->N;
+}
+
+// The sign of this rank's first number becomes another.
+static void flip_sign(const Shape* s, const Buffers* x) {
+    size_t last = comm_type_size(s->type) - 1; // of a little-endian number
+    unsigned char byte;
+    if (s->count == 0) return;
+    device_to_host(&byte, x->in + last, 1);
+    byte ^= 0x80;
+    host_to_device(x->in + last, &byte, 1);
+    device_synchronize();
+}
+
+// Elements of the output that are not, bit for bit, what they must be.
+static long long count_wrong(const Bench* b, const Collective* k, const Shape* s, const Buffers* x) {
+    size_t size = comm_type_size(s->type);
+    long long wrong = 0;
+    device_to_host(b->host, x->out, x->out_elements * size);
+    for (size_t i = 0; i < x->out_elements; i++) {
+        char expected[8];
+        element_set(expected, 0, s->type, k->expected(s, i));
+        wrong += memcmp(b->host + i * size, expected, size) != 0;
+    }
+    return wrong;
+}
+
+static long long check_operations(Bench* b, const Collective* k, Shape s, const Buffers* x) {
+    long long wrong = 0;
+    for (s.round = 1; s.round <= b->o.check; s.round++) {
+        fill(b, &s, x);
+        if (fault_now(&b->fault, s.rank, b->line, FAULT_BITFLIP)) flip_sign(&s, x);
+        if (fault_now(&b->fault, s.rank, b->line, FAULT_SKIP)) b->comm.skips = true;
+        comm_wait(&b->comm, k->run(&b->comm, x->out, x->in, &s));
+        wrong += count_wrong(b, k, &s, x);
+    }
+    return (long long)comm_host_sum(&b->comm, (double)wrong);
+}
+
+static Measured measure(Bench* b, const Collective* k, Shape s, bool in_place) {
+    Buffers x = buffers_of(b, k, &s, in_place);
+    Measured m;
+    fill(b, &s, &x);
+    m.seconds = time_operations(b, k, &s, &x);
+    m.wrong = check_operations(b, k, s, &x);
+    return m;
+}
+
+// ---- latency and bandwidth ----
+
+// The line t = alpha + beta S whose relative errors have the least sum of squares: with absolute ones the largest sizes alone
+// would decide, and alpha would be their noise. In units of 1/t: 1 = alpha/t + beta S/t.
+typedef struct { double n, a, aa, s, ss, as; } Fit; // sums: of 1, 1/t, 1/t^2, S/t, (S/t)^2, S/t^2
+static void fit_add(Fit* f, double bytes, double seconds) {
+    double a = 1 / seconds, s = bytes / seconds;
+    f->n++;
+    f->a += a; f->aa += a * a;
+    f->s += s; f->ss += s * s;
+    f->as += a * s;
+}
+// False where there is no such line: a single size, or larger sizes that took no longer.
+static bool fit_solve(const Fit* f, double* alpha, double* beta) {
+    double determinant = f->aa * f->ss - f->as * f->as;
+    if (f->n < 2 || !(determinant > 1e-12 * f->aa * f->ss)) return false;
+    *alpha = (f->a * f->ss - f->s * f->as) / determinant;
+    *beta = (f->s * f->aa - f->a * f->as) / determinant;
+    if (*alpha < 0) { // no time is less than none: the best line through 0
+        *alpha = 0;
+        *beta = f->s / f->ss;
+    }
+    return *beta > 0;
+}
+
+// ---- the table ----
+typedef struct { double bus_sum; long long measured, wrong; Fit fit; } Totals;
+
+static void print_header(const Bench* b, const Collective* k) {
+    const BenchOptions* o = &b->o;
+    printf("#\n# %s, %lld warm-up and %lld timed operations a size, %lld checked\n#\n", comm_kind_names[k->kind],
+           o->warmup, o->iters, o->check);
+    printf("# %51s %25s %34s\n", "", "out-of-place", "in-place");
+    printf("# %10s %13s %8s %8s %8s", "size", "count", "type", "redop", "root");
+    for (int i = 0; i < 2; i++) printf("  %9s %8s %8s %6s", "time", "algbw", "busbw", "#wrong");
+    printf("\n# %10s %13s %8s %8s %8s", "(B)", "(elements)", "", "", "");
+    printf("  %9s %8s %8s %6s  %9s %8s %8s\n", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(GB/s)", "(GB/s)");
+}
+
+static void print_measured(const Bench* b, const Measured* m, double bytes, double factor, Totals* t) {
+    char wrong[24] = "N/A";
+    double algorithm = bytes / m->seconds, bus = algorithm * factor;
+    if (b->o.check > 0) snprintf(wrong, sizeof wrong, "%lld", m->wrong);
+    printf("  %9.2f %8.3f %8.3f %6s", 1e6 * m->seconds, 1e-9 * algorithm, 1e-9 * bus, wrong);
+    t->bus_sum += bus;
+    t->measured++;
+    t->wrong += m->wrong;
+}
+
+// A size of which every rank has a part is rounded down to whole elements of each: as in nccl-tests it may come to 0.
+static void bench_size(Bench* b, const Collective* k, size_t bytes, Totals* t) {
+    Comm* c = &b->comm;
+    size_t size = comm_type_size((CommType)b->o.type), parts = k->reads_parts || k->writes_parts ? (size_t)c->size : 1;
+    Shape s = { bytes / size / parts, (CommType)b->o.type, c->rank, c->size, (int)b->o.root, 0 };
+    double real_bytes = (double)(s.count * parts * size), factor = k->bus_factor(c->size);
+    comm_step(c, ++b->line);
+    fault_strike(&b->fault, c->rank, b->line);
+    printf("  %10.0f %13zu %8s %8s %8d", real_bytes, s.count, comm_type_name(s.type), k->redop, k->has_root ? s.root : -1);
+    if (k->out_of_place) {
+        Measured m = measure(b, k, s, false);
+        print_measured(b, &m, real_bytes, factor, t);
+    } else printf("  %9s %8s %8s %6s", "N/A", "N/A", "N/A", "N/A");
+    Measured m = measure(b, k, s, true);
+    print_measured(b, &m, real_bytes, factor, t);
+    printf("\n");
+    fflush(stdout);
+    if (s.count > 0) fit_add(&t->fit, real_bytes, m.seconds);
+}
+
+// All sizes of a collective. Adds what they come to to `links`; returns the number of wrong elements.
+static long long bench_collective(Bench* b, const Collective* k, json_t* links) {
+    Totals t;
+    double alpha, beta, factor = k->bus_factor(b->comm.size);
+    const char* name = comm_kind_names[k->kind];
+    memset(&t, 0, sizeof t);
+    print_header(b, k);
+    for (size_t bytes = b->o.min_bytes; bytes <= b->o.max_bytes; bytes = next_size(&b->o, bytes)) bench_size(b, k, bytes, &t);
+    if (b->o.check > 0) printf("# Out of bounds values : %lld %s\n", t.wrong, t.wrong ? "FAILED" : "OK");
+    else printf("# Out of bounds values : not checked\n");
+    printf("# Avg bus bandwidth    : %.3f\n", 1e-9 * t.bus_sum / (double)t.measured);
+    bool fits = b->comm.size > 1 && fit_solve(&t.fit, &alpha, &beta);
+    if (fits) printf("# Fit to times in place: latency %.2f us, bus bandwidth %.3f GB/s\n", 1e6 * alpha, 1e-9 * factor / beta);
+    require(fits || !links, "--json %s: these sizes do not tell %s's latency from its bandwidth: try a larger --maxbytes",
+            b->o.json, name);
+    fflush(stdout); // a rank that ends before this one takes it along where results are wrong
+    if (links)
+        json_object_set_new(links, name, json_pack("{s:f, s:f, s:f}", "alpha", alpha, "beta", beta, "busbw", factor / beta));
+    return t.wrong;
+}
+
+// ---- the run ----
+
+// Who takes part: a line of each rank.
+static void print_ranks(Bench* b) {
+    enum { LINE = 192 };
+    Comm* c = &b->comm;
+    char host[64] = "", line[LINE] = "";
+    gethostname(host, sizeof host - 1);
+    snprintf(line, sizeof line, "#  Rank %3d Pid %7d on %.63s, %.80s", c->rank, (int)getpid(), host, device_name());
+    char* all = (char*)device_alloc((size_t)c->size * LINE, MEMORY_COMMUNICATION);
+    char* lines = (char*)xcalloc((size_t)c->size, LINE);
+    host_to_device(all + c->rank * LINE, line, LINE);
+    comm_wait(c, comm_all_gather(c, all, all + c->rank * LINE, LINE, COMM_BYTE));
+    device_to_host(lines, all, (size_t)c->size * LINE);
+    printf("# comm_bench on %d rank%s: %s%s\n", c->size, c->size == 1 ? "" : "s", comm_description(c),
+           c->world->strict ? " (STRICT MODE)" : "");
+    for (int q = 0; q < c->size; q++) printf("%s\n", lines + q * LINE);
+    device_free(all);
+    free(lines);
+}
+
+static void bench_start(Bench* b, int argc, char** argv) {
+    BenchOptions* o = &b->o;
+    OptionTable table = options_table("comm_bench", "how fast collectives are, as nccl-tests counts, and whether they are right");
+    options_bench(&table, o);
+    options_parse(&table, argc, argv);
+    read_sizes(o, &table);
+    RankInfo ranks = ranks_find();
+    require(o->root < ranks.size, "--root %lld: there is no such rank, the last one is %d", o->root, ranks.size - 1);
+    require(o->json[0] == '\0' || ranks.size > 1,
+            "--json %s: a single rank has no link to measure: start more, as in mpirun -np 2", o->json);
+    b->fault = fault_parse(o->fault, ranks.size);
+    device_init(ranks.local_rank, ranks.local_size);
+    comm_init(&b->comm, &o->comm, ranks, &b->control);
+    fault_announce(&b->fault);
+    b->first = (char*)device_alloc(o->max_bytes, MEMORY_COMMUNICATION);
+    b->second = (char*)device_alloc(o->max_bytes, MEMORY_COMMUNICATION);
+    b->host = (char*)xcalloc(o->max_bytes, 1);
+}
+
+static void write_links(const Bench* b, FILE* file, json_t* links) {
+    json_t* root = json_pack("{s:i, s:s, s:O}", "ranks", b->comm.size, "backend", comm_description(&b->comm),
+                             "collectives", links);
+    bool written = json_dumpf(root, file, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) == 0 && fputc('\n', file) == '\n';
+    written &= fclose(file) == 0;
+    require(written, "--json %s: cannot be written: %s", b->o.json, strerror(errno));
+    json_decref(root);
+}
+
+int main(int argc, char** argv) {
+    static Bench b;
+    long long wrong = 0;
+    bench_start(&b, argc, argv);
+    bool wants_json = b.o.json[0] != '\0';
+    FILE* file = wants_json && b.comm.rank == 0 ? fopen(b.o.json, "w") : NULL; // now: an hour later is late to hear of a typo
+    require(file || !wants_json || b.comm.rank > 0, "--json %s: cannot be opened for writing: %s", b.o.json, strerror(errno));
+    json_t* links = wants_json ? json_object() : NULL;
+    print_ranks(&b);
+    for (int k = 0; k < ALL_COLLECTIVES; k++)
+        if (b.o.op == ALL_COLLECTIVES || b.o.op == k) wrong += bench_collective(&b, &collectives[k], links);
+    if (file) write_links(&b, file, links);
+    json_decref(links);
+    comm_free(&b.comm);
+    device_free(b.first);
+    device_free(b.second);
+    free(b.host);
+    device_shutdown();
+    return wrong ? EXIT_FAILURE : EXIT_SUCCESS;
+}
