@@ -33,6 +33,8 @@ decltype(::classifier_forward) classifier_forward;
 decltype(::classifier_forward_backward) classifier_forward_backward;
 decltype(::add_sum) add_sum;
 decltype(::add_sum_squares) add_sum_squares;
+decltype(::scale_in_place) scale_in_place;
+decltype(::add_in_place) add_in_place;
 decltype(::clip_gradients) clip_gradients;
 decltype(::adamw_update) adamw_update;
 } }

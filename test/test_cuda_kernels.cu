@@ -329,6 +329,23 @@ static void test_sums_depend_on_the_number_of_elements_alone(void) {
         }
     }
 }
+// Where an array begins decides who reads what, and nothing else.
+static void test_arrays_are_scaled_and_added_to_the_bit_as_on_the_cpu(void) {
+    start(1, 1, 1, 1, 1);
+    for (size_t n : { 0, 1, 7, 8, 1000, 4099 }) {
+        for (size_t place = 0; place < 4; place++) {
+            Both<floatX> scaled = random_both(n, 0, 1, place % 2), x = random_both(n, 0, 1, place % 2);
+            Both<floatX> y = random_both(n, 0, 0.1f, place / 2);
+            cpu::scale_in_place(scaled.cpu, 1.0f / 3, n);
+            cpu::add_in_place(x.cpu, y.cpu, n);
+            run_twice("scale_in_place", [&] { scale_in_place(scaled.gpu, 1.0f / 3, n); }, scaled);
+            run_twice("add_in_place", [&] { add_in_place(x.gpu, y.gpu, n); }, x);
+            expect_bits("scale_in_place", result_of(scaled), std::vector<floatX>(scaled.cpu, scaled.cpu + n));
+            expect_bits("add_in_place", result_of(x), std::vector<floatX>(x.cpu, x.cpu + n));
+            expect_bits("what add_in_place adds", result_of(y), y.start);
+        }
+    }
+}
 static void test_clipping_follows_the_cpu_to_the_bit(void) {
     const double squares[6] = { 0, 4, 1e-12, 1e12, INFINITY, NAN };
     start(1, 1, 1, 1, 1);
@@ -394,6 +411,7 @@ int main(int argc, char** argv) {
     TEST(test_adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit);
     TEST(test_adamw_changes_nothing_when_the_step_is_skipped);
     TEST(test_sums_depend_on_the_number_of_elements_alone);
+    TEST(test_arrays_are_scaled_and_added_to_the_bit_as_on_the_cpu);
     TEST(test_clipping_follows_the_cpu_to_the_bit);
     TEST(test_casts_round_as_the_cpu_does);
     if (!quick) TEST(test_arrays_that_are_not_aligned_are_read_element_by_element);

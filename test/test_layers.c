@@ -494,6 +494,26 @@ static void test_sums_are_exact_to_double_and_add_to_what_is_there(void** state)
     add_sum_squares(&squares, x.x, 100);
     assert_true(isinf(squares));
 }
+// Half a unit in the last place is all that one rounding may be off; and of fp32's own sum and product, all.
+static void test_scaling_and_adding_round_once(void** state) {
+    (void)state;
+    const size_t sizes[5] = { 0, 1, 7, 1000, 40003 };
+    for (int k = 0; k < 5; k++) {
+        size_t n = sizes[k];
+        for (size_t offset = 0; offset < 2; offset++) { // one element past memory that is aligned
+            Tensor x = random_tensor(n + offset, 0, 1), y = random_tensor(n, 0, 0.1), z = random_tensor(n + offset, 0, 1);
+            floatX *added = copy_of(y.x, n), before = offset ? x.x[0] : y.x[0];
+            add_in_place(x.x + offset, y.x, n);
+            scale_in_place(z.x + offset, 0.75f, n);
+            for (size_t i = 0; i < n; i++) {
+                expect_near("add_in_place", (double)to_float(x.x[offset + i]), x.d[offset + i] + y.d[i], 1.001 * ROUNDING, 0);
+                expect_near("scale_in_place", (double)to_float(z.x[offset + i]), 0.75 * z.d[offset + i], 1.001 * ROUNDING, 1e-7);
+            }
+            if (offset) assert_memory_equal(x.x, &before, sizeof before);
+            assert_memory_equal(y.x, added, n * sizeof(floatX));
+        }
+    }
+}
 static StepStats clipped(double grad_square, float max_norm, float loss_scale) {
     StepStats s;
     memset(&s, 0, sizeof s);
@@ -740,6 +760,7 @@ int main(void) {
         TEST(test_classifier_is_cross_entropy_over_the_vocabulary_without_its_padding),
         TEST(test_classifier_hides_no_inf_or_nan),
         TEST(test_sums_are_exact_to_double_and_add_to_what_is_there),
+        TEST(test_scaling_and_adding_round_once),
         TEST(test_clipping_scales_down_to_the_norm_and_skips_what_is_not_finite),
         TEST(test_adamw_follows_its_definition),
         TEST(test_adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit),

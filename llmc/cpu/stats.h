@@ -47,6 +47,11 @@ void scale_in_place(floatX* x, float factor, size_t n) {
     for (size_t i = 0; i < n; i++) x[i] = to_floatX(to_float(x[i]) * factor);
 }
 
+void add_in_place(floatX* x, const floatX* y, size_t n) {
+    #pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) x[i] = to_floatX(to_float(x[i]) + to_float(y[i]));
+}
+
 void clip_gradients(StepStats* stats, float max_norm, float loss_scale) {
     double norm = sqrt(stats->grad_square) / (double)loss_scale;
     double factor = max_norm > 0 ? fmin(1.0, (double)max_norm / (norm + 1e-6)) : 1.0;

@@ -79,6 +79,26 @@ void scale_in_place(floatX* x, float factor, size_t n) {
     check_launch("scale_in_place");
 }
 
+// Likewise. Reads x and y, writes x: 6 n bytes in 16 bits.
+template <int W>
+__global__ void add_kernel(floatX* x, const floatX* y, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
+    if (i + W <= n) {
+        Floats<W> piece = load<W>(x + i), other = load<W>(y + i);
+        #pragma unroll
+        for (int k = 0; k < W; k++) piece.x[k] += other.x[k];
+        store(x + i, piece);
+    } else for (; i < n; i++) x[i] = narrow<floatX>(widen(x[i]) + widen(y[i]));
+}
+void add_in_place(floatX* x, const floatX* y, size_t n) {
+    const unsigned threads = 256;
+    if (n == 0) return;
+    bool vectors = rows_are_vectors(VEC, x, y);
+    auto kernel = vectors ? add_kernel<VEC> : add_kernel<1>;
+    kernel<<<(unsigned)ceil_div(n, threads * (vectors ? VEC : 1)), threads, 0, compute_stream>>>(x, y, n);
+    check_launch("add_in_place");
+}
+
 // One thread: it is here so that the norm need not travel to the host and back.
 __global__ void clip_gradients_kernel(StepStats* stats, float max_norm, float loss_scale) {
     double norm = sqrt(stats->grad_square) / (double)loss_scale;
