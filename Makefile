@@ -38,7 +38,7 @@ LIBRARIES = -ldnnl $(STAGE_LIBRARIES)
 BUILD_CUDA_TEST = $(error these tests are a GPU's: make DEVICE=cuda cuda-tests)
 
 # What talks to other ranks needs MPI; its compiler wrapper knows where that is.
-WITH_MPI := $(BUILD)/train_gpt2_ddp $(BUILD)/test/test_comm $(BUILD)/test/test_comm_cuda \
+WITH_MPI := $(BUILD)/train_gpt2_ddp $(BUILD)/train_gpt2_zero $(BUILD)/test/test_comm $(BUILD)/test/test_comm_cuda \
     $(BUILD)/comm_bench
 $(WITH_MPI): CFLAGS_ALL += $(shell mpicc --showme:compile)
 $(WITH_MPI): COMM_CUDA = $(call of_mpi,compile) -DUSE_NCCL=$(USE_NCCL)
@@ -54,7 +54,7 @@ find-mpi:
 # On a GPU ranks use NCCL, too; like cuDNN it is opened by the program.
 USE_NCCL ?= 1
 NCCL := $(if $(filter cpu,$(DEVICE))$(filter 0,$(USE_NCCL)),,nccl)
-$(BUILD)/train_gpt2_ddp $(BUILD)/test/test_comm_cuda $(BUILD)/comm_bench: | $(if $(NCCL),find-nccl)
+$(BUILD)/train_gpt2_ddp $(BUILD)/train_gpt2_zero $(BUILD)/test/test_comm_cuda $(BUILD)/comm_bench: | $(if $(NCCL),find-nccl)
 find-nccl:
 	@sh dev/find_cuda.sh compile nccl >/dev/null || { echo "Or build without it: make USE_NCCL=0." >&2; exit 1; }
 

@@ -1,0 +1,907 @@
+/*
+Train GPT-2 with ZeRO: the ranks of data parallelism hold the same state N times over; here each keeps a part of it
+(Rajbhandari et al., ZeRO, arXiv 1910.02054, sections 3, 5 and 7). Every unit is cut into N equal shards, and rank r owns shard r.
+
+--zero-stage 1  the optimizer's state is sharded: gradients are reduce-scattered, each rank updates its shards of the
+                parameters, and an all-gather makes them whole again. Together these are the all-reduce of before.
+--zero-stage 2  gradients, too: a unit's whole gradients exist only until they are reduced, in a bucket.
+--zero-stage 3  parameters, too: a unit is gathered before its forward pass, and again before its backward pass.
+
+Memory    per rank, of P parameters on N ranks: stage 1 4P + KP/N bytes, 2 2P + (2+K)P/N, 3 (4+K)P/N (16 bits, K = 12; fp32:
+          8P + 8P/N, 4P + 12P/N, 16P/N), and activations. Stages 2 and 3 have buckets: whole gradients of the root and of two
+          blocks. Stage 3 has room for gathered units: the root's parameters and one block's.
+Sent      per rank and step, A micro-batches: stage 1 2P (N-1)/N elements of floatX, stage 2 (A+1)P (N-1)/N, stage 3
+          3AP (N-1)/N; and three doubles, which are summed.
+Run       make train_gpt2_zero && mpirun -np 4 ./train_gpt2_zero            (--help lists the options)
+Before    train_gpt2_ddp.cu: all state on every rank. New here: shards, and the seams' bodies, which know where a unit lives.
+Next      train_gpt2_fsdp.cu gathers the next unit while this one is computed.
+*/
+// ----------------------------------------------------------------------------
+// 1. libraries, in reading order
+#include "llmc/common.h"     // defines: require, die, xcalloc
+#include "llmc/options.h"    // defines: Options, OptionTable, options_common, options_parse
+#include "llmc/precision.h"  // defines: floatX, to_floatX, NEEDS_MASTER
+#include "llmc/gpt2.h"       // defines: GPT2Config, Unit, unit_tensor, unit_init_weights
+#include "llmc/device.h"     // defines: device_alloc, device_zero, host_to_device, device_to_host
+#include "llmc/layers.h"     // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
+#include "llmc/comm.h"       // defines: Comm, CommOp, comm_all_reduce, comm_reduce_scatter, comm_all_gather, comm_wait
+#include "llmc/world.h"      // defines: World, report_ranks, report_sent
+#include "llmc/schedule.h"   // defines: learning_rate, LossScaler
+#include "llmc/tokenizer.h"  // defines: Tokenizer
+#include "llmc/dataloader.h" // defines: DataLoader
+#include "llmc/sampler.h"    // defines: sample_token, print_token
+#include "llmc/checkpoint.h" // defines: CheckpointWriter, CheckpointReader, TrainState
+#include "llmc/shard.h"      // defines: shard_elements, checkpoint_add_up
+#include "llmc/trace.h"      // defines: trace_compute, trace_step
+#include "llmc/start.h"      // defines: open_checkpoint, config_for_run
+#include "llmc/logger.h"     // defines: Logger, StepLog
+#include "llmc/report.h"     // defines: report_run, run_record, report_memory
+
+// ----------------------------------------------------------------------------
+// 2. the model: views of its parameters
+
+// Views carve named tensors out of a unit's memory, in the order of llmc/gpt2.h. They own nothing, and serve gradients too.
+typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp,C)
+typedef struct {
+    floatX *ln1w, *ln1b, *qkvb, *projb;     // (C) (C) (3C) (C)
+    floatX *ln2w, *ln2b, *fcb, *fcprojb;    // (C) (C) (4C) (C)
+    floatX *qkvw, *projw, *fcw, *fcprojw;   // (3C,C) (C,C) (4C,C) (C,4C)
+} BlockParams;
+
+static RootParams root_view(GPT2Config c, floatX* base) {
+    size_t C = (size_t)c.C;
+    RootParams p;
+    p.lnfw = base; base += C;
+    p.lnfb = base; base += C;
+    p.wpe  = base; base += (size_t)c.max_T*C;
+    p.wte  = base;
+    return p;
+}
+
+static BlockParams block_view(GPT2Config c, floatX* base) {
+    size_t C = (size_t)c.C;
+    BlockParams p;
+    p.ln1w    = base; base += C;
+    p.ln1b    = base; base += C;
+    p.qkvb    = base; base += 3*C;
+    p.projb   = base; base += C;
+    p.ln2w    = base; base += C;
+    p.ln2b    = base; base += C;
+    p.fcb     = base; base += 4*C;
+    p.fcprojb = base; base += C;
+    p.qkvw    = base; base += 3*C*C;
+    p.projw   = base; base += C*C;
+    p.fcw     = base; base += 4*C*C;
+    p.fcprojw = base;
+    return p;
+}
+
+// ----------------------------------------------------------------------------
+// 3. the model: buffers and who owns them
+
+// What a block's forward pass leaves for its backward pass.
+typedef struct {
+    floatX *res1;                       // (B,T,C) the residual stream as it enters
+    floatX *ln1, *qkv, *atty;           // (B,T,C) (B,T,3C) (B,T,C)
+    floatX *res2, *ln2, *fch, *gelu;    // (B,T,C) (B,T,C) (B,T,4C) (B,T,4C)
+    float *ln1_mean, *ln1_rstd;         // (B,T) (B,T)
+    float *att_stats;                   // (B,NH,T)
+    float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
+} BlockActs;
+
+enum { NO_OP = -1, NO_UNIT = -1 };
+
+// A unit's whole gradients, on their way to every rank's shard.
+typedef struct {
+    floatX* grads;                  // (N,shard) owned; in stage 1 a view of GPT2.grads
+    int unit;                       // whose they are
+    int missing;                    // how many of its tensors' gradients are not final yet
+    CommOp reduced;                 // the reduce-scatter, while it is under way; else NO_OP
+    floatX* sum;                    // (shard) where it puts this rank's shard, a view
+} Bucket;
+
+// Stage 3: room for the parameters of one unit at a time.
+typedef struct {
+    floatX* params;                 // (N,shard) owned
+    int unit;                       // whose they are, NO_UNIT after its release
+} Gathered;
+
+typedef struct {
+    GPT2Config config;
+    int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
+    int B, T;                       // the micro-batch at hand
+    int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
+    int num_units;                  // L + 1
+    int zero_stage;                 // 1, 2 or 3
+    Unit units[MAX_UNITS];          // offset: of a unit's shard in sharded memory; N times as far in whole memory
+    size_t shard[MAX_UNITS];        // elements of each unit's shards
+    size_t num_sharded;             // of one shard of every unit: 1/N of all parameters, and padding
+    floatX *params;                 // stages 1, 2: whole, (N,num_sharded) unit by unit; 3: (num_sharded); owned
+    floatX *grads;                  // stage 1: whole; 2, 3: (num_sharded); owned
+    float *master;                  // (num_sharded) fp32 weights, owned; NULL where floatX is fp32
+    float *m, *v;                   // (num_sharded) AdamW moments, owned
+    GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
+    int updates;                    // AdamW updates so far
+    BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation all but res1 is one memory
+    floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
+    floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
+    float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
+    int logits_rows;                // rows of logits that exist at a time
+    floatX *logits;                 // (logits_rows,Vp)
+    float *losses;                  // (B,T)
+    floatX *dres, *dbtc, *dbt4c;    // (B,T,C) gradient of the residual stream; (B,T,C) and (B,T,4C) scratch
+    int *inputs, *targets;          // (B,T)
+    StepStats *stats;               // on the device, read once a step
+    Comm* comm;                     // not owned
+    bool first_micro, last_micro;   // of the step's micro-batches
+    int num_buckets;
+    Bucket buckets[MAX_UNITS];      // stage 1: each unit's; 2, 3: the root's, and two that the blocks have in turn
+    CommOp gathering[MAX_UNITS];    // stages 1, 2: the all-gather of a unit's updated parameters, while it is under way
+    Gathered gathered[2];           // stage 3: the root, and one block
+} GPT2;
+
+static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
+static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
+
+// Everything but res1, which is per block even when the rest is shared.
+static void block_acts_init(BlockActs* a, GPT2Config c, size_t BT) {
+    size_t C = (size_t)c.C;
+    a->ln1 = acts_alloc(BT*C);   a->ln1_mean = stats_alloc(BT); a->ln1_rstd = stats_alloc(BT);
+    a->qkv = acts_alloc(BT*3*C); a->att_stats = stats_alloc(BT*(size_t)c.NH);
+    a->atty = acts_alloc(BT*C);
+    a->res2 = acts_alloc(BT*C);
+    a->ln2 = acts_alloc(BT*C);   a->ln2_mean = stats_alloc(BT); a->ln2_rstd = stats_alloc(BT);
+    a->fch = acts_alloc(BT*4*C);
+    a->gelu = acts_alloc(BT*4*C);
+}
+
+static void gpt2_init_params(GPT2* g) {
+    size_t N = (size_t)g->comm->size;
+    for (int u = 0; u < g->num_units; u++) {
+        g->units[u].offset = g->num_sharded;
+        g->units[u].size = unit_elements(g->config, u);
+        g->units[u].no_decay = unit_no_decay(g->config, u);
+        g->shard[u] = shard_elements(g->config, u, g->comm->size);
+        g->num_sharded += g->shard[u];
+        g->gathering[u] = NO_OP;
+    }
+    size_t whole = N * g->num_sharded;
+    g->params = (floatX*)device_alloc((g->zero_stage < 3 ? whole : g->num_sharded) * sizeof(floatX), MEMORY_PARAMETERS);
+    g->grads = (floatX*)device_alloc((g->zero_stage < 2 ? whole : g->num_sharded) * sizeof(floatX), MEMORY_GRADIENTS);
+    if (NEEDS_MASTER) g->master = (float*)device_alloc(g->num_sharded * sizeof(float), MEMORY_OPTIMIZER);
+    g->m = (float*)device_alloc(g->num_sharded * sizeof(float), MEMORY_OPTIMIZER);
+    g->v = (float*)device_alloc(g->num_sharded * sizeof(float), MEMORY_OPTIMIZER);
+}
+
+static void gpt2_init_acts(GPT2* g) {
+    GPT2Config c = g->config;
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C;
+    for (int l = 0; l < c.L; l++) {
+        if (l > 0 && g->recompute == RECOMPUTE_BLOCK) g->acts[l] = g->acts[0];
+        else block_acts_init(&g->acts[l], c, BT);
+        g->acts[l].res1 = acts_alloc(BT*C);
+    }
+    g->branch = acts_alloc(BT*C);
+    g->resf = acts_alloc(BT*C);
+    g->lnf = acts_alloc(BT*C);   g->lnf_mean = stats_alloc(BT); g->lnf_rstd = stats_alloc(BT);
+    g->logits_rows = classifier_rows((int)BT, c.Vp);
+    g->logits = acts_alloc((size_t)g->logits_rows * (size_t)c.Vp);
+    g->losses = stats_alloc(BT);
+    g->dres = acts_alloc(BT*C);
+    g->dbtc = acts_alloc(BT*C);
+    g->dbt4c = acts_alloc(BT*4*C);
+    g->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
+    g->targets = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
+    g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
+}
+
+// Where whole gradients and, in stage 3, whole parameters are while somebody needs them. All blocks are of one size.
+static void gpt2_init_buckets(GPT2* g) {
+    size_t N = (size_t)g->comm->size;
+    g->num_buckets = g->zero_stage == 1 ? g->num_units : g->config.L > 1 ? 3 : 2;
+    for (int k = 0; k < g->num_buckets; k++) {
+        Bucket* b = &g->buckets[k];
+        if (g->zero_stage == 1) b->grads = g->grads + N * g->units[k].offset;
+        else b->grads = (floatX*)device_alloc(N * g->shard[k] * sizeof(floatX), MEMORY_COMMUNICATION);
+        b->reduced = NO_OP;
+    }
+    for (int k = 0; k < 2 && g->zero_stage == 3; k++) {
+        g->gathered[k].params = (floatX*)device_alloc(N * g->shard[k] * sizeof(floatX), MEMORY_COMMUNICATION);
+        g->gathered[k].unit = NO_UNIT;
+    }
+}
+
+static LayerShapes gpt2_shapes(GPT2Config c, int B, int T) {
+    LayerShapes s = { B, T, c.C, c.NH, c.Vp };
+    return s;
+}
+
+static void gpt2_init(GPT2* g, GPT2Config c, int B, int T, int recompute, Comm* comm, int zero_stage) {
+    memset(g, 0, sizeof *g);
+    g->comm = comm;
+    g->zero_stage = zero_stage;
+    g->config = c;
+    g->max_B = g->B = B;
+    g->seq_len = g->T = T;
+    g->recompute = recompute;
+    g->num_units = c.L + 1;
+    gpt2_init_params(g);
+    gpt2_init_buckets(g);
+    gpt2_init_acts(g);
+    layers_init(gpt2_shapes(c, B, T));
+}
+
+static void gpt2_free(GPT2* g) {
+    layers_free();
+    device_free(g->params); device_free(g->grads); device_free(g->master); device_free(g->m); device_free(g->v);
+    for (int l = 0; l < g->config.L; l++) {
+        BlockActs a = g->acts[l];
+        device_free(a.res1);
+        if (l > 0 && g->recompute == RECOMPUTE_BLOCK) continue; // the rest is block 0's
+        device_free(a.ln1); device_free(a.qkv); device_free(a.atty); device_free(a.res2); device_free(a.ln2);
+        device_free(a.fch); device_free(a.gelu); device_free(a.ln1_mean); device_free(a.ln1_rstd);
+        device_free(a.att_stats); device_free(a.ln2_mean); device_free(a.ln2_rstd);
+    }
+    device_free(g->branch); device_free(g->resf); device_free(g->lnf); device_free(g->lnf_mean); device_free(g->lnf_rstd);
+    device_free(g->logits); device_free(g->losses); device_free(g->dres); device_free(g->dbtc); device_free(g->dbt4c);
+    device_free(g->inputs); device_free(g->targets); device_free(g->stats);
+    for (int k = 0; k < g->num_buckets && g->zero_stage > 1; k++) device_free(g->buckets[k].grads);
+    device_free(g->gathered[0].params); device_free(g->gathered[1].params);
+}
+
+// Bytes by kind that gpt2_init will allocate: formulas, so that a run can hold them against what it measured.
+static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, const Comm* comm, int zero_stage,
+                                size_t bytes[MEMORY_KINDS]) {
+    size_t N = (size_t)comm->size, S = shard_elements_total(c, comm->size), X = sizeof(floatX);
+    size_t root = N * shard_elements(c, 0, comm->size), block = N * shard_elements(c, 1, comm->size);
+    size_t BT = (size_t)B * (size_t)T, C = (size_t)c.C, L = (size_t)c.L;
+    size_t blocks_kept = recompute == RECOMPUTE_BLOCK ? 1 : L;
+    size_t per_token = L * C*X                                                 // res1
+                     + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, its float statistics
+                     + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);            // outside the blocks
+    memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
+    bytes[MEMORY_PARAMETERS] = X * S * (zero_stage < 3 ? N : 1);
+    bytes[MEMORY_GRADIENTS] = X * S * (zero_stage < 2 ? N : 1);
+    bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * S;
+    bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)classifier_rows((int)BT, c.Vp) * (size_t)c.Vp * X + sizeof(StepStats);
+    bytes[MEMORY_COMMUNICATION] = comm_world_bytes(comm);
+    if (zero_stage > 1) bytes[MEMORY_COMMUNICATION] += X * (root + (L > 1 ? 2 : 1) * block); // buckets
+    if (zero_stage == 3) bytes[MEMORY_COMMUNICATION] += X * (root + block);                  // gathered units
+    bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(c, B, T));
+}
+
+// Bytes that N ranks together will send per step. Each reduce-scatter and each all-gather of all units sends (N-1) shards of
+// everything per rank; beside them three doubles are summed.
+static unsigned long long gpt2_predict_sent(GPT2Config c, int N, int zero_stage, int accumulation) {
+    unsigned long long all = (unsigned long long)N, others = all - 1, micro_batches = (unsigned long long)accumulation;
+    unsigned long long times = zero_stage == 1 ? 1 + 1              // gradients once, parameters once
+                             : zero_stage == 2 ? micro_batches + 1  // gradients of every micro-batch, parameters once
+                             : 3 * micro_batches;                   // both, and parameters for forward and for backward
+    return times * all * others * shard_elements_total(c, N) * sizeof(floatX) + 3 * 2 * others * sizeof(double);
+}
+
+// ----------------------------------------------------------------------------
+// 4. one transformer block
+
+// Everything of a block's forward pass that its backward pass needs. The block's input is x + branch; branch NULL: x alone,
+// which is then a.res1 itself.
+static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
+    int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
+    residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, BT, C);
+    matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, BT, C, 3*C);
+    attention_forward(a.atty, a.att_stats, a.qkv, B, T, C, NH);
+    matmul_forward(g->branch, a.atty, p.projw, p.projb, BT, C, C);
+    residual_layernorm_forward(a.res2, a.ln2, a.ln2_mean, a.ln2_rstd, a.res1, g->branch, p.ln2w, p.ln2b, BT, C);
+    matmul_gelu_forward(a.gelu, a.fch, a.ln2, p.fcw, p.fcb, BT, C, 4*C);
+}
+
+// The block's output is the pair a.res2, g->branch: whoever comes next adds the two, fused with its layernorm.
+static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
+    int BT = g->B * g->T, C = g->config.C;
+    block_activations(g, p, a, x, branch);
+    matmul_forward(g->branch, a.gelu, p.fcprojw, p.fcprojb, BT, 4*C, C);
+}
+
+// This rank's shard of unit u: of its parameters, of its gradients.
+static floatX* param_shard(GPT2* g, int u) {
+    size_t rank = (size_t)g->comm->rank, N = (size_t)g->comm->size, offset = g->units[u].offset;
+    return g->zero_stage < 3 ? g->params + N * offset + rank * g->shard[u] : g->params + offset;
+}
+static floatX* grad_shard(GPT2* g, int u) {
+    size_t rank = (size_t)g->comm->rank, N = (size_t)g->comm->size, offset = g->units[u].offset;
+    return g->zero_stage < 2 ? g->grads + N * offset + rank * g->shard[u] : g->grads + offset;
+}
+
+static Bucket* unit_bucket(GPT2* g, int u) {
+    return &g->buckets[g->zero_stage == 1 || u == 0 ? u : 1 + (u - 1) % 2];
+}
+
+// Called by the backward pass as the gradient of tensor i of unit u becomes complete. With its last tensor a unit is
+// reduced: stage 1 keeps whole gradients and waits for the last micro-batch, the others keep only what is reduced.
+static void grad_ready(GPT2* g, int u, int i) {
+    (void)i;
+    Bucket* b = unit_bucket(g, u);
+    if (--b->missing > 0 || (g->zero_stage == 1 && !g->last_micro)) return;
+    b->sum = b->grads + (size_t)g->comm->rank * g->shard[u]; // in place; later micro-batches' sums are added to the shard
+    if (g->first_micro) b->sum = grad_shard(g, u);
+    b->reduced = comm_reduce_scatter(g->comm, b->sum, b->grads, g->shard[u], COMM_FLOATX);
+}
+
+// g->dres holds the gradient of the block's output on entry, of its input on return.
+static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockActs a) {
+    int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
+    GradMode mode = g->grad_mode;
+    floatX *dgelu = g->dbt4c, *dqkv = g->dbt4c; // never needed at the same time
+    // out = res2 + gelu(fch) fcprojw^T + fcprojb
+    matmul_backward_weight(dp.fcprojw, dp.fcprojb, g->dres, a.gelu, BT, 4*C, C, mode);
+    grad_ready(g, u, FCPROJW);
+    grad_ready(g, u, FCPROJB);
+    matmul_gelu_backward_input(dgelu, g->dres, p.fcprojw, a.fch, BT, 4*C, C);
+    // fch = ln2 fcw^T + fcb
+    matmul_backward_weight(dp.fcw, dp.fcb, dgelu, a.ln2, BT, C, 4*C, mode);
+    grad_ready(g, u, FCW);
+    grad_ready(g, u, FCB);
+    matmul_backward_input(g->dbtc, dgelu, p.fcw, BT, C, 4*C);
+    // ln2 = layernorm(res2)
+    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, g->dbtc, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, BT, C, mode);
+    grad_ready(g, u, LN2W);
+    grad_ready(g, u, LN2B);
+    // res2 = res1 + atty projw^T + projb
+    matmul_backward_weight(dp.projw, dp.projb, g->dres, a.atty, BT, C, C, mode);
+    grad_ready(g, u, PROJW);
+    grad_ready(g, u, PROJB);
+    matmul_backward_input(g->dbtc, g->dres, p.projw, BT, C, C);
+    // atty = attention(qkv)
+    attention_backward(dqkv, g->dbtc, a.qkv, a.atty, a.att_stats, B, T, C, NH);
+    // qkv = ln1 qkvw^T + qkvb
+    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, a.ln1, BT, C, 3*C, mode);
+    grad_ready(g, u, QKVW);
+    grad_ready(g, u, QKVB);
+    matmul_backward_input(g->dbtc, dqkv, p.qkvw, BT, C, 3*C);
+    // ln1 = layernorm(res1)
+    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, g->dbtc, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, BT, C, mode);
+    grad_ready(g, u, LN1W);
+    grad_ready(g, u, LN1B);
+}
+
+// ----------------------------------------------------------------------------
+// 5. the whole model: where a unit lives, forward, backward
+
+// Unit u's parameters, ready to be used until unit_release. Stages 1 and 2 have them, once the gather that followed the last
+// update is done; stage 3 gathers them.
+static floatX* unit_params(GPT2* g, int u) {
+    if (g->zero_stage < 3) {
+        if (g->gathering[u] != NO_OP) comm_wait(g->comm, g->gathering[u]);
+        g->gathering[u] = NO_OP;
+        return g->params + (size_t)g->comm->size * g->units[u].offset;
+    }
+    Gathered* whole = &g->gathered[u > 0];
+    require(whole->unit == NO_UNIT, "unit %d is gathered where unit %d has not been released", u, whole->unit);
+    comm_wait(g->comm, comm_all_gather(g->comm, whole->params, param_shard(g, u), g->shard[u], COMM_FLOATX));
+    whole->unit = u;
+    return whole->params;
+}
+
+// Unit u's parameters will not be used before they are asked for again: in stage 3 another unit may have their place.
+static void unit_release(GPT2* g, int u) {
+    if (g->zero_stage == 3) g->gathered[u > 0].unit = NO_UNIT;
+}
+
+// Waits until a bucket's gradients have been reduced and its memory may be used again.
+static void bucket_finish(GPT2* g, Bucket* b) {
+    if (b->reduced == NO_OP) return;
+    comm_wait(g->comm, b->reduced);
+    b->reduced = NO_OP;
+    floatX* shard = grad_shard(g, b->unit);
+    if (b->sum != shard) add_in_place(shard, b->sum, g->shard[b->unit]);
+}
+
+// Where unit u's gradients go.
+static floatX* unit_grads(GPT2* g, int u) {
+    Bucket* b = unit_bucket(g, u);
+    bucket_finish(g, b); // the backward pass would overwrite what is still being sent
+    b->unit = u;
+    b->missing = unit_tensors(u);
+    return b->grads;
+}
+
+// A micro-batch to the device: inputs and targets (B,T) on the host.
+static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int B, int T) {
+    size_t bytes = (size_t)B * (size_t)T * sizeof(int);
+    g->B = B;
+    g->T = T;
+    host_to_device(g->inputs, inputs, bytes);
+    if (targets) host_to_device(g->targets, targets, bytes);
+}
+
+// From g->inputs to g->lnf, what the classifier sees.
+static void gpt2_forward(GPT2* g) {
+    GPT2Config c = g->config;
+    int BT = g->B * g->T;
+    RootParams root = root_view(c, unit_params(g, 0));
+    trace_compute("forward, embedding", -1);
+    encoder_forward(g->acts[0].res1, g->inputs, root.wte, root.wpe, g->B, g->T, c.C);
+    const floatX *x = g->acts[0].res1, *branch = NULL;
+    for (int l = 0; l < c.L; l++) {
+        trace_compute("forward, block", l);
+        BlockParams p = block_view(c, unit_params(g, 1 + l));
+        block_forward(g, p, g->acts[l], x, branch);
+        unit_release(g, 1 + l);
+        x = g->acts[l].res2;
+        branch = g->branch;
+    }
+    trace_compute("head", -1);
+    residual_layernorm_forward(g->resf, g->lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, BT, c.C);
+    unit_release(g, 0);
+}
+
+// The classifier a few rows at a time, so that no (B,T,V) tensor exists: g->losses.
+static void head_forward(GPT2* g, const floatX* wte) {
+    GPT2Config c = g->config;
+    int BT = g->B * g->T;
+    for (int row = 0; row < BT; row += g->logits_rows) {
+        int n = row + g->logits_rows < BT ? g->logits_rows : BT - row;
+        matmul_forward(g->logits, g->lnf + (size_t)row*c.C, wte, NULL, n, c.C, c.Vp);
+        classifier_forward(g->losses + row, g->logits, g->targets + row, n, c.V, c.Vp);
+    }
+}
+
+// The same, and backward at once while the logits are there: g->dbtc becomes the gradient of g->lnf.
+// dloss: the weight of one token's loss.
+static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, float dloss) {
+    GPT2Config c = g->config;
+    int BT = g->B * g->T;
+    for (int row = 0; row < BT; row += g->logits_rows) {
+        int n = row + g->logits_rows < BT ? g->logits_rows : BT - row;
+        const floatX* lnf = g->lnf + (size_t)row*c.C;
+        matmul_forward(g->logits, lnf, wte, NULL, n, c.C, c.Vp);
+        classifier_forward_backward(g->losses + row, g->logits, g->targets + row, dloss, n, c.V, c.Vp);
+        // logits = lnf wte^T
+        matmul_backward_weight(dwte, NULL, g->logits, lnf, n, c.C, c.Vp, row == 0 ? g->grad_mode : GRAD_ADD);
+        matmul_backward_input(g->dbtc + (size_t)row*c.C, g->logits, wte, n, c.C, c.Vp);
+    }
+}
+
+// This micro-batch's losses, added up in g->stats, and its gradients.
+static void gpt2_backward(GPT2* g, float dloss) {
+    GPT2Config c = g->config;
+    int BT = g->B * g->T;
+    RootParams root = root_view(c, unit_params(g, 0));
+    RootParams droot = root_view(c, unit_grads(g, 0));
+    head_forward_backward(g, root.wte, droot.wte, dloss);
+    add_sum(&g->stats->loss, g->losses, (size_t)BT);
+    // lnf = layernorm(resf)
+    device_zero(g->dres, (size_t)BT * (size_t)c.C * sizeof(floatX));
+    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, g->dbtc, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd, BT, c.C, g->grad_mode);
+    grad_ready(g, 0, LNFW);
+    grad_ready(g, 0, LNFB);
+    for (int l = c.L - 1; l >= 0; l--) {
+        trace_compute("backward, block", l);
+        BlockParams p = block_view(c, unit_params(g, 1 + l));
+        BlockParams dp = block_view(c, unit_grads(g, 1 + l));
+        if (g->recompute == RECOMPUTE_BLOCK) block_activations(g, p, g->acts[l], g->acts[l].res1, NULL);
+        block_backward(g, 1 + l, p, dp, g->acts[l]);
+        unit_release(g, 1 + l);
+    }
+    trace_compute("backward, embedding", -1);
+    // res1 of block 0 = wte[inputs] + wpe
+    encoder_backward(droot.wte, droot.wpe, g->dres, g->inputs, g->B, g->T, c.C, g->grad_mode);
+    grad_ready(g, 0, WPE);
+    grad_ready(g, 0, WTE);
+    unit_release(g, 0);
+}
+
+// Before micro-batch `micro` of a step's `accumulation`. Stage 1 adds up whole gradients; the others add up what is reduced, and
+// their buckets begin anew each time.
+static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
+    g->first_micro = micro == 0;
+    g->last_micro = micro == accumulation - 1;
+    g->grad_mode = micro == 0 || g->zero_stage > 1 ? GRAD_SET : GRAD_ADD;
+}
+
+// After the backward pass: on return this rank's shard of each gradient is that of the mean over the global batch, and
+// g->stats->loss the sum over all ranks. The division by the number of ranks was in dloss (see train_step).
+static void gpt2_reduce(GPT2* g) {
+    trace_compute("wait for gradients", -1);
+    CommOp loss = comm_all_reduce(g->comm, &g->stats->loss, 1, COMM_F64);
+    for (int k = 0; k < g->num_buckets; k++) bucket_finish(g, &g->buckets[k]);
+    comm_wait(g->comm, loss);
+}
+
+// Stages 1 and 2: begins to make all parameters whole again from the ranks' shards, in the order in which the next forward
+// pass will ask for them: it waits for no more than it is about to use.
+static void gpt2_gather(GPT2* g) {
+    for (int u = 0; u < g->num_units && g->zero_stage < 3; u++) {
+        floatX* whole = g->params + (size_t)g->comm->size * g->units[u].offset;
+        g->gathering[u] = comm_all_gather(g->comm, whole, param_shard(g, u), g->shard[u], COMM_FLOATX);
+    }
+}
+
+// Waits for the gathers of the last update, when no forward pass will.
+static void gpt2_gather_finish(GPT2* g) {
+    for (int u = 0; u < g->num_units; u++) if (g->gathering[u] != NO_OP) unit_params(g, u);
+}
+
+// ----------------------------------------------------------------------------
+// 6. the optimizer
+
+// The global gradient norm, each rank adding its shards' part, and with it the factor that AdamW multiplies gradients by. Both
+// stay on the device.
+static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
+    for (int u = 0; u < g->num_units; u++) add_sum_squares(&g->stats->grad_square, grad_shard(g, u), g->shard[u]);
+    comm_wait(g->comm, comm_all_reduce(g->comm, &g->stats->grad_square, 1, COMM_F64));
+    clip_gradients(g->stats, max_norm, loss_scale);
+}
+
+// One AdamW call per unit, for this rank's shard alone; then the norm of what came out.
+static void gpt2_update(GPT2* g, AdamW adamw) {
+    for (int u = 0; u < g->num_units; u++) {
+        size_t offset = g->units[u].offset, n = g->shard[u], before = (size_t)g->comm->rank * n; // the other ranks' elements
+        size_t no_decay = g->units[u].no_decay - size_min(g->units[u].no_decay, before);
+        float* master = g->master ? g->master + offset : NULL;
+        adamw_update(adamw, param_shard(g, u), master, g->m + offset, g->v + offset,
+                     grad_shard(g, u), &g->stats->grad_scale, n, no_decay);
+        add_sum_squares(&g->stats->param_square, param_shard(g, u), n);
+    }
+    CommOp square = comm_all_reduce(g->comm, &g->stats->param_square, 1, COMM_F64); // before the gathers: the log waits for it
+    gpt2_gather(g);
+    comm_wait(g->comm, square);
+}
+
+// ----------------------------------------------------------------------------
+// 7. weights and state: initial, saved, loaded
+
+// Weights and state pass through a host buffer of this many elements at most.
+#define STAGED ((size_t)1 << 20)
+
+// Elements [begin, begin+n) of this rank's shard of unit u from host (n): fp32 masters where there are any, and the parameters
+// rounded from them. rounded (n) is scratch.
+static void unit_set_weights(GPT2* g, int u, size_t begin, size_t n, const float* host, floatX* rounded) {
+    size_t first = g->units[u].offset + begin;
+    convert_dtype(rounded, FLOATX_DTYPE, host, DTYPE_F32, n);
+    host_to_device(param_shard(g, u) + begin, rounded, n * sizeof(floatX));
+    if (g->master) host_to_device(g->master + first, host, n * sizeof(float));
+    device_synchronize(); // host and rounded are about to be used again
+}
+
+// Random weights by --seed, or where r is given those of a checkpoint: its model, or its masters. Each rank makes or reads its
+// own shards, and no more.
+static void gpt2_set_weights(GPT2* g, uint64_t seed, CheckpointReader* r, CheckpointPart part) {
+    float* host = (float*)xcalloc(STAGED, sizeof(float));
+    floatX* rounded = (floatX*)xcalloc(STAGED, sizeof(floatX));
+    for (int u = 0; u < g->num_units; u++) {
+        size_t first = (size_t)g->comm->rank * g->shard[u], filled = shard_filled(g->units[u].size, g->shard[u], g->comm->rank);
+        for (size_t begin = 0, n; begin < filled; begin += n) {
+            n = size_min(STAGED, filled - begin);
+            if (r) checkpoint_read_unit(r, part, u, first + begin, first + begin + n, host);
+            else unit_init_weights(g->config, seed, u, first + begin, first + begin + n, host);
+            unit_set_weights(g, u, begin, n, host, rounded);
+        }
+    }
+    free(host);
+    free(rounded);
+    gpt2_gather(g);
+}
+
+// All that a resumed run needs, each rank its shards.
+static void gpt2_load_state(GPT2* g, CheckpointReader* r) {
+    g->updates = (int)r->state.adamw_t;
+    gpt2_set_weights(g, 0, r, CHECKPOINT_MASTER);
+    float* host = (float*)xcalloc(STAGED, sizeof(float));
+    for (int u = 0; u < g->num_units; u++) {
+        size_t first = (size_t)g->comm->rank * g->shard[u], filled = shard_filled(g->units[u].size, g->shard[u], g->comm->rank);
+        for (size_t begin = 0, n; begin < filled; begin += n) {
+            size_t at = g->units[u].offset + begin;
+            n = size_min(STAGED, filled - begin);
+            checkpoint_read_unit(r, CHECKPOINT_M, u, first + begin, first + begin + n, host);
+            host_to_device(g->m + at, host, n * sizeof(float));
+            device_synchronize(); // host is about to be used again
+            checkpoint_read_unit(r, CHECKPOINT_V, u, first + begin, first + begin + n, host);
+            host_to_device(g->v + at, host, n * sizeof(float));
+            device_synchronize();
+        }
+    }
+    free(host);
+}
+
+// Each rank writes its shards into the same two files: nothing is gathered for it.
+static void gpt2_save(GPT2* g, const char* out, const TrainState* state, long long keep) {
+    CheckpointWriter w;
+    float* host = (float*)xcalloc(STAGED, sizeof(float));
+    gpt2_gather_finish(g); // whose output this rank's shards are part of
+    if (g->comm->rank == 0) checkpoint_begin(&w, out, state);
+    comm_barrier(g->comm); // there are files to write to
+    if (g->comm->rank > 0) checkpoint_attach(&w, out, state);
+    for (int u = 0; u < g->num_units; u++) {
+        size_t first = (size_t)g->comm->rank * g->shard[u], filled = shard_filled(g->units[u].size, g->shard[u], g->comm->rank);
+        for (size_t begin = 0, n; begin < filled; begin += n) {
+            size_t at = g->units[u].offset + begin, from = first + begin;
+            n = size_min(STAGED, filled - begin);
+            device_to_host(host, param_shard(g, u) + begin, n * sizeof(floatX));
+            checkpoint_write_unit(&w, CHECKPOINT_MODEL, u, from, from + n, host);
+            if (g->master) {
+                device_to_host(host, g->master + at, n * sizeof(float));
+                checkpoint_write_unit(&w, CHECKPOINT_MASTER, u, from, from + n, host);
+            }
+            device_to_host(host, g->m + at, n * sizeof(float));
+            checkpoint_write_unit(&w, CHECKPOINT_M, u, from, from + n, host);
+            device_to_host(host, g->v + at, n * sizeof(float));
+            checkpoint_write_unit(&w, CHECKPOINT_V, u, from, from + n, host);
+        }
+    }
+    if (g->comm->rank > 0) checkpoint_detach(&w);
+    checkpoint_add_up(g->comm, w.checksum, w.elements); // all shares are on the disk
+    if (g->comm->rank == 0) checkpoint_commit(&w, keep);
+    free(host);
+}
+
+// ----------------------------------------------------------------------------
+// 8. training
+
+// What a run is made of, beside the model.
+typedef struct {
+    Options o;
+    World world;
+    long long zero_stage;
+    Tokenizer tokenizer;
+    DataLoader train, val;          // val only where --val-data names something
+    LossScaler scaler;
+    Logger log;
+    long long tokens_per_step;
+    int accumulation;               // micro-batches per step
+    floatX* row;                    // (V) one position's logits on the host, for sampling, owned
+    float* logits;                  // (V) the same as floats, owned
+} Run;
+
+static void open_data(Run* run, GPT2Config c) {
+    const Options* o = &run->o;
+    int rank = run->world.comm.rank, N = run->world.comm.size;
+    long long micro = o->batch_size * o->seq_len * N; // of all ranks together
+    run->tokens_per_step = o->total_batch_size ? o->total_batch_size : micro;
+    require(run->tokens_per_step % micro == 0, "--total-batch-size %lld must be a multiple of --batch-size %lld x --seq-len %lld x %d ranks = %lld tokens",
+            run->tokens_per_step, o->batch_size, o->seq_len, N, micro);
+    run->accumulation = (int)(run->tokens_per_step / micro);
+    DataShape shape = { (int)o->batch_size, (int)o->seq_len, c.V, run->tokens_per_step / o->seq_len, rank, N, (uint64_t)o->seed };
+    dataloader_init(&run->train, "--data", o->data, &run->tokenizer, shape, DATA_TRAIN);
+    if (o->val_data[0]) dataloader_init(&run->val, "--val-data", o->val_data, &run->tokenizer, shape, DATA_EVAL);
+}
+
+// Mean loss over the first --eval-steps global batches of the validation data, each rank seeing its part of them.
+static double evaluate(GPT2* g, Run* run) {
+    long long micro_batches = (run->o.eval_steps < run->val.num_batches ? run->o.eval_steps : run->val.num_batches) * run->accumulation;
+    long long tokens = 0;
+    dataloader_seek(&run->val, 0, 0);
+    device_zero(g->stats, sizeof *g->stats);
+    for (long long i = 0; i < micro_batches; i++) {
+        dataloader_next(&run->val);
+        gpt2_load_batch(g, run->val.inputs, run->val.targets, g->max_B, g->seq_len);
+        gpt2_forward(g);
+        head_forward(g, root_view(g->config, unit_params(g, 0)).wte);
+        unit_release(g, 0);
+        add_sum(&g->stats->loss, g->losses, (size_t)g->B * (size_t)g->T);
+        tokens += run->val.valid;
+    }
+    StepStats stats;
+    device_to_host(&stats, g->stats, sizeof stats);
+    return comm_host_sum(g->comm, stats.loss) / comm_host_sum(g->comm, (double)tokens);
+}
+
+// Prints --sample-tokens tokens that follow --prompt, each drawn from the model's distribution.
+static void print_sample(GPT2* g, Run* run, long long step) {
+    const Options* o = &run->o;
+    GPT2Config c = g->config;
+    size_t prompt_tokens;
+    int* prompt = tokenizer_encode(&run->tokenizer, o->prompt, strlen(o->prompt), &prompt_tokens);
+    size_t n = 1 + prompt_tokens, total = n + (size_t)o->sample_tokens;
+    int* tokens = (int*)xcalloc(total, sizeof(int));
+    tokens[0] = run->tokenizer.eot;
+    memcpy(tokens + 1, prompt, prompt_tokens * sizeof(int));
+    TokenPrinter printer;
+    memset(&printer, 0, sizeof printer);
+    printf("sample after step %lld:\n%s", step, o->prompt);
+    for (; n < total; n++) {
+        int T = (int)size_min(n, (size_t)g->seq_len);
+        gpt2_load_batch(g, tokens + n - T, NULL, 1, T);
+        gpt2_forward(g);
+        floatX* last = g->lnf + (size_t)(T - 1)*c.C;
+        matmul_forward(g->logits, last, root_view(c, unit_params(g, 0)).wte, NULL, 1, c.C, c.Vp);
+        unit_release(g, 0);
+        device_to_host(run->row, g->logits, (size_t)c.V * sizeof(floatX));
+        convert_dtype(run->logits, DTYPE_F32, run->row, FLOATX_DTYPE, (size_t)c.V);
+        float u = random_uniform((uint64_t)o->seed, STREAM_SAMPLER + (uint64_t)step, n);
+        tokens[n] = sample_token(run->logits, run->tokenizer.vocab_size, o->temperature, o->top_k, u);
+        size_t length;
+        const char* bytes = tokenizer_decode(&run->tokenizer, tokens[n], &length);
+        print_token(&printer, bytes, length);
+    }
+    print_token_end(&printer);
+    printf("\n");
+    free(tokens);
+    free(prompt);
+}
+
+// One optimizer step, counted from 0: forward and backward over every micro-batch, clip, update.
+static StepStats train_step(GPT2* g, Run* run, long long step) {
+    const Options* o = &run->o;
+    // A token's share of the mean over the global batch: 1/N is in here, so that summed gradients are averaged gradients.
+    float dloss = (float)(run->scaler.scale / (double)run->tokens_per_step);
+    device_zero(g->stats, sizeof *g->stats);
+    for (int micro = 0; micro < run->accumulation; micro++) {
+        dataloader_next(&run->train);
+        gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
+        gpt2_begin_micro(g, micro, run->accumulation);
+        gpt2_forward(g);
+        gpt2_backward(g, dloss);
+    }
+    gpt2_reduce(g);
+    trace_compute("update", -1);
+    gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
+    AdamW adamw = { (float)learning_rate(o, step), (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, g->updates + 1 };
+    gpt2_update(g, adamw);
+    StepStats stats;
+    device_to_host(&stats, g->stats, sizeof stats); // the step's one wait for the device
+    if (stats.grad_scale != 0) g->updates++;
+    trace_step(step + 1);
+    return stats;
+}
+
+static StepLog step_log(GPT2* g, const Run* run, const StepStats* s, long long step, double seconds) {
+    StepLog l;
+    memset(&l, 0, sizeof l);
+    l.step = step + 1;
+    l.loss = s->loss / (double)run->tokens_per_step;
+    l.grad_norm = fabs(s->grad_norm); // a NaN has a sign, too
+    l.param_norm = (float)sqrt(s->param_square); // digits beyond would tell of the order of summation
+    l.lr = learning_rate(&run->o, step);
+    l.loss_scale = run->scaler.scale;
+    l.tokens = l.step * run->tokens_per_step;
+    l.tokens_per_s = (double)run->tokens_per_step / seconds;
+    l.step_ms = 1e3 * seconds;
+    l.flops = gpt2_flops_per_token(g->config, g->seq_len) * (double)run->tokens_per_step;
+    l.mem_bytes = device_memory_total();
+    l.mem_peak_bytes = device_memory_peak();
+    l.comm_bytes = (size_t)(run->world.bytes / (unsigned)g->comm->size);
+    l.comm_exposed_ms = 1e3 * run->world.exposed;
+    l.skipped = s->grad_scale == 0;
+    return l;
+}
+
+static void save(GPT2* g, Run* run, OptionTable* table, long long step) {
+    TrainState state;
+    memset(&state, 0, sizeof state);
+    state.config = g->config;
+    state.dtype = FLOATX_DTYPE;
+    state.has_optimizer = true;
+    state.step = step;
+    state.epoch = run->train.epoch;
+    state.position = run->train.position;
+    state.adamw_t = g->updates;
+    state.loss_scale = run->scaler.scale;
+    state.good_steps = run->scaler.good_steps;
+    state.seed = run->o.seed;
+    state.seq_len = run->o.seq_len;
+    json_t* options = options_to_json(table);
+    state.options = json_dumps(options, 0);
+    gpt2_save(g, run->o.out, &state, run->o.keep);
+    comm_barrier(g->comm);
+    free(state.options);
+    json_decref(options);
+    printf("saved step %lld under %s\n", step, run->o.out);
+}
+
+// Every rank has gathered the same parameters, so they must be equal to the bit.
+static void check_ranks(GPT2* g, World* world, long long step) {
+    uint64_t sums[MAX_UNITS];
+    float* host = (float*)xcalloc(STAGED, sizeof(float));
+    for (int u = 0; u < g->num_units; u++) {
+        sums[u] = device_checksum(unit_params(g, u), sizeof(floatX), g->units[u].size, 0, host, STAGED * sizeof(float));
+        unit_release(g, u);
+    }
+    free(host);
+    require_same_units(&world->control, "parameters", sums, g->num_units, step);
+}
+
+// What is sharded, and what that costs in padding.
+static void report_zero(int zero_stage, GPT2Config c, int N) {
+    static const char* const sharded[] = { "optimizer state", "optimizer state and gradients", "optimizer state, gradients and parameters" };
+    size_t P = gpt2_num_parameters(c) + (size_t)(c.Vp - c.V) * (size_t)c.C, S = shard_elements_total(c, N);
+    printf("zero       stage %d: each rank keeps 1/%d of %s; %.2f %% of it padding\n", zero_stage, N, sharded[zero_stage - 1],
+           100 * (1 - (double)P / ((double)N * (double)S)));
+}
+
+static bool is_due(long long every, long long step, long long last) { return every > 0 && (step % every == 0 || step == last); }
+
+int main(int argc, char** argv) {
+    static Run run;
+    static GPT2 g;
+    run.o = options_defaults();
+    const Options* o = &run.o;
+    OptionTable table = options_table("train_gpt2_zero", "train GPT-2 with ZeRO: each rank keeps a part of the optimizer's state, gradients and parameters");
+    options_common(&table, &run.o);
+    options_world(&table, &run.world);
+    run.zero_stage = 1;
+    option_int(&table, "zero-stage", &run.zero_stage, 1, 3, "what is sharded: 1 the optimizer's state, 2 and gradients, 3 and parameters");
+    options_parse(&table, argc, argv);
+    RankInfo ranks = ranks_find();
+    device_init(ranks.local_rank, ranks.local_size);
+    device_memory_limit((size_t)ceil(o->memory_limit * 1e9)); // up: 0 is none
+    world_start(&run.world, o, ranks);
+    int rank = ranks.rank, N = ranks.size;
+    layers_choose((AttentionChoice)o->attention, o->deterministic);
+
+    tokenizer_open(&run.tokenizer, o->tokenizer);
+    CheckpointReader checkpoint;
+    bool from_checkpoint = open_checkpoint(o, &checkpoint);
+    GPT2Config config = config_for_run(o, &table, &run.tokenizer, from_checkpoint ? &checkpoint : NULL);
+    open_data(&run, config);
+    require_agreement(&run.world.control, run_facts(&table, config, &run.train));
+
+    size_t predicted[MEMORY_KINDS];
+    gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, (int)run.zero_stage, predicted);
+    gpt2_init(&g, config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, (int)run.zero_stage);
+    report_run(config, predicted, run.tokens_per_step, run.accumulation);
+    unsigned long long sent = gpt2_predict_sent(config, N, (int)run.zero_stage, run.accumulation);
+    report_ranks(&run.world, sent);
+    report_zero((int)run.zero_stage, config, N);
+    run.row = (floatX*)xcalloc((size_t)config.V, sizeof(floatX));
+    run.logits = (float*)xcalloc((size_t)config.V, sizeof(float));
+    run.scaler = loss_scaler_init(o);
+
+    long long first = 0;
+    if (!o->resume) gpt2_set_weights(&g, (uint64_t)o->seed, from_checkpoint ? &checkpoint : NULL, CHECKPOINT_MODEL);
+    else {
+        gpt2_load_state(&g, &checkpoint);
+        first = checkpoint.state.step;
+        dataloader_seek(&run.train, checkpoint.state.epoch, checkpoint.state.position);
+        if (checkpoint.state.dtype == FLOATX_DTYPE) { // another precision's loss scale says nothing about this one's
+            run.scaler.scale = checkpoint.state.loss_scale;
+            run.scaler.good_steps = checkpoint.state.good_steps;
+        }
+    }
+    if (from_checkpoint) {
+        printf("start      step %lld of %lld, from %s\n", first, o->steps, checkpoint.path);
+        checkpoint_add_up(&run.world.comm, checkpoint.checksum, checkpoint.elements);
+        checkpoint_close(&checkpoint);
+    }
+    json_t* record = world_record(run_record(config, predicted, N), &run.world, sent);
+    logger_open(&run.log, &table, rank == 0 ? o->out : "", o->steps, first, record);
+    run.log.ranks = N;
+
+    world_trace(&run.world, o->trace);
+    size_t allocations = device_allocations();
+    for (long long step = first; ; step++) {
+        bool fresh = step > first || first == 0; // not what the run before this one has done already
+        if (o->val_data[0] && fresh && is_due(o->eval_every, step, o->steps)) logger_eval(&run.log, step, evaluate(&g, &run));
+        if (fresh && (step > 0 || o->steps == 0) && is_due(o->sample_every, step, o->steps)) print_sample(&g, &run, step);
+        if (o->out[0] && step > first && (is_due(o->save_every, step, o->steps) || step == o->steps)) save(&g, &run, &table, step);
+        if (step == o->steps) break;
+
+        world_step_begin(&run.world, step + 1, g.params);
+        double start = now_seconds();
+        StepStats stats = train_step(&g, &run, step);
+        world_step_end(&run.world, now_seconds() - start);
+        StepLog l = step_log(&g, &run, &stats, step, now_seconds() - start);
+        logger_step(&run.log, &l);
+        loss_scaler_update(&run.scaler, !l.skipped);
+        require_progress(&run.scaler, o, l.step, l.loss);
+        if (is_due(run.world.check_every, step + 1, o->steps)) check_ranks(&g, &run.world, step + 1);
+    }
+    logger_close(&run.log);
+    gpt2_gather_finish(&g);
+    trace_close();
+    comm_barrier(&run.world.comm); // all parts are written
+    if (rank == 0) trace_merge(o->trace, N);
+
+    bool as_predicted = report_memory(predicted);
+    as_predicted &= report_sent(&run.world, sent);
+    printf("allocations while training: %zu; times a step waited for data: %lld\n", device_allocations() - allocations, run.train.waits);
+    dataloader_free(&run.train);
+    if (o->val_data[0]) dataloader_free(&run.val);
+    tokenizer_free(&run.tokenizer);
+    gpt2_free(&g);
+    free(run.row);
+    free(run.logits);
+    world_stop(&run.world);
+    device_shutdown();
+    return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
+}
