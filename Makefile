@@ -100,7 +100,7 @@ FIND_LIBRARIES = sh dev/find_cuda.sh compile cublasLt $(CUDNN) >/dev/null
 endif
 
 STAGES := $(patsubst %.cu,%,$(wildcard train_gpt2_*.cu))
-TOOLS := tokenize train_bpe hf_export hf_import llmc_import ranks overlap
+TOOLS := tokenize train_bpe hf_export hf_import llmc_import ranks overlap plan
 C_TESTS := $(patsubst test/%.c,%,$(wildcard test/test_*.c))
 
 # What is always the CPU's, whatever was asked for: the tools that make data, and what most tests run.
@@ -132,6 +132,7 @@ $(BUILD)/hf_import: dev/hf_import.c
 $(BUILD)/llmc_import: dev/llmc_import.c
 $(BUILD)/ranks: dev/ranks.c
 $(BUILD)/overlap: dev/overlap.c
+$(BUILD)/plan: dev/plan.c
 
 # The default data: this repository's own text as bytes. Made once, so that runs can be compared; `make clean-data` to renew.
 data/train.bin: | build/tokenize
