@@ -166,6 +166,7 @@ typedef struct {
     char *first, *second; // (max_bytes) device memory, owned; in place, all is in the first
     char* host;           // (max_bytes) owned
     long long line;       // of the table, from 1
+    const char* unfit;    // a collective whose times gave no latency and bandwidth; NULL: there is none
 } Bench;
 typedef struct { double seconds; long long wrong; } Measured; // mean over ranks; sum over ranks
 typedef struct { char *in, *out; size_t in_elements, out_elements; } Buffers; // views
@@ -331,10 +332,9 @@ static long long bench_collective(Bench* b, const Collective* k, json_t* links) 
     printf("# Avg bus bandwidth    : %.3f\n", 1e-9 * t.bus_sum / (double)t.measured);
     bool fits = b->comm.size > 1 && fit_solve(&t.fit, &alpha, &beta);
     if (fits) printf("# Fit to times in place: latency %.2f us, bus bandwidth %.3f GB/s\n", 1e6 * alpha, 1e-9 * factor / beta);
-    require(fits || !links, "--json %s: these sizes do not tell %s's latency from its bandwidth: try a larger --maxbytes",
-            b->o.json, name);
-    fflush(stdout); // a rank that ends before this one takes it along where results are wrong
-    if (links)
+    else b->unfit = name;
+    fflush(stdout); // where results are wrong the first rank that ends takes the others along
+    if (fits && links)
         json_object_set_new(links, name, json_pack("{s:f, s:f, s:f}", "alpha", alpha, "beta", beta, "busbw", factor / beta));
     return t.wrong;
 }
@@ -379,7 +379,10 @@ static void bench_start(Bench* b, int argc, char** argv) {
     b->host = (char*)xcalloc(o->max_bytes, 1);
 }
 
+// The file that dev/comm/README.md describes.
 static void write_links(const Bench* b, FILE* file, json_t* links) {
+    require(b->unfit == NULL, "--json %s: these sizes do not tell %s's latency from its bandwidth: try a larger --maxbytes",
+            b->o.json, b->unfit);
     json_t* root = json_pack("{s:i, s:s, s:O}", "ranks", b->comm.size, "backend", comm_description(&b->comm),
                              "collectives", links);
     bool written = json_dumpf(root, file, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) == 0 && fputc('\n', file) == '\n';
