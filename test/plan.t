@@ -1,0 +1,118 @@
+#!/bin/bash
+# dev/plan: its tables, its errors, and its predictions beside what training programs predict of themselves and take here.
+# (test_plan.c has the formulas.)
+. test/lib.sh
+plan=$BUILD/plan
+
+says() { # PATTERN... -- OPTION...
+    local patterns=() pattern
+    while [ "$1" != -- ]; do patterns+=("$1"); shift; done
+    shift
+    "$plan" "$@" > "$work/said" || return 1
+    sed '/^times/,$d' "$work/said"
+    for pattern in "${patterns[@]}"; do grep -qEe "$pattern" "$work/said" || { echo "there is no '$pattern' in it"; return 1; }; done
+}
+# row NAME COLUMN: a column of the first row with this name in what was said, counted after the name
+row() { sed -n "s/^ *$1  *//p" "$work/said" | head -n 1 | awk -v column="$2" '{ print $column }'; }
+
+# ---- tables ----
+xl=(--model gpt2-xl --ranks 8 --seq-len 1024 --batch-size 4)
+check "gpt2-xl on 8 ranks is taken apart by kind, with and without recomputation" says "1557611200 parameters" "bytes per rank of 8 .*ddp .*zero-1 .*zero-2 .*zero-3 .*fsdp" \
+    "parameters +3.1 GB +3.1 GB +3.1 GB +389 MB" "gradients +3.1 GB +3.1 GB +389 MB" "optimizer state +18.7 GB +2.3 GB" "activations +10.6 GB" "or recomputed +1.4 GB" -- "${xl[@]}"
+check "  24 GB are too few for DDP and enough for FSDP" says "fits +24 GB +40 GB +80 GB +141 GB" "ddp +no +yes" "fsdp +yes +yes" -- "${xl[@]}"
+check "  at a larger batch with recomputation alone" says "zero-3 +recomputed +yes" -- "${xl[@]}" --batch-size 8
+check "  and more ranks make room for a larger model" eval 'says "fsdp +d57, 9.29 B" -- "${xl[@]}" && says "fsdp +d[7-9][0-9], " -- "${xl[@]}" --ranks 64'
+check "times are given out to 4096 ranks, for every stage" eval 'says "^times" -- "${xl[@]}" && [ "$(grep -cE "^ +4096 .*%$" "$work/said")" = 5 ]'
+check "  no slower over NVLink than over PCIe" eval '
+    says x? -- "${xl[@]}" > /dev/null && fast=$(row 8 5) && says x? -- "${xl[@]}" --link pcie > /dev/null && slow=$(row 8 5) &&
+    awk -v fast="$fast" -v slow="$slow" "BEGIN { exit !(fast > slow && slow > 0) }"'
+check "a number of parameters gives the ZeRO paper's table" says "bytes per rank of 64" "^  4 +120.0 +52.50 +41.25 +30.00" "^  64 +120.0 +31.41 +16.64 +1.88" \
+    "^  1024 +120.0 +30.09 +15.10 +0.12" "total +120 GB +31.4 GB +16.6 GB +1.9 GB" "zero-2 +yes +10.8 B" "ddp +no +1.5 B" -- --params 7.5e9 --ranks 64
+check "  without a master copy, too" says "7e\+09 parameters in bf16: 2 \+ 2 \+ 8 bytes" "total +84.0 GB" -- --params 7e9 --master off --ranks 1
+check "  and in fp32" says "4 \+ 4 \+ 8 bytes" -- --params 1e9 --precision fp32
+
+# ---- errors ----
+check "a model that is not known is an error" fails_with "gpt5 is not known" -- "$plan" --model gpt5
+check "options of a model beside --params are an error" fails_with "layers has no meaning beside --params" -- "$plan" --params 1e9 --layers 3
+check "  no fp32 copy in our own stages is one, too" fails_with "master is for --params" -- "$plan" --master off
+check "  and one of fp32 itself" fails_with "master has no meaning with --precision fp32" -- "$plan" --params 1e9 --master off --precision fp32
+check "half a parameter is an error" fails_with "params must be 1 at least, not 0.5" -- "$plan" --params 0.5
+check "a measured and a reckoned time together are an error" fails_with "give one or the other" -- "$plan" --compute-ms 5 --mfu 0.5
+check "more tokens than positions are an error" fails_with "longer than the 1024 tokens" -- "$plan" --model gpt2 --seq-len 2048
+check "heads that do not divide the channels are an error" fails_with "do not divide over 3 heads" -- "$plan" --heads 3
+check "a link that is neither known nor a file is an error" fails_with "ethernet.*nvlink, pcie, infiniband" -- "$plan" --link ethernet
+check "  between nodes, too" fails_with "ethernet" -- "$plan" --inter-link ethernet
+check "no ranks are an error" fails_with "ranks must be between 1 and" -- "$plan" --ranks 0
+
+# ---- bytes: the training programs' own ----
+model=(--model d3 --heads 4 --channels 48 --seq-len 24 --batch-size 3) # units that 2 ranks cannot share without padding
+record() { head -n 1 "$work/run/metrics.jsonl" | sed -n "s/.*\"$1\":\([0-9][0-9.e+]*\).*/\1/p"; } # a number of the run's record
+predicted() { head -n 1 "$work/run/metrics.jsonl" | sed -n "s/.*\"predicted_bytes\":{[^}]*\"$1\":\([0-9]*\).*/\1/p"; }
+same_bytes() { # COLUMN RANKS PROGRAM ACCUMULATION OPTION...
+    local column=$1 ranks=$2 program=$3 accumulation=$4 kind row recompute=none
+    shift 4
+    case " $* " in *" --recompute block "*) recompute=block ;; esac
+    rm -rf "$work/run"
+    on_ranks "$ranks" "$program" "${model[@]}" "$@" --total-batch-size $((24 * 3 * ranks * accumulation)) --data $REFERENCE/tokens.bin --val-data= \
+        --eval-every 0 --sample-every 0 --steps 1 --out "$work/run" > "$work/log" 2>&1 || { tail -n 20 "$work/log"; return 1; }
+    says x? -- "${model[@]}" --vocab-size "$(record vocabulary)" --precision fp32 --device cpu --ranks "$ranks" --accumulation "$accumulation" --exact
+    for kind in parameters gradients "optimizer state" communication activations; do
+        row=$kind
+        [ "$kind" = activations ] && [ $recompute = block ] && row="or recomputed"
+        [ -n "$(predicted "$kind")" ] && [ "$(predicted "$kind")" = "$(row "$row" "$column")" ] ||
+            { echo "$kind: $(row "$row" "$column"), not $(predicted "$kind")"; return 1; }
+    done
+    awk -v run="$(record predicted_comm_bytes)" -v plan="$(row "sent per step" "$column")" 'BEGIN { exit !(run >= plan && run < plan + 1) }' ||
+        { echo "sent: not $(record predicted_comm_bytes)"; return 1; }
+}
+check "bytes are train_gpt2_ddp's on 2 ranks" same_bytes 1 2 $BUILD/train_gpt2_ddp 1
+check "  on 1" same_bytes 1 1 $BUILD/train_gpt2_ddp 1
+check "  on 3, with accumulation and recomputation" same_bytes 1 3 $BUILD/train_gpt2_ddp 2 --recompute block
+for stage in 1 2 3; do
+    check "bytes are train_gpt2_zero's at stage $stage on 2 ranks" same_bytes $((stage + 1)) 2 $BUILD/train_gpt2_zero 1 --zero-stage $stage
+    check "  on 3, with accumulation and recomputation" same_bytes $((stage + 1)) 3 $BUILD/train_gpt2_zero 2 --zero-stage $stage --recompute block
+done
+
+# ---- seconds ----
+# Two ranks on a link measured here, from compute measured on one. What makes a step longer than that, and no model knows: the
+# thread that communicates takes a core, ranks share memory, other programs run. These only ever add, so the least of a few steps
+# counts, over as many as five tries, and a factor of 3 either way is allowed: enough to tell milliseconds from microseconds, bits
+# from bytes, and communication from none.
+least() { cut -d: -f2 | sort -g | head -n 1; }
+small_step=(--model d4 --seq-len 16 --batch-size 1) # much to send for each FLOP, so that the link counts
+steps() { # NAME RANKS OPTION...
+    local name=$1 ranks=$2
+    shift 2
+    rm -rf "$work/$name"
+    on_ranks "$ranks" $BUILD/train_gpt2_ddp "${small_step[@]}" --data $REFERENCE/tokens.bin --val-data= --eval-every 0 --sample-every 0 --steps 15 \
+        --out "$work/$name" "$@"
+}
+measured() { grep -o "\"$2\":[0-9.e-]*" "$work/$1/metrics.jsonl" | least; } # RUN KEY
+times() { # appends what is predicted and measured of the step and of communication, each to a file of its own
+    on_ranks 2 $BUILD/comm_bench --op all -b 64K -e 16M -f 4 -n 5 --json "$work/link.json" && steps one 1 && steps two 2 && steps naive 2 --ddp naive &&
+        says x? -- "${small_step[@]}" --vocab-size 257 --precision fp32 --device cpu --link "$work/link.json" --ranks-per-node 0 \
+            --compute-ms "$(measured one step_ms)" > /dev/null || return 1
+    row 2 4 >> "$work/step.predicted"
+    measured two step_ms >> "$work/step.measured"
+    row 2 2 >> "$work/communication.predicted"
+    measured naive comm_exposed_ms >> "$work/communication.measured" # of which nothing is hidden
+}
+within() { # WHAT
+    local x y
+    x=$(sort -g "$work/$1.predicted" | head -n 1) y=$(sort -g "$work/$1.measured" | head -n 1)
+    echo "$1: $x ms predicted, $y ms measured"
+    awk -v x="$x" -v y="$y" 'BEGIN { exit !(x > 0 && x < 3 * y && y < 3 * x) }'
+}
+times_hold() {
+    local try
+    for try in 1 2 3 4 5; do
+        if times > "$work/times.log" 2>&1; then within step && within communication && return
+        else tail -n 20 "$work/times.log" # where much else runs, a sweep may fit no line
+        fi
+    done
+    return 1
+}
+if [ "$BUILD" = build ]; then # sanitizers are not what is measured
+    check "a step of two ranks, and what the naive one waits for, take about as long as predicted" times_hold
+fi
+done_testing
