@@ -143,8 +143,8 @@ build/tokenize:
 endif
 
 # --- for people ---
-demo: train_gpt2_single
-	sh dev/demo.sh
+demo: train_gpt2_ddp train_gpt2_zero
+	BUILD=$(BUILD) sh dev/demo.sh
 doctor:
 	sh dev/doctor.sh
 bench:
