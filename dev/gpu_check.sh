@@ -104,7 +104,7 @@ build_all() {
     for precision in fp32 bf16 fp16; do
         what=programs
         [ "$device" != cuda ] || what="programs cuda-tests $(build_of $precision)/bench_layers"
-        [ $precision != fp32 ] || what="$what $(build_of fp32)/test/test_comm_cuda"
+        [ $precision != fp32 ] || what="$what $(build_of fp32)/test/test_comm_cuda $(build_of fp32)/comm_bench"
         # shellcheck disable=SC2086 # a list of targets
         make -k -j4 DEVICE="$device" PRECISION=$precision $what & pids="$pids $!"
     done
@@ -184,6 +184,8 @@ ranks() {
     part comm-nccl-1-ordered 60 on_ranks 1 "$test" --comm nccl --deterministic
     part comm-mpi-4 60 on_ranks 4 "$test"
     part comm-mpi-4-ordered 60 on_ranks 4 "$test" --deterministic
+    part comm-bench-nccl-1 60 on_ranks 1 "$(build_of fp32)/comm_bench" --comm nccl --op all -e 8M
+    part comm-bench-mpi-4 60 on_ranks 4 "$(build_of fp32)/comm_bench" --op all -e 8M
     part ddp-nccl-1 60 ddp_matches 1 "$out/ddp-nccl-1" --comm nccl --bucket-mb 0.02
     part ddp-nccl-1-naive 60 ddp_matches 1 "$out/ddp-nccl-1-naive" --comm nccl --ddp naive
     for ranks in 2 4; do

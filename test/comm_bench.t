@@ -74,6 +74,13 @@ unchecked() {
         [ "$(awk '/^ / { print $2, $5, $9, $13 }' "$work/said")" = "16 1 N/A N/A" ] || { cat "$work/said"; return 1; }
 }
 check "--check 0 says that nothing was checked; --root is the root" unchecked
+one_operation() { # 1000 times the time of one are no more than the whole run took, in microseconds
+    local begin=${EPOCHREALTIME//[!0-9]/}
+    bench_on 1 -o all-gather -b 64K -e 64K -n 1000 -w 0 -c 0 || return 1
+    awk -v whole=$((${EPOCHREALTIME//[!0-9]/} - begin)) '/^ / { spent = 1000 * ($6 + $10) } END {
+        print spent " of " whole; exit !(spent > 0 && spent <= whole) }' "$work/said"
+}
+check "a time is that of one operation" one_operation
 
 # ---- wrong numbers ----
 # wrong "COUNT COUNT" COLLECTIVE OPTION...: of 3 ranks the second one has a wrong input in the second line of three, and so many
