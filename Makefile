@@ -72,8 +72,8 @@ CAPABILITIES := $(shell $(QUERY) 2>/dev/null | grep -x '[0-9]*\.[0-9]' | tr -d .
 GENCODE := $(foreach c,$(or $(CAPABILITIES),80 90),-gencode arch=compute_$c$(comma)code=sm_$c)
 GENCODE += $(if $(CAPABILITIES),,-gencode arch=compute_90$(comma)code=compute_90)
 NVCC_FLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -lineinfo -DDEBUG,-O3) $(GENCODE) --threads 0 \
-    -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-fopenmp,-ffp-contract=off $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) \
-    -MMD -MP -MF $@.d -MT $@ $(NVCCFLAGS)
+    -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-fopenmp,-ffp-contract=off,-fno-math-errno \
+    $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) -MMD -MP -MF $@.d -MT $@ $(NVCCFLAGS)
 # Linked is cuBLASLt alone: cuDNN is opened by the program, which can do without.
 CUDNN := $(if $(filter 0,$(USE_CUDNN)),,cudnn)
 BUILD_CUDA = $(NVCC) $(NVCC_FLAGS) $(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN) $(if $(COMM_CUDA),$(NCCL)))

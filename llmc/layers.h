@@ -120,6 +120,16 @@ typedef struct { float lr, beta1, beta2, eps, weight_decay; int t; } AdamW; // t
 void adamw_update(AdamW a, floatX* params, float* master, float* m, float* v, const floatX* grads, const float* grad_scale,
                   size_t n, size_t no_decay);
 
+// ---- fp32 beside floatX: what shards are kept in. Where floatX is fp32 they give the bits of their namesakes above ----
+void to_fp32(float* out, const floatX* x, size_t n);            // out (n) = x (n)
+void from_fp32(floatX* out, const float* x, size_t n);          // out (n) = x (n), rounded
+void add_in_place_fp32(float* x, const float* y, size_t n);     // x (n) += y (n); they must not overlap
+void add_sum_squares_fp32(double* acc, const float* x, size_t n); // *acc += sum of x^2, in an order that depends on n alone
+// Params (n) are their own master; m, v and they become what m, v and master do in adamw_update of the same numbers.
+void adamw_update_fp32(AdamW a, float* params, float* m, float* v, const float* grads, const float* grad_scale,
+                       size_t n, size_t no_decay);
+#include "host_adamw.h" // some of these for arrays in host memory: host_adamw_update, host_sum_squares, host_add
+
 #ifndef __CUDACC__
 #include "cpu/layers.h"
 #elif !defined(LLMC_CUDA_COMMON_CUH) // a test that begins with cuda/common.cuh picks the rest itself

@@ -477,7 +477,7 @@ static void test_sums_are_exact_to_double_and_add_to_what_is_there(void** state)
         size_t n = sizes[k];
         Tensor x = random_tensor(n, 0.5, 1);
         float* f = (float*)own(n, sizeof(float));
-        double sum = 3, squares = 5, want_sum = 3, want_squares = 5;
+        double sum = 3, squares = 5, squares_fp32 = 5, want_sum = 3, want_squares = 5;
         for (size_t i = 0; i < n; i++) {
             f[i] = (float)x.d[i];
             want_sum += x.d[i];
@@ -485,8 +485,12 @@ static void test_sums_are_exact_to_double_and_add_to_what_is_there(void** state)
         }
         add_sum(&sum, f, n);
         add_sum_squares(&squares, x.x, n);
+        add_sum_squares_fp32(&squares_fp32, f, n);
         expect_near("add_sum", sum, want_sum, 1e-12, 0);
         expect_near("add_sum_squares", squares, want_squares, 1e-12, 0);
+        expect_near("add_sum_squares_fp32", squares_fp32, want_squares, 1e-12, 0);
+        assert_true(NEEDS_MASTER || squares_fp32 == squares);
+        assert_true(5 + host_sum_squares(f, n) == squares_fp32);
     }
     Tensor x = random_tensor(100, 0, 1);
     set_element(x, 50, INFINITY);
@@ -512,6 +516,31 @@ static void test_scaling_and_adding_round_once(void** state) {
             if (offset) assert_memory_equal(x.x, &before, sizeof before);
             assert_memory_equal(y.x, added, n * sizeof(floatX));
         }
+    }
+}
+// What is widened is exact, what is narrowed is rounded as everything else that is stored; sums of fp32 are fp32's own.
+static void test_fp32_beside_floatX_loses_nothing_but_by_rounding_once(void** state) {
+    (void)state;
+    const size_t sizes[5] = { 0, 1, 7, 1000, 40003 };
+    for (int k = 0; k < 5; k++) {
+        size_t n = sizes[k];
+        Tensor x = random_tensor(n, 0, 1), narrowed = unset_tensor(n + 1);
+        float *wide = unset_floats(n + 1), *sum = unset_floats(n + 1), *host_sum = unset_floats(n + 1);
+        to_fp32(wide, x.x, n);
+        for (size_t i = 0; i < n; i++) {
+            assert_true(wide[i] == to_float(x.x[i]));
+            sum[i] = host_sum[i] = random_normal(7, 1, i);
+        }
+        from_fp32(narrowed.x, sum, n);
+        for (size_t i = 0; i < n; i++) assert_true(to_float(narrowed.x[i]) == to_float(to_floatX(sum[i])));
+        add_in_place_fp32(sum, wide, n);
+        host_add(host_sum, wide, n);
+        for (size_t i = 0; i < n; i++) {
+            assert_true(sum[i] == random_normal(7, 1, i) + to_float(x.x[i]));
+            assert_true(wide[i] == to_float(x.x[i])); // what is added stays
+        }
+        assert_memory_equal(host_sum, sum, n * sizeof(float));
+        assert_true(isnan(wide[n]) && isnan(sum[n]) && isnan(host_sum[n]) && isnan(to_float(narrowed.x[n])));
     }
 }
 static StepStats clipped(double grad_square, float max_norm, float loss_scale) {
@@ -613,12 +642,53 @@ static void test_adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit(void** s
         }
     }
 }
+// fp32 params and widened gradients, in any precision: what a sharded stage updates.
+typedef struct { float *params, *m, *v, *grads; } WideOptimizer;
+static WideOptimizer widened(Optimizer o) {
+    WideOptimizer w = { (float*)own(o.n, sizeof(float)), (float*)own(o.n, sizeof(float)), (float*)own(o.n, sizeof(float)),
+                        (float*)own(o.n, sizeof(float)) };
+    to_fp32(w.params, o.params, o.n);
+    to_fp32(w.grads, o.grads, o.n);
+    memcpy(w.m, o.m, o.n * sizeof(float));
+    memcpy(w.v, o.v, o.n * sizeof(float));
+    return w;
+}
+static void test_adamw_of_fp32_gives_the_master_weights_to_the_bit(void** state) {
+    (void)state;
+    const size_t sizes[4] = { 1, 2049, 8193, 20011 };
+    for (int k = 0; k < 4; k++) {
+        size_t n = sizes[k], no_decay = n / 3;
+        Optimizer o = same_optimizer(n);
+        WideOptimizer device = widened(o), host = widened(o);
+        AdamW a = adamw_example;
+        for (a.t = 1; a.t <= 3; a.t++) {
+            float grad_scale = a.t == 2 ? 0 : 0.7f; // the second step is skipped
+            update(a, o, grad_scale, n, no_decay);
+            adamw_update_fp32(a, device.params, device.m, device.v, device.grads, &grad_scale, n, no_decay);
+            host_adamw_update(a, host.params, host.m, host.v, host.grads, grad_scale, n, no_decay);
+        }
+        const float* master = NEEDS_MASTER ? o.master : (const float*)(const void*)o.params;
+        const WideOptimizer* both[2] = { &device, &host };
+        for (int w = 0; w < 2; w++) {
+            assert_memory_equal(both[w]->params, master, n * sizeof(float));
+            assert_memory_equal(both[w]->m, o.m, n * sizeof(float));
+            assert_memory_equal(both[w]->v, o.v, n * sizeof(float));
+        }
+    }
+}
 static void test_adamw_changes_nothing_when_the_step_is_skipped(void** state) {
     (void)state;
     Optimizer before = same_optimizer(100), o = same_optimizer(100);
+    WideOptimizer wide_before = widened(before), wide = widened(o);
+    const float skip = 0;
     o.grads[7] = to_floatX(NAN);
+    wide.grads[7] = NAN;
     update(adamw_example, o, 0.0f, 100, 10);
     expect_same_optimizer(o, before);
+    adamw_update_fp32(adamw_example, wide.params, wide.m, wide.v, wide.grads, &skip, 100, 10);
+    assert_memory_equal(wide.params, wide_before.params, 100 * sizeof(float));
+    assert_memory_equal(wide.m, wide_before.m, 100 * sizeof(float));
+    assert_memory_equal(wide.v, wide_before.v, 100 * sizeof(float));
 }
 
 // ---- elementwise functions ----
@@ -761,9 +831,11 @@ int main(void) {
         TEST(test_classifier_hides_no_inf_or_nan),
         TEST(test_sums_are_exact_to_double_and_add_to_what_is_there),
         TEST(test_scaling_and_adding_round_once),
+        TEST(test_fp32_beside_floatX_loses_nothing_but_by_rounding_once),
         TEST(test_clipping_scales_down_to_the_norm_and_skips_what_is_not_finite),
         TEST(test_adamw_follows_its_definition),
         TEST(test_adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit),
+        TEST(test_adamw_of_fp32_gives_the_master_weights_to_the_bit),
         TEST(test_adamw_changes_nothing_when_the_step_is_skipped),
         TEST(test_exp_and_gelu_are_accurate_over_the_whole_float_range),
         TEST(test_an_element_does_not_depend_on_its_place_in_the_array),

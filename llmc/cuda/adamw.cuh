@@ -3,29 +3,16 @@
 #define LLMC_CUDA_ADAMW_CUH
 #include "common.cuh"
 
-// What every element needs, worked out once in double, in the form in which PyTorch's AdamW rounds it.
-typedef struct { float beta1_rest, beta2, beta2_rest, step_size, root_correction, eps, decay; } AdamWFactors;
-
-static inline AdamWFactors adamw_factors(AdamW a) {
-    AdamWFactors f;
-    f.beta1_rest = (float)(1.0 - (double)a.beta1);
-    f.beta2 = a.beta2;
-    f.beta2_rest = (float)(1.0 - (double)a.beta2);
-    f.step_size = (float)((double)a.lr / (1.0 - pow((double)a.beta1, a.t)));
-    f.root_correction = (float)sqrt(1.0 - pow((double)a.beta2, a.t));
-    f.eps = a.eps;
-    f.decay = (float)(1.0 - (double)a.lr * (double)a.weight_decay);
-    return f;
-}
-
 // W neighbours, the first of them element i:
 // m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, p = p decay - lr/(1-b1^t) m / (sqrt(v) / sqrt(1-b2^t) + eps)
 // Each fused multiply-add is written out, so that every way of cutting an array into pieces gives the same bits.
-template <int W>
-__device__ inline void adamw_piece(AdamWFactors f, float scale, floatX* params, float* master, float* m, float* v,
-                                   const floatX* grads, size_t i, size_t no_decay) {
+// params of 16 bits have a master, fp32 are their own.
+template <int W, typename T>
+__device__ inline void adamw_piece(AdamWFactors f, float scale, T* params, float* master, float* m, float* v,
+                                   const T* grads, size_t i, size_t no_decay) {
+    constexpr bool has_master = sizeof(T) < sizeof(float);
     Floats<W> g = load<W>(grads + i), mi = load<W>(m + i), vi = load<W>(v + i), p;
-    if (NEEDS_MASTER) p = load<W>(master + i);
+    if (has_master) p = load<W>(master + i);
     else p = load<W>(params + i);
     #pragma unroll
     for (int k = 0; k < W; k++) {
@@ -37,14 +24,14 @@ __device__ inline void adamw_piece(AdamWFactors f, float scale, floatX* params, 
     }
     store(m + i, mi);
     store(v + i, vi);
-    if (NEEDS_MASTER) store(master + i, p);
+    if (has_master) store(master + i, p);
     store(params + i, p);
 }
 
 // One piece of W elements per thread, and the thread after the last whole piece does the rest.
 // Moves 28 n bytes, with master weights: reads and writes m, v, master, reads g, writes p (fp32 without them: the same 28).
-template <int W>
-__global__ void adamw_kernel(AdamWFactors f, floatX* params, float* master, float* m, float* v, const floatX* grads,
+template <int W, typename T>
+__global__ void adamw_kernel(AdamWFactors f, T* params, float* master, float* m, float* v, const T* grads,
                              const float* grad_scale, size_t n, size_t no_decay) {
     float scale = *grad_scale;
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
@@ -53,15 +40,24 @@ __global__ void adamw_kernel(AdamWFactors f, floatX* params, float* master, floa
     else for (; i < n; i++) adamw_piece<1>(f, scale, params, master, m, v, grads, i, no_decay);
 }
 
-void adamw_update(AdamW a, floatX* params, float* master, float* m, float* v, const floatX* grads, const float* grad_scale,
-                  size_t n, size_t no_decay) {
+template <typename T>
+static inline void adamw_launch(AdamW a, T* params, float* master, float* m, float* v, const T* grads, const float* grad_scale,
+                                size_t n, size_t no_decay) {
     const unsigned threads = 256;
     AdamWFactors f = adamw_factors(a);
     if (n == 0) return;
     bool vectors = rows_are_vectors(VEC, params, grads) && rows_are_vectors(VEC, master, m, v);
-    auto kernel = vectors ? adamw_kernel<VEC> : adamw_kernel<1>;
+    auto kernel = vectors ? adamw_kernel<VEC, T> : adamw_kernel<1, T>;
     unsigned blocks = (unsigned)ceil_div(n, threads * (vectors ? VEC : 1));
     kernel<<<blocks, threads, 0, compute_stream>>>(f, params, master, m, v, grads, grad_scale, n, no_decay);
     check_launch("adamw_update");
+}
+void adamw_update(AdamW a, floatX* params, float* master, float* m, float* v, const floatX* grads, const float* grad_scale,
+                  size_t n, size_t no_decay) {
+    adamw_launch(a, params, master, m, v, grads, grad_scale, n, no_decay);
+}
+void adamw_update_fp32(AdamW a, float* params, float* m, float* v, const float* grads, const float* grad_scale,
+                       size_t n, size_t no_decay) {
+    adamw_launch(a, params, (float*)NULL, m, v, grads, grad_scale, n, no_decay);
 }
 #endif

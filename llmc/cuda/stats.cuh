@@ -58,6 +58,7 @@ template <typename T, typename F> static inline void add_sum_of(double* acc, con
 }
 void add_sum(double* acc, const float* x, size_t n) { add_sum_of(acc, x, n, Identity(), "add_sum"); }
 void add_sum_squares(double* acc, const floatX* x, size_t n) { add_sum_of(acc, x, n, Square(), "add_sum_squares"); }
+void add_sum_squares_fp32(double* acc, const float* x, size_t n) { add_sum_of(acc, x, n, Square(), "add_sum_squares_fp32"); }
 
 // One piece per thread, the thread after the last whole piece does the rest. Reads and writes x: 4 n bytes in 16 bits.
 template <int W>
@@ -80,24 +81,26 @@ void scale_in_place(floatX* x, float factor, size_t n) {
 }
 
 // Likewise. Reads x and y, writes x: 6 n bytes in 16 bits.
-template <int W>
-__global__ void add_kernel(floatX* x, const floatX* y, size_t n) {
+template <int W, typename T>
+__global__ void add_kernel(T* x, const T* y, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
     if (i + W <= n) {
         Floats<W> piece = load<W>(x + i), other = load<W>(y + i);
         #pragma unroll
         for (int k = 0; k < W; k++) piece.x[k] += other.x[k];
         store(x + i, piece);
-    } else for (; i < n; i++) x[i] = narrow<floatX>(widen(x[i]) + widen(y[i]));
+    } else for (; i < n; i++) x[i] = narrow<T>(widen(x[i]) + widen(y[i]));
 }
-void add_in_place(floatX* x, const floatX* y, size_t n) {
+template <typename T> static inline void add_launch(T* x, const T* y, size_t n) {
     const unsigned threads = 256;
     if (n == 0) return;
     bool vectors = rows_are_vectors(VEC, x, y);
-    auto kernel = vectors ? add_kernel<VEC> : add_kernel<1>;
+    auto kernel = vectors ? add_kernel<VEC, T> : add_kernel<1, T>;
     kernel<<<(unsigned)ceil_div(n, threads * (vectors ? VEC : 1)), threads, 0, compute_stream>>>(x, y, n);
     check_launch("add_in_place");
 }
+void add_in_place(floatX* x, const floatX* y, size_t n) { add_launch(x, y, n); }
+void add_in_place_fp32(float* x, const float* y, size_t n) { add_launch(x, y, n); }
 
 // One thread: it is here so that the norm need not travel to the host and back.
 __global__ void clip_gradients_kernel(StepStats* stats, float max_norm, float loss_scale) {
@@ -127,4 +130,6 @@ template <typename To, typename From> static inline void cast(To* dst, const Fro
     kernel<<<(unsigned)ceil_div(n, threads * (vectors ? VEC : 1)), threads, 0, compute_stream>>>(dst, src, n);
     check_launch("cast");
 }
+void to_fp32(float* out, const floatX* x, size_t n) { cast(out, x, n); }
+void from_fp32(floatX* out, const float* x, size_t n) { cast(out, x, n); }
 #endif
