@@ -16,19 +16,21 @@ typedef enum {
     MEMORY_ACTIVATIONS,   // what forward keeps for backward, and the scratch of both
     MEMORY_COMMUNICATION, // buckets, gathered units
     MEMORY_WORKSPACE,     // what layers need for themselves (layers_init)
+    MEMORY_OFFLOADED,     // the host's (offload_alloc): beside the device's, and no part of its total, peak and limit
     MEMORY_KINDS
 } MemoryKind;
 static const char* const memory_kind_names[MEMORY_KINDS] = {
-    "parameters", "gradients", "optimizer state", "activations", "communication", "workspace"
+    "parameters", "gradients", "optimizer state", "activations", "communication", "workspace",
+    "state on the host"
 };
 
 // Zeroed memory, aligned to 64 bytes at least; dies naming kind and size if there is not enough.
 void*  device_alloc(size_t bytes, MemoryKind kind);
 void   device_free(void* p);                                    // NULL is fine
 size_t device_memory(MemoryKind kind);                          // allocated now
-size_t device_memory_total(void);                               // allocated now, all kinds
-size_t device_memory_peak(void);                                // the most there ever was, all kinds
-size_t device_allocations(void);                                // calls of device_alloc so far
+size_t device_memory_total(void);                               // allocated now, all kinds of the device's
+size_t device_memory_peak(void);                                // the most there ever was, likewise
+size_t device_allocations(void);                                // calls of device_alloc and offload_alloc so far
 void   device_memory_limit(size_t bytes);                       // device_alloc dies beyond it; 0: none (--memory-limit)
 
 void device_init(int local_rank, int ranks_per_machine);        // picks GPU or cores; call first
@@ -52,6 +54,8 @@ void host_to_device(void* dst, const void* src, size_t bytes);
 void device_to_host(void* dst, const void* src, size_t bytes);
 void* host_alloc(size_t bytes);                                 // zeroed host memory that copies fast (pinned on CUDA)
 void  host_free(void* p);
+void* offload_alloc(size_t bytes);                              // the same, aligned to 64 bytes, accounted as MEMORY_OFFLOADED
+void  offload_free(void* p);                                    // NULL is fine
 
 #ifndef __CUDACC__
 #include "cpu/device.h"

@@ -12,7 +12,7 @@ typedef struct { void* p; size_t bytes; MemoryKind kind; } DeviceBlock;
 static struct {
     DeviceBlock* blocks; // (capacity), the first `count` are live, owned
     int count, capacity;
-    size_t now[MEMORY_KINDS], total, peak, allocations;
+    size_t now[MEMORY_KINDS], total, peak, allocations; // total, peak: of the device's
     size_t limit; // device_memory_limit, 0: none
 } device_ledger;
 
@@ -24,7 +24,7 @@ static void device_ledger_add(void* p, size_t bytes, MemoryKind kind) {
     DeviceBlock block = { p, bytes, kind };
     device_ledger.blocks[device_ledger.count++] = block;
     device_ledger.now[kind] += bytes;
-    device_ledger.total += bytes;
+    if (kind != MEMORY_OFFLOADED) device_ledger.total += bytes;
     device_ledger.peak = size_max(device_ledger.peak, device_ledger.total);
     device_ledger.allocations++;
 }
@@ -34,11 +34,11 @@ static void device_ledger_remove(void* p) {
         DeviceBlock b = device_ledger.blocks[i];
         if (b.p != p) continue;
         device_ledger.now[b.kind] -= b.bytes;
-        device_ledger.total -= b.bytes;
+        if (b.kind != MEMORY_OFFLOADED) device_ledger.total -= b.bytes;
         device_ledger.blocks[i] = device_ledger.blocks[--device_ledger.count];
         return;
     }
-    die("device_free of memory that device_alloc did not give");
+    die("device_free or offload_free of memory that is not from device_alloc or offload_alloc");
 }
 
 static void device_ledger_free(void) {
@@ -56,7 +56,8 @@ __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, MemoryK
         snprintf(used + end, sizeof used - end, "%s%.3f GB %s", end ? ", " : "", (double)device_ledger.now[k] * 1e-9,
                  memory_kind_names[k]);
     }
-    bool of_model = kind == MEMORY_PARAMETERS || kind == MEMORY_GRADIENTS || kind == MEMORY_OPTIMIZER;
+    bool of_model = kind == MEMORY_PARAMETERS || kind == MEMORY_GRADIENTS || kind == MEMORY_OPTIMIZER
+        || kind == MEMORY_OFFLOADED;
     die("out of memory: %.3f GB more for %s, with %.3f GB in use%s%s%s, are over %s; %s", (double)bytes * 1e-9, memory_kind_names[kind],
         (double)device_ledger.total * 1e-9, used[0] ? " (" : "", used, used[0] ? ")" : "", limit,
         of_model ? "a smaller --model needs less, and so does each of more ranks with ZeRO or FSDP"
@@ -66,7 +67,7 @@ __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, MemoryK
 // Dies if `bytes` more for `kind` are over device_memory_limit. device_alloc asks before it allocates anything.
 static void device_check_limit(size_t bytes, MemoryKind kind) {
     size_t limit = device_ledger.limit;
-    if (limit == 0 || (bytes <= limit && device_ledger.total <= limit - bytes)) return;
+    if (kind == MEMORY_OFFLOADED || limit == 0 || (bytes <= limit && device_ledger.total <= limit - bytes)) return;
     char text[64];
     snprintf(text, sizeof text, "--memory-limit %g GB", (double)limit * 1e-9);
     device_out_of_memory(bytes, kind, text);

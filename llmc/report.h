@@ -11,21 +11,25 @@ A difference between the two is a bug in a formula or in the program.
 #include "logger.h"
 #include "precision.h"
 
+// Of the device's memory: what is offloaded is beside it.
 static inline size_t memory_sum(const size_t bytes[MEMORY_KINDS]) {
     size_t total = 0;
-    for (int k = 0; k < MEMORY_KINDS; k++) total += bytes[k];
+    for (int k = 0; k < MEMORY_KINDS; k++) if (k != MEMORY_OFFLOADED) total += bytes[k];
     return total;
 }
 
 // What is about to be trained, on what, and the bytes per rank that it will take.
 static inline void report_run(GPT2Config c, const size_t predicted[MEMORY_KINDS], long long tokens_per_step,
                               int accumulation) {
-    char bytes[32];
+    char bytes[32], offloaded[32];
     printf("model      %d layers, %d heads, %d channels, vocabulary %d, context %d: %zu parameters\n",
            c.L, c.NH, c.C, c.V, c.max_T, gpt2_num_parameters(c));
     printf("device     %s; " FLOATX_NAME "; %s\n", device_name(), layers_description());
     printf("step       %lld tokens in %d micro-batch%s per rank\n", tokens_per_step, accumulation, accumulation == 1 ? "" : "es");
-    printf("memory     %s per rank\n", format_bytes(bytes, sizeof bytes, (double)memory_sum(predicted)));
+    printf("memory     %s per rank", format_bytes(bytes, sizeof bytes, (double)memory_sum(predicted)));
+    if (predicted[MEMORY_OFFLOADED] > 0)
+        printf(", and %s on the host", format_bytes(offloaded, sizeof offloaded, (double)predicted[MEMORY_OFFLOADED]));
+    printf("\n");
     fflush(stdout);
 }
 
@@ -62,17 +66,20 @@ static inline bool report_row(const char* name, size_t predicted, size_t measure
 
 static inline void report_header(const char* what) { printf("%-26s %12s %12s\n", what, "predicted", "measured"); }
 
+// The row of a kind, if there is any of it.
+static inline bool report_kind(MemoryKind k, const size_t predicted[MEMORY_KINDS]) {
+    size_t measured = device_memory(k);
+    return (predicted[k] == 0 && measured == 0) || report_row(memory_kind_names[k], predicted[k], measured);
+}
 // Device memory of this rank: by kind as it is now, and the most that there ever was, which is the sum of all kinds where
-// everything is allocated once. Returns whether all is as predicted.
+// everything is allocated once; then what is offloaded. Returns whether all is as predicted.
 static inline bool report_memory(const size_t predicted[MEMORY_KINDS]) {
     bool agree = true;
     report_header("memory per rank");
-    for (int k = 0; k < MEMORY_KINDS; k++) {
-        size_t measured = device_memory((MemoryKind)k);
-        if (predicted[k] > 0 || measured > 0) agree &= report_row(memory_kind_names[k], predicted[k], measured);
-    }
+    for (int k = 0; k < MEMORY_KINDS; k++) if (k != MEMORY_OFFLOADED) agree &= report_kind((MemoryKind)k, predicted);
     agree &= report_row("total", memory_sum(predicted), device_memory_total());
     agree &= report_row("peak", memory_sum(predicted), device_memory_peak());
+    agree &= report_kind(MEMORY_OFFLOADED, predicted);
     return agree;
 }
 #endif

@@ -53,6 +53,34 @@ static void free_too_much(void* unused) {
     exit(report_memory(predicted) ? 0 : 2);
 }
 
+// 4000 bytes on the device, 9000 on the host for good, 1000 for a while. `more` bytes there that were not predicted.
+static void offload_and_report(void* more) {
+    size_t predicted[MEMORY_KINDS] = { 4000 };
+    predicted[MEMORY_OFFLOADED] = 9000;
+    device_init(0, 1);
+    device_memory_limit(4000); // of the device's
+    char* state = (char*)offload_alloc(9000 + *(size_t*)more);
+    for (int i = 0; i < 9000; i++) require(state[i] == 0, "byte %d of offloaded memory is %d", i, state[i]);
+    offload_free(offload_alloc(1000));
+    offload_free(NULL);
+    device_alloc(4000, MEMORY_PARAMETERS);
+    exit(report_memory(predicted) ? 0 : 2);
+}
+
+static void test_offloaded_memory_is_beside_the_devices(void** state) {
+    (void)state;
+    size_t more = 0, some = 1;
+    Child c = child_run(offload_and_report, &more);
+    assert_int_equal(c.status, 0);
+    assert_true(has_row(c.out, " total 4.0 kB 4.0 kB as predicted\n"));
+    assert_true(has_row(c.out, " peak 4.0 kB 4.0 kB as predicted\n state on the host 9.0 kB 9.0 kB as predicted\n"));
+    child_free(&c);
+    c = child_run(offload_and_report, &some);
+    assert_int_equal(c.status, 2);
+    assert_true(has_row(c.out, " state on the host 9.0 kB 9.0 kB 1 bytes more than predicted\n"));
+    child_free(&c);
+}
+
 static void test_memory_that_is_gone_is_a_difference_too(void** state) {
     (void)state;
     Child c = child_run(free_too_much, NULL);
@@ -65,7 +93,7 @@ static void test_memory_that_is_gone_is_a_difference_too(void** state) {
 static void test_the_record_of_a_run_says_what_it_is(void** state) {
     (void)state;
     GPT2Config gpt2 = { 1024, 50257, 50304, 12, 12, 768 };
-    size_t predicted[MEMORY_KINDS] = { 1, 2, 3, 4, 5, 6 };
+    size_t predicted[MEMORY_KINDS] = { 1, 2, 3, 4, 5, 6, 7 };
     json_t* run = run_record(gpt2, predicted, 8);
     assert_int_equal(json_integer_value(json_object_get(run, "parameters")), 124439808);
     assert_int_equal(json_integer_value(json_object_get(run, "world_size")), 8);
@@ -103,6 +131,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_equal_memory_is_as_predicted),
         cmocka_unit_test(test_a_difference_of_one_byte_is_found_where_it_is),
+        cmocka_unit_test(test_offloaded_memory_is_beside_the_devices),
         cmocka_unit_test(test_memory_that_is_gone_is_a_difference_too),
         cmocka_unit_test(test_the_record_of_a_run_says_what_it_is),
         cmocka_unit_test(test_memory_up_to_its_limit_can_be_had_and_not_a_byte_more),

@@ -11,7 +11,8 @@ void* device_alloc(size_t bytes, MemoryKind kind) {
     size_t machine = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGE_SIZE);
     char limit[64];
     snprintf(limit, sizeof limit, "this machine's %.2f GB", (double)machine * 1e-9);
-    if (bytes > machine || device_ledger.total > machine - bytes) device_out_of_memory(bytes, kind, limit);
+    size_t used = device_ledger.total + device_ledger.now[MEMORY_OFFLOADED];
+    if (bytes > machine || used > machine - bytes) device_out_of_memory(bytes, kind, limit);
     const size_t huge_page = 2 << 20;
     size_t rounded = round_up(bytes ? bytes : 1, 64);
     size_t alignment = rounded >= huge_page ? huge_page : 64;
@@ -70,3 +71,5 @@ void host_to_device(void* dst, const void* src, size_t bytes) { memcpy(dst, src,
 void device_to_host(void* dst, const void* src, size_t bytes) { memcpy(dst, src, bytes); }
 void* host_alloc(size_t bytes) { return xcalloc(bytes, 1); }
 void host_free(void* p) { free(p); }
+void* offload_alloc(size_t bytes) { return device_alloc(bytes, MEMORY_OFFLOADED); } // here the device's memory is the host's
+void offload_free(void* p) { device_free(p); }

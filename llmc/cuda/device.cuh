@@ -42,6 +42,16 @@ void* host_alloc(size_t bytes) {
     return p;
 }
 void host_free(void* p) { cuda_check(cudaFreeHost(p), "host_free"); }
+void* offload_alloc(size_t bytes) {
+    void* p = host_alloc(bytes);
+    device_ledger_add(p, bytes, MEMORY_OFFLOADED);
+    return p;
+}
+void offload_free(void* p) {
+    if (p == NULL) return;
+    device_ledger_remove(p);
+    host_free(p);
+}
 
 // ---- the GPU ----
 // Dies unless there is a driver that this program's CUDA can use, and a GPU. Returns the number of GPUs.
