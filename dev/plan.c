@@ -51,7 +51,6 @@ static void plan_options(OptionTable* t, PlanOptions* p) {
     option_choice(t, "master", &p->master, "on|off", "off: with --params in 16 bits, no fp32 copy of the weights");
     option_choice(t, "precision", &p->precision, "fp32|bf16|fp16", "of parameters, gradients and activations");
     option_int(t, "ranks", &p->ranks, 1, 1 << 20, "N");
-    option_letter(t, 'N');
     option_choice(t, "device", &p->device, "gpu|cpu", "whose program: they keep more or fewer logits, and talk over NCCL or MPI");
     option_int(t, "limit-all-gathers", &p->limit_all_gathers, 1, 256, "blocks that fsdp may have gathered at a time");
     option_text(t, "link", &p->link, "nvlink|pcie|infiniband|FILE", "between ranks of a node; FILE: comm_bench --json wrote it");

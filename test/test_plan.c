@@ -98,6 +98,19 @@ static void test_a_small_model_counted_by_hand(void** state) {
     assert_int_equal(bytes[MEMORY_COMMUNICATION], 64);
 }
 
+static void test_what_depends_on_sizes(void** state) {
+    (void)state;
+    Plan p = plan_of("gpt2", 2);
+    p.B = 8; // 8192 rows of logits, of which a GPU has 5312 at a time, a CPU 320
+    size_t gpu = plan_activations(&p);
+    p.gpu = false;
+    assert_int_equal(gpu - plan_activations(&p), (5312 - 320) * 50304 * 2);
+    p.config.L = 1; // there are no two blocks to have buffers for
+    size_t root = plan_whole(&p, PLAN_FSDP, 0), block = plan_whole(&p, PLAN_FSDP, 1);
+    assert_int_equal(plan_unit_buffers(&p, PLAN_ZERO2), root + block);
+    assert_int_equal(plan_unit_buffers(&p, PLAN_FSDP), 2 * (root + block));
+}
+
 static void test_our_stages_follow_the_papers_formulas_but_for_padding(void** state) {
     (void)state;
     for (int N = 1; N <= 1024; N = N * 3 + 1) {
@@ -301,6 +314,8 @@ static void test_fsdp_hides_what_zero_3_cannot(void** state) {
     assert_true(near(zero3.communication, fsdp.communication));
     assert_true(fabs(fsdp.communication / ddp.communication - 1.5) < 1e-4); // but for padding
     assert_true(zero3.exposed > 0.99 * zero3.communication && fsdp.exposed < 0.1 * fsdp.communication);
+    p.unit_buffers = 1; // no room to gather ahead
+    assert_true(near(plan_step(&p, PLAN_FSDP, &w, s).seconds, zero3.seconds));
 }
 
 int main(void) {
@@ -308,6 +323,7 @@ int main(void) {
         cmocka_unit_test(test_the_zero_papers_table),
         cmocka_unit_test(test_figures_that_courses_give),
         cmocka_unit_test(test_a_small_model_counted_by_hand),
+        cmocka_unit_test(test_what_depends_on_sizes),
         cmocka_unit_test(test_our_stages_follow_the_papers_formulas_but_for_padding),
         cmocka_unit_test(test_accumulation_and_what_is_sent),
         cmocka_unit_test(test_gpt2_xl_on_24_gb_needs_sharding),
