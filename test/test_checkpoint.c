@@ -86,11 +86,65 @@ static void write_range(CheckpointWriter* w, CheckpointPart part, int u, size_t 
     free(host);
 }
 
-typedef struct { const char* out; long long step, keep; DType dtype; } Save;
+// shards: how many writers have a file of their own; 0: a full checkpoint.
+typedef struct { const char* out; long long step, keep; DType dtype; int shards; } Save;
+
+// Ranges of shard `shard` of `shards`, at most SLICES a unit, into `ranges`; how many. Each unit is cut into SLICES that end
+// anywhere, padding included; one after the other belongs to anyone. A single shard has all of them, so that its pieces touch.
+enum { SLICES = 5, MAX_RANGES = 3 * SLICES };
+static int ranges_of(int shard, int shards, CheckpointRange ranges[MAX_RANGES]) {
+    int count = 0;
+    for (int u = 0; u <= config.L; u++) {
+        size_t end = unit_elements(config, u);
+        for (int slice = 0; slice < SLICES; slice++) { // from the unit's end: ranges need not be in order
+            Philox r = philox(11, (uint64_t)(u * SLICES + slice), (uint64_t)shards);
+            size_t stored = end - (u == 0 && slice == 0 ? 500 : 0); // cuts fall among what is stored
+            size_t begin = slice == SLICES - 1 ? 0 : r.x[0] % (stored + 1);
+            CheckpointRange range = { u, begin, end };
+            if (begin < end && (int)(r.x[1] % (unsigned)shards) == shard) ranges[count++] = range;
+            end = begin;
+        }
+    }
+    return count;
+}
+
+static void write_ranges(CheckpointWriter* w, const CheckpointRange* ranges, int count) {
+    for (int part = CHECKPOINT_PARTS - 1; part >= 0; part--)
+        for (int k = 0; k < count && checkpoint_has_part(&w->state, (CheckpointPart)part); k++) {
+            CheckpointRange range = ranges[k];
+            size_t middle = range.begin + (range.end - range.begin) / 3;
+            write_range(w, (CheckpointPart)part, range.unit, middle, range.end);
+            write_range(w, (CheckpointPart)part, range.unit, range.begin, middle);
+        }
+}
+
+static void add_up(CheckpointWriter* sum, const CheckpointWriter* w) {
+    for (int part = 0; part < CHECKPOINT_PARTS; part++) {
+        sum->checksum[part] += w->checksum[part];
+        sum->elements[part] += w->elements[part];
+    }
+}
+
+static void save_sharded(const Save* save, TrainState s) {
+    CheckpointRange ranges[MAX_RANGES];
+    CheckpointWriter first, w;
+    checkpoint_begin_sharded(save->out, &s);
+    for (int shard = 0; shard < save->shards; shard++) {
+        CheckpointWriter* writer = shard == 0 ? &first : &w;
+        int count = ranges_of(shard, save->shards, ranges);
+        checkpoint_attach_shard(writer, save->out, &s, shard, save->shards, ranges, count);
+        write_ranges(writer, ranges, count);
+        if (shard == 0) continue;
+        checkpoint_detach(&w);
+        add_up(&first, &w);
+    }
+    checkpoint_commit(&first, save->keep);
+}
 
 static void save(void* argument) {
     Save* save = (Save*)argument;
     TrainState s = state_at(save->step, save->dtype);
+    if (save->shards > 0) { save_sharded(save, s); return; }
     CheckpointWriter w;
     checkpoint_begin(&w, save->out, &s);
     for (int part = 0; part < CHECKPOINT_PARTS; part++)
@@ -99,14 +153,15 @@ static void save(void* argument) {
     checkpoint_commit(&w, save->keep);
 }
 
-static void save_step(long long step, long long keep, DType dtype) {
-    Save s = { out, step, keep, dtype };
+static void save_in_shards(long long step, long long keep, DType dtype, int shards) {
+    Save s = { out, step, keep, dtype, shards };
     Child c = child_run(save, &s);
     if (c.status != 0 || c.err[0] != '\0') print_error("%s", c.err);
     assert_int_equal(c.status, 0);
     assert_string_equal(c.err, "");
     child_free(&c);
 }
+static void save_step(long long step, long long keep, DType dtype) { save_in_shards(step, keep, dtype, 0); }
 
 static char* step_path(long long step) { return format_string("%s/step_%08lld", out, step); }
 
@@ -146,31 +201,37 @@ static void assert_loads(const char* path) {
 
 // ---- round trips ----
 
+static const int shard_counts[] = { 0, 1, 2, 3, 7 };
+enum { SHARD_COUNTS = sizeof shard_counts / sizeof shard_counts[0] };
+
+static void what_is_saved_comes_back_for(int d, int shards) {
+    save_in_shards(100 + d, 0, (DType)d, shards);
+    char* path = step_path(100 + d);
+    CheckpointReader r;
+    checkpoint_open(&r, path);
+    TrainState s = state_at(100 + d, (DType)d);
+    assert_memory_equal(&r.state.config, &config, sizeof config);
+    assert_int_equal(r.state.dtype, d);
+    assert_int_equal(r.state.shards, shards);
+    assert_true(r.state.has_optimizer);
+    assert_int_equal(r.state.step, s.step);
+    assert_int_equal(r.state.epoch, s.epoch);
+    assert_int_equal(r.state.position, s.position);
+    assert_int_equal(r.state.adamw_t, s.adamw_t);
+    assert_true(r.state.loss_scale == s.loss_scale);
+    assert_int_equal(r.state.good_steps, s.good_steps);
+    assert_int_equal(r.state.seed, s.seed);
+    assert_int_equal(r.state.seq_len, s.seq_len);
+    assert_string_equal(r.state.options, "{\"lr\":0.10000000000000001,\"model\":\"d2\"}");
+    assert_int_equal(count_wrong(&r), 0);
+    for (int part = 0; part < CHECKPOINT_PARTS; part++) assert_int_equal(r.elements[part], gpt2_num_parameters(config));
+    checkpoint_close(&r);
+    free(path);
+}
 static void what_is_saved_comes_back(void** state) {
     (void)state;
-    for (int d = DTYPE_F32; d <= DTYPE_F16; d++) {
-        save_step(100 + d, 0, (DType)d);
-        char* path = step_path(100 + d);
-        CheckpointReader r;
-        checkpoint_open(&r, path);
-        TrainState s = state_at(100 + d, (DType)d);
-        assert_memory_equal(&r.state.config, &config, sizeof config);
-        assert_int_equal(r.state.dtype, d);
-        assert_true(r.state.has_optimizer);
-        assert_int_equal(r.state.step, s.step);
-        assert_int_equal(r.state.epoch, s.epoch);
-        assert_int_equal(r.state.position, s.position);
-        assert_int_equal(r.state.adamw_t, s.adamw_t);
-        assert_true(r.state.loss_scale == s.loss_scale);
-        assert_int_equal(r.state.good_steps, s.good_steps);
-        assert_int_equal(r.state.seed, s.seed);
-        assert_int_equal(r.state.seq_len, s.seq_len);
-        assert_string_equal(r.state.options, "{\"lr\":0.10000000000000001,\"model\":\"d2\"}");
-        assert_int_equal(count_wrong(&r), 0);
-        for (int part = 0; part < CHECKPOINT_PARTS; part++) assert_int_equal(r.elements[part], gpt2_num_parameters(config));
-        checkpoint_close(&r);
-        free(path);
-    }
+    for (int k = 0; k < SHARD_COUNTS; k++)
+        for (int d = DTYPE_F32; d <= DTYPE_F16; d++) what_is_saved_comes_back_for(d, shard_counts[k]);
 }
 
 static void the_padding_is_not_stored(void** state) {
@@ -206,10 +267,7 @@ static void save_by_three_ranks(void* unused) {
             }
     for (int rank = 1; rank < 3; rank++) {
         checkpoint_detach(&ranks[rank]);
-        for (int part = 0; part < CHECKPOINT_PARTS; part++) {
-            ranks[0].checksum[part] += ranks[rank].checksum[part];
-            ranks[0].elements[part] += ranks[rank].elements[part];
-        }
+        add_up(&ranks[0], &ranks[rank]);
     }
     checkpoint_commit(&ranks[0], 0);
 }
@@ -577,7 +635,7 @@ static void a_failed_save_leaves_the_last_good_checkpoint(void** state) {
     (void)state;
     static const char* const names[] = { "step_00000001" };
     save_step(1, 1, DTYPE_F32);
-    Save second = { out, 2, 1, DTYPE_F32 };
+    Save second = { out, 2, 1, DTYPE_F32, 0 };
     expect_death(save_with_little_room, &second, "safetensors: cannot be written: File too large", "free 1 MB or choose another --out",
                  "the last good checkpoint is", "step_00000001");
     assert_entries(1, names);
@@ -590,7 +648,7 @@ static void fill_a_small_disk(void* unused) {
     bool is_mounted = folder_make(out) && unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
                       mount("tmpfs", out, "tmpfs", 0, "size=36k") == 0;
     if (!is_mounted) { printf("skip"); exit(0); }
-    Save steps[2] = { { out, 1, 1, DTYPE_F32 }, { out, 2, 1, DTYPE_F32 } };
+    Save steps[2] = { { out, 1, 1, DTYPE_F32, 0 }, { out, 2, 1, DTYPE_F32, 0 } };
     save(&steps[0]);
     pid_t pid = fork();
     if (pid == 0) save(&steps[1]);
@@ -619,7 +677,7 @@ static void a_full_disk_leaves_the_last_good_checkpoint(void** state) {
 static void an_unwritable_folder_is_named(void** state) {
     (void)state;
     assert_true(file_write(out, "a file", 6));
-    Save s = { out, 1, 0, DTYPE_F32 };
+    Save s = { out, 1, 0, DTYPE_F32, 0 };
     expect_death(save, &s, out, "cannot be made: Not a directory; make it writable or choose another --out", "checkpoint is none");
     unlink(out);
 }
@@ -637,7 +695,7 @@ static void report_safe(int pipe_end, long long step) {
 }
 
 static void save_twice_and_crash(int pipe_end, int call) {
-    Save s = { out, 2, 1, DTYPE_BF16 };
+    Save s = { out, 2, 1, DTYPE_BF16, 0 };
     crash_before = call;
     save(&s);
     report_safe(pipe_end, 2);
@@ -649,7 +707,7 @@ static void save_twice_and_crash(int pipe_end, int call) {
 static void save_for_ever(int pipe_end, int unused) {
     (void)unused;
     for (long long step = 1; ; step++) {
-        Save s = { out, step, 2, step % 2 ? DTYPE_F32 : DTYPE_BF16 };
+        Save s = { out, step, 2, step % 2 ? DTYPE_F32 : DTYPE_BF16, 0 };
         save(&s);
         report_safe(pipe_end, step);
         if (step % 3 == 0) save(&s);
