@@ -17,7 +17,7 @@ build_all() {
     gcc -shared -fPIC -Wall -Wextra -Werror -o "$work/libcuda.so.1" -Wl,-soname,libcuda.so.1 $plans/driver.c &&
         compile $plans/plans.cpp -DPRECISION_BF16 -o "$work/bf16" && compile $plans/plans.cpp -DPRECISION_FP16 -o "$work/fp16" &&
         compile $plans/mistakes.cpp -o "$work/mistakes" &&
-        CPPFLAGS=$headers EMULATOR_LIBRARIES=cudnn EMULATOR_BUILD="$work/engine" \
+        CPPFLAGS=$headers EMULATOR_LIBRARIES=cudnn \
             sh test/emulator/compile.sh $plans/mistakes.cpp "$work/mistakes-emulated"
 }
 # planned PRECISION B T NH HS [deterministic]: both directions have an engine.

@@ -5,7 +5,6 @@
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 sh test/emulator/find_headers.sh > /dev/null 2>&1 || { echo "1..0 # SKIP CUDA's headers are not here"; exit 0; }
 source=test/emulator/runtime_selftest.cu
-export EMULATOR_BUILD="$work/engine"
 if CPPFLAGS=$(sh dev/find_cuda.sh compile cublasLt 2> /dev/null); then
     export CPPFLAGS EMULATOR_LIBRARIES=cublaslt
     with=-DWITH_CUBLASLT
