@@ -115,7 +115,7 @@ static inline void checkpoint_fail(const CheckpointWriter* w, const char* path, 
     char* out = path_parent(w->final_path);
     char* last = checkpoint_newest(out);
     bool is_step = checkpoint_name_step(path_name(w->final_path), "") >= 0;
-    folder_remove(w->temporary); // by whichever rank: rank 0 may end without having removed it
+    folder_remove(w->temporary); // whichever rank this is: rank 0 is ended by its watchdog, which removes nothing
     char* first = is_full ? format_string("free %zu MB", bytes / 1000000 + 1)
                           : xstrdup(reason == ENOENT ? "make it a folder that every rank sees" : "make it writable");
     die("%s: cannot be %s: %s; %s or choose another %s; the last good checkpoint is %s",
@@ -439,8 +439,13 @@ static inline size_t checkpoint_read_some(CheckpointReader* r, CheckpointPart pa
     return count;
 }
 
+// The part whose values `part` has: the master copy of a model in fp32 is the model.
+static inline CheckpointPart checkpoint_stored_part(const TrainState* s, CheckpointPart part) {
+    return part == CHECKPOINT_MASTER && s->dtype == DTYPE_F32 ? CHECKPOINT_MODEL : part;
+}
+
 // Elements [begin, end) of unit u in memory layout into host (end - begin): fp32, padding 0. Only these are read from
-// the disk. The master copy of a model in fp32 is the model. Read nothing twice: the checksums would count it twice.
+// the disk. Read nothing twice: the checksums would count it twice.
 static inline void checkpoint_read_unit(CheckpointReader* r, CheckpointPart part, int u, size_t begin, size_t end,
                                         float* host) {
     CheckpointPart stored_part = checkpoint_stored_part(&r->state, part);
@@ -460,10 +465,11 @@ static inline void checkpoint_read_unit(CheckpointReader* r, CheckpointPart part
 // Checks each part of which everything has been read, and frees r.
 static inline void checkpoint_close(CheckpointReader* r) {
     for (int part = 0; part < CHECKPOINT_PARTS; part++) {
-        char* path = checkpoint_all_files_path(r->path, &r->state, checkpoint_part_file((CheckpointPart)part));
+        CheckpointPart stored_part = checkpoint_stored_part(&r->state, (CheckpointPart)part); // in whose file the damage is
+        char* path = checkpoint_all_files_path(r->path, &r->state, checkpoint_part_file(stored_part));
         require(r->elements[part] != gpt2_num_parameters(r->state.config) || r->checksum[part] == r->stored[part],
                 "%s: the values of \"%s\" do not match their checksum: the file is damaged; %s", path,
-                checkpoint_part_names[part], r->remedy);
+                checkpoint_part_names[stored_part], r->remedy);
         free(path);
     }
     for (int f = 0; f < CHECKPOINT_FILES; f++) checkpoint_close_file(&r->open[f]);
