@@ -206,15 +206,18 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 # Everything that the tests run, in one build.
 test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/test/compare_run $(BUILD)/comm_bench
 PRECISION_TESTS := train_gpt2_single test/test_layers test/test_reference_layers
-test: data/train.bin
+RANKS_TESTS := train_gpt2_ddp train_gpt2_zero
+test: test-programs
+	sh test/run.sh
+# Compiling alone can be done side by side: make -j test-programs, then make test.
+test-programs: data/train.bin
 	$(CPU_MAKE) test-build $(TSAN_TESTS) build/bench_layers $(if $(shell command -v clang),$(FUZZERS:%=build/fuzz/%))
 	$(CPU_MAKE) DEBUG=1 test-build
-	$(CPU_MAKE) PRECISION=bf16 $(PRECISION_TESTS:%=build/bf16/%)
-	$(CPU_MAKE) PRECISION=fp16 $(PRECISION_TESTS:%=build/fp16/%)
-	$(CPU_MAKE) PRECISION=bf16 DEBUG=1 $(PRECISION_TESTS:%=build/bf16-debug/%)
+	$(CPU_MAKE) PRECISION=bf16 $(PRECISION_TESTS:%=build/bf16/%) $(RANKS_TESTS:%=build/bf16/%)
+	$(CPU_MAKE) PRECISION=fp16 $(PRECISION_TESTS:%=build/fp16/%) $(RANKS_TESTS:%=build/fp16/%)
+	$(CPU_MAKE) PRECISION=bf16 DEBUG=1 $(PRECISION_TESTS:%=build/bf16-debug/%) $(RANKS_TESTS:%=build/bf16-debug/%)
 	$(CPU_MAKE) PRECISION=fp16 DEBUG=1 $(PRECISION_TESTS:%=build/fp16-debug/%)
 	$(if $(GPU),$(foreach p,fp32 bf16 fp16,$(MAKE) --no-print-directory DEVICE=cuda PRECISION=$p DEBUG= cuda-tests &&) true)
-	sh test/run.sh
 # Stages differ only where they must; how much there is to read from one to the next.
 check-stages:
 	perl test/check_stages.pl
@@ -229,7 +232,7 @@ clean:
 	rm -rf build $(STAGES)
 clean-data:
 	rm -rf data
-.PHONY: all find-libraries find-mpi find-nccl programs tools demo doctor bench fuzz test test-build cuda-tests mutations test-interop clean clean-data $(STAGES)
+.PHONY: all find-libraries find-mpi find-nccl programs tools demo doctor bench fuzz test test-programs test-build cuda-tests mutations test-interop clean clean-data $(STAGES)
 .DELETE_ON_ERROR:
 .SUFFIXES:
 -include $(wildcard $(BUILD)/*.d $(BUILD)/test/*.d build/tsan/test/*.d build/fuzz/*.d)

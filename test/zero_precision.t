@@ -34,10 +34,7 @@ near() { # OUT OUT BOUND: losses. Each of two micro-batches rounds in 16 bits: w
 [ "$BUILD" = build ] && all="1 2 3 4 8" || all=3
 for numbers in "bf16 1e-4" "fp16 1e-5"; do # a fortieth of the format's roundoff
     read -r precision bound <<< "$numbers"
-    if ! [ -x "$(of train_gpt2_zero $precision)" ]; then
-        skip "$precision" "$(of train_gpt2_zero $precision) is not built"
-        continue
-    fi
+    [ "$BUILD" = build ] || [ $precision = bf16 ] || continue # the same code, for the sanitizers
     scale=() # the first ones are too large for fp16's gradients
     [ $precision = fp16 ] && scale=(--loss-scale 8388608 --max-bad-steps 20)
     for ranks in $all; do
