@@ -209,14 +209,14 @@ PRECISION_TESTS := train_gpt2_single test/test_layers test/test_reference_layers
 RANKS_TESTS := train_gpt2_ddp train_gpt2_zero
 test: test-programs
 	sh test/run.sh
-# Compiling alone can be done side by side: make -j test-programs, then make test.
+# Compiling alone can be done side by side: make -j test-programs, then make test. (+: these are makes, and share -j.)
 test-programs: data/train.bin
-	$(CPU_MAKE) test-build $(TSAN_TESTS) build/bench_layers $(if $(shell command -v clang),$(FUZZERS:%=build/fuzz/%))
-	$(CPU_MAKE) DEBUG=1 test-build
-	$(CPU_MAKE) PRECISION=bf16 $(PRECISION_TESTS:%=build/bf16/%) $(RANKS_TESTS:%=build/bf16/%)
-	$(CPU_MAKE) PRECISION=fp16 $(PRECISION_TESTS:%=build/fp16/%) $(RANKS_TESTS:%=build/fp16/%)
-	$(CPU_MAKE) PRECISION=bf16 DEBUG=1 $(PRECISION_TESTS:%=build/bf16-debug/%) $(RANKS_TESTS:%=build/bf16-debug/%)
-	$(CPU_MAKE) PRECISION=fp16 DEBUG=1 $(PRECISION_TESTS:%=build/fp16-debug/%)
+	+$(CPU_MAKE) test-build $(TSAN_TESTS) build/bench_layers $(if $(shell command -v clang),$(FUZZERS:%=build/fuzz/%))
+	+$(CPU_MAKE) DEBUG=1 test-build
+	+$(CPU_MAKE) PRECISION=bf16 $(PRECISION_TESTS:%=build/bf16/%) $(RANKS_TESTS:%=build/bf16/%)
+	+$(CPU_MAKE) PRECISION=fp16 $(PRECISION_TESTS:%=build/fp16/%) $(RANKS_TESTS:%=build/fp16/%)
+	+$(CPU_MAKE) PRECISION=bf16 DEBUG=1 $(PRECISION_TESTS:%=build/bf16-debug/%) $(RANKS_TESTS:%=build/bf16-debug/%)
+	+$(CPU_MAKE) PRECISION=fp16 DEBUG=1 $(PRECISION_TESTS:%=build/fp16-debug/%)
 	$(if $(GPU),$(foreach p,fp32 bf16 fp16,$(MAKE) --no-print-directory DEVICE=cuda PRECISION=$p DEBUG= cuda-tests &&) true)
 # Stages differ only where they must; how much there is to read from one to the next.
 check-stages:
