@@ -3,11 +3,12 @@
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 
-# finds PATTERN FILE SED-SCRIPT: after this edit of a copy of the stages or of the list, the check fails and says so.
+# finds PATTERN FILE SED-SCRIPT: after this edit of a copy of the first two stages or of their list, the check fails and says so.
 finds() {
     rm -rf "$work/stages"
     mkdir "$work/stages"
-    cp train_gpt2_*.cu test/stages.list "$work/stages"
+    cp train_gpt2_single.cu train_gpt2_ddp.cu "$work/stages"
+    grep '^ddp ' test/stages.list > "$work/stages/stages.list"
     sed "$3" "$work/stages/$2" > "$work/edited"
     ! cmp -s "$work/edited" "$work/stages/$2" || { echo "the edit changes nothing"; return 1; }
     mv "$work/edited" "$work/stages/$2"
