@@ -98,6 +98,7 @@ typedef struct {
     size_t n;
     int peer;             // root, to, from: rank on this communicator; -1: none
     int color;            // of a split
+    bool on_host;         // the shard is in host memory
     CommOp number;
     void* out;            // views
     const void* in;
@@ -166,6 +167,8 @@ typedef struct CommBackend {
 static inline void   comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Control* control);
 // The ranks of parent that give the same color, in their order there. Collective, with no operation under way.
 static inline void   comm_split(Comm* c, Comm* parent, const char* name, int color);
+// This rank alone: what a stage uses where a group may be of one. It costs nothing, and is not collective.
+static inline void   comm_alone(Comm* c, Comm* parent, const char* name);
 static inline void   comm_free(Comm* c);                 // dies if an operation was never waited for; the world comes last
 static inline void   comm_step(Comm* c, long long step); // from now on operations belong to this step of the run, from 1
 
@@ -175,6 +178,11 @@ static inline CommOp comm_all_reduce(Comm* c, void* buf, size_t n, CommType t);
 static inline CommOp comm_reduce_scatter(Comm* c, void* shard, const void* full, size_t n, CommType t);
 // full (N,n) = every rank's shard (n), by rank; shard may be full + rank*n
 static inline CommOp comm_all_gather(Comm* c, void* full, const void* shard, size_t n, CommType t);
+// The same with the shard in host memory, from offload_alloc. On a GPU the copy is part of the operation, in its order, and is
+// beside compute like the rest of it; and full's own part is its scratch, lost for reduce-scatter. Not before comm_wait and then
+// device_synchronize may the host write a shard that is gathered, or read one that was reduced.
+static inline CommOp comm_reduce_scatter_to_host(Comm* c, void* shard, void* full, size_t n, CommType t);
+static inline CommOp comm_all_gather_from_host(Comm* c, void* full, const void* shard, size_t n, CommType t);
 // buf (n) = the root's
 static inline CommOp comm_broadcast(Comm* c, void* buf, size_t n, CommType t, int root);
 // buf (n) goes to rank `to`. After the wait it may be written again, which does not say that it has arrived.
@@ -251,7 +259,7 @@ static inline unsigned long long comm_sent_times_N(CommKind k, size_t n, int N) 
 }
 
 // --comm nccl takes even a single rank through NCCL: so one GPU is enough to try it.
-static inline bool comm_is_alone(const Comm* c) { return c->size == 1 && c->world->nccl == NULL; }
+static inline bool comm_is_alone(const Comm* c) { return c->size == 1 && (c->world->nccl == NULL || c->link == NULL); }
 
 // Bytes that an operation writes.
 static inline size_t comm_output_bytes(const Comm* c, const CommSlot* s) {
@@ -260,23 +268,43 @@ static inline size_t comm_output_bytes(const Comm* c, const CommSlot* s) {
     return s->kind == COMM_ALL_GATHER ? bytes * (size_t)c->size : bytes;
 }
 
-// Strict mode, at the issue: what the output overwrites of the input is put aside, and the output becomes NaN in every type.
+// This rank's part of the buffer (N,n) that a reduce-scatter reads or an all-gather writes.
+static inline char* comm_own_part(const Comm* c, const CommSlot* s) {
+    char* full = s->kind == COMM_REDUCE_SCATTER ? (char*)s->in : (char*)s->out;
+    return full + (size_t)c->rank * s->n * comm_type_size(s->type);
+}
+
+// NaN in every type.
+static inline void comm_set_nan(void* p, size_t bytes, bool on_host) {
+    char* nan = on_host ? (char*)p : (char*)xcalloc(bytes, 1);
+    if (on_host) device_synchronize(); // an earlier operation may still write there
+    memset(nan, 0xff, bytes);
+    if (on_host) return;
+    host_to_device(p, nan, bytes);
+    device_synchronize(); // the copy reads nan
+    free(nan);
+}
+
+// Strict mode, at the issue: what the output overwrites of the input is put aside, and the output becomes NaN.
 static inline void comm_poison(const Comm* c, CommSlot* s) {
     size_t bytes = s->n * comm_type_size(s->type), output = comm_output_bytes(c, s);
     if (output == 0) return;
-    char* mine = (s->kind == COMM_REDUCE_SCATTER ? (char*)s->in : (char*)s->out) + (size_t)c->rank * bytes; // of (N,n)
     if (s->kind == COMM_ALL_REDUCE || (s->kind == COMM_BROADCAST && s->peer == c->rank)) s->own = (char*)s->out;
-    if (s->kind == COMM_REDUCE_SCATTER && s->out == mine) s->own = mine;
-    if (s->kind == COMM_ALL_GATHER && s->in == mine) s->own = mine;
-    char* nan = (char*)xcalloc(output, 1);
-    memset(nan, 0xff, output);
+    if (s->kind == COMM_REDUCE_SCATTER && s->out == comm_own_part(c, s)) s->own = (char*)s->out;
+    if (s->kind == COMM_ALL_GATHER && s->in == comm_own_part(c, s)) s->own = (char*)s->in;
     if (s->own) {
         s->kept = (char*)xcalloc(bytes, 1);
         device_to_host(s->kept, s->own, bytes);
     }
-    host_to_device(s->out, nan, output);
-    device_synchronize(); // the copy reads nan
-    free(nan);
+    comm_set_nan(s->out, output, s->on_host && s->kind == COMM_REDUCE_SCATTER);
+}
+
+// Alone: the shard is the whole.
+static inline void comm_copy_alone(CommSlot* s) {
+    size_t bytes = s->n * comm_type_size(s->type);
+    if (s->on_host && s->kind == COMM_ALL_GATHER) host_to_device(s->out, s->in, bytes);
+    else if (s->on_host) device_to_host(s->out, s->in, bytes);
+    else if (s->in && s->out && s->in != s->out) device_copy(s->out, s->in, bytes);
 }
 
 static inline void comm_begin(Comm* c, CommSlot* s) {
@@ -290,19 +318,21 @@ static inline void comm_begin(Comm* c, CommSlot* s) {
     if (!comm_is_alone(c)) { c->world->backend->start(c, s); return; }
     oplog_start(c->world->log, &s->record);
     s->event.started = now_seconds();
-    if (s->in && s->out && s->in != s->out) device_copy(s->out, s->in, s->n * comm_type_size(s->type));
+    comm_copy_alone(s);
     s->event.finished = now_seconds();
     oplog_finish(c->world->log, &s->record);
     s->finished = true;
 }
 
-// peer: the other end or the root, a rank of c; -1: there is none. color: of a split.
-static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer, int color) {
+// peer: the other end or the root, a rank of c; -1: there is none. color: of a split. on_host: the shard is.
+static inline CommOp comm_issue_at(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer, int color,
+                                   bool on_host) {
     CommSlot* s = &c->slots[c->issued % COMM_IN_FLIGHT];
     require(!s->live, "%s: %d operations are under way; %s, #%lld, was never waited for", c->name, COMM_IN_FLIGHT,
             comm_kind_names[s->kind], s->number);
     memset(s, 0, sizeof *s);
     s->kind = kind; s->type = t; s->n = n; s->peer = peer; s->color = color; s->out = out; s->in = in;
+    s->on_host = on_host;
     s->number = c->issued++;
     s->live = true;
     CommEvent e = { c->name, kind, t, n, s->number, 0, 0, 0, 0, 0 };
@@ -325,6 +355,10 @@ static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* i
     return s->number;
 }
 
+static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer, int color) {
+    return comm_issue_at(c, kind, out, in, n, t, peer, color, false);
+}
+
 static inline void comm_require_sum(const Comm* c, CommKind k, CommType t) {
     require(t != COMM_BYTE, "%s: %s of bytes: only numbers can be added", c->name, comm_kind_names[k]);
 }
@@ -342,6 +376,13 @@ static inline CommOp comm_reduce_scatter(Comm* c, void* shard, const void* full,
 }
 static inline CommOp comm_all_gather(Comm* c, void* full, const void* shard, size_t n, CommType t) {
     return comm_issue(c, COMM_ALL_GATHER, full, shard, n, t, -1, 0);
+}
+static inline CommOp comm_reduce_scatter_to_host(Comm* c, void* shard, void* full, size_t n, CommType t) {
+    comm_require_sum(c, COMM_REDUCE_SCATTER, t);
+    return comm_issue_at(c, COMM_REDUCE_SCATTER, shard, full, n, t, -1, 0, true);
+}
+static inline CommOp comm_all_gather_from_host(Comm* c, void* full, const void* shard, size_t n, CommType t) {
+    return comm_issue_at(c, COMM_ALL_GATHER, full, shard, n, t, -1, 0, true);
 }
 static inline CommOp comm_broadcast(Comm* c, void* buf, size_t n, CommType t, int root) {
     comm_require_peer(c, COMM_BROADCAST, root);
@@ -393,6 +434,8 @@ static inline void comm_wait(Comm* c, CommOp op) {
         c->world->backend->finish(c, s);
         oplog_wait_end(c->world->log);
     }
+    if (c->world->strict && s->on_host && s->kind == COMM_REDUCE_SCATTER) // which is scratch, though only NCCL uses it
+        comm_set_nan(comm_own_part(c, s), s->n * comm_type_size(s->type), false);
     s->marks[MARK_WAIT_ENDED] = device_mark();
     s->live = false;
     CommWorld* w = c->world;
@@ -517,6 +560,13 @@ static inline void comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Cont
     if (w->backend) w->backend->open(c);
 }
 
+static inline void comm_alone(Comm* c, Comm* parent, const char* name) {
+    comm_open(c, parent->world, name);
+    c->size = 1;
+    c->world_rank = (int*)xcalloc(1, sizeof(int));
+    c->world_rank[0] = parent->world_rank[parent->rank];
+}
+
 static inline void comm_split(Comm* c, Comm* parent, const char* name, int color) {
     require(color >= 0, "comm_split '%s': a color must not be negative, and %d is", name, color);
     char full_name[64];
@@ -527,11 +577,9 @@ static inline void comm_split(Comm* c, Comm* parent, const char* name, int color
         for (int k = 0; k < COMM_IN_FLIGHT; k++)
             require(!w->comms[i]->slots[k].live, "comm_split '%s': wait for the operations under way first", name);
     }
+    if (comm_is_alone(parent)) { comm_alone(c, parent, full_name); return; }
     comm_open(c, w, full_name);
-    if (!comm_is_alone(parent)) { w->backend->split(c, parent, color); return; }
-    c->size = 1;
-    c->world_rank = (int*)xcalloc(1, sizeof(int));
-    c->world_rank[0] = parent->world_rank[0];
+    w->backend->split(c, parent, color);
 }
 
 static inline void comm_free(Comm* c) {

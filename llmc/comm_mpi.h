@@ -13,6 +13,7 @@ counts are enough. A piece is a few steps; each posts messages, and the next beg
     reduce-scatter  every rank sends part r to rank r, which adds them in rank order, in any mode: as much is sent as in a
                     ring. (Open MPI 4.1's MPI_Ireduce_scatter_block sums everything on rank 0 first.)
     all-gather      every rank sends its shard to all others
+                    (A shard in host memory, for either, is sent from and added up where it is.)
     broadcast, barrier: MPI's
 */
 #ifndef LLMC_COMM_MPI_H
@@ -98,11 +99,15 @@ static inline char* mpi_device(const MpiOp* o, const void* buf, int row) {
 static inline char* mpi_view(const MpiOp* o, const void* buf, int row, int place) {
     return stage_view(o->stage, mpi_device(o, buf, row), (size_t)place * mpi_slice(o) * mpi_element(o));
 }
+// A shard that is in host memory needs no staging.
+static inline char* mpi_of_shard(const MpiOp* o, const void* shard) {
+    return o->slot->on_host ? mpi_device(o, shard, 0) : mpi_view(o, shard, 0, o->comm->rank);
+}
 // The views of each kind. reduce-scatter: what goes to rank q, and the sum. all-gather: what goes to all, and what comes from
 // rank q. Others: their one buffer.
 static inline char* mpi_part(const MpiOp* o, int q) { return mpi_view(o, o->slot->in, q, q); }
-static inline char* mpi_sum(const MpiOp* o) { return mpi_view(o, o->slot->out, 0, o->comm->rank); }
-static inline char* mpi_own(const MpiOp* o) { return mpi_view(o, o->slot->in, 0, o->comm->rank); }
+static inline char* mpi_sum(const MpiOp* o) { return mpi_of_shard(o, o->slot->out); }
+static inline char* mpi_own(const MpiOp* o) { return mpi_of_shard(o, o->slot->in); }
 static inline char* mpi_shard(const MpiOp* o, int q) { return mpi_view(o, o->slot->out, q, q); }
 static inline char* mpi_buf(const MpiOp* o) { return mpi_view(o, o->slot->out ? o->slot->out : o->slot->in, 0, 0); }
 // Where what rank q sends is kept until it is added.
@@ -301,7 +306,7 @@ static inline void mpi_fetch(MpiOp* o) {
     if (s->kind == COMM_REDUCE_SCATTER) {
         for (int q = 0; q < o->comm->size; q++) stage_fetch(o->stage, mpi_part(o, q), mpi_device(o, s->in, q), bytes);
     } else if (s->kind == COMM_ALL_GATHER) {
-        stage_fetch(o->stage, mpi_own(o), mpi_device(o, s->in, 0), bytes);
+        if (!s->on_host) stage_fetch(o->stage, mpi_own(o), mpi_device(o, s->in, 0), bytes);
     } else if (s->in) {
         stage_fetch(o->stage, mpi_buf(o), mpi_device(o, s->in, 0), bytes);
     }
@@ -311,7 +316,7 @@ static inline void mpi_store(MpiOp* o) {
     size_t bytes = o->count * mpi_element(o);
     int rank = o->comm->rank;
     if (s->kind == COMM_REDUCE_SCATTER) {
-        stage_store(o->stage, mpi_device(o, s->out, 0), mpi_sum(o), bytes);
+        if (!s->on_host) stage_store(o->stage, mpi_device(o, s->out, 0), mpi_sum(o), bytes);
     } else if (s->kind == COMM_ALL_GATHER) {
         for (int q = 0; q < o->comm->size; q++)
             stage_store(o->stage, mpi_device(o, s->out, q), q == rank ? mpi_own(o) : mpi_shard(o, q), bytes);

@@ -145,6 +145,33 @@ static void test_all_gather(void) {
             for (int in_place = 0; in_place < 2; in_place++) all_gather_on(&world, sizes[s], types[t], in_place);
 }
 
+// Shards in host memory: each rank's part of the sum, times 2 on the host, to everyone.
+static void host_shards_on(Comm* c, size_t n, CommType t) {
+    size_t N = (size_t)c->size, at = (size_t)c->rank * n, bytes = n * comm_type_size(t);
+    void *full = buffer(N * n, t, whole, c->rank, 0), *shard = offload_alloc(bytes + SPARE);
+    memset((char*)shard + bytes, 0x5a, SPARE);
+    comm_wait(c, comm_reduce_scatter_to_host(c, shard, full, n, t));
+    device_synchronize();
+    for (size_t i = 0; i < n; i++) check_element(shard, i, t, whole_sum(c, at + i), "reduce-scatter to the host");
+    for (size_t i = 0; i < N * n; i++) // the own part may be anything
+        if (i < at || i >= at + n) check_element(full, i, t, whole(c->rank, i), "reduce-scatter's input");
+    for (size_t i = 0; i < n; i++) element_set(shard, i, t, 2 * element_get(shard, i, t));
+    comm_wait(c, comm_all_gather_from_host(c, full, shard, n, t));
+    for (size_t i = 0; i < N * n; i++) check_element(full, i, t, 2 * whole_sum(c, i), "all-gather from the host");
+    for (size_t i = 0; i < n; i++) check_element(shard, i, t, 2 * whole_sum(c, at + i), "a shard that was gathered");
+    check_spare(full, N * n, t);
+    check_spare(shard, n, t);
+    offload_free(shard);
+    free(full);
+}
+static void test_host_shards(void) {
+    size_t communication = device_memory(MEMORY_COMMUNICATION), total = device_memory_total();
+    for (int s = 0; s < NUM_SIZES; s++)
+        for (int t = 0; t < NUM_SUMMED; t++) host_shards_on(&world, sizes[s], types[t]);
+    check(device_memory(MEMORY_OFFLOADED) == 0, "%zu bytes are offloaded", device_memory(MEMORY_OFFLOADED));
+    check(device_memory(MEMORY_COMMUNICATION) == communication && device_memory_total() == total, "device memory was taken");
+}
+
 static void broadcast_on(Comm* c, size_t n, CommType t, int root) {
     void* x = buffer(n, t, whole, c->rank, 0);
     comm_wait(c, comm_broadcast(c, x, n, t, root));
@@ -422,6 +449,19 @@ static void test_strict(void) {
     check(x[0] == (float)N && x[4] == (float)N, "in place: %g", x[0]);
     check(shard[0] == 100 * (float)N && all[0] == 100, "an early write into an input had no effect: %g, %g", shard[0], all[0]);
 
+    scatter = comm_reduce_scatter_to_host(&world, shard, full, n, COMM_F32);
+    check(all_nan(shard, n), "a shard on the host can be read before the wait");
+    full[0] = 50;
+    comm_wait(&world, scatter);
+    check(shard[0] == (world.rank == 0 ? 50 : 100) * (float)N, "an early write into an input had no effect: %g", shard[0]);
+    check(all_nan(full + (size_t)world.rank * n, n), "what a GPU uses as scratch can be read on a CPU");
+    shard[0] = 3;
+    gather = comm_all_gather_from_host(&world, full, shard, n, COMM_F32);
+    check(all_nan(full, N * n), "what is gathered from the host can be read before the wait");
+    shard[0] = 4;
+    comm_wait(&world, gather);
+    check(full[0] == 4 && full[(N - 1) * n] == 4, "an early write into a shard on the host had no effect: %g", full[0]);
+
     for (size_t i = 0; i < N * n; i++) full[i] = 3; // in place
     size_t at = (size_t)world.rank * n;
     scatter = comm_reduce_scatter(&world, full + at, full, n, COMM_F32);
@@ -638,6 +678,7 @@ int main(int argc, char** argv) {
     claim("all-reduce is the sum over ranks, in every type, size and way", test_all_reduce);
     claim("reduce-scatter leaves each rank its part of the sum, in place or not", test_reduce_scatter);
     claim("all-gather brings every shard to everyone, in place or not", test_all_gather);
+    claim("shards may be in host memory", test_host_shards);
     claim("broadcast from every root", test_broadcast);
     claim("all ranks send to all others at once", test_send_receive);
     if (world.size > 1) claim("messages are not taken for parts of collectives", test_messages_are_not_those_of_collectives);

@@ -114,6 +114,23 @@ static void all_gather_on(Comm* c, size_t n, CommType t, bool in_place) {
     device_free(own);
     device_free(full);
 }
+// Shards in host memory: each rank's part of the sum, as the host sees it, and then times 2 to everyone.
+static void host_shards_on(Comm* c, size_t n, CommType t) {
+    size_t N = (size_t)c->size, at = (size_t)c->rank * n, bytes = n * comm_type_size(t);
+    char *full = tensor(N * n, t, whole, c->rank), *shard = (char*)offload_alloc(bytes + SPARE);
+    char *expected = copy_of(n, t, of_my_part, c), *everyone = host_numbers(N * n, t, NULL, 0);
+    memset(shard + bytes, 0x5a, SPARE);
+    comm_wait(c, comm_reduce_scatter_to_host(c, shard, full, n, t));
+    device_synchronize();
+    require(memcmp(shard, expected, bytes + SPARE) == 0, "reduce-scatter to the host, %zu %s", n, comm_type_name(t));
+    for (size_t i = 0; i < n; i++) element_set(shard, i, t, 2 * whole_sum(c->size, at + i));
+    for (size_t i = 0; i < N * n; i++) element_set(everyone, i, t, 2 * whole_sum(c->size, i));
+    comm_wait(c, comm_all_gather_from_host(c, full, shard, n, t));
+    is(full, everyone, N * n, t, "all-gather from the host");
+    offload_free(shard);
+    device_free(full);
+    free(expected);
+}
 static void broadcast_on(Comm* c, size_t n, CommType t) {
     char* x = tensor(n, t, whole, c->rank);
     comm_wait(c, comm_broadcast(c, x, n, t, c->size - 1));
@@ -126,6 +143,7 @@ static void all_of(Comm* c) {
             if (k < NUM_SUMMED) all_reduce_on(c, sizes[s], types[k]);
             if (k < NUM_SUMMED) reduce_scatter_on(c, sizes[s], types[k], (s + k) % 2);
             all_gather_on(c, sizes[s], types[k], (s + k) % 2);
+            if (k < NUM_SUMMED) host_shards_on(c, sizes[s], types[k]);
             broadcast_on(c, sizes[s], types[k]);
         }
     }
@@ -206,6 +224,47 @@ static void test_order_with_compute(void) {
         device_free(inputs[k]);
     }
     device_free(x);
+}
+
+// Likewise with shards on the host: what is reduced is computed just before and overwritten just after, several are on their way
+// at once, and the host waits once before it reads them all; what is gathered is used just after and overwritten at once.
+static void test_order_of_host_shards_with_compute(void) {
+    enum { STEPS = 6, n = 3001 };
+    size_t N = (size_t)world.size, bytes = n * sizeof(float);
+    char* full = tensor(N * n, COMM_F32, NULL, 0);
+    char *inputs[STEPS], *shards[STEPS], *results[STEPS];
+    for (int k = 0; k < STEPS; k++) {
+        inputs[k] = tensor(N * n, COMM_F32, whole, (world.rank + k) % world.size);
+        results[k] = tensor(N * n, COMM_F32, NULL, 0);
+        shards[k] = (char*)offload_alloc(bytes);
+    }
+    for (int k = 0; k < STEPS; k++) {
+        device_copy(full, inputs[k], N * bytes);
+        comm_wait(&world, comm_reduce_scatter_to_host(&world, shards[k], full, n, COMM_F32));
+        device_zero(full, N * bytes);
+    }
+    device_synchronize();
+    for (int k = 0; k < STEPS; k++)
+        for (size_t i = 0; i < n; i++) {
+            float* x = (float*)shards[k] + i;
+            double sum = whole_sum(world.size, (size_t)world.rank * n + i);
+            require((double)*x == sum, "step %d: element %zu is %g, not %g", k, i, (double)*x, sum);
+            *x = (float)whole(world.rank, i + (size_t)k);
+        }
+    for (int k = 0; k < STEPS; k++) {
+        comm_wait(&world, comm_all_gather_from_host(&world, full, shards[k], n, COMM_F32));
+        device_copy(results[k], full, N * bytes);
+        device_zero(full, N * bytes);
+    }
+    for (int k = 0; k < STEPS; k++) {
+        char* expected = host_numbers(N * n, COMM_F32, NULL, 0);
+        for (size_t i = 0; i < N * n; i++) element_set(expected, i, COMM_F32, whole((int)(i / n), i % n + (size_t)k));
+        is(results[k], expected, N * n, COMM_F32, "a step of shards on the host");
+        device_free(results[k]);
+        device_free(inputs[k]);
+        offload_free(shards[k]);
+    }
+    device_free(full);
 }
 
 // Everyone sends to everyone, two messages each, all at once: those of a pair must not overtake each other.
@@ -312,6 +371,7 @@ int main(int argc, char** argv) {
     claim("collectives of every type and size", test_collectives);
     claim("sums in rank order have the CPU's bits", test_rank_order);
     claim("communication waits for compute, and compute for communication", test_order_with_compute);
+    claim("  also where shards are on the host", test_order_of_host_shards_with_compute);
     claim("communicators of a part of the ranks", test_sub_communicators);
     claim("a barrier lets nobody go before all have come", test_barrier);
     claim("times are in order", test_times);

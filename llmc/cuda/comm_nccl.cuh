@@ -253,6 +253,22 @@ static inline void nccl_run(Comm* c, const CommSlot* s, NcclLink* l) {
     nccl_await(c->world, &s->record, l->nccl, r, comm_kind_names[s->kind]);
 }
 
+// A shard in host memory is copied to or from this rank's part of the full buffer, in which the operation is done in place.
+static inline void nccl_run_on_host(Comm* c, const CommSlot* s, NcclLink* l) {
+    size_t bytes = s->n * comm_type_size(s->type);
+    char* own = comm_own_part(c, s);
+    CommSlot in_place = *s;
+    if (s->kind == COMM_ALL_GATHER) {
+        in_place.in = own;
+        cuda_check(cudaMemcpyAsync(own, s->in, bytes, cudaMemcpyHostToDevice, l->stream), "a shard from the host");
+        nccl_run(c, &in_place, l);
+    } else {
+        in_place.out = own;
+        nccl_run(c, &in_place, l);
+        cuda_check(cudaMemcpyAsync(s->out, own, bytes, cudaMemcpyDeviceToHost, l->stream), "a shard to the host");
+    }
+}
+
 // ---- how far operations have come ----
 
 static inline bool nccl_passed(int mark) { return cuda_is_done(cudaEventQuery(cuda_marks.events[mark]), "communication"); }
@@ -474,7 +490,8 @@ static inline void nccl_start(Comm* c, CommSlot* s) {
     cuda_check(cudaEventRecord(l->ready, compute_stream), comm_kind_names[s->kind]);
     cuda_check(cudaStreamWaitEvent(l->stream, l->ready, 0), comm_kind_names[s->kind]); // else it sends what is not there yet
     s->marks[MARK_STARTED] = cuda_mark(l->stream);
-    nccl_run(c, s, l);
+    if (s->on_host) nccl_run_on_host(c, s, l);
+    else nccl_run(c, s, l);
     s->marks[MARK_FINISHED] = cuda_mark(l->stream);
     NcclOp o = { s->record, s->marks[MARK_STARTED], s->marks[MARK_FINISHED], false };
     l->ops[l->issued++ % COMM_IN_FLIGHT] = o;
