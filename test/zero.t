@@ -91,6 +91,10 @@ as_ddp() { # OPTION...: on 3 ranks; what both say between steps, too
     trains 3 "$work/zero" "$zero" --deterministic "$@" && same_run "$work/ddp" "$work/zero" 00000006 &&
         cmp <(samples_of "$work/ddp.log") <(samples_of "$work/zero.log")
 }
+near_ddp() { # OPTION...: with micro-batches, whose sums round elsewhere
+    trains 3 "$work/zero" "$zero" --deterministic "$@" && "$COMPARE" metrics "$work/ddp/metrics.jsonl" "$work/zero/metrics.jsonl" --rtol 1e-5 --atol 1e-6 &&
+        "$COMPARE" weights "$work/ddp/step_00000006/model.safetensors" "$work/zero/step_00000006/model.safetensors" --rtol 1e-5 --atol 1e-6
+}
 drew() { samples_of "$work/ddp.log" | grep -c "^sample after" | grep -qx 2; }
 deep="--model d5 --val-data $REFERENCE/tokens.bin --eval-every 2 --eval-steps 3 --sample-every 3 --sample-tokens 20"
 check "5 blocks: DDP on 3 ranks, with evaluations and samples" trains 3 "$work/ddp" "$ddp" --deterministic $deep
@@ -99,6 +103,7 @@ for stage in 1 2 3; do
     check "  stage $stage: its losses, samples, weights and state to the bit" as_ddp $deep --zero-stage $stage
     check "    with recomputation" as_ddp $deep --zero-stage $stage --recompute block
     check "    in strict mode" strict as_ddp $deep --zero-stage $stage
+    check "    with 4 micro-batches, nearly" near_ddp $deep --zero-stage $stage --batch-size 1
 done
 check "1 block: DDP on 3 ranks" trains 3 "$work/ddp" "$ddp" --deterministic --model d1
 for stage in 1 2 3; do check "  stage $stage to the bit" as_ddp --model d1 --zero-stage $stage --check-every 2; done

@@ -1,5 +1,5 @@
 #!/bin/sh
-# run.sh [NAME...] - do the tests notice the mistakes of doc/02_ddp.md's exercises? Applies those of test/exercises/list.txt one
+# run.sh [NAME...] - do the tests notice the mistakes of the exercises in doc/? Applies those of test/exercises/list.txt one
 # at a time to a copy of the sources, builds that, and runs the checks meant for each. Prints a table. The status is 0 if every
 # check failed that must, and passed that must.
 #
@@ -13,11 +13,12 @@ trap 'exit 1' HUP INT TERM
 unset BUILD
 say() { echo "$*" >&2; }
 
-# make_in FOLDER PROGRAM...: what a mistake leaves unused is no error.
+# make_in FOLDER PRECISION PROGRAM...: what a mistake leaves unused is no error.
 make_in() {
-    folder=$1
-    shift
-    make --no-print-directory -C "$folder" DEVICE=cpu PRECISION=fp32 DEBUG= CFLAGS=-Wno-unused "$@" > "$folder/make.log" 2>&1 ||
+    folder=$1 precision=$2
+    shift 2
+    [ $# -gt 0 ] || return 0
+    make --no-print-directory -C "$folder" DEVICE=cpu PRECISION="$precision" DEBUG= CFLAGS=-Wno-unused "$@" > "$folder/make.log" 2>&1 ||
         { say "run.sh: it cannot be built:"; cat "$folder/make.log" >&2; return 1; }
 }
 copy_sources() { mkdir -p "$1" && cp -r Makefile README.md llmc dev test train_gpt2_*.cu "$1"; }
@@ -58,8 +59,9 @@ done < "$work/names"
 # --- without a mistake every check must pass, or failing would mean nothing ---
 say "the checks without a mistake ..."
 cut -f 2 "$work/chosen" | tr ' ' '\n' | sed 's/^!//' | sort -u > "$work/checks"
-programs="build/train_gpt2_ddp $(sed -n 's/^\(test_[a-z]*\).*/build\/test\/\1/p' "$work/checks" | sort -u | tr '\n' ' ')"
-copy_sources "$work/sound" && make_in "$work/sound" $programs build/train_gpt2_single build/overlap build/ranks build/test/compare_run || exit 1
+programs="build/train_gpt2_ddp $(sed -n 's/^zero.*/build\/train_gpt2_zero/p' "$work/checks" | sort -u) $(sed -n 's/^\(test_[a-z]*\).*/build\/test\/\1/p' "$work/checks" | sort -u | tr '\n' ' ')"
+in_bf16=$(sed -n 's/^zero_precision.*/build\/bf16\/train_gpt2_ddp build\/bf16\/train_gpt2_zero/p' "$work/checks" | sort -u)
+copy_sources "$work/sound" && make_in "$work/sound" bf16 $in_bf16 && make_in "$work/sound" fp32 $programs build/train_gpt2_single build/overlap build/ranks build/test/compare_run || exit 1
 while read -r checks; do
     run_checks "$work/sound" "$checks" "$work/log" < /dev/null && continue
     say "run.sh: $checks does not pass without a mistake, or there is no such check:"
@@ -72,7 +74,8 @@ done < "$work/checks"
 one() {
     folder=$work/mistake as_expected=0 said=
     rm -rf "$folder"
-    cp -a "$work/sound" "$folder" && perl $apply "$list" "$1" "$folder" && make_in "$folder" $programs || return 1
+    cp -a "$work/sound" "$folder" && perl $apply "$list" "$1" "$folder" &&
+        make_in "$folder" bf16 $in_bf16 && make_in "$folder" fp32 $programs || return 1
     for checks in $2; do
         log=$work/log
         [ -z "${KEEP-}" ] || { mkdir -p "$KEEP/$1" && log=$KEEP/$1/$(echo "$checks" | tr -c 'A-Za-z0-9_\n' -).log; }
