@@ -38,8 +38,8 @@ LIBRARIES = -ldnnl $(STAGE_LIBRARIES)
 BUILD_CUDA_TEST = $(error these tests are a GPU's: make DEVICE=cuda cuda-tests)
 
 # What talks to other ranks needs MPI; its compiler wrapper knows where that is.
-WITH_MPI := $(BUILD)/train_gpt2_ddp $(BUILD)/train_gpt2_zero $(BUILD)/test/test_comm $(BUILD)/test/test_comm_cuda \
-    $(BUILD)/comm_bench
+WITH_COMM := $(patsubst %,$(BUILD)/%,train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp comm_bench test/test_comm_cuda)
+WITH_MPI := $(WITH_COMM) $(BUILD)/test/test_comm
 $(WITH_MPI): CFLAGS_ALL += $(shell mpicc --showme:compile)
 $(WITH_MPI): COMM_CUDA = $(call of_mpi,compile) -DUSE_NCCL=$(USE_NCCL)
 $(WITH_MPI) build/tsan/test/test_comm: STAGE_LIBRARIES += $(call of_mpi,link)
@@ -54,7 +54,7 @@ find-mpi:
 # On a GPU ranks use NCCL, too; like cuDNN it is opened by the program.
 USE_NCCL ?= 1
 NCCL := $(if $(filter cpu,$(DEVICE))$(filter 0,$(USE_NCCL)),,nccl)
-$(BUILD)/train_gpt2_ddp $(BUILD)/train_gpt2_zero $(BUILD)/test/test_comm_cuda $(BUILD)/comm_bench: | $(if $(NCCL),find-nccl)
+$(WITH_COMM): | $(if $(NCCL),find-nccl)
 find-nccl:
 	@sh dev/find_cuda.sh compile nccl >/dev/null || { echo "Or build without it: make USE_NCCL=0." >&2; exit 1; }
 
@@ -167,6 +167,8 @@ $(BUILD)/bench_layers: dev/cuda/bench_layers.cu $(EMULATOR) | find-libraries
 	@mkdir -p $(@D)
 	$(BUILD_STAGE)
 endif
+# One of its tests runs a tool.
+$(BUILD)/test/test_checkpoint: | $(BUILD)/hf_export
 $(BUILD)/test/compare_run: test/compare_run.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)

@@ -476,15 +476,14 @@ static void flip_bit(const char* path, size_t place, int bit) {
     close(fd);
 }
 
-static void any_flipped_bit_is_noticed(void** state) {
-    (void)state;
-    static const char* const files[] = { "state.json", "model.safetensors", "optimizer.safetensors" };
-    save_step(2, 0, DTYPE_F16);
+// Flips `flips` bits of each file of step 2, one at a time; the last byte is one of a value in the files from `first_tensors` on.
+static void flipped_bits_are_noticed(const char* const* files, int count, int first_tensors, size_t flips, int shards) {
+    save_in_shards(2, 0, DTYPE_F16, shards);
     char *dir = step_path(2), *older = step_path(1);
     save_step(1, 0, DTYPE_F16);
-    for (int f = 0; f < 3; f++) {
+    for (int f = 0; f < count; f++) {
         char* path = format_string("%s/%s", dir, files[f]);
-        size_t size = file_size(path), stride = size / 160;
+        size_t size = file_size(path), stride = size / flips;
         for (size_t k = 0; k < size; k += k < 8 ? 1 : stride) { // all of the header's length, then here and there
             size_t place = k < 8 ? k : k + philox(3, (uint64_t)f, k).x[0] % size_min(stride, size - k);
             int bit = (int)(philox(4, (uint64_t)f, k).x[0] % 8);
@@ -497,13 +496,27 @@ static void any_flipped_bit_is_noticed(void** state) {
             flip_bit(path, place, bit);
         }
         flip_bit(path, size - 1, 0);
-        if (f > 0) expect_death(load, dir, path, "do not match their checksum: the file is damaged", "fall back to", older);
+        char* start = format_string("%s/%.5s", dir, files[f]); // a checksum is over all shards
+        if (f >= first_tensors)
+            expect_death(load, dir, shards ? start : path, "do not match their checksum: the file is damaged", older);
         flip_bit(path, size - 1, 0);
+        free(start);
         free(path);
     }
     assert_loads(dir);
     free(dir);
     free(older);
+}
+static void any_flipped_bit_is_noticed(void** state) {
+    (void)state;
+    static const char* const files[] = { "state.json", "model.safetensors", "optimizer.safetensors" };
+    flipped_bits_are_noticed(files, 3, 1, 160, 0);
+}
+static void any_flipped_bit_of_a_shard_is_noticed(void** state) {
+    (void)state;
+    static const char* const files[] = { "state.json", "model.safetensors.index.json", "optimizer.safetensors.index.json",
+                                         "model-00001-of-00003.safetensors", "optimizer-00003-of-00003.safetensors" };
+    flipped_bits_are_noticed(files, 5, 3, 80, 3);
 }
 
 static void missing_and_truncated_files_are_noticed(void** state) {
@@ -516,6 +529,328 @@ static void missing_and_truncated_files_are_noticed(void** state) {
     expect_death(load, dir, optimizer, "cannot be opened: No such file");
     free(optimizer);
     free(dir);
+}
+
+// ---- sharded checkpoints ----
+
+// The text of a file of step 2; the caller frees it.
+static char* read_step_2(const char* name, size_t* n) {
+    char* path = format_string("%s/step_00000002/%s", out, name);
+    FileSource from = { path, "" };
+    char* text = file_read(from, 1 << 20, n);
+    free(path);
+    return text;
+}
+static void replace_step_2(const char* name, const char* text, size_t n) {
+    char* path = format_string("%s/step_00000002/%s", out, name);
+    unlink(path);
+    assert_true(file_write(path, text, n));
+    free(path);
+}
+
+static void a_sharded_checkpoint_has_the_values_of_a_full_one(void** state) {
+    (void)state;
+    uint64_t full[CHECKPOINT_PARTS];
+    for (int k = 0; k < SHARD_COUNTS; k++) {
+        save_in_shards(2, 0, DTYPE_BF16, shard_counts[k]);
+        char* dir = step_path(2);
+        CheckpointReader r;
+        checkpoint_open(&r, dir);
+        if (k == 0) memcpy(full, r.stored, sizeof full);
+        assert_memory_equal(r.stored, full, sizeof full); // those who have read it all know that it is so: assert_loads
+        checkpoint_close(&r);
+        assert_loads(dir);
+        free(dir);
+    }
+}
+
+// Other programs see tensors, in files that the index names; all of them together are the model.
+static void an_index_says_what_is_where(void** state) {
+    (void)state;
+    save_in_shards(2, 0, DTYPE_BF16, 3);
+    char *dir = step_path(2), *path = format_string("%s/optimizer.safetensors.index.json", dir);
+    json_t *index = json_load_file(path, JSON_REJECT_DUPLICATES, NULL), *name_of_file;
+    assert_non_null(index);
+    const char* name;
+    size_t bytes = 0, count = 0;
+    json_object_foreach(json_object_get(index, "weight_map"), name, name_of_file) {
+        SafeTensors file;
+        char* file_path = format_string("%s/%s", dir, json_string_value(name_of_file));
+        safetensors_open(&file, file_path, "");
+        const SafeTensor* t = safetensors_find(&file, name);
+        assert_non_null(t);
+        const char* bracket = strchr(name, '[');
+        assert_non_null(bracket);
+        size_t begin, end;
+        assert_int_equal(sscanf(bracket, "[%zu:%zu]", &begin, &end), 2);
+        assert_int_equal(t->elements, end - begin);
+        if (strncmp(name, "v.h.1.fc.weight", 15) == 0) { // the values, by what gpt2.h says about places
+            float value;
+            size_t k = unit_tensor(config, 2, FCW).offset + begin;
+            safetensors_read(&file, t, 0, 1, &value, DTYPE_F32);
+            assert_true(value == value_at(CHECKPOINT_V, 2, k, 2, DTYPE_BF16));
+            count++;
+        }
+        bytes += t->end - t->begin;
+        safetensors_close(&file);
+        free(file_path);
+    }
+    assert_true(count > 0);
+    assert_int_equal(bytes, 3 * 4 * gpt2_num_parameters(config));
+    assert_int_equal(json_integer_value(json_object_get(json_object_get(index, "metadata"), "total_size")), bytes);
+    json_decref(index);
+    free(path);
+    free(dir);
+}
+
+// With 40 shards, and no more than 20 files open at a time.
+static void load_with_few_files(void* path) {
+    struct rlimit limit = { 20, 20 };
+    setrlimit(RLIMIT_NOFILE, &limit);
+    load(path);
+}
+static void there_may_be_more_shards_than_open_files(void** state) {
+    (void)state;
+    save_in_shards(2, 0, DTYPE_F32, 40); // some of which are empty
+    char* dir = step_path(2);
+    Child c = child_run(load_with_few_files, dir);
+    if (c.status != 0) print_error("%s", c.err);
+    assert_int_equal(c.status, 0);
+    child_free(&c);
+    free(dir);
+}
+
+// Two shards that part at fixed places: wte's element 6, the 10th of each proj.weight. What the second adds to its ranges is up
+// to the argument, and nobody's to write.
+static const CheckpointRange halves[2][3] = { { { 0, 0, 30 }, { 1, 0, 110 }, { 2, 0, 110 } },
+                                              { { 0, 30, 536 }, { 1, 110, 244 }, { 2, 110, 244 } } };
+static void save_halves(void* argument) {
+    const CheckpointRange* added = (const CheckpointRange*)argument;
+    TrainState s = state_at(2, DTYPE_F32);
+    CheckpointWriter w[2];
+    CheckpointRange ranges[4];
+    memcpy(ranges, halves[1], sizeof halves[1]);
+    if (added) ranges[3] = *added;
+    checkpoint_begin_sharded(out, &s);
+    checkpoint_attach_shard(&w[0], out, &s, 0, 2, halves[0], 3);
+    checkpoint_attach_shard(&w[1], out, &s, 1, 2, ranges, added ? 4 : 3);
+    for (int shard = 0; shard < 2; shard++) write_ranges(&w[shard], halves[shard], 3);
+    checkpoint_detach(&w[1]);
+    add_up(&w[0], &w[1]);
+    checkpoint_commit(&w[0], 0);
+}
+
+// A place in a header where one text stands becomes another, and the header's length with it.
+static void edit_header(const char* name, const char* old, const char* new) {
+    size_t n;
+    char* file = read_step_2(name, &n);
+    uint64_t length, padded;
+    memcpy(&length, file, 8);
+    char* header = format_string("%.*s", (int)length, file + 8);
+    char* at = strstr(header, old);
+    if (at == NULL) print_error("%s has no '%s':\n%s\n", name, old, header);
+    assert_non_null(at);
+    char* edited = format_string("%.*s%s%s", (int)(at - header), header, new, at + strlen(old));
+    padded = strlen(edited);
+    char* whole = xcalloc(8 + padded + n - 8 - length, 1);
+    memcpy(whole, &padded, 8);
+    memcpy(whole + 8, edited, padded);
+    memcpy(whole + 8 + padded, file + 8 + length, n - 8 - length);
+    replace_step_2(name, whole, 8 + padded + n - 8 - length);
+    free(whole);
+    free(edited);
+    free(header);
+    free(file);
+}
+
+#define FIRST "model-00001-of-00002.safetensors"
+#define SECOND "model-00002-of-00002.safetensors"
+static void every_piece_of_a_shard_is_checked(void** state) {
+    (void)state;
+    static const char* const edits[][5] = { // file, what is there, what is to be there, and what is said of it
+        { FIRST, "\"wte[0:6]\"", "\"wte[1:7]\"", "model-*-of-00002.safetensors", "element 0 of tensor 'wte' is missing" },
+        { SECOND, "\"wte[6:40]\"", "\"wte[5:39]\"", "model-*-of-00002.safetensors", "element 5 of tensor 'wte' is there twice" },
+        { SECOND, "\"h.1.proj.weight[10:16]\"", "\"h.0.fc.weight[3:9]\"", "*", "3 of tensor 'h.0.fc.weight' is there twice" },
+        { FIRST, "\"h.0.ln_1.bias[0:4]\"", "\"h.0.fc.bias[0:4]\"", "*", "element 0 of tensor 'h.0.ln_1.bias' is missing" },
+        { SECOND, "\"wte[6:40]\"", "\"wte[7:41]\"", SECOND, "'wte[7:41]' is none of state.json's model, nor a piece of one" },
+        { FIRST, "\"wte[0:6]\"", "\"wtf[0:6]\"", FIRST, "'wtf[0:6]' is none of" },
+        { FIRST, "\"wte[0:6]\"", "\"wt[0:6]\"", FIRST, "'wt[0:6]' is none of" },
+        { FIRST, "\"wte[0:6]\"", "\"wte[0:6\"", FIRST, "'wte[0:6' is none of" },
+        { FIRST, "\"wte[0:6]\"", "\"wte[0:6] \"", FIRST, "'wte[0:6] ' is none of" },
+        { FIRST, "\"wte[0:6]\"", "\"wte[+0:6]\"", FIRST, "'wte[+0:6]' is none of" },
+        { FIRST, "\"wte[0:6]\"", "\"wte[00:6]\"", FIRST, "'wte[00:6]' is none of" },
+        { FIRST, "\"wte[0:6]\"", "\"wte[6:0]\"", FIRST, "'wte[6:0]' is none of" },
+        { FIRST, "\"wte[0:6]\"", "\"wte[-6:0]\"", FIRST, "'wte[-6:0]' is none of" },
+        { FIRST, "\"wte[0:6]\"", "\"wte[36:18446744073709551616]\"", FIRST, "is none of" },
+        { FIRST, "\"wte[0:6]\"", "\"wte[\"", FIRST, "'wte[' is none of" },
+        { FIRST, "\"wte[0:6]\"", "\"wte\"", FIRST, "'wte' is none of" },
+        { FIRST, "\"wte[0:6]\"", "\"m.wte[0:6]\"", FIRST, "'m.wte[0:6]' is none of" },
+        { FIRST, "\"wte[0:6]\"", "\"wte[0:7]\"", FIRST, "'wte[0:7]' does not have the shape (7, 0)" },
+        { FIRST, "\"shape\":[6]", "\"shape\":[3,2]", FIRST, "'wte[0:6]' does not have the shape (6, 0)" },
+        { FIRST, "\"shape\":[6]", "\"shape\":[7]", FIRST, "'wte[0:6]' takes 24 bytes where its shape and dtype need 28" },
+        { FIRST, "\"F32\"", "\"I32\"", FIRST, "is stored as I32 where state.json says F32" },
+        { FIRST, "\"ln_f.bias[0:4]\"", "\"ln_f.weight[0:4]\"", FIRST, "duplicate object key" },
+        { FIRST, "\"shard.c\"", "\"pt\"", FIRST, "\"format\": \"pt\" where a checkpoint has \"shard.c\"" },
+        { FIRST, "\"out_in\"", "\"in_out\"", FIRST, "\"layout\": \"in_out\" where a checkpoint has \"out_in\"" },
+        { "optimizer-00002-of-00002.safetensors", "\"m.wte[6:40]\"", "\"v.wte[5:39]\"", "optimizer-*-of-00002.safetensors",
+          "element 6 of tensor 'm.wte' is missing" },
+    };
+    char* dir = step_path(2);
+    for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
+        Child c = child_run(save_halves, NULL);
+        assert_int_equal(c.status, 0);
+        child_free(&c);
+        if (i == 0) assert_loads(dir);
+        edit_header(edits[i][0], edits[i][1], edits[i][2]);
+        expect_death(load, dir, dir, edits[i][3], edits[i][4], "copy it again from where it came");
+    }
+    free(dir);
+}
+
+static void an_index_that_differs_from_its_files_is_noticed(void** state) {
+    (void)state;
+    static const char* const edits[][3] = { // what is there, what is to be there, and what is said of it
+        { FIRST, SECOND, "' is in " SECOND "; it is in " FIRST },
+        { FIRST, "../x", "' is in ../x; it is in " FIRST },
+        { "\"wte[0:6]\": \"" FIRST "\"", "\"wte[0:6]\": 1", "says that 'wte[0:6]' is in no file; it is in " FIRST },
+        { "\"wte[0:6]\"", "\"wte[0:5]\"", "says that 'wte[0:6]' is in no file; it is in " FIRST },
+        { "\"wte[0:6]\"", "\"wte[40:40]\": \"" FIRST "\", \"wte[0:6]\"", "or more in it than they have" },
+        { "\"total_size\": 2208", "\"total_size\": 2209", "has another total_size than the files together" },
+        { "\"weight_map\"", "\"weight_map\": {}, \"weight_map\"", "is not valid JSON: duplicate object key" },
+        { "\"weight_map\"", "\"map\"", "is in no file" },
+        { "{", "[", "is not valid JSON" },
+    };
+    char* dir = step_path(2);
+    Child c = child_run(save_halves, NULL);
+    assert_int_equal(c.status, 0);
+    child_free(&c);
+    size_t n;
+    char* good = read_step_2("model.safetensors.index.json", &n);
+    for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
+        char* at = strstr(good, edits[i][0]);
+        if (at == NULL) print_error("no '%s' in\n%s\n", edits[i][0], good);
+        assert_non_null(at);
+        char* text = format_string("%.*s%s%s", (int)(at - good), good, edits[i][1], at + strlen(edits[i][0]));
+        replace_step_2("model.safetensors.index.json", text, strlen(text));
+        expect_death(load, dir, dir, "model.safetensors.index.json: ", edits[i][2], "copy it again from where it came");
+        free(text);
+    }
+    for (size_t cut = 0; cut < n; cut += n / 7) {
+        replace_step_2("model.safetensors.index.json", good, cut);
+        expect_death(load, dir, dir, "model.safetensors.index.json: line ", "is not valid JSON");
+    }
+    replace_step_2("model.safetensors.index.json", good, n);
+    assert_loads(dir);
+    free(good);
+    free(dir);
+}
+
+static void a_missing_or_truncated_shard_is_named(void** state) {
+    (void)state;
+    static const char* const names[] = { "model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors",
+                                         "optimizer-00002-of-00003.safetensors", "model.safetensors.index.json",
+                                         "optimizer.safetensors.index.json" };
+    char *dir = step_path(2), *older = step_path(1);
+    save_step(1, 0, DTYPE_F32);
+    for (int f = 0; f < 5; f++) {
+        save_in_shards(2, 0, DTYPE_F32, 3);
+        char* path = format_string("%s/%s", dir, names[f]);
+        assert_int_equal(truncate(path, (off_t)file_size(path) - 3), 0);
+        expect_death(load, dir, path, f < 3 ? "truncated" : "is not valid JSON", "fall back to", older);
+        assert_int_equal(unlink(path), 0);
+        expect_death(load, dir, path, "cannot be opened: No such file", "fall back to", older);
+        free(path);
+    }
+    // a whole shard that belongs elsewhere
+    save_in_shards(2, 0, DTYPE_F32, 3);
+    size_t n;
+    char* shard = read_step_2(names[0], &n);
+    replace_step_2(names[1], shard, n);
+    expect_death(load, dir, dir, "model-*-of-00003.safetensors: element ", "fall back to", older);
+    free(shard);
+    // and a state that believes in another number of them
+    TrainState s = state_at(2, DTYPE_F32);
+    uint64_t sums[CHECKPOINT_PARTS] = { 0 };
+    s.shards = 4;
+    char* text = train_state_text(&s, sums);
+    replace_step_2("state.json", text, strlen(text));
+    expect_death(load, dir, "model-00001-of-00004.safetensors: cannot be opened");
+    free(text);
+    free(older);
+    free(dir);
+}
+
+static void write_outside_of_the_ranges(void* unused) {
+    (void)unused;
+    TrainState s = state_at(2, DTYPE_F32);
+    CheckpointWriter w;
+    checkpoint_begin_sharded(out, &s);
+    checkpoint_attach_shard(&w, out, &s, 0, 2, halves[0], 3);
+    write_range(&w, CHECKPOINT_M, 1, 100, 111);
+}
+static void attach_to_nothing(void* unused) {
+    (void)unused;
+    TrainState s = state_at(2, DTYPE_F32);
+    CheckpointWriter w;
+    checkpoint_attach_shard(&w, out, &s, 1, 2, halves[1], 3);
+}
+static void lose_a_shard(void* unused) {
+    (void)unused;
+    TrainState s = state_at(2, DTYPE_F32);
+    CheckpointWriter w;
+    checkpoint_begin_sharded(out, &s);
+    checkpoint_attach_shard(&w, out, &s, 0, 2, halves[0], 3);
+    for (int part = 0; part < CHECKPOINT_PARTS; part++) w.elements[part] = gpt2_num_parameters(config);
+    checkpoint_commit(&w, 0);
+}
+static void be_shard_2_of_2(void* unused) {
+    (void)unused;
+    TrainState s = state_at(2, DTYPE_F32);
+    CheckpointWriter w;
+    checkpoint_attach_shard(&w, out, &s, 2, 2, halves[1], 3);
+}
+static void what_shards_hold_must_be_the_whole(void** state) {
+    (void)state;
+    expect_death(write_outside_of_the_ranges, NULL, "step_00000002: element 110 of unit 1 is in none of the ranges that");
+    expect_death(attach_to_nothing, NULL, ".tmp_step_00000002/model-00002-of-00002.safetensors: cannot be written: No such file",
+                 "make it a folder that every rank sees or choose another --out");
+    expect_death(lose_a_shard, NULL, SECOND ": cannot be opened", "--out must be a folder that every rank sees");
+    expect_death(be_shard_2_of_2, NULL, "shard 2 of 2: a checkpoint has 1 to 65536 shards, counted from 0");
+    CheckpointRange twice = { 2, 243, 244 }, half = { 1, 20, 30 };
+    expect_death(save_halves, &twice, "model-*-of-00002.safetensors", "element 63 of tensor 'h.1.fcproj.weight' is there twice");
+    expect_death(save_halves, &half, "model-*-of-00002.safetensors", "of tensor 'h.0.proj.bias' is there twice");
+    assert_int_equal(count_entries(), 0);
+}
+
+// The tools beside this program read either kind.
+static void an_export_of_shards_is_that_of_a_full_checkpoint(void** state) {
+    (void)state;
+    static const char* const files[] = { "model.safetensors", "config.json" };
+    char self[4096], *exported[2][2];
+    size_t n[2][2];
+    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    assert_true(length > 0);
+    self[length] = '\0';
+    char *tests = path_parent(self), *programs = path_parent(tests);
+    for (int k = 0; k < 2; k++) {
+        save_in_shards(1, 0, DTYPE_BF16, k == 0 ? 0 : 3);
+        char* command = format_string("%s/hf_export %s/step_00000001 %s/export%d > /dev/null", programs, out, out, k);
+        assert_int_equal(system(command), 0);
+        for (int f = 0; f < 2; f++) {
+            char* path = format_string("%s/export%d/%s", out, k, files[f]);
+            FileSource from = { path, "" };
+            exported[k][f] = file_read(from, 1 << 20, &n[k][f]);
+            free(path);
+        }
+        free(command);
+    }
+    for (int f = 0; f < 2; f++) {
+        assert_int_equal(n[0][f], n[1][f]);
+        assert_memory_equal(exported[0][f], exported[1][f], n[0][f]);
+        free(exported[0][f]); free(exported[1][f]);
+    }
+    free(programs);
+    free(tests);
 }
 
 // ---- state.json ----
@@ -565,6 +900,9 @@ static void every_field_of_the_state_is_checked(void** state) {
         { "{\"loss_scale\": 0}", "\"loss_scale\" must be a number above 0" },
         { "{\"loss_scale\": \"\"}", "\"loss_scale\" must be a number above 0" },
         { "{\"options\": 1}", "no object \"options\"" },
+        { "{\"shards\": 0}", "\"shards\" must be between 1 and 65536, not 0" },
+        { "{\"shards\": true}", "no whole number \"shards\"" },
+        { "{\"shards\": 3}", "does not match its own checksum" },
         { "{\"checksums\": {\"m\": \"0\"}}", "no 16 hexadecimal digits \"m\"" },
         { "{\"checksum_of_this\": \"\"}", "no 16 hexadecimal digits \"checksum_of_this\"" },
         { "{\"position\": 1}", "does not match its own checksum: it was damaged or edited" },
@@ -624,9 +962,10 @@ static void other_things_are_called_by_their_name(void** state) {
 
 // ---- bad luck ----
 
+static rlim_t room; // no file may be longer
 static void save_with_little_room(void* argument) {
     signal(SIGXFSZ, SIG_IGN); // else the limit kills, where a full disk gives an error
-    struct rlimit limit = { 4000, 4000 };
+    struct rlimit limit = { room, room };
     setrlimit(RLIMIT_FSIZE, &limit);
     save(argument);
 }
@@ -636,19 +975,43 @@ static void a_failed_save_leaves_the_last_good_checkpoint(void** state) {
     static const char* const names[] = { "step_00000001" };
     save_step(1, 1, DTYPE_F32);
     Save second = { out, 2, 1, DTYPE_F32, 0 };
+    room = 4000;
     expect_death(save_with_little_room, &second, "safetensors: cannot be written: File too large", "free 1 MB or choose another --out",
                  "the last good checkpoint is", "step_00000001");
     assert_entries(1, names);
     assert_newest("step_00000001");
 }
 
+// Room for more and more of a sharded checkpoint, up to all of it: the first file that does not fit is named.
+static void every_file_of_a_sharded_save_may_fail(void** state) {
+    (void)state;
+    static const char* const files[] = { "model-0000", "optimizer-0000", "safetensors.index.json" };
+    static const char* const names[] = { "step_00000001" };
+    bool failed[3] = { false, false, false }, is_saved = false;
+    save_in_shards(1, 1, DTYPE_F32, 7);
+    Save second = { out, 2, 1, DTYPE_F32, 7 };
+    for (room = 500; !is_saved; room += 250) {
+        Child c = child_run(save_with_little_room, &second);
+        is_saved = c.status == 0;
+        if (!is_saved) assert_entries(1, names);
+        if (!is_saved) assert_non_null(strstr(c.err, "cannot be written: File too large; free 1 MB or choose another --out"));
+        for (int f = 0; f < 3; f++) failed[f] = failed[f] || strstr(c.err, files[f]) != NULL;
+        child_free(&c);
+    }
+    for (int f = 0; f < 3; f++) if (!failed[f]) print_error("%s always fitted\n", files[f]);
+    for (int f = 0; f < 3; f++) assert_true(failed[f]);
+    assert_newest("step_00000002");
+}
+
+typedef struct { int shards; const char* size; } SmallDisk;
+
 // In a namespace of its own, where `out` is a disk with room for one checkpoint and a half.
-static void fill_a_small_disk(void* unused) {
-    (void)unused;
+static void fill_a_small_disk(void* argument) {
+    const SmallDisk* disk = (const SmallDisk*)argument;
     bool is_mounted = folder_make(out) && unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
-                      mount("tmpfs", out, "tmpfs", 0, "size=36k") == 0;
+                      mount("tmpfs", out, "tmpfs", 0, disk->size) == 0;
     if (!is_mounted) { printf("skip"); exit(0); }
-    Save steps[2] = { { out, 1, 1, DTYPE_F32, 0 }, { out, 2, 1, DTYPE_F32, 0 } };
+    Save steps[2] = { { out, 1, 1, DTYPE_F32, disk->shards }, { out, 2, 1, DTYPE_F32, disk->shards } };
     save(&steps[0]);
     pid_t pid = fork();
     if (pid == 0) save(&steps[1]);
@@ -662,15 +1025,19 @@ static void fill_a_small_disk(void* unused) {
 
 static void a_full_disk_leaves_the_last_good_checkpoint(void** state) {
     (void)state;
-    Child c = child_run(fill_a_small_disk, NULL);
-    bool skips = strcmp(c.out, "skip") == 0;
-    if (!skips) {
-        if (c.status != 0) print_error("%s\n%s\n", c.out, c.err);
-        assert_int_equal(c.status, 0);
-        assert_string_equal(c.out, "status 1, 1 entry, newest step_00000001");
-        assert_non_null(strstr(c.err, "cannot be written: No space left on device; free 1 MB or choose another --out"));
+    SmallDisk disks[] = { { 0, "size=36k" }, { 2, "size=60k" } };
+    bool skips = false;
+    for (int k = 0; k < 2 && !skips; k++) {
+        Child c = child_run(fill_a_small_disk, &disks[k]);
+        skips = strcmp(c.out, "skip") == 0;
+        if (!skips) {
+            if (c.status != 0) print_error("%s\n%s\n", c.out, c.err);
+            assert_int_equal(c.status, 0);
+            assert_string_equal(c.out, "status 1, 1 entry, newest step_00000001");
+            assert_non_null(strstr(c.err, "cannot be written: No space left on device; free 1 MB or choose another --out"));
+        }
+        child_free(&c);
     }
-    child_free(&c);
     if (skips) skip_test("only root can mount a small disk");
 }
 
@@ -678,6 +1045,8 @@ static void an_unwritable_folder_is_named(void** state) {
     (void)state;
     assert_true(file_write(out, "a file", 6));
     Save s = { out, 1, 0, DTYPE_F32, 0 };
+    expect_death(save, &s, out, "cannot be made: Not a directory; make it writable or choose another --out", "checkpoint is none");
+    s.shards = 2;
     expect_death(save, &s, out, "cannot be made: Not a directory; make it writable or choose another --out", "checkpoint is none");
     unlink(out);
 }
@@ -694,8 +1063,9 @@ static void report_safe(int pipe_end, long long step) {
     if (write(pipe_end, &step, sizeof step) != sizeof step) _exit(3);
 }
 
+static int crash_shards; // of the checkpoints that a crash interrupts
 static void save_twice_and_crash(int pipe_end, int call) {
-    Save s = { out, 2, 1, DTYPE_BF16, 0 };
+    Save s = { out, 2, 1, DTYPE_BF16, crash_shards };
     crash_before = call;
     save(&s);
     report_safe(pipe_end, 2);
@@ -707,7 +1077,7 @@ static void save_twice_and_crash(int pipe_end, int call) {
 static void save_for_ever(int pipe_end, int unused) {
     (void)unused;
     for (long long step = 1; ; step++) {
-        Save s = { out, step, 2, step % 2 ? DTYPE_F32 : DTYPE_BF16, 0 };
+        Save s = { out, step, 2, step % 2 ? DTYPE_F32 : DTYPE_BF16, (int)(step / 2 % 3) };
         save(&s);
         report_safe(pipe_end, step);
         if (step % 3 == 0) save(&s);
@@ -755,21 +1125,29 @@ static void assert_nothing_is_lost(long long safe) {
     free(newest);
 }
 
-static void a_crash_before_any_system_call_loses_nothing(void** state) {
-    (void)state;
+static void crashes_lose_nothing(int shards, int least_calls) {
     static const char* const names[] = { "step_00000003" };
     bool was_killed = true;
     int call = 0;
+    crash_shards = shards;
     while (was_killed) {
         save_step(1, 0, DTYPE_F32);
         long long safe = run_until_killed(save_twice_and_crash, ++call, 0, 1, &was_killed);
         assert_nothing_is_lost(safe);
-        save_step(3, 1, DTYPE_F32); // the next save works, and cleans up
+        save_in_shards(3, 1, DTYPE_F32, shards); // the next save works, and cleans up
         assert_entries(1, names);
         remove_tree(out);
     }
     print_message("# %d system calls\n", call - 1);
-    assert_true(call > 30);
+    assert_true(call > least_calls);
+}
+static void a_crash_before_any_system_call_loses_nothing(void** state) {
+    (void)state;
+    crashes_lose_nothing(0, 30);
+}
+static void a_crash_while_a_sharded_one_is_saved_loses_nothing(void** state) {
+    (void)state;
+    crashes_lose_nothing(2, 60);
 }
 
 static void a_kill_at_any_instant_loses_nothing(void** state) {
@@ -803,13 +1181,24 @@ int main(void) {
         cmocka_unit_test_teardown(a_replacement_that_was_cut_short_loses_nothing, remove_out),
         cmocka_unit_test_teardown(what_a_crash_left_is_removed, remove_out),
         cmocka_unit_test_teardown(any_flipped_bit_is_noticed, remove_out),
+        cmocka_unit_test_teardown(any_flipped_bit_of_a_shard_is_noticed, remove_out),
         cmocka_unit_test_teardown(missing_and_truncated_files_are_noticed, remove_out),
+        cmocka_unit_test_teardown(a_sharded_checkpoint_has_the_values_of_a_full_one, remove_out),
+        cmocka_unit_test_teardown(an_index_says_what_is_where, remove_out),
+        cmocka_unit_test_teardown(there_may_be_more_shards_than_open_files, remove_out),
+        cmocka_unit_test_teardown(every_piece_of_a_shard_is_checked, remove_out),
+        cmocka_unit_test_teardown(an_index_that_differs_from_its_files_is_noticed, remove_out),
+        cmocka_unit_test_teardown(a_missing_or_truncated_shard_is_named, remove_out),
+        cmocka_unit_test_teardown(what_shards_hold_must_be_the_whole, remove_out),
+        cmocka_unit_test_teardown(an_export_of_shards_is_that_of_a_full_checkpoint, remove_out),
         cmocka_unit_test_teardown(every_field_of_the_state_is_checked, remove_out),
         cmocka_unit_test_teardown(other_things_are_called_by_their_name, remove_out),
         cmocka_unit_test_teardown(a_failed_save_leaves_the_last_good_checkpoint, remove_out),
+        cmocka_unit_test_teardown(every_file_of_a_sharded_save_may_fail, remove_out),
         cmocka_unit_test_teardown(a_full_disk_leaves_the_last_good_checkpoint, remove_out),
         cmocka_unit_test_teardown(an_unwritable_folder_is_named, remove_out),
         cmocka_unit_test_teardown(a_crash_before_any_system_call_loses_nothing, remove_out),
+        cmocka_unit_test_teardown(a_crash_while_a_sharded_one_is_saved_loses_nothing, remove_out),
         cmocka_unit_test_teardown(a_kill_at_any_instant_loses_nothing, remove_out),
     };
     return cmocka_run_group_tests(tests, make_test_folder, remove_test_folder);
