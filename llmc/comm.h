@@ -201,6 +201,10 @@ static inline void   comm_settle(Comm* c);
 
 static inline double comm_elements_sent(const Comm* c, CommKind k) { return (double)c->stats[k].elements_times_N / c->size; }
 static inline double comm_bytes_sent(const Comm* c, CommKind k) { return (double)c->stats[k].bytes_times_N / c->size; }
+// What all ranks together have sent so far, and how long this one stood still, on the world and all communicators split off it
+// that live. Of a split each rank knows its own group only: all groups must be of one size, and are taken to send the same.
+static inline unsigned long long comm_total_bytes(const Comm* world);
+static inline double comm_total_exposed(const Comm* world);
 // observer sees what is waited for from now on; NULL: nobody does.
 static inline void comm_observe(Comm* c, CommObserver observer, void* self) {
     comm_settle(c);
@@ -474,6 +478,25 @@ static inline double comm_host_sum(Comm* c, double x) {
     comm_wait(c, comm_all_reduce(c, number, 1, COMM_F64));
     device_to_host(&x, number, sizeof x);
     return x;
+}
+
+static inline unsigned long long comm_total_bytes(const Comm* world) {
+    const CommWorld* w = world->world;
+    unsigned long long bytes = 0;
+    for (int i = 0; i < w->num_comms; i++) {
+        const Comm* c = w->comms[i];
+        require(world->size % c->size == 0, "%s has %d of %d ranks: what the other groups send cannot be known", c->name, c->size,
+                world->size);
+        for (int k = 0; k < COMM_KINDS; k++) bytes += c->stats[k].bytes_times_N * (unsigned long long)(world->size / c->size);
+    }
+    return bytes;
+}
+static inline double comm_total_exposed(const Comm* world) {
+    const CommWorld* w = world->world;
+    double seconds = 0;
+    for (int i = 0; i < w->num_comms; i++)
+        for (int k = 0; k < COMM_KINDS; k++) seconds += w->comms[i]->stats[k].exposed;
+    return seconds;
 }
 
 // ---- communicators ----

@@ -21,7 +21,7 @@ Global state: `trace`, so that the lines in the stage files stay short. Without 
 #define TRACE_MOST 2000000 // slices of a rank; a trace of more cannot be looked at
 enum { TRACK_COMPUTE, TRACK_COMMUNICATION };
 typedef struct {
-    char name[48];
+    char name[64];
     int track;
     double begin, end;    // seconds of now_seconds()
     double issued;        // of an operation; 0: none

@@ -49,9 +49,10 @@ static inline void world_stop(World* w) { comm_free(&w->comm); }
 
 // An operation that has been waited for, onto the timeline.
 static inline void world_trace_operation(void* self, const CommEvent* e) {
-    char name[48];
+    char name[64], group[32] = "";
     (void)self;
-    snprintf(name, sizeof name, "%s #%lld (%zu %s)", comm_kind_names[e->kind], e->number, e->n, comm_type_name(e->type));
+    if (strcmp(e->communicator, "world") != 0) snprintf(group, sizeof group, " of %s", e->communicator);
+    snprintf(name, sizeof name, "%s #%lld%s (%zu %s)", comm_kind_names[e->kind], e->number, group, e->n, comm_type_name(e->type));
     trace_operation(name, e->issued, e->started, e->finished);
 }
 static inline void world_settle(void* self) { comm_settle(&((World*)self)->comm); }
@@ -66,17 +67,6 @@ static inline void world_trace(World* w, const char* path) {
 }
 
 // ---- the cost of a step ----
-static inline unsigned long long comm_total_bytes(const Comm* c) {
-    unsigned long long bytes = 0;
-    for (int k = 0; k < COMM_KINDS; k++) bytes += c->stats[k].bytes_times_N;
-    return bytes;
-}
-static inline double comm_total_exposed(const Comm* c) {
-    double seconds = 0;
-    for (int k = 0; k < COMM_KINDS; k++) seconds += c->stats[k].exposed;
-    return seconds;
-}
-
 // Before step `step`, counted from 1, and after it. state: device memory whose first bit --fault bitflip flips.
 static inline void world_step_begin(World* w, long long step, void* state) {
     comm_step(&w->comm, step);

@@ -398,6 +398,35 @@ static void test_counts(void) {
     free(x);
 }
 
+// What all ranks send: each of the groups of a split, and the world.
+static void test_totals_include_splits(void) {
+    const int N = world.size, size = N % 2 == 0 ? N / 2 : N; // two groups where there can be
+    const size_t n = 1003, split = comm_split_bytes(&world, size), before_split = device_memory(MEMORY_COMMUNICATION);
+    Comm group, alone;
+    comm_split(&group, &world, "group", world.rank / size);
+    comm_alone(&alone, &world, "alone");
+    size_t taken = device_memory(MEMORY_COMMUNICATION) - before_split;
+    check(group.size == size && taken == split, "a split of %d ranks takes %zu bytes, not %zu", group.size, taken, split);
+    float* x = xcalloc(n * (size_t)size, sizeof(float));
+    comm_settle(&world);
+    unsigned long long before = comm_total_bytes(&world);
+    double exposed = comm_total_exposed(&world), of_world = world.stats[COMM_ALL_REDUCE].exposed;
+    comm_wait(&group, comm_all_gather(&group, x, x, n, COMM_F32));
+    comm_wait(&world, comm_all_reduce(&world, x, n, COMM_F32));
+    comm_wait(&alone, comm_all_reduce(&alone, x, n, COMM_F32));
+    comm_settle(&world);
+    unsigned long long each = 4 * n * ((unsigned long long)size - 1), sent = comm_total_bytes(&world) - before;
+    unsigned long long expected = (unsigned long long)N * each + 2 * 4 * n * ((unsigned long long)N - 1);
+    check(sent == expected, "all ranks sent %llu bytes, not %llu", sent, expected);
+    double waited = world.stats[COMM_ALL_REDUCE].exposed - of_world + alone.stats[COMM_ALL_REDUCE].exposed;
+    exposed = comm_total_exposed(&world) - exposed;
+    check(fabs(exposed - waited - group.stats[COMM_ALL_GATHER].exposed) < 1e-9, "%g s are exposed", exposed);
+    check(group.stats[COMM_ALL_GATHER].exposed > 0, "a split exposes nothing");
+    free(x);
+    comm_free(&alone);
+    comm_free(&group);
+}
+
 static unsigned long long posted_by_all(CommKind k, unsigned long long before) {
     return (unsigned long long)comm_host_sum(&world, (double)(world.stats[k].posted - before));
 }
@@ -690,6 +719,7 @@ int main(int argc, char** argv) {
     claim("rough sums are right within rounding, the same twice and on every rank", test_sums_are_right_within_rounding);
     claim("in ordered mode all-reduce and reduce-scatter give the sums in rank order, to the bit", test_rank_order);
     claim("counts are the formulas'", test_counts);
+    claim("  and totals include what groups of ranks send", test_totals_include_splits);
     claim("the formulas are what is really sent", test_formulas_are_what_is_sent);
     if (world.world->strict) claim("in strict mode, outputs are NaN and inputs are read at the wait", test_strict);
     else claim("communication goes on while this thread computes", test_overlap);
