@@ -5,8 +5,9 @@ Each rank is a process there, with two tracks: what it computes, and its communi
 which an operation was issued to the operation. dev/overlap reads the same file and says in a terminal how much of the
 communication was hidden.
 
-Compute is marked where it begins, by trace_compute in the stage files: a slice ends where the next one begins. On a GPU
-marks are events on the stream, and say when the GPU was there, not when the host issued the work.
+Compute is marked where it begins, by trace_compute in the stage files: a slice ends where the next one begins, and is cut where
+compute stood still for communication. On a GPU marks are events on the stream, and say when the GPU was there, not when the host
+issued the work.
 
 The same marks are ranges for a profiler (NVTX), with or without --trace.
 
@@ -81,6 +82,22 @@ static inline void trace_compute(const char* what, int index) {
     trace.marks[trace.num_marks++] = m;
 }
 
+// Compute stood still from begin to end: cuts that out of the step's compute, for nothing was computed then.
+static inline void trace_wait(const char* name, double begin, double end) {
+    size_t before = trace.count;
+    for (size_t i = trace.step_begin; i < before; i++) {
+        TraceSlice cut = trace.slices[i]; // adding slices may move the others
+        double from = begin > cut.begin ? begin : cut.begin, to = end < cut.end ? end : cut.end;
+        if (cut.track != TRACK_COMPUTE || from >= to) continue;
+        TraceSlice* wait = trace_add(TRACK_COMPUTE, from, to);
+        if (wait == NULL) return;
+        snprintf(wait->name, sizeof wait->name, "wait for %.38s", name);
+        trace.slices[i].end = from;
+        TraceSlice* rest = trace_add(TRACK_COMPUTE, to, cut.end);
+        if (rest != NULL) memcpy(rest->name, cut.name, sizeof cut.name);
+    }
+}
+
 // After a step, when the device has done all of it: its marks become slices.
 static inline void trace_step(long long step) {
     trace_compute(NULL, -1);
@@ -101,9 +118,10 @@ static inline void trace_step(long long step) {
     trace.num_marks = 0;
 }
 
-// An operation of communication, from start to finish.
-static inline void trace_operation(const char* name, double issued, double started, double finished) {
+// An operation of communication, from start to finish, and when it was waited for.
+static inline void trace_operation(const char* name, double issued, double started, double finished, double wait_begun, double wait_ended) {
     if (trace.path == NULL) return;
+    trace_wait(name, wait_begun, wait_ended);
     TraceSlice* s = trace_add(TRACK_COMMUNICATION, started, finished);
     if (s == NULL) return;
     snprintf(s->name, sizeof s->name, "%s", name);

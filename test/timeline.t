@@ -1,5 +1,5 @@
 #!/bin/bash
-# dev/overlap on made-up timelines, whose numbers are known.
+# dev/overlap on made-up timelines, whose numbers are known; and a program's own timeline.
 . test/lib.sh
 overlap=$BUILD/overlap
 
@@ -49,4 +49,23 @@ check "a step that is not there is an error" fails_with "the trace has no such s
 check "a picture that cannot be written is an error" fails_with "cannot be opened for writing" -- "$overlap" "$work/trace.json" --svg /no/such/folder/a.svg
 echo '{"traceEvents":[' > "$work/torn.json"
 check "a torn trace is an error" fails_with "torn.json.*is not JSON" -- "$overlap" "$work/torn.json"
+
+# ZeRO's stage 3 waits for gathers in the middle of the forward and the backward pass: what was computed is cut there.
+slices_of() { sed -n 's/.*"name":"\([^"]*\)","ph":"X","pid":'$1',"tid":'$2',"ts":\([0-9.]*\),"dur":\([0-9.]*\),.*/\2 \3 \1/p' "$work/zero.json" | sort -g; }
+waits_are_cut_out() {
+    on_ranks 2 "$BUILD/train_gpt2_zero" --zero-stage 3 --data $REFERENCE/tokens.bin --val-data= --model d3 --heads 2 --channels 16 \
+        --seq-len 16 --batch-size 4 --steps 3 --sample-every 0 --trace "$work/zero.json" > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
+    local rank
+    for rank in 0 1; do
+        slices_of $rank 0 > "$work/compute"
+        grep -c "wait for all-gather" "$work/compute"
+        # blocks' gathers: 3 forward and 3 backward in each step; where the root is waited for may be between slices
+        [ "$(grep -c "wait for all-gather" "$work/compute")" -ge 18 ] || return 1
+        awk '$1 < end - 0.01 { print "slices overlap at " $0; exit 1 } { end = $1 + $2 }' "$work/compute" || return 1
+        awk '{ name = substr($0, index($0, $3)) } # what was going on before a gather goes on after it
+             gather && name != before { print name " follows a wait within " before; exit 1 }
+             { gather = name ~ /wait for all-gather/; if (!gather) before = name }' "$work/compute" || return 1
+    done
+}
+check "a wait is cut out of what was computed" waits_are_cut_out
 done_testing
