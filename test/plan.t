@@ -74,10 +74,10 @@ for stage in 1 2 3; do
 done
 
 # ---- seconds ----
-# Two ranks on a link measured here, from compute measured on one. What makes a step longer than that, and no model knows: the
-# thread that communicates takes a core, ranks share memory, other programs run. These only ever add, so the least of a few steps
-# counts, over as many as five tries, and a factor of 3 either way is allowed: enough to tell milliseconds from microseconds, bits
-# from bytes, and communication from none.
+# Two ranks on a link measured here with messages as large as the model's units, from compute measured on one. What makes a step
+# longer than that, and no model knows: the thread that communicates takes a core, ranks share memory, other programs run. These
+# only ever add, so the least of a few steps counts, over as many as five tries, and a factor of 3 either way is allowed: enough
+# to tell milliseconds from microseconds, and communication from none. (What a link does to a step is test_plan.c's.)
 least() { cut -d: -f2 | sort -g | head -n 1; }
 small_step=(--model d4 --seq-len 16 --batch-size 1) # much to send for each FLOP, so that the link counts
 steps() { # NAME RANKS OPTION...
@@ -89,7 +89,7 @@ steps() { # NAME RANKS OPTION...
 }
 measured() { grep -o "\"$2\":[0-9.e-]*" "$work/$1/metrics.jsonl" | least; } # RUN KEY
 times() { # appends what is predicted and measured of the step and of communication, each to a file of its own
-    on_ranks 2 $BUILD/comm_bench --op all -b 64K -e 16M -f 4 -n 5 --json "$work/link.json" && steps one 1 && steps two 2 && steps naive 2 --ddp naive &&
+    on_ranks 2 $BUILD/comm_bench --op all -b 64K -e 4M -f 4 -n 5 --json "$work/link.json" && steps one 1 && steps two 2 && steps naive 2 --ddp naive &&
         says x? -- "${small_step[@]}" --vocab-size 257 --precision fp32 --device cpu --link "$work/link.json" --ranks-per-node 0 \
             --compute-ms "$(measured one step_ms)" > /dev/null || return 1
     row 2 4 >> "$work/step.predicted"
