@@ -4,13 +4,13 @@
 # and Open MPI; no network.
 #
 #   sh dev/gpu_check.sh          everything that fits in GPU_CHECK_SECONDS (570); ends with a page for doc/gpu.md
-#   sh dev/gpu_check.sh PART...  some of: build layers training ranks speed pytorch sanitizer
+#   sh dev/gpu_check.sh PART...  some of: build layers training ranks zero speed pytorch sanitizer
 #   sh dev/gpu_check.sh --pack   collects the libraries that are not NVIDIA's in build/carry, for a machine that has none; Open
 #                                MPI as pip has it, which runs wherever it is put
 #
 # GPU_CHECK_LIBS=DIR    a folder made by --pack (default build/carry, if it is there)
 # GPU_CHECK_OUT=DIR     where logs and the page go (default build/gpu_check)
-# GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU: `build training ranks` only
+# GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU: `build training ranks zero` only
 #
 # Every part has a time limit, and one that fails does not stop the next. The status is 0 if all that ran is well.
 [ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@"
@@ -197,6 +197,38 @@ ranks() {
     part ddp-mpi-4-bits 60 ddp_bits 4
 }
 
+# --- zero: what stages hold and send is as predicted, or they end with an error; in rank order they are DDP, to the bit ---
+zero_run() { # PRECISION RANKS OUT PROGRAM OPTION...
+    rm -rf "$3"
+    on_ranks "$2" "$(build_of "$1")/$4" "${reference_options[@]}" --batch-size $((16 / $2)) --out "$3" "${@:5}"
+}
+# zero_bits PRECISION RANKS OPTION...: each stage has DDP's metrics, weights and optimizer state.
+zero_bits() {
+    local stage
+    zero_run "$1" "$2" "$out/zero-ddp" train_gpt2_ddp --deterministic "${@:3}" || return 1
+    for stage in 1 2 3; do
+        zero_run "$1" "$2" "$out/zero-$stage" train_gpt2_zero --deterministic --zero-stage $stage "${@:3}" &&
+            same_run "$out/zero-ddp" "$out/zero-$stage" || { echo "error: in stage $stage"; return 1; }
+    done
+}
+# zero_matches STAGE RANKS OPTION...: PyTorch DDP's run on so many ranks, with two micro-batches a step.
+zero_matches() {
+    local run=$out/zero-run stored=$REFERENCE/ddp/ranks_$2_accumulate_2
+    zero_run fp32 "$2" "$run" train_gpt2_zero --zero-stage "$1" --batch-size $((8 / $2)) "${@:3}" &&
+        "$COMPARE" metrics "$stored.jsonl" "$run/metrics.jsonl" --rtol 1e-4 --atol 1e-6 &&
+        "$COMPARE" weights "$stored.safetensors" "$run/step_00000020/model.safetensors" --rtol 1e-3 --atol 1e-5
+}
+zero() {
+    local stage precision
+    for stage in 1 2 3; do
+        part zero-nccl-1-stage$stage 60 zero_matches $stage 1 --comm nccl
+        part zero-mpi-4-stage$stage 60 zero_matches $stage 4
+    done
+    part zero-nccl-1-bits 60 zero_bits fp32 1 --comm nccl
+    for precision in fp32 bf16 fp16; do part zero-mpi-4-bits-$precision 60 zero_bits $precision 4; done
+    part zero-mpi-4-bits-strict 60 strict zero_bits bf16 4
+}
+
 # --- speed: GPT-2 124M on random tokens ---
 # trains PRECISION B [OPTION...]: adds "name B tokens/s" to speed.txt, the median of the last 10 of 20 steps.
 trains() {
@@ -282,11 +314,11 @@ page() {
 if [ "${1-}" = --call ]; then "${@:2}"; exit; fi # a function, from part()
 rm -f "$out"/*.log "$out"/*.txt "$out/page.md"
 # shellcheck disable=SC2048 # a list of words
-for name in ${*:-build layers training ranks speed pytorch sanitizer}; do
+for name in ${*:-build layers training ranks zero speed pytorch sanitizer}; do
     case $name in
         build) part build 240 build_all ;;
-        layers|training|ranks|speed|pytorch|sanitizer) $name ;;
-        *) fail "there is no part '$name'; there are build layers training ranks speed pytorch sanitizer" ;;
+        layers|training|ranks|zero|speed|pytorch|sanitizer) $name ;;
+        *) fail "there is no part '$name'; there are build layers training ranks zero speed pytorch sanitizer" ;;
     esac
 done
 page | tee "$out/page.md"

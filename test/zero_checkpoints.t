@@ -140,6 +140,7 @@ check "a rank that has no room for its share says so, and all ranks end" cannot_
 check "  the last checkpoint is whole, and nothing else is there" [ "$(ls -A "$work/large" | grep step | tr '\n' ' ')" = "step_00000001 step_00000002 " ]
 check "  and training goes on from it" whole 2
 for rank in 0 1; do
+    [ "$BUILD" = build ] || continue # the sanitizers see nothing of a kill
     check "rank $rank is killed while ranks save: all end, half a checkpoint is left" killed $rank
     check "  the last whole one is as good as before, and the half is cleared away" whole 4
 done
