@@ -304,7 +304,8 @@ static void test_adamw_of_fp32_gives_the_master_weights_to_the_bit(void) {
         for (size_t place = 0; place < 4; place++) { // where arrays begin decides nothing
             Optimizer o = random_optimizer(n, 0.5f, 0);
             Both<float> params = both_of(NEEDS_MASTER ? o.master.start : std::vector<float>(n), place % 2);
-            Both<float> grads = unset_both<float>(n), own_m = both_of(o.m.start, place / 2), own_v = both_of(o.v.start, place / 2);
+            Both<float> grads = unset_both<float>(n);
+            Both<float> own_m = both_of(o.m.start, place / 2), own_v = both_of(o.v.start, place / 2);
             to_fp32(grads.gpu, o.grads.gpu, n);
             if (!NEEDS_MASTER) to_fp32(params.gpu, o.params.gpu, n);
             update_piece(o, 0, n, n / 3);
