@@ -3,7 +3,8 @@ plan.h - what training will cost before it is tried: bytes per rank, bytes sent,
 
 Bytes     are the stages' own, to the byte: a stage file predicts what its build will take, this header the same for any
           precision, number of ranks and device, and test/plan.t holds the two together. Left out is the layers' workspace, which
-          depends on libraries and threads.
+          depends on libraries and threads. fsdp is --sharding full --wrap block, with both prefetches and gradients reduced
+          in fp32.
 Messages  take alpha + n/bandwidth (Hockney 1994). A ring collective of N ranks has N-1 hops one after the other, and every rank
           sends (N-1)/N of the data; an all-reduce is a reduce-scatter and an all-gather, so twice that (Thakur, Rabenseifner
           and Gropp 2005):
@@ -79,14 +80,19 @@ static inline size_t plan_activations(const Plan* p) {
     return BT * per_token + (size_t)rows * (size_t)c.Vp * X + sizeof(StepStats);
 }
 
-// Elements of units gathered for a while, and of gradients on their way: none where parameters and gradients lie whole anyway.
+// Bytes of an element of gradients where they are kept and sent.
+static inline size_t plan_gradient(const Plan* p, PlanStage stage) { return stage == PLAN_FSDP ? sizeof(float) : p->X; }
+
+// Bytes of units gathered for a while, and of gradients on their way: none where parameters and gradients lie whole anyway.
 static inline size_t plan_unit_buffers(const Plan* p, PlanStage stage) {
-    size_t root = plan_whole(p, stage, 0), block = plan_whole(p, stage, 1), L = (size_t)p->config.L;
-    size_t n = 0;
-    if (stage >= PLAN_ZERO2) n += root + size_min(2, L) * block;                                // buckets of gradients
-    if (stage == PLAN_ZERO3) n += root + block;                                                 // the root and a block, gathered
-    if (stage == PLAN_FSDP) n += root + size_min((size_t)p->unit_buffers, L) * block;           // the same with prefetched ones
-    return n;
+    size_t root = plan_whole(p, stage, 0), block = plan_whole(p, stage, 1), L = (size_t)p->config.L, G = plan_gradient(p, stage);
+    size_t bytes = 0;
+    // buckets of the root and two blocks, again in the type that is sent where that is wider; then what is gathered
+    if (stage >= PLAN_ZERO2) bytes += (p->X + (G > p->X ? G : 0)) * (root + size_min(2, L) * block);
+    if (stage == PLAN_ZERO3) bytes += p->X * (root + block);
+    bool shard_will_do = p->N == 1 && p->X == sizeof(float);
+    if (stage == PLAN_FSDP && !shard_will_do) bytes += p->X * (root + size_min((size_t)p->unit_buffers, L) * block);
+    return bytes;
 }
 // What the communicator has for itself: a number to sum, the pieces that MPI adds up in, a number per rank for NCCL.
 static inline size_t plan_comm_bytes(const Plan* p) {
@@ -97,11 +103,12 @@ static inline size_t plan_comm_bytes(const Plan* p) {
 static inline void plan_memory(const Plan* p, PlanStage stage, size_t bytes[MEMORY_KINDS]) {
     size_t whole = plan_whole_total(p, stage), shard = plan_shard_total(p);
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
-    bytes[MEMORY_PARAMETERS] = p->X * (stage >= PLAN_ZERO3 ? shard : whole);
-    bytes[MEMORY_GRADIENTS] = p->X * (stage >= PLAN_ZERO2 ? shard : whole);
-    bytes[MEMORY_OPTIMIZER] = (p->X == 2 ? 12 : 8) * (stage >= PLAN_ZERO1 ? shard : whole);
+    bool shard_is_master = stage == PLAN_FSDP || p->X == sizeof(float); // no copy beside the parameters
+    bytes[MEMORY_PARAMETERS] = (shard_is_master ? sizeof(float) : p->X) * (stage >= PLAN_ZERO3 ? shard : whole);
+    bytes[MEMORY_GRADIENTS] = plan_gradient(p, stage) * (stage >= PLAN_ZERO2 ? shard : whole);
+    bytes[MEMORY_OPTIMIZER] = (shard_is_master ? 8 : 12) * (stage >= PLAN_ZERO1 ? shard : whole);
     bytes[MEMORY_ACTIVATIONS] = plan_activations(p);
-    bytes[MEMORY_COMMUNICATION] = plan_comm_bytes(p) + p->X * plan_unit_buffers(p, stage);
+    bytes[MEMORY_COMMUNICATION] = plan_comm_bytes(p) + plan_unit_buffers(p, stage);
 }
 static inline size_t plan_memory_total(const Plan* p, PlanStage stage) {
     size_t bytes[MEMORY_KINDS], total = 0;
@@ -110,18 +117,18 @@ static inline size_t plan_memory_total(const Plan* p, PlanStage stage) {
     return total;
 }
 
-// How often all units are gathered, and their gradients reduced, in a step. An all-reduce is both at once.
-static inline int plan_gathers(const Plan* p, PlanStage stage) {
-    return stage == PLAN_DDP ? 0 : stage <= PLAN_ZERO2 ? 1 : 2 * p->accumulation;
-}
-static inline int plan_reductions(const Plan* p, PlanStage stage) { return stage <= PLAN_ZERO1 ? 1 : p->accumulation; }
-
 // Bytes that N ranks together send per step, with the doubles that they sum: the loss, and where gradients or parameters are
 // sharded the two norms.
 static inline unsigned long long plan_sent(const Plan* p, PlanStage stage) {
-    int times = plan_gathers(p, stage) + (stage == PLAN_DDP ? 2 : 1) * plan_reductions(p, stage);
-    unsigned long long doubles = stage == PLAN_DDP ? 1 : 3, others = (unsigned long long)p->N - 1;
-    return others * ((unsigned long long)times * plan_whole_total(p, stage) * p->X + 2 * doubles * sizeof(double));
+    unsigned long long A = (unsigned long long)p->accumulation, others = (unsigned long long)p->N - 1;
+    unsigned long long whole = plan_whole_total(p, stage), root = plan_whole(p, stage, 0);
+    unsigned long long reduced = stage <= PLAN_ZERO1 ? whole : A * whole; // elements
+    unsigned long long gathered = stage == PLAN_DDP ? whole               // an all-reduce does both
+                                : stage <= PLAN_ZERO2 ? whole             // after the update
+                                : stage == PLAN_ZERO3 ? A * 2 * whole     // for forward and for backward
+                                : A * (2 * whole - root);                 // likewise, but the root stays in between
+    unsigned long long doubles = stage == PLAN_DDP ? 1 : 3;
+    return others * (gathered * p->X + reduced * plan_gradient(p, stage) + 2 * doubles * sizeof(double));
 }
 
 // The largest dN (N blocks and heads, 64N channels) that a rank with so many bytes can train; 0: none.
@@ -261,27 +268,31 @@ typedef struct { double compute, communication, exposed, seconds, efficiency, to
 
 // One micro-batch. Units are used in the order root (embedding), blocks 1..L, root (head, both passes), blocks L..1. A stage
 // that gathers does so `ahead` uses before: ZeRO-1 and -2 all parameters at once after the update, so in the first micro-batch
-// alone; ZeRO-3 when it needs a unit; FSDP as early as it has memory. Gradients are sent when a unit's backward pass ends, the
-// root's at the end.
+// alone; ZeRO-3 when it needs a unit; FSDP as early as it has memory, and the root but once. Gradients are sent when a unit's
+// backward pass ends, the root's at the end.
 static inline void plan_micro_batch(const Plan* p, PlanStage stage, const Network* w, UnitSeconds s, int micro, Timeline* t) {
     int L = p->config.L, uses = 2 * L + 2;
     int ahead = stage == PLAN_ZERO3 ? 0 : stage == PLAN_FSDP ? p->unit_buffers - 1 : uses;
     int gathers = stage >= PLAN_ZERO3 ? uses : stage >= PLAN_ZERO1 && micro == 0 ? L + 1 : 0;
     bool reduces = stage >= PLAN_ZERO2 || micro == p->accumulation - 1;
-    double root = (double)(p->X * plan_whole(p, stage, 0)), block = (double)(p->X * plan_whole(p, stage, 1)); // bytes
-    double gather_root = network_seconds(w, PLAN_ALL_GATHER, root, p->N);
-    double gather_block = network_seconds(w, PLAN_ALL_GATHER, block, p->N);
     PlanCollective reduction = stage == PLAN_DDP ? PLAN_ALL_REDUCE : PLAN_REDUCE_SCATTER;
+    double gather[2], reduce[2]; // seconds, of the root and of a block
+    for (int u = 0; u < 2; u++) {
+        double elements = (double)plan_whole(p, stage, u);
+        gather[u] = network_seconds(w, PLAN_ALL_GATHER, elements * (double)p->X, p->N);
+        reduce[u] = network_seconds(w, reduction, elements * (double)plan_gradient(p, stage), p->N);
+    }
     double* arrives = (double*)xcalloc((size_t)uses, sizeof(double)); // (uses) owned
     for (int use = 0, gathered = 0; use < uses; use++) {
         for (; gathered < gathers && gathered <= use + ahead; gathered++) {
-            arrives[gathered] = timeline_send(t, gathered % (L + 1) == 0 ? gather_root : gather_block);
+            bool is_here = stage == PLAN_FSDP && gathered == L + 1; // the root, since the embedding
+            arrives[gathered] = is_here ? 0 : timeline_send(t, gather[gathered % (L + 1) > 0]);
         }
         timeline_wait(t, arrives[use]);
         t->now += use == 0 ? 0 : use <= L ? s.block_forward : use == L + 1 ? s.head : s.block_backward;
-        if (reduces && use > L + 1) timeline_send(t, network_seconds(w, reduction, block, p->N));
+        if (reduces && use > L + 1) timeline_send(t, reduce[1]);
     }
-    if (reduces) timeline_send(t, network_seconds(w, reduction, root, p->N));
+    if (reduces) timeline_send(t, reduce[0]);
     free(arrives);
 }
 
