@@ -39,7 +39,7 @@ BUILD_CUDA_TEST = $(error these tests are a GPU's: make DEVICE=cuda cuda-tests)
 
 # What talks to other ranks needs MPI; its compiler wrapper knows where that is.
 WITH_COMM := $(patsubst %,$(BUILD)/%,train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp comm_bench test/test_comm_cuda)
-WITH_MPI := $(WITH_COMM) $(BUILD)/test/test_comm
+WITH_MPI := $(WITH_COMM) $(BUILD)/test/test_comm $(BUILD)/test/test_sharding
 $(WITH_MPI): CFLAGS_ALL += $(shell mpicc --showme:compile)
 $(WITH_MPI): COMM_CUDA = $(call of_mpi,compile) -DUSE_NCCL=$(USE_NCCL)
 $(WITH_MPI) build/tsan/test/test_comm: STAGE_LIBRARIES += $(call of_mpi,link)
@@ -208,7 +208,7 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 # Everything that the tests run, in one build.
 test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/test/compare_run $(BUILD)/comm_bench
 PRECISION_TESTS := train_gpt2_single test/test_layers test/test_reference_layers
-RANKS_TESTS := train_gpt2_ddp train_gpt2_zero
+RANKS_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp
 test: test-programs
 	sh test/run.sh
 # Compiling alone can be done side by side: make -j test-programs, then make test. (+: these are makes, and share -j.)
