@@ -13,7 +13,8 @@ ranks_can_start() {
     if said=$(on_ranks "$1" true 2>&1); then return; fi
     printf '%s\n' "$said" | sed 's/^/    /' >&2
     case $said in
-        *root*) fail "mpirun does not start programs for root; be another user or, in a container, set MPIRUN=\"mpirun --allow-run-as-root --oversubscribe\"" ;;
+        *root*) fail "mpirun does not start programs for root; be another user or, in a container," \
+            "set MPIRUN=\"mpirun --allow-run-as-root --oversubscribe\"" ;;
         *slots*) fail "$launcher refuses $1 ranks, more than this machine has cores; add --oversubscribe to MPIRUN" ;;
         *) fail "$launcher did not start $1 ranks, and says above why; make doctor tells what this machine has" ;;
     esac

@@ -36,7 +36,8 @@ for N in $ranks; do
     [ "$N" -le "$most" ] || most=$N
 done
 [ "$most" -gt 0 ] || fail "--ranks is empty"
-for stage in ddp zero; do [ -x "${BUILD:-.}/train_gpt2_$stage" ] || fail "there is no ${BUILD:-.}/train_gpt2_$stage; make train_gpt2_$stage"; done
+folder=${BUILD:-.}
+for program in train_gpt2_ddp train_gpt2_zero; do [ -x "$folder/$program" ] || fail "there is no $folder/$program; make $program"; done
 ranks_can_start "$most"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -51,7 +52,7 @@ run() {
     shift 2
     if [ "$stage" = 0 ]; then program=train_gpt2_ddp; else set -- "$@" --zero-stage "$stage"; fi
     rm -rf "$work/out"
-    on_ranks "$N" "${BUILD:-.}/$program" "$@" --steps 1 --val-data= --sample-every 0 --save-every 0 --out "$work/out" >"$work/log" 2>&1 ||
+    on_ranks "$N" "$folder/$program" "$@" --steps 1 --val-data= --sample-every 0 --save-every 0 --out "$work/out" >"$work/log" 2>&1 ||
         { tail -n 20 "$work/log" >&2; fail "$program on $N rank(s) failed"; }
     kinds=$(sed -n '1s/.*"predicted_bytes":{\([^}]*\)}.*/\1/p' "$work/out/metrics.jsonl")
     head -n 1 "$work/out/metrics.jsonl" >"$work/run"
@@ -60,8 +61,9 @@ run() {
     micro=$(($(number batch-size <"$work/run") * $(number seq-len <"$work/run") * N))
     bytes=4
     grep -q '"precision":"fp32"' "$work/run" || bytes=2
-    echo "$N $stage" "$(for kind in parameters gradients 'optimizer state' communication; do echo "$kinds" | number "$kind"; done | tr '\n' ' ')" \
-        $(($(echo "$kinds" | number activations) + $(echo "$kinds" | number workspace))) \
+    kept=$(for kind in parameters gradients 'optimizer state' communication; do echo "$kinds" | number "$kind"; done | tr '\n' ' ')
+    other=$(($(echo "$kinds" | number activations) + $(echo "$kinds" | number workspace)))
+    echo "$N $stage $kept $other" \
         "$(number mem_peak_bytes <"$work/step") $(number comm_bytes <"$work/step") $((tokens / micro)) $bytes" >>"$work/results"
     if [ ! -e "$work/model" ]; then sed -n 's/^model  *//p' "$work/log" >"$work/model"; fi
 }
@@ -72,37 +74,53 @@ done
 cat "$work/model"
 awk '
     NR == 1 { print ($11 == 4 ? "fp32" : "16 bits") "; MB per rank\n"
-              print "ranks stage    parameters  gradients  optimizer    state formula   communication    other     total   micro    sent formula" }
+              print "ranks stage  parameters gradients optimizer    state formula communication  other   total micro   sent formula" }
     $2 == 0 { ddp = $3 + $4 + $5; P = $3 / $11; if (NR > 1) print "" }
     {
         N = $1; stage = $2; A = $10; X = $11; K = X == 4 ? 8 : 12
         formula = (stage < 3 ? X : X / N) + (stage < 2 ? X : X / N) + (stage < 1 ? K : K / N)
         times = stage < 2 ? 2 : stage == 2 ? A + 1 : 3 * A
-        printf "%5d %-6s %12.1f %10.1f %10.1f %6.1f %% %5.1f %% %13.1f %8.1f %9.1f %7d %7.3f %7.3f\n", N, stage ? "zero " stage : "ddp", $3 / 1e6,
-            $4 / 1e6, $5 / 1e6, 100 * ($3 + $4 + $5) / ddp, 100 * formula / (2 * X + K), $6 / 1e6, $7 / 1e6, $8 / 1e6, A, $9 / X / P, times * (N - 1) / N
+        printf "%5d %-6s %10.1f %9.1f %9.1f", N, stage ? "zero " stage : "ddp", $3 / 1e6, $4 / 1e6, $5 / 1e6
+        printf " %6.1f %% %5.1f %%", 100 * ($3 + $4 + $5) / ddp, 100 * formula / (2 * X + K)
+        printf " %13.1f %6.1f %7.1f %5d %6.3f %7.3f\n", $6 / 1e6, $7 / 1e6, $8 / 1e6, A, $9 / X / P, times * (N - 1) / N
     }' "$work/results"
 [ -n "$svg" ] || exit 0
 
 awk -v model="$(cat "$work/model")" '
-    function rect(x, y, w, h, colour) { printf "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"%s\"/>\n", x, y, w, h, colour }
+    function rect(x, y, w, h, colour) {
+        printf "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"%s\"/>\n", x, y, w, h, colour
+    }
     function text(x, y, anchor, s) { printf "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\">%s</text>\n", x, y, anchor, s }
     { line[NR] = $0; if ($8 > top) top = $8; if ($1 != last) groups++; last = $1 }
     END {
         split("parameters,gradients,optimizer state,communication,activations and workspace", kind, ",")
         split("#3a86b7 #f4a259 #1d3557 #c1121f #d9d9d9", colour, " ")
-        bar = 34; group = 4 * bar + 30; width = 60 + groups * group; if (width < 640) width = 640
+        bar = 34; group = 4 * bar + 30; width = 60 + groups * group; if (width < 700) width = 700 # of the legend
         high = 260; base = 330
         for (tick = 1e6; top / tick > 8; n++) tick *= n % 3 == 1 ? 2.5 : 2 # 1, 2, 5, 10, ...
         n = 0
-        printf "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d 380\" width=\"%d\" height=\"380\" font-family=\"sans-serif\" font-size=\"12\">\n", width, width
+        printf "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d 380\" width=\"%d\" height=\"380\" ", width, width
+        print "font-family=\"sans-serif\" font-size=\"12\">"
         print "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>"
         text(60, 16, "start", model)
         x = 60
-        for (k = 1; k <= 5; k++) { rect(x, 26, 12, 12, colour[k]); text(x + 16, 36, "start", kind[k]); x += 28 + 6.8 * length(kind[k]) }
-        for (y = 0; y <= top; y += tick) { rect(54, base - high * y / top, width - 54, 0.5, "#cccccc"); text(50, base - high * y / top + 4, "end", y / 1e6 (y ? "" : " MB")) }
+        for (k = 1; k <= 5; k++) {
+            rect(x, 26, 12, 12, colour[k])
+            text(x + 16, 36, "start", kind[k])
+            x += 28 + 6.8 * length(kind[k])
+        }
+        for (bytes = 0; bytes <= top; bytes += tick) {
+            y = base - high * bytes / top
+            rect(54, y, width - 54, 0.5, "#cccccc")
+            text(50, y + 4, "end", bytes / 1e6 (bytes ? "" : " MB"))
+        }
         for (i = 1; i <= NR; i++) {
             split(line[i], v, " ")
-            if (i == 1 || v[1] != N) { N = v[1]; n++; text(60 + (n - 1) * group + 2 * bar, base + 36, "middle", N " rank" (N > 1 ? "s" : "")) }
+            if (v[1] != N) {
+                N = v[1]
+                n++
+                text(60 + (n - 1) * group + 2 * bar, base + 36, "middle", N " rank" (N > 1 ? "s" : ""))
+            }
             x = 60 + (n - 1) * group + v[2] * bar
             y = base
             for (k = 1; k <= 5; k++) { h = high * v[k + 2] / top; y -= h; rect(x, y, bar - 4, h, colour[k]) }
