@@ -31,7 +31,7 @@ sub pattern {
 }
 
 # The line of @$output that was meant, as the document would quote it, and its index: the same line; else among those with other
-# numbers the one that has the most leading ones in common with it, such as the step. Nothing if there is none.
+# numbers the one that has the most leading ones in common with it. A step is never taken for another. Nothing if there is none.
 sub find_line {
     my ($quoted, $output) = @_;
     my ($pattern, @old, @best) = (pattern($quoted), $quoted =~ /$NUMBER/g);
@@ -41,6 +41,7 @@ sub find_line {
         my $line = join "...", @parts;
         my ($same, @new) = (0, $line =~ /$NUMBER/g);
         $same++ while $same < @old && $old[$same] eq $new[$same];
+        next if $same == 0 && $quoted =~ /^step /;
         ($most, @best) = ($same, $line, $i) if $same > $most || $line eq $quoted;
         last if $line eq $quoted;
     }
@@ -104,7 +105,12 @@ for my $document (@documents) {
             my ($new, $at) = find_line($text, $output);
             ($new, $at) = ($output->[$sample], $sample) if !defined $new && $sample >= 0;
             $sample = defined $at && $text =~ /^sample after step/ ? $at + 1 : -1;
-            if (!defined $new) { $gone++; print "  line ", $n + 1, " is no longer printed:\n    - $text\n"; next }
+            if (!defined $new) {
+                $gone++;
+                print "  line ", $n + 1, " is no longer printed:\n    - $text\n";
+                print "    ? $_\n" for grep { substr($_, 0, 10) eq substr($text, 0, 10) } @$output;
+                next;
+            }
             if ($new eq $text) { $same++; next }
             $other++;
             print "  line ", $n + 1, " has other numbers:\n    - $text\n    + $new\n";

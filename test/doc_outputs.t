@@ -49,9 +49,11 @@ check "  puts the new lines into the document" run
 check "  which then quotes what is printed" grep -q "6 quoted lines are the same, 0 have other numbers, 0 are gone" ../said
 git diff --numstat > ../changed
 check "  and changes nothing else" grep -Fxq "2	2	doc.md" ../changed
-sed -i 's/rank 2 has died/rank 2 has left/' doc.md
+sed -i 's/rank 2 has died/rank 2 has left/; s|step 2/10|step 3/10|' doc.md
 check "words that are no longer printed are an error" not run
 check "  which names the line" grep -q "line 12 is no longer printed" ../said
+check "  and shows what begins like it" grep -Fxq "    ? error: rank 2 has died  [ranks.h:7]" ../said
+check "  another step's line does not stand for it" grep -q "line 9 is no longer printed" ../said
 printf 'all tools:\n\t@echo no >&2; false\n' > Makefile
 git -c user.name=Test -c user.email=test@example.org commit -q -a -m test
 check "programs that cannot be built are an error" not run
