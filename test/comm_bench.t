@@ -51,7 +51,6 @@ right() { # RANKS TYPE OPTION...
     # shellcheck disable=SC2086 # a list of words
     bench_on "$1" "${awkward[@]}" -d "$2" "${@:3}" && table "$1" "$2" $awkward_sizes
 }
-strict() { SHARD_COMM_STRICT=1 "$@"; }
 [ "$BUILD" = build ] && types="fp32 bf16 fp16 fp64" all_ranks="1 2 3 4" || types=bf16 all_ranks="1 3"
 for ranks in $all_ranks; do
     for type in $types; do

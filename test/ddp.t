@@ -21,7 +21,6 @@ matches() { # NAME RANKS BATCH TOTAL OPTION...
     shift
     ddp_run "$1" "$2" "$3" "$work/$name" "${@:4}" && is_pytorchs "$name" "$work/$name"
 }
-strict() { SHARD_COMM_STRICT=1 "$@"; }
 
 [ "$BUILD" = build ] && all="1 2 3 4" || all=3 # the sanitizers see on 3 what they would see on 4
 for ranks in $all; do

@@ -26,7 +26,6 @@ passes() { # mpi|nccl RANKS OPTION...: to the last claim; --comm auto finds out 
         grep -qx '1\.\.[0-9]*' "$work/said" ||
         { cat "$work/said"; return 1; }
 }
-strict() { SHARD_COMM_STRICT=1 "$@"; }
 for comm in mpi nccl; do
     check "$comm: every claim of test_comm_cuda holds on 2 ranks" passes $comm 2
     check "  in rank order" passes $comm 2 --deterministic

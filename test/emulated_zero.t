@@ -35,7 +35,6 @@ as_cpu() { # CPU OUT: and all bytes, held and sent, as predicted
         grep -q '^allocations while training: 0;' "$work/$2.log" && [ "$(grep -c 'as predicted$' "$work/$2.log")" = 9 ]
 }
 same_bits() { same_run "$work/$1" "$work/$2" 00000003; } # OUT OUT
-strict() { SHARD_COMM_STRICT=1 "$@"; }
 
 check "make DEVICE=emulated" build $zero $ddp
 check "the CPU's 2 ranks" trains cpu on_ranks 2 $cpu --

@@ -36,6 +36,9 @@ done_testing() { echo "1..$tests"; }
 
 not() { ! "$@"; }
 
+# strict COMMAND...: an operation runs when it is waited for, and until then its output is NaN.
+strict() { SHARD_COMM_STRICT=1 "$@"; }
+
 # program fp32|bf16|fp16: the path of train_gpt2_single in that precision, sanitized if BUILD is.
 program() {
     case $BUILD/$1 in
@@ -44,6 +47,9 @@ program() {
         *) echo "$BUILD/$1/train_gpt2_single" ;;
     esac
 }
+
+# of PROGRAM PRECISION: the path of another one, likewise.
+of() { program "$2" | sed "s/train_gpt2_single/$1/"; }
 
 # tiny PRECISION OPTION...: trains a small model on the stored tokens: 32 sequences of 16 tokens a step in two
 # micro-batches, 13 steps an epoch. Options given here overrule those before them.
@@ -80,6 +86,20 @@ same_run() {
     "$COMPARE" metrics "$1/metrics.jsonl" "$2/metrics.jsonl" --bits &&
         cmp "$1/$last/model.safetensors" "$2/$last/model.safetensors" &&
         cmp "$1/$last/optimizer.safetensors" "$2/$last/optimizer.safetensors"
+}
+
+# field OUT NAME: a whole number of metrics.jsonl, of each line that has it.
+field() { sed -n "s/.*\"$2\":\([0-9]*\)[,}].*/\1/p" "$1/metrics.jsonl"; }
+# shard ELEMENTS RANKS: 1/RANKS of them, up to a multiple of 16.
+shard() { echo $((($1 + 16 * $2 - 1) / (16 * $2) * 16)); }
+
+# half FROM TO: the run FROM, with a checkpoint of step 5, as if it had been stopped there.
+half() { rm -rf "$2" && mkdir -p "$2" && cp -r "$1/step_00000005" "$1/metrics.jsonl" "$2"; }
+# flip SHARE FILE: the lowest bit of the byte at so many percent.
+flip() {
+    local at=$(($1 * $(stat -c %s "$2") / 100)) byte
+    byte=$(od -An -tu1 -j $at -N 1 "$2")
+    printf "\\x$(printf %x $((byte ^ 1)))" | dd of="$2" bs=1 seek=$at conv=notrunc status=none
 }
 
 # memory_limit_holds RUN...: with a --memory-limit of what the run predicted that it needs it goes on; 8 bytes less, and a model

@@ -18,14 +18,11 @@ close() { # METRICS WEIGHTS OUT
 }
 is_pytorchs() { close "$REFERENCE/ddp/$1.jsonl" "$REFERENCE/ddp/$1.safetensors" "$2"; } # NAME OUT
 is_ddps() { close "$1/metrics.jsonl" "$1/step_00000020/model.safetensors" "$2"; } # OUT OUT
-strict() { SHARD_COMM_STRICT=1 "$@"; }
 
 # ---- what a rank holds and sends ----
 # The model of the reference run: 32 channels, 2 blocks, a vocabulary of 384 with its padding, 32 positions. fp32.
 root=$(((384 + 32 + 2) * 32)) block=$((12 * 32 * 32 + 13 * 32))
-shard() { echo $((($1 + 16 * $2 - 1) / (16 * $2) * 16)); } # ELEMENTS RANKS: 1/N, up to a multiple of 16
 kept() { echo $(($(shard $root $1) + 2 * $(shard $block $1))); } # RANKS: of all units
-field() { sed -n "s/.*\"$2\":\([0-9]*\)[,}].*/\1/p" "$1/metrics.jsonl"; } # OUT NAME: a number in each line that has it
 by_formula() { # RANKS STAGE OUT DDP: OUT's bytes by kind; DDP's activations, and its communication without buckets, are ZeRO's, too
     local N=$1 stage=$2 out=$3 ddp=$4 S units=0 parameters gradients total
     S=$(kept $N)

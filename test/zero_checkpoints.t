@@ -15,7 +15,6 @@ trains() {
     on_ranks "$ranks" "$binary" "${small[@]}" --batch-size $((48 / ranks)) --out "$out" "${stage[@]}" "$@" > "$out.log" 2>&1 ||
         { tail -n 20 "$out.log"; return 1; }
 }
-half() { rm -rf "$2" && mkdir -p "$2" && cp -r "$1/step_00000005" "$1/metrics.jsonl" "$2"; } # FROM TO: as if the run had been stopped there
 close() { # OUT OUT
     "$COMPARE" metrics "$1/metrics.jsonl" "$2/metrics.jsonl" --rtol 1e-5 --atol 1e-6 &&
         "$COMPARE" weights "$1/step_00000010/model.safetensors" "$2/step_00000010/model.safetensors" --rtol 1e-5 --atol 1e-6
@@ -84,11 +83,6 @@ damaged() { # PATTERN FILE COMMAND...: the run from a checkpoint whose file COMM
     half "$work/zero3" "$work/damaged" && "${@:3}" "$work/damaged/step_00000005/$2" &&
         fails_with "^rank 0: error: .*$1" "^rank 1: error: .*$1" "^rank 2: error: .*$1" -- on_ranks 3 "$BUILD/train_gpt2_zero" "${small[@]}" \
             --batch-size 16 --zero-stage 3 --out "$work/damaged" --resume
-}
-flip() { # SHARE FILE: the lowest bit of the byte at so many percent
-    local at=$(($1 * $(stat -c %s "$2") / 100)) byte
-    byte=$(od -An -tu1 -j $at -N 1 "$2")
-    printf "\\x$(printf %x $((byte ^ 1)))" | dd of="$2" bs=1 seek=$at conv=notrunc status=none
 }
 check "a flipped bit in the first moments is found" damaged 'optimizer.safetensors: .*"m" do not match their checksum' optimizer.safetensors flip 30
 check "  in the second moments" damaged 'optimizer.safetensors: .*"v" do not match their checksum' optimizer.safetensors flip 97

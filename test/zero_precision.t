@@ -3,8 +3,6 @@
 # rank order, and fp16 skips the same steps.
 . test/lib.sh
 
-# of PROGRAM PRECISION: its path, sanitized if BUILD is; like lib.sh's program, which knows train_gpt2_single alone.
-of() { program "$2" | sed "s/train_gpt2_single/$1/"; }
 # 24 sequences a step: they divide over 1, 2, 3, 4 and 8 ranks
 small=(--eps 1e-5 --data $REFERENCE/tokens.bin --val-data= --model d3 --heads 2 --channels 16 --seq-len 16 --total-batch-size 384
     --lr 3e-3 --warmup-steps 5 --eval-every 0 --sample-every 0 --steps 20 --deterministic)
@@ -14,7 +12,6 @@ trains() { # PROGRAM PRECISION RANKS MICRO_BATCHES OUT OPTION...
     on_ranks "$3" "$(of "$1" "$2")" "${small[@]}" --batch-size $((24 / $3 / $4)) --out "$out" "${@:6}" > "$out.log" 2>&1 || { tail -n 20 "$out.log"; return 1; }
 }
 
-shard() { echo $((($1 + 16 * $2 - 1) / (16 * $2) * 16)); } # ELEMENTS RANKS: 1/N, up to a multiple of 16
 holds() { # RANKS STAGE OUT: 2 bytes a parameter, 2 of its gradient, 12 of master weight and moments
     local kept=$(($(shard $(((384 + 16 + 2) * 16)) $1) + 3 * $(shard $((12 * 16 * 16 + 13 * 16)) $1))) expected
     expected="\"parameters\":$((2 * kept * ($2 < 3 ? $1 : 1))),\"gradients\":$((2 * kept * ($2 < 2 ? $1 : 1))),\"optimizer state\":$((12 * kept)),"
