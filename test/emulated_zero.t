@@ -46,6 +46,7 @@ for comm in mpi nccl; do
         check "$comm, 2 ranks: stage $stage" trains $stage on_gpus $comm 2 $zero -- $options
         check "  has the CPU's losses, norms and weights, and bytes as predicted" as_cpu cpu $stage
         check "  and DDP's bits" same_bits ddp $stage
+        [ $stage = 1 ] && continue
         check "  with accumulation, in strict mode" strict trains strict on_gpus $comm 2 $zero -- --zero-stage $stage --total-batch-size 128
         check "    has the CPU's, too" as_cpu cpu-2 strict
     done
