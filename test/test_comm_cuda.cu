@@ -119,6 +119,7 @@ static void host_shards_on(Comm* c, size_t n, CommType t) {
     size_t N = (size_t)c->size, at = (size_t)c->rank * n, bytes = n * comm_type_size(t);
     char *full = tensor(N * n, t, whole, c->rank), *shard = (char*)offload_alloc(bytes + SPARE);
     char *expected = copy_of(n, t, of_my_part, c), *everyone = host_numbers(N * n, t, NULL, 0);
+    require(device_memory(MEMORY_OFFLOADED) == bytes + SPARE, "%zu bytes are offloaded", device_memory(MEMORY_OFFLOADED));
     memset(shard + bytes, 0x5a, SPARE);
     comm_wait(c, comm_reduce_scatter_to_host(c, shard, full, n, t));
     device_synchronize();
