@@ -1,0 +1,41 @@
+#!/bin/sh
+# by_hand.sh - a node's ranks without any launcher: processes that find one another by the variables that torchrun would set. For
+# GPUs, where NCCL needs no more; on the CPU ranks talk by MPI, which mpirun or srun must have started.
+#
+#   sh dev/launch/by_hand.sh NODE NODES RANKS-PER-NODE ADDRESS:PORT PROGRAM [OPTION...]
+#
+# Run it once on each of the NODES, with NODE 0, 1, ... there. ADDRESS is where node 0 can be reached, PORT a free one there, of
+# which the next must be free, too. Where PyTorch is installed this is the same, node by node:
+#
+#   torchrun --no-python --nnodes NODES --node-rank NODE --nproc-per-node RANKS-PER-NODE --master-addr ADDRESS --master-port PORT PROGRAM ...
+#
+# Each line of a rank's output is told apart by nothing: rank 0 alone reports. Ends when all ranks have; its status is that of
+# one that failed, if any did.
+set -eu
+usage() { sed -n '2,14s/^# \{0,1\}//p' "$0"; exit "$1"; }
+fail() { echo "error: $*" >&2; exit 1; }
+case ${1-} in -h|--help) usage 0 ;; esac
+[ $# -ge 5 ] || usage 1
+node=$1 nodes=$2 per_node=$3 meeting=$4
+shift 4
+for number in "$node" "$nodes" "$per_node"; do
+    case $number in ''|*[!0-9]*) fail "NODE, NODES and RANKS-PER-NODE must be whole numbers, not '$number'" ;; esac
+done
+[ "$node" -lt "$nodes" ] && [ "$per_node" -ge 1 ] || fail "of $nodes nodes the last is $((nodes - 1)), each with 1 rank at least"
+case $meeting in ?*:[0-9]*) ;; *) fail "ADDRESS:PORT must be like 10.0.0.1:29500, not '$meeting'" ;; esac
+
+export MASTER_ADDR="${meeting%:*}" MASTER_PORT="${meeting##*:}" WORLD_SIZE=$((nodes * per_node)) LOCAL_WORLD_SIZE="$per_node"
+ranks=''
+trap 'kill $ranks 2>/dev/null || true' EXIT
+trap 'exit 1' HUP INT TERM
+LOCAL_RANK=0
+while [ "$LOCAL_RANK" -lt "$per_node" ]; do
+    export LOCAL_RANK RANK=$((node * per_node + LOCAL_RANK))
+    "$@" &
+    ranks="$ranks $!"
+    LOCAL_RANK=$((LOCAL_RANK + 1))
+done
+status=0
+for rank in $ranks; do wait "$rank" || status=$?; done
+ranks=''
+exit "$status"

@@ -1,0 +1,48 @@
+#!/bin/sh
+# nodes_here.sh - two nodes on one machine, to try what is between nodes: two network namespaces with a link of their own.
+#
+#   sh dev/launch/nodes_here.sh RANKS-PER-NODE PROGRAM [OPTION...]
+#
+# Ranks of a node share memory; those of different nodes have the link alone, and the last line says how much went over it. Node
+# 0 is 10.77.0.1, node 1 10.77.0.2. mpirun starts node 1's ranks as it would through ssh, but through `ip netns exec`. Needs
+# root, and ip (package iproute2). MPIRUN: default mpirun.
+set -eu
+usage() { sed -n '2,8s/^# \{0,1\}//p' "$0"; exit "$1"; }
+fail() { echo "error: $*" >&2; exit 1; }
+case ${1-} in -h|--help) usage 0 ;; esac
+[ $# -ge 2 ] || usage 1
+per_node=$1
+shift
+case $per_node in ''|*[!0-9]*|0*) fail "RANKS-PER-NODE must be a whole number from 1 on, not '$per_node'" ;; esac
+command -v ip >/dev/null || fail "there is no ip (package iproute2)"
+
+work=$(mktemp -d)
+id=shard$$ # of this run's namespaces; an interface's name may have 15 letters
+finish() {
+    ip netns del "$id-0" 2>/dev/null || true # its end of the link goes with it, and so does the other end
+    ip netns del "$id-1" 2>/dev/null || true
+    rm -rf "$work"
+}
+trap finish EXIT
+trap 'exit 1' HUP INT TERM
+for node in 0 1; do
+    ip netns add "$id-$node" 2>"$work/log" || fail "no network namespace can be made, which takes root: $(cat "$work/log")"
+    ip -n "$id-$node" link set lo up
+done
+ip -n "$id-0" link add link0 type veth peer name link0 netns "$id-1"
+for node in 0 1; do
+    ip -n "$id-$node" address add "10.77.0.$((node + 1))/24" dev link0
+    ip -n "$id-$node" link set link0 up
+done
+
+# In ssh's place: the first word is the host, the others are a command for its shell.
+cat > "$work/agent" <<END
+#!/bin/sh
+shift
+exec ip netns exec $id-1 unshare --uts sh -c 'hostname node1; exec sh -c "\$*"' sh "\$@"
+END
+chmod +x "$work/agent"
+ip netns exec "$id-0" ${MPIRUN:-mpirun} --mca plm rsh --mca plm_rsh_agent "$work/agent" --host "10.77.0.1:$per_node,10.77.0.2:$per_node" \
+    --mca oob_tcp_if_include link0 --mca btl_tcp_if_include link0 -np $((2 * per_node)) "$@"
+sent() { ip netns exec "$id-$1" cat /sys/class/net/link0/statistics/tx_bytes | awk '{ printf "%.1f MB", 1e-6 * $1 }'; }
+echo "over the link: $(sent 0) from node 0, $(sent 1) from node 1"
