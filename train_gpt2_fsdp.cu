@@ -487,6 +487,13 @@ static void unit_release(GPT2* g, int u) {
     if (u == g->layout.groups[group].first_unit && !stays) group_free(g, &g->layout.groups[group]);
 }
 
+// A bucket's padding is zeros that the backward pass never writes; but a reduction to the host may leave anything in there.
+static void bucket_zero_padding(GPT2* g, Bucket* b, const Group* k) {
+    const Unit* last = &g->layout.units[k->first_unit + k->num_units - 1];
+    size_t end = last->offset + last->size;
+    if (end < k->whole) device_zero(b->grads + end, (k->whole - end) * sizeof(floatX));
+}
+
 // Where unit u's gradients go: a bucket of its group's, once what was in there before has been reduced.
 static floatX* unit_grads(GPT2* g, int u) {
     int group = g->layout.group_of[u];
@@ -496,6 +503,7 @@ static floatX* unit_grads(GPT2* g, int u) {
     if (u == k->first_unit) { // which the backward pass asks for first
         if (b->group != NO_GROUP) group_finish(g, &g->layout.groups[b->group]); // it would overwrite what is still being sent
         b->group = group;
+        if (g->how.offload) bucket_zero_padding(g, b, k);
         k->missing = 0;
         for (int n = u; n < u + k->num_units; n++) k->missing += unit_tensors(n);
         for (Flat* f = flats_begin(g, k); f < flats_end(g, k); f++) f->missing = f->tensors;
