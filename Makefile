@@ -150,7 +150,7 @@ doctor:
 bench:
 	$(CPU_MAKE) build/train_gpt2_single
 	$(CPU_MAKE) PRECISION=bf16 build/bf16/train_gpt2_single
-	$(if $(shell command -v mpicc),$(CPU_MAKE) build/train_gpt2_ddp)
+	$(if $(shell command -v mpicc),$(CPU_MAKE) build/train_gpt2_ddp build/train_gpt2_fsdp)
 	sh dev/bench.sh
 
 # --- tests ---

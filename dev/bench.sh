@@ -9,8 +9,7 @@
 # LLMC          a checkout of llm.c, whose train_gpt2.c is built in a folder of ours; nothing is written there
 # BENCH_STEPS   timed steps a round (default 6; at T=1024 a third of it), BENCH_ROUNDS rounds (default 3)
 # BENCH_T1024=0 leaves out the long sequences
-# MPIRUN        how two ranks are started, to see how much communication --ddp bucketed leaves exposed beside --ddp naive
-#               (default mpirun)
+# MPIRUN        how two ranks are started, to see how much communication DDP's and FSDP's modes leave exposed (default mpirun)
 #
 # Every program starts from random weights, on random tokens; their steps are timed from outside by one clock
 # (dev/bench/measure.c). They take turns, round after round, so that a machine that slows down slows all of them.
@@ -68,25 +67,13 @@ else
     if [ -n "$torch" ]; then add torch-bf16; fi
 fi
 
-launch=${MPIRUN:-mpirun}
-ddp=$build/train_gpt2_ddp
-if [ ! -x "$ddp" ]; then ddp=; lacks "data parallelism: there is no $build/train_gpt2_ddp; make bench builds it where MPI is"
-elif [ "$(getconf _NPROCESSORS_ONLN)" -lt 2 ]; then ddp=; lacks "data parallelism: two ranks need two cores to have something to hide behind"
+ranks=yes
+if [ ! -x "$build/train_gpt2_ddp" ] || [ ! -x "$build/train_gpt2_fsdp" ]; then
+    ranks=; lacks "two ranks: there is no $build/train_gpt2_ddp or no $build/train_gpt2_fsdp; make bench builds them where MPI is"
+elif [ "$(getconf _NPROCESSORS_ONLN)" -lt 2 ]; then ranks=; lacks "two ranks: they need two cores to have something to hide behind"
 fi
 
 # --- measuring ---
-# exposed MODE: milliseconds of each step but the first in which rank 0 computed nothing for want of gradients. Two ranks, and
-# much to compute for each byte that is sent.
-exposed() {
-    OMP_NUM_THREADS=1 $launch -np 2 "$ddp" --ddp "$1" --bucket-mb 2 --data test/reference/tokens.bin --val-data= --batch-size 16 \
-        --seq-len 128 --steps $((steps + 1)) --eval-every 0 --sample-every 0 --out "$work/ddp" >"$work/ddp.log" 2>&1 ||
-        { echo "  ddp $1 failed: $(grep -m 1 error "$work/ddp.log")" >&2; return; }
-    sed -n "s/^{\"step\":.*\"comm_exposed_ms\":\([0-9.e+-]*\).*/ddp-$1 128 exposed \1/p" "$work/ddp/metrics.jsonl" |
-        tail -n +2 >"$work/exposed"
-    cat "$work/exposed" >>"$work/results"
-    echo "  ddp $1: $(awk '{ printf "%s%.1f", sep, $4; sep = " " }' "$work/exposed") ms exposed" >&2
-    rm -rf "$work/ddp"
-}
 # run PROGRAM T WARMUP STEPS: adds "PROGRAM T ms|rss VALUE" lines to the results.
 run() {
     program=$1 T=$2 warmup=$3 count=$4
@@ -122,7 +109,7 @@ while [ "$round" -le "$rounds" ]; do
     if [ "$long" != 0 ]; then
         for program in ours-fp32 ${torch:+torch-fp32}; do run "$program" 1024 1 $(((steps + 2) / 3)); done
     fi
-    if [ -n "$ddp" ]; then exposed naive; exposed bucketed; fi
+    if [ -n "$ranks" ]; then BUILD=$build sh dev/bench/exposed.sh "$steps" >>"$work/results"; fi
     round=$((round + 1))
 done
 

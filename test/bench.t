@@ -35,21 +35,32 @@ goals_are_judged() {
         "ours-fp32 64 ms 700" "ours-fp32 64 ms 500" "ours-fp32 64 ms 400" "ours-fp32 64 rss 2e9" "ours-fp32 64 predicted 1990000000" \
         "torch-fp32 64 ms 1000" "llmc-fp32 64 ms 1500" "ours-bf16 64 ms 250" \
         "ours-fp32 1024 ms 10000" "ours-fp32 1024 rss 4e9" "torch-fp32 1024 ms 20000" "torch-fp32 1024 rss 1e10" \
-        "ddp-naive 128 exposed 900" "ddp-naive 128 exposed 40" "ddp-naive 128 exposed 300" "ddp-bucketed 128 exposed 16" || return 1
+        "ddp-naive 2048 exposed 900" "ddp-naive 2048 exposed 40" "ddp-naive 2048 exposed 300" "ddp-bucketed 2048 exposed 16" \
+        "fsdp-none 256 exposed 9" "fsdp-none 256 exposed 30" "fsdp-none 256 exposed 31" "fsdp-backward-post 256 exposed 20" "fsdp-backward-pre 256 exposed 25" || return 1
     # 191.14 GFLOP in the median step of 500 ms: 382 GFLOP/s of 400
     says 'ours, fp32 *500 *512 *382 *96 % *2.00 *1.99' && says 'faster than PyTorch.* 2.00 times *goal 1.5: reached' &&
         says 'faster than llm.c.* 3.00 times *goal 3.5: MISSED' && says 'of the fp32 matrix product.* 95.57 % *goal 75: reached' &&
         says 'bf16 faster.* 2.00 times' && says 'FLOP/s at T=1024 .* 0.86 times *goal 1: MISSED' && says 'less memory .* 2.50 times *goal 1: reached' &&
-        says 'naive over bucketed .* 2.50 times *goal 1: reached'
+        says 'naive over bucketed .* 2.50 times *goal 1: reached' &&
+        says 'FSDP without prefetch over post .* 1.50 times *goal 1: reached' && says 'backward-post over -pre .* 0.80 times *goal 1: MISSED'
 }
 what_was_not_measured_is_not_judged() {
     table "peak 0 sgemm 400" "peak 0 bf16 0" "peak 0 copy 40" "ours-fp32 64 ms 500" && says 'no bf16' &&
-        says 'of the fp32 matrix product' && not says 'PyTorch' && not says 'llm.c' && not says 'T=1024'
+        says 'of the fp32 matrix product' && not says 'PyTorch' && not says 'llm.c' && not says 'T=1024' && not says 'exposed'
 }
 check "steps and memory are measured from outside, and the program is stopped" steps_are_timed
 check "a program that ends too early is an error with its last words" fails_with "ended after 0 of 3 steps" "sorry" -- "$work/measure" 1 2 echo sorry
 check "a program that cannot be started is an error" fails_with "no-such-program cannot be started" -- "$work/measure" 1 2 no-such-program
 check "medians, rates and ratios stand in the table, and goals are judged" goals_are_judged
 check "a peer that was not measured has no row and no goal" what_was_not_measured_is_not_judged
+# Which is less is for a machine that has nothing else to do.
+ranks_are_measured() {
+    BUILD=$BUILD sh dev/bench/exposed.sh 2 > "$work/exposed" && cat "$work/exposed" || return 1
+    for mode in ddp-naive ddp-bucketed fsdp-none fsdp-backward-post fsdp-backward-pre; do
+        [ "$(awk -v mode=$mode '$1 == mode && $3 == "exposed" && $4 > 0' "$work/exposed" | wc -l)" = 2 ] || return 1
+    done
+}
+check "every mode's exposed communication is measured, without the first step" ranks_are_measured
+check "  a program that fails says why, and is left out" eval 'BUILD=$work sh dev/bench/exposed.sh 1 2> "$work/table" > "$work/exposed" && says "fsdp-none failed" && [ ! -s "$work/exposed" ]'
 check "numbers that are none are refused" fails_with "must be whole numbers, not 'many'" -- env BENCH_STEPS=many sh dev/bench.sh
 done_testing

@@ -1,0 +1,30 @@
+#!/bin/sh
+# exposed.sh STEPS - what communication costs two ranks: a line "PROGRAM-MODE TOKENS exposed MS" for each of STEPS steps, in which
+# rank 0 computed nothing for so many milliseconds. Every mode once, one after the other: bench.sh runs this round after round.
+#
+# DDP, naively and in buckets, has much to compute for each byte that is sent. FSDP, by when it gathers the next block, has less:
+# what is gathered late must show.
+# BUILD    default build         MPIRUN   default mpirun
+set -eu
+steps=$1 build=${BUILD:-build}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM
+
+# exposed NAME TOKENS PROGRAM OPTION...: the first step also touches memory for the first time, and does not count.
+exposed() {
+    name=$1 tokens=$2
+    shift 2
+    OMP_NUM_THREADS=1 ${MPIRUN:-mpirun} -np 2 "$@" --data test/reference/tokens.bin --val-data= --steps $((steps + 1)) --eval-every 0 \
+        --sample-every 0 --out "$work/out" >"$work/log" 2>&1 || { echo "  $name failed: $(grep -m 1 error "$work/log")" >&2; return; }
+    sed -n "s/^{\"step\":.*\"comm_exposed_ms\":\([0-9.e+-]*\).*/$name $tokens exposed \1/p" "$work/out/metrics.jsonl" |
+        tail -n +2 | tee "$work/exposed"
+    echo "  $name: $(awk '{ printf "%s%.1f", sep, $4; sep = " " }' "$work/exposed") ms exposed" >&2
+    rm -rf "$work/out"
+}
+for mode in naive bucketed; do
+    exposed "ddp-$mode" 2048 "$build/train_gpt2_ddp" --ddp $mode --bucket-mb 2 --batch-size 16 --seq-len 128
+done
+for mode in none backward-post backward-pre; do
+    exposed "fsdp-$mode" 256 "$build/train_gpt2_fsdp" --prefetch $mode --model d6 --batch-size 4 --seq-len 64
+done
