@@ -2,8 +2,8 @@
 # exposed.sh STEPS - what communication costs two ranks: a line "PROGRAM-MODE TOKENS exposed MS" for each of STEPS steps, in which
 # rank 0 computed nothing for so many milliseconds. Every mode once, one after the other: bench.sh runs this round after round.
 #
-# DDP, naively and in buckets, has much to compute for each byte that is sent. FSDP, by when it gathers the next block, has less:
-# what is gathered late must show.
+# DDP, naively and in buckets, has much to compute for each byte that is sent. FSDP has less, by when its backward
+# pass gathers the next block: what is late must show. (Its forward pass gathers ahead in every mode, or that would be most of it.)
 # BUILD    default build         MPIRUN   default mpirun
 set -eu
 steps=$1 build=${BUILD:-build}
@@ -26,5 +26,5 @@ for mode in naive bucketed; do
     exposed "ddp-$mode" 2048 "$build/train_gpt2_ddp" --ddp $mode --bucket-mb 2 --batch-size 16 --seq-len 128
 done
 for mode in none backward-post backward-pre; do
-    exposed "fsdp-$mode" 256 "$build/train_gpt2_fsdp" --prefetch $mode --model d6 --batch-size 4 --seq-len 64
+    exposed "fsdp-$mode" 256 "$build/train_gpt2_fsdp" --prefetch $mode --forward-prefetch --model d6 --batch-size 4 --seq-len 64
 done
