@@ -1,5 +1,5 @@
 #!/bin/sh
-# scaling.sh - how much faster more ranks are: train_gpt2_ddp on 1, 2 and 4 of them, as a table and a plot.
+# scaling.sh - how much faster more ranks are: a training program on 1, 2 and 4 of them, as a table and a plot.
 #
 #   sh dev/scaling.sh [--ranks "1 2 4"] [--batch-size 8] [--steps 12] [--out FOLDER] [OPTION OF THE PROGRAM...]
 #
@@ -47,7 +47,7 @@ for N in $ranks; do
     [ $((batch * most % N)) = 0 ] || fail "a batch of $batch x $most sequences does not divide over $N ranks; give another --batch-size"
 done
 program=${PROGRAM:-./train_gpt2_ddp} launch=${MPIRUN:-mpirun --bind-to none}
-[ -x "$program" ] || fail "there is no $program; make train_gpt2_ddp"
+[ -x "$program" ] || fail "there is no $program; make ${program##*/}"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 cores=$(getconf _NPROCESSORS_ONLN) # nproc would heed OMP_NUM_THREADS
 work=$(mktemp -d)

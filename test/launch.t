@@ -46,6 +46,12 @@ check "  a rank that fails gives its status" eval 'by_hand 0 1 3 here:2950 sh -c
 check "  a node beyond the last is an error" fails_with "of 2 nodes the last is 1" -- by_hand 2 2 1 here:2950 true
 check "  and a place without a port" fails_with "ADDRESS:PORT must be like" -- by_hand 0 1 1 here true
 check "  no MPI on the CPU without who starts it: an error that says so" eval 'not by_hand 0 1 2 127.0.0.1:$((20000 + $$ % 20000)) $fsdp "${small[@]}" --comm-timeout 20 > "$work/said" 2>&1 && says "error: .*mpirun"'
+over_nccl() {
+    (export TMPDIR=$work CUDA_EMULATOR_DEVICES=2; by_hand 0 1 2 127.0.0.1:$((20000 + $$ % 20000)) $1 "${small[@]}" --comm-timeout 60 > "$work/said" 2>&1) &&
+        says "^ranks  *2, 2 on this machine, found by torchrun; NCCL" && says "^step 3/3 "
+}
+if [ -x build/emulated/train_gpt2_fsdp ]; then check "  but NCCL, or its stand-in, does without" over_nccl build/emulated/train_gpt2_fsdp
+else skip "  but NCCL does without" "build/emulated/train_gpt2_fsdp, which emulated_fsdp.t makes, is not there"; fi
 fi
 
 # ---- two nodes here ----

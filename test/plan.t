@@ -20,6 +20,7 @@ xl=(--model gpt2-xl --ranks 8 --seq-len 1024 --batch-size 4)
 check "gpt2-xl on 8 ranks is taken apart by kind, with and without recomputation" says "1557611200 parameters" "bytes per rank of 8 .*ddp .*zero-1 .*zero-2 .*zero-3 .*fsdp" \
     "parameters +3.1 GB +3.1 GB +3.1 GB +389 MB" "gradients +3.1 GB +3.1 GB +389 MB" "optimizer state +18.7 GB +2.3 GB" "activations +10.6 GB" "or recomputed +1.4 GB" -- "${xl[@]}"
 check "  24 GB are too few for DDP and enough for FSDP" says "fits +24 GB +40 GB +80 GB +141 GB" "ddp +no +yes" "fsdp +yes +yes" -- "${xl[@]}"
+check "  on 4 ranks, too, and recomputing does not help DDP" says "ddp +no" "fsdp +yes" -- --model gpt2-xl --ranks 4 --seq-len 1024 --batch-size 1 --recompute block
 check "  at a larger batch with recomputation alone" says "zero-3 +recomputed +yes" -- "${xl[@]}" --batch-size 8
 check "  and more ranks make room for a larger model" eval 'says "fsdp +d55, 8.36 B" -- "${xl[@]}" && says "fsdp +d[7-9][0-9], " -- "${xl[@]}" --ranks 64'
 check "times are given out to 4096 ranks, for every stage" eval 'says "^times" -- "${xl[@]}" && [ "$(grep -cE "^ +4096 .*%$" "$work/said")" = 5 ]'

@@ -9,8 +9,8 @@
 #
 #   torchrun --no-python --nnodes NODES --node-rank NODE --nproc-per-node RANKS-PER-NODE --master-addr ADDRESS --master-port PORT PROGRAM ...
 #
-# Each line of a rank's output is told apart by nothing: rank 0 alone reports. Ends when all ranks have; its status is that of
-# one that failed, if any did.
+# Rank 0 alone reports; errors name their rank. It ends when all ranks of the node have, with the status of one that failed, if
+# any did.
 set -eu
 usage() { sed -n '2,14s/^# \{0,1\}//p' "$0"; exit "$1"; }
 fail() { echo "error: $*" >&2; exit 1; }
