@@ -1,0 +1,358 @@
+#!/bin/bash
+# FSDP: however it is sharded, wrapped, gathered ahead, offloaded and recomputed, losses, norms, weights and optimizer state are
+# DDP's to the bit in rank order; each rank holds and sends as many bytes as the formulas say, which stand here a second time,
+# from numbers alone. A selection of settings in which every two of them meet.
+. test/lib.sh
+small=(--eps 1e-5 --data $REFERENCE/tokens.bin --val-data= --model d5 --heads 2 --channels 16 --seq-len 16 --total-batch-size 0
+    --lr 3e-3 --warmup-steps 2 --eval-every 0 --sample-every 0 --steps 6 --deterministic)
+last=step_00000006 fsdp=$BUILD/train_gpt2_fsdp
+
+# trains PROGRAM PRECISION RANKS OUT OPTION...: 4 sequences per rank and step, in A micro-batches
+trains() {
+    local out=$4
+    rm -rf "$out"
+    on_ranks "$3" "$(of "train_gpt2_$1" "$2")" "${small[@]}" --batch-size $((4 / A)) --total-batch-size $((64 * $3)) --out "$out" "${@:5}" \
+        > "$out.log" 2>&1 < /dev/null || { tail -n 20 "$out.log"; return 1; } # settings are read from stdin
+}
+near() { # OUT OUT
+    "$COMPARE" metrics "$1/metrics.jsonl" "$2/metrics.jsonl" --rtol 1e-5 --atol 1e-6 &&
+        "$COMPARE" weights "$1/$last/model.safetensors" "$2/$last/model.safetensors" --rtol 1e-5 --atol 1e-6
+}
+same() { same_run "$1" "$2" 00000006; } # OUT OUT
+same_in_16_bits() { # OUT OUT: but for the norm of the parameters, which DDP takes of those that are rounded
+    "$COMPARE" metrics "$1/metrics.jsonl" "$2/metrics.jsonl" --bits --only loss &&
+        "$COMPARE" metrics "$1/metrics.jsonl" "$2/metrics.jsonl" --bits --only grad_norm &&
+        cmp "$1/$last/model.safetensors" "$2/$last/model.safetensors" && cmp "$1/$last/optimizer.safetensors" "$2/$last/optimizer.safetensors"
+}
+near_losses() { "$COMPARE" metrics "$1/metrics.jsonl" "$2/metrics.jsonl" --rtol 1e-4 --only loss; } # OUT OUT
+
+# ---- the setting at hand ----
+# ranks wrap sharding prefetch forward rooms offload recompute mode, as below; X: bytes of a parameter as it is gathered, R: of a
+# gradient as it is reduced, A: micro-batches a step.
+X=4 R=4 A=1
+columns="ranks wrap sharding prefetch forward rooms offload recompute mode"
+options() {
+    echo "--wrap $wrap --sharding $sharding --prefetch $prefetch --limit-all-gathers $rooms --recompute $recompute"
+    [ $sharding = hybrid ] && echo "--shard-group ${group:-2}"
+    [ $forward = yes ] && echo --forward-prefetch
+    [ $offload = yes ] && echo --cpu-offload
+    [ $R = 4 ] || echo "--reduce-dtype model"
+}
+setting() { # OUT [PRECISION OPTION...]: trains so
+    local run=
+    [ $mode = strict ] && run=strict
+    $run trains fsdp "${2-fp32}" $ranks "$1" $(options) "${@:3}"
+}
+as() { setting "$3" "${@:4}" && "$1" "$2" "$3"; } # COMPARISON DDP OUT [PRECISION OPTION...]
+
+# ---- what a rank holds and sends ----
+# 16 channels, 5 blocks, a vocabulary of 384 with its padding, 16 positions
+root=$(((384 + 16 + 2) * 16)) block=$((12 * 16 * 16 + 13 * 16))
+shards() { # sets S and replicas, and elements of a rank's shards: of the root's group r, of each of `others` more b, of all
+    S=$ranks
+    case $sharding in none) S=1 ;; hybrid) S=${group:-2} ;; esac
+    replicas=$((ranks / S)) r=$(shard $root $S) b=$(shard $block $S) others=5
+    [ $wrap != model ] || { r=$(shard $((root + 5 * block)) $S) b=0 others=0; }
+    all=$((r + others * b))
+}
+least() { echo $(($1 < $2 ? $1 : $2)); }
+reshards() { [ $sharding = full ] || [ $sharding = hybrid ]; }
+holds() { # OUT DDP: of each kind; workspace and MPI's scratch are DDP's, activations but for those that are recomputed
+    local gathered buckets communication activations wide=0 host=0 parameters gradients moments total
+    shards
+    reshards && gathered=$((X * S * (r + $(least $rooms $others) * b))) || gathered=$((X * S * all))
+    if [ $S$X$offload = 14no ]; then gathered=0; fi # a rank computes with its shards, which are whole
+    buckets=$((S * (r + $(least 2 $others) * b) * (R > X ? X + 4 : X)))
+    communication=$(($(field "$2" communication) + gathered + buckets))
+    # two more communicators, whose scratch is as large as the world's; a number of 64 bytes is the world's alone
+    [ $sharding = hybrid ] && communication=$((communication + ((S > 1) + (replicas > 1)) * ($(field "$2" communication) - 64)))
+    activations=$(field "$2" activations)
+    [ $recompute = none ] || activations=$((activations - 4 * 64 / A * (15 * 16 * X + (4 + 2) * 4))) # 4 of 5 blocks, their tokens
+    [ $R = 4 ] || wide=$((4 * (r > b ? r : b))) # a group's gradients for AdamW
+    parameters=$((4 * all)) gradients=$((R * all)) moments=$((8 * all + wide))
+    if [ $offload = yes ]; then
+        host=$((parameters + gradients + moments + (A > 1 ? R * all : 0) + (X < 4 ? X * all : 0)))
+        parameters=0 gradients=0 moments=0
+    fi
+    total=$((parameters + gradients + moments + activations + communication + $(field "$2" workspace)))
+    echo "expected: parameters $parameters, gradients $gradients, optimizer $moments, activations $activations," \
+        "communication $communication (gathered $gathered, buckets $buckets), on the host $host, in all $total"
+    head -n 1 "$1/metrics.jsonl" | grep -o '"predicted_bytes":{[^}]*}'
+    [ "$(field "$1" parameters)" = $parameters ] && [ "$(field "$1" gradients)" = $gradients ] &&
+        [ "$(field "$1" "optimizer state")" = $moments ] && [ "$(field "$1" activations)" = $activations ] &&
+        [ "$(field "$1" communication)" = $communication ] && [ "$(field "$1" "state on the host")" = $host ] &&
+        [ "$(field "$1" mem_bytes | sort -u)" = $total ] && [ "$(field "$1" mem_peak_bytes | sort -u)" = $total ] && # as measured
+        ! grep 'than predicted$' "$1.log"
+}
+sends() { # OUT: A(3P - root)(S-1)/S elements, in grad-op 2AP(S-1)/S, and what replicas sum, 2P/S (R-1)/R; and three doubles
+    local gathers bytes
+    shards
+    reshards && gathers=$((2 * all - r)) || gathers=$all # of a shard: in both passes, the root in one
+    bytes=$((ranks * A * (S - 1) * (gathers * X + all * R) + 2 * S * (replicas - 1) * all * R))
+    bytes=$(((bytes + 2 * (ranks - 1) * 8 + 2 * 2 * replicas * (S - 1) * 8) / ranks))
+    echo "expected: $bytes bytes; measured: $(field "$1" comm_bytes | sort | uniq -c)"
+    [ "$(field "$1" comm_bytes | sort -u)" = $bytes ] && [ "$(field "$1" comm_bytes | wc -l)" = 6 ]
+}
+as_by_formula() { # OUT DDP
+    check "  each rank holds what the formula says, of each kind" holds "$1" "$2"
+    check "  and sends what the formula says" sends "$1"
+}
+
+# ---- to the bit ----
+settings() { cat << END
+1 block grad-op backward-pre yes 4 yes none strict
+1 layer none none no 4 yes block plain
+1 model full backward-post no 2 no block strict
+2 block full none no 2 no block strict
+2 block none backward-post yes 2 no none strict
+2 layer grad-op backward-pre no 2 no block strict
+2 model full backward-post yes 4 yes none plain
+3 block none none yes 2 no none strict
+3 layer full backward-pre yes 2 yes none strict
+3 model grad-op backward-post no 4 no block strict
+4 block full backward-post no 2 yes block plain
+4 layer none backward-post no 4 no block plain
+4 model grad-op none no 4 no none plain
+4 model none backward-pre yes 2 yes block strict
+2 block full none no 1 no none plain
+3 block full backward-pre yes 3 no block plain
+4 block full none yes 4 no none strict
+4 layer full backward-pre no 2 no none strict
+END
+}
+every_two_meet() { # each value of a column with each of every other; of the rooms 2 and 4, for 1 and 3 are for some settings only
+    settings | awk '{ for (i = 1; i <= NF; i++) if (i != 6 || $i % 2 == 0) { values[i, $i]; for (j = 1; j < i; j++) met[i, $i, j, $j] } }
+        END { for (a in values) for (b in values) {
+                  split(a, x, SUBSEP); split(b, y, SUBSEP)
+                  if (x[1] > y[1] && !((x[1], x[2], y[1], y[2]) in met)) { print x[2], "and", y[2], "do not meet"; bad = 1 }
+              }
+              exit bad }'
+}
+check "every two settings meet" every_two_meet
+tried() { # each setting against DDP on as many ranks
+    local ranks wrap sharding prefetch forward rooms offload recompute mode name
+    while read -r $columns; do
+        [ "$BUILD" = build ] || [ $ranks-$wrap = 3-layer ] || continue # for the sanitizers
+        if [ ! -e "$work/ddp-$ranks" ]; then check "$ranks rank(s): DDP" trains ddp fp32 $ranks "$work/ddp-$ranks"; fi
+        name="$sharding by $wrap, $prefetch"
+        [ $forward = no ] || name="$name and forward"
+        name="$name, $rooms rooms"
+        [ $offload = no ] || name="$name, offload"
+        [ $recompute = none ] || name="$name, recompute"
+        check "$ranks rank(s): $name, $mode, is DDP to the bit" as same "$work/ddp-$ranks" "$work/fsdp"
+        as_by_formula "$work/fsdp" "$work/ddp-$ranks"
+    done
+}
+tried < <(settings)
+
+# ---- hybrid: 2 groups of 2 ranks, whose sums round elsewhere than one of all 4 ----
+hybrid() {
+    local ranks wrap sharding prefetch forward rooms offload recompute mode first=
+    [ -e "$work/ddp-4" ] || check "4 ranks: DDP" trains ddp fp32 4 "$work/ddp-4"
+    while read -r $columns; do
+        check "hybrid, 2 x 2 ranks, by $wrap, $prefetch, forward $forward, offload $offload, recompute $recompute, $mode" \
+            as near "$work/ddp-4" "$work/hybrid$first"
+        [ -z "$first" ] || check "  and the bits of the hybrid before" same "$work/hybrid" "$work/hybrid$first"
+        as_by_formula "$work/hybrid$first" "$work/ddp-4"
+        first=-next
+        [ "$BUILD" = build ] || return
+    done
+}
+hybrid << END
+4 block hybrid backward-pre yes 3 no block strict
+4 layer hybrid backward-post no 2 yes none strict
+4 model hybrid none yes 2 no none plain
+4 block hybrid none no 1 yes block plain
+END
+degenerate() { # GROUP: hybrid with one group is full, with groups of one rank DDP
+    local ranks=4 wrap=layer sharding=hybrid prefetch=backward-pre forward=no rooms=2 offload=no recompute=none mode=strict group=$1
+    setting "$work/fsdp" && same "$work/ddp-4" "$work/fsdp" && holds "$work/fsdp" "$work/ddp-4" && sends "$work/fsdp"
+}
+if [ "$BUILD" = build ]; then
+    check "hybrid with a group of all 4 ranks has DDP's bits" degenerate 4
+    check "  and with groups of one rank" degenerate 1
+fi
+
+# ---- accumulation: every micro-batch is reduced and added, rather than the sum of all reduced once ----
+accumulated() {
+    local ranks wrap sharding prefetch forward rooms offload recompute mode A=4
+    while read -r $columns; do
+        [ "$BUILD" = build ] || [ $wrap = layer ] || continue
+        if [ ! -e "$work/ddp-$ranks-4" ]; then check "$ranks rank(s), 4 micro-batches: DDP" trains ddp fp32 $ranks "$work/ddp-$ranks-4"; fi
+        check "$ranks rank(s), 4 micro-batches, $sharding by $wrap, offload $offload: nearly" as near "$work/ddp-$ranks-4" "$work/fsdp"
+        as_by_formula "$work/fsdp" "$work/ddp-$ranks-4"
+    done
+}
+accumulated << END
+3 block full backward-pre no 2 no none strict
+3 layer full backward-post yes 2 yes block strict
+3 model grad-op none no 2 no none plain
+3 block none backward-pre no 2 no none plain
+4 block hybrid backward-pre no 2 no none strict
+4 block hybrid backward-post no 2 yes none plain
+1 block full backward-pre no 2 no none plain
+END
+
+# ---- 16 bits: reduced as the model is, to the bit; in fp32, nearly, and with more bytes ----
+in_16_bits() { # PRECISION OPTION...
+    local ranks wrap sharding prefetch forward rooms offload recompute mode precision=$1 X=2 R=2
+    while read -r $columns; do
+        [ "$BUILD" = build ] || [ $ranks = 3 ] || continue
+        check "$precision, $ranks rank(s): DDP" trains ddp $precision $ranks "$work/$precision" "${@:2}"
+        R=2
+        check "  $sharding by $wrap, $prefetch, offload $offload, to the bit" as same_in_16_bits "$work/$precision" "$work/fsdp" $precision "${@:2}"
+        as_by_formula "$work/fsdp" "$work/$precision"
+        [ $precision = bf16 ] || continue # in fp16 it skips other steps: fp32 has room for sums that fp16 has not
+        R=4
+        check "  reduced in fp32, within a fortieth of bf16's roundoff" as near_losses "$work/$precision" "$work/fsdp" $precision
+        as_by_formula "$work/fsdp" "$work/$precision"
+    done
+}
+in_16_bits bf16 << END
+3 block full backward-pre yes 2 no none strict
+2 layer grad-op backward-post no 2 yes block plain
+4 model none none no 2 no none plain
+END
+if [ "$BUILD" = build ]; then
+    # the first scales are too large for gradients in fp16, so all skip steps
+    in_16_bits fp16 --loss-scale 8388608 --max-bad-steps 20 << END
+3 layer full backward-pre no 2 yes none strict
+1 block full none no 2 no block plain
+END
+fi
+
+# ---- between steps: validation and samples gather, too, in no order of training ----
+samples_of() { sed -n '/^sample/,/^step\|^saved/p' "$1" | grep -v '^step\|^saved'; } # LOG
+deep=(--val-data $REFERENCE/tokens.bin --eval-every 2 --eval-steps 3 --sample-every 3 --sample-tokens 20 --check-every 2)
+says_the_same() { # OPTION...
+    strict trains fsdp fp32 3 "$work/fsdp" "${deep[@]}" "$@" && same "$work/ddp" "$work/fsdp" &&
+        cmp <(samples_of "$work/ddp.log") <(samples_of "$work/fsdp.log")
+}
+drew() { samples_of "$work/ddp.log" | grep -c "^sample after" | grep -qx 2; }
+if [ "$BUILD" = build ]; then
+    check "3 ranks: DDP with evaluations and samples" trains ddp fp32 3 "$work/ddp" "${deep[@]}"
+    check "  which draws two samples" drew
+    check "  full, with both prefetches into 3 rooms, says the same" says_the_same --forward-prefetch --limit-all-gathers 3
+    check "  with offload" says_the_same --cpu-offload --prefetch backward-post --wrap layer
+    check "  grad-op says the same" says_the_same --sharding grad-op --forward-prefetch
+    check "  data parallelism, too" says_the_same --sharding none --wrap model
+fi
+
+# ---- rooms: what is gathered ahead has a bound ----
+peak_with() { # ROOMS OPTION...
+    trains fsdp fp32 2 "$work/rooms" --steps 1 --limit-all-gathers "$@" > "$work/rooms.check" || { cat "$work/rooms.check"; return 1; }
+    field "$work/rooms" mem_peak_bytes
+}
+a_room_each() { # up to the number of blocks
+    local first n peak expected
+    first=$(peak_with 1 --prefetch none) || return 1
+    for n in 2 3 5 6; do
+        peak=$(peak_with $n) || return 1
+        expected=$((first + ((n < 5 ? n : 5) - 1) * 4 * 2 * $(shard $block 2)))
+        echo "$n rooms: $peak bytes, expected $expected"
+        [ "$peak" = $expected ] || return 1
+    done
+}
+[ "$BUILD" = build ] && check "the peak grows by one block's parameters per --limit-all-gathers" a_room_each
+
+# ---- when gathers are issued: operations are numbered as they are ----
+traces() { trains fsdp fp32 2 "$work/traced" --model d3 --wrap layer --steps 2 --trace "$work/trace.json" "$@"; }
+issued() { # RANK: "number kind time" of each operation of step 2
+    sed -n '/"tid":1,.*"step":2/{N;s/.*"name":"\([a-z-]*\) #\([0-9]*\).*"ph":"s".*"pid":'$1',.*"ts":\([0-9.]*\)}.*/\2 \1 \3/p}' "$work/trace.json" | sort -n
+}
+order_is() { # PATTERN: after the forward pass; G a gather, R a reduction. A block has 4 flat parameters, the root 2.
+    local rank
+    for rank in 0 1; do
+        issued $rank | awk '{ printf "%s", $2 == "all-gather" ? "G" : $2 == "reduce-scatter" ? "R" : "" }' > "$work/order"
+        echo "rank $rank: $(cat "$work/order")"
+        grep -qxE "G{14}$1" "$work/order" || return 1
+    done
+}
+gathers_in() { # SLICE NUMBER: in each rank so many gathers are issued while this is computed
+    local rank
+    for rank in 0 1; do
+        sed -n 's/.*"name":"\([^"]*\)","ph":"X","pid":'$rank',"tid":0,"ts":\([0-9.]*\),"dur":\([0-9.]*\),.*"step":2.*/\2 \3 \1/p' "$work/trace.json" > "$work/compute"
+        issued $rank | awk -v slice="$1" 'FNR == NR { name = $0; sub("^[^ ]* [^ ]* ", "", name); if (name == slice) { begin[++n] = $1; end[n] = $1 + $2 } next }
+            $2 == "all-gather" { for (i = 1; i <= n; i++) if ($3 >= begin[i] && $3 <= end[i]) count++ }
+            END { print 0 + count }' "$work/compute" - > "$work/count"
+        echo "rank $rank: $(cat "$work/count") gathers within $1"
+        [ "$(cat "$work/count")" = $2 ] || return 1
+    done
+}
+if [ "$BUILD" = build ]; then
+    check "3 blocks: backward-pre" traces
+    check "  gathers a block before any gradient of the one before it is reduced" order_is "G{4}G{4}R{4}G{4}R{4}R{4}R{2}"
+    check "  in the slice of that" eval 'gathers_in "backward, block 2" 4 && gathers_in "backward, block 1" 4 && gathers_in "backward, block 0" 0'
+    check "  and in the forward pass a block when it is needed" eval 'gathers_in "forward, block 0" 4 && gathers_in "forward, block 2" 4'
+    check "3 blocks: backward-post" traces --prefetch backward-post
+    check "  gathers it once all gradients are there, before the last of them is reduced" order_is "G{4}R{3}G{4}R{4}G{4}R{5}R{2}"
+    check "  in the same slice" eval 'gathers_in "backward, block 2" 8 && gathers_in "backward, block 1" 4 && gathers_in "backward, block 0" 0'
+    check "3 blocks: no prefetch" traces --prefetch none
+    check "  gathers it after all reductions" order_is "G{4}R{4}G{4}R{4}G{4}R{4}R{2}"
+    check "  in its own slice" eval 'gathers_in "backward, block 2" 4 && gathers_in "backward, block 1" 4 && gathers_in "backward, block 0" 4'
+    check "3 blocks: three rooms and forward prefetch" traces --limit-all-gathers 3 --forward-prefetch
+    check "  gather two blocks ahead in the backward pass" order_is "G{8}G{4}R{4}R{4}R{4}R{2}"
+    check "  and in the forward pass" eval 'gathers_in "forward, block 0" 4 && gathers_in "forward, block 1" 0 && gathers_in "forward, block 2" 0'
+fi
+
+# ---- against PyTorch's runs, summed by the library, with 2 micro-batches ----
+is_pytorchs() { # RANKS OPTION...
+    local stored=$REFERENCE/ddp/ranks_$1_accumulate_2
+    rm -rf "$work/run"
+    on_ranks "$1" "$fsdp" "${reference_options[@]}" --batch-size $((8 / $1)) --out "$work/run" "${@:2}" &&
+        "$COMPARE" metrics "$stored.jsonl" "$work/run/metrics.jsonl" --rtol 1e-5 --atol 1e-6 &&
+        "$COMPARE" weights "$stored.safetensors" "$work/run/step_00000020/model.safetensors" --rtol 1e-5 --atol 1e-6
+}
+if [ "$BUILD" = build ]; then
+    check "4 ranks have PyTorch's losses, norms and weights" is_pytorchs 4
+    check "  hybrid, with offload" is_pytorchs 4 --sharding hybrid --shard-group 2 --cpu-offload
+    check "  2 ranks by layer, grad-op" is_pytorchs 2 --wrap layer --sharding grad-op
+fi
+
+# ---- what it is for ----
+within_limit() { # 16 bytes of each of 2 million parameters are more than 25 MB; 4 of them and what is gathered are less
+    local big=(--model d10 --channels 128 --batch-size 1 --seq-len 8 --steps 1 --memory-limit 0.025)
+    fails_with "out of memory: .* are over --memory-limit 0.025 GB" "each of more ranks with ZeRO or FSDP" -- on_ranks 4 "$BUILD/train_gpt2_ddp" "${small[@]}" "${big[@]}" &&
+        on_ranks 4 "$fsdp" "${small[@]}" "${big[@]}"
+}
+[ "$BUILD" = build ] && check "a model that DDP on 4 ranks has no memory for trains with the same limit" within_limit
+
+# ---- ranks that fail, and options that do not go together ----
+ends() { # PATTERN OPTION...: within 30 s, not well, and ranks 0 and 3 say it
+    local status
+    timeout 30 $MPIRUN -np 4 "$fsdp" "${small[@]}" --batch-size 4 --steps 20 "${@:2}" > "$work/log" 2>&1 < /dev/null
+    status=$?
+    cat "$work/log"
+    [ $status -ne 0 ] && [ $status -ne 124 ] && grep -q "^rank 0: error: .*$1" "$work/log" && grep -q "^rank 3: error: .*$1" "$work/log"
+}
+killed_in_a_step() { # somewhere in one, after the first
+    local pid status
+    rm -f "$work"/pid.*
+    timeout 60 $MPIRUN -np 3 bash -c 'echo $$ > "$0.$OMPI_COMM_WORLD_RANK"; exec "$@"' "$work/pid" "$fsdp" "${small[@]}" --batch-size 4 \
+        --channels 128 --steps 1000 > "$work/log" 2>&1 < /dev/null & pid=$!
+    until grep -q "^step  *[2-9]/" "$work/log"; do kill -0 $pid 2> /dev/null || break; sleep 0.1; done
+    kill -9 "$(cat "$work/pid.1")"
+    SECONDS=0
+    wait $pid
+    status=$?
+    tail -n 20 "$work/log"
+    [ $status -ne 0 ] && [ $SECONDS -lt 30 ] && grep -q "^rank 0: error: rank 1 has died" "$work/log" && grep -q "^rank 2: error: rank 1 has died" "$work/log"
+}
+export OMP_NUM_THREADS=1
+if [ "$BUILD" = build ]; then # a rank that has died may be noticed by one that has not begun the step
+    check "a rank that is killed is named by the others" ends "rank 2 has died.* during step [67]" --fault 2:7:kill
+    check "  also with offload, in hybrid" ends "rank 2 has died.* during step [67]" --fault 2:7:kill --sharding hybrid --shard-group 2 --cpu-offload
+    check "  and in the middle of a step" killed_in_a_step
+    check "hybrid: a rank that hangs is named, and what it did not reach" \
+        ends "rank 1 has not reached .*step 7" --fault 1:7:hang --comm-timeout 2 --sharding hybrid --shard-group 2
+    check "hybrid: replicas that differ are found" ends "differ" --fault 1:7:bitflip --check-every 1 --sharding hybrid --shard-group 2
+fi
+refuses() { fails_with "$1" -- "$fsdp" "${small[@]}" "${@:2}"; }
+check "--shard-group without hybrid is an error" refuses "--shard-group and --sharding hybrid go together" --shard-group 1
+check "  hybrid without --shard-group, too" refuses "--shard-group and --sharding hybrid go together" --sharding hybrid
+check "  a group that does not divide the ranks" refuses "3 does not divide 1" --sharding hybrid --shard-group 3
+check "  one room, and prefetch" refuses "--limit-all-gathers 1 leaves no room to gather ahead: allow 2, or --prefetch none" --limit-all-gathers 1
+check "  no room" refuses "limit-all-gathers" --limit-all-gathers 0
+check "  a policy that there is not" refuses "block|layer|model" --wrap unit
+check "  a sharded checkpoint of a name that there is not" refuses "full|sharded" --checkpoint half
+done_testing

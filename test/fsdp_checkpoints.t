@@ -1,0 +1,151 @@
+#!/bin/bash
+# Checkpoints of FSDP, full and sharded: whoever saved them, on however many ranks, FSDP goes on with them, and every program goes
+# on with FSDP's. And whatever goes wrong while ranks write or read their files, the last good checkpoint stays, and all ranks end.
+. test/lib.sh
+# 24 sequences a step: they divide over 1, 2, 3 and 4 ranks, and 10 steps are more than one epoch.
+small=(--eps 1e-5 --data $REFERENCE/tokens.bin --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --total-batch-size 384
+    --lr 3e-3 --warmup-steps 5 --eval-every 0 --sample-every 0 --steps 10 --save-every 5 --deterministic)
+
+# What trains, by a short name: a program and its options.
+options_of() {
+    case $1 in
+        zero?) echo --zero-stage "${1#zero}" ;;
+        full) echo --wrap layer ;;
+        sharded) echo --checkpoint sharded --wrap layer ;;
+        offload) echo --checkpoint sharded --cpu-offload --sharding grad-op ;;
+        hybrid) echo --checkpoint sharded --sharding hybrid --shard-group 2 ;;
+        model) echo --wrap model ;;
+        sharded16) echo --checkpoint sharded --reduce-dtype model ;;
+    esac
+}
+# trains NAME RANKS OUT OPTION...: PRECISION is fp32 if it is not set
+trains() {
+    local name=$1 ranks=$2 out=$3 stage
+    stage=$(options_of "$1")
+    shift 3
+    case $name in single|ddp) ;; zero?) name=zero ;; *) name=fsdp ;; esac
+    on_ranks "$ranks" "$(of train_gpt2_$name "${PRECISION:-fp32}")" "${small[@]}" --batch-size $((24 / ranks)) --out "$out" $stage "$@" \
+        > "$out.log" 2>&1 || { tail -n 20 "$out.log"; return 1; }
+}
+saves() { trains "$1" "$2" "$work/$1" && close "$work/single" "$work/$1"; } # NAME RANKS
+close() { # OUT OUT
+    local a=$1/step_00000010 b=$2/step_00000010
+    "$COMPARE" metrics "$1/metrics.jsonl" "$2/metrics.jsonl" --rtol 1e-5 --atol 1e-6 || return 1
+    [ ! -e "$a/model.safetensors" ] || [ ! -e "$b/model.safetensors" ] || # a sharded one is read by those who go on with it
+        "$COMPARE" weights "$a/model.safetensors" "$b/model.safetensors" --rtol 1e-5 --atol 1e-6
+}
+goes_on() { # FROM NAME RANKS: from step 5 of the run FROM
+    half "$work/$1" "$work/second" && trains "$2" "$3" "$work/second" --resume && grep -q "step 5 of 10" "$work/second.log" &&
+        close "$work/$1" "$work/second"
+}
+same_files() { # OUT OUT: of the last checkpoint, but for its state, which names the folder; and metrics
+    diff -r -x state.json "$1/step_00000010" "$2/step_00000010" && "$COMPARE" metrics "$1/metrics.jsonl" "$2/metrics.jsonl" --bits
+}
+goes_on_to_the_bit() { goes_on "$@" && same_files "$work/$1" "$work/second"; }
+
+# ---- the matrix: saved by one, continued by another ----
+check "single trains 10 steps at once, and saves at half" trains single 1 "$work/single"
+if [ "$BUILD" = build ]; then
+    for x in ddp:2 zero1:3 zero2:2 zero3:4; do check "${x%:*} on ${x#*:} ranks, likewise" saves ${x%:*} ${x#*:}; done
+    for x in single:sharded:3 ddp:offload:2 ddp:full:4 zero1:hybrid:4 zero2:full:3 zero3:sharded:1 zero3:model:2; do
+        IFS=: read -r from by ranks <<< "$x"
+        check "  $from, continued by fsdp $by on $ranks rank(s)" goes_on $from $by $ranks
+    done
+fi
+[ "$BUILD" = build ] && all="full:3 sharded:3 offload:2 hybrid:4" || all=sharded:3
+for x in $all; do
+    from=${x%:*} n=${x#*:}
+    check "fsdp $from on $n ranks, likewise" saves $from $n
+    check "  continued by itself: the same files to the bit" goes_on_to_the_bit $from $from $n
+    case $BUILD-$from in
+        build-full) by="single:1 zero3:2 hybrid:4 sharded:4" ;;
+        build-sharded) by="single:1 ddp:3 zero1:4 zero2:2 zero3:3 offload:1 hybrid:2 full:4 model:3" ;;
+        build-offload) by="ddp:1 zero3:4 sharded:3 full:2" ;;
+        build-hybrid) by="single:1 zero2:3 full:4 offload:3" ;;
+        *) by=offload:2 ;;
+    esac
+    for y in $by; do check "  by ${y%:*} on ${y#*:} rank(s)" goes_on $from ${y%:*} ${y#*:}; done
+done
+# In rank order and without accumulation all have the same bits on one number of ranks, so they may even take turns.
+if [ "$BUILD" = build ]; then
+    check "fsdp goes on with DDP's checkpoint to the bit" eval 'goes_on ddp full 2 && same_run "$work/ddp" "$work/second" 00000010'
+    check "  and DDP with fsdp's sharded one" eval 'goes_on sharded ddp 3 && same_run "$work/full" "$work/second" 00000010'
+    check "  and with that of its offloaded shards" eval 'goes_on offload ddp 2 && same_run "$work/ddp" "$work/second" 00000010'
+    # right after an update, when the gathers of the step before are over
+    strict_saves() { strict trains sharded 3 "$work/strict" && same_files "$work/sharded" "$work/strict"; }
+    check "sharded saves the same in strict mode" strict_saves
+    # ---- 16 bits: the shards are fp32, the model is rounded ----
+    export PRECISION=bf16
+    check "bf16: fsdp sharded on 3 ranks" trains sharded16 3 "$work/sharded16"
+    check "  continued by itself to the bit" eval 'half "$work/sharded16" "$work/second" && trains sharded16 3 "$work/second" --resume && same_files "$work/sharded16" "$work/second"'
+    near() { half "$work/sharded16" "$work/second" && trains "$1" "$2" "$work/second" --resume &&
+        "$COMPARE" metrics "$work/sharded16/metrics.jsonl" "$work/second/metrics.jsonl" --rtol 1e-4 --only loss; }
+    check "  by zero3 on 2, with nearly the same losses" near zero3 2
+    check "  and by train_gpt2_single" near single 1
+    unset PRECISION
+fi
+
+# ---- damage: a file of another rank's shard ----
+damaged() { # PATTERN FILE COMMAND...: the run from a checkpoint whose file COMMAND has changed is refused by every rank
+    half "$work/sharded" "$work/damaged" && "${@:3}" "$work/damaged/step_00000005/$2" &&
+        fails_with "^rank 0: error: .*$1" "^rank 1: error: .*$1" -- on_ranks 2 "$BUILD/train_gpt2_fsdp" "${small[@]}" \
+            --batch-size 12 --out "$work/damaged" --resume
+}
+check "a shard's file that is missing is named" damaged "optimizer-00002-of-00003.safetensors: .*No such file" optimizer-00002-of-00003.safetensors rm
+check "  also the model's" damaged "model-00003-of-00003.safetensors: .*No such file" model-00003-of-00003.safetensors rm
+check "one that ends early is named" damaged "optimizer-00003-of-00003.safetensors" optimizer-00003-of-00003.safetensors truncate -s -100
+[ "$BUILD" = build ] || { done_testing; exit; } # the sanitizers have seen it
+check "an index that is missing is named" damaged "model.safetensors.index.json" model.safetensors.index.json rm
+check "a flipped bit in one rank's first moments is found" damaged 'optimizer-\*-of-00003.safetensors.*: .*"m" do not match their checksum' \
+    optimizer-00001-of-00003.safetensors flip 40
+check "  and in its weights" damaged 'model-\*-of-00003.safetensors.*: .*do not match their checksum' model-00002-of-00003.safetensors flip 60
+
+# ---- ranks that cannot write, and ranks that die while they do: a model whose checkpoint takes a while, saved after every step ----
+large=(--eps 1e-5 --data $REFERENCE/tokens.bin --val-data= --model d5 --heads 2 --channels 160 --seq-len 16 --batch-size 1 --warmup-steps 0
+    --lr-schedule constant --eval-every 0 --sample-every 0 --save-every 1 --keep 2 --checkpoint sharded --out "$work/large")
+trains_large() { # RANKS OPTION...
+    on_ranks "$1" "$BUILD/train_gpt2_fsdp" "${large[@]}" "${@:2}"
+}
+whole() { # STEP: is the newest checkpoint, it loads, and nothing half-written stays after that. On 3 ranks and 1.
+    local newest=("$work"/large/step_*)
+    [ "$((10#${newest[-1]##*_}))" -ge "$1" ] || { ls -A "$work/large"; return 1; }
+    trains_large 3 --resume --steps $((10#${newest[-1]##*_} + 1)) && trains_large 1 --resume --steps $((10#${newest[-1]##*_} + 2)) &&
+        [ -z "$(find "$work/large" -name '.*' -mindepth 1)" ]
+}
+# each rank's process id goes to a file; rank 1 may write 5 MB to a file: MPI's segments fit in that, its shard's moments do not
+started='echo $$ > "$0.$OMPI_COMM_WORLD_RANK"; [ "$LIMITED" != "$OMPI_COMM_WORLD_RANK" ] || { trap "" XFSZ; ulimit -f 5000; }; exec "$@"'
+cannot_write() {
+    local status
+    LIMITED=1 timeout 30 $MPIRUN -np 2 bash -c "$started" "$work/pid" "$BUILD/train_gpt2_fsdp" "${large[@]}" --resume --steps 4 > "$work/log" 2>&1
+    status=$?
+    cat "$work/log"
+    [ $status -ne 0 ] && [ $status -ne 124 ] && grep -q "^rank 1: error: .*optimizer-00002-of-00002.safetensors: cannot be written: File too large" "$work/log" &&
+        grep -q "^rank 0: error: " "$work/log" # that rank 1 has left, or that it has taken the folder with it
+}
+killed() { # RANK: it is killed once a save has begun; again, if the save was faster
+    local try pid
+    for try in 1 2 3 4 5; do
+        rm -f "$work"/pid.*
+        timeout 60 $MPIRUN -np 2 bash -c "$started" "$work/pid" "$BUILD/train_gpt2_fsdp" "${large[@]}" --resume --steps 1000 > "$work/log" 2>&1 & pid=$!
+        until [ -e "$work/pid.$1" ] && compgen -G "$work/large/.tmp_step_*" > /dev/null; do kill -0 $pid 2> /dev/null || break; done
+        kill -9 "$(cat "$work/pid.$1")"
+        SECONDS=0
+        wait $pid && { echo "status 0"; return 1; }
+        cat "$work/log"
+        echo "try $try, $SECONDS s until the end:"
+        ls -A "$work/large"
+        [ $SECONDS -lt 30 ] || return 1
+        compgen -G "$work/large/.tmp_step_*" > /dev/null && return
+    done
+    return 1
+}
+export OMP_NUM_THREADS=1
+check "2 ranks save two steps" trains_large 2 --steps 2
+check "a rank that has no room for its files says so, and all ranks end" cannot_write
+check "  the last checkpoint is whole, and nothing else is there" [ "$(ls -A "$work/large" | grep step | tr '\n' ' ')" = "step_00000001 step_00000002 " ]
+check "  and training goes on from it" whole 2
+for rank in 0 1; do
+    check "rank $rank is killed while ranks save: all end, half a checkpoint is left" killed $rank
+    check "  the last whole one is as good as before, and the half is cleared away" whole 4
+done
+done_testing
