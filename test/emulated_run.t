@@ -19,7 +19,7 @@ build_emulated() { # fp32|bf16|fp16|debug: by a make of its own, whatever starte
 # 128 tokens in a micro-batch, two of them in a step; T is 64, a whole tile of our attention.
 train() { # PROGRAM OPTION...
     "$1" --data $REFERENCE/tokens.bin --val-data= --model d2 --heads 2 --channels 32 --seq-len 64 --batch-size 2 \
-        --total-batch-size 256 --steps 10 --lr 3e-3 --warmup-steps 5 --eps 1e-5 --eval-every 0 --sample-every 0 "${@:2}"
+        --total-batch-size 256 --steps 6 --lr 3e-3 --warmup-steps 3 --eps 1e-5 --eval-every 0 --sample-every 0 "${@:2}"
 }
 on_cpu() { train "$(program "$1")" "${@:2}"; }
 emulated() { train "$(emulated_program "$1")" "${@:2}"; }
@@ -28,7 +28,7 @@ same_first_steps() { # of a shorter run: its lines' numbers are the first of the
     head -n "$(wc -l < "$2/metrics.jsonl")" "$1/metrics.jsonl" > "$work/first.jsonl"
         "$COMPARE" metrics "$work/first.jsonl" "$2/metrics.jsonl" --rtol 1e-5
 }
-same_weights() { "$COMPARE" weights "$1/step_00000010/$3" "$2/step_00000010/$3" --rtol 1e-4 --atol 1e-6; }
+same_weights() { "$COMPARE" weights "$1/step_00000006/$3" "$2/step_00000006/$3" --rtol 1e-4 --atol 1e-6; }
 sample_of() { sed -n '/^sample after/,/^saved/p' "$1" | grep -v '^saved'; }
 same_text() { sample_of "$1" && diff <(sample_of "$1") <(sample_of "$2"); }
 
@@ -42,12 +42,12 @@ build_all() {
 check "make DEVICE=emulated, in every precision and for debugging" build_all
 
 # ---- fp32: the CPU's numbers ----
-often="--save-every 5 --keep 0 --val-data $REFERENCE/tokens.bin --eval-every 10 --eval-steps 6" # buffers come round again
-often="$often --sample-every 10 --sample-tokens 5 --prompt ab"
+often="--save-every 3 --keep 0 --val-data $REFERENCE/tokens.bin --eval-every 6 --eval-steps 6" # buffers come round again
+often="$often --sample-every 6 --sample-tokens 5 --prompt ab"
 run_cpu() { on_cpu fp32 $often --out "$work/cpu" > "$work/cpu.txt"; }
 run_emulated() { emulated fp32 $often --out "$work/emulated" > "$work/emulated.txt" 2> "$work/emulated.err"; }
 said_nothing() { cat "$1"; [ ! -s "$1" ]; } # such as why a library refused a call that the program then made otherwise
-check "fp32: 10 steps on the CPU, of two micro-batches each" run_cpu
+check "fp32: 6 steps on the CPU, of two micro-batches each" run_cpu
 check "fp32: the same under the emulator" run_emulated
 check "  it has the CPU's losses and norms within 1e-5" same_metrics "$work/cpu" "$work/emulated" 1e-5
 check "  its weights" same_weights "$work/cpu" "$work/emulated" model.safetensors
@@ -59,39 +59,39 @@ check "  and its memory is as predicted, by kind" grep -Eq '^  peak .* as predic
 check "  the log names the device and who computes what" \
     grep -Eq '^device .*CUDA emulator; fp32; cuBLASLt .*own attention' "$work/emulated.txt"
 
-check "fp32: 10 steps on the CPU and nothing else" on_cpu fp32 --out "$work/plain"
+check "fp32: 6 steps on the CPU and nothing else" on_cpu fp32 --out "$work/plain"
 check "fp32, --attention own, one micro-batch a step" emulated fp32 --attention own --batch-size 4 --out "$work/own"
 check "  has the CPU's losses and norms within 1e-5" same_metrics "$work/plain" "$work/own" 1e-5
 check "fp32, --recompute block" emulated fp32 --recompute block --out "$work/recomputed"
 check "  has the CPU's losses and norms within 1e-5" same_metrics "$work/plain" "$work/recomputed" 1e-5
 check "fp32, --attention cudnn is refused" \
     fails_with "cuDNN cannot be used: its attention is for bf16 and fp16" -- emulated fp32 --attention cudnn
-check "fp32, another learning rate" emulated fp32 --lr 2.99e-3 --steps 4 --out "$work/other"
+check "fp32, another learning rate" emulated fp32 --lr 2.99e-3 --steps 3 --out "$work/other"
 check "  is another run, and the comparison sees it" not same_first_steps "$work/plain" "$work/other"
 
 # ---- the order in which things happen ----
 for seed in 1 2 3; do
     CUDA_EMULATOR_SEED=$seed check "--deterministic under the emulator's seed $seed" \
-        emulated fp32 --deterministic --steps 5 --out "$work/seed-$seed"
+        emulated fp32 --deterministic --steps 3 --out "$work/seed-$seed"
     [ $seed = 1 ] && continue
-    check "  has the bits of seed 1: metrics, weights, optimizer state" same_run "$work/seed-1" "$work/seed-$seed" 00000005
+    check "  has the bits of seed 1: metrics, weights, optimizer state" same_run "$work/seed-1" "$work/seed-$seed" 00000003
 done
 
 # ---- checkpoints go from one to the other ----
-continued_from() { # OUT OF-WHICH-RUN: a folder as that run had it after 5 steps
-    cp -r "$2" "$1" && rm -r "$1/step_00000010"
+continued_from() { # OUT OF-WHICH-RUN: a folder as that run had it after 3 steps
+    cp -r "$2" "$1" && rm -r "$1/step_00000006"
 }
-check "what the CPU saved after 5 steps" continued_from "$work/from-cpu" "$work/cpu"
+check "what the CPU saved after 3 steps" continued_from "$work/from-cpu" "$work/cpu"
 check "  the emulated program continues" emulated fp32 $often --out "$work/from-cpu" --resume
 check "  with the CPU's losses and norms within 1e-5" same_metrics "$work/cpu" "$work/from-cpu" 1e-5
-check "what the emulated program saved after 5 steps" continued_from "$work/to-cpu" "$work/emulated"
+check "what the emulated program saved after 3 steps" continued_from "$work/to-cpu" "$work/emulated"
 check "  the CPU continues" on_cpu fp32 $often --out "$work/to-cpu" --resume
 check "  with its own losses and norms within 1e-5" same_metrics "$work/cpu" "$work/to-cpu" 1e-5
 
 # ---- 16 bits: each device rounds at other places ----
 for numbers in "bf16 2e-3" "fp16 3e-4"; do
     read -r precision bound <<< "$numbers"
-    check "$precision: 10 steps on the CPU" on_cpu $precision --out "$work/cpu-$precision"
+    check "$precision: 6 steps on the CPU" on_cpu $precision --out "$work/cpu-$precision"
     for attention in own cudnn; do
         check "$precision: the same under the emulator, --attention $attention" \
             emulated $precision --attention $attention --out "$work/$precision-$attention"
