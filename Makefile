@@ -134,7 +134,7 @@ $(BUILD)/ranks: dev/ranks.c
 $(BUILD)/overlap: dev/overlap.c
 $(BUILD)/plan: dev/plan.c
 
-# The default data: this repository's own text as bytes. Made once, so that runs can be compared; `make clean-data` to renew.
+# The default data: the stages and llmc/ as bytes. Made once, so that runs can be compared; `make clean-data` to renew.
 data/train.bin: | build/tokenize
 	sh dev/data/default.sh data build/tokenize
 ifneq ($(BUILD),build)
