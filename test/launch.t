@@ -2,6 +2,7 @@
 # dev/launch: what each script starts, where and with which variables; and two nodes made of network namespaces, in which the
 # training program runs as on one.
 . test/lib.sh
+[ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 fsdp=$BUILD/train_gpt2_fsdp
 says() { grep -qe "$1" "$work/said" || { echo "it did not say '$1', but"; cat "$work/said"; return 1; }; }
 small=(--data $REFERENCE/tokens.bin --val-data= --model d1 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --steps 3
@@ -11,7 +12,6 @@ small=(--data $REFERENCE/tokens.bin --val-data= --model d1 --heads 2 --channels 
 printf '#!/bin/sh\necho "$@"\n' > "$work/told"
 chmod +x "$work/told"
 
-if [ "$BUILD" = build ]; then # the same in every build
 for script in dev/launch/*.sh; do check "$script can be read by its shell" "$(sed -n '1s/^#!.*\///p' "$script")" -n "$script"; done
 
 # ---- mpirun ----
@@ -52,7 +52,6 @@ over_nccl() {
 }
 if [ -x build/emulated/train_gpt2_fsdp ]; then check "  but NCCL, or its stand-in, does without" over_nccl build/emulated/train_gpt2_fsdp
 else skip "  but NCCL does without" "build/emulated/train_gpt2_fsdp, which emulated_fsdp.t makes, is not there"; fi
-fi
 
 # ---- two nodes here ----
 nodes() { OMP_NUM_THREADS=1 sh dev/launch/nodes_here.sh 2 "$fsdp" "${small[@]}" "$@" > "$work/said" 2>&1 || { tail -n 20 "$work/said"; return 1; }; }
