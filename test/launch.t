@@ -24,6 +24,9 @@ check "a hostfile that is not there is an error" fails_with "there is no hostfil
 echo '# nothing' > "$work/empty"
 check "one without a node is one, too" fails_with "names no node" -- sh dev/launch/mpirun.sh "$work/empty" ./program
 
+echo "localhost slots=2" > "$work/here"
+check "two ranks on this machine, from a hostfile" eval 'OMP_NUM_THREADS=1 sh dev/launch/mpirun.sh "$work/here" "$fsdp" "${small[@]}" > "$work/said" 2>&1 && says "^ranks  *2, 2 on this machine, found by OpenMPI" && says "^step 3/3 "'
+
 # ---- Slurm ----
 mkdir "$work/bin"
 cp "$work/told" "$work/bin/srun"
