@@ -4,13 +4,13 @@
 # and Open MPI; no network.
 #
 #   sh dev/gpu_check.sh          everything that fits in GPU_CHECK_SECONDS (570); ends with a page for doc/gpu.md
-#   sh dev/gpu_check.sh PART...  some of: build layers training ranks zero speed pytorch sanitizer
+#   sh dev/gpu_check.sh PART...  some of: build layers training ranks zero fsdp speed pytorch sanitizer
 #   sh dev/gpu_check.sh --pack   collects the libraries that are not NVIDIA's in build/carry, for a machine that has none; Open
 #                                MPI as pip has it, which runs wherever it is put
 #
 # GPU_CHECK_LIBS=DIR    a folder made by --pack (default build/carry, if it is there)
 # GPU_CHECK_OUT=DIR     where logs and the page go (default build/gpu_check)
-# GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU: `build training ranks zero` only
+# GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU: `build training ranks zero fsdp` only
 #
 # Every part has a time limit, and one that fails does not stop the next. The status is 0 if all that ran is well.
 [ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@"
@@ -176,7 +176,6 @@ ddp_bits() {
         ddp_run "$1" "$out/bits-bucketed" --deterministic --bucket-mb 0.02 &&
         same_run "$out/bits-naive" "$out/bits-bucketed"
 }
-strict() { SHARD_COMM_STRICT=1 "$@"; }
 ranks() {
     local test ranks
     test=$(build_of fp32)/test/test_comm_cuda
@@ -227,6 +226,46 @@ zero() {
     part zero-nccl-1-bits 60 zero_bits fp32 1 --comm nccl
     for precision in fp32 bf16 fp16; do part zero-mpi-4-bits-$precision 60 zero_bits $precision 4; done
     part zero-mpi-4-bits-strict 60 strict zero_bits bf16 4
+}
+
+# --- fsdp: likewise, each sharding with another way to wrap and to gather ahead ---
+fsdp_settings() { cat << END
+--sharding full --prefetch backward-pre --forward-prefetch --limit-all-gathers 3
+--sharding full --prefetch backward-post --wrap layer --recompute block
+--sharding grad-op --prefetch none --wrap model
+--sharding none --wrap layer
+END
+}
+# fsdp_bits PRECISION RANKS OPTION...: each has DDP's losses, gradient norms, weights and optimizer state.
+fsdp_bits() {
+    local options file field last=step_00000020
+    zero_run "$1" "$2" "$out/fsdp-ddp" train_gpt2_ddp --deterministic "${@:3}" || return 1
+    while read -r options; do
+        # shellcheck disable=SC2086 # a list of options
+        zero_run "$1" "$2" "$out/fsdp" train_gpt2_fsdp --deterministic --reduce-dtype model $options "${@:3}" < /dev/null || return 1
+        for field in loss grad_norm; do
+            "$COMPARE" metrics "$out/fsdp-ddp/metrics.jsonl" "$out/fsdp/metrics.jsonl" --bits --only $field || return 1
+        done
+        for file in model optimizer; do cmp "$out/fsdp-ddp/$last/$file.safetensors" "$out/fsdp/$last/$file.safetensors" || return 1; done
+    done < <(fsdp_settings)
+}
+# fsdp_matches RANKS OPTION...: PyTorch DDP's run on so many ranks, with two micro-batches a step.
+fsdp_matches() {
+    local run=$out/fsdp-run stored=$REFERENCE/ddp/ranks_$1_accumulate_2
+    zero_run fp32 "$1" "$run" train_gpt2_fsdp --batch-size $((8 / $1)) "${@:2}" &&
+        "$COMPARE" metrics "$stored.jsonl" "$run/metrics.jsonl" --rtol 1e-4 --atol 1e-6 &&
+        "$COMPARE" weights "$stored.safetensors" "$run/step_00000020/model.safetensors" --rtol 1e-3 --atol 1e-5
+}
+fsdp() {
+    local precision
+    part fsdp-nccl-1 60 fsdp_matches 1 --comm nccl
+    part fsdp-nccl-1-offload 60 fsdp_matches 1 --comm nccl --cpu-offload
+    part fsdp-mpi-4 60 fsdp_matches 4
+    part fsdp-mpi-4-offload 60 fsdp_matches 4 --cpu-offload --wrap layer
+    part fsdp-mpi-4-hybrid 60 fsdp_matches 4 --sharding hybrid --shard-group 2
+    part fsdp-nccl-1-bits 60 fsdp_bits fp32 1 --comm nccl
+    for precision in fp32 bf16 fp16; do part fsdp-mpi-4-bits-$precision 90 fsdp_bits $precision 4; done
+    part fsdp-mpi-4-bits-strict 90 strict fsdp_bits bf16 4
 }
 
 # --- speed: GPT-2 124M on random tokens ---
@@ -314,11 +353,11 @@ page() {
 if [ "${1-}" = --call ]; then "${@:2}"; exit; fi # a function, from part()
 rm -f "$out"/*.log "$out"/*.txt "$out/page.md"
 # shellcheck disable=SC2048 # a list of words
-for name in ${*:-build layers training ranks zero speed pytorch sanitizer}; do
+for name in ${*:-build layers training ranks zero fsdp speed pytorch sanitizer}; do
     case $name in
         build) part build 240 build_all ;;
-        layers|training|ranks|zero|speed|pytorch|sanitizer) $name ;;
-        *) fail "there is no part '$name'; there are build layers training ranks zero speed pytorch sanitizer" ;;
+        layers|training|ranks|zero|fsdp|speed|pytorch|sanitizer) $name ;;
+        *) fail "there is no part '$name'; there are build layers training ranks zero fsdp speed pytorch sanitizer" ;;
     esac
 done
 page | tee "$out/page.md"
