@@ -26,7 +26,7 @@ trains() { # OUT COMMAND... -- OPTION...
     shift
     while [ "$1" != -- ]; do command+=("$1"); shift; done
     rm -rf "$out"
-    "${command[@]}" --data $REFERENCE/tokens.bin --val-data= --model d3 --heads 2 --channels 16 --seq-len 16 --batch-size 2 \
+    "${command[@]}" --data $REFERENCE/tokens.bin --val-data= --model d3 --heads 2 --channels 16 --seq-len 8 --batch-size 1 \
         --steps 2 --lr 3e-3 --warmup-steps 2 --eps 1e-5 --eval-every 0 --sample-every 0 --deterministic --out "$out" "${@:2}" \
         > "$out.log" 2>&1 < /dev/null || { tail -n 20 "$out.log"; return 1; }
 }
@@ -60,7 +60,7 @@ END
 
 check "make DEVICE=emulated" build $fsdp $ddp
 check "the CPU's 4 ranks, hybrid" trains cpu-4 on_ranks 4 $cpu -- --sharding hybrid --shard-group 2
-check "the CPU's 2 ranks, with accumulation" trains cpu-2 on_ranks 2 $cpu -- --total-batch-size 128
+check "the CPU's 2 ranks, with accumulation" trains cpu-2 on_ranks 2 $cpu -- --total-batch-size 32
 seed=0
 for comm in mpi nccl; do
     check "$comm, 2 ranks: DDP" trains ddp on_gpus $comm 2 $ddp --
@@ -75,7 +75,7 @@ for comm in mpi nccl; do
     for options in "--forward-prefetch" "--wrap layer --cpu-offload"; do
         export CUDA_EMULATOR_SEED=$((++seed))
         check "  $options, with accumulation, seed $seed: the CPU's numbers" \
-            as_cpu cpu-2 on_gpus $comm 2 $fsdp -- $options --total-batch-size 128
+            as_cpu cpu-2 on_gpus $comm 2 $fsdp -- $options --total-batch-size 32
     done
     check "  in strict mode: DDP's bits" strict has_bits ddp on_gpus $comm 2 $fsdp --
     while read -r options; do
