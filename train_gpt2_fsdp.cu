@@ -264,7 +264,7 @@ static void gpt2_free(GPT2* g) {
 static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, const Comm* comm, const Sharding* how,
                                 size_t bytes[MEMORY_KINDS]) {
     ShardSizes s = shard_sizes(c, how);
-    size_t S = (size_t)how->shard_group, X = sizeof(floatX), reduced = reduce_size(how);
+    size_t S = (size_t)how->shards, X = sizeof(floatX), reduced = reduce_size(how);
     size_t BT = (size_t)B * (size_t)T, C = (size_t)c.C, L = (size_t)c.L;
     size_t blocks_kept = recompute == RECOMPUTE_BLOCK ? 1 : L;
     size_t per_token = L * C*X                                                 // res1
@@ -293,7 +293,7 @@ static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, const
 // shard sends it S-1 times. Replicas all-reduce each shard once; beside that the loss and two norms' doubles are summed.
 static unsigned long long gpt2_predict_sent(GPT2Config c, int N, const Sharding* how) {
     ShardSizes s = shard_sizes(c, how);
-    unsigned long long S = (unsigned long long)how->shard_group, replicas = (unsigned long long)N / S;
+    unsigned long long S = (unsigned long long)how->shards, replicas = (unsigned long long)N / S;
     unsigned long long gathers = s.root + s.others * s.other * (reshards_after_forward(how) ? 2 : 1);
     unsigned long long micro_batch = (S - 1) * (gathers * sizeof(floatX) + s.all * reduce_size(how)); // of each rank
     return (unsigned long long)N * (unsigned long long)how->accumulation * micro_batch
@@ -959,7 +959,7 @@ static void check_ranks(GPT2* g, World* world, long long step) {
 // The ranks that hold one copy of the model together are neighbours; those with the same shard are as far apart as it is large.
 static void join_groups(Run* run) {
     Comm* world = &run->world.comm;
-    int S = (int)run->how.shard_group;
+    int S = run->how.shards;
     run->shards = S == world->size ? world : &run->groups[0];
     run->replicas = S == 1 && world->size > 1 ? world : &run->groups[1];
     if (run->how.sharding == SHARD_HYBRID) {

@@ -32,7 +32,8 @@ typedef struct {
     int prefetch, forward_prefetch; // PREFETCH_PRE, ...; 0 or 1
     int reduce_dtype;               // REDUCE_FP32, ...
     int offload, checkpoint;        // 0 or 1; CHECKPOINT_FULL, ...
-    long long shard_group;          // after sharding_check: S, the number of shards
+    long long shard_group;          // --shard-group
+    int shards;                     // S, into which a group is cut: sharding_check's to set
     long long rooms;                // --limit-all-gathers
     int accumulation;               // micro-batches per step: the stage's to set
 } Sharding;
@@ -61,9 +62,8 @@ static inline bool reshards_after_forward(const Sharding* how) {
 static inline void sharding_check(Sharding* how, int N) {
     bool is_hybrid = how->sharding == SHARD_HYBRID;
     require(is_hybrid == (how->shard_group > 0), "--shard-group and --sharding hybrid go together: give both or neither");
-    if (!is_hybrid) how->shard_group = how->sharding == SHARD_NONE ? 1 : N;
-    require(N % how->shard_group == 0, "--shard-group must divide the number of ranks, and %lld does not divide %d",
-            how->shard_group, N);
+    how->shards = is_hybrid ? (int)how->shard_group : how->sharding == SHARD_NONE ? 1 : N;
+    require(N % how->shards == 0, "--shard-group must divide the number of ranks, and %d does not divide %d", how->shards, N);
     bool gathers_ahead = how->prefetch != PREFETCH_NONE || how->forward_prefetch;
     require(how->rooms > 1 || !gathers_ahead || !reshards_after_forward(how),
             "--limit-all-gathers 1 leaves no room to gather ahead: allow 2, or --prefetch none without --forward-prefetch");
@@ -75,7 +75,7 @@ static inline size_t reduce_size(const Sharding* how) { return comm_type_size(re
 static inline bool reduces_wider(const Sharding* how) { return reduce_size(how) > sizeof(floatX); }
 static inline bool updates_wider(const Sharding* how) { return reduce_size(how) < sizeof(float); }
 // Whether a rank's shard is all there is, in the type to compute with, and on the device: then nothing need be gathered.
-static inline bool is_at_home(const Sharding* how) { return how->shard_group == 1 && !NEEDS_MASTER && !how->offload; }
+static inline bool is_at_home(const Sharding* how) { return how->shards == 1 && !NEEDS_MASTER && !how->offload; }
 
 // ---- the layout ----
 enum { NO_OP = -1, NO_GROUP = -1, NO_ROOM = -1 };
@@ -194,7 +194,7 @@ static inline void layout_free(Layout* y) { free(y->pieces); }
 // The same by formula: elements of a rank's shards of the root's group, of each other group, and of all groups.
 typedef struct { size_t root, other, others, all; } ShardSizes; // others: how many other groups there are
 static inline ShardSizes shard_sizes(GPT2Config c, const Sharding* how) {
-    int S = (int)how->shard_group;
+    int S = how->shards;
     size_t P = gpt2_num_parameters(c) + (size_t)(c.Vp - c.V) * (size_t)c.C;
     ShardSizes s = { shard_elements(c, 0, S), shard_elements(c, 1, S), (size_t)c.L, 0 };
     if (how->wrap == WRAP_MODEL) { s.root = round_up(ceil_div(P, (size_t)S), SHARD_ALIGNMENT); s.other = s.others = 0; }
@@ -212,7 +212,7 @@ static inline void report_sharding(GPT2Config c, const Sharding* how, int N) {
     static const char* const shardings[] = { "full", "grad-op", "hybrid", "none" };
     static const char* const prefetches[] = { "backward-pre", "backward-post", "none" };
     ShardSizes s = shard_sizes(c, how);
-    size_t P = gpt2_num_parameters(c) + (size_t)(c.Vp - c.V) * (size_t)c.C, S = (size_t)how->shard_group;
+    size_t P = gpt2_num_parameters(c) + (size_t)(c.Vp - c.V) * (size_t)c.C, S = (size_t)how->shards;
     printf("fsdp       sharding %s by %s: each rank keeps 1/%zu of everything%s, %.2f %% of it padding; gradients reduced in %s\n",
            shardings[how->sharding], wraps[how->wrap], S, how->offload ? " on the host" : "",
            100 * (1 - (double)P / (double)(S * s.all)), comm_type_name(reduce_type(how)));

@@ -145,7 +145,7 @@ static void assert_sizes(const Layout* y, GPT2Config c, int wrap) {
     Sharding how;
     memset(&how, 0, sizeof how);
     how.wrap = wrap;
-    how.shard_group = y->S;
+    how.shards = y->S;
     ShardSizes s = shard_sizes(c, &how);
     assert_int_equal(s.all, y->num_sharded);
     assert_int_equal((size_t)y->S * s.root, y->groups[0].whole);
@@ -227,7 +227,7 @@ static void test_the_number_of_shards(void** state) {
     for (int i = 0; i < 4; i++) {
         Sharding how = sharding(kinds[i], kinds[i] == SHARD_HYBRID ? 3 : 0);
         sharding_check(&how, 6);
-        assert_int_equal(how.shard_group, shards[i]);
+        assert_int_equal(how.shards, shards[i]);
     }
 }
 
