@@ -8,9 +8,8 @@
 # indented block without a command belongs to the commands before it, if a line of it is among what they printed. Numbers apart,
 # a quoted line must be there; "..." in it stands for anything. --write puts the new numbers into the documents.
 #
-# The default data is made of the documents, too: numbers that are written into them change the next run's a little. Nothing
-# here looks at tables, at pictures, at numbers within sentences, or at blocks without a command that nothing printed (they are
-# listed). MPIRUN="mpirun ..." says how to start ranks. The status is 0 if every quoted line is there, whatever its numbers.
+# Nothing here looks at tables, at pictures, at numbers within sentences, or at blocks without a command that nothing printed
+# (they are listed). MPIRUN="mpirun ..." says how to start ranks. The status is 0 if every quoted line is there, whatever its numbers.
 use strict;
 use warnings;
 use File::Temp qw(tempdir);
