@@ -413,7 +413,7 @@ static void grad_ready(GPT2* g, int u, int i) {
     TensorInfo t = unit_tensor(g->config, u, i);
     size_t begin = g->layout.units[u].offset + t.offset;
     bool was_last = --k->missing == 0;
-    if (was_last && u > 0 && g->how.prefetch == PREFETCH_POST) gather_ahead(g, u); // before the reduction: it is waited for first
+    if (was_last && u > 0 && g->how.prefetch == PREFETCH_POST) gather_ahead(g, u); // before the reduction, which nobody waits for so soon
     for (Flat* f = flats_begin(g, k); f < flats_end(g, k); f++)
         if (flat_meets(&g->layout, f, begin, tensor_elements(t)) && --f->missing == 0) flat_reduce(g, group, f);
 }

@@ -78,7 +78,7 @@ static inline void mpi_check(int rc, const char* what) {
     int n = 0;
     if (rc == MPI_SUCCESS) return;
     MPI_Error_string(rc, text, &n);
-    die("MPI: %s failed: %s. Do all ranks issue the same operations? dev/ranks compares their last ones", what, text);
+    die("MPI: %s failed: %s. Do all ranks issue the same operations? build/ranks compares their last ones", what, text);
 }
 
 // ---- a piece's memory ----
