@@ -192,7 +192,7 @@ static inline void checkpoint_add_pieces(CheckpointPieces pieces[CHECKPOINT_PART
     bool in_shard = s->shards > 0;
     for (int i = 0; i < file->count; i++) {
         const SafeTensor* t = &file->tensors[i];
-        size_t begin, end;
+        size_t begin = 0, end = 0;
         const CheckpointTensor* whole = checkpoint_parse_name(tensors, num_tensors, in_shard, t->name, &begin, &end);
         require_file(file->source, whole != NULL, "tensor '%s' is none of state.json's model%s", t->name,
                      in_shard ? ", nor a piece of one" : "");
