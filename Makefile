@@ -36,6 +36,7 @@ CFLAGS_ALL = -std=c11 $(OPTIMISE) -march=native -ffp-contract=off -fno-math-errn
 STAGE_LIBRARIES = -ljansson -lpcre2-8 -lpthread -lm
 LIBRARIES = -ldnnl $(STAGE_LIBRARIES)
 BUILD_CUDA_TEST = $(error these tests are a GPU's: make DEVICE=cuda cuda-tests)
+BUILD_VARIANT = $(error these kernels are a GPU's: make DEVICE=cuda variants, or DEVICE=emulated where there is none)
 
 # What talks to other ranks needs MPI; its compiler wrapper knows where that is.
 WITH_COMM := $(patsubst %,$(BUILD)/%,train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp comm_bench test/test_comm_cuda)
@@ -81,6 +82,7 @@ LINK_CUDA = $(LDFLAGS) $(shell sh dev/find_cuda.sh link cublasLt) $(if $(CUDNN),
     $(if $(NCCL),$(shell sh dev/find_cuda.sh rpath nccl 2>/dev/null))
 BUILD_STAGE = $(BUILD_CUDA) $(COMM_CUDA) $< -o $@ $(LINK_CUDA) $(STAGE_LIBRARIES)
 BUILD_CUDA_TEST = $(BUILD_CUDA) $< $(BUILD)/test/cpu_layers.o -o $@ $(LINK_CUDA) -ldnnl -lgomp -lm
+BUILD_VARIANT = $(BUILD_CUDA_TEST)
 FIND_LIBRARIES = sh dev/find_cuda.sh link cublasLt $(CUDNN) >/dev/null || \
     { echo "Or build for the CPU: make DEVICE=cpu. make doctor says what is here." >&2; exit 1; }
 endif
@@ -96,6 +98,8 @@ EMULATE = CPPFLAGS="$(shell sh dev/find_cuda.sh compile cublasLt $(STAND_INS))" 
     sh test/emulator/compile.sh
 BUILD_STAGE = $(EMULATE) $< $@ $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) \
     $(COMM_CUDA) $(CFLAGS) $(LDFLAGS) $(STAGE_LIBRARIES)
+BUILD_VARIANT = sh test/emulator/compile.sh $< $@ $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) \
+    $(BUILD)/test/cpu_layers.o $(CFLAGS) $(LDFLAGS) -ldnnl -fopenmp
 FIND_LIBRARIES = sh dev/find_cuda.sh compile cublasLt $(CUDNN) >/dev/null
 endif
 
@@ -178,6 +182,15 @@ CUDA_TESTS := $(patsubst test/%.cu,%,$(wildcard test/test_cuda_*.cu))
 cuda-tests: $(CUDA_TESTS:%=$(BUILD)/test/%)
 $(CUDA_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/%.cu $(BUILD)/test/cpu_layers.o | find-libraries
 	$(BUILD_CUDA_TEST)
+# One operation in several kernels, from naive to llmc/'s: checked against the CPU's layer, and on a GPU timed.
+VARIANTS := $(filter-out bench_layers,$(patsubst dev/cuda/%.cu,%,$(wildcard dev/cuda/*.cu)))
+variants: $(VARIANTS:%=$(BUILD)/variants/%)
+$(VARIANTS:%=$(BUILD)/variants/%): $(BUILD)/variants/%: dev/cuda/%.cu $(BUILD)/test/cpu_layers.o $(EMULATOR)
+	@mkdir -p $(@D)
+	$(BUILD_VARIANT)
+$(VARIANTS:%=$(BUILD)/variants/%): | $(if $(filter cuda,$(DEVICE)),find-libraries)
+run-variants: variants
+	@status=0; for v in $(VARIANTS); do $(BUILD)/variants/$$v || status=1; echo; done; exit $$status
 # Collectives, how fast they are and whether they are right: for mpirun, on whatever ranks have.
 $(BUILD)/comm_bench: dev/comm/comm_bench.cu $(EMULATOR) | find-libraries
 	@mkdir -p $(@D)
@@ -234,7 +247,7 @@ clean:
 	rm -rf build $(STAGES)
 clean-data:
 	rm -rf data
-.PHONY: all find-libraries find-mpi find-nccl programs tools demo doctor bench fuzz test test-programs test-build cuda-tests mutations test-interop clean clean-data $(STAGES)
+.PHONY: all find-libraries find-mpi find-nccl programs tools demo doctor bench variants run-variants fuzz test test-programs test-build cuda-tests mutations test-interop clean clean-data $(STAGES)
 .DELETE_ON_ERROR:
 .SUFFIXES:
--include $(wildcard $(BUILD)/*.d $(BUILD)/test/*.d build/tsan/test/*.d build/fuzz/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/test/*.d $(BUILD)/variants/*.d build/tsan/test/*.d build/fuzz/*.d)

@@ -1,0 +1,102 @@
+/*
+adamw.cu - one step of AdamW over n parameters, in several kernels. Each element is read and written once and never meets another:
+28 bytes a parameter (with master weights: m, v and master read and written, the gradient read, the parameter written; the same
+28 in fp32, which is its own master). What a kernel can do well or badly is how many bytes it keeps under way.
+*/
+#include "variants.cuh"
+#include "../../llmc/cuda/adamw.cuh"
+
+static const AdamW settings = { 1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 3 };
+
+struct Problem {
+    size_t n, no_decay;
+    double bytes; // that must be moved once
+    Both<floatX> params, grads;
+    Both<float> master, m, v, grad_scale; // master (0) in fp32
+
+    Problem(Shape s) : n((size_t)s.rows * s.cols), no_decay(n / 3), bytes(28.0 * (double)n) {
+        start_cpu({ 1, 1, 1, 1, 1 });
+        params = random_both(n); grads = random_both(n);
+        master = random_both<float>(NEEDS_MASTER ? n : 0);
+        m = random_both<float>(n, 0, 0.1f); v = random_both<float>(n, 0, 0.1f);
+        for (size_t i = 0; i < n; i++) v.cpu[i] = v.start[i] = fabsf(v.start[i]); // a mean of squares
+        grad_scale = both_of(std::vector<float>(1, 0.5f));
+        cpu::adamw_update(settings, params.cpu, NEEDS_MASTER ? master.cpu : NULL, m.cpu, v.cpu, grads.cpu, grad_scale.cpu,
+                          n, no_decay);
+    }
+    float* master_or_none() { return NEEDS_MASTER ? master.gpu : NULL; }
+    void begin_again() { ::begin_again(params); ::begin_again(master); ::begin_again(m); ::begin_again(v); }
+    void expect_right() {
+        expect_near("m", m, 8);
+        expect_near("v", v, 8);
+        expect_near("master", master, 32);
+        expect_near("params", params, 32);
+    }
+};
+#define KERNEL_ARGUMENTS(p) (p).params.gpu, (p).master_or_none(), (p).m.gpu, (p).v.gpu, (p).grads.gpu, (p).grad_scale.gpu, \
+                            (p).n, (p).no_decay
+static unsigned blocks_for(size_t elements, int threads) { return (unsigned)ceil_div(elements, (size_t)threads); }
+
+// ---- 1: the formula as it is printed ----
+// An element a thread, and each thread works the corrections 1 - b^t out for itself: two powers and two more divisions, while
+// nothing else of its own is under way.
+__global__ void naive_kernel(AdamW a, floatX* params, float* master, float* m, float* v, const floatX* grads,
+                             const float* grad_scale, size_t n, size_t no_decay) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    float g = widen(grads[i]) * *grad_scale, p = master != NULL ? master[i] : widen(params[i]);
+    m[i] = a.beta1 * m[i] + (1 - a.beta1) * g;
+    v[i] = a.beta2 * v[i] + (1 - a.beta2) * g * g;
+    float m_hat = m[i] / (1 - powf(a.beta1, (float)a.t)), v_hat = v[i] / (1 - powf(a.beta2, (float)a.t));
+    if (i >= no_decay) p -= a.lr * a.weight_decay * p;
+    p -= a.lr * m_hat / (sqrtf(v_hat) + a.eps);
+    if (master != NULL) master[i] = p;
+    params[i] = narrow<floatX>(p);
+}
+static bool adamw_1_naive(Problem& p, int threads) {
+    naive_kernel<<<blocks_for(p.n, threads), threads, 0, compute_stream>>>(settings, KERNEL_ARGUMENTS(p));
+    return true;
+}
+
+// ---- 2: what is the same for all is worked out once, on the host ----
+// llmc/'s kernel at one element a thread: 2 or 4 bytes a load. It is also what llmc/ runs on arrays that are not aligned.
+static bool adamw_2_scalar(Problem& p, int threads) {
+    auto kernel = adamw_kernel<1, floatX>;
+    kernel<<<blocks_for(p.n, threads), threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
+    return true;
+}
+
+// ---- 3: as many blocks as stay on the GPU, which go through the array together ----
+// Saves starting some hundred thousand blocks. But a thread ends one element before it begins the next, with its loads not
+// started until then, and starting blocks is what GPUs are good at.
+__global__ void strides_kernel(AdamWFactors f, floatX* params, float* master, float* m, float* v, const floatX* grads,
+                               const float* grad_scale, size_t n, size_t no_decay) {
+    float scale = *grad_scale;
+    size_t step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step)
+        adamw_piece<1>(f, scale, params, master, m, v, grads, i, no_decay);
+}
+static bool adamw_3_strides(Problem& p, int threads) {
+    unsigned blocks = (unsigned)(cuda_device.multiProcessorCount * 2048 / threads);
+    strides_kernel<<<blocks, threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
+    return true;
+}
+
+// ---- 4: llmc/'s ----
+// 16 bytes of 16-bit numbers a thread, and the fp32 arrays beside them in two loads each. llmc/ takes blocks of 256.
+static bool adamw_4_llmc(Problem& p, int threads) {
+    auto kernel = adamw_kernel<VEC, floatX>;
+    unsigned blocks = blocks_for(ceil_div(p.n, VEC), threads);
+    kernel<<<blocks, threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
+    return true;
+}
+
+static const Variant<Problem> variants[] = {
+    { "adamw_1_naive", "an element a thread, the formula as printed", adamw_1_naive },
+    { "adamw_2_scalar", "the corrections once, on the host", adamw_2_scalar },
+    { "adamw_3_strides", "only as many blocks as fit, each takes many elements", adamw_3_strides },
+    { "adamw_4_llmc", "16 bytes a load", adamw_4_llmc },
+};
+int main(int argc, char** argv) {
+    return run_variants(argc, argv, "adamw", "rows times cols parameters", { 4096, 4096 }, { 9, 347 }, variants);
+}

@@ -1,0 +1,89 @@
+/*
+encoder_forward.cu - token and position embeddings, in several kernels: out (B,T,C) = wte[tokens] + wpe[0..T).
+
+The smallest kernel that there is. Rows of wte are picked by token, but each is a run of C neighbours, so memory is read well;
+only division and the size of a load are left to do badly. Counted are two rows read and one written for each token, though
+rows of wpe are the same for every sequence and come from the cache.
+*/
+#include "variants.cuh"
+#include "../../llmc/cuda/encoder.cuh"
+
+// Sequences of 1024 tokens, or of 7 in a small shape: several of them, so that a mistaken position shows.
+static int sequence_length(int rows) {
+    for (int T : { 1024, 7 }) if (rows % T == 0) return T;
+    return rows;
+}
+struct Problem {
+    int T, B, C, V;
+    double bytes; // that must be moved once
+    Both<int> tokens;
+    Both<floatX> wte, wpe, out;
+
+    Problem(Shape s) : T(sequence_length(s.rows)), B(s.rows / T), C(s.cols), V((int)size_min(s.rows, 32768)),
+                       bytes(3.0 * s.rows * C * sizeof(floatX)) {
+        start_cpu({ B, T, C, 1, V });
+        tokens = random_tokens((size_t)B * T, V);
+        wte = random_both((size_t)V * C); wpe = random_both((size_t)T * C);
+        out = unset_both((size_t)B * T * C);
+        cpu::encoder_forward(out.cpu, tokens.cpu, wte.cpu, wpe.cpu, B, T, C);
+    }
+    void begin_again() { ::begin_again(out); }
+    void expect_right() { expect_near("out", out, 0); }
+};
+
+// ---- 1: what one would write first ----
+// A thread has an element, and finds out which it is by two divisions of 64 bits, which take a GPU dozens of instructions.
+__global__ void naive_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, size_t n, int T, int C) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    size_t row = i / C, c = i % C, t = row % T;
+    out[i] = narrow<floatX>(widen(wte[(size_t)tokens[row] * C + c]) + widen(wpe[t * C + c]));
+}
+static bool encoder_forward_1_naive(Problem& p, int threads) {
+    size_t n = p.out.n;
+    unsigned blocks = (unsigned)ceil_div(n, threads);
+    naive_kernel<<<blocks, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, n, p.T, p.C);
+    return true;
+}
+
+// ---- 2: a thread a row ----
+// No divisions; but neighbours read and write C elements apart, and each piece of memory that comes is used in part.
+__global__ void rows_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int N, int T, int C) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= N) return;
+    const floatX *e = wte + (size_t)tokens[i] * C, *position = wpe + (size_t)(i % T) * C;
+    for (int c = 0; c < C; c++) out[(size_t)i * C + c] = narrow<floatX>(widen(e[c]) + widen(position[c]));
+}
+static bool encoder_forward_2_rows(Problem& p, int threads) {
+    int N = p.B * p.T;
+    unsigned blocks = (unsigned)ceil_div(N, threads);
+    rows_kernel<<<blocks, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, N, p.T, p.C);
+    return true;
+}
+
+// ---- 3: a block a row ----
+// One division a block. (llmc/'s kernel, with an element a load.)
+static bool encoder_forward_3_block(Problem& p, int threads) {
+    auto kernel = encoder_forward_kernel<1>;
+    kernel<<<p.B * p.T, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, p.T, p.C);
+    return true;
+}
+
+// ---- 4: llmc/'s ----
+// 16 bytes a load: a row of 768 in 16 bits is 96 threads' work, and llmc/ takes as many.
+static bool encoder_forward_4_llmc(Problem& p, int threads) {
+    if (p.C % VEC != 0) return false;
+    auto kernel = encoder_forward_kernel<VEC>;
+    kernel<<<p.B * p.T, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, p.T, p.C);
+    return true;
+}
+
+static const Variant<Problem> variants[] = {
+    { "encoder_forward_1_naive", "a thread an element, two divisions each", encoder_forward_1_naive },
+    { "encoder_forward_2_rows", "a thread a row: neighbours far apart", encoder_forward_2_rows },
+    { "encoder_forward_3_block", "a block a row", encoder_forward_3_block },
+    { "encoder_forward_4_llmc", "the same, 16 bytes a load", encoder_forward_4_llmc },
+};
+int main(int argc, char** argv) {
+    return run_variants(argc, argv, "encoder_forward", "rows are tokens, cols channels", { 32768, 768 }, { 14, 72 }, variants);
+}

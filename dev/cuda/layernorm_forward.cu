@@ -1,0 +1,203 @@
+/*
+layernorm_forward.cu - the residual addition and layernorm, forward, in several kernels: res = inp1 + inp2, rounded to floatX,
+and out = (res - mean(res)) * rstd(res) * w + b over each of N rows of C channels.
+
+It reads two rows and writes two; arithmetic is next to nothing, so the best that it can do is what a copy of as many bytes
+does. `make build/cuda-bf16/variants/layernorm_forward` and run it; dev/cuda/README.md says what the columns mean.
+*/
+#include "variants.cuh"
+#include "../../llmc/cuda/layernorm.cuh"
+
+struct Problem {
+    int N, C;
+    double bytes; // that must be moved once
+    Both<floatX> inp1, inp2, w, b, res, out;
+    Both<float> mean, rstd;
+
+    Problem(Shape s) : N(s.rows), C(s.cols), bytes(4.0 * N * C * sizeof(floatX)) {
+        size_t n = (size_t)N * C;
+        start_cpu({ 1, N, C, 1, 1 });
+        inp1 = random_both(n, 0.5f); inp2 = random_both(n);
+        w = random_both(C, 1, 0.5f); b = random_both(C, 0, 0.5f);
+        res = unset_both(n); out = unset_both(n);
+        mean = unset_both<float>(N); rstd = unset_both<float>(N);
+        cpu::residual_layernorm_forward(res.cpu, out.cpu, mean.cpu, rstd.cpu, inp1.cpu, inp2.cpu, w.cpu, b.cpu, N, C);
+    }
+    void begin_again() { ::begin_again(res); ::begin_again(out); ::begin_again(mean); ::begin_again(rstd); }
+    void expect_right() {
+        double slack = 32 + 2 * sqrt(C); // a sum in one thread's order is off by about sqrt(C) roundings
+        expect_near("res", res, 0);
+        expect_near("out", out, slack);
+        expect_near("mean", mean, slack);
+        expect_near("rstd", rstd, slack);
+    }
+};
+#define KERNEL_PARAMETERS floatX* res, floatX* out, float* mean, float* rstd, const floatX* inp1, const floatX* inp2, \
+                          const floatX* w, const floatX* b, int N, int C
+#define KERNEL_ARGUMENTS(p) (p).res.gpu, (p).out.gpu, (p).mean.gpu, (p).rstd.gpu, (p).inp1.gpu, (p).inp2.gpu, \
+                            (p).w.gpu, (p).b.gpu, (p).N, (p).C
+
+// ---- 1: what one would write first ----
+// A thread has a row. Neighbouring threads read C elements apart, so each element that a warp reads brings a whole sector of
+// 32 bytes from memory, and there are only N threads to hide the wait.
+__global__ void naive_kernel(KERNEL_PARAMETERS) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= N) return;
+    size_t row = (size_t)i * C;
+    float sum = 0, square = 0;
+    for (int c = 0; c < C; c++) {
+        res[row + c] = narrow<floatX>(widen(inp1[row + c]) + widen(inp2[row + c]));
+        sum += widen(res[row + c]);
+    }
+    float m = sum / C;
+    for (int c = 0; c < C; c++) {
+        float x = widen(res[row + c]) - m;
+        square += x * x;
+    }
+    float s = 1.0f / sqrtf(square / C + LAYERNORM_EPS);
+    for (int c = 0; c < C; c++) out[row + c] = narrow<floatX>((widen(res[row + c]) - m) * s * widen(w[c]) + widen(b[c]));
+    mean[i] = m;
+    rstd[i] = s;
+}
+static bool layernorm_forward_1_naive(Problem& p, int threads) {
+    naive_kernel<<<(unsigned)ceil_div(p.N, threads), threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
+    return true;
+}
+
+// ---- 2: neighbouring threads, neighbouring addresses ----
+// A warp has a row, and each lane every 32nd element of it.
+__global__ void warp_kernel(KERNEL_PARAMETERS) {
+    int i = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, lane = threadIdx.x % WARP;
+    if (i >= N) return;
+    size_t row = (size_t)i * C;
+    float sum = 0, square = 0;
+    for (int c = lane; c < C; c += WARP) {
+        res[row + c] = narrow<floatX>(widen(inp1[row + c]) + widen(inp2[row + c]));
+        sum += widen(res[row + c]);
+    }
+    float m = warp_sum(sum) / C;
+    for (int c = lane; c < C; c += WARP) {
+        float x = widen(res[row + c]) - m;
+        square += x * x;
+    }
+    float s = 1.0f / sqrtf(warp_sum(square) / C + LAYERNORM_EPS);
+    for (int c = lane; c < C; c += WARP)
+        out[row + c] = narrow<floatX>((widen(res[row + c]) - m) * s * widen(w[c]) + widen(b[c]));
+    if (lane != 0) return;
+    mean[i] = m;
+    rstd[i] = s;
+}
+static bool layernorm_forward_2_warp(Problem& p, int threads) {
+    warp_kernel<<<(unsigned)ceil_div(p.N, threads / WARP), threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
+    return true;
+}
+
+// ---- 3: more threads to a row ----
+// A block has a row. More loads are under way for one row, but each of the two sums is now two barriers of the whole block,
+// at which all its loads have run dry.
+__global__ void block_kernel(KERNEL_PARAMETERS) {
+    __shared__ float of_warps[WARP];
+    int i = blockIdx.x; // the grid has N blocks
+    (void)N;
+    size_t row = (size_t)i * C;
+    float sum = 0, square = 0;
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        res[row + c] = narrow<floatX>(widen(inp1[row + c]) + widen(inp2[row + c]));
+        sum += widen(res[row + c]);
+    }
+    float m = block_sum(sum, of_warps) / C;
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        float x = widen(res[row + c]) - m;
+        square += x * x;
+    }
+    float s = 1.0f / sqrtf(block_sum(square, of_warps) / C + LAYERNORM_EPS);
+    for (int c = threadIdx.x; c < C; c += blockDim.x)
+        out[row + c] = narrow<floatX>((widen(res[row + c]) - m) * s * widen(w[c]) + widen(b[c]));
+    if (threadIdx.x != 0) return;
+    mean[i] = m;
+    rstd[i] = s;
+}
+static bool layernorm_forward_3_block(Problem& p, int threads) {
+    block_kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
+    return true;
+}
+
+// ---- 4: the row stays in registers ----
+// A warp has a row, taken as 16-byte pieces, and each lane keeps its pieces: memory is touched once. How many there are must
+// be known to the compiler, or they would not be registers; long rows need more of them than leave room for many warps.
+template <int PIECES> __global__ void registers_kernel(KERNEL_PARAMETERS) {
+    int i = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, lane = threadIdx.x % WARP;
+    if (i >= N) return;
+    size_t row = (size_t)i * C;
+    Floats<VEC> x[PIECES];
+    float sum = 0, square = 0;
+    #pragma unroll
+    for (int j = 0; j < PIECES; j++) {
+        int c = (j * WARP + lane) * VEC;
+        if (c >= C) continue;
+        Floats<VEC> x1 = load<VEC>(inp1 + row + c), x2 = load<VEC>(inp2 + row + c);
+        #pragma unroll
+        for (int k = 0; k < VEC; k++) {
+            x[j].x[k] = widen(narrow<floatX>(x1.x[k] + x2.x[k])); // what is stored is what is normalised
+            sum += x[j].x[k];
+        }
+        store(res + row + c, x[j]);
+    }
+    float m = warp_sum(sum) / C;
+    #pragma unroll
+    for (int j = 0; j < PIECES; j++) {
+        #pragma unroll
+        for (int k = 0; k < VEC; k++)
+            if ((j * WARP + lane) * VEC < C) square += (x[j].x[k] - m) * (x[j].x[k] - m);
+    }
+    float s = 1.0f / sqrtf(warp_sum(square) / C + LAYERNORM_EPS);
+    #pragma unroll
+    for (int j = 0; j < PIECES; j++) {
+        int c = (j * WARP + lane) * VEC;
+        if (c >= C) continue;
+        Floats<VEC> weight = load<VEC>(w + c), bias = load<VEC>(b + c);
+        #pragma unroll
+        for (int k = 0; k < VEC; k++) x[j].x[k] = (x[j].x[k] - m) * s * weight.x[k] + bias.x[k];
+        store(out + row + c, x[j]);
+    }
+    if (lane != 0) return;
+    mean[i] = m;
+    rstd[i] = s;
+}
+template <int PIECES> static void launch_registers(Problem& p, int threads) {
+    unsigned blocks = (unsigned)ceil_div(p.N, threads / WARP);
+    registers_kernel<PIECES><<<blocks, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
+}
+static bool layernorm_forward_4_registers(Problem& p, int threads) {
+    size_t pieces = ceil_div(p.C, WARP * VEC);
+    if (p.C % VEC != 0 || pieces > 8) return false;
+    if (pieces <= 1) launch_registers<1>(p, threads);
+    else if (pieces <= 2) launch_registers<2>(p, threads);
+    else if (pieces <= 4) launch_registers<4>(p, threads);
+    else if (pieces <= 6) launch_registers<6>(p, threads);
+    else launch_registers<8>(p, threads);
+    return true;
+}
+
+// ---- 5: llmc/'s ----
+// As 4, but the row waits in shared memory, which holds a row of any length that models have. llmc/ takes blocks of 256.
+static bool layernorm_forward_5_llmc(Problem& p, int threads) {
+    size_t bytes = (size_t)(threads / WARP) * p.C * sizeof(floatX);
+    if (bytes > LAYERNORM_SHARED) return false;
+    dim3 block(WARP, threads / WARP);
+    unsigned blocks = (unsigned)ceil_div(p.N, block.y);
+    auto kernel = p.C % VEC == 0 ? residual_layernorm_forward_kernel<VEC> : residual_layernorm_forward_kernel<1>;
+    kernel<<<blocks, block, bytes, compute_stream>>>(KERNEL_ARGUMENTS(p));
+    return true;
+}
+
+static const Variant<Problem> variants[] = {
+    { "layernorm_forward_1_naive", "a thread a row", layernorm_forward_1_naive },
+    { "layernorm_forward_2_warp", "a warp a row: neighbours read neighbours", layernorm_forward_2_warp },
+    { "layernorm_forward_3_block", "a block a row: more loads under way, barriers at each sum", layernorm_forward_3_block },
+    { "layernorm_forward_4_registers", "a warp a row, 16 bytes a load, the row in registers", layernorm_forward_4_registers },
+    { "layernorm_forward_5_llmc", "a warp a row, 16 bytes a load, the row in shared memory", layernorm_forward_5_llmc },
+};
+int main(int argc, char** argv) {
+    return run_variants(argc, argv, "layernorm_forward", "rows are tokens, cols channels", { 32768, 768 }, { 11, 264 }, variants);
+}

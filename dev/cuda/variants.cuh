@@ -1,0 +1,220 @@
+/*
+variants.cuh - what the files of this folder share, each of which is one operation in several kernels, from naive to llmc/'s.
+
+Such a file has a struct Problem (the arrays of one shape, the CPU's result, what has to be compared), functions of one
+signature, name_1_naive(Problem&, threads), name_2_..., and a table of them, which it gives to run_variants(). That checks
+every variant at every block size against the CPU's layer, and then, on a GPU, times it. Under the emulator
+(make DEVICE=emulated) times mean nothing, and only the check is made.
+
+How times are taken: each call alone, by events on the stream, after a pass over memory that leaves nothing of the operation's
+arrays in the cache; the median counts. What they are compared with, the rate of a copy, is measured in the same run.
+*/
+#ifndef DEV_CUDA_VARIANTS_CUH
+#define DEV_CUDA_VARIANTS_CUH
+#include "../../llmc/cuda/common.cuh" // before device.h, so that a file picks the layers it wants, and needs no cuBLASLt
+#include "../../llmc/cuda/device.cuh"
+#include "../../test/cuda_both.h"
+#include <string>
+
+typedef struct { int rows, cols; } Shape;
+
+// `launch` puts the operation on compute_stream in blocks of so many threads, a multiple of 32. It returns false, and has
+// done nothing, where the kernel cannot do this shape or this block size.
+template <typename Problem> struct Variant {
+    const char *name, *idea;
+    bool (*launch)(Problem& p, int threads);
+};
+
+#ifdef CUDA_EMULATOR
+constexpr bool variants_are_timed = false;
+#else
+constexpr bool variants_are_timed = true;
+#endif
+constexpr int BLOCK_SIZES[] = { 32, 64, 128, 256, 512, 1024 };
+
+// ---- the command line ----
+typedef struct { Shape shape; const char* wanted; int repetitions; } VariantOptions;
+
+static int positive_number(const char* option, const char* text) {
+    char* end;
+    long n = strtol(text, &end, 10);
+    require(*text != 0 && *end == 0 && n > 0 && n <= INT32_MAX / 4, "%s must be a number from 1 to %d, not '%s'",
+            option, INT32_MAX / 4, text);
+    return (int)n;
+}
+static VariantOptions parse_variant_options(int argc, char** argv, const char* shape_means, Shape usual) {
+    VariantOptions o = { usual, "", 50 };
+    for (int i = 1; i < argc; i++) {
+        const char* option = argv[i];
+        if (strcmp(option, "--help") == 0) {
+            printf("usage: %s [--rows N] [--cols N] [--variant NAME] [--repetitions N]\n\n"
+                   "--rows, --cols   the shape: %s; %d x %d if not given\n"
+                   "--variant        only variants with this in their name\n"
+                   "--repetitions    timed calls at each block size, of which the median counts (50)\n",
+                   argv[0], shape_means, usual.rows, usual.cols);
+            exit(0);
+        }
+        require(i + 1 < argc || strncmp(option, "--", 2) != 0, "%s needs a value; --help lists the options", option);
+        if (strcmp(option, "--rows") == 0) o.shape.rows = positive_number(option, argv[++i]);
+        else if (strcmp(option, "--cols") == 0) o.shape.cols = positive_number(option, argv[++i]);
+        else if (strcmp(option, "--variant") == 0) o.wanted = argv[++i];
+        else if (strcmp(option, "--repetitions") == 0) o.repetitions = positive_number(option, argv[++i]);
+        else require(false, "there is no option '%s'; --help lists them", option);
+    }
+    return o;
+}
+
+// ---- time ----
+// What times a call: two events, and twice a cache's worth of memory, which is read before each call so that the operation
+// finds nothing of its own in the cache.
+typedef struct {
+    int4* memory; // (n) zeros; this and `sink` are owned by cuda_both.h's list
+    size_t n;
+    int* sink;    // (1)
+    cudaEvent_t begin, end; // owned
+    int repetitions;
+} Timer;
+
+__global__ void read_kernel(const int4* x, size_t n, int* sink) {
+    int bits = 0;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+        bits |= x[i].x | x[i].y | x[i].z | x[i].w;
+    if (bits != 0) *sink = bits; // never; but a compiler that knew would leave the reads out
+}
+static Timer timer_init(int repetitions) {
+    int device, bytes;
+    cuda_check(cudaGetDevice(&device), "the cache's size");
+    cuda_check(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device), "the cache's size");
+    Timer t = { NULL, 2 * (size_t)bytes / sizeof(int4), NULL, NULL, NULL, repetitions };
+    t.memory = (int4*)device_bytes(t.n * sizeof(int4));
+    t.sink = (int*)device_bytes(sizeof(int));
+    cuda_check(cudaMemset(t.memory, 0, t.n * sizeof(int4)), "clearing the timer's memory");
+    cuda_check(cudaDeviceSynchronize(), "clearing the timer's memory");
+    cuda_check(cudaEventCreate(&t.begin), "timing");
+    cuda_check(cudaEventCreate(&t.end), "timing");
+    return t;
+}
+static void timer_free(Timer t) {
+    cuda_check(cudaEventDestroy(t.begin), "timing");
+    cuda_check(cudaEventDestroy(t.end), "timing");
+}
+// The median in milliseconds of some calls, after two that warm up.
+template <typename F> static double median_ms(Timer t, F call) {
+    std::vector<float> ms((size_t)t.repetitions);
+    call();
+    call();
+    for (float& m : ms) {
+        read_kernel<<<1024, 256, 0, compute_stream>>>(t.memory, t.n, t.sink);
+        cuda_check(cudaEventRecord(t.begin, compute_stream), "timing");
+        call();
+        cuda_check(cudaEventRecord(t.end, compute_stream), "timing");
+        cuda_check(cudaEventSynchronize(t.end), "timing");
+        cuda_check(cudaEventElapsedTime(&m, t.begin, t.end), "timing");
+    }
+    std::sort(ms.begin(), ms.end());
+    return ms[ms.size() / 2];
+}
+
+// ---- what this GPU's memory can do ----
+__global__ void copy_kernel(int4* dst, const int4* src, size_t n) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) dst[i] = src[i];
+}
+// GB/s, read and written, of 1 GiB copied by a kernel or by cudaMemcpy, whichever is faster.
+static double copy_rate(Timer t) {
+    const size_t bytes = (size_t)1 << 30, n = bytes / sizeof(int4);
+    void *src, *dst;
+    cuda_check(cudaMalloc(&src, bytes), "memory to measure a copy");
+    cuda_check(cudaMalloc(&dst, bytes), "memory to measure a copy");
+    double by_kernel = median_ms(t, [&] {
+        copy_kernel<<<(unsigned)(n / 256), 256, 0, compute_stream>>>((int4*)dst, (const int4*)src, n);
+    });
+    double by_library = median_ms(t, [&] {
+        cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, compute_stream), "measuring a copy");
+    });
+    cuda_check(cudaFree(src), "memory to measure a copy");
+    cuda_check(cudaFree(dst), "memory to measure a copy");
+    return 2e-6 * (double)bytes / fmin(by_kernel, by_library);
+}
+
+// ---- check ----
+// What a variant is at one block size.
+typedef enum { VARIANT_RIGHT, VARIANT_WRONG, VARIANT_NOT_OFFERED } Verdict;
+
+template <typename Problem> static Verdict check_variant(const Variant<Problem>& v, Problem& p, int threads) {
+    failures_in_test = 0;
+    p.begin_again(); // outputs are NaN: what is not written shows
+    if (!v.launch(p, threads)) return VARIANT_NOT_OFFERED;
+    cudaError_t launched = cudaGetLastError();
+    if (launched == cudaErrorLaunchOutOfResources) return VARIANT_NOT_OFFERED; // so many threads have too few registers
+    cuda_check(launched, v.name);
+    cuda_check(cudaStreamSynchronize(compute_stream), v.name);
+    p.expect_right();
+    return failures_in_test ? VARIANT_WRONG : VARIANT_RIGHT;
+}
+
+// ---- the table ----
+// One variant: its row, and whether it was right at every block size that it offers.
+template <typename Problem>
+static bool variant_row(const Variant<Problem>& v, Problem& p, Timer t, double peak) {
+    std::string wrong_at, sweep;
+    double best = INFINITY;
+    int best_threads = 0, offered = 0;
+    for (int threads : BLOCK_SIZES) {
+        Verdict verdict = check_variant(v, p, threads);
+        char text[32] = " -";
+        offered += verdict != VARIANT_NOT_OFFERED;
+        if (verdict == VARIANT_WRONG) wrong_at += " " + std::to_string(threads);
+        if (verdict == VARIANT_RIGHT && variants_are_timed) {
+            double ms = median_ms(t, [&] { v.launch(p, threads); });
+            if (ms < best) { best = ms; best_threads = threads; }
+            snprintf(text, sizeof text, " %.4f", ms);
+        }
+        sweep += text;
+    }
+    bool right = wrong_at.empty();
+    std::string verdict = !offered ? "not this shape" : right ? "right" : "WRONG at" + wrong_at;
+    printf("| %s | %s | %s |", v.name, v.idea, verdict.c_str());
+    if (variants_are_timed && best_threads > 0) {
+        double rate = 1e-6 * p.bytes / best;
+        printf(" %d | %.4f | %.0f | %.0f %% |%s |", best_threads, best, rate, 100 * rate / peak, sweep.c_str());
+    } else if (variants_are_timed) printf(" | | | | |");
+    printf("\n");
+    fflush(stdout);
+    return right;
+}
+
+// main() of an operation; `usual` is the shape on a GPU, `small` under the emulator. Problem's constructor takes a Shape.
+template <typename Problem, size_t N>
+static int run_variants(int argc, char** argv, const char* operation, const char* shape_means, Shape usual, Shape small,
+                        const Variant<Problem> (&variants)[N]) {
+    VariantOptions o = parse_variant_options(argc, argv, shape_means, variants_are_timed ? usual : small);
+    device_init(0, 1);
+    cpu::device_init(0, 1);
+    cuda_check(cudaDeviceGetAttribute(&cuda_layers.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0), operation);
+    Problem p(o.shape);
+    printf("%s, %s, %d x %d (%s), %.1f MB moved, on %s\n", operation, FLOATX_NAME, o.shape.rows, o.shape.cols, shape_means,
+           1e-6 * p.bytes, device_name());
+    Timer t = {};
+    double peak = 0;
+    if (variants_are_timed) {
+        t = timer_init(o.repetitions);
+        peak = copy_rate(t);
+        printf("peak measured here: copy %.0f GB/s\n", peak);
+    } else printf("without a GPU: results are checked, times are not taken\n");
+    printf("\n| variant | idea | result |%s\n|---|---|---|%s\n", !variants_are_timed ? ""
+           : " best block | ms | GB/s | of the peak | ms at blocks of 32, 64, 128, 256, 512, 1024 |",
+           variants_are_timed ? "---|---|---|---|---|" : "");
+    int tried = 0, wrong = 0;
+    for (const Variant<Problem>& v : variants) {
+        if (strstr(v.name, o.wanted) == NULL) continue;
+        tried++;
+        wrong += !variant_row(v, p, t, peak);
+    }
+    require(tried > 0, "no variant has '%s' in its name", o.wanted);
+    if (variants_are_timed) timer_free(t);
+    free_all();
+    device_shutdown();
+    return wrong > 0;
+}
+#endif

@@ -1,0 +1,72 @@
+#!/bin/bash
+# The kernels of dev/cuda/ in their variants, where there is no GPU: under the emulator, with the address sanitizer, every one
+# gives the CPU layer's numbers at every block size; one that does not is told, and nothing else is.
+. test/lib.sh
+[ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
+for folder in "${CUDA_HOME:-/usr/local/cuda}" /usr; do [ -e "$folder/include/cuda_runtime.h" ] && cuda=$folder; done
+[ -n "${cuda:-}" ] || { echo "1..0 # SKIP CUDA's headers are not here"; exit 0; }
+export OMP_NUM_THREADS=1
+
+# compile SOURCE PRECISION PROGRAM: compiling takes longer than running, so nothing is optimised.
+compile() {
+    local layers=$work/cpu_layers-$2.o
+    [ -e "$layers" ] || gcc -std=c11 -O1 -march=native -fopenmp -ffp-contract=off -DPRECISION_"${2^^}" \
+        -c test/cpu_layers.c -o "$layers" || return 1
+    sh test/emulator/compile.sh "$1" "$3" asan -DPRECISION_"${2^^}" -Idev/cuda "$layers" -ldnnl -fopenmp -O0 -g1
+}
+# results OF THE TABLE: name and result of each variant.
+results() { sed -n 's/^| \([a-z_]*_[0-9]_[a-z_]*\) | .* | \([^|]*\) |$/\1: \2/p'; }
+# all_right SOURCE PROGRAM OPTION...: each variant that the file's table has is there and right.
+all_right() {
+    local source=$1
+    shift
+    "$@" > "$work/said" || { cat "$work/said"; return 1; }
+    results < "$work/said" | tee "$work/results"
+    [ "$(grep -c ': right$' "$work/results")" -eq "$(grep -c '^    { "' "$source")" ] && [ -s "$work/results" ]
+}
+# Where a row is no whole number of pieces of 16 bytes, some cannot be done, and the others are right.
+odd_shape_right() {
+    "$@" > "$work/said" || { cat "$work/said"; return 1; }
+    results < "$work/said" | tee "$work/results"
+    grep -q ': right$' "$work/results" && ! grep -vq ': right$\|: not this shape$' "$work/results"
+}
+
+precisions=(bf16 fp32)
+for source in dev/cuda/*.cu; do
+    name=$(basename "$source" .cu)
+    [ "$name" != bench_layers ] || continue
+    precision=${precisions[$((tests / 3 % 2))]} # every precision has its share
+    program=$work/$name
+    check "$name, $precision: compiles" compile "$source" "$precision" "$program"
+    check "$name, $precision: every variant is right" all_right "$source" "$program"
+    check "$name, $precision: of an odd shape, too" odd_shape_right "$program" --rows 3 --cols 131
+done
+
+# The lanes' sums of squares, which the second kernel brings together, are left apart.
+broken_is_told() {
+    sed '/^__global__ void warp_kernel/,/^}/s/warp_sum(square)/square/' dev/cuda/layernorm_forward.cu > "$work/broken.cu"
+    not cmp -s "$work/broken.cu" dev/cuda/layernorm_forward.cu && compile "$work/broken.cu" fp32 "$work/broken" || return 1
+    "$work/broken" > "$work/said"
+    local status=$?
+    cat "$work/said"
+    [ "$status" -eq 1 ] || return 1
+    results < "$work/said" > "$work/results"
+    [ "$(grep -c ': right$' "$work/results")" -eq 4 ] &&
+        grep -q '^layernorm_forward_2_warp: WRONG at 32 64 128 256 512 1024$' "$work/results" &&
+        grep -q 'element 0 of' "$work/said"
+}
+one_variant() {
+    "$work/adamw" --variant 1_naive > "$work/said" || return 1
+    [ "$(results < "$work/said")" = "adamw_1_naive: right" ]
+}
+bad_options() {
+    fails_with "no variant has 'nothing' in its name" -- "$work/adamw" --variant nothing || return 1
+    fails_with "rows must be a number from 1 to .*, not '0'" -- "$work/adamw" --rows 0 || return 1
+    fails_with "there is no option '--shape'" -- "$work/adamw" --shape 3 || return 1
+    fails_with "cols needs a value" -- "$work/adamw" --cols
+}
+check "a broken variant is told, with the block sizes, and the others are right" broken_is_told
+check "one variant alone" one_variant
+check "options that there are not" bad_options
+check "--help" sh -c '"$1" --help | grep -q "^--repetitions"' - "$work/adamw"
+done_testing
