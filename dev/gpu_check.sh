@@ -4,13 +4,14 @@
 # and Open MPI; no network.
 #
 #   sh dev/gpu_check.sh          everything that fits in GPU_CHECK_SECONDS (570); ends with a page for doc/gpu.md
-#   sh dev/gpu_check.sh PART...  some of: build layers training ranks zero fsdp speed pytorch sanitizer
+#   sh dev/gpu_check.sh PART...  some of: build layers training ranks zero fsdp speed pytorch sanitizer; kernels: those of
+#                                dev/cuda/ in their variants, only if asked for
 #   sh dev/gpu_check.sh --pack   collects the libraries that are not NVIDIA's in build/carry, for a machine that has none; Open
 #                                MPI as pip has it, which runs wherever it is put
 #
 # GPU_CHECK_LIBS=DIR    a folder made by --pack (default build/carry, if it is there)
 # GPU_CHECK_OUT=DIR     where logs and the page go (default build/gpu_check)
-# GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU: `build training ranks zero fsdp` only
+# GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU: `build training ranks zero fsdp kernels` only
 #
 # Every part has a time limit, and one that fails does not stop the next. The status is 0 if all that ran is well.
 [ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@"
@@ -288,6 +289,11 @@ speed() {
     trains bf16 32 --deterministic
     trains fp32 16
 }
+# The kernels of dev/cuda/ in their variants, each at every block size.
+kernels() {
+    part kernels-build 120 make -j4 DEVICE="$device" PRECISION=bf16 variants &&
+        part kernels 300 make -s --no-print-directory DEVICE="$device" PRECISION=bf16 run-variants
+}
 pytorch() {
     local python=${PYTHON:-python3} run name
     local ask='import torch; assert torch.cuda.is_available(); print("PyTorch", torch.__version__)'
@@ -346,6 +352,10 @@ page() {
             cat "$out/peaks-$precision.log"
         fi
     done
+    if [ -s "$out/kernels.log" ]; then
+        printf '\n### Kernels in their variants\n\n'
+        cat "$out/kernels.log"
+    fi
     printf '\n### Checks\n\n| part | result | took |\n|---|---|---|\n'
     cat "$out/results.txt"
 }
@@ -356,8 +366,8 @@ rm -f "$out"/*.log "$out"/*.txt "$out/page.md"
 for name in ${*:-build layers training ranks zero fsdp speed pytorch sanitizer}; do
     case $name in
         build) part build 240 build_all ;;
-        layers|training|ranks|zero|fsdp|speed|pytorch|sanitizer) $name ;;
-        *) fail "there is no part '$name'; there are build layers training ranks zero fsdp speed pytorch sanitizer" ;;
+        layers|training|ranks|zero|fsdp|speed|pytorch|sanitizer|kernels) $name ;;
+        *) fail "there is no part '$name'; there are build layers training ranks zero fsdp speed pytorch sanitizer kernels" ;;
     esac
 done
 page | tee "$out/page.md"
