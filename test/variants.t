@@ -10,7 +10,7 @@ export OMP_NUM_THREADS=1
 # compile SOURCE PRECISION PROGRAM: compiling takes longer than running, so nothing is optimised.
 compile() {
     local layers=$work/cpu_layers-$2.o
-    [ -e "$layers" ] || gcc -std=c11 -O1 -march=native -fopenmp -ffp-contract=off -DPRECISION_"${2^^}" \
+    [ -e "$layers" ] || gcc -std=c11 -O0 -march=native -fopenmp -ffp-contract=off -DPRECISION_"${2^^}" \
         -c test/cpu_layers.c -o "$layers" || return 1
     sh test/emulator/compile.sh "$1" "$3" asan -DPRECISION_"${2^^}" -Idev/cuda "$layers" -ldnnl -fopenmp -O0 -g1
 }

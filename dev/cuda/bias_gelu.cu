@@ -1,0 +1,101 @@
+/*
+bias_gelu.cu - what follows the first product of the MLP where its own epilogue cannot do it, in several kernels:
+out (N,OC) += bias (OC), rounded to floatX, and act (N,OC) = gelu(out), the tanh form.
+
+One row is read and two are written. GELU costs an exponential and a division an element, which is the most arithmetic that any
+of these operations has, and still should hide behind memory. The best kernel is none: cuBLASLt adds the bias and applies GELU to
+a product's tile before it leaves the chip.
+*/
+#include "variants.cuh"
+#include "../../llmc/cuda/bias_gelu.cuh"
+
+// act (N,OC), out (N,OC) += bias (OC), by the formula as it is printed, in double
+static void bias_gelu_cpu(floatX* act, floatX* out, const floatX* bias, int N, int OC) {
+    #pragma omp parallel for
+    for (int i = 0; i < N * OC; i++) {
+        set(&out[i], (float)number(out[i]) + (float)number(bias[i % OC]));
+        double x = number(out[i]), u = sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
+        set(&act[i], (float)(0.5 * x * (1 + tanh(u))));
+    }
+}
+struct Problem {
+    int N, OC;
+    double bytes; // that must be moved once
+    Both<floatX> act, out, bias;
+
+    Problem(Shape s) : N(s.rows), OC(s.cols), bytes(3.0 * N * OC * sizeof(floatX)) {
+        size_t n = (size_t)N * OC;
+        start_cpu({ 1, N, OC, 1, 1 });
+        require(n <= INT32_MAX / 2, "%d x %d are more elements than this file's kernels count; choose fewer --rows", N, OC);
+        out = random_both(n, 0, 3); bias = random_both(OC);
+        act = unset_both(n);
+        bias_gelu_cpu(act.cpu, out.cpu, bias.cpu, N, OC);
+    }
+    void begin_again() { ::begin_again(act); ::begin_again(out); }
+    void expect_right() {
+        expect_near("out", out, 0);
+        expect_near("act", act, 32);
+    }
+};
+#define KERNEL_ARGUMENTS(p) (p).act.gpu, (p).out.gpu, (p).bias.gpu
+
+// ---- 1: the formula as it is printed ----
+// An element a thread. tanhf has branches, of which a warp often takes both; near -1 the sum 1 + tanh loses its digits.
+__global__ void naive_kernel(floatX* act, floatX* out, const floatX* bias, int n, int OC) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    out[i] = narrow<floatX>(widen(out[i]) + widen(bias[i % OC]));
+    float x = widen(out[i]), u = GELU_SCALE * (x + GELU_CUBIC * x * x * x);
+    act[i] = narrow<floatX>(0.5f * x * (1.0f + tanhf(u)));
+}
+static bool bias_gelu_1_naive(Problem& p, int threads) {
+    int n = p.N * p.OC;
+    naive_kernel<<<(unsigned)ceil_div(n, threads), threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), n, p.OC);
+    return true;
+}
+
+// ---- 2: a kernel for each step ----
+// Easier to put together from parts; but the sum goes to memory and comes back: four rows are moved instead of three.
+__global__ void bias_kernel(floatX* out, const floatX* bias, int n, int OC) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = narrow<floatX>(widen(out[i]) + widen(bias[i % OC]));
+}
+__global__ void gelu_kernel(floatX* act, const floatX* out, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) act[i] = narrow<floatX>(gelu(widen(out[i])));
+}
+static bool bias_gelu_2_two_kernels(Problem& p, int threads) {
+    int n = p.N * p.OC;
+    unsigned blocks = (unsigned)ceil_div(n, threads);
+    bias_kernel<<<blocks, threads, 0, compute_stream>>>(p.out.gpu, p.bias.gpu, n, p.OC);
+    gelu_kernel<<<blocks, threads, 0, compute_stream>>>(p.act.gpu, p.out.gpu, n);
+    return true;
+}
+
+// ---- 3: gelu(x) = x sigmoid(2u) ----
+// The same function with an exponential and a division, no branch and no lost digits; a block a row, so that nothing has to
+// be divided to find the column. (llmc/'s kernel, with an element a load.)
+static bool bias_gelu_3_sigmoid(Problem& p, int threads) {
+    auto kernel = bias_gelu_forward_kernel<1>;
+    kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.OC);
+    return true;
+}
+
+// ---- 4: llmc/'s ----
+// 16 bytes a load. llmc/ takes as many threads as a row has pieces, at most 256.
+static bool bias_gelu_4_llmc(Problem& p, int threads) {
+    if (p.OC % VEC != 0) return false;
+    auto kernel = bias_gelu_forward_kernel<VEC>;
+    kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.OC);
+    return true;
+}
+
+static const Variant<Problem> variants[] = {
+    { "bias_gelu_1_naive", "an element a thread, tanh as printed", bias_gelu_1_naive },
+    { "bias_gelu_2_two_kernels", "bias, then gelu: one row more to move", bias_gelu_2_two_kernels },
+    { "bias_gelu_3_sigmoid", "a block a row, an exponential instead of tanh", bias_gelu_3_sigmoid },
+    { "bias_gelu_4_llmc", "the same, 16 bytes a load", bias_gelu_4_llmc },
+};
+int main(int argc, char** argv) {
+    return run_variants(argc, argv, "bias_gelu", "rows are tokens, cols outputs", { 16384, 3072 }, { 9, 264 }, variants);
+}
