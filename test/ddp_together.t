@@ -58,6 +58,7 @@ sent_as_predicted() { # RANKS BATCH OPTION...
     cat "$work/sent.log"
     grep -q "^  bytes .* as predicted" "$work/sent.log" && [ "$(grep -c "\"comm_bytes\":$bytes," "$work/sent/metrics.jsonl")" -eq 3 ]
 }
+check "3 ranks send 2P(N-1)/N elements a step, and the loss" sent_as_predicted 3 8 --total-batch-size 384
 for ranks in 1 2 4; do
     check "$ranks rank(s) send 2P(N-1)/N elements a step, and the loss" sent_as_predicted $ranks $((32 / ranks))
     check "  with 4 micro-batches no more" sent_as_predicted $ranks $((8 / ranks))

@@ -21,7 +21,10 @@ make_in() {
     make --no-print-directory -C "$folder" DEVICE=cpu PRECISION="$precision" DEBUG= CFLAGS=-Wno-unused "$@" > "$folder/make.log" 2>&1 ||
         { say "run.sh: it cannot be built:"; cat "$folder/make.log" >&2; return 1; }
 }
-copy_sources() { mkdir -p "$1" && cp -r Makefile README.md llmc dev test train_gpt2_*.cu "$1"; }
+copy_sources() {
+    mkdir -p "$1" && cp -r Makefile README.md llmc dev test train_gpt2_*.cu "$1" || return 1
+    [ ! -e nvidia ] || ln -s "$PWD/nvidia" "$1/nvidia" # dev/setup.sh's wheels: the emulator needs their headers
+}
 
 # run_checks FOLDER TEST[:CHECKS] LOG: 0 if all passed, 1 if one failed, 2 if there was none. Ranks that wait for one
 # another without end are a failure, too.
@@ -29,7 +32,7 @@ run_checks() {
     test=${2%%:*} only=
     case $2 in *:*) only=${2#*:} ;; esac
     if [ -e "test/$test.t" ]; then
-        (cd "$1" && TEST_ONLY=$only timeout 120 bash "test/$test.t") > "$3" 2>&1
+        (cd "$1" && TEST_ONLY=$only timeout 300 bash "test/$test.t") > "$3" 2>&1
     else
         (cd "$1" && CMOCKA_MESSAGE_OUTPUT=TAP timeout 120 "build/test/$test") > "$3" 2>&1
     fi
