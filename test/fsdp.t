@@ -327,10 +327,10 @@ ends() { # PATTERN OPTION...: within 30 s, not well, and ranks 0 and 3 say it
 }
 killed_in_a_step() { # somewhere in one, after the first
     local pid status
-    rm -f "$work"/pid.*
+    rm -f "$work"/pid.* "$work/log" # what an earlier run has left there would pass for this one's
     timeout 60 $MPIRUN -np 3 bash -c 'echo $$ > "$0.$OMPI_COMM_WORLD_RANK"; exec "$@"' "$work/pid" "$fsdp" "${small[@]}" --batch-size 4 \
         --channels 128 --steps 1000 > "$work/log" 2>&1 < /dev/null & pid=$!
-    until grep -q "^step  *[2-9]/" "$work/log"; do kill -0 $pid 2> /dev/null || break; sleep 0.1; done
+    until grep -qs "^step  *[2-9]/" "$work/log"; do kill -0 $pid 2> /dev/null || break; sleep 0.1; done
     kill -9 "$(cat "$work/pid.1")"
     SECONDS=0
     wait $pid
