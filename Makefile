@@ -98,7 +98,7 @@ EMULATE = CPPFLAGS="$(shell sh dev/find_cuda.sh compile cublasLt $(STAND_INS))" 
     sh test/emulator/compile.sh
 BUILD_STAGE = $(EMULATE) $< $@ $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) \
     $(COMM_CUDA) $(CFLAGS) $(LDFLAGS) $(STAGE_LIBRARIES)
-BUILD_VARIANT = sh test/emulator/compile.sh $< $@ $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) \
+BUILD_VARIANT = $(EMULATE) $< $@ $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) \
     $(BUILD)/test/cpu_layers.o $(CFLAGS) $(LDFLAGS) -ldnnl -fopenmp
 FIND_LIBRARIES = sh dev/find_cuda.sh compile cublasLt $(CUDNN) >/dev/null
 endif
@@ -185,10 +185,9 @@ $(CUDA_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/%.cu $(BUILD)/test/cpu_la
 # One operation in several kernels, from naive to llmc/'s: checked against the CPU's layer, and on a GPU timed.
 VARIANTS := $(filter-out bench_layers,$(patsubst dev/cuda/%.cu,%,$(wildcard dev/cuda/*.cu)))
 variants: $(VARIANTS:%=$(BUILD)/variants/%)
-$(VARIANTS:%=$(BUILD)/variants/%): $(BUILD)/variants/%: dev/cuda/%.cu $(BUILD)/test/cpu_layers.o $(EMULATOR)
+$(VARIANTS:%=$(BUILD)/variants/%): $(BUILD)/variants/%: dev/cuda/%.cu $(BUILD)/test/cpu_layers.o $(EMULATOR) | find-libraries
 	@mkdir -p $(@D)
 	$(BUILD_VARIANT)
-$(VARIANTS:%=$(BUILD)/variants/%): | $(if $(filter cuda,$(DEVICE)),find-libraries)
 run-variants: variants
 	@status=0; for v in $(VARIANTS); do $(BUILD)/variants/$$v || status=1; echo; done; exit $$status
 # Collectives, how fast they are and whether they are right: for mpirun, on whatever ranks have.

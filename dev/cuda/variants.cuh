@@ -7,7 +7,8 @@ every variant at every block size against the CPU's layer, and then, on a GPU, t
 (make DEVICE=emulated) times mean nothing, and only the check is made.
 
 How times are taken: each call alone, by events on the stream, after a pass over memory that leaves nothing of the operation's
-arrays in the cache; the median counts. What they are compared with, the rate of a copy, is measured in the same run.
+arrays in the cache; the median counts. What they are compared with is measured in the same run: the rate of a copy, or where an
+operation is arithmetic (library.cuh) that of a large matrix product.
 */
 #ifndef DEV_CUDA_VARIANTS_CUH
 #define DEV_CUDA_VARIANTS_CUH
@@ -16,13 +17,14 @@ arrays in the cache; the median counts. What they are compared with, the rate of
 #include "../../test/cuda_both.h"
 #include <string>
 
-typedef struct { int rows, cols; } Shape;
+struct Shape { int rows, cols, depth = 0; }; // depth: of a sum, where that is a size of its own
 
 // `launch` puts the operation on compute_stream in blocks of so many threads, a multiple of 32. It returns false, and has
 // done nothing, where the kernel cannot do this shape or this block size.
 template <typename Problem> struct Variant {
     const char *name, *idea;
     bool (*launch)(Problem& p, int threads);
+    bool is_library = false; // it chooses its blocks itself: it is launched once, with 0 threads
 };
 
 #ifdef CUDA_EMULATOR
@@ -30,7 +32,10 @@ constexpr bool variants_are_timed = false;
 #else
 constexpr bool variants_are_timed = true;
 #endif
-constexpr int BLOCK_SIZES[] = { 32, 64, 128, 256, 512, 1024 };
+template <typename Problem> static std::vector<int> block_sizes(const Variant<Problem>& v) {
+    if (v.is_library) return { 0 };
+    return { 32, 64, 128, 256, 512, 1024 };
+}
 
 // ---- the command line ----
 typedef struct { Shape shape; const char* wanted; int repetitions; } VariantOptions;
@@ -42,21 +47,27 @@ static int positive_number(const char* option, const char* text) {
             option, INT32_MAX / 4, text);
     return (int)n;
 }
+static std::string shape_text(Shape s) {
+    std::string text = std::to_string(s.rows) + " x " + std::to_string(s.cols);
+    return s.depth > 0 ? text + " x " + std::to_string(s.depth) : text;
+}
 static VariantOptions parse_variant_options(int argc, char** argv, const char* shape_means, Shape usual) {
     VariantOptions o = { usual, "", 50 };
     for (int i = 1; i < argc; i++) {
         const char* option = argv[i];
         if (strcmp(option, "--help") == 0) {
-            printf("usage: %s [--rows N] [--cols N] [--variant NAME] [--repetitions N]\n\n"
-                   "--rows, --cols   the shape: %s; %d x %d if not given\n"
+            bool deep = usual.depth > 0;
+            printf("usage: %s [--rows N] [--cols N]%s [--variant NAME] [--repetitions N]\n\n"
+                   "--rows, --cols%s   the shape: %s; %s if not given\n"
                    "--variant        only variants with this in their name\n"
                    "--repetitions    timed calls at each block size, of which the median counts (50)\n",
-                   argv[0], shape_means, usual.rows, usual.cols);
+                   argv[0], deep ? " [--depth N]" : "", deep ? ", --depth" : "", shape_means, shape_text(usual).c_str());
             exit(0);
         }
         require(i + 1 < argc || strncmp(option, "--", 2) != 0, "%s needs a value; --help lists the options", option);
         if (strcmp(option, "--rows") == 0) o.shape.rows = positive_number(option, argv[++i]);
         else if (strcmp(option, "--cols") == 0) o.shape.cols = positive_number(option, argv[++i]);
+        else if (strcmp(option, "--depth") == 0 && usual.depth > 0) o.shape.depth = positive_number(option, argv[++i]);
         else if (strcmp(option, "--variant") == 0) o.wanted = argv[++i];
         else if (strcmp(option, "--repetitions") == 0) o.repetitions = positive_number(option, argv[++i]);
         else require(false, "there is no option '%s'; --help lists them", option);
@@ -137,6 +148,13 @@ static double copy_rate(Timer t) {
     return 2e-6 * (double)bytes / fmin(by_kernel, by_library);
 }
 
+// What an operation is judged by: bytes that must be moved once, against a copy. library.cuh has the other, arithmetic.
+template <typename Problem, typename = void> struct Measure {
+    static constexpr const char *work_is = "MB moved", *rate_is = "GB/s", *peak_is = "a copy";
+    static double work(const Problem& p) { return 1e-6 * p.bytes; } // MB in a millisecond are GB/s
+    static double peak(Timer t) { return copy_rate(t); }
+};
+
 // ---- check ----
 // What a variant is at one block size.
 typedef enum { VARIANT_RIGHT, VARIANT_WRONG, VARIANT_NOT_OFFERED } Verdict;
@@ -159,8 +177,8 @@ template <typename Problem>
 static bool variant_row(const Variant<Problem>& v, Problem& p, Timer t, double peak) {
     std::string wrong_at, sweep;
     double best = INFINITY;
-    int best_threads = 0, offered = 0;
-    for (int threads : BLOCK_SIZES) {
+    int best_threads = 0, offered = 0; // offered: block sizes
+    for (int threads : block_sizes(v)) {
         Verdict verdict = check_variant(v, p, threads);
         char text[32] = " -";
         offered += verdict != VARIANT_NOT_OFFERED;
@@ -173,11 +191,12 @@ static bool variant_row(const Variant<Problem>& v, Problem& p, Timer t, double p
         sweep += text;
     }
     bool right = wrong_at.empty();
-    std::string verdict = !offered ? "not this shape" : right ? "right" : "WRONG at" + wrong_at;
+    std::string verdict = !offered ? "not offered" : right ? "right" : v.is_library ? "WRONG" : "WRONG at" + wrong_at;
     printf("| %s | %s | %s |", v.name, v.idea, verdict.c_str());
-    if (variants_are_timed && best_threads > 0) {
-        double rate = 1e-6 * p.bytes / best;
-        printf(" %d | %.4f | %.0f | %.0f %% |%s |", best_threads, best, rate, 100 * rate / peak, sweep.c_str());
+    if (best < INFINITY) {
+        double rate = Measure<Problem>::work(p) / best;
+        printf(" %s | %.4f | %.4g | %.0f %% |%s |", v.is_library ? "its own" : std::to_string(best_threads).c_str(), best, rate,
+               100 * rate / peak, sweep.c_str());
     } else if (variants_are_timed) printf(" | | | | |");
     printf("\n");
     fflush(stdout);
@@ -193,18 +212,19 @@ static int run_variants(int argc, char** argv, const char* operation, const char
     cpu::device_init(0, 1);
     cuda_check(cudaDeviceGetAttribute(&cuda_layers.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0), operation);
     Problem p(o.shape);
-    printf("%s, %s, %d x %d (%s), %.1f MB moved, on %s\n", operation, FLOATX_NAME, o.shape.rows, o.shape.cols, shape_means,
-           1e-6 * p.bytes, device_name());
+    typedef Measure<Problem> M;
+    printf("%s, %s, %s (%s), %.1f %s, on %s\n", operation, FLOATX_NAME, shape_text(o.shape).c_str(), shape_means, M::work(p),
+           M::work_is, device_name());
     Timer t = {};
     double peak = 0;
     if (variants_are_timed) {
         t = timer_init(o.repetitions);
-        peak = copy_rate(t);
-        printf("peak measured here: copy %.0f GB/s\n", peak);
+        peak = M::peak(t);
+        printf("peak measured here: %s, %.4g %s\n", M::peak_is, peak, M::rate_is);
     } else printf("without a GPU: results are checked, times are not taken\n");
-    printf("\n| variant | idea | result |%s\n|---|---|---|%s\n", !variants_are_timed ? ""
-           : " best block | ms | GB/s | of the peak | ms at blocks of 32, 64, 128, 256, 512, 1024 |",
-           variants_are_timed ? "---|---|---|---|---|" : "");
+    printf("\n| variant | idea | result |");
+    if (variants_are_timed) printf(" best block | ms | %s | of the peak | ms at blocks of 32, 64, 128, 256, 512, 1024 |", M::rate_is);
+    printf("\n|---|---|---|%s\n", variants_are_timed ? "---|---|---|---|---|" : "");
     int tried = 0, wrong = 0;
     for (const Variant<Problem>& v : variants) {
         if (strstr(v.name, o.wanted) == NULL) continue;
