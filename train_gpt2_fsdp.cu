@@ -8,7 +8,8 @@ gathered in floatX, ahead of its use, into one of a few rooms, and freed after i
 --sharding         full: a group is freed after its forward pass and gathered again for its backward pass. grad-op: it stays in
                    between. hybrid: full within --shard-group ranks, replicated across these groups. none: data parallelism.
 --prefetch         the next group's gather begins before this one's gradients are computed (backward-pre), after (backward-post),
-                   or when it is needed (none); --forward-prefetch likewise; --limit-all-gathers is how many rooms there are.
+                   or when it is needed (none). In the forward pass it begins before this group's layers, unless
+                   --no-forward-prefetch; --limit-all-gathers is how many rooms there are.
 --cpu-offload      shards live on the host, and AdamW runs there.
 
 Memory    per rank, of P parameters cut S ways: 16P/S bytes (14P/S where gradients are reduced in 16 bits), and activations.

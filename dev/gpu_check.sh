@@ -231,7 +231,7 @@ zero() {
 
 # --- fsdp: likewise, each sharding with another way to wrap and to gather ahead ---
 fsdp_settings() { cat << END
---sharding full --prefetch backward-pre --forward-prefetch --limit-all-gathers 3
+--sharding full --prefetch backward-pre --limit-all-gathers 3
 --sharding full --prefetch backward-post --wrap layer --recompute block
 --sharding grad-op --prefetch none --wrap model
 --sharding none --wrap layer

@@ -3,7 +3,7 @@ options.h - one table makes both the parser and --help, so neither can lie about
 
 A stage file declares its Options, calls options_common() for what every stage has, appends what is its own with
 options_add(), and then options_parse(). Unknown options, bad numbers and values out of range are errors that name the
-option and the allowed range. Values may be given as --name VALUE or --name=VALUE.
+option and the allowed range. Values may be given as --name VALUE or --name=VALUE; --no-name turns a switch off.
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
@@ -203,13 +203,14 @@ static inline void options_help(const OptionTable* t) {
         printf("  %-46s%s%s  [%s%s%s]\n", left, strlen(left) > 45 ? "\n                                                " : "", s->help, quote, value, quote);
     }
     printf("  -h, --help                                    print this and exit\n");
+    printf("\nWhat is [on] or [off] is a switch: --NAME turns it on, --no-NAME off.\n");
 }
 
 static inline void option_set(const OptionSpec* s, const char* text) {
     char* end;
     errno = 0;
     if (s->kind == OPTION_TEXT) *(const char**)s->value = text;
-    if (s->kind == OPTION_FLAG) *(int*)s->value = 1;
+    if (s->kind == OPTION_FLAG) *(int*)s->value = strcmp(text, "on") == 0;
     if (s->kind == OPTION_INT) {
         long long v = strtoll(text, &end, 10);
         require(*text != '\0' && *end == '\0' && errno == 0 && !isspace((unsigned char)*text),
@@ -235,12 +236,15 @@ static inline void option_set(const OptionSpec* s, const char* text) {
     }
 }
 
-static inline OptionSpec* option_find(OptionTable* t, const char* argument, size_t length) {
+// The option that an argument names in its first `length` characters, or NULL. *off: it is a switch, named as --no-NAME.
+static inline OptionSpec* option_find(OptionTable* t, const char* argument, size_t length, bool* off) {
     for (int i = 0; i < t->count; i++) {
         OptionSpec* s = &t->specs[i];
-        bool is_long = length > 2 && strncmp(argument, "--", 2) == 0 && strlen(s->name) == length - 2 && strncmp(argument + 2, s->name, length - 2) == 0;
+        size_t n = strlen(s->name);
+        bool is_long = length == n + 2 && strncmp(argument, "--", 2) == 0 && strncmp(argument + 2, s->name, n) == 0;
         bool is_short = length == 2 && argument[0] == '-' && s->letter && argument[1] == s->letter;
-        if (is_long || is_short) return s;
+        *off = s->kind == OPTION_FLAG && length == n + 5 && strncmp(argument, "--no-", 5) == 0 && strncmp(argument + 5, s->name, n) == 0;
+        if (is_long || is_short || *off) return s;
     }
     return NULL;
 }
@@ -256,12 +260,13 @@ static inline void options_parse(OptionTable* t, int argc, char** argv) {
         if (t->operands_form && strcmp(a, "--") == 0 && !only_operands) { only_operands = true; continue; }
         if (t->operands_form && (only_operands || a[0] != '-' || a[1] == '\0')) { t->operands[t->operand_count++] = a; continue; }
         size_t length = strcspn(a, "=");
-        OptionSpec* s = option_find(t, a, length);
+        bool off = false;
+        OptionSpec* s = option_find(t, a, length, &off);
         require(s != NULL && !only_operands, "unknown option '%.*s'; --help lists them all", (int)length, a);
         s->given = true;
         if (s->kind == OPTION_FLAG) {
-            require(a[length] == '\0', "--%s is a switch and takes no value", s->name);
-            option_set(s, "");
+            require(a[length] == '\0', "--%s is a switch and takes no value; --no-%s turns it off", s->name, s->name);
+            option_set(s, off ? "off" : "on");
         } else if (a[length] == '=') {
             option_set(s, a + length + 1);
         } else {

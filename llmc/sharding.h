@@ -41,13 +41,14 @@ typedef struct {
 static inline void options_sharding(OptionTable* t, Sharding* how) {
     memset(how, 0, sizeof *how);
     how->rooms = 2;
+    how->forward_prefetch = 1;
     option_choice(t, "wrap", &how->wrap, "block|layer|model", "what is gathered together; layer: a block, with messages for each layer");
     option_choice(t, "sharding", &how->sharding, "full|grad-op|hybrid|none",
                   "grad-op: parameters stay from forward to backward; hybrid: sharded within groups, replicated across them");
     option_int(t, "shard-group", &how->shard_group, 0, 1 << 20, "ranks that share a copy of the model, with --sharding hybrid");
     option_choice(t, "prefetch", &how->prefetch, "backward-pre|backward-post|none",
                   "the next gather of the backward pass: before this unit's gradients are computed, after, or when it is needed");
-    option_flag(t, "forward-prefetch", &how->forward_prefetch, "gather ahead in the forward pass, too");
+    option_flag(t, "forward-prefetch", &how->forward_prefetch, "the next gather of the forward pass: before this unit's layers");
     option_int(t, "limit-all-gathers", &how->rooms, 1, MAX_UNITS, "units, beside the root, that may be gathered at a time");
     option_choice(t, "reduce-dtype", &how->reduce_dtype, "fp32|model", "the precision in which gradients are sent and added");
     option_flag(t, "cpu-offload", &how->offload, "shards are kept on the host, and AdamW runs there");
@@ -66,7 +67,7 @@ static inline void sharding_check(Sharding* how, int N) {
     require(N % how->shards == 0, "--shard-group must divide the number of ranks, and %d does not divide %d", how->shards, N);
     bool gathers_ahead = how->prefetch != PREFETCH_NONE || how->forward_prefetch;
     require(how->rooms > 1 || !gathers_ahead || !reshards_after_forward(how),
-            "--limit-all-gathers 1 leaves no room to gather ahead: allow 2, or --prefetch none without --forward-prefetch");
+            "--limit-all-gathers 1 leaves no room to gather ahead: allow 2, or --prefetch none and --no-forward-prefetch");
 }
 
 static inline CommType reduce_type(const Sharding* how) { return how->reduce_dtype == REDUCE_FP32 ? COMM_F32 : COMM_FLOATX; }

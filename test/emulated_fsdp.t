@@ -39,21 +39,21 @@ near() { # OUT OUT
 }
 as_cpu() { trains fsdp "${@:2}" && as_predicted fsdp && near "$1" fsdp; } # CPU COMMAND... -- OPTION...
 settings() { cat << END
---sharding full --prefetch backward-pre --forward-prefetch
---sharding full --prefetch backward-pre --wrap layer --limit-all-gathers 3
+--sharding full --prefetch backward-pre
+--sharding full --prefetch backward-pre --wrap layer --limit-all-gathers 3 --no-forward-prefetch
 --sharding full --prefetch backward-post --wrap layer --cpu-offload
---sharding full --prefetch none --limit-all-gathers 1 --recompute block
+--sharding full --prefetch none --no-forward-prefetch --limit-all-gathers 1 --recompute block
 --sharding grad-op --prefetch backward-pre --cpu-offload --recompute block
---sharding grad-op --prefetch backward-post --forward-prefetch --wrap layer
---sharding grad-op --prefetch none --wrap model
+--sharding grad-op --prefetch backward-post --wrap layer
+--sharding grad-op --prefetch none --no-forward-prefetch --wrap model
 --sharding none --prefetch backward-pre --wrap layer --cpu-offload
 --sharding none --prefetch backward-post --wrap model
 --sharding none --prefetch none
 END
 }
 hybrids() { cat << END
---prefetch backward-pre --forward-prefetch
---prefetch backward-post --wrap layer --cpu-offload
+--prefetch backward-pre
+--prefetch backward-post --wrap layer --cpu-offload --no-forward-prefetch
 --prefetch none --wrap model --recompute block
 END
 }
@@ -72,7 +72,7 @@ for comm in mpi nccl; do
         case $options in *offload*) same_as=offloaded ;; esac
         check "  $options, seed $seed: the bits" has_bits $same_as on_gpus $comm 2 $fsdp -- $options
     done < <(settings)
-    for options in "--forward-prefetch" "--wrap layer --cpu-offload"; do
+    for options in "--wrap block" "--wrap layer --cpu-offload --no-forward-prefetch"; do
         export CUDA_EMULATOR_SEED=$((++seed))
         check "  $options, with accumulation, seed $seed: the CPU's numbers" \
             as_cpu cpu-2 on_gpus $comm 2 $fsdp -- $options --total-batch-size 32

@@ -34,7 +34,7 @@ columns="ranks wrap sharding prefetch forward rooms offload recompute mode"
 options() {
     echo "--wrap $wrap --sharding $sharding --prefetch $prefetch --limit-all-gathers $rooms --recompute $recompute"
     [ $sharding = hybrid ] && echo "--shard-group ${group:-2}"
-    [ $forward = yes ] && echo --forward-prefetch
+    [ $forward = yes ] || echo --no-forward-prefetch
     [ $offload = yes ] && echo --cpu-offload
     [ $R = 4 ] || echo "--reduce-dtype model"
 }
@@ -232,9 +232,9 @@ drew() { samples_of "$work/ddp.log" | grep -c "^sample after" | grep -qx 2; }
 if [ "$BUILD" = build ]; then
     check "3 ranks: DDP with evaluations and samples" trains ddp fp32 3 "$work/ddp" "${deep[@]}"
     check "  which draws two samples" drew
-    check "  full, with both prefetches into 3 rooms, says the same" says_the_same --forward-prefetch --limit-all-gathers 3
+    check "  full, with both prefetches into 3 rooms, says the same" says_the_same --limit-all-gathers 3
     check "  with offload" says_the_same --cpu-offload --prefetch backward-post --wrap layer
-    check "  grad-op says the same" says_the_same --sharding grad-op --forward-prefetch
+    check "  grad-op says the same" says_the_same --sharding grad-op
     check "  data parallelism, too" says_the_same --sharding none --wrap model
 fi
 
@@ -245,7 +245,7 @@ peak_with() { # ROOMS OPTION...
 }
 a_room_each() { # up to the number of blocks
     local first n peak expected
-    first=$(peak_with 1 --prefetch none) || return 1
+    first=$(peak_with 1 --prefetch none --no-forward-prefetch) || return 1
     for n in 2 3 5 6; do
         peak=$(peak_with $n) || return 1
         expected=$((first + ((n < 5 ? n : 5) - 1) * 4 * 2 * $(shard $block 2)))
@@ -283,14 +283,15 @@ if [ "$BUILD" = build ]; then
     check "3 blocks: backward-pre" traces
     check "  gathers a block before any gradient of the one before it is reduced" order_is "G{4}G{4}R{4}G{4}R{4}R{4}R{2}"
     check "  in the slice of that" eval 'gathers_in "backward, block 2" 4 && gathers_in "backward, block 1" 4 && gathers_in "backward, block 0" 0'
-    check "  and in the forward pass a block when it is needed" eval 'gathers_in "forward, block 0" 4 && gathers_in "forward, block 2" 4'
+    check "  and in the forward pass a block ahead" eval 'gathers_in "forward, block 0" 4 && gathers_in "forward, block 1" 4 && gathers_in "forward, block 2" 0'
     check "3 blocks: backward-post" traces --prefetch backward-post
     check "  gathers it once all gradients are there, before the last of them is reduced" order_is "G{4}R{3}G{4}R{4}G{4}R{5}R{2}"
     check "  in the same slice" eval 'gathers_in "backward, block 2" 8 && gathers_in "backward, block 1" 4 && gathers_in "backward, block 0" 0'
-    check "3 blocks: no prefetch" traces --prefetch none
+    check "3 blocks: no prefetch" traces --prefetch none --no-forward-prefetch
     check "  gathers it after all reductions" order_is "G{4}R{4}G{4}R{4}G{4}R{4}R{2}"
     check "  in its own slice" eval 'gathers_in "backward, block 2" 4 && gathers_in "backward, block 1" 4 && gathers_in "backward, block 0" 4'
-    check "3 blocks: three rooms and forward prefetch" traces --limit-all-gathers 3 --forward-prefetch
+    check "  and in the forward pass a block when it is needed" eval 'gathers_in "forward, block 0" 4 && gathers_in "forward, block 2" 4'
+    check "3 blocks: three rooms" traces --limit-all-gathers 3
     check "  gather two blocks ahead in the backward pass" order_is "G{8}G{4}R{4}R{4}R{4}R{2}"
     check "  and in the forward pass" eval 'gathers_in "forward, block 0" 4 && gathers_in "forward, block 1" 0 && gathers_in "forward, block 2" 0'
 fi

@@ -95,6 +95,16 @@ static void test_every_option_takes_a_value_in_every_spelling(void** state) {
     }
 }
 
+static void test_a_switch_is_turned_off_by_no(void** state) {
+    (void)state;
+    Parsed p;
+    parsed(&p, "--resume", "--no-resume");
+    assert_int_equal(p.o.resume, 0);
+    assert_true(option_given(&p.table, "resume"));
+    parsed(&p, "--no-resume", "--resume");
+    assert_int_equal(p.o.resume, 1);
+}
+
 static void test_no_two_options_share_a_name(void** state) {
     (void)state;
     Parsed p;
@@ -171,7 +181,10 @@ static void test_bad_values_are_named_with_their_option(void** state) {
     assert_error(GIVEN("--lr-schedule", "cos"), "--lr-schedule must be one of cosine|linear|constant|wsd", "'cos'");
     assert_error(GIVEN("--lr-schedule", "cosine|linear"), "--lr-schedule must be one of", "'cosine|linear'");
     assert_error(GIVEN("--lr-schedule="), "--lr-schedule must be one of", "''");
-    assert_error(GIVEN("--resume=yes"), "--resume is a switch");
+    assert_error(GIVEN("--resume=yes"), "--resume is a switch", "--no-resume turns it off");
+    assert_error(GIVEN("--no-resume=yes"), "--resume is a switch");
+    assert_error(GIVEN("--no-steps"), "unknown option '--no-steps'");
+    assert_error(GIVEN("--no-"), "unknown option '--no-'");
 }
 
 static void fill_the_table(void* unused) {
@@ -228,6 +241,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nothing_given_leaves_the_defaults),
         cmocka_unit_test(test_every_option_takes_a_value_in_every_spelling),
+        cmocka_unit_test(test_a_switch_is_turned_off_by_no),
         cmocka_unit_test(test_no_two_options_share_a_name),
         cmocka_unit_test(test_the_last_of_several_values_counts),
         cmocka_unit_test(test_numbers_at_the_ends_of_their_range_are_taken_and_beyond_are_errors),

@@ -26,5 +26,5 @@ for mode in naive bucketed; do
     exposed "ddp-$mode" 2048 "$build/train_gpt2_ddp" --ddp $mode --bucket-mb 2 --batch-size 16 --seq-len 128
 done
 for mode in none backward-post backward-pre; do
-    exposed "fsdp-$mode" 256 "$build/train_gpt2_fsdp" --prefetch $mode --forward-prefetch --model d6 --batch-size 4 --seq-len 64
+    exposed "fsdp-$mode" 256 "$build/train_gpt2_fsdp" --prefetch $mode --model d6 --batch-size 4 --seq-len 64
 done
