@@ -1,0 +1,287 @@
+/*
+attention_forward.cu - causal self-attention, forward, in several kernels: for every query t of a head
+S[u] = q[t].k[u] / sqrt(HS) over the keys u <= t, P = softmax(S), out[t] = sum of P[u] v[u], and stats[t] = log of the sum of
+exp(S[u]), from which backward makes P again.
+
+Counted are 2 B T T C operations: two products, for each of which a query and a key meet in HS multiplications and additions,
+and half of T T such pairs. Inputs and outputs are next to nothing beside that; what costs is (T,T) numbers in memory, and
+arithmetic that is not a tensor core's. (T of 1024 is short: what is around the products counts, too. Try --rows 8192.)
+*/
+#include "attention_common.cuh"
+
+struct Problem {
+    int B, T, C, NH, HS;
+    double flops;
+    float scale;
+    Both<floatX> qkv, out;
+    Both<float> stats;
+    float* matrix; // (B,NH,T,T) for scores, owned by cuda_both.h's list; NULL: too large
+    bool rounded;  // by the variant that runs: P, to floatX, before it is multiplied
+
+    Problem(Shape shape) {
+        LayerShapes s = attention_shapes(shape);
+        attention_start(s);
+        B = s.B; T = s.T; C = s.C; NH = s.NH; HS = C / NH;
+        flops = 2.0 * B * T * T * C;
+        scale = attention_scale(s);
+        size_t n = (size_t)B * T * C;
+        qkv = random_both(3 * n);
+        out = unset_both(n);
+        stats = unset_both<float>((size_t)B * NH * T);
+        matrix = matrix_bytes(s) <= MATRIX_MOST ? (float*)device_bytes(matrix_bytes(s)) : NULL;
+        cpu::attention_forward(out.cpu, stats.cpu, qkv.cpu, B, T, C, NH);
+    }
+    ~Problem() { attention_free(); }
+    void begin_again() {
+        ::begin_again(out); ::begin_again(stats);
+        rounded = false;
+    }
+    void expect_right() {
+        double slack = (NEEDS_MASTER ? 4 : 1) * (8 + sqrt(HS) + sqrt(T)); // in 16 bits exp is the GPU's own instruction
+        expect_near("out", out, slack + (rounded ? 1.5 * ROUNDING / F32_ROUNDING : 0));
+        expect_near("stats", stats, slack);
+    }
+};
+
+// ---- 1: what the textbook says ----
+// Scores, softmax, weighted sum: a kernel each, and (T,T) numbers of fp32 between them, of which half are masked. In the
+// first, neighbouring threads have neighbouring keys, which lie 3 C elements apart. (Rounded to 16 bits, scores would need half
+// the memory, and probabilities be off by a percent.)
+// matrix = scores. A thread has one. `causal`: those above the diagonal are not written.
+template <bool causal>
+__global__ void scores_kernel(float* matrix, const floatX* qkv, float scale, int T, int C, int NH, int HS) {
+    int u = blockIdx.x * blockDim.x + threadIdx.x, t = blockIdx.y;
+    if (u >= T || (causal && u > t)) return;
+    HeadOffset head = head_offset(blockIdx.z, T, C, NH, HS);
+    const floatX *q = qkv + head.qkv + (size_t)t * 3 * C, *k = qkv + head.qkv + C + (size_t)u * 3 * C;
+    float s = 0;
+    for (int d = 0; d < HS; d++) s = fmaf(widen(q[d]), widen(k[d]), s);
+    matrix[(head.stats + t) * T + u] = u <= t ? s * scale : -INFINITY;
+}
+// Rows of the matrix become probabilities. A thread has a row.
+__global__ void softmax_kernel(float* matrix, float* stats, int T, int rows) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x; // of (B,NH,T)
+    if (i >= rows) return;
+    float *row = matrix + (size_t)i * T, max = -INFINITY, sum = 0;
+    for (int u = 0; u < T; u++) max = fmaxf(max, row[u]);
+    for (int u = 0; u < T; u++) sum += row[u] = fast_exp(row[u] - max);
+    for (int u = 0; u < T; u++) row[u] /= sum;
+    stats[i] = max + logf(sum);
+}
+// out = P v. A thread has an element.
+template <bool causal>
+__global__ void weighted_sum_kernel(floatX* out, const float* matrix, const floatX* qkv, int T, int C, int NH, int HS, size_t n) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; // of (B,T,C)
+    if (i >= n) return;
+    int b = i / C / T, t = i / C % T, c = i % C;
+    const float* p = matrix + (((size_t)b * NH + c / HS) * T + t) * T;
+    const floatX* v = qkv + (size_t)b * T * 3 * C + 2 * C + c;
+    float sum = 0;
+    for (int u = 0; u < (causal ? t + 1 : T); u++) sum = fmaf(p[u], widen(v[(size_t)u * 3 * C]), sum);
+    out[i] = narrow<floatX>(sum);
+}
+template <bool causal> static void launch_scores(Problem& p, int threads) {
+    dim3 grid((unsigned)ceil_div(p.T, threads), p.T, p.B * p.NH);
+    scores_kernel<causal><<<grid, threads, 0, compute_stream>>>(p.matrix, p.qkv.gpu, p.scale, p.T, p.C, p.NH, p.HS);
+}
+template <bool causal> static void launch_weighted_sum(Problem& p, int threads) {
+    unsigned blocks = (unsigned)ceil_div(p.out.n, threads);
+    weighted_sum_kernel<causal><<<blocks, threads, 0, compute_stream>>>(p.out.gpu, p.matrix, p.qkv.gpu, p.T, p.C, p.NH, p.HS, p.out.n);
+}
+static bool attention_forward_1_textbook(Problem& p, int threads) {
+    if (p.matrix == NULL) return false;
+    int rows = p.B * p.NH * p.T;
+    launch_scores<false>(p, threads);
+    softmax_kernel<<<(unsigned)ceil_div(rows, threads), threads, 0, compute_stream>>>(p.matrix, p.stats.gpu, p.T, rows);
+    launch_weighted_sum<false>(p, threads);
+    return true;
+}
+
+// ---- 2: half of it, and a softmax that reads twice ----
+// Nothing above the diagonal is computed, stored or read. Maximum and sum come from one pass, by a warp for each row: when a
+// larger score comes, the sum so far is scaled down to it (online softmax). The matrix still goes to memory and back three times.
+__global__ void causal_softmax_kernel(float* matrix, float* stats, int T, int rows) {
+    int i = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, lane = threadIdx.x % WARP; // i of (B,NH,T)
+    if (i >= rows) return;
+    int keys = i % T + 1;
+    float *row = matrix + (size_t)i * T, max = -3.402823466e38f, sum = 0; // finite, for lanes that see no key at all
+    for (int u = lane; u < keys; u += WARP) {
+        float larger = fmaxf(max, row[u]);
+        sum = sum * fast_exp(max - larger) + fast_exp(row[u] - larger);
+        max = larger;
+    }
+    float largest = warp_max(max);
+    sum = warp_sum(sum * fast_exp(max - largest));
+    for (int u = lane; u < keys; u += WARP) row[u] = fast_exp(row[u] - largest) / sum;
+    if (lane == 0) stats[i] = largest + logf(sum);
+}
+static bool attention_forward_2_causal(Problem& p, int threads) {
+    if (p.matrix == NULL) return false;
+    int rows = p.B * p.NH * p.T;
+    unsigned blocks = (unsigned)ceil_div(rows, threads / WARP);
+    launch_scores<true>(p, threads);
+    causal_softmax_kernel<<<blocks, threads, 0, compute_stream>>>(p.matrix, p.stats.gpu, p.T, rows);
+    launch_weighted_sum<true>(p, threads);
+    return true;
+}
+
+// ---- 3: nothing of the matrix in memory ----
+// The idea of flash attention: if softmax can be had in one pass, so can the weighted sum, which is scaled down with the sum when
+// a larger score comes. A warp has a query. But each query reads all its keys and values for itself, from a cache at best, and
+// for one score a warp does more in its reduction than in its product.
+template <int N>
+__global__ void online_kernel(floatX* out, float* stats, const floatX* qkv, float scale, int T, int C, int NH, int HS) {
+    int t = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    if (t >= T) return;
+    HeadOffset head = head_offset(blockIdx.y, T, C, NH, HS);
+    size_t stride = 3 * (size_t)C;
+    qkv += head.qkv;
+    LaneRow<N> q = lane_load<N>(qkv + t * stride, HS), o = {};
+    float max = -INFINITY, sum = 0;
+    for (int u = 0; u <= t; u++) {
+        float s = lane_dot(q, lane_load<N>(qkv + C + u * stride, HS)) * scale;
+        float larger = fmaxf(max, s), correction = fast_exp(max - larger), p = fast_exp(s - larger);
+        #pragma unroll
+        for (int n = 0; n < N; n++) o.x[n] *= correction;
+        lane_add(o, p, lane_load<N>(qkv + 2 * C + u * stride, HS));
+        sum = sum * correction + p;
+        max = larger;
+    }
+    lane_store(out + head.out + (size_t)t * C, o, 1.0f / sum, HS);
+    if (threadIdx.x % WARP == 0) stats[head.stats + t] = max + logf(sum);
+}
+static bool attention_forward_3_online(Problem& p, int threads) {
+    if (p.HS > 4 * WARP) return false;
+    dim3 grid((unsigned)ceil_div(p.T, threads / WARP), p.B * p.NH);
+    auto kernel = p.HS <= 2 * WARP ? online_kernel<2> : online_kernel<4>;
+    kernel<<<grid, threads, 0, compute_stream>>>(p.out.gpu, p.stats.gpu, p.qkv.gpu, p.scale, p.T, p.C, p.NH, p.HS);
+    return true;
+}
+
+// ---- 4: llmc/'s own ----
+// Keys and values are read by a block of many queries together, a tile at a time into shared memory, and each thread has several
+// queries and several keys, so that what it reads there is used more than once. Made for blocks of 256 threads.
+static bool attention_forward_4_llmc(Problem& p, int threads) {
+    if (threads != ATTENTION_THREADS || p.HS > ATTENTION_MAX_HS) return false;
+    attention_own_forward(p.out.gpu, p.stats.gpu, p.qkv.gpu, p.B, p.T, p.C, p.NH);
+    return true;
+}
+
+// ---- 5: both products on tensor cores ----
+// Tensor cores multiply 16-bit numbers about 16 times as fast as the other units multiply fp32. A warp has 16 queries, whose q it
+// keeps in registers, as it does their scores and sums: only keys and values go through shared memory, as they are. Exponentials
+// are what is left: as many as there are pairs, 16 a cycle where products are thousands. So the scale is folded into exp2's argument.
+// P is rounded to 16 bits, as the second product's input.
+constexpr int KEYS = 64, WIDE = KEYS / 8; // of a tile
+
+// Scores of keys after the query become -Inf. before: how far this warp's first query lies behind the tile's first key.
+__device__ inline void mask_later_keys(float (&s)[WIDE][4], int before) {
+    int lane = threadIdx.x % WARP;
+    #pragma unroll
+    for (int i = 0; i < WIDE * 4; i++) {
+        int key = i / 4 * 8 + lane % 4 * 2 + i % 2, query = lane / 4 + i / 2 % 2 * 8;
+        if (key > query + before) s[i / 4][i % 4] = -INFINITY;
+    }
+}
+// s = exp2(scale2 (s - largest so far)), sum and o scaled down to it. Element i of s and o is of row i / 2 % 2 of this lane's two.
+__device__ inline void softmax_step(float (&s)[WIDE][4], float (&o)[HEAD / 8][4], float (&max)[2], float (&sum)[2], float scale2) {
+    float before[2] = { max[0], max[1] };
+    #pragma unroll
+    for (int i = 0; i < WIDE * 4; i++) max[i / 2 % 2] = fmaxf(max[i / 2 % 2], s[i / 4][i % 4]);
+    #pragma unroll
+    for (int row = 0; row < 2; row++) {
+        max[row] = quad_max(max[row]);
+        before[row] = exp2f((before[row] - max[row]) * scale2);
+        sum[row] *= before[row];
+    }
+    #pragma unroll
+    for (int i = 0; i < WIDE * 4; i++) {
+        int row = i / 2 % 2;
+        s[i / 4][i % 4] = exp2f(fmaf(s[i / 4][i % 4], scale2, -max[row] * scale2));
+        sum[row] += s[i / 4][i % 4]; // this lane's part: the four of a row are added up at the end
+    }
+    #pragma unroll
+    for (int i = 0; i < HEAD / 8 * 4; i++) o[i / 4][i % 4] *= before[i / 2 % 2];
+}
+// Grid (heads, tiles of queries), those with the most keys first. STAGES: tiles of keys and values in shared memory.
+template <int STAGES>
+__global__ void tensor_core_kernel(floatX* out, float* stats, const floatX* qkv, float scale, int T, int C, int NH) {
+    extern __shared__ int4 shared_memory[];
+    constexpr int TILE = KEYS * STRIDE;
+    floatX* tiles = (floatX*)shared_memory;
+    int queries = blockDim.x / WARP * 16, block_first = (gridDim.y - 1 - blockIdx.y) * queries;
+    int first = block_first + threadIdx.x / WARP * 16, keys = min(T, block_first + queries);
+    size_t stride = 3 * (size_t)C;
+    HeadOffset head = head_offset(blockIdx.x, T, C, NH, HEAD);
+    qkv += head.qkv;
+    auto fetch = [&](int u) { // keys from u on, and their values
+        floatX* k = tiles + u / KEYS % STAGES * 2 * TILE;
+        if (u < keys) {
+            tile_fetch(k, qkv + C + u * stride, stride, KEYS, T - u);
+            tile_fetch(k + TILE, qkv + 2 * C + u * stride, stride, KEYS, T - u);
+        }
+        __pipeline_commit(); // of nothing, too, so that what is waited for can be counted
+    };
+    uint32_t q[STEPS][4];
+    float o[HEAD / 8][4] = {}, s[WIDE][4], max[2] = { -INFINITY, -INFINITY }, sum[2] = {};
+    rows_fetch(q, qkv + first * stride, stride, T - first);
+    for (int stage = 0; stage < STAGES - 1; stage++) fetch(stage * KEYS);
+    for (int u = 0; u < keys; u += KEYS) {
+        const floatX *k = tiles + u / KEYS % STAGES * 2 * TILE, *v = k + TILE;
+        fetch(u + (STAGES - 1) * KEYS);
+        __pipeline_wait_prior(STAGES - 1); // this thread's part of this tile is there
+        __syncthreads();                   // and all others'
+        if (u < first + 16) {              // else this warp's queries see none of them
+            tile_scores(s, q, k);
+            if (u + KEYS > first) mask_later_keys(s, first - u);
+            softmax_step(s, o, max, sum, scale * LOG2_E);
+            tile_add(o, s, v);
+        }
+        __syncthreads(); // all warps are done with this tile, whose memory is the next one's
+    }
+    float factor[2];
+    for (int row = 0; row < 2; row++) {
+        int t = first + threadIdx.x % WARP / 4 + row * 8;
+        sum[row] = quad_sum(sum[row]);
+        factor[row] = 1.0f / sum[row];
+        if (threadIdx.x % 4 == 0 && t < T) stats[head.stats + t] = max[row] * scale + logf(sum[row]);
+    }
+    rows_store(out + head.out + (size_t)first * C, o, factor, C, T - first);
+}
+template <int STAGES> static bool launch_tensor_cores(Problem& p, int threads) {
+    if (!FLOATX_HAS_TENSOR_CORES || p.HS != HEAD) return false;
+    size_t bytes = STAGES * 2 * KEYS * ROW_BYTES;
+    dim3 grid(p.B * p.NH, (unsigned)ceil_div(p.T, threads / WARP * 16));
+    p.rounded = true;
+    tensor_core_kernel<STAGES><<<grid, threads, bytes, compute_stream>>>(p.out.gpu, p.stats.gpu, p.qkv.gpu, p.scale, p.T, p.C, p.NH);
+    return true;
+}
+static bool attention_forward_5_tensor_cores(Problem& p, int threads) { return launch_tensor_cores<1>(p, threads); }
+
+// ---- 6: the next tile is on its way ----
+// With one tile in shared memory, the block waits for memory at each. With two, the next one comes while this one is computed:
+// the copies are the same and the products are the same.
+static bool attention_forward_6_prefetch(Problem& p, int threads) { return launch_tensor_cores<2>(p, threads); }
+
+// ---- 7: the library ----
+// cuDNN, through llmc/'s graph of plain operations. On Hopper it has what 6 lacks: products of 64 rows that read shared memory
+// themselves (wgmma), copies by one thread (TMA), and warps that take turns, one at its exponentials while another multiplies.
+static bool attention_forward_7_cudnn(Problem& p, int) {
+    if (!attention_state.cudnn) return false;
+    attention_forward(p.out.gpu, p.stats.gpu, p.qkv.gpu, p.B, p.T, p.C, p.NH);
+    p.rounded = true;
+    return true;
+}
+
+static const Variant<Problem> variants[] = {
+    { "attention_forward_1_textbook", "three kernels, the matrix between them", attention_forward_1_textbook },
+    { "attention_forward_2_causal", "half of the matrix, softmax in two passes", attention_forward_2_causal },
+    { "attention_forward_3_online", "a warp a query, nothing of the matrix in memory", attention_forward_3_online },
+    { "attention_forward_4_llmc", "tiles in shared memory: llmc/'s own", attention_forward_4_llmc },
+    { "attention_forward_5_tensor_cores", "tensor cores, scores stay in registers", attention_forward_5_tensor_cores },
+    { "attention_forward_6_prefetch", "the same, the next tile on its way", attention_forward_6_prefetch },
+    { "attention_forward_7_cudnn", "cuDNN", attention_forward_7_cudnn, true },
+};
+int main(int argc, char** argv) {
+    return run_variants(argc, argv, "attention_forward", SHAPE_MEANS, { 1024, 768 }, { 70, 128 }, variants);
+}
