@@ -2,11 +2,12 @@
 measure.c - the time of a training program's steps and the most memory it held, seen from outside, so that every program
 is measured by the same clock whatever it says of itself.
 
-    measure WARMUP STEPS COMMAND [ARGUMENT...]
+    measure [--log FILE] WARMUP STEPS COMMAND [ARGUMENT...]
 
 A step ends when the program prints a line that begins with "step "; it must do so at once. After WARMUP of these lines
 (at least 1: the first ends a step whose beginning nobody saw), STEPS more are timed; then the program is killed.
-Prints "ms X" for each timed step and "rss BYTES". Other lines of the program are shown only if it ends too early.
+Prints "ms X" for each timed step and "rss BYTES". Other lines of the program are shown only if it ends too early; --log keeps
+all of them.
 */
 #include "../../llmc/common.h"
 #include <signal.h>
@@ -52,31 +53,40 @@ static void keep_line(char* kept, const char* line) {
     kept[have - drop + more] = '\0';
 }
 
-// Times of the lines that end steps into ends (count). Returns how many there were before the program ended.
-static int watch(FILE* out, double* ends, int count, char* kept) {
+// Times of the lines that end steps into ends (count). Returns how many there were before the program ended. Log may be NULL.
+static int watch(FILE* out, double* ends, int count, char* kept, FILE* log) {
     char* line = NULL;
     size_t capacity = 0;
     int seen = 0;
     while (seen < count && getline(&line, &capacity, out) > 0) {
         if (strncmp(line, "step ", 5) == 0) ends[seen++] = now_seconds();
         keep_line(kept, line);
+        if (log) fputs(line, log);
     }
     free(line);
     return seen;
 }
 
 int main(int argc, char** argv) {
-    require(argc >= 4, "usage: measure WARMUP STEPS COMMAND [ARGUMENT...]");
+    FILE* log = NULL;
+    if (argc > 2 && strcmp(argv[1], "--log") == 0) {
+        log = fopen(argv[2], "w");
+        require(log != NULL, "%s cannot be made: %s", argv[2], strerror(errno));
+        argc -= 2;
+        argv += 2;
+    }
+    require(argc >= 4, "usage: measure [--log FILE] WARMUP STEPS COMMAND [ARGUMENT...]");
     int warmup = natural_argument(argv[1], "WARMUP"), steps = natural_argument(argv[2], "STEPS");
     char kept[KEPT] = "";
     double* ends = (double*)xcalloc((size_t)(warmup + steps), sizeof(double));
     FILE* out;
     pid_t pid = start(argv + 3, &out);
-    int seen = watch(out, ends, warmup + steps, kept);
+    int seen = watch(out, ends, warmup + steps, kept, log);
     struct rusage usage;
     int status;
     if (seen == warmup + steps) kill(pid, SIGKILL);
     fclose(out);
+    if (log) fclose(log);
     require(wait4(pid, &status, 0, &usage) == pid, "%s was lost: %s", argv[3], strerror(errno));
     require(seen == warmup + steps, "%s ended after %d of %d steps; its last words:\n%s", argv[3], seen, warmup + steps, kept);
     for (int i = warmup; i < warmup + steps; i++) printf("ms %.3f\n", 1e3 * (ends[i] - ends[i - 1]));

@@ -13,29 +13,41 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-V, PADDED_V, MAX_T, L, NH, C = 50257, 50304, 1024, 12, 12, 768
+V, PADDED_V, MAX_T = 50257, 50304, 1024
+SIZES = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
+
+
+def size(model):
+    """Layers, heads and channels of a model's name; dN has N, N and 64 N."""
+    if model in SIZES:
+        return SIZES[model]
+    if model[0] != "d" or not model[1:].isdigit() or int(model[1:]) == 0:
+        raise SystemExit(f"error: there is no model '{model}'; there are {', '.join(SIZES)} and dN")
+    return int(model[1:]), int(model[1:]), 64 * int(model[1:])
 
 
 class Block(nn.Module):
-    def __init__(self):
+    def __init__(self, NH, C):
         super().__init__()
+        self.NH = NH
         self.ln_1, self.ln_2 = nn.LayerNorm(C), nn.LayerNorm(C)
         self.qkv, self.proj = nn.Linear(C, 3 * C), nn.Linear(C, C)
         self.fc, self.fcproj = nn.Linear(C, 4 * C), nn.Linear(4 * C, C)
 
     def forward(self, x):
-        B, T, _ = x.shape
-        q, k, v = (y.view(B, T, NH, C // NH).transpose(1, 2) for y in self.qkv(self.ln_1(x)).split(C, dim=2))
+        B, T, C = x.shape
+        q, k, v = (y.view(B, T, self.NH, C // self.NH).transpose(1, 2) for y in self.qkv(self.ln_1(x)).split(C, dim=2))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(y.transpose(1, 2).reshape(B, T, C))
         return x + self.fcproj(F.gelu(self.fc(self.ln_2(x)), approximate="tanh"))
 
 
 class GPT2(nn.Module):
-    def __init__(self):
+    def __init__(self, model="gpt2"):
         super().__init__()
+        L, NH, C = size(model)
         self.wte, self.wpe = nn.Embedding(PADDED_V, C), nn.Embedding(MAX_T, C)
-        self.blocks = nn.ModuleList(Block() for _ in range(L))
+        self.blocks = nn.ModuleList(Block(NH, C) for _ in range(L))
         self.ln_f = nn.LayerNorm(C)
         for name, p in self.named_parameters():
             if p.dim() == 2:
