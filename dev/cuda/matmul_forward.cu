@@ -1,0 +1,201 @@
+/*
+matmul_forward.cu - a linear layer in several kernels: out (N,OC) = inp (N,C) w (OC,C)^T + bias (OC).
+
+2 N C OC operations on N C + OC C + N OC numbers: here every number is used hundreds of times, and what counts is how often it comes
+from memory, from the cache, from shared memory, until in the end the arithmetic is what takes the time. The rungs follow a number
+on its way inwards. From the third to the fifth they are fp32 arithmetic whatever floatX is; the tensor cores multiply 16-bit numbers,
+several hundred times as many in a cycle as naive code keeps busy, and from there on the work is to feed them.
+
+In w as in inp neighbours in memory are neighbours in the sum, k. So no two threads that have different results can share a load as
+they would in a product of w itself; matmul_backward.cu has those.
+*/
+#include "variants.cuh"
+#include "library.cuh"
+#include "matmul_tensor_cores.cuh"
+
+struct Problem {
+    int N, C, OC;
+    double flops; // multiplications and additions
+    Both<floatX> out, inp, w, bias;
+
+    Problem(Shape s) : N(s.rows), C(s.depth), OC(s.cols), flops(2.0 * N * C * OC) {
+        start_cpu({ 1, N, C, 1, 1 });
+        library_start(N);
+        inp = random_both((size_t)N * C); w = random_both((size_t)OC * C, 0, 0.1f); bias = random_both(OC);
+        out = unset_both((size_t)N * OC);
+        cpu::matmul_forward(out.cpu, inp.cpu, w.cpu, bias.cpu, N, C, OC);
+    }
+    void begin_again() { ::begin_again(out); }
+    void expect_right() { expect_near("out", out, 32 + 2 * sqrt(C)); } // a sum in one thread's order is off by about sqrt(C) roundings
+};
+#define KERNEL_PARAMETERS MatmulOutput out, const floatX* inp, const floatX* w, int C
+#define KERNEL_ARGUMENTS(p) output(p), (p).inp.gpu, (p).w.gpu, (p).C
+static MatmulOutput output(Problem& p) { return { p.out.gpu, p.bias.gpu, GRAD_SET, p.N, p.OC }; }
+
+// ---- 1: what one would write first ----
+// A thread has a result. Of the 32 of a warp each reads its own row of w: 32 places far apart for 32 multiplications, and the cache
+// has to find them one after the other.
+__global__ void naive_kernel(KERNEL_PARAMETERS) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x, row = i / out.N, col = i % out.N;
+    if (row >= out.M) return;
+    float sum = 0;
+    for (int k = 0; k < C; k++) sum += widen(inp[(size_t)row * C + k]) * widen(w[(size_t)col * C + k]);
+    put(out, sum, row, col);
+}
+static bool matmul_forward_1_naive(Problem& p, int threads) {
+    if ((size_t)p.N * p.OC > INT32_MAX / 2) return false; // results are counted in int
+    naive_kernel<<<(unsigned)ceil_div((size_t)p.N * p.OC, threads), threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
+    return true;
+}
+
+// ---- 2: neighbours read neighbours ----
+// A warp has a result, and its lanes take turns along k: what they read lies side by side, one or two lines of the cache for 32
+// multiplications. But every number still comes from the cache for every single use, and a warp's sum is ten instructions more.
+__global__ void warp_kernel(KERNEL_PARAMETERS) {
+    int i = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, row = i / out.N, col = i % out.N;
+    if (row >= out.M) return;
+    float sum = 0;
+    for (int k = threadIdx.x % WARP; k < C; k += WARP) sum += widen(inp[(size_t)row * C + k]) * widen(w[(size_t)col * C + k]);
+    sum = warp_sum(sum);
+    if (threadIdx.x % WARP == 0) put(out, sum, row, col);
+}
+static bool matmul_forward_2_warp(Problem& p, int threads) {
+    if ((size_t)p.N * p.OC > INT32_MAX / WARP / 2) return false; // threads are counted in int
+    unsigned blocks = (unsigned)ceil_div((size_t)p.N * p.OC, threads / WARP);
+    warp_kernel<<<blocks, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
+    return true;
+}
+
+// ---- 3: a tile in shared memory ----
+// T x T threads make T x T results, T steps of k at a time: each number is read from memory once for T uses. Shared memory is then
+// asked twice for each multiplication, which is more than it can answer. (Rows of T + 1: a column's T numbers in T banks.)
+template <int T> __global__ void shared_kernel(KERNEL_PARAMETERS) {
+    __shared__ float a[T][T + 1], b[T][T + 1];
+    int x = threadIdx.x % T, y = threadIdx.x / T, row = blockIdx.y * T, col = blockIdx.x * T;
+    float sum = 0;
+    for (int k = 0; k < C; k += T) {
+        a[y][x] = row + y < out.M && k + x < C ? widen(inp[(size_t)(row + y) * C + k + x]) : 0;
+        b[y][x] = col + y < out.N && k + x < C ? widen(w[(size_t)(col + y) * C + k + x]) : 0;
+        __syncthreads();
+        for (int i = 0; i < T; i++) sum += a[y][i] * b[x][i];
+        __syncthreads(); // else the next tile comes while others still read this one
+    }
+    put(out, sum, row + y, col + x);
+}
+template <int T> static bool launch_shared(Problem& p) {
+    auto kernel = shared_kernel<T>;
+    dim3 blocks((unsigned)ceil_div(p.OC, T), (unsigned)ceil_div(p.N, T));
+    kernel<<<blocks, T * T, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
+    return true;
+}
+static bool matmul_forward_3_shared(Problem& p, int threads) {
+    return threads == 64 ? launch_shared<8>(p) : threads == 256 ? launch_shared<16>(p) : threads == 1024 && launch_shared<32>(p);
+}
+
+// ---- 4: more results a thread ----
+// A thread makes 4 x 4 results, for which it reads 4 + 4 numbers from shared memory: half a read for each multiplication, not two.
+// T x T threads, 4T x 4T results, T steps of k at a time.
+template <int T> __global__ void register_kernel(KERNEL_PARAMETERS) {
+    __shared__ float a[4 * T][T + 1], b[4 * T][T + 1];
+    int x = threadIdx.x % T, y = threadIdx.x / T, row = blockIdx.y * 4 * T, col = blockIdx.x * 4 * T;
+    float sums[4][4] = {};
+    for (int k = 0; k < C; k += T) {
+        for (int i = y; i < 4 * T; i += T) {
+            a[i][x] = row + i < out.M && k + x < C ? widen(inp[(size_t)(row + i) * C + k + x]) : 0;
+            b[i][x] = col + i < out.N && k + x < C ? widen(w[(size_t)(col + i) * C + k + x]) : 0;
+        }
+        __syncthreads();
+        for (int kk = 0; kk < T; kk++)
+            for (int i = 0; i < 4; i++)
+                for (int j = 0; j < 4; j++) sums[i][j] += a[y + i * T][kk] * b[x + j * T][kk]; // the compiler reads each once
+        __syncthreads();
+    }
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++) put(out, sums[i][j], row + y + i * T, col + x + j * T);
+}
+template <int T> static bool launch_register(Problem& p) {
+    auto kernel = register_kernel<T>;
+    dim3 blocks((unsigned)ceil_div(p.OC, 4 * T), (unsigned)ceil_div(p.N, 4 * T));
+    kernel<<<blocks, T * T, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
+    return true;
+}
+static bool matmul_forward_4_register(Problem& p, int threads) {
+    return threads == 64 ? launch_register<8>(p) : threads == 256 && launch_register<16>(p);
+}
+
+// ---- 5: 16 bytes a load, and the next tile on its way meanwhile ----
+// The copies go past the registers, straight into shared memory, and are only waited for a tile later: loading costs few
+// instructions and no time of its own. 8 x 8 results a thread, and VEC numbers a read from shared memory.
+template <int T> __device__ inline void async_load(floatX (*tile)[5 * VEC], const floatX* x, int row, int k, int rows, int C) {
+    for (int i = threadIdx.x; i < 8 * T * 4; i += T * T) {
+        int r = row + i / 4, c = k + i % 4 * VEC;
+        bool inside = r < rows && c < C;
+        __pipeline_memcpy_async(&tile[i / 4][i % 4 * VEC], inside ? x + (size_t)r * C + c : x, 16, inside ? 0 : 16);
+    }
+}
+template <int T> __global__ void async_kernel(KERNEL_PARAMETERS) {
+    constexpr int R = 8 * T, K = 4 * VEC; // rows of 64 bytes, and 16 more, so that neighbouring rows lie in different banks
+    __shared__ __align__(16) floatX a[2][R][5 * VEC], b[2][R][5 * VEC];
+    int x = threadIdx.x % T, y = threadIdx.x / T, row = blockIdx.y * R, col = blockIdx.x * R;
+    float sums[8][8] = {};
+    async_load<T>(a[0], inp, row, 0, out.M, C);
+    async_load<T>(b[0], w, col, 0, out.N, C);
+    __pipeline_commit();
+    for (int k = 0, now = 0; k < C; k += K, now ^= 1) {
+        async_load<T>(a[now ^ 1], inp, row, k + K, out.M, C); // past the end: zeros, which nobody reads
+        async_load<T>(b[now ^ 1], w, col, k + K, out.N, C);
+        __pipeline_commit();
+        __pipeline_wait_prior(1); // all but the batch just asked for: this thread's part of the tile is there,
+        __syncthreads();          // and everybody's
+        for (int kk = 0; kk < K; kk += VEC) {
+            Floats<VEC> fa[8];
+            for (int i = 0; i < 8; i++) fa[i] = load<VEC>(&a[now][y + i * T][kk]);
+            for (int j = 0; j < 8; j++) {
+                Floats<VEC> fb = load<VEC>(&b[now][x + j * T][kk]);
+                for (int i = 0; i < 8; i++)
+                    for (int v = 0; v < VEC; v++) sums[i][j] += fa[i].x[v] * fb.x[v];
+            }
+        }
+        __syncthreads(); // the next round asks for copies into what was just read
+    }
+    for (int i = 0; i < 8; i++)
+        for (int j = 0; j < 8; j++) put(out, sums[i][j], row + y + i * T, col + x + j * T);
+}
+template <int T> static bool launch_async(Problem& p) {
+    auto kernel = async_kernel<T>;
+    dim3 blocks((unsigned)ceil_div(p.OC, 8 * T), (unsigned)ceil_div(p.N, 8 * T));
+    kernel<<<blocks, T * T, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
+    return true;
+}
+static bool matmul_forward_5_async(Problem& p, int threads) {
+    if (!rows_are_vectors(p.C, p.inp.gpu, p.w.gpu)) return false;
+    return threads == 64 ? launch_async<8>(p) : threads == 256 && launch_async<16>(p);
+}
+
+// ---- 6: tensor cores ----
+// A warp's 32 lanes together multiply 16 x 16 by 16 x 8 in one instruction, from registers that ldmatrix has filled in four; so a
+// number from shared memory serves 32 or 64 results. Copies run three tiles ahead. matmul_tensor_cores.cuh has the kernel.
+static bool matmul_forward_6_tensor_cores(Problem& p, int threads) {
+    return mma_launch<BY_ROWS, BY_ROWS>(output(p), p.inp.gpu, p.w.gpu, p.C, threads);
+}
+
+// ---- 8: the library ----
+// llmc/'s own call: cuBLASLt, of whose algorithms the fastest at this shape was found by trying.
+static bool matmul_forward_8_library(Problem& p, int) {
+    matmul_forward(p.out.gpu, p.inp.gpu, p.w.gpu, p.bias.gpu, p.N, p.C, p.OC);
+    return true;
+}
+
+static const Variant<Problem> variants[] = {
+    { "matmul_forward_1_naive", "a result a thread", matmul_forward_1_naive },
+    { "matmul_forward_2_warp", "a result a warp: neighbours read neighbours", matmul_forward_2_warp },
+    { "matmul_forward_3_shared", "tiles in shared memory", matmul_forward_3_shared },
+    { "matmul_forward_4_register", "4 x 4 results a thread", matmul_forward_4_register },
+    { "matmul_forward_5_async", "8 x 8, 16 bytes a load, the next tile on its way", matmul_forward_5_async },
+    { "matmul_forward_6_tensor_cores", "tensor cores, three tiles on their way", matmul_forward_6_tensor_cores },
+    { "matmul_forward_8_library", "cuBLASLt, as llmc/ calls it", matmul_forward_8_library, true },
+};
+int main(int argc, char** argv) {
+    return run_variants(argc, argv, "matmul_forward", "rows are tokens, cols outputs, depth inputs", { 8192, 3072, 768 }, { 40, 136, 200 },
+                        variants);
+}
