@@ -1,0 +1,185 @@
+/*
+layernorm_backward.cu - layernorm's gradients, in several kernels. With n = (inp - mean) * rstd and g = dout * w, in each of N
+rows of C channels dinp += rstd * (g - mean(g) - n * mean(g * n)); and over all rows dw = sum of dout * n, db = sum of dout.
+
+dinp needs sums along rows, dw and db sums down columns. What suits one does not suit the other, and going through the arrays
+once for both is what there is to win. Counted are three rows read (dinp, dout, inp) and one written.
+*/
+#include "variants.cuh"
+#include "../../llmc/cuda/layernorm.cuh"
+
+struct Problem {
+    int N, C;
+    double bytes; // that must be moved once
+    Both<floatX> dinp, dw, db, dout, inp, w;
+    Both<float> mean, rstd;
+    float *sum_dw, *sum_db; // (LAYERNORM_BLOCKS,C) each: sums of blocks, owned by cuda_both.h's list
+
+    Problem(Shape s) : N(s.rows), C(s.cols), bytes(4.0 * N * C * sizeof(floatX)) {
+        size_t n = (size_t)N * C;
+        start_cpu({ 1, N, C, 1, 1 });
+        dinp = random_both(n); dout = random_both(n); inp = random_both(n, 0.5f); // dinp: the residual stream's gradient
+        w = random_both(C, 1, 0.5f);
+        dw = unset_both(C); db = unset_both(C);
+        Both<floatX> b = random_both(C), out = unset_both(n);
+        mean = unset_both<float>(N); rstd = unset_both<float>(N);
+        cpu::residual_layernorm_forward(inp.cpu, out.cpu, mean.cpu, rstd.cpu, inp.cpu, NULL, w.cpu, b.cpu, N, C);
+        mean = as_input(mean); rstd = as_input(rstd);
+        cpu::layernorm_backward(dinp.cpu, dw.cpu, db.cpu, dout.cpu, inp.cpu, w.cpu, mean.cpu, rstd.cpu, N, C, GRAD_SET);
+        sum_dw = (float*)device_bytes(LAYERNORM_BLOCKS * (size_t)C * sizeof(float));
+        sum_db = (float*)device_bytes(LAYERNORM_BLOCKS * (size_t)C * sizeof(float));
+    }
+    void begin_again() { ::begin_again(dinp); ::begin_again(dw); ::begin_again(db); }
+    void expect_right() {
+        double slack = 32 + 2 * sqrt(C), of_columns = 32 + 2 * sqrt(N); // a sum in one thread's order
+        expect_near("dinp", dinp, slack);
+        expect_near("dw", dw, of_columns);
+        expect_near("db", db, of_columns);
+    }
+};
+#define KERNEL_PARAMETERS const floatX* dout, const floatX* inp, const floatX* w, const float* mean, const float* rstd, \
+                          int N, int C
+#define KERNEL_ARGUMENTS(p) (p).dout.gpu, (p).inp.gpu, (p).w.gpu, (p).mean.gpu, (p).rstd.gpu, (p).N, (p).C
+
+// ---- 1: what one would write first ----
+// A thread a row for dinp, a thread a column for dw and db. Down a column neighbouring threads read neighbours, but C threads
+// are a few hundred on a GPU that wants a hundred thousand; and dout and inp are read once more.
+__global__ void rows_kernel(floatX* dinp, KERNEL_PARAMETERS) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= N) return;
+    size_t row = (size_t)i * C;
+    float sum_g = 0, sum_gn = 0;
+    for (int c = 0; c < C; c++) {
+        float n = (widen(inp[row + c]) - mean[i]) * rstd[i], g = widen(dout[row + c]) * widen(w[c]);
+        sum_g += g;
+        sum_gn += g * n;
+    }
+    float mean_g = sum_g / C, mean_gn = sum_gn / C;
+    for (int c = 0; c < C; c++) {
+        float n = (widen(inp[row + c]) - mean[i]) * rstd[i], g = widen(dout[row + c]) * widen(w[c]);
+        dinp[row + c] = narrow<floatX>(widen(dinp[row + c]) + rstd[i] * (g - mean_g - n * mean_gn));
+    }
+}
+__global__ void columns_kernel(floatX* dw, floatX* db, KERNEL_PARAMETERS) {
+    int c = blockIdx.x * blockDim.x + threadIdx.x;
+    (void)w;
+    if (c >= C) return;
+    float sum_w = 0, sum_b = 0;
+    for (int i = 0; i < N; i++) {
+        float d = widen(dout[(size_t)i * C + c]);
+        sum_w += d * (widen(inp[(size_t)i * C + c]) - mean[i]) * rstd[i];
+        sum_b += d;
+    }
+    dw[c] = narrow<floatX>(sum_w);
+    db[c] = narrow<floatX>(sum_b);
+}
+static bool layernorm_backward_1_naive(Problem& p, int threads) {
+    rows_kernel<<<(unsigned)ceil_div(p.N, threads), threads, 0, compute_stream>>>(p.dinp.gpu, KERNEL_ARGUMENTS(p));
+    columns_kernel<<<(unsigned)ceil_div(p.C, threads), threads, 0, compute_stream>>>(p.dw.gpu, p.db.gpu, KERNEL_ARGUMENTS(p));
+    return true;
+}
+
+// ---- 2: a warp a row, which adds to dw and db as it goes ----
+// Everything in one pass and neighbours read neighbours, but 2 N C atomics at 2 C addresses queue up; and who comes first
+// decides the last bits. The sums are fp32, since in 16 bits each addition would round; a second kernel rounds them once.
+__global__ void warp_kernel(floatX* dinp, float* sum_dw, float* sum_db, KERNEL_PARAMETERS) {
+    int i = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, lane = threadIdx.x % WARP;
+    if (i >= N) return;
+    size_t row = (size_t)i * C;
+    float sum_g = 0, sum_gn = 0;
+    for (int c = lane; c < C; c += WARP) {
+        float n = (widen(inp[row + c]) - mean[i]) * rstd[i], d = widen(dout[row + c]), g = d * widen(w[c]);
+        sum_g += g;
+        sum_gn += g * n;
+        atomicAdd(&sum_dw[c], d * n);
+        atomicAdd(&sum_db[c], d);
+    }
+    float mean_g = warp_sum(sum_g) / C, mean_gn = warp_sum(sum_gn) / C;
+    for (int c = lane; c < C; c += WARP) {
+        float n = (widen(inp[row + c]) - mean[i]) * rstd[i], g = widen(dout[row + c]) * widen(w[c]);
+        dinp[row + c] = narrow<floatX>(widen(dinp[row + c]) + rstd[i] * (g - mean_g - n * mean_gn));
+    }
+}
+__global__ void round_kernel(floatX* dw, floatX* db, const float* sum_dw, const float* sum_db, int C) {
+    int c = blockIdx.x * blockDim.x + threadIdx.x;
+    if (c >= C) return;
+    dw[c] = narrow<floatX>(sum_dw[c]);
+    db[c] = narrow<floatX>(sum_db[c]);
+}
+static bool layernorm_backward_2_atomics(Problem& p, int threads) {
+    size_t bytes = (size_t)p.C * sizeof(float);
+    cuda_check(cudaMemsetAsync(p.sum_dw, 0, bytes, compute_stream), "layernorm_backward_2_atomics");
+    cuda_check(cudaMemsetAsync(p.sum_db, 0, bytes, compute_stream), "layernorm_backward_2_atomics");
+    unsigned rows = (unsigned)ceil_div(p.N, threads / WARP), columns = (unsigned)ceil_div(p.C, threads);
+    warp_kernel<<<rows, threads, 0, compute_stream>>>(p.dinp.gpu, p.sum_dw, p.sum_db, KERNEL_ARGUMENTS(p));
+    round_kernel<<<columns, threads, 0, compute_stream>>>(p.dw.gpu, p.db.gpu, p.sum_dw, p.sum_db, p.C);
+    return true;
+}
+
+// ---- 3: a block a row at a time, its sums in shared memory ----
+// A thread has the same channels in every row, so nobody else adds to their sums: no atomics, and the order is fixed. What a
+// block has summed over its rows goes to memory once, and a second kernel adds up the blocks. But each row has four barriers,
+// two for either mean, and between them the whole block waits for its slowest load.
+__global__ void block_kernel(floatX* dinp, float* sum_dw, float* sum_db, KERNEL_PARAMETERS) {
+    extern __shared__ int4 shared_memory[];
+    __shared__ float of_warps[WARP];
+    float *dw = (float*)shared_memory, *db = dw + C; // (C) each
+    for (int c = threadIdx.x; c < C; c += blockDim.x) dw[c] = db[c] = 0;
+    for (int i = blockIdx.x; i < N; i += gridDim.x) {
+        size_t row = (size_t)i * C;
+        float m = mean[i], r = rstd[i], sum_g = 0, sum_gn = 0;
+        for (int c = threadIdx.x; c < C; c += blockDim.x) {
+            float n = (widen(inp[row + c]) - m) * r, d = widen(dout[row + c]), g = d * widen(w[c]);
+            sum_g += g;
+            sum_gn += g * n;
+            dw[c] += d * n;
+            db[c] += d;
+        }
+        float mean_g = block_sum(sum_g, of_warps) / C, mean_gn = block_sum(sum_gn, of_warps) / C;
+        for (int c = threadIdx.x; c < C; c += blockDim.x) {
+            float n = (widen(inp[row + c]) - m) * r, g = widen(dout[row + c]) * widen(w[c]);
+            dinp[row + c] = narrow<floatX>(widen(dinp[row + c]) + r * (g - mean_g - n * mean_gn));
+        }
+    }
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        sum_dw[(size_t)blockIdx.x * C + c] = dw[c];
+        sum_db[(size_t)blockIdx.x * C + c] = db[c];
+    }
+}
+static void add_up_blocks(Problem& p, int blocks) {
+    add_up_chunks(p.dw.gpu, p.sum_dw, blocks, p.C, GRAD_SET, "dw");
+    add_up_chunks(p.db.gpu, p.sum_db, blocks, p.C, GRAD_SET, "db");
+}
+static bool layernorm_backward_3_block(Problem& p, int threads) {
+    size_t bytes = 2 * (size_t)p.C * sizeof(float);
+    int blocks = (int)size_min(LAYERNORM_BLOCKS, p.N);
+    if (bytes + WARP * sizeof(float) > LAYERNORM_SHARED) return false;
+    block_kernel<<<blocks, threads, bytes, compute_stream>>>(p.dinp.gpu, p.sum_dw, p.sum_db, KERNEL_ARGUMENTS(p));
+    add_up_blocks(p, blocks);
+    return true;
+}
+
+// ---- 4: llmc/'s ----
+// A warp a row again, with sums of its own for each warp of a block, which the block adds up at its end: no barrier but that
+// one. 16 bytes a load. llmc/ takes as many warps as have room for their sums, at most 8.
+static bool layernorm_backward_4_llmc(Problem& p, int threads) {
+    unsigned warps = threads / WARP;
+    size_t bytes = warps * 2 * (size_t)p.C * sizeof(float);
+    if (bytes > LAYERNORM_SHARED) return false;
+    int blocks = (int)size_min(LAYERNORM_BLOCKS, ceil_div(p.N, warps));
+    auto kernel = p.C % VEC == 0 ? layernorm_backward_kernel<VEC> : layernorm_backward_kernel<1>;
+    kernel<<<blocks, dim3(WARP, warps), bytes, compute_stream>>>(p.dinp.gpu, p.sum_dw, p.sum_db, KERNEL_ARGUMENTS(p));
+    add_up_blocks(p, blocks);
+    return true;
+}
+
+static const Variant<Problem> variants[] = {
+    { "layernorm_backward_1_naive", "a thread a row, then a thread a column", layernorm_backward_1_naive },
+    { "layernorm_backward_2_atomics", "a warp a row, atomics for sums over rows", layernorm_backward_2_atomics },
+    { "layernorm_backward_3_block", "a block a row at a time, sums in shared memory", layernorm_backward_3_block },
+    { "layernorm_backward_4_llmc", "a warp a row, a warp's own sums, 16 bytes a load", layernorm_backward_4_llmc },
+};
+int main(int argc, char** argv) {
+    const char* shape = "rows are tokens, cols channels";
+    return run_variants(argc, argv, "layernorm_backward", shape, { 32768, 768 }, { 11, 264 }, variants);
+}

@@ -1,0 +1,105 @@
+/*
+residual.cu - the residual addition and the layernorm after it, with the addition in a kernel of its own, in several ways, and
+last without: res (N,C) = inp1 + inp2, rounded to floatX, and out (N,C) = layernorm of res.
+
+An addition is the plainest kernel: two loads, a store, and the lesson that it is best no kernel at all. Alone it reads two rows
+and writes one, and layernorm reads that again and writes its own: five rows are moved, where four would do. Counted are those
+four. layernorm is llmc/'s kernel in all variants, at its own block size; the sweep is over the addition's.
+*/
+#include "variants.cuh"
+#include "../../llmc/cuda/layernorm.cuh"
+#include "../../llmc/cuda/stats.cuh"
+
+struct Problem {
+    int N, C;
+    double bytes; // that must be moved once
+    Both<floatX> inp1, inp2, w, b, res, out;
+    Both<float> mean, rstd;
+
+    Problem(Shape s) : N(s.rows), C(s.cols), bytes(4.0 * N * C * sizeof(floatX)) {
+        size_t n = (size_t)N * C;
+        start_cpu({ 1, N, C, 1, 1 });
+        inp1 = random_both(n, 0.5f); inp2 = random_both(n);
+        w = random_both(C, 1, 0.5f); b = random_both(C, 0, 0.5f);
+        res = unset_both(n); out = unset_both(n);
+        mean = unset_both<float>(N); rstd = unset_both<float>(N);
+        cpu::residual_layernorm_forward(res.cpu, out.cpu, mean.cpu, rstd.cpu, inp1.cpu, inp2.cpu, w.cpu, b.cpu, N, C);
+    }
+    void begin_again() { ::begin_again(res); ::begin_again(out); }
+    void expect_right() {
+        expect_near("res", res, 0);
+        expect_near("out", out, 32 + 2 * sqrt(C)); // sums in another order
+    }
+};
+static void layernorm_of_res(Problem& p) {
+    residual_layernorm_forward(p.res.gpu, p.out.gpu, p.mean.gpu, p.rstd.gpu, p.res.gpu, NULL, p.w.gpu, p.b.gpu, p.N, p.C);
+}
+
+// ---- 1: what one would write first ----
+// An element a thread: 2 or 4 bytes a load. A warp's loads are neighbours, so no byte comes in vain; but a multiprocessor can
+// have so many threads and no more, and with so little asked for by each, too few bytes are under way.
+__global__ void naive_kernel(floatX* res, const floatX* inp1, const floatX* inp2, size_t n) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) res[i] = narrow<floatX>(widen(inp1[i]) + widen(inp2[i]));
+}
+static bool residual_1_naive(Problem& p, int threads) {
+    unsigned blocks = (unsigned)ceil_div(p.res.n, threads);
+    naive_kernel<<<blocks, threads, 0, compute_stream>>>(p.res.gpu, p.inp1.gpu, p.inp2.gpu, p.res.n);
+    layernorm_of_res(p);
+    return true;
+}
+
+// ---- 2: 16 bytes a load ----
+// The same number of threads asks for four or eight times as much. One piece a thread; the thread after the last whole piece
+// does the rest.
+template <int W> __device__ void add_piece(floatX* res, const floatX* inp1, const floatX* inp2, size_t i, size_t n) {
+    if (i + W <= n) {
+        Floats<W> x = load<W>(inp1 + i), y = load<W>(inp2 + i);
+        #pragma unroll
+        for (int k = 0; k < W; k++) x.x[k] += y.x[k];
+        store(res + i, x);
+    } else for (; i < n; i++) res[i] = narrow<floatX>(widen(inp1[i]) + widen(inp2[i]));
+}
+__global__ void vectors_kernel(floatX* res, const floatX* inp1, const floatX* inp2, size_t n) {
+    add_piece<VEC>(res, inp1, inp2, ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * VEC, n);
+}
+static bool residual_2_vectors(Problem& p, int threads) {
+    unsigned blocks = (unsigned)ceil_div(ceil_div(p.res.n, VEC), threads);
+    vectors_kernel<<<blocks, threads, 0, compute_stream>>>(p.res.gpu, p.inp1.gpu, p.inp2.gpu, p.res.n);
+    layernorm_of_res(p);
+    return true;
+}
+
+// ---- 3: as many blocks as stay on the GPU, which go through the array together ----
+// No blocks are started while it runs. But a thread ends one piece before it asks for the next, and starting blocks is what
+// GPUs are good at.
+__global__ void strides_kernel(floatX* res, const floatX* inp1, const floatX* inp2, size_t n) {
+    size_t step = (size_t)gridDim.x * blockDim.x * VEC;
+    for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * VEC; i < n; i += step)
+        add_piece<VEC>(res, inp1, inp2, i, n);
+}
+static bool residual_3_strides(Problem& p, int threads) {
+    unsigned blocks = (unsigned)(cuda_device.multiProcessorCount * 2048 / threads);
+    strides_kernel<<<blocks, threads, 0, compute_stream>>>(p.res.gpu, p.inp1.gpu, p.inp2.gpu, p.res.n);
+    layernorm_of_res(p);
+    return true;
+}
+
+// ---- 4: llmc/'s ----
+// layernorm adds what it reads: the sum is on the chip already when its mean is wanted. layernorm_forward.cu has that kernel's
+// own variants, and block sizes; here it has the one that llmc/ takes, 256 threads or what has room for its rows.
+static bool residual_4_llmc(Problem& p, int threads) {
+    if (threads != 256) return false;
+    residual_layernorm_forward(p.res.gpu, p.out.gpu, p.mean.gpu, p.rstd.gpu, p.inp1.gpu, p.inp2.gpu, p.w.gpu, p.b.gpu, p.N, p.C);
+    return true;
+}
+
+static const Variant<Problem> variants[] = {
+    { "residual_1_naive", "an element a thread, then layernorm", residual_1_naive },
+    { "residual_2_vectors", "16 bytes a load, then layernorm", residual_2_vectors },
+    { "residual_3_strides", "only as many blocks as fit, each takes many pieces, then layernorm", residual_3_strides },
+    { "residual_4_llmc", "no kernel: layernorm adds what it reads", residual_4_llmc },
+};
+int main(int argc, char** argv) {
+    return run_variants(argc, argv, "residual", "rows are tokens, cols channels", { 32768, 768 }, { 11, 264 }, variants);
+}
