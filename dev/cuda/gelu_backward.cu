@@ -35,8 +35,8 @@ struct Problem {
 
 // ---- 1: the formula as it is printed ----
 // gelu'(x) = (1 + tanh u) / 2 + x (1 - tanh^2 u) du/dx / 2. An element a thread. tanhf has branches, of which a warp often takes
-// both; where tanh u is near 1 or -1 the brackets lose their digits, which shows where nothing larger is beside such an element: in
-// fp32, --rows 1 --cols 1 has one, and this kernel is WRONG there.
+// both. Where tanh u is near 1 or -1 the brackets lose their digits, which shows where nothing larger is beside such an
+// element: in fp32, --rows 1 --cols 1 has one, and this kernel is WRONG there.
 __global__ void naive_kernel(floatX* dinp, const floatX* pre, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
