@@ -2,22 +2,10 @@
 # Several ranks on GPUs, under the emulator: collectives by MPI between ranks that share a GPU, and by NCCL where each has its
 # own; training runs that have the CPU's losses and norms over both, whatever the mode, and the same bits in rank order.
 . test/lib.sh
-[ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
-sh test/emulator/find_headers.sh > /dev/null 2>&1 || { echo "1..0 # SKIP CUDA's headers are not here"; exit 0; }
-sh dev/find_cuda.sh compile cublasLt cudnn nccl > /dev/null 2>&1 ||
-    { echo "1..0 # SKIP cuBLAS, cuDNN or NCCL is not here"; exit 0; }
-export TMPDIR=$work CUDA_EMULATOR_WORKERS=1 # the stand-in for NCCL meets in folders
+. test/emulated.sh
+small=(--model d2 --seq-len 16 --batch-size 2 --steps 4)
 test_comm=build/emulated/test/test_comm_cuda emulated=build/emulated/train_gpt2_ddp cpu=build/train_gpt2_ddp
 
-build() { # TARGET...: by a make of its own, whatever started this test
-    env -u MAKEFLAGS -u MAKELEVEL make DEVICE=emulated "$@" > "$work/make.log" 2>&1 || { tail -n 20 "$work/make.log"; return 1; }
-}
-# with NCCL every rank has a GPU of its own
-on_gpus() { # mpi|nccl RANKS COMMAND...
-    local devices=1
-    [ "$1" = nccl ] && devices=$2
-    CUDA_EMULATOR_DEVICES=$devices on_ranks "$2" "${@:3}"
-}
 check "make DEVICE=emulated" build $emulated $test_comm
 
 # ---- collectives ----
@@ -50,28 +38,13 @@ by_torchrun() ( # as torchrun starts two ranks: where they meet is in their envi
 check "nccl: ranks that torchrun started" by_torchrun
 
 # ---- training ----
-train() { # OUT PROGRAM... -- OPTION...
-    local out=$1 program=()
-    shift
-    while [ "$1" != -- ]; do program+=("$1"); shift; done
-    rm -rf "$out"
-    "${program[@]}" --data $REFERENCE/tokens.bin --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --batch-size 2 \
-        --steps 4 --lr 3e-3 --warmup-steps 2 --eps 1e-5 --eval-every 0 --sample-every 0 --out "$out" "${@:2}" > "$out.log" 2>&1 ||
-        { tail -n 20 "$out.log"; return 1; }
-}
-train_cpu() { train "$work/cpu$1" on_ranks "$1" $cpu -- --total-batch-size "$2"; }
+train_cpu() { trains "cpu$1" on_ranks "$1" $cpu -- --total-batch-size "$2"; }
 # TOTAL: tokens of a step, all ranks together
 train_gpus() { # OUT mpi|nccl RANKS TOTAL OPTION...
-    train "$work/$1" on_gpus "$2" "$3" $emulated -- --total-batch-size "$4" "${@:5}"
-}
-as_cpu() { # RANKS OUT
-    local model=step_00000004/model.safetensors
-    "$COMPARE" metrics "$work/cpu$1/metrics.jsonl" "$work/$2/metrics.jsonl" --rtol 1e-5 --atol 1e-6 &&
-        "$COMPARE" weights "$work/cpu$1/$model" "$work/$2/$model" --rtol 1e-4 --atol 1e-6 &&
-        grep -q '^allocations while training: 0;' "$work/$2.log" && [ "$(grep -c 'as predicted$' "$work/$2.log")" = 9 ]
+    trains "$1" on_gpus "$2" "$3" $emulated -- --total-batch-size "$4" "${@:5}"
 }
 gets_there() { # NAME mpi|nccl RANKS TOTAL OPTION...: the CPU's numbers
-    train_gpus "$@" && as_cpu "$3" "$1"
+    train_gpus "$@" && as_cpu "cpu$3" "$1"
 }
 check "the CPU's 2 ranks, two micro-batches each" train_cpu 2 128
 check "the CPU's 4 ranks" train_cpu 4 128

@@ -100,52 +100,9 @@ check "a flipped bit in one rank's first moments is found" damaged 'optimizer-\*
     optimizer-00001-of-00003.safetensors flip 40
 check "  and in its weights" damaged 'model-\*-of-00003.safetensors.*: .*do not match their checksum' model-00002-of-00003.safetensors flip 60
 
-# ---- ranks that cannot write, and ranks that die while they do: a model whose checkpoint takes a while, saved after every step ----
+# ---- ranks that cannot write, and ranks that die while they do ----
 large=(--eps 1e-5 --data $REFERENCE/tokens.bin --val-data= --model d5 --heads 2 --channels 160 --seq-len 16 --batch-size 1 --warmup-steps 0
     --lr-schedule constant --eval-every 0 --sample-every 0 --save-every 1 --keep 2 --checkpoint sharded --out "$work/large")
-trains_large() { # RANKS OPTION...
-    on_ranks "$1" "$BUILD/train_gpt2_fsdp" "${large[@]}" "${@:2}"
-}
-whole() { # STEP: is the newest checkpoint, it loads, and nothing half-written stays after that. On 3 ranks and 1.
-    local newest=("$work"/large/step_*)
-    [ "$((10#${newest[-1]##*_}))" -ge "$1" ] || { ls -A "$work/large"; return 1; }
-    trains_large 3 --resume --steps $((10#${newest[-1]##*_} + 1)) && trains_large 1 --resume --steps $((10#${newest[-1]##*_} + 2)) &&
-        [ -z "$(find "$work/large" -name '.*' -mindepth 1)" ]
-}
-# each rank's process id goes to a file; rank 1 may write 5 MB to a file: MPI's segments fit in that, its shard's moments do not
-started='echo $$ > "$0.$OMPI_COMM_WORLD_RANK"; [ "$LIMITED" != "$OMPI_COMM_WORLD_RANK" ] || { trap "" XFSZ; ulimit -f 5000; }; exec "$@"'
-cannot_write() {
-    local status
-    LIMITED=1 timeout 30 $MPIRUN -np 2 bash -c "$started" "$work/pid" "$BUILD/train_gpt2_fsdp" "${large[@]}" --resume --steps 4 > "$work/log" 2>&1
-    status=$?
-    cat "$work/log"
-    [ $status -ne 0 ] && [ $status -ne 124 ] && grep -q "^rank 1: error: .*optimizer-00002-of-00002.safetensors: cannot be written: File too large" "$work/log" &&
-        grep -q "^rank 0: error: " "$work/log" # that rank 1 has left, or that it has taken the folder with it
-}
-killed() { # RANK: it is killed once a save has begun; again, if the save was faster
-    local try pid
-    for try in 1 2 3 4 5; do
-        rm -f "$work"/pid.*
-        timeout 60 $MPIRUN -np 2 bash -c "$started" "$work/pid" "$BUILD/train_gpt2_fsdp" "${large[@]}" --resume --steps 1000 > "$work/log" 2>&1 & pid=$!
-        until [ -e "$work/pid.$1" ] && compgen -G "$work/large/.tmp_step_*" > /dev/null; do kill -0 $pid 2> /dev/null || break; done
-        kill -9 "$(cat "$work/pid.$1")"
-        SECONDS=0
-        wait $pid && { echo "status 0"; return 1; }
-        cat "$work/log"
-        echo "try $try, $SECONDS s until the end:"
-        ls -A "$work/large"
-        [ $SECONDS -lt 30 ] || return 1
-        compgen -G "$work/large/.tmp_step_*" > /dev/null && return
-    done
-    return 1
-}
-export OMP_NUM_THREADS=1
-check "2 ranks save two steps" trains_large 2 --steps 2
-check "a rank that has no room for its files says so, and all ranks end" cannot_write
-check "  the last checkpoint is whole, and nothing else is there" [ "$(ls -A "$work/large" | grep step | tr '\n' ' ')" = "step_00000001 step_00000002 " ]
-check "  and training goes on from it" whole 2
-for rank in 0 1; do
-    check "rank $rank is killed while ranks save: all end, half a checkpoint is left" killed $rank
-    check "  the last whole one is as good as before, and the half is cleared away" whole 4
-done
+saver=$BUILD/train_gpt2_fsdp cannot_write_file=optimizer-00002-of-00002.safetensors
+. test/saving_ranks.sh
 done_testing
