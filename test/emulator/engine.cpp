@@ -79,7 +79,7 @@ __thread Thread* self;
 static __thread Worker* worker;
 static Worker* workers[MAX_WORKERS];            // made when first needed, never freed
 static std::mutex launch_lock;
-static std::map<const void*, size_t> shared_limits; // kernel -> bytes it may have, where more than SHARED_DEFAULT
+static std::map<const void*, size_t> shared_limits; // kernel -> bytes of dynamic memory it may have, where more than SHARED_DEFAULT
 static uint32_t launches;
 
 uint64_t setting(const char* name, uint64_t otherwise) {
@@ -406,7 +406,7 @@ void run(const Configuration& c, const void* kernel, void (*body)(void*), void* 
         if (!workers[i]) workers[i] = new Worker();
         Worker* w = workers[i];
         w->launch = &c;
-        w->shared_limit = shared_limit(kernel);
+        w->shared_limit = shared_limit(kernel) > SHARED_DEFAULT ? SHARED_LARGEST : SHARED_DEFAULT; // static memory comes on top
         w->body = body;
         w->closure = closure;
         w->num_threads = (int)(c.block.x * c.block.y * c.block.z);
