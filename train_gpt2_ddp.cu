@@ -763,6 +763,7 @@ int main(int argc, char** argv) {
     size_t predicted[MEMORY_KINDS];
     gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, predicted);
     gpt2_init(&g, config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm);
+    comm_share_memory(&run.world.comm); // --nccl-windows
     gpt2_init_buckets(&g, run.ddp, run.bucket_mb);
     g.divide = run.ddp == DDP_NAIVE && !o->deterministic; // deterministic runs agree to the bit, and 1/3 rounds where it stands
     report_run(config, predicted, run.tokens_per_step, run.accumulation);

@@ -1005,6 +1005,7 @@ int main(int argc, char** argv) {
     gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, &run.how, predicted);
     gpt2_init(&g, config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm,
               run.shards, run.replicas, run.how);
+    comm_share_memory(run.shards); // --nccl-windows
     report_run(config, predicted, run.tokens_per_step, run.accumulation);
     unsigned long long sent = gpt2_predict_sent(config, N, &run.how);
     report_ranks(&run.world, sent);

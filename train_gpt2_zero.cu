@@ -839,6 +839,7 @@ int main(int argc, char** argv) {
     size_t predicted[MEMORY_KINDS];
     gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, (int)run.zero_stage, predicted);
     gpt2_init(&g, config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, (int)run.zero_stage);
+    comm_share_memory(&run.world.comm); // --nccl-windows
     report_run(config, predicted, run.tokens_per_step, run.accumulation);
     unsigned long long sent = gpt2_predict_sent(config, N, (int)run.zero_stage, run.accumulation);
     report_ranks(&run.world, sent);

@@ -51,6 +51,7 @@ typedef struct {
     int backend;     // COMM_AUTO, ...
     int all_reduce;  // ALL_REDUCE_LIBRARY, ...
     int ordered;     // sums in rank order: Options.deterministic, set by the stage after parsing
+    int windows;     // --nccl-windows: 0 or 1
     double timeout;  // seconds
     const char* out; // folder for the last operations of a run that fails, "": stderr; likewise Options.out
 } CommOptions;
@@ -62,6 +63,7 @@ static inline void options_comm(OptionTable* t, CommOptions* o) {
     option_choice(t, "comm", &o->backend, "auto|nccl|mpi",
                   "what moves data between ranks; auto: NCCL where every rank has a GPU of its own, else MPI");
     option_choice(t, "allreduce", &o->all_reduce, "library|ring", "ring: the all-reduce of llmc/ring.h, from sends and receives");
+    option_flag(t, "nccl-windows", &o->windows, "NCCL's kernels reach other ranks' memory without copies (NCCL 2.27, on one machine)");
     option_float(t, "comm-timeout", &o->timeout, 0.1, 1e6, "seconds after which a wait for other ranks is given up");
 }
 
@@ -157,6 +159,7 @@ typedef struct CommBackend {
     void (*close)(Comm* world);
     void (*split)(Comm* c, Comm* parent, int color); // sets c's rank, size, world_rank and link
     void (*connect)(Comm* c);                 // makes what messages between two ranks need; NULL: nothing
+    void (*share_memory)(Comm* c);            // makes windows; NULL: it has none
     void (*start)(Comm* c, CommSlot* s);      // begins s after all layer calls issued so far; returns at once
     void (*finish)(Comm* c, CommSlot* s);     // layer calls issued from now on see the result of s
     size_t (*device_bytes)(const CommOptions* o, int N); // of MEMORY_COMMUNICATION that a communicator of N ranks takes
@@ -171,6 +174,10 @@ static inline void   comm_split(Comm* c, Comm* parent, const char* name, int col
 static inline void   comm_alone(Comm* c, Comm* parent, const char* name);
 static inline void   comm_free(Comm* c);                 // dies if an operation was never waited for; the world comes last
 static inline void   comm_step(Comm* c, long long step); // from now on operations belong to this step of the run, from 1
+
+// With --nccl-windows all memory of what ranks exchange (parameters, gradients, communication) that was allocated since comm_init
+// becomes windows on c. Collective; every rank has allocated as much, in the same order.
+static inline void   comm_share_memory(Comm* c);
 
 // buf (n) = sum over ranks, in place
 static inline CommOp comm_all_reduce(Comm* c, void* buf, size_t n, CommType t);
@@ -397,6 +404,9 @@ static inline void comm_connect(Comm* c) {
     if (!comm_is_alone(c) && c->world->backend->connect) c->world->backend->connect(c);
     c->connected = true;
 }
+static inline void comm_share_memory(Comm* c) {
+    if (c->world->options.windows && !comm_is_alone(c)) c->world->backend->share_memory(c);
+}
 static inline CommOp comm_send(Comm* c, const void* buf, size_t n, CommType t, int to) {
     require(c->connected, "%s: comm_connect comes before the first send", c->name);
     comm_require_peer(c, COMM_SEND, to);
@@ -522,6 +532,7 @@ static inline const CommBackend* comm_choose(Comm* c) {
 #if USE_NCCL
     if (asked != COMM_MPI && nccl_is_possible(c)) return &comm_nccl;
 #endif
+    require(!c->world->options.windows, "--nccl-windows: these ranks talk by MPI, which has none");
     return &comm_mpi;
 }
 

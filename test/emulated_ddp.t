@@ -20,6 +20,7 @@ for comm in mpi nccl; do
     check "  on 3 ranks, in rank order and strict mode" strict passes $comm 3 --deterministic
     check "  on 3 ranks, by the ring of our own" passes $comm 3 --allreduce ring
     check "  on 4 ranks" passes $comm 4
+    [ $comm = mpi ] || check "  with windows, on 3 ranks" passes nccl 3 --nccl-windows
     for seed in 2 3; do
         CUDA_EMULATOR_SEED=$seed check "  on 2 ranks, under the emulator's seed $seed" passes $comm 2
     done
@@ -65,6 +66,7 @@ check "  has the same bits" same_bits again nccl-ordered
 # ---- what cannot be ----
 check "NCCL refuses ranks that share a GPU, and the error says so" \
     fails_with "ranks 0-1 share a GPU" "use --comm mpi" -- on_gpus mpi 2 $test_comm --comm nccl
+check "there are no windows over MPI" fails_with "nccl-windows: these ranks talk by MPI" -- on_gpus mpi 2 $test_comm --nccl-windows
 check "a rank that does not come is named" \
     fails_with "rank 1 has not reached all-reduce" -- on_gpus nccl 2 $emulated --data $REFERENCE/tokens.bin --val-data= \
     --model d1 --channels 16 --heads 2 --seq-len 16 --batch-size 2 --fault 1:2:hang --comm-timeout 3

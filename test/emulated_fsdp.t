@@ -50,6 +50,7 @@ for comm in mpi nccl; do
         check "  $options, with accumulation, seed $seed: the CPU's numbers" \
             gets_there cpu-2 on_gpus $comm 2 $fsdp -- $options --total-batch-size 32
     done
+    [ $comm = mpi ] || check "  with windows: DDP's bits" has_bits ddp on_gpus nccl 2 $fsdp -- --nccl-windows
     check "  in strict mode: DDP's bits" strict has_bits ddp on_gpus $comm 2 $fsdp --
     while read -r options; do
         export CUDA_EMULATOR_SEED=$((++seed))

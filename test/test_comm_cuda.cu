@@ -347,6 +347,32 @@ static void test_times(void) {
     device_free(x);
 }
 
+// Whole and shard are windows, with --nccl-windows, and what is exchanged lies at any place of them.
+static void test_windows(void) {
+    const size_t n = 5000, N = (size_t)world.size, at = 48;
+    size_t allocations = device_allocations(), before = device_memory(MEMORY_COMMUNICATION);
+    float *full = (float*)device_alloc((at + N * n) * sizeof(float), MEMORY_COMMUNICATION);
+    float *shard = (float*)device_alloc((at + n) * sizeof(float), MEMORY_GRADIENTS);
+    char* own = host_numbers(n, COMM_F32, whole, world.rank);
+    require(device_allocations() == allocations + 2 && device_memory(MEMORY_COMMUNICATION) == before + (at + N * n) * sizeof(float),
+            "memory that NCCL lends is not accounted for as it was asked for");
+    comm_share_memory(&world);
+    const char* said = strrchr(comm_description(&world), ','); // scratch of other communicators may be windows, too
+    require(!world.world->options.windows || (strstr(said, " windows") && atoi(said + 1) >= 2), "there are no two windows%s", said);
+    host_to_device(shard + at, own, n * sizeof(float));
+    comm_wait(&world, comm_all_gather(&world, full + at, shard + at, n, COMM_F32));
+    comm_wait(&world, comm_all_reduce(&world, full + at, N * n, COMM_F32));
+    comm_wait(&world, comm_reduce_scatter(&world, shard + at, full + at, n, COMM_F32));
+    float* result = (float*)xcalloc(n, sizeof(float));
+    device_to_host(result, shard + at, n * sizeof(float));
+    for (size_t i = 0; i < n; i++)
+        require((double)result[i] == (double)(N * N) * whole(world.rank, i), "element %zu is %g", i, (double)result[i]);
+    free(own);
+    free(result);
+    device_free(full);
+    device_free(shard);
+}
+
 static int claims;
 static void claim(const char* name, void (*test)(void)) {
     comm_step(&world, ++claims);
@@ -377,6 +403,7 @@ int main(int argc, char** argv) {
     claim("a barrier lets nobody go before all have come", test_barrier);
     claim("times are in order", test_times);
     claim("messages between all pairs", test_messages);
+    claim("memory that ranks share", test_windows);
     if (world.size >= 3) claim("messages do not queue behind collectives", test_messages_do_not_queue_behind_collectives);
     printf("1..%d\n", claims);
     comm_free(&world);

@@ -376,6 +376,7 @@ static void bench_start(Bench* b, int argc, char** argv) {
     fault_announce(&b->fault);
     b->first = (char*)device_alloc(o->max_bytes, MEMORY_COMMUNICATION);
     b->second = (char*)device_alloc(o->max_bytes, MEMORY_COMMUNICATION);
+    comm_share_memory(&b->comm); // --nccl-windows
     b->host = (char*)xcalloc(o->max_bytes, 1);
 }
 

@@ -15,7 +15,7 @@ met an error. Communicators are non-blocking: no call into NCCL waits for anothe
     send, receive   NCCL's, each way between two ranks on a communicator and a stream of its own: NCCL runs the operations of
                     a communicator one after another, and two ranks that sent to each other would wait forever
 
-libnccl.so is loaded when it is first needed, so that one GPU and --comm mpi do without.
+--nccl-windows is comm_nccl_windows.cuh's. libnccl.so is loaded when it is first needed, so that one GPU and --comm mpi do without.
 API: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
 */
 #ifndef LLMC_CUDA_COMM_NCCL_CUH
@@ -34,14 +34,20 @@ static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1), "llmc needs the heade
     X(ncclCommGetAsyncError) X(ncclCommUserRank) X(ncclCommCount) X(ncclCommFinalize) X(ncclCommDestroy) \
     X(ncclAllReduce) X(ncclReduceScatter) X(ncclAllGather) X(ncclBroadcast) X(ncclSend) X(ncclRecv) \
     X(ncclGroupStart) X(ncclGroupEnd)
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 3) // --nccl-windows alone needs these
+#define NCCL_WINDOW_FUNCTIONS(X) X(ncclMemAlloc) X(ncclMemFree) X(ncclCommWindowRegister) X(ncclCommWindowDeregister)
+#endif
 typedef struct {
 #define X(name) decltype(&::name) name;
     NCCL_FUNCTIONS(X)
+#ifdef NCCL_WINDOW_FUNCTIONS
+    NCCL_WINDOW_FUNCTIONS(X)
+#endif
 #undef X
 } NcclFunctions;
 static NcclFunctions nccl; // NULL until nccl_load has found them
 
-static inline void nccl_load(void) {
+static inline void nccl_load(bool windows) {
 #ifdef CUDA_EMULATOR // its stand-in for NCCL is a part of the program
 #define X(name) nccl.name = ::name;
 #else
@@ -53,6 +59,12 @@ static inline void nccl_load(void) {
     require(nccl.name != NULL, "libnccl.so.2 has no %s: install a newer NCCL, or use --comm mpi", #name);
 #endif
     NCCL_FUNCTIONS(X)
+    if (!windows) return;
+#ifdef NCCL_WINDOW_FUNCTIONS
+    NCCL_WINDOW_FUNCTIONS(X)
+#else
+    die("--nccl-windows: windows came with NCCL 2.27, and this program was built with headers of %d.%d", NCCL_MAJOR, NCCL_MINOR);
+#endif
 #undef X
 }
 
@@ -78,6 +90,8 @@ typedef struct NcclLink {
 
 typedef struct {
     CommWorld* world;
+    struct NcclMemory* memory; // (num_memory) what comm_nccl_windows.cuh has lent, owned
+    int num_memory;
     NcclLink* links;         // owned
     NcclOp* awaited;         // what the watchdog has been told that we wait for, a view; NULL: nothing
 } NcclEngine;
@@ -331,9 +345,11 @@ static inline bool nccl_is_possible(Comm* c) {
     require(who[0] == '\0' || c->world->options.backend != COMM_NCCL, "--comm nccl: %s share a GPU, which NCCL refuses: start"
             " one rank per GPU, or use --comm mpi", who);
     if (who[0]) return false;
-    nccl_load();
+    nccl_load(c->world->options.windows);
     return true;
 }
+
+#include "comm_nccl_windows.cuh"
 
 static inline bool nccl_adds_itself(const CommOptions* o) { return !o->ordered && o->all_reduce == ALL_REDUCE_LIBRARY; }
 static inline size_t nccl_device_bytes(const CommOptions* o, int N) {
@@ -384,6 +400,7 @@ static inline void nccl_open(Comm* c) {
     nccl_link_begin(c, l);
     cuda_waiting.look = nccl_look;
     cuda_waiting.self = e;
+    if (w->options.windows) nccl_lend_memory(e);
     int v = 0;
     nccl_check(nccl.ncclGetVersion(&v), "ncclGetVersion");
     snprintf(w->description, sizeof w->description, "NCCL %d.%d.%d, all-reduce %s", v / 10000, v / 100 % 100, v % 100,
@@ -394,14 +411,17 @@ static inline void nccl_close(Comm* c) {
     NcclEngine* e = (NcclEngine*)c->world->nccl;
     OpRecord op = oplog_issue(c->world->log, "control", "disconnect", 0, "bytes", -1);
     cuda_waiting.look = NULL;
+    for (NcclLink* l = e->links; l; l = l->next) { // before the communicator on which they may be windows
+        device_free(l->scratch);
+        device_free(l->numbers);
+    }
+    cuda_lender.alloc = NULL;
     for (NcclLink* l = e->links; l; ) { // those that were split off before what they came from
         NcclLink* next = l->next;
         nccl_await(c->world, &op, l->nccl, nccl.ncclCommFinalize(l->nccl), "ncclCommFinalize");
         nccl_check(nccl.ncclCommDestroy(l->nccl), "ncclCommDestroy");
         cuda_check(cudaStreamDestroy(l->stream), "the communication stream");
         cuda_check(cudaEventDestroy(l->ready), "the communication stream");
-        device_free(l->scratch);
-        device_free(l->numbers);
         free(l->ops);
         free(l->to);
         free(l->from);
@@ -409,6 +429,7 @@ static inline void nccl_close(Comm* c) {
         l = next;
     }
     oplog_finish(c->world->log, &op);
+    free(e->memory);
     free(e);
 }
 
@@ -508,6 +529,6 @@ static inline void nccl_finish(Comm* c, CommSlot* s) {
 }
 
 static const CommBackend comm_nccl = {
-    nccl_open, nccl_close, nccl_split, nccl_connect, nccl_start, nccl_finish, nccl_device_bytes
+    nccl_open, nccl_close, nccl_split, nccl_connect, nccl_share_memory, nccl_start, nccl_finish, nccl_device_bytes
 };
 #endif

@@ -10,10 +10,13 @@ static cudaDeviceProp cuda_device; // of the GPU that device_init picked
 static int cuda_device_number;
 
 // ---- memory ----
+// Who else has memory to give, and takes it back: comm_nccl_windows.cuh, for what ranks exchange. alloc NULL: nobody.
+static struct { void* (*alloc)(void* self, size_t bytes, MemoryKind kind); bool (*free)(void* self, void* p); void* self; } cuda_lender;
+
 void* device_alloc(size_t bytes, MemoryKind kind) {
     device_check_limit(bytes, kind);
-    void* p = NULL;
-    cudaError_t error = cudaMalloc(&p, bytes ? bytes : 1);
+    void* p = cuda_lender.alloc ? cuda_lender.alloc(cuda_lender.self, bytes, kind) : NULL;
+    cudaError_t error = p ? cudaSuccess : cudaMalloc(&p, bytes ? bytes : 1);
     if (error == cudaErrorMemoryAllocation) {
         size_t free_bytes = 0, total = 0;
         char limit[128];
@@ -30,6 +33,7 @@ void* device_alloc(size_t bytes, MemoryKind kind) {
 void device_free(void* p) {
     if (p == NULL) return;
     device_ledger_remove(p);
+    if (cuda_lender.alloc && cuda_lender.free(cuda_lender.self, p)) return;
     cuda_check(cudaFree(p), "device_free");
 }
 

@@ -33,7 +33,7 @@ Sums go round a ring, another beginning for each part, and are rounded at each r
 namespace files = std::filesystem;
 namespace {
 // What every rank must have said alike, and what it gives.
-struct Header { char kind[16]; uint64_t count; int32_t type, op, root; };
+struct Header { char kind[16]; uint64_t count; int32_t type, op, root; uint64_t place = 0; };
 struct Message { Header header; std::vector<char> bytes; };
 
 struct Group;
@@ -47,8 +47,16 @@ struct ncclComm {
     uint64_t issued = 0, finished = 0;   // operations of this rank: a group of no messages is none
     uint64_t collectives = 0;            // of those, the same on all ranks
     std::map<std::pair<int, int>, uint64_t> messages; // from, to -> how many
-    int splits = 0;
+    int splits = 0, windows = 0;         // that were asked for
+    struct { bool is_on = false; ncclWindow_t* result = nullptr; ncclWindow_vidmem* made = nullptr; int number = 0; } registering;
     struct { bool is_on = false; ncclComm* child = nullptr; int number = 0; } splitting; // child: NULL without a color
+};
+
+// Memory of this rank that the others know: [begin, begin + bytes) on a communicator.
+struct ncclWindow_vidmem {
+    ncclComm* comm;
+    const char* begin;
+    size_t bytes;
 };
 
 namespace {
@@ -67,6 +75,8 @@ struct Group { int depth; std::vector<Task> tasks; };
 thread_local Group group;
 thread_local char last_error[256];
 std::set<ncclComm*> comms; // every one that was made; their memory stays, so that late uses are seen
+std::map<const char*, size_t> lent;   // by ncclMemAlloc: bytes
+std::set<ncclWindow_vidmem*> windows; // that are registered
 
 __attribute__((format(printf, 3, 4))) ncclResult_t refuse(ncclResult_t result, const char* call, const char* format, ...) {
     va_list arguments;
@@ -180,6 +190,26 @@ void split(ncclComm* c) {
     for (int q = 0; q < child->ranks; q++) if (std::get<1>(members[(size_t)q]) == c->rank) child->rank = q;
     join(child);
 }
+// All have said how large their part of a window is.
+void make_window(ncclComm* c) {
+    auto& r = c->registering;
+    r.is_on = false;
+    for (int q = 0; q < c->ranks; q++) {
+        uint64_t bytes = read_message(name_of(c, "window", (uint64_t)r.number, q)).header.count;
+        if (bytes == r.made->bytes) continue;
+        c->state = refuse(ncclInvalidUsage, "ncclCommWindowRegister", "%zu bytes here, %llu on rank %d", r.made->bytes,
+                          (unsigned long long)bytes, q);
+        return;
+    }
+    windows.insert(r.made);
+    *r.result = r.made;
+}
+// Where p lies in a window of c, from 1; 0: in none.
+uint64_t place_in_window(const ncclComm* c, const void* p) {
+    for (ncclWindow_vidmem* w : windows)
+        if (w->comm == c && p >= w->begin && p < w->begin + w->bytes) return 1 + (uint64_t)((const char*)p - w->begin);
+    return 0;
+}
 // Goes on with what the communicator is about; its state says whether that is over.
 void progress(ncclComm* c) {
     if (!c->joined) {
@@ -191,7 +221,8 @@ void progress(ncclComm* c) {
             : refuse(ncclInvalidUsage, "ncclCommInitRankConfig", "Duplicate GPU detected: two ranks on one");
     }
     if (c->splitting.is_on && all_there(c, "split", (uint64_t)c->splitting.number)) split(c);
-    if (c->joined && !c->splitting.is_on && c->state == ncclInProgress && c->polls-- <= 0) c->state = ncclSuccess;
+    if (c->registering.is_on && all_there(c, "window", (uint64_t)c->registering.number)) make_window(c);
+    if (c->joined && !c->splitting.is_on && !c->registering.is_on && c->state == ncclInProgress && c->polls-- <= 0) c->state = ncclSuccess;
 }
 ncclResult_t check_comm(const char* call, ncclComm_t c, bool must_be_ready) {
     if (!c || !comms.count(c) || c->destroyed)
@@ -223,6 +254,9 @@ ncclResult_t check_place(const Task& t, const char* whole, const char* part) {
     return refuse(ncclInvalidArgument, t.kind, "its buffers overlap, and not in place");
 }
 void check_alike(const Task& t, const Header& own, const Header& other, int q) {
+    if (own.place != other.place)
+        fatal("%s: what other ranks reach is byte %llu of a window on rank %d, and %llu on rank %d (counted from 1; 0: of none)", own.kind,
+              (unsigned long long)own.place, t.comm->rank, (unsigned long long)other.place, q);
     if (!strcmp(own.kind, other.kind) && own.count == other.count && own.type == other.type && own.op == other.op &&
         own.root == other.root) return;
     unsigned long long here = own.count, there = other.count;
@@ -236,14 +270,17 @@ Header header_of(const Task& t) {
     h.type = t.type;
     h.op = t.op;
     h.root = t.peer;
+    // what others write to, and what they read: of a gather the whole, of a reduction what is added
+    bool gathers = !strcmp(t.kind, "ncclAllGather") || !strcmp(t.kind, "ncclBroadcast");
+    h.place = place_in_window(t.comm, gathers ? t.recv : t.send);
     return h;
 }
-void complete_collective(const Task& t, uint64_t number) {
+void complete_collective(const Task& t, const Header& header, uint64_t number) {
     ncclComm* c = t.comm;
     std::vector<Message> all;
     for (int q = 0; q < c->ranks; q++) {
         all.push_back(read_message(name_of(c, "op", number, q)));
-        check_alike(t, header_of(t), all.back().header, q);
+        check_alike(t, header, all.back().header, q);
     }
     size_t bytes = t.count * size_of(t.type), N = (size_t)c->ranks;
     bool scatters = !strcmp(t.kind, "ncclReduceScatter");
@@ -262,11 +299,12 @@ void complete_collective(const Task& t, uint64_t number) {
 void launch_collective(const Task& t) {
     ncclComm* c = t.comm;
     uint64_t turn = c->issued++, number = c->collectives++, elements = t.count;
+    Header header = header_of(t); // windows as they are now
     if (!strcmp(t.kind, "ncclReduceScatter")) elements *= (uint64_t)c->ranks;
     if (!strcmp(t.kind, "ncclBroadcast") && t.peer != c->rank) elements = 0;
-    auto post = [=] { write_message(name_of(c, "op", number, c->rank), header_of(t), t.send, elements * size_of(t.type)); };
+    auto post = [=] { write_message(name_of(c, "op", number, c->rank), header, t.send, elements * size_of(t.type)); };
     emulator::enqueue_when(t.stream, t.kind, [=] { return c->finished == turn; }, post);
-    emulator::enqueue_when(t.stream, t.kind, [=] { return all_there(c, "op", number); }, [=] { complete_collective(t, number); });
+    emulator::enqueue_when(t.stream, t.kind, [=] { return all_there(c, "op", number); }, [=] { complete_collective(t, header, number); });
 }
 std::string message_name(const Task& t, uint64_t number) {
     bool sends = t.send;
@@ -410,8 +448,46 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     PASS(check_comm("ncclCommDestroy", comm, true));
+    for (ncclWindow_vidmem* w : windows)
+        if (w->comm == comm) return refuse(ncclInvalidUsage, "ncclCommDestroy", "%p is still a window on it", (const void*)w->begin);
     comm->destroyed = true;
     leave(comm);
+    return ncclSuccess;
+}
+
+// --- memory and windows ---
+ncclResult_t ncclMemAlloc(void** p, size_t bytes) {
+    if (cudaMalloc(p, (bytes + NCCL_WIN_REQUIRED_ALIGNMENT - 1) / NCCL_WIN_REQUIRED_ALIGNMENT * NCCL_WIN_REQUIRED_ALIGNMENT) != cudaSuccess)
+        return ncclUnhandledCudaError;
+    lent[(const char*)*p] = bytes;
+    return ncclSuccess;
+}
+ncclResult_t ncclMemFree(void* p) {
+    for (ncclWindow_vidmem* w : windows)
+        if (w->begin == p) return refuse(ncclInvalidUsage, "ncclMemFree", "%p is still a window", p);
+    if (!lent.erase((const char*)p)) return refuse(ncclInvalidArgument, "ncclMemFree", "%p is not from ncclMemAlloc", p);
+    return cudaFree(p) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, size_t bytes, ncclWindow_t* window, int flags) {
+    PASS(check_comm("ncclCommWindowRegister", comm, true));
+    auto memory = lent.find((const char*)buffer);
+    if (memory == lent.end() || bytes == 0 || bytes > memory->second || flags != NCCL_WIN_COLL_SYMMETRIC || !window)
+        return refuse(ncclInvalidArgument, "ncclCommWindowRegister", "%zu bytes at %p of ncclMemAlloc's, flags %d", bytes, buffer, flags);
+    for (ncclWindow_vidmem* w : windows)
+        if (w->begin == buffer) return refuse(ncclInvalidUsage, "ncclCommWindowRegister", "%p is a window already", buffer);
+    *window = nullptr;
+    comm->registering = { true, window, new ncclWindow_vidmem{ comm, (const char*)buffer, bytes }, comm->windows++ };
+    Header h = {"window", bytes, 0, 0, 0};
+    write_message(name_of(comm, "window", (uint64_t)comm->registering.number, comm->rank), h, nullptr, 0);
+    comm->state = ncclInProgress;
+    return wait_if_blocking(comm);
+}
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
+    PASS(check_comm("ncclCommWindowDeregister", comm, true));
+    if (!windows.count(window) || window->comm != comm)
+        return refuse(ncclInvalidArgument, "ncclCommWindowDeregister", "%p is no window on this communicator", (void*)window);
+    windows.erase(window);
+    delete window;
     return ncclSuccess;
 }
 

@@ -1,0 +1,77 @@
+/*
+cuda/comm_nccl_windows.cuh - memory that NCCL's kernels on other GPUs read and write in place. Included by comm_nccl.cuh.
+
+An all-gather usually copies through buffers of NCCL's own: a kernel here fills one, a kernel there empties it. Where all ranks
+have registered a buffer of the same size together, as a *window*, a kernel knows the address of the same bytes on every other
+GPU (of one machine, by NVLink), and needs no buffer, fewer multiprocessors and less time: most of all for messages of some
+hundred kilobytes, which is what a block's shard has. Such memory has to come from ncclMemAlloc. So with --nccl-windows device_alloc
+asks here first; and comm_share_memory registers what has been lent since, once a stage has all its memory.
+
+An operation must give buffers at the same place of their windows on all ranks. Ours do: all allocate alike.
+API: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/bufferreg.html
+*/
+#ifndef LLMC_CUDA_COMM_NCCL_WINDOWS_CUH
+#define LLMC_CUDA_COMM_NCCL_WINDOWS_CUH
+#ifdef NCCL_WINDOW_FUNCTIONS
+constexpr size_t NCCL_WINDOW_UNIT = 4096; // bytes: windows begin and end on multiples of it
+
+typedef struct NcclMemory {
+    void* p;             // owned
+    size_t bytes;
+    NcclLink* link;      // on whose communicator it is a window, a view; NULL: on none
+    ncclWindow_t window;
+} NcclMemory;
+
+// For device_alloc, instead of cudaMalloc. NULL: it is not for exchange, too small to be worth pages of its own, or there is none.
+static inline void* nccl_memory_alloc(void* self, size_t bytes, MemoryKind kind) {
+    NcclEngine* e = (NcclEngine*)self;
+    bool is_exchanged = kind == MEMORY_PARAMETERS || kind == MEMORY_GRADIENTS || kind == MEMORY_COMMUNICATION;
+    NcclMemory m = { NULL, round_up(bytes, NCCL_WINDOW_UNIT), NULL, NULL };
+    if (!is_exchanged || bytes < NCCL_WINDOW_UNIT || nccl.ncclMemAlloc(&m.p, m.bytes) != ncclSuccess) return NULL;
+    e->memory = (NcclMemory*)xrealloc(e->memory, (size_t)(e->num_memory + 1) * sizeof(NcclMemory));
+    e->memory[e->num_memory++] = m;
+    return m.p;
+}
+// For device_free. False: it is not from here.
+static inline bool nccl_memory_free(void* self, void* p) {
+    NcclEngine* e = (NcclEngine*)self;
+    int i = 0;
+    while (i < e->num_memory && e->memory[i].p != p) i++;
+    if (i == e->num_memory) return false;
+    NcclMemory m = e->memory[i];
+    device_synchronize(); // nobody uses it any more
+    if (m.link) nccl_check(nccl.ncclCommWindowDeregister(m.link->nccl, m.window), "ncclCommWindowDeregister");
+    nccl_check(nccl.ncclMemFree(p), "ncclMemFree");
+    e->memory[i] = e->memory[--e->num_memory];
+    return true;
+}
+static inline void nccl_lend_memory(NcclEngine* e) {
+    cuda_lender.alloc = nccl_memory_alloc;
+    cuda_lender.free = nccl_memory_free;
+    cuda_lender.self = e;
+}
+
+// Where the GPUs of these ranks cannot reach one another's memory, NCCL makes no window, and operations go on as without.
+static inline void nccl_share_memory(Comm* c) {
+    CommWorld* w = c->world;
+    NcclEngine* e = (NcclEngine*)w->nccl;
+    NcclLink* l = (NcclLink*)c->link;
+    size_t end = strlen(w->description);
+    int made = 0;
+    OpRecord op = oplog_issue(w->log, c->name, "share-memory", 0, "bytes", -1);
+    for (NcclMemory* m = e->memory; m < e->memory + e->num_memory; m++) {
+        if (m->link) continue;
+        ncclResult_t r = nccl.ncclCommWindowRegister(l->nccl, m->p, m->bytes, &m->window, NCCL_WIN_COLL_SYMMETRIC);
+        nccl_await(w, &op, l->nccl, r, "ncclCommWindowRegister");
+        if (m->window == NULL) continue;
+        m->link = l;
+        made++;
+    }
+    oplog_finish(w->log, &op);
+    snprintf(w->description + end, sizeof w->description - end, ", %d window%s", made, made == 1 ? "" : "s");
+}
+#else // nccl_load does not let anybody come this far
+static inline void nccl_lend_memory(NcclEngine* e) { (void)e; }
+static inline void nccl_share_memory(Comm* c) { (void)c; }
+#endif
+#endif
