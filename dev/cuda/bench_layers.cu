@@ -1,20 +1,32 @@
 /*
-bench_layers.cu - how fast each layer is on this GPU at GPT-2 124M's shapes, and against what this GPU can do.
+bench_layers.cu - the roofline of a training step: what each operation must compute and move, how long that takes at least on
+this GPU, and how long it takes.
 
-    build/cuda-bf16/bench_layers [B T [repetitions]]      (16 1024 20 if not given)
+    bench_layers [--model gpt2] [--vocab-size 50257] [--recompute] [B T [repetitions]]     (16 1024 20)
+    bench_layers --floors TFLOPS GBPS ...     no GPU is needed: only what follows from shapes, and floors at these rates
+    bench_layers --peaks [B T]                only what this GPU can do, in a line for dev/bench_gpu.sh
 
-Prints a Markdown table. Each call is timed alone, by events on the stream, and its median counts; arrays are larger than a
-GPU's cache at the default sizes, and inputs are random. What a layer is compared with is measured here as well: the rate of a
-kernel that copies, and the rate of a large matrix product of the same precision. Products and attention count the FLOPs that
-they must do (attention: the causal half, without what backward computes again), everything else the bytes that it must
-move once. A step is the sum of each layer's median times how often a step calls it.
+Prints a Markdown table. FLOPs are those of matrix products and attention (its causal half, and without what backward computes
+again): they run on tensor cores, and what else is computed is a few operations an element, which no GPU notices beside the
+memory. Bytes are those of inputs and outputs, each once: whatever is kept on the chip, they must come and go. The floor is
+the longer of the two, at rates that are measured here as well: that of a large matrix product of the same precision, and that
+of a kernel that copies. An operation with fewer FLOPs a byte than the two rates have waits for memory, whoever writes it.
+
+Each call is timed alone, by events on the stream, and its median counts; arrays are larger than a GPU's cache at the usual
+sizes, and inputs are random. A step is the sum over operations of the median times how often a step calls it. Beside it stands
+a whole step as train_gpt2_single issues it: how long the host takes to do so, while the GPU is held up, and how long the
+GPU takes. Only if the first came near the second could a CUDA graph, which is issued at once, gain anything.
 */
-#include "../../llmc/layers.h"
-#include "../../llmc/gpt2.h"
-#include "../../llmc/rng.h"
+// The stage file itself: the step that is issued is its own.
+#define main train_gpt2_single_main
+#include "../../train_gpt2_single.cu"
+#undef main
 #include <algorithm>
+#include <atomic>
+#include <string>
 #include <vector>
 
+static bool counting; // --floors: nothing is allocated or run
 static int repetitions = 20;
 static cudaEvent_t begin_event, end_event;
 
@@ -43,13 +55,15 @@ __global__ void fill_kernel(floatX* x, size_t n, float std, uint32_t seed) {
 }
 static floatX* array(size_t n, float std = 1) {
     static uint32_t seed;
+    if (counting) return NULL;
     floatX* x = (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS);
     fill_kernel<<<(unsigned)ceil_div(n, 256), 256, 0, compute_stream>>>(x, n, std, ++seed * 7919);
     check_launch("filling an array");
     return x;
 }
-static float* floats(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
+static float* floats(size_t n) { return counting ? NULL : (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
 static int* random_tokens(int n, int V) {
+    if (counting) return NULL;
     std::vector<int> host((size_t)n);
     for (int i = 0; i < n; i++) host[(size_t)i] = (int)(random_uniform(1, 3, (uint64_t)i) * (float)V);
     int* tokens = (int*)device_alloc((size_t)n * sizeof(int), MEMORY_ACTIVATIONS);
@@ -86,81 +100,114 @@ static double product_rate(int n) {
 }
 
 // ---- the table ----
-static double flop_rate, byte_rate, step_seconds;
-// One row: a layer that a step calls `calls` times, with the FLOPs or the bytes of one call (the other is 0).
+static double flop_rate, byte_rate; // of the floors
+static int again;                   // how often a step does most of a block's forward pass: 1, with recomputation 2
+// An operation: what a step does of it, in `calls` calls.
+typedef struct { std::string name; double calls, flops, bytes, floor, seconds; } Operation;
+static std::vector<Operation> operations;
+
+// One row, from the FLOPs and bytes of one call.
 template <typename F> static void row(const char* name, double calls, double flops, double bytes, F call) {
-    double seconds = median_seconds(call), rate = (flops > 0 ? flops : bytes) / seconds, peak = flops > 0 ? flop_rate : byte_rate;
-    step_seconds += calls * seconds;
-    printf("| %s | %.0f | %.3f | %.3f | %.0f %s | %.0f %% |\n", name, calls, 1e3 * seconds, 1e3 * calls * seconds,
-           flops > 0 ? 1e-12 * rate : 1e-9 * rate, flops > 0 ? "TFLOP/s" : "GB/s", 100 * rate / peak);
-    fflush(stdout);
+    double floor = fmax(flops / flop_rate, bytes / byte_rate);
+    operations.push_back({ name, calls, calls * flops, calls * bytes, calls * floor, counting ? 0 : calls * median_seconds(call) });
+}
+static Operation sum_of(const std::vector<Operation>& of) {
+    Operation sum = { "sum", 0, 0, 0, 0, 0 };
+    for (const Operation& o : of) {
+        sum.calls += o.calls; sum.flops += o.flops; sum.bytes += o.bytes; sum.floor += o.floor; sum.seconds += o.seconds;
+    }
+    return sum;
+}
+static void print_operation(const Operation& o, const Operation& sum) {
+    char intensity[32] = "-";
+    if (o.flops > 0) snprintf(intensity, sizeof intensity, "%.0f", o.flops / o.bytes);
+    const char* bound = o.name == sum.name ? "" : o.flops / flop_rate > o.bytes / byte_rate ? "compute" : "memory";
+    // the head's last call has fewer rows than the others
+    printf("| %s | %.0f | %.1f | %.2f | %s | %s | %.3f | ", o.name.c_str(), ceil(o.calls), 1e-9 * o.flops, 1e-9 * o.bytes, intensity,
+           bound, 1e3 * o.floor);
+    if (counting) printf("%.1f %% |\n", 100 * o.floor / sum.floor);
+    else printf("%.3f | %.3f | %.0f %% | %.1f %% |\n", 1e3 * o.seconds, 1e3 * (o.seconds - o.floor), 100 * o.floor / o.seconds,
+                100 * o.seconds / sum.seconds);
+}
+static void print_table(void) {
+    Operation sum = sum_of(operations);
+    printf("| operation | calls | GFLOP | GB | FLOP a byte | bound by | floor, ms | %s |\n|---|---|---|---|---|---|---|%s|\n",
+           counting ? "share" : "ms | gap, ms | floor / measured | share", counting ? "---" : "---|---|---|---");
+    for (const Operation& o : operations) print_operation(o, sum);
+    print_operation(sum, sum);
 }
 
 static void bench_embeddings(GPT2Config g, int B, int T) {
     int C = g.C, N = B * T;
-    double E = (double)N * C * sizeof(floatX);
+    double E = (double)N * C * sizeof(floatX), positions = (double)T * C * sizeof(floatX), tokens_bytes = 4.0 * N;
     int* tokens = random_tokens(N, g.V);
     floatX *wte = array((size_t)g.Vp * C), *wpe = array((size_t)T * C), *x = array((size_t)N * C);
-    row("encoder forward", 1, 0, 3 * E, [&] { encoder_forward(x, tokens, wte, wpe, B, T, C); });
-    row("encoder backward", 1, 0, 4 * E, [&] { encoder_backward(wte, wpe, x, tokens, B, T, C, GRAD_SET); });
+    row("encoder forward", 1, 0, 2 * E + positions + tokens_bytes, [&] { encoder_forward(x, tokens, wte, wpe, B, T, C); });
+    // rows of dwte are read and written, for a token that is there twice once; counted as if none were
+    row("encoder backward", 1, 0, 3 * E + positions + tokens_bytes, [&] { encoder_backward(wte, wpe, x, tokens, B, T, C, GRAD_SET); });
     device_free(tokens); device_free(wte); device_free(wpe); device_free(x);
 }
 static void bench_layernorm(GPT2Config g, int N) {
     int C = g.C;
-    double E = (double)N * C * sizeof(floatX), calls = 2 * g.L + 1;
+    double E = (double)N * C * sizeof(floatX), stats = 8.0 * N;
     size_t n = (size_t)N * C;
     floatX *x1 = array(n), *x2 = array(n), *res = array(n), *out = array(n);
     floatX *w = array(C), *b = array(C), *dw = array(C), *db = array(C);
     float *mean = floats(N), *rstd = floats(N);
-    row("residual + layernorm forward", calls, 0, 4 * E,
+    row("residual + layernorm forward", 2 * g.L * again + 1, 0, 4 * E + stats,
         [&] { residual_layernorm_forward(res, out, mean, rstd, x1, x2, w, b, N, C); });
-    row("layernorm backward", calls, 0, 4 * E, [&] { layernorm_backward(x1, dw, db, out, res, w, mean, rstd, N, C, GRAD_SET); });
+    row("layernorm backward", 2 * g.L + 1, 0, 4 * E + stats, [&] { layernorm_backward(x1, dw, db, out, res, w, mean, rstd, N, C, GRAD_SET); });
+    row("gradient of the residual stream, zeroed", 1, 0, E, [&] { device_zero(x1, n * sizeof(floatX)); });
     for (void* p : { x1, x2, res, out, w, b, dw, db }) device_free(p);
     device_free(mean); device_free(rstd);
 }
 // The three products of a linear layer C -> OC.
-static void bench_linear(const char* name, int calls, int N, int C, int OC, bool gelu_after, bool gelu_before) {
-    double F = 2.0 * N * C * OC;
+typedef enum { PLAIN, GELU_AFTER, GELU_BEFORE } Activation;
+static void bench_linear(const char* name, int forwards, int backwards, int N, int C, int OC, Activation gelu) {
+    double F = 2.0 * N * C * OC, X = sizeof(floatX), weights = X * OC * C, in = X * N * C, out_bytes = X * N * OC;
     char what[64];
     floatX *inp = array((size_t)N * C), *out = array((size_t)N * OC), *pre = array((size_t)N * size_max(C, OC));
     floatX *w = array((size_t)OC * C, 0.02f), *bias = array(OC), *dw = array((size_t)OC * C), *dbias = array(OC);
-    snprintf(what, sizeof what, "%s forward%s", name, gelu_after ? " + gelu" : "");
-    row(what, calls, F, 0, [&] {
-        if (gelu_after) matmul_gelu_forward(out, pre, inp, w, bias, N, C, OC);
+    snprintf(what, sizeof what, "%s forward%s", name, gelu == GELU_AFTER ? " + gelu" : "");
+    row(what, forwards, F, in + weights + (gelu == GELU_AFTER ? 2 : 1) * out_bytes, [&] {
+        if (gelu == GELU_AFTER) matmul_gelu_forward(out, pre, inp, w, bias, N, C, OC);
         else matmul_forward(out, inp, w, bias, N, C, OC);
     });
-    snprintf(what, sizeof what, "%s dX%s", name, gelu_before ? " + gelu" : "");
-    row(what, calls, F, 0, [&] {
-        if (gelu_before) matmul_gelu_backward_input(inp, out, w, pre, N, C, OC);
+    snprintf(what, sizeof what, "%s dX%s", name, gelu == GELU_BEFORE ? " + gelu" : "");
+    row(what, backwards, F, out_bytes + weights + (gelu == GELU_BEFORE ? 2 : 1) * in, [&] {
+        if (gelu == GELU_BEFORE) matmul_gelu_backward_input(inp, out, w, pre, N, C, OC);
         else matmul_backward_input(inp, out, w, N, C, OC);
     });
     snprintf(what, sizeof what, "%s dW + bias", name);
-    row(what, calls, F, 0, [&] { matmul_backward_weight(dw, dbias, out, inp, N, C, OC, GRAD_SET); });
+    row(what, backwards, F, out_bytes + in + weights, [&] { matmul_backward_weight(dw, dbias, out, inp, N, C, OC, GRAD_SET); });
     for (void* p : { inp, out, pre, w, bias, dw, dbias }) device_free(p);
 }
 static void bench_attention(GPT2Config g, int B, int T) {
     size_t n = (size_t)B * T * g.C;
-    double F = 2.0 * (double)n * T; // two products, of which causality leaves half
+    double F = 2.0 * (double)n * T, bytes = (double)(n * sizeof(floatX)), stats_bytes = 4.0 * B * g.NH * T; // F: two products, halved
     floatX *qkv = array(3 * n), *out = array(n), *dout = array(n), *dqkv = array(3 * n);
     float* stats = floats((size_t)B * g.NH * T);
-    row("attention forward", g.L, F, 0, [&] { attention_forward(out, stats, qkv, B, T, g.C, g.NH); });
-    row("attention backward", g.L, 2 * F, 0, [&] { attention_backward(dqkv, dout, qkv, out, stats, B, T, g.C, g.NH); });
+    row("attention forward", g.L * again, F, 4 * bytes + stats_bytes, [&] { attention_forward(out, stats, qkv, B, T, g.C, g.NH); });
+    row("attention backward", g.L, 2 * F, 8 * bytes + stats_bytes,
+        [&] { attention_backward(dqkv, dout, qkv, out, stats, B, T, g.C, g.NH); });
     for (void* p : { qkv, out, dout, dqkv }) device_free(p);
     device_free(stats);
 }
 // The head: logits of some rows at a time, as a stage file does it.
 static void bench_head(GPT2Config g, int N) {
     int rows = classifier_rows(N, g.Vp), C = g.C, Vp = g.Vp;
-    double F = 2.0 * rows * C * Vp, calls = (double)N / rows;
+    double F = 2.0 * rows * C * Vp, calls = (double)N / rows, X = sizeof(floatX);
+    double in = X * rows * C, weights = X * Vp * C, out = X * rows * Vp;
     floatX *x = array((size_t)rows * C), *logits = array((size_t)rows * Vp);
     floatX *wte = array((size_t)Vp * C, 0.02f), *dwte = array((size_t)Vp * C);
     float* losses = floats(rows);
     int* targets = random_tokens(rows, g.V);
-    row("logits forward", calls, F, 0, [&] { matmul_forward(logits, x, wte, NULL, rows, C, Vp); });
-    row("classifier, loss and gradient", calls, 0, 2.0 * rows * Vp * sizeof(floatX),
+    row("logits forward", calls, F, in + weights + out, [&] { matmul_forward(logits, x, wte, NULL, rows, C, Vp); });
+    row("classifier, loss and gradient", calls, 0, 2 * out,
         [&] { classifier_forward_backward(losses, logits, targets, 1.0f / (float)N, rows, g.V, Vp); });
-    row("logits dX", calls, F, 0, [&] { matmul_backward_input(x, logits, wte, rows, C, Vp); });
-    row("logits dW", calls, F, 0, [&] { matmul_backward_weight(dwte, NULL, logits, x, rows, C, Vp, GRAD_ADD); });
+    row("logits dX", calls, F, out + weights + in, [&] { matmul_backward_input(x, logits, wte, rows, C, Vp); });
+    // all calls but the first add
+    row("logits dW", calls, F, out + in + 2 * weights, [&] { matmul_backward_weight(dwte, NULL, logits, x, rows, C, Vp, GRAD_ADD); });
     for (void* p : { x, wte, dwte, logits }) device_free(p);
     device_free(losses); device_free(targets);
 }
@@ -170,52 +217,158 @@ static void bench_update(GPT2Config g) {
     AdamW a = { 1e-5f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 };
     floatX *params = array(n), *grads = array(n, 1e-3f);
     float *master = NEEDS_MASTER ? floats(n) : NULL, *m = floats(n), *v = floats(n), one = 1;
-    StepStats* stats = (StepStats*)device_alloc(sizeof *stats, MEMORY_ACTIVATIONS);
-    host_to_device(&stats->grad_scale, &one, sizeof one);
+    StepStats* stats = (StepStats*)floats(sizeof *stats / sizeof(float));
+    if (!counting) host_to_device(&stats->grad_scale, &one, sizeof one);
     row("gradient norm", 1, 0, (double)(n * sizeof(floatX)), [&] { add_sum_squares(&stats->grad_square, grads, n); });
     row("AdamW, all units at once", 1, 0, 28.0 * (double)n,
         [&] { adamw_update(a, params, master, m, v, grads, &stats->grad_scale, n, 0); });
+    row("parameter norm", 1, 0, (double)(n * sizeof(floatX)), [&] { add_sum_squares(&stats->param_square, params, n); });
     for (void* p : { params, grads }) device_free(p);
     for (float* p : { master, m, v }) device_free(p);
     device_free(stats);
 }
 
-int main(int argc, char** argv) {
-    int B = argc > 2 ? atoi(argv[1]) : 16, T = argc > 2 ? atoi(argv[2]) : GPT2_CONTEXT, C, N = B * T;
-    if (argc > 3) repetitions = atoi(argv[3]);
-    require((argc == 1 || argc == 3 || argc == 4) && B > 0 && T > 0 && T <= GPT2_CONTEXT && repetitions > 0,
-            "usage: bench_layers [B T [repetitions]]");
-    GPT2Config g;
-    gpt2_named_config("gpt2", &g);
-    g.V = GPT2_VOCABULARY;
-    g.Vp = gpt2_padded_vocabulary(g.V);
-    C = g.C;
-    device_init(0, 1);
-    cuda_check(cudaEventCreate(&begin_event), "timing");
-    cuda_check(cudaEventCreate(&end_event), "timing");
-    bool large = N >= 4096; // else this is a try of the program itself
-    byte_rate = copy_rate(large ? (size_t)1 << 30 : (size_t)1 << 20);
-    flop_rate = product_rate(large ? 8192 : 64);
-    LayerShapes s = { B, T, C, g.NH, g.Vp };
-    layers_choose(ATTENTION_AUTO, false);
-    layers_init(s);
-    printf("GPT-2 124M, %s, B=%d, T=%d on %s; %s\n", FLOATX_NAME, B, T, device_name(), layers_description());
-    printf("peaks measured here: copy %.0f GB/s, product of %d cubed %.1f TFLOP/s\n\n",
-           1e-9 * byte_rate, large ? 8192 : 64, 1e-12 * flop_rate);
-    printf("| layer | calls a step | ms a call | ms a step | rate | of the peak |\n|---|---|---|---|---|---|\n");
+// ---- a whole step, as the stage file issues it ----
+#define STEP_BLOCKS 12     // at most: a GPU takes about a thousand kernels ahead, and then whoever issues more waits
+#define HELD_SECONDS 5.0
+
+// The stream is held up until `go`, or for so long; then whatever waited for the GPU has been waiting for nothing else.
+static std::atomic<bool> go, gave_up;
+static void CUDART_CB hold(void*) {
+    double begin = now_seconds();
+    while (!go && !gave_up) gave_up = now_seconds() - begin > HELD_SECONDS;
+}
+// Seconds in which the host has issued all of `call`, the GPU being held; -1: it waited for the GPU meanwhile.
+template <typename F> static double issue_seconds(F call) {
+    go = gave_up = false;
+    cuda_check(cudaLaunchHostFunc(compute_stream, hold, NULL), "holding the stream");
+    double begin = now_seconds();
+    call();
+    double seconds = now_seconds() - begin;
+    go = true;
+    device_synchronize();
+    return gave_up ? -1 : seconds;
+}
+template <typename F> static void print_issue(const char* what, F call) {
+    std::vector<double> seconds;
+    for (int i = 0; i < 5 && (i == 0 || seconds[0] >= 0); i++) seconds.push_back(issue_seconds(call));
+    std::sort(seconds.begin(), seconds.end());
+    if (seconds[0] < 0) printf("- %s: the host WAITS for the GPU meanwhile\n", what);
+    else printf("- %s: issued in %.3f ms, and the host does not wait for the GPU meanwhile\n", what, 1e3 * seconds[seconds.size() / 2]);
+}
+static void bench_step(GPT2Config c, int B, int T, int recompute) {
+    static GPT2 g;
+    size_t n = (size_t)B * (size_t)T;
+    std::vector<int> tokens(n);
+    for (size_t i = 0; i < n; i++) tokens[i] = (int)(random_uniform(1, 3, i) * (float)c.V);
+    c.L = c.L < STEP_BLOCKS ? c.L : STEP_BLOCKS;
+    gpt2_init(&g, c, B, T, recompute);
+    gpt2_set_weights(&g, 1, NULL, CHECKPOINT_MODEL);
+    AdamW adamw = { 1e-5f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 };
+    auto load = [&] { gpt2_load_batch(&g, tokens.data(), tokens.data(), B, T); };
+    auto step = [&] { // train_step's lines between the batch and the wait
+        device_zero(g.stats, sizeof *g.stats);
+        gpt2_forward(&g);
+        gpt2_backward(&g, 1.0f / (float)n);
+        gpt2_clip(&g, 1, 1);
+        gpt2_update(&g, adamw);
+    };
+    load();
+    printf("\nA step of train_gpt2_single with %d blocks takes the GPU %.3f ms.\n", c.L, 1e3 * median_seconds(step));
+    print_issue("all of its kernels", step);
+    print_issue("its batch", load);
+    gpt2_free(&g);
+}
+
+// ---- the command line ----
+typedef struct { GPT2Config config; const char* model; int B, T, recompute; bool only_peaks; } Arguments;
+
+static double rate_argument(const char* text) {
+    char* end;
+    double x = text ? strtod(text, &end) : 0;
+    require(text && *text != 0 && *end == 0 && x > 0 && isfinite(x), "--floors needs two rates, TFLOP/s and GB/s, not '%s'", text ? text : "");
+    return x;
+}
+static int natural_argument(const char* text) {
+    char* end;
+    long n = strtol(text, &end, 10);
+    require(*text != 0 && *end == 0 && n > 0 && n <= 1000000, "B, T, repetitions and the vocabulary must be whole numbers from 1, not '%s'", text);
+    return (int)n;
+}
+static Arguments parse(char** argv) {
+    Arguments a = { {}, "gpt2", 16, GPT2_CONTEXT, RECOMPUTE_NONE, false };
+    a.config.V = GPT2_VOCABULARY;
+    for (argv++; *argv && strncmp(*argv, "--", 2) == 0; argv++) {
+        if (strcmp(*argv, "--recompute") == 0) a.recompute = RECOMPUTE_BLOCK;
+        else if (strcmp(*argv, "--peaks") == 0) a.only_peaks = true;
+        else if (strcmp(*argv, "--model") == 0 && argv[1]) a.model = *++argv;
+        else if (strcmp(*argv, "--vocab-size") == 0 && argv[1]) a.config.V = natural_argument(*++argv);
+        else if (strcmp(*argv, "--floors") == 0) {
+            counting = true;
+            flop_rate = 1e12 * rate_argument(argv[1]);
+            byte_rate = 1e9 * rate_argument(argv[2]);
+            argv += 2;
+        } else die("usage: bench_layers [--model NAME] [--vocab-size N] [--recompute] [--floors TFLOPS GBPS | --peaks] [B T [repetitions]],"
+                   " not '%s'", *argv);
+    }
+    int n = 0;
+    for (; argv[n]; n++) *(n == 0 ? &a.B : n == 1 ? &a.T : &repetitions) = natural_argument(argv[n]);
+    require(n == 0 || n == 2 || n == 3, "after options come B T, or B T repetitions, not %d numbers", n);
+    require(gpt2_named_config(a.model, &a.config), "there is no model '%s'; there are gpt2, gpt2-medium, gpt2-large, gpt2-xl and dN", a.model);
+    require(a.T <= GPT2_CONTEXT, "T must be at most %d, not %d", GPT2_CONTEXT, a.T);
+    a.config.max_T = GPT2_CONTEXT;
+    a.config.Vp = gpt2_padded_vocabulary(a.config.V);
+    return a;
+}
+
+static void bench_layers(GPT2Config g, int B, int T) {
+    int C = g.C, N = B * T, again_L = g.L * again;
     bench_embeddings(g, B, T);
     bench_layernorm(g, N);
-    bench_linear("qkv", g.L, N, C, 3 * C, false, false);
+    bench_linear("qkv", again_L, g.L, N, C, 3 * C, PLAIN);
     bench_attention(g, B, T);
-    bench_linear("proj", g.L, N, C, C, false, false);
-    bench_linear("fc", g.L, N, C, 4 * C, true, false);
-    bench_linear("fcproj", g.L, N, 4 * C, C, false, true);
+    bench_linear("proj", again_L, g.L, N, C, C, PLAIN);
+    bench_linear("fc", again_L, g.L, N, C, 4 * C, GELU_AFTER);
+    bench_linear("fcproj", g.L, g.L, N, 4 * C, C, GELU_BEFORE);
     bench_head(g, N);
     bench_update(g);
+}
+static void measure_peaks(bool large) {
+    byte_rate = copy_rate(large ? (size_t)1 << 30 : (size_t)1 << 20);
+    flop_rate = product_rate(large ? 8192 : 64);
+    printf("peaks: copy %.0f GB/s, product %.1f TFLOP/s, data sheet %.1f TFLOP/s\n", 1e-9 * byte_rate, 1e-12 * flop_rate,
+           1e-12 * device_peak_flops());
+}
+int main(int argc, char** argv) {
+    (void)argc;
+    Arguments a = parse(argv);
+    GPT2Config g = a.config;
+    int B = a.B, T = a.T, N = B * T;
+    again = a.recompute == RECOMPUTE_BLOCK ? 2 : 1;
+    if (!counting) {
+        device_init(0, 1);
+        cuda_check(cudaEventCreate(&begin_event), "timing");
+        cuda_check(cudaEventCreate(&end_event), "timing");
+        measure_peaks(N >= 4096); // smaller is a try of the program itself
+        if (a.only_peaks) return 0;
+        LayerShapes s = { B, T, g.C, g.NH, g.Vp };
+        layers_choose(ATTENTION_AUTO, false);
+        layers_init(s);
+    }
+    printf("%s, %s, B=%d, T=%d%s", a.model, FLOATX_NAME, B, T, again > 1 ? ", blocks computed again" : "");
+    if (!counting) printf(" on %s; %s", device_name(), layers_description());
+    printf("\n\n");
+    bench_layers(g, B, T);
+    print_table();
+    Operation sum = sum_of(operations);
     double flops = gpt2_flops_per_token(g, T) * N;
-    printf("\nall layers of a step %.2f ms: %.0f tokens/s, %.1f %% of the product's rate; peak_flops %.4g flops_per_token %.4g\n",
-           1e3 * step_seconds, N / step_seconds, 100 * flops / step_seconds / flop_rate, flop_rate, gpt2_flops_per_token(g, T));
+    printf("\n6 N + 6 L C T: %.1f GFLOP a step; at the floors %.0f tokens/s, %.1f %% of the product's rate\n", 1e-9 * flops,
+           N / sum.floor, 100 * flops / sum.floor / flop_rate);
+    if (counting) return 0;
+    printf("measured: %.0f tokens/s, %.1f %% of the product's rate; peak_flops %.4g flops_per_token %.4g\n",
+           N / sum.seconds, 100 * flops / sum.seconds / flop_rate, flop_rate, gpt2_flops_per_token(g, T));
     layers_free();
+    bench_step(g, B, T, a.recompute);
     cudaEventDestroy(begin_event);
     cudaEventDestroy(end_event);
     device_shutdown();
