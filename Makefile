@@ -171,6 +171,14 @@ $(BUILD)/bench_layers: dev/cuda/bench_layers.cu $(EMULATOR) | find-libraries
 	@mkdir -p $(@D)
 	$(BUILD_STAGE)
 endif
+# The CPU's layers, each written in several ways: checked, and timed.
+CPU_VARIANTS := $(filter-out bench_layers,$(patsubst dev/cpu/%.c,%,$(wildcard dev/cpu/*.c)))
+cpu-variants: $(CPU_VARIANTS:%=$(BUILD)/cpu_variants/%)
+$(CPU_VARIANTS:%=$(BUILD)/cpu_variants/%): $(BUILD)/cpu_variants/%: dev/cpu/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
+run-cpu-variants: cpu-variants
+	@status=0; for v in $(CPU_VARIANTS); do $(BUILD)/cpu_variants/$$v || status=1; echo; done; exit $$status
 # One of its tests runs a tool.
 $(BUILD)/test/test_checkpoint: | $(BUILD)/hf_export
 $(BUILD)/test/compare_run: test/compare_run.c
@@ -218,7 +226,7 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 	sh test/fuzz.sh $(or $(FUZZ_SECONDS),60)
 
 # Everything that the tests run, in one build.
-test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/test/compare_run $(BUILD)/comm_bench
+test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/test/compare_run $(BUILD)/comm_bench cpu-variants
 PRECISION_TESTS := train_gpt2_single test/test_layers test/test_reference_layers
 RANKS_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp
 test: test-programs
@@ -246,7 +254,7 @@ clean:
 	rm -rf build $(STAGES)
 clean-data:
 	rm -rf data
-.PHONY: all find-libraries find-mpi find-nccl programs tools demo doctor bench variants run-variants fuzz test test-programs test-build cuda-tests mutations test-interop clean clean-data $(STAGES)
+.PHONY: all find-libraries find-mpi find-nccl programs tools demo doctor bench variants run-variants cpu-variants run-cpu-variants fuzz test test-programs test-build cuda-tests mutations test-interop clean clean-data $(STAGES)
 .DELETE_ON_ERROR:
 .SUFFIXES:
--include $(wildcard $(BUILD)/*.d $(BUILD)/test/*.d $(BUILD)/variants/*.d build/tsan/test/*.d build/fuzz/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/test/*.d $(BUILD)/variants/*.d $(BUILD)/cpu_variants/*.d build/tsan/test/*.d build/fuzz/*.d)

@@ -1,0 +1,161 @@
+/*
+attention.c - causal self-attention, forward, in several ways: for each head, out = softmax(q k^T / sqrt(HS)) v, where a query
+sees the keys up to its own position. qkv (T,3C) has q, k and v side by side, heads of HS = 64 channels within each; out (T,C).
+
+There are 4 HS operations for each pair of a query and a key that it sees, which are what is counted, and one exponential. The
+matrix of scores, (T,T) for each head, is more than all else together. Whether it must exist is one question; the other is that
+of matmul.c, how to keep the processor's vectors busy.
+*/
+#include "variants.h"
+
+struct Problem { int T, C, NH, HS; float *qkv, *out, *stats, *scores; }; // stats (NH,T), scores (threads,T,T)
+
+static const float *query(const Problem* p, int h, int t) { return p->qkv + (size_t)t * 3 * p->C + (size_t)h * p->HS; }
+static const float *key(const Problem* p, int h, int t) { return query(p, h, t) + p->C; }
+static const float *value(const Problem* p, int h, int t) { return query(p, h, t) + 2 * p->C; }
+static float *result(const Problem* p, int h, int t) { return p->out + (size_t)t * p->C + (size_t)h * p->HS; }
+
+// Row t of a head in double. p (T) is scratch.
+static void row_in_double(double* want, const Problem* p, int h, int t, double* e) {
+    double max = -INFINITY, sum = 0;
+    for (int u = 0; u <= t; u++) {
+        e[u] = 0;
+        for (int i = 0; i < p->HS; i++) e[u] += (double)query(p, h, t)[i] * (double)key(p, h, u)[i];
+        e[u] /= sqrt(p->HS);
+        max = fmax(max, e[u]);
+    }
+    for (int u = 0; u <= t; u++) sum += e[u] = exp(e[u] - max);
+    for (int i = 0; i < p->HS; i++) want[i] = 0;
+    for (int u = 0; u <= t; u++)
+        for (int i = 0; i < p->HS; i++) want[i] += e[u] / sum * (double)value(p, h, u)[i];
+}
+static void make(Problem* p, Shape s) {
+    p->T = s.rows;
+    p->C = s.cols;
+    p->HS = p->C % 64 == 0 ? 64 : p->C; // a single head where channels are no whole heads
+    p->NH = p->C / p->HS;
+    size_t T = (size_t)p->T, C = (size_t)p->C;
+    layers_init((LayerShapes){ 1, p->T, p->C, p->NH, 1 });
+    p->qkv = random_floats(T * 3 * C, 0, 1);
+    p->stats = floats((size_t)p->NH * T);
+    p->scores = floats((size_t)omp_get_max_threads() * T * T);
+    double* scratch = (double*)allocate((size_t)omp_get_max_threads() * T * sizeof(double));
+    Output* out = output("out", T * C);
+    p->out = out->x;
+    #pragma omp parallel for collapse(2) schedule(dynamic, 16)
+    for (int h = 0; h < p->NH; h++)
+        for (int t = 0; t < p->T; t++)
+            row_in_double(out->want + (size_t)t * C + (size_t)h * p->HS, p, h, t, scratch + (size_t)omp_get_thread_num() * T);
+}
+static double work(const Problem* p) { return 2.0 * p->T * (p->T + 1.0) * p->C; }
+
+// ---- 1: the formulas as they are printed ----
+// Three loops for a head: scores into a (T,T) matrix, softmax of its rows, their product with v. The matrix is megabytes, written
+// and read three times over; every sum is one chain, exponentials are calls; and down v the inner loop jumps 3C numbers a step.
+static void naive_head(const Problem* p, int h, float* scores) {
+    int T = p->T, HS = p->HS;
+    for (int t = 0; t < T; t++) {
+        for (int u = 0; u <= t; u++) {
+            float sum = 0;
+            for (int i = 0; i < HS; i++) sum += query(p, h, t)[i] * key(p, h, u)[i];
+            scores[(size_t)t * T + u] = sum / sqrtf((float)HS);
+        }
+    }
+    for (int t = 0; t < T; t++) {
+        float *row = scores + (size_t)t * T, max = row[0], sum = 0;
+        for (int u = 1; u <= t; u++) max = row[u] > max ? row[u] : max;
+        for (int u = 0; u <= t; u++) sum += row[u] = expf(row[u] - max);
+        for (int u = 0; u <= t; u++) row[u] /= sum;
+    }
+    for (int t = 0; t < T; t++) {
+        for (int i = 0; i < HS; i++) {
+            float sum = 0;
+            for (int u = 0; u <= t; u++) sum += scores[(size_t)t * T + u] * value(p, h, u)[i];
+            result(p, h, t)[i] = sum;
+        }
+    }
+}
+static void attention_1_naive(Problem* p) {
+    #pragma omp parallel for schedule(dynamic)
+    for (int h = 0; h < p->NH; h++) naive_head(p, h, p->scores + (size_t)omp_get_thread_num() * p->T * p->T);
+}
+
+// ---- 2: a query at a time ----
+// A query's row of scores is all that it needs: T numbers, which the nearest cache holds. The loops are turned so that the inner
+// ones go along memory, and may be vectors: dot products in any order, exponentials from llmc/cpu/math.h, and v's rows added to
+// the result one by one.
+static inline float dot(const float* a, const float* b, int n) {
+    float sum = 0;
+    #pragma omp simd reduction(+:sum)
+    for (int i = 0; i < n; i++) sum = fused_multiply_add(a[i], b[i], sum);
+    return sum;
+}
+static inline void add_scaled(float* x, float factor, const float* y, int n) {
+    #pragma omp simd
+    for (int i = 0; i < n; i++) x[i] = fused_multiply_add(factor, y[i], x[i]);
+}
+static void attention_2_rows(Problem* p) {
+    float scale = 1.0f / sqrtf((float)p->HS);
+    #pragma omp parallel for collapse(2) schedule(dynamic, 16)
+    for (int h = 0; h < p->NH; h++) {
+        for (int t = 0; t < p->T; t++) {
+            float *row = p->scores + (size_t)omp_get_thread_num() * p->T, *out = result(p, h, t), max = -INFINITY, sum = 0;
+            for (int u = 0; u <= t; u++) row[u] = scale * dot(query(p, h, t), key(p, h, u), p->HS);
+            #pragma omp simd reduction(max:max)
+            for (int u = 0; u <= t; u++) max = row[u] > max ? row[u] : max;
+            #pragma omp simd reduction(+:sum)
+            for (int u = 0; u <= t; u++) sum += row[u] = exp_f32(row[u] - max);
+            memset(out, 0, (size_t)p->HS * sizeof(float));
+            for (int u = 0; u <= t; u++) add_scaled(out, row[u] / sum, value(p, h, u), p->HS);
+        }
+    }
+}
+
+// ---- 3: online softmax ----
+// Not even a row: keys come in blocks, of which the scores are kept, and when the maximum grows, the sum and the result so far
+// are scaled down (Milakov and Gimelshein, arXiv 1805.02867). This is what lets a GPU keep all of attention on the chip. Here a
+// row fitted in the cache anyway, so it only does more; what it has for it is that a long context needs no more memory.
+enum { KEYS = 64 };
+static void attention_3_online(Problem* p) {
+    float scale = 1.0f / sqrtf((float)p->HS);
+    #pragma omp parallel for collapse(2) schedule(dynamic, 16)
+    for (int h = 0; h < p->NH; h++) {
+        for (int t = 0; t < p->T; t++) {
+            float *out = result(p, h, t), max = -INFINITY, sum = 0;
+            memset(out, 0, (size_t)p->HS * sizeof(float));
+            for (int first = 0; first <= t; first += KEYS) {
+                int keys = int_min(KEYS, t + 1 - first);
+                float e[KEYS], new_max = max;
+                for (int u = 0; u < keys; u++) e[u] = scale * dot(query(p, h, t), key(p, h, first + u), p->HS);
+                for (int u = 0; u < keys; u++) new_max = e[u] > new_max ? e[u] : new_max;
+                float shrink = exp_f32(max - new_max); // 0 at first
+                #pragma omp simd
+                for (int u = 0; u < keys; u++) e[u] = exp_f32(e[u] - new_max);
+                sum *= shrink;
+                for (int u = 0; u < keys; u++) sum += e[u];
+                for (int i = 0; i < p->HS; i++) out[i] *= shrink;
+                for (int u = 0; u < keys; u++) add_scaled(out, e[u], value(p, h, first + u), p->HS);
+                max = new_max;
+            }
+            for (int i = 0; i < p->HS; i++) out[i] /= sum;
+        }
+    }
+}
+
+// ---- 4: llmc/'s ----
+// 64 queries at a time, so that a key or a value that has been loaded serves 64 times instead of once, and both products are
+// oneDNN's, with numbers in registers as in matmul.c. The block of scores, 64 rows of the keys so far, stays in the second cache.
+static void attention_4_llmc(Problem* p) { attention_forward(p->out, p->stats, p->qkv, 1, p->T, p->C, p->NH); }
+
+static const Variant variants[] = {
+    { "attention_1_naive", "the (T,T) matrix stored, three loops", attention_1_naive, 64 },
+    { "attention_2_rows", "a query at a time, one row of scores: vectors", attention_2_rows, 64 },
+    { "attention_3_online", "online softmax, 64 keys at a time", attention_3_online, 64 },
+    { "attention_4_llmc", "64 queries at a time, products by oneDNN", attention_4_llmc, 64 },
+};
+int main(int argc, char** argv) {
+    Problem p;
+    Operation op = { "attention", "rows are tokens of one sequence, cols channels", { 1024, 768, 0 }, { 77, 128, 0 }, true, work,
+                     make, variants, COUNT(variants) };
+    return run_variants(argc, argv, &op, &p);
+}

@@ -1,0 +1,83 @@
+/*
+gelu.c - GELU in its tanh form, in several ways: act (N,C) = x/2 (1 + tanh u), u = sqrt(2/pi) (x + 0.044715 x^3).
+
+One number is read and one is written, and between them lies a function that the processor has no instruction for. Called from
+the C library it is worked out for one element at a time; written as arithmetic without branches it is worked out for as many
+as a vector holds, and comes near to what memory allows. Counted are one read and one write.
+*/
+#include "variants.h"
+
+struct Problem { size_t n; float *x, *act; }; // (n) = (N,C)
+
+static void make(Problem* p, Shape s) {
+    p->n = (size_t)s.rows * (size_t)s.cols;
+    p->x = random_floats(p->n, 0, 3);
+    Output* act = output("act", p->n);
+    p->act = act->x;
+    #pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < p->n; i++) {
+        double x = p->x[i], u = sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
+        act->want[i] = 0.5 * x * (1 + tanh(u));
+    }
+}
+static double work(const Problem* p) { return 8.0 * (double)p->n; }
+
+// ---- 1: the formula as it is printed ----
+// A call of tanhf for each element, with branches inside: nothing here can be a vector.
+static void gelu_1_naive(Problem* p) {
+    #pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < p->n; i++) {
+        float x = p->x[i], u = GELU_SCALE * (x + GELU_CUBIC * x * x * x);
+        p->act[i] = 0.5f * x * (1.0f + tanhf(u));
+    }
+}
+
+// ---- 2: gelu(x) = x sigmoid(2u) ----
+// The same function, since (1 + tanh u) / 2 = 1 / (1 + e^-2u). An exponential is less work than a tanh; but it is still a call.
+static void gelu_2_sigmoid(Problem* p) {
+    #pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < p->n; i++) {
+        float x = p->x[i], u = GELU_SCALE * (x + GELU_CUBIC * x * x * x);
+        p->act[i] = x / (1.0f + expf(-2.0f * u));
+    }
+}
+
+// ---- 3: tanh as a fraction of two polynomials ----
+// The continued fraction tanh u = u / (1 + u^2 / (3 + u^2 / (5 + ...))), cut off after 13 and put over one denominator. No call
+// and no branch, so all of it is vectors. Up to u = 1 it is exact to a rounding; at 3 it is off by 1e-6, and at the limit, where
+// it has come to 1 and tanh has not, by 1e-4: the column "error" says what its speed costs.
+static inline float tanh_fraction(float u) {
+    const float limit = 4.97f;
+    u = u > limit ? limit : u;
+    u = u < -limit ? -limit : u;
+    float s = u * u;
+    return u * (135135.0f + s * (17325.0f + s * (378.0f + s))) / (135135.0f + s * (62370.0f + s * (3150.0f + s * 28.0f)));
+}
+static void gelu_3_fraction(Problem* p) {
+    #pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < p->n; i++) {
+        float x = p->x[i], u = GELU_SCALE * (x + GELU_CUBIC * x * x * x);
+        p->act[i] = 0.5f * x * (1.0f + tanh_fraction(u));
+    }
+}
+
+// ---- 4: llmc/'s ----
+// The sigmoid again, its exponential by a polynomial of e^r for |r| <= ln 2 / 2, and a shift of the exponent's bits: no call, no
+// branch, and within a rounding or two everywhere (llmc/cpu/math.h). It is the loop at the end of matmul_gelu_forward.
+static void gelu_4_llmc(Problem* p) {
+    #pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < p->n; i++) p->act[i] = gelu_f32(p->x[i]);
+}
+
+static const Variant variants[] = {
+    { "gelu_1_naive", "tanhf, as printed", gelu_1_naive, 8 },
+    { "gelu_2_sigmoid", "expf instead", gelu_2_sigmoid, 8 },
+    { "gelu_3_fraction", "tanh as a fraction: vectors, but few digits", gelu_3_fraction, 1000 },
+    { "gelu_4_llmc", "the exponential as a polynomial: vectors", gelu_4_llmc, 8 },
+};
+int main(int argc, char** argv) {
+    Problem p;
+    Operation op = { "gelu", "rows are tokens, cols channels", { 8192, 3072, 0 }, { 5, 264, 0 }, false, work, make, variants,
+                     COUNT(variants) };
+    return run_variants(argc, argv, &op, &p);
+}

@@ -1,0 +1,211 @@
+/*
+matmul.c - a linear layer, forward, in several ways: out (N,OC) = inp (N,C) w^T + bias, with w (OC,C).
+
+2 N C OC operations on a few megabytes: here it is arithmetic that decides, and a core does some thirty operations in the time of
+one if they are given to it as vectors, and as many of those at once as it has room for. Everything below is about that: first
+what keeps the compiler from it, then what keeps the numbers from arriving in time.
+*/
+#include "variants.h"
+
+struct Problem { int N, C, OC; float *inp, *w, *bias, *out, *scratch; }; // scratch: C OC floats and one tile, for copies of w
+
+// ---- sizes of the blocked variants ----
+#ifdef __AVX512F__
+enum { LANES = 16 }; // floats in a register
+#else
+enum { LANES = 8 };
+#endif
+typedef float Vector __attribute__((vector_size(LANES * sizeof(float))));
+enum { TILE_ROWS = 6, TILE_VECTORS = 2, TILE_COLS = TILE_VECTORS * LANES };
+enum { BLOCK_ROWS = 48, BLOCK_C = 128 }; // rows and terms of the sum that a thread stays with while caches hold them
+
+static void make(Problem* p, Shape s) {
+    p->N = s.rows;
+    p->OC = s.cols;
+    p->C = s.depth;
+    size_t N = (size_t)p->N, C = (size_t)p->C, OC = (size_t)p->OC;
+    layers_init((LayerShapes){ 1, p->N, p->C, 1, 1 });
+    p->inp = random_floats(N * C, 0, 1);
+    p->w = random_floats(OC * C, 0, 0.02f);
+    p->bias = random_floats(OC, 0, 0.1f);
+    p->scratch = floats(C * round_up(OC, TILE_COLS));
+    Output* out = output("out", N * OC);
+    p->out = out->x;
+    #pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < N; i++) {
+        for (size_t o = 0; o < OC; o++) {
+            const float *x = p->inp + i * C, *w = p->w + o * C;
+            double sum = 0;
+            #pragma omp simd reduction(+:sum)
+            for (size_t c = 0; c < C; c++) sum += (double)x[c] * (double)w[c];
+            out->want[i * OC + o] = sum + (double)p->bias[o];
+        }
+    }
+}
+static double work(const Problem* p) { return 2.0 * p->N * p->C * p->OC; }
+
+// ---- 1: the formula as it is printed ----
+// Three loops. The sum is one chain: floats may not be added in another order than is written, so there are no vectors, and each
+// addition waits some four cycles for the one before it.
+static void matmul_1_naive(Problem* p) {
+    size_t C = (size_t)p->C, OC = (size_t)p->OC;
+    #pragma omp parallel for schedule(static)
+    for (int i = 0; i < p->N; i++) {
+        for (size_t o = 0; o < OC; o++) {
+            float sum = p->bias[o];
+            for (size_t c = 0; c < C; c++) sum += p->inp[(size_t)i * C + c] * p->w[o * C + c];
+            p->out[(size_t)i * OC + o] = sum;
+        }
+    }
+}
+
+// ---- 2: the sum may be in any order ----
+// "simd reduction" says so: a vector's lanes each have a part of the sum. What remains of the chain is one of vectors; and for
+// two numbers that are loaded there is one multiplication, where a core could do as many of those as of loads.
+static void matmul_2_simd(Problem* p) {
+    size_t C = (size_t)p->C, OC = (size_t)p->OC;
+    #pragma omp parallel for schedule(static)
+    for (int i = 0; i < p->N; i++) {
+        const float* x = p->inp + (size_t)i * C;
+        for (size_t o = 0; o < OC; o++) {
+            const float* w = p->w + o * C;
+            float sum = 0;
+            #pragma omp simd reduction(+:sum)
+            for (size_t c = 0; c < C; c++) sum = fused_multiply_add(x[c], w[c], sum);
+            p->out[(size_t)i * OC + o] = sum + p->bias[o];
+        }
+    }
+}
+
+// ---- 3: the loop over the sum outside ----
+// With w transposed first, the inner loop goes along a row of out: vectors without any change of order, and no chain, since each
+// element gets one addition. But it gets it in memory: out is loaded and stored for every multiplication, and w, megabytes that
+// no near cache holds, goes by once for every row of inp.
+static void transpose(float* wt, const float* w, size_t C, size_t OC) { // wt (C,OC)
+    #pragma omp parallel for schedule(static)
+    for (size_t c = 0; c < C; c++)
+        for (size_t o = 0; o < OC; o++) wt[c * OC + o] = w[o * C + c];
+}
+static void matmul_3_order(Problem* p) {
+    size_t C = (size_t)p->C, OC = (size_t)p->OC;
+    transpose(p->scratch, p->w, C, OC);
+    #pragma omp parallel for schedule(static)
+    for (int i = 0; i < p->N; i++) {
+        float* out = p->out + (size_t)i * OC;
+        memcpy(out, p->bias, OC * sizeof(float));
+        for (size_t c = 0; c < C; c++) {
+            float x = p->inp[(size_t)i * C + c];
+            const float* w = p->scratch + c * OC;
+            #pragma omp simd
+            for (size_t o = 0; o < OC; o++) out[o] = fused_multiply_add(x, w[o], out[o]);
+        }
+    }
+}
+
+// ---- 4: the same in blocks that a cache holds ----
+// A piece of w, 128 of C by 256 of OC, is 128 KB, which stays in the second cache while 48 rows of inp go by, and a row's piece
+// of out is 1 KB, which stays in the first one for 128 additions. Nothing waits for memory now; loads and stores of out remain,
+// and where the last cache holds all of w and is fast, they were what 3 waited for, too: then this gains little.
+static void add_block(Problem* p, int first, int last, size_t o, size_t width, size_t c, size_t depth) {
+    size_t C = (size_t)p->C, OC = (size_t)p->OC;
+    for (int i = first; i < last; i++) {
+        float* out = p->out + (size_t)i * OC + o;
+        for (size_t k = c; k < c + depth; k++) {
+            float x = p->inp[(size_t)i * C + k];
+            const float* w = p->scratch + k * OC + o;
+            #pragma omp simd
+            for (size_t j = 0; j < width; j++) out[j] = fused_multiply_add(x, w[j], out[j]);
+        }
+    }
+}
+static void matmul_4_blocks(Problem* p) {
+    const size_t block_o = 256;
+    size_t C = (size_t)p->C, OC = (size_t)p->OC;
+    transpose(p->scratch, p->w, C, OC);
+    #pragma omp parallel for collapse(2) schedule(static)
+    for (int first = 0; first < p->N; first += BLOCK_ROWS) {
+        for (size_t o = 0; o < OC; o += block_o) {
+            int last = int_min(first + BLOCK_ROWS, p->N);
+            size_t width = size_min(block_o, OC - o);
+            for (int i = first; i < last; i++) memcpy(p->out + (size_t)i * OC + o, p->bias + o, width * sizeof(float));
+            for (size_t c = 0; c < C; c += BLOCK_C) add_block(p, first, last, o, width, c, size_min(BLOCK_C, C - c));
+        }
+    }
+}
+
+// ---- 5: a tile of out in registers ----
+// 6 rows by 2 vectors are 12 registers. For each term of the sum they take 2 vectors of w and 6 numbers of inp, and give 12
+// multiplications: at last most instructions are arithmetic. w is copied so that a tile's columns are neighbours, and 128 of
+// their rows stay in the first cache while 8 tiles go by.
+static inline Vector multiply_add(float x, Vector w, Vector sum) { // one instruction
+    for (int k = 0; k < LANES; k++) sum[k] = fused_multiply_add(x, w[k], sum[k]);
+    return sum;
+}
+// packed (OC/TILE_COLS, C, TILE_COLS) = w by tiles of columns, 0 beyond OC
+static void pack(float* packed, const float* w, size_t C, size_t OC) {
+    #pragma omp parallel for schedule(static)
+    for (size_t o = 0; o < OC; o += TILE_COLS) {
+        for (size_t c = 0; c < C; c++)
+            for (size_t j = 0; j < TILE_COLS; j++) packed[o * C + c * TILE_COLS + j] = o + j < OC ? w[(o + j) * C + c] : 0;
+    }
+}
+typedef struct { Vector row[TILE_ROWS][TILE_VECTORS]; } Tile;
+// sums += `rows` rows of inp (rows,depth), which lie C apart, times w (depth,TILE_COLS). Rows of sums beyond repeat the last.
+static void tile_product(Tile* sums, const float* inp, const float* w, int rows, size_t depth, size_t C) {
+    Tile sum = *sums; // with the loop over rows unrolled: registers
+    const float* x[TILE_ROWS];
+    for (int r = 0; r < TILE_ROWS; r++) x[r] = inp + (size_t)int_min(r, rows - 1) * C;
+    for (size_t c = 0; c < depth; c++) {
+        Vector left, right;
+        memcpy(&left, w + c * TILE_COLS, sizeof left);
+        memcpy(&right, w + c * TILE_COLS + LANES, sizeof right);
+        #pragma GCC unroll 6
+        for (int r = 0; r < TILE_ROWS; r++) {
+            sum.row[r][0] = multiply_add(x[r][c], left, sum.row[r][0]);
+            sum.row[r][1] = multiply_add(x[r][c], right, sum.row[r][1]);
+        }
+    }
+    *sums = sum;
+}
+// Rows [first, last) and a tile's columns from o on of out: bias, then a block of the sum after the other is added.
+static void tile_column(Problem* p, int first, int last, int o) {
+    size_t C = (size_t)p->C, OC = (size_t)p->OC, bytes = (size_t)int_min(TILE_COLS, p->OC - o) * sizeof(float);
+    for (size_t c = 0; c < C; c += BLOCK_C) {
+        for (int i = first; i < last; i += TILE_ROWS) {
+            int rows = int_min(TILE_ROWS, last - i);
+            float* out = p->out + (size_t)i * OC + (size_t)o;
+            const float *inp = p->inp + (size_t)i * C + c, *w = p->scratch + (size_t)o * C + c * TILE_COLS;
+            Tile sums = { 0 };
+            for (int r = 0; r < rows; r++) memcpy(sums.row[r], c == 0 ? p->bias + o : out + (size_t)r * OC, bytes);
+            tile_product(&sums, inp, w, rows, size_min(BLOCK_C, C - c), C);
+            for (int r = 0; r < rows; r++) memcpy(out + (size_t)r * OC, sums.row[r], bytes);
+        }
+    }
+}
+static void matmul_5_tiles(Problem* p) {
+    pack(p->scratch, p->w, (size_t)p->C, (size_t)p->OC);
+    #pragma omp parallel for collapse(2) schedule(static)
+    for (int first = 0; first < p->N; first += BLOCK_ROWS)
+        for (int o = 0; o < p->OC; o += TILE_COLS) tile_column(p, first, int_min(first + BLOCK_ROWS, p->N), o);
+}
+
+// ---- 6: llmc/'s ----
+// oneDNN's product: the same thoughts, with sizes measured for each kind of processor, machine code written when the program
+// starts, data fetched before it is wanted, and copies of w only where they pay. It is the bar.
+static void matmul_6_llmc(Problem* p) { matmul_forward(p->out, p->inp, p->w, p->bias, p->N, p->C, p->OC); }
+
+// A sum of C terms is off by about sqrt(C) roundings of what it has come to.
+static const Variant variants[] = {
+    { "matmul_1_naive", "three loops, a sum as one chain", matmul_1_naive, 64 },
+    { "matmul_2_simd", "the sum in any order: vectors", matmul_2_simd, 64 },
+    { "matmul_3_order", "w transposed, the loop over the sum outside", matmul_3_order, 64 },
+    { "matmul_4_blocks", "the same in blocks that a cache holds", matmul_4_blocks, 64 },
+    { "matmul_5_tiles", "6 rows by 2 vectors of out in registers", matmul_5_tiles, 64 },
+    { "matmul_6_llmc", "oneDNN's product", matmul_6_llmc, 64 },
+};
+int main(int argc, char** argv) {
+    Problem p;
+    Operation op = { "matmul", "rows are tokens, cols outputs, depth inputs", { 512, 3072, 768 }, { 11, 72, 264 }, true, work,
+                     make, variants, COUNT(variants) };
+    return run_variants(argc, argv, &op, &p);
+}

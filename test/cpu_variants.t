@@ -1,0 +1,74 @@
+#!/bin/bash
+# The CPU's layers in their variants (dev/cpu/): every one gives the formula's numbers at usual and odd shapes; one that does not
+# is told, and nothing else is.
+. test/lib.sh
+programs=$BUILD/cpu_variants
+
+# results OF THE TABLE: name and result of each variant.
+results() { sed -n 's/^| \([a-z]*_[0-9]_[a-z]*\) | [^|]* | \([^|]*\) |.*$/\1: \2/p'; }
+# all_right NAME OPTION...: each variant that the file's table has is there and right.
+all_right() {
+    local name=$1
+    shift
+    "$programs/$name" --check "$@" > "$work/said" || { cat "$work/said"; return 1; }
+    results < "$work/said" | tee "$work/results"
+    [ "$(grep -c ': right$' "$work/results")" -eq "$(grep -c '^    { "' "dev/cpu/$name.c")" ] && [ -s "$work/results" ]
+}
+odd_shapes() { # rows and columns that fill no vector, no tile and no block; several blocks; a row a thread
+    local depth=
+    [ "$1" != matmul ] || depth="--depth 131"
+    # shellcheck disable=SC2086 # depth is two words, or none
+    all_right "$1" --rows 3 --cols 131 $depth && all_right "$1" --rows 101 --cols 321 $depth && all_right "$1" --rows 2 --cols 7
+}
+for source in dev/cpu/*.c; do
+    name=$(basename "$source" .c)
+    [ "$name" != bench_layers ] || continue
+    check "$name: every variant is right" all_right "$name"
+    check "$name: with one thread" all_right "$name" --threads 1
+    check "$name: of odd shapes, too" odd_shapes "$name"
+done
+
+# is_told NAME VARIANT WAS IS: with this change in its source the variant is wrong, the others are right, and the status is 1.
+is_told() {
+    local source=dev/cpu/$1.c broken=$work/$1
+    sed "s/$3/$4/" "$source" > "$broken.c"
+    not cmp -s "$broken.c" "$source" || return 1
+    gcc -std=c11 -O1 -march=native -ffp-contract=off -fopenmp -DPRECISION_FP32 -Idev/cpu "$broken.c" -o "$broken" -ldnnl -lm || return 1
+    "$broken" --check > "$work/said"
+    local status=$?
+    cat "$work/said"
+    [ "$status" -eq 1 ] || return 1
+    results < "$work/said" > "$work/results"
+    grep -q "^$2: WRONG$" "$work/results" && grep -q "^# $2: .*: element [0-9]* of" "$work/said" &&
+        [ "$(grep -c ': right$' "$work/results")" -eq $(($(grep -c '^    { "' "$source") - 1)) ]
+}
+has_times() {
+    "$programs/$1" --rows 16 --cols 64 --repetitions 1 > "$work/said" || return 1
+    cat "$work/said"
+    [ "$(grep -c '^| [a-z]*_[0-9]_[a-z]* | [^|]* | right | [0-9.]* | [0-9.]* | [0-9.e-]* | [0-9]* % | [0-9.]* |$' "$work/said")" -eq \
+        "$(grep -c '^    { "' "dev/cpu/$1.c")" ] &&
+        grep -q '_llmc | .* | 1.00 |$' "$work/said" && grep -q "^peak measured here: $2, [0-9.]* $3/s$" "$work/said"
+}
+one_variant() {
+    "$programs/gelu" --check --variant 2_sigmoid > "$work/said" || return 1
+    [ "$(results < "$work/said")" = "gelu_2_sigmoid: right" ]
+}
+bad_options() {
+    fails_with "no variant has 'nothing' in its name" -- "$programs/gelu" --check --variant nothing || return 1
+    fails_with "rows must be a number from 1 to .*, not '0'" -- "$programs/gelu" --rows 0 || return 1
+    fails_with "there is no option '--shape'" -- "$programs/gelu" --shape 3 || return 1
+    fails_with "there is no option '--depth'" -- "$programs/gelu" --depth 3 || return 1
+    fails_with "cols needs a value" -- "$programs/gelu" --cols || return 1
+    fails_with "threads 99999 are more than this machine's" -- "$programs/gelu" --threads 99999
+}
+if [ "$BUILD" = build ]; then # the same in every build
+    check "a sum that is not scaled down with the result is told" is_told attention attention_3_online 'sum \*= shrink;' ''
+    check "an element that is not written is told" is_told gelu gelu_2_sigmoid \
+        'act\[i\] = x \/ (1' 'act[i ? i : 1] = x \/ (1'
+    check "times, beside a copy's" has_times gelu "a copy" GB
+    check "times, beside a product's" has_times matmul "a large product by oneDNN" GFLOP
+fi
+check "one variant alone" one_variant
+check "options that there are not" bad_options
+check "--help" sh -c '"$1" --help | grep -q "^--rows, --cols, --depth   the shape: .* 512 x 3072 x 768"' - "$programs/matmul"
+done_testing
