@@ -4,7 +4,7 @@ this GPU, and how long it takes.
 
     bench_layers [--model gpt2] [--vocab-size 50257] [--recompute] [B T [repetitions]]     (16 1024 20)
     bench_layers --floors TFLOPS GBPS ...     no GPU is needed: only what follows from shapes, and floors at these rates
-    bench_layers --peaks [B T]                only what this GPU can do, in a line for dev/bench_gpu.sh
+    bench_layers --peaks                      only what this GPU can do, in a line for dev/bench_gpu.sh
 
 Prints a Markdown table. FLOPs are those of matrix products and attention (its causal half, and without what backward computes
 again): they run on tensor cores, and what else is computed is a few operations an element, which no GPU notices beside the
@@ -333,14 +333,20 @@ static void bench_layers(GPT2Config g, int B, int T) {
     bench_head(g, N);
     bench_update(g);
 }
-static void measure_peaks(bool large) {
-    byte_rate = copy_rate(large ? (size_t)1 << 30 : (size_t)1 << 20);
-    flop_rate = product_rate(large ? 8192 : 64);
+#ifdef CUDA_EMULATOR
+constexpr size_t COPIED_BYTES = 1 << 20;
+constexpr int PRODUCT = 64;
+#else
+constexpr size_t COPIED_BYTES = 1 << 30;
+constexpr int PRODUCT = 8192;
+#endif
+static void measure_peaks(void) {
+    byte_rate = copy_rate(COPIED_BYTES);
+    flop_rate = product_rate(PRODUCT);
     printf("peaks: copy %.0f GB/s, product %.1f TFLOP/s, data sheet %.1f TFLOP/s\n", 1e-9 * byte_rate, 1e-12 * flop_rate,
            1e-12 * device_peak_flops());
 }
-int main(int argc, char** argv) {
-    (void)argc;
+int main(int, char** argv) {
     Arguments a = parse(argv);
     GPT2Config g = a.config;
     int B = a.B, T = a.T, N = B * T;
@@ -349,7 +355,7 @@ int main(int argc, char** argv) {
         device_init(0, 1);
         cuda_check(cudaEventCreate(&begin_event), "timing");
         cuda_check(cudaEventCreate(&end_event), "timing");
-        measure_peaks(N >= 4096); // smaller is a try of the program itself
+        measure_peaks();
         if (a.only_peaks) return 0;
         LayerShapes s = { B, T, g.C, g.NH, g.Vp };
         layers_choose(ATTENTION_AUTO, false);
