@@ -15,9 +15,9 @@ gathered in floatX, ahead of its use, into one of a few rooms, and freed after i
 Memory    per rank, of P parameters cut S ways: 16P/S bytes (14P/S where gradients are reduced in 16 bits), and activations.
           Rooms: the root's parameters and --limit-all-gathers blocks' (grad-op: all blocks'). Buckets: the root's gradients and
           two blocks', in floatX, and in fp32 where that is reduced.
-Sent      per rank and step, A micro-batches: full A(3P - root) (S-1)/S elements, for the root stays gathered; grad-op
-          2AP (S-1)/S; of these AP (S-1)/S in --reduce-dtype, the others in floatX. hybrid, with R = N/S replicas: 2P/S (R-1)/R
-          more, once. And three doubles, which are summed.
+Sent      per rank and step, A micro-batches: full (A(3P - 2root) + root) (S-1)/S elements, for the root stays gathered until the
+          last of them; grad-op, where all does, (A+1)P (S-1)/S; of these AP (S-1)/S in --reduce-dtype, the others in floatX.
+          hybrid, with R = N/S replicas: 2P/S (R-1)/R more, once. And three doubles, which are summed.
 Run       make train_gpt2_fsdp && mpirun -np 4 ./train_gpt2_fsdp            (--help lists the options)
 Before    train_gpt2_zero.cu: the same shards, gathered when they are needed. New here: groups, rooms, gathers ahead of use.
 Next      tensor and pipeline parallelism cut the computation, too.
@@ -291,13 +291,14 @@ static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, const
 }
 
 // Bytes that all ranks together will send per step, S of them holding a copy of the model: each gather and each reduction of a
-// shard sends it S-1 times. Replicas all-reduce each shard once; beside that the loss and two norms' doubles are summed.
+// shard sends it S-1 times. What stays gathered after its forward pass is gathered once a step, the rest twice a micro-batch.
+// Replicas all-reduce each shard once; beside that the loss and two norms' doubles are summed.
 static unsigned long long gpt2_predict_sent(GPT2Config c, int N, const Sharding* how) {
     ShardSizes s = shard_sizes(c, how);
     unsigned long long S = (unsigned long long)how->shards, replicas = (unsigned long long)N / S;
-    unsigned long long gathers = s.root + s.others * s.other * (reshards_after_forward(how) ? 2 : 1);
-    unsigned long long micro_batch = (S - 1) * (gathers * sizeof(floatX) + s.all * reduce_size(how)); // of each rank
-    return (unsigned long long)N * (unsigned long long)how->accumulation * micro_batch
+    unsigned long long A = (unsigned long long)how->accumulation, returns = reshards_after_forward(how) ? s.others * s.other : 0;
+    unsigned long long gathers = s.all - returns + 2 * A * returns;
+    return (unsigned long long)N * (S - 1) * (gathers * sizeof(floatX) + A * s.all * reduce_size(how))
          + 2 * S * (replicas - 1) * s.all * reduce_size(how)
          + 2 * ((unsigned long long)N - 1) * sizeof(double) + 2 * 2 * replicas * (S - 1) * sizeof(double);
 }
@@ -463,11 +464,11 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
 static floatX* unit_params(GPT2* g, int u) {
     int group = g->layout.group_of[u];
     Group* k = &g->layout.groups[group];
+    bool ahead = g->how.forward_prefetch && (u > 0 || g->backward || k->room == NO_ROOM); // the head asks for the root, too
     if (u == 0) g->backward = false; // unit_grads knows better
     if (is_at_home(&g->how)) return (floatX*)g->params + g->layout.flats[k->first_flat].offset + g->layout.units[u].offset;
-    bool was_there = k->room != NO_ROOM;
     group_gather(g, group);
-    if (g->how.forward_prefetch && !g->backward && !(u == 0 && was_there)) gather_ahead(g, u); // the head asks for the root, too
+    if (ahead && !g->backward) gather_ahead(g, u);
     for (Flat* f = flats_begin(g, k); f < flats_end(g, k); f++) {
         if (f->gathered != NO_OP) comm_wait(g->shards, f->gathered);
         f->gathered = NO_OP;
@@ -480,11 +481,11 @@ static void group_free(GPT2* g, Group* k) {
     k->room = NO_ROOM;
 }
 
-// Unit u's parameters will not be used before they are asked for again. The root stays until its backward pass, and so does
-// every group that is not resharded after its forward pass. Another unit may take the room of one that is freed.
+// Unit u's parameters will not be used before they are asked for again. The root stays until the step's last backward pass, and
+// so does every group that is not resharded after its forward pass. Another unit may take the room of one that is freed.
 static void unit_release(GPT2* g, int u) {
     int group = g->layout.group_of[u];
-    bool stays = !g->backward && (group == 0 || !reshards_after_forward(&g->how));
+    bool stays = !(g->backward && g->last_micro) && (group == 0 || !reshards_after_forward(&g->how));
     if (u == g->layout.groups[group].first_unit && !stays) group_free(g, &g->layout.groups[group]);
 }
 
@@ -599,13 +600,13 @@ static void gpt2_backward(GPT2* g, float dloss) {
     unit_release(g, 0);
 }
 
-// Before micro-batch `micro` of a step's `accumulation`. Buckets begin anew each time, and so do gathers: what an evaluation has
-// left in the rooms is not this step's.
+// Before micro-batch `micro` of a step's `accumulation`. Buckets begin anew each time, rooms with each step: what an evaluation has
+// left in them is not this step's.
 static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->first_micro = micro == 0;
     g->last_micro = micro == accumulation - 1;
     g->grad_mode = GRAD_SET;
-    for (int k = 0; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]);
+    for (int k = 0; k < g->layout.num_groups && g->first_micro; k++) group_free(g, &g->layout.groups[k]);
 }
 
 // Shards on the host are summed over the replicas by way of a bucket, which nobody needs any more.

@@ -126,7 +126,7 @@ static inline unsigned long long plan_sent(const Plan* p, PlanStage stage) {
     unsigned long long gathered = stage == PLAN_DDP ? whole               // an all-reduce does both
                                 : stage <= PLAN_ZERO2 ? whole             // after the update
                                 : stage == PLAN_ZERO3 ? A * 2 * whole     // for forward and for backward
-                                : A * (2 * whole - root);                 // likewise, but the root stays in between
+                                : A * 2 * (whole - root) + root;          // likewise, but the root stays until the last of them
     unsigned long long doubles = stage == PLAN_DDP ? 1 : 3;
     return others * (gathered * p->X + reduced * plan_gradient(p, stage) + 2 * doubles * sizeof(double));
 }
@@ -268,8 +268,8 @@ typedef struct { double compute, communication, exposed, seconds, efficiency, to
 
 // One micro-batch. Units are used in the order root (embedding), blocks 1..L, root (head, both passes), blocks L..1. A stage
 // that gathers does so `ahead` uses before: ZeRO-1 and -2 all parameters at once after the update, so in the first micro-batch
-// alone; ZeRO-3 when it needs a unit; FSDP as early as it has memory, and the root but once. Gradients are sent when a unit's
-// backward pass ends, the root's at the end.
+// alone; ZeRO-3 when it needs a unit; FSDP as early as it has memory, and the root but once a step. Gradients are sent when a
+// unit's backward pass ends, the root's at the end.
 static inline void plan_micro_batch(const Plan* p, PlanStage stage, const Network* w, UnitSeconds s, int micro, Timeline* t) {
     int L = p->config.L, uses = 2 * L + 2;
     int ahead = stage == PLAN_ZERO3 ? 0 : stage == PLAN_FSDP ? p->unit_buffers - 1 : uses;
@@ -285,7 +285,7 @@ static inline void plan_micro_batch(const Plan* p, PlanStage stage, const Networ
     double* arrives = (double*)xcalloc((size_t)uses, sizeof(double)); // (uses) owned
     for (int use = 0, gathered = 0; use < uses; use++) {
         for (; gathered < gathers && gathered <= use + ahead; gathered++) {
-            bool is_here = stage == PLAN_FSDP && gathered == L + 1; // the root, since the embedding
+            bool is_here = stage == PLAN_FSDP && (gathered == L + 1 || (gathered == 0 && micro > 0)); // the root
             arrives[gathered] = is_here ? 0 : timeline_send(t, gather[gathered % (L + 1) > 0]);
         }
         timeline_wait(t, arrives[use]);

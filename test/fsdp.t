@@ -84,11 +84,11 @@ holds() { # OUT DDP: of each kind; workspace and MPI's scratch are DDP's, activa
         [ "$(field "$1" mem_bytes | sort -u)" = $total ] && [ "$(field "$1" mem_peak_bytes | sort -u)" = $total ] && # as measured
         ! grep 'than predicted$' "$1.log"
 }
-sends() { # OUT: A(3P - root)(S-1)/S elements, in grad-op 2AP(S-1)/S, and what replicas sum, 2P/S (R-1)/R; and three doubles
+sends() { # OUT: A(3P - 2root) + root elements, (S-1)/S of them, in grad-op (A+1)P, and what replicas sum, 2P/S (R-1)/R; three doubles
     local gathers bytes
     shards
-    reshards && gathers=$((2 * all - r)) || gathers=$all # of a shard: in both passes, the root in one
-    bytes=$((ranks * A * (S - 1) * (gathers * X + all * R) + 2 * S * (replicas - 1) * all * R))
+    reshards && gathers=$((2 * A * (all - r) + r)) || gathers=$all # of a shard: in both passes, or once a step
+    bytes=$((ranks * (S - 1) * (gathers * X + A * all * R) + 2 * S * (replicas - 1) * all * R))
     bytes=$(((bytes + 2 * (ranks - 1) * 8 + 2 * 2 * replicas * (S - 1) * 8) / ranks))
     echo "expected: $bytes bytes; measured: $(field "$1" comm_bytes | sort | uniq -c)"
     [ "$(field "$1" comm_bytes | sort -u)" = $bytes ] && [ "$(field "$1" comm_bytes | wc -l)" = 6 ]

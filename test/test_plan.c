@@ -148,8 +148,8 @@ static void test_accumulation_and_what_is_sent(void** state) {
     double once = 7.0 * 2 * (double)plan_whole_total(&p, PLAN_DDP), root = 7.0 * 2 * (double)plan_whole(&p, PLAN_DDP, 0);
     for (p.accumulation = 1; p.accumulation <= 5; p.accumulation += 2) {
         int A = p.accumulation;
-        // fsdp: 2 gathers, but for the root, and a reduction of numbers that are twice as wide
-        const double formula[PLAN_STAGES] = { 2 * once, 2 * once, (A + 1) * once, 3 * A * once, A * (4 * once - root) };
+        // fsdp: 2 gathers, of the root 1 a step, and a reduction of numbers that are twice as wide
+        const double formula[PLAN_STAGES] = { 2 * once, 2 * once, (A + 1) * once, 3 * A * once, A * (4 * once - 2 * root) + root };
         for (PlanStage s = PLAN_DDP; s < PLAN_STAGES; s++) {
             double sent = (double)plan_sent(&p, s);
             assert_true(sent > formula[s] && sent < formula[s] * 1.0001); // and some doubles
@@ -282,6 +282,8 @@ static void test_steps_that_can_be_drawn_by_hand(void** state) {
     assert_step(drawn_step(PLAN_ZERO3, 2), 18, 18, 36);
     // root 0-1, for good, block 1 1-2, compute from 2 on; then each unit is there when its turn comes
     assert_step(drawn_step(PLAN_FSDP, 1), 9, 8, 13);
+    // then blocks alone are gathered, behind the first micro-batch's reductions: block 1 13-14, compute 14-23
+    assert_step(drawn_step(PLAN_FSDP, 2), 18, 15, 25);
 }
 
 static void test_compute_is_divided_by_flops(void** state) {
