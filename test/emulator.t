@@ -1,14 +1,16 @@
 #!/bin/bash
 # The CUDA emulator sees what it says it sees: every deliberate bug of test/emulator/selftest.cu is reported, with kernel and line,
-# by the build meant for it, and the correct twins are clean in all builds under several seeds.
+# by the build meant for it, and the correct twins are clean in all builds under several seeds. Likewise every flaw of
+# hopper_selftest.cu.
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 sh test/emulator/find_headers.sh > /dev/null 2>&1 || { echo "1..0 # SKIP CUDA's headers are not here"; exit 0; }
 source=test/emulator/selftest.cu
+hopper=test/emulator/hopper_selftest.cu
 without_aslr=
 setarch -R true 2> /dev/null && without_aslr="setarch -R" # ThreadSanitizer cannot start in some address layouts
 
-selftest() { $without_aslr "$work/selftest-$1" "$2"; }
+selftest() { $without_aslr "$work/${3:-selftest}-$1" "$2"; }
 # reported BUILD KERNEL PATTERN: status 1, and one message with the kernel, the line marked as its bug, and the pattern.
 reported() {
     local build=$1 kernel=$2 pattern=$3 status line expected
@@ -21,6 +23,17 @@ reported() {
     grep "^cuda emulator: $kernel<bug>, block (.*), thread (.*), $source:[0-9]*: .*$pattern" "$work/said" |
         grep -q "$source:$line[: ]" || { echo "'$pattern' in line $line was expected"; return 1; }
 }
+# The same for flaws of hopper_selftest.cu. BUG is the one that the line is marked with, if not the flaw itself.
+hopper() { # FLAW PATTERN [BUG]
+    local line
+    line=$(grep -n "// BUG.* ${3:-$1}\( \|\$\)" $hopper | cut -d: -f1)
+    "$work/hopper-plain" "$1" > "$work/said" 2>&1
+    [ $? -eq 1 ] || { echo "status 1 was expected"; return 1; }
+    cat "$work/said"
+    grep "^cuda emulator: product<flaw>, block (0,0,0), thread (.*), $hopper:$line: .*$2" "$work/said" ||
+        { echo "'$2' in line $line was expected"; return 1; }
+}
+hopper_wrong_number() { ! "$work/hopper-plain" "$1" > "$work/said" && cat "$work/said" && grep -q "hopper_selftest: $1: .* was expected" "$work/said"; }
 refused() { # KERNEL PATTERN: the launch itself
     selftest plain "$1" > "$work/said" 2>&1 && return 1
     cat "$work/said"
@@ -30,9 +43,9 @@ wrong_number() { ! selftest plain "$1" > "$work/said" && cat "$work/said" && gre
 clean_under_seeds() {
     local seed
     for seed in 1 2 3; do
-        CUDA_EMULATOR_SEED=$seed selftest "$1" good || { echo "seed $seed"; return 1; }
+        CUDA_EMULATOR_SEED=$seed selftest "$1" good "${2:-selftest}" || { echo "seed $seed"; return 1; }
     done
-    CUDA_EMULATOR_WORKERS=1 selftest "$1" good || { echo "one worker"; return 1; }
+    CUDA_EMULATOR_WORKERS=1 selftest "$1" good "${2:-selftest}" || { echo "one worker"; return 1; }
 }
 bad_setting() {
     ! CUDA_EMULATOR_SEED=x selftest plain good 2> "$work/said" && grep -q "CUDA_EMULATOR_SEED must be a number, not 'x'" "$work/said"
@@ -45,6 +58,8 @@ compiler_names_the_line() {
 for build in plain asan tsan; do
     check "$build: it compiles" sh test/emulator/compile.sh $source "$work/selftest-$build" $build
     check "$build: correct kernels are clean under several seeds" clean_under_seeds $build
+    check "$build: the kernels of capability 9.0 compile" sh test/emulator/compile.sh $hopper "$work/hopper-$build" $build
+    check "$build: without a flaw they are clean, for operands of all layouts" clean_under_seeds $build hopper
 done
 check "asan: a row guard that is off by one" reported asan guard heap-buffer-overflow
 check "asan: reading past static shared memory" reported asan past_static_shared use-after-poison
@@ -69,6 +84,26 @@ check "tsan: blocks that add without an atomic" reported tsan plain_add "data ra
 check "tsan: a loop that forgot the block's stride" reported tsan stride_forgotten "data race"
 check "tsan: results read from other blocks without a fence" reported tsan missing_fence "data race"
 check "plain: an asynchronous copy that was not waited for is a wrong number" wrong_number unwaited_copy
+check "an mbarrier that nobody has made" hopper unmade_barrier "there is no mbarrier here"
+check "an mbarrier without the fence that tells the copy engine of it" hopper unfenced_barrier "the copy engine does not know this mbarrier"
+check "one arrival too many" hopper early_arrival "one arrival more than the 1"
+check "an mbarrier that expects less than is copied is past too early" hopper little_expected "the block has ended before this tile arrived"
+check "an mbarrier that expects more than is copied" hopper much_expected "can never go on: it still expects 0 of 1 arrivals and 8192 bytes"
+check "a wait for the wrong parity" hopper wrong_parity "one arrival more than the 1"
+check "a barrier of threads for one of bytes" hopper unwaited_tile "one arrival more than the 1"
+check "a tile that nobody waits for" hopper tile_for_nobody "the block has ended before this tile arrived"
+check "a swizzled tile that does not begin where its pattern does" hopper misplaced_tile "begins within the pattern of 8 rows" wgmma
+check "sums that no fence came before" hopper unfenced_sums "without a wgmma_fence" wgmma
+check "sums that are never waited for" hopper unwaited_sums "ended without waiting for this wgmma" wgmma
+check "sums that are read before the wait are a wrong number" hopper_wrong_number early_sums
+check "sums that are written before the wait" hopper touched_sums "sums of a wgmma that was not waited for have been written"
+check "a tile that is filled again before the wait" hopper refilled_early "memory .* has changed" wgmma
+check "a warpgroup of which a thread has left" hopper part_of_warpgroup "needs the whole warpgroup; thread 127 .* has exited" wgmma
+check "a warp with other operands than the rest of its warpgroup" hopper other_operands "other operands than thread (0,0,0)" wgmma
+check "a descriptor that reaches out of shared memory" hopper beyond_shared "reaches out of the block's shared memory" wgmma
+check "a descriptor with bits that mean nothing" hopper bad_descriptor "has bits set that must be 0" wgmma
+check "another swizzle than the tile's is a wrong number" hopper_wrong_number wrong_swizzle
+check "another stride than the tile's is a wrong number" hopper_wrong_number wrong_stride
 check "a block that is too large is refused" refused large_block "at most 1024 threads"
 check "an empty grid is refused" refused empty_grid "grid (0,1,1)"
 check "more shared memory than was allowed is refused" refused too_much_shared "50000 bytes of dynamic shared memory"

@@ -19,7 +19,7 @@ case $build in
     tsan) sanitize=-fsanitize=thread define=-DEMULATOR_TSAN ;;
     *) echo "compile.sh: the build must be plain, asan or tsan, not '$build'" >&2; exit 2 ;;
 esac
-common="-std=c++17 -g -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract=off"
+common="-std=c++17 -g -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-psabi -ffp-contract=off"
 common="$common -I$here/include -I$here -isystem $cuda/include ${CPPFLAGS-}"
 checks="$sanitize -fsanitize=undefined -fno-sanitize=vptr -fno-sanitize-recover=all -fsanitize-coverage=trace-pc"
 
@@ -27,7 +27,7 @@ checks="$sanitize -fsanitize=undefined -fno-sanitize=vptr -fno-sanitize-recover=
 engine=${EMULATOR_BUILD:-build/emulator}/$build
 mkdir -p "$engine" "$(dirname "$out")"
 objects=
-for part in engine warp report memory streams runtime ${EMULATOR_LIBRARIES-}; do
+for part in engine warp hopper report memory streams runtime ${EMULATOR_LIBRARIES-}; do
     object=$engine/$part.o
     objects="$objects $object"
     for input in "$here"/*.cpp "$here"/*.h "$here/compile.sh"; do

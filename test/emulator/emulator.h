@@ -10,6 +10,7 @@ device_functions.h: CUDA's own functions, in terms of that interface.
 */
 #ifndef CUDA_EMULATOR
 #define CUDA_EMULATOR 1
+#include <cuda.h>
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -78,6 +79,20 @@ enum class Element { BF16, FP16 };
 void mma_m16n8k16(Element type, float* d, const uint32_t* a, const uint32_t* b, Site site); // d (4) += a (4) * b (2): a lane's fragments
 void load_matrices(const char* name, int count, bool transposed, const void* row, uint32_t* fragments, Site site);
 
+// --- asynchronous units of compute capability 9.0 (see hopper.h for what kernels call, hopper.cpp for how they work) ---
+uint32_t shared_address(const void* p, Site site);
+void mbarrier_init(uint64_t* barrier, unsigned arrivals, Site site);
+void mbarrier_init_fence(void);
+void mbarrier_arrive(uint64_t* barrier, unsigned expected_bytes, Site site);
+void mbarrier_wait(uint64_t* barrier, unsigned parity, Site site);
+size_t tma_box_bytes(const CUtensorMap* map, Site site);
+void tma_load(void* tile, const CUtensorMap* map, int x, int y, uint64_t* barrier, Site site);
+struct WarpgroupProduct { Element type; int n; bool a_transposed, b_transposed; uint64_t a, b; };
+void wgmma(WarpgroupProduct product, float* d, Site site);              // d (n/2): this thread's of the sums (64,n)
+void wgmma_fence(void);
+void wgmma_commit(void);
+void wgmma_wait(size_t groups_that_may_wait, Site site);
+
 // --- launches ---
 struct Configuration {
     const char* kernel;
@@ -145,5 +160,6 @@ cudaError_t cudaFuncSetAttribute(F* kernel, cudaFuncAttribute attribute, int val
 
 #include "device_functions.h"
 #include "matrix.h"
+#include "hopper.h"
 #define __CUDACC__ 1 // sources that ask take the path they take under nvcc; only now, for CUDA's own headers mean nvcc by it
 #endif

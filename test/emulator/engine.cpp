@@ -70,7 +70,7 @@ struct Worker {
     char* arena;                  // (ARENA_BYTES) this block's shared memory, with red zones between the variables
     size_t arena_used, static_bytes, shared_limit;
     char* dynamic;                // (launch->shared_bytes) in the arena
-    struct { const void* variable; void* copy; } shared[MAX_SHARED_VARIABLES]; // this block's copies
+    struct { const void* variable; char* copy; size_t bytes; } shared[MAX_SHARED_VARIABLES]; // this block's copies
     unsigned num_shared;
     alignas(64) char signal_stack[64 << 10];
     char order[MAX_THREADS], begin, end; // addresses by which TSan is told what is ordered
@@ -151,6 +151,7 @@ static void fiber_main(void) {
     __sanitizer_finish_switch_fiber(nullptr, &worker->stack_bottom, &worker->stack_size);
     __tsan_acquire(&worker->begin);
     worker->body(worker->closure);
+    hopper_end_thread(current());
     __tsan_release(&worker->end);
     current()->state = State::EXITED;
     to_scheduler();
@@ -174,6 +175,7 @@ static void prepare_fiber(Worker* w, int i, uint3 block_idx) {
     f->fenced = false;
     f->copies.clear();
     f->num_batches = 0;
+    hopper_begin_thread(f);
     f->budget = next_budget(w);
     if (!f->stack) {
         char* pages = (char*)mmap(nullptr, PAGE + STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -204,6 +206,17 @@ int block_barrier(const char* name, int predicate, Site site) {
 void meet_warp(const char* function, unsigned mask, void* record, void (*combine)(Fiber* const*), Site site) {
     if (!(mask >> self->lane & 1)) fail(self, site, "%s: mask 0x%08x lacks the calling lane, %d", function, mask, self->lane);
     wait(State::AT_WARP_FUNCTION, function, mask, record, combine, site);
+}
+void meet_warpgroup(const char* function, void* record, void (*combine)(Fiber* const*), Site site) {
+    wait(State::AT_WARPGROUP_FUNCTION, function, 0, record, combine, site);
+}
+void wait_at_mbarrier(uint64_t* barrier, unsigned parity, Site site) {
+    while (!mbarrier_is_past(barrier, parity)) wait(State::AT_MBARRIER, "mbarrier_wait", parity, barrier, nullptr, site);
+}
+bool is_waited_at(const uint64_t* barrier) {
+    for (int i = 0; i < worker->num_threads; i++)
+        if (worker->fibers[i].state == State::AT_MBARRIER && worker->fibers[i].record == barrier) return true;
+    return false;
 }
 unsigned active_mask(void) { return 1u << self->lane; } // what CUDA promises: nothing about other lanes
 
@@ -240,6 +253,25 @@ static bool open_warp_function(Worker* w, Fiber* first) {
     for (int i = 0; i < count; i++) members[i]->state = State::RUNNABLE;
     return true;
 }
+static bool open_warpgroup_function(Worker* w, Fiber* first) {
+    Fiber* members[WARPGROUP];
+    int begin = (int)(first - w->fibers) / WARPGROUP * WARPGROUP;
+    for (int i = 0; i < WARPGROUP; i++) {
+        Fiber* f = members[i] = &w->fibers[begin + i];
+        if (begin + i >= w->num_threads || f->state == State::EXITED)
+            fail(first, first->site, "%s needs the whole warpgroup; thread %d of the block has exited or does not exist", first->function,
+                 begin + i);
+        if (f->state != State::AT_WARPGROUP_FUNCTION || !same_text(f->function, first->function)) return false;
+    }
+    first->combine(members);
+    for (Fiber* f : members) f->state = State::RUNNABLE;
+    return true;
+}
+static bool open_mbarrier(Fiber* f) {
+    if (!mbarrier_is_past((const uint64_t*)f->record, f->mask)) return false;
+    f->state = State::RUNNABLE;
+    return true;
+}
 // The block's barrier opens when every thread is there; all must have come to the same one.
 static bool open_block_barrier(Worker* w) {
     Fiber *members[MAX_THREADS], *exited = nullptr;
@@ -269,7 +301,12 @@ static bool open_block_barrier(Worker* w) {
 static bool open_barriers(Worker* w) {
     bool opened = false;
     for (int i = 0; i < w->num_threads; i++)
-        if (w->fibers[i].state == State::AT_WARP_FUNCTION) opened |= open_warp_function(w, &w->fibers[i]);
+        switch (w->fibers[i].state) {
+            case State::AT_WARP_FUNCTION: opened |= open_warp_function(w, &w->fibers[i]); break;
+            case State::AT_WARPGROUP_FUNCTION: opened |= open_warpgroup_function(w, &w->fibers[i]); break;
+            case State::AT_MBARRIER: opened |= open_mbarrier(&w->fibers[i]); break;
+            default: break;
+        }
     return open_block_barrier(w) || opened;
 }
 
@@ -307,9 +344,21 @@ void* static_shared(const void* variable, size_t bytes, size_t alignment, Site s
     if (w->num_shared == MAX_SHARED_VARIABLES) fail(self, site, "more than %u __shared__ variables", MAX_SHARED_VARIABLES);
     if (alignment > RED_ZONE) fail(self, site, "a __shared__ variable aligned to %zu; the emulator aligns to %zu", alignment, RED_ZONE);
     w->static_bytes += bytes;
-    w->shared[w->num_shared].variable = variable;
-    return w->shared[w->num_shared++].copy = arena_take(w, bytes, site);
+    auto* own = &w->shared[w->num_shared++];
+    own->variable = variable;
+    own->bytes = bytes;
+    return own->copy = arena_take(w, bytes, site);
 }
+bool in_shared(const void* pointer, size_t bytes) {
+    const Worker* w = worker;
+    const char* p = (const char*)pointer;
+    auto within = [&](const char* begin, size_t size) { return p >= begin && bytes <= size && p <= begin + size - bytes; };
+    if (within(w->dynamic, w->launch->shared_bytes)) return true;
+    for (unsigned i = 0; i < w->num_shared; i++) if (within(w->shared[i].copy, w->shared[i].bytes)) return true;
+    return false;
+}
+char* shared_begin(void) { return worker->arena; }
+uint32_t random_number(void) { return next_random(&worker->random); }
 void* dynamic_shared(size_t alignment, Site site) {
     check_aligned(worker->dynamic, alignment, site);
     return worker->dynamic;
@@ -334,9 +383,17 @@ static void arena_new(Worker* w) {
 }
 
 // --- blocks ---
-// Nothing can run, nothing can open: some thread waits in a warp function for a lane that waits elsewhere.
+// Nothing can run, nothing can open: some thread waits at an mbarrier, or in a warp function for a lane that waits elsewhere.
+[[noreturn]] static void report_warpgroup(Worker* w, const Fiber* f) {
+    const Fiber* missing = &w->fibers[(f - w->fibers) / WARPGROUP * WARPGROUP];
+    while (missing->state == State::AT_WARPGROUP_FUNCTION && same_text(missing->function, f->function)) missing++;
+    fail(f, f->site, "%s can never go on: it waits for thread %d of the block, which is in %s at %s:%d", f->function,
+         (int)(missing - w->fibers), missing->function, missing->site.file, missing->site.line);
+}
 [[noreturn]] static void report_stuck(Worker* w) {
     Fiber* f = w->fibers;
+    for (int i = 0; i < w->num_threads; i++) if (f[i].state == State::AT_MBARRIER) report_mbarrier(&f[i]);
+    for (int i = 0; i < w->num_threads; i++) if (f[i].state == State::AT_WARPGROUP_FUNCTION) report_warpgroup(w, &f[i]);
     while (f->state != State::AT_WARP_FUNCTION) f++;
     const Fiber* missing = f - f->lane;
     while (!(f->mask >> missing->lane & 1) || missing->state == State::EXITED || waits_with(missing, f)) missing++;
@@ -348,19 +405,21 @@ static void run_block(Worker* w, uint3 block_idx) {
     w->steps = 0;
     arena_new(w);
     for (int i = 0; i < n; i++) prepare_fiber(w, i, block_idx);
-    for (bool alive = true; alive;) { // a round lets every thread run until it waits, in an order of its own
+    for (;;) { // a round lets every thread run until it waits, in an order of its own
         int at = (int)(next_random(&w->random) % (unsigned)n), step = (int)(next_random(&w->random) % (unsigned)n) + 1;
         while (std::gcd(step, n) != 1) step++;
         for (int k = 0; k < n; k++, at = (at + step) % n)
             if (w->fibers[at].state == State::RUNNABLE) to_fiber(&w->fibers[at]);
-        bool runnable = false;
-        alive = false;
+        bool runnable = false, alive = false;
         for (int i = 0; i < n; i++) {
             runnable |= w->fibers[i].state == State::RUNNABLE;
             alive |= w->fibers[i].state != State::EXITED;
         }
-        if (alive && !open_barriers(w) && !runnable) report_stuck(w);
+        if (!alive) break;
+        bool arrived = hopper_progress(false), opened = open_barriers(w);
+        if (!arrived && !opened && !runnable && !hopper_progress(true)) report_stuck(w);
     }
+    hopper_end_block();
 }
 // Worker number `first` of `count` runs every count-th block of the shuffled order.
 static void run_blocks(Worker* w, const std::vector<uint32_t>* order, size_t first, size_t count) {
@@ -419,6 +478,12 @@ void run(const Configuration& c, const void* kernel, void (*body)(void*), void* 
 }
 
 // --- atomics and fences ---
+void publish(const void* address, const Fiber* thread) {
+    if (thread) __tsan_switch_to_fiber(thread->tsan, 1);
+    __tsan_release(const_cast<void*>(address));
+    if (thread) __tsan_switch_to_fiber(self ? current()->tsan : worker->tsan, 1);
+}
+void observe(const void* address) { __tsan_acquire(const_cast<void*>(address)); }
 void thread_fence(void) { if (self) current()->fenced = true; }
 void before_atomic(const volatile void* address) {
     if (!self || !current()->fenced) return;

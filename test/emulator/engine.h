@@ -8,11 +8,19 @@
 #undef gridDim
 
 #include <deque>
+#include <memory>
+#include <vector>
 
 namespace emulator {
 constexpr int WARP = 32;
 constexpr size_t PAGE = 4096;
-enum class State { RUNNABLE, AT_BLOCK_BARRIER, AT_WARP_FUNCTION, EXITED };
+constexpr int WARPGROUP = 128;
+enum class State { RUNNABLE, AT_BLOCK_BARRIER, AT_WARP_FUNCTION, AT_WARPGROUP_FUNCTION, AT_MBARRIER, EXITED };
+
+// hopper.cpp: products that a thread has asked for and not waited for, and the sums which are out of its reach meanwhile
+struct WgmmaOperands;
+struct PendingProduct { std::shared_ptr<WgmmaOperands> operands; float* d; size_t group; };
+struct PendingSums { float* d; std::vector<float> sums; int products; };
 
 struct Fiber : Thread {
     void* stack_pointer; // while another runs
@@ -22,12 +30,17 @@ struct Fiber : Thread {
     std::deque<PendingCopy> copies; // asynchronous ones, in the order in which they were asked for
     size_t num_batches; // committed
     bool fenced;      // it did a __threadfence() since its last atomic
+    std::vector<uint64_t*> new_barriers; // mbarriers that it made and has not yet fenced
+    std::deque<PendingProduct> products; // of its warpgroup, in order
+    std::vector<PendingSums> sums;
+    size_t num_groups; // of products, committed
+    bool wgmma_fenced; // since its sums were last within reach
     void* tsan;       // the sanitizers' own idea of this fiber
     void* asan;
     // while it waits: what it called, where, with what
     const char* function;
     Site site;
-    unsigned mask;    // warp functions: the lanes that take part
+    unsigned mask;    // warp functions: the lanes that take part; mbarriers: the parity
     void* record;     // what it brings and where the answer goes; on its stack
     void (*combine)(Fiber* const* lanes);
 };
@@ -40,5 +53,23 @@ void print_message(const Thread* thread, const char* place, const char* what);
 // Waits until all lanes of the mask that have not exited have called the same function with the same mask. The last thing
 // before they go on is combine(lanes): 32 fibers in the order of their lanes, NULL for those that take no part.
 void meet_warp(const char* function, unsigned mask, void* record, void (*combine)(Fiber* const* lanes), Site site);
+// The same for the 128 threads of a warpgroup, all of which must come.
+void meet_warpgroup(const char* function, void* record, void (*combine)(Fiber* const* threads), Site site);
+void wait_at_mbarrier(uint64_t* barrier, unsigned parity, Site site); // returns once mbarrier_is_past says so
+bool is_waited_at(const uint64_t* barrier);   // by some thread
+// For ThreadSanitizer: what a thread (NULL: the one that runs) did before is before what others do after.
+void publish(const void* address, const Fiber* thread);
+void observe(const void* address);
+bool in_shared(const void* p, size_t bytes);  // whether these bytes lie in one variable of the block's shared memory
+char* shared_begin(void);
+uint32_t random_number(void);
+
+// --- hopper.cpp, as the engine sees it ---
+bool mbarrier_is_past(const uint64_t* barrier, unsigned parity);
+[[noreturn]] void report_mbarrier(const Fiber* waiting);
+void hopper_begin_thread(Fiber* f);
+void hopper_end_thread(Fiber* f);
+bool hopper_progress(bool must); // lets some copies under way arrive; one at least if it must. Returns whether one did.
+void hopper_end_block(void);
 } // namespace emulator
 #endif

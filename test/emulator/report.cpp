@@ -64,7 +64,8 @@ Place source_place(const void* pc) {
         line[strcspn(line, " ")] = 0;
         if (prefix && !strncmp(line, directory, prefix) && line[prefix] == '/') line += prefix + 1;
         snprintf(place.text, sizeof place.text, "%s", line);
-        if (!strstr(line, "emulator/device_functions.h") && !strstr(line, "emulator/matrix.h")) break;
+        if (!strstr(line, "emulator/device_functions.h") && !strstr(line, "emulator/matrix.h") &&
+            !strstr(line, "emulator/hopper.h")) break;
     }
     return place;
 }
