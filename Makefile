@@ -193,6 +193,8 @@ $(CUDA_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/%.cu $(BUILD)/test/cpu_la
 # One operation in several kernels, from naive to llmc/'s: checked against the CPU's layer, and on a GPU timed.
 VARIANTS := $(filter-out bench_layers,$(patsubst dev/cuda/%.cu,%,$(wildcard dev/cuda/*.cu)))
 variants: $(VARIANTS:%=$(BUILD)/variants/%)
+# wgmma and TMA are what only compute capability 9.0 has, and code for it alone may use.
+$(VARIANTS:%=$(BUILD)/variants/%): GENCODE := $(subst compute_90$(comma)code=sm_90,compute_90a$(comma)code=sm_90a,$(GENCODE))
 $(VARIANTS:%=$(BUILD)/variants/%): $(BUILD)/variants/%: dev/cuda/%.cu $(BUILD)/test/cpu_layers.o $(EMULATOR) | find-libraries
 	@mkdir -p $(@D)
 	$(BUILD_VARIANT)

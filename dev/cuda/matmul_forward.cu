@@ -11,6 +11,7 @@ they would in a product of w itself; matmul_backward.cu has those.
 */
 #include "variants.cuh"
 #include "library.cuh"
+#include "matmul_hopper.cuh"
 #include "matmul_tensor_cores.cuh"
 
 struct Problem {
@@ -179,6 +180,14 @@ static bool matmul_forward_6_tensor_cores(Problem& p, int threads) {
     return mma_launch<BY_ROWS, BY_ROWS>(output(p), p.inp.gpu, p.w.gpu, p.C, threads);
 }
 
+// ---- 7: Hopper ----
+// With mma a warp spends many of its instructions on copies, addresses and ldmatrix, between which the tensor cores wait. wgmma
+// reads both operands where they are, in shared memory; TMA brings them there at one thread's word; copying and multiplying are
+// work of different warps. And a number from shared memory serves 64 or 128 results. matmul_hopper.cuh has the kernel.
+static bool matmul_forward_7_hopper(Problem& p, int) {
+    return wg_launch<BY_ROWS, BY_ROWS>(output(p), p.inp.gpu, p.w.gpu, p.C);
+}
+
 // ---- 8: the library ----
 // llmc/'s own call: cuBLASLt, of whose algorithms the fastest at this shape was found by trying.
 static bool matmul_forward_8_library(Problem& p, int) {
@@ -193,6 +202,7 @@ static const Variant<Problem> variants[] = {
     { "matmul_forward_4_register", "4 x 4 results a thread", matmul_forward_4_register },
     { "matmul_forward_5_async", "8 x 8, 16 bytes a load, the next tile on its way", matmul_forward_5_async },
     { "matmul_forward_6_tensor_cores", "tensor cores, three tiles on their way", matmul_forward_6_tensor_cores },
+    { "matmul_forward_7_hopper", "Hopper's own: tiles by TMA, products by wgmma", matmul_forward_7_hopper, true },
     { "matmul_forward_8_library", "cuBLASLt, as llmc/ calls it", matmul_forward_8_library, true },
 };
 int main(int argc, char** argv) {

@@ -66,8 +66,8 @@ template <Lies lies> __device__ inline void mma_fragment(uint32_t (&f)[4], const
 
 // The tiles wait in MMA_STAGES places: while one is used the next three are on their way.
 template <Lies A, Lies B> __global__ void __launch_bounds__(MMA_THREADS) mma_kernel(MatmulOutput out, const floatX* a, const floatX* b, int K) {
-    extern __shared__ int4 memory[]; // which is aligned to 16 bytes
-    floatX* parts = (floatX*)memory;
+    extern __shared__ int4 shared_memory[]; // which is aligned to 16 bytes
+    floatX* parts = (floatX*)shared_memory;
     constexpr int stage = MMA_PART<A> + MMA_PART<B>;
     int row = blockIdx.y * MMA_TILE, col = blockIdx.x * MMA_TILE, steps = (K + MMA_K - 1) / MMA_K, warp = threadIdx.x / WARP;
     int warp_row = warp / 4 * MMA_WARP_ROWS, warp_col = warp % 4 * MMA_WARP_COLS;

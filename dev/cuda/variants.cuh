@@ -24,7 +24,7 @@ struct Shape { int rows, cols, depth = 0; }; // depth: of a sum, where that is a
 template <typename Problem> struct Variant {
     const char *name, *idea;
     bool (*launch)(Problem& p, int threads);
-    bool is_library = false; // it chooses its blocks itself: it is launched once, with 0 threads
+    bool own_blocks = false; // they are its own choice, as a library's: it is launched once, with 0 threads
 };
 
 #ifdef CUDA_EMULATOR
@@ -33,7 +33,7 @@ constexpr bool variants_are_timed = false;
 constexpr bool variants_are_timed = true;
 #endif
 template <typename Problem> static std::vector<int> block_sizes(const Variant<Problem>& v) {
-    if (v.is_library) return { 0 };
+    if (v.own_blocks) return { 0 };
     return { 32, 64, 128, 256, 512, 1024 };
 }
 
@@ -191,11 +191,11 @@ static bool variant_row(const Variant<Problem>& v, Problem& p, Timer t, double p
         sweep += text;
     }
     bool right = wrong_at.empty();
-    std::string verdict = !offered ? "not offered" : right ? "right" : v.is_library ? "WRONG" : "WRONG at" + wrong_at;
+    std::string verdict = !offered ? "not offered" : right ? "right" : v.own_blocks ? "WRONG" : "WRONG at" + wrong_at;
     printf("| %s | %s | %s |", v.name, v.idea, verdict.c_str());
     if (best < INFINITY) {
         double rate = Measure<Problem>::work(p) / best;
-        printf(" %s | %.4f | %.4g | %.0f %% |%s |", v.is_library ? "its own" : std::to_string(best_threads).c_str(), best, rate,
+        printf(" %s | %.4f | %.4g | %.0f %% |%s |", v.own_blocks ? "its own" : std::to_string(best_threads).c_str(), best, rate,
                100 * rate / peak, sweep.c_str());
     } else if (variants_are_timed) printf(" | | | | |");
     printf("\n");
