@@ -10,10 +10,12 @@ what keeps the compiler from it, then what keeps the numbers from arriving in ti
 struct Problem { int N, C, OC; float *inp, *w, *bias, *out, *scratch; }; // scratch: C OC floats and one tile, for copies of w
 
 // ---- sizes of the blocked variants ----
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
 enum { LANES = 16 }; // floats in a register
-#else
+#elif defined(__AVX__)
 enum { LANES = 8 };
+#else
+enum { LANES = 4 };
 #endif
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float))));
 enum { TILE_ROWS = 6, TILE_VECTORS = 2, TILE_COLS = TILE_VECTORS * LANES };
