@@ -62,6 +62,12 @@ __device__ inline void tma_load(void* tile, const CUtensorMap* map, int x, int y
 // ---- wgmma ----
 // Before the first one, and whenever the sums' registers have been used by anything else.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// For the compiler, which takes sums for known as soon as wgmma is asked for: what uses them stays before or behind this. Belongs
+// before the first wgmma_fence and after the last wgmma_wait.
+template <int n> __device__ inline void wgmma_settle(float (&d)[n]) {
+    #pragma unroll
+    for (int i = 0; i < n; i++) asm volatile("" : "+f"(d[i]) :: "memory");
+}
 // Makes a group of all that was asked for since the last one.
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Returns once at most so many groups are under way.

@@ -41,6 +41,7 @@ template <Lies A, Lies B> __device__ inline void wg_produce(char* tiles, const C
 // A consumer warpgroup, `group` 0 or 1: sums += its 128 rows of a, times b. At most two steps' products are under way.
 template <Lies A, Lies B> __device__ inline void wg_consume(float (&sums)[2][64], const char* tiles, int group, int steps, int stages,
                                                             uint64_t* full, uint64_t* empty) {
+    for (auto& half : sums) wgmma_settle(half);
     for (int step = 0, stage = 0, before = 0, round = 0; step < steps; step++) {
         const char *a = tiles + stage * WG_STAGE + 2 * group * WG_BOX, *b = tiles + stage * WG_STAGE + WG_TILE_M / 64 * WG_BOX;
         mbarrier_wait(&full[stage], round % 2);
@@ -57,6 +58,7 @@ template <Lies A, Lies B> __device__ inline void wg_consume(float (&sums)[2][64]
         if (++stage == stages) stage = 0, round++;
     }
     wgmma_wait<0>(); // else the sums are not there yet
+    for (auto& half : sums) wgmma_settle(half);
 }
 template <Lies A, Lies B> __global__ void __launch_bounds__(WG_THREADS) wg_kernel(const __grid_constant__ CUtensorMap map_a,
         const __grid_constant__ CUtensorMap map_b, MatmulOutput out, int K, int stages) {

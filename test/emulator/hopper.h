@@ -42,6 +42,7 @@ EMULATED void tma_load(void* tile, const CUtensorMap* map, int x, int y, uint64_
 
 // --- wgmma: all 128 threads of a warpgroup, four warps of which the first one's number divides by 4 ---
 EMULATED void wgmma_fence() { emulator::wgmma_fence(); }
+template <int n> EMULATED void wgmma_settle(float (&)[n]) {} // on a GPU a matter between us and its compiler
 EMULATED void wgmma_commit() { emulator::wgmma_commit(); }
 template <int groups> EMULATED void wgmma_wait(Site site = here()) { emulator::wgmma_wait(groups, site); }
 // wgmma.mma_async.sync.aligned.m64n{n}k16.f32: d += a b, fp32 sums; a (64,16) and b (16,n) lie where their descriptors say, with
