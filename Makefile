@@ -46,7 +46,8 @@ $(WITH_MPI): COMM_CUDA = $(call of_mpi,compile) -DUSE_NCCL=$(USE_NCCL)
 $(WITH_MPI) build/tsan/test/test_comm: STAGE_LIBRARIES += $(call of_mpi,link)
 # nvcc knows these flags by other names.
 of_mpi = $(if $(filter cuda,$(DEVICE)),$(patsubst -Wl$(comma)%,-Xlinker %,$(filter-out -pthread,$(mpicc_says))),$(mpicc_says))
-mpicc_says = $(shell mpicc --showme:$1)
+# Some Open MPI asks for the new style of rpath, which does not count for what libraries open by themselves (dev/find_cuda.sh).
+mpicc_says = $(filter-out -Wl$(comma)--enable-new-dtags,$(shell mpicc --showme:$1))
 $(WITH_MPI) build/tsan/test/test_comm: | find-mpi
 find-mpi:
 	@mpicc --showme:version >/dev/null 2>&1 || { echo "Open MPI is missing, which runs of several ranks need:" \
