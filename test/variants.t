@@ -13,8 +13,8 @@ compile() {
     local layers=$work/cpu_layers-$2.o
     [ -e "$layers" ] || gcc -std=c11 -O0 -march=native -fopenmp -ffp-contract=off -DPRECISION_"${2^^}" \
         -c test/cpu_layers.c -o "$layers" || return 1
-    EMULATOR_LIBRARIES="cublaslt cudnn" sh test/emulator/compile.sh "$1" "$3" asan -DPRECISION_"${2^^}" -Idev/cuda "$layers" \
-        -ldnnl -fopenmp -O0 -g1
+    EMULATOR_LIBRARIES="cublaslt cudnn" sh test/emulator/compile.sh "$1" "$3" asan -DPRECISION_"${2^^}" -DUSE_CUDNN=1 -Idev/cuda \
+        "$layers" -ldnnl -fopenmp -O0 -g1
 }
 # results OF THE TABLE: name and result of each variant.
 results() { sed -n 's/^| \([a-z_]*_[0-9]_[a-z_]*\) | .* | \([^|]*\) |$/\1: \2/p'; }
@@ -38,11 +38,25 @@ for source in dev/cuda/*.cu; do
     name=$(basename "$source" .cu)
     [ "$name" != bench_layers ] || continue
     precision=${precisions[$((tests / 3 % 2))]} # every precision has its share
-    program=$work/$name
+    program=$work/$name shape=()
+    case $name in attention_*) precision=bf16 shape=(--rows 35 --cols 128) ;; esac # tensor cores; pairs of tokens take long
     check "$name, $precision: compiles" compile "$source" "$precision" "$program"
-    check "$name, $precision: every variant is right" all_right "$source" "$program"
+    check "$name, $precision: every variant is right" all_right "$source" "$program" "${shape[@]}"
     check "$name, $precision: of an odd shape, too" odd_shape_right "$program" --rows 3 --cols 131
 done
+
+# More tiles than there is room for in shared memory at a time; heads of a size that is not 64.
+other_shapes_of_attention() {
+    odd_shape_right "$work/attention_forward" --rows 131 --cols 64 --variant prefetch &&
+        odd_shape_right "$work/attention_backward" --rows 67 --cols 64 --variant tensor &&
+        odd_shape_right "$work/attention_backward" --rows 67 --cols 64 --variant atomics || return 1
+    local direction
+    for direction in forward backward; do
+        odd_shape_right "$work/attention_$direction" --rows 21 --cols 40 || return 1
+        [ "$(grep -c ': right$' "$work/results")" -ge 4 ] || return 1
+    done
+}
+check "attention over many tiles, and with other heads" other_shapes_of_attention
 
 # The lanes' sums of squares, which the second kernel brings together, are left apart.
 broken_is_told() {

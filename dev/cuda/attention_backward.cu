@@ -35,7 +35,8 @@ struct Problem {
 };
 
 // matrix = P, made from stats. A thread has an element.
-__global__ void probabilities_kernel(float* matrix, const floatX* qkv, const float* stats, float scale, int T, int C, int NH, int HS) {
+__global__ void probabilities_kernel(float* matrix, const floatX* qkv, const float* stats, float scale, int T, int C, int NH,
+                                     int HS) {
     int u = blockIdx.x * blockDim.x + threadIdx.x, t = blockIdx.y;
     if (u >= T) return;
     HeadOffset head = head_offset(blockIdx.z, T, C, NH, HS);
@@ -183,8 +184,8 @@ static bool attention_backward_2_recomputed(Problem& p, int threads) {
 }
 
 // ---- 3: llmc/'s own ----
-// The same two sums, each for a tile of queries or keys by a block, with tiles of the other side in shared memory. Made for blocks
-// of 256 threads.
+// The same two sums, each for a tile of queries or keys by a block, with tiles of the other side in shared memory. Made for
+// blocks of 256 threads.
 static bool attention_backward_3_llmc(Problem& p, int threads) {
     if (threads != ATTENTION_THREADS || p.HS > ATTENTION_MAX_HS) return false;
     attention_own_backward(p.dqkv.gpu, p.dout.gpu, p.qkv.gpu, p.out.gpu, p.stats.gpu, p.B, p.T, p.C, p.NH);
@@ -192,14 +193,16 @@ static bool attention_backward_3_llmc(Problem& p, int threads) {
 }
 
 // ---- 4: all products on tensor cores ----
-// A warp has 16 queries, or 16 keys. In registers it keeps their rows and what it sums up, and for each tile makes S and
-// dP; both lie as results do, P and dS as left operands must. For that dk and dv are computed from S and dP transposed: keys down,
-// queries across. No lane needs another one's P, so there is no barrier but around the tiles, of which two are in shared memory.
+// A warp has 16 queries, or 16 keys. It keeps their rows and what it sums up in registers, and makes S and dP of each tile there.
+// As in forward, P and dS are then where a left operand has to be, if S and dP are made with the rows down that the sums are of:
+// for dk and dv they are made transposed. No lane needs another one's P, so there are barriers around tiles alone, of which
+// two are in shared memory, as in forward's sixth.
 constexpr int ROWS = 32, WIDE = ROWS / 8, STAGES = 2; // rows of a tile; 64 would not leave registers for dk, dv, S and dP
 constexpr int TILE = ROWS * STRIDE;
 
 // Two tiles, rows t.. of x and y, begin on their way to shared memory, as far as T goes.
-__device__ inline void fetch_two(floatX* tiles, const floatX* x, size_t x_stride, const floatX* y, size_t y_stride, int t, int T) {
+__device__ inline void fetch_two(floatX* tiles, const floatX* x, size_t x_stride, const floatX* y, size_t y_stride,
+                                 int t, int T) {
     if (t < T) {
         tile_fetch(tiles, x + t * x_stride, x_stride, ROWS, T - t);
         tile_fetch(tiles + TILE, y + t * y_stride, y_stride, ROWS, T - t);
@@ -207,8 +210,9 @@ __device__ inline void fetch_two(floatX* tiles, const floatX* x, size_t x_stride
     __pipeline_commit(); // of nothing, too, so that what is waited for can be counted
 }
 // dq. Grid (heads, tiles of queries), those with the most keys first.
-__global__ void tensor_core_dq_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* stats, const float* delta,
-                                      float scale, int T, int C, int NH) {
+__global__ void __launch_bounds__(MOST_THREADS)
+tensor_core_dq_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* stats, const float* delta,
+                      float scale, int T, int C, int NH) {
     extern __shared__ int4 shared_memory[];
     floatX* tiles = (floatX*)shared_memory;
     int queries = blockDim.x / WARP * 16, block_first = (gridDim.y - 1 - blockIdx.y) * queries, lane = threadIdx.x % WARP;
@@ -255,8 +259,8 @@ static size_t dkv_shared_bytes(int threads, bool with_dq) {
     size_t keys = threads / WARP * 16;
     return STAGES * 2 * ROWS * ROW_BYTES + (with_dq ? keys * (STRIDE + DS_STRIDE) * sizeof(floatX) : 0);
 }
-// dq_sums (T,HEAD), from query t on, += dS k, of the block's keys: (32,keys) (keys,HEAD) in pieces of (16,16), which the warps share
-// out. ds is dS transposed, (keys,32), and is read as columns.
+// dq_sums (T,HEAD), from query t on, += dS k, of the block's keys: (32,keys) (keys,HEAD), in pieces of (16,16) that the warps
+// take in turn. ds is dS transposed, (keys,32), and is read by columns.
 __device__ inline void add_to_dq(float* dq_sums, const floatX* ds, const floatX* keys, int t, int T) {
     int warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
     for (int piece = threadIdx.x / WARP; piece < ROWS / 16 * (HEAD / 16); piece += warps) {
@@ -277,8 +281,9 @@ __device__ inline void add_to_dq(float* dq_sums, const floatX* ds, const floatX*
 }
 // dk and dv; with_dq: dq_sums (B,NH,T,HEAD) +=, too. Grid (heads, tiles of keys), those with the most queries first.
 template <bool with_dq>
-__global__ void tensor_core_dkv_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* stats, const float* delta,
-                                       float scale, int T, int C, int NH, float* dq_sums) {
+__global__ void __launch_bounds__(MOST_THREADS)
+tensor_core_dkv_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* stats, const float* delta,
+                       float scale, int T, int C, int NH, float* dq_sums) {
     extern __shared__ int4 shared_memory[];
     floatX* tiles = (floatX*)shared_memory;
     int keys = blockDim.x / WARP * 16, block_first = blockIdx.y * keys, lane = threadIdx.x % WARP, own = threadIdx.x / WARP * 16;
@@ -330,7 +335,7 @@ __global__ void tensor_core_dkv_kernel(floatX* dqkv, const floatX* dout, const f
     rows_store(dqkv + head.qkv + 2 * C + first * stride, dv, one, stride, T - first);
 }
 static bool attention_backward_4_tensor_cores(Problem& p, int threads) {
-    if (!FLOATX_HAS_TENSOR_CORES || p.HS != HEAD) return false;
+    if (!tensor_cores_take(p.HS, threads)) return false;
     size_t bytes = dkv_shared_bytes(threads, false);
     dim3 grid(p.B * p.NH, (unsigned)ceil_div(p.T, threads / WARP * 16));
     launch_delta(p, threads);
@@ -342,9 +347,9 @@ static bool attention_backward_4_tensor_cores(Problem& p, int threads) {
 
 // ---- 5: S and dP once ----
 // Five products instead of seven: the blocks of keys, which have dS anyway, add dS k to dq as they go. Each query's sum then has
-// many owners, in whatever order they come: fp32 atomics, into memory that was zeroed, and at the end a pass that rounds. It is what
-// FlashAttention-2 and cuDNN do where bits may differ from run to run; llmc/'s own may not, and has no such kernel. dS has to
-// change hands between warps, through shared memory: keys down for dk, across for dq.
+// many owners, in whatever order they come: fp32 atomics into memory that was zeroed, and a pass at the end that rounds. So do
+// FlashAttention-2 and cuDNN where the last bits may differ from run to run; llmc/'s own never differ, so it has no such kernel.
+// dS has keys down for dk, and queries for dq: it changes hands in shared memory.
 // dq of dqkv = scale * dq_sums. A thread has an element.
 __global__ void dq_from_sums_kernel(floatX* dqkv, const float* dq_sums, float scale, int T, int C, int NH, int HS, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; // of (B,NH,T,HS)
@@ -355,13 +360,13 @@ __global__ void dq_from_sums_kernel(floatX* dqkv, const float* dq_sums, float sc
 }
 static bool attention_backward_5_atomics(Problem& p, int threads) {
     size_t bytes = dkv_shared_bytes(threads, true), n = p.out.n;
-    if (!FLOATX_HAS_TENSOR_CORES || p.HS != HEAD || bytes > 48 << 10) return false;
+    if (!tensor_cores_take(p.HS, threads)) return false;
     dim3 grid(p.B * p.NH, (unsigned)ceil_div(p.T, threads / WARP * 16));
     cuda_check(cudaMemsetAsync(p.dq_sums, 0, n * sizeof(float), compute_stream), "zeroing dq");
     launch_delta(p, threads);
     tensor_core_dkv_kernel<true><<<grid, threads, bytes, compute_stream>>>(KERNEL_ARGUMENTS(p), p.dq_sums);
-    dq_from_sums_kernel<<<(unsigned)ceil_div(n, threads), threads, 0, compute_stream>>>(p.dqkv.gpu, p.dq_sums, p.scale, p.T, p.C, p.NH,
-                                                                                       p.HS, n);
+    dq_from_sums_kernel<<<(unsigned)ceil_div(n, threads), threads, 0, compute_stream>>>(p.dqkv.gpu, p.dq_sums, p.scale, p.T, p.C,
+                                                                                       p.NH, p.HS, n);
     p.rounded = true;
     return true;
 }
@@ -377,7 +382,7 @@ static bool attention_backward_6_cudnn(Problem& p, int) {
 
 static const Variant<Problem> variants[] = {
     { "attention_backward_1_textbook", "a kernel a formula, from stored probabilities", attention_backward_1_textbook },
-    { "attention_backward_2_recomputed", "P made again; a warp a query for dq, a key for dk and dv", attention_backward_2_recomputed },
+    { "attention_backward_2_recomputed", "P made again, a warp a query and a warp a key", attention_backward_2_recomputed },
     { "attention_backward_3_llmc", "tiles in shared memory: llmc/'s own", attention_backward_3_llmc },
     { "attention_backward_4_tensor_cores", "the same two sums on tensor cores", attention_backward_4_tensor_cores },
     { "attention_backward_5_atomics", "one kernel for all three, dq by atomics", attention_backward_5_atomics },

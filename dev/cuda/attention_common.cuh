@@ -15,6 +15,7 @@ diagonal.
 
 constexpr int SEQUENCES = variants_are_timed ? 8 : 2;
 constexpr int HEAD = 64;                        // channels of a head on tensor cores
+constexpr int MOST_THREADS = 256;               // of their blocks: each needs more than 128 of 65536 registers
 constexpr size_t MATRIX_MOST = (size_t)4 << 30; // bytes, of all heads' matrices: kernels that store them do not run beyond
 constexpr const char* SHAPE_MEANS = variants_are_timed ? "8 sequences; rows are tokens of each, cols channels, 64 a head"
                                                        : "2 sequences; rows are tokens of each, cols channels, 64 a head";
@@ -34,6 +35,8 @@ static void attention_start(LayerShapes s) {
     printf("the library: %s\n", attention_description());
     if (bytes > MATMUL_WORKSPACE) cuda_layers.workspace = device_bytes(bytes);
 }
+// Whether the kernels for tensor cores are for heads of this size, in such blocks.
+static bool tensor_cores_take(int HS, int threads) { return FLOATX_HAS_TENSOR_CORES && HS == HEAD && threads <= MOST_THREADS; }
 static float attention_scale(LayerShapes s) { return 1.0f / sqrtf((float)(s.C / s.NH)); }
 
 // ---- a warp a row: lane l has channels l, l + 32, ... of a head's row, N of them, 0 from channel HS on ----
@@ -74,8 +77,8 @@ constexpr int STRIDE = HEAD + VEC;                     // between rows of a tile
 constexpr size_t ROW_BYTES = STRIDE * sizeof(floatX);  // that ldmatrix reads at a time begin in different banks
 constexpr float LOG2_E = 1.44269504f;                  // exp(x) is exp2(LOG2_E x), and exp2 is what the hardware has
 
-// tile (rows,HEAD) in shared memory = rows of src, `stride` elements apart; 0 from row `there` on, since what is there times a
-// probability of 0 must be 0. Asynchronous: __pipeline_commit and __pipeline_wait_prior follow.
+// tile (rows,HEAD) in shared memory = rows of src, `stride` elements apart; 0 from row `there` on, so that nothing of what lies
+// there, NaN perhaps, gets into a sum. Asynchronous: __pipeline_commit and __pipeline_wait_prior follow.
 __device__ inline void tile_fetch(floatX* tile, const floatX* src, size_t stride, int rows, int there) {
     for (int i = threadIdx.x; i < rows * HEAD / VEC; i += blockDim.x) {
         int r = i / (HEAD / VEC), d = i % (HEAD / VEC) * VEC;
@@ -137,13 +140,14 @@ template <int wide> __device__ inline void tile_add(float (&sum)[HEAD / 8][4], c
     }
 }
 // 16 rows of dst, `stride` elements apart, = sum * factor, as far as there are rows. Four lanes write 16 bytes side by side.
-__device__ inline void rows_store(floatX* dst, const float (&sum)[HEAD / 8][4], const float (&factor)[2], size_t stride, int there) {
+__device__ inline void rows_store(floatX* dst, const float (&sum)[HEAD / 8][4], const float (&factor)[2], size_t stride,
+                                  int there) {
     int row = threadIdx.x % WARP / 4, col = threadIdx.x % 4 * 2;
     #pragma unroll
     for (int i = 0; i < HEAD / 8 * 2; i++) {
         int d = i / 2, half = i % 2, r = row + half * 8;
-        if (r < there)
-            *(uint32_t*)(dst + r * stride + d * 8 + col) = fragment_of(sum[d][half * 2] * factor[half], sum[d][half * 2 + 1] * factor[half]);
+        uint32_t pair = fragment_of(sum[d][half * 2] * factor[half], sum[d][half * 2 + 1] * factor[half]);
+        if (r < there) *(uint32_t*)(dst + r * stride + d * 8 + col) = pair;
     }
 }
 // Over the four lanes that share a row.

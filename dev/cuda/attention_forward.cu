@@ -70,7 +70,8 @@ __global__ void softmax_kernel(float* matrix, float* stats, int T, int rows) {
 }
 // out = P v. A thread has an element.
 template <bool causal>
-__global__ void weighted_sum_kernel(floatX* out, const float* matrix, const floatX* qkv, int T, int C, int NH, int HS, size_t n) {
+__global__ void weighted_sum_kernel(floatX* out, const float* matrix, const floatX* qkv, int T, int C, int NH, int HS,
+                                    size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; // of (B,T,C)
     if (i >= n) return;
     int b = i / C / T, t = i / C % T, c = i % C;
@@ -86,7 +87,8 @@ template <bool causal> static void launch_scores(Problem& p, int threads) {
 }
 template <bool causal> static void launch_weighted_sum(Problem& p, int threads) {
     unsigned blocks = (unsigned)ceil_div(p.out.n, threads);
-    weighted_sum_kernel<causal><<<blocks, threads, 0, compute_stream>>>(p.out.gpu, p.matrix, p.qkv.gpu, p.T, p.C, p.NH, p.HS, p.out.n);
+    weighted_sum_kernel<causal><<<blocks, threads, 0, compute_stream>>>(p.out.gpu, p.matrix, p.qkv.gpu, p.T, p.C, p.NH, p.HS,
+                                                                        p.out.n);
 }
 static bool attention_forward_1_textbook(Problem& p, int threads) {
     if (p.matrix == NULL) return false;
@@ -169,9 +171,9 @@ static bool attention_forward_4_llmc(Problem& p, int threads) {
 
 // ---- 5: both products on tensor cores ----
 // Tensor cores multiply 16-bit numbers about 16 times as fast as the other units multiply fp32. A warp has 16 queries, whose q it
-// keeps in registers, as it does their scores and sums: only keys and values go through shared memory, as they are. Exponentials
-// are what is left: as many as there are pairs, 16 a cycle where products are thousands. So the scale is folded into exp2's argument.
-// P is rounded to 16 bits, as the second product's input.
+// keeps in registers, as it does their scores and sums: only keys and values go through shared memory, as they are. P is rounded
+// to 16 bits, as an input of the second product. What is left are exponentials, one a pair: a multiprocessor has units for 16 a
+// cycle, where its tensor cores do thousands of operations; so the scale is a part of exp2's argument, and costs nothing.
 constexpr int KEYS = 64, WIDE = KEYS / 8; // of a tile
 
 // Scores of keys after the query become -Inf. before: how far this warp's first query lies behind the tile's first key.
@@ -183,8 +185,9 @@ __device__ inline void mask_later_keys(float (&s)[WIDE][4], int before) {
         if (key > query + before) s[i / 4][i % 4] = -INFINITY;
     }
 }
-// s = exp2(scale2 (s - largest so far)), sum and o scaled down to it. Element i of s and o is of row i / 2 % 2 of this lane's two.
-__device__ inline void softmax_step(float (&s)[WIDE][4], float (&o)[HEAD / 8][4], float (&max)[2], float (&sum)[2], float scale2) {
+// s = exp2(scale2 (s - largest so far)), sum and o scaled down to it. Element i of s and o is of row i / 2 % 2 of a lane's two.
+__device__ inline void softmax_step(float (&s)[WIDE][4], float (&o)[HEAD / 8][4], float (&max)[2], float (&sum)[2],
+                                    float scale2) {
     float before[2] = { max[0], max[1] };
     #pragma unroll
     for (int i = 0; i < WIDE * 4; i++) max[i / 2 % 2] = fmaxf(max[i / 2 % 2], s[i / 4][i % 4]);
@@ -205,7 +208,8 @@ __device__ inline void softmax_step(float (&s)[WIDE][4], float (&o)[HEAD / 8][4]
 }
 // Grid (heads, tiles of queries), those with the most keys first. STAGES: tiles of keys and values in shared memory.
 template <int STAGES>
-__global__ void tensor_core_kernel(floatX* out, float* stats, const floatX* qkv, float scale, int T, int C, int NH) {
+__global__ void __launch_bounds__(MOST_THREADS)
+tensor_core_kernel(floatX* out, float* stats, const floatX* qkv, float scale, int T, int C, int NH) {
     extern __shared__ int4 shared_memory[];
     constexpr int TILE = KEYS * STRIDE;
     floatX* tiles = (floatX*)shared_memory;
@@ -249,11 +253,12 @@ __global__ void tensor_core_kernel(floatX* out, float* stats, const floatX* qkv,
     rows_store(out + head.out + (size_t)first * C, o, factor, C, T - first);
 }
 template <int STAGES> static bool launch_tensor_cores(Problem& p, int threads) {
-    if (!FLOATX_HAS_TENSOR_CORES || p.HS != HEAD) return false;
+    if (!tensor_cores_take(p.HS, threads)) return false;
     size_t bytes = STAGES * 2 * KEYS * ROW_BYTES;
     dim3 grid(p.B * p.NH, (unsigned)ceil_div(p.T, threads / WARP * 16));
     p.rounded = true;
-    tensor_core_kernel<STAGES><<<grid, threads, bytes, compute_stream>>>(p.out.gpu, p.stats.gpu, p.qkv.gpu, p.scale, p.T, p.C, p.NH);
+    tensor_core_kernel<STAGES><<<grid, threads, bytes, compute_stream>>>(p.out.gpu, p.stats.gpu, p.qkv.gpu, p.scale, p.T, p.C,
+                                                                         p.NH);
     return true;
 }
 static bool attention_forward_5_tensor_cores(Problem& p, int threads) { return launch_tensor_cores<1>(p, threads); }
