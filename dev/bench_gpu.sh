@@ -6,7 +6,7 @@
 # --model    gpt2 is 124M; gpt2-xl, 1.5B, also with recomputation and under FSDP; --batch: sequences a step, a table for each
 # --llmc     llm.c's train_gpt2cu or the folder that has it, built there with cuDNN's attention (its README says what that needs):
 #            make train_gpt2cu USE_CUDNN=1 NO_MULTI_GPU=1 NO_USE_MPI=1. Without the option, or LLMC, it is left out
-# --out      where programs' logs and all results stay (build/bench_gpu)
+# --out      where programs' logs, all results and table.md stay (build/bench_gpu)
 # PYTHON     a Python whose torch sees the GPU (python3); without one PyTorch is left out
 # BUILD      where our programs are (build/cuda-bf16): make DEVICE=cuda PRECISION=bf16 programs build/cuda-bf16/bench_layers
 #
@@ -146,6 +146,14 @@ counted() {
          END { if (bytes) printf "counted %.0f\n", bytes }'
 }
 
+# --- the tables: also of what there is when a time limit ends this script ---
+tables() {
+    echo "### $model in bf16, T=$T: whole steps; rounds: $rounds${1-}, steps a round: $steps"
+    awk -v model="$model" -v T="$T" -v programs="$programs" -v batches="$batches" -v sizes="$sizes" -f dev/bench/gpu_table.awk "$out/results"
+    if [ -n "$absent" ]; then printf '\nNot measured:\n%s\n' "$absent"; fi
+}
+trap 'end_sampler; tables ", stopped in round $round" | tee "$out/table.md"; exit 1' TERM
+
 round=1
 while [ "$round" -le "$rounds" ]; do
     echo "round $round of $rounds" >&2
@@ -156,9 +164,5 @@ while [ "$round" -le "$rounds" ]; do
     round=$((round + 1))
 done
 
-# --- the tables ---
-echo "### $model in bf16, T=$T: whole steps; rounds: $rounds, steps a round: $steps"
-# shellcheck disable=SC2086 # two words
-awk -v model="$model" -v T="$T" -v programs="$programs" -v batches="$batches" -v sizes="$sizes" -f dev/bench/gpu_table.awk "$out/results"
-if [ -n "$absent" ]; then printf '\nNot measured:\n%s\n' "$absent"; fi
+tables | tee "$out/table.md"
 ! grep -q '^ours[a-z-]* [0-9]* failed' "$out/results"

@@ -1,17 +1,27 @@
 #!/bin/bash
 # gpu_check.sh - what a machine with an NVIDIA GPU can show: every CUDA layer against the CPU's, the training programs against
-# PyTorch's stored runs, ranks that share the GPU, memory errors and races, and how fast it is. Needs nvcc, NVIDIA's libraries
-# and Open MPI; no network.
+# PyTorch's stored runs, ranks that share the GPU, how fast it is, beside llm.c and PyTorch and beside what it could be, memory
+# errors and races. Needs nvcc, NVIDIA's libraries and Open MPI; no network.
 #
-#   sh dev/gpu_check.sh          everything that fits in GPU_CHECK_SECONDS (570); ends with a page for doc/gpu.md
-#   sh dev/gpu_check.sh PART...  some of: build layers training ranks zero fsdp speed pytorch sanitizer; kernels: those of
-#                                dev/cuda/ in their variants, only if asked for
+#   sh dev/gpu_check.sh          all parts that fit in GPU_CHECK_SECONDS (570), in this order; ends with a page for doc/gpu.md
+#   sh dev/gpu_check.sh PART...  some of them:
+#       build                    programs and tests, in three precisions
+#       layers                   each against the CPU's
+#       training                 PyTorch's stored run; the same bits from run to run
+#       roofline                 GPT-2 124M and 1.5B, operation by operation; the kernels of a step, where ncu runs
+#       peers                    GPT-2 124M beside llm.c and PyTorch (dev/bench_gpu.sh)
+#       ranks zero fsdp          over NCCL and MPI, against PyTorch and one another
+#       large                    GPT-2 1.5B, with recomputation and FSDP on one rank, beside llm.c and PyTorch
+#       sanitizer                memory errors and races
+#       speed                    124M in other batches, with attention of our own, in rank order, in fp32
+#       kernels                  those of dev/cuda/ in their variants, in bf16
 #   sh dev/gpu_check.sh --pack   collects the libraries that are not NVIDIA's in build/carry, for a machine that has none; Open
 #                                MPI as pip has it, which runs wherever it is put
 #
 # GPU_CHECK_LIBS=DIR    a folder made by --pack (default build/carry, if it is there)
 # GPU_CHECK_OUT=DIR     where logs and the page go (default build/gpu_check)
-# GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU: `build training ranks zero fsdp kernels` only
+# GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU, on small shapes; without `layers sanitizer speed`
+# LLMC=PATH             llm.c's train_gpt2cu, or its folder (dev/bench_gpu.sh says how it is built); PYTHON: one that has torch
 #
 # Every part has a time limit, and one that fails does not stop the next. The status is 0 if all that ran is well.
 [ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@"
@@ -104,7 +114,9 @@ build_all() {
     cc -std=c11 -O2 -fopenmp dev/bench/inputs.c -o "$out/inputs" -lm & pids="$pids $!"
     for precision in fp32 bf16 fp16; do
         what=programs
-        [ "$device" != cuda ] || what="programs cuda-tests $(build_of $precision)/bench_layers"
+        [ "$device" != cuda ] || what="programs cuda-tests"
+        [ $precision = fp16 ] || what="$what $(build_of $precision)/bench_layers"
+        [ $precision != bf16 ] || what="$what variants"
         [ $precision != fp32 ] || what="$what $(build_of fp32)/test/test_comm_cuda $(build_of fp32)/comm_bench"
         # shellcheck disable=SC2086 # a list of targets
         make -k -j4 DEVICE="$device" PRECISION=$precision $what & pids="$pids $!"
@@ -269,7 +281,41 @@ fsdp() {
     part fsdp-mpi-4-bits-strict 90 strict fsdp_bits bf16 4
 }
 
-# --- speed: GPT-2 124M on random tokens ---
+# --- roofline: what each operation takes, beside what it must take ---
+roofline() {
+    local program
+    program=$(build_of bf16)/bench_layers
+    if [ "$device" != cuda ]; then
+        part roofline-bf16 60 "$program" --model d1 --vocab-size 100 1 8 1
+        return
+    fi
+    part roofline-bf16 60 "$program" 32 1024
+    part roofline-bf16-xl 90 "$program" --model gpt2-xl 16 1024 10
+    part roofline-fp32 60 "$(build_of fp32)/bench_layers" 16 1024 10
+    if command -v ncu > /dev/null; then part profile 120 profile_step
+    else note profile "not run: there is no ncu" ""; fi
+}
+# The kernels of a run's second step by name; the first also tries plans for products.
+profile_step() {
+    local metrics=gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__throughput.avg.pct_of_peak_sustained_elapsed
+    # the clocks are left as they are
+    ncu --clock-control none --csv --print-units base --metrics $metrics --log-file "$out/profile.csv" \
+        "$(program bf16)" --data "$out/tokens.bin" --val-data '' --model gpt2 --batch-size 16 --seq-len 1024 --steps 2 --eval-every 0 \
+        --sample-every 0 &&
+        awk -f dev/bench/profile.awk "$out/profile.csv" > "$out/profile.md"
+}
+
+# --- peers: beside llm.c and PyTorch, in turns ---
+against_peers() { # NAME SECONDS OPTION...
+    local name=$1 limit=$2
+    shift 2
+    [ "$device" = cuda ] || set -- --model d1 --batch 1 --seq-len 8 --rounds 1 --steps 1
+    BUILD=$(build_of bf16) part "$name" "$limit" sh dev/bench_gpu.sh --out "$out/$name" "$@"
+}
+peers() { against_peers peers 240 --batch 32 --rounds 2 --steps 15; }
+large() { against_peers large 300 --model gpt2-xl --batch 16 --rounds 1 --steps 8; }
+
+# --- speed: GPT-2 124M on random tokens, other than in `peers` ---
 # trains PRECISION B [OPTION...]: adds "name B tokens/s" to speed.txt, the median of the last 10 of 20 steps.
 trains() {
     local precision=$1 B=$2 name rate
@@ -282,32 +328,18 @@ trains() {
 }
 speed() {
     local B
-    part peaks-bf16 60 "$(build_of bf16)/bench_layers" 32 1024
-    part peaks-fp32 60 "$(build_of fp32)/bench_layers" 16 1024 10
     for B in 16 32 64; do trains bf16 $B; done
     trains bf16 32 --attention own
     trains bf16 32 --deterministic
     trains fp32 16
 }
-# The kernels of dev/cuda/ in their variants, each at every block size.
+
+# --- kernels: those of dev/cuda/ in their variants, each at every block size ---
 kernels() {
-    part kernels-build 120 make -j4 DEVICE="$device" PRECISION=bf16 variants &&
-        part kernels 300 make -s --no-print-directory DEVICE="$device" PRECISION=bf16 run-variants
-}
-pytorch() {
-    local python=${PYTHON:-python3} run name
-    local ask='import torch; assert torch.cuda.is_available(); print("PyTorch", torch.__version__)'
-    if ! "$python" -c "$ask" > "$out/pytorch.txt" 2>&1; then
-        note pytorch "not run: $python has no torch that sees a GPU" ""
-        echo "no PyTorch" > "$out/pytorch.txt"
-        return
-    fi
-    for run in "eager autocast 32" "compile autocast 32" "compile autocast 64" "compile bf16 32" "eager fp32 16" \
-               "compile fp32 16"; do
-        name="pytorch-${run// /-}"
-        # shellcheck disable=SC2086 # three words
-        part "$name" 90 "$python" dev/bench/pytorch_cuda.py $run 1024 &&
-            echo "$name ${run##* } $(sed -n 's/^tokens_per_s \([0-9]*\).*/\1/p' "$out/$name.log")" >> "$out/speed.txt"
+    local file name
+    for file in dev/cuda/*.cu; do
+        name=$(basename "$file" .cu)
+        [ "$name" = bench_layers ] || part "kernels-$name" 60 "$(build_of bf16)/variants/$name" --repetitions 10
     done
 }
 
@@ -322,7 +354,9 @@ sanitizer() {
     for test in kernels matmul attention; do
         part memcheck-$test-bf16 60 compute-sanitizer --tool memcheck --error-exitcode 9 "${of_bf16}_$test" quick
     done
-    part racecheck-kernels-bf16 90 compute-sanitizer --tool racecheck --error-exitcode 9 "${of_bf16}_kernels" quick
+    for test in kernels attention; do
+        part racecheck-$test-bf16 90 compute-sanitizer --tool racecheck --error-exitcode 9 "${of_bf16}_$test" quick
+    done
 }
 
 # --- the page ---
@@ -330,44 +364,49 @@ number_after() { sed -n "s/.*$1 \([0-9.e+]*\).*/\1/p" "$out/$2.log" 2>/dev/null;
 speed_table() {
     printf '\n### GPT-2 124M, T=1024: whole training steps\n\n'
     printf '| program | tokens/s | ms a step | TFLOP/s | of the measured product |\n|---|---|---|---|---|\n'
-    awk -v bf16="$(number_after peak_flops peaks-bf16)" -v fp32="$(number_after peak_flops peaks-fp32)" \
-        -v flops="$(number_after flops_per_token peaks-bf16)" '
+    awk -v bf16="$(number_after peak_flops roofline-bf16)" -v fp32="$(number_after peak_flops roofline-fp32)" '
+        BEGIN { flops = 6 * 124439808 + 6 * 12 * 768 * 1024 } # a token, as llmc/gpt2.h counts
         { peak = $1 ~ /fp32/ ? fp32 : bf16
           share = peak > 0 ? sprintf("%.1f %%", 100 * $3 * flops / peak) : "not measured"
           if ($3 > 0) printf "| %s | %d | %.1f | %.1f | %s |\n", $1, $3, 1e3 * 1024 * $2 / $3, $3 * flops * 1e-12, share
         }' "$out/speed.txt"
 }
+section() { # TITLE FILE...: those that are there and not empty
+    local title=$1 file
+    shift
+    for file; do
+        [ -s "$file" ] || continue
+        [ -z "$title" ] || printf '\n### %s\n' "$title"
+        title=''
+        echo
+        cat "$file"
+    done
+}
 page() {
-    local gpu precision
+    local gpu torch
     gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
+    torch=$("${PYTHON:-python3}" -c 'import torch; print("PyTorch", torch.__version__)' 2> /dev/null)
     echo "## $(date -u +%Y-%m-%d), ${gpu:-no GPU ($device)}"
     echo
-    echo "nvcc $(${NVCC:-nvcc} --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p');" \
-        "$(cat "$out/pytorch.txt" 2>/dev/null || echo "PyTorch was not asked for");" \
+    echo "nvcc $(${NVCC:-nvcc} --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p'); ${torch:-no PyTorch};" \
         "commit $(git log -1 --format=%h 2>/dev/null || echo "not known")."
+    section '' "$out/peers/table.md" "$out/large/table.md"
     if [ -s "$out/speed.txt" ]; then speed_table; fi
-    for precision in bf16 fp32; do
-        if [ -s "$out/peaks-$precision.log" ]; then
-            printf '\n### Layers, %s\n\n' $precision
-            cat "$out/peaks-$precision.log"
-        fi
-    done
-    if [ -s "$out/kernels.log" ]; then
-        printf '\n### Kernels in their variants\n\n'
-        cat "$out/kernels.log"
-    fi
+    section 'Operations of a step' "$out"/roofline-*.log
+    section 'Kernels of a step, GPT-2 124M, B=16' "$out/profile.md"
+    section 'Kernels in their variants' "$out"/kernels-*.log
     printf '\n### Checks\n\n| part | result | took |\n|---|---|---|\n'
     cat "$out/results.txt"
 }
 
 if [ "${1-}" = --call ]; then "${@:2}"; exit; fi # a function, from part()
-rm -f "$out"/*.log "$out"/*.txt "$out/page.md"
-# shellcheck disable=SC2048 # a list of words
-for name in ${*:-build layers training ranks zero fsdp speed pytorch sanitizer}; do
-    case $name in
-        build) part build 240 build_all ;;
-        layers|training|ranks|zero|fsdp|speed|pytorch|sanitizer|kernels) $name ;;
-        *) fail "there is no part '$name'; there are build layers training ranks zero fsdp speed pytorch sanitizer kernels" ;;
+every_part="build layers training roofline peers ranks zero fsdp large sanitizer speed kernels"
+rm -f "$out"/*.log "$out"/*.txt "$out"/*.md "$out"/*/table.md
+# shellcheck disable=SC2048,SC2086 # lists of words
+for name in ${*:-$every_part}; do
+    case " $every_part " in
+        *" $name "*) if [ "$name" = build ]; then part build 240 build_all; else $name; fi ;;
+        *) fail "there is no part '$name'; there are $every_part" ;;
     esac
 done
 page | tee "$out/page.md"

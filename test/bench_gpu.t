@@ -72,6 +72,28 @@ check "what was not measured has no row and no ratio" what_was_not_measured_is_n
 check "1.5B: its own FLOPs, the best of ours, and a goal for MFU" of_a_larger_model
 check "a GPU that is in no data sheet of ours" without_a_data_sheet
 
+# --- a profile of a step: two steps of two kernels, of which the second counts ---
+profile() {
+    local id=0 kernel
+    echo '==PROF== Connected to process 7'
+    echo '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC","Section Name","Metric Name","Metric Unit","Metric Value"'
+    for kernel in "try_kernel(int)|9,000,000" "encoder_forward_kernel(floatX *, const int *)|5,000" "encoder_forward_kernel(floatX *, const int *)|1,000,000" \
+        "void layernorm_backward_kernel<(int)8>(float, int)|2,000,000" "void layernorm_backward_kernel<(int)8>(float, int)|4,000,000"; do
+        for metric in "dram__throughput.avg.pct_of_peak_sustained_elapsed\",\"%\",\"$((30 + id))" "gpu__time_duration.sum\",\"ns\",\"${kernel#*|}" \
+            "sm__throughput.avg.pct_of_peak_sustained_elapsed\",\"%\",\"10.5"; do
+            echo "\"$id\",\"7\",\"train\",\"host\",\"${kernel%|*}\",\"1\",\"7\",\"(256, 1, 1)\",\"(96, 1, 1)\",\"0\",\"9.0\",\"Command line profiler metrics\",\"$metric\""
+        done
+        id=$((id + 1))
+    done
+}
+profile_is_summed_up() { # 33 % and 34 % of 2 and 4 ms
+    profile | awk -f dev/bench/profile.awk > "$work/table" && says '^3 kernels, 7.00 ms$' && not says try_kernel > /dev/null &&
+        says '^| encoder_forward_kernel | 1 | 1.000 | 14.3 % | 32 % | 10 % |$' && says '^| layernorm_backward_kernel | 2 | 6.000 | 85.7 % | 34 % | 10 % |$' &&
+        [ "$(grep -n layernorm "$work/table" | cut -d: -f1)" -lt "$(grep -n encoder "$work/table" | cut -d: -f1)" ]
+}
+check "the kernels of the last step, by name, the longest first" profile_is_summed_up
+check "  a profile without a step is an error" fails_with "there is no encoder_forward_kernel" -- awk -f dev/bench/profile.awk /dev/null
+
 # --- the whole script, with small programs in place of large ones ---
 stand_in() { cat > "$1" && chmod +x "$1"; }
 mkdir -p "$work/build" "$work/llm.c" "$work/bin"
@@ -120,6 +142,15 @@ ours_may_not() {
     bench --batch 3 2> "$work/stderr"
     [ $? = 1 ] && says '^| ours | failed: error: too many |' && grep -q '^  ours, B=3 failed: error: too many$' "$work/stderr"
 }
+a_time_limit_leaves_what_there_is() { # PyTorch would take longer
+    touch "$work/bin/python.hangs"
+    PATH=$work/bin:$PATH PYTHON=$work/bin/python BUILD=$work/build timeout 6 sh dev/bench_gpu.sh --model d1 --seq-len 16 --batch 2 --rounds 2 \
+        --steps 3 --out "$work/out" > "$work/table"
+    local status=$?
+    rm "$work/bin/python.hangs"
+    [ $status != 0 ] && says 'rounds: 2, stopped in round 1, steps a round: 3$' && says '^| ours | [0-9]' && says '^| PyTorch, fp32 weights, autocast | [0-9]' &&
+        not says '^| PyTorch, bf16' > /dev/null && cmp "$work/table" "$work/out/table.md"
+}
 absent_peers_are_named() {
     PYTHON=no-such-python BUILD=$work/build sh dev/bench_gpu.sh --model d1 --seq-len 16 --batch 2 --rounds 1 --steps 1 --out "$work/out" > "$work/table" &&
         says '^- llm.c: neither --llmc nor LLMC' && says '^- PyTorch: no-such-python has no torch that sees a GPU' && says '^- memory as nvidia-smi sees it' &&
@@ -140,6 +171,7 @@ check "every program is measured in its turn, llm.c in all settings, of which th
 check "llm.c is given a model in its format and options of its command line" llmc_is_asked_rightly
 check "a peer that fails, or hangs, is named, and left out" peers_may_fail
 check "one of ours that fails is a failure" ours_may_not
+check "a time limit leaves a table of what there is" a_time_limit_leaves_what_there_is
 check "peers that are not here are named" absent_peers_are_named
 check "odd input is refused" bad_input
 check "no program is left running" nothing_is_left_running
