@@ -98,7 +98,7 @@ part() {
     case $status in
         0) result=ok ;;
         124|137) result="**ran past $limit s**" ;;
-        *) result=$(grep -aiE '^not ok|error|outside' "$out/$name.log" | head -n 1 | cut -c 1-120 | tr '|' '/')
+        *) result=$(grep -aiE '^not ok|error|outside|failed to run' "$out/$name.log" | head -n 1 | cut -c 1-120 | tr '|' '/')
            result="**failed**, status $status: $result" ;;
     esac
     [ "$status" = 0 ] || failed=1
@@ -116,7 +116,6 @@ build_all() {
         what=programs
         [ "$device" != cuda ] || what="programs cuda-tests"
         [ $precision = fp16 ] || what="$what $(build_of $precision)/bench_layers"
-        [ $precision != bf16 ] || what="$what variants"
         [ $precision != fp32 ] || what="$what $(build_of fp32)/test/test_comm_cuda $(build_of fp32)/comm_bench"
         # shellcheck disable=SC2086 # a list of targets
         make -k -j4 DEVICE="$device" PRECISION=$precision $what & pids="$pids $!"
@@ -337,6 +336,7 @@ speed() {
 # --- kernels: those of dev/cuda/ in their variants, each at every block size ---
 kernels() {
     local file name
+    part kernels-build 150 make -k -j12 DEVICE="$device" PRECISION=bf16 variants
     for file in dev/cuda/*.cu; do
         name=$(basename "$file" .cu)
         [ "$name" = bench_layers ] || part "kernels-$name" 60 "$(build_of bf16)/variants/$name" --repetitions 10
@@ -401,12 +401,14 @@ page() {
 
 if [ "${1-}" = --call ]; then "${@:2}"; exit; fi # a function, from part()
 every_part="build layers training roofline peers ranks zero fsdp large sanitizer speed kernels"
+for name; do case " $every_part " in *" $name "*) ;; *) fail "there is no part '$name'; there are $every_part" ;; esac; done
 rm -f "$out"/*.log "$out"/*.txt "$out"/*.md "$out"/*/table.md
 # shellcheck disable=SC2048,SC2086 # lists of words
 for name in ${*:-$every_part}; do
-    case " $every_part " in
-        *" $name "*) if [ "$name" = build ]; then part build 240 build_all; else $name; fi ;;
-        *) fail "there is no part '$name'; there are $every_part" ;;
+    case $device/$name in
+        */build) part build 240 build_all ;;
+        emulated/layers|emulated/sanitizer|emulated/speed) note "$name" "not run: it is a GPU's" "" ;;
+        *) $name ;;
     esac
 done
 page | tee "$out/page.md"
