@@ -112,9 +112,11 @@ run() {
         sed -n "/^rss/!s/^/$name $B /p" >>"$out/results"
     echo "  $name, B=$B: $(awk '$1 == "ms" { printf "%s%.1f", sep, $2; sep = " " }' "$work/measured") ms" >&2
 }
-# The last line in which the program speaks of an error, or else its last; measure's own comes after it.
+# The last line in which the program speaks of an error, with the next if it ends in a colon, or else its last line; measure's own
+# words come after them.
 last_words() {
-    awk '/ended after .* its last words:$/ { exit } NF { last = $0 } tolower($0) ~ /error|out of memory|assert/ { error = $0 }
+    awk '/ended after .* its last words:$/ { exit } NF { last = $0 } goes_on { error = error " " $0; goes_on = 0; next }
+         tolower($0) ~ /error|out of memory|assert/ { error = $0; goes_on = /:$/ }
          END { print substr(error ? error : last, 1, 150) }' | tr '|' '/'
 }
 start() {
