@@ -7,7 +7,7 @@ them, whose last is llmc/'s own. run_variants() computes each, holds it against 
 the file computes too, and times it. What it is judged by, the rate of a copy or of a large product by oneDNN, is measured in
 the same run.
 
-Global state: the outputs of the one problem that there is, and what memory it has.
+Global state: the outputs of the one problem that there is, what memory it has, and what is needed to measure the peak.
 */
 #ifndef DEV_CPU_VARIANTS_H
 #define DEV_CPU_VARIANTS_H
@@ -97,64 +97,86 @@ static double error_of(const Variant* v, Problem* p) {
     return worst;
 }
 
-// ---- time ----
-static int compare_doubles(const void* a, const void* b) {
-    double x = *(const double*)a, y = *(const double*)b;
-    return (x > y) - (x < y);
-}
-// The median of so many calls, after one that warms up; of fewer, but three, once they have taken two seconds together.
-static double median_seconds(void (*run)(Problem*), Problem* p, int repetitions) {
-    double* seconds = (double*)xcalloc((size_t)repetitions, sizeof(double));
-    double sum = 0;
-    int n = 0;
-    run(p);
-    while (n < repetitions && (n < 3 || sum < 2)) {
-        double begin = now_seconds();
-        run(p);
-        seconds[n] = now_seconds() - begin;
-        sum += seconds[n++];
-    }
-    qsort(seconds, (size_t)n, sizeof(double), compare_doubles);
-    double median = seconds[n / 2];
-    free(seconds);
-    return median;
-}
-
 // ---- what this machine can do ----
-static struct { float *a, *b, *c; size_t n; } peak_arrays; // (n) each, c only for a product
+static struct {
+    float *a, *b, *c;      // (n) each, owned; c only for a product
+    size_t n;
+    double work;           // operations or bytes of a call
+    void (*run)(Problem*); // one of these three:
+} peak;
+
 static void peak_product(Problem* p) {
-    const int n = 2048;
     (void)p;
-    matmul_forward(peak_arrays.c, peak_arrays.a, peak_arrays.b, NULL, n, n, n);
+    int n = (int)sqrt((double)peak.n);
+    matmul_forward(peak.c, peak.a, peak.b, NULL, n, n, n);
 }
 // The library's copy knows how to write memory without reading it first; but only one thread knows of each call.
 static void peak_copy(Problem* p) {
     const size_t piece = 1 << 18;
     (void)p;
     #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < peak_arrays.n; i += piece)
-        memcpy(peak_arrays.b + i, peak_arrays.a + i, size_min(piece, peak_arrays.n - i) * sizeof(float));
+    for (size_t i = 0; i < peak.n; i += piece) memcpy(peak.b + i, peak.a + i, size_min(piece, peak.n - i) * sizeof(float));
 }
 static void peak_update(Problem* p) {
     (void)p;
     #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < peak_arrays.n; i++) peak_arrays.b[i] += peak_arrays.a[i];
+    for (size_t i = 0; i < peak.n; i++) peak.b[i] += peak.a[i];
 }
-// FLOP/s of a large product, or bytes/s, read and written, of a copy or an update in place, whichever is faster.
-static double peak_rate(bool is_arithmetic, int repetitions) {
-    const int n = 2048;
-    peak_arrays.n = is_arithmetic ? (size_t)n * n : 1 << 25; // 128 MB: more than caches hold
-    int count = is_arithmetic ? 3 : 2;
-    float** arrays[3] = { &peak_arrays.a, &peak_arrays.b, &peak_arrays.c };
-    for (int i = 0; i < count; i++) {
-        *arrays[i] = (float*)device_alloc(peak_arrays.n * sizeof(float), MEMORY_ACTIVATIONS);
-        for (size_t k = 0; k < peak_arrays.n; k++) (*arrays[i])[k] = (float)(k % 7);
+
+// ---- time ----
+static double seconds_of(void (*run)(Problem*), Problem* p) {
+    double begin = now_seconds();
+    run(p);
+    return now_seconds() - begin;
+}
+static int compare_doubles(const void* a, const void* b) {
+    double x = *(const double*)a, y = *(const double*)b;
+    return (x > y) - (x < y);
+}
+static double median(double* x, int n) {
+    qsort(x, (size_t)n, sizeof(double), compare_doubles);
+    return x[n / 2];
+}
+// Median seconds of a variant, of llmc/'s and of the peak's call, of so many calls each; of fewer, but three, once the variant's
+// have taken two seconds together. They take turns, since a machine that others use, too, changes its mind from second to
+// second; and before each call comes the peak's, which leaves the nearest caches to neither.
+typedef struct { double variant, llmc, peak; } Medians;
+static Medians median_seconds(void (*variant)(Problem*), void (*llmc)(Problem*), Problem* p, int repetitions) {
+    double* of_variant = (double*)xcalloc(3 * (size_t)repetitions, sizeof(double));
+    double *of_llmc = of_variant + repetitions, *of_peak = of_llmc + repetitions, sum = 0;
+    int n = 0;
+    variant(p); // warms up
+    for (; n < repetitions && (n < 3 || sum < 2); n++) {
+        of_peak[n] = seconds_of(peak.run, p);
+        sum += of_variant[n] = seconds_of(variant, p);
+        peak.run(p);
+        of_llmc[n] = seconds_of(llmc, p);
     }
-    double rate = is_arithmetic ? 2.0 * n * n * n / median_seconds(peak_product, NULL, repetitions)
-                : fmax(8.0 * (double)peak_arrays.n / median_seconds(peak_copy, NULL, repetitions),
-                       12.0 * (double)peak_arrays.n / median_seconds(peak_update, NULL, repetitions));
-    for (int i = 0; i < count; i++) device_free(*arrays[i]);
-    return rate;
+    Medians m = { median(of_variant, n), median(of_llmc, n), median(of_peak, n) };
+    free(of_variant);
+    return m;
+}
+
+// ---- the peak is a product, or whichever of the other two moves more bytes in a second ----
+static void peak_init(bool is_arithmetic) {
+    const int side = 1536;
+    peak.n = is_arithmetic ? (size_t)side * side : 1 << 25; // 128 MB: more than caches hold
+    peak.a = (float*)device_alloc(peak.n * sizeof(float), MEMORY_ACTIVATIONS);
+    peak.b = (float*)device_alloc(peak.n * sizeof(float), MEMORY_ACTIVATIONS);
+    peak.c = is_arithmetic ? (float*)device_alloc(peak.n * sizeof(float), MEMORY_ACTIVATIONS) : NULL;
+    for (size_t i = 0; i < peak.n; i++) peak.a[i] = peak.b[i] = (float)(i % 7);
+    peak.run = is_arithmetic ? peak_product : peak_copy;
+    peak.work = is_arithmetic ? 2.0 * side * side * side : 8.0 * (double)peak.n;
+    if (is_arithmetic) return;
+    Medians m = median_seconds(peak_update, peak_copy, NULL, 3);
+    if (12 / m.variant < 8 / m.llmc) return;
+    peak.run = peak_update;
+    peak.work = 12.0 * (double)peak.n;
+}
+static void peak_free(void) {
+    device_free(peak.a);
+    device_free(peak.b);
+    device_free(peak.c);
 }
 
 // ---- the command line ----
@@ -180,14 +202,14 @@ static void print_help(const char* program, const Operation* op) {
     printf("usage: %s [--rows N] [--cols N]%s [--variant NAME] [--repetitions N] [--threads N] [--check]\n\n"
            "--rows, --cols%s   the shape: %s; %s if not given, with --check %s\n"
            "--variant        only variants with this in their name\n"
-           "--repetitions    timed calls, of which the median counts (15; fewer, but three, once they have taken two seconds)\n"
+           "--repetitions    timed calls, of which the median counts (11; fewer, but three, once they have taken two seconds)\n"
            "--threads        as OMP_NUM_THREADS, which counts if this is not given; else all cores\n"
            "--check          only look whether results are right, and take no times\n",
            program, deep ? " [--depth N]" : "", deep ? ", --depth" : "", op->shape_means, shape_text(op->usual),
            shape_text(op->small));
 }
 static VariantOptions parse_variant_options(int argc, char** argv, const Operation* op) {
-    VariantOptions o = { { 0, 0, 0 }, "", 15, 0, false };
+    VariantOptions o = { { 0, 0, 0 }, "", 11, 0, false };
     for (int i = 1; i < argc; i++) {
         const char* option = argv[i];
         if (strcmp(option, "--help") == 0) { print_help(argv[0], op); exit(0); }
@@ -213,15 +235,16 @@ static VariantOptions parse_variant_options(int argc, char** argv, const Operati
 }
 
 // ---- the table ----
-// One variant: its row, and whether it was right. llmc_seconds: the last variant's time.
-static bool variant_row(const Variant* v, Problem* p, const Operation* op, VariantOptions o, double peak, double llmc_seconds) {
+// One variant: its row, and whether it was right.
+static bool variant_row(const Variant* v, Problem* p, const Operation* op, VariantOptions o) {
     double error = error_of(v, p);
     bool right = error <= v->roundings;
     printf("| %s | %s | %s | %.3g |", v->name, v->idea, right ? "right" : "WRONG", error);
     if (!o.check_only && right) {
-        bool is_llmc = v == &op->variants[op->count - 1];
-        double seconds = is_llmc ? llmc_seconds : median_seconds(v->run, p, o.repetitions), rate = op->work(p) / seconds;
-        printf(" %.3f | %.4g | %.0f %% | %.2f |", 1e3 * seconds, 1e-9 * rate, 100 * rate / peak, seconds / llmc_seconds);
+        Medians seconds = median_seconds(v->run, op->variants[op->count - 1].run, p, o.repetitions);
+        double rate = op->work(p) / seconds.variant, of_peak = rate / (peak.work / seconds.peak);
+        double times_llmc = seconds.variant / seconds.llmc;
+        printf(" %.3f | %.4g | %.0f %% | %.2f |", 1e3 * seconds.variant, 1e-9 * rate, 100 * of_peak, times_llmc);
     } else if (!o.check_only) printf(" | | | |");
     printf("\n");
     fflush(stdout);
@@ -234,14 +257,12 @@ static int run_variants(int argc, char** argv, const Operation* op, Problem* p) 
     if (o.threads > 0) omp_set_num_threads(o.threads);
     op->make(p, o.shape);
     const char* unit = op->is_arithmetic ? "GFLOP" : "GB";
-    double peak = 0, llmc_seconds = 0;
     printf("%s, fp32, %s (%s), %.3g %s, %d threads\n", op->name, shape_text(o.shape), op->shape_means, 1e-9 * op->work(p), unit,
            omp_get_max_threads());
     if (!o.check_only) {
-        peak = peak_rate(op->is_arithmetic, o.repetitions);
-        const char* peak_is = op->is_arithmetic ? "a large product by oneDNN" : "a copy";
-        printf("peak measured here: %s, %.4g %s/s\n", peak_is, 1e-9 * peak, unit);
-        llmc_seconds = median_seconds(op->variants[op->count - 1].run, p, o.repetitions);
+        peak_init(op->is_arithmetic);
+        printf("the peak, in turns with each variant: %s\n", peak.run == peak_product ? "a large product by oneDNN"
+               : peak.run == peak_copy ? "a copy" : "an update of an array in place");
     }
     printf("\n| variant | idea | result | error |");
     if (!o.check_only) printf(" ms | %s/s | of the peak | times llmc's |", unit);
@@ -250,9 +271,10 @@ static int run_variants(int argc, char** argv, const Operation* op, Problem* p) 
     for (int i = 0; i < op->count; i++) {
         if (strstr(op->variants[i].name, o.wanted) == NULL) continue;
         tried++;
-        wrong += !variant_row(&op->variants[i], p, op, o, peak, llmc_seconds);
+        wrong += !variant_row(&op->variants[i], p, op, o);
     }
     require(tried > 0, "no variant has '%s' in its name", o.wanted);
+    if (!o.check_only) peak_free();
     layers_free();
     free_all();
     device_shutdown();
