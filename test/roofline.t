@@ -44,12 +44,18 @@ bad_options() {
         fails_with "usage: bench_layers .*, not '--what'" -- "$bench" --what && fails_with "there is no model 'gpt5'" -- "$bench" --model gpt5 &&
         fails_with "not 1 numbers" -- "$bench" 4 && fails_with "whole numbers from 1, not '0'" -- "$bench" 0 16 && fails_with "T must be at most 1024" -- "$bench" 1 1025
 }
+# What doc/gpu.md shows is what its command prints.
+document_is_current() {
+    count 989 3350 32 1024 && sed -i '1,2d' "$work/table" && sed -i 's/^6 N/    &/' "$work/table" && sed -n '/^| operation | calls/,/^    6 N/p' doc/gpu.md > "$work/quoted" &&
+        diff "$work/quoted" "$work/table"
+}
 check "products: FLOPs, bytes, and what bounds them at which rates" products_are_counted
 check "what only moves memory: bytes" bytes_are_counted
 check "the sum is the formula that MFU counts by, and shares add up" sum_is_the_formula
 check "with recomputation most of a block's forward pass is there twice" recomputed_twice
 check "another model" a_larger_model
 check "odd options are refused" bad_options
+check "the table in doc/gpu.md" document_is_current
 
 # --- run under the emulator, where times mean nothing ---
 small=(--model d1 --vocab-size 100 1 8 1)
