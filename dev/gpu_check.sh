@@ -8,11 +8,12 @@
 #       build                    programs and tests, in three precisions
 #       layers                   each against the CPU's
 #       training                 PyTorch's stored run; the same bits from run to run
-#       roofline                 GPT-2 124M and 1.5B, operation by operation; the kernels of a step, where ncu runs
+#       roofline                 GPT-2 124M and 1.5B, operation by operation
 #       peers                    GPT-2 124M beside llm.c and PyTorch (dev/bench_gpu.sh)
 #       ranks zero fsdp          over NCCL and MPI, against PyTorch and one another
 #       large                    GPT-2 1.5B, with recomputation and FSDP on one rank, beside llm.c and PyTorch
 #       sanitizer                memory errors and races
+#       profile                  the kernels of a step by share, where Nsight Compute (ncu) runs
 #       speed                    124M in other batches, with attention of our own, in rank order, in fp32
 #       kernels                  those of dev/cuda/ in their variants, in bf16
 #   sh dev/gpu_check.sh --pack   collects the libraries that are not NVIDIA's in build/carry, for a machine that has none; Open
@@ -20,7 +21,7 @@
 #
 # GPU_CHECK_LIBS=DIR    a folder made by --pack (default build/carry, if it is there)
 # GPU_CHECK_OUT=DIR     where logs and the page go (default build/gpu_check)
-# GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU, on small shapes; without `layers sanitizer speed`
+# GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU, on small shapes; without `layers sanitizer profile speed`
 # LLMC=PATH             llm.c's train_gpt2cu, or its folder (dev/bench_gpu.sh says how it is built); PYTHON: one that has torch
 #
 # Every part has a time limit, and one that fails does not stop the next. The status is 0 if all that ran is well.
@@ -291,10 +292,13 @@ roofline() {
     part roofline-bf16 60 "$program" 32 1024
     part roofline-bf16-xl 90 "$program" --model gpt2-xl 16 1024 10
     part roofline-fp32 60 "$(build_of fp32)/bench_layers" 16 1024 10
-    if command -v ncu > /dev/null; then part profile 120 profile_step
+}
+
+# --- profile: the kernels of a run's second step, by name; the first also tries plans for products ---
+profile() {
+    if command -v ncu > /dev/null; then part profile 150 profile_step
     else note profile "not run: there is no ncu" ""; fi
 }
-# The kernels of a run's second step by name; the first also tries plans for products.
 profile_step() {
     local metrics=gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__throughput.avg.pct_of_peak_sustained_elapsed
     # the clocks are left as they are
@@ -312,7 +316,7 @@ against_peers() { # NAME SECONDS OPTION...
     BUILD=$(build_of bf16) part "$name" "$limit" sh dev/bench_gpu.sh --out "$out/$name" "$@"
 }
 peers() { against_peers peers 240 --batch 32 --rounds 2 --steps 15; }
-large() { against_peers large 300 --model gpt2-xl --batch 16 --rounds 1 --steps 8; }
+large() { against_peers large 420 --model gpt2-xl --batch 16 --rounds 1 --steps 8; }
 
 # --- speed: GPT-2 124M on random tokens, other than in `peers` ---
 # trains PRECISION B [OPTION...]: adds "name B tokens/s" to speed.txt, the median of the last 10 of 20 steps.
@@ -400,14 +404,14 @@ page() {
 }
 
 if [ "${1-}" = --call ]; then "${@:2}"; exit; fi # a function, from part()
-every_part="build layers training roofline peers ranks zero fsdp large sanitizer speed kernels"
+every_part="build layers training roofline peers ranks zero fsdp large sanitizer profile speed kernels"
 for name; do case " $every_part " in *" $name "*) ;; *) fail "there is no part '$name'; there are $every_part" ;; esac; done
 rm -f "$out"/*.log "$out"/*.txt "$out"/*.md "$out"/*/table.md
 # shellcheck disable=SC2048,SC2086 # lists of words
 for name in ${*:-$every_part}; do
     case $device/$name in
         */build) part build 240 build_all ;;
-        emulated/layers|emulated/sanitizer|emulated/speed) note "$name" "not run: it is a GPU's" "" ;;
+        emulated/layers|emulated/sanitizer|emulated/profile|emulated/speed) note "$name" "not run: it is a GPU's" "" ;;
         *) $name ;;
     esac
 done

@@ -13,7 +13,7 @@ BEGIN { FS = "\",\"" }
 # Without arguments and templates, which make a library's names endless.
 function short(text) { sub(/^void /, "", text); sub(/\(.*/, "", text); sub(/<.*/, "", text); return substr(text, 1, 70) }
 END {
-    if (!first) { print "error: there is no encoder_forward_kernel in it" > "/dev/stderr"; exit 1 }
+    if (first == "") { print "error: there is no encoder_forward_kernel in it" > "/dev/stderr"; exit 1 }
     for (id = first; id <= last; id++) {
         if (!(id in name)) continue
         key = short(name[id])

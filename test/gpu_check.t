@@ -1,0 +1,71 @@
+#!/bin/bash
+# dev/gpu_check.sh where there is no GPU, with small programs in place of large ones: parts run in their order, one that fails or
+# takes too long is told and stops no other, and the page has what each of them said.
+. test/lib.sh
+[ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
+stand_in() { cat > "$1" && chmod +x "$1"; }
+
+# A copy of the project with programs that are none.
+copy=$work/copy emulated=$work/copy/build/emulated-bf16
+mkdir -p "$emulated" "$copy/test" "$work/bin"
+cp -r dev llmc "$copy" && cp test/lib.sh "$copy/test"
+peaks='peaks: copy 3000 GB/s, product 800.0 TFLOP/s, data sheet 989.0 TFLOP/s'
+{ echo '#!/bin/sh'; echo "echo '$peaks'"; echo '[ "$1" = --peaks ] || { echo "asked for $*"; echo "measured: peak_flops 8e+14 flops_per_token 8e+08"; }'; } |
+    stand_in "$emulated/bench_layers"
+{ echo '#!/bin/sh'; echo 'for i in 1 2 3 4 5 6 7; do echo "step $i | loss 10 | mem 1.5 GB | 9 tok/s"; sleep 0.02; done'; } | stand_in "$emulated/train_gpt2_single"
+gpu_check() { # PART...
+    GPU_CHECK_DEVICE=emulated GPU_CHECK_OUT=$work/out PYTHON=no-such-python bash "$copy/dev/gpu_check.sh" "$@" > "$work/page" 2> "$work/stderr"
+}
+says() { grep -qe "$1" "$work/page" || { cat "$work/page" "$work/stderr"; echo "it did not say '$1'"; return 1; }; }
+
+page_has_all() {
+    gpu_check roofline peers && says "^## $(date -u +%Y-)[0-9-]*, no GPU (emulated)$" && says '^### d1 in bf16, T=8: whole steps; rounds: 1, steps a round: 1$' &&
+        says '^| ours | [0-9]* | .*| 1.5 | - |$' && says '^### Operations of a step$' && says '^asked for --model d1 --vocab-size 100 1 8 1$' &&
+        says '^| roofline-bf16 | ok | [0-9]* s |$' && says '^| peers | ok |' && cmp "$work/page" "$work/out/page.md"
+}
+order_is_as_asked() {
+    gpu_check peers roofline && [ "$(grep -n '^| peers' "$work/page" | cut -d: -f1)" -lt "$(grep -n '^| roofline' "$work/page" | cut -d: -f1)" ]
+}
+failures_stop_nothing() {
+    mv "$emulated/bench_layers" "$work/kept"
+    { echo '#!/bin/sh'; echo 'echo "error: it is | broken"; exit 3'; } | stand_in "$emulated/bench_layers"
+    gpu_check roofline peers speed
+    local status=$?
+    mv "$work/kept" "$emulated/bench_layers"
+    [ $status = 1 ] && says '^| roofline-bf16 | \*\*failed\*\*, status 3: error: it is / broken | [0-9]* s |$' &&
+        says '^| peers | \*\*failed\*\*, status 1: .*bench_layers --peaks failed' && says "^| speed | not run: it is a GPU's |"
+}
+a_missing_program_is_told() {
+    mv "$emulated/bench_layers" "$work/kept"
+    gpu_check roofline
+    local status=$?
+    mv "$work/kept" "$emulated/bench_layers"
+    [ $status = 1 ] && says '^| roofline-bf16 | \*\*failed\*\*, status 127: .*No such file'
+}
+time_is_limited() { # one part takes all, the next has none left
+    mv "$emulated/bench_layers" "$work/kept"
+    printf '#!/bin/sh\nexec sleep 100\n' | stand_in "$emulated/bench_layers"
+    GPU_CHECK_SECONDS=2 gpu_check roofline peers
+    local status=$?
+    mv "$work/kept" "$emulated/bench_layers"
+    [ $status = 1 ] && says '^| roofline-bf16 | \*\*ran past [12] s\*\* |' && says '^| peers | \*\*not run: no time left\*\* |'
+}
+unknown_parts() { fails_with "there is no part 'nonsense'; there are build layers" -- env GPU_CHECK_OUT="$work/out2" bash "$copy/dev/gpu_check.sh" roofline nonsense && [ ! -e "$work/out2/results.txt" ]; }
+# Its profile of a GPU's program, by an ncu that is none.
+profile_is_asked_for() {
+    { echo '#!/bin/bash'; echo 'while [ "$1" != --log-file ]; do shift; done; csv=$2; shift 2; "$@" || exit'
+      echo 'for m in gpu__time_duration.sum dram__throughput.x sm__throughput.x; do'
+      echo '    echo "\"0\",\"1\",\"p\",\"h\",\"encoder_forward_kernel(int)\",\"1\",\"7\",\"b\",\"g\",\"0\",\"9.0\",\"s\",\"$m\",\"ns\",\"40\""; done > "$csv"'; } | stand_in "$work/bin/ncu"
+    mkdir -p "$copy/build/cuda-bf16"
+    { echo '#!/bin/sh'; echo 'echo "$*"; case $* in *--steps\ 2*) ;; *) exit 1 ;; esac'; } | stand_in "$copy/build/cuda-bf16/train_gpt2_single"
+    PATH=$work/bin:$PATH GPU_CHECK_OUT=$work/out PYTHON=no-such-python bash "$copy/dev/gpu_check.sh" profile > "$work/page" 2> "$work/stderr" &&
+        says '^### Kernels of a step' && says '^| encoder_forward_kernel | 1 | 0.000 | 100.0 % | 40 % | 40 % |$' && says '^| profile | ok |'
+}
+check "the page has what every part said" page_has_all
+check "parts run in the order that was asked for" order_is_as_asked
+check "a part that fails stops no other, and its error is in the page" failures_stop_nothing
+check "a program that was not built is told" a_missing_program_is_told
+check "time is limited: a part that takes too long, and the next" time_is_limited
+check "a part that there is not is refused before any runs" unknown_parts
+check "the profile of a step" profile_is_asked_for
+done_testing
