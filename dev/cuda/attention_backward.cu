@@ -199,15 +199,14 @@ static bool attention_backward_3_llmc(Problem& p, int threads) {
 // two are in shared memory, as in forward's sixth.
 constexpr int ROWS = 32, WIDE = ROWS / 8, STAGES = 2; // rows of a tile; 64 would not leave registers for dk, dv, S and dP
 constexpr int TILE = ROWS * STRIDE;
+constexpr int STAGE = 2 * TILE + 2 * ROWS * sizeof(float) / sizeof(floatX); // two tiles, and for dk and dv stats and delta
 
-// Two tiles, rows t.. of x and y, begin on their way to shared memory, as far as T goes.
+// Two tiles, rows t.. of x and y, begin on their way to shared memory, as far as T goes. __pipeline_commit follows.
 __device__ inline void fetch_two(floatX* tiles, const floatX* x, size_t x_stride, const floatX* y, size_t y_stride,
                                  int t, int T) {
-    if (t < T) {
-        tile_fetch(tiles, x + t * x_stride, x_stride, ROWS, T - t);
-        tile_fetch(tiles + TILE, y + t * y_stride, y_stride, ROWS, T - t);
-    }
-    __pipeline_commit(); // of nothing, too, so that what is waited for can be counted
+    if (t >= T) return;
+    tile_fetch(tiles, x + t * x_stride, x_stride, ROWS, T - t);
+    tile_fetch(tiles + TILE, y + t * y_stride, y_stride, ROWS, T - t);
 }
 // dq. Grid (heads, tiles of queries), those with the most keys first.
 __global__ void __launch_bounds__(MOST_THREADS)
@@ -222,7 +221,8 @@ tensor_core_dq_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const
     qkv += head.qkv;
     dout += head.out;
     auto fetch = [&](int u) {
-        fetch_two(tiles + u / ROWS % STAGES * 2 * TILE, qkv + C, stride, qkv + 2 * C, stride, u, keys);
+        fetch_two(tiles + u / ROWS % STAGES * STAGE, qkv + C, stride, qkv + 2 * C, stride, u, keys);
+        __pipeline_commit(); // of nothing, too, so that what is waited for can be counted
     };
     uint32_t q[STEPS][4], d[STEPS][4];
     float dq[HEAD / 8][4] = {}, s[WIDE][4], dp[WIDE][4], lse[2] = {}, D[2] = {};
@@ -230,12 +230,12 @@ tensor_core_dq_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const
     rows_fetch(d, dout + (size_t)first * C, C, T - first);
     for (int row = 0; row < 2; row++) {
         int t = first + lane / 4 + row * 8;
-        if (t < T) lse[row] = stats[head.stats + t];
+        if (t < T) lse[row] = stats[head.stats + t] * LOG2_E;
         if (t < T) D[row] = delta[head.stats + t];
     }
     fetch(0);
     for (int u = 0; u < keys; u += ROWS) {
-        const floatX *k = tiles + u / ROWS % STAGES * 2 * TILE, *v = k + TILE;
+        const floatX *k = tiles + u / ROWS % STAGES * STAGE, *v = k + TILE;
         fetch(u + ROWS);
         __pipeline_wait_prior(1); // this thread's part of this tile is there
         __syncthreads();          // and all others'
@@ -244,7 +244,7 @@ tensor_core_dq_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const
         #pragma unroll
         for (int i = 0; i < WIDE * 4; i++) { // s = dS
             int row = i / 2 % 2, key = u + i / 4 * 8 + lane % 4 * 2 + i % 2;
-            float p = exp2f((s[i / 4][i % 4] * scale - lse[row]) * LOG2_E);
+            float p = power_of_2(fmaf(s[i / 4][i % 4], scale * LOG2_E, -lse[row]));
             s[i / 4][i % 4] = key <= first + lane / 4 + row * 8 ? p * (dp[i / 4][i % 4] - D[row]) : 0.0f;
         }
         tile_add(dq, s, k);
@@ -257,7 +257,7 @@ tensor_core_dq_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const
 constexpr int DS_STRIDE = ROWS + VEC; // as STRIDE
 static size_t dkv_shared_bytes(int threads, bool with_dq) {
     size_t keys = threads / WARP * 16;
-    return STAGES * 2 * ROWS * ROW_BYTES + (with_dq ? keys * (STRIDE + DS_STRIDE) * sizeof(floatX) : 0);
+    return STAGES * STAGE * sizeof(floatX) + (with_dq ? keys * (STRIDE + DS_STRIDE) * sizeof(floatX) : 0);
 }
 // dq_sums (T,HEAD), from query t on, += dS k, of the block's keys: (32,keys) (keys,HEAD), in pieces of (16,16) that the warps
 // take in turn. ds is dS transposed, (keys,32), and is read by columns.
@@ -279,6 +279,14 @@ __device__ inline void add_to_dq(float* dq_sums, const floatX* ds, const floatX*
         }
     }
 }
+// columns (2,ROWS) in shared memory = stats and delta from query t on: where queries are across, each lane needs many of them.
+__device__ inline void fetch_columns(float* columns, const float* stats, const float* delta, int t, int T) {
+    for (int i = threadIdx.x; i < 2 * ROWS && t < T; i += blockDim.x) {
+        int query = t + i % ROWS;
+        const float* src = (i < ROWS ? stats : delta) + min(query, T - 1);
+        __pipeline_memcpy_async(columns + i, src, sizeof(float), query < T ? 0 : sizeof(float));
+    }
+}
 // dk and dv; with_dq: dq_sums (B,NH,T,HEAD) +=, too. Grid (heads, tiles of keys), those with the most queries first.
 template <bool with_dq>
 __global__ void __launch_bounds__(MOST_THREADS)
@@ -288,13 +296,16 @@ tensor_core_dkv_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, cons
     floatX* tiles = (floatX*)shared_memory;
     int keys = blockDim.x / WARP * 16, block_first = blockIdx.y * keys, lane = threadIdx.x % WARP, own = threadIdx.x / WARP * 16;
     int first = block_first + own;
-    floatX *block_keys = tiles + STAGES * 2 * TILE, *ds = block_keys + keys * STRIDE; // there if with_dq
+    floatX *block_keys = tiles + STAGES * STAGE, *ds = block_keys + keys * STRIDE; // there if with_dq
     size_t stride = 3 * (size_t)C;
     HeadOffset head = head_offset(blockIdx.x, T, C, NH, HEAD);
     qkv += head.qkv;
     dout += head.out;
+    auto stage_of = [&](int t) { return tiles + (t - block_first) / ROWS % STAGES * STAGE; };
     auto fetch = [&](int t) {
-        fetch_two(tiles + (t - block_first) / ROWS % STAGES * 2 * TILE, qkv, stride, dout, C, t, T);
+        fetch_two(stage_of(t), qkv, stride, dout, C, t, T);
+        fetch_columns((float*)(stage_of(t) + 2 * TILE), stats + head.stats, delta + head.stats, t, T);
+        __pipeline_commit(); // of nothing, too, so that what is waited for can be counted
     };
     uint32_t k[STEPS][4], v[STEPS][4];
     float dk[HEAD / 8][4] = {}, dv[HEAD / 8][4] = {}, s[WIDE][4], dp[WIDE][4];
@@ -303,7 +314,8 @@ tensor_core_dkv_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, cons
     if constexpr (with_dq) tile_fetch(block_keys, qkv + C + block_first * stride, stride, keys, T - block_first);
     fetch(block_first);
     for (int t = block_first; t < T; t += ROWS) {
-        const floatX *q = tiles + (t - block_first) / ROWS % STAGES * 2 * TILE, *d = q + TILE;
+        const floatX *q = stage_of(t), *d = q + TILE;
+        const float *lse = (const float*)(d + TILE), *D = lse + ROWS;
         fetch(t + ROWS);
         __pipeline_wait_prior(1); // this thread's part of this tile is there
         __syncthreads();          // and all others'
@@ -311,11 +323,10 @@ tensor_core_dkv_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, cons
         tile_scores(dp, v, d);
         #pragma unroll
         for (int i = 0; i < WIDE * 4; i++) { // s = P, dp = dS
-            int query = t + i / 4 * 8 + lane % 4 * 2 + i % 2; // from T on, q and dout are 0, so whatever P is adds nothing
-            float lse = query < T ? stats[head.stats + query] : 0.0f, D = query < T ? delta[head.stats + query] : 0.0f;
-            float p = exp2f((s[i / 4][i % 4] * scale - lse) * LOG2_E);
-            s[i / 4][i % 4] = first + lane / 4 + i / 2 % 2 * 8 <= query ? p : 0.0f;
-            dp[i / 4][i % 4] = s[i / 4][i % 4] * (dp[i / 4][i % 4] - D);
+            int query = i / 4 * 8 + lane % 4 * 2 + i % 2; // of the tile. From T on all are 0, so whatever P is adds nothing
+            float p = power_of_2(fmaf(s[i / 4][i % 4], scale * LOG2_E, -lse[query] * LOG2_E));
+            s[i / 4][i % 4] = first + lane / 4 + i / 2 % 2 * 8 <= t + query ? p : 0.0f;
+            dp[i / 4][i % 4] = s[i / 4][i % 4] * (dp[i / 4][i % 4] - D[query]);
         }
         tile_add(dv, s, d);
         tile_add(dk, dp, q);

@@ -75,7 +75,18 @@ template <int N> __device__ inline void lane_add(LaneRow<N>& sum, float factor, 
 constexpr int STEPS = HEAD / 16;                       // of a product over channels, 16 in each
 constexpr int STRIDE = HEAD + VEC;                     // between rows of a tile: 16 bytes more than the row, so that the 8 rows
 constexpr size_t ROW_BYTES = STRIDE * sizeof(floatX);  // that ldmatrix reads at a time begin in different banks
-constexpr float LOG2_E = 1.44269504f;                  // exp(x) is exp2(LOG2_E x), and exp2 is what the hardware has
+constexpr float LOG2_E = 1.44269504f;                  // exp(x) is 2^(LOG2_E x), and powers of 2 are what the hardware has
+
+// 2^x by one instruction. exp2f needs four: it also gets those right that are below 2^-126, which are 0 here.
+__device__ inline float power_of_2(float x) {
+#ifdef CUDA_EMULATOR
+    return exp2f(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
 
 // tile (rows,HEAD) in shared memory = rows of src, `stride` elements apart; 0 from row `there` on, so that nothing of what lies
 // there, NaN perhaps, gets into a sum. Asynchronous: __pipeline_commit and __pipeline_wait_prior follow.

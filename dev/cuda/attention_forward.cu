@@ -173,7 +173,7 @@ static bool attention_forward_4_llmc(Problem& p, int threads) {
 // Tensor cores multiply 16-bit numbers about 16 times as fast as the other units multiply fp32. A warp has 16 queries, whose q it
 // keeps in registers, as it does their scores and sums: only keys and values go through shared memory, as they are. P is rounded
 // to 16 bits, as an input of the second product. What is left are exponentials, one a pair: a multiprocessor has units for 16 a
-// cycle, where its tensor cores do thousands of operations; so the scale is a part of exp2's argument, and costs nothing.
+// cycle, where its tensor cores do thousands of operations. So they are powers of 2, and the scale is a part of the exponent.
 constexpr int KEYS = 64, WIDE = KEYS / 8; // of a tile
 
 // Scores of keys after the query become -Inf. before: how far this warp's first query lies behind the tile's first key.
@@ -185,7 +185,7 @@ __device__ inline void mask_later_keys(float (&s)[WIDE][4], int before) {
         if (key > query + before) s[i / 4][i % 4] = -INFINITY;
     }
 }
-// s = exp2(scale2 (s - largest so far)), sum and o scaled down to it. Element i of s and o is of row i / 2 % 2 of a lane's two.
+// s = 2^(scale2 (s - largest so far)), sum and o scaled down to it. Element i of s and o is of row i / 2 % 2 of a lane's two.
 __device__ inline void softmax_step(float (&s)[WIDE][4], float (&o)[HEAD / 8][4], float (&max)[2], float (&sum)[2],
                                     float scale2) {
     float before[2] = { max[0], max[1] };
@@ -194,13 +194,13 @@ __device__ inline void softmax_step(float (&s)[WIDE][4], float (&o)[HEAD / 8][4]
     #pragma unroll
     for (int row = 0; row < 2; row++) {
         max[row] = quad_max(max[row]);
-        before[row] = exp2f((before[row] - max[row]) * scale2);
+        before[row] = power_of_2((before[row] - max[row]) * scale2);
         sum[row] *= before[row];
     }
     #pragma unroll
     for (int i = 0; i < WIDE * 4; i++) {
         int row = i / 2 % 2;
-        s[i / 4][i % 4] = exp2f(fmaf(s[i / 4][i % 4], scale2, -max[row] * scale2));
+        s[i / 4][i % 4] = power_of_2(fmaf(s[i / 4][i % 4], scale2, -max[row] * scale2));
         sum[row] += s[i / 4][i % 4]; // this lane's part: the four of a row are added up at the end
     }
     #pragma unroll
