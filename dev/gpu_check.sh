@@ -194,6 +194,7 @@ ranks() {
     test=$(build_of fp32)/test/test_comm_cuda
     part comm-nccl-1 60 on_ranks 1 "$test" --comm nccl
     part comm-nccl-1-ordered 60 on_ranks 1 "$test" --comm nccl --deterministic
+    part comm-nccl-1-windows 60 on_ranks 1 "$test" --comm nccl --nccl-windows
     part comm-mpi-4 60 on_ranks 4 "$test"
     part comm-mpi-4-ordered 60 on_ranks 4 "$test" --deterministic
     part comm-bench-nccl-1 60 on_ranks 1 "$(build_of fp32)/comm_bench" --comm nccl --op all -e 8M
@@ -272,6 +273,7 @@ fsdp_matches() {
 fsdp() {
     local precision
     part fsdp-nccl-1 60 fsdp_matches 1 --comm nccl
+    part fsdp-nccl-1-windows 60 fsdp_matches 1 --comm nccl --nccl-windows
     part fsdp-nccl-1-offload 60 fsdp_matches 1 --comm nccl --cpu-offload
     part fsdp-mpi-4 60 fsdp_matches 4
     part fsdp-mpi-4-offload 60 fsdp_matches 4 --cpu-offload --wrap layer
