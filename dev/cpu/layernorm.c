@@ -114,7 +114,7 @@ static void layernorm_3_welford(Problem* p) {
 // ---- 4: one pass, E[x^2] - E[x]^2 ----
 // Two sums side by side, and the programmer allows another order ("simd reduction"), so they are vectors. As fast as it gets on
 // the chip, and the difference of two numbers near 101 is near 1: the sums' last two digits are lost, and with a mean of 1000
-// there would be none left.
+// hardly one would be left.
 static void layernorm_4_squares(Problem* p) {
     #pragma omp parallel for schedule(static)
     for (int i = 0; i < p->N; i++) {
@@ -151,7 +151,10 @@ static const Variant variants[] = {
 };
 int main(int argc, char** argv) {
     Problem p;
-    Operation op = { "layernorm", "rows are tokens, cols channels", { 8192, 768, 0 }, { 11, 264, 0 }, false, work, make, variants,
-                     COUNT(variants) };
+    Operation op = {
+        .name = "layernorm", .shape_means = "rows are tokens, cols channels",
+        .usual = { 8192, 768, 0 }, .small = { 11, 264, 0 }, .is_arithmetic = false,
+        .work = work, .make = make, .variants = variants, .count = COUNT(variants),
+    };
     return run_variants(argc, argv, &op, &p);
 }

@@ -1,8 +1,8 @@
 /*
 matmul.c - a linear layer, forward, in several ways: out (N,OC) = inp (N,C) w^T + bias, with w (OC,C).
 
-2 N C OC operations on a few megabytes: here it is arithmetic that decides, and a core does some thirty operations in the time of
-one if they are given to it as vectors, and as many of those at once as it has room for. Everything below is about that: first
+2 N C OC operations on a few megabytes: here it is arithmetic that decides, and a core does 16 or 32 operations in the time of one
+if they are given to it as vectors, and several of those at once if none waits for another. Everything below is about that: first
 what keeps the compiler from it, then what keeps the numbers from arriving in time.
 */
 #include "variants.h"
@@ -207,7 +207,10 @@ static const Variant variants[] = {
 };
 int main(int argc, char** argv) {
     Problem p;
-    Operation op = { "matmul", "rows are tokens, cols outputs, depth inputs", { 512, 3072, 768 }, { 11, 72, 264 }, true, work,
-                     make, variants, COUNT(variants) };
+    Operation op = {
+        .name = "matmul", .shape_means = "rows are tokens, cols outputs, depth inputs",
+        .usual = { 512, 3072, 768 }, .small = { 11, 72, 264 }, .is_arithmetic = true,
+        .work = work, .make = make, .variants = variants, .count = COUNT(variants),
+    };
     return run_variants(argc, argv, &op, &p);
 }
