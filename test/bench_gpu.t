@@ -40,7 +40,8 @@ medians_and_mfu() { # the median of 20, 10, 40, 20 is 20: 409600 tokens/s, 329.0
 }
 ratios_and_goals() { # llm.c's best is 23 ms
     known_numbers | table gpt2 "$peers" &&
-        says '^- ours over llm.c -ge 2 -r 0: 1.150 times as fast. Goal 1.2: MISSED.$' && not says '^- ours over llm.c -ge 0' > /dev/null &&
+        says '^- ours over llm.c -ge 2 -r 0: 1.150 times as fast. Goal 1.2: MISSED.$' &&
+            not says '^- ours over llm.c -ge 0' > /dev/null &&
         says '^- ours over PyTorch, fp32 weights, autocast: 1.500 times as fast. Goal 1.3: reached.$' &&
         says '^- ours over PyTorch, bf16, no master weights: 1.200 times as fast. Goal 1.3: MISSED.$'
 }
@@ -74,57 +75,98 @@ check "a GPU that is in no data sheet of ours" without_a_data_sheet
 
 # --- a profile of a step: two steps of two kernels, of which the second counts ---
 profile() {
-    local id=0 kernel
+    local id=0 kernel metric
     echo '==PROF== Connected to process 7'
-    echo '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC","Section Name","Metric Name","Metric Unit","Metric Value"'
-    for kernel in "try_kernel(int)|9,000,000" "encoder_forward_kernel(floatX *, const int *)|5,000" "encoder_forward_kernel(floatX *, const int *)|1,000,000" \
-        "void layernorm_backward_kernel<(int)8>(float, int)|2,000,000" "void layernorm_backward_kernel<(int)8>(float, int)|4,000,000"; do
-        for metric in "dram__throughput.avg.pct_of_peak_sustained_elapsed\",\"%\",\"$((30 + id))" "gpu__time_duration.sum\",\"ns\",\"${kernel#*|}" \
-            "sm__throughput.avg.pct_of_peak_sustained_elapsed\",\"%\",\"10.5"; do
-            echo "\"$id\",\"7\",\"train\",\"host\",\"${kernel%|*}\",\"1\",\"7\",\"(256, 1, 1)\",\"(96, 1, 1)\",\"0\",\"9.0\",\"Command line profiler metrics\",\"$metric\""
+    echo '"ID","Process ID","Process Name","Host Name","Kernel Name",...,"Metric Name","Metric Unit","Metric Value"'
+    while IFS='|' read -r kernel ns; do
+        for metric in "dram__throughput.avg.pct_of_peak_sustained_elapsed\",\"%\",\"$((30 + id))" \
+            "gpu__time_duration.sum\",\"ns\",\"$ns" "sm__throughput.avg.pct_of_peak_sustained_elapsed\",\"%\",\"10.5"; do
+            echo "\"$id\",\"7\",\"train\",\"host\",\"$kernel\",\"1\",\"7\",\"(256, 1, 1)\",\"(96, 1, 1)\",\"0\",\"9.0\",\"metrics\",\"$metric\""
         done
         id=$((id + 1))
-    done
+    done << 'END'
+try_kernel(int)|9,000,000
+encoder_forward_kernel(floatX *, const int *)|5,000
+encoder_forward_kernel(floatX *, const int *)|1,000,000
+void layernorm_backward_kernel<(int)8>(float, int)|2,000,000
+void layernorm_backward_kernel<(int)8>(float, int)|4,000,000
+END
 }
 profile_is_summed_up() { # 33 % and 34 % of 2 and 4 ms
     profile | awk -f dev/bench/profile.awk > "$work/table" && says '^3 kernels, 7.00 ms$' && not says try_kernel > /dev/null &&
-        says '^| encoder_forward_kernel | 1 | 1.000 | 14.3 % | 32 % | 10 % |$' && says '^| layernorm_backward_kernel | 2 | 6.000 | 85.7 % | 34 % | 10 % |$' &&
+        says '^| encoder_forward_kernel | 1 | 1.000 | 14.3 % | 32 % | 10 % |$' &&
+            says '^| layernorm_backward_kernel | 2 | 6.000 | 85.7 % | 34 % | 10 % |$' &&
         [ "$(grep -n layernorm "$work/table" | cut -d: -f1)" -lt "$(grep -n encoder "$work/table" | cut -d: -f1)" ]
 }
 check "the kernels of the last step, by name, the longest first" profile_is_summed_up
-check "  a profile without a step is an error" fails_with "there is no encoder_forward_kernel" -- awk -f dev/bench/profile.awk /dev/null
+check "  a profile without a step is an error" \
+    fails_with "there is no encoder_forward_kernel" -- awk -f dev/bench/profile.awk /dev/null
 
 # --- the whole script, with small programs in place of large ones ---
 stand_in() { cat > "$1" && chmod +x "$1"; }
 mkdir -p "$work/build" "$work/llm.c" "$work/bin"
-steps() { echo "i=0; while [ \$i -lt 1000 ]; do i=\$((i + 1)); sleep \$seconds; printf '$1\\n' \$i; done"; }
-{ echo '#!/bin/sh'; echo 'seconds=0.03; case "$*" in *--recompute*) seconds=0.1 ;; esac; case "$*" in *"--batch-size 3"*) echo "error: too many" >&2; exit 1 ;; esac'
-  echo 'echo "memory     50 GB per rank"'
-  steps 'step %d/1000000 | loss 10.9 | grad norm 1.0 | param norm 9.00 | lr 1.00e-04 | mem 12.3 GB | 100 tok/s | MFU 1.0%%'; } | stand_in "$work/build/train_gpt2_single"
-{ echo '#!/bin/sh'; echo 'echo "$*" >> "$0.asked"; while [ $# -gt 1 ]; do case $1 in -ge) ge=$2 ;; -r) r=$2 ;; -e) head -c 8 "$2" | od -An -td4 >> "$0.asked" ;; esac; shift 2; done'
-  echo 'seconds=0.07; case $ge$r in 20) seconds=0.01 ;; 11|21) [ ! -e "$0.fails" ] || { echo "[CUDA ERROR] at file x.cu:9:"; echo "out of memory"; exit 1; } ;; esac'
-  echo 'echo "num_parameters: 124475904 => bytes: 248951808"; echo "device memory usage: 7629 MiB / 81920 MiB"; echo "val loss 10.9"'
-  steps 'step %4d/1000000 | loss 10.9 (+nanz)| norm 1.0 (+nanz)| lr 1.00e-04 | 9.99 ms | 1.0%%%% bf16 MFU | 7 tok/s'; } | stand_in "$work/llm.c/train_gpt2cu"
-{ echo '#!/bin/sh'; echo '[ "$1" != -c ] || exit 0'; echo 'case $* in *bf16*) [ ! -e "$0.hangs" ] || sleep 1000; seconds=0.04 ;; *) seconds=0.06 ;; esac'
-  steps 'step %d | loss 10.9 | grad norm 1.0 | mem 20.250 GB'; } | stand_in "$work/bin/python"
-printf '#!/bin/sh\necho "peaks: copy 3000 GB/s, product 800.0 TFLOP/s, data sheet 989.0 TFLOP/s"\n' | stand_in "$work/build/bench_layers"
+stand_in "$work/build/train_gpt2_single" << 'END'
+#!/bin/sh
+seconds=0.03 i=0
+case "$*" in *--recompute*) seconds=0.1 ;; *"--batch-size 3"*) echo "error: too many" >&2; exit 1 ;; esac
+while i=$((i + 1)); do
+    sleep $seconds
+    echo "step $i/1000000 | loss 10.9 | grad norm 1.0 | param norm 9.00 | lr 1.00e-04 | mem 12.3 GB | 100 tok/s | MFU 1.0%"
+done
+END
+# It notes what it was asked for, and how its model's file begins.
+stand_in "$work/llm.c/train_gpt2cu" << 'END'
+#!/bin/sh
+echo "$*" >> "$0.asked"
+while [ $# -gt 1 ]; do
+    case $1 in -ge) ge=$2 ;; -r) r=$2 ;; -e) head -c 8 "$2" | od -An -td4 >> "$0.asked" ;; esac
+    shift 2
+done
+seconds=0.07 i=0
+case $ge$r in
+    20) seconds=0.01 ;;
+    11|21) if [ -e "$0.fails" ]; then echo "[CUDA ERROR] at file x.cu:9:"; echo "out of memory"; exit 1; fi ;;
+esac
+echo "num_parameters: 124475904 => bytes: 248951808"
+echo "device memory usage: 7629 MiB / 81920 MiB"
+echo "val loss 10.9"
+while i=$((i + 1)); do
+    sleep $seconds
+    echo "step    $i/1000000 | loss 10.9 (+nanz)| norm 1.0 (+nanz)| lr 1.00e-04 | 9.99 ms | 1.0% bf16 MFU | 7 tok/s"
+done
+END
+stand_in "$work/bin/python" << 'END'
+#!/bin/sh
+seconds=0.06 i=0
+case $* in -c*) exit 0 ;; *bf16*) [ ! -e "$0.hangs" ] || exec sleep 987; seconds=0.04 ;; esac
+while i=$((i + 1)); do sleep $seconds; echo "step $i | loss 10.9 | grad norm 1.0 | mem 20.250 GB"; done
+END
+stand_in "$work/build/bench_layers" << 'END'
+#!/bin/sh
+echo "peaks: copy 3000 GB/s, product 800.0 TFLOP/s, data sheet 989.0 TFLOP/s"
+END
 # 400 MiB at rest, up to 30000 while something runs
-printf '#!/bin/sh\necho 400\ncase $* in *lms*) echo 30000; echo 2000; exec sleep 1000 ;; esac\n' | stand_in "$work/bin/nvidia-smi"
+stand_in "$work/bin/nvidia-smi" << 'END'
+#!/bin/sh
+echo 400
+case $* in *lms*) echo 30000; echo 2000; exec sleep 987 ;; esac
+END
 
-bench() { PATH=$work/bin:$PATH PYTHON=${python:-$work/bin/python} BUILD=$work/build sh dev/bench_gpu.sh --model d1 --seq-len 16 --rounds 1 --steps 3 \
-    --out "$work/out" "$@" > "$work/table"; }
+bench_gpu() { sh dev/bench_gpu.sh --model d1 --seq-len 16 --rounds 1 --steps 3 --out "$work/out" "$@"; }
+bench() { PATH=$work/bin:$PATH PYTHON=${python:-$work/bin/python} BUILD=$work/build bench_gpu "$@" > "$work/table"; }
 programs_are_measured() {
     rm -f "$work/llm.c"/*.asked
     bench --batch 2,4 --rounds 2 --llmc "$work/llm.c" || return 1
     says '^| B=2 |' && says '^| B=4 |' && says '^| ours | [0-9]* | .*| 12.3 | 31.5 |$' && says '^| ours, --recompute block |' &&
         says '^| PyTorch, bf16, no master weights | .* | 20.2 | 31.5 |$' && says '^| PyTorch, fp32 weights, autocast |' &&
-        says '^| llm.c -ge 2 -r 0 | .* | 8.0 | 31.5 |$' && says '^- ours over llm.c -ge 2 -r 0: 0\.' && says '^- ours over PyTorch, fp32 weights, autocast: [1-9]' &&
+        says '^| llm.c -ge 2 -r 0 | .* | 8.0 | 31.5 |$' && says '^- ours over llm.c -ge 2 -r 0: 0\.' &&
+            says '^- ours over PyTorch, fp32 weights, autocast: [1-9]' &&
         says '^- llm.c with cuDNN: .* was built without' && says '^- FSDP on one rank: there is no' || return 1
     # all settings, each in each round and for each batch; of 3 steps each, and the 5 before them do not count
     [ "$(grep -c '^| llm.c' "$work/table")" = 10 ] && [ "$(grep -c '^llmc-ge[012]-r[01] [24] ms' "$work/out/results")" = 60 ] &&
         [ "$(grep -c 'peak 0 product 800' "$work/out/results")" = 2 ] || return 1
     # each in its turn, and not one program after the other
-    [ "$(awk '$3 == "ms" && $2 == 2 { if ($1 != last) printf "%s ", $1; last = $1 }' "$work/out/results" | tr ' ' '\n' | grep -cx ours)" = 2 ]
+    [ "$(awk '$3 == "ms" && $2 == 2 && $1 != last { print last = $1 }' "$work/out/results" | grep -cx ours)" = 2 ]
 }
 llmc_is_asked_rightly() { # a model of its format in bf16, and the options of its command line
     grep -q -- '-b 4 -t 16 -x 1000000 -v 1000000 .*-ge 1 -r 0$' "$work/llm.c/train_gpt2cu.asked" &&
@@ -135,7 +177,8 @@ peers_may_fail() {
     BENCH_SECONDS=3 bench --batch 2 --llmc "$work/llm.c/train_gpt2cu"
     local status=$?
     rm "$work/llm.c/train_gpt2cu.fails" "$work/bin/python.hangs"
-    [ $status = 0 ] && says '^| llm.c -ge 2 -r 1 | failed: .CUDA ERROR. at file x.cu:9: out of memory |' && says '^| PyTorch, bf16, no master weights | failed: not done after 3 s |' &&
+    [ $status = 0 ] && says '^| llm.c -ge 2 -r 1 | failed: .CUDA ERROR. at file x.cu:9: out of memory |' &&
+        says '^| PyTorch, bf16, no master weights | failed: not done after 3 s |' &&
         says '^| llm.c -ge 2 -r 0 | [0-9]' && says '^- ours over PyTorch, fp32' && not says 'over PyTorch, bf16' > /dev/null
 }
 ours_may_not() {
@@ -144,29 +187,33 @@ ours_may_not() {
 }
 a_time_limit_leaves_what_there_is() { # PyTorch would take longer
     touch "$work/bin/python.hangs"
-    PATH=$work/bin:$PATH PYTHON=$work/bin/python BUILD=$work/build timeout 6 sh dev/bench_gpu.sh --model d1 --seq-len 16 --batch 2 --rounds 2 \
-        --steps 3 --out "$work/out" > "$work/table"
+    PATH=$work/bin:$PATH PYTHON=$work/bin/python BUILD=$work/build \
+        timeout 6 sh dev/bench_gpu.sh --model d1 --seq-len 16 --batch 2 --rounds 2 --steps 3 --out "$work/out" > "$work/table"
     local status=$?
     rm "$work/bin/python.hangs"
-    [ $status != 0 ] && says 'rounds: 2, stopped in round 1, steps a round: 3$' && says '^| ours | [0-9]' && says '^| PyTorch, fp32 weights, autocast | [0-9]' &&
+    [ $status != 0 ] && says 'rounds: 2, stopped in round 1, steps a round: 3$' && says '^| ours | [0-9]' &&
+        says '^| PyTorch, fp32 weights, autocast | [0-9]' &&
         not says '^| PyTorch, bf16' > /dev/null && cmp "$work/table" "$work/out/table.md"
 }
 absent_peers_are_named() {
-    PYTHON=no-such-python BUILD=$work/build sh dev/bench_gpu.sh --model d1 --seq-len 16 --batch 2 --rounds 1 --steps 1 --out "$work/out" > "$work/table" &&
-        says '^- llm.c: neither --llmc nor LLMC' && says '^- PyTorch: no-such-python has no torch that sees a GPU' && says '^- memory as nvidia-smi sees it' &&
+    PYTHON=no-such-python BUILD=$work/build bench_gpu --batch 2 > "$work/table" &&
+        says '^- llm.c: neither --llmc nor LLMC' && says '^- PyTorch: no-such-python has no torch that sees a GPU' &&
+            says '^- memory as nvidia-smi sees it' &&
         says '^| ours | [0-9].* | - |$' && not says '^| llm.c\|^| PyTorch' > /dev/null
 }
 bad_input() {
     local bad=(sh dev/bench_gpu.sh)
     fails_with "there is no model 'gpt5'; there are gpt2" -- "${bad[@]}" --model gpt5 &&
-        fails_with "batch must be a whole number, not 'x'" -- "${bad[@]}" --batch 8,x && fails_with "batch must be a list of whole numbers, not ' '" -- "${bad[@]}" --batch , &&
-        fails_with "rounds must be at least 1, not 0" -- "${bad[@]}" --rounds 0 && fails_with "steps must be a whole number, not '-3'" -- "${bad[@]}" --steps -3 &&
+        fails_with "batch must be a whole number, not 'x'" -- "${bad[@]}" --batch 8,x &&
+            fails_with "batch must be a list of whole numbers, not ' '" -- "${bad[@]}" --batch , &&
+        fails_with "rounds must be at least 1, not 0" -- "${bad[@]}" --rounds 0 &&
+            fails_with "steps must be a whole number, not '-3'" -- "${bad[@]}" --steps -3 &&
         fails_with "steps needs a value" -- "${bad[@]}" --steps && fails_with "there is no option 'gpt2'" -- "${bad[@]}" gpt2 &&
         fails_with "there is no $work/none/train_gpt2_single: make DEVICE=cuda" -- env BUILD="$work/none" "${bad[@]}" &&
         fails_with "there is no program $work/bin/train_gpt2cu; in llm.c's folder: make train_gpt2cu USE_CUDNN=1" -- \
             env BUILD="$work/build" "${bad[@]}" --llmc "$work/bin"
 }
-nothing_is_left_running() { sleep 0.5; not pgrep -f "$work/" ; }
+nothing_is_left_running() { sleep 0.5; not pgrep -f "$work/" && not pgrep -xf "sleep 987"; }
 check "every program is measured in its turn, llm.c in all settings, of which the best counts" programs_are_measured
 check "llm.c is given a model in its format and options of its command line" llmc_is_asked_rightly
 check "a peer that fails, or hangs, is named, and left out" peers_may_fail

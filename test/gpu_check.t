@@ -9,22 +9,31 @@ stand_in() { cat > "$1" && chmod +x "$1"; }
 copy=$work/copy emulated=$work/copy/build/emulated-bf16
 mkdir -p "$emulated" "$copy/test" "$work/bin"
 cp -r dev llmc "$copy" && cp test/lib.sh "$copy/test"
-peaks='peaks: copy 3000 GB/s, product 800.0 TFLOP/s, data sheet 989.0 TFLOP/s'
-{ echo '#!/bin/sh'; echo "echo '$peaks'"; echo '[ "$1" = --peaks ] || { echo "asked for $*"; echo "measured: peak_flops 8e+14 flops_per_token 8e+08"; }'; } |
-    stand_in "$emulated/bench_layers"
-{ echo '#!/bin/sh'; echo 'for i in 1 2 3 4 5 6 7; do echo "step $i | loss 10 | mem 1.5 GB | 9 tok/s"; sleep 0.02; done'; } | stand_in "$emulated/train_gpt2_single"
+stand_in "$emulated/bench_layers" << 'END'
+#!/bin/sh
+echo "peaks: copy 3000 GB/s, product 800.0 TFLOP/s, data sheet 989.0 TFLOP/s"
+[ "$1" = --peaks ] || echo "asked for $*"
+END
+stand_in "$emulated/train_gpt2_single" << 'END'
+#!/bin/sh
+for i in 1 2 3 4 5 6 7; do echo "step $i | loss 10 | mem 1.5 GB | 9 tok/s"; sleep 0.02; done
+END
+export PYTHON=no-such-python GPU_CHECK_OUT=$work/out
 gpu_check() { # PART...
-    GPU_CHECK_DEVICE=emulated GPU_CHECK_OUT=$work/out PYTHON=no-such-python bash "$copy/dev/gpu_check.sh" "$@" > "$work/page" 2> "$work/stderr"
+    GPU_CHECK_DEVICE=${device:-emulated} bash "$copy/dev/gpu_check.sh" "$@" > "$work/page" 2> "$work/stderr"
 }
 says() { grep -qe "$1" "$work/page" || { cat "$work/page" "$work/stderr"; echo "it did not say '$1'"; return 1; }; }
 
 page_has_all() {
-    gpu_check roofline peers && says "^## $(date -u +%Y-)[0-9-]*, no GPU (emulated)$" && says '^### d1 in bf16, T=8: whole steps; rounds: 1, steps a round: 1$' &&
-        says '^| ours | [0-9]* | .*| 1.5 | - |$' && says '^### Operations of a step$' && says '^asked for --model d1 --vocab-size 100 1 8 1$' &&
+    gpu_check roofline peers && says "^## $(date -u +%Y-)[0-9-]*, no GPU (emulated)$" &&
+        says '^### d1 in bf16, T=8: whole steps; rounds: 1, steps a round: 1$' &&
+        says '^| ours | [0-9]* | .*| 1.5 | - |$' && says '^### Operations of a step$' &&
+            says '^asked for --model d1 --vocab-size 100 1 8 1$' &&
         says '^| roofline-bf16 | ok | [0-9]* s |$' && says '^| peers | ok |' && cmp "$work/page" "$work/out/page.md"
 }
 order_is_as_asked() {
-    gpu_check peers roofline && [ "$(grep -n '^| peers' "$work/page" | cut -d: -f1)" -lt "$(grep -n '^| roofline' "$work/page" | cut -d: -f1)" ]
+    gpu_check peers roofline && sed -n 's/^| \([a-z]*\)[a-z0-9-]* | ok .*/\1/p' "$work/page" | tee "$work/order" &&
+        [ "$(tr '\n' ' ' < "$work/order")" = "peers roofline " ]
 }
 failures_stop_nothing() {
     mv "$emulated/bench_layers" "$work/kept"
@@ -50,16 +59,26 @@ time_is_limited() { # one part takes all, the next has none left
     mv "$work/kept" "$emulated/bench_layers"
     [ $status = 1 ] && says '^| roofline-bf16 | \*\*ran past [12] s\*\* |' && says '^| peers | \*\*not run: no time left\*\* |'
 }
-unknown_parts() { fails_with "there is no part 'nonsense'; there are build layers" -- env GPU_CHECK_OUT="$work/out2" bash "$copy/dev/gpu_check.sh" roofline nonsense && [ ! -e "$work/out2/results.txt" ]; }
+unknown_parts() {
+    fails_with "there is no part 'nonsense'; there are build layers" -- \
+        env GPU_CHECK_OUT="$work/out2" bash "$copy/dev/gpu_check.sh" roofline nonsense && [ ! -e "$work/out2/results.txt" ]
+}
 # Its profile of a GPU's program, by an ncu that is none.
+stand_in "$work/bin/ncu" << 'END'
+#!/bin/sh
+while [ "$1" != --log-file ]; do shift; done
+csv=$2
+shift 2
+"$@" || exit
+for m in gpu__time_duration.sum dram__throughput.x sm__throughput.x; do
+    echo "\"0\",\"1\",\"p\",\"h\",\"encoder_forward_kernel(int)\",\"1\",\"7\",\"b\",\"g\",\"0\",\"9.0\",\"s\",\"$m\",\"ns\",\"40\""
+done > "$csv"
+END
 profile_is_asked_for() {
-    { echo '#!/bin/bash'; echo 'while [ "$1" != --log-file ]; do shift; done; csv=$2; shift 2; "$@" || exit'
-      echo 'for m in gpu__time_duration.sum dram__throughput.x sm__throughput.x; do'
-      echo '    echo "\"0\",\"1\",\"p\",\"h\",\"encoder_forward_kernel(int)\",\"1\",\"7\",\"b\",\"g\",\"0\",\"9.0\",\"s\",\"$m\",\"ns\",\"40\""; done > "$csv"'; } | stand_in "$work/bin/ncu"
     mkdir -p "$copy/build/cuda-bf16"
-    { echo '#!/bin/sh'; echo 'echo "$*"; case $* in *--steps\ 2*) ;; *) exit 1 ;; esac'; } | stand_in "$copy/build/cuda-bf16/train_gpt2_single"
-    PATH=$work/bin:$PATH GPU_CHECK_OUT=$work/out PYTHON=no-such-python bash "$copy/dev/gpu_check.sh" profile > "$work/page" 2> "$work/stderr" &&
-        says '^### Kernels of a step' && says '^| encoder_forward_kernel | 1 | 0.000 | 100.0 % | 40 % | 40 % |$' && says '^| profile | ok |'
+    printf '#!/bin/sh\necho "$*"; case "$*" in *"--steps 2"*) ;; *) exit 1 ;; esac\n' | stand_in "$copy/build/cuda-bf16/train_gpt2_single"
+    PATH=$work/bin:$PATH device=cuda gpu_check profile && says '^### Kernels of a step' &&
+        says '^| encoder_forward_kernel | 1 | 0.000 | 100.0 % | 40 % | 40 % |$' && says '^| profile | ok |'
 }
 check "the page has what every part said" page_has_all
 check "parts run in the order that was asked for" order_is_as_asked
