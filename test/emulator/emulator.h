@@ -85,7 +85,7 @@ void mbarrier_init(uint64_t* barrier, unsigned arrivals, Site site);
 void mbarrier_init_fence(void);
 void mbarrier_arrive(uint64_t* barrier, unsigned expected_bytes, Site site);
 void mbarrier_wait(uint64_t* barrier, unsigned parity, Site site);
-size_t tma_box_bytes(const CUtensorMap* map, Site site);
+size_t tma_check(const void* tile, const CUtensorMap* map, uint64_t* barrier, Site site); // returns the tile's bytes
 void tma_load(void* tile, const CUtensorMap* map, int x, int y, uint64_t* barrier, Site site);
 struct WarpgroupProduct { Element type; int n; bool a_transposed, b_transposed; uint64_t a, b; };
 void wgmma(WarpgroupProduct product, float* d, Site site);              // d (n/2): this thread's of the sums (64,n)

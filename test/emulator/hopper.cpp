@@ -123,18 +123,17 @@ static const TileMap* find_map(const CUtensorMap* map, Site site) {
     if (m->magic != TILE_MAP) fail(self, site, "there is no tensor map here: cuTensorMapEncodeTiled has not made it");
     return m;
 }
-size_t tma_box_bytes(const CUtensorMap* map, Site site) {
+size_t tma_check(const void* tile, const CUtensorMap* map, uint64_t* barrier, Site site) {
     const TileMap* m = find_map(map, site);
-    return (size_t)m->box_bytes * m->box_rows;
-}
-void tma_load(void* tile, const CUtensorMap* map, int x, int y, uint64_t* barrier, Site site) {
-    Unwatched unwatched;
-    const TileMap* m = find_map(map, site);
-    size_t bytes = tma_box_bytes(map, site);
+    size_t bytes = (size_t)m->box_bytes * m->box_rows;
     if (!in_shared(tile, bytes)) fail(self, site, "a tile of %zu bytes at %p, which is not in the block's shared memory", bytes, tile);
     if (find_mbarrier(barrier, site)->made != 2)
         fail(self, site, "the copy engine does not know this mbarrier: who made it must call mbarrier_init_fence");
-    tiles.push_back({(char*)tile, *m, x, y, barrier, static_cast<Fiber*>(self), site});
+    return bytes;
+}
+void tma_load(void* tile, const CUtensorMap* map, int x, int y, uint64_t* barrier, Site site) {
+    Unwatched unwatched;
+    tiles.push_back({(char*)tile, *find_map(map, site), x, y, barrier, static_cast<Fiber*>(self), site});
 }
 static void arrive(const PendingTile& t) {
     const TileMap& m = t.map;

@@ -35,8 +35,7 @@ EMULATED void mbarrier_wait(uint64_t* barrier, unsigned parity, Site site = here
 EMULATED void tma_load(void* tile, const CUtensorMap* map, int x, int y, uint64_t* barrier, Site site = here()) {
     check_aligned(tile, 128, site);
     check_aligned(barrier, 8, site);
-    size_t bytes = emulator::tma_box_bytes(map, site);
-    for (size_t i = 0; i < bytes / 4; i++) ((EmulatorWord*)tile)[i] = ~0u;
+    memset(tile, 0xff, emulator::tma_check(tile, map, barrier, site)); // a single call, which the sanitizers watch
     emulator::tma_load(tile, map, x, y, barrier, site);
 }
 

@@ -14,9 +14,10 @@ using namespace emulator::matrix;
 #define FLAWS(of) of(unmade_barrier) of(unfenced_barrier) of(early_arrival) of(little_expected) of(much_expected) of(wrong_parity) \
     of(unwaited_tile) of(tile_for_nobody) of(misplaced_tile) of(unfenced_sums) of(unwaited_sums) of(early_sums) of(touched_sums) \
     of(refilled_early) of(part_of_warpgroup) of(other_operands) of(beyond_shared) of(bad_descriptor) of(wrong_swizzle) of(wrong_stride)
+#define HANDOVER_FLAWS(of) of(unasked_refill) of(unwaited_read)
 enum Flaw { good,
 #define NAME(flaw) flaw,
-    FLAWS(NAME)
+    FLAWS(NAME) HANDOVER_FLAWS(NAME)
 };
 constexpr int K = 192, ROWS = 64, STEP = 64, TILE = ROWS * STEP * 2; // bytes: 64 rows of 128
 
@@ -50,14 +51,14 @@ template <Flaw flaw> __global__ void product(float* c, const __grid_constant__ C
         }
         if (flaw == unwaited_tile) __syncthreads();
         else if (flaw != tile_for_nobody || step < K / STEP - 1)
-            mbarrier_wait(&full, flaw == wrong_parity ? 1 : step % 2); // BUG much_expected
+            mbarrier_wait(&full, flaw == wrong_parity ? 1 : step % 2); // BUG much_expected little_expected
         if (flaw != unfenced_sums) wgmma_fence();
         unsigned stride = flaw == wrong_stride ? 512 : flaw == beyond_shared ? 8192 : 1024;
         uint64_t more = flaw == bad_descriptor ? 1 << 14 : 0, swizzle = flaw == wrong_swizzle ? 0 : 1;
         for (int k = 0; k < STEP; k += 16) {
             uint64_t from_a = operand(tile_a + 2 * k, 0, stride, swizzle) | more, from_b = operand(tile_b + 2 * k, 0, stride, swizzle);
             if (flaw == other_operands && threadIdx.x / 32 == 2) from_b = from_a;
-            wgmma<__nv_bfloat16, false, false>(d, from_a, from_b); // BUG wgmma
+            wgmma<__nv_bfloat16, false, false>(d, from_a, from_b); // BUG wgmma little_expected
         }
         wgmma_commit();
         if (flaw == touched_sums) d[0] += 1;
@@ -71,6 +72,33 @@ template <Flaw flaw> __global__ void product(float* c, const __grid_constant__ C
         __syncthreads(); // all have read the tiles: they may be filled again
     }
     if (flaw != early_sums) put_sums(c, d, 64);
+}
+
+// c[i] = the sum of row i of a, read by ordinary loads, 64 k at a time from one tile that is handed to and fro.
+template <Flaw flaw> __global__ void handover(float* c, const __grid_constant__ CUtensorMap a) {
+    __shared__ alignas(128) __nv_bfloat16 tile[ROWS * STEP];
+    __shared__ uint64_t full, empty;
+    if (threadIdx.x == 0) {
+        mbarrier_init(&full, 1);
+        mbarrier_init(&empty, ROWS);
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    float sum = 0;
+    for (int step = 0; step < K / STEP; step++) {
+        if (threadIdx.x == 0) {
+            if (flaw != unasked_refill) mbarrier_wait(&empty, step % 2 ^ 1);
+            mbarrier_arrive_expect(&full, TILE);
+            tma_load(tile, &a, step * STEP, 0, &full); // BUG unasked_refill unwaited_read
+        }
+        if (flaw != unwaited_read || threadIdx.x == 0) mbarrier_wait(&full, step % 2);
+        for (int k = 0; k < STEP; k++) {
+            __nv_bfloat16 x = tile[threadIdx.x * STEP + k]; // BUG unasked_refill unwaited_read
+            sum += (float)x;
+        }
+        mbarrier_arrive(&empty);
+    }
+    c[threadIdx.x] = sum;
 }
 
 // ---- layouts: c (64,128) = a (64,64) b (128,64)^T, operands by rows or (transposed) by columns, rows of 16 to 128 bytes a box ----
@@ -119,12 +147,12 @@ static void require(bool right, const char* what) {
     exit(1);
 }
 // A map of x (rows,cols) with boxes of box_rows rows of box_bytes.
-static CUtensorMap map_of(void* x, bool fp16, int rows, int cols, int pitch, unsigned box_rows, int box_bytes) {
+static CUtensorMap map_of(void* x, bool fp16, int rows, int cols, int pitch, unsigned box_rows, int box_bytes, bool swizzled = true) {
     decltype(cuTensorMapEncodeTiled)* encode;
     cudaDriverEntryPointQueryResult found;
     require(!cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void**)&encode, 12000, cudaEnableDefault, &found), "no entry point");
     CUtensorMap map;
-    CUtensorMapSwizzle swizzle = box_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : box_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+    CUtensorMapSwizzle swizzle = !swizzled ? CU_TENSOR_MAP_SWIZZLE_NONE : box_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : box_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
         : box_bytes == 32 ? CU_TENSOR_MAP_SWIZZLE_32B : CU_TENSOR_MAP_SWIZZLE_NONE;
     cuuint64_t sizes[] = {(cuuint64_t)cols, (cuuint64_t)rows}, strides[] = {(cuuint64_t)pitch};
     cuuint32_t box[] = {(cuuint32_t)box_bytes / 2, box_rows}, ones[] = {1, 1};
@@ -173,6 +201,20 @@ template <Flaw flaw> static void run(const char* name) {
     cudaFree(a);
     cudaFree(b);
 }
+template <Flaw flaw> static void run_handover(const char* name) {
+    __nv_bfloat16* a = matrix_of<__nv_bfloat16>(0, ROWS, K, false, K);
+    CUtensorMap map = map_of(a, false, ROWS, K, 2 * K, ROWS, 128, false);
+    float* c = sums_of(1);
+    handover<flaw><<<1, ROWS>>>(c, map);
+    require(!cudaDeviceSynchronize(), "a kernel has failed");
+    for (int i = 0; i < ROWS; i++) {
+        float sum = 0;
+        for (int k = 0; k < K; k++) sum += element(0, i, k);
+        if (c[i] != sum) { printf("hopper_selftest: %s: row %d is %g, and %g was expected\n", name, i, c[i], sum); exit(1); }
+    }
+    cudaFreeHost(c);
+    cudaFree(a);
+}
 template <class T, bool ta, bool tb> static void run_layouts(int bytes_a, int bytes_b) {
     T *a = matrix_of<T>(0, 64, 64, ta, 64), *b = matrix_of<T>(1, 128, 64, tb, tb ? 128 : 64);
     bool fp16 = std::is_same<T, __half>::value;
@@ -190,6 +232,7 @@ int main(int argc, char** argv) {
     if (argc != 2) { fprintf(stderr, "usage: %s good|FLAW\n", argv[0]); return 2; }
     if (!strcmp(argv[1], "good")) {
         run<good>("good");
+        run_handover<good>("handover");
         for (int bytes = 16; bytes <= 128; bytes *= 2) {
             run_layouts<__nv_bfloat16, false, false>(bytes, bytes);
             run_layouts<__nv_bfloat16, false, true>(128, bytes);
@@ -200,6 +243,8 @@ int main(int argc, char** argv) {
     }
 #define RUN(flaw) if (!strcmp(argv[1], #flaw)) { run<flaw>(#flaw); return 0; }
     FLAWS(RUN)
+#define RUN_HANDOVER(flaw) if (!strcmp(argv[1], #flaw)) { run_handover<flaw>(#flaw); return 0; }
+    HANDOVER_FLAWS(RUN_HANDOVER)
     fprintf(stderr, "no flaw %s\n", argv[1]);
     return 2;
 }

@@ -148,10 +148,11 @@ void __tsan_on_report(void* report) {
     Place places[2];
     const char* kinds[2];
     for (unsigned long i = 0; i < 2; i++) {
-        void *address, *trace[1] = {};
-        int tid, size, write, atomic;
-        __tsan_get_report_mop(report, i, &tid, &address, &size, &write, &atomic, trace, 1);
-        places[i] = source_place(trace[0]);
+        void *address, *trace[8] = {};
+        int tid, size, write, atomic, frame = 0;
+        __tsan_get_report_mop(report, i, &tid, &address, &size, &write, &atomic, trace, 8);
+        do places[i] = source_place(trace[frame++]); // the first that is not a library's, such as memset's
+        while (*places[i].text == '(' && frame < 8 && trace[frame]);
         kinds[i] = write ? "write" : "read";
     }
     char what[600];
