@@ -29,7 +29,6 @@ static size_t matrix_bytes(LayerShapes s) { return sizeof(float) * (size_t)s.B *
 static void attention_start(LayerShapes s) {
     start_cpu(s);
     library_start(s.B * s.T);
-    cuda_layers.shapes = s;
     if (s.C / s.NH > ATTENTION_MAX_HS) return; // neither llmc/ nor cuDNN takes these
     size_t bytes = attention_workspace_bytes(s);
     printf("the library: %s\n", attention_description());
