@@ -23,7 +23,10 @@ fail() { echo "error: $*" >&2; exit 1; }
 model=gpt2 batches=32 T=1024 rounds=3 steps=20 llmc=${LLMC-} out=build/bench_gpu
 build=${BUILD:-build/cuda-bf16} python=${PYTHON:-python3} warmup=5 limit=${BENCH_SECONDS:-300}
 while [ $# -gt 0 ]; do
-    case $1 in --help) sed -n '2,20s/^# \{0,1\}//p' "$0"; exit ;; --*) [ $# -ge 2 ] || fail "$1 needs a value; --help lists the options" ;; esac
+    case $1 in
+        --help) sed -n '2,20s/^# \{0,1\}//p' "$0"; exit ;;
+        --*) [ $# -ge 2 ] || fail "$1 needs a value; --help lists the options" ;;
+    esac
     case $1 in
         --model) model=$2 ;;
         --batch) batches=$(echo "$2" | tr , ' ') ;;
@@ -58,7 +61,10 @@ mkdir -p "$out" && out=$(cd "$out" && pwd) || fail "$out cannot be made; --out n
 build=$(cd "$build" && pwd)
 work=$(mktemp -d)
 sampler=''
-end_sampler() { if [ -n "$sampler" ]; then kill "$sampler" 2>/dev/null || true; wait "$sampler" 2>/dev/null || true; sampler=''; fi; }
+end_sampler() {
+    if [ -n "$sampler" ]; then kill "$sampler" 2>/dev/null || true; wait "$sampler" 2>/dev/null || true; fi
+    sampler=''
+}
 trap 'end_sampler; rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 for tool in measure inputs; do
@@ -77,15 +83,18 @@ if [ "$model" != gpt2 ]; then
 fi
 if [ -d "$llmc" ]; then llmc=$llmc/train_gpt2cu; fi
 if [ -z "$llmc" ]; then lacks "llm.c: neither --llmc nor LLMC says where its train_gpt2cu is"
-elif [ ! -x "$llmc" ]; then fail "there is no program $llmc; in llm.c's folder: make train_gpt2cu USE_CUDNN=1 NO_MULTI_GPU=1 NO_USE_MPI=1"
+elif [ ! -x "$llmc" ]; then
+    fail "there is no program $llmc; in llm.c's folder: make train_gpt2cu USE_CUDNN=1 NO_MULTI_GPU=1 NO_USE_MPI=1"
 elif ! command -v stdbuf >/dev/null; then lacks "llm.c: there is no stdbuf (coreutils) to have its lines at once"
 else
     llmc=$(cd "$(dirname "$llmc")" && pwd)/${llmc##*/}
     "$work/inputs" llmc "$work/model.bin" "$model" bf16
     for setting in 0-r0 1-r0 2-r0 0-r1 2-r1; do programs="$programs llmc-ge$setting"; done
-    ldd "$llmc" 2>/dev/null | grep -q cudnn || lacks "llm.c with cuDNN: $llmc was built without, so its attention is by its own kernels. USE_CUDNN=1"
+    ldd "$llmc" 2>/dev/null | grep -q cudnn ||
+        lacks "llm.c with cuDNN: $llmc was built without, so its attention is by its own kernels. USE_CUDNN=1"
 fi
-if "$python" -c 'import torch; assert torch.cuda.is_available()' >/dev/null 2>&1; then programs="$programs torch-autocast torch-bf16"
+if "$python" -c 'import torch; assert torch.cuda.is_available()' >/dev/null 2>&1; then
+    programs="$programs torch-autocast torch-bf16"
 else lacks "PyTorch: $python has no torch that sees a GPU; PYTHON names another"; fi
 gpu=${CUDA_VISIBLE_DEVICES:-0}
 memory_used="nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits -i ${gpu%%,*}"
@@ -108,8 +117,9 @@ run() {
         echo "  $name, B=$B failed: $why" >&2
         return
     fi
-    { cat "$work/measured"; counted <"$log"; if [ -n "$held" ]; then sort -n "$work/used" | awk 'END { print "used", $1 * 1048576 }'; fi; } |
-        sed -n "/^rss/!s/^/$name $B /p" >>"$out/results"
+    counted <"$log" >>"$work/measured"
+    if [ -n "$held" ]; then sort -n "$work/used" | awk 'END { print "used", $1 * 1048576 }' >>"$work/measured"; fi
+    sed -n "/^rss/!s/^/$name $B /p" "$work/measured" >>"$out/results"
     echo "  $name, B=$B: $(awk '$1 == "ms" { printf "%s%.1f", sep, $2; sep = " " }' "$work/measured") ms" >&2
 }
 # The last line in which the program speaks of an error, with the next if it ends in a colon, or else its last line; measure's own
@@ -126,8 +136,8 @@ start() {
         ours-fsdp) ours train_gpt2_fsdp ;;
         ours-fsdp-recompute) ours train_gpt2_fsdp --recompute block ;;
         llmc-*) ge=${1#llmc-ge} # it validates at its first step, and would at the last
-                timed stdbuf -oL "$llmc" -i tokens.bin -j tokens.bin -e model.bin -b "$B" -t "$T" -x 1000000 -v 1000000 -m 1 -s 0 \
-                    -l 0.0001 -c 0.1 -ge "${ge%-r*}" -r "${ge#*-r}" ;;
+                timed stdbuf -oL "$llmc" -i tokens.bin -j tokens.bin -e model.bin -b "$B" -t "$T" -x 1000000 -v 1000000 -m 1 \
+                    -s 0 -l 0.0001 -c 0.1 -ge "${ge%-r*}" -r "${ge#*-r}" ;;
         torch-*) timed "$python" "$OLDPWD/dev/bench/pytorch_cuda.py" compile "${1#torch-}" "$model" "$B" "$T" ;;
     esac
 }
@@ -142,8 +152,8 @@ ours() {
 }
 # What a program says that it takes: ours all that it has allocated, PyTorch all tensors at most, llm.c what the GPU has in use.
 counted() {
-    awk '/^step .*mem [0-9.]+ [kMGT]?B/ { sub(/.*mem /, ""); unit["B"] = 1; unit["kB"] = 1e3; unit["MB"] = 1e6; unit["GB"] = 1e9; unit["TB"] = 1e12
-                                          bytes = $1 * unit[$2] }
+    awk 'BEGIN { unit["B"] = 1; unit["kB"] = 1e3; unit["MB"] = 1e6; unit["GB"] = 1e9; unit["TB"] = 1e12 }
+         /^step .*mem [0-9.]+ [kMGT]?B/ { sub(/.*mem /, ""); bytes = $1 * unit[$2] }
          /^device memory usage: [0-9]+ MiB/ { bytes = $4 * 1048576 }
          END { if (bytes) printf "counted %.0f\n", bytes }'
 }
@@ -151,7 +161,8 @@ counted() {
 # --- the tables: also of what there is when a time limit ends this script ---
 tables() {
     echo "### $model in bf16, T=$T: whole steps; rounds: $rounds${1-}, steps a round: $steps"
-    awk -v model="$model" -v T="$T" -v programs="$programs" -v batches="$batches" -v sizes="$sizes" -f dev/bench/gpu_table.awk "$out/results"
+    awk -v model="$model" -v T="$T" -v programs="$programs" -v batches="$batches" -v sizes="$sizes" \
+        -f dev/bench/gpu_table.awk "$out/results"
     if [ -n "$absent" ]; then printf '\nNot measured:\n%s\n' "$absent"; fi
 }
 trap 'end_sampler; tables ", stopped in round $round" | tee "$out/table.md"; exit 1' TERM
@@ -160,7 +171,8 @@ round=1
 while [ "$round" -le "$rounds" ]; do
     echo "round $round of $rounds" >&2
     "$build/bench_layers" --peaks >"$work/peaks" || fail "$build/bench_layers --peaks failed"
-    sed -n 's/^peaks: copy \([0-9.]*\) GB.s, product \([0-9.]*\) TFLOP.s, data sheet \([0-9.]*\) TFLOP.s$/peak 0 copy \1\npeak 0 product \2\npeak 0 sheet \3/p' \
+    # peaks: copy X GB/s, product Y TFLOP/s, data sheet Z TFLOP/s
+    awk '$1 == "peaks:" { print "peak 0 copy", $3; print "peak 0 product", $6; print "peak 0 sheet", $10 }' \
         "$work/peaks" >>"$out/results"
     for B in $batches; do for program in $programs; do run "$program" "$B" "$round"; done; done
     round=$((round + 1))

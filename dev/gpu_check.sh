@@ -21,7 +21,8 @@
 #
 # GPU_CHECK_LIBS=DIR    a folder made by --pack (default build/carry, if it is there)
 # GPU_CHECK_OUT=DIR     where logs and the page go (default build/gpu_check)
-# GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU, on small shapes; without `layers sanitizer profile speed`
+# GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU, on small shapes; without `layers sanitizer profile
+#                       speed`
 # LLMC=PATH             llm.c's train_gpt2cu, or its folder (dev/bench_gpu.sh says how it is built); PYTHON: one that has torch
 #
 # Every part has a time limit, and one that fails does not stop the next. The status is 0 if all that ran is well.
@@ -302,11 +303,12 @@ profile() {
     else note profile "not run: there is no ncu" ""; fi
 }
 profile_step() {
-    local metrics=gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__throughput.avg.pct_of_peak_sustained_elapsed
+    local share=avg.pct_of_peak_sustained_elapsed
+    local metrics=gpu__time_duration.sum,dram__throughput.$share,sm__throughput.$share
     # the clocks are left as they are
     ncu --clock-control none --csv --print-units base --metrics $metrics --log-file "$out/profile.csv" \
-        "$(program bf16)" --data "$out/tokens.bin" --val-data '' --model gpt2 --batch-size 16 --seq-len 1024 --steps 2 --eval-every 0 \
-        --sample-every 0 &&
+        "$(program bf16)" --data "$out/tokens.bin" --val-data '' --model gpt2 --batch-size 16 --seq-len 1024 --steps 2 \
+        --eval-every 0 --sample-every 0 &&
         awk -f dev/bench/profile.awk "$out/profile.csv" > "$out/profile.md"
 }
 

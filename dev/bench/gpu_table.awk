@@ -1,5 +1,6 @@
-# gpu_table.awk - what bench_gpu.sh measured ("PROGRAM B ms|counted|used VALUE", "PROGRAM B failed WHY", "peak 0 copy|product|sheet
-# VALUE") as a table for each batch, with ratios and goals. A value is the median of all its lines; memory is the most of them.
+# gpu_table.awk - what bench_gpu.sh measured ("PROGRAM B ms|counted|used VALUE", "PROGRAM B failed WHY", "peak 0
+# copy|product|sheet VALUE") as a table for each batch, with ratios and goals. A value is the median of all its lines; memory is
+# the most of them.
 # Variables: model, T, and lists of words: programs, batches, sizes (layers, channels).
 
 $3 == "failed" { why[$1, $2] = substr($0, index($0, " failed ") + 8); next }
@@ -36,20 +37,21 @@ function title(program) {
     if (program ~ /^llmc/) { sub(/^llmc-ge/, "llm.c -ge ", program); sub(/-r/, " -r ", program); return program }
     if (program == "torch-autocast") return "PyTorch, fp32 weights, autocast"
     if (program == "torch-bf16") return "PyTorch, bf16, no master weights"
-    if (program ~ /^ours-fsdp/) return program ~ /recompute/ ? "ours, FSDP on one rank, --recompute block" : "ours, FSDP on one rank"
-    return program ~ /recompute/ ? "ours, --recompute block" : "ours"
+    return "ours" (program ~ /fsdp/ ? ", FSDP on one rank" : "") (program ~ /recompute/ ? ", --recompute block" : "")
 }
 function row(program, B,   rate) {
     if ((program, B) in why) { printf "| %s | failed: %s | | | | | | |\n", title(program), why[program, B]; return }
     if (!ms(program, B)) return
     rate = flops_per_second(program, B)
     printf "| %s | %.0f | %.2f | %s | %s | %s | %s | %s |\n", title(program), 1e3 * B * T / ms(program, B), ms(program, B),
-        range(program " " B " ms"), percent(rate, sheet), percent(rate, product), most_gb(program " " B " counted"), most_gb(program " " B " used")
+        range(program " " B " ms"), percent(rate, sheet), percent(rate, product), most_gb(program " " B " counted"),
+        most_gb(program " " B " used")
 }
 # The fastest whose name begins so; "" if there is none.
 function best(prefix, B,   i, found) {
     for (i = 1; i <= n_programs; i++)
-        if (index(program[i], prefix) == 1 && ms(program[i], B) && (!found || ms(program[i], B) < ms(found, B))) found = program[i]
+        if (index(program[i], prefix) == 1 && ms(program[i], B) && (!found || ms(program[i], B) < ms(found, B)))
+            found = program[i]
     return found
 }
 function judged(reached, goal) { return goal ? sprintf(" Goal %s: %s.", goal, reached >= goal ? "reached" : "MISSED") : "" }
@@ -65,8 +67,9 @@ END {
     parameters = (50257 + 1024) * C + L * (12 * C + 13) * C + 2 * C
     flops_per_token = 6 * parameters + 6 * L * C * T
     product = 1e12 * median("peak 0 product"); sheet = 1e12 * median("peak 0 sheet")
-    printf "\n%d parameters, %.4g FLOPs a token. This GPU: a large product %.0f TFLOP/s, %s by the data sheet; a copy %.0f GB/s.\n",
-        parameters, flops_per_token, 1e-12 * product, sheet ? sprintf("%.0f", 1e-12 * sheet) : "not known", median("peak 0 copy")
+    printf "\n%d parameters, %.4g FLOPs a token. ", parameters, flops_per_token
+    printf "This GPU: a large product %.0f TFLOP/s, %s by the data sheet; a copy %.0f GB/s.\n",
+        1e-12 * product, sheet ? sprintf("%.0f", 1e-12 * sheet) : "not known", median("peak 0 copy")
     n_programs = split(programs, program); n_batches = split(batches, batch)
     named = model == "gpt2" && T == 1024
     for (b = 1; b <= n_batches; b++) {
@@ -79,7 +82,9 @@ END {
         ratio(us, "llmc", B, named ? 1.2 : 0)
         ratio(us, "torch-autocast", B, named ? 1.3 : 0)
         ratio(us, "torch-bf16", B, named ? 1.3 : 0)
-        if (us && model == "gpt2-xl" && sheet)
-            printf "%s- %s: %s MFU.%s\n", said++ ? "" : "\n", title(us), percent(flops_per_second(us, B), sheet), judged(100 * flops_per_second(us, B) / sheet, 60)
+        if (us && model == "gpt2-xl" && sheet) {
+            rate = flops_per_second(us, B)
+            printf "%s- %s: %s MFU.%s\n", said++ ? "" : "\n", title(us), percent(rate, sheet), judged(100 * rate / sheet, 60)
+        }
     }
 }

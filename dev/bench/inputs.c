@@ -44,7 +44,8 @@ static void write_llmc_model(const char* path, const char* model, const char* pr
     static const int of_a_block[] = { LN1W, LN1B, QKVW, QKVB, PROJW, PROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB };
     GPT2Config c;
     DType dtype = strcmp(precision, "bf16") == 0 ? DTYPE_BF16 : DTYPE_F32;
-    require(gpt2_named_config(model, &c), "there is no model '%s'; there are gpt2, gpt2-medium, gpt2-large, gpt2-xl and dN", model);
+    require(gpt2_named_config(model, &c), "there is no model '%s'; there are gpt2, gpt2-medium, gpt2-large, gpt2-xl and dN",
+            model);
     require(dtype == DTYPE_BF16 || strcmp(precision, "fp32") == 0, "the precision must be fp32 or bf16, not '%s'", precision);
     c.max_T = GPT2_CONTEXT;
     c.V = GPT2_VOCABULARY;

@@ -1,6 +1,6 @@
-# profile.awk - the kernels of a run's last step, as Nsight Compute saw them, in a table: a row for each name, those that take most
-# first. Input: what ncu --csv --print-units base says of gpu__time_duration.sum, dram__throughput.avg.pct_of_peak_sustained_elapsed
-# and sm__throughput.avg.pct_of_peak_sustained_elapsed, a line a launch and metric. A step begins with encoder_forward_kernel.
+# profile.awk - the kernels of a run's last step, as Nsight Compute saw them, in a table: a row for each name, those that take
+# most first. Input: what ncu --csv --print-units base says of gpu__time_duration.sum and, as avg.pct_of_peak_sustained_elapsed,
+# of dram__throughput and sm__throughput, a line a launch and metric. A step begins with encoder_forward_kernel.
 
 BEGIN { FS = "\",\"" }
 /^"[0-9]+",/ {
@@ -28,7 +28,8 @@ END {
         for (j = i - 1; j > 0 && time[order[j]] < time[key]; j--) order[j + 1] = order[j]
         order[j + 1] = key
     }
-    printf "%d kernels, %.2f ms\n\n| kernel | launches | ms | share | of the memory's rate | of the multiprocessors' |\n|---|---|---|---|---|---|\n", launched, 1e-6 * sum
+    printf "%d kernels, %.2f ms\n\n", launched, 1e-6 * sum
+    printf "| kernel | launches | ms | share | of the memory's rate | of the multiprocessors' |\n|---|---|---|---|---|---|\n"
     for (i = 1; i <= n; i++) {
         key = order[i]
         printf "| %s | %d | %.3f | %.1f %% | %.0f %% | %.0f %% |\n", key, calls[key], 1e-6 * time[key], 100 * time[key] / sum,

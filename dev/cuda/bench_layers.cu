@@ -109,7 +109,8 @@ static std::vector<Operation> operations;
 // One row, from the FLOPs and bytes of one call.
 template <typename F> static void row(const char* name, double calls, double flops, double bytes, F call) {
     double floor = fmax(flops / flop_rate, bytes / byte_rate);
-    operations.push_back({ name, calls, calls * flops, calls * bytes, calls * floor, counting ? 0 : calls * median_seconds(call) });
+    double seconds = counting ? 0 : median_seconds(call);
+    operations.push_back({ name, calls, calls * flops, calls * bytes, calls * floor, calls * seconds });
 }
 static Operation sum_of(const std::vector<Operation>& of) {
     Operation sum = { "sum", 0, 0, 0, 0, 0 };
@@ -123,8 +124,8 @@ static void print_operation(const Operation& o, const Operation& sum) {
     if (o.flops > 0) snprintf(intensity, sizeof intensity, "%.0f", o.flops / o.bytes);
     const char* bound = o.name == sum.name ? "" : o.flops / flop_rate > o.bytes / byte_rate ? "compute" : "memory";
     // the head's last call has fewer rows than the others
-    printf("| %s | %.0f | %.1f | %.2f | %s | %s | %.3f | ", o.name.c_str(), ceil(o.calls), 1e-9 * o.flops, 1e-9 * o.bytes, intensity,
-           bound, 1e3 * o.floor);
+    printf("| %s | %.0f | %.1f | %.2f | %s | %s | %.3f | ", o.name.c_str(), ceil(o.calls), 1e-9 * o.flops, 1e-9 * o.bytes,
+           intensity, bound, 1e3 * o.floor);
     if (counting) printf("%.1f %% |\n", 100 * o.floor / sum.floor);
     else printf("%.3f | %.3f | %.0f %% | %.1f %% |\n", 1e3 * o.seconds, 1e3 * (o.seconds - o.floor), 100 * o.floor / o.seconds,
                 100 * o.seconds / sum.seconds);
@@ -144,7 +145,8 @@ static void bench_embeddings(GPT2Config g, int B, int T) {
     floatX *wte = array((size_t)g.Vp * C), *wpe = array((size_t)T * C), *x = array((size_t)N * C);
     row("encoder forward", 1, 0, 2 * E + positions + tokens_bytes, [&] { encoder_forward(x, tokens, wte, wpe, B, T, C); });
     // rows of dwte are read and written, for a token that is there twice once; counted as if none were
-    row("encoder backward", 1, 0, 3 * E + positions + tokens_bytes, [&] { encoder_backward(wte, wpe, x, tokens, B, T, C, GRAD_SET); });
+    row("encoder backward", 1, 0, 3 * E + positions + tokens_bytes,
+        [&] { encoder_backward(wte, wpe, x, tokens, B, T, C, GRAD_SET); });
     device_free(tokens); device_free(wte); device_free(wpe); device_free(x);
 }
 static void bench_layernorm(GPT2Config g, int N) {
@@ -156,7 +158,8 @@ static void bench_layernorm(GPT2Config g, int N) {
     float *mean = floats(N), *rstd = floats(N);
     row("residual + layernorm forward", 2 * g.L * again + 1, 0, 4 * E + stats,
         [&] { residual_layernorm_forward(res, out, mean, rstd, x1, x2, w, b, N, C); });
-    row("layernorm backward", 2 * g.L + 1, 0, 4 * E + stats, [&] { layernorm_backward(x1, dw, db, out, res, w, mean, rstd, N, C, GRAD_SET); });
+    row("layernorm backward", 2 * g.L + 1, 0, 4 * E + stats,
+        [&] { layernorm_backward(x1, dw, db, out, res, w, mean, rstd, N, C, GRAD_SET); });
     row("gradient of the residual stream, zeroed", 1, 0, E, [&] { device_zero(x1, n * sizeof(floatX)); });
     for (void* p : { x1, x2, res, out, w, b, dw, db }) device_free(p);
     device_free(mean); device_free(rstd);
@@ -184,10 +187,12 @@ static void bench_linear(const char* name, int forwards, int backwards, int N, i
 }
 static void bench_attention(GPT2Config g, int B, int T) {
     size_t n = (size_t)B * T * g.C;
-    double F = 2.0 * (double)n * T, bytes = (double)(n * sizeof(floatX)), stats_bytes = 4.0 * B * g.NH * T; // F: two products, halved
+    double F = 2.0 * (double)n * T; // two products, of which causality leaves half
+    double bytes = (double)(n * sizeof(floatX)), stats_bytes = 4.0 * B * g.NH * T;
     floatX *qkv = array(3 * n), *out = array(n), *dout = array(n), *dqkv = array(3 * n);
     float* stats = floats((size_t)B * g.NH * T);
-    row("attention forward", g.L * again, F, 4 * bytes + stats_bytes, [&] { attention_forward(out, stats, qkv, B, T, g.C, g.NH); });
+    row("attention forward", g.L * again, F, 4 * bytes + stats_bytes,
+        [&] { attention_forward(out, stats, qkv, B, T, g.C, g.NH); });
     row("attention backward", g.L, 2 * F, 8 * bytes + stats_bytes,
         [&] { attention_backward(dqkv, dout, qkv, out, stats, B, T, g.C, g.NH); });
     for (void* p : { qkv, out, dout, dqkv }) device_free(p);
@@ -207,7 +212,8 @@ static void bench_head(GPT2Config g, int N) {
         [&] { classifier_forward_backward(losses, logits, targets, 1.0f / (float)N, rows, g.V, Vp); });
     row("logits dX", calls, F, out + weights + in, [&] { matmul_backward_input(x, logits, wte, rows, C, Vp); });
     // all calls but the first add
-    row("logits dW", calls, F, out + in + 2 * weights, [&] { matmul_backward_weight(dwte, NULL, logits, x, rows, C, Vp, GRAD_ADD); });
+    row("logits dW", calls, F, out + in + 2 * weights,
+        [&] { matmul_backward_weight(dwte, NULL, logits, x, rows, C, Vp, GRAD_ADD); });
     for (void* p : { x, wte, dwte, logits }) device_free(p);
     device_free(losses); device_free(targets);
 }
@@ -253,8 +259,9 @@ template <typename F> static void print_issue(const char* what, F call) {
     std::vector<double> seconds;
     for (int i = 0; i < 5 && (i == 0 || seconds[0] >= 0); i++) seconds.push_back(issue_seconds(call));
     std::sort(seconds.begin(), seconds.end());
-    if (seconds[0] < 0) printf("- %s: the host WAITS for the GPU meanwhile\n", what);
-    else printf("- %s: issued in %.3f ms, and the host does not wait for the GPU meanwhile\n", what, 1e3 * seconds[seconds.size() / 2]);
+    double median = seconds[seconds.size() / 2];
+    if (median < 0) printf("- %s: the host WAITS for the GPU meanwhile\n", what);
+    else printf("- %s: issued in %.3f ms, and the host does not wait for the GPU meanwhile\n", what, 1e3 * median);
 }
 static void bench_step(GPT2Config c, int B, int T, int recompute) {
     static GPT2 g;
@@ -286,13 +293,15 @@ typedef struct { GPT2Config config; const char* model; int B, T, recompute; bool
 static double rate_argument(const char* text) {
     char* end;
     double x = text ? strtod(text, &end) : 0;
-    require(text && *text != 0 && *end == 0 && x > 0 && isfinite(x), "--floors needs two rates, TFLOP/s and GB/s, not '%s'", text ? text : "");
+    require(text && *text != 0 && *end == 0 && x > 0 && isfinite(x), "--floors needs two rates, TFLOP/s and GB/s, not '%s'",
+            text ? text : "");
     return x;
 }
 static int natural_argument(const char* text) {
     char* end;
     long n = strtol(text, &end, 10);
-    require(*text != 0 && *end == 0 && n > 0 && n <= 1000000, "B, T, repetitions and the vocabulary must be whole numbers from 1, not '%s'", text);
+    require(*text != 0 && *end == 0 && n > 0 && n <= 1000000,
+            "B, T, repetitions and the vocabulary must be whole numbers from 1, not '%s'", text);
     return (int)n;
 }
 static Arguments parse(char** argv) {
@@ -308,13 +317,14 @@ static Arguments parse(char** argv) {
             flop_rate = 1e12 * rate_argument(argv[1]);
             byte_rate = 1e9 * rate_argument(argv[2]);
             argv += 2;
-        } else die("usage: bench_layers [--model NAME] [--vocab-size N] [--recompute] [--floors TFLOPS GBPS | --peaks] [B T [repetitions]],"
-                   " not '%s'", *argv);
+        } else die("usage: bench_layers [--model NAME] [--vocab-size N] [--recompute] [--floors TFLOPS GBPS | --peaks]"
+                   " [B T [repetitions]], not '%s'", *argv);
     }
     int n = 0;
     for (; argv[n]; n++) *(n == 0 ? &a.B : n == 1 ? &a.T : &repetitions) = natural_argument(argv[n]);
     require(n == 0 || n == 2 || n == 3, "after options come B T, or B T repetitions, not %d numbers", n);
-    require(gpt2_named_config(a.model, &a.config), "there is no model '%s'; there are gpt2, gpt2-medium, gpt2-large, gpt2-xl and dN", a.model);
+    require(gpt2_named_config(a.model, &a.config),
+            "there is no model '%s'; there are gpt2, gpt2-medium, gpt2-large, gpt2-xl and dN", a.model);
     require(a.T <= GPT2_CONTEXT, "T must be at most %d, not %d", GPT2_CONTEXT, a.T);
     a.config.max_T = GPT2_CONTEXT;
     a.config.Vp = gpt2_padded_vocabulary(a.config.V);
