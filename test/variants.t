@@ -40,6 +40,7 @@ for source in dev/cuda/*.cu; do
     precision=${precisions[$((tests / 3 % 2))]} # every precision has its share
     program=$work/$name shape=()
     case $name in attention_*) precision=bf16 shape=(--rows 35 --cols 128) ;; esac # tensor cores; pairs of tokens take long
+    case $name in matmul_*) precision=bf16 ;; esac
     check "$name, $precision: compiles" compile "$source" "$precision" "$program"
     check "$name, $precision: every variant is right" all_right "$source" "$program" "${shape[@]}"
     check "$name, $precision: of an odd shape, too" odd_shape_right "$program" --rows 3 --cols 131
@@ -57,6 +58,36 @@ other_shapes_of_attention() {
     done
 }
 check "attention over many tiles, and with other heads" other_shapes_of_attention
+
+# Products: what has tiles and several on their way needs several tiles, and more steps than can be on their way; fp32 has no tensor
+# cores, and everything else.
+several_tiles() { # NAME VARIANT
+    "$work/$1" --variant "$2" --rows 264 --cols 136 --depth 328 > "$work/said" || { cat "$work/said"; return 1; }
+    [ "$(results < "$work/said" | grep -c "$2: right\$")" -eq 1 ]
+}
+fp32_product() {
+    compile dev/cuda/matmul_forward.cu fp32 "$work/product" && "$work/product" > "$work/said" || return 1
+    results < "$work/said" | tee "$work/results"
+    [ "$(grep -c ': right$' "$work/results")" -eq 6 ] && [ "$(grep ': not offered$' "$work/results" | tr -d '\n')" = \
+        "matmul_forward_6_tensor_cores: not offeredmatmul_forward_7_hopper: not offered" ]
+}
+# A wait for one tile less, and a place that is filled again without a question.
+broken_pipelines_are_told() {
+    cp dev/cuda/matmul_*.cuh dev/cuda/matmul_forward.cu "$work"
+    sed -i 's/__pipeline_wait_prior(MMA_STAGES - 2)/__pipeline_wait_prior(MMA_STAGES - 1)/' "$work/matmul_tensor_cores.cuh"
+    sed -i 's/mbarrier_wait(&empty\[stage\], round % 2 ^ 1)/(void)empty, (void)round/' "$work/matmul_hopper.cuh"
+    for part in tensor_cores hopper; do cmp -s "$work/matmul_$part.cuh" "dev/cuda/matmul_$part.cuh" && return 1; done
+    compile "$work/matmul_forward.cu" bf16 "$work/broken" || return 1
+    "$work/broken" --variant tensor_cores | tee "$work/said"
+    [ "$(results < "$work/said")" = "matmul_forward_6_tensor_cores: WRONG at 256" ] || return 1
+    ! "$work/broken" --variant hopper 2> "$work/said" && cat "$work/said" &&
+        grep -q "matmul_hopper.cuh:[0-9]*: one arrival more than the 1 that make a phase" "$work/said"
+}
+for name in matmul_forward matmul_backward; do
+    for variant in tensor_cores hopper; do check "$name: $variant, several tiles" several_tiles "$name" "$variant"; done
+done
+check "matmul_forward, fp32: all but the tensor cores are right" fp32_product
+check "broken pipelines are told" broken_pipelines_are_told
 
 # The lanes' sums of squares, which the second kernel brings together, are left apart.
 broken_is_told() {

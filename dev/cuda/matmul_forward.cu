@@ -189,8 +189,10 @@ static bool matmul_forward_7_hopper(Problem& p, int) {
 }
 
 // ---- 8: the library ----
-// llmc/'s own call: cuBLASLt, of whose algorithms the fastest at this shape was found by trying.
+// llmc/'s own call: cuBLASLt, of whose algorithms the fastest at this shape was found by trying. (Where rows of outputs are no whole
+// pieces of 16 bytes, the product is rounded and a kernel adds the bias: another sum than here.)
 static bool matmul_forward_8_library(Problem& p, int) {
+    if (p.OC % VEC != 0) return false;
     matmul_forward(p.out.gpu, p.inp.gpu, p.w.gpu, p.bias.gpu, p.N, p.C, p.OC);
     return true;
 }
