@@ -3,8 +3,8 @@ attention_common.cuh - what attention_forward.cu and attention_backward.cu share
 attention's tiles on tensor cores.
 
 A sequence has T tokens, each with C channels of q, of k and of v, in heads of 64 channels as in every GPT-2, or in a single head
-where C is no multiple of 64. What one head computes of T queries and T keys is called the matrix: (T,T), below and on the
-diagonal.
+where C is no multiple of 64. The numbers that a head has for each query and each key, scores or probabilities, are called the
+matrix: (T,T), masked above the diagonal.
 */
 #ifndef DEV_CUDA_ATTENTION_COMMON_CUH
 #define DEV_CUDA_ATTENTION_COMMON_CUH
