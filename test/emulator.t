@@ -33,7 +33,9 @@ hopper() { # FLAW PATTERN [BUG] [BUILD]
     grep -Eq "^cuda emulator: [a-z]+<flaw>, block \(0,0,0\), thread .*, $hopper:($lines): .*$2" "$work/said" ||
         { echo "'$2' in line $lines was expected"; return 1; }
 }
-hopper_wrong_number() { ! "$work/hopper-plain" "$1" > "$work/said" && cat "$work/said" && grep -q "hopper_selftest: $1: .* was expected" "$work/said"; }
+hopper_wrong_number() {
+    ! selftest plain "$1" hopper > "$work/said" && cat "$work/said" && grep -q "hopper_selftest: $1: .* was expected" "$work/said"
+}
 refused() { # KERNEL PATTERN: the launch itself
     selftest plain "$1" > "$work/said" 2>&1 && return 1
     cat "$work/said"
@@ -87,7 +89,8 @@ check "plain: an asynchronous copy that was not waited for is a wrong number" wr
 check "an mbarrier that nobody has made" hopper unmade_barrier "there is no mbarrier here"
 check "an mbarrier without the fence that tells the copy engine of it" hopper unfenced_barrier "the copy engine does not know this mbarrier"
 check "one arrival too many" hopper early_arrival "one arrival more than the 1"
-check "an mbarrier that expects less than is copied is past too early" hopper little_expected "(before this tile arrived|-[0-9]+ bytes|memory .* has changed)"
+check "an mbarrier that expects less than is copied" hopper little_expected \
+    "(before this tile arrived|-[0-9]+ bytes|memory .* has changed)"
 check "an mbarrier that expects more than is copied" hopper much_expected "can never go on: it still expects 0 of 1 arrivals and 8192 bytes"
 check "a wait for the wrong parity" hopper wrong_parity "one arrival more than the 1"
 check "a barrier of threads for one of bytes" hopper unwaited_tile "one arrival more than the 1"

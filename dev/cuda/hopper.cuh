@@ -3,17 +3,17 @@ hopper.cuh - what compute capability 9.0 (H100, H200) has for products of matric
 without one. They are for that GPU alone, so nvcc has to be told: arch=compute_90a.
 
 mbarrier  A barrier in shared memory (8 bytes) that threads arrive at, and that can be told to expect bytes, too. A *phase* is
-          complete once all arrivals and all bytes have come; the next begins at once. Who waits names the parity of the phase, 0 for
-          the first, 1 for the second, and so on in turns: that of the phase before the one under way is past already.
+          complete once all arrivals and all bytes have come; the next begins at once. Who waits names the parity of the phase,
+          0 for the first, 1 for the second, and so on in turns: that of the phase before the one under way is past already.
 TMA       One thread asks for a box of a matrix; the copy engine finds the addresses, puts zeros where the box reaches out of the
           matrix, and tells an mbarrier how many bytes it has brought.
-wgmma     Four warps multiply 64 x 16 by 16 x n, n up to 256, straight from shared memory, and go on: the sums are theirs again after
-          wgmma_wait. Of row 16 w + l/4 (w: the warp of the four, l: the lane) d[0] and d[1] are columns 2 (l%4) and one more, d[2]
-          and d[3] the same of the row 8 further; d[4] to d[7] the same 8 columns further, and so on.
+wgmma     Four warps multiply 64 x 16 by 16 x n, n up to 256, straight from shared memory, and go on: the sums are theirs again
+          after wgmma_wait. Of row 16 w + l/4 (w: the warp of the four, l: the lane) d[0] and d[1] are columns 2 (l%4) and one
+          more, d[2] and d[3] the same of the row 8 further; d[4] to d[7] the same 8 columns further, and so on.
 
 Shared memory has 32 banks of 4 bytes, so of a tile with rows of 128 bytes a column lies in one bank. *Swizzled*, the eight
-16-byte pieces of a row change places, in another way in each of 8 rows: piece p of row r is where p ^ r would be. TMA writes tiles
-so and wgmma reads them so; the pattern of 1024 bytes has to begin at a multiple of 1024.
+16-byte pieces of a row change places, in another way in each of 8 rows: piece p of row r is where p ^ r would be. TMA writes
+tiles so and wgmma reads them so; the pattern of 1024 bytes has to begin at a multiple of 1024.
 
 PTX ISA: "mbarrier", "cp.async.bulk.tensor", "Asynchronous warpgroup level matrix instructions"; the driver API's
 cuTensorMapEncodeTiled.
@@ -52,8 +52,8 @@ __device__ inline void mbarrier_wait(uint64_t* barrier, unsigned parity) {
 }
 
 // ---- TMA ----
-// By one thread: the box whose first element is x of row y comes to `tile`, and its bytes are told to the barrier. The map has to be a
-// __grid_constant__ parameter of the kernel.
+// By one thread: the box whose first element is x of row y comes to `tile`, and its bytes are told to the barrier. The map has
+// to be a __grid_constant__ parameter of the kernel.
 __device__ inline void tma_load(void* tile, const CUtensorMap* map, int x, int y, uint64_t* barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
                  :: "r"(shared_address(tile)), "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier)) : "memory");
@@ -71,10 +71,12 @@ template <int n> __device__ inline void wgmma_settle(float (&d)[n]) {
 // Makes a group of all that was asked for since the last one.
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Returns once at most so many groups are under way.
-template <int groups> __device__ inline void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(groups) : "memory"); }
+template <int groups> __device__ inline void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(groups) : "memory");
+}
 
-// d (64,128) += a (64,16) b (16,128). Where a and b are, their descriptors say; transposed: their rows and columns, not their k, are
-// neighbours in shared memory. T is __nv_bfloat16 or __half.
+// d (64,128) += a (64,16) b (16,128). Where a and b are, their descriptors say; transposed: their rows and columns, not their
+// k, are neighbours in shared memory. T is __nv_bfloat16 or __half.
 #define EIGHT_SUMS(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \
                       "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define WGMMA_N128(type) \
@@ -95,14 +97,18 @@ template <typename T, bool a_transposed, bool b_transposed> __device__ inline vo
 #undef WGMMA_N128
 
 // How many registers each of a warpgroup's threads has from now on; more wait until others have given some back.
-template <int registers> __device__ inline void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(registers)); }
-template <int registers> __device__ inline void leave_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(registers)); }
+template <int registers> __device__ inline void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(registers));
+}
+template <int registers> __device__ inline void leave_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(registers));
+}
 #endif
 
-// Where wgmma finds an operand whose rows have 128 bytes and are swizzled as above. Bits 0 to 13 are the address, 16 to 29 the leading
-// and 32 to 45 the stride offset, all in units of 16 bytes; 62 and 63 the swizzle, 1 for 128 bytes. The stride offset goes from 8
-// rows to the next 8. Where rows are along k, the leading offset is not used; where they are along rows or columns of the operand, it
-// goes from one 64 of these to the next.
+// Where wgmma finds an operand whose rows have 128 bytes and are swizzled as above. Bits 0 to 13 are the address, 16 to 29 the
+// leading and 32 to 45 the stride offset, all in units of 16 bytes; 62 and 63 the swizzle, 1 for 128 bytes. The stride offset
+// goes from 8 rows to the next 8. Where rows are along k, the leading offset is not used; where they are along rows or columns
+// of the operand, it goes from one 64 of these to the next.
 __device__ inline uint64_t wgmma_operand(const void* tile, unsigned leading = 0) {
     return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(leading >> 4) << 16 | shared_address(tile) >> 4;
 }
@@ -115,21 +121,23 @@ static bool gpu_is_hopper() {
     cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking for the GPU");
     return major == 9 && minor == 0;
 }
-// What tma_load reads: boxes of box_rows rows of 64 elements (128 bytes, swizzled) of x (rows,cols), whose rows are whole pieces of
-// 16 bytes. cuTensorMapEncodeTiled is the driver's, which programs are not linked with: the runtime finds it.
+// What tma_load reads: boxes of box_rows rows of 64 elements (128 bytes, swizzled) of x (rows,cols), whose rows are whole
+// pieces of 16 bytes. cuTensorMapEncodeTiled is the driver's, which programs are not linked with: the runtime finds it.
 static CUtensorMap tile_map(const floatX* x, int rows, int cols, unsigned box_rows) {
     static decltype(cuTensorMapEncodeTiled)* encode;
-    cudaDriverEntryPointQueryResult found;
     if (encode == NULL) {
-        cuda_check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void**)&encode, 12000, cudaEnableDefault, &found), "TMA");
+        const char* name = "cuTensorMapEncodeTiled";
+        cudaDriverEntryPointQueryResult found;
+        cuda_check(cudaGetDriverEntryPointByVersion(name, (void**)&encode, 12000, cudaEnableDefault, &found), name);
         require(encode != NULL, "the GPU's driver has no cuTensorMapEncodeTiled; one for CUDA 12 or later is needed");
     }
     CUtensorMap map;
-    CUtensorMapDataType type = std::is_same<TensorElement, __half>::value ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    bool fp16 = std::is_same<TensorElement, __half>::value;
+    CUtensorMapDataType type = fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     cuuint64_t sizes[] = { (cuuint64_t)cols, (cuuint64_t)rows }, pitch = (cuuint64_t)cols * sizeof(floatX); // the innermost first
     cuuint32_t box[] = { 64, box_rows }, steps[] = { 1, 1 };
-    CUresult result = encode(&map, type, 2, (void*)x, sizes, &pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUresult result = encode(&map, type, 2, (void*)x, sizes, &pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     require(result == CUDA_SUCCESS, "cuTensorMapEncodeTiled refuses a matrix of %d x %d (error %d)", rows, cols, (int)result);
     return map;
 }

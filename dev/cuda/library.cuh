@@ -9,8 +9,8 @@ arrays are made.
 #define DEV_CUDA_LIBRARY_CUH
 #include "../../llmc/cuda/matmul.cuh"
 
-// cuBLASLt's handle, and its scratch, which belongs to cuda_both.h's list. Products of N rows will be ones of a training step: the
-// library's algorithms are tried, and the fastest is taken.
+// cuBLASLt's handle, and its scratch, which belongs to cuda_both.h's list. Products of N rows will be ones of a training step:
+// the library's algorithms are tried, and the fastest is taken.
 static void library_start(int N) {
     if (cuda_matmul.handle == NULL) matmul_init();
     cuda_layers.shapes.B = 1;
@@ -27,8 +27,8 @@ static double product_rate(Timer t) {
     floatX* memory;
     cuda_check(cudaMalloc((void**)&memory, (size_t)3 * n * n * sizeof(floatX)), "memory to measure a product");
     Both<floatX> some = random_both((size_t)n); // zeros would use less power than numbers do, and so run faster
-    for (size_t i = 0; i < (size_t)2 * n; i++)
-        cuda_check(cudaMemcpyAsync(memory + i * n, some.gpu, n * sizeof(floatX), cudaMemcpyDeviceToDevice, compute_stream), "a product");
+    for (floatX* row = memory; row < memory + (size_t)2 * n * n; row += n)
+        cuda_check(cudaMemcpyAsync(row, some.gpu, n * sizeof(floatX), cudaMemcpyDeviceToDevice, compute_stream), "a product");
     floatX *w = memory + (size_t)n * n, *out = memory + (size_t)2 * n * n;
     double ms = median_ms(t, [&] { matmul_forward(out, memory, w, NULL, n, n, n); });
     cuda_check(cudaFree(memory), "memory to measure a product");
@@ -36,7 +36,8 @@ static double product_rate(Timer t) {
     return 2e-9 * n * n * n / ms;
 }
 template <typename Problem> struct Measure<Problem, decltype((void)&Problem::flops)> {
-    static constexpr const char *work_is = "GFLOP", *rate_is = "TFLOP/s", *peak_is = "a product of 8192 x 8192 matrices by cuBLASLt";
+    static constexpr const char *work_is = "GFLOP", *rate_is = "TFLOP/s";
+    static constexpr const char* peak_is = "a product of 8192 x 8192 matrices by cuBLASLt";
     static double work(const Problem& p) { return 1e-9 * p.flops; } // GFLOP in a millisecond are TFLOP/s
     static double peak(Timer t) { return product_rate(t); }
 };

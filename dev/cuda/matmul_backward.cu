@@ -45,8 +45,8 @@ static Operand by_rows(const floatX* x, int K) { return { x, (size_t)K, 1 }; }
 static Operand by_columns(const floatX* x, int rows) { return { x, 1, (size_t)rows }; }
 
 // ---- 1: what one would write first ----
-// A thread has a result, and neighbours have neighbouring columns: in one step of k a warp reads 32 neighbours of w or inp, and one
-// number of dout for all. Still every number comes from the cache for every use.
+// A thread has a result, and neighbours have neighbouring columns: in one step of k a warp reads 32 neighbours of w or inp, and
+// one number of dout for all. Still every number comes from the cache for every use.
 __global__ void naive_kernel(MatmulOutput out, Operand a, Operand b, int K) {
     int i = blockIdx.x * blockDim.x + threadIdx.x, row = i / out.N, col = i % out.N;
     if (row >= out.M) return;
@@ -65,8 +65,8 @@ static bool matmul_backward_1_naive(Problem& p, int threads) {
 }
 
 // ---- 2: tiles in shared memory, 4 x 4 results a thread ----
-// As in forward. Threads that are neighbours load neighbours, whichever way they lie; a tile of columns is turned as it is written,
-// and rows of T + 1 keep those writes in different banks.
+// As in forward. Threads that are neighbours load neighbours, whichever way they lie; a tile of columns is turned as it is
+// written, and rows of T + 1 keep those writes in different banks.
 template <int T> __device__ inline void load_tile(float (*tile)[T + 1], Operand o, int row, int k, int rows, int K) {
     int x = threadIdx.x % T, y = threadIdx.x / T;
     for (int i = 0; i < 4 * T; i += T) {
@@ -105,8 +105,8 @@ static bool matmul_backward_2_tiles(Problem& p, int threads) {
 }
 
 // ---- 3: tensor cores ----
-// The kernel of forward. A tile lies in shared memory as it does in memory, and ldmatrix turns what lies by columns on its way into
-// registers. (What one of the two products cannot do, the other cannot either, and is asked first.)
+// The kernel of forward. A tile lies in shared memory as it does in memory, and ldmatrix turns what lies by columns on its way
+// into registers. (What one of the two products cannot do, the other cannot either, and is asked first.)
 static bool matmul_backward_3_tensor_cores(Problem& p, int threads) {
     return mma_launch<BY_ROWS, BY_COLUMNS>(output_dinp(p), p.dout.gpu, p.w.gpu, p.OC, threads) &&
            mma_launch<BY_COLUMNS, BY_COLUMNS>(output_dw(p), p.dout.gpu, p.inp.gpu, p.N, threads);

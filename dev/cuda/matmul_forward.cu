@@ -1,13 +1,13 @@
 /*
 matmul_forward.cu - a linear layer in several kernels: out (N,OC) = inp (N,C) w (OC,C)^T + bias (OC).
 
-2 N C OC operations on N C + OC C + N OC numbers: here every number is used hundreds of times, and what counts is how often it comes
-from memory, from the cache, from shared memory, until in the end the arithmetic is what takes the time. The rungs follow a number
-on its way inwards. From the third to the fifth they are fp32 arithmetic whatever floatX is; the tensor cores multiply 16-bit numbers,
-several hundred times as many in a cycle as naive code keeps busy, and from there on the work is to feed them.
+2 N C OC operations on N C + OC C + N OC numbers: here every number is used hundreds of times, and what counts is how often it
+comes from memory, from the cache, from shared memory, until in the end the arithmetic is what takes the time. The rungs follow
+a number on its way inwards. To the fifth they are fp32 arithmetic whatever floatX is: an H100's SM does 128 multiplications and
+additions of that in a cycle, its tensor cores 2048 of 16-bit numbers, and from there on the work is to feed them.
 
-In w as in inp neighbours in memory are neighbours in the sum, k. So no two threads that have different results can share a load as
-they would in a product of w itself; matmul_backward.cu has those.
+In w as in inp neighbours in memory are neighbours in the sum, k. So no two threads that have different results can share a load
+as they would in a product of w itself; matmul_backward.cu has those.
 */
 #include "variants.cuh"
 #include "library.cuh"
@@ -27,15 +27,16 @@ struct Problem {
         cpu::matmul_forward(out.cpu, inp.cpu, w.cpu, bias.cpu, N, C, OC);
     }
     void begin_again() { ::begin_again(out); }
-    void expect_right() { expect_near("out", out, 32 + 2 * sqrt(C)); } // a sum in one thread's order is off by about sqrt(C) roundings
+    // a sum in one thread's order is off by about sqrt(C) roundings
+    void expect_right() { expect_near("out", out, 32 + 2 * sqrt(C)); }
 };
 #define KERNEL_PARAMETERS MatmulOutput out, const floatX* inp, const floatX* w, int C
 #define KERNEL_ARGUMENTS(p) output(p), (p).inp.gpu, (p).w.gpu, (p).C
 static MatmulOutput output(Problem& p) { return { p.out.gpu, p.bias.gpu, GRAD_SET, p.N, p.OC }; }
 
 // ---- 1: what one would write first ----
-// A thread has a result. Of the 32 of a warp each reads its own row of w: 32 places far apart for 32 multiplications, and the cache
-// has to find them one after the other.
+// A thread has a result. Of the 32 of a warp each reads its own row of w: 32 places far apart for 32 multiplications, and the
+// cache has to find them one after the other.
 __global__ void naive_kernel(KERNEL_PARAMETERS) {
     int i = blockIdx.x * blockDim.x + threadIdx.x, row = i / out.N, col = i % out.N;
     if (row >= out.M) return;
@@ -68,8 +69,8 @@ static bool matmul_forward_2_warp(Problem& p, int threads) {
 }
 
 // ---- 3: a tile in shared memory ----
-// T x T threads make T x T results, T steps of k at a time: each number is read from memory once for T uses. Shared memory is then
-// asked twice for each multiplication, which is more than it can answer. (Rows of T + 1: a column's T numbers in T banks.)
+// T x T threads make T x T results, T steps of k at a time: each number is read from memory once for T uses. Shared memory is
+// then asked twice for each multiplication, which is more than it can answer. (Rows of T + 1: a column's T numbers in T banks.)
 template <int T> __global__ void shared_kernel(KERNEL_PARAMETERS) {
     __shared__ float a[T][T + 1], b[T][T + 1];
     int x = threadIdx.x % T, y = threadIdx.x / T, row = blockIdx.y * T, col = blockIdx.x * T;
@@ -94,8 +95,8 @@ static bool matmul_forward_3_shared(Problem& p, int threads) {
 }
 
 // ---- 4: more results a thread ----
-// A thread makes 4 x 4 results, for which it reads 4 + 4 numbers from shared memory: half a read for each multiplication, not two.
-// T x T threads, 4T x 4T results, T steps of k at a time.
+// A thread makes 4 x 4 results, for which it reads 4 + 4 numbers from shared memory: half a read for each multiplication, not
+// two. T x T threads, 4T x 4T results, T steps of k at a time.
 template <int T> __global__ void register_kernel(KERNEL_PARAMETERS) {
     __shared__ float a[4 * T][T + 1], b[4 * T][T + 1];
     int x = threadIdx.x % T, y = threadIdx.x / T, row = blockIdx.y * 4 * T, col = blockIdx.x * 4 * T;
@@ -189,8 +190,8 @@ static bool matmul_forward_7_hopper(Problem& p, int) {
 }
 
 // ---- 8: the library ----
-// llmc/'s own call: cuBLASLt, of whose algorithms the fastest at this shape was found by trying. (Where rows of outputs are no whole
-// pieces of 16 bytes, the product is rounded and a kernel adds the bias: another sum than here.)
+// llmc/'s own call: cuBLASLt, of whose algorithms the fastest at this shape was found by trying. (Where rows of outputs are no
+// whole pieces of 16 bytes, the product is rounded and a kernel adds the bias: another sum than here.)
 static bool matmul_forward_8_library(Problem& p, int) {
     if (p.OC % VEC != 0) return false;
     matmul_forward(p.out.gpu, p.inp.gpu, p.w.gpu, p.bias.gpu, p.N, p.C, p.OC);
@@ -208,6 +209,6 @@ static const Variant<Problem> variants[] = {
     { "matmul_forward_8_library", "cuBLASLt, as llmc/ calls it", matmul_forward_8_library, true },
 };
 int main(int argc, char** argv) {
-    return run_variants(argc, argv, "matmul_forward", "rows are tokens, cols outputs, depth inputs", { 8192, 3072, 768 }, { 40, 136, 200 },
-                        variants);
+    return run_variants(argc, argv, "matmul_forward", "rows are tokens, cols outputs, depth inputs", { 8192, 3072, 768 },
+                        { 40, 136, 200 }, variants);
 }

@@ -1,22 +1,25 @@
 /*
-matmul_hopper.cuh - a product of matrices by what compute capability 9.0 has for it: tiles come by TMA, warpgroups multiply them by wgmma.
-Operands, their names and the output are matmul_tensor_cores.cuh's.
+matmul_hopper.cuh - a product of matrices by what compute capability 9.0 has for it: tiles come by TMA, warpgroups multiply them
+by wgmma. Operands, their names and the output are matmul_tensor_cores.cuh's.
 
-What changes from there: no thread computes an address, none waits for a copy that it has made, and nothing goes through registers on
-its way to the tensor cores. A warpgroup that does nothing else asks for tiles, two others multiply; they tell each other by
-mbarriers, two for each place that a tile can have: `full`, when its bytes have come, and `empty`, when its last reader is done.
+What changes from there: no thread computes an address, none waits for a copy that it has made, and nothing goes through
+registers on its way to the tensor cores. A warpgroup that does nothing else asks for tiles, two others multiply; they tell each
+other by mbarriers, two for each place that a tile can have: `full`, when its bytes have come, and `empty`, when its last reader
+is done.
 */
 #ifndef DEV_CUDA_MATMUL_HOPPER_CUH
 #define DEV_CUDA_MATMUL_HOPPER_CUH
 #include "hopper.cuh"
 #include "matmul_tensor_cores.cuh"
 
-// A block makes 256 x 128 results, 64 k at a time, each of its two consumer warpgroups 128 x 128 of them: that is 128 registers a
-// thread. In shared memory an operand is a row of boxes of 64 x 64 elements, however it lies in memory: box i has rows 64 i to 64 i + 63.
+// A block makes 256 x 128 results, 64 k at a time, each of its two consumer warpgroups 128 x 128 of them: that is 128 registers
+// a thread. In shared memory an operand is a row of boxes of 64 x 64 elements, however it lies in memory: box i has rows 64 i
+// to 64 i + 63.
 constexpr int WG_TILE_M = 256, WG_TILE_N = 128, WG_K = 64, WG_THREADS = 3 * 128, WG_MOST_STAGES = 4;
 constexpr int WG_BOX = 64 * 64 * 2, WG_STAGE = (WG_TILE_M + WG_TILE_N) / 64 * WG_BOX; // bytes
 
-template <Lies lies> __device__ inline void wg_load(char* boxes, const CUtensorMap* map, int rows, int row, int k, uint64_t* full) {
+template <Lies lies>
+__device__ inline void wg_load(char* boxes, const CUtensorMap* map, int rows, int row, int k, uint64_t* full) {
     for (int i = 0; i < rows / 64; i++)
         if constexpr (lies == BY_ROWS) tma_load(boxes + i * WG_BOX, map, k, row + 64 * i, full);
         else tma_load(boxes + i * WG_BOX, map, row + 64 * i, k, full);
@@ -27,8 +30,9 @@ template <Lies lies> __device__ inline uint64_t wg_operand(const char* boxes, in
 }
 
 // One thread of the producers: tiles for all steps, each as soon as its place is empty.
-template <Lies A, Lies B> __device__ inline void wg_produce(char* tiles, const CUtensorMap* map_a, const CUtensorMap* map_b, int row,
-                                                            int col, int steps, int stages, uint64_t* full, uint64_t* empty) {
+template <Lies A, Lies B>
+__device__ inline void wg_produce(char* tiles, const CUtensorMap* map_a, const CUtensorMap* map_b, int row, int col, int steps,
+                                  int stages, uint64_t* full, uint64_t* empty) {
     for (int step = 0, stage = 0, round = 0; step < steps; step++) {
         char* place = tiles + stage * WG_STAGE;
         mbarrier_wait(&empty[stage], round % 2 ^ 1); // in round 0 the phase before the first: it is past
@@ -39,8 +43,9 @@ template <Lies A, Lies B> __device__ inline void wg_produce(char* tiles, const C
     }
 }
 // A consumer warpgroup, `group` 0 or 1: sums += its 128 rows of a, times b. At most two steps' products are under way.
-template <Lies A, Lies B> __device__ inline void wg_consume(float (&sums)[2][64], const char* tiles, int group, int steps, int stages,
-                                                            uint64_t* full, uint64_t* empty) {
+template <Lies A, Lies B>
+__device__ inline void wg_consume(float (&sums)[2][64], const char* tiles, int group, int steps, int stages, uint64_t* full,
+                                  uint64_t* empty) {
     for (auto& half : sums) wgmma_settle(half);
     for (int step = 0, stage = 0, before = 0, round = 0; step < steps; step++) {
         const char *a = tiles + stage * WG_STAGE + 2 * group * WG_BOX, *b = tiles + stage * WG_STAGE + WG_TILE_M / 64 * WG_BOX;
@@ -50,7 +55,8 @@ template <Lies A, Lies B> __device__ inline void wg_consume(float (&sums)[2][64]
         for (int k = 0; k < WG_K; k += 16)
             #pragma unroll
             for (int i = 0; i < 2; i++)
-                wgmma<TensorElement, A == BY_COLUMNS, B == BY_COLUMNS>(sums[i], wg_operand<A>(a + i * WG_BOX, k), wg_operand<B>(b, k));
+                wgmma<TensorElement, A == BY_COLUMNS, B == BY_COLUMNS>(sums[i], wg_operand<A>(a + i * WG_BOX, k),
+                                                                       wg_operand<B>(b, k));
         wgmma_commit();
         wgmma_wait<1>(); // the step before is done: a warp has read its place for the last time
         if (step > 0 && threadIdx.x % WARP == 0) mbarrier_arrive(&empty[before]);
@@ -98,7 +104,7 @@ template <Lies A, Lies B> __global__ void __launch_bounds__(WG_THREADS) wg_kerne
 template <Lies A, Lies B> static bool wg_launch(MatmulOutput out, const floatX* a, const floatX* b, int K) {
     bool pieces = (A == BY_ROWS ? K : out.M) % VEC == 0 && (B == BY_ROWS ? K : out.N) % VEC == 0 && out.N % 2 == 0;
     if (!FLOATX_HAS_TENSOR_CORES || !pieces || !gpu_is_hopper()) return false;
-    int stages = std::min(WG_MOST_STAGES, (cuda_layers.shared_bytes - 2048) / WG_STAGE); // 2048: to begin at 1024, and the barriers
+    int stages = std::min(WG_MOST_STAGES, (cuda_layers.shared_bytes - 2048) / WG_STAGE); // 2048: the barriers, the way to 1024
     size_t bytes = 1024 + (size_t)stages * WG_STAGE;
     auto kernel = wg_kernel<A, B>;
     allow_shared_memory(kernel, bytes, "a product by warpgroups");

@@ -1,6 +1,6 @@
 /*
-matmul_tensor_cores.cuh - a product of matrices by the tensor cores of compute capability 8.0 and later. What matmul_forward.cu and
-matmul_backward.cu share: they differ in how their operands lie in memory, and in what becomes of the sums.
+matmul_tensor_cores.cuh - a product of matrices by the tensor cores of compute capability 8.0 and later. What matmul_forward.cu
+and matmul_backward.cu share: they differ in how their operands lie in memory, and in what becomes of the sums.
 
 d (M,N) = a (M,K) b (N,K)^T. Both operands are seen as rows of sums' elements: rows of `a` are rows of d, rows of `b` its columns.
 In memory an operand lies by rows (an element's neighbour is the next k), or by columns (its neighbour is the next row):
@@ -45,8 +45,8 @@ constexpr int MMA_TILE = 128, MMA_K = 32, MMA_STAGES = 4, MMA_THREADS = 256, MMA
 template <Lies lies> constexpr int MMA_PITCH = VEC + (lies == BY_ROWS ? MMA_K : MMA_TILE);
 template <Lies lies> constexpr int MMA_PART = MMA_PITCH<lies> * (lies == BY_ROWS ? MMA_TILE : MMA_K);
 
-// Asks for rows [row, row + 128) and k [k, k + 32) of x (rows,K), in pieces of 16 bytes, of which a row or column has a whole number.
-// Outside of x there are zeros.
+// Asks for rows [row, row + 128) and k [k, k + 32) of x (rows,K), in pieces of 16 bytes, of which a row or column has a whole
+// number. Outside of x there are zeros.
 template <Lies lies> __device__ inline void mma_load(floatX* part, const floatX* x, int row, int k, int rows, int K) {
     constexpr int across = (lies == BY_ROWS ? MMA_K : MMA_TILE) / VEC; // pieces in a row of the part
     for (int i = threadIdx.x; i < MMA_TILE * MMA_K / VEC; i += MMA_THREADS) {
@@ -65,7 +65,8 @@ template <Lies lies> __device__ inline void mma_fragment(uint32_t (&f)[4], const
 }
 
 // The tiles wait in MMA_STAGES places: while one is used the next three are on their way.
-template <Lies A, Lies B> __global__ void __launch_bounds__(MMA_THREADS) mma_kernel(MatmulOutput out, const floatX* a, const floatX* b, int K) {
+template <Lies A, Lies B>
+__global__ void __launch_bounds__(MMA_THREADS) mma_kernel(MatmulOutput out, const floatX* a, const floatX* b, int K) {
     extern __shared__ int4 shared_memory[]; // which is aligned to 16 bytes
     floatX* parts = (floatX*)shared_memory;
     constexpr int stage = MMA_PART<A> + MMA_PART<B>;

@@ -11,8 +11,8 @@ d (16,8) += a (16,16) b (16,8), with a row-major and b given by its columns, lan
     d[0], d[1] row l/4, columns 2 (l%4) and one more    d[2], d[3] row l/4 + 8, the same columns
 
 ldmatrix brings matrices of 8 x 8 elements from shared memory into that layout. It reads rows of 16 bytes, of which lane 8m + r
-gives the address of row r of matrix m; fragment m is then row l/4, columns 2 (l%4) and one more. So a is four such matrices, and b
-two rows of its *columns'* matrix. Where b lies by rows instead, ldmatrix_trans gives the same fragments.
+gives the address of row r of matrix m; fragment m is then row l/4, columns 2 (l%4) and one more. So a is four such matrices,
+and b two rows of its *columns'* matrix. Where b lies by rows instead, ldmatrix_trans gives the same fragments.
 
 PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix". Asynchronous copies to shared memory, which these kernels go with,
 are CUDA's own functions: <cuda_pipeline.h>.
@@ -62,11 +62,13 @@ template <int count> __device__ inline void ldmatrix_trans(uint32_t (&fragments)
 // d += a b, T is __nv_bfloat16 or __half; sums are fp32.
 template <typename T> __device__ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     if constexpr (std::is_same<T, __half>::value)
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+                     " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
     else
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+                     " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }

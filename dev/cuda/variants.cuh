@@ -223,7 +223,8 @@ static int run_variants(int argc, char** argv, const char* operation, const char
         printf("peak measured here: %s, %.4g %s\n", M::peak_is, peak, M::rate_is);
     } else printf("without a GPU: results are checked, times are not taken\n");
     printf("\n| variant | idea | result |");
-    if (variants_are_timed) printf(" best block | ms | %s | of the peak | ms at blocks of 32, 64, 128, 256, 512, 1024 |", M::rate_is);
+    const char* more = " best block | ms | %s | of the peak | ms at blocks of 32, 64, 128, 256, 512, 1024 |";
+    if (variants_are_timed) printf(more, M::rate_is);
     printf("\n|---|---|---|%s\n", variants_are_timed ? "---|---|---|---|---|" : "");
     int tried = 0, wrong = 0;
     for (const Variant<Problem>& v : variants) {

@@ -2,8 +2,8 @@
 hopper.cpp - what compute capability 9.0 does by itself while threads go on: mbarriers, copies of tiles, products of warpgroups.
 By the PTX ISA's sections on mbarrier, cp.async.bulk.tensor and wgmma, and cuTensorMapEncodeTiled of the driver API.
 
-What is asked for is done late: a copy arrives some time after a thread waits at its barrier, a product when it is waited for. Until
-then a tile and a thread's sums are NaN, and shared memory that a product reads must stay as it is.
+What is asked for is done late: a copy arrives some time after a thread waits at its barrier, a product when it is waited for.
+Until then a tile and a thread's sums are NaN, and shared memory that a product reads must stay as it is.
 */
 #include "engine.h"
 #include "runtime.h"
@@ -24,8 +24,8 @@ static void AnnotateIgnoreWritesEnd(const char*, int) {}
 #endif
 
 namespace emulator {
-// While there is one, ThreadSanitizer takes no notice of what this CUDA thread does: lists of ours that others have part in. (This file
-// is not instrumented, but new, memcpy and the like are watched wherever they are called from.)
+// While there is one, ThreadSanitizer takes no notice of what this CUDA thread does: lists of ours that others have part in.
+// (This file is not instrumented, but new, memcpy and the like are watched wherever they are called from.)
 struct Unwatched {
     Unwatched() { AnnotateIgnoreReadsBegin(__FILE__, __LINE__); AnnotateIgnoreWritesBegin(__FILE__, __LINE__); }
     ~Unwatched() { AnnotateIgnoreReadsEnd(__FILE__, __LINE__); AnnotateIgnoreWritesEnd(__FILE__, __LINE__); }
@@ -62,7 +62,8 @@ static Mbarrier* find_mbarrier(uint64_t* barrier, Site site) {
 }
 void mbarrier_init(uint64_t* barrier, unsigned arrivals, Site site) {
     if (!in_shared(barrier, 8)) fail(self, site, "the mbarrier at %p is not in the block's shared memory", (void*)barrier);
-    if (arrivals < 1 || arrivals > MBARRIER_MOST) fail(self, site, "an mbarrier of %u arrivals; it takes 1 to %d", arrivals, MBARRIER_MOST);
+    if (arrivals < 1 || arrivals > MBARRIER_MOST)
+        fail(self, site, "an mbarrier of %u arrivals; it takes 1 to %d", arrivals, MBARRIER_MOST);
     Unwatched unwatched;
     *(Mbarrier*)barrier = Mbarrier{1, 0, arrivals, arrivals, 0};
     static_cast<Fiber*>(self)->new_barriers.push_back(barrier);
@@ -174,14 +175,18 @@ struct WgmmaOperands {
 };
 constexpr int WG_ROWS = 64, WG_K = 16;
 
-// Element (i, k) of an operand: i is a row of a or a column of b. A descriptor has, in units of 16 bytes, the first byte's address,
-// the leading and the stride byte offset; then a base offset and the swizzle. (PTX ISA, "Matrix descriptor", "Strides".)
+// Element (i, k) of an operand: i is a row of a or a column of b. A descriptor has, in units of 16 bytes, the first byte's
+// address, the leading and the stride byte offset; then a base offset and the swizzle. (PTX ISA, "Matrix descriptor",
+// "Strides".)
 struct Descriptor { size_t start, leading, stride, row_bytes; };
 static Descriptor read_descriptor(uint64_t bits, const char* operand, const Fiber* f) {
     static const size_t row_bytes[] = {16, 128, 64, 32}; // by bits 62 and 63
     Descriptor d = {(bits & 0x3fff) << 4, (bits >> 16 & 0x3fff) << 4, (bits >> 32 & 0x3fff) << 4, row_bytes[bits >> 62]};
-    const char* wrong = bits & 0x3ff1c000c000c000 ? "has bits set that must be 0" : bits >> 49 & 7 ? "has a base offset, which is not emulated"
-        : d.row_bytes > 16 && d.start % (8 * d.row_bytes) >= d.row_bytes ? "begins within the pattern of 8 rows by which it is swizzled" : nullptr;
+    const char* wrong = nullptr;
+    if (bits & 0x3ff1c000c000c000) wrong = "has bits set that must be 0";
+    else if (bits >> 49 & 7) wrong = "has a base offset, which is not emulated";
+    else if (d.row_bytes > 16 && d.start % (8 * d.row_bytes) >= d.row_bytes)
+        wrong = "begins within the pattern of 8 rows by which it is swizzled";
     if (wrong) fail(f, f->site, "%s, at address 0x%zx of shared memory, with the descriptor 0x%016llx, %s", operand, d.start,
                     (unsigned long long)bits, wrong);
     return d;
@@ -201,8 +206,8 @@ static std::vector<uint16_t> read_operand(uint64_t bits, bool transposed, int ro
     std::vector<uint16_t> elements((size_t)rows * WG_K);
     for (size_t i = 0; i < elements.size(); i++) {
         const char* p = shared_begin() + element_address(d, transposed, i / WG_K, i % WG_K);
-        if (!in_shared(p, 2)) fail(f, f->site, "%s reaches out of the block's shared memory, by %zu bytes from where it begins", operand,
-                                   (size_t)(p - shared_begin()) - d.start);
+        if (!in_shared(p, 2)) fail(f, f->site, "%s reaches out of the block's shared memory, %zu bytes from where it begins",
+                                   operand, (size_t)(p - shared_begin()) - d.start);
         memcpy(&elements[i], p, 2);
     }
     return elements;
@@ -214,8 +219,8 @@ static void combine_wgmma(Fiber* const* threads) {
     for (int i = 1; i < WARPGROUP; i++) {
         WarpgroupProduct other = ((WgmmaRecord*)threads[i]->record)->product;
         if (other.a != p.a || other.b != p.b || other.n != p.n)
-            fail(threads[i], threads[i]->site, "wgmma of other operands than thread (%u,%u,%u) of the same warpgroup has", first->thread_idx.x,
-                 first->thread_idx.y, first->thread_idx.z);
+            fail(threads[i], threads[i]->site, "wgmma of other operands than thread (%u,%u,%u) of the same warpgroup has",
+                 first->thread_idx.x, first->thread_idx.y, first->thread_idx.z);
     }
     std::shared_ptr<WgmmaOperands> operands(new WgmmaOperands{p, first->site, read_operand(p.a, p.a_transposed, WG_ROWS, "a", first),
                                                               read_operand(p.b, p.b_transposed, p.n, "b", first), false});
@@ -329,7 +334,8 @@ static uint32_t element_bytes(CUtensorMapDataType type) {
 }
 CUresult CUDAAPI encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* memory, const cuuint64_t* dims,
                               const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* element_strides,
-                              CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
+                              CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
+                              CUtensorMapFloatOOBfill fill) {
     static const uint32_t swizzles[] = {16, 32, 64, 128};
     uint32_t element = element_bytes(type);
     if (!element || rank != 2 || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || swizzle > CU_TENSOR_MAP_SWIZZLE_128B ||

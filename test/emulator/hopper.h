@@ -1,6 +1,7 @@
 /*
-hopper.h - what compute capability 9.0 does by itself while threads go on: barriers in shared memory that count bytes (mbarrier), the
-copy engine for tiles (TMA), and products of a whole warpgroup from shared memory (wgmma). Names and rules as in matrix.h.
+hopper.h - what compute capability 9.0 does by itself while threads go on: barriers in shared memory that count bytes
+(mbarrier), the copy engine for tiles (TMA), and products of a whole warpgroup from shared memory (wgmma). Names and rules as in
+matrix.h.
 */
 #ifndef CUDA_EMULATOR_HOPPER_H
 #define CUDA_EMULATOR_HOPPER_H

@@ -1,6 +1,6 @@
 /*
-hopper_selftest.cu - selftest.cu for compute capability 9.0: mbarriers, TMA, wgmma. One kernel, correct, or with one of many flaws. The
-line that must be named ends in "BUG" and the flaw's name; flaws that have no line give a wrong number.
+hopper_selftest.cu - selftest.cu for compute capability 9.0: mbarriers, TMA, wgmma. One kernel, correct, or with one of many
+flaws. The line that must be named ends in "BUG" and the flaw's name; flaws that have no line give a wrong number.
 
   hopper_selftest good      without any, and all layouts of operands, results checked
   hopper_selftest FLAW      must end with status 1 and a message
@@ -150,14 +150,18 @@ static void require(bool right, const char* what) {
 static CUtensorMap map_of(void* x, bool fp16, int rows, int cols, int pitch, unsigned box_rows, int box_bytes, bool swizzled = true) {
     decltype(cuTensorMapEncodeTiled)* encode;
     cudaDriverEntryPointQueryResult found;
-    require(!cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void**)&encode, 12000, cudaEnableDefault, &found), "no entry point");
+    const char* name = "cuTensorMapEncodeTiled";
+    require(!cudaGetDriverEntryPointByVersion(name, (void**)&encode, 12000, cudaEnableDefault, &found), "no entry point");
     CUtensorMap map;
-    CUtensorMapSwizzle swizzle = !swizzled ? CU_TENSOR_MAP_SWIZZLE_NONE : box_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : box_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
-        : box_bytes == 32 ? CU_TENSOR_MAP_SWIZZLE_32B : CU_TENSOR_MAP_SWIZZLE_NONE;
+    CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_NONE;
+    if (swizzled && box_bytes == 128) swizzle = CU_TENSOR_MAP_SWIZZLE_128B;
+    if (swizzled && box_bytes == 64) swizzle = CU_TENSOR_MAP_SWIZZLE_64B;
+    if (swizzled && box_bytes == 32) swizzle = CU_TENSOR_MAP_SWIZZLE_32B;
+    CUtensorMapDataType type = fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     cuuint64_t sizes[] = {(cuuint64_t)cols, (cuuint64_t)rows}, strides[] = {(cuuint64_t)pitch};
     cuuint32_t box[] = {(cuuint32_t)box_bytes / 2, box_rows}, ones[] = {1, 1};
-    CUresult result = encode(&map, fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, x, sizes, strides, box, ones,
-                             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUresult result = encode(&map, type, 2, x, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                             CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result) require(false, "cuTensorMapEncodeTiled refuses");
     return map;
 }
@@ -169,7 +173,8 @@ template <class T> static T* matrix_of(int matrix, int rows, int K, bool transpo
     for (int i = 0; i < rows; i++)
         for (int k = 0; k < K; k++) x[transposed ? k * pitch + i : i * pitch + k] = T(element(matrix, i, k));
     T* p;
-    require(!cudaMalloc((void**)&p, x.size() * sizeof(T)) && !cudaMemcpy(p, x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice), "memory");
+    size_t bytes = x.size() * sizeof(T);
+    require(!cudaMalloc((void**)&p, bytes) && !cudaMemcpy(p, x.data(), bytes, cudaMemcpyHostToDevice), "memory");
     return p;
 }
 static float* sums_of(int n) {
@@ -193,8 +198,10 @@ static void check(const char* name, float* c, int n, int rows, int columns, int 
 }
 template <Flaw flaw> static void run(const char* name) {
     int rows = 59, columns = 61, depth = 181, pitch = 184; // not whole tiles
-    __nv_bfloat16 *a = matrix_of<__nv_bfloat16>(0, rows, depth, false, pitch), *b = matrix_of<__nv_bfloat16>(1, columns, depth, false, pitch);
-    CUtensorMap map_a = map_of(a, false, rows, depth, 2 * pitch, 64, 128), map_b = map_of(b, false, columns, depth, 2 * pitch, 64, 128);
+    __nv_bfloat16* a = matrix_of<__nv_bfloat16>(0, rows, depth, false, pitch);
+    __nv_bfloat16* b = matrix_of<__nv_bfloat16>(1, columns, depth, false, pitch);
+    CUtensorMap map_a = map_of(a, false, rows, depth, 2 * pitch, 64, 128);
+    CUtensorMap map_b = map_of(b, false, columns, depth, 2 * pitch, 64, 128);
     float* c = sums_of(64);
     product<flaw><<<1, 128, 2 * TILE + 1024 + 128>>>(c, map_a, map_b);
     check(name, c, 64, rows, columns, depth);
@@ -223,7 +230,7 @@ template <class T, bool ta, bool tb> static void run_layouts(int bytes_a, int by
     float* c = sums_of(128);
     layouts<T, ta, tb><<<1, 128, 3 * TILE + 1024>>>(c, map_a, map_b, bytes_a, bytes_b);
     char name[64];
-    snprintf(name, sizeof name, "a %s in rows of %d bytes, b %s of %d", ta ? "transposed" : "as it is", bytes_a, tb ? "transposed" : "as it is", bytes_b);
+    snprintf(name, sizeof name, "a%s in rows of %d bytes, b%s of %d", ta ? " transposed" : "", bytes_a, tb ? " transposed" : "", bytes_b);
     check(name, c, 128, 64, 128, 64);
     cudaFree(a);
     cudaFree(b);
