@@ -49,6 +49,15 @@ the_toolkit_comes_first() {
     find_copy 0 link cublasLt && says "-L$work/toolkit/lib64 .*-l:libcublasLt.so$"
 }
 unknown_devices_are_told() { make_copy 2 DEVICE=gpu && says "DEVICE must be cpu, cuda or emulated, not 'gpu'"; }
+# An Open MPI that asks for the new style of rpath, which would not count for what cuDNN opens by itself.
+rpath_stays_old() {
+    mkdir -p "$work/bin"
+    printf '#!/bin/sh\ncase $1 in *link) echo -L/mpi -Wl,-rpath -Wl,/mpi -Wl,--enable-new-dtags -lmpi ;; esac\n' > "$work/bin/mpicc"
+    chmod +x "$work/bin/mpicc"
+    touch "$work/copy/train_gpt2_ddp.cu"
+    PATH=$work/bin:$PATH make_copy 0 -n DEVICE=cuda build/cuda/train_gpt2_ddp &&
+        says '-Xlinker -rpath -Xlinker /mpi  *-lmpi' && not says 'enable-new-dtags' > /dev/null
+}
 no_driver() { fails_with "no NVIDIA driver is loaded" "make DEVICE=cpu" -- "$1" --steps 1; }
 
 check "libraries that are missing are named, with the ways to get them" missing_libraries_are_told
@@ -57,6 +66,7 @@ check "pip's wheels in nvidia/ are found" wheels_are_found
 check "those of another CUDA version than the toolkit's are not" wheels_of_another_version_are_not
 check "the toolkit's own library comes first" the_toolkit_comes_first
 check "a device that there is not" unknown_devices_are_told
+check "Open MPI's flags leave the rpath as cuDNN needs it" rpath_stays_old
 for program in build/cuda*/train_gpt2_single; do
     name="without a driver $program says so"
     if [ ! -x "$program" ]; then skip "$name" "make DEVICE=cuda has not been run"
