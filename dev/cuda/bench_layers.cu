@@ -260,7 +260,7 @@ template <typename F> static void print_issue(const char* what, F call) {
     for (int i = 0; i < 5 && (i == 0 || seconds[0] >= 0); i++) seconds.push_back(issue_seconds(call));
     std::sort(seconds.begin(), seconds.end());
     double median = seconds[seconds.size() / 2];
-    if (median < 0) printf("- %s: the host WAITS for the GPU meanwhile\n", what);
+    if (seconds[0] < 0) printf("- %s: the host WAITS for the GPU meanwhile\n", what);
     else printf("- %s: issued in %.3f ms, and the host does not wait for the GPU meanwhile\n", what, 1e3 * median);
 }
 static void bench_step(GPT2Config c, int B, int T, int recompute) {
