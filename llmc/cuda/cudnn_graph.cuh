@@ -30,19 +30,16 @@ typedef struct {
 #undef X
 } CudnnFunctions;
 static CudnnFunctions cudnn; // NULL until cudnn_load has found them
+constexpr size_t CUDNN_LEAST = 91000; // of the library that is loaded: before 9.10 it does not take -Inf for a masked score
 
 // "": cudnn's functions can be called. Else why they cannot, and what to do.
-#ifdef CUDA_EMULATOR // its stand-in for cuDNN is a part of the program
-static inline const char* cudnn_load(void) {
-#define X(name) cudnn.name = ::name;
-    CUDNN_FUNCTIONS(X)
-#undef X
-    return "";
-}
-#else
 static inline const char* cudnn_load(void) {
     static char why[256];
     if (cudnn.cudnnGetVersion != NULL) return "";
+    CudnnFunctions found;
+#ifdef CUDA_EMULATOR // its stand-in for cuDNN is a part of the program
+#define X(name) found.name = ::name;
+#else
     snprintf(why, sizeof why, "libcudnn.so.%d", CUDNN_MAJOR);
     void* library = dlopen(why, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
@@ -50,18 +47,23 @@ static inline const char* cudnn_load(void) {
                  CUDNN_MAJOR);
         return why;
     }
-    CudnnFunctions found;
 #define X(name) \
     if ((found.name = (decltype(found.name))dlsym(library, #name)) == NULL) { \
         snprintf(why, sizeof why, "libcudnn.so.%d has no %s; install a newer cuDNN", CUDNN_MAJOR, #name); \
         return why; \
     }
+#endif
     CUDNN_FUNCTIONS(X)
 #undef X
+    size_t v = found.cudnnGetVersion(), least = CUDNN_LEAST;
+    if (v < least) {
+        snprintf(why, sizeof why, "libcudnn.so.%d is cuDNN %zu.%zu.%zu, and %zu.%zu is the least that can be used; install a newer one",
+                 CUDNN_MAJOR, v / 10000, v / 100 % 100, v % 100, least / 10000, least / 100 % 100);
+        return why;
+    }
     cudnn = found;
     return "";
 }
-#endif
 
 // ---- graphs ----
 constexpr int CUDNN_MAX_DESCRIPTORS = 192, CUDNN_MAX_OPERATIONS = 32;

@@ -504,7 +504,7 @@ cudnnStatus_t bind(Run& run, const Descriptor* pack) {
 
 // ---- the API ----
 extern "C" {
-size_t cudnnGetVersion(void) { return CUDNN_VERSION; }
+size_t cudnnGetVersion(void) { return emulator::setting("CUDA_EMULATOR_CUDNN", CUDNN_VERSION); }
 const char* cudnnGetErrorString(cudnnStatus_t status) {
 #define NAME(s) case CUDNN_STATUS_##s: return "CUDNN_STATUS_" #s;
     switch ((int)status) {
