@@ -140,13 +140,14 @@ template <int T> __global__ void async_kernel(KERNEL_PARAMETERS) {
     __shared__ __align__(16) floatX a[2][R][5 * VEC], b[2][R][5 * VEC];
     int x = threadIdx.x % T, y = threadIdx.x / T, row = blockIdx.y * R, col = blockIdx.x * R;
     float sums[8][8] = {};
-    async_load<T>(a[0], inp, row, 0, out.M, C);
-    async_load<T>(b[0], w, col, 0, out.N, C);
-    __pipeline_commit();
+    auto ask = [&](int place, int k) {
+        if (k < C) async_load<T>(a[place], inp, row, k, out.M, C);
+        if (k < C) async_load<T>(b[place], w, col, k, out.N, C);
+        __pipeline_commit(); // an empty batch, too: the wait below counts batches
+    };
+    ask(0, 0);
     for (int k = 0, now = 0; k < C; k += K, now ^= 1) {
-        async_load<T>(a[now ^ 1], inp, row, k + K, out.M, C); // past the end: zeros, which nobody reads
-        async_load<T>(b[now ^ 1], w, col, k + K, out.N, C);
-        __pipeline_commit();
+        ask(now ^ 1, k + K);
         __pipeline_wait_prior(1); // all but the batch just asked for: this thread's part of the tile is there,
         __syncthreads();          // and everybody's
         for (int kk = 0; kk < K; kk += VEC) {

@@ -312,12 +312,14 @@ static bool open_barriers(Worker* w) {
 
 // --- asynchronous copies ---
 void pipeline_add(void* destination, const void* bytes, size_t size) {
+    Unwatched unwatched;
     PendingCopy copy = {destination, {}, size, current()->num_batches};
     memcpy(copy.bytes, bytes, size);
     current()->copies.push_back(copy);
 }
 void pipeline_commit(void) { current()->num_batches++; }
 bool pipeline_next(size_t batches_that_may_wait, PendingCopy* copy) {
+    Unwatched unwatched;
     Fiber* f = current();
     if (f->copies.empty() || f->copies.front().batch + batches_that_may_wait >= f->num_batches) return false;
     *copy = f->copies.front();

@@ -9,28 +9,7 @@ Until then a tile and a thread's sums are NaN, and shared memory that a product 
 #include "runtime.h"
 #include <cuda.h>
 
-#ifdef EMULATOR_TSAN
-extern "C" {
-void AnnotateIgnoreReadsBegin(const char* file, int line);
-void AnnotateIgnoreReadsEnd(const char* file, int line);
-void AnnotateIgnoreWritesBegin(const char* file, int line);
-void AnnotateIgnoreWritesEnd(const char* file, int line);
-}
-#else
-static void AnnotateIgnoreReadsBegin(const char*, int) {}
-static void AnnotateIgnoreReadsEnd(const char*, int) {}
-static void AnnotateIgnoreWritesBegin(const char*, int) {}
-static void AnnotateIgnoreWritesEnd(const char*, int) {}
-#endif
-
 namespace emulator {
-// While there is one, ThreadSanitizer takes no notice of what this CUDA thread does: lists of ours that others have part in.
-// (This file is not instrumented, but new, memcpy and the like are watched wherever they are called from.)
-struct Unwatched {
-    Unwatched() { AnnotateIgnoreReadsBegin(__FILE__, __LINE__); AnnotateIgnoreWritesBegin(__FILE__, __LINE__); }
-    ~Unwatched() { AnnotateIgnoreReadsEnd(__FILE__, __LINE__); AnnotateIgnoreWritesEnd(__FILE__, __LINE__); }
-};
-
 // --- shared memory: 18 bits are an address ---
 uint32_t shared_address(const void* p, Site site) {
     if (!in_shared(p, 1)) fail(self, site, "%p is not in the block's shared memory", p);

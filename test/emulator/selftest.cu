@@ -223,6 +223,12 @@ __global__ void arithmetic() {
     expect(__float2int_rn(2.5f) == 2 && __saturatef(-1.0f) == 0.0f && rsqrtf(4.0f) == 0.5f);
     expect(__umulhi(1u << 31, 6u) == 3u && __fmaf_rn(2.0f, 3.0f, 1.0f) == 7.0f);
 }
+// A block may end while copies that nobody needs are on their way.
+__global__ void unneeded_copies(const float* in) {
+    __shared__ __align__(16) float row[THREADS];
+    __pipeline_memcpy_async(&row[4 * threadIdx.x], &in[4 * threadIdx.x], 16);
+    __pipeline_commit();
+}
 // C (16,8) = A (16,16) * B (16,8), A and B read from shared memory as a kernel would.
 template <class T> __global__ void matrix_product(float* c, const T* a, const T* b) {
     __shared__ __align__(16) T sa[16][16], sb[16][8];
@@ -351,6 +357,8 @@ static void check_functions() {
     spin_lock<<<2, 48>>>(lock, i);
     finish();
     require_equal("a spin lock", i[0], 96);
+    unneeded_copies<<<8, THREADS / 4>>>(in);
+    finish();
     check_matrices<__nv_bfloat16>("a product of bf16 matrices");
     check_matrices<__half>("a product of fp16 matrices");
     cudaFuncSetAttribute(guard<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, 100000);
