@@ -225,8 +225,8 @@ __global__ void arithmetic() {
 }
 // A block may end while copies that nobody needs are on their way.
 __global__ void unneeded_copies(const float* in) {
-    __shared__ __align__(16) float row[THREADS];
-    __pipeline_memcpy_async(&row[4 * threadIdx.x], &in[4 * threadIdx.x], 16);
+    __shared__ __align__(16) float rows[3][THREADS];
+    for (int i = 0; i < 30; i++) __pipeline_memcpy_async(&rows[i % 3][4 * threadIdx.x], &in[4 * threadIdx.x], 16);
     __pipeline_commit();
 }
 // C (16,8) = A (16,16) * B (16,8), A and B read from shared memory as a kernel would.
