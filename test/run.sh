@@ -33,7 +33,7 @@ needs_gpu='build/cuda*'
 if nvidia-smi -L >/dev/null 2>&1; then needs_gpu=none; fi
 tests=$(find build -maxdepth 3 \( -path build/venv -o -path build/tsan -o -path "$needs_gpu" \) -prune -o -path '*/test/test_*' -type f -perm -u+x -print | sort)
 # The longest ones first, by part of their names, so that both jobs end together.
-long="emulated_run cuda_kernels exercises build-mutations emulated_ddp emulated_zero zero fsdp debug-ddp_together
+long="emulated_run cuda_kernels build-variants exercises build-mutations emulated_ddp emulated_zero zero fsdp debug-ddp_together
     tsan-test_control cuda_attention emulator_runtime build-emulator.t build-setup debug-ddp.t build-comm.t
     test/test_control cudnn_plans build-scaling"
 all=$(ls $tests "$wrappers"/*.t)
