@@ -117,7 +117,7 @@ done
 threads=$(nproc 2>/dev/null || echo "?")
 echo
 echo "GPT-2 124M, B=4, $threads threads. Medians; rounds: $rounds, steps a round: $steps, at T=1024: $(((steps + 2) / 3))"
-awk -f dev/bench/table.awk "$work/results"
+awk -f dev/bench/median.awk -f dev/bench/table.awk "$work/results"
 if [ "$busiest" -gt 5 ]; then printf '\nOther programs used up to %s %% of this machine before a round: do not trust these figures.\n' "$busiest"; fi
 if [ "$long" != 0 ] && [ -n "${LLMC-}" ]; then lacks "llm.c at T=1024: its program is fixed at T=64"; fi
 if [ -n "$absent" ]; then printf '\nNot measured\n%s' "$absent"; fi

@@ -162,7 +162,7 @@ counted() {
 tables() {
     echo "### $model in bf16, T=$T: whole steps; rounds: $rounds${1-}, steps a round: $steps"
     awk -v model="$model" -v T="$T" -v programs="$programs" -v batches="$batches" -v sizes="$sizes" \
-        -f dev/bench/gpu_table.awk "$out/results"
+        -f dev/bench/median.awk -f dev/bench/gpu_table.awk "$out/results"
     if [ -n "$absent" ]; then printf '\nNot measured:\n%s\n' "$absent"; fi
 }
 trap 'end_sampler; tables ", stopped in round $round" | tee "$out/table.md"; exit 1' TERM

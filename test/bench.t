@@ -28,7 +28,7 @@ steps_are_timed() { # on a busy machine a line may be seen late: the step seems 
     awk '$1 == "ms" { n++; sum += $2; good += $2 > 150 && $2 < 450 } $1 == "rss" { rss = $2 }
          END { exit !(n == 3 && good > 0 && sum > 400 && rss > 20e6 && rss < 60e6) }' "$work/measured"
 }
-table() { printf '%s\n' "$@" | awk -f dev/bench/table.awk | tee "$work/table"; }
+table() { printf '%s\n' "$@" | awk -f dev/bench/median.awk -f dev/bench/table.awk | tee "$work/table"; }
 says() { grep -qe "$1" "$work/table" || { echo "it did not say '$1'"; return 1; }; }
 goals_are_judged() {
     table "peak 0 sgemm 400" "peak 0 bf16 800" "peak 0 copy 40" \

@@ -9,7 +9,8 @@ says() { grep -qe "$1" "$work/table" || { cat "$work/table"; echo "it did not sa
 table() { # MODEL PROGRAMS, results on stdin
     local sizes="12 768"
     [ "$1" = gpt2 ] || sizes="48 1600"
-    awk -v model="$1" -v T=1024 -v programs="$2" -v batches=8 -v sizes="$sizes" -f dev/bench/gpu_table.awk > "$work/table"
+    awk -v model="$1" -v T=1024 -v programs="$2" -v batches=8 -v sizes="$sizes" \
+        -f dev/bench/median.awk -f dev/bench/gpu_table.awk > "$work/table"
 }
 peers="ours llmc-ge0-r0 llmc-ge2-r0 torch-autocast torch-bf16"
 # 8 x 1024 tokens of 124439808 parameters: 6 x 124439808 + 6 x 12 x 768 x 1024 = 803261952 FLOPs each, 6580 GFLOP a step.

@@ -1,24 +1,11 @@
 # gpu_table.awk - what bench_gpu.sh measured ("PROGRAM B ms|counted|used VALUE", "PROGRAM B failed WHY", "peak 0
 # copy|product|sheet VALUE") as a table for each batch, with ratios and goals. A value is the median of all its lines; memory is
 # the most of them.
-# Variables: model, T, and lists of words: programs, batches, sizes (layers, channels).
+# With median.awk before it. Variables: model, T, and lists of words: programs, batches, sizes (layers, channels).
 
 $3 == "failed" { why[$1, $2] = substr($0, index($0, " failed ") + 8); next }
 { key = $1 " " $2 " " $3; value[key, ++count[key]] = $4 + 0 }
 
-function sorted_copy(key, sorted,   n, i, j, x) {
-    n = count[key]
-    for (i = 1; i <= n; i++) {
-        x = value[key, i]
-        for (j = i - 1; j > 0 && sorted[j] > x; j--) sorted[j + 1] = sorted[j]
-        sorted[j + 1] = x
-    }
-    return n
-}
-function median(key,   n, sorted) {
-    n = sorted_copy(key, sorted)
-    return n == 0 ? 0 : n % 2 ? sorted[(n + 1) / 2] : (sorted[n / 2] + sorted[n / 2 + 1]) / 2
-}
 function range(key,   n, sorted) {
     n = sorted_copy(key, sorted)
     return sprintf("%.1f to %.1f", sorted[1], sorted[n])

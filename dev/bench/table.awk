@@ -1,17 +1,9 @@
 # table.awk - what bench.sh measured ("PROGRAM T ms|rss|predicted|counted|exposed VALUE" and "peak 0 sgemm|bf16|copy VALUE" lines),
 # as a table with the goals beside it. A value is the median of all its lines; memory is the most of them, DDP's exposed the least.
+# With median.awk before it.
 
 { key = $1 " " $2 " " $3; value[key, ++count[key]] = $4 + 0 }
 
-function median(key,   n, i, j, x, sorted) {
-    n = count[key]
-    for (i = 1; i <= n; i++) {
-        x = value[key, i]
-        for (j = i - 1; j > 0 && sorted[j] > x; j--) sorted[j + 1] = sorted[j]
-        sorted[j + 1] = x
-    }
-    return n == 0 ? 0 : n % 2 ? sorted[(n + 1) / 2] : (sorted[n / 2] + sorted[n / 2 + 1]) / 2
-}
 function most(key,   i, x) {
     for (i = 1; i <= count[key]; i++) if (value[key, i] > x) x = value[key, i]
     return x + 0
