@@ -10,7 +10,7 @@ matrix: (T,T), masked above the diagonal.
 #define DEV_CUDA_ATTENTION_COMMON_CUH
 #include "variants.cuh"
 #include "library.cuh"
-#include "tensor_cores.cuh"
+#include "../../llmc/cuda/tensor_cores.cuh"
 #include "../../llmc/cuda/attention_choice.cuh"
 
 constexpr int SEQUENCES = variants_are_timed ? 8 : 2;

@@ -1,6 +1,6 @@
 /*
-tensor_cores.cuh - the warp-wide instructions of the tensor cores (compute capability 8.0 and later) under names of their own:
-inline PTX on a GPU, the emulator's stand-ins without one.
+cuda/tensor_cores.cuh - the warp-wide instructions of the tensor cores (compute capability 8.0 and later) under names of their
+own: inline PTX on a GPU, the emulator's stand-ins without one.
 
 A tensor core multiplies small matrices whose elements lie spread over the registers of a warp's 32 lanes, in *fragments*. Of
 d (16,8) += a (16,16) b (16,8), with a row-major and b given by its columns, lane l holds, in pairs of neighbours:
@@ -17,9 +17,9 @@ and b two rows of its *columns'* matrix. Where b lies by rows instead, ldmatrix_
 PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix". Asynchronous copies to shared memory, which these kernels go with,
 are CUDA's own functions: <cuda_pipeline.h>.
 */
-#ifndef DEV_CUDA_TENSOR_CORES_CUH
-#define DEV_CUDA_TENSOR_CORES_CUH
-#include "../../llmc/cuda/common.cuh"
+#ifndef LLMC_CUDA_TENSOR_CORES_CUH
+#define LLMC_CUDA_TENSOR_CORES_CUH
+#include "common.cuh"
 #include <cuda_pipeline.h>
 
 // Elements of 16 bits alone. In fp32 the kernels compile, since nothing in them says otherwise, and must not be launched.
