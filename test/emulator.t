@@ -30,7 +30,7 @@ hopper() { # FLAW PATTERN [BUG] [BUILD]
     selftest "${4:-plain}" "$1" hopper > "$work/said" 2>&1
     [ $? -eq 1 ] || { echo "status 1 was expected"; return 1; }
     grep "^cuda emulator: " "$work/said"
-    grep -Eq "^cuda emulator: [a-z]+<flaw>, block \(0,0,0\), thread .*, $hopper:($lines): .*$2" "$work/said" ||
+    grep -Eq "^cuda emulator: [a-z]+<flaw(, T, tb)?>, block \(0,0,0\), thread .*, $hopper:($lines): .*$2" "$work/said" ||
         { echo "'$2' in line $lines was expected"; return 1; }
 }
 hopper_wrong_number() {
@@ -107,6 +107,12 @@ check "a descriptor that reaches out of shared memory" hopper beyond_shared "rea
 check "a descriptor with bits that mean nothing" hopper bad_descriptor "has bits set that must be 0" wgmma
 check "tsan: a tile that is filled again while others read it" hopper unasked_refill "data race" "" tsan
 check "tsan: a tile that is read without a wait" hopper unwaited_read "data race" "" tsan
+check "a fragment of a that was not settled" hopper unsettled_fragment "a fragment without wgmma_settle"
+check "a fragment that was settled after the fence" hopper unfenced_fragment "without a wgmma_fence since wgmma_settle"
+check "a fragment that is written after the fence" hopper late_fragment "has been written since wgmma_settle"
+check "a fragment that is written before the wait" hopper touched_fragment "has been written before it was waited for"
+check "a copy of another rank than its map" hopper other_rank "a copy of rank 2 by a tensor map of rank 3"
+for flaw in read_fragment swapped_fragment other_plane; do check "$flaw is a wrong number" hopper_wrong_number $flaw; done
 check "another swizzle than the tile's is a wrong number" hopper_wrong_number wrong_swizzle
 check "another stride than the tile's is a wrong number" hopper_wrong_number wrong_stride
 check "a block that is too large is refused" refused large_block "at most 1024 threads"

@@ -85,10 +85,13 @@ void mbarrier_init(uint64_t* barrier, unsigned arrivals, Site site);
 void mbarrier_init_fence(void);
 void mbarrier_arrive(uint64_t* barrier, unsigned expected_bytes, Site site);
 void mbarrier_wait(uint64_t* barrier, unsigned parity, Site site);
-size_t tma_check(const void* tile, const CUtensorMap* map, uint64_t* barrier, Site site); // returns the tile's bytes
-void tma_load(void* tile, const CUtensorMap* map, int x, int y, uint64_t* barrier, Site site);
-struct WarpgroupProduct { Element type; int n; bool a_transposed, b_transposed; uint64_t a, b; };
-void wgmma(WarpgroupProduct product, float* d, Site site);              // d (n/2): this thread's of the sums (64,n)
+struct TileStart { int rank, x, y, z; }; // x counts elements of a row; z, of rank 3 alone, planes
+size_t tma_check(const void* tile, const CUtensorMap* map, int rank, uint64_t* barrier, Site site); // returns the tile's bytes
+void tma_load(void* tile, const CUtensorMap* map, TileStart start, uint64_t* barrier, Site site);
+struct WarpgroupProduct { Element type; int n; bool a_in_registers, a_transposed, b_transposed; uint64_t a, b; };
+// d (n/2): this thread's of the sums (64,n). fragment (4): this thread's of a, or NULL where a is in shared memory.
+void wgmma(WarpgroupProduct product, float* d, uint32_t* fragment, Site site);
+void wgmma_settle(uint32_t* fragment, Site site);
 void wgmma_fence(void);
 void wgmma_commit(void);
 void wgmma_wait(size_t groups_that_may_wait, Site site);

@@ -7,6 +7,7 @@
 #undef blockDim
 #undef gridDim
 
+#include <array>
 #include <deque>
 #include <memory>
 #include <vector>
@@ -40,8 +41,10 @@ enum class State { RUNNABLE, AT_BLOCK_BARRIER, AT_WARP_FUNCTION, AT_WARPGROUP_FU
 
 // hopper.cpp: products that a thread has asked for and not waited for, and the sums which are out of its reach meanwhile
 struct WgmmaOperands;
-struct PendingProduct { std::shared_ptr<WgmmaOperands> operands; float* d; size_t group; };
+struct PendingProduct { std::shared_ptr<WgmmaOperands> operands; float* d; uint32_t* fragment; size_t group; };
 struct PendingSums { float* d; std::vector<float> sums; int products; };
+// A fragment of a that was settled: what is in it, whether a fence came since, and how many products under way read it.
+struct Fragment { uint32_t* address; std::array<uint32_t, 4> elements; bool fenced; int products; };
 
 struct Fiber : Thread {
     void* stack_pointer; // while another runs
@@ -54,6 +57,7 @@ struct Fiber : Thread {
     std::vector<uint64_t*> new_barriers; // mbarriers that it made and has not yet fenced
     std::deque<PendingProduct> products; // of its warpgroup, in order
     std::vector<PendingSums> sums;
+    std::vector<Fragment> fragments;
     size_t num_groups; // of products, committed
     bool wgmma_fenced; // since its sums were last within reach
     void* tsan;       // the sanitizers' own idea of this fiber

@@ -85,17 +85,18 @@ void report_mbarrier(const Fiber* f) {
 }
 
 // --- the copy engine ---
-// What our cuTensorMapEncodeTiled leaves in the 128 bytes of a CUtensorMap: a matrix, and the box that a copy takes of it.
+// What our cuTensorMapEncodeTiled leaves in the 128 bytes of a CUtensorMap: a matrix or several, one a plane, and the box that a
+// copy takes of one.
 struct TileMap {
     uint64_t magic;
-    const char* memory;      // (rows) rows, `pitch` bytes apart, of `row_bytes`
-    uint64_t row_bytes, rows, pitch;
-    uint32_t element, box_bytes, box_rows, swizzle; // bytes, but for box_rows; swizzle: of a row, 16: none
-    uint8_t outside;         // what is read outside of the matrix
+    const char* memory;      // (planes,rows) rows of `row_bytes`, `pitch` bytes apart, planes plane_pitch bytes
+    uint64_t row_bytes, rows, pitch, planes, plane_pitch;
+    uint32_t rank, element, box_bytes, box_rows, swizzle; // bytes, but for rank and box_rows; swizzle: of a row, 16: none
+    uint8_t outside;         // what is read outside of the rows
 };
 static_assert(sizeof(TileMap) <= sizeof(CUtensorMap), "it must fit");
 constexpr uint64_t TILE_MAP = 0x70616d656c6974;
-struct PendingTile { char* tile; TileMap map; int x, y; uint64_t* barrier; Fiber* thread; Site site; };
+struct PendingTile { char* tile; TileMap map; TileStart start; uint64_t* barrier; Fiber* thread; Site site; };
 static thread_local std::vector<PendingTile> tiles; // of the block that this OS thread runs
 
 static const TileMap* find_map(const CUtensorMap* map, Site site) {
@@ -103,26 +104,29 @@ static const TileMap* find_map(const CUtensorMap* map, Site site) {
     if (m->magic != TILE_MAP) fail(self, site, "there is no tensor map here: cuTensorMapEncodeTiled has not made it");
     return m;
 }
-size_t tma_check(const void* tile, const CUtensorMap* map, uint64_t* barrier, Site site) {
+size_t tma_check(const void* tile, const CUtensorMap* map, int rank, uint64_t* barrier, Site site) {
     const TileMap* m = find_map(map, site);
+    if ((int)m->rank != rank) fail(self, site, "a copy of rank %d by a tensor map of rank %u", rank, m->rank);
     size_t bytes = (size_t)m->box_bytes * m->box_rows;
     if (!in_shared(tile, bytes)) fail(self, site, "a tile of %zu bytes at %p, which is not in the block's shared memory", bytes, tile);
     if (find_mbarrier(barrier, site)->made != 2)
         fail(self, site, "the copy engine does not know this mbarrier: who made it must call mbarrier_init_fence");
     return bytes;
 }
-void tma_load(void* tile, const CUtensorMap* map, int x, int y, uint64_t* barrier, Site site) {
+void tma_load(void* tile, const CUtensorMap* map, TileStart start, uint64_t* barrier, Site site) {
     Unwatched unwatched;
-    tiles.push_back({(char*)tile, *find_map(map, site), x, y, barrier, static_cast<Fiber*>(self), site});
+    tiles.push_back({(char*)tile, *find_map(map, site), start, barrier, static_cast<Fiber*>(self), site});
 }
 static void arrive(const PendingTile& t) {
     const TileMap& m = t.map;
+    bool plane_inside = t.start.z >= 0 && t.start.z < (long long)m.planes;
+    const char* plane = m.memory + (plane_inside ? (size_t)t.start.z * m.plane_pitch : 0);
     for (uint32_t r = 0; r < m.box_rows; r++)
         for (uint32_t i = 0; i < m.box_bytes; i++) {
-            long long row = (long long)t.y + r, byte = (long long)t.x * m.element + i;
-            bool inside = row >= 0 && row < (long long)m.rows && byte >= 0 && byte < (long long)m.row_bytes;
+            long long row = (long long)t.start.y + r, byte = (long long)t.start.x * m.element + i;
+            bool inside = plane_inside && row >= 0 && row < (long long)m.rows && byte >= 0 && byte < (long long)m.row_bytes;
             size_t address = (size_t)(t.tile - shared_begin()) + (size_t)r * m.box_bytes + i;
-            shared_begin()[swizzled(address, m.swizzle)] = inside ? m.memory[(size_t)row * m.pitch + (size_t)byte] : (char)m.outside;
+            shared_begin()[swizzled(address, m.swizzle)] = inside ? plane[(size_t)row * m.pitch + (size_t)byte] : (char)m.outside;
         }
     Mbarrier* b = find_mbarrier(t.barrier, t.site);
     add_bytes(b, -(long long)m.box_bytes * m.box_rows, t.thread, t.site);
@@ -191,17 +195,28 @@ static std::vector<uint16_t> read_operand(uint64_t bits, bool transposed, int ro
     }
     return elements;
 }
-struct WgmmaRecord { WarpgroupProduct product; std::shared_ptr<WgmmaOperands> operands; };
+struct WgmmaRecord { WarpgroupProduct product; std::array<uint32_t, 4> fragment; std::shared_ptr<WgmmaOperands> operands; };
+// a as the threads hold it: each warp has 16 rows, in mma's fragments.
+static std::vector<uint16_t> gather_operand(Fiber* const* threads) {
+    std::vector<uint16_t> elements((size_t)WG_ROWS * WG_K);
+    for (int t = 0; t < WARPGROUP; t++)
+        for (int m = 0; m < 4; m++) {
+            int row = t / WARP * 16 + t % WARP / 4 + m % 2 * 8, k = t % 4 * 2 + m / 2 * 8;
+            memcpy(&elements[(size_t)(row * WG_K + k)], &((WgmmaRecord*)threads[t]->record)->fragment[(size_t)m], 4);
+        }
+    return elements;
+}
 static void combine_wgmma(Fiber* const* threads) {
     const Fiber* first = threads[0];
     WarpgroupProduct p = ((WgmmaRecord*)first->record)->product;
     for (int i = 1; i < WARPGROUP; i++) {
         WarpgroupProduct other = ((WgmmaRecord*)threads[i]->record)->product;
-        if (other.a != p.a || other.b != p.b || other.n != p.n)
+        if (other.a != p.a || other.b != p.b || other.n != p.n || other.a_in_registers != p.a_in_registers)
             fail(threads[i], threads[i]->site, "wgmma of other operands than thread (%u,%u,%u) of the same warpgroup has",
                  first->thread_idx.x, first->thread_idx.y, first->thread_idx.z);
     }
-    std::shared_ptr<WgmmaOperands> operands(new WgmmaOperands{p, first->site, read_operand(p.a, p.a_transposed, WG_ROWS, "a", first),
+    std::vector<uint16_t> a = p.a_in_registers ? gather_operand(threads) : read_operand(p.a, p.a_transposed, WG_ROWS, "a", first);
+    std::shared_ptr<WgmmaOperands> operands(new WgmmaOperands{p, first->site, a,
                                                               read_operand(p.b, p.b_transposed, p.n, "b", first), false});
     for (int i = 0; i < WARPGROUP; i++) ((WgmmaRecord*)threads[i]->record)->operands = operands;
 }
@@ -214,7 +229,44 @@ static void check_untouched(const float* d, int n, Site site) {
     for (int i = 0; i < n; i++)
         if (memcmp(&d[i], &OUT_OF_REACH, sizeof *d)) fail(self, site, "sums of a wgmma that was not waited for have been written");
 }
-void wgmma(WarpgroupProduct product, float* d, Site site) {
+
+// --- fragments of a. Registers have no addresses on a GPU; here they are an array, which wgmma_settle makes known. ---
+static Fragment* find_fragment(Fiber* f, const uint32_t* address) {
+    for (Fragment& a : f->fragments) if (a.address == address) return &a;
+    return nullptr;
+}
+static void check_fragment(const Fragment& a, Site site) {
+    for (int i = 0; i < 4; i++)
+        if (a.address[i] != (a.products ? OUT_OF_REACH : a.elements[(size_t)i]))
+            fail(self, site, "a fragment that wgmma reads has been written %s",
+                 a.products ? "before it was waited for" : "since wgmma_settle");
+}
+void wgmma_settle(uint32_t* fragment, Site site) {
+    Unwatched unwatched;
+    Fiber* f = static_cast<Fiber*>(self);
+    Fragment* a = find_fragment(f, fragment);
+    if (a && a->products) fail(f, site, "wgmma_settle of a fragment that a wgmma still reads");
+    if (!a) a = &*f->fragments.insert(f->fragments.end(), {fragment, {}, false, 0});
+    std::copy(fragment, fragment + 4, a->elements.begin());
+    a->fenced = false;
+}
+// Out of reach from the first product that reads it to the end of the last.
+static std::array<uint32_t, 4> take_fragment(Fiber* f, uint32_t* fragment, Site site) {
+    Fragment* a = find_fragment(f, fragment);
+    if (!a) fail(f, site, "wgmma of a fragment without wgmma_settle");
+    if (!a->fenced) fail(f, site, "wgmma of a fragment without a wgmma_fence since wgmma_settle");
+    check_fragment(*a, site);
+    a->products++;
+    std::fill(fragment, fragment + 4, OUT_OF_REACH);
+    return a->elements;
+}
+static void give_fragment_back(Fiber* f, uint32_t* fragment, Site site) {
+    Fragment* a = find_fragment(f, fragment);
+    check_fragment(*a, site);
+    if (--a->products == 0) std::copy(a->elements.begin(), a->elements.end(), fragment);
+}
+
+void wgmma(WarpgroupProduct product, float* d, uint32_t* fragment, Site site) {
     Unwatched unwatched;
     Fiber* f = static_cast<Fiber*>(self);
     PendingSums* sums = nullptr;
@@ -228,11 +280,15 @@ void wgmma(WarpgroupProduct product, float* d, Site site) {
         take_away(d, n);
     }
     sums->products++;
-    WgmmaRecord record = {product, nullptr};
+    WgmmaRecord record = {product, fragment ? take_fragment(f, fragment, site) : std::array<uint32_t, 4>(), nullptr};
     meet_warpgroup("wgmma", &record, combine_wgmma, site);
-    f->products.push_back({record.operands, d, f->num_groups});
+    f->products.push_back({record.operands, d, fragment, f->num_groups});
 }
-void wgmma_fence(void) { static_cast<Fiber*>(self)->wgmma_fenced = true; }
+void wgmma_fence(void) {
+    Fiber* f = static_cast<Fiber*>(self);
+    f->wgmma_fenced = true;
+    for (Fragment& a : f->fragments) a.fenced = true;
+}
 void wgmma_commit(void) { static_cast<Fiber*>(self)->num_groups++; }
 
 // The first of the warpgroup's threads to wait ends the product for all: nothing may have changed what it reads.
@@ -240,7 +296,8 @@ static void finish_operands(WgmmaOperands* o, const Fiber* f) {
     if (o->done) return;
     o->done = true;
     const WarpgroupProduct& p = o->product;
-    if (read_operand(p.a, p.a_transposed, WG_ROWS, "a", f) != o->a || read_operand(p.b, p.b_transposed, p.n, "b", f) != o->b)
+    bool a_changed = !p.a_in_registers && read_operand(p.a, p.a_transposed, WG_ROWS, "a", f) != o->a;
+    if (a_changed || read_operand(p.b, p.b_transposed, p.n, "b", f) != o->b)
         fail(f, o->site, "the shared memory that this wgmma reads has changed before it was waited for");
 }
 static float value_of(Element type, uint16_t bits) {
@@ -272,6 +329,7 @@ void wgmma_wait(size_t groups_that_may_wait, Site site) {
         PendingProduct p = f->products.front();
         f->products.pop_front();
         finish_operands(p.operands.get(), f);
+        if (p.fragment) give_fragment_back(f, p.fragment, site);
         for (size_t i = 0; i < f->sums.size(); i++) {
             PendingSums& s = f->sums[i];
             if (s.d != p.d) continue;
@@ -291,6 +349,7 @@ void hopper_begin_thread(Fiber* f) {
     f->new_barriers.clear();
     f->products.clear();
     f->sums.clear();
+    f->fragments.clear();
     f->num_groups = 0;
     f->wgmma_fenced = false;
 }
@@ -317,9 +376,12 @@ CUresult CUDAAPI encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint
                               CUtensorMapFloatOOBfill fill) {
     static const uint32_t swizzles[] = {16, 32, 64, 128};
     uint32_t element = element_bytes(type);
-    if (!element || rank != 2 || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || swizzle > CU_TENSOR_MAP_SWIZZLE_128B ||
-        element_strides[0] != 1 || element_strides[1] != 1)
-        return refuse("emulated are matrices, whole, of 1, 2 or 4 bytes an element, and swizzles of 32, 64 and 128 bytes");
+    bool planes = rank == 3;
+    if (!element || (rank != 2 && !planes) || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE ||
+        swizzle > CU_TENSOR_MAP_SWIZZLE_128B || element_strides[0] != 1 || element_strides[1] != 1 ||
+        (planes && (element_strides[2] != 1 || box[2] != 1)))
+        return refuse("emulated are matrices and planes of them, whole, of 1, 2 or 4 bytes an element, boxes of one plane, and "
+                      "swizzles of 32, 64 and 128 bytes");
     uint32_t box_bytes = box[0] * element, row = swizzles[swizzle];
     if ((uintptr_t)map % 64) return refuse("a tensor map must be aligned to 64 bytes");
     if ((uintptr_t)memory % 16) return refuse("the matrix must be aligned to 16 bytes");
@@ -327,14 +389,19 @@ CUresult CUDAAPI encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint
         return refuse("its rows must lie a multiple of 16 bytes apart");
     if (!dims[0] || !dims[1] || dims[0] > 1ull << 32 || dims[1] > 1ull << 32)
         return refuse("it has from 1 to 2^32 rows and columns");
+    if (planes && (!dims[2] || dims[2] > 1ull << 32)) return refuse("it has from 1 to 2^32 planes");
+    if (planes && (strides[1] % strides[0] || strides[1] >> 40 || strides[1] < dims[1] * strides[0]))
+        return refuse("its planes must lie a multiple of their rows' distance apart");
     if (!box[0] || !box[1] || box[0] > 256 || box[1] > 256) return refuse("a box has from 1 to 256 rows and columns");
     if (box_bytes % 16) return refuse("a box's rows must be a multiple of 16 bytes");
     if (row > 16 && box_bytes > row) return refuse("rows of a box that is swizzled must not be longer than the swizzle");
     if (row > 16 && box_bytes < row) return refuse("rows of a box that are shorter than its swizzle are not emulated");
-    if (!on_device(memory, (dims[1] - 1) * strides[0] + dims[0] * element))
+    uint64_t num_planes = planes ? dims[2] : 1, plane_pitch = planes ? strides[1] : 0;
+    if (!on_device(memory, (num_planes - 1) * plane_pitch + (dims[1] - 1) * strides[0] + dims[0] * element))
         return refuse("the matrix does not lie in one allocation of device memory");
     uint8_t outside = fill == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE ? 0 : 0xff;
-    TileMap m = {TILE_MAP, (const char*)memory, dims[0] * element, dims[1], strides[0], element, box_bytes, box[1], row, outside};
+    TileMap m = {TILE_MAP, (const char*)memory, dims[0] * element, dims[1], strides[0], num_planes, plane_pitch,
+                 rank, element, box_bytes, box[1], row, outside};
     memset(map, 0, sizeof *map);
     memcpy(map, &m, sizeof m);
     return CUDA_SUCCESS;

@@ -31,28 +31,44 @@ EMULATED void mbarrier_wait(uint64_t* barrier, unsigned parity, Site site = here
     emulator::mbarrier_wait(barrier, parity, site);
 }
 
-// --- TMA: cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes. x counts elements of a row, y rows. ---
+// --- TMA: cp.async.bulk.tensor.2d and .3d, .shared::cluster.global.mbarrier::complete_tx::bytes. x counts elements of a row, y
+// rows, z planes of rows. ---
 // The tile is undefined (NaN) from now on until the copy is made, at some time after a thread has begun to wait at the barrier.
-EMULATED void tma_load(void* tile, const CUtensorMap* map, int x, int y, uint64_t* barrier, Site site = here()) {
+EMULATED void load_box(void* tile, const CUtensorMap* map, TileStart start, uint64_t* barrier, Site site) {
     check_aligned(tile, 128, site);
     check_aligned(barrier, 8, site);
-    memset(tile, 0xff, emulator::tma_check(tile, map, barrier, site)); // a single call, which the sanitizers watch
-    emulator::tma_load(tile, map, x, y, barrier, site);
+    memset(tile, 0xff, emulator::tma_check(tile, map, start.rank, barrier, site)); // a single call, which the sanitizers watch
+    emulator::tma_load(tile, map, start, barrier, site);
+}
+EMULATED void tma_load(void* tile, const CUtensorMap* map, int x, int y, uint64_t* barrier, Site site = here()) {
+    load_box(tile, map, {2, x, y, 0}, barrier, site);
+}
+EMULATED void tma_load(void* tile, const CUtensorMap* map, int x, int y, int z, uint64_t* barrier, Site site = here()) {
+    load_box(tile, map, {3, x, y, z}, barrier, site);
 }
 
 // --- wgmma: all 128 threads of a warpgroup, four warps of which the first one's number divides by 4 ---
 EMULATED void wgmma_fence() { emulator::wgmma_fence(); }
 template <int n> EMULATED void wgmma_settle(float (&)[n]) {} // on a GPU a matter between us and its compiler
+// Of a fragment of a it is one here, too: from now on until its product is waited for it must stay as it is.
+EMULATED void wgmma_settle(uint32_t (&a)[4], Site site = here()) { emulator::wgmma_settle(a, site); }
 EMULATED void wgmma_commit() { emulator::wgmma_commit(); }
 template <int groups> EMULATED void wgmma_wait(Site site = here()) { emulator::wgmma_wait(groups, site); }
+template <class T, int sums> constexpr Element wgmma_element() {
+    static_assert(std::is_same<T, __nv_bfloat16>::value || std::is_same<T, __half>::value, "elements are bf16 or fp16");
+    static_assert(sums % 4 == 0 && sums <= 128, "n is 8, 16, ... 256: a thread has n/2 of the sums");
+    return std::is_same<T, __half>::value ? Element::FP16 : Element::BF16;
+}
 // wgmma.mma_async.sync.aligned.m64n{n}k16.f32: d += a b, fp32 sums; a (64,16) and b (16,n) lie where their descriptors say, with
 // their elements' neighbours along k, or (transposed) along rows of a and columns of b. d is undefined (NaN) until wgmma_wait.
 template <class T, bool a_transposed, bool b_transposed, int sums>
 EMULATED void wgmma(float (&d)[sums], uint64_t a, uint64_t b, Site site = here()) {
-    static_assert(std::is_same<T, __nv_bfloat16>::value || std::is_same<T, __half>::value, "elements are bf16 or fp16");
-    static_assert(sums % 4 == 0 && sums <= 128, "n is 8, 16, ... 256: a thread has n/2 of the sums");
-    Element type = std::is_same<T, __half>::value ? Element::FP16 : Element::BF16;
-    emulator::wgmma({type, 2 * sums, a_transposed, b_transposed, a, b}, d, site);
+    emulator::wgmma({wgmma_element<T, sums>(), 2 * sums, false, a_transposed, b_transposed, a, b}, d, nullptr, site);
+}
+// The same with a in registers, each warp's 16 rows as mma's. They, too, are undefined (NaN) until wgmma_wait.
+template <class T, bool b_transposed, int sums>
+EMULATED void wgmma(float (&d)[sums], uint32_t (&a)[4], uint64_t b, Site site = here()) {
+    emulator::wgmma({wgmma_element<T, sums>(), 2 * sums, true, false, b_transposed, 0, b}, d, a, site);
 }
 // setmaxnreg.inc and .dec change how many registers a thread has, which is nothing here.
 template <int registers> EMULATED void take_registers() {

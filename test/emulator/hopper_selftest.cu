@@ -15,9 +15,11 @@ using namespace emulator::matrix;
     of(unwaited_tile) of(tile_for_nobody) of(misplaced_tile) of(unfenced_sums) of(unwaited_sums) of(early_sums) of(touched_sums) \
     of(refilled_early) of(part_of_warpgroup) of(other_operands) of(beyond_shared) of(bad_descriptor) of(wrong_swizzle) of(wrong_stride)
 #define HANDOVER_FLAWS(of) of(unasked_refill) of(unwaited_read)
+#define FRAGMENT_FLAWS(of) of(unsettled_fragment) of(unfenced_fragment) of(late_fragment) of(touched_fragment) of(read_fragment) \
+    of(swapped_fragment) of(other_rank) of(other_plane)
 enum Flaw { good,
 #define NAME(flaw) flaw,
-    FLAWS(NAME) HANDOVER_FLAWS(NAME)
+    FLAWS(NAME) HANDOVER_FLAWS(NAME) FRAGMENT_FLAWS(NAME)
 };
 constexpr int K = 192, ROWS = 64, STEP = 64, TILE = ROWS * STEP * 2; // bytes: 64 rows of 128
 
@@ -101,6 +103,52 @@ template <Flaw flaw> __global__ void handover(float* c, const __grid_constant__ 
     c[threadIdx.x] = sum;
 }
 
+// c (64,64) = the sum over both planes of a (64,64) b[plane]^T, a from registers. tb: b's rows lie along k.
+constexpr int PLANES = 2, PLANE_ROWS = 59; // of b, where they are less than a box has
+template <Flaw flaw, class T = __nv_bfloat16, bool tb = true>
+__global__ void fragments(float* c, const T* a, const __grid_constant__ CUtensorMap b) {
+    extern __shared__ char memory[];
+    __shared__ uint64_t full;
+    char* tile = memory + (1024 - shared_address(memory) % 1024) % 1024;
+    int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+    if (threadIdx.x == 0) {
+        mbarrier_init(&full, 1);
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    uint32_t from_a[4][4];
+    float d[32] = {};
+    for (int plane = 0; plane < PLANES; plane++) {
+        if (threadIdx.x == 0) {
+            mbarrier_arrive_expect(&full, TILE);
+            if (flaw == other_rank) tma_load(tile, &b, 0, plane * PLANE_ROWS, &full); // BUG other_rank
+            else tma_load(tile, &b, 0, 0, flaw == other_plane ? 0 : plane, &full);
+        }
+        for (int i = 0; i < 16; i++) { // of each step's fragment a[0] to a[3]
+            int down = i % 2 * 8, right = i / 2 % 2 * 8;
+            if (flaw == swapped_fragment) std::swap(down, right);
+            memcpy(&from_a[i / 4][i % 4], a + (row + down) * 64 + i / 4 * 16 + column + right, 4);
+        }
+        if (flaw == unfenced_fragment) wgmma_fence();
+        for (auto& step : from_a)
+            if (flaw != unsettled_fragment || &step != &from_a[2]) wgmma_settle(step);
+        if (flaw != unfenced_fragment) wgmma_fence();
+        if (flaw == late_fragment) from_a[3][1]++;
+        mbarrier_wait(&full, plane % 2);
+        for (int step = 0; step < 4; step++) {
+            uint64_t from_b = operand(tile + step * (tb ? 16 * 128 : 2 * 16), 0, 1024, 1);
+            wgmma<T, tb>(d, from_a[step], from_b); // BUG unsettled_fragment unfenced_fragment late_fragment
+        }
+        wgmma_commit();
+        if (flaw == touched_fragment) from_a[0][2] = 0;
+        uint32_t seen = from_a[1][3];
+        wgmma_wait<0>(); // BUG touched_fragment
+        if (flaw == read_fragment && seen != from_a[1][3]) d[0]++;
+        __syncthreads(); // all have read the tile: it may be filled again
+    }
+    put_sums(c, d, 64);
+}
+
 // ---- layouts: c (64,128) = a (64,64) b (128,64)^T, operands by rows or (transposed) by columns, rows of 16 to 128 bytes a box ----
 // Operands are several boxes, side by side along rows of memory. A box has 64 or 128 rows.
 static uint64_t operand_at(const char* tile, bool transposed, int rows, int row_bytes, int k) {
@@ -146,8 +194,9 @@ static void require(bool right, const char* what) {
     printf("hopper_selftest: %s\n", what);
     exit(1);
 }
-// A map of x (rows,cols) with boxes of box_rows rows of box_bytes.
-static CUtensorMap map_of(void* x, bool fp16, int rows, int cols, int pitch, unsigned box_rows, int box_bytes, bool swizzled = true) {
+// A map of x (rows,cols), or (planes,rows,cols), with boxes of box_rows rows of box_bytes. pitch: bytes from row to row.
+static CUtensorMap map_of(void* x, bool fp16, int rows, int cols, int pitch, unsigned box_rows, int box_bytes,
+                          bool swizzled = true, int planes = 0) {
     decltype(cuTensorMapEncodeTiled)* encode;
     cudaDriverEntryPointQueryResult found;
     const char* name = "cuTensorMapEncodeTiled";
@@ -158,9 +207,10 @@ static CUtensorMap map_of(void* x, bool fp16, int rows, int cols, int pitch, uns
     if (swizzled && box_bytes == 64) swizzle = CU_TENSOR_MAP_SWIZZLE_64B;
     if (swizzled && box_bytes == 32) swizzle = CU_TENSOR_MAP_SWIZZLE_32B;
     CUtensorMapDataType type = fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    cuuint64_t sizes[] = {(cuuint64_t)cols, (cuuint64_t)rows}, strides[] = {(cuuint64_t)pitch};
-    cuuint32_t box[] = {(cuuint32_t)box_bytes / 2, box_rows}, ones[] = {1, 1};
-    CUresult result = encode(&map, type, 2, x, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+    cuuint64_t sizes[] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)planes};
+    cuuint64_t strides[] = {(cuuint64_t)pitch, (cuuint64_t)pitch * (cuuint64_t)rows};
+    cuuint32_t box[] = {(cuuint32_t)box_bytes / 2, box_rows, 1}, ones[] = {1, 1, 1};
+    CUresult result = encode(&map, type, planes ? 3 : 2, x, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                              CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result) require(false, "cuTensorMapEncodeTiled refuses");
     return map;
@@ -235,6 +285,28 @@ template <class T, bool ta, bool tb> static void run_layouts(int bytes_a, int by
     cudaFree(a);
     cudaFree(b);
 }
+// b's planes are one matrix of 128 rows of memory, of which each plane has 64 or fewer: what is past its end is the next one's.
+template <Flaw flaw, class T = __nv_bfloat16, bool tb = true> static void run_fragments(const char* name) {
+    T *a = matrix_of<T>(0, 64, 64, false, 64), *b = matrix_of<T>(1, PLANES * PLANE_ROWS, 64, false, 64);
+    CUtensorMap map = map_of(b, std::is_same<T, __half>::value, PLANE_ROWS, 64, 128, 64, 128, true, PLANES);
+    float* c = sums_of(64);
+    fragments<flaw, T, tb><<<1, 128, TILE + 1024>>>(c, a, map);
+    require(!cudaDeviceSynchronize(), "a kernel has failed");
+    for (int i = 0; i < 64 * 64; i++) {
+        float sum = 0;
+        for (int plane = 0; plane < PLANES; plane++)
+            for (int k = 0; k < 64; k++) {
+                int row = tb ? k : i % 64, column = tb ? i % 64 : k; // of b's memory
+                if (row < PLANE_ROWS) sum += element(0, i / 64, k) * element(1, plane * PLANE_ROWS + row, column);
+            }
+        if (c[i] == sum) continue;
+        printf("hopper_selftest: %s: sum (%d,%d) is %g, and %g was expected\n", name, i / 64, i % 64, c[i], sum);
+        exit(1);
+    }
+    cudaFreeHost(c);
+    cudaFree(a);
+    cudaFree(b);
+}
 int main(int argc, char** argv) {
     if (argc != 2) { fprintf(stderr, "usage: %s good|FLAW\n", argv[0]); return 2; }
     if (!strcmp(argv[1], "good")) {
@@ -246,12 +318,17 @@ int main(int argc, char** argv) {
             run_layouts<__nv_bfloat16, true, false>(bytes, 64);
         }
         run_layouts<__half, true, true>(64, 32);
+        run_fragments<good>("fragments");
+        run_fragments<good, __nv_bfloat16, false>("fragments, b by rows");
+        run_fragments<good, __half>("fragments of fp16");
         return 0;
     }
 #define RUN(flaw) if (!strcmp(argv[1], #flaw)) { run<flaw>(#flaw); return 0; }
     FLAWS(RUN)
 #define RUN_HANDOVER(flaw) if (!strcmp(argv[1], #flaw)) { run_handover<flaw>(#flaw); return 0; }
     HANDOVER_FLAWS(RUN_HANDOVER)
+#define RUN_FRAGMENTS(flaw) if (!strcmp(argv[1], #flaw)) { run_fragments<flaw>(#flaw); return 0; }
+    FRAGMENT_FLAWS(RUN_FRAGMENTS)
     fprintf(stderr, "no flaw %s\n", argv[1]);
     return 2;
 }
