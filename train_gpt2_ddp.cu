@@ -760,13 +760,15 @@ int main(int argc, char** argv) {
     open_data(&run, config);
     require_agreement(&run.world.control, run_facts(&table, config, &run.train));
 
-    size_t predicted[MEMORY_KINDS];
+    size_t predicted[MEMORY_KINDS]; // at first as if --recompute auto kept all
+    gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, predicted);
+    if (o->recompute == RECOMPUTE_AUTO) run.o.recompute = world_memory_fits(&run.world, predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
     gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, predicted);
     gpt2_init(&g, config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm);
     comm_share_memory(&run.world.comm); // --nccl-windows
     gpt2_init_buckets(&g, run.ddp, run.bucket_mb);
     g.divide = run.ddp == DDP_NAIVE && !o->deterministic; // deterministic runs agree to the bit, and 1/3 rounds where it stands
-    report_run(config, predicted, run.tokens_per_step, run.accumulation);
+    report_run(config, predicted, run.tokens_per_step, run.accumulation, o->recompute);
     report_ranks(&run.world, gpt2_predict_sent(config, N));
     run.row = (floatX*)xcalloc((size_t)config.V, sizeof(floatX));
     run.logits = (float*)xcalloc((size_t)config.V, sizeof(float));

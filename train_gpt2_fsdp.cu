@@ -1002,12 +1002,14 @@ int main(int argc, char** argv) {
     require_agreement(&run.world.control, run_facts(&table, config, &run.train));
 
     run.how.accumulation = run.accumulation;
-    size_t predicted[MEMORY_KINDS];
+    size_t predicted[MEMORY_KINDS]; // at first as if --recompute auto kept all
+    gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, &run.how, predicted);
+    if (o->recompute == RECOMPUTE_AUTO) run.o.recompute = world_memory_fits(&run.world, predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
     gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, &run.how, predicted);
     gpt2_init(&g, config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm,
               run.shards, run.replicas, run.how);
     comm_share_memory(run.shards); // --nccl-windows
-    report_run(config, predicted, run.tokens_per_step, run.accumulation);
+    report_run(config, predicted, run.tokens_per_step, run.accumulation, o->recompute);
     unsigned long long sent = gpt2_predict_sent(config, N, &run.how);
     report_ranks(&run.world, sent);
     report_sharding(config, &run.how, N);

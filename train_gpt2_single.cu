@@ -639,10 +639,12 @@ int main(int argc, char** argv) {
     GPT2Config config = config_for_run(o, &table, &run.tokenizer, from_checkpoint ? &checkpoint : NULL);
     open_data(&run, config);
 
-    size_t predicted[MEMORY_KINDS];
+    size_t predicted[MEMORY_KINDS]; // at first as if --recompute auto kept all
+    gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, predicted);
+    if (o->recompute == RECOMPUTE_AUTO) run.o.recompute = memory_fits(predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
     gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, predicted);
     gpt2_init(&g, config, (int)o->batch_size, (int)o->seq_len, o->recompute);
-    report_run(config, predicted, run.tokens_per_step, run.accumulation);
+    report_run(config, predicted, run.tokens_per_step, run.accumulation, o->recompute);
     run.row = (floatX*)xcalloc((size_t)config.V, sizeof(floatX));
     run.logits = (float*)xcalloc((size_t)config.V, sizeof(float));
     run.scaler = loss_scaler_init(o);

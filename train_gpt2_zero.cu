@@ -836,11 +836,13 @@ int main(int argc, char** argv) {
     open_data(&run, config);
     require_agreement(&run.world.control, run_facts(&table, config, &run.train));
 
-    size_t predicted[MEMORY_KINDS];
+    size_t predicted[MEMORY_KINDS]; // at first as if --recompute auto kept all
+    gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, (int)run.zero_stage, predicted);
+    if (o->recompute == RECOMPUTE_AUTO) run.o.recompute = world_memory_fits(&run.world, predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
     gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, (int)run.zero_stage, predicted);
     gpt2_init(&g, config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, (int)run.zero_stage);
     comm_share_memory(&run.world.comm); // --nccl-windows
-    report_run(config, predicted, run.tokens_per_step, run.accumulation);
+    report_run(config, predicted, run.tokens_per_step, run.accumulation, o->recompute);
     unsigned long long sent = gpt2_predict_sent(config, N, (int)run.zero_stage, run.accumulation);
     report_ranks(&run.world, sent);
     report_zero((int)run.zero_stage, config, N);

@@ -90,7 +90,7 @@ run() {
 timed() { "$tools/measure" "$warmup" "$count" "$@"; }
 # More steps than will be waited for: it is stopped when they are timed, before it saves anything.
 ours() {
-    timed "$1" --data "$work/tokens.bin" --val-data '' --model gpt2 --batch-size 4 --seq-len "$T" --steps 1000000 \
+    timed "$1" --data "$work/tokens.bin" --val-data '' --model gpt2 --recompute none --batch-size 4 --seq-len "$T" --steps 1000000 \
         --eval-every 0 --sample-every 0 --out "$work/out" || return 1
     awk '/"predicted_bytes"/ { sub(/.*"predicted_bytes" *: *{/, ""); sub(/}.*/, ""); n = split($0, part, /[:,]/)
                                for (i = 2; i <= n; i += 2) sum += part[i]; printf "predicted %.0f\n", sum }

@@ -131,9 +131,9 @@ last_words() {
 }
 start() {
     case $1 in
-        ours) ours train_gpt2_single ;;
+        ours) ours train_gpt2_single --recompute none ;;
         ours-recompute) ours train_gpt2_single --recompute block ;;
-        ours-fsdp) ours train_gpt2_fsdp ;;
+        ours-fsdp) ours train_gpt2_fsdp --recompute none ;;
         ours-fsdp-recompute) ours train_gpt2_fsdp --recompute block ;;
         llmc-*) ge=${1#llmc-ge} # it validates at its first step, and would at the last
                 timed stdbuf -oL "$llmc" -i tokens.bin -j tokens.bin -e model.bin -b "$B" -t "$T" -x 1000000 -v 1000000 -m 1 \

@@ -328,7 +328,7 @@ trains() {
     local precision=$1 B=$2 name rate
     shift 2
     name="ours-$precision-B$B$(echo "$*" | tr -d ' ' | tr -s - -)"
-    part "$name" 75 "$(program "$precision")" --data "$out/tokens.bin" --val-data '' --model gpt2 --batch-size "$B" \
+    part "$name" 75 "$(program "$precision")" --data "$out/tokens.bin" --val-data '' --model gpt2 --recompute none --batch-size "$B" \
         --seq-len 1024 --steps 20 --eval-every 0 --sample-every 0 "$@" || return
     rate=$(sed -n 's/^step .*| \([0-9]*\) tok.s.*/\1/p' "$out/$name.log" | tail -n 10 | sort -n | sed -n 5p)
     echo "$name $B $rate" >> "$out/speed.txt"

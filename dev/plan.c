@@ -30,6 +30,7 @@ static const double device_sizes[] = { 24e9, 40e9, 80e9, 141e9 };
 
 static void plan_options(OptionTable* t, PlanOptions* p) {
     p->o = options_defaults();
+    p->o.recompute = RECOMPUTE_NONE; // it has no device to ask
     p->ranks = 8; p->accumulation = 1; p->limit_all_gathers = 2; p->ranks_per_node = 8;
     p->precision = BF16;
     p->mfu = 0.4;

@@ -32,9 +32,13 @@ size_t device_memory_total(void);                               // allocated now
 size_t device_memory_peak(void);                                // the most there ever was, likewise
 size_t device_allocations(void);                                // calls of device_alloc and offload_alloc so far
 void   device_memory_limit(size_t bytes);                       // device_alloc dies beyond it; 0: none (--memory-limit)
+size_t device_memory_free(void);                                // what the device has left for all ranks on it, but for a reserve
+size_t device_memory_available(void);                           // the same within this rank's limit
 
 void device_init(int local_rank, int ranks_per_machine);        // picks GPU or cores; call first
 void device_shutdown(void);
+typedef struct { unsigned char bytes[16]; } DeviceId;
+DeviceId device_id(void);                                       // the same for ranks that share a device's memory
 const char* device_name(void);                                  // "NVIDIA H100 80GB HBM3", "CPU, 2 threads"
 double device_peak_flops(void);                                 // dense FLOP/s of floatX matrix products, 0 if not known
 void device_synchronize(void);                                  // returns when everything issued so far is done

@@ -61,7 +61,7 @@ __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, MemoryK
     die("out of memory: %.3f GB more for %s, with %.3f GB in use%s%s%s, are over %s; %s", (double)bytes * 1e-9, memory_kind_names[kind],
         (double)device_ledger.total * 1e-9, used[0] ? " (" : "", used, used[0] ? ")" : "", limit,
         of_model ? "a smaller --model needs less, and so does each of more ranks with ZeRO or FSDP"
-                 : "a smaller --batch-size, --seq-len or --model, or --recompute block, needs less");
+                 : "a smaller --batch-size, --seq-len or --model needs less, and recomputing, if --recompute none forbids it");
 }
 
 // Dies if `bytes` more for `kind` are over device_memory_limit. device_alloc asks before it allocates anything.
@@ -90,4 +90,8 @@ size_t device_memory_total(void) { return device_ledger.total; }
 size_t device_memory_peak(void) { return device_ledger.peak; }
 size_t device_allocations(void) { return device_ledger.allocations; }
 void device_memory_limit(size_t bytes) { device_ledger.limit = bytes; }
+size_t device_memory_available(void) {
+    size_t limit = device_ledger.limit, left = limit - size_min(limit, device_ledger.total);
+    return limit == 0 ? device_memory_free() : size_min(device_memory_free(), left);
+}
 #endif

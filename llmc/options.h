@@ -35,7 +35,7 @@ typedef struct {
 } OptionTable;
 
 enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD };
-enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };
+enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK, RECOMPUTE_AUTO };
 
 // What every stage understands. Strings are not owned. 0 or "" stands for "not given" where a comment says so.
 typedef struct {
@@ -77,6 +77,7 @@ static inline Options options_defaults(void) {
     o.weight_decay = 0.1; o.beta1 = 0.9; o.beta2 = 0.95; o.eps = 1e-8; o.grad_clip = 1.0;
     o.loss_scale = 65536; o.loss_scale_interval = 2000; o.max_bad_steps = 10;
     o.seed = 1337;
+    o.recompute = RECOMPUTE_AUTO;
     o.trace = "";
     o.out = ""; o.keep = 3; o.init_from = "";
     o.eval_every = 50; o.eval_steps = 8;
@@ -158,7 +159,8 @@ static inline void options_common(OptionTable* t, Options* o) {
     option_int(t, "loss-scale-interval", &o->loss_scale_interval, 1, big, "good steps after which the loss scale doubles");
     option_int(t, "max-bad-steps", &o->max_bad_steps, 1, big, "stop after this many steps in a row with NaN or Inf");
     option_int(t, "seed", &o->seed, 0, 9e15, "of initial weights, data order and samples");
-    option_choice(t, "recompute", &o->recompute, "none|block", "block: keep only each block's input, run its forward pass again in backward");
+    option_choice(t, "recompute", &o->recompute, "none|block|auto",
+                  "block: keep only each block's input, run its forward pass again in backward; auto: where all else is too large");
     option_float(t, "memory-limit", &o->memory_limit, 0, 1e6, "GB of device memory that a rank may have, beyond which it stops; 0: all there is");
     option_choice(t, "attention", &o->attention, "auto|cudnn|own", "auto: cuDNN's where a GPU has it and it takes these shapes, else our own");
     option_flag(t, "deterministic", &o->deterministic, "equal bits from run to run, also where something faster would not give them");

@@ -9,6 +9,7 @@ A difference between the two is a bug in a formula or in the program.
 #include "gpt2.h"
 #include "layers.h"
 #include "logger.h"
+#include "options.h"
 #include "precision.h"
 
 // Of the device's memory: what is offloaded is beside it.
@@ -18,9 +19,13 @@ static inline size_t memory_sum(const size_t bytes[MEMORY_KINDS]) {
     return total;
 }
 
+// Bytes of it that are still to be allocated, and whether there is room for them.
+static inline size_t memory_missing(const size_t predicted[MEMORY_KINDS]) { return memory_sum(predicted) - device_memory_total(); }
+static inline bool memory_fits(const size_t predicted[MEMORY_KINDS]) { return memory_missing(predicted) <= device_memory_available(); }
+
 // What is about to be trained, on what, and the bytes per rank that it will take.
 static inline void report_run(GPT2Config c, const size_t predicted[MEMORY_KINDS], long long tokens_per_step,
-                              int accumulation) {
+                              int accumulation, int recompute) {
     char bytes[32], offloaded[32];
     printf("model      %d layers, %d heads, %d channels, vocabulary %d, context %d: %zu parameters\n",
            c.L, c.NH, c.C, c.V, c.max_T, gpt2_num_parameters(c));
@@ -29,7 +34,7 @@ static inline void report_run(GPT2Config c, const size_t predicted[MEMORY_KINDS]
     printf("memory     %s per rank", format_bytes(bytes, sizeof bytes, (double)memory_sum(predicted)));
     if (predicted[MEMORY_OFFLOADED] > 0)
         printf(", and %s on the host", format_bytes(offloaded, sizeof offloaded, (double)predicted[MEMORY_OFFLOADED]));
-    printf("\n");
+    printf("%s\n", recompute == RECOMPUTE_BLOCK ? "; blocks are recomputed" : "");
     fflush(stdout);
 }
 

@@ -66,6 +66,32 @@ static inline void world_trace(World* w, const char* path) {
     trace.collect_self = w;
 }
 
+// Whether there is room for it on every device, those that are shared included: a rank that alone recomputed what the others
+// keep would let them wait. Collective.
+typedef struct { DeviceId device; size_t needed, free; bool fits; } WorldRoom;
+static inline bool world_memory_fits(World* w, const size_t predicted[MEMORY_KINDS]) {
+    size_t N = (size_t)w->comm.size;
+    WorldRoom mine = { device_id(), memory_missing(predicted), device_memory_free(), memory_fits(predicted) }, a, b;
+    ControlBytes* rooms = (ControlBytes*)xcalloc(N, sizeof(ControlBytes)); // of rank 0
+    control_gather(&w->control, &mine, sizeof mine, rooms);
+    char all_fit = 1;
+    for (size_t i = 0; i < N && w->comm.rank == 0; i++) {
+        size_t needed = 0;
+        memcpy(&a, rooms[i].data, sizeof a);
+        for (size_t k = 0; k < N; k++) {
+            memcpy(&b, rooms[k].data, sizeof b);
+            if (memcmp(&a.device, &b.device, sizeof a.device) == 0) needed += b.needed;
+        }
+        if (!a.fits || needed > a.free) all_fit = 0;
+    }
+    ControlBytes told = control_broadcast(&w->control, &all_fit, sizeof all_fit);
+    if (w->comm.rank > 0) all_fit = told.data[0];
+    for (size_t i = 0; i < N; i++) free(rooms[i].data);
+    free(rooms);
+    free(told.data);
+    return all_fit;
+}
+
 // ---- the cost of a step ----
 // Before step `step`, counted from 1, and after it. state: device memory whose first bit --fault bitflip flips.
 static inline void world_step_begin(World* w, long long step, void* state) {

@@ -58,6 +58,14 @@ for comm in mpi nccl; do
 done
 same_bits() { same_run "$work/$1" "$work/$2" 00000004; }
 check "in rank order MPI and NCCL have the same bits on 2 ranks" same_bits mpi-ordered nccl-ordered
+
+# ---- memory ----
+comes_to() { # none|block mpi|nccl: --recompute auto of 2 ranks that need 34 MB each, on GPUs of 60
+    CUDA_EMULATOR_MEMORY=60 train_gpus auto "$2" 2 64 && grep '^memory  ' "$work/auto.log" &&
+        grep -q "\"recompute\":\"$1\"" "$work/auto/metrics.jsonl"
+}
+check "nccl: ranks keep all if each has room on a GPU of its own" comes_to none nccl
+check "mpi: they recompute if they have not room together on the one that they share" comes_to block mpi
 check "  and on 4" same_bits mpi-four nccl-four
 CUDA_EMULATOR_SEED=5 check "the same again, naively and under another seed" \
     train_gpus again nccl 2 128 --ddp naive --deterministic

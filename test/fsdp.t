@@ -312,7 +312,7 @@ fi
 
 # ---- what it is for ----
 within_limit() { # 16 bytes of each of 2 million parameters are more than 25 MB; 4 of them and what is gathered are less
-    local big=(--model d10 --channels 128 --batch-size 1 --seq-len 8 --steps 1 --memory-limit 0.025)
+    local big=(--model d10 --channels 128 --batch-size 1 --seq-len 8 --steps 1 --memory-limit 0.025 --recompute none)
     fails_with "out of memory: .* are over --memory-limit 0.025 GB" "each of more ranks with ZeRO or FSDP" -- on_ranks 4 "$BUILD/train_gpt2_ddp" "${small[@]}" "${big[@]}" &&
         on_ranks 4 "$fsdp" "${small[@]}" "${big[@]}"
 }

@@ -30,6 +30,23 @@ void device_free(void* p) {
     free(p);
 }
 
+// Nineteen twentieths of what the kernel thinks can be had; where it does not say, of all that there is.
+size_t device_memory_free(void) {
+    size_t kib = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGE_SIZE) / 1024;
+    char line[128];
+    FILE* f = fopen("/proc/meminfo", "r");
+    while (f && fgets(line, sizeof line, f)) if (sscanf(line, "MemAvailable: %zu", &kib) == 1) break;
+    if (f) fclose(f);
+    return kib * 1024 / 20 * 19;
+}
+DeviceId device_id(void) { // of the running kernel: the first characters of a random number's text
+    DeviceId id = { { 0 } };
+    FILE* f = fopen("/proc/sys/kernel/random/boot_id", "r");
+    if (f && fread(&id, sizeof id, 1, f) != 1) memset(&id, 0, sizeof id);
+    if (f) fclose(f);
+    return id;
+}
+
 // The cores this process may use, shared fairly by the ranks on this machine, unless OMP_NUM_THREADS says otherwise.
 void device_init(int local_rank, int ranks_per_machine) {
     (void)local_rank;

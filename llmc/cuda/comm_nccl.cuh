@@ -324,11 +324,12 @@ static inline void nccl_sharing(Comm* c, char* who, size_t size) {
     size_t N = (size_t)c->size;
     ControlBytes* gpus = (ControlBytes*)xcalloc(N, sizeof(ControlBytes));
     bool* shares = (bool*)xcalloc(N, sizeof(bool));
-    control_gather(control, &cuda_device.uuid, sizeof cuda_device.uuid, gpus);
+    DeviceId own = device_id();
+    control_gather(control, &own, sizeof own, gpus);
     who[0] = '\0';
     for (size_t a = 0; a < N && c->rank == 0; a++)
         for (size_t b = 0; b < a; b++)
-            if (memcmp(gpus[a].data, gpus[b].data, sizeof cuda_device.uuid) == 0) shares[a] = shares[b] = true;
+            if (memcmp(gpus[a].data, gpus[b].data, sizeof own) == 0) shares[a] = shares[b] = true;
     if (memchr(shares, true, N)) ranks_text(shares, c->size, who, size);
     ControlBytes said = control_broadcast(control, who, strlen(who));
     if (c->rank > 0) snprintf(who, size, "%s", said.data);

@@ -37,6 +37,13 @@ void device_free(void* p) {
     cuda_check(cudaFree(p), "device_free");
 }
 
+// A twentieth is left to libraries, which take some for their kernels and buffers when they are first used.
+size_t device_memory_free(void) {
+    size_t free_bytes = 0, total = 0;
+    cuda_check(cudaMemGetInfo(&free_bytes, &total), "asking how much memory is free");
+    return free_bytes / 20 * 19;
+}
+
 void* host_alloc(size_t bytes) {
     void* p = NULL;
     cudaError_t error = cudaMallocHost(&p, bytes ? bytes : 1);
@@ -97,6 +104,12 @@ void device_shutdown(void) {
     compute_stream = NULL;
 }
 
+DeviceId device_id(void) {
+    DeviceId id;
+    static_assert(sizeof id == sizeof cuda_device.uuid, "both have 16 bytes");
+    memcpy(&id, &cuda_device.uuid, sizeof id);
+    return id;
+}
 const char* device_name(void) { return cuda_device.name; }
 
 // Dense TFLOP/s of matrix products with fp32 sums, from NVIDIA's data sheets: of 16-bit numbers by tensor cores, of fp32 by the
