@@ -5,7 +5,7 @@
 programs=$BUILD/cpu_variants
 
 # results OF THE TABLE: name and result of each variant.
-results() { sed -n 's/^| \([a-z]*_[0-9]_[a-z]*\) | [^|]* | \([^|]*\) |.*$/\1: \2/p'; }
+results() { sed -n 's/^| \([a-z_]*_[0-9]_[a-z]*\) | [^|]* | \([^|]*\) |.*$/\1: \2/p'; }
 # all_right NAME OPTION...: each variant that the file's table has is there and right.
 all_right() {
     local name=$1
@@ -16,7 +16,7 @@ all_right() {
 }
 odd_shapes() { # rows and columns that fill no vector, no tile and no block; several blocks; a row a thread
     local depth=
-    [ "$1" != matmul ] || depth="--depth 131"
+    [[ $1 != matmul* ]] || depth="--depth 131"
     # shellcheck disable=SC2086 # depth is two words, or none
     all_right "$1" --rows 3 --cols 131 $depth && all_right "$1" --rows 101 --cols 321 $depth && all_right "$1" --rows 2 --cols 7
 }

@@ -5,21 +5,9 @@ matmul.c - a linear layer, forward, in several ways: out (N,OC) = inp (N,C) w^T 
 if they are given to it as vectors, and several of those at once if none waits for another. Everything below is about that: first
 what keeps the compiler from it, then what keeps the numbers from arriving in time.
 */
-#include "variants.h"
+#include "tile.h"
 
-struct Problem { int N, C, OC; float *inp, *w, *bias, *out, *scratch; }; // scratch: C OC floats and one tile, for copies of w
-
-// ---- sizes of the blocked variants ----
-#if defined(__AVX512F__)
-enum { LANES = 16 }; // floats in a register
-#elif defined(__AVX__)
-enum { LANES = 8 };
-#else
-enum { LANES = 4 };
-#endif
-typedef float Vector __attribute__((vector_size(LANES * sizeof(float))));
-enum { TILE_ROWS = 6, TILE_VECTORS = 2, TILE_COLS = TILE_VECTORS * LANES };
-enum { BLOCK_ROWS = 48, BLOCK_C = 128 }; // rows and terms of the sum that a thread stays with while caches hold them
+struct Problem { int N, C, OC; float *inp, *w, *bias, *out, *scratch; }; // scratch (packed_floats(OC,C)): for copies of w
 
 static void make(Problem* p, Shape s) {
     p->N = s.rows;
@@ -30,7 +18,7 @@ static void make(Problem* p, Shape s) {
     p->inp = random_floats(N * C, 0, 1);
     p->w = random_floats(OC * C, 0, 0.02f);
     p->bias = random_floats(OC, 0, 0.1f);
-    p->scratch = floats(C * round_up(OC, TILE_COLS));
+    p->scratch = floats(packed_floats(OC, C));
     Output* out = output("out", N * OC);
     p->out = out->x;
     #pragma omp parallel for schedule(static)
@@ -130,7 +118,7 @@ static void matmul_4_blocks(Problem* p) {
             int last = int_min(first + BLOCK_ROWS, p->N);
             size_t width = size_min(block_o, OC - o);
             for (int i = first; i < last; i++) memcpy(p->out + (size_t)i * OC + o, p->bias + o, width * sizeof(float));
-            for (size_t c = 0; c < C; c += BLOCK_C) add_block(p, first, last, o, width, c, size_min(BLOCK_C, C - c));
+            for (size_t c = 0; c < C; c += BLOCK_TERMS) add_block(p, first, last, o, width, c, size_min(BLOCK_TERMS, C - c));
         }
     }
 }
@@ -138,57 +126,28 @@ static void matmul_4_blocks(Problem* p) {
 // ---- 5: a tile of out in registers ----
 // 6 rows by 2 vectors are 12 registers. For each term of the sum they take 2 vectors of w and 6 numbers of inp, and give 12
 // multiplications: at last most instructions are arithmetic. w is copied so that a tile's columns are neighbours, and 128 of
-// their rows stay in the first cache while 8 tiles go by.
-static inline Vector multiply_add(float x, Vector w, Vector sum) { // one instruction
-    for (int k = 0; k < LANES; k++) sum[k] = fused_multiply_add(x, w[k], sum[k]);
-    return sum;
-}
+// their rows stay in the first cache while 8 tiles go by. The tile is in tile.h.
 // packed (OC/TILE_COLS, C, TILE_COLS) = w by tiles of columns, 0 beyond OC
-static void pack(float* packed, const float* w, size_t C, size_t OC) {
+static void pack_turned(float* packed, const float* w, size_t C, size_t OC) {
     #pragma omp parallel for schedule(static)
     for (size_t o = 0; o < OC; o += TILE_COLS) {
         for (size_t c = 0; c < C; c++)
             for (size_t j = 0; j < TILE_COLS; j++) packed[o * C + c * TILE_COLS + j] = o + j < OC ? w[(o + j) * C + c] : 0;
     }
 }
-typedef struct { Vector row[TILE_ROWS][TILE_VECTORS]; } Tile;
-// sums += `rows` rows of inp (rows,depth), which lie C apart, times w (depth,TILE_COLS). Rows of sums beyond repeat the last.
-static void tile_product(Tile* sums, const float* inp, const float* w, int rows, size_t depth, size_t C) {
-    Tile sum = *sums; // with the loop over rows unrolled: registers
-    const float* x[TILE_ROWS];
-    for (int r = 0; r < TILE_ROWS; r++) x[r] = inp + (size_t)int_min(r, rows - 1) * C;
-    for (size_t c = 0; c < depth; c++) {
-        Vector left, right;
-        memcpy(&left, w + c * TILE_COLS, sizeof left);
-        memcpy(&right, w + c * TILE_COLS + LANES, sizeof right);
-        #pragma GCC unroll 6
-        for (int r = 0; r < TILE_ROWS; r++) {
-            sum.row[r][0] = multiply_add(x[r][c], left, sum.row[r][0]);
-            sum.row[r][1] = multiply_add(x[r][c], right, sum.row[r][1]);
-        }
-    }
-    *sums = sum;
-}
-// Rows [first, last) and a tile's columns from o on of out: bias, then a block of the sum after the other is added.
-static void tile_column(Problem* p, int first, int last, int o) {
-    size_t C = (size_t)p->C, OC = (size_t)p->OC, bytes = (size_t)int_min(TILE_COLS, p->OC - o) * sizeof(float);
-    for (size_t c = 0; c < C; c += BLOCK_C) {
-        for (int i = first; i < last; i += TILE_ROWS) {
-            int rows = int_min(TILE_ROWS, last - i);
-            float* out = p->out + (size_t)i * OC + (size_t)o;
-            const float *inp = p->inp + (size_t)i * C + c, *w = p->scratch + (size_t)o * C + c * TILE_COLS;
-            Tile sums = { 0 };
-            for (int r = 0; r < rows; r++) memcpy(sums.row[r], c == 0 ? p->bias + o : out + (size_t)r * OC, bytes);
-            tile_product(&sums, inp, w, rows, size_min(BLOCK_C, C - c), C);
-            for (int r = 0; r < rows; r++) memcpy(out + (size_t)r * OC, sums.row[r], bytes);
-        }
-    }
-}
 static void matmul_5_tiles(Problem* p) {
-    pack(p->scratch, p->w, (size_t)p->C, (size_t)p->OC);
+    size_t C = (size_t)p->C, OC = (size_t)p->OC;
+    TileProduct product = { p->out, p->N, p->OC, p->C, p->inp, C, 1, p->scratch };
+    pack_turned(p->scratch, p->w, C, OC);
     #pragma omp parallel for collapse(2) schedule(static)
-    for (int first = 0; first < p->N; first += BLOCK_ROWS)
-        for (int o = 0; o < p->OC; o += TILE_COLS) tile_column(p, first, int_min(first + BLOCK_ROWS, p->N), o);
+    for (int first = 0; first < p->N; first += BLOCK_ROWS) {
+        for (int o = 0; o < p->OC; o += TILE_COLS) {
+            size_t bytes = (size_t)int_min(TILE_COLS, p->OC - o) * sizeof(float);
+            int last = int_min(first + BLOCK_ROWS, p->N);
+            for (int i = first; i < last; i++) memcpy(p->out + (size_t)i * OC + o, p->bias + o, bytes);
+            add_tile_column(product, first, last, o);
+        }
+    }
 }
 
 // ---- 6: llmc/'s ----

@@ -35,7 +35,8 @@ typedef struct {
 } Operation;
 
 // ---- memory and outputs ----
-typedef struct { const char* what; float* x; double* want; size_t n; } Output; // x and want (n)
+// before: what x holds when a variant begins that adds to it; NULL: nothing (NaN). before, x and want (n)
+typedef struct { const char* what; const float* before; float* x; double* want; size_t n; } Output;
 static Output outputs[4];
 static void* allocated[16]; // owned
 static int output_count, allocated_count;
@@ -57,8 +58,21 @@ static float* random_floats(size_t n, float mean, float std) {
 static Output* output(const char* what, size_t n) {
     require(output_count < 4, "variants.h keeps 4 outputs at most");
     Output* o = &outputs[output_count++];
-    *o = (Output){ what, floats(n), (double*)allocate(n * sizeof(double)), n };
+    *o = (Output){ what, NULL, floats(n), (double*)allocate(n * sizeof(double)), n };
     return o;
+}
+// One that variants add to: x begins as `before`, n numbers from N(0,1), and so does `want`.
+static inline Output* output_added_to(const char* what, size_t n) {
+    Output* o = output(what, n);
+    o->before = random_floats(n, 0, 1);
+    for (size_t i = 0; i < n; i++) o->want[i] = (double)o->before[i];
+    return o;
+}
+// x (n) += each of `copies` (count,n), in their order: where every thread has summed for itself
+static inline void add_up(float* x, const float* copies, int count, size_t n) {
+    #pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < n; i++)
+        for (int k = 0; k < count; k++) x[i] += copies[(size_t)k * n + i];
 }
 static void free_all(void) {
     while (allocated_count > 0) device_free(allocated[--allocated_count]);
@@ -80,11 +94,12 @@ static double worst_error(const Output* o, size_t* at) {
     }
     return worst;
 }
-// Runs the variant on outputs full of NaN, so that what is not written shows. Returns its error, the worst of all outputs.
+// Runs the variant on outputs full of NaN, so that what is not written shows, or of what it adds to. Returns its error, the worst
+// of all outputs.
 static double error_of(const Variant* v, Problem* p) {
     double worst = 0;
     for (int k = 0; k < output_count; k++)
-        for (size_t i = 0; i < outputs[k].n; i++) outputs[k].x[i] = NAN;
+        for (size_t i = 0; i < outputs[k].n; i++) outputs[k].x[i] = outputs[k].before != NULL ? outputs[k].before[i] : NAN;
     v->run(p);
     for (int k = 0; k < output_count; k++) {
         const Output* o = &outputs[k];

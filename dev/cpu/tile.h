@@ -1,0 +1,81 @@
+/*
+tile.h - a tile of a matrix product in registers, for matmul.c and the two files of its gradients. out (rows,cols) += a b, where
+a (rows,terms) may lie either way, and b (terms,cols) has been copied by tiles: TILE_COLS columns, all terms of them, then the next.
+*/
+#ifndef DEV_CPU_TILE_H
+#define DEV_CPU_TILE_H
+#include "variants.h"
+
+#if defined(__AVX512F__)
+enum { LANES = 16 }; // floats in a register
+#elif defined(__AVX__)
+enum { LANES = 8 };
+#else
+enum { LANES = 4 };
+#endif
+typedef float Vector __attribute__((vector_size(LANES * sizeof(float))));
+enum { TILE_ROWS = 6, TILE_VECTORS = 2, TILE_COLS = TILE_VECTORS * LANES };
+enum { BLOCK_ROWS = 48, BLOCK_TERMS = 128 }; // rows and terms of the sum that a thread stays with while caches hold them
+typedef struct { Vector row[TILE_ROWS][TILE_VECTORS]; } Tile;
+
+typedef struct {
+    float* out; // (rows,cols)
+    int rows, cols, terms;
+    const float* a;       // element (i,k) is a[i * a_row + k * a_term]
+    size_t a_row, a_term;
+    const float* packed;  // (cols/TILE_COLS, terms, TILE_COLS): b, with anything beyond cols
+} TileProduct;
+
+static inline size_t packed_floats(size_t cols, size_t terms) { return round_up(cols, TILE_COLS) * terms; }
+// packed = b (terms,cols), which lies by rows already, as both gradients' does; 0 beyond cols
+static inline void pack(float* packed, const float* b, size_t terms, size_t cols) {
+    #pragma omp parallel for schedule(static)
+    for (size_t j = 0; j < cols; j += TILE_COLS) {
+        size_t width = size_min(TILE_COLS, cols - j);
+        float* to = packed + j * terms;
+        for (size_t k = 0; k < terms; k++, to += TILE_COLS) {
+            memset(to, 0, TILE_COLS * sizeof(float));
+            memcpy(to, b + k * cols + j, width * sizeof(float));
+        }
+    }
+}
+
+static inline Vector multiply_add(float x, Vector b, Vector sum) { // one instruction
+    for (int k = 0; k < LANES; k++) sum[k] = fused_multiply_add(x, b[k], sum[k]);
+    return sum;
+}
+// sums += `rows` rows of a times b, `terms` terms of it. Rows of sums beyond repeat the last.
+static inline void tile_product(Tile* sums, const float* a, size_t a_row, size_t a_term, const float* b, int rows, int terms) {
+    Tile sum = *sums; // with the loop over rows unrolled: registers
+    const float* x[TILE_ROWS];
+    for (int r = 0; r < TILE_ROWS; r++) x[r] = a + (size_t)int_min(r, rows - 1) * a_row;
+    for (int k = 0; k < terms; k++) {
+        Vector left, right;
+        memcpy(&left, b + k * TILE_COLS, sizeof left);
+        memcpy(&right, b + k * TILE_COLS + LANES, sizeof right);
+        #pragma GCC unroll 6
+        for (int r = 0; r < TILE_ROWS; r++) {
+            float factor = x[r][(size_t)k * a_term];
+            sum.row[r][0] = multiply_add(factor, left, sum.row[r][0]);
+            sum.row[r][1] = multiply_add(factor, right, sum.row[r][1]);
+        }
+    }
+    *sums = sum;
+}
+// Rows [first, last) and the tile's columns from `col` on: out += a b, a block of the sum's terms after the other.
+static inline void add_tile_column(TileProduct p, int first, int last, int col) {
+    size_t cols = (size_t)p.cols, bytes = (size_t)int_min(TILE_COLS, p.cols - col) * sizeof(float);
+    for (int k = 0; k < p.terms; k += BLOCK_TERMS) {
+        const float* b = p.packed + (size_t)col * (size_t)p.terms + (size_t)k * TILE_COLS;
+        for (int i = first; i < last; i += TILE_ROWS) {
+            int rows = int_min(TILE_ROWS, last - i);
+            float* out = p.out + (size_t)i * cols + (size_t)col;
+            Tile sums = { 0 };
+            for (int r = 0; r < rows; r++) memcpy(sums.row[r], out + (size_t)r * cols, bytes);
+            tile_product(&sums, p.a + (size_t)i * p.a_row + (size_t)k * p.a_term, p.a_row, p.a_term, b, rows,
+                         int_min(BLOCK_TERMS, p.terms - k));
+            for (int r = 0; r < rows; r++) memcpy(out + (size_t)r * cols, sums.row[r], bytes);
+        }
+    }
+}
+#endif
