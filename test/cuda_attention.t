@@ -30,15 +30,16 @@ says() { # PATTERN PRECISION CHOICE HS
 }
 
 check "bf16, with the address sanitizer: it compiles" compile bf16 asan
-check "bf16, with the address sanitizer: attention is the CPU's" run bf16 4
+check "bf16, with the address sanitizer: attention is the CPU's" run bf16 5
 check "fp16: it compiles" compile fp16 plain
-check "fp16: attention is the CPU's" run fp16 4
+check "fp16: attention is the CPU's" run fp16 5
 check "fp32: it compiles" compile fp32 plain
-check "fp32: attention is our own" run fp32 1
+check "fp32: attention is our own" run fp32 2
 check "auto takes cuDNN's" says 'cuDNN [0-9.]* attention' bf16 auto 16
-check "own is own" says 'own attention' bf16 own 16
-check "auto says why it is not cuDNN's" says 'own attention (cuDNN: .* multiple of 8)' bf16 auto 12
-check "and in fp32" says 'own attention (cuDNN: its attention is for bf16 and fp16, not for fp32)' fp32 auto 16
+check "own is own" says 'own attention in fp32 arithmetic' bf16 own 16
+check "and with heads of 64 channels on tensor cores" says 'own attention on tensor cores' bf16 own 64
+check "auto says why it is not cuDNN's" says 'own attention in fp32 arithmetic (cuDNN: .* multiple of 8)' bf16 auto 12
+check "and in fp32" says 'own attention in fp32 arithmetic (cuDNN: its attention is for bf16 and fp16, not for fp32)' fp32 auto 16
 check "cudnn dies where cuDNN refuses" fails_with "attention cudnn: cuDNN cannot be used: .* multiple of 8" "attention own" -- \
     "$work/attention-bf16" choose cudnn 12
 check "and in fp32" fails_with "not for fp32" -- "$work/attention-fp32" choose cudnn 16

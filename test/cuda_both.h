@@ -161,14 +161,15 @@ template <typename F, typename... T> static void run_twice(const char* what, F c
 // The CPU's result as an input of the next layer on both sides.
 template <typename T> static Both<T> as_input(const Both<T>& b) { return both_of(std::vector<T>(b.cpu, b.cpu + b.n)); }
 // What the device holds against what the CPU's layer left: each stored value is a rounding of its own of nearly the same
-// number, which may itself be off by `roundings` fp32 roundings of the largest result.
-template <typename T> static void expect_near(const char* what, const Both<T>& b, double roundings) {
+// number, which may itself be off by `roundings` fp32 roundings of the largest result, and by more[i] if that is not empty.
+template <typename T>
+static void expect_near(const char* what, const Both<T>& b, double roundings, const std::vector<double>& more = {}) {
     std::vector<T> got = result_of(b);
     double scale = 0, relative = sizeof(T) == sizeof(floatX) ? 2.02 * ROUNDING : 0;
     for (size_t i = 0; i < b.n; i++) scale = fmax(scale, fabs(number(b.cpu[i])));
     for (size_t i = 0; i < b.n; i++) {
         double g = number(got[i]), want = number(b.cpu[i]);
-        double tolerance = relative * fabs(want) + roundings * F32_ROUNDING * scale;
+        double tolerance = relative * fabs(want) + roundings * F32_ROUNDING * scale + (more.empty() ? 0 : more[i]);
         if (!(fabs(g - want) <= tolerance)) {
             fail("%s: element %zu of %zu is %.9g, not %.9g within %.3g", what, i, b.n, g, want, tolerance);
             return;

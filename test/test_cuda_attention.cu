@@ -1,7 +1,7 @@
 /*
 test_cuda_attention.cu - attention through cuDNN's graphs against the CPU's layer, and who computes it when. On a GPU with the
-real cuDNN, or under the emulator with its interpreter of graphs; built with -DUSE_CUDNN=1. Our own kernels are tested in
-test_cuda_kernels.cu.
+real cuDNN, or under the emulator with its interpreter of graphs; built with -DUSE_CUDNN=1. That our own kernels are right is
+tested in test_cuda_kernels.cu.
 */
 #include "../llmc/cuda/common.cuh"
 #include "../llmc/cuda/attention_choice.cuh"
@@ -50,11 +50,40 @@ static void expect_description(const char* begins, const char* contains) {
 }
 static void test_the_choice_is_described(void) {
     start(1, 8, 2, 16, ATTENTION_OWN, false);
-    expect_description("own attention", "");
-    expect(strlen(attention_description()) == strlen("own attention"), "'%s' is more than was asked", attention_description());
+    expect_description("own attention in fp32 arithmetic", "");
+    expect(strchr(attention_description(), '(') == NULL, "'%s' is more than was asked", attention_description());
+    start(1, 8, 2, 64, ATTENTION_OWN, false);
+    expect_description(NEEDS_MASTER ? "own attention on tensor cores" : "own attention in fp32 arithmetic", "");
     start(1, 8, 2, 12, ATTENTION_AUTO, false);
-    expect_description("own attention (cuDNN: ", ATTENTION_BY_CUDNN ? "multiple of 8" : "not for fp32");
+    expect_description("own attention in fp32 arithmetic (cuDNN: ", ATTENTION_BY_CUDNN ? "multiple of 8" : "not for fp32");
     check_attention(1, 8, 2, 12, true);
+}
+// They differ in the last bits, by which it is seen who computes: heads of 64 channels in 16 bits are on tensor cores, but not
+// those of arrays that do not begin on 16 bytes.
+static void expect_own(int HS, size_t offset, void (*attention)(AttentionCall), const char* who) {
+    const int B = 1, T = 40, NH = 2, C = NH * HS;
+    size_t n = (size_t)B * T * C;
+    start(B, T, NH, HS, ATTENTION_OWN, true);
+    Both<floatX> qkv = random_both(3 * n, 0, 1, offset), out = unset_both(n), dout = random_both(n), dqkv = unset_both(3 * n);
+    Both<float> stats = unset_both<float>((size_t)B * NH * T);
+    attention({ out.gpu, stats.gpu, qkv.gpu, NULL, NULL, B, T, C, NH, HS });
+    std::vector<floatX> out_wanted = result_of(out), dqkv_wanted;
+    attention({ dqkv.gpu, stats.gpu, qkv.gpu, dout.gpu, out.gpu, B, T, C, NH, HS });
+    dqkv_wanted = result_of(dqkv);
+    begin_again(out); begin_again(dqkv);
+    attention_forward(out.gpu, stats.gpu, qkv.gpu, B, T, C, NH);
+    expect_bits(who, result_of(out), out_wanted);
+    attention_backward(dqkv.gpu, dout.gpu, qkv.gpu, out.gpu, stats.gpu, B, T, C, NH);
+    expect_bits(who, result_of(dqkv), dqkv_wanted);
+}
+static void test_who_computes_our_own(void) {
+    expect_own(48, 0, attention_fp32_arithmetic, "48 channels, in fp32 arithmetic");
+    expect_own(64, 1, attention_fp32_arithmetic, "an array that is not aligned, in fp32 arithmetic");
+#if ATTENTION_ON_TENSOR_CORES
+    expect_own(64, 0, attention_tensor_cores, "64 channels, on tensor cores");
+#else
+    expect_own(64, 0, attention_fp32_arithmetic, "fp32, in fp32 arithmetic");
+#endif
 }
 // `test_cuda_attention choose auto|cudnn|own HS` says who computes heads of HS channels, or dies.
 static int print_choice(const char* choice, int HS) {
@@ -119,6 +148,7 @@ int main(int argc, char** argv) {
     TEST(test_sums_begin_at_zero_in_every_backward);
 #endif
     TEST(test_the_choice_is_described);
+    TEST(test_who_computes_our_own);
     attention_free();
     return end_tests();
 }

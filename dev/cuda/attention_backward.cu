@@ -183,87 +183,51 @@ static bool attention_backward_2_recomputed(Problem& p, int threads) {
     return true;
 }
 
-// ---- 3: llmc/'s own ----
+// ---- 3: tiles, llmc/'s own in fp32 ----
 // The same two sums, each for a tile of queries or keys by a block, with tiles of the other side in shared memory. Made for
 // blocks of 256 threads.
-static bool attention_backward_3_llmc(Problem& p, int threads) {
+static AttentionCall call_of(Problem& p) {
+    return { p.dqkv.gpu, p.stats.gpu, p.qkv.gpu, p.dout.gpu, p.out.gpu, p.B, p.T, p.C, p.NH, p.HS };
+}
+static bool attention_backward_3_tiles(Problem& p, int threads) {
     if (threads != ATTENTION_THREADS || p.HS > ATTENTION_MAX_HS) return false;
-    attention_own_backward(p.dqkv.gpu, p.dout.gpu, p.qkv.gpu, p.out.gpu, p.stats.gpu, p.B, p.T, p.C, p.NH);
+    attention_fp32_arithmetic(call_of(p));
     return true;
 }
 
-// ---- 4: all products on tensor cores ----
+// ---- 4: all products on tensor cores, llmc/'s own in 16 bits ----
 // A warp has 16 queries, or 16 keys. It keeps their rows and what it sums up in registers, and makes S and dP of each tile there.
 // As in forward, P and dS are then where a left operand has to be, if S and dP are made with the rows down that the sums are of:
 // for dk and dv they are made transposed. No lane needs another one's P, so there are barriers around tiles alone, of which
 // two are in shared memory, as in forward's sixth.
-constexpr int ROWS = 32, WIDE = ROWS / 8, STAGES = 2; // rows of a tile; 64 would not leave registers for dk, dv, S and dP
-constexpr int TILE = ROWS * STRIDE;
-constexpr int STAGE = 2 * TILE + 2 * ROWS * sizeof(float) / sizeof(floatX); // two tiles, and for dk and dv stats and delta
+static bool attention_backward_4_tensor_cores(Problem& p, int threads) {
+    if (!tensor_cores_take(p.HS, threads)) return false;
+    attention_backward_tensor_cores(call_of(p), threads);
+    p.rounded = true;
+    return true;
+}
 
-// Two tiles, rows t.. of x and y, begin on their way to shared memory, as far as T goes. __pipeline_commit follows.
-__device__ inline void fetch_two(floatX* tiles, const floatX* x, size_t x_stride, const floatX* y, size_t y_stride,
-                                 int t, int T) {
-    if (t >= T) return;
-    tile_fetch(tiles, x + t * x_stride, x_stride, ROWS, T - t);
-    tile_fetch(tiles + TILE, y + t * y_stride, y_stride, ROWS, T - t);
-}
-// dq. Grid (heads, tiles of queries), those with the most keys first.
-__global__ void __launch_bounds__(MOST_THREADS)
-tensor_core_dq_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* stats, const float* delta,
-                      float scale, int T, int C, int NH) {
-    extern __shared__ int4 shared_memory[];
-    floatX* tiles = (floatX*)shared_memory;
-    int queries = blockDim.x / WARP * 16, block_first = (gridDim.y - 1 - blockIdx.y) * queries, lane = threadIdx.x % WARP;
-    int first = block_first + threadIdx.x / WARP * 16, keys = min(T, block_first + queries);
-    size_t stride = 3 * (size_t)C;
-    HeadOffset head = head_offset(blockIdx.x, T, C, NH, HEAD);
-    qkv += head.qkv;
-    dout += head.out;
-    auto fetch = [&](int u) {
-        fetch_two(tiles + u / ROWS % STAGES * STAGE, qkv + C, stride, qkv + 2 * C, stride, u, keys);
-        __pipeline_commit(); // of nothing, too, so that what is waited for can be counted
-    };
-    uint32_t q[STEPS][4], d[STEPS][4];
-    float dq[HEAD / 8][4] = {}, s[WIDE][4], dp[WIDE][4], lse[2] = {}, D[2] = {};
-    rows_fetch(q, qkv + first * stride, stride, T - first);
-    rows_fetch(d, dout + (size_t)first * C, C, T - first);
-    for (int row = 0; row < 2; row++) {
-        int t = first + lane / 4 + row * 8;
-        if (t < T) lse[row] = stats[head.stats + t] * LOG2_E;
-        if (t < T) D[row] = delta[head.stats + t];
+// ---- 5: S and dP once ----
+// Five products instead of seven: the blocks of keys, which have dS anyway, add dS k to dq as they go. Each query's sum then has
+// many owners, in whatever order they come: fp32 atomics into memory that was zeroed, and a pass at the end that rounds. So do
+// FlashAttention-2 and cuDNN where the last bits may differ from run to run; llmc/'s own never differ, so it has no such kernel.
+// dS has keys down for dk, and queries for dq: it changes hands in shared memory.
+constexpr int DS_STRIDE = BACKWARD_ROWS + VEC; // as TILE_STRIDE
+
+// ds (keys of the block, BACKWARD_ROWS) in shared memory: rows from `own` on = this warp's.
+__device__ inline void ds_put(floatX* ds, const float (&warps)[BACKWARD_ROWS / 8][4], int own) {
+    int row = own + threadIdx.x % WARP / 4, col = threadIdx.x % 4 * 2;
+    #pragma unroll
+    for (int i = 0; i < BACKWARD_ROWS / 8 * 2; i++) {
+        floatX* pair = ds + (row + i % 2 * 8) * DS_STRIDE + i / 2 * 8 + col;
+        *(uint32_t*)pair = fragment_of(warps[i / 2][i % 2 * 2], warps[i / 2][i % 2 * 2 + 1]);
     }
-    fetch(0);
-    for (int u = 0; u < keys; u += ROWS) {
-        const floatX *k = tiles + u / ROWS % STAGES * STAGE, *v = k + TILE;
-        fetch(u + ROWS);
-        __pipeline_wait_prior(1); // this thread's part of this tile is there
-        __syncthreads();          // and all others'
-        tile_scores(s, q, k);
-        tile_scores(dp, d, v);
-        #pragma unroll
-        for (int i = 0; i < WIDE * 4; i++) { // s = dS
-            int row = i / 2 % 2, key = u + i / 4 * 8 + lane % 4 * 2 + i % 2;
-            float p = power_of_2(fmaf(s[i / 4][i % 4], scale * LOG2_E, -lse[row]));
-            s[i / 4][i % 4] = key <= first + lane / 4 + row * 8 ? p * (dp[i / 4][i % 4] - D[row]) : 0.0f;
-        }
-        tile_add(dq, s, k);
-        __syncthreads(); // all warps are done with this tile, whose memory is the next one's
-    }
-    const float factor[2] = { scale, scale };
-    rows_store(dqkv + head.qkv + first * stride, dq, factor, stride, T - first);
-}
-// What dkv's block needs besides its tiles where it adds to dq, too: its own keys, and dS of all its warps.
-constexpr int DS_STRIDE = ROWS + VEC; // as STRIDE
-static size_t dkv_shared_bytes(int threads, bool with_dq) {
-    size_t keys = threads / WARP * 16;
-    return STAGES * STAGE * sizeof(floatX) + (with_dq ? keys * (STRIDE + DS_STRIDE) * sizeof(floatX) : 0);
 }
 // dq_sums (T,HEAD), from query t on, += dS k, of the block's keys: (32,keys) (keys,HEAD), in pieces of (16,16) that the warps
 // take in turn. ds is dS transposed, (keys,32), and is read by columns.
 __device__ inline void add_to_dq(float* dq_sums, const floatX* ds, const floatX* keys, int t, int T) {
     int warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
-    for (int piece = threadIdx.x / WARP; piece < ROWS / 16 * (HEAD / 16); piece += warps) {
+    for (int piece = threadIdx.x / WARP; piece < BACKWARD_ROWS / 16 * (HEAD / 16); piece += warps) {
         int query = piece % 2 * 16, channel = piece / 2 * 16;
         float sum[2][4] = {};
         for (int u = 0; u < warps * 16; u += 16) {
@@ -279,88 +243,33 @@ __device__ inline void add_to_dq(float* dq_sums, const floatX* ds, const floatX*
         }
     }
 }
-// columns (2,ROWS) in shared memory = stats and delta from query t on: where queries are across, each lane needs many of them.
-__device__ inline void fetch_columns(float* columns, const float* stats, const float* delta, int t, int T) {
-    for (int i = threadIdx.x; i < 2 * ROWS && t < T; i += blockDim.x) {
-        int query = t + i % ROWS;
-        const float* src = (i < ROWS ? stats : delta) + min(query, T - 1);
-        __pipeline_memcpy_async(columns + i, src, sizeof(float), query < T ? 0 : sizeof(float));
-    }
-}
-// dk and dv; with_dq: dq_sums (B,NH,T,HEAD) +=, too. Grid (heads, tiles of keys), those with the most queries first.
-template <bool with_dq>
-__global__ void __launch_bounds__(MOST_THREADS)
-tensor_core_dkv_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* stats, const float* delta,
-                       float scale, int T, int C, int NH, float* dq_sums) {
+// dk, dv as llmc/'s, and dq_sums (B,NH,T,HEAD) +=. One kernel for all three. Grid (heads, tiles of keys).
+__global__ void __launch_bounds__(TENSOR_CORE_MOST_THREADS)
+dqkv_atomics_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* stats, const float* delta, float scale,
+                    int T, int C, int NH, float* dq_sums) {
     extern __shared__ int4 shared_memory[];
-    floatX* tiles = (floatX*)shared_memory;
-    int keys = blockDim.x / WARP * 16, block_first = blockIdx.y * keys, lane = threadIdx.x % WARP, own = threadIdx.x / WARP * 16;
-    int first = block_first + own;
-    floatX *block_keys = tiles + STAGES * STAGE, *ds = block_keys + keys * STRIDE; // there if with_dq
-    size_t stride = 3 * (size_t)C;
+    floatX* stages = (floatX*)shared_memory;
+    int keys = blockDim.x / WARP * 16, block_first = blockIdx.y * keys, own = threadIdx.x / WARP * 16, first = block_first + own;
+    floatX *block_keys = stages + STAGES * BACKWARD_STAGE, *ds_of_all = block_keys + keys * TILE_STRIDE;
     HeadOffset head = head_offset(blockIdx.x, T, C, NH, HEAD);
-    qkv += head.qkv;
-    dout += head.out;
-    auto stage_of = [&](int t) { return tiles + (t - block_first) / ROWS % STAGES * STAGE; };
-    auto fetch = [&](int t) {
-        fetch_two(stage_of(t), qkv, stride, dout, C, t, T);
-        fetch_columns((float*)(stage_of(t) + 2 * TILE), stats + head.stats, delta + head.stats, t, T);
-        __pipeline_commit(); // of nothing, too, so that what is waited for can be counted
-    };
-    uint32_t k[STEPS][4], v[STEPS][4];
-    float dk[HEAD / 8][4] = {}, dv[HEAD / 8][4] = {}, s[WIDE][4], dp[WIDE][4];
-    rows_fetch(k, qkv + C + first * stride, stride, T - first);
-    rows_fetch(v, qkv + 2 * C + first * stride, stride, T - first);
-    if constexpr (with_dq) tile_fetch(block_keys, qkv + C + block_first * stride, stride, keys, T - block_first);
-    fetch(block_first);
-    for (int t = block_first; t < T; t += ROWS) {
-        const floatX *q = stage_of(t), *d = q + TILE;
-        const float *lse = (const float*)(d + TILE), *D = lse + ROWS;
-        fetch(t + ROWS);
-        __pipeline_wait_prior(1); // this thread's part of this tile is there
+    qkv += head.qkv; dout += head.out; stats += head.stats; delta += head.stats;
+    auto stage_of = [&](int t) { return stages + (t - block_first) / BACKWARD_ROWS % STAGES * BACKWARD_STAGE; };
+    float ds[BACKWARD_ROWS / 8][4];
+    KeyRows w = key_rows_begin(qkv, first, T, C);
+    tile_fetch(block_keys, qkv + C + (size_t)block_first * 3 * C, 3 * C, keys, T - block_first);
+    queries_fetch(stage_of(block_first), qkv, dout, stats, delta, block_first, T, C);
+    for (int t = block_first; t < T; t += BACKWARD_ROWS) {
+        queries_fetch(stage_of(t + BACKWARD_ROWS), qkv, dout, stats, delta, t + BACKWARD_ROWS, T, C);
+        __pipeline_wait_prior(1); // this thread's part of this stage is there
         __syncthreads();          // and all others'
-        tile_scores(s, k, q);
-        tile_scores(dp, v, d);
-        #pragma unroll
-        for (int i = 0; i < WIDE * 4; i++) { // s = P, dp = dS
-            int query = i / 4 * 8 + lane % 4 * 2 + i % 2; // of the tile. From T on all are 0, so whatever P is adds nothing
-            float p = power_of_2(fmaf(s[i / 4][i % 4], scale * LOG2_E, -lse[query] * LOG2_E));
-            s[i / 4][i % 4] = first + lane / 4 + i / 2 % 2 * 8 <= t + query ? p : 0.0f;
-            dp[i / 4][i % 4] = s[i / 4][i % 4] * (dp[i / 4][i % 4] - D[query]);
-        }
-        tile_add(dv, s, d);
-        tile_add(dk, dp, q);
-        if constexpr (with_dq) {
-            #pragma unroll
-            for (int i = 0; i < WIDE * 2; i++) {
-                floatX* pair = ds + (own + lane / 4 + i % 2 * 8) * DS_STRIDE + i / 2 * 8 + lane % 4 * 2;
-                *(uint32_t*)pair = fragment_of(dp[i / 2][i % 2 * 2], dp[i / 2][i % 2 * 2 + 1]);
-            }
-            __syncthreads(); // dS of all warps is there
-            add_to_dq(dq_sums + head.stats * HEAD, ds, block_keys, t, T);
-        }
-        __syncthreads(); // all warps are done with this tile, whose memory is the next one's, and with dS
+        key_rows_add(w, ds, stage_of(t), scale, first - t);
+        ds_put(ds_of_all, ds, own);
+        __syncthreads(); // dS of all warps is there
+        add_to_dq(dq_sums + head.stats * HEAD, ds_of_all, block_keys, t, T);
+        __syncthreads(); // all warps are done with this stage, whose memory is the next one's, and with dS
     }
-    const float factor[2] = { scale, scale }, one[2] = { 1, 1 };
-    rows_store(dqkv + head.qkv + C + first * stride, dk, factor, stride, T - first);
-    rows_store(dqkv + head.qkv + 2 * C + first * stride, dv, one, stride, T - first);
+    key_rows_store(dqkv + head.qkv, w, scale, first, T, C);
 }
-static bool attention_backward_4_tensor_cores(Problem& p, int threads) {
-    if (!tensor_cores_take(p.HS, threads)) return false;
-    size_t bytes = dkv_shared_bytes(threads, false);
-    dim3 grid(p.B * p.NH, (unsigned)ceil_div(p.T, threads / WARP * 16));
-    launch_delta(p, threads);
-    tensor_core_dq_kernel<<<grid, threads, bytes, compute_stream>>>(KERNEL_ARGUMENTS(p));
-    tensor_core_dkv_kernel<false><<<grid, threads, bytes, compute_stream>>>(KERNEL_ARGUMENTS(p), NULL);
-    p.rounded = true;
-    return true;
-}
-
-// ---- 5: S and dP once ----
-// Five products instead of seven: the blocks of keys, which have dS anyway, add dS k to dq as they go. Each query's sum then has
-// many owners, in whatever order they come: fp32 atomics into memory that was zeroed, and a pass at the end that rounds. So do
-// FlashAttention-2 and cuDNN where the last bits may differ from run to run; llmc/'s own never differ, so it has no such kernel.
-// dS has keys down for dk, and queries for dq: it changes hands in shared memory.
 // dq of dqkv = scale * dq_sums. A thread has an element.
 __global__ void dq_from_sums_kernel(floatX* dqkv, const float* dq_sums, float scale, int T, int C, int NH, int HS, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; // of (B,NH,T,HS)
@@ -370,12 +279,13 @@ __global__ void dq_from_sums_kernel(floatX* dqkv, const float* dq_sums, float sc
     dqkv[head.qkv + row % T * 3 * C + i % HS] = narrow<floatX>(dq_sums[i] * scale);
 }
 static bool attention_backward_5_atomics(Problem& p, int threads) {
-    size_t bytes = dkv_shared_bytes(threads, true), n = p.out.n;
     if (!tensor_cores_take(p.HS, threads)) return false;
-    dim3 grid(p.B * p.NH, (unsigned)ceil_div(p.T, threads / WARP * 16));
+    int keys = threads / WARP * 16;
+    size_t bytes = (STAGES * BACKWARD_STAGE + keys * (TILE_STRIDE + DS_STRIDE)) * sizeof(floatX), n = p.out.n;
+    dim3 grid(p.B * p.NH, (unsigned)ceil_div(p.T, keys));
     cuda_check(cudaMemsetAsync(p.dq_sums, 0, n * sizeof(float), compute_stream), "zeroing dq");
     launch_delta(p, threads);
-    tensor_core_dkv_kernel<true><<<grid, threads, bytes, compute_stream>>>(KERNEL_ARGUMENTS(p), p.dq_sums);
+    dqkv_atomics_kernel<<<grid, threads, bytes, compute_stream>>>(KERNEL_ARGUMENTS(p), p.dq_sums);
     dq_from_sums_kernel<<<(unsigned)ceil_div(n, threads), threads, 0, compute_stream>>>(p.dqkv.gpu, p.dq_sums, p.scale, p.T, p.C,
                                                                                        p.NH, p.HS, n);
     p.rounded = true;
@@ -394,8 +304,8 @@ static bool attention_backward_6_cudnn(Problem& p, int) {
 static const Variant<Problem> variants[] = {
     { "attention_backward_1_textbook", "a kernel a formula, from stored probabilities", attention_backward_1_textbook },
     { "attention_backward_2_recomputed", "P made again, a warp a query and a warp a key", attention_backward_2_recomputed },
-    { "attention_backward_3_llmc", "tiles in shared memory: llmc/'s own", attention_backward_3_llmc },
-    { "attention_backward_4_tensor_cores", "the same two sums on tensor cores", attention_backward_4_tensor_cores },
+    { "attention_backward_3_tiles", "tiles in shared memory: llmc/'s own in fp32", attention_backward_3_tiles },
+    { "attention_backward_4_tensor_cores", "the same on tensor cores: llmc/'s in 16 bits", attention_backward_4_tensor_cores },
     { "attention_backward_5_atomics", "one kernel for all three, dq by atomics", attention_backward_5_atomics },
     { "attention_backward_6_cudnn", "cuDNN", attention_backward_6_cudnn, true },
 };

@@ -160,113 +160,38 @@ static bool attention_forward_3_online(Problem& p, int threads) {
     return true;
 }
 
-// ---- 4: llmc/'s own ----
+// ---- 4: tiles, llmc/'s own in fp32 ----
 // Keys and values are read by a block of many queries together, a tile at a time into shared memory, and each thread has several
 // queries and several keys, so that what it reads there is used more than once. Made for blocks of 256 threads.
-static bool attention_forward_4_llmc(Problem& p, int threads) {
+static AttentionCall call_of(Problem& p) {
+    return { p.out.gpu, p.stats.gpu, p.qkv.gpu, NULL, NULL, p.B, p.T, p.C, p.NH, p.HS };
+}
+static bool attention_forward_4_tiles(Problem& p, int threads) {
     if (threads != ATTENTION_THREADS || p.HS > ATTENTION_MAX_HS) return false;
-    attention_own_forward(p.out.gpu, p.stats.gpu, p.qkv.gpu, p.B, p.T, p.C, p.NH);
+    attention_fp32_arithmetic(call_of(p));
     return true;
 }
 
 // ---- 5: both products on tensor cores ----
 // Tensor cores multiply 16-bit numbers about 16 times as fast as the other units multiply fp32. A warp has 16 queries, whose q it
 // keeps in registers, as it does their scores and sums: only keys and values go through shared memory, as they are. P is rounded
-// to 16 bits, as an input of the second product. What is left are exponentials, one a pair: a multiprocessor has units for 16 a
-// cycle, where its tensor cores do thousands of operations. So they are powers of 2, and the scale is a part of the exponent.
-constexpr int KEYS = 64, WIDE = KEYS / 8; // of a tile
-
-// Scores of keys after the query become -Inf. before: how far this warp's first query lies behind the tile's first key.
-__device__ inline void mask_later_keys(float (&s)[WIDE][4], int before) {
-    int lane = threadIdx.x % WARP;
-    #pragma unroll
-    for (int i = 0; i < WIDE * 4; i++) {
-        int key = i / 4 * 8 + lane % 4 * 2 + i % 2, query = lane / 4 + i / 2 % 2 * 8;
-        if (key > query + before) s[i / 4][i % 4] = -INFINITY;
-    }
-}
-// s = 2^(scale2 (s - largest so far)), sum and o scaled down to it. Element i of s and o is of row i / 2 % 2 of a lane's two.
-__device__ inline void softmax_step(float (&s)[WIDE][4], float (&o)[HEAD / 8][4], float (&max)[2], float (&sum)[2],
-                                    float scale2) {
-    float before[2] = { max[0], max[1] };
-    #pragma unroll
-    for (int i = 0; i < WIDE * 4; i++) max[i / 2 % 2] = fmaxf(max[i / 2 % 2], s[i / 4][i % 4]);
-    #pragma unroll
-    for (int row = 0; row < 2; row++) {
-        max[row] = quad_max(max[row]);
-        before[row] = power_of_2((before[row] - max[row]) * scale2);
-        sum[row] *= before[row];
-    }
-    #pragma unroll
-    for (int i = 0; i < WIDE * 4; i++) {
-        int row = i / 2 % 2;
-        s[i / 4][i % 4] = power_of_2(fmaf(s[i / 4][i % 4], scale2, -max[row] * scale2));
-        sum[row] += s[i / 4][i % 4]; // this lane's part: the four of a row are added up at the end
-    }
-    #pragma unroll
-    for (int i = 0; i < HEAD / 8 * 4; i++) o[i / 4][i % 4] *= before[i / 2 % 2];
-}
-// Grid (heads, tiles of queries), those with the most keys first. STAGES: tiles of keys and values in shared memory.
-template <int STAGES>
-__global__ void __launch_bounds__(MOST_THREADS)
-tensor_core_kernel(floatX* out, float* stats, const floatX* qkv, float scale, int T, int C, int NH) {
-    extern __shared__ int4 shared_memory[];
-    constexpr int TILE = KEYS * STRIDE;
-    floatX* tiles = (floatX*)shared_memory;
-    int queries = blockDim.x / WARP * 16, block_first = (gridDim.y - 1 - blockIdx.y) * queries;
-    int first = block_first + threadIdx.x / WARP * 16, keys = min(T, block_first + queries);
-    size_t stride = 3 * (size_t)C;
-    HeadOffset head = head_offset(blockIdx.x, T, C, NH, HEAD);
-    qkv += head.qkv;
-    auto fetch = [&](int u) { // keys from u on, and their values
-        floatX* k = tiles + u / KEYS % STAGES * 2 * TILE;
-        if (u < keys) {
-            tile_fetch(k, qkv + C + u * stride, stride, KEYS, T - u);
-            tile_fetch(k + TILE, qkv + 2 * C + u * stride, stride, KEYS, T - u);
-        }
-        __pipeline_commit(); // of nothing, too, so that what is waited for can be counted
-    };
-    uint32_t q[STEPS][4];
-    float o[HEAD / 8][4] = {}, s[WIDE][4], max[2] = { -INFINITY, -INFINITY }, sum[2] = {};
-    rows_fetch(q, qkv + first * stride, stride, T - first);
-    for (int stage = 0; stage < STAGES - 1; stage++) fetch(stage * KEYS);
-    for (int u = 0; u < keys; u += KEYS) {
-        const floatX *k = tiles + u / KEYS % STAGES * 2 * TILE, *v = k + TILE;
-        fetch(u + (STAGES - 1) * KEYS);
-        __pipeline_wait_prior(STAGES - 1); // this thread's part of this tile is there
-        __syncthreads();                   // and all others'
-        if (u < first + 16) {              // else this warp's queries see none of them
-            tile_scores(s, q, k);
-            if (u + KEYS > first) mask_later_keys(s, first - u);
-            softmax_step(s, o, max, sum, scale * LOG2_E);
-            tile_add(o, s, v);
-        }
-        __syncthreads(); // all warps are done with this tile, whose memory is the next one's
-    }
-    float factor[2];
-    for (int row = 0; row < 2; row++) {
-        int t = first + threadIdx.x % WARP / 4 + row * 8;
-        sum[row] = quad_sum(sum[row]);
-        factor[row] = 1.0f / sum[row];
-        if (threadIdx.x % 4 == 0 && t < T) stats[head.stats + t] = max[row] * scale + logf(sum[row]);
-    }
-    rows_store(out + head.out + (size_t)first * C, o, factor, C, T - first);
-}
-template <int STAGES> static bool launch_tensor_cores(Problem& p, int threads) {
+// to 16 bits, as an input of the second product. What is left are exponentials. The kernel is llmc/'s, with room for one tile.
+static bool attention_forward_5_tensor_cores(Problem& p, int threads) {
     if (!tensor_cores_take(p.HS, threads)) return false;
-    size_t bytes = STAGES * 2 * KEYS * ROW_BYTES;
-    dim3 grid(p.B * p.NH, (unsigned)ceil_div(p.T, threads / WARP * 16));
+    attention_forward_tensor_cores<1>(call_of(p), threads);
     p.rounded = true;
-    tensor_core_kernel<STAGES><<<grid, threads, bytes, compute_stream>>>(p.out.gpu, p.stats.gpu, p.qkv.gpu, p.scale, p.T, p.C,
-                                                                         p.NH);
     return true;
 }
-static bool attention_forward_5_tensor_cores(Problem& p, int threads) { return launch_tensor_cores<1>(p, threads); }
 
-// ---- 6: the next tile is on its way ----
+// ---- 6: the next tile is on its way, llmc/'s own in 16 bits ----
 // With one tile in shared memory, the block waits for memory at each. With two, the next one comes while this one is computed:
 // the copies are the same and the products are the same.
-static bool attention_forward_6_prefetch(Problem& p, int threads) { return launch_tensor_cores<2>(p, threads); }
+static bool attention_forward_6_prefetch(Problem& p, int threads) {
+    if (!tensor_cores_take(p.HS, threads)) return false;
+    attention_forward_tensor_cores<STAGES>(call_of(p), threads);
+    p.rounded = true;
+    return true;
+}
 
 // ---- 7: the library ----
 // cuDNN, through llmc/'s graph of plain operations. On Hopper it has what 6 lacks: products of 64 rows that read shared memory
@@ -282,9 +207,9 @@ static const Variant<Problem> variants[] = {
     { "attention_forward_1_textbook", "three kernels, the matrix between them", attention_forward_1_textbook },
     { "attention_forward_2_causal", "half of the matrix, softmax in two passes", attention_forward_2_causal },
     { "attention_forward_3_online", "a warp a query, nothing of the matrix in memory", attention_forward_3_online },
-    { "attention_forward_4_llmc", "tiles in shared memory: llmc/'s own", attention_forward_4_llmc },
+    { "attention_forward_4_tiles", "tiles in shared memory: llmc/'s own in fp32", attention_forward_4_tiles },
     { "attention_forward_5_tensor_cores", "tensor cores, scores stay in registers", attention_forward_5_tensor_cores },
-    { "attention_forward_6_prefetch", "the same, the next tile on its way", attention_forward_6_prefetch },
+    { "attention_forward_6_prefetch", "the same, the next tile on its way: llmc/'s in 16 bits", attention_forward_6_prefetch },
     { "attention_forward_7_cudnn", "cuDNN", attention_forward_7_cudnn, true },
 };
 int main(int argc, char** argv) {

@@ -1,6 +1,6 @@
 /*
-cuda/attention.cuh - causal self-attention without the (T,T) matrix, after FlashAttention-2 (Dao, arXiv 2307.08691).
-Included by attention_choice.cuh, which decides between this and cuDNN's.
+cuda/attention.cuh - causal self-attention without the (T,T) matrix, after FlashAttention-2 (Dao, arXiv 2307.08691), in fp32
+arithmetic. Included by attention_choice.cuh, which decides between this, the same on tensor cores, and cuDNN's.
 
 A block has 16x16 threads and owns TILE rows of one head (queries, or keys where dk and dv are summed). It walks over the
 tiles of the other side and makes the (TILE,TILE) scores anew, so that nothing of the matrix is ever in memory. Tiles lie
@@ -9,7 +9,8 @@ and of the other dimension x, x+16, x+32, ...; so a row of scores belongs to 16 
 
 Backward is two kernels, one over queries for dq, one over keys for dk and dv. Scores are made twice, 7 tile products
 instead of 5, and in return every sum has one owner and one order: no atomics, equal bits from run to run.
-This is the readable version, on fp32 arithmetic; tensor cores are for another one.
+This is the version for every precision, every head size and every alignment, and the one to read first;
+attention_tensor_cores.cuh does the same with what 16 bits allow.
 */
 #ifndef LLMC_CUDA_ATTENTION_CUH
 #define LLMC_CUDA_ATTENTION_CUH
@@ -296,6 +297,16 @@ typedef struct {
     int B, T, C, NH, HS;
 } AttentionCall;
 
+// delta (B,NH,T) of a call, in the workspace
+static inline float* attention_delta(AttentionCall a) {
+    const int warps = 8, rows = a.B * a.T * a.NH;
+    float* delta = (float*)cuda_layers.workspace;
+    attention_delta_kernel<<<(unsigned)ceil_div(rows, warps), dim3(WARP, warps), 0, compute_stream>>>(
+        delta, a.dout, a.out, rows, a.T, a.C, a.NH, a.HS);
+    check_launch("attention_backward, delta");
+    return delta;
+}
+
 template <int TILE, int D, int W> static inline void attention_forward_launch(AttentionCall a) {
     const size_t shared = attention_forward_floats(TILE, D) * sizeof(float);
     dim3 grid(a.B * a.NH, (unsigned)ceil_div(a.T, TILE));
@@ -307,12 +318,8 @@ template <int TILE, int D, int W> static inline void attention_forward_launch(At
 
 template <int TILE, int D, int W> static inline void attention_backward_launch(AttentionCall a) {
     const size_t shared = attention_backward_floats(TILE, D) * sizeof(float);
-    const int warps = 8, rows = a.B * a.T * a.NH;
-    float *delta = (float*)cuda_layers.workspace, scale = 1.0f / sqrtf((float)a.HS);
+    const float *delta = attention_delta(a), scale = 1.0f / sqrtf((float)a.HS);
     dim3 grid(a.B * a.NH, (unsigned)ceil_div(a.T, TILE));
-    attention_delta_kernel<<<(unsigned)ceil_div(rows, warps), dim3(WARP, warps), 0, compute_stream>>>(
-        delta, a.dout, a.out, rows, a.T, a.C, a.NH, a.HS);
-    check_launch("attention_backward, delta");
     allow_shared_memory(attention_dq_kernel<TILE, D, W>, shared, "attention_backward, dq");
     attention_dq_kernel<TILE, D, W><<<grid, ATTENTION_THREADS, shared, compute_stream>>>(
         a.result, a.dout, a.qkv, a.stats, delta, scale, a.T, a.C, a.NH, a.HS);
@@ -335,19 +342,8 @@ template <int W> static inline void attention_by_head_size(AttentionCall a) {
     else if (a.HS <= 64) attention_launch<64, 64, W>(a);
     else attention_launch<32, ATTENTION_MAX_HS, W>(a);
 }
-static inline void attention(AttentionCall a) {
+static inline void attention_fp32_arithmetic(AttentionCall a) {
     if (rows_are_vectors(a.HS, a.result, a.qkv, a.dout)) attention_by_head_size<VEC>(a);
     else attention_by_head_size<1>(a);
-}
-
-static inline void attention_own_forward(floatX* out, float* stats, const floatX* qkv, int B, int T, int C, int NH) {
-    AttentionCall a = { out, stats, qkv, NULL, NULL, B, T, C, NH, C / NH };
-    attention(a);
-}
-
-static inline void attention_own_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out,
-                                          const float* stats, int B, int T, int C, int NH) {
-    AttentionCall a = { dqkv, (float*)stats, qkv, dout, out, B, T, C, NH, C / NH };
-    attention(a);
 }
 #endif

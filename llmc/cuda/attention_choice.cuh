@@ -1,14 +1,21 @@
 /*
-cuda/attention_choice.cuh - attention of layers.h: cuDNN's where it was asked for or can be had, else our own kernels.
-Included by cuda/layers.cuh.
+cuda/attention_choice.cuh - attention of layers.h: cuDNN's where it was asked for or can be had, else our own kernels: on tensor
+cores where elements have 16 bits and heads 64 channels, as in every GPT-2, else in fp32 arithmetic. Included by cuda/layers.cuh.
 
 The choice falls with the shapes, before memory is allocated: only a finished plan says how much workspace it needs.
 Another (B,T) than that of layers_init, such as a sample that grows token by token, goes to our own kernels, as do arrays that
-do not begin on 16 bytes. Both leave the same stats, so that either can go on from what the other left.
+do not begin on 16 bytes (and of those to the ones in fp32 arithmetic). All leave the same stats, so that each can go on from what
+another left.
 */
 #ifndef LLMC_CUDA_ATTENTION_CHOICE_CUH
 #define LLMC_CUDA_ATTENTION_CHOICE_CUH
 #include "attention.cuh"
+#if defined(PRECISION_BF16) || defined(PRECISION_FP16)
+#define ATTENTION_ON_TENSOR_CORES 1
+#include "attention_tensor_cores.cuh"
+#else
+#define ATTENTION_ON_TENSOR_CORES 0
+#endif
 #if USE_CUDNN && (defined(PRECISION_BF16) || defined(PRECISION_FP16))
 #define ATTENTION_BY_CUDNN 1
 #include "attention_cudnn.cuh"
@@ -16,6 +23,36 @@ do not begin on 16 bytes. Both leave the same stats, so that either can go on fr
 #define ATTENTION_BY_CUDNN 0
 #endif
 
+// ---- our own kernels ----
+// Whether they multiply heads of HS channels on tensor cores.
+static inline bool attention_own_is_on_tensor_cores(int HS) {
+#if ATTENTION_ON_TENSOR_CORES
+    return HS == HEAD;
+#else
+    (void)HS;
+    return false;
+#endif
+}
+static inline void attention_own(AttentionCall a) {
+#if ATTENTION_ON_TENSOR_CORES
+    if (attention_own_is_on_tensor_cores(a.HS) && rows_are_vectors(a.HS, a.result, a.qkv, a.dout)) {
+        attention_tensor_cores(a);
+        return;
+    }
+#endif
+    attention_fp32_arithmetic(a);
+}
+static inline void attention_own_forward(floatX* out, float* stats, const floatX* qkv, int B, int T, int C, int NH) {
+    AttentionCall a = { out, stats, qkv, NULL, NULL, B, T, C, NH, C / NH };
+    attention_own(a);
+}
+static inline void attention_own_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out,
+                                          const float* stats, int B, int T, int C, int NH) {
+    AttentionCall a = { dqkv, (float*)stats, qkv, dout, out, B, T, C, NH, C / NH };
+    attention_own(a);
+}
+
+// ---- theirs or ours ----
 typedef struct {
     LayerShapes shapes;     // for which the choice was made; zeros: none yet
     bool cudnn;             // what it was
@@ -56,15 +93,15 @@ static inline void attention_init(LayerShapes s) {
     // also for cuDNN, which could do more: samples need our own
     require(s.C / s.NH <= ATTENTION_MAX_HS, "attention: heads of %d channels, but at most %d can be computed;"
             " choose more --heads", s.C / s.NH, ATTENTION_MAX_HS);
-    snprintf(a->description, sizeof a->description, "own attention");
-    const char* why = "";
+    const char *arithmetic = attention_own_is_on_tensor_cores(s.C / s.NH) ? "on tensor cores" : "in fp32 arithmetic", *why = "";
+    snprintf(a->description, sizeof a->description, "own attention %s", arithmetic);
     if (cuda_layers.attention != ATTENTION_OWN) {
         why = attention_plan_cudnn(s);
         a->cudnn = why[0] == 0;
     }
     require(a->cudnn || cuda_layers.attention != ATTENTION_CUDNN, "--attention cudnn: cuDNN cannot be used: %s;"
             " --attention own takes our own kernels", why);
-    if (why[0] != 0) snprintf(a->description, sizeof a->description, "own attention (cuDNN: %s)", why);
+    if (why[0] != 0) snprintf(a->description, sizeof a->description, "own attention %s (cuDNN: %s)", arithmetic, why);
 #if ATTENTION_BY_CUDNN
     size_t v = a->cudnn ? cudnn.cudnnGetVersion() : 0;
     if (v > 0) snprintf(a->description, sizeof a->description, "cuDNN %zu.%zu.%zu attention", v / 10000, v / 100 % 100, v % 100);
@@ -80,7 +117,7 @@ static inline size_t attention_workspace_bytes(LayerShapes s) {
 #endif
     return attention_own_workspace_bytes(s);
 }
-// "cuDNN 9.19.0 attention", "own attention", "own attention (cuDNN: why not)"
+// "cuDNN 9.19.0 attention", "own attention on tensor cores", "own attention in fp32 arithmetic (cuDNN: why not)"
 static inline const char* attention_description(void) { return attention_state.description; }
 
 #if ATTENTION_BY_CUDNN

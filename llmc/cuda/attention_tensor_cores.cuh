@@ -1,0 +1,368 @@
+/*
+cuda/attention_tensor_cores.cuh - attention.cuh's two sums on tensor cores: elements of 16 bits, heads of 64 channels. Included
+by attention_choice.cuh. dev/cuda/attention_forward.cu and attention_backward.cu come to these kernels step by step.
+
+Tensor cores multiply 16-bit numbers about 16 times as fast as the other units multiply fp32, so the (T,T) scores are still made
+anew, and what counts is that nothing else stands in their way:
+- A warp has 16 rows, queries or where dk and dv are summed keys. Their operands, scores and sums stay in its registers.
+- Tiles of the other side go through shared memory as they are, for all warps of a block; the next one is on its way there
+  (cp.async) while this one is multiplied.
+- What a product leaves in a lane's registers is, rounded to 16 bits, just what the left operand of the next product needs
+  there: P and dS never leave them, if they are made with the rows down that the sums are of. For dk and dv they are made
+  transposed.
+
+Products and sums are fp32; P and dS are rounded to floatX, once, as inputs of the second product. Backward is two kernels, as
+in attention.cuh: every sum has one owner and one order. What lies where in a fragment is in tensor_cores.cuh: of a result (16,8)
+a lane has row lane/4, columns 2 (lane%4) and one more, and the same of row lane/4 + 8. Below, `wide` such results lie side by
+side; their element [i/4][i%4] is of row i/2%2 of the lane's two.
+*/
+#ifndef LLMC_CUDA_ATTENTION_TENSOR_CORES_CUH
+#define LLMC_CUDA_ATTENTION_TENSOR_CORES_CUH
+#include "attention.cuh"
+#include "tensor_cores.cuh"
+
+constexpr int HEAD = 64;                      // channels of a head
+constexpr int HEAD_STEPS = HEAD / 16;         // of a product over channels, 16 in each
+constexpr int TILE_STRIDE = HEAD + VEC;       // between rows of a tile: 16 bytes more than the row, so that the 8 rows that
+                                              // ldmatrix reads at a time begin in different banks
+constexpr int STAGES = 2;                     // tiles that there is room for: one is computed, one is on its way
+constexpr int TENSOR_CORE_THREADS = 128;      // of a block: 64 rows. Registers leave room for three or four such blocks on a
+                                              // multiprocessor, of which one multiplies while another waits for its tile
+constexpr int TENSOR_CORE_MOST_THREADS = 256; // that dev/cuda may try: dk and dv need more than 128 of 65536 registers each
+constexpr float LOG2_E = 1.44269504f;         // exp(x) is 2^(LOG2_E x), and powers of 2 are what the hardware has
+
+// 2^x by one instruction. exp2f needs four: it also gets those right that are below 2^-126, which are 0 here.
+__device__ inline float power_of_2(float x) {
+#ifdef CUDA_EMULATOR
+    return exp2f(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
+// ---- tiles and rows ----
+// tile (rows,HEAD) in shared memory = rows of src, `stride` elements apart; 0 from row `there` on, so that nothing of what lies
+// there, NaN perhaps, gets into a sum. Asynchronous: __pipeline_commit and __pipeline_wait_prior follow.
+__device__ inline void tile_fetch(floatX* tile, const floatX* src, int stride, int rows, int there) {
+    for (int i = threadIdx.x; i < rows * HEAD / VEC; i += blockDim.x) {
+        int r = i / (HEAD / VEC), d = i % (HEAD / VEC) * VEC;
+        __pipeline_memcpy_async(tile + r * TILE_STRIDE + d, src + (r < there ? r * stride : 0) + d, 16, r < there ? 0 : 16);
+    }
+}
+// This warp's 16 rows of src, `stride` elements apart, as left operands, one for each step; 0 from row `there` on. Straight from
+// memory: it happens once, and each lane reads what it needs.
+__device__ inline void rows_fetch(uint32_t (&a)[HEAD_STEPS][4], const floatX* src, int stride, int there) {
+    int row = threadIdx.x % WARP / 4, col = threadIdx.x % 4 * 2;
+    #pragma unroll
+    for (int i = 0; i < HEAD_STEPS * 4; i++) {
+        int r = row + i % 2 * 8, d = i / 4 * 16 + i / 2 % 2 * 8 + col;
+        a[i / 4][i % 4] = r < there ? *(const uint32_t*)(src + r * stride + d) : 0;
+    }
+}
+// 16 rows of dst, `stride` elements apart, = sum * factor, as far as there are rows. Four lanes write 16 bytes side by side.
+__device__ inline void rows_store(floatX* dst, const float (&sum)[HEAD / 8][4], const float (&factor)[2], int stride,
+                                  int there) {
+    int row = threadIdx.x % WARP / 4, col = threadIdx.x % 4 * 2;
+    #pragma unroll
+    for (int i = 0; i < HEAD / 8 * 2; i++) {
+        int d = i / 2, half = i % 2, r = row + half * 8;
+        uint32_t pair = fragment_of(sum[d][half * 2] * factor[half], sum[d][half * 2 + 1] * factor[half]);
+        if (r < there) *(uint32_t*)(dst + r * stride + d * 8 + col) = pair;
+    }
+}
+// Where this lane's row of four matrices lies in shared memory, 16 rows from `row` and 16 columns from `col`: the first two one
+// below the other, or side by side.
+__device__ inline const floatX* below(const floatX* tile, int row, int col, int stride = TILE_STRIDE) {
+    int lane = threadIdx.x % WARP;
+    return tile + (row + lane % 16) * stride + col + lane / 16 * 8;
+}
+__device__ inline const floatX* beside(const floatX* tile, int row, int col, int stride = TILE_STRIDE) {
+    int lane = threadIdx.x % WARP;
+    return tile + (row + lane / 16 * 8 + lane % 8) * stride + col + lane / 8 % 2 * 8;
+}
+// c0, c1 (16,8) += a b, for two results side by side
+__device__ inline void multiply(float (&c0)[4], float (&c1)[4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
+    const uint32_t b0[2] = { b[0], b[1] }, b1[2] = { b[2], b[3] };
+    mma_m16n8k16<TensorElement>(c0, a, b0);
+    mma_m16n8k16<TensorElement>(c1, a, b1);
+}
+// s (16, 8 wide) = a times the transposed tile (8 wide, HEAD): scores of 16 rows. The tile's rows are the operand's columns.
+template <int wide>
+__device__ inline void tile_scores(float (&s)[wide][4], const uint32_t (&a)[HEAD_STEPS][4], const floatX* tile) {
+    #pragma unroll
+    for (int i = 0; i < wide * 4; i++) s[i / 4][i % 4] = 0;
+    #pragma unroll
+    for (int step = 0; step < HEAD_STEPS; step++)
+        #pragma unroll
+        for (int j = 0; j < wide; j += 2) {
+            uint32_t b[4];
+            ldmatrix(b, beside(tile, j * 8, step * 16));
+            multiply(s[j], s[j + 1], a[step], b);
+        }
+}
+// sum (16,HEAD) += p (16, 8 wide), rounded, times the tile (8 wide, HEAD)
+template <int wide> __device__ inline void tile_add(float (&sum)[HEAD / 8][4], const float (&p)[wide][4], const floatX* tile) {
+    #pragma unroll
+    for (int j = 0; j < wide; j += 2) {
+        const uint32_t a[4] = { fragment_of(p[j][0], p[j][1]), fragment_of(p[j][2], p[j][3]),
+                                fragment_of(p[j + 1][0], p[j + 1][1]), fragment_of(p[j + 1][2], p[j + 1][3]) };
+        #pragma unroll
+        for (int d = 0; d < HEAD / 8; d += 2) {
+            uint32_t b[4];
+            ldmatrix_trans(b, below(tile, j * 8, d * 8));
+            multiply(sum[d], sum[d + 1], a, b);
+        }
+    }
+}
+// Scores of keys after the query become -Inf. before: how far this warp's first query lies behind the tile's first key.
+template <int wide> __device__ inline void mask_later_keys(float (&s)[wide][4], int before) {
+    int lane = threadIdx.x % WARP;
+    #pragma unroll
+    for (int i = 0; i < wide * 4; i++) {
+        int key = i / 4 * 8 + lane % 4 * 2 + i % 2, query = lane / 4 + i / 2 % 2 * 8;
+        if (key > query + before) s[i / 4][i % 4] = -INFINITY;
+    }
+}
+// Over the four lanes that share a row.
+__device__ inline float quad_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+__device__ inline float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+// ---- forward ----
+constexpr int FORWARD_KEYS = 64; // of a tile
+constexpr int FORWARD_TILE = FORWARD_KEYS * TILE_STRIDE;
+
+// s = 2^(scale2 (s - largest so far)); sum and o are scaled down to it. Exponentials are what is left beside the products, one a
+// pair: a multiprocessor has units for 16 a cycle, where its tensor cores do thousands of operations. So they are powers of 2,
+// and the scale is a part of the exponent.
+template <int wide>
+__device__ inline void softmax_step(float (&s)[wide][4], float (&o)[HEAD / 8][4], float (&max)[2], float (&sum)[2],
+                                    float scale2) {
+    float before[2] = { max[0], max[1] };
+    #pragma unroll
+    for (int i = 0; i < wide * 4; i++) max[i / 2 % 2] = fmaxf(max[i / 2 % 2], s[i / 4][i % 4]);
+    #pragma unroll
+    for (int row = 0; row < 2; row++) {
+        max[row] = quad_max(max[row]);
+        before[row] = power_of_2((before[row] - max[row]) * scale2);
+        sum[row] *= before[row];
+    }
+    #pragma unroll
+    for (int i = 0; i < wide * 4; i++) {
+        int row = i / 2 % 2;
+        s[i / 4][i % 4] = power_of_2(fmaf(s[i / 4][i % 4], scale2, -max[row] * scale2));
+        sum[row] += s[i / 4][i % 4]; // this lane's part: the four of a row are added up at the end
+    }
+    #pragma unroll
+    for (int i = 0; i < HEAD / 8 * 4; i++) o[i / 4][i % 4] *= before[i / 2 % 2];
+}
+// out, stats. Grid (heads, tiles of queries), those with the most keys first. `stages` is STAGES; dev/cuda shows what 1 is like.
+template <int stages>
+__global__ void __launch_bounds__(TENSOR_CORE_MOST_THREADS)
+attention_forward_tensor_cores_kernel(floatX* out, float* stats, const floatX* qkv, float scale, int T, int C, int NH) {
+    extern __shared__ int4 shared_memory[];
+    floatX* tiles = (floatX*)shared_memory;
+    int queries = blockDim.x / WARP * 16, block_first = (gridDim.y - 1 - blockIdx.y) * queries;
+    int first = block_first + threadIdx.x / WARP * 16, keys = min(T, block_first + queries);
+    int stride = 3 * C;
+    HeadOffset head = head_offset(blockIdx.x, T, C, NH, HEAD);
+    qkv += head.qkv;
+    auto tile_of = [&](int u) { return tiles + u / FORWARD_KEYS % stages * 2 * FORWARD_TILE; };
+    auto fetch = [&](int u) { // keys from u on, and their values
+        if (u < keys) {
+            tile_fetch(tile_of(u), qkv + C + (size_t)u * stride, stride, FORWARD_KEYS, T - u);
+            tile_fetch(tile_of(u) + FORWARD_TILE, qkv + 2 * C + (size_t)u * stride, stride, FORWARD_KEYS, T - u);
+        }
+        __pipeline_commit(); // of nothing, too, so that what is waited for can be counted
+    };
+    uint32_t q[HEAD_STEPS][4];
+    float o[HEAD / 8][4] = {}, s[FORWARD_KEYS / 8][4], max[2] = { -INFINITY, -INFINITY }, sum[2] = {}, factor[2];
+    rows_fetch(q, qkv + (size_t)first * stride, stride, T - first);
+    for (int stage = 0; stage < stages - 1; stage++) fetch(stage * FORWARD_KEYS);
+    for (int u = 0; u < keys; u += FORWARD_KEYS) {
+        fetch(u + (stages - 1) * FORWARD_KEYS);
+        __pipeline_wait_prior(stages - 1); // this thread's part of this tile is there
+        __syncthreads();                   // and all others'
+        if (u < first + 16) {              // else this warp's queries see none of these keys
+            tile_scores(s, q, tile_of(u));
+            if (u + FORWARD_KEYS > first) mask_later_keys(s, first - u);
+            softmax_step(s, o, max, sum, scale * LOG2_E);
+            tile_add(o, s, tile_of(u) + FORWARD_TILE);
+        }
+        __syncthreads(); // all warps are done with this tile, whose memory is the next one's
+    }
+    for (int row = 0; row < 2; row++) {
+        int t = first + threadIdx.x % WARP / 4 + row * 8;
+        sum[row] = quad_sum(sum[row]);
+        factor[row] = 1.0f / sum[row];
+        if (threadIdx.x % 4 == 0 && t < T) stats[head.stats + t] = max[row] * scale + logf(sum[row]);
+    }
+    rows_store(out + head.out + (size_t)first * C, o, factor, C, T - first);
+}
+
+// ---- backward: the formulas are attention.cuh's ----
+constexpr int BACKWARD_ROWS = 32; // of a tile: 64 would not leave registers for dk, dv, P and dS
+constexpr int BACKWARD_TILE = BACKWARD_ROWS * TILE_STRIDE;
+// A stage has two tiles, k and v or q and dout, and with queries their stats and delta.
+constexpr int BACKWARD_STAGE = 2 * BACKWARD_TILE + 2 * BACKWARD_ROWS * sizeof(float) / sizeof(floatX);
+
+// dq. Grid (heads, tiles of queries), those with the most keys first.
+__global__ void __launch_bounds__(TENSOR_CORE_MOST_THREADS)
+attention_dq_tensor_cores_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* stats, const float* delta,
+                                 float scale, int T, int C, int NH) {
+    extern __shared__ int4 shared_memory[];
+    floatX* tiles = (floatX*)shared_memory;
+    int queries = blockDim.x / WARP * 16, block_first = (gridDim.y - 1 - blockIdx.y) * queries;
+    int first = block_first + threadIdx.x / WARP * 16, keys = min(T, block_first + queries);
+    int stride = 3 * C;
+    HeadOffset head = head_offset(blockIdx.x, T, C, NH, HEAD);
+    qkv += head.qkv;
+    auto stage_of = [&](int u) { return tiles + u / BACKWARD_ROWS % STAGES * BACKWARD_STAGE; };
+    auto fetch = [&](int u) { // keys from u on, and their values
+        if (u < keys) {
+            tile_fetch(stage_of(u), qkv + C + (size_t)u * stride, stride, BACKWARD_ROWS, T - u);
+            tile_fetch(stage_of(u) + BACKWARD_TILE, qkv + 2 * C + (size_t)u * stride, stride, BACKWARD_ROWS, T - u);
+        }
+        __pipeline_commit(); // of nothing, too, so that what is waited for can be counted
+    };
+    uint32_t q[HEAD_STEPS][4], d[HEAD_STEPS][4];
+    float dq[HEAD / 8][4] = {}, s[BACKWARD_ROWS / 8][4], dp[BACKWARD_ROWS / 8][4], lse2[2] = {}, row_delta[2] = {};
+    rows_fetch(q, qkv + (size_t)first * stride, stride, T - first);
+    rows_fetch(d, dout + head.out + (size_t)first * C, C, T - first);
+    for (int row = 0; row < 2; row++) {
+        int t = first + threadIdx.x % WARP / 4 + row * 8;
+        if (t < T) lse2[row] = stats[head.stats + t] * LOG2_E;
+        if (t < T) row_delta[row] = delta[head.stats + t];
+    }
+    fetch(0);
+    for (int u = 0; u < keys; u += BACKWARD_ROWS) {
+        const floatX *k = stage_of(u), *v = k + BACKWARD_TILE;
+        fetch(u + BACKWARD_ROWS);
+        __pipeline_wait_prior(1); // this thread's part of this tile is there
+        __syncthreads();          // and all others'
+        if (u < first + 16) {     // else this warp's queries see none of these keys
+            tile_scores(s, q, k);
+            tile_scores(dp, d, v);
+            if (u + BACKWARD_ROWS > first) mask_later_keys(s, first - u);
+            #pragma unroll
+            for (int i = 0; i < BACKWARD_ROWS / 8 * 4; i++) { // s = dS
+                int row = i / 2 % 2;
+                float p = power_of_2(fmaf(s[i / 4][i % 4], scale * LOG2_E, -lse2[row]));
+                s[i / 4][i % 4] = p * (dp[i / 4][i % 4] - row_delta[row]);
+            }
+            tile_add(dq, s, k);
+        }
+        __syncthreads(); // all warps are done with this tile, whose memory is the next one's
+    }
+    const float factor[2] = { scale, scale };
+    rows_store(dqkv + head.qkv + (size_t)first * stride, dq, factor, stride, T - first);
+}
+
+// What a warp has of its 16 keys.
+struct KeyRows {
+    uint32_t k[HEAD_STEPS][4], v[HEAD_STEPS][4]; // left operands
+    float dk[HEAD / 8][4], dv[HEAD / 8][4];      // sums so far, dk not scaled
+};
+__device__ inline KeyRows key_rows_begin(const floatX* qkv, int first, int T, int C) { // qkv: of this head
+    int stride = 3 * C;
+    KeyRows w = {};
+    rows_fetch(w.k, qkv + C + (size_t)first * stride, stride, T - first);
+    rows_fetch(w.v, qkv + 2 * C + (size_t)first * stride, stride, T - first);
+    return w;
+}
+__device__ inline void key_rows_store(floatX* dqkv, const KeyRows& w, float scale, int first, int T, int C) {
+    int stride = 3 * C;
+    const float factor[2] = { scale, scale }, one[2] = { 1, 1 };
+    rows_store(dqkv + C + (size_t)first * stride, w.dk, factor, stride, T - first);
+    rows_store(dqkv + 2 * C + (size_t)first * stride, w.dv, one, stride, T - first);
+}
+// A stage of queries from t on: q, dout, stats and delta of this head. Queries are across, so each lane needs many rows' stats.
+__device__ inline void queries_fetch(floatX* stage, const floatX* qkv, const floatX* dout, const float* stats, const float* delta,
+                                     int t, int T, int C) {
+    if (t < T) {
+        tile_fetch(stage, qkv + (size_t)t * 3 * C, 3 * C, BACKWARD_ROWS, T - t);
+        tile_fetch(stage + BACKWARD_TILE, dout + t * (size_t)C, C, BACKWARD_ROWS, T - t);
+        float* columns = (float*)(stage + 2 * BACKWARD_TILE);
+        for (int i = threadIdx.x; i < 2 * BACKWARD_ROWS; i += blockDim.x) {
+            int query = t + i % BACKWARD_ROWS;
+            const float* src = (i < BACKWARD_ROWS ? stats : delta) + min(query, T - 1);
+            __pipeline_memcpy_async(columns + i, src, sizeof(float), query < T ? 0 : sizeof(float));
+        }
+    }
+    __pipeline_commit(); // of nothing, too, so that what is waited for can be counted
+}
+// w.dk and w.dv += what a stage's queries give; ds = their dS, transposed as everything here: (16 keys, queries).
+// before: how far this warp's first key lies behind the stage's first query.
+__device__ inline void key_rows_add(KeyRows& w, float (&ds)[BACKWARD_ROWS / 8][4], const floatX* stage, float scale, int before) {
+    const floatX *q = stage, *d = q + BACKWARD_TILE;
+    const float *lse = (const float*)(d + BACKWARD_TILE), *delta = lse + BACKWARD_ROWS;
+    float p[BACKWARD_ROWS / 8][4];
+    int lane = threadIdx.x % WARP;
+    tile_scores(p, w.k, q);
+    tile_scores(ds, w.v, d);
+    #pragma unroll
+    for (int i = 0; i < BACKWARD_ROWS / 8 * 4; i++) {
+        int key = lane / 4 + i / 2 % 2 * 8, query = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        float e = power_of_2(fmaf(p[i / 4][i % 4], scale * LOG2_E, -lse[query] * LOG2_E));
+        p[i / 4][i % 4] = key + before <= query ? e : 0.0f; // from T on q and dout are 0, so whatever P is adds nothing
+        ds[i / 4][i % 4] = p[i / 4][i % 4] * (ds[i / 4][i % 4] - delta[query]);
+    }
+    tile_add(w.dv, p, d);
+    tile_add(w.dk, ds, q);
+}
+// dk and dv. Grid (heads, tiles of keys), those with the most queries first.
+__global__ void __launch_bounds__(TENSOR_CORE_MOST_THREADS)
+attention_dkv_tensor_cores_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* stats, const float* delta,
+                                  float scale, int T, int C, int NH) {
+    extern __shared__ int4 shared_memory[];
+    floatX* stages = (floatX*)shared_memory;
+    int keys = blockDim.x / WARP * 16, block_first = blockIdx.y * keys, first = block_first + threadIdx.x / WARP * 16;
+    HeadOffset head = head_offset(blockIdx.x, T, C, NH, HEAD);
+    qkv += head.qkv; dout += head.out; stats += head.stats; delta += head.stats;
+    auto stage_of = [&](int t) { return stages + (t - block_first) / BACKWARD_ROWS % STAGES * BACKWARD_STAGE; };
+    float ds[BACKWARD_ROWS / 8][4];
+    KeyRows w = key_rows_begin(qkv, first, T, C);
+    queries_fetch(stage_of(block_first), qkv, dout, stats, delta, block_first, T, C);
+    for (int t = block_first; t < T; t += BACKWARD_ROWS) {
+        queries_fetch(stage_of(t + BACKWARD_ROWS), qkv, dout, stats, delta, t + BACKWARD_ROWS, T, C);
+        __pipeline_wait_prior(1); // this thread's part of this stage is there
+        __syncthreads();          // and all others'
+        if (t + BACKWARD_ROWS > first) key_rows_add(w, ds, stage_of(t), scale, first - t); // else none sees this warp's keys
+        __syncthreads(); // all warps are done with this stage, whose memory is the next one's
+    }
+    key_rows_store(dqkv + head.qkv, w, scale, first, T, C);
+}
+
+// ---- launches ----
+// a.HS is HEAD, arrays begin on 16 bytes; threads: whole warps, of 16 rows each. Shared memory is less than the 48 KB that every
+// kernel may have.
+template <int stages> static inline void attention_forward_tensor_cores(AttentionCall a, int threads) {
+    const size_t shared = stages * 2 * FORWARD_TILE * sizeof(floatX);
+    dim3 grid(a.B * a.NH, (unsigned)ceil_div(a.T, threads / WARP * 16));
+    attention_forward_tensor_cores_kernel<stages><<<grid, threads, shared, compute_stream>>>(
+        a.result, a.stats, a.qkv, 1.0f / sqrtf((float)a.HS), a.T, a.C, a.NH);
+    check_launch("attention_forward");
+}
+static inline void attention_backward_tensor_cores(AttentionCall a, int threads) {
+    const size_t shared = STAGES * BACKWARD_STAGE * sizeof(floatX);
+    const float *delta = attention_delta(a), scale = 1.0f / sqrtf((float)a.HS);
+    dim3 grid(a.B * a.NH, (unsigned)ceil_div(a.T, threads / WARP * 16));
+    attention_dq_tensor_cores_kernel<<<grid, threads, shared, compute_stream>>>(
+        a.result, a.dout, a.qkv, a.stats, delta, scale, a.T, a.C, a.NH);
+    check_launch("attention_backward, dq");
+    attention_dkv_tensor_cores_kernel<<<grid, threads, shared, compute_stream>>>(
+        a.result, a.dout, a.qkv, a.stats, delta, scale, a.T, a.C, a.NH);
+    check_launch("attention_backward, dk and dv");
+}
+static inline void attention_tensor_cores(AttentionCall a) {
+    if (a.dout == NULL) attention_forward_tensor_cores<STAGES>(a, TENSOR_CORE_THREADS);
+    else attention_backward_tensor_cores(a, TENSOR_CORE_THREADS);
+}
+#endif
