@@ -1,6 +1,6 @@
 /*
-layernorm_backward.c - layernorm's gradients in several ways. With n = (inp - mean) * rstd and g = dout * w, in each of N rows of C
-channels
+layernorm_backward.c - layernorm's gradients in several ways. With n = (inp - mean) * rstd and g = dout * w, in each of N rows
+of C channels
 
     dinp += rstd * (g - mean(g) - n * mean(g * n))     sums along a row
     dw   += sum over rows of dout * n                  sums down the columns
@@ -123,9 +123,9 @@ static void layernorm_backward_2_strips(Problem* p) {
 
 // ---- 3: one pass, sums by atomics ----
 // While a row is in the cache it gives its part of dw and db as well; the others' additions cannot come between the load and the
-// store of an atomic one. But an atomic addition costs as much as dozens of others even if nobody else wants the number, there are
-// two for each element, none of it is a vector, and the cache lines of dw and db travel from core to core. Who comes first
-// decides the last bits, which differ from run to run.
+// store of an atomic one. But an atomic addition costs as much as dozens of others even if nobody else wants the number,
+// there are two for each element, none of it is a vector, and the cache lines of dw and db travel from core to core. Who comes
+// first decides the last bits, which differ from run to run.
 static void layernorm_backward_3_atomics(Problem* p) {
     #pragma omp parallel for schedule(static)
     for (int i = 0; i < p->N; i++) {
@@ -170,7 +170,7 @@ static void layernorm_backward_5_llmc(Problem* p) {
 // One chain down a column of N = 8192 is off by about sqrt(N) = 90 roundings of what it has come to; pieces of 64 by few.
 static const Variant variants[] = {
     { "layernorm_backward_1_naive", "a pass along rows, another down columns", layernorm_backward_1_naive, 256 },
-    { "layernorm_backward_2_strips", "both along rows, the other in strips of columns: vectors", layernorm_backward_2_strips, 256 },
+    { "layernorm_backward_2_strips", "both along rows, one of them in strips: vectors", layernorm_backward_2_strips, 256 },
     { "layernorm_backward_3_atomics", "one pass, atomics for sums over rows", layernorm_backward_3_atomics, 256 },
     { "layernorm_backward_4_copies", "one pass, a dw and db for each thread, added up", layernorm_backward_4_copies, 256 },
     { "layernorm_backward_5_llmc", "one pass, a dw and db for each piece of the rows", layernorm_backward_5_llmc, 64 },

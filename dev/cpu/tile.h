@@ -1,6 +1,6 @@
 /*
-tile.h - a tile of a matrix product in registers, for matmul.c and the two files of its gradients. out (rows,cols) += a b, where
-a (rows,terms) may lie either way, and b (terms,cols) has been copied by tiles: TILE_COLS columns, all terms of them, then the next.
+tile.h - a tile of a matrix product in registers, for matmul.c and the two files of its gradients: out (rows,cols) += a b, where
+a (rows,terms) may lie either way, and b (terms,cols) has been copied by tiles, TILE_COLS columns with all their terms at a time.
 */
 #ifndef DEV_CPU_TILE_H
 #define DEV_CPU_TILE_H

@@ -1,0 +1,162 @@
+/*
+matmul_backward_input.c - the gradient of a linear layer's input, in several ways. forward: out (N,OC) = inp (N,C) w^T + bias,
+with w (OC,C). So
+
+    dinp (N,C) = dout (N,OC) w (OC,C)      sums over OC
+
+The arithmetic is forward's, on arrays of the same size; what differs is how w lies. Forward multiplied its rows with rows of inp;
+here the sum goes down its columns, while a row of w is what a row of dinp gets a multiple of. So the steps of matmul.c come in
+another order of merit: what helped there most is worth little here, and what needed a copy of w there needs none.
+*/
+#include "tile.h"
+
+struct Problem { int N, C, OC; float *dout, *w, *dinp, *packed; }; // packed (packed_floats(C,OC)): a copy of w by tiles
+
+static void make(Problem* p, Shape s) {
+    p->N = s.rows;
+    p->OC = s.cols;
+    p->C = s.depth;
+    size_t N = (size_t)p->N, C = (size_t)p->C, OC = (size_t)p->OC;
+    layers_init((LayerShapes){ 1, p->N, p->C, 1, 1 });
+    p->dout = random_floats(N * OC, 0, 1);
+    p->w = random_floats(OC * C, 0, 0.02f);
+    p->packed = floats(packed_floats(C, OC));
+    Output* dinp = output("dinp", N * C);
+    p->dinp = dinp->x;
+    #pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < N; i++) {
+        double* want = dinp->want + i * C;
+        for (size_t c = 0; c < C; c++) want[c] = 0;
+        for (size_t o = 0; o < OC; o++) {
+            double d = (double)p->dout[i * OC + o];
+            const float* w = p->w + o * C;
+            #pragma omp simd
+            for (size_t c = 0; c < C; c++) want[c] += d * (double)w[c];
+        }
+    }
+}
+static double work(const Problem* p) { return 2.0 * p->N * p->C * p->OC; }
+
+// ---- 1: the formula as it is printed ----
+// Three loops, and the sum a chain, as in forward. In addition each step jumps over C numbers of w: for one number of a cache
+// line the whole line comes, from a cache far enough away to hold all of w.
+static void matmul_backward_input_1_naive(Problem* p) {
+    size_t C = (size_t)p->C, OC = (size_t)p->OC;
+    #pragma omp parallel for schedule(static)
+    for (int i = 0; i < p->N; i++) {
+        for (size_t c = 0; c < C; c++) {
+            float sum = 0;
+            for (size_t o = 0; o < OC; o++) sum += p->dout[(size_t)i * OC + o] * p->w[o * C + c];
+            p->dinp[(size_t)i * C + c] = sum;
+        }
+    }
+}
+
+// ---- 2: the sum may be in any order ----
+// The words that made forward ten times as fast. They break the chain, but a vector of w has to be gathered from as many cache
+// lines as it has numbers, and it was these that 1 waited for.
+static void matmul_backward_input_2_simd(Problem* p) {
+    size_t C = (size_t)p->C, OC = (size_t)p->OC;
+    #pragma omp parallel for schedule(static)
+    for (int i = 0; i < p->N; i++) {
+        const float* dout = p->dout + (size_t)i * OC;
+        for (size_t c = 0; c < C; c++) {
+            const float* w = p->w + c;
+            float sum = 0;
+            #pragma omp simd reduction(+:sum)
+            for (size_t o = 0; o < OC; o++) sum = fused_multiply_add(dout[o], w[o * C], sum);
+            p->dinp[(size_t)i * C + c] = sum;
+        }
+    }
+}
+
+// ---- 3: the loop over the sum outside ----
+// A row of dinp gets a row of w for each number of dout: everything along memory, no copy of w (forward had to turn it for this),
+// and the row of dinp, 3 KB, stays in the nearest cache. What remains is a load and a store for each multiplication, and all
+// of w goes by for every row.
+static void matmul_backward_input_3_order(Problem* p) {
+    size_t C = (size_t)p->C, OC = (size_t)p->OC;
+    #pragma omp parallel for schedule(static)
+    for (int i = 0; i < p->N; i++) {
+        float* dinp = p->dinp + (size_t)i * C;
+        memset(dinp, 0, C * sizeof(float));
+        for (size_t o = 0; o < OC; o++) {
+            float d = p->dout[(size_t)i * OC + o];
+            const float* w = p->w + o * C;
+            #pragma omp simd
+            for (size_t c = 0; c < C; c++) dinp[c] = fused_multiply_add(d, w[c], dinp[c]);
+        }
+    }
+}
+
+// ---- 4: blocks of 8 rows and 8 terms ----
+// 8 rows of w, which the nearest cache holds, for 8 rows of dinp: w comes from afar an eighth as often. And each piece of dinp
+// that is loaded gets all 8 multiples before it is stored, so the loads of w are nearly all that is left. Either alone gains
+// little, since 3 waits for both.
+enum { BLOCK = 8 };
+// dinp (C) += dout (terms) times w (terms,C). "restrict": else a store to dinp might change dout, which would be loaded anew.
+static inline void add_terms(float* restrict dinp, const float* dout, const float* w, int terms, size_t C) {
+    #pragma omp simd
+    for (size_t c = 0; c < C; c++) {
+        float sum = dinp[c];
+        for (int k = 0; k < terms; k++) sum = fused_multiply_add(dout[k], w[(size_t)k * C + c], sum);
+        dinp[c] = sum;
+    }
+}
+static void matmul_backward_input_4_blocks(Problem* p) {
+    size_t C = (size_t)p->C, OC = (size_t)p->OC;
+    #pragma omp parallel for schedule(static)
+    for (int first = 0; first < p->N; first += BLOCK) {
+        int last = int_min(first + BLOCK, p->N);
+        memset(p->dinp + (size_t)first * C, 0, (size_t)(last - first) * C * sizeof(float));
+        for (int o = 0; o < p->OC; o += BLOCK) {
+            const float* w = p->w + (size_t)o * C;
+            for (int i = first; i < last; i++) {
+                float *dinp = p->dinp + (size_t)i * C, *dout = p->dout + (size_t)i * OC + o;
+                if (o + BLOCK <= p->OC) add_terms(dinp, dout, w, BLOCK, C); // a number that the compiler knows
+                else add_terms(dinp, dout, w, p->OC - o, C);
+            }
+        }
+    }
+}
+
+// ---- 5: a tile of dinp in registers ----
+// As in forward: 6 rows by 2 vectors, 12 multiplications for 8 numbers or vectors that are loaded. w is copied here, too, but as
+// it lies: only so that what a tile reads, one piece of each of its rows, is together.
+static void matmul_backward_input_5_tiles(Problem* p) {
+    size_t C = (size_t)p->C, OC = (size_t)p->OC;
+    TileProduct product = { p->dinp, p->N, p->C, p->OC, p->dout, OC, 1, p->packed };
+    pack(p->packed, p->w, OC, C);
+    #pragma omp parallel for collapse(2) schedule(static)
+    for (int first = 0; first < p->N; first += BLOCK_ROWS) {
+        for (int c = 0; c < p->C; c += TILE_COLS) {
+            size_t bytes = (size_t)int_min(TILE_COLS, p->C - c) * sizeof(float);
+            int last = int_min(first + BLOCK_ROWS, p->N);
+            for (int i = first; i < last; i++) memset(p->dinp + (size_t)i * C + c, 0, bytes);
+            add_tile_column(product, first, last, c);
+        }
+    }
+}
+
+// ---- 6: llmc/'s ----
+// oneDNN's sgemm, which each thread calls for its own tile of dinp. It is the bar.
+static void matmul_backward_input_6_llmc(Problem* p) { matmul_backward_input(p->dinp, p->dout, p->w, p->N, p->C, p->OC); }
+
+// A sum of OC = 3072 terms in one chain is off by about sqrt(OC) = 55 roundings of what it has come to.
+static const Variant variants[] = {
+    { "matmul_backward_input_1_naive", "three loops, a sum as one chain", matmul_backward_input_1_naive, 128 },
+    { "matmul_backward_input_2_simd", "the sum in any order: vectors, but gathered", matmul_backward_input_2_simd, 128 },
+    { "matmul_backward_input_3_order", "the loop over the sum outside", matmul_backward_input_3_order, 128 },
+    { "matmul_backward_input_4_blocks", "the same in blocks of 8 rows and 8 terms", matmul_backward_input_4_blocks, 128 },
+    { "matmul_backward_input_5_tiles", "6 rows by 2 vectors of dinp in registers", matmul_backward_input_5_tiles, 128 },
+    { "matmul_backward_input_6_llmc", "oneDNN's sgemm", matmul_backward_input_6_llmc, 128 },
+};
+int main(int argc, char** argv) {
+    Problem p;
+    Operation op = {
+        .name = "matmul_backward_input", .shape_means = "rows are tokens, cols outputs, depth inputs",
+        .usual = { 512, 3072, 768 }, .small = { 11, 72, 264 }, .is_arithmetic = true,
+        .work = work, .make = make, .variants = variants, .count = COUNT(variants),
+    };
+    return run_variants(argc, argv, &op, &p);
+}
