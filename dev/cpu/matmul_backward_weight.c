@@ -1,0 +1,175 @@
+/*
+matmul_backward_weight.c - the gradients of a linear layer's parameters, in several ways. forward: out (N,OC) = inp (N,C) w^T +
+bias, with w (OC,C). So
+
+    dw (OC,C)  += dout^T (OC,N) inp (N,C)      sums over the N tokens
+    dbias (OC) += the column sums of dout
+
+Everywhere else threads share the tokens. Here tokens are what is summed over: whoever has a token has a part of every result.
+Either each thread has a dw of its own, or threads share the rows of dw instead. Another thing is new, the +=. A step of several
+micro-batches adds their gradients up; since a sum has to begin with something, it may begin with what is there. All of these add
+(GRAD_ADD); for the first micro-batch of a step llmc/ is told GRAD_SET and begins with 0, so that nobody has to clear dw.
+*/
+#include "tile.h"
+
+struct Problem {
+    int N, C, OC;
+    float *dout, *inp, *dw, *dbias;
+    float *copies, *bias_copies; // (threads,OC,C) and (threads,OC)
+    float *packed;               // (packed_floats(C,N)): a copy of inp by tiles
+};
+
+static void make(Problem* p, Shape s) {
+    p->N = s.rows;
+    p->OC = s.cols;
+    p->C = s.depth;
+    size_t N = (size_t)p->N, C = (size_t)p->C, OC = (size_t)p->OC, threads = (size_t)omp_get_max_threads();
+    layers_init((LayerShapes){ 1, p->N, p->C, 1, 1 });
+    p->dout = random_floats(N * OC, 0, 1);
+    p->inp = random_floats(N * C, 0, 1);
+    p->copies = floats(threads * OC * C);
+    p->bias_copies = floats(threads * OC);
+    p->packed = floats(packed_floats(C, N));
+    Output *dw = output_added_to("dw", OC * C), *dbias = output_added_to("dbias", OC);
+    p->dw = dw->x;
+    p->dbias = dbias->x;
+    #pragma omp parallel for schedule(static)
+    for (size_t o = 0; o < OC; o++) {
+        for (size_t i = 0; i < N; i++) {
+            double d = (double)p->dout[i * OC + o], *want = dw->want + o * C;
+            const float* x = p->inp + i * C;
+            #pragma omp simd
+            for (size_t c = 0; c < C; c++) want[c] += d * (double)x[c];
+            dbias->want[o] += d;
+        }
+    }
+}
+static double work(const Problem* p) { return 2.0 * p->N * p->C * p->OC; }
+
+// ---- 1: the formulas as they are printed ----
+// Every sum is a chain, and both of its operands jump, dout by OC numbers and inp by C: two cache lines come for two numbers.
+// Whoever has a row of dw has an element of dbias as well.
+static void matmul_backward_weight_1_naive(Problem* p) {
+    size_t C = (size_t)p->C, OC = (size_t)p->OC, N = (size_t)p->N;
+    #pragma omp parallel for schedule(static)
+    for (size_t o = 0; o < OC; o++) {
+        for (size_t c = 0; c < C; c++) {
+            float sum = 0;
+            for (size_t i = 0; i < N; i++) sum += p->dout[i * OC + o] * p->inp[i * C + c];
+            p->dw[o * C + c] += sum;
+        }
+        float sum = 0;
+        for (size_t i = 0; i < N; i++) sum += p->dout[i * OC + o];
+        p->dbias[o] += sum;
+    }
+}
+
+// ---- 2: threads share the tokens ----
+// As in forward. The loop over the sum is outside, so everything goes along memory: a token adds a multiple of its inp to each
+// row of dw, for which each thread has a dw of its own, else two would add to one number at a time. But a dw for each thread has
+// to be cleared, and added up at the end: memory, and time, that grow with the threads. And all of a dw, more than the nearer
+// caches hold, goes by for every token.
+// dw (C) += d inp (C)
+static inline void add_scaled(float* dw, float d, const float* inp, size_t C) {
+    #pragma omp simd
+    for (size_t c = 0; c < C; c++) dw[c] = fused_multiply_add(d, inp[c], dw[c]);
+}
+static void matmul_backward_weight_2_copies(Problem* p) {
+    size_t C = (size_t)p->C, OC = (size_t)p->OC, threads = (size_t)omp_get_max_threads();
+    device_zero(p->copies, threads * OC * C * sizeof(float));
+    device_zero(p->bias_copies, threads * OC * sizeof(float));
+    #pragma omp parallel for schedule(static)
+    for (int i = 0; i < p->N; i++) {
+        size_t thread = (size_t)omp_get_thread_num();
+        float *dw = p->copies + thread * OC * C, *dbias = p->bias_copies + thread * OC;
+        const float *dout = p->dout + (size_t)i * OC, *inp = p->inp + (size_t)i * C;
+        for (size_t o = 0; o < OC; o++) {
+            add_scaled(dw + o * C, dout[o], inp, C);
+            dbias[o] += dout[o];
+        }
+    }
+    add_up(p->dw, p->copies, (int)threads, OC * C);
+    add_up(p->dbias, p->bias_copies, (int)threads, OC);
+}
+
+// ---- 3: threads share the rows of dw ----
+// A thread goes through all tokens, but adds only to its own rows: no copies, and what is added to is dw itself, which is the
+// whole of "accumulating". Each thread reads all of inp, which is small, and its own columns of dout. The order of a sum is that
+// of the tokens, so any number of threads finds the same bits.
+static void matmul_backward_weight_3_owners(Problem* p) {
+    size_t C = (size_t)p->C, OC = (size_t)p->OC;
+    #pragma omp parallel
+    {
+        size_t thread = (size_t)omp_get_thread_num(), threads = (size_t)omp_get_num_threads();
+        size_t begin = OC * thread / threads, end = OC * (thread + 1) / threads;
+        for (int i = 0; i < p->N; i++) {
+            const float *dout = p->dout + (size_t)i * OC, *inp = p->inp + (size_t)i * C;
+            for (size_t o = begin; o < end; o++) {
+                add_scaled(p->dw + o * C, dout[o], inp, C);
+                p->dbias[o] += dout[o];
+            }
+        }
+    }
+}
+
+// ---- 4: the loops turned ----
+// A row of dw, 3 KB, stays in the nearest cache while all tokens add to it; inp goes by instead, which is smaller than dw. The
+// bias is its own loop now: along rows of dout in strips of columns, so that neighbours are added to neighbours.
+static void add_bias(Problem* p) {
+    const size_t strip = 256;
+    size_t OC = (size_t)p->OC;
+    #pragma omp parallel for schedule(static)
+    for (size_t begin = 0; begin < OC; begin += strip) {
+        size_t end = size_min(begin + strip, OC);
+        for (int i = 0; i < p->N; i++) {
+            const float* dout = p->dout + (size_t)i * OC;
+            #pragma omp simd
+            for (size_t o = begin; o < end; o++) p->dbias[o] += dout[o];
+        }
+    }
+}
+static void matmul_backward_weight_4_rows(Problem* p) {
+    size_t C = (size_t)p->C, OC = (size_t)p->OC;
+    #pragma omp parallel for schedule(static)
+    for (size_t o = 0; o < OC; o++)
+        for (int i = 0; i < p->N; i++) add_scaled(p->dw + o * C, p->dout[(size_t)i * OC + o], p->inp + (size_t)i * C, C);
+    add_bias(p);
+}
+
+// ---- 5: a tile of dw in registers ----
+// As in forward, but nothing has to be put into dw first: a tile begins as what is there. dout is read as it lies, the 6 numbers
+// of a term side by side and the next term's a row on; a copy that is turned costs what it gains.
+static void matmul_backward_weight_5_tiles(Problem* p) {
+    TileProduct product = { p->dw, p->OC, p->C, p->N, p->dout, 1, (size_t)p->OC, p->packed };
+    pack(p->packed, p->inp, (size_t)p->N, (size_t)p->C);
+    #pragma omp parallel for collapse(2) schedule(static)
+    for (int first = 0; first < p->OC; first += BLOCK_ROWS)
+        for (int c = 0; c < p->C; c += TILE_COLS) add_tile_column(product, first, int_min(first + BLOCK_ROWS, p->OC), c);
+    add_bias(p);
+}
+
+// ---- 6: llmc/'s ----
+// oneDNN's sgemm, which each thread calls for its own tile of dw, with beta = 1: it begins with what is there, too. The bias in
+// strips, as in 4, with sums of 64 rows each first, which makes the errors smaller.
+static void matmul_backward_weight_6_llmc(Problem* p) {
+    matmul_backward_weight(p->dw, p->dbias, p->dout, p->inp, p->N, p->C, p->OC, GRAD_ADD);
+}
+
+// A sum of N = 512 terms in one chain is off by about sqrt(N) = 23 roundings of what it has come to.
+static const Variant variants[] = {
+    { "matmul_backward_weight_1_naive", "three loops, a sum as one chain", matmul_backward_weight_1_naive, 64 },
+    { "matmul_backward_weight_2_copies", "threads share tokens, each with its own dw", matmul_backward_weight_2_copies, 64 },
+    { "matmul_backward_weight_3_owners", "threads share the rows of dw", matmul_backward_weight_3_owners, 64 },
+    { "matmul_backward_weight_4_rows", "a row of dw stays while all tokens go by", matmul_backward_weight_4_rows, 64 },
+    { "matmul_backward_weight_5_tiles", "6 rows by 2 vectors of dw in registers", matmul_backward_weight_5_tiles, 64 },
+    { "matmul_backward_weight_6_llmc", "oneDNN's sgemm", matmul_backward_weight_6_llmc, 64 },
+};
+int main(int argc, char** argv) {
+    Problem p;
+    Operation op = {
+        .name = "matmul_backward_weight", .shape_means = "rows are tokens, cols outputs, depth inputs",
+        .usual = { 512, 3072, 768 }, .small = { 11, 72, 264 }, .is_arithmetic = true,
+        .work = work, .make = make, .variants = variants, .count = COUNT(variants),
+    };
+    return run_variants(argc, argv, &op, &p);
+}
