@@ -9,8 +9,7 @@ and of the other dimension x, x+16, x+32, ...; so a row of scores belongs to 16 
 
 Backward is two kernels, one over queries for dq, one over keys for dk and dv. Scores are made twice, 7 tile products
 instead of 5, and in return every sum has one owner and one order: no atomics, equal bits from run to run.
-This is the version for every precision, every head size and every alignment, and the one to read first;
-attention_tensor_cores.cuh does the same with what 16 bits allow.
+It takes every precision, head size and alignment, and is to be read first; attention_tensor_cores.cuh uses what 16 bits allow.
 */
 #ifndef LLMC_CUDA_ATTENTION_CUH
 #define LLMC_CUDA_ATTENTION_CUH
