@@ -49,6 +49,7 @@ done
 # More tiles than there is room for in shared memory at a time; heads of a size that is not 64.
 other_shapes_of_attention() {
     odd_shape_right "$work/attention_forward" --rows 131 --cols 64 --variant prefetch &&
+        odd_shape_right "$work/attention_forward" --rows 300 --cols 64 --variant hopper &&
         odd_shape_right "$work/attention_backward" --rows 67 --cols 64 --variant tensor &&
         odd_shape_right "$work/attention_backward" --rows 67 --cols 64 --variant atomics || return 1
     local direction

@@ -8,6 +8,7 @@ and half of T T such pairs. Inputs and outputs are next to nothing beside that; 
 arithmetic that is not a tensor core's. (T of 1024 is short: what is around the products counts, too. Try --rows 8192.)
 */
 #include "attention_common.cuh"
+#include "attention_hopper.cuh"
 
 struct Problem {
     int B, T, C, NH, HS;
@@ -193,10 +194,19 @@ static bool attention_forward_6_prefetch(Problem& p, int threads) {
     return true;
 }
 
-// ---- 7: the library ----
-// cuDNN, through llmc/'s graph of plain operations. On Hopper it has what 6 lacks: products of 64 rows that read shared memory
-// themselves (wgmma), copies by one thread (TMA), and warps that take turns, one at its exponentials while another multiplies.
-static bool attention_forward_7_cudnn(Problem& p, int) {
+// ---- 7: Hopper's own instructions ----
+// Before every product of 6 stand instructions that fetch its operands, by each warp for its 16 queries. Here four warps
+// together multiply 64 queries by a tile where it lies (wgmma), and one thread has it come there (TMA). attention_hopper.cuh
+// has the kernel.
+static bool attention_forward_7_hopper(Problem& p, int) {
+    p.rounded = true;
+    return attention_forward_hopper(call_of(p));
+}
+
+// ---- 8: the library ----
+// cuDNN, through llmc/'s graph of plain operations. On Hopper it has what 7 lacks: warpgroups that take turns, one at its
+// exponentials while another multiplies.
+static bool attention_forward_8_cudnn(Problem& p, int) {
     if (!attention_state.cudnn) return false;
     attention_forward(p.out.gpu, p.stats.gpu, p.qkv.gpu, p.B, p.T, p.C, p.NH);
     p.rounded = true;
@@ -210,7 +220,8 @@ static const Variant<Problem> variants[] = {
     { "attention_forward_4_tiles", "tiles in shared memory: llmc/'s own in fp32", attention_forward_4_tiles },
     { "attention_forward_5_tensor_cores", "tensor cores, scores stay in registers", attention_forward_5_tensor_cores },
     { "attention_forward_6_prefetch", "the same, the next tile on its way: llmc/'s in 16 bits", attention_forward_6_prefetch },
-    { "attention_forward_7_cudnn", "cuDNN", attention_forward_7_cudnn, true },
+    { "attention_forward_7_hopper", "Hopper's own: tiles by TMA, products by wgmma", attention_forward_7_hopper, true },
+    { "attention_forward_8_cudnn", "cuDNN", attention_forward_8_cudnn, true },
 };
 int main(int argc, char** argv) {
     return run_variants(argc, argv, "attention_forward", SHAPE_MEANS, { 1024, 768 }, { 70, 128 }, variants);

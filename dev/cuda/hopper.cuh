@@ -5,11 +5,12 @@ without one. They are for that GPU alone, so nvcc has to be told: arch=compute_9
 mbarrier  A barrier in shared memory (8 bytes) that threads arrive at, and that can be told to expect bytes, too. A *phase* is
           complete once all arrivals and all bytes have come; the next begins at once. Who waits names the parity of the phase,
           0 for the first, 1 for the second, and so on in turns: that of the phase before the one under way is past already.
-TMA       One thread asks for a box of a matrix; the copy engine finds the addresses, puts zeros where the box reaches out of the
-          matrix, and tells an mbarrier how many bytes it has brought.
+TMA       One thread asks for a box of a matrix, or of one of several that lie one behind the other; the copy engine finds the
+          addresses, puts zeros where the box reaches out of the matrix, and tells an mbarrier how many bytes it has brought.
 wgmma     Four warps multiply 64 x 16 by 16 x n, n up to 256, straight from shared memory, and go on: the sums are theirs again
           after wgmma_wait. Of row 16 w + l/4 (w: the warp of the four, l: the lane) d[0] and d[1] are columns 2 (l%4) and one
-          more, d[2] and d[3] the same of the row 8 further; d[4] to d[7] the same 8 columns further, and so on.
+          more, d[2] and d[3] the same of the row 8 further; d[4] to d[7] the same 8 columns further, and so on. The left
+          operand may be in registers instead: what mma's fragment a is of 16 rows, by each warp for its own.
 
 Shared memory has 32 banks of 4 bytes, so of a tile with rows of 128 bytes a column lies in one bank. *Swizzled*, the eight
 16-byte pieces of a row change places, in another way in each of 8 rows: piece p of row r is where p ^ r would be. TMA writes
@@ -52,21 +53,29 @@ __device__ inline void mbarrier_wait(uint64_t* barrier, unsigned parity) {
 }
 
 // ---- TMA ----
-// By one thread: the box whose first element is x of row y comes to `tile`, and its bytes are told to the barrier. The map has
-// to be a __grid_constant__ parameter of the kernel.
+// By one thread: the box whose first element is x of row y, in matrix z where there are several, comes to `tile`, and its bytes
+// are told to the barrier. The map has to be a __grid_constant__ parameter of the kernel.
 __device__ inline void tma_load(void* tile, const CUtensorMap* map, int x, int y, uint64_t* barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
                  :: "r"(shared_address(tile)), "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier)) : "memory");
 }
+__device__ inline void tma_load(void* tile, const CUtensorMap* map, int x, int y, int z, uint64_t* barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
+                 :: "r"(shared_address(tile)), "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)) : "memory");
+}
 
 // ---- wgmma ----
-// Before the first one, and whenever the sums' registers have been used by anything else.
+// Before the first one, and whenever its registers, sums or left operand, have been used by anything else.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 // For the compiler, which takes sums for known as soon as wgmma is asked for: what uses them stays before or behind this. Belongs
 // before the first wgmma_fence and after the last wgmma_wait.
 template <int n> __device__ inline void wgmma_settle(float (&d)[n]) {
     #pragma unroll
     for (int i = 0; i < n; i++) asm volatile("" : "+f"(d[i]) :: "memory");
+}
+// A left operand: what makes it stays before this, and so before the wgmma_fence that follows. It is wgmma's until wgmma_wait.
+__device__ inline void wgmma_settle(uint32_t (&a)[4]) {
+    asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3]) :: "memory");
 }
 // Makes a group of all that was asked for since the last one.
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -93,8 +102,21 @@ template <typename T, bool a_transposed, bool b_transposed> __device__ inline vo
     if constexpr (std::is_same<T, __half>::value) WGMMA_N128("f16");
     else WGMMA_N128("bf16");
 }
+// d (64,64) += a (64,16) b (16,64), a in registers.
+#define WGMMA_N64(type) \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type \
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
+                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}," \
+                 " {%32, %33, %34, %35}, %36, 1, 1, 1, %37;" \
+                 : EIGHT_SUMS(0), EIGHT_SUMS(8), EIGHT_SUMS(16), EIGHT_SUMS(24) \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"((int)b_transposed))
+template <typename T, bool b_transposed> __device__ inline void wgmma(float (&d)[32], uint32_t (&a)[4], uint64_t b) {
+    if constexpr (std::is_same<T, __half>::value) WGMMA_N64("f16");
+    else WGMMA_N64("bf16");
+}
 #undef EIGHT_SUMS
 #undef WGMMA_N128
+#undef WGMMA_N64
 
 // How many registers each of a warpgroup's threads has from now on; more wait until others have given some back.
 template <int registers> __device__ inline void take_registers() {
@@ -122,8 +144,9 @@ static bool gpu_is_hopper() {
     return major == 9 && minor == 0;
 }
 // What tma_load reads: boxes of box_rows rows of 64 elements (128 bytes, swizzled) of x (rows,cols), whose rows are whole
-// pieces of 16 bytes. cuTensorMapEncodeTiled is the driver's, which programs are not linked with: the runtime finds it.
-static CUtensorMap tile_map(const floatX* x, int rows, int cols, unsigned box_rows) {
+// pieces of 16 bytes. With `matrices`, x (matrices,rows,cols): a box has rows of one matrix, and zeros past its last one.
+// cuTensorMapEncodeTiled is the driver's, which programs are not linked with: the runtime finds it.
+static CUtensorMap tile_map(const floatX* x, int rows, int cols, unsigned box_rows, int matrices = 0) {
     static decltype(cuTensorMapEncodeTiled)* encode;
     if (encode == NULL) {
         const char* name = "cuTensorMapEncodeTiled";
@@ -134,9 +157,10 @@ static CUtensorMap tile_map(const floatX* x, int rows, int cols, unsigned box_ro
     CUtensorMap map;
     bool fp16 = std::is_same<TensorElement, __half>::value;
     CUtensorMapDataType type = fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    cuuint64_t sizes[] = { (cuuint64_t)cols, (cuuint64_t)rows }, pitch = (cuuint64_t)cols * sizeof(floatX); // the innermost first
-    cuuint32_t box[] = { 64, box_rows }, steps[] = { 1, 1 };
-    CUresult result = encode(&map, type, 2, (void*)x, sizes, &pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+    cuuint64_t sizes[] = { (cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)matrices }; // the innermost first
+    cuuint64_t pitch = cols * sizeof(floatX), pitches[] = { pitch, rows * pitch };
+    cuuint32_t box[] = { 64, box_rows, 1 }, steps[] = { 1, 1, 1 }, rank = matrices ? 3 : 2;
+    CUresult result = encode(&map, type, rank, (void*)x, sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     require(result == CUDA_SUCCESS, "cuTensorMapEncodeTiled refuses a matrix of %d x %d (error %d)", rows, cols, (int)result);
     return map;
