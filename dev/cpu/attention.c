@@ -6,46 +6,24 @@ There are 4 HS operations for each pair of a query and a key that it sees, which
 matrix of scores, (T,T) for each head, is more than all else together. Whether it must exist is one question; the other is that
 of matmul.c, how to keep the processor's vectors busy.
 */
-#include "variants.h"
+#include "attention_common.h"
 
-struct Problem { int T, C, NH, HS; float *qkv, *out, *stats, *scores; }; // stats (NH,T), scores (threads,T,T)
-
-static const float *query(const Problem* p, int h, int t) { return p->qkv + (size_t)t * 3 * p->C + (size_t)h * p->HS; }
-static const float *key(const Problem* p, int h, int t) { return query(p, h, t) + p->C; }
-static const float *value(const Problem* p, int h, int t) { return query(p, h, t) + 2 * p->C; }
-static float *result(const Problem* p, int h, int t) { return p->out + (size_t)t * p->C + (size_t)h * p->HS; }
-
-// Row t of a head in double. p (T) is scratch.
-static void row_in_double(double* want, const Problem* p, int h, int t, double* e) {
-    double max = -INFINITY, sum = 0;
-    for (int u = 0; u <= t; u++) {
-        e[u] = 0;
-        for (int i = 0; i < p->HS; i++) e[u] += (double)query(p, h, t)[i] * (double)key(p, h, u)[i];
-        e[u] /= sqrt(p->HS);
-        max = fmax(max, e[u]);
-    }
-    for (int u = 0; u <= t; u++) sum += e[u] = exp(e[u] - max);
-    for (int i = 0; i < p->HS; i++) want[i] = 0;
-    for (int u = 0; u <= t; u++)
-        for (int i = 0; i < p->HS; i++) want[i] += e[u] / sum * (double)value(p, h, u)[i];
-}
 static void make(Problem* p, Shape s) {
-    p->T = s.rows;
-    p->C = s.cols;
-    p->HS = p->C % 64 == 0 ? 64 : p->C; // a single head where channels are no whole heads
-    p->NH = p->C / p->HS;
+    make_heads(p, s);
     size_t T = (size_t)p->T, C = (size_t)p->C;
-    layers_init((LayerShapes){ 1, p->T, p->C, p->NH, 1 });
-    p->qkv = random_floats(T * 3 * C, 0, 1);
-    p->stats = floats((size_t)p->NH * T);
-    p->scores = floats((size_t)omp_get_max_threads() * T * T);
     double* scratch = (double*)allocate((size_t)omp_get_max_threads() * T * sizeof(double));
     Output* out = output("out", T * C);
     p->out = out->x;
     #pragma omp parallel for collapse(2) schedule(dynamic, 16)
-    for (int h = 0; h < p->NH; h++)
-        for (int t = 0; t < p->T; t++)
-            row_in_double(out->want + (size_t)t * C + (size_t)h * p->HS, p, h, t, scratch + (size_t)omp_get_thread_num() * T);
+    for (int h = 0; h < p->NH; h++) {
+        for (int t = 0; t < p->T; t++) {
+            double *e = scratch + (size_t)omp_get_thread_num() * T, *want = out->want + (size_t)t * C + (size_t)(h * p->HS);
+            softmax_in_double(e, p, h, t);
+            for (int i = 0; i < p->HS; i++) want[i] = 0;
+            for (int u = 0; u <= t; u++)
+                for (int i = 0; i < p->HS; i++) want[i] += e[u] * (double)value(p, h, u)[i];
+        }
+    }
 }
 static double work(const Problem* p) { return 2.0 * p->T * (p->T + 1.0) * p->C; }
 
@@ -77,29 +55,19 @@ static void naive_head(const Problem* p, int h, float* scores) {
 }
 static void attention_1_naive(Problem* p) {
     #pragma omp parallel for schedule(dynamic)
-    for (int h = 0; h < p->NH; h++) naive_head(p, h, p->scores + (size_t)omp_get_thread_num() * p->T * p->T);
+    for (int h = 0; h < p->NH; h++) naive_head(p, h, scratch_of_thread(p));
 }
 
 // ---- 2: a query at a time ----
 // A query's row of scores is all that it needs: T numbers, which the nearest cache holds. The loops are turned so that the inner
 // ones go along memory, and may be vectors: dot products in any order, exponentials from llmc/cpu/math.h, and v's rows added to
 // the result one by one.
-static inline float dot(const float* a, const float* b, int n) {
-    float sum = 0;
-    #pragma omp simd reduction(+:sum)
-    for (int i = 0; i < n; i++) sum = fused_multiply_add(a[i], b[i], sum);
-    return sum;
-}
-static inline void add_scaled(float* x, float factor, const float* y, int n) {
-    #pragma omp simd
-    for (int i = 0; i < n; i++) x[i] = fused_multiply_add(factor, y[i], x[i]);
-}
 static void attention_2_rows(Problem* p) {
     float scale = 1.0f / sqrtf((float)p->HS);
     #pragma omp parallel for collapse(2) schedule(dynamic, 16)
     for (int h = 0; h < p->NH; h++) {
         for (int t = 0; t < p->T; t++) {
-            float *row = p->scores + (size_t)omp_get_thread_num() * p->T, *out = result(p, h, t), max = -INFINITY, sum = 0;
+            float *row = scratch_of_thread(p), *out = result(p, h, t), max = -INFINITY, sum = 0;
             for (int u = 0; u <= t; u++) row[u] = scale * dot(query(p, h, t), key(p, h, u), p->HS);
             #pragma omp simd reduction(max:max)
             for (int u = 0; u <= t; u++) max = row[u] > max ? row[u] : max;

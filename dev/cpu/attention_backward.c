@@ -1,0 +1,215 @@
+/*
+attention_backward.c - causal self-attention, backward, in several ways: dqkv (T,3C) from dout (T,C) and what forward left.
+
+forward, for query t of a head: S[u] = q[t].k[u] / sqrt(HS) over the keys u <= t, P = softmax(S), out[t] = sum of P[u] v[u]. So
+
+    dv[u] += P[u] dout[t]             dP[u] = dout[t].v[u]            D = sum over u of P[u] dP[u]
+    dS[u] = P[u] (dP[u] - D)          dq[t] = sum of dS[u] k[u] / sqrt(HS)     dk[u] += dS[u] q[t] / sqrt(HS)
+
+There are four products of 2 HS operations for each pair of a query and a key that it sees, which are what is counted. Two
+questions come to those of attention.c. Whether forward keeps P, (T,T) for each head, or backward makes it again, which is a fifth
+product and not credited. And who owns what: dq is a sum over the keys, dk and dv are sums over the queries.
+*/
+#include "attention_common.h"
+
+static float* dquery(const Problem* p, int h, int t) { return p->dqkv + (size_t)t * 3 * p->C + (size_t)h * p->HS; }
+static float* dkey(const Problem* p, int h, int t) { return dquery(p, h, t) + p->C; }
+static float* dvalue(const Problem* p, int h, int t) { return dquery(p, h, t) + 2 * p->C; }
+static const float* dresult(const Problem* p, int h, int t) { return p->dout + (size_t)t * p->C + (size_t)h * p->HS; }
+static float* P_row(const Problem* p, int h, int t) { return p->P + ((size_t)h * (size_t)p->T + (size_t)t) * (size_t)p->T; }
+static float* log_sum(const Problem* p, int h, int t) { return p->stats + (size_t)h * p->T + t; }
+
+// One query in double: out, stats and P, which forward would have left, and its part of want (T,3C). e, dp (T) are scratch.
+static void query_in_double(const Problem* p, double* want, double* e, double* dp, int h, int t) {
+    size_t row = 3 * (size_t)p->C, C = (size_t)p->C;
+    double D = 0, *dq = want + (size_t)t * row + (size_t)(h * p->HS), lse = softmax_in_double(e, p, h, t);
+    *log_sum(p, h, t) = (float)lse;
+    for (int u = 0; u <= t; u++) {
+        P_row(p, h, t)[u] = (float)e[u];
+        dp[u] = dot_in_double(dresult(p, h, t), value(p, h, u), p->HS);
+        D += e[u] * dp[u];
+    }
+    for (int i = 0; i < p->HS; i++) {
+        double out = 0;
+        for (int u = 0; u <= t; u++) out += e[u] * (double)value(p, h, u)[i];
+        result(p, h, t)[i] = (float)out;
+    }
+    for (int u = 0; u <= t; u++) {
+        double ds = e[u] * (dp[u] - D) / sqrt(p->HS), *dk = want + (size_t)u * row + (size_t)(h * p->HS) + C;
+        for (int i = 0; i < p->HS; i++) {
+            dq[i] += ds * (double)key(p, h, u)[i];
+            dk[i] += ds * (double)query(p, h, t)[i];
+            dk[C + (size_t)i] += e[u] * (double)dresult(p, h, t)[i]; // dv
+        }
+    }
+}
+static void make(Problem* p, Shape s) {
+    make_heads(p, s);
+    size_t T = (size_t)p->T, C = (size_t)p->C;
+    p->out = floats(T * C);
+    p->dout = random_floats(T * C, 0, 1);
+    p->P = floats((size_t)p->NH * T * T);
+    p->D = floats((size_t)p->NH * T);
+    double* scratch = (double*)allocate((size_t)omp_get_max_threads() * 2 * T * sizeof(double));
+    Output* dqkv = output("dqkv", T * 3 * C);
+    p->dqkv = dqkv->x;
+    for (size_t i = 0; i < dqkv->n; i++) dqkv->want[i] = 0;
+    #pragma omp parallel for schedule(dynamic)
+    for (int h = 0; h < p->NH; h++) {
+        double* e = scratch + (size_t)omp_get_thread_num() * 2 * T;
+        for (int t = 0; t < p->T; t++) query_in_double(p, dqkv->want, e, e + T, h, t);
+    }
+}
+static double work(const Problem* p) { return 4.0 * p->T * (p->T + 1.0) * p->C; }
+static float scale_of(const Problem* p) { return 1.0f / sqrtf((float)p->HS); }
+
+// ---- 1: the formulas as they are printed ----
+// A loop for each, over the matrix that forward has stored and another one. Every sum is one chain; for dk and dv it goes down
+// the columns of both matrices, T numbers a step.
+static void naive_head(const Problem* p, int h, float* ds) {
+    int T = p->T, HS = p->HS;
+    for (int t = 0; t < T; t++) {
+        float *row = ds + (size_t)t * T, *P = P_row(p, h, t), D = 0;
+        for (int u = 0; u <= t; u++) {
+            float dp = 0;
+            for (int i = 0; i < HS; i++) dp += dresult(p, h, t)[i] * value(p, h, u)[i];
+            row[u] = dp;
+        }
+        for (int u = 0; u <= t; u++) D += P[u] * row[u];
+        for (int u = 0; u <= t; u++) row[u] = P[u] * (row[u] - D) * scale_of(p);
+    }
+    for (int t = 0; t < T; t++) {
+        for (int i = 0; i < HS; i++) {
+            float dq = 0, dk = 0, dv = 0;
+            for (int u = 0; u <= t; u++) dq += ds[(size_t)t * T + u] * key(p, h, u)[i];
+            for (int later = t; later < T; later++) dk += ds[(size_t)later * T + t] * query(p, h, later)[i];
+            for (int later = t; later < T; later++) dv += P_row(p, h, later)[t] * dresult(p, h, later)[i];
+            dquery(p, h, t)[i] = dq;
+            dkey(p, h, t)[i] = dk;
+            dvalue(p, h, t)[i] = dv;
+        }
+    }
+}
+static void attention_backward_1_naive(Problem* p) {
+    #pragma omp parallel for schedule(dynamic)
+    for (int h = 0; h < p->NH; h++) naive_head(p, h, scratch_of_thread(p));
+}
+
+// ---- 2: a query at a time ----
+// A query's row of dS is all that is needed at a time. Its parts of dk and dv are added to their rows as they come, and with the
+// loops this way round everything goes along memory and may be vectors. Queries of a head add to the same dk and dv, so a
+// head is one thread's: fewer heads than cores leave cores idle. P still comes from memory, megabytes for each head.
+static void attention_backward_2_rows(Problem* p) {
+    int HS = p->HS;
+    float scale = scale_of(p);
+    #pragma omp parallel for schedule(dynamic)
+    for (int h = 0; h < p->NH; h++) {
+        float* dp = scratch_of_thread(p);
+        for (int t = 0; t < p->T; t++) {
+            const float* P = P_row(p, h, t);
+            float D = 0, *rows[] = { dquery(p, h, t), dkey(p, h, t), dvalue(p, h, t) };
+            for (int k = 0; k < 3; k++) memset(rows[k], 0, (size_t)HS * sizeof(float)); // no earlier query sees this key
+            for (int u = 0; u <= t; u++) dp[u] = dot(dresult(p, h, t), value(p, h, u), HS);
+            for (int u = 0; u <= t; u++) D += P[u] * dp[u];
+            for (int u = 0; u <= t; u++) {
+                float ds = P[u] * (dp[u] - D) * scale;
+                add_scaled(dquery(p, h, t), ds, key(p, h, u), HS);
+                add_scaled(dkey(p, h, u), ds, query(p, h, t), HS);
+                add_scaled(dvalue(p, h, u), P[u], dresult(p, h, t), HS);
+            }
+        }
+    }
+}
+
+// ---- 3: the probabilities made again ----
+// From q, k and one number for each row, the log of its sum: P[u] = exp(S[u] - stats[t]). Forward stores no matrix, which is
+// what lets a long context be trained at all; it costs a fifth product and the exponentials. And D = dout[t].out[t], since
+// the sum over u of P[u] (dout[t].v[u]) is dout[t] times the sum of P[u] v[u].
+static void attention_backward_3_again(Problem* p) {
+    int HS = p->HS;
+    float scale = scale_of(p);
+    #pragma omp parallel for schedule(dynamic)
+    for (int h = 0; h < p->NH; h++) {
+        float* P = scratch_of_thread(p);
+        for (int t = 0; t < p->T; t++) {
+            float D = dot(dresult(p, h, t), result(p, h, t), HS), lse = *log_sum(p, h, t);
+            float* rows[] = { dquery(p, h, t), dkey(p, h, t), dvalue(p, h, t) };
+            for (int k = 0; k < 3; k++) memset(rows[k], 0, (size_t)HS * sizeof(float));
+            for (int u = 0; u <= t; u++) P[u] = scale * dot(query(p, h, t), key(p, h, u), HS);
+            #pragma omp simd
+            for (int u = 0; u <= t; u++) P[u] = exp_f32(P[u] - lse);
+            for (int u = 0; u <= t; u++) {
+                float ds = P[u] * (dot(dresult(p, h, t), value(p, h, u), HS) - D) * scale;
+                add_scaled(dquery(p, h, t), ds, key(p, h, u), HS);
+                add_scaled(dkey(p, h, u), ds, query(p, h, t), HS);
+                add_scaled(dvalue(p, h, u), P[u], dresult(p, h, t), HS);
+            }
+        }
+    }
+}
+
+// ---- 4: who owns a row makes it ----
+// Two passes: a query adds up its dq, and a key, going through the queries that see it, its dk and dv. Nobody adds to what is
+// another's, so any thread may have any row of any head: enough work for every core even if there is a single head. For that
+// the scores and dP are made twice, seven products instead of five. It is how a GPU does it that must not use atomics.
+static void query_pass(Problem* p, int h, int t, float* P) {
+    int HS = p->HS;
+    float scale = scale_of(p), lse = *log_sum(p, h, t), D = dot(dresult(p, h, t), result(p, h, t), HS), *dq = dquery(p, h, t);
+    p->D[(size_t)h * p->T + t] = D;
+    memset(dq, 0, (size_t)HS * sizeof(float));
+    for (int u = 0; u <= t; u++) P[u] = scale * dot(query(p, h, t), key(p, h, u), HS);
+    #pragma omp simd
+    for (int u = 0; u <= t; u++) P[u] = exp_f32(P[u] - lse);
+    for (int u = 0; u <= t; u++)
+        add_scaled(dq, P[u] * (dot(dresult(p, h, t), value(p, h, u), HS) - D) * scale, key(p, h, u), HS);
+}
+static void key_pass(Problem* p, int h, int u, float* P) {
+    int HS = p->HS, T = p->T;
+    const float *lse = log_sum(p, h, 0), *D = p->D + (size_t)h * T;
+    float scale = scale_of(p), *dk = dkey(p, h, u), *dv = dvalue(p, h, u);
+    memset(dk, 0, (size_t)HS * sizeof(float));
+    memset(dv, 0, (size_t)HS * sizeof(float));
+    for (int t = u; t < T; t++) P[t] = scale * dot(query(p, h, t), key(p, h, u), HS);
+    #pragma omp simd
+    for (int t = u; t < T; t++) P[t] = exp_f32(P[t] - lse[t]);
+    for (int t = u; t < T; t++) {
+        add_scaled(dk, P[t] * (dot(dresult(p, h, t), value(p, h, u), HS) - D[t]) * scale, query(p, h, t), HS);
+        add_scaled(dv, P[t], dresult(p, h, t), HS);
+    }
+}
+static void attention_backward_4_owners(Problem* p) {
+    #pragma omp parallel
+    {
+        #pragma omp for collapse(2) schedule(dynamic, 16)
+        for (int h = 0; h < p->NH; h++)
+            for (int t = 0; t < p->T; t++) query_pass(p, h, t, scratch_of_thread(p));
+        #pragma omp for collapse(2) schedule(dynamic, 16)
+        for (int h = 0; h < p->NH; h++)
+            for (int u = 0; u < p->T; u++) key_pass(p, h, u, scratch_of_thread(p));
+    }
+}
+
+// ---- 5: llmc/'s ----
+// As 3, with 64 queries at a time, as in forward: all five products are oneDNN's, the two for dk and dv with beta = 1, which adds
+// a block of queries to the blocks before it. A head is one thread's.
+static void attention_backward_5_llmc(Problem* p) {
+    attention_backward(p->dqkv, p->dout, p->qkv, p->out, p->stats, 1, p->T, p->C, p->NH);
+}
+
+// dS is off by some roundings of dP, a sum of HS = 64 terms, and of D; the sums over T = 1024 of it by sqrt(T) = 32 more.
+static const Variant variants[] = {
+    { "attention_backward_1_naive", "the (T,T) matrix from forward, a loop for each formula", attention_backward_1_naive, 64 },
+    { "attention_backward_2_rows", "a query at a time: vectors", attention_backward_2_rows, 64 },
+    { "attention_backward_3_again", "no matrix: the probabilities made again", attention_backward_3_again, 64 },
+    { "attention_backward_4_owners", "who owns a row makes it: the same twice", attention_backward_4_owners, 64 },
+    { "attention_backward_5_llmc", "64 queries at a time, products by oneDNN", attention_backward_5_llmc, 64 },
+};
+int main(int argc, char** argv) {
+    Problem p;
+    Operation op = {
+        .name = "attention_backward", .shape_means = "rows are tokens of one sequence, cols channels",
+        .usual = { 1024, 768, 0 }, .small = { 77, 128, 0 }, .is_arithmetic = true,
+        .work = work, .make = make, .variants = variants, .count = COUNT(variants),
+    };
+    return run_variants(argc, argv, &op, &p);
+}
