@@ -45,7 +45,8 @@ for build in plain asan tsan; do
     check "$build: correct twins are clean, and calls answer as CUDA's, under several seeds" clean_under_seeds $build
 done
 [ -n "${with:-}" ] || skip "cuBLASLt's calls" "its header is not here"
-for mistake in missing_wait event_too_early legacy_stream reused_early read_early not_written; do
+for mistake in missing_wait event_too_early legacy_stream reused_early read_early not_written \
+    not_launched old_argument graph_not_waited_for; do
     check "$mistake is a wrong number" wrong_under_seeds $mistake
 done
 check "overwritten is a wrong number under some seeds" wrong_under_some_seeds overwritten

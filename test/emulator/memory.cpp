@@ -101,6 +101,7 @@ static cudaError_t allocate(Call& call, void** p, size_t bytes) {
     if (!p) return call.fail(cudaErrorInvalidValue, "the pointer to the result is NULL");
     *p = nullptr;
     if (!bytes) return cudaSuccess;
+    if (cudaError_t error = refuse_in_capture(call)) return error;
     if (bytes > memory_limit() - in_use) return remember(cudaErrorMemoryAllocation);
     char* memory = take(bytes);
     if (!memory) return call.fail(cudaErrorMemoryAllocation, "no addresses are left, for none is given twice");
@@ -117,6 +118,7 @@ static cudaError_t allocate_pinned(Call& call, void** p, size_t bytes) {
     if (!p) return call.fail(cudaErrorInvalidValue, "the pointer to the result is NULL");
     *p = nullptr;
     if (!bytes) return cudaSuccess;
+    if (cudaError_t error = refuse_in_capture(call)) return error;
     if (posix_memalign(p, 256, bytes)) return remember(cudaErrorMemoryAllocation);
     memset(*p, 0xff, bytes);
     pinned[(char*)*p] = bytes;
@@ -128,6 +130,7 @@ static cudaError_t forget(Call& call, Blocks& blocks, const void* p, const char*
     auto block = blocks.find((const char*)p);
     if (block == blocks.end()) return call.fail(cudaErrorInvalidValue, "%p is not the beginning of %s", p, what);
     *bytes = block->second;
+    if (cudaError_t error = refuse_in_capture(call)) return error;
     cudaError_t error = wait_for_all(call);
     blocks.erase((const char*)p);
     return error;

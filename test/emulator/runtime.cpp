@@ -96,27 +96,28 @@ static cudaError_t check_copy(Call& call, const Side& dst, const Side& src, size
 // takes a copy at once, or waits with the caller until it is written. `blocking`: cudaMemcpy, which waits for pinned memory, too.
 static cudaError_t copy(Call& call, void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream,
                         bool blocking) {
-    if (call.error) return call.error;
-    CUstream_st* s = find_stream(stream);
-    if (!s) return call.fail(cudaErrorInvalidResourceHandle, "%p is no stream, or was destroyed", (void*)stream);
+    CUstream_st* s = stream_for_work(call, stream);
+    if (!s) return call.error;
     if (!bytes) return cudaSuccess;
     Side dst = {(char*)to, find_block(to)}, src = {(const char*)from, find_block(from)};
     if (cudaError_t error = check_copy(call, dst, src, bytes, kind)) return error;
-    if (dst.block.where == Where::DEVICE && src.block.where == Where::HOST) {
+    bool device_only = dst.block.where == Where::DEVICE && src.block.where == Where::DEVICE;
+    bool ordinary = dst.block.where == Where::HOST || src.block.where == Where::HOST;
+    bool at_once = dst.block.where == Where::DEVICE && src.block.where == Where::HOST;
+    if (blocking || (ordinary && (captures(s) || !at_once)))
+        if (cudaError_t error = refuse_in_capture(call, s)) return error;
+    if (at_once) {
         std::vector<char> staged(src.p, src.p + bytes);
         push(s, call.name, [=] { memcpy(to, staged.data(), bytes); });
         return cudaSuccess;
     }
-    if (dst.block.where == Where::PINNED) memset(to, 0xff, bytes);
+    if (dst.block.where == Where::PINNED && !captures(s)) memset(to, 0xff, bytes);
     Position done = push(s, call.name, [=] { memcpy(to, from, bytes); });
-    bool device_only = dst.block.where == Where::DEVICE && src.block.where == Where::DEVICE;
-    bool ordinary = dst.block.where == Where::HOST || src.block.where == Where::HOST;
     return ordinary || (blocking && !device_only) ? wait_for(call, done) : cudaSuccess;
 }
 static cudaError_t fill(Call& call, void* p, int value, size_t bytes, cudaStream_t stream) {
-    if (call.error) return call.error;
-    CUstream_st* s = find_stream(stream);
-    if (!s) return call.fail(cudaErrorInvalidResourceHandle, "%p is no stream, or was destroyed", (void*)stream);
+    CUstream_st* s = stream_for_work(call, stream);
+    if (!s) return call.error;
     if (!bytes) return cudaSuccess;
     Side dst = {(char*)p, find_block(p)};
     if (dst.block.where == Where::HOST || !reaches(dst, bytes))
@@ -163,6 +164,14 @@ static const struct { cudaError_t code; const char *name, *text; } errors[] = {
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
     {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
+    {cudaErrorIllegalState, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
+     "operation failed due to a previous error during capture"},
+    {cudaErrorStreamCaptureIsolation, "cudaErrorStreamCaptureIsolation",
+     "dependency created on uncaptured work in another stream"},
+    {cudaErrorStreamCaptureWrongThread, "cudaErrorStreamCaptureWrongThread",
+     "attempt to terminate a thread-local capture sequence from another thread"},
 };
 } // namespace emulator
 

@@ -48,6 +48,10 @@ void close_memory(void);
 // --- streams.cpp ---
 struct Position { CUstream_st* stream; uint64_t number; };      // number: works of the stream, counted since it was made
 CUstream_st* find_stream(cudaStream_t handle);                  // NULL if it was never made, or destroyed
+CUstream_st* stream_for_work(Call& call, cudaStream_t handle);  // NULL, and call.error, if it can be asked for nothing
+bool captures(const CUstream_st* stream);                       // what it is asked becomes a graph and does not run
+// For what waits for a stream or allocates. Refused while that stream captures, or this thread any: then the capture is spoilt.
+cudaError_t refuse_in_capture(Call& call, const CUstream_st* waited_for = nullptr);
 Position push(CUstream_st* stream, const char* name, std::function<void()> work); // where its queue ends now
 cudaError_t wait_for(Call& call, Position until);
 cudaError_t wait_for_all(Call& call);

@@ -12,6 +12,7 @@ twin without it, and the line that must be named, where a line can be, ends in "
 #include <functional>
 #include <thread>
 #include <vector>
+#include "runtime.h" // emulator::enqueue_when, by which NCCL's stand-in asks for work
 #ifdef WITH_CUBLASLT
 #include <cublasLt.h>
 #endif
@@ -126,6 +127,167 @@ static void check_ordinary_memory() { // is copied at once
     fill<<<1, N, 0, one>>>(x, 7);
     ok(cudaMemcpyAsync(ordinary.data(), x, N * sizeof *x, cudaMemcpyDeviceToHost, one));
     expect("a copy to ordinary memory", ordinary[N - 1], 7);
+}
+
+// --- graphs: what a stream was asked while it captured, in that order, whenever and only when the graph is launched ---
+static void begin(void) { ok(cudaStreamBeginCapture(one, cudaStreamCaptureModeThreadLocal)); }
+static cudaGraphExec_t end(void) {
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    ok(cudaStreamEndCapture(one, &graph));
+    ok(cudaGraphInstantiate(&executable, graph, 0));
+    ok(cudaGraphDestroy(graph));
+    return executable;
+}
+static void set_all(float* x, float value) {
+    fill<<<1, N, 0, one>>>(x, value);
+    ok(cudaStreamSynchronize(one));
+}
+template <bool bug> static void not_launched() { // a capture runs nothing
+    set_all(x, 1);
+    begin();
+    fill<<<1, N, 0, one>>>(x, 2);
+    cudaGraphExec_t graph = end();
+    if (!bug) ok(cudaGraphLaunch(graph, one));
+    expect("what was captured", first_of(x, one), 2);
+    ok(cudaGraphExecDestroy(graph));
+}
+template <bool bug> static void old_argument() { // a kernel keeps the arguments that it was captured with
+    float value = bug ? 3 : 4;
+    begin();
+    fill<<<1, N, 0, one>>>(x, value);
+    value = 4;
+    cudaGraphExec_t graph = end();
+    ok(cudaGraphLaunch(graph, one));
+    expect("an argument that changed since", first_of(x, one), value);
+    ok(cudaGraphExecDestroy(graph));
+}
+template <bool bug> static void graph_not_waited_for() { // a launch is work like any other
+    cudaEvent_t written;
+    ok(cudaEventCreate(&written));
+    set_all(x, 1);
+    begin();
+    fill<<<1, N, 0, one>>>(x, 6);
+    cudaGraphExec_t graph = end();
+    ok(cudaGraphLaunch(graph, one));
+    ok(cudaEventRecord(written, one));
+    if (!bug) ok(cudaStreamWaitEvent(other, written));
+    expect("what a graph wrote on another stream", first_of(x, other), 6);
+    ok(cudaGraphExecDestroy(graph));
+    ok(cudaEventDestroy(written));
+}
+static void check_graphs() {
+    set_all(y, 1);
+    *out = 1;
+    begin(); // y[0] = in, x = y + 1, y[1] = x[0], out = y[1], x[0] = 0, out = out + 1
+    ok(cudaMemcpyAsync(y, in, sizeof *y, cudaMemcpyHostToDevice, one));
+    add_one<<<1, N, 0, one>>>(x, y);
+    ok(cudaMemcpyAsync(y + 1, x, sizeof *y, cudaMemcpyDeviceToDevice, one));
+    ok(cudaMemcpyAsync(out, y + 1, sizeof *out, cudaMemcpyDeviceToHost, one));
+    ok(cudaMemsetAsync(x, 0, sizeof *x, one));
+    ok(cudaLaunchHostFunc(one, [](void* p) { ++*(float*)p; }, out));
+    cudaGraphExec_t graph = end();
+    ok(cudaStreamSynchronize(one));
+    expect("memory that a capture names", *out, 1);
+    for (int i = 0; i < 3; i++) {
+        *in = (float)(5 + i);
+        ok(cudaGraphLaunch(graph, one));
+        ok(cudaStreamSynchronize(one));
+        expect("a launch's number", *out, 7 + i);
+        expect("its kernel", first_of(x + 2, one), 2);
+        expect("its memset", first_of(x, one), 0);
+    }
+    ok(cudaGraphExecDestroy(graph));
+
+    set_all(x, 0); // a graph does not run twice at a time, whatever the streams
+    begin();
+    add_one<<<1, N, 0, one>>>(y, x);
+    add_one<<<1, N, 0, one>>>(x, y);
+    graph = end();
+    for (int i = 0; i < 20; i++) ok(cudaGraphLaunch(graph, i % 2 ? other : one));
+    ok(cudaGraphExecDestroy(graph));
+    ok(cudaDeviceSynchronize());
+    expect("launches on two streams", first_of(x, one), 40);
+}
+
+// What spoils a capture is refused, and so is all that follows; there is no graph, and the stream is what it was.
+static void expect_spoilt(const char* what, cudaError_t should, std::function<cudaError_t()> call) {
+    cudaGraph_t graph;
+    set_all(x, 1);
+    begin();
+    fill<<<1, N, 0, one>>>(x, 2);
+    expect_error(what, call(), should);
+    fill<<<1, N, 0, one>>>(x, 3);
+    expect_error("a launch in a spoilt capture", cudaPeekAtLastError(), cudaErrorStreamCaptureInvalidated);
+    expect_error("the end of it", cudaStreamEndCapture(one, &graph), cudaErrorStreamCaptureInvalidated);
+    expect("the graph of it", graph == nullptr, 1);
+    expect("what it left", first_of(x, one), 1);
+}
+static void check_captures() {
+    const cudaError_t unsupported = cudaErrorStreamCaptureUnsupported;
+    float ordinary;
+    void *p, *pinned, *unused;
+    cudaEvent_t event;
+    begin();
+    cudaGraphExec_t empty = end();
+    ok(cudaMalloc(&p, 8));
+    ok(cudaMallocHost(&pinned, 8));
+    ok(cudaEventCreate(&event));
+    ok(cudaEventRecord(event, one));
+    expect_spoilt("waiting for the stream", unsupported, [] { return cudaStreamSynchronize(one); });
+    expect_spoilt("asking it", unsupported, [] { return cudaStreamQuery(one); });
+    expect_spoilt("waiting for all", unsupported, [] { return cudaDeviceSynchronize(); });
+    expect_spoilt("waiting for an event", unsupported, [=] { return cudaEventSynchronize(event); });
+    expect_spoilt("asking it", unsupported, [=] { return cudaEventQuery(event); });
+    expect_spoilt("an event", unsupported, [=] { return cudaEventRecord(event, one); });
+    expect_spoilt("waiting there for an event", cudaErrorStreamCaptureIsolation, [=] { return cudaStreamWaitEvent(one, event); });
+    expect_spoilt("allocating", unsupported, [&] { return cudaMalloc(&unused, 8); });
+    expect_spoilt("allocating pinned memory", unsupported, [&] { return cudaMallocHost(&unused, 8); });
+    expect_spoilt("freeing", unsupported, [=] { return cudaFree(p); });
+    expect_spoilt("freeing pinned memory", unsupported, [=] { return cudaFreeHost(pinned); });
+    expect_spoilt("a copy that blocks", unsupported, [] { return cudaMemcpy(x, y, 4, cudaMemcpyDeviceToDevice); });
+    expect_spoilt("a copy of ordinary memory", unsupported,
+                  [&] { return cudaMemcpyAsync(x, &ordinary, 4, cudaMemcpyHostToDevice, one); });
+    expect_spoilt("a copy to ordinary memory elsewhere", unsupported,
+                  [&] { return cudaMemcpyAsync(&ordinary, x, 4, cudaMemcpyDeviceToHost, other); });
+    expect_spoilt("a collective", unsupported,
+                  [] { return emulator::enqueue_when(one, "a collective", [] { return true; }, [] {}); });
+    expect_spoilt("a graph in it", unsupported, [=] { return cudaGraphLaunch(empty, one); });
+    expect_spoilt("destroying the stream", unsupported, [] { return cudaStreamDestroy(one); });
+    expect_spoilt("another thread that waits for all", unsupported, [] {
+        cudaError_t error;
+        std::thread([&] { error = cudaDeviceSynchronize(); }).join();
+        return error ? cudaDeviceSynchronize() : error; // once more here, for cudaGetLastError is a thread's own
+    });
+
+    cudaGraph_t graph; // and what is allowed meanwhile
+    begin();
+    expect_error("beginning again", cudaStreamBeginCapture(one, cudaStreamCaptureModeThreadLocal), cudaErrorIllegalState);
+    fill<<<1, N, 0, other>>>(y, 5);
+    ordinary = 6;
+    ok(cudaMemcpyAsync(y + 1, &ordinary, sizeof ordinary, cudaMemcpyHostToDevice, other));
+    std::thread([] {
+        void* own;
+        cudaGraph_t none;
+        ok(cudaMalloc(&own, 8));
+        ok(cudaFree(own));
+        expect("another stream meanwhile", first_of(y + 1, other), 6);
+        expect_error("its end in another thread", cudaStreamEndCapture(one, &none), cudaErrorStreamCaptureWrongThread);
+    }).join();
+    fill<<<1, N, 0, one>>>(x, 7);
+    ok(cudaStreamEndCapture(one, &graph));
+    ok(cudaGraphDestroy(graph));
+
+    cudaGraphExec_t executable;
+    expect_error("no capture's end", cudaStreamEndCapture(one, &graph), cudaErrorIllegalState);
+    expect_error("the stream NULL", cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeThreadLocal), unsupported);
+    expect_error("a destroyed graph", cudaGraphInstantiate(&executable, graph, 0), cudaErrorInvalidValue);
+    expect_error("destroying it again", cudaGraphDestroy(graph), cudaErrorInvalidValue);
+    ok(cudaGraphExecDestroy(empty));
+    expect_error("a launch of what was destroyed", cudaGraphLaunch(empty, one), cudaErrorInvalidValue);
+    ok(cudaFree(p));
+    ok(cudaFreeHost(pinned));
+    ok(cudaEventDestroy(event));
 }
 
 // --- memory: the mistake ends the program, with the line of the host's code, or the launch's, or the kernel's ---
@@ -307,6 +469,14 @@ static void check_cublaslt() {
             double gelu = 0.5 * sum * (1 + tanh(0.7978845608028654 * (sum + 0.044715 * sum * sum * sum)));
             expect("its GELU", out[j * 8 + i], (float)gelu);
         }
+    set_all(y, 0);
+    begin();
+    expect("a product in a capture", Call()(), CUBLAS_STATUS_SUCCESS);
+    cudaGraphExec_t graph = end();
+    expect("what it has done", first_of(y, one), 0);
+    ok(cudaGraphLaunch(graph, one));
+    expect("what a launch of it does", first_of(y, one), 10); // 2 (-3 -2 -1 0 1) (-1 0 1 2 3)
+    ok(cudaGraphExecDestroy(graph));
     const cublasStatus_t invalid = CUBLAS_STATUS_INVALID_VALUE, unsupported = CUBLAS_STATUS_NOT_SUPPORTED;
     expect_refused("a leading dimension below the rows", invalid, [](Call& c) { c.lda = 4; });
     expect_refused("D's, too", invalid, [](Call& c) { c.ldd = 7; });
@@ -334,6 +504,7 @@ template <bool bug> static bool run(const char* wanted) {
 #define CHECK(name) if (is(#name)) name<bug>()
     CHECK(missing_wait); CHECK(event_too_early); CHECK(overwritten); CHECK(legacy_stream);
     CHECK(reused_early); CHECK(read_early); CHECK(not_written);
+    CHECK(not_launched); CHECK(old_argument); CHECK(graph_not_waited_for);
     CHECK(host_reads); CHECK(host_copies); CHECK(host_pointer); CHECK(freed); CHECK(freed_in_structure);
     CHECK(call_from_callback);
     return found;
@@ -350,6 +521,8 @@ int main(int argc, char** argv) {
         check_ordinary_memory();
         check_errors();
         check_threads();
+        check_graphs();
+        check_captures();
 #ifdef WITH_CUBLASLT
         check_cublaslt();
 #endif

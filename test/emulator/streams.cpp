@@ -4,6 +4,9 @@ then only what that wait needs, which is what came before on the stream and, whe
 before the event on the other. Among streams that could go on, CUDA_EMULATOR_SEED chooses. So where a wait is missing, the other
 stream's work has not run yet, or runs in another order under another seed.
 
+While a stream captures, what it is asked is kept in order and does not run: it becomes a graph, and each launch of the graph asks
+a stream for all of it.
+
 Read in this order: push, wait_for, run_one.
 */
 #include "runtime.h"
@@ -15,6 +18,7 @@ Read in this order: push, wait_for, run_one.
 #include <map>
 #include <memory>
 #include <set>
+#include <thread>
 #include <vector>
 
 namespace emulator {
@@ -30,12 +34,20 @@ struct Work {
 };
 } // namespace emulator
 using namespace emulator;
+struct CUgraph_st { std::vector<Work> works; }; // what a capture recorded
+struct CUgraphExec_st {
+    std::vector<Work> works;
+    std::shared_ptr<Recording> latest; // the end of its latest launch, or NULL
+};
 struct CUstream_st {
     std::deque<Work> queue;
     uint64_t issued, finished; // works, since it was made
     bool blocking;             // it and the stream NULL wait for one another
     bool busy;                 // its host function runs now, in some thread
     bool destroyed;
+    cudaGraph_t capture = nullptr; // what it has been asked since cudaStreamBeginCapture, owned; NULL: it does not capture
+    bool spoilt = false;           // by a mistake, for which there will be no graph
+    std::thread::id capturing = {}; // who began it
 };
 struct CUevent_st {
     std::shared_ptr<Recording> latest; // NULL until it is recorded
@@ -45,6 +57,8 @@ struct CUevent_st {
 namespace emulator {
 static std::vector<std::unique_ptr<CUstream_st>> streams; // never freed; the first is NULL, the legacy default stream
 static std::set<cudaEvent_t> events;
+static std::set<cudaGraph_t> graphs;
+static std::set<cudaGraphExec_t> executables;
 static std::condition_variable_any host_function_ended;
 
 static std::vector<std::unique_ptr<CUstream_st>>& all_streams(void) {
@@ -57,8 +71,38 @@ CUstream_st* find_stream(cudaStream_t handle) {
     return nullptr;
 }
 
+static cudaError_t no_stream(Call& call, cudaStream_t handle) {
+    return call.fail(cudaErrorInvalidResourceHandle, "%p is no stream, or was destroyed", (void*)handle);
+}
+
+// --- captures: CUDA Programming Guide, Prohibited and Unhandled Operations ---
+bool captures(const CUstream_st* s) { return s->capture; }
+static cudaError_t spoil(Call& call, CUstream_st* s, cudaError_t error, const char* why) {
+    s->spoilt = true;
+    return call.fail(error, "the stream captures: %s", why);
+}
+// Nothing that is captured will ever be done, so it cannot be waited for; and what else the thread waits for or allocates would be
+// done once, now, and not by the graph.
+cudaError_t refuse_in_capture(Call& call, const CUstream_st* waited_for) {
+    for (auto& s : streams)
+        if (s->capture && (s.get() == waited_for || s->capturing == std::this_thread::get_id()))
+            return spoil(call, s.get(), cudaErrorStreamCaptureUnsupported, "meanwhile nothing waits or allocates");
+    return cudaSuccess;
+}
+CUstream_st* stream_for_work(Call& call, cudaStream_t handle) {
+    if (call.error) return nullptr;
+    CUstream_st* s = find_stream(handle);
+    if (!s) call.error = no_stream(call, handle);
+    else if (s->spoilt) call.error = call.fail(cudaErrorStreamCaptureInvalidated, "the stream's capture is spoilt: end it first");
+    return call.error ? nullptr : s;
+}
+
 // --- asking for work ---
 static Position append(CUstream_st* s, Work work) {
+    if (s->capture) {
+        s->capture->works.push_back(std::move(work));
+        return {s, s->issued}; // nothing to wait for
+    }
     s->queue.push_back(std::move(work));
     return {s, ++s->issued};
 }
@@ -84,17 +128,19 @@ Position push(CUstream_st* s, const char* name, std::function<void()> work) {
 }
 cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()> work) {
     Call call(name);
-    if (call.error) return call.error;
-    CUstream_st* s = find_stream(stream);
-    if (!s) return call.fail(cudaErrorInvalidResourceHandle, "%p is no stream", (void*)stream);
+    CUstream_st* s = stream_for_work(call, stream);
+    if (!s) return call.error;
     push(s, name, std::move(work));
     return cudaSuccess;
 }
 cudaError_t enqueue_when(cudaStream_t stream, const char* name, std::function<bool()> ready, std::function<void()> work) {
-    cudaError_t error = enqueue(stream, name, std::move(work));
     Call call(name);
-    if (!error) find_stream(stream)->queue.back().ready = std::move(ready);
-    return error;
+    CUstream_st* s = stream_for_work(call, stream);
+    if (!s) return call.error;
+    if (s->capture) return spoil(call, s, cudaErrorStreamCaptureUnsupported, "collectives in a graph are not emulated");
+    push(s, name, std::move(work));
+    s->queue.back().ready = std::move(ready);
+    return cudaSuccess;
 }
 // CUDA_EMULATOR_FAULT=TEXT: the first kernel that has it in its name or in its launch's file fails with an illegal address.
 static bool plays_fault(const Configuration& c) {
@@ -226,11 +272,11 @@ static cudaError_t make_event(Call& call, cudaEvent_t* event, unsigned flags) {
     *event = *events.insert(new CUevent_st{nullptr, !(flags & cudaEventDisableTiming)}).first;
     return cudaSuccess;
 }
-static cudaError_t no_stream(Call& call, cudaStream_t stream) {
-    return call.fail(cudaErrorInvalidResourceHandle, "%p is no stream, or was destroyed", (void*)stream);
-}
 static cudaError_t no_event(Call& call, cudaEvent_t event) {
     return call.fail(cudaErrorInvalidResourceHandle, "%p is no event, or was destroyed", (void*)event);
+}
+static cudaError_t no_graph(Call& call, const void* graph) {
+    return call.fail(cudaErrorInvalidValue, "%p is no graph, or was destroyed", graph);
 }
 } // namespace emulator
 
@@ -252,39 +298,44 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) { // what it was asked is sti
     Call call;
     if (call.error) return call.error;
     if (!stream || !find_stream(stream)) return no_stream(call, stream);
+    if (stream->capture) return spoil(call, stream, cudaErrorStreamCaptureUnsupported, "end that before it is destroyed");
     stream->destroyed = true;
     return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     Call call;
-    if (call.error) return call.error;
-    CUstream_st* s = find_stream(stream);
-    return s ? wait_for(call, {s, s->issued}) : no_stream(call, stream);
+    CUstream_st* s = stream_for_work(call, stream);
+    if (!s) return call.error;
+    if (cudaError_t error = refuse_in_capture(call, s)) return error;
+    return wait_for(call, {s, s->issued});
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
     Call call;
-    if (call.error) return call.error;
-    CUstream_st* s = find_stream(stream);
-    return s ? query(call, {s, s->issued}) : no_stream(call, stream);
+    CUstream_st* s = stream_for_work(call, stream);
+    if (!s) return call.error;
+    if (cudaError_t error = refuse_in_capture(call, s)) return error;
+    return query(call, {s, s->issued});
 }
 cudaError_t cudaDeviceSynchronize(void) {
     Call call;
-    return call.error ? call.error : wait_for_all(call);
+    if (call.error) return call.error;
+    for (auto& s : all_streams())
+        if (cudaError_t error = refuse_in_capture(call, s.get())) return error;
+    return wait_for_all(call);
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
     Call call;
-    if (call.error) return call.error;
-    CUstream_st* s = find_stream(stream);
-    if (!s) return no_stream(call, stream);
+    CUstream_st* s = stream_for_work(call, stream);
+    if (!s) return call.error;
     if (!events.count(event)) return no_event(call, event);
+    if (s->capture) return spoil(call, s, cudaErrorStreamCaptureIsolation, "what the event stands for is no part of the graph");
     if (event->latest) wait_on_stream(s, event->latest); // an event that was never recorded is no obstacle
     return cudaSuccess;
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
     Call call;
-    if (call.error) return call.error;
-    CUstream_st* s = find_stream(stream);
-    if (!s) return no_stream(call, stream);
+    CUstream_st* s = stream_for_work(call, stream);
+    if (!s) return call.error;
     wait_for_legacy(s);
     append(s, Work{"a host function", [=] { function(data); }, nullptr, nullptr, true});
     return cudaSuccess;
@@ -307,10 +358,10 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) { // streams that wait for it st
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     Call call;
-    if (call.error) return call.error;
-    CUstream_st* s = find_stream(stream);
-    if (!s) return no_stream(call, stream);
+    CUstream_st* s = stream_for_work(call, stream);
+    if (!s) return call.error;
     if (!events.count(event)) return no_event(call, event);
+    if (s->capture) return spoil(call, s, cudaErrorStreamCaptureUnsupported, "events in a graph are not emulated");
     wait_for_legacy(s);
     event->latest = record(s);
     return cudaSuccess;
@@ -319,12 +370,14 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     Call call;
     if (call.error) return call.error;
     if (!events.count(event)) return no_event(call, event);
+    if (cudaError_t error = refuse_in_capture(call)) return error;
     return event->latest ? wait_for(call, event->latest->at) : cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     Call call;
     if (call.error) return call.error;
     if (!events.count(event)) return no_event(call, event);
+    if (cudaError_t error = refuse_in_capture(call)) return error;
     return event->latest ? query(call, event->latest->at) : cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
@@ -337,6 +390,67 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) 
     }
     if (!start->latest->done || !end->latest->done) return remember(cudaErrorNotReady);
     *ms = (float)(end->latest->ms - start->latest->ms);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+    Call call;
+    CUstream_st* s = stream_for_work(call, stream);
+    if (!s) return call.error;
+    if (s->capture) return call.fail(cudaErrorIllegalState, "the stream captures already");
+    if (s->blocking) return call.fail(cudaErrorStreamCaptureUnsupported, "it is the stream NULL, or waits for it");
+    if (mode != cudaStreamCaptureModeThreadLocal) return call.fail(cudaErrorInvalidValue, "mode %d is not emulated", (int)mode);
+    s->capture = new CUgraph_st;
+    s->capturing = std::this_thread::get_id();
+    return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+    Call call;
+    if (call.error) return call.error;
+    CUstream_st* s = find_stream(stream);
+    if (!s) return no_stream(call, stream);
+    if (!s->capture) return call.fail(cudaErrorIllegalState, "the stream does not capture");
+    if (s->capturing != std::this_thread::get_id())
+        return call.fail(cudaErrorStreamCaptureWrongThread, "another thread began it");
+    *graph = s->spoilt ? nullptr : *graphs.insert(s->capture).first;
+    if (s->spoilt) delete s->capture;
+    s->capture = nullptr;
+    s->spoilt = false;
+    return *graph ? cudaSuccess : call.fail(cudaErrorStreamCaptureInvalidated, "there is no graph");
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long flags) {
+    Call call;
+    if (call.error) return call.error;
+    if (!executable || !graphs.count(graph) || flags)
+        return call.fail(cudaErrorInvalidValue, "no place for the result, no graph, or flags, which are not emulated");
+    *executable = *executables.insert(new CUgraphExec_st{graph->works, nullptr}).first;
+    return cudaSuccess;
+}
+// A graph is not run twice at the same time: a launch on another stream waits for the one before.
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+    Call call;
+    CUstream_st* s = stream_for_work(call, stream);
+    if (!s) return call.error;
+    if (!executables.count(executable)) return no_graph(call, executable);
+    if (s->capture) return spoil(call, s, cudaErrorStreamCaptureUnsupported, "a graph in a graph is not emulated");
+    wait_for_legacy(s);
+    if (executable->latest) wait_on_stream(s, executable->latest);
+    for (const Work& work : executable->works) append(s, work);
+    executable->latest = record(s);
+    return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) { // what was made of it stays
+    Call call;
+    if (call.error) return call.error;
+    if (!graphs.erase(graph)) return no_graph(call, graph);
+    delete graph;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { // what was launched is still done
+    Call call;
+    if (call.error) return call.error;
+    if (!executables.erase(executable)) return no_graph(call, executable);
+    delete executable;
     return cudaSuccess;
 }
 }
