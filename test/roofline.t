@@ -1,6 +1,6 @@
 #!/bin/bash
-# dev/cuda/bench_layers.cu without a GPU: what it counts is what the formulas say; under the emulator, every operation is run, and
-# a step that waited for the GPU would be told.
+# dev/cuda/bench_layers.cu without a GPU: what it counts is what the formulas say; under the emulator, every operation is run, a
+# step that waited for the GPU would be told, and a CUDA graph of it leaves the same bits.
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 sh test/emulator/find_headers.sh > /dev/null 2>&1 || { echo "1..0 # SKIP CUDA's headers are not here"; exit 0; }
@@ -74,18 +74,38 @@ measured() {
                    END { print rows, timed; exit !(rows == 26 && timed == 26) }' "$work/table"
 }
 no_wait() {
-    grep '^- ' "$work/table" && [ "$(grep -c '^- .*, and the host does not wait for the GPU meanwhile$' "$work/table")" = 2 ]
+    grep '^- ' "$work/table" && [ "$(grep -c '^- .*, and the host does not wait for the GPU meanwhile$' "$work/table")" = 3 ]
+}
+graph_is_the_step() {
+    says '^The step takes the GPU [0-9.]* ms, as a graph [0-9.]* ms: a CUDA graph [a-z]* [0-9.]* %\.$' &&
+        says '^The graph is the same step: .* the same bits\.$'
+}
+# A step that waits, or one of which an argument is another each time.
+broken_steps() {
+    sed '/^        gpt2_backward(&g, 1.0f \/ (float)n);$/c\
+        static float weight = 1;\
+        if (getenv("WAITS")) device_synchronize(); else weight *= 0.5f;\
+        gpt2_backward(&g, weight);
+        s/HELD_SECONDS 5.0/HELD_SECONDS 0.5/' dev/cuda/bench_layers.cu |
+        sed "s|#include \"../../|#include \"$PWD/|" > "$work/broken.cu"
+    compile "$work/broken.cu" "$work/broken"
 }
 a_wait_is_told() {
-    sed 's/^        gpt2_clip(&g, 1, 1);$/&\n        device_synchronize();/; s/HELD_SECONDS 5.0/HELD_SECONDS 0.5/' \
-        dev/cuda/bench_layers.cu | sed "s|#include \"../../|#include \"$PWD/|" > "$work/waits.cu"
-    compile "$work/waits.cu" "$work/waits" && "$work/waits" "${small[@]}" > "$work/table" &&
-        says '^- all of its kernels: the host WAITS for the GPU meanwhile$' && says '^- its batch: issued in .* does not wait'
+    WAITS=1 "$work/broken" "${small[@]}" > "$work/table" &&
+        says '^- all of its kernels: the host WAITS for the GPU meanwhile$' && says '^- its batch: issued in .* does not wait' &&
+        says '^It takes the GPU [0-9.]* ms; what waits cannot be a CUDA graph\.$'
+}
+another_step_is_an_error() {
+    fails_with "a CUDA graph is another step, .*loss \([0-9.]*\) and \1, .*gradients others, moments others" -- \
+        "$work/broken" "${small[@]}"
 }
 only_peaks() { "$bench" --peaks > "$work/table" && [ "$(wc -l < "$work/table")" = 1 ] &&
     says '^peaks: copy [0-9]* GB/s, product [0-9.]* TFLOP/s, data sheet [0-9.]* TFLOP/s$'; }
 check "every operation is run" measured
 check "the host issues a step without waiting for the GPU" no_wait
-check "  if it waited once, that would be told" a_wait_is_told
+check "a CUDA graph of the step leaves its bits" graph_is_the_step
+check "broken steps compile" broken_steps
+check "  one that waits is told" a_wait_is_told
+check "  one that is another each time, so that its graph has other bits, is an error" another_step_is_an_error
 check "what the GPU can do, alone" only_peaks
 done_testing

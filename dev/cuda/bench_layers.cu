@@ -13,9 +13,11 @@ the longer of the two, at rates that are measured here as well: that of a large 
 of a kernel that copies. An operation with fewer FLOPs a byte than the two rates have waits for memory, whoever writes it.
 
 Each call is timed alone, by events on the stream, and its median counts; arrays are larger than a GPU's cache at the usual
-sizes, and inputs are random. A step is the sum over operations of the median times how often a step calls it. Beside it stands
-a whole step as train_gpt2_single issues it: how long the host takes to do so, while the GPU is held up, and how long the
-GPU takes. Only if the first came near the second could a CUDA graph, which is issued at once, gain anything.
+sizes, and inputs are random. A step is the sum over operations of the median times how often a step calls it.
+
+At the end stands a whole step as train_gpt2_single issues it: how long the host takes to do so, while the GPU is held up, and
+how long the GPU takes. Beside that the same step as a CUDA graph, captured once and issued by one call: the difference is what
+graphs would gain. That it is the same step is checked, and if it is not the status is 1.
 */
 // The stage file itself: the step that is issued is its own.
 #define main train_gpt2_single_main
@@ -23,6 +25,7 @@ GPU takes. Only if the first came near the second could a CUDA graph, which is i
 #undef main
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -30,19 +33,28 @@ static bool counting; // --floors: nothing is allocated or run
 static int repetitions = 20;
 static cudaEvent_t begin_event, end_event;
 
-// The median in seconds over some calls, after two that warm up.
+static double median(std::vector<double> x) {
+    std::sort(x.begin(), x.end());
+    return x[x.size() / 2];
+}
+// On the GPU, from before the call's first work to after its last.
+template <typename F> static double gpu_seconds(F call) {
+    float ms;
+    cuda_check(cudaEventRecord(begin_event, compute_stream), "timing");
+    call();
+    cuda_check(cudaEventRecord(end_event, compute_stream), "timing");
+    cuda_check(cudaEventSynchronize(end_event), "timing");
+    cuda_check(cudaEventElapsedTime(&ms, begin_event, end_event), "timing");
+    return 1e-3 * ms;
+}
+// The median over some calls, after two that warm up.
 template <typename F> static double median_seconds(F call) {
-    std::vector<float> ms((size_t)repetitions);
-    for (int i = 0; i < 2; i++) call();
-    for (float& m : ms) {
-        cuda_check(cudaEventRecord(begin_event, compute_stream), "timing");
-        call();
-        cuda_check(cudaEventRecord(end_event, compute_stream), "timing");
-        cuda_check(cudaEventSynchronize(end_event), "timing");
-        cuda_check(cudaEventElapsedTime(&m, begin_event, end_event), "timing");
+    std::vector<double> seconds;
+    for (int i = -2; i < repetitions; i++) {
+        double s = gpu_seconds(call);
+        if (i >= 0) seconds.push_back(s);
     }
-    std::sort(ms.begin(), ms.end());
-    return 1e-3 * ms[ms.size() / 2];
+    return median(seconds);
 }
 
 // ---- arrays: random, so that no unit has less to do than in training ----
@@ -234,7 +246,7 @@ static void bench_update(GPT2Config g) {
     device_free(stats);
 }
 
-// ---- a whole step, as the stage file issues it ----
+// ---- a whole step, as the stage file issues it, and as a CUDA graph ----
 #define STEP_BLOCKS 12     // at most: a GPU takes about a thousand kernels ahead, and then whoever issues more waits
 #define HELD_SECONDS 5.0
 
@@ -255,13 +267,90 @@ template <typename F> static double issue_seconds(F call) {
     device_synchronize();
     return gave_up ? -1 : seconds;
 }
-template <typename F> static void print_issue(const char* what, F call) {
+// Returns whether the host waited.
+template <typename F> static bool print_issue(const char* what, F call) {
     std::vector<double> seconds;
     for (int i = 0; i < 5 && (i == 0 || seconds[0] >= 0); i++) seconds.push_back(issue_seconds(call));
-    std::sort(seconds.begin(), seconds.end());
-    double median = seconds[seconds.size() / 2];
     if (seconds[0] < 0) printf("- %s: the host WAITS for the GPU meanwhile\n", what);
-    else printf("- %s: issued in %.3f ms, and the host does not wait for the GPU meanwhile\n", what, 1e3 * median);
+    else printf("- %s: issued in %.3f ms, and the host does not wait for the GPU meanwhile\n", what, 1e3 * median(seconds));
+    return seconds[0] < 0;
+}
+
+// What `call` asks of the stream, with the arguments of now, to be launched by one call as often as one likes. Nothing of it runs
+// here, and CUDA refuses what cannot be part of a graph: meanwhile this thread may neither wait nor allocate.
+template <typename F> static cudaGraphExec_t captured(F call) {
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    cuda_check(cudaStreamBeginCapture(compute_stream, cudaStreamCaptureModeThreadLocal), "capturing a step");
+    call();
+    cuda_check(cudaStreamEndCapture(compute_stream, &graph), "capturing a step");
+    cuda_check(cudaGraphInstantiate(&executable, graph, 0), "making a step's graph ready");
+    cuda_check(cudaGraphDestroy(graph), "making a step's graph ready");
+    return executable;
+}
+static void launch(cudaGraphExec_t graph) { cuda_check(cudaGraphLaunch(graph, compute_stream), "launching a step's graph"); }
+
+// What a step leaves: its numbers, and one of each array in which every bit has a part.
+typedef struct { StepStats stats; uint64_t grads, m, v; } StepResult;
+static uint64_t hash(const void* device, size_t bytes) {
+    std::vector<uint64_t> words(1 << 20);
+    uint64_t h = 0;
+    for (size_t begin = 0; begin < bytes; begin += words.size() * sizeof(uint64_t)) {
+        words.assign(words.size(), 0);
+        device_to_host(words.data(), (const char*)device + begin, size_min(words.size() * sizeof(uint64_t), bytes - begin));
+        for (uint64_t word : words) {
+            h = (h ^ word) * 0x9e3779b97f4a7c15;
+            h ^= h >> 29;
+        }
+    }
+    return h;
+}
+// Nothing that an earlier step left is taken for this one's.
+template <typename F> static StepResult step_result(GPT2* g, F step) {
+    StepResult r;
+    size_t n = g->num_params;
+    memset(&r, 0, sizeof r);
+    device_zero(g->stats, sizeof *g->stats);
+    device_zero(g->grads, n * sizeof(floatX));
+    for (float* moments : { g->m, g->v }) device_zero(moments, n * sizeof(float));
+    step();
+    device_to_host(&r.stats, g->stats, sizeof r.stats);
+    r.grads = hash(g->grads, n * sizeof(floatX));
+    r.m = hash(g->m, n * sizeof(float));
+    r.v = hash(g->v, n * sizeof(float));
+    return r;
+}
+// Dies unless a graph of the step leaves the bits that the step leaves. With --deterministic, for without it cuDNN's backward
+// attention adds in any order, and gradients have other bits from step to step.
+template <typename F> static void check_graph(GPT2* g, F step) {
+    layers_free();
+    layers_choose(ATTENTION_AUTO, true);
+    layers_init(gpt2_shapes(g->config, g->B, g->T));
+    StepResult plain = step_result(g, step);
+    cudaGraphExec_t graph = captured(step);
+    StepResult graphed = step_result(g, [&] { launch(graph); });
+    cuda_check(cudaGraphExecDestroy(graph), "freeing a step's graph");
+    require(memcmp(&plain, &graphed, sizeof plain) == 0, "a CUDA graph is another step, with --deterministic: loss %.9g and %.9g,"
+            " gradient norm %.9g and %.9g, gradients %s, moments %s", plain.stats.loss, graphed.stats.loss, plain.stats.grad_norm,
+            graphed.stats.grad_norm, plain.grads == graphed.grads ? "the same" : "others",
+            plain.m == graphed.m && plain.v == graphed.v ? "the same" : "others");
+    printf("The graph is the same step: with --deterministic, loss, norms, gradients and moments have the same bits.\n");
+}
+// What a graph gains. The two take turns, so that both find the GPU equally warm.
+template <typename F> static void bench_graph(F step) {
+    cudaGraphExec_t graph = captured(step);
+    std::vector<double> plain, graphed;
+    for (int i = -2; i < repetitions; i++) {
+        double p = gpu_seconds(step), g = gpu_seconds([&] { launch(graph); });
+        if (i < 0) continue; // these warm up
+        plain.push_back(p);
+        graphed.push_back(g);
+    }
+    print_issue("the same as one CUDA graph", [&] { launch(graph); });
+    double gain = 100 * (1 - median(graphed) / median(plain));
+    printf("The step takes the GPU %.3f ms, as a graph %.3f ms: a CUDA graph %s %.1f %%.\n", 1e3 * median(plain),
+           1e3 * median(graphed), gain < 0 ? "loses" : "gains", fabs(gain));
+    cuda_check(cudaGraphExecDestroy(graph), "freeing a step's graph");
 }
 static void bench_step(GPT2Config c, int B, int T, int recompute) {
     static GPT2 g;
@@ -271,7 +360,7 @@ static void bench_step(GPT2Config c, int B, int T, int recompute) {
     c.L = c.L < STEP_BLOCKS ? c.L : STEP_BLOCKS;
     gpt2_init(&g, c, B, T, recompute);
     gpt2_set_weights(&g, 1, NULL, CHECKPOINT_MODEL);
-    AdamW adamw = { 1e-5f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 };
+    AdamW adamw = { 0, 0.9f, 0.95f, 1e-8f, 0.1f, 1 }; // learning rate 0: the weights stay, so all steps have the same gradients
     auto load = [&] { gpt2_load_batch(&g, tokens.data(), tokens.data(), B, T); };
     auto step = [&] { // train_step's lines between the batch and the wait
         device_zero(g.stats, sizeof *g.stats);
@@ -281,9 +370,15 @@ static void bench_step(GPT2Config c, int B, int T, int recompute) {
         gpt2_update(&g, adamw);
     };
     load();
-    printf("\nA step of train_gpt2_single with %d blocks takes the GPU %.3f ms.\n", c.L, 1e3 * median_seconds(step));
-    print_issue("all of its kernels", step);
+    step(); // the first one tries algorithms for its products, and waits for each
+    printf("\nA step of train_gpt2_single with %d blocks:\n", c.L);
+    bool waits = print_issue("all of its kernels", step);
     print_issue("its batch", load);
+    if (waits) printf("It takes the GPU %.3f ms; what waits cannot be a CUDA graph.\n", 1e3 * median_seconds(step));
+    else {
+        bench_graph(step);
+        check_graph(&g, step);
+    }
     gpt2_free(&g);
 }
 
