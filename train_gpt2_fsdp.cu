@@ -9,7 +9,8 @@ gathered in floatX, ahead of its use, into one of a few rooms, and freed after i
                    between. hybrid: full within --shard-group ranks, replicated across these groups. none: data parallelism.
 --prefetch         the next group's gather begins before this one's gradients are computed (backward-pre), after (backward-post),
                    or when it is needed (none). In the forward pass it begins before this group's layers, unless
-                   --no-forward-prefetch; --limit-all-gathers is how many rooms there are.
+                   --no-forward-prefetch. The root's begins in the step before, while blocks are updated.
+                   --limit-all-gathers is how many rooms there are.
 --cpu-offload      shards live on the host, and AdamW runs there.
 
 Memory    per rank, of P parameters cut S ways: 16P/S bytes (14P/S where gradients are reduced in 16 bits), and activations.
@@ -460,19 +461,24 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
 // ----------------------------------------------------------------------------
 // 5. the whole model: where a unit lives, forward, backward
 
-// Unit u's parameters, ready to be used until unit_release: those of its group, gathered if they are not there.
-static floatX* unit_params(GPT2* g, int u) {
-    int group = g->layout.group_of[u];
-    Group* k = &g->layout.groups[group];
-    bool ahead = g->how.forward_prefetch && (u > 0 || g->backward || k->room == NO_ROOM); // the head asks for the root, too
-    if (u == 0) g->backward = false; // unit_grads knows better
-    if (is_at_home(&g->how)) return (floatX*)g->params + g->layout.flats[k->first_flat].offset + g->layout.units[u].offset;
-    group_gather(g, group);
-    if (ahead && !g->backward) gather_ahead(g, u);
+// Layer calls issued later see a group's parameters.
+static void group_wait(GPT2* g, const Group* k) {
     for (Flat* f = flats_begin(g, k); f < flats_end(g, k); f++) {
         if (f->gathered != NO_OP) comm_wait(g->shards, f->gathered);
         f->gathered = NO_OP;
     }
+}
+
+// Unit u's parameters, ready to be used until unit_release: those of its group, gathered if they are not there.
+static floatX* unit_params(GPT2* g, int u) {
+    int group = g->layout.group_of[u];
+    Group* k = &g->layout.groups[group];
+    bool ahead = g->how.forward_prefetch && (u > 0 || g->backward); // the head asks for the root, too
+    if (u == 0) g->backward = false; // unit_grads knows better
+    if (is_at_home(&g->how)) return (floatX*)g->params + g->layout.flats[k->first_flat].offset + g->layout.units[u].offset;
+    group_gather(g, group);
+    if (ahead && !g->backward) gather_ahead(g, u);
+    group_wait(g, k);
     return g->rooms[k->room].params + g->layout.units[u].offset;
 }
 
@@ -600,13 +606,14 @@ static void gpt2_backward(GPT2* g, float dloss) {
     unit_release(g, 0);
 }
 
-// Before micro-batch `micro` of a step's `accumulation`. Buckets begin anew each time, rooms with each step: what an evaluation has
-// left in them is not this step's.
+// Before micro-batch `micro` of a step's `accumulation`. Buckets begin anew each time, the blocks' rooms with each step: what an
+// evaluation has left in them is not this step's.
 static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->first_micro = micro == 0;
     g->last_micro = micro == accumulation - 1;
+    g->backward = true; // so far: even if an evaluation came between
     g->grad_mode = GRAD_SET;
-    for (int k = 0; k < g->layout.num_groups && g->first_micro; k++) group_free(g, &g->layout.groups[k]);
+    for (int k = 1; k < g->layout.num_groups && g->first_micro; k++) group_free(g, &g->layout.groups[k]);
 }
 
 // Shards on the host are summed over the replicas by way of a bucket, which nobody needs any more.
@@ -631,6 +638,16 @@ static void gpt2_reduce(GPT2* g) {
         f->replicated = NO_OP;
     }
     comm_wait(g->comm, loss);
+}
+
+// Begins to gather the root, which the next forward pass asks for first.
+static void gpt2_gather(GPT2* g) {
+    group_gather(g, 0);
+}
+
+// Waits for the gather of the last update, when no forward pass will.
+static void gpt2_gather_finish(GPT2* g) {
+    group_wait(g, &g->layout.groups[0]);
 }
 
 // ----------------------------------------------------------------------------
@@ -674,17 +691,19 @@ static void piece_update(GPT2* g, AdamW adamw, const Piece* p, const float* grad
     else adamw_update_fp32(adamw, params, m, v, grads, &g->stats->grad_scale, p->n, no_decay);
 }
 
-// One AdamW call per piece of this rank's shards; then the norm of what came out.
+// One AdamW call per piece of this rank's shards; then the norm of what came out. The root is gathered while blocks are updated.
 static void gpt2_update(GPT2* g, AdamW adamw) {
     float host_grad_scale = 0;
     if (g->how.offload) device_to_host(&host_grad_scale, &g->stats->grad_scale, sizeof host_grad_scale);
-    const float* grads = NULL;
-    for (const Piece* p = g->layout.pieces; p < g->layout.pieces + g->layout.num_pieces; p++) {
-        if (p == g->layout.pieces || p->flat != p[-1].flat) grads = flat_grads(g, &g->layout.flats[p->flat]);
-        piece_update(g, adamw, p, grads, host_grad_scale);
+    const Piece *p = g->layout.pieces, *end = p + g->layout.num_pieces;
+    for (int i = 0; i < g->layout.num_flats; i++) {
+        const Flat* f = &g->layout.flats[i];
+        const float* grads = flat_grads(g, f);
+        for (; p < end && p->flat == i; p++) piece_update(g, adamw, p, grads, host_grad_scale);
+        if (g->rounded) convert_dtype(g->rounded + f->offset, FLOATX_DTYPE, g->params + f->offset, DTYPE_F32, f->shard);
+        if (i == g->layout.groups[0].num_flats - 1) gpt2_gather(g);
     }
     add_state_squares(g, &g->stats->param_square, g->params, g->layout.num_sharded);
-    if (g->rounded) convert_dtype(g->rounded, FLOATX_DTYPE, g->params, DTYPE_F32, g->layout.num_sharded);
     comm_wait(g->shards, comm_all_reduce(g->shards, &g->stats->param_square, 1, COMM_F64));
 }
 
@@ -719,6 +738,7 @@ static void gpt2_set_weights(GPT2* g, uint64_t seed, CheckpointReader* r, Checkp
     }
     free(host);
     if (g->rounded) convert_dtype(g->rounded, FLOATX_DTYPE, g->params, DTYPE_F32, g->layout.num_sharded);
+    gpt2_gather(g);
 }
 
 // All that a resumed run needs, each rank its shards.
@@ -1057,6 +1077,7 @@ int main(int argc, char** argv) {
         if (is_due(run.world.check_every, step + 1, o->steps)) check_ranks(&g, &run.world, step + 1);
     }
     logger_close(&run.log);
+    gpt2_gather_finish(&g);
     trace_close();
     comm_barrier(&run.world.comm); // all parts are written
     if (rank == 0) trace_merge(o->trace, N);

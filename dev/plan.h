@@ -268,8 +268,9 @@ typedef struct { double compute, communication, exposed, seconds, efficiency, to
 
 // One micro-batch. Units are used in the order root (embedding), blocks 1..L, root (head, both passes), blocks L..1. A stage
 // that gathers does so `ahead` uses before: ZeRO-1 and -2 all parameters at once after the update, so in the first micro-batch
-// alone; ZeRO-3 when it needs a unit; FSDP as early as it has memory, and the root but once a step. Gradients are sent when a
-// unit's backward pass ends, the root's at the end.
+// alone; ZeRO-3 when it needs a unit; FSDP as early as it has memory, and the root but once a step: while the blocks are updated, but
+// how long that takes is not known here, and nothing is taken to be hidden behind it. Gradients are sent when a unit's backward
+// pass ends, the root's at the end.
 static inline void plan_micro_batch(const Plan* p, PlanStage stage, const Network* w, UnitSeconds s, int micro, Timeline* t) {
     int L = p->config.L, uses = 2 * L + 2;
     int ahead = stage == PLAN_ZERO3 ? 0 : stage == PLAN_FSDP ? p->unit_buffers - 1 : uses;
