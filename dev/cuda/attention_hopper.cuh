@@ -8,8 +8,8 @@ of k and v; and copies are one thread's. What stays: a thread has a result's row
 same code, and P is the left operand of the second product without leaving the registers.
 
 The right operand of S = q k^T is k's tile by its rows. That of o += P v is summed over keys, down the rows of v's tile, which a
-bit of wgmma tells. One tensor map is of qkv (B,T,3C): q, k and v of a head are boxes of 128 tokens and 64 channels at columns 64 h,
-C + 64 h and 2C + 64 h. Boxes end with their sequence, tokens past T are zeros.
+bit of wgmma tells. One tensor map is of qkv (B,T,3C): q, k and v of head h are boxes of 128 tokens and 64 channels at columns
+64 h, C + 64 h and 2C + 64 h. Where a sequence ends, a box has zeros, not the next one's tokens.
 
 A warpgroup that does nothing else asks for tiles, two others compute; they tell each other by mbarriers, two for each place of
 a tile of keys and one of values: `full`, when the bytes have come, and `empty`, when all warps are done with them. Nobody waits
@@ -17,7 +17,7 @@ in a circle: the producers wait only for consumers who are done with the round b
 asked for. Nothing writes to a tile but TMA, and nothing reads it but wgmma, so between those and ordinary accesses no fence is
 needed (fence.proxy.async).
 
-What is missing to flash attention 3: a warpgroup waits for its scores, and again for its sums, with its tensor cores idle
+What is missing to flash attention 3: a warpgroup waits for its scores, and again for its sums, with the tensor cores idle
 unless the other's products happen to fall into its exponentials. There named barriers see to that (the two take turns), and the
 next tile's scores are asked for before the softmax of this one, which takes 64 registers more.
 */
