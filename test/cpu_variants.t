@@ -70,7 +70,7 @@ if [ "$BUILD" = build ]; then # the same in every build
     check "a gradient that is set where it should be added is told" is_told matmul_backward_weight \
         matmul_backward_weight_1_naive 'dw\[o \* C + c\] += sum' 'dw[o * C + c] = sum'
     check "terms that fill no block and are left out are told" is_told matmul_backward_input matmul_backward_input_4_blocks \
-        'else add_terms(.*' ';'
+        'o < p->OC; o += TERMS' 'o + TERMS <= p->OC; o += TERMS'
     check "a gradient that forgets one way to its input is told" is_told layernorm_backward layernorm_backward_1_naive \
         ' - n \* (sum_gn' ' + 0 * (sum_gn'
     check "sums of all threads but the first are told" is_told layernorm_backward layernorm_backward_4_copies \

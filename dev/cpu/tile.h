@@ -1,11 +1,32 @@
 /*
-tile.h - a tile of a matrix product in registers, for matmul.c and the two files of its gradients: out (rows,cols) += a b, where
-a (rows,terms) may lie either way, and b (terms,cols) has been copied by tiles, TILE_COLS columns with all their terms at a time.
+tile.h - what matmul.c and the two files of its gradients share: a tile of a product in registers, and what comes before it, a row
+that gets several terms at a time. out (rows,cols) += a b, where a (rows,terms) may lie either way; for a tile b (terms,cols) has
+been copied, TILE_COLS columns with all their terms together.
 */
 #ifndef DEV_CPU_TILE_H
 #define DEV_CPU_TILE_H
 #include "variants.h"
 
+enum { BLOCK_ROWS = 48, BLOCK_TERMS = 128 }; // rows and terms of the sum that a thread stays with while caches hold them
+
+// ---- a row, eight terms at a time ----
+enum { TERMS = 8 };
+// out (n) += sum over k < terms of a[k * a_term] times row k of b (terms,n), 8 terms at most. "restrict": else a store to out
+// might change a, which would be loaded anew each time.
+static inline void add_terms_of(float* restrict out, const float* a, size_t a_term, const float* b, size_t n, int terms) {
+    #pragma omp simd
+    for (size_t j = 0; j < n; j++) {
+        float sum = out[j];
+        for (int k = 0; k < terms; k++) sum = fused_multiply_add(a[(size_t)k * a_term], b[(size_t)k * n + j], sum);
+        out[j] = sum;
+    }
+}
+static inline void add_terms(float* out, const float* a, size_t a_term, const float* b, size_t n, int terms) {
+    if (terms == TERMS) add_terms_of(out, a, a_term, b, n, TERMS); // a number that the compiler knows: it unrolls the loop
+    else add_terms_of(out, a, a_term, b, n, terms);
+}
+
+// ---- a tile ----
 #if defined(__AVX512F__)
 enum { LANES = 16 }; // floats in a register
 #elif defined(__AVX__)
@@ -15,19 +36,17 @@ enum { LANES = 4 };
 #endif
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float))));
 enum { TILE_ROWS = 6, TILE_VECTORS = 2, TILE_COLS = TILE_VECTORS * LANES };
-enum { BLOCK_ROWS = 48, BLOCK_TERMS = 128 }; // rows and terms of the sum that a thread stays with while caches hold them
 typedef struct { Vector row[TILE_ROWS][TILE_VECTORS]; } Tile;
-
 typedef struct {
     float* out; // (rows,cols)
     int rows, cols, terms;
     const float* a;       // element (i,k) is a[i * a_row + k * a_term]
     size_t a_row, a_term;
-    const float* packed;  // (cols/TILE_COLS, terms, TILE_COLS): b, with anything beyond cols
+    const float* packed;  // (cols/TILE_COLS, terms, TILE_COLS): b, 0 beyond cols
 } TileProduct;
 
 static inline size_t packed_floats(size_t cols, size_t terms) { return round_up(cols, TILE_COLS) * terms; }
-// packed = b (terms,cols), which lies by rows already, as both gradients' does; 0 beyond cols
+// packed = b (terms,cols), which lies by rows already, as both gradients' does
 static inline void pack(float* packed, const float* b, size_t terms, size_t cols) {
     #pragma omp parallel for schedule(static)
     for (size_t j = 0; j < cols; j += TILE_COLS) {
