@@ -43,8 +43,9 @@ static void gelu_backward_1_naive(Problem* p) {
 }
 
 // ---- 2: one call ----
-// 1 / cosh^2 u = 1 - tanh^2 u, and tanh u is there already. But where tanh u is near 1 the difference has few digits: the
-// roundings of what comes before it are all that is left, and x/2 du/dx, 9 at x = 5, makes them larger.
+// 1 / cosh^2 u = 1 - tanh^2 u, and tanh u is there already. It gains little, since it is the cheap call of the two that goes, and
+// where tanh u is near 1 the difference has few digits: the roundings of what comes before it are all that is left, and
+// x/2 du/dx, 9 at x = 5, makes them larger.
 static void gelu_backward_2_tanh(Problem* p) {
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < p->n; i++) {
@@ -67,8 +68,8 @@ static void gelu_backward_3_sigmoid(Problem* p) {
 
 // ---- 4: the sigmoid from forward's result ----
 // act = x s is in memory, since the next layer's weight gradient needs it: s = act / x, and no exponential at all, so everything
-// is vectors. (0 / 0 is not 1/2, hence the choices.) A fourth array has to be read, which is cheaper than a polynomial until
-// memory is what all wait for; but 1 - s costs its digits, look at the column "error".
+// is vectors. (0 / 0 is not 1/2, hence the choices.) A fourth array has to be read, which is cheaper than a polynomial where
+// cores are slow, but dearer where all wait for memory; and 1 - s costs its digits, look at the column "error".
 static void gelu_backward_4_quotient(Problem* p) {
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < p->n; i++) {
@@ -80,7 +81,7 @@ static void gelu_backward_4_quotient(Problem* p) {
 // ---- 5: llmc/'s ----
 // The exponential as a polynomial (llmc/cpu/math.h), of -|2u|, so that neither s nor 1 - s is ever found as a difference. It is
 // the loop at the end of matmul_gelu_backward_input, which finds dout in the cache, where a product has just left it, after
-// thousands of operations for each number: what 4 would save here cannot be seen there, and its lost digits could.
+// thousands of operations for each number: what 4 may save here cannot be seen there, and its lost digits could.
 static void gelu_backward_5_llmc(Problem* p) {
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < p->n; i++) p->dx[i] = p->dout[i] * gelu_derivative_f32(p->x[i]);
