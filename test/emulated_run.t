@@ -104,6 +104,12 @@ for numbers in "bf16 2e-3" "fp16 3e-4"; do
     done
 done
 
+heads="--heads 1 --channels 64 --seq-len 72 --total-batch-size 144 --steps 4" # which 16 bits take to tensor cores; 72 is no tile
+on_tensor_cores() { emulated bf16 $heads --attention own --out "$work/tensor" | grep '^device .*own attention on tensor cores'; }
+check "bf16: 4 steps on the CPU, with heads of 64 channels" on_cpu bf16 $heads --out "$work/cpu-heads"
+check "  the same under the emulator, on tensor cores" on_tensor_cores
+check "  has the CPU's losses and norms within 2e-3" same_metrics "$work/cpu-heads" "$work/tensor" 2e-3
+
 # ---- with the address sanitizer, a wait after every kernel, and recomputation ----
 check "a debug build is clean" emulated debug --recompute block --steps 2 --sample-every 2 --sample-tokens 2 --out "$work/debug"
 check "  and has the CPU's losses and norms within 1e-5" same_first_steps "$work/plain" "$work/debug"
