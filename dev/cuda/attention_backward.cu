@@ -183,12 +183,14 @@ static bool attention_backward_2_recomputed(Problem& p, int threads) {
     return true;
 }
 
-// ---- 3: tiles, llmc/'s own in fp32 ----
-// The same two sums, each for a tile of queries or keys by a block, with tiles of the other side in shared memory. Made for
-// blocks of 256 threads.
+// The problem as llmc/'s kernels take it
 static AttentionCall call_of(Problem& p) {
     return { p.dqkv.gpu, p.stats.gpu, p.qkv.gpu, p.dout.gpu, p.out.gpu, p.B, p.T, p.C, p.NH, p.HS };
 }
+
+// ---- 3: tiles, llmc/'s own in fp32 ----
+// The same two sums, each for a tile of queries or keys by a block, with tiles of the other side in shared memory. Made for
+// blocks of 256 threads.
 static bool attention_backward_3_tiles(Problem& p, int threads) {
     if (threads != ATTENTION_THREADS || p.HS > ATTENTION_MAX_HS) return false;
     attention_fp32_arithmetic(call_of(p));

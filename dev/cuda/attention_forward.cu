@@ -161,12 +161,14 @@ static bool attention_forward_3_online(Problem& p, int threads) {
     return true;
 }
 
-// ---- 4: tiles, llmc/'s own in fp32 ----
-// Keys and values are read by a block of many queries together, a tile at a time into shared memory, and each thread has several
-// queries and several keys, so that what it reads there is used more than once. Made for blocks of 256 threads.
+// The problem as llmc/'s kernels take it
 static AttentionCall call_of(Problem& p) {
     return { p.out.gpu, p.stats.gpu, p.qkv.gpu, NULL, NULL, p.B, p.T, p.C, p.NH, p.HS };
 }
+
+// ---- 4: tiles, llmc/'s own in fp32 ----
+// Keys and values are read by a block of many queries together, a tile at a time into shared memory, and each thread has several
+// queries and several keys, so that what it reads there is used more than once. Made for blocks of 256 threads.
 static bool attention_forward_4_tiles(Problem& p, int threads) {
     if (threads != ATTENTION_THREADS || p.HS > ATTENTION_MAX_HS) return false;
     attention_fp32_arithmetic(call_of(p));
