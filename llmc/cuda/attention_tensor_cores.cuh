@@ -2,8 +2,8 @@
 cuda/attention_tensor_cores.cuh - attention.cuh's two sums on tensor cores: elements of 16 bits, heads of 64 channels. Included
 by attention_choice.cuh. dev/cuda/attention_forward.cu and attention_backward.cu come to these kernels step by step.
 
-Tensor cores multiply 16-bit numbers about 16 times as fast as the other units multiply fp32, so the (T,T) scores are still made
-anew, and what counts is that nothing else stands in their way:
+Tensor cores multiply 16-bit numbers about 16 times as fast as the other units multiply fp32. What counts is that they need not
+wait for anything else:
 - A warp has 16 rows, queries or where dk and dv are summed keys. Their operands, scores and sums stay in its registers.
 - Tiles of the other side go through shared memory as they are, for all warps of a block; the next one is on its way there
   (cp.async) while this one is multiplied.
