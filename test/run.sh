@@ -17,11 +17,12 @@ for build in build build/debug; do
     done
 done
 
-# The race detector does not see how OpenMP's own threads wait for one another; ours are the ones to be looked at.
+# The race detector does not see how OpenMP's own threads wait for one another; ours are the ones to be looked at. Before a
+# process ends it waits for races with threads that still run: longer than a heartbeat, and not a second in each of hundreds.
 for program in build/tsan/test/test_*; do
     [ -x "$program" ] || continue
     wrapper="$wrappers/tsan-$(basename "$program").t"
-    printf '#!/bin/sh\nOMP_NUM_THREADS=1 exec %s\n' "$program" > "$wrapper"
+    printf '#!/bin/sh\nTSAN_OPTIONS="atexit_sleep_ms=300 ${TSAN_OPTIONS-}" OMP_NUM_THREADS=1 exec %s\n' "$program" > "$wrapper"
     chmod +x "$wrapper"
 done
 
