@@ -68,9 +68,10 @@ endif
 ifeq ($(DEVICE),cuda)
 NVCC ?= nvcc
 USE_CUDNN ?= 1
-# The GPUs that are here; else those that most machines to train on have, and PTX, which the driver compiles for newer ones.
+# The GPUs that are here and new enough; else those that most machines to train on have, and PTX, which the driver compiles for
+# newer ones.
 QUERY := nvidia-smi --query-gpu=compute_cap --format=csv,noheader
-CAPABILITIES := $(shell $(QUERY) 2>/dev/null | grep -x '[0-9]*\.[0-9]' | tr -d . | sort -u)
+CAPABILITIES := $(shell $(QUERY) 2>/dev/null | grep -x '[0-9]*\.[0-9]' | tr -d . | awk '$$1 >= 80' | sort -u)
 GENCODE := $(foreach c,$(or $(CAPABILITIES),80 90),-gencode arch=compute_$c$(comma)code=sm_$c)
 GENCODE += $(if $(CAPABILITIES),,-gencode arch=compute_90$(comma)code=compute_90)
 NVCC_FLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -lineinfo -DDEBUG,-O3) $(GENCODE) --threads 0 \

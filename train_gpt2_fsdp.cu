@@ -9,7 +9,7 @@ gathered in floatX, ahead of its use, into one of a few rooms, and freed after i
                    between. hybrid: full within --shard-group ranks, replicated across these groups. none: data parallelism.
 --prefetch         the next group's gather begins before this one's gradients are computed (backward-pre), after (backward-post),
                    or when it is needed (none). In the forward pass it begins before this group's layers, unless
-                   --no-forward-prefetch. The root's begins in the step before, while blocks are updated.
+                   --no-forward-prefetch. The root's begins in the step before, as soon as it is updated.
                    --limit-all-gathers is how many rooms there are.
 --cpu-offload      shards live on the host, and AdamW runs there.
 
@@ -691,7 +691,8 @@ static void piece_update(GPT2* g, AdamW adamw, const Piece* p, const float* grad
     else adamw_update_fp32(adamw, params, m, v, grads, &g->stats->grad_scale, p->n, no_decay);
 }
 
-// One AdamW call per piece of this rank's shards; then the norm of what came out. The root is gathered while blocks are updated.
+// One AdamW call per piece of this rank's shards; then the norm of what came out. The root comes first, and is gathered
+// while blocks are updated.
 static void gpt2_update(GPT2* g, AdamW adamw) {
     float host_grad_scale = 0;
     if (g->how.offload) device_to_host(&host_grad_scale, &g->stats->grad_scale, sizeof host_grad_scale);

@@ -84,17 +84,18 @@ static double computed_within(const Track* compute, double begin, double end) {
     return sum;
 }
 
-// From the first operation of a step to the end of its backward pass, added up over steps.
+// From the first operation that begins in a step to the end of its backward pass, added up over steps.
 static double head_start(const RankTrack* r, long long first_step) {
     const Track *compute = &r->track[COMPUTE], *communication = &r->track[COMMUNICATION];
-    double sum = 0, backward_end = 0;
+    double sum = 0, backward_end = 0, step_begin = 0;
     size_t c = 0;
     for (size_t i = 0; i < compute->n; i++) {
         const Slice* s = &compute->slices[i];
         bool backward = s->letter == 'b' || s->letter == 'e' || s->letter == 'h'; // the last before the wait: the embedding's
+        if (i == 0 || compute->slices[i - 1].step != s->step) step_begin = s->begin;
         if (backward) backward_end = s->end;
         if (i + 1 < compute->n && compute->slices[i + 1].step == s->step) continue;
-        while (c < communication->n && communication->slices[c].step < s->step) c++;
+        while (c < communication->n && communication->slices[c].begin < step_begin) c++;
         if (s->step >= first_step && c < communication->n && communication->slices[c].step == s->step)
             sum += backward_end - communication->slices[c].begin;
     }
@@ -135,27 +136,26 @@ static void print_table(const RankTrack* ranks, int count, long long first_step)
     }
 }
 
-static void draw(const Track* t, long long step, double begin, double per_column, char* row, int columns) {
+static void draw(const Track* t, double begin, double per_column, char* row, int columns) {
     memset(row, ' ', (size_t)columns);
     row[columns] = '\0';
     for (size_t i = 0; i < t->n; i++) {
         const Slice* s = &t->slices[i];
-        if (s->step != step) continue;
-        int first = (int)((s->begin - begin) / per_column), end = (int)ceil((s->end - begin) / per_column);
+        if (s->end <= begin || s->begin >= begin + per_column * columns) continue;
+        int first = (int)(fmax(s->begin - begin, 0) / per_column), end = (int)ceil((s->end - begin) / per_column);
         for (int c = first; c < columns && (c < end || c == first); c++) row[c] = s->letter; // a short one takes a column, too
     }
 }
 
-// When a step begins and ends, on whatever rank and track.
+// When a step's compute begins and ends, on whatever rank. What is sent in that time may be waited for in the next one.
 static void step_span(const RankTrack* ranks, int count, long long step, double* begin, double* end) {
     *begin = INFINITY;
     *end = -INFINITY;
     for (int r = 0; r < count; r++)
-        for (int t = 0; t < TRACKS; t++)
-            for (size_t i = 0; i < ranks[r].track[t].n; i++) {
-                const Slice* s = &ranks[r].track[t].slices[i];
-                if (s->step == step) { *begin = fmin(*begin, s->begin); *end = fmax(*end, s->end); }
-            }
+        for (size_t i = 0; i < ranks[r].track[COMPUTE].n; i++) {
+            const Slice* s = &ranks[r].track[COMPUTE].slices[i];
+            if (s->step == step) { *begin = fmin(*begin, s->begin); *end = fmax(*end, s->end); }
+        }
     require(*begin < *end, "--step %lld: the trace has no such step", step);
 }
 
@@ -167,7 +167,7 @@ static void print_step(const RankTrack* ranks, int count, long long step, int co
            step, 1e-3 * (end - begin));
     for (int r = 0; r < count; r++) {
         for (int t = 0; t < TRACKS; t++) {
-            draw(&ranks[r].track[t], step, begin, (end - begin) / columns, row, columns);
+            draw(&ranks[r].track[t], begin, (end - begin) / columns, row, columns);
             if (t == COMPUTE) printf("rank %-3d |%s|\n", r, row);
             else printf("         |%s|\n", row);
         }
@@ -177,7 +177,7 @@ static void print_step(const RankTrack* ranks, int count, long long step, int co
 
 // ---- the same as a picture for a page: numbers are pixels ----
 enum { SVG_LEFT = 60, SVG_WIDTH = 800, SVG_TOP = 34, SVG_RANK = 46, SVG_ROW = 18 };
-typedef struct { FILE* out; double begin, per_pixel; } Svg;
+typedef struct { FILE* out; double begin, end, per_pixel; } Svg; // what is drawn lies between these two
 typedef struct { char letter; const char *colour, *name; } SvgKind;
 static const SvgKind svg_kinds[] = {
     { 'e', "#8ecae6", "embedding" }, { 'f', "#3a86b7", "forward" }, { 'h', "#1d3557", "head" }, { 'b', "#f4a259", "backward" },
@@ -193,20 +193,22 @@ static const char* svg_colour(char letter) {
 }
 
 static void svg_box(const Svg* v, double begin, double end, int y, char letter) {
+    begin = fmax(begin, v->begin);
+    end = fmin(end, v->end);
+    if (begin >= end) return;
     double x = SVG_LEFT + (begin - v->begin) / v->per_pixel, width = (end - begin) / v->per_pixel;
     fprintf(v->out, "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\"/>\n", x, y, width, SVG_ROW, svg_colour(letter));
 }
 
 // A rank's two rows. All of its communication is drawn as exposed, then what was computed at that moment hides it.
-static void svg_rank(const Svg* v, const RankTrack* r, long long step, int y) {
+static void svg_rank(const Svg* v, const RankTrack* r, int y) {
     const Track *compute = &r->track[COMPUTE], *communication = &r->track[COMMUNICATION];
     for (size_t i = 0; i < compute->n; i++) {
         const Slice* s = &compute->slices[i];
-        if (s->step == step) svg_box(v, s->begin, s->end, y, s->letter);
+        svg_box(v, s->begin, s->end, y, s->letter);
     }
     for (size_t i = 0; i < communication->n; i++) {
         const Slice* s = &communication->slices[i];
-        if (s->step != step) continue;
         svg_box(v, s->begin, s->end, y + SVG_ROW, '#');
         for (size_t k = 0; k < compute->n; k++) {
             const Slice* c = &compute->slices[k];
@@ -236,7 +238,7 @@ static void svg_frame(const Svg* v, int bottom) {
 static void write_svg(const char* path, const RankTrack* ranks, int count, long long step, double span_ms) {
     double begin, end;
     step_span(ranks, count, step, &begin, &end);
-    Svg v = { fopen(path, "w"), begin, (span_ms > 0 ? 1e3 * span_ms : end - begin) / SVG_WIDTH };
+    Svg v = { fopen(path, "w"), begin, end, (span_ms > 0 ? 1e3 * span_ms : end - begin) / SVG_WIDTH };
     require(v.out != NULL, "--svg %s: cannot be opened for writing: %s", path, strerror(errno));
     int width = SVG_LEFT + SVG_WIDTH + 30, height = SVG_TOP + count * SVG_RANK + 22;
     fprintf(v.out, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" "
@@ -246,7 +248,7 @@ static void write_svg(const char* path, const RankTrack* ranks, int count, long 
     for (int r = 0; r < count; r++) {
         int y = SVG_TOP + r * SVG_RANK;
         fprintf(v.out, "<text x=\"8\" y=\"%d\">rank %d</text>\n", y + SVG_ROW, r);
-        svg_rank(&v, &ranks[r], step, y);
+        svg_rank(&v, &ranks[r], y);
     }
     fprintf(v.out, "</svg>\n");
     bool written = !ferror(v.out);

@@ -160,7 +160,7 @@ static inline void options_common(OptionTable* t, Options* o) {
     option_int(t, "max-bad-steps", &o->max_bad_steps, 1, big, "stop after this many steps in a row with NaN or Inf");
     option_int(t, "seed", &o->seed, 0, 9e15, "of initial weights, data order and samples");
     option_choice(t, "recompute", &o->recompute, "none|block|auto",
-                  "block: keep only each block's input, run its forward pass again in backward; auto: where all else is too large");
+                  "block: keep only each block's input, run its forward pass again in backward; auto: block where there is no room to keep all");
     option_float(t, "memory-limit", &o->memory_limit, 0, 1e6, "GB of device memory that a rank may have, beyond which it stops; 0: all there is");
     option_choice(t, "attention", &o->attention, "auto|cudnn|own", "auto: cuDNN's where a GPU has it and it takes these shapes, else our own");
     option_flag(t, "deterministic", &o->deterministic, "equal bits from run to run, also where something faster would not give them");

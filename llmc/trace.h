@@ -98,6 +98,13 @@ static inline void trace_wait(const char* name, double begin, double end) {
     }
 }
 
+// What has been waited for, and all that is not yet of a step, becomes step's.
+static inline void trace_collect(long long step) {
+    if (trace.collect) trace.collect(trace.collect_self);
+    for (size_t i = trace.step_begin; i < trace.count; i++) trace.slices[i].step = step;
+    trace.step_begin = trace.count;
+}
+
 // After a step, when the device has done all of it: its marks become slices.
 static inline void trace_step(long long step) {
     trace_compute(NULL, -1);
@@ -112,20 +119,18 @@ static inline void trace_step(long long step) {
         else snprintf(s->name, sizeof s->name, "%s %d", m->what, m->index);
     }
     for (int i = 0; i < trace.num_marks; i++) device_mark_free(trace.marks[i].mark);
-    if (trace.collect) trace.collect(trace.collect_self);
-    for (size_t i = trace.step_begin; i < trace.count; i++) trace.slices[i].step = step;
-    trace.step_begin = trace.count;
     trace.num_marks = 0;
+    trace_collect(step);
 }
 
 // An operation of communication, from start to finish, and when it was waited for.
 static inline void trace_operation(const char* name, double issued, double started, double finished, double wait_begun, double wait_ended) {
-    if (trace.path == NULL) return;
+    if (trace.path == NULL || finished <= trace.zero) return;
     trace_wait(name, wait_begun, wait_ended);
-    TraceSlice* s = trace_add(TRACK_COMMUNICATION, started, finished);
+    TraceSlice* s = trace_add(TRACK_COMMUNICATION, fmax(started, trace.zero), finished);
     if (s == NULL) return;
     snprintf(s->name, sizeof s->name, "%s", name);
-    s->issued = issued;
+    s->issued = fmax(issued, trace.zero);
 }
 
 // ---- the file ----
@@ -143,6 +148,7 @@ static inline void trace_write_slice(FILE* f, const TraceSlice* s, size_t id) {
 static inline void trace_close(void) {
     static const char* const tracks[] = { "compute", "communication" };
     if (trace.path == NULL) return;
+    if (trace.step_begin > 0) trace_collect(trace.slices[trace.step_begin - 1].step); // what the last step left under way
     FILE* f = fopen(trace.path, "w");
     require(f != NULL, "%s: cannot be opened for writing: %s", trace.path, strerror(errno));
     fprintf(f, "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}},\n", trace.rank, trace.rank);

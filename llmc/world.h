@@ -71,7 +71,12 @@ static inline void world_trace(World* w, const char* path) {
 typedef struct { DeviceId device; size_t needed, free; bool fits; } WorldRoom;
 static inline bool world_memory_fits(World* w, const size_t predicted[MEMORY_KINDS]) {
     size_t N = (size_t)w->comm.size;
-    WorldRoom mine = { device_id(), memory_missing(predicted), device_memory_free(), memory_fits(predicted) }, a, b;
+    WorldRoom mine, a, b;
+    memset(&mine, 0, sizeof mine); // its padding is sent, too
+    mine.device = device_id();
+    mine.needed = memory_missing(predicted);
+    mine.free = device_memory_free();
+    mine.fits = memory_fits(predicted);
     ControlBytes* rooms = (ControlBytes*)xcalloc(N, sizeof(ControlBytes)); // of rank 0
     control_gather(&w->control, &mine, sizeof mine, rooms);
     char all_fit = 1;

@@ -25,7 +25,6 @@ graphs would gain. That it is the same step is checked, and if it is not the sta
 #undef main
 #include <algorithm>
 #include <atomic>
-#include <functional>
 #include <string>
 #include <vector>
 

@@ -30,7 +30,8 @@ void device_free(void* p) {
     free(p);
 }
 
-// Nineteen twentieths of what the kernel thinks can be had; where it does not say, of all that there is.
+// Nineteen twentieths of what the kernel thinks can be had; where it does not say, of all that there is. Of a container's own limit
+// it does not know: that is what --memory-limit is for.
 size_t device_memory_free(void) {
     size_t kib = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGE_SIZE) / 1024;
     char line[128];

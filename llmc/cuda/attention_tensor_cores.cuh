@@ -12,9 +12,12 @@ wait for anything else:
   transposed.
 
 Products and sums are fp32; P and dS are rounded to floatX, once, as inputs of the second product. Backward is two kernels, as
-in attention.cuh: every sum has one owner and one order. What lies where in a fragment is in tensor_cores.cuh: of a result (16,8)
-a lane has row lane/4, columns 2 (lane%4) and one more, and the same of row lane/4 + 8. Below, `wide` such results lie side by
-side; their element [i/4][i%4] is of row i/2%2 of the lane's two.
+in attention.cuh: every sum has one owner and one order. (dS is rounded before it is scaled by 1/8, so in fp16 it overflows
+three powers of 2 before the result would; the loss scale takes care of that as of all else.)
+
+What lies where in a fragment is in tensor_cores.cuh: of a result (16,8) a lane has row lane/4, columns 2 (lane%4) and one more,
+and the same of row lane/4 + 8. Below, `wide` such results lie side by side; their element [i/4][i%4] is of row i/2%2 of the
+lane's two.
 */
 #ifndef LLMC_CUDA_ATTENTION_TENSOR_CORES_CUH
 #define LLMC_CUDA_ATTENTION_TENSOR_CORES_CUH
@@ -26,8 +29,8 @@ constexpr int HEAD_STEPS = HEAD / 16;         // of a product over channels, 16 
 constexpr int TILE_STRIDE = HEAD + VEC;       // between rows of a tile: 16 bytes more than the row, so that the 8 rows that
                                               // ldmatrix reads at a time begin in different banks
 constexpr int STAGES = 2;                     // tiles that there is room for: one is computed, one is on its way
-constexpr int TENSOR_CORE_THREADS = 128;      // of a block: 64 rows. Registers leave room for three or four such blocks on a
-                                              // multiprocessor, of which one multiplies while another waits for its tile
+constexpr int TENSOR_CORE_THREADS = 128;      // of a block: 64 rows. Registers leave room for four such blocks on a multiprocessor
+                                              // (dk and dv: two), of which one multiplies while another waits for its tile
 constexpr int TENSOR_CORE_MOST_THREADS = 256; // that dev/cuda may try: dk and dv need more than 128 of 65536 registers each
 constexpr float LOG2_E = 1.44269504f;         // exp(x) is 2^(LOG2_E x), and powers of 2 are what the hardware has
 
