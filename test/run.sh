@@ -33,11 +33,11 @@ export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 needs_gpu='build/cuda*'
 if nvidia-smi -L >/dev/null 2>&1; then needs_gpu=none; fi
 tests=$(find build -maxdepth 3 \( -path build/venv -o -path build/tsan -o -path "$needs_gpu" \) -prune -o -path '*/test/test_*' -type f -perm -u+x -print | sort)
-# The longest ones first, by part of their names, so that all jobs end together.
+# The longest ones first, by part of their names, so that both jobs end together.
 long="emulated_run cuda_kernels build-variants exercises build-mutations emulated_ddp emulated_zero zero fsdp debug-ddp_together
     tsan-test_control cuda_attention emulator_runtime build-emulator.t build-setup debug-ddp.t build-comm.t
     test/test_control cudnn_plans build-scaling"
 all=$(ls $tests "$wrappers"/*.t)
 ordered=$({ for part in $long; do echo "$all" | grep -F -e "$part" || true; done; echo "$all"; } | awk '!seen[$0]++')
-# Three at a time, also on two cores: many of them wait more than they compute, for deadlines and for one another's ranks.
-exec prove --exec '' --timer --jobs "${JOBS:-3}" "$@" $ordered
+# Two at a time: many of them wait more than they compute, for deadlines and for one another's ranks.
+exec prove --exec '' --timer --jobs "${JOBS:-2}" "$@" $ordered
