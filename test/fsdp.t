@@ -260,12 +260,14 @@ traces() { trains fsdp fp32 2 "$work/traced" --model d3 --wrap layer --steps 2 -
 issued() { # RANK: "number kind time" of each operation of step 2
     sed -n '/"tid":1,.*"step":2/{N;s/.*"name":"\([a-z-]*\) #\([0-9]*\).*"ph":"s".*"pid":'$1',.*"ts":\([0-9.]*\)}.*/\2 \1 \3/p}' "$work/trace.json" | sort -n
 }
-order_is() { # PATTERN: after the forward pass; G a gather, R a reduction. A block has 4 flat parameters, the root 2.
+# PATTERN: of the backward pass; G a gather, R a reduction. A block has 4 flat parameters, the root 2, which are gathered in the
+# update before, and in this step's for the next one.
+order_is() {
     local rank
     for rank in 0 1; do
         issued $rank | awk '{ printf "%s", $2 == "all-gather" ? "G" : $2 == "reduce-scatter" ? "R" : "" }' > "$work/order"
         echo "rank $rank: $(cat "$work/order")"
-        grep -qxE "G{14}$1" "$work/order" || return 1
+        grep -qxE "G{14}$1G{2}" "$work/order" || return 1
     done
 }
 gathers_in() { # SLICE NUMBER: in each rank so many gathers are issued while this is computed
