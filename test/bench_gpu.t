@@ -109,7 +109,7 @@ mkdir -p "$work/build" "$work/llm.c" "$work/bin"
 stand_in "$work/build/train_gpt2_single" << 'END'
 #!/bin/sh
 seconds=0.03 i=0
-case "$*" in *--recompute*) seconds=0.1 ;; *"--batch-size 3"*) echo "error: too many" >&2; exit 1 ;; esac
+case "$*" in *"--recompute block"*) seconds=0.1 ;; *"--batch-size 3"*) echo "error: too many" >&2; exit 1 ;; esac
 while i=$((i + 1)); do
     sleep $seconds
     echo "step $i/1000000 | loss 10.9 | grad norm 1.0 | param norm 9.00 | lr 1.00e-04 | mem 12.3 GB | 100 tok/s | MFU 1.0%"
