@@ -165,7 +165,7 @@ if [ "$BUILD" = build ]; then
             CUDA_EMULATOR_DEVICES=$2 CUDA_EMULATOR_WORKERS=1 TMPDIR=$work right 2 fp32 "${@:3}" &&
                 grep -q "^# comm_bench on 2 ranks: $1 " "$work/said"
         }
-        build() { env -u MAKEFLAGS -u MAKELEVEL make DEVICE=emulated CFLAGS=-g1 $bench; }
+        build() { env -u MAKEFLAGS -u MAKELEVEL make DEVICE=emulated $bench; }
         check "make DEVICE=emulated" build
         check "two GPUs, over NCCL" emulated NCCL 2
         check "  by our ring" emulated NCCL 2 --allreduce ring

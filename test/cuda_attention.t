@@ -12,7 +12,7 @@ compile() { # PRECISION BUILD
     gcc -std=c11 -O2 -g -march=native -fopenmp -ffp-contract=off -Wall -Wextra -Werror -DPRECISION_"${1^^}" \
         -c test/cpu_layers.c -o "$work/cpu_layers.o" &&
         sh test/emulator/compile.sh test/test_cuda_attention.cu "$work/attention-$1" "$2" -DPRECISION_"${1^^}" -DUSE_CUDNN=1 \
-            "$work/cpu_layers.o" -ldnnl -fopenmp -g1
+            "$work/cpu_layers.o" -ldnnl -fopenmp
 }
 # run PRECISION TESTS: as many tests as that run, under two seeds, and all are ok.
 run() {

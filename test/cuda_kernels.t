@@ -29,7 +29,7 @@ compile_and_run() {
     [ "$2" = tsan ] && how=quick
     [ "$1" = test_cuda_kernels ] || export EMULATOR_LIBRARIES=cublaslt
     { sh test/emulator/compile.sh "test/$1.cu" "$program" "$2" -DPRECISION_"${3^^}" "$work/cpu_layers-$3.o" \
-            -ldnnl -fopenmp -g1 && $without_aslr "$program" $how
+            -ldnnl -fopenmp && $without_aslr "$program" $how
       echo "status $?"; } > "$program.log" 2>&1
     rm -f "$program" "$program.ii"
 }

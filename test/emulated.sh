@@ -5,10 +5,8 @@ sh dev/find_cuda.sh compile cublasLt cudnn nccl > /dev/null 2>&1 ||
     { echo "1..0 # SKIP cuBLAS, cuDNN or NCCL is not here"; exit 0; }
 export TMPDIR=$work CUDA_EMULATOR_WORKERS=1 # the stand-in for NCCL meets in folders
 
-build() { # TARGET...: by a make of its own, whatever started this test; of debug information lines are enough
-    env -u MAKEFLAGS -u MAKELEVEL make DEVICE=emulated CFLAGS=-g1 "$@" > "$work/make.log" 2>&1 && return
-    tail -n 20 "$work/make.log"
-    return 1
+build() { # TARGET...: by a make of its own, whatever started this test
+    env -u MAKEFLAGS -u MAKELEVEL make DEVICE=emulated "$@" > "$work/make.log" 2>&1 || { tail -n 20 "$work/make.log"; return 1; }
 }
 # with NCCL every rank has a GPU of its own
 on_gpus() { # mpi|nccl RANKS COMMAND...

@@ -5,6 +5,7 @@ BUILD=${BUILD:-build}
 COMPARE=$BUILD/test/compare_run
 REFERENCE=test/reference
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}"
+export EMULATOR_DEBUG=-g1       # of emulated programs lines are enough for reports
 export OMP_WAIT_POLICY=passive # models as small as these wait more than they compute, and others may need the cores
 
 work=$(mktemp -d) || exit 1

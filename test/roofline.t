@@ -8,7 +8,7 @@ flags=$(sh dev/find_cuda.sh compile cublasLt cudnn 2> /dev/null) || { echo "1..0
 
 compile() { # SOURCE PROGRAM
     CPPFLAGS="$flags" EMULATOR_LIBRARIES="cublaslt cudnn" sh test/emulator/compile.sh "$1" "$2" plain \
-        -DPRECISION_BF16 -DUSE_CUDNN=1 -O0 -g1 -ljansson -lpcre2-8 -lpthread -lm
+        -DPRECISION_BF16 -DUSE_CUDNN=1 -O0 -ljansson -lpcre2-8 -lpthread -lm
 }
 bench=$work/bench_layers
 check "it compiles for the emulator" compile dev/cuda/bench_layers.cu "$bench"

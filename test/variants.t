@@ -14,7 +14,7 @@ compile() {
     [ -e "$layers" ] || gcc -std=c11 -O0 -march=native -fopenmp -ffp-contract=off -DPRECISION_"${2^^}" \
         -c test/cpu_layers.c -o "$layers" || return 1
     EMULATOR_LIBRARIES="cublaslt cudnn" sh test/emulator/compile.sh "$1" "$3" asan -DPRECISION_"${2^^}" -DUSE_CUDNN=1 -Idev/cuda \
-        "$layers" -ldnnl -fopenmp -O0 -g1
+        "$layers" -ldnnl -fopenmp -O0
 }
 # results OF THE TABLE: name and result of each variant.
 results() { sed -n 's/^| \([a-z_]*_[0-9]_[a-z_]*\) | .* | \([^|]*\) |$/\1: \2/p'; }
