@@ -1,16 +1,16 @@
 /*
-Train GPT-2 with data parallelism: every rank holds the whole model and sees its own part of each global batch; gradients are
-summed over all ranks, so that all take the same step (Li et al., PyTorch Distributed, VLDB 2020, sections 3.2 and 4.2).
+Train GPT-2 with data parallelism: every rank holds the whole model and sees its own part of each global batch. Gradients are
+summed over all ranks, so all ranks take the same step (Li et al., PyTorch Distributed, VLDB 2020, sections 3.2 and 4.2).
 
---ddp naive     backward, then one all-reduce after another, each followed by the division by the number of ranks.
---ddp bucketed  gradients are all-reduced in buckets while the backward pass goes on: what it still computes hides what is
-                being sent. Micro-batches before a step's last one send nothing (no_sync).
+--ddp naive     The backward pass, then one all-reduce after another, each followed by a division by the number of ranks.
+--ddp bucketed  Gradients are all-reduced in buckets while the backward pass goes on, so that its computation hides the
+                communication. Micro-batches before a step's last one send nothing (no_sync).
 
-Memory    as in train_gpt2_single.cu, on every rank: nothing is saved, 16 bytes per parameter (ZeRO's baseline, (4+K)P).
+Memory    as in train_gpt2_single.cu, on every rank: 16 bytes per parameter (ZeRO's baseline, (4+K)P). Nothing is saved.
 Sent      per rank and step, with P parameters on N ranks: 2P (N-1)/N elements of floatX, whatever the accumulation (a ring
           all-reduce is a reduce-scatter and an all-gather, P (N-1)/N each), and the loss, one double.
 Run       make train_gpt2_ddp && mpirun -np 4 ./train_gpt2_ddp            (--help lists the options)
-Before    train_gpt2_single.cu: the same step on one device. New here: Comm, buckets, who prints and who saves.
+Before    train_gpt2_single.cu: the same step on one device. New here: Comm, buckets, and that rank 0 prints and saves.
 Next      train_gpt2_zero.cu stops keeping N copies of the same state.
 */
 // ----------------------------------------------------------------------------
@@ -30,13 +30,13 @@ Next      train_gpt2_zero.cu stops keeping N copies of the same state.
 #include "llmc/checkpoint.h" // defines: CheckpointWriter, CheckpointReader, TrainState
 #include "llmc/trace.h"      // defines: trace_compute, trace_step
 #include "llmc/start.h"      // defines: open_checkpoint, config_for_run
-#include "llmc/logger.h"     // defines: Logger, StepLog
+#include "llmc/logger.h"     // defines: Logger, StepLog, EvalLoss
 #include "llmc/report.h"     // defines: report_run, run_record, report_memory
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
 
-// Views carve named tensors out of a unit's memory, in the order of llmc/gpt2.h. They own nothing, and serve gradients too.
+// Views carve named tensors out of a unit's memory, in the order of llmc/gpt2.h. They own nothing. Gradients use the same views.
 typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp,C)
 typedef struct {
     floatX *ln1w, *ln1b, *qkvb, *projb;     // (C) (C) (3C) (C)
@@ -75,7 +75,7 @@ static BlockParams block_view(GPT2Config c, floatX* base) {
 // ----------------------------------------------------------------------------
 // 3. the model: buffers and who owns them
 
-// What a block's forward pass leaves for its backward pass.
+// The activations that a block's forward pass keeps for its backward pass.
 typedef struct {
     floatX *res1;                       // (B,T,C) the residual stream as it enters
     floatX *ln1, *qkv, *atty;           // (B,T,C) (B,T,3C) (B,T,C)
@@ -85,19 +85,19 @@ typedef struct {
     float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
 } BlockActs;
 
-// Whole tensors that lie side by side in the gradient memory and are all-reduced together, where they lie.
+// Whole tensors that lie side by side in the gradient memory. They are all-reduced together, in place.
 typedef struct {
     size_t begin, size;             // elements of GPT2.grads
     int tensors, missing;           // how many it has; how many of their gradients are not final yet
     CommOp reduced;                 // its all-reduce, once missing is 0
 } Bucket;
 enum { DDP_NAIVE, DDP_BUCKETED };
-#define FIRST_BUCKET_MB 1           // so that the first all-reduce starts early, whatever --bucket-mb
+#define FIRST_BUCKET_MB 1           // at most, so that the first all-reduce starts early with any --bucket-mb
 
 typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
-    int B, T;                       // the micro-batch at hand
+    int B, T;                       // of the current micro-batch
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // L + 1
     Unit units[MAX_UNITS];
@@ -107,7 +107,7 @@ typedef struct {
     float *m, *v;                   // (num_params) AdamW moments, owned
     GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
     int updates;                    // AdamW updates so far
-    BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation all but res1 is one memory
+    BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation the blocks share all but res1
     floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
@@ -119,7 +119,7 @@ typedef struct {
     StepStats *stats;               // on the device, read once a step
     Comm* comm;                     // not owned
     int ddp;                        // DDP_NAIVE or DDP_BUCKETED
-    bool divide;                    // sums over the ranks are divided by their number afterwards; else 1/N is in dloss
+    bool divide;                    // sums over the ranks are divided by N, the number of ranks; else 1/N is in dloss
     bool last_micro;                // this micro-batch makes the step's gradients final
     int num_buckets;
     Bucket* buckets;                // (num_buckets) in the order in which the backward pass fills them, owned
@@ -129,7 +129,7 @@ typedef struct {
 static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
 static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
 
-// Everything but res1, which is per block even when the rest is shared.
+// Allocates everything except res1, which every block has for itself even when the rest is shared.
 static void block_acts_init(BlockActs* a, GPT2Config c, size_t BT) {
     size_t C = (size_t)c.C;
     a->ln1 = acts_alloc(BT*C);   a->ln1_mean = stats_alloc(BT); a->ln1_rstd = stats_alloc(BT);
@@ -177,12 +177,12 @@ static void gpt2_init_acts(GPT2* g) {
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
 
-// Cuts the gradient memory into buckets from its end to its beginning, for the backward pass makes gradients in nearly that
-// order. A bucket is closed by the tensor that fills it.
+// Cuts the gradient memory into buckets from its end to its beginning, because the backward pass makes gradients in nearly
+// that order. The tensor that fills a bucket closes it.
 static void gpt2_init_buckets(GPT2* g, int ddp, double bucket_mb) {
     double limit = fmin(FIRST_BUCKET_MB, bucket_mb);
     g->ddp = ddp;
-    g->buckets = (Bucket*)xcalloc((size_t)g->num_units * BLOCK_TENSORS, sizeof(Bucket)); // a tensor each would be the most
+    g->buckets = (Bucket*)xcalloc((size_t)g->num_units * BLOCK_TENSORS, sizeof(Bucket)); // one per tensor at most
     Bucket* b = NULL;
     for (int u = g->num_units - 1; u >= 0; u--) {
         for (int i = unit_tensors(u) - 1; i >= 0; i--) {
@@ -223,7 +223,7 @@ static void gpt2_free(GPT2* g) {
     for (int l = 0; l < g->config.L; l++) {
         BlockActs a = g->acts[l];
         device_free(a.res1);
-        if (l > 0 && g->recompute == RECOMPUTE_BLOCK) continue; // the rest is block 0's
+        if (l > 0 && g->recompute == RECOMPUTE_BLOCK) continue; // the rest belongs to block 0
         device_free(a.ln1); device_free(a.qkv); device_free(a.atty); device_free(a.res2); device_free(a.ln2);
         device_free(a.fch); device_free(a.gelu); device_free(a.ln1_mean); device_free(a.ln1_rstd);
         device_free(a.att_stats); device_free(a.ln2_mean); device_free(a.ln2_rstd);
@@ -234,7 +234,7 @@ static void gpt2_free(GPT2* g) {
     free(g->buckets);
 }
 
-// Bytes by kind that gpt2_init will allocate: formulas, so that a run can hold them against what it measured.
+// Bytes by kind that gpt2_init will allocate, from formulas: a run compares them with what it measured.
 static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, const Comm* comm,
                                 size_t bytes[MEMORY_KINDS]) {
     size_t P = gpt2_num_parameters(c) + (size_t)(c.Vp - c.V) * (size_t)c.C, X = sizeof(floatX);
@@ -252,7 +252,7 @@ static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, const
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(c, B, T));
 }
 
-// Bytes that N ranks together will send per step: each 2(N-1)/N of all gradients, and of the loss.
+// Bytes that N ranks together will send per step: each sends 2(N-1)/N of all gradients and of the loss.
 static unsigned long long gpt2_predict_sent(GPT2Config c, int N) {
     size_t P = gpt2_num_parameters(c) + (size_t)(c.Vp - c.V) * (size_t)c.C;
     return 2 * (unsigned long long)(N - 1) * (P * sizeof(floatX) + sizeof(double));
@@ -261,8 +261,8 @@ static unsigned long long gpt2_predict_sent(GPT2Config c, int N) {
 // ----------------------------------------------------------------------------
 // 4. one transformer block
 
-// Everything of a block's forward pass that its backward pass needs. The block's input is x + branch; branch NULL: x alone,
-// which is then a.res1 itself.
+// Computes everything in a block's forward pass that its backward pass needs. The block's input is x + branch. branch NULL:
+// the input is x alone, which is then a.res1 itself.
 static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
     residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, BT, C);
@@ -273,15 +273,15 @@ static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX*
     matmul_gelu_forward(a.gelu, a.fch, a.ln2, p.fcw, p.fcb, BT, C, 4*C);
 }
 
-// The block's output is the pair a.res2, g->branch: whoever comes next adds the two, fused with its layernorm.
+// The block's output is the pair a.res2, g->branch: the next layernorm adds the two.
 static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int BT = g->B * g->T, C = g->config.C;
     block_activations(g, p, a, x, branch);
     matmul_forward(g->branch, a.gelu, p.fcprojw, p.fcprojb, BT, 4*C, C);
 }
 
-// Called by the backward pass as the gradient of tensor i of unit u becomes complete. In the last micro-batch that is for
-// good, and with its last tensor a bucket is sent off. What comes back must not be read before gpt2_reduce has waited.
+// The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final, and
+// a bucket's all-reduce begins after its last tensor. The sums must not be read before gpt2_reduce has waited for them.
 static void grad_ready(GPT2* g, int u, int i) {
     if (g->ddp == DDP_NAIVE || !g->last_micro) return;
     Bucket* b = &g->buckets[g->bucket_of[u][i]];
@@ -328,23 +328,23 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
 // ----------------------------------------------------------------------------
 // 5. the whole model: where a unit lives, forward, backward
 
-// Unit u's parameters, ready to be used until unit_release.
+// Returns unit u's parameters, ready for use until unit_release.
 static floatX* unit_params(GPT2* g, int u) {
     return g->params + g->units[u].offset;
 }
 
-// Unit u's parameters will not be used before they are asked for again: here they stay where they are.
+// Ends the use of unit u's parameters until the next unit_params. Here they stay where they are.
 static void unit_release(GPT2* g, int u) {
     (void)g;
     (void)u;
 }
 
-// Where unit u's gradients go.
+// Returns the memory that unit u's gradients go to.
 static floatX* unit_grads(GPT2* g, int u) {
     return g->grads + g->units[u].offset;
 }
 
-// A micro-batch to the device: inputs and targets (B,T) on the host.
+// Copies a micro-batch to the device: inputs and targets are (B,T) on the host. targets NULL: none.
 static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int B, int T) {
     size_t bytes = (size_t)B * (size_t)T * sizeof(int);
     g->B = B;
@@ -353,7 +353,7 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
     if (targets) host_to_device(g->targets, targets, bytes);
 }
 
-// From g->inputs to g->lnf, what the classifier sees.
+// Computes g->lnf, the classifier's input, from g->inputs.
 static void gpt2_forward(GPT2* g) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
@@ -374,7 +374,7 @@ static void gpt2_forward(GPT2* g) {
     unit_release(g, 0);
 }
 
-// The classifier a few rows at a time, so that no (B,T,V) tensor exists: g->losses.
+// Computes g->losses. The classifier runs on a few rows at a time, so that no (B,T,V) tensor exists.
 static void head_forward(GPT2* g, const floatX* wte) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
@@ -385,7 +385,7 @@ static void head_forward(GPT2* g, const floatX* wte) {
     }
 }
 
-// The same, and backward at once while the logits are there: g->dbtc becomes the gradient of g->lnf.
+// Computes g->losses and goes backward at once, while the logits exist: g->dbtc becomes the gradient of g->lnf.
 // dloss: the weight of one token's loss.
 static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, float dloss) {
     GPT2Config c = g->config;
@@ -401,7 +401,7 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
     }
 }
 
-// This micro-batch's losses, added up in g->stats, and its gradients.
+// Adds this micro-batch's losses to g->stats, and computes its gradients.
 static void gpt2_backward(GPT2* g, float dloss) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
@@ -430,13 +430,13 @@ static void gpt2_backward(GPT2* g, float dloss) {
     unit_release(g, 0);
 }
 
-// Before a micro-batch: whether it is the step's last one, so that its backward pass makes the gradients final.
+// Call before a micro-batch. last: it is the step's last one, so its backward pass makes the gradients final.
 static void gpt2_begin_micro(GPT2* g, bool last) {
     g->last_micro = last;
     for (int i = 0; i < g->num_buckets; i++) g->buckets[i].missing = g->buckets[i].tensors;
 }
 
-// The textbook: when all gradients are there, sum them over the ranks, unit by unit, and divide by the number of ranks.
+// The textbook method: when all gradients are complete, sum them over the ranks, unit by unit, and divide by the number of ranks.
 static void gpt2_reduce_naive(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         comm_wait(g->comm, comm_all_reduce(g->comm, unit_grads(g, u), g->units[u].size, COMM_FLOATX));
@@ -444,8 +444,8 @@ static void gpt2_reduce_naive(GPT2* g) {
     }
 }
 
-// After the backward pass: on return each gradient is the mean over the global batch, the same on every rank, and
-// g->stats->loss the sum over all ranks. What is not divided by the number of ranks here was so in dloss (see train_step).
+// Call after the backward pass. On return each gradient is the mean over the global batch, the same on every rank, and
+// g->stats->loss is the sum over all ranks. The division by the number of ranks happens here or in dloss (see train_step).
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
     CommOp loss = comm_all_reduce(g->comm, &g->stats->loss, 1, COMM_F64);
@@ -457,13 +457,13 @@ static void gpt2_reduce(GPT2* g) {
 // ----------------------------------------------------------------------------
 // 6. the optimizer
 
-// The global gradient norm, and with it the factor that AdamW multiplies gradients by. Both stay on the device.
+// Computes the global gradient norm, and from it the factor that AdamW multiplies gradients by. Both stay on the device.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     for (int u = 0; u < g->num_units; u++) add_sum_squares(&g->stats->grad_square, unit_grads(g, u), g->units[u].size);
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// One AdamW call per unit; then the norm of what came out.
+// Calls AdamW once per unit, then sums the squares of the new parameters for their norm.
 static void gpt2_update(GPT2* g, AdamW adamw) {
     for (int u = 0; u < g->num_units; u++) {
         Unit unit = g->units[u];
@@ -480,7 +480,7 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
 // Weights and state pass through a host buffer of this many elements at most.
 #define STAGED ((size_t)1 << 20)
 
-// Elements [begin, begin+n) of unit u's weights from host (n): fp32 masters where there are any, and the parameters
+// Sets elements [begin, begin+n) of unit u's weights from host (n): fp32 masters where there are any, and the parameters
 // rounded from them. rounded (n) is scratch.
 static void unit_set_weights(GPT2* g, int u, size_t begin, size_t n, const float* host, floatX* rounded) {
     size_t first = g->units[u].offset + begin;
@@ -490,9 +490,9 @@ static void unit_set_weights(GPT2* g, int u, size_t begin, size_t n, const float
     device_synchronize(); // host and rounded are about to be used again
 }
 
-// On rank 0: random weights by --seed, or where r is given those of a checkpoint: its model, or its masters.
+// On rank 0: sets the weights. r NULL: random by --seed; else those of a checkpoint. part: its model, or its masters.
 static void gpt2_set_weights(GPT2* g, uint64_t seed, CheckpointReader* r, CheckpointPart part) {
-    if (g->comm->rank > 0) return; // gpt2_broadcast brings them
+    if (g->comm->rank > 0) return; // gpt2_broadcast brings the weights
     float* host = (float*)xcalloc(STAGED, sizeof(float));
     floatX* rounded = (floatX*)xcalloc(STAGED, sizeof(floatX));
     for (int u = 0; u < g->num_units; u++) {
@@ -507,7 +507,7 @@ static void gpt2_set_weights(GPT2* g, uint64_t seed, CheckpointReader* r, Checkp
     free(rounded);
 }
 
-// Rank 0's weights, master weights and moments become everyone's.
+// Sends rank 0's weights, master weights and moments to all other ranks.
 static void gpt2_broadcast(GPT2* g) {
     size_t n = g->num_params;
     comm_wait(g->comm, comm_broadcast(g->comm, g->params, n, COMM_FLOATX, 0));
@@ -516,10 +516,10 @@ static void gpt2_broadcast(GPT2* g) {
     comm_wait(g->comm, comm_broadcast(g->comm, g->v, n, COMM_F32, 0));
 }
 
-// All that a resumed run needs, on rank 0.
+// On rank 0: loads all that a resumed run needs.
 static void gpt2_load_state(GPT2* g, CheckpointReader* r) {
     g->updates = (int)r->state.adamw_t;
-    if (g->comm->rank > 0) return; // likewise
+    if (g->comm->rank > 0) return; // gpt2_broadcast brings the state
     gpt2_set_weights(g, 0, r, CHECKPOINT_MASTER);
     float* host = (float*)xcalloc(STAGED, sizeof(float));
     for (int u = 0; u < g->num_units; u++) {
@@ -564,14 +564,14 @@ static void gpt2_save(GPT2* g, const char* out, const TrainState* state, long lo
 // ----------------------------------------------------------------------------
 // 8. training
 
-// What a run is made of, beside the model.
+// Everything that a run has, except the model.
 typedef struct {
     Options o;
     World world;
     int ddp;
     double bucket_mb;
     Tokenizer tokenizer;
-    DataLoader train, val;          // val only where --val-data names something
+    DataLoader train, val;          // val only if --val-data is not empty
     LossScaler scaler;
     Logger log;
     long long tokens_per_step;
@@ -593,10 +593,10 @@ static void open_data(Run* run, GPT2Config c) {
     if (o->val_data[0]) dataloader_init(&run->val, "--val-data", o->val_data, &run->tokenizer, shape, DATA_EVAL);
 }
 
-// Mean loss over the first --eval-steps global batches of the validation data, each rank seeing its part of them.
-static double evaluate(GPT2* g, Run* run) {
+// Mean loss over the first --eval-steps global batches of the validation data. Each rank sees its part of them.
+static EvalLoss evaluate(GPT2* g, Run* run) {
     long long micro_batches = (run->o.eval_steps < run->val.num_batches ? run->o.eval_steps : run->val.num_batches) * run->accumulation;
-    long long tokens = 0;
+    double tokens = 0, bytes = 0;
     dataloader_seek(&run->val, 0, 0);
     device_zero(g->stats, sizeof *g->stats);
     for (long long i = 0; i < micro_batches; i++) {
@@ -607,10 +607,13 @@ static double evaluate(GPT2* g, Run* run) {
         unit_release(g, 0);
         add_sum(&g->stats->loss, g->losses, (size_t)g->B * (size_t)g->T);
         tokens += run->val.valid;
+        bytes += run->val.bytes;
     }
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats);
-    return comm_host_sum(g->comm, stats.loss) / comm_host_sum(g->comm, (double)tokens);
+    double loss = comm_host_sum(g->comm, stats.loss);
+    EvalLoss mean = { loss / comm_host_sum(g->comm, tokens), loss / comm_host_sum(g->comm, bytes) };
+    return mean;
 }
 
 // Prints --sample-tokens tokens that follow --prompt, each drawn from the model's distribution.
@@ -625,7 +628,7 @@ static void print_sample(GPT2* g, Run* run, long long step) {
     memcpy(tokens + 1, prompt, prompt_tokens * sizeof(int));
     TokenPrinter printer;
     memset(&printer, 0, sizeof printer);
-    printf("sample after step %lld:\n%s", step, o->prompt);
+    logger_say("sample after step %lld:\n%s", step, o->prompt);
     for (; n < total; n++) {
         int T = (int)size_min(n, (size_t)g->seq_len);
         gpt2_load_batch(g, tokens + n - T, NULL, 1, T);
@@ -650,9 +653,9 @@ static void print_sample(GPT2* g, Run* run, long long step) {
 // One optimizer step, counted from 0: forward and backward over every micro-batch, clip, update.
 static StepStats train_step(GPT2* g, Run* run, long long step) {
     const Options* o = &run->o;
-    // A token's share of the mean over the global batch: 1/N is in here, so that summed gradients are averaged gradients. The
-    // textbook's way is the mean over this rank's tokens, the sum, the division: the same, but for rounding, for a gradient is
-    // linear in dloss.
+    // A token's share of the mean over the global batch. It includes 1/N, so the sum of the gradients is their average. The
+    // textbook takes the mean over this rank's tokens, sums, and divides. Both give the same result except for rounding,
+    // because a gradient is linear in dloss.
     long long tokens = g->divide ? run->tokens_per_step / g->comm->size : run->tokens_per_step;
     float dloss = (float)(run->scaler.scale / (double)tokens);
     device_zero(g->stats, sizeof *g->stats);
@@ -670,7 +673,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     AdamW adamw = { (float)learning_rate(o, step), (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, g->updates + 1 };
     gpt2_update(g, adamw);
     StepStats stats;
-    device_to_host(&stats, g->stats, sizeof stats); // the step's one wait for the device
+    device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
     if (stats.grad_scale != 0) g->updates++;
     trace_step(step + 1);
     return stats;
@@ -681,8 +684,8 @@ static StepLog step_log(GPT2* g, const Run* run, const StepStats* s, long long s
     memset(&l, 0, sizeof l);
     l.step = step + 1;
     l.loss = s->loss / (double)run->tokens_per_step;
-    l.grad_norm = fabs(s->grad_norm); // a NaN has a sign, too
-    l.param_norm = (float)sqrt(s->param_square); // digits beyond would tell of the order of summation
+    l.grad_norm = fabs(s->grad_norm); // so that the log does not show a NaN's sign
+    l.param_norm = (float)sqrt(s->param_square); // more digits would depend on the order of summation
     l.lr = learning_rate(&run->o, step);
     l.loss_scale = run->scaler.scale;
     l.tokens = l.step * run->tokens_per_step;
@@ -713,14 +716,14 @@ static void save(GPT2* g, Run* run, OptionTable* table, long long step) {
     state.seq_len = run->o.seq_len;
     json_t* options = options_to_json(table);
     state.options = json_dumps(options, 0);
-    if (g->comm->rank == 0) gpt2_save(g, run->o.out, &state, run->o.keep); // it has everything; all others have the same
+    if (g->comm->rank == 0) gpt2_save(g, run->o.out, &state, run->o.keep); // all ranks have the same state
     comm_barrier(g->comm);
     free(state.options);
     json_decref(options);
-    printf("saved step %lld under %s\n", step, run->o.out);
+    logger_say("saved step %lld under %s\n", step, run->o.out);
 }
 
-// Every rank has taken the same steps from the same weights, so their parameters must be equal to the bit.
+// All ranks have taken the same steps from the same weights, so their parameters must be equal to the bit.
 static void check_ranks(GPT2* g, World* world, long long step) {
     uint64_t sums[MAX_UNITS];
     float* host = (float*)xcalloc(STAGED, sizeof(float));
@@ -748,7 +751,7 @@ int main(int argc, char** argv) {
     options_parse(&table, argc, argv);
     RankInfo ranks = ranks_find();
     device_init(ranks.local_rank, ranks.local_size);
-    device_memory_limit((size_t)ceil(o->memory_limit * 1e9)); // up: 0 is none
+    device_memory_limit((size_t)ceil(o->memory_limit * 1e9)); // rounded up, because 0 means no limit
     world_start(&run.world, o, ranks);
     int rank = ranks.rank, N = ranks.size;
     layers_choose((AttentionChoice)o->attention, o->deterministic);
@@ -760,14 +763,14 @@ int main(int argc, char** argv) {
     open_data(&run, config);
     require_agreement(&run.world.control, run_facts(&table, config, &run.train));
 
-    size_t predicted[MEMORY_KINDS]; // at first as if --recompute auto kept all
+    size_t predicted[MEMORY_KINDS]; // first as if --recompute auto kept everything
     gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, predicted);
     if (o->recompute == RECOMPUTE_AUTO) run.o.recompute = world_memory_fits(&run.world, predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
     gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, predicted);
     gpt2_init(&g, config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm);
     comm_share_memory(&run.world.comm); // --nccl-windows
     gpt2_init_buckets(&g, run.ddp, run.bucket_mb);
-    g.divide = run.ddp == DDP_NAIVE && !o->deterministic; // deterministic runs agree to the bit, and 1/3 rounds where it stands
+    g.divide = run.ddp == DDP_NAIVE && !o->deterministic; // deterministic runs agree to the bit: 1/3 must round in one place
     report_run(config, predicted, run.tokens_per_step, run.accumulation, o->recompute);
     report_ranks(&run.world, gpt2_predict_sent(config, N));
     run.row = (floatX*)xcalloc((size_t)config.V, sizeof(floatX));
@@ -780,7 +783,7 @@ int main(int argc, char** argv) {
         gpt2_load_state(&g, &checkpoint);
         first = checkpoint.state.step;
         dataloader_seek(&run.train, checkpoint.state.epoch, checkpoint.state.position);
-        if (checkpoint.state.dtype == FLOATX_DTYPE) { // another precision's loss scale says nothing about this one's
+        if (checkpoint.state.dtype == FLOATX_DTYPE) { // a loss scale of another precision is useless here
             run.scaler.scale = checkpoint.state.loss_scale;
             run.scaler.good_steps = checkpoint.state.good_steps;
         }
@@ -791,13 +794,13 @@ int main(int argc, char** argv) {
     }
     gpt2_broadcast(&g);
     json_t* record = world_record(run_record(config, predicted, N), &run.world, gpt2_predict_sent(config, N));
-    logger_open(&run.log, &table, rank == 0 ? o->out : "", o->steps, first, record);
+    logger_open(&run.log, &table, o, rank == 0 ? o->out : "", first, record);
     run.log.ranks = N;
 
     world_trace(&run.world, o->trace);
     size_t allocations = device_allocations();
     for (long long step = first; ; step++) {
-        bool fresh = step > first || first == 0; // not what the run before this one has done already
+        bool fresh = step > first || first == 0; // a resumed run does not repeat what the previous one did
         if (o->val_data[0] && fresh && is_due(o->eval_every, step, o->steps)) logger_eval(&run.log, step, evaluate(&g, &run));
         if (fresh && (step > 0 || o->steps == 0) && is_due(o->sample_every, step, o->steps)) print_sample(&g, &run, step);
         if (o->out[0] && step > first && (is_due(o->save_every, step, o->steps) || step == o->steps)) save(&g, &run, &table, step);

@@ -1,27 +1,21 @@
 /*
-Train GPT-2 with fully sharded data parallelism: ZeRO's third stage as it is used for real (Zhao et al., PyTorch FSDP, arXiv
-2304.11277, sections 3 and 4). Parameters, gradients and AdamW's moments are fp32 shards; what a group of units computes with is
-gathered in floatX, ahead of its use, into one of a few rooms, and freed after it.
+Train GPT-2 with fully sharded data parallelism: ZeRO's third stage as it is used in practice (Zhao et al., PyTorch FSDP, arXiv
+2304.11277, sections 3 and 4). Each rank keeps fp32 shards of the parameters and AdamW's moments, and shards of the gradients. A
+group of units is gathered in floatX, ahead of its use, into one of a few rooms, and freed after it.
 
---wrap             which units form a group, that is gathered together: each block, each block in a flat parameter a layer
-                   (smaller messages that start earlier), or the whole model.
---sharding         full: a group is freed after its forward pass and gathered again for its backward pass. grad-op: it stays in
-                   between. hybrid: full within --shard-group ranks, replicated across these groups. none: data parallelism.
---prefetch         the next group's gather begins before this one's gradients are computed (backward-pre), after (backward-post),
-                   or when it is needed (none). In the forward pass it begins before this group's layers, unless
-                   --no-forward-prefetch. The root's begins in the step before, as soon as it is updated.
-                   --limit-all-gathers is how many rooms there are.
---cpu-offload      shards live on the host, and AdamW runs there.
+A gather costs no time if it ends before its group is needed, and --prefetch says how early it begins. But each group gathered
+ahead needs a room: --limit-all-gathers trades memory for overlap. --sharding says how long a group stays gathered, and --wrap how
+large a group is.
 
-Memory    per rank, of P parameters cut S ways: 16P/S bytes (14P/S where gradients are reduced in 16 bits), and activations.
-          Rooms: the root's parameters and --limit-all-gathers blocks' (grad-op: all blocks'). Buckets: the root's gradients and
-          two blocks', in floatX, and in fp32 where that is reduced.
-Sent      per rank and step, A micro-batches: full (A(3P - 2root) + root) (S-1)/S elements, for the root stays gathered until the
-          last of them; grad-op, where all does, (A+1)P (S-1)/S; of these AP (S-1)/S in --reduce-dtype, the others in floatX.
-          hybrid, with R = N/S replicas: 2P/S (R-1)/R more, once. And three doubles, which are summed.
+Memory    per rank, in bytes, with P parameters cut S ways: 16P/S (14P/S where gradients are reduced in 16 bits), and activations.
+          Rooms: for the parameters of the root and of --limit-all-gathers blocks (grad-op: of all blocks). Buckets: for the
+          gradients of the root and of two blocks, in floatX, and also in fp32 where they are reduced in it.
+Sent      per rank and step with A micro-batches, in elements: full: (A(3P - 2root) + root) (S-1)/S, because the root stays
+          gathered until the last micro-batch; grad-op: (A+1)P (S-1)/S, because every group does. AP (S-1)/S of these are in
+          --reduce-dtype, the others in floatX. hybrid with R = N/S replicas: 2P/S (R-1)/R more, once. Three doubles are summed.
 Run       make train_gpt2_fsdp && mpirun -np 4 ./train_gpt2_fsdp            (--help lists the options)
 Before    train_gpt2_zero.cu: the same shards, gathered when they are needed. New here: groups, rooms, gathers ahead of use.
-Next      tensor and pipeline parallelism cut the computation, too.
+Next      tensor and pipeline parallelism cut the computation as well.
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
@@ -42,13 +36,13 @@ Next      tensor and pipeline parallelism cut the computation, too.
 #include "llmc/sharding.h"   // defines: Sharding, Layout, Group, Flat, Piece, shard_sizes
 #include "llmc/trace.h"      // defines: trace_compute, trace_step
 #include "llmc/start.h"      // defines: open_checkpoint, config_for_run
-#include "llmc/logger.h"     // defines: Logger, StepLog
+#include "llmc/logger.h"     // defines: Logger, StepLog, EvalLoss
 #include "llmc/report.h"     // defines: report_run, run_record, report_memory
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
 
-// Views carve named tensors out of a unit's memory, in the order of llmc/gpt2.h. They own nothing, and serve gradients too.
+// Views carve named tensors out of a unit's memory, in the order of llmc/gpt2.h. They own nothing. Gradients use the same views.
 typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp,C)
 typedef struct {
     floatX *ln1w, *ln1b, *qkvb, *projb;     // (C) (C) (3C) (C)
@@ -87,7 +81,7 @@ static BlockParams block_view(GPT2Config c, floatX* base) {
 // ----------------------------------------------------------------------------
 // 3. the model: buffers and who owns them
 
-// What a block's forward pass leaves for its backward pass.
+// The activations that a block's forward pass keeps for its backward pass.
 typedef struct {
     floatX *res1;                       // (B,T,C) the residual stream as it enters
     floatX *ln1, *qkv, *atty;           // (B,T,C) (B,T,3C) (B,T,C)
@@ -97,35 +91,35 @@ typedef struct {
     float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
 } BlockActs;
 
-// Room for the parameters of a group, and memory for its whole gradients.
+// A room holds the gathered parameters of a group, a bucket its whole gradients.
 typedef struct {
     floatX* params;                 // (whole) owned
     bool taken;
 } Room;
 typedef struct {
     floatX* grads;                  // (whole) owned: what the backward pass writes
-    float* wide;                    // (whole) owned: the same for fp32 reduction; NULL where that needs no copy
+    float* wide;                    // (whole) owned: grads as fp32, to be reduced; NULL where that needs no copy
     int group;                      // whose they are, or NO_GROUP
 } Bucket;
 
 typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
-    int B, T;                       // the micro-batch at hand
+    int B, T;                       // of the current micro-batch
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // L + 1
     Sharding how;
     Comm *shards, *replicas;        // ranks that hold the shards of one copy; those that hold the same shard; not owned
-    Layout layout;                  // groups, their flats, and what of them is this rank's
+    Layout layout;                  // groups, their flats, and this rank's pieces of them
     // this rank's shards, owned: on the device, or with --cpu-offload on the host
     float *params, *m, *v;          // (num_sharded) weights and AdamW's moments
     char *grads;                    // (num_sharded) of type reduce_type
-    char *arrived;                  // (num_sharded) those of a later micro-batch; NULL without offload and accumulation
+    char *arrived;                  // (num_sharded) grads of a later micro-batch; NULL without offload or accumulation
     floatX *rounded;                // (num_sharded) params as they are gathered; NULL without offload or in fp32
     float *wide;                    // (a group's shard) its gradients as AdamW takes them; NULL where they are fp32
     GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
     int updates;                    // AdamW updates so far
-    BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation all but res1 is one memory
+    BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation the blocks share all but res1
     floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
@@ -136,17 +130,17 @@ typedef struct {
     int *inputs, *targets;          // (B,T)
     StepStats *stats;               // on the device, read once a step
     Comm* comm;                     // not owned
-    bool first_micro, last_micro;   // of the step's micro-batches
-    bool backward;                  // which pass
+    bool first_micro, last_micro;   // the current micro-batch is the step's first; its last
+    bool backward;                  // the current pass is a backward pass
     int num_rooms, num_buckets;
     Room rooms[MAX_UNITS];          // the root's, and those that other groups take in turn
-    Bucket buckets[3];              // the root's, and two that the other groups have in turn
+    Bucket buckets[3];              // the root's, and two that the other groups take in turn
 } GPT2;
 
 static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
 static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
 
-// Everything but res1, which is per block even when the rest is shared.
+// Allocates everything except res1, which every block has for itself even when the rest is shared.
 static void block_acts_init(BlockActs* a, GPT2Config c, size_t BT) {
     size_t C = (size_t)c.C;
     a->ln1 = acts_alloc(BT*C);   a->ln1_mean = stats_alloc(BT); a->ln1_rstd = stats_alloc(BT);
@@ -158,7 +152,7 @@ static void block_acts_init(BlockActs* a, GPT2Config c, size_t BT) {
     a->gelu = acts_alloc(BT*4*C);
 }
 
-// n elements of `size` bytes, where shards are; of all shards.
+// Both allocate elements of `size` bytes where the shards are: n of them; one for each element of this rank's shards.
 static void* state_alloc_n(const GPT2* g, size_t n, size_t size, MemoryKind kind) {
     return g->how.offload ? offload_alloc(n * size) : device_alloc(n * size, kind);
 }
@@ -204,7 +198,7 @@ static void gpt2_init_acts(GPT2* g) {
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
 
-// Where whole parameters and gradients are while somebody needs them. All groups but the root's are of one size.
+// Allocates memory for whole parameters and gradients while they are needed. All groups except the root's have the same size.
 static void gpt2_init_rooms(GPT2* g) {
     int others = g->layout.num_groups - 1;
     g->num_rooms = is_at_home(&g->how) ? 0 : 1 + (int)sharding_rooms(&g->how, shard_sizes(g->config, &g->how));
@@ -249,7 +243,7 @@ static void gpt2_free(GPT2* g) {
     for (int l = 0; l < g->config.L; l++) {
         BlockActs a = g->acts[l];
         device_free(a.res1);
-        if (l > 0 && g->recompute == RECOMPUTE_BLOCK) continue; // the rest is block 0's
+        if (l > 0 && g->recompute == RECOMPUTE_BLOCK) continue; // the rest belongs to block 0
         device_free(a.ln1); device_free(a.qkv); device_free(a.atty); device_free(a.res2); device_free(a.ln2);
         device_free(a.fch); device_free(a.gelu); device_free(a.ln1_mean); device_free(a.ln1_rstd);
         device_free(a.att_stats); device_free(a.ln2_mean); device_free(a.ln2_rstd);
@@ -262,7 +256,7 @@ static void gpt2_free(GPT2* g) {
     layout_free(&g->layout);
 }
 
-// Bytes by kind that gpt2_init will allocate: formulas, so that a run can hold them against what it measured.
+// Bytes by kind that gpt2_init will allocate, from formulas: a run compares them with what it measured.
 static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, const Comm* comm, const Sharding* how,
                                 size_t bytes[MEMORY_KINDS]) {
     ShardSizes s = shard_sizes(c, how);
@@ -291,9 +285,9 @@ static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, const
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(c, B, T));
 }
 
-// Bytes that all ranks together will send per step, S of them holding a copy of the model: each gather and each reduction of a
+// Bytes that all ranks together will send per step. S ranks hold one copy of the model: each gather and each reduction of a
 // shard sends it S-1 times. What stays gathered after its forward pass is gathered once a step, the rest twice a micro-batch.
-// Replicas all-reduce each shard once; beside that the loss and two norms' doubles are summed.
+// Replicas all-reduce each shard once. The loss and two norms, which are doubles, are summed as well.
 static unsigned long long gpt2_predict_sent(GPT2Config c, int N, const Sharding* how) {
     ShardSizes s = shard_sizes(c, how);
     unsigned long long S = (unsigned long long)how->shards, replicas = (unsigned long long)N / S;
@@ -307,8 +301,8 @@ static unsigned long long gpt2_predict_sent(GPT2Config c, int N, const Sharding*
 // ----------------------------------------------------------------------------
 // 4. one transformer block
 
-// Everything of a block's forward pass that its backward pass needs. The block's input is x + branch; branch NULL: x alone,
-// which is then a.res1 itself.
+// Computes everything in a block's forward pass that its backward pass needs. The block's input is x + branch. branch NULL:
+// the input is x alone, which is then a.res1 itself.
 static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
     residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, BT, C);
@@ -319,7 +313,7 @@ static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX*
     matmul_gelu_forward(a.gelu, a.fch, a.ln2, p.fcw, p.fcb, BT, C, 4*C);
 }
 
-// The block's output is the pair a.res2, g->branch: whoever comes next adds the two, fused with its layernorm.
+// The block's output is the pair a.res2, g->branch: the next layernorm adds the two.
 static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int BT = g->B * g->T, C = g->config.C;
     block_activations(g, p, a, x, branch);
@@ -329,15 +323,15 @@ static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, 
 static Flat* flats_begin(GPT2* g, const Group* k) { return g->layout.flats + k->first_flat; }
 static Flat* flats_end(GPT2* g, const Group* k) { return flats_begin(g, k) + k->num_flats; }
 
-// A room for a group, or NO_ROOM: a group that stays until its backward pass has one of its own, others take what is free.
+// Returns a free room for a group, or NO_ROOM. A group that stays until its backward pass has its own, others take any.
 static int free_room(GPT2* g, int group) {
     bool has_own = group == 0 || !reshards_after_forward(&g->how);
     for (int r = has_own ? group : 1; r < g->num_rooms; r++) if (!g->rooms[r].taken) return r;
     return NO_ROOM;
 }
 
-// Begins to gather a group's parameters, unless they are there or on their way. Its room may still be read by layer calls that
-// have been issued: the gather comes after them.
+// Begins to gather a group's parameters, unless they are there or on their way. Layer calls that have been issued may still
+// read the room: the gather waits for them.
 static void group_gather(GPT2* g, int group) {
     Group* k = &g->layout.groups[group];
     if (k->room != NO_ROOM || is_at_home(&g->how)) return;
@@ -356,7 +350,7 @@ static void group_gather(GPT2* g, int group) {
     }
 }
 
-// Gathers what comes after unit u, as far ahead as there is room: forward 0, 1, ..., L, backward 0, L, ..., 1.
+// Begins to gather what comes after unit u, as far ahead as there are rooms. Forward 0, 1, ..., L; backward 0, L, ..., 1.
 static void gather_ahead(GPT2* g, int u) {
     int L = g->config.L;
     for (int d = 1; d < g->how.rooms; d++) {
@@ -378,7 +372,7 @@ static void flat_finish(GPT2* g, Flat* f) {
     f->reduced = NO_OP;
     char* shard = grad_shard(g, f);
     if (f->sum == shard) {
-        // a first micro-batch's came to its place
+        // the first micro-batch's sum is in its place
     } else if (g->how.offload) {
         device_synchronize(); // the host is about to read it
         comm_add(shard, f->sum, f->shard, reduce_type(&g->how));
@@ -392,7 +386,7 @@ static void group_finish(GPT2* g, const Group* k) {
     for (Flat* f = flats_begin(g, k); f < flats_end(g, k); f++) flat_finish(g, f);
 }
 
-// Sends off a flat whose gradients are there: what comes back is this rank's shard of their sum.
+// Begins to reduce a flat whose gradients are complete. The result is this rank's shard of their sum.
 static void flat_reduce(GPT2* g, int group, Flat* f) {
     Bucket* b = group_bucket(g, group);
     size_t size = reduce_size(&g->how);
@@ -409,14 +403,14 @@ static void flat_reduce(GPT2* g, int group, Flat* f) {
     if (g->shards->size == 1) flat_finish(g, f); // there is nothing to wait for
 }
 
-// Called by the backward pass as the gradient of tensor i of unit u becomes complete. With its last tensor a flat is reduced.
+// The backward pass calls this when the gradient of tensor i of unit u is complete. After its last tensor a flat is reduced.
 static void grad_ready(GPT2* g, int u, int i) {
     int group = g->layout.group_of[u];
     Group* k = &g->layout.groups[group];
     TensorInfo t = unit_tensor(g->config, u, i);
     size_t begin = g->layout.units[u].offset + t.offset;
     bool was_last = --k->missing == 0;
-    if (was_last && u > 0 && g->how.prefetch == PREFETCH_POST) gather_ahead(g, u); // before the reduction, which nobody waits for so soon
+    if (was_last && u > 0 && g->how.prefetch == PREFETCH_POST) gather_ahead(g, u); // first, because the reduction is needed later
     for (Flat* f = flats_begin(g, k); f < flats_end(g, k); f++)
         if (flat_meets(&g->layout, f, begin, tensor_elements(t)) && --f->missing == 0) flat_reduce(g, group, f);
 }
@@ -461,7 +455,7 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
 // ----------------------------------------------------------------------------
 // 5. the whole model: where a unit lives, forward, backward
 
-// Layer calls issued later see a group's parameters.
+// Waits for a group's gather: layer calls issued later see its parameters.
 static void group_wait(GPT2* g, const Group* k) {
     for (Flat* f = flats_begin(g, k); f < flats_end(g, k); f++) {
         if (f->gathered != NO_OP) comm_wait(g->shards, f->gathered);
@@ -469,12 +463,12 @@ static void group_wait(GPT2* g, const Group* k) {
     }
 }
 
-// Unit u's parameters, ready to be used until unit_release: those of its group, gathered if they are not there.
+// Returns unit u's parameters, ready for use until unit_release. Gathers its group if that is not there.
 static floatX* unit_params(GPT2* g, int u) {
     int group = g->layout.group_of[u];
     Group* k = &g->layout.groups[group];
-    bool ahead = g->how.forward_prefetch && (u > 0 || g->backward); // the head asks for the root, too
-    if (u == 0) g->backward = false; // unit_grads knows better
+    bool ahead = g->how.forward_prefetch && (u > 0 || g->backward); // not when the head asks for the root
+    if (u == 0) g->backward = false; // unit_grads sets it in a backward pass
     if (is_at_home(&g->how)) return (floatX*)g->params + g->layout.flats[k->first_flat].offset + g->layout.units[u].offset;
     group_gather(g, group);
     if (ahead && !g->backward) gather_ahead(g, u);
@@ -487,29 +481,29 @@ static void group_free(GPT2* g, Group* k) {
     k->room = NO_ROOM;
 }
 
-// Unit u's parameters will not be used before they are asked for again. The root stays until the step's last backward pass, and
-// so does every group that is not resharded after its forward pass. Another unit may take the room of one that is freed.
+// Ends the use of unit u's parameters until the next unit_params. The root stays until the step's last backward pass, and so does
+// every group that is not resharded after its forward pass. Another group may take a freed room.
 static void unit_release(GPT2* g, int u) {
     int group = g->layout.group_of[u];
     bool stays = !(g->backward && g->last_micro) && (group == 0 || !reshards_after_forward(&g->how));
     if (u == g->layout.groups[group].first_unit && !stays) group_free(g, &g->layout.groups[group]);
 }
 
-// A bucket's padding is zeros that the backward pass never writes; but a reduction to the host may leave anything in there.
+// The padding of a bucket is zero. The backward pass never writes it, but a reduction to the host may leave anything in it.
 static void bucket_zero_padding(GPT2* g, Bucket* b, const Group* k) {
     const Unit* last = &g->layout.units[k->first_unit + k->num_units - 1];
     size_t end = last->offset + last->size;
     if (end < k->whole) device_zero(b->grads + end, (k->whole - end) * sizeof(floatX));
 }
 
-// Where unit u's gradients go: a bucket of its group's, once what was in there before has been reduced.
+// Returns the memory that unit u's gradients go to: its group's bucket, once the gradients in it have been reduced.
 static floatX* unit_grads(GPT2* g, int u) {
     int group = g->layout.group_of[u];
     Group* k = &g->layout.groups[group];
     Bucket* b = group_bucket(g, group);
     g->backward = true;
-    if (u == k->first_unit) { // which the backward pass asks for first
-        if (b->group != NO_GROUP) group_finish(g, &g->layout.groups[b->group]); // it would overwrite what is still being sent
+    if (u == k->first_unit) { // the backward pass asks for it first
+        if (b->group != NO_GROUP) group_finish(g, &g->layout.groups[b->group]); // still being sent
         b->group = group;
         if (g->how.offload) bucket_zero_padding(g, b, k);
         k->missing = 0;
@@ -520,7 +514,7 @@ static floatX* unit_grads(GPT2* g, int u) {
     return b->grads + g->layout.units[u].offset;
 }
 
-// A micro-batch to the device: inputs and targets (B,T) on the host.
+// Copies a micro-batch to the device: inputs and targets are (B,T) on the host. targets NULL: none.
 static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int B, int T) {
     size_t bytes = (size_t)B * (size_t)T * sizeof(int);
     g->B = B;
@@ -529,7 +523,7 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
     if (targets) host_to_device(g->targets, targets, bytes);
 }
 
-// From g->inputs to g->lnf, what the classifier sees.
+// Computes g->lnf, the classifier's input, from g->inputs.
 static void gpt2_forward(GPT2* g) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
@@ -550,7 +544,7 @@ static void gpt2_forward(GPT2* g) {
     unit_release(g, 0);
 }
 
-// The classifier a few rows at a time, so that no (B,T,V) tensor exists: g->losses.
+// Computes g->losses. The classifier runs on a few rows at a time, so that no (B,T,V) tensor exists.
 static void head_forward(GPT2* g, const floatX* wte) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
@@ -561,7 +555,7 @@ static void head_forward(GPT2* g, const floatX* wte) {
     }
 }
 
-// The same, and backward at once while the logits are there: g->dbtc becomes the gradient of g->lnf.
+// Computes g->losses and goes backward at once, while the logits exist: g->dbtc becomes the gradient of g->lnf.
 // dloss: the weight of one token's loss.
 static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, float dloss) {
     GPT2Config c = g->config;
@@ -577,7 +571,7 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
     }
 }
 
-// This micro-batch's losses, added up in g->stats, and its gradients.
+// Adds this micro-batch's losses to g->stats, and computes its gradients.
 static void gpt2_backward(GPT2* g, float dloss) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
@@ -606,17 +600,17 @@ static void gpt2_backward(GPT2* g, float dloss) {
     unit_release(g, 0);
 }
 
-// Before micro-batch `micro` of a step's `accumulation`. Buckets begin anew each time, the blocks' rooms with each step: what an
-// evaluation has left in them is not this step's.
+// Call before micro-batch `micro` of a step's `accumulation`. Each micro-batch overwrites the buckets. Each step begins with the
+// blocks' rooms free, because an evaluation may have left groups in them.
 static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->first_micro = micro == 0;
     g->last_micro = micro == accumulation - 1;
-    g->backward = true; // so far: even if an evaluation came between
+    g->backward = true; // as after a backward pass, even if an evaluation came between
     g->grad_mode = GRAD_SET;
     for (int k = 1; k < g->layout.num_groups && g->first_micro; k++) group_free(g, &g->layout.groups[k]);
 }
 
-// Shards on the host are summed over the replicas by way of a bucket, which nobody needs any more.
+// Sums a flat's shard on the host over the replicas, by way of a bucket that is no longer needed.
 static void flat_replicate_from_host(GPT2* g, Flat* f) {
     size_t bytes = f->shard * reduce_size(&g->how);
     char *shard = grad_shard(g, f), *there = g->buckets[0].wide ? (char*)g->buckets[0].wide : (char*)g->buckets[0].grads;
@@ -625,8 +619,8 @@ static void flat_replicate_from_host(GPT2* g, Flat* f) {
     device_to_host(shard, there, bytes);
 }
 
-// After the backward pass: on return this rank's shard of each gradient is that of the mean over the global batch, and
-// g->stats->loss the sum over all ranks. The division by the number of ranks was in dloss (see train_step).
+// Call after the backward pass. On return this rank's shard of each gradient is that of the mean over the global batch, and
+// g->stats->loss is the sum over all ranks. dloss contains the division by the number of ranks (see train_step).
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
     CommOp loss = comm_all_reduce(g->comm, &g->stats->loss, 1, COMM_F64);
@@ -645,7 +639,7 @@ static void gpt2_gather(GPT2* g) {
     group_gather(g, 0);
 }
 
-// Waits for the gather of the last update, when no forward pass will.
+// Waits for the gather that the last update began, if no forward pass has.
 static void gpt2_gather_finish(GPT2* g) {
     group_wait(g, &g->layout.groups[0]);
 }
@@ -653,7 +647,7 @@ static void gpt2_gather_finish(GPT2* g) {
 // ----------------------------------------------------------------------------
 // 6. the optimizer
 
-// A flat's shard of gradients as AdamW takes it: on the host with --cpu-offload, and fp32.
+// Returns a flat's shard of gradients as AdamW takes it: in fp32, and on the host with --cpu-offload.
 static const float* flat_grads(GPT2* g, const Flat* f) {
     char* shard = grad_shard(g, f);
     if (!updates_wider(&g->how)) return (const float*)shard;
@@ -662,7 +656,7 @@ static const float* flat_grads(GPT2* g, const Flat* f) {
     return g->wide;
 }
 
-// *acc, on the device, += the sum of squares of x (n), which is where shards are.
+// Adds the sum of squares of x (n), which is where the shards are, to *acc, which is on the device.
 static void add_state_squares(GPT2* g, double* acc, const float* x, size_t n) {
     if (!g->how.offload) { add_sum_squares_fp32(acc, x, n); return; }
     double sum;
@@ -672,8 +666,8 @@ static void add_state_squares(GPT2* g, double* acc, const float* x, size_t n) {
     device_synchronize(); // the copy reads sum
 }
 
-// The global gradient norm, each rank adding its shards' part, and with it the factor that AdamW multiplies gradients by. Both
-// stay on the device.
+// Computes the global gradient norm, to which each rank adds its shards' part, and from it the factor that AdamW multiplies
+// gradients by. Both stay on the device.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     for (Flat* f = g->layout.flats; f < g->layout.flats + g->layout.num_flats; f++)
         add_state_squares(g, &g->stats->grad_square, flat_grads(g, f), f->shard);
@@ -681,7 +675,7 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// AdamW for the elements that this rank's shard of a flat has of a unit; grads are the flat's.
+// Runs AdamW on the elements of a unit that are in this rank's shard of a flat; grads are the flat's.
 static void piece_update(GPT2* g, AdamW adamw, const Piece* p, const float* grads, float host_grad_scale) {
     const Unit* unit = &g->layout.units[p->unit];
     size_t no_decay = unit->no_decay - size_min(unit->no_decay, p->begin);
@@ -691,8 +685,8 @@ static void piece_update(GPT2* g, AdamW adamw, const Piece* p, const float* grad
     else adamw_update_fp32(adamw, params, m, v, grads, &g->stats->grad_scale, p->n, no_decay);
 }
 
-// One AdamW call per piece of this rank's shards; then the norm of what came out. The root comes first, and is gathered
-// while blocks are updated.
+// Calls AdamW once per piece of this rank's shards, then sums the squares of the new parameters for their norm. The root comes
+// first, and is gathered while blocks are updated.
 static void gpt2_update(GPT2* g, AdamW adamw) {
     float host_grad_scale = 0;
     if (g->how.offload) device_to_host(&host_grad_scale, &g->stats->grad_scale, sizeof host_grad_scale);
@@ -725,8 +719,8 @@ static void state_to_host(GPT2* g, void* host, const void* state, size_t bytes) 
     else device_to_host(host, state, bytes);
 }
 
-// Random weights by --seed, or where r is given those of a checkpoint: its model, or its masters. Each rank makes or reads its
-// own shards, and no more.
+// Sets the weights. r NULL: random by --seed; else those of a checkpoint. part: its model, or its masters. Each rank makes or
+// reads only its own shards.
 static void gpt2_set_weights(GPT2* g, uint64_t seed, CheckpointReader* r, CheckpointPart part) {
     float* host = (float*)xcalloc(STAGED, sizeof(float));
     for (const Piece* p = g->layout.pieces; p < g->layout.pieces + g->layout.num_pieces; p++) {
@@ -742,7 +736,7 @@ static void gpt2_set_weights(GPT2* g, uint64_t seed, CheckpointReader* r, Checkp
     gpt2_gather(g);
 }
 
-// All that a resumed run needs, each rank its shards.
+// Loads all that a resumed run needs. Each rank loads its shards.
 static void gpt2_load_state(GPT2* g, CheckpointReader* r) {
     g->updates = (int)r->state.adamw_t;
     gpt2_set_weights(g, 0, r, CHECKPOINT_MASTER);
@@ -760,7 +754,7 @@ static void gpt2_load_state(GPT2* g, CheckpointReader* r) {
     free(host);
 }
 
-// This rank's shards into a checkpoint: the model in floatX, and where that is not fp32 the weights as they are, too.
+// Writes this rank's shards into a checkpoint: the model in floatX and, where that is not fp32, also the fp32 weights.
 static void gpt2_write_shards(GPT2* g, CheckpointWriter* w) {
     float* host = (float*)xcalloc(STAGED, sizeof(float));
     floatX* rounded = (floatX*)xcalloc(STAGED, sizeof(floatX));
@@ -782,7 +776,7 @@ static void gpt2_write_shards(GPT2* g, CheckpointWriter* w) {
     free(rounded);
 }
 
-// Opens what this rank is to write to: the checkpoint's two files, which rank 0 has made, or two of its own.
+// Opens the files that this rank writes to: the checkpoint's two files, which rank 0 has made, or two of its own.
 static void gpt2_attach(GPT2* g, CheckpointWriter* w, const char* out, const TrainState* state) {
     if (g->how.checkpoint == CHECKPOINT_SHARDED) {
         CheckpointRange* ranges = (CheckpointRange*)xcalloc((size_t)g->layout.num_pieces, sizeof(CheckpointRange));
@@ -796,25 +790,25 @@ static void gpt2_attach(GPT2* g, CheckpointWriter* w, const char* out, const Tra
     } else if (g->comm->rank > 0) checkpoint_attach(w, out, state);
 }
 
-// The ranks of one copy of the model write, each its shards: nothing is gathered for it.
+// Saves a checkpoint. Each rank of one copy of the model writes its shards, so nothing is gathered.
 static void gpt2_save(GPT2* g, const char* out, const TrainState* state, long long keep) {
     CheckpointWriter w;
     memset(&w, 0, sizeof w);
     bool writes = g->comm->rank < g->shards->size; // other replicas hold the same
     if (g->comm->rank == 0 && g->how.checkpoint == CHECKPOINT_SHARDED) checkpoint_begin_sharded(out, state);
     else if (g->comm->rank == 0) checkpoint_begin(&w, out, state);
-    comm_barrier(g->comm); // there is a folder to write to
+    comm_barrier(g->comm); // now the folder exists
     if (writes) gpt2_attach(g, &w, out, state);
     if (writes) gpt2_write_shards(g, &w);
     if (writes && g->comm->rank > 0) checkpoint_detach(&w);
-    checkpoint_add_up(g->comm, w.checksum, w.elements); // all shares are on the disk
+    checkpoint_add_up(g->comm, w.checksum, w.elements); // all ranks have written
     if (g->comm->rank == 0) checkpoint_commit(&w, keep);
 }
 
 // ----------------------------------------------------------------------------
 // 8. training
 
-// What a run is made of, beside the model.
+// Everything that a run has, except the model.
 typedef struct {
     Options o;
     World world;
@@ -822,7 +816,7 @@ typedef struct {
     Comm groups[2];                 // communicators beside the world's
     Comm *shards, *replicas;        // the ranks of one copy of the model; those that hold the same shard; views
     Tokenizer tokenizer;
-    DataLoader train, val;          // val only where --val-data names something
+    DataLoader train, val;          // val only if --val-data is not empty
     LossScaler scaler;
     Logger log;
     long long tokens_per_step;
@@ -844,10 +838,10 @@ static void open_data(Run* run, GPT2Config c) {
     if (o->val_data[0]) dataloader_init(&run->val, "--val-data", o->val_data, &run->tokenizer, shape, DATA_EVAL);
 }
 
-// Mean loss over the first --eval-steps global batches of the validation data, each rank seeing its part of them.
-static double evaluate(GPT2* g, Run* run) {
+// Mean loss over the first --eval-steps global batches of the validation data. Each rank sees its part of them.
+static EvalLoss evaluate(GPT2* g, Run* run) {
     long long micro_batches = (run->o.eval_steps < run->val.num_batches ? run->o.eval_steps : run->val.num_batches) * run->accumulation;
-    long long tokens = 0;
+    double tokens = 0, bytes = 0;
     dataloader_seek(&run->val, 0, 0);
     device_zero(g->stats, sizeof *g->stats);
     for (long long i = 0; i < micro_batches; i++) {
@@ -858,10 +852,13 @@ static double evaluate(GPT2* g, Run* run) {
         unit_release(g, 0);
         add_sum(&g->stats->loss, g->losses, (size_t)g->B * (size_t)g->T);
         tokens += run->val.valid;
+        bytes += run->val.bytes;
     }
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats);
-    return comm_host_sum(g->comm, stats.loss) / comm_host_sum(g->comm, (double)tokens);
+    double loss = comm_host_sum(g->comm, stats.loss);
+    EvalLoss mean = { loss / comm_host_sum(g->comm, tokens), loss / comm_host_sum(g->comm, bytes) };
+    return mean;
 }
 
 // Prints --sample-tokens tokens that follow --prompt, each drawn from the model's distribution.
@@ -876,7 +873,7 @@ static void print_sample(GPT2* g, Run* run, long long step) {
     memcpy(tokens + 1, prompt, prompt_tokens * sizeof(int));
     TokenPrinter printer;
     memset(&printer, 0, sizeof printer);
-    printf("sample after step %lld:\n%s", step, o->prompt);
+    logger_say("sample after step %lld:\n%s", step, o->prompt);
     for (; n < total; n++) {
         int T = (int)size_min(n, (size_t)g->seq_len);
         gpt2_load_batch(g, tokens + n - T, NULL, 1, T);
@@ -901,7 +898,7 @@ static void print_sample(GPT2* g, Run* run, long long step) {
 // One optimizer step, counted from 0: forward and backward over every micro-batch, clip, update.
 static StepStats train_step(GPT2* g, Run* run, long long step) {
     const Options* o = &run->o;
-    // A token's share of the mean over the global batch: 1/N is in here, so that summed gradients are averaged gradients.
+    // A token's share of the mean over the global batch. It includes 1/N, so the sum of the gradients is their average.
     float dloss = (float)(run->scaler.scale / (double)run->tokens_per_step);
     device_zero(g->stats, sizeof *g->stats);
     for (int micro = 0; micro < run->accumulation; micro++) {
@@ -917,7 +914,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     AdamW adamw = { (float)learning_rate(o, step), (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, g->updates + 1 };
     gpt2_update(g, adamw);
     StepStats stats;
-    device_to_host(&stats, g->stats, sizeof stats); // the step's one wait for the device
+    device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
     if (stats.grad_scale != 0) g->updates++;
     trace_step(step + 1);
     return stats;
@@ -928,8 +925,8 @@ static StepLog step_log(GPT2* g, const Run* run, const StepStats* s, long long s
     memset(&l, 0, sizeof l);
     l.step = step + 1;
     l.loss = s->loss / (double)run->tokens_per_step;
-    l.grad_norm = fabs(s->grad_norm); // a NaN has a sign, too
-    l.param_norm = (float)sqrt(s->param_square); // digits beyond would tell of the order of summation
+    l.grad_norm = fabs(s->grad_norm); // so that the log does not show a NaN's sign
+    l.param_norm = (float)sqrt(s->param_square); // more digits would depend on the order of summation
     l.lr = learning_rate(&run->o, step);
     l.loss_scale = run->scaler.scale;
     l.tokens = l.step * run->tokens_per_step;
@@ -964,10 +961,10 @@ static void save(GPT2* g, Run* run, OptionTable* table, long long step) {
     comm_barrier(g->comm);
     free(state.options);
     json_decref(options);
-    printf("saved step %lld under %s\n", step, run->o.out);
+    logger_say("saved step %lld under %s\n", step, run->o.out);
 }
 
-// Every rank has gathered the same parameters, so they must be equal to the bit.
+// All ranks gather the same parameters, so they must be equal to the bit.
 static void check_ranks(GPT2* g, World* world, long long step) {
     uint64_t sums[MAX_UNITS];
     float* host = (float*)xcalloc(STAGED, sizeof(float));
@@ -979,7 +976,7 @@ static void check_ranks(GPT2* g, World* world, long long step) {
     require_same_units(&world->control, "parameters", sums, g->num_units, step);
 }
 
-// The ranks that hold one copy of the model together are neighbours; those with the same shard are as far apart as it is large.
+// The ranks that together hold one copy of the model are neighbours. The ranks with the same shard are S apart.
 static void join_groups(Run* run) {
     Comm* world = &run->world.comm;
     int S = run->how.shards;
@@ -1008,7 +1005,7 @@ int main(int argc, char** argv) {
     options_parse(&table, argc, argv);
     RankInfo ranks = ranks_find();
     device_init(ranks.local_rank, ranks.local_size);
-    device_memory_limit((size_t)ceil(o->memory_limit * 1e9)); // up: 0 is none
+    device_memory_limit((size_t)ceil(o->memory_limit * 1e9)); // rounded up, because 0 means no limit
     world_start(&run.world, o, ranks);
     int rank = ranks.rank, N = ranks.size;
     sharding_check(&run.how, N);
@@ -1023,7 +1020,7 @@ int main(int argc, char** argv) {
     require_agreement(&run.world.control, run_facts(&table, config, &run.train));
 
     run.how.accumulation = run.accumulation;
-    size_t predicted[MEMORY_KINDS]; // at first as if --recompute auto kept all
+    size_t predicted[MEMORY_KINDS]; // first as if --recompute auto kept everything
     gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, &run.how, predicted);
     if (o->recompute == RECOMPUTE_AUTO) run.o.recompute = world_memory_fits(&run.world, predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
     gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, &run.how, predicted);
@@ -1044,7 +1041,7 @@ int main(int argc, char** argv) {
         gpt2_load_state(&g, &checkpoint);
         first = checkpoint.state.step;
         dataloader_seek(&run.train, checkpoint.state.epoch, checkpoint.state.position);
-        if (checkpoint.state.dtype == FLOATX_DTYPE) { // another precision's loss scale says nothing about this one's
+        if (checkpoint.state.dtype == FLOATX_DTYPE) { // a loss scale of another precision is useless here
             run.scaler.scale = checkpoint.state.loss_scale;
             run.scaler.good_steps = checkpoint.state.good_steps;
         }
@@ -1055,13 +1052,13 @@ int main(int argc, char** argv) {
         checkpoint_close(&checkpoint);
     }
     json_t* record = world_record(run_record(config, predicted, N), &run.world, sent);
-    logger_open(&run.log, &table, rank == 0 ? o->out : "", o->steps, first, record);
+    logger_open(&run.log, &table, o, rank == 0 ? o->out : "", first, record);
     run.log.ranks = N;
 
     world_trace(&run.world, o->trace);
     size_t allocations = device_allocations();
     for (long long step = first; ; step++) {
-        bool fresh = step > first || first == 0; // not what the run before this one has done already
+        bool fresh = step > first || first == 0; // a resumed run does not repeat what the previous one did
         if (o->val_data[0] && fresh && is_due(o->eval_every, step, o->steps)) logger_eval(&run.log, step, evaluate(&g, &run));
         if (fresh && (step > 0 || o->steps == 0) && is_due(o->sample_every, step, o->steps)) print_sample(&g, &run, step);
         if (o->out[0] && step > first && (is_due(o->save_every, step, o->steps) || step == o->steps)) save(&g, &run, &table, step);

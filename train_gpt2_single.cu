@@ -1,15 +1,15 @@
 /*
 Train GPT-2 on one device: the loop that every later stage starts from.
 
-A step runs the model forward and backward over one or more micro-batches, adding up gradients, clips them by their
-global norm and lets AdamW update the weights (Radford et al. 2019 for the model; Loshchilov and Hutter 2019, AdamW).
-All memory is allocated before the first step, and every byte of it is predicted by a formula.
+A step runs the model forward and backward over one or more micro-batches and adds up their gradients. It clips the
+gradients by their global norm, and AdamW updates the weights (Radford et al. 2019 for the model; Loshchilov and Hutter
+2019 for AdamW). All memory is allocated before the first step, and a formula predicts every byte of it.
 
 Memory    with P parameters, X bytes per floatX (fp32: 4; bf16, fp16: 2):
           parameters XP, gradients XP, optimizer state 8P, and 4P more for fp32 master weights where X = 2.
-          fp32 4+4+8 = 16 bytes per parameter, 16-bit 2+2+12 = 16 as well (ZeRO, Rajbhandari et al. 2020, section 3).
-          Activations, per token: (16C X + 4 NH + 16) bytes a block; --recompute block keeps C X of them.
-Sent      nothing: one device.
+          fp32: 4+4+8 = 16 bytes per parameter; 16-bit: 2+2+12 = 16 too (ZeRO, Rajbhandari et al. 2020, section 3).
+          Activations: (16C X + 4 NH + 16) bytes per token and block; --recompute block keeps C X of them.
+Sent      nothing: there is one device.
 Run       make train_gpt2_single && ./train_gpt2_single                   (--help lists the options)
 Next      train_gpt2_ddp.cu runs this file's step on many devices at once.
 */
@@ -28,13 +28,13 @@ Next      train_gpt2_ddp.cu runs this file's step on many devices at once.
 #include "llmc/checkpoint.h" // defines: CheckpointWriter, CheckpointReader, TrainState
 #include "llmc/trace.h"      // defines: trace_compute, trace_step
 #include "llmc/start.h"      // defines: open_checkpoint, config_for_run
-#include "llmc/logger.h"     // defines: Logger, StepLog
+#include "llmc/logger.h"     // defines: Logger, StepLog, EvalLoss
 #include "llmc/report.h"     // defines: report_run, run_record, report_memory
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
 
-// Views carve named tensors out of a unit's memory, in the order of llmc/gpt2.h. They own nothing, and serve gradients too.
+// Views carve named tensors out of a unit's memory, in the order of llmc/gpt2.h. They own nothing. Gradients use the same views.
 typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp,C)
 typedef struct {
     floatX *ln1w, *ln1b, *qkvb, *projb;     // (C) (C) (3C) (C)
@@ -73,7 +73,7 @@ static BlockParams block_view(GPT2Config c, floatX* base) {
 // ----------------------------------------------------------------------------
 // 3. the model: buffers and who owns them
 
-// What a block's forward pass leaves for its backward pass.
+// The activations that a block's forward pass keeps for its backward pass.
 typedef struct {
     floatX *res1;                       // (B,T,C) the residual stream as it enters
     floatX *ln1, *qkv, *atty;           // (B,T,C) (B,T,3C) (B,T,C)
@@ -86,7 +86,7 @@ typedef struct {
 typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
-    int B, T;                       // the micro-batch at hand
+    int B, T;                       // of the current micro-batch
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // L + 1
     Unit units[MAX_UNITS];
@@ -96,7 +96,7 @@ typedef struct {
     float *m, *v;                   // (num_params) AdamW moments, owned
     GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
     int updates;                    // AdamW updates so far
-    BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation all but res1 is one memory
+    BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation the blocks share all but res1
     floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
@@ -111,7 +111,7 @@ typedef struct {
 static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
 static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
 
-// Everything but res1, which is per block even when the rest is shared.
+// Allocates everything except res1, which every block has for itself even when the rest is shared.
 static void block_acts_init(BlockActs* a, GPT2Config c, size_t BT) {
     size_t C = (size_t)c.C;
     a->ln1 = acts_alloc(BT*C);   a->ln1_mean = stats_alloc(BT); a->ln1_rstd = stats_alloc(BT);
@@ -182,7 +182,7 @@ static void gpt2_free(GPT2* g) {
     for (int l = 0; l < g->config.L; l++) {
         BlockActs a = g->acts[l];
         device_free(a.res1);
-        if (l > 0 && g->recompute == RECOMPUTE_BLOCK) continue; // the rest is block 0's
+        if (l > 0 && g->recompute == RECOMPUTE_BLOCK) continue; // the rest belongs to block 0
         device_free(a.ln1); device_free(a.qkv); device_free(a.atty); device_free(a.res2); device_free(a.ln2);
         device_free(a.fch); device_free(a.gelu); device_free(a.ln1_mean); device_free(a.ln1_rstd);
         device_free(a.att_stats); device_free(a.ln2_mean); device_free(a.ln2_rstd);
@@ -192,7 +192,7 @@ static void gpt2_free(GPT2* g) {
     device_free(g->inputs); device_free(g->targets); device_free(g->stats);
 }
 
-// Bytes by kind that gpt2_init will allocate: formulas, so that a run can hold them against what it measured.
+// Bytes by kind that gpt2_init will allocate, from formulas: a run compares them with what it measured.
 static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, size_t bytes[MEMORY_KINDS]) {
     size_t P = gpt2_num_parameters(c) + (size_t)(c.Vp - c.V) * (size_t)c.C, X = sizeof(floatX);
     size_t BT = (size_t)B * (size_t)T, C = (size_t)c.C, L = (size_t)c.L;
@@ -211,8 +211,8 @@ static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, size_
 // ----------------------------------------------------------------------------
 // 4. one transformer block
 
-// Everything of a block's forward pass that its backward pass needs. The block's input is x + branch; branch NULL: x alone,
-// which is then a.res1 itself.
+// Computes everything in a block's forward pass that its backward pass needs. The block's input is x + branch. branch NULL:
+// the input is x alone, which is then a.res1 itself.
 static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
     residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, BT, C);
@@ -223,14 +223,14 @@ static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX*
     matmul_gelu_forward(a.gelu, a.fch, a.ln2, p.fcw, p.fcb, BT, C, 4*C);
 }
 
-// The block's output is the pair a.res2, g->branch: whoever comes next adds the two, fused with its layernorm.
+// The block's output is the pair a.res2, g->branch: the next layernorm adds the two.
 static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int BT = g->B * g->T, C = g->config.C;
     block_activations(g, p, a, x, branch);
     matmul_forward(g->branch, a.gelu, p.fcprojw, p.fcprojb, BT, 4*C, C);
 }
 
-// Called by the backward pass as the gradient of tensor i of unit u becomes complete. On one device nothing listens.
+// The backward pass calls this when the gradient of tensor i of unit u is complete. On one device there is nothing to do.
 static void grad_ready(GPT2* g, int u, int i) {
     (void)g; (void)u; (void)i;
 }
@@ -275,23 +275,23 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
 // ----------------------------------------------------------------------------
 // 5. the whole model: where a unit lives, forward, backward
 
-// Unit u's parameters, ready to be used until unit_release.
+// Returns unit u's parameters, ready for use until unit_release.
 static floatX* unit_params(GPT2* g, int u) {
     return g->params + g->units[u].offset;
 }
 
-// Unit u's parameters will not be used before they are asked for again: here they stay where they are.
+// Ends the use of unit u's parameters until the next unit_params. Here they stay where they are.
 static void unit_release(GPT2* g, int u) {
     (void)g;
     (void)u;
 }
 
-// Where unit u's gradients go.
+// Returns the memory that unit u's gradients go to.
 static floatX* unit_grads(GPT2* g, int u) {
     return g->grads + g->units[u].offset;
 }
 
-// A micro-batch to the device: inputs and targets (B,T) on the host.
+// Copies a micro-batch to the device: inputs and targets are (B,T) on the host. targets NULL: none.
 static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int B, int T) {
     size_t bytes = (size_t)B * (size_t)T * sizeof(int);
     g->B = B;
@@ -300,7 +300,7 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
     if (targets) host_to_device(g->targets, targets, bytes);
 }
 
-// From g->inputs to g->lnf, what the classifier sees.
+// Computes g->lnf, the classifier's input, from g->inputs.
 static void gpt2_forward(GPT2* g) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
@@ -321,7 +321,7 @@ static void gpt2_forward(GPT2* g) {
     unit_release(g, 0);
 }
 
-// The classifier a few rows at a time, so that no (B,T,V) tensor exists: g->losses.
+// Computes g->losses. The classifier runs on a few rows at a time, so that no (B,T,V) tensor exists.
 static void head_forward(GPT2* g, const floatX* wte) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
@@ -332,7 +332,7 @@ static void head_forward(GPT2* g, const floatX* wte) {
     }
 }
 
-// The same, and backward at once while the logits are there: g->dbtc becomes the gradient of g->lnf.
+// Computes g->losses and goes backward at once, while the logits exist: g->dbtc becomes the gradient of g->lnf.
 // dloss: the weight of one token's loss.
 static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, float dloss) {
     GPT2Config c = g->config;
@@ -348,7 +348,7 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
     }
 }
 
-// This micro-batch's losses, added up in g->stats, and its gradients.
+// Adds this micro-batch's losses to g->stats, and computes its gradients.
 static void gpt2_backward(GPT2* g, float dloss) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
@@ -380,13 +380,13 @@ static void gpt2_backward(GPT2* g, float dloss) {
 // ----------------------------------------------------------------------------
 // 6. the optimizer
 
-// The global gradient norm, and with it the factor that AdamW multiplies gradients by. Both stay on the device.
+// Computes the global gradient norm, and from it the factor that AdamW multiplies gradients by. Both stay on the device.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     for (int u = 0; u < g->num_units; u++) add_sum_squares(&g->stats->grad_square, unit_grads(g, u), g->units[u].size);
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// One AdamW call per unit; then the norm of what came out.
+// Calls AdamW once per unit, then sums the squares of the new parameters for their norm.
 static void gpt2_update(GPT2* g, AdamW adamw) {
     for (int u = 0; u < g->num_units; u++) {
         Unit unit = g->units[u];
@@ -403,7 +403,7 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
 // Weights and state pass through a host buffer of this many elements at most.
 #define STAGED ((size_t)1 << 20)
 
-// Elements [begin, begin+n) of unit u's weights from host (n): fp32 masters where there are any, and the parameters
+// Sets elements [begin, begin+n) of unit u's weights from host (n): fp32 masters where there are any, and the parameters
 // rounded from them. rounded (n) is scratch.
 static void unit_set_weights(GPT2* g, int u, size_t begin, size_t n, const float* host, floatX* rounded) {
     size_t first = g->units[u].offset + begin;
@@ -413,7 +413,7 @@ static void unit_set_weights(GPT2* g, int u, size_t begin, size_t n, const float
     device_synchronize(); // host and rounded are about to be used again
 }
 
-// Random weights by --seed, or where r is given those of a checkpoint: its model, or its masters.
+// Sets the weights. r NULL: random by --seed; else those of a checkpoint. part: its model, or its masters.
 static void gpt2_set_weights(GPT2* g, uint64_t seed, CheckpointReader* r, CheckpointPart part) {
     float* host = (float*)xcalloc(STAGED, sizeof(float));
     floatX* rounded = (floatX*)xcalloc(STAGED, sizeof(floatX));
@@ -429,7 +429,7 @@ static void gpt2_set_weights(GPT2* g, uint64_t seed, CheckpointReader* r, Checkp
     free(rounded);
 }
 
-// All that a resumed run needs.
+// Loads all that a resumed run needs.
 static void gpt2_load_state(GPT2* g, CheckpointReader* r) {
     g->updates = (int)r->state.adamw_t;
     gpt2_set_weights(g, 0, r, CHECKPOINT_MASTER);
@@ -476,11 +476,11 @@ static void gpt2_save(GPT2* g, const char* out, const TrainState* state, long lo
 // ----------------------------------------------------------------------------
 // 8. training
 
-// What a run is made of, beside the model.
+// Everything that a run has, except the model.
 typedef struct {
     Options o;
     Tokenizer tokenizer;
-    DataLoader train, val;          // val only where --val-data names something
+    DataLoader train, val;          // val only if --val-data is not empty
     LossScaler scaler;
     Logger log;
     long long tokens_per_step;
@@ -502,9 +502,9 @@ static void open_data(Run* run, GPT2Config c) {
 }
 
 // Mean loss over the first --eval-steps global batches of the validation data.
-static double evaluate(GPT2* g, Run* run) {
+static EvalLoss evaluate(GPT2* g, Run* run) {
     long long micro_batches = (run->o.eval_steps < run->val.num_batches ? run->o.eval_steps : run->val.num_batches) * run->accumulation;
-    long long tokens = 0;
+    double tokens = 0, bytes = 0;
     dataloader_seek(&run->val, 0, 0);
     device_zero(g->stats, sizeof *g->stats);
     for (long long i = 0; i < micro_batches; i++) {
@@ -515,10 +515,12 @@ static double evaluate(GPT2* g, Run* run) {
         unit_release(g, 0);
         add_sum(&g->stats->loss, g->losses, (size_t)g->B * (size_t)g->T);
         tokens += run->val.valid;
+        bytes += run->val.bytes;
     }
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats);
-    return stats.loss / (double)tokens;
+    EvalLoss mean = { stats.loss / tokens, stats.loss / bytes };
+    return mean;
 }
 
 // Prints --sample-tokens tokens that follow --prompt, each drawn from the model's distribution.
@@ -533,7 +535,7 @@ static void print_sample(GPT2* g, Run* run, long long step) {
     memcpy(tokens + 1, prompt, prompt_tokens * sizeof(int));
     TokenPrinter printer;
     memset(&printer, 0, sizeof printer);
-    printf("sample after step %lld:\n%s", step, o->prompt);
+    logger_say("sample after step %lld:\n%s", step, o->prompt);
     for (; n < total; n++) {
         int T = (int)size_min(n, (size_t)g->seq_len);
         gpt2_load_batch(g, tokens + n - T, NULL, 1, T);
@@ -572,7 +574,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     AdamW adamw = { (float)learning_rate(o, step), (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, g->updates + 1 };
     gpt2_update(g, adamw);
     StepStats stats;
-    device_to_host(&stats, g->stats, sizeof stats); // the step's one wait for the device
+    device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
     if (stats.grad_scale != 0) g->updates++;
     trace_step(step + 1);
     return stats;
@@ -583,8 +585,8 @@ static StepLog step_log(GPT2* g, const Run* run, const StepStats* s, long long s
     memset(&l, 0, sizeof l);
     l.step = step + 1;
     l.loss = s->loss / (double)run->tokens_per_step;
-    l.grad_norm = fabs(s->grad_norm); // a NaN has a sign, too
-    l.param_norm = (float)sqrt(s->param_square); // digits beyond would tell of the order of summation
+    l.grad_norm = fabs(s->grad_norm); // so that the log does not show a NaN's sign
+    l.param_norm = (float)sqrt(s->param_square); // more digits would depend on the order of summation
     l.lr = learning_rate(&run->o, step);
     l.loss_scale = run->scaler.scale;
     l.tokens = l.step * run->tokens_per_step;
@@ -616,7 +618,7 @@ static void save(GPT2* g, Run* run, OptionTable* table, long long step) {
     gpt2_save(g, run->o.out, &state, run->o.keep);
     free(state.options);
     json_decref(options);
-    printf("saved step %lld under %s\n", step, run->o.out);
+    logger_say("saved step %lld under %s\n", step, run->o.out);
 }
 
 static bool is_due(long long every, long long step, long long last) { return every > 0 && (step % every == 0 || step == last); }
@@ -630,7 +632,7 @@ int main(int argc, char** argv) {
     options_common(&table, &run.o);
     options_parse(&table, argc, argv);
     device_init(0, 1);
-    device_memory_limit((size_t)ceil(o->memory_limit * 1e9)); // up: 0 is none
+    device_memory_limit((size_t)ceil(o->memory_limit * 1e9)); // rounded up, because 0 means no limit
     layers_choose((AttentionChoice)o->attention, o->deterministic);
 
     tokenizer_open(&run.tokenizer, o->tokenizer);
@@ -639,7 +641,7 @@ int main(int argc, char** argv) {
     GPT2Config config = config_for_run(o, &table, &run.tokenizer, from_checkpoint ? &checkpoint : NULL);
     open_data(&run, config);
 
-    size_t predicted[MEMORY_KINDS]; // at first as if --recompute auto kept all
+    size_t predicted[MEMORY_KINDS]; // first as if --recompute auto kept everything
     gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, predicted);
     if (o->recompute == RECOMPUTE_AUTO) run.o.recompute = memory_fits(predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
     gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, predicted);
@@ -655,7 +657,7 @@ int main(int argc, char** argv) {
         gpt2_load_state(&g, &checkpoint);
         first = checkpoint.state.step;
         dataloader_seek(&run.train, checkpoint.state.epoch, checkpoint.state.position);
-        if (checkpoint.state.dtype == FLOATX_DTYPE) { // another precision's loss scale says nothing about this one's
+        if (checkpoint.state.dtype == FLOATX_DTYPE) { // a loss scale of another precision is useless here
             run.scaler.scale = checkpoint.state.loss_scale;
             run.scaler.good_steps = checkpoint.state.good_steps;
         }
@@ -664,12 +666,12 @@ int main(int argc, char** argv) {
         printf("start      step %lld of %lld, from %s\n", first, o->steps, checkpoint.path);
         checkpoint_close(&checkpoint);
     }
-    logger_open(&run.log, &table, o->out, o->steps, first, run_record(config, predicted, 1));
+    logger_open(&run.log, &table, o, o->out, first, run_record(config, predicted, 1));
 
     trace_open(o->trace, 0);
     size_t allocations = device_allocations();
     for (long long step = first; ; step++) {
-        bool fresh = step > first || first == 0; // not what the run before this one has done already
+        bool fresh = step > first || first == 0; // a resumed run does not repeat what the previous one did
         if (o->val_data[0] && fresh && is_due(o->eval_every, step, o->steps)) logger_eval(&run.log, step, evaluate(&g, &run));
         if (fresh && (step > 0 || o->steps == 0) && is_due(o->sample_every, step, o->steps)) print_sample(&g, &run, step);
         if (o->out[0] && step > first && (is_due(o->save_every, step, o->steps) || step == o->steps)) save(&g, &run, &table, step);

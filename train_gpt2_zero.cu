@@ -1,19 +1,19 @@
 /*
-Train GPT-2 with ZeRO: the ranks of data parallelism hold the same state N times over; here each keeps a part of it
+Train GPT-2 with ZeRO: with data parallelism, the ranks hold N copies of the same state; here each rank keeps a part of it
 (Rajbhandari et al., ZeRO, arXiv 1910.02054, sections 3, 5 and 7). Every unit is cut into N equal shards, and rank r owns shard r.
 
---zero-stage 1  the optimizer's state is sharded: gradients are reduce-scattered, each rank updates its shards of the
-                parameters, and an all-gather makes them whole again. Together these are the all-reduce of before.
---zero-stage 2  gradients, too: a unit's whole gradients exist only until they are reduced, in a bucket.
---zero-stage 3  parameters, too: a unit is gathered before its forward pass, and again before its backward pass.
+--zero-stage 1  The optimizer's state is sharded: gradients are reduce-scattered, each rank updates its shards of the
+                parameters, and an all-gather makes them whole again. Together these send what the all-reduce sent.
+--zero-stage 2  Gradients are also sharded: a unit's whole gradients exist only in a bucket, until they are reduced.
+--zero-stage 3  Parameters are also sharded: a unit is gathered before its forward pass, and again before its backward pass.
 
-Memory    per rank, of P parameters on N ranks: stage 1 4P + KP/N bytes, 2 2P + (2+K)P/N, 3 (4+K)P/N (16 bits, K = 12; fp32:
-          8P + 8P/N, 4P + 12P/N, 16P/N), and activations. Stages 2 and 3 have buckets: whole gradients of the root and of two
-          blocks. Stage 3 has room for gathered units: the root's parameters and one block's.
-Sent      per rank and step, A micro-batches: stage 1 2P (N-1)/N elements of floatX, stage 2 (A+1)P (N-1)/N, stage 3
-          3AP (N-1)/N; and three doubles, which are summed.
+Memory    per rank, in bytes, with P parameters on N ranks: stage 1: 4P + KP/N, stage 2: 2P + (2+K)P/N, stage 3: (4+K)P/N
+          (16 bits, K = 12; fp32: 8P + 8P/N, 4P + 12P/N, 16P/N), and activations. Stages 2 and 3 also have buckets for the whole
+          gradients of the root and two blocks. Stage 3 also has room for gathered units: the root's parameters and one block's.
+Sent      per rank and step with A micro-batches, in elements of floatX: stage 1: 2P (N-1)/N, stage 2: (A+1)P (N-1)/N,
+          stage 3: 3AP (N-1)/N. Each stage also sums three doubles.
 Run       make train_gpt2_zero && mpirun -np 4 ./train_gpt2_zero            (--help lists the options)
-Before    train_gpt2_ddp.cu: all state on every rank. New here: shards, and the seams' bodies, which know where a unit lives.
+Before    train_gpt2_ddp.cu: all state on every rank. New here: shards, and seams that know where a unit lives.
 Next      train_gpt2_fsdp.cu gathers the next unit while this one is computed.
 */
 // ----------------------------------------------------------------------------
@@ -34,13 +34,13 @@ Next      train_gpt2_fsdp.cu gathers the next unit while this one is computed.
 #include "llmc/shard.h"      // defines: shard_elements, checkpoint_add_up
 #include "llmc/trace.h"      // defines: trace_compute, trace_step
 #include "llmc/start.h"      // defines: open_checkpoint, config_for_run
-#include "llmc/logger.h"     // defines: Logger, StepLog
+#include "llmc/logger.h"     // defines: Logger, StepLog, EvalLoss
 #include "llmc/report.h"     // defines: report_run, run_record, report_memory
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
 
-// Views carve named tensors out of a unit's memory, in the order of llmc/gpt2.h. They own nothing, and serve gradients too.
+// Views carve named tensors out of a unit's memory, in the order of llmc/gpt2.h. They own nothing. Gradients use the same views.
 typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp,C)
 typedef struct {
     floatX *ln1w, *ln1b, *qkvb, *projb;     // (C) (C) (3C) (C)
@@ -79,7 +79,7 @@ static BlockParams block_view(GPT2Config c, floatX* base) {
 // ----------------------------------------------------------------------------
 // 3. the model: buffers and who owns them
 
-// What a block's forward pass leaves for its backward pass.
+// The activations that a block's forward pass keeps for its backward pass.
 typedef struct {
     floatX *res1;                       // (B,T,C) the residual stream as it enters
     floatX *ln1, *qkv, *atty;           // (B,T,C) (B,T,3C) (B,T,C)
@@ -91,7 +91,7 @@ typedef struct {
 
 enum { NO_OP = -1, NO_UNIT = -1 };
 
-// A unit's whole gradients, on their way to every rank's shard.
+// A unit's whole gradients, until they are reduced to every rank's shard.
 typedef struct {
     floatX* grads;                  // (N,shard) owned; in stage 1 a view of GPT2.grads
     int unit;                       // whose they are
@@ -109,11 +109,11 @@ typedef struct {
 typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
-    int B, T;                       // the micro-batch at hand
+    int B, T;                       // of the current micro-batch
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // L + 1
     int zero_stage;                 // 1, 2 or 3
-    Unit units[MAX_UNITS];          // offset: of a unit's shard in sharded memory; N times as far in whole memory
+    Unit units[MAX_UNITS];          // offset: of a unit's shard in sharded memory; N times that in whole memory
     size_t shard[MAX_UNITS];        // elements of each unit's shards
     size_t num_sharded;             // of one shard of every unit: 1/N of all parameters, and padding
     floatX *params;                 // stages 1, 2: whole, (N,num_sharded) unit by unit; 3: (num_sharded); owned
@@ -122,7 +122,7 @@ typedef struct {
     float *m, *v;                   // (num_sharded) AdamW moments, owned
     GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
     int updates;                    // AdamW updates so far
-    BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation all but res1 is one memory
+    BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation the blocks share all but res1
     floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
@@ -133,9 +133,9 @@ typedef struct {
     int *inputs, *targets;          // (B,T)
     StepStats *stats;               // on the device, read once a step
     Comm* comm;                     // not owned
-    bool first_micro, last_micro;   // of the step's micro-batches
+    bool first_micro, last_micro;   // the current micro-batch is the step's first; its last
     int num_buckets;
-    Bucket buckets[MAX_UNITS];      // stage 1: each unit's; 2, 3: the root's, and two that the blocks have in turn
+    Bucket buckets[MAX_UNITS];      // stage 1: each unit's; 2, 3: the root's, and two that the blocks take in turn
     CommOp gathering[MAX_UNITS];    // stages 1, 2: the all-gather of a unit's updated parameters, while it is under way
     Gathered gathered[2];           // stage 3: the root, and one block
 } GPT2;
@@ -143,7 +143,7 @@ typedef struct {
 static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
 static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
 
-// Everything but res1, which is per block even when the rest is shared.
+// Allocates everything except res1, which every block has for itself even when the rest is shared.
 static void block_acts_init(BlockActs* a, GPT2Config c, size_t BT) {
     size_t C = (size_t)c.C;
     a->ln1 = acts_alloc(BT*C);   a->ln1_mean = stats_alloc(BT); a->ln1_rstd = stats_alloc(BT);
@@ -195,7 +195,7 @@ static void gpt2_init_acts(GPT2* g) {
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
 
-// Where whole gradients and, in stage 3, whole parameters are while somebody needs them. All blocks are of one size.
+// Allocates memory for whole gradients and, in stage 3, whole parameters while they are needed. All blocks have the same size.
 static void gpt2_init_buckets(GPT2* g) {
     size_t N = (size_t)g->comm->size;
     g->num_buckets = g->zero_stage == 1 ? g->num_units : g->config.L > 1 ? 3 : 2;
@@ -237,7 +237,7 @@ static void gpt2_free(GPT2* g) {
     for (int l = 0; l < g->config.L; l++) {
         BlockActs a = g->acts[l];
         device_free(a.res1);
-        if (l > 0 && g->recompute == RECOMPUTE_BLOCK) continue; // the rest is block 0's
+        if (l > 0 && g->recompute == RECOMPUTE_BLOCK) continue; // the rest belongs to block 0
         device_free(a.ln1); device_free(a.qkv); device_free(a.atty); device_free(a.res2); device_free(a.ln2);
         device_free(a.fch); device_free(a.gelu); device_free(a.ln1_mean); device_free(a.ln1_rstd);
         device_free(a.att_stats); device_free(a.ln2_mean); device_free(a.ln2_rstd);
@@ -249,7 +249,7 @@ static void gpt2_free(GPT2* g) {
     device_free(g->gathered[0].params); device_free(g->gathered[1].params);
 }
 
-// Bytes by kind that gpt2_init will allocate: formulas, so that a run can hold them against what it measured.
+// Bytes by kind that gpt2_init will allocate, from formulas: a run compares them with what it measured.
 static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, const Comm* comm, int zero_stage,
                                 size_t bytes[MEMORY_KINDS]) {
     size_t N = (size_t)comm->size, S = shard_elements_total(c, comm->size), X = sizeof(floatX);
@@ -270,21 +270,21 @@ static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, const
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(c, B, T));
 }
 
-// Bytes that N ranks together will send per step. Each reduce-scatter and each all-gather of all units sends (N-1) shards of
-// everything per rank; beside them three doubles are summed.
+// Bytes that N ranks together will send per step. In each reduce-scatter and each all-gather a rank sends N-1 shards of every
+// unit. Three doubles are summed as well.
 static unsigned long long gpt2_predict_sent(GPT2Config c, int N, int zero_stage, int accumulation) {
     unsigned long long all = (unsigned long long)N, others = all - 1, micro_batches = (unsigned long long)accumulation;
     unsigned long long times = zero_stage == 1 ? 1 + 1              // gradients once, parameters once
                              : zero_stage == 2 ? micro_batches + 1  // gradients of every micro-batch, parameters once
-                             : 3 * micro_batches;                   // both, and parameters for forward and for backward
+                             : 3 * micro_batches;                   // gradients, parameters for forward and for backward
     return times * all * others * shard_elements_total(c, N) * sizeof(floatX) + 3 * 2 * others * sizeof(double);
 }
 
 // ----------------------------------------------------------------------------
 // 4. one transformer block
 
-// Everything of a block's forward pass that its backward pass needs. The block's input is x + branch; branch NULL: x alone,
-// which is then a.res1 itself.
+// Computes everything in a block's forward pass that its backward pass needs. The block's input is x + branch. branch NULL:
+// the input is x alone, which is then a.res1 itself.
 static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
     residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, BT, C);
@@ -295,14 +295,14 @@ static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX*
     matmul_gelu_forward(a.gelu, a.fch, a.ln2, p.fcw, p.fcb, BT, C, 4*C);
 }
 
-// The block's output is the pair a.res2, g->branch: whoever comes next adds the two, fused with its layernorm.
+// The block's output is the pair a.res2, g->branch: the next layernorm adds the two.
 static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int BT = g->B * g->T, C = g->config.C;
     block_activations(g, p, a, x, branch);
     matmul_forward(g->branch, a.gelu, p.fcprojw, p.fcprojb, BT, 4*C, C);
 }
 
-// This rank's shard of unit u: of its parameters, of its gradients.
+// Both return this rank's shard of unit u: of its parameters; of its gradients.
 static floatX* param_shard(GPT2* g, int u) {
     size_t rank = (size_t)g->comm->rank, N = (size_t)g->comm->size, offset = g->units[u].offset;
     return g->zero_stage < 3 ? g->params + N * offset + rank * g->shard[u] : g->params + offset;
@@ -316,8 +316,8 @@ static Bucket* unit_bucket(GPT2* g, int u) {
     return &g->buckets[g->zero_stage == 1 || u == 0 ? u : 1 + (u - 1) % 2];
 }
 
-// Called by the backward pass as the gradient of tensor i of unit u becomes complete. With its last tensor a unit is
-// reduced: stage 1 keeps whole gradients and waits for the last micro-batch, the others keep only what is reduced.
+// The backward pass calls this when the gradient of tensor i of unit u is complete. After its last tensor a unit is reduced:
+// in stage 1, which keeps whole gradients, in the last micro-batch; in the others, which keep only shards, in every one.
 static void grad_ready(GPT2* g, int u, int i) {
     (void)i;
     Bucket* b = unit_bucket(g, u);
@@ -367,8 +367,8 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
 // ----------------------------------------------------------------------------
 // 5. the whole model: where a unit lives, forward, backward
 
-// Unit u's parameters, ready to be used until unit_release. Stages 1 and 2 have them, once the gather that followed the last
-// update is done; stage 3 gathers them.
+// Returns unit u's parameters, ready for use until unit_release. Stages 1 and 2 wait for the gather that followed the last
+// update, if it is still under way; stage 3 gathers them.
 static floatX* unit_params(GPT2* g, int u) {
     if (g->zero_stage < 3) {
         if (g->gathering[u] != NO_OP) comm_wait(g->comm, g->gathering[u]);
@@ -376,13 +376,13 @@ static floatX* unit_params(GPT2* g, int u) {
         return g->params + (size_t)g->comm->size * g->units[u].offset;
     }
     Gathered* whole = &g->gathered[u > 0];
-    require(whole->unit == NO_UNIT, "unit %d is gathered where unit %d has not been released", u, whole->unit);
+    require(whole->unit == NO_UNIT, "unit %d cannot be gathered: unit %d has not been released", u, whole->unit);
     comm_wait(g->comm, comm_all_gather(g->comm, whole->params, param_shard(g, u), g->shard[u], COMM_FLOATX));
     whole->unit = u;
     return whole->params;
 }
 
-// Unit u's parameters will not be used before they are asked for again: in stage 3 another unit may have their place.
+// Ends the use of unit u's parameters until the next unit_params. In stage 3 another unit may take their place.
 static void unit_release(GPT2* g, int u) {
     if (g->zero_stage == 3) g->gathered[u > 0].unit = NO_UNIT;
 }
@@ -396,7 +396,7 @@ static void bucket_finish(GPT2* g, Bucket* b) {
     if (b->sum != shard) add_in_place(shard, b->sum, g->shard[b->unit]);
 }
 
-// Where unit u's gradients go.
+// Returns the memory that unit u's gradients go to.
 static floatX* unit_grads(GPT2* g, int u) {
     Bucket* b = unit_bucket(g, u);
     bucket_finish(g, b); // the backward pass would overwrite what is still being sent
@@ -405,7 +405,7 @@ static floatX* unit_grads(GPT2* g, int u) {
     return b->grads;
 }
 
-// A micro-batch to the device: inputs and targets (B,T) on the host.
+// Copies a micro-batch to the device: inputs and targets are (B,T) on the host. targets NULL: none.
 static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int B, int T) {
     size_t bytes = (size_t)B * (size_t)T * sizeof(int);
     g->B = B;
@@ -414,7 +414,7 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
     if (targets) host_to_device(g->targets, targets, bytes);
 }
 
-// From g->inputs to g->lnf, what the classifier sees.
+// Computes g->lnf, the classifier's input, from g->inputs.
 static void gpt2_forward(GPT2* g) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
@@ -435,7 +435,7 @@ static void gpt2_forward(GPT2* g) {
     unit_release(g, 0);
 }
 
-// The classifier a few rows at a time, so that no (B,T,V) tensor exists: g->losses.
+// Computes g->losses. The classifier runs on a few rows at a time, so that no (B,T,V) tensor exists.
 static void head_forward(GPT2* g, const floatX* wte) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
@@ -446,7 +446,7 @@ static void head_forward(GPT2* g, const floatX* wte) {
     }
 }
 
-// The same, and backward at once while the logits are there: g->dbtc becomes the gradient of g->lnf.
+// Computes g->losses and goes backward at once, while the logits exist: g->dbtc becomes the gradient of g->lnf.
 // dloss: the weight of one token's loss.
 static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, float dloss) {
     GPT2Config c = g->config;
@@ -462,7 +462,7 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
     }
 }
 
-// This micro-batch's losses, added up in g->stats, and its gradients.
+// Adds this micro-batch's losses to g->stats, and computes its gradients.
 static void gpt2_backward(GPT2* g, float dloss) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
@@ -491,16 +491,16 @@ static void gpt2_backward(GPT2* g, float dloss) {
     unit_release(g, 0);
 }
 
-// Before micro-batch `micro` of a step's `accumulation`. Stage 1 adds up whole gradients; the others add up what is reduced, and
-// their buckets begin anew each time.
+// Call before micro-batch `micro` of a step's `accumulation`. Stage 1 adds up whole gradients. The others add up shards, and
+// each micro-batch overwrites their buckets.
 static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->first_micro = micro == 0;
     g->last_micro = micro == accumulation - 1;
     g->grad_mode = micro == 0 || g->zero_stage > 1 ? GRAD_SET : GRAD_ADD;
 }
 
-// After the backward pass: on return this rank's shard of each gradient is that of the mean over the global batch, and
-// g->stats->loss the sum over all ranks. The division by the number of ranks was in dloss (see train_step).
+// Call after the backward pass. On return this rank's shard of each gradient is that of the mean over the global batch, and
+// g->stats->loss is the sum over all ranks. dloss contains the division by the number of ranks (see train_step).
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
     CommOp loss = comm_all_reduce(g->comm, &g->stats->loss, 1, COMM_F64);
@@ -508,8 +508,8 @@ static void gpt2_reduce(GPT2* g) {
     comm_wait(g->comm, loss);
 }
 
-// Stages 1 and 2: begins to make all parameters whole again from the ranks' shards, in the order in which the next forward
-// pass will ask for them: it waits for no more than it is about to use.
+// Stages 1 and 2: begins to gather all parameters from the ranks' shards, in the order in which the next forward pass asks
+// for them, so that it waits only for what it is about to use.
 static void gpt2_gather(GPT2* g) {
     for (int u = 0; u < g->num_units && g->zero_stage < 3; u++) {
         floatX* whole = g->params + (size_t)g->comm->size * g->units[u].offset;
@@ -517,7 +517,7 @@ static void gpt2_gather(GPT2* g) {
     }
 }
 
-// Waits for the gathers of the last update, when no forward pass will.
+// Waits for those gathers of the last update that no forward pass has waited for.
 static void gpt2_gather_finish(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) if (g->gathering[u] != NO_OP) unit_params(g, u);
 }
@@ -525,18 +525,18 @@ static void gpt2_gather_finish(GPT2* g) {
 // ----------------------------------------------------------------------------
 // 6. the optimizer
 
-// The global gradient norm, each rank adding its shards' part, and with it the factor that AdamW multiplies gradients by. Both
-// stay on the device.
+// Computes the global gradient norm, to which each rank adds its shards' part, and from it the factor that AdamW multiplies
+// gradients by. Both stay on the device.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     for (int u = 0; u < g->num_units; u++) add_sum_squares(&g->stats->grad_square, grad_shard(g, u), g->shard[u]);
     comm_wait(g->comm, comm_all_reduce(g->comm, &g->stats->grad_square, 1, COMM_F64));
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// One AdamW call per unit, for this rank's shard alone; then the norm of what came out.
+// Calls AdamW once per unit, for this rank's shard, then sums the squares of the new parameters for their norm.
 static void gpt2_update(GPT2* g, AdamW adamw) {
     for (int u = 0; u < g->num_units; u++) {
-        size_t offset = g->units[u].offset, n = g->shard[u], before = (size_t)g->comm->rank * n; // the other ranks' elements
+        size_t offset = g->units[u].offset, n = g->shard[u], before = (size_t)g->comm->rank * n; // elements of lower ranks
         size_t no_decay = g->units[u].no_decay - size_min(g->units[u].no_decay, before);
         float* master = g->master ? g->master + offset : NULL;
         adamw_update(adamw, param_shard(g, u), master, g->m + offset, g->v + offset,
@@ -554,8 +554,8 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
 // Weights and state pass through a host buffer of this many elements at most.
 #define STAGED ((size_t)1 << 20)
 
-// Elements [begin, begin+n) of this rank's shard of unit u from host (n): fp32 masters where there are any, and the parameters
-// rounded from them. rounded (n) is scratch.
+// Sets elements [begin, begin+n) of this rank's shard of unit u from host (n): fp32 masters where there are any, and the
+// parameters rounded from them. rounded (n) is scratch.
 static void unit_set_weights(GPT2* g, int u, size_t begin, size_t n, const float* host, floatX* rounded) {
     size_t first = g->units[u].offset + begin;
     convert_dtype(rounded, FLOATX_DTYPE, host, DTYPE_F32, n);
@@ -564,8 +564,8 @@ static void unit_set_weights(GPT2* g, int u, size_t begin, size_t n, const float
     device_synchronize(); // host and rounded are about to be used again
 }
 
-// Random weights by --seed, or where r is given those of a checkpoint: its model, or its masters. Each rank makes or reads its
-// own shards, and no more.
+// Sets the weights. r NULL: random by --seed; else those of a checkpoint. part: its model, or its masters. Each rank makes or
+// reads only its own shards.
 static void gpt2_set_weights(GPT2* g, uint64_t seed, CheckpointReader* r, CheckpointPart part) {
     float* host = (float*)xcalloc(STAGED, sizeof(float));
     floatX* rounded = (floatX*)xcalloc(STAGED, sizeof(floatX));
@@ -583,7 +583,7 @@ static void gpt2_set_weights(GPT2* g, uint64_t seed, CheckpointReader* r, Checkp
     gpt2_gather(g);
 }
 
-// All that a resumed run needs, each rank its shards.
+// Loads all that a resumed run needs. Each rank loads its shards.
 static void gpt2_load_state(GPT2* g, CheckpointReader* r) {
     g->updates = (int)r->state.adamw_t;
     gpt2_set_weights(g, 0, r, CHECKPOINT_MASTER);
@@ -604,13 +604,13 @@ static void gpt2_load_state(GPT2* g, CheckpointReader* r) {
     free(host);
 }
 
-// Each rank writes its shards into the same two files: nothing is gathered for it.
+// Saves a checkpoint. Each rank writes its shards into the same two files, so nothing is gathered.
 static void gpt2_save(GPT2* g, const char* out, const TrainState* state, long long keep) {
     CheckpointWriter w;
     float* host = (float*)xcalloc(STAGED, sizeof(float));
-    gpt2_gather_finish(g); // whose output this rank's shards are part of
+    gpt2_gather_finish(g); // the gathers' output contains this rank's shards
     if (g->comm->rank == 0) checkpoint_begin(&w, out, state);
-    comm_barrier(g->comm); // there are files to write to
+    comm_barrier(g->comm); // now the files exist
     if (g->comm->rank > 0) checkpoint_attach(&w, out, state);
     for (int u = 0; u < g->num_units; u++) {
         size_t first = (size_t)g->comm->rank * g->shard[u], filled = shard_filled(g->units[u].size, g->shard[u], g->comm->rank);
@@ -630,7 +630,7 @@ static void gpt2_save(GPT2* g, const char* out, const TrainState* state, long lo
         }
     }
     if (g->comm->rank > 0) checkpoint_detach(&w);
-    checkpoint_add_up(g->comm, w.checksum, w.elements); // all shares are on the disk
+    checkpoint_add_up(g->comm, w.checksum, w.elements); // all ranks have written
     if (g->comm->rank == 0) checkpoint_commit(&w, keep);
     free(host);
 }
@@ -638,13 +638,13 @@ static void gpt2_save(GPT2* g, const char* out, const TrainState* state, long lo
 // ----------------------------------------------------------------------------
 // 8. training
 
-// What a run is made of, beside the model.
+// Everything that a run has, except the model.
 typedef struct {
     Options o;
     World world;
     long long zero_stage;
     Tokenizer tokenizer;
-    DataLoader train, val;          // val only where --val-data names something
+    DataLoader train, val;          // val only if --val-data is not empty
     LossScaler scaler;
     Logger log;
     long long tokens_per_step;
@@ -666,10 +666,10 @@ static void open_data(Run* run, GPT2Config c) {
     if (o->val_data[0]) dataloader_init(&run->val, "--val-data", o->val_data, &run->tokenizer, shape, DATA_EVAL);
 }
 
-// Mean loss over the first --eval-steps global batches of the validation data, each rank seeing its part of them.
-static double evaluate(GPT2* g, Run* run) {
+// Mean loss over the first --eval-steps global batches of the validation data. Each rank sees its part of them.
+static EvalLoss evaluate(GPT2* g, Run* run) {
     long long micro_batches = (run->o.eval_steps < run->val.num_batches ? run->o.eval_steps : run->val.num_batches) * run->accumulation;
-    long long tokens = 0;
+    double tokens = 0, bytes = 0;
     dataloader_seek(&run->val, 0, 0);
     device_zero(g->stats, sizeof *g->stats);
     for (long long i = 0; i < micro_batches; i++) {
@@ -680,10 +680,13 @@ static double evaluate(GPT2* g, Run* run) {
         unit_release(g, 0);
         add_sum(&g->stats->loss, g->losses, (size_t)g->B * (size_t)g->T);
         tokens += run->val.valid;
+        bytes += run->val.bytes;
     }
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats);
-    return comm_host_sum(g->comm, stats.loss) / comm_host_sum(g->comm, (double)tokens);
+    double loss = comm_host_sum(g->comm, stats.loss);
+    EvalLoss mean = { loss / comm_host_sum(g->comm, tokens), loss / comm_host_sum(g->comm, bytes) };
+    return mean;
 }
 
 // Prints --sample-tokens tokens that follow --prompt, each drawn from the model's distribution.
@@ -698,7 +701,7 @@ static void print_sample(GPT2* g, Run* run, long long step) {
     memcpy(tokens + 1, prompt, prompt_tokens * sizeof(int));
     TokenPrinter printer;
     memset(&printer, 0, sizeof printer);
-    printf("sample after step %lld:\n%s", step, o->prompt);
+    logger_say("sample after step %lld:\n%s", step, o->prompt);
     for (; n < total; n++) {
         int T = (int)size_min(n, (size_t)g->seq_len);
         gpt2_load_batch(g, tokens + n - T, NULL, 1, T);
@@ -723,7 +726,7 @@ static void print_sample(GPT2* g, Run* run, long long step) {
 // One optimizer step, counted from 0: forward and backward over every micro-batch, clip, update.
 static StepStats train_step(GPT2* g, Run* run, long long step) {
     const Options* o = &run->o;
-    // A token's share of the mean over the global batch: 1/N is in here, so that summed gradients are averaged gradients.
+    // A token's share of the mean over the global batch. It includes 1/N, so the sum of the gradients is their average.
     float dloss = (float)(run->scaler.scale / (double)run->tokens_per_step);
     device_zero(g->stats, sizeof *g->stats);
     for (int micro = 0; micro < run->accumulation; micro++) {
@@ -739,7 +742,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     AdamW adamw = { (float)learning_rate(o, step), (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, g->updates + 1 };
     gpt2_update(g, adamw);
     StepStats stats;
-    device_to_host(&stats, g->stats, sizeof stats); // the step's one wait for the device
+    device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
     if (stats.grad_scale != 0) g->updates++;
     trace_step(step + 1);
     return stats;
@@ -750,8 +753,8 @@ static StepLog step_log(GPT2* g, const Run* run, const StepStats* s, long long s
     memset(&l, 0, sizeof l);
     l.step = step + 1;
     l.loss = s->loss / (double)run->tokens_per_step;
-    l.grad_norm = fabs(s->grad_norm); // a NaN has a sign, too
-    l.param_norm = (float)sqrt(s->param_square); // digits beyond would tell of the order of summation
+    l.grad_norm = fabs(s->grad_norm); // so that the log does not show a NaN's sign
+    l.param_norm = (float)sqrt(s->param_square); // more digits would depend on the order of summation
     l.lr = learning_rate(&run->o, step);
     l.loss_scale = run->scaler.scale;
     l.tokens = l.step * run->tokens_per_step;
@@ -786,10 +789,10 @@ static void save(GPT2* g, Run* run, OptionTable* table, long long step) {
     comm_barrier(g->comm);
     free(state.options);
     json_decref(options);
-    printf("saved step %lld under %s\n", step, run->o.out);
+    logger_say("saved step %lld under %s\n", step, run->o.out);
 }
 
-// Every rank has gathered the same parameters, so they must be equal to the bit.
+// All ranks gather the same parameters, so they must be equal to the bit.
 static void check_ranks(GPT2* g, World* world, long long step) {
     uint64_t sums[MAX_UNITS];
     float* host = (float*)xcalloc(STAGED, sizeof(float));
@@ -801,7 +804,7 @@ static void check_ranks(GPT2* g, World* world, long long step) {
     require_same_units(&world->control, "parameters", sums, g->num_units, step);
 }
 
-// What is sharded, and what that costs in padding.
+// Prints what is sharded, and how much of it is padding.
 static void report_zero(int zero_stage, GPT2Config c, int N) {
     static const char* const sharded[] = { "optimizer state", "optimizer state and gradients", "optimizer state, gradients and parameters" };
     size_t P = gpt2_num_parameters(c) + (size_t)(c.Vp - c.V) * (size_t)c.C, S = shard_elements_total(c, N);
@@ -824,7 +827,7 @@ int main(int argc, char** argv) {
     options_parse(&table, argc, argv);
     RankInfo ranks = ranks_find();
     device_init(ranks.local_rank, ranks.local_size);
-    device_memory_limit((size_t)ceil(o->memory_limit * 1e9)); // up: 0 is none
+    device_memory_limit((size_t)ceil(o->memory_limit * 1e9)); // rounded up, because 0 means no limit
     world_start(&run.world, o, ranks);
     int rank = ranks.rank, N = ranks.size;
     layers_choose((AttentionChoice)o->attention, o->deterministic);
@@ -836,7 +839,7 @@ int main(int argc, char** argv) {
     open_data(&run, config);
     require_agreement(&run.world.control, run_facts(&table, config, &run.train));
 
-    size_t predicted[MEMORY_KINDS]; // at first as if --recompute auto kept all
+    size_t predicted[MEMORY_KINDS]; // first as if --recompute auto kept everything
     gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, (int)run.zero_stage, predicted);
     if (o->recompute == RECOMPUTE_AUTO) run.o.recompute = world_memory_fits(&run.world, predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
     gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, (int)run.zero_stage, predicted);
@@ -856,7 +859,7 @@ int main(int argc, char** argv) {
         gpt2_load_state(&g, &checkpoint);
         first = checkpoint.state.step;
         dataloader_seek(&run.train, checkpoint.state.epoch, checkpoint.state.position);
-        if (checkpoint.state.dtype == FLOATX_DTYPE) { // another precision's loss scale says nothing about this one's
+        if (checkpoint.state.dtype == FLOATX_DTYPE) { // a loss scale of another precision is useless here
             run.scaler.scale = checkpoint.state.loss_scale;
             run.scaler.good_steps = checkpoint.state.good_steps;
         }
@@ -867,13 +870,13 @@ int main(int argc, char** argv) {
         checkpoint_close(&checkpoint);
     }
     json_t* record = world_record(run_record(config, predicted, N), &run.world, sent);
-    logger_open(&run.log, &table, rank == 0 ? o->out : "", o->steps, first, record);
+    logger_open(&run.log, &table, o, rank == 0 ? o->out : "", first, record);
     run.log.ranks = N;
 
     world_trace(&run.world, o->trace);
     size_t allocations = device_allocations();
     for (long long step = first; ; step++) {
-        bool fresh = step > first || first == 0; // not what the run before this one has done already
+        bool fresh = step > first || first == 0; // a resumed run does not repeat what the previous one did
         if (o->val_data[0] && fresh && is_due(o->eval_every, step, o->steps)) logger_eval(&run.log, step, evaluate(&g, &run));
         if (fresh && (step > 0 || o->steps == 0) && is_due(o->sample_every, step, o->steps)) print_sample(&g, &run, step);
         if (o->out[0] && step > first && (is_due(o->save_every, step, o->steps) || step == o->steps)) save(&g, &run, &table, step);

@@ -1,15 +1,15 @@
 #!/bin/sh
-# bench.sh - how fast a step of GPT-2 124M is, B=4, beside what the machine can do at best and beside other programs.
+# bench.sh - how fast a step of GPT-2 124M is, B=4, compared with the machine's peak and with other programs.
 #
 #   make bench
 #   PYTHON=venv/bin/python LLMC=~/llm.c make bench      with both peers
 #   BENCH_STEPS=2 BENCH_ROUNDS=1 BENCH_T1024=0 make bench     a quick look
 #
 # PYTHON        a Python that has torch (default python3)
-# LLMC          a checkout of llm.c, whose train_gpt2.c is built in a folder of ours; nothing is written there
+# LLMC          a checkout of llm.c; its train_gpt2.c is built in our build folder, and nothing is written into the checkout
 # BENCH_STEPS   timed steps a round (default 6; at T=1024 a third of it), BENCH_ROUNDS rounds (default 3)
 # BENCH_T1024=0 leaves out the long sequences
-# MPIRUN        how two ranks are started, to see how much communication DDP's and FSDP's modes leave exposed (default mpirun)
+# MPIRUN        starts the two ranks that show how much communication DDP's and FSDP's modes leave exposed (default mpirun)
 #
 # Every program starts from random weights, on random tokens; their steps are timed from outside by one clock
 # (dev/bench/measure.c). They take turns, round after round, so that a machine that slows down slows all of them.
@@ -29,7 +29,7 @@ mkdir -p "$build/bench"
 tools=$(cd "$build/bench" && pwd)
 for tool in peak measure inputs; do
     ${CC:-cc} -std=c11 -O3 -march=native -ffp-contract=off -fopenmp "dev/bench/$tool.c" -o "$tools/$tool" ${LDFLAGS-} -ldnnl -lm ||
-        fail "dev/bench/$tool.c cannot be built; make doctor tells what is missing"
+        fail "dev/bench/$tool.c cannot be built; make doctor lists what is missing"
 done
 work=$(mktemp -d "$tools/run.XXXXXX")
 trap 'rm -rf "$work"' EXIT
@@ -46,9 +46,9 @@ if "$python" -c 'import torch' 2>/dev/null; then torch=yes; add torch-fp32; else
     torch=
     lacks "PyTorch: $python has no torch. python3 -m venv venv && venv/bin/pip install torch, then PYTHON=venv/bin/python make bench"
 fi
-# Its program reads fixed names in the folder it runs in. The flags are those of its own Makefile.
+# llm.c's program reads files of fixed names in the folder it runs in. The flags are those of its own Makefile.
 if [ -z "${LLMC-}" ]; then lacks "llm.c: LLMC is not set. git clone https://github.com/karpathy/llm.c, then LLMC=llm.c make bench"
-elif ! command -v stdbuf >/dev/null; then lacks "llm.c: there is no stdbuf (coreutils) to have its lines at once"
+elif ! command -v stdbuf >/dev/null; then lacks "llm.c: there is no stdbuf (coreutils), without which its lines arrive late"
 else
     [ -r "$LLMC/train_gpt2.c" ] || fail "LLMC=$LLMC has no train_gpt2.c; it must be a checkout of llm.c"
     ${CC:-cc} -Ofast -march=native -fopenmp -DOMP -w "$LLMC/train_gpt2.c" -o "$tools/llmc" -lm || fail "$LLMC/train_gpt2.c cannot be built"
@@ -70,7 +70,7 @@ fi
 ranks=yes
 if [ ! -x "$build/train_gpt2_ddp" ] || [ ! -x "$build/train_gpt2_fsdp" ]; then
     ranks=; lacks "two ranks: there is no $build/train_gpt2_ddp or no $build/train_gpt2_fsdp; make bench builds them where MPI is"
-elif [ "$(getconf _NPROCESSORS_ONLN)" -lt 2 ]; then ranks=; lacks "two ranks: they need two cores to have something to hide behind"
+elif [ "$(getconf _NPROCESSORS_ONLN)" -lt 2 ]; then ranks=; lacks "two ranks: they need two cores to overlap anything"
 fi
 
 # --- measuring ---
@@ -88,7 +88,7 @@ run() {
     echo "  $program, T=$T: $(awk '$1 == "ms" { printf "%s%.0f", sep, $2; sep = " " }' "$work/measured") ms" >&2
 }
 timed() { "$tools/measure" "$warmup" "$count" "$@"; }
-# More steps than will be waited for: it is stopped when they are timed, before it saves anything.
+# --steps is far more than are timed: measure stops the program after the timed steps, before it saves anything.
 ours() {
     timed "$1" --data "$work/tokens.bin" --val-data '' --model gpt2 --recompute none --batch-size 4 --seq-len "$T" --steps 1000000 \
         --eval-every 0 --sample-every 0 --out "$work/out" || return 1

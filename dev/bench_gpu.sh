@@ -1,21 +1,21 @@
 #!/bin/sh
-# bench_gpu.sh - how fast a step of GPT-2 is on a GPU in bf16, beside llm.c and PyTorch: same model, batch and sequence length.
+# bench_gpu.sh - how fast a step of GPT-2 is on a GPU in bf16, against llm.c and PyTorch: same model, batch and sequence length.
 #
 #   sh dev/bench_gpu.sh [--model gpt2] [--batch 16,32] [--seq-len 1024] [--rounds 3] [--steps 20] [--llmc PATH] [--out DIR]
 #
 # --model    gpt2 is 124M; gpt2-xl, 1.5B, also with recomputation and under FSDP; --batch: sequences a step, a table for each
 # --llmc     llm.c's train_gpt2cu or the folder that has it, built there with cuDNN's attention (its README says what that needs):
-#            make train_gpt2cu USE_CUDNN=1 NO_MULTI_GPU=1 NO_USE_MPI=1. Without the option, or LLMC, it is left out
-# --out      where programs' logs, all results and table.md stay (build/bench_gpu)
+#            make train_gpt2cu USE_CUDNN=1 NO_MULTI_GPU=1 NO_USE_MPI=1. Without this option or LLMC, llm.c is left out
+# --out      folder for the programs' logs, all results and table.md (build/bench_gpu)
 # PYTHON     a Python whose torch sees the GPU (python3); without one PyTorch is left out
 # BUILD      where our programs are (build/cuda-bf16): make DEVICE=cuda PRECISION=bf16 programs build/cuda-bf16/bench_layers
 #
 # Programs start from random weights, on random tokens; their steps are timed from outside by one clock (dev/bench/measure.c).
 # They take turns, round after round, so that a GPU that slows down slows all of them; medians count. llm.c has a row for each
-# setting worth trying, and PyTorch two, since neither is what ours does: fp32 weights under autocast, or bf16 and no master
-# copy. MFU counts for all the same 6 N + 6 L C T FLOPs a token (N: all parameters, without the vocabulary's padding; attention's
-# causal half), over the data sheet's rate; beside it stands the share of a large product's rate, measured in each round.
-# What is recomputed counts for nothing. The status is 1 if one of ours failed; a peer that did has a row that says why.
+# setting worth trying. PyTorch has two, because neither is what our programs do: fp32 weights under autocast, and bf16 with no
+# master copy. MFU counts the same 6 N + 6 L C T FLOPs a token for every program (N: all parameters, without the vocabulary's
+# padding; attention's causal half), over the data sheet's rate; the next column is the share of a large product's measured rate.
+# Recomputed FLOPs do not count. The status is 1 if one of our programs failed; if a peer failed, its row says why.
 set -eu
 here=$(pwd)
 cd "$(dirname -- "$0")/.."
@@ -46,7 +46,7 @@ number() { # NAME VALUE LEAST
 case $batches in *[!\ ]*) ;; *) fail "--batch must be a list of whole numbers, not '$batches'" ;; esac
 for B in $batches; do number --batch "$B" 1; done
 number --seq-len "$T" 1; number --rounds "$rounds" 1; number --steps "$steps" 1; number BENCH_SECONDS "$limit" 1
-# Layers, heads and channels, which FLOPs and the table's parameters follow from.
+# Layers and channels, from which the table's FLOPs and parameters follow.
 case $model in
     gpt2) sizes="12 768" ;; gpt2-medium) sizes="24 1024" ;; gpt2-large) sizes="36 1280" ;; gpt2-xl) sizes="48 1600" ;;
     d[1-9]|d[1-9][0-9]) sizes="${model#d} $((64 * ${model#d}))" ;;
@@ -85,13 +85,13 @@ if [ -d "$llmc" ]; then llmc=$llmc/train_gpt2cu; fi
 if [ -z "$llmc" ]; then lacks "llm.c: neither --llmc nor LLMC says where its train_gpt2cu is"
 elif [ ! -x "$llmc" ]; then
     fail "there is no program $llmc; in llm.c's folder: make train_gpt2cu USE_CUDNN=1 NO_MULTI_GPU=1 NO_USE_MPI=1"
-elif ! command -v stdbuf >/dev/null; then lacks "llm.c: there is no stdbuf (coreutils) to have its lines at once"
+elif ! command -v stdbuf >/dev/null; then lacks "llm.c: there is no stdbuf (coreutils), without which its lines arrive late"
 else
     llmc=$(cd "$(dirname "$llmc")" && pwd)/${llmc##*/}
     "$work/inputs" llmc "$work/model.bin" "$model" bf16
     for setting in 0-r0 1-r0 2-r0 0-r1 2-r1; do programs="$programs llmc-ge$setting"; done
     ldd "$llmc" 2>/dev/null | grep -q cudnn ||
-        lacks "llm.c with cuDNN: $llmc was built without, so its attention is by its own kernels. USE_CUDNN=1"
+        lacks "llm.c with cuDNN: $llmc was built without it, so its own kernels compute attention. Build it with USE_CUDNN=1"
 fi
 if "$python" -c 'import torch; assert torch.cuda.is_available()' >/dev/null 2>&1; then
     programs="$programs torch-autocast torch-bf16"
@@ -122,8 +122,8 @@ run() {
     sed -n "/^rss/!s/^/$name $B /p" "$work/measured" >>"$out/results"
     echo "  $name, B=$B: $(awk '$1 == "ms" { printf "%s%.1f", sep, $2; sep = " " }' "$work/measured") ms" >&2
 }
-# The last line in which the program speaks of an error, with the next if it ends in a colon, or else its last line; measure's own
-# words come after them.
+# The last line of the log that mentions an error, with the next line if it ends in a colon, or else the last line. measure's own
+# words, which come after them, are left out.
 last_words() {
     awk '/ended after .* its last words:$/ { exit } NF { last = $0 } goes_on { error = error " " $0; goes_on = 0; next }
          tolower($0) ~ /error|out of memory|assert/ { error = $0; goes_on = /:$/ }
@@ -141,8 +141,8 @@ start() {
         torch-*) timed "$python" "$OLDPWD/dev/bench/pytorch_cuda.py" compile "${1#torch-}" "$model" "$B" "$T" ;;
     esac
 }
-# More steps than will be waited for: it is stopped when they are timed. The limit's signal goes to measure, which takes the
-# program along.
+# --steps is far more than are timed: measure stops the program after the timed steps. The time limit's signal goes to measure,
+# and the program dies with it.
 timed() { timeout --foreground "$limit" ./measure --log "$log" "$warmup" "$steps" "$@"; }
 ours() {
     program=$1
@@ -150,7 +150,7 @@ ours() {
     timed "$build/$program" --data tokens.bin --val-data '' --model "$model" --vocab-size 50257 --batch-size "$B" --seq-len "$T" \
         --steps 1000000 --eval-every 0 --sample-every 0 "$@"
 }
-# What a program says that it takes: ours all that it has allocated, PyTorch all tensors at most, llm.c what the GPU has in use.
+# The memory that a program reports: ours all that it has allocated, PyTorch the peak of all tensors, llm.c all in use on the GPU.
 counted() {
     awk 'BEGIN { unit["B"] = 1; unit["kB"] = 1e3; unit["MB"] = 1e6; unit["GB"] = 1e9; unit["TB"] = 1e12 }
          /^step .*mem [0-9.]+ [kMGT]?B/ { sub(/.*mem /, ""); bytes = $1 * unit[$2] }
@@ -158,7 +158,7 @@ counted() {
          END { if (bytes) printf "counted %.0f\n", bytes }'
 }
 
-# --- the tables: also of what there is when a time limit ends this script ---
+# --- the tables, which are also printed when a time limit ends this script ---
 tables() {
     echo "### $model in bf16, T=$T: whole steps; rounds: $rounds${1-}, steps a round: $steps"
     awk -v model="$model" -v T="$T" -v programs="$programs" -v batches="$batches" -v sizes="$sizes" \

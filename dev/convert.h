@@ -2,16 +2,16 @@
 convert.h - what hf_export, hf_import and llmc_import share: Hugging Face's names for GPT-2's tensors, and making a
 checkpoint that holds weights only.
 
-Hugging Face's GPT-2 keeps the Conv1D of OpenAI's code: the matrices of a block are stored (in, out), ours (out, in).
+Hugging Face's GPT-2 keeps the Conv1D of OpenAI's code: it stores the matrices of a block as (in, out), we as (out, in).
 */
 #ifndef DEV_CONVERT_H
 #define DEV_CONVERT_H
 #include "../llmc/checkpoint.h"
 #include "../llmc/options.h"
 
-#define HF_PREFIX "transformer." // of the names in a model with a language-modelling head; a bare GPT2Model has none
+#define HF_PREFIX "transformer." // begins the names in a model with a language-modelling head; a bare GPT2Model has no prefix
 
-// Name of tensor i of unit u, without the prefix, into out (64).
+// Writes the name of tensor i of unit u, without the prefix, into out (64).
 static inline void hf_name(int u, int i, char* out) {
     static const char* const root[ROOT_TENSORS] = { "ln_f.weight", "ln_f.bias", "wpe.weight", "wte.weight" };
     static const char* const block[BLOCK_TENSORS] = {
@@ -32,7 +32,7 @@ static inline void transpose(float* dst, const float* src, size_t rows, size_t c
                 for (size_t c = c0; c < size_min(c0 + tile, cols); c++) dst[c * rows + r] = src[r * cols + c];
 }
 
-// What every converter's command line has beside its options: what to read, and a folder that must be free.
+// The operands of every converter's command line: what to read, and a folder that must not exist or be empty.
 typedef struct { const char *in, *out; } InOut;
 static inline InOut parse_in_out(OptionTable* t, const char* form, int argc, char** argv) {
     options_operands(t, form, 2, 2);

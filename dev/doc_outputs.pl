@@ -1,15 +1,15 @@
 #!/usr/bin/env perl
-# doc_outputs.pl - do the documents still quote what the programs print? Runs their commands in a fresh clone of HEAD, in the
-# documents' order, and holds each quoted line against the new output.
+# doc_outputs.pl - checks that the documents still quote what the programs print. It runs their commands in a fresh clone of
+# HEAD, in the documents' order, and compares each quoted line with the new output.
 #
 #   perl dev/doc_outputs.pl [--write] [DOCUMENT...]      default: README.md and the chapters; takes some minutes
 #
-# A command is an indented line that begins with "$ ", its continuations with "> "; what is quoted of its output follows. An
-# indented block without a command belongs to the commands before it, if a line of it is among what they printed. Numbers apart,
-# a quoted line must be there; "..." in it stands for anything. --write puts the new numbers into the documents.
+# A command is an indented line that begins with "$ ", its continuations with "> "; the quoted output follows. An indented block
+# without a command belongs to the commands before it, if they printed at least one of its lines. Each quoted line must be in the
+# output, except that its numbers may differ; "..." in it stands for anything. --write puts the new numbers into the documents.
 #
-# Nothing here looks at tables, at pictures, at numbers within sentences, or at blocks without a command that nothing printed
-# (they are listed). MPIRUN="mpirun ..." says how to start ranks. The status is 0 if every quoted line is there, whatever its numbers.
+# Nothing here checks tables, pictures, numbers within sentences, or blocks without a command that no command printed (these are
+# listed). MPIRUN="mpirun ..." says how to start ranks. The status is 0 if every quoted line is there, whatever its numbers.
 use strict;
 use warnings;
 use File::Temp qw(tempdir);
@@ -19,7 +19,7 @@ my @documents = @ARGV ? @ARGV : ("README.md", sort glob "doc/0*.md");
 my $work = tempdir(CLEANUP => 1);
 my $NUMBER = qr/[+-]?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|\b(?:inf|nan)\b)/;
 
-# A quoted line as a pattern: whatever numbers and blanks, "..." for anything. It captures what is between the "...".
+# A quoted line as a pattern: any numbers and blanks match, "..." matches anything. It captures the text between the "...".
 sub pattern {
     my @parts;
     for my $part (split /\.\.\./, $_[0], -1) {
@@ -29,8 +29,9 @@ sub pattern {
     return qr/^$whole$/;
 }
 
-# The line of @$output that was meant, as the document would quote it, and its index: the same line; else among those with other
-# numbers the one that has the most leading ones in common with it. A step is never taken for another. Nothing if there is none.
+# Returns the line of @$output that a quoted line stands for, as the document would quote it, and its index: the same line or,
+# among those that differ in numbers only, the one whose leading numbers agree most. A line of another step never matches. Returns
+# nothing if there is none.
 sub find_line {
     my ($quoted, $output) = @_;
     my ($pattern, @old, @best) = (pattern($quoted), $quoted =~ /$NUMBER/g);
@@ -65,7 +66,7 @@ sub blocks {
     return @blocks;
 }
 
-# Runs a document's commands one after another in the clone: their outputs, a list of lines each.
+# Runs a document's commands one after another in the clone. Returns a list of lines for each.
 sub run_commands {
     my @commands = @_;
     open my $script, ">", "$work/script" or die "$work/script: $!";

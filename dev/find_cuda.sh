@@ -1,15 +1,15 @@
 #!/bin/sh
-# find_cuda.sh WHAT LIBRARY... - where NVIDIA's libraries are, as flags that nvcc and g++ both understand.
+# find_cuda.sh WHAT LIBRARY... - prints where NVIDIA's libraries are, as flags that nvcc and g++ both understand. WHAT is
 #   compile   include folders
 #   link      the libraries, and where the program will look for them when it starts
-#   rpath     the latter alone, for what a program opens by itself
-#   folder    for people
-# LIBRARY is cublasLt, cudnn, nvrtc or nccl. What is missing is named on stderr, with how to get it; then the status is 1.
+#   rpath     only where to look, for libraries that a program opens at run time
+#   folder    the folder's name, for people to read
+# LIBRARY is cublasLt, cudnn, nvrtc or nccl. If one is missing, stderr names it and says how to get it; the status is then 1.
 #
 # The first place that has both header and library counts: the compiler's own folders (Debian's and Ubuntu's packages, and
 # whatever CPPFLAGS and LDFLAGS name); the CUDA Toolkit of nvcc, or CUDA_HOME; nvidia/ beside this folder, which dev/setup.sh
-# fills; the packages of the Python that is active. The last two are collections of pip's wheels, of one CUDA version each,
-# which must be the toolkit's. Wheels have no libX.so, only libX.so.N, so that one is what is linked.
+# fills; the packages of the active Python. The last two hold pip's wheels, each for one CUDA version, which must be the
+# toolkit's. Wheels have no libX.so, only libX.so.N, so the flags name that file.
 set -u
 here=$(dirname -- "$0")
 root=$(cd "$here/.." && pwd)
@@ -17,22 +17,22 @@ root=$(cd "$here/.." && pwd)
 what=$1
 shift
 
-# The toolkit's folder, as nvcc tells it.
+# Prints the toolkit's folder, as nvcc reports it.
 toolkit_home() {
     if [ -n "${CUDA_HOME:-}" ]; then echo "$CUDA_HOME"; return; fi
     ${NVCC:-nvcc} --dryrun x.cu 2>&1 | sed -n 's/^#\$ TOP=//p' | grep . || echo /usr/local/cuda
 }
 home=$(toolkit_home)
-# Its version up to the point, "13"; empty if there is no toolkit.
+# The toolkit's major version, "13"; empty if there is no toolkit.
 major=$(for folder in "$home" /usr; do sed -n 's/^#define CUDA_VERSION *\([0-9]*\)[0-9][0-9][0-9]$/\1/p' "$folder/include/cuda.h"; done 2>/dev/null |
     head -n 1)
 
-# collections: the folders under which wheels have unpacked themselves, if their cuBLASLt is of the toolkit's version.
+# Prints the folders into which wheels were unpacked, if their cuBLASLt is of the toolkit's version.
 collections() {
-    # the Python's own folders, not the one that this is started in
+    # only the Python's own folders, not the current one
     of_python=$("${PYTHON:-python3}" -c 'import sys; del sys.path[0]; import nvidia; print(*nvidia.__path__)' 2>/dev/null)
     for folder in "$root/nvidia" $of_python; do
-        # shellcheck disable=SC2086 # without a toolkit any version will do
+        # shellcheck disable=SC2086 # without a toolkit, any version is accepted
         for lt in "$folder"/*/lib/libcublasLt.so.${major:-*}; do if [ -e "$lt" ]; then echo "$folder"; break; fi; done
     done
 }
@@ -41,20 +41,20 @@ places() {
     for folder in $(collections); do for place in "$folder"/*; do echo "$place"; done; done
 }
 
-# What the compiler finds by itself.
+# Succeeds if the compiler finds header and library without any flags of ours.
 is_installed() {
     # shellcheck disable=SC2086 # lists of words
     echo "#include <$2>" | ${CC:-cc} ${CPPFLAGS-} -E -x c - >/dev/null 2>&1 &&
         ${CC:-cc} -shared -x c /dev/null -o /dev/null ${LDFLAGS-} "-l$1" 2>/dev/null
 }
-library_in() { # PLACE LIBRARY: the file
+library_in() { # PLACE LIBRARY: prints the library's file
     for file in "$1"/lib64/"lib$2.so" "$1"/lib/"lib$2.so" "$1"/lib64/"lib$2.so".* "$1"/lib/"lib$2.so".*; do
         if [ -e "$file" ]; then echo "$file"; return; fi
     done
     return 1
 }
 
-# An old-style rpath counts for what libraries open by themselves, too: cuDNN opens NVRTC, and NVRTC its built-in functions.
+# An old-style rpath also applies to what the libraries open at run time: cuDNN opens NVRTC, and NVRTC its built-in functions.
 say() { # FOLDER-OF-HEADERS LIBRARY-FILE
     folder=$(dirname "$2") rpath="-Xlinker --disable-new-dtags -Xlinker -rpath -Xlinker"
     case $what in
@@ -88,8 +88,8 @@ for library in "$@"; do
         *) echo "find_cuda.sh: the library must be cublasLt, cudnn, nvrtc or nccl, not '$library'" >&2; exit 2 ;;
     esac
     find_library "$library" "$header" && continue
-    echo "$name${major:+ for CUDA $major} is missing: $header and lib$library.so were not found together. Get it by" \
-        "sh dev/setup.sh (into nvidia/), by pip install $wheel, or from NVIDIA's packages" >&2
+    echo "$name${major:+ for CUDA $major} is missing: $header and lib$library.so were not found together. Get it with" \
+        "sh dev/setup.sh (into nvidia/), with pip install $wheel, or from NVIDIA's packages" >&2
     status=1
 done
 exit $status

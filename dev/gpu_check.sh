@@ -1,7 +1,7 @@
 #!/bin/bash
-# gpu_check.sh - what a machine with an NVIDIA GPU can show: every CUDA layer against the CPU's, the training programs against
-# PyTorch's stored runs, ranks that share the GPU, how fast it is, beside llm.c and PyTorch and beside what it could be, memory
-# errors and races. Needs nvcc, NVIDIA's libraries and Open MPI; no network.
+# gpu_check.sh - checks everything that needs a machine with an NVIDIA GPU: every CUDA layer against the CPU's, the training
+# programs against PyTorch's stored runs, ranks that share the GPU, speed compared with llm.c, PyTorch and the hardware's limits,
+# memory errors and races. Needs nvcc, NVIDIA's libraries and Open MPI; no network.
 #
 #   sh dev/gpu_check.sh          all parts that fit in GPU_CHECK_SECONDS (570), in this order; ends with a page for doc/gpu.md
 #   sh dev/gpu_check.sh PART...  some of them:
@@ -9,23 +9,23 @@
 #       layers                   each against the CPU's
 #       training                 PyTorch's stored run; the same bits from run to run
 #       roofline                 GPT-2 124M and 1.5B, operation by operation
-#       peers                    GPT-2 124M beside llm.c and PyTorch (dev/bench_gpu.sh)
+#       peers                    GPT-2 124M against llm.c and PyTorch (dev/bench_gpu.sh)
 #       ranks zero fsdp          over NCCL and MPI, against PyTorch and one another
-#       large                    GPT-2 1.5B, with recomputation and FSDP on one rank, beside llm.c and PyTorch
+#       large                    GPT-2 1.5B, with recomputation and FSDP on one rank, against llm.c and PyTorch
 #       sanitizer                memory errors and races
 #       profile                  the kernels of a step by share, where Nsight Compute (ncu) runs
-#       speed                    124M in other batches, with attention of our own, in rank order, in fp32
+#       speed                    124M in other batches, with our own attention, in rank order, in fp32
 #       kernels                  those of dev/cuda/ in their variants, in bf16
-#   sh dev/gpu_check.sh --pack   collects the libraries that are not NVIDIA's in build/carry, for a machine that has none; Open
-#                                MPI as pip has it, which runs wherever it is put
+#   sh dev/gpu_check.sh --pack   collects in build/carry the libraries that are not NVIDIA's, for a machine that lacks them, and
+#                                pip's build of Open MPI, which runs from any folder
 #
-# GPU_CHECK_LIBS=DIR    a folder made by --pack (default build/carry, if it is there)
+# GPU_CHECK_LIBS=DIR    a folder made by --pack (default build/carry, if it exists)
 # GPU_CHECK_OUT=DIR     where logs and the page go (default build/gpu_check)
 # GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU, on small shapes; without `layers sanitizer profile
 #                       speed`
-# LLMC=PATH             llm.c's train_gpt2cu, or its folder (dev/bench_gpu.sh says how it is built); PYTHON: one that has torch
+# LLMC=PATH             llm.c's train_gpt2cu, or its folder (dev/bench_gpu.sh says how to build it); PYTHON: one that has torch
 #
-# Every part has a time limit, and one that fails does not stop the next. The status is 0 if all that ran is well.
+# Every part has a time limit, and a part that fails does not stop the next. The status is 0 if every part that ran succeeded.
 [ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@"
 set -u
 cd "$(dirname -- "$0")/.." || exit 1
@@ -35,7 +35,7 @@ out=$(cd "${GPU_CHECK_OUT:-build/gpu_check}" && pwd)
 export GPU_CHECK_OUT=$out
 fail() { echo "error: $*" >&2; exit 1; }
 
-# --- for a machine that has nothing: headers and libraries of oneDNN, Jansson, PCRE2, and Open MPI ---
+# --- --pack, for a machine that lacks them: headers and libraries of oneDNN, Jansson, PCRE2, and Open MPI ---
 pack() {
     local file name library python=${PYTHON:-python3}
     rm -rf "$libs" && mkdir -p "$libs/include" "$libs/lib" || exit 1
@@ -50,7 +50,7 @@ pack() {
         [ -e "$file" ] || fail "lib$library.so is not here; sh dev/setup.sh installs it"
         name=$(objdump -p "$file" | awk '$1 == "SONAME" { print $2 }')
         cp -L "$file" "$libs/lib/$name"
-        echo "INPUT($name)" > "$libs/lib/lib$library.so" # a linker script: a link does not survive every way of carrying
+        echo "INPUT($name)" > "$libs/lib/lib$library.so" # a linker script, because some ways of copying lose links
         # what it needs beyond the compiler's own libraries
         ldd "$file" | awk '/=> \// { print $3 }' | grep -vE '/lib(c|m|stdc\+\+|gomp|gcc_s|pthread|dl|rt)\.so' |
             xargs -r cp -L -t "$libs/lib"
@@ -68,7 +68,7 @@ if [ -d "$libs" ]; then
     export LD_LIBRARY_PATH=$folder/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 fi
 if [ -d "$libs/mpi" ] && ! command -v mpicc > /dev/null; then
-    chmod +x "$folder"/mpi/bin/* # which does not survive every way of carrying, either
+    chmod +x "$folder"/mpi/bin/* # some ways of copying lose this, too
     export OPAL_PREFIX=$folder/mpi PRTE_PREFIX=$folder/mpi PMIX_PREFIX=$folder/mpi PATH=$folder/mpi/bin:$PATH
 fi
 
@@ -81,8 +81,8 @@ program() { # what reference_run runs
 }
 
 # --- parts and their results ---
-# part NAME SECONDS COMMAND...: runs a program, or a function of this script, and notes in results.txt how it ended. What it
-# prints goes to NAME.log.
+# part NAME SECONDS COMMAND...: runs a program, or a function of this script, and notes in results.txt how it ended. Its output
+# goes to NAME.log.
 deadline=$((SECONDS + ${GPU_CHECK_SECONDS:-570})) failed=0
 part() {
     local name=$1 limit=$2 begin=$SECONDS status result
@@ -109,7 +109,7 @@ part() {
 }
 note() { echo "| $1 | $2 | $3 |" | tee -a "$out/results.txt" >&2; }
 
-# --- build: everything at once, since one program at a time would leave most cores idle ---
+# --- build: everything at once, because one program at a time would leave most cores idle ---
 build_all() {
     local precision what pids='' pid status=0
     make DEVICE=cpu PRECISION=fp32 build/train_gpt2_single build/test/compare_run & pids=$!
@@ -137,7 +137,8 @@ layers() {
 }
 
 # --- training: the run that PyTorch did once, stored in test/reference ---
-# matches A.jsonl PRECISION LOSS_BOUND NORM_BOUND NAME OPTION...: such a run has A's losses and norms, within relative bounds.
+# matches A.jsonl PRECISION LOSS_BOUND NORM_BOUND NAME OPTION...: a run with these options has A's losses and gradient norms,
+# within relative bounds.
 matches() {
     local reference=$1 precision=$2 loss=$3 norm=$4 run=$out/run-$5
     shift 5
@@ -146,7 +147,7 @@ matches() {
         "$COMPARE" metrics "$reference" "$run/metrics.jsonl" --rtol "$loss" --only loss &&
         "$COMPARE" metrics "$reference" "$run/metrics.jsonl" --rtol "$norm" --only grad_norm
 }
-# as_bits PRECISION OPTION...: two such runs have the same metrics, weights and optimizer state, to the bit.
+# as_bits PRECISION OPTION...: two runs with these options have the same metrics, weights and optimizer state, to the bit.
 as_bits() {
     local run
     for run in 1 2; do
@@ -159,7 +160,7 @@ training() {
     local pytorch=$REFERENCE/pytorch_fp64.jsonl attention numbers precision
     part training-fp32 60 matches $pytorch fp32 1e-4 1e-4 fp32
     part training-fp32-recompute 60 matches $pytorch fp32 1e-4 1e-4 recompute --recompute block --batch-size 4
-    # a quarter of the format's roundoff for losses, all of it for gradient norms: what the CPU's layers keep
+    # a quarter of the format's roundoff for losses, all of it for gradient norms: the CPU's layers keep to the same bounds
     for numbers in "bf16 1e-3 4e-3" "fp16 1.2e-4 5e-4"; do
         precision=${numbers%% *}
         for attention in auto own; do
@@ -173,8 +174,8 @@ training() {
     part bits-bf16-own 60 as_bits bf16 --attention own
 }
 
-# --- ranks: NCCL needs a GPU for each, so one rank; those that share the GPU talk by MPI ---
-# ddp_matches RANKS OUT OPTION...: PyTorch DDP's run on so many ranks.
+# --- ranks: NCCL needs a GPU per rank, so it runs on one; ranks that share the GPU communicate by MPI ---
+# ddp_matches RANKS OUT OPTION...: matches PyTorch DDP's run on RANKS ranks.
 ddp_run() { # RANKS OUT OPTION...
     rm -rf "$2"
     on_ranks "$1" "$(build_of fp32)/train_gpt2_ddp" "${reference_options[@]}" --batch-size $((16 / $1)) --out "$2" "${@:3}"
@@ -211,7 +212,7 @@ ranks() {
     part ddp-mpi-4-bits 60 ddp_bits 4
 }
 
-# --- zero: what stages hold and send is as predicted, or they end with an error; in rank order they are DDP, to the bit ---
+# --- zero: a stage whose memory or traffic is not as predicted ends with an error; in rank order every stage has DDP's bits ---
 zero_run() { # PRECISION RANKS OUT PROGRAM OPTION...
     rm -rf "$3"
     on_ranks "$2" "$(build_of "$1")/$4" "${reference_options[@]}" --batch-size $((16 / $2)) --out "$3" "${@:5}"
@@ -225,7 +226,7 @@ zero_bits() {
             same_run "$out/zero-ddp" "$out/zero-$stage" || { echo "error: in stage $stage"; return 1; }
     done
 }
-# zero_matches STAGE RANKS OPTION...: PyTorch DDP's run on so many ranks, with two micro-batches a step.
+# zero_matches STAGE RANKS OPTION...: matches PyTorch DDP's run on RANKS ranks, with two micro-batches a step.
 zero_matches() {
     local run=$out/zero-run stored=$REFERENCE/ddp/ranks_$2_accumulate_2
     zero_run fp32 "$2" "$run" train_gpt2_zero --zero-stage "$1" --batch-size $((8 / $2)) "${@:3}" &&
@@ -243,7 +244,7 @@ zero() {
     part zero-mpi-4-bits-strict 60 strict zero_bits bf16 4
 }
 
-# --- fsdp: likewise, each sharding with another way to wrap and to gather ahead ---
+# --- fsdp: the checks of zero, each sharding with another way to wrap and to gather ahead ---
 fsdp_settings() { cat << END
 --sharding full --prefetch backward-pre --limit-all-gathers 3
 --sharding full --prefetch backward-post --wrap layer --recompute block
@@ -251,7 +252,7 @@ fsdp_settings() { cat << END
 --sharding none --wrap layer
 END
 }
-# fsdp_bits PRECISION RANKS OPTION...: each has DDP's losses, gradient norms, weights and optimizer state.
+# fsdp_bits PRECISION RANKS OPTION...: each setting has DDP's losses, gradient norms, weights and optimizer state.
 fsdp_bits() {
     local options file field last=step_00000020
     zero_run "$1" "$2" "$out/fsdp-ddp" train_gpt2_ddp --deterministic "${@:3}" || return 1
@@ -264,7 +265,7 @@ fsdp_bits() {
         for file in model optimizer; do cmp "$out/fsdp-ddp/$last/$file.safetensors" "$out/fsdp/$last/$file.safetensors" || return 1; done
     done < <(fsdp_settings)
 }
-# fsdp_matches RANKS OPTION...: PyTorch DDP's run on so many ranks, with two micro-batches a step.
+# fsdp_matches RANKS OPTION...: matches PyTorch DDP's run on RANKS ranks, with two micro-batches a step.
 fsdp_matches() {
     local run=$out/fsdp-run stored=$REFERENCE/ddp/ranks_$1_accumulate_2
     zero_run fp32 "$1" "$run" train_gpt2_fsdp --batch-size $((8 / $1)) "${@:2}" &&
@@ -284,7 +285,7 @@ fsdp() {
     part fsdp-mpi-4-bits-strict 90 strict fsdp_bits bf16 4
 }
 
-# --- roofline: what each operation takes, beside what it must take ---
+# --- roofline: the time of each operation, beside the least time that the hardware allows ---
 roofline() {
     local program
     program=$(build_of bf16)/bench_layers
@@ -297,7 +298,7 @@ roofline() {
     part roofline-fp32 60 "$(build_of fp32)/bench_layers" 16 1024 10
 }
 
-# --- profile: the kernels of a run's second step, by name; the first also tries plans for products ---
+# --- profile: the kernels of a run's second step, by name; the first step also tries plans for matrix products ---
 profile() {
     if command -v ncu > /dev/null; then part profile 150 profile_step
     else note profile "not run: there is no ncu" ""; fi
@@ -305,14 +306,14 @@ profile() {
 profile_step() {
     local share=avg.pct_of_peak_sustained_elapsed
     local metrics=gpu__time_duration.sum,dram__throughput.$share,sm__throughput.$share
-    # the clocks are left as they are
+    # --clock-control none leaves the GPU's clocks as they are
     ncu --clock-control none --csv --print-units base --metrics $metrics --log-file "$out/profile.csv" \
         "$(program bf16)" --data "$out/tokens.bin" --val-data '' --model gpt2 --batch-size 16 --seq-len 1024 --steps 2 \
         --eval-every 0 --sample-every 0 &&
         awk -f dev/bench/profile.awk "$out/profile.csv" > "$out/profile.md"
 }
 
-# --- peers: beside llm.c and PyTorch, in turns ---
+# --- peers: our programs, llm.c and PyTorch, in turns ---
 against_peers() { # NAME SECONDS OPTION...
     local name=$1 limit=$2
     shift 2
@@ -341,7 +342,7 @@ speed() {
     trains fp32 16
 }
 
-# --- kernels: those of dev/cuda/ in their variants, each at every block size ---
+# --- kernels: every variant in dev/cuda/, at every block size ---
 kernels() {
     local file name
     part kernels-build 150 make -k -j12 DEVICE="$device" PRECISION=bf16 variants
@@ -379,7 +380,7 @@ speed_table() {
           if ($3 > 0) printf "| %s | %d | %.1f | %.1f | %s |\n", $1, $3, 1e3 * 1024 * $2 / $3, $3 * flops * 1e-12, share
         }' "$out/speed.txt"
 }
-section() { # TITLE FILE...: those that are there and not empty
+section() { # TITLE FILE...: prints the files that exist and are not empty, under one title
     local title=$1 file
     shift
     for file; do

@@ -1,18 +1,18 @@
 /*
 hf_export CHECKPOINT_DIR OUT_DIR [--tokenizer bytes|FILE] [--dtype same|fp32|bf16|fp16] - makes a Hugging Face GPT-2
 folder that transformers loads: config.json, model.safetensors with the matrices turned to (in, out) and the tied
-embedding once, and the tokenizer's files where one is given.
+embedding once, and the tokenizer's files if --tokenizer is given.
 */
 #include "convert.h"
 #include "../llmc/tokenizer.h"
 
-// The folder in the making.
+// The folder that is being written.
 typedef struct {
     const char* path;
     char* temporary; // owned
 } Export;
 
-// A failure to write; the folder in the making goes with the process.
+// Dies if something could not be written; the unfinished folder is removed when the process exits.
 static void require_written(const Export* e, bool written, const char* file) {
     require(written, "%s/%s: cannot be written: %s; free disk space or choose another folder", e->path, file, strerror(errno));
 }
@@ -71,7 +71,7 @@ static void create_weights(const Export* e, SafeTensors* s, GPT2Config c, DType 
     checkpoint_free_wanted(wanted, count);
 }
 
-// Tensor i of unit u goes to `to`.
+// Writes tensor i of unit u to `to`.
 static void copy_tensor(const Export* e, CheckpointReader* r, SafeTensors* s, const SafeTensor* to, int u, int i) {
     TensorInfo t = unit_tensor(r->state.config, u, i);
     float *data = (float*)xcalloc(to->elements, sizeof(float)), *turned = data;
@@ -97,7 +97,7 @@ static void write_weights(const Export* e, CheckpointReader* r, DType dtype) {
 
 // ---- the tokenizer's files ----
 
-// Byte tokens as a byte-level BPE without merges: token b is the character by which GPT-2 writes byte b.
+// Writes byte tokens as a byte-level BPE without merges: token b is the character that stands for byte b in GPT-2's vocabulary.
 static void write_byte_tokenizer(const Export* e) {
     int byte_of[BYTE_CHARACTERS], character_of[256];
     byte_characters(byte_of);
@@ -151,9 +151,9 @@ static int write_tokenizer(const Export* e, const char* spec, GPT2Config c) {
 int main(int argc, char** argv) {
     const char* tokenizer = "";
     int dtype_choice = 0;
-    OptionTable table = options_table("hf_export", "make a Hugging Face GPT-2 folder of a checkpoint");
-    option_text(&table, "tokenizer", &tokenizer, "bytes|FILE", "its files go into the folder too; '': none");
-    option_choice(&table, "dtype", &dtype_choice, "same|fp32|bf16|fp16", "precision of the weights; same: the checkpoint's");
+    OptionTable table = options_table("hf_export", "make a Hugging Face GPT-2 folder from a checkpoint");
+    option_text(&table, "tokenizer", &tokenizer, "bytes|FILE", "tokenizer whose files to add to the folder; '': none");
+    option_choice(&table, "dtype", &dtype_choice, "same|fp32|bf16|fp16", "precision of the weights; same: as in the checkpoint");
     InOut io = parse_in_out(&table, "CHECKPOINT_DIR OUT_DIR", argc, argv);
 
     CheckpointReader r;
@@ -164,7 +164,7 @@ int main(int argc, char** argv) {
     Export e = { out, folder_temporary(out) };
     require_written(&e, folder_begin(out), "");
     write_weights(&e, &r, dtype);
-    checkpoint_close(&r); // verifies what was read, before anything can be seen
+    checkpoint_close(&r); // verifies what was read, before the folder gets its name
     int eot = tokenizer[0] ? write_tokenizer(&e, tokenizer, c) : c.V - 1;
     write_config(&e, c, dtype, eot);
     require_written(&e, folder_publish(out), "");

@@ -1,7 +1,7 @@
 /*
-hf_import HF_DIR OUT_DIR - makes a checkpoint of a Hugging Face GPT-2 folder (config.json, model.safetensors).
+hf_import HF_DIR OUT_DIR - makes a checkpoint from a Hugging Face GPT-2 folder (config.json, model.safetensors).
 
-What our GPT-2 cannot be is refused by name: another activation, epsilon or inner width, untied embeddings, tensors
+An error names what our GPT-2 does not support: another activation, epsilon or inner width, untied embeddings, tensors
 that have no place in it. The checkpoint keeps the file's precision, fp32 if it has several.
 */
 #include "convert.h"
@@ -18,7 +18,7 @@ static int config_integer(const json_t* root, const char* key, FileSource from) 
     return (int)json_integer_value(value);
 }
 
-// A switch that must have the value that our GPT-2 is built with, which is also its default.
+// Dies unless a switch has the one value that our GPT-2 supports, which is also its default.
 static void config_check_switch(const json_t* root, const char* key, bool expected, FileSource from) {
     const json_t* value = json_object_get(root, key);
     bool agrees = value == NULL || (json_is_boolean(value) && json_is_true(value) == expected);
@@ -85,7 +85,7 @@ static const char* without_prefix(const char* name) {
     return strncmp(name, HF_PREFIX, strlen(HF_PREFIX)) == 0 ? name + strlen(HF_PREFIX) : name;
 }
 
-// The file's tensor for ours, by its name with or without the prefix; its shape must be the config's.
+// Finds the file's tensor for one of ours, by its name with or without the prefix. Its shape must be the config's.
 static const SafeTensor* find_tensor(const SafeTensors* s, GPT2Config c, int u, int i) {
     char name[64];
     hf_name(u, i, name);
@@ -105,7 +105,7 @@ static const SafeTensor* find_tensor(const SafeTensors* s, GPT2Config c, int u, 
     return found;
 }
 
-// A file may bring the classifier's matrix as well: it must be the token embedding, element by element.
+// A file may also contain the classifier's matrix: it must equal the token embedding, element by element.
 static void check_tied(const SafeTensors* s, const SafeTensor* head, const SafeTensor* wte) {
     float a[4096], b[4096];
     bool is_tied = head->elements == wte->elements && head->readable;
@@ -118,7 +118,7 @@ static void check_tied(const SafeTensors* s, const SafeTensor* head, const SafeT
     require_file(s->source, is_tied, "'%s' differs from the token embedding: this GPT-2 ties them", head->name);
 }
 
-// Tensors that are not weights: causal masks, which older files have stored.
+// Tensors that are not weights: causal masks, which older files contain.
 static bool is_mask(const char* name, int layers) {
     int layer = -1, end = 0;
     sscanf(name, "h.%d.attn.%n", &layer, &end);
@@ -126,7 +126,7 @@ static bool is_mask(const char* name, int layers) {
     return is_attention && (strcmp(name + end, "bias") == 0 || strcmp(name + end, "masked_bias") == 0);
 }
 
-// Dies for a tensor that would be lost.
+// Dies if the file has a tensor that the checkpoint would lose.
 static void check_others(const SafeTensors* s, GPT2Config c, const bool* used) {
     for (int k = 0; k < s->count; k++) {
         const char* name = without_prefix(s->tensors[k].name);
@@ -137,7 +137,7 @@ static void check_others(const SafeTensors* s, GPT2Config c, const bool* used) {
     }
 }
 
-// The precision that all weights have in common, else fp32, which holds every one exactly. Also checks that all are there.
+// Returns the precision that all weights have in common, else fp32, which holds each exactly. Also checks that all are there.
 static DType check_tensors(const SafeTensors* s, GPT2Config c) {
     bool* used = (bool*)xcalloc((size_t)s->count, sizeof(bool));
     DType dtype = find_tensor(s, c, 0, WTE)->dtype;
@@ -169,7 +169,7 @@ static void copy_tensor(const SafeTensors* s, CheckpointWriter* w, int u, int i)
 }
 
 int main(int argc, char** argv) {
-    OptionTable table = options_table("hf_import", "make a checkpoint of a Hugging Face GPT-2 folder");
+    OptionTable table = options_table("hf_import", "make a checkpoint from a Hugging Face GPT-2 folder");
     InOut io = parse_in_out(&table, "HF_DIR OUT_DIR", argc, argv);
     GPT2Config c = read_config(io.in);
     SafeTensors s;

@@ -1,5 +1,5 @@
 /*
-llmc_import MODEL.bin OUT_DIR - makes a checkpoint of a model file of llm.c.
+llmc_import MODEL.bin OUT_DIR - makes a checkpoint from a model file of llm.c.
 
 The file: 256 int32 (magic, version, max_T, V, L, NH, C, padded V), then 16 tensors, each over all layers, (out, in) as
 ours are. Version 3 holds fp32, version 5 bf16; the checkpoint keeps that precision.
@@ -12,9 +12,9 @@ ours are. Version 3 holds fp32, version 5 bf16; the checkpoint keeps that precis
 typedef struct {
     const char* path;
     int fd;
-    GPT2Config config; // Vp: rows of the file's token embedding, whatever the padding that we would choose
+    GPT2Config config; // Vp: rows of the file's token embedding, even if we would pad differently
     DType dtype;
-    size_t place;      // bytes, of the next tensor
+    size_t place;      // byte offset of the next tensor
 } LlmcModel;
 
 static void open_model(LlmcModel* m, const char* path) {
@@ -43,7 +43,7 @@ static void open_model(LlmcModel* m, const char* path) {
             path, (long long)info.st_size, expected);
 }
 
-// The file's next tensor goes to tensor i of unit u.
+// Reads the file's next tensor, which is tensor i of unit u.
 static void copy_tensor(LlmcModel* m, CheckpointWriter* w, int u, int i) {
     size_t bytes = tensor_elements(unit_tensor(m->config, u, i)) * dtype_size(m->dtype);
     void* data = xcalloc(bytes, 1);
@@ -54,7 +54,7 @@ static void copy_tensor(LlmcModel* m, CheckpointWriter* w, int u, int i) {
 }
 
 int main(int argc, char** argv) {
-    OptionTable table = options_table("llmc_import", "make a checkpoint of a model file of llm.c");
+    OptionTable table = options_table("llmc_import", "make a checkpoint from a model file of llm.c");
     InOut io = parse_in_out(&table, "MODEL.bin OUT_DIR", argc, argv);
     LlmcModel m;
     open_model(&m, io.in);

@@ -1,13 +1,13 @@
 /*
-overlap - says in a terminal what a timeline (--trace FILE) shows: how much of the communication was hidden behind compute.
+overlap - reads a timeline (--trace FILE) and says in a terminal how much of the communication was hidden behind compute.
 
     build/overlap trace.json [--step N] [--columns 100] [--svg FILE]
 
-A table with a line per rank, of mean milliseconds a step, without the first step: compute; communication; its exposed part,
+The table has a line per rank, of mean milliseconds a step, without the first step: compute; communication; its exposed part,
 in which nothing was computed; efficiency = compute / (compute + exposed); and how long before the end of the backward
-pass communication began (negative: after it). Then one step as a picture: a row of compute (e embedding, f forward,
+pass communication began (negative: after it). The picture below it shows one step: a row of compute (e embedding, f forward,
 h head, b backward, . waiting, u update) and a row of communication (#) per rank. --svg draws the same step into a file, for a
-browser or a page, where what is exposed has a colour of its own.
+browser or a page, in which exposed communication has its own colour.
 */
 #include "../llmc/common.h"
 #include "../llmc/folder.h"
@@ -35,7 +35,7 @@ static void track_add(Track* t, Slice s) {
     t->slices[t->n++] = s;
 }
 
-// Every rank of the file into a new array; how many.
+// Reads every rank of the file into a new array; returns how many there are.
 static int trace_read(const char* path, RankTrack** ranks) {
     size_t n;
     int count = 0;
@@ -55,7 +55,8 @@ static int trace_read(const char* path, RankTrack** ranks) {
         json_t* e = json_array_get(events, i);
         if (json_unpack(e, "{s:s, s:s, s:i, s:i, s:F, s:F, s:{s:I}}", "ph", &phase, "name", &name, "pid", &pid, "tid", &track,
                         "ts", &ts, "dur", &duration, "args", "step", &step) != 0 || strcmp(phase, "X") != 0) continue;
-        require_file(from, pid >= 0 && pid < 65536 && (track == COMPUTE || track == COMMUNICATION), "is not one of ours: event %zu has pid %d, tid %d",
+        require_file(from, pid >= 0 && pid < 65536 && (track == COMPUTE || track == COMMUNICATION),
+                     "was not written by --trace: event %zu has pid %d, tid %d",
                      i, pid, track);
         if (pid >= count) {
             *ranks = (RankTrack*)xrealloc(*ranks, (size_t)(pid + 1) * sizeof(RankTrack));
@@ -74,7 +75,7 @@ static int trace_read(const char* path, RankTrack** ranks) {
     return count;
 }
 
-// Time from begin to end in which something is computed. Slices of a track do not overlap.
+// Returns the time between begin and end in which something is computed. Slices of a track do not overlap.
 static double computed_within(const Track* compute, double begin, double end) {
     double sum = 0;
     for (size_t i = 0; i < compute->n; i++) {
@@ -84,7 +85,7 @@ static double computed_within(const Track* compute, double begin, double end) {
     return sum;
 }
 
-// From the first operation that begins in a step to the end of its backward pass, added up over steps.
+// Returns the time from the first operation that begins in a step to the end of its backward pass, added up over steps.
 static double head_start(const RankTrack* r, long long first_step) {
     const Track *compute = &r->track[COMPUTE], *communication = &r->track[COMMUNICATION];
     double sum = 0, backward_end = 0, step_begin = 0;
@@ -114,7 +115,7 @@ static Totals rank_totals(const RankTrack* r, long long first_step) {
         last = s->step;
         if (s->letter != '.') t.compute += s->end - s->begin;
     }
-    double done = -INFINITY; // messages may overlap: what has been counted already is not counted again
+    double done = -INFINITY; // messages may overlap: time up to here has been counted
     for (size_t i = 0; i < communication->n; i++) {
         const Slice* s = &communication->slices[i];
         double begin = fmax(s->begin, done);
@@ -143,11 +144,11 @@ static void draw(const Track* t, double begin, double per_column, char* row, int
         const Slice* s = &t->slices[i];
         if (s->end <= begin || s->begin >= begin + per_column * columns) continue;
         int first = (int)(fmax(s->begin - begin, 0) / per_column), end = (int)ceil((s->end - begin) / per_column);
-        for (int c = first; c < columns && (c < end || c == first); c++) row[c] = s->letter; // a short one takes a column, too
+        for (int c = first; c < columns && (c < end || c == first); c++) row[c] = s->letter; // even a short slice gets a column
     }
 }
 
-// When a step's compute begins and ends, on whatever rank. What is sent in that time may be waited for in the next one.
+// Finds when a step's compute begins on the first rank and ends on the last. Messages sent in that time may end in the next step.
 static void step_span(const RankTrack* ranks, int count, long long step, double* begin, double* end) {
     *begin = INFINITY;
     *end = -INFINITY;
@@ -177,7 +178,7 @@ static void print_step(const RankTrack* ranks, int count, long long step, int co
 
 // ---- the same as a picture for a page: numbers are pixels ----
 enum { SVG_LEFT = 60, SVG_WIDTH = 800, SVG_TOP = 34, SVG_RANK = 46, SVG_ROW = 18 };
-typedef struct { FILE* out; double begin, end, per_pixel; } Svg; // what is drawn lies between these two
+typedef struct { FILE* out; double begin, end, per_pixel; } Svg; // draws the time from begin to end
 typedef struct { char letter; const char *colour, *name; } SvgKind;
 static const SvgKind svg_kinds[] = {
     { 'e', "#8ecae6", "embedding" }, { 'f', "#3a86b7", "forward" }, { 'h', "#1d3557", "head" }, { 'b', "#f4a259", "backward" },
@@ -200,7 +201,7 @@ static void svg_box(const Svg* v, double begin, double end, int y, char letter) 
     fprintf(v->out, "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\"/>\n", x, y, width, SVG_ROW, svg_colour(letter));
 }
 
-// A rank's two rows. All of its communication is drawn as exposed, then what was computed at that moment hides it.
+// A rank's two rows. First all of its communication is drawn as exposed; then compute that runs at the same time hides it.
 static void svg_rank(const Svg* v, const RankTrack* r, int y) {
     const Track *compute = &r->track[COMPUTE], *communication = &r->track[COMMUNICATION];
     for (size_t i = 0; i < compute->n; i++) {
@@ -218,7 +219,7 @@ static void svg_rank(const Svg* v, const RankTrack* r, int y) {
     }
 }
 
-// What the colours mean above, milliseconds below.
+// The legend above, milliseconds below.
 static void svg_frame(const Svg* v, int bottom) {
     int x = SVG_LEFT;
     for (int k = 0; k < SVG_KINDS; k++) {
@@ -234,7 +235,7 @@ static void svg_frame(const Svg* v, int bottom) {
                 SVG_LEFT + i * tick / ms * SVG_WIDTH, bottom, i * tick, i ? "" : " ms");
 }
 
-// span_ms: what the width of the picture stands for, so that several can be compared; 0: the step.
+// span_ms: the time that the picture's width stands for, so that several pictures can be compared; 0: the step's duration.
 static void write_svg(const char* path, const RankTrack* ranks, int count, long long step, double span_ms) {
     double begin, end;
     step_span(ranks, count, step, &begin, &end);
@@ -257,8 +258,8 @@ static void write_svg(const char* path, const RankTrack* ranks, int count, long 
     printf("\npicture: %s\n", path);
 }
 
-// The step that took the least time from the first rank's begin to the last one's end: the one that others on the machine
-// disturbed least. first, last: the steps that there are.
+// Returns the step that took the least time from the first rank's begin to the last rank's end, which other programs disturbed
+// least. first, last: get the range of steps in the trace.
 static long long shortest_step(const RankTrack* ranks, int count, long long first, long long last) {
     size_t steps = (size_t)(last - first + 1);
     double *begin = (double*)xcalloc(steps, sizeof(double)), *end = (double*)xcalloc(steps, sizeof(double));
@@ -285,16 +286,16 @@ int main(int argc, char** argv) {
     const char* svg = "";
     double span_ms = 0;
     OptionTable table = options_table("overlap", "how much of a run's communication was hidden behind compute, from its --trace");
-    option_int(&table, "step", &step, 0, 1e9, "the step that is drawn; 0: the shortest");
-    option_int(&table, "columns", &columns, 10, 1000, "width of the picture");
-    option_text(&table, "svg", &svg, "FILE", "draw it into this file, too");
-    option_float(&table, "svg-ms", &span_ms, 0, 1e9, "milliseconds that the width of that stands for; 0: the step");
+    option_int(&table, "step", &step, 0, 1e9, "the step to draw; 0: the shortest");
+    option_int(&table, "columns", &columns, 10, 1000, "width of the picture, in characters");
+    option_text(&table, "svg", &svg, "FILE", "also draw the step into this file");
+    option_float(&table, "svg-ms", &span_ms, 0, 1e9, "milliseconds that the width of --svg's picture shows; 0: the step");
     options_operands(&table, "TRACE", 1, 1);
     options_parse(&table, argc, argv);
     RankTrack* ranks;
     int count = trace_read(table.operands[0], &ranks);
     const Track* compute = &ranks[0].track[COMPUTE];
-    require(compute->n > 0, "%s has nothing computed by rank 0", table.operands[0]);
+    require(compute->n > 0, "%s has no compute slices of rank 0", table.operands[0]);
     long long first = compute->slices[0].step, last = compute->slices[compute->n - 1].step;
     print_table(ranks, count, first < last ? first + 1 : first); // the first step also touches memory for the first time
     if (step == 0) step = shortest_step(ranks, count, first, last);

@@ -1,14 +1,14 @@
 /*
-plan - what a model will need on so many ranks, before it is tried.
+plan - predicts what a model will need on a number of ranks, before anything is run.
 
     build/plan --model gpt2-xl --ranks 8 --seq-len 1024 --batch-size 4
     build/plan --params 7.5e9 --ranks 64
     build/plan --model gpt2 --link measured.json --compute-ms 120
 
-The first prints bytes per rank by kind in every stage of the course, what fits on which device and the largest dN that does, and
-seconds per step on 1 to 4096 ranks. The second knows no more than a number of parameters: bytes of what is kept for them, and
-the table of the ZeRO paper. The third takes links and compute as they were measured (comm_bench --json, a run on one rank).
-plan.h has the formulas. GB are 1e9 bytes.
+The first prints bytes per rank by kind in every stage of the course, which devices it fits on and the largest dN that fits, and
+seconds per step on 1 to 4096 ranks. The second is given only a number of parameters: it prints the bytes kept for them, and the
+table of the ZeRO paper. The third uses measured links and compute (comm_bench --json, a run on one rank). plan.h has the
+formulas. GB are 1e9 bytes.
 */
 #include "plan.h"
 #include "../llmc/start.h"
@@ -18,7 +18,7 @@ enum { FP32, BF16, FP16 };
 enum { DEVICE_GPU, DEVICE_CPU };
 enum { MASTER_ON, MASTER_OFF };
 typedef struct {
-    Options o;                      // those that a training program has, too
+    Options o;                      // the options that a training program also has
     long long ranks, accumulation, limit_all_gathers, ranks_per_node, nics;
     int precision, device, master, algorithm, exact;
     double params, peak_flops, mfu, compute_ms;
@@ -30,7 +30,7 @@ static const double device_sizes[] = { 24e9, 40e9, 80e9, 141e9 };
 
 static void plan_options(OptionTable* t, PlanOptions* p) {
     p->o = options_defaults();
-    p->o.recompute = RECOMPUTE_NONE; // it has no device to ask
+    p->o.recompute = RECOMPUTE_NONE; // auto would need a device's free memory
     p->ranks = 8; p->accumulation = 1; p->limit_all_gathers = 2; p->ranks_per_node = 8;
     p->precision = BF16;
     p->mfu = 0.4;
@@ -38,32 +38,32 @@ static void plan_options(OptionTable* t, PlanOptions* p) {
     option_text(t, "model", &p->o.model, "NAME",
                 "gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN: N layers, 64N channels, N heads");
     option_letter(t, 'm');
-    option_int(t, "layers", &p->o.layers, 0, 256, "instead of the model's; 0: the model's");
+    option_int(t, "layers", &p->o.layers, 0, 256, "number of layers; 0: the model's");
     option_int(t, "heads", &p->o.heads, 0, 65536, "likewise");
     option_int(t, "channels", &p->o.channels, 0, 65536, "likewise");
-    option_int(t, "vocab-size", &p->o.vocab_size, 0, 1 << 24, "likewise; 0: 257, of bytes, for dN, 50257 for gpt2*");
+    option_int(t, "vocab-size", &p->o.vocab_size, 0, 1 << 24, "number of tokens, V; 0: 257 (bytes) for dN, 50257 for gpt2*");
     option_int(t, "seq-len", &p->o.seq_len, 1, 1 << 20, "tokens per sequence, T");
     option_letter(t, 't');
     option_int(t, "batch-size", &p->o.batch_size, 1, 1 << 20, "sequences per rank and micro-batch, B");
     option_letter(t, 'b');
     option_int(t, "accumulation", &p->accumulation, 1, 1 << 16, "micro-batches per rank and step");
-    option_choice(t, "recompute", &p->o.recompute, "none|block", "of the times; bytes are given for both");
-    option_float(t, "params", &p->params, 0, 1e15, "how many parameters, where nothing else is known of the model; 0: --model's");
-    option_choice(t, "master", &p->master, "on|off", "off: with --params in 16 bits, no fp32 copy of the weights");
+    option_choice(t, "recompute", &p->o.recompute, "none|block", "for the times; bytes are printed for both");
+    option_float(t, "params", &p->params, 0, 1e15, "number of parameters, if nothing else is known of the model; 0: --model's");
+    option_choice(t, "master", &p->master, "on|off", "off: no fp32 copy of 16-bit weights; only with --params");
     option_choice(t, "precision", &p->precision, "fp32|bf16|fp16", "of parameters, gradients and activations");
     option_int(t, "ranks", &p->ranks, 1, 1 << 20, "N");
-    option_choice(t, "device", &p->device, "gpu|cpu", "whose program: they keep more or fewer logits, and talk over NCCL or MPI");
-    option_int(t, "limit-all-gathers", &p->limit_all_gathers, 1, 256, "blocks that fsdp may have gathered at a time");
-    option_text(t, "link", &p->link, "nvlink|pcie|infiniband|FILE", "between ranks of a node; FILE: comm_bench --json wrote it");
+    option_choice(t, "device", &p->device, "gpu|cpu", "which program: NCCL or MPI, and how many logits it keeps");
+    option_int(t, "limit-all-gathers", &p->limit_all_gathers, 1, 256, "blocks that fsdp may keep gathered at a time");
+    option_text(t, "link", &p->link, "nvlink|pcie|infiniband|FILE", "link between ranks of a node; FILE: from comm_bench --json");
     option_text(t, "inter-link", &p->inter_link, "nvlink|pcie|infiniband|FILE", "between nodes");
-    option_int(t, "ranks-per-node", &p->ranks_per_node, 0, 1 << 20, "0: all ranks are in one");
-    option_int(t, "nics", &p->nics, 0, 1 << 20, "network interfaces of a node; 0: one for each rank");
-    option_choice(t, "algorithm", &p->algorithm, "ring|tree", "of collectives: how many hops there are one after the other");
-    option_float(t, "peak-flops", &p->peak_flops, 0, 1e18, "of a rank's device, dense; 0: an H100's, 989e12, with fp32 67e12");
-    option_float(t, "mfu", &p->mfu, 1e-6, 1, "the share of it that a rank reaches alone");
+    option_int(t, "ranks-per-node", &p->ranks_per_node, 0, 1 << 20, "ranks in each node; 0: all are in one node");
+    option_int(t, "nics", &p->nics, 0, 1 << 20, "network interfaces of each node; 0: one for each rank");
+    option_choice(t, "algorithm", &p->algorithm, "ring|tree", "of collectives; it decides how many hops follow one another");
+    option_float(t, "peak-flops", &p->peak_flops, 0, 1e18, "dense FLOP/s of a rank's device; 0: an H100's, 989e12, fp32 67e12");
+    option_float(t, "mfu", &p->mfu, 1e-6, 1, "the share of --peak-flops that one rank alone reaches");
     option_float(t, "compute-ms", &p->compute_ms, 0, 1e9,
-                 "what a micro-batch takes on one rank, measured; 0: by --peak-flops and --mfu");
-    option_flag(t, "exact", &p->exact, "bytes to the last digit");
+                 "measured time of a micro-batch on one rank; 0: computed from --peak-flops and --mfu");
+    option_flag(t, "exact", &p->exact, "print all digits of bytes");
 }
 
 // ---- checks ----
@@ -77,13 +77,13 @@ static void check_options(const PlanOptions* p, OptionTable* t) {
         require(!option_given(t, of_models[i]), "--%s has no meaning beside --params, which stands for a model of unknown shape",
                 of_models[i]);
     }
-    require(p->params == 0 || p->params >= 1, "--params must be 1 at least, not %g", p->params);
+    require(p->params == 0 || p->params >= 1, "--params must be at least 1, not %g", p->params);
     require(p->params > 0 || !option_given(t, "master"),
             "--master is for --params: our stages always keep an fp32 copy of 16-bit weights");
     require(p->precision != FP32 || !option_given(t, "master"),
             "--master has no meaning with --precision fp32, whose weights are the master copy");
     require(p->compute_ms == 0 || !(option_given(t, "peak-flops") || option_given(t, "mfu")),
-            "--compute-ms is measured, --peak-flops and --mfu are not: give one or the other");
+            "--compute-ms replaces --peak-flops and --mfu: give either that or these");
 }
 
 static Plan plan_from_options(const PlanOptions* p) {
@@ -215,7 +215,7 @@ static void plan_model(const PlanOptions* p) {
     print_times(plan, p, &network);
 }
 
-// ---- nothing but a number of parameters ----
+// ---- only a number of parameters is known ----
 static double params_bytes(const PlanOptions* p, StateBytes one, PlanStage stage, double N) {
     return p->params * state_bytes_sum(state_bytes_sharded(one, stage, N));
 }
@@ -264,7 +264,7 @@ static void plan_params(const PlanOptions* p) {
 
 int main(int argc, char** argv) {
     static PlanOptions p;
-    OptionTable table = options_table("plan", "bytes per rank and seconds per step of a model on many ranks, by formula");
+    OptionTable table = options_table("plan", "predict bytes per rank and seconds per step of a model on many ranks, by formula");
     plan_options(&table, &p);
     options_parse(&table, argc, argv);
     check_options(&p, &table);

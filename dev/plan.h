@@ -1,22 +1,22 @@
 /*
-plan.h - what training will cost before it is tried: bytes per rank, bytes sent, seconds per step, in every stage of the course.
+plan.h - predicts what training will cost: bytes per rank, bytes sent, seconds per step, in every stage of the course.
 
-Bytes     are the stages' own, to the byte: a stage file predicts what its build will take, this header the same for any
-          precision, number of ranks and device, and test/plan.t holds the two together. Left out is the layers' workspace, which
-          depends on libraries and threads. fsdp is --sharding full --wrap block, with both prefetches and gradients reduced
+Bytes     are exact: a stage file predicts what its build will take, this header predicts the same for any precision, number
+          of ranks and device, and test/plan.t checks that both agree. The layers' workspace is left out, because it depends
+          on libraries and threads. fsdp means --sharding full --wrap block, with both prefetches and gradients reduced
           in fp32.
 Messages  take alpha + n/bandwidth (Hockney 1994). A ring collective of N ranks has N-1 hops one after the other, and every rank
           sends (N-1)/N of the data; an all-reduce is a reduce-scatter and an all-gather, so twice that (Thakur, Rabenseifner
           and Gropp 2005):
               seconds = k (N-1) alpha + k bytes (N-1)/N / busbw        k = 2 for an all-reduce, else 1
-          busbw is what nccl-tests call so. Of several nodes, nodes-1 hops are between two of them, and what crosses there is
-          limited by their network interfaces. A tree moves the same data in (ranks of a node - 1) hops inside and log2(nodes)
-          between nodes; NCCL has one for all-reduce, and from 2.23 on, for one rank per node, for the others. Hops are
-          counted as NCCL counts them to choose (src/graph/tuning.cc).
-Overlap   is a timeline of two queues, compute and communication, each with one thing at a time in order of issue. A unit is
-          computed when it is there (plan_micro_batch); what compute has to wait for is exposed. So exposed <= communication.
-Compute   is FLOPs / (peak x MFU), or measured, and the same for every N: each rank has a batch of its own. Not counted are
-          that AdamW has 1/N to do in ZeRO, and what communication takes from compute: a GPU's processors, a CPU's cores.
+          busbw is defined as in nccl-tests. With several nodes, nodes-1 of the hops are between nodes, and the data that crosses
+          there is limited by the network interfaces. A tree moves the same data in (ranks of a node - 1) hops inside and
+          log2(nodes) between nodes; NCCL has a tree for all-reduce and, from 2.23 on with one rank per node, for the others.
+          Hops are counted as NCCL counts them when it chooses an algorithm (src/graph/tuning.cc).
+Overlap   is a timeline of two queues, compute and communication, each doing one thing at a time in order of issue. A unit is
+          computed once it has been gathered (plan_micro_batch); time that compute waits is exposed. So exposed <= communication.
+Compute   is FLOPs / (peak x MFU), or measured, and the same for every N, because each rank has its own batch. Two effects are
+          ignored: AdamW has only 1/N to do in ZeRO, and communication takes a GPU's processors or a CPU's cores from compute.
 */
 #ifndef DEV_PLAN_H
 #define DEV_PLAN_H
@@ -29,15 +29,15 @@ Compute   is FLOPs / (peak x MFU), or measured, and the same for every N: each r
 typedef enum { PLAN_DDP, PLAN_ZERO1, PLAN_ZERO2, PLAN_ZERO3, PLAN_FSDP, PLAN_STAGES } PlanStage;
 static const char* const plan_stage_names[PLAN_STAGES] = { "ddp", "zero-1", "zero-2", "zero-3", "fsdp" };
 
-// ---- bytes: what of a parameter a rank has ----
+// ---- bytes per parameter ----
 typedef struct { double parameters, gradients, optimizer; } StateBytes; // per parameter, before anything is sharded
 
-// Of 16 bits: 2 + 2 + 12, with an fp32 master copy and two moments (Rajbhandari et al. 2020, section 3.1); of fp32: 4 + 4 + 8.
+// In 16 bits: 2 + 2 + 12, with an fp32 master copy and two moments (Rajbhandari et al. 2020, section 3.1); in fp32: 4 + 4 + 8.
 static inline StateBytes state_bytes(size_t X, bool master) {
     StateBytes s = { (double)X, (double)X, 8 + (master ? 4.0 : 0.0) };
     return s;
 }
-// The same on one of N ranks: stage 1 shards the optimizer's state, stage 2 gradients, too, stage 3 and FSDP all.
+// The same on one of N ranks: stage 1 shards the optimizer's state, stage 2 also gradients, stage 3 and FSDP everything.
 static inline StateBytes state_bytes_sharded(StateBytes s, PlanStage stage, double N) {
     if (stage >= PLAN_ZERO1) s.optimizer /= N;
     if (stage >= PLAN_ZERO2) s.gradients /= N;
@@ -46,7 +46,7 @@ static inline StateBytes state_bytes_sharded(StateBytes s, PlanStage stage, doub
 }
 static inline double state_bytes_sum(StateBytes s) { return s.parameters + s.gradients + s.optimizer; }
 
-// ---- bytes: what our stages have, to the byte ----
+// ---- bytes of the stage programs, exactly ----
 typedef struct {
     GPT2Config config;
     int B, T;            // a rank's micro-batch
@@ -63,7 +63,7 @@ static inline size_t plan_shard(const Plan* p, int u) {
     return round_up(ceil_div(unit_elements(p->config, u), (size_t)p->N), 16);
 }
 static inline size_t plan_shard_total(const Plan* p) { return plan_shard(p, 0) + (size_t)p->config.L * plan_shard(p, 1); }
-// Elements of unit u in memory where it is whole: DDP needs no padding.
+// Elements of unit u in memory where it is unsharded: DDP needs no padding.
 static inline size_t plan_whole(const Plan* p, PlanStage stage, int u) {
     return stage == PLAN_DDP ? unit_elements(p->config, u) : (size_t)p->N * plan_shard(p, u);
 }
@@ -83,18 +83,18 @@ static inline size_t plan_activations(const Plan* p) {
 // Bytes of an element of gradients where they are kept and sent.
 static inline size_t plan_gradient(const Plan* p, PlanStage stage) { return stage == PLAN_FSDP ? sizeof(float) : p->X; }
 
-// Bytes of units gathered for a while, and of gradients on their way: none where parameters and gradients lie whole anyway.
+// Bytes of temporarily gathered units and of gradients being sent: none where parameters and gradients are stored whole anyway.
 static inline size_t plan_unit_buffers(const Plan* p, PlanStage stage) {
     size_t root = plan_whole(p, stage, 0), block = plan_whole(p, stage, 1), L = (size_t)p->config.L, G = plan_gradient(p, stage);
     size_t bytes = 0;
-    // buckets of the root and two blocks, again in the type that is sent where that is wider; then what is gathered
+    // buckets of the root and two blocks, plus a copy in the type that is sent if that is wider; then the gathered units
     if (stage >= PLAN_ZERO2) bytes += (p->X + (G > p->X ? G : 0)) * (root + size_min(2, L) * block);
     if (stage == PLAN_ZERO3) bytes += p->X * (root + block);
     bool shard_will_do = p->N == 1 && p->X == sizeof(float);
     if (stage == PLAN_FSDP && !shard_will_do) bytes += p->X * (root + size_min((size_t)p->unit_buffers, L) * block);
     return bytes;
 }
-// What the communicator has for itself: a number to sum, the pieces that MPI adds up in, a number per rank for NCCL.
+// Bytes of the communicator's own buffers: a number to sum, the pieces in which MPI adds up, a number per rank for NCCL.
 static inline size_t plan_comm_bytes(const Plan* p) {
     const size_t number = 64, piece = 4 << 20;
     return number + (p->N == 1 ? 0 : p->gpu ? (size_t)p->N * sizeof(int) : piece);
@@ -117,8 +117,8 @@ static inline size_t plan_memory_total(const Plan* p, PlanStage stage) {
     return total;
 }
 
-// Bytes that N ranks together send per step, with the doubles that they sum: the loss, and where gradients or parameters are
-// sharded the two norms.
+// Bytes that N ranks together send per step. They include the doubles that ranks sum: the loss and, where gradients or parameters
+// are sharded, the two norms.
 static inline unsigned long long plan_sent(const Plan* p, PlanStage stage) {
     unsigned long long A = (unsigned long long)p->accumulation, others = (unsigned long long)p->N - 1;
     unsigned long long whole = plan_whole_total(p, stage), root = plan_whole(p, stage, 0);
@@ -126,7 +126,7 @@ static inline unsigned long long plan_sent(const Plan* p, PlanStage stage) {
     unsigned long long gathered = stage == PLAN_DDP ? whole               // an all-reduce does both
                                 : stage <= PLAN_ZERO2 ? whole             // after the update
                                 : stage == PLAN_ZERO3 ? A * 2 * whole     // for forward and for backward
-                                : A * 2 * (whole - root) + root;          // likewise, but the root stays until the last of them
+                                : A * 2 * (whole - root) + root;          // for forward and backward, but the root only once
     unsigned long long doubles = stage == PLAN_DDP ? 1 : 3;
     return others * (gathered * p->X + reduced * plan_gradient(p, stage) + 2 * doubles * sizeof(double));
 }
@@ -151,8 +151,8 @@ typedef struct {
     double busbw[PLAN_COLLECTIVES]; // bytes per second that a rank sends
 } Link;
 
-// Nominal: bandwidths per direction are the vendors', of which collectives reach less; alphas are what NCCL reckons with for a
-// hop of its ring with large messages (hwLat in src/graph/tuning.cc of 2.18 and later).
+// Nominal values: bandwidths per direction are the vendors', and collectives reach less; alphas are what NCCL assumes for a hop
+// of its ring with large messages (hwLat in src/graph/tuning.cc of 2.18 and later).
 typedef struct { const char *name, *what; double alpha, busbw; } LinkPreset;
 static const LinkPreset link_presets[] = {
     { "nvlink", "NVLink 4, 450 GB/s per direction", 3.4e-6, 450e9 },               // half of the H100's 900 GB/s both ways
@@ -166,7 +166,7 @@ static inline const LinkPreset* link_preset(const char* name) { // NULL: there i
     return NULL;
 }
 
-// What dev/comm measured on ranks of one machine. Its alpha is of a whole call, ours of a hop.
+// Reads what dev/comm measured on ranks of one machine. Its alpha is for a whole call, ours for a hop.
 static inline Link link_read(const char* path) {
     size_t n;
     FileSource from = { path, "--link and --inter-link want nvlink, pcie, infiniband or a file that comm_bench --json wrote" };
@@ -207,13 +207,13 @@ static inline const char* link_description(const char* name) { return link_prese
 
 enum { PLAN_RING, PLAN_TREE };
 typedef struct {
-    Link inside, between;  // a node; nodes
-    int ranks_per_node;    // 0: all ranks are in one
+    Link inside, between;  // inside a node; between nodes
+    int ranks_per_node;    // 0: all ranks are in one node
     int nics;              // network interfaces of a node
-    int algorithm;         // PLAN_RING or PLAN_TREE: how many hops there are
+    int algorithm;         // PLAN_RING or PLAN_TREE; decides the number of hops
 } Network;
 
-// Of a collective whose largest buffer has so many bytes, on N ranks.
+// Seconds of a collective on N ranks; bytes: of its largest buffer.
 static inline double network_seconds(const Network* w, PlanCollective c, double bytes, int N) {
     if (N == 1) return 0;
     int per_node = w->ranks_per_node && w->ranks_per_node < N ? w->ranks_per_node : N;
@@ -230,14 +230,14 @@ static inline double network_seconds(const Network* w, PlanCollective c, double 
 
 // ---- a step ----
 
-// Seconds that compute takes of each kind of unit, in one micro-batch.
+// Seconds of compute for each kind of unit, in one micro-batch.
 typedef struct { double block_forward, block_backward, head; } UnitSeconds; // head: the root's, forward and backward
 
-// A block's FLOPs per token are a third forward and two thirds backward, where recomputation does the forward third again.
+// A block's FLOPs per token are a third forward and two thirds backward; recomputation does the forward third again.
 static inline double plan_block_flops(const Plan* p) {
     return 6.0 * (double)unit_elements(p->config, 1) + 6.0 * (double)p->config.C * p->T;
 }
-// FLOPs per token that are done, recomputed ones included (gpt2_flops_per_token, and so MFU, is without).
+// FLOPs per token, including recomputed ones, which gpt2_flops_per_token and so MFU leave out.
 static inline double plan_flops_done(const Plan* p) {
     double recomputed = p->recompute == RECOMPUTE_BLOCK ? p->config.L * plan_block_flops(p) / 3 : 0;
     return gpt2_flops_per_token(p->config, p->T) + recomputed;
@@ -251,9 +251,9 @@ static inline UnitSeconds plan_unit_seconds(const Plan* p, double micro_batch_se
     return s;
 }
 
-// Both queues: when compute comes to what is issued next, and when everything that was sent so far will have arrived.
+// Both queues. now: when compute has finished all it was given; arrived: when everything sent so far will have arrived.
 typedef struct { double now, arrived, communication, exposed; } Timeline;
-static inline double timeline_send(Timeline* t, double seconds) { // when it will have arrived
+static inline double timeline_send(Timeline* t, double seconds) { // returns when the message will have arrived
     t->arrived = fmax(t->arrived, t->now) + seconds;
     t->communication += seconds;
     return t->arrived;
@@ -267,10 +267,10 @@ static inline void timeline_wait(Timeline* t, double until) {
 typedef struct { double compute, communication, exposed, seconds, efficiency, tokens_per_s; } StepTime;
 
 // One micro-batch. Units are used in the order root (embedding), blocks 1..L, root (head, both passes), blocks L..1. A stage
-// that gathers does so `ahead` uses before: ZeRO-1 and -2 all parameters at once after the update, so in the first micro-batch
-// alone; ZeRO-3 when it needs a unit; FSDP as early as it has memory, and the root but once a step: while the blocks are updated, but
-// how long that takes is not known here, and nothing is taken to be hidden behind it. Gradients are sent when a unit's backward
-// pass ends, the root's at the end.
+// that gathers does so `ahead` uses early: ZeRO-1 and -2 gather all parameters at once after the update, so only in the first
+// micro-batch; ZeRO-3 gathers a unit when it is needed; FSDP gathers as early as it has memory, and the root only once a step,
+// while the blocks are updated. How long the update takes is not known here, so none of the root's gather is counted as hidden.
+// Gradients are sent when a unit's backward pass ends, the root's at the end.
 static inline void plan_micro_batch(const Plan* p, PlanStage stage, const Network* w, UnitSeconds s, int micro, Timeline* t) {
     int L = p->config.L, uses = 2 * L + 2;
     int ahead = stage == PLAN_ZERO3 ? 0 : stage == PLAN_FSDP ? p->unit_buffers - 1 : uses;

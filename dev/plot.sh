@@ -1,5 +1,5 @@
 #!/bin/sh
-# plot.sh - the loss over the steps of one run, or of several to compare them: as a PNG, and in the terminal.
+# plot.sh - plots the loss over the steps of one run, or of several to compare: as a PNG, and in the terminal.
 #
 #   sh dev/plot.sh OUT/metrics.jsonl... [PLOT.png]
 #
@@ -20,7 +20,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 
-# numbers KEY FILE: "step value" for every line that has both. A null, a torn last line and the run's own line have not.
+# numbers KEY FILE: prints "step value" for every line that has both. A null, a torn last line and the run's own line do not.
 numbers() {
     awk -v key="\"$1\"" '
         function number(name,   text) {
@@ -33,13 +33,13 @@ numbers() {
         { step = number("\"step\""); value = number(key); if (step != "" && value != "") print step, value }' "$2"
 }
 
-# A run's name for the key: its folder's, where it has one. Gnuplot doubles single quotes inside single quotes.
+# A run is named in the key by its folder. Inside single quotes, gnuplot wants a single quote doubled.
 run_name() {
     folder=$(basename "$(cd "$(dirname "$1")" && pwd)")
     printf '%s' "$folder" | sed "s/'/''/g"
 }
 
-# add_curve RUN SERIES STYLE MARK: to both pictures; the terminal's has no lines and no colours, but a mark for each.
+# add_curve RUN SERIES STYLE MARK: adds a curve to both pictures. The terminal's has marks instead of lines and colours.
 add_curve() {
     title="title '$name: $2'"
     picture="${picture:+$picture, }'$work/$1.$2' with $3 lc $1 $title"
@@ -65,7 +65,7 @@ done
 width=79
 if [ -t 1 ]; then width=$(stty size 2>/dev/null </dev/tty | awk '$2 > 20 { print $2 - 1 }' | grep . || echo 79); fi
 
-# style TERMINAL: what both pictures share.
+# style TERMINAL: prints the settings that both pictures share.
 style() {
     echo "set terminal $1"
     echo "set encoding utf8; set key top right; set xlabel 'step' noenhanced; set ylabel 'loss, nats per token' noenhanced"

@@ -1,6 +1,6 @@
 /*
-ranks.c - where ranks parted: build/ranks OUT/ops_rank_*.txt, after a run whose ranks left because one of them hung, died or
-did something else than the others. Status 0: no difference is to be seen; 2: they parted; 1: a file cannot be read.
+ranks.c - says where ranks parted: build/ranks OUT/ops_rank_*.txt, after a run that failed because a rank hung, died or did
+something different from the others. Status 0: the files show no difference; 2: the ranks parted; 1: a file cannot be read.
 */
 #include "ranks.h"
 

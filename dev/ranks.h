@@ -1,9 +1,9 @@
 /*
-ranks.h - where ranks parted, from the files of last operations that they wrote when their run failed (llmc/oplog.h).
+ranks.h - finds where ranks parted, from the files of last operations that they wrote when their run failed (llmc/oplog.h).
 
 Operations are compared sequence by sequence: the collectives of a communicator, and what one rank sends another. In each,
-the k-th operation of one rank belongs to the k-th of the others; the first k at which that is not so is what to look at.
-A file holds a rank's last 64 operations only, but for each sequence how many there were.
+the k-th operation of one rank belongs to the k-th of the others; the first k at which they do not match is where to look.
+A file holds only a rank's last 64 operations, but also how many operations each sequence had in all.
 */
 #ifndef DEV_RANKS_H
 #define DEV_RANKS_H
@@ -23,9 +23,9 @@ typedef struct {
 // ---- reading ----
 
 #define damaged(...) \
-    die("%s:%d: this is no file of last operations, or it is damaged: %s", f->path, line, format_string(__VA_ARGS__))
+    die("%s:%d: this is not a file of last operations, or it is damaged: %s", f->path, line, format_string(__VA_ARGS__))
 
-// "-" is no peer.
+// "-" means no peer.
 static inline bool rank_file_peer(const char* text, int size, int* peer) {
     char* end;
     *peer = -1;
@@ -48,7 +48,7 @@ static inline void rank_file_take_owner(RankFile* f, const char* text, int line)
     int used = 0, got = sscanf(text, "run %64s rank %d of %d step %lld operations %lld%n", f->run, &f->rank, &f->size, &f->step,
                                &f->operations, &used);
     bool possible = got == 5 && text[used] == '\n' && f->size <= MAX_RANKS && f->rank >= 0 && f->rank < f->size;
-    if (!possible) damaged("whose it is cannot be read");
+    if (!possible) damaged("its run, rank or number of ranks cannot be read");
 }
 
 // "channel COMMUNICATOR collective|send|receive PEER ISSUED FINISHED"
@@ -92,7 +92,7 @@ static inline void rank_file_take_op(RankFile* f, const char* text, int line) {
     f->ops[f->num_ops++] = r;
 }
 
-// Reads a file; dies naming it and the line if it is none or incomplete. The caller frees the result.
+// Reads a file; if it is not one or is incomplete, dies with its name and the line. The caller frees the result.
 static inline RankFile* rank_file_read(const char* path) {
     RankFile* f = (RankFile*)xcalloc(1, sizeof(RankFile));
     FILE* in = fopen(path, "r");
@@ -124,10 +124,10 @@ static inline RankFile* rank_file_read(const char* path) {
 // ---- comparing ----
 
 typedef enum {
-    PARTED_NOWHERE,    // as far as the files go
+    PARTED_NOWHERE,    // the files show no difference
     PARTED_DIFFERENT,  // ranks issued different operations under one number
     PARTED_MISSING,    // some rank never issued what others did
-    PARTED_UNFINISHED, // all issued it, somewhere it did not finish
+    PARTED_UNFINISHED, // all issued it, but on some rank it did not finish
     PARTED_UNKNOWN     // no number is in two files
 } PartedBy;
 typedef struct {
@@ -136,13 +136,13 @@ typedef struct {
     char text[4096];   // in words, without the last line break
 } Parting;
 
-// What must be the same on all its ranks. from, to: ranks of a pair; -1: collectives
+// Operations that must be the same on all ranks concerned. from, to: ranks of a pair; -1: collectives
 typedef struct { char communicator[24]; int from, to; } Sequence;
 typedef struct { const RankFile* file; const OpChannel* channel; } Member; // channel NULL: it issued nothing there
 
 static inline long long member_issued(const Member* m) { return m->channel ? m->channel->issued : 0; }
 
-// Operation k of a member, NULL if it issued none or its file does not go back so far.
+// Returns operation k of a member, NULL if it issued none or its file does not go back so far.
 static inline const OpRecord* member_op(const Member* m, long long k) {
     for (int i = 0; i < m->file->num_ops && m->channel; i++) {
         const OpRecord* r = &m->file->ops[i];
@@ -154,20 +154,20 @@ static inline const OpRecord* member_op(const Member* m, long long k) {
     return NULL;
 }
 
-// Whether two records tell of one operation. A send and its receive differ in name and peer.
+// Returns true if two records describe the same operation. A send and its receive differ in name and peer.
 static inline bool same_op(const OpRecord* a, const OpRecord* b) {
     bool pair = op_way(a->collective) != WAY_COLLECTIVE;
     return a->elements == b->elements && a->step == b->step && strcmp(a->type, b->type) == 0
         && (pair || (a->peer == b->peer && strcmp(a->collective, b->collective) == 0));
 }
 
-// Whether two members issued the same operation k, as far as both files have it.
+// Returns true if both files hold operation k and it is the same.
 static inline bool same_at(const Member* a, const Member* b, long long k) {
     const OpRecord *of_a = member_op(a, k), *of_b = member_op(b, k);
     return of_a && of_b && same_op(of_a, of_b);
 }
 
-// The ranks of those members for which in[] is set.
+// Writes the ranks of the members whose in[] is set into out, in words.
 static inline void members_text(const Member* members, int n, const bool* in, char* out, size_t size) {
     bool* ranks = (bool*)xcalloc((size_t)members[0].file->size, sizeof(bool));
     for (int i = 0; i < n; i++) if (in[i]) ranks[members[i].file->rank] = true;
@@ -184,7 +184,7 @@ static inline void parting_say(Parting* p, const char* format, ...) {
     va_end(args);
 }
 
-// Whether from k on b's operations are a's of one number later: b has left one out.
+// Returns true if from k on operation j of b is operation j + 1 of a: b has left one out.
 static inline bool left_out(const Member* a, const Member* b, long long k) {
     int compared = 0;
     for (long long j = k; j < member_issued(b); j++) {
@@ -196,7 +196,7 @@ static inline bool left_out(const Member* a, const Member* b, long long k) {
     return compared > 0;
 }
 
-// Number k is not the same everywhere: who issued what, the largest party first, and whether a shift by one explains it.
+// Operation k differs between members: says which ranks issued what, the largest party first, and whether a shift explains it.
 static inline void parting_of_different(Parting* p, const Member* members, int n, long long k, bool* in, bool is_oldest) {
     char who[256], what[OP_TEXT];
     bool* told = (bool*)xcalloc((size_t)n, sizeof(bool));
@@ -223,11 +223,11 @@ static inline void parting_of_different(Parting* p, const Member* members, int n
         if (how) parting_say(p, "; from there on it looks as if rank %d had %s,", odd->file->rank, how);
         if (how) parting_say(p, " this or an equal one before it");
     }
-    if (is_oldest && k > 0) parting_say(p, "; older ones are not in the files, so it may have begun before");
+    if (is_oldest && k > 0) parting_say(p, "; older operations are not in the files, so the ranks may have parted earlier");
     free(told);
 }
 
-// Some member has not issued k, though others have.
+// Says which members did not issue operation k, and what each of them issued last.
 static inline void parting_of_missing(Parting* p, const Member* members, int n, long long k, bool* in) {
     char who[256], what[OP_TEXT] = "";
     long long furthest = 0;
@@ -239,7 +239,7 @@ static inline void parting_of_missing(Parting* p, const Member* members, int n, 
     }
     members_text(members, n, in, who, sizeof who);
     if (r) op_text(r, what, sizeof what);
-    else snprintf(what, sizeof what, "operation #%lld (what it was is in no file any more)", k);
+    else snprintf(what, sizeof what, "operation #%lld (no file says any more what it was)", k);
     parting_say(p, "%s never issued %s", who, what);
     for (int i = 0; i < n; i++) in[i] = member_issued(&members[i]) > k;
     members_text(members, n, in, who, sizeof who);
@@ -254,7 +254,7 @@ static inline void parting_of_missing(Parting* p, const Member* members, int n, 
     }
 }
 
-// The first number that everybody issued and somebody did not finish; true if there is one.
+// All members issued operation k. Returns true, and says where, if it did not finish on some.
 static inline bool parting_of_unfinished(Parting* p, const Member* members, int n, long long k, bool* in) {
     char who[256], what[OP_TEXT];
     const OpRecord *any = NULL;
@@ -276,7 +276,7 @@ static inline bool parting_of_unfinished(Parting* p, const Member* members, int 
     return true;
 }
 
-// Where the members of a sequence parted.
+// Returns where the members of a sequence parted.
 static inline Parting members_compare(const Member* members, int n) {
     Parting p;
     memset(&p, 0, sizeof p);
@@ -309,7 +309,7 @@ static inline Parting members_compare(const Member* members, int n) {
     for (long long k = begin; k < most && p.by == PARTED_NOWHERE; k++) if (parting_of_unfinished(&p, members, n, k, in)) break;
     if (p.by == PARTED_NOWHERE && most > 0 && compared < 0) {
         p.by = PARTED_UNKNOWN;
-        parting_say(&p, "all issued %lld operations, but no number is in two files any more: they cannot be compared", most);
+        parting_say(&p, "all issued %lld operations, but no two files hold the same one any more: they cannot be compared", most);
     } else if (p.by == PARTED_NOWHERE) {
         parting_say(&p, "the same on all: %lld operations", most);
         if (most > 0) parting_say(&p, ", of which #%lld to #%lld could be compared", compared, most - 1);
@@ -318,7 +318,7 @@ static inline Parting members_compare(const Member* members, int n) {
     return p;
 }
 
-// Those who take part in a sequence, of whom there are files; members (n) gets them.
+// Writes the ranks that take part in a sequence and have a file into members (n).
 static inline int sequence_members(const Sequence* s, RankFile* const* files, int n, Member* members) {
     int found = 0;
     for (int i = 0; i < n; i++) {
@@ -332,14 +332,14 @@ static inline int sequence_members(const Sequence* s, RankFile* const* files, in
     return found;
 }
 
-// The sequences that occur in the files, each once. The caller frees them.
+// Returns the sequences that occur in the files, each once. The caller frees them.
 static inline Sequence* sequences_find(RankFile* const* files, int n, int* count) {
     Sequence* all = NULL;
     *count = 0;
     for (int i = 0; i < n; i++) {
         for (int j = 0; j < files[i]->num_channels; j++) {
             const OpChannel* c = &files[i]->channels[j];
-            Sequence s = { "", -1, -1 }; // with zeros to the end of the name, so that memcmp can compare
+            Sequence s = { "", -1, -1 }; // zeros to the end of the name, so that memcmp can compare
             snprintf(s.communicator, sizeof s.communicator, "%s", c->communicator);
             if (c->way == WAY_SEND) { s.from = files[i]->rank; s.to = c->peer; }
             if (c->way == WAY_RECEIVE) { s.from = c->peer; s.to = files[i]->rank; }
@@ -353,7 +353,7 @@ static inline Sequence* sequences_find(RankFile* const* files, int n, int* count
     return all;
 }
 
-// Files of one run, each rank's once; tells whose are not there.
+// Dies unless the files are of one run and each of another rank; prints which ranks have none.
 static inline void rank_files_check(RankFile* const* files, int n, FILE* out) {
     bool* absent = (bool*)xcalloc((size_t)files[0]->size, sizeof(bool));
     for (int r = 0; r < files[0]->size; r++) absent[r] = true;
@@ -371,7 +371,7 @@ static inline void rank_files_check(RankFile* const* files, int n, FILE* out) {
     fprintf(out, "no file of %s of %d: killed before it could be written, or not given\n", who, files[0]->size);
 }
 
-// Compares the files and tells in words where the ranks parted. True if they did not.
+// Compares the files and prints where the ranks parted. Returns true if they did not.
 static inline bool rank_files_compare(RankFile* const* files, int n, FILE* out) {
     int count;
     bool together = true;

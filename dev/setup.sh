@@ -1,46 +1,53 @@
 #!/bin/sh
-# setup.sh - installs what is missing here and nothing else: by apt on Debian and Ubuntu, and elsewhere it prints the
-# command to copy. What is missing is found by building and running small programs (dev/doctor/probes.sh), so whatever
-# was installed in another way counts too, and a machine that has everything needs no rights and no network.
+# setup.sh - installs what is missing here and nothing else: with apt on Debian and Ubuntu; elsewhere it prints the command
+# to copy. It builds and runs small programs (dev/doctor/probes.sh) to find out what is missing. Whatever was installed in
+# another way therefore counts, and a machine that has everything needs no rights and no network.
 #
-# Where nvcc is, so that programs for a GPU can be built, and one of NVIDIA's libraries for them is not, pip's wheels of
-# these libraries are unpacked into nvidia/ beside this folder: about 1 GB, for this project alone.
+# Where nvcc is present and one of NVIDIA's libraries is not, pip's wheels of these libraries are unpacked into nvidia/ in
+# this clone: about 1 GB, used by this project only.
 #
 #   sh dev/setup.sh
 #
-# Exit status: 0 if everything required is here at the end, 1 if not. What is for a GPU is never required.
+# Exit status: 0 if everything required is here at the end and make can write into this clone, 1 if not. Nothing for GPUs
+# is required. Whatever goes wrong, what was installed before stays, and a second run goes on from there.
 set -u
 here=$(dirname -- "$0")
 probes=$here/doctor
-scratch=$(mktemp -d) || exit 1
-trap 'rm -rf "$scratch"' EXIT
-trap 'exit 1' HUP INT TERM
 . "$probes/probes.sh"
+make_scratch
 
-# Fills $scratch/missing with the table's lines for what is not here, and sets required_missing to their names.
+# Writes the table's lines for what is not here to $scratch/missing, and why to $scratch/why.KEY; sets required_missing to
+# the names of what is required.
 look() {
     : >"$scratch/missing"
     components | grep -v '|extra|' >"$scratch/wanted"
     required_missing=
     while IFS='|' read -r key name class rest; do
-        "probe_$key" >/dev/null 2>&1 </dev/null && continue
+        "probe_$key" >"$scratch/why.$key" 2>/dev/null </dev/null
+        status=$?
+        [ $status = 0 ] && continue
+        [ $status = 2 ] && class=$class,unusable
         echo "$key|$name|$class|$rest" >>"$scratch/missing"
-        if [ "$class" = required ]; then required_missing="${required_missing:+$required_missing, }$name"; fi
+        if is_required "${class%,*}"; then required_missing="${required_missing:+$required_missing, }$name"; fi
     done <"$scratch/wanted"
 }
 
-say_missing() {
+say_missing() { # [why]
     while IFS='|' read -r key name class purpose rest; do
-        if [ "$class" = required ]; then echo "missing: $name, needed for $purpose"
-        else echo "missing: $name (optional); without it there is no: $purpose"; fi
+        why=$(head -n 1 "$scratch/why.$key")
+        case $class in
+            *,unusable) echo "not usable: $name, needed for $purpose: $why" ;;
+            optional) echo "missing: $name (optional); without it there is no: $purpose${1:+ ($why)}" ;;
+            *) echo "missing: $name, needed for $purpose${1:+ ($why)}" ;;
+        esac
     done <"$scratch/missing"
 }
 
-# packages COLUMN: the packages that one package manager has for what is missing, each once, on one line.
+# packages COLUMN: one package manager's names of the missing packages, each once, on one line.
 packages() { cut -d '|' -f "$1" "$scratch/missing" | tr -s ' ' '\n' | awk '!seen[$0]++' | paste -s -d ' ' -; }
 
-# libFuzzer's run-time library must be of clang's own version; the package that has it is named differently from release
-# to release. apt's Depends of clang tells the version where clang is not installed yet.
+# libFuzzer's run-time library must have clang's version, and its package has another name in every release. Where clang is
+# not installed yet, the version is that of the package clang depends on.
 fuzzer_runtime() {
     if has "${CLANG:-clang}"; then version=$("${CLANG:-clang}" -dumpversion | cut -d . -f 1)
     else version=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]*\)$/\1/p' | head -n 1); fi
@@ -51,42 +58,96 @@ fuzzer_runtime() {
 }
 has_candidate() { LC_ALL=C apt-cache policy "$1" 2>/dev/null | grep -q '^ *Candidate: [^(]'; }
 
-# Everything that apt must install.
+# apt_packages CLASS: what apt must install for the missing components of a class, "required" or "optional", on one line.
 apt_packages() {
-    for package in $(packages 5); do
-        if [ "$package" = libclang-rt-dev ]; then fuzzer_runtime; else echo "$package"; fi
-    done | paste -s -d ' ' -
+    while IFS='|' read -r key name class purpose packages rest; do
+        if is_required "${class%,*}"; then class=required; fi
+        [ "$class" = "$1" ] || continue
+        for package in $packages; do
+            if [ "$package" = libclang-rt-dev ]; then fuzzer_runtime; else echo "$package"; fi
+        done
+    done <"$scratch/missing" | awk '!seen[$0]++' | paste -s -d ' ' -
+}
+all_apt_packages() { echo "$(apt_packages required) $(apt_packages optional)" | sed -e 's/^ //' -e 's/ $//'; }
+
+# by_hand REASON COMMAND: why nothing is installed, and the command to copy.
+by_hand() { printf '%s\n    %s\n' "$1" "$2" >&2; return 1; }
+
+# explain LINE: that line, then the last lines of what a command wrote to $scratch/log; its errors and warnings if it has any.
+explain() {
+    echo "$1" >&2
+    grep -E '^ *(E|W|ERROR|dpkg|sudo): ' "$scratch/log" >"$scratch/errors" || grep . "$scratch/log" >"$scratch/errors"
+    tail -n 4 "$scratch/errors" | cut -c 1-200 | sed 's/^/    /' >&2
+    return 1
+}
+# Why a command failed, from $scratch/log, and what to do.
+reason() {
+    said() { grep -qiE "$1" "$scratch/log"; }
+    if said 'no space left|enough free space|disk quota'; then echo "a disk is full; free some space (df -h shows where)"
+    elif said 'could not get lock|unable to acquire|unable to lock'; then echo "another program is installing packages; wait until it has finished"
+    elif said 'dpkg was interrupted'; then echo "an earlier installation was interrupted; run dpkg --configure -a as root"
+    elif said 'resolving|name resolution|resolve host|could not connect|unable to connect|unreachable|timed out|connection refused|cannot initiate|max retries'; then
+        echo "no network; check it (behind a proxy, set http_proxy and https_proxy)"
+    else echo "see below"; fi
 }
 
-give_up() { # the command to copy...
-    echo
-    echo "To install it:"
-    echo "    $*"
-    [ -z "$required_missing" ] && { echo "What is missing is optional; the rest works without it."; exit 0; }
-    exit 1
-}
-
-install_with_apt() {
+# Sets as_root to what gives a command root's rights; returns 1 if there is no way, and says so.
+become_root() {
+    line="apt-get update && apt-get install -y --no-install-recommends $(all_apt_packages)"
     if [ "$(id -u)" = 0 ]; then as_root=
-    elif has sudo && sudo -n true 2>/dev/null; then as_root="sudo -n"
-    elif has sudo && [ -t 0 ]; then as_root=sudo # it asks for the password
-    else give_up "su -c 'apt-get update && apt-get install -y --no-install-recommends $(apt_packages)'"; fi
+    elif ! has sudo; then by_hand "only root may install packages, and there is no sudo here; with root's password, run:" "su -c '$line'"
+    elif sudo -n true 2>/dev/null; then as_root="sudo -n"
+    elif ! [ -t 0 ]; then by_hand "sudo wants a password, and there is no terminal to type it in; in a terminal, run:" "sudo sh -c '$line'"
+    elif sudo -v; then as_root=sudo
+    else by_hand "sudo does not let $(id -un) install packages; ask an administrator to run:" "$line"
+    fi
+}
+apt_install() { # PACKAGE...
+    echo "installing: $*"
+    # shellcheck disable=SC2086 # sudo and its options
+    $as_root env LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" </dev/null >"$scratch/log" 2>&1 ||
+        explain "apt-get install failed: $(reason). Then run sh dev/setup.sh again"
+}
+install_with_apt() {
+    become_root || return 1
     echo "fetching the package lists ..."
-    $as_root apt-get update -q >"$scratch/log" 2>&1 || { tail -n 5 "$scratch/log"; echo "apt-get update failed; going on with the lists that are here" >&2; }
-    chosen=
-    for package in $(apt_packages); do
-        if has_candidate "$package"; then chosen="$chosen $package"; else echo "this release has no package $package" >&2; fi
+    # without a network it ends well, and only warns
+    # shellcheck disable=SC2086
+    if $as_root env LC_ALL=C apt-get update -q </dev/null >"$scratch/log" 2>&1 && ! grep -q '^W: .*ailed to \(fetch\|download\)' "$scratch/log"; then lists=new
+    else
+        lists=old
+        explain "apt-get update failed: $(reason). Going on with the package lists that are here"
+    fi
+    unknown=
+    # What is required comes first: what is optional is much larger, and may not fit on the disk.
+    for class in required optional; do
+        chosen=
+        for package in $(apt_packages $class); do
+            if has_candidate "$package"; then chosen="$chosen $package"; else unknown="$unknown $package"; fi
+        done
+        # shellcheck disable=SC2086 # a list of words
+        if [ -n "$chosen" ]; then apt_install $chosen || break; fi
     done
-    [ -n "$chosen" ] || return
-    echo "installing:$chosen"
-    # shellcheck disable=SC2086 # lists of words
-    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $chosen </dev/null >"$scratch/log" 2>&1 ||
-        { tail -n 15 "$scratch/log"; echo "apt-get install failed: see above" >&2; }
+    if [ -z "$unknown" ]; then return 0; fi
+    if [ $lists = new ]; then echo "this release has no package$unknown: install it in another way" >&2
+    else echo "without new package lists, apt knows no package$unknown" >&2; fi
+}
+
+# with_admin COMMAND: how this user runs it with root's rights.
+with_admin() { if [ "$(id -u)" = 0 ]; then echo "$1"; elif has sudo; then echo "sudo $1"; else echo "su -c '$1'"; fi; }
+# Returns 1 if nothing could be tried.
+install_missing() {
+    only_apt="this script installs with apt only; here, run:"
+    if has apt-get; then install_with_apt
+    elif has dnf; then by_hand "$only_apt" "$(with_admin "dnf install $(packages 6)")"
+    elif has pacman; then by_hand "$only_apt" "$(with_admin "pacman -S --needed $(packages 7)")"
+    elif has brew; then by_hand "$only_apt" "brew install $(packages 8)"
+    else by_hand "there is no apt-get, dnf, pacman or brew here; install these in this system's way (the names are Debian's):" "$(packages 5)"; fi
 }
 
 # ---- for a GPU ----
-# The wheels, as PyTorch 2.11 brings them for CUDA 13; for CUDA 12 they have other names. NVRTC must not be newer than what
-# the driver knows, so it is of the toolkit's own version.
+# The versions that PyTorch 2.11 uses with CUDA 13; for CUDA 12 the wheels have other names. NVRTC must not be newer than the
+# driver supports, so it has the toolkit's version.
 wheels() {
     if [ "${toolkit%.*}" -ge 13 ]; then
         echo "nvidia-cublas==13.1.0.3 nvidia-cudnn-cu13==9.19.0.56 nvidia-nccl-cu13==2.28.9 nvidia-cuda-nvrtc==$toolkit.*"
@@ -94,7 +155,7 @@ wheels() {
         echo "nvidia-cublas-cu12 nvidia-cudnn-cu12 nvidia-nccl-cu12 nvidia-cuda-nvrtc-cu12==$toolkit.*"
     fi
 }
-# The Python that has pip: the one that is here, or a virtual environment of it.
+# A Python with pip: the one that is here, or a virtual environment made by it.
 python_with_pip() {
     if "${PYTHON:-python3}" -m pip --version >/dev/null 2>&1; then echo "${PYTHON:-python3}"; return; fi
     "${PYTHON:-python3}" -m venv "$scratch/venv" >/dev/null 2>&1 && echo "$scratch/venv/bin/python"
@@ -108,9 +169,10 @@ lacks_cuda_library() {
 fetch_cuda_libraries() {
     has "${NVCC:-nvcc}" && library=$(lacks_cuda_library) || return 0
     toolkit=$("${NVCC:-nvcc}" --version | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p')
+    if why=$(clone_is_writable nvidia); then :; else echo "missing: $library, for GPUs; not fetched, because $why" >&2; return; fi
     echo "missing: $library, for CUDA $toolkit on a GPU; fetching NVIDIA's libraries into nvidia/, about 1 GB ..."
     python=$(python_with_pip) || { echo "there is no pip: install python3-pip or python3-venv, then run this again" >&2; return; }
-    # Unpacked beside and renamed: what is half there would be taken for all.
+    # Unpacked beside it and renamed, so that nvidia/ is never half full.
     rm -rf "$here/../nvidia.new"
     # shellcheck disable=SC2046 # a list of words
     if "$python" -m pip install -q --no-deps --target "$here/../nvidia.new" $(wheels) >"$scratch/log" 2>&1; then
@@ -118,8 +180,7 @@ fetch_cuda_libraries() {
         mv "$here/../nvidia.new/nvidia" "$here/../nvidia"
         rm -rf "$here/../nvidia.new"
     else
-        tail -n 5 "$scratch/log" >&2
-        echo "NVIDIA's libraries could not be fetched; make DEVICE=cuda will not work, the rest does" >&2
+        explain "pip install failed: $(reason). Without NVIDIA's libraries make DEVICE=cuda does not work; the rest does"
         rm -rf "$here/../nvidia.new"
     fi
 }
@@ -128,17 +189,16 @@ look
 if [ ! -s "$scratch/missing" ]; then echo "everything is here"
 else
     say_missing
-    if has apt-get; then install_with_apt
-    elif has dnf; then give_up "sudo dnf install $(packages 6)"
-    elif has pacman; then give_up "sudo pacman -S --needed $(packages 7)"
-    elif has brew; then give_up "brew install $(packages 8)"
-    else give_up "(no apt, dnf, pacman or brew here; Debian's names are) $(packages 5)"; fi
-    look
-    if [ ! -s "$scratch/missing" ]; then echo "everything is here now"
-    else
-        echo "still missing after the installation:"
-        say_missing
+    if install_missing; then
+        look
+        if [ ! -s "$scratch/missing" ]; then echo "everything is here now"
+        else
+            echo "still missing:"
+            say_missing why
+        fi
     fi
+    if [ -s "$scratch/missing" ] && [ -z "$required_missing" ]; then echo "what is missing is optional; the rest works without it"; fi
 fi
 fetch_cuda_libraries
+why=$(clone_is_writable build data) || { echo "make cannot build here: $why" >&2; exit 1; }
 [ -z "$required_missing" ]

@@ -1,6 +1,6 @@
 /*
-agree.h - what must be the same on all ranks: the program, its options and its data at the start; and, with --check-every,
-the state of training while it runs. A rank that differs is named, together with what differs.
+agree.h - what must be the same on all ranks: at the start the program, its options and its data; with --check-every also
+the state of training while it runs. Messages name a rank that differs and what differs.
 */
 #ifndef LLMC_AGREE_H
 #define LLMC_AGREE_H
@@ -9,7 +9,7 @@ the state of training while it runs. A rank that differs is named, together with
 #include "dataloader.h"
 #include "logger.h"
 
-// Holds another rank's bytes against what this one has, in `self`: a difference in words, which the caller frees, or NULL.
+// Compares another rank's bytes with what this one has, in `self`. Returns the difference in words (the caller frees it) or NULL.
 typedef char* AgreeCompare(void* self, ControlBytes theirs, int rank);
 
 // Dies on every rank, with the first difference that rank 0 finds and what to do about it, unless the ranks' bytes agree.
@@ -39,7 +39,7 @@ static inline char* facts_compare(void* self, ControlBytes bytes, int rank) {
         json_t* other = json_object_get(theirs, key);
         if (difference || json_equal(value, other)) continue;
         char *here = json_dumps(value, JSON_ENCODE_ANY), *there = other ? json_dumps(other, JSON_ENCODE_ANY) : xstrdup("nothing");
-        difference = format_string("the ranks do not run the same: %s is %s on rank 0 and %s on rank %d", key, here, there, rank);
+        difference = format_string("the ranks do not agree: %s is %s on rank 0 and %s on rank %d", key, here, there, rank);
         free(here);
         free(there);
     }
@@ -56,7 +56,7 @@ static inline void require_agreement(Control* c, json_t* facts) {
     json_decref(facts);
 }
 
-// Of this program's own file: two builds differ in it.
+// Checksum of this program's executable file, which differs between two builds.
 static inline uint64_t program_checksum(void) {
     size_t n;
     FileSource from = { "/proc/self/exe", "it is this program" };
@@ -66,8 +66,8 @@ static inline uint64_t program_checksum(void) {
     return sum;
 }
 
-// Of a sample of the data: up to 64 spans of each shard, from all over it. The loader's thread reads at the same time, so
-// this has buffers of its own.
+// Checksum of a sample of the data: 64 spans of up to 64 tokens, spread over each shard. The loader's thread reads at the
+// same time, so this has its own buffers.
 static inline uint64_t data_checksum(const DataLoader* d) {
     enum { SPAN = 64, SPANS = 64 };
     uint16_t scratch[SPAN];
@@ -87,7 +87,7 @@ static inline uint64_t data_checksum(const DataLoader* d) {
 
 static inline void agree_add(json_t* facts, const char* key, uint64_t value) { json_object_set_new(facts, key, checkpoint_hex(value)); }
 
-// Options, program, model and data, as they are here.
+// The options, program, model and data of this rank.
 static inline json_t* run_facts(const OptionTable* t, GPT2Config c, const DataLoader* data) {
     json_t* facts = json_object();
     for (int i = 0; i < t->count; i++) {
@@ -105,7 +105,7 @@ static inline json_t* run_facts(const OptionTable* t, GPT2Config c, const DataLo
 
 // ---- while training ----
 
-// Checksum of n elements of `size` bytes of device memory; part of a larger sum from place `place` on. host: bytes of scratch.
+// Checksum of n elements of `size` bytes in device memory; the first is number `place` of a larger sum. host (bytes): scratch.
 static inline uint64_t device_checksum(const void* device, size_t size, size_t n, uint64_t place, void* host, size_t bytes) {
     uint64_t sum = 0;
     for (size_t done = 0, count; done < n; done += count) {
@@ -134,6 +134,6 @@ static inline char* units_compare(void* self, ControlBytes bytes, int rank) {
 static inline void require_same_units(Control* c, const char* what, const uint64_t* sums, int n, long long step) {
     UnitSums mine = { what, sums, n, step };
     require_same(c, sums, (size_t)n * sizeof *sums, units_compare, &mine,
-                 ": a fault of memory, of the network or of the program; go on from the last checkpoint with --resume");
+                 ": memory, the network or the program is at fault; continue from the last checkpoint with --resume");
 }
 #endif

@@ -1,5 +1,5 @@
 /*
-checkpoint.h - a run's state on disk, whatever stage and however many ranks wrote it: any of them can read it.
+checkpoint.h - a run's state on disk. Every stage on any number of ranks can read it, whatever stage and ranks wrote it.
 
     OUT/step_00000100/model.safetensors      parameters in the precision they were trained in, without the padding of wte
                       optimizer.safetensors  fp32 master.NAME (where the model has 16 bits), m.NAME, v.NAME
@@ -12,7 +12,7 @@ optimizer file of its own, and two indices say what is where (checkpoint_files.h
 Saving     rank 0: checkpoint_begin - the others: checkpoint_attach - every rank: checkpoint_write_unit for what it owns -
            the others: checkpoint_detach - rank 0, after adding up everyone's w.checksum and w.elements: checkpoint_commit.
            Sharded - rank 0: checkpoint_begin_sharded - every writer, rank 0 too: checkpoint_attach_shard - then as above.
-           Barriers between these are the caller's. All of it happens under a temporary name beside the final one and is
+           The caller puts barriers between these. All of it happens under a temporary name beside the final one and is
            synced before it is renamed, so a crash at any instant leaves the last good checkpoint.
 Failures   end the process with the file's name and the remedy; the temporary folder is removed.
 */
@@ -36,7 +36,7 @@ static inline int checkpoint_compare_steps(const void* a, const void* b) {
     long long x = *(const long long*)a, y = *(const long long*)b;
     return x < y ? 1 : x > y ? -1 : 0;
 }
-// Steps of the folders OUT/[prefix]step_*, newest first, into a new array; how many.
+// Puts the steps of the folders OUT/[prefix]step_*, newest first, into a new array. Returns how many.
 static inline int checkpoint_list(const char* out, const char* prefix, long long** steps) {
     int count = 0;
     *steps = NULL;
@@ -95,8 +95,8 @@ typedef struct {
     char *final_path, *temporary;        // owned
     SafeTensors files[CHECKPOINT_FILES]; // owned: those that this rank writes into,
     CheckpointPieces pieces[CHECKPOINT_PARTS]; // and what they have room for
-    uint64_t checksum[CHECKPOINT_PARTS]; // of what this rank wrote; so are the numbers of elements.
-    uint64_t elements[CHECKPOINT_PARTS]; // Add both up over ranks before rank 0 commits.
+    uint64_t checksum[CHECKPOINT_PARTS]; // of what this rank wrote,
+    uint64_t elements[CHECKPOINT_PARTS]; // and how many these are. Add up both over ranks before rank 0 commits.
 } CheckpointWriter;
 
 static inline void checkpoint_writer_free(CheckpointWriter* w) {
@@ -106,7 +106,7 @@ static inline void checkpoint_writer_free(CheckpointWriter* w) {
     free(w->temporary);
 }
 
-// Dies with "PATH: cannot be WHAT: REASON; remedy". What was begun goes when the process exits (llmc/folder.h).
+// Dies with "PATH: cannot be WHAT: REASON; remedy", and removes the temporary folder.
 __attribute__((noreturn))
 static inline void checkpoint_fail(const CheckpointWriter* w, const char* path, const char* what) {
     int reason = errno;
@@ -115,7 +115,7 @@ static inline void checkpoint_fail(const CheckpointWriter* w, const char* path, 
     char* out = path_parent(w->final_path);
     char* last = checkpoint_newest(out);
     bool is_step = checkpoint_name_step(path_name(w->final_path), "") >= 0;
-    folder_remove(w->temporary); // whichever rank this is: rank 0 is ended by its watchdog, which removes nothing
+    folder_remove(w->temporary); // on whichever rank: rank 0 may be ended by its watchdog, which removes nothing
     char* first = is_full ? format_string("free %zu MB", bytes / 1000000 + 1)
                           : xstrdup(reason == ENOENT ? "make it a folder that every rank sees" : "make it writable");
     die("%s: cannot be %s: %s; %s or choose another %s; the last good checkpoint is %s",
@@ -126,7 +126,7 @@ static inline void checkpoint_require_written(const CheckpointWriter* w, bool wr
     if (!written) checkpoint_fail(w, file->source.path, "written");
 }
 
-// Where a checkpoint is to be, and what it is to hold; nothing is done yet.
+// Sets where a checkpoint will be and what it will hold; touches no file yet.
 static inline void checkpoint_writer_init(CheckpointWriter* w, const char* path, const TrainState* s, int shards) {
     memset(w, 0, sizeof *w);
     w->state = *s;
@@ -138,7 +138,7 @@ static inline void checkpoint_begin_folder(const CheckpointWriter* w) {
     if (!folder_begin(w->final_path)) checkpoint_fail(w, w->temporary, "made");
 }
 
-// What of which part the open files of this rank have room for.
+// Lists which pieces of each part this rank's open files have room for.
 static inline void checkpoint_writer_pieces(CheckpointWriter* w) {
     for (int f = 0; f < CHECKPOINT_FILES; f++) {
         if (!checkpoint_has_file(&w->state, (CheckpointFile)f)) continue;
@@ -150,7 +150,7 @@ static inline void checkpoint_writer_pieces(CheckpointWriter* w) {
     checkpoint_sort_pieces(w->pieces);
 }
 
-// New files for the whole model, or as number `shard` for these ranges of it.
+// Makes the files for the whole model, or those of shard `shard` for these ranges of it.
 static inline void checkpoint_create_files(CheckpointWriter* w, int shard, const CheckpointRange* ranges, int num_ranges) {
     json_t* metadata = json_pack("{s:s, s:s}", "format", CHECKPOINT_FORMAT, "layout", CHECKPOINT_LAYOUT);
     for (int f = 0; f < CHECKPOINT_FILES; f++) {
@@ -166,7 +166,7 @@ static inline void checkpoint_create_files(CheckpointWriter* w, int shard, const
     checkpoint_writer_pieces(w);
 }
 
-// Begins a checkpoint at exactly this path (not there yet, an empty folder, or the same step's, which is replaced).
+// Begins a checkpoint at exactly this path: nothing there yet, an empty folder, or the same step's checkpoint, which is replaced.
 static inline void checkpoint_begin_at(CheckpointWriter* w, const char* path, const TrainState* s) {
     checkpoint_writer_init(w, path, s, 0);
     checkpoint_begin_folder(w);
@@ -188,7 +188,7 @@ static inline void checkpoint_remove_stale(const char* out) {
     free(steps);
 }
 
-// Begins OUT/step_NNNNNNNN and takes its disk space; other crashes' leftovers there are removed.
+// Begins OUT/step_NNNNNNNN and reserves its disk space; removes what crashes have left under `out`.
 static inline void checkpoint_begin(CheckpointWriter* w, const char* out, const TrainState* s) {
     checkpoint_remove_stale(out);
     char* path = checkpoint_step_path(out, s);
@@ -210,7 +210,7 @@ static inline void checkpoint_attach(CheckpointWriter* w, const char* out, const
     checkpoint_writer_pieces(w);
 }
 
-// Begins OUT/step_NNNNNNNN for files that each writer makes by checkpoint_attach_shard, rank 0 as the others.
+// Begins OUT/step_NNNNNNNN for files that each writer, rank 0 included, makes by checkpoint_attach_shard.
 static inline void checkpoint_begin_sharded(const char* out, const TrainState* s) {
     checkpoint_remove_stale(out);
     CheckpointWriter w;
@@ -221,7 +221,7 @@ static inline void checkpoint_begin_sharded(const char* out, const TrainState* s
     free(path);
 }
 
-// Makes the files of writer `shard` (from 0) of `shards`, and takes their disk space: one for the model, one for the optimizer,
+// Makes the files of writer `shard` (from 0) of `shards`, and reserves their space: one for the model, one for the optimizer,
 // with room for these ranges of every part. No two writers' ranges overlap, and all of them together are the model.
 static inline void checkpoint_attach_shard(CheckpointWriter* w, const char* out, const TrainState* s, int shard, int shards,
                                            const CheckpointRange* ranges, int num_ranges) {
@@ -269,7 +269,7 @@ static inline void checkpoint_detach(CheckpointWriter* w) {
     checkpoint_writer_free(w);
 }
 
-// Removes the checkpoint OUT/PREFIXstep_NNNNNNNN. It loses its name first, so that no half of it can be taken for a whole.
+// Removes the checkpoint OUT/PREFIXstep_NNNNNNNN. It loses its name first, so that half of it is not taken for all of it.
 static inline void checkpoint_remove(const char* out, const char* prefix, long long step) {
     char* path = format_string("%s/%sstep_%08lld", out, prefix, step);
     char* condemned = format_string("%s/.tmp_step_%08lld", out, step);
@@ -279,7 +279,7 @@ static inline void checkpoint_remove(const char* out, const char* prefix, long l
     free(condemned);
 }
 
-// Removes all but the `keep` newest checkpoints (0: none), never the one of `step`, and what that one has replaced.
+// Removes all checkpoints except the `keep` newest (0: keeps all) and the one of `step`. Removes what that one has replaced.
 static inline void checkpoint_prune(const char* out, long long step, long long keep) {
     long long* steps;
     int count = checkpoint_list(out, "", &steps);
@@ -303,7 +303,7 @@ static inline void checkpoint_publish(CheckpointWriter* w) {
     free(parent);
 }
 
-// Of a sharded checkpoint: looks at what all writers have left in the folder, and writes the indices.
+// For a sharded checkpoint: checks the files that all writers have put into the folder, and writes the indices.
 static inline void checkpoint_write_indices(const CheckpointWriter* w) {
     CheckpointPieces pieces[CHECKPOINT_PARTS];
     memset(pieces, 0, sizeof pieces);
@@ -321,8 +321,8 @@ static inline void checkpoint_write_indices(const CheckpointWriter* w) {
     checkpoint_free_pieces(pieces);
 }
 
-// Makes the checkpoint real: all bytes on the disk, then its final name, then - only then - older ones beyond the `keep`
-// newest are removed (0: none). Everything must have been written, by whatever rank, exactly once.
+// Makes the checkpoint real: syncs all bytes, gives it its final name, and only then removes older ones beyond the `keep`
+// newest (0: none). Every element must have been written exactly once, by whichever rank.
 static inline void checkpoint_commit(CheckpointWriter* w, long long keep) {
     uint64_t expected = gpt2_num_parameters(w->state.config);
     for (int part = 0; part < CHECKPOINT_PARTS; part++) {
@@ -354,11 +354,11 @@ typedef struct {
     CheckpointPieces pieces[CHECKPOINT_PARTS]; // where everything is, and
     CheckpointOpenFile open[CHECKPOINT_FILES]; // the file of each kind that was read last
     uint64_t stored[CHECKPOINT_PARTS];   // checksums by state.json
-    uint64_t checksum[CHECKPOINT_PARTS]; // of what was read; with several ranks, add up this
-    uint64_t elements[CHECKPOINT_PARTS]; // and this over them before checkpoint_close
+    uint64_t checksum[CHECKPOINT_PARTS]; // of what was read,
+    uint64_t elements[CHECKPOINT_PARTS]; // and how many these are. Add up both over ranks before checkpoint_close.
 } CheckpointReader;
 
-// A folder without state.json: what is it, and what would be right?
+// Dies for a folder without state.json: says what it is, and what to give instead.
 __attribute__((noreturn))
 static inline void checkpoint_die_foreign(const char* path) {
     char* config = format_string("%s/config.json", path);
@@ -368,7 +368,7 @@ static inline void checkpoint_die_foreign(const char* path) {
     die("%s: is not a checkpoint: it has no state.json; give a folder such as DIR/step_00000100", path);
 }
 
-// Where everything is in the files f, which are checked, and so is their index.
+// Finds where everything is in the files f, and checks these files and their index.
 static inline void checkpoint_open_files(CheckpointReader* r, CheckpointFile f) {
     json_t *made = checkpoint_scan_files(r->pieces, r->path, &r->state, f, r->remedy), *index = NULL;
     char* path = checkpoint_index_path(r->path, f);
@@ -384,7 +384,7 @@ static inline void checkpoint_open_files(CheckpointReader* r, CheckpointFile f) 
     json_decref(made);
 }
 
-// Opens a checkpoint and checks all of it but the values, which are checked while they are read.
+// Opens a checkpoint and checks all of it except the values, which are checked while they are read.
 static inline void checkpoint_open(CheckpointReader* r, const char* dir) {
     memset(r, 0, sizeof *r);
     r->path = path_trim(dir);
@@ -409,7 +409,7 @@ static inline void checkpoint_close_file(CheckpointOpenFile* o) {
     free(o->path);
     o->path = NULL;
 }
-// File `shard` of a kind, instead of the one that was open.
+// Opens file `shard` of a kind, and closes the one of that kind that was open.
 static inline const CheckpointOpenFile* checkpoint_use_file(CheckpointReader* r, CheckpointFile f, int shard) {
     CheckpointOpenFile* o = &r->open[f];
     if (o->path != NULL && o->shard == shard) return o;
@@ -422,8 +422,8 @@ static inline const CheckpointOpenFile* checkpoint_use_file(CheckpointReader* r,
     return o;
 }
 
-// At most n elements of a stored part from `place`, as floats, and how many: those in one file that fit a small buffer. Adds
-// them to the checksum of `part`.
+// Reads at most n elements of a stored part from `place` on, as floats: those that are in one piece and fit a small buffer. Adds
+// them to the checksum of `part`. Returns how many.
 static inline size_t checkpoint_read_some(CheckpointReader* r, CheckpointPart part, CheckpointPart stored_part, size_t place,
                                           size_t n, float* host) {
     const CheckpointPiece* p = checkpoint_find_piece(&r->pieces[stored_part], place);
@@ -462,7 +462,7 @@ static inline void checkpoint_read_unit(CheckpointReader* r, CheckpointPart part
     r->elements[part] += last - first;
 }
 
-// Checks each part of which everything has been read, and frees r.
+// Checks the checksum of each part that was read completely, and frees r.
 static inline void checkpoint_close(CheckpointReader* r) {
     for (int part = 0; part < CHECKPOINT_PARTS; part++) {
         CheckpointPart stored_part = checkpoint_stored_part(&r->state, (CheckpointPart)part); // in whose file the damage is

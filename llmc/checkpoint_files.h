@@ -4,12 +4,12 @@ checkpoint_files.h - which elements of a checkpoint are in which of its tensor f
 The elements of a part (the model; AdamW's m; ...) are numbered in the order of gpt2.h, unit by unit, without the padding of wte.
 An element's number is its *place*. A file holds pieces, safetensors of some consecutive places of one tensor each:
     full     one file, model.safetensors; a piece is a whole tensor, under its name and in its shape
-    sharded  a file per writer: model-00001-of-00004.safetensors, ..., named as is the convention for models in several files.
-             There every tensor is whole and in one of them. Ours are cut wherever a rank's share of a unit begins or ends, so a
-             piece is 1-D, and its name says which of its tensor's elements it has, the end excluded: "wte[1024:2048]",
-             "m.h.0.qkv.weight[0:96]". model.safetensors.index.json says which piece is in which file.
-A reader believes no file: names, dtypes and shapes must be what state.json's model needs, every element must be there exactly
-once, and the index must say what the files say. Every rank reads all headers for that: some kilobytes a file.
+    sharded  a file per writer: model-00001-of-00004.safetensors, ..., the usual names for models in several files. Other
+             programs put each tensor whole into one of them. Here tensors are cut wherever a rank's share of a unit begins or
+             ends, so a piece is 1-D, and its name says which of its tensor's elements it has, the end excluded:
+             "wte[1024:2048]", "m.h.0.qkv.weight[0:96]". model.safetensors.index.json says which piece is in which file.
+A reader trusts no file: names, dtypes and shapes must be what state.json's model needs, every element must be there exactly
+once, and the index must say what the files say. To check this, every rank reads all headers: some kilobytes a file.
 */
 #ifndef LLMC_CHECKPOINT_FILES_H
 #define LLMC_CHECKPOINT_FILES_H
@@ -18,7 +18,7 @@ once, and the index must say what the files say. Every rank reads all headers fo
 
 #define CHECKPOINT_FORMAT "shard.c" // in the files' metadata: no other program can mistake them for its own,
 #define CHECKPOINT_LAYOUT "out_in"  // nor their (out, in) weights for (in, out)
-#define CHECKPOINT_MAX_INDEX (1u << 28) // bytes of an index that is believed
+#define CHECKPOINT_MAX_INDEX (1u << 28) // bytes of the largest index that is read
 #define HUGGINGFACE_LAYOUT "%s: this is a Hugging Face layout, use build/hf_import to make a checkpoint of it"
 
 typedef enum { CHECKPOINT_FILE_MODEL, CHECKPOINT_FILE_OPTIMIZER, CHECKPOINT_FILES } CheckpointFile;
@@ -49,7 +49,8 @@ static inline char* checkpoint_index_path(const char* dir, CheckpointFile f) {
 
 // ---- places ----
 
-// Of the first element of unit u; of the unit after the last one: how many places a part has. Padding, at unit 0's end, has none.
+// Place of the first element of unit u; for the unit after the last one, how many places a part has. The padding, at unit 0's
+// end, has none.
 static inline size_t checkpoint_place(GPT2Config c, int u) {
     size_t padding = (size_t)(c.Vp - c.V) * (size_t)c.C;
     return u == 0 ? 0 : unit_elements(c, 0) - padding + (size_t)(u - 1) * unit_elements(c, 1);
@@ -58,7 +59,7 @@ static inline size_t checkpoint_place(GPT2Config c, int u) {
 // Elements [begin, end) of a unit, laid out as in memory: what a writer of a shard says that it will write.
 typedef struct { int unit; size_t begin, end; } CheckpointRange;
 
-// The same as places, without padding: *end - *begin of them, 0 if it is all padding.
+// The places of a range, without padding: *end - *begin of them, 0 if it is all padding.
 static inline void checkpoint_range_places(GPT2Config c, CheckpointRange range, size_t* begin, size_t* end) {
     size_t first = checkpoint_place(c, range.unit), after = checkpoint_place(c, range.unit + 1);
     *begin = size_min(first + range.begin, after);
@@ -77,7 +78,7 @@ typedef struct {
 
 static inline size_t checkpoint_tensor_count(GPT2Config c) { return ROOT_TENSORS + (size_t)c.L * BLOCK_TENSORS; }
 
-// All tensors of the parts that are in file(s) f, in their order, into a new array; how many.
+// Puts all tensors of the parts that are in file(s) f, in their order, into a new array. Returns how many.
 static inline int checkpoint_tensors(const TrainState* s, CheckpointFile f, CheckpointTensor** tensors) {
     int count = 0;
     *tensors = (CheckpointTensor*)xcalloc(checkpoint_tensor_count(s->config) * CHECKPOINT_PARTS, sizeof **tensors);
@@ -104,7 +105,7 @@ static inline char* checkpoint_piece_name(const CheckpointTensor* whole, size_t 
     return format_string("%s[%zu:%zu]", whole->name, begin, end);
 }
 
-// The tensor that a name in a file means, and which of its elements: all, or in a shard those in brackets. NULL: there is none.
+// The tensor that a name in a file means, and which of its elements: all, or in a shard those in brackets. NULL if there is none.
 static inline const CheckpointTensor* checkpoint_parse_name(const CheckpointTensor* tensors, int count, bool in_shard,
                                                             const char* name, size_t* begin, size_t* end) {
     size_t n = in_shard ? strcspn(name, "[") : strlen(name);
@@ -124,8 +125,8 @@ static inline const CheckpointTensor* checkpoint_parse_name(const CheckpointTens
     return is_piece ? whole : NULL;
 }
 
-// What a file is to hold, for safetensors_create: all tensors of its kind, or in a shard what of them lies in the ranges. The
-// array is to be given to checkpoint_free_wanted; how many.
+// What a file will hold, for safetensors_create: all tensors of its kind, or in a shard the pieces of them that lie in the
+// ranges. Returns how many. The caller frees the array with checkpoint_free_wanted.
 static inline int checkpoint_wanted(const TrainState* s, CheckpointFile f, const CheckpointRange* ranges, int num_ranges,
                                     SafeTensor** wanted) {
     CheckpointTensor* tensors;
@@ -157,7 +158,7 @@ static inline void checkpoint_free_wanted(SafeTensor* wanted, int count) {
 typedef struct {
     size_t begin, end; // places
     int shard;         // the file that has them
-    size_t offset;     // and the byte there of the first
+    size_t offset;     // of the first, in bytes from that file's start
 } CheckpointPiece;
 typedef struct { CheckpointPiece* list; size_t count; } CheckpointPieces; // of a part; list owned, sorted by place
 
@@ -194,8 +195,8 @@ static inline void checkpoint_add_pieces(CheckpointPieces pieces[CHECKPOINT_PART
         const SafeTensor* t = &file->tensors[i];
         size_t begin = 0, end = 0;
         const CheckpointTensor* whole = checkpoint_parse_name(tensors, num_tensors, in_shard, t->name, &begin, &end);
-        require_file(file->source, whole != NULL, "tensor '%s' is none of state.json's model%s", t->name,
-                     in_shard ? ", nor a piece of one" : "");
+        require_file(file->source, whole != NULL, "tensor '%s' is not in state.json's model%s", t->name,
+                     in_shard ? ", nor a piece of a tensor that is" : "");
         const char* dtype = safetensors_dtype_name(checkpoint_part_dtype(s, whole->part));
         require_file(file->source, strcmp(t->stored_as, dtype) == 0, "tensor '%s' is stored as %s where state.json says %s",
                      t->name, t->stored_as, dtype);
@@ -234,8 +235,8 @@ static inline void checkpoint_check_metadata(const SafeTensors* file, const char
 
 // ---- all files of a checkpoint ----
 
-// Opens each file f of the checkpoint in dir and checks all of it but the values; its pieces are added to the parts'. Returns
-// the index that belongs to these files, the caller's. No file stays open: there may be more of them than a process may have.
+// Opens each file f of the checkpoint in dir, checks all of it except the values, and adds its pieces to the parts'. Returns the
+// index of these files; the caller frees it. No file stays open, because there may be more of them than a process may open.
 static inline json_t* checkpoint_scan_files(CheckpointPieces pieces[CHECKPOINT_PARTS], const char* dir, const TrainState* s,
                                             CheckpointFile f, const char* remedy) {
     CheckpointTensor* tensors;
@@ -267,7 +268,7 @@ static inline json_t* checkpoint_scan_files(CheckpointPieces pieces[CHECKPOINT_P
     return json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)bytes, "weight_map", weight_map);
 }
 
-// Dies unless the text of an index says what `made`, by checkpoint_scan_files, does. *json is the parsed text, the caller's.
+// Dies unless the text of an index says what `made` (by checkpoint_scan_files) says. The caller frees *json, the parsed text.
 static inline void checkpoint_check_index(const char* text, size_t n, json_t** json, json_t* made, FileSource from) {
     json_error_t error;
     json_t *index = *json = json_loadb(text, n, JSON_REJECT_DUPLICATES, &error), *file;
@@ -279,6 +280,6 @@ static inline void checkpoint_check_index(const char* text, size_t n, json_t** j
         require_file(from, said && strcmp(said, json_string_value(file)) == 0, "says that '%s' is in %s; it is in %s",
                      name, said ? said : "no file", json_string_value(file));
     }
-    require_file(from, json_equal(index, made), "has another total_size than the files together, or more in it than they have");
+    require_file(from, json_equal(index, made), "has a total_size that is not the files', or lists more than they hold");
 }
 #endif

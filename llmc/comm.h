@@ -7,15 +7,15 @@ any order, and every operation is waited for exactly once. All ranks of a commun
 order, and for every send there is a receive. Buffers are device memory; n counts elements.
 
 Sums       are formed in fp32 (COMM_F64: in double) and rounded to the type wherever the backend stores one. Ordered mode
-           (--deterministic) forms each in rank order 0..N-1 and rounds once, whatever the collective and whoever owns it.
+           (--deterministic) forms each in rank order 0..N-1 and rounds once, whatever the collective and whichever rank owns it.
 Counted    per kind: calls, and what a ring sends per rank: all-reduce 2n(N-1)/N, reduce-scatter and all-gather (of n per shard)
-           n(N-1), broadcast n(N-1)/N, send n. Times N these are whole numbers, and so they are kept.
+           n(N-1), broadcast n(N-1)/N, send n. Multiplied by N these are whole numbers, and they are stored that way.
 Alone      (N = 1) every operation is done at once and sends nothing.
 Strict     mode (SHARD_COMM_STRICT=1): an operation runs at its wait, and until then its output is NaN. An output that is read
-           before its wait, an input that is written before it, and a wait that is missing are wrong numbers then, not rare
-           races. Ranks must wait in the same order; those that run different operations are told so (over NCCL only when
-           the watchdog's time is up).
-Failures   are the watchdog's (control.h): it names the rank that died or hangs, and ends this process.
+           before its wait, an input that is written before it, and a missing wait then give wrong numbers every time instead
+           of rare races. Ranks must wait in the same order; if they run different operations, an error says so (over NCCL
+           only after the watchdog's timeout).
+Failures   are handled by the watchdog (control.h): it names the rank that died or hangs, and ends this process.
 
 A Comm must stay where it is from comm_init or comm_split to comm_free; there is no global state.
 */
@@ -53,7 +53,7 @@ typedef struct {
     int ordered;     // sums in rank order: Options.deterministic, set by the stage after parsing
     int windows;     // --nccl-windows: 0 or 1
     double timeout;  // seconds
-    const char* out; // folder for the last operations of a run that fails, "": stderr; likewise Options.out
+    const char* out; // folder for the last operations of a run that fails, "": stderr; Options.out, set by the stage
 } CommOptions;
 
 static inline void options_comm(OptionTable* t, CommOptions* o) {
@@ -62,9 +62,12 @@ static inline void options_comm(OptionTable* t, CommOptions* o) {
     o->out = "";
     option_choice(t, "comm", &o->backend, "auto|nccl|mpi",
                   "what moves data between ranks; auto: NCCL where every rank has a GPU of its own, else MPI");
-    option_choice(t, "allreduce", &o->all_reduce, "library|ring", "ring: the all-reduce of llmc/ring.h, from sends and receives");
-    option_flag(t, "nccl-windows", &o->windows, "NCCL's kernels reach other ranks' memory without copies (NCCL 2.27, on one machine)");
-    option_float(t, "comm-timeout", &o->timeout, 0.1, 1e6, "seconds after which a wait for other ranks is given up");
+    option_choice(t, "allreduce", &o->all_reduce, "library|ring",
+                  "library: the all-reduce of NCCL or MPI; ring: that of llmc/ring.h, made of sends and receives");
+    option_flag(t, "nccl-windows", &o->windows,
+                "NCCL's kernels access other ranks' memory directly, without copies (NCCL 2.27 or newer, within one machine)");
+    option_float(t, "comm-timeout", &o->timeout, 0.1, 1e6,
+                 "seconds that a wait for other ranks may last before the run ends with an error");
 }
 
 static inline const char* comm_all_reduce_text(const CommOptions* o) {
@@ -76,13 +79,13 @@ typedef long long CommOp; // number of an operation on its communicator, from 0
 
 typedef struct {
     unsigned long long calls, elements_times_N, bytes_times_N; // sent per rank, by the formula
-    unsigned long long posted; // bytes that this rank really sent, where the sends are ours and not the library's
-    double exposed;            // seconds that compute stood still in comm_wait; this and the next as of comm_settle
+    unsigned long long posted; // bytes that this rank actually sent, counted where our code sends and not the library
+    double exposed;            // seconds that compute stood still in comm_wait; comm_settle updates this and the next
     double busy;               // seconds from start to finish of each operation, added up
 } CommStats;
 
-// An operation's life. Times are those of now_seconds(): when compute came to its issue and to its wait, and went on from there;
-// when its data began to move, and had arrived. On a GPU all but those of MPI are times of its streams, not of the host.
+// The times of an operation, by now_seconds(): when compute reached its issue and its wait, and when it continued after the wait;
+// when its data began to move, and had arrived. On a GPU they are times of its streams, not of the host, except MPI's last two.
 typedef struct {
     const char* communicator;
     CommKind kind;
@@ -106,10 +109,10 @@ typedef struct {
     const void* in;
     char *own, *kept;     // strict mode: the part of the input that the output overwrites, a view; its bytes as issued, owned
     bool live, begun;     // not yet waited for; handed to the backend
-    bool finished;        // by the backend, under the world's lock, like `event`'s started and finished
+    bool finished;        // set by the backend under the world's lock, as are `event`'s started and finished
     OpRecord record;      // as the log of operations has it
-    CommEvent event;      // a backend that moves data by itself sets started and finished; the rest follows from
-    int marks[COMM_MARKS]; // device.h's, owned; -1: none
+    CommEvent event;      // a backend that sets no marks sets started and finished; the rest comes from `marks`
+    int marks[COMM_MARKS]; // marks of device.h, owned; -1: none
 } CommSlot;
 
 // An operation that was waited for, and whose times are not known yet.
@@ -128,13 +131,13 @@ typedef struct {
     bool strict;
     Control* control;         // not owned
     OpLog* log;               // a view of control's
-    Comm** comms;             // (num_comms) all that live, owned as an array
+    Comm** comms;             // (num_comms) all that exist; the array is owned, they are not
     int num_comms;
     pthread_mutex_t lock;     // guards what the backend's thread and the host both write
     pthread_cond_t changed;   // an operation was issued, or is finished
     CommObserver observer;
     void* observer_self;
-    CommWaited* waited;       // (COMM_MOST_WAITED) the first num_waited since comm_settle, owned
+    CommWaited* waited;       // (COMM_MOST_WAITED) num_waited operations, those waited for since comm_settle, owned
     int num_waited;
     double* number;           // device memory of comm_host_sum, owned
 } CommWorld;
@@ -149,7 +152,7 @@ struct Comm {
     bool connected;           // comm_connect was called
     bool skips;               // --fault skip: the next operation is left out, and the other ranks wait for it
     CommSlot* slots;          // (COMM_IN_FLIGHT) operation k has slot k % COMM_IN_FLIGHT, owned
-    int* world_rank;          // (size) the world's name of each rank here, owned
+    int* world_rank;          // (size) each rank's number in the world, owned
     void* link;               // the backend's own
 };
 
@@ -158,7 +161,7 @@ typedef struct CommBackend {
     void (*open)(Comm* world);                // sets the world's link and description; all ranks have met
     void (*close)(Comm* world);
     void (*split)(Comm* c, Comm* parent, int color); // sets c's rank, size, world_rank and link
-    void (*connect)(Comm* c);                 // makes what messages between two ranks need; NULL: nothing
+    void (*connect)(Comm* c);                 // prepares messages between two ranks; NULL: nothing to do
     void (*share_memory)(Comm* c);            // makes windows; NULL: it has none
     void (*start)(Comm* c, CommSlot* s);      // begins s after all layer calls issued so far; returns at once
     void (*finish)(Comm* c, CommSlot* s);     // layer calls issued from now on see the result of s
@@ -166,17 +169,17 @@ typedef struct CommBackend {
 } CommBackend;
 
 // ---- what a stage calls ----
-// The world: all ranks. Also starts control, which is the caller's.
+// The world: all ranks. Also starts control, which the caller owns.
 static inline void   comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Control* control);
 // The ranks of parent that give the same color, in their order there. Collective, with no operation under way.
 static inline void   comm_split(Comm* c, Comm* parent, const char* name, int color);
-// This rank alone: what a stage uses where a group may be of one. It costs nothing, and is not collective.
+// A communicator of this rank alone, for stages whose groups may have one rank. It costs nothing, and is not collective.
 static inline void   comm_alone(Comm* c, Comm* parent, const char* name);
-static inline void   comm_free(Comm* c);                 // dies if an operation was never waited for; the world comes last
+static inline void   comm_free(Comm* c);                 // dies if an operation was never waited for; free the world last
 static inline void   comm_step(Comm* c, long long step); // from now on operations belong to this step of the run, from 1
 
-// With --nccl-windows all memory of what ranks exchange (parameters, gradients, communication) that was allocated since comm_init
-// becomes windows on c. Collective; every rank has allocated as much, in the same order.
+// With --nccl-windows all memory for data that ranks exchange (parameters, gradients, communication) allocated since comm_init
+// becomes windows on c. Collective; all ranks must have allocated the same sizes, in the same order.
 static inline void   comm_share_memory(Comm* c);
 
 // buf (n) = sum over ranks, in place
@@ -185,46 +188,46 @@ static inline CommOp comm_all_reduce(Comm* c, void* buf, size_t n, CommType t);
 static inline CommOp comm_reduce_scatter(Comm* c, void* shard, const void* full, size_t n, CommType t);
 // full (N,n) = every rank's shard (n), by rank; shard may be full + rank*n
 static inline CommOp comm_all_gather(Comm* c, void* full, const void* shard, size_t n, CommType t);
-// The same with the shard in host memory, from offload_alloc. On a GPU the copy is part of the operation, in its order, and is
-// beside compute like the rest of it; and full's own part is its scratch, lost for reduce-scatter. Not before comm_wait and then
-// device_synchronize may the host write a shard that is gathered, or read one that was reduced.
+// The same with the shard in host memory, from offload_alloc. On a GPU the copy is part of the operation, and overlaps with
+// compute like the rest of it; this rank's part of full is its scratch, and reduce-scatter destroys what was there. The host may
+// write a shard that is gathered, or read one that was reduced, only after comm_wait and then device_synchronize.
 static inline CommOp comm_reduce_scatter_to_host(Comm* c, void* shard, void* full, size_t n, CommType t);
 static inline CommOp comm_all_gather_from_host(Comm* c, void* full, const void* shard, size_t n, CommType t);
 // buf (n) = the root's
 static inline CommOp comm_broadcast(Comm* c, void* buf, size_t n, CommType t, int root);
-// buf (n) goes to rank `to`. After the wait it may be written again, which does not say that it has arrived.
-// Before the first of them comm_connect prepares messages between all pairs of c; it is collective like comm_split.
+// buf (n) goes to rank `to`. After the wait it may be written again, which does not mean that it has arrived.
+// Call comm_connect before the first send or receive: it prepares messages between all pairs of c, and is collective.
 static inline void   comm_connect(Comm* c);
 static inline CommOp comm_send(Comm* c, const void* buf, size_t n, CommType t, int to);
 static inline CommOp comm_recv(Comm* c, void* buf, size_t n, CommType t, int from);
-// Layer calls issued later see the result; the host runs on where the backend allows it.
+// Layer calls issued later see the result; the host continues at once where the backend allows it.
 static inline void   comm_wait(Comm* c, CommOp op);
 static inline void   comm_barrier(Comm* c);               // returns when every rank is here
-static inline double comm_host_sum(Comm* c, double x);    // the sum of a number of the host's, on every rank; it waits
+static inline double comm_host_sum(Comm* c, double x);    // the sum over ranks of a number on the host, on every rank; blocks
 
-// Counts the times of what was waited for since the last call, and shows it to comm_observe's function. Waits for the device:
-// to be called between steps.
+// Adds up the times of the operations waited for since the last call, and shows each to comm_observe's function. Waits for the
+// device: call it between steps.
 static inline void   comm_settle(Comm* c);
 
 static inline double comm_elements_sent(const Comm* c, CommKind k) { return (double)c->stats[k].elements_times_N / c->size; }
 static inline double comm_bytes_sent(const Comm* c, CommKind k) { return (double)c->stats[k].bytes_times_N / c->size; }
-// What all ranks together have sent so far, and how long this one stood still, on the world and all communicators split off it
-// that live. Of a split each rank knows its own group only: all groups must be of one size, and are taken to send the same.
+// What all ranks together have sent so far, and how long this one stood still, on the world and all existing communicators split
+// off it. Of a split each rank knows only its own group: all groups must be of one size, and are assumed to send the same.
 static inline unsigned long long comm_total_bytes(const Comm* world);
 static inline double comm_total_exposed(const Comm* world);
-// observer sees what is waited for from now on; NULL: nobody does.
+// observer sees each operation that is waited for from now on; NULL: no observer.
 static inline void comm_observe(Comm* c, CommObserver observer, void* self) {
     comm_settle(c);
     c->world->observer = observer;
     c->world->observer_self = self;
 }
 static inline const char* comm_description(const Comm* c) { return c->world->description; }
-// MEMORY_COMMUNICATION that the world takes, and each communicator of N ranks that is split off, until the world's comm_free.
+// Bytes of MEMORY_COMMUNICATION that the world takes, and each communicator of N ranks split off it, until the world's comm_free.
 static inline size_t comm_world_bytes(const Comm* c);
 static inline size_t comm_split_bytes(const Comm* c, int N);
-#define COMM_NUMBER_BYTES 64 // the world has it for comm_host_sum
+#define COMM_NUMBER_BYTES 64 // of the world, for comm_host_sum
 
-// ---- sums: also what a backend that moves data through host memory adds with ----
+// ---- sums: a backend that moves data through host memory also adds with these ----
 
 // out (n) = rows[0] + rows[1] + ... + rows[N-1], each (n), in this order, rounded once. out may be one of the rows.
 __attribute__((unused))
@@ -269,7 +272,7 @@ static inline unsigned long long comm_sent_times_N(CommKind k, size_t n, int N) 
     }
 }
 
-// --comm nccl takes even a single rank through NCCL: so one GPU is enough to try it.
+// --comm nccl uses NCCL even for a single rank, so one GPU is enough to try it.
 static inline bool comm_is_alone(const Comm* c) { return c->size == 1 && (c->world->nccl == NULL || c->link == NULL); }
 
 // Bytes that an operation writes.
@@ -296,7 +299,7 @@ static inline void comm_set_nan(void* p, size_t bytes, bool on_host) {
     free(nan);
 }
 
-// Strict mode, at the issue: what the output overwrites of the input is put aside, and the output becomes NaN.
+// Strict mode, at the issue: saves the part of the input that the output overwrites, and makes the output NaN.
 static inline void comm_poison(const Comm* c, CommSlot* s) {
     size_t bytes = s->n * comm_type_size(s->type), output = comm_output_bytes(c, s);
     if (output == 0) return;
@@ -335,7 +338,7 @@ static inline void comm_begin(Comm* c, CommSlot* s) {
     s->finished = true;
 }
 
-// peer: the other end or the root, a rank of c; -1: there is none. color: of a split. on_host: the shard is.
+// peer: the other end or the root, a rank of c; -1: there is none. color: of a split. on_host: the shard is in host memory.
 static inline CommOp comm_issue_at(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer, int color,
                                    bool on_host) {
     CommSlot* s = &c->slots[c->issued % COMM_IN_FLIGHT];
@@ -400,7 +403,7 @@ static inline CommOp comm_broadcast(Comm* c, void* buf, size_t n, CommType t, in
     return comm_issue(c, COMM_BROADCAST, buf, buf, n, t, root, 0);
 }
 static inline void comm_connect(Comm* c) {
-    require(!c->connected, "%s: comm_connect for a second time", c->name);
+    require(!c->connected, "%s: comm_connect was called twice", c->name);
     if (!comm_is_alone(c) && c->world->backend->connect) c->world->backend->connect(c);
     c->connected = true;
 }
@@ -408,21 +411,21 @@ static inline void comm_share_memory(Comm* c) {
     if (c->world->options.windows && !comm_is_alone(c)) c->world->backend->share_memory(c);
 }
 static inline CommOp comm_send(Comm* c, const void* buf, size_t n, CommType t, int to) {
-    require(c->connected, "%s: comm_connect comes before the first send", c->name);
+    require(c->connected, "%s: call comm_connect before the first send", c->name);
     comm_require_peer(c, COMM_SEND, to);
     return comm_issue(c, COMM_SEND, NULL, buf, n, t, to, 0);
 }
 static inline CommOp comm_recv(Comm* c, void* buf, size_t n, CommType t, int from) {
-    require(c->connected, "%s: comm_connect comes before the first receive", c->name);
+    require(c->connected, "%s: call comm_connect before the first receive", c->name);
     comm_require_peer(c, COMM_RECV, from);
     return comm_issue(c, COMM_RECV, buf, NULL, n, t, from, 0);
 }
 
 // ---- waiting ----
 
-// Strict mode: what must be under way before the host may wait for `awaited` of c. All sends, for if they stayed until their
-// own waits, two ranks that exchange messages and wait for the one they get first would wait forever; and the receives before
-// it from the same rank, for messages do not overtake.
+// Strict mode: begins what must be under way before the host may wait for `awaited`. All sends: if they began only at their own
+// waits, two ranks that exchange messages and wait for their receives first would wait forever. And the receives before it from
+// the same rank, because messages do not overtake one another.
 static inline void comm_begin_messages(Comm* awaited_on, const CommSlot* awaited) {
     CommWorld* w = awaited_on->world;
     for (int i = 0; i < w->num_comms; i++) {
@@ -448,7 +451,7 @@ static inline void comm_wait(Comm* c, CommOp op) {
         c->world->backend->finish(c, s);
         oplog_wait_end(c->world->log);
     }
-    if (c->world->strict && s->on_host && s->kind == COMM_REDUCE_SCATTER) // which is scratch, though only NCCL uses it
+    if (c->world->strict && s->on_host && s->kind == COMM_REDUCE_SCATTER) // this part is scratch, though only NCCL uses it
         comm_set_nan(comm_own_part(c, s), s->n * comm_type_size(s->type), false);
     s->marks[MARK_WAIT_ENDED] = device_mark();
     s->live = false;
@@ -462,7 +465,7 @@ static inline void comm_wait(Comm* c, CommOp op) {
 
 static inline void comm_settle(Comm* c) {
     CommWorld* w = c->world;
-    if (w->num_waited > 0) device_synchronize(); // it has passed all marks then
+    if (w->num_waited > 0) device_synchronize(); // then it has passed all marks
     for (int i = 0; i < w->num_waited; i++) {
         CommWaited* x = &w->waited[i];
         CommEvent* e = &x->event;
@@ -478,7 +481,7 @@ static inline void comm_settle(Comm* c) {
 }
 
 static inline void comm_barrier(Comm* c) {
-    device_synchronize(); // what was issued before is part of "here"
+    device_synchronize(); // a rank is "here" when its earlier work is done
     comm_wait(c, comm_issue(c, COMM_BARRIER, NULL, NULL, 0, COMM_BYTE, -1, 0));
 }
 
@@ -512,7 +515,7 @@ static inline double comm_total_exposed(const Comm* world) {
 // ---- communicators ----
 #include "comm_mpi.h"
 #ifndef USE_NCCL
-#define USE_NCCL 0 // a GPU's program has it, unless make was told not to
+#define USE_NCCL 0 // make sets 1 for a GPU's program, unless it is called with USE_NCCL=0
 #endif
 #if USE_NCCL
 #include "cuda/comm_nccl.cuh"
@@ -525,14 +528,14 @@ static inline size_t comm_world_bytes(const Comm* c) { return COMM_NUMBER_BYTES 
 
 static inline void comm_step(Comm* c, long long step) { oplog_step(c->world->log, step); }
 
-// Who moves the data. The one place where this is decided; all ranks have met. NULL: nobody need.
+// The backend that moves the data; NULL: none is needed. This is the only place where it is chosen, after all ranks have met.
 static inline const CommBackend* comm_choose(Comm* c) {
     int asked = c->world->options.backend;
     if (c->size == 1 && asked != COMM_NCCL) return NULL;
 #if USE_NCCL
     if (asked != COMM_MPI && nccl_is_possible(c)) return &comm_nccl;
 #endif
-    require(!c->world->options.windows, "--nccl-windows: these ranks talk by MPI, which has none");
+    require(!c->world->options.windows, "--nccl-windows: these ranks communicate by MPI, which has no windows; leave it out");
     return &comm_mpi;
 }
 
@@ -544,15 +547,15 @@ static inline void comm_require_possible(const CommOptions* o) {
             "--deterministic adds in rank order and --allreduce ring in the ring's order: leave one of them out");
 }
 
-// All ranks find one another, and are under the watchdog from here on.
+// All ranks find one another; from here on the watchdog watches them.
 static inline void comm_meet(Comm* c, const RankInfo* ranks) {
     CommWorld* w = c->world;
     char address[CONTROL_ADDRESS] = "";
     message_rank = c->rank;
-    if (c->rank > 0) // rank 0 speaks for all
+    if (c->rank > 0) // only rank 0 prints
         require(freopen("/dev/null", "w", stdout) != NULL, "/dev/null cannot be opened for writing: %s", strerror(errno));
     if (c->rank == 0) control_listen(w->control, address);
-    bool must_be_told = ranks->meeting[0] == '\0'; // MPI tells
+    bool must_be_told = ranks->meeting[0] == '\0'; // then MPI tells the address
     if (must_be_told || !USE_NCCL || w->options.backend == COMM_MPI) mpi_meet(c, address);
     control_join(w->control, address);
 }
@@ -602,7 +605,7 @@ static inline void comm_alone(Comm* c, Comm* parent, const char* name) {
 }
 
 static inline void comm_split(Comm* c, Comm* parent, const char* name, int color) {
-    require(color >= 0, "comm_split '%s': a color must not be negative, and %d is", name, color);
+    require(color >= 0, "comm_split '%s': color %d is negative", name, color);
     char full_name[64];
     snprintf(full_name, sizeof full_name, "%s.%d", name, color);
     CommWorld* w = parent->world;
@@ -622,14 +625,14 @@ static inline void comm_free(Comm* c) {
         require(!c->slots[i].live, "%s: %s, operation #%lld, was never waited for", c->name,
                 comm_kind_names[c->slots[i].kind], c->slots[i].number);
     bool is_world = w->comms[0] == c;
-    require(!is_world || w->num_comms == 1, "comm_free of the world before that of '%s'", w->comms[w->num_comms - 1]->name);
+    require(!is_world || w->num_comms == 1, "comm_free of the world before '%s'", w->comms[w->num_comms - 1]->name);
     if (is_world) {
-        comm_barrier(c); // with the watchdog looking on, which cannot look into the library's own farewell
+        comm_barrier(c); // the watchdog can watch this wait, but not the library's own at its end
         comm_settle(c);
         if (w->backend) w->backend->close(c);
         if (w->mpi) mpi_leave(w);
         control_stop(w->control);
-    } else comm_settle(c); // while its stats are there
+    } else comm_settle(c); // before its stats are gone
     int at = 0;
     while (w->comms[at] != c) at++;
     w->num_comms--;

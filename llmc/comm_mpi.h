@@ -1,19 +1,19 @@
 /*
 comm_mpi.h - comm.h over MPI, on host memory. Included by comm.h, never on its own.
 
-MPI's non-blocking calls move little unless somebody keeps calling MPI, so one thread per process does nothing else: it makes
-all MPI calls, MPI_Init and MPI_Finalize included. Collectives of a communicator run one after another in the order of their
-issue; what goes from one rank to one other is a queue of its own, and all queues of a process move side by side.
+MPI's non-blocking calls make little progress unless the program keeps calling MPI, so one thread per process does nothing else:
+it makes all MPI calls, including MPI_Init and MPI_Finalize. Collectives of a communicator run one after another in the order of
+their issue; messages from one rank to another are a queue of their own, and all queues of a process progress at the same time.
 
-An operation is cut in pieces of COMM_PIECE bytes at most: they stay in the cache, scratch memory is bounded, and MPI's int
+An operation is cut into pieces of COMM_PIECE bytes at most: they stay in the cache, scratch memory is bounded, and MPI's int
 counts are enough. A piece is a few steps; each posts messages, and the next begins when they are done:
 
     all-reduce      MPI_Iallreduce; or the steps of ring.h; or, in ordered mode, every rank sends slice r to rank r, which
                     adds them in rank order and sends the sum to all
-    reduce-scatter  every rank sends part r to rank r, which adds them in rank order, in any mode: as much is sent as in a
+    reduce-scatter  every rank sends part r to rank r, which adds them in rank order, in every mode; this sends as much as a
                     ring. (Open MPI 4.1's MPI_Ireduce_scatter_block sums everything on rank 0 first.)
     all-gather      every rank sends its shard to all others
-                    (A shard in host memory, for either, is sent from and added up where it is.)
+                    (For both: a shard in host memory is sent and added up in place.)
     broadcast, barrier: MPI's
 */
 #ifndef LLMC_COMM_MPI_H
@@ -53,9 +53,9 @@ typedef struct MpiOp {
 
 // A communicator's part.
 typedef struct MpiLink {
-    MPI_Comm mpi;             // a copy of its own: its messages meet no others'
+    MPI_Comm mpi;             // a duplicate, so that its messages cannot match others'
     MPI_Request* requests;    // (2N) of the one collective that runs, owned
-    const void** rows;        // (N) likewise
+    const void** rows;        // (N) inputs of that collective's sum, owned
     CommStage stage;          // scratch for its sums
     MpiOp* ops;               // (COMM_IN_FLIGHT) one for each slot, owned
     long long* seen;          // (1+2N) the last look in which a queue had an unfinished operation, owned
@@ -85,7 +85,7 @@ static inline void mpi_check(int rc, const char* what) {
 
 static inline MpiLink* mpi_link(const MpiOp* o) { return (MpiLink*)o->comm->link; }
 static inline size_t mpi_element(const MpiOp* o) { return comm_type_size(o->slot->type); }
-// Elements that a rank owns of a piece: N of them fit in the scratch.
+// Elements that a rank owns of a piece: N such slices fit in the scratch.
 static inline size_t mpi_slice(const MpiOp* o) { return size_max(1, COMM_PIECE / mpi_element(o) / (size_t)o->comm->size); }
 static inline size_t mpi_piece(const MpiOp* o) {
     CommKind k = o->slot->kind;
@@ -120,7 +120,7 @@ static inline char* mpi_scratch(const MpiOp* o, int q) {
 static inline MPI_Datatype mpi_type(CommType t) {
     return t == COMM_F32 ? MPI_FLOAT : t == COMM_F64 ? MPI_DOUBLE : t == COMM_BYTE ? MPI_BYTE : MPI_UINT16_T;
 }
-// Our own sums of what MPI has no type for.
+// Our own sums, of types that MPI does not have.
 static inline void mpi_add_bf16(void* in, void* inout, int* n, MPI_Datatype* t) {
     (void)t;
     comm_add(inout, in, (size_t)*n, COMM_BF16);
@@ -133,7 +133,7 @@ static inline void mpi_add_f16(void* in, void* inout, int* n, MPI_Datatype* t) {
 static inline int mpi_tag(const MpiOp* o) { return o->queue == 0 ? MPI_TAG_COLLECTIVE : MPI_TAG_PAIR; }
 static inline MPI_Request* mpi_request(MpiOp* o) { return &o->requests[o->posted++]; }
 static inline void mpi_send(MpiOp* o, const void* data, size_t n, int to) {
-    if (n == 0) return; // the receiver knows
+    if (n == 0) return; // the receiver expects nothing
     o->sent += n * mpi_element(o);
     mpi_check(MPI_Isend(data, (int)n, mpi_type(o->slot->type), to, mpi_tag(o), mpi_link(o)->mpi, mpi_request(o)), "MPI_Isend");
 }
@@ -154,7 +154,7 @@ static inline void mpi_ring_add(void* self, void* into, const void* from, size_t
 }
 static const RingCarrier mpi_ring_carrier = { mpi_ring_exchange, mpi_ring_add };
 
-// ---- the steps of each kind: post what comes next, false when this piece has no more ----
+// ---- the steps of each kind: each posts the next messages, and returns false when the piece has no more steps ----
 
 static inline bool mpi_step_all_reduce_library(MpiOp* o) {
     if (o->step > 1) return false;
@@ -182,7 +182,7 @@ static inline void mpi_add_rows(MpiOp* o, char* mine, const char* own, size_t n)
     comm_add_rows(mine, rows, o->comm->size, n, o->slot->type);
 }
 
-// Slice q of the piece is rank q's to add: [ring_chunk(q), ring_chunk(q+1)).
+// Rank q adds slice q of the piece: [ring_chunk(q), ring_chunk(q+1)).
 static inline bool mpi_step_all_reduce_ordered(MpiOp* o) {
     int N = o->comm->size, rank = o->comm->rank;
     char* buf = mpi_buf(o);
@@ -243,8 +243,8 @@ static inline bool mpi_step_one_message(MpiOp* o) {
     return true;
 }
 
-// Ranks of one color become a communicator. Nothing else is under way (comm_split saw to it), and when all ranks have come MPI's
-// blocking calls are over soon: they would take a whole core to wait for the last one.
+// Ranks of one color become a communicator. Nothing else is under way (comm_split checked that). The barrier comes first because
+// MPI's blocking calls take a whole core while they wait for the last rank; after it they end soon.
 static inline bool mpi_step_split(MpiOp* o) {
     if (o->step == 0) {
         mpi_check(MPI_Ibarrier(mpi_link(o)->mpi, mpi_request(o)), "MPI_Ibarrier");
@@ -261,8 +261,8 @@ static inline bool mpi_step_split(MpiOp* o) {
     return false;
 }
 
-// Strict mode, before a collective's first piece: all ranks must be about to run the same one. The largest of a value and of
-// its negative are the same but for the sign only if all ranks have the same value.
+// Strict mode, before a collective's first piece: all ranks must be about to run the same one. The maximum of a value and that of
+// its negative are equal except for the sign only if all ranks have the same value.
 static inline bool mpi_step_agree(MpiOp* o) {
     const CommSlot* s = o->slot;
     long long values[5] = { s->record.number, s->kind, (long long)s->n, s->type, s->peer };
@@ -279,7 +279,7 @@ static inline bool mpi_step_agree(MpiOp* o) {
         if (o->agree[i] == -o->agree[5 + i]) continue;
         char text[OP_TEXT];
         op_text(&s->record, text, sizeof text);
-        die("rank %d has come to %s, and another rank to something else: all ranks must issue, and in strict mode wait for,"
+        die("rank %d has reached %s, and another rank a different operation: all ranks must issue, and in strict mode wait for,"
             " the same collectives in the same order", o->comm->world_rank[o->comm->rank], text);
     }
     return false;
@@ -299,7 +299,7 @@ static inline bool mpi_step(MpiOp* o) {
 
 // ---- an operation from piece to piece ----
 
-// Begins to bring a piece's input to where MPI sees it, and its output back.
+// mpi_fetch begins to copy a piece's input to where MPI sees it, mpi_store its output back.
 static inline void mpi_fetch(MpiOp* o) {
     const CommSlot* s = o->slot;
     size_t bytes = o->count * mpi_element(o);
@@ -325,7 +325,7 @@ static inline void mpi_store(MpiOp* o) {
     }
 }
 
-// Everything that was posted is done: posts what comes next. False: the operation is done.
+// Called when everything that was posted is done: posts what comes next. Returns false if the operation is done.
 static inline bool mpi_next(MpiOp* o) {
     CommKind k = o->slot->kind;
     if (o->step < 0) { // strict mode
@@ -362,7 +362,7 @@ static inline void mpi_begin(MpiOp* o) {
     pthread_mutex_unlock(&o->comm->world->lock);
 }
 
-// Carries an operation on as far as it goes. Whether anything happened; *done: it is finished.
+// Advances an operation as far as it goes. Returns true if there was progress; sets *done when the operation has finished.
 static inline bool mpi_progress(MpiOp* o, bool* done) {
     int arrived = 1;
     *done = false;
@@ -394,7 +394,7 @@ static inline void mpi_retire(MpiEngine* e, MpiOp* o, MpiOp* before) {
     pthread_mutex_unlock(&w->lock);
 }
 
-// Whether this is, in this look, the first operation of its queue.
+// Returns true if o is the first operation of its queue in this look.
 static inline bool mpi_heads_queue(const MpiEngine* e, const MpiOp* o) {
     long long* seen = &mpi_link(o)->seen[o->queue];
     bool heads = *seen != e->looks;
@@ -402,8 +402,8 @@ static inline bool mpi_heads_queue(const MpiEngine* e, const MpiOp* o) {
     return heads;
 }
 
-// One look at every operation up to `last`. Whether anything happened. Only this thread takes operations out and only the
-// others append, so what lies before `last` may be walked without the lock.
+// Looks once at every operation up to `last`; returns true if there was progress. Only this thread takes operations out and only
+// others append them, so the list up to `last` may be walked without the lock.
 static inline bool mpi_look(MpiEngine* e, MpiOp* first, const MpiOp* last) {
     bool moved = false, at_end = false;
     MpiOp* before = NULL;
@@ -419,9 +419,9 @@ static inline bool mpi_look(MpiEngine* e, MpiOp* first, const MpiOp* last) {
     return moved;
 }
 
-// Between two looks at MPI. The layers want the cores, and ranks may outnumber them: so this thread sleeps, and who has slept is
-// let in when it wakes. (sched_yield would give the core away for a whole turn each time: an all-reduce beside ranks that
-// compute took several times as long.)
+// Between two looks at MPI. The layers need the cores, and there may be more ranks than cores, so this thread sleeps: a thread
+// that slept may continue when it wakes. (sched_yield gives the core away for a whole time slice each time: an all-reduce beside
+// ranks that compute took several times as long.)
 static inline void mpi_rest(int idle) {
     struct timespec nap = { 0, idle < 1000 ? 20000 : 200000 };
     nanosleep(&nap, NULL);
@@ -477,7 +477,7 @@ static inline void* mpi_thread(void* argument) {
 
 // ---- what comm.h calls ----
 
-// A communicator's part; its MPI_Comm comes from the communication thread. size: the most ranks that it may have.
+// Makes a communicator's part; the communication thread sets its MPI_Comm. size: the most ranks that it may have.
 static inline MpiLink* mpi_link_new(MpiEngine* e, int size) {
     MpiLink* l = (MpiLink*)xcalloc(1, sizeof(MpiLink));
     l->requests = (MPI_Request*)xcalloc(2 * (size_t)size, sizeof(MPI_Request));

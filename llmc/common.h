@@ -1,5 +1,5 @@
 /*
-common.h - checks, host memory, small arithmetic, files. Everything else in llmc/ stands on it.
+common.h - checks, host memory, small arithmetic, files. Everything else in llmc/ builds on it.
 
 Every fatal path goes through die() or require(): place, what was found, what to do about it.
 */
@@ -24,7 +24,9 @@ Every fatal path goes through die() or require(): place, what was found, what to
 
 #define PRINTF_LIKE(format_index, first_argument) __attribute__((format(printf, format_index, first_argument)))
 
-static int message_rank = -1; // comm_init: stands in front of messages where there are several ranks
+#define ERASE_LINE "\033[K"   // of a terminal: from the cursor to the end of the line
+static bool live_line = false; // a line is being rewritten on the terminal (terminal.h); the cursor stands at its beginning
+static int message_rank = -1; // set by comm_init if there are several ranks; messages then begin with it
 
 // Prints "error: message [file:line]" to stderr and exits with status 1.
 __attribute__((noreturn)) PRINTF_LIKE(3, 4)
@@ -34,15 +36,16 @@ static inline void die_at(const char* file, int line, const char* format, ...) {
     va_start(args, format);
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
+    if (live_line) fputs(ERASE_LINE, stdout);
     fflush(stdout); // keep the order in which things happened when both go to one place
     if (message_rank >= 0) snprintf(rank, sizeof rank, "rank %d: ", message_rank);
-    fprintf(stderr, "%serror: %s  [%s:%d]\n", rank, message, file, line); // at once: other ranks write there, too
+    fprintf(stderr, "%serror: %s  [%s:%d]\n", rank, message, file, line); // in one call, because other ranks write there as well
     exit(EXIT_FAILURE);
 }
 #define die(...) die_at(__FILE__, __LINE__, __VA_ARGS__)
 #define require(cond, ...) do { if (!(cond)) die(__VA_ARGS__); } while (0)
 
-// Host memory that is zeroed, or a clear death.
+// Zeroed host memory; dies with a clear message if there is none.
 static inline void* xcalloc(size_t n, size_t size) {
     void* p = calloc(n ? n : 1, size ? size : 1);
     require(p != NULL, "out of host memory: %zu x %zu bytes were asked for", n, size);

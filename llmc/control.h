@@ -1,21 +1,21 @@
 /*
-control.h - how ranks look after one another: a star of TCP connections to rank 0, beside the path of the data.
+control.h - how ranks watch one another: a star of TCP connections to rank 0, separate from the path of the data.
 
-A rank that dies, hangs or leaves is named by all others within seconds of its death, or of the deadline of the wait for it,
-and they end with status 1 (watchdog.h). There is no going on without a rank: the last checkpoint is the recovery. The same
-connections carry small messages between hosts, for what ranks compare (control_gather, control_broadcast). On a rank that is
+If a rank dies, hangs or leaves, all others name it within seconds of its death, or of the deadline of the wait for it, and end
+with status 1 (watchdog.h). A run cannot continue without a rank: it restarts from the last checkpoint. The same connections
+carry small messages between hosts, with which ranks compare their state (control_gather, control_broadcast). On a rank that is
 alone every function returns at once.
 
 Usage, on every rank:
     control_init(&c, ranks, timeout, out);
     char address[CONTROL_ADDRESS] = "";
     if (ranks.rank == 0) control_listen(&c, address);
-    ... everyone gets rank 0's address, by MPI_Bcast, say; or nobody does, if the launcher names a place (ranks.meeting) ...
+    ... every rank gets rank 0's address, for example by MPI_Bcast; or none, if the launcher names a place (ranks.meeting) ...
     control_join(&c, address);
     ... oplog_issue(&c.log, ...) and so on: what the watchdog watches ...
     control_stop(&c);
 
-Global state: control_process (control_messages.h), what an exit() anywhere and handlers of signals must find.
+Global state: control_process (control_messages.h), which an exit() anywhere and signal handlers must find.
 */
 #ifndef LLMC_CONTROL_H
 #define LLMC_CONTROL_H
@@ -41,7 +41,7 @@ static inline void control_init(Control* c, RankInfo ranks, double timeout, cons
     c->polled = (struct pollfd*)xcalloc((size_t)c->num_peers + CONTROL_STRANGERS + 2, sizeof(struct pollfd));
 }
 
-// A listening socket on every interface, or on this machine's own; -1 if the family is not to be had.
+// A listening socket on every interface, or on the loopback interface only; -1 if the family is not available.
 static inline int control_bind(int family, bool only_here, int port) {
     int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), on = 1, off = 0;
     if (fd < 0) return -1;
@@ -56,7 +56,7 @@ static inline int control_bind(int family, bool only_here, int port) {
     v6.sin6_port = htons((uint16_t)port);
     v6.sin6_addr = only_here ? in6addr_loopback : in6addr_any;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off); // IPv4 comes in as well
+    if (family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off); // accepts IPv4 as well
     int failed = family == AF_INET ? bind(fd, (struct sockaddr*)&v4, sizeof v4) : bind(fd, (struct sockaddr*)&v6, sizeof v6);
     if (!failed && listen(fd, 1024) == 0) return fd;
     int error = errno;
@@ -83,7 +83,7 @@ static inline void control_add_hosts(char* address, size_t size) {
     freeifaddrs(all);
 }
 
-// address (CONTROL_ADDRESS): where rank 0 is to be found. Port and place are the launcher's if it names one, else any.
+// address (CONTROL_ADDRESS): where to find rank 0. Port and host are the launcher's if it names them, else a free port is taken.
 static inline void control_listen(Control* c, char* address) {
     if (c->ranks.size == 1) return;
     bool only_here = c->ranks.local_size == c->ranks.size, named = c->ranks.meeting[0] != '\0';
@@ -96,7 +96,7 @@ static inline void control_listen(Control* c, char* address) {
         if (c->listener < 0) c->listener = control_bind(AF_INET, false, port);
     }
     require(c->listener >= 0, "rank 0 cannot listen for the other ranks on port %d: %s%s", port, strerror(errno),
-            errno == EADDRINUSE ? "; another run may have it: wait for that, or give torchrun another --master-port" : "");
+            errno == EADDRINUSE ? "; another run may use it: wait until that ends, or give torchrun another --master-port" : "");
     if (named) {
         snprintf(address, CONTROL_ADDRESS, "%s", c->ranks.meeting);
         return;
@@ -116,7 +116,7 @@ static inline void control_listen(Control* c, char* address) {
     if (address[n] == '\0') snprintf(address + n, CONTROL_ADDRESS - n, " %s", here);
 }
 
-// Whether fd can be read from (or written to) before `until`.
+// Returns true if fd can be read from (or written to) before `until`.
 static inline bool control_ready(int fd, short events, double until) {
     struct pollfd p = { fd, events, 0 };
     int n;
@@ -124,7 +124,7 @@ static inline bool control_ready(int fd, short events, double until) {
     return n > 0;
 }
 
-// Exactly n bytes from a socket, false if they do not come before `until`.
+// Receives exactly n bytes from a socket; returns false if they do not come before `until`.
 static inline bool control_receive(int fd, void* data, size_t n, double until) {
     for (size_t done = 0; done < n;) {
         ssize_t k = control_ready(fd, POLLIN, until) ? recv(fd, (char*)data + done, n - done, 0) : -1;
@@ -134,7 +134,7 @@ static inline bool control_receive(int fd, void* data, size_t n, double until) {
     return true;
 }
 
-// Says who we are and waits to be let in. False: whoever is there is not our rank 0.
+// Introduces this rank and waits to be admitted. Returns false if the other end is not our rank 0.
 static inline bool control_introduce(Control* c, int fd, double until) {
     struct { ControlHeader header; ControlHello hello; } m;
     ControlHeader answer;
@@ -161,7 +161,7 @@ static inline int control_try(Control* c, const char* host, const char* port, do
     struct addrinfo hints, *all = NULL;
     memset(&hints, 0, sizeof hints);
     hints.ai_socktype = SOCK_STREAM;
-    if (getaddrinfo(host, port, &hints, &all) != 0) return -1; // names can need time, too
+    if (getaddrinfo(host, port, &hints, &all) != 0) return -1; // a name may not be known yet
     int found = -1;
     for (struct addrinfo* a = all; a && found < 0; a = a->ai_next) {
         int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), error = 0, on = 1;
@@ -187,8 +187,8 @@ static inline void control_connect(Control* c, const char* port, const char* hos
         for (const char* p = hosts; c->peers[0].fd < 0 && sscanf(p, " %255s%n", host, &used) == 1; p += used)
             c->peers[0].fd = control_try(c, host, port, until);
         if (c->peers[0].fd >= 0) break;
-        require(now_seconds() < until, "rank %d could not reach rank 0 at%s, port %s, within %g s (--comm-timeout): has rank 0"
-                " started, and does a firewall stand between?", c->ranks.rank, hosts, port, c->timeout);
+        require(now_seconds() < until, "rank %d could not reach rank 0 at%s, port %s, within %g s (--comm-timeout):"
+                " check that rank 0 has started, and that no firewall is in the way", c->ranks.rank, hosts, port, c->timeout);
         usleep(100000);
     }
     c->peers[0].joined = true;
@@ -206,7 +206,7 @@ static inline void control_on_sigterm(int signal_number) {
     errno = saved;
 }
 
-// Gives the watchdog up to a second, and then the crash to whoever handled it before us.
+// Gives the watchdog up to a second, and then passes the crash to the handler that was there before.
 static inline void control_on_crash(int signal_number, siginfo_t* info, void* context) {
     const struct timespec moment = { 0, 10000000 };
     const Control* c = control_process.control;
@@ -219,10 +219,10 @@ static inline void control_on_crash(int signal_number, siginfo_t* info, void* co
         nanosleep(&moment, NULL);
     }
     for (int i = 0; i < CONTROL_CRASHES; i++) sigaction(control_crash_signals[i], &control_process.before[i], NULL);
-    if (info->si_code <= 0) raise(signal_number); // sent by a process; a fault of our own happens again when we return to it
+    if (info->si_code <= 0) raise(signal_number); // sent by a process; a real fault happens again when this returns
 }
 
-// SIGTERM is ours unless somebody else handles it; a crash is, until we are done with it.
+// Handles SIGTERM unless there is a handler already; handles crashes, and passes them on afterwards.
 static inline void control_catch_signals(Control* c) {
     struct sigaction now, ours;
     memset(&ours, 0, sizeof ours);
@@ -245,12 +245,12 @@ static inline void control_release_signals(Control* c) {
 static inline void control_exiting(void);
 static inline void control_start_watchdog(Control* c) {
     static bool registered = false;
-    require(pipe2(c->wake, O_CLOEXEC | O_NONBLOCK) == 0, "no pipe for the watchdog: %s", strerror(errno));
+    require(pipe2(c->wake, O_CLOEXEC | O_NONBLOCK) == 0, "cannot make a pipe for the watchdog: %s", strerror(errno));
     control_process.wake_fd = c->wake[1];
     control_process.control = c;
     c->process = getpid();
-    require(pthread_create(&c->thread, NULL, control_watch, c) == 0, "no thread for the watchdog can be started");
-    if (!registered) require(atexit(control_exiting) == 0, "no function can be registered with atexit");
+    require(pthread_create(&c->thread, NULL, control_watch, c) == 0, "cannot start a thread for the watchdog");
+    if (!registered) require(atexit(control_exiting) == 0, "cannot register a function with atexit");
     registered = true;
     control_catch_signals(c);
 }
@@ -265,7 +265,7 @@ static inline void control_wait_changed(Control* c, double until) {
     pthread_cond_timedwait(&c->changed, &c->lock, &t);
 }
 
-// Rank 0: waits until everyone has joined.
+// Rank 0: waits until all ranks have joined.
 static inline void control_await_all(Control* c) {
     double until = now_seconds() + c->timeout;
     pthread_mutex_lock(&c->lock);
@@ -277,26 +277,26 @@ static inline void control_await_all(Control* c) {
     char who[256];
     ranks_text(missing, c->ranks.size, who, sizeof who);
     free(missing);
-    require(all, "%s of %d did not come within %g s (--comm-timeout): see whether they were started and what they printed,"
-            " and whether a firewall stands between", who, c->ranks.size, c->timeout);
+    require(all, "%s of %d did not join within %g s (--comm-timeout): check that they were started, what they printed,"
+            " and that no firewall is in the way", who, c->ranks.size, c->timeout);
 }
 
 static inline void control_gather(Control* c, const void* data, size_t bytes, ControlBytes* parts);
 static inline ControlBytes control_broadcast(Control* c, const void* data, size_t bytes);
 
-// Returns when all ranks have met; dies naming who is missing. address: what control_listen said on rank 0, or what the
-// launcher names if that is empty.
+// Returns when all ranks have met; dies naming the ranks that are missing. address: what control_listen wrote on rank 0; if it is
+// empty, the launcher's.
 static inline void control_join(Control* c, const char* address) {
     if (c->ranks.size == 1) return;
     if (address[0] == '\0') address = c->ranks.meeting;
     char port[8], hosts[CONTROL_ADDRESS];
     bool shaped = sscanf(address, "%7s %64s%511[^\n]", port, c->word, hosts) == 3;
-    require(shaped, "'%s' does not tell where rank 0 is to be found; start with mpirun, torchrun or srun", address);
+    require(shaped, "'%s' is not an address of rank 0 (PORT WORD HOST); start with mpirun, torchrun or srun", address);
     if (c->ranks.rank > 0) control_connect(c, port, hosts);
     oplog_join(&c->log, "control");
     control_start_watchdog(c);
     if (c->ranks.rank == 0) control_await_all(c);
-    ControlBytes nothing = control_broadcast(c, "", 0); // nobody goes on before everyone is here
+    ControlBytes nothing = control_broadcast(c, "", 0); // no rank continues before all are here
     free(nothing.data);
     if (c->ranks.rank != 0) return;
     pthread_mutex_lock(&c->lock);
@@ -308,7 +308,7 @@ static inline void control_join(Control* c, const char* address) {
 
 // ---- small messages ----
 
-// Takes the oldest message of a peer, waiting for it. The caller holds the lock. There is no deadline here: the watchdog has it.
+// Takes the oldest message of a peer, waiting for it. The caller holds the lock. The watchdog checks the deadline, not this.
 static inline ControlBytes control_pop(Control* c, ControlPeer* p) {
     uint32_t n;
     while (p->inbox.n < sizeof n) pthread_cond_wait(&c->changed, &c->lock);
@@ -319,8 +319,9 @@ static inline ControlBytes control_pop(Control* c, ControlPeer* p) {
     return b;
 }
 
-// Blocking and collective, in the same order on all ranks; for the watchdog they are operations of a communicator "control".
-// Every rank gives a string of bytes; rank 0 gets all of them, by rank, in parts (N): the caller frees their data. Others: NULL.
+// This and the next are blocking and collective; to the watchdog they are operations of a communicator "control".
+// Every rank gives a string of bytes; rank 0 gets all of them, by rank, in parts (N): the caller frees their data. Other ranks
+// do not use parts.
 static inline void control_gather(Control* c, const void* data, size_t bytes, ControlBytes* parts) {
     require(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE, bytes);
     OpRecord op = oplog_issue(&c->log, "control", "gather", 0, "bytes", 0);
@@ -340,7 +341,7 @@ static inline void control_gather(Control* c, const void* data, size_t bytes, Co
     oplog_finish(&c->log, &op);
 }
 
-// Everyone else gets rank 0's bytes, and frees them; rank 0 gets an empty string.
+// All other ranks get rank 0's bytes, and free them; rank 0 gets none.
 static inline ControlBytes control_broadcast(Control* c, const void* data, size_t bytes) {
     require(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE, bytes);
     ControlBytes received = { NULL, 0 };
@@ -360,14 +361,14 @@ static inline ControlBytes control_broadcast(Control* c, const void* data, size_
 
 // ---- the end ----
 
-// Registered with atexit: while the watchdog runs, an exit() is an early one, and the others should hear that it was no crash.
+// Registered with atexit: an exit() while the watchdog runs is an early one, and tells the other ranks that it is not a crash.
 static inline void control_exiting(void) {
     Control* c = control_process.control;
     if (c == NULL || c->process != getpid() || pthread_equal(c->thread, pthread_self())) return;
     struct timespec soon;
     clock_gettime(CLOCK_REALTIME, &soon);
     soon.tv_sec += 2;
-    if (pthread_mutex_timedlock(&c->lock, &soon) != 0) return; // whoever died may have held it
+    if (pthread_mutex_timedlock(&c->lock, &soon) != 0) return; // the thread that exits may hold it
     c->leaving = true;
     control_wake(c);
     for (double until = now_seconds() + 2; !c->ended && now_seconds() < until;) control_wait_changed(c, until);

@@ -1,8 +1,8 @@
 /*
-control_messages.h - what ranks tell each other beside the data, and the state of a rank's control (control.h).
+control_messages.h - the messages of ranks that are not data, and the state of a rank's control (control.h).
 
-Messages are the structs of this program as they are: all ranks run the same program on the same kind of machine, which is
-checked when they meet. Only the watchdog reads and writes sockets; everybody else puts messages into its queues.
+Messages are this program's structs, byte for byte: all ranks run the same program on the same kind of machine, which is
+checked when they meet. Only the watchdog reads and writes sockets; other threads put messages into its queues.
 */
 #ifndef LLMC_CONTROL_MESSAGES_H
 #define LLMC_CONTROL_MESSAGES_H
@@ -22,14 +22,14 @@ checked when they meet. Only the watchdog reads and writes sockets; everybody el
 
 #define CONTROL_ADDRESS 512              // bytes of an address as text, the final 0 included: "PORT WORD HOST HOST ..."
 #define CONTROL_MAX_MESSAGE (1u << 20)   // bytes of the largest message
-#define CONTROL_MAX_INBOX (64u << 20)    // bytes of messages that nobody has asked for yet
-#define CONTROL_STRANGERS 16             // connections at a time that have not said yet who they are
+#define CONTROL_MAX_INBOX (64u << 20)    // bytes of messages that no call has asked for yet
+#define CONTROL_STRANGERS 16             // connections at a time that have not identified themselves yet
 #define CONTROL_BEAT 0.2                 // seconds between heartbeats
 #define CONTROL_SETTLE 0.5               // seconds after which every rank's state is known to rank 0
-#define CONTROL_PATIENCE 2.0             // seconds past the deadline in which rank 0 must have said who is late
-#define CONTROL_SILENCE 1.0              // seconds without a heartbeat that are worth mentioning
-#define CONTROL_GRACE 0.5                // seconds in which a rank may report an error of its own before it leaves for another's
-#define CONTROL_FAREWELL 1.0             // seconds that rank 0 stays on for the others to have written everything
+#define CONTROL_PATIENCE 2.0             // seconds past the deadline in which rank 0 must have named the late rank
+#define CONTROL_SILENCE 1.0              // seconds without a heartbeat after which messages mention it
+#define CONTROL_GRACE 0.5                // seconds in which a rank may report its own error before it leaves because of another's
+#define CONTROL_FAREWELL 1.0             // seconds that rank 0 waits at most for the others to have written everything
 
 typedef struct { char* data; size_t bytes; } ControlBytes; // owned; followed by a 0 that is not counted
 
@@ -38,7 +38,7 @@ typedef enum { MESSAGE_HELLO = 1, MESSAGE_WELCOME, MESSAGE_BEAT, MESSAGE_BYTES, 
 typedef struct { uint32_t kind, bytes; } ControlHeader; // before every message
 
 #define CONTROL_MAGIC "shard.c control"
-typedef struct { // who connects
+typedef struct { // the first message of a rank that connects
     char magic[16];
     char word[68];                   // of the address: tells this run's ranks from strangers
     int32_t rank, size, layout;      // layout: sizeof the structs that are sent
@@ -62,7 +62,7 @@ typedef struct {
     double heard;                 // when its last message came
     ControlBuffer in, out;        // bytes read, bytes to be written
     ControlBuffer inbox;          // messages for control_gather and control_broadcast, each after its length
-    ControlBeat beat;             // its last; rank 0 keeps its own, too
+    ControlBeat beat;             // its last; rank 0 also keeps its own
     OpChannel* channels;          // (beat.num_channels), owned
 } ControlPeer;
 
@@ -73,16 +73,16 @@ typedef struct {
     const char* out;           // not owned
     char word[68];
     int listener, wake[2];     // wake: a pipe that ends the watchdog's sleep
-    ControlPeer* peers;        // rank 0: (size), everyone by rank; others: (1), rank 0
+    ControlPeer* peers;        // rank 0: (size), all by rank; others: (1), rank 0
     int num_peers, joined;
     ControlPeer strangers[CONTROL_STRANGERS];
     struct pollfd* polled;     // (num_peers + CONTROL_STRANGERS + 2), owned
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool ended;                // the watchdog
-    bool leaving, stopping;    // asked of it: an exit() elsewhere; the end of the run
-    bool catches;              // SIGTERM, unless somebody else does
+    bool ended;                // the watchdog has ended
+    bool leaving, stopping;    // requests to it: an exit() elsewhere; the end of the run
+    bool catches;              // it handles SIGTERM: there was no handler before
     pid_t process;
     double last_beat, told;    // told: when SIGTERM was noticed, 0: not
     ControlVerdict verdict;
@@ -94,9 +94,9 @@ typedef struct {
 static const int control_crash_signals[CONTROL_CRASHES] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT };
 static struct {
     Control* control;                   // of this process, while its watchdog runs
-    int wake_fd;                        // where handlers of signals wake it
+    int wake_fd;                        // signal handlers write to it to wake the watchdog
     int told, crash, crash_told;        // atomic: SIGTERM has come; the signal of a crash; the watchdog has dealt with it
-    struct sigaction before[CONTROL_CRASHES]; // who handled crashes before us
+    struct sigaction before[CONTROL_CRASHES]; // the handlers of crashes before ours
 } control_process;
 
 // ---- messages ----
@@ -128,7 +128,7 @@ static inline void control_queue_all(Control* c, ControlMessage kind, const void
 
 static inline void control_wake(Control* c) { if (write(c->wake[1], "", 1) < 0) { } } // a full pipe wakes as well
 
-// Writes what the socket takes without waiting. An error shows when it is read from.
+// Writes what the socket takes without waiting. An error shows up when the socket is read.
 static inline void control_flush(ControlPeer* p) {
     while (p->fd >= 0 && p->out.n > 0) {
         ssize_t n = send(p->fd, p->out.data, p->out.n, MSG_NOSIGNAL | MSG_DONTWAIT);

@@ -1,11 +1,11 @@
 /*
 dataloader.h - token sequences in an order that is a function of (seed, epoch, position) alone.
 
-Sequences are non-overlapping windows of T tokens, and the token after the last one as its target, within each shard.
+Sequences are non-overlapping windows of T tokens within a shard; the token after a window is the target of its last one.
 An epoch visits them in a pseudo-random permutation; a step takes the next global_batch of them, whatever the number of
 ranks: micro-batch m on rank r has in row b the sequence at position (m*ranks + r)*B + b within the step. So N ranks and
 one rank with accumulation see the same global batches, every rank does the same number of steps, and no sequence is
-seen twice in an epoch. What is left of an epoch's order when no whole global batch remains is left out that time.
+seen twice in an epoch. Sequences at an epoch's end that do not fill a global batch are left out that time.
 
 A background thread reads ahead, so that no step waits for a disk.
 */
@@ -46,6 +46,7 @@ typedef struct {
     // waits for the device: copies of them may be under way until then.
     int *inputs, *targets;          // (B,T) views
     int valid;                      // targets that count: not -1
+    double bytes;                   // DATA_EVAL: of text that these targets stand for; NaN: the tokenizer does not know them all
     // the next global batch; between two steps this is what a checkpoint keeps for dataloader_seek
     long long epoch, position;
     // about the data
@@ -53,9 +54,9 @@ typedef struct {
     long long num_sequences, steps_per_epoch;
     long long num_batches;          // global batches that cover the data once, the last one perhaps padded
     int accumulation;               // micro-batches per step and rank
-    long long waits;                // how often dataloader_next found nothing read yet, but for the first after a seek
+    long long waits;                // how often dataloader_next found nothing read yet, except the first after a seek
 
-    // its own
+    // internal
     const char* option;             // "--data", for messages
     DataShape shape;
     DataUse use;
@@ -64,6 +65,7 @@ typedef struct {
     int slots;                      // micro-batches in memory: one step's, and the first of the next
     int *slot_inputs, *slot_targets;// (slots,B,T) host memory, owned
     int* slot_valid;                // (slots) owned
+    const Tokenizer* tokenizer;     // not owned; NULL: no text file will come, and bytes are not counted
     uint16_t* scratch;              // (T+1) owned
     int* row;                       // (T+1) owned
     DataCursor handed_out;          // the micro-batch that dataloader_next gives next
@@ -105,7 +107,7 @@ static inline DataShard data_shard_open(const char* path, const Tokenizer* token
     DataShard s;
     memset(&s, 0, sizeof s);
     s.path = xstrdup(path);
-    if (data_is_bin(path) || token_file_detect(path)) { // a foreign .bin is for token_file_open to name
+    if (data_is_bin(path) || token_file_detect(path)) { // token_file_open reports a foreign .bin
         s.file = token_file_open(path);
         s.count = s.file.count;
     } else {
@@ -114,14 +116,14 @@ static inline DataShard data_shard_open(const char* path, const Tokenizer* token
     return s;
 }
 
-// n tokens from the first on into out (n); scratch (n). The range must lie within the shard.
+// Reads n tokens from number `first` on into out (n); scratch (n). The range must lie within the shard.
 static inline void data_shard_read(const DataShard* s, size_t first, size_t n, uint16_t* scratch, int* out) {
     if (s->tokens) { memcpy(out, s->tokens + first, n * sizeof(int)); return; }
     token_file_read(&s->file, first, n, scratch);
     for (size_t i = 0; i < n; i++) out[i] = scratch[i];
 }
 
-// Windows of a shard: of T targets each, and in evaluation a last shorter one.
+// Number of a shard's windows: of T targets each, and in evaluation a shorter last one.
 static inline long long data_shard_sequences(const DataShard* s, int T, DataUse use) {
     size_t targets = s->count > 0 ? s->count - 1 : 0;
     return (long long)(use == DATA_TRAIN ? targets / (size_t)T : ceil_div(targets, (size_t)T));
@@ -159,7 +161,7 @@ static inline char* dataloader_check_ids(const DataLoader* d, const DataShard* s
                          " or a larger --vocab-size", d->option, s->path, first + i, ids[i], d->shape.V);
 }
 
-// The sequence at a position of an epoch into inputs (T), targets (T), and how many targets count. NULL, or an error.
+// Puts the sequence at a position of an epoch into inputs (T) and targets (T); *valid targets count. Returns NULL or an error.
 static inline char* dataloader_fill_row(DataLoader* d, long long epoch, long long position,
                                         int* inputs, int* targets, int* valid) {
     size_t T = (size_t)d->shape.T, n = 0;
@@ -198,6 +200,20 @@ static inline char* dataloader_fill(DataLoader* d, DataCursor c, int slot) {
     return NULL;
 }
 
+// Bytes of text behind the targets (n) that count. The end-of-text token counts as one byte: it separates two documents, and a
+// model of bytes has the same loss per token and per byte.
+static inline double dataloader_bytes(const Tokenizer* t, const int* targets, size_t n) {
+    double bytes = 0;
+    for (size_t i = 0; i < n; i++) {
+        size_t length = 1;
+        if (targets[i] < 0) continue;
+        if (t == NULL || targets[i] >= t->vocab_size) return NAN;
+        if (targets[i] != t->eot) tokenizer_decode(t, targets[i], &length);
+        bytes += (double)length;
+    }
+    return bytes;
+}
+
 // The micro-batch after c: what the thread reads next and what is handed out next both follow from it.
 static inline DataCursor dataloader_after(const DataLoader* d, DataCursor c) {
     if (++c.micro < d->accumulation) return c;
@@ -220,12 +236,12 @@ static inline void* dataloader_thread(void* argument) {
         while (!d->stopping && d->produced == d->held + d->slots) pthread_cond_wait(&d->changed, &d->lock);
         if (d->stopping) break;
         int slot = (int)(d->produced % d->slots);
-        pthread_mutex_unlock(&d->lock); // the slot is nobody else's until produced says so
+        pthread_mutex_unlock(&d->lock); // no other thread uses the slot until produced counts it
         char* error = dataloader_fill(d, d->reading, slot);
         d->reading = dataloader_after(d, d->reading);
         pthread_mutex_lock(&d->lock);
         if (error == NULL) d->produced++;
-        d->error = error;               // for dataloader_next to die of: exit is the main thread's to call
+        d->error = error;               // dataloader_next dies with it: only the main thread may call exit
         pthread_cond_broadcast(&d->changed);
     }
     pthread_mutex_unlock(&d->lock);
@@ -247,8 +263,8 @@ static inline void dataloader_stop(DataLoader* d) {
 // ---- what a stage calls ----
 
 // Makes the next global batch the one that begins `position` sequences into an epoch: (0, 0) is the start. Both numbers
-// come from a checkpoint, whose data may have been other data: a position beyond the end is an error. Where too few
-// sequences are left for a global batch (it may have been smaller then), the next epoch begins.
+// come from a checkpoint, which may have been written with other data: a position beyond the end is an error. If too few
+// sequences are left for a global batch (which may have been smaller then), the next epoch begins.
 static inline void dataloader_seek(DataLoader* d, long long epoch, long long position) {
     require(epoch >= 0 && position >= 0 && position <= d->num_sequences,
             "%s: cannot continue at sequence %lld of epoch %lld: there are %lld sequences; give the same data and --seq-len"
@@ -285,6 +301,7 @@ static inline void dataloader_next(DataLoader* d) {
     d->inputs = d->slot_inputs + offset;
     d->targets = d->slot_targets + offset;
     d->valid = d->slot_valid[slot];
+    if (d->use == DATA_EVAL) d->bytes = dataloader_bytes(d->tokenizer, d->targets, (size_t)d->shape.B * (size_t)d->shape.T);
     d->handed_out = dataloader_after(d, d->handed_out);
     if (d->handed_out.micro != 0) return;
     d->epoch = d->handed_out.epoch;
@@ -299,20 +316,21 @@ static inline void dataloader_check(const DataLoader* d, const char* pattern) {
         return;
     }
     require(d->num_sequences >= s.global_batch, "%s '%s': %zu tokens (in %d shards) make %lld sequences of --seq-len %d and a"
-            " last target, a step on %d rank%s needs %lld; give more data,%s or a smaller --seq-len, --batch-size or"
+            " last target, but a step on %d rank%s needs %lld; give more data,%s or a smaller --seq-len, --batch-size or"
             " --total-batch-size", d->option, pattern, d->num_tokens, d->num_shards, d->num_sequences, s.T, s.ranks,
             s.ranks > 1 ? "s" : "", s.global_batch, s.ranks > 1 ? " fewer ranks," : "");
 }
 
 // Opens a .bin, a glob of .bin shards (in the order of their names) or a text file (tokenised in memory), and starts
 // reading at the first sequence of epoch 0. option is what messages call it: "--data". It and the tokenizer stay the
-// caller's; the tokenizer may be NULL if no text file will come.
+// caller's; the tokenizer may be NULL if no text file will come and nothing reads `bytes`.
 static inline void dataloader_init(DataLoader* d, const char* option, const char* pattern, const Tokenizer* tokenizer,
                                    DataShape s, DataUse use) {
     memset(d, 0, sizeof *d);
     d->option = option;
     d->shape = s;
     d->use = use;
+    d->tokenizer = tokenizer;
     long long per_micro = (long long)s.B * s.ranks;
     require(s.global_batch > 0 && s.global_batch % per_micro == 0,
             "--total-batch-size makes %lld sequences of --seq-len %d a step, which must be a multiple of --batch-size %d x %d ranks",

@@ -16,7 +16,7 @@ typedef enum {
     MEMORY_ACTIVATIONS,   // what forward keeps for backward, and the scratch of both
     MEMORY_COMMUNICATION, // buckets, gathered units
     MEMORY_WORKSPACE,     // what layers need for themselves (layers_init)
-    MEMORY_OFFLOADED,     // the host's (offload_alloc): beside the device's, and no part of its total, peak and limit
+    MEMORY_OFFLOADED,     // host memory (offload_alloc), which does not count in the device's total, peak and limit
     MEMORY_KINDS
 } MemoryKind;
 static const char* const memory_kind_names[MEMORY_KINDS] = {
@@ -28,12 +28,12 @@ static const char* const memory_kind_names[MEMORY_KINDS] = {
 void*  device_alloc(size_t bytes, MemoryKind kind);
 void   device_free(void* p);                                    // NULL is fine
 size_t device_memory(MemoryKind kind);                          // allocated now
-size_t device_memory_total(void);                               // allocated now, all kinds of the device's
-size_t device_memory_peak(void);                                // the most there ever was, likewise
+size_t device_memory_total(void);                               // allocated now, all kinds except MEMORY_OFFLOADED
+size_t device_memory_peak(void);                                // the largest device_memory_total() so far
 size_t device_allocations(void);                                // calls of device_alloc and offload_alloc so far
 void   device_memory_limit(size_t bytes);                       // device_alloc dies beyond it; 0: none (--memory-limit)
-size_t device_memory_free(void);                                // what the device has left for all ranks on it, but for a reserve
-size_t device_memory_available(void);                           // the same within this rank's limit
+size_t device_memory_free(void);                                // what the device has left for all ranks on it, less a reserve
+size_t device_memory_available(void);                           // that, but at most what this rank's limit leaves
 
 void device_init(int local_rank, int ranks_per_machine);        // picks GPU or cores; call first
 void device_shutdown(void);
@@ -45,10 +45,10 @@ void device_synchronize(void);                                  // returns when 
 
 // Moments, for timelines: a mark is passed when all that was issued before it is done.
 int    device_mark(void);                                       // the caller's until device_mark_free
-double device_mark_time(int mark);                              // when it was passed, as now_seconds counts; after device_synchronize
-double device_mark_seconds(int from, int to);                   // between two, more exactly than their times tell; likewise
+double device_mark_time(int mark);                              // when it was passed, in now_seconds(); synchronize first
+double device_mark_seconds(int from, int to);                   // between two, more precise than their times; synchronize first
 void   device_mark_free(int mark);
-void   device_range(const char* name);                          // what is issued from here on, for a profiler; NULL: nothing
+void   device_range(const char* name);                          // names for a profiler what is issued from here on; NULL: ends it
 
 // Ordered after everything issued before. The host side of a copy must not be touched before the copy is done:
 // host_to_device from host_alloc memory returns at once; device_to_host waits, and is a step's one synchronisation.
@@ -58,7 +58,7 @@ void host_to_device(void* dst, const void* src, size_t bytes);
 void device_to_host(void* dst, const void* src, size_t bytes);
 void* host_alloc(size_t bytes);                                 // zeroed host memory that copies fast (pinned on CUDA)
 void  host_free(void* p);
-void* offload_alloc(size_t bytes);                              // the same, aligned to 64 bytes, accounted as MEMORY_OFFLOADED
+void* offload_alloc(size_t bytes);                              // host_alloc, aligned to 64 bytes and counted as MEMORY_OFFLOADED
 void  offload_free(void* p);                                    // NULL is fine
 
 #ifndef __CUDACC__

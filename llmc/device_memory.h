@@ -1,18 +1,18 @@
 /*
-device_memory.h - what every device keeps in the same way: the account of its memory, what each live allocation is for; and
-which marks are in use.
+device_memory.h - what all devices do in the same way: they keep account of what each live allocation is for, and of which
+marks are in use.
 Included by cpu/device.h and cuda/device.cuh, which do the allocating.
 */
 #ifndef LLMC_DEVICE_MEMORY_H
 #define LLMC_DEVICE_MEMORY_H
 #include "device.h"
 
-// Every live allocation, so that its bytes can be given back to their kind. (The one global state of device.h.)
+// Every live allocation, so that freeing it subtracts its bytes from its kind. (The one global state of device.h.)
 typedef struct { void* p; size_t bytes; MemoryKind kind; } DeviceBlock;
 static struct {
     DeviceBlock* blocks; // (capacity), the first `count` are live, owned
     int count, capacity;
-    size_t now[MEMORY_KINDS], total, peak, allocations; // total, peak: of the device's
+    size_t now[MEMORY_KINDS], total, peak, allocations; // total, peak: without MEMORY_OFFLOADED
     size_t limit; // device_memory_limit, 0: none
 } device_ledger;
 
@@ -47,7 +47,7 @@ static void device_ledger_free(void) {
     device_ledger.count = device_ledger.capacity = 0;
 }
 
-// Dies: `bytes` more for `kind` cannot be had. limit says what there is, "this machine's 16.00 GB".
+// Dies because `bytes` more for `kind` are not available. limit says what is: "this machine's 16.00 GB".
 __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, MemoryKind kind, const char* limit) {
     char used[512] = "";
     for (int k = 0; k < MEMORY_KINDS; k++) {
@@ -60,11 +60,11 @@ __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, MemoryK
         || kind == MEMORY_OFFLOADED;
     die("out of memory: %.3f GB more for %s, with %.3f GB in use%s%s%s, are over %s; %s", (double)bytes * 1e-9, memory_kind_names[kind],
         (double)device_ledger.total * 1e-9, used[0] ? " (" : "", used, used[0] ? ")" : "", limit,
-        of_model ? "a smaller --model needs less, and so does each of more ranks with ZeRO or FSDP"
-                 : "a smaller --batch-size, --seq-len or --model needs less, and recomputing, if --recompute none forbids it");
+        of_model ? "use a smaller --model, or more ranks with ZeRO or FSDP"
+                 : "use a smaller --batch-size, --seq-len or --model, or --recompute block");
 }
 
-// Dies if `bytes` more for `kind` are over device_memory_limit. device_alloc asks before it allocates anything.
+// Dies if `bytes` more for `kind` exceed device_memory_limit. device_alloc calls this before it allocates anything.
 static void device_check_limit(size_t bytes, MemoryKind kind) {
     size_t limit = device_ledger.limit;
     if (kind == MEMORY_OFFLOADED || limit == 0 || (bytes <= limit && device_ledger.total <= limit - bytes)) return;

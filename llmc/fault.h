@@ -2,11 +2,11 @@
 fault.h - faults on purpose: --fault RANK:STEP:kill|hang|skip|bitflip, for tests and exercises.
 
     kill     the process is killed, as by the kernel when memory runs out
-    hang     it computes no further, but its watchdog lives
+    hang     it stops computing, but its watchdog still runs
     skip     it leaves out an operation that the others issue
     bitflip  one bit of its memory is wrong from here on
 
-kill and hang are done here, by fault_strike(); what to skip and which bit to flip is the caller's, who asks fault_now().
+kill and hang are done here, by fault_strike(). The caller does skip and bitflip, when fault_now() says so.
 */
 #ifndef LLMC_FAULT_H
 #define LLMC_FAULT_H
@@ -46,7 +46,7 @@ static inline void fault_announce(const Fault* f) {
     if (f->kind != FAULT_NONE) printf("FAULT ON PURPOSE: RANK %d %s AT STEP %lld (--fault)\n", f->rank, what[f->kind], f->step);
 }
 
-// Whether this rank has to commit this fault now; says so if it has.
+// Returns true if this rank must commit this fault now, and prints that it does.
 static inline bool fault_now(const Fault* f, int rank, long long step, FaultKind kind) {
     if (f->kind != kind || f->rank != rank || f->step != step || kind == FAULT_NONE) return false;
     fprintf(stderr, "FAULT ON PURPOSE: RANK %d, STEP %lld: %s (--fault)\n", rank, step, fault_names[kind]);

@@ -3,7 +3,7 @@ folder.h - folders that appear whole or not at all, and small files read and wri
 
 What must survive a crash is filled under a temporary name beside its final one, synced, and only then renamed
 (rename(2) is atomic within a file system). Functions that write return false with errno set, so that the caller,
-who knows what is being saved, can clean up and name the remedy.
+which knows what is being saved, can clean up and name the remedy.
 */
 #ifndef LLMC_FOLDER_H
 #define LLMC_FOLDER_H
@@ -11,7 +11,7 @@ who knows what is being saved, can clean up and name the remedy.
 #include <dirent.h>
 #include <fcntl.h>
 
-// n bytes at offset, whatever read(2) does in between; errno is 0 if the file ends before.
+// Reads all n bytes at offset, however the kernel splits them. Returns false on failure, with errno 0 if the file ends early.
 static inline bool pread_all(int fd, void* out, size_t n, size_t offset) {
     while (n > 0) {
         errno = 0;
@@ -32,7 +32,7 @@ static inline bool pwrite_all(int fd, const void* data, size_t n, size_t offset)
     return true;
 }
 
-// A file whose contents are about to be believed, and what to do if they should not have been: "copy it again".
+// A file that is about to be read, and what to do if it is damaged: "copy it again".
 typedef struct { const char *path, *remedy; } FileSource;
 
 // Dies with "PATH: what is wrong; REMEDY".
@@ -106,7 +106,7 @@ static inline bool folder_make(const char* path) {
     return made;
 }
 
-// Removes a folder and the files in it. A folder inside stops it: nothing here makes one, so it is someone's own.
+// Removes a folder and the files in it. Fails if a folder is inside: nothing here makes one, so it is the user's.
 static inline bool folder_remove(const char* path) {
     DIR* folder = opendir(path);
     if (folder == NULL) return errno == ENOENT;
@@ -132,7 +132,7 @@ static inline bool folder_sync(const char* path) {
     return synced;
 }
 
-// Whether a new folder can have this name: nothing has it, or an empty folder.
+// Returns true if a new folder can have this name: nothing has it, or only an empty folder.
 static inline bool folder_is_free(const char* path) {
     DIR* folder = opendir(path);
     if (folder == NULL) return errno == ENOENT;
@@ -156,7 +156,7 @@ static inline char* folder_temporary(const char* path) {
     return temporary;
 }
 
-// An empty folder_temporary(path), without what an earlier crash may have left there, and the folders above it.
+// Makes an empty folder_temporary(path) and the folders above it. Removes what an earlier crash may have left there.
 static inline bool folder_begin(const char* path) {
     static bool registered;
     if (!registered) registered = atexit(folder_abandon) == 0;

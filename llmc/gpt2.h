@@ -37,7 +37,7 @@ typedef struct {
 typedef struct {
     size_t offset;   // first element in the flat parameter memory
     size_t size;     // elements
-    size_t no_decay; // of which this many, from the first, are never decayed
+    size_t no_decay; // how many of them, from the first, are never decayed
 } Unit;
 
 static inline int unit_tensors(int u) { return u == 0 ? (int)ROOT_TENSORS : (int)BLOCK_TENSORS; }

@@ -1,16 +1,16 @@
 /*
 host_adamw.h - AdamW and the sums around it over fp32 arrays in host memory. Included by layers.h in every build, never on its
-own: on the CPU they are what its layers are made of, on a GPU they update shards that are kept on the host (--cpu-offload).
+own: the CPU's layers are made of them, and on a GPU they update shards that are kept on the host (--cpu-offload).
 
-All is elementwise or one sum, and bound by memory alone. AdamW needs -fno-math-errno for that: else each sqrtf must be ready to
-set errno, nothing becomes vector code, and it takes six times as long.
+Everything is elementwise or one sum, and limited only by memory bandwidth. AdamW needs -fno-math-errno for that: without it each
+sqrtf may set errno, the loop does not become vector code, and it takes six times as long.
 */
 #ifndef LLMC_HOST_ADAMW_H
 #define LLMC_HOST_ADAMW_H
 
 // ---- sums ----
 // An array of n elements is cut into at most STATS_CHUNKS equal chunks of 16384 elements at least, so that the order of
-// summation is a function of n. Each chunk is summed in double by one thread, the chunks' sums are added in order.
+// summation is a function of n. Each chunk is summed in double by one thread; the chunks' sums are added in order.
 #define STATS_CHUNKS 1024
 static inline size_t stats_chunk(size_t n) { return size_max(16384, round_up(ceil_div(n, STATS_CHUNKS), 16)); }
 
@@ -41,7 +41,7 @@ static inline void host_add(float* x, const float* y, size_t n) {
 }
 
 // ---- AdamW ----
-// What every element needs, worked out once in double, in the form in which PyTorch's AdamW rounds it. (For GPUs, too.)
+// Factors that every element needs, computed once in double and rounded where PyTorch's AdamW rounds. (GPUs use them as well.)
 typedef struct { float beta1_rest, beta2, beta2_rest, step_size, root_correction, eps, decay; } AdamWFactors;
 
 static inline AdamWFactors adamw_factors(AdamW a) {
@@ -79,7 +79,7 @@ static inline void host_adamw_piece(AdamWFactors f, float scale, float* params, 
     host_adamw_range(f, f.decay, scale, params + split, m + split, v + split, grads + split, n - split);
 }
 
-// layers.h's adamw_update_fp32 for host memory, with grad_scale on the host; 0: nothing changes at all.
+// layers.h's adamw_update_fp32 for host memory, with grad_scale on the host; grad_scale 0: nothing changes.
 static inline void host_adamw_update(AdamW a, float* params, float* m, float* v, const float* grads, float grad_scale,
                                      size_t n, size_t no_decay) {
     const size_t slice = 8192;

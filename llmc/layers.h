@@ -20,7 +20,7 @@ typedef enum { GRAD_SET, GRAD_ADD } GradMode;
 
 // ---- what the user decides about layers, before anything else here is called ----
 typedef enum { ATTENTION_AUTO, ATTENTION_CUDNN, ATTENTION_OWN } AttentionChoice;
-// AUTO: cuDNN's attention where it is there and takes these shapes, else ours. deterministic: the same bits from run to run.
+// AUTO: cuDNN's attention where it is available and takes these shapes, else our own. deterministic: the same bits in every run.
 // Dies if this build cannot do what was chosen.
 void layers_choose(AttentionChoice attention, bool deterministic);
 
@@ -78,7 +78,7 @@ void attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, con
                         int B, int T, int C, int NH);
 
 // ---- classifier: softmax and cross-entropy over V of each row's Vp logits; the padding takes no part ----
-// Rows of logits worth having at a time: enough to keep the device busy, without a (B,T,V) tensor.
+// How many rows of logits to compute at a time: enough to keep the device busy, without a (B,T,V) tensor.
 #define CLASSIFIER_ELEMENTS_CUDA (1 << 28) // of logits: half a GB in bf16
 #define CLASSIFIER_ELEMENTS_CPU (1 << 24)
 static inline int classifier_rows_of(int elements, int N, int Vp) {
@@ -106,9 +106,9 @@ typedef struct {
     float  grad_scale;  // what AdamW multiplies gradients by; 0: they were not finite, the step is skipped
 } StepStats;
 void add_sum(double* acc, const float* x, size_t n);            // *acc += sum of x (n), in an order that depends on n alone
-void add_sum_squares(double* acc, const floatX* x, size_t n);   // *acc += sum of x^2, likewise
+void add_sum_squares(double* acc, const floatX* x, size_t n);   // *acc += sum of x^2, in an order that depends on n alone
 void scale_in_place(floatX* x, float factor, size_t n);         // x (n) *= factor, in fp32, rounded once
-void add_in_place(floatX* x, const floatX* y, size_t n);        // x (n) += y (n), likewise; they must not overlap
+void add_in_place(floatX* x, const floatX* y, size_t n);        // x (n) += y (n), in fp32, rounded once; they must not overlap
 // stats->grad_norm = sqrt(grad_square) / loss_scale; grad_scale = min(1, max_norm / grad_norm) / loss_scale, 0 if that is
 // not finite. max_norm 0: no clipping. The same formula as torch.nn.utils.clip_grad_norm_ (which adds 1e-6 to the norm).
 void clip_gradients(StepStats* stats, float max_norm, float loss_scale);
@@ -120,12 +120,12 @@ typedef struct { float lr, beta1, beta2, eps, weight_decay; int t; } AdamW; // t
 void adamw_update(AdamW a, floatX* params, float* master, float* m, float* v, const floatX* grads, const float* grad_scale,
                   size_t n, size_t no_decay);
 
-// ---- fp32 beside floatX: what shards are kept in. Where floatX is fp32 they give the bits of their namesakes above ----
+// ---- fp32 beside floatX: shards are kept in it. Where floatX is fp32, these give the bits of their namesakes above ----
 void to_fp32(float* out, const floatX* x, size_t n);            // out (n) = x (n)
 void from_fp32(floatX* out, const float* x, size_t n);          // out (n) = x (n), rounded
 void add_in_place_fp32(float* x, const float* y, size_t n);     // x (n) += y (n); they must not overlap
 void add_sum_squares_fp32(double* acc, const float* x, size_t n); // *acc += sum of x^2, in an order that depends on n alone
-// Params (n) are their own master; m, v and they become what m, v and master do in adamw_update of the same numbers.
+// params (n) are their own master: params, m and v become what adamw_update makes of master, m and v with the same numbers.
 void adamw_update_fp32(AdamW a, float* params, float* m, float* v, const float* grads, const float* grad_scale,
                        size_t n, size_t no_decay);
 #include "host_adamw.h" // some of these for arrays in host memory: host_adamw_update, host_sum_squares, host_add

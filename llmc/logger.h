@@ -1,11 +1,14 @@
 /*
-logger.h - what a run says about itself: a line per step for people, and OUT/metrics.jsonl for programs.
+logger.h - what a run says about itself: lines for people, and OUT/metrics.jsonl for programs.
+
+In a file or a pipe every step has a line. On a terminal one line is rewritten as the run goes on, and every --log-every steps a
+full line stays.
 
 metrics.jsonl holds one JSON object a line: first {"run": {"stage", "options": {...}, ...}}, then per step
 {"step", "loss", "grad_norm", "param_norm", "lr", "loss_scale", "tokens", "tokens_per_s", "step_ms", "mem_bytes",
-"mem_peak_bytes", "comm_bytes", "comm_exposed_ms", "skipped"}, and per evaluation {"step", "val_loss"}. Steps count from
-1. Numbers have 17 digits, so a double reads back as it was; NaN and Inf, which JSON lacks, are null. Each line is
-written at once, so a run that is killed loses the line it was writing at most.
+"mem_peak_bytes", "comm_bytes", "comm_exposed_ms", "skipped"}, and per evaluation {"step", "val_loss", "val_loss_per_byte"}.
+Losses are in nats per token. Steps count from 1. Numbers have 17 digits, so a double reads back as it was; NaN and Inf, which
+JSON lacks, are null. Each line is written at once, so a run that is killed loses at most the line that it was writing.
 */
 #ifndef LLMC_LOGGER_H
 #define LLMC_LOGGER_H
@@ -13,6 +16,7 @@ written at once, so a run that is killed loses the line it was writing at most.
 #include "device.h"
 #include "folder.h"
 #include "options.h"
+#include "terminal.h"
 #include <jansson.h>
 
 typedef struct {
@@ -27,13 +31,20 @@ typedef struct {
     bool skipped;                     // gradients were not finite, the weights stayed as they were
 } StepLog;
 
+// Mean loss over the validation data, in nats. Per byte of text it can be compared between tokenizers; NaN: the tokenizer does not
+// know all tokens.
+typedef struct { double per_token, per_byte; } EvalLoss;
+
 typedef struct {
     int ranks;                // 1; a stage with more says so after logger_open
     char* path;               // of metrics.jsonl, owned; NULL: none is written
     FILE* file;
     long long steps;          // in the whole run
-    bool terminal;            // someone is watching: show how far the run is
-    double last_time;         // of the step before, now_seconds
+    long long first;          // the step it starts or continues from
+    long long every;          // steps between full lines
+    bool terminal;            // a person is watching: show the live line
+    double last_time;         // when the last step ended, now_seconds
+    double last_shown;        // when the live line was last rewritten
     double seconds_per_step;  // smoothed; 0: not known yet
 } Logger;
 
@@ -120,19 +131,21 @@ static inline void logger_cut(Logger* g, long long resumed_step) {
             g->path, (long long)end, strerror(errno));
 }
 
-// Opens the log of a run of `steps` steps; only rank 0 has one. out: the folder for metrics.jsonl, made if need be; "": none.
+// Opens the log of a run. out: the folder for metrics.jsonl, made if need be; "": none, as on all ranks but 0.
 // resumed_step: the step of the checkpoint that the run continues from, 0: it is new, and an older file is replaced.
 // run: an object with more facts for the first line, taken over; NULL: none.
-static inline void logger_open(Logger* g, const OptionTable* options, const char* out, long long steps,
+static inline void logger_open(Logger* g, const OptionTable* table, const Options* o, const char* out,
                                long long resumed_step, json_t* run) {
     memset(g, 0, sizeof *g);
     g->ranks = 1;
-    g->steps = steps;
-    g->terminal = isatty(STDOUT_FILENO) == 1;
+    g->steps = o->steps;
+    g->first = resumed_step;
+    g->terminal = terminal_is_watched();
+    g->every = o->log_every ? o->log_every : g->terminal && o->steps > 20 ? o->steps / 20 : 1;
     g->last_time = now_seconds();
     if (run == NULL) run = json_object();
-    json_object_set_new(run, "stage", json_text(options->program));
-    json_object_set_new(run, "options", options_to_json(options));
+    json_object_set_new(run, "stage", json_text(table->program));
+    json_object_set_new(run, "options", options_to_json(table));
     if (out[0] != '\0') {
         require(folder_make(out), "--out %s: this folder cannot be made: %s; give another", out, strerror(errno));
         g->path = format_string("%s/metrics.jsonl", out);
@@ -149,6 +162,7 @@ static inline void logger_open(Logger* g, const OptionTable* options, const char
 }
 
 static inline void logger_close(Logger* g) {
+    live_line_clear();
     if (g->file) require(fclose(g->file) == 0, "%s: cannot be written: %s", g->path, strerror(errno));
     free(g->path);
     memset(g, 0, sizeof *g);
@@ -158,20 +172,39 @@ static inline void logger_close(Logger* g) {
 
 static inline int logger_step_digits(const Logger* g) { return snprintf(NULL, 0, "%lld", g->steps); }
 
-// On a terminal: how much is done, and when the rest will be. The rate is smoothed, as single steps jitter.
-static inline void logger_progress(Logger* g, long long step) {
+// Prints to stdout as printf would, in place of the live line. What a stage says while it trains goes through here.
+PRINTF_LIKE(1, 2)
+static inline void logger_say(const char* format, ...) {
+    va_list args;
+    live_line_clear();
+    va_start(args, format);
+    vprintf(format, args);
+    va_end(args);
+    fflush(stdout);
+}
+
+// Rewrites the live line, ten times a second at most: how much is done, and when the rest will be. The rate is smoothed, because
+// single steps jitter.
+static inline void logger_live(Logger* g, const StepLog* s) {
     double now = now_seconds(), seconds = now - g->last_time;
+    char bar[21], left[32], text[256];
     g->last_time = now;
     g->seconds_per_step = g->seconds_per_step == 0 ? seconds : 0.9 * g->seconds_per_step + 0.1 * seconds;
-    long long left = (long long)(g->seconds_per_step * (double)(g->steps - step) + 0.5);
-    if (!g->terminal || g->steps == 0) return;
-    printf(" | %3lld%%", 100 * step / g->steps);
-    if (left >= 3600) printf(" | %lldh%02lldm left", left / 3600, left / 60 % 60);
-    else printf(" | %lldm%02llds left", left / 60, left % 60);
+    if (!g->terminal || s->step >= g->steps || now - g->last_shown < 0.1) return;
+    g->last_shown = now;
+    for (long long i = 0; i < 20; i++) bar[i] = i < 20 * s->step / g->steps ? '#' : '.';
+    bar[20] = '\0';
+    long long rest = (long long)(g->seconds_per_step * (double)(g->steps - s->step) + 0.5);
+    if (rest >= 3600) snprintf(left, sizeof left, "%lldh%02lldm", rest / 3600, rest / 60 % 60);
+    else snprintf(left, sizeof left, "%lldm%02llds", rest / 60, rest % 60);
+    snprintf(text, sizeof text, "step %*lld/%lld [%s] loss %.4f | %.0f tok/s | %s left", logger_step_digits(g), s->step, g->steps,
+             bar, s->loss, s->tokens_per_s, left);
+    live_line_show(text);
 }
 
 static inline void logger_print_step(Logger* g, const StepLog* s) {
     char memory[32];
+    live_line_clear();
     printf("step %*lld/%lld | loss %.4f | grad norm %.4f | param norm %.2f | lr %.2e | mem %s | %.0f tok/s",
            logger_step_digits(g), s->step, g->steps, s->loss, s->grad_norm, s->param_norm, s->lr,
            format_bytes(memory, sizeof memory, (double)s->mem_peak_bytes), s->tokens_per_s);
@@ -180,14 +213,19 @@ static inline void logger_print_step(Logger* g, const StepLog* s) {
     if (g->ranks > 1) printf(" | comm exposed %.1f ms", s->comm_exposed_ms);
     if (s->loss_scale != 1) printf(" | loss scale %g", s->loss_scale);
     if (s->skipped) printf(" | skipped: gradients not finite");
-    logger_progress(g, s->step);
     printf("\n");
     fflush(stdout);
 }
 
-// A step of training: prints its line and writes its object.
+// The run's first and last steps have a full line, and so does a step that changed no weights.
+static inline bool logger_line_is_due(const Logger* g, const StepLog* s) {
+    return s->step % g->every == 0 || s->step == g->first + 1 || s->step == g->steps || s->skipped;
+}
+
+// A step of training: prints its line, if one is due, and writes its object.
 static inline void logger_step(Logger* g, const StepLog* s) {
-    logger_print_step(g, s);
+    if (logger_line_is_due(g, s)) logger_print_step(g, s);
+    logger_live(g, s);
     json_t* o = json_object();
     json_object_set_new(o, "step", json_integer(s->step));
     json_object_set_new(o, "loss", json_number(s->loss));
@@ -206,13 +244,16 @@ static inline void logger_step(Logger* g, const StepLog* s) {
     logger_write(g, o);
 }
 
-// An evaluation after `step` steps.
-static inline void logger_eval(Logger* g, long long step, double val_loss) {
-    printf("step %*lld/%lld | val loss %.4f\n", logger_step_digits(g), step, g->steps, val_loss);
-    fflush(stdout);
+// An evaluation after `step` steps. Where a token is not a byte, the loss per byte is printed as well.
+static inline void logger_eval(Logger* g, long long step, EvalLoss loss) {
+    char per_byte[64] = "";
+    if (isfinite(loss.per_byte) && loss.per_byte != loss.per_token)
+        snprintf(per_byte, sizeof per_byte, " per token, %.4f per byte", loss.per_byte);
+    logger_say("step %*lld/%lld | val loss %.4f%s\n", logger_step_digits(g), step, g->steps, loss.per_token, per_byte);
     json_t* o = json_object();
     json_object_set_new(o, "step", json_integer(step));
-    json_object_set_new(o, "val_loss", json_number(val_loss));
+    json_object_set_new(o, "val_loss", json_number(loss.per_token));
+    json_object_set_new(o, "val_loss_per_byte", json_number(loss.per_byte));
     logger_write(g, o);
 }
 #endif

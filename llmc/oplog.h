@@ -3,7 +3,7 @@ oplog.h - what this rank has asked of the others: its last 64 operations, and ho
 
 comm.h notes every operation here as it is issued, started and finished, and the one that the host waits for. control.h
 tells rank 0 about it five times a second, and when a run fails every rank writes its last operations to a file, from
-which dev/ranks.c finds where the ranks parted. Every function may be called from any thread.
+which dev/ranks.c finds where the ranks diverged. Every function may be called from any thread.
 
 A channel is a sequence that must be the same on all its ranks: the collectives of a communicator, or what one rank sends
 to another. Operations are numbered on their channel, from 0, so the k-th of one rank belongs to the k-th of the others,
@@ -20,16 +20,16 @@ typedef enum { OP_ISSUED, OP_STARTED, OP_FINISHED } OpState;
 static const char* const op_state_names[] = { "issued", "started", "finished" };
 typedef enum { WAY_COLLECTIVE, WAY_SEND, WAY_RECEIVE } OpWay;
 
-// Plain data, for it travels to rank 0 and into a file as it is. Names are words without blanks.
+// Plain data, because it is sent to rank 0 byte for byte. Names are words without blanks, because it is also written as text.
 typedef struct {
     long long number;                  // on its channel, from 0
-    long long place;                   // among all of this rank, from 0
+    long long place;                   // among all operations of this rank, from 0
     long long step;                    // as the log counts them, from 1; 0: before the first
     unsigned long long elements;
     double issued, started, finished;  // seconds since this rank's oplog_init; not yet: 0
     int peer;                          // world rank of the root, the receiver or the sender; -1: there is none
     int state;                         // OpState
-    char communicator[24];             // "world"; groups that are not the same need names that are not the same: "shard.1"
+    char communicator[24];             // "world"; different groups need different names: "shard.1"
     char collective[16];               // "all-reduce"; "send" and "receive" make channels of two ranks
     char type[8];                      // "fp32"
 } OpRecord;
@@ -73,7 +73,7 @@ static inline OpWay op_way(const char* collective) {
 static inline void op_name_set(char* to, size_t size, const char* name) {
     size_t n = strlen(name);
     require(n > 0 && n < size && strcspn(name, " \t\n") == n,
-            "'%s' is no name for the log of operations: 1 to %zu letters without blanks", name, size - 1);
+            "'%s' cannot be a name in the log of operations: use 1 to %zu characters without blanks", name, size - 1);
     memcpy(to, name, n + 1);
 }
 
@@ -92,7 +92,8 @@ static inline OpChannel* oplog_channel(OpLog* l, const char* communicator, OpWay
     return c;
 }
 
-// This rank belongs to a communicator: without this, one that hangs before its first operation there would not be missed.
+// Notes that this rank belongs to a communicator. Without this, a rank that hangs before its first operation there would not be
+// missed.
 static inline void oplog_join(OpLog* l, const char* communicator) {
     pthread_mutex_lock(&l->lock);
     oplog_channel(l, communicator, WAY_COLLECTIVE, -1);
@@ -113,7 +114,7 @@ static inline long long oplog_step_now(OpLog* l) {
     return step;
 }
 
-// Notes a new operation. The record is what the functions below know it by.
+// Notes a new operation. The functions below identify it by this record.
 static inline OpRecord oplog_issue(OpLog* l, const char* communicator, const char* collective, size_t elements, const char* type,
                                    int peer) {
     OpRecord r;
@@ -137,7 +138,7 @@ static inline OpRecord oplog_issue(OpLog* l, const char* communicator, const cha
     return r;
 }
 
-// The caller holds the lock. An operation that has left the ring has nothing to be noted in.
+// The caller holds the lock. An operation that is no longer in the ring is ignored.
 static inline void oplog_note(OpLog* l, const OpRecord* r) {
     OpRecord* kept = &l->ring[r->place % OPLOG_LENGTH];
     if (kept->place == r->place) *kept = *r;
@@ -161,7 +162,7 @@ static inline void oplog_finish(OpLog* l, OpRecord* r) {
     pthread_mutex_unlock(&l->lock);
 }
 
-// The host waits for r from here to oplog_wait_end: what the deadline is about.
+// The host waits for r from here to oplog_wait_end: this is the wait that has a deadline.
 static inline void oplog_wait_begin(OpLog* l, const OpRecord* r) {
     pthread_mutex_lock(&l->lock);
     l->waiting = true;
@@ -193,7 +194,7 @@ static inline void op_text(const OpRecord* r, char* out, size_t size) {
 // The last operations as text, oldest first. Format, in words separated by blanks; "-" stands for no peer:
 //   channel COMMUNICATOR collective|send|receive PEER ISSUED FINISHED
 //   op NUMBER COMMUNICATOR COLLECTIVE ELEMENTS TYPE PEER STEP STATE ISSUED STARTED FINISHED
-// run: a word that files of other runs do not share.
+// run: a word that identifies the run.
 static inline void oplog_write(OpLog* l, FILE* f, const char* run, int rank, int size) {
     static const char* const ways[] = { "collective", "send", "receive" };
     pthread_mutex_lock(&l->lock);

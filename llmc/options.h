@@ -59,6 +59,7 @@ typedef struct {
     long long save_every, keep;
     int resume;
     const char* init_from;                                // "": random weights
+    long long log_every;                                  // 0: about 20 lines on a terminal, else every step
     long long eval_every, eval_steps;
     long long sample_every, sample_tokens;
     const char* prompt;
@@ -171,6 +172,7 @@ static inline void options_common(OptionTable* t, Options* o) {
     option_int(t, "keep", &o->keep, 0, big, "checkpoints to keep, the newest; 0: all");
     option_flag(t, "resume", &o->resume, "continue from the newest checkpoint under --out");
     option_text(t, "init-from", &o->init_from, "CHECKPOINT", "start from the weights of this checkpoint folder, whose shape is taken");
+    option_int(t, "log-every", &o->log_every, 0, big, "steps between printed lines; 0: about 20 lines on a terminal, every step elsewhere");
     option_int(t, "eval-every", &o->eval_every, 0, big, "steps between evaluations, one more at the end; 0: none");
     option_int(t, "eval-steps", &o->eval_steps, 1, big, "global batches per evaluation at most");
     option_int(t, "sample-every", &o->sample_every, 0, big, "steps between printed samples, one more at the end; 0: none");

@@ -84,7 +84,7 @@ static inline floatX to_floatX(float x) { floatX r; r.bits = f16_bits_from_float
 #endif
 #endif
 
-// Whether AdamW needs fp32 master weights beside the parameters (it does where floatX has 16 bits).
+// True where floatX has 16 bits: AdamW then needs fp32 master weights beside the parameters.
 #define NEEDS_MASTER (sizeof(floatX) < sizeof(float))
 
 static inline size_t dtype_size(DType d) { return d == DTYPE_F32 ? 4 : 2; }

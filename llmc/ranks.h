@@ -1,5 +1,5 @@
 /*
-ranks.h - who this process is among those that were started together.
+ranks.h - which rank this process is among those that were started together.
 
 mpirun (OpenMPI), torchrun and Slurm's srun each tell a process its rank by variables of their own. A process that none of
 them started is rank 0 of 1.
@@ -16,7 +16,7 @@ typedef struct {
     char meeting[400];          // where rank 0 listens (control.h), if the launcher says where it is: "PORT WORD HOST"; else ""
 } RankInfo;
 
-// The variables of a launcher. NULL: Slurm says this in a way of its own.
+// The variables of a launcher. NULL: Slurm says this in another form.
 typedef struct { const char *found, *rank, *size, *local_rank, *local_size; } RankVariables;
 static const RankVariables ranks_openmpi = {
     "OpenMPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE" };
@@ -24,17 +24,17 @@ static const RankVariables ranks_torchrun = { "torchrun", "RANK", "WORLD_SIZE", 
 // A batch script has SLURM_PROCID and SLURM_NTASKS without having been started by srun; only srun's tasks have the STEP's number.
 static const RankVariables ranks_slurm = { "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL };
 
-// The whole number in an environment variable, from least to most.
+// The whole number in an environment variable. Dies unless it is from least to most.
 static inline int ranks_number(const char* launcher, const char* variable, long least, long most) {
     const char* text = getenv(variable);
-    require(text != NULL, "%s has not set %s, though others of its variables are there; start with mpirun, torchrun or srun,"
+    require(text != NULL, "%s has not set %s, although it has set other variables; start with mpirun, torchrun or srun,"
             " or unset them to run alone", launcher, variable);
     char* end;
     errno = 0;
     long v = strtol(text, &end, 10);
     bool is_number = isdigit((unsigned char)text[0]) && *end == '\0' && errno == 0;
-    require(is_number, "%s is '%s', which is no number; %s should have set it", variable, text, launcher);
-    require(v >= least && v <= most, "%s is %ld, where %ld to %ld is possible; %s should have set it",
+    require(is_number, "%s is '%s', which is not a number; %s should have set it", variable, text, launcher);
+    require(v >= least && v <= most, "%s is %ld, but it must be from %ld to %ld; %s should have set it",
             variable, v, least, most, launcher);
     return (int)v;
 }
@@ -95,7 +95,7 @@ static inline void ranks_first_node(const char* list, char* out, size_t size) {
     out[n] = '\0';
 }
 
-// Where rank 0 listens, as far as the launcher tells. torchrun's own port is taken by torchrun: ours is the next.
+// Where rank 0 listens, if the launcher says so. torchrun itself uses MASTER_PORT, so our port is the next one.
 static inline void ranks_meeting(RankInfo* r) {
     char host[256] = "";
     const char *run = NULL;
@@ -103,7 +103,7 @@ static inline void ranks_meeting(RankInfo* r) {
     if (strcmp(r->found, "torchrun") == 0) {
         port = 1 + ranks_number(r->found, "MASTER_PORT", 1, 65534);
         snprintf(host, sizeof host, "%s", getenv("MASTER_ADDR") ? getenv("MASTER_ADDR") : "");
-        require(host[0], "torchrun has not set MASTER_ADDR, where rank 0 is to be found");
+        require(host[0], "torchrun has not set MASTER_ADDR, the address of rank 0");
         run = getenv("TORCHELASTIC_RUN_ID");
     } else if (strcmp(r->found, "Slurm") == 0 && getenv("SLURM_STEP_NODELIST") && getenv("SLURM_JOB_ID")) {
         ranks_first_node(getenv("SLURM_STEP_NODELIST"), host, sizeof host);
@@ -113,7 +113,7 @@ static inline void ranks_meeting(RankInfo* r) {
     if (host[0]) snprintf(r->meeting, sizeof r->meeting, "%d %.64s %s", port, run && run[0] ? run : "none", host);
 }
 
-// Dies if two launchers say different things, or one of them something that cannot be.
+// Dies if two launchers disagree, or if one of them says something impossible.
 static inline RankInfo ranks_find(void) {
     bool openmpi = ranks_has(&ranks_openmpi), torchrun = ranks_has(&ranks_torchrun), slurm = ranks_has(&ranks_slurm);
     RankInfo r;

@@ -1,11 +1,11 @@
 /*
-ring.h - all-reduce from scratch, on nothing but send and receive (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce
+ring.h - all-reduce from scratch, made only of send and receive (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce
 algorithms for clusters of workstations").
 
-N ranks stand in a ring and cut the buffer in N chunks. At every step each rank sends a chunk to the next rank and receives
-one from the rank before. In the first N-1 steps what comes is added (a reduce-scatter): a chunk grows as it travels, and
-after N-1 hops it is the sum over all ranks. In the other N-1 steps what comes is kept (an all-gather): the finished chunks
-go round once. Each rank sends 2(N-1) chunks of n/N elements, and no all-reduce can do with less.
+N ranks stand in a ring and cut the buffer into N chunks. At every step each rank sends a chunk to the next rank and receives
+one from the rank before. In the first N-1 steps the received chunk is added (a reduce-scatter): a chunk collects terms as it
+travels, and after N-1 hops it is the sum over all ranks. In the other N-1 steps the received chunk is kept (an all-gather): the
+finished chunks go round once. Each rank sends 2(N-1) chunks of n/N elements, and no all-reduce can send less.
 
 The first half alone is a reduce-scatter, the second alone an all-gather; ring_step's `adds` says which half a step is in.
 */
@@ -17,7 +17,7 @@ The first half alone is a reduce-scatter, the second alone an all-gather; ring_s
 typedef struct {
     size_t send_at, send_n; // to the next rank
     size_t recv_at, recv_n; // from the one before
-    bool adds;              // what comes is added to what is here; else it takes its place
+    bool adds;              // what is received is added to what is here; else it replaces it
 } RingStep;
 
 static inline int ring_steps(int N) { return 2 * (N - 1); }
@@ -58,8 +58,8 @@ typedef struct {
     void* self;                 // the carrier's own
 } Ring;
 
-// Finishes the step before and begins the next one; false when there is none. To be called from step 0 on, each time when
-// the exchange begun before is done (where a stream keeps the order: at once).
+// Finishes the step before and begins the next one; returns false when there is none. Call it from step 0 on, each time when
+// the exchange begun before is done (at once, where a stream keeps the order).
 static inline bool ring_advance(Ring* r) {
     if (r->step > 0) {
         RingStep past = ring_step(r->rank, r->N, r->n, r->step - 1);

@@ -1,8 +1,8 @@
 /*
-rng.h - random numbers that are a function of what they are for, not of who asked before.
+rng.h - random numbers that are a function of what they are for, not of what was drawn before.
 
 Counter-based: the generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11),
-keyed by the seed; the counter says which stream and which element. So any rank makes any slice, in any order.
+keyed by the seed; the counter says which stream and which element. So any rank can make any slice, in any order.
 */
 #ifndef LLMC_RNG_H
 #define LLMC_RNG_H
@@ -58,9 +58,9 @@ static inline float random_cosine_turn(float u) {
     return quarter == 1 || quarter == 2 ? -value : value;
 }
 
-// Standard normal by Box and Muller, element number i of a stream. Only additions, multiplications, one division and one
-// square root, which IEEE 754 defines to the bit: the same number on every machine, whatever its libm, and loops over it
-// become vector code.
+// Standard normal by Box and Muller, element number i of a stream. It takes only additions, multiplications, one division and
+// one square root, which IEEE 754 defines to the bit. So the number is the same on every machine, whatever its libm, and
+// loops over it become vector code.
 static inline float random_normal(uint64_t seed, uint64_t stream, uint64_t i) {
     Philox r = philox(seed, stream, i);
     float u1 = ((float)(r.x[0] >> 8) + 0.5f) * 0x1p-24f, u2 = (float)(r.x[1] >> 8) * 0x1p-24f; // (0,1), [0,1)
@@ -68,7 +68,7 @@ static inline float random_normal(uint64_t seed, uint64_t stream, uint64_t i) {
 }
 
 // Where element i goes in a pseudo-random permutation of [0,n): a Feistel network over the next even number of bits,
-// walked along its cycle until it lands inside (Black and Rogaway 2002). No memory, any element at any time.
+// walked along its cycle until it lands inside (Black and Rogaway 2002). It needs no memory, and gives any element at any time.
 static inline uint64_t random_permute(uint64_t seed, uint64_t stream, uint64_t i, uint64_t n) {
     if (n < 2) return 0;
     int half = 1;

@@ -86,7 +86,7 @@ static inline void safetensors_read_header(SafeTensors* s, size_t* data_begin) {
     *data_begin = sizeof n + n;
 }
 
-// A JSON array of at most `limit` whole numbers >= 0 into out; how many, or -1 if it is anything else.
+// Reads a JSON array of at most `limit` whole numbers >= 0 into out. Returns how many, or -1 if it is anything else.
 static inline int safetensors_numbers(const json_t* array, size_t* out, int limit) {
     if (!json_is_array(array) || json_array_size(array) > (size_t)limit) return -1;
     int n = (int)json_array_size(array);
@@ -98,7 +98,7 @@ static inline int safetensors_numbers(const json_t* array, size_t* out, int limi
     return n;
 }
 
-// One tensor's entry of the header into t; begin and end still count from data_begin.
+// Reads one tensor's entry of the header into t; begin and end still count from data_begin.
 static inline void safetensors_parse_entry(const SafeTensors* s, const char* name, const json_t* entry, SafeTensor* t) {
     const char* dtype = json_string_value(json_object_get(entry, "dtype"));
     require_file(s->source, dtype != NULL, "tensor '%s' has no dtype", name);
@@ -181,8 +181,8 @@ static inline void safetensors_open_with(SafeTensors* s, const char* path, int f
     safetensors_check_places(s, data_begin);
 }
 
-// Opens for reading, or for writing into a file that another rank has created. `remedy` ends the messages of all that
-// may be found wrong, now and when reading: "copy the file again".
+// Opens for reading, or for writing into a file that another rank has created. `remedy` ends every
+// message about what is wrong with it, now and when reading: "copy the file again".
 static inline void safetensors_open(SafeTensors* s, const char* path, const char* remedy) {
     safetensors_open_with(s, path, O_RDONLY, remedy);
 }
@@ -190,7 +190,7 @@ static inline void safetensors_attach(SafeTensors* s, const char* path, const ch
     safetensors_open_with(s, path, O_RDWR, remedy);
 }
 
-// Frees what s owns, whatever state an open or create left it in. False if the last writes failed after all.
+// Frees what s owns, whatever state an open or create left it in. Returns false if the last writes failed.
 static inline bool safetensors_close(SafeTensors* s) {
     bool closed = s->source.path == NULL || s->fd < 0 || close(s->fd) == 0;
     for (int i = 0; i < s->count; i++) free(s->tensors[i].name);
@@ -210,7 +210,7 @@ static inline const SafeTensor* safetensors_find(const SafeTensors* s, const cha
     return NULL;
 }
 
-// Elements [first, first+n) of t into out (n) of type `as`.
+// Reads elements [first, first+n) of t into out (n) of type `as`.
 static inline void safetensors_read(const SafeTensors* s, const SafeTensor* t, size_t first, size_t n, void* out, DType as) {
     require_file(s->source, t->readable, "tensor '%s' is stored as %s; only F32, BF16 and F16 can be read",
                  t->name, t->stored_as);
@@ -232,7 +232,7 @@ static inline void safetensors_read(const SafeTensors* s, const SafeTensor* t, s
 
 // ---- writing ----
 
-// What safetensors_create is to make room for: cols 0 for a 1-D tensor. `name` is copied by safetensors_create.
+// A tensor for safetensors_create to make room for: cols 0 for a 1-D tensor. `name` is copied by safetensors_create.
 static inline SafeTensor safetensor_wanted(char* name, DType dtype, size_t rows, size_t cols) {
     SafeTensor t;
     memset(&t, 0, sizeof t);
@@ -244,7 +244,7 @@ static inline SafeTensor safetensor_wanted(char* name, DType dtype, size_t rows,
     return t;
 }
 
-// The header of s->tensors, whose data are to follow each other; begin and end are set, counted from the data's start.
+// Makes the header of s->tensors, whose data follow each other. Sets begin and end, counted from the data's start.
 static inline json_t* safetensors_make_header(SafeTensors* s, json_t* metadata) {
     json_t* header = json_object();
     json_object_set(header, "__metadata__", metadata);
@@ -261,8 +261,8 @@ static inline json_t* safetensors_make_header(SafeTensors* s, json_t* metadata) 
     return header;
 }
 
-// A new file with room for `count` tensors in this order. The disk space is taken at once, so that a full disk is
-// known now; `metadata` is an object of strings and stays the caller's. The path must not exist: a file that others
+// Makes a new file with room for `count` tensors in this order. It reserves the disk space, so that a full disk is
+// known now. `metadata` is an object of strings and stays the caller's. The path must not exist: a file that others
 // may have mapped is never written over.
 static inline bool safetensors_create(SafeTensors* s, const char* path, const SafeTensor* wanted, int count,
                                       json_t* metadata) {
@@ -292,7 +292,7 @@ static inline bool safetensors_create(SafeTensors* s, const char* path, const Sa
     return reason == 0;
 }
 
-// Elements [first, first+n) of t from data (n) of type `from`.
+// Writes elements [first, first+n) of t from data (n) of type `from`.
 static inline bool safetensors_write(SafeTensors* s, const SafeTensor* t, size_t first, size_t n, const void* data,
                                      DType from) {
     require(first <= t->elements && n <= t->elements - first,

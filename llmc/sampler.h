@@ -5,7 +5,7 @@ sampler.h - from logits to a token, and from a token's bytes to a terminal.
 #define LLMC_SAMPLER_H
 #include "common.h"
 
-// A float's bits as an unsigned number that orders as floats do (but for NaN).
+// A float's bits as an unsigned number that orders as floats do (except NaN).
 static inline uint32_t float_order(float f) {
     uint32_t u;
     memcpy(&u, &f, sizeof u);
@@ -25,7 +25,7 @@ static inline uint32_t kth_largest(const float* logits, int V, long long k) {
 }
 
 // Samples from softmax(logits / temperature) over logits (V), among the top_k likeliest tokens only (0: among all; of
-// equal ones at the edge the first). u in [0,1) is the only chance there is. temperature 0: the likeliest token.
+// equal ones at the edge the first). All randomness comes from u in [0,1). temperature 0: the likeliest token.
 // Dies if a logit is NaN or none is finite. -Inf: never sampled.
 static inline int sample_token(const float* logits, int V, double temperature, long long top_k, float u) {
     int best = 0;
@@ -56,8 +56,8 @@ static inline int sample_token(const float* logits, int V, double temperature, l
     return best; // not reached: u < 1, and both passes add up the same numbers
 }
 
-// Prints text that comes in pieces which may end inside a character, as byte-level tokens do, so that nothing a model
-// makes up can harm a terminal: control characters but newline and tab, and what is not UTF-8, become U+FFFD.
+// Prints text that comes in pieces, which may end inside a character, as byte-level tokens do. Nothing a model makes up
+// can harm a terminal: control characters except newline and tab, and what is not UTF-8, become U+FFFD.
 typedef struct {
     unsigned char pending[4]; // the bytes so far of a character that is not complete
     int have, need;           // need 0: none is begun
@@ -65,14 +65,14 @@ typedef struct {
 
 static inline void print_replacement(void) { fputs("\xEF\xBF\xBD", stdout); }
 
-// Bytes of a character by its first one, 0: no character begins so.
+// Length of a character in bytes, by its first byte; 0: no character begins with that.
 static inline int utf8_character_length(unsigned char c) {
     return c < 0x80 ? 1 : c < 0xC2 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF5 ? 4 : 0;
 }
 
-// Whether c may be byte number p->have of the character begun: continuation bytes, and for some first bytes only part of
-// them, which excludes overlong forms, surrogates and what lies beyond U+10FFFF (The Unicode Standard, table 3-7), and
-// here the control characters U+0080..U+009F as well.
+// Returns true if c may be byte number p->have of the character begun: a continuation byte, and after some first bytes only
+// part of these, which excludes overlong forms, surrogates and what lies beyond U+10FFFF (The Unicode Standard, table 3-7),
+// and here also the control characters U+0080..U+009F.
 static inline bool utf8_continues(const TokenPrinter* p, unsigned char c) {
     unsigned char low = 0x80, high = 0xBF;
     if (p->have == 1) {
@@ -86,7 +86,7 @@ static inline bool utf8_continues(const TokenPrinter* p, unsigned char c) {
 }
 
 static inline void print_byte(TokenPrinter* p, unsigned char c) {
-    if (p->need > 0 && !utf8_continues(p, c)) { // the character begun is broken, c begins anew
+    if (p->need > 0 && !utf8_continues(p, c)) { // the character begun is broken, c begins a new one
         print_replacement();
         p->have = p->need = 0;
     }
@@ -108,7 +108,7 @@ static inline void print_token(TokenPrinter* p, const char* bytes, size_t n) {
     for (size_t i = 0; i < n; i++) print_byte(p, (unsigned char)bytes[i]);
 }
 
-// Ends a text: what is still incomplete will stay so.
+// Ends a text: a character that is still incomplete becomes U+FFFD.
 static inline void print_token_end(TokenPrinter* p) {
     if (p->need > 0) print_replacement();
     p->have = p->need = 0;

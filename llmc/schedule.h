@@ -36,7 +36,7 @@ typedef struct {
     int bad_in_a_row;     // steps, up to the last one, whose gradients were Inf or NaN
 } LossScaler;
 
-// fp16 starts at --loss-scale. fp32 and bf16 have the exponents to do without: their scale is 1 and stays.
+// fp16 starts at --loss-scale. fp32 and bf16 have enough exponent bits to do without: their scale stays 1.
 static inline LossScaler loss_scaler_init(const Options* o) {
     bool scaled = FLOATX_DTYPE == DTYPE_F16;
     LossScaler s = { scaled ? o->loss_scale : 1, 0, scaled ? o->loss_scale_interval : 0, 0 };
@@ -44,9 +44,9 @@ static inline LossScaler loss_scaler_init(const Options* o) {
 }
 
 // After each step: `finite` says whether its gradients were. If not, the step was skipped and the scale halves, but not
-// below 1: gradients that overflow without any scaling have no smaller cause, and bad_in_a_row will end the run.
+// below 1: if gradients overflow without any scaling, a smaller scale does not help, and bad_in_a_row will end the run.
 static inline void loss_scaler_update(LossScaler* s, bool finite) {
-    const double largest = 0x1p100; // still far from Inf as a float, should gradients be 0 for ever
+    const double largest = 0x1p100; // still far from Inf as a float, if gradients are 0 for ever
     s->bad_in_a_row = finite ? 0 : s->bad_in_a_row + 1;
     s->good_steps = finite ? s->good_steps + 1 : 0;
     if (s->interval == 0) return;

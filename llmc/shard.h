@@ -1,9 +1,9 @@
 /*
-shard.h - what stages share that cut every unit into as many shards as there are ranks: how long a shard is, and how the
+shard.h - shared by stages that cut every unit into as many shards as there are ranks: the length of a shard, and how the
 ranks' shares of a checkpoint become one.
 
 Shard r of unit u is its elements [r*n, (r+1)*n), n = shard_elements(c, u, N). Where a unit does not divide, its last shards
-end in padding: zeros that have zero gradients and stay zero, and that no file has.
+end in padding: zeros that have zero gradients and stay zero. They are in no file.
 */
 #ifndef LLMC_SHARD_H
 #define LLMC_SHARD_H
@@ -15,13 +15,13 @@ end in padding: zeros that have zero gradients and stay zero, and that no file h
 static inline size_t shard_elements(GPT2Config c, int u, int N) {
     return round_up(ceil_div(unit_elements(c, u), (size_t)N), SHARD_ALIGNMENT);
 }
-// Of all units together: what each rank keeps of P parameters, P/N and padding.
+// All units together: what each rank keeps of P parameters, P/N plus padding.
 static inline size_t shard_elements_total(GPT2Config c, int N) {
     size_t n = 0;
     for (int u = 0; u <= c.L; u++) n += shard_elements(c, u, N);
     return n;
 }
-// How many elements of rank r's shard of a unit of `size` elements, n to a shard, are no padding.
+// How many elements of rank r's shard are not padding. The unit has `size` elements, a shard n.
 static inline size_t shard_filled(size_t size, size_t n, int r) { return size_min(n, size - size_min(size, (size_t)r * n)); }
 
 // After each rank has written or read its share of a checkpoint: checksum and elements become those of all ranks together.

@@ -3,14 +3,14 @@ sharding.h - fully sharded data parallelism: its options, and the layout that th
 
 A group of units is gathered and freed together. Its whole memory holds its units one after another; it is cut into flat
 parameters, and each of these into S equal shards, one per rank. A rank keeps its shards of all
-flats side by side: sharded memory.
+flats side by side, in sharded memory.
 
     --wrap block   a group is a unit of gpt2.h, the root or a block, and is one flat
-    --wrap layer   likewise, with a flat for each matrix and what stands before it
+    --wrap layer   a group is such a unit, with a flat for each matrix and what stands before it
     --wrap model   one group and one flat of all units
 
-The number of shards is that of the ranks which hold one copy of the model together: all (full, grad-op), --shard-group of them
-(hybrid), or one (none).
+There are as many shards as ranks that together hold one copy of the model: all (full, grad-op), --shard-group of them (hybrid),
+or one (none).
 */
 #ifndef LLMC_SHARDING_H
 #define LLMC_SHARDING_H
@@ -33,26 +33,31 @@ typedef struct {
     int reduce_dtype;               // REDUCE_FP32, ...
     int offload, checkpoint;        // 0 or 1; CHECKPOINT_FULL, ...
     long long shard_group;          // --shard-group
-    int shards;                     // S, into which a group is cut: sharding_check's to set
+    int shards;                     // S, into which a flat is cut; set by sharding_check
     long long rooms;                // --limit-all-gathers
-    int accumulation;               // micro-batches per step: the stage's to set
+    int accumulation;               // micro-batches per step; set by the stage
 } Sharding;
 
 static inline void options_sharding(OptionTable* t, Sharding* how) {
     memset(how, 0, sizeof *how);
     how->rooms = 2;
     how->forward_prefetch = 1;
-    option_choice(t, "wrap", &how->wrap, "block|layer|model", "what is gathered together; layer: a block, with messages for each layer");
+    option_choice(t, "wrap", &how->wrap, "block|layer|model",
+                  "what is gathered at a time; layer: a block, in one message for each of its matrices");
     option_choice(t, "sharding", &how->sharding, "full|grad-op|hybrid|none",
-                  "grad-op: parameters stay from forward to backward; hybrid: sharded within groups, replicated across them");
-    option_int(t, "shard-group", &how->shard_group, 0, 1 << 20, "ranks that share a copy of the model, with --sharding hybrid");
+                  "full: parameters are freed after each use; grad-op: they stay from forward to backward; hybrid: full within groups,"
+                  " replicated across them; none: every rank keeps everything");
+    option_int(t, "shard-group", &how->shard_group, 0, 1 << 20,
+               "number of ranks that together hold one copy of the model, with --sharding hybrid");
     option_choice(t, "prefetch", &how->prefetch, "backward-pre|backward-post|none",
-                  "the next gather of the backward pass: before this unit's gradients are computed, after, or when it is needed");
-    option_flag(t, "forward-prefetch", &how->forward_prefetch, "the next gather of the forward pass: before this unit's layers");
-    option_int(t, "limit-all-gathers", &how->rooms, 1, MAX_UNITS, "units, beside the root, that may be gathered at a time");
-    option_choice(t, "reduce-dtype", &how->reduce_dtype, "fp32|model", "the precision in which gradients are sent and added");
+                  "when the backward pass starts its next gather: before this unit's gradients are computed, after, or when needed");
+    option_flag(t, "forward-prefetch", &how->forward_prefetch, "the forward pass starts its next gather before this unit's layers");
+    option_int(t, "limit-all-gathers", &how->rooms, 1, MAX_UNITS, "how many units, besides the root, may be gathered at a time");
+    option_choice(t, "reduce-dtype", &how->reduce_dtype, "fp32|model",
+                  "the precision in which gradients are sent and added; model: that of the parameters");
     option_flag(t, "cpu-offload", &how->offload, "shards are kept on the host, and AdamW runs there");
-    option_choice(t, "checkpoint", &how->checkpoint, "full|sharded", "sharded: each rank saves into files of its own");
+    option_choice(t, "checkpoint", &how->checkpoint, "full|sharded",
+                  "full: the ranks save the whole model into common files; sharded: each rank saves its own files");
 }
 
 static inline bool reshards_after_forward(const Sharding* how) {
@@ -72,10 +77,10 @@ static inline void sharding_check(Sharding* how, int N) {
 
 static inline CommType reduce_type(const Sharding* how) { return how->reduce_dtype == REDUCE_FP32 ? COMM_F32 : COMM_FLOATX; }
 static inline size_t reduce_size(const Sharding* how) { return comm_type_size(reduce_type(how)); }
-// Whether whole gradients are copied to be reduced; whether shards of gradients are copied for AdamW.
+// True if whole gradients are copied to a wider type for the reduction; true if shards of gradients are for AdamW.
 static inline bool reduces_wider(const Sharding* how) { return reduce_size(how) > sizeof(floatX); }
 static inline bool updates_wider(const Sharding* how) { return reduce_size(how) < sizeof(float); }
-// Whether a rank's shard is all there is, in the type to compute with, and on the device: then nothing need be gathered.
+// True if a rank's shard is the whole, in the type that layers compute with, and on the device: then nothing has to be gathered.
 static inline bool is_at_home(const Sharding* how) { return how->shards == 1 && !NEEDS_MASTER && !how->offload; }
 
 // ---- the layout ----
@@ -86,7 +91,7 @@ typedef struct {
     size_t begin;         // its first element, in its group's whole memory
     size_t shard, offset; // elements of each rank's shard; where this rank's begins in sharded memory
     int tensors;          // how many have a part of it
-    // the stage's, while a step goes on
+    // set by the stage during a step
     int missing;          // how many of their gradients are not final yet
     CommOp gathered, reduced, replicated; // under way, or NO_OP
     char* sum;            // where the reduction puts this rank's shard, a view
@@ -98,11 +103,11 @@ typedef struct {
 typedef struct {
     int first_unit, num_units, first_flat, num_flats;
     size_t whole;         // elements of its whole memory: of all shards of its flats
-    int missing;          // the stage's: tensors whose gradients are not final yet;
-    int room;             // where its parameters are or soon will be gathered, or NO_ROOM
+    int missing;          // set by the stage: tensors whose gradients are not final yet
+    int room;             // set by the stage: where its parameters are gathered or soon will be, or NO_ROOM
 } Group;
 
-// What a unit and this rank's shard of a flat have in common: elements [begin, begin+n) of the unit, from `at` in sharded memory.
+// The elements that a unit and this rank's shard of a flat share: [begin, begin+n) of the unit, from `at` in sharded memory.
 typedef struct { int flat, unit; size_t begin, n, at; } Piece;
 
 typedef struct {
@@ -112,11 +117,11 @@ typedef struct {
     int group_of[MAX_UNITS];
     Group groups[MAX_UNITS]; // the root's first; all others are alike
     Flat flats[MAX_FLATS];
-    Piece* pieces;          // (num_pieces) all that is in this rank's shards but padding, owned
+    Piece* pieces;          // (num_pieces) all that is in this rank's shards except padding, owned
     size_t num_sharded;     // elements of a rank's shards
 } Layout;
 
-// The elements of group k up to `end` that no flat has yet become one, if there are any.
+// Makes a flat of the elements of group k up to `end` that are in no flat yet, if there are any.
 static inline void layout_add_flat(Layout* y, Group* k, size_t end, size_t shard) {
     if (end <= k->whole) return;
     Flat* f = &y->flats[y->num_flats++];
@@ -129,8 +134,8 @@ static inline void layout_add_flat(Layout* y, Group* k, size_t end, size_t shard
     k->num_flats++;
 }
 
-// Cuts a group into flats: --wrap layer before each matrix but the first, or a little earlier, where what is before it divides.
-// So only the last flat has padding, and tensors lie in whole memory as they do everywhere.
+// Cuts a group into flats: --wrap layer cuts before each matrix except the first, or a little earlier, where the part before the
+// cut divides. So only the last flat has padding, and tensors lie in whole memory as they do everywhere.
 static inline void layout_cut(Layout* y, Group* k, GPT2Config c, int wrap) {
     size_t S = (size_t)y->S, step = S * SHARD_ALIGNMENT, end = 0;
     k->first_flat = y->num_flats;
@@ -148,7 +153,7 @@ static inline void layout_cut(Layout* y, Group* k, GPT2Config c, int wrap) {
     layout_add_flat(y, k, end, round_up(ceil_div(end - k->whole, S), SHARD_ALIGNMENT));
 }
 
-// Whether flat f has any of the elements [begin, begin+n) of its group's whole memory.
+// Returns true if flat f has any of the elements [begin, begin+n) of its group's whole memory.
 static inline bool flat_meets(const Layout* y, const Flat* f, size_t begin, size_t n) {
     return begin < f->begin + (size_t)y->S * f->shard && f->begin < begin + n;
 }
@@ -162,7 +167,7 @@ static inline void layout_count_tensors(Layout* y, GPT2Config c, int u) {
     }
 }
 
-// What flat number i of group k gives this rank.
+// Adds the pieces of flat number i of group k that this rank has.
 static inline void layout_add_pieces(Layout* y, const Group* k, int i) {
     const Flat* f = &y->flats[i];
     size_t begin = f->begin + (size_t)y->rank * f->shard, end = begin + f->shard;
@@ -202,12 +207,12 @@ static inline ShardSizes shard_sizes(GPT2Config c, const Sharding* how) {
     s.all = s.root + s.others * s.other;
     return s;
 }
-// Rooms for groups beside the root's.
+// Number of rooms for groups other than the root's.
 static inline size_t sharding_rooms(const Sharding* how, ShardSizes s) {
     return reshards_after_forward(how) ? size_min((size_t)how->rooms, s.others) : s.others;
 }
 
-// What is sharded, and how it is gathered.
+// Prints what is sharded, and how it is gathered.
 static inline void report_sharding(GPT2Config c, const Sharding* how, int N) {
     static const char* const wraps[] = { "block", "block with a flat parameter a layer", "model" };
     static const char* const shardings[] = { "full", "grad-op", "hybrid", "none" };

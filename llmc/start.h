@@ -8,7 +8,7 @@ start.h - what a run starts from: the checkpoint that --resume or --init-from na
 #include "options.h"
 #include "tokenizer.h"
 
-// The shape that --model and its overrides ask for. context: that of a dN, which has none of its own.
+// The shape that --model and its overrides ask for. context: max_T of a dN, whose name does not say it.
 static inline GPT2Config config_from_options(const Options* o, const Tokenizer* tokenizer, int context) {
     GPT2Config c;
     memset(&c, 0, sizeof c);
@@ -51,7 +51,8 @@ static inline GPT2Config config_for_run(const Options* o, OptionTable* table, co
     for (size_t i = 0; i < sizeof shape_options / sizeof shape_options[0]; i++) asked = asked || option_given(table, shape_options[i]);
     GPT2Config c = asked ? config_from_options(o, tokenizer, r ? r->state.config.max_T : (int)o->seq_len) : r->state.config;
     if (r && asked) checkpoint_require_config(r, c);
-    require(o->seq_len <= c.max_T, "--seq-len %lld is longer than the %d tokens that the model has positions for", o->seq_len, c.max_T);
+    require(o->seq_len <= c.max_T, "--seq-len %lld is longer than the %d positions of the model; lower it or start from a model"
+            " with more", o->seq_len, c.max_T);
     require(tokenizer->vocab_size <= c.V, "the tokenizer (--tokenizer %s) has %d tokens, the model's vocabulary only %d",
             o->tokenizer, tokenizer->vocab_size, c.V);
     return c;

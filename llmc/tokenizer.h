@@ -53,7 +53,7 @@ typedef struct {
     int ids[CACHED_TOKENS];
 } CachedWord;
 
-// What encoding works with. Grows to the longest word met and is kept.
+// Working memory of encoding. Grows to the longest word met and is kept.
 typedef struct {
     CachedWord* cache;        // (CACHE_SLOTS), owned
     Symbol* symbols;          // (symbol_capacity), owned
@@ -65,7 +65,7 @@ typedef struct {
 typedef struct {
     int vocab_size;
     int eot;                    // the end-of-text token, which stands before each document
-    // inside
+    // internal
     char* bytes;                // all tokens' bytes, one token after another, owned
     size_t* start;              // (vocab_size+1) where each token's bytes start, owned
     int byte_token[256];        // the token of each single byte
@@ -162,7 +162,7 @@ static inline void pairs_resize(Tokenizer* t, size_t slots) {
     free(old);
 }
 
-// false if the pair has a rank already
+// Returns false if the pair has a rank already.
 static inline bool pair_add(Tokenizer* t, int left, int right, uint32_t rank) {
     if (hash_slots(t->pair_count + 1) > t->pair_slots) pairs_resize(t, hash_slots(t->pair_count + 1));
     PairSlot* slot = pair_slot(t, pair_key(left, right));
@@ -204,7 +204,7 @@ static inline void tokenizer_bin_tokens(Tokenizer* t, FileSource from, const cha
     require_file(from, at == size, "has %zu bytes after its last token", size - at);
 }
 
-// Any two tokens whose bytes together are a token merge into it. Only the end-of-text token is out of reach.
+// Any two tokens whose bytes together are a token merge into it. The end-of-text token takes no part in merges.
 static inline void tokenizer_bin_pairs(Tokenizer* t, const TokenMap* map) {
     t->merged = (int*)xcalloc((size_t)t->vocab_size, sizeof *t->merged);
     for (int id = 0; id < t->vocab_size; id++) {
@@ -290,8 +290,8 @@ static inline void tokenizer_read_vocab(Tokenizer* t, FileSource from, const cha
                                         const int byte_of[BYTE_CHARACTERS]) {
     json_error_t error;
     json_t* root = json_loadb(file, size, JSON_REJECT_DUPLICATES, &error);
-    require_file(from, root != NULL, "is no valid JSON: %s at line %d, column %d", error.text, error.line, error.column);
-    require_file(from, json_is_object(root) && json_object_size(root) > 0, "is no JSON object of tokens and their ids");
+    require_file(from, root != NULL, "is not valid JSON: %s at line %d, column %d", error.text, error.line, error.column);
+    require_file(from, json_is_object(root) && json_object_size(root) > 0, "is not a JSON object of tokens and their ids");
     const char** by_id = vocab_by_id(from, root);
     t->vocab_size = (int)json_object_size(root);
     t->bytes = (char*)xcalloc(size, 1); // no token is longer decoded than it was in the file
@@ -305,7 +305,7 @@ static inline void tokenizer_read_vocab(Tokenizer* t, FileSource from, const cha
     json_decref(root);
 }
 
-// What reading merges.txt works with.
+// Working data of reading merges.txt.
 typedef struct {
     FileSource from;
     const TokenMap* map;
@@ -314,7 +314,7 @@ typedef struct {
     char* bytes;        // the bytes that the line's two tokens stand for, as many as the line has characters
 } MergeReader;
 
-// The token spelled by s (n) in text form, whose bytes go to `bytes` and are counted in *length.
+// Returns the token spelled by s (n) in text form. Its bytes go to `bytes`, their number to *length.
 static inline int merge_token(const Tokenizer* t, const MergeReader* r, const char* s, size_t n, char* bytes, size_t* length) {
     long decoded = bytes_from_text(r->byte_of, s, n, bytes);
     int id = decoded > 0 ? *token_map_slot(r->map, t, bytes, (size_t)decoded) : -1;
@@ -323,7 +323,7 @@ static inline int merge_token(const Tokenizer* t, const MergeReader* r, const ch
     return id;
 }
 
-// One line "left right", of n characters, as the merge of the next rank.
+// Reads one line "left right", of n characters, as the merge of the next rank.
 static inline void tokenizer_read_merge(Tokenizer* t, const MergeReader* r, const char* text, size_t n) {
     int shown = (int)size_min(n, 60);
     const char* space = (const char*)memchr(text, ' ', n);
@@ -520,7 +520,7 @@ static inline size_t encode_by_merging(const Tokenizer* t, const char* word, siz
     return count;
 }
 
-// As above, for a word of at least one byte, by way of the cache.
+// encode_by_merging for a word of at least one byte, through the cache.
 static inline size_t encode_word(const Tokenizer* t, const char* word, size_t n, int* out) {
     if (n > CACHED_BYTES) return encode_by_merging(t, word, n, out);
     uint64_t key[CACHED_BYTES / 8] = { 0, 0, 0 };
@@ -550,7 +550,7 @@ static inline size_t utf8_length(const char* text, size_t n) {
     if (s[0] < 0x80) return 1;
     size_t length = s[0] >= 0xF0 ? 4 : s[0] >= 0xE0 ? 3 : 2;
     if (s[0] < 0xC2 || s[0] > 0xF4 || n < length) return 0;
-    unsigned char low = s[0] == 0xE0 ? 0xA0 : s[0] == 0xF0 ? 0x90 : 0x80; // no longer form than is needed
+    unsigned char low = s[0] == 0xE0 ? 0xA0 : s[0] == 0xF0 ? 0x90 : 0x80; // no overlong forms
     unsigned char high = s[0] == 0xED ? 0x9F : s[0] == 0xF4 ? 0x8F : 0xBF; // no surrogates, nothing above U+10FFFF
     if (s[1] < low || s[1] > high) return 0;
     for (size_t i = 2; i < length; i++)

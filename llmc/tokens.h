@@ -33,7 +33,7 @@ static inline FileSource token_file_source(const char* path) {
     return from;
 }
 
-// Does the file start with the magic of a token file? Dies if it cannot be opened.
+// Returns true if the file starts with the magic of a token file. Dies if it cannot be opened.
 static inline bool token_file_detect(const char* path) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     require(fd >= 0, "cannot open %s: %s", path, strerror(errno));
@@ -57,7 +57,7 @@ static inline TokenFile token_file_open(const char* path) {
     int32_t header[TOKENS_HEADER_INTS];
     bool complete = pread_all(f.fd, header, sizeof header, 0);
     require_file(from, complete, "cannot be read: %s", errno ? strerror(errno) : "it ends early");
-    require_file(from, header[0] == TOKENS_MAGIC, "starts with %d and is no token file, which starts with %d", header[0],
+    require_file(from, header[0] == TOKENS_MAGIC, "is not a token file: it starts with %d, a token file with %d", header[0],
                  TOKENS_MAGIC);
     require_file(from, header[1] == TOKENS_VERSION, "has version %d; this program reads version %d", header[1], TOKENS_VERSION);
     size_t data = size - TOKENS_HEADER_BYTES;

@@ -1,17 +1,17 @@
 /*
 trace.h - the timeline of a run: --trace FILE writes it as Chrome's JSON, for https://ui.perfetto.dev or chrome://tracing.
 
-Each rank is a process there, with two tracks: what it computes, and its communication. An arrow goes from the moment in
+Each rank is a process there, with two tracks: what it computes, and its communication. An arrow goes from the moment at
 which an operation was issued to the operation. dev/overlap reads the same file and says in a terminal how much of the
 communication was hidden.
 
 Compute is marked where it begins, by trace_compute in the stage files: a slice ends where the next one begins, and is cut where
-compute stood still for communication. On a GPU marks are events on the stream, and say when the GPU was there, not when the host
-issued the work.
+compute stood still for communication. On a GPU marks are events on the stream: they say when the GPU reached the work, not when
+the host issued it.
 
 The same marks are ranges for a profiler (NVTX), with or without --trace.
 
-Global state: `trace`, so that the lines in the stage files stay short. Without --trace they do nothing else.
+Global state: `trace`, so that the lines in the stage files stay short. Without --trace they only make those ranges.
 */
 #ifndef LLMC_TRACE_H
 #define LLMC_TRACE_H
@@ -19,7 +19,7 @@ Global state: `trace`, so that the lines in the stage files stay short. Without 
 #include "device.h"
 #include "folder.h"
 
-#define TRACE_MOST 2000000 // slices of a rank; a trace of more cannot be looked at
+#define TRACE_MOST 2000000 // slices of a rank; viewers cannot open a larger trace
 enum { TRACK_COMPUTE, TRACK_COMMUNICATION };
 typedef struct {
     char name[64];
@@ -36,7 +36,7 @@ static struct {
     double zero;          // now_seconds() when the ranks met: the same moment for all
     TraceMark* marks;     // (num_marks) of the step at hand, owned
     int num_marks, marks_capacity;
-    void (*collect)(void* self); // brings what communication has to add for the step at hand; NULL: nothing
+    void (*collect)(void* self); // adds the communication of the step at hand; NULL: there is none
     void* collect_self;
     TraceSlice* slices;   // (count) owned
     size_t count, capacity, step_begin; // step_begin: the first slice of the step at hand
@@ -70,7 +70,7 @@ static inline TraceSlice* trace_add(int track, double begin, double end) {
     return s;
 }
 
-// What is computed from here on: "backward, block" 3. index -1: the name says it all. NULL: nothing.
+// What is computed from here on: "backward, block" 3. index -1: the name has no number. NULL: nothing is computed.
 static inline void trace_compute(const char* what, int index) {
     device_range(what);
     if (trace.path == NULL) return;
@@ -82,7 +82,7 @@ static inline void trace_compute(const char* what, int index) {
     trace.marks[trace.num_marks++] = m;
 }
 
-// Compute stood still from begin to end: cuts that out of the step's compute, for nothing was computed then.
+// Compute stood still from begin to end: cuts this time out of the step's compute.
 static inline void trace_wait(const char* name, double begin, double end) {
     size_t before = trace.count;
     for (size_t i = trace.step_begin; i < before; i++) {
@@ -98,14 +98,14 @@ static inline void trace_wait(const char* name, double begin, double end) {
     }
 }
 
-// What has been waited for, and all that is not yet of a step, becomes step's.
+// Gives `step` the operations that were waited for, and all slices that belong to no step yet.
 static inline void trace_collect(long long step) {
     if (trace.collect) trace.collect(trace.collect_self);
     for (size_t i = trace.step_begin; i < trace.count; i++) trace.slices[i].step = step;
     trace.step_begin = trace.count;
 }
 
-// After a step, when the device has done all of it: its marks become slices.
+// After a step: waits until the device has done all of it, then turns its marks into slices.
 static inline void trace_step(long long step) {
     trace_compute(NULL, -1);
     if (trace.path == NULL) return;
@@ -165,7 +165,7 @@ static inline void trace_close(void) {
     memset(&trace, 0, sizeof trace);
 }
 
-// Makes one file of all ranks' parts; by rank 0, when all have written theirs.
+// Makes one file of all ranks' parts; rank 0 calls it when all have written theirs.
 static inline void trace_merge(const char* path, int ranks) {
     if (path[0] == '\0') return;
     FILE* out = fopen(path, "w");
@@ -174,7 +174,7 @@ static inline void trace_merge(const char* path, int ranks) {
     for (int r = 0; r < ranks; r++) {
         char* part = trace_part(path, r);
         size_t n;
-        FileSource from = { part, "every rank writes its part of --trace into a folder that rank 0 must see, too" };
+        FileSource from = { part, "every rank writes its part of --trace into a folder that rank 0 must also see" };
         char* text = file_read(from, SIZE_MAX, &n);
         if (r == ranks - 1) n -= 2; // the last comma, which JSON does not have
         fwrite(text, 1, n, out);

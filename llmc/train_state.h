@@ -2,7 +2,7 @@
 train_state.h - state.json, all of a run that is not a tensor: shape, step, data position, loss scale, options, and checksums of
 itself and of the tensors.
 
-Checksums  are sums over elements of a hash of (bits, place), so they add up over ranks and do not depend on who wrote what.
+Checksums  are sums over elements of a hash of (bits, place), so they add up over ranks and do not depend on which one wrote what.
 */
 #ifndef LLMC_TRAIN_STATE_H
 #define LLMC_TRAIN_STATE_H
@@ -12,7 +12,7 @@ Checksums  are sums over elements of a hash of (bits, place), so they add up ove
 #include <jansson.h>
 
 #define CHECKPOINT_VERSION 1
-#define CHECKPOINT_MAX_STATE (16u << 20) // bytes of a state.json that is believed
+#define CHECKPOINT_MAX_STATE (16u << 20) // bytes of the largest state.json that is read
 #define CHECKPOINT_MAX_SHARDS (1 << 16)
 
 typedef enum { CHECKPOINT_MODEL, CHECKPOINT_MASTER, CHECKPOINT_M, CHECKPOINT_V, CHECKPOINT_PARTS } CheckpointPart;
@@ -25,15 +25,15 @@ typedef struct {
     bool has_optimizer;        // false: weights only
     long long step;            // steps done
     long long epoch, position; // of the data: the next sequence to be seen
-    long long adamw_t;         // updates done: steps without those that Inf or NaN made skip
+    long long adamw_t;         // updates done: steps except those skipped because of Inf or NaN
     double loss_scale;
     long long good_steps;      // since the loss scale changed last
     long long seed, seq_len;
     char* options;             // JSON object of the run's options, for people to read; NULL: none
-    int shards;                // files that the model and the optimizer are cut into, each; 0: one file, not cut
+    int shards;                // into how many files the model is cut, and the optimizer as well; 0: not cut
 } TrainState;
 
-// Whether a checkpoint has this part. A model in fp32 is its own master copy.
+// Returns true if a checkpoint has this part. A model in fp32 is its own master copy.
 static inline bool checkpoint_has_part(const TrainState* s, CheckpointPart part) {
     return part == CHECKPOINT_MODEL || (s->has_optimizer && (part != CHECKPOINT_MASTER || s->dtype != DTYPE_F32));
 }
@@ -48,8 +48,8 @@ static inline uint64_t checksum_element(uint64_t bits, uint64_t place) {
     x = (x ^ (x >> 32)) * 0xD6E8FEB86659FD93ull;
     return x ^ (x >> 32);
 }
-// Of n elements of `size` (1, 2 or 4) bytes, the first of which is number `place` of its part. memcpy, since they may be
-// floats and the compiler may assume that no integer is one.
+// Checksum of n elements of `size` (1, 2 or 4) bytes, the first of which is number `place` of its part. It uses memcpy because
+// they may be floats, and the compiler may assume that an integer pointer never points to one.
 static inline uint64_t checksum_elements(const void* data, size_t size, size_t n, uint64_t place) {
     const unsigned char* p = (const unsigned char*)data;
     uint64_t sum = 0;
@@ -119,7 +119,7 @@ static inline long long train_state_integer(const json_t* object, const char* ke
 static inline uint64_t train_state_hex(const json_t* object, const char* key, FileSource from) {
     const char* text = json_string_value(json_object_get(object, key));
     require_file(from, text != NULL && strlen(text) == 16 && strspn(text,
-                 "0123456789abcdef") == 16, "has no 16 hexadecimal digits \"%s\"",
+                 "0123456789abcdef") == 16, "has no \"%s\" of 16 hexadecimal digits",
                  key);
     return strtoull(text, NULL, 16);
 }
@@ -154,7 +154,7 @@ static inline void train_state_check_format(const json_t* root, FileSource from)
             from.path, version, CHECKPOINT_VERSION);
 }
 
-// The numbers of a run into s.
+// Reads the numbers of a run into s.
 static inline void train_state_numbers(const json_t* root, TrainState* s, FileSource from) {
     const long long big = 1000000000000000;
     const json_t *data = json_object_get(root, "data"), *has_optimizer = json_object_get(root, "has_optimizer");
@@ -171,7 +171,7 @@ static inline void train_state_numbers(const json_t* root, TrainState* s, FileSo
     require_file(from, s->loss_scale > 0, "\"loss_scale\" must be a number above 0");
 }
 
-// Dies unless the state is what was written. Takes the checksum out of it.
+// Dies unless the state is what was written: its checksum, which does not cover itself, is computed anew.
 static inline void train_state_check_itself(json_t* root, FileSource from) {
     uint64_t stored = train_state_hex(root, "checksum_of_this", from);
     json_object_del(root, "checksum_of_this");
@@ -180,8 +180,8 @@ static inline void train_state_check_itself(json_t* root, FileSource from) {
                  "checksum_of_this", from) == stored, "does not match its own checksum: it was damaged or edited");
 }
 
-// What state.json says into s (whose options the caller frees) and the parts' checksums; every field is checked.
-// *json is the parsed text: the caller's, also if this dies (a fuzzer goes on).
+// Reads state.json into s (whose options the caller frees) and the parts' checksums; checks every field.
+// *json is the parsed text, which the caller frees, even if this dies (a fuzzer goes on).
 static inline void train_state_parse(const char* text, size_t n, json_t** json, TrainState* s,
                                      uint64_t checksum[CHECKPOINT_PARTS], FileSource from) {
     json_error_t error;

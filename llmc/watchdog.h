@@ -1,17 +1,17 @@
 /*
-watchdog.h - the thread that every rank has beside its work, and how it finds out who died, who left and who hangs.
+watchdog.h - the thread that runs on every rank beside its work, and how it finds out which rank died, left or hangs.
 
 Five times a second each rank tells rank 0 how far it is (oplog.h). Rank 0 judges:
     a connection closed without a goodbye         that rank died
     a rank says that it leaves                    it has reported an error of its own
-    a wait is longer than the deadline            whoever has not issued that operation is missing, or else whoever is silent
-A stopped process and a machine that is gone close no connection: the deadline finds them. If it is rank 0 that is gone or
-silent, each of the others judges by itself. Then everyone says so, writes its last operations, and leaves with status 1.
+    a wait is longer than the deadline            ranks that have not issued that operation are missing, or else silent ranks are
+A stopped process and a machine that is gone close no connection: the deadline finds them. If rank 0 itself is gone or silent,
+each of the other ranks judges for itself. Then every rank says so, writes its last operations, and leaves with status 1.
 
-A rank that crashes has its watchdog still, for the moment that it takes to write the last operations and to tell the others.
+The watchdog of a rank that crashes still runs for a moment: it writes the last operations and tells the others.
 
-Nothing in this thread may end the process but control_leave and control_obey, by _exit or a signal: exit() would run what
-other threads may be stuck in. c->lock guards all of Control; c->log has a lock of its own, taken after it.
+In this thread only control_leave and control_obey may end the process, by _exit or a signal: exit() would run code in which
+other threads may be stuck. c->lock guards all of Control; c->log has a lock of its own, taken after it.
 */
 #ifndef LLMC_WATCHDOG_H
 #define LLMC_WATCHDOG_H
@@ -38,10 +38,10 @@ static inline void control_condemn(Control* c, ControlVerdict verdict, const cha
     if (c->ranks.rank == 0) control_queue_all(c, MESSAGE_VERDICT, message, strlen(c->why) + 1);
 }
 
-// A peer has died: how, in words.
+// A peer has died; how: in words.
 static inline void control_lost(Control* c, const ControlPeer* p, const char* how) {
     char when[64];
-    long long step = oplog_step_now(&c->log); // its own, as far as we know it, may be a heartbeat old
+    long long step = oplog_step_now(&c->log); // the last step that we know of the peer may be a heartbeat old
     if (p->beat.step > step) step = p->beat.step;
     if (step > 0) snprintf(when, sizeof when, "during step %lld", step);
     else snprintf(when, sizeof when, "before the first step");
@@ -60,25 +60,25 @@ static inline OpChannel* control_counterpart(const Control* c, int r, const OpRe
     return NULL;
 }
 
-// Whether rank r should have issued its part of `op`, which rank `by` waits for, and has not.
+// Returns true if rank r should have issued its part of `op`, which rank `by` waits for, and has not.
 static inline bool control_is_missing(const Control* c, int r, const OpRecord* op, int by) {
     const OpChannel* k = control_counterpart(c, r, op, by);
     if (op_way(op->collective) != WAY_COLLECTIVE) return r == op->peer && (k == NULL || k->issued <= op->number);
     return k != NULL && k->issued <= op->number;
 }
 
-// Rank r's last operation where it should have issued `op`, and since when it is silent, if it is.
+// Rank r's last operation where it should have issued `op`, and for how long it has been silent, if it is.
 static inline void control_last_words(const Control* c, int r, const OpRecord* op, int by, double now, char* out, size_t size) {
     const OpChannel* k = control_counterpart(c, r, op, by);
     char last[OP_TEXT] = "none";
     if (k && k->issued > 0) op_text(&k->last, last, sizeof last);
-    size_t n = (size_t)snprintf(out, size, "; the last that rank %d issued there is %s", r, last);
+    size_t n = (size_t)snprintf(out, size, "; the last operation that rank %d issued there is %s", r, last);
     double silent = r == 0 ? 0 : now - c->peers[r].heard;
     if (silent > CONTROL_SILENCE && n < size)
         snprintf(out + n, size - n, ", and it has been silent for %.0f s (stopped, or its machine is gone)", silent);
 }
 
-// Everyone has issued `op`, and yet it does not end.
+// Every rank has issued `op`, but it does not end.
 static inline void control_condemn_stuck(Control* c, const OpRecord* op, int by, double now) {
     char text[OP_TEXT], other[OP_TEXT];
     op_text(op, text, sizeof text);
@@ -96,7 +96,7 @@ static inline void control_condemn_stuck(Control* c, const OpRecord* op, int by,
         control_condemn(c, VERDICT_LATE, "rank %d issued %s where rank %d issued %s", by, text, r, other);
     }
     control_condemn(c, VERDICT_LATE, "every rank has reached %s, for which rank %d has waited %.0f s:"
-                    " what moves the data is stuck", text, by, c->peers[by].beat.waited);
+                    " the data is not moving", text, by, c->peers[by].beat.waited);
 }
 
 // The rank that has waited longest beyond the deadline; -1: none has.
@@ -111,7 +111,7 @@ static inline int control_longest_waiting(const Control* c) {
     return by;
 }
 
-// On rank 0: names who is missing where somebody has waited longer than the deadline.
+// On rank 0: if a rank has waited longer than the deadline, names the ranks that are missing.
 static inline void control_judge(Control* c, double now) {
     int by = control_longest_waiting(c), first = -1;
     if (by < 0 || c->verdict != VERDICT_NONE) return;
@@ -133,7 +133,7 @@ static inline void control_judge(Control* c, double now) {
                     c->peers[by].beat.waited, last);
 }
 
-// On the others: rank 0 should have spoken by now.
+// On the other ranks: rank 0 should have named the late rank by now.
 static inline void control_judge_rank_0(Control* c, const ControlBeat* own, double now) {
     if (own->waited <= c->timeout + CONTROL_SETTLE + CONTROL_PATIENCE || c->verdict != VERDICT_NONE) return;
     char text[OP_TEXT];
@@ -144,7 +144,7 @@ static inline void control_judge_rank_0(Control* c, const ControlBeat* own, doub
 
 // ---- leaving ----
 
-// The file of this rank's last operations: false if there can be none.
+// Writes the file of this rank's last operations; returns false if it cannot.
 static inline bool control_write_log(Control* c, char* path, size_t size) {
     if (c->out[0] == '\0') return false;
     snprintf(path, size, "%s/ops_rank_%04d.txt", c->out, c->ranks.rank);
@@ -154,7 +154,7 @@ static inline bool control_write_log(Control* c, char* path, size_t size) {
     return fclose(f) == 0;
 }
 
-// Without a folder for the file: the last few operations, for the reader of the message.
+// Without a folder for the file: prints the last few operations.
 static inline void control_print_log(Control* c) {
     pthread_mutex_lock(&c->log.lock);
     for (long long i = c->log.count > 4 ? c->log.count - 4 : 0; i < c->log.count; i++) {
@@ -166,7 +166,7 @@ static inline void control_print_log(Control* c) {
     pthread_mutex_unlock(&c->log.lock);
 }
 
-// What a rank says when it leaves because of another. One line in one piece, for all ranks write to the same place.
+// What a rank says when it leaves because of another. One line in one piece, because all ranks write to the same place.
 static inline void control_report(Control* c) {
     char path[4096], line[8192];
     if (ftrylockfile(stdout) == 0) { // a thread that is stuck may hold it
@@ -188,7 +188,7 @@ static inline void control_report(Control* c) {
 
 static inline void control_poll(Control* c, double seconds);
 
-// Ends the process. Everyone has to have written before the first one ends, because a launcher then kills the rest.
+// Ends the process. All ranks must have written before the first one ends, because a launcher then kills the rest.
 static inline void control_leave(Control* c) {
     control_report(c);
     if (c->ranks.rank > 0) control_queue(&c->peers[0], MESSAGE_HEARD, NULL, 0);
@@ -201,7 +201,7 @@ static inline void control_leave(Control* c) {
     _exit(EXIT_FAILURE);
 }
 
-// Says to all why this rank is going, for which there is half a second.
+// Tells all why this rank leaves, in half a second at most.
 static inline void control_say_left(Control* c, ControlVerdict why) {
     char reason[2] = { (char)why, (char)__atomic_load_n(&control_process.crash, __ATOMIC_ACQUIRE) };
     control_queue_all(c, MESSAGE_LEFT, reason, sizeof reason);
@@ -215,7 +215,7 @@ static inline void control_say_left(Control* c, ControlVerdict why) {
     }
 }
 
-// Another thread has crashed, and its signal's handler waits for this.
+// Does nothing unless another thread has crashed; then the signal's handler waits for this.
 static inline void control_tell_crash(Control* c) {
     if (!__atomic_load_n(&control_process.crash, __ATOMIC_ACQUIRE)) return;
     char path[4096];
@@ -225,7 +225,7 @@ static inline void control_tell_crash(Control* c) {
     for (;;) pause();
 }
 
-// SIGTERM usually comes from a launcher that has seen a rank end, and then a verdict is on its way; else it means what it says.
+// SIGTERM usually comes from a launcher that has seen a rank end, and then a verdict is on its way; otherwise this rank ends.
 static inline void control_obey(Control* c, double now) {
     if (!__atomic_load_n(&control_process.told, __ATOMIC_ACQUIRE)) return;
     if (c->told == 0) c->told = now;
@@ -266,12 +266,12 @@ static inline void control_admit(Control* c, ControlPeer* stranger, const Contro
     if (h->layout != control_layout())
         control_condemn(c, VERDICT_LEFT, "rank %d runs another version of this program than rank 0", rank);
     else if (h->size != c->ranks.size)
-        control_condemn(c, VERDICT_LEFT, "rank %d was told of %d ranks, rank 0 of %d", rank, h->size, c->ranks.size);
+        control_condemn(c, VERDICT_LEFT, "rank %d was started as one of %d ranks, rank 0 as one of %d", rank, h->size, c->ranks.size);
     else if (rank < 1 || rank >= h->size)
-        control_condemn(c, VERDICT_LEFT, "rank %d of %d is no rank that can join", rank, h->size);
+        control_condemn(c, VERDICT_LEFT, "rank %d of %d cannot join", rank, h->size);
     else if (c->peers[rank].joined)
         control_condemn(c, VERDICT_LEFT, "two processes say that they are rank %d", rank);
-    if (c->verdict != VERDICT_NONE) { // the newcomer is not among those whom control_condemn tells
+    if (c->verdict != VERDICT_NONE) { // control_condemn does not tell the newcomer
         char message[sizeof c->why + 1];
         message[0] = (char)c->verdict;
         snprintf(message + 1, sizeof message - 1, "%s", c->why);
@@ -302,7 +302,7 @@ static inline bool control_take_beat(ControlPeer* p, const char* data, size_t n)
     return true;
 }
 
-// One message of a peer. False: it is none that it may send.
+// Takes one message of a peer. Returns false if the peer may not send it.
 static inline bool control_take(Control* c, ControlPeer* p, uint32_t kind, const char* data, size_t n) {
     char text[sizeof c->why];
     uint32_t length = (uint32_t)n;
@@ -320,7 +320,7 @@ static inline bool control_take(Control* c, ControlPeer* p, uint32_t kind, const
             return true;
         case MESSAGE_HEARD: p->heard_verdict = true; return true;
         case MESSAGE_GOODBYE: p->goodbye = true; return true;
-        case MESSAGE_LEFT: // the first verdict counts, so that its connection closes is no news after this
+        case MESSAGE_LEFT: // the first verdict counts: that its connection closes after this changes nothing
             if (n != 2) return false;
             if (data[0] == VERDICT_DIED) control_lost(c, p, strsignal(data[1]));
             else if (data[0] == VERDICT_TOLD)
@@ -331,7 +331,7 @@ static inline bool control_take(Control* c, ControlPeer* p, uint32_t kind, const
     }
 }
 
-// Takes the whole messages out of p->in. False: these are not messages of ours.
+// Takes the complete messages out of p->in. Returns false if they are not messages of this program.
 static inline bool control_parse(Control* c, ControlPeer* p) {
     for (size_t done = 0;;) {
         ControlHeader h;
@@ -372,7 +372,7 @@ static inline void control_read(Control* c, ControlPeer* p) {
     if (stranger) { if (!ours || closed) control_close(p); } // if it was admitted, p is an empty place now
     else if (!ours) {
         control_close(p);
-        control_condemn(c, VERDICT_DIED, "rank %d has sent what is no message of this program", control_rank_of(c, p));
+        control_condemn(c, VERDICT_DIED, "rank %d has sent something that is not a message of this program", control_rank_of(c, p));
     } else if (closed) {
         control_close(p);
         if (!p->goodbye) control_lost(c, p, "its connection closed");
@@ -386,7 +386,7 @@ static inline void control_poll_add(Control* c, int* n, int fd, bool writes) {
     f->revents = 0;
 }
 
-// One turn: sends, waits for up to `seconds`, receives. The lock is let go of while it waits.
+// One turn: sends, waits for up to `seconds`, receives. The lock is released while it waits.
 static inline void control_poll(Control* c, double seconds) {
     int n = 0;
     control_poll_add(c, &n, c->wake[0], false);
@@ -409,7 +409,7 @@ static inline void control_poll(Control* c, double seconds) {
     pthread_cond_broadcast(&c->changed);
 }
 
-// Notes this rank's state and sends it. Who has not taken the one before gets none: a stopped rank must not fill our memory.
+// Notes this rank's state and sends it. A peer that has not taken the last one gets none: a stopped rank must not fill memory.
 static inline void control_beat(Control* c, double now) {
     ControlBuffer b = { NULL, 0, 0 };
     ControlBeat own;
@@ -424,7 +424,7 @@ static inline void control_beat(Control* c, double now) {
     pthread_mutex_unlock(&c->log.lock);
     if (c->ranks.rank == 0) {
         control_take_beat(&c->peers[0], b.data, b.n);
-        own.num_channels = 0; // the others need not know more than that rank 0 lives
+        own.num_channels = 0; // the others only need to know that rank 0 is alive
         memcpy(b.data, &own, sizeof own);
         b.n = sizeof own;
     }

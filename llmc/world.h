@@ -1,6 +1,6 @@
 /*
-world.h - all that a stage on several ranks has beside its model: who the ranks are, their communicator and watchdog, what
-they must agree on, faults on purpose, and what communication costs per step.
+world.h - all that a stage on several ranks has besides its model: the ranks, their communicator and watchdog, what they must
+agree on, faults on purpose, and what communication costs per step.
 */
 #ifndef LLMC_WORLD_H
 #define LLMC_WORLD_H
@@ -32,11 +32,13 @@ typedef struct {
 static inline void options_world(OptionTable* t, World* w) {
     options_comm(t, &w->options);
     w->fault_text = "";
-    option_int(t, "check-every", &w->check_every, 0, 1e9, "steps between comparisons of the state that must be equal on all ranks; 0: none");
-    option_text(t, "fault", &w->fault_text, "RANK:STEP:FAULT", "for tests: kill, hang, skip (an operation) or bitflip (of its state) at that step");
+    option_int(t, "check-every", &w->check_every, 0, 1e9,
+               "every N steps the ranks compare the state that must be equal on all of them; 0: never");
+    option_text(t, "fault", &w->fault_text, "RANK:STEP:FAULT",
+                "for tests: at that step that rank does FAULT: kill, hang, skip (leaves out an operation) or bitflip (flips a bit)");
 }
 
-// Joins the ranks, as OpenMPI, torchrun or Slurm started them. After device_init.
+// Joins the ranks, as OpenMPI, torchrun or Slurm started them. Call it after device_init.
 static inline void world_start(World* w, const Options* o, RankInfo ranks) {
     w->options.ordered = o->deterministic;
     w->options.out = o->out;
@@ -47,7 +49,7 @@ static inline void world_start(World* w, const Options* o, RankInfo ranks) {
 
 static inline void world_stop(World* w) { comm_free(&w->comm); }
 
-// An operation that has been waited for, onto the timeline.
+// Puts an operation that has been waited for onto the timeline.
 static inline void world_trace_operation(void* self, const CommEvent* e) {
     char name[64], group[32] = "";
     (void)self;
@@ -66,13 +68,13 @@ static inline void world_trace(World* w, const char* path) {
     trace.collect_self = w;
 }
 
-// Whether there is room for it on every device, those that are shared included: a rank that alone recomputed what the others
-// keep would let them wait. Collective.
+// Returns true, on all ranks, if the predicted bytes fit on every device, shared ones included. A rank that alone recomputed what
+// the others keep would make them wait. Collective.
 typedef struct { DeviceId device; size_t needed, free; bool fits; } WorldRoom;
 static inline bool world_memory_fits(World* w, const size_t predicted[MEMORY_KINDS]) {
     size_t N = (size_t)w->comm.size;
     WorldRoom mine, a, b;
-    memset(&mine, 0, sizeof mine); // its padding is sent, too
+    memset(&mine, 0, sizeof mine); // its padding is also sent
     mine.device = device_id();
     mine.needed = memory_missing(predicted);
     mine.free = device_memory_free();
@@ -110,7 +112,7 @@ static inline void world_step_begin(World* w, long long step, void* state) {
         host_to_device(state, &byte, 1);
         device_synchronize(); // the copy reads byte
     }
-    comm_settle(&w->comm); // what was before the step is not its cost
+    comm_settle(&w->comm); // earlier operations are not a cost of this step
     w->bytes_before = comm_total_bytes(&w->comm);
     w->exposed_before = comm_total_exposed(&w->comm);
 }
@@ -126,7 +128,7 @@ static inline void world_step_end(World* w, double seconds) {
 }
 
 // ---- reports ----
-// How many ranks there are, how they talk, and what each is going to send per step. bytes: of all ranks together.
+// Prints how many ranks there are, how they communicate, and what each will send per step. bytes: of all ranks together.
 static inline void report_ranks(const World* w, unsigned long long bytes) {
     char sent[32];
     const RankInfo* r = &w->control.ranks;
@@ -145,8 +147,8 @@ static inline json_t* world_record(json_t* run, const World* w, unsigned long lo
     return run;
 }
 
-// What was sent per step beside what was predicted (both of all ranks together), and what of it the steps had to wait for.
-// Returns whether every step sent as predicted.
+// Prints what was sent per step beside what was predicted (both of all ranks together), and how long the steps waited for it.
+// Returns true if every step sent as predicted.
 static inline bool report_sent(const World* w, unsigned long long predicted) {
     int N = w->comm.size;
     if (w->steps == 0) return true;

@@ -2,7 +2,7 @@
 # Gradient accumulation: a step over several micro-batches is the step over one large batch, up to the order of sums.
 . test/lib.sh
 
-# eps 1e-5: with less, AdamW turns the rounding noise in gradients that are 0 in theory (key biases) into whole steps
+# eps 1e-5: with a smaller one, AdamW turns the rounding noise in gradients that are 0 in theory (key biases) into whole steps
 check "one batch of 32 sequences" tiny fp32 --batch-size 32 --eps 1e-5 --out "$work/whole"
 for micro in 8 1; do
     check "$((32 / micro)) micro-batches of $micro" tiny fp32 --batch-size $micro --eps 1e-5 --out "$work/parts"
@@ -22,7 +22,7 @@ for numbers in "bf16 4e-3" "fp16 5e-4"; do
         "$COMPARE" metrics "$work/$precision-whole/metrics.jsonl" "$work/$precision-parts/metrics.jsonl" --rtol $bound
 done
 
-check "half the batch is another run" tiny fp32 --batch-size 16 --total-batch-size 256 --eps 1e-5 --out "$work/half"
-check "  and the comparison sees it" \
+check "a run with half the batch" tiny fp32 --batch-size 16 --total-batch-size 256 --eps 1e-5 --out "$work/half"
+check "  differs, and the comparison sees it" \
     not "$COMPARE" metrics "$work/whole/metrics.jsonl" "$work/half/metrics.jsonl" --rtol 1e-5 --atol 1e-6 --only loss
 done_testing

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Wrong options, foreign or damaged files, a full disk: each ends the run with status 1 and a message that names what is
-# wrong, what was found and what to do; and no checkpoint that was good is lost.
+# wrong, what was found and what to do; and no good checkpoint is lost.
 . test/lib.sh
 
 le32() { printf "\\x$(printf %02x $(($1 & 255)))\\x$(printf %02x $(($1 >> 8 & 255)))\\x$(printf %02x $(($1 >> 16 & 255)))\\x$(printf %02x $(($1 >> 24 & 255)))"; }
@@ -15,12 +15,12 @@ check "an unknown option" refused "unknown option '--frobnicate'" "--help" -- fp
 check "a word where a number belongs" refused "--steps" "'ten'" -- fp32 --steps ten
 check "a number out of range names the range" refused "--seq-len" "between 1 and" -- fp32 --seq-len 0
 check "a negative number" refused "--lr" "between 0 and" -- fp32 --lr -1
-check "a number that is none" refused "--lr" -- fp32 --lr nan
+check "NaN where a number belongs" refused "--lr" -- fp32 --lr nan
 check "an unknown choice names the choices" refused "--lr-schedule" "cosine|linear|constant|wsd" "'square'" -- fp32 --lr-schedule square
 check "an option without its value" refused "--out needs a value" -- fp32 --out
 check "an unknown model names the known ones" refused "--model" "huge" "gpt2-xl" -- fp32 --model huge
 check "channels that do not divide over the heads" refused "--channels" "15" "2 heads" -- fp32 --channels 15
-check "a total batch that is no multiple" refused "--total-batch-size" 500 256 -- fp32 --total-batch-size 500
+check "a total batch that is not a multiple of the micro-batch" refused "--total-batch-size" 500 256 -- fp32 --total-batch-size 500
 for limit in -1 nan inf 0.5GB "" 1e7; do
     check "--memory-limit '$limit'" refused "--memory-limit" -- fp32 --memory-limit "$limit"
 done
@@ -34,7 +34,7 @@ check "a vocabulary smaller than the tokenizer's" refused "--tokenizer" 257 200 
 check "a tokenizer that is not there" refused "$work/none.json" -- fp32 --tokenizer "$work/none.json"
 echo "{ this is no vocabulary" > "$work/vocab.json"
 check "a vocab.json that is not JSON" refused "$work/vocab.json" -- fp32 --tokenizer "$work/vocab.json"
-check "a file that is no tokenizer at all" refused "README.md" -- fp32 --tokenizer README.md
+check "a file that is not a tokenizer at all" refused "README.md" -- fp32 --tokenizer README.md
 
 # ---- tokens and text ----
 check "token file missing" refused "--data" "$work/none.bin" -- fp32 --data "$work/none.bin"
@@ -74,12 +74,12 @@ good=$work/good
 check "two good checkpoints" tiny fp32 --steps 2 --save-every 1 --out "$good"
 last=$good/step_00000002
 check "--init-from a folder that is not there" refused "$work/none" "no such checkpoint" -- fp32 --init-from "$work/none"
-check "--init-from a folder that is no checkpoint" refused "test" "state.json" -- fp32 --init-from test
+check "--init-from a folder that is not a checkpoint" refused "test" "state.json" -- fp32 --init-from test
 check "--init-from a folder of checkpoints names the newest" refused "$last" -- fp32 --init-from "$good"
 check "--init-from another shape" refused "$last" "2 layers" "3" -- fp32 --init-from "$last" --layers 3
 check "--init-from other channels" refused "$last" "16 channels" "32" -- fp32 --init-from "$last" --channels 32
 
-# COMMAND...: after it has damaged the newest checkpoint, a resume names that one and the older one to fall back to
+# COMMAND...: it damages the newest checkpoint; a resume then names that one, and the older one to fall back to
 damage_is_refused() {
     rm -rf "$work/bad" && cp -r "$good" "$work/bad"
     "$@"
@@ -114,7 +114,7 @@ check "the good one still resumes" tiny fp32 --resume --out "$good" --steps 3
 check "--out is a file" refused "$work/file" -- fp32 --out "$work/file"
 check "--out below a file" refused "$work/file" "Not a directory" -- fp32 --out "$work/file/out"
 check "--out where nobody can write" refused "/proc/none" -- fp32 --out /proc/none
-disk_full_loses_nothing() { # OUT COMMAND...: a run that fails to save, after saves that did not
+disk_full_loses_nothing() { # OUT COMMAND...: a run that fails to save, after earlier saves succeeded
     local out=$1 before
     shift
     before=$(cd "$out" && md5sum step_*/*)
@@ -122,12 +122,12 @@ disk_full_loses_nothing() { # OUT COMMAND...: a run that fails to save, after sa
     [ -z "$(find "$out" -name '.tmp*')" ] || { echo "half a checkpoint is left"; return 1; }
     (cd "$out" && echo "$before" | md5sum -c --quiet)
 }
-limited() { # a file may have 64 kB; the signal that would kill the program for it is ignored
+limited() { # files may have at most 64 kB; the signal that would kill the program for a larger one is ignored
     (trap '' XFSZ; ulimit -f 64; "$@")
 }
-check "no room for a file: the checkpoints that are there stay" \
+check "no space for a file: the existing checkpoints stay" \
     disk_full_loses_nothing "$good" limited tiny fp32 --resume --out "$good" --steps 5 --save-every 1
-check "  and the run goes on when there is room" tiny fp32 --resume --out "$good" --steps 5
+check "  and the run continues when there is space" tiny fp32 --resume --out "$good" --steps 5
 disk=$work/disk
 mkdir "$disk"
 if mount -t tmpfs -o size=512k tmpfs "$disk" 2> "$work/mount.log"; then

@@ -1,10 +1,10 @@
 #!/bin/bash
-# What `make bench` measures with and computes, on programs and numbers that are known beforehand.
+# The tools of `make bench` and what they compute, on programs and numbers that are known beforehand.
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 ${CC:-cc} -std=c11 -O2 dev/bench/measure.c -o "$work/measure" -lm || exit 1
 
-# A program of 20 MB whose steps take 0.2 s, the first one longer; it would go on for ever.
+# A program of 20 MB whose steps take 0.2 s, the first one longer; it never ends on its own.
 cat > "$work/steps.c" <<'END'
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,7 +53,7 @@ check "a program that ends too early is an error with its last words" fails_with
 check "a program that cannot be started is an error" fails_with "no-such-program cannot be started" -- "$work/measure" 1 2 no-such-program
 check "medians, rates and ratios stand in the table, and goals are judged" goals_are_judged
 check "a peer that was not measured has no row and no goal" what_was_not_measured_is_not_judged
-# Which is less is for a machine that has nothing else to do.
+# Whether one mode exposes less than another can only be tested on a machine that runs nothing else.
 ranks_are_measured() {
     BUILD=$BUILD sh dev/bench/exposed.sh 2 > "$work/exposed" && cat "$work/exposed" || return 1
     for mode in ddp-naive ddp-bucketed fsdp-none fsdp-backward-post fsdp-backward-pre; do
@@ -62,5 +62,5 @@ ranks_are_measured() {
 }
 check "every mode's exposed communication is measured, without the first step" ranks_are_measured
 check "  a program that fails says why, and is left out" eval 'BUILD=$work sh dev/bench/exposed.sh 1 2> "$work/table" > "$work/exposed" && says "fsdp-none failed" && [ ! -s "$work/exposed" ]'
-check "numbers that are none are refused" fails_with "must be whole numbers, not 'many'" -- env BENCH_STEPS=many sh dev/bench.sh
+check "words in place of numbers are refused" fails_with "must be whole numbers, not 'many'" -- env BENCH_STEPS=many sh dev/bench.sh
 done_testing

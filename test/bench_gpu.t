@@ -1,6 +1,6 @@
 #!/bin/bash
-# What dev/bench_gpu.sh measures and computes, without a GPU: on numbers that are known beforehand, on small programs that speak
-# as ours, llm.c's and PyTorch's do, and on our own program for the CPU.
+# What dev/bench_gpu.sh measures and computes, without a GPU: on numbers that are known beforehand, on small programs whose output
+# looks like that of our programs, llm.c and PyTorch, and on our own program for the CPU.
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 says() { grep -qe "$1" "$work/table" || { cat "$work/table"; echo "it did not say '$1'"; return 1; }; }
@@ -46,7 +46,7 @@ ratios_and_goals() { # llm.c's best is 23 ms
         says '^- ours over PyTorch, fp32 weights, autocast: 1.500 times as fast. Goal 1.3: reached.$' &&
         says '^- ours over PyTorch, bf16, no master weights: 1.200 times as fast. Goal 1.3: MISSED.$'
 }
-failures_have_a_row() { # once is enough: what it did in other rounds is no figure
+failures_have_a_row() { # one failure is enough: then times of other rounds do not count
     { known_numbers; echo "llmc-ge2-r0 8 failed out of memory in round 2"; } | table gpt2 "$peers" &&
         says '^| llm.c -ge 2 -r 0 | failed: out of memory in round 2 |' && says '^- ours over llm.c -ge 0 -r 0: 1.500' || return 1
     { known_numbers; echo "ours 8 failed it was unwell"; } | table gpt2 "$peers" &&
@@ -72,9 +72,9 @@ check "ratios are over llm.c's best setting and both of PyTorch's, and goals are
 check "a program that failed has a row that says why, and no figures" failures_have_a_row
 check "what was not measured has no row and no ratio" what_was_not_measured_is_not_judged
 check "1.5B: its own FLOPs, the best of ours, and a goal for MFU" of_a_larger_model
-check "a GPU that is in no data sheet of ours" without_a_data_sheet
+check "a GPU whose data sheet's rate we do not know" without_a_data_sheet
 
-# --- a profile of a step: two steps of two kernels, of which the second counts ---
+# --- a profile: two steps of two kernels, of which only the second step counts ---
 profile() {
     local id=0 kernel metric
     echo '==PROF== Connected to process 7'
@@ -115,7 +115,7 @@ while i=$((i + 1)); do
     echo "step $i/1000000 | loss 10.9 | grad norm 1.0 | param norm 9.00 | lr 1.00e-04 | mem 12.3 GB | 100 tok/s | MFU 1.0%"
 done
 END
-# It notes what it was asked for, and how its model's file begins.
+# It records its options and the beginning of its model file.
 stand_in "$work/llm.c/train_gpt2cu" << 'END'
 #!/bin/sh
 echo "$*" >> "$0.asked"
@@ -163,13 +163,13 @@ programs_are_measured() {
         says '^| llm.c -ge 2 -r 0 | .* | 8.0 | 31.5 |$' && says '^- ours over llm.c -ge 2 -r 0: 0\.' &&
             says '^- ours over PyTorch, fp32 weights, autocast: [1-9]' &&
         says '^- llm.c with cuDNN: .* was built without' && says '^- FSDP on one rank: there is no' || return 1
-    # all settings, each in each round and for each batch; of 3 steps each, and the 5 before them do not count
+    # every setting in every round and for every batch, with 3 steps each; the 5 steps before them do not count
     [ "$(grep -c '^| llm.c' "$work/table")" = 10 ] && [ "$(grep -c '^llmc-ge[012]-r[01] [24] ms' "$work/out/results")" = 60 ] &&
         [ "$(grep -c 'peak 0 product 800' "$work/out/results")" = 2 ] || return 1
-    # each in its turn, and not one program after the other
+    # programs take turns: the second round begins only after the first has run them all
     [ "$(awk '$3 == "ms" && $2 == 2 && $1 != last { print last = $1 }' "$work/out/results" | grep -cx ours)" = 2 ]
 }
-llmc_is_asked_rightly() { # a model of its format in bf16, and the options of its command line
+llmc_is_asked_rightly() { # it gets a model in its format in bf16, and options that it knows
     grep -q -- '-b 4 -t 16 -x 1000000 -v 1000000 .*-ge 1 -r 0$' "$work/llm.c/train_gpt2cu.asked" &&
         grep -q '^ *20240326 *5$' "$work/llm.c/train_gpt2cu.asked"
 }
@@ -196,7 +196,7 @@ a_time_limit_leaves_what_there_is() { # PyTorch in bf16 would take longer
         ! grep -q '^torch-autocast 2 counted' "$work/out/results" 2> /dev/null || break
         sleep 0.2
     done
-    kill $! # `timeout` hands it on to all that it has started
+    kill $! # `timeout` passes the signal on to everything it started
     wait $!
     status=$?
     rm "$work/bin/python.hangs"
@@ -223,12 +223,12 @@ bad_input() {
             env BUILD="$work/build" "${bad[@]}" --llmc "$work/bin"
 }
 nothing_is_left_running() { sleep 0.5; not pgrep -f "$work/" && not pgrep -xf "sleep 987"; }
-check "every program is measured in its turn, llm.c in all settings, of which the best counts" programs_are_measured
-check "llm.c is given a model in its format and options of its command line" llmc_is_asked_rightly
+check "programs are measured in turns, llm.c in all settings, of which the best counts" programs_are_measured
+check "llm.c is given a model in its format and options that it knows" llmc_is_asked_rightly
 check "a peer that fails, or hangs, is named, and left out" peers_may_fail
-check "one of ours that fails is a failure" ours_may_not
-check "a time limit leaves a table of what there is" a_time_limit_leaves_what_there_is
-check "peers that are not here are named" absent_peers_are_named
+check "if one of our programs fails, the script fails" ours_may_not
+check "after a time limit there is a table of what was measured" a_time_limit_leaves_what_there_is
+check "peers that are not installed are named" absent_peers_are_named
 check "odd input is refused" bad_input
 check "no program is left running" nothing_is_left_running
 
@@ -237,7 +237,7 @@ our_own() {
     ln -sf "$PWD/build/train_gpt2_single" "$work/build/train_gpt2_single"
     python=no-such-python bench --batch 2 && says '^| ours | [0-9]* | .*| 0.1 | 31.5 |$'
 }
-pytorch() { # three ways, on the CPU: each loses, and clips, alike
+pytorch() { # on the CPU: three precisions begin with about the same loss
     local way loss
     for way in "eager fp32" "eager autocast" "eager bf16"; do
         # shellcheck disable=SC2086 # two words

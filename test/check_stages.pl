@@ -1,9 +1,9 @@
 #!/usr/bin/perl
-# check_stages.pl [LIST] [FOLDER] - make check-stages: do the stages still differ only where they must?
+# check_stages.pl [LIST] [FOLDER] - make check-stages: checks that the stages differ only where they must.
 # Each stage file is compared with the one before it, definition by definition: a definition is a top-level function, struct,
-# macro or section heading, with the comment that stands directly above it. What both files have must be the same, byte for byte, and in
-# the same order, but for what LIST (test/stages.list) names with a reason; and what the list names must differ, so that it
-# stays true. Then one line for each pair says how much there is to read. Status 1 if a stage differs without a reason.
+# macro or section heading, with the comment directly above it. Definitions that both files have must be the same, byte for byte,
+# and in the same order, except those that LIST (test/stages.list) names with a reason. A definition on the list must differ, so
+# that the list stays true. One line for each pair then says how much is new. Status 1 if a stage differs without a reason.
 use strict;
 use warnings;
 

@@ -1,16 +1,16 @@
 #!/bin/bash
-# comm_bench: its table says what it should for every collective, type and number of ranks, wrong numbers are counted, and the
-# latency and bandwidth of --json are those of the table.
+# comm_bench: its table is right for every collective, type and number of ranks, wrong numbers are counted, and the latency and
+# bandwidth in --json follow from the table.
 . test/lib.sh
 bench=$BUILD/comm_bench
 
-# bench_on RANKS OPTION...: what it says goes to $work/said.
+# bench_on RANKS OPTION...: runs comm_bench; its output goes to $work/said.
 bench_on() {
     on_ranks "$1" "$bench" --comm-timeout 60 "${@:2}" > "$work/said" 2> "$work/errors" ||
         { cat "$work/said"; tail -n 20 "$work/errors"; return 1; }
 }
-# table RANKS TYPE SIZE...: the last run was of every collective, and its lines have these sizes, rounded down to whole elements
-# of each rank; times, bandwidths and the factor between them agree to the last digit printed; nothing is wrong.
+# table RANKS TYPE SIZE...: the last run covered every collective, and its lines have these sizes, rounded down to whole elements
+# per rank; times, bandwidths and the factor between them agree to the last digit printed; no number is wrong.
 table() {
     awk -v ranks="$1" -v type="$2" -v sizes="${*:3}" '
     function fail(why) { print FILENAME ": " why ": " $0; failed = 1 }
@@ -45,7 +45,7 @@ table() {
     }' "$work/said" || { cat "$work/said"; return 1; }
 }
 
-# ---- the table. Sizes that no number of ranks divides, less than an element among them ----
+# ---- the table. No number of ranks divides these sizes, and one is less than an element ----
 awkward=(--op all -b 3 -e 160000 -f 6.1 -n 2 -w 1) awkward_sizes="3 18 109 664 4050 24705 150700"
 right() { # RANKS TYPE OPTION...
     # shellcheck disable=SC2086 # a list of words
@@ -73,7 +73,7 @@ unchecked() {
         [ "$(awk '/^ / { print $2, $5, $9, $13 }' "$work/said")" = "16 1 N/A N/A" ] || { cat "$work/said"; return 1; }
 }
 check "--check 0 says that nothing was checked; --root is the root" unchecked
-one_operation() { # 1000 times the time of one are no more than the whole run took, in microseconds
+one_operation() { # 1000 times the time of one operation is no more than the whole run took, in microseconds
     local begin=${EPOCHREALTIME//[!0-9]/}
     bench_on 1 -o all-gather -b 64K -e 64K -n 1000 -w 0 -c 0 || return 1
     awk -v whole=$((${EPOCHREALTIME//[!0-9]/} - begin)) '/^ / { spent = 1000 * ($6 + $10) } END {
@@ -82,8 +82,8 @@ one_operation() { # 1000 times the time of one are no more than the whole run to
 check "a time is that of one operation" one_operation
 
 # ---- wrong numbers ----
-# wrong "COUNT COUNT" COLLECTIVE OPTION...: of 3 ranks the second one has a wrong input in the second line of three, and so many
-# elements are counted as wrong out of place and in place, in that line only. The status says so.
+# wrong "COUNT COUNT" COLLECTIVE OPTION...: the second of 3 ranks has a wrong input in the second of three lines. That line, and no
+# other, counts this many wrong elements out of place and in place. The status is that of a failure.
 wrong() {
     local status expected=0 clean=${1//[1-9]/0}
     on_ranks 3 "$bench" -o "$2" -b 60 -e 240 -f 2 -n 1 -w 0 --fault 1:2:bitflip "${@:3}" > "$work/said" 2> "$work/errors"
@@ -104,8 +104,8 @@ check "a rank that hangs is named" fails_with "rank 2 has not reached" "step 2" 
     on_ranks 3 "$bench" -b 8 -e 64 --comm-timeout 2 --fault 2:2:hang
 
 # ---- latency and bandwidth ----
-# links FILE: JSON as dev/comm/README.md has it. No line with a larger or smaller alpha or beta is nearer to the times in the
-# table; busbw is what beta comes to. In the table's last line, too, the factor is right, with digits enough to tell them apart.
+# links FILE: JSON as dev/comm/README.md describes it. No line with a larger or smaller alpha or beta is nearer to the times in
+# the table; busbw follows from beta. In the table's last line, whose bandwidths have enough digits, the factor is right, too.
 links() {
     bench_on 3 --op all -b 64 -e 4M -f 4 -n 5 -w 2 --json "$1" || return 1
     perl -MJSON::PP - "$1" "$work/said" << 'END' || { cat "$1" "$work/said"; return 1; }
@@ -135,17 +135,17 @@ END
 check "--json has the latency and bandwidth that fit the table best" links "$work/links.json"
 
 # ---- mistakes ----
-mistake() { # PATTERN... -- OPTION...: alone
+mistake() { # PATTERN... -- OPTION...: on one rank
     local patterns=()
     while [ "$1" != -- ]; do patterns+=("$1"); shift; done
     fails_with "${patterns[@]}" -- "$bench" "${@:2}"
 }
-check "a size must be one" mistake "--minbytes wants a size like 512, 64K, 8M or 1G, not '1T'" -- -b 1T
-check "  with nothing behind it" mistake "--maxbytes wants a size .* not '8MB'" -- --maxbytes 8MB
+check "a size must be a number with K, M or G" mistake "--minbytes wants a size like 512, 64K, 8M or 1G, not '1T'" -- -b 1T
+check "  with nothing after it" mistake "--maxbytes wants a size .* not '8MB'" -- --maxbytes 8MB
 check "  and not negative" mistake "--stepbytes wants a size .* not '-1'" -- --stepbytes=-1
 check "  or too large" mistake "--maxbytes must be between 1 and 1024G, not 99999999999G" -- -e 99999999999G
-check "sizes go up" mistake "--minbytes 64 is more than --maxbytes 8" -- -b 64 -e 8
-check "there is one way to go up" mistake "leave one of them out" -- -i 8 -f 2
+check "sizes must grow" mistake "--minbytes 64 is more than --maxbytes 8" -- -b 64 -e 8
+check "by a factor or by bytes, not both" mistake "leave one of them out" -- -i 8 -f 2
 check "a collective must exist" mistake "--op must be one of all-reduce|reduce-scatter|.* not 'sum'" -- -o sum
 check "a type must exist" mistake "--datatype must be one of fp32|bf16|fp16|fp64, not 'byte'" -- -d byte
 check "a root must exist" mistake "--root 1: there is no such rank, the last one is 0" -- -r 1
@@ -153,7 +153,7 @@ check "iterations are bounded" mistake "--iters must be between 1 and 1000, not 
 check "one rank has no link" mistake "a single rank has no link to measure" -- --json "$work/none.json"
 check "a file that cannot be written is named before anything is measured" \
     fails_with "--json /nowhere/links.json: cannot be opened for writing" -- on_ranks 2 "$bench" --json /nowhere/links.json
-check "one size does not tell latency from bandwidth" \
+check "one size is not enough to tell latency from bandwidth" \
     fails_with "do not tell all-reduce's latency from its bandwidth: try a larger --maxbytes" -- \
     on_ranks 2 "$bench" -b 64 -e 64 -n 1 --json "$work/one.json"
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The tool that other tests trust: compare_run sees every way in which two runs can differ.
+# The tool that other tests rely on: compare_run sees every way in which two runs can differ.
 . test/lib.sh
 
 metrics() { # NAME LINE...: a metrics.jsonl with these lines after the first
@@ -19,14 +19,14 @@ check "equal metrics agree to the bit" "$COMPARE" metrics "$work/a" "$work/a" --
 check "near ones agree within a bound" same a near
 check "  but not within a smaller one" not "$COMPARE" metrics "$work/a" "$work/near" --rtol 1e-6
 check "  and not to the bit" not "$COMPARE" metrics "$work/a" "$work/near" --bits
-check "one step less is a difference" not same a short
+check "a missing step is a difference" not same a short
 check "  on either side" not same short a
 check "NaN is a difference" not same a nan
-check "  even from NaN" not same nan nan
+check "  even from another NaN" not same nan nan
 check "a missing field is a difference" not same a lacking
 check "  unless the reference lacks it" same lacking a
 check "other steps are a difference" not same a shifted
-check "nothing in common is no agreement" not "$COMPARE" metrics "$work/a" "$work/a" --rtol 1e-4 --only val_loss
+check "runs with nothing in common do not agree" not "$COMPARE" metrics "$work/a" "$work/a" --rtol 1e-4 --only val_loss
 
 weights=$REFERENCE/pytorch_fp32.safetensors
 changed() { # BYTES: the last element of the weights, as printf writes them
@@ -39,6 +39,6 @@ changed '\0\0\200\77'
 check "one element that is 1 is a difference" not same_weights
 changed '\377\377\377\377'
 check "NaN is a difference" not same_weights
-check "  even from NaN" not "$COMPARE" weights "$work/changed.safetensors" "$work/changed.safetensors" --bits
+check "  even from another NaN" not "$COMPARE" weights "$work/changed.safetensors" "$work/changed.safetensors" --bits
 check "other tensors are a difference" not "$COMPARE" weights $weights $REFERENCE/order.safetensors --rtol 1
 done_testing

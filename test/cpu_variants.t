@@ -1,12 +1,12 @@
 #!/bin/bash
-# The CPU's layers in their variants (dev/cpu/): every one gives the formula's numbers at usual and odd shapes; one that does not
-# is told, and nothing else is.
+# The variants of the CPU's layers (dev/cpu/): each gives the formula's numbers at usual and odd shapes. The check reports a
+# variant that is wrong, and only that one.
 . test/lib.sh
 programs=$BUILD/cpu_variants
 
-# results OF THE TABLE: name and result of each variant.
+# results: name and result of each variant, from the table on stdin.
 results() { sed -n 's/^| \([a-z_]*_[0-9]_[a-z]*\) | [^|]* | \([^|]*\) |.*$/\1: \2/p'; }
-# all_right NAME OPTION...: each variant that the file's table has is there and right.
+# all_right NAME OPTION...: every variant in the file's table was checked and is right.
 all_right() {
     local name=$1
     shift
@@ -14,7 +14,7 @@ all_right() {
     results < "$work/said" | tee "$work/results"
     [ "$(grep -c ': right$' "$work/results")" -eq "$(grep -c '^    { "' "dev/cpu/$name.c")" ] && [ -s "$work/results" ]
 }
-odd_shapes() { # rows and columns that fill no vector, no tile and no block; several blocks; a row a thread
+odd_shapes() { # rows and columns that do not fill vectors, tiles or blocks; several blocks; one row per thread
     local depth=
     [[ $1 != matmul* ]] || depth="--depth 131"
     # shellcheck disable=SC2086 # depth is two words, or none
@@ -25,10 +25,10 @@ for source in dev/cpu/*.c; do
     [ "$name" != bench_layers ] || continue
     check "$name: every variant is right" all_right "$name"
     check "$name: with one thread" all_right "$name" --threads 1
-    check "$name: of odd shapes, too" odd_shapes "$name"
+    check "$name: odd shapes, too" odd_shapes "$name"
 done
 
-# is_told NAME VARIANT WAS IS: with this change in its source the variant is wrong, the others are right, and the status is 1.
+# is_told NAME VARIANT WAS IS: after this change in the source the variant is wrong, the others are right, and the status is 1.
 is_told() {
     local source=dev/cpu/$1.c broken=$work/$1
     sed "s/$3/$4/" "$source" > "$broken.c"
@@ -64,24 +64,24 @@ bad_options() {
     fails_with "threads 99999 are more than this machine's" -- "$programs/gelu" --threads 99999
 }
 if [ "$BUILD" = build ]; then # the same in every build
-    check "a sum that is not scaled down with the result is told" is_told attention attention_3_online 'sum \*= shrink;' ''
-    check "an element that is not written is told" is_told gelu gelu_2_sigmoid \
+    check "a sum that is not scaled down with the result is reported" is_told attention attention_3_online 'sum \*= shrink;' ''
+    check "an element that is not written is reported" is_told gelu gelu_2_sigmoid \
         'act\[i\] = x \/ (1' 'act[i ? i : 1] = x \/ (1'
-    check "a gradient that is set where it should be added is told" is_told matmul_backward_weight \
+    check "a gradient that is set where it should be added is reported" is_told matmul_backward_weight \
         matmul_backward_weight_1_naive 'dw\[o \* C + c\] += sum' 'dw[o * C + c] = sum'
-    check "terms that fill no block and are left out are told" is_told matmul_backward_input matmul_backward_input_4_blocks \
+    check "leaving out the terms after the last full block is reported" is_told matmul_backward_input matmul_backward_input_4_blocks \
         'o < p->OC; o += TERMS' 'o + TERMS <= p->OC; o += TERMS'
-    check "a gradient that forgets one way to its input is told" is_told layernorm_backward layernorm_backward_1_naive \
+    check "a gradient that misses one path to its input is reported" is_told layernorm_backward layernorm_backward_1_naive \
         ' - n \* (sum_gn' ' + 0 * (sum_gn'
-    check "sums of all threads but the first are told" is_told layernorm_backward layernorm_backward_4_copies \
+    check "adding up only the first thread's sums is reported" is_told layernorm_backward layernorm_backward_4_copies \
         'add_up(p->db, db, threads, C)' 'add_up(p->db, db, 1, C)'
-    check "a softmax whose sum is taken for a constant is told" is_told attention_backward attention_backward_4_owners \
+    check "a softmax whose sum is taken for a constant is reported" is_told attention_backward attention_backward_4_owners \
         ' - D\[t\])' ')'
-    check "0 by 0 is told" is_told gelu_backward gelu_backward_4_quotient 'x == 0 ? 0.5f : quotient' 'quotient'
-    check "times, beside a copy's" has_times gelu "\(a copy\|an update of an array in place\)" GB
-    check "times, beside a product's" has_times matmul "a large product by oneDNN" GFLOP
+    check "0 divided by 0 is reported" is_told gelu_backward gelu_backward_4_quotient 'x == 0 ? 0.5f : quotient' 'quotient'
+    check "times are shown beside a copy's" has_times gelu "\(a copy\|an update of an array in place\)" GB
+    check "times are shown beside a matrix product's" has_times matmul "a large product by oneDNN" GFLOP
 fi
 check "one variant alone" one_variant
-check "options that there are not" bad_options
+check "unknown options and bad values are errors" bad_options
 check "--help" sh -c '"$1" --help | grep -q "^--rows, --cols, --depth   the shape: .* 512 x 3072 x 768"' - "$programs/matmul"
 done_testing

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The descriptions of our matrix products, given to the real cuBLASLt where it is installed. It takes no GPU to look at them;
-# the kernels around them are compiled for the emulator and never run.
+# Gives the descriptors of our matrix products to the real cuBLASLt where it is installed. Checking them takes no GPU; the
+# kernels around them are compiled for the emulator and never run.
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 link=$(sh dev/find_cuda.sh link cublasLt 2> /dev/null) || { echo "1..0 # SKIP cuBLAS is not here (sh dev/setup.sh fetches it where nvcc is)"; exit 0; }
@@ -12,6 +12,6 @@ accepted() {
     sh test/emulator/compile.sh test/test_cublaslt_descriptors.cu "$work/$precision" plain -DPRECISION_"${precision^^}" $link && "$work/$precision"
 }
 for precision in fp32 bf16 fp16; do
-    check "cuBLASLt takes the descriptions of all products in $precision" accepted $precision
+    check "cuBLASLt accepts the descriptors of all products in $precision" accepted $precision
 done
 done_testing

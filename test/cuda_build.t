@@ -1,6 +1,6 @@
 #!/bin/bash
-# make DEVICE=cuda where something is missing: what it says, and that it says so before the compiler does. And the programs that
-# it has made, where there is no GPU to run them.
+# make DEVICE=cuda where something is missing: what it says, and that it says so before the compiler does. Also what its programs
+# say where there is no GPU to run them.
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 echo '#include <cublasLt.h>' | "${CC:-cc}" -E -x c - > /dev/null 2>&1 && { echo "1..0 # SKIP cuBLAS is installed system-wide, and cannot be missing"; exit 0; }
@@ -22,7 +22,7 @@ asked() { # STATUS COMMAND...
 says() { grep -qe "$1" "$work/said" || { echo "it did not say '$1'"; return 1; }; }
 make_copy() { asked "$1" make --no-print-directory -C "$work/copy" "${@:2}"; }
 find_copy() { asked "$1" sh "$work/copy/dev/find_cuda.sh" "${@:2}"; }
-fill() { # PLACE MAJOR: a place that has cuBLAS and cuDNN
+fill() { # PLACE MAJOR: makes a place that has cuBLAS and cuDNN
     mkdir -p "$1/include" "$1/lib"
     touch "$1/include/cublasLt.h" "$1/lib/libcublasLt.so.$2" "$1/include/cudnn.h" "$1/lib/libcudnn.so.9"
 }
@@ -49,7 +49,7 @@ the_toolkit_comes_first() {
     find_copy 0 link cublasLt && says "-L$work/toolkit/lib64 .*-l:libcublasLt.so$"
 }
 unknown_devices_are_told() { make_copy 2 DEVICE=gpu && says "DEVICE must be cpu, cuda or emulated, not 'gpu'"; }
-# An Open MPI that asks for the new style of rpath, which would not count for what cuDNN opens by itself.
+# An Open MPI that asks for the new style of rpath, which would not apply to the libraries that cuDNN opens at run time.
 rpath_stays_old() {
     mkdir -p "$work/bin"
     printf '#!/bin/sh\ncase $1 in *link) echo -L/mpi -Wl,-rpath -Wl,/mpi -Wl,--enable-new-dtags -lmpi ;; esac\n' > "$work/bin/mpicc"
@@ -63,9 +63,9 @@ no_driver() { fails_with "no NVIDIA driver is loaded" "make DEVICE=cpu" -- "$1" 
 check "libraries that are missing are named, with the ways to get them" missing_libraries_are_told
 check "cuDNN can be left out" cudnn_can_be_left_out
 check "pip's wheels in nvidia/ are found" wheels_are_found
-check "those of another CUDA version than the toolkit's are not" wheels_of_another_version_are_not
+check "wheels of another CUDA version than the toolkit's are not" wheels_of_another_version_are_not
 check "the toolkit's own library comes first" the_toolkit_comes_first
-check "a device that there is not" unknown_devices_are_told
+check "an unknown device is an error" unknown_devices_are_told
 check "Open MPI's flags leave the rpath as cuDNN needs it" rpath_stays_old
 for program in build/cuda*/train_gpt2_single; do
     name="without a driver $program says so"

@@ -1,7 +1,7 @@
 #!/bin/bash
 # The kernels and matrix products of llmc/cuda/ against the CPU's layers, where there is no GPU: under the emulator, with the
-# address sanitizer in every precision (it sees all that a plain build does), with the race detector in bf16 (other precisions'
-# kernels differ in conversions and in elements a load, not in their barriers; the stand-in for cuBLASLt has no races to find).
+# address sanitizer in every precision (it finds everything that a plain build does), with the race detector in bf16 (kernels of
+# other precisions differ in conversions and elements per load, not in barriers; the stand-in for cuBLASLt has no races to find).
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 for folder in "${CUDA_HOME:-/usr/local/cuda}" /usr; do [ -e "$folder/include/cuda_runtime.h" ] && cuda=$folder; done
@@ -11,7 +11,7 @@ export OMP_NUM_THREADS=1 # the CPU's layers in these programs use one thread
 setarch -R true 2> /dev/null && without_aslr="setarch -R" # ThreadSanitizer cannot start in some address layouts
 export without_aslr="${without_aslr:-}"
 
-# What the programs are linked with: the CPU's layers once a precision, the emulator once a build.
+# Builds what the programs are linked with: the CPU's layers once per precision, the emulator once per build.
 build_parts() {
     local precision build
     for precision in fp32 bf16 fp16; do
@@ -23,7 +23,7 @@ build_parts() {
         sh test/emulator/compile.sh "$work/nothing.cu" "$work/nothing.o" $build || return 1 # makes the emulator itself
     done
 }
-# compile_and_run TEST BUILD PRECISION: what it prints goes to a log, a last line says with what status it ended.
+# compile_and_run TEST BUILD PRECISION: the output goes to a log, whose last line has the program's status.
 compile_and_run() {
     local program=$work/$1-$2-$3 how=
     [ "$2" = tsan ] && how=quick
@@ -34,7 +34,7 @@ compile_and_run() {
     rm -f "$program" "$program.ii"
 }
 export -f compile_and_run
-# The program ran to its end, and each of its tests, several of them, is ok.
+# The program ran to its end; it has several tests, and each is ok.
 all_ok() {
     cat "$1"
     [ "$(tail -n 1 "$1")" = "status 0" ] || return 1

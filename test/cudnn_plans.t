@@ -1,6 +1,6 @@
 #!/bin/bash
-# The real cuDNN takes attention's graphs, and makes plans of them for an H100, on a machine without a GPU; and to every mistake
-# that it refuses, the emulator's stand-in gives the same answer.
+# The real cuDNN accepts attention's graphs and makes plans for an H100 from them, on a machine without a GPU; and the emulator's
+# stand-in gives the same answer to every mistake that it refuses.
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 for folder in "${CUDA_HOME:-/usr/local/cuda}" /usr; do [ -e "$folder/include/cuda_runtime.h" ] && cuda=$folder; done
@@ -20,7 +20,7 @@ build_all() {
         CPPFLAGS=$headers EMULATOR_LIBRARIES=cudnn \
             sh test/emulator/compile.sh $plans/mistakes.cpp "$work/mistakes-emulated"
 }
-# planned PRECISION B T NH HS [deterministic]: both directions have an engine.
+# planned PRECISION B T NH HS [deterministic]: cuDNN finds an engine for both directions.
 planned() {
     local precision=$1
     shift
@@ -41,7 +41,7 @@ deterministic_stores_ds() {
     echo "$any bytes, deterministic $ordered"
     [ "$any" -lt 65536 ] && [ "$ordered" -ge $((2 * 2 * 4 * 256 * 256)) ]
 }
-# What cuDNN refuses, the stand-in refuses in the same words; what is called good, both accept.
+# What cuDNN refuses, the stand-in refuses in the same words; graphs called good are accepted by both.
 same_answers() {
     "$work/mistakes" > "$work/real" && "$work/mistakes-emulated" > "$work/emulated" || return 1
     diff "$work/real" "$work/emulated"
@@ -52,7 +52,7 @@ same_answers() {
 }
 
 check "everything compiles, without nvcc" build_all
-export LD_LIBRARY_PATH="$work${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" # the driver that does nothing
+export LD_LIBRARY_PATH="$work${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" # has a driver that does nothing
 check "the stand-in answers mistakes as cuDNN does" same_answers
 "$work/bf16" $plans/h100.json 1 64 1 64 > "$work/said" 2>&1
 if grep -q "libnvrtc" "$work/said"; then
@@ -66,9 +66,9 @@ done
 check "GPT-2 124M, deterministic" planned bf16 4 1024 12 64 deterministic
 check "GPT-2 1558M" planned bf16 1 1024 25 64
 check "a length that is no multiple of 64, heads of 128" planned bf16 2 65 3 128
-check "the same, deterministic" planned fp16 2 65 3 128 deterministic
+check "  deterministic" planned fp16 2 65 3 128 deterministic
 check "one token" planned bf16 2 1 2 64
 check "heads of 80" planned bf16 1 200 2 80
 check "heads that are no multiple of 8 are refused, and it says why" refused "multiple of 8" bf16 1 100 2 12
-check "deterministic stores what the other adds up in any order" deterministic_stores_ds
+check "the deterministic plan stores what the other adds up at once, in any order" deterministic_stores_ds
 done_testing

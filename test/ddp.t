@@ -1,6 +1,6 @@
 #!/bin/bash
-# Data parallelism: training runs on 1 to 4 ranks are PyTorch DDP's, whatever the mode, the buckets and the accumulation; they
-# send what the formula says; strict mode changes nothing.
+# Data parallelism: training runs on 1 to 4 ranks agree with PyTorch DDP's in every mode, with any buckets and accumulation;
+# strict mode changes nothing.
 . test/lib.sh
 ddp=$BUILD/train_gpt2_ddp
 
@@ -22,7 +22,7 @@ matches() { # NAME RANKS BATCH TOTAL OPTION...
     ddp_run "$1" "$2" "$3" "$work/$name" "${@:4}" && is_pytorchs "$name" "$work/$name"
 }
 
-[ "$BUILD" = build ] && all="1 2 3 4" || all=3 # the sanitizers see on 3 what they would see on 4
+[ "$BUILD" = build ] && all="1 2 3 4" || all=3 # with 4 ranks the sanitizers would see nothing more
 for ranks in $all; do
     total=$((ranks == 3 ? 384 : 512)) batch=$((ranks == 3 ? 4 : 16 / ranks)) # 16 sequences do not divide over 3 ranks
     name=ranks_$ranks
@@ -31,7 +31,7 @@ for ranks in $all; do
     check "  naive" matches $name $ranks $batch $total --ddp naive
     check "  in strict mode" strict matches $name $ranks $batch $total --bucket-mb 0.02
     [ $ranks = 1 ] && continue
-    check "  by the ring of our own" matches $name $ranks $batch $total --bucket-mb 0.02 --allreduce ring
+    check "  by our own ring" matches $name $ranks $batch $total --bucket-mb 0.02 --allreduce ring
     check "  in rank order" matches $name $ranks $batch $total --bucket-mb 0.02 --deterministic
     cp -r "$work/$name" "$work/first"
     check "  and again: the same to the bit" ddp_run $ranks $batch $total "$work/second" --bucket-mb 0.02 --deterministic

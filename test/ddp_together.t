@@ -1,9 +1,9 @@
 #!/bin/bash
-# What ranks owe one another: checkpoints that any number of ranks continues, equal state, bytes as predicted, communication
-# during the backward pass, and, when one fails or differs, an end within seconds that names it.
+# What ranks do together: checkpoints that any number of ranks can continue, equal state, bytes as predicted, communication
+# during the backward pass and, when a rank fails or differs, an end within seconds that names it.
 . test/lib.sh
 ddp=$BUILD/train_gpt2_ddp
-# eps: test/reference/README.md says why a small one would make whole steps of the key biases' rounding noise
+# eps: with a small one, the key biases' rounding noise would become whole steps (test/reference/README.md)
 small=(--eps 1e-5 --data $REFERENCE/tokens.bin --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --total-batch-size 512
     --lr 3e-3 --warmup-steps 5 --eval-every 0 --sample-every 0 --steps 20)
 
@@ -39,7 +39,7 @@ check "train_gpt2_single resumes from the checkpoint of 4 ranks" single "$work/o
 check "  and agrees" close "$work/four" "$work/on-single"
 check "4 ranks resume from train_gpt2_single's checkpoint" train 4 8 "$work/from-single" --resume
 check "  and agree" close "$work/single" "$work/from-single"
-evaluated() { # the whole of the data, whose last batch is a padded one: ranks have seen different numbers of tokens
+evaluated() { # on all of the data; its last batch is padded, so ranks see different numbers of tokens
     rm -rf "$work"/{single,three}
     single "$work/single" --total-batch-size 384 --batch-size 24 --val-data $REFERENCE/tokens.bin --eval-every 10 --eval-steps 1000 &&
         train 3 4 "$work/three" --total-batch-size 384 --val-data $REFERENCE/tokens.bin --eval-every 10 --eval-steps 1000 &&
@@ -54,7 +54,7 @@ sent_as_predicted() { # RANKS BATCH OPTION...
     shift 2
     rm -rf "$work/sent"
     train "$ranks" "$batch" "$work/sent" --steps 3 "$@" || return 1
-    bytes=$((2 * (ranks - 1) * (4 * parameters + 8) / ranks)) # and the loss, a double
+    bytes=$((2 * (ranks - 1) * (4 * parameters + 8) / ranks)) # plus the loss, a double
     cat "$work/sent.log"
     grep -q "^  bytes .* as predicted" "$work/sent.log" && [ "$(grep -c "\"comm_bytes\":$bytes," "$work/sent/metrics.jsonl")" -eq 3 ]
 }
@@ -64,18 +64,18 @@ for ranks in 1 2 4; do
     check "  with 4 micro-batches no more" sent_as_predicted $ranks $((8 / ranks))
 done
 check "  naive with 4 micro-batches no more" sent_as_predicted 4 2 --ddp naive
-early() { # MODE SIGN: whether communication begins before the end of the backward pass
+early() { # MODE SIGN: with SIGN 1 communication begins before the end of the backward pass, with -1 after it
     on_ranks 2 "$ddp" "${small[@]}" --model d4 --batch-size 16 --seq-len 32 --channels 128 --heads 4 --total-batch-size 1024 --steps 5 --bucket-mb 0.25 --ddp "$1" \
         --trace "$work/trace.json" > "$work/log" 2>&1 && $BUILD/overlap "$work/trace.json" > "$work/overlap" || { cat "$work/log"; return 1; }
     cat "$work/overlap"
     awk -v sign="$2" '/^rank.*%/ { n++; if (sign * $NF <= 0) exit 1 } END { exit n != 2 }' "$work/overlap"
 }
 check "buckets are sent before the backward pass ends" early bucketed 1
-check "  the naive way begins after it" early naive -1
+check "  naive DDP begins after it" early naive -1
 
 # ---- ranks that fail ----
-# Status, and for how long, are mpirun's; what is said is ours.
-ends() { # PATTERN OPTION...: within 30 s, not well, with the pattern on stderr of every rank that lives
+# mpirun decides the status and how long the end takes; the messages are ours.
+ends() { # PATTERN OPTION...: the run fails within 30 s, and every surviving rank prints the pattern
     local pattern=$1
     shift
     rm -rf "$work/fault"
@@ -100,12 +100,12 @@ parted() { # a rank that leaves out an operation: MPI may crash, mpirun ends all
 }
 check "dev/ranks finds the rank that left out an operation" parted
 
-# ---- ranks that differ, and numbers that do not go together ----
+# ---- ranks that differ, and options that do not fit the number of ranks ----
 on_two() { on_ranks 1 "$ddp" "${small[@]}" --batch-size 8 "$1" "$2" : -np 1 "$ddp" "${small[@]}" --batch-size 8 "$3" "$4"; } # OPTION VALUE, for each rank
-check "ranks with different options are told which" fails_with "do not run the same: --lr is \"0.01\" on rank 0 and \"0.02\" on rank 1" -- on_two --lr 0.01 --lr 0.02
-check "  with different data, too" fails_with "do not run the same: --data" -- on_two --data $REFERENCE/tokens.bin --data README.md
+check "ranks with different options end, and the option is named" fails_with "do not agree: --lr is \"0.01\" on rank 0 and \"0.02\" on rank 1" -- on_two --lr 0.01 --lr 0.02
+check "  with different data, too" fails_with "do not agree: --data" -- on_two --data $REFERENCE/tokens.bin --data README.md
 check "a batch that does not divide over the ranks" fails_with "^rank 0: error: --total-batch-size 512 must be a multiple.*3 ranks" "^rank 2: error:" -- \
     on_ranks 3 "$ddp" "${small[@]}" --batch-size 8
 check "fewer sequences than ranks" fails_with "a step on 4 ranks needs" -- on_ranks 4 "$ddp" "${small[@]}" --seq-len 2048 --batch-size 1 --total-batch-size 0
-check "a fault for a rank that there is not" fails_with "there is no rank 4" -- on_ranks 4 "$ddp" "${small[@]}" --batch-size 8 --fault 4:1:kill
+check "a fault for a rank that does not exist" fails_with "there is no rank 4" -- on_ranks 4 "$ddp" "${small[@]}" --batch-size 8 --fault 4:1:kill
 done_testing

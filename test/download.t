@@ -32,7 +32,7 @@ broken_shards_are_refused() {
     head -c 3000 server/edu_fineweb_train_000002.bin > cut && mv cut server/edu_fineweb_train_000002.bin
     fails_with "train_000002.bin is not what it should be" "5001 tokens" "3000 bytes" -- fineweb 2 out || return 1
     echo '<html>' > server/edu_fineweb_train_000002.bin
-    fails_with "train_000002.bin is not what it should be" "no token file" -- fineweb 2 out || return 1
+    fails_with "train_000002.bin is not what it should be" "not a token file" -- fineweb 2 out || return 1
     [ "$(ls out)" = "$(printf 'edu_fineweb_train_000001.bin\nedu_fineweb_val_000000.bin')" ]
 }
 missing_shards_are_an_error() {

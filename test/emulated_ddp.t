@@ -74,7 +74,7 @@ check "  has the same bits" same_bits again nccl-ordered
 # ---- what cannot be ----
 check "NCCL refuses ranks that share a GPU, and the error says so" \
     fails_with "ranks 0-1 share a GPU" "use --comm mpi" -- on_gpus mpi 2 $test_comm --comm nccl
-check "there are no windows over MPI" fails_with "nccl-windows: these ranks talk by MPI" -- on_gpus mpi 2 $test_comm --nccl-windows
+check "there are no windows over MPI" fails_with "nccl-windows: these ranks communicate by MPI" -- on_gpus mpi 2 $test_comm --nccl-windows
 check "a rank that does not come is named" \
     fails_with "rank 1 has not reached all-reduce" -- on_gpus nccl 2 $emulated --data $REFERENCE/tokens.bin --val-data= \
     --model d1 --channels 16 --heads 2 --seq-len 16 --batch-size 2 --fault 1:2:hang --comm-timeout 3

@@ -315,7 +315,7 @@ fi
 # ---- what it is for ----
 within_limit() { # 16 bytes of each of 2 million parameters are more than 25 MB; 4 of them and what is gathered are less
     local big=(--model d10 --channels 128 --batch-size 1 --seq-len 8 --steps 1 --memory-limit 0.025 --recompute none)
-    fails_with "out of memory: .* are over --memory-limit 0.025 GB" "each of more ranks with ZeRO or FSDP" -- on_ranks 4 "$BUILD/train_gpt2_ddp" "${small[@]}" "${big[@]}" &&
+    fails_with "out of memory: .* are over --memory-limit 0.025 GB" "more ranks with ZeRO or FSDP" -- on_ranks 4 "$BUILD/train_gpt2_ddp" "${small[@]}" "${big[@]}" &&
         on_ranks 4 "$fsdp" "${small[@]}" "${big[@]}"
 }
 [ "$BUILD" = build ] && check "a model that DDP on 4 ranks has no memory for trains with the same limit" within_limit

@@ -46,7 +46,7 @@ who='echo "$RANK of $WORLD_SIZE, here $LOCAL_RANK of $LOCAL_WORLD_SIZE, meeting 
 check "two nodes by hand number their ranks" eval 'by_hand 1 2 2 node1:2950 sh -c "$who" > "$work/two" & by_hand 0 2 2 node1:2950 sh -c "$who" > "$work/one" && wait $! && sort "$work/one" "$work/two" > "$work/said" &&
     says "^0 of 4, here 0 of 2, meeting at node1 2950" && says "^1 of 4, here 1 of 2" && says "^2 of 4, here 0 of 2" && says "^3 of 4, here 1 of 2" && [ "$(wc -l < "$work/said")" = 4 ]'
 check "  a rank that fails gives its status" eval 'by_hand 0 1 3 here:2950 sh -c "exit \$RANK"; [ $? -eq 2 ]'
-check "  a node beyond the last is an error" fails_with "of 2 nodes the last is 1" -- by_hand 2 2 1 here:2950 true
+check "  a node beyond the last is an error" fails_with "NODE must be at most 1 with 2 nodes" -- by_hand 2 2 1 here:2950 true
 check "  and a place without a port" fails_with "ADDRESS:PORT must be like" -- by_hand 0 1 1 here true
 check "  no MPI on the CPU without who starts it: an error that says so" eval 'not by_hand 0 1 2 127.0.0.1:$((20000 + $$ % 20000)) $fsdp "${small[@]}" --comm-timeout 20 > "$work/said" 2>&1 && says "error: .*mpirun"'
 over_nccl() {

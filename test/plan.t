@@ -37,8 +37,9 @@ check "a model that is not known is an error" fails_with "gpt5 is not known" -- 
 check "options of a model beside --params are an error" fails_with "layers has no meaning beside --params" -- "$plan" --params 1e9 --layers 3
 check "  no fp32 copy in our own stages is one, too" fails_with "master is for --params" -- "$plan" --master off
 check "  and one of fp32 itself" fails_with "master has no meaning with --precision fp32" -- "$plan" --params 1e9 --master off --precision fp32
-check "half a parameter is an error" fails_with "params must be 1 at least, not 0.5" -- "$plan" --params 0.5
-check "a measured and a reckoned time together are an error" fails_with "give one or the other" -- "$plan" --compute-ms 5 --mfu 0.5
+check "half a parameter is an error" fails_with "params must be at least 1, not 0.5" -- "$plan" --params 0.5
+check "a measured and a computed time together are an error" \
+    fails_with "give either that or these" -- "$plan" --compute-ms 5 --mfu 0.5
 check "more tokens than positions are an error" fails_with "longer than the 1024 tokens" -- "$plan" --model gpt2 --seq-len 2048
 check "heads that do not divide the channels are an error" fails_with "do not divide over 3 heads" -- "$plan" --heads 3
 check "a link that is neither known nor a file is an error" fails_with "ethernet.*nvlink, pcie, infiniband" -- "$plan" --link ethernet

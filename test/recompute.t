@@ -30,7 +30,7 @@ check "  and holds the same bytes as one that was told to" [ "$(peak_bytes "$wor
 check "with a --memory-limit of just these bytes, too" chooses none tiny fp32 --layers 3 --memory-limit "${bytes}e-9"
 check "with 8 less it recomputes" chooses block tiny fp32 --layers 3 --memory-limit "$((bytes - 8))e-9"
 check "  and has the same bits" same_run "$work/fp32-none" "$work/auto"
-check "which --recompute none forbids" fails_with "out of memory" "if --recompute none forbids it" -- \
+check "which --recompute none forbids" fails_with "out of memory" "or --recompute block" -- \
     tiny fp32 --layers 3 --memory-limit "$((bytes - 8))e-9" --recompute none
 check "where that does not help either, it is told" fails_with "out of memory" -- tiny fp32 --layers 3 --memory-limit 0.0001
 for stage in ddp zero fsdp; do

@@ -672,7 +672,7 @@ static void every_piece_of_a_shard_is_checked(void** state) {
         { SECOND, "\"wte[6:40]\"", "\"wte[5:39]\"", "model-*-of-00002.safetensors", "element 5 of tensor 'wte' is there twice" },
         { SECOND, "\"h.1.proj.weight[10:16]\"", "\"h.0.fc.weight[3:9]\"", "*", "3 of tensor 'h.0.fc.weight' is there twice" },
         { FIRST, "\"h.0.ln_1.bias[0:4]\"", "\"h.0.fc.bias[0:4]\"", "*", "element 0 of tensor 'h.0.ln_1.bias' is missing" },
-        { SECOND, "\"wte[6:40]\"", "\"wte[7:41]\"", SECOND, "'wte[7:41]' is none of state.json's model, nor a piece of one" },
+        { SECOND, "\"wte[6:40]\"", "\"wte[7:41]\"", SECOND, "'wte[7:41]' is not in state.json's model, nor a piece of a tensor" },
         { FIRST, "\"wte[0:6]\"", "\"wtf[0:6]\"", FIRST, "'wtf[0:6]' is none of" },
         { FIRST, "\"wte[0:6]\"", "\"wt[0:6]\"", FIRST, "'wt[0:6]' is none of" },
         { FIRST, "\"wte[0:6]\"", "\"wte[0:6\"", FIRST, "'wte[0:6' is none of" },
@@ -715,7 +715,7 @@ static void an_index_that_differs_from_its_files_is_noticed(void** state) {
         { "\"wte[0:6]\": \"" FIRST "\"", "\"wte[0:6]\": 1", "says that 'wte[0:6]' is in no file; it is in " FIRST },
         { "\"wte[0:6]\"", "\"wte[0:5]\"", "says that 'wte[0:6]' is in no file; it is in " FIRST },
         { "\"wte[0:6]\"", "\"wte[40:40]\": \"" FIRST "\", \"wte[0:6]\"", "or more in it than they have" },
-        { "\"total_size\": 2208", "\"total_size\": 2209", "has another total_size than the files together" },
+        { "\"total_size\": 2208", "\"total_size\": 2209", "has a total_size that is not the files'" },
         { "\"weight_map\"", "\"weight_map\": {}, \"weight_map\"", "is not valid JSON: duplicate object key" },
         { "\"weight_map\"", "\"map\"", "is in no file" },
         { "{", "[", "is not valid JSON" },
@@ -915,8 +915,8 @@ static void every_field_of_the_state_is_checked(void** state) {
         { "{\"shards\": 0}", "\"shards\" must be between 1 and 65536, not 0" },
         { "{\"shards\": true}", "no whole number \"shards\"" },
         { "{\"shards\": 3}", "does not match its own checksum" },
-        { "{\"checksums\": {\"m\": \"0\"}}", "no 16 hexadecimal digits \"m\"" },
-        { "{\"checksum_of_this\": \"\"}", "no 16 hexadecimal digits \"checksum_of_this\"" },
+        { "{\"checksums\": {\"m\": \"0\"}}", "no \"m\" of 16 hexadecimal digits" },
+        { "{\"checksum_of_this\": \"\"}", "no \"checksum_of_this\" of 16 hexadecimal digits" },
         { "{\"position\": 1}", "does not match its own checksum: it was damaged or edited" },
     };
     for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {

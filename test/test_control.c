@@ -413,7 +413,7 @@ static void test_a_rank_that_hangs_is_named_with_the_operation_it_has_not_reache
     (void)state;
     Team t = team_of(4, 0.7, hang_2);
     expect_all(&t, 2, 1, 8, "rank 2 has not reached all-reduce #2 of world (5000 fp32, step 3)", "has waited",
-               "the last that rank 2 issued there is all-reduce #1 of world (1000 fp32, step 2)");
+               "the last operation that rank 2 issued there is all-reduce #1 of world (1000 fp32, step 2)");
 }
 
 static void hang_0_and_3(Control* c) {
@@ -482,7 +482,7 @@ static void stick(Control* c) { wait_forever(c, "world", "all-gather", 5000, -1)
 static void test_a_wait_that_all_have_reached_is_the_fault_of_none(void** state) {
     (void)state;
     Team t = team_of(3, 0.7, stick);
-    expect_all(&t, -1, 1, 8, "every rank has reached all-gather #0 of world (5000 fp32, step 0)", "what moves the data is stuck");
+    expect_all(&t, -1, 1, 8, "every rank has reached all-gather #0 of world (5000 fp32, step 0)", "the data is not moving");
 }
 
 static void disagree(Control* c) { wait_forever(c, "world", c->ranks.rank == 1 ? "all-gather" : "all-reduce", 5000, -1); }
@@ -505,7 +505,7 @@ static void test_a_receive_waits_for_its_sender_alone(void** state) {
     Team t = team_of(4, 0.7, hang_as_sender);
     expect_all(&t, -1, 1, 8,
                "rank 0 has not reached its side of receive #5 from rank 0 of world (5000 fp32, step 0), for which rank 1",
-               "the last that rank 0 issued there is send #4 to rank 1");
+               "the last operation that rank 0 issued there is send #4 to rank 1");
 }
 
 static void hang_as_receiver(Control* c) {
@@ -519,7 +519,7 @@ static void test_and_a_send_for_its_receiver(void** state) {
     (void)state;
     Team t = team_of(3, 0.7, hang_as_receiver);
     expect_all(&t, -1, 1, 8, "rank 0 has not reached its side of send #5 to rank 0 of world (5000 fp32, step 0)",
-               "the last that rank 0 issued there is receive #4 from rank 1");
+               "the last operation that rank 0 issued there is receive #4 from rank 1");
 }
 
 static void hang_in_a_group(Control* c) {
@@ -654,7 +654,7 @@ static void test_a_rank_that_never_comes_is_named(void** state) {
     memset(e, 0, sizeof e);
     team_run(&t, be_rank, e);
     for (int r = 0; r < 5; r += 2) {
-        const char* says = r == 0 ? "ranks 1 and 3 of 5 did not come within 1 s" : "rank 0 has left";
+        const char* says = r == 0 ? "ranks 1 and 3 of 5 did not join within 1 s" : "rank 0 has left";
         bool good = e[r].status == 1 && strstr(e[r].err, says);
         if (!good) show(&t, e);
         assert_true(good);
@@ -769,7 +769,7 @@ static void test_ranks_that_were_told_of_different_sizes_are_found(void** state)
     team_run(&t, join_another_size, e);
     for (int r = 0; r < 2; r++) {
         assert_int_equal(e[r].status, 1);
-        assert_non_null(strstr(e[r].err, "rank 1 was told of 3 ranks, rank 0 of 2"));
+        assert_non_null(strstr(e[r].err, "rank 1 was started as one of 3 ranks, rank 0 as one of 2"));
     }
     ended_free(&t, e);
 }

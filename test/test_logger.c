@@ -14,7 +14,7 @@ static const char* metrics_of(const char* run) {
 
 static void open_log(Logger* g, const char* run, long long resumed_step) {
     char* out = format_string("%s/%s", folder, run);
-    logger_open(g, &table, out, 300, resumed_step, NULL);
+    logger_open(g, &table, &options, out, resumed_step, NULL);
     free(out);
 }
 
@@ -28,6 +28,11 @@ static StepLog step_log(long long step) {
     s.tokens_per_s = 12345.6; s.step_ms = 165.9;
     s.mem_bytes = 100000000; s.mem_peak_bytes = 123456789;
     return s;
+}
+
+static EvalLoss eval_loss(double per_token, double per_byte) {
+    EvalLoss loss = { per_token, per_byte };
+    return loss;
 }
 
 static void log_steps(Logger* g, long long first, long long last) {
@@ -119,7 +124,7 @@ static void write_facts(void* run) {
     Logger g;
     char* out = format_string("%s/%s/deep/down", folder, (const char*)run);
     options.prompt = "caf\xE9"; // Latin-1
-    logger_open(&g, &table, out, 300, 0, json_pack("{s:i}", "world_size", 4));
+    logger_open(&g, &table, &options, out, 0, json_pack("{s:i}", "world_size", 4));
     logger_close(&g);
     free(out);
 }
@@ -151,8 +156,8 @@ static void write_odd_numbers(void* run) {
     s.skipped = true;
     s.lr = 0.1 + 0.2;
     logger_step(&g, &s);
-    logger_eval(&g, 1, 2.25);
-    logger_eval(&g, 1, -INFINITY);
+    logger_eval(&g, 1, eval_loss(2.25, 0.75));
+    logger_eval(&g, 1, eval_loss(-INFINITY, NAN));
     logger_close(&g);
 }
 
@@ -166,7 +171,9 @@ static void test_nan_and_infinity_are_null(void** state) {
     assert_true(json_real_value(line_value(lines, 1, "lr")) == 0.1 + 0.2);
     assert_int_equal(json_integer_value(line_value(lines, 2, "step")), 1);
     assert_true(json_real_value(line_value(lines, 2, "val_loss")) == 2.25);
+    assert_true(json_real_value(line_value(lines, 2, "val_loss_per_byte")) == 0.75);
     assert_true(json_is_null(line_value(lines, 3, "val_loss")));
+    assert_true(json_is_null(line_value(lines, 3, "val_loss_per_byte")));
     json_decref(lines);
 }
 
@@ -281,7 +288,7 @@ static void test_a_full_disk_is_an_error(void** state) {
 static void print_lines(void* unused) {
     (void)unused;
     Logger g;
-    logger_open(&g, &table, "", 300, 0, NULL);
+    logger_open(&g, &table, &options, "", 0, NULL);
     StepLog s = step_log(12);
     logger_step(&g, &s);
     s.skipped = true;
@@ -291,10 +298,9 @@ static void print_lines(void* unused) {
     s = step_log(300);
     s.comm_exposed_ms = 1.25;
     logger_step(&g, &s);
-    logger_eval(&g, 50, 2.34567);
-    g.terminal = true;
-    s.step = 150;
-    logger_step(&g, &s);
+    logger_eval(&g, 50, eval_loss(2.34567, 2.34567));
+    logger_eval(&g, 50, eval_loss(4.5, 1.87654));
+    logger_eval(&g, 50, eval_loss(4.5, NAN));
     logger_close(&g);
 }
 
@@ -312,11 +318,87 @@ static void test_lines_say_what_matters_and_no_more(void** state) {
     assert_non_null(strstr(line, "| comm exposed 1.2 ms"));
     assert_null(strstr(line, "skipped"));
     assert_null(strstr(line, "left")); // nobody is watching
-    line = strtok(NULL, "\n");
-    assert_string_equal(line, "step  50/300 | val loss 2.3457");
-    line = strtok(NULL, "\n");
-    assert_non_null(strstr(line, "|  50% | 0m00s left"));
+    assert_string_equal(strtok(NULL, "\n"), "step  50/300 | val loss 2.3457");
+    assert_string_equal(strtok(NULL, "\n"), "step  50/300 | val loss 4.5000 per token, 1.8765 per byte");
+    assert_string_equal(strtok(NULL, "\n"), "step  50/300 | val loss 4.5000"); // the tokenizer does not know all tokens
+    assert_null(strtok(NULL, "\n"));
     child_free(&c);
+}
+
+static void write_every_tenth_line(void* run) {
+    Logger g;
+    options.log_every = 10;
+    open_log(&g, run, 3);
+    for (long long step = 4; step <= 300; step++) {
+        StepLog s = step_log(step);
+        s.skipped = step == 77;
+        logger_step(&g, &s);
+    }
+    logger_close(&g);
+}
+
+static void test_log_every_leaves_out_lines_and_metrics_keep_every_step(void** state) {
+    (void)state;
+    Child c = child_run(write_every_tenth_line, "tenth");
+    assert_int_equal(c.status, 0);
+    long long expected = 4; // the first of this run; then every tenth, and 77, which was skipped
+    for (char* line = strtok(c.out, "\n"); line; line = strtok(NULL, "\n")) {
+        long long step = 0;
+        assert_int_equal(sscanf(line, "step %lld/300", &step), 1);
+        assert_int_equal(step, expected);
+        expected = step == 4 ? 10 : step == 70 ? 77 : step == 77 ? 80 : step + 10;
+    }
+    assert_int_equal(expected, 310);
+    child_free(&c);
+    json_t* lines = read_metrics("tenth");
+    assert_int_equal(json_array_size(lines), 1 + 297);
+    json_decref(lines);
+}
+
+static void show_live_lines(void* steps) {
+    Logger g;
+    logger_open(&g, &table, &options, "", 0, NULL);
+    g.terminal = true;
+    g.every = 1000;
+    for (long long step = 148; step <= 150; step++) {
+        StepLog s = step_log(step);
+        g.last_time = now_seconds() - 0.5; // as if every step took half a second
+        if (step != 149) g.last_shown = 0; // 149 comes too soon after 148
+        logger_step(&g, &s);
+    }
+    if (steps) die("stopped");
+    logger_say("sample\n");
+    logger_close(&g);
+}
+
+static void test_a_terminal_gets_one_line_that_is_rewritten(void** state) {
+    (void)state;
+    Child c = child_run(show_live_lines, NULL);
+    assert_int_equal(c.status, 0);
+    assert_string_equal(c.out, "step 148/300 [#########...........] loss 4.0068 | 12346 tok/s | 1m16s left" ERASE_LINE "\r"
+                               "step 150/300 [##########..........] loss 4.0067 | 12346 tok/s | 1m15s left" ERASE_LINE "\r"
+                               ERASE_LINE "sample\n");
+    child_free(&c);
+    c = child_run(show_live_lines, &options);
+    assert_int_equal(c.status, EXIT_FAILURE);
+    assert_string_equal(c.out + strlen(c.out) - strlen("\r" ERASE_LINE), "\r" ERASE_LINE); // an error does not end in half a line
+    assert_non_null(strstr(c.err, "error: stopped"));
+    child_free(&c);
+}
+
+static void test_a_pipe_is_not_a_terminal(void** state) {
+    (void)state;
+    long parent = 0;
+    assert_false(terminal_is_launcher(getpid(), &parent));
+    assert_int_equal(parent, getppid());
+    assert_false(terminal_is_launcher(0x7fffffff, &parent));
+    assert_int_equal(parent, 0);
+    int out = dup(STDOUT_FILENO), null = open("/dev/null", O_WRONLY);
+    dup2(null, STDOUT_FILENO);
+    assert_false(terminal_is_watched());
+    dup2(out, STDOUT_FILENO);
+    close(out);
+    close(null);
 }
 
 static void test_bytes_are_given_in_readable_units(void** state) {
@@ -336,6 +418,7 @@ static int set_up(void** state) {
     options = options_defaults();
     table = options_table("train_gpt2_test", "a test");
     options_common(&table, &options);
+    options.steps = 300;
     return mkdtemp(folder) ? 0 : -1;
 }
 
@@ -359,6 +442,9 @@ int main(void) {
         cmocka_unit_test(test_a_folder_that_cannot_be_written_is_an_error),
         cmocka_unit_test(test_a_full_disk_is_an_error),
         cmocka_unit_test(test_lines_say_what_matters_and_no_more),
+        cmocka_unit_test(test_log_every_leaves_out_lines_and_metrics_keep_every_step),
+        cmocka_unit_test(test_a_terminal_gets_one_line_that_is_rewritten),
+        cmocka_unit_test(test_a_pipe_is_not_a_terminal),
         cmocka_unit_test(test_bytes_are_given_in_readable_units),
     };
     return cmocka_run_group_tests(tests, set_up, remove_folder);

@@ -196,7 +196,7 @@ static void test_one_far_behind_is_found_though_the_others_have_forgotten(void**
     begin(3);
     train(0, 2, 0, 20);
     train(0, 1, 20, 200);
-    expect(compare(3, world), PARTED_MISSING, 20, "rank 2 never issued operation #20 (what it was is in no file any more)",
+    expect(compare(3, world), PARTED_MISSING, 20, "rank 2 never issued operation #20 (no file says any more what it was)",
            "ranks 0-1 did, and came as far as #199", "rank 2's last: all-reduce #19 of world (400 fp32, step 5), finished");
 }
 
@@ -206,7 +206,7 @@ static void test_even_if_its_own_file_has_forgotten_too(void** state) {
     train(0, 1, 0, 20);
     train(0, 0, 20, 200);
     for (int i = 0; i < 70; i++) issue(1, "pair", "all-reduce", 1, -1, OP_FINISHED);
-    expect(compare(2, world), PARTED_MISSING, 20, "rank 1 never issued operation #20 (what it was is in no file any more)",
+    expect(compare(2, world), PARTED_MISSING, 20, "rank 1 never issued operation #20 (no file says any more what it was)",
            "rank 0 did, and came as far as #199", "rank 1's last: no longer in its file");
 }
 
@@ -298,7 +298,7 @@ static void test_rings_that_no_longer_overlap_cannot_be_compared(void** state) {
     oplog_join(&logs[1], "pair");
     // these push the world's out of rank 1's ring
     for (int i = 0; i < 70; i++) issue(1, "pair", "all-reduce", 1, -1, OP_FINISHED);
-    expect(compare(2, world), PARTED_UNKNOWN, 0, "all issued 10 operations, but no number is in two files any more");
+    expect(compare(2, world), PARTED_UNKNOWN, 0, "all issued 10 operations, but no two files hold the same one any more");
 }
 
 static void test_what_differs_from_the_oldest_on_may_have_begun_before(void** state) {
@@ -308,7 +308,7 @@ static void test_what_differs_from_the_oldest_on_may_have_begun_before(void** st
     train(0, 0, 5, 200);
     train(1, 1, 6, 201);
     expect(compare(2, world), PARTED_DIFFERENT, 136, "left one out",
-           "older ones are not in the files, so it may have begun before");
+           "older operations are not in the files, so the ranks may have parted earlier");
 }
 
 static void test_communicators_are_compared_each_by_itself(void** state) {
@@ -376,16 +376,17 @@ static void write_text(const char* text, size_t n) {
 static void test_damaged_files_are_refused_with_the_line(void** state) {
     (void)state;
     static const struct { const char *text, *says; } cases[] = {
-        { "", ":0: this is no file of last operations, or it is damaged: it is cut off" },
+        { "", ":0: this is not a file of last operations, or it is damaged: it is cut off" },
         { "step,loss\n", ":1: this is no file" },
         { OPLOG_MAGIC "\nrun a rank 4 of 4 step 3 operations 2\nend\n", ":2: " },
         { OPLOG_MAGIC "\nrun a rank 1 of 99999999 step 3 operations 2\nend\n", ":2: " },
         { OPLOG_MAGIC "\nrank 1\nend\n", ":2: " },
         { HEAD CHANNEL OPS, "it is cut off" },
         { HEAD CHANNEL "op 0 world all-reduce 10",
-          ":4: this is no file of last operations, or it is damaged: an operation was expected, not 'op 0 world" },
+          ":4: this is not a file of last operations, or it is damaged: an operation was expected, not 'op 0 world" },
         { HEAD CHANNEL OPS "end\nmore\n", "something follows the end" },
-        { HEAD OPS "end\n", ":3: this is no file of last operations, or it is damaged: its channel does not have operation 0" },
+        { HEAD OPS "end\n",
+          ":3: this is not a file of last operations, or it is damaged: its channel does not have operation 0" },
         { HEAD CHANNEL CHANNEL OPS "end\n", "twice" },
         { HEAD "channel world collective - 1 2\n" "end\n", "1 issued and 2 finished cannot be" },
         { HEAD "channel world collective - -1 -2\n" "end\n", "cannot be" },

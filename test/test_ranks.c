@@ -127,17 +127,17 @@ static void test_launchers_that_disagree_are_an_error_that_names_both(void** sta
 
 static void test_bad_numbers_name_their_variable(void** state) {
     (void)state;
-    expect_death(find_with, (void*)environment(OPENMPI("2", "2")), "OMPI_COMM_WORLD_RANK is 2, where 0 to 1 is possible",
+    expect_death(find_with, (void*)environment(OPENMPI("2", "2")), "OMPI_COMM_WORLD_RANK is 2, but it must be from 0 to 1",
                  "OpenMPI");
     expect_death(find_with, (void*)environment(OPENMPI("1", "0")), "OMPI_COMM_WORLD_SIZE is 0");
-    expect_death(find_with, (void*)environment(OPENMPI("0", "1")), "OMPI_COMM_WORLD_LOCAL_SIZE is 2, where 1 to 1 is possible");
-    expect_death(find_with, (void*)environment(TORCHRUN("one", "2")), "RANK is 'one', which is no number");
-    expect_death(find_with, (void*)environment(TORCHRUN("-1", "2")), "RANK is '-1', which is no number");
-    expect_death(find_with, (void*)environment(TORCHRUN("1", "2 ")), "WORLD_SIZE is '2 ', which is no number");
+    expect_death(find_with, (void*)environment(OPENMPI("0", "1")), "OMPI_COMM_WORLD_LOCAL_SIZE is 2, but it must be from 1 to 1");
+    expect_death(find_with, (void*)environment(TORCHRUN("one", "2")), "RANK is 'one', which is not a number");
+    expect_death(find_with, (void*)environment(TORCHRUN("-1", "2")), "RANK is '-1', which is not a number");
+    expect_death(find_with, (void*)environment(TORCHRUN("1", "2 ")), "WORLD_SIZE is '2 ', which is not a number");
     expect_death(find_with, (void*)environment(TORCHRUN("1", "99999999999999999999")),
-                 "WORLD_SIZE is '99999999999999999999', which is no number");
-    expect_death(find_with, (void*)environment(TORCHRUN("1", "4"), "LOCAL_RANK=2"), "LOCAL_RANK is 2, where 0 to 1 is possible");
-    expect_death(find_with, (void*)environment(SLURM("7", "7")), "SLURM_PROCID is 7, where 0 to 6 is possible", "Slurm");
+                 "WORLD_SIZE is '99999999999999999999', which is not a number");
+    expect_death(find_with, (void*)environment(TORCHRUN("1", "4"), "LOCAL_RANK=2"), "LOCAL_RANK is 2, but it must be from 0 to 1");
+    expect_death(find_with, (void*)environment(SLURM("7", "7")), "SLURM_PROCID is 7, but it must be from 0 to 6", "Slurm");
     expect_death(find_with, (void*)environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=2(x0)"),
                  "SLURM_STEP_TASKS_PER_NODE is '2(x0)'");
     expect_death(find_with, (void*)environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=2(x2)"),

@@ -441,7 +441,7 @@ static void test_a_broken_vocabulary_is_refused(void** state) {
     expect_vocab_refused("\"hell\":258", "\"h\\u0000\":258", "no valid JSON");
     expect_vocab_refused("\"a\":97", "\"aa\":97", "no token is the single byte 0x61");
     expect_vocab_refused("<|endoftext|>", "<|endoftexts|>", "no token <|endoftext|>");
-    expect_refusal(write_text("vocab.json", "{}"), "is no JSON object of tokens");
+    expect_refusal(write_text("vocab.json", "{}"), "is not a JSON object of tokens");
     expect_refusal(write_text("vocab.json", "{\"a\":0}"), "no token is the single byte 0x00");
     char deep[5000];
     memset(deep, '[', sizeof deep);

@@ -108,7 +108,7 @@ shards_hold_all_of_it() {
         [ "$(ls part_*.bin | wc -l)" -eq $((($(count all.bin) + 999) / 1000)) ]
 }
 check "--shard-tokens cuts the same tokens into numbered files" shards_hold_all_of_it
-check "a shard of an earlier, longer run is reported" fails_with "part_000002.bin is of an earlier run" -- \
+check "a shard of an earlier, longer run is reported" fails_with "part_000002.bin is from an earlier run" -- \
     "$tokenize" --out part.bin --shard-tokens 2000 --split jsonl many.jsonl
 
 # ---- vocabularies ----

@@ -130,7 +130,7 @@ falls() { # the sharded part, 16 bytes a parameter, is 1/N of one rank's; the re
 [ "$BUILD" != build ] || check "stage 3: the peak falls with the number of ranks as the formula says" falls
 within_limit() { # 16 bytes of each of 2 million parameters are more than 25 MB; 4 of them and what is gathered are less
     local big=(--model d10 --channels 128 --batch-size 1 --seq-len 8 --total-batch-size 0 --steps 1 --out= --memory-limit 0.025 --recompute none)
-    fails_with "out of memory: .* are over --memory-limit 0.025 GB" "each of more ranks with ZeRO" -- on_ranks 4 "$ddp" "${small[@]}" "${big[@]}" &&
+    fails_with "out of memory: .* are over --memory-limit 0.025 GB" "more ranks with ZeRO" -- on_ranks 4 "$ddp" "${small[@]}" "${big[@]}" &&
         on_ranks 4 "$zero" "${small[@]}" "${big[@]}" --zero-stage 3
 }
 check "a model that DDP on 4 ranks has no memory for trains under stage 3 with the same limit" within_limit

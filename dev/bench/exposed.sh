@@ -1,9 +1,9 @@
 #!/bin/sh
-# exposed.sh STEPS - what communication costs two ranks: a line "PROGRAM-MODE TOKENS exposed MS" for each of STEPS steps, in which
-# rank 0 computed nothing for so many milliseconds. Every mode once, one after the other: bench.sh runs this round after round.
+# exposed.sh STEPS - what communication costs two ranks: a line "PROGRAM-MODE TOKENS exposed MS" for each of STEPS steps; rank 0
+# waited for communication and computed nothing for MS milliseconds of it. Runs every mode once; bench.sh calls this every round.
 #
-# DDP, naively and in buckets, has much to compute for each byte that is sent. FSDP has less, by when its backward
-# pass gathers the next block: what is late must show. (Its forward pass gathers ahead in every mode, or that would be most of it.)
+# The DDP runs, naive and bucketed, compute much for each byte sent. The FSDP runs compute less, so a gather that the backward
+# pass starts too late shows. (The forward pass gathers ahead in every mode; otherwise it would dominate the figure.)
 # BUILD    default build         MPIRUN   default mpirun
 set -eu
 steps=$1 build=${BUILD:-build}

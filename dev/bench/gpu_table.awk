@@ -1,7 +1,7 @@
 # gpu_table.awk - what bench_gpu.sh measured ("PROGRAM B ms|counted|used VALUE", "PROGRAM B failed WHY", "peak 0
-# copy|product|sheet VALUE") as a table for each batch, with ratios and goals. A value is the median of all its lines; memory is
-# the most of them.
-# With median.awk before it. Variables: model, T, and lists of words: programs, batches, sizes (layers, channels).
+# copy|product|sheet VALUE") as a table for each batch, with ratios and goals. A value is the median of all its lines, for memory
+# their maximum.
+# Load median.awk before it. Variables: model, T, and lists of words: programs, batches, sizes (layers, channels).
 
 $3 == "failed" { why[$1, $2] = substr($0, index($0, " failed ") + 8); next }
 { key = $1 " " $2 " " $3; value[key, ++count[key]] = $4 + 0 }
@@ -19,7 +19,7 @@ function ms(program, B) { return (program, B) in why ? 0 : median(program " " B 
 function flops_per_second(program, B) { return 1e3 * B * T * flops_per_token / ms(program, B) }
 function percent(a, b) { return b ? sprintf("%.1f %%", 100 * a / b) : "-" }
 
-# llmc-ge2-r0 as its command line has it.
+# The name shown in the table; llmc-ge2-r0 becomes its command line's "-ge 2 -r 0".
 function title(program) {
     if (program ~ /^llmc/) { sub(/^llmc-ge/, "llm.c -ge ", program); sub(/-r/, " -r ", program); return program }
     if (program == "torch-autocast") return "PyTorch, fp32 weights, autocast"
@@ -34,7 +34,7 @@ function row(program, B,   rate) {
         range(program " " B " ms"), percent(rate, sheet), percent(rate, product), most_gb(program " " B " counted"),
         most_gb(program " " B " used")
 }
-# The fastest whose name begins so; "" if there is none.
+# The fastest program whose name begins with prefix; "" if there is none.
 function best(prefix, B,   i, found) {
     for (i = 1; i <= n_programs; i++)
         if (index(program[i], prefix) == 1 && ms(program[i], B) && (!found || ms(program[i], B) < ms(found, B)))

@@ -1,11 +1,11 @@
 /*
-inputs.c - what the programs under measurement read, made up: nothing need be downloaded to compare speed.
+inputs.c - makes up what the measured programs read, so that nothing need be downloaded to compare speed.
 
     inputs tokens FILE      random tokens in GPT-2's range (llmc/tokens.h)
     inputs llmc FILE [MODEL fp32|bf16]
-                            random weights in the format of llm.c's programs, the same that train_gpt2_single starts from: 16
-                            tensors, each over all layers. MODEL is gpt2, gpt2-xl, ... (gpt2 in fp32); train_gpt2.c
-                            reads fp32, train_gpt2.cu the precision that it was built for
+                            random weights in the format of llm.c's programs, the same ones that train_gpt2_single starts
+                            from: 16 tensors, each over all layers. MODEL is gpt2, gpt2-xl, ... (gpt2 in fp32);
+                            train_gpt2.c reads fp32, train_gpt2.cu the precision that it was built for
 */
 #include "../../llmc/common.h"
 #include "../../llmc/gpt2.h"
@@ -24,7 +24,7 @@ static void write_tokens(const char* path) {
     token_writer_close(&w);
 }
 
-// Tensor i of unit u to the file.
+// Writes tensor i of unit u to the file.
 static void write_tensor(FILE* file, const char* path, GPT2Config c, DType dtype, int u, int i) {
     TensorInfo t = unit_tensor(c, u, i);
     size_t n = tensor_elements(t);

@@ -1,6 +1,6 @@
 /*
-measure.c - the time of a training program's steps and the most memory it held, seen from outside, so that every program
-is measured by the same clock whatever it says of itself.
+measure.c - measures from outside how long a training program's steps take and the most memory it held, so that one clock
+times every program, whatever the program itself reports.
 
     measure [--log FILE] WARMUP STEPS COMMAND [ARGUMENT...]
 
@@ -31,7 +31,7 @@ static pid_t start(char** command, FILE** out) {
     pid_t pid = fork();
     require(pid >= 0, "%s cannot be started: %s", command[0], strerror(errno));
     if (pid == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL); // it would go on for ever if this program were killed
+        prctl(PR_SET_PDEATHSIG, SIGKILL); // otherwise it would run for ever if this program were killed
         dup2(ends[1], STDOUT_FILENO);
         close(ends[0]);
         close(ends[1]);
@@ -53,7 +53,8 @@ static void keep_line(char* kept, const char* line) {
     kept[have - drop + more] = '\0';
 }
 
-// Times of the lines that end steps into ends (count). Returns how many there were before the program ended. Log may be NULL.
+// Writes the times of the lines that end steps into ends (count). Returns how many there were before the program ended. log may
+// be NULL.
 static int watch(FILE* out, double* ends, int count, char* kept, FILE* log) {
     char* line = NULL;
     size_t capacity = 0;

@@ -1,4 +1,4 @@
-# median.awk - for the tables of this folder, which collect: value[key, i], i from 1 to count[key].
+# median.awk - the median, for this folder's tables, which collect value[key, i] with i from 1 to count[key].
 
 function sorted_copy(key, sorted,   n, i, j, x) {
     n = count[key]

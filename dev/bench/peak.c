@@ -1,8 +1,8 @@
 /*
-peak.c - what this machine can do at best, to measure training against: GFLOP/s of oneDNN's matrix product of 2048-cubed
-in fp32, and in bf16 where the processor has instructions for it (else 0), and GB/s of a copy, read and write counted.
-Prints "sgemm X", "bf16 X", "copy X", or with an argument only the line of that name. The best of several tries counts:
-whatever else ran can only have slowed it down.
+peak.c - this machine's peak rates, to compare training with: GFLOP/s of oneDNN's 2048-cubed matrix product in fp32, and in
+bf16 where the processor has instructions for it (else 0), and GB/s of a copy, counting both read and write. Prints
+"sgemm X", "bf16 X", "copy X", or with an argument only the line of that name. The best of several tries counts, because
+other programs can only slow a try down.
 */
 #include "../../llmc/common.h"
 #include "../../llmc/precision.h"
@@ -18,7 +18,7 @@ static void check(dnnl_status_t status) { require(status == dnnl_success, "oneDN
 // Seconds of the fastest of TRIES calls.
 static double best_seconds(void (*work)(void*), void* data) {
     double best = INFINITY;
-    work(data); // makes its kernel
+    work(data); // the first call generates the kernel
     for (int i = 0; i < TRIES; i++) {
         double start = now_seconds();
         work(data);
@@ -57,7 +57,7 @@ static void run_bf16(void* data) {
     check(dnnl_stream_wait(m->stream));
 }
 
-// A matrix product of bf16 into bf16, row-major. oneDNN 3 joined what version 2 did in two calls.
+// A matrix product of bf16 into bf16, row-major. Version 2 of oneDNN needs two calls where version 3 needs one.
 static dnnl_primitive_t bf16_primitive(dnnl_engine_t engine, dnnl_memory_t matrix) {
     dnnl_primitive_desc_t description;
     dnnl_primitive_t matmul;
@@ -96,7 +96,7 @@ static dnnl_memory_t bf16_matrix(dnnl_engine_t engine) {
     return memory;
 }
 
-// oneDNN multiplies bf16 on any processor with AVX-512, but in software where the instructions are missing.
+// oneDNN multiplies bf16 on any processor with AVX-512, but emulates it where the bf16 instructions are missing.
 static bool has_bf16(void) { return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) == dnnl_cpu_isa_avx512_core_bf16; }
 
 static double bf16_gflops(void) {
@@ -131,7 +131,7 @@ static double copy_gigabytes_per_second(void) {
     Buffers b;
     b.from = (char*)xcalloc(COPY_BYTES, 1);
     b.to = (char*)xcalloc(COPY_BYTES, 1);
-    memset(b.from, 1, COPY_BYTES); // pages that were only promised would all be the same one
+    memset(b.from, 1, COPY_BYTES); // untouched pages would all map to the same zero page
     double seconds = best_seconds(run_copy, &b);
     free(b.from); free(b.to);
     return 2e-9 * (double)COPY_BYTES / seconds;

@@ -1,6 +1,6 @@
-# profile.awk - the kernels of a run's last step, as Nsight Compute saw them, in a table: a row for each name, those that take
-# most first. Input: what ncu --csv --print-units base says of gpu__time_duration.sum and, as avg.pct_of_peak_sustained_elapsed,
-# of dram__throughput and sm__throughput, a line a launch and metric. A step begins with encoder_forward_kernel.
+# profile.awk - a table of the kernels of a run's last step, as Nsight Compute saw them: a row for each name, the slowest first.
+# Input: the output of ncu --csv --print-units base for gpu__time_duration.sum and, as avg.pct_of_peak_sustained_elapsed,
+# dram__throughput and sm__throughput, one line per launch and metric. A step begins with encoder_forward_kernel.
 
 BEGIN { FS = "\",\"" }
 /^"[0-9]+",/ {
@@ -10,10 +10,10 @@ BEGIN { FS = "\",\"" }
     if (!(id in name)) { name[id] = $5; last = id; if ($5 ~ /encoder_forward_kernel/) first = id }
     metric[id, substr($13, 1, 3)] = number
 }
-# Without arguments and templates, which make a library's names endless.
+# Drops arguments and template parameters, which make a library's kernel names very long.
 function short(text) { sub(/^void /, "", text); sub(/\(.*/, "", text); sub(/<.*/, "", text); return substr(text, 1, 70) }
 END {
-    if (first == "") { print "error: there is no encoder_forward_kernel in it" > "/dev/stderr"; exit 1 }
+    if (first == "") { print "error: there is no encoder_forward_kernel in the profile" > "/dev/stderr"; exit 1 }
     for (id = first; id <= last; id++) {
         if (!(id in name)) continue
         key = short(name[id])

@@ -2,10 +2,10 @@
 
     python pytorch_cuda.py eager|compile fp32|autocast|bf16 MODEL B T [cuda|cpu]
 
-The step of pytorch_gpt2.py beside this, with what makes PyTorch fast on a GPU: fused attention, fused AdamW, torch.compile of
+The step of pytorch_gpt2.py in this folder, with what makes PyTorch fast on a GPU: fused attention, fused AdamW, torch.compile of
 the model. autocast keeps fp32 parameters, gradients and moments and computes in bf16. bf16 has all of them in bf16 and no fp32
-master copy, so it moves fewer bytes than any of ours, and trains worse. fp32 means fp32: no TF32. Runs until it is stopped, a
-line "step ..." a step, with the most memory that tensors have taken. cpu is there to try the script itself.
+master copy, so it moves fewer bytes than our programs do, and trains worse. fp32 means fp32: no TF32. Runs until it is stopped
+and prints a line "step ..." each step, with the most memory that tensors have taken. cpu is for trying the script itself.
 """
 import itertools
 import sys

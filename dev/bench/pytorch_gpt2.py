@@ -3,8 +3,8 @@
     python pytorch_gpt2.py fp32|bf16 B T
 
 The same step as train_gpt2_single's: forward, backward, clipping by the global norm, AdamW with decay on 2-D tensors
-only, on random tokens from random weights. PyTorch's fastest ways on a CPU are used: its fused attention and fused
-AdamW; bf16 is autocast, with fp32 parameters. Runs until it is stopped, a line "step ..." a step.
+only, on random tokens from random weights. It uses what is fastest in PyTorch on a CPU, fused attention and fused
+AdamW; bf16 is autocast, with fp32 parameters. Runs until it is stopped and prints a line "step ..." each step.
 """
 import itertools
 import sys
@@ -18,7 +18,7 @@ SIZES = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36
 
 
 def size(model):
-    """Layers, heads and channels of a model's name; dN has N, N and 64 N."""
+    """Returns the layers, heads and channels of a named model; dN has N, N and 64 N."""
     if model in SIZES:
         return SIZES[model]
     if model[0] != "d" or not model[1:].isdigit() or int(model[1:]) == 0:

@@ -1,6 +1,6 @@
 # table.awk - what bench.sh measured ("PROGRAM T ms|rss|predicted|counted|exposed VALUE" and "peak 0 sgemm|bf16|copy VALUE" lines),
-# as a table with the goals beside it. A value is the median of all its lines; memory is the most of them, DDP's exposed the least.
-# With median.awk before it.
+# as a table with the goals below it. A value is the median of all its lines, for memory their maximum, for DDP's exposed time
+# their minimum. Load median.awk before it.
 
 { key = $1 " " $2 " " $3; value[key, ++count[key]] = $4 + 0 }
 
@@ -16,7 +16,7 @@ function minimum(key,   i, x) {
 function ms(program, T) { return median(program " " T " ms") }
 function memory(program, T, what) { return most(program " " T " " what) * 1e-9 }
 
-# 6 FLOPs a parameter and token; at T=1024 attention's two (T,T) products count too, their causal half: 6 L C T.
+# 6 FLOPs a parameter and token; at T=1024 also the causal half of attention's two (T,T) products: 6 L C T.
 function gflop(T) { return 1e-9 * 4 * T * (6 * 124439808 + (T == 1024 ? 6 * 12 * 768 * T : 0)) }
 function rate(program, T) { return ms(program, T) ? gflop(T) / ms(program, T) * 1e3 : 0 }
 
@@ -30,7 +30,7 @@ function row(program, name, T, peak,   r) {
 }
 function head(text) { printf "\n%-16s %9s %10s %9s %9s %10s %10s %10s\n", text, "ms/step", "tokens/s", "GFLOP/s", "of peak", "GB in RAM", "predicted", "counted" }
 
-# One goal: what was reached, 0 if it was not measured, beside what was asked for.
+# Prints one goal beside the value reached, or nothing if that is 0: not measured.
 function goal(text, reached, least, unit) {
     if (reached) printf "  %-58s %7.2f %s   goal %g: %s\n", text, reached, unit, least, (reached >= least ? "reached" : "MISSED")
 }
@@ -59,10 +59,10 @@ END {
     goal("bf16 faster than our fp32, T=64", ratio(ms("ours-fp32", 64), ms("ours-bf16", 64)), 1.5, "times")
     goal("FLOP/s at T=1024 over FLOP/s at T=64, fp32", ratio(rate("ours-fp32", 1024), rate("ours-fp32", 64)), 1, "times")
     goal("memory predicted over memory counted, fp32, T=1024", ratio(memory("ours-fp32", 1024, "predicted"), memory("ours-fp32", 1024, "counted")), 1, "times")
-    # half of the 10.9 GB that a PyTorch step needs where gradients stay allocated and logits are copied; the peer here is leaner
+    # 10.9 GB: a PyTorch step in which gradients stay allocated and logits are copied; the PyTorch program here needs less
     goal("half of 10.9 GB over memory in RAM, fp32, T=1024", ratio(5.45, memory("ours-fp32", 1024, "rss")), 1, "times")
     goal("less memory than PyTorch, fp32, T=1024", ratio(memory("torch-fp32", 1024, "rss"), memory("ours-fp32", 1024, "rss")), 1, "times")
-    # the least: of a step that rank 0 came to last, so that waiting for a rank that was disturbed does not count
+    # the minimum: a step that rank 0 reached last, so that waiting for a rank that was slowed down does not count
     goal("communication exposed, naive over bucketed DDP, 2 ranks", ratio(minimum("ddp-naive 2048 exposed"), minimum("ddp-bucketed 2048 exposed")), 1, "times")
     none = median("fsdp-none 256 exposed"); post = median("fsdp-backward-post 256 exposed"); pre = median("fsdp-backward-pre 256 exposed")
     goal("communication exposed, FSDP without prefetch over post", ratio(none, post), 1, "times")

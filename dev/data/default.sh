@@ -1,7 +1,7 @@
 #!/bin/sh
-# The default data, made of the course's own code, as bytes: nothing is downloaded.
+# Makes the default data from the course's own code, as bytes: nothing is downloaded.
 #   sh dev/data/default.sh OUT_FOLDER TOKENIZE_PROGRAM
-# One file is one document. The order is that of the names, so the same tree gives the same data everywhere.
+# Each file is a document. Files are in the order of their names, so the same tree gives the same data everywhere.
 set -eu
 [ $# -eq 2 ] || { echo "usage: sh dev/data/default.sh OUT_FOLDER TOKENIZE_PROGRAM" >&2; exit 2; }
 out=$1 tokenize=$2
@@ -9,8 +9,8 @@ mkdir -p "$out"
 LC_ALL=C
 export LC_ALL
 
-# The stages and what they share. Tests and tools would make it too varied for a minute of training; and the documents quote what
-# training prints, which must not change with them.
+# The stages and their shared headers. With tests and tools the text would be too varied for a minute of training, and the losses
+# that the documents quote would change whenever a test does.
 {
     find . -maxdepth 1 -type f -name '*.cu' -print
     find ./llmc -type f \( -name '*.cuh' -o -name '*.h' \) -print

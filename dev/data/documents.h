@@ -1,8 +1,8 @@
 /*
-documents.h - the documents in text files, one after another, for the programs beside this file.
+documents.h - reads the documents in text files, one after another, for the programs in this folder.
 
-A document is a whole file, what stands between two separator lines, or one field of a line of JSON. Empty ones are
-skipped. A document is bytes, of any kind: nothing here decodes or changes them.
+A document is a whole file, the lines between two separator lines, or one field of a line of JSON. Empty ones are
+skipped. A document is a string of any bytes: nothing here decodes or changes them.
 */
 #ifndef DOCUMENTS_H
 #define DOCUMENTS_H
@@ -19,7 +19,7 @@ typedef struct {
     const char** paths;    // (num_paths) "-" is standard input; the array is owned
     int num_paths;
     int opened;            // paths opened so far
-    FILE* file;            // the last of them; NULL: to be opened
+    FILE* file;            // the last one opened; NULL: the next is still to be opened
     size_t line_number;    // in that file
     char* line;            // (line_capacity) owned
     size_t line_capacity;
@@ -27,15 +27,15 @@ typedef struct {
     size_t length, capacity;
 } Documents;
 
-// Reads the command line: options as the table has them, and paths. Documents' own options are added to the table.
+// Reads the command line: options and paths. Adds the options about documents to the table.
 static inline Documents documents_parse(OptionTable* table, int argc, char** argv) {
-    static Documents d; // where the table's pointers go
+    static Documents d; // static, because the table points into it
     d.separator = "";
     d.field = "text";
     option_choice(table, "split", &d.split, "file|line|jsonl",
                   "a document is a file, lines up to a separator line, or a line of JSON");
     option_text(table, "separator", &d.separator, "TEXT",
-                "the line that separates documents with --split line; '': an empty one");
+                "the line that separates documents with --split line; '': an empty line");
     option_text(table, "field", &d.field, "NAME", "the field that holds the text with --split jsonl");
     options_operands(table, "FILE...", 1, INT32_MAX);
     options_parse(table, argc, argv);
@@ -100,7 +100,7 @@ static inline bool document_read_json(Documents* d) {
     return true;
 }
 
-// Puts the next document that is not empty in text and length. false: there are no more.
+// Puts the next document that is not empty in text and length. Returns false if there are no more.
 static inline bool documents_next(Documents* d) {
     do {
         if (d->file == NULL && d->opened == d->num_paths) return false;

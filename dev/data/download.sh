@@ -1,16 +1,16 @@
-# download.sh - what the download scripts share. Sourced; POSIX sh; needs curl or wget.
+# download.sh - functions that the download scripts share. Sourced; POSIX sh; needs curl or wget.
 #
-# A download goes to FILE.part and gets its name only when it is complete and what it should be, so a script that is
-# stopped can be started again: it goes on where it was, and files that are there are not fetched twice.
+# A download goes to FILE.part and gets its name only when it is complete and checked. A script that was stopped can be
+# started again: it continues the download, and does not fetch complete files twice.
 
 fail() { echo "error: $*" >&2; exit 1; }
 
 bytes_of() { wc -c < "$1" | tr -d ' '; }
-# int32_of FILE INDEX: the little-endian int32 at that place of a file, in decimal; nothing if it ends before.
+# int32_of FILE INDEX: prints the file's INDEX-th little-endian int32 in decimal; nothing if the file ends before.
 int32_of() { od -An -t d4 -j $((4 * $2)) -N 4 "$1" | tr -d ' '; }
 sha256_of() { if command -v sha256sum >/dev/null; then sha256sum "$1"; else shasum -a 256 "$1"; fi | cut -d ' ' -f 1; }
 
-# fetch URL FILE: all of it, from where FILE ends if it is there.
+# fetch URL FILE: downloads all of it; if FILE exists, only what is missing at its end.
 fetch() {
     if command -v curl >/dev/null; then curl -fL --retry 3 --connect-timeout 20 --progress-bar -C - -o "$2" "$1"
     elif command -v wget >/dev/null; then wget -q --tries=3 --timeout=20 -c -O "$2" "$1"
@@ -23,7 +23,7 @@ download() {
     url=$1 file=$2
     shift 2
     if [ -e "$file" ]; then
-        echo "$file is there"
+        echo "$file exists already"
         return
     fi
     mkdir -p "$(dirname "$file")"
@@ -33,13 +33,13 @@ download() {
     status=0
     fetch "$url" "$part" || status=$?
     case $resumed:$status in
-        yes:22 | yes:33 | yes:36 | yes:8) # the server does not go on in the middle, or there is nothing left to go on with
+        yes:22 | yes:33 | yes:36 | yes:8) # the server cannot resume in the middle, or the file was complete
             rm -f "$part"
             status=0
             fetch "$url" "$part" || status=$?
             ;;
     esac
-    [ $status -eq 0 ] || fail "cannot download $url; is there a network? What has arrived is kept in $part: run this again to go on"
+    [ $status -eq 0 ] || fail "cannot download $url; is there a network? $part keeps what has arrived; run this again to continue"
     if ! problem=$("$@" "$part"); then
         rm -f "$part"
         fail "what came from $url is not what it should be: $problem"
@@ -55,18 +55,18 @@ is_exactly() {
     [ "$(sha256_of "$3")" = "$2" ] || { echo "its SHA-256 is $(sha256_of "$3"), not $2"; return 1; }
 }
 
-# is_token_file FILE: llm.c's header, and a size that agrees with it.
+# is_token_file FILE: it has llm.c's header, and the size that the header says.
 is_token_file() {
-    [ "$(int32_of "$1" 0)" = 20240520 ] && [ "$(int32_of "$1" 1)" = 1 ] || { echo "it is no token file"; return 1; }
+    [ "$(int32_of "$1" 0)" = 20240520 ] && [ "$(int32_of "$1" 1)" = 1 ] || { echo "it is not a token file"; return 1; }
     [ "$(bytes_of "$1")" -eq $((1024 + 2 * $(int32_of "$1" 2))) ] ||
         { echo "its header says $(int32_of "$1" 2) tokens, but it has $(bytes_of "$1") bytes"; return 1; }
 }
 
-# is_safetensors FILE: a header that fits in the file, of one JSON object.
+# is_safetensors FILE: it begins with a header of JSON that fits in the file.
 is_safetensors() {
     [ "$(int32_of "$1" 1)" = 0 ] && [ "$(int32_of "$1" 0)" -gt 1 ] && [ "$(int32_of "$1" 0)" -lt "$(bytes_of "$1")" ] &&
-        [ "$(od -An -c -j 8 -N 1 "$1" | tr -d ' ')" = "{" ] || { echo "it is no safetensors file"; return 1; }
+        [ "$(od -An -c -j 8 -N 1 "$1" | tr -d ' ')" = "{" ] || { echo "it is not a safetensors file"; return 1; }
 }
 
 # mentions WORD FILE
-mentions() { grep -q "$1" "$2" || { echo "it says nothing of $1"; return 1; }; }
+mentions() { grep -q "$1" "$2" || { echo "it does not mention $1"; return 1; }; }

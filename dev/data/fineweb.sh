@@ -1,7 +1,7 @@
 #!/bin/sh
-# FineWeb-Edu in GPT-2 tokens, as published for llm.c: shards of 100 million tokens, 200 MB each.
+# Downloads FineWeb-Edu in GPT-2 tokens, as published for llm.c: shards of 100 million tokens, 200 MB each.
 #   sh dev/data/fineweb.sh [SHARDS] [FOLDER]     (100: 10 billion tokens and 20 GB; data/fineweb-edu)
-# There are 1001 for training, and one for validation that always comes too. BASE_URL: another place to take them from.
+# There are 1001 training shards, and one for validation that is always downloaded. BASE_URL: another place to take them from.
 set -eu
 here=$(dirname -- "$0")
 . "$here/download.sh"

@@ -1,7 +1,7 @@
 #!/bin/sh
-# OpenAI's GPT-2: vocabulary, merges and weights, as Hugging Face has them.
+# Downloads OpenAI's GPT-2 from Hugging Face: vocabulary, merges and weights.
 #   sh dev/data/gpt2.sh [gpt2|gpt2-medium|gpt2-large|gpt2-xl] [FOLDER]     (gpt2, data/MODEL)
-# WEIGHTS=no: only what a tokenizer needs. BASE_URL: another place to take it from.
+# WEIGHTS=no: only the tokenizer's files. BASE_URL: another place to take the files from.
 set -eu
 here=$(dirname -- "$0")
 . "$here/download.sh"
@@ -9,7 +9,7 @@ model=${1:-gpt2}
 out=${2:-data/$model}
 revision=main
 case $model in
-    gpt2) revision=607a30d783dfa663caf39e06633721c8d4cfcd7e ;; # what the checksum below belongs to
+    gpt2) revision=607a30d783dfa663caf39e06633721c8d4cfcd7e ;; # the revision that the checksum below belongs to
     gpt2-medium | gpt2-large | gpt2-xl) ;;
     *) fail "the model must be gpt2, gpt2-medium, gpt2-large or gpt2-xl, not '$model'" ;;
 esac

@@ -1,11 +1,11 @@
 /*
-tokenize - text to token files, llm.c's .bin, for the training programs.
+tokenize - turns text into token files (llm.c's .bin) for the training programs.
 
     build/tokenize --tokenizer bytes --out train.bin --val-out val.bin FILE...
 
-Each document is preceded by the end-of-text token. Which documents are for validation depends on nothing but their
-bytes, so a document that comes twice, or in another order, or in a larger set, stays on its side, and no validation
-text leaks into the training text.
+Each document is preceded by the end-of-text token. Whether a document is for validation depends only on its bytes, so a
+document that comes twice, or in another order, or in a larger set, stays on its side, and no validation text leaks into
+the training text.
 */
 #include "../../llmc/common.h"
 #include "../../llmc/options.h"
@@ -27,13 +27,13 @@ typedef struct {
 enum { TRAIN, VAL, SIDES };
 static Output outputs[SIDES];
 
-// Nothing but finished files may stay when the program ends, however it ends.
+// However the program ends, only finished files may stay.
 static void remove_unfinished(void) {
     for (int i = 0; i < SIDES; i++)
         if (outputs[i].is_open) unlink(outputs[i].writer.temporary);
 }
 
-// "a/train.bin" is shard 3 as "a/train_000003.bin". The caller frees it.
+// Returns the name of a shard: 3 of "a/train.bin" is "a/train_000003.bin". The caller frees it.
 static char* output_name(const Output* o, int shard) {
     if (o->shard_tokens == 0) return xstrdup(o->path);
     size_t stem = strlen(o->path);
@@ -53,7 +53,7 @@ static void output_close(Output* o) {
     o->is_open = false;
 }
 
-// A shard ends where it is full, in the middle of a document if need be, as llm.c's do.
+// A shard ends where it is full, even in the middle of a document, as llm.c's do.
 static void output_tokens(Output* o, const int* tokens, size_t n) {
     o->tokens += n;
     while (n > 0) {
@@ -82,7 +82,7 @@ static void output_finish(Output* o) {
     bool several = o->shards > 1;
     printf("%s%s%s: %zu documents, %zu bytes, %zu tokens, %.3f bytes per token\n", first, several ? " to " : "", several ? last : "",
            o->documents, o->bytes, o->tokens, (double)o->bytes / (double)(o->tokens - o->documents));
-    require(o->shard_tokens == 0 || !path_exists(next), "%s is of an earlier run, and not part of this data; remove it and"
+    require(o->shard_tokens == 0 || !path_exists(next), "%s is from an earlier run, not part of this data; remove it and"
             " those after it, or a glob will find them too", next);
     free(first);
     free(last);
@@ -92,7 +92,7 @@ static void output_finish(Output* o) {
 // ----------------------------------------------------------------------------
 // which side a document belongs to
 
-// Documents wait here until each side has one, so that neither can end up empty if there are two to choose from.
+// Documents wait here until each side has one, so that neither side ends up empty if there are at least two documents.
 typedef struct {
     char* text;   // (length), owned
     size_t length;
@@ -127,7 +127,7 @@ static void queue_write(Queue* q, const Tokenizer* t, double val_below) {
     memset(q, 0, sizeof *q);
 }
 
-// The fraction to use instead of val_fraction when it leaves a side empty: one that moves the nearest document over.
+// Returns the fraction to use when val_fraction leaves a side empty: one that moves the nearest document over.
 static double queue_fraction(const Queue* q, double val_fraction) {
     float low = 1, high = 0;
     for (size_t i = 0; i < q->count; i++) {
@@ -151,7 +151,7 @@ static void tokenize_split(Documents* d, const Tokenizer* t, double val_fraction
             queue_add(&waiting, d->text, d->length, place);
             continue;
         }
-        queue_write(&waiting, t, val_fraction); // nothing, after the first time
+        queue_write(&waiting, t, val_fraction); // writes nothing after the first time
         output_document(&outputs[side], t, d->text, d->length);
     }
     require(seen[TRAIN] || seen[VAL], "there is no text in the %d files given", d->num_paths);
@@ -167,22 +167,22 @@ int main(int argc, char** argv) {
     const char* tokenizer = "bytes";
     double val_fraction = 0.1;
     long long shard_tokens = 0;
-    OptionTable table = options_table("tokenize", "text files to token files; - is standard input");
+    OptionTable table = options_table("tokenize", "turn text files into token files; - is standard input");
     outputs[TRAIN].path = "train.bin";
     outputs[VAL].path = "";
     option_text(&table, "tokenizer", &tokenizer, "bytes|FILE",
                 "bytes, vocab.json with merges.txt beside it, their folder, or llm.c's tokenizer .bin");
     option_text(&table, "out", &outputs[TRAIN].path, "FILE", "the token file to write");
     option_letter(&table, 'o');
-    option_text(&table, "val-out", &outputs[VAL].path, "FILE", "a second one, for validation; '': none");
-    option_float(&table, "val-fraction", &val_fraction, 1e-6, 0.999999, "of the documents that go to --val-out");
+    option_text(&table, "val-out", &outputs[VAL].path, "FILE", "the token file for validation; '': none");
+    option_float(&table, "val-fraction", &val_fraction, 1e-6, 0.999999, "share of the documents that goes to --val-out");
     option_int(&table, "shard-tokens", &shard_tokens, 0, TOKENS_MAX_COUNT,
                "tokens per file: train.bin becomes train_000000.bin and so on; 0: one file");
     Documents d = documents_parse(&table, argc, argv);
 
     Tokenizer t;
     tokenizer_open(&t, tokenizer);
-    require(t.vocab_size <= UINT16_MAX + 1, "%s has %d tokens; token files have 16 bits for one, so at most 65536", tokenizer,
+    require(t.vocab_size <= UINT16_MAX + 1, "%s has %d tokens; token files use 16 bits for each, so at most 65536", tokenizer,
             t.vocab_size);
     outputs[TRAIN].shard_tokens = outputs[VAL].shard_tokens = (size_t)shard_tokens;
     atexit(remove_unfinished);

@@ -1,5 +1,5 @@
 /*
-train_bpe - a byte-level BPE vocabulary of one's own: vocab.json and merges.txt as GPT-2 has them.
+train_bpe - makes a byte-level BPE vocabulary from your own text: vocab.json and merges.txt in GPT-2's format.
 
     build/train_bpe --vocab-size 4096 --out my_tokenizer FILE...
 
@@ -8,8 +8,8 @@ again and again, the most frequent pair of neighbours becomes a new token (Sennr
 frequent pairs the one with the lower ids wins, so the same text gives the same files. Ids: 256 bytes in the order of
 their text form, then the merges, then <|endoftext|>.
 
-A merge touches only words that have the pair: each pair knows its words, and its count is kept up to date. The most
-frequent pair comes from a heap whose entries may be outdated: one that is gets its present count and goes back.
+A merge touches only words that have the pair: each pair lists its words, and its count is kept up to date. The most
+frequent pair comes from a heap whose entries may be outdated: an outdated entry gets its present count and goes back.
 */
 #include "../../llmc/common.h"
 #include "../../llmc/options.h"
@@ -17,7 +17,7 @@ frequent pair comes from a heap whose entries may be outdated: one that is gets 
 #include "documents.h"
 
 typedef struct {
-    size_t start;   // of its symbols in Trainer.symbols; they shrink in place as they merge
+    size_t start;   // index of its first symbol in Trainer.symbols; merges shrink the word in place
     size_t length;  // symbols
     uint64_t count; // occurrences in the text
 } Word;
@@ -25,9 +25,9 @@ typedef struct {
 typedef struct {
     int left, right;
     int64_t count;     // occurrences in the text
-    uint32_t* words;   // (num_words) where it may be found, with repeats, owned
+    uint32_t* words;   // (num_words) words that may contain it, with repeats, owned
     size_t num_words, word_capacity;
-    int last_push;     // the merge after which it was put on the heap last
+    int last_push;     // the merge after which it was last put on the heap
 } Pair;
 
 typedef struct {
@@ -136,7 +136,7 @@ static HeapEntry entry_pop(Trainer* r) {
     return top;
 }
 
-// The pair of two neighbours, made if it was never met. Valid until the next call.
+// Returns the pair of two neighbours; makes it if it is new. Valid until the next call.
 static Pair* pair_at(Trainer* r, int left, int right) {
     uint32_t index = pair_rank(&r->t, left, right);
     if (index == NO_RANK) {
@@ -179,7 +179,7 @@ static void pairs_count(Trainer* r) {
 // ----------------------------------------------------------------------------
 // merging
 
-// The token of these two tokens' bytes, made if there is none: two different pairs may spell the same.
+// Returns the token for the bytes of two tokens; makes it if it is new. Two different pairs may spell the same bytes.
 static int token_of(Trainer* r, int left, int right) {
     Tokenizer* t = &r->t;
     size_t a, b, end = t->start[t->vocab_size];
@@ -196,7 +196,7 @@ static int token_of(Trainer* r, int left, int right) {
     return *slot;
 }
 
-// Replaces the pair (left, right) by `merged` throughout a word and tells the neighbouring pairs.
+// Replaces the pair (left, right) by `merged` throughout a word and updates the counts of the neighbouring pairs.
 static void merge_in_word(Trainer* r, uint32_t index, int left, int right, int merged) {
     Word* w = &r->words[index];
     int* s = r->symbols + w->start;
@@ -217,7 +217,7 @@ static void merge_in_word(Trainer* r, uint32_t index, int left, int right, int m
     w->length = to;
 }
 
-// Puts on the heap, once, each pair that (left, right) becoming `merged` made more frequent: those around it in its words.
+// After (left, right) became `merged`, puts each pair that grew more frequent on the heap, once: those beside it in its words.
 static void push_gained(Trainer* r, const uint32_t* words, size_t num_words, int merged) {
     for (size_t i = 0; i < num_words; i++) {
         const int* s = r->symbols + r->words[words[i]].start;
@@ -233,7 +233,7 @@ static void push_gained(Trainer* r, const uint32_t* words, size_t num_words, int
 }
 
 static void merge_pair(Trainer* r, uint32_t index) {
-    Pair p = r->pairs[index]; // a copy: merging makes pairs, which moves them
+    Pair p = r->pairs[index]; // a copy, because merging adds pairs, which may move the array
     int merged = token_of(r, p.left, p.right);
     r->merges[r->num_merges++] = pair_key(p.left, p.right);
     for (size_t i = 0; i < p.num_words; i++) merge_in_word(r, p.words[i], p.left, p.right, merged);
@@ -297,7 +297,7 @@ static void trainer_free(Trainer* r) {
     free(r->merges);
 }
 
-// Prints a token's text form; for JSON, with what a string cannot have plain behind a backslash.
+// Prints a token's text form; for JSON, with backslashes before the characters that need them.
 static void print_token(FILE* out, const Trainer* r, int id, const char* escaped) {
     int byte_of[BYTE_CHARACTERS], character_of[256];
     byte_characters(byte_of);
@@ -331,7 +331,7 @@ static void print_merges(FILE* out, const Trainer* r) {
     }
 }
 
-// folder/name as `print` prints it: all of it or, after an error, what was there before.
+// Writes folder/name with `print`. After an error the folder still has the file that was there before.
 static void save(const Trainer* r, const char* folder, const char* name, void (*print)(FILE*, const Trainer*)) {
     char* path = format_string("%s/%s", folder, name);
     char* temporary = format_string("%s.tmp%d", path, (int)getpid());
@@ -352,11 +352,11 @@ static void save(const Trainer* r, const char* folder, const char* name, void (*
 int main(int argc, char** argv) {
     long long vocab_size = 4096, min_count = 2;
     const char* out = ".";
-    OptionTable table = options_table("train_bpe", "a GPT-2 style vocabulary from text files; - is standard input");
+    OptionTable table = options_table("train_bpe", "make a GPT-2 style vocabulary from text files; - is standard input");
     option_int(&table, "vocab-size", &vocab_size, 257, UINT16_MAX + 1,
-               "tokens to end with: 256 bytes, merges, and <|endoftext|>");
-    option_int(&table, "min-count", &min_count, 1, 1e15, "a pair that occurs less often is not merged");
-    option_text(&table, "out", &out, "DIR", "folder for vocab.json and merges.txt, made if it is not there");
+               "tokens in the vocabulary: 256 bytes, merges, and <|endoftext|>");
+    option_int(&table, "min-count", &min_count, 1, 1e15, "occurrences that a pair needs to be merged");
+    option_text(&table, "out", &out, "DIR", "folder for vocab.json and merges.txt; created if missing");
     option_letter(&table, 'o');
     Documents d = documents_parse(&table, argc, argv);
     require(folder_make(out), "cannot make folder %s: %s", out, strerror(errno));

@@ -1,26 +1,28 @@
 # probes.sh - what this project needs, and how to find out whether a machine has it. Sourced by setup.sh and doctor.sh,
-# which set `probes` to this folder and `scratch` to a temporary one.
+# which set `here` to dev/ and `probes` to this folder; make_scratch sets `scratch` to a temporary one.
 #
-# No package manager is asked: a library is here if a program that uses it compiles, links, runs and gets the right
+# No package manager is asked: a library is present if a program that uses it compiles, links, runs and gets the right
 # answer. CC, CPPFLAGS, LDFLAGS, CLANG, NVCC, MPICC, MPIRUN and PYTHON say what to use, as in the Makefile.
 
-# One line a component: key | name | class | what it is for | packages of apt | of dnf | of pacman | of brew
-#   required  without it the CPU programs or their tests cannot be built
-#   optional  without it something is lost, and the fourth column says what; setup.sh installs it all the same
-#   extra     only doctor.sh speaks of it; the fifth column says how to get it
-# A new component is a line here and a function probe_KEY below.
+# One line per component: key | name | class | what it is for | packages of apt | of dnf | of pacman | of brew
+#   demo      make demo and make test need it
+#   test      make test needs it
+#   optional  something does not work without it, and the fourth column says what; setup.sh installs it all the same
+#   extra     for GPUs: doctor.sh reports it, setup.sh does not install it; the fifth column says how to get it
+# A new component is a line here and a function probe_KEY below, which prints the version, or what is wrong. Its status is
+# 0 if the component works, 1 if it is missing, and 2 if it is there but cannot be used.
 components() {
     sed -e 's/ *| */|/g' <<'END'
-compiler  | C compiler    | required | building everything                               | gcc libc6-dev   | gcc               | gcc     | gcc
-make      | make          | required | building everything                               | make            | make              | make    | make
-openmp    | OpenMP        | required | using more than one core                          | gcc             | libgomp           | gcc     | libomp
-onednn    | oneDNN        | required | matrix products on the CPU                        | libdnnl-dev     | onednn-devel      | onednn  | onednn
-jansson   | Jansson       | required | checkpoints and tokenizers (JSON)                 | libjansson-dev  | jansson-devel     | jansson | jansson
-pcre2     | PCRE2         | required | GPT-2's tokenizer                                 | libpcre2-dev    | pcre2-devel       | pcre2   | pcre2
-cmocka    | cmocka        | required | make test                                         | libcmocka-dev   | libcmocka-devel   | cmocka  | cmocka
-mpi       | Open MPI      | required | runs of more than one rank                        | libopenmpi-dev openmpi-bin | openmpi-devel | openmpi | open-mpi
-prove     | prove         | required | make test                                         | perl            | perl-Test-Harness | perl    | perl
-sanitizer | sanitizers    | required | make test, DEBUG=1                                | gcc             | libasan libubsan  | gcc     | gcc
+compiler  | C compiler    | demo     | building everything                               | gcc libc6-dev   | gcc               | gcc     | gcc
+make      | make          | demo     | building everything                               | make            | make              | make    | make
+openmp    | OpenMP        | demo     | using more than one core                          | gcc             | libgomp           | gcc     | libomp
+onednn    | oneDNN        | demo     | matrix products on the CPU                        | libdnnl-dev     | onednn-devel      | onednn  | onednn
+jansson   | Jansson       | demo     | checkpoints and tokenizers (JSON)                 | libjansson-dev  | jansson-devel     | jansson | jansson
+pcre2     | PCRE2         | demo     | GPT-2's tokenizer                                 | libpcre2-dev    | pcre2-devel       | pcre2   | pcre2
+cmocka    | cmocka        | test     | make test                                         | libcmocka-dev   | libcmocka-devel   | cmocka  | cmocka
+mpi       | Open MPI      | demo     | runs of more than one rank                        | libopenmpi-dev openmpi-bin | openmpi-devel | openmpi | open-mpi
+prove     | prove         | test     | make test                                         | perl            | perl-Test-Harness | perl    | perl
+sanitizer | sanitizers    | test     | make test, DEBUG=1                                | gcc             | libasan libubsan libtsan | gcc | gcc
 fuzzer    | fuzzer        | optional | make fuzz, and the fuzzing part of make test      | clang libclang-rt-dev | clang compiler-rt | clang compiler-rt | llvm
 gnuplot   | gnuplot       | optional | the plots of make demo                            | gnuplot-nox     | gnuplot-minimal   | gnuplot | gnuplot
 curl      | curl          | optional | the download scripts under dev/data, and their test | curl ca-certificates | curl           | curl    | curl
@@ -34,15 +36,73 @@ nccl      | NCCL          | extra    | several GPUs                             
 END
 }
 
+is_required() { [ "$1" = demo ] || [ "$1" = test ]; }
+
 has() { command -v "$1" >/dev/null 2>&1; }
 
-# The line of a compiler's, linker's or loader's complaint that says most.
-complaint() {
-    grep -m 1 -E 'error|cannot|not found|undefined' "$scratch/log" | sed -e 's/.*error: //' -e 's/^.*ld: //' | cut -c 1-150 | grep . ||
-        head -n 1 "$scratch/log" | cut -c 1-150 | grep . || echo "it failed without a word"
+gigabytes() { awk -v bytes="$1" 'BEGIN { printf "%.1f GB", bytes / 1e9 }'; }
+free_bytes() { df -P -k "$1" 2>/dev/null | awk 'END { printf "%.0f", $4 * 1024 }'; }
+
+# can_write FOLDER: returns 0 if a file of 1 MB can be written there. Otherwise prints why not, and returns 1 if the folder
+# belongs to another user, 2 if its disk is full, 3 if its file system is read-only, 4 for other reasons.
+can_write() {
+    [ -d "$1" ] || { echo "there is no folder $1"; return 4; }
+    if trial=$(LC_ALL=C mktemp "$1/.trial.XXXXXX" 2>&1); then
+        LC_ALL=C dd if=/dev/zero of="$trial" bs=65536 count=16 2>/dev/null
+        status=$?
+        rm -f "$trial"
+        [ $status = 0 ] && return
+        trial="No space"
+    fi
+    me=$(id -un) owner=$(owner_of "$1")
+    case $trial in
+        *"No space"* | *uota*) echo "the disk that holds $1 is full ($(gigabytes "$(free_bytes "$1")") free)"; return 2 ;;
+        *"Read-only"*) echo "$1 is on a read-only file system"; return 3 ;;
+    esac
+    if [ "$owner" != "$me" ]; then echo "$1 belongs to $owner, and $me may not write there"; return 1; fi
+    echo "$1 is write-protected"
+    return 4
+}
+# shellcheck disable=SC2012 # stat has other options on other systems
+owner_of() { ls -ld "$1" | awk '{ print $3 }'; }
+
+# clone_is_writable [FOLDER...]: returns 0 if files can be written in the clone, and in these folders of it where they exist;
+# otherwise prints why not, and what to do.
+clone_is_writable() {
+    clone=$(cd "$here/.." && pwd)
+    for folder in . "$@"; do
+        case $folder in .) folder=$clone ;; *) folder=$clone/$folder ;; esac
+        [ -d "$folder" ] || continue
+        why=$(can_write "$folder")
+        case $? in
+            0) continue ;;
+            1) echo "$why: run sudo chown -R $(id -un) $folder, or clone into a folder of your own" ;;
+            2) echo "$why: free some space there, or clone onto another disk" ;;
+            3) echo "$why: clone onto another disk" ;;
+            *) echo "$why: run chmod u+w $folder, or clone into another folder" ;;
+        esac
+        return 1
+    done
 }
 
-# attempt COMMAND...: what it prints, or its complaint. A probe that hangs is one that fails.
+# make_scratch: sets scratch to a temporary folder, or ends the script if programs cannot be built and run there.
+make_scratch() {
+    tmp=${TMPDIR:-/tmp}
+    why=$(can_write "$tmp") && scratch=$(mktemp -d) || { echo "$why: set TMPDIR to a folder that has room" >&2; exit 1; }
+    trap 'rm -rf "$scratch"' EXIT
+    trap 'exit 1' HUP INT TERM
+    printf '#!/bin/sh\n' >"$scratch/run"
+    chmod +x "$scratch/run"
+    "$scratch/run" 2>/dev/null || { echo "programs cannot be run in $tmp (is it mounted noexec?): set TMPDIR to another folder" >&2; exit 1; }
+}
+
+# The most informative line that a compiler, linker or loader printed.
+complaint() {
+    grep -m 1 -E 'error|cannot|not found|undefined' "$scratch/log" | sed -e 's/.*error: //' -e 's/^.*ld: //' | cut -c 1-150 | grep . ||
+        grep -m 1 '[a-z]' "$scratch/log" | cut -c 1-150 | grep . || echo "it failed and printed nothing"
+}
+
+# attempt COMMAND...: prints its output, or why it failed. A command that hangs has failed.
 attempt() {
     if has timeout; then set -- timeout 30 "$@"; fi
     if "$@" >"$scratch/out" 2>"$scratch/log"; then cat "$scratch/out"; return; fi
@@ -58,20 +118,38 @@ build_probe() {
     # shellcheck disable=SC2086 # compilers and flags are lists of words
     $compiler ${CPPFLAGS-} "$probes/$source" -o "$scratch/probe" ${LDFLAGS-} "$@" >"$scratch/log" 2>&1 || { complaint; return 1; }
 }
-# run_c SOURCE FLAGS...: the same with the C compiler, and runs it.
+# run_c SOURCE FLAGS...: builds it with the C compiler, and runs it.
 run_c() { build_probe "${CC:-cc}" "$@" && attempt "$scratch/probe"; }
-# quietly COMMAND...: of what it prints only the first line, and only if it fails.
+# quietly COMMAND...: prints the first line of its output, and only if it fails.
 quietly() { "$@" >"$scratch/said" || { head -n 1 "$scratch/said"; return 1; }; }
 
+# The Makefile's options. Only compiled with -fopenmp: linking that is probe_openmp's.
 probe_compiler() {
-    has "${CC:-cc}" || { echo "no ${CC:-cc}"; return 1; }
-    echo 'int main(void) { return 0; }' >"$scratch/empty.c"
-    ${CC:-cc} -std=c11 "$scratch/empty.c" -o "$scratch/probe" -lm 2>"$scratch/log" || { complaint; return 1; }
-    "$scratch/probe" && ${CC:-cc} --version | head -n 1
+    cc=${CC:-cc}
+    has "${cc%% *}" || { echo "no ${cc%% *}"; return 1; }
+    if ! $cc -std=c11 -O3 -march=native -ffp-contract=off -fno-math-errno -fopenmp -Wall -Wextra -Werror ${CPPFLAGS-} \
+        -c "$probes/compiler.c" -o "$scratch/compiler.o" >"$scratch/log" 2>&1; then
+        why=$(complaint)
+        printf 'int main(void) { return 0; }\n' >"$scratch/empty.c"
+        # without the C library's headers any compiler fails
+        if $cc -c "$scratch/empty.c" -o "$scratch/empty.o" 2>"$scratch/log" && ! echo "$why" | grep -q '\.h: No such file'; then
+            echo "$(compiler_name) does not compile what is needed ($why); gcc 9 and later do: install one, then run export CC=gcc-9 (or" \
+                "whatever it is called)"
+            return 2
+        fi
+        echo "$why"
+        return 1
+    fi
+    $cc "$scratch/compiler.o" -o "$scratch/probe" ${LDFLAGS-} -lm 2>"$scratch/log" || { complaint; return 1; }
+    attempt "$scratch/probe" || return 2
+    $cc --version | head -n 1
 }
+compiler_name() { $cc --version 2>/dev/null | head -n 1 | grep . || echo "$cc"; }
 probe_make() {
     has make || { echo "no make"; return 1; }
-    make --version | sed -n 's/^GNU Make //p' | grep . || { echo "this make is not GNU Make"; return 1; }
+    make --version 2>/dev/null | sed -n 's/^GNU Make //p' | grep . && return
+    echo "$(command -v make) is not GNU make; install that one, and see to it that it comes first in PATH under the name make"
+    return 2
 }
 probe_openmp()  { quietly run_c machine.c -fopenmp && echo "specification of $(${CC:-cc} -fopenmp -dM -E - </dev/null | sed -n 's/.*_OPENMP //p')"; }
 probe_onednn()  { run_c onednn.c -ldnnl; }
@@ -87,7 +165,8 @@ probe_sanitizer() {
     run_c sanitizer.c -g -fsanitize=address,undefined || return 1
     "$scratch/probe" overrun 2>"$scratch/log" || true
     grep -q 'ERROR: AddressSanitizer' "$scratch/log" || { echo "they do not notice a read out of bounds"; return 1; }
-    echo "address and undefined behaviour"
+    run_c sanitizer.c -g -fsanitize=thread || return 1
+    echo "for addresses, undefined behaviour and threads"
 }
 probe_fuzzer() {
     build_probe "${CLANG:-clang}" fuzzer.c -fsanitize=fuzzer,address && quietly attempt "$scratch/probe" -runs=1 &&
@@ -125,7 +204,7 @@ probe_cudnn()    { run_cuda cudnn.c cudnn; }
 probe_nvrtc()    { run_cuda nvrtc.c nvrtc; }
 probe_nccl()     { run_cuda nccl.c nccl; }
 
-# run_cuda SOURCE LIBRARY: builds it with the library from where the Makefile would take it, and runs it.
+# run_cuda SOURCE LIBRARY: builds it with the library that the Makefile would use, and runs it.
 run_cuda() {
     has "${NVCC:-nvcc}" || { echo "no ${NVCC:-nvcc}"; return 1; }
     found=$(sh "$probes/../find_cuda.sh" folder "$2" 2>/dev/null) || { echo "not found"; return 1; }

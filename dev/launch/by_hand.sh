@@ -1,16 +1,16 @@
 #!/bin/sh
-# by_hand.sh - a node's ranks without any launcher: processes that find one another by the variables that torchrun would set. For
-# GPUs, where NCCL needs no more; on the CPU ranks talk by MPI, which mpirun or srun must have started.
+# by_hand.sh - starts a node's ranks without any launcher: processes that find one another by the variables that torchrun would
+# set. For GPUs, where NCCL needs no more; on the CPU ranks communicate by MPI, which needs mpirun or srun.
 #
 #   sh dev/launch/by_hand.sh NODE NODES RANKS-PER-NODE ADDRESS:PORT PROGRAM [OPTION...]
 #
-# Run it once on each of the NODES, with NODE 0, 1, ... there. ADDRESS is where node 0 can be reached, PORT a free one there, of
-# which the next must be free, too. Where PyTorch is installed this is the same, node by node:
+# Run it once on each of the NODES, with NODE 0, 1, ... there. ADDRESS is where node 0 can be reached; PORT and PORT + 1 must be
+# free there. Where PyTorch is installed, this command does the same on each node:
 #
 #   torchrun --no-python --nnodes NODES --node-rank NODE --nproc-per-node RANKS-PER-NODE --master-addr ADDRESS --master-port PORT PROGRAM ...
 #
-# Rank 0 alone reports; errors name their rank. It ends when all ranks of the node have, with the status of one that failed, if
-# any did.
+# Only rank 0 reports; errors name their rank. The script ends when all ranks of the node have ended, with the status of one that
+# failed, if any did.
 set -eu
 usage() { sed -n '2,14s/^# \{0,1\}//p' "$0"; exit "$1"; }
 fail() { echo "error: $*" >&2; exit 1; }
@@ -21,7 +21,8 @@ shift 4
 for number in "$node" "$nodes" "$per_node"; do
     case $number in ''|*[!0-9]*) fail "NODE, NODES and RANKS-PER-NODE must be whole numbers, not '$number'" ;; esac
 done
-[ "$node" -lt "$nodes" ] && [ "$per_node" -ge 1 ] || fail "of $nodes nodes the last is $((nodes - 1)), each with 1 rank at least"
+[ "$node" -lt "$nodes" ] && [ "$per_node" -ge 1 ] ||
+    fail "NODE must be at most $((nodes - 1)) with $nodes nodes, not $node, and RANKS-PER-NODE at least 1, not $per_node"
 case $meeting in ?*:[0-9]*) ;; *) fail "ADDRESS:PORT must be like 10.0.0.1:29500, not '$meeting'" ;; esac
 
 export MASTER_ADDR="${meeting%:*}" MASTER_PORT="${meeting##*:}" WORLD_SIZE=$((nodes * per_node)) LOCAL_WORLD_SIZE="$per_node"

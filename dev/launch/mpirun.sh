@@ -1,16 +1,16 @@
 #!/bin/sh
-# mpirun.sh - ranks on the nodes of a hostfile, through ssh.
+# mpirun.sh - starts ranks on the nodes of a hostfile, through ssh.
 #
 #   sh dev/launch/mpirun.sh HOSTFILE PROGRAM [OPTION...]
 #
-# HOSTFILE has a line for each node, with as many slots as it has GPUs, or cores to spare:
+# HOSTFILE has a line for each node, with as many slots as the node has GPUs, or cores to spare:
 #
 #   node1 slots=4
 #   node2 slots=4
 #
-# Ranks fill the first node, then the next: so those of one --shard-group are neighbours. Each node needs the same folder under
-# the same path (a shared file system, which --out wants, too), and ssh from the first one without a password.
-# INTERFACE: between nodes go through this network interface, where a machine has several. MPIRUN: default mpirun.
+# Ranks fill the first node, then the next, so the ranks of one --shard-group are neighbours. Each node needs the same folder
+# under the same path (a shared file system, which --out needs, too), and ssh from the first node without a password.
+# INTERFACE: the network interface to use between nodes, where a machine has several. MPIRUN: default mpirun.
 set -eu
 usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; exit "$1"; }
 fail() { echo "error: $*" >&2; exit 1; }
@@ -23,12 +23,12 @@ ranks=$(awk '!/^[ \t]*(#|$)/ { n = 1; for (i = 2; i <= NF; i++) if ($i ~ /^slots
              END { print sum + 0 }' "$hosts")
 [ "$ranks" -gt 0 ] || fail "$hosts names no node; it has lines like: node1 slots=4"
 
-# MPI finds interfaces by itself, and takes one that leads nowhere for one of them: a container's bridge, say.
+# Left alone, MPI also picks interfaces that do not lead to the other nodes, such as a container's bridge.
 if [ -n "${INTERFACE-}" ]; then
     export NCCL_SOCKET_IFNAME="$INTERFACE"
     set -- --mca btl_tcp_if_include "$INTERFACE" --mca oob_tcp_if_include "$INTERFACE" -x NCCL_SOCKET_IFNAME "$@"
 fi
-# What ranks are to inherit must be named; --bind-to none lets a rank have several threads.
+# mpirun passes on only the variables that are named; --bind-to none lets a rank use several cores.
 for name in OMP_NUM_THREADS OMP_WAIT_POLICY SHARD_COMM_STRICT NCCL_DEBUG; do
     if printenv "$name" >/dev/null; then set -- -x "$name" "$@"; fi
 done

@@ -1,10 +1,10 @@
 #!/bin/sh
-# nodes_here.sh - two nodes on one machine, to try what is between nodes: two network namespaces with a link of their own.
+# nodes_here.sh - two nodes on one machine, to try out traffic between nodes: two network namespaces joined by a link.
 #
 #   sh dev/launch/nodes_here.sh RANKS-PER-NODE PROGRAM [OPTION...]
 #
-# Ranks of a node share memory; those of different nodes have the link alone, and the last line says how much went over it. Node
-# 0 is 10.77.0.1, node 1 10.77.0.2. mpirun starts node 1's ranks as it would through ssh, but through `ip netns exec`. Needs
+# Ranks of a node share memory; ranks of different nodes have only the link, and the last line says how much went over it. Node
+# 0 is 10.77.0.1, node 1 10.77.0.2. mpirun starts node 1's ranks through `ip netns exec` where it would otherwise use ssh. Needs
 # root, and ip (package iproute2). MPIRUN: default mpirun.
 set -eu
 usage() { sed -n '2,8s/^# \{0,1\}//p' "$0"; exit "$1"; }
@@ -17,16 +17,16 @@ case $per_node in ''|*[!0-9]*|0*) fail "RANKS-PER-NODE must be a whole number fr
 command -v ip >/dev/null || fail "there is no ip (package iproute2)"
 
 work=$(mktemp -d)
-id=shard$$ # of this run's namespaces; an interface's name may have 15 letters
+id=shard$$ # begins the names of this run's namespaces
 finish() {
-    ip netns del "$id-0" 2>/dev/null || true # its end of the link goes with it, and so does the other end
+    ip netns del "$id-0" 2>/dev/null || true # this deletes both ends of the link, too
     ip netns del "$id-1" 2>/dev/null || true
     rm -rf "$work"
 }
 trap finish EXIT
 trap 'exit 1' HUP INT TERM
 for node in 0 1; do
-    ip netns add "$id-$node" 2>"$work/log" || fail "no network namespace can be made, which takes root: $(cat "$work/log")"
+    ip netns add "$id-$node" 2>"$work/log" || fail "no network namespace can be made; this needs root: $(cat "$work/log")"
     ip -n "$id-$node" link set lo up
 done
 ip -n "$id-0" link add link0 type veth peer name link0 netns "$id-1"
@@ -35,7 +35,7 @@ for node in 0 1; do
     ip -n "$id-$node" link set link0 up
 done
 
-# In ssh's place: the first word is the host, the others are a command for its shell.
+# This agent takes the place of ssh: its first word is the host, the others are a command for the host's shell.
 cat > "$work/agent" <<END
 #!/bin/sh
 shift

@@ -1,11 +1,11 @@
 #!/bin/bash
-# slurm.sh - a batch job of Slurm: GPT-2 XL on two nodes of four GPUs, which goes on where it was when it is queued again.
+# slurm.sh - a Slurm batch job: GPT-2 XL on two nodes of four GPUs. When it is queued again, it resumes from its last checkpoint.
 #
 #   sbatch dev/launch/slurm.sh [OPTION OF THE PROGRAM...]
 #
-# Change the lines below to what the cluster has; sbatch's own options overrule them. Submit it from the repository's root, after
-# make PRECISION=bf16 train_gpt2_fsdp. A task is a rank. Slurm must know PMIx (srun --mpi=list); where it does not, start
-# dev/launch/mpirun.sh from here instead of srun, or mpirun, which asks Slurm for the nodes by itself.
+# Change the lines below to what the cluster has; sbatch's own options override them. Submit it from the repository's root, after
+# make PRECISION=bf16 train_gpt2_fsdp. A task is a rank. Slurm must support PMIx (srun --mpi=list); where it does not, start
+# dev/launch/mpirun.sh or plain mpirun below instead of srun; mpirun asks Slurm for the nodes.
 #SBATCH --job-name=gpt2-xl
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4
@@ -20,13 +20,13 @@ out=${OUT:-runs/gpt2-xl}
 program=${PROGRAM:-./train_gpt2_fsdp}
 [ -x "$program" ] || { echo "error: there is no $program here ($PWD); make train_gpt2_fsdp, and sbatch from that folder" >&2; exit 1; }
 
-# All ranks of a node are one copy of the model: what is gathered stays within the node, and nodes only add up gradients. This
-# wants memory for a copy on each node; without it (--sharding full) the copy is spread over all nodes.
+# The ranks of a node hold one copy of the model: all-gathers stay within the node, and only gradients are added up between nodes.
+# Each node needs memory for a whole copy; with --sharding full one copy is spread over all nodes.
 group=${SLURM_NTASKS_PER_NODE:?this is a script for sbatch: sbatch dev/launch/slurm.sh}
 resume=
 for step in "$out"/step_*; do if [ -d "$step" ]; then resume=--resume; fi; done
 export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"
-# A rank that dies ends all of them (--kill-on-bad-exit), so that the job can be queued again instead of waiting.
+# If one rank dies, all are killed (--kill-on-bad-exit), so that the job can be queued again instead of hanging.
 exec srun --mpi=pmix --kill-on-bad-exit=1 "$program" --model gpt2-xl --tokenizer data/gpt2 --data 'data/fineweb-edu/*train*.bin' \
     --val-data 'data/fineweb-edu/*val*.bin' --seq-len 1024 --batch-size 1 --total-batch-size 524288 --recompute block \
     --sharding hybrid --shard-group "$group" --lr 2e-4 --warmup-steps 700 --steps 20000 \

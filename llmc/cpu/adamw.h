@@ -1,6 +1,6 @@
 /*
-cpu/adamw.h - AdamW over flat memory: host_adamw.h's, which is all fp32, and what 16 bits need around it. Included by
-cpu/layers.h.
+cpu/adamw.h - AdamW over flat memory: host_adamw.h updates in fp32; this file converts around it where floatX has 16 bits.
+Included by cpu/layers.h.
 */
 #ifndef LLMC_CPU_ADAMW_H
 #define LLMC_CPU_ADAMW_H

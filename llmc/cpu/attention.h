@@ -44,8 +44,8 @@ static void head_store(floatX* dst, int stride, const float* src, int rows, int 
     }
 }
 
-// Masks a row of scores, of which the first n are wanted: -Inf up to a whole number of vectors, whose elements are
-// returned, and which is what loops over the row do; 0 in the rest of its `keys`.
+// Masks a row of scores, of which the first n are wanted: -Inf up to a whole number of vectors, 0 in the rest of its `keys`.
+// Returns the number of elements in those vectors, which loops over the row must cover.
 static int attention_mask_row(float* row, int n, int keys) {
     int padded = (int)round_up((size_t)n, 16);
     for (int u = n; u < padded; u++) row[u] = -INFINITY;
@@ -132,7 +132,7 @@ static void attention_head_backward(floatX* dqkv, const floatX* dout, const floa
             if (keys > n) memset(dr + n, 0, (size_t)(keys - n) * sizeof(float));
         }
         dnnl_sgemm('N', 'N', rows, HS, keys, 1.0f, ds, stride, k.data, k.stride, 0.0f, dq + (size_t)t * HS, HS);
-        // += from the second block on; the first block's keys are all new, later ones' in part
+        // the products below add to dk and dv; keys t.. are new in this block and start from 0
         memset(dk + (size_t)t * HS, 0, (size_t)rows * HS * sizeof(float));
         memset(dv + (size_t)t * HS, 0, (size_t)rows * HS * sizeof(float));
         dnnl_sgemm('T', 'N', keys, HS, rows, 1.0f, ds, stride, head_row(q, t), q.stride, 1.0f, dk, HS);

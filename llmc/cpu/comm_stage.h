@@ -1,8 +1,8 @@
 /*
-cpu/comm_stage.h - how MPI reaches the memory of tensors, for the CPU: it is there already. Included by comm_mpi.h.
+cpu/comm_stage.h - how MPI reaches the memory of tensors on the CPU: it uses that memory directly. Included by comm_mpi.h.
 
-On a GPU an operation's data has to be copied to host memory, a piece at a time, and back (cuda/comm_stage.cuh). comm_mpi.h is written as if that
-were always so; here a view is the memory itself, and nothing remains to be copied or waited for.
+On a GPU an operation's data has to be copied to host memory, a piece at a time, and back (cuda/comm_stage.cuh). comm_mpi.h
+is written as if that were always so; here a view is the memory itself, and there is nothing to copy or to wait for.
 */
 #ifndef LLMC_CPU_COMM_STAGE_H
 #define LLMC_CPU_COMM_STAGE_H

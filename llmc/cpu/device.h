@@ -7,7 +7,7 @@ static char cpu_device_name[64];
 
 void* device_alloc(size_t bytes, MemoryKind kind) {
     device_check_limit(bytes, kind);
-    // malloc would promise more than the machine has, and the kernel would kill the process when it is touched
+    // malloc would promise more than the machine has, and the kernel would kill the process when it touches that memory
     size_t machine = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGE_SIZE);
     char limit[64];
     snprintf(limit, sizeof limit, "this machine's %.2f GB", (double)machine * 1e-9);
@@ -18,7 +18,7 @@ void* device_alloc(size_t bytes, MemoryKind kind) {
     size_t alignment = rounded >= huge_page ? huge_page : 64;
     void* p = NULL;
     if (posix_memalign(&p, alignment, round_up(rounded, alignment)) != 0) device_out_of_memory(bytes, kind, "what the system gives");
-    if (alignment == huge_page) madvise(p, round_up(rounded, alignment), MADV_HUGEPAGE); // fewer TLB misses; a wish, so no check
+    if (alignment == huge_page) madvise(p, round_up(rounded, alignment), MADV_HUGEPAGE); // fewer TLB misses; a hint, so no check
     device_zero(p, rounded);
     device_ledger_add(p, bytes, kind);
     return p;
@@ -30,8 +30,8 @@ void device_free(void* p) {
     free(p);
 }
 
-// Nineteen twentieths of what the kernel thinks can be had; where it does not say, of all that there is. Of a container's own limit
-// it does not know: that is what --memory-limit is for.
+// Nineteen twentieths of what the kernel reports as available, or of all memory if it does not report it. This does not know a
+// container's own limit: --memory-limit is for that.
 size_t device_memory_free(void) {
     size_t kib = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGE_SIZE) / 1024;
     char line[128];

@@ -1,4 +1,4 @@
-/* cpu/layernorm.h - layernorm (Ba et al., arXiv 1607.06450), the residual addition before it. Included by cpu/layers.h. */
+/* cpu/layernorm.h - layernorm (Ba et al., arXiv 1607.06450) and the residual addition before it. Included by cpu/layers.h. */
 #ifndef LLMC_CPU_LAYERNORM_H
 #define LLMC_CPU_LAYERNORM_H
 #define LAYERNORM_EPS 1e-5f

@@ -8,7 +8,7 @@ and partial sums are combined in the order of the pieces. (Matrix products are t
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
 
-// ---- the workspace, which is all the scratch there is; the one global state of these files is this and matmul.h's ----
+// ---- the workspace, which is all scratch memory; it and matmul.h's state are the only global state of these files ----
 typedef struct {
     LayerShapes shapes;   // the largest that may be seen
     int threads;          // no layer that needs scratch per thread uses more
@@ -37,7 +37,7 @@ static inline float* thread_scratch(void) {
 #include "stats.h"
 #include "adamw.h"
 
-// One sub-array after another, each starting on a cache line. memory NULL: only the sizes are of interest.
+// Lays out one sub-array after another, each starting on a cache line. memory NULL: computes only the sizes. Returns the bytes.
 static size_t layers_lay_out(CpuLayers* w, char* memory) {
     LayerShapes s = w->shapes;
     const size_t line = 64 / sizeof(float);

@@ -7,7 +7,7 @@ A product goes one of three ways, whichever was measured to be fastest for it:
   tiles      fp32: each thread computes one tile of the result with dnnl_sgemm, which stays in the thread that calls it
              when that is inside a parallel region
   copies     16 bits without such a CPU: operands are widened to fp32, piece by piece, and multiplied by dnnl_sgemm
-The order in which a product's terms are summed is oneDNN's affair. It is the same from run to run, and with AVX-512 it was
+oneDNN decides the order in which a product's terms are summed. It is the same from run to run, and with AVX-512 it was
 the same for every number of threads that we tried; with AVX2 it is not.
 
 Global state: the engine, the stream and the cache of primitives below. oneDNN allocates when a primitive is created, and
@@ -150,7 +150,7 @@ static MatmulSlot* matmul_slot(ProductShape shape) {
     return found;
 }
 
-// False, and nothing done, if there is no fast kernel for this product.
+// Returns false, and does nothing, if there is no fast kernel for this product.
 static bool product_by_primitive(Product p) {
     MatmulSlot* s = matmul_slot(p.shape);
     if (s->primitive == NULL) return false;
@@ -168,7 +168,7 @@ static bool product_by_primitive(Product p) {
 }
 
 // ---- tiles ----
-// fp32 product of one tile: rows [m, m+rows) and columns [n, n+cols) of out, with everything where it lies
+// fp32 product of one tile: rows [m, m+rows) and columns [n, n+cols) of out, without copying operands
 static void product_tile(Product p, int m, int n, int rows, int cols) {
     ProductShape s = p.shape;
     int lda = s.a_transposed ? s.M : s.K, ldb = s.b_transposed ? s.K : s.N;
@@ -262,7 +262,7 @@ static void product_by_copies(Product p) {
 // ---- which way ----
 #define MATMUL_ROW_UNIT 16
 // Forward (b transposed) with a number of rows that no training batch has, such as a sequence that grows token by token
-// while text is sampled, would have a primitive compiled for every length.
+// while text is sampled, would compile a primitive for every length.
 static bool product_wants_primitive(ProductShape s) {
     bool forward = s.b_transposed != 0;
     return FLOATX_DTYPE != DTYPE_F16 && (FLOATX_DTYPE == DTYPE_BF16 || forward) && !(forward && s.M % MATMUL_ROW_UNIT != 0);
@@ -294,7 +294,7 @@ static const char* matmul_method(void) {
 // Rows are taken this many at a time, so that what follows a product finds its result in the cache.
 static inline int matmul_rows(int threads) { return 256 * threads; }
 
-// Scratch in 16 bits: the three pieces of product_by_copies, and (rows, 4C) sums that are to be multiplied by gelu'.
+// Scratch where floatX has 16 bits: the three pieces of product_by_copies, and (rows, 4C) sums to be multiplied by gelu'.
 static inline size_t matmul_copies_floats(void) { return 3 * (size_t)MATMUL_COPY * MATMUL_COPY; }
 static inline size_t matmul_scratch_floats(int threads, int N, int C) {
     return NEEDS_MASTER ? matmul_copies_floats() + (size_t)int_min(matmul_rows(threads), N) * 4 * (size_t)C : 0;

