@@ -143,13 +143,16 @@ $(BUILD)/plan: dev/plan.c
 # The default data: the stages and llmc/ as bytes. Made once, so that runs can be compared; `make clean-data` to renew.
 data/train.bin: | build/tokenize
 	sh dev/data/default.sh data build/tokenize
+# The same text in 2048 tokens that are learned from it.
+data/bpe/train.bin: | build/tokenize build/train_bpe
+	sh dev/data/default.sh data/bpe build/tokenize build/train_bpe 2048
 ifneq ($(BUILD),build)
-build/tokenize:
-	$(CPU_MAKE) build/tokenize
+build/tokenize build/train_bpe:
+	$(CPU_MAKE) $@
 endif
 
 # --- for people ---
-demo: train_gpt2_ddp train_gpt2_zero
+demo: train_gpt2_ddp train_gpt2_zero data/bpe/train.bin
 	BUILD=$(BUILD) sh dev/demo.sh
 doctor:
 	sh dev/doctor.sh

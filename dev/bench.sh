@@ -9,7 +9,7 @@
 # LLMC          a checkout of llm.c; its train_gpt2.c is built in our build folder, and nothing is written into the checkout
 # BENCH_STEPS   timed steps a round (default 6; at T=1024 a third of it), BENCH_ROUNDS rounds (default 3)
 # BENCH_T1024=0 leaves out the long sequences
-# MPIRUN        starts the two ranks that show how much communication DDP's and FSDP's modes leave exposed (default mpirun)
+# MPIRUN        starts the two ranks that show how much communication DDP's and FSDP's modes leave exposed (dev/on_ranks.sh)
 #
 # Every program starts from random weights, on random tokens; their steps are timed from outside by one clock
 # (dev/bench/measure.c). They take turns, round after round, so that a machine that slows down slows all of them.

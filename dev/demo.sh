@@ -1,19 +1,24 @@
 #!/bin/sh
-# demo.sh - trains a model from scratch on 4 ranks that each keep a quarter of its state (ZeRO stage 3), plots its loss, and
-# measures what a rank keeps in every stage; then says what came out and where it lies. Takes two minutes on two cores.
+# demo.sh - trains a small GPT-2 from scratch on 4 ranks that each keep a quarter of its state (ZeRO stage 3), lets it write, plots
+# its loss, and measures what a rank keeps in every stage. Takes about a minute on two cores.
 #
 #   make demo                             options of train_gpt2_zero may follow: sh dev/demo.sh --steps 100
 #
-# BUILD   folder of the programs (default build)    MPIRUN  how to start ranks (default mpirun --oversubscribe --bind-to none)
+# The text is this course's own code, cut into 2048 tokens that build/train_bpe learned from it: a minute of bytes teaches less.
+# BUILD   folder of the programs (default build)    MPIRUN  how to start ranks (dev/on_ranks.sh)
+# DATA    folder of the tokens and the vocabulary (default data/bpe)
 set -eu
 cd "$(dirname -- "$0")/.."
 fail() { echo "error: $*" >&2; exit 1; }
 . dev/on_ranks.sh
 export BUILD="${BUILD:-build}"
-program=$BUILD/train_gpt2_zero out=$BUILD/demo
-[ -x "$program" ] || fail "there is no $program; make demo builds it first"
+program=$BUILD/train_gpt2_zero out=$BUILD/demo data=${DATA:-data/bpe}
+for file in "$program" "$data/train.bin"; do [ -e "$file" ] || fail "there is no $file; make demo makes it first"; done
 ranks_can_start 4
-set -- --batch-size 4 --steps 200 "$@" # a quarter of what one device has in a batch; later options overrule these
+# Later options overrule these.
+set -- --layers 4 --heads 4 --channels 128 --seq-len 64 --batch-size 8 --steps 400 --lr 4e-3 \
+    --data "$data/train.bin" --val-data "$data/val.bin" --tokenizer "$data" --log-every 20 --eval-every 100 --eval-steps 16 \
+    --sample-every 1000000 --sample-tokens 200 --temperature 0.7 --prompt 'static void gpt2_' "$@"
 
 rm -rf "$out"
 on_ranks 4 "$program" --zero-stage 3 --out "$out" "$@"
@@ -22,13 +27,21 @@ echo
 sh dev/plot.sh "$out/metrics.jsonl" || echo "(no plot: see above; everything else is there)"
 printf '\nWhat a rank of 4 keeps of this model, and sends:\n'
 sh dev/zero_memory.sh --ranks 4 "$@"
-echo
 checkpoint=$(find "$out" -name 'step_*' -type d | sort | tail -n 1)
-losses=$(sed -n 's/.*"val_loss" *: *\([0-9.]*\).*/\1/p' "$out/metrics.jsonl" | awk '{ last = $1; if (NR == 1) first = $1 }
-    END { if (NR > 1) printf "%.2f at first, %.2f at the end (nats per byte)", first, last }')
-if [ -n "$losses" ]; then echo "validation loss: $losses"; fi
-echo "metrics: $out/metrics.jsonl, a line a step"
-echo "checkpoint: $checkpoint"
 steps=$(echo "${checkpoint##*_}" | awk '{ print 2 * $1 }')
-echo "The samples are above, between the steps. To train as long again:"
-echo "    $launcher -np 4 $program --zero-stage 3 --out $out --resume $* --steps $steps"
+awk '{ if (match($0, /"val_loss_per_byte" *: *[0-9.]+/)) { text = substr($0, RSTART, RLENGTH); sub(/.*: */, "", text); last = text; if (!n++) first = text } }
+    END { if (n > 1) printf "\nvalidation loss: %.2f nats per byte at first, %.2f at the end\n", first, last }' "$out/metrics.jsonl"
+cat <<END
+metrics: $out/metrics.jsonl, a line a step
+checkpoint: $checkpoint
+
+Try next:
+    diff train_gpt2_ddp.cu train_gpt2_zero.cu      what sharding adds to data parallelism; doc/03_zero.md explains it
+    make train_gpt2_single && ./train_gpt2_single  the same training on one device; the course begins there, with doc/01_single.md
+    the demo's training, twice as long:
+END
+printf '    %s -np 4 %s --zero-stage 3 --out %s --resume' "$launcher" "$program" "$out"
+for word in "$@" --steps "$steps"; do
+    case $word in *[!A-Za-z0-9_./=-]*|'') printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
+done
+echo

@@ -12,11 +12,14 @@
 # listed). MPIRUN="mpirun ..." says how to start ranks. The status is 0 if every quoted line is there, whatever its numbers.
 use strict;
 use warnings;
+use Cwd qw(abs_path);
+use File::Basename qw(dirname);
 use File::Temp qw(tempdir);
 
 my $write = @ARGV && $ARGV[0] eq "--write" ? shift @ARGV : "";
 my @documents = @ARGV ? @ARGV : ("README.md", sort glob "doc/0*.md");
 my $work = tempdir(CLEANUP => 1);
+my $here = abs_path(dirname($0));
 my $NUMBER = qr/[+-]?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|\b(?:inf|nan)\b)/;
 
 # A quoted line as a pattern: any numbers and blanks match, "..." matches anything. It captures the text between the "...".
@@ -71,7 +74,7 @@ sub run_commands {
     my @commands = @_;
     open my $script, ">", "$work/script" or die "$work/script: $!";
     print $script "cd '$work/clone'\nexport DEVICE=cpu OMP_WAIT_POLICY=passive COLUMNS=130\n",
-        "ls() { command ls -C \"\$@\"; }\nmpirun() { command \${MPIRUN:-mpirun --oversubscribe} \"\$@\"; }\n",
+        "ls() { command ls -C \"\$@\"; }\n. '$here/on_ranks.sh'\nranks_launcher 4\nmpirun() { command \$launcher \"\$@\"; }\n",
         "rm -rf runs\nmake -s DEBUG= PRECISION=fp32 all tools || exit 1\n";
     print $script "echo >&2 ", quotemeta("  \$ " . $commands[$_] =~ s/\n.*//sr), "\n{ $commands[$_]\n} > '$work/$_' 2>&1\n" for 0 .. $#commands;
     close $script;

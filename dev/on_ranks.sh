@@ -1,21 +1,49 @@
-# on_ranks.sh - how scripts start ranks, and what they say where that cannot be. Sourced; the script has fail().
+# on_ranks.sh - how scripts start ranks on this machine, decided in this one place. Sourced; the script has fail().
 #
-# MPIRUN  default mpirun --oversubscribe --bind-to none: a laptop may have fewer cores than ranks
+# Open MPI's mpirun refuses root, and more ranks than cores, unless an option allows it. It binds each rank to one core, which keeps
+# OpenMP's threads from the other cores, unless an option says otherwise. Other launchers have other options: they get none.
+#
+# MPIRUN  the whole command instead, to which "-np N PROGRAM" is added
 
-launcher=${MPIRUN:-mpirun --oversubscribe --bind-to none}
+is_open_mpi() { case $(mpirun --version 2>/dev/null) in *"Open MPI"*|*OpenRTE*|*PRRTE*) ;; *) return 1 ;; esac; }
+# mpirun for whoever runs this, on nodes whose slots somebody has counted.
+mpirun_command() {
+    if [ -n "${MPIRUN:-}" ]; then echo "$MPIRUN"
+    elif [ "$(id -u)" = 0 ] && is_open_mpi; then echo "mpirun --allow-run-as-root"
+    else echo mpirun; fi
+}
+
+# ranks_launcher N: sets launcher to the command that starts N ranks here, and launcher_why to the reasons for its options.
+ranks_launcher() {
+    launcher=$(mpirun_command) launcher_why=
+    if [ -n "${MPIRUN:-}" ]; then launcher_why='MPIRUN says so'; return; fi
+    is_open_mpi || return 0
+    cores=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
+    [ "$(id -u)" != 0 ] || launcher_why='you are root'
+    [ "$1" -le "$cores" ] || launcher_why="${launcher_why:+$launcher_why; }there are more ranks than the $cores cores"
+    launcher="$launcher --oversubscribe --bind-to none"
+}
+
+# on_ranks N COMMAND...: N processes.
 # shellcheck disable=SC2086 # a command and its options
-on_ranks() { ranks=$1; shift; $launcher -np "$ranks" "$@"; }
+on_ranks() { ranks_launcher "$1"; $launcher -np "$@"; }
 
-# ranks_can_start N: ends the script if N processes that do nothing cannot be started.
+# ranks_can_start N: says in a line how ranks are started; ends the script if N processes that do nothing cannot be.
 ranks_can_start() {
+    ranks_launcher "$1"
     command -v "${launcher%% *}" >/dev/null ||
-        fail "there is no ${launcher%% *}, which starts ranks; sh dev/setup.sh installs Open MPI, and MPIRUN may name another launcher"
-    if said=$(on_ranks "$1" true 2>&1); then return; fi
-    printf '%s\n' "$said" | sed 's/^/    /' >&2
+        fail "there is no ${launcher%% *}, which starts the ranks; sh dev/setup.sh installs Open MPI, or set MPIRUN to another launcher"
+    if said=$(on_ranks "$1" true 2>&1); then
+        echo "ranks are started by: $launcher -np $1${launcher_why:+  ($launcher_why)}" >&2
+        return
+    fi
     case $said in
-        *root*) fail "mpirun does not start programs for root; be another user or, in a container," \
-            "set MPIRUN=\"mpirun --allow-run-as-root --oversubscribe\"" ;;
-        *slots*) fail "$launcher refuses $1 ranks, more than this machine has cores; add --oversubscribe to MPIRUN" ;;
-        *) fail "$launcher did not start $1 ranks, and says above why; make doctor tells what this machine has" ;;
+        *root*) why="$launcher does not start programs for root; be another user, or set MPIRUN='mpirun --allow-run-as-root --oversubscribe'" ;;
+        *slots*) why="$launcher refuses $1 ranks because this machine has fewer cores; set MPIRUN='$launcher --oversubscribe'" ;;
+        *) why="$launcher did not start $1 ranks; make doctor tells what this machine has, and MPIRUN names another launcher" ;;
     esac
+    [ -z "$said" ] || why="$why
+It said:
+$(printf '%s\n' "$said" | sed 's/^/    /')"
+    fail "$why"
 }

@@ -11,7 +11,7 @@
 # speed-up over what the number of ranks would give at best. --out keeps each run's folder and log, and scaling.png.
 #
 # OMP_NUM_THREADS  threads of a rank (default 1, for one rank as for many, or there would be nothing to compare with)
-# PROGRAM          default ./train_gpt2_ddp    MPIRUN  default mpirun --bind-to none
+# PROGRAM          default ./train_gpt2_ddp    MPIRUN  how to start ranks (dev/on_ranks.sh)
 set -eu
 cd "$(dirname -- "$0")/.."
 usage() { sed -n '2,16s/^# \{0,1\}//p' "$0"; exit "$1"; }
@@ -46,8 +46,10 @@ done
 for N in $ranks; do
     [ $((batch * most % N)) = 0 ] || fail "a batch of $batch x $most sequences does not divide over $N ranks; give another --batch-size"
 done
-program=${PROGRAM:-./train_gpt2_ddp} launch=${MPIRUN:-mpirun --bind-to none}
+program=${PROGRAM:-./train_gpt2_ddp}
 [ -x "$program" ] || fail "there is no $program; make ${program##*/}"
+. dev/on_ranks.sh
+ranks_can_start "$most"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 cores=$(getconf _NPROCESSORS_ONLN) # nproc would heed OMP_NUM_THREADS
 work=$(mktemp -d)
@@ -67,10 +69,8 @@ run() {
     shift 3
     rm -rf "$into"
     mkdir -p "$into"
-    oversubscribe=
-    [ "$N" -le "$cores" ] || oversubscribe=--oversubscribe
     echo "$kind, $N rank(s) ..." >&2
-    $launch $oversubscribe -np "$N" "$program" --val-data= --sample-every 0 "$@" --batch-size "$sequences" --steps "$steps" \
+    on_ranks "$N" "$program" --val-data= --sample-every 0 "$@" --batch-size "$sequences" --steps "$steps" \
         --out "$into" > "$into/log" 2>&1 || { tail -n 20 "$into/log" >&2; fail "$kind on $N ranks failed"; }
     rm -rf "$into"/step_*
     echo "$N $(median tokens_per_s "$into/metrics.jsonl") $(median step_ms "$into/metrics.jsonl")" \

@@ -37,8 +37,8 @@ say_missing() { # [why]
         why=$(head -n 1 "$scratch/why.$key")
         case $class in
             *,unusable) echo "not usable: $name, needed for $purpose: $why" ;;
-            optional) echo "missing: $name (optional); without it there is no: $purpose${1:+ ($why)}" ;;
-            *) echo "missing: $name, needed for $purpose${1:+ ($why)}" ;;
+            optional) echo "missing: $name (optional); without it there is no: $purpose${1:+: $why}" ;;
+            *) echo "missing: $name, needed for $purpose${1:+: $why}" ;;
         esac
     done <"$scratch/missing"
 }

@@ -8,7 +8,7 @@
 # activations and workspace. micro: micro-batches in a step. sent: numbers that a rank sends in it, per parameter, and by formula.
 # A run that measures another number of bytes than it predicted, for any kind, ends this script. --svg draws a bar for each line.
 #
-# BUILD   folder of the programs (default .)    MPIRUN  how to start ranks (default mpirun --oversubscribe --bind-to none)
+# BUILD   folder of the programs (default .)    MPIRUN  how to start ranks (dev/on_ranks.sh)
 set -eu
 cd "$(dirname -- "$0")/.."
 usage() { sed -n '2,11s/^# \{0,1\}//p' "$0"; exit "$1"; }

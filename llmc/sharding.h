@@ -45,13 +45,14 @@ static inline void options_sharding(OptionTable* t, Sharding* how) {
     option_choice(t, "wrap", &how->wrap, "block|layer|model",
                   "what is gathered at a time; layer: a block, in one message for each of its matrices");
     option_choice(t, "sharding", &how->sharding, "full|grad-op|hybrid|none",
-                  "full: parameters are freed after each use; grad-op: they stay from forward to backward; hybrid: full within groups,"
-                  " replicated across them; none: every rank keeps everything");
+                  "full: parameters are freed after each use; grad-op: they stay from forward to backward;"
+                  " hybrid: full within groups, replicated across them; none: every rank keeps everything");
     option_int(t, "shard-group", &how->shard_group, 0, 1 << 20,
                "number of ranks that together hold one copy of the model, with --sharding hybrid");
     option_choice(t, "prefetch", &how->prefetch, "backward-pre|backward-post|none",
-                  "when the backward pass starts its next gather: before this unit's gradients are computed, after, or when needed");
-    option_flag(t, "forward-prefetch", &how->forward_prefetch, "the forward pass starts its next gather before this unit's layers");
+                  "when the backward pass starts its next gather: before this unit's gradients, after them, or when needed");
+    option_flag(t, "forward-prefetch", &how->forward_prefetch,
+                "the forward pass starts its next gather before this unit's layers");
     option_int(t, "limit-all-gathers", &how->rooms, 1, MAX_UNITS, "how many units, besides the root, may be gathered at a time");
     option_choice(t, "reduce-dtype", &how->reduce_dtype, "fp32|model",
                   "the precision in which gradients are sent and added; model: that of the parameters");

@@ -266,7 +266,8 @@ static inline void control_admit(Control* c, ControlPeer* stranger, const Contro
     if (h->layout != control_layout())
         control_condemn(c, VERDICT_LEFT, "rank %d runs another version of this program than rank 0", rank);
     else if (h->size != c->ranks.size)
-        control_condemn(c, VERDICT_LEFT, "rank %d was started as one of %d ranks, rank 0 as one of %d", rank, h->size, c->ranks.size);
+        control_condemn(c, VERDICT_LEFT, "rank %d was started as one of %d ranks, rank 0 as one of %d", rank, h->size,
+                        c->ranks.size);
     else if (rank < 1 || rank >= h->size)
         control_condemn(c, VERDICT_LEFT, "rank %d of %d cannot join", rank, h->size);
     else if (c->peers[rank].joined)
@@ -372,7 +373,8 @@ static inline void control_read(Control* c, ControlPeer* p) {
     if (stranger) { if (!ours || closed) control_close(p); } // if it was admitted, p is an empty place now
     else if (!ours) {
         control_close(p);
-        control_condemn(c, VERDICT_DIED, "rank %d has sent something that is not a message of this program", control_rank_of(c, p));
+        control_condemn(c, VERDICT_DIED, "rank %d has sent something that is not a message of this program",
+                        control_rank_of(c, p));
     } else if (closed) {
         control_close(p);
         if (!p->goodbye) control_lost(c, p, "its connection closed");

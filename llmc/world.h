@@ -35,7 +35,7 @@ static inline void options_world(OptionTable* t, World* w) {
     option_int(t, "check-every", &w->check_every, 0, 1e9,
                "every N steps the ranks compare the state that must be equal on all of them; 0: never");
     option_text(t, "fault", &w->fault_text, "RANK:STEP:FAULT",
-                "for tests: at that step that rank does FAULT: kill, hang, skip (leaves out an operation) or bitflip (flips a bit)");
+                "for tests: what that rank does at that step: kill, hang, skip (leave out an operation) or bitflip (flip a bit)");
 }
 
 // Joins the ranks, as OpenMPI, torchrun or Slurm started them. Call it after device_init.

@@ -20,7 +20,7 @@ check "an unknown choice names the choices" refused "--lr-schedule" "cosine|line
 check "an option without its value" refused "--out needs a value" -- fp32 --out
 check "an unknown model names the known ones" refused "--model" "huge" "gpt2-xl" -- fp32 --model huge
 check "channels that do not divide over the heads" refused "--channels" "15" "2 heads" -- fp32 --channels 15
-check "a total batch that is not a multiple of the micro-batch" refused "--total-batch-size" 500 256 -- fp32 --total-batch-size 500
+check "a total batch that is no multiple of the micro-batch" refused "--total-batch-size" 500 256 -- fp32 --total-batch-size 500
 for limit in -1 nan inf 0.5GB "" 1e7; do
     check "--memory-limit '$limit'" refused "--memory-limit" -- fp32 --memory-limit "$limit"
 done

@@ -62,5 +62,5 @@ ranks_are_measured() {
 }
 check "every mode's exposed communication is measured, without the first step" ranks_are_measured
 check "  a program that fails says why, and is left out" eval 'BUILD=$work sh dev/bench/exposed.sh 1 2> "$work/table" > "$work/exposed" && says "fsdp-none failed" && [ ! -s "$work/exposed" ]'
-check "words in place of numbers are refused" fails_with "must be whole numbers, not 'many'" -- env BENCH_STEPS=many sh dev/bench.sh
+check "words for numbers are refused" fails_with "must be whole numbers, not 'many'" -- env BENCH_STEPS=many sh dev/bench.sh
 done_testing

@@ -82,8 +82,8 @@ one_operation() { # 1000 times the time of one operation is no more than the who
 check "a time is that of one operation" one_operation
 
 # ---- wrong numbers ----
-# wrong "COUNT COUNT" COLLECTIVE OPTION...: the second of 3 ranks has a wrong input in the second of three lines. That line, and no
-# other, counts this many wrong elements out of place and in place. The status is that of a failure.
+# wrong "COUNT COUNT" COLLECTIVE OPTION...: the second of 3 ranks has a wrong input in the second of three lines. Only that line
+# counts wrong elements: so many out of place and in place. The status is that of a failure.
 wrong() {
     local status expected=0 clean=${1//[1-9]/0}
     on_ranks 3 "$bench" -o "$2" -b 60 -e 240 -f 2 -n 1 -w 0 --fault 1:2:bitflip "${@:3}" > "$work/said" 2> "$work/errors"

@@ -69,7 +69,7 @@ if [ "$BUILD" = build ]; then # the same in every build
         'act\[i\] = x \/ (1' 'act[i ? i : 1] = x \/ (1'
     check "a gradient that is set where it should be added is reported" is_told matmul_backward_weight \
         matmul_backward_weight_1_naive 'dw\[o \* C + c\] += sum' 'dw[o * C + c] = sum'
-    check "leaving out the terms after the last full block is reported" is_told matmul_backward_input matmul_backward_input_4_blocks \
+    check "leaving out the terms after the last block is reported" is_told matmul_backward_input matmul_backward_input_4_blocks \
         'o < p->OC; o += TERMS' 'o + TERMS <= p->OC; o += TERMS'
     check "a gradient that misses one path to its input is reported" is_told layernorm_backward layernorm_backward_1_naive \
         ' - n \* (sum_gn' ' + 0 * (sum_gn'

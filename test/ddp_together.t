@@ -88,9 +88,9 @@ export OMP_NUM_THREADS=1
 check "a rank that is killed is named by the others" ends "rank 2 has died.* during step [67]" --fault 2:7:kill
 check "  and the last checkpoint continues to the bit" train 4 8 "$work/fault" --save-every 10 --deterministic --resume --seed 1337
 check "a rank that hangs is named" ends "rank 2 has not reached all-reduce #.*step 7" --fault 2:7:hang --comm-timeout 2
-check "rank 0 that hangs is named" ends "rank 0 has not reached" --fault 0:7:hang --comm-timeout 2
-check "a flipped bit is found, and whose" ends "after step 10 the parameters of unit 0 differ between rank 0 and rank 1" --fault 1:7:bitflip --check-every 5
-parted() { # a rank that leaves out an operation: MPI may crash, mpirun ends all; the logs of operations tell
+check "rank 0 is named when it hangs" ends "rank 0 has not reached" --fault 0:7:hang --comm-timeout 2
+check "a flipped bit is found, with the rank that has it" ends "after step 10 the parameters of unit 0 differ between rank 0 and rank 1" --fault 1:7:bitflip --check-every 5
+parted() { # a rank leaves out an operation: MPI may crash and mpirun end all ranks; the logs of operations say which
     rm -rf "$work/fault"
     ! timeout 30 $MPIRUN -np 4 "$ddp" "${small[@]}" --batch-size 8 --out "$work/fault" --fault 2:7:skip --comm-timeout 2 > "$work/log" 2>&1 || return 1
     cat "$work/log"
@@ -102,10 +102,10 @@ check "dev/ranks finds the rank that left out an operation" parted
 
 # ---- ranks that differ, and options that do not fit the number of ranks ----
 on_two() { on_ranks 1 "$ddp" "${small[@]}" --batch-size 8 "$1" "$2" : -np 1 "$ddp" "${small[@]}" --batch-size 8 "$3" "$4"; } # OPTION VALUE, for each rank
-check "ranks with different options end, and the option is named" fails_with "do not agree: --lr is \"0.01\" on rank 0 and \"0.02\" on rank 1" -- on_two --lr 0.01 --lr 0.02
+check "ranks with different options end and name the option" fails_with "do not agree: --lr is \"0.01\" on rank 0 and \"0.02\" on rank 1" -- on_two --lr 0.01 --lr 0.02
 check "  with different data, too" fails_with "do not agree: --data" -- on_two --data $REFERENCE/tokens.bin --data README.md
 check "a batch that does not divide over the ranks" fails_with "^rank 0: error: --total-batch-size 512 must be a multiple.*3 ranks" "^rank 2: error:" -- \
     on_ranks 3 "$ddp" "${small[@]}" --batch-size 8
 check "fewer sequences than ranks" fails_with "a step on 4 ranks needs" -- on_ranks 4 "$ddp" "${small[@]}" --seq-len 2048 --batch-size 1 --total-batch-size 0
-check "a fault for a rank that does not exist" fails_with "there is no rank 4" -- on_ranks 4 "$ddp" "${small[@]}" --batch-size 8 --fault 4:1:kill
+check "a fault for an unknown rank" fails_with "there is no rank 4" -- on_ranks 4 "$ddp" "${small[@]}" --batch-size 8 --fault 4:1:kill
 done_testing

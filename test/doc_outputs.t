@@ -1,5 +1,5 @@
 #!/bin/bash
-# dev/doc_outputs.pl finds what documents quote and programs no longer print: in a small project made up for it.
+# dev/doc_outputs.pl finds quotes that programs no longer print, in the documents of a small made-up project.
 . test/lib.sh
 command -v git > /dev/null || { echo "1..0 # SKIP git is missing"; exit 0; }
 tool=$PWD/dev/doc_outputs.pl
@@ -39,11 +39,11 @@ END
 git init -q . && git add . && git -c user.name=Test -c user.email=test@example.org commit -q -m test || exit 1
 
 run() { perl "$tool" "$@" doc.md > ../said 2>&1; local status=$?; cat ../said; return $status; }
-check "a document that quotes other numbers is no error" run
-check "  the other numbers are shown beside it" grep -Fxq '    + step 10/10 | loss 0.5 | grad norm inf | ...' ../said
-check "  and those alone" grep -q "4 quoted lines are the same, 2 have other numbers, 0 are gone" ../said
-check "  what a model wrote is the line after its heading" grep -Fxq '    + The end. 1 2' ../said
-check "  a block that nothing printed is said to be left out" grep -q "not compared.* 3$" ../said
+check "a document that quotes other numbers is not an error" run
+check "  the new numbers are shown below the quote" grep -Fxq '    + step 10/10 | loss 0.5 | grad norm inf | ...' ../said
+check "  and only changed lines are counted" grep -q "4 quoted lines are the same, 2 have other numbers, 0 are gone" ../said
+check "  a sample's text is the line after its heading" grep -Fxq '    + The end. 1 2' ../said
+check "  a block that no command printed is listed as left out" grep -q "not compared.* 3$" ../said
 check "--write" run --write
 check "  puts the new lines into the document" run
 check "  which then quotes what is printed" grep -q "6 quoted lines are the same, 0 have other numbers, 0 are gone" ../said
@@ -52,8 +52,8 @@ check "  and changes nothing else" grep -Fxq "2	2	doc.md" ../changed
 sed -i 's/rank 2 has died/rank 2 has left/; s|step 2/10|step 3/10|' doc.md
 check "words that are no longer printed are an error" not run
 check "  which names the line" grep -q "line 12 is no longer printed" ../said
-check "  and shows what begins like it" grep -Fxq "    ? error: rank 2 has died  [ranks.h:7]" ../said
-check "  another step's line does not stand for it" grep -q "line 9 is no longer printed" ../said
+check "  and shows the printed line that begins like it" grep -Fxq "    ? error: rank 2 has died  [ranks.h:7]" ../said
+check "  a line of another step does not match" grep -q "line 9 is no longer printed" ../said
 printf 'all tools:\n\t@echo no >&2; false\n' > Makefile
 git -c user.name=Test -c user.email=test@example.org commit -q -a -m test
 check "programs that cannot be built are an error" not run

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The download scripts against a stand-in for their servers: what arrives is checked, what breaks off goes on, and what
-# cannot be had is an error that leaves no file.
+# The download scripts with local files in place of their servers: downloads are checked, interrupted ones continue, and a
+# missing file is an error that leaves no file behind.
 . test/lib.sh
 
 scripts=$PWD/dev/data
@@ -40,11 +40,11 @@ missing_shards_are_an_error() {
     fails_with "cannot download $base/edu_fineweb_train_000002.bin" "network" -- fineweb 2 out
 }
 check "the shards asked for arrive, and the validation shard" shards_arrive
-check "what is there is not fetched again" what_is_there_stays
-check "a download that broke off goes on" what_broke_off_goes_on
+check "existing files are not fetched again" what_is_there_stays
+check "an interrupted download continues" what_broke_off_goes_on
 check "a shard that is cut, or a page of HTML, is refused" broken_shards_are_refused
-check "a shard that is not there is an error" missing_shards_are_an_error
-check "the number of shards must be one" fails_with "from 1 to 1001" -- fineweb many
+check "a shard that the server does not have is an error" missing_shards_are_an_error
+check "the number of shards must be a number" fails_with "from 1 to 1001" -- fineweb many
 check "and not too large" fails_with "from 1 to 1001" -- fineweb 1002
 
 echo '{"!": 0}' > server/vocab.json
@@ -59,8 +59,8 @@ shakespeare_is_checked() {
     fails_with "its SHA-256 is" -- shakespeare && [ -z "$(ls tiny)" ]
 }
 no_network() { fails_with "cannot download" "network" -- env BASE_URL=http://127.0.0.1:9 sh "$scripts/gpt2.sh" gpt2 nothing; }
-check "GPT-2's files must be GPT-2's" gpt2_is_checked
-check "Tiny Shakespeare must be Tiny Shakespeare" shakespeare_is_checked
+check "GPT-2's files must have its sizes and checksums" gpt2_is_checked
+check "Tiny Shakespeare must have its size and checksum" shakespeare_is_checked
 check "without a network the error says so" no_network
 check "another model is an error" fails_with "must be gpt2, gpt2-medium" -- sh "$scripts/gpt2.sh" gpt3
 done_testing

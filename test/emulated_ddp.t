@@ -1,6 +1,6 @@
 #!/bin/bash
 # Several ranks on GPUs, under the emulator: collectives by MPI between ranks that share a GPU, and by NCCL where each has its
-# own; training runs that have the CPU's losses and norms over both, whatever the mode, and the same bits in rank order.
+# own. Training over both has the CPU's losses and norms in every mode, and the same bits in rank order.
 . test/lib.sh
 . test/emulated.sh
 small=(--model d2 --seq-len 16 --batch-size 2 --steps 4)
@@ -9,7 +9,7 @@ test_comm=build/emulated/test/test_comm_cuda emulated=build/emulated/train_gpt2_
 check "make DEVICE=emulated" build $emulated $test_comm
 
 # ---- collectives ----
-passes() { # mpi|nccl RANKS OPTION...: to the last claim; --comm auto finds out by itself how
+passes() { # mpi|nccl RANKS OPTION...: every claim holds; --comm auto chooses MPI or NCCL itself
     on_gpus "$1" "$2" $test_comm --comm-timeout 60 "${@:3}" > "$work/said" 2>&1 && grep -qi "^# $1 " "$work/said" &&
         grep -qx '1\.\.[0-9]*' "$work/said" ||
         { cat "$work/said"; return 1; }
@@ -18,7 +18,7 @@ for comm in mpi nccl; do
     check "$comm: every claim of test_comm_cuda holds on 2 ranks" passes $comm 2
     check "  in rank order" passes $comm 2 --deterministic
     check "  on 3 ranks, in rank order and strict mode" strict passes $comm 3 --deterministic
-    check "  on 3 ranks, by the ring of our own" passes $comm 3 --allreduce ring
+    check "  on 3 ranks, by our own ring" passes $comm 3 --allreduce ring
     check "  on 4 ranks" passes $comm 4
     [ $comm = mpi ] || check "  with windows, on 3 ranks" passes nccl 3 --nccl-windows
     for seed in 2 3; do
@@ -26,7 +26,7 @@ for comm in mpi nccl; do
     done
 done
 check "nccl: a single rank, if it is asked for" passes nccl 1 --comm nccl
-by_torchrun() ( # as torchrun starts two ranks: where they meet is in their environment, and MPI has no part in it
+by_torchrun() ( # starts two ranks as torchrun does: the meeting place is in their environment, and MPI is not used
     pids=
     export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 20000)) CUDA_EMULATOR_DEVICES=2
     for rank in 1 0; do
@@ -60,18 +60,18 @@ same_bits() { same_run "$work/$1" "$work/$2" 00000004; }
 check "in rank order MPI and NCCL have the same bits on 2 ranks" same_bits mpi-ordered nccl-ordered
 
 # ---- memory ----
-comes_to() { # none|block mpi|nccl: --recompute auto of 2 ranks that need 34 MB each, on GPUs of 60
+comes_to() { # none|block mpi|nccl: what --recompute auto chooses for 2 ranks that need 34 MB each, on GPUs of 60 MB
     CUDA_EMULATOR_MEMORY=60 train_gpus auto "$2" 2 64 && grep '^memory  ' "$work/auto.log" &&
         grep -q "\"recompute\":\"$1\"" "$work/auto/metrics.jsonl"
 }
-check "nccl: ranks keep all if each has room on a GPU of its own" comes_to none nccl
-check "mpi: they recompute if they have not room together on the one that they share" comes_to block mpi
+check "nccl: ranks keep all activations if each fits on its own GPU" comes_to none nccl
+check "mpi: they recompute if together they do not fit on the GPU that they share" comes_to block mpi
 check "  and on 4" same_bits mpi-four nccl-four
 CUDA_EMULATOR_SEED=5 check "the same again, naively and under another seed" \
     train_gpus again nccl 2 128 --ddp naive --deterministic
 check "  has the same bits" same_bits again nccl-ordered
 
-# ---- what cannot be ----
+# ---- errors ----
 check "NCCL refuses ranks that share a GPU, and the error says so" \
     fails_with "ranks 0-1 share a GPU" "use --comm mpi" -- on_gpus mpi 2 $test_comm --comm nccl
 check "there are no windows over MPI" fails_with "nccl-windows: these ranks communicate by MPI" -- on_gpus mpi 2 $test_comm --nccl-windows

@@ -1,11 +1,11 @@
 #!/bin/bash
 # FSDP on GPUs, under the emulator: ranks that share a GPU and talk by MPI through pinned host memory, and ranks with a GPU each
-# over NCCL's stand-in. Every sharding and prefetch has DDP's bits, each run under another seed of the emulator: the order in which
-# streams go on. A room, a bucket or a host's shard that is used too early shows. With offload AdamW runs on the host, where it
-# rounds otherwise: such runs have one another's bits. Hybrid, whose sums round elsewhere, has the CPU's numbers.
+# over NCCL's stand-in. Every sharding and prefetch has DDP's bits. Each run has another seed of the emulator, and so another order
+# of streams: a room, a bucket or a shard on the host that is used too early shows. With offload AdamW runs on the host, where it
+# rounds differently: such runs have one another's bits. Hybrid sums in another order; it has the CPU's numbers.
 . test/lib.sh
 . test/emulated.sh
-# 3 blocks: the third has the bucket that the first had, and with 2 rooms its room
+# 3 blocks: the third reuses the first one's bucket and, with 2 rooms, its room
 small=(--model d3 --seq-len 8 --batch-size 1 --steps 2 --deterministic)
 ddp=build/emulated/train_gpt2_ddp fsdp=build/emulated/train_gpt2_fsdp cpu=build/train_gpt2_fsdp
 

@@ -3,7 +3,7 @@
 # over NCCL's stand-in. Every stage has the CPU's losses and norms, and in rank order DDP's bits on the same GPUs.
 . test/lib.sh
 . test/emulated.sh
-# 3 blocks: the third has the bucket that the first had
+# 3 blocks: the third reuses the first one's bucket
 small=(--model d3 --seq-len 16 --batch-size 2 --total-batch-size 64 --steps 3)
 ddp=build/emulated/train_gpt2_ddp zero=build/emulated/train_gpt2_zero cpu=build/train_gpt2_zero
 
@@ -21,9 +21,9 @@ for comm in mpi nccl; do
         check "  and DDP's bits" same_bits ddp $stage
         [ $stage = 1 ] && continue
         check "  with accumulation, in strict mode" strict trains strict on_gpus $comm 2 $zero -- --zero-stage $stage --total-batch-size 128
-        check "    has the CPU's, too" as_cpu cpu-2 strict
+        check "    has the CPU's numbers, too" as_cpu cpu-2 strict
     done
-    # streams and blocks in other orders: what is used again too early shows
+    # streams and blocks in another order: a buffer that is reused too early shows
     CUDA_EMULATOR_SEED=5 check "  stage 3 under another seed of the emulator" trains seed on_gpus $comm 2 $zero -- $options
     check "    has the same bits" same_bits ddp seed
 done

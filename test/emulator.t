@@ -1,7 +1,7 @@
 #!/bin/bash
-# The CUDA emulator sees what it says it sees: every deliberate bug of test/emulator/selftest.cu is reported, with kernel and line,
-# by the build meant for it, and the correct twins are clean in all builds under several seeds. Likewise every flaw of
-# hopper_selftest.cu.
+# The CUDA emulator finds what it claims to find: every deliberate bug in test/emulator/selftest.cu and every flaw in
+# hopper_selftest.cu is reported, with kernel and line, by the build meant for it. The correct twins are clean in all builds under
+# several seeds.
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 sh test/emulator/find_headers.sh > /dev/null 2>&1 || { echo "1..0 # SKIP CUDA's headers are not here"; exit 0; }
@@ -23,7 +23,7 @@ reported() {
     grep "^cuda emulator: $kernel<bug>, block (.*), thread (.*), $source:[0-9]*: .*$pattern" "$work/said" |
         grep -q "$source:$line[: ]" || { echo "'$pattern' in line $line was expected"; return 1; }
 }
-# The same for flaws of hopper_selftest.cu. BUG is the one that the line is marked with, if not the flaw itself.
+# The same for flaws of hopper_selftest.cu. BUG is the name that the line is marked with, if it is not the flaw's.
 hopper() { # FLAW PATTERN [BUG] [BUILD]
     local lines
     lines=$(grep -n "// BUG.* ${3:-$1}\( \|\$\)" $hopper | cut -d: -f1 | paste -sd '|')
@@ -36,7 +36,7 @@ hopper() { # FLAW PATTERN [BUG] [BUILD]
 hopper_wrong_number() {
     ! selftest plain "$1" hopper > "$work/said" && cat "$work/said" && grep -q "hopper_selftest: $1: .* was expected" "$work/said"
 }
-refused() { # KERNEL PATTERN: the launch itself
+refused() { # KERNEL PATTERN: the launch itself is refused
     selftest plain "$1" > "$work/said" 2>&1 && return 1
     cat "$work/said"
     grep -q "^cuda emulator: .*selftest.cu:$(grep -n "// BUG $1\$" $source | cut -d: -f1): .*$2" "$work/said"
@@ -74,7 +74,7 @@ for build in plain asan tsan; do
     check "$build: an index that overflows" reported $build overflow "Signed integer overflow"
     check "$build: threads at different barriers" reported $build divergent_barrier "waits at another barrier"
     check "$build: a barrier after some threads have left" reported $build barrier_after_exit "can never open"
-    check "$build: a mask that names lanes which do not come" reported $build wrong_mask "can never go on: it waits for lane"
+    check "$build: a mask that names lanes which never arrive" reported $build wrong_mask "can never go on: it waits for lane"
     check "$build: a shuffle from a lane that takes no part" reported $build absent_lane "reads lane 16, which takes no part"
     check "$build: an endless loop" reported $build endless "endless loop"
 done
@@ -86,38 +86,38 @@ check "tsan: blocks that add without an atomic" reported tsan plain_add "data ra
 check "tsan: a loop that forgot the block's stride" reported tsan stride_forgotten "data race"
 check "tsan: results read from other blocks without a fence" reported tsan missing_fence "data race"
 check "plain: an asynchronous copy that was not waited for is a wrong number" wrong_number unwaited_copy
-check "an mbarrier that nobody has made" hopper unmade_barrier "there is no mbarrier here"
-check "an mbarrier without the fence that tells the copy engine of it" hopper unfenced_barrier "the copy engine does not know this mbarrier"
+check "an mbarrier that was not initialised" hopper unmade_barrier "there is no mbarrier here"
+check "an mbarrier without the fence for the copy engine" hopper unfenced_barrier "the copy engine does not know this mbarrier"
 check "one arrival too many" hopper early_arrival "one arrival more than the 1"
 check "an mbarrier that expects less than is copied" hopper little_expected \
     "(before this tile arrived|-[0-9]+ bytes|memory .* has changed)"
 check "an mbarrier that expects more than is copied" hopper much_expected "can never go on: it still expects 0 of 1 arrivals and 8192 bytes"
 check "a wait for the wrong parity" hopper wrong_parity "one arrival more than the 1"
-check "a barrier of threads for one of bytes" hopper unwaited_tile "one arrival more than the 1"
-check "a tile that nobody waits for" hopper tile_for_nobody "the block has ended before this tile arrived"
+check "a barrier of threads in place of one of bytes" hopper unwaited_tile "one arrival more than the 1"
+check "a tile that no thread waits for" hopper tile_for_nobody "the block has ended before this tile arrived"
 check "a swizzled tile that does not begin where its pattern does" hopper misplaced_tile "begins within the pattern of 8 rows" wgmma
-check "sums that no fence came before" hopper unfenced_sums "without a wgmma_fence" wgmma
+check "sums without a fence before them" hopper unfenced_sums "without a wgmma_fence" wgmma
 check "sums that are never waited for" hopper unwaited_sums "ended without waiting for this wgmma" wgmma
 check "sums that are read before the wait are a wrong number" hopper_wrong_number early_sums
 check "sums that are written before the wait" hopper touched_sums "sums of a wgmma that was not waited for have been written"
 check "a tile that is filled again before the wait" hopper refilled_early "memory .* has changed" wgmma
-check "a warpgroup of which a thread has left" hopper part_of_warpgroup "needs the whole warpgroup; thread 127 .* has exited" wgmma
+check "a warpgroup with an exited thread" hopper part_of_warpgroup "needs the whole warpgroup; thread 127 .* has exited" wgmma
 check "a warp with other operands than the rest of its warpgroup" hopper other_operands "other operands than thread .0,0,0. of the same" wgmma
 check "a descriptor that reaches out of shared memory" hopper beyond_shared "reaches out of the block's shared memory" wgmma
-check "a descriptor with bits that mean nothing" hopper bad_descriptor "has bits set that must be 0" wgmma
+check "a descriptor with bits set that must be 0" hopper bad_descriptor "has bits set that must be 0" wgmma
 check "tsan: a tile that is filled again while others read it" hopper unasked_refill "data race" "" tsan
 check "tsan: a tile that is read without a wait" hopper unwaited_read "data race" "" tsan
-check "a fragment of a that was not settled" hopper unsettled_fragment "a fragment without wgmma_settle"
+check "a fragment of A that was not settled" hopper unsettled_fragment "a fragment without wgmma_settle"
 check "a fragment that was settled after the fence" hopper unfenced_fragment "without a wgmma_fence since wgmma_settle"
 check "a fragment that is written after the fence" hopper late_fragment "has been written since wgmma_settle"
 check "a fragment that is written before the wait" hopper touched_fragment "has been written before it was waited for"
-check "a copy of another rank than its map" hopper other_rank "a copy of rank 2 by a tensor map of rank 3"
+check "a copy with another number of dimensions than its map" hopper other_rank "a copy of rank 2 by a tensor map of rank 3"
 for flaw in read_fragment swapped_fragment other_plane; do check "$flaw is a wrong number" hopper_wrong_number $flaw; done
 check "another swizzle than the tile's is a wrong number" hopper_wrong_number wrong_swizzle
 check "another stride than the tile's is a wrong number" hopper_wrong_number wrong_stride
 check "a block that is too large is refused" refused large_block "at most 1024 threads"
 check "an empty grid is refused" refused empty_grid "grid (0,1,1)"
 check "more shared memory than was allowed is refused" refused too_much_shared "50000 bytes of dynamic shared memory"
-check "a setting that is no number is refused" bad_setting
+check "a setting that is not a number is refused" bad_setting
 check "the compiler's messages name the kernel's own line" compiler_names_the_line
 done_testing

@@ -1,6 +1,7 @@
 #!/bin/bash
-# The emulator's CUDA runtime and cuBLASLt see what they say they see: each deliberate mistake of runtime_selftest.cu is a wrong
-# number or a message with its line, its twin is clean in all builds under several seeds, and calls are refused as CUDA does.
+# The emulator's CUDA runtime and cuBLASLt find what they claim to find: each deliberate mistake in runtime_selftest.cu gives a
+# wrong number or a message with its line, its correct twin is clean in all builds under several seeds, and calls are refused as
+# by CUDA.
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 sh test/emulator/find_headers.sh > /dev/null 2>&1 || { echo "1..0 # SKIP CUDA's headers are not here"; exit 0; }
@@ -24,7 +25,7 @@ wrong_under_seeds() {
     local seed
     for seed in 1 2 3; do CUDA_EMULATOR_SEED=$seed wrong_number "$1" || return 1; done
 }
-wrong_under_some_seeds() { # and right under others: the order is one of chance
+wrong_under_some_seeds() { # and right under others: the order is random
     local seed wrong=0
     for seed in $(seq 40); do CUDA_EMULATOR_SEED=$seed wrong_number "$1" && wrong=$((wrong + 1)); done
     echo "wrong under $wrong of 40 seeds"
@@ -42,7 +43,7 @@ reported() { # BUILD NAME PATTERN: status 1, and one message, with the line mark
 
 for build in plain asan tsan; do
     check "$build: it compiles" sh test/emulator/compile.sh $source "$work/selftest-$build" $build ${with:-}
-    check "$build: correct twins are clean, and calls answer as CUDA's, under several seeds" clean_under_seeds $build
+    check "$build: correct twins are clean and calls behave as in CUDA, under several seeds" clean_under_seeds $build
 done
 [ -n "${with:-}" ] || skip "cuBLASLt's calls" "its header is not here"
 for mistake in missing_wait event_too_early legacy_stream reused_early read_early not_written \

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The exercises' mistakes can be applied and are noticed: a few of them, for all of them take minutes (sh test/exercises/run.sh).
-# And a mistake that no check notices, or that does not apply, is not passed over.
+# The exercises' mistakes can be applied and are noticed. Only a few of them, because all take minutes (sh test/exercises/run.sh).
+# A mistake that no check notices, or that does not apply, is reported.
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 
@@ -33,5 +33,5 @@ printf '%s\n' "== gone" "file train_gpt2_ddp.cu" "what a line that is not there"
 check "a mistake that does not apply is an error" not_as_expected "are in 0 places" "$work/gone"
 sed '1,5!d; s/ddp:.*/ddp:no.such.check/' "$work/list" > "$work/no-check"
 echo "+ " >> "$work/no-check"
-check "a check that there is not is an error" not_as_expected "there is no such check" "$work/no-check"
+check "an unknown check is an error" not_as_expected "there is no such check" "$work/no-check"
 done_testing

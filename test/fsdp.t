@@ -1,7 +1,7 @@
 #!/bin/bash
-# FSDP: however it is sharded, wrapped, gathered ahead, offloaded and recomputed, losses, norms, weights and optimizer state are
-# DDP's to the bit in rank order; each rank holds and sends as many bytes as the formulas say, which stand here a second time,
-# from numbers alone. A selection of settings in which every two of them meet.
+# FSDP: in rank order losses, norms, weights and optimizer state are DDP's to the bit, for every way to shard, wrap, gather ahead,
+# offload and recompute; each rank holds and sends as many bytes as the formulas say. The formulas are written here a second time,
+# in plain numbers. The selection of settings contains every pair of values.
 . test/lib.sh
 small=(--eps 1e-5 --data $REFERENCE/tokens.bin --val-data= --model d5 --heads 2 --channels 16 --seq-len 16 --total-batch-size 0
     --lr 3e-3 --warmup-steps 2 --eval-every 0 --sample-every 0 --steps 6 --deterministic)
@@ -19,7 +19,7 @@ near() { # OUT OUT
         "$COMPARE" weights "$1/$last/model.safetensors" "$2/$last/model.safetensors" --rtol 1e-5 --atol 1e-6
 }
 same() { same_run "$1" "$2" 00000006; } # OUT OUT
-same_in_16_bits() { # OUT OUT: but for the norm of the parameters, which DDP takes of those that are rounded
+same_in_16_bits() { # OUT OUT: except the norm of the parameters, which DDP takes from the rounded ones
     "$COMPARE" metrics "$1/metrics.jsonl" "$2/metrics.jsonl" --bits --only loss &&
         "$COMPARE" metrics "$1/metrics.jsonl" "$2/metrics.jsonl" --bits --only grad_norm &&
         cmp "$1/$last/model.safetensors" "$2/$last/model.safetensors" && cmp "$1/$last/optimizer.safetensors" "$2/$last/optimizer.safetensors"
@@ -38,7 +38,7 @@ options() {
     [ $offload = yes ] && echo --cpu-offload
     [ $R = 4 ] || echo "--reduce-dtype model"
 }
-setting() { # OUT [PRECISION OPTION...]: trains so
+setting() { # OUT [PRECISION OPTION...]: trains with the setting
     local run=
     [ $mode = strict ] && run=strict
     $run trains fsdp "${2-fp32}" $ranks "$1" $(options) "${@:3}"
@@ -48,7 +48,7 @@ as() { setting "$3" "${@:4}" && "$1" "$2" "$3"; } # COMPARISON DDP OUT [PRECISIO
 # ---- what a rank holds and sends ----
 # 16 channels, 5 blocks, a vocabulary of 384 with its padding, 16 positions
 root=$(((384 + 16 + 2) * 16)) block=$((12 * 16 * 16 + 13 * 16))
-shards() { # sets S and replicas, and elements of a rank's shards: of the root's group r, of each of `others` more b, of all
+shards() { # sets S and replicas, and the elements of a rank's shards: r of the root's group, b of each of `others` more, all
     S=$ranks
     case $sharding in none) S=1 ;; hybrid) S=${group:-2} ;; esac
     replicas=$((ranks / S)) r=$(shard $root $S) b=$(shard $block $S) others=5
@@ -57,14 +57,14 @@ shards() { # sets S and replicas, and elements of a rank's shards: of the root's
 }
 least() { echo $(($1 < $2 ? $1 : $2)); }
 reshards() { [ $sharding = full ] || [ $sharding = hybrid ]; }
-holds() { # OUT DDP: of each kind; workspace and MPI's scratch are DDP's, activations but for those that are recomputed
+holds() { # OUT DDP: bytes of each kind; workspace, MPI's scratch and activations are DDP's, minus what is recomputed
     local gathered buckets communication activations wide=0 host=0 parameters gradients moments total
     shards
     reshards && gathered=$((X * S * (r + $(least $rooms $others) * b))) || gathered=$((X * S * all))
-    if [ $S$X$offload = 14no ]; then gathered=0; fi # a rank computes with its shards, which are whole
+    if [ $S$X$offload = 14no ]; then gathered=0; fi # a rank's shards are the whole parameters, and it computes with them
     buckets=$((S * (r + $(least 2 $others) * b) * (R > X ? X + 4 : X)))
     communication=$(($(field "$2" communication) + gathered + buckets))
-    # two more communicators, whose scratch is as large as the world's; a number of 64 bytes is the world's alone
+    # two more communicators, with scratch as large as the world's; only the world has the number of 64 bytes
     [ $sharding = hybrid ] && communication=$((communication + ((S > 1) + (replicas > 1)) * ($(field "$2" communication) - 64)))
     activations=$(field "$2" activations)
     [ $recompute = none ] || activations=$((activations - 4 * 64 / A * (15 * 16 * X + (4 + 2) * 4))) # 4 of 5 blocks, their tokens
@@ -120,7 +120,7 @@ settings() { cat << END
 4 layer full backward-pre no 2 no none strict
 END
 }
-every_two_meet() { # each value of a column with each of every other; of the rooms 2 and 4, for 1 and 3 are for some settings only
+every_two_meet() { # each value of a column with each of every other; rooms only 2 and 4, because some settings exclude 1 and 3
     settings | awk '{ for (i = 1; i <= NF; i++) if (i != 6 || $i % 2 == 0) { values[i, $i]; for (j = 1; j < i; j++) met[i, $i, j, $j] } }
         END { for (a in values) for (b in values) {
                   split(a, x, SUBSEP); split(b, y, SUBSEP)
@@ -145,7 +145,7 @@ tried() { # each setting against DDP on as many ranks
 }
 tried < <(settings)
 
-# ---- hybrid: 2 groups of 2 ranks, whose sums round elsewhere than one of all 4 ----
+# ---- hybrid: 2 groups of 2 ranks, whose sums round differently from those of all 4 ranks ----
 hybrid() {
     local ranks wrap sharding prefetch forward rooms offload recompute mode first=
     [ -e "$work/ddp-4" ] || check "4 ranks: DDP" trains ddp fp32 4 "$work/ddp-4"
@@ -164,7 +164,7 @@ hybrid << END
 4 model hybrid none yes 2 no none plain
 4 block hybrid none no 1 yes block plain
 END
-degenerate() { # GROUP: hybrid with one group is full, with groups of one rank DDP
+degenerate() { # GROUP: hybrid with one group is the same as full, with groups of one rank the same as DDP
     local ranks=4 wrap=layer sharding=hybrid prefetch=backward-pre forward=no rooms=2 offload=no recompute=none mode=strict group=$1
     setting "$work/fsdp" && same "$work/ddp-4" "$work/fsdp" && holds "$work/fsdp" "$work/ddp-4" && sends "$work/fsdp"
 }
@@ -173,7 +173,7 @@ if [ "$BUILD" = build ]; then
     check "  and with groups of one rank" degenerate 1
 fi
 
-# ---- accumulation: every micro-batch is reduced and added, rather than the sum of all reduced once ----
+# ---- accumulation: FSDP reduces every micro-batch and adds up, DDP reduces the sum once ----
 accumulated() {
     local ranks wrap sharding prefetch forward rooms offload recompute mode A=4
     while read -r $columns; do
@@ -193,7 +193,7 @@ accumulated << END
 1 block full backward-pre no 2 no none plain
 END
 
-# ---- 16 bits: reduced as the model is, to the bit; in fp32, nearly, and with more bytes ----
+# ---- 16 bits: if reduced in the model's precision, equal to the bit; if reduced in fp32, nearly, and with more bytes ----
 in_16_bits() { # PRECISION OPTION...
     local ranks wrap sharding prefetch forward rooms offload recompute mode precision=$1 X=2 R=2
     while read -r $columns; do
@@ -202,7 +202,7 @@ in_16_bits() { # PRECISION OPTION...
         R=2
         check "  $sharding by $wrap, $prefetch, offload $offload, to the bit" as same_in_16_bits "$work/$precision" "$work/fsdp" $precision "${@:2}"
         as_by_formula "$work/fsdp" "$work/$precision"
-        [ $precision = bf16 ] || continue # in fp16 it skips other steps: fp32 has room for sums that fp16 has not
+        [ $precision = bf16 ] || continue # in fp16 it skips other steps: sums that overflow in fp16 fit in fp32
         R=4
         check "  reduced in fp32, within a fortieth of bf16's roundoff" as near_losses "$work/$precision" "$work/fsdp" $precision
         as_by_formula "$work/fsdp" "$work/$precision"
@@ -221,7 +221,7 @@ if [ "$BUILD" = build ]; then
 END
 fi
 
-# ---- between steps: validation and samples gather, too, in no order of training ----
+# ---- between steps: validation and samples also gather, in another order than training ----
 samples_of() { sed -n '/^sample/,/^step\|^saved/p' "$1" | grep -v '^step\|^saved'; } # LOG
 deep=(--val-data $REFERENCE/tokens.bin --eval-every 2 --eval-steps 3 --sample-every 3 --sample-tokens 20 --check-every 2)
 says_the_same() { # OPTION...
@@ -235,15 +235,15 @@ if [ "$BUILD" = build ]; then
     check "  full, with both prefetches into 3 rooms, says the same" says_the_same --limit-all-gathers 3
     check "  with offload" says_the_same --cpu-offload --prefetch backward-post --wrap layer
     check "  grad-op says the same" says_the_same --sharding grad-op
-    check "  data parallelism, too" says_the_same --sharding none --wrap model
+    check "  --sharding none, too" says_the_same --sharding none --wrap model
 fi
 
-# ---- rooms: what is gathered ahead has a bound ----
+# ---- rooms: gathering ahead is bounded ----
 peak_with() { # ROOMS OPTION...
     trains fsdp fp32 2 "$work/rooms" --steps 1 --limit-all-gathers "$@" > "$work/rooms.check" || { cat "$work/rooms.check"; return 1; }
     field "$work/rooms" mem_peak_bytes
 }
-a_room_each() { # up to the number of blocks
+a_room_each() { # one room more adds one block's parameters, up to the number of blocks
     local first n peak expected
     first=$(peak_with 1 --prefetch none --no-forward-prefetch) || return 1
     for n in 2 3 5 6; do
@@ -255,13 +255,13 @@ a_room_each() { # up to the number of blocks
 }
 [ "$BUILD" = build ] && check "the peak grows by one block's parameters per --limit-all-gathers" a_room_each
 
-# ---- when gathers are issued: operations are numbered as they are ----
+# ---- when gathers are issued: operations are numbered in the order of issue ----
 traces() { trains fsdp fp32 2 "$work/traced" --model d3 --wrap layer --steps 2 --trace "$work/trace.json" "$@"; }
-issued() { # RANK: "number kind time" of each operation of step 2
+issued() { # RANK: prints "number kind time" of each operation of step 2
     sed -n '/"tid":1,.*"step":2/{N;s/.*"name":"\([a-z-]*\) #\([0-9]*\).*"ph":"s".*"pid":'$1',.*"ts":\([0-9.]*\)}.*/\2 \1 \3/p}' "$work/trace.json" | sort -n
 }
-# PATTERN: of the backward pass; G a gather, R a reduction. A block has 4 flat parameters, the root 2, which are gathered in the
-# update before, and in this step's for the next one.
+# PATTERN: the operations of the backward pass; G a gather, R a reduction. A block has 4 flat parameters, the root 2. The root's
+# are gathered in the previous step's update, and in this step's update for the next step.
 order_is() {
     local rank
     for rank in 0 1; do
@@ -270,7 +270,7 @@ order_is() {
         grep -qxE "G{14}$1G{2}" "$work/order" || return 1
     done
 }
-gathers_in() { # SLICE NUMBER: in each rank so many gathers are issued while this is computed
+gathers_in() { # SLICE NUMBER: each rank issues NUMBER gathers while it computes SLICE
     local rank
     for rank in 0 1; do
         sed -n 's/.*"name":"\([^"]*\)","ph":"X","pid":'$rank',"tid":0,"ts":\([0-9.]*\),"dur":\([0-9.]*\),.*"step":2.*/\2 \3 \1/p' "$work/trace.json" > "$work/compute"
@@ -284,15 +284,15 @@ gathers_in() { # SLICE NUMBER: in each rank so many gathers are issued while thi
 if [ "$BUILD" = build ]; then
     check "3 blocks: backward-pre" traces
     check "  gathers a block before any gradient of the one before it is reduced" order_is "G{4}G{4}R{4}G{4}R{4}R{4}R{2}"
-    check "  in the slice of that" eval 'gathers_in "backward, block 2" 4 && gathers_in "backward, block 1" 4 && gathers_in "backward, block 0" 0'
-    check "  and in the forward pass a block ahead" eval 'gathers_in "forward, block 0" 4 && gathers_in "forward, block 1" 4 && gathers_in "forward, block 2" 0'
+    check "  during that one's backward pass" eval 'gathers_in "backward, block 2" 4 && gathers_in "backward, block 1" 4 && gathers_in "backward, block 0" 0'
+    check "  and gathers one block ahead in the forward pass" eval 'gathers_in "forward, block 0" 4 && gathers_in "forward, block 1" 4 && gathers_in "forward, block 2" 0'
     check "3 blocks: backward-post" traces --prefetch backward-post
     check "  gathers it once all gradients are there, before the last of them is reduced" order_is "G{4}R{3}G{4}R{4}G{4}R{5}R{2}"
-    check "  in the same slice" eval 'gathers_in "backward, block 2" 8 && gathers_in "backward, block 1" 4 && gathers_in "backward, block 0" 0'
+    check "  during the same block's backward pass" eval 'gathers_in "backward, block 2" 8 && gathers_in "backward, block 1" 4 && gathers_in "backward, block 0" 0'
     check "3 blocks: no prefetch" traces --prefetch none --no-forward-prefetch
     check "  gathers it after all reductions" order_is "G{4}R{4}G{4}R{4}G{4}R{4}R{2}"
-    check "  in its own slice" eval 'gathers_in "backward, block 2" 4 && gathers_in "backward, block 1" 4 && gathers_in "backward, block 0" 4'
-    check "  and in the forward pass a block when it is needed" eval 'gathers_in "forward, block 0" 4 && gathers_in "forward, block 2" 4'
+    check "  during its own backward pass" eval 'gathers_in "backward, block 2" 4 && gathers_in "backward, block 1" 4 && gathers_in "backward, block 0" 4'
+    check "  and gathers a block when it is needed in the forward pass" eval 'gathers_in "forward, block 0" 4 && gathers_in "forward, block 2" 4'
     check "3 blocks: three rooms" traces --limit-all-gathers 3
     check "  gather two blocks ahead in the backward pass" order_is "G{8}G{4}R{4}R{4}R{4}R{2}"
     check "  and in the forward pass" eval 'gathers_in "forward, block 0" 4 && gathers_in "forward, block 1" 0 && gathers_in "forward, block 2" 0'
@@ -312,25 +312,25 @@ if [ "$BUILD" = build ]; then
     check "  2 ranks by layer, grad-op" is_pytorchs 2 --wrap layer --sharding grad-op
 fi
 
-# ---- what it is for ----
-within_limit() { # 16 bytes of each of 2 million parameters are more than 25 MB; 4 of them and what is gathered are less
+# ---- the purpose: a model that does not fit otherwise ----
+within_limit() { # 16 bytes for each of 2 million parameters are more than 25 MB; 4 bytes each and the gathered ones are less
     local big=(--model d10 --channels 128 --batch-size 1 --seq-len 8 --steps 1 --memory-limit 0.025 --recompute none)
     fails_with "out of memory: .* are over --memory-limit 0.025 GB" "more ranks with ZeRO or FSDP" -- on_ranks 4 "$BUILD/train_gpt2_ddp" "${small[@]}" "${big[@]}" &&
         on_ranks 4 "$fsdp" "${small[@]}" "${big[@]}"
 }
-[ "$BUILD" = build ] && check "a model that DDP on 4 ranks has no memory for trains with the same limit" within_limit
+[ "$BUILD" = build ] && check "a model that is too large for DDP on 4 ranks trains under the same limit" within_limit
 
 # ---- ranks that fail, and options that do not go together ----
-ends() { # PATTERN OPTION...: within 30 s, not well, and ranks 0 and 3 say it
+ends() { # PATTERN OPTION...: the run fails within 30 s, and ranks 0 and 3 print the pattern
     local status
     timeout 30 $MPIRUN -np 4 "$fsdp" "${small[@]}" --batch-size 4 --steps 20 "${@:2}" > "$work/log" 2>&1 < /dev/null
     status=$?
     cat "$work/log"
     [ $status -ne 0 ] && [ $status -ne 124 ] && grep -q "^rank 0: error: .*$1" "$work/log" && grep -q "^rank 3: error: .*$1" "$work/log"
 }
-killed_in_a_step() { # somewhere in one, after the first
+killed_in_a_step() { # at some moment of a step after the first
     local pid status
-    rm -f "$work"/pid.* "$work/log" # what an earlier run has left there would pass for this one's
+    rm -f "$work"/pid.* "$work/log" # files of an earlier run would be taken for this run's
     timeout 60 $MPIRUN -np 3 bash -c 'echo $$ > "$0.$OMPI_COMM_WORLD_RANK"; exec "$@"' "$work/pid" "$fsdp" "${small[@]}" --batch-size 4 \
         --channels 128 --steps 1000 > "$work/log" 2>&1 < /dev/null & pid=$!
     until grep -qs "^step  *[2-9]/" "$work/log"; do kill -0 $pid 2> /dev/null || break; sleep 0.1; done
@@ -342,11 +342,11 @@ killed_in_a_step() { # somewhere in one, after the first
     [ $status -ne 0 ] && [ $SECONDS -lt 30 ] && grep -q "^rank 0: error: rank 1 has died" "$work/log" && grep -q "^rank 2: error: rank 1 has died" "$work/log"
 }
 export OMP_NUM_THREADS=1
-if [ "$BUILD" = build ]; then # a rank that has died may be noticed by one that has not begun the step
+if [ "$BUILD" = build ]; then # a rank may notice the death before it has begun the step
     check "a rank that is killed is named by the others" ends "rank 2 has died.* during step [67]" --fault 2:7:kill
     check "  also with offload, in hybrid" ends "rank 2 has died.* during step [67]" --fault 2:7:kill --sharding hybrid --shard-group 2 --cpu-offload
     check "  and in the middle of a step" killed_in_a_step
-    check "hybrid: a rank that hangs is named, and what it did not reach" \
+    check "hybrid: a rank that hangs is named, with the operation it did not reach" \
         ends "rank 1 has not reached .*step 7" --fault 1:7:hang --comm-timeout 2 --sharding hybrid --shard-group 2
     check "hybrid: replicas that differ are found" ends "differ" --fault 1:7:bitflip --check-every 1 --sharding hybrid --shard-group 2
 fi
@@ -355,7 +355,7 @@ check "--shard-group without hybrid is an error" refuses "--shard-group and --sh
 check "  hybrid without --shard-group, too" refuses "--shard-group and --sharding hybrid go together" --sharding hybrid
 check "  a group that does not divide the ranks" refuses "3 does not divide 1" --sharding hybrid --shard-group 3
 check "  one room, and prefetch" refuses "--limit-all-gathers 1 leaves no room to gather ahead: allow 2, or --prefetch none" --limit-all-gathers 1
-check "  no room" refuses "limit-all-gathers" --limit-all-gathers 0
-check "  a policy that there is not" refuses "block|layer|model" --wrap unit
-check "  a sharded checkpoint of a name that there is not" refuses "full|sharded" --checkpoint half
+check "  --limit-all-gathers 0" refuses "limit-all-gathers" --limit-all-gathers 0
+check "  an unknown --wrap" refuses "block|layer|model" --wrap unit
+check "  an unknown --checkpoint" refuses "full|sharded" --checkpoint half
 done_testing

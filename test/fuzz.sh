@@ -1,5 +1,5 @@
 #!/bin/sh
-# test/fuzz.sh SECONDS [TARGET...]: runs each fuzz target that long, starting from the inputs that were worth keeping before.
+# test/fuzz.sh SECONDS [TARGET...]: runs each fuzz target for SECONDS, starting from the inputs that earlier runs kept.
 set -eu
 cd "$(dirname "$0")/.."
 seconds=${1:?how many seconds for each target}

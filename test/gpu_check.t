@@ -1,11 +1,11 @@
 #!/bin/bash
-# dev/gpu_check.sh where there is no GPU, with small programs in place of large ones: parts run in their order, one that fails or
-# takes too long is told and stops no other, and the page has what each of them said.
+# dev/gpu_check.sh where there is no GPU, with small programs in place of large ones: parts run in order, one that fails or takes
+# too long is reported and does not stop the others, and the page has the output of each.
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 stand_in() { cat > "$1" && chmod +x "$1"; }
 
-# A copy of the project with programs that are none.
+# A copy of the project with scripts in place of its programs.
 copy=$work/copy emulated=$work/copy/build/emulated-bf16
 mkdir -p "$emulated" "$copy/test" "$work/bin"
 cp -r dev llmc "$copy" && cp test/lib.sh "$copy/test"
@@ -51,7 +51,7 @@ a_missing_program_is_told() {
     mv "$work/kept" "$emulated/bench_layers"
     [ $status = 1 ] && says '^| roofline-bf16 | \*\*failed\*\*, status 127: .*No such file'
 }
-time_is_limited() { # one part takes all, the next has none left
+time_is_limited() { # one part takes all the time, and none is left for the next
     mv "$emulated/bench_layers" "$work/kept"
     printf '#!/bin/sh\nexec sleep 100\n' | stand_in "$emulated/bench_layers"
     GPU_CHECK_SECONDS=2 gpu_check roofline peers
@@ -63,7 +63,7 @@ unknown_parts() {
     fails_with "there is no part 'nonsense'; there are build layers" -- \
         env GPU_CHECK_OUT="$work/out2" bash "$copy/dev/gpu_check.sh" roofline nonsense && [ ! -e "$work/out2/results.txt" ]
 }
-# Its profile of a GPU's program, by an ncu that is none.
+# Its profile of a GPU program, with a script in place of ncu.
 stand_in "$work/bin/ncu" << 'END'
 #!/bin/sh
 while [ "$1" != --log-file ]; do shift; done
@@ -80,11 +80,11 @@ profile_is_asked_for() {
     PATH=$work/bin:$PATH device=cuda gpu_check profile && says '^### Kernels of a step' &&
         says '^| encoder_forward_kernel | 1 | 0.000 | 100.0 % | 40 % | 40 % |$' && says '^| profile | ok |'
 }
-check "the page has what every part said" page_has_all
+check "the page has the output of every part" page_has_all
 check "parts run in the order that was asked for" order_is_as_asked
-check "a part that fails stops no other, and its error is in the page" failures_stop_nothing
-check "a program that was not built is told" a_missing_program_is_told
-check "time is limited: a part that takes too long, and the next" time_is_limited
-check "a part that there is not is refused before any runs" unknown_parts
+check "a part that fails does not stop the others, and its error is on the page" failures_stop_nothing
+check "a program that was not built is reported" a_missing_program_is_told
+check "time is limited: a part that takes too long is stopped, and the next not run" time_is_limited
+check "an unknown part is refused before any runs" unknown_parts
 check "the profile of a step" profile_is_asked_for
 done_testing

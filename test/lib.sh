@@ -119,8 +119,10 @@ memory_limit_holds() {
         "$@" --channels 4096 --heads 64 --layers 256 --memory-limit 0.5
 }
 
-# How ranks are started, which may outnumber the cores of this machine, as whoever runs the tests.
-export MPIRUN="mpirun --allow-run-as-root --oversubscribe"
+# How ranks are started, for root as for others; they may outnumber the cores.
+. dev/on_ranks.sh
+ranks_launcher 4
+export MPIRUN=$launcher
 # on_ranks N COMMAND...: N processes with one thread each.
 on_ranks() {
     local ranks=$1

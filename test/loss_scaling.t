@@ -1,9 +1,9 @@
 #!/bin/bash
-# fp16's dynamic loss scale: a step whose gradients overflow is skipped, logged, changes nothing and halves the scale; good
-# steps double it again. Gradients that stay NaN end a run, in every precision.
+# fp16's dynamic loss scale: a step whose gradients overflow is skipped and logged, changes nothing and halves the scale; good
+# steps double it again. If gradients stay NaN, the run ends, in every precision.
 . test/lib.sh
 
-column() { "$COMPARE" show "$1/metrics.jsonl" "$2" | awk '{ print $2 }'; } # OUT FIELD: its values, a step a line
+column() { "$COMPARE" show "$1/metrics.jsonl" "$2" | awk '{ print $2 }'; } # OUT FIELD: prints its values, a line for each step
 halves_until_good() { # OUT: each skipped step is followed by half the scale, and after the last of them no step is skipped
     paste <(column "$1" loss_scale) <(column "$1" skipped) | tee /dev/stderr | awk '
         NR > 1 && $1 != (skipped ? last / 2 : last) { exit 1 }
@@ -13,7 +13,7 @@ halves_until_good() { # OUT: each skipped step is followed by half the scale, an
         NR == 1 && !skipped { exit 1 }
         END { if (!good) exit 1 }'
 }
-doubles_every() { # OUT STEPS: that many good steps at each scale, from the first step on
+doubles_every() { # OUT STEPS: each scale lasts STEPS good steps, from the first step on
     column "$1" loss_scale | tee /dev/stderr | awk -v interval="$2" '
         NR > 1 && $1 != ((NR - 1) % interval == 0 ? 2 * last : last) { exit 1 }
         { last = $1 }'
@@ -27,7 +27,7 @@ same_state() { # OUT STEP STEP: weights, master weights and moments are equal
 }
 
 out=$work/overflow
-check "fp16 with a loss scale of 2^40 gets through 40 steps" \
+check "fp16 with a loss scale of 2^40 completes 40 steps" \
     tiny fp16 --loss-scale 1099511627776 --max-bad-steps 100 --steps 40 --save-every 1 --keep 0 --out "$out"
 check "  the scale halves at every skipped step until gradients are finite" halves_until_good "$out"
 last=$(last_skipped_step "$out")
@@ -47,7 +47,7 @@ check "fp16 stops after --max-bad-steps that overflow, and names the last of the
     refused "3 steps in a row" "step 3" -- fp16 --loss-scale 1e30 --max-bad-steps 3 --out "$work/stopped"
 check "  all of them are in the log" [ "$(last_skipped_step "$work/stopped")" -eq 3 ]
 
-# decay that multiplies every matrix by -1e5 a step: Inf - Inf is NaN within a few steps
+# weight decay that multiplies every matrix by -1e5 each step: Inf - Inf is NaN within a few steps
 diverge="--lr 1000 --weight-decay 100 --lr-schedule constant --warmup-steps 0 --steps 100 --max-bad-steps 4"
 for precision in fp32 bf16; do
     check "$precision: a run that diverges to NaN is stopped" \

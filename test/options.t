@@ -1,5 +1,5 @@
 #!/bin/bash
-# What the program says about its options is what it does: --help, the documents and the record of a run agree.
+# --help, the documents and the record of a run agree about the program's options.
 . test/lib.sh
 
 names() { grep -o -e '--[a-z][a-z0-9-]*' "$@" | sort -u; }
@@ -18,7 +18,7 @@ help_anywhere() {
     grep -q 'steps N .*\[3\]' "$work/help2" || { echo "the value given is not shown"; return 1; }
     [ ! -e "$work/never" ]
 }
-check "-h is heeded wherever it stands, shows what was given, and nothing runs" help_anywhere
+check "-h works in any place, shows the values that were given, and nothing runs" help_anywhere
 
 all_are_recorded() {
     tiny fp32 --steps 1 --out "$work/run" || return 1
@@ -26,7 +26,7 @@ all_are_recorded() {
         sed -n 's/^"\([a-z0-9-]*\)":.*/--\1/p' | sort > "$work/recorded"
     diff "$work/listed" "$work/recorded"
 }
-check "a run records each of them, and no others" all_are_recorded
+check "a run records every option, and nothing else" all_are_recorded
 
 # A command in the documents with an option that the program does not have would send readers astray.
 documents_are_right() {
@@ -43,5 +43,5 @@ spellings_mix() {
         return 1
     grep -q '^step 2/2 |' "$work/out"
 }
-check "--name VALUE, --name=VALUE and letters mix" spellings_mix
+check "--name VALUE, --name=VALUE and letters can be mixed" spellings_mix
 done_testing

@@ -1,6 +1,6 @@
 #!/bin/bash
-# dev/plan: its tables, its errors, and its predictions beside what training programs predict of themselves and take here.
-# (test_plan.c has the formulas.)
+# dev/plan: its tables, its errors, and its predictions compared with what training programs predict and measure.
+# (test_plan.c tests the formulas.)
 . test/lib.sh
 plan=$BUILD/plan
 
@@ -12,18 +12,18 @@ says() { # PATTERN... -- OPTION...
     sed '/^times/,$d' "$work/said"
     for pattern in "${patterns[@]}"; do grep -qEe "$pattern" "$work/said" || { echo "there is no '$pattern' in it"; return 1; }; done
 }
-# row NAME COLUMN: a column of the first row with this name in what was said, counted after the name
+# row NAME COLUMN: prints a column of the first row with this name in the output, counted after the name
 row() { sed -n "s/^ *$1  *//p" "$work/said" | head -n 1 | awk -v column="$2" '{ print $column }'; }
 
 # ---- tables ----
 xl=(--model gpt2-xl --ranks 8 --seq-len 1024 --batch-size 4)
-check "gpt2-xl on 8 ranks is taken apart by kind, with and without recomputation" says "1557611200 parameters" "bytes per rank of 8 .*ddp .*zero-1 .*zero-2 .*zero-3 .*fsdp" \
+check "gpt2-xl on 8 ranks: bytes by kind, with and without recomputation" says "1557611200 parameters" "bytes per rank of 8 .*ddp .*zero-1 .*zero-2 .*zero-3 .*fsdp" \
     "parameters +3.1 GB +3.1 GB +3.1 GB +389 MB" "gradients +3.1 GB +3.1 GB +389 MB" "optimizer state +18.7 GB +2.3 GB" "activations +10.6 GB" "or recomputed +1.4 GB" -- "${xl[@]}"
 check "  24 GB are too few for DDP and enough for FSDP" says "fits +24 GB +40 GB +80 GB +141 GB" "ddp +no +yes" "fsdp +yes +yes" -- "${xl[@]}"
 check "  on 4 ranks, too, and recomputing does not help DDP" says "ddp +no" "fsdp +yes" -- --model gpt2-xl --ranks 4 --seq-len 1024 --batch-size 1 --recompute block
-check "  at a larger batch with recomputation alone" says "zero-3 +recomputed +yes" -- "${xl[@]}" --batch-size 8
+check "  at a larger batch only with recomputation" says "zero-3 +recomputed +yes" -- "${xl[@]}" --batch-size 8
 check "  and more ranks make room for a larger model" eval 'says "fsdp +d55, 8.36 B" -- "${xl[@]}" && says "fsdp +d[7-9][0-9], " -- "${xl[@]}" --ranks 64'
-check "times are given out to 4096 ranks, for every stage" eval 'says "^times" -- "${xl[@]}" && [ "$(grep -cE "^ +4096 .*%$" "$work/said")" = 5 ]'
+check "times are printed up to 4096 ranks, for every stage" eval 'says "^times" -- "${xl[@]}" && [ "$(grep -cE "^ +4096 .*%$" "$work/said")" = 5 ]'
 check "  no slower over NVLink than over PCIe" eval '
     says x? -- "${xl[@]}" > /dev/null && fast=$(row 8 5) && says x? -- "${xl[@]}" --link pcie > /dev/null && slow=$(row 8 5) &&
     awk -v fast="$fast" -v slow="$slow" "BEGIN { exit !(fast > slow && slow > 0) }"'
@@ -33,10 +33,10 @@ check "  without a master copy, too" says "7e\+09 parameters in bf16: 2 \+ 2 \+ 
 check "  and in fp32" says "4 \+ 4 \+ 8 bytes" -- --params 1e9 --precision fp32
 
 # ---- errors ----
-check "a model that is not known is an error" fails_with "gpt5 is not known" -- "$plan" --model gpt5
+check "an unknown model is an error" fails_with "gpt5 is not known" -- "$plan" --model gpt5
 check "options of a model beside --params are an error" fails_with "layers has no meaning beside --params" -- "$plan" --params 1e9 --layers 3
-check "  no fp32 copy in our own stages is one, too" fails_with "master is for --params" -- "$plan" --master off
-check "  and one of fp32 itself" fails_with "master has no meaning with --precision fp32" -- "$plan" --params 1e9 --master off --precision fp32
+check "  --master without --params, too" fails_with "master is for --params" -- "$plan" --master off
+check "  and --master with fp32" fails_with "master has no meaning with --precision fp32" -- "$plan" --params 1e9 --master off --precision fp32
 check "half a parameter is an error" fails_with "params must be at least 1, not 0.5" -- "$plan" --params 0.5
 check "a measured and a computed time together are an error" \
     fails_with "give either that or these" -- "$plan" --compute-ms 5 --mfu 0.5
@@ -44,11 +44,11 @@ check "more tokens than positions are an error" fails_with "longer than the 1024
 check "heads that do not divide the channels are an error" fails_with "do not divide over 3 heads" -- "$plan" --heads 3
 check "a link that is neither known nor a file is an error" fails_with "ethernet.*nvlink, pcie, infiniband" -- "$plan" --link ethernet
 check "  between nodes, too" fails_with "ethernet" -- "$plan" --inter-link ethernet
-check "no ranks are an error" fails_with "ranks must be between 1 and" -- "$plan" --ranks 0
+check "0 ranks are an error" fails_with "ranks must be between 1 and" -- "$plan" --ranks 0
 
 # ---- bytes: the training programs' own ----
 model=(--model d3 --heads 4 --channels 48 --seq-len 24 --batch-size 3) # units that 2 ranks cannot share without padding
-record() { head -n 1 "$work/run/metrics.jsonl" | sed -n "s/.*\"$1\":\([0-9][0-9.e+]*\).*/\1/p"; } # a number of the run's record
+record() { head -n 1 "$work/run/metrics.jsonl" | sed -n "s/.*\"$1\":\([0-9][0-9.e+]*\).*/\1/p"; } # a number in the run's record
 predicted() { head -n 1 "$work/run/metrics.jsonl" | sed -n "s/.*\"predicted_bytes\":{[^}]*\"$1\":\([0-9]*\).*/\1/p"; }
 same_bytes() { # COLUMN RANKS PROGRAM ACCUMULATION OPTION...
     local column=$1 ranks=$2 program=$3 accumulation=$4 kind row recompute=none
@@ -79,12 +79,12 @@ check "  on 1" same_bytes 5 1 $BUILD/train_gpt2_fsdp 1
 check "  on 3, with accumulation and recomputation" same_bytes 5 3 $BUILD/train_gpt2_fsdp 2 --recompute block
 
 # ---- seconds ----
-# Two ranks on a link measured here with messages as large as the model's units, from compute measured on one. What makes a step
-# longer than that, and no model knows: the thread that communicates takes a core, ranks share memory, other programs run. These
-# only ever add, so the least of a few steps counts, over as many as five tries, and a factor of 3 either way is allowed: enough
-# to tell milliseconds from microseconds, and communication from none. (What a link does to a step is test_plan.c's.)
+# The prediction for two ranks uses the link, measured here with messages as large as the model's units, and compute measured on
+# one rank. A real step takes longer for reasons that are not in the model: the communicating thread takes a core, ranks share
+# memory, other programs run. These only add time, so the minimum of a few steps counts, over up to five tries, and a factor of 3
+# either way is allowed. That still tells milliseconds from microseconds. (test_plan.c tests what a link does to a step.)
 least() { cut -d: -f2 | sort -g | head -n 1; }
-small_step=(--model d4 --seq-len 16 --batch-size 1) # much to send for each FLOP, so that the link counts
+small_step=(--model d4 --seq-len 16 --batch-size 1) # many bytes to send per FLOP, so that the link matters
 steps() { # NAME RANKS OPTION...
     local name=$1 ranks=$2
     shift 2
@@ -93,14 +93,14 @@ steps() { # NAME RANKS OPTION...
         --out "$work/$name" "$@"
 }
 measured() { grep -o "\"$2\":[0-9.e-]*" "$work/$1/metrics.jsonl" | least; } # RUN KEY
-times() { # appends what is predicted and measured of the step and of communication, each to a file of its own
+times() { # appends the predicted and measured times of the step and of communication, each to its own file
     on_ranks 2 $BUILD/comm_bench --op all -b 64K -e 4M -f 4 -n 5 --json "$work/link.json" && steps one 1 && steps two 2 && steps naive 2 --ddp naive &&
         says x? -- "${small_step[@]}" --vocab-size 257 --precision fp32 --device cpu --link "$work/link.json" --ranks-per-node 0 \
             --compute-ms "$(measured one step_ms)" > /dev/null || return 1
     row 2 4 >> "$work/step.predicted"
     measured two step_ms >> "$work/step.measured"
     row 2 2 >> "$work/communication.predicted"
-    measured naive comm_exposed_ms >> "$work/communication.measured" # of which nothing is hidden
+    measured naive comm_exposed_ms >> "$work/communication.measured" # naive DDP hides none of it
 }
 within() { # WHAT
     local x y
@@ -112,12 +112,12 @@ times_hold() {
     local try
     for try in 1 2 3 4 5; do
         if times > "$work/times.log" 2>&1; then within step && within communication && return
-        else tail -n 20 "$work/times.log" # where much else runs, a sweep may fit no line
+        else tail -n 20 "$work/times.log" # on a busy machine a sweep may fit no line
         fi
     done
     return 1
 }
-if [ "$BUILD" = build ]; then # sanitizers are not what is measured
-    check "a step of two ranks, and what the naive one waits for, take about as long as predicted" times_hold
+if [ "$BUILD" = build ]; then # sanitizers would distort the times
+    check "a step of two ranks, and the naive one's communication, take about as long as predicted" times_hold
 fi
 done_testing

@@ -2,7 +2,7 @@
 # bf16 and fp16 train as PyTorch's fp64 does, within their precision, in half the memory for parameters and gradients.
 . test/lib.sh
 
-predicted() { # OUT KIND: bytes that a run predicted for that kind of memory
+predicted() { # OUT KIND: prints the bytes that a run predicted for that kind of memory
     sed -n "1s/.*\"$2\":\([0-9]*\).*/\1/p" "$1/metrics.jsonl"
 }
 is_half() { # OUT OUT KIND
@@ -25,7 +25,7 @@ for numbers in "bf16 1e-3 4e-3" "fp16 1.2e-4 5e-4"; do
         "$COMPARE" metrics $REFERENCE/pytorch_fp64.jsonl "$out/metrics.jsonl" --rtol $loss_bound --only loss
     check "  has PyTorch's gradient norms within $norm_bound" \
         "$COMPARE" metrics $REFERENCE/pytorch_fp64.jsonl "$out/metrics.jsonl" --rtol $norm_bound --only grad_norm
-    check "  is not fp32 in disguise" \
+    check "  does not really compute in fp32" \
         not "$COMPARE" metrics $REFERENCE/pytorch_fp64.jsonl "$out/metrics.jsonl" --rtol 1e-5 --only loss
     check "  has half the bytes of parameters" is_half "$out" "$work/fp32" parameters
     check "  and of gradients" is_half "$out" "$work/fp32" gradients

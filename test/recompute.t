@@ -1,6 +1,6 @@
 #!/bin/bash
-# --recompute block keeps less, runs parts of the forward pass twice, and gives the same bits; auto, the default, does so where
-# there is no room for all that could be kept.
+# --recompute block keeps fewer activations, runs parts of the forward pass twice, and gives the same bits. auto, the default,
+# does so if not all activations fit in memory.
 . test/lib.sh
 
 peak_bytes() { "$COMPARE" show "$1/metrics.jsonl" mem_peak_bytes | awk 'END { print $2 }'; }
@@ -15,7 +15,7 @@ for precision in fp32 bf16 fp16; do
 done
 
 # ---- auto ----
-# chooses none|block RUN... : auto does, and the run says so, holds what that holds, and records what it was
+# chooses none|block RUN...: auto chooses this, and the run says so, takes the predicted memory, and records the choice
 chooses() {
     local out=$work/auto choice=none
     rm -rf "$out"
@@ -25,21 +25,21 @@ chooses() {
     [ "$1" = $choice ] && grep -q "\"recompute\":\"$1\"" "$out/metrics.jsonl" && ! grep 'than predicted$' "$work/said"
 }
 bytes=$(peak_bytes "$work/fp32-none")
-check "auto, without being asked, keeps all where there is room" chooses none tiny fp32 --layers 3
-check "  and holds the same bytes as one that was told to" [ "$(peak_bytes "$work/auto")" = "$bytes" ]
-check "with a --memory-limit of just these bytes, too" chooses none tiny fp32 --layers 3 --memory-limit "${bytes}e-9"
-check "with 8 less it recomputes" chooses block tiny fp32 --layers 3 --memory-limit "$((bytes - 8))e-9"
+check "auto, the default, keeps all activations if they fit" chooses none tiny fp32 --layers 3
+check "  and takes the same bytes as --recompute none" [ "$(peak_bytes "$work/auto")" = "$bytes" ]
+check "with a --memory-limit of exactly these bytes, too" chooses none tiny fp32 --layers 3 --memory-limit "${bytes}e-9"
+check "with 8 bytes less it recomputes" chooses block tiny fp32 --layers 3 --memory-limit "$((bytes - 8))e-9"
 check "  and has the same bits" same_run "$work/fp32-none" "$work/auto"
-check "which --recompute none forbids" fails_with "out of memory" "or --recompute block" -- \
+check "  with --recompute none that is an error" fails_with "out of memory" "or --recompute block" -- \
     tiny fp32 --layers 3 --memory-limit "$((bytes - 8))e-9" --recompute none
-check "where that does not help either, it is told" fails_with "out of memory" -- tiny fp32 --layers 3 --memory-limit 0.0001
+check "if recomputation is not enough, that is an error, too" fails_with "out of memory" -- tiny fp32 --layers 3 --memory-limit 0.0001
 for stage in ddp zero fsdp; do
     program=$BUILD/train_gpt2_$stage
     small=(--data $REFERENCE/tokens.bin --val-data= --model d3 --heads 2 --channels 16 --seq-len 16 --batch-size 4 --steps 2
         --eval-every 0 --sample-every 0)
-    check "2 ranks of $stage keep all" chooses none on_ranks 2 "$program" "${small[@]}"
+    check "2 ranks of $stage keep all activations" chooses none on_ranks 2 "$program" "${small[@]}"
     bytes=$(peak_bytes "$work/auto")
-    check "  with a limit of these bytes, too" chooses none on_ranks 2 "$program" "${small[@]}" --memory-limit "${bytes}e-9"
+    check "  with a limit of exactly these bytes, too" chooses none on_ranks 2 "$program" "${small[@]}" --memory-limit "${bytes}e-9"
     check "  with less they recompute" chooses block on_ranks 2 "$program" "${small[@]}" --memory-limit "$((bytes - 8))e-9"
 done
 done_testing

@@ -9,14 +9,14 @@ run() { # PRECISION OUT OPTION...: 20 steps with evaluations and samples
     tiny "$precision" --save-every 5 --keep 0 --loss-scale-interval 4 --val-data $REFERENCE/tokens.bin --eval-every 4 --eval-steps 2 \
         --sample-every 10 --sample-tokens 8 --out "$out" "$@"
 }
-forget_after() { # OUT STEP: as a crash would have left it, that is with metrics of steps whose weights are lost
+forget_after() { # OUT STEP: leaves OUT as after a crash: with metrics of steps whose weights are lost
     local folder
     for folder in "$1"/step_*; do [ "$((10#${folder##*_}))" -le "$2" ] || rm -r "$folder"; done
 }
 
 for precision in fp32 bf16 fp16; do
     whole=$work/$precision
-    check "$precision: 20 steps at once" run $precision "$whole"
+    check "$precision: 20 steps without a break" run $precision "$whole"
     for step in 10 15; do
         part=$work/$precision-$step
         cp -r "$whole" "$part"
@@ -30,19 +30,19 @@ forget_after "$work/torn" 10
 printf '{"step":21,"loss":4.' >> "$work/torn/metrics.jsonl"
 check "a line that was torn by a crash is cut off" run fp32 "$work/torn" --resume
 check "  and the metrics are whole" "$COMPARE" metrics "$work/fp32/metrics.jsonl" "$work/torn/metrics.jsonl" --bits
-check "another seed is another run" run fp32 "$work/other" --seed 1
-check "  and the comparison sees it" not same_run "$work/fp32" "$work/other"
+check "a run with another seed" run fp32 "$work/other" --seed 1
+check "  differs, and the comparison sees it" not same_run "$work/fp32" "$work/other"
 check "a run without evaluations and samples" tiny fp32 --out "$work/silent"
 check "  has the same weights" cmp "$work/fp32/step_00000020/model.safetensors" "$work/silent/step_00000020/model.safetensors"
 
 cp -r "$work/fp32" "$work/complete"
-check "a run that is complete is left as it is" run fp32 "$work/complete" --resume
+check "a complete run is left as it is" run fp32 "$work/complete" --resume
 check "  to the bit" diff -r "$work/fp32" "$work/complete"
 check "--steps below the checkpoint's is an error" \
     refused "resume" "step 20" "steps 15" -- fp32 --out "$work/complete" --resume --steps 15
 check "--resume without --out is an error" refused "--resume" "--out" -- fp32 --resume
-check "--resume with nothing there is an error" refused "$work/nothing" "no checkpoint" -- fp32 --resume --out "$work/nothing"
-check "  and makes nothing" [ ! -e "$work/nothing" ]
+check "--resume from a missing folder is an error" refused "$work/nothing" "no checkpoint" -- fp32 --resume --out "$work/nothing"
+check "  and does not create it" [ ! -e "$work/nothing" ]
 check "--resume with --init-from is an error" \
     refused "--resume" "--init-from" -- fp32 --resume --out "$work/fp32" --init-from "$work/fp32/step_00000010"
 check "another --seq-len is an error" refused "--seq-len" 16 8 -- fp32 --resume --out "$work/fp32" --steps 30 --seq-len 8

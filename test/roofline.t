@@ -1,6 +1,6 @@
 #!/bin/bash
-# dev/cuda/bench_layers.cu without a GPU: what it counts is what the formulas say; under the emulator, every operation is run, a
-# step that waited for the GPU would be told, and a CUDA graph of it leaves the same bits.
+# dev/cuda/bench_layers.cu without a GPU: its counts are those of the formulas; under the emulator, every operation runs, a step
+# that waits for the GPU is reported, and a CUDA graph of the step leaves the same bits.
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 sh test/emulator/find_headers.sh > /dev/null 2>&1 || { echo "1..0 # SKIP CUDA's headers are not here"; exit 0; }
@@ -27,8 +27,8 @@ bytes_are_counted() {
     count 100 1000 2 512 && says '^| residual + layernorm forward | 25 | 0.0 | 0.16 | - | memory | 0.157 |' &&
         says '^| AdamW, all units at once | 1 | 0.0 | 3.49 | - | memory | 3.485 |'
 }
-# All products and attention are 6 N + 6 L C T FLOPs a token, where N is the products' weights alone: blocks' 12 C C and the
-# head's C Vp. 6 (12 x 12 x 768 x 768 + 768 x 50304) + 6 x 12 x 768 x 512 = 769720320 a token.
+# All products and attention are 6 N + 6 L C T FLOPs a token, where N counts only the weights of products: 12 C C in each block and
+# C Vp in the head. 6 (12 x 12 x 768 x 768 + 768 x 50304) + 6 x 12 x 768 x 512 = 769720320 a token.
 sum_is_the_formula() {
     count 100 1000 2 512 && says '^| sum | 247 | 788.2 | ' && says '^6 N + 6 L C T: 793.5 GFLOP a step'
     # shares are of the floors, and add up
@@ -51,16 +51,16 @@ bad_options() {
         fails_with "not 1 numbers" -- "$bench" 4 && fails_with "whole numbers from 1, not '0'" -- "$bench" 0 16 &&
             fails_with "T must be at most 1024" -- "$bench" 1 1025
 }
-# What doc/gpu.md shows is what its command prints.
+# doc/gpu.md shows what its command prints.
 document_is_current() {
     count 989 3350 32 1024 && sed -i '1,2d' "$work/table" && sed -i 's/^6 N/    &/' "$work/table" &&
         sed -n '/^| operation | calls/,/^    6 N/p' doc/gpu.md > "$work/quoted" &&
         diff "$work/quoted" "$work/table"
 }
 check "products: FLOPs, bytes, and what bounds them at which rates" products_are_counted
-check "what only moves memory: bytes" bytes_are_counted
-check "the sum is the formula that MFU counts by, and shares add up" sum_is_the_formula
-check "with recomputation most of a block's forward pass is there twice" recomputed_twice
+check "operations that only move memory: bytes" bytes_are_counted
+check "the sum is MFU's formula, and shares add up" sum_is_the_formula
+check "with recomputation most of a block's forward pass is counted twice" recomputed_twice
 check "another model" a_larger_model
 check "odd options are refused" bad_options
 check "the table in doc/gpu.md" document_is_current
@@ -80,7 +80,7 @@ graph_is_the_step() {
     says '^The step takes the GPU [0-9.]* ms, as a graph [0-9.]* ms: a CUDA graph [a-z]* [0-9.]* %\.$' &&
         says '^The graph is the same step: .* the same bits\.$'
 }
-# A step that waits, or one of which an argument is another each time.
+# A step that waits, or one with an argument that changes each time.
 broken_steps() {
     sed '/^        gpt2_backward(&g, 1.0f \/ (float)n);$/c\
         static float weight = 1;\

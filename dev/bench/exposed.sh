@@ -4,9 +4,11 @@
 #
 # The DDP runs, naive and bucketed, compute much for each byte sent. The FSDP runs compute less, so a gather that the backward
 # pass starts too late shows. (The forward pass gathers ahead in every mode; otherwise it would dominate the figure.)
-# BUILD    default build         MPIRUN   default mpirun
+# BUILD    default build         MPIRUN   how to start ranks (dev/on_ranks.sh)
 set -eu
 steps=$1 build=${BUILD:-build}
+. dev/on_ranks.sh
+ranks_launcher 2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
@@ -15,7 +17,7 @@ trap 'exit 1' HUP INT TERM
 exposed() {
     name=$1 tokens=$2
     shift 2
-    OMP_NUM_THREADS=1 ${MPIRUN:-mpirun} -np 2 "$@" --data test/reference/tokens.bin --val-data= --steps $((steps + 1)) --eval-every 0 \
+    OMP_NUM_THREADS=1 $launcher -np 2 "$@" --data test/reference/tokens.bin --val-data= --steps $((steps + 1)) --eval-every 0 \
         --sample-every 0 --out "$work/out" >"$work/log" 2>&1 || { echo "  $name failed: $(grep -m 1 error "$work/log")" >&2; return; }
     sed -n "s/^{\"step\":.*\"comm_exposed_ms\":\([0-9.e+-]*\).*/$name $tokens exposed \1/p" "$work/out/metrics.jsonl" |
         tail -n +2 | tee "$work/exposed"

@@ -1,7 +1,7 @@
 /*
 adamw.cu - one step of AdamW over n parameters, in several kernels. Each element is read and written once and never meets another:
 28 bytes a parameter (with master weights: m, v and master read and written, the gradient read, the parameter written; the same
-28 in fp32, which is its own master). What a kernel can do well or badly is how many bytes it keeps under way.
+28 in fp32, which is its own master). The kernels differ in how many bytes they keep under way.
 */
 #include "variants.cuh"
 #include "../../llmc/cuda/adamw.cuh"
@@ -38,7 +38,7 @@ struct Problem {
 static unsigned blocks_for(size_t elements, int threads) { return (unsigned)ceil_div(elements, (size_t)threads); }
 
 // ---- 1: the formula as it is printed ----
-// An element a thread, and each thread works the corrections 1 - b^t out for itself: two powers and two more divisions, while
+// One element per thread, and each thread computes the corrections 1 - b^t for itself: two powers and two more divisions, while
 // nothing else of its own is under way.
 __global__ void naive_kernel(AdamW a, floatX* params, float* master, float* m, float* v, const floatX* grads,
                              const float* grad_scale, size_t n, size_t no_decay) {
@@ -58,17 +58,17 @@ static bool adamw_1_naive(Problem& p, int threads) {
     return true;
 }
 
-// ---- 2: what is the same for all is worked out once, on the host ----
-// llmc/'s kernel at one element a thread: 2 or 4 bytes a load. It is also what llmc/ runs on arrays that are not aligned.
+// ---- 2: what is the same for all is computed once, on the host ----
+// llmc/'s kernel with one element per thread: 2 or 4 bytes a load. It is also what llmc/ runs on arrays that are not aligned.
 static bool adamw_2_scalar(Problem& p, int threads) {
     auto kernel = adamw_kernel<1, floatX>;
     kernel<<<blocks_for(p.n, threads), threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
     return true;
 }
 
-// ---- 3: as many blocks as stay on the GPU, which go through the array together ----
-// Saves starting some hundred thousand blocks. But a thread ends one element before it begins the next, with its loads not
-// started until then, and starting blocks is what GPUs are good at.
+// ---- 3: only as many blocks as fit on the GPU, which go through the array together ----
+// This saves starting some hundred thousand blocks. But a thread finishes one element before it starts the loads of the next,
+// and GPUs are good at starting blocks.
 __global__ void strides_kernel(AdamWFactors f, floatX* params, float* master, float* m, float* v, const floatX* grads,
                                const float* grad_scale, size_t n, size_t no_decay) {
     float scale = *grad_scale;
@@ -83,7 +83,7 @@ static bool adamw_3_strides(Problem& p, int threads) {
 }
 
 // ---- 4: llmc/'s ----
-// 16 bytes of 16-bit numbers a thread, and the fp32 arrays beside them in two loads each. llmc/ takes blocks of 256.
+// 16 bytes of 16-bit numbers per thread, and as many fp32 numbers in two loads per array. llmc/ takes blocks of 256.
 static bool adamw_4_llmc(Problem& p, int threads) {
     auto kernel = adamw_kernel<VEC, floatX>;
     unsigned blocks = blocks_for(ceil_div(p.n, VEC), threads);
@@ -92,7 +92,7 @@ static bool adamw_4_llmc(Problem& p, int threads) {
 }
 
 static const Variant<Problem> variants[] = {
-    { "adamw_1_naive", "an element a thread, the formula as printed", adamw_1_naive },
+    { "adamw_1_naive", "one element per thread, the formula as printed", adamw_1_naive },
     { "adamw_2_scalar", "the corrections once, on the host", adamw_2_scalar },
     { "adamw_3_strides", "only as many blocks as fit, each takes many elements", adamw_3_strides },
     { "adamw_4_llmc", "16 bytes a load", adamw_4_llmc },

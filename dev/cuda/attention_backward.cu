@@ -7,8 +7,8 @@ forward, for query t of a head: S[u] = q[t].k[u] / sqrt(HS) over the keys u <= t
     dv[u] += P[u] dout[t]               dP[u] = dout[t].v[u]            D = sum over u of P[u] dP[u]
     dS[u] = P[u] (dP[u] - D)            dq[t] = sum of dS[u] k[u] / sqrt(HS)     dk[u] += dS[u] q[t] / sqrt(HS)
 
-Counted are 4 B T T C operations: the derivative of forward's two products is four, each as large as one of those (and half of it
-is masked). Kernels that make the scores anew do a fifth, some more, and are not credited for them; papers count five.
+4 B T T C operations are counted: the derivative of forward's two products is four, each as large as one of those (and half of it
+is masked). Kernels that compute the scores again do a fifth, some more, and get no credit for them; papers count five.
 */
 #include "attention_common.cuh"
 
@@ -19,8 +19,8 @@ struct Problem {
     Both<floatX> qkv, out, dout, dqkv;
     Both<float> stats;
     float *delta, *dq_sums;     // (B,NH,T), (B,NH,T,HS); these and the next are owned by cuda_both.h's list
-    float *probabilities, *ds;  // (B,NH,T,T), what a forward that stores them would have left, and room; NULL: too large
-    bool rounded;               // by the variant that runs: P and dS, to floatX, before they are multiplied
+    float *probabilities, *ds;  // (B,NH,T,T), as a forward that stores them would leave them, and scratch; NULL: too large
+    bool rounded;               // the running variant rounds P and dS to floatX before it multiplies them
 
     Problem(Shape shape);
     ~Problem() { attention_free(); }
@@ -34,7 +34,7 @@ struct Problem {
     }
 };
 
-// matrix = P, made from stats. A thread has an element.
+// matrix = P, computed from stats. One element per thread.
 __global__ void probabilities_kernel(float* matrix, const floatX* qkv, const float* stats, float scale, int T, int C, int NH,
                                      int HS) {
     int u = blockIdx.x * blockDim.x + threadIdx.x, t = blockIdx.y;
@@ -70,8 +70,8 @@ Problem::Problem(Shape shape) {
 }
 
 // ---- 1: what the textbook says ----
-// P is what forward has stored, all of it; dP is as large. Each line of the formulas is a kernel.
-// ds = dP. A thread has an element, and neighbours have keys that lie 3 C elements apart.
+// Forward has stored all of P; dP is as large. Each line of the formulas is a kernel.
+// ds = dP. One element per thread; neighbours have keys that lie 3 C elements apart.
 __global__ void dp_kernel(float* ds, const floatX* dout, const floatX* qkv, int T, int C, int NH, int HS) {
     int u = blockIdx.x * blockDim.x + threadIdx.x, t = blockIdx.y;
     if (u >= T) return;
@@ -81,7 +81,7 @@ __global__ void dp_kernel(float* ds, const floatX* dout, const floatX* qkv, int 
     for (int i = 0; i < HS; i++) sum = fmaf(widen(d[i]), widen(v[i]), sum);
     ds[(head.stats + t) * T + u] = sum;
 }
-// ds = P (ds - D), D from ds. A warp has a row.
+// ds = P (ds - D), D from ds. One row per warp.
 __global__ void softmax_backward_kernel(float* ds, const float* probabilities, int T, int rows) {
     int i = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, lane = threadIdx.x % WARP; // i of (B,NH,T)
     if (i >= rows) return;
@@ -92,7 +92,7 @@ __global__ void softmax_backward_kernel(float* ds, const float* probabilities, i
     D = warp_sum(D);
     for (int u = lane; u < T; u += WARP) ds[u] = p[u] * (ds[u] - D);
 }
-// dq, dk, dv. A thread has one element of each.
+// dq, dk, dv. One element of each per thread.
 __global__ void products_kernel(floatX* dqkv, const float* probabilities, const float* ds, const floatX* dout, const floatX* qkv,
                                 float scale, int T, int C, int NH, int HS, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; // of (B,T,C)
@@ -121,15 +121,15 @@ static bool attention_backward_1_textbook(Problem& p, int threads) {
     softmax_backward_kernel<<<warps, threads, 0, compute_stream>>>(p.ds, p.probabilities, p.T, rows);
     products_kernel<<<blocks, threads, 0, compute_stream>>>(p.dqkv.gpu, p.probabilities, p.ds, p.dout.gpu, p.qkv.gpu, p.scale,
                                                             p.T, p.C, p.NH, p.HS, p.out.n);
-    p.rounded = true; // not P: the CPU's layer, and all kernels that follow, have D from out, which was rounded
+    p.rounded = true; // P is not, but the CPU's layer and all later kernels compute D from out, which was
     return true;
 }
 
 // ---- 2: nothing of the matrix in memory ----
-// P[u] = exp(S[u] - stats[t]): one product more, and forward need not store it. What needs a whole row before its first
-// element can be had is D; but D = sum of P[u] (dout[t].v[u]) = dout[t] . sum of P[u] v[u] = dout[t].out[t], for which
-// llmc/ has a kernel. Two others follow: dq has a sum over keys for each query, a warp; dk and dv over queries for each key,
-// another warp. So each sum has one owner, and P and dP are made twice.
+// P[u] = exp(S[u] - stats[t]) is one more product, and forward need not store P. Only D needs a whole row before the first
+// element of dS; but D = sum of P[u] (dout[t].v[u]) = dout[t] . sum of P[u] v[u] = dout[t].out[t], for which llmc/ has a
+// kernel. Two others follow: for dq one warp per query sums over keys, for dk and dv one warp per key sums over queries. So
+// each sum has one owner, and P and dP are computed twice.
 template <int N>
 __global__ void dq_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* stats, const float* delta,
                           float scale, int T, int C, int NH, int HS) {
@@ -189,8 +189,8 @@ static AttentionCall call_of(Problem& p) {
 }
 
 // ---- 3: tiles, llmc/'s own in fp32 ----
-// The same two sums, each for a tile of queries or keys by a block, with tiles of the other side in shared memory. Made for
-// blocks of 256 threads.
+// The same two sums. A block has a tile of queries or keys, and tiles of the other side come to shared memory. Made for blocks
+// of 256 threads.
 static bool attention_backward_3_tiles(Problem& p, int threads) {
     if (threads != ATTENTION_THREADS || p.HS > ATTENTION_MAX_HS) return false;
     attention_fp32_arithmetic(call_of(p));
@@ -198,10 +198,10 @@ static bool attention_backward_3_tiles(Problem& p, int threads) {
 }
 
 // ---- 4: all products on tensor cores, llmc/'s own in 16 bits ----
-// A warp has 16 queries, or 16 keys. It keeps their rows and what it sums up in registers, and makes S and dP of each tile there.
-// As in forward, P and dS are then where a left operand has to be, if S and dP are made with the rows down that the sums are of:
-// for dk and dv they are made transposed. No lane needs another one's P, so there are barriers around tiles alone, of which
-// two are in shared memory, as in forward's sixth.
+// A warp has 16 queries, or 16 keys. It keeps their rows and its sums in registers, and computes S and dP of each tile there.
+// As in forward, P and dS are then where a left operand has to be, if the rows of S and dP are those of the sums: for dk and dv
+// they are computed transposed. No lane needs another lane's P, so only tiles need barriers. Two tiles are in shared memory, as
+// in forward's sixth kernel.
 static bool attention_backward_4_tensor_cores(Problem& p, int threads) {
     if (!tensor_cores_take(p.HS, threads)) return false;
     attention_backward_tensor_cores(call_of(p), threads);
@@ -211,9 +211,9 @@ static bool attention_backward_4_tensor_cores(Problem& p, int threads) {
 
 // ---- 5: S and dP once ----
 // Five products instead of seven: the blocks of keys, which have dS anyway, add dS k to dq as they go. Each query's sum then has
-// many owners, in whatever order they come: fp32 atomics into memory that was zeroed, and a pass at the end that rounds. So do
-// FlashAttention-2 and cuDNN where the last bits may differ from run to run; llmc/'s own never differ, so it has no such kernel.
-// dS has keys down for dk, and queries for dq: it changes hands in shared memory.
+// many owners, which add in any order: fp32 atomics into zeroed memory, and a pass at the end that rounds. FlashAttention-2 and
+// cuDNN do this where the last bits may differ from run to run. llmc/'s own never differ, so it has no such kernel. The rows of
+// dS are keys for dk, and queries for dq: shared memory passes it from warp to warp.
 constexpr int DS_STRIDE = BACKWARD_ROWS + VEC; // as TILE_STRIDE
 
 // ds (keys of the block, BACKWARD_ROWS) in shared memory: rows from `own` on = this warp's.
@@ -245,7 +245,8 @@ __device__ inline void add_to_dq(float* dq_sums, const floatX* ds, const floatX*
         }
     }
 }
-// dk, dv as llmc/'s, and dq_sums (B,NH,T,HEAD) +=. One kernel for all three. Grid (heads, tiles of keys).
+// Computes dk and dv as llmc/'s kernel does, and adds to dq_sums (B,NH,T,HEAD): one kernel for all three. Grid (heads, tiles of
+// keys).
 __global__ void __launch_bounds__(TENSOR_CORE_MOST_THREADS)
 dqkv_atomics_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* stats, const float* delta, float scale,
                     int T, int C, int NH, float* dq_sums) {
@@ -272,7 +273,7 @@ dqkv_atomics_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const f
     }
     key_rows_store(dqkv + head.qkv, w, scale, first, T, C);
 }
-// dq of dqkv = scale * dq_sums. A thread has an element.
+// dq of dqkv = scale * dq_sums. One element per thread.
 __global__ void dq_from_sums_kernel(floatX* dqkv, const float* dq_sums, float scale, int T, int C, int NH, int HS, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; // of (B,NH,T,HS)
     if (i >= n) return;
@@ -304,8 +305,8 @@ static bool attention_backward_6_cudnn(Problem& p, int) {
 }
 
 static const Variant<Problem> variants[] = {
-    { "attention_backward_1_textbook", "a kernel a formula, from stored probabilities", attention_backward_1_textbook },
-    { "attention_backward_2_recomputed", "P made again, a warp a query and a warp a key", attention_backward_2_recomputed },
+    { "attention_backward_1_textbook", "one kernel per formula, from stored probabilities", attention_backward_1_textbook },
+    { "attention_backward_2_recomputed", "P computed again, one warp per query, one per key", attention_backward_2_recomputed },
     { "attention_backward_3_tiles", "tiles in shared memory: llmc/'s own in fp32", attention_backward_3_tiles },
     { "attention_backward_4_tensor_cores", "the same on tensor cores: llmc/'s in 16 bits", attention_backward_4_tensor_cores },
     { "attention_backward_5_atomics", "one kernel for all three, dq by atomics", attention_backward_5_atomics },

@@ -1,9 +1,9 @@
 /*
-attention_common.cuh - what attention_forward.cu and attention_backward.cu share: the shape, and a query a warp. The products of
-attention's tiles on tensor cores are llmc/cuda/attention_tensor_cores.cuh's.
+attention_common.cuh - what attention_forward.cu and attention_backward.cu share: the shape, and one warp per query.
+llmc/cuda/attention_tensor_cores.cuh has the products of attention's tiles on tensor cores.
 
 A sequence has T tokens, each with C channels of q, of k and of v, in heads of 64 channels as in every GPT-2, or in a single head
-where C is no multiple of 64. The numbers that a head has for each query and each key, scores or probabilities, are called the
+where C is not a multiple of 64. The numbers that a head has for each query and each key, scores or probabilities, are called the
 matrix: (T,T), masked above the diagonal.
 */
 #ifndef DEV_CUDA_ATTENTION_COMMON_CUH
@@ -11,10 +11,10 @@ matrix: (T,T), masked above the diagonal.
 #include "variants.cuh"
 #include "library.cuh"
 #include "../../llmc/cuda/attention_choice.cuh"
-#include "../../llmc/cuda/attention_tensor_cores.cuh" // in fp32, too, where llmc/ leaves it out
+#include "../../llmc/cuda/attention_tensor_cores.cuh" // also in fp32, where llmc/ leaves it out
 
 constexpr int SEQUENCES = variants_are_timed ? 8 : 2;
-constexpr size_t MATRIX_MOST = (size_t)4 << 30; // bytes, of all heads' matrices: kernels that store them do not run beyond
+constexpr size_t MATRIX_MOST = (size_t)4 << 30; // bytes, of all heads' matrices: kernels that store them do not run above it
 constexpr const char* SHAPE_MEANS = variants_are_timed ? "8 sequences; rows are tokens of each, cols channels, 64 a head"
                                                        : "2 sequences; rows are tokens of each, cols channels, 64 a head";
 
@@ -23,7 +23,7 @@ static LayerShapes attention_shapes(Shape s) {
 }
 static size_t matrix_bytes(LayerShapes s) { return sizeof(float) * (size_t)s.B * s.NH * s.T * s.T; }
 
-// Both sides ready for these shapes, cuDNN's plans made where cuDNN can be had.
+// Prepares both sides for these shapes, and makes cuDNN's plans where cuDNN is available.
 static void attention_start(LayerShapes s) {
     start_cpu(s);
     library_start(s.B * s.T);
@@ -32,13 +32,13 @@ static void attention_start(LayerShapes s) {
     printf("the library: %s\n", attention_description());
     if (bytes > MATMUL_WORKSPACE) cuda_layers.workspace = device_bytes(bytes);
 }
-// Whether the kernels for tensor cores are for heads of this size, in such blocks.
+// Returns true if the kernels for tensor cores take heads of this size and blocks of so many threads.
 static bool tensor_cores_take(int HS, int threads) {
     return FLOATX_HAS_TENSOR_CORES && HS == HEAD && threads <= TENSOR_CORE_MOST_THREADS;
 }
 static float attention_scale(LayerShapes s) { return 1.0f / sqrtf((float)(s.C / s.NH)); }
 
-// ---- a warp a row: lane l has channels l, l + 32, ... of a head's row, N of them, 0 from channel HS on ----
+// ---- one warp per row: lane l has channels l, l + 32, ... of a head's row, N of them, 0 from channel HS on ----
 template <int N> struct LaneRow { float x[N]; };
 
 template <int N> __device__ inline LaneRow<N> lane_load(const floatX* row, int HS) {

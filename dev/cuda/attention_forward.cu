@@ -1,11 +1,11 @@
 /*
 attention_forward.cu - causal self-attention, forward, in several kernels: for every query t of a head
 S[u] = q[t].k[u] / sqrt(HS) over the keys u <= t, P = softmax(S), out[t] = sum of P[u] v[u], and stats[t] = log of the sum of
-exp(S[u]), from which backward makes P again.
+exp(S[u]), from which backward computes P again.
 
-Counted are 2 B T T C operations: two products, for each of which a query and a key meet in HS multiplications and additions,
-and half of T T such pairs. Inputs and outputs are next to nothing beside that; what costs is (T,T) numbers in memory, and
-arithmetic that is not a tensor core's. (T of 1024 is short: what is around the products counts, too. Try --rows 8192.)
+2 B T T C operations are counted: two products, each of which takes HS multiplications and additions for a query and a key, and
+half of T T such pairs. Inputs and outputs are small beside that. The time goes into (T,T) numbers in memory, and into arithmetic
+outside the tensor cores. (T of 1024 is short: the work around the products also counts. Try --rows 8192.)
 */
 #include "attention_common.cuh"
 #include "attention_hopper.cuh"
@@ -17,7 +17,7 @@ struct Problem {
     Both<floatX> qkv, out;
     Both<float> stats;
     float* matrix; // (B,NH,T,T) for scores, owned by cuda_both.h's list; NULL: too large
-    bool rounded;  // by the variant that runs: P, to floatX, before it is multiplied
+    bool rounded;  // the running variant rounds P to floatX before it multiplies it
 
     Problem(Shape shape) {
         LayerShapes s = attention_shapes(shape);
@@ -45,10 +45,10 @@ struct Problem {
 };
 
 // ---- 1: what the textbook says ----
-// Scores, softmax, weighted sum: a kernel each, and (T,T) numbers of fp32 between them, of which half are masked. In the
-// first, neighbouring threads have neighbouring keys, which lie 3 C elements apart. (Rounded to 16 bits, scores would need half
-// the memory, and probabilities be off by a percent.)
-// matrix = scores. A thread has one. `causal`: those above the diagonal are not written.
+// Scores, softmax and weighted sum are a kernel each, with (T,T) fp32 numbers between them, half of them masked. In the first,
+// neighbouring threads have neighbouring keys, which lie 3 C elements apart. (Scores rounded to 16 bits would need half the
+// memory, but then probabilities are off by a percent.)
+// matrix = scores. One score per thread. `causal`: those above the diagonal are not written.
 template <bool causal>
 __global__ void scores_kernel(float* matrix, const floatX* qkv, float scale, int T, int C, int NH, int HS) {
     int u = blockIdx.x * blockDim.x + threadIdx.x, t = blockIdx.y;
@@ -59,7 +59,7 @@ __global__ void scores_kernel(float* matrix, const floatX* qkv, float scale, int
     for (int d = 0; d < HS; d++) s = fmaf(widen(q[d]), widen(k[d]), s);
     matrix[(head.stats + t) * T + u] = u <= t ? s * scale : -INFINITY;
 }
-// Rows of the matrix become probabilities. A thread has a row.
+// Rows of the matrix become probabilities. One row per thread.
 __global__ void softmax_kernel(float* matrix, float* stats, int T, int rows) {
     int i = blockIdx.x * blockDim.x + threadIdx.x; // of (B,NH,T)
     if (i >= rows) return;
@@ -69,7 +69,7 @@ __global__ void softmax_kernel(float* matrix, float* stats, int T, int rows) {
     for (int u = 0; u < T; u++) row[u] /= sum;
     stats[i] = max + logf(sum);
 }
-// out = P v. A thread has an element.
+// out = P v. One element per thread.
 template <bool causal>
 __global__ void weighted_sum_kernel(floatX* out, const float* matrix, const floatX* qkv, int T, int C, int NH, int HS,
                                     size_t n) {
@@ -129,9 +129,9 @@ static bool attention_forward_2_causal(Problem& p, int threads) {
 }
 
 // ---- 3: nothing of the matrix in memory ----
-// The idea of flash attention: if softmax can be had in one pass, so can the weighted sum, which is scaled down with the sum when
-// a larger score comes. A warp has a query. But each query reads all its keys and values for itself, from a cache at best, and
-// for one score a warp does more in its reduction than in its product.
+// The idea of flash attention: if one pass is enough for softmax, it is enough for the weighted sum, which is scaled down with
+// the sum when a larger score comes. One query per warp. But each query reads all its keys and values for itself, from a cache
+// at best, and for each score a warp does more in its reduction than in its product.
 template <int N>
 __global__ void online_kernel(floatX* out, float* stats, const floatX* qkv, float scale, int T, int C, int NH, int HS) {
     int t = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
@@ -167,8 +167,8 @@ static AttentionCall call_of(Problem& p) {
 }
 
 // ---- 4: tiles, llmc/'s own in fp32 ----
-// Keys and values are read by a block of many queries together, a tile at a time into shared memory, and each thread has several
-// queries and several keys, so that what it reads there is used more than once. Made for blocks of 256 threads.
+// A block of many queries reads keys and values together, a tile at a time into shared memory. Each thread has several queries
+// and several keys, so that it uses each number that it reads there more than once. Made for blocks of 256 threads.
 static bool attention_forward_4_tiles(Problem& p, int threads) {
     if (threads != ATTENTION_THREADS || p.HS > ATTENTION_MAX_HS) return false;
     attention_fp32_arithmetic(call_of(p));
@@ -176,9 +176,9 @@ static bool attention_forward_4_tiles(Problem& p, int threads) {
 }
 
 // ---- 5: both products on tensor cores ----
-// Tensor cores multiply 16-bit numbers about 16 times as fast as the other units multiply fp32. A warp has 16 queries, whose q it
-// keeps in registers, as it does their scores and sums: only keys and values go through shared memory, as they are. P is rounded
-// to 16 bits, as an input of the second product. What is left are exponentials. The kernel is llmc/'s, with room for one tile.
+// Tensor cores multiply 16-bit numbers about 16 times as fast as the other units multiply fp32. A warp has 16 queries, and
+// keeps their q, scores and sums in registers: only keys and values go through shared memory. P is rounded to 16 bits, as an
+// input of the second product. What remains is exponentials. The kernel is llmc/'s, with room for one tile.
 static bool attention_forward_5_tensor_cores(Problem& p, int threads) {
     if (!tensor_cores_take(p.HS, threads)) return false;
     attention_forward_tensor_cores<1>(call_of(p), threads);
@@ -187,8 +187,8 @@ static bool attention_forward_5_tensor_cores(Problem& p, int threads) {
 }
 
 // ---- 6: the next tile is on its way, llmc/'s own in 16 bits ----
-// With one tile in shared memory, the block waits for memory at each. With two, the next one comes while this one is computed:
-// the copies are the same and the products are the same.
+// With one tile in shared memory, the block waits for memory at each tile. With two, the next tile comes while this one is
+// computed. The copies and the products are the same.
 static bool attention_forward_6_prefetch(Problem& p, int threads) {
     if (!tensor_cores_take(p.HS, threads)) return false;
     attention_forward_tensor_cores<STAGES>(call_of(p), threads);
@@ -197,17 +197,16 @@ static bool attention_forward_6_prefetch(Problem& p, int threads) {
 }
 
 // ---- 7: Hopper's own instructions ----
-// Before every product of 6 stand instructions that fetch its operands, by each warp for its 16 queries. Here four warps
-// together multiply 64 queries by a tile where it lies (wgmma), and one thread has it come there (TMA). attention_hopper.cuh
-// has the kernel.
+// In 6 each warp fetches the operands of every product for its 16 queries. Here four warps together multiply 64 queries by a
+// tile in shared memory (wgmma), and one thread asks for the copy of the tile (TMA). attention_hopper.cuh has the kernel.
 static bool attention_forward_7_hopper(Problem& p, int) {
     p.rounded = true;
     return attention_forward_hopper(call_of(p));
 }
 
 // ---- 8: the library ----
-// cuDNN, through llmc/'s graph of plain operations. On Hopper it has what 7 lacks: warpgroups that take turns, one at its
-// exponentials while another multiplies.
+// cuDNN, through llmc/'s graph of plain operations. On Hopper it has what 7 lacks: warpgroups that take turns, so that one
+// computes exponentials while another multiplies.
 static bool attention_forward_8_cudnn(Problem& p, int) {
     if (!attention_state.cudnn) return false;
     attention_forward(p.out.gpu, p.stats.gpu, p.qkv.gpu, p.B, p.T, p.C, p.NH);
@@ -218,7 +217,7 @@ static bool attention_forward_8_cudnn(Problem& p, int) {
 static const Variant<Problem> variants[] = {
     { "attention_forward_1_textbook", "three kernels, the matrix between them", attention_forward_1_textbook },
     { "attention_forward_2_causal", "half of the matrix, softmax in two passes", attention_forward_2_causal },
-    { "attention_forward_3_online", "a warp a query, nothing of the matrix in memory", attention_forward_3_online },
+    { "attention_forward_3_online", "one warp per query, nothing of the matrix in memory", attention_forward_3_online },
     { "attention_forward_4_tiles", "tiles in shared memory: llmc/'s own in fp32", attention_forward_4_tiles },
     { "attention_forward_5_tensor_cores", "tensor cores, scores stay in registers", attention_forward_5_tensor_cores },
     { "attention_forward_6_prefetch", "the same, the next tile on its way: llmc/'s in 16 bits", attention_forward_6_prefetch },

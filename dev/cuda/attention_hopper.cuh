@@ -1,25 +1,24 @@
 /*
-attention_hopper.cuh - attention forward by what compute capability 9.0 has for it: tiles of q, k and v come by TMA, warpgroups
-multiply them by wgmma. For elements of 16 bits and heads of 64 channels.
+attention_hopper.cuh - attention forward with the instructions of compute capability 9.0: TMA copies tiles of q, k and v, and
+warpgroups multiply them with wgmma. For elements of 16 bits and heads of 64 channels.
 
 What changes from llmc/cuda/attention_tensor_cores.cuh: a tile of keys and values is read from shared memory for a warpgroup's
-64 queries, not for each warp's 16; wgmma reads it there by itself, so no warp spends instructions and registers on fragments
-of k and v; and copies are one thread's. What stays: a thread has a result's rows as mma would give them, so softmax is the
-same code, and P is the left operand of the second product without leaving the registers.
+64 queries, not for each warp's 16; wgmma reads it there, so no warp spends instructions and registers on fragments of k and v;
+and one thread asks for all copies. What stays: a thread has a result's rows as mma would give them, so softmax is the same code,
+and P is the left operand of the second product without leaving the registers.
 
-The right operand of S = q k^T is k's tile by its rows. That of o += P v is summed over keys, down the rows of v's tile, which a
-bit of wgmma tells. One tensor map is of qkv (B,T,3C): q, k and v of head h are boxes of 128 tokens and 64 channels at columns
-64 h, C + 64 h and 2C + 64 h. Where a sequence ends, a box has zeros, not the next one's tokens.
+The right operand of S = q k^T is k's tile by its rows. That of o += P v is summed over keys, down the rows of v's tile: a bit of
+wgmma says so. One tensor map covers qkv (B,T,3C): q, k and v of head h are boxes of 128 tokens and 64 channels at columns
+64 h, C + 64 h and 2C + 64 h. Past the end of a sequence a box has zeros, not the next sequence's tokens.
 
-A warpgroup that does nothing else asks for tiles, two others compute; they tell each other by mbarriers, two for each place of
-a tile of keys and one of values: `full`, when the bytes have come, and `empty`, when all warps are done with them. Nobody waits
-in a circle: the producers wait only for consumers who are done with the round before, consumers only for bytes that have been
-asked for. Nothing writes to a tile but TMA, and nothing reads it but wgmma, so between those and ordinary accesses no fence is
-needed (fence.proxy.async).
+One warpgroup only asks for tiles, two others compute. They signal by mbarriers, two for each place of a tile of keys and one of
+values: `full`, when the bytes have come, and `empty`, when all warps are done with them. There is no deadlock: the producers
+wait only for consumers to finish the round before, consumers only for bytes that have been asked for. Only TMA writes to a tile
+and only wgmma reads it, so no fence is needed between those and ordinary accesses (fence.proxy.async).
 
-What is missing to flash attention 3: a warpgroup waits for its scores, and again for its sums, with the tensor cores idle
-unless the other's products happen to fall into its exponentials. There named barriers see to that (the two take turns), and the
-next tile's scores are asked for before the softmax of this one, which takes 64 registers more.
+What flash attention 3 has and this has not: here a warpgroup waits for its scores, and again for its sums, and the tensor cores
+idle unless the other warpgroup happens to multiply meanwhile. There named barriers make the two take turns, and the next tile's
+scores are asked for before the softmax of this one, which takes 64 more registers.
 */
 #ifndef DEV_CUDA_ATTENTION_HOPPER_CUH
 #define DEV_CUDA_ATTENTION_HOPPER_CUH
@@ -31,14 +30,14 @@ constexpr int FLASH_TILE = FLASH_ROWS * HEAD * 2; // bytes: rows of 128, swizzle
 constexpr int FLASH_STAGES = 2;                   // places for keys and their values
 constexpr int FLASH_THREADS = 3 * 128;            // producers, and two warpgroups of 64 queries each
 
-// What a thread has of the two queries that are its rows: the weighted sum so far, the largest score, and its part of the sum of
+// A thread's part of the two queries that are its rows: the weighted sum so far, the largest score, and its part of the sum of
 // exponentials.
 struct FlashRows { float o[HEAD / 2], max[2], sum[2]; };
 
-// A thread's sums as the functions for mma's results have them: 8 columns side by side, and of these its 4.
+// Views a thread's sums as the functions for mma's results take them: of every 8 columns, the thread's 4.
 template <int n> __device__ inline float (&by_eights(float (&d)[n]))[n / 4][4] { return (float (&)[n / 4][4])d; }
 
-// One thread of the producers: q with the first keys, then keys and values, each as soon as their place is empty.
+// Runs in one thread of the producers. Asks for q with the first keys, then for keys and values as soon as their place is empty.
 __device__ inline void flash_produce(char* q, const CUtensorMap* map, int tile, int head, int C, int NH, uint64_t* full,
                                      uint64_t* empty) {
     int channel = head % NH * HEAD, b = head / NH;
@@ -81,7 +80,7 @@ __device__ inline void flash_add(float (&o)[HEAD / 2], const float (&s)[FLASH_RO
     wgmma_wait<0>();
     wgmma_settle(o);
 }
-// A consumer warpgroup, whose 64 queries are at q; `first` is the first of this warp's 16.
+// Runs in a consumer warpgroup, whose 64 queries are at q; `first` is the first of this warp's 16.
 __device__ inline void flash_consume(FlashRows& r, const char* q, const char* places, int tile, int first, float scale2,
                                      uint64_t* full, uint64_t* empty) {
     float s[FLASH_ROWS / 2];
@@ -96,7 +95,7 @@ __device__ inline void flash_consume(FlashRows& r, const char* q, const char* pl
         if (threadIdx.x % WARP == 0) mbarrier_arrive(&empty[stage]); // this warp has read the place for the last time
     }
 }
-// out, stats. Grid (heads, tiles of queries), those with the most keys first.
+// Computes out and stats. Grid (heads, tiles of queries), those with the most keys first.
 __global__ void __launch_bounds__(FLASH_THREADS)
 flash_kernel(const __grid_constant__ CUtensorMap map, floatX* out, float* stats, float scale, int T, int C, int NH) {
 #if HAS_HOPPER
@@ -133,10 +132,10 @@ flash_kernel(const __grid_constant__ CUtensorMap map, floatX* out, float* stats,
     rows_store(out + head.out + (size_t)first * C, by_eights(r.o), factor, C, T - first);
 #endif
 }
-// Returns false, with nothing done, for other heads, in fp32, and where the GPU is another.
+// Returns false and does nothing for other head sizes, in fp32, and on other GPUs.
 static bool attention_forward_hopper(AttentionCall a) {
     if (!FLOATX_HAS_TENSOR_CORES || a.HS != HEAD || !gpu_is_hopper()) return false;
-    size_t bytes = 1024 + (1 + 2 * FLASH_STAGES) * FLASH_TILE; // 1024: the way to where tiles may begin
+    size_t bytes = 1024 + (1 + 2 * FLASH_STAGES) * FLASH_TILE; // 1024: to align the tiles
     allow_shared_memory(flash_kernel, bytes, "attention by warpgroups");
     dim3 grid(a.B * a.NH, (unsigned)ceil_div(a.T, FLASH_ROWS));
     CUtensorMap map = tile_map(a.qkv, a.T, 3 * a.C, FLASH_ROWS, a.B);

@@ -2,8 +2,8 @@
 bias_backward.cu - a bias's gradient, in several kernels: dbias (OC) = the column sums of dout (N,OC).
 
 dout is read once and next to nothing is written, so a kernel should reach the rate at which memory is read, which may be a
-little more than the copy's that it is compared with. Two things decide: that neighbouring threads read along rows, since
-neighbours in a column are OC elements apart; and that there is work for the whole GPU, though there are only OC sums.
+little more than the copy's that it is compared with. Two things matter: neighbouring threads must read along rows, because
+neighbours in a column are OC elements apart; and the whole GPU must have work, although there are only OC sums.
 */
 #include "variants.cuh"
 #include "../../llmc/cuda/bias_gelu.cuh"
@@ -18,7 +18,7 @@ struct Problem {
         start_cpu({ 1, N, OC, 1, 1 });
         dout = random_both((size_t)N * OC);
         dbias = unset_both(OC);
-        Both<floatX> inp = random_both(N), dw = unset_both(OC); // the layer computes dw, too: that of one input
+        Both<floatX> inp = random_both(N), dw = unset_both(OC); // the layer also computes dw: that of one input
         cpu::matmul_backward_weight(dw.cpu, dbias.cpu, dout.cpu, inp.cpu, N, 1, OC, GRAD_SET);
         partial = (float*)device_bytes(ceil_div(N, bias_chunk_rows(N)) * OC * sizeof(float));
         cuda_layers.workspace = partial;
@@ -28,7 +28,7 @@ struct Problem {
 };
 
 // ---- 1: what one would write first ----
-// A thread a column, which walks down all rows. Neighbours read neighbours; but a few thousand threads, each with one load
+// One thread per column, which walks down all rows. Neighbours read neighbours; but a few thousand threads, each with one load
 // under way at a time, leave most of the GPU idle.
 __global__ void columns_kernel(floatX* dbias, const floatX* dout, int N, int OC) {
     int c = blockIdx.x * blockDim.x + threadIdx.x;
@@ -42,9 +42,9 @@ static bool bias_backward_1_columns(Problem& p, int threads) {
     return true;
 }
 
-// ---- 2: a block a column ----
-// Threads enough; but neighbours read OC elements apart, so every element brings a whole sector of 32 bytes from memory, of
-// which other blocks want the rest, at some other time.
+// ---- 2: one block per column ----
+// There are enough threads, but neighbours read OC elements apart: every element brings a whole sector of 32 bytes from memory,
+// and other blocks need the rest of it at some other time.
 __global__ void block_kernel(floatX* dbias, const floatX* dout, int N, int OC) {
     __shared__ float of_warps[WARP];
     float sum = 0;
@@ -57,9 +57,9 @@ static bool bias_backward_2_block(Problem& p, int threads) {
     return true;
 }
 
-// ---- 3: a block a strip of 32 columns ----
+// ---- 3: one block per strip of 32 columns ----
 // The lanes of a warp read along a row, the warps of the block take turns at the rows, and at the end the first warp adds up
-// what each of them has. Both at once, but OC/32 blocks are about one for every multiprocessor, or fewer.
+// their sums. This has both, but OC/32 blocks are about one for every multiprocessor, or fewer.
 template <typename T>
 __global__ void strip_kernel(T* sums, const floatX* dout, int N, int OC, int chunk_rows) { // sums (chunks,OC)
     __shared__ float of_warps[WARP][WARP];
@@ -80,8 +80,8 @@ static bool bias_backward_3_strip(Problem& p, int threads) {
 }
 
 // ---- 4: two stages ----
-// Rows are cut into chunks, too, so there are blocks enough; a second kernel adds up the chunks, which are less than a hundredth
-// of what was read. The order is fixed by the shape: the same bits every time.
+// Rows are also cut into chunks, so there are enough blocks. A second kernel adds up the chunks' sums, which are less than a
+// hundredth of what was read. The shape fixes the order: the same bits every time.
 static bool bias_backward_4_two_stages(Problem& p, int threads) {
     int rows = bias_chunk_rows(p.N), chunks = (int)ceil_div(p.N, rows);
     auto kernel = strip_kernel<float>;
@@ -92,7 +92,7 @@ static bool bias_backward_4_two_stages(Problem& p, int threads) {
 }
 
 // ---- 5: llmc/'s ----
-// The same, 16 bytes a load: a strip is 256 columns in 16 bits. Blocks are of 256 threads.
+// As 4, with 16 bytes a load: a strip is 256 columns in 16 bits. Blocks have 256 threads.
 static bool bias_backward_5_llmc(Problem& p, int threads) {
     if (threads != WARP * BIAS_WARPS) return false;
     bias_backward(p.dbias.gpu, p.dout.gpu, p.N, p.OC, GRAD_SET);
@@ -100,10 +100,10 @@ static bool bias_backward_5_llmc(Problem& p, int threads) {
 }
 
 static const Variant<Problem> variants[] = {
-    { "bias_backward_1_columns", "a thread a column: too few threads", bias_backward_1_columns },
-    { "bias_backward_2_block", "a block a column: neighbours far apart", bias_backward_2_block },
-    { "bias_backward_3_strip", "a block a strip of columns: reads along rows, too few blocks", bias_backward_3_strip },
-    { "bias_backward_4_two_stages", "a block a strip of some rows, then their sum", bias_backward_4_two_stages },
+    { "bias_backward_1_columns", "one thread per column: too few threads", bias_backward_1_columns },
+    { "bias_backward_2_block", "one block per column: neighbours far apart", bias_backward_2_block },
+    { "bias_backward_3_strip", "one block per strip of columns: reads along rows, too few blocks", bias_backward_3_strip },
+    { "bias_backward_4_two_stages", "one block per strip of some rows, then their sum", bias_backward_4_two_stages },
     { "bias_backward_5_llmc", "the same, 16 bytes a load", bias_backward_5_llmc },
 };
 int main(int argc, char** argv) {

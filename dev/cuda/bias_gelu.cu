@@ -2,9 +2,9 @@
 bias_gelu.cu - what follows the first product of the MLP where its own epilogue cannot do it, in several kernels:
 out (N,OC) += bias (OC), rounded to floatX, and act (N,OC) = gelu(out), the tanh form.
 
-One row is read and two are written. GELU costs an exponential and a division an element, which is the most arithmetic that any
-of these operations has, and still should hide behind memory. The best kernel is none: cuBLASLt adds the bias and applies GELU to
-a product's tile before it leaves the chip.
+One row is read and two are written. GELU costs an exponential and a division per element. That is the most arithmetic that any
+of these operations has, but memory should still hide it. The best kernel is none: cuBLASLt adds the bias and applies GELU to a
+product's tile before it leaves the chip.
 */
 #include "variants.cuh"
 #include "../../llmc/cuda/bias_gelu.cuh"
@@ -26,7 +26,7 @@ struct Problem {
     Problem(Shape s) : N(s.rows), OC(s.cols), bytes(3.0 * N * OC * sizeof(floatX)) {
         size_t n = (size_t)N * OC;
         start_cpu({ 1, N, OC, 1, 1 });
-        require(n <= INT32_MAX / 2, "%d x %d are more elements than this file's kernels count; choose fewer --rows", N, OC);
+        require(n <= INT32_MAX / 2, "%d x %d elements are more than this file's kernels can count; choose fewer --rows", N, OC);
         out = random_both(n, 0, 3); bias = random_both(OC);
         act = unset_both(n);
         bias_gelu_cpu(act.cpu, out.cpu, bias.cpu, N, OC);
@@ -40,7 +40,7 @@ struct Problem {
 #define KERNEL_ARGUMENTS(p) (p).act.gpu, (p).out.gpu, (p).bias.gpu
 
 // ---- 1: the formula as it is printed ----
-// An element a thread. tanhf has branches, of which a warp often takes both; near -1 the sum 1 + tanh loses its digits.
+// One element per thread. tanhf has branches, and a warp often takes both; near -1 the sum 1 + tanh loses its digits.
 __global__ void naive_kernel(floatX* act, floatX* out, const floatX* bias, int n, int OC) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
@@ -55,7 +55,7 @@ static bool bias_gelu_1_naive(Problem& p, int threads) {
 }
 
 // ---- 2: a kernel for each step ----
-// Easier to put together from parts; but the sum goes to memory and comes back: four rows are moved instead of three.
+// Such kernels are easier to combine, but the sum goes to memory and comes back: four rows are moved instead of three.
 __global__ void bias_kernel(floatX* out, const floatX* bias, int n, int OC) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) out[i] = narrow<floatX>(widen(out[i]) + widen(bias[i % OC]));
@@ -73,8 +73,8 @@ static bool bias_gelu_2_two_kernels(Problem& p, int threads) {
 }
 
 // ---- 3: gelu(x) = x sigmoid(2u) ----
-// The same function with an exponential and a division, no branch and no lost digits; a block a row, so that nothing has to
-// be divided to find the column. (llmc/'s kernel, with an element a load.)
+// The same function with an exponential and a division, no branch and no lost digits. One block per row, so that no division
+// is needed to find the column. (llmc/'s kernel, with one element a load.)
 static bool bias_gelu_3_sigmoid(Problem& p, int threads) {
     auto kernel = bias_gelu_forward_kernel<1>;
     kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.OC);
@@ -91,9 +91,9 @@ static bool bias_gelu_4_llmc(Problem& p, int threads) {
 }
 
 static const Variant<Problem> variants[] = {
-    { "bias_gelu_1_naive", "an element a thread, tanh as printed", bias_gelu_1_naive },
-    { "bias_gelu_2_two_kernels", "bias, then gelu: one row more to move", bias_gelu_2_two_kernels },
-    { "bias_gelu_3_sigmoid", "a block a row, an exponential instead of tanh", bias_gelu_3_sigmoid },
+    { "bias_gelu_1_naive", "one element per thread, tanh as printed", bias_gelu_1_naive },
+    { "bias_gelu_2_two_kernels", "bias, then gelu: one more row to move", bias_gelu_2_two_kernels },
+    { "bias_gelu_3_sigmoid", "one block per row, an exponential instead of tanh", bias_gelu_3_sigmoid },
     { "bias_gelu_4_llmc", "the same, 16 bytes a load", bias_gelu_4_llmc },
 };
 int main(int argc, char** argv) {

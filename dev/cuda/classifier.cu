@@ -4,8 +4,8 @@ of V logits, loss = log(sum of exp(logit)) - logit[target], and the logits are o
 dlogit = (exp(logit) / sum - onehot) * dloss.
 
 A row is 100 KB in 16 bits, more than any register file's share and more than some shared memories. The gradient needs the
-whole row's sum before its first element can be written, so the row must be kept or read again: how often is the difference
-between the kernels. Counted are one read and one write.
+whole row's sum before its first element can be written, so the row must be kept or read again. The kernels differ in how often.
+One read and one write are counted.
 */
 #include "variants.cuh"
 #include "../../llmc/cuda/classifier.cuh"
@@ -41,7 +41,7 @@ __device__ inline floatX gradient_of(float logit, float max, float sum, bool is_
 }
 
 // ---- 1: what one would write first ----
-// A thread has a row: a thousand threads for a GPU that wants a hundred thousand, and neighbours read 100 KB apart.
+// One row per thread: a thousand threads for a GPU that needs a hundred thousand, and neighbours read 100 KB apart.
 __global__ void naive_kernel(float* losses, floatX* logits, const int* targets, float dloss, int V, int Vp, int N) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= N) return;
@@ -58,8 +58,8 @@ static bool classifier_1_naive(Problem& p, int threads) {
     return true;
 }
 
-// ---- 2: a block a row, three passes ----
-// The maximum, the sum, the gradient: the row is read three times, of which a cache may save some.
+// ---- 2: one block per row, three passes ----
+// The maximum, the sum, the gradient: the row is read three times, though some of it perhaps from a cache.
 __global__ void three_passes_kernel(float* losses, floatX* logits, const int* targets, float dloss, int V, int Vp) {
     __shared__ float of_warps[WARP];
     floatX* row = logits + (size_t)blockIdx.x * Vp;
@@ -79,8 +79,8 @@ static bool classifier_2_three_passes(Problem& p, int threads) {
 }
 
 // ---- 3: maximum and sum in one pass ----
-// Online softmax: when the maximum grows, the sum so far is scaled down. Two reads; an element at a time is one exponential
-// more for each.
+// Online softmax: when the maximum grows, the sum so far is scaled down. Two reads, but with one element at a time each costs
+// one more exponential.
 static bool classifier_3_online(Problem& p, int threads) {
     auto kernel = classifier_kernel<1, true>;
     kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), false);
@@ -88,7 +88,7 @@ static bool classifier_3_online(Problem& p, int threads) {
 }
 
 // ---- 4: 16 bytes a load ----
-// The maximum is brought up to date once a piece. What llmc/ does where a row does not fit in shared memory.
+// The maximum is updated once per piece. llmc/ does this where a row does not fit in shared memory.
 static bool classifier_4_vectors(Problem& p, int threads) {
     auto kernel = classifier_kernel<VEC, true>;
     kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), false);
@@ -96,8 +96,8 @@ static bool classifier_4_vectors(Problem& p, int threads) {
 }
 
 // ---- 5: llmc/'s ----
-// The row is kept in shared memory, and read once. One or two blocks fill a multiprocessor then, so they must be large ones
-// to keep memory busy: llmc/ takes 1024 threads.
+// The row is kept in shared memory, and read once. Then one or two blocks fill a multiprocessor, so they must be large to keep
+// memory busy: llmc/ takes 1024 threads.
 static bool classifier_5_llmc(Problem& p, int threads) {
     size_t row_bytes = (size_t)p.Vp * sizeof(floatX);
     if (row_bytes + WARP * sizeof(float) > (size_t)cuda_layers.shared_bytes) return false;
@@ -108,8 +108,8 @@ static bool classifier_5_llmc(Problem& p, int threads) {
 }
 
 static const Variant<Problem> variants[] = {
-    { "classifier_1_naive", "a thread a row", classifier_1_naive },
-    { "classifier_2_three_passes", "a block a row: maximum, sum, gradient", classifier_2_three_passes },
+    { "classifier_1_naive", "one thread per row", classifier_1_naive },
+    { "classifier_2_three_passes", "one block per row: maximum, sum, gradient", classifier_2_three_passes },
     { "classifier_3_online", "maximum and sum in one pass", classifier_3_online },
     { "classifier_4_vectors", "the same, 16 bytes a load", classifier_4_vectors },
     { "classifier_5_llmc", "the same, the row kept in shared memory", classifier_5_llmc },

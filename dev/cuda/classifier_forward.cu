@@ -1,9 +1,9 @@
 /*
-classifier_forward.cu - the loss alone, as validation wants it, in several kernels: for each of N rows of V logits,
+classifier_forward.cu - the loss alone, as validation needs it, in several kernels: for each of N rows of V logits,
 loss = log(sum of exp(logit)) - logit[target].
 
 As classifier.cu, with nothing to write: no element waits for the whole row's sum, so none must be kept, and one pass is
-enough. What remains is to read memory as fast as it can be read, with an exponential an element behind it.
+enough. What remains is to read memory at its full rate, and to hide one exponential per element behind it.
 */
 #include "variants.cuh"
 #include "../../llmc/cuda/classifier.cuh"
@@ -28,8 +28,8 @@ struct Problem {
 #define KERNEL_ARGUMENTS(p) (p).losses.gpu, (p).logits.gpu, (p).targets.gpu
 
 // ---- 1: the formula as it is printed ----
-// A thread a row, the maximum first: a thousand threads for a GPU that wants a hundred thousand, and neighbours read 100 KB
-// apart.
+// One thread per row, the maximum first: a thousand threads for a GPU that needs a hundred thousand, and neighbours read
+// 100 KB apart.
 __global__ void naive_kernel(float* losses, const floatX* logits, const int* targets, int V, int Vp, int N) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= N) return;
@@ -45,7 +45,7 @@ static bool classifier_forward_1_naive(Problem& p, int threads) {
     return true;
 }
 
-// ---- 2: a block a row, two passes ----
+// ---- 2: one block per row, two passes ----
 // Neighbours read neighbours, twice: the second time some of the row may still be in a cache.
 __global__ void two_passes_kernel(float* losses, const floatX* logits, const int* targets, int V, int Vp) {
     __shared__ float of_warps[WARP];
@@ -63,8 +63,8 @@ static bool classifier_forward_2_two_passes(Problem& p, int threads) {
 }
 
 // ---- 3: maximum and sum in one pass ----
-// Online softmax: when the maximum grows, the sum so far is scaled down. One read; an element at a time is one exponential more
-// for each. (llmc/'s kernel, with an element a load.)
+// Online softmax: when the maximum grows, the sum so far is scaled down. One read, but with one element at a time each costs
+// one more exponential. (llmc/'s kernel, with one element a load.)
 static bool classifier_forward_3_online(Problem& p, int threads) {
     auto kernel = classifier_kernel<1, false>;
     kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), 0.0f, p.V, p.Vp, false);
@@ -72,7 +72,7 @@ static bool classifier_forward_3_online(Problem& p, int threads) {
 }
 
 // ---- 4: llmc/'s ----
-// 16 bytes a load, and the maximum is brought up to date once a piece. llmc/ takes 1024 threads, as for the gradient; here no
+// 16 bytes a load, and the maximum is updated once per piece. llmc/ takes 1024 threads, as for the gradient; here no
 // row fills shared memory, so more than one block of a smaller size can be on a multiprocessor.
 static bool classifier_forward_4_llmc(Problem& p, int threads) {
     auto kernel = classifier_kernel<VEC, false>;
@@ -81,8 +81,8 @@ static bool classifier_forward_4_llmc(Problem& p, int threads) {
 }
 
 static const Variant<Problem> variants[] = {
-    { "classifier_forward_1_naive", "a thread a row", classifier_forward_1_naive },
-    { "classifier_forward_2_two_passes", "a block a row: the maximum, then the sum", classifier_forward_2_two_passes },
+    { "classifier_forward_1_naive", "one thread per row", classifier_forward_1_naive },
+    { "classifier_forward_2_two_passes", "one block per row: the maximum, then the sum", classifier_forward_2_two_passes },
     { "classifier_forward_3_online", "maximum and sum in one pass", classifier_forward_3_online },
     { "classifier_forward_4_llmc", "the same, 16 bytes a load", classifier_forward_4_llmc },
 };

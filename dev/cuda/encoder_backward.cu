@@ -3,8 +3,8 @@ encoder_backward.cu - gradients of the embeddings, in several kernels: dwte (V,C
 where it occurs, dwpe (T,C) = the sum of dout over B.
 
 dwpe is a plain sum. dwte is not: which rows belong together depends on the data, a few tokens are in every sequence, and most
-of the vocabulary is in none. Either every row goes to its token, and they get in one another's way, or every token looks for
-its rows. Counted are one read of dout, rows of dwte that change, read and written, and dwpe written.
+of the vocabulary is in none. Either every row goes to its token, and rows get in one another's way, or every token looks for
+its rows. Counted are one read of dout, a read and a write of the rows of dwte that change, and a write of dwpe.
 */
 #include "variants.cuh"
 #include "../../llmc/cuda/encoder.cuh"
@@ -14,7 +14,7 @@ static int sequence_length(int rows) {
     for (int T : { 1024, 7 }) if (rows % T == 0) return T;
     return rows;
 }
-// As uneven as those of a text: of 50304 tokens the most frequent has 3 % of the positions.
+// Tokens as uneven as those of a text: of 50304 tokens the most frequent has 3 % of the positions.
 static std::vector<int> uneven_tokens(int n, int V) {
     std::vector<int> tokens((size_t)n);
     for (int i = 0; i < n; i++) {
@@ -32,7 +32,7 @@ struct Problem {
     double bytes; // that must be moved once
     Both<int> tokens;
     Both<floatX> dout, dwte, dwpe;
-    float *sum_wte, *sum_wpe; // (V,C), (T,C) in fp32 for those kernels that want them, owned by cuda_both.h's list
+    float *sum_wte, *sum_wpe; // (V,C), (T,C) in fp32 for the kernels that need them, owned by cuda_both.h's list
 
     Problem(Shape s) : T(sequence_length(s.rows)), B(s.rows / T), C(s.cols), V((int)size_min(2 * (size_t)s.rows, 50304)) {
         LayerShapes shapes = { B, T, C, 1, V };
@@ -57,9 +57,9 @@ struct Problem {
 };
 
 // ---- 1: what one would write first ----
-// Every element of dout is added to where it belongs, by atomics. They go to sums in fp32, because in 16 bits each of a
-// thousand additions would round, and a common word's gradient would stop growing; so the whole of (V,C) is cleared before and
-// read after, for the few rows that change. Atomics at a common word queue up, and who comes first decides the last bits.
+// An atomic adds every element of dout to its sum. The sums are fp32, because in 16 bits each of a thousand additions would
+// round, and a common word's gradient would stop growing; so the whole of (V,C) is cleared before and read after, for the few
+// rows that change. Atomics at a common word queue up, and the order in which they come decides the last bits.
 __global__ void scatter_kernel(float* sum_wte, float* sum_wpe, const floatX* dout, const int* tokens, size_t n, int T, int C) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
@@ -85,8 +85,8 @@ static bool encoder_backward_1_atomics(Problem& p, int threads) {
 }
 
 // ---- 2: every token looks for its rows ----
-// A block has a token, goes through all positions, and adds up in their order those that are its own: no atomics, the same
-// bits every time. But V blocks read all N tokens, which is V N reads where N would do.
+// One block per token goes through all positions, and adds up those of its token in order: no atomics, the same bits every
+// time. But V blocks read all N tokens, which is V N reads where N would do.
 __global__ void search_kernel(floatX* dwte, const floatX* dout, const int* tokens, int N, int C) {
     extern __shared__ int4 shared_memory[];
     float* sum = (float*)shared_memory; // (C), each thread has channels of its own
@@ -106,7 +106,7 @@ __global__ void search_kernel(floatX* dwte, const floatX* dout, const int* token
     floatX* gradient = dwte + (size_t)v * C;
     for (int c = threadIdx.x; c < C; c += blockDim.x) gradient[c] = narrow<floatX>(widen(gradient[c]) + sum[c]);
 }
-static void sum_positions(Problem& p, int threads) { // dwpe, by llmc/'s kernel at an element a load
+static void sum_positions(Problem& p, int threads) { // dwpe, by llmc/'s kernel with one element a load
     auto kernel = position_sum_kernel<1>;
     kernel<<<p.T, threads, 0, compute_stream>>>(p.dwpe.gpu, p.dout.gpu, p.B, p.T, p.C, GRAD_SET);
 }
@@ -119,9 +119,9 @@ static bool encoder_backward_2_search(Problem& p, int threads) {
 }
 
 // ---- 3: positions are put into groups first ----
-// A counting sort: how often each token occurs, where its group begins, and every position to its group. N integers are moved
-// for it instead of V N read. But the order in a group is that in which threads came, so the last bits change from run to run.
-// The kernel that adds up a group is llmc/'s, an element a load; its blocks are of 256 threads.
+// A counting sort counts each token, finds where its group begins, and puts every position into its group. It moves N integers
+// instead of reading V N. But the order in a group is that in which threads came, so the last bits change from run to run.
+// llmc/'s kernel adds up a group, with one element a load; its blocks have 256 threads.
 static bool encoder_backward_3_groups(Problem& p, int threads) {
     if (threads != WARP * ENCODER_WARPS) return false;
     int N = p.B * p.T;
@@ -131,7 +131,7 @@ static bool encoder_backward_3_groups(Problem& p, int threads) {
     token_count_kernel<<<blocks, threads, 0, compute_stream>>>(g, p.tokens.gpu, N);
     token_begin_kernel<<<1, SCAN_THREADS, 0, compute_stream>>>(g, p.V);
     token_place_kernel<<<blocks, threads, 0, compute_stream>>>(g, p.tokens.gpu, N);
-    g.sorted = g.unsorted; // what llmc/ does not leave at that
+    g.sorted = g.unsorted; // llmc/ also sorts each group
     dim3 grid(p.V, (unsigned)ceil_div(p.C, WARP));
     auto kernel = token_sum_kernel<1>;
     kernel<<<grid, dim3(WARP, ENCODER_WARPS), 0, compute_stream>>>(p.dwte.gpu, p.dout.gpu, g, p.C);
@@ -149,7 +149,7 @@ static bool encoder_backward_4_llmc(Problem& p, int threads) {
 
 static const Variant<Problem> variants[] = {
     { "encoder_backward_1_atomics", "an atomic for every element of dout", encoder_backward_1_atomics },
-    { "encoder_backward_2_search", "a block a token, which looks through all positions", encoder_backward_2_search },
+    { "encoder_backward_2_search", "one block per token, which looks through all positions", encoder_backward_2_search },
     { "encoder_backward_3_groups", "positions grouped by token; the last bits vary", encoder_backward_3_groups },
     { "encoder_backward_4_llmc", "groups sorted: the same bits every time; 16 bytes a load", encoder_backward_4_llmc },
 };

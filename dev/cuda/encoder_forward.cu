@@ -1,9 +1,9 @@
 /*
 encoder_forward.cu - token and position embeddings, in several kernels: out (B,T,C) = wte[tokens] + wpe[0..T).
 
-The smallest kernel that there is. Rows of wte are picked by token, but each is a run of C neighbours, so memory is read well;
-only division and the size of a load are left to do badly. Counted are two rows read and one written for each token, though
-rows of wpe are the same for every sequence and come from the cache.
+This is the smallest kernel. Tokens pick the rows of wte, but each row is a run of C neighbours, so memory is read well; only
+divisions and small loads can make a kernel slow. Two rows read and one written are counted for each token, although rows of
+wpe are the same for every sequence and come from the cache.
 */
 #include "variants.cuh"
 #include "../../llmc/cuda/encoder.cuh"
@@ -32,7 +32,7 @@ struct Problem {
 };
 
 // ---- 1: what one would write first ----
-// A thread has an element, and finds out which it is by two divisions of 64 bits, which take a GPU dozens of instructions.
+// One element per thread. Two 64-bit divisions find which element it is, and each takes a GPU dozens of instructions.
 __global__ void naive_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, size_t n, int T, int C) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
@@ -46,8 +46,8 @@ static bool encoder_forward_1_naive(Problem& p, int threads) {
     return true;
 }
 
-// ---- 2: a thread a row ----
-// No divisions; but neighbours read and write C elements apart, and each piece of memory that comes is used in part.
+// ---- 2: one thread per row ----
+// No divisions; but neighbours read and write C elements apart, and only a part of each piece of memory is used.
 __global__ void rows_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int N, int T, int C) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= N) return;
@@ -61,8 +61,8 @@ static bool encoder_forward_2_rows(Problem& p, int threads) {
     return true;
 }
 
-// ---- 3: a block a row ----
-// One division a block. (llmc/'s kernel, with an element a load.)
+// ---- 3: one block per row ----
+// One division per block. (llmc/'s kernel, with one element a load.)
 static bool encoder_forward_3_block(Problem& p, int threads) {
     auto kernel = encoder_forward_kernel<1>;
     kernel<<<p.B * p.T, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, p.T, p.C);
@@ -70,7 +70,7 @@ static bool encoder_forward_3_block(Problem& p, int threads) {
 }
 
 // ---- 4: llmc/'s ----
-// 16 bytes a load: a row of 768 in 16 bits is 96 threads' work, and llmc/ takes as many.
+// 16 bytes a load: a row of 768 in 16 bits is work for 96 threads, and llmc/ takes as many.
 static bool encoder_forward_4_llmc(Problem& p, int threads) {
     if (p.C % VEC != 0) return false;
     auto kernel = encoder_forward_kernel<VEC>;
@@ -79,9 +79,9 @@ static bool encoder_forward_4_llmc(Problem& p, int threads) {
 }
 
 static const Variant<Problem> variants[] = {
-    { "encoder_forward_1_naive", "a thread an element, two divisions each", encoder_forward_1_naive },
-    { "encoder_forward_2_rows", "a thread a row: neighbours far apart", encoder_forward_2_rows },
-    { "encoder_forward_3_block", "a block a row", encoder_forward_3_block },
+    { "encoder_forward_1_naive", "one thread per element, two divisions each", encoder_forward_1_naive },
+    { "encoder_forward_2_rows", "one thread per row: neighbours far apart", encoder_forward_2_rows },
+    { "encoder_forward_3_block", "one block per row", encoder_forward_3_block },
     { "encoder_forward_4_llmc", "the same, 16 bytes a load", encoder_forward_4_llmc },
 };
 int main(int argc, char** argv) {

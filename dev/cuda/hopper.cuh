@@ -1,20 +1,20 @@
 /*
 hopper.cuh - what compute capability 9.0 (H100, H200) has for products of matrices: inline PTX on a GPU, the emulator's stand-ins
-without one. They are for that GPU alone, so nvcc has to be told: arch=compute_90a.
+without one. Only that GPU has them, so nvcc needs arch=compute_90a.
 
-mbarrier  A barrier in shared memory (8 bytes) that threads arrive at, and that can be told to expect bytes, too. A *phase* is
-          complete once all arrivals and all bytes have come; the next begins at once. Who waits names the parity of the phase,
-          0 for the first, 1 for the second, and so on in turns: that of the phase before the one under way is past already.
-TMA       One thread asks for a box of a matrix, or of one of several that lie one behind the other; the copy engine finds the
-          addresses, puts zeros where the box reaches out of the matrix, and tells an mbarrier how many bytes it has brought.
-wgmma     Four warps multiply 64 x 16 by 16 x n, n up to 256, straight from shared memory, and go on: the sums are theirs again
-          after wgmma_wait. Of row 16 w + l/4 (w: the warp of the four, l: the lane) d[0] and d[1] are columns 2 (l%4) and one
-          more, d[2] and d[3] the same of the row 8 further; d[4] to d[7] the same 8 columns further, and so on. The left
-          operand may be in registers instead: what mma's fragment a is of 16 rows, by each warp for its own.
+mbarrier  A barrier in shared memory (8 bytes) that threads arrive at, and that can also expect bytes. A *phase* is complete once
+          all arrivals and all bytes have come; the next phase begins at once. A waiting thread names the parity of a phase, 0
+          for the first, 1 for the second, and so on in turns. The phase before the current one counts as past.
+TMA       One thread asks for a box of a matrix, or of one of several that lie one after the other. The copy engine computes the
+          addresses, puts zeros where the box reaches out of the matrix, and tells an mbarrier how many bytes it has copied.
+wgmma     Four warps multiply 64 x 16 by 16 x n, n up to 256, straight from shared memory, and go on: they may use the sums
+          after wgmma_wait. Lane l of warp w (of the four) has columns 2 (l%4) and one more of row 16 w + l/4 in d[0] and d[1],
+          the same columns of the row 8 further in d[2] and d[3], the same 8 columns further in d[4] to d[7], and so on. The
+          left operand may be in registers instead: each warp has its own 16 rows, as in mma's fragment a.
 
-Shared memory has 32 banks of 4 bytes, so of a tile with rows of 128 bytes a column lies in one bank. *Swizzled*, the eight
-16-byte pieces of a row change places, in another way in each of 8 rows: piece p of row r is where p ^ r would be. TMA writes
-tiles so and wgmma reads them so; the pattern of 1024 bytes has to begin at a multiple of 1024.
+Shared memory has 32 banks of 4 bytes, so in a tile with rows of 128 bytes each column lies in one bank. In a *swizzled* tile the
+eight 16-byte pieces of a row change places, differently in each of 8 rows: piece p of row r is where p ^ r would be. TMA writes
+such tiles and wgmma reads them; the pattern of 1024 bytes has to begin at a multiple of 1024.
 
 PTX ISA: "mbarrier", "cp.async.bulk.tensor", "Asynchronous warpgroup level matrix instructions"; the driver API's
 cuTensorMapEncodeTiled.
@@ -35,12 +35,12 @@ cuTensorMapEncodeTiled.
 __device__ inline void mbarrier_init(uint64_t* barrier, unsigned arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
-// After mbarrier_init, by the same thread: else the copy engine may see the barrier as it was before.
+// Call after mbarrier_init, in the same thread. Without it the copy engine may see the barrier as it was before.
 __device__ inline void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ inline void mbarrier_arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(barrier)) : "memory");
 }
-// Arrives, and has the phase wait for so many bytes more.
+// Arrives, and makes the phase wait for so many more bytes.
 __device__ inline void mbarrier_arrive_expect(uint64_t* barrier, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
@@ -53,8 +53,8 @@ __device__ inline void mbarrier_wait(uint64_t* barrier, unsigned parity) {
 }
 
 // ---- TMA ----
-// By one thread: the box whose first element is x of row y, in matrix z where there are several, comes to `tile`, and its bytes
-// are told to the barrier. The map has to be a __grid_constant__ parameter of the kernel.
+// One thread calls this. It copies the box whose first element is x of row y, in matrix z if there are several, to `tile`, and
+// the barrier counts its bytes. The map has to be a __grid_constant__ parameter of the kernel.
 __device__ inline void tma_load(void* tile, const CUtensorMap* map, int x, int y, uint64_t* barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
                  :: "r"(shared_address(tile)), "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier)) : "memory");
@@ -65,27 +65,28 @@ __device__ inline void tma_load(void* tile, const CUtensorMap* map, int x, int y
 }
 
 // ---- wgmma ----
-// Before the first one, and whenever its registers, sums or left operand, have been used by anything else.
+// Call before the first wgmma, and whenever anything else has used its registers (sums or left operand).
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// For the compiler, which takes sums for known as soon as wgmma is asked for: what uses them stays before or behind this. Belongs
+// For the compiler, which believes that the sums are ready as soon as wgmma is issued: no use of them moves across this. Call
 // before the first wgmma_fence and after the last wgmma_wait.
 template <int n> __device__ inline void wgmma_settle(float (&d)[n]) {
     #pragma unroll
     for (int i = 0; i < n; i++) asm volatile("" : "+f"(d[i]) :: "memory");
 }
-// A left operand: what makes it stays before this, and so before the wgmma_fence that follows. It is wgmma's until wgmma_wait.
+// For a left operand: the code that computes it stays before this, and so before the wgmma_fence that follows. It must not
+// change until wgmma_wait.
 __device__ inline void wgmma_settle(uint32_t (&a)[4]) {
     asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3]) :: "memory");
 }
-// Makes a group of all that was asked for since the last one.
+// Makes a group of all products issued since the last group.
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Returns once at most so many groups are under way.
 template <int groups> __device__ inline void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(groups) : "memory");
 }
 
-// d (64,128) += a (64,16) b (16,128). Where a and b are, their descriptors say; transposed: their rows and columns, not their
-// k, are neighbours in shared memory. T is __nv_bfloat16 or __half.
+// d (64,128) += a (64,16) b (16,128), where a and b are given by descriptors; transposed: their rows and columns, not their k,
+// are neighbours in shared memory. T is __nv_bfloat16 or __half.
 #define EIGHT_SUMS(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \
                       "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define WGMMA_N128(type) \
@@ -118,7 +119,7 @@ template <typename T, bool b_transposed> __device__ inline void wgmma(float (&d)
 #undef WGMMA_N128
 #undef WGMMA_N64
 
-// How many registers each of a warpgroup's threads has from now on; more wait until others have given some back.
+// Both set how many registers each thread of a warpgroup has from now on. Taking more waits until others have given some back.
 template <int registers> __device__ inline void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(registers));
 }
@@ -127,7 +128,7 @@ template <int registers> __device__ inline void leave_registers() {
 }
 #endif
 
-// Where wgmma finds an operand whose rows have 128 bytes and are swizzled as above. Bits 0 to 13 are the address, 16 to 29 the
+// Returns the descriptor of an operand whose rows are 128 bytes, swizzled as above. Bits 0 to 13 are the address, 16 to 29 the
 // leading and 32 to 45 the stride offset, all in units of 16 bytes; 62 and 63 the swizzle, 1 for 128 bytes. The stride offset
 // goes from 8 rows to the next 8. Where rows are along k, the leading offset is not used; where they are along rows or columns
 // of the operand, it goes from one 64 of these to the next.
@@ -143,16 +144,16 @@ static bool gpu_is_hopper() {
     cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking for the GPU");
     return major == 9 && minor == 0;
 }
-// What tma_load reads: boxes of box_rows rows of 64 elements (128 bytes, swizzled) of x (rows,cols), whose rows are whole
-// pieces of 16 bytes. With `matrices`, x (matrices,rows,cols): a box has rows of one matrix, and zeros past its last one.
-// cuTensorMapEncodeTiled is the driver's, which programs are not linked with: the runtime finds it.
+// Describes what tma_load reads: boxes of box_rows rows of 64 elements (128 bytes, swizzled) of x (rows,cols), whose rows are
+// whole pieces of 16 bytes. With `matrices`, x (matrices,rows,cols): a box has rows of one matrix, and zeros past its last one.
+// cuTensorMapEncodeTiled belongs to the driver, which programs are not linked with: the runtime finds it.
 static CUtensorMap tile_map(const floatX* x, int rows, int cols, unsigned box_rows, int matrices = 0) {
     static decltype(cuTensorMapEncodeTiled)* encode;
     if (encode == NULL) {
         const char* name = "cuTensorMapEncodeTiled";
         cudaDriverEntryPointQueryResult found;
         cuda_check(cudaGetDriverEntryPointByVersion(name, (void**)&encode, 12000, cudaEnableDefault, &found), name);
-        require(encode != NULL, "the GPU's driver has no cuTensorMapEncodeTiled; one for CUDA 12 or later is needed");
+        require(encode != NULL, "the GPU's driver has no cuTensorMapEncodeTiled; install a driver for CUDA 12 or later");
     }
     CUtensorMap map;
     bool fp16 = std::is_same<TensorElement, __half>::value;

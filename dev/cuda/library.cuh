@@ -1,6 +1,6 @@
 /*
 library.cuh - for the files whose operation is arithmetic: llmc/'s products by cuBLASLt, as the bar, and the peak that all
-kernels are held against, a large product by the same.
+kernels are compared with, a large product by cuBLASLt.
 
 Such a file includes this after variants.cuh, its Problem has `flops` in place of `bytes`, and calls library_start() where its
 arrays are made.
@@ -9,7 +9,7 @@ arrays are made.
 #define DEV_CUDA_LIBRARY_CUH
 #include "../../llmc/cuda/matmul.cuh"
 
-// cuBLASLt's handle, and its scratch, which belongs to cuda_both.h's list. Products of N rows will be ones of a training step:
+// Makes cuBLASLt's handle and its scratch, which cuda_both.h's list owns. Products of N rows count as those of a training step:
 // the library's algorithms are tried, and the fastest is taken.
 static void library_start(int N) {
     if (cuda_matmul.handle == NULL) matmul_init();
@@ -19,7 +19,7 @@ static void library_start(int N) {
     cuda_layers.workspace = device_bytes(MATMUL_WORKSPACE);
 }
 
-// TFLOP/s of a product of 8192 x 8192 matrices by cuBLASLt. (fp32 is fp32: TF32, with its 10 bits, has to be asked for.)
+// TFLOP/s of a product of 8192 x 8192 matrices by cuBLASLt. (fp32 is fp32: TF32, with its 10 bits, is used only on request.)
 static double product_rate(Timer t) {
     const int n = 8192;
     LayerShapes shapes = cuda_layers.shapes;

@@ -1,11 +1,10 @@
 /*
-matmul_hopper.cuh - a product of matrices by what compute capability 9.0 has for it: tiles come by TMA, warpgroups multiply them
-by wgmma. Operands, their names and the output are matmul_tensor_cores.cuh's.
+matmul_hopper.cuh - a product of matrices with the instructions of compute capability 9.0: TMA copies tiles, and warpgroups
+multiply them with wgmma. Operands, their names and the output are as in matmul_tensor_cores.cuh.
 
 What changes from there: no thread computes an address, none waits for a copy that it has made, and nothing goes through
-registers on its way to the tensor cores. A warpgroup that does nothing else asks for tiles, two others multiply; they tell each
-other by mbarriers, two for each place that a tile can have: `full`, when its bytes have come, and `empty`, when its last reader
-is done.
+registers on its way to the tensor cores. One warpgroup only asks for tiles, two others multiply. They signal by mbarriers, two
+for each place that a tile can have: `full`, when its bytes have come, and `empty`, when its last reader is done.
 */
 #ifndef DEV_CUDA_MATMUL_HOPPER_CUH
 #define DEV_CUDA_MATMUL_HOPPER_CUH
@@ -24,12 +23,12 @@ __device__ inline void wg_load(char* boxes, const CUtensorMap* map, int rows, in
         if constexpr (lies == BY_ROWS) tma_load(boxes + i * WG_BOX, map, k, row + 64 * i, full);
         else tma_load(boxes + i * WG_BOX, map, row + 64 * i, k, full);
 }
-// The 16 k from `k` on: 32 bytes further in each row of 128, or 16 rows further.
+// Returns the descriptor of the 16 k from `k` on: 32 bytes further in each row of 128, or 16 rows further.
 template <Lies lies> __device__ inline uint64_t wg_operand(const char* boxes, int k) {
     return wgmma_operand(boxes + (lies == BY_ROWS ? 2 * k : 128 * k), WG_BOX);
 }
 
-// One thread of the producers: tiles for all steps, each as soon as its place is empty.
+// Runs in one thread of the producers. Asks for the tiles of all steps, each as soon as its place is empty.
 template <Lies A, Lies B>
 __device__ inline void wg_produce(char* tiles, const CUtensorMap* map_a, const CUtensorMap* map_b, int row, int col, int steps,
                                   int stages, uint64_t* full, uint64_t* empty) {
@@ -42,7 +41,7 @@ __device__ inline void wg_produce(char* tiles, const CUtensorMap* map_a, const C
         if (++stage == stages) stage = 0, round++;
     }
 }
-// A consumer warpgroup, `group` 0 or 1: sums += its 128 rows of a, times b. At most two steps' products are under way.
+// Runs in a consumer warpgroup, `group` 0 or 1: sums += its 128 rows of a, times b. At most two steps' products are under way.
 template <Lies A, Lies B>
 __device__ inline void wg_consume(float (&sums)[2][64], const char* tiles, int group, int steps, int stages, uint64_t* full,
                                   uint64_t* empty) {
@@ -100,11 +99,11 @@ template <Lies A, Lies B> __global__ void __launch_bounds__(WG_THREADS) wg_kerne
         }
 #endif
 }
-// Returns false, with nothing done, where there are no whole pieces of 16 bytes, in fp32, or where the GPU is another.
+// Returns false and does nothing if rows are not whole pieces of 16 bytes, in fp32, and on other GPUs.
 template <Lies A, Lies B> static bool wg_launch(MatmulOutput out, const floatX* a, const floatX* b, int K) {
     bool pieces = (A == BY_ROWS ? K : out.M) % VEC == 0 && (B == BY_ROWS ? K : out.N) % VEC == 0 && out.N % 2 == 0;
     if (!FLOATX_HAS_TENSOR_CORES || !pieces || !gpu_is_hopper()) return false;
-    int stages = std::min(WG_MOST_STAGES, (cuda_layers.shared_bytes - 2048) / WG_STAGE); // 2048: the barriers, the way to 1024
+    int stages = std::min(WG_MOST_STAGES, (cuda_layers.shared_bytes - 2048) / WG_STAGE); // 2048: the barriers, to align the tiles
     size_t bytes = 1024 + (size_t)stages * WG_STAGE;
     auto kernel = wg_kernel<A, B>;
     allow_shared_memory(kernel, bytes, "a product by warpgroups");

@@ -1,8 +1,8 @@
 /*
-matmul_tensor_cores.cuh - a product of matrices by the tensor cores of compute capability 8.0 and later. What matmul_forward.cu
-and matmul_backward.cu share: they differ in how their operands lie in memory, and in what becomes of the sums.
+matmul_tensor_cores.cuh - a product of matrices by the tensor cores of compute capability 8.0 and later. matmul_forward.cu and
+matmul_backward.cu share it: they differ in how their operands lie in memory, and in where the sums go.
 
-d (M,N) = a (M,K) b (N,K)^T. Both operands are seen as rows of sums' elements: rows of `a` are rows of d, rows of `b` its columns.
+d (M,N) = a (M,K) b (N,K)^T. A row of an operand has the factors of a sum: rows of `a` are rows of d, rows of `b` its columns.
 In memory an operand lies by rows (an element's neighbour is the next k), or by columns (its neighbour is the next row):
 
     out  = inp w^T         a = inp  by rows           b = w    by rows
@@ -29,7 +29,7 @@ __device__ inline float output_of(MatmulOutput o, float sum, int row, int col) {
 __device__ inline void put(MatmulOutput o, float sum, int row, int col) {
     if (row < o.M && col < o.N) o.d[(size_t)row * o.N + col] = narrow<floatX>(output_of(o, sum, row, col));
 }
-// Two neighbours, of which tensor cores leave a lane two; N and col are even.
+// Stores two neighbours, as tensor cores leave them in a lane; N and col are even.
 __device__ inline void put_two(MatmulOutput o, float first, float second, int row, int col) {
     if (row >= o.M || col >= o.N) return;
     floatX pair[2] = { narrow<floatX>(output_of(o, first, row, col)), narrow<floatX>(output_of(o, second, row, col + 1)) };
@@ -40,7 +40,7 @@ __device__ inline void put_two(MatmulOutput o, float first, float second, int ro
 // A block makes 128 x 128 results, 32 k at a time; each of its 8 warps 64 x 32 of them, as 4 x 4 products of 16 x 8 x 16.
 constexpr int MMA_TILE = 128, MMA_K = 32, MMA_STAGES = 4, MMA_THREADS = 256, MMA_WARP_ROWS = 64, MMA_WARP_COLS = 32;
 
-// One operand's part in shared memory, as it lies in memory. A row of it is 16 bytes longer than what it holds: rows then begin
+// One operand's part in shared memory lies there as in memory. Its rows are 16 bytes longer than their contents: each begins
 // 4 banks further, modulo 32, and the 8 rows of 16 bytes that ldmatrix reads at a time lie in different banks.
 template <Lies lies> constexpr int MMA_PITCH = VEC + (lies == BY_ROWS ? MMA_K : MMA_TILE);
 template <Lies lies> constexpr int MMA_PART = MMA_PITCH<lies> * (lies == BY_ROWS ? MMA_TILE : MMA_K);
@@ -76,13 +76,13 @@ __global__ void __launch_bounds__(MMA_THREADS) mma_kernel(MatmulOutput out, cons
         floatX* place = parts + step % MMA_STAGES * stage;
         if (step < steps) mma_load<A>(place, a, row, step * MMA_K, out.M, K);
         if (step < steps) mma_load<B>(place + MMA_PART<A>, b, col, step * MMA_K, out.N, K);
-        __pipeline_commit(); // an empty batch, too: the wait below counts batches
+        __pipeline_commit(); // even an empty batch: the wait below counts batches
     };
     for (int step = 0; step < MMA_STAGES - 1; step++) ask(step);
     float sums[4][4][4] = {};
     for (int step = 0; step < steps; step++) {
         __pipeline_wait_prior(MMA_STAGES - 2); // this thread's pieces of this step are there,
-        __syncthreads();                       // and all others'; and nobody still reads the place that is filled next
+        __syncthreads();                       // and all others'; and no thread still reads the place that is filled next
         ask(step + MMA_STAGES - 1);
         const floatX *part_a = parts + step % MMA_STAGES * stage, *part_b = part_a + MMA_PART<A>;
         #pragma unroll
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(MMA_THREADS) mma_kernel(MatmulOutput out, cons
             put_two(out, sums[i][j][2], sums[i][j][3], r + 8, c);
         }
 }
-// Returns false, with nothing done, where there are no whole pieces of 16 bytes, in fp32, or for blocks of another size.
+// Returns false and does nothing if rows are not whole pieces of 16 bytes, in fp32, and for blocks of another size.
 template <Lies A, Lies B> static bool mma_launch(MatmulOutput out, const floatX* a, const floatX* b, int K, int threads) {
     bool pieces = (A == BY_ROWS ? K : out.M) % VEC == 0 && (B == BY_ROWS ? K : out.N) % VEC == 0 && out.N % 2 == 0;
     if (!FLOATX_HAS_TENSOR_CORES || threads != MMA_THREADS || !pieces) return false;

@@ -70,7 +70,7 @@ static bool residual_2_vectors(Problem& p, int threads) {
     return true;
 }
 
-// ---- 3: as many blocks as stay on the GPU, which go through the array together ----
+// ---- 3: only as many blocks as fit on the GPU, which go through the array together ----
 // No blocks are started while it runs. But a thread ends one piece before it asks for the next, and starting blocks is what
 // GPUs are good at.
 __global__ void strides_kernel(floatX* res, const floatX* inp1, const floatX* inp2, size_t n) {

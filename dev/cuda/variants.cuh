@@ -1,5 +1,5 @@
 /*
-variants.cuh - what the files of this folder share, each of which is one operation in several kernels, from naive to llmc/'s.
+variants.cuh - what the files of this folder share. Each of them is one operation in several kernels, from naive to llmc/'s.
 
 Such a file has a struct Problem (the arrays of one shape, the CPU's result, what has to be compared), functions of one
 signature, name_1_naive(Problem&, threads), name_2_..., and a table of them, which it gives to run_variants(). That checks
@@ -7,8 +7,8 @@ every variant at every block size against the CPU's layer, and then, on a GPU, t
 (make DEVICE=emulated) times mean nothing, and only the check is made.
 
 How times are taken: each call alone, by events on the stream, after a pass over memory that leaves nothing of the operation's
-arrays in the cache; the median counts. What they are compared with is measured in the same run: the rate of a copy, or where an
-operation is arithmetic (library.cuh) that of a large matrix product.
+arrays in the cache; the median counts. They are compared with a rate measured in the same run: that of a copy or, where an
+operation is arithmetic (library.cuh), that of a large matrix product.
 */
 #ifndef DEV_CUDA_VARIANTS_CUH
 #define DEV_CUDA_VARIANTS_CUH
@@ -19,12 +19,12 @@ operation is arithmetic (library.cuh) that of a large matrix product.
 
 struct Shape { int rows, cols, depth = 0; }; // depth: of a sum, where that is a size of its own
 
-// `launch` puts the operation on compute_stream in blocks of so many threads, a multiple of 32. It returns false, and has
-// done nothing, where the kernel cannot do this shape or this block size.
+// `launch` puts the operation on compute_stream in blocks of so many threads, a multiple of 32. It returns false and
+// does nothing if the kernel cannot do this shape or this block size.
 template <typename Problem> struct Variant {
     const char *name, *idea;
     bool (*launch)(Problem& p, int threads);
-    bool own_blocks = false; // they are its own choice, as a library's: it is launched once, with 0 threads
+    bool own_blocks = false; // it chooses its blocks itself, as a library does: it is launched once, with 0 threads
 };
 
 #ifdef CUDA_EMULATOR
@@ -148,7 +148,7 @@ static double copy_rate(Timer t) {
     return 2e-6 * (double)bytes / fmin(by_kernel, by_library);
 }
 
-// What an operation is judged by: bytes that must be moved once, against a copy. library.cuh has the other, arithmetic.
+// What an operation is judged by: bytes that must be moved once, compared with a copy. library.cuh has the other, arithmetic.
 template <typename Problem, typename = void> struct Measure {
     static constexpr const char *work_is = "MB moved", *rate_is = "GB/s", *peak_is = "a copy";
     static double work(const Problem& p) { return 1e-6 * p.bytes; } // MB in a millisecond are GB/s
@@ -164,7 +164,7 @@ template <typename Problem> static Verdict check_variant(const Variant<Problem>&
     p.begin_again(); // outputs are NaN: what is not written shows
     if (!v.launch(p, threads)) return VARIANT_NOT_OFFERED;
     cudaError_t launched = cudaGetLastError();
-    if (launched == cudaErrorLaunchOutOfResources) return VARIANT_NOT_OFFERED; // so many threads have too few registers
+    if (launched == cudaErrorLaunchOutOfResources) return VARIANT_NOT_OFFERED; // too few registers for so many threads
     cuda_check(launched, v.name);
     cuda_check(cudaStreamSynchronize(compute_stream), v.name);
     p.expect_right();
@@ -172,7 +172,7 @@ template <typename Problem> static Verdict check_variant(const Variant<Problem>&
 }
 
 // ---- the table ----
-// One variant: its row, and whether it was right at every block size that it offers.
+// Prints a variant's row. Returns true if it was right at every block size that it offers.
 template <typename Problem>
 static bool variant_row(const Variant<Problem>& v, Problem& p, Timer t, double peak) {
     std::string wrong_at, sweep;

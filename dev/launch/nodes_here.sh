@@ -5,10 +5,11 @@
 #
 # Ranks of a node share memory; ranks of different nodes have only the link, and the last line says how much went over it. Node
 # 0 is 10.77.0.1, node 1 10.77.0.2. mpirun starts node 1's ranks through `ip netns exec` where it would otherwise use ssh. Needs
-# root, and ip (package iproute2). MPIRUN: default mpirun.
+# root, and ip (package iproute2). MPIRUN: the launcher (dev/on_ranks.sh).
 set -eu
 usage() { sed -n '2,8s/^# \{0,1\}//p' "$0"; exit "$1"; }
 fail() { echo "error: $*" >&2; exit 1; }
+. "$(dirname -- "$0")/../on_ranks.sh"
 case ${1-} in -h|--help) usage 0 ;; esac
 [ $# -ge 2 ] || usage 1
 per_node=$1
@@ -42,7 +43,7 @@ shift
 exec ip netns exec $id-1 unshare --uts sh -c 'hostname node1; exec sh -c "\$*"' sh "\$@"
 END
 chmod +x "$work/agent"
-ip netns exec "$id-0" ${MPIRUN:-mpirun} --mca plm rsh --mca plm_rsh_agent "$work/agent" --host "10.77.0.1:$per_node,10.77.0.2:$per_node" \
+ip netns exec "$id-0" $(mpirun_command) --mca plm rsh --mca plm_rsh_agent "$work/agent" --host "10.77.0.1:$per_node,10.77.0.2:$per_node" \
     --mca oob_tcp_if_include link0 --mca btl_tcp_if_include link0 -np $((2 * per_node)) "$@"
 sent() { ip netns exec "$id-$1" cat /sys/class/net/link0/statistics/tx_bytes | awk '{ printf "%.1f MB", 1e-6 * $1 }'; }
 echo "over the link: $(sent 0) from node 0, $(sent 1) from node 1"

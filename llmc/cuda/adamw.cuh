@@ -6,7 +6,7 @@
 // W neighbours, the first of them element i:
 // m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, p = p decay - lr/(1-b1^t) m / (sqrt(v) / sqrt(1-b2^t) + eps)
 // Each fused multiply-add is written out, so that every way of cutting an array into pieces gives the same bits.
-// params of 16 bits have a master, fp32 are their own.
+// 16-bit params have a master copy; fp32 params have none.
 template <int W, typename T>
 __device__ inline void adamw_piece(AdamWFactors f, float scale, T* params, float* master, float* m, float* v,
                                    const T* grads, size_t i, size_t no_decay) {

@@ -1,15 +1,15 @@
 /*
 cuda/attention.cuh - causal self-attention without the (T,T) matrix, after FlashAttention-2 (Dao, arXiv 2307.08691), in fp32
-arithmetic. Included by attention_choice.cuh, which decides between this, the same on tensor cores, and cuDNN's.
+arithmetic. Included by attention_choice.cuh, which chooses between these kernels, those on tensor cores, and cuDNN's.
 
 A block has 16x16 threads and owns TILE rows of one head (queries, or keys where dk and dv are summed). It walks over the
-tiles of the other side and makes the (TILE,TILE) scores anew, so that nothing of the matrix is ever in memory. Tiles lie
+tiles of the other side and computes their (TILE,TILE) scores, so that no part of the matrix is ever in memory. Tiles lie
 in shared memory in fp32, padded with zeros to D channels. Thread (y,x) has rows y R .. y R + R-1 of a tile, R = TILE/16,
 and of the other dimension x, x+16, x+32, ...; so a row of scores belongs to 16 neighbouring lanes of one warp.
 
-Backward is two kernels, one over queries for dq, one over keys for dk and dv. Scores are made twice, 7 tile products
-instead of 5, and in return every sum has one owner and one order: no atomics, equal bits from run to run.
-It takes every precision, head size and alignment, and is to be read first; attention_tensor_cores.cuh uses what 16 bits allow.
+Backward is two kernels, one over queries for dq, one over keys for dk and dv. Scores are computed twice, 7 tile products
+instead of 5; in return every sum has one owner and one order: no atomics, equal bits from run to run.
+This file takes every precision, head size and alignment: read it first. attention_tensor_cores.cuh uses what 16 bits allow.
 */
 #ifndef LLMC_CUDA_ATTENTION_CUH
 #define LLMC_CUDA_ATTENTION_CUH
@@ -46,7 +46,7 @@ __device__ inline void tile_dot(float (&s)[R][R], const float* a, const float* b
     int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
     #pragma unroll
     for (int i = 0; i < R * R; i++) s[i / R][i % R] = 0;
-    #pragma unroll 1 // 4 channels are work enough, and more would not fit in 128 registers
+    #pragma unroll 1 // 4 channels give enough work, and more would not fit in 128 registers
     for (int d = 0; d < D; d += 4) {
         Floats<4> ar[R], br[R];
         #pragma unroll
@@ -137,7 +137,7 @@ attention_forward_kernel(floatX* out, float* stats, const floatX* qkv, float sca
     size_t stride = 3 * (size_t)C;
     HeadOffset head = head_offset(blockIdx.x, T, C, NH, HS);
     float o[R][D / SIDE] = {}, s[R][R], max[R], sum[R] = {};
-    for (int i = 0; i < R; i++) max[i] = -3.402823466e38f; // finite, so that exp(max - max) is never NaN by itself
+    for (int i = 0; i < R; i++) max[i] = -3.402823466e38f; // finite, so that max - max is never NaN
     qkv += head.qkv;
     tile_load<TILE, D, W>(q, qkv + first * stride, stride, T - first, HS);
     for (int u = 0; u <= first; u += TILE) {
@@ -333,9 +333,9 @@ template <int TILE, int D, int W> static inline void attention_launch(AttentionC
     if (a.dout == NULL) attention_forward_launch<TILE, D, W>(a);
     else attention_backward_launch<TILE, D, W>(a);
 }
-// Tiles are as large as lets backward's five fit in the 99 KB that the smallest of these GPUs gives a block.
+// Tiles are as large as possible: backward's five must fit in the 99 KB that the smallest of these GPUs gives a block.
 template <int W> static inline void attention_by_head_size(AttentionCall a) {
-    require(a.HS <= ATTENTION_MAX_HS, "attention: heads of %d channels, but at most %d can be computed; choose more --heads",
+    require(a.HS <= ATTENTION_MAX_HS, "attention: heads of %d channels, but at most %d are supported; choose more --heads",
             a.HS, ATTENTION_MAX_HS);
     if (a.HS <= 32) attention_launch<64, 32, W>(a);
     else if (a.HS <= 64) attention_launch<64, 64, W>(a);

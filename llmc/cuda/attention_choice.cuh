@@ -1,11 +1,11 @@
 /*
-cuda/attention_choice.cuh - attention of layers.h: cuDNN's where it was asked for or can be had, else our own kernels: on tensor
-cores where elements have 16 bits and heads 64 channels, as in every GPT-2, else in fp32 arithmetic. Included by cuda/layers.cuh.
+cuda/attention_choice.cuh - attention of layers.h: cuDNN's where it was asked for or is available, else our own kernels: those on
+tensor cores if elements have 16 bits and heads 64 channels, as in every GPT-2, else those in fp32. Included by cuda/layers.cuh.
 
-The choice falls with the shapes, before memory is allocated: only a finished plan says how much workspace it needs.
-Another (B,T) than that of layers_init, such as a sample that grows token by token, goes to our own kernels, as do arrays that
-do not begin on 16 bytes (and of those to the ones in fp32 arithmetic). All leave the same stats, so that each can go on from what
-another left.
+The choice is made when the shapes are known, before memory is allocated: only a finished plan says how much workspace it needs.
+Our own kernels also take every (B,T) other than that of layers_init, such as a sample that grows token by token, and arrays that
+do not begin on 16 bytes (these in fp32 arithmetic). All kernels leave the same stats, so that backward by one can follow forward
+by another.
 */
 #ifndef LLMC_CUDA_ATTENTION_CHOICE_CUH
 #define LLMC_CUDA_ATTENTION_CHOICE_CUH
@@ -24,7 +24,7 @@ another left.
 #endif
 
 // ---- our own kernels ----
-// Whether they multiply heads of HS channels on tensor cores.
+// True if they multiply heads of HS channels on tensor cores.
 static inline bool attention_own_is_on_tensor_cores(int HS) {
 #if ATTENTION_ON_TENSOR_CORES
     return HS == HEAD;
@@ -52,10 +52,10 @@ static inline void attention_own_backward(floatX* dqkv, const floatX* dout, cons
     attention_own(a);
 }
 
-// ---- theirs or ours ----
+// ---- cuDNN's or ours ----
 typedef struct {
     LayerShapes shapes;     // for which the choice was made; zeros: none yet
-    bool cudnn;             // what it was
+    bool cudnn;             // the choice
     char description[512];
 } AttentionState;
 static AttentionState attention_state;
@@ -68,7 +68,7 @@ static inline const char* attention_plan_cudnn(LayerShapes s) {
     int device, major;
     cuda_check(cudaGetDevice(&device), "attention");
     cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "attention");
-    if (major >= 10 && cuda_layers.deterministic) { // there it would take an engine that cuDNN does not choose by itself
+    if (major >= 10 && cuda_layers.deterministic) { // there it would take an engine that cuDNN does not choose itself
         return "from compute capability 10 on, its backward may give other bits from run to run";
     }
     AttentionShape shape = { s.B, s.T, s.NH, s.C / s.NH };
@@ -84,14 +84,14 @@ static inline void attention_free(void) {
 #endif
     memset(&attention_state, 0, sizeof attention_state);
 }
-// Decides who computes attention of these shapes. Dies if what --attention says cannot be had. A second call with the same
-// shapes does nothing.
+// Decides which kernels compute attention of these shapes. Dies if those that --attention names are not available. A second call
+// with the same shapes does nothing.
 static inline void attention_init(LayerShapes s) {
     AttentionState* a = &attention_state;
     if (same_shapes(a->shapes, s)) return;
     attention_free();
-    // also for cuDNN, which could do more: samples need our own
-    require(s.C / s.NH <= ATTENTION_MAX_HS, "attention: heads of %d channels, but at most %d can be computed;"
+    // also for cuDNN, which could do more, because samples need our own kernels
+    require(s.C / s.NH <= ATTENTION_MAX_HS, "attention: heads of %d channels, but at most %d are supported;"
             " choose more --heads", s.C / s.NH, ATTENTION_MAX_HS);
     const char *arithmetic = attention_own_is_on_tensor_cores(s.C / s.NH) ? "on tensor cores" : "in fp32 arithmetic", *why = "";
     snprintf(a->description, sizeof a->description, "own attention %s", arithmetic);
@@ -100,7 +100,7 @@ static inline void attention_init(LayerShapes s) {
         a->cudnn = why[0] == 0;
     }
     require(a->cudnn || cuda_layers.attention != ATTENTION_CUDNN, "--attention cudnn: cuDNN cannot be used: %s;"
-            " --attention own takes our own kernels", why);
+            " --attention own uses our own kernels", why);
     if (why[0] != 0) snprintf(a->description, sizeof a->description, "own attention %s (cuDNN: %s)", arithmetic, why);
 #if ATTENTION_BY_CUDNN
     size_t v = a->cudnn ? cudnn.cudnnGetVersion() : 0;
@@ -109,7 +109,7 @@ static inline void attention_init(LayerShapes s) {
     a->shapes = s;
 }
 
-// Exactly what both together need.
+// The larger of what cuDNN's and our own kernels need.
 static inline size_t attention_workspace_bytes(LayerShapes s) {
     attention_init(s);
 #if ATTENTION_BY_CUDNN
@@ -121,7 +121,7 @@ static inline size_t attention_workspace_bytes(LayerShapes s) {
 static inline const char* attention_description(void) { return attention_state.description; }
 
 #if ATTENTION_BY_CUDNN
-// Whether this call is one that cuDNN has planned. Arrays may be NULL.
+// Returns true if cuDNN has a plan for this call. Arrays may be NULL.
 static inline bool attention_is_planned(int B, int T, int C, int NH, const void* a, const void* b, const void* c, const void* d) {
     LayerShapes s = { B, T, C, NH, 0 };
     bool aligned = (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) & 15) == 0;

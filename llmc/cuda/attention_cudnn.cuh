@@ -1,12 +1,12 @@
 /*
-cuda/attention_cudnn.cuh - causal self-attention by cuDNN: forward and backward as graphs of plain operations, in which cuDNN
-recognises attention and for which it compiles one kernel each. Included by attention_choice.cuh.
+cuda/attention_cudnn.cuh - causal self-attention by cuDNN: forward and backward are graphs of plain operations. cuDNN recognises
+attention in them and compiles one kernel for each. Included by attention_choice.cuh.
 
 Every line of attention_forward_graph and attention_backward_graph is one operation with its formula. Nothing of size (T,T)
 is in memory: scores, mask and probabilities are virtual. q, k, v lie interleaved in one (B,T,3C) tensor, and so do their
 gradients: strides say so, nothing is copied.
 
-Bytes of workspace: 4 B NH T for the rows' sums, 4 B T C for the sums of dq, and what the plans want for themselves.
+Bytes of workspace: 4 B NH T for the rows' sums, 4 B T C for the sums of dq, and what the plans need themselves.
 */
 #ifndef LLMC_CUDA_ATTENTION_CUDNN_CUH
 #define LLMC_CUDA_ATTENTION_CUDNN_CUH
@@ -26,7 +26,7 @@ typedef struct { int64_t B, T, NH, HS; } AttentionShape; // sequences, tokens, h
 enum { TENSOR_Q = 1, TENSOR_K, TENSOR_V, TENSOR_OUT, TENSOR_STATS, TENSOR_DOUT, TENSOR_DQ, TENSOR_DK, TENSOR_DV,
        TENSOR_ROW_SUMS, TENSOR_DQ_SUMS, NUMBER_SCALE, NUMBER_MINUS_INFINITY, NUMBER_ONE };
 
-// (B,NH,T,HS) in floatX: the heads of a (B,T,...) tensor with `row` elements a token
+// (B,NH,T,HS) in floatX: the heads of a (B,T,...) tensor with `row` elements per token
 static inline CudnnTensor tensor_heads(CudnnGraph* g, int64_t uid, AttentionShape s, int64_t row) {
     const int64_t dim[4] = { s.B, s.NH, s.T, s.HS }, stride[4] = { s.T * row, s.HS, row, 1 };
     return tensor_in_memory(g, uid, CUDNN_FLOATX, dim, stride);
@@ -67,7 +67,7 @@ static inline void attention_forward_graph(CudnnGraph* g, AttentionShape s) {
 // ---- backward: the formulas are derived in attention.cuh ----
 // deterministic: dq is one product, for which cuDNN stores dS (its plan asks for 2 B NH T T bytes). Otherwise blocks of keys add
 // their parts of dq to fp32 sums that were zeroed before, in whatever order they come: nothing of size (T,T) is stored, but
-// the last bits differ from run to run. The engines' notes do not tell the two apart; cuDNN's own C++ front end chooses so.
+// the last bits differ from run to run. cuDNN's notes on its engines do not distinguish the two; its C++ front end chooses so.
 static inline void attention_backward_graph(CudnnGraph* g, AttentionShape s, bool deterministic) {
     const int64_t C = s.NH * s.HS;
     CudnnTensor q = tensor_heads(g, TENSOR_Q, s, 3 * C), kT = tensor_heads_transposed(g, TENSOR_K, s, 3 * C);
@@ -117,7 +117,7 @@ typedef struct {
     bool deterministic;
     cudnnHandle_t handle;           // owned; NULL: not initialised
     CudnnGraph forward, backward;
-    float scale, minus_infinity, one; // what the NUMBER_s are
+    float scale, minus_infinity, one; // the values of NUMBER_...
 } CudnnAttention;
 static CudnnAttention cudnn_attention;
 

@@ -1,23 +1,23 @@
 /*
-cuda/attention_tensor_cores.cuh - attention.cuh's two sums on tensor cores: elements of 16 bits, heads of 64 channels. Included
-by attention_choice.cuh. dev/cuda/attention_forward.cu and attention_backward.cu come to these kernels step by step.
+cuda/attention_tensor_cores.cuh - attention.cuh's products on tensor cores: elements of 16 bits, heads of 64 channels. Included
+by attention_choice.cuh. dev/cuda/attention_forward.cu and attention_backward.cu lead to these kernels step by step.
 
-Tensor cores multiply 16-bit numbers about 16 times as fast as the other units multiply fp32. What counts is that they need not
-wait for anything else:
-- A warp has 16 rows, queries or where dk and dv are summed keys. Their operands, scores and sums stay in its registers.
+Tensor cores multiply 16-bit numbers about 16 times as fast as the other units multiply fp32. What counts is that they do not have
+to wait for anything else:
+- A warp has 16 rows: queries, or keys where dk and dv are summed. Their operands, scores and sums stay in its registers.
 - Tiles of the other side go through shared memory as they are, for all warps of a block; the next one is on its way there
   (cp.async) while this one is multiplied.
-- What a product leaves in a lane's registers is, rounded to 16 bits, just what the left operand of the next product needs
-  there: P and dS never leave them, if they are made with the rows down that the sums are of. For dk and dv they are made
+- What a product leaves in a lane's registers is, rounded to 16 bits, exactly what the left operand of the next product needs
+  there. So P and dS never leave the registers, if their rows are the rows of the sum. For dk and dv they are therefore computed
   transposed.
 
 Products and sums are fp32; P and dS are rounded to floatX, once, as inputs of the second product. Backward is two kernels, as
 in attention.cuh: every sum has one owner and one order. (dS is rounded before it is scaled by 1/8, so in fp16 it overflows
-three powers of 2 before the result would; the loss scale takes care of that as of all else.)
+three powers of 2 before the result would; the loss scale handles this like every other overflow.)
 
-What lies where in a fragment is in tensor_cores.cuh: of a result (16,8) a lane has row lane/4, columns 2 (lane%4) and one more,
-and the same of row lane/4 + 8. Below, `wide` such results lie side by side; their element [i/4][i%4] is of row i/2%2 of the
-lane's two.
+tensor_cores.cuh says what lies where in a fragment: of a result (16,8) a lane has row lane/4, columns 2 (lane%4) and one more,
+and the same columns of row lane/4 + 8. Below, `wide` such results lie side by side; their element [i/4][i%4] is of row i/2%2 of
+the lane's two.
 */
 #ifndef LLMC_CUDA_ATTENTION_TENSOR_CORES_CUH
 #define LLMC_CUDA_ATTENTION_TENSOR_CORES_CUH
@@ -28,13 +28,13 @@ constexpr int HEAD = 64;                      // channels of a head
 constexpr int HEAD_STEPS = HEAD / 16;         // of a product over channels, 16 in each
 constexpr int TILE_STRIDE = HEAD + VEC;       // between rows of a tile: 16 bytes more than the row, so that the 8 rows that
                                               // ldmatrix reads at a time begin in different banks
-constexpr int STAGES = 2;                     // tiles that there is room for: one is computed, one is on its way
+constexpr int STAGES = 2;                     // tiles that there is room for: one is multiplied, one is on its way
 constexpr int TENSOR_CORE_THREADS = 128;      // of a block: 64 rows. Registers leave room for four such blocks on a multiprocessor
                                               // (dk and dv: two), of which one multiplies while another waits for its tile
-constexpr int TENSOR_CORE_MOST_THREADS = 256; // that dev/cuda may try: dk and dv need more than 128 of 65536 registers each
+constexpr int TENSOR_CORE_MOST_THREADS = 256; // that dev/cuda may try: a thread of dk and dv needs over 128 of 65536 registers
 constexpr float LOG2_E = 1.44269504f;         // exp(x) is 2^(LOG2_E x), and powers of 2 are what the hardware has
 
-// 2^x by one instruction. exp2f needs four: it also gets those right that are below 2^-126, which are 0 here.
+// 2^x in one instruction. exp2f needs four, because it also computes results below 2^-126, which are 0 here.
 __device__ inline float power_of_2(float x) {
 #ifdef CUDA_EMULATOR
     return exp2f(x);
@@ -46,8 +46,8 @@ __device__ inline float power_of_2(float x) {
 }
 
 // ---- tiles and rows ----
-// tile (rows,HEAD) in shared memory = rows of src, `stride` elements apart; 0 from row `there` on, so that nothing of what lies
-// there, NaN perhaps, gets into a sum. Asynchronous: __pipeline_commit and __pipeline_wait_prior follow.
+// tile (rows,HEAD) in shared memory = rows of src, `stride` elements apart; 0 from row `there` on, so that whatever lies beyond,
+// perhaps NaN, does not get into a sum. Asynchronous: the caller goes on with __pipeline_commit and __pipeline_wait_prior.
 __device__ inline void tile_fetch(floatX* tile, const floatX* src, int stride, int rows, int there) {
     for (int i = threadIdx.x; i < rows * HEAD / VEC; i += blockDim.x) {
         int r = i / (HEAD / VEC), d = i % (HEAD / VEC) * VEC;
@@ -142,9 +142,9 @@ __device__ inline float quad_max(float x) {
 constexpr int FORWARD_KEYS = 64; // of a tile
 constexpr int FORWARD_TILE = FORWARD_KEYS * TILE_STRIDE;
 
-// s = 2^(scale2 (s - largest so far)); sum and o are scaled down to it. Exponentials are what is left beside the products, one a
-// pair: a multiprocessor has units for 16 a cycle, where its tensor cores do thousands of operations. So they are powers of 2,
-// and the scale is a part of the exponent.
+// s = 2^(scale2 (s - largest so far)); sum and o are scaled down to it. Beside the products the main work is exponentials, one
+// per query and key: a multiprocessor has units for 16 per cycle, while its tensor cores do thousands of operations. So they are
+// powers of 2, and the scale is a part of the exponent.
 template <int wide>
 __device__ inline void softmax_step(float (&s)[wide][4], float (&o)[HEAD / 8][4], float (&max)[2], float (&sum)[2],
                                     float scale2) {
@@ -166,7 +166,7 @@ __device__ inline void softmax_step(float (&s)[wide][4], float (&o)[HEAD / 8][4]
     #pragma unroll
     for (int i = 0; i < HEAD / 8 * 4; i++) o[i / 4][i % 4] *= before[i / 2 % 2];
 }
-// out, stats. Grid (heads, tiles of queries), those with the most keys first. `stages` is STAGES; dev/cuda shows what 1 is like.
+// out, stats. Grid (heads, tiles of queries), those with the most keys first. `stages` is STAGES; dev/cuda shows the effect of 1.
 template <int stages>
 __global__ void __launch_bounds__(TENSOR_CORE_MOST_THREADS)
 attention_forward_tensor_cores_kernel(floatX* out, float* stats, const floatX* qkv, float scale, int T, int C, int NH) {
@@ -183,7 +183,7 @@ attention_forward_tensor_cores_kernel(floatX* out, float* stats, const floatX* q
             tile_fetch(tile_of(u), qkv + C + (size_t)u * stride, stride, FORWARD_KEYS, T - u);
             tile_fetch(tile_of(u) + FORWARD_TILE, qkv + 2 * C + (size_t)u * stride, stride, FORWARD_KEYS, T - u);
         }
-        __pipeline_commit(); // of nothing, too, so that what is waited for can be counted
+        __pipeline_commit(); // even of nothing, so that the wait can count commits
     };
     uint32_t q[HEAD_STEPS][4];
     float o[HEAD / 8][4] = {}, s[FORWARD_KEYS / 8][4], max[2] = { -INFINITY, -INFINITY }, sum[2] = {}, factor[2];
@@ -213,7 +213,7 @@ attention_forward_tensor_cores_kernel(floatX* out, float* stats, const floatX* q
 // ---- backward: the formulas are attention.cuh's ----
 constexpr int BACKWARD_ROWS = 32; // of a tile: 64 would not leave registers for dk, dv, P and dS
 constexpr int BACKWARD_TILE = BACKWARD_ROWS * TILE_STRIDE;
-// A stage has two tiles, k and v or q and dout, and with queries their stats and delta.
+// A stage has two tiles: k and v, or q and dout together with the queries' stats and delta.
 constexpr int BACKWARD_STAGE = 2 * BACKWARD_TILE + 2 * BACKWARD_ROWS * sizeof(float) / sizeof(floatX);
 
 // dq. Grid (heads, tiles of queries), those with the most keys first.
@@ -233,7 +233,7 @@ attention_dq_tensor_cores_kernel(floatX* dqkv, const floatX* dout, const floatX*
             tile_fetch(stage_of(u), qkv + C + (size_t)u * stride, stride, BACKWARD_ROWS, T - u);
             tile_fetch(stage_of(u) + BACKWARD_TILE, qkv + 2 * C + (size_t)u * stride, stride, BACKWARD_ROWS, T - u);
         }
-        __pipeline_commit(); // of nothing, too, so that what is waited for can be counted
+        __pipeline_commit(); // even of nothing, so that the wait can count commits
     };
     uint32_t q[HEAD_STEPS][4], d[HEAD_STEPS][4];
     float dq[HEAD / 8][4] = {}, s[BACKWARD_ROWS / 8][4], dp[BACKWARD_ROWS / 8][4], lse2[2] = {}, row_delta[2] = {};
@@ -268,7 +268,7 @@ attention_dq_tensor_cores_kernel(floatX* dqkv, const floatX* dout, const floatX*
     rows_store(dqkv + head.qkv + (size_t)first * stride, dq, factor, stride, T - first);
 }
 
-// What a warp has of its 16 keys.
+// What a warp keeps for its 16 keys.
 struct KeyRows {
     uint32_t k[HEAD_STEPS][4], v[HEAD_STEPS][4]; // left operands
     float dk[HEAD / 8][4], dv[HEAD / 8][4];      // sums so far, dk not scaled
@@ -286,7 +286,7 @@ __device__ inline void key_rows_store(floatX* dqkv, const KeyRows& w, float scal
     rows_store(dqkv + C + (size_t)first * stride, w.dk, factor, stride, T - first);
     rows_store(dqkv + 2 * C + (size_t)first * stride, w.dv, one, stride, T - first);
 }
-// A stage of queries from t on: q, dout, stats and delta of this head. Queries are across, so each lane needs many rows' stats.
+// A stage of queries from t on: q, dout, stats and delta of this head. Queries are columns, so each lane needs the stats of many.
 __device__ inline void queries_fetch(floatX* stage, const floatX* qkv, const floatX* dout, const float* stats, const float* delta,
                                      int t, int T, int C) {
     if (t < T) {
@@ -299,9 +299,9 @@ __device__ inline void queries_fetch(floatX* stage, const floatX* qkv, const flo
             __pipeline_memcpy_async(columns + i, src, sizeof(float), query < T ? 0 : sizeof(float));
         }
     }
-    __pipeline_commit(); // of nothing, too, so that what is waited for can be counted
+    __pipeline_commit(); // even of nothing, so that the wait can count commits
 }
-// w.dk and w.dv += what a stage's queries give; ds = their dS, transposed as everything here: (16 keys, queries).
+// w.dk and w.dv += what a stage's queries give; ds = their dS, transposed like everything here: (16 keys, queries).
 // before: how far this warp's first key lies behind the stage's first query.
 __device__ inline void key_rows_add(KeyRows& w, float (&ds)[BACKWARD_ROWS / 8][4], const floatX* stage, float scale, int before) {
     const floatX *q = stage, *d = q + BACKWARD_TILE;

@@ -1,5 +1,5 @@
 /*
-cuda/bias_gelu.cuh - what follows a matrix product where its own epilogue cannot do it: bias, GELU, their gradients.
+cuda/bias_gelu.cuh - what follows a matrix product where no epilogue of cuBLASLt does it: bias, GELU, their gradients.
 Included by cuda/layers.cuh; called by cuda/matmul.cuh.
 */
 #ifndef LLMC_CUDA_BIAS_GELU_CUH

@@ -9,7 +9,7 @@ what to do about it.
 
 static cudaStream_t compute_stream; // orders every layer call and copy; made by device_init
 
-// A kernel that ran into an error: whatever is called next reports it, and the GPU can do no more for this process.
+// An error of a kernel: the call that comes next reports it, and this process cannot use the GPU any more.
 static inline bool is_kernel_fault(cudaError_t error) {
     return error == cudaErrorIllegalAddress || error == cudaErrorLaunchTimeout || error == cudaErrorECCUncorrectable
         || (error >= cudaErrorAssert && error <= cudaErrorLaunchFailure);
@@ -22,7 +22,7 @@ static inline const char* cuda_remedy(cudaError_t error) {
     switch (error) {
     case cudaErrorNoKernelImageForDevice: return "; this program was built for other GPUs: make clean, then make on this machine";
     case cudaErrorUnsupportedPtxVersion: return "; the driver is older than the CUDA Toolkit: update it, or build on this machine";
-    case cudaErrorDevicesUnavailable: return "; another process has it for itself (nvidia-smi shows which):"
+    case cudaErrorDevicesUnavailable: return "; another process uses it exclusively (nvidia-smi shows which):"
         " CUDA_VISIBLE_DEVICES=N chooses another GPU";
     default: return "";
     }
@@ -32,10 +32,10 @@ static inline void cuda_check(cudaError_t error, const char* what) {
     require(error == cudaSuccess, "%s: the GPU reports \"%s\"%s", what, cudaGetErrorString(error), cuda_remedy(error));
 }
 
-// The answer of an event or a stream that was asked whether it is done.
+// Returns true if an event or a stream is done. answer: of its query.
 static inline bool cuda_is_done(cudaError_t answer, const char* what) {
     if (answer == cudaErrorNotReady) {
-        cudaGetLastError(); // which would hand "not ready" to whoever looks for errors next
+        cudaGetLastError(); // clears it: else the next check for errors would find "not ready"
         return false;
     }
     cuda_check(answer, what);

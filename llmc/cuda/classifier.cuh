@@ -3,7 +3,7 @@ cuda/classifier.cuh - softmax and cross-entropy over the vocabulary. Included by
 
 One block per row. The maximum and the sum of exponentials come from one pass over the row, which is kept in shared memory
 where it fits there: then its gradient is written from that copy, and the logits have been read from memory only once.
-Where it does not fit, they are read a second time; the arithmetic is the same, so the bits are.
+Where it does not fit, they are read a second time; the arithmetic is the same, and so are the bits.
 */
 #ifndef LLMC_CUDA_CLASSIFIER_CUH
 #define LLMC_CUDA_CLASSIFIER_CUH

@@ -4,18 +4,18 @@ cuda/comm_nccl.cuh - comm.h over NCCL, for ranks that have a GPU each. Included 
 Operations of a communicator run on a stream beside the compute stream, in the order of their issue. Two events keep the order:
 the communication stream waits for what compute_stream had been given when the operation was issued (else it would send what is
 not computed yet), and comm_wait makes compute_stream wait for the operation's end (else layers would read what has not
-arrived). The host waits for neither: it runs on, and meets the GPU again in device_to_host or device_synchronize. There, while
-it waits, nccl_look sees how far operations have come, so that the watchdog knows which one is stuck, and whether NCCL has
-met an error. Communicators are non-blocking: no call into NCCL waits for another rank without the watchdog.
+arrived). The host waits for neither: it continues, and waits for the GPU only in device_to_host or device_synchronize. While
+it waits there, nccl_look sees how far operations have come, so that the watchdog knows which one is stuck, and whether NCCL has
+had an error. Communicators are non-blocking: no call into NCCL waits for another rank without the watchdog.
 
     all-reduce      NCCL's; or the steps of ring.h; or, in ordered mode, what comm_mpi.h does: every rank sends slice r to rank r,
                     which adds them in rank order and sends the sum to all
     reduce-scatter  NCCL's; in ordered mode every rank sends part r to rank r, which adds them in rank order
     all-gather, broadcast: NCCL's. barrier: an all-reduce of one number, for which the host waits
     send, receive   NCCL's, each way between two ranks on a communicator and a stream of its own: NCCL runs the operations of
-                    a communicator one after another, and two ranks that sent to each other would wait forever
+                    a communicator one after another, and two ranks that send to each other on one would wait forever
 
---nccl-windows is comm_nccl_windows.cuh's. libnccl.so is loaded when it is first needed, so that one GPU and --comm mpi do without.
+comm_nccl_windows.cuh does --nccl-windows. libnccl.so is loaded when it is first needed: one GPU and --comm mpi do not need it.
 API: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
 */
 #ifndef LLMC_CUDA_COMM_NCCL_CUH
@@ -28,13 +28,13 @@ API: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
 static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1), "llmc needs the headers of NCCL 2.18 or newer, or USE_NCCL=0");
 
 // ---- the library ----
-// All of NCCL that is called. X is applied to each name.
+// Every function of NCCL that is called. X is applied to each name.
 #define NCCL_FUNCTIONS(X) \
     X(ncclGetVersion) X(ncclGetErrorString) X(ncclGetLastError) X(ncclGetUniqueId) X(ncclCommInitRankConfig) X(ncclCommSplit) \
     X(ncclCommGetAsyncError) X(ncclCommUserRank) X(ncclCommCount) X(ncclCommFinalize) X(ncclCommDestroy) \
     X(ncclAllReduce) X(ncclReduceScatter) X(ncclAllGather) X(ncclBroadcast) X(ncclSend) X(ncclRecv) \
     X(ncclGroupStart) X(ncclGroupEnd)
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 3) // --nccl-windows alone needs these
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 3) // only --nccl-windows needs these
 #define NCCL_WINDOW_FUNCTIONS(X) X(ncclMemAlloc) X(ncclMemFree) X(ncclCommWindowRegister) X(ncclCommWindowDeregister)
 #endif
 typedef struct {
@@ -52,8 +52,8 @@ static inline void nccl_load(bool windows) {
 #define X(name) nccl.name = ::name;
 #else
     void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-    require(library != NULL, "libnccl.so.2 was not found: sh dev/setup.sh gets it, LD_LIBRARY_PATH may name its folder, and"
-            " --comm mpi does without");
+    require(library != NULL, "libnccl.so.2 was not found: get it with sh dev/setup.sh, name its folder in LD_LIBRARY_PATH, or"
+            " use --comm mpi");
 #define X(name) \
     nccl.name = (decltype(nccl.name))dlsym(library, #name); \
     require(nccl.name != NULL, "libnccl.so.2 has no %s: install a newer NCCL, or use --comm mpi", #name);
@@ -63,7 +63,8 @@ static inline void nccl_load(bool windows) {
 #ifdef NCCL_WINDOW_FUNCTIONS
     NCCL_WINDOW_FUNCTIONS(X)
 #else
-    die("--nccl-windows: windows came with NCCL 2.27, and this program was built with headers of %d.%d", NCCL_MAJOR, NCCL_MINOR);
+    die("--nccl-windows needs NCCL 2.27, and this program was built with headers of %d.%d: build it with newer ones, or leave"
+        " the option out", NCCL_MAJOR, NCCL_MINOR);
 #endif
 #undef X
 }
@@ -79,8 +80,8 @@ typedef struct { OpRecord record; int started, finished; bool begun; } NcclOp; /
 typedef struct NcclLink {
     ncclComm_t nccl;         // owned
     cudaStream_t stream;     // owned
-    cudaEvent_t ready;       // that compute_stream has come to the issue of the latest operation, owned
-    char* scratch;           // (NCCL_PIECE) for our own sums, owned; NULL where NCCL's do
+    cudaEvent_t ready;       // compute_stream has reached the issue of the latest operation, owned
+    char* scratch;           // (NCCL_PIECE) for our own sums, owned; NULL where NCCL adds
     int* numbers;            // (N) device memory, for a split and for barriers, owned
     struct NcclLink **to, **from; // (N) for messages to and from each rank; NULL before comm_connect
     NcclOp* ops;             // (COMM_IN_FLIGHT) operation k has k % COMM_IN_FLIGHT, owned
@@ -97,11 +98,11 @@ typedef struct {
 } NcclEngine;
 
 static inline void nccl_check(ncclResult_t r, const char* what) {
-    require(r == ncclSuccess, "NCCL: %s failed: %s (%s). NCCL_DEBUG=WARN in the environment says more", what,
+    require(r == ncclSuccess, "NCCL: %s failed: %s (%s); set NCCL_DEBUG=WARN in the environment to see more", what,
             nccl.ncclGetErrorString(r), nccl.ncclGetLastError(NULL));
 }
 
-// The end of a call that may still be under way in NCCL: r is what it returned. op is what the watchdog hears of.
+// Waits for the end of a call that may still be under way in NCCL. r: what it returned. op: what the watchdog is told.
 static inline void nccl_await(CommWorld* w, const OpRecord* op, ncclComm_t comm, ncclResult_t r, const char* what) {
     const struct timespec nap = { 0, 20000 };
     if (r == ncclInProgress) {
@@ -154,14 +155,14 @@ static inline void nccl_add_rows(const NcclLink* l, void* out, const void* own, 
     cuda_check(cudaGetLastError(), "a sum over ranks");
 }
 
-// ---- messages, between nccl_group and nccl_group_end: they move side by side ----
+// ---- messages: those between nccl_group and nccl_group_end move at the same time ----
 static inline void nccl_group(void) { nccl_check(nccl.ncclGroupStart(), "ncclGroupStart"); }
 static inline void nccl_group_end(Comm* c, const CommSlot* s) {
     nccl_await(c->world, &s->record, ((NcclLink*)c->link)->nccl, nccl.ncclGroupEnd(), "ncclGroupEnd");
 }
 static inline void nccl_send(Comm* c, const CommSlot* s, const void* data, size_t n, int to) {
     NcclLink* l = (NcclLink*)c->link;
-    if (n == 0) return; // the receiver knows
+    if (n == 0) return; // the receiver expects nothing
     c->stats[s->kind].posted += n * comm_type_size(s->type);
     nccl_check(nccl.ncclSend(data, n, nccl_type(s->type), to, l->nccl, l->stream), "ncclSend");
 }
@@ -170,12 +171,12 @@ static inline void nccl_recv(Comm* c, const CommSlot* s, void* data, size_t n, i
     if (n > 0) nccl_check(nccl.ncclRecv(data, n, nccl_type(s->type), from, l->nccl, l->stream), "ncclRecv");
 }
 
-// Elements that a rank owns of a piece: N of them fit in the scratch, row q being what rank q sent.
+// Elements that a rank owns of a piece: N such slices fit in the scratch; row q is what rank q sent.
 static inline size_t nccl_slice(const Comm* c, CommType t) {
     return size_max(1, NCCL_PIECE / comm_type_size(t) / (size_t)c->size);
 }
 
-// One piece (n) of an all-reduce. Slice q is rank q's to add: [ring_chunk(q), ring_chunk(q+1)).
+// One piece (n) of an all-reduce. Rank q adds slice q: [ring_chunk(q), ring_chunk(q+1)).
 static inline void nccl_all_reduce_ordered(Comm* c, const CommSlot* s, char* buf, size_t n) {
     NcclLink* l = (NcclLink*)c->link;
     int N = c->size, rank = c->rank;
@@ -339,7 +340,7 @@ static inline void nccl_sharing(Comm* c, char* who, size_t size) {
     free(shares);
 }
 
-// Whether NCCL can serve these ranks; dies where it was asked for and cannot.
+// Returns true if NCCL can serve these ranks; dies if --comm nccl was given and it cannot.
 static inline bool nccl_is_possible(Comm* c) {
     char who[256];
     nccl_sharing(c, who, sizeof who);
@@ -374,7 +375,7 @@ static inline void nccl_link_add(NcclEngine* e, NcclLink* l) {
     l->next = e->links;
     e->links = l;
 }
-// When NCCL has made the communicator: c's part of the work may begin.
+// Called when NCCL has made the communicator: gives c its link, and the link its memory.
 static inline void nccl_link_begin(Comm* c, NcclLink* l) {
     nccl_link_add((NcclEngine*)c->world->nccl, l);
     c->link = l;
@@ -382,7 +383,7 @@ static inline void nccl_link_begin(Comm* c, NcclLink* l) {
     if (!nccl_adds_itself(&c->world->options)) l->scratch = (char*)device_alloc(NCCL_PIECE, MEMORY_COMMUNICATION);
 }
 
-// Rank 0's name for this run goes to all by the watchdog's connections, so MPI is not needed where torchrun or srun started them.
+// NCCL's id of this run goes from rank 0 to all by the watchdog's connections: ranks that torchrun or srun started need no MPI.
 static inline void nccl_open(Comm* c) {
     CommWorld* w = c->world;
     NcclEngine* e = (NcclEngine*)xcalloc(1, sizeof(NcclEngine));
@@ -412,12 +413,12 @@ static inline void nccl_close(Comm* c) {
     NcclEngine* e = (NcclEngine*)c->world->nccl;
     OpRecord op = oplog_issue(c->world->log, "control", "disconnect", 0, "bytes", -1);
     cuda_waiting.look = NULL;
-    for (NcclLink* l = e->links; l; l = l->next) { // before the communicator on which they may be windows
+    for (NcclLink* l = e->links; l; l = l->next) { // before the communicator, because they may be windows on it
         device_free(l->scratch);
         device_free(l->numbers);
     }
     cuda_lender.alloc = NULL;
-    for (NcclLink* l = e->links; l; ) { // those that were split off before what they came from
+    for (NcclLink* l = e->links; l; ) { // communicators that were split off go before their parent
         NcclLink* next = l->next;
         nccl_await(c->world, &op, l->nccl, nccl.ncclCommFinalize(l->nccl), "ncclCommFinalize");
         nccl_check(nccl.ncclCommDestroy(l->nccl), "ncclCommDestroy");
@@ -434,14 +435,14 @@ static inline void nccl_close(Comm* c) {
     free(e);
 }
 
-// c's part of a split: NCCL makes the communicator, on which the ranks then tell one another who they are in the world.
+// c's part of a split: NCCL makes the communicator, on which the ranks then exchange their numbers in the world.
 static inline void nccl_run_split(Comm* parent, const CommSlot* s) {
     Comm* c = (Comm*)s->out;
     CommWorld* w = c->world;
     NcclLink *p = (NcclLink*)parent->link, *l = nccl_link_new();
     ncclConfig_t config = nccl_config();
     nccl_await(w, &s->record, p->nccl, nccl.ncclCommSplit(p->nccl, s->color, parent->rank, &l->nccl, &config), "ncclCommSplit");
-    nccl_await(w, &s->record, l->nccl, ncclInProgress, "ncclCommSplit"); // the parent is done with it; now the new one itself
+    nccl_await(w, &s->record, l->nccl, ncclInProgress, "ncclCommSplit"); // the parent is done; now the new one itself
     nccl_check(nccl.ncclCommUserRank(l->nccl, &c->rank), "ncclCommUserRank");
     nccl_check(nccl.ncclCommCount(l->nccl, &c->size), "ncclCommCount");
     nccl_link_begin(c, l);
@@ -460,9 +461,9 @@ static inline void nccl_split(Comm* c, Comm* parent, int color) {
     comm_wait(parent, comm_issue(parent, COMM_SPLIT, c, NULL, 0, COMM_BYTE, -1, color));
 }
 
-// With whom `rank` of N is paired in a round, so that each meets each once in N rounds, or N-1 if N is even. -1: with nobody.
+// The partner of `rank` of N in a round, so that each meets each once in N rounds, or N-1 if N is even. -1: none.
 static inline int nccl_partner(int rank, int N, int round) {
-    // i and j of M meet when i + j = round (mod M), and who would meet itself meets `last`
+    // i and j of M meet when i + j = round (mod M), and a rank that would meet itself meets `last`
     int M = N % 2 ? N : N - 1, last = N % 2 ? -1 : N - 1;
     if (rank == last) return round * (M + 1) / 2 % M;
     int partner = (round - rank + M) % M;
@@ -484,7 +485,7 @@ static inline void nccl_connect(Comm* c) {
         ncclResult_t r = nccl.ncclCommSplit(l->nccl, partner < 0 ? NCCL_SPLIT_NOCOLOR : lower, !sends, &made, &config);
         nccl_await(w, &op, l->nccl, r, "ncclCommSplit");
         if (partner < 0) continue;
-        nccl_await(w, &op, made, ncclInProgress, "ncclCommSplit"); // the parent is done with it; now the new one itself
+        nccl_await(w, &op, made, ncclInProgress, "ncclCommSplit"); // the parent is done; now the new one itself
         NcclLink* pair = nccl_link_new();
         pair->nccl = made;
         nccl_link_add((NcclEngine*)w->nccl, pair);
@@ -500,7 +501,7 @@ static inline NcclLink* nccl_link_of(const Comm* c, const CommSlot* s) {
 
 static inline void nccl_start(Comm* c, CommSlot* s) {
     NcclLink* l = nccl_link_of(c, s);
-    if (s->kind == COMM_SPLIT) { // the host's affair; nothing else is under way
+    if (s->kind == COMM_SPLIT) { // the host does it; nothing else is under way
         oplog_start(c->world->log, &s->record);
         s->event.started = now_seconds();
         nccl_run_split(c, s);

@@ -3,11 +3,11 @@ cuda/comm_nccl_windows.cuh - memory that NCCL's kernels on other GPUs read and w
 
 An all-gather usually copies through buffers of NCCL's own: a kernel here fills one, a kernel there empties it. Where all ranks
 have registered a buffer of the same size together, as a *window*, a kernel knows the address of the same bytes on every other
-GPU (of one machine, by NVLink), and needs no buffer, fewer multiprocessors and less time: most of all for messages of some
-hundred kilobytes, which is what a block's shard has. Such memory has to come from ncclMemAlloc. So with --nccl-windows device_alloc
+GPU (of one machine, by NVLink), and needs no buffer, fewer multiprocessors and less time. This gains most for messages of some
+hundred kilobytes, the size of a block's shard. Such memory has to come from ncclMemAlloc. So with --nccl-windows device_alloc
 asks here first; and comm_share_memory registers what has been lent since, once a stage has all its memory.
 
-An operation must give buffers at the same place of their windows on all ranks. Ours do: all allocate alike.
+An operation must give buffers at the same place of their windows on all ranks. Ours do, because all ranks allocate alike.
 API: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/bufferreg.html
 */
 #ifndef LLMC_CUDA_COMM_NCCL_WINDOWS_CUH
@@ -22,7 +22,7 @@ typedef struct NcclMemory {
     ncclWindow_t window;
 } NcclMemory;
 
-// For device_alloc, instead of cudaMalloc. NULL: it is not for exchange, too small to be worth pages of its own, or there is none.
+// device_alloc calls this before cudaMalloc. NULL: the memory is not for exchange, too small for pages of its own, or used up.
 static inline void* nccl_memory_alloc(void* self, size_t bytes, MemoryKind kind) {
     NcclEngine* e = (NcclEngine*)self;
     bool is_exchanged = kind == MEMORY_PARAMETERS || kind == MEMORY_GRADIENTS || kind == MEMORY_COMMUNICATION;
@@ -32,14 +32,14 @@ static inline void* nccl_memory_alloc(void* self, size_t bytes, MemoryKind kind)
     e->memory[e->num_memory++] = m;
     return m.p;
 }
-// For device_free. False: it is not from here.
+// device_free calls this before cudaFree. Returns false if p is not from here.
 static inline bool nccl_memory_free(void* self, void* p) {
     NcclEngine* e = (NcclEngine*)self;
     int i = 0;
     while (i < e->num_memory && e->memory[i].p != p) i++;
     if (i == e->num_memory) return false;
     NcclMemory m = e->memory[i];
-    device_synchronize(); // nobody uses it any more
+    device_synchronize(); // after this no operation uses it
     if (m.link) nccl_check(nccl.ncclCommWindowDeregister(m.link->nccl, m.window), "ncclCommWindowDeregister");
     nccl_check(nccl.ncclMemFree(p), "ncclMemFree");
     e->memory[i] = e->memory[--e->num_memory];
@@ -51,7 +51,7 @@ static inline void nccl_lend_memory(NcclEngine* e) {
     cuda_lender.self = e;
 }
 
-// Where the GPUs of these ranks cannot reach one another's memory, NCCL makes no window, and operations go on as without.
+// Where the GPUs of these ranks cannot reach one another's memory, NCCL makes no window, and operations run without.
 static inline void nccl_share_memory(Comm* c) {
     CommWorld* w = c->world;
     NcclEngine* e = (NcclEngine*)w->nccl;
@@ -70,7 +70,7 @@ static inline void nccl_share_memory(Comm* c) {
     oplog_finish(w->log, &op);
     snprintf(w->description + end, sizeof w->description - end, ", %d window%s", made, made == 1 ? "" : "s");
 }
-#else // nccl_load does not let anybody come this far
+#else // never called: nccl_load dies first
 static inline void nccl_lend_memory(NcclEngine* e) { (void)e; }
 static inline void nccl_share_memory(Comm* c) { (void)c; }
 #endif

@@ -34,7 +34,7 @@ static inline void check_launch(const char* layer) {
     cuda_check(cudaStreamSynchronize(compute_stream), layer);
 #endif
 }
-// More shared memory than the 48 KB that every kernel may have must be asked for.
+// A kernel that needs more than the 48 KB of shared memory that every kernel may have must ask for it.
 template <typename Kernel> static inline void allow_shared_memory(Kernel* kernel, size_t bytes, const char* layer) {
     if (bytes <= 48 << 10) return;
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), layer);
@@ -84,13 +84,13 @@ template <int W, typename T> __device__ inline void store(T* p, Floats<W> f) {
         for (int k = 0; k < W; k++) p[k] = element[k];
     }
 }
-// Whether rows of `cols` elements of these arrays are whole pieces of 16 bytes. (NULL is no obstacle.) Where a sum over a
-// row is formed, equal bits need the same answer: arrays that device_alloc gave always get it.
+// Returns true if rows of `cols` elements of these arrays are whole pieces of 16 bytes; NULL counts as aligned. Where a sum
+// over a row is formed, equal bits need the same answer: arrays that device_alloc gave always get it.
 template <typename... T> static inline bool rows_are_vectors(size_t cols, const T*... arrays) {
     return cols % VEC == 0 && (((uintptr_t)arrays % 16 == 0) && ...);
 }
 
-// e^x where many are needed: floatX of 16 bits does not see the few ulp that the GPU's own instruction is off.
+// e^x where many are needed: the GPU's own instruction is off by a few ulp, which a floatX of 16 bits does not show.
 __device__ inline float fast_exp(float x) { return NEEDS_MASTER ? __expf(x) : expf(x); }
 
 // ---- sums over threads, in a fixed order: every thread gets the same bits ----

@@ -5,8 +5,8 @@ A graph is described operation by operation, as one writes a formula; cuDNN then
 in one kernel, compiles that, and hands back a plan. Tensors between operations are "virtual": they exist in the formula, not
 in memory. In the API everything is a descriptor: create it, set its attributes, finalise it.
 
-cuDNN may refuse a graph: it is of another opinion about shapes, the GPU is too old, a library is missing. So nothing here
-dies: the graph remembers in `why` what was refused first, and whatever follows does nothing.
+cuDNN may refuse a graph: it does not support the shapes, the GPU is too old, a library is missing. So nothing here
+dies: the graph remembers in `why` what was refused first, and later calls do nothing.
 
 libcudnn.so is loaded when it is first needed, so that programs start on a machine that lacks it.
 API: https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-graph-library.html
@@ -19,7 +19,7 @@ API: https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-graph-l
 static_assert(CUDNN_VERSION >= 90800, "llmc needs the headers of cuDNN 9.8 or newer; USE_CUDNN=0 builds without cuDNN");
 
 // ---- the library ----
-// All of cuDNN that is called. X is applied to each name.
+// Every function of cuDNN that is called. X is applied to each name.
 #define CUDNN_FUNCTIONS(X) \
     X(cudnnGetVersion) X(cudnnGetErrorString) X(cudnnGetLastErrorString) X(cudnnCreate) X(cudnnDestroy) X(cudnnSetStream) \
     X(cudnnBackendCreateDescriptor) X(cudnnBackendDestroyDescriptor) X(cudnnBackendFinalize) \
@@ -30,7 +30,7 @@ typedef struct {
 #undef X
 } CudnnFunctions;
 static CudnnFunctions cudnn; // NULL until cudnn_load has found them
-constexpr size_t CUDNN_LEAST = 91000; // of the library that is loaded: before 9.10 it does not take -Inf for a masked score
+constexpr size_t CUDNN_LEAST = 91000; // the minimum version to load: before 9.10 it does not take -Inf for a masked score
 
 // "": cudnn's functions can be called. Else why they cannot, and what to do.
 static inline const char* cudnn_load(void) {
@@ -43,8 +43,8 @@ static inline const char* cudnn_load(void) {
     snprintf(why, sizeof why, "libcudnn.so.%d", CUDNN_MAJOR);
     void* library = dlopen(why, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
-        snprintf(why, sizeof why, "libcudnn.so.%d was not found; sh dev/setup.sh gets it, or LD_LIBRARY_PATH may name its folder",
-                 CUDNN_MAJOR);
+        snprintf(why, sizeof why, "libcudnn.so.%d was not found; get it with sh dev/setup.sh,"
+                 " or name its folder in LD_LIBRARY_PATH", CUDNN_MAJOR);
         return why;
     }
 #define X(name) \
@@ -57,7 +57,7 @@ static inline const char* cudnn_load(void) {
 #undef X
     size_t v = found.cudnnGetVersion(), least = CUDNN_LEAST;
     if (v < least) {
-        snprintf(why, sizeof why, "libcudnn.so.%d is cuDNN %zu.%zu.%zu, and %zu.%zu is the least that can be used; install a newer one",
+        snprintf(why, sizeof why, "libcudnn.so.%d is cuDNN %zu.%zu.%zu, but the minimum is %zu.%zu; install a newer one",
                  CUDNN_MAJOR, v / 10000, v / 100 % 100, v % 100, least / 10000, least / 100 % 100);
         return why;
     }
@@ -68,8 +68,8 @@ static inline const char* cudnn_load(void) {
 // ---- graphs ----
 constexpr int CUDNN_MAX_DESCRIPTORS = 192, CUDNN_MAX_OPERATIONS = 32;
 typedef struct {
-    cudnnHandle_t handle;                                           // the GPU that will run it, borrowed; NULL where
-    cudnnBackendDescriptor_t device;                                // only a plan is wanted, for this device; borrowed
+    cudnnHandle_t handle;                                           // the GPU that will run it, borrowed; NULL: for a plan only
+    cudnnBackendDescriptor_t device;                                // without a handle: the device that the plan is for, borrowed
     cudnnBackendDescriptor_t descriptors[CUDNN_MAX_DESCRIPTORS];    // every one that was made, owned
     cudnnBackendDescriptor_t operations[CUDNN_MAX_OPERATIONS];
     int num_descriptors, num_operations;
@@ -87,7 +87,7 @@ typedef struct {
     cudnnBackendDescriptor_t descriptor;
 } CudnnTensor;
 
-// What cuDNN has to say about its last failure, without the path that led to it: ", reason", or "".
+// What cuDNN says about its last failure, without the path that led to it: ", reason", or "".
 static inline void cudnn_reason(char* text, size_t size) {
     char said[2048] = "";
     cudnn.cudnnGetLastErrorString(said, sizeof said);
@@ -173,7 +173,7 @@ static inline CudnnTensor tensor_number(CudnnGraph* g, int64_t uid) {
     graph_finalize(g, t.descriptor);
     return t;
 }
-// A result that only other operations of the graph see. Its uid is out of the way of those that callers choose.
+// A result that only other operations of the graph see. Its uid is larger than those that callers choose.
 static inline CudnnTensor tensor_virtual(CudnnGraph* g, cudnnDataType_t type, const int64_t dim[4], const int64_t stride[4]) {
     CudnnTensor t = tensor_begin(g, 1000 + g->virtual_tensors++, type, dim, stride);
     graph_set(g, t.descriptor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, (int64_t)16);
@@ -252,7 +252,7 @@ static inline CudnnTensor graph_index(CudnnGraph* g, CudnnTensor x, int64_t axis
     graph_set(g, math, CUDNN_ATTR_POINTWISE_AXIS, axis);
     return pointwise_end(g, math, x, NULL, NULL, y);
 }
-// x where its row is not above its column, b elsewhere: query t sees keys 0..t
+// x where the row's index is at least the column's, b elsewhere: query t sees keys 0..t
 static inline CudnnTensor graph_causal(CudnnGraph* g, CudnnTensor x, CudnnTensor b) {
     CudnnTensor row = graph_index(g, x, 2), col = graph_index(g, x, 3);
     g->step = "the causal mask";
@@ -289,7 +289,7 @@ static inline CudnnTensor graph_transpose(CudnnGraph* g, CudnnTensor x, cudnnDat
 }
 
 // ---- plans ----
-// Makes the plan from one of the configurations that the heuristics propose; false if it cannot be, and `why` says so.
+// Makes the plan from one of the configurations that the heuristics propose; returns false if that fails, and `why` says why.
 static inline bool plan_from(CudnnGraph* g, cudnnBackendDescriptor_t configuration) {
     cudnnBackendDescriptor_t engine = graph_create(g, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     graph_get(g, configuration, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &engine);
@@ -303,8 +303,8 @@ static inline bool plan_from(CudnnGraph* g, cudnnBackendDescriptor_t configurati
     g->plan = plan;
     return g->why[0] == 0;
 }
-// The operations become a plan, by the first engine that takes them in the order of cuDNN's heuristics. Returns whether there
-// is one; where there is none, `why` has the first engine's reason.
+// Makes a plan of the operations, by the first engine that takes them in the order of cuDNN's heuristics. Returns false if none
+// does; then `why` has the first engine's reason.
 static inline bool graph_plan(CudnnGraph* g) {
     constexpr int MOST = 16;
     cudnnBackendDescriptor_t graph = graph_create(g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR), found[MOST];
@@ -337,7 +337,7 @@ static inline bool graph_plan(CudnnGraph* g) {
 
 // Where a tensor of the graph is: an address on the device, or of a number on the host.
 typedef struct { int64_t uid; const void* address; } CudnnArgument;
-// Runs the plan on the handle's stream. workspace (workspace_bytes) on the device. Dies with the layer's name.
+// Runs the plan on the handle's stream. workspace (workspace_bytes) on the device. If it fails, dies naming the layer.
 static inline void graph_run(CudnnGraph* g, const CudnnArgument* arguments, int n, void* workspace, const char* layer) {
     constexpr int MOST = 24;
     int64_t uids[MOST];

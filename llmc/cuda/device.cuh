@@ -10,7 +10,7 @@ static cudaDeviceProp cuda_device; // of the GPU that device_init picked
 static int cuda_device_number;
 
 // ---- memory ----
-// Who else has memory to give, and takes it back: comm_nccl_windows.cuh, for what ranks exchange. alloc NULL: nobody.
+// Another source of memory, which also takes it back: comm_nccl_windows.cuh, for what ranks exchange. alloc NULL: there is none.
 static struct { void* (*alloc)(void* self, size_t bytes, MemoryKind kind); bool (*free)(void* self, void* p); void* self; } cuda_lender;
 
 void* device_alloc(size_t bytes, MemoryKind kind) {
@@ -47,7 +47,7 @@ size_t device_memory_free(void) {
 void* host_alloc(size_t bytes) {
     void* p = NULL;
     cudaError_t error = cudaMallocHost(&p, bytes ? bytes : 1);
-    require(error == cudaSuccess, "%zu bytes of pinned host memory cannot be had: \"%s\"; see ulimit -l and the free memory",
+    require(error == cudaSuccess, "cannot allocate %zu bytes of pinned host memory: \"%s\"; see ulimit -l and the free memory",
             bytes, cudaGetErrorString(error));
     memset(p, 0, bytes);
     return p;
@@ -92,7 +92,7 @@ void device_init(int local_rank, int ranks_per_machine) {
     cuda_device_number = device;
     cuda_check(cudaGetDeviceProperties(&cuda_device, device), "asking what the GPU is");
     snprintf(what, sizeof what, "GPU %d, %s", device, cuda_device.name);
-    require(cuda_device.major >= 8, "%s, has compute capability %d.%d, and 8.0 (A100, RTX 30) is the least that is supported:"
+    require(cuda_device.major >= 8, "%s, has compute capability %d.%d, but the minimum is 8.0 (A100, RTX 30):"
             " CUDA_VISIBLE_DEVICES=N chooses another GPU, make DEVICE=cpu the CPU", what, cuda_device.major, cuda_device.minor);
     cuda_check(cudaSetDevice(device), what);
     cuda_check(cudaStreamCreateWithFlags(&compute_stream, cudaStreamNonBlocking), what); // the first call that needs it to work
@@ -113,7 +113,7 @@ DeviceId device_id(void) {
 const char* device_name(void) { return cuda_device.name; }
 
 // Dense TFLOP/s of matrix products with fp32 sums, from NVIDIA's data sheets: of 16-bit numbers by tensor cores, of fp32 by the
-// ordinary ones. The first that the GPU's name has as a word, or at the end of one, counts.
+// ordinary ones. The first entry that the GPU's name has as a word, or at the end of one, counts.
 typedef struct { const char* name; double tflops_16, tflops_32; } GpuPeak;
 static const GpuPeak gpu_peaks[] = {
     { "GB200", 2500, 80 }, { "B200", 2250, 75 }, { "B300", 2250, 75 },
@@ -127,7 +127,7 @@ static const GpuPeak gpu_peaks[] = {
 double device_peak_flops(void) {
     for (size_t i = 0; i < sizeof gpu_peaks / sizeof gpu_peaks[0]; i++) {
         const char* found = strstr(cuda_device.name, gpu_peaks[i].name);
-        if (found == NULL || isalnum((unsigned char)found[strlen(gpu_peaks[i].name)])) continue; // an A4000 is no A40
+        if (found == NULL || isalnum((unsigned char)found[strlen(gpu_peaks[i].name)])) continue; // an A4000 is not an A40
         return 1e12 * (FLOATX_DTYPE == DTYPE_F32 ? gpu_peaks[i].tflops_32 : gpu_peaks[i].tflops_16);
     }
     return 0;
@@ -148,7 +148,7 @@ static void cuda_marks_grow(void) {
     for (int i = before; i < cuda_marks.pool.capacity; i++) cuda_check(cudaEventCreate(&cuda_marks.events[i]), "a mark");
     if (before > 0) return;
     cuda_check(cudaEventCreate(&cuda_marks.first), "a mark");
-    cuda_check(cudaStreamSynchronize(compute_stream), "a mark"); // the event is passed at once then
+    cuda_check(cudaStreamSynchronize(compute_stream), "a mark"); // so that the event is passed at once
     cuda_check(cudaEventRecord(cuda_marks.first, compute_stream), "a mark");
     cuda_check(cudaEventSynchronize(cuda_marks.first), "a mark");
     cuda_marks.zero = now_seconds();
@@ -181,12 +181,12 @@ double device_mark_seconds(int from, int to) { return cuda_seconds(cuda_marks.ev
 void device_mark_free(int mark) { mark_pool_give(&cuda_marks.pool, mark); }
 
 // ---- work on the stream ----
-// What the host does while it waits for the GPU; comm_nccl.cuh looks after the other ranks then. NULL: nothing.
+// What the host does while it waits for the GPU: comm_nccl.cuh checks its operations then. NULL: nothing.
 static struct { void (*look)(void* self); void* self; } cuda_waiting;
 static void cuda_wait(const char* what) {
     if (cuda_waiting.look == NULL) { cuda_check(cudaStreamSynchronize(compute_stream), what); return; }
     while (!cuda_is_done(cudaStreamQuery(compute_stream), what)) cuda_waiting.look(cuda_waiting.self);
-    cuda_waiting.look(cuda_waiting.self); // it sees the end of what it has looked at
+    cuda_waiting.look(cuda_waiting.self); // it sees the end of the operations that it has looked at
 }
 void device_synchronize(void) { cuda_wait("waiting for the GPU"); }
 void device_zero(void* p, size_t bytes) { cuda_check(cudaMemsetAsync(p, 0, bytes, compute_stream), "device_zero"); }
@@ -197,7 +197,7 @@ void host_to_device(void* dst, const void* src, size_t bytes) {
     cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, compute_stream), "host_to_device");
 }
 void device_to_host(void* dst, const void* src, size_t bytes) {
-    if (cuda_waiting.look) cuda_wait("device_to_host"); // a copy to memory that is not pinned would wait, and look at nothing
+    if (cuda_waiting.look) cuda_wait("device_to_host"); // a copy to memory that is not pinned would wait without `look`
     cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, compute_stream), "device_to_host");
     cuda_check(cudaStreamSynchronize(compute_stream), "device_to_host"); // dst is read when this returns
 }

@@ -81,7 +81,7 @@ __global__ void token_begin_kernel(TokenGroups g, int Vp) {
     if (threadIdx.x == SCAN_THREADS - 1) g.begin[Vp] = sums[threadIdx.x];
 }
 
-// One thread per position: which slot of its group it gets is a matter of chance.
+// One thread per position: which slot of its group it gets depends on timing.
 __global__ void token_place_kernel(TokenGroups g, const int* tokens, int N) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < N) g.unsorted[g.begin[tokens[i]] + atomicAdd(&g.taken[tokens[i]], 1)] = i;

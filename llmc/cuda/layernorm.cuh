@@ -7,7 +7,7 @@ cuda/layernorm.cuh - layernorm (Ba et al., arXiv 1607.06450) and the residual ad
 constexpr float LAYERNORM_EPS = 1e-5f;
 constexpr size_t LAYERNORM_SHARED = 48 << 10; // bytes of shared memory that a block uses at most
 
-// One warp per row, blocks of (32, rows). The row of res waits in shared memory, as floatX, while its mean and then its
+// One warp per row, blocks of (32, rows). The row of res stays in shared memory, as floatX, while its mean and then its
 // variance around the mean are found (E[x^2] - E[x]^2 would cancel). A lane reads there only what it has written, so
 // nothing has to be synchronised. inp2 NULL: res is read, not written.
 // Reads 2 rows, writes 2: 8 N C bytes in 16 bits.
@@ -69,8 +69,8 @@ void residual_layernorm_forward(floatX* res, floatX* out, float* mean, float* rs
     check_launch("residual_layernorm_forward");
 }
 
-// dw and db are sums over rows: at most this many blocks have a sum of their own rows each. (About four a multiprocessor
-// on a large GPU; not a function of the GPU, so that results are not.)
+// dw and db are sums over rows: at most this many blocks each sum their own rows. (About four per multiprocessor of a large
+// GPU. It does not depend on the GPU, so that results do not either.)
 constexpr int LAYERNORM_BLOCKS = 512;
 
 static inline int layernorm_blocks(int N, int C) {
@@ -81,7 +81,7 @@ static inline size_t layernorm_workspace_bytes(LayerShapes s) {
 }
 
 // forward, with n = (x - mean) * rstd: out = n * w + b, so dw += dout * n, db += dout, and with g = dout * w
-// dinp += rstd * (g - mean(g) - n * mean(g * n)): x moves out directly, and through the mean and rstd of its row.
+// dinp += rstd * (g - mean(g) - n * mean(g * n)): x acts on out directly, and through the mean and rstd of its row.
 // Blocks of (32, warps), one row per warp at a time, all rows by strides of the grid. Each warp adds its rows' dw and db
 // up in shared memory (warps, 2, C), each lane its own channels; then the block adds up its warps and writes
 // partial_dw, partial_db (blocks, C). The second read of dout and inp comes from L1.

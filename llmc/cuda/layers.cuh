@@ -16,13 +16,13 @@ then the layers in the order of the includes below.
 #include "stats.cuh"
 #include "adamw.cuh"
 
-// That attention can be had as chosen is found out together with the shapes: by layers_workspace_bytes or layers_init.
+// Whether attention is available as chosen is checked when the shapes are known, by layers_workspace_bytes or layers_init.
 void layers_choose(AttentionChoice attention, bool deterministic) {
     cuda_layers.attention = attention;
     cuda_layers.deterministic = deterministic;
 }
 
-// Layers take turns on one stream, so they share what the neediest of them needs.
+// Layers take turns on one stream, so they share the largest of their workspaces.
 size_t layers_workspace_bytes(LayerShapes s) {
     size_t bytes = MATMUL_WORKSPACE;
     for (size_t layer : { encoder_workspace_bytes(s), layernorm_workspace_bytes(s), bias_workspace_bytes(s),

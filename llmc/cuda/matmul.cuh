@@ -2,16 +2,16 @@
 cuda/matmul.cuh - linear layers: matrix products from cuBLASLt, and what comes before or after them. Included by
 cuda/layers.cuh.
 
-cuBLASLt thinks in columns: a row-major (rows, cols) tensor is to it a column-major (cols, rows) matrix of the same bytes. So
+cuBLASLt is column-major: it sees a row-major (rows, cols) tensor as a column-major (cols, rows) matrix of the same bytes. So
 every product is written down transposed, out^T = w inp^T for out = inp w^T, and no byte has to move.
 
-A product may end with an epilogue of cuBLASLt's: bias, GELU, its derivative, or the sum of a bias's gradient. Or the
+A product may end with an epilogue of cuBLASLt: bias, GELU, its derivative, or the sum of a bias's gradient. Or the
 product is made alone and a kernel of bias_gelu.cuh does the rest. Which of the two is faster, and by which of cuBLASLt's
 algorithms, is found by trying: when a layer of a training step is first seen, all are run and timed, which is harmless
-because the output is overwritten each time. That may choose differently from run to run, and then the last bits differ:
-under --deterministic, as for shapes that only sampling sees, cuBLASLt's first suggestion is taken untimed.
+because the output is overwritten each time. The choice may differ from run to run, and then the last bits differ. So with
+--deterministic, and for shapes that only sampling sees, cuBLASLt's first suggestion is taken untimed.
 
-cuBLASLt's GELU is the tanh form, as ours is, of a sum that is not yet rounded to floatX; ours is of what was stored.
+Both GELUs are the tanh form: cuBLASLt's of a sum that is not yet rounded to floatX, ours of what was stored.
 
 Global state: the handle, two events and the table of plans below. cuBLASLt's scratch is the layers' workspace.
 */
@@ -49,7 +49,7 @@ typedef struct {
     cublasLtMatrixLayout_t a, b, d;
     int candidates;       // 0: cuBLASLt cannot do this
     cublasLtMatmulHeuristicResult_t candidate[MATMUL_CANDIDATES]; // the one that it expects to be fastest comes first
-    int chosen;           // which of them; none (-1) for an epilogue that is slower than a kernel after the product
+    int chosen;           // which of them; -1: none, the product is made alone and a kernel follows
 } MatmulPlan;
 static struct {
     cublasLtHandle_t handle;
@@ -90,7 +90,7 @@ template <typename T> static inline void preference_set(cublasLtMatmulPreference
     cublas_check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value), "choosing an algorithm");
 }
 
-// Algorithms that can do with our workspace and alignment, and that add up partial sums in fp32, in a fixed order
+// Algorithms that need no more than our workspace and alignment, and that add up partial sums in fp32, in a fixed order
 static inline void preference_set_all(cublasLtMatmulPreference_t preference, int alignment) {
     preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)MATMUL_WORKSPACE);
     preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
@@ -111,7 +111,7 @@ static inline void plan_ask(MatmulPlan* plan, Product p) {
             p.shape.k, p.shape.n, cublasLtGetStatusString(status));
 }
 
-// An epilogue may take its vectors 16 bytes at a time, which no preference can say; and aux's leading dimension must be a
+// An epilogue may take its vectors 16 bytes at a time, which no preference can express; and aux's leading dimension must be a
 // multiple of 8.
 static inline bool epilogue_is_possible(Product p) {
     return p.shape.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (p.shape.alignment >= 16 && (p.aux == NULL || p.shape.m % 8 == 0));
@@ -133,7 +133,7 @@ static inline int product_alignment(Product p) {
     return (int)(bits & -bits);
 }
 
-// The plan of a product; if there is none yet it takes the place of the one not used for longest.
+// The plan of a product; if there is none yet it takes the place of the least recently used one.
 static inline MatmulPlan* matmul_plan(Product p) {
     MatmulPlan *oldest = NULL, *found = NULL;
     p.shape.alignment = product_alignment(p);
@@ -184,7 +184,7 @@ static inline void product_finish(Product p) {
     if (s.epilogue == CUBLASLT_EPILOGUE_BGRADB) bias_backward(p.bias, p.b, s.k, s.n, GRAD_SET);
 }
 
-// By the plan of the product as it is, or of the product alone. What cuBLASLt refuses is for the caller to judge.
+// Computes p by its own plan, or by that of the product alone. Returns cuBLASLt's status: the caller decides what it means.
 static inline cublasStatus_t product_by(Product p, MatmulPlan* plan, int candidate) {
     if (plan->shape.epilogue == p.shape.epilogue) return product_launch(p, plan, candidate);
     cublasStatus_t status = product_launch(product_alone(p), plan, candidate);
@@ -218,13 +218,13 @@ static inline float plan_time(MatmulPlan* plan, Product p) {
     return best;
 }
 
-// Rows of which a training step has layers: those of a micro-batch, the classifier's at a time, and its last ones.
+// True for the rows that layers of a training step have: those of a micro-batch, the classifier's at a time, and its last ones.
 static inline bool is_training_shape(int rows) {
     int N = cuda_layers.shapes.B * cuda_layers.shapes.T, at_a_time = classifier_rows(N, cuda_layers.shapes.Vp);
     return rows == N || rows == at_a_time || rows == N % at_a_time;
 }
 
-// The fastest way of a product: which algorithm of its plan, or -1 there and which of the product alone.
+// Chooses the fastest way of a product: an algorithm of its plan, or -1 there and an algorithm of the product alone.
 static inline void plan_choose(MatmulPlan* plan, Product p) {
     float time = plan_time(plan, p);
     if (p.shape.epilogue == CUBLASLT_EPILOGUE_DEFAULT) return;

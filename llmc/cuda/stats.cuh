@@ -80,7 +80,7 @@ void scale_in_place(floatX* x, float factor, size_t n) {
     check_launch("scale_in_place");
 }
 
-// Likewise. Reads x and y, writes x: 6 n bytes in 16 bits.
+// One piece per thread, the thread after the last whole piece does the rest. Reads x and y, writes x: 6 n bytes in 16 bits.
 template <int W, typename T>
 __global__ void add_kernel(T* x, const T* y, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;

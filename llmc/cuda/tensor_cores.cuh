@@ -2,7 +2,7 @@
 cuda/tensor_cores.cuh - the warp-wide instructions of the tensor cores (compute capability 8.0 and later) under names of their
 own: inline PTX on a GPU, the emulator's stand-ins without one.
 
-A tensor core multiplies small matrices whose elements lie spread over the registers of a warp's 32 lanes, in *fragments*. Of
+A tensor core multiplies small matrices whose elements are spread over the registers of a warp's 32 lanes, in *fragments*. Of
 d (16,8) += a (16,16) b (16,8), with a row-major and b given by its columns, lane l holds, in pairs of neighbours:
 
     a[0] row l/4,     columns 2 (l%4) and one more      a[2] the same row,     8 columns further
@@ -12,17 +12,17 @@ d (16,8) += a (16,16) b (16,8), with a row-major and b given by its columns, lan
 
 ldmatrix brings matrices of 8 x 8 elements from shared memory into that layout. It reads rows of 16 bytes, of which lane 8m + r
 gives the address of row r of matrix m; fragment m is then row l/4, columns 2 (l%4) and one more. So a is four such matrices,
-and b two rows of its *columns'* matrix. Where b lies by rows instead, ldmatrix_trans gives the same fragments.
+and b two, whose rows are b's *columns*. Where b lies by rows instead, ldmatrix_trans gives the same fragments.
 
-PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix". Asynchronous copies to shared memory, which these kernels go with,
-are CUDA's own functions: <cuda_pipeline.h>.
+PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix". For asynchronous copies to shared memory these kernels use CUDA's
+own functions: <cuda_pipeline.h>.
 */
 #ifndef LLMC_CUDA_TENSOR_CORES_CUH
 #define LLMC_CUDA_TENSOR_CORES_CUH
 #include "common.cuh"
 #include <cuda_pipeline.h>
 
-// Elements of 16 bits alone. In fp32 the kernels compile, since nothing in them says otherwise, and must not be launched.
+// Only 16-bit elements have them. In fp32 the kernels also compile, but must not be launched.
 constexpr bool FLOATX_HAS_TENSOR_CORES = sizeof(floatX) == 2;
 #if defined(PRECISION_FP16)
 typedef __half TensorElement;
@@ -36,7 +36,7 @@ using namespace emulator::matrix;
 // The address that instructions for shared memory take.
 __device__ inline uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-// fragments[m], m < count: this lane's two elements of matrix m, whose rows the lanes' addresses are of.
+// fragments[m], m < count: this lane's two elements of matrix m. row: the address of the row that this lane gives.
 template <int count> __device__ inline void ldmatrix(uint32_t (&fragments)[count], const void* row) {
     static_assert(count == 2 || count == 4, "two or four matrices");
     if constexpr (count == 2)
