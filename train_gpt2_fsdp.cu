@@ -79,7 +79,7 @@ static BlockParams block_view(GPT2Config c, floatX* base) {
 }
 
 // ----------------------------------------------------------------------------
-// 3. the model: buffers and who owns them
+// 3. the model: buffers and their owners
 
 // The activations that a block's forward pass keeps for its backward pass.
 typedef struct {

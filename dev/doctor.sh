@@ -34,10 +34,13 @@ memory_limit() { # a container's, in bytes; nothing if there is none
 memory() {
     total=$(meminfo MemTotal) limit=$(memory_limit)
     if [ -z "$total" ]; then echo "not known: there is no /proc/meminfo"; return; fi
-    echo "$(gigabytes "$total"), of which $(gigabytes "$(meminfo MemAvailable)") are free${limit:+; this container may use $(gigabytes "$limit")}"
+    limit=${limit:+ (this container may use $(gigabytes "$limit"))}
+    echo "$(gigabytes "$total"), of which $(gigabytes "$(meminfo MemAvailable)") are free$limit"
 }
 # What a program may use, in bytes: the smaller of what is free and the container's limit. Nothing where it is not known.
-memory_to_use() { { meminfo MemAvailable && echo; memory_limit; } | awk 'NF && (!n++ || $1 < least) { least = $1 } END { if (n) print least }'; }
+memory_to_use() {
+    { meminfo MemAvailable && echo; memory_limit; } | awk 'NF && (!n++ || $1 < least) { least = $1 } END { if (n) print least }'
+}
 # A container's share of the cores. Programs do not see it: they start a thread per core, and these wait for each other.
 core_quota() {
     read -r quota period 2>/dev/null <"${CGROUP:-/sys/fs/cgroup}/cpu.max" || return
@@ -83,10 +86,10 @@ starts_ranks() {
     . "$here/on_ranks.sh"
     ranks_launcher 4
     # shellcheck disable=SC2086 # a command and its options
-    why=$(attempt $launcher -np 4 true) || fail "$launcher does not start 4 ranks ($why); MPIRUN may name another launcher"
+    said=$(attempt $launcher -np 4 true) || fail "$launcher does not start 4 ranks ($said); MPIRUN may name another launcher"
 }
 
-# what_lacks CLASSES: what the components of these classes (a pattern) and the GPU build lack for a command, in words.
+# what_lacks CLASSES COMMAND: which components of these classes (a pattern) and of the GPU build are lacking, in words.
 what_lacks() {
     if lacks compiler; then grep ' compiler ' "$scratch/lacking" >"$scratch/those" # without it nothing else could be tried
     else grep -E "^($1) " "$scratch/lacking" >"$scratch/those"; fi
@@ -95,7 +98,9 @@ what_lacks() {
     if [ -n "$unusable" ]; then echo "$unusable cannot be used, for the reason above"; fi
     if builds_for_gpu; then
         missing=$(grep -E ' (nvcc|cublaslt|cudnn|nccl) ' "$scratch/lacking" | names)
-        if [ -n "$missing" ]; then echo "$missing $(is_or_are "$missing") missing for the GPU (see above; make GPU= $2 leaves the GPU out)"; fi
+        if [ -n "$missing" ]; then
+            echo "$missing $(is_or_are "$missing") missing for the GPU (see above; make GPU= $2 leaves the GPU out)"
+        fi
     fi
 }
 is_or_are() { case $1 in *,*) echo are ;; *) echo is ;; esac; }
@@ -114,7 +119,8 @@ verdict() {
         works=no
         row NO "make $1" "does not work here: $(head -n 1 "$scratch/reasons")"
         sed 1d "$scratch/reasons" | while read -r line; do row "" "" "and $line"; done
-    elif less "$memory" "$5"; then row "?" "make $1" "may not work here: $(gigabytes "$memory") of memory can be used, and it needs about $5 GB"
+    elif less "$memory" "$5"; then
+        row "?" "make $1" "may not work here: $(gigabytes "$memory") of memory can be used, and it needs about $5 GB"
     else
         without=
         if [ "$1" = demo ] && lacks gnuplot; then without=", without its plot: gnuplot is missing (sh dev/setup.sh)"; fi
@@ -124,7 +130,7 @@ verdict() {
     row "" "" "takes $3 on two cores$count, $4 GB of disk and $5 GB of memory"
 }
 less() { [ -n "$1" ] && awk -v bytes="$1" -v gb="$2" 'BEGIN { exit !(bytes < gb * 1e9) }'; }
-# How many cores this machine has, in words, beside the two for which times are known.
+# How many cores this machine has, because the times are for two.
 core_count() {
     n=$(core_quota)
     n=$(whole "${n:-${cores%% *}}")
@@ -134,7 +140,7 @@ core_count() {
 
 : >"$scratch/lacking"
 works=yes
-cores=$(run_c machine.c -fopenmp)
+cores=$(run_c machine.c -fopenmp) || cores="$(getconf _NPROCESSORS_ONLN) cores"
 clone=$(cd "$here/.." && pwd)
 not_writable=$(clone_is_writable build data)
 disk=$(free_bytes "$clone") memory=$(memory_to_use) count=$(core_count)

@@ -36,8 +36,8 @@ say_missing() { # [why]
     while IFS='|' read -r key name class purpose rest; do
         why=$(head -n 1 "$scratch/why.$key")
         case $class in
-            *,unusable) echo "not usable: $name, needed for $purpose: $why" ;;
-            optional) echo "missing: $name (optional); without it there is no: $purpose${1:+: $why}" ;;
+            *,unusable) echo "not usable: $name, needed for $purpose: $why" ;; # apt rarely helps, so say why at once
+            optional) echo "missing: $name (optional), needed for $purpose${1:+: $why}" ;;
             *) echo "missing: $name, needed for $purpose${1:+: $why}" ;;
         esac
     done <"$scratch/missing"
@@ -83,10 +83,14 @@ explain() {
 # Why a command failed, from $scratch/log, and what to do.
 reason() {
     said() { grep -qiE "$1" "$scratch/log"; }
-    if said 'no space left|enough free space|disk quota'; then echo "a disk is full; free some space (df -h shows where)"
-    elif said 'could not get lock|unable to acquire|unable to lock'; then echo "another program is installing packages; wait until it has finished"
-    elif said 'dpkg was interrupted'; then echo "an earlier installation was interrupted; run dpkg --configure -a as root"
-    elif said 'resolving|name resolution|resolve host|could not connect|unable to connect|unreachable|timed out|connection refused|cannot initiate|max retries'; then
+    if said 'no space left|enough free space|disk quota'; then
+        echo "a disk is full; free some space (df -h shows where)"
+    elif said 'could not get lock|unable to acquire|unable to lock'; then
+        echo "another program is installing packages; wait until it has finished"
+    elif said 'dpkg was interrupted'; then
+        echo "an earlier installation was interrupted; run dpkg --configure -a as root"
+    elif said 'resolving|name resolution|resolve host|could not connect|unable to connect|cannot initiate' ||
+        said 'unreachable|timed out|connection refused|max retries'; then
         echo "no network; check it (behind a proxy, set http_proxy and https_proxy)"
     else echo "see below"; fi
 }
@@ -95,9 +99,11 @@ reason() {
 become_root() {
     line="apt-get update && apt-get install -y --no-install-recommends $(all_apt_packages)"
     if [ "$(id -u)" = 0 ]; then as_root=
-    elif ! has sudo; then by_hand "only root may install packages, and there is no sudo here; with root's password, run:" "su -c '$line'"
+    elif ! has sudo; then
+        by_hand "only root may install packages, and there is no sudo here; with root's password, run:" "su -c '$line'"
     elif sudo -n true 2>/dev/null; then as_root="sudo -n"
-    elif ! [ -t 0 ]; then by_hand "sudo wants a password, and there is no terminal to type it in; in a terminal, run:" "sudo sh -c '$line'"
+    elif ! [ -t 0 ]; then
+        by_hand "sudo wants a password, and there is no terminal to type it in; in a terminal, run:" "sudo sh -c '$line'"
     elif sudo -v; then as_root=sudo
     else by_hand "sudo does not let $(id -un) install packages; ask an administrator to run:" "$line"
     fi
@@ -105,15 +111,17 @@ become_root() {
 apt_install() { # PACKAGE...
     echo "installing: $*"
     # shellcheck disable=SC2086 # sudo and its options
-    $as_root env LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" </dev/null >"$scratch/log" 2>&1 ||
+    $as_root env LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" \
+        </dev/null >"$scratch/log" 2>&1 ||
         explain "apt-get install failed: $(reason). Then run sh dev/setup.sh again"
 }
 install_with_apt() {
     become_root || return 1
     echo "fetching the package lists ..."
-    # without a network it ends well, and only warns
+    # Without a network its status is 0, and it only warns.
     # shellcheck disable=SC2086
-    if $as_root env LC_ALL=C apt-get update -q </dev/null >"$scratch/log" 2>&1 && ! grep -q '^W: .*ailed to \(fetch\|download\)' "$scratch/log"; then lists=new
+    if $as_root env LC_ALL=C apt-get update -q </dev/null >"$scratch/log" 2>&1 &&
+        ! grep -q '^W: .*ailed to \(fetch\|download\)' "$scratch/log"; then lists=new
     else
         lists=old
         explain "apt-get update failed: $(reason). Going on with the package lists that are here"
@@ -142,7 +150,8 @@ install_missing() {
     elif has dnf; then by_hand "$only_apt" "$(with_admin "dnf install $(packages 6)")"
     elif has pacman; then by_hand "$only_apt" "$(with_admin "pacman -S --needed $(packages 7)")"
     elif has brew; then by_hand "$only_apt" "brew install $(packages 8)"
-    else by_hand "there is no apt-get, dnf, pacman or brew here; install these in this system's way (the names are Debian's):" "$(packages 5)"; fi
+    else by_hand "there is no apt-get, dnf, pacman or brew here; install these in this system's way (the names are Debian's):" \
+        "$(packages 5)"; fi
 }
 
 # ---- for a GPU ----
@@ -169,8 +178,8 @@ lacks_cuda_library() {
 fetch_cuda_libraries() {
     has "${NVCC:-nvcc}" && library=$(lacks_cuda_library) || return 0
     toolkit=$("${NVCC:-nvcc}" --version | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p')
-    if why=$(clone_is_writable nvidia); then :; else echo "missing: $library, for GPUs; not fetched, because $why" >&2; return; fi
-    echo "missing: $library, for CUDA $toolkit on a GPU; fetching NVIDIA's libraries into nvidia/, about 1 GB ..."
+    why=$(clone_is_writable nvidia) || { echo "missing: $library, for GPUs; not fetched, because $why" >&2; return; }
+    echo "missing: $library, for CUDA $toolkit; fetching NVIDIA's libraries into nvidia/, about 1 GB ..."
     python=$(python_with_pip) || { echo "there is no pip: install python3-pip or python3-venv, then run this again" >&2; return; }
     # Unpacked beside it and renamed, so that nvidia/ is never half full.
     rm -rf "$here/../nvidia.new"
@@ -193,11 +202,13 @@ else
         look
         if [ ! -s "$scratch/missing" ]; then echo "everything is here now"
         else
-            echo "still missing:"
+            echo "still missing or not usable:"
             say_missing why
         fi
     fi
-    if [ -s "$scratch/missing" ] && [ -z "$required_missing" ]; then echo "what is missing is optional; the rest works without it"; fi
+    if [ -s "$scratch/missing" ] && [ -z "$required_missing" ]; then
+        echo "what is missing is optional; the rest works without it"
+    fi
 fi
 fetch_cuda_libraries
 why=$(clone_is_writable build data) || { echo "make cannot build here: $why" >&2; exit 1; }

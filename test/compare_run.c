@@ -1,15 +1,16 @@
 /*
-compare_run - do two runs agree? Their metrics step by step, or their weights element by element.
+compare_run - compares two runs: their metrics step by step, or their weights element by element.
 
     compare_run metrics A.jsonl B.jsonl --bits                       the same numbers, to the bit
     compare_run metrics A.jsonl B.jsonl --rtol 1e-5 --atol 1e-6      |a - b| <= atol + rtol |a|: A is the reference
     compare_run metrics A.jsonl B.jsonl --rtol 0.01 --only loss      one field
     compare_run weights A.safetensors B.safetensors --rtol 1e-5 --atol 1e-6
-    compare_run show A.jsonl loss                                    one field, a step a line
+    compare_run show A.jsonl loss                                    prints one field, a line for each step
 
 Prints the worst deviation as a share of what is allowed; the exit status is 0 if all agree, else 1. Every field of A's
-lines that is known here must be in B's, and the lines must be of the same steps; both files must have the same tensors.
-NaN and Inf never agree; but with --bits two metrics that are not finite (JSON: null) do, as in a skipped step.
+lines that this program knows must be in B's, and the lines must be of the same steps; both files must have the same
+tensors. NaN and Inf never agree, except that with --bits two metrics that are not finite (null in JSON) do, as in a
+skipped step.
 */
 #include "../llmc/common.h"
 #include "../llmc/options.h"
@@ -46,7 +47,7 @@ static int comparison_report(const Comparison* c, const char* a, const char* b) 
 
 // ---- metrics.jsonl ----
 
-typedef struct { json_t** lines; size_t count; } Metrics; // the lines that speak of a step; lines (count) owned
+typedef struct { json_t** lines; size_t count; } Metrics; // the lines about steps; lines (count) owned
 
 static Metrics metrics_read(const char* path) {
     Metrics m = { NULL, 0 };
@@ -75,7 +76,7 @@ static void metrics_free(Metrics* m) {
     free(m->lines);
 }
 
-// One field of one step in both runs: a is there, b may not be.
+// Compares one field of one step: a is its value in A; b is NULL if B lacks it.
 static void compare_field(Comparison* c, const char* field, size_t step, const json_t* a, const json_t* b, const char* path_b) {
     require(b != NULL, "%s: step %zu has no %s", path_b, step, field);
     if (c->bits && json_is_null(a) && json_is_null(b)) c->compared++;
@@ -104,7 +105,7 @@ static int show_field(const char* path, const char* field) {
     Metrics m = metrics_read(path);
     for (size_t i = 0; i < m.count; i++) {
         json_t* value = json_object_get(m.lines[i], field);
-        if (value == NULL) continue; // an evaluation among steps, or the other way round
+        if (value == NULL) continue; // a line of an evaluation has no loss, a line of a step no val_loss
         char* text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
         printf("%lld %s\n", (long long)json_integer_value(json_object_get(m.lines[i], "step")), text);
         free(text);
@@ -147,16 +148,16 @@ int main(int argc, char** argv) {
     Comparison c;
     memset(&c, 0, sizeof c);
     c.only = "";
-    OptionTable table = options_table("compare_run metrics|weights A B", "do two runs agree?");
+    OptionTable table = options_table("compare_run metrics|weights A B", "compare two runs");
     option_float(&table, "rtol", &c.rtol, 0, 1, "largest deviation relative to A's number");
     option_float(&table, "atol", &c.atol, 0, 1, "largest absolute deviation");
     option_flag(&table, "bits", &c.bits, "no deviation at all");
-    option_text(&table, "only", &c.only, "FIELD", "of metrics; '': all that A has");
+    option_text(&table, "only", &c.only, "FIELD", "the one field of metrics to compare; '': all that A has");
     require(argc >= 4, "usage: compare_run metrics|weights A B [--bits | --rtol X --atol X], or compare_run show A FIELD");
     options_parse(&table, argc - 3, argv + 3);
     if (strcmp(argv[1], "show") == 0) return show_field(argv[2], argv[3]);
     require(c.bits != (c.rtol > 0 || c.atol > 0), "give either --bits or --rtol and --atol");
     if (strcmp(argv[1], "metrics") == 0) return compare_metrics(&c, argv[2], argv[3]);
-    require(strcmp(argv[1], "weights") == 0, "metrics, weights or show is wanted, not '%s'", argv[1]);
+    require(strcmp(argv[1], "weights") == 0, "the first argument must be metrics, weights or show, not '%s'", argv[1]);
     return compare_weights(&c, argv[2], argv[3]);
 }

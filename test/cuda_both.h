@@ -2,8 +2,8 @@
 cuda_both.h - what the tests of llmc/cuda/ share: arrays that are both on the CPU and on the device, comparisons, TAP.
 
 A test includes the layers that it tests, then this. It calls the CPU's layer on x.cpu (the same functions, in the namespace
-cpu: link with cpu_layers.o), the device's on x.gpu, and compares. Arrays on the device end where they end, so that an
-address sanitizer sees a step too far, and outputs hold NaN before they are written.
+cpu: link with cpu_layers.o), the device's on x.gpu, and compares. Each array on the device is a separate allocation without
+padding at its end, so that an address sanitizer sees an access past it, and outputs hold NaN before they are written.
 */
 #ifndef TEST_CUDA_BOTH_H
 #define TEST_CUDA_BOTH_H
@@ -51,7 +51,7 @@ decltype(::adamw_update) adamw_update;
 #endif
 #define F32_ROUNDING (1.0 / 16777216)
 
-static bool quick; // leave out what shows nothing new about races, which are slow to look for
+static bool quick; // leave out cases that show nothing new about races, because race detection is slow
 
 // ---- results, as TAP ----
 static int failures, failures_in_test, tests;
@@ -60,11 +60,11 @@ static int failures, failures_in_test, tests;
 } while (0)
 #define expect(cond, ...) do { if (!(cond)) fail(__VA_ARGS__); } while (0)
 
-// ---- arrays: one number for the CPU's layer, the same on the device ----
+// ---- arrays: the same numbers for the CPU's layer and on the device ----
 template <typename T> struct Both {
     T *cpu, *gpu; // (n), owned by the list below
     size_t n;
-    std::vector<T> start; // what both held at first
+    std::vector<T> start; // what both held at the beginning
 };
 static std::vector<void*> on_host, on_device;
 static uint64_t next_stream;
@@ -78,7 +78,7 @@ static inline void* device_bytes(size_t bytes) {
 template <typename T> static void to_device(T* dst, const T* src, size_t n) {
     cuda_check(cudaDeviceSynchronize(), "the kernels before a copy");
     cuda_check(cudaMemcpy(dst, src, n * sizeof(T), cudaMemcpyHostToDevice), "a copy to the device");
-    cuda_check(cudaDeviceSynchronize(), "a copy to the device"); // from ordinary memory it may still be on its way
+    cuda_check(cudaDeviceSynchronize(), "a copy to the device"); // a copy from pageable memory may still be in flight
 }
 template <typename T> static std::vector<T> from_device(const T* src, size_t n) {
     std::vector<T> x(n);
@@ -86,8 +86,8 @@ template <typename T> static std::vector<T> from_device(const T* src, size_t n) 
     cuda_check(cudaMemcpy(x.data(), src, n * sizeof(T), cudaMemcpyDeviceToHost), "a copy from the device");
     return x;
 }
-// On the device the array begins `offset` elements after memory that is aligned.
-static int arrays, unaligned_array = -1; // the array of this number begins one element further
+// On the device the array begins `offset` elements after an aligned address.
+static int arrays, unaligned_array = -1; // the array of this number begins one element later
 template <typename T> static Both<T> both_of(const std::vector<T>& start, size_t offset = 0) {
     if (arrays++ == unaligned_array) offset++;
     T* gpu = (T*)device_bytes((offset + start.size()) * sizeof(T)) + offset;
@@ -111,7 +111,7 @@ template <typename T = floatX> static Both<T> random_both(size_t n, float mean =
     for (size_t i = 0; i < n; i++) set(&x[i], mean + std * random_normal(42, next_stream, i));
     return both_of(x, offset);
 }
-// n numbers that a forgotten write would leave visible
+// n NaNs, which show where a write was forgotten
 template <typename T = floatX> static Both<T> unset_both(size_t n) {
     std::vector<T> x(n);
     for (size_t i = 0; i < n; i++) set(&x[i], NAN);
@@ -133,7 +133,7 @@ static inline void free_all(void) {
     next_stream = 0;
     arrays = 0;
 }
-// No arrays, and the CPU's layers ready for these shapes. The device's layers are the test's to start.
+// Frees all arrays, and prepares the CPU's layers for these shapes. The test prepares the device's layers.
 static inline void start_cpu(LayerShapes s) {
     free_all();
     cpu::layers_init(s);
@@ -149,7 +149,7 @@ template <typename T> static void expect_bits(const char* what, const std::vecto
             return;
         }
 }
-// Runs call() twice from the same beginning; what it leaves in `outputs` must be the same. (A race is seen the first time.)
+// Runs call() twice from the same beginning; `outputs` must be the same after both. (The race detector needs only one run.)
 template <typename F, typename... T> static void run_twice(const char* what, F call, const Both<T>&... outputs) {
     call();
     if (quick) return;
@@ -158,10 +158,10 @@ template <typename F, typename... T> static void run_twice(const char* what, F c
     call();
     std::apply([&](const std::vector<T>&... f) { (expect_bits(what, result_of(outputs), f), ...); }, first);
 }
-// The CPU's result as an input of the next layer on both sides.
+// Makes the CPU's result the input of the next layer on both sides.
 template <typename T> static Both<T> as_input(const Both<T>& b) { return both_of(std::vector<T>(b.cpu, b.cpu + b.n)); }
-// What the device holds against what the CPU's layer left: each stored value is a rounding of its own of nearly the same
-// number, which may itself be off by `roundings` fp32 roundings of the largest result, and by more[i] if that is not empty.
+// Compares the device's numbers with the CPU layer's. Each side rounds nearly the same number for itself; the numbers may differ
+// by `roundings` fp32 roundings of the largest result, and by more[i] if that is not empty.
 template <typename T>
 static void expect_near(const char* what, const Both<T>& b, double roundings, const std::vector<double>& more = {}) {
     std::vector<T> got = result_of(b);
@@ -177,7 +177,7 @@ static void expect_near(const char* what, const Both<T>& b, double roundings, co
     }
 }
 inline constexpr GradMode both_modes[2] = { GRAD_SET, GRAD_ADD };
-// What a parameter gradient holds before it is set or added to.
+// The initial contents of a parameter gradient, before it is set or added to.
 static inline Both<floatX> gradient_before(size_t n, GradMode mode) { return mode == GRAD_SET ? unset_both(n) : random_both(n); }
 
 // ---- tests ----

@@ -1,6 +1,6 @@
 #!/bin/bash
 # FSDP on GPUs, under the emulator: ranks that share a GPU and talk by MPI through pinned host memory, and ranks with a GPU each
-# over NCCL's stand-in. Every sharding and prefetch has DDP's bits. Each run has another seed of the emulator, and so another order
+# over NCCL's stand-in. Every sharding and prefetch has DDP's bits. Each run has another emulator seed, and so another order
 # of streams: a room, a bucket or a shard on the host that is used too early shows. With offload AdamW runs on the host, where it
 # rounds differently: such runs have one another's bits. Hybrid sums in another order; it has the CPU's numbers.
 . test/lib.sh

@@ -1,6 +1,6 @@
 /*
-expect_death.h - how tests look at errors: code runs in a child process, and then we see how it ended and what it said.
-Inside a child nothing is asserted: cmocka would go on with the next test there.
+expect_death.h - lets tests check errors: code runs in a child process, and the test sees how it ended and what it printed.
+Do not assert anything inside a child: cmocka would continue with the next test there.
 */
 #ifndef TEST_EXPECT_DEATH_H
 #define TEST_EXPECT_DEATH_H
@@ -30,7 +30,7 @@ static inline char* child_output(FILE* f) {
     return text;
 }
 
-// Ends a child before the leak check that a sanitizer would do: who dies frees nothing.
+// Ends a child without a sanitizer's leak check, because code that dies frees nothing.
 static inline void child_leave(int status, void* unused) {
     (void)unused;
     fflush(NULL);
@@ -46,7 +46,7 @@ static inline Child child_run(void (*function)(void*), void* argument) {
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
-        const int caught[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGSYS }; // by cmocka, which is the parent's
+        const int caught[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGSYS }; // by cmocka, whose handlers belong to the parent
         for (size_t i = 0; i < sizeof caught / sizeof caught[0]; i++) signal(caught[i], SIG_DFL);
         on_exit(child_leave, NULL);
         dup2(fileno(out), STDOUT_FILENO);
@@ -56,7 +56,7 @@ static inline Child child_run(void (*function)(void*), void* argument) {
     }
     int status;
     assert_int_equal(waitpid(pid, &status, 0), pid);
-    fseek(out, 0, SEEK_END); // the child moved the offset that both share
+    fseek(out, 0, SEEK_END); // parent and child share the file offset, and the child moved it
     fseek(err, 0, SEEK_END);
     Child c = { WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status), child_output(out), child_output(err) };
     return c;
@@ -76,11 +76,11 @@ static inline void expect_death_with(void (*function)(void*), void* argument, co
     child_free(&c);
     assert_true(as_expected);
 }
-// function(argument) must end the process with status 1 and one line of error that holds each of the phrases.
+// function(argument) must end the process with status 1 and one line of error that contains each of the phrases.
 #define expect_death(function, argument, ...) do { \
         const char* const phrases_[] = { __VA_ARGS__, NULL }; \
         expect_death_with(function, argument, phrases_); \
     } while (0)
-// Ends a test that this machine cannot make. (cmocka's own skip() prints "not ok ... # SKIP", a failure to prove.)
+// Ends a test that cannot run on this machine. (cmocka's own skip() prints "not ok ... # SKIP", which prove takes for a failure.)
 #define skip_test(reason) do { print_message("# skipped: %s\n", reason); return; } while (0)
 #endif

@@ -1,9 +1,9 @@
 /*
-fuzz.h - what the libFuzzer targets share: a reader that dies is a reader that did its work, not a crash.
+fuzz.h - what the libFuzzer targets share: if a reader dies with a message, it has done its work, and that is not a crash.
 
-die() ends in exit(), which the linker leads here (-Wl,--wrap=exit). Inside fuzz_reader() that is a jump back; what the
-reader had allocated and opened by then is taken back, so that millions of deaths fit in one process. Anywhere else in a
-target exit() is a finding. Include this before anything of llmc/.
+die() ends in exit(), which the linker redirects here (-Wl,--wrap=exit). Inside fuzz_reader() it jumps back, frees the
+reader's memory and closes its files, so that millions of deaths fit in one process. Anywhere else in a target exit() is
+an error that the fuzzer reports. Include this before anything of llmc/.
 */
 #ifndef TEST_FUZZ_H
 #define TEST_FUZZ_H
@@ -22,9 +22,9 @@ target exit() is a finding. Include this before anything of llmc/.
 #include <sys/mman.h>
 #include <unistd.h>
 
-// ---- memory: each piece is in a list while it lives ----
+// ---- memory: a list has every piece that is allocated ----
 
-typedef struct FuzzPiece { struct FuzzPiece *previous, *next; } FuzzPiece; // stands before the memory itself
+typedef struct FuzzPiece { struct FuzzPiece *previous, *next; } FuzzPiece; // lies directly before the memory itself
 static FuzzPiece fuzz_pieces = { &fuzz_pieces, &fuzz_pieces };
 
 static inline void* fuzz_realloc(void* old, size_t bytes) {
@@ -75,14 +75,14 @@ static enum { FUZZ_OUTSIDE, FUZZ_READER, FUZZ_AFTER } fuzz_where;
 
 __attribute__((noreturn)) void __wrap_exit(int status) {
     if (fuzz_where == FUZZ_READER) longjmp(fuzz_back, 1);
-    if (fuzz_where == FUZZ_AFTER) abort(); // what was read without complaint must also work
+    if (fuzz_where == FUZZ_AFTER) abort(); // input that the reader accepted must not fail later
     __real_exit(status);
 }
 
-// Runs the reader on its argument. false: it died, and nothing of it is left.
+// Runs the reader on its argument. Returns false if it died; its memory and files are then released.
 static inline bool fuzz_reader(void (*reader)(void*), void* argument) {
     json_set_alloc_funcs(fuzz_malloc, fuzz_free);
-    int first_free = dup(0); // descriptors from here on are the reader's
+    int first_free = dup(0); // file descriptors from this one on are the reader's
     close(first_free);
     bool lived = setjmp(fuzz_back) == 0;
     fuzz_where = FUZZ_READER;
@@ -94,7 +94,7 @@ static inline bool fuzz_reader(void (*reader)(void*), void* argument) {
     return false;
 }
 
-// The target is done with what it read: all memory must be back by now.
+// Call when the target has freed what it read: aborts if any memory is left.
 static inline void fuzz_done(void) {
     if (fuzz_pieces.next != &fuzz_pieces) abort();
     fuzz_where = FUZZ_OUTSIDE;
@@ -102,7 +102,7 @@ static inline void fuzz_done(void) {
 
 // ---- input ----
 
-// The next at most `most` bytes of the input.
+// Takes up to `most` bytes of the input.
 static inline const uint8_t* fuzz_take(const uint8_t** data, size_t* left, size_t most, size_t* n) {
     const uint8_t* here = *data;
     *n = most < *left ? most : *left;

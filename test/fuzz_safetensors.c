@@ -1,11 +1,11 @@
 /*
 fuzz_safetensors.c - libFuzzer's target for files of weights: whatever the bytes, a reader returns or dies with a message.
 
-The first byte chooses: 's' the text of a state.json; 'h' the text of a safetensors header, a 0 and data, for which the
-header's length is put in front; 'p' the same as the only shard of a checkpoint; 'i' the text of that shard's index; else a
-whole safetensors file, all of whose tensors are read. The JSON parser is a
-library that tells the fuzzer nothing of its branches, so mutations start from good inputs and know a number when they
-see one. die() calls exit(), which is wrapped (-Wl,--wrap=exit) to come back here; libFuzzer's own exits pass.
+The first byte says what the rest is: 's' the text of a state.json; 'h' the text of a safetensors header, a 0 and data, to
+which the header's length is prepended; 'p' the same as the only shard of a checkpoint; 'i' the text of that shard's index;
+else a whole safetensors file, all of whose tensors are read. The fuzzer does not see the branches inside the JSON library,
+so mutations start from good inputs and recognise numbers. die() calls exit(), which is wrapped (-Wl,--wrap=exit) to return
+here; libFuzzer's own exits pass.
 */
 #include "../llmc/checkpoint.h"
 #include <setjmp.h>
@@ -21,13 +21,13 @@ void __wrap_exit(int status) {
     __real_exit(status);
 }
 
-// Outlive the jump, so that what a reader leaves when it dies is freed.
+// Static, so that they survive the jump and can be freed after a reader dies.
 static SafeTensors file;
 static json_t* json;
 static TrainState run_state;
 static CheckpointPieces pieces[CHECKPOINT_PARTS];
 
-// The checkpoint that shards are of, and the index of its only one.
+// The checkpoint that a shard belongs to, and the index of its only shard.
 static TrainState sharded;
 static CheckpointTensor* tensors;
 static int num_tensors;
@@ -38,7 +38,7 @@ static void read_all_tensors(const char* path) {
     safetensors_open(&file, path, "");
     for (int i = 0; i < file.count; i++) {
         const SafeTensor* t = &file.tensors[i];
-        if (safetensors_find(&file, t->name) != t) abort(); // two of a name
+        if (safetensors_find(&file, t->name) != t) abort(); // two tensors of one name
         for (size_t done = 0, n; t->readable && done < t->elements; done += n) {
             n = size_min(t->elements - done, 1 << 12);
             safetensors_read(&file, t, done, n, values, i % 2 ? DTYPE_F32 : DTYPE_F16);
@@ -53,7 +53,7 @@ static void read_state(const char* text, size_t n) {
     if (run_state.config.C % run_state.config.NH != 0 || run_state.seq_len > run_state.config.max_T) abort();
 }
 
-// A shard that is accepted has every element.
+// A shard that was accepted must have every element.
 static void read_shard(const char* path) {
     FileSource from = { path, "" };
     safetensors_open(&file, path, "");
@@ -72,7 +72,7 @@ static void read_index(const char* text, size_t n) {
     if (!json_equal(json, made)) abort();
 }
 
-// The file that the input stands for, in memory; its path.
+// Writes the file that the input stands for, in memory; returns its path.
 static const char* make_file(const char* input, size_t size) {
     static int fd = -1;
     static char path[64];
@@ -123,12 +123,13 @@ static const char good_state[] =
     "\"position\":5},\"adamw_t\":6,\"loss_scale\":1.0,\"good_steps\":2,\"options\":{},\"checksums\":{\"model\":" SUM ",\"m\":" SUM
     ",\"v\":" SUM "},\"checksum_of_this\":" SUM "}";
 
-// A model of 29 parameters, of which one tensor is in two pieces.
+// A model of 29 parameters, with one tensor in two pieces.
 static const CheckpointRange good_ranges[] = { { 0, 0, 2 }, { 0, 2, 131 }, { 1, 0, 10 }, { 1, 10, 25 } };
 enum { RANGES = sizeof good_ranges / sizeof good_ranges[0], SHARD_SIZE = 1 << 13 };
 static char good_index[1 << 12];
 
-// A shard with these ranges into text (SHARD_SIZE), 'p' first; its size. *weight_map: names to "a", the caller's.
+// Writes a shard with these ranges into text (SHARD_SIZE), beginning with 'p'; returns its size. *weight_map: gets names and "a";
+// the caller frees it.
 static size_t make_shard(const CheckpointRange ranges[RANGES], char* text, json_t** weight_map) {
     SafeTensors shard;
     memset(&shard, 0, sizeof shard);
@@ -147,7 +148,7 @@ static size_t make_shard(const CheckpointRange ranges[RANGES], char* text, json_
     return size;
 }
 
-// The same, or with one of its cuts elsewhere: a hole, or something twice.
+// Writes that shard, or one with a cut moved, which leaves a hole or has something twice.
 static size_t make_any_shard(Philox random, char* text) {
     CheckpointRange ranges[RANGES];
     memcpy(ranges, good_ranges, sizeof ranges);
@@ -178,7 +179,7 @@ int LLVMFuzzerInitialize(int* argc, char*** argv) {
     return 0;
 }
 
-// Replaces a number in the text by one that is likely to be at somebody's limit; the new size.
+// Replaces a number in the text by one that is likely to be at some limit; returns the new size.
 static size_t change_number(char* text, size_t size, size_t limit, uint32_t chosen) {
     static const char* const numbers[] = { "0", "1", "2", "3", "4", "8", "12", "16", "24", "-1", "0.5", "4294967296",
                                            "2305843009213693952", "4611686018427387904", "9223372036854775807" };
@@ -203,7 +204,7 @@ size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t limit, unsigne
     bool starts = size < 8 || random.x[1] % 64 == 0;
     if (starts && chosen == 3) sizes[3] = make_any_shard(philox(seed, 1, 0), shard);
     if (starts && sizes[chosen] <= limit) memcpy(data, goods[chosen], size = sizes[chosen]);
-    if (starts && chosen == 3) return size; // as it is, since most changes spoil its JSON
+    if (starts && chosen == 3) return size; // unchanged, because most changes break its JSON
     if (size > 0 && random.x[2] % 2) return change_number((char*)data, size, limit, random.x[3]);
     return LLVMFuzzerMutate(data, size, limit);
 }

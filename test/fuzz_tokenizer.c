@@ -1,12 +1,12 @@
-// fuzz_tokenizer.c - the readers of tokenizer files against hostile files, and what they accept against hostile text.
-// Input: a byte that says which, then parts that end with the byte 0x1F: vocab.json, merges.txt or a .bin, and text. Where a
-// part is not given, a small right one stands: so that mutation need not first find 256 tokens.
+// fuzz_tokenizer.c - tests the readers of tokenizer files with hostile files, and the tokenizers they accept with hostile text.
+// Input: a byte that says which, then parts that end with the byte 0x1F: vocab.json, merges.txt or a .bin, and text. A small
+// valid part replaces one that is not given, so that mutation need not first find 256 tokens.
 #include "fuzz.h"
 #define CACHE_SLOTS 64
 #include "../llmc/tokenizer.h"
 
 enum { VOCAB, MERGES, TEXT_ONLY, BIN, RAW, WAYS };
-static char folder[] = "/dev/shm/fuzz_tokenizer_XXXXXX"; // in memory: a disk would set the pace
+static char folder[] = "/dev/shm/fuzz_tokenizer_XXXXXX"; // in memory, because a disk would be too slow
 static Tokenizer opened;
 static void open_spec(void* spec) { tokenizer_open(&opened, spec); }
 
@@ -27,7 +27,7 @@ static void write_file(const char* name, const void* data, size_t n) {
     close(fd);
 }
 
-// All single bytes, tokens of the merges below, and the end of text; with `more` for further members of the object.
+// Writes a vocab.json: all single bytes, tokens of the merges below, and the end of text; `more`: further members of the object.
 static void write_vocab(const uint8_t* more, size_t n) {
     static char text[1 << 17];
     char* out = text;
@@ -47,7 +47,7 @@ static void write_vocab(const uint8_t* more, size_t n) {
     write_file("vocab.json", text, (size_t)(out - text));
 }
 
-// The same bytes and end of text as a .bin of 257 tokens, header values changed by the first 16 bytes, tokens put in between.
+// Writes bytes and end of text as a .bin of 257 tokens. The first 16 bytes change header values; tokens are inserted between.
 static void write_bin(const uint8_t* data, size_t left) {
     static uint8_t file[1 << 17];
     size_t n;
@@ -82,7 +82,7 @@ static void encode_and_decode(const uint8_t* data, size_t n) {
     free(ids);
 }
 
-// The part up to 0x1F, or all that is left.
+// Takes the part up to 0x1F, or all that is left.
 static const uint8_t* next_part(const uint8_t** data, size_t* left, size_t* n) {
     const uint8_t* end = *left ? memchr(*data, 0x1F, *left) : NULL;
     const uint8_t* part = fuzz_take(data, left, end ? (size_t)(end - *data) : *left, n);
@@ -114,7 +114,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t left) {
     char spec[64];
     snprintf(spec, sizeof spec, "%s%s", folder, way == BIN || way == RAW ? "/t.bin" : "");
     bool lived = fuzz_reader(open_spec, spec);
-    if (!lived && way == TEXT_ONLY) abort(); // what stands here is right
+    if (!lived && way == TEXT_ONLY) abort(); // the built-in files are valid
     if (lived) {
         encode_and_decode(data, left);
         tokenizer_free(&opened);

@@ -1,4 +1,4 @@
-// fuzz_tokens.c - the reader of token files against hostile files.
+// fuzz_tokens.c - tests the reader of token files with hostile files.
 // Input: a byte that says how, then either the file itself, or values of its header (the rest is zeros) and its data.
 #include "fuzz.h"
 #include "../llmc/tokens.h"
@@ -17,7 +17,7 @@ static void fill(int fd, const uint8_t* data, size_t left) {
     if (!is_whole) {
         int32_t values[TOKENS_HEADER_INTS] = { TOKENS_MAGIC, TOKENS_VERSION };
         const uint8_t* given = fuzz_take(&data, &left, 12, &n);
-        for (size_t i = 0; i < n; i++) ((uint8_t*)values)[i] ^= given[i]; // zeros leave what is right
+        for (size_t i = 0; i < n; i++) ((uint8_t*)values)[i] ^= given[i]; // zeros leave the valid values
         memcpy(file, values, sizeof values);
         header = sizeof values;
     }

@@ -49,6 +49,6 @@ check "another --seq-len is an error" refused "--seq-len" 16 8 -- fp32 --resume 
 check "another --seed is an error" refused "--seed" 1337 7 -- fp32 --resume --out "$work/fp32" --steps 30 --seed 7
 check "another shape is an error" refused "$work/fp32/step_00000020" layers 2 3 -- fp32 --resume --out "$work/fp32" --steps 30 --layers 3
 check "weights alone cannot be resumed" rm "$work/torn/step_00000020/optimizer.safetensors"
-check "  is an error that names the file" refused "step_00000020" "optimizer" -- fp32 --resume --out "$work/torn" --steps 30
+check "  the error names the file" refused "step_00000020" "optimizer" -- fp32 --resume --out "$work/torn" --steps 30
 check "after all this nothing has changed" same_run "$work/fp32" "$work/fp32-10"
 done_testing

@@ -27,7 +27,7 @@ bytes_are_counted() {
     count 100 1000 2 512 && says '^| residual + layernorm forward | 25 | 0.0 | 0.16 | - | memory | 0.157 |' &&
         says '^| AdamW, all units at once | 1 | 0.0 | 3.49 | - | memory | 3.485 |'
 }
-# All products and attention are 6 N + 6 L C T FLOPs a token, where N counts only the weights of products: 12 C C in each block and
+# All products and attention are 6 N + 6 L C T FLOPs a token, where N counts only products' weights: 12 C C in each block and
 # C Vp in the head. 6 (12 x 12 x 768 x 768 + 768 x 50304) + 6 x 12 x 768 x 512 = 769720320 a token.
 sum_is_the_formula() {
     count 100 1000 2 512 && says '^| sum | 247 | 788.2 | ' && says '^6 N + 6 L C T: 793.5 GFLOP a step'
@@ -96,7 +96,7 @@ a_wait_is_told() {
         says '^It takes the GPU [0-9.]* ms; what waits cannot be a CUDA graph\.$'
 }
 another_step_is_an_error() {
-    fails_with "a CUDA graph is another step, .*loss \([0-9.]*\) and \1, .*gradients others, moments others" -- \
+    fails_with "the graph is not the step, .*loss \([0-9.]*\) and \1, .*gradients different, moments different" -- \
         "$work/broken" "${small[@]}"
 }
 only_peaks() { "$bench" --peaks > "$work/table" && [ "$(wc -l < "$work/table")" = 1 ] &&
@@ -105,7 +105,7 @@ check "every operation is run" measured
 check "the host issues a step without waiting for the GPU" no_wait
 check "a CUDA graph of the step leaves its bits" graph_is_the_step
 check "broken steps compile" broken_steps
-check "  one that waits is told" a_wait_is_told
-check "  one that is another each time, so that its graph has other bits, is an error" another_step_is_an_error
-check "what the GPU can do, alone" only_peaks
+check "  one that waits is reported" a_wait_is_told
+check "  one that changes each time, so that its graph has other bits, is an error" another_step_is_an_error
+check "only the GPU's peak rates" only_peaks
 done_testing

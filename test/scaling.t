@@ -1,9 +1,9 @@
 #!/bin/bash
-# dev/scaling.sh: which runs it makes, and what it makes of their numbers.
+# dev/scaling.sh: which runs it starts, and what it computes from their numbers.
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 
-# A program that is as fast as it is told: 100 tokens/s on one rank, 150 on two, 240 on four; its first step is slow.
+# A program of known speed: 100 tokens/s on one rank, 150 on two, 240 on four; its first step is slow.
 cat > "$work/program" <<'END'
 #!/bin/bash
 N=$OMPI_COMM_WORLD_SIZE
@@ -30,7 +30,7 @@ runs_and_numbers() {
 }
 check "medians without the first step, speed-up, efficiency and the exposed share" runs_and_numbers
 beyond_cores() { scaling --ranks "1 4" --batch-size 2 --steps 3 > "$work/said" && cat "$work/said" && [ "$(grep -c 'they cannot gain' "$work/said")" -eq $(($(getconf _NPROCESSORS_ONLN) < 4)) ]; }
-check "ranks beyond the cores are said to take turns" beyond_cores
+check "a note says that more ranks than cores take turns" beyond_cores
 real_runs() {
     PROGRAM=$BUILD/train_gpt2_ddp sh dev/scaling.sh --ranks "1 2" --batch-size 2 --steps 3 --out "$work/real" --data $REFERENCE/tokens.bin \
         --model d1 --channels 16 --heads 2 --seq-len 16 > "$work/said" || return 1
@@ -43,9 +43,9 @@ if command -v gnuplot > /dev/null; then
 else
     skip "a plot" "there is no gnuplot"
 fi
-check "ranks that a batch does not divide over are an error" fails_with "4 sequences does not divide over 3" -- scaling --ranks "1 3 4" --batch-size 1
+check "a batch that does not divide over the ranks is an error" fails_with "4 sequences does not divide over 3" -- scaling --ranks "1 3 4" --batch-size 1
 check "ranks that do not grow are an error" fails_with "must grow" -- scaling --ranks "2 1"
-check "no number of steps is an error" fails_with "not 'many'" -- scaling --steps many
-check "a run that fails is an error, with what it said" fails_with "strong on 1 ranks failed" "no such option\|unknown\|--no-such-option" -- \
+check "a word for the number of steps is an error" fails_with "not 'many'" -- scaling --steps many
+check "a run that fails is an error, with its output" fails_with "strong on 1 ranks failed" "no such option\|unknown\|--no-such-option" -- \
     env PROGRAM=$BUILD/train_gpt2_ddp sh dev/scaling.sh --no-such-option 1
 done_testing

@@ -45,7 +45,7 @@ asked() { grep -qxe "$1" "$work/asked" || { echo "apt-get was not asked '$1'"; r
 asked_nothing() { [ ! -s "$work/asked" ]; }
 # explains LINE APT: LINE comes before what apt printed, and that is indented.
 explains() {
-    says "$1" && [ "$(grep -A 1 -e "$1" "$work/said" | tail -n 1 | grep -ce "^    $2")" -eq 1 ] && not grep -q "^$2" "$work/said"
+    says "$1" && not grep -q "^$2" "$work/said" && grep -A 1 -e "$1" "$work/said" | tail -n 1 | grep -qe "^    $2"
 }
 
 nothing_missing_needs_no_rights() { SCRIPT=dev/setup.sh setup 0 && says '^everything is here$' && asked_nothing; }
@@ -56,9 +56,10 @@ root_installs_what_is_missing_and_no_more() {
 }
 a_failed_installation_fails() {
     break_jansson
-    fake apt-get 'echo "$@" >> "$FAKES/asked"; [ "$1" = update ] || { echo "E: Broken packages" >&2; exit 100; }'
-    setup 1 && explains '^apt-get install failed: see below\. Then run sh dev/setup.sh again$' 'E: Broken' && says 'still missing' &&
-        says 'missing: Jansson, needed for .*: #error not here$'
+    fake apt-get 'echo "$@" >> "$FAKES/asked"
+        [ "$1" = update ] || { echo "E: Broken packages" >&2; exit 100; }'
+    setup 1 && explains '^apt-get install failed: see below\. Then run sh dev/setup.sh again$' 'E: Broken' &&
+        says 'still missing' && says 'missing: Jansson, needed for .*: #error not here$'
 }
 # As apt 2.6 does it: update ends well.
 no_network() {
@@ -67,7 +68,7 @@ no_network() {
         echo "Err:1 http://deb.debian.org/debian bookworm InRelease"
         echo "  Temporary failure resolving '"'deb.debian.org'"'"
         case "$1" in
-            update) echo "W: Failed to fetch http://deb.debian.org/debian/dists/bookworm/InRelease  Temporary failure resolving" >&2 ;;
+            update) echo "W: Failed to fetch http://deb.debian.org/debian/dists/bookworm/InRelease  Temporary failure" >&2 ;;
             *) echo "E: Failed to fetch http://deb.debian.org/debian/pool/j.deb  Temporary failure resolving" >&2; exit 100 ;;
         esac'
     setup 1 && explains '^apt-get update failed: no network; .*Going on with the package lists that are here$' 'W: Failed' &&
@@ -75,8 +76,8 @@ no_network() {
 }
 no_lists() {
     break_jansson
-    setup 1 CANDIDATE="(none)" && says '^without new package lists, apt knows no package libjansson-dev$' && not grep -q '^install' "$work/asked" &&
-        fake apt-get 'echo "$@" >> "$FAKES/asked"' && setup 1 CANDIDATE="(none)" &&
+    setup 1 CANDIDATE="(none)" && says '^without new package lists, apt knows no package libjansson-dev$' &&
+        not grep -q '^install' "$work/asked" && fake apt-get 'echo "$@" >> "$FAKES/asked"' && setup 1 CANDIDATE="(none)" &&
         says '^this release has no package libjansson-dev: install it in another way$'
 }
 a_full_disk_keeps_what_is_required() {
@@ -95,7 +96,8 @@ a_full_disk_keeps_what_is_required() {
 }
 another_apt_is_running() {
     break_jansson
-    fake apt-get '[ "$1" = update ] || { echo "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 7 (apt)" >&2; exit 100; }'
+    fake apt-get '[ "$1" = update ] ||
+        { echo "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 7 (apt)" >&2; exit 100; }'
     setup 1 && explains '^apt-get install failed: another program is installing packages; wait' 'E: Could'
 }
 a_user_without_a_terminal_gets_the_command() {
@@ -118,8 +120,8 @@ in_a_terminal() { # SUDO: a fake that knows no `sudo -n`
     return $status
 }
 a_user_whom_sudo_refuses_is_told() {
-    not in_a_terminal 'echo "Sorry, ada may not run sudo here." >&2; exit 1' && says '^sudo does not let ada install packages; ask' &&
-        says '^    apt-get update && apt-get install'
+    not in_a_terminal 'echo "Sorry, ada may not run sudo here." >&2; exit 1' &&
+        says '^sudo does not let ada install packages; ask' && says '^    apt-get update && apt-get install'
 }
 a_user_with_a_password_installs() {
     : > "$work/asked"
@@ -145,8 +147,8 @@ other_systems_get_their_own_names() {
     fake pacman ''
     fake brew ''
     tools dnf id sudo
-    TOOLS=$work/tools SCRIPT=dev/setup.sh setup 1 CC=no-such-cc && asked_nothing && says '^this script installs with apt only; here, run:$' &&
-        says '^    sudo dnf install gcc make .*onednn-devel jansson-devel pcre2-devel' || return 1
+    TOOLS=$work/tools SCRIPT=dev/setup.sh setup 1 CC=no-such-cc && asked_nothing &&
+        says '^this script installs with apt only; here, run:$' && says '^    sudo dnf install gcc make .*onednn-devel jansson-devel pcre2-devel' || return 1
     tools pacman id
     TOOLS=$work/tools setup 1 CC=no-such-cc && says "^    su -c 'pacman -S --needed gcc make jansson gnuplot'$" || return 1
     tools brew id
@@ -154,23 +156,25 @@ other_systems_get_their_own_names() {
 }
 an_unknown_system_gets_debians_names() {
     tools id
-    TOOLS=$work/tools setup 1 CC=no-such-cc && says '^there is no apt-get, dnf, pacman or brew here; ' && says '^    gcc libc6-dev make libjansson-dev gnuplot-nox$'
+    TOOLS=$work/tools setup 1 CC=no-such-cc && says '^there is no apt-get, dnf, pacman or brew here; ' &&
+        says '^    gcc libc6-dev make libjansson-dev gnuplot-nox$'
 }
 without_sudo_su_is_named() {
     tools apt-get apt-cache id
     TOOLS=$work/tools setup 1 CC=no-such-cc && says '^only root may install packages, and there is no sudo here' &&
-        says "^    su -c 'apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev make libjansson-dev gnuplot-nox'$" && asked_nothing
+        says "^    su -c 'apt-get update && apt-get install .* gcc libc6-dev make libjansson-dev gnuplot-nox'$" && asked_nothing
 }
 
-# compiler WHAT: a cc that calls itself gcc 4.8.5, and does WHAT with the arguments before the real one gets them.
-compiler() { fake old_cc "[ \"\$1\" != --version ] || { echo 'gcc (GCC) 4.8.5'; exit; }; $1; exec cc \"\$@\""; }
+# old_compiler WHAT: a cc that calls itself gcc 4.8.5 and does WHAT with its arguments before the real one gets them.
+old_compiler() { fake old_cc "[ \"\$1\" != --version ] || { echo 'gcc (GCC) 4.8.5'; exit; }; $1; exec cc \"\$@\""; }
 an_old_compiler_is_named() {
-    compiler 'set -- -D__builtin_mul_overflow=gcc_5_has_it "$@"'
-    setup 1 CC=old_cc && says '^not usable: C compiler, .*: gcc (GCC) 4.8.5 does not compile what is needed (.*gcc_5_has_it.*); gcc 9 and later do' &&
-        says '^still missing:' || return 1
+    old_compiler 'set -- -D__builtin_mul_overflow=gcc_5_has_it "$@"'
+    setup 1 CC=old_cc &&
+        says '^not usable: C compiler, .*: gcc (GCC) 4.8.5 does not compile what is needed (.*gcc_5_.*); gcc 9 and later do' &&
+        says '^still missing or not usable:' || return 1
     local option
     for option in -std=c11 -march=native -fopenmp; do
-        compiler "case \" \$* \" in *' $option '*) echo \"error: unrecognized command line option '$option'\" >&2; exit 1 ;; esac"
+        old_compiler "case \" \$* \" in *' $option '*) echo \"error: unrecognized option '$option'\" >&2; exit 1 ;; esac"
         setup 1 CC=old_cc && says "does not compile what is needed (unrecognized .*$option.*); gcc 9" || return 1
     done
 }
@@ -188,12 +192,15 @@ other_user() {
     else chmod -R a-w "$copy"; fi
 }
 this_user() { with=(); chmod -R u+w "$copy"; }
-refused() { if [ "$(command id -u)" = 0 ]; then echo "belongs to root, and ada may not write there: run sudo chown -R ada"; else echo "is write-protected: run chmod u+w"; fi; }
+refusal() {
+    if [ "$(command id -u)" = 0 ]; then echo "belongs to root, and ada may not write there: run sudo chown -R ada"
+    else echo "is write-protected: run chmod u+w"; fi
+}
 a_clone_of_somebody_else() {
     other_user
-    setup 1 && says '^everything is here$' && says "^make cannot build here: $copy $(refused) $copy, or clone into " &&
-        [ "$(wc -l < "$work/said")" -eq 2 ] && setup_cuda 1 && says "^missing: cublasLt, .*; not fetched, because $copy $(refused)" &&
-        not grep -q 'pip install' "$work/asked"
+    setup 1 && says '^everything is here$' && says "^make cannot build here: $copy $(refusal) $copy, or clone into " &&
+        [ "$(wc -l < "$work/said")" -eq 2 ] && setup_cuda 1 &&
+        says "^missing: cublasLt, .*; not fetched, because $copy $(refusal)" && not grep -q 'pip install' "$work/asked"
     local result=$?
     this_user
     return $result
@@ -202,7 +209,7 @@ a_build_folder_of_somebody_else() { # after sudo make
     mkdir "$copy/build"
     other_user
     if [ "$(command id -u)" = 0 ]; then chown 65534 "$copy"; else chmod u+w "$copy"; fi
-    setup 1 && says "^make cannot build here: $copy/build $(refused) $copy/build, or clone into "
+    setup 1 && says "^make cannot build here: $copy/build $(refusal) $copy/build, or clone into "
     local result=$?
     this_user
     [ "$(command id -u)" != 0 ] || chown 0 "$copy"
@@ -220,14 +227,19 @@ disks_in_the_way() {
         exec "$@"')
     with=("${run[@]}" full)
     SCRIPT=$disk/dev/setup.sh setup 1 && says '^everything is here$' &&
-        says "^make cannot build here: the disk that holds $disk is full (0.0 GB free): free some space there, or clone onto another disk$" || return 1
-    setup 1 TMPDIR="$disk" && says "^the disk that holds $disk is full (0.0 GB free): set TMPDIR to" && [ "$(wc -l < "$work/said")" -eq 1 ] || return 1
+        says "^make cannot build here: the disk that holds $disk is full (0.0 GB free): free some space there, or clone" || return 1
+    setup 1 TMPDIR="$disk" && says "^the disk that holds $disk is full (0.0 GB free): set TMPDIR to" &&
+        [ "$(wc -l < "$work/said")" -eq 1 ] || return 1
     with=("${run[@]}" readonly)
-    SCRIPT=$disk/dev/setup.sh setup 1 && says "^make cannot build here: $disk is on a read-only file system: clone onto another disk$" || return 1
+    SCRIPT=$disk/dev/setup.sh setup 1 &&
+        says "^make cannot build here: $disk is on a read-only file system: clone onto another disk$" || return 1
     with=("${run[@]}" noexec)
     setup 1 TMPDIR="$disk" && says "^programs cannot be run in $disk (is it mounted noexec?): set TMPDIR"
 }
-no_temporary_folder() { setup 1 TMPDIR=/no/such/folder && says '^there is no folder /no/such/folder: set TMPDIR' && [ "$(wc -l < "$work/said")" -eq 1 ]; }
+no_temporary_folder() {
+    setup 1 TMPDIR=/no/such/folder && says '^there is no folder /no/such/folder: set TMPDIR' &&
+        [ "$(wc -l < "$work/said")" -eq 1 ]
+}
 
 # Fakes of nvcc and of a Python whose pip notes what it is asked for and makes what find_cuda.sh looks for.
 fake_cuda() {
@@ -248,16 +260,20 @@ fake_cuda() {
 }
 setup_cuda() { setup "$@" NVCC="$bin/nvcc" CUDA_HOME="$work/toolkit" PYTHON="$bin/python"; }
 the_wheels_are_fetched_once() {
-    setup_cuda 0 && says 'about 1 GB' && asked '-m pip install .*nvidia-cublas==13.* nvidia-cudnn-cu13==.* nvidia-cuda-nvrtc==13.0.\*' &&
+    setup_cuda 0 && says 'about 1 GB' &&
+        asked '-m pip install .*nvidia-cublas==13.* nvidia-cudnn-cu13==.* nvidia-cuda-nvrtc==13.0.\*' &&
         [ -e "$copy/nvidia/cu13/lib/libcudnn.so.13" ] && not test -e "$copy/nvidia.new" && setup_cuda 0 && asked_nothing
 }
 without_wheels_the_rest_is_set_up() {
     rm -rf "$copy/nvidia"
     setup_cuda 0 PIP_ERROR="HTTPSConnectionPool: Max retries exceeded: Temporary failure in name resolution" &&
         explains "^pip install failed: no network; .* make DEVICE=cuda does not work; the rest does$" 'ERROR: HTTPS' &&
-        setup_cuda 0 PIP_ERROR="[Errno 28] No space left on device" && explains "^pip install failed: a disk is full; " 'ERROR: .Errno 28'
+        setup_cuda 0 PIP_ERROR="[Errno 28] No space left on device" &&
+        explains "^pip install failed: a disk is full; " 'ERROR: .Errno 28'
 }
-no_pip_is_told() { setup_cuda 0 NO_PIP=1 && says 'there is no pip: install python3-pip' && not grep -q 'pip install' "$work/asked"; }
+no_pip_is_told() {
+    setup_cuda 0 NO_PIP=1 && says 'there is no pip: install python3-pip' && not grep -q 'pip install' "$work/asked"
+}
 other_wheels_do_not_count() { # they are for CUDA 13
     rm -rf "$copy/nvidia"
     setup_cuda 0 && echo '#define CUDA_VERSION 12080' > "$work/toolkit/include/cuda.h" && setup_cuda 0 && says 'missing: cublasLt'
@@ -299,5 +315,6 @@ rm -f "$work/broken/jansson.h"
 fake apt-get 'echo "$@" >> "$FAKES/asked"'
 check "a compiler that is too old is named with its version, and with one that works" an_old_compiler_is_named
 check "a make that is not GNU make is named" another_make_is_named
-check "libFuzzer's library is asked for in clang's version; it is optional, so its absence is no failure" the_fuzzers_library_is_of_clangs_version
+check "libFuzzer's library is asked for in clang's version; it is optional, so its absence is no failure" \
+    the_fuzzers_library_is_of_clangs_version
 done_testing

@@ -1,7 +1,7 @@
 /*
-test_checkpoint.c - a checkpoint is the same bytes whoever wrote it, comes back as it was, notices any change, and a crash,
-a full disk or a kill at any instant leaves the last good one.
-Whatever may leave a folder half-written runs in a child process, as a program that dies would.
+test_checkpoint.c - a checkpoint has the same bytes whichever ranks wrote it, is read back as it was saved, and any change
+to it is noticed; a crash, a full disk or a kill at any instant leaves the last good one.
+Whatever may leave a folder half-written runs in a child process.
 */
 #include "../llmc/common.h"
 #include <dirent.h>
@@ -9,7 +9,7 @@ Whatever may leave a folder half-written runs in a child process, as a program t
 #include <jansson.h>
 #include <signal.h>
 
-// Every system call of checkpoint.h that changes what a folder holds, or syncs it, may be the last: see crash_before.
+// Every system call of checkpoint.h that changes or syncs a folder can be made the last one: see crash_before.
 static void crash_point(void);
 #define open(...) (crash_point(), open(__VA_ARGS__))
 #define fsync(fd) (crash_point(), fsync(fd))
@@ -68,9 +68,9 @@ static TrainState state_at(long long step, DType dtype) {
     return s;
 }
 
-// Element k of unit u: a number that every dtype holds exactly. 99 in the padding, which must never come back.
+// Element k of unit u: a number that every dtype holds exactly. 99 in the padding, which must never be saved.
 static float value_at(CheckpointPart part, int u, size_t k, long long step, DType dtype) {
-    if (part == CHECKPOINT_MASTER && dtype == DTYPE_F32) part = CHECKPOINT_MODEL; // one is the other
+    if (part == CHECKPOINT_MASTER && dtype == DTYPE_F32) part = CHECKPOINT_MODEL; // the fp32 model is its own master
     bool is_padding = u == 0 && k >= unit_elements(config, 0) - (size_t)((config.Vp - config.V) * config.C);
     Philox r = philox((uint64_t)step, (uint64_t)part * 1000 + (uint64_t)u, k);
     return is_padding ? 99.0f : (float)(r.x[0] % 255) / 64;
@@ -86,11 +86,12 @@ static void write_range(CheckpointWriter* w, CheckpointPart part, int u, size_t 
     free(host);
 }
 
-// shards: how many writers have a file of their own; 0: a full checkpoint.
+// shards: the number of writers that each have a file; 0: a full checkpoint.
 typedef struct { const char* out; long long step, keep; DType dtype; int shards; } Save;
 
-// Ranges of shard `shard` of `shards`, at most SLICES a unit, into `ranges`; how many. Each unit is cut into SLICES that end
-// anywhere, padding included; one after the other belongs to anyone. A single shard has all of them, so that its pieces touch.
+// Writes the ranges of shard `shard` of `shards`, at most SLICES a unit, into `ranges`; returns how many. Each unit is cut into
+// SLICES that end anywhere, padding included, and each slice belongs to a random shard. A single shard has all of them, so that
+// its pieces touch.
 enum { SLICES = 5, MAX_RANGES = 3 * SLICES };
 static int ranges_of(int shard, int shards, CheckpointRange ranges[MAX_RANGES]) {
     int count = 0;
@@ -98,7 +99,7 @@ static int ranges_of(int shard, int shards, CheckpointRange ranges[MAX_RANGES]) 
         size_t end = unit_elements(config, u);
         for (int slice = 0; slice < SLICES; slice++) { // from the unit's end: ranges need not be in order
             Philox r = philox(11, (uint64_t)(u * SLICES + slice), (uint64_t)shards);
-            size_t stored = end - (u == 0 && slice == 0 ? 500 : 0); // cuts fall among what is stored
+            size_t stored = end - (u == 0 && slice == 0 ? 500 : 0); // cuts fall inside the stored part
             size_t begin = slice == SLICES - 1 ? 0 : r.x[0] % (stored + 1);
             CheckpointRange range = { u, begin, end };
             if (begin < end && (int)(r.x[1] % (unsigned)shards) == shard) ranges[count++] = range;
@@ -165,7 +166,7 @@ static void save_step(long long step, long long keep, DType dtype) { save_in_sha
 
 static char* step_path(long long step) { return format_string("%s/step_%08lld", out, step); }
 
-// How many elements of a checkpoint differ from those of its step, all parts read in pieces.
+// Returns how many elements of a checkpoint differ from those of its step. Reads all parts, in pieces.
 static size_t count_wrong(CheckpointReader* r) {
     size_t wrong = 0;
     for (int p = 0; p < CHECKPOINT_PARTS; p++)
@@ -250,7 +251,7 @@ static void the_padding_is_not_stored(void** state) {
     free(path);
 }
 
-// Three ranks write what they own in random pieces; rank 0 adds up and commits.
+// Three ranks write what they own in random pieces; rank 0 adds up the checksums and commits.
 static void save_by_three_ranks(void* unused) {
     (void)unused;
     TrainState s = state_at(7, DTYPE_BF16);
@@ -316,7 +317,7 @@ static void forget_an_element(void* unused) {
     checkpoint_commit(&w, 0);
 }
 
-// How many entries `out` has, hidden ones included; -1 if it is no folder.
+// Returns how many entries `out` has, hidden ones included; -1 if it is not a folder.
 static int count_entries(void) {
     DIR* d = opendir(out);
     if (d == NULL) return -1;
@@ -425,7 +426,7 @@ static void the_same_step_is_replaced(void** state) {
     free(path);
 }
 
-// What a crash between the two renames of a replacement leaves: the old one aside, the new one unnamed.
+// Makes what a crash between the two renames of a replacement leaves: the old one moved away, the new one not yet named.
 static void a_replacement_that_was_cut_short_loses_nothing(void** state) {
     (void)state;
     save_step(4, 0, DTYPE_F32);
@@ -476,7 +477,7 @@ static void flip_bit(const char* path, size_t place, int bit) {
     close(fd);
 }
 
-// Flips `flips` bits of each file of step 2, one at a time; the last byte is one of a value in the files from `first_tensors` on.
+// Flips `flips` bits of each file of step 2, one at a time. In files from `first_tensors` on the last byte belongs to a value.
 static void flipped_bits_are_noticed(const char* const* files, int count, int first_tensors, size_t flips, int shards) {
     save_in_shards(2, 0, DTYPE_F16, shards);
     char *dir = step_path(2), *older = step_path(1);
@@ -557,7 +558,7 @@ static void a_sharded_checkpoint_has_the_values_of_a_full_one(void** state) {
         CheckpointReader r;
         checkpoint_open(&r, dir);
         if (k == 0) memcpy(full, r.stored, sizeof full);
-        assert_memory_equal(r.stored, full, sizeof full); // those who have read it all know that it is so: assert_loads
+        assert_memory_equal(r.stored, full, sizeof full); // assert_loads checks these against the values
         checkpoint_close(&r);
         assert_loads(dir);
         free(dir);
@@ -620,8 +621,8 @@ static void there_may_be_more_shards_than_open_files(void** state) {
     free(dir);
 }
 
-// Two shards that part at fixed places: wte's element 6, the 10th of each proj.weight. What the second adds to its ranges is up
-// to the argument, and nobody's to write.
+// Two shards divided at fixed places: wte's element 6, the 10th of each proj.weight. The argument says what the second shard adds
+// to its ranges, which it must not write.
 static const CheckpointRange halves[2][3] = { { { 0, 0, 30 }, { 1, 0, 110 }, { 2, 0, 110 } },
                                               { { 0, 30, 536 }, { 1, 110, 244 }, { 2, 110, 244 } } };
 static void save_halves(void* argument) {
@@ -640,7 +641,7 @@ static void save_halves(void* argument) {
     checkpoint_commit(&w[0], 0);
 }
 
-// A place in a header where one text stands becomes another, and the header's length with it.
+// Replaces one text in a header by another, and adjusts the header's length.
 static void edit_header(const char* name, const char* old, const char* new) {
     size_t n;
     char* file = read_step_2(name, &n);
@@ -667,7 +668,7 @@ static void edit_header(const char* name, const char* old, const char* new) {
 #define SECOND "model-00002-of-00002.safetensors"
 static void every_piece_of_a_shard_is_checked(void** state) {
     (void)state;
-    static const char* const edits[][5] = { // file, what is there, what is to be there, and what is said of it
+    static const char* const edits[][5] = { // file, old text, new text, and the phrases of the error
         { FIRST, "\"wte[0:6]\"", "\"wte[1:7]\"", "model-*-of-00002.safetensors", "element 0 of tensor 'wte' is missing" },
         { SECOND, "\"wte[6:40]\"", "\"wte[5:39]\"", "model-*-of-00002.safetensors", "element 5 of tensor 'wte' is there twice" },
         { SECOND, "\"h.1.proj.weight[10:16]\"", "\"h.0.fc.weight[3:9]\"", "*", "3 of tensor 'h.0.fc.weight' is there twice" },
@@ -709,7 +710,7 @@ static void every_piece_of_a_shard_is_checked(void** state) {
 
 static void an_index_that_differs_from_its_files_is_noticed(void** state) {
     (void)state;
-    static const char* const edits[][3] = { // what is there, what is to be there, and what is said of it
+    static const char* const edits[][3] = { // old text, new text, and the phrase of the error
         { FIRST, SECOND, "' is in " SECOND "; it is in " FIRST },
         { FIRST, "../x", "' is in ../x; it is in " FIRST },
         { "\"wte[0:6]\": \"" FIRST "\"", "\"wte[0:6]\": 1", "says that 'wte[0:6]' is in no file; it is in " FIRST },
@@ -794,7 +795,7 @@ static void attach_to_nothing(void* unused) {
     CheckpointWriter w;
     checkpoint_attach_shard(&w, out, &s, 1, 2, halves[1], 3);
 }
-// One writer's ranges, which are not all of the model though the writers say that they were.
+// One writer's ranges, which are not the whole model although the writer claims to have written it.
 static void save_too_little(CheckpointRange last, int shards) {
     TrainState s = state_at(2, DTYPE_F32);
     CheckpointRange ranges[] = { { 0, 0, 536 }, { 1, 0, 244 }, last };
@@ -834,7 +835,7 @@ static void what_shards_hold_must_be_the_whole(void** state) {
     assert_int_equal(count_entries(), 0);
 }
 
-// The tools beside this program read either kind.
+// The programs beside this one read either kind.
 static void an_export_of_shards_is_that_of_a_full_checkpoint(void** state) {
     (void)state;
     static const char* const files[] = { "model.safetensors", "config.json" };
@@ -972,11 +973,11 @@ static void other_things_are_called_by_their_name(void** state) {
     free(dir);
 }
 
-// ---- bad luck ----
+// ---- full disks and errors of the file system ----
 
 static rlim_t room; // no file may be longer
 static void save_with_little_room(void* argument) {
-    signal(SIGXFSZ, SIG_IGN); // else the limit kills, where a full disk gives an error
+    signal(SIGXFSZ, SIG_IGN); // otherwise the limit would kill the process; a full disk only gives an error
     struct rlimit limit = { room, room };
     setrlimit(RLIMIT_FSIZE, &limit);
     save(argument);
@@ -994,7 +995,7 @@ static void a_failed_save_leaves_the_last_good_checkpoint(void** state) {
     assert_newest("step_00000001");
 }
 
-// Room for more and more of a sharded checkpoint, up to all of it: the first file that does not fit is named.
+// Allows more and more bytes of a sharded checkpoint, up to all of it: the first file that does not fit is named.
 static void every_file_of_a_sharded_save_may_fail(void** state) {
     (void)state;
     static const char* const files[] = { "model-0000", "optimizer-0000", "safetensors.index.json" };
@@ -1017,7 +1018,7 @@ static void every_file_of_a_sharded_save_may_fail(void** state) {
 
 typedef struct { int shards; const char* size; } SmallDisk;
 
-// In a namespace of its own, where `out` is a disk with room for one checkpoint and a half.
+// Runs in its own namespace, where `out` is a disk with space for one checkpoint and a half.
 static void fill_a_small_disk(void* argument) {
     const SmallDisk* disk = (const SmallDisk*)argument;
     bool is_mounted = folder_make(out) && unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
@@ -1070,7 +1071,7 @@ static void crash_point(void) {
     if (crash_before > 0 && --crash_before == 0) kill(getpid(), SIGKILL);
 }
 
-// Tells the parent that a step is said to be safe.
+// Tells the parent that a step was reported safe.
 static void report_safe(int pipe_end, long long step) {
     if (write(pipe_end, &step, sizeof step) != sizeof step) _exit(3);
 }
@@ -1096,8 +1097,8 @@ static void save_for_ever(int pipe_end, int unused) {
     }
 }
 
-// Runs function(pipe, argument) in a child that is killed after `microseconds`, or kills itself (0). The last step that
-// it has reported, `safe` if none; *was_killed says whether it died before it was through.
+// Runs function(pipe, argument) in a child that is killed after `microseconds`, or kills itself (0). Returns the last step that
+// the child reported, `safe` if none; *was_killed: the child died before it finished.
 static long long run_until_killed(void (*function)(int, int), int argument, unsigned microseconds, long long safe, bool* was_killed) {
     int ends[2], status;
     assert_int_equal(pipe(ends), 0);
@@ -1116,7 +1117,7 @@ static long long run_until_killed(void (*function)(int, int), int argument, unsi
     return safe;
 }
 
-// Nothing that was reported safe is lost, and whatever has a checkpoint's name is a whole one.
+// No step that was reported safe is lost, and every folder with a checkpoint's name is complete.
 static void assert_nothing_is_lost(long long safe) {
     char* newest = checkpoint_newest(out);
     if (safe > 0) assert_non_null(newest);
@@ -1177,7 +1178,7 @@ static void a_kill_at_any_instant_loses_nothing(void** state) {
         remove_tree(out);
     }
     print_message("# %d of 40 kills hit a save in the middle\n", in_the_middle);
-    assert_true(in_the_middle > 0); // else this test has shown nothing
+    assert_true(in_the_middle > 0); // otherwise this test has shown nothing
 }
 
 int main(void) {

@@ -1,6 +1,6 @@
 /*
-test_comm.c - collectives against sums made on the host. A program of its own kind: test/comm.t starts it on several ranks,
-and every rank checks what it has; the first check that fails ends them all. Alone it is a test of one rank.
+test_comm.c - collectives against sums made on the host. test/comm.t starts this program on several ranks, and every rank
+checks its results; the first check that fails ends them all. Started alone it is a test of one rank.
 
     test_comm             every claim below, as TAP from rank 0
     test_comm die NAME    one mistake, which must end with the error that test/comm.t expects
@@ -16,7 +16,7 @@ and every rank checks what it has; the first check that fails ends them all. Alo
 static Comm world;
 static Control control;
 static const size_t sizes[] = { 0, 1, 7, MANY };
-enum { NUM_SIZES = sizeof sizes / sizeof sizes[0], SPARE = 3 }; // elements behind every buffer that nobody may touch
+enum { NUM_SIZES = sizeof sizes / sizeof sizes[0], SPARE = 3 }; // elements after every buffer that no operation may touch
 static const CommType types[] = { COMM_F32, COMM_BF16, COMM_F16, COMM_F64, COMM_BYTE };
 enum { NUM_TYPES = sizeof types / sizeof types[0], NUM_SUMMED = 4 };
 
@@ -43,7 +43,7 @@ static void element_set(void* p, size_t i, CommType t, double x) {
     }
 }
 
-// Small whole numbers that repeat after 256: sums over 8 ranks are exact in every type, whatever the order.
+// Small whole numbers that repeat after 256: sums over 8 ranks are exact in every type, in any order.
 enum { MOST_RANKS = 8, PERIOD = 256 };
 static double whole_numbers[MOST_RANKS][PERIOD], whole_sums[MOST_RANKS + 1][PERIOD]; // [ranks] sums over that many
 static void make_whole_numbers(void) {
@@ -145,7 +145,7 @@ static void test_all_gather(void) {
             for (int in_place = 0; in_place < 2; in_place++) all_gather_on(&world, sizes[s], types[t], in_place);
 }
 
-// Shards in host memory: each rank's part of the sum, times 2 on the host, to everyone.
+// Shards in host memory: each rank's part of the sum is doubled on the host and gathered by all ranks.
 static void host_shards_on(Comm* c, size_t n, CommType t) {
     size_t N = (size_t)c->size, at = (size_t)c->rank * n, bytes = n * comm_type_size(t);
     void *full = buffer(N * n, t, whole, c->rank, 0), *shard = offload_alloc(bytes + SPARE);
@@ -153,7 +153,7 @@ static void host_shards_on(Comm* c, size_t n, CommType t) {
     comm_wait(c, comm_reduce_scatter_to_host(c, shard, full, n, t));
     device_synchronize();
     for (size_t i = 0; i < n; i++) check_element(shard, i, t, whole_sum(c, at + i), "reduce-scatter to the host");
-    for (size_t i = 0; i < N * n; i++) // the own part may be anything
+    for (size_t i = 0; i < N * n; i++) // the rank's own part may be anything
         if (i < at || i >= at + n) check_element(full, i, t, whole(c->rank, i), "reduce-scatter's input");
     for (size_t i = 0; i < n; i++) element_set(shard, i, t, 2 * element_get(shard, i, t));
     comm_wait(c, comm_all_gather_from_host(c, full, shard, n, t));
@@ -185,7 +185,7 @@ static void test_broadcast(void) {
     for (int t = 0; t < NUM_TYPES; t++) broadcast_on(&world, 2 * MANY, types[t], world.size - 1); // several pieces
 }
 
-// Everyone sends to everyone, two messages each, all at once: those of a pair must not overtake each other.
+// Every rank sends two messages to every other, all at once: the messages of a pair must not overtake each other.
 static void test_send_receive(void) {
     const size_t lengths[] = { 2 * MANY, 7 };
     int N = world.size, count = 0;
@@ -213,7 +213,7 @@ static void test_send_receive(void) {
     free(ops); free(in); free(out);
 }
 
-// Messages between two ranks go beside a collective that a third has not come to yet.
+// Messages between two ranks arrive while a collective waits for a third rank.
 static void test_messages_do_not_queue_behind_collectives(void) {
     float sum[4] = { 1, 1, 1, 1 }, number = (float)world.rank;
     CommOp all = 0;
@@ -227,7 +227,7 @@ static void test_messages_do_not_queue_behind_collectives(void) {
     check(sum[3] == (float)world.size && (world.rank > 2 || number == 0), "sum %g, number %g", sum[3], number);
 }
 
-// Between two ranks a message and a part of a collective are under way at once, and each issues them in another order.
+// Between two ranks a message and a part of a collective are in flight at once, and each rank issues them in another order.
 static void test_messages_are_not_those_of_collectives(void) {
     float number = -1, shard = (float)world.rank, full[MOST_RANKS];
     CommOp message = 0, gather;
@@ -398,7 +398,7 @@ static void test_counts(void) {
     free(x);
 }
 
-// What all ranks send: each of the groups of a split, and the world.
+// The bytes that all ranks send: in each group of a split, and in the world.
 static void test_totals_include_splits(void) {
     const int N = world.size, size = N % 2 == 0 ? N / 2 : N; // two groups where there can be
     const size_t n = 1003, split = comm_split_bytes(&world, size), before_split = device_memory(MEMORY_COMMUNICATION);
@@ -430,7 +430,7 @@ static void test_totals_include_splits(void) {
 static unsigned long long posted_by_all(CommKind k, unsigned long long before) {
     return (unsigned long long)comm_host_sum(&world, (double)(world.stats[k].posted - before));
 }
-// What all ranks together really send is N times what the formula says of one.
+// All ranks together really send N times what the formula says of one.
 static void test_formulas_are_what_is_sent(void) {
     size_t n = 300007, N = (size_t)world.size;
     float* x = xcalloc(n * N, sizeof(float));
@@ -525,7 +525,7 @@ static bool is_finished(CommOp op) {
 }
 // An operation of many milliseconds goes from start to finish while this thread computes and calls nothing.
 static void test_overlap(void) {
-    const size_t n = (world.size > 4 ? 2 : 10) * MANY; // many ranks on few cores take their time
+    const size_t n = (world.size > 4 ? 2 : 10) * MANY; // many ranks on few cores are slow
     float* x = buffer(n, COMM_F32, NULL, 0, 0);
     for (int mode = 0; mode < MODES; mode++) {
         set_mode(mode);
@@ -674,7 +674,7 @@ static void claim(const char* name, void (*test)(void)) {
     double begin = now_seconds();
     comm_step(&world, ++claims);
     test();
-    comm_barrier(&world); // who is here has passed
+    comm_barrier(&world); // a rank that gets here has passed
     printf("ok %d - %d rank%s: %s  # %.1f s\n", claims, world.size, world.size == 1 ? "" : "s", name, now_seconds() - begin);
     fflush(stdout);
 }

@@ -1,7 +1,7 @@
 /*
-test_comm_cuda.cu - collectives between GPUs, or ranks that share one, against sums made on the host; test_comm.c says more of
-what each must do. test/emulated_comm.t starts it on several ranks, and dev/gpu_check.sh on a GPU. Every rank checks what it
-has; the first check that fails ends them all.
+test_comm_cuda.cu - collectives between GPUs, or ranks that share one, against sums made on the host; test_comm.c says more
+about each. test/emulated_ddp.t starts it on several ranks, and dev/gpu_check.sh on a GPU. Every rank checks its results; the
+first check that fails ends them all.
 
     test_comm_cuda [--comm nccl|mpi] [--deterministic | --allreduce ring]    every claim below, as TAP from rank 0
 */
@@ -12,7 +12,7 @@ has; the first check that fails ends them all.
 static Comm world;
 static Control control;
 static const size_t sizes[] = { 0, 1, 7, 20011 };
-enum { NUM_SIZES = sizeof sizes / sizeof sizes[0], SPARE = 16 }; // bytes behind every tensor that nobody may touch
+enum { NUM_SIZES = sizeof sizes / sizeof sizes[0], SPARE = 16 }; // bytes after every tensor that no operation may touch
 static const CommType types[] = { COMM_F32, COMM_BF16, COMM_F16, COMM_F64, COMM_BYTE };
 enum { NUM_TYPES = sizeof types / sizeof types[0], NUM_SUMMED = 4 };
 
@@ -38,7 +38,7 @@ static double rough(int q, size_t i) {
 }
 typedef double (*Numbers)(int q, size_t i);
 
-// ---- tensors: elements on the device, and the spare bytes behind ----
+// ---- tensors: elements on the device, and the spare bytes after them ----
 static char* host_numbers(size_t n, CommType t, Numbers numbers, int q) { // (n) and SPARE bytes; the caller frees it
     size_t bytes = n * comm_type_size(t);
     char* p = (char*)xcalloc(bytes + SPARE, 1);
@@ -54,7 +54,7 @@ static char* tensor(size_t n, CommType t, Numbers numbers, int q) { // NULL: zer
     free(host);
     return p;
 }
-// The tensor p (n), and what is behind it, must be `expected`, which is freed.
+// The tensor p (n) and the bytes after it must equal `expected`, which is freed.
 static void is(const char* p, char* expected, size_t n, CommType t, const char* what) {
     size_t bytes = n * comm_type_size(t) + SPARE;
     char* host = (char*)xcalloc(bytes, 1);
@@ -114,7 +114,7 @@ static void all_gather_on(Comm* c, size_t n, CommType t, bool in_place) {
     device_free(own);
     device_free(full);
 }
-// Shards in host memory: each rank's part of the sum, as the host sees it, and then times 2 to everyone.
+// Shards in host memory: the host sees each rank's part of the sum and doubles it; then all ranks gather it.
 static void host_shards_on(Comm* c, size_t n, CommType t) {
     size_t N = (size_t)c->size, at = (size_t)c->rank * n, bytes = n * comm_type_size(t);
     char *full = tensor(N * n, t, whole, c->rank), *shard = (char*)offload_alloc(bytes + SPARE);
@@ -201,8 +201,8 @@ static void test_rank_order(void) {
     }
 }
 
-// Compute, communicate, compute, without the host ever waiting for the GPU: each step's input is made just before, its output is
-// used just after, and its buffer is written again at once.
+// Compute, communicate, compute, without the host ever waiting for the GPU: each step's input is computed just before, its output
+// is used just after, and its buffer is overwritten at once.
 static void test_order_with_compute(void) {
     enum { STEPS = 12, n = 3001 };
     char* x = tensor(n, COMM_F32, NULL, 0);
@@ -227,8 +227,8 @@ static void test_order_with_compute(void) {
     device_free(x);
 }
 
-// Likewise with shards on the host: what is reduced is computed just before and overwritten just after, several are on their way
-// at once, and the host waits once before it reads them all; what is gathered is used just after and overwritten at once.
+// The same with shards on the host: data to reduce is computed just before and overwritten just after, several operations are in
+// flight at once, and the host waits once before it reads them all; gathered data is used just after and overwritten at once.
 static void test_order_of_host_shards_with_compute(void) {
     enum { STEPS = 6, n = 3001 };
     size_t N = (size_t)world.size, bytes = n * sizeof(float);
@@ -268,7 +268,7 @@ static void test_order_of_host_shards_with_compute(void) {
     device_free(full);
 }
 
-// Everyone sends to everyone, two messages each, all at once: those of a pair must not overtake each other.
+// Every rank sends two messages to every other, all at once: the messages of a pair must not overtake each other.
 static void test_messages(void) {
     int N = world.size, count = 0;
     const size_t lengths[] = { 20011, 7 };
@@ -293,7 +293,7 @@ static void test_messages(void) {
     free(x);
 }
 
-// Messages between two ranks go beside a collective that a third has not come to yet.
+// Messages between two ranks arrive while a collective waits for a third rank.
 static void test_messages_do_not_queue_behind_collectives(void) {
     char *sum = tensor(4, COMM_F32, whole, world.rank), *number = tensor(1, COMM_F32, rough, world.rank);
     CommOp all = 0;
@@ -347,7 +347,7 @@ static void test_times(void) {
     device_free(x);
 }
 
-// Whole and shard are windows, with --nccl-windows, and what is exchanged lies at any place of them.
+// With --nccl-windows whole and shard are windows, and the exchanged data lies anywhere in them.
 static void test_windows(void) {
     const size_t n = 5000, N = (size_t)world.size, at = 48;
     size_t allocations = device_allocations(), before = device_memory(MEMORY_COMMUNICATION);
@@ -377,7 +377,7 @@ static int claims;
 static void claim(const char* name, void (*test)(void)) {
     comm_step(&world, ++claims);
     test();
-    comm_barrier(&world); // who is here has passed
+    comm_barrier(&world); // a rank that gets here has passed
     printf("ok %d - %d ranks: %s\n", claims, world.size, name);
     fflush(stdout);
 }

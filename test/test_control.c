@@ -1,4 +1,4 @@
-// test_control.c - ranks that look after one another: several processes, one of which is killed, stopped, hangs or errs.
+// test_control.c - ranks that watch one another: several processes, one of which is killed, stopped, hangs or fails.
 #include "../llmc/control.h"
 #include "../llmc/fault.h"
 #include "expect_death.h"
@@ -30,7 +30,7 @@ static RankInfo rank_of(int rank) {
     return r;
 }
 
-// Rank 0 says where it is; the others wait for that, as they would in MPI_Bcast.
+// Rank 0 publishes its address; the others wait for it, as they would in MPI_Bcast.
 static void join(Control* c, int rank) {
     control_init(c, rank_of(rank), team->timeout, team->out);
     if (rank == 0) {
@@ -49,7 +49,7 @@ static void be_rank(void* argument) {
     control_stop(&c);
 }
 
-// Runs the team in processes of their own until all have ended; those that are still there after 20 s are killed, and fail.
+// Runs each rank of the team in a process until all have ended; those that still run after 20 s are killed, and fail.
 static void team_run(const Team* t, void (*process)(void*), Ended* ended) {
     pid_t pids[MOST];
     FILE* err[MOST];
@@ -81,7 +81,7 @@ static void team_run(const Team* t, void (*process)(void*), Ended* ended) {
             ended[r].seconds = seconds;
             ended[r].status = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
         }
-        // Whom a test stopped must be ended by the test, once the others are gone.
+        // A process that a test stopped must be killed by the test, once the others have ended.
         bool only_stopped = left == 1 && meeting->count < 0;
         for (int r = 0; r < t->size && only_stopped; r++) if (pids[r]) kill(pids[r], SIGKILL);
     }
@@ -101,7 +101,7 @@ static void show(const Team* t, const Ended* e) {
         print_error("rank %d: status %d after %.2f s: %s\n", r, e[r].status, e[r].seconds, e[r].err);
 }
 
-// Every rank but the one that the test harms must end with status 1, in time, and one error with all the phrases.
+// Every rank except the one that the test harms must end with status 1, in time, with one error that has all the phrases.
 static void expect_verdict(const Team* t, int harmed, int harmed_status, double within, const char* const* phrases) {
     Ended e[MOST];
     memset(e, 0, sizeof e);
@@ -127,7 +127,7 @@ static void expect_verdict(const Team* t, int harmed, int harmed_status, double 
         expect_verdict(team, harmed, status, within, phrases_); \
     } while (0)
 
-// Every rank must end well and say nothing.
+// Every rank must end with status 0 and print nothing.
 static void expect_success(const Team* t, void (*process)(void*)) {
     Ended e[MOST];
     memset(e, 0, sizeof e);
@@ -144,7 +144,7 @@ static Team team_of(int size, double timeout, void (*work)(Control*)) {
     return t;
 }
 
-// How a crash ends a process. The sanitizer for addresses reports it and exits instead, and its report is no failure here.
+// How a crash ends a process. The address sanitizer reports it and exits instead, and its report is not a failure here.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define CRASHED(signal) -1
 #else
@@ -153,9 +153,9 @@ static Team team_of(int size, double timeout, void (*work)(Control*)) {
 
 #define ensure(condition) require(condition, "this does not hold: %s", #condition) // within a rank
 
-// ---- operations that move nothing: what comm.h would note ----
+// ---- operations that move nothing: the log entries that comm.h would make ----
 
-// A collective that all ranks of the team take part in, held together by nothing but the log.
+// A collective of all ranks of the team, which exists only in the log.
 static void issue_and_finish(Control* c, const char* collective, int peer) {
     OpRecord op = oplog_issue(&c->log, "world", collective, 1000, "fp32", peer);
     oplog_start(&c->log, &op);
@@ -176,7 +176,7 @@ static void two_steps(Control* c) {
         issue_and_finish(c, "all-reduce", -1);
     }
     oplog_step(&c->log, 3);
-    usleep(500000); // two heartbeats, by which rank 0 knows
+    usleep(500000); // two heartbeats, which tell rank 0
 }
 
 // ---- a good run ----
@@ -629,7 +629,7 @@ static void test_every_survivor_writes_its_last_operations(void** state) {
         snprintf(path, sizeof path, "%s/ops_rank_%04d.txt", folder, r);
         snprintf(who, sizeof who, " rank %d of 3 step 3 operations ", r);
         char* text = read_text(path);
-        if (r == 1) { assert_null(text); continue; } // it could write nothing any more
+        if (r == 1) { assert_null(text); continue; } // it could not write anything
         assert_non_null(text);
         assert_non_null(strstr(text, who));
         assert_non_null(strstr(text, "channel world collective - 103 102\n"));
@@ -688,7 +688,7 @@ static int knock(const char* bytes, size_t n) {
     return fd;
 }
 
-// A greeting as a rank would send it, but for what the test changes.
+// A greeting as a rank would send it, except what the test changes.
 static void greet(ControlHeader* h, ControlHello* hello, int rank, int size) {
     char hosts[CONTROL_ADDRESS], port[8];
     memset(hello, 0, sizeof *hello);

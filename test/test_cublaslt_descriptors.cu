@@ -1,6 +1,6 @@
 /*
-test_cublaslt_descriptors.cu - the real cuBLASLt takes our descriptions of products: of every layer, with every epilogue. That
-needs no GPU. (Which algorithms it has for them only a driver can tell: cublasLtCreate fails without one.)
+test_cublaslt_descriptors.cu - the real cuBLASLt accepts our descriptors of matrix products: of every layer, with every epilogue.
+That needs no GPU. (Finding algorithms for them needs a driver: without one cublasLtCreate fails.)
 */
 #include "../llmc/cuda/common.cuh"
 #include "../llmc/cuda/matmul.cuh"
@@ -28,7 +28,7 @@ static bool is_matrix(cublasLtMatrixLayout_t m, uint64_t rows, uint64_t cols) { 
         && is_laid_out(m, CUBLASLT_MATRIX_LAYOUT_LD, (int64_t)rows) && is_laid_out(m, CUBLASLT_MATRIX_LAYOUT_ORDER, (int32_t)CUBLASLT_ORDER_COL);
 }
 
-// A product as a layer makes it; A, B and D as the library must see them. Dies where the library refuses an attribute.
+// A product as a layer makes it; A, B and D as the library must see them. Dies if the library refuses an attribute.
 typedef struct { uint64_t rows, cols; } Matrix;
 static void check(const char* layer, ProductShape shape, bool bias, bool aux, Matrix a, Matrix b, Matrix d) {
     static floatX memory[8];

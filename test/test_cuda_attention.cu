@@ -1,17 +1,17 @@
 /*
-test_cuda_attention.cu - attention through cuDNN's graphs against the CPU's layer, and who computes it when. On a GPU with the
-real cuDNN, or under the emulator with its interpreter of graphs; built with -DUSE_CUDNN=1. That our own kernels are right is
-tested in test_cuda_kernels.cu.
+test_cuda_attention.cu - attention through cuDNN's graphs against the CPU's layer, and which attention is chosen when. On a GPU
+with the real cuDNN, or under the emulator with its interpreter of graphs; built with -DUSE_CUDNN=1. test_cuda_kernels.cu tests
+our own kernels.
 */
 #include "../llmc/cuda/common.cuh"
 #include "../llmc/cuda/attention_choice.cuh"
 #include "cuda_both.h"
 
-// Both sides ready for these shapes. The workspace holds NaN and is no larger than attention asks for.
+// Prepares both sides for these shapes. The workspace holds NaN and is no larger than attention asks for.
 static void start(int B, int T, int NH, int HS, AttentionChoice choice, bool deterministic) {
     LayerShapes s = { B, T, NH * HS, NH, 1 };
     start_cpu(s);
-    if (choice != cuda_layers.attention || deterministic != cuda_layers.deterministic) attention_free(); // else plans can stay
+    if (choice != cuda_layers.attention || deterministic != cuda_layers.deterministic) attention_free(); // else plans stay valid
     memset(&cuda_layers, 0, sizeof cuda_layers);
     cuda_layers.shapes = s;
     cuda_layers.attention = choice;
@@ -21,7 +21,7 @@ static void start(int B, int T, int NH, int HS, AttentionChoice choice, bool det
     cuda_layers.workspace = device_bytes(bytes);
     cuda_check(cudaMemset(cuda_layers.workspace, 0xff, bytes), "filling the workspace");
 }
-// Forward and backward of B sequences of T tokens, with whatever start() has chosen.
+// Forward and backward of B sequences of T tokens, with the attention that start() has chosen.
 static void check_attention(int B, int T, int NH, int HS, bool equal_bits) {
     int C = NH * HS;
     size_t n = (size_t)B * T * C;
@@ -42,7 +42,7 @@ static void check_attention(int B, int T, int NH, int HS, bool equal_bits) {
     expect_near("attention's dqkv", dqkv, 2 * out_slack);
 }
 
-// ---- who computes ----
+// ---- which attention computes ----
 static void expect_description(const char* begins, const char* contains) {
     const char* got = attention_description();
     expect(strncmp(got, begins, strlen(begins)) == 0 && strstr(got, contains), "attention is described as '%s', not '%s...%s'",
@@ -58,8 +58,8 @@ static void test_the_choice_is_described(void) {
     expect_description("own attention in fp32 arithmetic (cuDNN: ", ATTENTION_BY_CUDNN ? "multiple of 8" : "not for fp32");
     check_attention(1, 8, 2, 12, true);
 }
-// They differ in the last bits, by which it is seen who computes: heads of 64 channels in 16 bits are on tensor cores, but not
-// those of arrays that do not begin on 16 bytes.
+// The kernels' results differ in the last bits, which shows which one computed: heads of 64 channels in 16 bits use tensor cores,
+// but not if their arrays do not begin at a multiple of 16 bytes.
 static void expect_own(int HS, size_t offset, void (*attention)(AttentionCall), const char* who) {
     const int B = 1, T = 40, NH = 2, C = NH * HS;
     size_t n = (size_t)B * T * C;
@@ -85,7 +85,7 @@ static void test_who_computes_our_own(void) {
     expect_own(64, 0, attention_fp32_arithmetic, "fp32, in fp32 arithmetic");
 #endif
 }
-// `test_cuda_attention choose auto|cudnn|own HS` says who computes heads of HS channels, or dies.
+// `test_cuda_attention choose auto|cudnn|own HS` prints which attention computes heads of HS channels, or dies.
 static int print_choice(const char* choice, int HS) {
     bool own = strcmp(choice, "own") == 0, cudnn = strcmp(choice, "cudnn") == 0;
     start(1, 8, 2, HS, own ? ATTENTION_OWN : cudnn ? ATTENTION_CUDNN : ATTENTION_AUTO, false);
@@ -127,7 +127,7 @@ static void test_other_shapes_and_unaligned_arrays_go_to_our_own_kernels(void) {
         unaligned_array = -1;
     }
 }
-// Without --deterministic cuDNN adds to sums that must be 0 at first, however often backward runs.
+// Without --deterministic cuDNN adds to sums that must be set to 0 first, each time that backward runs.
 static void test_sums_begin_at_zero_in_every_backward(void) {
     start(1, 32, 2, 16, ATTENTION_CUDNN, false);
     check_attention(1, 32, 2, 16, false);

@@ -1,9 +1,9 @@
 /*
 test_cuda_kernels.cu - every kernel of llmc/cuda/ against the CPU's layer, on a GPU or under the emulator.
 
-Each kernel runs twice from the same beginning and must leave the same bits (the emulator takes threads and blocks in
-another order each time), which must agree with the CPU's within the rounding of what is stored plus a stated number of
-fp32 roundings of the largest result. Arrays end where they end, so that an address sanitizer sees a step too far.
+Each kernel runs twice from the same beginning and must leave the same bits (the emulator runs threads and blocks in
+another order each time). The results must agree with the CPU's within the rounding of stored values plus a stated number
+of fp32 roundings of the largest result. Arrays have no padding, so that an address sanitizer sees an access past the end.
 */
 #include "../llmc/cuda/common.cuh"
 #include "../llmc/cuda/encoder.cuh"
@@ -15,7 +15,7 @@ fp32 roundings of the largest result. Arrays end where they end, so that an addr
 #include "../llmc/cuda/stats.cuh"
 #include "cuda_both.h"
 
-// Both sides ready for these shapes. The device's workspace holds NaN and is no larger than the layers ask for.
+// Prepares both sides for these shapes. The device's workspace holds NaN and is no larger than the layers ask for.
 static void start(int B, int T, int C, int NH, int Vp) {
     LayerShapes s = { B, T, C, NH, Vp };
     start_cpu(s);
@@ -60,7 +60,7 @@ static void test_encoder_adds_embeddings_and_sums_their_gradients(void) {
 static void check_layernorm(int N, int C, float mean_of_x) {
     start(1, N, C, 1, 1);
     size_t n = (size_t)N * C;
-    // the subtraction of the mean magnifies roundings, and most where rstd is largest
+    // subtracting the mean magnifies roundings, most where rstd is largest
     double slack = (16 + 16 * fabs((double)mean_of_x)) * (C == 1 ? 400 : 1);
     Both<floatX> x1 = random_both(n, mean_of_x), x2 = random_both(n), w = random_both(C, 1, 0.5f), b = random_both(C, 0, 0.5f);
     Both<floatX> res = unset_both(n), out = unset_both(n), dout = random_both(n);
@@ -102,8 +102,8 @@ static void test_layernorm_adds_the_residual_and_normalises(void) {
     check_layernorm(4101, 8, 0); // more rows than warps of backward
 }
 
-// ---- what follows a matrix product ----
-// The CPU has these inside its products: a product with the identity leaves only them.
+// ---- bias and GELU after a matrix product ----
+// The CPU does these inside its products: a product with the identity leaves only them.
 static Both<floatX> identity(size_t n) {
     std::vector<floatX> x(n * n);
     for (size_t i = 0; i < n * n; i++) x[i] = to_floatX(i / n == i % n ? 1.0f : 0.0f);
@@ -152,12 +152,12 @@ static void test_bias_and_gelu_follow_a_product_and_their_gradients_precede_one(
 }
 
 // ---- attention ----
-// Tensor cores multiply what has 16 bits, so P and dS are rounded before: a number x by at most ROUNDING |x|, and in fp16, below
-// its normal numbers, by 2^-25.
+// Tensor cores multiply 16-bit numbers, so P and dS are rounded first: a number x by at most ROUNDING |x|, and in fp16, below its
+// normal numbers, by 2^-25.
 static double rounded_off(double x) {
     return ATTENTION_ON_TENSOR_CORES ? ROUNDING * fabs(x) + (ROUNDING == 1.0 / 2048 ? ldexp(1, -25) : 0) : 0;
 }
-// What this may make of each element of out, and of dqkv: of a sum of x[i] y[i] it makes sum of rounded_off(x[i]) |y[i]|.
+// How much this may change each element of out and of dqkv: a sum of x[i] y[i] changes by the sum of rounded_off(x[i]) |y[i]|.
 typedef struct { std::vector<double> out, dqkv; } AttentionRounding;
 static AttentionRounding attention_rounding(Both<floatX> qkv, Both<floatX> dout, int B, int T, int C, int NH) {
     int HS = C / NH;
@@ -193,7 +193,7 @@ static void check_attention(int B, int T, int NH, int HS, float std) {
     int C = NH * HS;
     start(B, T, C, NH, 1);
     size_t n = (size_t)B * T * C;
-    // an error of a score is one of exp's argument; in 16 bits exp itself is the GPU's instruction
+    // an error in a score is an error in exp's argument; in 16 bits exp itself is the GPU's approximate instruction
     double slack = (8 + sqrt(HS) + sqrt(T)) * (double)(std * std) * (sizeof(floatX) == 2 ? 4 : 1);
     Both<floatX> qkv = random_both(3 * n, 0, std), out = unset_both(n), dout = random_both(n), dqkv = unset_both(3 * n);
     Both<float> stats = unset_both<float>((size_t)B * NH * T);
@@ -226,7 +226,7 @@ static void test_attention_over_lengths_around_a_tile(void) {
     check_attention(2, 66, 3, 8, 1);
     check_attention(1, 97, 1, 128, 1);
 }
-// Its blocks have 64 rows in warps of 16, and tiles 64 or 32 rows, two of them in shared memory.
+// Its blocks have 64 rows in warps of 16; tiles have 64 or 32 rows, and two tiles are in shared memory.
 static void test_attention_of_64_channels_over_lengths_around_a_tile(void) {
     check_attention(1, 130, 1, 64, 1);
     if (quick) return;
@@ -282,7 +282,7 @@ static void test_classifier_hides_no_inf_or_nan(void) {
         start(1, 1, 1, 1, 64);
         Both<floatX> logits = random_both(64);
         Both<float> loss = unset_both<float>(1);
-        for (int i = 40; i < 48; i++) logits.start[i] = to_floatX(bad); // all that some thread has, too
+        for (int i = 40; i < 48; i++) logits.start[i] = to_floatX(bad); // including all elements of one thread
         begin_again(logits);
         Both<int> target = both_of(std::vector<int>(1, 3));
         classifier_forward_backward(loss.gpu, logits.gpu, target.gpu, 1, 1, 50, 64);
@@ -352,7 +352,7 @@ static void test_adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit(void) {
 static void test_adamw_of_fp32_gives_the_master_weights_to_the_bit(void) {
     start(1, 1, 1, 1, 1);
     for (size_t n : { 1, 8, 4099 }) {
-        for (size_t place = 0; place < 4; place++) { // where arrays begin decides nothing
+        for (size_t place = 0; place < 4; place++) { // the arrays' alignment must not change the result
             Optimizer o = random_optimizer(n, 0.5f, 0);
             Both<float> params = both_of(NEEDS_MASTER ? o.master.start : std::vector<float>(n), place % 2);
             Both<float> grads = unset_both<float>(n);
@@ -407,7 +407,7 @@ static void test_sums_depend_on_the_number_of_elements_alone(void) {
         }
     }
 }
-// Where an array begins decides who reads what, and nothing else.
+// An array's alignment decides which thread reads what, and nothing else.
 static void test_arrays_are_scaled_and_added_to_the_bit_as_on_the_cpu(void) {
     start(1, 1, 1, 1, 1);
     for (size_t n : { 0, 1, 7, 8, 1000, 4099 }) {
@@ -462,8 +462,8 @@ static void test_casts_round_as_the_cpu_does(void) {
     }
 }
 
-// ---- where arrays begin ----
-// One array after the other begins where 16 bytes cannot be read at once, and no kernel may try to.
+// ---- alignment ----
+// One array after the other is not aligned to 16 bytes, and no kernel may read 16 bytes at once from it.
 static void test_arrays_that_are_not_aligned_are_read_element_by_element(void) {
     void (*checks[7])(void) = {
         [] { check_encoder(1, 3, 16, 3); },

@@ -1,12 +1,12 @@
 /*
-test_cuda_matmul.cu - every linear layer of llmc/cuda/matmul.cuh against the CPU's, on a GPU or under the emulator: by each
-algorithm that cuBLASLt offers, with its epilogues and with our kernels in their place; and how plans are timed and kept.
+test_cuda_matmul.cu - every linear layer of llmc/cuda/matmul.cuh against the CPU's, on a GPU or under the emulator: with each
+algorithm that cuBLASLt offers, with its epilogues and with our kernels instead; and how plans are timed and kept.
 */
 #include "../llmc/cuda/common.cuh"
 #include "../llmc/cuda/matmul.cuh"
 #include "cuda_both.h"
 
-// Both sides ready for layers of up to N rows and OC outputs, of which a training step has `training_rows`.
+// Prepares both sides for layers of up to N rows and OC outputs; a training step has `training_rows` rows.
 static void start(int N, int OC, int training_rows) {
     LayerShapes s = { 1, N, (OC + 3) / 4, 1, 1 };
     if (cuda_matmul.handle != NULL) matmul_free();
@@ -18,15 +18,15 @@ static void start(int N, int OC, int training_rows) {
     cuda_layers.workspace = device_bytes(bytes);
     cuda_check(cudaMemset(cuda_layers.workspace, 0xff, bytes), "filling the workspace");
     cuda_check(cudaDeviceSynchronize(), "filling the workspace");
-    // not the stream that every copy waits for
+    // not the default stream, which every copy waits for
     if (compute_stream == NULL) cuda_check(cudaStreamCreateWithFlags(&compute_stream, cudaStreamNonBlocking), "a stream");
     matmul_init();
 }
 static const int NO_TRAINING = 1 << 20;
 
 // ---- every way of computing a product ----
-// Even ways use epilogues, odd ones a kernel after the product; two by two they go through the algorithms. Returns how many
-// ways there are.
+// Even ways use epilogues, odd ones a kernel after the product; each pair of ways uses another algorithm. Returns the number of
+// ways.
 static int force_way(int way) {
     int most = 1;
     for (MatmulPlan& plan : cuda_matmul.plans) {
@@ -37,7 +37,7 @@ static int force_way(int way) {
     }
     return 2 * most;
 }
-// An epilogue that cuBLASLt refuses is done by a kernel, so nothing shows but the time it takes. The emulator's has them all.
+// A kernel does an epilogue that cuBLASLt refuses, so only the time shows it. The emulator's cuBLASLt has them all.
 static void expect_epilogues(void) {
     for (MatmulPlan& plan : cuda_matmul.plans) {
         ProductShape s = plan.shape;
@@ -50,7 +50,7 @@ static void expect_epilogues(void) {
     }
 }
 
-// Calls a layer in every way, twice each; what it leaves in `outputs` must be the same both times and pass verify().
+// Calls a layer in every way, twice each; `outputs` must be the same both times and pass verify().
 template <typename F, typename V, typename... T> static void every_way(const char* what, F call, V verify, const Both<T>&... outputs) {
     call(); // makes the plans
     expect_epilogues();
@@ -63,11 +63,11 @@ template <typename F, typename V, typename... T> static void every_way(const cha
 
 // fp32 roundings by which a sum of k products may be off, in units of the largest such sum: they behave like a random walk.
 static double of_sum(int k) { return 8 + 2 * sqrt(k); }
-// Where a kernel follows the product, this was rounded to floatX in between: by half a unit of what may be the largest result.
+// If a kernel follows the product, the product was rounded to floatX in between: by half a unit of at most the largest result.
 static double rounded_between(void) { return NEEDS_MASTER ? 1.01 * ROUNDING / F32_ROUNDING : 0; }
 
 static double gelu_of(double x) { return x / (1 + exp(-2 * 0.7978845608028654 * (x + 0.044715 * x * x * x))); }
-// out against gelu(pre): cuBLASLt takes the GELU of a sum that is not rounded yet, by up to half a unit away from pre.
+// Compares out with gelu(pre): cuBLASLt takes the GELU of the sum before rounding, which is up to half a unit away from pre.
 static void expect_gelu(const Both<floatX>& out, const Both<floatX>& pre, double roundings) {
     std::vector<floatX> got = result_of(out), sums = result_of(pre);
     for (size_t i = 0; i < out.n; i++) {
@@ -150,7 +150,7 @@ static void test_arrays_that_are_not_aligned(void) {
     unaligned_array = -1;
 }
 
-// ---- which way is taken, and that timing leaves no trace ----
+// ---- which way is chosen, and that timing leaves no trace ----
 static int timed_plans(void) {
     int timed = 0;
     for (const MatmulPlan& plan : cuda_matmul.plans) timed += plan.timed;

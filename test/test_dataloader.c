@@ -1,4 +1,4 @@
-// test_dataloader.c - which tokens are seen when and by whom, from the numbers in the batches themselves.
+// test_dataloader.c - which rank sees which tokens when, checked by the numbers in the batches themselves.
 #include "../llmc/dataloader.h"
 #include "test_folder.h"
 
@@ -6,7 +6,7 @@
 
 // ---- files ----
 
-// n tokens first, first+1, ...: so the first token of a row says which window it is.
+// Writes n tokens first, first+1, ..., so that the first token of a row says which window it is.
 static const char* write_tokens(const char* name, int first, size_t n) {
     const char* path = in_folder(name);
     int* tokens = xcalloc(n, sizeof(int));
@@ -25,8 +25,8 @@ static DataShape shape(int B, int T, long long global_batch, int rank, int ranks
 
 // ---- training ----
 
-// One rank's part of the next global batch: the first token of each row goes to its position in windows (global_batch).
-// Every row must be consecutive tokens, and every target the token after.
+// Reads one rank's part of the next global batch: the first token of each row goes to its position in windows (global_batch).
+// Every row must have consecutive tokens, and every target the token after its input.
 static void next_windows(DataLoader* d, int* windows) {
     DataShape s = d->shape;
     for (int m = 0; m < d->accumulation; m++) {
@@ -42,7 +42,7 @@ static void next_windows(DataLoader* d, int* windows) {
     }
 }
 
-// `steps` global batches of a single rank, from an epoch and position on: windows (steps, G), owned by the caller.
+// Returns `steps` global batches of a single rank, from an epoch and position on: windows (steps, G), owned by the caller.
 static int* windows_of_one_rank(const char* path, DataShape s, long long epoch, long long position, int steps) {
     DataLoader d;
     s.rank = 0; s.ranks = 1; s.B = 1;
@@ -54,7 +54,7 @@ static int* windows_of_one_rank(const char* path, DataShape s, long long epoch, 
     return windows;
 }
 
-// The same by `ranks` ranks, one after the other. Every place is filled by one rank alone.
+// The same by `ranks` ranks, one after the other. Each place is filled by exactly one rank.
 static int* windows_of_ranks(const char* path, DataShape s, long long epoch, long long position, int steps) {
     int G = (int)s.global_batch;
     int* windows = xcalloc((size_t)(steps * G), sizeof(int));
@@ -90,7 +90,7 @@ static void test_ranks_together_see_what_one_rank_sees(void** state) {
     }
 }
 
-// Which windows a loader hands out until its epoch ends: (*rows), in order, owned by the caller.
+// Returns the windows that a loader hands out until its epoch ends: (*rows), in order, owned by the caller.
 static int* windows_of_an_epoch(DataLoader* d, int T, int* rows) {
     long long epoch = d->epoch;
     int* windows = xcalloc((size_t)d->num_sequences, sizeof(int));
@@ -282,7 +282,7 @@ static void test_shards_are_read_in_the_order_of_their_names_and_windows_stay_in
 
 // ---- evaluation ----
 
-// Every token but the first is a target once, in its place; what is padded has input 0 and target -1.
+// Every token except the first is a target once, in its place; padding has input 0 and target -1.
 static void check_evaluation(const char* path, int n, int B, int T, int G, int ranks) {
     char* counted = xcalloc((size_t)n, 1);
     int valid = 0;

@@ -1,4 +1,4 @@
-// test_folder.h - a folder of a test program's own, for the files that its tests write: make_folder and remove_folder are for
+// test_folder.h - a temporary folder for the files that a test program's tests write: make_folder and remove_folder are for
 // cmocka_run_group_tests.
 #ifndef TEST_TEST_FOLDER_H
 #define TEST_TEST_FOLDER_H
@@ -16,7 +16,7 @@ static inline int remove_folder(void** state) {
     return folder_remove(folder) ? 0 : -1;
 }
 
-// A path in the folder; it stays valid for a few calls.
+// Returns a path in the folder; it stays valid for a few calls.
 static inline const char* in_folder(const char* name) {
     static char paths[8][128];
     static int turn;
@@ -25,7 +25,7 @@ static inline const char* in_folder(const char* name) {
     return paths[turn];
 }
 
-// A file in the folder with these n bytes; its path, as in_folder gives it.
+// Writes a file with these n bytes in the folder; returns its path, as in_folder does.
 static inline const char* write_file(const char* name, const void* data, size_t n) {
     const char* path = in_folder(name);
     FILE* f = fopen(path, "wb");

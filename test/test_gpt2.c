@@ -1,4 +1,4 @@
-// What GPT-2 is (llmc/gpt2.h): its parameters by count, its tensors in memory, its initial weights.
+// test_gpt2.c - llmc/gpt2.h: the number of parameters, the tensors in memory, the initial weights.
 #include "../llmc/gpt2.h"
 #include "expect_death.h"
 

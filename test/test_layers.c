@@ -2,8 +2,8 @@
 test_layers.c - every layer against its definition in double precision, written here a second time and naively.
 
 Forward results are compared with the definition; gradients with central differences of the definition under a random
-cotangent; and whatever promises not to depend on threads, slices or order is compared to the bit. Compiled once for each
-precision: in 16 bits the inputs are rounded first, so that only the layer's own rounding is left to be tolerated.
+cotangent; results that must not depend on threads, slices or order are compared to the bit. Compiled once for each
+precision: in 16 bits the inputs are rounded first, so that the bounds need to allow only for the layer's own rounding.
 */
 #include "../llmc/layers.h"
 #include "../llmc/rng.h"
@@ -49,7 +49,7 @@ static Tensor random_tensor(size_t n, double mean, double std) {
     for (size_t i = 0; i < n; i++) set_element(t, i, mean + std * (double)random_normal(42, next_stream, i));
     return t;
 }
-// n numbers that a forgotten write would leave visible
+// n NaNs, which show where a write was forgotten
 static Tensor unset_tensor(size_t n) {
     Tensor t = { (floatX*)own(n, sizeof(floatX)), (double*)own(n, sizeof(double)), n };
     for (size_t i = 0; i < n; i++) set_element(t, i, NAN);
@@ -72,7 +72,7 @@ static void expect_near(const char* what, double got, double want, double relati
     double tolerance = relative * fabs(want) + absolute;
     if (!(fabs(got - want) <= tolerance)) fail_msg("%s: got %.9g, want %.9g within %.3g", what, got, want, tolerance);
 }
-// Results stored in floatX, of sums in fp32 over terms whose rounding errors are `roundings` units of the largest result.
+// Results stored in floatX, from fp32 sums over terms whose rounding errors are `roundings` units of the largest result.
 static void expect_tensor(const char* what, const floatX* got, const double* want, size_t n, double roundings) {
     double scale = largest(want, n);
     for (size_t i = 0; i < n; i++) expect_near(what, (double)to_float(got[i]), want[i], 1.01 * ROUNDING, roundings * F32_ROUNDING * scale + NOISE);
@@ -103,7 +103,7 @@ static double dot(const double* a, const double* b, size_t n) {
     for (size_t i = 0; i < n; i++) s += a[i] * b[i];
     return s;
 }
-// A gradient in floatX that mode has set or added to what `before` held.
+// Checks a gradient in floatX that was set, or added to `before`, as mode says.
 static void expect_gradient(const char* what, const floatX* got, const floatX* before, GradMode mode, const double* want, size_t n, double roundings) {
     double* total = (double*)own(n, sizeof(double));
     for (size_t i = 0; i < n; i++) total[i] = want[i] + (mode == GRAD_ADD ? (double)to_float(before[i]) : 0);
@@ -498,7 +498,7 @@ static void test_sums_are_exact_to_double_and_add_to_what_is_there(void** state)
     add_sum_squares(&squares, x.x, 100);
     assert_true(isinf(squares));
 }
-// Half a unit in the last place is all that one rounding may be off; and of fp32's own sum and product, all.
+// One rounding may be off by half a unit in the last place; fp32's own sum and product round once, too.
 static void test_scaling_and_adding_round_once(void** state) {
     (void)state;
     const size_t sizes[5] = { 0, 1, 7, 1000, 40003 };
@@ -518,7 +518,7 @@ static void test_scaling_and_adding_round_once(void** state) {
         }
     }
 }
-// What is widened is exact, what is narrowed is rounded as everything else that is stored; sums of fp32 are fp32's own.
+// Widening is exact, narrowing rounds like every other store; sums of fp32 are fp32's own.
 static void test_fp32_beside_floatX_loses_nothing_but_by_rounding_once(void** state) {
     (void)state;
     const size_t sizes[5] = { 0, 1, 7, 1000, 40003 };
@@ -744,8 +744,8 @@ static void test_an_element_does_not_depend_on_its_place_in_the_array(void** sta
 }
 
 // ---- the number of threads ----
-// What a step computes from fixed inputs, by name. A product's sums are oneDNN's, which promises equal bits only for an
-// equal number of threads.
+// Computes what a step computes, from fixed inputs, by name. Matrix products are oneDNN's, which promises equal bits only for
+// an equal number of threads.
 typedef struct { const char* name; bool is_product; void* bytes; size_t n; } Result;
 typedef struct { Result results[32]; int count; } Record;
 static void record(Record* r, bool is_product, const char* name, const void* p, size_t n) {

@@ -1,4 +1,4 @@
-// test_logger.c - what metrics.jsonl holds after a run, a resumed run, and one that was killed; what people see.
+// test_logger.c - what metrics.jsonl contains after a run, a resumed run, and one that was killed; and the lines for people.
 #include "../llmc/logger.h"
 #include "expect_death.h"
 
@@ -49,7 +49,7 @@ static void append_text(const char* path, const char* text) {
     assert_int_equal(fclose(f), 0);
 }
 
-// The lines of a metrics.jsonl, each of which must be one whole JSON object: an array that the caller owns.
+// Returns the lines of a metrics.jsonl, each of which must be one whole JSON object: an array that the caller owns.
 static json_t* read_metrics(const char* run) {
     FILE* f = fopen(metrics_of(run), "r");
     assert_non_null(f);
@@ -69,7 +69,7 @@ static json_t* read_metrics(const char* run) {
 
 static json_t* line_value(json_t* lines, size_t i, const char* name) { return json_object_get(json_array_get(lines, i), name); }
 
-// The first line is the run, and those after it are steps 1, 2, ... last.
+// The first line is the run's record, and those after it are steps 1, 2, ... last.
 static void assert_steps(const char* run, long long last) {
     json_t* lines = read_metrics(run);
     assert_int_equal(json_array_size(lines), 1 + last);
@@ -90,7 +90,7 @@ static void write_a_run(void* run) {
     logger_close(&g);
 }
 
-// Runs write in a child, so that their lines do not get between the test's own.
+// Runs write in a child, so that their lines do not mix with the test's own.
 static void in_child(void (*function)(void*), const char* run) {
     Child c = child_run(function, (void*)run);
     if (c.status != 0) print_error("%s\n", c.err);

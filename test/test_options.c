@@ -1,4 +1,4 @@
-// test_options.c - every option in every spelling, every way to get one wrong, and --help against both.
+// test_options.c - every option in every spelling, every way to get one wrong, and --help.
 #include "../llmc/options.h"
 #include "expect_death.h"
 
@@ -22,7 +22,7 @@ static void parse_in_child(void* arguments) {
     Parsed p;
     parse(&p, arguments);
 }
-// assert_error(GIVEN(arguments...), phrases...): the arguments must be an error that holds each of the phrases.
+// assert_error(GIVEN(arguments...), phrases...): the arguments must give an error that contains each of the phrases.
 #define assert_error(arguments, ...) do { \
         const char* const given_[] = arguments; \
         expect_death(parse_in_child, (void*)given_, __VA_ARGS__); \
@@ -51,7 +51,7 @@ static void test_nothing_given_leaves_the_defaults(void** state) {
     }
 }
 
-// A value that the option takes and that is not its default.
+// Returns a value that the option accepts and that is not its default.
 static const char* some_value(const OptionSpec* s, char* out, size_t size) {
     if (s->kind == OPTION_TEXT) snprintf(out, size, "some=text with --dashes");
     if (s->kind == OPTION_INT) snprintf(out, size, "%.0f", *(long long*)s->value == (long long)s->high ? s->low : s->high);

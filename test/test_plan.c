@@ -1,5 +1,5 @@
-// test_plan.c - what dev/plan predicts: the ZeRO paper's table and other published figures, sizes that can be counted by hand,
-// steps whose timeline can be drawn by hand, and what must hold for every model and link.
+// test_plan.c - dev/plan's predictions: the ZeRO paper's table and other published figures, sizes that can be counted by hand,
+// steps whose timeline can be drawn by hand, and properties that every model and link must have.
 #include "../dev/plan.h"
 #include "test_folder.h"
 
@@ -66,7 +66,7 @@ static void test_figures_that_courses_give(void** state) {
 // ---- our stages ----
 static void test_a_small_model_counted_by_hand(void** state) {
     (void)state;
-    // 2 blocks of 12 x 16^2 + 13 x 16 = 3280, a root of (384 + 16 + 2) 16 = 6432; by 3: 1104 and 2144 to a rank, 4352 of all
+    // 2 blocks of 12 x 16^2 + 13 x 16 = 3280, a root of (384 + 16 + 2) 16 = 6432; each of 3 ranks has 1104 and 2144, in all 4352
     Plan p = { { 16, 257, 384, 2, 2, 16 }, 3, 16, 1, RECOMPUTE_NONE, 4, 3, false, 2 };
     size_t P = 6432 + 2 * 3280, S = 2144 + 2 * 1104, activations, bytes[MEMORY_KINDS];
     plan_memory(&p, PLAN_DDP, bytes);
@@ -74,7 +74,7 @@ static void test_a_small_model_counted_by_hand(void** state) {
     assert_int_equal(bytes[MEMORY_GRADIENTS], 4 * P);
     assert_int_equal(bytes[MEMORY_OPTIMIZER], 8 * P);
     assert_int_equal(bytes[MEMORY_COMMUNICATION], 64 + (4 << 20));
-    // per token, in fp32: 16 numbers of C a block, 4 + 2 statistics; 9 of C outside, 3 floats and 2 ints; all logits at once
+    // per token, in fp32: a block has 16 C numbers and 4 + 2 statistics; outside are 9 C, 3 floats and 2 ints; all logits at once
     activations = 48 * (2 * (16 * 16 + 6) + 9 * 16 + 3 + 2) * 4 + 48 * 384 * 4 + 32;
     assert_int_equal(bytes[MEMORY_ACTIVATIONS], activations);
     for (PlanStage s = PLAN_ZERO1; s < PLAN_STAGES; s++) {
@@ -89,7 +89,7 @@ static void test_a_small_model_counted_by_hand(void** state) {
         assert_int_equal(plan_sent(&p, s), 2 * (4 * sent + 2 * 3 * 8));
     }
     assert_int_equal(plan_sent(&p, PLAN_DDP), 2 * 2 * (4 * P + 8));
-    p.recompute = RECOMPUTE_BLOCK; // one block less, but for its input
+    p.recompute = RECOMPUTE_BLOCK; // one block fewer, except its input
     assert_int_equal(plan_activations(&p), activations - 48 * (15 * 16 + 6) * 4);
     p.gpu = true;
     plan_memory(&p, PLAN_DDP, bytes);
@@ -280,9 +280,9 @@ static void test_steps_that_can_be_drawn_by_hand(void** state) {
     // nothing is sent ahead, and gathers queue behind reductions: nothing is hidden
     assert_step(drawn_step(PLAN_ZERO3, 1), 9, 9, 18);
     assert_step(drawn_step(PLAN_ZERO3, 2), 18, 18, 36);
-    // root 0-1, for good, block 1 1-2, compute from 2 on; then each unit is there when its turn comes
+    // root 0-1, kept for the whole step, block 1 1-2, compute from 2 on; then each unit has been gathered when it is needed
     assert_step(drawn_step(PLAN_FSDP, 1), 9, 8, 13);
-    // then blocks alone are gathered, behind the first micro-batch's reductions: block 1 13-14, compute 14-23
+    // then only blocks are gathered, after the first micro-batch's reductions: block 1 13-14, compute 14-23
     assert_step(drawn_step(PLAN_FSDP, 2), 18, 15, 25);
 }
 

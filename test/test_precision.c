@@ -1,9 +1,9 @@
-// test_precision.c - bf16 and fp16: every number there is, and how others are rounded to them.
+// test_precision.c - bf16 and fp16: every number that they have, and how others are rounded to them.
 #include "../llmc/precision.h"
 #include "../llmc/rng.h"
 #include "expect_death.h"
 
-// What the formats are, as their definitions have it.
+// The formats, by their definitions.
 typedef struct {
     const char* name;
     DType dtype;
@@ -24,7 +24,7 @@ static double defined_value(Format f, uint16_t bits) {
     return sign * ldexp(fraction + (1 << f.fraction_bits), f.lowest_exponent + exponent - 1 - f.fraction_bits);
 }
 
-// The nearest number of the format, of two equally near ones the even; computed in double, where nothing is lost.
+// Returns the nearest number of the format, of two equally near ones the even one; computed in double, without loss.
 static double defined_rounding(Format f, double x) {
     if (x == 0 || !isfinite(x)) return x;
     int exponent = ilogb(x) > f.lowest_exponent ? ilogb(x) : f.lowest_exponent;
@@ -52,7 +52,7 @@ static void check_every_pattern(Format f) {
 static void test_every_bf16_pattern_is_its_number_and_comes_back(void** state) { (void)state; check_every_pattern(bf16); }
 static void test_every_fp16_pattern_is_its_number_and_comes_back(void** state) { (void)state; check_every_pattern(fp16); }
 
-// Between each number and the next: the middle, and the floats just below and above it, where rounding turns.
+// Between each number and the next: the middle, where the rounding direction changes, and the floats just below and above it.
 static void check_rounding_between_neighbours(Format f) {
     for (int bits = 0; bits < 0x7fff; bits++) {
         double low = defined_value(f, (uint16_t)bits), high = defined_value(f, (uint16_t)(bits + 1));

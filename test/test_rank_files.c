@@ -1,4 +1,4 @@
-// test_rank_files.c - the log of operations and its file; and from made-up logs, where ranks parted.
+// test_rank_files.c - the log of operations and its file; and where ranks parted, from made-up logs.
 #include "../dev/ranks.h"
 #include "expect_death.h"
 
@@ -21,7 +21,7 @@ static void issue(int rank, const char* communicator, const char* collective, si
     if (state >= OP_FINISHED) oplog_finish(&logs[rank], &op);
 }
 
-// Four buckets a step, of 100, 200, 300 and 400 elements, on ranks first..last, from operation `from` to before `to`.
+// Issues four buckets a step, of 100, 200, 300 and 400 elements, on ranks first..last: operations `from` to `to` - 1.
 static void train(int first, int last, int from, int to) {
     for (int r = first; r <= last; r++) {
         for (int i = from; i < to; i++) {
@@ -38,7 +38,7 @@ static void write_file(int rank, const char* run, int ranks) {
     assert_int_equal(fclose(f), 0);
 }
 
-// Writes the logs, reads the files and compares one sequence. The logs are gone after it.
+// Writes the logs, reads the files and compares one sequence. Frees the logs.
 static Parting compare(int ranks, Sequence s) {
     RankFile* files[MOST];
     Member members[MOST];
@@ -416,7 +416,7 @@ static void test_damaged_files_are_refused_with_the_line(void** state) {
     expect_death(read_damaged, NULL, "cannot open", damaged_path);
 }
 
-// Cut or changed at any byte, a file is read or refused, and never more than that.
+// A file that is cut or changed at any byte is either read or refused; nothing else may happen.
 static void test_a_file_damaged_anywhere_is_read_or_refused(void** state) {
     (void)state;
     const char* whole = HEAD CHANNEL "channel world send 2 1 1\n" OPS "op 0 world send 9 bf16 2 3 finished 1 2 3\nend\n";

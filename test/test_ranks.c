@@ -1,11 +1,11 @@
-// test_ranks.c - who a process is, from its launcher's variables; ranks in words; faults on purpose.
+// test_ranks.c - which rank a process is, from its launcher's variables; ranks in words; deliberate faults.
 #include "../llmc/fault.h"
 #include "../llmc/ranks.h"
 #include "expect_death.h"
 
 // ---- variables ----
 
-// Sets these "NAME=VALUE" and no other variable of a launcher: not those either with which this test itself was started.
+// Sets these "NAME=VALUE" and unsets all other variables of launchers, including those that this test was started with.
 static void set_environment(const char* const* variables) {
     static const char* const known[] = {
         "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
@@ -191,7 +191,7 @@ static void test_ranks_that_do_not_fit_are_cut_off(void** state) {
     assert_int_equal(text[16], '#');
 }
 
-// ---- faults on purpose ----
+// ---- deliberate faults ----
 
 static void expect_fault(const char* text, FaultKind kind, int rank, long long step) {
     Fault f = fault_parse(text, 4);

@@ -1,9 +1,9 @@
 /*
 test_reference_layers.c - our layers against PyTorch's numbers (test/reference/layers.safetensors).
 
-The inputs there are exact in every precision and PyTorch computed in double, so what remains is our own rounding: sums
-in fp32, results (and res, qkv's gradient, ... on the way) stored in floatX. The bound is relative to the largest element
-of the tensor: 16 units of fp32's roundoff (2^-24), or 2 of what floatX stores with (bf16 2^-8, fp16 2^-11).
+The inputs there are exact in every precision and PyTorch computed in double, so only our own rounding remains: sums in
+fp32, results (and intermediate ones: res, qkv's gradient, ...) stored in floatX. The bound is relative to the largest
+element of the tensor: 16 times fp32's roundoff (2^-24), or 2 times floatX's (bf16 2^-8, fp16 2^-11).
 */
 #include "../llmc/common.h"
 #include "../llmc/layers.h"
@@ -49,7 +49,7 @@ static void* device_memory_for_test(size_t bytes) {
     return reference.device[reference.num_device++] = device_alloc(bytes, MEMORY_ACTIVATIONS);
 }
 
-// Room for n results. NaN at first: a layer that overwrites must overwrite all of it, and nothing that it reads there passes.
+// Memory for n results, filled with NaN: a layer that overwrites must overwrite all of it, and one that reads it fails.
 static floatX* results(size_t n) {
     floatX* p = (floatX*)device_memory_for_test(n * sizeof(floatX));
     for (size_t i = 0; i < n; i++) {
@@ -86,7 +86,7 @@ static int* as_int(Tensor t) {
     return p;
 }
 
-// Host numbers (n) are `factor` times what PyTorch got, within bound * its largest element.
+// Host numbers (n) must be `factor` times PyTorch's, within bound * its largest element.
 static void check_close(const float* ours, const char* name, double factor, double bound) {
     Tensor t = stored(name);
     double largest = 0, worst = 0;
@@ -267,7 +267,7 @@ static void encoder_agrees_with_pytorch(void** state) {
     release();
 }
 
-// The gradients arrive multiplied by the loss scale; norm and update must not know.
+// The gradients arrive multiplied by the loss scale, which must not change the norm and the update.
 static void adamw_agrees(float loss_scale) {
     layers_for("adamw.clipped", 1, 1, 1, 1, 128);
     Tensor start = stored("start"), grads = stored("grads"), lrs = stored("lrs"), settings = stored("settings");
@@ -307,7 +307,7 @@ static void clipped_adamw_agrees_with_pytorch(void** state) {
     adamw_agrees(8);
 }
 
-// The reference run's batches, as make_reference.py found them by a second writing of rng.h.
+// The reference run's batches, as make_reference.py computed them with its own version of rng.h.
 static void order_of_the_data_agrees_with_the_reference(void** state) {
     (void)state;
     layers_for("order", 1, 1, 1, 1, 128);

@@ -1,4 +1,4 @@
-// test_report.c - predicted beside measured: what agrees, what does not, and by how much.
+// test_report.c - the report of predicted and measured bytes: what agrees, what does not, and by how much.
 #include "../llmc/report.h"
 #include "expect_death.h"
 
@@ -11,7 +11,7 @@ static void allocate_and_report(void* more) {
     exit(report_memory(predicted) ? 0 : 2);
 }
 
-// Whether a report has this row, whatever the spaces between its columns.
+// Returns true if a report has this row, with any number of spaces between columns.
 static bool has_row(const char* report, const char* row) {
     char* squeezed = xcalloc(strlen(report) + 1, 1);
     size_t n = 0;
@@ -53,7 +53,7 @@ static void free_too_much(void* unused) {
     exit(report_memory(predicted) ? 0 : 2);
 }
 
-// 4000 bytes on the device, 9000 on the host for good, 1000 for a while. `more` bytes there that were not predicted.
+// Takes 4000 bytes on the device, 9000 on the host, and 1000 there for a while; `more`: bytes there that were not predicted.
 static void offload_and_report(void* more) {
     size_t predicted[MEMORY_KINDS] = { 4000 };
     predicted[MEMORY_OFFLOADED] = 9000;
@@ -105,7 +105,7 @@ static void test_the_record_of_a_run_says_what_it_is(void** state) {
     json_decref(run);
 }
 
-// Takes 60 of 100 bytes, then as many as are asked for; gives them back and takes them again, for only what is in use counts.
+// Takes 60 of 100 bytes, then as many as are asked for; frees and takes them again, because only bytes in use count.
 static void allocate_within_limit(void* more) {
     device_init(0, 1);
     device_memory_limit(100);

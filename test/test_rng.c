@@ -1,4 +1,4 @@
-// test_rng.c - the generator against published vectors, and what is made of its numbers.
+// test_rng.c - the generator against published vectors, and the distributions made from its numbers.
 #include "../llmc/rng.h"
 #include "expect_death.h"
 
@@ -93,7 +93,7 @@ static void test_permute_is_a_permutation_of_any_size(void** state) {
         for (uint64_t i = 0; i < 1000; i++) assert_true(random_permute(9, STREAM_DATA, large[k] - 1 - i, large[k]) < large[k]);
 }
 
-// Over many seeds every element goes to every place equally often, in small sets too.
+// Over many seeds every element goes to every place equally often, also in small sets.
 static void test_permute_has_no_favourite_places(void** state) {
     (void)state;
     const int seeds = 10000, sizes[] = { 2, 3, 4, 5, 6, 7, 8, 12, 17, 40 };

@@ -1,6 +1,6 @@
 /*
-test_safetensors.c - the reader believes nothing that a file says of itself, and what is written comes back to the bit.
-Every check of the reference implementation has a file here that fails it and only it.
+test_safetensors.c - the reader checks everything that a file says about itself, and what is written is read back to the
+bit. For every check of the reference implementation there is a file here that fails only that check.
 */
 #include "../llmc/safetensors.h"
 #include "../llmc/rng.h"

@@ -1,4 +1,4 @@
-// test_sampler.c - what is drawn how often, and what a terminal gets to see of it.
+// test_sampler.c - how often each token is drawn, and what is printed to a terminal.
 #include "../llmc/rng.h"
 #include "../llmc/sampler.h"
 #include "expect_death.h"
@@ -13,8 +13,8 @@ static void test_temperature_zero_takes_the_likeliest_token(void** state) {
     assert_int_equal(sample_token(equal, 3, 0, TOP_ALL, 0.9f), 0); // of equal ones the first
 }
 
-// u walks evenly through [0,1), so each token's share of the draws is its probability, to within one draw in n and what
-// u's 24 bits lose.
+// u goes evenly through [0,1), so each token's share of the draws is its probability, up to one draw in n and the rounding
+// of u to 24 bits.
 static void assert_shares(const float* logits, int V, double temperature, long long top_k, const double* expected) {
     const int n = 100000;
     int counts[16] = { 0 };

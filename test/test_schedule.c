@@ -1,4 +1,4 @@
-// test_schedule.c - the learning rate at its corners and between them; the loss scale after good and bad steps.
+// test_schedule.c - the learning rate where the schedule changes and in between; the loss scale after good and bad steps.
 #include "../llmc/schedule.h"
 #include "expect_death.h"
 

@@ -1,5 +1,5 @@
-// The layout of fully sharded parameters (llmc/sharding.h): for every way to wrap, any number of shards and shapes that divide by
-// nothing, all ranks together have each element once. And options that do not go together.
+// The layout of fully sharded parameters (llmc/sharding.h): for every way to wrap, any number of shards and shapes that do not
+// divide evenly, all ranks together have each element once. And options that do not go together.
 #include "../llmc/sharding.h"
 #include "expect_death.h"
 
@@ -79,7 +79,7 @@ static void test_flats_tile_whole_memory_and_only_the_last_is_padded(void** stat
     for_all(check_flats);
 }
 
-// Of flat f's elements, one by one: how many tensors they belong to.
+// Returns how many tensors have an element in flat f, by looking at every element.
 static int tensors_of(const Layout* y, GPT2Config c, const Group* k, const Flat* f) {
     int count = 0;
     for (int u = k->first_unit; u < k->first_unit + k->num_units; u++) {
@@ -107,7 +107,7 @@ static void test_a_flat_knows_how_many_tensors_it_waits_for(void** state) {
     for_all(check_tensors);
 }
 
-// Marks in seen (elements of unit u) what the pieces of a rank have of it.
+// Marks in seen (elements of unit u) the elements that a rank's pieces contain.
 static void mark_pieces(const Layout* y, int u, unsigned char* seen) {
     for (int i = 0; i < y->num_pieces; i++) {
         const Piece* p = &y->pieces[i];

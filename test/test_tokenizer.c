@@ -1,4 +1,4 @@
-// test_tokenizer.c - every text has tokens that decode to it, they are the tokens that BPE means, and no broken file is used.
+// test_tokenizer.c - every text is encoded as BPE defines it and decodes to itself, and no broken file is accepted.
 #include "../llmc/tokenizer.h"
 #include "../llmc/rng.h"
 #include "test_folder.h"
@@ -7,7 +7,7 @@ static const char* write_text(const char* name, const char* text) { return write
 
 // ---- vocabularies made here ----
 
-// Tokens by their bytes. Bytes come first as themselves, then what is added, so that ids are easy to say.
+// Tokens by their bytes. The single bytes come first, in order, then the added tokens, so that ids are easy to name.
 typedef struct {
     char bytes[600][64];
     size_t length[600];
@@ -32,7 +32,7 @@ static Vocabulary vocabulary_of_bytes(void) {
     return v;
 }
 
-// The text form of bytes, as it stands in both files.
+// The text form of bytes, as both files have it.
 static void append_text(char* out, const char* bytes, size_t n) {
     out += strlen(out);
     for (size_t i = 0; i < n; i++) {
@@ -56,7 +56,7 @@ static int vocabulary_merge(Vocabulary* v, int left, int right) {
     return vocabulary_add(v, both, v->length[left] + v->length[right]);
 }
 
-// vocab.json, and merges.txt beside it. Returns the path of the first.
+// Writes vocab.json, and merges.txt beside it. Returns the path of the first.
 static const char* vocabulary_write_json(const Vocabulary* v) {
     json_t* root = json_object();
     for (int id = v->count - 1; id >= 0; id--) { // order in the file means nothing
@@ -104,7 +104,7 @@ static void open_small(Tokenizer* t) {
     tokenizer_open(t, vocabulary_write_json(&v));
 }
 
-// Merges of random tokens that there are already, over a few letters so that words have many.
+// Adds merges of random existing tokens, over only a few letters, so that words have many merges.
 static Vocabulary random_vocabulary(uint64_t seed) {
     Vocabulary v = vocabulary_of_bytes();
     for (uint64_t i = 0; v.count < 330; i++) {
@@ -408,7 +408,7 @@ static void test_what_is_no_tokenizer_is_named(void** state) {
     expect_death(decode_beyond, &ids[1], "token 257", "257");
 }
 
-// What is refused about vocab.json, with the small vocabulary's merges beside it: a piece of it is replaced by another.
+// Replaces a piece of the small vocabulary's vocab.json by another; with its merges beside it the file must be refused.
 static void expect_vocab_refused(const char* old, const char* new, const char* phrase) {
     Vocabulary v = small_vocabulary();
     const char* path = vocabulary_write_json(&v);

@@ -1,4 +1,4 @@
-// test_tokens.c - token files: what is written is read back, and nothing that only looks like a token file is believed.
+// test_tokens.c - token files: what is written is read back, and files that only look like token files are refused.
 #include "../llmc/tokens.h"
 #include "test_folder.h"
 #include <pthread.h>
@@ -13,7 +13,7 @@ static size_t files_in_folder(void) {
     return count;
 }
 
-// A file of a header whose first values are given, and `bytes` bytes after it.
+// Writes a header with the given first values, and `bytes` bytes after it.
 static const char* write_header(const char* name, int32_t magic, int32_t version, int32_t count, size_t bytes) {
     const char* path = in_folder(name);
     int32_t header[TOKENS_HEADER_INTS] = { magic, version, count };
@@ -116,7 +116,7 @@ static void test_only_token_files_are_detected(void** state) {
     assert_false(token_file_detect(folder));
 }
 
-// ---- files that are not what they say ----
+// ---- files that are not what their header says ----
 
 static void open_file(void* path) {
     TokenFile f = token_file_open(path);
@@ -212,7 +212,7 @@ static void write_and_be_killed(void* path) {
 }
 static void open_writer(void* path) { token_writer_open(path); }
 
-// What was under the name before must be there still, and nothing beside it.
+// The file that had the name before must still be there, and nothing beside it.
 static void expect_untouched(const char* path, size_t files) {
     TokenFile f = token_file_open(path);
     assert_int_equal(f.count, 5);

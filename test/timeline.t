@@ -1,9 +1,9 @@
 #!/bin/bash
-# dev/overlap on made-up timelines, whose numbers are known; and a program's own timeline.
+# dev/overlap on made-up timelines, whose numbers are known, and on a program's own timeline.
 . test/lib.sh
 overlap=$BUILD/overlap
 
-# slice RANK TRACK NAME BEGIN DURATION STEP, in milliseconds
+# slice RANK TRACK NAME BEGIN DURATION STEP; times in milliseconds
 slice() { printf '{"ph":"X","name":"%s","pid":%d,"tid":%d,"ts":%de3,"dur":%de3,"args":{"step":%d}}' "$3" "$1" "$2" "$4" "$5" "$6"; }
 trace() { printf '{"traceEvents":['; for s in "$@"; do printf '%s,\n' "$s"; done; printf '{"ph":"M","name":"process_name","pid":0}]}\n'; }
 # Two ranks; steps 1 (not counted), 2 and 3. In step 2 rank 0 sends for 30 ms, 10 of them hidden; in step 3 for 20 ms, all hidden.
@@ -26,7 +26,7 @@ says() { # PATTERN...
     cat "$work/said"
     for pattern; do grep -qe "$pattern" "$work/said" || { echo "there is no '$pattern' in it"; return 1; }; done
 }
-boxes() { # COLOUR N: how many boxes there are of it, but for the legend's
+boxes() { # COLOUR N: there are N boxes of this colour, without the legend's
     [ "$(grep -c "height=\"18\" fill=\"$1\"" "$work/a.svg")" -eq "$2" ] || { echo "not $2 boxes of $1"; return 1; }
 }
 options=()
@@ -34,23 +34,23 @@ options=()
 check "mean times a step, without the first one" says '^rank 0 *100.00 *25.00 *10.00 *90.9% *20.00$' '^rank 1 *100.00 *25.00 *10.00'
 check "the shortest step is drawn" says '^step 3, 100.00 ms'
 options=(--step 2 --columns 12)
-check "or the one that is wanted, slice by slice" says '^step 2, 120.00 ms' '|ffffbbbbb..u|' '|        ### |'
+check "or the one that --step names, slice by slice" says '^step 2, 120.00 ms' '|ffffbbbbb..u|' '|        ### |'
 options=(--step 2 --svg "$work/a.svg")
-check "as a picture, what is exposed has a colour of its own" says "^picture: $work/a.svg"
-command -v python3 > /dev/null && check "  which is well-formed" sh -c "python3 -c 'import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])' '$work/a.svg'"
-check "  with a box for each slice and one for what was hidden" eval 'boxes "#c1121f" 2 && boxes "#7fb069" 2 && boxes "#eeeeee" 2 && boxes "#8d99ae" 2'
+check "it draws a picture" says "^picture: $work/a.svg"
+command -v python3 > /dev/null && check "  which is well-formed XML" sh -c "python3 -c 'import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])' '$work/a.svg'"
+check "  with a box for each slice, and one for what hides communication" eval 'boxes "#c1121f" 2 && boxes "#7fb069" 2 && boxes "#eeeeee" 2 && boxes "#8d99ae" 2'
 # 800 pixels are 120 ms: communication begins after 80 of them and takes 30, of which the first 10 are hidden
-check "  where it belongs" grep -q '<rect x="593.33" y="52" width="200.00" height="18" fill="#c1121f"' "$work/a.svg"
-check "  and what hides it" grep -q '<rect x="593.33" y="52" width="66.67" height="18" fill="#7fb069"' "$work/a.svg"
+check "  at the right place and width" grep -q '<rect x="593.33" y="52" width="200.00" height="18" fill="#c1121f"' "$work/a.svg"
+check "  and what hides it, too" grep -q '<rect x="593.33" y="52" width="66.67" height="18" fill="#7fb069"' "$work/a.svg"
 options=(--step 2 --svg "$work/a.svg" --svg-ms 240)
-check "  on the scale that is asked for" says "^picture"
+check "  at another scale, with --svg-ms" says "^picture"
 check "    half as wide" grep -q '<rect x="326.67" y="52" width="100.00" height="18" fill="#c1121f"' "$work/a.svg"
-check "a step that is not there is an error" fails_with "the trace has no such step" -- "$overlap" "$work/trace.json" --step 9
+check "a missing step is an error" fails_with "the trace has no such step" -- "$overlap" "$work/trace.json" --step 9
 check "a picture that cannot be written is an error" fails_with "cannot be opened for writing" -- "$overlap" "$work/trace.json" --svg /no/such/folder/a.svg
 echo '{"traceEvents":[' > "$work/torn.json"
 check "a torn trace is an error" fails_with "torn.json.*is not JSON" -- "$overlap" "$work/torn.json"
 
-# ZeRO's stage 3 waits for gathers in the middle of the forward and the backward pass: what was computed is cut there.
+# ZeRO's stage 3 waits for gathers in the middle of the forward and the backward pass: each wait splits the slice around it.
 slices_of() { sed -n 's/.*"name":"\([^"]*\)","ph":"X","pid":'$1',"tid":'$2',"ts":\([0-9.]*\),"dur":\([0-9.]*\),.*/\2 \3 \1/p' "$work/zero.json" | sort -g; }
 waits_are_cut_out() {
     on_ranks 2 "$BUILD/train_gpt2_zero" --zero-stage 3 --data $REFERENCE/tokens.bin --val-data= --model d3 --heads 2 --channels 16 \
@@ -59,13 +59,13 @@ waits_are_cut_out() {
     for rank in 0 1; do
         slices_of $rank 0 > "$work/compute"
         grep -c "wait for all-gather" "$work/compute"
-        # blocks' gathers: 3 forward and 3 backward in each step; where the root is waited for may be between slices
+        # blocks' gathers: 3 forward and 3 backward in each step; the root's waits may be between slices
         [ "$(grep -c "wait for all-gather" "$work/compute")" -ge 18 ] || return 1
         awk '$1 < end - 0.01 { print "slices overlap at " $0; exit 1 } { end = $1 + $2 }' "$work/compute" || return 1
-        awk '{ name = substr($0, index($0, $3)) } # what was going on before a gather goes on after it
+        awk '{ name = substr($0, index($0, $3)) } # after a wait the slice before it continues
              gather && name != before { print name " follows a wait within " before; exit 1 }
              { gather = name ~ /wait for all-gather/; if (!gather) before = name }' "$work/compute" || return 1
     done
 }
-check "a wait is cut out of what was computed" waits_are_cut_out
+check "a wait is cut out of the slice around it" waits_are_cut_out
 done_testing

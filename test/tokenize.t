@@ -1,5 +1,5 @@
 #!/bin/bash
-# tokenize and train_bpe as programs: what they write, that they write it again the same, and what they say when they cannot.
+# tokenize and train_bpe as programs: what they write, that they write the same again, and their errors.
 . test/lib.sh
 
 tokenize=$PWD/$BUILD/tokenize
@@ -10,7 +10,7 @@ cd "$work" || exit 1
 
 tokens() { od -An -v -t u2 -j 1024 -w2 "$1" | tr -d ' ' | tr '\n' ' '; } # of a token file, on one line
 count() { od -An -t d4 -j 8 -N 4 "$1" | tr -d ' '; }                     # of tokens, as its header says
-# holds FILE TOKEN...: the token file has these, and its size and header say so.
+# holds FILE TOKEN...: the token file has exactly these tokens, and its size and header agree.
 holds() {
     local file=$1
     shift
@@ -18,7 +18,7 @@ holds() {
     [ "$(tokens "$file")" = "$(printf '%s ' "$@")" ] && [ "$(count "$file")" -eq $# ] &&
         [ "$(od -An -t d4 -N 8 "$file" | xargs)" = "20240520 1" ] && [ "$(stat -c %s "$file")" -eq $((1024 + 2 * $#)) ]
 }
-# documents FILE: one line for each document in a file of byte tokens, sorted.
+# documents FILE: prints a line for each document in a file of byte tokens, sorted.
 documents() { tokens "$1" | tr ' ' '\n' | awk '$1 == 256 { print ""; next } { printf "%s,", $1 } END { print "" }' | grep . | sort; }
 no_leftovers() { ! find . -name '*tmp*' | grep .; }
 
@@ -45,13 +45,13 @@ json_lines_hold_documents() {
 another_field_can_hold_them() {
     printf '{"content": "a", "text": "b"}\n' | "$tokenize" --out out.bin --split jsonl --field content - && holds out.bin 256 97
 }
-check "one file is one document, whatever its bytes, and an empty one is none" one_file_is_one_document
+check "each file is a document, whatever its bytes, except an empty one" one_file_is_one_document
 check "- is standard input" standard_input_is_a_file
 check "-- ends the options" two_dashes_end_the_options
 check "--split line: an empty line separates documents" an_empty_line_separates
-check "--split line --separator: a line of one's own separates them" a_line_of_its_own_separates
+check "--split line --separator: the given line separates them" a_line_of_its_own_separates
 check "--split jsonl: each line's text is a document" json_lines_hold_documents
-check "--field names where the text is" another_field_can_hold_them
+check "--field names the field that holds the text" another_field_can_hold_them
 
 # ---- training and validation ----
 
@@ -92,10 +92,10 @@ neither_side_is_empty() {
 the_same_input_gives_the_same_files() {
     split again 0.1 many.jsonl && cmp many.train.bin again.train.bin && cmp many.val.bin again.val.bin
 }
-check "every document is on one side of --val-fraction" every_document_is_on_one_side
-check "a document's bytes alone decide its side: not its place, nor whether it comes twice" its_bytes_alone_decide_the_side
+check "every document goes to one of the two sides" every_document_is_on_one_side
+check "only a document's bytes decide its side, not its place, nor whether it comes twice" its_bytes_alone_decide_the_side
 check "a larger fraction adds documents to the validation side and takes none away" a_larger_fraction_keeps_what_was_there
-check "neither side is empty where two documents differ" neither_side_is_empty
+check "neither side is empty if two documents differ" neither_side_is_empty
 check "the same input gives the same files" the_same_input_gives_the_same_files
 
 # ---- shards ----
@@ -108,7 +108,7 @@ shards_hold_all_of_it() {
         [ "$(ls part_*.bin | wc -l)" -eq $((($(count all.bin) + 999) / 1000)) ]
 }
 check "--shard-tokens cuts the same tokens into numbered files" shards_hold_all_of_it
-check "a shard of an earlier, longer run is reported" fails_with "part_000002.bin is from an earlier run" -- \
+check "a left-over shard of an earlier, longer run is reported" fails_with "part_000002.bin is from an earlier run" -- \
     "$tokenize" --out part.bin --shard-tokens 2000 --split jsonl many.jsonl
 
 # ---- vocabularies ----
@@ -127,7 +127,7 @@ no_more_merges_than_pairs() {
 }
 check "train_bpe makes a vocabulary that tokenize reads and that halves the number of tokens" training_makes_a_vocabulary
 check "train_bpe gives the same files for the same text" training_is_repeatable
-check "train_bpe says so when no pairs are left to merge" no_more_merges_than_pairs
+check "train_bpe says when no pairs are left to merge" no_more_merges_than_pairs
 
 # ---- the default data ----
 
@@ -142,7 +142,7 @@ default_data_needs_only_the_tree() {
     for side in train val; do cmp here/$side.bin there/$side.bin || return 1; done
     [ "$(count here/train.bin)" -gt 100000 ] && [ "$(count here/val.bin)" -gt 1000 ]
 }
-check "the default data is this repository's text, with or without .git, and nothing that lies beside it" default_data_needs_only_the_tree
+check "the default data is this repository's text, with or without .git, and nothing else" default_data_needs_only_the_tree
 
 # ---- errors ----
 
@@ -164,7 +164,7 @@ check "files without text are an error" tokenize_fails "no text" -- empty.txt
 check "an unknown option is named" tokenize_fails "unknown option '--outt'" -- --outt x.bin ab.txt
 check "a fraction out of range is an error" tokenize_fails "--val-fraction must be between" -- --val-fraction 1 ab.txt
 check "a single document cannot be split" tokenize_fails "no two different documents" "--split" -- --val-out y.bin ab.txt ab.txt
-check "a tokenizer that is none is named" tokenize_fails "words.txt" "starts neither" -- --tokenizer words.txt ab.txt
+check "a file that is not a tokenizer is named" tokenize_fails "words.txt" "starts neither" -- --tokenizer words.txt ab.txt
 check "a JSON line without text is named" tokenize_fails "line 2 of number.jsonl" "field" -- --split jsonl number.jsonl
 check "a broken JSON line is named" tokenize_fails "line 2 of cut.jsonl" "no valid JSON" -- --split jsonl cut.jsonl
 check "a field that is there twice is an error" tokenize_fails "line 1 of double.jsonl" "duplicate" -- --split jsonl double.jsonl
@@ -177,7 +177,7 @@ check "there are no temporary files" no_leftovers
 # ---- a full disk ----
 
 printf 'what was there' > full.bin
-full_disk() { # PATTERN BLOCKS COMMAND...: the command can write no more than so many kilobytes to a file, and dies of it
+full_disk() { # PATTERN BLOCKS COMMAND...: the command may write only BLOCKS kilobytes to a file, and fails with PATTERN
     local pattern=$1 blocks=$2
     shift 2
     fails_with "cannot write" "$pattern" -- bash -c "trap '' XFSZ; ulimit -f $blocks; exec \"\$@\"" limited "$@" && no_leftovers
@@ -186,7 +186,7 @@ full_disk_leaves_what_was_there() {
     full_disk full.bin 20 "$tokenize" --out full.bin corpus && [ "$(cat full.bin)" = "what was there" ]
 }
 full_disk_while_training() { full_disk vocab.json 1 "$train_bpe" --out full corpus; }
-check "a full disk is an error that leaves what was under the name" full_disk_leaves_what_was_there
-check "a full disk stops train_bpe likewise" full_disk_while_training
+check "a full disk is an error that leaves the old file" full_disk_leaves_what_was_there
+check "a full disk stops train_bpe, too" full_disk_while_training
 
 done_testing

@@ -1,6 +1,6 @@
 #!/bin/bash
-# ZeRO: every stage's losses, norms, weights and optimizer state are DDP's to the bit in rank order, and PyTorch's; each rank
-# holds as many bytes and sends as many as the formulas say. The formulas stand here a second time, from numbers alone.
+# ZeRO: every stage's losses, norms, weights and optimizer state are DDP's to the bit in rank order, and agree with PyTorch's.
+# Each rank holds and sends as many bytes as the formulas say. The formulas are written here a second time, in plain numbers.
 . test/lib.sh
 ddp=$BUILD/train_gpt2_ddp zero=$BUILD/train_gpt2_zero
 
@@ -22,8 +22,8 @@ is_ddps() { close "$1/metrics.jsonl" "$1/step_00000020/model.safetensors" "$2"; 
 # ---- what a rank holds and sends ----
 # The model of the reference run: 32 channels, 2 blocks, a vocabulary of 384 with its padding, 32 positions. fp32.
 root=$(((384 + 32 + 2) * 32)) block=$((12 * 32 * 32 + 13 * 32))
-kept() { echo $(($(shard $root $1) + 2 * $(shard $block $1))); } # RANKS: of all units
-by_formula() { # RANKS STAGE OUT DDP: OUT's bytes by kind; DDP's activations, and its communication without buckets, are ZeRO's, too
+kept() { echo $(($(shard $root $1) + 2 * $(shard $block $1))); } # RANKS: prints the elements of a rank's shards of all units
+by_formula() { # RANKS STAGE OUT DDP: OUT's bytes by kind; activations and communication without buckets are the same as DDP's
     local N=$1 stage=$2 out=$3 ddp=$4 S units=0 parameters gradients total
     S=$(kept $N)
     parameters=$((4 * S * (stage < 3 ? N : 1))) gradients=$((4 * S * (stage < 2 ? N : 1)))
@@ -38,13 +38,13 @@ by_formula() { # RANKS STAGE OUT DDP: OUT's bytes by kind; DDP's activations, an
         [ "$(field $out mem_bytes | sort -u)" = $total ] && [ "$(field $out mem_peak_bytes | sort -u)" = $total ] && # as measured
         [ "$(grep -c 'as predicted$' "$out.log")" = "$(grep -c 'as predicted$' "$ddp.log")" ] # each kind, and each rank
 }
-sends() { # RANKS OUT TIMES: so many times all units' shards go from each rank to every other; and three sums of a double
+sends() { # RANKS OUT TIMES: TIMES times each rank sends its shards of all units to every other; and three sums of a double
     local bytes=$((($1 - 1) * (4 * $3 * $1 * $(kept $1) + 3 * 2 * 8) / $1))
     echo "expected: $bytes bytes; measured: $(field "$2" comm_bytes | sort | uniq -c)"
     [ "$(field "$2" comm_bytes | sort -u)" = $bytes ] && [ "$(field "$2" comm_bytes | wc -l)" = 20 ]
 }
 
-[ "$BUILD" = build ] && all="1 2 3 4 8" || all=3 # the sanitizers see on 3 what they would see on others
+[ "$BUILD" = build ] && all="1 2 3 4 8" || all=3 # with other numbers of ranks the sanitizers would see nothing more
 for ranks in $all; do
     total=$((ranks == 3 ? 384 : 512)) batch=$((ranks == 3 ? 4 : 16 / ranks)) # 16 sequences do not divide over 3 ranks
     pytorchs=ranks_$ranks a=$work/ddp b=$work/ddp-2 out=$work/zero out2=$work/zero-2
@@ -52,18 +52,18 @@ for ranks in $all; do
     sizes="$ranks $batch $total" sizes2="$ranks $((batch / 2)) $total"
     check "$ranks rank(s): DDP in rank order" runs $sizes "$a" "$ddp" --deterministic
     check "  has PyTorch's losses, norms and weights" is_pytorchs $pytorchs "$a"
-    check "$ranks rank(s): DDP with accumulation, likewise" runs $sizes2 "$b" "$ddp" --deterministic
+    check "$ranks rank(s): DDP with accumulation, in rank order" runs $sizes2 "$b" "$ddp" --deterministic
     for stage in 1 2 3; do
         options="--zero-stage $stage --deterministic"
         times=$((stage < 3 ? 2 : 3)) times2=$((stage == 1 ? 2 : stage == 2 ? 3 : 6)) # 2, A+1, 3A
         check "$ranks rank(s), stage $stage in rank order: 20 steps" runs $sizes "$out" "$zero" $options
-        check "  have DDP's metrics, weights and optimizer state to the bit" same_run "$a" "$out"
+        check "  has DDP's metrics, weights and optimizer state to the bit" same_run "$a" "$out"
         check "  each rank holds what the formula says, of each kind" by_formula $ranks $stage "$out" "$a"
         check "  and sends ${times}P(N-1)/N elements a step" sends $ranks "$out" $times
         check "$ranks rank(s), stage $stage with 2 micro-batches a step" runs $sizes2 "$out2" "$zero" $options
         if [ $stage = 1 ]; then check "  has DDP's metrics, weights and optimizer state to the bit" same_run "$b" "$out2"
         else check "  has DDP's losses, norms and weights" is_ddps "$b" "$out2"; fi
-        check "  the same bytes" by_formula $ranks $stage "$out2" "$b"
+        check "  holds the same bytes" by_formula $ranks $stage "$out2" "$b"
         check "  and sends ${times2}P(N-1)/N elements a step" sends $ranks "$out2" $times2
         check "  in strict mode" strict runs $sizes2 "$out" "$zero" $options
         check "    to the bit" same_run "$out2" "$out"
@@ -73,8 +73,8 @@ for ranks in $all; do
     done
 done
 
-# ---- other shapes: the stages have one bucket for two blocks, so with five of them each is used again within a step ----
-# eps: test/reference/README.md says why a small one would make whole steps of the key biases' rounding noise
+# ---- other shapes: two blocks have one bucket each, so with five blocks each bucket is reused within a step ----
+# eps: with a small one, the key biases' rounding noise would become whole steps (test/reference/README.md)
 small=(--eps 1e-5 --data $REFERENCE/tokens.bin --val-data= --heads 2 --channels 16 --seq-len 16 --batch-size 4 --total-batch-size 192
     --lr 3e-3 --warmup-steps 2 --eval-every 0 --sample-every 0 --steps 6)
 trains() { # RANKS OUT PROGRAM OPTION...
@@ -84,11 +84,11 @@ trains() { # RANKS OUT PROGRAM OPTION...
     on_ranks "$ranks" "$program" "${small[@]}" --out "$out" "$@" > "$out.log" 2>&1 || { tail -n 20 "$out.log"; return 1; }
 }
 samples_of() { sed -n '/^sample/,/^step\|^saved/p' "$1" | grep -v '^step\|^saved'; } # LOG
-as_ddp() { # OPTION...: on 3 ranks; what both say between steps, too
+as_ddp() { # OPTION...: on 3 ranks the run has DDP's bits, and its samples
     trains 3 "$work/zero" "$zero" --deterministic "$@" && same_run "$work/ddp" "$work/zero" 00000006 &&
         cmp <(samples_of "$work/ddp.log") <(samples_of "$work/zero.log")
 }
-near_ddp() { # OPTION...: with micro-batches, whose sums round elsewhere
+near_ddp() { # OPTION...: nearly DDP's numbers, because sums over micro-batches round differently
     trains 3 "$work/zero" "$zero" --deterministic "$@" && "$COMPARE" metrics "$work/ddp/metrics.jsonl" "$work/zero/metrics.jsonl" --rtol 1e-5 --atol 1e-6 &&
         "$COMPARE" weights "$work/ddp/step_00000006/model.safetensors" "$work/zero/step_00000006/model.safetensors" --rtol 1e-5 --atol 1e-6
 }
@@ -98,7 +98,7 @@ check "5 blocks: DDP on 3 ranks, with evaluations and samples" trains 3 "$work/d
 check "  which draws two samples" drew
 for stage in 1 2 3; do
     check "  stage $stage with recomputation: its losses, samples, weights and state to the bit" as_ddp $deep --zero-stage $stage --recompute block
-    [ "$BUILD" = build ] || continue # the sanitizers have seen the rest above
+    [ "$BUILD" = build ] || continue # the sanitizers would see nothing new in the rest
     check "  stage $stage: its losses, samples, weights and state to the bit" as_ddp $deep --zero-stage $stage
     check "    in strict mode" strict as_ddp $deep --zero-stage $stage
     check "    with 4 micro-batches, nearly" near_ddp $deep --zero-stage $stage --batch-size 1
@@ -110,13 +110,13 @@ for stage in 1 2 3; do
     check "stage $stage: ranks that compare their parameters find them equal" trains 3 "$work/zero" "$zero" --model d5 --check-every 1 --zero-stage $stage
 done
 
-# ---- what it is for ----
-# 24 blocks of 16 channels, beside which one unit's gathered parameters and gradients are little; one short sequence per rank.
+# ---- the purpose: a model that does not fit otherwise ----
+# 24 blocks of 16 channels, so that one unit's gathered parameters and gradients are few; one short sequence per rank.
 many=(--model d24 --batch-size 1 --seq-len 8 --total-batch-size 0 --steps 2)
-peak() { # RANKS: of stage 3
+peak() { # RANKS: prints stage 3's peak bytes
     trains "$1" "$work/peak-$1" "$zero" "${many[@]}" --zero-stage 3 > "$work/peak.log" 2>&1 && field "$work/peak-$1" mem_peak_bytes | tail -n 1
 }
-falls() { # the sharded part, 16 bytes a parameter, is 1/N of one rank's; the rest is the same but for MPI's scratch and padding
+falls() { # the sharded part, 16 bytes a parameter, is 1/N of one rank's; the rest is the same except MPI's scratch and padding
     local N root=$(((384 + 8 + 2) * 16)) block=$((12 * 16 * 16 + 13 * 16)) measured expected S U fixed
     for N in 1 2 4 8; do
         S=$(($(shard $root $N) + 24 * $(shard $block $N))) U=$((N * (2 * $(shard $root $N) + 3 * $(shard $block $N))))
@@ -128,15 +128,15 @@ falls() { # the sharded part, 16 bytes a parameter, is 1/N of one rank's; the re
     done
 }
 [ "$BUILD" != build ] || check "stage 3: the peak falls with the number of ranks as the formula says" falls
-within_limit() { # 16 bytes of each of 2 million parameters are more than 25 MB; 4 of them and what is gathered are less
+within_limit() { # 16 bytes for each of 2 million parameters are more than 25 MB; 4 bytes each and the gathered ones are less
     local big=(--model d10 --channels 128 --batch-size 1 --seq-len 8 --total-batch-size 0 --steps 1 --out= --memory-limit 0.025 --recompute none)
     fails_with "out of memory: .* are over --memory-limit 0.025 GB" "more ranks with ZeRO" -- on_ranks 4 "$ddp" "${small[@]}" "${big[@]}" &&
         on_ranks 4 "$zero" "${small[@]}" "${big[@]}" --zero-stage 3
 }
-check "a model that DDP on 4 ranks has no memory for trains under stage 3 with the same limit" within_limit
+check "a model that is too large for DDP on 4 ranks trains under stage 3 with the same limit" within_limit
 
 # ---- ranks that fail ----
-ends() { # PATTERN STAGE OPTION...: within 30 s, not well, and ranks 0 and 3 say it
+ends() { # PATTERN STAGE OPTION...: the run fails within 30 s, and ranks 0 and 3 print the pattern
     local status
     timeout 30 $MPIRUN -np 4 "$zero" "${small[@]}" --total-batch-size 256 --model d5 --steps 20 --zero-stage "$2" "${@:3}" > "$work/log" 2>&1
     status=$?
@@ -145,6 +145,6 @@ ends() { # PATTERN STAGE OPTION...: within 30 s, not well, and ranks 0 and 3 say
 }
 export OMP_NUM_THREADS=1
 check "stage 3: a rank that is killed is named by the others" ends "rank 2 has died.* during step [67]" 3 --fault 2:7:kill
-check "stage 2: a rank that hangs is named, and what it did not reach" ends "rank 1 has not reached .*step 7" 2 --fault 1:7:hang --comm-timeout 2
+check "stage 2: a rank that hangs is named, with the operation it did not reach" ends "rank 1 has not reached .*step 7" 2 --fault 1:7:hang --comm-timeout 2
 check "--zero-stage 4 is an error" fails_with "--zero-stage" "1" "3" -- "$zero" --zero-stage 4
 done_testing

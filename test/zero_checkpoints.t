@@ -1,6 +1,6 @@
 #!/bin/bash
-# Checkpoints of sharded state: every program on any number of ranks continues what every other has saved; and whatever goes
-# wrong while ranks write or read their shares, the last good checkpoint stays, and all ranks end.
+# Checkpoints of sharded state: every program on any number of ranks continues every other program's checkpoints. Whatever goes
+# wrong while ranks write or read their shards, the last good checkpoint stays, and all ranks end.
 . test/lib.sh
 # 48 sequences a step: they divide over 1, 2, 3, 4 and 8 ranks, and 10 steps are more than one epoch.
 small=(--eps 1e-5 --data $REFERENCE/tokens.bin --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --total-batch-size 768
@@ -19,7 +19,7 @@ close() { # OUT OUT
     "$COMPARE" metrics "$1/metrics.jsonl" "$2/metrics.jsonl" --rtol 1e-5 --atol 1e-6 &&
         "$COMPARE" weights "$1/step_00000010/model.safetensors" "$2/step_00000010/model.safetensors" --rtol 1e-5 --atol 1e-6
 }
-goes_on() { # FROM PROGRAM RANKS: from step 5 of the run FROM
+goes_on() { # FROM PROGRAM RANKS: PROGRAM continues from step 5 of the run FROM
     half "$work/$1" "$work/second" && trains "$2" "$3" "$work/second" --resume && grep -q "step 5 of 10" "$work/second.log" &&
         close "$work/$1" "$work/second"
 }
@@ -32,7 +32,7 @@ others=(3 8 4 2 1)
 turn=0
 for x in "${saved_by[@]}"; do
     name=${x%:*} n=${x#*:}
-    check "$name on $n rank(s): 10 steps at once, saved at half" trains $name $n "$work/$name"
+    check "$name on $n rank(s): 10 steps without a break, saved halfway" trains $name $n "$work/$name"
     check "  has train_gpt2_single's losses, norms and weights" close "$work/single" "$work/$name"
     for y in "${saved_by[@]}"; do
         name2=${y%:*} turn=$((turn + 1)) m=${others[turn % 5]}
@@ -47,15 +47,15 @@ for x in "${saved_by[@]}"; do
 done
 for x in "zero3 3" "zero3 8" "zero2 3" "zero1 1"; do
     [ "$BUILD" = build ] || continue
-    check "${x% *} goes on with its own on ${x#* } rank(s)" goes_on ${x% *} $x
+    check "${x% *} continues its own on ${x#* } rank(s)" goes_on ${x% *} $x
 done
-# In rank order all stages are the same to the bit on one number of ranks, so they may even take turns.
+# In rank order all stages are the same to the bit on the same number of ranks, so they may even take turns.
 for x in "zero2 zero3 2" "zero3 zero1 4" "zero3 ddp 4" "ddp zero2 3"; do
     [ "$BUILD" = build ] || continue
     read -r from by ranks <<< "$x"
     check "$by continues $from on $ranks ranks to the bit" goes_on_to_the_bit $from $by $ranks
 done
-strict_saves() { # NAME RANKS: right after an update, when parameters are on their way to the other ranks
+strict_saves() { # NAME RANKS: right after an update, while parameters are being sent to the other ranks
     SHARD_COMM_STRICT=1 trains "$1" "$2" "$work/strict" && same_run "$work/$1" "$work/strict" 00000005 &&
         same_run "$work/$1" "$work/strict" 00000010
     local status=$?

@@ -1,5 +1,5 @@
 #!/bin/bash
-# ZeRO in 16 bits, where each rank has its part of the fp32 master weights, too: every stage's numbers are DDP's to the bit in
+# ZeRO in 16 bits, where each rank also has its shard of the fp32 master weights: every stage's numbers are DDP's to the bit in
 # rank order, and fp16 skips the same steps.
 . test/lib.sh
 
@@ -12,7 +12,7 @@ trains() { # PROGRAM PRECISION RANKS MICRO_BATCHES OUT OPTION...
     on_ranks "$3" "$(of "$1" "$2")" "${small[@]}" --batch-size $((24 / $3 / $4)) --out "$out" "${@:6}" > "$out.log" 2>&1 || { tail -n 20 "$out.log"; return 1; }
 }
 
-holds() { # RANKS STAGE OUT: 2 bytes a parameter, 2 of its gradient, 12 of master weight and moments
+holds() { # RANKS STAGE OUT: per parameter 2 bytes, 2 for its gradient, and 12 for master weight and moments
     local kept=$(($(shard $(((384 + 16 + 2) * 16)) $1) + 3 * $(shard $((12 * 16 * 16 + 13 * 16)) $1))) expected
     expected="\"parameters\":$((2 * kept * ($2 < 3 ? $1 : 1))),\"gradients\":$((2 * kept * ($2 < 2 ? $1 : 1))),\"optimizer state\":$((12 * kept)),"
     echo "expected: $expected"
@@ -24,7 +24,7 @@ same_skips() { # OUT OUT: at the same steps, some but not all
     paste <(skipped "$1") <(skipped "$2")
     cmp <(skipped "$1") <(skipped "$2") && skipped "$1" | grep -q true && skipped "$1" | grep -q false
 }
-near() { # OUT OUT BOUND: losses. Each of two micro-batches rounds in 16 bits: where, differs from stage to stage.
+near() { # OUT OUT BOUND: losses. Two micro-batches round in 16 bits, in different places in different stages.
     "$COMPARE" metrics "$1/metrics.jsonl" "$2/metrics.jsonl" --rtol "$3" --only loss
 }
 
@@ -32,7 +32,7 @@ near() { # OUT OUT BOUND: losses. Each of two micro-batches rounds in 16 bits: w
 for numbers in "bf16 1e-4" "fp16 1e-5"; do # a fortieth of the format's roundoff
     read -r precision bound <<< "$numbers"
     [ "$BUILD" = build ] || [ $precision = bf16 ] || continue # the same code, for the sanitizers
-    scale=() # the first ones are too large for fp16's gradients
+    scale=() # fp16 begins with scales too large for its gradients, so that steps are skipped
     [ $precision = fp16 ] && scale=(--loss-scale 8388608 --max-bad-steps 20)
     for ranks in $all; do
         check "$precision, $ranks rank(s): DDP" trains train_gpt2_ddp $precision $ranks 1 "$work/ddp" "${scale[@]}"

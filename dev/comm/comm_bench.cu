@@ -4,9 +4,9 @@ options and its columns, for every backend that a stage can run on.
 
     make build/comm_bench && mpirun -np 4 build/comm_bench --op all -b 8 -e 64M -f 2
     ... --allreduce ring       all-reduce by llmc/ring.h; --deterministic: in rank order; else by the library
-    ... --json links.json      also the latency and the bandwidth that the sweep comes to
+    ... --json links.json      also writes the latency and the bandwidth that fit the sweep
 
-All collectives share one loop: a row of `collectives` says what a collective reads and writes, which numbers it must give, and
+All collectives share one loop: a row of `collectives` says what a collective reads and writes, which numbers must come out, and
 how its bandwidth is counted. dev/comm/README.md says what the columns mean and derives the factors of bus bandwidth.
 */
 #include "../../llmc/comm.h"
@@ -18,7 +18,7 @@ how its bandwidth is counted. dev/comm/README.md says what the columns mean and 
 typedef struct {
     int op, type;                            // index of `collectives`, or ALL_COLLECTIVES; a CommType
     const char *min_text, *max_text, *step_text;
-    size_t min_bytes, max_bytes, step_bytes; // of them
+    size_t min_bytes, max_bytes, step_bytes; // the same, parsed
     double factor;
     long long iters, warmup, check, root;
     const char *json, *fault;
@@ -33,22 +33,22 @@ static void options_bench(OptionTable* t, BenchOptions* o) {
     o->json = o->fault = "";
     option_choice(t, "op", &o->op, "all-reduce|reduce-scatter|all-gather|broadcast|all", "the collective");
     option_letter(t, 'o');
-    option_text(t, "minbytes", &o->min_text, "SIZE", "first size, of the larger buffer; K, M or G may follow the number");
+    option_text(t, "minbytes", &o->min_text, "SIZE", "first size in bytes, of the larger buffer; K, M or G may follow it");
     option_letter(t, 'b');
-    option_text(t, "maxbytes", &o->max_text, "SIZE", "last size at most");
+    option_text(t, "maxbytes", &o->max_text, "SIZE", "no size is larger than this");
     option_letter(t, 'e');
-    option_float(t, "stepfactor", &o->factor, 1.01, 1e6, "each size is so many times the one before");
+    option_float(t, "stepfactor", &o->factor, 1.01, 1e6, "factor from one size to the next");
     option_letter(t, 'f');
-    option_text(t, "stepbytes", &o->step_text, "SIZE", "or so much larger than the one before; '': --stepfactor is used");
+    option_text(t, "stepbytes", &o->step_text, "SIZE", "or bytes from one size to the next; '': --stepfactor is used");
     option_letter(t, 'i');
-    // comm_settle, which waits, is not to be called within: comm.h keeps COMM_MOST_WAITED operations without it
-    option_int(t, "iters", &o->iters, 1, 1000, "operations that are timed, per size");
+    // comm_settle, which waits, must not be called between timed operations: comm.h keeps COMM_MOST_WAITED without it
+    option_int(t, "iters", &o->iters, 1, 1000, "timed operations per size");
     option_letter(t, 'n');
-    option_int(t, "warmup_iters", &o->warmup, 0, 1000, "operations before them");
+    option_int(t, "warmup_iters", &o->warmup, 0, 1000, "operations before the timed ones, per size");
     option_letter(t, 'w');
-    option_int(t, "check", &o->check, 0, 1000, "operations after them whose every number is checked");
+    option_int(t, "check", &o->check, 0, 1000, "operations after the timed ones, per size, with every number checked");
     option_letter(t, 'c');
-    option_choice(t, "datatype", &o->type, "fp32|bf16|fp16|fp64", "of the elements"); // CommType's first values
+    option_choice(t, "datatype", &o->type, "fp32|bf16|fp16|fp64", "the type of the elements"); // CommType's first values
     option_letter(t, 'd');
     option_int(t, "root", &o->root, 0, MAX_RANKS, "the rank that broadcasts");
     option_letter(t, 'r');
@@ -78,7 +78,7 @@ static void read_sizes(BenchOptions* o, OptionTable* t) {
     o->max_bytes = parse_bytes("maxbytes", o->max_text);
     o->step_bytes = o->step_text[0] ? parse_bytes("stepbytes", o->step_text) : 0;
     require(o->min_bytes <= o->max_bytes, "--minbytes %s is more than --maxbytes %s", o->min_text, o->max_text);
-    require(o->step_bytes == 0 || !option_given(t, "stepfactor"), "--stepbytes and --stepfactor: leave one of them out");
+    require(o->step_bytes == 0 || !option_given(t, "stepfactor"), "--stepbytes excludes --stepfactor: leave one of them out");
 }
 
 static size_t next_size(const BenchOptions* o, size_t bytes) {
@@ -88,8 +88,8 @@ static size_t next_size(const BenchOptions* o, size_t bytes) {
 
 // ---- numbers that can be checked ----
 
-// Element i of what rank q of N gives. At most 64 ranks give an element more than 0, and all of them together 256 at most: every
-// partial sum is a whole number that each type can hold, so results are exact in any order of adding.
+// Returns element i of the input of rank q of N. At most 64 ranks have more than 0 there, and their sum is at most 256: every
+// partial sum is a whole number that each type can hold, so results are exact in any order of addition.
 static double number(int q, int N, size_t i, long long round) {
     size_t every = ceil_div((size_t)N, 64), highest = 256 / size_min((size_t)N, 64);
     if ((i + (size_t)q) % every != 0) return 0;
@@ -110,7 +110,7 @@ static void element_set(char* p, size_t i, CommType t, double x) {
 
 // ---- the collectives ----
 
-// One operation of `count` elements a part, as nccl-tests counts them.
+// One operation with `count` elements per part, as nccl-tests counts them.
 typedef struct { size_t count; CommType type; int rank, N, root; long long round; } Shape;
 
 // Element i of the result.
@@ -134,7 +134,7 @@ static CommOp run_broadcast(Comm* c, void* out, const void* in, const Shape* s) 
     return comm_broadcast(c, out, s->count, s->type, s->root);
 }
 
-// What moves over the busiest link, as a multiple of the size: README.md.
+// What moves over the busiest link, as a multiple of the size: see README.md.
 static double factor_twice(int N) { return 2.0 * (N - 1) / N; }
 static double factor_once(int N) { return (double)(N - 1) / N; }
 static double factor_one(int N) { (void)N; return 1; }
@@ -143,8 +143,8 @@ typedef struct {
     CommKind kind;
     const char* redop;
     bool has_root;
-    bool reads_parts, writes_parts;             // the input, the output is N parts; else it is one
-    bool out_of_place;                          // comm.h can do it so, too
+    bool reads_parts, writes_parts;             // the input has N parts, else one; the output has
+    bool out_of_place;                          // comm.h can also do it so
     CommOp (*run)(Comm* c, void* out, const void* in, const Shape* s);
     double (*expected)(const Shape* s, size_t i);
     double (*bus_factor)(int N);
@@ -181,7 +181,7 @@ static Buffers buffers_of(const Bench* b, const Collective* k, const Shape* s, b
     return x;
 }
 
-// The input gets its numbers, everything else is NaN.
+// Fills the input with its numbers, and everything else with NaN.
 static void fill(const Bench* b, const Shape* s, const Buffers* x) {
     size_t bytes = size_max(x->in_elements, x->out_elements) * comm_type_size(s->type);
     memset(b->host, 0xff, bytes);
@@ -193,7 +193,7 @@ static void fill(const Bench* b, const Shape* s, const Buffers* x) {
     device_synchronize();
 }
 
-// Seconds of an operation. They follow one another as fast as the backend takes them, without a look at the device in between.
+// Returns the seconds of one operation. Operations follow one another as fast as the backend takes them, without a wait between.
 static double time_operations(Bench* b, const Collective* k, const Shape* s, const Buffers* x) {
     for (long long i = 0; i < b->o.warmup; i++) comm_wait(&b->comm, k->run(&b->comm, x->out, x->in, s));
     comm_barrier(&b->comm);
@@ -205,7 +205,7 @@ static double time_operations(Bench* b, const Collective* k, const Shape* s, con
     return comm_host_sum(&b->comm, seconds) / s->N;
 }
 
-// The sign of this rank's first number becomes another.
+// Flips the sign of this rank's first number.
 static void flip_sign(const Shape* s, const Buffers* x) {
     size_t last = comm_type_size(s->type) - 1; // of a little-endian number
     unsigned char byte;
@@ -216,7 +216,7 @@ static void flip_sign(const Shape* s, const Buffers* x) {
     device_synchronize();
 }
 
-// Elements of the output that are not, bit for bit, what they must be.
+// Returns the number of elements of the output that are not, bit for bit, what they must be.
 static long long count_wrong(const Bench* b, const Collective* k, const Shape* s, const Buffers* x) {
     size_t size = comm_type_size(s->type);
     long long wrong = 0;
@@ -252,7 +252,7 @@ static Measured measure(Bench* b, const Collective* k, Shape s, bool in_place) {
 
 // ---- latency and bandwidth ----
 
-// The line t = alpha + beta S whose relative errors have the least sum of squares: with absolute ones the largest sizes alone
+// The line t = alpha + beta S whose relative errors have the least sum of squares: with absolute ones only the largest sizes
 // would decide, and alpha would be their noise. In units of 1/t: 1 = alpha/t + beta S/t.
 typedef struct { double n, a, aa, s, ss, as; } Fit; // sums: of 1, 1/t, 1/t^2, S/t, (S/t)^2, S/t^2
 static void fit_add(Fit* f, double bytes, double seconds) {
@@ -262,13 +262,13 @@ static void fit_add(Fit* f, double bytes, double seconds) {
     f->s += s; f->ss += s * s;
     f->as += a * s;
 }
-// False where there is no such line: a single size, or larger sizes that took no longer.
+// Returns false if there is no such line: a single size, or larger sizes that took no longer.
 static bool fit_solve(const Fit* f, double* alpha, double* beta) {
     double determinant = f->aa * f->ss - f->as * f->as;
     if (f->n < 2 || !(determinant > 1e-12 * f->aa * f->ss)) return false;
     *alpha = (f->a * f->ss - f->s * f->as) / determinant;
     *beta = (f->s * f->aa - f->a * f->as) / determinant;
-    if (*alpha < 0) { // no time is less than none: the best line through 0
+    if (*alpha < 0) { // a time cannot be negative: takes the best line through 0
         *alpha = 0;
         *beta = f->s / f->ss;
     }
@@ -299,7 +299,7 @@ static void print_measured(const Bench* b, const Measured* m, double bytes, doub
     t->wrong += m->wrong;
 }
 
-// A size of which every rank has a part is rounded down to whole elements of each: as in nccl-tests it may come to 0.
+// If every rank has a part of a size, it is rounded down to whole elements per rank: as in nccl-tests it may become 0.
 static void bench_size(Bench* b, const Collective* k, size_t bytes, Totals* t) {
     Comm* c = &b->comm;
     size_t size = comm_type_size((CommType)b->o.type), parts = k->reads_parts || k->writes_parts ? (size_t)c->size : 1;
@@ -319,7 +319,7 @@ static void bench_size(Bench* b, const Collective* k, size_t bytes, Totals* t) {
     if (s.count > 0) fit_add(&t->fit, real_bytes, m.seconds);
 }
 
-// All sizes of a collective. Adds what they come to to `links`; returns the number of wrong elements.
+// Measures all sizes of a collective. Adds its latency and bandwidth to `links`; returns the number of wrong elements.
 static long long bench_collective(Bench* b, const Collective* k, json_t* links) {
     Totals t;
     double alpha, beta, factor = k->bus_factor(b->comm.size);
@@ -333,7 +333,7 @@ static long long bench_collective(Bench* b, const Collective* k, json_t* links) 
     bool fits = b->comm.size > 1 && fit_solve(&t.fit, &alpha, &beta);
     if (fits) printf("# Fit to times in place: latency %.2f us, bus bandwidth %.3f GB/s\n", 1e6 * alpha, 1e-9 * factor / beta);
     else b->unfit = name;
-    fflush(stdout); // where results are wrong the first rank that ends takes the others along
+    fflush(stdout); // if results are wrong, the first rank that ends also ends the others
     if (fits && links)
         json_object_set_new(links, name, json_pack("{s:f, s:f, s:f}", "alpha", alpha, "beta", beta, "busbw", factor / beta));
     return t.wrong;
@@ -341,7 +341,7 @@ static long long bench_collective(Bench* b, const Collective* k, json_t* links) 
 
 // ---- the run ----
 
-// Who takes part: a line of each rank.
+// Prints which ranks take part: one line for each.
 static void print_ranks(Bench* b) {
     enum { LINE = 192 };
     Comm* c = &b->comm;
@@ -380,7 +380,7 @@ static void bench_start(Bench* b, int argc, char** argv) {
     b->host = (char*)xcalloc(o->max_bytes, 1);
 }
 
-// The file that dev/comm/README.md describes.
+// Writes the file that dev/comm/README.md describes.
 static void write_links(const Bench* b, FILE* file, json_t* links) {
     require(b->unfit == NULL, "--json %s: these sizes do not tell %s's latency from its bandwidth: try a larger --maxbytes",
             b->o.json, b->unfit);
@@ -397,7 +397,7 @@ int main(int argc, char** argv) {
     long long wrong = 0;
     bench_start(&b, argc, argv);
     bool wants_json = b.o.json[0] != '\0';
-    FILE* file = wants_json && b.comm.rank == 0 ? fopen(b.o.json, "w") : NULL; // now: an hour later is late to hear of a typo
+    FILE* file = wants_json && b.comm.rank == 0 ? fopen(b.o.json, "w") : NULL; // now, so that a typo shows before the measuring
     require(file || !wants_json || b.comm.rank > 0, "--json %s: cannot be opened for writing: %s", b.o.json, strerror(errno));
     json_t* links = wants_json ? json_object() : NULL;
     print_ranks(&b);

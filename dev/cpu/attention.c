@@ -2,9 +2,9 @@
 attention.c - causal self-attention, forward, in several ways: for each head, out = softmax(q k^T / sqrt(HS)) v, where a query
 sees the keys up to its own position. qkv (T,3C) has q, k and v side by side, heads of HS = 64 channels within each; out (T,C).
 
-There are 4 HS operations for each pair of a query and a key that it sees, which are what is counted, and one exponential. The
-matrix of scores, (T,T) for each head, is more than all else together. Whether it must exist is one question; the other is that
-of matmul.c, how to keep the processor's vectors busy.
+Each pair of a query and a key that it sees costs 4 HS operations, which are counted, and one exponential. The matrix of scores,
+(T,T) for each head, is larger than everything else together. One question is whether it must exist; the other is that of
+matmul.c: how to keep the processor's vector units busy.
 */
 #include "attention_common.h"
 
@@ -29,7 +29,7 @@ static double work(const Problem* p) { return 2.0 * p->T * (p->T + 1.0) * p->C; 
 
 // ---- 1: the formulas as they are printed ----
 // Three loops for a head: scores into a (T,T) matrix, softmax of its rows, their product with v. The matrix is megabytes, written
-// and read three times over; every sum is one chain, exponentials are calls; and down v the inner loop jumps 3C numbers a step.
+// and read three times. Every sum is one chain, exponentials are calls, and down v the inner loop jumps 3C numbers a step.
 static void naive_head(const Problem* p, int h, float* scores) {
     int T = p->T, HS = p->HS;
     for (int t = 0; t < T; t++) {
@@ -59,9 +59,9 @@ static void attention_1_naive(Problem* p) {
 }
 
 // ---- 2: a query at a time ----
-// A query's row of scores is all that it needs: T numbers, which the nearest cache holds. The loops are turned so that the inner
-// ones go along memory, and may be vectors: dot products in any order, exponentials from llmc/cpu/math.h, and v's rows added to
-// the result one by one.
+// A query needs only its row of scores: T numbers, which the nearest cache holds. The loops are reordered so that the inner ones
+// go along memory, and may use vectors: dot products in any order, exponentials from llmc/cpu/math.h, and v's rows added to the
+// result one by one.
 static void attention_2_rows(Problem* p) {
     float scale = 1.0f / sqrtf((float)p->HS);
     #pragma omp parallel for collapse(2) schedule(dynamic, 16)
@@ -80,9 +80,9 @@ static void attention_2_rows(Problem* p) {
 }
 
 // ---- 3: online softmax ----
-// Not even a row: keys come in blocks, of which the scores are kept, and when the maximum grows, the sum and the result so far
-// are scaled down (Milakov and Gimelshein, arXiv 1805.02867). This is what lets a GPU keep all of attention on the chip. Here a
-// row fitted in the cache anyway, so it only does more; what it has for it is that a long context needs no more memory.
+// Not even a row is needed: keys come in blocks, only one block's scores are kept, and when the maximum grows, the sum and the
+// result so far are scaled down (Milakov and Gimelshein, arXiv 1805.02867). This lets a GPU keep all of attention on the chip.
+// Here a row fits in the cache anyway, so this only does more work. Its advantage is that a long context needs no more memory.
 enum { KEYS = 64 };
 static void attention_3_online(Problem* p) {
     float scale = 1.0f / sqrtf((float)p->HS);
@@ -111,8 +111,8 @@ static void attention_3_online(Problem* p) {
 }
 
 // ---- 4: llmc/'s ----
-// 64 queries at a time, so that a key or a value that has been loaded serves 64 times instead of once, and both products are
-// oneDNN's, with numbers in registers as in matmul.c. The block of scores, 64 rows of the keys so far, stays in the second cache.
+// 64 queries at a time, so that a key or value that has been loaded serves 64 times instead of once. Both products are oneDNN's,
+// with numbers in registers as in matmul.c. The block of scores, 64 rows of the keys so far, stays in the second cache.
 static void attention_4_llmc(Problem* p) { attention_forward(p->out, p->stats, p->qkv, 1, p->T, p->C, p->NH); }
 
 static const Variant variants[] = {

@@ -6,9 +6,9 @@ forward, for query t of a head: S[u] = q[t].k[u] / sqrt(HS) over the keys u <= t
     dv[u] += P[u] dout[t]             dP[u] = dout[t].v[u]            D = sum over u of P[u] dP[u]
     dS[u] = P[u] (dP[u] - D)          dq[t] = sum of dS[u] k[u] / sqrt(HS)     dk[u] += dS[u] q[t] / sqrt(HS)
 
-There are four products of 2 HS operations for each pair of a query and a key that it sees, which are what is counted. Two
-questions come to those of attention.c. Whether forward keeps P, (T,T) for each head, or backward makes it again, which is a fifth
-product and not credited. And who owns what: dq is a sum over the keys, dk and dv are sums over the queries.
+Each pair of a query and a key that it sees costs four products of 2 HS operations, which are counted. There are two more
+questions than in attention.c. Does forward keep P, (T,T) for each head, or does backward compute it again, a fifth product that
+is not counted? And which thread owns which sum: dq is a sum over the keys, dk and dv are sums over the queries.
 */
 #include "attention_common.h"
 
@@ -19,7 +19,7 @@ static const float* dresult(const Problem* p, int h, int t) { return p->dout + (
 static float* P_row(const Problem* p, int h, int t) { return p->P + ((size_t)h * (size_t)p->T + (size_t)t) * (size_t)p->T; }
 static float* log_sum(const Problem* p, int h, int t) { return p->stats + (size_t)h * p->T + t; }
 
-// One query in double: out, stats and P, which forward would have left, and its part of want (T,3C). e, dp (T) are scratch.
+// Computes one query in double: out, stats and P, as forward would leave them, and its part of want (T,3C). e, dp (T): scratch.
 static void query_in_double(const Problem* p, double* want, double* e, double* dp, int h, int t) {
     size_t row = 3 * (size_t)p->C, C = (size_t)p->C;
     double D = 0, *dq = want + (size_t)t * row + (size_t)(h * p->HS), lse = softmax_in_double(e, p, h, t);
@@ -64,8 +64,8 @@ static double work(const Problem* p) { return 4.0 * p->T * (p->T + 1.0) * p->C; 
 static float scale_of(const Problem* p) { return 1.0f / sqrtf((float)p->HS); }
 
 // ---- 1: the formulas as they are printed ----
-// A loop for each, over the matrix that forward has stored and another one. Every sum is one chain; for dk and dv it goes down
-// the columns of both matrices, T numbers a step.
+// One loop per formula, over the matrix that forward has stored and another one. Every sum is one chain; for dk and dv it goes
+// down the columns of both matrices, T numbers a step.
 static void naive_head(const Problem* p, int h, float* ds) {
     int T = p->T, HS = p->HS;
     for (int t = 0; t < T; t++) {
@@ -96,9 +96,9 @@ static void attention_backward_1_naive(Problem* p) {
 }
 
 // ---- 2: a query at a time ----
-// A query's row of dS is all that is needed at a time. Its parts of dk and dv are added to their rows as they come, and with the
-// loops this way round everything goes along memory and may be vectors. Queries of a head add to the same dk and dv, so a
-// head is one thread's: fewer heads than cores leave cores idle. P still comes from memory, megabytes for each head.
+// Only one query's row of dS is needed at a time. Its parts of dk and dv are added to their rows as they come, and with the
+// loops in this order everything goes along memory and may use vectors. Queries of a head add to the same dk and dv, so one
+// thread has a whole head: fewer heads than cores leave cores idle. P still comes from memory, megabytes for each head.
 static void attention_backward_2_rows(Problem* p) {
     int HS = p->HS;
     float scale = scale_of(p);
@@ -121,10 +121,10 @@ static void attention_backward_2_rows(Problem* p) {
     }
 }
 
-// ---- 3: the probabilities made again ----
-// From q, k and one number for each row, the log of its sum: P[u] = exp(S[u] - stats[t]). Forward stores no matrix, which is
-// what lets a long context be trained at all; it costs a fifth product and the exponentials. And D = dout[t].out[t], since
-// the sum over u of P[u] (dout[t].v[u]) is dout[t] times the sum of P[u] v[u].
+// ---- 3: the probabilities computed again ----
+// From q, k and one number for each row, the log of its sum: P[u] = exp(S[u] - stats[t]). Forward stores no matrix, so a long
+// context can be trained at all; the price is a fifth product and the exponentials. And D = dout[t].out[t], because the sum over
+// u of P[u] (dout[t].v[u]) is dout[t] times the sum of P[u] v[u].
 static void attention_backward_3_again(Problem* p) {
     int HS = p->HS;
     float scale = scale_of(p);
@@ -148,10 +148,10 @@ static void attention_backward_3_again(Problem* p) {
     }
 }
 
-// ---- 4: who owns a row makes it ----
-// Two passes: a query adds up its dq, and a key, going through the queries that see it, its dk and dv. Nobody adds to what is
-// another's, so any thread may have any row of any head: enough work for every core even if there is a single head. For that
-// the scores and dP are made twice, seven products instead of five. It is how a GPU does it that must not use atomics.
+// ---- 4: the owner of a row computes it ----
+// Two passes: one adds up dq for each query, the other dk and dv for each key, over the queries that see it. No thread adds to
+// another's row, so any thread may have any row of any head: enough work for every core even if there is a single head. The
+// price: scores and dP are computed twice, seven products instead of five. A GPU that must not use atomics does it like this.
 static void query_pass(Problem* p, int h, int t, float* P) {
     int HS = p->HS;
     float scale = scale_of(p), lse = *log_sum(p, h, t), D = dot(dresult(p, h, t), result(p, h, t), HS), *dq = dquery(p, h, t);
@@ -191,7 +191,7 @@ static void attention_backward_4_owners(Problem* p) {
 
 // ---- 5: llmc/'s ----
 // As 3, with 64 queries at a time, as in forward: all five products are oneDNN's, the two for dk and dv with beta = 1, which adds
-// a block of queries to the blocks before it. A head is one thread's.
+// a block of queries to the blocks before it. One thread has a whole head.
 static void attention_backward_5_llmc(Problem* p) {
     attention_backward(p->dqkv, p->dout, p->qkv, p->out, p->stats, 1, p->T, p->C, p->NH);
 }
@@ -200,8 +200,8 @@ static void attention_backward_5_llmc(Problem* p) {
 static const Variant variants[] = {
     { "attention_backward_1_naive", "the (T,T) matrix from forward, a loop for each formula", attention_backward_1_naive, 64 },
     { "attention_backward_2_rows", "a query at a time: vectors", attention_backward_2_rows, 64 },
-    { "attention_backward_3_again", "no matrix: the probabilities made again", attention_backward_3_again, 64 },
-    { "attention_backward_4_owners", "who owns a row makes it: the same twice", attention_backward_4_owners, 64 },
+    { "attention_backward_3_again", "no matrix: the probabilities computed again", attention_backward_3_again, 64 },
+    { "attention_backward_4_owners", "the owner of a row computes it: some of it twice", attention_backward_4_owners, 64 },
     { "attention_backward_5_llmc", "64 queries at a time, products by oneDNN", attention_backward_5_llmc, 64 },
 };
 int main(int argc, char** argv) {

@@ -1,6 +1,6 @@
 /*
 attention_common.h - what attention.c and attention_backward.c share: where the rows of a head lie, softmax in double, and the two
-loops that everything but the first variants is made of.
+loops that all variants except the first consist of.
 */
 #ifndef DEV_CPU_ATTENTION_COMMON_H
 #define DEV_CPU_ATTENTION_COMMON_H
@@ -21,7 +21,7 @@ static inline float* scratch_of_thread(const Problem* p) { return p->scratch + (
 static void make_heads(Problem* p, Shape s) {
     p->T = s.rows;
     p->C = s.cols;
-    p->HS = p->C % 64 == 0 ? 64 : p->C; // a single head where channels are no whole heads
+    p->HS = p->C % 64 == 0 ? 64 : p->C; // one head if channels are not whole heads
     p->NH = p->C / p->HS;
     size_t T = (size_t)p->T;
     layers_init((LayerShapes){ 1, p->T, p->C, p->NH, 1 });

@@ -1,13 +1,13 @@
 /*
-bench_layers.c - how fast each layer is inside a whole training step of GPT-2 124M, and against what this machine can do.
+bench_layers.c - how fast each layer is inside a whole training step of GPT-2 124M, compared with what this machine can do.
 
     build/bench_layers [B T [steps]]      (4 64 if not given)
 
 It runs whole steps as a stage file would, with every block's own weights and activations, so that no layer finds in the
-cache what it would not find there in training. Each layer's time is its least over the steps. Products and attention (whose
-FLOPs are the causal half, and do not count what backward computes again) are compared with the rate of a large
+cache what it would not find there in training. Each layer's time is its minimum over the steps. Products and attention
+(whose FLOPs are the causal half, and do not count what backward computes again) are compared with the rate of a large
 dnnl_sgemm, everything else with the rate at which memory is updated in place. Both rates are measured between the steps,
-since a machine that others use changes its mind from second to second.
+because the speed of a shared machine changes from second to second.
 */
 #include "../../llmc/layers.h"
 #include "../../llmc/gpt2.h"
@@ -26,7 +26,7 @@ static Row* row_named(const char* name) {
     rows[row_count] = r;
     return &rows[row_count++];
 }
-// Runs a call and books it under a name, with the FLOPs it does, or the bytes it reads and writes if those are what counts.
+// Runs a call and books it under a name, with the FLOPs it does, or the bytes it reads and writes if those count.
 #define TIMED(name, flop, byte, call) do { \
     double begin_seconds = now_seconds(); \
     call; \

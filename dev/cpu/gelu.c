@@ -1,9 +1,9 @@
 /*
 gelu.c - GELU in its tanh form, in several ways: act (N,C) = x/2 (1 + tanh u), u = sqrt(2/pi) (x + 0.044715 x^3).
 
-One number is read and one is written, and between them lies a function that the processor has no instruction for. Called from
-the C library it is worked out for one element at a time; written as arithmetic without branches it is worked out for as many
-as a vector holds, and comes near to what memory allows. Counted are one read and one write.
+One number is read and one is written, and between them lies a function that the processor has no instruction for. A call of the
+C library computes it for one element at a time. Arithmetic without branches computes it for as many elements as a vector holds,
+and comes near to what memory allows. One read and one write are counted.
 */
 #include "variants.h"
 
@@ -23,7 +23,7 @@ static void make(Problem* p, Shape s) {
 static double work(const Problem* p) { return 8.0 * (double)p->n; }
 
 // ---- 1: the formula as it is printed ----
-// A call of tanhf for each element, with branches inside: nothing here can be a vector.
+// A call of tanhf for each element, with branches inside: nothing here can use vectors.
 static void gelu_1_naive(Problem* p) {
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < p->n; i++) {
@@ -44,8 +44,8 @@ static void gelu_2_sigmoid(Problem* p) {
 
 // ---- 3: tanh as a fraction of two polynomials ----
 // The continued fraction tanh u = u / (1 + u^2 / (3 + u^2 / (5 + ...))), cut off after 13 and put over one denominator. No call
-// and no branch, so all of it is vectors. Up to u = 1 it is exact to a rounding; at 3 it is off by 1e-6, and at the limit, where
-// it has come to 1 and tanh has not, by 1e-4: the column "error" says what its speed costs.
+// and no branch, so all of it uses vectors. Up to u = 1 it is exact to a rounding; at 3 it is off by 1e-6, and at the limit,
+// where it has reached 1 and tanh has not, by 1e-4: the column "error" shows the price of its speed.
 static inline float tanh_fraction(float u) {
     const float limit = 4.97f;
     u = u > limit ? limit : u;
@@ -62,7 +62,7 @@ static void gelu_3_fraction(Problem* p) {
 }
 
 // ---- 4: llmc/'s ----
-// The sigmoid again, its exponential by a polynomial of e^r for |r| <= ln 2 / 2, and a shift of the exponent's bits: no call, no
+// The sigmoid again. Its exponential is a polynomial of e^r for |r| <= ln 2 / 2 and a shift of the exponent's bits: no call, no
 // branch, and within a rounding or two everywhere (llmc/cpu/math.h). It is the loop at the end of matmul_gelu_forward.
 static void gelu_4_llmc(Problem* p) {
     #pragma omp parallel for simd schedule(static)

@@ -5,7 +5,7 @@ forward: gelu(x) = x/2 (1 + tanh u), u = sqrt(2/pi) (x + 0.044715 x^3). So
 
     gelu'(x) = (1 + tanh u) / 2 + x/2 (1 - tanh^2 u) du/dx        du/dx = sqrt(2/pi) (1 + 3 * 0.044715 x^2)
 
-As in gelu.c it is the function that has no instruction which decides. Counted are two reads and one write.
+As in gelu.c, the function that has no instruction decides. Two reads and one write are counted.
 */
 #include "variants.h"
 
@@ -16,7 +16,7 @@ static void make(Problem* p, Shape s) {
     p->x = random_floats(p->n, 0, 3);
     p->dout = random_floats(p->n, 0, 1);
     p->act = floats(p->n);
-    p->x[p->n / 2] = 0; // which networks have, too
+    p->x[p->n / 2] = 0; // networks also have zeros
     Output* dx = output("dx", p->n);
     p->dx = dx->x;
     #pragma omp parallel for schedule(static)
@@ -43,9 +43,9 @@ static void gelu_backward_1_naive(Problem* p) {
 }
 
 // ---- 2: one call ----
-// 1 / cosh^2 u = 1 - tanh^2 u, and tanh u is there already. It gains little, since it is the cheap call of the two that goes, and
-// where tanh u is near 1 the difference has few digits: the roundings of what comes before it are all that is left, and
-// x/2 du/dx, 9 at x = 5, makes them larger.
+// 1 / cosh^2 u = 1 - tanh^2 u, and tanh u is there already. It gains little, because only the cheaper of the two calls goes.
+// And where tanh u is near 1 the difference has few digits: only the roundings of what came before are left, and x/2 du/dx,
+// 9 at x = 5, makes them larger.
 static void gelu_backward_2_tanh(Problem* p) {
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < p->n; i++) {
@@ -56,7 +56,7 @@ static void gelu_backward_2_tanh(Problem* p) {
 
 // ---- 3: a sigmoid instead ----
 // With s = sigmoid(2u) = (1 + tanh u) / 2 forward is x s, and s' = s (1 - s) 2 du/dx. An exponential is less work than a tanh;
-// but it is still a call, and 1 - s is such a difference, too.
+// but it is still a call, and 1 - s is also such a difference.
 static inline float derivative_from(float s, float x) { return s + x * s * (1.0f - s) * 2.0f * du_of(x); }
 static void gelu_backward_3_sigmoid(Problem* p) {
     #pragma omp parallel for schedule(static)
@@ -67,33 +67,33 @@ static void gelu_backward_3_sigmoid(Problem* p) {
 }
 
 // ---- 4: the sigmoid from forward's result ----
-// act = x s is in memory, since the next layer's weight gradient needs it: s = act / x, and no exponential at all, so everything
-// is vectors. (0 / 0 is not 1/2, hence the choices.) A fourth array has to be read, which is cheaper than a polynomial where
-// cores are slow, but dearer where all wait for memory; and 1 - s costs its digits, look at the column "error".
+// act = x s is in memory, because the next layer's weight gradient needs it: s = act / x needs no exponential at all, so
+// everything uses vectors. (0 / 0 is not 1/2, hence the conditions.) A fourth array has to be read, which is cheaper than a
+// polynomial where cores are slow, but dearer where all wait for memory. And 1 - s loses digits: see the column "error".
 static void gelu_backward_4_quotient(Problem* p) {
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < p->n; i++) {
-        float x = p->x[i], quotient = p->act[i] / (x == 0 ? 1.0f : x); // divided whatever x is: a branch would end the vectors
+        float x = p->x[i], quotient = p->act[i] / (x == 0 ? 1.0f : x); // divides for every x: a branch would prevent vectors
         p->dx[i] = p->dout[i] * derivative_from(x == 0 ? 0.5f : quotient, x);
     }
 }
 
 // ---- 5: llmc/'s ----
-// The exponential as a polynomial (llmc/cpu/math.h), of -|2u|, so that neither s nor 1 - s is ever found as a difference. It is
-// the loop at the end of matmul_gelu_backward_input, which finds dout in the cache, where a product has just left it, after
-// thousands of operations for each number: what 4 may save here cannot be seen there, and its lost digits could.
+// The exponential is a polynomial (llmc/cpu/math.h) of -|2u|, so neither s nor 1 - s is a difference. It is the loop at the end
+// of matmul_gelu_backward_input, which finds dout in the cache, where a product has just left it, after thousands of operations
+// for each number. What 4 may save here would not show there, but its lost digits could.
 static void gelu_backward_5_llmc(Problem* p) {
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < p->n; i++) p->dx[i] = p->dout[i] * gelu_derivative_f32(p->x[i]);
 }
 
 // A few roundings of a derivative of about 1; but 1 - s, with s off by one or two, is multiplied by 2x du/dx, which is 35 at
-// x = 5 (beyond it s is 1, and the product too small to be seen). 1 - tanh^2 likewise.
+// x = 5 (above that s is 1, and the product too small to show). The same holds for 1 - tanh^2.
 static const Variant variants[] = {
     { "gelu_backward_1_naive", "tanhf and coshf, as printed", gelu_backward_1_naive, 8 },
     { "gelu_backward_2_tanh", "1 - tanh^2 instead of 1 / cosh^2: one call", gelu_backward_2_tanh, 64 },
     { "gelu_backward_3_sigmoid", "expf instead", gelu_backward_3_sigmoid, 64 },
-    { "gelu_backward_4_quotient", "the sigmoid is forward's act / x: vectors, but a read more", gelu_backward_4_quotient, 64 },
+    { "gelu_backward_4_quotient", "the sigmoid is forward's act / x: vectors, but one more read", gelu_backward_4_quotient, 64 },
     { "gelu_backward_5_llmc", "the exponential as a polynomial: vectors", gelu_backward_5_llmc, 8 },
 };
 int main(int argc, char** argv) {

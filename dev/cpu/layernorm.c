@@ -2,9 +2,9 @@
 layernorm.c - the residual addition and layernorm, forward, in several ways: res = inp1 + inp2, and
 out = (res - mean) * rstd * w + b over each of N rows of C channels.
 
-Two rows are read and two are written, and those bytes are what is counted. A row fits in the nearest cache, so that reading it
-again is cheap; going through whole arrays again is not. The rows here have a mean of 10 and a standard deviation of 1, as rows
-of a network may, which is where the ways of finding the variance differ: the column "error" shows it.
+Two rows are read and two are written, and those bytes are counted. A row fits in the nearest cache, so reading it again is
+cheap; going through whole arrays again is not. The rows here have a mean of 10 and a standard deviation of 1, as rows of a
+network may. With such rows the ways to find the variance differ: see the column "error".
 */
 #include "variants.h"
 
@@ -44,9 +44,9 @@ static void normalise(float* out, const float* x, float mean, float rstd, const 
 }
 
 // ---- 1: the formulas as they are printed ----
-// One loop for each, over whole arrays. What one loop leaves has left the cache when the next one comes: two rows read and one
-// written, then one read, one read and one read and one written. And a sum of floats is one chain of additions: the compiler
-// may not change its order, so it cannot use vectors, and each addition waits for the one before.
+// One loop per formula, over whole arrays. The results of one loop are no longer in the cache when the next one starts: two rows
+// read and one written, then one read, one read, and one read and one written. And a sum of floats is one chain of additions: the
+// compiler may not change its order, so it cannot use vectors, and each addition waits for the one before.
 static void layernorm_1_naive(Problem* p) {
     size_t n = (size_t)p->N * (size_t)p->C;
     #pragma omp parallel for schedule(static)
@@ -71,7 +71,7 @@ static void layernorm_1_naive(Problem* p) {
 }
 
 // ---- 2: a row at a time ----
-// All four loops over one row, which stays in the nearest cache: memory is touched once. The sums are chains still.
+// All four loops over one row, which stays in the nearest cache: memory is touched once. The sums are still chains.
 static void layernorm_2_rows(Problem* p) {
     #pragma omp parallel for schedule(static)
     for (int i = 0; i < p->N; i++) {
@@ -91,8 +91,8 @@ static void layernorm_2_rows(Problem* p) {
 }
 
 // ---- 3: one pass for mean and variance, after Welford ----
-// Both are brought up to date with each element: the new mean moves by a part of the difference, and the sum of squares grows by
-// the difference from the old mean times that from the new. It keeps its digits; but the chain now has a division in it.
+// Each element updates both: the new mean moves by a part of the difference, and the sum of squares grows by the difference from
+// the old mean times that from the new. This keeps the digits, but the chain now has a division in it.
 static void layernorm_3_welford(Problem* p) {
     #pragma omp parallel for schedule(static)
     for (int i = 0; i < p->N; i++) {
@@ -112,9 +112,9 @@ static void layernorm_3_welford(Problem* p) {
 }
 
 // ---- 4: one pass, E[x^2] - E[x]^2 ----
-// Two sums side by side, and the programmer allows another order ("simd reduction"), so they are vectors. As fast as it gets on
-// the chip, and the difference of two numbers near 101 is near 1: the sums' last two digits are lost, and with a mean of 1000
-// hardly one would be left.
+// Two sums side by side. The programmer allows another order ("simd reduction"), so they use vectors. Nothing is faster on the
+// chip. But the difference of two numbers near 101 is near 1: the sums' last two digits are lost, and with a mean of 1000 hardly
+// one would be left.
 static void layernorm_4_squares(Problem* p) {
     #pragma omp parallel for schedule(static)
     for (int i = 0; i < p->N; i++) {
@@ -135,8 +135,8 @@ static void layernorm_4_squares(Problem* p) {
 }
 
 // ---- 5: llmc/'s ----
-// A row at a time, the variance around the mean in a pass of its own, sums that may be vectors: as fast as 4 where memory is what
-// it waits for, since the second pass reads the nearest cache.
+// One row at a time, the variance around the mean in a pass of its own, sums that may use vectors: as fast as 4 where both wait
+// for memory, because the second pass reads the nearest cache.
 static void layernorm_5_llmc(Problem* p) {
     residual_layernorm_forward(p->res, p->out, p->mean, p->rstd, p->inp1, p->inp2, p->w, p->b, p->N, p->C);
 }

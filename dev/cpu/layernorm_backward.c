@@ -6,9 +6,9 @@ of C channels
     dw   += sum over rows of dout * n                  sums down the columns
     db   += sum over rows of dout
 
-A row of dinp belongs to whoever has the row, but dw and db belong to all rows: threads that share the rows all add to the same
-C numbers, and those who share the columns instead go through the arrays a second time. Counted are three rows read (dinp, dout,
-inp) and one written.
+A row of dinp belongs to the thread that has the row, but dw and db belong to all rows: threads that share the rows all add to
+the same C numbers, and threads that share the columns instead go through the arrays a second time. Three rows read (dinp, dout,
+inp) and one written are counted.
 */
 #include "variants.h"
 
@@ -52,9 +52,9 @@ static void make(Problem* p, Shape s) {
 static double work(const Problem* p) { return 16.0 * p->N * p->C; }
 
 // ---- 1: the formulas as they are printed ----
-// A pass along rows for dinp, and one down columns for dw and db: nobody adds to what is another's. But every sum is one chain of
-// additions, as in layernorm.c; and down a column each number lies in another cache line, which the nearest cache has lost
-// again by the time that the next column wants its neighbour.
+// A pass along rows for dinp, and one down columns for dw and db: no thread adds to another's sum. But every sum is one chain of
+// additions, as in layernorm.c. And down a column each number lies in another cache line, which the nearest cache has lost by
+// the time that the next column needs its neighbour.
 static void layernorm_backward_1_naive(Problem* p) {
     size_t C = (size_t)p->C;
     #pragma omp parallel for schedule(static)
@@ -85,9 +85,9 @@ static void layernorm_backward_1_naive(Problem* p) {
 }
 
 // ---- 2: both passes along rows ----
-// A thread has a strip of columns, and goes through the rows of the strip: neighbours are added to neighbours, so these are
-// vectors without any change of order, and the strip's sums stay in the nearest cache. The sums along rows may be in any order
-// ("simd reduction"). Still dout and inp come from memory twice.
+// A thread has a strip of columns, and goes through the rows of the strip: neighbours are added to neighbours, so vectors
+// need no change of order, and the strip's sums stay in the nearest cache. The sums along rows may be in any order ("simd
+// reduction"). But dout and inp still come from memory twice.
 static void row_dinp(const Problem* p, int i) {
     int C = p->C;
     const float *dout = p->dout + (size_t)i * C, *x = p->inp + (size_t)i * C, *w = p->w;
@@ -122,10 +122,10 @@ static void layernorm_backward_2_strips(Problem* p) {
 }
 
 // ---- 3: one pass, sums by atomics ----
-// While a row is in the cache it gives its part of dw and db as well; the others' additions cannot come between the load and the
-// store of an atomic one. But an atomic addition costs as much as dozens of others even if nobody else wants the number,
-// there are two for each element, none of it is a vector, and the cache lines of dw and db travel from core to core. Who comes
-// first decides the last bits, which differ from run to run.
+// While a row is in the cache, its part of dw and db is added as well; no other thread's addition can come between the load and
+// the store of an atomic one. But an atomic addition costs as much as dozens of others even if no other thread needs the number,
+// there are two for each element, none of them uses vectors, and the cache lines of dw and db travel from core to core. The order
+// in which threads come decides the last bits, which differ from run to run.
 static void layernorm_backward_3_atomics(Problem* p) {
     #pragma omp parallel for schedule(static)
     for (int i = 0; i < p->N; i++) {
@@ -141,9 +141,9 @@ static void layernorm_backward_3_atomics(Problem* p) {
     }
 }
 
-// ---- 4: one pass, sums of each thread's own ----
-// Each thread adds to a dw and db that nobody else knows, in its nearest cache, and at the end they are added up in the order of
-// the threads: the same bits from run to run. But another number of threads has other partial sums, and so other bits.
+// ---- 4: one pass, each thread with its own sums ----
+// Each thread adds to a dw and db of its own, in its nearest cache, and at the end they are added up in the order of the
+// threads: the same bits from run to run. But another number of threads has other partial sums, and so other bits.
 static void layernorm_backward_4_copies(Problem* p) {
     size_t C = (size_t)p->C;
     int threads = omp_get_max_threads();
@@ -160,14 +160,14 @@ static void layernorm_backward_4_copies(Problem* p) {
 }
 
 // ---- 5: llmc/'s ----
-// Sums of pieces of the rows, 128 at most, whose size depends on N alone: whichever thread has a piece, the bits are the same.
-// Short sums of short sums are also more exact than one long one. And a row is gone through twice instead of three times, since
-// its sums, dw and db need the same numbers.
+// Sums of pieces of the rows, at most 128 pieces, whose size depends only on N: whichever thread has a piece, the bits are the
+// same. Short sums of short sums are also more exact than one long one. And each row is read twice instead of three times,
+// because its sums, dw and db need the same numbers.
 static void layernorm_backward_5_llmc(Problem* p) {
     layernorm_backward(p->dinp, p->dw, p->db, p->dout, p->inp, p->w, p->mean, p->rstd, p->N, p->C, GRAD_ADD);
 }
 
-// One chain down a column of N = 8192 is off by about sqrt(N) = 90 roundings of what it has come to; pieces of 64 by few.
+// One chain down a column of N = 8192 is off by about sqrt(N) = 90 roundings of its value; pieces of 64 by few.
 static const Variant variants[] = {
     { "layernorm_backward_1_naive", "a pass along rows, another down columns", layernorm_backward_1_naive, 256 },
     { "layernorm_backward_2_strips", "both along rows, one of them in strips: vectors", layernorm_backward_2_strips, 256 },

@@ -1,9 +1,9 @@
 /*
 matmul.c - a linear layer, forward, in several ways: out (N,OC) = inp (N,C) w^T + bias, with w (OC,C).
 
-2 N C OC operations on a few megabytes: here it is arithmetic that decides, and a core does 16 or 32 operations in the time of one
-if they are given to it as vectors, and several of those at once if none waits for another. Everything below is about that: first
-what keeps the compiler from it, then what keeps the numbers from arriving in time.
+2 N C OC operations on a few megabytes: here arithmetic decides. A core does 16 or 32 operations in the time of one if they are
+vectors, and several vectors at once if none waits for another. Everything below is about that: first what keeps the compiler
+from using vectors, then what keeps the numbers from arriving in time.
 */
 #include "tile.h"
 
@@ -35,7 +35,7 @@ static void make(Problem* p, Shape s) {
 static double work(const Problem* p) { return 2.0 * p->N * p->C * p->OC; }
 
 // ---- 1: the formula as it is printed ----
-// Three loops. The sum is one chain: floats may not be added in another order than is written, so there are no vectors, and each
+// Three loops. The sum is one chain: floats must be added in the order that is written, so there are no vectors, and each
 // addition waits some four cycles for the one before it.
 static void matmul_1_naive(Problem* p) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
@@ -50,8 +50,8 @@ static void matmul_1_naive(Problem* p) {
 }
 
 // ---- 2: the sum may be in any order ----
-// "simd reduction" says so: a vector's lanes each have a part of the sum. What remains of the chain is one of vectors; and for
-// two numbers that are loaded there is one multiplication, where a core could do as many of those as of loads.
+// "simd reduction" says so: a vector's lanes each have a part of the sum. What remains is a chain of vectors. And there is one
+// multiplication for two numbers that are loaded, where a core could do as many multiplications as loads.
 static void matmul_2_simd(Problem* p) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     #pragma omp parallel for schedule(static)
@@ -68,9 +68,9 @@ static void matmul_2_simd(Problem* p) {
 }
 
 // ---- 3: the loop over the sum outside ----
-// With w transposed first, the inner loop goes along a row of out: vectors without any change of order, and no chain, since each
-// element gets one addition. But it gets it in memory: out is loaded and stored for every multiplication, and w, megabytes that
-// no near cache holds, goes by once for every row of inp.
+// With w transposed first, the inner loop goes along a row of out: vectors without any change of order, and no chain, because
+// each element gets one addition. But it gets it in memory: out is loaded and stored for every multiplication, and w, megabytes
+// that no near cache holds, is read once for every row of inp.
 static void transpose(float* wt, const float* w, size_t C, size_t OC) { // wt (C,OC)
     #pragma omp parallel for schedule(static)
     for (size_t c = 0; c < C; c++)
@@ -94,8 +94,8 @@ static void matmul_3_order(Problem* p) {
 
 // ---- 4: the same in blocks that a cache holds ----
 // A piece of w, 128 of C by 256 of OC, is 128 KB, which stays in the second cache while 48 rows of inp go by, and a row's piece
-// of out is 1 KB, which stays in the first one for 128 additions. Nothing waits for memory now; loads and stores of out remain,
-// and where the last cache holds all of w and is fast, they were what 3 waited for, too: then this gains little.
+// of out is 1 KB, which stays in the first one for 128 additions. Nothing waits for memory now, but loads and stores of out
+// remain. Where the last cache holds all of w and is fast, 3 also waited only for them: then this gains little.
 static void add_block(Problem* p, int first, int last, size_t o, size_t width, size_t c, size_t depth) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     for (int i = first; i < last; i++) {
@@ -124,7 +124,7 @@ static void matmul_4_blocks(Problem* p) {
 }
 
 // ---- 5: a tile of out in registers ----
-// 6 rows by 2 vectors are 12 registers. For each term of the sum they take 2 vectors of w and 6 numbers of inp, and give 12
+// 6 rows by 2 vectors are 12 registers. For each term of the sum they take 2 vectors of w and 6 numbers of inp for 12
 // multiplications: at last most instructions are arithmetic. w is copied so that a tile's columns are neighbours, and 128 of
 // their rows stay in the first cache while 8 tiles go by. The tile is in tile.h.
 // packed (OC/TILE_COLS, C, TILE_COLS) = w by tiles of columns, 0 beyond OC
@@ -151,11 +151,11 @@ static void matmul_5_tiles(Problem* p) {
 }
 
 // ---- 6: llmc/'s ----
-// oneDNN's product: the same thoughts, with sizes measured for each kind of processor, machine code written when the program
-// starts, data fetched before it is wanted, and copies of w only where they pay. It is the bar.
+// oneDNN's product: the same ideas, with sizes measured for each kind of processor, machine code generated when the program
+// starts, data fetched before it is needed, and copies of w only where they pay. It is the bar.
 static void matmul_6_llmc(Problem* p) { matmul_forward(p->out, p->inp, p->w, p->bias, p->N, p->C, p->OC); }
 
-// A sum of C terms is off by about sqrt(C) roundings of what it has come to.
+// A sum of C terms is off by about sqrt(C) roundings of its value.
 static const Variant variants[] = {
     { "matmul_1_naive", "three loops, a sum as one chain", matmul_1_naive, 64 },
     { "matmul_2_simd", "the sum in any order: vectors", matmul_2_simd, 64 },

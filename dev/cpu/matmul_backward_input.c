@@ -5,8 +5,8 @@ with w (OC,C). So
     dinp (N,C) = dout (N,OC) w (OC,C)      sums over OC
 
 The arithmetic is forward's, on arrays of the same size; what differs is how w lies. Forward multiplied its rows with rows of inp;
-here the sum goes down its columns, while a row of w is what a row of dinp gets a multiple of. So the steps of matmul.c come in
-another order of merit: what helped there most is worth little here, and what needed a copy of w there needs none.
+here the sum goes down its columns: a row of dinp gets multiples of rows of w. So the steps of matmul.c have another value here:
+what helped most there is worth little here, and what needed a copy of w there needs none.
 */
 #include "tile.h"
 
@@ -38,8 +38,8 @@ static void make(Problem* p, Shape s) {
 static double work(const Problem* p) { return 2.0 * p->N * p->C * p->OC; }
 
 // ---- 1: the formula as it is printed ----
-// Three loops, and the sum a chain, as in forward. In addition each step jumps over C numbers of w: for one number of a cache
-// line the whole line comes, from a cache far enough away to hold all of w.
+// Three loops, and the sum is a chain, as in forward. In addition each step jumps over C numbers of w: a whole cache line comes
+// for one number, from a cache far enough away to hold all of w.
 static void matmul_backward_input_1_naive(Problem* p) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     #pragma omp parallel for schedule(static)
@@ -53,8 +53,8 @@ static void matmul_backward_input_1_naive(Problem* p) {
 }
 
 // ---- 2: the sum may be in any order ----
-// The words that made forward ten times as fast. They break the chain, but a vector of w has to be gathered from as many cache
-// lines as it has numbers, and it was these that 1 waited for.
+// These words made forward ten times as fast. They break the chain, but a vector of w has to be gathered from as many cache
+// lines as it has numbers, and 1 waited for those lines.
 static void matmul_backward_input_2_simd(Problem* p) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     #pragma omp parallel for schedule(static)
@@ -71,9 +71,9 @@ static void matmul_backward_input_2_simd(Problem* p) {
 }
 
 // ---- 3: the loop over the sum outside ----
-// A row of dinp gets a row of w for each number of dout: everything along memory, no copy of w (forward had to turn it for this),
-// and the row of dinp, 3 KB, stays in the nearest cache. What remains is a load and a store for each multiplication, and all
-// of w goes by for every row.
+// A row of dinp gets a multiple of a row of w for each number of dout: everything goes along memory, w needs no copy (forward had
+// to transpose it for this), and the row of dinp, 3 KB, stays in the nearest cache. What remains is a load and a store for each
+// multiplication, and all of w is read for every row.
 static void matmul_backward_input_3_order(Problem* p) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     #pragma omp parallel for schedule(static)
@@ -90,9 +90,9 @@ static void matmul_backward_input_3_order(Problem* p) {
 }
 
 // ---- 4: eight terms at a time, for 48 rows ----
-// A piece of dinp that is loaded gets the multiples of 8 rows of w before it is stored, so the loads of w are nearly all that is
-// left; and those rows stay in the nearest cache while 48 rows of dinp, which the second one holds, go by: w comes from afar a
-// 48th as often. Either alone gains little, since 3 waits for both.
+// A piece of dinp that is loaded gets the multiples of 8 rows of w before it is stored, so nearly only the loads of w are left.
+// Those rows stay in the nearest cache while 48 rows of dinp, which the second one holds, go by: w comes from afar a 48th as
+// often. Either alone gains little, because 3 waits for both.
 static void matmul_backward_input_4_blocks(Problem* p) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     #pragma omp parallel for schedule(static)
@@ -108,8 +108,8 @@ static void matmul_backward_input_4_blocks(Problem* p) {
 }
 
 // ---- 5: a tile of dinp in registers ----
-// As in forward: 6 rows by 2 vectors, 12 multiplications for 8 numbers or vectors that are loaded. w is copied here, too, but as
-// it lies: only so that what a tile reads, one piece of each of its rows, is together.
+// As in forward: 6 rows by 2 vectors, 12 multiplications for 8 numbers or vectors that are loaded. w is also copied here, but not
+// transposed: only so that what a tile reads, one piece of each of its rows, is together.
 static void matmul_backward_input_5_tiles(Problem* p) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     TileProduct product = { p->dinp, p->N, p->C, p->OC, p->dout, OC, 1, p->packed };
@@ -129,7 +129,7 @@ static void matmul_backward_input_5_tiles(Problem* p) {
 // oneDNN's sgemm, which each thread calls for its own tile of dinp. It is the bar.
 static void matmul_backward_input_6_llmc(Problem* p) { matmul_backward_input(p->dinp, p->dout, p->w, p->N, p->C, p->OC); }
 
-// A sum of OC = 3072 terms in one chain is off by about sqrt(OC) = 55 roundings of what it has come to.
+// A sum of OC = 3072 terms in one chain is off by about sqrt(OC) = 55 roundings of its value.
 static const Variant variants[] = {
     { "matmul_backward_input_1_naive", "three loops, a sum as one chain", matmul_backward_input_1_naive, 128 },
     { "matmul_backward_input_2_simd", "the sum in any order: vectors, but gathered", matmul_backward_input_2_simd, 128 },

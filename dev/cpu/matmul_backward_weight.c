@@ -5,10 +5,10 @@ bias, with w (OC,C). So
     dw (OC,C)  += dout^T (OC,N) inp (N,C)      sums over the N tokens
     dbias (OC) += the column sums of dout
 
-Everywhere else threads share the tokens. Here tokens are what is summed over: whoever has a token has a part of every result.
-Either each thread has a dw of its own, or threads share the rows of dw instead. Another thing is new, the +=. A step of several
-micro-batches adds their gradients up; since a sum has to begin with something, it may begin with what is there. All of these add
-(GRAD_ADD); for the first micro-batch of a step llmc/ is told GRAD_SET and begins with 0, so that nobody has to clear dw.
+Everywhere else threads share the tokens. Here the sums are over the tokens: a thread that has a token has a part of every result.
+Either each thread has a dw of its own, or threads share the rows of dw instead. The += is also new. A step of several
+micro-batches adds up their gradients: a sum may begin with what is there. All variants here do so (GRAD_ADD). For the first
+micro-batch of a step llmc/ is told GRAD_SET and begins with 0, so that dw need not be cleared.
 */
 #include "tile.h"
 
@@ -48,7 +48,7 @@ static double work(const Problem* p) { return 2.0 * p->N * p->C * p->OC; }
 
 // ---- 1: the formulas as they are printed ----
 // Every sum is a chain, and both of its operands jump, dout by OC numbers and inp by C: two cache lines come for two numbers.
-// Whoever has a row of dw has an element of dbias as well.
+// The thread that has a row of dw also has an element of dbias.
 static void matmul_backward_weight_1_naive(Problem* p) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC, N = (size_t)p->N;
     #pragma omp parallel for schedule(static)
@@ -66,9 +66,9 @@ static void matmul_backward_weight_1_naive(Problem* p) {
 
 // ---- 2: threads share the tokens ----
 // As in forward. The loop over the sum is outside, so everything goes along memory: a token adds a multiple of its inp to each
-// row of dw, for which each thread has a dw of its own, else two would add to one number at a time. But a dw for each thread has
-// to be cleared, and added up at the end: memory, and time, that grow with the threads. And all of a dw, more than the nearer
-// caches hold, goes by for every token.
+// row of dw. Each thread has a dw of its own, or two would add to one number at the same time. But each dw has to be cleared, and
+// added up at the end: memory and time grow with the threads. And all of a dw, more than the nearer caches hold, goes by for
+// every token.
 // dw (C) += d inp (C)
 static inline void add_scaled(float* dw, float d, const float* inp, size_t C) {
     #pragma omp simd
@@ -93,9 +93,9 @@ static void matmul_backward_weight_2_copies(Problem* p) {
 }
 
 // ---- 3: threads share the rows of dw ----
-// A thread goes through all tokens, but adds only to its own rows: no copies, and what is added to is dw itself, which is the
-// whole of "accumulating". Each thread reads all of inp, which is small, and its own columns of dout. The order of a sum is that
-// of the tokens, so any number of threads finds the same bits.
+// A thread goes through all tokens, but adds only to its own rows: no copies. It adds to dw itself, and accumulation takes no
+// more than that. Each thread reads all of inp, which is small, and its own columns of dout. The order of a sum is that of the
+// tokens, so any number of threads gives the same bits.
 static void matmul_backward_weight_3_owners(Problem* p) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     #pragma omp parallel
@@ -114,7 +114,7 @@ static void matmul_backward_weight_3_owners(Problem* p) {
 
 // ---- 4: eight tokens at a time ----
 // A row of dw that is loaded gets the multiples of 8 tokens before it is stored, and their rows of inp stay in the nearest cache
-// while all rows of dw go by, an eighth as often as in 3. The bias is a loop of its own now: along rows of dout in strips of
+// while all rows of dw go by, an eighth as often as in 3. The bias has a loop of its own now: along rows of dout in strips of
 // columns, so that neighbours are added to neighbours.
 static void add_bias(Problem* p) {
     const size_t strip = 256;
@@ -143,8 +143,8 @@ static void matmul_backward_weight_4_blocks(Problem* p) {
 }
 
 // ---- 5: a tile of dw in registers ----
-// As in forward, but nothing has to be put into dw first: a tile begins as what is there. dout is read as it lies, the 6 numbers
-// of a term side by side and the next term's a row on; a copy that is turned costs what it gains.
+// As in forward, but nothing has to be put into dw first: a tile begins with what is there. dout is read as it lies, the 6
+// numbers of a term side by side and the next term's a row further; a transposed copy costs what it gains.
 static void matmul_backward_weight_5_tiles(Problem* p) {
     TileProduct product = { p->dw, p->OC, p->C, p->N, p->dout, 1, (size_t)p->OC, p->packed };
     pack(p->packed, p->inp, (size_t)p->N, (size_t)p->C);
@@ -155,13 +155,13 @@ static void matmul_backward_weight_5_tiles(Problem* p) {
 }
 
 // ---- 6: llmc/'s ----
-// oneDNN's sgemm, which each thread calls for its own tile of dw, with beta = 1: it begins with what is there, too. The bias in
-// strips, as in 4, with sums of 64 rows each first, which makes the errors smaller.
+// oneDNN's sgemm, which each thread calls for its own tile of dw, with beta = 1: it also begins with what is there. The bias is
+// summed in strips, as in 4, but first in sums of 64 rows each, which makes the errors smaller.
 static void matmul_backward_weight_6_llmc(Problem* p) {
     matmul_backward_weight(p->dw, p->dbias, p->dout, p->inp, p->N, p->C, p->OC, GRAD_ADD);
 }
 
-// A sum of N = 512 terms in one chain is off by about sqrt(N) = 23 roundings of what it has come to.
+// A sum of N = 512 terms in one chain is off by about sqrt(N) = 23 roundings of its value.
 static const Variant variants[] = {
     { "matmul_backward_weight_1_naive", "three loops, a sum as one chain", matmul_backward_weight_1_naive, 64 },
     { "matmul_backward_weight_2_copies", "threads share tokens, each with its own dw", matmul_backward_weight_2_copies, 64 },

@@ -1,7 +1,7 @@
 /*
-tile.h - what matmul.c and the two files of its gradients share: a tile of a product in registers, and what comes before it, a row
-that gets several terms at a time. out (rows,cols) += a b, where a (rows,terms) may lie either way; for a tile b (terms,cols) has
-been copied, TILE_COLS columns with all their terms together.
+tile.h - what matmul.c and the two files of its gradients share: a tile of a product in registers and, as a step before it, a row
+that gets several terms at a time. out (rows,cols) += a b, where a (rows,terms) may lie by rows or by columns; for a tile
+b (terms,cols) has been copied, TILE_COLS columns with all their terms together.
 */
 #ifndef DEV_CPU_TILE_H
 #define DEV_CPU_TILE_H
@@ -11,8 +11,8 @@ enum { BLOCK_ROWS = 48, BLOCK_TERMS = 128 }; // rows and terms of the sum that a
 
 // ---- a row, eight terms at a time ----
 enum { TERMS = 8 };
-// out (n) += sum over k < terms of a[k * a_term] times row k of b (terms,n), 8 terms at most. "restrict": else a store to out
-// might change a, which would be loaded anew each time.
+// out (n) += sum over k < terms of a[k * a_term] times row k of b (terms,n), 8 terms at most. Without "restrict" a store to
+// out might change a, which would be loaded again each time.
 static inline void add_terms_of(float* restrict out, const float* a, size_t a_term, const float* b, size_t n, int terms) {
     #pragma omp simd
     for (size_t j = 0; j < n; j++) {
@@ -22,7 +22,7 @@ static inline void add_terms_of(float* restrict out, const float* a, size_t a_te
     }
 }
 static inline void add_terms(float* out, const float* a, size_t a_term, const float* b, size_t n, int terms) {
-    if (terms == TERMS) add_terms_of(out, a, a_term, b, n, TERMS); // a number that the compiler knows: it unrolls the loop
+    if (terms == TERMS) add_terms_of(out, a, a_term, b, n, TERMS); // the compiler knows this number, and unrolls the loop
     else add_terms_of(out, a, a_term, b, n, terms);
 }
 
@@ -46,7 +46,7 @@ typedef struct {
 } TileProduct;
 
 static inline size_t packed_floats(size_t cols, size_t terms) { return round_up(cols, TILE_COLS) * terms; }
-// packed = b (terms,cols), which lies by rows already, as both gradients' does
+// packed = b (terms,cols), which lies by rows already, as in both gradients
 static inline void pack(float* packed, const float* b, size_t terms, size_t cols) {
     #pragma omp parallel for schedule(static)
     for (size_t j = 0; j < cols; j += TILE_COLS) {
@@ -63,9 +63,9 @@ static inline Vector multiply_add(float x, Vector b, Vector sum) { // one instru
     for (int k = 0; k < LANES; k++) sum[k] = fused_multiply_add(x, b[k], sum[k]);
     return sum;
 }
-// sums += `rows` rows of a times b, `terms` terms of it. Rows of sums beyond repeat the last.
+// sums += `rows` rows of a times b, `terms` terms of it. Further rows of sums repeat the last.
 static inline void tile_product(Tile* sums, const float* a, size_t a_row, size_t a_term, const float* b, int rows, int terms) {
-    Tile sum = *sums; // with the loop over rows unrolled: registers
+    Tile sum = *sums; // in registers, because the loop over rows is unrolled
     const float* x[TILE_ROWS];
     for (int r = 0; r < TILE_ROWS; r++) x[r] = a + (size_t)int_min(r, rows - 1) * a_row;
     for (int k = 0; k < terms; k++) {
@@ -81,7 +81,7 @@ static inline void tile_product(Tile* sums, const float* a, size_t a_row, size_t
     }
     *sums = sum;
 }
-// Rows [first, last) and the tile's columns from `col` on: out += a b, a block of the sum's terms after the other.
+// Rows [first, last) and the tile's columns from `col` on: out += a b, one block of the sum's terms after the other.
 static inline void add_tile_column(TileProduct p, int first, int last, int col) {
     size_t cols = (size_t)p.cols, bytes = (size_t)int_min(TILE_COLS, p.cols - col) * sizeof(float);
     for (int k = 0; k < p.terms; k += BLOCK_TERMS) {

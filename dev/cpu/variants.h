@@ -1,13 +1,13 @@
 /*
-variants.h - what the files of this folder share, each of which is one layer of the CPU written in several ways, from naive to
+variants.h - what the files of this folder share. Each of them is one layer of the CPU written in several ways, from naive to
 llmc/'s. dev/cuda/variants.cuh is the same for the kernels of a GPU.
 
 Such a file has a struct Problem (the arrays of one shape), a function that makes it, functions of one signature, and a table of
-them, whose last is llmc/'s own. run_variants() computes each, holds it against the formula as it is printed, in double, which
-the file computes too, and times it. What it is judged by, the rate of a copy or of a large product by oneDNN, is measured in
-the same run.
+them, whose last is llmc/'s own. run_variants() runs each, compares it with the formula as it is printed, which the file computes
+in double, and times it. The rate that it is compared with, that of a copy or of a large product by oneDNN, is measured in the
+same run.
 
-Global state: the outputs of the one problem that there is, what memory it has, and what is needed to measure the peak.
+Global state: the outputs and the memory of the one problem, and what is needed to measure the peak.
 */
 #ifndef DEV_CPU_VARIANTS_H
 #define DEV_CPU_VARIANTS_H
@@ -27,7 +27,7 @@ typedef struct {
 typedef struct {
     const char *name, *shape_means;
     Shape usual, small; // small: with --check
-    bool is_arithmetic; // judged by a product, not by a copy
+    bool is_arithmetic; // compared with a product, not with a copy
     double (*work)(const Problem* p);        // operations, or bytes that must be moved once
     void (*make)(Problem* p, Shape s);       // arrays, inputs, and what outputs must become
     const Variant* variants;                 // the last one is llmc/'s
@@ -35,7 +35,7 @@ typedef struct {
 } Operation;
 
 // ---- memory and outputs ----
-// before: what x holds when a variant begins that adds to it; NULL: nothing (NaN). before, x and want (n)
+// before: what x holds before a variant adds to it; NULL: nothing (NaN). before, x and want (n)
 typedef struct { const char* what; const float* before; float* x; double* want; size_t n; } Output;
 static Output outputs[4];
 static void* allocated[16]; // owned
@@ -54,21 +54,21 @@ static float* random_floats(size_t n, float mean, float std) {
     for (size_t i = 0; i < n; i++) x[i] = mean + std * random_normal(42, stream, i);
     return x;
 }
-// An array that variants write; the file fills in `want`, which has as many.
+// Makes an array that variants write. The file fills in `want` (n).
 static Output* output(const char* what, size_t n) {
     require(output_count < 4, "variants.h keeps 4 outputs at most");
     Output* o = &outputs[output_count++];
     *o = (Output){ what, NULL, floats(n), (double*)allocate(n * sizeof(double)), n };
     return o;
 }
-// One that variants add to: x begins as `before`, n numbers from N(0,1), and so does `want`.
+// Makes an array that variants add to: x begins as `before`, n numbers from N(0,1), and so does `want`.
 static inline Output* output_added_to(const char* what, size_t n) {
     Output* o = output(what, n);
     o->before = random_floats(n, 0, 1);
     for (size_t i = 0; i < n; i++) o->want[i] = (double)o->before[i];
     return o;
 }
-// x (n) += each of `copies` (count,n), in their order: where every thread has summed for itself
+// x (n) += each of `copies` (count,n), in their order: the sums that threads have formed for themselves
 static inline void add_up(float* x, const float* copies, int count, size_t n) {
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i++)
@@ -125,7 +125,7 @@ static void peak_product(Problem* p) {
     int n = (int)sqrt((double)peak.n);
     matmul_forward(peak.c, peak.a, peak.b, NULL, n, n, n);
 }
-// The library's copy knows how to write memory without reading it first; but only one thread knows of each call.
+// The library's copy can write memory without reading it first, but each call uses only one thread.
 static void peak_copy(Problem* p) {
     const size_t piece = 1 << 18;
     (void)p;
@@ -152,9 +152,9 @@ static double median(double* x, int n) {
     qsort(x, (size_t)n, sizeof(double), compare_doubles);
     return x[n / 2];
 }
-// Median seconds of a variant, of llmc/'s and of the peak's call, of so many calls each; of fewer, but three, once the variant's
-// have taken two seconds together. They take turns, since a machine that others use, too, changes its mind from second to
-// second; and before each call comes the peak's, which leaves the nearest caches to neither.
+// Median seconds of a variant, of llmc/'s and of the peak's call, over so many calls each, or over fewer, but at least three,
+// once the variant's have taken two seconds together. They take turns, because the speed of a shared machine changes from second
+// to second. The peak's call comes before each of the others, so that neither finds its arrays in the nearest caches.
 typedef struct { double variant, llmc, peak; } Medians;
 static Medians median_seconds(void (*variant)(Problem*), void (*llmc)(Problem*), Problem* p, int repetitions) {
     double* of_variant = (double*)xcalloc(3 * (size_t)repetitions, sizeof(double));
@@ -217,9 +217,9 @@ static void print_help(const char* program, const Operation* op) {
     printf("usage: %s [--rows N] [--cols N]%s [--variant NAME] [--repetitions N] [--threads N] [--check]\n\n"
            "--rows, --cols%s   the shape: %s; %s if not given, with --check %s\n"
            "--variant        only variants with this in their name\n"
-           "--repetitions    timed calls, of which the median counts (11; fewer, but three, once they have taken two seconds)\n"
-           "--threads        as OMP_NUM_THREADS, which counts if this is not given; else all cores\n"
-           "--check          only look whether results are right, and take no times\n",
+           "--repetitions    timed calls, of which the median counts (11; fewer, but at least three, if they take two seconds)\n"
+           "--threads        how many threads (OMP_NUM_THREADS if not given, else all cores)\n"
+           "--check          only check whether results are right, and take no times\n",
            program, deep ? " [--depth N]" : "", deep ? ", --depth" : "", op->shape_means, shape_text(op->usual),
            shape_text(op->small));
 }
@@ -250,7 +250,7 @@ static VariantOptions parse_variant_options(int argc, char** argv, const Operati
 }
 
 // ---- the table ----
-// One variant: its row, and whether it was right.
+// Prints a variant's row. Returns true if it was right.
 static bool variant_row(const Variant* v, Problem* p, const Operation* op, VariantOptions o) {
     double error = error_of(v, p);
     bool right = error <= v->roundings;

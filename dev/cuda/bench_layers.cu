@@ -6,18 +6,18 @@ this GPU, and how long it takes.
     bench_layers --floors TFLOPS GBPS ...     no GPU is needed: only what follows from shapes, and floors at these rates
     bench_layers --peaks                      only what this GPU can do, in a line for dev/bench_gpu.sh
 
-Prints a Markdown table. FLOPs are those of matrix products and attention (its causal half, and without what backward computes
-again): they run on tensor cores, and what else is computed is a few operations an element, which no GPU notices beside the
-memory. Bytes are those of inputs and outputs, each once: whatever is kept on the chip, they must come and go. The floor is
-the longer of the two, at rates that are measured here as well: that of a large matrix product of the same precision, and that
-of a kernel that copies. An operation with fewer FLOPs a byte than the two rates have waits for memory, whoever writes it.
+Prints a Markdown table. FLOPs are those of matrix products and attention (its causal half, without what backward computes
+again). These run on tensor cores. All other arithmetic is a few operations per element, which memory hides on every GPU. Bytes
+are those of inputs and outputs, each counted once: they must move, whatever is kept on the chip. The floor is the longer of the
+two times, at rates that are also measured here: that of a large matrix product of the same precision, and that of a kernel that
+copies. An operation with fewer FLOPs per byte than the ratio of the two rates waits for memory, however it is written.
 
 Each call is timed alone, by events on the stream, and its median counts; arrays are larger than a GPU's cache at the usual
 sizes, and inputs are random. A step is the sum over operations of the median times how often a step calls it.
 
-At the end stands a whole step as train_gpt2_single issues it: how long the host takes to do so, while the GPU is held up, and
-how long the GPU takes. Beside that the same step as a CUDA graph, captured once and issued by one call: the difference is what
-graphs would gain. That it is the same step is checked, and if it is not the status is 1.
+At the end it times a whole step as train_gpt2_single issues it: how long the host takes to issue it while the GPU is held up,
+and how long the GPU takes. Then it times the same step as a CUDA graph, captured once and issued by one call: the difference is
+what graphs would gain. It checks that this is the same step; if not, the status is 1.
 */
 // The stage file itself: the step that is issued is its own.
 #define main train_gpt2_single_main
@@ -36,7 +36,7 @@ static double median(std::vector<double> x) {
     std::sort(x.begin(), x.end());
     return x[x.size() / 2];
 }
-// On the GPU, from before the call's first work to after its last.
+// Seconds on the GPU, from before the call's first work to after its last.
 template <typename F> static double gpu_seconds(F call) {
     float ms;
     cuda_check(cudaEventRecord(begin_event, compute_stream), "timing");
@@ -155,7 +155,7 @@ static void bench_embeddings(GPT2Config g, int B, int T) {
     int* tokens = random_tokens(N, g.V);
     floatX *wte = array((size_t)g.Vp * C), *wpe = array((size_t)T * C), *x = array((size_t)N * C);
     row("encoder forward", 1, 0, 2 * E + positions + tokens_bytes, [&] { encoder_forward(x, tokens, wte, wpe, B, T, C); });
-    // rows of dwte are read and written, for a token that is there twice once; counted as if none were
+    // rows of dwte are read and written once per distinct token; counted as if all tokens were distinct
     row("encoder backward", 1, 0, 3 * E + positions + tokens_bytes,
         [&] { encoder_backward(wte, wpe, x, tokens, B, T, C, GRAD_SET); });
     device_free(tokens); device_free(wte); device_free(wpe); device_free(x);
@@ -222,7 +222,7 @@ static void bench_head(GPT2Config g, int N) {
     row("classifier, loss and gradient", calls, 0, 2 * out,
         [&] { classifier_forward_backward(losses, logits, targets, 1.0f / (float)N, rows, g.V, Vp); });
     row("logits dX", calls, F, out + weights + in, [&] { matmul_backward_input(x, logits, wte, rows, C, Vp); });
-    // all calls but the first add
+    // all calls except the first add
     row("logits dW", calls, F, out + in + 2 * weights,
         [&] { matmul_backward_weight(dwte, NULL, logits, x, rows, C, Vp, GRAD_ADD); });
     for (void* p : { x, wte, dwte, logits }) device_free(p);
@@ -246,16 +246,16 @@ static void bench_update(GPT2Config g) {
 }
 
 // ---- a whole step, as the stage file issues it, and as a CUDA graph ----
-#define STEP_BLOCKS 12     // at most: a GPU takes about a thousand kernels ahead, and then whoever issues more waits
+#define STEP_BLOCKS 12     // at most: a GPU queues about a thousand kernels, and then the host waits before it issues more
 #define HELD_SECONDS 5.0
 
-// The stream is held up until `go`, or for so long; then whatever waited for the GPU has been waiting for nothing else.
+// Holds the stream up until `go`, but for HELD_SECONDS at most: a host that takes so long is waiting for the GPU.
 static std::atomic<bool> go, gave_up;
 static void CUDART_CB hold(void*) {
     double begin = now_seconds();
     while (!go && !gave_up) gave_up = now_seconds() - begin > HELD_SECONDS;
 }
-// Seconds in which the host has issued all of `call`, the GPU being held; -1: it waited for the GPU meanwhile.
+// Returns the seconds that the host took to issue all of `call` while the GPU was held, or -1 if it waited for the GPU.
 template <typename F> static double issue_seconds(F call) {
     go = gave_up = false;
     cuda_check(cudaLaunchHostFunc(compute_stream, hold, NULL), "holding the stream");
@@ -266,7 +266,7 @@ template <typename F> static double issue_seconds(F call) {
     device_synchronize();
     return gave_up ? -1 : seconds;
 }
-// Returns whether the host waited.
+// Returns true if the host waited.
 template <typename F> static bool print_issue(const char* what, F call) {
     std::vector<double> seconds;
     for (int i = 0; i < 5 && (i == 0 || seconds[0] >= 0); i++) seconds.push_back(issue_seconds(call));
@@ -275,8 +275,8 @@ template <typename F> static bool print_issue(const char* what, F call) {
     return seconds[0] < 0;
 }
 
-// What `call` asks of the stream, with the arguments of now, to be launched by one call as often as one likes. Nothing of it runs
-// here, and CUDA refuses what cannot be part of a graph: meanwhile this thread may neither wait nor allocate.
+// Returns what `call` asks of the stream, with its current arguments, as a graph that one call launches, as often as needed.
+// Nothing of it runs here, and CUDA refuses what cannot be part of a graph: meanwhile this thread may neither wait nor allocate.
 template <typename F> static cudaGraphExec_t captured(F call) {
     cudaGraph_t graph;
     cudaGraphExec_t executable;
@@ -289,7 +289,7 @@ template <typename F> static cudaGraphExec_t captured(F call) {
 }
 static void launch(cudaGraphExec_t graph) { cuda_check(cudaGraphLaunch(graph, compute_stream), "launching a step's graph"); }
 
-// What a step leaves: its numbers, and one of each array in which every bit has a part.
+// What a step leaves: its statistics, and a hash of each array.
 typedef struct { StepStats stats; uint64_t grads, m, v; } StepResult;
 static uint64_t hash(const void* device, size_t bytes) {
     std::vector<uint64_t> words(1 << 20);
@@ -304,7 +304,7 @@ static uint64_t hash(const void* device, size_t bytes) {
     }
     return h;
 }
-// Nothing that an earlier step left is taken for this one's.
+// Clears what earlier steps left, so that it is not taken for this step's.
 template <typename F> static StepResult step_result(GPT2* g, F step) {
     StepResult r;
     size_t n = g->num_params;
@@ -319,8 +319,8 @@ template <typename F> static StepResult step_result(GPT2* g, F step) {
     r.v = hash(g->v, n * sizeof(float));
     return r;
 }
-// Dies unless a graph of the step leaves the bits that the step leaves. With --deterministic, for without it cuDNN's backward
-// attention adds in any order, and gradients have other bits from step to step.
+// Dies unless a graph of the step leaves the bits that the step leaves. With --deterministic, because without it cuDNN's backward
+// attention adds in any order, and the bits of gradients change from step to step.
 template <typename F> static void check_graph(GPT2* g, F step) {
     layers_free();
     layers_choose(ATTENTION_AUTO, true);
@@ -329,13 +329,13 @@ template <typename F> static void check_graph(GPT2* g, F step) {
     cudaGraphExec_t graph = captured(step);
     StepResult graphed = step_result(g, [&] { launch(graph); });
     cuda_check(cudaGraphExecDestroy(graph), "freeing a step's graph");
-    require(memcmp(&plain, &graphed, sizeof plain) == 0, "a CUDA graph is another step, with --deterministic: loss %.9g and %.9g,"
+    require(memcmp(&plain, &graphed, sizeof plain) == 0, "the graph is not the step, with --deterministic: loss %.9g and %.9g,"
             " gradient norm %.9g and %.9g, gradients %s, moments %s", plain.stats.loss, graphed.stats.loss, plain.stats.grad_norm,
-            graphed.stats.grad_norm, plain.grads == graphed.grads ? "the same" : "others",
-            plain.m == graphed.m && plain.v == graphed.v ? "the same" : "others");
+            graphed.stats.grad_norm, plain.grads == graphed.grads ? "the same" : "different",
+            plain.m == graphed.m && plain.v == graphed.v ? "the same" : "different");
     printf("The graph is the same step: with --deterministic, loss, norms, gradients and moments have the same bits.\n");
 }
-// What a graph gains. The two take turns, so that both find the GPU equally warm.
+// Prints what a graph gains. The two take turns, so that both find the GPU equally warm.
 template <typename F> static void bench_graph(F step) {
     cudaGraphExec_t graph = captured(step);
     std::vector<double> plain, graphed;

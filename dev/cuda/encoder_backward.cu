@@ -4,7 +4,7 @@ where it occurs, dwpe (T,C) = the sum of dout over B.
 
 dwpe is a plain sum. dwte is not: which rows belong together depends on the data, a few tokens are in every sequence, and most
 of the vocabulary is in none. Either every row goes to its token, and rows get in one another's way, or every token looks for
-its rows. Counted are one read of dout, a read and a write of the rows of dwte that change, and a write of dwpe.
+its rows. One read of dout, a read and a write of the rows of dwte that change, and a write of dwpe are counted.
 */
 #include "variants.cuh"
 #include "../../llmc/cuda/encoder.cuh"

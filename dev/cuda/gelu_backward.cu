@@ -1,9 +1,9 @@
 /*
 gelu_backward.cu - the gradient of GELU where cuBLASLt's epilogue cannot do it, in several kernels: dinp (N,C) *= gelu'(pre),
-the tanh form, with pre (N,C) what forward gave to GELU.
+the tanh form, where pre (N,C) is GELU's input in forward.
 
-Two rows are read and one is written. The derivative is an exponential and a division an element, which still should hide
-behind memory. The best kernel is none: the product that makes dinp can multiply its tiles before they leave the chip.
+Two rows are read and one is written. The derivative costs an exponential and a division per element, but memory should still
+hide them. The best kernel is none: the product that makes dinp can multiply its tiles before they leave the chip.
 */
 #include "variants.cuh"
 #include "../../llmc/cuda/bias_gelu.cuh"
@@ -34,9 +34,9 @@ struct Problem {
 };
 
 // ---- 1: the formula as it is printed ----
-// gelu'(x) = (1 + tanh u) / 2 + x (1 - tanh^2 u) du/dx / 2. An element a thread. tanhf has branches, of which a warp often takes
-// both. Where tanh u is near 1 or -1 the brackets lose their digits, which shows where nothing larger is beside such an
-// element: in fp32, --rows 1 --cols 1 has one, and this kernel is WRONG there.
+// gelu'(x) = (1 + tanh u) / 2 + x (1 - tanh^2 u) du/dx / 2. One element per thread. tanhf has branches, and a warp often takes
+// both. Where tanh u is near 1 or -1 the brackets lose their digits. This shows if the result has no larger element: in fp32
+// with --rows 1 --cols 1 this kernel is WRONG.
 __global__ void naive_kernel(floatX* dinp, const floatX* pre, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
@@ -52,7 +52,7 @@ static bool gelu_backward_1_naive(Problem& p, int threads) {
 
 // ---- 2: with the sigmoid ----
 // With s = sigmoid(2u) it is s + x s (1 - s) 2 du/dx, where s and 1 - s come from one exponential, and neither is a difference
-// of near numbers: fewer instructions, and all digits. An element a thread still: 2 or 4 bytes a load.
+// of near numbers: fewer instructions, and all digits. Still one element per thread: 2 or 4 bytes a load.
 __global__ void sigmoid_kernel(floatX* dinp, const floatX* pre, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) dinp[i] = narrow<floatX>(widen(dinp[i]) * gelu_derivative(widen(pre[i])));
@@ -64,7 +64,7 @@ static bool gelu_backward_2_sigmoid(Problem& p, int threads) {
 }
 
 // ---- 3: llmc/'s ----
-// 16 bytes a load, a block a row. llmc/ takes as many threads as a row has pieces, at most 256.
+// 16 bytes a load, one block per row. llmc/ takes as many threads as a row has pieces, at most 256.
 static bool gelu_backward_3_llmc(Problem& p, int threads) {
     if (p.C % VEC != 0) return false;
     auto kernel = gelu_backward_kernel<VEC>;
@@ -73,7 +73,7 @@ static bool gelu_backward_3_llmc(Problem& p, int threads) {
 }
 
 static const Variant<Problem> variants[] = {
-    { "gelu_backward_1_naive", "an element a thread, tanh as printed", gelu_backward_1_naive },
+    { "gelu_backward_1_naive", "one element per thread, tanh as printed", gelu_backward_1_naive },
     { "gelu_backward_2_sigmoid", "an exponential instead of tanh", gelu_backward_2_sigmoid },
     { "gelu_backward_3_llmc", "the same, 16 bytes a load", gelu_backward_3_llmc },
 };

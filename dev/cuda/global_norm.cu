@@ -2,9 +2,9 @@
 global_norm.cu - the sum of squares of all n gradients, in several kernels: *acc += sum of x^2, as clipping needs it.
 
 Every element is read once and nothing is written, so a kernel should reach the rate at which memory is read, which may be a
-little more than the copy's that it is compared with. The work is to bring the sums of many threads together, in double, as
-the CPU has it. What floating-point atomics give depends on which thread comes first: its last bits change from run to run,
-and with them every later step of a training run.
+little more than the copy's that it is compared with. The work is to combine the sums of many threads, in double, as on the
+CPU. The result of floating-point atomics depends on which thread comes first: its last bits change from run to run, and with
+them every later step of a training run.
 */
 #include "variants.cuh"
 #include "../../llmc/cuda/stats.cuh"
@@ -19,7 +19,7 @@ struct Problem {
     Problem(Shape s) : n((size_t)s.rows * s.cols), bytes((double)n * sizeof(floatX)) {
         start_cpu({ 1, 1, 1, 1, 1 });
         x = random_both(n);
-        acc = both_of(std::vector<double>(1, 7)); // what is there already is added to
+        acc = both_of(std::vector<double>(1, 7)); // the sum is added to what is there
         partial = (double*)device_bytes(STATS_BLOCKS * sizeof(double));
         cpu::add_sum_squares(acc.cpu, x.cpu, n);
     }
@@ -31,8 +31,8 @@ struct Problem {
     }
 };
 
-// ---- 1: everybody adds to the one number ----
-// An atomic an element, all at one address: they queue up, and memory idles.
+// ---- 1: all threads add to one number ----
+// One atomic per element, all at one address: they queue up, and memory idles.
 __global__ void atomics_kernel(double* acc, const floatX* x, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) atomicAdd(acc, (double)widen(x[i]) * (double)widen(x[i]));
@@ -42,7 +42,7 @@ static bool global_norm_1_atomics(Problem& p, int threads) {
     return true;
 }
 
-// ---- 2: an atomic a block ----
+// ---- 2: one atomic per block ----
 // Blocks add up their own elements first. Fast, if blocks are not too small; but the bits still depend on which block is first.
 __global__ void block_atomics_kernel(double* acc, const floatX* x, size_t n) {
     __shared__ double of_warps[WARP];
@@ -68,7 +68,7 @@ static bool global_norm_3_two_stages(Problem& p, int threads) {
 }
 
 // ---- 4: llmc/'s ----
-// The same in pieces of 16 bytes. llmc/ takes blocks of 256, whatever the GPU: the order of the sum may not depend on it.
+// As 3, in pieces of 16 bytes. llmc/ takes blocks of 256 on every GPU: the order of the sum must not depend on the GPU.
 static bool global_norm_4_llmc(Problem& p, int threads) {
     unsigned blocks = stats_blocks(p.n);
     auto kernel = sum_kernel<VEC, floatX, Square>;
@@ -78,8 +78,8 @@ static bool global_norm_4_llmc(Problem& p, int threads) {
 }
 
 static const Variant<Problem> variants[] = {
-    { "global_norm_1_atomics", "an atomic an element: they queue at one address", global_norm_1_atomics },
-    { "global_norm_2_block_atomics", "an atomic a block; the last bits change from run to run", global_norm_2_block_atomics },
+    { "global_norm_1_atomics", "one atomic per element: they queue at one address", global_norm_1_atomics },
+    { "global_norm_2_block_atomics", "one atomic per block; the last bits change from run to run", global_norm_2_block_atomics },
     { "global_norm_3_two_stages", "sums of blocks, then their sum: the same bits every time", global_norm_3_two_stages },
     { "global_norm_4_llmc", "the same, 16 bytes a load", global_norm_4_llmc },
 };

@@ -2,8 +2,8 @@
 layernorm_backward.cu - layernorm's gradients, in several kernels. With n = (inp - mean) * rstd and g = dout * w, in each of N
 rows of C channels dinp += rstd * (g - mean(g) - n * mean(g * n)); and over all rows dw = sum of dout * n, db = sum of dout.
 
-dinp needs sums along rows, dw and db sums down columns. What suits one does not suit the other, and going through the arrays
-once for both is what there is to win. Counted are three rows read (dinp, dout, inp) and one written.
+dinp needs sums along rows, dw and db sums down columns. What suits one does not suit the other; the aim is to go through the
+arrays once for both. Three rows read (dinp, dout, inp) and one written are counted.
 */
 #include "variants.cuh"
 #include "../../llmc/cuda/layernorm.cuh"
@@ -42,8 +42,8 @@ struct Problem {
 #define KERNEL_ARGUMENTS(p) (p).dout.gpu, (p).inp.gpu, (p).w.gpu, (p).mean.gpu, (p).rstd.gpu, (p).N, (p).C
 
 // ---- 1: what one would write first ----
-// A thread a row for dinp, a thread a column for dw and db. Down a column neighbouring threads read neighbours, but C threads
-// are a few hundred on a GPU that wants a hundred thousand; and dout and inp are read once more.
+// One thread per row for dinp, one per column for dw and db. Down a column neighbouring threads read neighbours, but C threads
+// are a few hundred on a GPU that needs a hundred thousand; and dout and inp are read a second time.
 __global__ void rows_kernel(floatX* dinp, KERNEL_PARAMETERS) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= N) return;
@@ -79,9 +79,9 @@ static bool layernorm_backward_1_naive(Problem& p, int threads) {
     return true;
 }
 
-// ---- 2: a warp a row, which adds to dw and db as it goes ----
-// Everything in one pass and neighbours read neighbours, but 2 N C atomics at 2 C addresses queue up; and who comes first
-// decides the last bits. The sums are fp32, since in 16 bits each addition would round; a second kernel rounds them once.
+// ---- 2: one warp per row, which adds to dw and db as it goes ----
+// Everything in one pass and neighbours read neighbours, but 2 N C atomics at 2 C addresses queue up, and their order decides
+// the last bits. The sums are fp32, because in 16 bits each addition would round; a second kernel rounds them once.
 __global__ void warp_kernel(floatX* dinp, float* sum_dw, float* sum_db, KERNEL_PARAMETERS) {
     int i = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, lane = threadIdx.x % WARP;
     if (i >= N) return;
@@ -116,10 +116,10 @@ static bool layernorm_backward_2_atomics(Problem& p, int threads) {
     return true;
 }
 
-// ---- 3: a block a row at a time, its sums in shared memory ----
-// A thread has the same channels in every row, so nobody else adds to their sums: no atomics, and the order is fixed. What a
-// block has summed over its rows goes to memory once, and a second kernel adds up the blocks. But each row has four barriers,
-// two for either mean, and between them the whole block waits for its slowest load.
+// ---- 3: each block takes one row at a time, with its sums in shared memory ----
+// A thread has the same channels in every row, so no other thread adds to their sums: no atomics, and the order is fixed. A
+// block's sums over its rows go to memory once, and a second kernel adds up the blocks. But each row has four barriers, two for
+// each mean, and between them the whole block waits for its slowest load.
 __global__ void block_kernel(floatX* dinp, float* sum_dw, float* sum_db, KERNEL_PARAMETERS) {
     extern __shared__ int4 shared_memory[];
     __shared__ float of_warps[WARP];
@@ -160,8 +160,8 @@ static bool layernorm_backward_3_block(Problem& p, int threads) {
 }
 
 // ---- 4: llmc/'s ----
-// A warp a row again, with sums of its own for each warp of a block, which the block adds up at its end: no barrier but that
-// one. 16 bytes a load. llmc/ takes as many warps as have room for their sums, at most 8.
+// One warp per row again. Each warp of a block has its own sums, which the block adds up at its end: that is the only barrier.
+// 16 bytes a load. llmc/ takes as many warps as have room for their sums, at most 8.
 static bool layernorm_backward_4_llmc(Problem& p, int threads) {
     unsigned warps = threads / WARP;
     size_t bytes = warps * 2 * (size_t)p.C * sizeof(float);
@@ -174,10 +174,10 @@ static bool layernorm_backward_4_llmc(Problem& p, int threads) {
 }
 
 static const Variant<Problem> variants[] = {
-    { "layernorm_backward_1_naive", "a thread a row, then a thread a column", layernorm_backward_1_naive },
-    { "layernorm_backward_2_atomics", "a warp a row, atomics for sums over rows", layernorm_backward_2_atomics },
-    { "layernorm_backward_3_block", "a block a row at a time, sums in shared memory", layernorm_backward_3_block },
-    { "layernorm_backward_4_llmc", "a warp a row, a warp's own sums, 16 bytes a load", layernorm_backward_4_llmc },
+    { "layernorm_backward_1_naive", "one thread per row, then one per column", layernorm_backward_1_naive },
+    { "layernorm_backward_2_atomics", "one warp per row, atomics for sums over rows", layernorm_backward_2_atomics },
+    { "layernorm_backward_3_block", "a block takes a row at a time, sums in shared memory", layernorm_backward_3_block },
+    { "layernorm_backward_4_llmc", "one warp per row, each with its own sums, 16 bytes a load", layernorm_backward_4_llmc },
 };
 int main(int argc, char** argv) {
     const char* shape = "rows are tokens, cols channels";

@@ -2,8 +2,8 @@
 layernorm_forward.cu - the residual addition and layernorm, forward, in several kernels: res = inp1 + inp2, rounded to floatX,
 and out = (res - mean(res)) * rstd(res) * w + b over each of N rows of C channels.
 
-It reads two rows and writes two; arithmetic is next to nothing, so the best that it can do is what a copy of as many bytes
-does. `make build/cuda-bf16/variants/layernorm_forward` and run it; dev/cuda/README.md says what the columns mean.
+It reads two rows and writes two, and does next to no arithmetic, so at best it is as fast as a copy of as many bytes.
+`make build/cuda-bf16/variants/layernorm_forward` and run it; dev/cuda/README.md says what the columns mean.
 */
 #include "variants.cuh"
 #include "../../llmc/cuda/layernorm.cuh"
@@ -38,7 +38,7 @@ struct Problem {
                             (p).w.gpu, (p).b.gpu, (p).N, (p).C
 
 // ---- 1: what one would write first ----
-// A thread has a row. Neighbouring threads read C elements apart, so each element that a warp reads brings a whole sector of
+// One row per thread. Neighbouring threads read C elements apart, so each element that a warp reads brings a whole sector of
 // 32 bytes from memory, and there are only N threads to hide the wait.
 __global__ void naive_kernel(KERNEL_PARAMETERS) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -65,7 +65,7 @@ static bool layernorm_forward_1_naive(Problem& p, int threads) {
 }
 
 // ---- 2: neighbouring threads, neighbouring addresses ----
-// A warp has a row, and each lane every 32nd element of it.
+// One row per warp; each lane has every 32nd element.
 __global__ void warp_kernel(KERNEL_PARAMETERS) {
     int i = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, lane = threadIdx.x % WARP;
     if (i >= N) return;
@@ -92,9 +92,9 @@ static bool layernorm_forward_2_warp(Problem& p, int threads) {
     return true;
 }
 
-// ---- 3: more threads to a row ----
-// A block has a row. More loads are under way for one row, but each of the two sums is now two barriers of the whole block,
-// at which all its loads have run dry.
+// ---- 3: more threads per row ----
+// One row per block. More loads are under way for one row, but each of the two sums now needs two barriers of the whole block,
+// and at a barrier no load is under way.
 __global__ void block_kernel(KERNEL_PARAMETERS) {
     __shared__ float of_warps[WARP];
     int i = blockIdx.x; // the grid has N blocks
@@ -123,8 +123,8 @@ static bool layernorm_forward_3_block(Problem& p, int threads) {
 }
 
 // ---- 4: the row stays in registers ----
-// A warp has a row, taken as 16-byte pieces, and each lane keeps its pieces: memory is touched once. How many there are must
-// be known to the compiler, or they would not be registers; long rows need more of them than leave room for many warps.
+// One row per warp, taken as 16-byte pieces, and each lane keeps its pieces: memory is touched once. The compiler must know how
+// many there are, or they would not be registers. Long rows need so many registers that only few warps have room.
 template <int PIECES> __global__ void registers_kernel(KERNEL_PARAMETERS) {
     int i = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, lane = threadIdx.x % WARP;
     if (i >= N) return;
@@ -180,7 +180,7 @@ static bool layernorm_forward_4_registers(Problem& p, int threads) {
 }
 
 // ---- 5: llmc/'s ----
-// As 4, but the row waits in shared memory, which holds a row of any length that models have. llmc/ takes blocks of 256.
+// As 4, but the row waits in shared memory, which has room for the rows of any model. llmc/ takes blocks of 256.
 static bool layernorm_forward_5_llmc(Problem& p, int threads) {
     size_t bytes = (size_t)(threads / WARP) * p.C * sizeof(floatX);
     if (bytes > LAYERNORM_SHARED) return false;
@@ -192,11 +192,11 @@ static bool layernorm_forward_5_llmc(Problem& p, int threads) {
 }
 
 static const Variant<Problem> variants[] = {
-    { "layernorm_forward_1_naive", "a thread a row", layernorm_forward_1_naive },
-    { "layernorm_forward_2_warp", "a warp a row: neighbours read neighbours", layernorm_forward_2_warp },
-    { "layernorm_forward_3_block", "a block a row: more loads under way, barriers at each sum", layernorm_forward_3_block },
-    { "layernorm_forward_4_registers", "a warp a row, 16 bytes a load, the row in registers", layernorm_forward_4_registers },
-    { "layernorm_forward_5_llmc", "a warp a row, 16 bytes a load, the row in shared memory", layernorm_forward_5_llmc },
+    { "layernorm_forward_1_naive", "one thread per row", layernorm_forward_1_naive },
+    { "layernorm_forward_2_warp", "one warp per row: neighbours read neighbours", layernorm_forward_2_warp },
+    { "layernorm_forward_3_block", "one block per row: more loads under way, barriers at each sum", layernorm_forward_3_block },
+    { "layernorm_forward_4_registers", "one warp per row, 16 bytes a load, the row in registers", layernorm_forward_4_registers },
+    { "layernorm_forward_5_llmc", "one warp per row, 16 bytes a load, the row in shared memory", layernorm_forward_5_llmc },
 };
 int main(int argc, char** argv) {
     return run_variants(argc, argv, "layernorm_forward", "rows are tokens, cols channels", { 32768, 768 }, { 11, 264 }, variants);

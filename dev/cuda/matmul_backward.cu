@@ -4,10 +4,10 @@ matmul_backward.cu - the gradients of a linear layer in several kernels. Forward
     dinp (N,C)  = dout (N,OC) w (OC,C)            sums over OC
     dw (OC,C)  += dout (N,OC)^T inp (N,C)         sums over N
 
-Twice forward's arithmetic, on the same arrays, but what lies side by side is no longer what is summed: from w on, operands lie
-"by columns" (matmul_tensor_cores.cuh). That helps the simplest kernel, whose neighbours now read neighbours, and costs every
-better one a transposition, which is nearly free where the hardware has it: ldmatrix.trans, and two bits of wgmma's instruction.
-Forward's steps between are not repeated here. The bias's gradient is another operation.
+This is twice forward's arithmetic on the same arrays, but neighbours in memory are no longer neighbours in the sum: all operands
+but the first dout lie "by columns" (matmul_tensor_cores.cuh). This helps the simplest kernel, in which neighbouring threads now
+read neighbours. Every better kernel has to transpose, which is nearly free where the hardware can do it: ldmatrix.trans, and two
+bits of wgmma's instruction. Forward's steps in between are not repeated here. The bias's gradient is another operation.
 */
 #include "variants.cuh"
 #include "library.cuh"
@@ -27,7 +27,7 @@ struct Problem {
         dw = gradient_before((size_t)OC * C, GRAD_ADD);
         cpu::matmul_backward_input(dinp.cpu, dout.cpu, w.cpu, N, C, OC);
         cpu::matmul_backward_weight(dw.cpu, NULL, dout.cpu, inp.cpu, N, C, OC, GRAD_ADD);
-        // what a step's first micro-batch does, and when algorithms are tried: a sum that is added to cannot be made twice
+        // as a step's first micro-batch does. Algorithms are tried here: a sum that is added to cannot be computed twice
         matmul_backward_weight(dw.gpu, NULL, dout.gpu, inp.gpu, N, C, OC, GRAD_SET);
     }
     void begin_again() { ::begin_again(dinp); ::begin_again(dw); }
@@ -39,14 +39,14 @@ struct Problem {
 static MatmulOutput output_dinp(Problem& p) { return { p.dinp.gpu, NULL, GRAD_SET, p.N, p.C }; }
 static MatmulOutput output_dw(Problem& p) { return { p.dw.gpu, NULL, GRAD_ADD, p.OC, p.C }; }
 
-// An operand for kernels that do not care how it lies: element (i,k) is x[i * row + k * next].
+// An operand for kernels that take it by rows or by columns: element (i,k) is x[i * row + k * next].
 struct Operand { const floatX* x; size_t row, next; };
 static Operand by_rows(const floatX* x, int K) { return { x, (size_t)K, 1 }; }
 static Operand by_columns(const floatX* x, int rows) { return { x, 1, (size_t)rows }; }
 
 // ---- 1: what one would write first ----
-// A thread has a result, and neighbours have neighbouring columns: in one step of k a warp reads 32 neighbours of w or inp, and
-// one number of dout for all. Still every number comes from the cache for every use.
+// One result per thread, and neighbours have neighbouring columns: in one step of k a warp reads 32 neighbours of w or inp, and
+// one number of dout for all. But every number still comes from the cache for every use.
 __global__ void naive_kernel(MatmulOutput out, Operand a, Operand b, int K) {
     int i = blockIdx.x * blockDim.x + threadIdx.x, row = i / out.N, col = i % out.N;
     if (row >= out.M) return;
@@ -64,8 +64,8 @@ static bool matmul_backward_1_naive(Problem& p, int threads) {
     return true;
 }
 
-// ---- 2: tiles in shared memory, 4 x 4 results a thread ----
-// As in forward. Threads that are neighbours load neighbours, whichever way they lie; a tile of columns is turned as it is
+// ---- 2: tiles in shared memory, 4 x 4 results per thread ----
+// As in forward. Neighbouring threads load neighbours in either layout; a tile that lies by columns is transposed as it is
 // written, and rows of T + 1 keep those writes in different banks.
 template <int T> __device__ inline void load_tile(float (*tile)[T + 1], Operand o, int row, int k, int rows, int K) {
     int x = threadIdx.x % T, y = threadIdx.x / T;
@@ -105,8 +105,8 @@ static bool matmul_backward_2_tiles(Problem& p, int threads) {
 }
 
 // ---- 3: tensor cores ----
-// The kernel of forward. A tile lies in shared memory as it does in memory, and ldmatrix turns what lies by columns on its way
-// into registers. (What one of the two products cannot do, the other cannot either, and is asked first.)
+// The kernel of forward. A tile lies in shared memory as it does in memory, and ldmatrix transposes what lies by columns on its
+// way into registers. (Both products have the same conditions, so if the first is refused nothing has been done.)
 static bool matmul_backward_3_tensor_cores(Problem& p, int threads) {
     return mma_launch<BY_ROWS, BY_COLUMNS>(output_dinp(p), p.dout.gpu, p.w.gpu, p.OC, threads) &&
            mma_launch<BY_COLUMNS, BY_COLUMNS>(output_dw(p), p.dout.gpu, p.inp.gpu, p.N, threads);
@@ -127,9 +127,9 @@ static bool matmul_backward_5_library(Problem& p, int) {
 }
 
 static const Variant<Problem> variants[] = {
-    { "matmul_backward_1_naive", "a result a thread", matmul_backward_1_naive },
-    { "matmul_backward_2_tiles", "tiles in shared memory, 4 x 4 results a thread", matmul_backward_2_tiles },
-    { "matmul_backward_3_tensor_cores", "tensor cores, ldmatrix turns what lies by columns", matmul_backward_3_tensor_cores },
+    { "matmul_backward_1_naive", "one result per thread", matmul_backward_1_naive },
+    { "matmul_backward_2_tiles", "tiles in shared memory, 4 x 4 results per thread", matmul_backward_2_tiles },
+    { "matmul_backward_3_tensor_cores", "tensor cores, ldmatrix transposes operands by columns", matmul_backward_3_tensor_cores },
     { "matmul_backward_4_hopper", "Hopper's own: tiles by TMA, products by wgmma", matmul_backward_4_hopper, true },
     { "matmul_backward_5_library", "cuBLASLt, as llmc/ calls it", matmul_backward_5_library, true },
 };

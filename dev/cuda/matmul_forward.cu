@@ -2,12 +2,12 @@
 matmul_forward.cu - a linear layer in several kernels: out (N,OC) = inp (N,C) w (OC,C)^T + bias (OC).
 
 2 N C OC operations on N C + OC C + N OC numbers: here every number is used hundreds of times, and what counts is how often it
-comes from memory, from the cache, from shared memory, until in the end the arithmetic is what takes the time. The rungs follow
-a number on its way inwards. To the fifth they are fp32 arithmetic whatever floatX is: an H100's SM does 128 multiplications and
-additions of that in a cycle, its tensor cores 2048 of 16-bit numbers, and from there on the work is to feed them.
+comes from memory, from the cache, from shared memory, until in the end the arithmetic takes the time. The kernels follow a
+number on its way inwards. The first five use fp32 arithmetic whatever floatX is: an H100's SM does 128 such multiplications and
+additions in a cycle, its tensor cores 2048 of 16-bit numbers. From there on the work is to feed the tensor cores.
 
-In w as in inp neighbours in memory are neighbours in the sum, k. So no two threads that have different results can share a load
-as they would in a product of w itself; matmul_backward.cu has those.
+In both w and inp, neighbours in memory are neighbours in the sum, k. So threads that have different results cannot share a
+load, as they could in a product with w instead of w^T; matmul_backward.cu has such products.
 */
 #include "variants.cuh"
 #include "library.cuh"
@@ -35,7 +35,7 @@ struct Problem {
 static MatmulOutput output(Problem& p) { return { p.out.gpu, p.bias.gpu, GRAD_SET, p.N, p.OC }; }
 
 // ---- 1: what one would write first ----
-// A thread has a result. Of the 32 of a warp each reads its own row of w: 32 places far apart for 32 multiplications, and the
+// One result per thread. Each of a warp's 32 threads reads its own row of w: 32 places far apart for 32 multiplications, and the
 // cache has to find them one after the other.
 __global__ void naive_kernel(KERNEL_PARAMETERS) {
     int i = blockIdx.x * blockDim.x + threadIdx.x, row = i / out.N, col = i % out.N;
@@ -51,8 +51,8 @@ static bool matmul_forward_1_naive(Problem& p, int threads) {
 }
 
 // ---- 2: neighbours read neighbours ----
-// A warp has a result, and its lanes take turns along k: what they read lies side by side, one or two lines of the cache for 32
-// multiplications. But every number still comes from the cache for every single use, and a warp's sum is ten instructions more.
+// One result per warp, whose lanes take turns along k: what they read lies side by side, one or two lines of the cache for 32
+// multiplications. But every number still comes from the cache for every use, and a warp's sum takes ten more instructions.
 __global__ void warp_kernel(KERNEL_PARAMETERS) {
     int i = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, row = i / out.N, col = i % out.N;
     if (row >= out.M) return;
@@ -69,8 +69,8 @@ static bool matmul_forward_2_warp(Problem& p, int threads) {
 }
 
 // ---- 3: a tile in shared memory ----
-// T x T threads make T x T results, T steps of k at a time: each number is read from memory once for T uses. Shared memory is
-// then asked twice for each multiplication, which is more than it can answer. (Rows of T + 1: a column's T numbers in T banks.)
+// T x T threads make T x T results, T steps of k at a time: each number is read from memory once for T uses. But shared
+// memory is read twice for each multiplication, which is more than it can deliver. (Rows of T + 1: a column is in T banks.)
 template <int T> __global__ void shared_kernel(KERNEL_PARAMETERS) {
     __shared__ float a[T][T + 1], b[T][T + 1];
     int x = threadIdx.x % T, y = threadIdx.x / T, row = blockIdx.y * T, col = blockIdx.x * T;
@@ -94,7 +94,7 @@ static bool matmul_forward_3_shared(Problem& p, int threads) {
     return threads == 64 ? launch_shared<8>(p) : threads == 256 ? launch_shared<16>(p) : threads == 1024 && launch_shared<32>(p);
 }
 
-// ---- 4: more results a thread ----
+// ---- 4: more results per thread ----
 // A thread makes 4 x 4 results, for which it reads 4 + 4 numbers from shared memory: half a read for each multiplication, not
 // two. T x T threads, 4T x 4T results, T steps of k at a time.
 template <int T> __global__ void register_kernel(KERNEL_PARAMETERS) {
@@ -126,8 +126,8 @@ static bool matmul_forward_4_register(Problem& p, int threads) {
 }
 
 // ---- 5: 16 bytes a load, and the next tile on its way meanwhile ----
-// The copies go past the registers, straight into shared memory, and are only waited for a tile later: loading costs few
-// instructions and no time of its own. 8 x 8 results a thread, and VEC numbers a read from shared memory.
+// The copies bypass the registers, straight into shared memory, and the wait for them comes one tile later: loading costs few
+// instructions and no time of its own. 8 x 8 results per thread, and VEC numbers per read from shared memory.
 template <int T> __device__ inline void async_load(floatX (*tile)[5 * VEC], const floatX* x, int row, int k, int rows, int C) {
     for (int i = threadIdx.x; i < 8 * T * 4; i += T * T) {
         int r = row + i / 4, c = k + i % 4 * VEC;
@@ -143,13 +143,13 @@ template <int T> __global__ void async_kernel(KERNEL_PARAMETERS) {
     auto ask = [&](int place, int k) {
         if (k < C) async_load<T>(a[place], inp, row, k, out.M, C);
         if (k < C) async_load<T>(b[place], w, col, k, out.N, C);
-        __pipeline_commit(); // an empty batch, too: the wait below counts batches
+        __pipeline_commit(); // even an empty batch: the wait below counts batches
     };
     ask(0, 0);
     for (int k = 0, now = 0; k < C; k += K, now ^= 1) {
         ask(now ^ 1, k + K);
         __pipeline_wait_prior(1); // all but the batch just asked for: this thread's part of the tile is there,
-        __syncthreads();          // and everybody's
+        __syncthreads();          // and all others'
         for (int kk = 0; kk < K; kk += VEC) {
             Floats<VEC> fa[8];
             for (int i = 0; i < 8; i++) fa[i] = load<VEC>(&a[now][y + i * T][kk]);
@@ -176,23 +176,23 @@ static bool matmul_forward_5_async(Problem& p, int threads) {
 }
 
 // ---- 6: tensor cores ----
-// A warp's 32 lanes together multiply 16 x 16 by 16 x 8 in one instruction, from registers that ldmatrix has filled in four; so a
-// number from shared memory serves 32 or 64 results. Copies run three tiles ahead. matmul_tensor_cores.cuh has the kernel.
+// A warp's 32 lanes together multiply 16 x 16 by 16 x 8 in one instruction, from registers that ldmatrix fills, four at a time.
+// So a number from shared memory serves 32 or 64 results. Copies run three tiles ahead. matmul_tensor_cores.cuh has the kernel.
 static bool matmul_forward_6_tensor_cores(Problem& p, int threads) {
     return mma_launch<BY_ROWS, BY_ROWS>(output(p), p.inp.gpu, p.w.gpu, p.C, threads);
 }
 
 // ---- 7: Hopper ----
-// With mma a warp spends many of its instructions on copies, addresses and ldmatrix, between which the tensor cores wait. wgmma
-// reads both operands where they are, in shared memory; TMA brings them there at one thread's word; copying and multiplying are
-// work of different warps. And a number from shared memory serves 64 or 128 results. matmul_hopper.cuh has the kernel.
+// With mma a warp spends many of its instructions on copies, addresses and ldmatrix, and meanwhile the tensor cores wait. wgmma
+// reads both operands in shared memory; TMA copies them there when one thread asks; different warps copy and multiply. And a
+// number from shared memory serves 64 or 128 results. matmul_hopper.cuh has the kernel.
 static bool matmul_forward_7_hopper(Problem& p, int) {
     return wg_launch<BY_ROWS, BY_ROWS>(output(p), p.inp.gpu, p.w.gpu, p.C);
 }
 
 // ---- 8: the library ----
-// llmc/'s own call: cuBLASLt, of whose algorithms the fastest at this shape was found by trying. (Where rows of outputs are no
-// whole pieces of 16 bytes, the product is rounded and a kernel adds the bias: another sum than here.)
+// llmc/'s own call: cuBLASLt, with the algorithm that was the fastest at this shape when all were tried. (Where rows of outputs
+// are not whole pieces of 16 bytes, the product is rounded and a kernel adds the bias: another sum than here.)
 static bool matmul_forward_8_library(Problem& p, int) {
     if (p.OC % VEC != 0) return false;
     matmul_forward(p.out.gpu, p.inp.gpu, p.w.gpu, p.bias.gpu, p.N, p.C, p.OC);
@@ -200,10 +200,10 @@ static bool matmul_forward_8_library(Problem& p, int) {
 }
 
 static const Variant<Problem> variants[] = {
-    { "matmul_forward_1_naive", "a result a thread", matmul_forward_1_naive },
-    { "matmul_forward_2_warp", "a result a warp: neighbours read neighbours", matmul_forward_2_warp },
+    { "matmul_forward_1_naive", "one result per thread", matmul_forward_1_naive },
+    { "matmul_forward_2_warp", "one result per warp: neighbours read neighbours", matmul_forward_2_warp },
     { "matmul_forward_3_shared", "tiles in shared memory", matmul_forward_3_shared },
-    { "matmul_forward_4_register", "4 x 4 results a thread", matmul_forward_4_register },
+    { "matmul_forward_4_register", "4 x 4 results per thread", matmul_forward_4_register },
     { "matmul_forward_5_async", "8 x 8, 16 bytes a load, the next tile on its way", matmul_forward_5_async },
     { "matmul_forward_6_tensor_cores", "tensor cores, three tiles on their way", matmul_forward_6_tensor_cores },
     { "matmul_forward_7_hopper", "Hopper's own: tiles by TMA, products by wgmma", matmul_forward_7_hopper, true },

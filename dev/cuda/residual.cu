@@ -1,10 +1,10 @@
 /*
-residual.cu - the residual addition and the layernorm after it, with the addition in a kernel of its own, in several ways, and
-last without: res (N,C) = inp1 + inp2, rounded to floatX, and out (N,C) = layernorm of res.
+residual.cu - the residual addition and the layernorm after it: several kernels for the addition, and at last none:
+res (N,C) = inp1 + inp2, rounded to floatX, and out (N,C) = layernorm of res.
 
-An addition is the plainest kernel: two loads, a store, and the lesson that it is best no kernel at all. Alone it reads two rows
-and writes one, and layernorm reads that again and writes its own: five rows are moved, where four would do. Counted are those
-four. layernorm is llmc/'s kernel in all variants, at its own block size; the sweep is over the addition's.
+An addition is the simplest kernel: two loads and a store. The lesson is that the best kernel is none. Alone it reads two rows
+and writes one, and layernorm reads that again and writes its own: five rows are moved, where four would do. Those four are
+counted. All variants use llmc/'s layernorm at its own block size; the sweep is over the addition's.
 */
 #include "variants.cuh"
 #include "../../llmc/cuda/layernorm.cuh"
@@ -36,8 +36,8 @@ static void layernorm_of_res(Problem& p) {
 }
 
 // ---- 1: what one would write first ----
-// An element a thread: 2 or 4 bytes a load. A warp's loads are neighbours, so no byte comes in vain; but a multiprocessor can
-// have so many threads and no more, and with so little asked for by each, too few bytes are under way.
+// One element per thread: 2 or 4 bytes a load. A warp's loads are neighbours, so no byte is wasted. But the number of threads on
+// a multiprocessor is limited, and if each asks for so little, too few bytes are under way.
 __global__ void naive_kernel(floatX* res, const floatX* inp1, const floatX* inp2, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) res[i] = narrow<floatX>(widen(inp1[i]) + widen(inp2[i]));
@@ -50,7 +50,7 @@ static bool residual_1_naive(Problem& p, int threads) {
 }
 
 // ---- 2: 16 bytes a load ----
-// The same number of threads asks for four or eight times as much. One piece a thread; the thread after the last whole piece
+// The same number of threads asks for four or eight times as much. One piece per thread; the thread after the last whole piece
 // does the rest.
 template <int W> __device__ void add_piece(floatX* res, const floatX* inp1, const floatX* inp2, size_t i, size_t n) {
     if (i + W <= n) {
@@ -71,8 +71,8 @@ static bool residual_2_vectors(Problem& p, int threads) {
 }
 
 // ---- 3: only as many blocks as fit on the GPU, which go through the array together ----
-// No blocks are started while it runs. But a thread ends one piece before it asks for the next, and starting blocks is what
-// GPUs are good at.
+// No blocks are started while it runs. But a thread finishes one piece before it asks for the next, and GPUs are good at
+// starting blocks.
 __global__ void strides_kernel(floatX* res, const floatX* inp1, const floatX* inp2, size_t n) {
     size_t step = (size_t)gridDim.x * blockDim.x * VEC;
     for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * VEC; i < n; i += step)
@@ -86,8 +86,8 @@ static bool residual_3_strides(Problem& p, int threads) {
 }
 
 // ---- 4: llmc/'s ----
-// layernorm adds what it reads: the sum is on the chip already when its mean is wanted. layernorm_forward.cu has that kernel's
-// own variants, and block sizes; here it has the one that llmc/ takes, 256 threads or what has room for its rows.
+// layernorm adds what it reads: the sum is already on the chip when its mean is needed. layernorm_forward.cu has that kernel's
+// own variants and block sizes; here it has llmc/'s block size, 256 threads or as many as have room for their rows.
 static bool residual_4_llmc(Problem& p, int threads) {
     if (threads != 256) return false;
     residual_layernorm_forward(p.res.gpu, p.out.gpu, p.mean.gpu, p.rstd.gpu, p.inp1.gpu, p.inp2.gpu, p.w.gpu, p.b.gpu, p.N, p.C);
@@ -95,7 +95,7 @@ static bool residual_4_llmc(Problem& p, int threads) {
 }
 
 static const Variant<Problem> variants[] = {
-    { "residual_1_naive", "an element a thread, then layernorm", residual_1_naive },
+    { "residual_1_naive", "one element per thread, then layernorm", residual_1_naive },
     { "residual_2_vectors", "16 bytes a load, then layernorm", residual_2_vectors },
     { "residual_3_strides", "only as many blocks as fit, each takes many pieces, then layernorm", residual_3_strides },
     { "residual_4_llmc", "no kernel: layernorm adds what it reads", residual_4_llmc },

@@ -12,7 +12,7 @@ operation is arithmetic (library.cuh), that of a large matrix product.
 */
 #ifndef DEV_CUDA_VARIANTS_CUH
 #define DEV_CUDA_VARIANTS_CUH
-#include "../../llmc/cuda/common.cuh" // before device.h, so that a file picks the layers it wants, and needs no cuBLASLt
+#include "../../llmc/cuda/common.cuh" // before device.h, so that a file picks the layers it needs, and not cuBLASLt
 #include "../../llmc/cuda/device.cuh"
 #include "../../test/cuda_both.h"
 #include <string>

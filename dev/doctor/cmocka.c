@@ -1,4 +1,4 @@
-// cmocka: a test group of one passing test. (The library tells no version; the exit status is the answer.)
+// cmocka: a test group of one passing test. The library has no function for its version; the exit status is the answer.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

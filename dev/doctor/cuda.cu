@@ -19,10 +19,10 @@ int main(int argc, char** argv) {
     cudaRuntimeGetVersion(&version);
     if (argc > 1 && strcmp(argv[1], "toolkit") == 0) { printf("%d.%d\n", version / 1000, version % 1000 / 10); return 0; }
     cudaDriverGetVersion(&driver);
-    if (driver == 0) { printf("no driver: libcuda.so.1 is not here or does not start\n"); return 1; }
+    if (driver == 0) { printf("no driver: libcuda.so.1 is not here or cannot be loaded\n"); return 1; }
     cudaError_t error = cudaGetDeviceCount(&devices);
     if (error == cudaErrorInsufficientDriver)
-        printf("the driver is for CUDA %d.%d, older than the toolkit's %d.%d: update it, or take an older toolkit\n", driver / 1000,
+        printf("the driver is for CUDA %d.%d, older than the toolkit's %d.%d: update the driver or use an older toolkit\n", driver / 1000,
                driver % 1000 / 10, version / 1000, version % 1000 / 10);
     else if (error != cudaSuccess || devices == 0) printf("%s\n", cudaGetErrorString(error));
     if (error != cudaSuccess || devices == 0) return 1;

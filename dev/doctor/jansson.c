@@ -1,4 +1,4 @@
-// Jansson: refuses a duplicate key, which is why it was chosen; its version.
+// Jansson: it must refuse a duplicate key, which is why it was chosen. Prints its version.
 #include <jansson.h>
 #include <stdio.h>
 

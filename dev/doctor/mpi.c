@@ -1,4 +1,4 @@
-// MPI: the ranks add up their numbers; rank 0 tells the library's version.
+// MPI: the ranks add up their numbers; rank 0 prints the library's version.
 #include <mpi.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-// oneDNN: one small matrix product, checked; its version and the instructions that it picked.
+// oneDNN: checks one small matrix product; prints its version and the instructions that it uses.
 #include <oneapi/dnnl/dnnl.h>
 #include <stdio.h>
 
@@ -15,6 +15,6 @@ int main(void) {
     const char* instructions = has(dnnl_cpu_isa_avx512_core_amx) ? "AVX-512 with AMX and bf16" : has(dnnl_cpu_isa_avx512_core_bf16) ? "AVX-512 with bf16"
         : has(dnnl_cpu_isa_avx512_core) ? "AVX-512" : has(dnnl_cpu_isa_avx2) ? "AVX2" : "neither AVX2 nor AVX-512";
     printf("%d.%d.%d, uses %s%s\n", v->major, v->minor, v->patch, instructions,
-           v->cpu_runtime == DNNL_RUNTIME_OMP ? "" : "; built without OpenMP: it counts its threads by itself");
+           v->cpu_runtime == DNNL_RUNTIME_OMP ? "" : "; built without OpenMP: it chooses its number of threads itself");
     return 0;
 }

@@ -26,7 +26,7 @@ sanitizer | sanitizers    | test     | make test, DEBUG=1                       
 fuzzer    | fuzzer        | optional | make fuzz, and the fuzzing part of make test      | clang libclang-rt-dev | clang compiler-rt | clang compiler-rt | llvm
 gnuplot   | gnuplot       | optional | the plots of make demo                            | gnuplot-nox     | gnuplot-minimal   | gnuplot | gnuplot
 curl      | curl          | optional | the download scripts under dev/data, and their test | curl ca-certificates | curl           | curl    | curl
-python    | Python + venv | optional | make test-interop; training and tests need none   | python3 python3-venv | python3      | python  | python
+python    | Python + venv | optional | make test-interop; nothing else needs it          | python3 python3-venv | python3      | python  | python
 nvcc      | CUDA toolkit  | extra    | the GPU build                                     | NVIDIA's CUDA Toolkit (developer.nvidia.com/cuda-downloads)
 gpu       | GPU           | extra    | running the GPU build                             | an NVIDIA GPU, and its driver
 cublaslt  | cuBLASLt      | extra    | matrix products on the GPU                        | sh dev/setup.sh; or pip install nvidia-cublas; it is part of the CUDA Toolkit
@@ -93,7 +93,8 @@ make_scratch() {
     trap 'exit 1' HUP INT TERM
     printf '#!/bin/sh\n' >"$scratch/run"
     chmod +x "$scratch/run"
-    "$scratch/run" 2>/dev/null || { echo "programs cannot be run in $tmp (is it mounted noexec?): set TMPDIR to another folder" >&2; exit 1; }
+    "$scratch/run" 2>/dev/null ||
+        { echo "programs cannot be run in $tmp (is it mounted noexec?): set TMPDIR to another folder" >&2; exit 1; }
 }
 
 # The most informative line that a compiler, linker or loader printed.
@@ -118,10 +119,15 @@ build_probe() {
     # shellcheck disable=SC2086 # compilers and flags are lists of words
     $compiler ${CPPFLAGS-} "$probes/$source" -o "$scratch/probe" ${LDFLAGS-} "$@" >"$scratch/log" 2>&1 || { complaint; return 1; }
 }
-# run_c SOURCE FLAGS...: builds it with the C compiler, and runs it.
-run_c() { build_probe "${CC:-cc}" "$@" && attempt "$scratch/probe"; }
+# run_c SOURCE FLAGS...: builds it with the C compiler, and runs it. Returns 1 if it cannot be built, 2 if it fails.
+run_c() { build_probe "${CC:-cc}" "$@" || return 1; attempt "$scratch/probe" || return 2; }
 # quietly COMMAND...: prints the first line of its output, and only if it fails.
-quietly() { "$@" >"$scratch/said" || { head -n 1 "$scratch/said"; return 1; }; }
+quietly() {
+    "$@" >"$scratch/said" && return
+    status=$?
+    head -n 1 "$scratch/said"
+    return $status
+}
 
 # The Makefile's options. Only compiled with -fopenmp: linking that is probe_openmp's.
 probe_compiler() {
@@ -133,8 +139,8 @@ probe_compiler() {
         printf 'int main(void) { return 0; }\n' >"$scratch/empty.c"
         # without the C library's headers any compiler fails
         if $cc -c "$scratch/empty.c" -o "$scratch/empty.o" 2>"$scratch/log" && ! echo "$why" | grep -q '\.h: No such file'; then
-            echo "$(compiler_name) does not compile what is needed ($why); gcc 9 and later do: install one, then run export CC=gcc-9 (or" \
-                "whatever it is called)"
+            echo "$(compiler_name) does not compile what is needed ($why);" \
+                "gcc 9 and later do: install one, then run export CC=gcc-9 (or whatever it is called)"
             return 2
         fi
         echo "$why"
@@ -148,7 +154,7 @@ compiler_name() { $cc --version 2>/dev/null | head -n 1 | grep . || echo "$cc"; 
 probe_make() {
     has make || { echo "no make"; return 1; }
     make --version 2>/dev/null | sed -n 's/^GNU Make //p' | grep . && return
-    echo "$(command -v make) is not GNU make; install that one, and see to it that it comes first in PATH under the name make"
+    echo "$(command -v make) is not GNU make; install that one, and put it first in PATH under the name make"
     return 2
 }
 probe_openmp()  { quietly run_c machine.c -fopenmp && echo "specification of $(${CC:-cc} -fopenmp -dM -E - </dev/null | sed -n 's/.*_OPENMP //p')"; }
@@ -162,10 +168,10 @@ probe_prove() {
     quietly attempt prove -e sh "$scratch/one.t" && prove --version | sed -n 's/.*Harness v\([0-9.]*\).*/\1/p'
 }
 probe_sanitizer() {
-    run_c sanitizer.c -g -fsanitize=address,undefined || return 1
+    run_c sanitizer.c -g -fsanitize=address,undefined || return
     "$scratch/probe" overrun 2>"$scratch/log" || true
-    grep -q 'ERROR: AddressSanitizer' "$scratch/log" || { echo "they do not notice a read out of bounds"; return 1; }
-    run_c sanitizer.c -g -fsanitize=thread || return 1
+    grep -q 'ERROR: AddressSanitizer' "$scratch/log" || { echo "they do not notice a read out of bounds"; return 2; }
+    run_c sanitizer.c -g -fsanitize=thread || return
     echo "for addresses, undefined behaviour and threads"
 }
 probe_fuzzer() {
@@ -191,7 +197,7 @@ probe_mpi() {
     build_probe "${MPICC:-mpicc}" mpi.c || return 1
     # Open MPI refuses root otherwise
     # shellcheck disable=SC2086 # a command and its options
-    OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 attempt ${MPIRUN:-mpirun} --oversubscribe -np 2 "$scratch/probe"
+    OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 attempt ${MPIRUN:-mpirun} --oversubscribe -np 2 "$scratch/probe" || return 2
 }
 probe_nvcc() { build_probe "${NVCC:-nvcc}" cuda.cu && echo "CUDA $("$scratch/probe" toolkit)"; }
 probe_gpu() {

@@ -1,4 +1,4 @@
-// AddressSanitizer: without an argument this ends well, with one it reads past the end of its memory and must be caught.
+// AddressSanitizer: without an argument this ends normally; with one it reads past the end of its memory, which must be caught.
 #include <stdlib.h>
 
 int main(int argc, char** argv) {

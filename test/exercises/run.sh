@@ -1,9 +1,9 @@
 #!/bin/sh
-# run.sh [NAME...] - do the tests notice the mistakes of the exercises in doc/? Applies those of test/exercises/list.txt one
-# at a time to a copy of the sources, builds that, and runs the checks meant for each. Prints a table. The status is 0 if every
-# check failed that must, and passed that must.
+# run.sh [NAME...] - checks that the tests notice the mistakes of the exercises in doc/. Applies those of test/exercises/list.txt
+# one at a time to a copy of the sources, builds it, and runs the checks meant for each. Prints a table. The status is 0 if every
+# check that must fail failed, and every check that must pass passed.
 #
-# EXERCISES=FILE takes another list, KEEP=FOLDER keeps what the checks said there.
+# EXERCISES=FILE takes another list, KEEP=FOLDER keeps the checks' output there.
 set -u
 cd "$(dirname -- "$0")/../.." || exit 1
 list=${EXERCISES:-test/exercises/list.txt} apply=test/mutations/apply.pl
@@ -13,7 +13,7 @@ trap 'exit 1' HUP INT TERM
 unset BUILD
 say() { echo "$*" >&2; }
 
-# make_in FOLDER PRECISION PROGRAM...: what a mistake leaves unused is no error.
+# make_in FOLDER PRECISION PROGRAM...: builds without warnings about unused code, because a mistake may leave some.
 make_in() {
     folder=$1 precision=$2
     shift 2
@@ -26,8 +26,8 @@ copy_sources() {
     [ ! -e nvidia ] || ln -s "$PWD/nvidia" "$1/nvidia" # dev/setup.sh's wheels: the emulator needs their headers
 }
 
-# run_checks FOLDER TEST[:CHECKS] LOG: 0 if all passed, 1 if one failed, 2 if there was none. Ranks that wait for one
-# another without end are a failure, too.
+# run_checks FOLDER TEST[:CHECKS] LOG: 0 if all passed, 1 if one failed, 2 if there was none. A deadlock counts as a
+# failure, too.
 run_checks() {
     test=${2%%:*} only=
     case $2 in *:*) only=${2#*:} ;; esac
@@ -45,7 +45,7 @@ first_failure() {
     if ! sed -n 's/^not ok \([0-9]* - \)\{0,1\} *//p' "$1" | grep -m 1 .; then echo "a failed assertion"; fi
 }
 
-# --- the chosen ones; do they apply? ---
+# --- choose the mistakes, and check that they apply ---
 perl $apply "$list" > "$work/all" || exit 1
 cp "$work/all" "$work/chosen"
 if [ $# -gt 0 ]; then
@@ -59,7 +59,7 @@ while read -r name; do
     copy_sources "$work/try" && perl $apply "$list" "$name" "$work/try" || exit 1
 done < "$work/names"
 
-# --- without a mistake every check must pass, or failing would mean nothing ---
+# --- without a mistake every check must pass; otherwise a failure would mean nothing ---
 say "the checks without a mistake ..."
 cut -f 2 "$work/chosen" | tr ' ' '\n' | sed 's/^!//' | sort -u > "$work/checks"
 programs="build/train_gpt2_ddp $(sed -n 's/^\(zero\|fsdp\).*/build\/train_gpt2_\1/p' "$work/checks" | sort -u | tr '\n' ' ') $(sed -n 's/^\(test_[a-z]*\).*/build\/test\/\1/p' "$work/checks" | sort -u | tr '\n' ' ')"
@@ -73,7 +73,7 @@ while read -r checks; do
 done < "$work/checks"
 
 # --- the mistakes ---
-# one NAME TESTS: what each check said, a row of the table's last column; status 1 if one was not as it must.
+# one NAME TESTS: prints the result of each check for the table's last column; status 1 if one was not as expected.
 one() {
     folder=$work/mistake as_expected=0 said=
     rm -rf "$folder"

@@ -1,8 +1,8 @@
 #!/usr/bin/perl
-# apply.pl LIST              one line for each mutation: name, tests, why it survives (or -), what it stands for; tabs between
-# apply.pl LIST NAME FOLDER  applies one to the sources in FOLDER
-# The list's format is at its top. Lines are compared without the blanks around them; the old lines must follow one another
-# in exactly one place of the file, else this fails: a mutation that is not applied would count as caught by nothing.
+# apply.pl LIST              prints a line for each mutation, tab-separated: name, tests, why it survives (or -), what it is
+# apply.pl LIST NAME FOLDER  applies one mutation to the sources in FOLDER
+# The list's head explains its format. Lines are compared without leading and trailing blanks; the old lines must follow one
+# another in exactly one place of the file, or this fails: a mutation that is not applied would seem to survive.
 use strict;
 use warnings;
 
@@ -20,7 +20,7 @@ while (<$in>) {
     elsif (/^(file|what|tests|survives) +(\S.*)$/) { $m->{$1} = $2 }
     elsif (/^- (.*)$/) { push @{$m->{old}}, trimmed($1) }
     elsif (/^\+ (.*)$/) { push @{$m->{new}}, trimmed($1) }
-    else { wrong("'$_' is no line of a mutation") }
+    else { wrong("'$_' is not a line of a mutation") }
 }
 my %seen;
 for $m (@mutations) {

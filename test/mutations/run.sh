@@ -1,9 +1,9 @@
 #!/bin/sh
-# run.sh [NAME...] - are the tests of llmc/cuda/ able to fail? Applies the small bugs of test/mutations/list.txt one at a time to
-# a copy of the sources, compiles the tests meant for it under the emulator and runs them until one fails. Prints a table.
-# The status is 0 if every bug was caught but those whose survival the list explains.
+# run.sh [NAME...] - checks that the tests of llmc/cuda/ can fail. Applies the small bugs of test/mutations/list.txt one at a time
+# to a copy of the sources, compiles the tests meant for each under the emulator and runs them until one fails. Prints a table.
+# The status is 0 if every bug was caught except those whose survival the list explains.
 #
-# MUTATIONS=FILE takes another list, JOBS=N runs so many at a time (the cores), KEEP=FOLDER keeps logs there.
+# MUTATIONS=FILE takes another list, JOBS=N runs N at a time (default: the cores), KEEP=FOLDER keeps logs there.
 set -u
 cd "$(dirname -- "$0")/../.." || exit 1
 list=${MUTATIONS:-test/mutations/list.txt} jobs=${JOBS:-$(nproc)}
@@ -18,9 +18,9 @@ export work list EMULATOR_BUILD without_aslr OMP_NUM_THREADS=1
 here=$PWD
 export here
 
-# run_test FOLDER TEST BUILD PRECISION [WANTED...]: compiles test_cuda_TEST there and runs it, for each part of a test's name that
-# is wanted. TEST may also be `run`: the training program, whose losses must be the CPU's. The status is 0 if it passed, 1 if it
-# failed, 3 if it does not compile; the log says how.
+# run_test FOLDER TEST BUILD PRECISION [WANTED...]: compiles test_cuda_TEST there and runs it once for each WANTED, a part of a
+# test's name. TEST may also be `run`: the training program, whose losses must be the CPU's. The status is 0 if it passed, 1 if it
+# failed, 3 if it does not compile; the log has the details.
 cat > "$work/run_test" <<'END'
 folder=$1 program=$1/$2-$3-$4 quick= source=test/test_cuda_$2.cu cudnn=0 EMULATOR_LIBRARIES=
 libraries="$work/cpu_layers-$4.o -ldnnl -fopenmp"
@@ -50,13 +50,13 @@ check "$@" >> "$program.log" 2>&1 && status=0 || status=1
 rm -rf "$program" "$program".*i "$program.out"
 exit $status
 END
-# train PROGRAM OUT: two micro-batches a step; evaluations come round the loader's buffers several times without a wait
+# train PROGRAM OUT: two micro-batches a step; evaluations reuse the loader's buffers several times without a wait
 cat > "$work/train" <<'END'
 exec "$1" --data "$here/test/reference/tokens.bin" --val-data "$here/test/reference/tokens.bin" --model d2 --heads 2 \
     --channels 32 --seq-len 64 --batch-size 2 --total-batch-size 256 --steps 4 --lr 3e-3 --warmup-steps 2 --eps 1e-5 \
     --eval-every 2 --eval-steps 6 --sample-every 0 --out "$2"
 END
-# one NAME TESTS: tests are TEST:BUILD:PRECISION[:WANTED] with blanks between. Writes who caught it, or nothing.
+# one NAME TESTS: TESTS are TEST:BUILD:PRECISION[:WANTED] with blanks between. Writes which test caught it, or nothing.
 cat > "$work/one" <<'END'
 name=$1 folder=$work/$1
 shift
@@ -75,7 +75,7 @@ done
 rm -rf "$folder/llmc" "$folder/test"
 END
 
-# --- before anything else: does every mutation apply? ---
+# --- before anything else, check that every mutation applies ---
 perl test/mutations/apply.pl "$list" > "$work/all" || exit 1
 cp "$work/all" "$work/chosen"
 if [ $# -gt 0 ]; then
@@ -89,7 +89,7 @@ while read -r name; do
     perl test/mutations/apply.pl "$list" "$name" "$work/try" || exit 1
 done < "$work/names"
 
-# --- what the tests are linked with; and they must pass without a bug, or failing would mean nothing ---
+# --- build what the tests are linked with; without a bug they must pass, otherwise a failure would mean nothing ---
 cut -f 2 "$work/chosen" | tr ' ' '\n' | sort -u > "$work/tests"
 if grep -qE '^(matmul|attention|run):' "$work/tests"; then
     CPPFLAGS=$(sh dev/find_cuda.sh compile cublasLt cudnn) || exit 1
