@@ -1,10 +1,10 @@
 /*
 driver.c - a libcuda.so.1 for machines without a GPU, so that cuDNN can build plans there. cuDNN looks these functions up and
-calls some of them while it compiles; none of them has to do anything. There is no device: nothing can be run.
+calls some of them while it compiles; none of them has to do anything. Without a device nothing can be run.
     gcc -shared -fPIC -o libcuda.so.1 -Wl,-soname,libcuda.so.1 driver.c, and its folder in LD_LIBRARY_PATH
 */
 #define SUCCEEDS(name) int name(void); int name(void) { return 0; }
-// What is loaded is never used, but must not be NULL.
+// Handles of what is loaded are never used, but must not be NULL.
 static int something;
 #define GIVES_SOMETHING(name) int name(void** result); int name(void** result) { *result = &something; return 0; }
 
@@ -24,7 +24,7 @@ SUCCEEDS(cuOccupancyMaxActiveBlocksPerMultiprocessor) SUCCEEDS(cuOccupancyMaxPot
 int cuInit(unsigned flags);
 int cuInit(unsigned flags) { (void)flags; return 100; } // CUDA_ERROR_NO_DEVICE
 int cuGetExportTable(void);
-int cuGetExportTable(void) { return 500; }              // CUDA_ERROR_NOT_FOUND: NVRTC asks, and goes on without
+int cuGetExportTable(void) { return 500; }              // CUDA_ERROR_NOT_FOUND: NVRTC asks, and continues without it
 int cuDriverGetVersion(int* version);
 int cuDriverGetVersion(int* version) { *version = 13000; return 0; }
 int cuGetErrorName(int error, const char** text);

@@ -1,6 +1,6 @@
 /*
-mistakes.cpp - what cuDNN's backend API says to mistakes, one line each: "what was done: status". Compiled with the emulator's
-stand-in (-DCUDA_EMULATOR) and run on the real library, the lines must be the same: test/cudnn_plans.t compares them.
+mistakes.cpp - prints how cuDNN's backend API answers mistakes, a line each: "what was done: status". The lines must be the same
+with the emulator's stand-in (-DCUDA_EMULATOR) as with the real library: test/cudnn_plans.t compares them.
 */
 #include "../../llmc/cuda/cudnn_graph.cuh"
 #include <string>
@@ -30,7 +30,7 @@ static cudnnStatus_t get_one(Descriptor d, Name name, Type type, void* value) {
 }
 static cudnnStatus_t finalize(Descriptor d) { return cudnn.cudnnBackendFinalize(d); }
 
-// A tensor as it should be, but for the attribute to leave out.
+// A correct tensor, except that one attribute is left out.
 typedef std::vector<int64_t> Numbers;
 static Numbers packed(const Numbers& dim) {
     Numbers stride(dim.size(), 1);

@@ -1,14 +1,14 @@
 /*
-plans.cpp - plans for attention's graphs, for a GPU that is not there: cuDNN takes a description of the device in place of one.
+plans.cpp - makes plans for attention's graphs without a GPU: cuDNN accepts a description of the device instead.
 
     plans DEVICE.json B T NH HS [deterministic]
 
-builds both graphs of llmc/cuda/attention_cudnn.cuh to plans that are finished, kernels compiled, and prints which engine took each,
-and its workspace. Status 1: cuDNN refuses, and the line says why.
+builds complete plans, with compiled kernels, for both graphs of llmc/cuda/attention_cudnn.cuh, and prints each plan's engine and
+workspace. Status 1: cuDNN refuses, and the line says why.
 */
 #include "../../llmc/cuda/attention_cudnn.cuh"
 
-// What the file says, as cuDNN's description of a device.
+// Makes cuDNN's description of a device from the file's text.
 static cudnnBackendDescriptor_t read_device(CudnnGraph* g, const char* path) {
     static char text[1 << 14];
     FILE* f = fopen(path, "r");

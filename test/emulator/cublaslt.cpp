@@ -1,12 +1,12 @@
 /*
 cublaslt.cpp - a stand-in for the part of cuBLASLt that llmc/cuda/matmul.cuh uses: descriptors, layouts, the heuristic's
-candidates and cublasLtMatmul with its epilogues, as cublasLt.h describes them. It is meant to refuse what the library refuses or
-forbids, so that the calls are what is tested; where the description is silent it takes only what is known to work elsewhere.
+candidates and cublasLtMatmul with its epilogues, as cublasLt.h describes them. It should refuse what the library refuses or
+forbids, so that tests find wrong calls; where the description is silent it accepts only what is known to work elsewhere.
 
     D = epilogue(alpha op(A) op(B) + beta C)        op(A) (m,k), op(B) (k,n), C and D (m,n), all column-major
 
-Sums are formed in double precision and D is rounded once; the candidate with a workspace rounds two partial sums to fp32 there
-as well. (How the library's algorithms round inside a sum is not documented, but that they differ is.)
+Sums are computed in double precision and D is rounded once; the candidate with a workspace also rounds two partial sums to fp32
+there. (The documentation does not say how the library's algorithms round inside a sum, but it says that they differ.)
 */
 #include "runtime.h"
 #include <cmath>
@@ -29,7 +29,7 @@ struct Operation {
     int32_t bias_type, aux_type; // -1: D's
 };
 struct Preference { uint64_t workspace; uint32_t alignment_a, alignment_b, alignment_c, alignment_d, reductions; };
-// What the heuristic returns: good for this problem alone.
+// What the heuristic returns, valid only for this problem.
 struct Algorithm { uint64_t m, n, k; uint32_t epilogue, transposed; uint32_t number, alignment; uint64_t workspace; };
 struct Problem { Operation o; Layout a, b, c, d; uint64_t m, n, k; };
 
@@ -124,7 +124,7 @@ Refusal check_epilogue(const Problem& p) {
         case CUBLASLT_EPILOGUE_DEFAULT: case CUBLASLT_EPILOGUE_BIAS: case CUBLASLT_EPILOGUE_GELU:
         case CUBLASLT_EPILOGUE_GELU_BIAS: case CUBLASLT_EPILOGUE_GELU_AUX: case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
         case CUBLASLT_EPILOGUE_DGELU: case CUBLASLT_EPILOGUE_DGELU_BGRAD: break;
-        case CUBLASLT_EPILOGUE_BGRADA: case CUBLASLT_EPILOGUE_BGRADB: // weight gradients are all that they are known to serve
+        case CUBLASLT_EPILOGUE_BGRADA: case CUBLASLT_EPILOGUE_BGRADB: // known to work only for weight gradients
             if (!transposed_b_only) UNSUPPORTED("a bias gradient of an input needs A as it is and B transposed");
             break;
         default: UNSUPPORTED("epilogue %u is not known to the emulator", o.epilogue);
@@ -370,7 +370,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     Problem p;
     *returned = 0;
     Refusal r = read_problem(&p, operation, a, b, c, d);
-    if (r.status == CUBLAS_STATUS_NOT_SUPPORTED) return r.status; // to ask is no mistake
+    if (r.status == CUBLAS_STATUS_NOT_SUPPORTED) return r.status; // asking is not a mistake
     if (r.status) return answer(__func__, r);
     for (const Algorithm& g : candidates(p, *ours<Preference>(preference))) {
         if (*returned == requested) break;

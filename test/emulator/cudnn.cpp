@@ -1,14 +1,14 @@
 /*
 cudnn.cpp - a stand-in for the part of cuDNN that llmc/cuda/cudnn_graph.cuh uses: descriptors of the backend API, and an
 interpreter of graphs of matrix products, pointwise operations, reductions and transpositions on the tensors' own dimensions,
-strides and types. It is meant to refuse what cuDNN refuses, with the same status; test/cudnn_plans/mistakes.cpp asks both.
-Where cuDNN lets a mistake pass and computes something else, or crashes, this refuses: tensors without uid or type, descriptors
-that are not finalised or of another kind, results of other shapes than the operands', virtual tensors that nothing computes,
-addresses for tensors that are not in the graph.
+strides and types. It should refuse what cuDNN refuses, with the same status; test/cudnn_plans/mistakes.cpp asks both. It also
+refuses mistakes for which cuDNN computes something else, or crashes: tensors without uid or type, descriptors that are not
+finalised or of another kind, results of other shapes than the operands', virtual tensors that nothing computes, addresses for
+tensors that are not in the graph.
 
 Operations run one after the other, in fp32 (products in double), each result rounded to its tensor's type. A product into fp32
-memory that the graph goes on to read is added to what is there, in pieces whose order follows the seed: so does cuDNN's kernel,
-which is why the caller has to zero it, and why its last bits differ from run to run. A plan's workspace is overwritten.
+memory that the graph reads later is added to the memory's contents, in pieces whose order follows the seed. cuDNN's kernel does
+the same, so the caller has to zero that memory, and the last bits differ from run to run. A plan's workspace is overwritten.
 */
 #include "runtime.h"
 #include "../../llmc/precision.h"
@@ -79,7 +79,7 @@ struct Descriptor {
 };
 std::set<Descriptor*> alive;
 
-// What may be set: how many values of which type. of_kind: what descriptors these must be, or NO_DESCRIPTOR.
+// What may be set: how many values of which type. of_kind: the kind that descriptors must have, or NO_DESCRIPTOR.
 struct Attribute { int name; cudnnBackendAttributeType_t type; int64_t most; int of_kind; };
 const int NO_DESCRIPTOR = -1, ANY_OPERATION = -2;
 #define DESCRIPTOR_VALUE(name, most, kind) \
@@ -158,7 +158,7 @@ void set_number(Descriptor* d, int name, int64_t value) {
 }
 Descriptor* child(const Descriptor* d, int name) { return one<Descriptor*>(d, name); }
 
-// ---- finalising: each checks what was set, and keeps what it amounts to ----
+// ---- finalising: each function checks the attributes and keeps the result ----
 cudnnStatus_t finalize_tensor(Descriptor* d) {
     std::vector<int64_t> dim = all<int64_t>(d, CUDNN_ATTR_TENSOR_DIMENSIONS);
     std::vector<int64_t> stride = all<int64_t>(d, CUDNN_ATTR_TENSOR_STRIDES);
@@ -250,7 +250,7 @@ cudnnStatus_t finalize_reshape(Descriptor* d) {
 bool same_tensor(const Tensor& a, const Tensor& b) {
     return a.type == b.type && a.dim == b.dim && a.stride == b.stride && a.is_virtual == b.is_virtual && a.by_value == b.by_value;
 }
-// Takes operations in an order in which each reads what has been computed.
+// Orders operations so that each reads only what has been computed.
 cudnnStatus_t sort_operations(Graph& g, std::vector<Operation> operations) {
     std::set<int64_t> computed, results;
     for (const Operation& o : operations)
@@ -290,7 +290,7 @@ cudnnStatus_t finalize_graph(Descriptor* d) {
     d->graph = g;
     return CUDNN_STATUS_SUCCESS;
 }
-// Why cuDNN has no engine for a graph; "" if it has one. These two are what llmc could run into.
+// Returns why cuDNN has no engine for a graph; "" if it has one. Only the two reasons that llmc could meet.
 const char* why_unsupported(const Graph& g) {
     for (auto& [uid, t] : g.tensors) {
         bool half = t.type == CUDNN_DATA_HALF || t.type == CUDNN_DATA_BFLOAT16;
@@ -303,7 +303,7 @@ const char* why_unsupported(const Graph& g) {
     }
     return "";
 }
-// Bytes that a graph's plan wants: more for backward than for forward, as with cuDNN.
+// Bytes of workspace that a graph's plan needs: more for backward than for forward, as with cuDNN.
 int64_t workspace_bytes(const Graph& g) { return 256 * (int64_t)g.operations.size(); }
 cudnnStatus_t finalize_plan(Descriptor* d) {
     Descriptor* configuration = child(d, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
@@ -340,7 +340,7 @@ cudnnStatus_t finalize_as(Descriptor* d) {
             return refuse(CUDNN_STATUS_BAD_PARAM, "to the emulator, configurations come from heuristics");
         case CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR: return finalize_plan(d);
         case CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR: return finalize_pack(d);
-        default: return CUDNN_STATUS_SUCCESS; // what to do, which says nothing without the operation
+        default: return CUDNN_STATUS_SUCCESS; // an operation's mode, which has no meaning without the operation
     }
 }
 
@@ -352,7 +352,7 @@ float load(cudnnDataType_t type, const void* p, int64_t i) {
         default: return ((const float*)p)[i];
     }
 }
-float rounded(cudnnDataType_t type, float x) { // what a tensor of this type holds; indices and truth are small numbers
+float rounded(cudnnDataType_t type, float x) { // x as a tensor of this type stores it; indices and truth values are small numbers
     switch (type) {
         case CUDNN_DATA_BFLOAT16: return float_from_bf16_bits(bf16_bits_from_float(x));
         case CUDNN_DATA_HALF: return float_from_f16_bits(f16_bits_from_float(x));
@@ -472,7 +472,7 @@ struct Run {
         virtuals.clear();
     }
 };
-// Finds every tensor of the graph that is not virtual in the pack, and checks that it is where it can be used.
+// Finds every tensor of the graph that is not virtual in the pack, and checks that its address can be used.
 cudnnStatus_t bind(Run& run, const Descriptor* pack) {
     std::vector<int64_t> uids = all<int64_t>(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
     std::vector<void*> addresses = all<void*>(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
@@ -557,7 +557,7 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, cudn
     REFUSE_UNLESS(!d->finalized, BAD_PARAM, "attribute %d is set after finalising", (int)name);
     const Attribute* a = find_attribute(d, name);
     REFUSE_UNLESS(a, BAD_PARAM, "a descriptor of kind %d has no attribute %d", (int)d->kind, (int)name);
-    bool pack = d->kind == CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR; // where cuDNN's word for it is another
+    bool pack = d->kind == CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR; // for which cuDNN returns another status
     REFUSE_UNLESS(type == a->type || !pack, NOT_SUPPORTED, "attribute %d is of another type", (int)name);
     REFUSE_UNLESS(type == a->type, BAD_PARAM_ATTRIBUTE_TYPE, "attribute %d is of another type", (int)name);
     REFUSE_UNLESS(values && count > 0 && count <= a->most, BAD_PARAM, "attribute %d with %ld values", (int)name, (long)count);

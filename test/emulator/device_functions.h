@@ -2,8 +2,8 @@
 device_functions.h - CUDA's device functions on the emulator. Names and meanings are those of the CUDA C++ programming guide
 (the sections on C++ language extensions) and of the CUDA Math API.
 
-A function that can be used wrongly takes the place of its call as a hidden last argument, so that messages name the kernel's line.
-Everything is inlined, so that a sanitizer's report names the kernel as well.
+A function that can be used wrongly has a hidden last argument, the place of its call, so that messages name the kernel's line.
+Everything is inlined, so that a sanitizer's report also names the kernel.
 */
 #ifndef CUDA_EMULATOR_DEVICE_FUNCTIONS_H
 #define CUDA_EMULATOR_DEVICE_FUNCTIONS_H
@@ -88,7 +88,7 @@ EMULATED_STORE(__stwb) EMULATED_STORE(__stcg) EMULATED_STORE(__stcs) EMULATED_ST
 EMULATED size_t __cvta_generic_to_shared(const void* p) { return reinterpret_cast<size_t>(p); }
 
 // --- asynchronous copies (cuda_pipeline.h) ---
-// The source is read when the copy is asked for; the destination is undefined (NaN) from then until the thread has waited.
+// The source is read when the copy is issued; the destination is undefined (NaN) from then until the thread has waited.
 typedef uint32_t __attribute__((may_alias)) EmulatorWord;
 EMULATED void __pipeline_memcpy_async(void* destination, const void* source, size_t size, size_t zeros = 0, CALLED_HERE) {
     if ((size != 4 && size != 8 && size != 16) || zeros > size)
@@ -140,7 +140,7 @@ EMULATED T atomicCAS(T* address, typename EmulatorAs<T>::type compare, typename 
     return emulator_atomic(address, [=](T old) -> T { return old == compare ? value : old; }, site);
 }
 
-// --- arithmetic: rounding to nearest is what the host does; the fast approximations are given exactly ---
+// --- arithmetic: the host rounds to nearest, too; fast approximations are computed exactly ---
 EMULATED float __fadd_rn(float a, float b) { return a + b; }
 EMULATED float __fsub_rn(float a, float b) { return a - b; }
 EMULATED float __fmul_rn(float a, float b) { return a * b; }
@@ -150,7 +150,7 @@ EMULATED float __fsqrt_rn(float a) { return sqrtf(a); }
 EMULATED float __frcp_rn(float a) { return 1.0f / a; }
 EMULATED float __frsqrt_rn(float a) { return (float)(1.0 / sqrt((double)a)); }
 EMULATED float __fdividef(float a, float b) { return a / b; }
-// glibc has these names for itself, so they must be macros
+// glibc uses these names, so they must be macros
 #define __expf(a) expf(a)
 #define __exp10f(a) powf(10.0f, a)
 #define __logf(a) logf(a)
@@ -197,7 +197,7 @@ EMULATED unsigned long long __umul64hi(unsigned long long a, unsigned long long 
     return (unsigned long long)((unsigned __int128)a * b >> 64);
 }
 
-// --- bf16 and fp16: CUDA's headers give the types, conversions and basic arithmetic to host compilers; these they keep back ---
+// --- bf16 and fp16: CUDA's headers have types, conversions and basic arithmetic for host compilers, but not these functions ---
 #define EMULATED_16BIT(type, pair, to_float, from_float) \
     EMULATED type __hfma(type a, type b, type c) { return from_float((float)((double)to_float(a) * to_float(b) + to_float(c))); } \
     EMULATED pair __hfma2(pair a, pair b, pair c) { return pair{__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)}; } \

@@ -1,12 +1,12 @@
 /*
 emulator.h - what a kernel sees of the CUDA emulator. compile.sh includes it before everything else in a .cu source.
 
-The idea: every CUDA thread is a fiber, a stack of its own that one OS thread switches to and from. A block runs on one OS
-thread; blocks are spread over the cores. A fiber hands over when it waits (barriers, warp functions) and, now and then, at
+The idea: every CUDA thread is a fiber, which has its own stack and which an OS thread switches to and from. A block runs on one
+OS thread; blocks are spread over the cores. A fiber hands over when it waits (barriers, warp functions) and, now and then, at
 a jump or branch, so that threads interleave in an order which CUDA_EMULATOR_SEED decides.
 
-Here: the interface of the engine (engine.cpp) and the language: indices, __shared__, launches.
-device_functions.h: CUDA's own functions, in terms of that interface.
+This file has the interface of the engine (engine.cpp) and the language: indices, __shared__, launches. device_functions.h has
+CUDA's own functions, written with that interface.
 */
 #ifndef CUDA_EMULATOR
 #define CUDA_EMULATOR 1
@@ -30,7 +30,7 @@ namespace emulator {
 struct Site { const char* file; int line; };
 constexpr Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return Site{file, line}; }
 
-// A CUDA thread as its kernel sees it. `self` is the one that this OS thread runs; NULL in host code.
+// A CUDA thread as its kernel sees it. `self` is the one that this OS thread is running; NULL in host code.
 struct Thread {
     const char* kernel; // the launch's text: "softmax<float>"
     uint3 thread_idx, block_idx;
@@ -51,7 +51,7 @@ template <class T, size_t alignment> T& shared_variable(const void* variable, Si
 inline void check_aligned(const volatile void* p, size_t alignment, Site site) {
     if (reinterpret_cast<uintptr_t>(p) % alignment) fail(self, site, "misaligned address %p: it must divide by %zu", (const void*)p, alignment);
 }
-// For ThreadSanitizer: an atomic publishes what its thread did before a __threadfence(), and sees what others so published.
+// For ThreadSanitizer: an atomic publishes what its thread did before a __threadfence(), and sees what others published that way.
 void before_atomic(const volatile void* address);
 void after_atomic(const volatile void* address);
 void thread_fence(void);
@@ -68,7 +68,7 @@ unsigned active_mask(void);
 void yield(void);                                                       // lets other threads run first
 
 
-// --- asynchronous copies (cp.async): what a thread asked for, in batches, until it waits ---
+// --- asynchronous copies (cp.async): kept in batches until the thread waits ---
 struct PendingCopy { void* destination; unsigned char bytes[16]; size_t size, batch; };
 void pipeline_add(void* destination, const void* bytes, size_t size);
 void pipeline_commit(void);
@@ -89,7 +89,7 @@ struct TileStart { int rank, x, y, z; }; // x counts elements of a row; z, of ra
 size_t tma_check(const void* tile, const CUtensorMap* map, int rank, uint64_t* barrier, Site site); // returns the tile's bytes
 void tma_load(void* tile, const CUtensorMap* map, TileStart start, uint64_t* barrier, Site site);
 struct WarpgroupProduct { Element type; int n; bool a_in_registers, a_transposed, b_transposed; uint64_t a, b; };
-// d (n/2): this thread's of the sums (64,n). fragment (4): this thread's of a, or NULL where a is in shared memory.
+// d (n/2): this thread's part of the sums (64,n). fragment (4): this thread's part of A, or NULL if A is in shared memory.
 void wgmma(WarpgroupProduct product, float* d, uint32_t* fragment, Site site);
 void wgmma_settle(uint32_t* fragment, Site site);
 void wgmma_fence(void);
@@ -164,5 +164,5 @@ cudaError_t cudaFuncSetAttribute(F* kernel, cudaFuncAttribute attribute, int val
 #include "device_functions.h"
 #include "matrix.h"
 #include "hopper.h"
-#define __CUDACC__ 1 // sources that ask take the path they take under nvcc; only now, for CUDA's own headers mean nvcc by it
+#define __CUDACC__ 1 // makes sources take their path for nvcc; not earlier, because CUDA's own headers would then expect nvcc
 #endif

@@ -1,5 +1,5 @@
 /*
-engine.cpp - runs blocks: fibers, barriers, shared memory, and what the sanitizers must be told.
+engine.cpp - runs blocks: fibers, barriers, shared memory, and the calls that keep the sanitizers informed.
 
 It is always compiled without instrumentation. EMULATOR_ASAN or EMULATOR_TSAN says how the kernels are compiled.
 Read in this order: run, run_blocks, run_block, then wait (a thread waits) and open_barriers (it may go on).
@@ -50,7 +50,7 @@ static void __asan_unpoison_memory_region(const volatile void*, size_t) {}
 namespace emulator {
 constexpr unsigned MAX_THREADS = 1024, MAX_WORKERS = 64, MAX_SHARED_VARIABLES = 64;
 constexpr size_t STACK_BYTES = 256 << 10;
-// Shared memory of a block on compute capability 8.0: what every kernel may have, and what it may ask for.
+// Shared memory of a block on compute capability 8.0: what every kernel may use, and what it may ask for.
 constexpr size_t SHARED_DEFAULT = 48 << 10, SHARED_LARGEST = 163 << 10;
 constexpr size_t RED_ZONE = 128, ARENA_BYTES = 512 << 10;
 
@@ -125,7 +125,7 @@ constexpr int RETURN_WORD = 11; // x30 holds the return address
 #else
 #error "emulator_switch_stack: write down here which registers this processor's functions keep"
 #endif
-// A stack that emulator_switch_stack can continue on: as if saved just before `entry`.
+// Prepares a stack for emulator_switch_stack, as if it had been saved just before `entry`.
 static void* new_stack(char* top, void (*entry)(void)) {
     void** words = (void**)top - 24; // the rest may hold anything
     words[RETURN_WORD] = (void*)entry;
@@ -156,7 +156,7 @@ static void fiber_main(void) {
     current()->state = State::EXITED;
     to_scheduler();
 }
-// How far a thread runs until it hands over: short and long turns alike, up to 1024 jumps and branches.
+// How far a thread runs until it hands over: up to 1024 jumps and branches, short turns as often as long ones.
 static unsigned next_budget(Worker* w) {
     uint32_t r = next_random(&w->random);
     return 1 + (r >> 8) % (1u << r % 11);
@@ -220,8 +220,8 @@ bool is_waited_at(const uint64_t* barrier) {
 }
 unsigned active_mask(void) { return 1u << self->lane; } // what CUDA promises: nothing about other lanes
 
-// Tells TSan that all that these fibers did is before all that they will do. The address is the first one's own: its
-// clock knows all earlier meetings there, so no group learns what it should not.
+// Tells TSan that everything these fibers did happens before everything they will do. The address is the first fiber's own: its
+// clock knows all earlier meetings there, so no group becomes ordered with threads that it did not meet.
 static void order_fibers(Fiber* const* fibers, int count) {
     void* address = &worker->order[fibers[0] - worker->fibers];
     for (int i = 0; i < count; i++) { __tsan_switch_to_fiber(fibers[i]->tsan, 1); __tsan_release(address); }
@@ -229,7 +229,7 @@ static void order_fibers(Fiber* const* fibers, int count) {
     __tsan_switch_to_fiber(worker->tsan, 1);
 }
 
-// strcmp would be a call that TSan looks into; nearly always it is the same literal.
+// TSan intercepts strcmp, and nearly always both names are the same literal.
 static bool same_text(const char* a, const char* b) {
     while (a != b && *a && *a == *b) a++, b++;
     return a == b || *a == *b;
@@ -272,7 +272,7 @@ static bool open_mbarrier(Fiber* f) {
     f->state = State::RUNNABLE;
     return true;
 }
-// The block's barrier opens when every thread is there; all must have come to the same one.
+// The block's barrier opens when every thread is there; all must wait at the same one.
 static bool open_block_barrier(Worker* w) {
     Fiber *members[MAX_THREADS], *exited = nullptr;
     int count = 0, predicates = 0;
@@ -336,7 +336,7 @@ static char* arena_take(Worker* w, size_t bytes, Site site) {
     char* p = w->arena + (w->arena_used += RED_ZONE);
     w->arena_used = (w->arena_used + bytes + RED_ZONE - 1) / RED_ZONE * RED_ZONE;
     __asan_unpoison_memory_region(p, bytes);
-    for (size_t i = 0; i < bytes; i++) ((volatile char*)p)[i] = (char)0xff; // undefined to a block: NaN shows whoever reads it
+    for (size_t i = 0; i < bytes; i++) ((volatile char*)p)[i] = (char)0xff; // undefined for a block: NaN shows a read
     return p;
 }
 void* static_shared(const void* variable, size_t bytes, size_t alignment, Site site) {
@@ -370,7 +370,7 @@ void allow_shared_memory(const void* kernel, size_t bytes) {
     std::lock_guard<std::mutex> lock(launch_lock);
     shared_limits[kernel] = bytes;
 }
-// New memory for a block: TSan forgets the last block's accesses when the pages are returned, ASan when all is poisoned.
+// New memory for a block: returning the pages makes TSan forget the last block's accesses, poisoning makes ASan forget them.
 static void arena_new(Worker* w) {
 #ifdef EMULATOR_TSAN
     if (w->arena) munmap(w->arena, ARENA_BYTES);
@@ -385,7 +385,7 @@ static void arena_new(Worker* w) {
 }
 
 // --- blocks ---
-// Nothing can run, nothing can open: some thread waits at an mbarrier, or in a warp function for a lane that waits elsewhere.
+// Reports a deadlock: some thread waits at an mbarrier, or in a warp function for a lane that waits elsewhere.
 [[noreturn]] static void report_warpgroup(Worker* w, const Fiber* f) {
     const Fiber* missing = &w->fibers[(f - w->fibers) / WARPGROUP * WARPGROUP];
     while (missing->state == State::AT_WARPGROUP_FUNCTION && same_text(missing->function, f->function)) missing++;
@@ -407,7 +407,7 @@ static void run_block(Worker* w, uint3 block_idx) {
     w->steps = 0;
     arena_new(w);
     for (int i = 0; i < n; i++) prepare_fiber(w, i, block_idx);
-    for (;;) { // a round lets every thread run until it waits, in an order of its own
+    for (;;) { // a round lets every thread run until it waits, each round in another order
         int at = (int)(next_random(&w->random) % (unsigned)n), step = (int)(next_random(&w->random) % (unsigned)n) + 1;
         while (std::gcd(step, n) != 1) step++;
         for (int k = 0; k < n; k++, at = (at + step) % n)
@@ -457,7 +457,7 @@ void check_configuration(const Configuration& c, const void* kernel) {
 void run(const Configuration& c, const void* kernel, void (*body)(void*), void* closure) {
     std::lock_guard<std::mutex> lock(launch_lock);
     size_t blocks = (size_t)c.grid.x * c.grid.y * c.grid.z;
-    size_t cores = std::max(2u, std::thread::hardware_concurrency()); // two at least: TSan sees races between blocks of different workers
+    size_t cores = std::max(2u, std::thread::hardware_concurrency()); // at least 2: TSan sees races only between workers
     size_t count = std::min<size_t>(blocks, std::max<size_t>(1, std::min<size_t>(setting("CUDA_EMULATOR_WORKERS", cores), MAX_WORKERS)));
     uint32_t random = (uint32_t)(setting("CUDA_EMULATOR_SEED", 1) * 2654435761u + ++launches * 40503u) | 1;
     std::vector<uint32_t> order(blocks);

@@ -1,4 +1,4 @@
-// engine.h - what the parts of the engine share: fibers, and the meeting of threads at a barrier or warp function.
+// engine.h - what the parts of the engine share: fibers, and how threads meet at a barrier or warp function.
 #ifndef CUDA_EMULATOR_ENGINE_H
 #define CUDA_EMULATOR_ENGINE_H
 #include "emulator.h"
@@ -27,8 +27,8 @@ static inline void AnnotateIgnoreWritesEnd(const char*, int) {}
 #endif
 
 namespace emulator {
-// While there is one, ThreadSanitizer takes no notice of what this CUDA thread does: lists of ours that others have part in. (The
-// engine is not instrumented, but new, memcpy and the like are watched wherever they are called from.)
+// While one exists, ThreadSanitizer ignores what this CUDA thread does: for our own lists that several threads use. (The engine
+// is not instrumented, but new, memcpy and the like are watched wherever they are called from.)
 struct Unwatched {
     Unwatched() { AnnotateIgnoreReadsBegin(__FILE__, __LINE__); AnnotateIgnoreWritesBegin(__FILE__, __LINE__); }
     ~Unwatched() { AnnotateIgnoreReadsEnd(__FILE__, __LINE__); AnnotateIgnoreWritesEnd(__FILE__, __LINE__); }
@@ -39,11 +39,11 @@ constexpr size_t PAGE = 4096;
 constexpr int WARPGROUP = 128;
 enum class State { RUNNABLE, AT_BLOCK_BARRIER, AT_WARP_FUNCTION, AT_WARPGROUP_FUNCTION, AT_MBARRIER, EXITED };
 
-// hopper.cpp: products that a thread has asked for and not waited for, and the sums which are out of its reach meanwhile
+// hopper.cpp: products that a thread has issued and not waited for, and the sums that it may not use meanwhile
 struct WgmmaOperands;
 struct PendingProduct { std::shared_ptr<WgmmaOperands> operands; float* d; uint32_t* fragment; size_t group; };
 struct PendingSums { float* d; std::vector<float> sums; int products; };
-// A fragment of a that was settled: what is in it, whether a fence came since, and how many products under way read it.
+// A fragment of A that was settled: its contents, whether a fence came since, and how many products in flight read it.
 struct Fragment { uint32_t* address; std::array<uint32_t, 4> elements; bool fenced; int products; };
 
 struct Fiber : Thread {
@@ -51,7 +51,7 @@ struct Fiber : Thread {
     char* stack;      // (STACK_BYTES), owned, above a page that may not be touched
     State state;
     unsigned budget;  // jumps and branches until it hands over
-    std::deque<PendingCopy> copies; // asynchronous ones, in the order in which they were asked for
+    std::deque<PendingCopy> copies; // asynchronous ones, in order of issue
     size_t num_batches; // committed
     bool fenced;      // it did a __threadfence() since its last atomic
     std::vector<uint64_t*> new_barriers; // mbarriers that it made and has not yet fenced
@@ -75,14 +75,14 @@ struct Place { char text[512]; };
 Place source_place(const void* return_address);
 void print_message(const Thread* thread, const char* place, const char* what);
 
-// Waits until all lanes of the mask that have not exited have called the same function with the same mask. The last thing
-// before they go on is combine(lanes): 32 fibers in the order of their lanes, NULL for those that take no part.
+// Waits until all lanes of the mask that have not exited have called the same function with the same mask. Just before they go
+// on, combine(lanes) is called: 32 fibers in the order of their lanes, NULL for those that take no part.
 void meet_warp(const char* function, unsigned mask, void* record, void (*combine)(Fiber* const* lanes), Site site);
 // The same for the 128 threads of a warpgroup, all of which must come.
 void meet_warpgroup(const char* function, void* record, void (*combine)(Fiber* const* threads), Site site);
 void wait_at_mbarrier(uint64_t* barrier, unsigned parity, Site site); // returns once mbarrier_is_past says so
 bool is_waited_at(const uint64_t* barrier);   // by some thread
-// For ThreadSanitizer: what a thread (NULL: the one that runs) did before is before what others do after.
+// For ThreadSanitizer: what a thread (NULL: the running one) did so far happens before what others do from now on.
 void publish(const void* address, const Fiber* thread);
 void observe(const void* address);
 bool in_shared(const void* p, size_t bytes);  // whether these bytes lie in one variable of the block's shared memory

@@ -1,6 +1,6 @@
 #!/bin/sh
-# find_headers.sh - prints the folder above CUDA's include/: CUDA_HOME, the toolkit's, the system's, or of pip's wheels
-# (nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl together) in nvidia/ or the active Python. Without any: status 1.
+# find_headers.sh - prints the folder that has CUDA's include/: CUDA_HOME, the toolkit's, the system's, or that of pip's wheels
+# (nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl together) in nvidia/ or the active Python. Status 1 if there is none.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 of_python() { "${PYTHON:-python3}" -c 'import sys; del sys.path[0]; import nvidia; print(*nvidia.__path__)' 2>/dev/null; }

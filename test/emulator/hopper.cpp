@@ -1,9 +1,9 @@
 /*
-hopper.cpp - what compute capability 9.0 does by itself while threads go on: mbarriers, copies of tiles, products of warpgroups.
-By the PTX ISA's sections on mbarrier, cp.async.bulk.tensor and wgmma, and cuTensorMapEncodeTiled of the driver API.
+hopper.cpp - the asynchronous units of compute capability 9.0: mbarriers, copies of tiles, products of warpgroups. It follows the
+PTX ISA's sections on mbarrier, cp.async.bulk.tensor and wgmma, and the driver API's cuTensorMapEncodeTiled.
 
-What is asked for is done late: a copy arrives some time after a thread waits at its barrier, a product when it is waited for.
-Until then a tile and a thread's sums are NaN, and shared memory that a product reads must stay as it is.
+Operations finish late: a copy arrives some time after a thread waits at its barrier, a product when it is waited for. Until then
+a tile and a thread's sums are NaN, and shared memory that a product reads must not change.
 */
 #include "engine.h"
 #include "runtime.h"
@@ -17,14 +17,14 @@ uint32_t shared_address(const void* p, Site site) {
     if (offset >> 18) fail(self, site, "the emulator's shared memory has only 18 bits of addresses for this");
     return (uint32_t)offset;
 }
-// Swizzling lets the 16-byte pieces of 8 neighbouring rows of 16, 32, 64 or 128 bytes lie in different banks: bits 7, 8 and 9 of
-// an address are added to bits 4, 5 and 6, without carry, as many as a row has.
+// Swizzling puts the 16-byte pieces of 8 neighbouring rows of 16, 32, 64 or 128 bytes into different banks: as many of bits 7, 8
+// and 9 of an address as a row's pieces need are added, without carry, to bits 4, 5 and 6.
 static size_t swizzled(size_t address, size_t row_bytes) { return address ^ ((address >> 7 & (row_bytes / 16 - 1)) << 4); }
 
-// --- mbarriers: what is in their 64 bits is ours to choose ---
+// --- mbarriers: the layout of their 64 bits is our choice ---
 struct Mbarrier {
     uint64_t made : 2;       // 1: by mbarrier_init, 2: and the copy engine knows of it. Memory that nobody wrote has 3.
-    uint64_t phase : 1;      // the parity of the phase that is under way
+    uint64_t phase : 1;      // the parity of the current phase
     uint64_t arrivals : 20;  // of a phase
     uint64_t missing : 20;   // of this phase
     int64_t bytes : 21;      // expected in this phase and not yet there
@@ -85,14 +85,14 @@ void report_mbarrier(const Fiber* f) {
 }
 
 // --- the copy engine ---
-// What our cuTensorMapEncodeTiled leaves in the 128 bytes of a CUtensorMap: a matrix or several, one a plane, and the box that a
-// copy takes of one.
+// What our cuTensorMapEncodeTiled writes into the 128 bytes of a CUtensorMap: one or more matrices, each in a plane, and the box
+// that a copy takes from one.
 struct TileMap {
     uint64_t magic;
     const char* memory;      // (planes,rows) rows of `row_bytes`, `pitch` bytes apart, planes plane_pitch bytes
     uint64_t row_bytes, rows, pitch, planes, plane_pitch;
     uint32_t rank, element, box_bytes, box_rows, swizzle; // bytes, but for rank and box_rows; swizzle: of a row, 16: none
-    uint8_t outside;         // what is read outside of the rows
+    uint8_t outside;         // the byte that is read outside of the rows
 };
 static_assert(sizeof(TileMap) <= sizeof(CUtensorMap), "it must fit");
 constexpr uint64_t TILE_MAP = 0x70616d656c6974;
@@ -136,7 +136,7 @@ static void arrive(const PendingTile& t) {
 bool hopper_progress(bool must) {
     bool any = false;
     for (size_t i = 0; i < tiles.size();) { // in no order
-        if ((must && !any) || (is_waited_at(tiles[i].barrier) && random_number() % 4 == 0)) { // never before somebody waits for it
+        if ((must && !any) || (is_waited_at(tiles[i].barrier) && random_number() % 4 == 0)) { // never before a thread waits
             arrive(tiles[i]);
             tiles.erase(tiles.begin() + (long)i);
             any = true;
@@ -149,7 +149,7 @@ void hopper_end_block(void) {
 }
 
 // --- products of a warpgroup ---
-// a (64,16) and b (16,n), as they were when the product was asked for.
+// a (64,16) and b (16,n), as they were when the product was issued.
 struct WgmmaOperands {
     WarpgroupProduct product;
     Site site;
@@ -220,7 +220,7 @@ static void combine_wgmma(Fiber* const* threads) {
                                                               read_operand(p.b, p.b_transposed, p.n, "b", first), false});
     for (int i = 0; i < WARPGROUP; i++) ((WgmmaRecord*)threads[i]->record)->operands = operands;
 }
-// A NaN that any arithmetic turns into another.
+// A NaN that any arithmetic changes into another NaN.
 constexpr uint32_t OUT_OF_REACH = 0xffaaaaaa;
 static void take_away(float* d, int n) {
     for (int i = 0; i < n; i++) memcpy(&d[i], &OUT_OF_REACH, sizeof *d);
@@ -230,7 +230,7 @@ static void check_untouched(const float* d, int n, Site site) {
         if (memcmp(&d[i], &OUT_OF_REACH, sizeof *d)) fail(self, site, "sums of a wgmma that was not waited for have been written");
 }
 
-// --- fragments of a. Registers have no addresses on a GPU; here they are an array, which wgmma_settle makes known. ---
+// --- fragments of A. Registers have no addresses on a GPU; here they are an array, which wgmma_settle registers. ---
 static Fragment* find_fragment(Fiber* f, const uint32_t* address) {
     for (Fragment& a : f->fragments) if (a.address == address) return &a;
     return nullptr;
@@ -250,7 +250,7 @@ void wgmma_settle(uint32_t* fragment, Site site) {
     std::copy(fragment, fragment + 4, a->elements.begin());
     a->fenced = false;
 }
-// Out of reach from the first product that reads it to the end of the last.
+// May not be touched from the first product that reads it to the end of the last.
 static std::array<uint32_t, 4> take_fragment(Fiber* f, uint32_t* fragment, Site site) {
     Fragment* a = find_fragment(f, fragment);
     if (!a) fail(f, site, "wgmma of a fragment without wgmma_settle");
@@ -291,7 +291,7 @@ void wgmma_fence(void) {
 }
 void wgmma_commit(void) { static_cast<Fiber*>(self)->num_groups++; }
 
-// The first of the warpgroup's threads to wait ends the product for all: nothing may have changed what it reads.
+// The first of the warpgroup's threads to wait ends the product for all; the product's inputs must not have changed.
 static void finish_operands(WgmmaOperands* o, const Fiber* f) {
     if (o->done) return;
     o->done = true;
@@ -303,7 +303,7 @@ static void finish_operands(WgmmaOperands* o, const Fiber* f) {
 static float value_of(Element type, uint16_t bits) {
     return type == Element::BF16 ? __bfloat162float(__ushort_as_bfloat16(bits)) : __half2float(__ushort_as_half(bits));
 }
-// A thread has rows lane/4 and lane/4 + 8 of its warp's 16, and of them columns 2 (lane%4) and one more, every 8.
+// A thread has rows lane/4 and lane/4 + 8 of its warp's 16, and in every 8 columns columns 2 (lane%4) and 2 (lane%4) + 1.
 static void add_product(const WgmmaOperands& o, const Fiber* f, float* sums) {
     int thread = (int)((f->thread_idx.z * f->block_dim.y + f->thread_idx.y) * f->block_dim.x + f->thread_idx.x);
     int first_row = thread % WARPGROUP / WARP * 16 + f->lane / 4;

@@ -1,7 +1,6 @@
 /*
-hopper.h - what compute capability 9.0 does by itself while threads go on: barriers in shared memory that count bytes
-(mbarrier), the copy engine for tiles (TMA), and products of a whole warpgroup from shared memory (wgmma). Names and rules as in
-matrix.h.
+hopper.h - the asynchronous units of compute capability 9.0: barriers in shared memory that count bytes (mbarrier), the copy
+engine for tiles (TMA), and products of a whole warpgroup from shared memory (wgmma). Names and rules are those of matrix.h.
 */
 #ifndef CUDA_EMULATOR_HOPPER_H
 #define CUDA_EMULATOR_HOPPER_H
@@ -10,7 +9,7 @@ namespace emulator { namespace matrix {
 // The address that 32-bit operands and descriptors take: bytes from the beginning of the block's shared memory.
 EMULATED uint32_t shared_address(const void* p, Site site = here()) { return emulator::shared_address(p, site); }
 
-// --- mbarrier. The first access of each is an ordinary or an atomic one, for the sanitizers' eyes. ---
+// --- mbarrier. Each function first makes an ordinary or atomic access, which the sanitizers see. ---
 EMULATED void mbarrier_init(uint64_t* barrier, unsigned arrivals, Site site = here()) {
     check_aligned(barrier, 8, site);
     *barrier = 0;
@@ -24,7 +23,7 @@ EMULATED void mbarrier_arrive_expect(uint64_t* barrier, unsigned bytes, Site sit
     emulator::mbarrier_arrive(barrier, bytes, site);
 }
 EMULATED void mbarrier_arrive(uint64_t* barrier, Site site = here()) { mbarrier_arrive_expect(barrier, 0, site); }
-// try_wait.parity until it is true: the phase of this parity, the one that is under way or the one before, has been completed.
+// try_wait.parity until it is true: the phase of this parity, which is the current or the previous one, has been completed.
 EMULATED void mbarrier_wait(uint64_t* barrier, unsigned parity, Site site = here()) {
     check_aligned(barrier, 8, site);
     (void)__atomic_load_n(barrier, __ATOMIC_RELAXED);
@@ -33,7 +32,7 @@ EMULATED void mbarrier_wait(uint64_t* barrier, unsigned parity, Site site = here
 
 // --- TMA: cp.async.bulk.tensor.2d and .3d, .shared::cluster.global.mbarrier::complete_tx::bytes. x counts elements of a row, y
 // rows, z planes of rows. ---
-// The tile is undefined (NaN) from now on until the copy is made, at some time after a thread has begun to wait at the barrier.
+// The tile is undefined (NaN) from now until the copy is made, at some time after a thread has begun to wait at the barrier.
 EMULATED void load_box(void* tile, const CUtensorMap* map, TileStart start, uint64_t* barrier, Site site) {
     check_aligned(tile, 128, site);
     check_aligned(barrier, 8, site);
@@ -49,8 +48,8 @@ EMULATED void tma_load(void* tile, const CUtensorMap* map, int x, int y, int z, 
 
 // --- wgmma: all 128 threads of a warpgroup, four warps of which the first one's number divides by 4 ---
 EMULATED void wgmma_fence() { emulator::wgmma_fence(); }
-template <int n> EMULATED void wgmma_settle(float (&)[n]) {} // on a GPU a matter between us and its compiler
-// Of a fragment of a it is one here, too: from now on until its product is waited for it must stay as it is.
+template <int n> EMULATED void wgmma_settle(float (&)[n]) {} // matters only to the GPU's compiler
+// For a fragment of A it matters here, too: from now until the wait for its product the fragment must not change.
 EMULATED void wgmma_settle(uint32_t (&a)[4], Site site = here()) { emulator::wgmma_settle(a, site); }
 EMULATED void wgmma_commit() { emulator::wgmma_commit(); }
 template <int groups> EMULATED void wgmma_wait(Site site = here()) { emulator::wgmma_wait(groups, site); }
@@ -70,7 +69,7 @@ template <class T, bool b_transposed, int sums>
 EMULATED void wgmma(float (&d)[sums], uint32_t (&a)[4], uint64_t b, Site site = here()) {
     emulator::wgmma({wgmma_element<T, sums>(), 2 * sums, true, false, b_transposed, 0, b}, d, a, site);
 }
-// setmaxnreg.inc and .dec change how many registers a thread has, which is nothing here.
+// setmaxnreg.inc and .dec change how many registers a thread has; they do nothing here.
 template <int registers> EMULATED void take_registers() {
     static_assert(registers >= 24 && registers <= 256 && registers % 8 == 0, "24, 32, ... 256 registers a thread");
 }

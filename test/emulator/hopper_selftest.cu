@@ -1,8 +1,8 @@
 /*
-hopper_selftest.cu - selftest.cu for compute capability 9.0: mbarriers, TMA, wgmma. One kernel, correct, or with one of many
-flaws. The line that must be named ends in "BUG" and the flaw's name; flaws that have no line give a wrong number.
+hopper_selftest.cu - like selftest.cu, for compute capability 9.0: mbarriers, TMA, wgmma. A kernel runs correctly or with one of
+many flaws. The line that must be named ends in "BUG" and the flaw's name; flaws that have no line give a wrong number.
 
-  hopper_selftest good      without any, and all layouts of operands, results checked
+  hopper_selftest good      without a flaw, and with all layouts of operands, results checked
   hopper_selftest FLAW      must end with status 1 and a message
 */
 #include <cstdio>
@@ -76,7 +76,7 @@ template <Flaw flaw> __global__ void product(float* c, const __grid_constant__ C
     if (flaw != early_sums) put_sums(c, d, 64);
 }
 
-// c[i] = the sum of row i of a, read by ordinary loads, 64 k at a time from one tile that is handed to and fro.
+// c[i] = the sum of row i of a, read by ordinary loads, 64 k at a time from one tile that is filled and read in turns.
 template <Flaw flaw> __global__ void handover(float* c, const __grid_constant__ CUtensorMap a) {
     __shared__ alignas(128) __nv_bfloat16 tile[ROWS * STEP];
     __shared__ uint64_t full, empty;
@@ -104,7 +104,7 @@ template <Flaw flaw> __global__ void handover(float* c, const __grid_constant__ 
 }
 
 // c (64,64) = the sum over both planes of a (64,64) b[plane]^T, a from registers. tb: b's rows lie along k.
-constexpr int PLANES = 2, PLANE_ROWS = 59; // of b, where they are less than a box has
+constexpr int PLANES = 2, PLANE_ROWS = 59; // of b: fewer rows than a box has
 template <Flaw flaw, class T = __nv_bfloat16, bool tb = true>
 __global__ void fragments(float* c, const T* a, const __grid_constant__ CUtensorMap b) {
     extern __shared__ char memory[];
@@ -172,7 +172,7 @@ template <class T, bool ta, bool tb> __global__ void layouts(float* c, const __g
         mbarrier_init(&full, 2);
         mbarrier_init_fence();
         int bytes = load_operand(tile_a, &a, ta, 64, bytes_a, &full);
-        mbarrier_arrive_expect(&full, bytes); // later than the copy: bytes may come before they are expected
+        mbarrier_arrive_expect(&full, bytes); // after the copy: bytes may arrive before they are expected
         mbarrier_arrive_expect(&full, load_operand(tile_b, &b, tb, 128, bytes_b, &full));
     }
     __syncthreads();
@@ -216,7 +216,7 @@ static CUtensorMap map_of(void* x, bool fp16, int rows, int cols, int pitch, uns
     return map;
 }
 static float element(int matrix, int i, int k) { return (float)((i * 5 + k * 3 + matrix) % 7 - 3); } // sums are exact
-// A matrix of `rows` rows along i and K along k, as memory; what lies outside must not be read, so it is NaN.
+// A matrix of `rows` rows along i and K along k, as it lies in memory; everything outside must not be read, so it is NaN.
 template <class T> static T* matrix_of(int matrix, int rows, int K, bool transposed, int pitch) {
     int lines = transposed ? K : rows;
     std::vector<T> x((size_t)lines * pitch, T(NAN));
@@ -285,7 +285,7 @@ template <class T, bool ta, bool tb> static void run_layouts(int bytes_a, int by
     cudaFree(a);
     cudaFree(b);
 }
-// b's planes are one matrix of 128 rows of memory, of which each plane has 64 or fewer: what is past its end is the next one's.
+// b's planes are one matrix of 128 rows in memory; each plane has 64 rows or fewer, and after its end the next plane begins.
 template <Flaw flaw, class T = __nv_bfloat16, bool tb = true> static void run_fragments(const char* name) {
     T *a = matrix_of<T>(0, 64, 64, false, 64), *b = matrix_of<T>(1, PLANES * PLANE_ROWS, 64, false, 64);
     CUtensorMap map = map_of(b, std::is_same<T, __half>::value, PLANE_ROWS, 64, 128, 64, 128, true, PLANES);

@@ -1,8 +1,8 @@
-# launch.pl FILE - rewrites what of CUDA C++ is no C++, in a preprocessed source, and prints it. Lines keep their numbers.
+# launch.pl FILE - prints a preprocessed source with the parts of CUDA C++ that are not C++ rewritten. Lines keep their numbers.
 #   kernel<T><<<grid, block, ...>>>(arguments)  ->  emulator::launch("kernel<T>", here(), grid, block, ...)(kernel<T>, arguments)
 #   extern __shared__ T name[];                 ->  T* name = the block's dynamic shared memory
-#   __shared__ T a[N], b;                       ->  T (&a)[N] = the block's own copy, likewise b
-# Everything else is done by emulator.h.
+#   __shared__ T a[N], b;                       ->  T (&a)[N] = the block's own copy, and the same for b
+# emulator.h does everything else.
 use strict;
 use warnings;
 undef $/;
@@ -42,7 +42,7 @@ sub launch {
     my ($kernel, $configuration, $arguments) = @_;
     (my $name = $kernel) =~ s/\s+/ /g;
     $name =~ s/(["\\])/\\$1/g;
-    $arguments =~ s/\b__null\b/nullptr/g; # a pointer whatever becomes of it
+    $arguments =~ s/\b__null\b/nullptr/g; # a pointer of any type
     my $more = $arguments =~ /\S/ ? ", $arguments" : newlines($arguments);
     return "emulator::launch(\"$name\", emulator::here(), $configuration)($kernel$more)";
 }

@@ -1,7 +1,7 @@
 /*
 matrix.h - the tensor cores' warp-wide instructions, under the names that llmc's wrappers give them. On a GPU the wrapper is
-inline PTX; here the product is formed from the fragments' documented layout, so a wrong index is a wrong number.
-A wrapper header does: #ifdef CUDA_EMULATOR  using namespace emulator::matrix;  #else  ...inline PTX...  #endif
+inline PTX; here the product is computed from the fragments' documented layout, so a wrong index gives a wrong number.
+A wrapper header has: #ifdef CUDA_EMULATOR  using namespace emulator::matrix;  #else  ...inline PTX...  #endif
 */
 #ifndef CUDA_EMULATOR_MATRIX_H
 #define CUDA_EMULATOR_MATRIX_H
@@ -14,7 +14,7 @@ template <class T> EMULATED void mma_m16n8k16(float (&d)[4], const uint32_t (&a)
 }
 
 // ldmatrix.sync.aligned.m8n8.x{count}[.trans].shared.b16: lane 8m + r gives the address of row r of matrix m (16 bytes,
-// aligned to 16); lanes from 8 count on give any. Fragment m is this lane's two elements of matrix m.
+// aligned to 16); lanes from 8 count on may give any address. Fragment m is this lane's two elements of matrix m.
 template <int count> EMULATED void load_rows(const char* name, bool transposed, uint32_t (&fragments)[count], const void* row, Site site) {
     uint4 own = {};
     if (self->lane < 8 * count) {

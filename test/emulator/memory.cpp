@@ -1,6 +1,6 @@
-// memory.cpp - cudaMalloc and its like. Device memory lies in a range of addresses that nobody may touch while host code runs,
-// each allocation between two pages that nobody may ever touch. An address is never given twice: what was freed stays forbidden.
-// New memory holds 0xff, for CUDA does not promise zeros. Always compiled without instrumentation.
+// memory.cpp - cudaMalloc and related functions. Device memory is a range of addresses that is inaccessible while host code runs;
+// each allocation lies between two pages that are always inaccessible. No address is used twice, so that late uses are found.
+// New memory holds 0xff, because CUDA does not promise zeros. Always compiled without instrumentation.
 #include "runtime.h"
 #include <cstdio>
 #include <cstdlib>
@@ -83,14 +83,14 @@ static char* take(size_t bytes) {
         if (p == MAP_FAILED) { perror("cuda emulator: addresses for device memory"); _exit(1); }
         arena = arena_next = (char*)p;
     }
-    // Large blocks in large pages: opening and closing memory has less to do.
+    // Large blocks use large pages, so that opening and closing memory is faster.
     const size_t LARGE_PAGE = 2 << 20;
     bool large = bytes >= LARGE_PAGE;
     if (large) arena_next += LARGE_PAGE - PAGE - (uintptr_t)arena_next % LARGE_PAGE;
     size_t whole = PAGE + pages(bytes) + PAGE;
     if (whole > (size_t)(arena + ADDRESSES - arena_next)) return nullptr;
     char* p = arena_next + PAGE;
-    if (large) madvise(p, pages(bytes), MADV_HUGEPAGE); // a wish, so no check
+    if (large) madvise(p, pages(bytes), MADV_HUGEPAGE); // only a hint, so its result is not checked
     __asan_poison_memory_region(arena_next, whole);
     __asan_unpoison_memory_region(p, bytes);
     arena_next += whole;
@@ -124,7 +124,7 @@ static cudaError_t allocate_pinned(Call& call, void** p, size_t bytes) {
     pinned[(char*)*p] = bytes;
     return cudaSuccess;
 }
-// Takes p off the list, once all that was asked for before is done.
+// Removes p from the list, after all work issued before has been done.
 static cudaError_t forget(Call& call, Blocks& blocks, const void* p, const char* what, size_t* bytes) {
     if (call.error) return call.error;
     auto block = blocks.find((const char*)p);

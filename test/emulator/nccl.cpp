@@ -1,14 +1,14 @@
 /*
 nccl.cpp - a stand-in for the part of NCCL that llmc/cuda/comm_nccl.cuh uses, between processes of one machine: communicators,
 collectives, sends and receives in groups, as nccl.h describes them. It refuses what NCCL refuses or forbids: two ranks on one
-GPU, a communicator that is destroyed or not ready yet, buffers that are not the GPU's, end too early or overlap.
+GPU, a communicator that is destroyed or not ready yet, buffers that are not on the GPU, end too early or overlap.
 
-A communicator is a folder, and a message a file in it. An operation is a few works on its stream: one writes what this rank
-gives, and the next runs once all others have written theirs, whatever their processes do by then. Works run as late as all
-others do (streams.cpp), and those of a communicator one after another, as NCCL's kernels do.
+A communicator is a folder, and a message is a file in it. An operation is a few works on its stream: one writes this rank's
+data, and the next runs once all other ranks have written theirs, whatever their processes do meanwhile. Works run as late as
+possible (streams.cpp), and those of a communicator one after another, as NCCL's kernels do.
 
-Non-blocking communicators answer ncclInProgress now and then: whoever does not ask until they are ready is refused.
-Sums go round a ring, another beginning for each part, and are rounded at each rank: their bits are not those of rank order.
+Non-blocking communicators return ncclInProgress now and then; a caller that does not wait until they are ready is refused.
+Sums go round a ring, beginning at another rank for each part, and are rounded at each rank: their bits differ from rank order's.
 */
 #include "runtime.h"
 #include <algorithm>
@@ -32,7 +32,7 @@ Sums go round a ring, another beginning for each part, and are rounded at each r
 
 namespace files = std::filesystem;
 namespace {
-// What every rank must have said alike, and what it gives.
+// What must be the same on every rank, and what the rank contributes.
 struct Header { char kind[16]; uint64_t count; int32_t type, op, root; uint64_t place = 0; };
 struct Message { Header header; std::vector<char> bytes; };
 
@@ -44,15 +44,15 @@ struct ncclComm {
     bool blocking = false, joined = false, destroyed = false;
     ncclResult_t state = ncclInProgress;
     int polls = 0;                       // that ncclCommGetAsyncError still answers with ncclInProgress
-    uint64_t issued = 0, finished = 0;   // operations of this rank: a group of no messages is none
+    uint64_t issued = 0, finished = 0;   // operations of this rank; an empty group does not count
     uint64_t collectives = 0;            // of those, the same on all ranks
     std::map<std::pair<int, int>, uint64_t> messages; // from, to -> how many
-    int splits = 0, windows = 0;         // that were asked for
+    int splits = 0, windows = 0;         // numbers of calls so far
     struct { bool is_on = false; ncclWindow_t* result = nullptr; ncclWindow_vidmem* made = nullptr; int number = 0; } registering;
     struct { bool is_on = false; ncclComm* child = nullptr; int number = 0; } splitting; // child: NULL without a color
 };
 
-// Memory of this rank that the others know: [begin, begin + bytes) on a communicator.
+// Memory of this rank that other ranks can access: [begin, begin + bytes) on a communicator.
 struct ncclWindow_vidmem {
     ncclComm* comm;
     const char* begin;
@@ -74,9 +74,9 @@ struct Task {
 struct Group { int depth; std::vector<Task> tasks; };
 thread_local Group group;
 thread_local char last_error[256];
-std::set<ncclComm*> comms; // every one that was made; their memory stays, so that late uses are seen
-std::map<const char*, size_t> lent;   // by ncclMemAlloc: bytes
-std::set<ncclWindow_vidmem*> windows; // that are registered
+std::set<ncclComm*> comms; // all that were ever made; their memory stays, so that late uses are noticed
+std::map<const char*, size_t> lent;   // bytes of each allocation of ncclMemAlloc
+std::set<ncclWindow_vidmem*> windows; // the registered ones
 
 __attribute__((format(printf, 3, 4))) ncclResult_t refuse(ncclResult_t result, const char* call, const char* format, ...) {
     va_list arguments;
@@ -139,7 +139,7 @@ template <> double wide(__half x) { return __half2float(x); }
 template <class T> void combine(std::vector<Message>& from, uint64_t n, ncclRedOp_t op) { // into the first; n elements of each
     size_t N = from.size();
     for (uint64_t i = 0; i < n; i++) {
-        size_t first = (i * N / n + 1) % N; // who begins this part of the ring
+        size_t first = (i * N / n + 1) % N; // the rank that begins this part of the ring
         T sum = ((T*)from[first].bytes.data())[i];
         for (size_t k = 1; k < N; k++) {
             T x = ((T*)from[(first + k) % N].bytes.data())[i];
@@ -160,18 +160,18 @@ void combine_all(std::vector<Message>& from, uint64_t n, ncclDataType_t type, nc
 }
 
 // --- the ends of a communicator ---
-// When all have left, the last one to see it takes the folder away.
+// When all have left, the last rank to notice removes the folder.
 void leave(ncclComm* c) {
     if (!c->destroyed || c->finished < c->issued) return;
     write_message(name_of(c, "left", 0, c->rank), Header{}, nullptr, 0);
-    std::error_code nobody_cares; // two may see it at once
+    std::error_code nobody_cares; // two ranks may try at once
     if (all_there(c, "left", 0)) files::remove_all(c->folder, nobody_cares);
 }
 void join(ncclComm* c) {
     Header h = {"join", (uint64_t)c->ranks, c->device, 0, c->rank};
     write_message(name_of(c, "join", 0, c->rank), h, nullptr, 0);
 }
-// All have said their colors.
+// Call when all ranks have announced their colors.
 void split(ncclComm* c) {
     uint64_t number = (uint64_t)c->splitting.number;
     ncclComm* child = c->splitting.child;
@@ -185,12 +185,12 @@ void split(ncclComm* c) {
     }
     std::sort(members.begin(), members.end());
     child->folder = c->folder + "/part" + std::to_string(number) + "." + std::to_string(color);
-    mkdir(child->folder.c_str(), 0700); // or somebody else has
+    mkdir(child->folder.c_str(), 0700); // unless another rank has
     child->ranks = (int)members.size();
     for (int q = 0; q < child->ranks; q++) if (std::get<1>(members[(size_t)q]) == c->rank) child->rank = q;
     join(child);
 }
-// All have said how large their part of a window is.
+// Call when all ranks have announced the size of their part of a window.
 void make_window(ncclComm* c) {
     auto& r = c->registering;
     r.is_on = false;
@@ -204,13 +204,13 @@ void make_window(ncclComm* c) {
     windows.insert(r.made);
     *r.result = r.made;
 }
-// Where p lies in a window of c, from 1; 0: in none.
+// Returns 1 + p's offset in a window of c; 0: p is in none.
 uint64_t place_in_window(const ncclComm* c, const void* p) {
     for (ncclWindow_vidmem* w : windows)
         if (w->comm == c && p >= w->begin && p < w->begin + w->bytes) return 1 + (uint64_t)((const char*)p - w->begin);
     return 0;
 }
-// Goes on with what the communicator is about; its state says whether that is over.
+// Continues the communicator's pending operation; its state says whether that is finished.
 void progress(ncclComm* c) {
     if (!c->joined) {
         if (c->ranks == 0 || !all_there(c, "join", 0)) return; // no ranks: its parent has not been asked
@@ -247,7 +247,7 @@ ncclResult_t check_buffer(const Task& t, const char* what, const void* p, uint64
                       (unsigned long long)(elements * size_of(t.type)));
     return ncclSuccess;
 }
-// One side is the whole, of N parts; the other is one part, which may only lie apart or where it belongs.
+// One side is the whole, of N parts; the other is one part, which must be separate or at its place in the whole.
 ncclResult_t check_place(const Task& t, const char* whole, const char* part) {
     uint64_t bytes = t.count * size_of(t.type), rank = (uint64_t)t.comm->rank, ranks = (uint64_t)t.comm->ranks;
     if (part == whole + rank * bytes || part + bytes <= whole || part >= whole + ranks * bytes) return ncclSuccess;
@@ -270,7 +270,7 @@ Header header_of(const Task& t) {
     h.type = t.type;
     h.op = t.op;
     h.root = t.peer;
-    // what others write to, and what they read: of a gather the whole, of a reduction what is added
+    // what others write to, and what they read: a gather's whole, a reduction's inputs
     bool gathers = !strcmp(t.kind, "ncclAllGather") || !strcmp(t.kind, "ncclBroadcast");
     h.place = place_in_window(t.comm, gathers ? t.recv : t.send);
     return h;
@@ -291,7 +291,7 @@ void complete_collective(const Task& t, const Header& header, uint64_t number) {
         combine_all(all, t.count * (scatters ? N : 1), t.type, t.op);
         memcpy(t.recv, all[0].bytes.data() + (scatters ? (size_t)c->rank * bytes : 0), bytes);
     }
-    // whoever has come here has read what was before
+    // a rank that gets here has read everything before
     if (number > 0) unlink(name_of(c, "op", number - 1, c->rank).c_str());
     c->finished++;
     leave(c);
@@ -311,7 +311,7 @@ std::string message_name(const Task& t, uint64_t number) {
     std::string pair = std::to_string(sends ? t.comm->rank : t.peer) + "-" + std::to_string(sends ? t.peer : t.comm->rank) + "-";
     return name_of(t.comm, ("message" + pair).c_str(), number, 0);
 }
-// Sends and receives of a group move side by side; it is over when all have arrived, those sent as well.
+// Sends and receives of a group run concurrently; the group is finished when all have arrived, also those it sent.
 void launch_messages(ncclComm* c, const std::vector<Task>& tasks) {
     uint64_t number = c->issued++;
     typedef std::vector<std::pair<Task, std::string>> Messages; // and their files

@@ -1,5 +1,5 @@
-// report.cpp - messages: "cuda emulator: KERNEL, block, thread, FILE:LINE: what". Whatever finds a mistake, the engine, a
-// sanitizer or the processor, ends here. Always compiled without instrumentation.
+// report.cpp - messages: "cuda emulator: KERNEL, block, thread, FILE:LINE: what". Mistakes that the engine, a sanitizer or the
+// processor finds are all reported here. Always compiled without instrumentation.
 #include "engine.h"
 #include "runtime.h"
 #include <atomic>
@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 namespace emulator {
-// The first thread to report goes on to the end of the program; others stop here: one mistake, one message.
+// The first thread to report ends the program; others stop here: one mistake, one message.
 static void stop_others(void) {
     static std::atomic<bool> taken;
     static __thread bool mine;
@@ -36,7 +36,7 @@ void fail(const Thread* t, Site site, const char* format, ...) {
     print_message(t, place, what);
     _exit(1);
 }
-// The source line of an instruction: the innermost one outside the emulator, since that is inlined into kernels.
+// The source line of an instruction: the innermost one outside the emulator, because emulator code is inlined into kernels.
 // It may run in a signal handler, so addr2line is started without popen and nothing is allocated.
 Place source_place(const void* pc) {
     extern char start_of_program __asm__("__executable_start");
@@ -44,7 +44,7 @@ Place source_place(const void* pc) {
     Place place = {"(unknown line)"};
     char program[32], address[32], lines[4096];
     snprintf(program, sizeof program, "/proc/%d/exe", (int)getpid());
-    size_t offset = (size_t)((const char*)pc - 1 - &start_of_program); // a return address is one past its call
+    size_t offset = (size_t)((const char*)pc - 1 - &start_of_program); // a return address is just after its call
     snprintf(address, sizeof address, "0x%zx", offset);
     int ends[2];
     if (pipe(ends)) return place;
@@ -71,13 +71,13 @@ Place source_place(const void* pc) {
 }
 
 // --- signals: a fault in a kernel, in a stream's other work, or of host code that touched device memory becomes a message; any
-// other goes where it went before ---
+// other goes to the previous handler ---
 static struct sigaction before[NSIG];
-// The first line on the way here that is not a library's.
+// The innermost line of the backtrace that is not in a library.
 static Place calling_place(const char* pc) {
     void* frames[64];
     int count = backtrace(frames, 64), i = 0;
-    while (i < count && frames[i] != pc) i++; // before it: this handler's own
+    while (i < count && frames[i] != pc) i++; // skips this handler's own frames
     for (Place place; i < count; i++) {
         place = source_place((const char*)frames[i] + (frames[i] == pc));
         if (*place.text != '(') return place;
@@ -110,17 +110,17 @@ static void on_signal(int number, siginfo_t* info, void* context) {
 }
 static int catch_signals(void) {
     void* frame;
-    backtrace(&frame, 1); // its first call loads a library, which a signal handler had better not
+    backtrace(&frame, 1); // its first call loads a library, which a signal handler should not do
     struct sigaction action = {};
     action.sa_sigaction = on_signal;
-    action.sa_flags = SA_ONSTACK | SA_SIGINFO; // on a stack of its own (engine.cpp), for the fiber's may have overflowed
+    action.sa_flags = SA_ONSTACK | SA_SIGINFO; // on a separate stack (engine.cpp), because the fiber's may have overflowed
     for (int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigaction(s, &action, &before[s]);
     return 0;
 }
 static int signals_caught = catch_signals();
 } // namespace emulator
 
-// --- called by the sanitizers as they report: one line in our words beside theirs ---
+// --- called by the sanitizers when they report: adds one line of ours to theirs ---
 using namespace emulator;
 extern "C" {
 void __ubsan_get_current_report_data(const char** kind, const char** message, const char** file, unsigned* line,

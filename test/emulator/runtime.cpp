@@ -1,5 +1,5 @@
-// runtime.cpp - errors, devices, copies. The device is one that the emulator's limits describe; CUDA_EMULATOR_DEVICES and
-// CUDA_EMULATOR_DRIVER make it another machine's: no device, no driver, an older driver.
+// runtime.cpp - errors, devices, copies. The device has the emulator's limits; CUDA_EMULATOR_DEVICES and CUDA_EMULATOR_DRIVER
+// imitate other machines: no device, no driver, an older driver.
 #include "engine.h"
 #include "runtime.h"
 #include <cstdarg>
@@ -46,13 +46,13 @@ static int devices(void) {
     static const int count = (int)setting("CUDA_EMULATOR_DEVICES", 1);
     return count;
 }
-// A driver serves the toolkits of its own major version and of all before.
+// A driver supports the toolkits of its own major version and of all earlier ones.
 static cudaError_t machine_error(void) {
     if (driver_version() / 1000 < CUDART_VERSION / 1000) return cudaErrorInsufficientDriver;
     return devices() == 0 ? cudaErrorNoDevice : cudaSuccess;
 }
 Call::Call(const char* name) : name(name), error(cudaSuccess) {
-    if (self || running) { // somebody holds the lock for it; or it is a host function, from which CUDA may not be called
+    if (self || running) { // the lock is held for it; or it is a host function, which must not call CUDA
         fprintf(stderr, "cuda emulator: %s is called by %s, which a stream runs\n", name, self ? self->kernel : running);
         _exit(1);
     }
@@ -63,7 +63,7 @@ Call::Call(const char* name) : name(name), error(cudaSuccess) {
 
 // --- copies ---
 struct Side { const char* p; Block block; };
-// Whether CUDA may touch these bytes; of ordinary host memory it knows nothing.
+// Returns true if CUDA may touch these bytes. It knows nothing about ordinary host memory.
 static bool reaches(const Side& side, size_t bytes) {
     return side.block.where == Where::HOST || (size_t)(side.block.begin + side.block.bytes - side.p) >= bytes;
 }
@@ -92,8 +92,8 @@ static cudaError_t check_copy(Call& call, const Side& dst, const Side& src, size
     if (dst.p < src.p + bytes && src.p < dst.p + bytes) return call.fail(cudaErrorInvalidValue, "the two sides overlap");
     return cudaSuccess;
 }
-// Pinned memory is read or written when the stream gets there, until when a destination holds 0xff. Of ordinary memory the driver
-// takes a copy at once, or waits with the caller until it is written. `blocking`: cudaMemcpy, which waits for pinned memory, too.
+// Pinned memory is read or written when the stream gets there; until then a destination holds 0xff. An ordinary source is copied at
+// once; for an ordinary destination the caller waits. `blocking`: cudaMemcpy, which waits for pinned memory, too.
 static cudaError_t copy(Call& call, void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream,
                         bool blocking) {
     CUstream_st* s = stream_for_work(call, stream);
@@ -130,7 +130,7 @@ static cudaError_t fill(Call& call, void* p, int value, size_t bytes, cudaStream
 // --- the device ---
 static int attribute_of_device(cudaDeviceAttr attribute) { // -1: not known here
     switch (attribute) {
-        // The instructions of 9.0 with no more shared memory than 8.0 has: what fits here fits on both.
+        // The instructions of 9.0 with only the shared memory of 8.0: a kernel that fits here fits on both.
         case cudaDevAttrComputeCapabilityMajor: return 9;
         case cudaDevAttrComputeCapabilityMinor: return 0;
         case cudaDevAttrMultiProcessorCount: return 4;

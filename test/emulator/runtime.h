@@ -2,9 +2,9 @@
 runtime.h - the stand-in for the CUDA runtime, as its parts (memory.cpp, streams.cpp, runtime.cpp) and the stand-ins for
 libraries (cublaslt.cpp, ...) see it.
 
-Device memory is apart from the host's: it cannot be touched but by a stream's work. Work waits in its stream's queue until
-some host call waits for it, and runs then, in the thread that waits. A host function that is on a stream runs with neither
-the lock nor device memory open, for it may wait for other threads.
+Device memory is separate from the host's: only a stream's work can touch it. Work stays in its stream's queue until some host
+call waits for it, and runs then, in the waiting thread. While a host function on a stream runs, the lock is free and device
+memory is closed, because the function may wait for other threads.
 */
 #ifndef CUDA_EMULATOR_RUNTIME_H
 #define CUDA_EMULATOR_RUNTIME_H
@@ -19,7 +19,8 @@ uint64_t setting(const char* name, uint64_t otherwise); // a CUDA_EMULATOR_* var
 // --- for the stand-ins of libraries ---
 // Work for a stream: it may touch device memory, and must call neither this interface nor CUDA's. `name` must stay valid.
 cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()> work);
-// The same, for work that others have a part in: it may not run before `ready` says so. Asked now and then, likewise.
+// The same, for work that depends on other processes: it may not run before `ready` returns true. `ready` is called now and then;
+// it has the same rights as work.
 cudaError_t enqueue_when(cudaStream_t stream, const char* name, std::function<bool()> ready, std::function<void()> work);
 bool on_device(const void* p, size_t bytes); // whether these bytes lie in one live allocation of device memory
 // "cuda emulator: CALL: what": the reason that goes with an error code.
@@ -29,7 +30,7 @@ void explain(const char* call, const char* format, ...) __attribute__((format(pr
 struct Call {
     const char* name;                  // the function's own
     std::unique_lock<std::mutex> lock; // over everything in these files
-    cudaError_t error;                 // why nothing can be done: no driver, no device, an earlier fault; or cudaSuccess
+    cudaError_t error;                 // why the call cannot do anything: no driver, no device, an earlier fault; or cudaSuccess
     explicit Call(const char* name = __builtin_FUNCTION());
     cudaError_t fail(cudaError_t error, const char* format, ...) __attribute__((format(printf, 3, 4))); // explains it, too
 };
@@ -37,7 +38,7 @@ cudaError_t remember(cudaError_t error); // for cudaGetLastError; returns it
 extern thread_local const char* running; // the work that this thread runs, or NULL
 extern cudaError_t sticky_error;         // a kernel's fault, after which every call fails
 
-// --- memory.cpp: what there is, and who may touch it ---
+// --- memory.cpp: allocations, and when they may be touched ---
 enum class Where { HOST, PINNED, DEVICE };
 struct Block { Where where; const char* begin; size_t bytes; }; // HOST: unknown to CUDA, no begin or bytes
 Block find_block(const void* p);                                // one past its end is the block's, too
@@ -46,11 +47,12 @@ void open_memory(void);                                         // for a stream'
 void close_memory(void);
 
 // --- streams.cpp ---
-struct Position { CUstream_st* stream; uint64_t number; };      // number: works of the stream, counted since it was made
+struct Position { CUstream_st* stream; uint64_t number; };      // number: of a work, counted since its stream was made
 CUstream_st* find_stream(cudaStream_t handle);                  // NULL if it was never made, or destroyed
-CUstream_st* stream_for_work(Call& call, cudaStream_t handle);  // NULL, and call.error, if it can be asked for nothing
-bool captures(const CUstream_st* stream);                       // what it is asked becomes a graph and does not run
-// For what waits for a stream or allocates. Refused while that stream captures, or this thread any: then the capture is spoilt.
+CUstream_st* stream_for_work(Call& call, cudaStream_t handle);  // NULL, and call.error, if it takes no work
+bool captures(const CUstream_st* stream);                       // its work becomes a graph and does not run
+// For calls that wait for a stream or allocate. Refused while that stream captures, or this thread captures any stream, and the
+// capture is spoilt.
 cudaError_t refuse_in_capture(Call& call, const CUstream_st* waited_for = nullptr);
 Position push(CUstream_st* stream, const char* name, std::function<void()> work); // where its queue ends now
 cudaError_t wait_for(Call& call, Position until);

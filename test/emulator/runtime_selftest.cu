@@ -1,8 +1,8 @@
 /*
-runtime_selftest.cu - shows what the stand-ins for the CUDA runtime and for cuBLASLt see. As in selftest.cu each mistake has a
-twin without it, and the line that must be named, where a line can be, ends in "BUG" and its name.
+runtime_selftest.cu - shows which mistakes the stand-ins for the CUDA runtime and cuBLASLt find. As in selftest.cu each mistake
+has a correct twin; the line that a message must name, if there is one, ends in "BUG" and the mistake's name.
 
-  runtime_selftest good     the twins, and every error code; all must be as CUDA has it, under every seed
+  runtime_selftest good     the twins, and every error code; all must be as in CUDA, under every seed
   runtime_selftest NAME     one mistake: status 1 and a message, or a wrong number
 */
 #include <atomic>
@@ -18,7 +18,7 @@ twin without it, and the line that must be named, where a line can be, ends in "
 #endif
 
 constexpr int N = 1000;
-static cudaStream_t one, other; // which wait for nobody unless they are told to
+static cudaStream_t one, other; // which wait for other streams only if they are told to
 static float *x, *y;            // (N) on the device
 static float *in, *out;         // (N) pinned
 
@@ -68,7 +68,7 @@ template <bool bug> static void event_too_early() { // the wait is for a recordi
     expect("what came before the event", first_of(y, other), 9);
     ok(cudaEventDestroy(written));
 }
-template <bool bug> static void overwritten() { // `one` writes anew what `other` has not read yet: a matter of luck
+template <bool bug> static void overwritten() { // `one` overwrites what `other` may not have read yet: whether it shows is chance
     cudaEvent_t written, read;
     ok(cudaEventCreate(&written));
     ok(cudaEventCreate(&read));
@@ -129,7 +129,7 @@ static void check_ordinary_memory() { // is copied at once
     expect("a copy to ordinary memory", ordinary[N - 1], 7);
 }
 
-// --- graphs: what a stream was asked while it captured, in that order, whenever and only when the graph is launched ---
+// --- graphs: the work captured on a stream runs in that order, each time the graph is launched and only then ---
 static void begin(void) { ok(cudaStreamBeginCapture(one, cudaStreamCaptureModeThreadLocal)); }
 static cudaGraphExec_t end(void) {
     cudaGraph_t graph;
@@ -210,7 +210,7 @@ static void check_graphs() {
     expect("launches on two streams", first_of(x, one), 40);
 }
 
-// What spoils a capture is refused, and so is all that follows; there is no graph, and the stream is what it was.
+// A call that spoils a capture is refused, and so are all later ones; there is no graph, and the stream works as before.
 static void expect_spoilt(const char* what, cudaError_t should, std::function<cudaError_t()> call) {
     cudaGraph_t graph;
     set_all(x, 1);
@@ -257,10 +257,10 @@ static void check_captures() {
     expect_spoilt("another thread that waits for all", unsupported, [] {
         cudaError_t error;
         std::thread([&] { error = cudaDeviceSynchronize(); }).join();
-        return error ? cudaDeviceSynchronize() : error; // once more here, for cudaGetLastError is a thread's own
+        return error ? cudaDeviceSynchronize() : error; // once more here, because cudaGetLastError is per thread
     });
 
-    cudaGraph_t graph; // and what is allowed meanwhile
+    cudaGraph_t graph; // what is allowed during a capture
     begin();
     expect_error("beginning again", cudaStreamBeginCapture(one, cudaStreamCaptureModeThreadLocal), cudaErrorIllegalState);
     fill<<<1, N, 0, other>>>(y, 5);
@@ -290,7 +290,7 @@ static void check_captures() {
     ok(cudaEventDestroy(event));
 }
 
-// --- memory: the mistake ends the program, with the line of the host's code, or the launch's, or the kernel's ---
+// --- memory: the mistake ends the program, with the line of the host's code, of the launch, or of the kernel ---
 template <bool bug> static void host_reads() {
     ok(cudaMemset(x, 0, N * sizeof *x));
     float* p = bug ? x : out;
@@ -326,7 +326,7 @@ template <bool bug> static void call_from_callback() {
     ok(cudaStreamSynchronize(one));
 }
 
-// --- what calls answer ---
+// --- what calls return ---
 static void check_errors() {
     cudaStream_t stream;
     cudaEvent_t event, untimed;
@@ -384,7 +384,7 @@ static void check_errors() {
     expect("the memory of the device", (double)properties.totalGlobalMem, (double)total);
     expect_error("the second of one device", cudaSetDevice(1), cudaErrorInvalidDevice);
 }
-// A host function may wait for another thread, which may use CUDA meanwhile.
+// A host function may wait for another thread that uses CUDA.
 static void check_threads() {
     static std::atomic<bool> may_go;
     cudaEvent_t before;

@@ -1,6 +1,6 @@
 /*
-selftest.cu - shows that the emulator sees what it says it sees. Each kernel has one deliberate bug and a correct twin, the same
-code with `bug` false. The line that must be named ends in "BUG" and the kernel's name.
+selftest.cu - shows that the emulator finds what it claims to find. Each kernel has one deliberate bug and a correct twin, the
+same code with `bug` false. The line that must be named ends in "BUG" and the kernel's name.
 
   selftest good          all twins and all functions, results checked; must be clean in every build under every seed
   selftest NAME          the kernel NAME with its bug; must end with status 1 and a message
@@ -139,12 +139,12 @@ template <bool bug> __global__ void plain_add(float* out, const float* in) {
     if (bug) *out += in[blockIdx.x]; // BUG plain_add
     else atomicAdd(out, in[blockIdx.x]);
 }
-// Each block clears its part; with the block's stride forgotten, threads write one another's elements.
+// Each block clears its part; without the block's stride threads write one another's elements.
 template <bool bug> __global__ void stride_forgotten(float* out, const float* in) {
     for (int i = threadIdx.x; i < N; i += bug ? 1 : blockDim.x)
         out[i] = in[i]; // BUG stride_forgotten
 }
-// The last block to finish sums what all have written.
+// The last block to finish adds up what all blocks have written.
 template <bool bug> __global__ void missing_fence(float* out, const float* in, unsigned* counter) {
     __shared__ bool last;
     out[blockIdx.x] = in[blockIdx.x];
@@ -223,7 +223,7 @@ __global__ void arithmetic() {
     expect(__float2int_rn(2.5f) == 2 && __saturatef(-1.0f) == 0.0f && rsqrtf(4.0f) == 0.5f);
     expect(__umulhi(1u << 31, 6u) == 3u && __fmaf_rn(2.0f, 3.0f, 1.0f) == 7.0f);
 }
-// A block may end while copies that nobody needs are on their way.
+// A block may end while copies that no thread needs are in flight.
 __global__ void unneeded_copies(const float* in) {
     __shared__ __align__(16) float rows[3][THREADS];
     for (int i = 0; i < 30; i++) __pipeline_memcpy_async(&rows[i % 3][4 * threadIdx.x], &in[4 * threadIdx.x], 16);

@@ -1,11 +1,11 @@
 /*
 streams.cpp - streams, events, launches and host functions. Work runs as late as CUDA allows: only when a host call waits, and
-then only what that wait needs, which is what came before on the stream and, where the stream waits for an event, what came
-before the event on the other. Among streams that could go on, CUDA_EMULATOR_SEED chooses. So where a wait is missing, the other
-stream's work has not run yet, or runs in another order under another seed.
+then only what that wait needs: earlier work on the stream and, if the stream waits for an event, earlier work on the event's
+stream. CUDA_EMULATOR_SEED chooses among streams that could continue. So if a wait is missing, the other stream's work has not run
+yet, or runs in another order under another seed.
 
-While a stream captures, what it is asked is kept in order and does not run: it becomes a graph, and each launch of the graph asks
-a stream for all of it.
+While a stream captures, its work is kept in order and does not run: it becomes a graph, and each launch of the graph issues all
+of it to a stream.
 
 Read in this order: push, wait_for, run_one.
 */
@@ -22,13 +22,13 @@ Read in this order: push, wait_for, run_one.
 #include <vector>
 
 namespace emulator {
-// One cudaEventRecord: it is done when the stream comes to it.
+// One cudaEventRecord: it is done when the stream gets to it.
 struct Recording { Position at; bool done; double ms; };
 struct Work {
     const char* name;
     std::function<void()> run;           // may be empty
-    std::shared_ptr<Recording> waits_for; // it cannot start before, or NULL
-    std::shared_ptr<Recording> records;   // done with it, or NULL
+    std::shared_ptr<Recording> waits_for; // the work cannot start before this is done; or NULL
+    std::shared_ptr<Recording> records;   // done when the work is, or NULL
     bool on_host;                        // a host function
     std::function<bool()> ready = nullptr; // it cannot start before this is true; may be empty
 };
@@ -45,9 +45,9 @@ struct CUstream_st {
     bool blocking;             // it and the stream NULL wait for one another
     bool busy;                 // its host function runs now, in some thread
     bool destroyed;
-    cudaGraph_t capture = nullptr; // what it has been asked since cudaStreamBeginCapture, owned; NULL: it does not capture
-    bool spoilt = false;           // by a mistake, for which there will be no graph
-    std::thread::id capturing = {}; // who began it
+    cudaGraph_t capture = nullptr; // its work since cudaStreamBeginCapture, owned; NULL: it does not capture
+    bool spoilt = false;           // by a mistake; then there will be no graph
+    std::thread::id capturing = {}; // the thread that began it
 };
 struct CUevent_st {
     std::shared_ptr<Recording> latest; // NULL until it is recorded
@@ -81,8 +81,8 @@ static cudaError_t spoil(Call& call, CUstream_st* s, cudaError_t error, const ch
     s->spoilt = true;
     return call.fail(error, "the stream captures: %s", why);
 }
-// Nothing that is captured will ever be done, so it cannot be waited for; and what else the thread waits for or allocates would be
-// done once, now, and not by the graph.
+// Captured work does not run, so it cannot be waited for; other waits or allocations of the thread would happen once, now, and not
+// in the graph.
 cudaError_t refuse_in_capture(Call& call, const CUstream_st* waited_for) {
     for (auto& s : streams)
         if (s->capture && (s.get() == waited_for || s->capturing == std::this_thread::get_id()))
@@ -97,7 +97,7 @@ CUstream_st* stream_for_work(Call& call, cudaStream_t handle) {
     return call.error ? nullptr : s;
 }
 
-// --- asking for work ---
+// --- issuing work ---
 static Position append(CUstream_st* s, Work work) {
     if (s->capture) {
         s->capture->works.push_back(std::move(work));
@@ -114,7 +114,7 @@ static std::shared_ptr<Recording> record(CUstream_st* s) {
 static void wait_on_stream(CUstream_st* s, std::shared_ptr<Recording> recording) {
     append(s, Work{"waiting for an event", nullptr, std::move(recording), nullptr, false});
 }
-// The legacy default stream and the blocking ones: each work of either waits for all that the other was asked before.
+// The legacy default stream and the blocking ones: each work of either waits for all work issued before to the other.
 static void wait_for_legacy(CUstream_st* s) {
     CUstream_st* legacy = all_streams()[0].get();
     if (s == legacy) {
@@ -150,7 +150,7 @@ static bool plays_fault(const Configuration& c) {
 void enqueue_kernel(const Configuration& c, cudaStream_t stream, const void* kernel, std::function<void()> work) {
     check_configuration(c, kernel);
     if (plays_fault(c)) work = [] { sticky_error = cudaErrorIllegalAddress; };
-    enqueue(stream, c.kernel, std::move(work)); // what it returns, cudaGetLastError will say
+    enqueue(stream, c.kernel, std::move(work)); // cudaGetLastError will return its result
 }
 void check_argument(const Configuration& c, int number, const void* p) {
     if (self) fail(self, c.site, "a launch of %s from device code", c.kernel);
@@ -161,7 +161,7 @@ void check_argument(const Configuration& c, int number, const void* p) {
     fail(nullptr, c.site, "launch of %s: argument %d, %p, is %s", c.kernel, number + 1, p, *what ? what : "ordinary host memory");
 }
 
-// --- doing it ---
+// --- running work ---
 static uint64_t next_random(void) { // splitmix64
     static uint64_t state = setting("CUDA_EMULATOR_SEED", 1) << 32;
     uint64_t z = state += 0x9e3779b97f4a7c15;
@@ -169,8 +169,8 @@ static uint64_t next_random(void) { // splitmix64
     z = (z ^ z >> 27) * 0x94d049bb133111eb;
     return z ^ z >> 31;
 }
-// What events are timed by: each work takes some time, which the seed decides. Whoever chooses by measured times chooses the
-// same way again under the same seed, and perhaps another under another.
+// The clock for timing events: each work takes some time, which the seed decides. A program that chooses by measured times makes
+// the same choice again under the same seed, and perhaps another under another seed.
 static double clock_ms;
 static void run_host_function(Call& call, CUstream_st* s, Work& work) {
     close_memory();
@@ -208,13 +208,13 @@ static bool can_go_on(const CUstream_st* s) {
     const Work& next = s->queue.front();
     return !s->busy && !(next.waits_for && !next.waits_for->done) && !(next.ready && !next.ready());
 }
-// All works that are needed wait: for a host function in another thread, or for another process.
+// Call when all needed works are waiting for a host function in another thread, or for another process.
 static void wait_for_others(Call& call) {
     close_memory();
     host_function_ended.wait_for(call.lock, std::chrono::microseconds(100));
 }
-// Runs at most `most` works of those needed, and waits for others only if all must be run. Streams take turns of random length,
-// short and long ones alike.
+// Runs at most `most` of the needed works, and waits for other threads or processes only if all must run. Streams take turns of
+// random length, short and long ones alike.
 static cudaError_t run_needed(Call& call, const Needed& needed, uint64_t most) {
     const bool waits = most == ALL;
     while (most && !sticky_error) {
@@ -248,7 +248,7 @@ cudaError_t wait_for_all(Call& call) {
     for (auto& s : all_streams()) need(needed, {s.get(), s->issued});
     return run_needed(call, needed, ALL);
 }
-// Whether it is done. Whoever keeps asking gets there: each call runs a few works, at most half of them.
+// Returns true if it is done. Polling makes progress: each call runs a few works, at most half of them.
 static cudaError_t query(Call& call, Position until) {
     Needed needed;
     need(needed, until);
@@ -294,7 +294,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
     Call call;
     return make_stream(call, stream, flags);
 }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { // what it was asked is still done
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { // its work still runs
     Call call;
     if (call.error) return call.error;
     if (!stream || !find_stream(stream)) return no_stream(call, stream);
@@ -329,7 +329,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     if (!s) return call.error;
     if (!events.count(event)) return no_event(call, event);
     if (s->capture) return spoil(call, s, cudaErrorStreamCaptureIsolation, "what the event stands for is no part of the graph");
-    if (event->latest) wait_on_stream(s, event->latest); // an event that was never recorded is no obstacle
+    if (event->latest) wait_on_stream(s, event->latest); // an event that was never recorded needs no wait
     return cudaSuccess;
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
@@ -426,7 +426,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
     *executable = *executables.insert(new CUgraphExec_st{graph->works, nullptr}).first;
     return cudaSuccess;
 }
-// A graph is not run twice at the same time: a launch on another stream waits for the one before.
+// A graph does not run twice at the same time: a launch on another stream waits for the one before.
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
     Call call;
     CUstream_st* s = stream_for_work(call, stream);
@@ -439,14 +439,14 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
     executable->latest = record(s);
     return cudaSuccess;
 }
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) { // what was made of it stays
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) { // executable graphs made from it stay
     Call call;
     if (call.error) return call.error;
     if (!graphs.erase(graph)) return no_graph(call, graph);
     delete graph;
     return cudaSuccess;
 }
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { // what was launched is still done
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { // its launches still run
     Call call;
     if (call.error) return call.error;
     if (!executables.erase(executable)) return no_graph(call, executable);

@@ -100,7 +100,7 @@ static void combine_mma(Fiber* const* lanes) {
         float* d = ((const MmaRecord*)lanes[lane]->record)->d;
         for (int i = 0; i < 4; i++) {
             int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-            double sum = d[i]; // the order and rounding of the GPU's sum are not documented; this is the exact one, rounded once
+            double sum = d[i]; // the order and rounding of the GPU's sum are not documented; this sum is exact and rounded once
             for (int k = 0; k < 16; k++) sum += (double)a[row][k] * b[k][column];
             d[i] = (float)sum;
         }

@@ -3,9 +3,9 @@
 
     python3 test/reference/ddp_reference.py     # writes ddp/ beside this script, and checks what it writes
 
-On 1, 2, 3 and 4 ranks (gloo, CPU, fp32), a step in one micro-batch per rank and in two. Each run starts from initial/ and
-tokens.bin, which make_reference.py wrote. It is done twice: in one go, and resumed from its own checkpoint in new
-processes. All runs must lie within the tests' bound of the single run in fp64, of each other, and of themselves resumed.
+On 1, 2, 3 and 4 ranks (gloo, CPU, fp32), with one and with two micro-batches per rank and step. Each run starts from initial/
+and tokens.bin, which make_reference.py wrote, and is done twice: without a break, and resumed from its own checkpoint in new
+processes. Each run must agree, within the tests' bound, with the single run in fp64, with each other and with itself resumed.
 """
 import contextlib
 import json
@@ -47,12 +47,12 @@ JOBS = [Job(ranks, accumulation) for ranks in (1, 2, 3, 4) for accumulation in (
 # ---------------------------------------------------------------------------- what one rank does
 
 def rows_of_rank(order, job, rank):
-    """(steps, accumulation, B): of a step, micro-batch m on rank r has rows (m*ranks + r)*B to (m*ranks + r + 1)*B - 1."""
+    """(steps, accumulation, B): micro-batch m on rank r has a step's rows (m*ranks + r)*B to (m*ranks + r + 1)*B - 1."""
     return order.reshape(len(order), job.accumulation, job.ranks, -1)[:, :, rank]
 
 
 def train_ddp(model, optimizer, tokens, rows, first_step):
-    """rows (steps, accumulation, B) are this rank's sequences. Yields a line of metrics a step, the same on every rank."""
+    """rows (steps, accumulation, B) are this rank's sequences. Yields a line of metrics per step, the same on every rank."""
     ddp = DistributedDataParallel(model)
     for step in range(first_step, len(rows)):
         optimizer.zero_grad()
@@ -64,7 +64,7 @@ def train_ddp(model, optimizer, tokens, rows, first_step):
                 part = ddp(*batch_of(tokens, sequences)) / len(rows[step])
                 part.backward()
             loss += part.detach()
-        dist.all_reduce(loss)  # of this rank's tokens until here; gradients are means over ranks already, by DDP
+        dist.all_reduce(loss)  # the loss was of this rank's tokens only; DDP has already averaged the gradients over ranks
         yield finish_step(model, optimizer, step, loss / dist.get_world_size())
 
 
@@ -76,7 +76,7 @@ def require_equal_on_all_ranks(model):
 
 
 def run_rank(rank, job, folder, resume):
-    """Trains; rank 0 writes metrics.jsonl and weights.safetensors into the folder, and half-way checkpoint.pt."""
+    """Trains; rank 0 writes metrics.jsonl and weights.safetensors into the folder, and checkpoint.pt halfway."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous_{resume}", rank=rank, world_size=job.ranks)
     tokens = read_tokens(os.path.join(HERE, "tokens.bin"))
@@ -107,7 +107,7 @@ def run_rank(rank, job, folder, resume):
     os._exit(0)  # gloo's own shutdown aborts now and then in PyTorch 2.13, with all results written
 
 
-# ---------------------------------------------------------------------------- all runs, and how near they are to each other
+# ---------------------------------------------------------------------------- all runs, and how much they differ
 
 @dataclass
 class Result:
@@ -124,7 +124,7 @@ def run(job, folder, resume):
 
 
 def run_and_resume(job):
-    """The run, and its second half once more from the checkpoint: not always the same bits, README.md says why."""
+    """The run, and its second half again from the checkpoint. The bits are not always the same; README.md says why."""
     with tempfile.TemporaryDirectory() as folder:
         whole, resumed = run(job, folder, resume=False), run(job, folder, resume=True)
     assert len(whole.steps) == RUN["steps"] and len(resumed.steps) == RUN["steps"] - SAVED_STEP

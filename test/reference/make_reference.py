@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes the numbers under test/reference/ that our programs are compared with, all of them, from PyTorch.
+"""Makes all the numbers under test/reference/ that our programs are compared with, by PyTorch.
 
     python3 test/reference/make_reference.py            # writes the files beside this script
 
-README.md beside it says which versions made the stored ones, and what each file holds. Nothing here calls our code:
-where both sides must agree on something that is not PyTorch's (file formats, the order of the data, the learning-rate
-schedule), it is written a second time, from the description in llmc/.
+README.md beside it says which versions made the stored ones, and what each file contains. Nothing here calls our code:
+things that both sides must agree on and that are not PyTorch's (file formats, the order of the data, the learning-rate
+schedule) are written a second time, from the description in llmc/.
 """
 import json
 import math
@@ -38,7 +38,7 @@ def write_safetensors(path, tensors, metadata=None):
 
 
 def read_safetensors(path):
-    """What write_safetensors wrote: name -> array."""
+    """Reads what write_safetensors wrote: name -> array."""
     with open(path, "rb") as f:
         header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
         data = f.read()
@@ -211,7 +211,7 @@ def philox(key, high, low):
 
 
 def random_permute(seed, stream, i, n):
-    """Where i goes in a permutation of [0,n): a Feistel network of eight rounds, walked until it lands inside."""
+    """Where i goes in a permutation of [0,n): a Feistel network of eight rounds, repeated until the result is in [0,n)."""
     if n < 2:
         return 0
     half = 1
@@ -228,7 +228,7 @@ def random_permute(seed, stream, i, n):
 
 
 # ---------------------------------------------------------------------------- a training run: llmc/gpt2.h in plain PyTorch
-# The command that repeats it with our program stands in test/reference_run.t.
+# test/reference_run.t has the command that repeats it with our program.
 
 RUN = dict(layers=2, heads=4, channels=32, vocab=257, seq_len=32, batch=16, steps=20, lr=3e-3, warmup=5, final_lr_fraction=0.1,
            weight_decay=0.1, betas=(0.9, 0.95), eps=1e-5, grad_clip=1.3, seed=42)
@@ -251,7 +251,7 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """Its parameters bear the names that our checkpoints use, but for the ".weight" of the two embeddings."""
+    """Its parameters have the names that our checkpoints use, except the ".weight" of the two embeddings."""
 
     def __init__(self, L, NH, C, V, T):
         super().__init__()
@@ -274,7 +274,7 @@ def new_model():
 
 def initial_model(dtype):
     """The same weights for every dtype: drawn in fp32. Wider than GPT-2's 0.02, so that attention is far from uniform
-    and every gradient counts; no bias is 0 and no layernorm weight is 1, so that each takes part from the first step."""
+    and every gradient matters; no bias is 0 and no layernorm weight is 1, so that each takes part from the first step."""
     model = new_model()
     g = torch.Generator().manual_seed(RUN["seed"])
     with torch.no_grad():
@@ -284,7 +284,7 @@ def initial_model(dtype):
 
 
 def our_tensors(model):
-    """The parameters by our names, in the order of llmc/gpt2.h: a unit's 1-D tensors come before its 2-D ones."""
+    """The parameters under our names, in the order of llmc/gpt2.h: a unit's 1-D tensors come before its 2-D ones."""
     named = {name: p.detach().float().numpy() for name, p in model.named_parameters()}
     tensors = {"ln_f.weight": named["ln_f.weight"], "ln_f.bias": named["ln_f.bias"], "wpe": named["wpe.weight"], "wte": named["wte.weight"]}
     for block in range(RUN["layers"]):
@@ -302,7 +302,7 @@ def load_our_tensors(model, tensors):
 
 
 def make_text():
-    """Text with something to learn in it: sentences from a small vocabulary, as UTF-8 bytes."""
+    """Text from which a model can learn: sentences from a small vocabulary, as UTF-8 bytes."""
     g = torch.Generator().manual_seed(RUN["seed"] + 1)
     words = "a fine day the small cat dog ran sat to on under tree house over and then again slowly café naïve".split()
     text = ""
@@ -313,7 +313,7 @@ def make_text():
 
 
 def learning_rate(step):
-    """Linear warm-up, then half a cosine that reaches its lowest at the last step (llmc/schedule.h)."""
+    """Linear warm-up, then half a cosine that reaches its minimum at the last step (llmc/schedule.h)."""
     r = RUN
     if step < r["warmup"]:
         return r["lr"] * (step + 1) / r["warmup"]
@@ -323,8 +323,8 @@ def learning_rate(step):
 
 
 def sequence_order(num_tokens, batch=RUN["batch"]):
-    """Which sequence stands at each place of the run: (steps, batch). An epoch is a permutation of its own; what does
-    not fill a batch at its end is left out (llmc/dataloader.h). Also how many sequences and batches an epoch has."""
+    """The sequence at each place of the run: (steps, batch). Each epoch has its own permutation; sequences at its end
+    that do not fill a batch are left out (llmc/dataloader.h). Also returns how many sequences and batches an epoch has."""
     r = RUN
     sequences = (num_tokens - 1) // r["seq_len"]
     batches = sequences // batch
@@ -353,7 +353,7 @@ def make_optimizer(model):
 
 
 def finish_step(model, optimizer, step, loss):
-    """What follows the backward pass. Returns the step's line of metrics, as our metrics.jsonl has it."""
+    """Everything after the backward pass. Returns the step's line of metrics, as our metrics.jsonl has it."""
     grad_norm = nn.utils.clip_grad_norm_(model.parameters(), RUN["grad_clip"])
     lr = learning_rate(step)
     for group in optimizer.param_groups:
@@ -363,7 +363,7 @@ def finish_step(model, optimizer, step, loss):
 
 
 def train(model, tokens, order):
-    """The loop that anyone would write. Yields a line of metrics a step."""
+    """The usual training loop. Yields a line of metrics per step."""
     optimizer = make_optimizer(model)
     for step, sequences in enumerate(order):
         optimizer.zero_grad()
