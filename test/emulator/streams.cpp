@@ -81,7 +81,7 @@ static cudaError_t spoil(Call& call, CUstream_st* s, cudaError_t error, const ch
     s->spoilt = true;
     return call.fail(error, "the stream captures: %s", why);
 }
-// Captured work does not run, so it cannot be waited for; other waits or allocations of the thread would happen once, now, and not
+// Captured work does not run, so it cannot be waited for; the thread's other waits or allocations would happen once, now, and not
 // in the graph.
 cudaError_t refuse_in_capture(Call& call, const CUstream_st* waited_for) {
     for (auto& s : streams)
