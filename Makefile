@@ -1,6 +1,6 @@
 # make                      the training programs of every stage, and the default data
 # make train_gpt2_single    one of them; then ./train_gpt2_single
-# make demo | test | cuda-tests | check-stages | bench | doctor | fuzz | mutations | test-interop | clean
+# make demo | test | test-all | cuda-tests | check-stages | bench | doctor | fuzz | mutations | test-interop | clean
 #
 # DEVICE=cpu|cuda|emulated  where it runs; default: cuda where nvcc and a GPU are there, else cpu. emulated: the GPU's program
 #                           without a GPU (test/emulator/)
@@ -9,6 +9,11 @@
 #                           after every kernel, so that one that fails is named
 # USE_CUDNN=0               a GPU's program without cuDNN: attention by our own kernels
 # USE_NCCL=0                likewise without NCCL: ranks talk by MPI, through host memory
+
+# As many compilers at a time as there are cores, unless -j says otherwise; each takes up to half a gigabyte.
+ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
+MAKEFLAGS += -j$(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); echo $$((n < 8 ? n : 8)))
+endif
 
 # --- what to build, and where: each combination has a folder of its own, so switching rebuilds nothing ---
 GPU := $(shell command -v nvcc >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo yes)
@@ -233,17 +238,30 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 	sh test/fuzz.sh $(or $(FUZZ_SECONDS),60)
 
 # Everything that the tests run, in one build.
-test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/test/compare_run $(BUILD)/comm_bench cpu-variants
+test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/test/compare_run $(BUILD)/comm_bench
 PRECISION_TESTS := train_gpt2_single test/test_layers test/test_reference_layers
 RANKS_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp
+# Every test of the CPU programs once, some minutes. (test/run.sh says what is in which tier.)
 test: test-programs
+	sh test/run.sh quick
+# All there is: further ranks and shapes, sanitizers, thread races, emulated kernels, mutations, fuzzing, Hugging Face's libraries.
+test-all: test-programs test-all-programs
 	sh test/run.sh
-# Compiling alone can be done side by side: make -j test-programs, then make test. (+: these are makes, and share -j.)
+	sh test/interop/run.sh
+# What test-all adds to test, where test has run before.
+test-rest: test-all-programs
+	sh test/run.sh rest
+	sh test/interop/run.sh
+# (+: these are makes, and share -j.)
 test-programs: data/train.bin
-	+$(CPU_MAKE) test-build $(TSAN_TESTS) build/bench_layers $(if $(shell command -v clang),$(FUZZERS:%=build/fuzz/%))
-	+$(CPU_MAKE) DEBUG=1 test-build
+	+$(CPU_MAKE) test-build
 	+$(CPU_MAKE) PRECISION=bf16 $(PRECISION_TESTS:%=build/bf16/%) $(RANKS_TESTS:%=build/bf16/%)
-	+$(CPU_MAKE) PRECISION=fp16 $(PRECISION_TESTS:%=build/fp16/%) $(RANKS_TESTS:%=build/fp16/%)
+	+$(CPU_MAKE) PRECISION=fp16 $(PRECISION_TESTS:%=build/fp16/%)
+	+$(CPU_MAKE) DEBUG=1 $(STAGES:%=build/debug/%)
+test-all-programs: test-programs
+	+$(CPU_MAKE) cpu-variants $(TSAN_TESTS) build/bench_layers $(if $(shell command -v clang),$(FUZZERS:%=build/fuzz/%))
+	+$(CPU_MAKE) DEBUG=1 test-build cpu-variants
+	+$(CPU_MAKE) PRECISION=fp16 $(RANKS_TESTS:%=build/fp16/%)
 	+$(CPU_MAKE) PRECISION=bf16 DEBUG=1 $(PRECISION_TESTS:%=build/bf16-debug/%) $(RANKS_TESTS:%=build/bf16-debug/%)
 	+$(CPU_MAKE) PRECISION=fp16 DEBUG=1 $(PRECISION_TESTS:%=build/fp16-debug/%)
 	$(if $(GPU),$(foreach p,fp32 bf16 fp16,$(MAKE) --no-print-directory DEVICE=cuda PRECISION=$p DEBUG= cuda-tests &&) true)
@@ -261,7 +279,7 @@ clean:
 	rm -rf build $(STAGES)
 clean-data:
 	rm -rf data
-.PHONY: all find-libraries find-mpi find-nccl programs tools demo doctor bench variants run-variants cpu-variants run-cpu-variants fuzz test test-programs test-build cuda-tests mutations test-interop clean clean-data $(STAGES)
+.PHONY: all find-libraries find-mpi find-nccl programs tools demo doctor bench variants run-variants cpu-variants run-cpu-variants fuzz test test-all test-rest test-programs test-all-programs test-build cuda-tests mutations test-interop clean clean-data $(STAGES)
 .DELETE_ON_ERROR:
 .SUFFIXES:
 -include $(wildcard $(BUILD)/*.d $(BUILD)/test/*.d $(BUILD)/variants/*.d $(BUILD)/cpu_variants/*.d build/tsan/test/*.d build/fuzz/*.d)

@@ -215,10 +215,12 @@ in_16_bits bf16 << END
 END
 if [ "$BUILD" = build ]; then
     # the first scales are too large for gradients in fp16, so all skip steps
+    for_tier rest
     in_16_bits fp16 --loss-scale 8388608 --max-bad-steps 20 << END
 3 layer full backward-pre no 2 yes none strict
 1 block full none no 2 no block plain
 END
+    for_tier quick
 fi
 
 # ---- between steps: validation and samples also gather, in another order than training ----

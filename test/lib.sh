@@ -12,12 +12,19 @@ work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 tests=0
 
+# Checks belong to a tier. `make test` runs the quick tier; `make test-all` runs the rest as well. TIER is unset where a test is run
+# by hand, and then it makes every check. A test without for_tier is of the quick tier, unless test/run.sh says otherwise.
+tier=quick
+# for_tier quick|rest|both: the tier of the checks from here on; both: what checks of both tiers need.
+for_tier() { tier=$1; }
+in_tier() { [ -z "${TIER-}" ] || [ $tier = both ] || [ $tier = "$TIER" ]; }
+
 # check NAME COMMAND...: one TAP line; what the command printed follows as diagnostics if it failed.
 # TEST_ONLY=PATTERN leaves out those without it in their name (test/exercises does).
 check() {
     local name=$1
     shift
-    [[ $name =~ ${TEST_ONLY-} ]] || return 0
+    [[ $name =~ ${TEST_ONLY-} ]] && in_tier || return 0
     tests=$((tests + 1))
     if "$@" > "$work/check.log" 2>&1; then
         echo "ok $tests - $name"
@@ -123,12 +130,15 @@ memory_limit_holds() {
 . dev/on_ranks.sh
 ranks_launcher 4
 export MPIRUN=$launcher
-# on_ranks N COMMAND...: N processes with one thread each.
+# On one machine Open MPI ends up with ob1 anyway; looking for other networks first takes a third of a small run's time.
+export OMPI_MCA_pml=ob1
+# on_ranks N COMMAND...: N processes with one thread each. LEAKS=1 also looks for memory that they leak, in sanitized programs. That
+# takes four times as long, because test/mpi_leaks.txt must see MPI in whole stacks: test/sanitized.t does it for every stage.
 on_ranks() {
-    local ranks=$1
+    local ranks=$1 sanitizer=detect_leaks=0
     shift
-    # whole stacks, for test/mpi_leaks.txt to see MPI in them
-    ASAN_OPTIONS="${ASAN_OPTIONS:-}${ASAN_OPTIONS:+:}fast_unwind_on_malloc=0" \
+    [ -z "${LEAKS-}" ] || sanitizer=detect_leaks=1:fast_unwind_on_malloc=0
+    ASAN_OPTIONS="${ASAN_OPTIONS:-}${ASAN_OPTIONS:+:}$sanitizer" \
         LSAN_OPTIONS=suppressions=test/mpi_leaks.txt:print_suppressions=0 \
         OMP_NUM_THREADS=1 $MPIRUN -np "$ranks" "$@"
 }

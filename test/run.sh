@@ -1,43 +1,78 @@
 #!/bin/sh
-# Runs every test that `make test` has built, under prove. Arguments go to prove (-v shows each check).
-# C tests run in every build that has them, shell tests on the plain and on the sanitized programs.
+# run.sh [quick|rest] [OPTION OF PROVE...] - runs the tests that make test-programs (quick) or make test-all-programs (rest) built.
+#
+# quick   what `make test` runs: C tests in the plain build in three precisions, the shell tests of the CPU programs, a sanitized run
+#         of each stage, and each kernel of llmc/cuda/ once under the emulator
+# rest    what `make test-all` adds: all tests with sanitizers, threads under ThreadSanitizer, the emulator's tests, tests of
+#         dev/'s benchmarks, mutations and exercises, fuzzing, and further numbers of ranks and shapes in the shell tests
+# Without a tier it runs both. JOBS=N runs N tests at a time (2).
 set -eu
 cd "$(dirname "$0")/.."
-command -v prove >/dev/null || { echo "prove is missing (package perl): sh dev/setup.sh installs it" >&2; exit 1; }
+command -v prove >/dev/null || { echo "error: prove is missing (package perl); sh dev/setup.sh installs it" >&2; exit 1; }
+tiers="quick rest"
+case ${1-} in quick|rest) tiers=$1; shift ;; esac
+
+# Shell tests that `make test` leaves out: they test kernels that need an emulator, or tools that no training run needs.
+only_rest="bench bench_gpu cpu_variants cublaslt_descriptors cuda_attention cuda_build cuda_kernels cudnn_plans emulated_ddp
+    emulated_fsdp emulated_run emulated_zero emulator emulator_runtime exercises fuzz gpu_check mutations roofline variants"
+is_only_rest() { case " $(echo $only_rest) " in *" $1 "*) ;; *) return 1 ;; esac; }
 
 wrappers=build/t
 rm -rf "$wrappers"
 mkdir -p "$wrappers"
-for build in build build/debug; do
+# wrap NAME COMMAND: a test for prove
+wrap() { printf '#!/bin/sh\n%s\n' "$2" >"$wrappers/$1"; chmod +x "$wrappers/$1"; }
+c_tests() { find "$@" -path '*/test/test_*' -type f -perm -u+x 2>/dev/null; }
+plain="build/test build/bf16/test build/fp16/test"
+sanitized="build/debug/test build/bf16-debug/test build/fp16-debug/test"
+if nvidia-smi -L >/dev/null 2>&1; then plain="$plain build/cuda/test build/cuda-bf16/test build/cuda-fp16/test"; fi
+
+tests=
+for tier in $tiers; do
     for script in test/*.t; do
-        [ $build = build ] || grep -q BUILD "$script" || continue # it tests no program of ours
-        wrapper="$wrappers/$(echo "$build" | tr / -)-$(basename "$script")"
-        printf '#!/bin/sh\nBUILD=%s exec bash %s\n' "$build" "$script" > "$wrapper"
-        chmod +x "$wrapper"
+        name=$(basename "$script" .t)
+        run="TIER=$tier exec bash $script"
+        if [ $tier = quick ]; then
+            is_only_rest "$name" || wrap "quick-$name.t" "BUILD=build $run"
+            continue
+        fi
+        # In the plain build only what the quick tier left out; in the sanitized build all, if it tests a program of ours.
+        if is_only_rest "$name" || grep -q '^ *for_tier rest\|; for_tier rest\|) for_tier rest' "$script"; then wrap "rest-$name.t" "BUILD=build $run"; fi
+        if grep -q BUILD "$script" && [ "$name" != sanitized ]; then wrap "debug-$name.t" "BUILD=build/debug exec bash $script"; fi
+    done
+    if [ $tier = quick ]; then tests="$tests $(c_tests $plain)"; continue; fi
+    tests="$tests $(c_tests $sanitized)"
+    # ThreadSanitizer does not see how OpenMP's own threads wait for one another, so there is one; our threads are to be looked at.
+    # Before a process ends it waits for races with threads that still run: longer than a heartbeat, less than the default second.
+    for program in build/tsan/test/test_*; do
+        [ -x "$program" ] || continue
+        wrap "tsan-$(basename "$program").t" "TSAN_OPTIONS=\"atexit_sleep_ms=300 \${TSAN_OPTIONS-}\" OMP_NUM_THREADS=1 exec $program"
     done
 done
 
-# The race detector does not see how OpenMP's own threads wait for one another; ours are the ones to be looked at. Before a
-# process ends it waits for races with threads that still run: longer than a heartbeat, and not a second in each of hundreds.
-for program in build/tsan/test/test_*; do
-    [ -x "$program" ] || continue
-    wrapper="$wrappers/tsan-$(basename "$program").t"
-    printf '#!/bin/sh\nTSAN_OPTIONS="atexit_sleep_ms=300 ${TSAN_OPTIONS-}" OMP_NUM_THREADS=1 exec %s\n' "$program" > "$wrapper"
-    chmod +x "$wrapper"
-done
-
 export CMOCKA_MESSAGE_OUTPUT=TAP
-unset TEST_ONLY # lib.sh would leave checks out
+unset TEST_ONLY TIER # lib.sh would leave checks out
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
-needs_gpu='build/cuda*'
-if nvidia-smi -L >/dev/null 2>&1; then needs_gpu=none; fi
-tests=$(find build -maxdepth 3 \( -path build/venv -o -path build/tsan -o -path "$needs_gpu" \) -prune -o -path '*/test/test_*' -type f -perm -u+x -print | sort)
 # The longest ones first, by part of their names, so that both jobs end together.
-long="emulated_run cuda_kernels build-variants exercises build-mutations emulated_ddp emulated_zero zero fsdp debug-ddp_together
-    tsan-test_control cuda_attention emulator_runtime build-emulator.t build-setup debug-ddp.t build-comm.t
-    test/test_control cudnn_plans build-scaling"
-all=$(ls $tests "$wrappers"/*.t)
-ordered=$({ for part in $long; do echo "$all" | grep -F -e "$part" || true; done; echo "$all"; } | awk '!seen[$0]++')
-# Two at a time: many of them wait more than they compute, for deadlines and for one another's ranks.
-exec prove --exec '' --timer --jobs "${JOBS:-2}" "$@" $ordered
+long="rest-emulated_run rest-cuda_kernels rest-variants rest-exercises rest-mutations rest-emulated debug-zero_checkpoints debug-test_checkpoint
+    debug/test/test_layers rest-zero debug-zero rest-fsdp debug-fsdp debug-recompute tsan-test_control debug-plan rest-emulator debug-comm_bench
+    quick-zero quick-fsdp quick-emulated quick-comm quick-setup quick-ddp quick-sanitized quick-demo quick-scaling test/test_control"
+all=$(for test in $tests "$wrappers"/*.t; do echo "$test"; done | sort)
+ordered=$({ for part in $long; do echo "$all" | grep -F -e "$part" || true; done; echo "$all"; } | awk 'NF && !seen[$0]++')
+
+# Two at a time: many of them wait more than they compute, for deadlines and for other ranks.
+status=0
+{ prove --exec '' --timer --jobs "${JOBS:-2}" "$@" $ordered || echo failed >"$wrappers/failed"; } | tee "$wrappers/said"
+[ ! -e "$wrappers/failed" ] || status=1
+checks=$(sed -n 's/^Files=[0-9]*, Tests=\([0-9]*\),.*/\1/p' "$wrappers/said")
+if [ $status != 0 ]; then
+    echo "make ${tiers##* }: of ${checks:-no} checks some failed: see the summary above; sh test/run.sh ${tiers} -v shows each check" | sed 's/^make quick/make test/; s/^make rest/make test-all/'
+elif [ "$tiers" = quick ]; then
+    echo "All $checks checks passed: layers agree with finite differences and PyTorch; 20-step runs of every stage agree with PyTorch's, and in"
+    echo "rank order with each other to the bit; bytes kept and sent are as predicted; bad input, dead ranks and full disks are named and lose"
+    echo "nothing. make test-all adds sanitizers throughout, thread races, all emulated kernels in three builds, mutations, fuzzing and interop."
+else
+    echo "All $checks checks passed, of: $(echo $tiers | sed 's/ / and /')."
+fi
+exit $status

@@ -35,6 +35,7 @@ for numbers in "bf16 1e-4" "fp16 1e-5"; do # a fortieth of the format's roundoff
     scale=() # fp16 begins with scales too large for its gradients, so that steps are skipped
     [ $precision = fp16 ] && scale=(--loss-scale 8388608 --max-bad-steps 20)
     for ranks in $all; do
+        case $precision-$ranks in bf16-3|bf16-4) for_tier quick ;; *) for_tier rest ;; esac
         check "$precision, $ranks rank(s): DDP" trains train_gpt2_ddp $precision $ranks 1 "$work/ddp" "${scale[@]}"
         [ $ranks != 3 ] || [ "$BUILD" != build ] || check "  with accumulation" trains train_gpt2_ddp $precision $ranks 2 "$work/ddp-2" "${scale[@]}"
         for stage in 1 2 3; do

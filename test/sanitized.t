@@ -1,0 +1,45 @@
+#!/bin/bash
+# A run of each stage under the sanitizers for addresses, leaks and undefined behaviour: two micro-batches a step, evaluation, samples,
+# a checkpoint, and a second run that continues from it. All other tests with sanitized programs look for no leaks of ranks.
+. test/lib.sh
+BUILD=build/debug
+options=(--eps 1e-5 --data $REFERENCE/tokens.bin --val-data $REFERENCE/tokens.bin --model d3 --heads 2 --channels 16 --seq-len 16
+    --batch-size 2 --lr 3e-3 --warmup-steps 2 --eval-every 2 --eval-steps 1 --sample-every 3 --sample-tokens 4 --save-every 2 --keep 1)
+
+# clean RANKS PROGRAM OPTION...: 3 steps, then 2 more from the checkpoint, in which no sanitizer finds anything.
+clean() {
+    local ranks=$1 program=$BUILD/train_gpt2_$2 steps
+    shift 2
+    rm -rf "$work/out"
+    for steps in 3 5; do
+        set -- "$@" --resume
+        [ $steps = 5 ] || set -- "${@:1:$#-1}"
+        LEAKS=1 on_ranks "$ranks" "$program" "${options[@]}" --total-batch-size $((64 * ranks)) --out "$work/out" --steps $steps "$@" \
+            < /dev/null > "$work/log" 2>&1 || { tail -n 60 "$work/log"; return 1; }
+        ! grep -E 'Sanitizer|runtime error' "$work/log" || return 1
+    done
+    [ -d "$work/out/step_00000005" ] && grep -q '^sample after step 5' "$work/log" && grep -q 'start .* step 3 of 5' "$work/log"
+}
+single() { # as clean, without mpirun
+    on_ranks() { shift; OMP_NUM_THREADS=1 "$@"; }
+    clean 1 single "$@"
+}
+seen() { # the leak detector is on: a program that leaks is not clean
+    printf '#include <stdlib.h>\nvoid* volatile p;\nint main(void) { p = malloc(3); p = 0; return 0; }\n' > "$work/leak.c"
+    gcc -fsanitize=address "$work/leak.c" -o "$work/leak" && ! LEAKS=1 on_ranks 1 "$work/leak" > "$work/log" 2>&1 && grep -q LeakSanitizer "$work/log"
+}
+check "a leak is found" seen
+check "single" eval '(single)'
+check "ddp, bucketed, on 3 ranks" clean 3 ddp --bucket-mb 0.02 --check-every 1
+for_tier rest
+check "ddp, naive, with our own ring" clean 3 ddp --ddp naive --allreduce ring
+check "zero, stage 1" clean 3 zero --zero-stage 1 --recompute block
+check "zero, stage 2" clean 3 zero --zero-stage 2 --deterministic
+for_tier quick
+check "zero, stage 3, on 3 ranks" clean 3 zero --zero-stage 3 --check-every 1
+check "fsdp on 3 ranks" clean 3 fsdp --check-every 1
+for_tier rest
+check "fsdp, hybrid, by layer, offloaded, with sharded checkpoints" \
+    clean 4 fsdp --sharding hybrid --shard-group 2 --wrap layer --cpu-offload --checkpoint sharded --prefetch backward-post
+check "fsdp, grad-op, no prefetch" clean 2 fsdp --sharding grad-op --prefetch none --no-forward-prefetch
+done_testing
