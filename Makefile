@@ -253,7 +253,7 @@ test-rest: test-all-programs
 	sh test/run.sh rest
 	sh test/interop/run.sh
 # (+: these are makes, and share -j.)
-test-programs: data/train.bin
+test-programs: data/train.bin data/bpe/train.bin
 	+$(CPU_MAKE) test-build
 	+$(CPU_MAKE) PRECISION=bf16 $(PRECISION_TESTS:%=build/bf16/%) $(RANKS_TESTS:%=build/bf16/%)
 	+$(CPU_MAKE) PRECISION=fp16 $(PRECISION_TESTS:%=build/fp16/%)

@@ -93,10 +93,16 @@ cuts_are_refused() { # FILE
     done
     damage_is_refused truncate -s $((size + 1)) "$work/bad/step_00000002/$1"
 }
+random_offset() { # FILE SIZE: but not in the 17th digit of a number, which often changes nothing of the number's value
+    local offset
+    while offset=$((RANDOM % $2)); [[ $(head -c $offset "$1" | tail -c 16 | tr -d '\0') =~ ^[0-9.]{16}$ ]]; do :; done
+    echo $offset
+}
 flips_are_refused() { # FILE: in its header, in its data, in its last byte
-    local size offset
+    local size offset any
     size=$(stat -c %s "$last/$1")
-    for offset in 0 7 9 $((size / 50)) $((size / 7)) $((size / 2)) $((size - 2)) $((RANDOM % size)) $((RANDOM % size)) $((RANDOM % size)); do
+    any="$(random_offset "$last/$1" $size) $(random_offset "$last/$1" $size) $(random_offset "$last/$1" $size)"
+    for offset in 0 7 9 $((size / 50)) $((size / 7)) $((size / 2)) $((size - 2)) $any; do
         damage_is_refused flip_bit "$work/bad/step_00000002/$1" "$offset" || return 1
     done
 }

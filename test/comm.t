@@ -19,7 +19,9 @@ for ranks in $all; do
 done
 if [ "$BUILD" = build ]; then
     check "every claim of test_comm holds on 8 ranks" passes 8 0
+    for_tier rest
     check "ThreadSanitizer sees no race between the threads of 2 ranks" no_races
+    for_tier quick
 fi
 
 mistake() { # NAME PATTERN...: on one rank

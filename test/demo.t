@@ -76,11 +76,11 @@ launcher() { printf '#!/bin/sh\necho "%s" >&2\nexit 1\n' "$1" > "$work/launcher"
 no_launcher() { MPIRUN="no_such_mpirun --fast" BUILD=$BUILD fails_with "there is no no_such_mpirun" "dev/setup.sh" -- sh dev/zero_memory.sh --ranks 2; }
 refuses_root() {
     launcher "mpirun has detected an attempt to run as root."
-    MPIRUN=$work/launcher BUILD=$BUILD fails_with "an attempt to run as root" 'MPIRUN="mpirun --allow-run-as-root' -- sh dev/demo.sh
+    MPIRUN=$work/launcher BUILD=$BUILD fails_with "an attempt to run as root" "MPIRUN=.mpirun --allow-run-as-root" -- sh dev/demo.sh
 }
 refuses_ranks() {
     launcher "There are not enough slots available in the system to satisfy the 4 slots"
-    MPIRUN="$work/launcher -x" BUILD=$BUILD fails_with "not enough slots" "refuses 4 ranks" "add --oversubscribe to MPIRUN" -- sh dev/demo.sh
+    MPIRUN="$work/launcher -x" BUILD=$BUILD fails_with "not enough slots" "refuses 4 ranks" MPIRUN=.*--oversubscribe -- sh dev/demo.sh
 }
 
 # Two runs with known losses: a null, a torn last line, spaces, and the run's own line with numbers that are not losses.

@@ -17,7 +17,7 @@ compile() {
     local headers=
     if [ $# = 2 ]; then headers=$(sh dev/find_cuda.sh compile "$2") || return 1; fi
     CPPFLAGS=$headers EMULATOR_LIBRARIES=$(echo "${2-}" | tr A-Z a-z) sh test/emulator/compile.sh "test/test_cuda_$1.cu" "$work/$1" plain -DPRECISION_BF16 \
-        -DUSE_CUDNN=1 "$work/cpu_layers.o" -ldnnl -fopenmp
+        -DUSE_CUDNN="$([ "${2-}" = cudnn ] && echo 1 || echo 0)" "$work/cpu_layers.o" -ldnnl -fopenmp
 }
 # all_ok TEST: the program ran to its end, and each of its tests, several of them, is ok.
 all_ok() {

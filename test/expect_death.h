@@ -70,7 +70,8 @@ static inline void child_free(Child* c) {
 static inline void expect_death_with(void (*function)(void*), void* argument, const char* const* phrases) {
     Child c = child_run(function, argument);
     bool as_expected = c.status == 1 && strncmp(c.err, "error: ", 7) == 0 && strchr(c.err, '\n') == c.err + strlen(c.err) - 1;
-    for (; as_expected && *phrases; phrases++) as_expected = strstr(c.err, *phrases) != NULL;
+    while (as_expected && *phrases && strstr(c.err, *phrases)) phrases++;
+    as_expected = as_expected && *phrases == NULL;
     if (!as_expected) print_error("status %d, stderr: %s\n", c.status, c.err);
     if (!as_expected && *phrases) print_error("expected in it: %s\n", *phrases);
     child_free(&c);

@@ -126,8 +126,8 @@ static void test_names_that_a_file_could_not_hold_are_refused(void** state) {
     (void)state;
     OpLog l;
     oplog_init(&l);
-    expect_death(name_with_a_blank, &l, "'my group' is no name");
-    expect_death(name_too_long, &l, "'a-group-of-ranks-with-a-long-name' is no name", "1 to 23 letters");
+    expect_death(name_with_a_blank, &l, "'my group' cannot be a name");
+    expect_death(name_too_long, &l, "'a-group-of-ranks-with-a-long-name' cannot be a name", "1 to 23 characters");
     oplog_free(&l);
 }
 
@@ -377,7 +377,7 @@ static void test_damaged_files_are_refused_with_the_line(void** state) {
     (void)state;
     static const struct { const char *text, *says; } cases[] = {
         { "", ":0: this is not a file of last operations, or it is damaged: it is cut off" },
-        { "step,loss\n", ":1: this is no file" },
+        { "step,loss\n", ":1: this is not a file" },
         { OPLOG_MAGIC "\nrun a rank 4 of 4 step 3 operations 2\nend\n", ":2: " },
         { OPLOG_MAGIC "\nrun a rank 1 of 99999999 step 3 operations 2\nend\n", ":2: " },
         { OPLOG_MAGIC "\nrank 1\nend\n", ":2: " },

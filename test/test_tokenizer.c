@@ -425,20 +425,20 @@ static void expect_vocab_refused(const char* old, const char* new, const char* p
 
 static void test_a_broken_vocabulary_is_refused(void** state) {
     (void)state;
-    expect_vocab_refused(":0}", ":0", "no valid JSON");
-    expect_vocab_refused(":0}", ":0}}", "no valid JSON");
+    expect_vocab_refused(":0}", ":0", "not valid JSON");
+    expect_vocab_refused(":0}", ":0}}", "not valid JSON");
     expect_vocab_refused("\"hell\":258", "\"hell\":258,\"hell\":258", "duplicate object key");
     expect_vocab_refused("\"hell\":258", "\"hell\":257", "have the same id 257");
     expect_vocab_refused("\"hell\":258", "\"hell\":263", "has id 263; the 263 tokens must have ids 0 to 262");
     expect_vocab_refused("\"hell\":258", "\"hell\":-1", "has id -1");
-    expect_vocab_refused("\"hell\":258", "\"hell\":99999999999999999999", "no valid JSON");
+    expect_vocab_refused("\"hell\":258", "\"hell\":99999999999999999999", "not valid JSON");
     expect_vocab_refused("\"hell\":258", "\"hell\":258.0", "no whole number");
     expect_vocab_refused("\"hell\":258", "\"hell\":\"258\"", "no whole number");
     expect_vocab_refused("\"hell\":258", "\"he ll\":258", "is not the byte-level text");
     expect_vocab_refused("\"hell\":258", "\"\":258", "is not the byte-level text");
     expect_vocab_refused("\"hell\":258", "\"he\xc5\x84\":258", "is not the byte-level text"); // U+0144, one past the last
     expect_vocab_refused("\"hell\":258", "\"\xe4\xbd\xa0\":258", "is not the byte-level text");
-    expect_vocab_refused("\"hell\":258", "\"h\\u0000\":258", "no valid JSON");
+    expect_vocab_refused("\"hell\":258", "\"h\\u0000\":258", "not valid JSON");
     expect_vocab_refused("\"a\":97", "\"aa\":97", "no token is the single byte 0x61");
     expect_vocab_refused("<|endoftext|>", "<|endoftexts|>", "no token <|endoftext|>");
     expect_refusal(write_text("vocab.json", "{}"), "is not a JSON object of tokens");
@@ -446,7 +446,7 @@ static void test_a_broken_vocabulary_is_refused(void** state) {
     char deep[5000];
     memset(deep, '[', sizeof deep);
     memcpy(deep, "{\"a\":", 5);
-    expect_refusal(write_file("vocab.json", deep, sizeof deep), "no valid JSON");
+    expect_refusal(write_file("vocab.json", deep, sizeof deep), "not valid JSON");
 }
 
 static void expect_merges_refused(const char* merges, const char* phrase) {
