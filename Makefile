@@ -234,6 +234,8 @@ FUZZERS := tokens tokenizer safetensors
 $(FUZZERS:%=build/fuzz/%): build/fuzz/%: test/fuzz_%.c
 	@mkdir -p $(@D)
 	clang -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined $(WARNINGS) -MMD -MP $< -o $@ -Wl,--wrap=exit -ljansson -lpcre2-8 -lpthread -lm
+# A clang without its libFuzzer can compile none of them.
+CAN_FUZZ = $(shell printf 'int LLVMFuzzerTestOneInput(void) { return 0; }' | clang -x c - -fsanitize=fuzzer -o /dev/null 2>/dev/null && echo yes)
 fuzz: $(FUZZERS:%=build/fuzz/%)
 	sh test/fuzz.sh $(or $(FUZZ_SECONDS),60)
 
@@ -259,7 +261,7 @@ test-programs: data/train.bin data/bpe/train.bin
 	+$(CPU_MAKE) PRECISION=fp16 $(PRECISION_TESTS:%=build/fp16/%)
 	+$(CPU_MAKE) DEBUG=1 $(STAGES:%=build/debug/%)
 test-all-programs: test-programs
-	+$(CPU_MAKE) cpu-variants $(TSAN_TESTS) build/bench_layers $(if $(shell command -v clang),$(FUZZERS:%=build/fuzz/%))
+	+$(CPU_MAKE) cpu-variants $(TSAN_TESTS) build/bench_layers $(if $(CAN_FUZZ),$(FUZZERS:%=build/fuzz/%))
 	+$(CPU_MAKE) DEBUG=1 test-build cpu-variants
 	+$(CPU_MAKE) PRECISION=fp16 $(RANKS_TESTS:%=build/fp16/%)
 	+$(CPU_MAKE) PRECISION=bf16 DEBUG=1 $(PRECISION_TESTS:%=build/bf16-debug/%) $(RANKS_TESTS:%=build/bf16-debug/%)

@@ -101,13 +101,13 @@ for my $document (@documents) {
             push @not_compared, $first + 1;
             next;
         }
-        my $sample = -1; # the line of output that the model wrote itself, of any shape
+        my $sample = -1; # the next line of output that the model wrote itself, of any shape; -1: none
         for (@$quoted) {
             my ($n, $text) = @$_;
+            $sample = -1 if $text =~ /^(\.\.\.$|saved step |step |memory per rank )/; # it ends with these
             next if $text eq "...";
-            my ($new, $at) = find_line($text, $output);
-            ($new, $at) = ($output->[$sample], $sample) if !defined $new && $sample >= 0;
-            $sample = defined $at && $text =~ /^sample after step/ ? $at + 1 : -1;
+            my ($new, $at) = $sample >= 0 ? ($output->[$sample], $sample) : find_line($text, $output);
+            $sample = $at + 1 if defined $at && ($sample >= 0 || $text =~ /^sample after step/);
             if (!defined $new) {
                 $gone++;
                 print "  line ", $n + 1, " is no longer printed:\n    - $text\n";

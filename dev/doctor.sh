@@ -110,8 +110,6 @@ verdict() {
     {
         what_lacks "$2" "$1"
         if [ "$1" = demo ] && ! lacks compiler && ! lacks mpi; then ( starts_ranks ); fi
-        # With clang, make test builds the fuzzers, too.
-        if [ "$1" = test ] && has clang && lacks fuzzer; then echo "clang is here without libFuzzer (sh dev/setup.sh)"; fi
         if [ -n "$not_writable" ]; then echo "$not_writable"
         elif less "$disk" "$4"; then echo "only $(gigabytes "$disk") are free in $clone, and it needs about $4 GB"; fi
     } >"$scratch/reasons"
@@ -124,7 +122,6 @@ verdict() {
     else
         without=
         if [ "$1" = demo ] && lacks gnuplot; then without=", without its plot: gnuplot is missing (sh dev/setup.sh)"; fi
-        if [ "$1" = test ] && lacks fuzzer; then without=", without its fuzzing part: the fuzzer is missing (sh dev/setup.sh)"; fi
         row ok "make $1" "works here$without"
     fi
     row "" "" "takes $3 on two cores$count, $4 GB of disk and $5 GB of memory"

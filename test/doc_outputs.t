@@ -10,7 +10,7 @@ printf 'all tools:\n' > Makefile
 cat > train <<'END'
 for step in 1 2 10; do echo "step $step/10 | loss $(echo 5 $step | awk '{ print $1 / $2 }') | grad norm inf | $RANDOM tok/s"; done
 echo "error: rank 2 has died  [ranks.h:7]" >&2
-printf 'sample after step 10:\nThe end. 1 2\nThe very end.\n'
+printf 'sample after step 10:\nThe end. 1 2\nThe very end.\nsaved step 10\n'
 END
 cat > doc.md <<'END'
 Some text, and what to type:
@@ -35,20 +35,22 @@ And at the end of the first
 
     sample after step 10:
     No end.
+    1.
+    saved step 10
 END
 git init -q . && git add . && git -c user.name=Test -c user.email=test@example.org commit -q -m test || exit 1
 
 run() { perl "$tool" "$@" doc.md > ../said 2>&1; local status=$?; cat ../said; return $status; }
 check "a document that quotes other numbers is not an error" run
 check "  the new numbers are shown below the quote" grep -Fxq '    + step 10/10 | loss 0.5 | grad norm inf | ...' ../said
-check "  and only changed lines are counted" grep -q "4 quoted lines are the same, 2 have other numbers, 0 are gone" ../said
-check "  a sample's text is the line after its heading" grep -Fxq '    + The end. 1 2' ../said
+check "  and only changed lines are counted" grep -q "5 quoted lines are the same, 3 have other numbers, 0 are gone" ../said
+check "  what a model wrote is quoted line by line" grep -Fxq '    + The very end.' ../said
 check "  a block that no command printed is listed as left out" grep -q "not compared.* 3$" ../said
 check "--write" run --write
 check "  puts the new lines into the document" run
-check "  which then quotes what is printed" grep -q "6 quoted lines are the same, 0 have other numbers, 0 are gone" ../said
+check "  which then quotes what is printed" grep -q "8 quoted lines are the same, 0 have other numbers, 0 are gone" ../said
 git diff --numstat > ../changed
-check "  and changes nothing else" grep -Fxq "2	2	doc.md" ../changed
+check "  and changes nothing else" grep -Fxq "3	3	doc.md" ../changed
 sed -i 's/rank 2 has died/rank 2 has left/; s|step 2/10|step 3/10|' doc.md
 check "words that are no longer printed are an error" not run
 check "  which names the line" grep -q "line 12 is no longer printed" ../said

@@ -23,7 +23,7 @@ cmocka    | cmocka        | test     | make test                                
 mpi       | Open MPI      | demo     | runs of more than one rank                        | libopenmpi-dev openmpi-bin | openmpi-devel | openmpi | open-mpi
 prove     | prove         | test     | make test                                         | perl            | perl-Test-Harness | perl    | perl
 sanitizer | sanitizers    | test     | make test, DEBUG=1                                | gcc             | libasan libubsan libtsan | gcc | gcc
-fuzzer    | fuzzer        | optional | make fuzz, and the fuzzing part of make test      | clang libclang-rt-dev | clang compiler-rt | clang compiler-rt | llvm
+fuzzer    | fuzzer        | optional | make fuzz, and the fuzzing in make test-all    | clang libclang-rt-dev | clang compiler-rt | clang compiler-rt | llvm
 gnuplot   | gnuplot       | optional | the plots of make demo                            | gnuplot-nox     | gnuplot-minimal   | gnuplot | gnuplot
 curl      | curl          | optional | the download scripts under dev/data, and their test | curl ca-certificates | curl           | curl    | curl
 python    | Python + venv | optional | make test-interop; nothing else needs it          | python3 python3-venv | python3      | python  | python
