@@ -5,10 +5,10 @@
 # DEVICE=cpu|cuda|emulated  where it runs; default: cuda where nvcc and a GPU are there, else cpu. emulated: the GPU's program
 #                           without a GPU (test/emulator/)
 # PRECISION=fp32|bf16|fp16  of parameters, activations and gradients
-# DEBUG=1                   for gdb; on the CPU with the sanitizers for addresses and undefined behaviour, on a GPU with a wait
-#                           after every kernel, so that one that fails is named
+# DEBUG=1                   for gdb; on the CPU with the sanitizers for addresses and undefined behaviour; on a GPU with a wait
+#                           after every kernel, which names a kernel that fails
 # USE_CUDNN=0               a GPU's program without cuDNN: attention by our own kernels
-# USE_NCCL=0                likewise without NCCL: ranks talk by MPI, through host memory
+# USE_NCCL=0                a GPU's program without NCCL: ranks communicate by MPI, through host memory
 
 # As many compilers at a time as there are cores, unless -j says otherwise; each takes up to half a gigabyte.
 ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
@@ -24,6 +24,11 @@ empty :=
 comma := ,
 BUILD := build$(if $(variant),/$(subst $(empty) $(empty),-,$(variant)))
 
+ifneq ($(filter-out doctor,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(shell test -w . && echo yes),yes)
+$(error user '$(shell id -un)' may not write in $(CURDIR), where programs and data are built: chown it, or clone into a folder of your own)
+endif
+endif
 ifeq ($(filter fp32 bf16 fp16,$(PRECISION)),)
 $(error PRECISION must be fp32, bf16 or fp16, not '$(PRECISION)')
 endif
@@ -33,8 +38,8 @@ endif
 
 # --- compiler and libraries ---
 WARNINGS := -Wall -Wextra -Werror
-# No -ffast-math: sums would depend on the compiler's mood. No contraction: code that wants fma says so. No errno from
-# sqrtf, which nobody reads and which would keep AdamW from being vector code.
+# No -ffast-math: it would let the compiler reorder sums. No contraction: code that wants fma says so. No errno from sqrtf: nobody
+# reads it, and it would keep AdamW from becoming vector code.
 OPTIMISE := $(if $(DEBUG),-O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer,-O3)
 PRECISION_FLAG := -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z)
 CFLAGS_ALL = -std=c11 $(OPTIMISE) -march=native -ffp-contract=off -fno-math-errno -fopenmp $(PRECISION_FLAG) $(WARNINGS) -MMD -MP $(CFLAGS)
@@ -43,7 +48,7 @@ LIBRARIES = -ldnnl $(STAGE_LIBRARIES)
 BUILD_CUDA_TEST = $(error these tests are a GPU's: make DEVICE=cuda cuda-tests)
 BUILD_VARIANT = $(error these kernels are a GPU's: make DEVICE=cuda variants, or DEVICE=emulated where there is none)
 
-# What talks to other ranks needs MPI; its compiler wrapper knows where that is.
+# Programs of several ranks need MPI; its compiler wrapper knows where it is.
 WITH_COMM := $(patsubst %,$(BUILD)/%,train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp comm_bench test/test_comm_cuda)
 WITH_MPI := $(WITH_COMM) $(BUILD)/test/test_comm $(BUILD)/test/test_sharding
 $(WITH_MPI): CFLAGS_ALL += $(shell mpicc --showme:compile)
@@ -51,14 +56,14 @@ $(WITH_MPI): COMM_CUDA = $(call of_mpi,compile) -DUSE_NCCL=$(USE_NCCL)
 $(WITH_MPI) build/tsan/test/test_comm: STAGE_LIBRARIES += $(call of_mpi,link)
 # nvcc knows these flags by other names.
 of_mpi = $(if $(filter cuda,$(DEVICE)),$(patsubst -Wl$(comma)%,-Xlinker %,$(filter-out -pthread,$(mpicc_says))),$(mpicc_says))
-# Some Open MPI asks for the new style of rpath, which does not count for what libraries open by themselves (dev/find_cuda.sh).
+# Some builds of Open MPI ask for the new style of rpath, which does not apply to libraries that libraries open (dev/find_cuda.sh).
 mpicc_says = $(filter-out -Wl$(comma)--enable-new-dtags,$(shell mpicc --showme:$1))
 $(WITH_MPI) build/tsan/test/test_comm: | find-mpi
 find-mpi:
-	@mpicc --showme:version >/dev/null 2>&1 || { echo "Open MPI is missing, which runs of several ranks need:" \
-	    "sh dev/setup.sh installs it. train_gpt2_single does without: make train_gpt2_single" >&2; exit 1; }
+	@mpicc --showme:version >/dev/null 2>&1 || { echo "error: Open MPI is missing, and runs of several ranks need it;" \
+	    "sh dev/setup.sh installs it. make train_gpt2_single needs none" >&2; exit 1; }
 
-# On a GPU ranks use NCCL, too; like cuDNN it is opened by the program.
+# On a GPU ranks also use NCCL; like cuDNN, the program opens it.
 USE_NCCL ?= 1
 NCCL := $(if $(filter cpu,$(DEVICE))$(filter 0,$(USE_NCCL)),,nccl)
 $(WITH_COMM): | $(if $(NCCL),find-nccl)
@@ -73,8 +78,8 @@ endif
 ifeq ($(DEVICE),cuda)
 NVCC ?= nvcc
 USE_CUDNN ?= 1
-# The GPUs that are here and new enough; else those that most machines to train on have, and PTX, which the driver compiles for
-# newer ones.
+# The GPUs that are here, if they are new enough; otherwise the most common ones for training, and PTX, which the driver compiles
+# for newer ones.
 QUERY := nvidia-smi --query-gpu=compute_cap --format=csv,noheader
 CAPABILITIES := $(shell $(QUERY) 2>/dev/null | grep -x '[0-9]*\.[0-9]' | tr -d . | awk '$$1 >= 80' | sort -u)
 GENCODE := $(foreach c,$(or $(CAPABILITIES),80 90),-gencode arch=compute_$c$(comma)code=sm_$c)
@@ -82,7 +87,7 @@ GENCODE += $(if $(CAPABILITIES),,-gencode arch=compute_90$(comma)code=compute_90
 NVCC_FLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -lineinfo -DDEBUG,-O3) $(GENCODE) --threads 0 \
     -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-fopenmp,-ffp-contract=off,-fno-math-errno \
     $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) -MMD -MP -MF $@.d -MT $@ $(NVCCFLAGS)
-# Linked is cuBLASLt alone: cuDNN is opened by the program, which can do without.
+# Only cuBLASLt is linked. The program opens cuDNN by itself and can run without it.
 CUDNN := $(if $(filter 0,$(USE_CUDNN)),,cudnn)
 BUILD_CUDA = $(NVCC) $(NVCC_FLAGS) $(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN) $(if $(COMM_CUDA),$(NCCL)))
 LINK_CUDA = $(LDFLAGS) $(shell sh dev/find_cuda.sh link cublasLt) $(if $(CUDNN),$(shell sh dev/find_cuda.sh rpath cudnn nvrtc)) \
@@ -94,8 +99,8 @@ FIND_LIBRARIES = sh dev/find_cuda.sh link cublasLt $(CUDNN) >/dev/null || \
     { echo "Or build for the CPU: make DEVICE=cpu. make doctor says what is here." >&2; exit 1; }
 endif
 
-# The same source with stand-ins for the GPU and its libraries, of which only the headers are needed. DEBUG=1: with the address
-# sanitizer, which sees into kernels, too.
+# The same source with stand-ins for the GPU and its libraries; only their headers are needed. DEBUG=1 adds the address sanitizer,
+# which also sees into kernels.
 ifeq ($(DEVICE),emulated)
 USE_CUDNN ?= 1
 CUDNN := $(if $(filter 0,$(USE_CUDNN)),,cudnn)
@@ -114,16 +119,16 @@ STAGES := $(patsubst %.cu,%,$(wildcard train_gpt2_*.cu))
 TOOLS := tokenize train_bpe hf_export hf_import llmc_import ranks overlap plan
 C_TESTS := $(patsubst test/%.c,%,$(wildcard test/test_*.c))
 
-# What is always the CPU's, whatever was asked for: the tools that make data, and what most tests run.
+# The tools that make data, and most tests, are always built for the CPU.
 CPU_MAKE = $(MAKE) --no-print-directory DEVICE=cpu PRECISION=fp32 DEBUG=
 
 all: $(STAGES)
 
-# The program under the name that one types. It is only a link, so that it follows the last PRECISION or DEBUG asked for.
+# The program under the name that people type. It is a link to the build of the last PRECISION or DEBUG asked for.
 $(STAGES): %: $(BUILD)/% data/train.bin
 	@ln -sf $< $@
 
-# What the linker would say of a missing library helps nobody.
+# The linker's own message about a missing library would not say how to get it.
 find-libraries:
 	@$(FIND_LIBRARIES)
 
@@ -247,13 +252,13 @@ RANKS_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp
 test: test-programs
 	sh test/run.sh quick
 # All there is: further ranks and shapes, sanitizers, thread races, emulated kernels, mutations, fuzzing, Hugging Face's libraries.
-test-all: test-programs test-all-programs
-	sh test/run.sh
+test-all: test-all-programs
 	sh test/interop/run.sh
+	sh test/run.sh
 # What test-all adds to test, where test has run before.
 test-rest: test-all-programs
-	sh test/run.sh rest
 	sh test/interop/run.sh
+	sh test/run.sh rest
 # (+: these are makes, and share -j.)
 test-programs: data/train.bin data/bpe/train.bin
 	+$(CPU_MAKE) test-build

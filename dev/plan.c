@@ -100,8 +100,8 @@ static Plan plan_from_options(const PlanOptions* p) {
     plan.N = (int)p->ranks;
     plan.gpu = p->device == DEVICE_GPU;
     plan.unit_buffers = (int)p->limit_all_gathers;
-    require(plan.T <= plan.config.max_T, "--seq-len %d is longer than the %d tokens that the model has positions for",
-            plan.T, plan.config.max_T);
+    require(plan.T <= plan.config.max_T, "--seq-len %d is longer than the %d positions of the model; lower it or choose a model"
+            " with more", plan.T, plan.config.max_T);
     LayerShapes shapes = { plan.B, plan.T, plan.config.C, plan.config.NH, plan.config.Vp };
     layer_shapes_check(shapes);
     return plan;

@@ -132,7 +132,8 @@ static inline void world_step_end(World* w, double seconds) {
 static inline void report_ranks(const World* w, unsigned long long bytes) {
     char sent[32];
     const RankInfo* r = &w->control.ranks;
-    if (r->size == 1) printf("ranks      1, %s\n", r->found);
+    if (r->size == 1) printf("ranks      1, %s%s\n", r->found,
+                             w->options.windows ? "; --nccl-windows does nothing: there is no other GPU to share memory with" : "");
     else printf("ranks      %d, %d on this machine, found by %s; %s%s; %s sent per rank and step\n", r->size, r->local_size, r->found,
                 comm_description(&w->comm), w->comm.world->strict ? " (STRICT MODE)" : "",
                 format_bytes(sent, sizeof sent, (double)bytes / r->size));

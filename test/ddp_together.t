@@ -107,5 +107,10 @@ check "  with different data, too" fails_with "do not agree: --data" -- on_two -
 check "a batch that does not divide over the ranks" fails_with "^rank 0: error: --total-batch-size 512 must be a multiple.*3 ranks" "^rank 2: error:" -- \
     on_ranks 3 "$ddp" "${small[@]}" --batch-size 8
 check "fewer sequences than ranks" fails_with "a step on 4 ranks needs" -- on_ranks 4 "$ddp" "${small[@]}" --seq-len 2048 --batch-size 1 --total-batch-size 0
+windows_alone() { # PROGRAM
+    on_ranks 1 "$BUILD/train_gpt2_$1" "${small[@]}" --batch-size 8 --steps 1 --out= --nccl-windows > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
+    grep -q '^ranks  *1, .*; --nccl-windows does nothing' "$work/log"
+}
+for program in ddp zero fsdp; do check "--nccl-windows on one rank says that it does nothing: $program" windows_alone $program; done
 check "a fault for an unknown rank" fails_with "there is no rank 4" -- on_ranks 4 "$ddp" "${small[@]}" --batch-size 8 --fault 4:1:kill
 done_testing

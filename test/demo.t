@@ -71,6 +71,27 @@ real_table() {
     # what was sent is what the formula says, but for the padding of shards and three numbers a step
     awk '/^ *[23] (ddp|zero)/ { n++; if ($NF == 0 || $(NF - 1) / $NF > 1.02 || $(NF - 1) / $NF < 0.999) exit 1 } END { exit n != 8 }' "$work/table"
 }
+# ---- how ranks are started ----
+# says_launcher RANKS UID VERSION: what dev/on_ranks.sh decides for this user, where mpirun says that it is this
+says_launcher() {
+    mkdir -p "$work/fakes"
+    printf '#!/bin/sh\necho "%s"\n' "$3" > "$work/fakes/mpirun"
+    printf '#!/bin/sh\necho %s\n' "$2" > "$work/fakes/id"
+    printf '#!/bin/sh\necho 2\n' > "$work/fakes/getconf"
+    chmod +x "$work/fakes"/*
+    env -u MPIRUN PATH="$work/fakes:$PATH" sh -c '. dev/on_ranks.sh; ranks_launcher '"$1"'; echo "$launcher; $launcher_why"' | tee "$work/launcher.said"
+}
+decides() { says_launcher "${@:2}" && grep -qx -e "$1" "$work/launcher.said"; }
+says_how() { # in a line of its own, and what MPIRUN says counts
+    BUILD=$BUILD sh dev/zero_memory.sh --ranks 1 "${small_model[@]}" 2> "$work/said" > /dev/null || { cat "$work/said"; return 1; }
+    cat "$work/said"
+    grep -qx "ranks are started by: $MPIRUN -np 1  (MPIRUN says so)" "$work/said"
+}
+check "root's ranks are started by mpirun with an option that allows it" \
+    decides 'mpirun --allow-run-as-root --oversubscribe --bind-to none; you are root; there are more ranks than the 2 cores' 4 0 "mpirun (Open MPI) 4.1.4"
+check "  those of other users without" decides 'mpirun --oversubscribe --bind-to none; there are more ranks than the 2 cores' 4 1000 "mpirun (Open MPI) 5.0.11"
+check "  and where there are cores enough no reason is given" decides 'mpirun --oversubscribe --bind-to none; ' 2 1000 "mpirun (Open MPI) 5.0.11"
+check "  another MPI's mpirun gets no options of Open MPI's" decides 'mpirun; ' 4 0 "HYDRA build details: Version: 4.0"
 # launcher TEXT: a launcher that says no, in these words.
 launcher() { printf '#!/bin/sh\necho "%s" >&2\nexit 1\n' "$1" > "$work/launcher"; chmod +x "$work/launcher"; }
 no_launcher() { MPIRUN="no_such_mpirun --fast" BUILD=$BUILD fails_with "there is no no_such_mpirun" "dev/setup.sh" -- sh dev/zero_memory.sh --ranks 2; }
@@ -81,6 +102,20 @@ refuses_root() {
 refuses_ranks() {
     launcher "There are not enough slots available in the system to satisfy the 4 slots"
     MPIRUN="$work/launcher -x" BUILD=$BUILD fails_with "not enough slots" "refuses 4 ranks" MPIRUN=.*--oversubscribe -- sh dev/demo.sh
+}
+
+refuses_anything() {
+    launcher "prterun was unable to find a network"
+    MPIRUN="$work/launcher" BUILD=$BUILD fails_with "did not start 4 ranks; make doctor" "unable to find a network" -- sh dev/demo.sh &&
+        [ "$(grep -n 'did not start' "$work/stderr" | cut -d : -f 1)" = 1 ] # our words come first
+}
+
+# ---- README's table ----
+small_table() {
+    BUILD=$BUILD sh dev/readme_table.sh --rounds 1 --steps 3 "${small_model[@]}" > "$work/readme" || return 1
+    cat "$work/readme"
+    [ "$(grep -cE '^\| (DDP|ZeRO stage [123]|FSDP) \| [0-9]+ MB \| [0-9.]+ MB \| x [0-9.]+ \| [0-9.]+ % \|$' "$work/readme")" = 5 ] &&
+        grep -qE '^\| single \| [0-9]+ MB \| \| 1 \| \|$' "$work/readme"
 }
 
 # Two runs with known losses: a null, a torn last line, spaces, and the run's own line with numbers that are not losses.
@@ -120,9 +155,13 @@ if [ -x "$BUILD/train_gpt2_zero" ] && [ -e data/train.bin ]; then
     check "the demo trains on 4 ranks, samples, saves a checkpoint, says where it is, and what each stage keeps" demo
     check "the command that it gives to train on works" its_command_goes_on
     check "what each stage keeps and sends is as the formulas say, with accumulation, too" real_table
+    check "a script says how it starts ranks" says_how
     check "a launcher that is not there is named" no_launcher
     check "an mpirun that refuses root is quoted, and what helps" refuses_root
     check "an mpirun that refuses so many ranks is quoted, and what helps" refuses_ranks
+    check "one that fails in another way is quoted after our own words" refuses_anything
+    check "README's table has a row for each stage" small_table
+    check "  and --steps 1 is an error, because the first step is not counted" fails_with "at least 2" -- sh dev/readme_table.sh --steps 1
 else
     skip "the demo trains" "make train_gpt2_zero was not run"
 fi

@@ -20,7 +20,7 @@ xl=(--model gpt2-xl --ranks 8 --seq-len 1024 --batch-size 4)
 check "gpt2-xl on 8 ranks: bytes by kind, with and without recomputation" says "1557611200 parameters" "bytes per rank of 8 .*ddp .*zero-1 .*zero-2 .*zero-3 .*fsdp" \
     "parameters +3.1 GB +3.1 GB +3.1 GB +389 MB" "gradients +3.1 GB +3.1 GB +389 MB" "optimizer state +18.7 GB +2.3 GB" "activations +10.6 GB" "or recomputed +1.4 GB" -- "${xl[@]}"
 check "  24 GB are too few for DDP and enough for FSDP" says "fits +24 GB +40 GB +80 GB +141 GB" "ddp +no +yes" "fsdp +yes +yes" -- "${xl[@]}"
-check "  on 4 ranks, too, and recomputing does not help DDP" says "ddp +no" "fsdp +yes" -- --model gpt2-xl --ranks 4 --seq-len 1024 --batch-size 1 --recompute block
+check "  so they are on 4 ranks, and recomputing does not help DDP" says "ddp +no" "fsdp +yes" -- --model gpt2-xl --ranks 4 --seq-len 1024 --batch-size 1 --recompute block
 check "  at a larger batch only with recomputation" says "zero-3 +recomputed +yes" -- "${xl[@]}" --batch-size 8
 check "  and more ranks make room for a larger model" eval 'says "fsdp +d55, 8.36 B" -- "${xl[@]}" && says "fsdp +d[7-9][0-9], " -- "${xl[@]}" --ranks 64'
 check "times are printed up to 4096 ranks, for every stage" eval 'says "^times" -- "${xl[@]}" && [ "$(grep -cE "^ +4096 .*%$" "$work/said")" = 5 ]'
@@ -29,21 +29,21 @@ check "  no slower over NVLink than over PCIe" eval '
     awk -v fast="$fast" -v slow="$slow" "BEGIN { exit !(fast > slow && slow > 0) }"'
 check "a number of parameters gives the ZeRO paper's table" says "bytes per rank of 64" "^  4 +120.0 +52.50 +41.25 +30.00" "^  64 +120.0 +31.41 +16.64 +1.88" \
     "^  1024 +120.0 +30.09 +15.10 +0.12" "total +120 GB +31.4 GB +16.6 GB +1.9 GB" "zero-2 +yes +10.8 B" "ddp +no +1.5 B" -- --params 7.5e9 --ranks 64
-check "  without a master copy, too" says "7e\+09 parameters in bf16: 2 \+ 2 \+ 8 bytes" "total +84.0 GB" -- --params 7e9 --master off --ranks 1
+check "  also without a master copy" says "7e\+09 parameters in bf16: 2 \+ 2 \+ 8 bytes" "total +84.0 GB" -- --params 7e9 --master off --ranks 1
 check "  and in fp32" says "4 \+ 4 \+ 8 bytes" -- --params 1e9 --precision fp32
 
 # ---- errors ----
 check "an unknown model is an error" fails_with "gpt5 is not known" -- "$plan" --model gpt5
 check "options of a model beside --params are an error" fails_with "layers has no meaning beside --params" -- "$plan" --params 1e9 --layers 3
-check "  --master without --params, too" fails_with "master is for --params" -- "$plan" --master off
+check "  so is --master without --params" fails_with "master is for --params" -- "$plan" --master off
 check "  and --master with fp32" fails_with "master has no meaning with --precision fp32" -- "$plan" --params 1e9 --master off --precision fp32
 check "half a parameter is an error" fails_with "params must be at least 1, not 0.5" -- "$plan" --params 0.5
 check "a measured and a computed time together are an error" \
     fails_with "give either that or these" -- "$plan" --compute-ms 5 --mfu 0.5
-check "more tokens than positions are an error" fails_with "longer than the 1024 tokens" -- "$plan" --model gpt2 --seq-len 2048
+check "more tokens than positions are an error" fails_with "longer than the 1024 positions" -- "$plan" --model gpt2 --seq-len 2048
 check "heads that do not divide the channels are an error" fails_with "do not divide over 3 heads" -- "$plan" --heads 3
 check "a link that is neither known nor a file is an error" fails_with "ethernet.*nvlink, pcie, infiniband" -- "$plan" --link ethernet
-check "  between nodes, too" fails_with "ethernet" -- "$plan" --inter-link ethernet
+check "  also between nodes" fails_with "ethernet" -- "$plan" --inter-link ethernet
 check "0 ranks are an error" fails_with "ranks must be between 1 and" -- "$plan" --ranks 0
 
 # ---- bytes: the training programs' own ----

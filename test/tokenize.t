@@ -144,6 +144,33 @@ default_data_needs_only_the_tree() {
 }
 check "the default data is this repository's text, with or without .git, and nothing else" default_data_needs_only_the_tree
 
+first_lines() { # SIDE: the names that the files of that side give themselves in their first lines
+    perl -e 'local $/; open F, "<", $ARGV[0]; $_ = <F>; my @t = unpack "x1024 v*", $_; my $text = join "", map { $_ < 256 ? chr : "\0" } @t;
+        print map { m{^/\*\s*(\S+)} ? "$1\n" : "" } split /\0/, $text' "here/$1.bin" | sort
+}
+validation_by_name() { # no stage is among these files, and an edit moves none of them to the other side
+    first_lines val > val.names && first_lines train > train.names || return 1
+    cat val.names
+    grep -qx logger.h val.names && grep -qx comm.h train.names && ! grep -qx logger.h train.names && ! grep -qi train_gpt2 val.names || return 1
+    rm -rf tree/data edited
+    printf '\n// an edit\n' >> tree/llmc/rng.h
+    printf '\n// an edit\n' >> tree/llmc/comm.h
+    default_data tree "$work/edited" && (cd edited && mkdir here && mv ./*.bin here && first_lines val > ../edited.names) && cmp val.names edited.names
+}
+check "the files for validation are chosen by name" validation_by_name
+own_vocabulary() {
+    (cd tree && sh "$default" "$work/own" "$tokenize" "$train_bpe" 1200) && [ -s own/vocab.json ] && [ -s own/merges.txt ] &&
+        [ "$(count own/train.bin)" -gt 10000 ] && [ $((2 * $(count own/train.bin))) -lt "$(count here/train.bin)" ]
+}
+check "with a vocabulary of its own it has less than half as many tokens" own_vocabulary
+without_its_names() {
+    mkdir -p bare/llmc && cp tree/llmc/comm.h bare/llmc && cp tree/*.cu bare
+    (cd bare && fails_with "none of these is under llmc/: agree.h" -- sh "$default" "$work/none" "$tokenize") && [ ! -e none ]
+}
+check "a tree without any of them is an error" without_its_names
+not_ones_own() { : > a_file; (cd tree && fails_with "a_file/data cannot be made" "clone into a folder" -- sh "$default" "$work/a_file/data" "$tokenize"); }
+check "a folder that cannot be made is an error" not_ones_own
+
 # ---- errors ----
 
 printf '{"text": "a"}\n{"text": 1}\n' > number.jsonl

@@ -55,8 +55,8 @@ static void options_bench(OptionTable* t, BenchOptions* o) {
     options_comm(t, &o->comm);
     option_flag(t, "deterministic", &o->comm.ordered, "sums in rank order");
     option_text(t, "json", &o->json, "FILE", "write latency and bandwidth of each collective here; '': nowhere");
-    option_text(t, "fault", &o->fault, "RANK:LINE:FAULT", "for tests: kill, hang, skip (an operation) or bitflip (of its"
-                " input, when it is checked) in that line of the table");
+    option_text(t, "fault", &o->fault, "RANK:LINE:FAULT", "for tests: what that rank does in that line of the table:"
+                " kill, hang, skip (leave out an operation) or bitflip (flip a bit of its input, when it is checked)");
 }
 
 static size_t parse_bytes(const char* name, const char* text) {

@@ -42,7 +42,7 @@ static inline size_t layernorm_scratch_floats(int N, int C) { // for any number 
 }
 
 // One row. forward, with n = (x - mean) * rstd: out = n * w + b, so dw += dout * n, db += dout, and with g = dout * w
-// dinp += rstd * (g - mean(g) - n * mean(g * n)): x moves out directly, and through the mean and rstd of its row.
+// dinp += rstd * (g - mean(g) - n * mean(g * n)): x acts on out directly, and through the mean and rstd of its row.
 static void layernorm_row_backward(floatX* dinp, float* dw, float* db, const floatX* dout, const floatX* x, const floatX* w,
                                    float mean, float rstd, int C) {
     float sum_g = 0, sum_gn = 0;

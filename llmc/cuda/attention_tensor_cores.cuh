@@ -166,7 +166,8 @@ __device__ inline void softmax_step(float (&s)[wide][4], float (&o)[HEAD / 8][4]
     #pragma unroll
     for (int i = 0; i < HEAD / 8 * 4; i++) o[i / 4][i % 4] *= before[i / 2 % 2];
 }
-// out, stats. Grid (heads, tiles of queries), those with the most keys first. `stages` is STAGES; dev/cuda shows the effect of 1.
+// Computes out and stats. Grid (heads, tiles of queries), those with the most keys first. `stages` is STAGES; dev/cuda shows the
+// effect of 1.
 template <int stages>
 __global__ void __launch_bounds__(TENSOR_CORE_MOST_THREADS)
 attention_forward_tensor_cores_kernel(floatX* out, float* stats, const floatX* qkv, float scale, int T, int C, int NH) {
@@ -216,7 +217,7 @@ constexpr int BACKWARD_TILE = BACKWARD_ROWS * TILE_STRIDE;
 // A stage has two tiles: k and v, or q and dout together with the queries' stats and delta.
 constexpr int BACKWARD_STAGE = 2 * BACKWARD_TILE + 2 * BACKWARD_ROWS * sizeof(float) / sizeof(floatX);
 
-// dq. Grid (heads, tiles of queries), those with the most keys first.
+// Computes dq. Grid (heads, tiles of queries), those with the most keys first.
 __global__ void __launch_bounds__(TENSOR_CORE_MOST_THREADS)
 attention_dq_tensor_cores_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* stats, const float* delta,
                                  float scale, int T, int C, int NH) {
@@ -320,7 +321,7 @@ __device__ inline void key_rows_add(KeyRows& w, float (&ds)[BACKWARD_ROWS / 8][4
     tile_add(w.dv, p, d);
     tile_add(w.dk, ds, q);
 }
-// dk and dv. Grid (heads, tiles of keys), those with the most queries first.
+// Computes dk and dv. Grid (heads, tiles of keys), those with the most queries first.
 __global__ void __launch_bounds__(TENSOR_CORE_MOST_THREADS)
 attention_dkv_tensor_cores_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* stats, const float* delta,
                                   float scale, int T, int C, int NH) {

@@ -124,7 +124,7 @@ fi
 echo "$(grep -c . "$work/names") mutations, $jobs at a time ..." >&2
 cut -f 1,2 "$work/chosen" | xargs -P "$jobs" -L 1 sh "$work/one"
 bad=0 caught=0 survived=0
-echo "| mutation | what it stands for | caught by |"
+echo "| mutation | the bug | caught by |"
 echo "|---|---|---|"
 while IFS='	' read -r name tests survives what; do
     by=$(cat "$work/$name/caught" 2>/dev/null)
