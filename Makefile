@@ -87,7 +87,7 @@ GENCODE += $(if $(CAPABILITIES),,-gencode arch=compute_90$(comma)code=compute_90
 NVCC_FLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -lineinfo -DDEBUG,-O3) $(GENCODE) --threads 0 \
     -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-fopenmp,-ffp-contract=off,-fno-math-errno \
     $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) -MMD -MP -MF $@.d -MT $@ $(NVCCFLAGS)
-# Only cuBLASLt is linked. The program opens cuDNN by itself and can run without it.
+# Only cuBLASLt is linked. The program opens cuDNN at run time, and can run without it.
 CUDNN := $(if $(filter 0,$(USE_CUDNN)),,cudnn)
 BUILD_CUDA = $(NVCC) $(NVCC_FLAGS) $(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN) $(if $(COMM_CUDA),$(NCCL)))
 LINK_CUDA = $(LDFLAGS) $(shell sh dev/find_cuda.sh link cublasLt) $(if $(CUDNN),$(shell sh dev/find_cuda.sh rpath cudnn nvrtc)) \

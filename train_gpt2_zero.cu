@@ -823,7 +823,7 @@ int main(int argc, char** argv) {
     options_common(&table, &run.o);
     options_world(&table, &run.world);
     run.zero_stage = 1;
-    option_int(&table, "zero-stage", &run.zero_stage, 1, 3, "what is sharded: 1 the optimizer's state, 2 and gradients, 3 and parameters");
+    option_int(&table, "zero-stage", &run.zero_stage, 1, 3, "what is sharded: 1 optimizer state, 2 also gradients, 3 also parameters");
     options_parse(&table, argc, argv);
     RankInfo ranks = ranks_find();
     device_init(ranks.local_rank, ranks.local_size);

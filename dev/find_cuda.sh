@@ -41,7 +41,7 @@ places() {
     for folder in $(collections); do for place in "$folder"/*; do echo "$place"; done; done
 }
 
-# Succeeds if the compiler finds header and library without any flags of ours.
+# Succeeds if the compiler finds header and library without any flags from this script.
 is_installed() {
     # shellcheck disable=SC2086 # lists of words
     echo "#include <$2>" | ${CC:-cc} ${CPPFLAGS-} -E -x c - >/dev/null 2>&1 &&

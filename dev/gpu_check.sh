@@ -68,7 +68,7 @@ if [ -d "$libs" ]; then
     export LD_LIBRARY_PATH=$folder/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 fi
 if [ -d "$libs/mpi" ] && ! command -v mpicc > /dev/null; then
-    chmod +x "$folder"/mpi/bin/* # some ways of copying lose this, too
+    chmod +x "$folder"/mpi/bin/* # some ways of copying also lose this
     export OPAL_PREFIX=$folder/mpi PRTE_PREFIX=$folder/mpi PMIX_PREFIX=$folder/mpi PATH=$folder/mpi/bin:$PATH
 fi
 
@@ -285,7 +285,7 @@ fsdp() {
     part fsdp-mpi-4-bits-strict 90 strict fsdp_bits bf16 4
 }
 
-# --- roofline: the time of each operation, beside the least time that the hardware allows ---
+# --- roofline: the time of each operation, beside the shortest time that the hardware allows ---
 roofline() {
     local program
     program=$(build_of bf16)/bench_layers

@@ -258,8 +258,8 @@ static void write_svg(const char* path, const RankTrack* ranks, int count, long 
     printf("\npicture: %s\n", path);
 }
 
-// Returns the step that took the least time from the first rank's begin to the last rank's end, which other programs disturbed
-// least. first, last: get the range of steps in the trace.
+// Returns the step with the shortest time from the first rank's begin to the last rank's end: the one that other programs
+// disturbed least. first, last: get the range of steps in the trace.
 static long long shortest_step(const RankTrack* ranks, int count, long long first, long long last) {
     size_t steps = (size_t)(last - first + 1);
     double *begin = (double*)xcalloc(steps, sizeof(double)), *end = (double*)xcalloc(steps, sizeof(double));

@@ -39,8 +39,8 @@ static void plan_options(OptionTable* t, PlanOptions* p) {
                 "gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN: N layers, 64N channels, N heads");
     option_letter(t, 'm');
     option_int(t, "layers", &p->o.layers, 0, 256, "number of layers; 0: the model's");
-    option_int(t, "heads", &p->o.heads, 0, 65536, "likewise");
-    option_int(t, "channels", &p->o.channels, 0, 65536, "likewise");
+    option_int(t, "heads", &p->o.heads, 0, 65536, "number of heads; 0: the model's");
+    option_int(t, "channels", &p->o.channels, 0, 65536, "number of channels, C; 0: the model's");
     option_int(t, "vocab-size", &p->o.vocab_size, 0, 1 << 24, "number of tokens, V; 0: 257 (bytes) for dN, 50257 for gpt2*");
     option_int(t, "seq-len", &p->o.seq_len, 1, 1 << 20, "tokens per sequence, T");
     option_letter(t, 't');
@@ -48,10 +48,10 @@ static void plan_options(OptionTable* t, PlanOptions* p) {
     option_letter(t, 'b');
     option_int(t, "accumulation", &p->accumulation, 1, 1 << 16, "micro-batches per rank and step");
     option_choice(t, "recompute", &p->o.recompute, "none|block", "for the times; bytes are printed for both");
-    option_float(t, "params", &p->params, 0, 1e15, "number of parameters, if nothing else is known of the model; 0: --model's");
+    option_float(t, "params", &p->params, 0, 1e15, "number of parameters, if the model's shape is not known; 0: --model's");
     option_choice(t, "master", &p->master, "on|off", "off: no fp32 copy of 16-bit weights; only with --params");
     option_choice(t, "precision", &p->precision, "fp32|bf16|fp16", "of parameters, gradients and activations");
-    option_int(t, "ranks", &p->ranks, 1, 1 << 20, "N");
+    option_int(t, "ranks", &p->ranks, 1, 1 << 20, "number of ranks, N");
     option_choice(t, "device", &p->device, "gpu|cpu", "which program: NCCL or MPI, and how many logits it keeps");
     option_int(t, "limit-all-gathers", &p->limit_all_gathers, 1, 256, "blocks that fsdp may keep gathered at a time");
     option_text(t, "link", &p->link, "nvlink|pcie|infiniband|FILE", "link between ranks of a node; FILE: from comm_bench --json");
@@ -74,14 +74,14 @@ static void check_options(const PlanOptions* p, OptionTable* t) {
         "exact"
     };
     for (size_t i = 0; p->params > 0 && i < sizeof of_models / sizeof of_models[0]; i++) {
-        require(!option_given(t, of_models[i]), "--%s has no meaning beside --params, which stands for a model of unknown shape",
+        require(!option_given(t, of_models[i]), "--%s cannot be used with --params, which describes a model of unknown shape",
                 of_models[i]);
     }
     require(p->params == 0 || p->params >= 1, "--params must be at least 1, not %g", p->params);
     require(p->params > 0 || !option_given(t, "master"),
             "--master is for --params: our stages always keep an fp32 copy of 16-bit weights");
     require(p->precision != FP32 || !option_given(t, "master"),
-            "--master has no meaning with --precision fp32, whose weights are the master copy");
+            "--master cannot be used with --precision fp32, whose weights are the master copy");
     require(p->compute_ms == 0 || !(option_given(t, "peak-flops") || option_given(t, "mfu")),
             "--compute-ms replaces --peak-flops and --mfu: give either that or these");
 }

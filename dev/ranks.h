@@ -64,8 +64,8 @@ static inline void rank_file_take_channel(RankFile* f, const char* text, int lin
     bool of_two = c.way != WAY_COLLECTIVE;
     bool known = of_two ? c.peer >= 0 : c.peer < 0 && strcmp(way, "collective") == 0;
     bool possible = c.finished >= 0 && c.finished <= c.issued;
-    if (!known) damaged("'%s' with peer '%s' is no channel", way, peer);
-    if (!possible) damaged("%lld issued and %lld finished cannot be", c.issued, c.finished);
+    if (!known) damaged("'%s' with peer '%s' is not a channel", way, peer);
+    if (!possible) damaged("%lld issued and %lld finished is impossible", c.issued, c.finished);
     if (rank_file_channel(f, c.communicator, (OpWay)c.way, c.peer)) damaged("this channel is there twice");
     if (f->num_channels == (int)(sizeof f->channels / sizeof f->channels[0])) damaged("there are too many channels");
     f->channels[f->num_channels++] = c;
@@ -82,7 +82,7 @@ static inline void rank_file_take_op(RankFile* f, const char* text, int line) {
     bool shaped = got == 11 && text[used] == '\n' && rank_file_peer(peer, f->size, &r.peer);
     if (!shaped) damaged("an operation was expected, not '%.*s'", (int)strcspn(text, "\n"), text);
     for (r.state = OP_FINISHED; r.state >= 0 && strcmp(state, op_state_names[r.state]) != 0;) r.state--;
-    if (r.state < 0) damaged("'%s' is no state of an operation", state);
+    if (r.state < 0) damaged("'%s' is not a state of an operation", state);
     if (f->num_ops == OPLOG_LENGTH) damaged("there are more than %d operations", OPLOG_LENGTH);
     OpWay way = op_way(r.collective);
     OpChannel* c = rank_file_channel(f, r.communicator, way, way == WAY_COLLECTIVE ? -1 : r.peer);

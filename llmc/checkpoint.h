@@ -11,7 +11,7 @@ optimizer file of its own, and two indices say what is where (checkpoint_files.h
 
 Saving     rank 0: checkpoint_begin - the others: checkpoint_attach - every rank: checkpoint_write_unit for what it owns -
            the others: checkpoint_detach - rank 0, after adding up everyone's w.checksum and w.elements: checkpoint_commit.
-           Sharded - rank 0: checkpoint_begin_sharded - every writer, rank 0 too: checkpoint_attach_shard - then as above.
+           Sharded - rank 0: checkpoint_begin_sharded - every writer, also rank 0: checkpoint_attach_shard - then as above.
            The caller puts barriers between these. All of it happens under a temporary name beside the final one and is
            synced before it is renamed, so a crash at any instant leaves the last good checkpoint.
 Failures   end the process with the file's name and the remedy; the temporary folder is removed.

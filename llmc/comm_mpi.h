@@ -435,7 +435,7 @@ static inline void mpi_thread_begin(MpiEngine* e) {
     setenv("OMPI_MCA_mpi_yield_when_idle", "0", 0); // where ranks outnumber cores, Open MPI yields in every call: see mpi_rest
     mpi_check(MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
     require(provided >= MPI_THREAD_FUNNELED, "this MPI does not support programs with threads: install one that does");
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); // mpi_check says more than MPI would
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); // mpi_check reports more than MPI would
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     require(rank == c->rank && size == c->size, "this process was started as rank %d of %d, but MPI says rank %d of %d:"

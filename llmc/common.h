@@ -45,7 +45,7 @@ static inline void die_at(const char* file, int line, const char* format, ...) {
 #define die(...) die_at(__FILE__, __LINE__, __VA_ARGS__)
 #define require(cond, ...) do { if (!(cond)) die(__VA_ARGS__); } while (0)
 
-// Zeroed host memory; dies with a clear message if there is none.
+// Returns zeroed host memory; dies with a clear message if there is not enough.
 static inline void* xcalloc(size_t n, size_t size) {
     void* p = calloc(n ? n : 1, size ? size : 1);
     require(p != NULL, "out of host memory: %zu x %zu bytes were asked for", n, size);

@@ -22,7 +22,7 @@ typedef struct {
     long long step; // as the log counts them, from 1
 } Fault;
 
-// Reads the value of --fault; "" is none.
+// Reads the value of --fault; "": no fault.
 static inline Fault fault_parse(const char* text, int ranks) {
     Fault f = { FAULT_NONE, 0, 0 };
     if (text[0] == '\0') return f;

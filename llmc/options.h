@@ -28,7 +28,7 @@ typedef struct {
     const char* purpose; // one line for --help
     OptionSpec specs[MAX_OPTIONS];
     int count;
-    const char* operands_form;       // what --help calls the arguments that are no options: "IN OUT"; NULL: there are none
+    const char* operands_form;       // what --help calls the arguments that are not options: "IN OUT"; NULL: there are none
     int least_operands, most_operands;
     const char** operands;           // (operand_count) those of the command line, after options_parse; owned
     int operand_count;
@@ -94,7 +94,7 @@ static inline OptionTable options_table(const char* program, const char* purpose
     return t;
 }
 
-// From here on the command line takes arguments beside options: least to most of them.
+// The command line also takes arguments that are not options: from `least` to `most` of them.
 static inline void options_operands(OptionTable* t, const char* form, int least, int most) {
     t->operands_form = form;
     t->least_operands = least;
@@ -132,14 +132,14 @@ static inline void option_letter(OptionTable* t, char letter) { t->specs[t->coun
 static inline void options_common(OptionTable* t, Options* o) {
     const double big = 1e9, huge = 1e15;
     option_text(t, "data", &o->data, "FILE", "training tokens: .bin, a glob of .bin shards, or any text file");
-    option_text(t, "val-data", &o->val_data, "FILE", "the same for evaluation; '' for none");
+    option_text(t, "val-data", &o->val_data, "FILE", "tokens for evaluation, as --data; '': no evaluation");
     option_text(t, "tokenizer", &o->tokenizer, "bytes|FILE", "bytes, vocab.json with merges.txt beside it, or llm.c's tokenizer .bin");
     option_text(t, "model", &o->model, "NAME", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN: N layers, 64N channels, N heads");
     option_letter(t, 'm');
-    option_int(t, "layers", &o->layers, 0, 256, "instead of the model's; 0: the model's");
-    option_int(t, "heads", &o->heads, 0, 65536, "likewise");
-    option_int(t, "channels", &o->channels, 0, 65536, "likewise");
-    option_int(t, "vocab-size", &o->vocab_size, 0, 1 << 24, "likewise; 0: the tokenizer's for dN, 50257 for gpt2*");
+    option_int(t, "layers", &o->layers, 0, 256, "number of layers; 0: the model's");
+    option_int(t, "heads", &o->heads, 0, 65536, "number of heads; 0: the model's");
+    option_int(t, "channels", &o->channels, 0, 65536, "number of channels, C; 0: the model's");
+    option_int(t, "vocab-size", &o->vocab_size, 0, 1 << 24, "number of tokens, V; 0: the tokenizer's for dN, 50257 for gpt2*");
     option_int(t, "seq-len", &o->seq_len, 1, 1 << 20, "tokens per sequence, T");
     option_letter(t, 't');
     option_int(t, "batch-size", &o->batch_size, 1, 1 << 20, "sequences per rank and micro-batch, B");
@@ -149,7 +149,7 @@ static inline void options_common(OptionTable* t, Options* o) {
     option_letter(t, 'n');
     option_float(t, "lr", &o->lr, 0, 1e3, "highest learning rate");
     option_int(t, "warmup-steps", &o->warmup_steps, 0, big, "steps over which the learning rate rises linearly");
-    option_choice(t, "lr-schedule", &o->lr_schedule, "cosine|linear|constant|wsd", "what follows; wsd: constant, then down over the last fifth");
+    option_choice(t, "lr-schedule", &o->lr_schedule, "cosine|linear|constant|wsd", "after the warmup; wsd: constant, then down over the last fifth");
     option_float(t, "final-lr-fraction", &o->final_lr_fraction, 0, 1, "learning rate at the last step, as a fraction of --lr");
     option_float(t, "weight-decay", &o->weight_decay, 0, 1e3, "of 2-D tensors only");
     option_float(t, "beta1", &o->beta1, 0, 0.9999999, "AdamW");
@@ -161,23 +161,23 @@ static inline void options_common(OptionTable* t, Options* o) {
     option_int(t, "max-bad-steps", &o->max_bad_steps, 1, big, "stop after this many steps in a row with NaN or Inf");
     option_int(t, "seed", &o->seed, 0, 9e15, "of initial weights, data order and samples");
     option_choice(t, "recompute", &o->recompute, "none|block|auto",
-                  "block: keep only each block's input, run its forward pass again in backward; auto: block where there is no room to keep all");
-    option_float(t, "memory-limit", &o->memory_limit, 0, 1e6, "GB of device memory that a rank may have, beyond which it stops; 0: all there is");
+                  "block: keep only each block's input, run its forward pass again in backward; auto: block if not everything fits");
+    option_float(t, "memory-limit", &o->memory_limit, 0, 1e6, "GB of device memory that a rank may use; if it needs more it stops; 0: no limit");
     option_choice(t, "attention", &o->attention, "auto|cudnn|own", "auto: cuDNN's where a GPU has it and it takes these shapes, else our own");
-    option_flag(t, "deterministic", &o->deterministic, "equal bits from run to run, also where something faster would not give them");
+    option_flag(t, "deterministic", &o->deterministic, "equal bits from run to run, even where that is slower");
     option_text(t, "trace", &o->trace, "FILE", "write a timeline, for https://ui.perfetto.dev; '': none");
     option_text(t, "out", &o->out, "DIR", "write checkpoints and metrics.jsonl here; '': write nothing");
     option_letter(t, 'o');
     option_int(t, "save-every", &o->save_every, 0, big, "steps between checkpoints; 0: only after the last step");
     option_int(t, "keep", &o->keep, 0, big, "checkpoints to keep, the newest; 0: all");
     option_flag(t, "resume", &o->resume, "continue from the newest checkpoint under --out");
-    option_text(t, "init-from", &o->init_from, "CHECKPOINT", "start from the weights of this checkpoint folder, whose shape is taken");
+    option_text(t, "init-from", &o->init_from, "CHECKPOINT", "start from the weights and with the model shape of this checkpoint folder");
     option_int(t, "log-every", &o->log_every, 0, big, "steps between printed lines; 0: about 20 lines on a terminal, every step elsewhere");
     option_int(t, "eval-every", &o->eval_every, 0, big, "steps between evaluations, one more at the end; 0: none");
-    option_int(t, "eval-steps", &o->eval_steps, 1, big, "global batches per evaluation at most");
+    option_int(t, "eval-steps", &o->eval_steps, 1, big, "largest number of global batches per evaluation");
     option_int(t, "sample-every", &o->sample_every, 0, big, "steps between printed samples, one more at the end; 0: none");
     option_int(t, "sample-tokens", &o->sample_tokens, 1, 1 << 20, "tokens per sample");
-    option_text(t, "prompt", &o->prompt, "TEXT", "what a sample starts from; '': the end-of-text token");
+    option_text(t, "prompt", &o->prompt, "TEXT", "text that a sample starts from; '': the end-of-text token");
     option_float(t, "temperature", &o->temperature, 0, 100, "of sampling; 0: always the likeliest token");
     option_int(t, "top-k", &o->top_k, 0, 1 << 24, "sample among the k likeliest tokens only; 0: all");
 }
@@ -282,7 +282,7 @@ static inline void options_parse(OptionTable* t, int argc, char** argv) {
             "usage: %s [options] %s; --help says more", t->program, t->operands_form);
 }
 
-// Whether the command line named --NAME.
+// Returns true if the command line named --NAME.
 static inline bool option_given(OptionTable* t, const char* name) {
     for (int i = 0; i < t->count; i++) if (strcmp(t->specs[i].name, name) == 0) return t->specs[i].given;
     die("there is no option --%s", name);

@@ -24,7 +24,7 @@ static const RankVariables ranks_torchrun = { "torchrun", "RANK", "WORLD_SIZE", 
 // A batch script has SLURM_PROCID and SLURM_NTASKS without having been started by srun; only srun's tasks have the STEP's number.
 static const RankVariables ranks_slurm = { "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL };
 
-// The whole number in an environment variable. Dies unless it is from least to most.
+// The whole number in an environment variable. Dies unless it is between least and most.
 static inline int ranks_number(const char* launcher, const char* variable, long least, long most) {
     const char* text = getenv(variable);
     require(text != NULL, "%s has not set %s, although it has set other variables; start with mpirun, torchrun or srun,"

@@ -12,14 +12,14 @@ A difference between the two is a bug in a formula or in the program.
 #include "options.h"
 #include "precision.h"
 
-// Of the device's memory: what is offloaded is beside it.
+// The sum over the device's memory, without what is offloaded.
 static inline size_t memory_sum(const size_t bytes[MEMORY_KINDS]) {
     size_t total = 0;
     for (int k = 0; k < MEMORY_KINDS; k++) if (k != MEMORY_OFFLOADED) total += bytes[k];
     return total;
 }
 
-// Bytes of it that are still to be allocated, and whether there is room for them.
+// The bytes of it that are still to be allocated; true if there is room for them.
 static inline size_t memory_missing(const size_t predicted[MEMORY_KINDS]) { return memory_sum(predicted) - device_memory_total(); }
 static inline bool memory_fits(const size_t predicted[MEMORY_KINDS]) { return memory_missing(predicted) <= device_memory_available(); }
 
@@ -57,7 +57,7 @@ static inline json_t* run_record(GPT2Config c, const size_t predicted[MEMORY_KIN
     return run;
 }
 
-// One row: bytes predicted, bytes measured. Returns whether they are the same.
+// One row: bytes predicted, bytes measured. Returns true if they are the same.
 static inline bool report_row(const char* name, size_t predicted, size_t measured) {
     char p[32], m[32];
     format_bytes(p, sizeof p, (double)predicted);
@@ -77,7 +77,7 @@ static inline bool report_kind(MemoryKind k, const size_t predicted[MEMORY_KINDS
     return (predicted[k] == 0 && measured == 0) || report_row(memory_kind_names[k], predicted[k], measured);
 }
 // Device memory of this rank: by kind as it is now, and the most that there ever was, which is the sum of all kinds where
-// everything is allocated once; then what is offloaded. Returns whether all is as predicted.
+// everything is allocated once; then what is offloaded. Returns true if all is as predicted.
 static inline bool report_memory(const size_t predicted[MEMORY_KINDS]) {
     bool agree = true;
     report_header("memory per rank");

@@ -332,8 +332,8 @@ static inline void tokenizer_read_merge(Tokenizer* t, const MergeReader* r, cons
     int left = merge_token(t, r, text, left_text, r->bytes, &a);
     int right = merge_token(t, r, space + 1, n - left_text - 1, r->bytes + a, &b);
     int id = *token_map_slot(r->map, t, r->bytes, a + b);
-    require_file(r->from, id >= 0, "line %zu: what \"%.*s\" merge into is not in the vocabulary", r->line, shown, text);
-    require_file(r->from, id != t->eot, "line %zu makes " END_OF_TEXT " out of text, which no text may become", r->line);
+    require_file(r->from, id >= 0, "line %zu: the merge of \"%.*s\" is not in the vocabulary", r->line, shown, text);
+    require_file(r->from, id != t->eot, "line %zu merges text into " END_OF_TEXT ", which text must not become", r->line);
     t->merged[t->pair_count] = id;
     bool is_new = pair_add(t, left, right, (uint32_t)t->pair_count);
     require_file(r->from, is_new, "line %zu: \"%.*s\" was there before", r->line, shown, text);

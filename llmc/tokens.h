@@ -38,7 +38,7 @@ static inline bool token_file_detect(const char* path) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     require(fd >= 0, "cannot open %s: %s", path, strerror(errno));
     int32_t magic = 0;
-    bool is_long_enough = pread_all(fd, &magic, sizeof magic, 0); // a folder or a pipe fails here and is no token file
+    bool is_long_enough = pread_all(fd, &magic, sizeof magic, 0); // a folder or a pipe fails here and is not a token file
     close(fd);
     return is_long_enough && magic == TOKENS_MAGIC;
 }

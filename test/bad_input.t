@@ -20,7 +20,7 @@ check "an unknown choice names the choices" refused "--lr-schedule" "cosine|line
 check "an option without its value" refused "--out needs a value" -- fp32 --out
 check "an unknown model names the known ones" refused "--model" "huge" "gpt2-xl" -- fp32 --model huge
 check "channels that do not divide over the heads" refused "--channels" "15" "2 heads" -- fp32 --channels 15
-check "a total batch that is no multiple of the micro-batch" refused "--total-batch-size" 500 256 -- fp32 --total-batch-size 500
+check "a total batch that is not a multiple of the micro-batch" refused "--total-batch-size" 500 256 -- fp32 --total-batch-size 500
 for limit in -1 nan inf 0.5GB "" 1e7; do
     check "--memory-limit '$limit'" refused "--memory-limit" -- fp32 --memory-limit "$limit"
 done
@@ -32,7 +32,7 @@ check "T beyond the model's context" refused "--seq-len 2048" "1024" -- fp32 --m
 check "T beyond the checkpoint's context" refused "--seq-len 64" "32" -- fp32 --model d2 --init-from $REFERENCE/initial --heads 4 --channels 32 --seq-len 64
 check "a vocabulary smaller than the tokenizer's" refused "--tokenizer" 257 200 -- fp32 --vocab-size 200
 check "a tokenizer that is not there" refused "$work/none.json" -- fp32 --tokenizer "$work/none.json"
-echo "{ this is no vocabulary" > "$work/vocab.json"
+echo "{ this is not a vocabulary" > "$work/vocab.json"
 check "a vocab.json that is not JSON" refused "$work/vocab.json" -- fp32 --tokenizer "$work/vocab.json"
 check "a file that is not a tokenizer at all" refused "README.md" -- fp32 --tokenizer README.md
 

@@ -15,7 +15,7 @@ no_races() {
 [ "$BUILD" = build ] && all="1 2 3 4" || all="1 3"
 for ranks in $all; do
     check "every claim of test_comm holds on $ranks ranks" passes $ranks 0
-    check "  in strict mode, too" passes $ranks 1
+    check "  also in strict mode" passes $ranks 1
 done
 if [ "$BUILD" = build ]; then
     check "every claim of test_comm holds on 8 ranks" passes 8 0
@@ -49,7 +49,7 @@ check "a communicator's name can be used only once" mistake split-twice "there i
 check "the world is freed last" mistake world-first "comm_free of the world before 'part.0'"
 check "errors name their rank" \
     mistake_on 2 0 wait-twice "^rank 1: error: world: operation #0 is waited for a second time"
-check "a name can be used only once on several ranks, too" \
+check "a name can be used only once, also on several ranks" \
     mistake_on 2 0 split-twice "there is a communicator 'part.0' already"
 check "strict mode sees ranks that wait in different orders" \
     mistake_on 3 1 orders-differ "has reached all-reduce #[01] of world (2 fp32"

@@ -105,7 +105,7 @@ check "a rank that hangs is named" fails_with "rank 2 has not reached" "step 2" 
 
 # ---- latency and bandwidth ----
 # links FILE: JSON as dev/comm/README.md describes it. No line with a larger or smaller alpha or beta is nearer to the times in
-# the table; busbw follows from beta. In the table's last line, whose bandwidths have enough digits, the factor is right, too.
+# the table; busbw follows from beta. In the table's last line, whose bandwidths have enough digits, the factor is also right.
 links() {
     bench_on 3 --op all -b 64 -e 4M -f 4 -n 5 -w 2 --json "$1" || return 1
     perl -MJSON::PP - "$1" "$work/said" << 'END' || { cat "$1" "$work/said"; return 1; }

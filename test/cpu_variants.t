@@ -25,7 +25,7 @@ for source in dev/cpu/*.c; do
     [ "$name" != bench_layers ] || continue
     check "$name: every variant is right" all_right "$name"
     check "$name: with one thread" all_right "$name" --threads 1
-    check "$name: odd shapes, too" odd_shapes "$name"
+    check "$name: also with odd shapes" odd_shapes "$name"
 done
 
 # is_told NAME VARIANT WAS IS: after this change in the source the variant is wrong, the others are right, and the status is 1.

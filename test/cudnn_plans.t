@@ -48,7 +48,7 @@ same_answers() {
     [ "$(wc -l < "$work/real")" -ge 70 ] && [ "$(grep -c '^a good .*SUCCESS' "$work/real")" -ge 6 ] || return 1
     grep -v "SUCCESS" "$work/real" > "$work/refused"
     grep "^a good " "$work/real" > "$work/good"
-    ! grep -vxFf "$work/emulated" "$work/refused" "$work/good" # each of these lines is one of the stand-in's, too
+    ! grep -vxFf "$work/emulated" "$work/refused" "$work/good" # the stand-in prints each of these lines as well
 }
 
 check "everything compiles, without nvcc" build_all
@@ -65,10 +65,10 @@ for precision in bf16 fp16; do
 done
 check "GPT-2 124M, deterministic" planned bf16 4 1024 12 64 deterministic
 check "GPT-2 1558M" planned bf16 1 1024 25 64
-check "a length that is no multiple of 64, heads of 128" planned bf16 2 65 3 128
+check "a length that is not a multiple of 64, heads of 128" planned bf16 2 65 3 128
 check "  deterministic" planned fp16 2 65 3 128 deterministic
 check "one token" planned bf16 2 1 2 64
 check "heads of 80" planned bf16 1 200 2 80
-check "heads that are no multiple of 8 are refused, and it says why" refused "multiple of 8" bf16 1 100 2 12
+check "heads that are not a multiple of 8 are refused, and the error says why" refused "multiple of 8" bf16 1 100 2 12
 check "the deterministic plan stores what the other adds up at once, in any order" deterministic_stores_ds
 done_testing

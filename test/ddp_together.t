@@ -23,7 +23,7 @@ close() { # OUT OUT
 }
 only_step_10() { mkdir -p "$2" && cp -r "$1/step_00000010" "$1/metrics.jsonl" "$2"; } # FROM TO: as if the run had been stopped there
 
-# ---- checkpoints. 20 steps of 32 sequences are more than one epoch, so the second one's order counts, too ----
+# ---- checkpoints. 20 steps of 32 sequences are more than one epoch, so the second one's order also counts ----
 check "4 ranks train and save" train 4 8 "$work/four" --save-every 10 --deterministic
 check "one rank does the same with accumulation" train 1 8 "$work/one" --save-every 10
 check "  and its losses, norms and weights agree" close "$work/one" "$work/four"
@@ -103,7 +103,7 @@ check "dev/ranks finds the rank that left out an operation" parted
 # ---- ranks that differ, and options that do not fit the number of ranks ----
 on_two() { on_ranks 1 "$ddp" "${small[@]}" --batch-size 8 "$1" "$2" : -np 1 "$ddp" "${small[@]}" --batch-size 8 "$3" "$4"; } # OPTION VALUE, for each rank
 check "ranks with different options end and name the option" fails_with "do not agree: --lr is \"0.01\" on rank 0 and \"0.02\" on rank 1" -- on_two --lr 0.01 --lr 0.02
-check "  with different data, too" fails_with "do not agree: --data" -- on_two --data $REFERENCE/tokens.bin --data README.md
+check "  also with different data" fails_with "do not agree: --data" -- on_two --data $REFERENCE/tokens.bin --data README.md
 check "a batch that does not divide over the ranks" fails_with "^rank 0: error: --total-batch-size 512 must be a multiple.*3 ranks" "^rank 2: error:" -- \
     on_ranks 3 "$ddp" "${small[@]}" --batch-size 8
 check "fewer sequences than ranks" fails_with "a step on 4 ranks needs" -- on_ranks 4 "$ddp" "${small[@]}" --seq-len 2048 --batch-size 1 --total-batch-size 0

@@ -68,7 +68,7 @@ not_as_predicted() { FAILS=2 BUILD=$work/told fails_with "8 bytes more than pred
 real_table() {
     BUILD=$BUILD sh dev/zero_memory.sh --ranks "2 3" "${small_model[@]}" --batch-size 2 --total-batch-size 192 > "$work/table" || return 1
     cat "$work/table"
-    # what was sent is what the formula says, but for the padding of shards and three numbers a step
+    # what was sent is what the formula says, except the padding of shards and three numbers a step
     awk '/^ *[23] (ddp|zero)/ { n++; if ($NF == 0 || $(NF - 1) / $NF > 1.02 || $(NF - 1) / $NF < 0.999) exit 1 } END { exit n != 8 }' "$work/table"
 }
 # ---- how ranks are started ----
@@ -154,7 +154,7 @@ two_runs() {
 if [ -x "$BUILD/train_gpt2_zero" ] && [ -e data/train.bin ]; then
     check "the demo trains on 4 ranks, samples, saves a checkpoint, says where it is, and what each stage keeps" demo
     check "the command that it gives to train on works" its_command_goes_on
-    check "what each stage keeps and sends is as the formulas say, with accumulation, too" real_table
+    check "what each stage keeps and sends is as the formulas say, also with accumulation" real_table
     check "a script says how it starts ranks" says_how
     check "a launcher that is not there is named" no_launcher
     check "an mpirun that refuses root is quoted, and what helps" refuses_root

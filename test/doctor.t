@@ -6,7 +6,7 @@
 export NVCC=no-such-nvcc # it takes seconds and decides nothing
 bin=$work/bin
 mkdir "$bin" "$work/include" "$work/lib" "$work/cmocka" "$work/cgroup" "$work/proc"
-chmod 755 "$work" # another user comes here, too
+chmod 755 "$work" # another user also works here
 echo '#error broken on purpose' | tee "$work/include/jansson.h" > "$work/cmocka/cmocka.h"
 echo 'not a library' > "$work/lib/libdnnl.so"
 fake() { printf '#!/bin/sh\n%s\n' "$2" > "$bin/$1"; chmod +x "$bin/$1"; }
@@ -57,7 +57,7 @@ an_old_compiler_is_told() {
     doctor 1 CC=old_cc && says 'UNUSABLE *C compiler *gcc (GCC) 4.8.5 does not compile .*; gcc 9 and later do' &&
         fails demo 'C compiler cannot be used, for the reason above'
 }
-no_launcher_for_4() { # but for 2
+no_launcher_for_4() { # only for 2
     fake launcher 'case "$*" in *"-np 4"*) echo "There are not enough slots for 4" >&2; exit 1 ;; esac
         exec mpirun --allow-run-as-root "$@"'
     doctor 1 MPIRUN=launcher && works test &&
@@ -141,10 +141,10 @@ check "everything that a command lacks is named" two_are_named
 check "no compiler is reported, and not what could not be tried without it" no_compiler_is_told
 check "a compiler that is too old is reported with its version, and with one that works" an_old_compiler_is_told
 check "a launcher that does not start 4 ranks is reported for make demo" no_launcher_for_4
-check "missing optional tools are reported and are no failure" optional_things_are_optional
-check "a clang without libFuzzer is no failure: only make fuzz and make test-all use it" clang_without_its_fuzzer_works
-check "a GPU's libraries that are missing are reported with how to get them, and are no failure" a_gpus_libraries_are_no_failure
-check "where there is a GPU, they are one, and it says how to leave the GPU out" but_with_a_gpu_they_are
+check "missing optional tools are reported and are not a failure" optional_things_are_optional
+check "a clang without libFuzzer is not a failure: only make fuzz and make test-all use it" clang_without_its_fuzzer_works
+check "a GPU's libraries that are missing are reported with how to get them, and are not a failure" a_gpus_libraries_are_no_failure
+check "where there is a GPU, they are a failure, and it says how to leave the GPU out" but_with_a_gpu_they_are
 check "the threads are those that a run will use" threads_are_counted
 check "a container's share of the cores counts, and the time follows it" a_containers_share_counts
 check "memory that may not suffice is reported" little_memory_is_told

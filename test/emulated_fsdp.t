@@ -2,7 +2,7 @@
 # FSDP on GPUs, under the emulator: ranks that share a GPU and talk by MPI through pinned host memory, and ranks with a GPU each
 # over NCCL's stand-in. Every sharding and prefetch has DDP's bits. Each run has another emulator seed, and so another order
 # of streams: a room, a bucket or a shard on the host that is used too early shows. With offload AdamW runs on the host, where it
-# rounds differently: such runs have one another's bits. Hybrid sums in another order; it has the CPU's numbers.
+# rounds differently: such runs agree with one another to the bit. Hybrid sums in another order and agrees with the CPU.
 . test/lib.sh
 . test/emulated.sh
 # 3 blocks: the third reuses the first one's bucket and, with 2 rooms, its room

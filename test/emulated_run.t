@@ -124,12 +124,12 @@ unlucky() { # VARIABLE=VALUE PROGRAM-KIND PATTERN...
     fails_with "$@" -- env "$setting" bash -c "$functions; REFERENCE=$REFERENCE; emulated $kind"
 }
 check "no GPU is an error that says so" unlucky CUDA_EMULATOR_DEVICES=0 fp32 "no GPU is visible" "DEVICE=cpu"
-check "a missing driver, too" unlucky CUDA_EMULATOR_DRIVER=0 fp32 "no NVIDIA driver is loaded"
+check "so is a missing driver" unlucky CUDA_EMULATOR_DRIVER=0 fp32 "no NVIDIA driver is loaded"
 check "a driver older than the toolkit names both" \
     unlucky CUDA_EMULATOR_DRIVER=11080 fp32 "driver is for CUDA 11.8" "built with CUDA 1[2-9]"
 check "if memory is too small the error names what was asked for, and options" \
     unlucky CUDA_EMULATOR_MEMORY=20 fp32 "out of memory: .* for workspace" "the GPU's 0.02 GB" "--batch-size"
-check "more than --memory-limit is an error, too" memory_limit_holds emulated fp32
+check "more than --memory-limit is an error" memory_limit_holds emulated fp32
 check "a kernel's error says how to learn more" \
     unlucky CUDA_EMULATOR_FAULT=encoder fp32 "illegal memory access" "DEBUG=1 names its layer"
 check "  and a debug build names the layer" unlucky CUDA_EMULATOR_FAULT=encoder debug "encoder_forward: .*illegal memory access"

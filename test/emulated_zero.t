@@ -21,7 +21,7 @@ for comm in mpi nccl; do
         check "  and DDP's bits" same_bits ddp $stage
         [ $stage = 1 ] && continue
         check "  with accumulation, in strict mode" strict trains strict on_gpus $comm 2 $zero -- --zero-stage $stage --total-batch-size 128
-        check "    has the CPU's numbers, too" as_cpu cpu-2 strict
+        check "    has the CPU's numbers as well" as_cpu cpu-2 strict
     done
     # streams and blocks in another order: a buffer that is reused too early shows
     CUDA_EMULATOR_SEED=5 check "  stage 3 under another seed of the emulator" trains seed on_gpus $comm 2 $zero -- $options

@@ -237,7 +237,7 @@ if [ "$BUILD" = build ]; then
     check "  full, with both prefetches into 3 rooms, says the same" says_the_same --limit-all-gathers 3
     check "  with offload" says_the_same --cpu-offload --prefetch backward-post --wrap layer
     check "  grad-op says the same" says_the_same --sharding grad-op
-    check "  --sharding none, too" says_the_same --sharding none --wrap model
+    check "  --sharding none says the same" says_the_same --sharding none --wrap model
 fi
 
 # ---- rooms: gathering ahead is bounded ----
@@ -354,7 +354,7 @@ if [ "$BUILD" = build ]; then # a rank may notice the death before it has begun 
 fi
 refuses() { fails_with "$1" -- "$fsdp" "${small[@]}" "${@:2}"; }
 check "--shard-group without hybrid is an error" refuses "--shard-group and --sharding hybrid go together" --shard-group 1
-check "  hybrid without --shard-group, too" refuses "--shard-group and --sharding hybrid go together" --sharding hybrid
+check "  hybrid without --shard-group" refuses "--shard-group and --sharding hybrid go together" --sharding hybrid
 check "  a group that does not divide the ranks" refuses "3 does not divide 1" --sharding hybrid --shard-group 3
 check "  one room, and prefetch" refuses "--limit-all-gathers 1 leaves no room to gather ahead: allow 2, or --prefetch none" --limit-all-gathers 1
 check "  --limit-all-gathers 0" refuses "limit-all-gathers" --limit-all-gathers 0

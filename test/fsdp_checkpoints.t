@@ -56,7 +56,7 @@ fi
 for x in $all; do
     from=${x%:*} n=${x#*:}
     check "fsdp $from on $n ranks does the same" saves $from $n
-    check "  continued by itself: the same files to the bit" goes_on_to_the_bit $from $from $n
+    check "  continued by the same program: the same files to the bit" goes_on_to_the_bit $from $from $n
     case $BUILD-$from in
         build-full) by="single:1 zero3:2 hybrid:4 sharded:4" ;;
         build-sharded) by="single:1 ddp:3 zero1:4 zero2:2 zero3:3 offload:1 hybrid:2 full:4 model:3" ;;
@@ -77,7 +77,7 @@ if [ "$BUILD" = build ]; then
     # ---- 16 bits: the shards are fp32, the model is rounded ----
     export PRECISION=bf16
     check "bf16: fsdp sharded on 3 ranks" trains sharded16 3 "$work/sharded16"
-    check "  continued by itself to the bit" eval 'half "$work/sharded16" "$work/second" && trains sharded16 3 "$work/second" --resume && same_files "$work/sharded16" "$work/second"'
+    check "  continued by the same program to the bit" eval 'half "$work/sharded16" "$work/second" && trains sharded16 3 "$work/second" --resume && same_files "$work/sharded16" "$work/second"'
     near() { half "$work/sharded16" "$work/second" && trains "$1" "$2" "$work/second" --resume &&
         "$COMPARE" metrics "$work/sharded16/metrics.jsonl" "$work/second/metrics.jsonl" --rtol 1e-4 --only loss; }
     check "  by zero3 on 2, with nearly the same losses" near zero3 2

@@ -22,7 +22,7 @@ check "  and passes on the environment variables that ranks need" eval 'by_mpiru
 check "  and the network interface to use" eval 'by_mpirun env INTERFACE=eth1 && says "--mca btl_tcp_if_include eth1 --mca oob_tcp_if_include eth1 -x NCCL_SOCKET_IFNAME ./program"'
 check "a hostfile that is not there is an error" fails_with "there is no hostfile $work/none" -- sh dev/launch/mpirun.sh "$work/none" ./program
 echo '# nothing' > "$work/empty"
-check "a hostfile without a node is an error, too" fails_with "names no node" -- sh dev/launch/mpirun.sh "$work/empty" ./program
+check "a hostfile without a node is an error" fails_with "names no node" -- sh dev/launch/mpirun.sh "$work/empty" ./program
 
 echo "localhost slots=2" > "$work/here"
 check "two ranks on this machine, from a hostfile" eval 'OMP_NUM_THREADS=1 sh dev/launch/mpirun.sh "$work/here" "$fsdp" "${small[@]}" > "$work/said" 2>&1 && says "^ranks  *2, 2 on this machine, found by OpenMPI" && says "^step 3/3 "'
@@ -47,7 +47,7 @@ check "two nodes by hand number their ranks" eval 'by_hand 1 2 2 node1:2950 sh -
     says "^0 of 4, here 0 of 2, meeting at node1 2950" && says "^1 of 4, here 1 of 2" && says "^2 of 4, here 0 of 2" && says "^3 of 4, here 1 of 2" && [ "$(wc -l < "$work/said")" = 4 ]'
 check "  a rank that fails gives its status" eval 'by_hand 0 1 3 here:2950 sh -c "exit \$RANK"; [ $? -eq 2 ]'
 check "  a node beyond the last is an error" fails_with "NODE must be at most 1 with 2 nodes" -- by_hand 2 2 1 here:2950 true
-check "  and an address without a port, too" fails_with "ADDRESS:PORT must be like" -- by_hand 0 1 1 here true
+check "  so is an address without a port" fails_with "ADDRESS:PORT must be like" -- by_hand 0 1 1 here true
 check "  on the CPU MPI needs a launcher: the error says so" eval 'not by_hand 0 1 2 127.0.0.1:$((20000 + $$ % 20000)) $fsdp "${small[@]}" --comm-timeout 20 > "$work/said" 2>&1 && says "error: .*mpirun"'
 over_nccl() {
     (export TMPDIR=$work CUDA_EMULATOR_DEVICES=2; by_hand 0 1 2 127.0.0.1:$((20000 + $$ % 20000)) $1 "${small[@]}" --comm-timeout 60 > "$work/said" 2>&1) &&

@@ -1,6 +1,6 @@
 #!/bin/bash
 # The tests of llmc/cuda/ can fail: three of test/mutations' small bugs are caught, each by the build that is meant for it. The
-# script that says so is tested, too. (make mutations runs all of them.)
+# script that says so is also tested. (make mutations runs all of them.)
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 for folder in "${CUDA_HOME:-/usr/local/cuda}" /usr; do [ -e "$folder/include/cuda_runtime.h" ] && cuda=$folder; done

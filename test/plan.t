@@ -34,9 +34,9 @@ check "  and in fp32" says "4 \+ 4 \+ 8 bytes" -- --params 1e9 --precision fp32
 
 # ---- errors ----
 check "an unknown model is an error" fails_with "gpt5 is not known" -- "$plan" --model gpt5
-check "options of a model beside --params are an error" fails_with "layers has no meaning beside --params" -- "$plan" --params 1e9 --layers 3
+check "options of a model beside --params are an error" fails_with "layers cannot be used with --params" -- "$plan" --params 1e9 --layers 3
 check "  so is --master without --params" fails_with "master is for --params" -- "$plan" --master off
-check "  and --master with fp32" fails_with "master has no meaning with --precision fp32" -- "$plan" --params 1e9 --master off --precision fp32
+check "  and --master with fp32" fails_with "master cannot be used with --precision fp32" -- "$plan" --params 1e9 --master off --precision fp32
 check "half a parameter is an error" fails_with "params must be at least 1, not 0.5" -- "$plan" --params 0.5
 check "a measured and a computed time together are an error" \
     fails_with "give either that or these" -- "$plan" --compute-ms 5 --mfu 0.5

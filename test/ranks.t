@@ -1,5 +1,5 @@
 #!/bin/bash
-# What build/ranks says of files such as a failed run leaves, and its exit status.
+# What build/ranks says about files like those of a failed run, and its exit status.
 . test/lib.sh
 
 # ring RANK LAST [RUN]: writes the file of a rank whose last operation is number LAST.

@@ -27,7 +27,7 @@ chooses() {
 bytes=$(peak_bytes "$work/fp32-none")
 check "auto, the default, keeps all activations if they fit" chooses none tiny fp32 --layers 3
 check "  and takes the same bytes as --recompute none" [ "$(peak_bytes "$work/auto")" = "$bytes" ]
-check "with a --memory-limit of exactly these bytes, too" chooses none tiny fp32 --layers 3 --memory-limit "${bytes}e-9"
+check "also with a --memory-limit of exactly these bytes" chooses none tiny fp32 --layers 3 --memory-limit "${bytes}e-9"
 check "with 8 bytes less it recomputes" chooses block tiny fp32 --layers 3 --memory-limit "$((bytes - 8))e-9"
 check "  and has the same bits" same_run "$work/fp32-none" "$work/auto"
 check "  with --recompute none that is an error" fails_with "out of memory" "or --recompute block" -- \
@@ -39,7 +39,7 @@ for stage in ddp zero fsdp; do
         --eval-every 0 --sample-every 0)
     check "2 ranks of $stage keep all activations" chooses none on_ranks 2 "$program" "${small[@]}"
     bytes=$(peak_bytes "$work/auto")
-    check "  with a limit of just these bytes, too" chooses none on_ranks 2 "$program" "${small[@]}" --memory-limit "${bytes}e-9"
+    check "  also with a limit of just these bytes" chooses none on_ranks 2 "$program" "${small[@]}" --memory-limit "${bytes}e-9"
     check "  with less they recompute" chooses block on_ranks 2 "$program" "${small[@]}" --memory-limit "$((bytes - 8))e-9"
 done
 done_testing

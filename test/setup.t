@@ -9,7 +9,7 @@ absent=$(sh dev/doctor.sh < /dev/null | sed '/^For GPUs/,$d' | grep -im 1 -e mis
 export FAKES=$work NVCC=no-such-nvcc
 bin=$work/bin disk=$work/disk
 mkdir "$bin" "$work/broken" "$disk"
-chmod 755 "$work" # other users come here, too
+chmod 755 "$work" # other users also work here
 
 fake() { printf '#!/bin/sh\n%s\n' "$2" > "$bin/$1"; chmod +x "$bin/$1"; }
 # apt-get notes what it is asked for; installing makes Jansson whole.
@@ -186,7 +186,7 @@ another_make_is_named() {
     return $result
 }
 
-# As somebody else than the owner of the copy.
+# As a user who is not the owner of the copy.
 other_user() {
     if [ "$(command id -u)" = 0 ]; then with=(setpriv --reuid 65534 --regid 65534 --clear-groups)
     else chmod -R a-w "$copy"; fi
@@ -301,8 +301,8 @@ if unshare -rm mount -t tmpfs none "$disk" 2> /dev/null; then
 else skip "a full disk, a read-only one, and one without programs" "disks cannot be mounted here"; fi
 check "a temporary folder that does not exist is named" no_temporary_folder
 check "where nvcc is and NVIDIA's libraries are not, their wheels are fetched, once" the_wheels_are_fetched_once
-check "wheels that cannot be fetched are no failure: the CPU's programs need none" without_wheels_the_rest_is_set_up
-check "no pip is told" no_pip_is_told
+check "wheels that cannot be fetched are not a failure: the CPU's programs need none" without_wheels_the_rest_is_set_up
+check "a missing pip is reported" no_pip_is_told
 check "wheels of another CUDA version than the toolkit's do not count" other_wheels_do_not_count
 user 0 root
 check "root installs what is missing and nothing else, after one update" root_installs_what_is_missing_and_no_more
@@ -315,6 +315,6 @@ rm -f "$work/broken/jansson.h"
 fake apt-get 'echo "$@" >> "$FAKES/asked"'
 check "a compiler that is too old is named with its version, and with one that works" an_old_compiler_is_named
 check "a make that is not GNU make is named" another_make_is_named
-check "libFuzzer's library is asked for in clang's version; it is optional, so its absence is no failure" \
+check "libFuzzer's library is asked for in clang's version; it is optional, so its absence is not a failure" \
     the_fuzzers_library_is_of_clangs_version
 done_testing

@@ -20,7 +20,7 @@ ddp=train_gpt2_ddp.cu
 check "stages are the same except where test/stages.list gives a reason" perl test/check_stages.pl
 check "a changed line in a shared function is found" finds "$ddp: block_forward differs" $ddp '/^static void block_forward/,/^}/s/BT, 4\*C, C/BT, C, 4*C/'
 check "  in a function of one line" finds "$ddp: is_due differs" $ddp '/^static bool is_due/s/every > 0/every > 1/'
-check "a comment above it, too" finds "$ddp: unit_params differs" $ddp "s|^// Returns unit u's parameters, ready for use.|// Unit u's parameters.|"
+check "a changed comment above it is found" finds "$ddp: unit_params differs" $ddp "s|^// Returns unit u's parameters, ready for use.|// Unit u's parameters.|"
 check "  and a blank at the end of a line" finds "$ddp: gpt2_update differs" $ddp '/^static void gpt2_update/s/$/ /'
 check "a changed struct" finds "$ddp: BlockParams differs" $ddp 's/floatX \*ln1w, \*ln1b, \*qkvb/floatX *ln1b, *ln1w, *qkvb/'
 check "a macro" finds "$ddp: STAGED differs" $ddp 's/^#define STAGED.*/#define STAGED ((size_t)1 << 16)/'

@@ -769,7 +769,7 @@ static void a_missing_or_truncated_shard_is_named(void** state) {
     replace_step_2(names[1], shard, n);
     expect_death(load, dir, dir, "model-*-of-00003.safetensors: element ", "fall back to", older);
     free(shard);
-    // and a state that believes in another number of them
+    // and a state with a different number of them
     TrainState s = state_at(2, DTYPE_F32);
     uint64_t sums[CHECKPOINT_PARTS] = { 0 };
     s.shards = 4;

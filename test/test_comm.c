@@ -430,7 +430,7 @@ static void test_totals_include_splits(void) {
 static unsigned long long posted_by_all(CommKind k, unsigned long long before) {
     return (unsigned long long)comm_host_sum(&world, (double)(world.stats[k].posted - before));
 }
-// All ranks together really send N times what the formula says of one.
+// All ranks together really send N times what the formula says for one.
 static void test_formulas_are_what_is_sent(void) {
     size_t n = 300007, N = (size_t)world.size;
     float* x = xcalloc(n * N, sizeof(float));
@@ -438,7 +438,7 @@ static void test_formulas_are_what_is_sent(void) {
         set_mode(mode);
         unsigned long long before = world.stats[COMM_ALL_REDUCE].posted;
         comm_wait(&world, comm_all_reduce(&world, x, n, COMM_F32));
-        before = world.stats[COMM_ALL_REDUCE].posted - before; // comm_host_sum is an all-reduce, too
+        before = world.stats[COMM_ALL_REDUCE].posted - before; // comm_host_sum is also an all-reduce
         double sent = comm_host_sum(&world, (double)before);
         check(sent == 4.0 * 2 * (double)(n * (N - 1)), "all-reduce by %s: %.0f bytes", mode_names[mode], sent);
     }

@@ -302,7 +302,7 @@ static void test_messages_do_not_queue_behind_collectives(void) {
     if (world.rank == 1) comm_wait(&world, comm_recv(&world, number, 1, COMM_F32, 0));
     if (world.rank == 1) comm_wait(&world, comm_send(&world, number, 1, COMM_F32, 2));
     if (world.rank == 2) comm_wait(&world, comm_recv(&world, number, 1, COMM_F32, 1));
-    device_synchronize(); // rank 2 has it, and only now comes to the collective
+    device_synchronize(); // rank 2 has it, and only now issues the collective
     if (world.rank == 2) all = comm_all_reduce(&world, sum, 4, COMM_F32);
     comm_wait(&world, all);
     is(sum, copy_of(4, COMM_F32, of_sum, &world), 4, COMM_F32, "all-reduce");
@@ -357,7 +357,7 @@ static void test_windows(void) {
     require(device_allocations() == allocations + 2 && device_memory(MEMORY_COMMUNICATION) == before + (at + N * n) * sizeof(float),
             "memory that NCCL lends is not accounted for as it was asked for");
     comm_share_memory(&world);
-    const char* said = strrchr(comm_description(&world), ','); // scratch of other communicators may be windows, too
+    const char* said = strrchr(comm_description(&world), ','); // scratch of other communicators may also be windows
     require(!world.world->options.windows || (strstr(said, " windows") && atoi(said + 1) >= 2), "there are no two windows%s", said);
     host_to_device(shard + at, own, n * sizeof(float));
     comm_wait(&world, comm_all_gather(&world, full + at, shard + at, n, COMM_F32));

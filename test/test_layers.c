@@ -498,7 +498,7 @@ static void test_sums_are_exact_to_double_and_add_to_what_is_there(void** state)
     add_sum_squares(&squares, x.x, 100);
     assert_true(isinf(squares));
 }
-// One rounding may be off by half a unit in the last place; fp32's own sum and product round once, too.
+// One rounding may be off by half a unit in the last place; fp32's own sum and product also round once.
 static void test_scaling_and_adding_round_once(void** state) {
     (void)state;
     const size_t sizes[5] = { 0, 1, 7, 1000, 40003 };

@@ -332,7 +332,7 @@ static void test_fsdp_hides_what_zero_3_cannot(void** state) {
     StepTime zero3 = plan_step(&p, PLAN_ZERO3, &w, s), fsdp = plan_step(&p, PLAN_FSDP, &w, s);
     double root = network_seconds(&w, PLAN_ALL_GATHER, 4.0 * (double)plan_whole(&p, PLAN_FSDP, 0), 8);
     assert_true(fabs(fsdp.communication + root - zero3.communication) < 1e-12);
-    assert_true(fabs(zero3.communication / ddp.communication - 1.5) < 1e-4); // but for padding
+    assert_true(fabs(zero3.communication / ddp.communication - 1.5) < 1e-4); // except padding
     assert_true(zero3.exposed > 0.99 * zero3.communication && fsdp.exposed < 0.1 * fsdp.communication);
     p.unit_buffers = 1; // no room to gather ahead
     StepTime one = plan_step(&p, PLAN_FSDP, &w, s);

@@ -388,10 +388,10 @@ static void test_damaged_files_are_refused_with_the_line(void** state) {
         { HEAD OPS "end\n",
           ":3: this is not a file of last operations, or it is damaged: its channel does not have operation 0" },
         { HEAD CHANNEL CHANNEL OPS "end\n", "twice" },
-        { HEAD "channel world collective - 1 2\n" "end\n", "1 issued and 2 finished cannot be" },
+        { HEAD "channel world collective - 1 2\n" "end\n", "1 issued and 2 finished is impossible" },
         { HEAD "channel world collective - -1 -2\n" "end\n", "cannot be" },
-        { HEAD "channel world gather - 2 1\n" OPS "end\n", "is no channel" },
-        { HEAD "channel world send - 2 1\n" "end\n", "is no channel" },
+        { HEAD "channel world gather - 2 1\n" OPS "end\n", "is not a channel" },
+        { HEAD "channel world send - 2 1\n" "end\n", "is not a channel" },
         { HEAD "channel world send 4 2 1\n" "end\n", "a channel was expected" },
         { HEAD "channel world send x 2 1\n" "end\n", "a channel was expected" },
         { HEAD CHANNEL "end\n", NULL }, // its operations have left the ring
@@ -400,7 +400,7 @@ static void test_damaged_files_are_refused_with_the_line(void** state) {
         { HEAD "channel world collective - 3 1\n" "op 0 world all-reduce 10 fp32 - 3 finished 1 2 3\n"
           "op 2 world all-reduce 10 fp32 - 3 started 1 2 0\nend\n", "2 follows 0" },
         { HEAD CHANNEL "op 5 world all-reduce 10 fp32 - 3 finished 1 2 3\nend\n", "does not have operation 5" },
-        { HEAD CHANNEL "op 1 world all-reduce 10 fp32 - 3 sleeping 1 2 3\nend\n", "'sleeping' is no state" },
+        { HEAD CHANNEL "op 1 world all-reduce 10 fp32 - 3 sleeping 1 2 3\nend\n", "'sleeping' is not a state" },
         { HEAD CHANNEL "op 1 world all-reduce 10 fp32 9 3 finished 1 2 3\nend\n", "an operation was expected" },
         { HEAD CHANNEL "op 1 world all-reduce 10 a-type-with-a-long-name - 3 finished 1 2 3\nend\n",
           "an operation was expected" },

@@ -462,7 +462,7 @@ static void test_broken_merges_are_refused(void** state) {
     expect_merges_refused("h e\nhe\n", "line 2: \"he\" is not two tokens");
     expect_merges_refused("#version: 0.2\n\nh e\n", "line 2: \"\" is not two tokens");
     expect_merges_refused("h e x\n", "line 1: \"e x\" is not in the vocabulary");
-    expect_merges_refused("he l\n", "line 1: what \"he l\" merge into is not in the vocabulary");
+    expect_merges_refused("he l\n", "line 1: the merge of \"he l\" is not in the vocabulary");
     expect_merges_refused("xyz l\n", "line 1: \"xyz\" is not in the vocabulary");
     expect_merges_refused(" l\n", "line 1: \"\" is not in the vocabulary");
     expect_merges_refused("h \n", "line 1: \"\" is not in the vocabulary");

@@ -41,7 +41,7 @@ command -v python3 > /dev/null && check "  which is well-formed XML" sh -c "pyth
 check "  with a box for each slice, and one for what hides communication" eval 'boxes "#c1121f" 2 && boxes "#7fb069" 2 && boxes "#eeeeee" 2 && boxes "#8d99ae" 2'
 # 800 pixels are 120 ms: communication begins after 80 of them and takes 30, of which the first 10 are hidden
 check "  at the right place and width" grep -q '<rect x="593.33" y="52" width="200.00" height="18" fill="#c1121f"' "$work/a.svg"
-check "  and what hides it, too" grep -q '<rect x="593.33" y="52" width="66.67" height="18" fill="#7fb069"' "$work/a.svg"
+check "  so is what hides it" grep -q '<rect x="593.33" y="52" width="66.67" height="18" fill="#7fb069"' "$work/a.svg"
 options=(--step 2 --svg "$work/a.svg" --svg-ms 240)
 check "  at another scale, with --svg-ms" says "^picture"
 check "    half as wide" grep -q '<rect x="326.67" y="52" width="100.00" height="18" fill="#c1121f"' "$work/a.svg"

@@ -176,7 +176,7 @@ check "a folder that cannot be made is an error" not_ones_own
 printf '{"text": "a"}\n{"text": 1}\n' > number.jsonl
 printf '{"text": "a"}\n{"text": "b"\n' > cut.jsonl
 printf '{"text": "a", "text": "b"}\n' > double.jsonl
-printf 'this is no vocabulary' > words.txt
+printf 'this is not a vocabulary' > words.txt
 mkdir -p folder
 tokenize_fails() { # PATTERN... -- ARGUMENT...
     local patterns=()
@@ -193,7 +193,7 @@ check "a fraction out of range is an error" tokenize_fails "--val-fraction must 
 check "a single document cannot be split" tokenize_fails "no two different documents" "--split" -- --val-out y.bin ab.txt ab.txt
 check "a file that is not a tokenizer is named" tokenize_fails "words.txt" "starts neither" -- --tokenizer words.txt ab.txt
 check "a JSON line without text is named" tokenize_fails "line 2 of number.jsonl" "field" -- --split jsonl number.jsonl
-check "a broken JSON line is named" tokenize_fails "line 2 of cut.jsonl" "no valid JSON" -- --split jsonl cut.jsonl
+check "a broken JSON line is named" tokenize_fails "line 2 of cut.jsonl" "not valid JSON" -- --split jsonl cut.jsonl
 check "a field that is there twice is an error" tokenize_fails "line 1 of double.jsonl" "duplicate" -- --split jsonl double.jsonl
 check "a missing folder to write in is named" tokenize_fails "cannot create" "no/x.bin" -- --out no/x.bin ab.txt
 check "train_bpe refuses a vocabulary smaller than the bytes" \
@@ -214,6 +214,6 @@ full_disk_leaves_what_was_there() {
 }
 full_disk_while_training() { full_disk vocab.json 1 "$train_bpe" --out full corpus; }
 check "a full disk is an error that leaves the old file" full_disk_leaves_what_was_there
-check "a full disk stops train_bpe, too" full_disk_while_training
+check "a full disk also stops train_bpe" full_disk_while_training
 
 done_testing

@@ -43,7 +43,7 @@ for source in dev/cuda/*.cu; do
     case $name in matmul_*) precision=bf16 ;; esac
     check "$name, $precision: compiles" compile "$source" "$precision" "$program"
     check "$name, $precision: every variant is right" all_right "$source" "$program" "${shape[@]}"
-    check "$name, $precision: an odd shape, too" odd_shape_right "$program" --rows 3 --cols 131
+    check "$name, $precision: also with an odd shape" odd_shape_right "$program" --rows 3 --cols 131
 done
 
 # More tiles than fit in shared memory at a time; heads of a size other than 64.

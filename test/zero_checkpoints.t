@@ -37,7 +37,7 @@ for x in "${saved_by[@]}"; do
     for y in "${saved_by[@]}"; do
         name2=${y%:*} turn=$((turn + 1)) m=${others[turn % 5]}
         if [ $name2 = $name ]; then
-            check "  continued by itself: the same to the bit" goes_on_to_the_bit $name $name $n
+            check "  continued by the same program: the same to the bit" goes_on_to_the_bit $name $name $n
             continue
         fi
         [ $name2 = single ] && m=1
@@ -66,7 +66,7 @@ for x in "${saved_by[@]}"; do
     case $x in zero*) check "${x%:*} saves the same to the bit in strict mode" strict_saves ${x%:*} ${x#*:} ;; esac
 done
 
-# ---- 16 bits: master weights are state, too ----
+# ---- 16 bits: master weights are also state ----
 if [ "$BUILD" = build ]; then
     export PRECISION=bf16
     check "bf16: zero3 on 3 ranks" trains zero3 3 "$work/bf16"

@@ -35,11 +35,11 @@ static void options_bench(OptionTable* t, BenchOptions* o) {
     option_letter(t, 'o');
     option_text(t, "minbytes", &o->min_text, "SIZE", "first size in bytes, of the larger buffer; K, M or G may follow it");
     option_letter(t, 'b');
-    option_text(t, "maxbytes", &o->max_text, "SIZE", "no size is larger than this");
+    option_text(t, "maxbytes", &o->max_text, "SIZE", "largest size in bytes");
     option_letter(t, 'e');
     option_float(t, "stepfactor", &o->factor, 1.01, 1e6, "factor from one size to the next");
     option_letter(t, 'f');
-    option_text(t, "stepbytes", &o->step_text, "SIZE", "or bytes from one size to the next; '': --stepfactor is used");
+    option_text(t, "stepbytes", &o->step_text, "SIZE", "bytes from one size to the next; '': --stepfactor is used");
     option_letter(t, 'i');
     // comm_settle, which waits, must not be called between timed operations: comm.h keeps COMM_MOST_WAITED without it
     option_int(t, "iters", &o->iters, 1, 1000, "timed operations per size");

@@ -152,7 +152,7 @@ static void matmul_5_tiles(Problem* p) {
 
 // ---- 6: llmc/'s ----
 // oneDNN's product: the same ideas, with sizes measured for each kind of processor, machine code generated when the program
-// starts, data fetched before it is needed, and copies of w only where they pay. It is the bar.
+// starts, data fetched before it is needed, and copies of w only where they pay. This is the rate to reach.
 static void matmul_6_llmc(Problem* p) { matmul_forward(p->out, p->inp, p->w, p->bias, p->N, p->C, p->OC); }
 
 // A sum of C terms is off by about sqrt(C) roundings of its value.

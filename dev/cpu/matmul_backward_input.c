@@ -5,8 +5,8 @@ with w (OC,C). So
     dinp (N,C) = dout (N,OC) w (OC,C)      sums over OC
 
 The arithmetic is forward's, on arrays of the same size; what differs is how w lies. Forward multiplied its rows with rows of inp;
-here the sum goes down its columns: a row of dinp gets multiples of rows of w. So the steps of matmul.c have another value here:
-what helped most there is worth little here, and what needed a copy of w there needs none.
+here the sum goes down its columns: a row of dinp gets multiples of rows of w. So the steps of matmul.c differ in value here:
+what helped most there gains little, and what needed a copy of w there needs none.
 */
 #include "tile.h"
 
@@ -126,7 +126,7 @@ static void matmul_backward_input_5_tiles(Problem* p) {
 }
 
 // ---- 6: llmc/'s ----
-// oneDNN's sgemm, which each thread calls for its own tile of dinp. It is the bar.
+// oneDNN's sgemm, which each thread calls for its own tile of dinp. This is the rate to reach.
 static void matmul_backward_input_6_llmc(Problem* p) { matmul_backward_input(p->dinp, p->dout, p->w, p->N, p->C, p->OC); }
 
 // A sum of OC = 3072 terms in one chain is off by about sqrt(OC) = 55 roundings of its value.

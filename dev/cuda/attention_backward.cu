@@ -189,8 +189,8 @@ static AttentionCall call_of(Problem& p) {
 }
 
 // ---- 3: tiles, llmc/'s own in fp32 ----
-// The same two sums. A block has a tile of queries or keys, and tiles of the other side come to shared memory. Made for blocks
-// of 256 threads.
+// The same two sums. A block has a tile of queries or keys, and tiles of the other side are copied to shared memory. Made for
+// blocks of 256 threads.
 static bool attention_backward_3_tiles(Problem& p, int threads) {
     if (threads != ATTENTION_THREADS || p.HS > ATTENTION_MAX_HS) return false;
     attention_fp32_arithmetic(call_of(p));

@@ -1,6 +1,6 @@
 /*
-bench_layers.cu - the roofline of a training step: what each operation must compute and move, how long that takes at least on
-this GPU, and how long it takes.
+bench_layers.cu - the roofline of a training step: what each operation must compute and move, the minimum time for that on
+this GPU, and the measured time.
 
     bench_layers [--model gpt2] [--vocab-size 50257] [--recompute] [B T [repetitions]]     (16 1024 20)
     bench_layers --floors TFLOPS GBPS ...     no GPU is needed: only what follows from shapes, and floors at these rates
@@ -249,7 +249,7 @@ static void bench_update(GPT2Config g) {
 #define STEP_BLOCKS 12     // at most: a GPU queues about a thousand kernels, and then the host waits before it issues more
 #define HELD_SECONDS 5.0
 
-// Holds the stream up until `go`, but for HELD_SECONDS at most: a host that takes so long is waiting for the GPU.
+// Holds the stream up until `go`, at most HELD_SECONDS: a host that takes longer is waiting for the GPU.
 static std::atomic<bool> go, gave_up;
 static void CUDART_CB hold(void*) {
     double begin = now_seconds();

@@ -3,8 +3,8 @@ bias_gelu.cu - what follows the first product of the MLP where its own epilogue 
 out (N,OC) += bias (OC), rounded to floatX, and act (N,OC) = gelu(out), the tanh form.
 
 One row is read and two are written. GELU costs an exponential and a division per element. That is the most arithmetic that any
-of these operations has, but memory should still hide it. The best kernel is none: cuBLASLt adds the bias and applies GELU to a
-product's tile before it leaves the chip.
+of these operations has, but memory should still hide it. The best kernel is no kernel: cuBLASLt adds the bias and applies GELU
+to a product's tile before it leaves the chip.
 */
 #include "variants.cuh"
 #include "../../llmc/cuda/bias_gelu.cuh"

@@ -3,7 +3,7 @@ gelu_backward.cu - the gradient of GELU where cuBLASLt's epilogue cannot do it, 
 the tanh form, where pre (N,C) is GELU's input in forward.
 
 Two rows are read and one is written. The derivative costs an exponential and a division per element, but memory should still
-hide them. The best kernel is none: the product that makes dinp can multiply its tiles before they leave the chip.
+hide them. The best kernel is no kernel: the product that makes dinp can multiply its tiles before they leave the chip.
 */
 #include "variants.cuh"
 #include "../../llmc/cuda/bias_gelu.cuh"

@@ -67,7 +67,7 @@ __device__ inline void tma_load(void* tile, const CUtensorMap* map, int x, int y
 // ---- wgmma ----
 // Call before the first wgmma, and whenever anything else has used its registers (sums or left operand).
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// For the compiler, which believes that the sums are ready as soon as wgmma is issued: no use of them moves across this. Call
+// For the compiler, which assumes that the sums are ready when wgmma has been issued: no use of them moves across this. Call
 // before the first wgmma_fence and after the last wgmma_wait.
 template <int n> __device__ inline void wgmma_settle(float (&d)[n]) {
     #pragma unroll

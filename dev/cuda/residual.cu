@@ -1,9 +1,9 @@
 /*
-residual.cu - the residual addition and the layernorm after it: several kernels for the addition, and at last none:
+residual.cu - the residual addition and the layernorm after it: several kernels for the addition, and at last no kernel at all:
 res (N,C) = inp1 + inp2, rounded to floatX, and out (N,C) = layernorm of res.
 
-An addition is the simplest kernel: two loads and a store. The lesson is that the best kernel is none. Alone it reads two rows
-and writes one, and layernorm reads that again and writes its own: five rows are moved, where four would do. Those four are
+An addition is the simplest kernel: two loads and a store. The lesson is that the best kernel is no kernel. Alone it reads two
+rows and writes one, and layernorm reads that again and writes its own: five rows are moved, where four would do. Those four are
 counted. All variants use llmc/'s layernorm at its own block size; the sweep is over the addition's.
 */
 #include "variants.cuh"

@@ -91,7 +91,7 @@ static inline bool document_read_json(Documents* d) {
     const char* path = d->paths[d->opened - 1];
     json_error_t error;
     json_t* object = json_loadb(d->line, (size_t)n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
-    require(object != NULL, "line %zu of %s is no valid JSON: %s", d->line_number, path, error.text);
+    require(object != NULL, "line %zu of %s is not valid JSON: %s", d->line_number, path, error.text);
     const json_t* text = json_object_get(object, d->field);
     require(json_is_string(text), "line %zu of %s has no text in a field \"%s\"; --field names another", d->line_number, path,
             d->field);

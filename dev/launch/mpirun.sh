@@ -9,7 +9,7 @@
 #   node2 slots=4
 #
 # Ranks fill the first node, then the next, so the ranks of one --shard-group are neighbours. Each node needs the same folder
-# under the same path (a shared file system, which --out needs, too), and ssh from the first node without a password.
+# under the same path (a shared file system, which --out also needs), and ssh from the first node without a password.
 # INTERFACE: the network interface to use between nodes, where a machine has several. MPIRUN: the launcher (dev/on_ranks.sh).
 set -eu
 usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; exit "$1"; }

@@ -20,7 +20,7 @@ command -v ip >/dev/null || fail "there is no ip (package iproute2)"
 work=$(mktemp -d)
 id=shard$$ # begins the names of this run's namespaces
 finish() {
-    ip netns del "$id-0" 2>/dev/null || true # this deletes both ends of the link, too
+    ip netns del "$id-0" 2>/dev/null || true # this also deletes both ends of the link
     ip netns del "$id-1" 2>/dev/null || true
     rm -rf "$work"
 }

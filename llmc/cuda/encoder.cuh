@@ -2,7 +2,7 @@
 cuda/encoder.cuh - token and position embeddings. Included by cuda/layers.cuh.
 
 Backward has to add up, for each token, the rows of dout where it occurs. The positions are first grouped by token with a
-counting sort on the device; since the order inside a group must not depend on which thread came first, each position's
+counting sort on the device; because the order inside a group must not depend on which thread came first, each position's
 place in its group is the number of smaller positions there.
 */
 #ifndef LLMC_CUDA_ENCODER_CUH

@@ -143,7 +143,7 @@ static void mistakes_of_operations(void) {
     Descriptor open = tensor_without(-1, 10, { 2, 3, 4, 5 });
     Descriptor operation = make(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
     line("a tensor that is not finalised", set_one(operation, CUDNN_ATTR_OPERATION_MATMUL_ADESC, open));
-    line("a tensor that is none", set_one(operation, CUDNN_ATTR_OPERATION_MATMUL_ADESC, (Descriptor)NULL));
+    line("NULL for a tensor", set_one(operation, CUDNN_ATTR_OPERATION_MATMUL_ADESC, (Descriptor)NULL));
     line("a good product", finalize(matmul_of(a, b, c)));
     line("a product without A", finalize(matmul_of(NULL, b, c)));
     line("a product without B", finalize(matmul_of(a, NULL, c)));

@@ -6,7 +6,7 @@
 #   tsan    also races between threads (ThreadSanitizer)
 # OUT.o instead of a program's name: an object, to be linked by a later compile.sh or g++.
 # In the environment: EMULATOR_LIBRARIES="cublaslt cudnn", stand-ins to link; CPPFLAGS, where their headers are; EMULATOR_BUILD;
-# EMULATOR_DEBUG=-g1, lines alone, with which it compiles faster and gdb knows no variables.
+# EMULATOR_DEBUG=-g1, only line numbers: it compiles faster, but gdb knows no variables.
 set -eu
 [ $# -ge 2 ] || { sed -n '2,10s/^# //p' "$0" >&2; exit 2; }
 source=$1 out=$2 build=${3:-plain}

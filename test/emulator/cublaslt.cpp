@@ -110,7 +110,7 @@ uint64_t bias_length(const Problem& p) { return has(p, CUBLASLT_EPILOGUE_BGRADB)
 
 Refusal check_layout(const char* name, const Layout& l, uint64_t rows, uint64_t cols) {
     if (!is_float(l.type)) UNSUPPORTED("%s is of type %d; the emulator has fp32, bf16 and fp16", name, l.type);
-    if (l.order != CUBLASLT_ORDER_COL || l.batch != 1) UNSUPPORTED("%s: the emulator has single column-major matrices only", name);
+    if (l.order != CUBLASLT_ORDER_COL || l.batch != 1) UNSUPPORTED("%s: only single column-major matrices are supported", name);
     if (!l.rows || !l.cols) INVALID("%s is empty", name);
     if (l.rows != rows || l.cols != cols)
         INVALID("%s is (%zu,%zu), where the others make it (%zu,%zu)", name, l.rows, l.cols, rows, cols);
@@ -364,7 +364,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t preference, int requested,
                                               cublasLtMatmulHeuristicResult_t results[], int* returned) {
-    if (!is_handle(handle)) return answer(__func__, refuse(CUBLAS_STATUS_NOT_INITIALIZED, "the handle is none"));
+    if (!is_handle(handle)) return answer(__func__, refuse(CUBLAS_STATUS_NOT_INITIALIZED, "not a handle of cublasLtCreate"));
     if (requested <= 0 || !preference || !results || !returned)
         return answer(__func__, refuse(CUBLAS_STATUS_INVALID_VALUE, "no preference, or no place for results"));
     Problem p;
@@ -387,7 +387,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
                               cublasLtMatrixLayout_t a, const void* B, cublasLtMatrixLayout_t b, const void* beta, const void* C,
                               cublasLtMatrixLayout_t c, void* D, cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t* algorithm,
                               void* workspace, size_t workspace_bytes, cudaStream_t stream) {
-    if (!is_handle(handle)) return answer(__func__, refuse(CUBLAS_STATUS_NOT_INITIALIZED, "the handle is none"));
+    if (!is_handle(handle)) return answer(__func__, refuse(CUBLAS_STATUS_NOT_INITIALIZED, "not a handle of cublasLtCreate"));
     if (!alpha || !beta) return answer(__func__, refuse(CUBLAS_STATUS_INVALID_VALUE, "alpha or beta is NULL"));
     Problem p;
     Refusal r = read_problem(&p, operation, a, b, c, d);

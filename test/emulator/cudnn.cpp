@@ -479,7 +479,7 @@ cudnnStatus_t bind(Run& run, const Descriptor* pack) {
     for (int64_t uid : uids) {
         auto t = run.graph->tensors.find(uid);
         bool in_memory = t != run.graph->tensors.end() && !t->second.is_virtual;
-        REFUSE_UNLESS(in_memory, BAD_PARAM, "uid %ld is no tensor in memory", (long)uid);
+        REFUSE_UNLESS(in_memory, BAD_PARAM, "uid %ld is not a tensor in memory", (long)uid);
     }
     for (auto& [uid, t] : run.graph->tensors) {
         if (t.is_virtual) continue;

@@ -140,7 +140,7 @@ EMULATED T atomicCAS(T* address, typename EmulatorAs<T>::type compare, typename 
     return emulator_atomic(address, [=](T old) -> T { return old == compare ? value : old; }, site);
 }
 
-// --- arithmetic: the host rounds to nearest, too; fast approximations are computed exactly ---
+// --- arithmetic: the host also rounds to nearest; fast approximations are computed exactly ---
 EMULATED float __fadd_rn(float a, float b) { return a + b; }
 EMULATED float __fsub_rn(float a, float b) { return a - b; }
 EMULATED float __fmul_rn(float a, float b) { return a * b; }

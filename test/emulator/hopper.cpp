@@ -91,7 +91,7 @@ struct TileMap {
     uint64_t magic;
     const char* memory;      // (planes,rows) rows of `row_bytes`, `pitch` bytes apart, planes plane_pitch bytes
     uint64_t row_bytes, rows, pitch, planes, plane_pitch;
-    uint32_t rank, element, box_bytes, box_rows, swizzle; // bytes, but for rank and box_rows; swizzle: of a row, 16: none
+    uint32_t rank, element, box_bytes, box_rows, swizzle; // in bytes, except rank and box_rows; swizzle: of a row, 16: none
     uint8_t outside;         // the byte that is read outside of the rows
 };
 static_assert(sizeof(TileMap) <= sizeof(CUtensorMap), "it must fit");
@@ -110,7 +110,7 @@ size_t tma_check(const void* tile, const CUtensorMap* map, int rank, uint64_t* b
     size_t bytes = (size_t)m->box_bytes * m->box_rows;
     if (!in_shared(tile, bytes)) fail(self, site, "a tile of %zu bytes at %p, which is not in the block's shared memory", bytes, tile);
     if (find_mbarrier(barrier, site)->made != 2)
-        fail(self, site, "the copy engine does not know this mbarrier: who made it must call mbarrier_init_fence");
+        fail(self, site, "the copy engine does not know this mbarrier: the thread that made it must call mbarrier_init_fence");
     return bytes;
 }
 void tma_load(void* tile, const CUtensorMap* map, TileStart start, uint64_t* barrier, Site site) {

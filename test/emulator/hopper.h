@@ -49,7 +49,7 @@ EMULATED void tma_load(void* tile, const CUtensorMap* map, int x, int y, int z, 
 // --- wgmma: all 128 threads of a warpgroup, four warps of which the first one's number divides by 4 ---
 EMULATED void wgmma_fence() { emulator::wgmma_fence(); }
 template <int n> EMULATED void wgmma_settle(float (&)[n]) {} // matters only to the GPU's compiler
-// For a fragment of A it matters here, too: from now until the wait for its product the fragment must not change.
+// For a fragment of A it also matters here: from now until the wait for its product the fragment must not change.
 EMULATED void wgmma_settle(uint32_t (&a)[4], Site site = here()) { emulator::wgmma_settle(a, site); }
 EMULATED void wgmma_commit() { emulator::wgmma_commit(); }
 template <int groups> EMULATED void wgmma_wait(Site site = here()) { emulator::wgmma_wait(groups, site); }
@@ -64,7 +64,7 @@ template <class T, bool a_transposed, bool b_transposed, int sums>
 EMULATED void wgmma(float (&d)[sums], uint64_t a, uint64_t b, Site site = here()) {
     emulator::wgmma({wgmma_element<T, sums>(), 2 * sums, false, a_transposed, b_transposed, a, b}, d, nullptr, site);
 }
-// The same with a in registers, each warp's 16 rows as mma's. They, too, are undefined (NaN) until wgmma_wait.
+// The same with a in registers, each warp's 16 rows as mma's. They are also undefined (NaN) until wgmma_wait.
 template <class T, bool b_transposed, int sums>
 EMULATED void wgmma(float (&d)[sums], uint32_t (&a)[4], uint64_t b, Site site = here()) {
     emulator::wgmma({wgmma_element<T, sums>(), 2 * sums, true, false, b_transposed, 0, b}, d, a, site);

@@ -226,7 +226,7 @@ void progress(ncclComm* c) {
 }
 ncclResult_t check_comm(const char* call, ncclComm_t c, bool must_be_ready) {
     if (!c || !comms.count(c) || c->destroyed)
-        return refuse(ncclInvalidArgument, call, "%p is no communicator, or was destroyed", (void*)c);
+        return refuse(ncclInvalidArgument, call, "%p is not a communicator, or was destroyed", (void*)c);
     if (must_be_ready && c->state == ncclInProgress)
         return refuse(ncclInvalidArgument, call, "the communicator is not done with what was asked of it (ncclCommGetAsyncError)");
     return must_be_ready ? c->state : ncclSuccess;
@@ -311,7 +311,7 @@ std::string message_name(const Task& t, uint64_t number) {
     std::string pair = std::to_string(sends ? t.comm->rank : t.peer) + "-" + std::to_string(sends ? t.peer : t.comm->rank) + "-";
     return name_of(t.comm, ("message" + pair).c_str(), number, 0);
 }
-// Sends and receives of a group run concurrently; the group is finished when all have arrived, also those it sent.
+// Sends and receives of a group run concurrently; the group is finished when all have arrived, including those that it sent.
 void launch_messages(ncclComm* c, const std::vector<Task>& tasks) {
     uint64_t number = c->issued++;
     typedef std::vector<std::pair<Task, std::string>> Messages; // and their files
@@ -485,7 +485,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, size_t bytes,
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
     PASS(check_comm("ncclCommWindowDeregister", comm, true));
     if (!windows.count(window) || window->comm != comm)
-        return refuse(ncclInvalidArgument, "ncclCommWindowDeregister", "%p is no window on this communicator", (void*)window);
+        return refuse(ncclInvalidArgument, "ncclCommWindowDeregister", "%p is not a window on this communicator", (void*)window);
     windows.erase(window);
     delete window;
     return ncclSuccess;

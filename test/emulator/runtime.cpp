@@ -93,7 +93,7 @@ static cudaError_t check_copy(Call& call, const Side& dst, const Side& src, size
     return cudaSuccess;
 }
 // Pinned memory is read or written when the stream gets there; until then a destination holds 0xff. An ordinary source is copied
-// at once; for an ordinary destination the caller waits. `blocking`: cudaMemcpy, which waits for pinned memory, too.
+// at once; for an ordinary destination the caller waits. `blocking`: cudaMemcpy, which also waits for pinned memory.
 static cudaError_t copy(Call& call, void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream,
                         bool blocking) {
     CUstream_st* s = stream_for_work(call, stream);

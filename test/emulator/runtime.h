@@ -32,7 +32,7 @@ struct Call {
     std::unique_lock<std::mutex> lock; // over everything in these files
     cudaError_t error;                 // why the call cannot do anything: no driver, no device, an earlier fault; or cudaSuccess
     explicit Call(const char* name = __builtin_FUNCTION());
-    cudaError_t fail(cudaError_t error, const char* format, ...) __attribute__((format(printf, 3, 4))); // explains it, too
+    cudaError_t fail(cudaError_t error, const char* format, ...) __attribute__((format(printf, 3, 4))); // also reports the reason
 };
 cudaError_t remember(cudaError_t error); // for cudaGetLastError; returns it
 extern thread_local const char* running; // the work that this thread runs, or NULL
@@ -41,7 +41,7 @@ extern cudaError_t sticky_error;         // a kernel's fault, after which every 
 // --- memory.cpp: allocations, and when they may be touched ---
 enum class Where { HOST, PINNED, DEVICE };
 struct Block { Where where; const char* begin; size_t bytes; }; // HOST: unknown to CUDA, no begin or bytes
-Block find_block(const void* p);                                // one past its end is the block's, too
+Block find_block(const void* p);                                // one past its end still belongs to the block
 void describe(const void* p, char* text, size_t size);          // "byte 8 of 64 bytes of device memory that were freed", or ""
 void open_memory(void);                                         // for a stream's work
 void close_memory(void);

@@ -80,7 +80,7 @@ template <bool bug> static void overwritten() { // `one` overwrites what `other`
     if (!bug) ok(cudaStreamWaitEvent(one, read));
     fill<<<1, N, 0, one>>>(x, 2);
     ok(cudaDeviceSynchronize());
-    expect("what was read before it was written anew", first_of(y, other), 2);
+    expect("what was read before it was overwritten", first_of(y, other), 2);
     ok(cudaEventDestroy(written));
     ok(cudaEventDestroy(read));
 }
@@ -199,7 +199,7 @@ static void check_graphs() {
     }
     ok(cudaGraphExecDestroy(graph));
 
-    set_all(x, 0); // a graph does not run twice at a time, whatever the streams
+    set_all(x, 0); // a graph does not run twice at a time, on any streams
     begin();
     add_one<<<1, N, 0, one>>>(y, x);
     add_one<<<1, N, 0, one>>>(x, y);
@@ -369,7 +369,7 @@ static void check_errors() {
     int asked = 0;
     while (cudaEventQuery(event) == cudaErrorNotReady && asked < 100) asked++;
     cudaGetLastError();
-    expect("one who keeps asking gets there", asked > 1 && asked < 100, 1);
+    expect("a caller that keeps asking gets there", asked > 1 && asked < 100, 1);
     ok(cudaEventDestroy(event));
     ok(cudaEventDestroy(untimed));
     expect_error("a destroyed event", cudaEventRecord(event, one), cudaErrorInvalidResourceHandle);

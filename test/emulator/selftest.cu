@@ -199,7 +199,7 @@ __global__ void atomic_functions(int* i, unsigned* u, float* f, double* d, unsig
     atomicAdd(d, 0.25);
     atomicAdd(l, 3);
     atomicAdd(b, __float2bfloat16(1.0f));
-    unsigned seen = 0; // a lock-free maximum of floats by comparing and swapping, for the loop as much as for the function
+    unsigned seen = 0; // a lock-free maximum by compare and swap; also tests the loop around it
     while (seen < threadIdx.x) {
         unsigned old = atomicCAS(u + 2, seen, threadIdx.x);
         if (old == seen) break;

@@ -72,7 +72,7 @@ CUstream_st* find_stream(cudaStream_t handle) {
 }
 
 static cudaError_t no_stream(Call& call, cudaStream_t handle) {
-    return call.fail(cudaErrorInvalidResourceHandle, "%p is no stream, or was destroyed", (void*)handle);
+    return call.fail(cudaErrorInvalidResourceHandle, "%p is not a stream, or was destroyed", (void*)handle);
 }
 
 // --- captures: CUDA Programming Guide, Prohibited and Unhandled Operations ---
@@ -273,10 +273,10 @@ static cudaError_t make_event(Call& call, cudaEvent_t* event, unsigned flags) {
     return cudaSuccess;
 }
 static cudaError_t no_event(Call& call, cudaEvent_t event) {
-    return call.fail(cudaErrorInvalidResourceHandle, "%p is no event, or was destroyed", (void*)event);
+    return call.fail(cudaErrorInvalidResourceHandle, "%p is not an event, or was destroyed", (void*)event);
 }
 static cudaError_t no_graph(Call& call, const void* graph) {
-    return call.fail(cudaErrorInvalidValue, "%p is no graph, or was destroyed", graph);
+    return call.fail(cudaErrorInvalidValue, "%p is not a graph, or was destroyed", graph);
 }
 } // namespace emulator
 
@@ -328,7 +328,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     CUstream_st* s = stream_for_work(call, stream);
     if (!s) return call.error;
     if (!events.count(event)) return no_event(call, event);
-    if (s->capture) return spoil(call, s, cudaErrorStreamCaptureIsolation, "what the event stands for is no part of the graph");
+    if (s->capture) return spoil(call, s, cudaErrorStreamCaptureIsolation, "the event's work is not part of the graph");
     if (event->latest) wait_on_stream(s, event->latest); // an event that was never recorded needs no wait
     return cudaSuccess;
 }

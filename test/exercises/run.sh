@@ -13,12 +13,13 @@ trap 'exit 1' HUP INT TERM
 unset BUILD
 say() { echo "$*" >&2; }
 
-# make_in FOLDER PRECISION PROGRAM...: builds without warnings about unused code, because a mistake may leave some.
+# make_in FOLDER PRECISION PROGRAM...: builds with little optimisation, because compiling takes longer than running, and without
+# warnings about unused code, because a mistake may leave some.
 make_in() {
     folder=$1 precision=$2
     shift 2
     [ $# -gt 0 ] || return 0
-    make --no-print-directory -C "$folder" DEVICE=cpu PRECISION="$precision" DEBUG= CFLAGS=-Wno-unused "$@" > "$folder/make.log" 2>&1 ||
+    make --no-print-directory -C "$folder" DEVICE=cpu PRECISION="$precision" DEBUG= CFLAGS="-O1 -Wno-unused" "$@" > "$folder/make.log" 2>&1 ||
         { say "run.sh: it cannot be built:"; cat "$folder/make.log" >&2; return 1; }
 }
 copy_sources() {
@@ -26,8 +27,8 @@ copy_sources() {
     [ ! -e nvidia ] || ln -s "$PWD/nvidia" "$1/nvidia" # dev/setup.sh's wheels: the emulator needs their headers
 }
 
-# run_checks FOLDER TEST[:CHECKS] LOG: 0 if all passed, 1 if one failed, 2 if there was none. A deadlock counts as a
-# failure, too.
+# run_checks FOLDER TEST[:CHECKS] LOG: 0 if all passed, 1 if one failed, 2 if there was none. A deadlock also counts
+# as a failure.
 run_checks() {
     test=${2%%:*} only=
     case $2 in *:*) only=${2#*:} ;; esac
