@@ -389,7 +389,7 @@ static void test_damaged_files_are_refused_with_the_line(void** state) {
           ":3: this is not a file of last operations, or it is damaged: its channel does not have operation 0" },
         { HEAD CHANNEL CHANNEL OPS "end\n", "twice" },
         { HEAD "channel world collective - 1 2\n" "end\n", "1 issued and 2 finished is impossible" },
-        { HEAD "channel world collective - -1 -2\n" "end\n", "cannot be" },
+        { HEAD "channel world collective - -1 -2\n" "end\n", "is impossible" },
         { HEAD "channel world gather - 2 1\n" OPS "end\n", "is not a channel" },
         { HEAD "channel world send - 2 1\n" "end\n", "is not a channel" },
         { HEAD "channel world send 4 2 1\n" "end\n", "a channel was expected" },

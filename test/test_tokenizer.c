@@ -483,7 +483,7 @@ static void test_text_cannot_be_made_into_the_end_of_text(void** state) {
     int stem = vocabulary_add(&v, "<|endoftext|", 12);
     vocabulary_merge(&v, stem, '>');
     vocabulary_write_json(&v);
-    expect_refusal(folder, "merges.txt", "line 2 makes <|endoftext|> out of text");
+    expect_refusal(folder, "merges.txt", "line 2 merges text into <|endoftext|>");
 }
 
 static void test_a_broken_tokenizer_bin_is_refused(void** state) {
