@@ -253,8 +253,8 @@ test: test-programs
 	sh test/run.sh quick
 # All there is: further ranks and shapes, sanitizers, thread races, emulated kernels, mutations, fuzzing, Hugging Face's libraries.
 test-all: test-all-programs
-	sh test/interop/run.sh
 	sh test/run.sh
+	sh test/interop/run.sh
 # What test-all adds to test, where test has run before.
 test-rest: test-all-programs
 	sh test/interop/run.sh
