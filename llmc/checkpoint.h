@@ -115,7 +115,9 @@ static inline void checkpoint_fail(const CheckpointWriter* w, const char* path, 
     char* out = path_parent(w->final_path);
     char* last = checkpoint_newest(out);
     bool is_step = checkpoint_name_step(path_name(w->final_path), "") >= 0;
-    folder_remove(w->temporary); // on whichever rank: rank 0 may be ended by its watchdog, which removes nothing
+    // On whichever rank, because rank 0 may be ended by its watchdog, which removes nothing; and again if another rank has just
+    // made its file in there.
+    for (int tries = 0; tries < 20 && !folder_remove(w->temporary); tries++) usleep(5000);
     char* first = is_full ? format_string("free %zu MB", bytes / 1000000 + 1)
                           : xstrdup(reason == ENOENT ? "make it a folder that every rank sees" : "make it writable");
     die("%s: cannot be %s: %s; %s or choose another %s; the last good checkpoint is %s",

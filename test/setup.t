@@ -192,10 +192,7 @@ other_user() {
     else chmod -R a-w "$copy"; fi
 }
 this_user() { with=(); chmod -R u+w "$copy"; }
-refusal() {
-    if [ "$(command id -u)" = 0 ]; then echo "belongs to root, and ada may not write there: run sudo chown -R ada"
-    else echo "is write-protected: run chmod u+w"; fi
-}
+refusal() { echo "belongs to $(stat -c %U "$copy"), and ada may not write there: run sudo chown -R ada"; } # the fake id says ada
 a_clone_of_somebody_else() {
     other_user
     setup 1 && says '^everything is here$' && says "^make cannot build here: $copy $(refusal) $copy, or clone into " &&
@@ -296,7 +293,7 @@ check "an unknown system gets Debian's names of the packages" an_unknown_system_
 fake_cuda
 check "a clone that belongs to somebody else is named with the remedy, and fails" a_clone_of_somebody_else
 check "a build folder that belongs to somebody else is named with the remedy, and fails" a_build_folder_of_somebody_else
-if unshare -rm mount -t tmpfs none "$disk" 2> /dev/null; then
+if unshare -rm sh -c 'mount -t tmpfs -o size=3m none "$0" && mount -o remount,ro "$0"' "$disk" 2> /dev/null; then
     check "a full disk, a read-only one, and one without programs are named" disks_in_the_way
 else skip "a full disk, a read-only one, and one without programs" "disks cannot be mounted here"; fi
 check "a temporary folder that does not exist is named" no_temporary_folder
