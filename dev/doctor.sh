@@ -152,6 +152,5 @@ echo "For GPUs"
 report extra
 echo "The README's two commands"
 verdict demo 'demo' "about 1 minute" 0.3 1
-# The tests of the emulated GPU programs, which need CUDA's headers, take the most memory.
 verdict test 'demo|test' "at most 6 minutes" 0.4 2
 [ $works = yes ]
