@@ -192,12 +192,12 @@ other_user() {
     else chmod -R a-w "$copy"; fi
 }
 this_user() { with=(); chmod -R u+w "$copy"; }
-refusal() { echo "belongs to $(stat -c %U "$copy"), and ada may not write there: run sudo chown -R ada"; } # the fake id says ada
+refusal() { echo "belongs to $(stat -c %U "$1"), and ada may not write there: run sudo chown -R ada"; } # the fake id says ada
 a_clone_of_somebody_else() {
     other_user
-    setup 1 && says '^everything is here$' && says "^make cannot build here: $copy $(refusal) $copy, or clone into " &&
+    setup 1 && says '^everything is here$' && says "^make cannot build here: $copy $(refusal "$copy") $copy, or clone into " &&
         [ "$(wc -l < "$work/said")" -eq 2 ] && setup_cuda 1 &&
-        says "^missing: cublasLt, .*; not fetched, because $copy $(refusal)" && not grep -q 'pip install' "$work/asked"
+        says "^missing: cublasLt, .*; not fetched, because $copy $(refusal "$copy")" && not grep -q 'pip install' "$work/asked"
     local result=$?
     this_user
     return $result
@@ -206,7 +206,7 @@ a_build_folder_of_somebody_else() { # after sudo make
     mkdir "$copy/build"
     other_user
     if [ "$(command id -u)" = 0 ]; then chown 65534 "$copy"; else chmod u+w "$copy"; fi
-    setup 1 && says "^make cannot build here: $copy/build $(refusal) $copy/build, or clone into "
+    setup 1 && says "^make cannot build here: $copy/build $(refusal "$copy/build") $copy/build, or clone into "
     local result=$?
     this_user
     [ "$(command id -u)" != 0 ] || chown 0 "$copy"
