@@ -3,7 +3,7 @@
 # make demo | test | test-all | cuda-tests | check-stages | bench | doctor | fuzz | mutations | test-interop | clean
 #
 # DEVICE=cpu|cuda|emulated  where it runs; default: cuda where nvcc and a GPU are there, else cpu. emulated: the GPU's program
-#                           without a GPU (test/emulator/)
+#                           without a GPU (dev/emulator/)
 # PRECISION=fp32|bf16|fp16  of parameters, activations and gradients
 # DEBUG=1                   for gdb; on the CPU with the sanitizers for addresses and undefined behaviour; on a GPU with a wait
 #                           after every kernel, which names a kernel that fails
@@ -104,10 +104,10 @@ endif
 ifeq ($(DEVICE),emulated)
 USE_CUDNN ?= 1
 CUDNN := $(if $(filter 0,$(USE_CUDNN)),,cudnn)
-EMULATOR := $(wildcard test/emulator/*.cpp test/emulator/*.h test/emulator/*.sh test/emulator/*.pl)
+EMULATOR := $(wildcard dev/emulator/*.cpp dev/emulator/*.h dev/emulator/*.sh dev/emulator/*.pl)
 STAND_INS = $(CUDNN) $(if $(COMM_CUDA),$(NCCL))
 EMULATE = CPPFLAGS="$(shell sh dev/find_cuda.sh compile cublasLt $(STAND_INS))" EMULATOR_LIBRARIES="cublaslt $(STAND_INS)" \
-    sh test/emulator/compile.sh
+    sh dev/emulator/compile.sh
 BUILD_STAGE = $(EMULATE) $< $@ $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) \
     $(COMM_CUDA) $(CFLAGS) $(LDFLAGS) $(STAGE_LIBRARIES)
 BUILD_VARIANT = $(EMULATE) $< $@ $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) \
@@ -117,7 +117,7 @@ endif
 
 STAGES := $(patsubst %.cu,%,$(wildcard train_gpt2_*.cu))
 TOOLS := tokenize train_bpe hf_export hf_import llmc_import ranks overlap plan
-C_TESTS := $(patsubst test/%.c,%,$(wildcard test/test_*.c))
+C_TESTS := $(patsubst test/unit/%.c,%,$(wildcard test/unit/test_*.c))
 
 # The tools that make data, and most tests, are always built for the CPU.
 CPU_MAKE = $(MAKE) --no-print-directory DEVICE=cpu PRECISION=fp32 DEBUG=
@@ -143,12 +143,12 @@ $(TOOLS:%=$(BUILD)/%): $(BUILD)/%:
 	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
 $(BUILD)/tokenize: dev/data/tokenize.c
 $(BUILD)/train_bpe: dev/data/train_bpe.c
-$(BUILD)/hf_export: dev/hf_export.c
-$(BUILD)/hf_import: dev/hf_import.c
-$(BUILD)/llmc_import: dev/llmc_import.c
-$(BUILD)/ranks: dev/ranks.c
-$(BUILD)/overlap: dev/overlap.c
-$(BUILD)/plan: dev/plan.c
+$(BUILD)/hf_export: dev/tools/hf_export.c
+$(BUILD)/hf_import: dev/tools/hf_import.c
+$(BUILD)/llmc_import: dev/tools/llmc_import.c
+$(BUILD)/ranks: dev/tools/ranks.c
+$(BUILD)/overlap: dev/tools/overlap.c
+$(BUILD)/plan: dev/tools/plan.c
 
 # The default data: the stages and llmc/ as bytes. Made once, so that runs can be compared; `make clean-data` to renew.
 data/train.bin: | build/tokenize
@@ -170,10 +170,10 @@ bench:
 	$(CPU_MAKE) build/train_gpt2_single
 	$(CPU_MAKE) PRECISION=bf16 build/bf16/train_gpt2_single
 	$(if $(shell command -v mpicc),$(CPU_MAKE) build/train_gpt2_ddp build/train_gpt2_fsdp)
-	sh dev/bench.sh
+	sh dev/bench/bench.sh
 
 # --- tests ---
-$(C_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/%.c
+$(C_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/unit/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) -lcmocka $(LIBRARIES)
 # Layers one by one, within a whole step: build/bench_layers [B T [steps]].
@@ -196,14 +196,14 @@ run-cpu-variants: cpu-variants
 	@status=0; for v in $(CPU_VARIANTS); do $(BUILD)/cpu_variants/$$v || status=1; echo; done; exit $$status
 # One of its tests runs a tool.
 $(BUILD)/test/test_checkpoint: | $(BUILD)/hf_export
-$(BUILD)/test/compare_run: test/compare_run.c
+$(BUILD)/test/compare_run: test/runs/compare_run.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
 
-# Every layer of a GPU against the CPU's, on a GPU; test/*.t run the same under the emulator.
-CUDA_TESTS := $(patsubst test/%.cu,%,$(wildcard test/test_cuda_*.cu))
+# Every layer of a GPU against the CPU's, on a GPU; test/kernels/*.t run the same under the emulator.
+CUDA_TESTS := $(patsubst test/unit/%.cu,%,$(wildcard test/unit/test_cuda_*.cu))
 cuda-tests: $(CUDA_TESTS:%=$(BUILD)/test/%)
-$(CUDA_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/%.cu $(BUILD)/test/cpu_layers.o | find-libraries
+$(CUDA_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/unit/%.cu $(BUILD)/test/cpu_layers.o | find-libraries
 	$(BUILD_CUDA_TEST)
 # One operation in several kernels, from naive to llmc/'s: checked against the CPU's layer, and on a GPU timed.
 VARIANTS := $(filter-out bench_layers,$(patsubst dev/cuda/%.cu,%,$(wildcard dev/cuda/*.cu)))
@@ -220,29 +220,29 @@ $(BUILD)/comm_bench: dev/comm/comm_bench.cu $(EMULATOR) | find-libraries
 	@mkdir -p $(@D)
 	$(BUILD_STAGE)
 # Collectives between GPUs, or ranks that share one: a program for mpirun.
-$(BUILD)/test/test_comm_cuda: test/test_comm_cuda.cu $(EMULATOR) | find-libraries
+$(BUILD)/test/test_comm_cuda: test/unit/test_comm_cuda.cu $(EMULATOR) | find-libraries
 	@mkdir -p $(@D)
 	$(BUILD_STAGE)
-$(BUILD)/test/cpu_layers.o: test/cpu_layers.c
+$(BUILD)/test/cpu_layers.o: test/unit/cpu_layers.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O3 -march=native -ffp-contract=off -fopenmp $(PRECISION_FLAG) $(WARNINGS) -MMD -MP -c $< -o $@
 
 # Threads under ThreadSanitizer: the loader's, the watchdog's, and the one that talks to MPI.
 TSAN_TESTS := build/tsan/test/test_dataloader build/tsan/test/test_control build/tsan/test/test_comm
 build/tsan/test/test_comm: CFLAGS += $(shell mpicc --showme:compile)
-$(TSAN_TESTS): build/tsan/test/%: test/%.c
+$(TSAN_TESTS): build/tsan/test/%: test/unit/%.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O1 -g -fsanitize=thread -march=native -fopenmp $(WARNINGS) -MMD -MP $(CFLAGS) $< -o $@ -lcmocka $(LIBRARIES)
 
 # libFuzzer targets of the three readers. A reader's die() calls exit(); the target wraps it and returns to the fuzzer.
 FUZZERS := tokens tokenizer safetensors
-$(FUZZERS:%=build/fuzz/%): build/fuzz/%: test/fuzz_%.c
+$(FUZZERS:%=build/fuzz/%): build/fuzz/%: test/unit/fuzz_%.c
 	@mkdir -p $(@D)
 	clang -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined $(WARNINGS) -MMD -MP $< -o $@ -Wl,--wrap=exit -ljansson -lpcre2-8 -lpthread -lm
 # A clang without its libFuzzer can compile none of them.
 CAN_FUZZ = $(shell printf 'int LLVMFuzzerTestOneInput(void) { return 0; }' | clang -x c - -fsanitize=fuzzer -o /dev/null 2>/dev/null && echo yes)
 fuzz: $(FUZZERS:%=build/fuzz/%)
-	sh test/fuzz.sh $(or $(FUZZ_SECONDS),60)
+	sh test/unit/fuzz.sh $(or $(FUZZ_SECONDS),60)
 
 # Everything that the tests run, in one build.
 test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/test/compare_run $(BUILD)/comm_bench
@@ -275,7 +275,7 @@ test-all-programs: test-programs
 # Stages differ only where they must; how much there is to read from one to the next.
 check-stages:
 	perl test/check_stages.pl
-# Small bugs on purpose, one at a time, to see that the tests of llmc/cuda/ can fail.
+# Small bugs on purpose, one at a time, to see that the tests of llmc/device/cuda/ can fail.
 mutations:
 	sh test/mutations/run.sh
 test-interop: data/train.bin

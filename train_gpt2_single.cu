@@ -15,26 +15,26 @@ Next      train_gpt2_ddp.cu runs this file's step on many devices at once.
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
-#include "llmc/common.h"     // defines: require, die, xcalloc
-#include "llmc/options.h"    // defines: Options, OptionTable, options_common, options_parse
-#include "llmc/precision.h"  // defines: floatX, to_floatX, NEEDS_MASTER
-#include "llmc/gpt2.h"       // defines: GPT2Config, Unit, unit_tensor, unit_init_weights
-#include "llmc/device.h"     // defines: device_alloc, device_zero, host_to_device, device_to_host
-#include "llmc/layers.h"     // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
-#include "llmc/schedule.h"   // defines: learning_rate, LossScaler
-#include "llmc/tokenizer.h"  // defines: Tokenizer
-#include "llmc/dataloader.h" // defines: DataLoader
-#include "llmc/sampler.h"    // defines: sample_token, print_token
-#include "llmc/checkpoint.h" // defines: CheckpointWriter, CheckpointReader, TrainState
-#include "llmc/trace.h"      // defines: trace_compute, trace_step
-#include "llmc/start.h"      // defines: open_checkpoint, config_for_run
-#include "llmc/logger.h"     // defines: Logger, StepLog, EvalLoss
-#include "llmc/report.h"     // defines: report_run, run_record, report_memory
+#include "llmc/base/common.h"     // defines: require, die, xcalloc
+#include "llmc/base/options.h"    // defines: Options, OptionTable, options_common, options_parse
+#include "llmc/base/precision.h"  // defines: floatX, to_floatX, NEEDS_MASTER
+#include "llmc/model/gpt2.h"       // defines: GPT2Config, Unit, unit_tensor, unit_init_weights
+#include "llmc/device/device.h"     // defines: device_alloc, device_zero, host_to_device, device_to_host
+#include "llmc/device/layers.h"     // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
+#include "llmc/model/schedule.h"   // defines: learning_rate, LossScaler
+#include "llmc/data/tokenizer.h"  // defines: Tokenizer
+#include "llmc/data/dataloader.h" // defines: DataLoader
+#include "llmc/model/sampler.h"    // defines: sample_token, print_token
+#include "llmc/save/checkpoint.h" // defines: CheckpointWriter, CheckpointReader, TrainState
+#include "llmc/run/trace.h"      // defines: trace_compute, trace_step
+#include "llmc/run/start.h"      // defines: open_checkpoint, config_for_run
+#include "llmc/run/logger.h"     // defines: Logger, StepLog, EvalLoss
+#include "llmc/run/report.h"     // defines: report_run, run_record, report_memory
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
 
-// Views carve named tensors out of a unit's memory, in the order of llmc/gpt2.h. They own nothing. Gradients use the same views.
+// Views carve named tensors out of a unit's memory, in the order of llmc/model/gpt2.h. They own nothing. Gradients use the same views.
 typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp,C)
 typedef struct {
     floatX *ln1w, *ln1b, *qkvb, *projb;     // (C) (C) (3C) (C)

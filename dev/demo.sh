@@ -24,9 +24,9 @@ rm -rf "$out"
 on_ranks 4 "$program" --zero-stage 3 --out "$out" "$@"
 
 echo
-sh dev/plot.sh "$out/metrics.jsonl" || echo "(no plot: see above; everything else is there)"
+sh dev/bench/plot.sh "$out/metrics.jsonl" || echo "(no plot: see above; everything else is there)"
 printf '\nWhat a rank of 4 keeps of this model, and sends:\n'
-sh dev/zero_memory.sh --ranks 4 "$@"
+sh dev/bench/zero_memory.sh --ranks 4 "$@"
 checkpoint=$(find "$out" -name 'step_*' -type d | sort | tail -n 1)
 steps=$(echo "${checkpoint##*_}" | awk '{ print 2 * $1 }')
 awk '{ if (match($0, /"val_loss_per_byte" *: *[0-9.]+/)) { text = substr($0, RSTART, RLENGTH); sub(/.*: */, "", text); last = text; if (!n++) first = text } }

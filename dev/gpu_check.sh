@@ -9,7 +9,7 @@
 #       layers                   each against the CPU's
 #       training                 PyTorch's stored run; the same bits from run to run
 #       roofline                 GPT-2 124M and 1.5B, operation by operation
-#       peers                    GPT-2 124M against llm.c and PyTorch (dev/bench_gpu.sh)
+#       peers                    GPT-2 124M against llm.c and PyTorch (dev/bench/bench_gpu.sh)
 #       ranks zero fsdp          over NCCL and MPI, against PyTorch and one another
 #       large                    GPT-2 1.5B, with recomputation and FSDP on one rank, against llm.c and PyTorch
 #       sanitizer                memory errors and races
@@ -23,7 +23,7 @@
 # GPU_CHECK_OUT=DIR     where logs and the page go (default build/gpu_check)
 # GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU, on small shapes; without `layers sanitizer profile
 #                       speed`
-# LLMC=PATH             llm.c's train_gpt2cu, or its folder (dev/bench_gpu.sh says how to build it); PYTHON: one that has torch
+# LLMC=PATH             llm.c's train_gpt2cu, or its folder (dev/bench/bench_gpu.sh says how to build it); PYTHON: one that has torch
 #
 # Every part has a time limit, and a part that fails does not stop the next. The status is 0 if every part that ran succeeded.
 [ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@"
@@ -318,7 +318,7 @@ against_peers() { # NAME SECONDS OPTION...
     local name=$1 limit=$2
     shift 2
     [ "$device" = cuda ] || set -- --model d1 --batch 1 --seq-len 8 --rounds 1 --steps 1
-    BUILD=$(build_of bf16) part "$name" "$limit" sh dev/bench_gpu.sh --out "$out/$name" "$@"
+    BUILD=$(build_of bf16) part "$name" "$limit" sh dev/bench/bench_gpu.sh --out "$out/$name" "$@"
 }
 peers() { against_peers peers 240 --batch 32 --rounds 2 --steps 15; }
 large() { against_peers large 420 --model gpt2-xl --batch 16 --rounds 1 --steps 8; }
@@ -374,7 +374,7 @@ speed_table() {
     printf '\n### GPT-2 124M, T=1024: whole training steps\n\n'
     printf '| program | tokens/s | ms a step | TFLOP/s | of the measured product |\n|---|---|---|---|---|\n'
     awk -v bf16="$(number_after peak_flops roofline-bf16)" -v fp32="$(number_after peak_flops roofline-fp32)" '
-        BEGIN { flops = 6 * 124439808 + 6 * 12 * 768 * 1024 } # a token, as llmc/gpt2.h counts
+        BEGIN { flops = 6 * 124439808 + 6 * 12 * 768 * 1024 } # a token, as llmc/model/gpt2.h counts
         { peak = $1 ~ /fp32/ ? fp32 : bf16
           share = peak > 0 ? sprintf("%.1f %%", 100 * $3 * flops / peak) : "not measured"
           if ($3 > 0) printf "| %s | %d | %.1f | %.1f | %s |\n", $1, $3, 1e3 * 1024 * $2 / $3, $3 * flops * 1e-12, share

@@ -1,4 +1,4 @@
-# lib.sh - what the shell tests share: TAP output, small runs, and runs that must fail. Sourced by test/*.t from the
+# lib.sh - what the shell tests share: TAP output, small runs, and runs that must fail. Sourced by test/*/*.t from the
 # repository root. Every test prints its plan at the end, so one that dies half-way fails.
 
 BUILD=${BUILD:-build}
@@ -133,7 +133,7 @@ export MPIRUN=$launcher
 # On one machine Open MPI ends up with ob1 anyway; looking for other networks first takes a third of a small run's time.
 export OMPI_MCA_pml=ob1
 # on_ranks N COMMAND...: N processes with one thread each. LEAKS=1 also looks for memory that they leak, in sanitized programs. That
-# takes four times as long, because test/mpi_leaks.txt must see MPI in whole stacks: test/sanitized.t does it for every stage.
+# takes four times as long, because test/mpi_leaks.txt must see MPI in whole stacks: test/runs/sanitized.t does it for every stage.
 on_ranks() {
     local ranks=$1 sanitizer=detect_leaks=0
     shift

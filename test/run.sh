@@ -2,7 +2,7 @@
 # run.sh [quick|rest] [OPTION OF PROVE...] - runs the tests that make test-programs (quick) or make test-all-programs (rest) built.
 #
 # quick   what `make test` runs: C tests in the plain build in three precisions, the shell tests of the CPU programs, a sanitized run
-#         of each stage, and each kernel of llmc/cuda/ once under the emulator
+#         of each stage, and each kernel of llmc/device/cuda/ once under the emulator
 # rest    what `make test-all` adds: all tests with sanitizers, threads under ThreadSanitizer, the emulator's tests, tests of
 #         dev/'s benchmarks, mutations and exercises, fuzzing, and further numbers of ranks and shapes in the shell tests
 # Without a tier it runs both. JOBS=N runs N tests at a time (2).
@@ -29,7 +29,7 @@ if nvidia-smi -L >/dev/null 2>&1; then plain="$plain build/cuda/test build/cuda-
 
 tests=
 for tier in $tiers; do
-    for script in test/*.t; do
+    for script in test/*/*.t; do
         name=$(basename "$script" .t)
         run="TIER=$tier exec bash $script"
         if [ $tier = quick ]; then

@@ -1,17 +1,17 @@
 /*
 inputs.c - makes up what the measured programs read, so that nothing need be downloaded to compare speed.
 
-    inputs tokens FILE      random tokens in GPT-2's range (llmc/tokens.h)
+    inputs tokens FILE      random tokens in GPT-2's range (llmc/data/tokens.h)
     inputs llmc FILE [MODEL fp32|bf16]
                             random weights in the format of llm.c's programs, the same ones that train_gpt2_single starts
                             from: 16 tensors, each over all layers. MODEL is gpt2, gpt2-xl, ... (gpt2 in fp32);
                             train_gpt2.c reads fp32, train_gpt2.cu the precision that it was built for
 */
-#include "../../llmc/common.h"
-#include "../../llmc/gpt2.h"
-#include "../../llmc/precision.h"
-#include "../../llmc/rng.h"
-#include "../../llmc/tokens.h"
+#include "../../llmc/base/common.h"
+#include "../../llmc/model/gpt2.h"
+#include "../../llmc/base/precision.h"
+#include "../../llmc/base/rng.h"
+#include "../../llmc/data/tokens.h"
 
 #define TOKENS (1 << 20)
 #define SEED 1337

@@ -9,7 +9,7 @@ A step ends when the program prints a line that begins with "step "; it must do 
 Prints "ms X" for each timed step and "rss BYTES". Other lines of the program are shown only if it ends too early; --log keeps
 all of them.
 */
-#include "../../llmc/common.h"
+#include "../../llmc/base/common.h"
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>

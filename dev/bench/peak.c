@@ -4,8 +4,8 @@ bf16 where the processor has instructions for it (else 0), and GB/s of a copy, c
 "sgemm X", "bf16 X", "copy X", or with an argument only the line of that name. The best of several tries counts, because
 other programs can only slow a try down.
 */
-#include "../../llmc/common.h"
-#include "../../llmc/precision.h"
+#include "../../llmc/base/common.h"
+#include "../../llmc/base/precision.h"
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
 

@@ -1,16 +1,16 @@
 /*
-comm_bench - how fast the collectives of llmc/comm.h are, and whether they are right: what nccl-tests does for NCCL, with its
+comm_bench - how fast the collectives of llmc/comm/comm.h are, and whether they are right: what nccl-tests does for NCCL, with its
 options and its columns, for every backend that a stage can run on.
 
     make build/comm_bench && mpirun -np 4 build/comm_bench --op all -b 8 -e 64M -f 2
-    ... --allreduce ring       all-reduce by llmc/ring.h; --deterministic: in rank order; else by the library
+    ... --allreduce ring       all-reduce by llmc/comm/ring.h; --deterministic: in rank order; else by the library
     ... --json links.json      also writes the latency and the bandwidth that fit the sweep
 
 All collectives share one loop: a row of `collectives` says what a collective reads and writes, which numbers must come out, and
 how its bandwidth is counted. dev/comm/README.md says what the columns mean and derives the factors of bus bandwidth.
 */
-#include "../../llmc/comm.h"
-#include "../../llmc/fault.h"
+#include "../../llmc/comm/comm.h"
+#include "../../llmc/watch/fault.h"
 #include <jansson.h>
 
 // ---- options ----

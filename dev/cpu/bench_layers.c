@@ -9,8 +9,8 @@ cache what it would not find there in training. Each layer's time is its minimum
 dnnl_sgemm, everything else with the rate at which memory is updated in place. Both rates are measured between the steps,
 because the speed of a shared machine changes from second to second.
 */
-#include "../../llmc/layers.h"
-#include "../../llmc/gpt2.h"
+#include "../../llmc/device/layers.h"
+#include "../../llmc/model/gpt2.h"
 
 #define CLASSIFIER_ROWS 256
 

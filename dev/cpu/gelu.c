@@ -63,7 +63,7 @@ static void gelu_3_fraction(Problem* p) {
 
 // ---- 4: llmc/'s ----
 // The sigmoid again. Its exponential is a polynomial of e^r for |r| <= ln 2 / 2 and a shift of the exponent's bits: no call, no
-// branch, and within a rounding or two everywhere (llmc/cpu/math.h). It is the loop at the end of matmul_gelu_forward.
+// branch, and within a rounding or two everywhere (llmc/device/cpu/math.h). It is the loop at the end of matmul_gelu_forward.
 static void gelu_4_llmc(Problem* p) {
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < p->n; i++) p->act[i] = gelu_f32(p->x[i]);

@@ -79,7 +79,7 @@ static void gelu_backward_4_quotient(Problem* p) {
 }
 
 // ---- 5: llmc/'s ----
-// The exponential is a polynomial (llmc/cpu/math.h) of -|2u|, so neither s nor 1 - s is a difference. It is the loop at the end
+// The exponential is a polynomial (llmc/device/cpu/math.h) of -|2u|, so neither s nor 1 - s is a difference. It is the loop at the end
 // of matmul_gelu_backward_input, which finds dout in the cache, where a product has just left it, after thousands of operations
 // for each number. What 4 may save here would not show there, but its lost digits could.
 static void gelu_backward_5_llmc(Problem* p) {

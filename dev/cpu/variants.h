@@ -11,8 +11,8 @@ Global state: the outputs and the memory of the one problem, and what is needed 
 */
 #ifndef DEV_CPU_VARIANTS_H
 #define DEV_CPU_VARIANTS_H
-#include "../../llmc/layers.h"
-#include "../../llmc/rng.h"
+#include "../../llmc/device/layers.h"
+#include "../../llmc/base/rng.h"
 _Static_assert(sizeof(floatX) == sizeof(float), "these variants are in fp32: make PRECISION=fp32");
 
 typedef struct { int rows, cols, depth; } Shape; // depth: of a sum, where that is a size of its own, else 0

@@ -4,7 +4,7 @@ adamw.cu - one step of AdamW over n parameters, in several kernels. Each element
 28 in fp32, which is its own master). The kernels differ in how many bytes they keep under way.
 */
 #include "variants.cuh"
-#include "../../llmc/cuda/adamw.cuh"
+#include "../../llmc/device/cuda/adamw.cuh"
 
 static const AdamW settings = { 1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 3 };
 

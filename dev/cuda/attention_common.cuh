@@ -1,6 +1,6 @@
 /*
 attention_common.cuh - what attention_forward.cu and attention_backward.cu share: the shape, and one warp per query.
-llmc/cuda/attention_tensor_cores.cuh has the products of attention's tiles on tensor cores.
+llmc/device/cuda/attention_tensor_cores.cuh has the products of attention's tiles on tensor cores.
 
 A sequence has T tokens, each with C channels of q, of k and of v, in heads of 64 channels as in every GPT-2, or in a single head
 where C is not a multiple of 64. The numbers that a head has for each query and each key, scores or probabilities, are called the
@@ -10,8 +10,8 @@ matrix: (T,T), masked above the diagonal.
 #define DEV_CUDA_ATTENTION_COMMON_CUH
 #include "variants.cuh"
 #include "library.cuh"
-#include "../../llmc/cuda/attention_choice.cuh"
-#include "../../llmc/cuda/attention_tensor_cores.cuh" // also in fp32, where llmc/ leaves it out
+#include "../../llmc/device/cuda/attention_choice.cuh"
+#include "../../llmc/device/cuda/attention_tensor_cores.cuh" // also in fp32, where llmc/ leaves it out
 
 constexpr int SEQUENCES = variants_are_timed ? 8 : 2;
 constexpr size_t MATRIX_MOST = (size_t)4 << 30; // bytes, of all heads' matrices: kernels that store them do not run above it

@@ -2,7 +2,7 @@
 attention_hopper.cuh - attention forward with the instructions of compute capability 9.0: TMA copies tiles of q, k and v, and
 warpgroups multiply them with wgmma. For elements of 16 bits and heads of 64 channels.
 
-What changes from llmc/cuda/attention_tensor_cores.cuh: a tile of keys and values is read from shared memory for a warpgroup's
+What changes from llmc/device/cuda/attention_tensor_cores.cuh: a tile of keys and values is read from shared memory for a warpgroup's
 64 queries, not for each warp's 16; wgmma reads it there, so no warp spends instructions and registers on fragments of k and v;
 and one thread asks for all copies. What stays: a thread has a result's rows as mma would give them, so softmax is the same code,
 and P is the left operand of the second product without leaving the registers.

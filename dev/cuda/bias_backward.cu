@@ -6,7 +6,7 @@ little more than the copy's that it is compared with. Two things matter: neighbo
 neighbours in a column are OC elements apart; and the whole GPU must have work, although there are only OC sums.
 */
 #include "variants.cuh"
-#include "../../llmc/cuda/bias_gelu.cuh"
+#include "../../llmc/device/cuda/bias_gelu.cuh"
 
 struct Problem {
     int N, OC;

@@ -7,7 +7,7 @@ of these operations has, but memory should still hide it. The best kernel is no 
 to a product's tile before it leaves the chip.
 */
 #include "variants.cuh"
-#include "../../llmc/cuda/bias_gelu.cuh"
+#include "../../llmc/device/cuda/bias_gelu.cuh"
 
 // act (N,OC), out (N,OC) += bias (OC), by the formula as it is printed, in double
 static void bias_gelu_cpu(floatX* act, floatX* out, const floatX* bias, int N, int OC) {

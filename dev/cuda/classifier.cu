@@ -8,7 +8,7 @@ whole row's sum before its first element can be written, so the row must be kept
 One read and one write are counted.
 */
 #include "variants.cuh"
-#include "../../llmc/cuda/classifier.cuh"
+#include "../../llmc/device/cuda/classifier.cuh"
 
 struct Problem {
     int N, V, Vp;

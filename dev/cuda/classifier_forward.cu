@@ -6,7 +6,7 @@ As classifier.cu, with nothing to write: no element waits for the whole row's su
 enough. What remains is to read memory at its full rate, and to hide one exponential per element behind it.
 */
 #include "variants.cuh"
-#include "../../llmc/cuda/classifier.cuh"
+#include "../../llmc/device/cuda/classifier.cuh"
 
 struct Problem {
     int N, V, Vp;

@@ -7,7 +7,7 @@ of the vocabulary is in none. Either every row goes to its token, and rows get i
 its rows. One read of dout, a read and a write of the rows of dwte that change, and a write of dwpe are counted.
 */
 #include "variants.cuh"
-#include "../../llmc/cuda/encoder.cuh"
+#include "../../llmc/device/cuda/encoder.cuh"
 
 // Sequences of 1024 tokens, or of 7 in a small shape: several of them, so that a mistaken position shows.
 static int sequence_length(int rows) {

@@ -6,7 +6,7 @@ divisions and small loads can make a kernel slow. Two rows read and one written 
 wpe are the same for every sequence and come from the cache.
 */
 #include "variants.cuh"
-#include "../../llmc/cuda/encoder.cuh"
+#include "../../llmc/device/cuda/encoder.cuh"
 
 // Sequences of 1024 tokens, or of 7 in a small shape: several of them, so that a mistaken position shows.
 static int sequence_length(int rows) {

@@ -6,7 +6,7 @@ Two rows are read and one is written. The derivative costs an exponential and a 
 hide them. The best kernel is no kernel: the product that makes dinp can multiply its tiles before they leave the chip.
 */
 #include "variants.cuh"
-#include "../../llmc/cuda/bias_gelu.cuh"
+#include "../../llmc/device/cuda/bias_gelu.cuh"
 
 // dinp (n) *= gelu'(pre), by the formula as it is printed, in double
 static void gelu_backward_cpu(floatX* dinp, const floatX* pre, int n) {

@@ -7,7 +7,7 @@ CPU. The result of floating-point atomics depends on which thread comes first: i
 them every later step of a training run.
 */
 #include "variants.cuh"
-#include "../../llmc/cuda/stats.cuh"
+#include "../../llmc/device/cuda/stats.cuh"
 
 struct Problem {
     size_t n;

@@ -21,7 +21,7 @@ cuTensorMapEncodeTiled.
 */
 #ifndef DEV_CUDA_HOPPER_CUH
 #define DEV_CUDA_HOPPER_CUH
-#include "../../llmc/cuda/tensor_cores.cuh"
+#include "../../llmc/device/cuda/tensor_cores.cuh"
 #include <cuda.h>
 
 #if defined(CUDA_EMULATOR) || defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -6,7 +6,7 @@ dinp needs sums along rows, dw and db sums down columns. What suits one does not
 arrays once for both. Three rows read (dinp, dout, inp) and one written are counted.
 */
 #include "variants.cuh"
-#include "../../llmc/cuda/layernorm.cuh"
+#include "../../llmc/device/cuda/layernorm.cuh"
 
 struct Problem {
     int N, C;

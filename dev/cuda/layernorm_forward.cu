@@ -6,7 +6,7 @@ It reads two rows and writes two, and does next to no arithmetic, so at best it 
 `make build/cuda-bf16/variants/layernorm_forward` and run it; dev/cuda/README.md says what the columns mean.
 */
 #include "variants.cuh"
-#include "../../llmc/cuda/layernorm.cuh"
+#include "../../llmc/device/cuda/layernorm.cuh"
 
 struct Problem {
     int N, C;

@@ -7,7 +7,7 @@ arrays are made.
 */
 #ifndef DEV_CUDA_LIBRARY_CUH
 #define DEV_CUDA_LIBRARY_CUH
-#include "../../llmc/cuda/matmul.cuh"
+#include "../../llmc/device/cuda/matmul.cuh"
 
 // Makes cuBLASLt's handle and its scratch, which cuda_both.h's list owns. Products of N rows count as those of a training step:
 // the library's algorithms are tried, and the fastest is taken.

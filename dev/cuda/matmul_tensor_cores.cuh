@@ -11,7 +11,7 @@ In memory an operand lies by rows (an element's neighbour is the next k), or by 
 */
 #ifndef DEV_CUDA_MATMUL_TENSOR_CORES_CUH
 #define DEV_CUDA_MATMUL_TENSOR_CORES_CUH
-#include "../../llmc/cuda/tensor_cores.cuh"
+#include "../../llmc/device/cuda/tensor_cores.cuh"
 
 typedef enum { BY_ROWS, BY_COLUMNS } Lies;
 

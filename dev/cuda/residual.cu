@@ -7,8 +7,8 @@ rows and writes one, and layernorm reads that again and writes its own: five row
 counted. All variants use llmc/'s layernorm at its own block size; the sweep is over the addition's.
 */
 #include "variants.cuh"
-#include "../../llmc/cuda/layernorm.cuh"
-#include "../../llmc/cuda/stats.cuh"
+#include "../../llmc/device/cuda/layernorm.cuh"
+#include "../../llmc/device/cuda/stats.cuh"
 
 struct Problem {
     int N, C;

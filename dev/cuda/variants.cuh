@@ -12,9 +12,9 @@ operation is arithmetic (library.cuh), that of a large matrix product.
 */
 #ifndef DEV_CUDA_VARIANTS_CUH
 #define DEV_CUDA_VARIANTS_CUH
-#include "../../llmc/cuda/common.cuh" // before device.h, so that a file picks the layers it needs, and not cuBLASLt
-#include "../../llmc/cuda/device.cuh"
-#include "../../test/cuda_both.h"
+#include "../../llmc/device/cuda/common.cuh" // before device.h, so that a file picks the layers it needs, and not cuBLASLt
+#include "../../llmc/device/cuda/device.cuh"
+#include "../../test/unit/cuda_both.h"
 #include <string>
 
 struct Shape { int rows, cols, depth = 0; }; // depth: of a sum, where that is a size of its own

@@ -6,8 +6,8 @@ skipped. A document is a string of any bytes: nothing here decodes or changes th
 */
 #ifndef DOCUMENTS_H
 #define DOCUMENTS_H
-#include "../../llmc/common.h"
-#include "../../llmc/options.h"
+#include "../../llmc/base/common.h"
+#include "../../llmc/base/options.h"
 #include <jansson.h>
 
 enum { SPLIT_FILE, SPLIT_LINE, SPLIT_JSONL };

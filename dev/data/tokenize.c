@@ -7,11 +7,11 @@ Each document is preceded by the end-of-text token. Whether a document is for va
 document that comes twice, or in another order, or in a larger set, stays on its side, and no validation text leaks into
 the training text.
 */
-#include "../../llmc/common.h"
-#include "../../llmc/options.h"
-#include "../../llmc/rng.h"
-#include "../../llmc/tokenizer.h"
-#include "../../llmc/tokens.h"
+#include "../../llmc/base/common.h"
+#include "../../llmc/base/options.h"
+#include "../../llmc/base/rng.h"
+#include "../../llmc/data/tokenizer.h"
+#include "../../llmc/data/tokens.h"
 #include "documents.h"
 
 // One of the two sides: a token file, or numbered shards of one.

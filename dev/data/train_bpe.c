@@ -11,9 +11,9 @@ their text form, then the merges, then <|endoftext|>.
 A merge touches only words that have the pair: each pair lists its words, and its count is kept up to date. The most
 frequent pair comes from a heap whose entries may be outdated: an outdated entry gets its present count and goes back.
 */
-#include "../../llmc/common.h"
-#include "../../llmc/options.h"
-#include "../../llmc/tokenizer.h"
+#include "../../llmc/base/common.h"
+#include "../../llmc/base/options.h"
+#include "../../llmc/data/tokenizer.h"
 #include "documents.h"
 
 typedef struct {

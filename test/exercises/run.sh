@@ -32,8 +32,9 @@ copy_sources() {
 run_checks() {
     test=${2%%:*} only=
     case $2 in *:*) only=${2#*:} ;; esac
-    if [ -e "test/$test.t" ]; then
-        (cd "$1" && TEST_ONLY=$only timeout 300 bash "test/$test.t") > "$3" 2>&1
+    script=$(ls test/*/"$test.t" 2>/dev/null)
+    if [ -n "$script" ]; then
+        (cd "$1" && TEST_ONLY=$only timeout 300 bash "$script") > "$3" 2>&1
     else
         (cd "$1" && CMOCKA_MESSAGE_OUTPUT=TAP timeout 120 "build/test/$test") > "$3" 2>&1
     fi

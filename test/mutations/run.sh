@@ -1,5 +1,5 @@
 #!/bin/sh
-# run.sh [NAME...] - checks that the tests of llmc/cuda/ can fail. Applies the small bugs of test/mutations/list.txt one at a time
+# run.sh [NAME...] - checks that the tests of llmc/device/cuda/ can fail. Applies the small bugs of test/mutations/list.txt one at a time
 # to a copy of the sources, compiles the tests meant for each under the emulator and runs them until one fails. Prints a table.
 # The status is 0 if every bug was caught except those whose survival the list explains.
 #
@@ -22,7 +22,7 @@ export here
 # test's name. TEST may also be `run`: the training program, whose losses must be the CPU's. The status is 0 if it passed, 1 if it
 # failed, 3 if it does not compile; the log has the details.
 cat > "$work/run_test" <<'END'
-folder=$1 program=$1/$2-$3-$4 quick= source=test/test_cuda_$2.cu cudnn=0 EMULATOR_LIBRARIES=
+folder=$1 program=$1/$2-$3-$4 quick= source=test/unit/test_cuda_$2.cu cudnn=0 EMULATOR_LIBRARIES=
 libraries="$work/cpu_layers-$4.o -ldnnl -fopenmp"
 case $2 in
     matmul) EMULATOR_LIBRARIES=cublaslt ;;
@@ -33,7 +33,7 @@ export EMULATOR_LIBRARIES
 [ "$3" = tsan ] && quick=quick
 [ $# -eq 5 ] && only="-DONLY=\"$5\"" || only= # compiles in half the time
 precision=$(echo "$4" | tr a-z A-Z)
-sh "$here/test/emulator/compile.sh" "$folder/$source" "$program" "$3" -DPRECISION_"$precision" -DUSE_CUDNN=$cudnn \
+sh "$here/dev/emulator/compile.sh" "$folder/$source" "$program" "$3" -DPRECISION_"$precision" -DUSE_CUDNN=$cudnn \
     -Wno-error $only $libraries > "$program.log" 2>&1 || exit 3
 check() {
     if [ "$1" = run ]; then
@@ -60,7 +60,7 @@ END
 cat > "$work/one" <<'END'
 name=$1 folder=$work/$1
 shift
-mkdir -p "$folder/test" && cp -r "$here/llmc" "$folder/llmc" && cp "$here"/test/*.h "$here"/test/*.cu "$folder/test" &&
+mkdir -p "$folder/test/unit" && cp -r "$here/llmc" "$folder/llmc" && cp "$here"/test/unit/*.h "$here"/test/unit/*.cu "$folder/test/unit" &&
     cp "$here"/train_gpt2_*.cu "$folder" || exit 1
 perl "$here/test/mutations/apply.pl" "$list" "$name" "$folder" || exit 1
 for test; do
@@ -97,17 +97,17 @@ if grep -qE '^(matmul|attention|run):' "$work/tests"; then
 fi
 for precision in $(cut -d: -f 3 "$work/tests" | sort -u); do
     ${CC:-gcc} -std=c11 -O2 -g -march=native -fopenmp -ffp-contract=off -DPRECISION_"$(echo $precision | tr a-z A-Z)" \
-        -c test/cpu_layers.c -o "$work/cpu_layers-$precision.o" || exit 1
+        -c test/unit/cpu_layers.c -o "$work/cpu_layers-$precision.o" || exit 1
 done
 printf '__global__ void k() {}\n' > "$work/nothing.cu"
 for build in $(cut -d: -f 2 "$work/tests" | sort -u); do
-    sh test/emulator/compile.sh "$work/nothing.cu" "$work/nothing.o" "$build" || exit 1 # makes the emulator itself
+    sh dev/emulator/compile.sh "$work/nothing.cu" "$work/nothing.o" "$build" || exit 1 # makes the emulator itself
 done
 if grep -q '^run:' "$work/tests"; then
     make --no-print-directory DEVICE=cpu PRECISION=fp32 DEBUG= build/train_gpt2_single build/test/compare_run >&2 || exit 1
     sh "$work/train" build/train_gpt2_single "$work/cpu.out" > "$work/cpu.log" 2>&1 || { cat "$work/cpu.log" >&2; exit 1; }
 fi
-mkdir -p "$work/sound/test" && cp -r llmc train_gpt2_*.cu "$work/sound/" && cp test/*.h test/*.cu "$work/sound/test" || exit 1
+mkdir -p "$work/sound/test/unit" && cp -r llmc train_gpt2_*.cu "$work/sound/" && cp test/unit/*.h test/unit/*.cu "$work/sound/test/unit" || exit 1
 echo "the tests without a bug ..." >&2
 cat > "$work/sound/run" <<'END'
 parts=$(sed -n "s/^$1:$2:$3://p" "$work/tests")

@@ -65,7 +65,7 @@ def write_metrics(path, run, steps):
 
 
 def checksum(words):
-    """llmc/checkpoint.h: the sum over words of a hash of (bits, place)."""
+    """llmc/save/checkpoint.h: the sum over words of a hash of (bits, place)."""
     words = np.asarray(words).astype(np.uint64)
     with np.errstate(over="ignore"):
         x = (np.arange(1, len(words) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) ^ words
@@ -75,7 +75,7 @@ def checksum(words):
 
 
 def write_checkpoint(folder, tensors, model, seq_len):
-    """A checkpoint of fp32 weights alone, as llmc/checkpoint.h reads it; tensors in the order of llmc/gpt2.h."""
+    """A checkpoint of fp32 weights alone, as llmc/save/checkpoint.h reads it; tensors in the order of llmc/model/gpt2.h."""
     os.makedirs(folder, exist_ok=True)
     write_safetensors(os.path.join(folder, "model.safetensors"), tensors, {"format": "shard.c", "layout": "out_in"})
     bits = np.concatenate([np.ascontiguousarray(a, dtype="<f4").view("<u4").ravel() for a in tensors.values()])
@@ -88,7 +88,7 @@ def write_checkpoint(folder, tensors, model, seq_len):
         json.dump(state, f, indent=2)
 
 
-# ---------------------------------------------------------------------------- the layers of llmc/layers.h
+# ---------------------------------------------------------------------------- the layers of llmc/device/layers.h
 # Inputs are multiples of 1/64 below 2 in magnitude: fp32, bf16 and fp16 all hold them exactly, so one set of numbers
 # serves the three builds. PyTorch computes in double; the results are stored in fp32.
 
@@ -197,7 +197,7 @@ def make_layers():
     write_safetensors(os.path.join(HERE, "layers.safetensors"), tensors)
 
 
-# ---------------------------------------------------------------------------- the order of the data (llmc/rng.h)
+# ---------------------------------------------------------------------------- the order of the data (llmc/base/rng.h)
 
 def philox(key, high, low):
     """First 32 bits of Philox4x32-10."""
@@ -227,8 +227,8 @@ def random_permute(seed, stream, i, n):
             return i
 
 
-# ---------------------------------------------------------------------------- a training run: llmc/gpt2.h in plain PyTorch
-# test/reference_run.t has the command that repeats it with our program.
+# ---------------------------------------------------------------------------- a training run: llmc/model/gpt2.h in plain PyTorch
+# test/runs/reference_run.t has the command that repeats it with our program.
 
 RUN = dict(layers=2, heads=4, channels=32, vocab=257, seq_len=32, batch=16, steps=20, lr=3e-3, warmup=5, final_lr_fraction=0.1,
            weight_decay=0.1, betas=(0.9, 0.95), eps=1e-5, grad_clip=1.3, seed=42)
@@ -284,7 +284,7 @@ def initial_model(dtype):
 
 
 def our_tensors(model):
-    """The parameters under our names, in the order of llmc/gpt2.h: a unit's 1-D tensors come before its 2-D ones."""
+    """The parameters under our names, in the order of llmc/model/gpt2.h: a unit's 1-D tensors come before its 2-D ones."""
     named = {name: p.detach().float().numpy() for name, p in model.named_parameters()}
     tensors = {"ln_f.weight": named["ln_f.weight"], "ln_f.bias": named["ln_f.bias"], "wpe": named["wpe.weight"], "wte": named["wte.weight"]}
     for block in range(RUN["layers"]):
@@ -313,7 +313,7 @@ def make_text():
 
 
 def learning_rate(step):
-    """Linear warm-up, then half a cosine that reaches its minimum at the last step (llmc/schedule.h)."""
+    """Linear warm-up, then half a cosine that reaches its minimum at the last step (llmc/model/schedule.h)."""
     r = RUN
     if step < r["warmup"]:
         return r["lr"] * (step + 1) / r["warmup"]
@@ -324,7 +324,7 @@ def learning_rate(step):
 
 def sequence_order(num_tokens, batch=RUN["batch"]):
     """The sequence at each place of the run: (steps, batch). Each epoch has its own permutation; sequences at its end
-    that do not fill a batch are left out (llmc/dataloader.h). Also returns how many sequences and batches an epoch has."""
+    that do not fill a batch are left out (llmc/data/dataloader.h). Also returns how many sequences and batches an epoch has."""
     r = RUN
     sequences = (num_tokens - 1) // r["seq_len"]
     batches = sequences // batch

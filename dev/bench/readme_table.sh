@@ -1,0 +1,91 @@
+#!/bin/sh
+# readme_table.sh - the table in README.md: what each stage keeps on a rank, sends, and gains, measured here.
+#
+#   sh dev/bench/readme_table.sh [--steps 12] [--rounds 3] [OPTION OF THE PROGRAMS...]
+#
+# Two ranks with a thread each; the single program has the batch of both on one thread. Memory and bytes sent are measured, and a run
+# in which they differ from the program's prediction ends this script. Speeds are medians over all steps but each run's first, as
+# multiples of the single program's in the same round; the programs take turns in every round. Needs two cores that do nothing else:
+# the last line says if they were busy before.
+#
+# BUILD   folder of the programs (default build; make builds them)    MPIRUN  how to start ranks (dev/on_ranks.sh)
+set -eu
+cd "$(dirname -- "$0")/../.."
+usage() { sed -n '2,11s/^# \{0,1\}//p' "$0"; exit "$1"; }
+fail() { echo "error: $*" >&2; exit 1; }
+. dev/on_ranks.sh
+. dev/bench/busy.sh
+
+steps=12 rounds=3 count=$#
+while [ "$count" -gt 0 ]; do # ours are taken out, the programs' stay
+    option=$1
+    shift
+    count=$((count - 1))
+    case $option in
+        -h|--help) usage 0 ;;
+        --steps|--rounds)
+            [ "$count" -gt 0 ] || fail "$option wants a value"
+            case $1 in ''|*[!0-9]*|0*) fail "$option wants a whole number from 1 on, not '$1'" ;; esac
+            case $option in --steps) steps=$1 ;; --rounds) rounds=$1 ;; esac
+            shift
+            count=$((count - 1)) ;;
+        *) set -- "$@" "$option" ;;
+    esac
+done
+[ "$steps" -ge 2 ] || fail "--steps must be at least 2: the first is not counted"
+build=${BUILD:-build}
+for program in single ddp zero fsdp; do [ -x "$build/train_gpt2_$program" ] || fail "there is no $build/train_gpt2_$program; make train_gpt2_$program"; done
+ranks_can_start 2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM
+busy=$(busy_percent)
+
+# values KEY: of the steps in the last run's metrics.jsonl, without the first.
+values() { sed -n "s/^{\"step\":[0-9]*,\"loss\".*\"$1\":\([-+0-9.eE]*\).*/\1/p" "$work/out/metrics.jsonl" | tail -n +2; }
+# run NAME RANKS SEQUENCES PROGRAM OPTION...: adds "ROUND NAME TOKENS/S STEP_MS EXPOSED_MS MEMORY SENT" for each step.
+run() {
+    name=$1 ranks=$2 sequences=$3 program=$build/train_gpt2_$4
+    shift 4
+    rm -rf "$work/out"
+    set -- "$program" --model d6 --seq-len 64 --lr 1e-3 --batch-size "$sequences" --val-data= --sample-every 0 "$@" --steps "$steps" --out "$work/out"
+    [ "$ranks" = 1 ] || set -- on_ranks "$ranks" "$@"
+    OMP_NUM_THREADS=1 "$@" >"$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; fail "$name failed"; }
+    grep '^model' "$work/log" >"$work/model"
+    for key in tokens_per_s step_ms comm_exposed_ms mem_peak_bytes comm_bytes; do values $key >"$work/$key"; done
+    (cd "$work" && paste -d ' ' tokens_per_s step_ms comm_exposed_ms mem_peak_bytes comm_bytes) |
+        sed "s/^/$round $name /" >>"$work/results"
+    echo "  round $round: $name" >&2
+}
+for round in $(seq "$rounds"); do
+    run single 1 8 single "$@"
+    run ddp 2 4 ddp "$@"
+    for stage in 1 2 3; do run "zero-$stage" 2 4 zero --zero-stage "$stage" "$@"; done
+    run fsdp 2 4 fsdp "$@"
+done
+
+sed 's/^model  *//' "$work/model"
+echo
+echo "| | memory per rank | sent per rank and step | tokens per second | waiting for communication |"
+echo "|---|---|---|---|---|"
+for name in single ddp zero-1 zero-2 zero-3 fsdp; do
+    awk -v name="$name" '
+        function median(x, n,   i, k, t) {
+            for (i = 2; i <= n; i++) { t = x[i]; for (k = i - 1; k > 0 && x[k] > t; k--) x[k + 1] = x[k]; x[k + 1] = t }
+            return n % 2 ? x[(n + 1) / 2] : (x[n / 2] + x[n / 2 + 1]) / 2
+        }
+        $2 == "single" { base[$1, ++bases[$1]] = $3 }
+        $2 == name { speed[$1, ++speeds[$1]] = $3; share[++shares] = 100 * $5 / $4; memory = $6; sent = $7; if ($1 > rounds) rounds = $1 }
+        END {
+            for (r = 1; r <= rounds; r++) {
+                delete x; for (i = 1; i <= speeds[r]; i++) x[i] = speed[r, i]; mine = median(x, speeds[r])
+                delete x; for (i = 1; i <= bases[r]; i++) x[i] = base[r, i]
+                ratio[r] = mine / median(x, bases[r])
+            }
+            title = name == "single" ? "single" : name == "ddp" ? "DDP" : name == "fsdp" ? "FSDP" : "ZeRO stage " substr(name, 6)
+            printf "| %s | %.0f MB |", title, memory / 1e6
+            if (name == "single") print " | 1 | |"
+            else printf " %.1f MB | x %.2f | %.1f %% |\n", sent / 1e6, median(ratio, rounds), median(share, shares)
+        }' "$work/results"
+done
+if [ "$busy" -gt 5 ]; then printf '\nOther programs used %s %% of this machine before the first run: do not trust these speeds.\n' "$busy"; fi

@@ -1,0 +1,551 @@
+/*
+nccl.cpp - a stand-in for the part of NCCL that llmc/comm/comm_nccl.cuh uses, between processes of one machine: communicators,
+collectives, sends and receives in groups, as nccl.h describes them. It refuses what NCCL refuses or forbids: two ranks on one
+GPU, a communicator that is destroyed or not ready yet, buffers that are not on the GPU, end too early or overlap.
+
+A communicator is a folder, and a message is a file in it. An operation is a few works on its stream: one writes this rank's
+data, and the next runs once all other ranks have written theirs, whatever their processes do meanwhile. Works run as late as
+possible (streams.cpp), and those of a communicator one after another, as NCCL's kernels do.
+
+Non-blocking communicators return ncclInProgress now and then; a caller that does not wait until they are ready is refused.
+Sums go round a ring, beginning at another rank for each part, and are rounded at each rank: their bits differ from rank order's.
+*/
+#include "runtime.h"
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <fcntl.h>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <nccl.h>
+#include <set>
+#include <string>
+#include <tuple>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <vector>
+
+namespace files = std::filesystem;
+namespace {
+// What must be the same on every rank, and what the rank contributes.
+struct Header { char kind[16]; uint64_t count; int32_t type, op, root; uint64_t place = 0; };
+struct Message { Header header; std::vector<char> bytes; };
+
+struct Group;
+} // namespace
+struct ncclComm {
+    std::string folder;
+    int rank = 0, ranks = 0, device = 0;
+    bool blocking = false, joined = false, destroyed = false;
+    ncclResult_t state = ncclInProgress;
+    int polls = 0;                       // that ncclCommGetAsyncError still answers with ncclInProgress
+    uint64_t issued = 0, finished = 0;   // operations of this rank; an empty group does not count
+    uint64_t collectives = 0;            // of those, the same on all ranks
+    std::map<std::pair<int, int>, uint64_t> messages; // from, to -> how many
+    int splits = 0, windows = 0;         // numbers of calls so far
+    struct { bool is_on = false; ncclWindow_t* result = nullptr; ncclWindow_vidmem* made = nullptr; int number = 0; } registering;
+    struct { bool is_on = false; ncclComm* child = nullptr; int number = 0; } splitting; // child: NULL without a color
+};
+
+// Memory of this rank that other ranks can access: [begin, begin + bytes) on a communicator.
+struct ncclWindow_vidmem {
+    ncclComm* comm;
+    const char* begin;
+    size_t bytes;
+};
+
+namespace {
+struct Task {
+    const char* kind;
+    ncclComm* comm;
+    const char* send;
+    char* recv;
+    uint64_t count;
+    ncclDataType_t type;
+    ncclRedOp_t op;
+    int peer; // or root
+    cudaStream_t stream;
+};
+struct Group { int depth; std::vector<Task> tasks; };
+thread_local Group group;
+thread_local char last_error[256];
+std::set<ncclComm*> comms; // all that were ever made; their memory stays, so that late uses are noticed
+std::map<const char*, size_t> lent;   // bytes of each allocation of ncclMemAlloc
+std::set<ncclWindow_vidmem*> windows; // the registered ones
+
+__attribute__((format(printf, 3, 4))) ncclResult_t refuse(ncclResult_t result, const char* call, const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(last_error, sizeof last_error, format, arguments);
+    va_end(arguments);
+    emulator::explain(call, "%s", last_error);
+    return result;
+}
+[[noreturn]] __attribute__((format(printf, 1, 2))) void fatal(const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "cuda emulator: NCCL: ");
+    vfprintf(stderr, format, arguments);
+    fprintf(stderr, "\n");
+    _exit(1);
+}
+
+// --- files ---
+bool exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
+std::string name_of(const ncclComm* c, const char* what, uint64_t number, int rank) {
+    return c->folder + "/" + what + std::to_string(number) + "." + std::to_string(rank);
+}
+bool all_there(const ncclComm* c, const char* what, uint64_t number) {
+    for (int q = 0; q < c->ranks; q++) if (!exists(name_of(c, what, number, q))) return false;
+    return true;
+}
+void write_message(const std::string& path, const Header& header, const void* bytes, size_t n) { // at once or not at all
+    std::string half = path + ".half";
+    FILE* f = fopen(half.c_str(), "wb");
+    if (!f || fwrite(&header, sizeof header, 1, f) != 1 || (n && fwrite(bytes, 1, n, f) != n) || fclose(f) ||
+        rename(half.c_str(), path.c_str())) fatal("%s cannot be written", path.c_str());
+}
+Message read_message(const std::string& path) {
+    Message m;
+    FILE* f = fopen(path.c_str(), "rb");
+    if (!f || fread(&m.header, sizeof m.header, 1, f) != 1) fatal("%s cannot be read", path.c_str());
+    m.bytes.resize(files::file_size(path) - sizeof m.header);
+    if (m.bytes.size() && fread(m.bytes.data(), 1, m.bytes.size(), f) != m.bytes.size()) fatal("%s is short", path.c_str());
+    fclose(f);
+    return m;
+}
+
+// --- numbers ---
+size_t size_of(ncclDataType_t t) {
+    switch (t) {
+        case ncclUint8: return 1;
+        case ncclFloat16: case ncclBfloat16: return 2;
+        case ncclInt32: case ncclFloat32: return 4;
+        case ncclInt64: case ncclFloat64: return 8;
+        default: return 0;
+    }
+}
+template <class T> T rounded(double x) { return (T)x; }
+template <> __nv_bfloat16 rounded(double x) { return __float2bfloat16((float)x); }
+template <> __half rounded(double x) { return __float2half((float)x); }
+template <class T> double wide(T x) { return (double)x; }
+template <> double wide(__nv_bfloat16 x) { return __bfloat162float(x); }
+template <> double wide(__half x) { return __half2float(x); }
+template <class T> void combine(std::vector<Message>& from, uint64_t n, ncclRedOp_t op) { // into the first; n elements of each
+    size_t N = from.size();
+    for (uint64_t i = 0; i < n; i++) {
+        size_t first = (i * N / n + 1) % N; // the rank that begins this part of the ring
+        T sum = ((T*)from[first].bytes.data())[i];
+        for (size_t k = 1; k < N; k++) {
+            T x = ((T*)from[(first + k) % N].bytes.data())[i];
+            sum = op == ncclMax ? (wide(x) > wide(sum) ? x : sum) : rounded<T>(wide(sum) + wide(x)); // exact in double, or nearly
+        }
+        ((T*)from[0].bytes.data())[i] = sum;
+    }
+}
+void combine_all(std::vector<Message>& from, uint64_t n, ncclDataType_t type, ncclRedOp_t op) {
+    switch (type) {
+        case ncclFloat32: return combine<float>(from, n, op);
+        case ncclFloat64: return combine<double>(from, n, op);
+        case ncclFloat16: return combine<__half>(from, n, op);
+        case ncclBfloat16: return combine<__nv_bfloat16>(from, n, op);
+        case ncclInt32: return combine<int32_t>(from, n, op);
+        default: fatal("sums of type %d are not known to the emulator", (int)type);
+    }
+}
+
+// --- the ends of a communicator ---
+// When all have left, the last rank to notice removes the folder.
+void leave(ncclComm* c) {
+    if (!c->destroyed || c->finished < c->issued) return;
+    write_message(name_of(c, "left", 0, c->rank), Header{}, nullptr, 0);
+    std::error_code nobody_cares; // two ranks may try at once
+    if (all_there(c, "left", 0)) files::remove_all(c->folder, nobody_cares);
+}
+void join(ncclComm* c) {
+    Header h = {"join", (uint64_t)c->ranks, c->device, 0, c->rank};
+    write_message(name_of(c, "join", 0, c->rank), h, nullptr, 0);
+}
+// Call when all ranks have announced their colors.
+void split(ncclComm* c) {
+    uint64_t number = (uint64_t)c->splitting.number;
+    ncclComm* child = c->splitting.child;
+    std::vector<std::tuple<int, int>> members; // key, rank of the parent
+    int color = read_message(name_of(c, "split", number, c->rank)).header.root;
+    c->splitting.is_on = false;
+    if (!child) return;
+    for (int q = 0; q < c->ranks; q++) {
+        Header h = read_message(name_of(c, "split", number, q)).header;
+        if (h.root == color) members.emplace_back(h.op, q);
+    }
+    std::sort(members.begin(), members.end());
+    child->folder = c->folder + "/part" + std::to_string(number) + "." + std::to_string(color);
+    mkdir(child->folder.c_str(), 0700); // unless another rank has
+    child->ranks = (int)members.size();
+    for (int q = 0; q < child->ranks; q++) if (std::get<1>(members[(size_t)q]) == c->rank) child->rank = q;
+    join(child);
+}
+// Call when all ranks have announced the size of their part of a window.
+void make_window(ncclComm* c) {
+    auto& r = c->registering;
+    r.is_on = false;
+    for (int q = 0; q < c->ranks; q++) {
+        uint64_t bytes = read_message(name_of(c, "window", (uint64_t)r.number, q)).header.count;
+        if (bytes == r.made->bytes) continue;
+        c->state = refuse(ncclInvalidUsage, "ncclCommWindowRegister", "%zu bytes here, %llu on rank %d", r.made->bytes,
+                          (unsigned long long)bytes, q);
+        return;
+    }
+    windows.insert(r.made);
+    *r.result = r.made;
+}
+// Returns 1 + p's offset in a window of c; 0: p is in none.
+uint64_t place_in_window(const ncclComm* c, const void* p) {
+    for (ncclWindow_vidmem* w : windows)
+        if (w->comm == c && p >= w->begin && p < w->begin + w->bytes) return 1 + (uint64_t)((const char*)p - w->begin);
+    return 0;
+}
+// Continues the communicator's pending operation; its state says whether that is finished.
+void progress(ncclComm* c) {
+    if (!c->joined) {
+        if (c->ranks == 0 || !all_there(c, "join", 0)) return; // no ranks: its parent has not been asked
+        std::set<int> devices;
+        for (int q = 0; q < c->ranks; q++) devices.insert(read_message(name_of(c, "join", 0, q)).header.type);
+        c->joined = true;
+        c->state = (int)devices.size() == c->ranks ? ncclSuccess
+            : refuse(ncclInvalidUsage, "ncclCommInitRankConfig", "Duplicate GPU detected: two ranks on one");
+    }
+    if (c->splitting.is_on && all_there(c, "split", (uint64_t)c->splitting.number)) split(c);
+    if (c->registering.is_on && all_there(c, "window", (uint64_t)c->registering.number)) make_window(c);
+    if (c->joined && !c->splitting.is_on && !c->registering.is_on && c->state == ncclInProgress && c->polls-- <= 0) c->state = ncclSuccess;
+}
+ncclResult_t check_comm(const char* call, ncclComm_t c, bool must_be_ready) {
+    if (!c || !comms.count(c) || c->destroyed)
+        return refuse(ncclInvalidArgument, call, "%p is not a communicator, or was destroyed", (void*)c);
+    if (must_be_ready && c->state == ncclInProgress)
+        return refuse(ncclInvalidArgument, call, "the communicator is not done with what was asked of it (ncclCommGetAsyncError)");
+    return must_be_ready ? c->state : ncclSuccess;
+}
+ncclResult_t wait_if_blocking(ncclComm* c) {
+    while (c->blocking && c->state == ncclInProgress) {
+        progress(c);
+        usleep(100);
+    }
+    return c->state;
+}
+
+// --- operations ---
+ncclResult_t check_buffer(const Task& t, const char* what, const void* p, uint64_t elements) {
+    if (!size_of(t.type)) return refuse(ncclInvalidArgument, t.kind, "type %d is not known to the emulator", (int)t.type);
+    if (elements && !emulator::on_device(p, elements * size_of(t.type)))
+        return refuse(ncclInvalidArgument, t.kind, "%s: %p has not %llu bytes of device memory", what, p,
+                      (unsigned long long)(elements * size_of(t.type)));
+    return ncclSuccess;
+}
+// One side is the whole, of N parts; the other is one part, which must be separate or at its place in the whole.
+ncclResult_t check_place(const Task& t, const char* whole, const char* part) {
+    uint64_t bytes = t.count * size_of(t.type), rank = (uint64_t)t.comm->rank, ranks = (uint64_t)t.comm->ranks;
+    if (part == whole + rank * bytes || part + bytes <= whole || part >= whole + ranks * bytes) return ncclSuccess;
+    return refuse(ncclInvalidArgument, t.kind, "its buffers overlap, and not in place");
+}
+void check_alike(const Task& t, const Header& own, const Header& other, int q) {
+    if (own.place != other.place)
+        fatal("%s: what other ranks reach is byte %llu of a window on rank %d, and %llu on rank %d (counted from 1; 0: of none)", own.kind,
+              (unsigned long long)own.place, t.comm->rank, (unsigned long long)other.place, q);
+    if (!strcmp(own.kind, other.kind) && own.count == other.count && own.type == other.type && own.op == other.op &&
+        own.root == other.root) return;
+    unsigned long long here = own.count, there = other.count;
+    fatal("rank %d is at %s of %llu (type %d, root %d), rank %d at %s of %llu (type %d, root %d)", t.comm->rank, own.kind, here,
+          own.type, own.root, q, other.kind, there, other.type, other.root);
+}
+Header header_of(const Task& t) {
+    Header h = {};
+    snprintf(h.kind, sizeof h.kind, "%s", t.kind + strlen("nccl"));
+    h.count = t.count;
+    h.type = t.type;
+    h.op = t.op;
+    h.root = t.peer;
+    // what others write to, and what they read: a gather's whole, a reduction's inputs
+    bool gathers = !strcmp(t.kind, "ncclAllGather") || !strcmp(t.kind, "ncclBroadcast");
+    h.place = place_in_window(t.comm, gathers ? t.recv : t.send);
+    return h;
+}
+void complete_collective(const Task& t, const Header& header, uint64_t number) {
+    ncclComm* c = t.comm;
+    std::vector<Message> all;
+    for (int q = 0; q < c->ranks; q++) {
+        all.push_back(read_message(name_of(c, "op", number, q)));
+        check_alike(t, header, all.back().header, q);
+    }
+    size_t bytes = t.count * size_of(t.type), N = (size_t)c->ranks;
+    bool scatters = !strcmp(t.kind, "ncclReduceScatter");
+    if (!strcmp(t.kind, "ncclBroadcast")) memcpy(t.recv, all[(size_t)t.peer].bytes.data(), bytes);
+    else if (!strcmp(t.kind, "ncclAllGather")) {
+        for (size_t q = 0; q < N; q++) memcpy(t.recv + q * bytes, all[q].bytes.data(), bytes);
+    } else {
+        combine_all(all, t.count * (scatters ? N : 1), t.type, t.op);
+        memcpy(t.recv, all[0].bytes.data() + (scatters ? (size_t)c->rank * bytes : 0), bytes);
+    }
+    // a rank that gets here has read everything before
+    if (number > 0) unlink(name_of(c, "op", number - 1, c->rank).c_str());
+    c->finished++;
+    leave(c);
+}
+void launch_collective(const Task& t) {
+    ncclComm* c = t.comm;
+    uint64_t turn = c->issued++, number = c->collectives++, elements = t.count;
+    Header header = header_of(t); // windows as they are now
+    if (!strcmp(t.kind, "ncclReduceScatter")) elements *= (uint64_t)c->ranks;
+    if (!strcmp(t.kind, "ncclBroadcast") && t.peer != c->rank) elements = 0;
+    auto post = [=] { write_message(name_of(c, "op", number, c->rank), header, t.send, elements * size_of(t.type)); };
+    emulator::enqueue_when(t.stream, t.kind, [=] { return c->finished == turn; }, post);
+    emulator::enqueue_when(t.stream, t.kind, [=] { return all_there(c, "op", number); }, [=] { complete_collective(t, header, number); });
+}
+std::string message_name(const Task& t, uint64_t number) {
+    bool sends = t.send;
+    std::string pair = std::to_string(sends ? t.comm->rank : t.peer) + "-" + std::to_string(sends ? t.peer : t.comm->rank) + "-";
+    return name_of(t.comm, ("message" + pair).c_str(), number, 0);
+}
+// Sends and receives of a group run concurrently; the group is finished when all have arrived, including those that it sent.
+void launch_messages(ncclComm* c, const std::vector<Task>& tasks) {
+    uint64_t number = c->issued++;
+    typedef std::vector<std::pair<Task, std::string>> Messages; // and their files
+    auto sends = std::make_shared<Messages>(), receives = std::make_shared<Messages>();
+    for (const Task& t : tasks) {
+        auto pair = t.send ? std::make_pair(c->rank, t.peer) : std::make_pair(-1 - t.peer, c->rank); // each end counts for itself
+        (t.send ? sends : receives)->emplace_back(t, message_name(t, c->messages[pair]++));
+    }
+    cudaStream_t stream = tasks[0].stream;
+    emulator::enqueue_when(stream, "ncclSend", [=] { return c->finished == number; }, [=] {
+        for (auto& m : *sends) {
+            const Task& t = m.first;
+            write_message(m.second, Header{"Message", t.count, t.type, 0, 0}, t.send, t.count * size_of(t.type));
+        }
+    });
+    emulator::enqueue_when(stream, "ncclRecv", [=] {
+        return std::all_of(receives->begin(), receives->end(), [](auto& m) { return exists(m.second); });
+    }, [=] {
+        for (auto& m : *receives) {
+            Message got = read_message(m.second);
+            check_alike(m.first, Header{"Message", m.first.count, m.first.type, 0, 0}, got.header, m.first.peer);
+            memcpy(m.first.recv, got.bytes.data(), got.bytes.size());
+            unlink(m.second.c_str());
+        }
+    });
+    emulator::enqueue_when(stream, "ncclSend", [=] {
+        return std::none_of(sends->begin(), sends->end(), [](auto& m) { return exists(m.second); });
+    }, [=] { c->finished++; leave(c); });
+}
+ncclResult_t launch_group(void) {
+    std::vector<Task> tasks = std::move(group.tasks);
+    group.tasks.clear();
+    std::map<ncclComm*, std::vector<Task>> messages;
+    ncclResult_t result = ncclSuccess;
+    static int turn;
+    for (const Task& t : tasks) {
+        if (!strcmp(t.kind, "ncclSend") || !strcmp(t.kind, "ncclRecv")) messages[t.comm].push_back(t);
+        else if (t.count) launch_collective(t);
+    }
+    for (auto& m : messages) launch_messages(m.first, m.second);
+    for (const Task& t : tasks) {
+        if (t.comm->blocking) continue;
+        t.comm->polls = turn++ % 3;
+        if (t.comm->polls) t.comm->state = result = ncclInProgress;
+    }
+    return result;
+}
+ncclResult_t add(const Task& t) {
+    if (ncclResult_t error = check_comm(t.kind, t.comm, group.depth == 0 || group.tasks.empty())) return error;
+    group.tasks.push_back(t);
+    return group.depth ? ncclSuccess : launch_group();
+}
+#define PASS(call) do { ncclResult_t result_ = call; if (result_) return result_; } while (0)
+ncclResult_t check_config(const char* call, const ncclConfig_t* config) {
+    if (config && (config->magic != 0xcafebeef || config->size != sizeof *config))
+        return refuse(ncclInvalidArgument, call, "the configuration was not begun with NCCL_CONFIG_INITIALIZER");
+    return ncclSuccess;
+}
+ncclComm* new_comm(const ncclConfig_t* config) {
+    ncclComm* c = new ncclComm();
+    c->blocking = !config || config->blocking != 0;
+    cudaGetDevice(&c->device);
+    comms.insert(c);
+    return c;
+}
+} // namespace
+
+extern "C" {
+ncclResult_t ncclGetVersion(int* version) {
+    *version = NCCL_VERSION_CODE;
+    return ncclSuccess;
+}
+const char* ncclGetErrorString(ncclResult_t result) {
+    switch (result) {
+        case ncclSuccess: return "no error";
+        case ncclInProgress: return "NCCL operation in progress";
+        case ncclInvalidArgument: return "invalid argument (run with NCCL_DEBUG=WARN for details)";
+        case ncclInvalidUsage: return "invalid usage (run with NCCL_DEBUG=WARN for details)";
+        default: return "unknown result code";
+    }
+}
+const char* ncclGetLastError(ncclComm_t) { return last_error; }
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+    const char* temporary = getenv("TMPDIR");
+    snprintf(id->internal, sizeof id->internal, "%s/emulated-nccl-XXXXXX", temporary ? temporary : "/tmp");
+    return mkdtemp(id->internal) ? ncclSuccess : refuse(ncclSystemError, "ncclGetUniqueId", "%s: no folder", id->internal);
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config) {
+    PASS(check_config("ncclCommInitRankConfig", config));
+    if (!comm || rank < 0 || rank >= ranks || !exists(id.internal))
+        return refuse(ncclInvalidArgument, "ncclCommInitRankConfig", "rank %d of %d, id '%s'", rank, ranks, id.internal);
+    ncclComm* c = *comm = new_comm(config);
+    c->folder = id.internal;
+    c->rank = rank;
+    c->ranks = ranks;
+    join(c);
+    return wait_if_blocking(c);
+}
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm, ncclConfig_t* config) {
+    PASS(check_comm("ncclCommSplit", comm, true));
+    PASS(check_config("ncclCommSplit", config));
+    if (!newcomm || (color < 0 && color != NCCL_SPLIT_NOCOLOR))
+        return refuse(ncclInvalidArgument, "ncclCommSplit", "color %d", color);
+    comm->splitting.child = *newcomm = color < 0 ? nullptr : new_comm(config);
+    comm->splitting.is_on = true;
+    comm->splitting.number = comm->splits++;
+    Header h = {"split", 0, 0, key, color};
+    write_message(name_of(comm, "split", (uint64_t)comm->splitting.number, comm->rank), h, nullptr, 0);
+    comm->state = ncclInProgress;
+    return wait_if_blocking(comm) || !*newcomm ? comm->state : wait_if_blocking(*newcomm);
+}
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
+    PASS(check_comm("ncclCommGetAsyncError", comm, false));
+    if (comm->state == ncclInProgress) progress(comm);
+    *state = comm->state;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
+    PASS(check_comm("ncclCommUserRank", comm, true));
+    *rank = comm->rank;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
+    PASS(check_comm("ncclCommCount", comm, true));
+    *count = comm->ranks;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+    PASS(check_comm("ncclCommFinalize", comm, true));
+    if (comm->blocking) return ncclSuccess;
+    comm->polls = 2;
+    return comm->state = ncclInProgress;
+}
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+    PASS(check_comm("ncclCommDestroy", comm, true));
+    for (ncclWindow_vidmem* w : windows)
+        if (w->comm == comm) return refuse(ncclInvalidUsage, "ncclCommDestroy", "%p is still a window on it", (const void*)w->begin);
+    comm->destroyed = true;
+    leave(comm);
+    return ncclSuccess;
+}
+
+// --- memory and windows ---
+ncclResult_t ncclMemAlloc(void** p, size_t bytes) {
+    if (cudaMalloc(p, (bytes + NCCL_WIN_REQUIRED_ALIGNMENT - 1) / NCCL_WIN_REQUIRED_ALIGNMENT * NCCL_WIN_REQUIRED_ALIGNMENT) != cudaSuccess)
+        return ncclUnhandledCudaError;
+    lent[(const char*)*p] = bytes;
+    return ncclSuccess;
+}
+ncclResult_t ncclMemFree(void* p) {
+    for (ncclWindow_vidmem* w : windows)
+        if (w->begin == p) return refuse(ncclInvalidUsage, "ncclMemFree", "%p is still a window", p);
+    if (!lent.erase((const char*)p)) return refuse(ncclInvalidArgument, "ncclMemFree", "%p is not from ncclMemAlloc", p);
+    return cudaFree(p) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, size_t bytes, ncclWindow_t* window, int flags) {
+    PASS(check_comm("ncclCommWindowRegister", comm, true));
+    auto memory = lent.find((const char*)buffer);
+    if (memory == lent.end() || bytes == 0 || bytes > memory->second || flags != NCCL_WIN_COLL_SYMMETRIC || !window)
+        return refuse(ncclInvalidArgument, "ncclCommWindowRegister", "%zu bytes at %p of ncclMemAlloc's, flags %d", bytes, buffer, flags);
+    for (ncclWindow_vidmem* w : windows)
+        if (w->begin == buffer) return refuse(ncclInvalidUsage, "ncclCommWindowRegister", "%p is a window already", buffer);
+    *window = nullptr;
+    comm->registering = { true, window, new ncclWindow_vidmem{ comm, (const char*)buffer, bytes }, comm->windows++ };
+    Header h = {"window", bytes, 0, 0, 0};
+    write_message(name_of(comm, "window", (uint64_t)comm->registering.number, comm->rank), h, nullptr, 0);
+    comm->state = ncclInProgress;
+    return wait_if_blocking(comm);
+}
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
+    PASS(check_comm("ncclCommWindowDeregister", comm, true));
+    if (!windows.count(window) || window->comm != comm)
+        return refuse(ncclInvalidArgument, "ncclCommWindowDeregister", "%p is not a window on this communicator", (void*)window);
+    windows.erase(window);
+    delete window;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclGroupStart(void) {
+    group.depth++;
+    return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd(void) {
+    if (group.depth == 0) return refuse(ncclInvalidUsage, "ncclGroupEnd", "there is no ncclGroupStart before it");
+    return --group.depth ? ncclSuccess : launch_group();
+}
+ncclResult_t ncclAllReduce(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                           cudaStream_t stream) {
+    Task t = {"ncclAllReduce", comm, (const char*)send, (char*)recv, count, type, op, 0, stream};
+    PASS(check_buffer(t, "what is sent", send, count));
+    PASS(check_buffer(t, "what is received", recv, count));
+    uint64_t bytes = count * size_of(type);
+    if (t.send != t.recv && t.send < t.recv + bytes && t.recv < t.send + bytes)
+        return refuse(ncclInvalidArgument, t.kind, "its buffers overlap, and not in place");
+    return add(t);
+}
+ncclResult_t ncclReduceScatter(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                               cudaStream_t stream) {
+    Task t = {"ncclReduceScatter", comm, (const char*)send, (char*)recv, count, type, op, 0, stream};
+    PASS(check_comm(t.kind, comm, false));
+    PASS(check_buffer(t, "what is sent", send, count * (uint64_t)comm->ranks));
+    PASS(check_buffer(t, "what is received", recv, count));
+    PASS(check_place(t, t.send, t.recv));
+    return add(t);
+}
+ncclResult_t ncclAllGather(const void* send, void* recv, size_t count, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream) {
+    Task t = {"ncclAllGather", comm, (const char*)send, (char*)recv, count, type, ncclSum, 0, stream};
+    PASS(check_comm(t.kind, comm, false));
+    PASS(check_buffer(t, "what is sent", send, count));
+    PASS(check_buffer(t, "what is received", recv, count * (uint64_t)comm->ranks));
+    PASS(check_place(t, t.recv, t.send));
+    return add(t);
+}
+ncclResult_t ncclBroadcast(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                           cudaStream_t stream) {
+    Task t = {"ncclBroadcast", comm, (const char*)send, (char*)recv, count, type, ncclSum, root, stream};
+    PASS(check_comm(t.kind, comm, false));
+    if (root < 0 || root >= comm->ranks) return refuse(ncclInvalidArgument, t.kind, "root %d of %d ranks", root, comm->ranks);
+    if (root == comm->rank) PASS(check_buffer(t, "what is sent", send, count));
+    PASS(check_buffer(t, "what is received", recv, count));
+    return add(t);
+}
+static ncclResult_t message(const Task& t) {
+    PASS(check_comm(t.kind, t.comm, false));
+    if (t.peer < 0 || t.peer >= t.comm->ranks) return refuse(ncclInvalidArgument, t.kind, "rank %d of %d", t.peer, t.comm->ranks);
+    PASS(check_buffer(t, "the message", t.send ? t.send : t.recv, t.count));
+    return add(t);
+}
+ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+    return message({"ncclSend", comm, (const char*)send, nullptr, count, type, ncclSum, peer, stream});
+}
+ncclResult_t ncclRecv(void* recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+    return message({"ncclRecv", comm, nullptr, (char*)recv, count, type, ncclSum, peer, stream});
+}
+}

@@ -1,0 +1,71 @@
+/*
+convert.h - what hf_export, hf_import and llmc_import share: Hugging Face's names for GPT-2's tensors, and making a
+checkpoint that holds weights only.
+
+Hugging Face's GPT-2 keeps the Conv1D of OpenAI's code: it stores the matrices of a block as (in, out), we as (out, in).
+*/
+#ifndef DEV_CONVERT_H
+#define DEV_CONVERT_H
+#include "../../llmc/save/checkpoint.h"
+#include "../../llmc/base/options.h"
+
+#define HF_PREFIX "transformer." // begins the names in a model with a language-modelling head; a bare GPT2Model has no prefix
+
+// Writes the name of tensor i of unit u, without the prefix, into out (64).
+static inline void hf_name(int u, int i, char* out) {
+    static const char* const root[ROOT_TENSORS] = { "ln_f.weight", "ln_f.bias", "wpe.weight", "wte.weight" };
+    static const char* const block[BLOCK_TENSORS] = {
+        "ln_1.weight", "ln_1.bias", "attn.c_attn.bias", "attn.c_proj.bias", "ln_2.weight", "ln_2.bias",
+        "mlp.c_fc.bias", "mlp.c_proj.bias", "attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"
+    };
+    if (u == 0) snprintf(out, 64, "%s", root[i]);
+    else snprintf(out, 64, "h.%d.%s", u - 1, block[i]);
+}
+static inline bool hf_is_transposed(int u, int i) { return u > 0 && i >= QKVW; }
+
+// dst (cols, rows) = transpose of src (rows, cols), in tiles that fit the cache
+static inline void transpose(float* dst, const float* src, size_t rows, size_t cols) {
+    const size_t tile = 32;
+    for (size_t r0 = 0; r0 < rows; r0 += tile)
+        for (size_t c0 = 0; c0 < cols; c0 += tile)
+            for (size_t r = r0; r < size_min(r0 + tile, rows); r++)
+                for (size_t c = c0; c < size_min(c0 + tile, cols); c++) dst[c * rows + r] = src[r * cols + c];
+}
+
+// The operands of every converter's command line: what to read, and a folder that must not exist or be empty.
+typedef struct { const char *in, *out; } InOut;
+static inline InOut parse_in_out(OptionTable* t, const char* form, int argc, char** argv) {
+    options_operands(t, form, 2, 2);
+    options_parse(t, argc, argv);
+    InOut io = { t->operands[0], t->operands[1] };
+    free(t->operands);
+    require(folder_is_free(io.out), "%s is there already and is not an empty folder; remove it or choose another", io.out);
+    return io;
+}
+
+// Begins a checkpoint of weights at exactly `out`.
+static inline void import_begin(CheckpointWriter* w, const char* out, GPT2Config c, DType dtype) {
+    TrainState s;
+    memset(&s, 0, sizeof s);
+    s.config = c;
+    s.dtype = dtype;
+    s.seq_len = c.max_T;
+    s.loss_scale = 1;
+    checkpoint_begin_at(w, out, &s);
+}
+
+// Tensor i of unit u; data holds its stored rows, in the checkpoint's dtype.
+static inline void import_tensor(CheckpointWriter* w, int u, int i, const void* data) {
+    TensorInfo t = unit_tensor(w->state.config, u, i);
+    checkpoint_write_unit(w, CHECKPOINT_MODEL, u, t.offset, t.offset + tensor_stored_elements(t), data);
+}
+
+static inline void import_finish(CheckpointWriter* w, const char* out) {
+    GPT2Config c = w->state.config;
+    const char* dtype = dtype_name(w->state.dtype);
+    checkpoint_commit(w, 0);
+    printf("%s: %d layers, %d heads, %d channels, %d tokens of vocabulary, sequences of up to %d tokens, in %s\n",
+           out, c.L, c.NH, c.C, c.V, c.max_T, dtype);
+    printf("to train from it: --init-from %s\n", out);
+}
+#endif

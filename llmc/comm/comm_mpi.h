@@ -1,0 +1,586 @@
+/*
+comm_mpi.h - comm.h over MPI, on host memory. Included by comm.h, never on its own.
+
+MPI's non-blocking calls make little progress unless the program keeps calling MPI, so one thread per process does nothing else:
+it makes all MPI calls, including MPI_Init and MPI_Finalize. Collectives of a communicator run one after another in the order of
+their issue; messages from one rank to another are a queue of their own, and all queues of a process progress at the same time.
+
+An operation is cut into pieces of COMM_PIECE bytes at most: they stay in the cache, scratch memory is bounded, and MPI's int
+counts are enough. A piece is a few steps; each posts messages, and the next begins when they are done:
+
+    all-reduce      MPI_Iallreduce; or the steps of ring.h; or, in ordered mode, every rank sends slice r to rank r, which
+                    adds them in rank order and sends the sum to all
+    reduce-scatter  every rank sends part r to rank r, which adds them in rank order, in every mode; this sends as much as a
+                    ring. (Open MPI 4.1's MPI_Ireduce_scatter_block sums everything on rank 0 first.)
+    all-gather      every rank sends its shard to all others
+                    (For both: a shard in host memory is sent and added up in place.)
+    broadcast, barrier: MPI's
+*/
+#ifndef LLMC_COMM_MPI_H
+#define LLMC_COMM_MPI_H
+#define OMPI_SKIP_MPICXX 1
+#include <mpi.h>
+#include "ring.h"
+#ifndef __CUDACC__
+#include "comm_stage.h"
+#else
+#include "comm_stage.cuh"
+#endif
+
+#ifndef COMM_PIECE
+#define COMM_PIECE (4 << 20) // bytes; 1 to 4 MiB are fastest for all-reduce by 4 ranks on 2 cores
+#endif
+enum { MPI_TAG_COLLECTIVE = 1, MPI_TAG_PAIR = 2 };
+
+// An operation on its way: what the communication thread knows about a CommSlot.
+typedef struct MpiOp {
+    Comm* comm;
+    CommSlot* slot;
+    struct MpiOp* next;       // in the list of those on their way, in the order of issue
+    int queue;                // 0: the collectives; 1 + 2 rank: sent to that rank; 2 + 2 rank: received from it
+    CommStage* stage;         // a view
+    CommMark mark;            // the layer calls that must be done before it begins
+    bool begun;
+    size_t at, count;         // the piece: elements before it, and in it
+    int step;                 // of the piece; 0: it must be fetched
+    MPI_Request* requests;    // the messages of the step, a view: the link's, or `one` where that is enough
+    MPI_Request one;
+    int posted;
+    unsigned long long sent;  // bytes
+    long long agree[10];      // strict mode: see mpi_step_agree
+    Ring ring;
+} MpiOp;
+
+// A communicator's part.
+typedef struct MpiLink {
+    MPI_Comm mpi;             // a duplicate, so that its messages cannot match others'
+    MPI_Request* requests;    // (2N) of the one collective that runs, owned
+    const void** rows;        // (N) inputs of that collective's sum, owned
+    CommStage stage;          // scratch for its sums
+    MpiOp* ops;               // (COMM_IN_FLIGHT) one for each slot, owned
+    long long* seen;          // (1+2N) the last look in which a queue had an unfinished operation, owned
+    struct MpiLink* next;     // all of this process
+} MpiLink;
+
+typedef struct {
+    pthread_t thread;
+    Comm* world;
+    MpiOp *first, *last;      // operations issued and not yet finished, in order; guarded by the world's lock
+    MpiLink* links;           // owned
+    long long looks;          // at all operations, so far
+    MPI_Op add[2];            // sums of bf16 and fp16
+    char* address;            // of rank 0's control, until `up`
+    bool up, stopping;        // under the world's lock
+} MpiEngine;
+
+static inline void mpi_check(int rc, const char* what) {
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int n = 0;
+    if (rc == MPI_SUCCESS) return;
+    MPI_Error_string(rc, text, &n);
+    die("MPI: %s failed: %s. Do all ranks issue the same operations? build/ranks compares their last ones", what, text);
+}
+
+// ---- a piece's memory ----
+
+static inline MpiLink* mpi_link(const MpiOp* o) { return (MpiLink*)o->comm->link; }
+static inline size_t mpi_element(const MpiOp* o) { return comm_type_size(o->slot->type); }
+// Elements that a rank owns of a piece: N such slices fit in the scratch.
+static inline size_t mpi_slice(const MpiOp* o) { return size_max(1, COMM_PIECE / mpi_element(o) / (size_t)o->comm->size); }
+static inline size_t mpi_piece(const MpiOp* o) {
+    CommKind k = o->slot->kind;
+    size_t parts = k == COMM_REDUCE_SCATTER || k == COMM_ALL_GATHER ? 1 : (size_t)o->comm->size;
+    return parts * mpi_slice(o);
+}
+// This piece of row `row` of a buffer (rows,n): on the device, and as MPI sees it; in staging memory it is row `place`.
+static inline char* mpi_device(const MpiOp* o, const void* buf, int row) {
+    return (char*)buf + ((size_t)row * o->slot->n + o->at) * mpi_element(o);
+}
+static inline char* mpi_view(const MpiOp* o, const void* buf, int row, int place) {
+    return stage_view(o->stage, mpi_device(o, buf, row), (size_t)place * mpi_slice(o) * mpi_element(o));
+}
+// A shard that is in host memory needs no staging.
+static inline char* mpi_of_shard(const MpiOp* o, const void* shard) {
+    return o->slot->on_host ? mpi_device(o, shard, 0) : mpi_view(o, shard, 0, o->comm->rank);
+}
+// The views of each kind. reduce-scatter: what goes to rank q, and the sum. all-gather: what goes to all, and what comes from
+// rank q. Others: their one buffer.
+static inline char* mpi_part(const MpiOp* o, int q) { return mpi_view(o, o->slot->in, q, q); }
+static inline char* mpi_sum(const MpiOp* o) { return mpi_of_shard(o, o->slot->out); }
+static inline char* mpi_own(const MpiOp* o) { return mpi_of_shard(o, o->slot->in); }
+static inline char* mpi_shard(const MpiOp* o, int q) { return mpi_view(o, o->slot->out, q, q); }
+static inline char* mpi_buf(const MpiOp* o) { return mpi_view(o, o->slot->out ? o->slot->out : o->slot->in, 0, 0); }
+// Where what rank q sends is kept until it is added.
+static inline char* mpi_scratch(const MpiOp* o, int q) {
+    return mpi_link(o)->stage.scratch + (size_t)q * mpi_slice(o) * mpi_element(o);
+}
+
+// ---- messages ----
+
+static inline MPI_Datatype mpi_type(CommType t) {
+    return t == COMM_F32 ? MPI_FLOAT : t == COMM_F64 ? MPI_DOUBLE : t == COMM_BYTE ? MPI_BYTE : MPI_UINT16_T;
+}
+// Our own sums, of types that MPI does not have.
+static inline void mpi_add_bf16(void* in, void* inout, int* n, MPI_Datatype* t) {
+    (void)t;
+    comm_add(inout, in, (size_t)*n, COMM_BF16);
+}
+static inline void mpi_add_f16(void* in, void* inout, int* n, MPI_Datatype* t) {
+    (void)t;
+    comm_add(inout, in, (size_t)*n, COMM_F16);
+}
+
+static inline int mpi_tag(const MpiOp* o) { return o->queue == 0 ? MPI_TAG_COLLECTIVE : MPI_TAG_PAIR; }
+static inline MPI_Request* mpi_request(MpiOp* o) { return &o->requests[o->posted++]; }
+static inline void mpi_send(MpiOp* o, const void* data, size_t n, int to) {
+    if (n == 0) return; // the receiver expects nothing
+    o->sent += n * mpi_element(o);
+    mpi_check(MPI_Isend(data, (int)n, mpi_type(o->slot->type), to, mpi_tag(o), mpi_link(o)->mpi, mpi_request(o)), "MPI_Isend");
+}
+static inline void mpi_recv(MpiOp* o, void* data, size_t n, int from) {
+    if (n == 0) return;
+    mpi_check(MPI_Irecv(data, (int)n, mpi_type(o->slot->type), from, mpi_tag(o), mpi_link(o)->mpi, mpi_request(o)), "MPI_Irecv");
+}
+
+// ring.h's steps as messages.
+static inline void mpi_ring_exchange(void* self, const void* send, size_t send_n, int to,
+                                     void* recv, size_t recv_n, int from) {
+    MpiOp* o = (MpiOp*)self;
+    mpi_recv(o, recv, recv_n, from);
+    mpi_send(o, send, send_n, to);
+}
+static inline void mpi_ring_add(void* self, void* into, const void* from, size_t n) {
+    comm_add(into, from, n, ((MpiOp*)self)->slot->type);
+}
+static const RingCarrier mpi_ring_carrier = { mpi_ring_exchange, mpi_ring_add };
+
+// ---- the steps of each kind: each posts the next messages, and returns false when the piece has no more steps ----
+
+static inline bool mpi_step_all_reduce_library(MpiOp* o) {
+    if (o->step > 1) return false;
+    CommType t = o->slot->type;
+    MpiEngine* e = (MpiEngine*)o->comm->world->mpi;
+    MPI_Op sum = t == COMM_BF16 ? e->add[0] : t == COMM_F16 ? e->add[1] : MPI_SUM;
+    int rc = MPI_Iallreduce(MPI_IN_PLACE, mpi_buf(o), (int)o->count, mpi_type(t), sum, mpi_link(o)->mpi, mpi_request(o));
+    mpi_check(rc, "MPI_Iallreduce");
+    return true;
+}
+
+static inline bool mpi_step_all_reduce_ring(MpiOp* o) {
+    if (o->step == 1) {
+        Ring r = { o->comm->rank, o->comm->size, 0, o->count, mpi_element(o), mpi_buf(o), mpi_scratch(o, 0),
+                   &mpi_ring_carrier, o };
+        o->ring = r;
+    }
+    return ring_advance(&o->ring);
+}
+
+// mine (n) = the sum of rows (N,n) in rank order: this rank's row lies at `own`, the others have arrived in the scratch.
+static inline void mpi_add_rows(MpiOp* o, char* mine, const char* own, size_t n) {
+    const void** rows = mpi_link(o)->rows;
+    for (int q = 0; q < o->comm->size; q++) rows[q] = q == o->comm->rank ? own : mpi_scratch(o, q);
+    comm_add_rows(mine, rows, o->comm->size, n, o->slot->type);
+}
+
+// Rank q adds slice q of the piece: [ring_chunk(q), ring_chunk(q+1)).
+static inline bool mpi_step_all_reduce_ordered(MpiOp* o) {
+    int N = o->comm->size, rank = o->comm->rank;
+    char* buf = mpi_buf(o);
+    size_t begin = ring_chunk((size_t)rank, N, o->count), mine = ring_chunk((size_t)rank + 1, N, o->count) - begin;
+    char* own = buf + begin * mpi_element(o);
+    if (o->step == 2) mpi_add_rows(o, own, own, mine);
+    if (o->step > 2) return false;
+    for (int d = 1; d < N; d++) { // begins with the next rank, so that not all send to rank 0 first
+        int to = (rank + d) % N, from = (rank + N - d) % N;
+        size_t to_at = ring_chunk((size_t)to, N, o->count), to_n = ring_chunk((size_t)to + 1, N, o->count) - to_at;
+        size_t from_at = ring_chunk((size_t)from, N, o->count), from_n = ring_chunk((size_t)from + 1, N, o->count) - from_at;
+        if (o->step == 1) {
+            mpi_recv(o, mpi_scratch(o, from), mine, from);
+            mpi_send(o, buf + to_at * mpi_element(o), to_n, to);
+        } else {
+            mpi_recv(o, buf + from_at * mpi_element(o), from_n, from);
+            mpi_send(o, own, mine, to);
+        }
+    }
+    return true;
+}
+
+static inline bool mpi_step_reduce_scatter(MpiOp* o) {
+    int N = o->comm->size, rank = o->comm->rank;
+    if (o->step == 2) {
+        mpi_add_rows(o, mpi_sum(o), mpi_part(o, rank), o->count);
+        return false;
+    }
+    for (int d = 1; d < N; d++) {
+        int to = (rank + d) % N, from = (rank + N - d) % N;
+        mpi_recv(o, mpi_scratch(o, from), o->count, from);
+        mpi_send(o, mpi_part(o, to), o->count, to);
+    }
+    return true;
+}
+
+static inline bool mpi_step_all_gather(MpiOp* o) {
+    int N = o->comm->size, rank = o->comm->rank;
+    if (o->step > 1) return false;
+    for (int d = 1; d < N; d++) {
+        int to = (rank + d) % N, from = (rank + N - d) % N;
+        mpi_recv(o, mpi_shard(o, from), o->count, from);
+        mpi_send(o, mpi_own(o), o->count, to);
+    }
+    return true;
+}
+
+static inline bool mpi_step_one_message(MpiOp* o) {
+    CommSlot* s = o->slot;
+    if (o->step > 1) return false;
+    if (s->kind == COMM_SEND) mpi_send(o, mpi_buf(o), o->count, s->peer);
+    if (s->kind == COMM_RECV) mpi_recv(o, mpi_buf(o), o->count, s->peer);
+    if (s->kind == COMM_BARRIER) mpi_check(MPI_Ibarrier(mpi_link(o)->mpi, mpi_request(o)), "MPI_Ibarrier");
+    if (s->kind == COMM_BROADCAST) {
+        int rc = MPI_Ibcast(mpi_buf(o), (int)o->count, mpi_type(s->type), s->peer, mpi_link(o)->mpi, mpi_request(o));
+        mpi_check(rc, "MPI_Ibcast");
+    }
+    return true;
+}
+
+// Ranks of one color become a communicator. Nothing else is under way (comm_split checked that). The barrier comes first because
+// MPI's blocking calls take a whole core while they wait for the last rank; after it they end soon.
+static inline bool mpi_step_split(MpiOp* o) {
+    if (o->step == 0) {
+        mpi_check(MPI_Ibarrier(mpi_link(o)->mpi, mpi_request(o)), "MPI_Ibarrier");
+        o->step = 1;
+        return true;
+    }
+    Comm *c = (Comm*)o->slot->out, *parent = o->comm;
+    MpiLink* l = (MpiLink*)c->link;
+    mpi_check(MPI_Comm_split(mpi_link(o)->mpi, o->slot->color, parent->rank, &l->mpi), "MPI_Comm_split");
+    MPI_Comm_rank(l->mpi, &c->rank);
+    MPI_Comm_size(l->mpi, &c->size);
+    c->world_rank = (int*)xcalloc((size_t)c->size, sizeof(int));
+    mpi_check(MPI_Allgather(&parent->world_rank[parent->rank], 1, MPI_INT, c->world_rank, 1, MPI_INT, l->mpi), "MPI_Allgather");
+    return false;
+}
+
+// Strict mode, before a collective's first piece: all ranks must be about to run the same one. The maximum of a value and that of
+// its negative are equal except for the sign only if all ranks have the same value.
+static inline bool mpi_step_agree(MpiOp* o) {
+    const CommSlot* s = o->slot;
+    long long values[5] = { s->record.number, s->kind, (long long)s->n, s->type, s->peer };
+    if (o->step == -1) {
+        for (int i = 0; i < 5; i++) {
+            o->agree[i] = values[i];
+            o->agree[5 + i] = -values[i];
+        }
+        int rc = MPI_Iallreduce(MPI_IN_PLACE, o->agree, 10, MPI_LONG_LONG, MPI_MAX, mpi_link(o)->mpi, mpi_request(o));
+        mpi_check(rc, "MPI_Iallreduce");
+        return true;
+    }
+    for (int i = 0; i < 5; i++) {
+        if (o->agree[i] == -o->agree[5 + i]) continue;
+        char text[OP_TEXT];
+        op_text(&s->record, text, sizeof text);
+        die("rank %d has reached %s, and another rank a different operation: all ranks must issue, and in strict mode wait for,"
+            " the same collectives in the same order", o->comm->world_rank[o->comm->rank], text);
+    }
+    return false;
+}
+
+static inline bool mpi_step(MpiOp* o) {
+    const CommOptions* options = &o->comm->world->options;
+    switch (o->slot->kind) {
+    case COMM_ALL_REDUCE:
+        if (options->ordered) return mpi_step_all_reduce_ordered(o);
+        return options->all_reduce == ALL_REDUCE_RING ? mpi_step_all_reduce_ring(o) : mpi_step_all_reduce_library(o);
+    case COMM_REDUCE_SCATTER: return mpi_step_reduce_scatter(o);
+    case COMM_ALL_GATHER: return mpi_step_all_gather(o);
+    default: return mpi_step_one_message(o);
+    }
+}
+
+// ---- an operation from piece to piece ----
+
+// mpi_fetch begins to copy a piece's input to where MPI sees it, mpi_store its output back.
+static inline void mpi_fetch(MpiOp* o) {
+    const CommSlot* s = o->slot;
+    size_t bytes = o->count * mpi_element(o);
+    if (s->kind == COMM_REDUCE_SCATTER) {
+        for (int q = 0; q < o->comm->size; q++) stage_fetch(o->stage, mpi_part(o, q), mpi_device(o, s->in, q), bytes);
+    } else if (s->kind == COMM_ALL_GATHER) {
+        if (!s->on_host) stage_fetch(o->stage, mpi_own(o), mpi_device(o, s->in, 0), bytes);
+    } else if (s->in) {
+        stage_fetch(o->stage, mpi_buf(o), mpi_device(o, s->in, 0), bytes);
+    }
+}
+static inline void mpi_store(MpiOp* o) {
+    const CommSlot* s = o->slot;
+    size_t bytes = o->count * mpi_element(o);
+    int rank = o->comm->rank;
+    if (s->kind == COMM_REDUCE_SCATTER) {
+        if (!s->on_host) stage_store(o->stage, mpi_device(o, s->out, 0), mpi_sum(o), bytes);
+    } else if (s->kind == COMM_ALL_GATHER) {
+        for (int q = 0; q < o->comm->size; q++)
+            stage_store(o->stage, mpi_device(o, s->out, q), q == rank ? mpi_own(o) : mpi_shard(o, q), bytes);
+    } else if (s->out) {
+        stage_store(o->stage, mpi_device(o, s->out, 0), mpi_buf(o), bytes);
+    }
+}
+
+// Called when everything that was posted is done: posts what comes next. Returns false if the operation is done.
+static inline bool mpi_next(MpiOp* o) {
+    CommKind k = o->slot->kind;
+    if (o->step < 0) { // strict mode
+        o->step = mpi_step_agree(o) ? -2 : 0;
+        return true;
+    }
+    if (k == COMM_SPLIT) return mpi_step_split(o); // it has no pieces
+    if (o->step == 0) {
+        size_t total = k == COMM_BARRIER ? 1 : o->slot->n;
+        if (o->at == total) return false;
+        o->count = size_min(total - o->at, mpi_piece(o));
+        mpi_fetch(o);
+        o->step = 1;
+        return true;
+    }
+    if (mpi_step(o)) {
+        o->step++;
+        return true;
+    }
+    mpi_store(o);
+    o->at += o->count;
+    o->step = 0;
+    return true;
+}
+
+// ---- the communication thread ----
+
+static inline void mpi_begin(MpiOp* o) {
+    o->begun = true;
+    oplog_start(o->comm->world->log, &o->slot->record);
+    double now = now_seconds();
+    pthread_mutex_lock(&o->comm->world->lock);
+    o->slot->event.started = now;
+    pthread_mutex_unlock(&o->comm->world->lock);
+}
+
+// Advances an operation as far as it goes. Returns true if there was progress; sets *done when the operation has finished.
+static inline bool mpi_progress(MpiOp* o, bool* done) {
+    int arrived = 1;
+    *done = false;
+    if (!o->begun) {
+        if (!stage_passed(&o->mark)) return false;
+        mpi_begin(o);
+    }
+    if (o->posted > 0)
+        mpi_check(MPI_Testall(o->posted, o->requests, &arrived, MPI_STATUSES_IGNORE), comm_kind_names[o->slot->kind]);
+    if (!arrived || !stage_idle(o->stage)) return false;
+    o->posted = 0;
+    *done = !mpi_next(o);
+    return true;
+}
+
+// Takes o, which is finished, out of the list; it comes after `before` (NULL: it is the first).
+static inline void mpi_retire(MpiEngine* e, MpiOp* o, MpiOp* before) {
+    CommWorld* w = e->world->world;
+    oplog_finish(w->log, &o->slot->record);
+    double now = now_seconds();
+    pthread_mutex_lock(&w->lock);
+    if (before) before->next = o->next;
+    else e->first = o->next;
+    if (e->last == o) e->last = before;
+    o->slot->event.finished = now;
+    o->slot->finished = true;
+    o->comm->stats[o->slot->kind].posted += o->sent;
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+}
+
+// Returns true if o is the first operation of its queue in this look.
+static inline bool mpi_heads_queue(const MpiEngine* e, const MpiOp* o) {
+    long long* seen = &mpi_link(o)->seen[o->queue];
+    bool heads = *seen != e->looks;
+    *seen = e->looks;
+    return heads;
+}
+
+// Looks once at every operation up to `last`; returns true if there was progress. Only this thread takes operations out and only
+// others append them, so the list up to `last` may be walked without the lock.
+static inline bool mpi_look(MpiEngine* e, MpiOp* first, const MpiOp* last) {
+    bool moved = false, at_end = false;
+    MpiOp* before = NULL;
+    e->looks++;
+    for (MpiOp *o = first, *next; !at_end; o = next) {
+        bool done = false;
+        at_end = o == last;
+        next = at_end ? NULL : o->next;
+        if (mpi_heads_queue(e, o)) moved |= mpi_progress(o, &done);
+        if (done) mpi_retire(e, o, before);
+        else before = o;
+    }
+    return moved;
+}
+
+// Between two looks at MPI. The layers need the cores, and there may be more ranks than cores, so this thread sleeps: a thread
+// that slept may continue when it wakes. (sched_yield gives the core away for a whole time slice each time: an all-reduce beside
+// ranks that compute took several times as long.)
+static inline void mpi_rest(int idle) {
+    struct timespec nap = { 0, idle < 1000 ? 20000 : 200000 };
+    nanosleep(&nap, NULL);
+}
+
+static inline void mpi_thread_begin(MpiEngine* e) {
+    Comm* c = e->world;
+    MpiLink* l = (MpiLink*)c->link;
+    int provided, rank, size;
+    stage_thread();
+    setenv("OMPI_MCA_mpi_yield_when_idle", "0", 0); // where ranks outnumber cores, Open MPI yields in every call: see mpi_rest
+    mpi_check(MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+    require(provided >= MPI_THREAD_FUNNELED, "this MPI does not support programs with threads: install one that does");
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); // mpi_check reports more than MPI would
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    require(rank == c->rank && size == c->size, "this process was started as rank %d of %d, but MPI says rank %d of %d:"
+            " start it with the mpirun of the MPI it was built with, or srun --mpi=pmix", c->rank, c->size, rank, size);
+    mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &l->mpi), "MPI_Comm_dup");
+    mpi_check(MPI_Op_create(mpi_add_bf16, 1, &e->add[0]), "MPI_Op_create");
+    mpi_check(MPI_Op_create(mpi_add_f16, 1, &e->add[1]), "MPI_Op_create");
+    mpi_check(MPI_Bcast(e->address, CONTROL_ADDRESS, MPI_CHAR, 0, l->mpi), "MPI_Bcast");
+}
+
+static inline void mpi_thread_end(MpiEngine* e) {
+    for (MpiLink* l = e->links; l; l = l->next) MPI_Comm_free(&l->mpi);
+    MPI_Op_free(&e->add[0]);
+    MPI_Op_free(&e->add[1]);
+    MPI_Finalize();
+}
+
+static inline void* mpi_thread(void* argument) {
+    MpiEngine* e = (MpiEngine*)argument;
+    CommWorld* w = e->world->world;
+    int idle = 0;
+    mpi_thread_begin(e);
+    pthread_mutex_lock(&w->lock);
+    e->up = true;
+    pthread_cond_broadcast(&w->changed);
+    for (;;) {
+        while (e->first == NULL && !e->stopping) pthread_cond_wait(&w->changed, &w->lock);
+        if (e->first == NULL) break;
+        MpiOp *first = e->first, *last = e->last;
+        pthread_mutex_unlock(&w->lock);
+        idle = mpi_look(e, first, last) ? 0 : idle + 1;
+        if (idle > 0) mpi_rest(idle);
+        pthread_mutex_lock(&w->lock);
+    }
+    pthread_mutex_unlock(&w->lock);
+    mpi_thread_end(e);
+    return NULL;
+}
+
+// ---- what comm.h calls ----
+
+// Makes a communicator's part; the communication thread sets its MPI_Comm. size: the most ranks that it may have.
+static inline MpiLink* mpi_link_new(MpiEngine* e, int size) {
+    MpiLink* l = (MpiLink*)xcalloc(1, sizeof(MpiLink));
+    l->requests = (MPI_Request*)xcalloc(2 * (size_t)size, sizeof(MPI_Request));
+    l->rows = (const void**)xcalloc((size_t)size, sizeof(void*));
+    l->ops = (MpiOp*)xcalloc(COMM_IN_FLIGHT, sizeof(MpiOp));
+    l->seen = (long long*)xcalloc(1 + 2 * (size_t)size, sizeof(long long));
+    l->next = e->links;
+    e->links = l;
+    return l;
+}
+
+// Starts the communication thread, and tells all ranks rank 0's address (CONTROL_ADDRESS).
+static inline void mpi_meet(Comm* c, char* address) {
+    CommWorld* w = c->world;
+    MpiEngine* e = (MpiEngine*)xcalloc(1, sizeof(MpiEngine));
+    w->mpi = e;
+    e->world = c;
+    e->address = address;
+    c->link = mpi_link_new(e, c->size);
+    int rc = pthread_create(&e->thread, NULL, mpi_thread, e);
+    require(rc == 0, "the communication thread cannot be started: %s", strerror(rc));
+    pthread_mutex_lock(&w->lock);
+    while (!e->up) pthread_cond_wait(&w->changed, &w->lock);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static inline void mpi_open(Comm* c) {
+    CommWorld* w = c->world;
+    char met[CONTROL_ADDRESS] = "", version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+    int n = 0;
+    if (w->mpi == NULL) mpi_meet(c, met);
+    stage_init(&((MpiLink*)c->link)->stage, COMM_PIECE);
+    MPI_Get_library_version(version, &n); // may be called at any time and from any thread
+    version[strcspn(version, ",")] = '\0';
+    if (strncmp(version, "Open MPI v", 10) == 0) memmove(version + 9, version + 10, strlen(version + 9));
+    snprintf(w->description, sizeof w->description, "MPI (%.80s)" STAGE_TEXT ", all-reduce %s", version,
+             comm_all_reduce_text(&w->options));
+}
+
+// Ends what mpi_meet began, and with it all communicators.
+static inline void mpi_leave(CommWorld* w) {
+    MpiEngine* e = (MpiEngine*)w->mpi;
+    pthread_mutex_lock(&w->lock);
+    e->stopping = true;
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+    pthread_join(e->thread, NULL);
+    for (MpiLink* l = e->links; l; ) {
+        MpiLink* next = l->next;
+        stage_free(&l->stage);
+        for (int k = 0; k < COMM_IN_FLIGHT; k++) stage_mark_free(&l->ops[k].mark);
+        free(l->requests);
+        free(l->rows);
+        free(l->ops);
+        free(l->seen);
+        free(l);
+        l = next;
+    }
+    free(e);
+}
+
+static inline void mpi_split(Comm* c, Comm* parent, int color) {
+    MpiLink* l = mpi_link_new((MpiEngine*)c->world->mpi, parent->size);
+    c->link = l;
+    comm_wait(parent, comm_issue(parent, COMM_SPLIT, c, NULL, 0, COMM_BYTE, -1, color));
+    if (c->size > 1) stage_init(&l->stage, COMM_PIECE);
+}
+
+static inline void mpi_start(Comm* c, CommSlot* s) {
+    CommWorld* w = c->world;
+    MpiEngine* e = (MpiEngine*)w->mpi;
+    MpiLink* l = (MpiLink*)c->link;
+    MpiOp* o = &l->ops[s->number % COMM_IN_FLIGHT];
+    CommMark mark = o->mark; // it stays for the slot's next operation
+    memset(o, 0, sizeof *o);
+    o->mark = mark;
+    o->comm = c;
+    o->slot = s;
+    o->queue = s->kind == COMM_SEND ? 1 + 2 * s->peer : s->kind == COMM_RECV ? 2 + 2 * s->peer : 0;
+    o->stage = stage_of_queue(&l->stage, o->queue);
+    o->requests = o->queue == 0 ? l->requests : &o->one;
+    o->step = w->strict && o->queue == 0 ? -1 : 0;
+    stage_mark(&o->mark);
+    pthread_mutex_lock(&w->lock);
+    if (e->last) e->last->next = o;
+    else e->first = o;
+    e->last = o;
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static inline void mpi_finish(Comm* c, CommSlot* s) {
+    CommWorld* w = c->world;
+    pthread_mutex_lock(&w->lock);
+    while (!s->finished) pthread_cond_wait(&w->changed, &w->lock);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static inline size_t mpi_device_bytes(const CommOptions* o, int N) {
+    (void)o;
+    return N > 1 ? stage_device_bytes(COMM_PIECE) : 0;
+}
+static inline void mpi_close(Comm* c) { (void)c; } // mpi_leave does it
+
+static const CommBackend comm_mpi = { mpi_open, mpi_close, mpi_split, NULL, NULL, mpi_start, mpi_finish, mpi_device_bytes };
+#endif

@@ -1,0 +1,536 @@
+/*
+cuda/comm_nccl.cuh - comm.h over NCCL, for ranks that have a GPU each. Included by comm.h, never on its own.
+
+Operations of a communicator run on a stream beside the compute stream, in the order of their issue. Two events keep the order:
+the communication stream waits for what compute_stream had been given when the operation was issued (else it would send what is
+not computed yet), and comm_wait makes compute_stream wait for the operation's end (else layers would read what has not
+arrived). The host waits for neither: it continues, and waits for the GPU only in device_to_host or device_synchronize. While
+it waits there, nccl_look sees how far operations have come, so that the watchdog knows which one is stuck, and whether NCCL has
+had an error. Communicators are non-blocking: no call into NCCL waits for another rank without the watchdog.
+
+    all-reduce      NCCL's; or the steps of ring.h; or, in ordered mode, what comm_mpi.h does: every rank sends slice r to rank r,
+                    which adds them in rank order and sends the sum to all
+    reduce-scatter  NCCL's; in ordered mode every rank sends part r to rank r, which adds them in rank order
+    all-gather, broadcast: NCCL's. barrier: an all-reduce of one number, for which the host waits
+    send, receive   NCCL's, each way between two ranks on a communicator and a stream of its own: NCCL runs the operations of
+                    a communicator one after another, and two ranks that send to each other on one would wait forever
+
+comm_nccl_windows.cuh does --nccl-windows. libnccl.so is loaded when it is first needed: one GPU and --comm mpi do not need it.
+API: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
+*/
+#ifndef LLMC_CUDA_COMM_NCCL_CUH
+#define LLMC_CUDA_COMM_NCCL_CUH
+#include "../device/cuda/check.cuh"
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <dlfcn.h>
+#include <nccl.h>
+static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1), "llmc needs the headers of NCCL 2.18 or newer, or USE_NCCL=0");
+
+// ---- the library ----
+// Every function of NCCL that is called. X is applied to each name.
+#define NCCL_FUNCTIONS(X) \
+    X(ncclGetVersion) X(ncclGetErrorString) X(ncclGetLastError) X(ncclGetUniqueId) X(ncclCommInitRankConfig) X(ncclCommSplit) \
+    X(ncclCommGetAsyncError) X(ncclCommUserRank) X(ncclCommCount) X(ncclCommFinalize) X(ncclCommDestroy) \
+    X(ncclAllReduce) X(ncclReduceScatter) X(ncclAllGather) X(ncclBroadcast) X(ncclSend) X(ncclRecv) \
+    X(ncclGroupStart) X(ncclGroupEnd)
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 3) // only --nccl-windows needs these
+#define NCCL_WINDOW_FUNCTIONS(X) X(ncclMemAlloc) X(ncclMemFree) X(ncclCommWindowRegister) X(ncclCommWindowDeregister)
+#endif
+typedef struct {
+#define X(name) decltype(&::name) name;
+    NCCL_FUNCTIONS(X)
+#ifdef NCCL_WINDOW_FUNCTIONS
+    NCCL_WINDOW_FUNCTIONS(X)
+#endif
+#undef X
+} NcclFunctions;
+static NcclFunctions nccl; // NULL until nccl_load has found them
+
+static inline void nccl_load(bool windows) {
+#ifdef CUDA_EMULATOR // its stand-in for NCCL is a part of the program
+#define X(name) nccl.name = ::name;
+#else
+    void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    require(library != NULL, "libnccl.so.2 was not found: get it with sh dev/setup.sh, name its folder in LD_LIBRARY_PATH, or"
+            " use --comm mpi");
+#define X(name) \
+    nccl.name = (decltype(nccl.name))dlsym(library, #name); \
+    require(nccl.name != NULL, "libnccl.so.2 has no %s: install a newer NCCL, or use --comm mpi", #name);
+#endif
+    NCCL_FUNCTIONS(X)
+    if (!windows) return;
+#ifdef NCCL_WINDOW_FUNCTIONS
+    NCCL_WINDOW_FUNCTIONS(X)
+#else
+    die("--nccl-windows needs NCCL 2.27, and this program was built with headers of %d.%d: build it with newer ones, or leave"
+        " the option out", NCCL_MAJOR, NCCL_MINOR);
+#endif
+#undef X
+}
+
+// ---- what belongs to a communicator ----
+#ifndef NCCL_PIECE
+#define NCCL_PIECE (16 << 20) // bytes that our own sums are cut into: scratch memory is bounded
+#endif
+
+// An operation that the GPU may not have finished.
+typedef struct { OpRecord record; int started, finished; bool begun; } NcclOp; // marks, which comm.h owns
+
+typedef struct NcclLink {
+    ncclComm_t nccl;         // owned
+    cudaStream_t stream;     // owned
+    cudaEvent_t ready;       // compute_stream has reached the issue of the latest operation, owned
+    char* scratch;           // (NCCL_PIECE) for our own sums, owned; NULL where NCCL adds
+    int* numbers;            // (N) device memory, for a split and for barriers, owned
+    struct NcclLink **to, **from; // (N) for messages to and from each rank; NULL before comm_connect
+    NcclOp* ops;             // (COMM_IN_FLIGHT) operation k has k % COMM_IN_FLIGHT, owned
+    long long issued, waited, done; // operations so far; those before `waited` compute waits for; those before `done` are over
+    struct NcclLink* next;   // all of this process, the newest first
+} NcclLink;
+
+typedef struct {
+    CommWorld* world;
+    struct NcclMemory* memory; // (num_memory) what comm_nccl_windows.cuh has lent, owned
+    int num_memory;
+    NcclLink* links;         // owned
+    NcclOp* awaited;         // what the watchdog has been told that we wait for, a view; NULL: nothing
+} NcclEngine;
+
+static inline void nccl_check(ncclResult_t r, const char* what) {
+    require(r == ncclSuccess, "NCCL: %s failed: %s (%s); set NCCL_DEBUG=WARN in the environment to see more", what,
+            nccl.ncclGetErrorString(r), nccl.ncclGetLastError(NULL));
+}
+
+// Waits for the end of a call that may still be under way in NCCL. r: what it returned. op: what the watchdog is told.
+static inline void nccl_await(CommWorld* w, const OpRecord* op, ncclComm_t comm, ncclResult_t r, const char* what) {
+    const struct timespec nap = { 0, 20000 };
+    if (r == ncclInProgress) {
+        oplog_wait_begin(w->log, op);
+        while (r == ncclInProgress) {
+            ncclResult_t asked = nccl.ncclCommGetAsyncError(comm, &r);
+            nccl_check(asked, what);
+            if (r == ncclInProgress) nanosleep(&nap, NULL);
+        }
+        oplog_wait_end(w->log);
+    }
+    nccl_check(r, what);
+}
+
+static inline ncclDataType_t nccl_type(CommType t) {
+    return t == COMM_F32 ? ncclFloat32 : t == COMM_BF16 ? ncclBfloat16 : t == COMM_F16 ? ncclFloat16
+         : t == COMM_F64 ? ncclFloat64 : ncclUint8;
+}
+
+// ---- sums of our own ----
+__device__ inline float comm_widen(float x) { return x; }
+__device__ inline float comm_widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ inline float comm_widen(__half x) { return __half2float(x); }
+__device__ inline double comm_widen(double x) { return x; }
+__device__ inline void comm_narrow(float* to, float x) { *to = x; }
+__device__ inline void comm_narrow(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
+__device__ inline void comm_narrow(__half* to, float x) { *to = __float2half_rn(x); }
+__device__ inline void comm_narrow(double* to, double x) { *to = x; }
+
+// out (n) = the sum of N rows in their order, rounded once: the bits of comm_add_rows. Row `rank` is own (n), which may be out;
+// row q of the others is rows + q stride.
+template <typename T>
+__global__ void add_rows_kernel(T* out, const T* own, const T* rows, int N, int rank, size_t stride, size_t n) {
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+        auto sum = comm_widen(rank == 0 ? own[i] : rows[i]);
+        for (int q = 1; q < N; q++) sum += comm_widen(q == rank ? own[i] : rows[(size_t)q * stride + i]);
+        comm_narrow(&out[i], sum);
+    }
+}
+static inline void nccl_add_rows(const NcclLink* l, void* out, const void* own, const void* rows, int N, int rank, size_t stride,
+                                 size_t n, CommType t) {
+    if (n == 0) return;
+    unsigned blocks = (unsigned)size_min(ceil_div(n, 256), 4096);
+#define ADD(T) add_rows_kernel<T><<<blocks, 256, 0, l->stream>>>((T*)out, (const T*)own, (const T*)rows, N, rank, stride, n)
+    if (t == COMM_F32) ADD(float);
+    else if (t == COMM_BF16) ADD(__nv_bfloat16);
+    else if (t == COMM_F16) ADD(__half);
+    else ADD(double);
+#undef ADD
+    cuda_check(cudaGetLastError(), "a sum over ranks");
+}
+
+// ---- messages: those between nccl_group and nccl_group_end move at the same time ----
+static inline void nccl_group(void) { nccl_check(nccl.ncclGroupStart(), "ncclGroupStart"); }
+static inline void nccl_group_end(Comm* c, const CommSlot* s) {
+    nccl_await(c->world, &s->record, ((NcclLink*)c->link)->nccl, nccl.ncclGroupEnd(), "ncclGroupEnd");
+}
+static inline void nccl_send(Comm* c, const CommSlot* s, const void* data, size_t n, int to) {
+    NcclLink* l = (NcclLink*)c->link;
+    if (n == 0) return; // the receiver expects nothing
+    c->stats[s->kind].posted += n * comm_type_size(s->type);
+    nccl_check(nccl.ncclSend(data, n, nccl_type(s->type), to, l->nccl, l->stream), "ncclSend");
+}
+static inline void nccl_recv(Comm* c, const CommSlot* s, void* data, size_t n, int from) {
+    NcclLink* l = (NcclLink*)c->link;
+    if (n > 0) nccl_check(nccl.ncclRecv(data, n, nccl_type(s->type), from, l->nccl, l->stream), "ncclRecv");
+}
+
+// Elements that a rank owns of a piece: N such slices fit in the scratch; row q is what rank q sent.
+static inline size_t nccl_slice(const Comm* c, CommType t) {
+    return size_max(1, NCCL_PIECE / comm_type_size(t) / (size_t)c->size);
+}
+
+// One piece (n) of an all-reduce. Rank q adds slice q: [ring_chunk(q), ring_chunk(q+1)).
+static inline void nccl_all_reduce_ordered(Comm* c, const CommSlot* s, char* buf, size_t n) {
+    NcclLink* l = (NcclLink*)c->link;
+    int N = c->size, rank = c->rank;
+    size_t element = comm_type_size(s->type), row = nccl_slice(c, s->type);
+    size_t begin = ring_chunk((size_t)rank, N, n), mine = ring_chunk((size_t)rank + 1, N, n) - begin;
+    for (int gathers = 0; gathers < 2; gathers++) {
+        nccl_group();
+        for (int q = 0; q < N; q++) {
+            size_t at = ring_chunk((size_t)q, N, n), count = ring_chunk((size_t)q + 1, N, n) - at;
+            if (q == rank) continue;
+            nccl_send(c, s, buf + (gathers ? begin : at) * element, gathers ? mine : count, q);
+            nccl_recv(c, s, gathers ? buf + at * element : l->scratch + (size_t)q * row * element, gathers ? count : mine, q);
+        }
+        nccl_group_end(c, s);
+        if (gathers == 0)
+            nccl_add_rows(l, buf + begin * element, buf + begin * element, l->scratch, N, rank, row, mine, s->type);
+    }
+}
+
+// One piece of a reduce-scatter: elements [at, at+n) of every part.
+static inline void nccl_reduce_scatter_ordered(Comm* c, const CommSlot* s, size_t at, size_t n) {
+    NcclLink* l = (NcclLink*)c->link;
+    size_t element = comm_type_size(s->type), row = nccl_slice(c, s->type);
+    nccl_group();
+    for (int q = 0; q < c->size; q++) {
+        if (q == c->rank) continue;
+        nccl_send(c, s, (const char*)s->in + ((size_t)q * s->n + at) * element, n, q);
+        nccl_recv(c, s, l->scratch + (size_t)q * row * element, n, q);
+    }
+    nccl_group_end(c, s);
+    const char* own = (const char*)s->in + ((size_t)c->rank * s->n + at) * element;
+    nccl_add_rows(l, (char*)s->out + at * element, own, l->scratch, c->size, c->rank, row, n, s->type);
+}
+
+// ring.h's steps. The stream keeps them in order.
+typedef struct { Comm* comm; const CommSlot* slot; } NcclRing;
+static inline void nccl_ring_exchange(void* self, const void* send, size_t send_n, int to, void* recv, size_t recv_n, int from) {
+    NcclRing* r = (NcclRing*)self;
+    nccl_group();
+    nccl_send(r->comm, r->slot, send, send_n, to);
+    nccl_recv(r->comm, r->slot, recv, recv_n, from);
+    nccl_group_end(r->comm, r->slot);
+}
+static inline void nccl_ring_add(void* self, void* into, const void* from, size_t n) {
+    NcclRing* r = (NcclRing*)self;
+    nccl_add_rows((NcclLink*)r->comm->link, into, into, from, 2, 0, 0, n, r->slot->type);
+}
+static const RingCarrier nccl_ring_carrier = { nccl_ring_exchange, nccl_ring_add };
+static inline void nccl_all_reduce_ring(Comm* c, const CommSlot* s, char* buf, size_t n) {
+    NcclRing self = { c, s };
+    Ring r = { c->rank, c->size, 0, n, comm_type_size(s->type), buf, ((NcclLink*)c->link)->scratch, &nccl_ring_carrier, &self };
+    while (ring_advance(&r)) {}
+}
+
+// ---- each kind of operation, onto the communicator's stream ----
+
+static inline void nccl_sum_in_pieces(Comm* c, const CommSlot* s) {
+    bool scatters = s->kind == COMM_REDUCE_SCATTER;
+    size_t piece = nccl_slice(c, s->type) * (scatters ? 1 : (size_t)c->size);
+    for (size_t at = 0; at < s->n; at += piece) {
+        size_t n = size_min(piece, s->n - at);
+        char* buf = (char*)s->out + at * comm_type_size(s->type);
+        if (scatters) nccl_reduce_scatter_ordered(c, s, at, n);
+        else if (c->world->options.ordered) nccl_all_reduce_ordered(c, s, buf, n);
+        else nccl_all_reduce_ring(c, s, buf, n);
+    }
+}
+
+static inline void nccl_run(Comm* c, const CommSlot* s, NcclLink* l) {
+    const CommOptions* o = &c->world->options;
+    ncclDataType_t t = nccl_type(s->type);
+    ncclResult_t r = ncclSuccess;
+    switch (s->kind) {
+    case COMM_ALL_REDUCE:
+        if (o->ordered || o->all_reduce == ALL_REDUCE_RING) nccl_sum_in_pieces(c, s);
+        else r = nccl.ncclAllReduce(s->in, s->out, s->n, t, ncclSum, l->nccl, l->stream);
+        break;
+    case COMM_REDUCE_SCATTER:
+        if (o->ordered) nccl_sum_in_pieces(c, s);
+        else r = nccl.ncclReduceScatter(s->in, s->out, s->n, t, ncclSum, l->nccl, l->stream);
+        break;
+    case COMM_ALL_GATHER: r = nccl.ncclAllGather(s->in, s->out, s->n, t, l->nccl, l->stream); break;
+    case COMM_BROADCAST: r = nccl.ncclBroadcast(s->in, s->out, s->n, t, s->peer, l->nccl, l->stream); break;
+    case COMM_BARRIER: r = nccl.ncclAllReduce(l->numbers, l->numbers, 1, ncclInt32, ncclMax, l->nccl, l->stream); break;
+    case COMM_SEND: if (s->n > 0) r = nccl.ncclSend(s->in, s->n, t, 1, l->nccl, l->stream); break;
+    case COMM_RECV: if (s->n > 0) r = nccl.ncclRecv(s->out, s->n, t, 0, l->nccl, l->stream); break;
+    default: die("%s: NCCL has no %s", c->name, comm_kind_names[s->kind]);
+    }
+    nccl_await(c->world, &s->record, l->nccl, r, comm_kind_names[s->kind]);
+}
+
+// A shard in host memory is copied to or from this rank's part of the full buffer, in which the operation is done in place.
+static inline void nccl_run_on_host(Comm* c, const CommSlot* s, NcclLink* l) {
+    size_t bytes = s->n * comm_type_size(s->type);
+    char* own = comm_own_part(c, s);
+    CommSlot in_place = *s;
+    if (s->kind == COMM_ALL_GATHER) {
+        in_place.in = own;
+        cuda_check(cudaMemcpyAsync(own, s->in, bytes, cudaMemcpyHostToDevice, l->stream), "a shard from the host");
+        nccl_run(c, &in_place, l);
+    } else {
+        in_place.out = own;
+        nccl_run(c, &in_place, l);
+        cuda_check(cudaMemcpyAsync(s->out, own, bytes, cudaMemcpyDeviceToHost, l->stream), "a shard to the host");
+    }
+}
+
+// ---- how far operations have come ----
+
+static inline bool nccl_passed(int mark) { return cuda_is_done(cudaEventQuery(cuda_marks.events[mark]), "communication"); }
+
+// Notes what has begun and ended on l. Returns the operation that is under way and that compute waits for, or NULL.
+static inline NcclOp* nccl_look_at(CommWorld* w, NcclLink* l) {
+    for (; l->done < l->issued; l->done++) {
+        NcclOp* o = &l->ops[l->done % COMM_IN_FLIGHT];
+        if (!o->begun && !nccl_passed(o->started)) return NULL;
+        if (!o->begun) oplog_start(w->log, &o->record);
+        o->begun = true;
+        if (!nccl_passed(o->finished)) return l->done < l->waited ? o : NULL;
+        oplog_finish(w->log, &o->record);
+    }
+    return NULL;
+}
+
+// Called over and over while the host waits for the GPU, and once when that is over.
+static inline void nccl_look(void* self) {
+    NcclEngine* e = (NcclEngine*)self;
+    NcclOp* awaited = NULL;
+    for (NcclLink* l = e->links; l; l = l->next) {
+        ncclResult_t state = ncclSuccess;
+        NcclOp* o = nccl_look_at(e->world, l);
+        if (o) awaited = o;
+        nccl_check(nccl.ncclCommGetAsyncError(l->nccl, &state), "ncclCommGetAsyncError");
+        nccl_check(state, "communication");
+    }
+    if (awaited && awaited != e->awaited) oplog_wait_begin(e->world->log, &awaited->record);
+    if (!awaited && e->awaited) oplog_wait_end(e->world->log);
+    e->awaited = awaited;
+}
+
+// ---- what comm.h calls ----
+
+// Which ranks share a GPU: "ranks 0 and 2", or "". Collective, and the same everywhere.
+static inline void nccl_sharing(Comm* c, char* who, size_t size) {
+    Control* control = c->world->control;
+    size_t N = (size_t)c->size;
+    ControlBytes* gpus = (ControlBytes*)xcalloc(N, sizeof(ControlBytes));
+    bool* shares = (bool*)xcalloc(N, sizeof(bool));
+    DeviceId own = device_id();
+    control_gather(control, &own, sizeof own, gpus);
+    who[0] = '\0';
+    for (size_t a = 0; a < N && c->rank == 0; a++)
+        for (size_t b = 0; b < a; b++)
+            if (memcmp(gpus[a].data, gpus[b].data, sizeof own) == 0) shares[a] = shares[b] = true;
+    if (memchr(shares, true, N)) ranks_text(shares, c->size, who, size);
+    ControlBytes said = control_broadcast(control, who, strlen(who));
+    if (c->rank > 0) snprintf(who, size, "%s", said.data);
+    for (size_t q = 0; q < N; q++) free(gpus[q].data);
+    free(said.data);
+    free(gpus);
+    free(shares);
+}
+
+// Returns true if NCCL can serve these ranks; dies if --comm nccl was given and it cannot.
+static inline bool nccl_is_possible(Comm* c) {
+    char who[256];
+    nccl_sharing(c, who, sizeof who);
+    require(who[0] == '\0' || c->world->options.backend != COMM_NCCL, "--comm nccl: %s share a GPU, which NCCL refuses: start"
+            " one rank per GPU, or use --comm mpi", who);
+    if (who[0]) return false;
+    nccl_load(c->world->options.windows);
+    return true;
+}
+
+#include "comm_nccl_windows.cuh"
+
+static inline bool nccl_adds_itself(const CommOptions* o) { return !o->ordered && o->all_reduce == ALL_REDUCE_LIBRARY; }
+static inline size_t nccl_device_bytes(const CommOptions* o, int N) {
+    return (nccl_adds_itself(o) ? 0 : NCCL_PIECE) + (size_t)N * sizeof(int);
+}
+
+static inline ncclConfig_t nccl_config(void) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    return config;
+}
+
+static inline NcclLink* nccl_link_new(void) {
+    NcclLink* l = (NcclLink*)xcalloc(1, sizeof(NcclLink));
+    l->ops = (NcclOp*)xcalloc(COMM_IN_FLIGHT, sizeof(NcclOp));
+    cuda_check(cudaStreamCreateWithFlags(&l->stream, cudaStreamNonBlocking), "the communication stream");
+    cuda_check(cudaEventCreateWithFlags(&l->ready, cudaEventDisableTiming), "the communication stream");
+    return l;
+}
+static inline void nccl_link_add(NcclEngine* e, NcclLink* l) {
+    l->next = e->links;
+    e->links = l;
+}
+// Called when NCCL has made the communicator: gives c its link, and the link its memory.
+static inline void nccl_link_begin(Comm* c, NcclLink* l) {
+    nccl_link_add((NcclEngine*)c->world->nccl, l);
+    c->link = l;
+    l->numbers = (int*)device_alloc((size_t)c->size * sizeof(int), MEMORY_COMMUNICATION);
+    if (!nccl_adds_itself(&c->world->options)) l->scratch = (char*)device_alloc(NCCL_PIECE, MEMORY_COMMUNICATION);
+}
+
+// NCCL's id of this run goes from rank 0 to all by the watchdog's connections: ranks that torchrun or srun started need no MPI.
+static inline void nccl_open(Comm* c) {
+    CommWorld* w = c->world;
+    NcclEngine* e = (NcclEngine*)xcalloc(1, sizeof(NcclEngine));
+    w->nccl = e;
+    e->world = w;
+    ncclUniqueId id;
+    if (c->rank == 0) nccl_check(nccl.ncclGetUniqueId(&id), "ncclGetUniqueId");
+    ControlBytes said = control_broadcast(w->control, &id, sizeof id);
+    if (c->rank > 0) memcpy(&id, said.data, sizeof id);
+    free(said.data);
+    NcclLink* l = nccl_link_new();
+    ncclConfig_t config = nccl_config();
+    OpRecord op = oplog_issue(w->log, "control", "connect", 0, "bytes", -1);
+    nccl_await(w, &op, l->nccl, nccl.ncclCommInitRankConfig(&l->nccl, c->size, id, c->rank, &config), "joining the other ranks");
+    oplog_finish(w->log, &op);
+    nccl_link_begin(c, l);
+    cuda_waiting.look = nccl_look;
+    cuda_waiting.self = e;
+    if (w->options.windows) nccl_lend_memory(e);
+    int v = 0;
+    nccl_check(nccl.ncclGetVersion(&v), "ncclGetVersion");
+    snprintf(w->description, sizeof w->description, "NCCL %d.%d.%d, all-reduce %s", v / 10000, v / 100 % 100, v % 100,
+             comm_all_reduce_text(&w->options));
+}
+
+static inline void nccl_close(Comm* c) {
+    NcclEngine* e = (NcclEngine*)c->world->nccl;
+    OpRecord op = oplog_issue(c->world->log, "control", "disconnect", 0, "bytes", -1);
+    cuda_waiting.look = NULL;
+    for (NcclLink* l = e->links; l; l = l->next) { // before the communicator, because they may be windows on it
+        device_free(l->scratch);
+        device_free(l->numbers);
+    }
+    cuda_lender.alloc = NULL;
+    for (NcclLink* l = e->links; l; ) { // communicators that were split off go before their parent
+        NcclLink* next = l->next;
+        nccl_await(c->world, &op, l->nccl, nccl.ncclCommFinalize(l->nccl), "ncclCommFinalize");
+        nccl_check(nccl.ncclCommDestroy(l->nccl), "ncclCommDestroy");
+        cuda_check(cudaStreamDestroy(l->stream), "the communication stream");
+        cuda_check(cudaEventDestroy(l->ready), "the communication stream");
+        free(l->ops);
+        free(l->to);
+        free(l->from);
+        free(l);
+        l = next;
+    }
+    oplog_finish(c->world->log, &op);
+    free(e->memory);
+    free(e);
+}
+
+// c's part of a split: NCCL makes the communicator, on which the ranks then exchange their numbers in the world.
+static inline void nccl_run_split(Comm* parent, const CommSlot* s) {
+    Comm* c = (Comm*)s->out;
+    CommWorld* w = c->world;
+    NcclLink *p = (NcclLink*)parent->link, *l = nccl_link_new();
+    ncclConfig_t config = nccl_config();
+    nccl_await(w, &s->record, p->nccl, nccl.ncclCommSplit(p->nccl, s->color, parent->rank, &l->nccl, &config), "ncclCommSplit");
+    nccl_await(w, &s->record, l->nccl, ncclInProgress, "ncclCommSplit"); // the parent is done; now the new one itself
+    nccl_check(nccl.ncclCommUserRank(l->nccl, &c->rank), "ncclCommUserRank");
+    nccl_check(nccl.ncclCommCount(l->nccl, &c->size), "ncclCommCount");
+    nccl_link_begin(c, l);
+    c->world_rank = (int*)xcalloc((size_t)c->size, sizeof(int));
+    oplog_wait_begin(w->log, &s->record);
+    host_to_device(l->numbers + c->rank, &parent->world_rank[parent->rank], sizeof(int));
+    device_synchronize(); // the numbers are there
+    ncclResult_t r = nccl.ncclAllGather(l->numbers + c->rank, l->numbers, 1, ncclInt32, l->nccl, l->stream);
+    nccl_await(w, &s->record, l->nccl, r, "ncclAllGather");
+    oplog_wait_begin(w->log, &s->record);
+    cuda_check(cudaStreamSynchronize(l->stream), "comm_split");
+    oplog_wait_end(w->log);
+    device_to_host(c->world_rank, l->numbers, (size_t)c->size * sizeof(int));
+}
+static inline void nccl_split(Comm* c, Comm* parent, int color) {
+    comm_wait(parent, comm_issue(parent, COMM_SPLIT, c, NULL, 0, COMM_BYTE, -1, color));
+}
+
+// The partner of `rank` of N in a round, so that each meets each once in N rounds, or N-1 if N is even. -1: none.
+static inline int nccl_partner(int rank, int N, int round) {
+    // i and j of M meet when i + j = round (mod M), and a rank that would meet itself meets `last`
+    int M = N % 2 ? N : N - 1, last = N % 2 ? -1 : N - 1;
+    if (rank == last) return round * (M + 1) / 2 % M;
+    int partner = (round - rank + M) % M;
+    return partner == rank ? last : partner;
+}
+
+// Two communicators for each pair of ranks, one each way: the sender is rank 0 there, the receiver rank 1.
+static inline void nccl_connect(Comm* c) {
+    CommWorld* w = c->world;
+    NcclLink* l = (NcclLink*)c->link;
+    OpRecord op = oplog_issue(w->log, c->name, "connect", 0, "bytes", -1);
+    l->to = (NcclLink**)xcalloc((size_t)c->size, sizeof(NcclLink*));
+    l->from = (NcclLink**)xcalloc((size_t)c->size, sizeof(NcclLink*));
+    for (int k = 0; k < 2 * (c->size % 2 ? c->size : c->size - 1); k++) {
+        int partner = nccl_partner(c->rank, c->size, k / 2), lower = partner < c->rank ? partner : c->rank;
+        bool sends = (k % 2 == 0) == (c->rank == lower);
+        ncclComm_t made = NULL;
+        ncclConfig_t config = nccl_config();
+        ncclResult_t r = nccl.ncclCommSplit(l->nccl, partner < 0 ? NCCL_SPLIT_NOCOLOR : lower, !sends, &made, &config);
+        nccl_await(w, &op, l->nccl, r, "ncclCommSplit");
+        if (partner < 0) continue;
+        nccl_await(w, &op, made, ncclInProgress, "ncclCommSplit"); // the parent is done; now the new one itself
+        NcclLink* pair = nccl_link_new();
+        pair->nccl = made;
+        nccl_link_add((NcclEngine*)w->nccl, pair);
+        (sends ? l->to : l->from)[partner] = pair;
+    }
+    oplog_finish(w->log, &op);
+}
+
+static inline NcclLink* nccl_link_of(const Comm* c, const CommSlot* s) {
+    NcclLink* l = (NcclLink*)c->link;
+    return s->kind == COMM_SEND ? l->to[s->peer] : s->kind == COMM_RECV ? l->from[s->peer] : l;
+}
+
+static inline void nccl_start(Comm* c, CommSlot* s) {
+    NcclLink* l = nccl_link_of(c, s);
+    if (s->kind == COMM_SPLIT) { // the host does it; nothing else is under way
+        oplog_start(c->world->log, &s->record);
+        s->event.started = now_seconds();
+        nccl_run_split(c, s);
+        s->event.finished = now_seconds();
+        oplog_finish(c->world->log, &s->record);
+        return;
+    }
+    if (l->issued - l->done == COMM_IN_FLIGHT) device_synchronize(); // compute waits for the oldest of them
+    cuda_check(cudaEventRecord(l->ready, compute_stream), comm_kind_names[s->kind]);
+    cuda_check(cudaStreamWaitEvent(l->stream, l->ready, 0), comm_kind_names[s->kind]); // else it sends what is not there yet
+    s->marks[MARK_STARTED] = cuda_mark(l->stream);
+    if (s->on_host) nccl_run_on_host(c, s, l);
+    else nccl_run(c, s, l);
+    s->marks[MARK_FINISHED] = cuda_mark(l->stream);
+    NcclOp o = { s->record, s->marks[MARK_STARTED], s->marks[MARK_FINISHED], false };
+    l->ops[l->issued++ % COMM_IN_FLIGHT] = o;
+}
+
+static inline void nccl_finish(Comm* c, CommSlot* s) {
+    NcclLink* l = nccl_link_of(c, s);
+    if (s->kind == COMM_SPLIT) return;
+    cudaEvent_t finished = cuda_marks.events[s->marks[MARK_FINISHED]];
+    cuda_check(cudaStreamWaitEvent(compute_stream, finished, 0), comm_kind_names[s->kind]); // else layers read too early
+    for (long long k = l->waited; k < l->issued; k++)
+        if (l->ops[k % COMM_IN_FLIGHT].finished == s->marks[MARK_FINISHED]) l->waited = k + 1;
+    if (s->kind == COMM_BARRIER) device_synchronize();
+}
+
+static const CommBackend comm_nccl = {
+    nccl_open, nccl_close, nccl_split, nccl_connect, nccl_share_memory, nccl_start, nccl_finish, nccl_device_bytes
+};
+#endif

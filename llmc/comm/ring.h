@@ -1,0 +1,76 @@
+/*
+ring.h - all-reduce from scratch, made only of send and receive (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce
+algorithms for clusters of workstations").
+
+N ranks stand in a ring and cut the buffer into N chunks. At every step each rank sends a chunk to the next rank and receives
+one from the rank before. In the first N-1 steps the received chunk is added (a reduce-scatter): a chunk collects terms as it
+travels, and after N-1 hops it is the sum over all ranks. In the other N-1 steps the received chunk is kept (an all-gather): the
+finished chunks go round once. Each rank sends 2(N-1) chunks of n/N elements, and no all-reduce can send less.
+
+The first half alone is a reduce-scatter, the second alone an all-gather; ring_step's `adds` says which half a step is in.
+*/
+#ifndef LLMC_RING_H
+#define LLMC_RING_H
+#include "../base/common.h"
+
+// What one rank does at one step, in elements of its buffer (n).
+typedef struct {
+    size_t send_at, send_n; // to the next rank
+    size_t recv_at, recv_n; // from the one before
+    bool adds;              // what is received is added to what is here; else it replaces it
+} RingStep;
+
+static inline int ring_steps(int N) { return 2 * (N - 1); }
+static inline int ring_next(int rank, int N) { return (rank + 1) % N; }
+static inline int ring_before(int rank, int N) { return (rank + N - 1) % N; }
+// Chunk c of n elements is [ring_chunk(c), ring_chunk(c+1)): sizes differ by one at most, and may be 0.
+static inline size_t ring_chunk(size_t c, int N, size_t n) { return n / (size_t)N * c + n % (size_t)N * c / (size_t)N; }
+static inline size_t ring_largest_chunk(int N, size_t n) { return ceil_div(n, (size_t)N); }
+
+// Rank's part in step 0 .. ring_steps(N)-1 of an all-reduce of n elements. At step s of a half, rank r sends the chunk that it
+// completed at step s-1: r-s in the first half; the second begins with the chunk that is finished here, r+1.
+static inline RingStep ring_step(int rank, int N, size_t n, int step) {
+    bool adds = step < N - 1;
+    int first = adds ? rank : rank + 1, s = adds ? step : step - (N - 1);
+    size_t send = (size_t)((first - s + N) % N), recv = (size_t)((first - s - 1 + N) % N);
+    RingStep r;
+    r.send_at = ring_chunk(send, N, n);
+    r.send_n = ring_chunk(send + 1, N, n) - r.send_at;
+    r.recv_at = ring_chunk(recv, N, n);
+    r.recv_n = ring_chunk(recv + 1, N, n) - r.recv_at;
+    r.adds = adds;
+    return r;
+}
+
+// How elements get from rank to rank, and how they are added: by MPI's requests, or by NCCL's calls on a stream.
+typedef struct {
+    // begins to send and to receive; either may be of 0 elements, and then nothing is sent
+    void (*exchange)(void* self, const void* send, size_t send_n, int to, void* recv, size_t recv_n, int from);
+    void (*add)(void* self, void* into, const void* from, size_t n); // into (n) += from (n)
+} RingCarrier;
+
+typedef struct {
+    int rank, N, step;
+    size_t n, element;          // elements, and bytes of each
+    char* buf;                  // (n) becomes the sum over ranks, a view
+    char* scratch;              // (ring_largest_chunk) a view
+    const RingCarrier* carrier;
+    void* self;                 // the carrier's own
+} Ring;
+
+// Finishes the step before and begins the next one; returns false when there is none. Call it from step 0 on, each time when
+// the exchange begun before is done (at once, where a stream keeps the order).
+static inline bool ring_advance(Ring* r) {
+    if (r->step > 0) {
+        RingStep past = ring_step(r->rank, r->N, r->n, r->step - 1);
+        if (past.adds) r->carrier->add(r->self, r->buf + past.recv_at * r->element, r->scratch, past.recv_n);
+    }
+    if (r->step == ring_steps(r->N)) return false;
+    RingStep now = ring_step(r->rank, r->N, r->n, r->step);
+    char* to = now.adds ? r->scratch : r->buf + now.recv_at * r->element;
+    r->carrier->exchange(r->self, r->buf + now.send_at * r->element, now.send_n, ring_next(r->rank, r->N),
+                         to, now.recv_n, ring_before(r->rank, r->N));
+    r->step++;
+    return true;
+}
+#endif

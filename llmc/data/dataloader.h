@@ -1,0 +1,372 @@
+/*
+dataloader.h - token sequences in an order that is a function of (seed, epoch, position) alone.
+
+Sequences are non-overlapping windows of T tokens within a shard; the token after a window is the target of its last one.
+An epoch visits them in a pseudo-random permutation; a step takes the next global_batch of them, whatever the number of
+ranks: micro-batch m on rank r has in row b the sequence at position (m*ranks + r)*B + b within the step. So N ranks and
+one rank with accumulation see the same global batches, every rank does the same number of steps, and no sequence is
+seen twice in an epoch. Sequences at an epoch's end that do not fill a global batch are left out that time.
+
+A background thread reads ahead, so that no step waits for a disk.
+*/
+#ifndef LLMC_DATALOADER_H
+#define LLMC_DATALOADER_H
+#include "../base/common.h"
+#include "../device/device.h"
+#include "../base/folder.h"
+#include "../base/rng.h"
+#include "tokenizer.h"
+#include "tokens.h"
+#include <glob.h>
+#include <pthread.h>
+
+typedef struct {
+    int B, T, V;            // sequences per micro-batch, tokens per sequence, vocabulary
+    long long global_batch; // sequences per step over all ranks
+    int rank, ranks;
+    uint64_t seed;
+} DataShape;
+
+// DATA_TRAIN: shuffled, whole windows and whole global batches only. DATA_EVAL: in order, every token once; rows past the
+// end, and tokens past the end of a shard's last window, have input 0 and target -1.
+typedef enum { DATA_TRAIN, DATA_EVAL } DataUse;
+
+typedef struct {
+    char* path;               // owned
+    TokenFile file;           // open where tokens is NULL
+    int* tokens;              // (count) of a text file, owned; NULL: read from the file when needed
+    size_t count;             // tokens
+    long long first_sequence; // number of this shard's first sequence among all shards'
+} DataShard;
+
+typedef struct { long long epoch, position; int micro; } DataCursor; // position: sequences of the epoch already used
+
+typedef struct {
+    // this micro-batch, on the host. Buffers stay as they are until the first dataloader_next of the next step, which
+    // waits for the device: copies of them may be under way until then.
+    int *inputs, *targets;          // (B,T) views
+    int valid;                      // targets that count: not -1
+    double bytes;                   // DATA_EVAL: of text that these targets stand for; NaN: the tokenizer does not know them all
+    // the next global batch; between two steps this is what a checkpoint keeps for dataloader_seek
+    long long epoch, position;
+    // about the data
+    size_t num_tokens;
+    long long num_sequences, steps_per_epoch;
+    long long num_batches;          // global batches that cover the data once, the last one perhaps padded
+    int accumulation;               // micro-batches per step and rank
+    long long waits;                // how often dataloader_next found nothing read yet, except the first after a seek
+
+    // internal
+    const char* option;             // "--data", for messages
+    DataShape shape;
+    DataUse use;
+    DataShard* shards;              // (num_shards) owned
+    int num_shards;
+    int slots;                      // micro-batches in memory: one step's, and the first of the next
+    int *slot_inputs, *slot_targets;// (slots,B,T) host memory, owned
+    int* slot_valid;                // (slots) owned
+    const Tokenizer* tokenizer;     // not owned; NULL: no text file will come, and bytes are not counted
+    uint16_t* scratch;              // (T+1) owned
+    int* row;                       // (T+1) owned
+    DataCursor handed_out;          // the micro-batch that dataloader_next gives next
+    DataCursor reading;             // the micro-batch that the thread reads next, the thread's own while it runs
+    pthread_t thread;
+    pthread_mutex_t lock;           // guards what follows
+    pthread_cond_t changed;
+    long long produced, consumed;   // micro-batches read and handed out since the last seek
+    long long held;                 // the first one whose slot must not be overwritten
+    bool running, stopping;
+    char* error;                    // why the thread gave up, owned; NULL: it did not
+} DataLoader;
+
+// ---- shards ----
+
+static inline int* data_read_text(const char* path, const Tokenizer* tokenizer, size_t* count) {
+    FileSource from = { path, "--data and --val-data want token files, as dev/data/tokenize makes them, or UTF-8 text" };
+    size_t n;
+    char* text = file_read(from, SIZE_MAX, &n);
+    require_file(from, n > 0, "is empty");
+    const char* nul = (const char*)memchr(text, 0, n);
+    require_file(from, nul == NULL, "is neither a token file nor text: byte %zu is NUL", nul ? (size_t)(nul - text) : 0);
+    int* encoded = tokenizer_encode(tokenizer, text, n, count);
+    free(text);
+    int* tokens = (int*)xcalloc(*count + 1, sizeof(int));
+    tokens[0] = tokenizer->eot; // stands before each document, as in token files
+    memcpy(tokens + 1, encoded, *count * sizeof(int));
+    free(encoded);
+    *count += 1;
+    return tokens;
+}
+
+static inline bool data_is_bin(const char* path) {
+    size_t n = strlen(path);
+    return n >= 4 && strcmp(path + n - 4, ".bin") == 0;
+}
+
+static inline DataShard data_shard_open(const char* path, const Tokenizer* tokenizer) {
+    DataShard s;
+    memset(&s, 0, sizeof s);
+    s.path = xstrdup(path);
+    if (data_is_bin(path) || token_file_detect(path)) { // token_file_open reports a foreign .bin
+        s.file = token_file_open(path);
+        s.count = s.file.count;
+    } else {
+        s.tokens = data_read_text(path, tokenizer, &s.count);
+    }
+    return s;
+}
+
+// Reads n tokens from number `first` on into out (n); scratch (n). The range must lie within the shard.
+static inline void data_shard_read(const DataShard* s, size_t first, size_t n, uint16_t* scratch, int* out) {
+    if (s->tokens) { memcpy(out, s->tokens + first, n * sizeof(int)); return; }
+    token_file_read(&s->file, first, n, scratch);
+    for (size_t i = 0; i < n; i++) out[i] = scratch[i];
+}
+
+// Number of a shard's windows: of T targets each, and in evaluation a shorter last one.
+static inline long long data_shard_sequences(const DataShard* s, int T, DataUse use) {
+    size_t targets = s->count > 0 ? s->count - 1 : 0;
+    return (long long)(use == DATA_TRAIN ? targets / (size_t)T : ceil_div(targets, (size_t)T));
+}
+
+static inline void dataloader_open_shards(DataLoader* d, const char* pattern, const Tokenizer* tokenizer) {
+    glob_t found;
+    memset(&found, 0, sizeof found);
+    bool literal = access(pattern, F_OK) == 0; // a name may have a bracket in it
+    int rc = literal ? 0 : glob(pattern, 0, NULL, &found);
+    require(rc == 0, "%s '%s': there is no such file; 'make' makes the default data, and any text file will do",
+            d->option, pattern);
+    d->num_shards = literal ? 1 : (int)found.gl_pathc;
+    d->shards = (DataShard*)xcalloc((size_t)d->num_shards, sizeof(DataShard));
+    for (int i = 0; i < d->num_shards; i++) {
+        DataShard* s = &d->shards[i];
+        *s = data_shard_open(literal ? pattern : found.gl_pathv[i], tokenizer);
+        s->first_sequence = d->num_sequences;
+        d->num_sequences += data_shard_sequences(s, d->shape.T, d->use);
+        d->num_tokens += s->count;
+    }
+    if (!literal) globfree(&found);
+}
+
+// ---- one micro-batch ----
+
+// NULL if all ids are in the vocabulary, else what is wrong, to be freed by the caller.
+static inline char* dataloader_check_ids(const DataLoader* d, const DataShard* s, size_t first, const int* ids, size_t n) {
+    int largest = 0;
+    for (size_t i = 0; i < n; i++) largest = ids[i] > largest ? ids[i] : largest;
+    if (largest < d->shape.V) return NULL;
+    size_t i = 0;
+    while (ids[i] < d->shape.V) i++;
+    return format_string("%s %s: token %zu is %d, beyond the vocabulary of %d; give the --tokenizer it was made with,"
+                         " or a larger --vocab-size", d->option, s->path, first + i, ids[i], d->shape.V);
+}
+
+// Puts the sequence at a position of an epoch into inputs (T) and targets (T); *valid targets count. Returns NULL or an error.
+static inline char* dataloader_fill_row(DataLoader* d, long long epoch, long long position,
+                                        int* inputs, int* targets, int* valid) {
+    size_t T = (size_t)d->shape.T, n = 0;
+    if (position < d->num_sequences) {
+        uint64_t stream = STREAM_DATA + (uint64_t)epoch;
+        long long sequence = d->use == DATA_EVAL ? position
+            : (long long)random_permute(d->shape.seed, stream, (uint64_t)position, (uint64_t)d->num_sequences);
+        int i = d->num_shards - 1;
+        while (d->shards[i].first_sequence > sequence) i--;
+        const DataShard* s = &d->shards[i];
+        size_t first = (size_t)(sequence - s->first_sequence) * T;
+        n = size_min(T, s->count - 1 - first);
+        data_shard_read(s, first, n + 1, d->scratch, d->row);
+        char* error = dataloader_check_ids(d, s, first, d->row, n + 1);
+        if (error) return error;
+        memcpy(inputs, d->row, n * sizeof(int));
+        memcpy(targets, d->row + 1, n * sizeof(int));
+    }
+    for (size_t t = n; t < T; t++) { inputs[t] = 0; targets[t] = -1; }
+    *valid = (int)n;
+    return NULL;
+}
+
+static inline char* dataloader_fill(DataLoader* d, DataCursor c, int slot) {
+    size_t B = (size_t)d->shape.B, T = (size_t)d->shape.T;
+    long long first = c.position + ((long long)c.micro * d->shape.ranks + d->shape.rank) * d->shape.B;
+    d->slot_valid[slot] = 0;
+    for (size_t b = 0; b < B; b++) {
+        size_t offset = ((size_t)slot * B + b) * T;
+        int valid = 0;
+        char* error = dataloader_fill_row(d, c.epoch, first + (long long)b, d->slot_inputs + offset,
+                                          d->slot_targets + offset, &valid);
+        if (error) return error;
+        d->slot_valid[slot] += valid;
+    }
+    return NULL;
+}
+
+// Bytes of text behind the targets (n) that count. The end-of-text token counts as one byte: it separates two documents, and a
+// model of bytes has the same loss per token and per byte.
+static inline double dataloader_bytes(const Tokenizer* t, const int* targets, size_t n) {
+    double bytes = 0;
+    for (size_t i = 0; i < n; i++) {
+        size_t length = 1;
+        if (targets[i] < 0) continue;
+        if (t == NULL || targets[i] >= t->vocab_size) return NAN;
+        if (targets[i] != t->eot) tokenizer_decode(t, targets[i], &length);
+        bytes += (double)length;
+    }
+    return bytes;
+}
+
+// The micro-batch after c: what the thread reads next and what is handed out next both follow from it.
+static inline DataCursor dataloader_after(const DataLoader* d, DataCursor c) {
+    if (++c.micro < d->accumulation) return c;
+    c.micro = 0;
+    c.position += d->shape.global_batch;
+    long long needed = d->use == DATA_TRAIN ? d->shape.global_batch : 1;
+    if (d->num_sequences - c.position < needed) {
+        c.position = 0;
+        c.epoch++;
+    }
+    return c;
+}
+
+// ---- the thread that reads ahead ----
+
+static inline void* dataloader_thread(void* argument) {
+    DataLoader* d = (DataLoader*)argument;
+    pthread_mutex_lock(&d->lock);
+    while (d->error == NULL) {
+        while (!d->stopping && d->produced == d->held + d->slots) pthread_cond_wait(&d->changed, &d->lock);
+        if (d->stopping) break;
+        int slot = (int)(d->produced % d->slots);
+        pthread_mutex_unlock(&d->lock); // no other thread uses the slot until produced counts it
+        char* error = dataloader_fill(d, d->reading, slot);
+        d->reading = dataloader_after(d, d->reading);
+        pthread_mutex_lock(&d->lock);
+        if (error == NULL) d->produced++;
+        d->error = error;               // dataloader_next dies with it: only the main thread may call exit
+        pthread_cond_broadcast(&d->changed);
+    }
+    pthread_mutex_unlock(&d->lock);
+    return NULL;
+}
+
+static inline void dataloader_stop(DataLoader* d) {
+    if (!d->running) return;
+    pthread_mutex_lock(&d->lock);
+    d->stopping = true;
+    pthread_cond_broadcast(&d->changed);
+    pthread_mutex_unlock(&d->lock);
+    pthread_join(d->thread, NULL);
+    d->running = d->stopping = false;
+    free(d->error);
+    d->error = NULL;
+}
+
+// ---- what a stage calls ----
+
+// Makes the next global batch the one that begins `position` sequences into an epoch: (0, 0) is the start. Both numbers
+// come from a checkpoint, which may have been written with other data: a position beyond the end is an error. If too few
+// sequences are left for a global batch (which may have been smaller then), the next epoch begins.
+static inline void dataloader_seek(DataLoader* d, long long epoch, long long position) {
+    require(epoch >= 0 && position >= 0 && position <= d->num_sequences,
+            "%s: cannot continue at sequence %lld of epoch %lld: there are %lld sequences; give the same data and --seq-len"
+            " as before", d->option, position, epoch, d->num_sequences);
+    dataloader_stop(d);
+    DataCursor before = { epoch, position - d->shape.global_batch, d->accumulation - 1 };
+    d->handed_out = d->reading = dataloader_after(d, before);
+    d->epoch = d->handed_out.epoch;
+    d->position = d->handed_out.position;
+    d->produced = d->consumed = d->held = 0;
+    int rc = pthread_create(&d->thread, NULL, dataloader_thread, d);
+    require(rc == 0, "%s: cannot start the thread that reads ahead: %s", d->option, strerror(rc));
+    d->running = true;
+}
+
+// Hands out the next micro-batch: inputs, targets, valid. With the last one of a step, epoch and position move on.
+static inline void dataloader_next(DataLoader* d) {
+    bool new_step = d->handed_out.micro == 0;
+    if (new_step) device_synchronize(); // else the thread would overwrite what is still being copied
+    pthread_mutex_lock(&d->lock);
+    if (new_step) d->held = d->consumed;
+    pthread_cond_broadcast(&d->changed);
+    if (d->produced == d->consumed && d->consumed > 0) d->waits++;
+    while (d->produced == d->consumed && d->error == NULL) pthread_cond_wait(&d->changed, &d->lock);
+    bool failed = d->produced == d->consumed;
+    int slot = (int)(d->consumed % d->slots);
+    d->consumed++;
+    pthread_mutex_unlock(&d->lock);
+    if (failed) {
+        pthread_join(d->thread, NULL);
+        die("%s", d->error);
+    }
+    size_t offset = (size_t)slot * (size_t)d->shape.B * (size_t)d->shape.T;
+    d->inputs = d->slot_inputs + offset;
+    d->targets = d->slot_targets + offset;
+    d->valid = d->slot_valid[slot];
+    if (d->use == DATA_EVAL) d->bytes = dataloader_bytes(d->tokenizer, d->targets, (size_t)d->shape.B * (size_t)d->shape.T);
+    d->handed_out = dataloader_after(d, d->handed_out);
+    if (d->handed_out.micro != 0) return;
+    d->epoch = d->handed_out.epoch;
+    d->position = d->handed_out.position;
+}
+
+static inline void dataloader_check(const DataLoader* d, const char* pattern) {
+    DataShape s = d->shape;
+    if (d->use == DATA_EVAL) {
+        require(d->num_sequences > 0, "%s '%s': %zu tokens were found, at least 2 are needed: one to read and one to predict",
+                d->option, pattern, d->num_tokens);
+        return;
+    }
+    require(d->num_sequences >= s.global_batch, "%s '%s': %zu tokens (in %d shards) make %lld sequences of --seq-len %d and a"
+            " last target, but a step on %d rank%s needs %lld; give more data,%s or a smaller --seq-len, --batch-size or"
+            " --total-batch-size", d->option, pattern, d->num_tokens, d->num_shards, d->num_sequences, s.T, s.ranks,
+            s.ranks > 1 ? "s" : "", s.global_batch, s.ranks > 1 ? " fewer ranks," : "");
+}
+
+// Opens a .bin, a glob of .bin shards (in the order of their names) or a text file (tokenised in memory), and starts
+// reading at the first sequence of epoch 0. option is what messages call it: "--data". It and the tokenizer stay the
+// caller's; the tokenizer may be NULL if no text file will come and nothing reads `bytes`.
+static inline void dataloader_init(DataLoader* d, const char* option, const char* pattern, const Tokenizer* tokenizer,
+                                   DataShape s, DataUse use) {
+    memset(d, 0, sizeof *d);
+    d->option = option;
+    d->shape = s;
+    d->use = use;
+    d->tokenizer = tokenizer;
+    long long per_micro = (long long)s.B * s.ranks;
+    require(s.global_batch > 0 && s.global_batch % per_micro == 0,
+            "--total-batch-size makes %lld sequences of --seq-len %d a step, which must be a multiple of --batch-size %d x %d ranks",
+            s.global_batch, s.T, s.B, s.ranks);
+    dataloader_open_shards(d, pattern, tokenizer);
+    dataloader_check(d, pattern);
+    d->accumulation = (int)(s.global_batch / per_micro);
+    d->steps_per_epoch = d->num_sequences / s.global_batch;
+    d->num_batches = (d->num_sequences + s.global_batch - 1) / s.global_batch;
+    d->slots = d->accumulation + 1;
+    size_t elements = (size_t)d->slots * (size_t)s.B * (size_t)s.T;
+    d->slot_inputs = (int*)host_alloc(elements * sizeof(int));
+    d->slot_targets = (int*)host_alloc(elements * sizeof(int));
+    d->slot_valid = (int*)xcalloc((size_t)d->slots, sizeof(int));
+    d->scratch = (uint16_t*)xcalloc((size_t)s.T + 1, sizeof(uint16_t));
+    d->row = (int*)xcalloc((size_t)s.T + 1, sizeof(int));
+    pthread_mutex_init(&d->lock, NULL);
+    pthread_cond_init(&d->changed, NULL);
+    dataloader_seek(d, 0, 0);
+}
+
+static inline void dataloader_free(DataLoader* d) {
+    dataloader_stop(d);
+    for (int i = 0; i < d->num_shards; i++) {
+        if (d->shards[i].tokens == NULL) token_file_close(&d->shards[i].file);
+        free(d->shards[i].tokens);
+        free(d->shards[i].path);
+    }
+    free(d->shards);
+    host_free(d->slot_inputs);
+    host_free(d->slot_targets);
+    free(d->slot_valid);
+    free(d->scratch);
+    free(d->row);
+    pthread_mutex_destroy(&d->lock);
+    pthread_cond_destroy(&d->changed);
+    memset(d, 0, sizeof *d);
+}
+#endif

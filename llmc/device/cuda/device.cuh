@@ -1,0 +1,203 @@
+/* cuda/device.cuh - device.h for an NVIDIA GPU. Included by it, never on its own. */
+#include "../device_memory.h"
+#include "../../base/precision.h"
+#include "check.cuh"
+#ifndef CUDA_EMULATOR
+#include <nvtx3/nvToolsExt.h>
+#endif
+
+static cudaDeviceProp cuda_device; // of the GPU that device_init picked
+static int cuda_device_number;
+
+// ---- memory ----
+// Another source of memory, which also takes it back: comm_nccl_windows.cuh, for what ranks exchange. alloc NULL: there is none.
+static struct { void* (*alloc)(void* self, size_t bytes, MemoryKind kind); bool (*free)(void* self, void* p); void* self; } cuda_lender;
+
+void* device_alloc(size_t bytes, MemoryKind kind) {
+    device_check_limit(bytes, kind);
+    void* p = cuda_lender.alloc ? cuda_lender.alloc(cuda_lender.self, bytes, kind) : NULL;
+    cudaError_t error = p ? cudaSuccess : cudaMalloc(&p, bytes ? bytes : 1);
+    if (error == cudaErrorMemoryAllocation) {
+        size_t free_bytes = 0, total = 0;
+        char limit[128];
+        cudaMemGetInfo(&free_bytes, &total);
+        snprintf(limit, sizeof limit, "the GPU's %.2f GB, of which %.2f GB are free", (double)total * 1e-9, (double)free_bytes * 1e-9);
+        device_out_of_memory(bytes, kind, limit);
+    }
+    cuda_check(error, "device_alloc");
+    device_zero(p, bytes);
+    device_ledger_add(p, bytes, kind);
+    return p;
+}
+
+void device_free(void* p) {
+    if (p == NULL) return;
+    device_ledger_remove(p);
+    if (cuda_lender.alloc && cuda_lender.free(cuda_lender.self, p)) return;
+    cuda_check(cudaFree(p), "device_free");
+}
+
+// A twentieth is left to libraries, which take some for their kernels and buffers when they are first used.
+size_t device_memory_free(void) {
+    size_t free_bytes = 0, total = 0;
+    cuda_check(cudaMemGetInfo(&free_bytes, &total), "asking how much memory is free");
+    return free_bytes / 20 * 19;
+}
+
+void* host_alloc(size_t bytes) {
+    void* p = NULL;
+    cudaError_t error = cudaMallocHost(&p, bytes ? bytes : 1);
+    require(error == cudaSuccess, "cannot allocate %zu bytes of pinned host memory: \"%s\"; see ulimit -l and the free memory",
+            bytes, cudaGetErrorString(error));
+    memset(p, 0, bytes);
+    return p;
+}
+void host_free(void* p) { cuda_check(cudaFreeHost(p), "host_free"); }
+void* offload_alloc(size_t bytes) {
+    void* p = host_alloc(bytes);
+    device_ledger_add(p, bytes, MEMORY_OFFLOADED);
+    return p;
+}
+void offload_free(void* p) {
+    if (p == NULL) return;
+    device_ledger_remove(p);
+    host_free(p);
+}
+
+// ---- the GPU ----
+// Dies unless there is a driver that this program's CUDA can use, and a GPU. Returns the number of GPUs.
+static int cuda_count_devices(void) {
+    int driver = 0, toolkit = 0, count = 0;
+    cudaDriverGetVersion(&driver); // 0: none
+    cudaRuntimeGetVersion(&toolkit);
+    require(driver > 0, "no NVIDIA driver is loaded, so no GPU can be used: install the driver (nvidia-smi must work),"
+            " or build for this machine's CPU with make DEVICE=cpu");
+    cudaError_t error = cudaGetDeviceCount(&count);
+    require(error != cudaErrorInsufficientDriver, "the NVIDIA driver is for CUDA %d.%d and this program was built with CUDA %d.%d:"
+            " update the driver, or build with a toolkit of %d.x", driver / 1000, driver % 1000 / 10, toolkit / 1000,
+            toolkit % 1000 / 10, driver / 1000);
+    const char* visible = getenv("CUDA_VISIBLE_DEVICES");
+    require(error != cudaErrorNoDevice && !(error == cudaSuccess && count == 0), "no GPU is visible%s%s%s: nvidia-smi -L lists what"
+            " this machine has; make DEVICE=cpu builds for its CPU", visible ? " (CUDA_VISIBLE_DEVICES is '" : "",
+            visible ? visible : "", visible ? "')" : "");
+    cuda_check(error, "counting GPUs");
+    return count;
+}
+
+// Ranks of a machine take its GPUs in turn.
+void device_init(int local_rank, int ranks_per_machine) {
+    (void)ranks_per_machine;
+    int device = local_rank % cuda_count_devices();
+    char what[320];
+    cuda_device_number = device;
+    cuda_check(cudaGetDeviceProperties(&cuda_device, device), "asking what the GPU is");
+    snprintf(what, sizeof what, "GPU %d, %s", device, cuda_device.name);
+    require(cuda_device.major >= 8, "%s, has compute capability %d.%d, but the minimum is 8.0 (A100, RTX 30):"
+            " CUDA_VISIBLE_DEVICES=N chooses another GPU, make DEVICE=cpu the CPU", what, cuda_device.major, cuda_device.minor);
+    cuda_check(cudaSetDevice(device), what);
+    cuda_check(cudaStreamCreateWithFlags(&compute_stream, cudaStreamNonBlocking), what); // the first call that needs it to work
+}
+
+void device_shutdown(void) {
+    device_ledger_free();
+    cuda_check(cudaStreamDestroy(compute_stream), "device_shutdown");
+    compute_stream = NULL;
+}
+
+DeviceId device_id(void) {
+    DeviceId id;
+    static_assert(sizeof id == sizeof cuda_device.uuid, "both have 16 bytes");
+    memcpy(&id, &cuda_device.uuid, sizeof id);
+    return id;
+}
+const char* device_name(void) { return cuda_device.name; }
+
+// Dense TFLOP/s of matrix products with fp32 sums, from NVIDIA's data sheets: of 16-bit numbers by tensor cores, of fp32 by the
+// ordinary ones. The first entry that the GPU's name has as a word, or at the end of one, counts.
+typedef struct { const char* name; double tflops_16, tflops_32; } GpuPeak;
+static const GpuPeak gpu_peaks[] = {
+    { "GB200", 2500, 80 }, { "B200", 2250, 75 }, { "B300", 2250, 75 },
+    { "GH200", 989, 67 }, { "H200 NVL", 835, 60 }, { "H200", 989, 67 },
+    { "H100 PCIe", 756, 51 }, { "H100 NVL", 835, 60 }, { "H100", 989, 67 }, { "H800", 989, 67 }, { "H20", 148, 44 },
+    { "A100", 312, 19.5 }, { "A800", 312, 19.5 }, { "A30", 165, 10.3 }, { "A40", 149.7, 37.4 }, { "A10G", 70, 31.5 },
+    { "A10", 125, 31.2 }, { "L40S", 362, 91.6 }, { "L40", 181, 90.5 }, { "L4", 121, 30.3 },
+    { "RTX A6000", 154.8, 38.7 }, { "RTX 3090", 71, 35.6 }, { "RTX 4080", 97.5, 48.7 }, { "RTX 4090", 165.2, 82.6 },
+    { "RTX 5090", 209.5, 104.8 },
+};
+double device_peak_flops(void) {
+    for (size_t i = 0; i < sizeof gpu_peaks / sizeof gpu_peaks[0]; i++) {
+        const char* found = strstr(cuda_device.name, gpu_peaks[i].name);
+        if (found == NULL || isalnum((unsigned char)found[strlen(gpu_peaks[i].name)])) continue; // an A4000 is not an A40
+        return 1e12 * (FLOATX_DTYPE == DTYPE_F32 ? gpu_peaks[i].tflops_32 : gpu_peaks[i].tflops_16);
+    }
+    return 0;
+}
+
+// ---- marks: events on a stream ----
+static struct {
+    cudaEvent_t* events; // (pool.capacity) owned
+    MarkPool pool;
+    cudaEvent_t first;   // passed at `zero`: ties the GPU's clock to the host's
+    double zero;         // of now_seconds()
+} cuda_marks;
+
+static void cuda_marks_grow(void) {
+    int before = cuda_marks.pool.capacity;
+    mark_pool_grow(&cuda_marks.pool);
+    cuda_marks.events = (cudaEvent_t*)xrealloc(cuda_marks.events, (size_t)cuda_marks.pool.capacity * sizeof(cudaEvent_t));
+    for (int i = before; i < cuda_marks.pool.capacity; i++) cuda_check(cudaEventCreate(&cuda_marks.events[i]), "a mark");
+    if (before > 0) return;
+    cuda_check(cudaEventCreate(&cuda_marks.first), "a mark");
+    cuda_check(cudaStreamSynchronize(compute_stream), "a mark"); // so that the event is passed at once
+    cuda_check(cudaEventRecord(cuda_marks.first, compute_stream), "a mark");
+    cuda_check(cudaEventSynchronize(cuda_marks.first), "a mark");
+    cuda_marks.zero = now_seconds();
+}
+static int cuda_mark(cudaStream_t stream) {
+    if (mark_pool_is_empty(&cuda_marks.pool)) cuda_marks_grow();
+    int mark = mark_pool_take(&cuda_marks.pool);
+    cuda_check(cudaEventRecord(cuda_marks.events[mark], stream), "a mark");
+    return mark;
+}
+// NVTX ranges, which Nsight Systems shows beside the kernels; without a profiler they cost next to nothing.
+void device_range(const char* name) {
+#ifdef CUDA_EMULATOR
+    (void)name;
+#else
+    static bool inside;
+    if (inside) nvtxRangePop();
+    if (name != NULL) nvtxRangePushA(name);
+    inside = name != NULL;
+#endif
+}
+int device_mark(void) { return cuda_mark(compute_stream); }
+static double cuda_seconds(cudaEvent_t from, cudaEvent_t to) {
+    float ms = 0;
+    cuda_check(cudaEventElapsedTime(&ms, from, to), "a mark");
+    return 1e-3 * ms;
+}
+double device_mark_time(int mark) { return cuda_marks.zero + cuda_seconds(cuda_marks.first, cuda_marks.events[mark]); }
+double device_mark_seconds(int from, int to) { return cuda_seconds(cuda_marks.events[from], cuda_marks.events[to]); }
+void device_mark_free(int mark) { mark_pool_give(&cuda_marks.pool, mark); }
+
+// ---- work on the stream ----
+// What the host does while it waits for the GPU: comm_nccl.cuh checks its operations then. NULL: nothing.
+static struct { void (*look)(void* self); void* self; } cuda_waiting;
+static void cuda_wait(const char* what) {
+    if (cuda_waiting.look == NULL) { cuda_check(cudaStreamSynchronize(compute_stream), what); return; }
+    while (!cuda_is_done(cudaStreamQuery(compute_stream), what)) cuda_waiting.look(cuda_waiting.self);
+    cuda_waiting.look(cuda_waiting.self); // it sees the end of the operations that it has looked at
+}
+void device_synchronize(void) { cuda_wait("waiting for the GPU"); }
+void device_zero(void* p, size_t bytes) { cuda_check(cudaMemsetAsync(p, 0, bytes, compute_stream), "device_zero"); }
+void device_copy(void* dst, const void* src, size_t bytes) {
+    cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, compute_stream), "device_copy");
+}
+void host_to_device(void* dst, const void* src, size_t bytes) {
+    cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, compute_stream), "host_to_device");
+}
+void device_to_host(void* dst, const void* src, size_t bytes) {
+    if (cuda_waiting.look) cuda_wait("device_to_host"); // a copy to memory that is not pinned would wait without `look`
+    cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, compute_stream), "device_to_host");
+    cuda_check(cudaStreamSynchronize(compute_stream), "device_to_host"); // dst is read when this returns
+}

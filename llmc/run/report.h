@@ -1,0 +1,90 @@
+/*
+report.h - what a run is, said at its start, and what it predicted beside what it measured, said at its end.
+A difference between the two is a bug in a formula or in the program.
+*/
+#ifndef LLMC_REPORT_H
+#define LLMC_REPORT_H
+#include "../base/common.h"
+#include "../device/device.h"
+#include "../model/gpt2.h"
+#include "../device/layers.h"
+#include "logger.h"
+#include "../base/options.h"
+#include "../base/precision.h"
+
+// The sum over the device's memory, without what is offloaded.
+static inline size_t memory_sum(const size_t bytes[MEMORY_KINDS]) {
+    size_t total = 0;
+    for (int k = 0; k < MEMORY_KINDS; k++) if (k != MEMORY_OFFLOADED) total += bytes[k];
+    return total;
+}
+
+// The bytes of it that are still to be allocated; true if there is room for them.
+static inline size_t memory_missing(const size_t predicted[MEMORY_KINDS]) { return memory_sum(predicted) - device_memory_total(); }
+static inline bool memory_fits(const size_t predicted[MEMORY_KINDS]) { return memory_missing(predicted) <= device_memory_available(); }
+
+// What is about to be trained, on what, and the bytes per rank that it will take.
+static inline void report_run(GPT2Config c, const size_t predicted[MEMORY_KINDS], long long tokens_per_step,
+                              int accumulation, int recompute) {
+    char bytes[32], offloaded[32];
+    printf("model      %d layers, %d heads, %d channels, vocabulary %d, context %d: %zu parameters\n",
+           c.L, c.NH, c.C, c.V, c.max_T, gpt2_num_parameters(c));
+    printf("device     %s; " FLOATX_NAME "; %s\n", device_name(), layers_description());
+    printf("step       %lld tokens in %d micro-batch%s per rank\n", tokens_per_step, accumulation, accumulation == 1 ? "" : "es");
+    printf("memory     %s per rank", format_bytes(bytes, sizeof bytes, (double)memory_sum(predicted)));
+    if (predicted[MEMORY_OFFLOADED] > 0)
+        printf(", and %s on the host", format_bytes(offloaded, sizeof offloaded, (double)predicted[MEMORY_OFFLOADED]));
+    printf("%s\n", recompute == RECOMPUTE_BLOCK ? "; blocks are recomputed" : "");
+    fflush(stdout);
+}
+
+// The same for metrics.jsonl's first line; the caller owns the object.
+static inline json_t* run_record(GPT2Config c, const size_t predicted[MEMORY_KINDS], int world_size) {
+    json_t* memory = json_object();
+    for (int k = 0; k < MEMORY_KINDS; k++)
+        json_object_set_new(memory, memory_kind_names[k], json_integer((json_int_t)predicted[k]));
+    json_t* run = json_object();
+    json_object_set_new(run, "world_size", json_integer(world_size));
+    json_object_set_new(run, "device", json_text(device_name()));
+    json_object_set_new(run, "precision", json_text(FLOATX_NAME));
+    json_object_set_new(run, "layers", json_integer(c.L));
+    json_object_set_new(run, "heads", json_integer(c.NH));
+    json_object_set_new(run, "channels", json_integer(c.C));
+    json_object_set_new(run, "vocabulary", json_integer(c.V));
+    json_object_set_new(run, "context", json_integer(c.max_T));
+    json_object_set_new(run, "parameters", json_integer((json_int_t)gpt2_num_parameters(c)));
+    json_object_set_new(run, "predicted_bytes", memory);
+    return run;
+}
+
+// One row: bytes predicted, bytes measured. Returns true if they are the same.
+static inline bool report_row(const char* name, size_t predicted, size_t measured) {
+    char p[32], m[32];
+    format_bytes(p, sizeof p, (double)predicted);
+    format_bytes(m, sizeof m, (double)measured);
+    printf("  %-24s %12s %12s   ", name, p, m);
+    if (predicted == measured) printf("as predicted\n");
+    else printf("%zu bytes %s than predicted\n", measured > predicted ? measured - predicted : predicted - measured,
+                measured > predicted ? "more" : "less");
+    return predicted == measured;
+}
+
+static inline void report_header(const char* what) { printf("%-26s %12s %12s\n", what, "predicted", "measured"); }
+
+// The row of a kind, if there is any of it.
+static inline bool report_kind(MemoryKind k, const size_t predicted[MEMORY_KINDS]) {
+    size_t measured = device_memory(k);
+    return (predicted[k] == 0 && measured == 0) || report_row(memory_kind_names[k], predicted[k], measured);
+}
+// Device memory of this rank: by kind as it is now, and the most that there ever was, which is the sum of all kinds where
+// everything is allocated once; then what is offloaded. Returns true if all is as predicted.
+static inline bool report_memory(const size_t predicted[MEMORY_KINDS]) {
+    bool agree = true;
+    report_header("memory per rank");
+    for (int k = 0; k < MEMORY_KINDS; k++) if (k != MEMORY_OFFLOADED) agree &= report_kind((MemoryKind)k, predicted);
+    agree &= report_row("total", memory_sum(predicted), device_memory_total());
+    agree &= report_row("peak", memory_sum(predicted), device_memory_peak());
+    agree &= report_kind(MEMORY_OFFLOADED, predicted);
+    return agree;
+}
+#endif

@@ -1,0 +1,60 @@
+/*
+start.h - what a run starts from: the checkpoint that --resume or --init-from names, and the model's shape.
+*/
+#ifndef LLMC_START_H
+#define LLMC_START_H
+#include "../save/checkpoint.h"
+#include "../model/gpt2.h"
+#include "../base/options.h"
+#include "../data/tokenizer.h"
+
+// The shape that --model and its overrides ask for. context: max_T of a dN, whose name does not say it.
+static inline GPT2Config config_from_options(const Options* o, const Tokenizer* tokenizer, int context) {
+    GPT2Config c;
+    memset(&c, 0, sizeof c);
+    require(gpt2_named_config(o->model, &c),
+            "--model %s is not known: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN with N from 1 to %d", o->model, MAX_UNITS - 1);
+    bool from_paper = c.max_T != 0;
+    if (!from_paper) c.max_T = context;
+    if (o->layers) c.L = (int)o->layers;
+    if (o->heads) c.NH = (int)o->heads;
+    if (o->channels) c.C = (int)o->channels;
+    c.V = o->vocab_size ? (int)o->vocab_size : from_paper ? GPT2_VOCABULARY : tokenizer->vocab_size;
+    c.Vp = gpt2_padded_vocabulary(c.V);
+    gpt2_check_config(c, "--model, --layers, --heads, --channels, --vocab-size");
+    return c;
+}
+
+// The checkpoint to start from into r: false if neither --resume nor --init-from asks for one.
+static inline bool open_checkpoint(const Options* o, CheckpointReader* r) {
+    require(!(o->resume && o->init_from[0]), "--resume and --init-from exclude each other: one continues a run, the other starts one");
+    require(!o->resume || o->out[0], "--resume needs --out, the folder to continue from");
+    char* newest = o->out[0] ? checkpoint_newest(o->out) : NULL;
+    require(o->resume || newest == NULL, "--out %s holds the checkpoints of another run, the newest in %s: continue it with --resume,"
+            " or give another folder", o->out, newest);
+    if (o->init_from[0]) checkpoint_open(r, o->init_from);
+    if (!o->resume) return o->init_from[0] != '\0';
+    require(newest != NULL, "--resume: there is no checkpoint under %s; start without --resume, or give the --out that has one", o->out);
+    checkpoint_open(r, newest);
+    free(newest);
+    require(r->state.has_optimizer, "--resume: %s has weights only, no optimizer state; use --init-from to start from them", r->path);
+    require(r->state.seq_len == o->seq_len, "--resume: --seq-len was %lld when %s was written, not %lld", r->state.seq_len, r->path, o->seq_len);
+    require(r->state.seed == o->seed, "--resume: --seed was %lld when %s was written, not %lld", r->state.seed, r->path, o->seed);
+    require(r->state.step <= o->steps, "--resume: %s is at step %lld, beyond --steps %lld", r->path, r->state.step, o->steps);
+    return true;
+}
+
+// The model's shape: the checkpoint's, which must agree with every option that was given; else the options'.
+static inline GPT2Config config_for_run(const Options* o, OptionTable* table, const Tokenizer* tokenizer, const CheckpointReader* r) {
+    static const char* const shape_options[] = { "model", "layers", "heads", "channels", "vocab-size" };
+    bool asked = r == NULL;
+    for (size_t i = 0; i < sizeof shape_options / sizeof shape_options[0]; i++) asked = asked || option_given(table, shape_options[i]);
+    GPT2Config c = asked ? config_from_options(o, tokenizer, r ? r->state.config.max_T : (int)o->seq_len) : r->state.config;
+    if (r && asked) checkpoint_require_config(r, c);
+    require(o->seq_len <= c.max_T, "--seq-len %lld is longer than the %d positions of the model; lower it or start from a model"
+            " with more", o->seq_len, c.max_T);
+    require(tokenizer->vocab_size <= c.V, "the tokenizer (--tokenizer %s) has %d tokens, the model's vocabulary only %d",
+            o->tokenizer, tokenizer->vocab_size, c.V);
+    return c;
+}
+#endif

@@ -1,0 +1,154 @@
+/*
+control_messages.h - the messages of ranks that are not data, and the state of a rank's control (control.h).
+
+Messages are this program's structs, byte for byte: all ranks run the same program on the same kind of machine, which is
+checked when they meet. Only the watchdog reads and writes sockets; other threads put messages into its queues.
+*/
+#ifndef LLMC_CONTROL_MESSAGES_H
+#define LLMC_CONTROL_MESSAGES_H
+#include "../base/common.h"
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include "oplog.h"
+#include "ranks.h"
+
+#define CONTROL_ADDRESS 512              // bytes of an address as text, the final 0 included: "PORT WORD HOST HOST ..."
+#define CONTROL_MAX_MESSAGE (1u << 20)   // bytes of the largest message
+#define CONTROL_MAX_INBOX (64u << 20)    // bytes of messages that no call has asked for yet
+#define CONTROL_STRANGERS 16             // connections at a time that have not identified themselves yet
+#define CONTROL_BEAT 0.2                 // seconds between heartbeats
+#define CONTROL_SETTLE 0.5               // seconds after which every rank's state is known to rank 0
+#define CONTROL_PATIENCE 2.0             // seconds past the deadline in which rank 0 must have named the late rank
+#define CONTROL_SILENCE 1.0              // seconds without a heartbeat after which messages mention it
+#define CONTROL_GRACE 0.5                // seconds in which a rank may report its own error before it leaves because of another's
+#define CONTROL_FAREWELL 1.0             // seconds that rank 0 waits at most for the others to have written everything
+
+typedef struct { char* data; size_t bytes; } ControlBytes; // owned; followed by a 0 that is not counted
+
+typedef enum { MESSAGE_HELLO = 1, MESSAGE_WELCOME, MESSAGE_BEAT, MESSAGE_BYTES, MESSAGE_VERDICT, MESSAGE_HEARD, MESSAGE_LEFT,
+               MESSAGE_GOODBYE, MESSAGE_KINDS } ControlMessage;
+typedef struct { uint32_t kind, bytes; } ControlHeader; // before every message
+
+#define CONTROL_MAGIC "shard.c control"
+typedef struct { // the first message of a rank that connects
+    char magic[16];
+    char word[68];                   // of the address: tells this run's ranks from strangers
+    int32_t rank, size, layout;      // layout: sizeof the structs that are sent
+} ControlHello;
+
+typedef struct { // a heartbeat; num_channels OpChannels follow
+    double waited;    // seconds that the host has waited for `awaited`; -1: it does not wait
+    OpRecord awaited;
+    long long step;
+    int num_channels;
+} ControlBeat;
+
+typedef enum { VERDICT_NONE, VERDICT_DIED, VERDICT_LATE, VERDICT_LEFT, VERDICT_TOLD } ControlVerdict;
+// DIED: a connection closed, or a crash; LATE: a deadline passed; LEFT: a rank exits and has said why; TOLD: because of SIGTERM
+
+typedef struct { char* data; size_t n, capacity; } ControlBuffer; // data owned
+
+typedef struct {
+    int fd;                       // -1: not connected
+    bool joined, goodbye, heard_verdict;
+    double heard;                 // when its last message came
+    ControlBuffer in, out;        // bytes read, bytes to be written
+    ControlBuffer inbox;          // messages for control_gather and control_broadcast, each after its length
+    ControlBeat beat;             // its last; rank 0 also keeps its own
+    OpChannel* channels;          // (beat.num_channels), owned
+} ControlPeer;
+
+typedef struct {
+    RankInfo ranks;
+    OpLog log;
+    double timeout;
+    const char* out;           // not owned
+    char word[68];
+    int listener, wake[2];     // wake: a pipe that ends the watchdog's sleep
+    ControlPeer* peers;        // rank 0: (size), all by rank; others: (1), rank 0
+    int num_peers, joined;
+    ControlPeer strangers[CONTROL_STRANGERS];
+    struct pollfd* polled;     // (num_peers + CONTROL_STRANGERS + 2), owned
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool ended;                // the watchdog has ended
+    bool leaving, stopping;    // requests to it: an exit() elsewhere; the end of the run
+    bool catches;              // it handles SIGTERM: there was no handler before
+    pid_t process;
+    double last_beat, told;    // told: when SIGTERM was noticed, 0: not
+    ControlVerdict verdict;
+    char why[1024];            // the verdict in words
+    double leave_at;
+} Control;
+
+#define CONTROL_CRASHES 5
+static const int control_crash_signals[CONTROL_CRASHES] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT };
+static struct {
+    Control* control;                   // of this process, while its watchdog runs
+    int wake_fd;                        // signal handlers write to it to wake the watchdog
+    int told, crash, crash_told;        // atomic: SIGTERM has come; the signal of a crash; the watchdog has dealt with it
+    struct sigaction before[CONTROL_CRASHES]; // the handlers of crashes before ours
+} control_process;
+
+// ---- messages ----
+
+static inline void control_buffer_add(ControlBuffer* b, const void* data, size_t n) {
+    if (b->n + n > b->capacity) {
+        b->capacity = 2 * (b->n + n);
+        b->data = (char*)xrealloc(b->data, b->capacity);
+    }
+    if (n) memcpy(b->data + b->n, data, n);
+    b->n += n;
+}
+
+static inline void control_buffer_drop(ControlBuffer* b, size_t n) {
+    b->n -= n;
+    if (b->n) memmove(b->data, b->data + n, b->n);
+}
+
+static inline void control_queue(ControlPeer* p, ControlMessage kind, const void* data, size_t bytes) {
+    if (p->fd < 0) return;
+    ControlHeader h = { (uint32_t)kind, (uint32_t)bytes };
+    control_buffer_add(&p->out, &h, sizeof h);
+    control_buffer_add(&p->out, data, bytes);
+}
+
+static inline void control_queue_all(Control* c, ControlMessage kind, const void* data, size_t bytes) {
+    for (int i = 0; i < c->num_peers; i++) control_queue(&c->peers[i], kind, data, bytes);
+}
+
+static inline void control_wake(Control* c) { if (write(c->wake[1], "", 1) < 0) { } } // a full pipe wakes as well
+
+// Writes what the socket takes without waiting. An error shows up when the socket is read.
+static inline void control_flush(ControlPeer* p) {
+    while (p->fd >= 0 && p->out.n > 0) {
+        ssize_t n = send(p->fd, p->out.data, p->out.n, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n <= 0) return;
+        control_buffer_drop(&p->out, (size_t)n);
+    }
+}
+
+static inline void control_close(ControlPeer* p) {
+    if (p->fd >= 0) close(p->fd);
+    p->fd = -1;
+}
+
+static inline void control_peer_free(ControlPeer* p) {
+    control_close(p);
+    free(p->in.data);
+    free(p->out.data);
+    free(p->inbox.data);
+    free(p->channels);
+    memset(p, 0, sizeof *p);
+    p->fd = -1;
+}
+#endif

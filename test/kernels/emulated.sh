@@ -1,0 +1,38 @@
+# emulated.sh - what the tests of ranks on emulated GPUs share; sourced after lib.sh. Skips the test where headers are missing.
+[ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
+sh dev/emulator/find_headers.sh > /dev/null 2>&1 || { echo "1..0 # SKIP CUDA's headers are not here"; exit 0; }
+sh dev/find_cuda.sh compile cublasLt cudnn nccl > /dev/null 2>&1 ||
+    { echo "1..0 # SKIP cuBLAS, cuDNN or NCCL is not here"; exit 0; }
+export TMPDIR=$work CUDA_EMULATOR_WORKERS=1 # the stand-in for NCCL meets in folders
+
+build() { # TARGET...: by a make of its own, whatever started this test
+    env -u MAKEFLAGS -u MAKELEVEL make DEVICE=emulated "$@" > "$work/make.log" 2>&1 || { tail -n 20 "$work/make.log"; return 1; }
+}
+# with NCCL every rank has a GPU of its own
+on_gpus() { # mpi|nccl RANKS COMMAND...
+    local devices=1
+    [ "$1" = nccl ] && devices=$2
+    CUDA_EMULATOR_DEVICES=$devices on_ranks "$2" "${@:3}"
+}
+# trains OUT COMMAND... -- OPTION...: a small model, whose steps and shape are the test's to choose, in `small`
+trains() {
+    local out=$work/$1 command=()
+    shift
+    while [ "$1" != -- ]; do command+=("$1"); shift; done
+    rm -rf "$out"
+    "${command[@]}" --data $REFERENCE/tokens.bin --val-data= --heads 2 --channels 16 --lr 3e-3 --warmup-steps 2 --eps 1e-5 \
+        --eval-every 0 --sample-every 0 "${small[@]}" --out "$out" "${@:2}" > "$out.log" 2>&1 < /dev/null ||
+        { tail -n 20 "$out.log"; return 1; }
+}
+# as_cpu CPU OUT: the CPU's numbers; and all bytes, held and sent, as predicted
+as_cpu() {
+    local model
+    model=$(cd "$work/$1" && echo step_*/model.safetensors)
+    "$COMPARE" metrics "$work/$1/metrics.jsonl" "$work/$2/metrics.jsonl" --rtol 1e-5 --atol 1e-6 &&
+        "$COMPARE" weights "$work/$1/$model" "$work/$2/$model" --rtol 1e-4 --atol 1e-6 && as_predicted "$2"
+}
+as_predicted() { # OUT: no line says otherwise, and those that count all are there
+    local line
+    for line in total peak bytes; do grep -q "^  $line .*as predicted\$" "$work/$1.log" || return 1; done
+    grep -q '^allocations while training: 0;' "$work/$1.log" && ! grep 'than predicted$' "$work/$1.log"
+}

@@ -1,0 +1,224 @@
+/*
+cuda_both.h - what the tests of llmc/device/cuda/ share: arrays that are both on the CPU and on the device, comparisons, TAP.
+
+A test includes the layers that it tests, then this. It calls the CPU's layer on x.cpu (the same functions, in the namespace
+cpu: link with cpu_layers.o), the device's on x.gpu, and compares. Each array on the device is a separate allocation without
+padding at its end, so that an address sanitizer sees an access past it, and outputs hold NaN before they are written.
+*/
+#ifndef TEST_CUDA_BOTH_H
+#define TEST_CUDA_BOTH_H
+#include "../../llmc/base/rng.h"
+#include <algorithm>
+#include <omp.h>
+#include <tuple>
+#include <vector>
+
+// ---- the same functions on the CPU, from cpu_layers.c ----
+namespace cpu { extern "C" {
+decltype(::device_init) device_init;
+decltype(::layers_init) layers_init;
+decltype(::layers_free) layers_free;
+decltype(::encoder_forward) encoder_forward;
+decltype(::encoder_backward) encoder_backward;
+decltype(::residual_layernorm_forward) residual_layernorm_forward;
+decltype(::layernorm_backward) layernorm_backward;
+decltype(::matmul_forward) matmul_forward;
+decltype(::matmul_gelu_forward) matmul_gelu_forward;
+decltype(::matmul_backward_input) matmul_backward_input;
+decltype(::matmul_gelu_backward_input) matmul_gelu_backward_input;
+decltype(::matmul_backward_weight) matmul_backward_weight;
+decltype(::attention_forward) attention_forward;
+decltype(::attention_backward) attention_backward;
+decltype(::classifier_forward) classifier_forward;
+decltype(::classifier_forward_backward) classifier_forward_backward;
+decltype(::add_sum) add_sum;
+decltype(::add_sum_squares) add_sum_squares;
+decltype(::scale_in_place) scale_in_place;
+decltype(::add_in_place) add_in_place;
+decltype(::add_in_place_fp32) add_in_place_fp32;
+decltype(::add_sum_squares_fp32) add_sum_squares_fp32;
+decltype(::clip_gradients) clip_gradients;
+decltype(::adamw_update) adamw_update;
+} }
+
+// Half a unit in the last place of floatX, relative.
+#if defined(PRECISION_BF16)
+#define ROUNDING (1.0 / 256)
+#elif defined(PRECISION_FP16)
+#define ROUNDING (1.0 / 2048)
+#else
+#define ROUNDING (1.0 / 16777216)
+#endif
+#define F32_ROUNDING (1.0 / 16777216)
+
+static bool quick; // leave out cases that show nothing new about races, because race detection is slow
+
+// ---- results, as TAP ----
+static int failures, failures_in_test, tests;
+#define fail(...) do { \
+    if (failures_in_test++ < 5) { printf("# %s:%d: ", __FILE__, __LINE__); printf(__VA_ARGS__); printf("\n"); } \
+} while (0)
+#define expect(cond, ...) do { if (!(cond)) fail(__VA_ARGS__); } while (0)
+
+// ---- arrays: the same numbers for the CPU's layer and on the device ----
+template <typename T> struct Both {
+    T *cpu, *gpu; // (n), owned by the list below
+    size_t n;
+    std::vector<T> start; // what both held at the beginning
+};
+static std::vector<void*> on_host, on_device;
+static uint64_t next_stream;
+
+static inline void* device_bytes(size_t bytes) {
+    void* p = NULL;
+    cuda_check(cudaMalloc(&p, bytes ? bytes : 1), "the test's memory");
+    on_device.push_back(p);
+    return p;
+}
+template <typename T> static void to_device(T* dst, const T* src, size_t n) {
+    cuda_check(cudaDeviceSynchronize(), "the kernels before a copy");
+    cuda_check(cudaMemcpy(dst, src, n * sizeof(T), cudaMemcpyHostToDevice), "a copy to the device");
+    cuda_check(cudaDeviceSynchronize(), "a copy to the device"); // a copy from pageable memory may still be in flight
+}
+template <typename T> static std::vector<T> from_device(const T* src, size_t n) {
+    std::vector<T> x(n);
+    cuda_check(cudaStreamSynchronize(compute_stream), "the kernels before a copy");
+    cuda_check(cudaMemcpy(x.data(), src, n * sizeof(T), cudaMemcpyDeviceToHost), "a copy from the device");
+    return x;
+}
+// On the device the array begins `offset` elements after an aligned address.
+static int arrays, unaligned_array = -1; // the array of this number begins one element later
+template <typename T> static Both<T> both_of(const std::vector<T>& start, size_t offset = 0) {
+    if (arrays++ == unaligned_array) offset++;
+    T* gpu = (T*)device_bytes((offset + start.size()) * sizeof(T)) + offset;
+    Both<T> b = { (T*)xcalloc(start.size(), sizeof(T)), gpu, start.size(), start };
+    on_host.push_back(b.cpu);
+    std::copy(start.begin(), start.end(), b.cpu);
+    to_device(b.gpu, start.data(), start.size());
+    return b;
+}
+static inline void set(float* x, float value) { *x = value; }
+#if !defined(PRECISION_FP32)
+static inline void set(floatX* x, float value) { *x = to_floatX(value); }
+static inline double number(floatX x) { return (double)to_float(x); }
+#endif
+static inline double number(float x) { return (double)x; }
+
+// n numbers from N(mean, std)
+template <typename T = floatX> static Both<T> random_both(size_t n, float mean = 0, float std = 1, size_t offset = 0) {
+    std::vector<T> x(n);
+    next_stream++;
+    for (size_t i = 0; i < n; i++) set(&x[i], mean + std * random_normal(42, next_stream, i));
+    return both_of(x, offset);
+}
+// n NaNs, which show where a write was forgotten
+template <typename T = floatX> static Both<T> unset_both(size_t n) {
+    std::vector<T> x(n);
+    for (size_t i = 0; i < n; i++) set(&x[i], NAN);
+    return both_of(x);
+}
+static inline Both<int> random_tokens(size_t n, int V) {
+    std::vector<int> x(n);
+    next_stream++;
+    for (size_t i = 0; i < n; i++) x[i] = (int)(random_uniform(7, next_stream, i) * (float)V);
+    return both_of(x);
+}
+
+static inline void free_all(void) {
+    cpu::layers_free();
+    for (void* p : on_host) free(p);
+    for (void* p : on_device) cuda_check(cudaFree(p), "freeing the test's memory");
+    on_host.clear();
+    on_device.clear();
+    next_stream = 0;
+    arrays = 0;
+}
+// Frees all arrays, and prepares the CPU's layers for these shapes. The test prepares the device's layers.
+static inline void start_cpu(LayerShapes s) {
+    free_all();
+    cpu::layers_init(s);
+}
+
+// ---- comparisons ----
+template <typename T> static std::vector<T> result_of(const Both<T>& b) { return from_device(b.gpu, b.n); }
+template <typename T> static void begin_again(const Both<T>& b) { to_device(b.gpu, b.start.data(), b.n); }
+template <typename T> static void expect_bits(const char* what, const std::vector<T>& got, const std::vector<T>& want) {
+    for (size_t i = 0; i < want.size(); i++)
+        if (memcmp(&got[i], &want[i], sizeof(T)) != 0) {
+            fail("%s: element %zu of %zu differs", what, i, want.size());
+            return;
+        }
+}
+// Runs call() twice from the same beginning; `outputs` must be the same after both. (The race detector needs only one run.)
+template <typename F, typename... T> static void run_twice(const char* what, F call, const Both<T>&... outputs) {
+    call();
+    if (quick) return;
+    std::tuple<std::vector<T>...> first(result_of(outputs)...);
+    (begin_again(outputs), ...);
+    call();
+    std::apply([&](const std::vector<T>&... f) { (expect_bits(what, result_of(outputs), f), ...); }, first);
+}
+// Makes the CPU's result the input of the next layer on both sides.
+template <typename T> static Both<T> as_input(const Both<T>& b) { return both_of(std::vector<T>(b.cpu, b.cpu + b.n)); }
+// Compares the device's numbers with the CPU layer's. Each side rounds nearly the same number for itself; the numbers may differ
+// by `roundings` fp32 roundings of the largest result, and by more[i] if that is not empty.
+template <typename T>
+static void expect_near(const char* what, const Both<T>& b, double roundings, const std::vector<double>& more = {}) {
+    std::vector<T> got = result_of(b);
+    double scale = 0, relative = sizeof(T) == sizeof(floatX) ? 2.02 * ROUNDING : 0;
+    for (size_t i = 0; i < b.n; i++) scale = fmax(scale, fabs(number(b.cpu[i])));
+    for (size_t i = 0; i < b.n; i++) {
+        double g = number(got[i]), want = number(b.cpu[i]);
+        double tolerance = relative * fabs(want) + roundings * F32_ROUNDING * scale + (more.empty() ? 0 : more[i]);
+        if (!(fabs(g - want) <= tolerance)) {
+            fail("%s: element %zu of %zu is %.9g, not %.9g within %.3g", what, i, b.n, g, want, tolerance);
+            return;
+        }
+    }
+}
+inline constexpr GradMode both_modes[2] = { GRAD_SET, GRAD_ADD };
+// The initial contents of a parameter gradient, before it is set or added to.
+static inline Both<floatX> gradient_before(size_t n, GradMode mode) { return mode == GRAD_SET ? unset_both(n) : random_both(n); }
+
+// ---- tests ----
+static const char* wanted = ""; // only tests with this in their name
+
+static inline void run_test(const char* name, void (*test)(void)) {
+    if (strstr(name, wanted) == NULL) return;
+    failures_in_test = 0;
+    test();
+    free_all();
+    failures += failures_in_test > 0;
+    printf("%s %d - %s, " FLOATX_NAME "\n", failures_in_test ? "not ok" : "ok", ++tests, name);
+    fflush(stdout);
+}
+// -DONLY='"part of a name"' leaves other tests out of the program, which then compiles faster.
+#ifdef ONLY
+constexpr bool begins_with(const char* text, const char* part) {
+    return *part == 0 || (*text == *part && begins_with(text + 1, part + 1));
+}
+constexpr bool contains(const char* text, const char* part) {
+    return begins_with(text, part) || (*text != 0 && contains(text + 1, part));
+}
+#else
+#define ONLY ""
+constexpr bool contains(const char*, const char*) { return true; }
+#endif
+#define TEST(f) do { if constexpr (contains(#f, ONLY)) run_test(#f, f); } while (0)
+// The program's arguments: [quick] [WANTED]
+static inline void begin_tests(int argc, char** argv) {
+    int next = 1;
+    quick = next < argc && strcmp(argv[next], "quick") == 0;
+    next += quick;
+    if (next < argc) wanted = argv[next++];
+    require(next == argc, "%s: the arguments are [quick] [part of a test's name], and '%s' is too many", argv[0], argv[next]);
+    cpu::device_init(0, 1);
+    omp_set_num_threads(1); // a race detector does not see how OpenMP's threads wait for each other
+}
+// main's result
+static inline int end_tests(void) {
+    require(tests > 0, "no test has '%s' in its name", wanted);
+    printf("1..%d\n", tests);
+    return failures > 0;
+}
+#endif

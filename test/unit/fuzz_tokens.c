@@ -1,0 +1,47 @@
+// fuzz_tokens.c - tests the reader of token files with hostile files.
+// Input: a byte that says how, then either the file itself, or values of its header (the rest is zeros) and its data.
+#include "fuzz.h"
+#include "../../llmc/data/tokens.h"
+
+static TokenFile opened;
+static void open_file(void* path) {
+    token_file_detect(path);
+    opened = token_file_open(path);
+}
+
+static void fill(int fd, const uint8_t* data, size_t left) {
+    size_t n;
+    bool is_whole = left > 0 && *fuzz_take(&data, &left, 1, &n) % 2 == 0;
+    static uint8_t file[TOKENS_HEADER_BYTES + (1 << 20)];
+    size_t header = 0;
+    if (!is_whole) {
+        int32_t values[TOKENS_HEADER_INTS] = { TOKENS_MAGIC, TOKENS_VERSION };
+        const uint8_t* given = fuzz_take(&data, &left, 12, &n);
+        for (size_t i = 0; i < n; i++) ((uint8_t*)values)[i] ^= given[i]; // zeros leave the valid values
+        memcpy(file, values, sizeof values);
+        header = sizeof values;
+    }
+    const uint8_t* rest = fuzz_take(&data, &left, sizeof file - header, &n);
+    memcpy(file + header, rest, n);
+    fuzz_fill(fd, file, header + n);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    static FuzzFile file;
+    if (file.fd == 0) file = fuzz_file();
+    fill(file.fd, data, size);
+    if (fuzz_reader(open_file, file.path)) {
+        uint16_t* tokens = xcalloc(opened.count, sizeof *tokens);
+        token_file_read(&opened, 0, opened.count, tokens);
+        for (size_t i = 0; i < opened.count; i++) {
+            uint16_t one;
+            token_file_read(&opened, i, 1, &one);
+            if (one != tokens[i]) abort();
+        }
+        free(tokens);
+        token_file_close(&opened);
+    }
+    fuzz_done();
+    return 0;
+}

@@ -1,0 +1,1218 @@
+/*
+test_checkpoint.c - a checkpoint has the same bytes whichever ranks wrote it, is read back as it was saved, and any change
+to it is noticed; a crash, a full disk or a kill at any instant leaves the last good one.
+Whatever may leave a folder half-written runs in a child process.
+*/
+#include "../../llmc/base/common.h"
+#include <dirent.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <signal.h>
+
+// Every system call of checkpoint.h that changes or syncs a folder can be made the last one: see crash_before.
+static void crash_point(void);
+#define open(...) (crash_point(), open(__VA_ARGS__))
+#define fsync(fd) (crash_point(), fsync(fd))
+#define mkdir(path, mode) (crash_point(), mkdir(path, mode))
+#define rename(from, to) (crash_point(), rename(from, to))
+#define unlinkat(folder, name, flags) (crash_point(), unlinkat(folder, name, flags))
+#define rmdir(path) (crash_point(), rmdir(path))
+#include "../../llmc/save/checkpoint.h"
+#include "expect_death.h"
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+
+static char folder[] = "/tmp/test_checkpoint_XXXXXX";
+static char out[sizeof folder + 8]; // a run's --out
+static const GPT2Config config = { 4, 10, 128, 2, 2, 4 };
+
+static void remove_tree(const char* path) {
+    char* command = format_string("rm -rf '%s'", path);
+    if (system(command) != 0) print_error("%s failed\n", command);
+    free(command);
+}
+static int make_test_folder(void** state) {
+    (void)state;
+    if (mkdtemp(folder) == NULL) return -1;
+    snprintf(out, sizeof out, "%s/out", folder);
+    return 0;
+}
+static int remove_test_folder(void** state) {
+    (void)state;
+    remove_tree(folder);
+    return 0;
+}
+static int remove_out(void** state) {
+    (void)state;
+    remove_tree(out);
+    return 0;
+}
+
+// ---- a run whose tensors are functions of the step ----
+
+static TrainState state_at(long long step, DType dtype) {
+    static char options[] = "{\"lr\":0.1,\"model\":\"d2\"}";
+    TrainState s;
+    memset(&s, 0, sizeof s);
+    s.config = config;
+    s.dtype = dtype;
+    s.has_optimizer = true;
+    s.step = step;
+    s.epoch = 3; s.position = 17;
+    s.adamw_t = step - 1;
+    s.loss_scale = 65536.5;
+    s.good_steps = step / 2;
+    s.seed = 1337; s.seq_len = 3;
+    s.options = options;
+    return s;
+}
+
+// Element k of unit u: a number that every dtype holds exactly. 99 in the padding, which must never be saved.
+static float value_at(CheckpointPart part, int u, size_t k, long long step, DType dtype) {
+    if (part == CHECKPOINT_MASTER && dtype == DTYPE_F32) part = CHECKPOINT_MODEL; // the fp32 model is its own master
+    bool is_padding = u == 0 && k >= unit_elements(config, 0) - (size_t)((config.Vp - config.V) * config.C);
+    Philox r = philox((uint64_t)step, (uint64_t)part * 1000 + (uint64_t)u, k);
+    return is_padding ? 99.0f : (float)(r.x[0] % 255) / 64;
+}
+
+static void write_range(CheckpointWriter* w, CheckpointPart part, int u, size_t begin, size_t end) {
+    float* values = (float*)xcalloc(end - begin, sizeof(float));
+    void* host = xcalloc(end - begin, sizeof(float));
+    for (size_t k = begin; k < end; k++) values[k - begin] = value_at(part, u, k, w->state.step, w->state.dtype);
+    convert_dtype(host, part == CHECKPOINT_MODEL ? w->state.dtype : DTYPE_F32, values, DTYPE_F32, end - begin);
+    checkpoint_write_unit(w, part, u, begin, end, host);
+    free(values);
+    free(host);
+}
+
+// shards: the number of writers that each have a file; 0: a full checkpoint.
+typedef struct { const char* out; long long step, keep; DType dtype; int shards; } Save;
+
+// Writes the ranges of shard `shard` of `shards`, at most SLICES a unit, into `ranges`; returns how many. Each unit is cut into
+// SLICES that end anywhere, padding included, and each slice belongs to a random shard. A single shard has all of them, so that
+// its pieces touch.
+enum { SLICES = 5, MAX_RANGES = 3 * SLICES };
+static int ranges_of(int shard, int shards, CheckpointRange ranges[MAX_RANGES]) {
+    int count = 0;
+    for (int u = 0; u <= config.L; u++) {
+        size_t end = unit_elements(config, u);
+        for (int slice = 0; slice < SLICES; slice++) { // from the unit's end: ranges need not be in order
+            Philox r = philox(11, (uint64_t)(u * SLICES + slice), (uint64_t)shards);
+            size_t stored = end - (u == 0 && slice == 0 ? 500 : 0); // cuts fall inside the stored part
+            size_t begin = slice == SLICES - 1 ? 0 : r.x[0] % (stored + 1);
+            CheckpointRange range = { u, begin, end };
+            if (begin < end && (int)(r.x[1] % (unsigned)shards) == shard) ranges[count++] = range;
+            end = begin;
+        }
+    }
+    return count;
+}
+
+static void write_ranges(CheckpointWriter* w, const CheckpointRange* ranges, int count) {
+    for (int part = CHECKPOINT_PARTS - 1; part >= 0; part--)
+        for (int k = 0; k < count && checkpoint_has_part(&w->state, (CheckpointPart)part); k++) {
+            CheckpointRange range = ranges[k];
+            size_t middle = range.begin + (range.end - range.begin) / 3;
+            write_range(w, (CheckpointPart)part, range.unit, middle, range.end);
+            write_range(w, (CheckpointPart)part, range.unit, range.begin, middle);
+        }
+}
+
+static void add_up(CheckpointWriter* sum, const CheckpointWriter* w) {
+    for (int part = 0; part < CHECKPOINT_PARTS; part++) {
+        sum->checksum[part] += w->checksum[part];
+        sum->elements[part] += w->elements[part];
+    }
+}
+
+static void save_sharded(const Save* save, TrainState s) {
+    CheckpointRange ranges[MAX_RANGES];
+    CheckpointWriter first, w;
+    checkpoint_begin_sharded(save->out, &s);
+    for (int shard = 0; shard < save->shards; shard++) {
+        CheckpointWriter* writer = shard == 0 ? &first : &w;
+        int count = ranges_of(shard, save->shards, ranges);
+        checkpoint_attach_shard(writer, save->out, &s, shard, save->shards, ranges, count);
+        write_ranges(writer, ranges, count);
+        if (shard == 0) continue;
+        checkpoint_detach(&w);
+        add_up(&first, &w);
+    }
+    checkpoint_commit(&first, save->keep);
+}
+
+static void save(void* argument) {
+    Save* save = (Save*)argument;
+    TrainState s = state_at(save->step, save->dtype);
+    if (save->shards > 0) { save_sharded(save, s); return; }
+    CheckpointWriter w;
+    checkpoint_begin(&w, save->out, &s);
+    for (int part = 0; part < CHECKPOINT_PARTS; part++)
+        for (int u = 0; u <= config.L && checkpoint_has_part(&s, (CheckpointPart)part); u++)
+            write_range(&w, (CheckpointPart)part, u, 0, unit_elements(config, u));
+    checkpoint_commit(&w, save->keep);
+}
+
+static void save_in_shards(long long step, long long keep, DType dtype, int shards) {
+    Save s = { out, step, keep, dtype, shards };
+    Child c = child_run(save, &s);
+    if (c.status != 0 || c.err[0] != '\0') print_error("%s", c.err);
+    assert_int_equal(c.status, 0);
+    assert_string_equal(c.err, "");
+    child_free(&c);
+}
+static void save_step(long long step, long long keep, DType dtype) { save_in_shards(step, keep, dtype, 0); }
+
+static char* step_path(long long step) { return format_string("%s/step_%08lld", out, step); }
+
+// Returns how many elements of a checkpoint differ from those of its step. Reads all parts, in pieces.
+static size_t count_wrong(CheckpointReader* r) {
+    size_t wrong = 0;
+    for (int p = 0; p < CHECKPOINT_PARTS; p++)
+        for (int u = 0; u <= config.L; u++)
+            for (size_t begin = 0, piece = 0, n = unit_elements(config, u); begin < n; begin += piece) {
+                float host[100];
+                CheckpointPart part = (CheckpointPart)p;
+                piece = size_min(n - begin, 1 + philox(5, (uint64_t)p, begin).x[0] % 100);
+                checkpoint_read_unit(r, part, u, begin, begin + piece, host);
+                for (size_t k = begin; k < begin + piece; k++) {
+                    float expected = value_at(part, u, k, r->state.step, r->state.dtype);
+                    wrong += host[k - begin] != (expected == 99.0f ? 0.0f : expected);
+                }
+            }
+    return wrong;
+}
+
+// Opens a checkpoint, reads all of it and closes it; exit status 2 if a value is wrong without being noticed.
+static void load(void* path) {
+    CheckpointReader r;
+    checkpoint_open(&r, (const char*)path);
+    size_t wrong = count_wrong(&r);
+    checkpoint_close(&r);
+    if (wrong > 0) exit(2);
+}
+
+static void assert_loads(const char* path) {
+    Child c = child_run(load, (void*)path);
+    if (c.status != 0) print_error("%s: status %d: %s\n", path, c.status, c.err);
+    assert_int_equal(c.status, 0);
+    child_free(&c);
+}
+
+// ---- round trips ----
+
+static const int shard_counts[] = { 0, 1, 2, 3, 7 };
+enum { SHARD_COUNTS = sizeof shard_counts / sizeof shard_counts[0] };
+
+static void what_is_saved_comes_back_for(int d, int shards) {
+    save_in_shards(100 + d, 0, (DType)d, shards);
+    char* path = step_path(100 + d);
+    CheckpointReader r;
+    checkpoint_open(&r, path);
+    TrainState s = state_at(100 + d, (DType)d);
+    assert_memory_equal(&r.state.config, &config, sizeof config);
+    assert_int_equal(r.state.dtype, d);
+    assert_int_equal(r.state.shards, shards);
+    assert_true(r.state.has_optimizer);
+    assert_int_equal(r.state.step, s.step);
+    assert_int_equal(r.state.epoch, s.epoch);
+    assert_int_equal(r.state.position, s.position);
+    assert_int_equal(r.state.adamw_t, s.adamw_t);
+    assert_true(r.state.loss_scale == s.loss_scale);
+    assert_int_equal(r.state.good_steps, s.good_steps);
+    assert_int_equal(r.state.seed, s.seed);
+    assert_int_equal(r.state.seq_len, s.seq_len);
+    assert_string_equal(r.state.options, "{\"lr\":0.10000000000000001,\"model\":\"d2\"}");
+    assert_int_equal(count_wrong(&r), 0);
+    for (int part = 0; part < CHECKPOINT_PARTS; part++) assert_int_equal(r.elements[part], gpt2_num_parameters(config));
+    checkpoint_close(&r);
+    free(path);
+}
+static void what_is_saved_comes_back(void** state) {
+    (void)state;
+    for (int k = 0; k < SHARD_COUNTS; k++)
+        for (int d = DTYPE_F32; d <= DTYPE_F16; d++) what_is_saved_comes_back_for(d, shard_counts[k]);
+}
+
+static void the_padding_is_not_stored(void** state) {
+    (void)state;
+    save_step(1, 0, DTYPE_BF16);
+    char* path = format_string("%s/step_00000001/model.safetensors", out);
+    SafeTensors s;
+    safetensors_open(&s, path, "");
+    const SafeTensor* wte = safetensors_find(&s, "wte");
+    assert_int_equal(wte->shape[0], config.V);
+    assert_int_equal(wte->shape[1], config.C);
+    size_t elements = 0;
+    for (int i = 0; i < s.count; i++) elements += s.tensors[i].elements;
+    assert_int_equal(elements, gpt2_num_parameters(config));
+    safetensors_close(&s);
+    free(path);
+}
+
+// Three ranks write what they own in random pieces; rank 0 adds up the checksums and commits.
+static void save_by_three_ranks(void* unused) {
+    (void)unused;
+    TrainState s = state_at(7, DTYPE_BF16);
+    CheckpointWriter ranks[3];
+    checkpoint_begin(&ranks[0], out, &s);
+    checkpoint_attach(&ranks[1], out, &s);
+    checkpoint_attach(&ranks[2], out, &s);
+    for (int part = CHECKPOINT_PARTS - 1; part >= 0; part--)
+        for (int u = 0; u <= config.L; u++)
+            for (size_t begin = 0, piece = 0, n = unit_elements(config, u); begin < n; begin += piece) {
+                Philox r = philox(9, (uint64_t)(part * 10 + u), begin);
+                piece = size_min(n - begin, 1 + r.x[0] % 77);
+                write_range(&ranks[r.x[1] % 3], (CheckpointPart)part, u, begin, begin + piece);
+            }
+    for (int rank = 1; rank < 3; rank++) {
+        checkpoint_detach(&ranks[rank]);
+        add_up(&ranks[0], &ranks[rank]);
+    }
+    checkpoint_commit(&ranks[0], 0);
+}
+
+static void any_number_of_ranks_writes_the_same_bytes(void** state) {
+    (void)state;
+    static const char* const files[] = { "model.safetensors", "optimizer.safetensors", "state.json" };
+    char *whole[3], *path;
+    size_t n[3], m;
+    FileSource from;
+    for (int f = 0; f < 3; f++) whole[f] = NULL;
+    save_step(7, 0, DTYPE_BF16);
+    for (int f = 0; f < 3; f++) {
+        from.path = path = format_string("%s/step_00000007/%s", out, files[f]); from.remedy = "";
+        whole[f] = file_read(from, 1 << 20, &n[f]);
+        free(path);
+    }
+    remove_tree(out);
+    Child c = child_run(save_by_three_ranks, NULL);
+    assert_int_equal(c.status, 0);
+    child_free(&c);
+    for (int f = 0; f < 3; f++) {
+        from.path = path = format_string("%s/step_00000007/%s", out, files[f]);
+        char* parts = file_read(from, 1 << 20, &m);
+        assert_int_equal(m, n[f]);
+        assert_memory_equal(parts, whole[f], m);
+        free(parts); free(whole[f]); free(path);
+    }
+}
+
+static void write_master_of_fp32(void* unused) {
+    (void)unused;
+    TrainState s = state_at(1, DTYPE_F32);
+    CheckpointWriter w;
+    checkpoint_begin(&w, out, &s);
+    write_range(&w, CHECKPOINT_MASTER, 0, 0, 1);
+}
+static void forget_an_element(void* unused) {
+    (void)unused;
+    TrainState s = state_at(1, DTYPE_F32);
+    CheckpointWriter w;
+    checkpoint_begin(&w, out, &s);
+    for (int part = 0; part < CHECKPOINT_PARTS; part++)
+        for (int u = 0; u <= config.L && part != CHECKPOINT_MASTER; u++)
+            write_range(&w, (CheckpointPart)part, u, part == CHECKPOINT_V && u == 2, unit_elements(config, u));
+    checkpoint_commit(&w, 0);
+}
+
+// Returns how many entries `out` has, hidden ones included; -1 if it is not a folder.
+static int count_entries(void) {
+    DIR* d = opendir(out);
+    if (d == NULL) return -1;
+    int count = -2; // . and ..
+    while (readdir(d) != NULL) count++;
+    closedir(d);
+    return count;
+}
+
+static void what_is_written_must_be_the_whole(void** state) {
+    (void)state;
+    expect_death(write_master_of_fp32, NULL, "a checkpoint in fp32 with optimizer state has no part \"master\"");
+    expect_death(forget_an_element, NULL, "step_00000001", "551 of the 552 elements of \"v\" were written");
+    assert_int_equal(count_entries(), 0);
+}
+
+static void save_weights(void* path) {
+    TrainState s = state_at(1, DTYPE_F32);
+    s.has_optimizer = false;
+    CheckpointWriter w;
+    checkpoint_begin_at(&w, (const char*)path, &s);
+    for (int u = 0; u <= config.L; u++) write_range(&w, CHECKPOINT_MODEL, u, 0, unit_elements(config, u));
+    checkpoint_commit(&w, 1);
+}
+static void a_checkpoint_of_weights_starts_a_run_but_resumes_none(void** state) {
+    (void)state;
+    save_step(3, 0, DTYPE_F32);
+    char* path = format_string("%s/imported/", out);
+    Child c = child_run(save_weights, path);
+    assert_int_equal(c.status, 0);
+    child_free(&c);
+    CheckpointReader r;
+    checkpoint_open(&r, path);
+    assert_false(r.state.has_optimizer);
+    float host[5];
+    checkpoint_read_unit(&r, CHECKPOINT_MODEL, 1, 3, 8, host);
+    for (size_t k = 0; k < 5; k++) assert_true(host[k] == value_at(CHECKPOINT_MODEL, 1, k + 3, 1, DTYPE_F32));
+    checkpoint_close(&r);
+    expect_death(load, path, "imported", "holds weights only", "--init-from");
+    free(path);
+    assert_int_equal(count_entries(), 2); // --keep 1 concerns step folders under --out only
+}
+
+// ---- names, and which checkpoints stay ----
+
+static void assert_entries(int count, const char* const* names) {
+    for (int i = 0; i < count; i++) {
+        char* path = format_string("%s/%s", out, names[i]);
+        if (!path_exists(path)) print_error("%s is gone\n", path);
+        assert_true(path_exists(path));
+        free(path);
+    }
+    assert_int_equal(count_entries(), count);
+}
+
+static void assert_newest(const char* name) {
+    char* newest = checkpoint_newest(out);
+    if (name == NULL) { assert_null(newest); return; }
+    assert_non_null(newest);
+    assert_string_equal(path_name(newest), name);
+    assert_loads(newest);
+    free(newest);
+}
+
+static void only_the_newest_stay(void** state) {
+    (void)state;
+    assert_newest(NULL);
+    for (long long step = 2; step <= 12; step += 5) save_step(step, 2, DTYPE_F32);
+    static const char* const two[] = { "step_00000007", "step_00000012" };
+    assert_entries(2, two);
+    assert_newest("step_00000012");
+    save_step(3, 2, DTYPE_F32); // never the one just written, though others are newer
+    static const char* const three[] = { "step_00000003", "step_00000007", "step_00000012" };
+    assert_entries(3, three);
+    save_step(100000000, 0, DTYPE_F32); // 0 keeps all, and eight digits are no limit
+    assert_int_equal(count_entries(), 4);
+    assert_newest("step_100000000");
+}
+
+static void folders_that_are_not_ours_stay(void** state) {
+    (void)state;
+    static const char* const names[] = { "step_1", "step_00000001x", "step_0000000a", "step_000000001", "xstep_00000001",
+                                         "metrics.jsonl", ".tmp_mine", "step_00000003" };
+    for (int i = 0; i < 7; i++) {
+        char* path = format_string("%s/%s", out, names[i]);
+        assert_true(folder_make(path));
+        free(path);
+    }
+    save_step(2, 1, DTYPE_F32);
+    save_step(3, 1, DTYPE_F32);
+    assert_entries(8, names);
+    assert_newest("step_00000003");
+}
+
+static void the_same_step_is_replaced(void** state) {
+    (void)state;
+    static const char* const names[] = { "step_00000005" };
+    save_step(5, 1, DTYPE_F32);
+    save_step(5, 1, DTYPE_BF16);
+    assert_entries(1, names);
+    char* path = step_path(5);
+    CheckpointReader r;
+    checkpoint_open(&r, path);
+    assert_int_equal(r.state.dtype, DTYPE_BF16);
+    checkpoint_close(&r);
+    free(path);
+}
+
+// Makes what a crash between the two renames of a replacement leaves: the old one moved away, the new one not yet named.
+static void a_replacement_that_was_cut_short_loses_nothing(void** state) {
+    (void)state;
+    save_step(4, 0, DTYPE_F32);
+    save_step(5, 0, DTYPE_F32);
+    char *path = step_path(5), *aside = format_string("%s/.replaced_step_00000005", out);
+    assert_int_equal(rename(path, aside), 0);
+    assert_newest(".replaced_step_00000005");
+    save_step(5, 0, DTYPE_F32);
+    static const char* const names[] = { "step_00000004", "step_00000005" };
+    assert_entries(2, names);
+    assert_newest("step_00000005");
+    free(path);
+    free(aside);
+}
+
+static void what_a_crash_left_is_removed(void** state) {
+    (void)state;
+    static const char* const names[] = { "step_00000009" };
+    for (long long step = 7; step <= 9; step++) {
+        char* stale = format_string("%s/.tmp_step_%08lld", out, step);
+        assert_true(folder_make(stale));
+        char* file = format_string("%s/model.safetensors", stale);
+        assert_true(file_write(file, "half", 4));
+        free(file);
+        free(stale);
+    }
+    assert_newest(NULL);
+    save_step(9, 0, DTYPE_F32);
+    assert_entries(1, names);
+}
+
+// ---- damage ----
+
+static size_t file_size(const char* path) {
+    struct stat info;
+    assert_int_equal(stat(path, &info), 0);
+    return (size_t)info.st_size;
+}
+
+// Flips one bit of the byte at `place`; doing it again undoes it.
+static void flip_bit(const char* path, size_t place, int bit) {
+    int fd = open(path, O_RDWR);
+    assert_true(fd >= 0);
+    unsigned char byte;
+    assert_true(pread_all(fd, &byte, 1, place));
+    byte = (unsigned char)(byte ^ (1 << bit));
+    assert_true(pwrite_all(fd, &byte, 1, place));
+    close(fd);
+}
+
+// Flips `flips` bits of each file of step 2, one at a time. In files from `first_tensors` on the last byte belongs to a value.
+static void flipped_bits_are_noticed(const char* const* files, int count, int first_tensors, size_t flips, int shards) {
+    save_in_shards(2, 0, DTYPE_F16, shards);
+    char *dir = step_path(2), *older = step_path(1);
+    save_step(1, 0, DTYPE_F16);
+    for (int f = 0; f < count; f++) {
+        char* path = format_string("%s/%s", dir, files[f]);
+        size_t size = file_size(path), stride = size / flips;
+        for (size_t k = 0; k < size; k += k < 8 ? 1 : stride) { // all of the header's length, then here and there
+            size_t place = k < 8 ? k : k + philox(3, (uint64_t)f, k).x[0] % size_min(stride, size - k);
+            int bit = (int)(philox(4, (uint64_t)f, k).x[0] % 8);
+            flip_bit(path, place, bit);
+            Child c = child_run(load, dir);
+            bool noticed = c.status == 1 && strstr(c.err, dir) != NULL;
+            if (!noticed) print_error("%s: bit %d of byte %zu: status %d: %s\n", files[f], bit, place, c.status, c.err);
+            assert_true(noticed);
+            child_free(&c);
+            flip_bit(path, place, bit);
+        }
+        flip_bit(path, size - 1, 0);
+        char* start = format_string("%s/%.5s", dir, files[f]); // a checksum is over all shards
+        if (f >= first_tensors)
+            expect_death(load, dir, shards ? start : path, "do not match their checksum: the file is damaged", older);
+        flip_bit(path, size - 1, 0);
+        free(start);
+        free(path);
+    }
+    assert_loads(dir);
+    free(dir);
+    free(older);
+}
+static void any_flipped_bit_is_noticed(void** state) {
+    (void)state;
+    static const char* const files[] = { "state.json", "model.safetensors", "optimizer.safetensors" };
+    flipped_bits_are_noticed(files, 3, 1, 160, 0);
+}
+static void any_flipped_bit_of_a_shard_is_noticed(void** state) {
+    (void)state;
+    static const char* const files[] = { "state.json", "model.safetensors.index.json", "optimizer.safetensors.index.json",
+                                         "model-00001-of-00003.safetensors", "optimizer-00003-of-00003.safetensors" };
+    flipped_bits_are_noticed(files, 5, 3, 80, 3);
+}
+
+static void missing_and_truncated_files_are_noticed(void** state) {
+    (void)state;
+    save_step(2, 0, DTYPE_F32);
+    char *dir = step_path(2), *optimizer = format_string("%s/optimizer.safetensors", dir);
+    assert_int_equal(truncate(optimizer, (off_t)file_size(optimizer) - 1), 0);
+    expect_death(load, dir, optimizer, "truncated", "there is no older checkpoint beside it");
+    assert_int_equal(unlink(optimizer), 0);
+    expect_death(load, dir, optimizer, "cannot be opened: No such file");
+    free(optimizer);
+    free(dir);
+}
+
+// ---- sharded checkpoints ----
+
+// The text of a file of step 2; the caller frees it.
+static char* read_step_2(const char* name, size_t* n) {
+    char* path = format_string("%s/step_00000002/%s", out, name);
+    FileSource from = { path, "" };
+    char* text = file_read(from, 1 << 20, n);
+    free(path);
+    return text;
+}
+static void replace_step_2(const char* name, const char* text, size_t n) {
+    char* path = format_string("%s/step_00000002/%s", out, name);
+    unlink(path);
+    assert_true(file_write(path, text, n));
+    free(path);
+}
+
+static void a_sharded_checkpoint_has_the_values_of_a_full_one(void** state) {
+    (void)state;
+    uint64_t full[CHECKPOINT_PARTS];
+    for (int k = 0; k < SHARD_COUNTS; k++) {
+        save_in_shards(2, 0, DTYPE_BF16, shard_counts[k]);
+        char* dir = step_path(2);
+        CheckpointReader r;
+        checkpoint_open(&r, dir);
+        if (k == 0) memcpy(full, r.stored, sizeof full);
+        assert_memory_equal(r.stored, full, sizeof full); // assert_loads checks these against the values
+        checkpoint_close(&r);
+        assert_loads(dir);
+        free(dir);
+    }
+}
+
+// Other programs see tensors, in files that the index names; all of them together are the model.
+static void an_index_says_what_is_where(void** state) {
+    (void)state;
+    save_in_shards(2, 0, DTYPE_BF16, 3);
+    char *dir = step_path(2), *path = format_string("%s/optimizer.safetensors.index.json", dir);
+    json_t *index = json_load_file(path, JSON_REJECT_DUPLICATES, NULL), *name_of_file;
+    assert_non_null(index);
+    const char* name;
+    size_t bytes = 0, count = 0;
+    json_object_foreach(json_object_get(index, "weight_map"), name, name_of_file) {
+        SafeTensors file;
+        char* file_path = format_string("%s/%s", dir, json_string_value(name_of_file));
+        safetensors_open(&file, file_path, "");
+        const SafeTensor* t = safetensors_find(&file, name);
+        assert_non_null(t);
+        const char* bracket = strchr(name, '[');
+        assert_non_null(bracket);
+        size_t begin, end;
+        assert_int_equal(sscanf(bracket, "[%zu:%zu]", &begin, &end), 2);
+        assert_int_equal(t->elements, end - begin);
+        if (strncmp(name, "v.h.1.fc.weight", 15) == 0) { // the values, by what gpt2.h says about places
+            float value;
+            size_t k = unit_tensor(config, 2, FCW).offset + begin;
+            safetensors_read(&file, t, 0, 1, &value, DTYPE_F32);
+            assert_true(value == value_at(CHECKPOINT_V, 2, k, 2, DTYPE_BF16));
+            count++;
+        }
+        bytes += t->end - t->begin;
+        safetensors_close(&file);
+        free(file_path);
+    }
+    assert_true(count > 0);
+    assert_int_equal(bytes, 3 * 4 * gpt2_num_parameters(config));
+    assert_int_equal(json_integer_value(json_object_get(json_object_get(index, "metadata"), "total_size")), bytes);
+    json_decref(index);
+    free(path);
+    free(dir);
+}
+
+// With 40 shards, and no more than 20 files open at a time.
+static void load_with_few_files(void* path) {
+    struct rlimit limit = { 20, 20 };
+    setrlimit(RLIMIT_NOFILE, &limit);
+    load(path);
+}
+static void there_may_be_more_shards_than_open_files(void** state) {
+    (void)state;
+    save_in_shards(2, 0, DTYPE_F32, 40); // some of which are empty
+    char* dir = step_path(2);
+    Child c = child_run(load_with_few_files, dir);
+    if (c.status != 0) print_error("%s", c.err);
+    assert_int_equal(c.status, 0);
+    child_free(&c);
+    free(dir);
+}
+
+// Two shards divided at fixed places: wte's element 6, the 10th of each proj.weight. The argument says what the second shard adds
+// to its ranges, which it must not write.
+static const CheckpointRange halves[2][3] = { { { 0, 0, 30 }, { 1, 0, 110 }, { 2, 0, 110 } },
+                                              { { 0, 30, 536 }, { 1, 110, 244 }, { 2, 110, 244 } } };
+static void save_halves(void* argument) {
+    const CheckpointRange* added = (const CheckpointRange*)argument;
+    TrainState s = state_at(2, DTYPE_F32);
+    CheckpointWriter w[2];
+    CheckpointRange ranges[4];
+    memcpy(ranges, halves[1], sizeof halves[1]);
+    if (added) ranges[3] = *added;
+    checkpoint_begin_sharded(out, &s);
+    checkpoint_attach_shard(&w[0], out, &s, 0, 2, halves[0], 3);
+    checkpoint_attach_shard(&w[1], out, &s, 1, 2, ranges, added ? 4 : 3);
+    for (int shard = 0; shard < 2; shard++) write_ranges(&w[shard], halves[shard], 3);
+    checkpoint_detach(&w[1]);
+    add_up(&w[0], &w[1]);
+    checkpoint_commit(&w[0], 0);
+}
+
+// Replaces one text in a header by another, and adjusts the header's length.
+static void edit_header(const char* name, const char* old, const char* new) {
+    size_t n;
+    char* file = read_step_2(name, &n);
+    uint64_t length, padded;
+    memcpy(&length, file, 8);
+    char* header = format_string("%.*s", (int)length, file + 8);
+    char* at = strstr(header, old);
+    if (at == NULL) print_error("%s has no '%s':\n%s\n", name, old, header);
+    assert_non_null(at);
+    char* edited = format_string("%.*s%s%s", (int)(at - header), header, new, at + strlen(old));
+    padded = strlen(edited);
+    char* whole = xcalloc(8 + padded + n - 8 - length, 1);
+    memcpy(whole, &padded, 8);
+    memcpy(whole + 8, edited, padded);
+    memcpy(whole + 8 + padded, file + 8 + length, n - 8 - length);
+    replace_step_2(name, whole, 8 + padded + n - 8 - length);
+    free(whole);
+    free(edited);
+    free(header);
+    free(file);
+}
+
+#define FIRST "model-00001-of-00002.safetensors"
+#define SECOND "model-00002-of-00002.safetensors"
+static void every_piece_of_a_shard_is_checked(void** state) {
+    (void)state;
+    static const char* const edits[][5] = { // file, old text, new text, and the phrases of the error
+        { FIRST, "\"wte[0:6]\"", "\"wte[1:7]\"", "model-*-of-00002.safetensors", "element 0 of tensor 'wte' is missing" },
+        { SECOND, "\"wte[6:40]\"", "\"wte[5:39]\"", "model-*-of-00002.safetensors", "element 5 of tensor 'wte' is there twice" },
+        { SECOND, "\"h.1.proj.weight[10:16]\"", "\"h.0.fc.weight[3:9]\"", "*", "3 of tensor 'h.0.fc.weight' is there twice" },
+        { FIRST, "\"h.0.ln_1.bias[0:4]\"", "\"h.0.fc.bias[0:4]\"", "*", "element 0 of tensor 'h.0.ln_1.bias' is missing" },
+        { SECOND, "\"wte[6:40]\"", "\"wte[7:41]\"", SECOND, "'wte[7:41]' is not in state.json's model, nor a piece of a tensor" },
+        { FIRST, "\"wte[0:6]\"", "\"wtf[0:6]\"", FIRST, "'wtf[0:6]' is not in" },
+        { FIRST, "\"wte[0:6]\"", "\"wt[0:6]\"", FIRST, "'wt[0:6]' is not in" },
+        { FIRST, "\"wte[0:6]\"", "\"wte[0:6\"", FIRST, "'wte[0:6' is not in" },
+        { FIRST, "\"wte[0:6]\"", "\"wte[0:6] \"", FIRST, "'wte[0:6] ' is not in" },
+        { FIRST, "\"wte[0:6]\"", "\"wte[+0:6]\"", FIRST, "'wte[+0:6]' is not in" },
+        { FIRST, "\"wte[0:6]\"", "\"wte[00:6]\"", FIRST, "'wte[00:6]' is not in" },
+        { FIRST, "\"wte[0:6]\"", "\"wte[6:0]\"", FIRST, "'wte[6:0]' is not in" },
+        { FIRST, "\"wte[0:6]\"", "\"wte[-6:0]\"", FIRST, "'wte[-6:0]' is not in" },
+        { FIRST, "\"wte[0:6]\"", "\"wte[36:18446744073709551616]\"", FIRST, "is not in" },
+        { FIRST, "\"wte[0:6]\"", "\"wte[\"", FIRST, "'wte[' is not in" },
+        { FIRST, "\"wte[0:6]\"", "\"wte\"", FIRST, "'wte' is not in" },
+        { FIRST, "\"wte[0:6]\"", "\"m.wte[0:6]\"", FIRST, "'m.wte[0:6]' is not in" },
+        { FIRST, "\"wte[0:6]\"", "\"wte[0:7]\"", FIRST, "'wte[0:7]' does not have the shape (7, 0)" },
+        { FIRST, "\"shape\":[6]", "\"shape\":[6,1]", FIRST, "'wte[0:6]' does not have the shape (6, 0)" },
+        { FIRST, "\"shape\":[6]", "\"shape\":[7]", FIRST, "'wte[0:6]' takes 24 bytes where its shape and dtype need 28" },
+        { FIRST, "\"F32\"", "\"I32\"", FIRST, "is stored as I32 where state.json says F32" },
+        { FIRST, "\"ln_f.bias[0:4]\"", "\"ln_f.weight[0:4]\"", FIRST, "duplicate object key" },
+        { FIRST, "\"shard.c\"", "\"pt\"", FIRST, "\"format\": \"pt\" where a checkpoint has \"shard.c\"" },
+        { FIRST, "\"out_in\"", "\"in_out\"", FIRST, "\"layout\": \"in_out\" where a checkpoint has \"out_in\"" },
+        { "optimizer-00002-of-00002.safetensors", "\"m.wte[6:40]\"", "\"v.wte[5:39]\"", "optimizer-*-of-00002.safetensors",
+          "element 6 of tensor 'm.wte' is missing" },
+    };
+    char* dir = step_path(2);
+    for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
+        Child c = child_run(save_halves, NULL);
+        assert_int_equal(c.status, 0);
+        child_free(&c);
+        if (i == 0) assert_loads(dir);
+        edit_header(edits[i][0], edits[i][1], edits[i][2]);
+        expect_death(load, dir, dir, edits[i][3], edits[i][4], "copy it again from where it came");
+    }
+    free(dir);
+}
+
+static void an_index_that_differs_from_its_files_is_noticed(void** state) {
+    (void)state;
+    static const char* const edits[][3] = { // old text, new text, and the phrase of the error
+        { FIRST, SECOND, "' is in " SECOND "; it is in " FIRST },
+        { FIRST, "../x", "' is in ../x; it is in " FIRST },
+        { "\"wte[0:6]\": \"" FIRST "\"", "\"wte[0:6]\": 1", "says that 'wte[0:6]' is in no file; it is in " FIRST },
+        { "\"wte[0:6]\"", "\"wte[0:5]\"", "says that 'wte[0:6]' is in no file; it is in " FIRST },
+        { "\"wte[0:6]\"", "\"wte[40:40]\": \"" FIRST "\", \"wte[0:6]\"", "or lists more than they hold" },
+        { "\"total_size\": 2208", "\"total_size\": 2209", "has a total_size that is not the files'" },
+        { "\"weight_map\"", "\"weight_map\": {}, \"weight_map\"", "is not valid JSON: duplicate object key" },
+        { "\"weight_map\"", "\"map\"", "is in no file" },
+        { "{", "[", "is not valid JSON" },
+    };
+    char* dir = step_path(2);
+    Child c = child_run(save_halves, NULL);
+    assert_int_equal(c.status, 0);
+    child_free(&c);
+    size_t n;
+    char* good = read_step_2("model.safetensors.index.json", &n);
+    for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
+        char* at = strstr(good, edits[i][0]);
+        if (at == NULL) print_error("no '%s' in\n%s\n", edits[i][0], good);
+        assert_non_null(at);
+        char* text = format_string("%.*s%s%s", (int)(at - good), good, edits[i][1], at + strlen(edits[i][0]));
+        replace_step_2("model.safetensors.index.json", text, strlen(text));
+        expect_death(load, dir, dir, "model.safetensors.index.json: ", edits[i][2], "copy it again from where it came");
+        free(text);
+    }
+    for (size_t cut = 0; cut < n; cut += n / 7) {
+        replace_step_2("model.safetensors.index.json", good, cut);
+        expect_death(load, dir, dir, "model.safetensors.index.json: line ", "is not valid JSON");
+    }
+    replace_step_2("model.safetensors.index.json", good, n);
+    assert_loads(dir);
+    free(good);
+    free(dir);
+}
+
+static void a_missing_or_truncated_shard_is_named(void** state) {
+    (void)state;
+    static const char* const names[] = { "model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors",
+                                         "optimizer-00002-of-00003.safetensors", "model.safetensors.index.json",
+                                         "optimizer.safetensors.index.json" };
+    char *dir = step_path(2), *older = step_path(1);
+    save_step(1, 0, DTYPE_F32);
+    for (int f = 0; f < 5; f++) {
+        save_in_shards(2, 0, DTYPE_F32, 3);
+        char* path = format_string("%s/%s", dir, names[f]);
+        assert_int_equal(truncate(path, (off_t)file_size(path) - 3), 0);
+        expect_death(load, dir, path, f < 3 ? "truncated" : "is not valid JSON", "fall back to", older);
+        assert_int_equal(unlink(path), 0);
+        expect_death(load, dir, path, "cannot be opened: No such file", "fall back to", older);
+        free(path);
+    }
+    // a whole shard that belongs elsewhere
+    save_in_shards(2, 0, DTYPE_F32, 3);
+    size_t n;
+    char* shard = read_step_2(names[0], &n);
+    replace_step_2(names[1], shard, n);
+    expect_death(load, dir, dir, "model-*-of-00003.safetensors: element ", "fall back to", older);
+    free(shard);
+    // and a state with a different number of them
+    TrainState s = state_at(2, DTYPE_F32);
+    uint64_t sums[CHECKPOINT_PARTS] = { 0 };
+    s.shards = 4;
+    char* text = train_state_text(&s, sums);
+    replace_step_2("state.json", text, strlen(text));
+    expect_death(load, dir, "model-00001-of-00004.safetensors: cannot be opened");
+    free(text);
+    free(older);
+    free(dir);
+}
+
+static void write_outside_of_the_ranges(void* unused) {
+    (void)unused;
+    TrainState s = state_at(2, DTYPE_F32);
+    CheckpointWriter w;
+    checkpoint_begin_sharded(out, &s);
+    checkpoint_attach_shard(&w, out, &s, 0, 2, halves[0], 3);
+    write_range(&w, CHECKPOINT_M, 1, 100, 111);
+}
+static void attach_to_nothing(void* unused) {
+    (void)unused;
+    TrainState s = state_at(2, DTYPE_F32);
+    CheckpointWriter w;
+    checkpoint_attach_shard(&w, out, &s, 1, 2, halves[1], 3);
+}
+// One writer's ranges, which are not the whole model although the writer claims to have written it.
+static void save_too_little(CheckpointRange last, int shards) {
+    TrainState s = state_at(2, DTYPE_F32);
+    CheckpointRange ranges[] = { { 0, 0, 536 }, { 1, 0, 244 }, last };
+    CheckpointWriter w;
+    checkpoint_begin_sharded(out, &s);
+    checkpoint_attach_shard(&w, out, &s, 0, shards, ranges, 3);
+    for (int part = 0; part < CHECKPOINT_PARTS; part++) w.elements[part] = gpt2_num_parameters(config);
+    checkpoint_commit(&w, 0);
+}
+static void lose_a_shard(void* unused) {
+    (void)unused;
+    CheckpointRange last = { 2, 0, 244 };
+    save_too_little(last, 2);
+}
+static void lose_the_last_element(void* unused) {
+    (void)unused;
+    CheckpointRange last = { 2, 0, 243 };
+    save_too_little(last, 1);
+}
+static void be_shard_2_of_2(void* unused) {
+    (void)unused;
+    TrainState s = state_at(2, DTYPE_F32);
+    CheckpointWriter w;
+    checkpoint_attach_shard(&w, out, &s, 2, 2, halves[1], 3);
+}
+static void what_shards_hold_must_be_the_whole(void** state) {
+    (void)state;
+    expect_death(write_outside_of_the_ranges, NULL, "step_00000002: element 110 of unit 1 is in none of the ranges that");
+    expect_death(attach_to_nothing, NULL, ".tmp_step_00000002/model-00002-of-00002.safetensors: cannot be written: No such file",
+                 "make it a folder that every rank sees or choose another --out");
+    expect_death(lose_a_shard, NULL, SECOND ": cannot be opened", "--out must be a folder that every rank sees");
+    expect_death(lose_the_last_element, NULL, "model-*-of-00001", "element 63 of tensor 'h.1.fcproj.weight' is missing");
+    expect_death(be_shard_2_of_2, NULL, "shard 2 of 2: a checkpoint has 1 to 65536 shards, counted from 0");
+    CheckpointRange twice = { 2, 243, 244 }, half = { 1, 20, 30 };
+    expect_death(save_halves, &twice, "model-*-of-00002.safetensors", "element 63 of tensor 'h.1.fcproj.weight' is there twice");
+    expect_death(save_halves, &half, "model-*-of-00002.safetensors", "of tensor 'h.0.proj.bias' is there twice");
+    assert_int_equal(count_entries(), 0);
+}
+
+// The programs beside this one read either kind.
+static void an_export_of_shards_is_that_of_a_full_checkpoint(void** state) {
+    (void)state;
+    static const char* const files[] = { "model.safetensors", "config.json" };
+    char self[4096], *exported[2][2];
+    size_t n[2][2];
+    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    assert_true(length > 0);
+    self[length] = '\0';
+    char *tests = path_parent(self), *programs = path_parent(tests);
+    for (int k = 0; k < 2; k++) {
+        save_in_shards(1, 0, DTYPE_BF16, k == 0 ? 0 : 3);
+        char* command = format_string("%s/hf_export %s/step_00000001 %s/export%d > /dev/null", programs, out, out, k);
+        assert_int_equal(system(command), 0);
+        for (int f = 0; f < 2; f++) {
+            char* path = format_string("%s/export%d/%s", out, k, files[f]);
+            FileSource from = { path, "" };
+            exported[k][f] = file_read(from, 1 << 20, &n[k][f]);
+            free(path);
+        }
+        free(command);
+    }
+    for (int f = 0; f < 2; f++) {
+        assert_int_equal(n[0][f], n[1][f]);
+        assert_memory_equal(exported[0][f], exported[1][f], n[0][f]);
+        free(exported[0][f]); free(exported[1][f]);
+    }
+    free(programs);
+    free(tests);
+}
+
+// ---- state.json ----
+
+// Replaces step 2's state.json: `edit` is a JSON object whose members replace those of the same name, "" removing one.
+static void edit_state(const char* edit) {
+    char* path = format_string("%s/step_00000002/state.json", out);
+    json_t *root = json_load_file(path, 0, NULL), *changes = json_loads(edit, 0, NULL), *value;
+    assert_non_null(root);
+    assert_non_null(changes);
+    const char* key;
+    json_object_foreach(changes, key, value) {
+        bool removes = json_is_string(value) && json_string_length(value) == 0;
+        if (removes) json_object_del(root, key);
+        else if (json_is_object(value)) json_object_update(json_object_get(root, key), value);
+        else json_object_set(root, key, value);
+    }
+    assert_int_equal(json_dump_file(root, path, 0), 0);
+    json_decref(root);
+    json_decref(changes);
+    free(path);
+}
+
+static void every_field_of_the_state_is_checked(void** state) {
+    (void)state;
+    static const char* const edits[][2] = {
+        { "{\"format\": \"\"}", "is not the state of a shard.c checkpoint" },
+        { "{\"version\": 2}", "has version 2 where this program knows version 1; use the program that wrote it" },
+        { "{\"version\": \"\"}", "no whole number \"version\"" },
+        { "{\"model\": \"\"}", "no whole number \"layers\"" },
+        { "{\"model\": {\"layers\": 0}}", "\"layers\" must be between 1 and 256, not 0" },
+        { "{\"model\": {\"layers\": 4294967298}}", "\"layers\" must be between 1 and 256, not 4294967298" },
+        { "{\"model\": {\"heads\": 3}}", "4 channels do not divide over 3 heads" },
+        { "{\"model\": {\"channels\": 65537}}", "\"channels\" must be between" },
+        { "{\"model\": {\"vocab_size\": -1}}", "\"vocab_size\" must be between" },
+        { "{\"model\": {\"max_seq_len\": 1.5}}", "no whole number \"max_seq_len\"" },
+        { "{\"dtype\": \"fp8\"}", "must be fp32, bf16 or fp16, not fp8" },
+        { "{\"dtype\": 1}", "must be fp32, bf16 or fp16, not missing" },
+        { "{\"has_optimizer\": 1}", "\"has_optimizer\" must be true or false" },
+        { "{\"step\": -1}", "\"step\" must be between" },
+        { "{\"data\": {\"seed\": -1}}", "\"seed\" must be between" },
+        { "{\"data\": {\"seq_len\": 5}}", "\"seq_len\" must be between 1 and 4, not 5" },
+        { "{\"data\": {\"epoch\": -1}}", "\"epoch\" must be between" },
+        { "{\"data\": {\"position\": \"3\"}}", "no whole number \"position\"" },
+        { "{\"adamw_t\": 3}", "\"adamw_t\" must be between 0 and 2, not 3" },
+        { "{\"good_steps\": 3}", "\"good_steps\" must be between 0 and 2, not 3" },
+        { "{\"loss_scale\": 0}", "\"loss_scale\" must be a number above 0" },
+        { "{\"loss_scale\": \"\"}", "\"loss_scale\" must be a number above 0" },
+        { "{\"options\": 1}", "no object \"options\"" },
+        { "{\"shards\": 0}", "\"shards\" must be between 1 and 65536, not 0" },
+        { "{\"shards\": true}", "no whole number \"shards\"" },
+        { "{\"shards\": 3}", "does not match its own checksum" },
+        { "{\"checksums\": {\"m\": \"0\"}}", "no \"m\" of 16 hexadecimal digits" },
+        { "{\"checksum_of_this\": \"\"}", "no \"checksum_of_this\" of 16 hexadecimal digits" },
+        { "{\"position\": 1}", "does not match its own checksum: it was damaged or edited" },
+    };
+    for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
+        save_step(2, 0, DTYPE_F32);
+        edit_state(edits[i][0]);
+        char* dir = step_path(2);
+        expect_death(load, dir, "step_00000002", edits[i][1]);
+        free(dir);
+    }
+}
+
+// ---- folders that are something else ----
+
+static void ask_for_six_layers(void* path) {
+    CheckpointReader r;
+    checkpoint_open(&r, (const char*)path);
+    GPT2Config wanted = config;
+    wanted.L = 6;
+    checkpoint_require_config(&r, wanted);
+}
+
+static void other_things_are_called_by_their_name(void** state) {
+    (void)state;
+    save_step(2, 0, DTYPE_F32);
+    char *dir = step_path(2), *file = format_string("%s/config.json", out);
+    expect_death(ask_for_six_layers, dir, "has 2 layers, this run asks for 6");
+    expect_death(load, out, "is a folder of checkpoints", dir);
+    assert_true(file_write(file, "{}", 2));
+    expect_death(load, out, "this is a Hugging Face layout, use build/hf_import");
+    free(file);
+    file = format_string("%s/nothing", out);
+    expect_death(load, file, "there is no such checkpoint");
+    free(file);
+    // Hugging Face's weights under our state
+    file = format_string("%s/model.safetensors", dir);
+    unlink(file);
+    char name[] = "transformer.wte.weight";
+    SafeTensor wanted = safetensor_wanted(name, DTYPE_F32, 10, 4);
+    json_t* metadata = json_pack("{s:s}", "format", "pt");
+    SafeTensors s;
+    assert_true(safetensors_create(&s, file, &wanted, 1, metadata));
+    safetensors_close(&s);
+    expect_death(load, dir, file, "this is a Hugging Face layout");
+    // and tensors that only look like ours
+    unlink(file);
+    char ours[] = "wte";
+    wanted = safetensor_wanted(ours, DTYPE_F32, 10, 4);
+    assert_true(safetensors_create(&s, file, &wanted, 1, metadata));
+    safetensors_close(&s);
+    expect_death(load, dir, file, "\"format\": \"pt\" where a checkpoint has \"shard.c\"");
+    json_decref(metadata);
+    free(file);
+    free(dir);
+}
+
+// ---- full disks and errors of the file system ----
+
+static rlim_t room; // no file may be longer
+static void save_with_little_room(void* argument) {
+    signal(SIGXFSZ, SIG_IGN); // otherwise the limit would kill the process; a full disk only gives an error
+    struct rlimit limit = { room, room };
+    setrlimit(RLIMIT_FSIZE, &limit);
+    save(argument);
+}
+
+static void a_failed_save_leaves_the_last_good_checkpoint(void** state) {
+    (void)state;
+    static const char* const names[] = { "step_00000001" };
+    save_step(1, 1, DTYPE_F32);
+    Save second = { out, 2, 1, DTYPE_F32, 0 };
+    room = 4000;
+    expect_death(save_with_little_room, &second, "safetensors: cannot be written: File too large", "free 1 MB or choose another --out",
+                 "the last good checkpoint is", "step_00000001");
+    assert_entries(1, names);
+    assert_newest("step_00000001");
+}
+
+// Allows more and more bytes of a sharded checkpoint, up to all of it: the first file that does not fit is named.
+static void every_file_of_a_sharded_save_may_fail(void** state) {
+    (void)state;
+    static const char* const files[] = { "model-0000", "optimizer-0000", "safetensors.index.json" };
+    static const char* const names[] = { "step_00000001" };
+    bool failed[3] = { false, false, false }, is_saved = false;
+    save_in_shards(1, 1, DTYPE_F32, 7);
+    Save second = { out, 2, 1, DTYPE_F32, 7 };
+    for (room = 500; !is_saved; room += 250) {
+        Child c = child_run(save_with_little_room, &second);
+        is_saved = c.status == 0;
+        if (!is_saved) assert_entries(1, names);
+        if (!is_saved) assert_non_null(strstr(c.err, "cannot be written: File too large; free 1 MB or choose another --out"));
+        for (int f = 0; f < 3; f++) failed[f] = failed[f] || strstr(c.err, files[f]) != NULL;
+        child_free(&c);
+    }
+    for (int f = 0; f < 3; f++) if (!failed[f]) print_error("%s always fitted\n", files[f]);
+    for (int f = 0; f < 3; f++) assert_true(failed[f]);
+    assert_newest("step_00000002");
+}
+
+typedef struct { int shards; const char* size; } SmallDisk;
+
+// Runs in its own namespace, where `out` is a disk with space for one checkpoint and a half.
+static void fill_a_small_disk(void* argument) {
+    const SmallDisk* disk = (const SmallDisk*)argument;
+    bool is_mounted = folder_make(out) && unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+                      mount("tmpfs", out, "tmpfs", 0, disk->size) == 0;
+    if (!is_mounted) { printf("skip"); exit(0); }
+    Save steps[2] = { { out, 1, 1, DTYPE_F32, disk->shards }, { out, 2, 1, DTYPE_F32, disk->shards } };
+    save(&steps[0]);
+    pid_t pid = fork();
+    if (pid == 0) save(&steps[1]);
+    if (pid == 0) exit(0);
+    int status;
+    waitpid(pid, &status, 0);
+    char* newest = checkpoint_newest(out);
+    printf("status %d, %d entry, newest %s", WEXITSTATUS(status), count_entries(), newest ? path_name(newest) : "none");
+    load(newest);
+}
+
+static void a_full_disk_leaves_the_last_good_checkpoint(void** state) {
+    (void)state;
+    SmallDisk disks[] = { { 0, "size=36k" }, { 2, "size=60k" } };
+    bool skips = false;
+    for (int k = 0; k < 2 && !skips; k++) {
+        Child c = child_run(fill_a_small_disk, &disks[k]);
+        skips = strcmp(c.out, "skip") == 0;
+        if (!skips) {
+            if (c.status != 0) print_error("%s\n%s\n", c.out, c.err);
+            assert_int_equal(c.status, 0);
+            assert_string_equal(c.out, "status 1, 1 entry, newest step_00000001");
+            assert_non_null(strstr(c.err, "cannot be written: No space left on device; free 1 MB or choose another --out"));
+        }
+        child_free(&c);
+    }
+    if (skips) skip_test("only root can mount a small disk");
+}
+
+static void an_unwritable_folder_is_named(void** state) {
+    (void)state;
+    assert_true(file_write(out, "a file", 6));
+    Save s = { out, 1, 0, DTYPE_F32, 0 };
+    expect_death(save, &s, out, "cannot be made: Not a directory; make it writable or choose another --out", "checkpoint is none");
+    s.shards = 2;
+    expect_death(save, &s, out, "cannot be made: Not a directory; make it writable or choose another --out", "checkpoint is none");
+    unlink(out);
+}
+
+// ---- crashes ----
+
+static int crash_before; // the system call, counted from 1, before which the process is killed; 0: none
+static void crash_point(void) {
+    if (crash_before > 0 && --crash_before == 0) kill(getpid(), SIGKILL);
+}
+
+// Tells the parent that a step was reported safe.
+static void report_safe(int pipe_end, long long step) {
+    if (write(pipe_end, &step, sizeof step) != sizeof step) _exit(3);
+}
+
+static int crash_shards; // of the checkpoints that a crash interrupts
+static void save_twice_and_crash(int pipe_end, int call) {
+    Save s = { out, 2, 1, DTYPE_BF16, crash_shards };
+    crash_before = call;
+    save(&s);
+    report_safe(pipe_end, 2);
+    save(&s);
+    report_safe(pipe_end, 2);
+}
+
+// Saves step after step, every third one twice.
+static void save_for_ever(int pipe_end, int unused) {
+    (void)unused;
+    for (long long step = 1; ; step++) {
+        Save s = { out, step, 2, step % 2 ? DTYPE_F32 : DTYPE_BF16, (int)(step / 2 % 3) };
+        save(&s);
+        report_safe(pipe_end, step);
+        if (step % 3 == 0) save(&s);
+    }
+}
+
+// Runs function(pipe, argument) in a child that is killed after `microseconds`, or kills itself (0). Returns the last step that
+// the child reported, `safe` if none; *was_killed: the child died before it finished.
+static long long run_until_killed(void (*function)(int, int), int argument, unsigned microseconds, long long safe, bool* was_killed) {
+    int ends[2], status;
+    assert_int_equal(pipe(ends), 0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) function(ends[1], argument);
+    if (pid == 0) _exit(0);
+    close(ends[1]);
+    if (microseconds > 0) usleep(microseconds);
+    if (microseconds > 0) kill(pid, SIGKILL);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    *was_killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    assert_true(*was_killed || (WIFEXITED(status) && WEXITSTATUS(status) == 0));
+    for (long long step; read(ends[0], &step, sizeof step) == sizeof step; ) safe = step;
+    close(ends[0]);
+    return safe;
+}
+
+// No step that was reported safe is lost, and every folder with a checkpoint's name is complete.
+static void assert_nothing_is_lost(long long safe) {
+    char* newest = checkpoint_newest(out);
+    if (safe > 0) assert_non_null(newest);
+    if (newest != NULL) {
+        const char* name = path_name(newest);
+        long long found = checkpoint_name_step(name, name[0] == '.' ? CHECKPOINT_REPLACED : "");
+        assert_true(found == safe || found == safe + 1);
+        assert_loads(newest);
+    }
+    long long* steps;
+    int count = checkpoint_list(out, "", &steps);
+    for (int i = 0; i < count; i++) {
+        char* path = step_path(steps[i]);
+        assert_loads(path);
+        free(path);
+    }
+    free(steps);
+    free(newest);
+}
+
+static void crashes_lose_nothing(int shards, int least_calls) {
+    static const char* const names[] = { "step_00000003" };
+    bool was_killed = true;
+    int call = 0;
+    crash_shards = shards;
+    while (was_killed) {
+        save_step(1, 0, DTYPE_F32);
+        long long safe = run_until_killed(save_twice_and_crash, ++call, 0, 1, &was_killed);
+        assert_nothing_is_lost(safe);
+        save_in_shards(3, 1, DTYPE_F32, shards); // the next save works, and cleans up
+        assert_entries(1, names);
+        remove_tree(out);
+    }
+    print_message("# %d system calls\n", call - 1);
+    assert_true(call > least_calls);
+}
+static void a_crash_before_any_system_call_loses_nothing(void** state) {
+    (void)state;
+    crashes_lose_nothing(0, 30);
+}
+static void a_crash_while_a_sharded_one_is_saved_loses_nothing(void** state) {
+    (void)state;
+    crashes_lose_nothing(2, 60);
+}
+
+static void a_kill_at_any_instant_loses_nothing(void** state) {
+    (void)state;
+    int in_the_middle = 0;
+    for (int round = 0; round < 40; round++) {
+        bool was_killed;
+        unsigned microseconds = 1000 + philox((uint64_t)time(NULL), 0, (uint64_t)round).x[0] % 60000;
+        long long safe = run_until_killed(save_for_ever, 0, microseconds, 0, &was_killed);
+        assert_true(was_killed);
+        assert_nothing_is_lost(safe);
+        long long* steps;
+        in_the_middle += checkpoint_list(out, ".tmp_", &steps);
+        free(steps);
+        remove_tree(out);
+    }
+    print_message("# %d of 40 kills hit a save in the middle\n", in_the_middle);
+    assert_true(in_the_middle > 0); // otherwise this test has shown nothing
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(what_is_saved_comes_back, remove_out),
+        cmocka_unit_test_teardown(the_padding_is_not_stored, remove_out),
+        cmocka_unit_test_teardown(any_number_of_ranks_writes_the_same_bytes, remove_out),
+        cmocka_unit_test_teardown(what_is_written_must_be_the_whole, remove_out),
+        cmocka_unit_test_teardown(a_checkpoint_of_weights_starts_a_run_but_resumes_none, remove_out),
+        cmocka_unit_test_teardown(only_the_newest_stay, remove_out),
+        cmocka_unit_test_teardown(folders_that_are_not_ours_stay, remove_out),
+        cmocka_unit_test_teardown(the_same_step_is_replaced, remove_out),
+        cmocka_unit_test_teardown(a_replacement_that_was_cut_short_loses_nothing, remove_out),
+        cmocka_unit_test_teardown(what_a_crash_left_is_removed, remove_out),
+        cmocka_unit_test_teardown(any_flipped_bit_is_noticed, remove_out),
+        cmocka_unit_test_teardown(any_flipped_bit_of_a_shard_is_noticed, remove_out),
+        cmocka_unit_test_teardown(missing_and_truncated_files_are_noticed, remove_out),
+        cmocka_unit_test_teardown(a_sharded_checkpoint_has_the_values_of_a_full_one, remove_out),
+        cmocka_unit_test_teardown(an_index_says_what_is_where, remove_out),
+        cmocka_unit_test_teardown(there_may_be_more_shards_than_open_files, remove_out),
+        cmocka_unit_test_teardown(every_piece_of_a_shard_is_checked, remove_out),
+        cmocka_unit_test_teardown(an_index_that_differs_from_its_files_is_noticed, remove_out),
+        cmocka_unit_test_teardown(a_missing_or_truncated_shard_is_named, remove_out),
+        cmocka_unit_test_teardown(what_shards_hold_must_be_the_whole, remove_out),
+        cmocka_unit_test_teardown(an_export_of_shards_is_that_of_a_full_checkpoint, remove_out),
+        cmocka_unit_test_teardown(every_field_of_the_state_is_checked, remove_out),
+        cmocka_unit_test_teardown(other_things_are_called_by_their_name, remove_out),
+        cmocka_unit_test_teardown(a_failed_save_leaves_the_last_good_checkpoint, remove_out),
+        cmocka_unit_test_teardown(every_file_of_a_sharded_save_may_fail, remove_out),
+        cmocka_unit_test_teardown(a_full_disk_leaves_the_last_good_checkpoint, remove_out),
+        cmocka_unit_test_teardown(an_unwritable_folder_is_named, remove_out),
+        cmocka_unit_test_teardown(a_crash_before_any_system_call_loses_nothing, remove_out),
+        cmocka_unit_test_teardown(a_crash_while_a_sharded_one_is_saved_loses_nothing, remove_out),
+        cmocka_unit_test_teardown(a_kill_at_any_instant_loses_nothing, remove_out),
+    };
+    return cmocka_run_group_tests(tests, make_test_folder, remove_test_folder);
+}

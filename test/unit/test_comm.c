@@ -1,0 +1,731 @@
+/*
+test_comm.c - collectives against sums made on the host. test/runs/comm.t starts this program on several ranks, and every rank
+checks its results; the first check that fails ends them all. Started alone it is a test of one rank.
+
+    test_comm             every claim below, as TAP from rank 0
+    test_comm die NAME    one mistake, which must end with the error that test/runs/comm.t expects
+*/
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__) // slow, so shorter buffers, in more and smaller pieces
+#define COMM_PIECE (1 << 16)
+#define MANY 100003
+#else
+#define MANY 1000003
+#endif
+#include "../../llmc/comm/comm.h"
+
+static Comm world;
+static Control control;
+static const size_t sizes[] = { 0, 1, 7, MANY };
+enum { NUM_SIZES = sizeof sizes / sizeof sizes[0], SPARE = 3 }; // elements after every buffer that no operation may touch
+static const CommType types[] = { COMM_F32, COMM_BF16, COMM_F16, COMM_F64, COMM_BYTE };
+enum { NUM_TYPES = sizeof types / sizeof types[0], NUM_SUMMED = 4 };
+
+#define check(cond, ...) require(cond, __VA_ARGS__)
+
+// ---- numbers ----
+
+static double element_get(const void* p, size_t i, CommType t) {
+    switch (t) {
+    case COMM_F32: return ((const float*)p)[i];
+    case COMM_BF16: return float_from_bf16_bits(((const uint16_t*)p)[i]);
+    case COMM_F16: return float_from_f16_bits(((const uint16_t*)p)[i]);
+    case COMM_F64: return ((const double*)p)[i];
+    default: return ((const uint8_t*)p)[i];
+    }
+}
+static void element_set(void* p, size_t i, CommType t, double x) {
+    switch (t) {
+    case COMM_F32: ((float*)p)[i] = (float)x; break;
+    case COMM_BF16: ((uint16_t*)p)[i] = bf16_bits_from_float((float)x); break;
+    case COMM_F16: ((uint16_t*)p)[i] = f16_bits_from_float((float)x); break;
+    case COMM_F64: ((double*)p)[i] = x; break;
+    default: ((uint8_t*)p)[i] = (uint8_t)x;
+    }
+}
+
+// Small whole numbers that repeat after 256: sums over 8 ranks are exact in every type, in any order.
+enum { MOST_RANKS = 8, PERIOD = 256 };
+static double whole_numbers[MOST_RANKS][PERIOD], whole_sums[MOST_RANKS + 1][PERIOD]; // [ranks] sums over that many
+static void make_whole_numbers(void) {
+    for (int q = 0; q < MOST_RANKS; q++)
+        for (size_t i = 0; i < PERIOD; i++) {
+            whole_numbers[q][i] = (double)((i * 7 + (size_t)q * 5 + i / 16) % 16);
+            whole_sums[q + 1][i] = whole_sums[q][i] + whole_numbers[q][i];
+        }
+}
+static double whole(int rank, size_t i) { return whole_numbers[rank][i % PERIOD]; }
+static double whole_sum(const Comm* c, size_t i) { return whole_sums[c->size][i % PERIOD]; }
+// Numbers whose sum depends on the order: signs alternate, sizes differ by a factor of 1000, all bits are in use.
+static double rough(int rank, size_t i) {
+    uint32_t h = (uint32_t)(i * 2654435761u) ^ (uint32_t)(rank + 1) * 40503u * 65537u;
+    h ^= h >> 15; h *= 2246822519u; h ^= h >> 13;
+    double x = (double)h / 4294967296.0 + 0.01;
+    return (h & 1 ? x : -x) * (h & 6 ? 1 : 1000);
+}
+
+typedef double (*Numbers)(int rank, size_t i);
+// n elements and SPARE bytes of 0x5a behind; element i is numbers(rank, first + i). The caller frees it.
+static void* buffer(size_t n, CommType t, Numbers numbers, int rank, size_t first) {
+    char* p = xcalloc(n * comm_type_size(t) + SPARE, 1);
+    for (size_t i = 0; numbers && i < n; i++) element_set(p, i, t, numbers(rank, first + i));
+    memset(p + n * comm_type_size(t), 0x5a, SPARE);
+    return p;
+}
+static void check_spare(const void* p, size_t n, CommType t) {
+    const char* spare = (const char*)p + n * comm_type_size(t);
+    for (int k = 0; k < SPARE; k++) check(spare[k] == 0x5a, "byte %d behind %zu %s was written", k, n, comm_type_name(t));
+}
+static void check_element(const void* p, size_t i, CommType t, double expected, const char* what) {
+    double x = element_get(p, i, t);
+    check(x == expected, "%s, %s: element %zu is %.9g, not %.9g", what, comm_type_name(t), i, x, expected);
+}
+
+// ---- how all-reduce is done: every mode in one run ----
+
+enum { MODE_LIBRARY, MODE_RING, MODE_ORDERED, MODES };
+static const char* const mode_names[] = { "library", "ring", "rank order" };
+static void set_mode(int mode) { // nothing is under way when it is called
+    comm_barrier(&world);
+    world.world->options.ordered = mode == MODE_ORDERED;
+    world.world->options.all_reduce = mode == MODE_RING ? ALL_REDUCE_RING : ALL_REDUCE_LIBRARY;
+}
+
+// ---- each collective ----
+
+static void all_reduce_on(Comm* c, size_t n, CommType t, const char* what) {
+    void* x = buffer(n, t, whole, c->rank, 0);
+    comm_wait(c, comm_all_reduce(c, x, n, t));
+    for (size_t i = 0; i < n; i++) check_element(x, i, t, whole_sum(c, i), what);
+    check_spare(x, n, t);
+    free(x);
+}
+static void test_all_reduce(void) {
+    for (int mode = 0; mode < MODES; mode++) {
+        set_mode(mode);
+        for (int s = 0; s < NUM_SIZES; s++)
+            for (int t = 0; t < NUM_SUMMED; t++) all_reduce_on(&world, sizes[s], types[t], mode_names[mode]);
+        all_reduce_on(&world, 3 * MANY, COMM_F32, mode_names[mode]); // several pieces
+        for (size_t n = COMM_PIECE / 4 - 1; n <= COMM_PIECE / 4 + 1; n++) all_reduce_on(&world, n, COMM_F32, mode_names[mode]);
+    }
+    set_mode(MODE_LIBRARY);
+}
+
+static void reduce_scatter_on(Comm* c, size_t n, CommType t, bool in_place) {
+    size_t N = (size_t)c->size, at = (size_t)c->rank * n, size = comm_type_size(t);
+    char* full = buffer(N * n, t, whole, c->rank, 0);
+    char* shard = in_place ? full + at * size : buffer(n, t, NULL, 0, 0);
+    comm_wait(c, comm_reduce_scatter(c, shard, full, n, t));
+    for (size_t i = 0; i < n; i++) check_element(shard, i, t, whole_sum(c, at + i), "reduce-scatter");
+    for (size_t i = 0; i < N * n; i++)
+        if (!in_place || i < at || i >= at + n) check_element(full, i, t, whole(c->rank, i), "reduce-scatter's input");
+    check_spare(full, N * n, t);
+    if (!in_place) { check_spare(shard, n, t); free(shard); }
+    free(full);
+}
+static void test_reduce_scatter(void) {
+    for (int s = 0; s < NUM_SIZES; s++)
+        for (int t = 0; t < NUM_SUMMED; t++)
+            for (int in_place = 0; in_place < 2; in_place++) reduce_scatter_on(&world, sizes[s], types[t], in_place);
+}
+
+static void all_gather_on(Comm* c, size_t n, CommType t, bool in_place) {
+    size_t N = (size_t)c->size, at = (size_t)c->rank * n, size = comm_type_size(t);
+    char* full = buffer(N * n, t, NULL, 0, 0);
+    char* shard = in_place ? full + at * size : buffer(n, t, NULL, 0, 0);
+    for (size_t i = 0; i < n; i++) element_set(shard, i, t, whole(c->rank, i));
+    comm_wait(c, comm_all_gather(c, full, shard, n, t));
+    for (size_t i = 0; i < N * n; i++) check_element(full, i, t, whole((int)(i / n), i % n), "all-gather");
+    check_spare(full, N * n, t);
+    if (!in_place) { check_spare(shard, n, t); free(shard); }
+    free(full);
+}
+static void test_all_gather(void) {
+    for (int s = 0; s < NUM_SIZES; s++)
+        for (int t = 0; t < NUM_TYPES; t++)
+            for (int in_place = 0; in_place < 2; in_place++) all_gather_on(&world, sizes[s], types[t], in_place);
+}
+
+// Shards in host memory: each rank's part of the sum is doubled on the host and gathered by all ranks.
+static void host_shards_on(Comm* c, size_t n, CommType t) {
+    size_t N = (size_t)c->size, at = (size_t)c->rank * n, bytes = n * comm_type_size(t);
+    void *full = buffer(N * n, t, whole, c->rank, 0), *shard = offload_alloc(bytes + SPARE);
+    memset((char*)shard + bytes, 0x5a, SPARE);
+    comm_wait(c, comm_reduce_scatter_to_host(c, shard, full, n, t));
+    device_synchronize();
+    for (size_t i = 0; i < n; i++) check_element(shard, i, t, whole_sum(c, at + i), "reduce-scatter to the host");
+    for (size_t i = 0; i < N * n; i++) // the rank's own part may be anything
+        if (i < at || i >= at + n) check_element(full, i, t, whole(c->rank, i), "reduce-scatter's input");
+    for (size_t i = 0; i < n; i++) element_set(shard, i, t, 2 * element_get(shard, i, t));
+    comm_wait(c, comm_all_gather_from_host(c, full, shard, n, t));
+    for (size_t i = 0; i < N * n; i++) check_element(full, i, t, 2 * whole_sum(c, i), "all-gather from the host");
+    for (size_t i = 0; i < n; i++) check_element(shard, i, t, 2 * whole_sum(c, at + i), "a shard that was gathered");
+    check_spare(full, N * n, t);
+    check_spare(shard, n, t);
+    offload_free(shard);
+    free(full);
+}
+static void test_host_shards(void) {
+    size_t communication = device_memory(MEMORY_COMMUNICATION), total = device_memory_total();
+    for (int s = 0; s < NUM_SIZES; s++)
+        for (int t = 0; t < NUM_SUMMED; t++) host_shards_on(&world, sizes[s], types[t]);
+    check(device_memory(MEMORY_OFFLOADED) == 0, "%zu bytes are offloaded", device_memory(MEMORY_OFFLOADED));
+    check(device_memory(MEMORY_COMMUNICATION) == communication && device_memory_total() == total, "device memory was taken");
+}
+
+static void broadcast_on(Comm* c, size_t n, CommType t, int root) {
+    void* x = buffer(n, t, whole, c->rank, 0);
+    comm_wait(c, comm_broadcast(c, x, n, t, root));
+    for (size_t i = 0; i < n; i++) check_element(x, i, t, whole(root, i), "broadcast");
+    check_spare(x, n, t);
+    free(x);
+}
+static void test_broadcast(void) {
+    for (int root = 0; root < world.size; root++)
+        for (int s = 0; s < NUM_SIZES; s++) broadcast_on(&world, sizes[s], types[(root + s) % NUM_TYPES], root);
+    for (int t = 0; t < NUM_TYPES; t++) broadcast_on(&world, 2 * MANY, types[t], world.size - 1); // several pieces
+}
+
+// Every rank sends two messages to every other, all at once: the messages of a pair must not overtake each other.
+static void test_send_receive(void) {
+    const size_t lengths[] = { 2 * MANY, 7 };
+    int N = world.size, count = 0;
+    CommOp* ops = xcalloc((size_t)(4 * N), sizeof(CommOp));
+    float** in = xcalloc((size_t)(2 * N), sizeof(float*));
+    float** out = xcalloc((size_t)(2 * N), sizeof(float*));
+    for (int k = 0; k < 2 * N; k++) {
+        int q = k % N, message = k / N;
+        if (q == world.rank) continue;
+        out[k] = buffer(lengths[message], COMM_F32, whole, world.rank, (size_t)(q * 100 + message));
+        in[k] = buffer(lengths[message], COMM_F32, NULL, 0, 0);
+        ops[count++] = comm_send(&world, out[k], lengths[message], COMM_F32, q);
+        ops[count++] = comm_recv(&world, in[k], lengths[message], COMM_F32, q);
+    }
+    while (count > 0) comm_wait(&world, ops[--count]);
+    for (int k = 0; k < 2 * N; k++) {
+        int q = k % N, message = k / N;
+        if (q == world.rank) continue;
+        size_t first = (size_t)(world.rank * 100 + message);
+        for (size_t i = 0; i < lengths[message]; i++) check_element(in[k], i, COMM_F32, whole(q, first + i), "receive");
+        check_spare(in[k], lengths[message], COMM_F32);
+        free(in[k]);
+        free(out[k]);
+    }
+    free(ops); free(in); free(out);
+}
+
+// Messages between two ranks arrive while a collective waits for a third rank.
+static void test_messages_do_not_queue_behind_collectives(void) {
+    float sum[4] = { 1, 1, 1, 1 }, number = (float)world.rank;
+    CommOp all = 0;
+    if (world.rank != 2) all = comm_all_reduce(&world, sum, 4, COMM_F32);
+    if (world.rank == 0) comm_wait(&world, comm_send(&world, &number, 1, COMM_F32, 1));
+    if (world.rank == 1) comm_wait(&world, comm_recv(&world, &number, 1, COMM_F32, 0));
+    if (world.rank == 1) comm_wait(&world, comm_send(&world, &number, 1, COMM_F32, 2));
+    if (world.rank == 2) comm_wait(&world, comm_recv(&world, &number, 1, COMM_F32, 1));
+    if (world.rank == 2) all = comm_all_reduce(&world, sum, 4, COMM_F32);
+    comm_wait(&world, all);
+    check(sum[3] == (float)world.size && (world.rank > 2 || number == 0), "sum %g, number %g", sum[3], number);
+}
+
+// Between two ranks a message and a part of a collective are in flight at once, and each rank issues them in another order.
+static void test_messages_are_not_those_of_collectives(void) {
+    float number = -1, shard = (float)world.rank, full[MOST_RANKS];
+    CommOp message = 0, gather;
+    if (world.rank == 0) message = comm_recv(&world, &number, 1, COMM_F32, 1);
+    gather = comm_all_gather(&world, full, &shard, 1, COMM_F32);
+    comm_wait(&world, gather);
+    float sent = 100;
+    if (world.rank == 1) message = comm_send(&world, &sent, 1, COMM_F32, 0);
+    if (world.rank < 2) comm_wait(&world, message);
+    check(number == (world.rank == 0 ? 100 : -1), "the message is %g", number);
+    for (int q = 0; q < world.size; q++) check(full[q] == (float)q, "the shard of rank %d is %g", q, full[q]);
+}
+
+// ---- several at a time ----
+
+static void test_many_in_flight(void) {
+    enum { OPS = 300 };
+    void* x[OPS];
+    CommOp ops[OPS];
+    for (int k = 0; k < OPS; k++) {
+        x[k] = buffer((size_t)(k * 37), types[k % 4], whole, world.rank, (size_t)k);
+        ops[k] = comm_all_reduce(&world, x[k], (size_t)(k * 37), types[k % 4]);
+    }
+    for (int turn = 0; turn < OPS; turn++) {
+        int k = (turn * 77 + 13) % OPS; // 77 and 300 have no common factor
+        size_t first = (size_t)k, n = (size_t)(k * 37);
+        comm_wait(&world, ops[k]);
+        for (size_t i = 0; i < n; i++) check_element(x[k], i, types[k % 4], whole_sum(&world, first + i), "one of many");
+        check_spare(x[k], n, types[k % 4]);
+        free(x[k]);
+    }
+}
+
+static void test_sub_communicators(void) {
+    Comm half, pairs;
+    comm_split(&half, &world, "half", world.rank % 2);
+    int odd = world.rank % 2;
+    check(half.size == (world.size + 1 - odd) / 2 && half.rank == world.rank / 2, "rank %d of %d", half.rank, half.size);
+    for (int q = 0; q < half.size; q++) check(half.world_rank[q] == 2 * q + odd, "rank %d is %d", q, half.world_rank[q]);
+    all_reduce_on(&half, MANY, COMM_F32, "half");
+    reduce_scatter_on(&half, MANY, COMM_BF16, true);
+    all_gather_on(&half, 70001, COMM_F64, false);
+    for (int root = 0; root < half.size; root++) broadcast_on(&half, 1001, COMM_F16, root);
+
+    // both communicators at once, and the halves at different speeds
+    size_t n = 600011;
+    void *in_half = buffer(n, COMM_F32, whole, half.rank, 0), *in_world = buffer(n, COMM_F32, whole, world.rank, 0);
+    CommOp a = comm_all_reduce(&half, in_half, n, COMM_F32), b = comm_all_reduce(&world, in_world, n, COMM_F32);
+    comm_wait(&world, b);
+    comm_wait(&half, a);
+    for (size_t i = 0; i < n; i++) {
+        check_element(in_half, i, COMM_F32, whole_sum(&half, i), "half");
+        check_element(in_world, i, COMM_F32, whole_sum(&world, i), "world");
+    }
+    free(in_half); free(in_world);
+
+    comm_split(&pairs, &half, "pair", world.rank / 4); // of a part; ranks 0 and 2, 1 and 3, 4 and 6, ...
+    for (int q = 0; q < pairs.size; q++)
+        check(pairs.world_rank[q] == world.rank / 4 * 4 + 2 * q + odd, "rank %d is %d", q, pairs.world_rank[q]);
+    all_reduce_on(&pairs, 1001, COMM_F32, "pair");
+    comm_free(&pairs);
+    comm_free(&half);
+    all_reduce_on(&world, 1001, COMM_F32, "world");
+}
+
+static void test_barrier(void) {
+    usleep((useconds_t)(50000 * ((world.rank + 1) % world.size)));
+    double before = now_seconds(); // one clock for all processes of a machine
+    comm_barrier(&world);
+    double after = now_seconds();
+    double* all = xcalloc((size_t)world.size, sizeof(double));
+    comm_wait(&world, comm_all_gather(&world, all, &before, 1, COMM_F64));
+    for (int q = 0; q < world.size; q++)
+        check(all[q] <= after, "rank %d came %g s after rank %d left", q, all[q] - after, world.rank);
+    free(all);
+}
+
+static void test_host_sum(void) {
+    double sum = comm_host_sum(&world, 0.1 + world.rank);
+    check(fabs(sum - (0.1 * world.size + world.size * (world.size - 1) / 2)) < 1e-12, "the sum is %.17g", sum);
+}
+
+// ---- rounding ----
+
+static double sum_in_double(size_t i) {
+    double sum = 0;
+    for (int q = 0; q < world.size; q++) sum += (double)(float)rough(q, i);
+    return sum;
+}
+static void test_sums_are_right_within_rounding(void) {
+    const size_t n = 100003;
+    for (int mode = 0; mode < MODES; mode++) {
+        set_mode(mode);
+        void *x = buffer(n, COMM_F32, rough, world.rank, 0), *y = buffer(n, COMM_F32, rough, world.rank, 0);
+        comm_wait(&world, comm_all_reduce(&world, x, n, COMM_F32));
+        comm_wait(&world, comm_all_reduce(&world, y, n, COMM_F32));
+        for (size_t i = 0; i < n; i++) {
+            double size = 0;
+            for (int q = 0; q < world.size; q++) size += fabs(rough(q, i));
+            double difference = fabs(element_get(x, i, COMM_F32) - sum_in_double(i));
+            check(difference <= size * world.size * 6e-8, "%s: element %zu is off by %g", mode_names[mode], i, difference);
+        }
+        check(memcmp(x, y, n * 4) == 0, "%s: the same sum twice differs", mode_names[mode]);
+        check_spare(x, n, COMM_F32);
+        // every rank has the same bits
+        void* root = buffer(n, COMM_F32, NULL, 0, 0);
+        memcpy(root, x, n * 4);
+        comm_wait(&world, comm_broadcast(&world, root, n, COMM_F32, 0));
+        check(memcmp(root, x, n * 4) == 0, "%s: ranks have different sums", mode_names[mode]);
+        free(x); free(y); free(root);
+    }
+    set_mode(MODE_LIBRARY);
+}
+
+// The sum in rank order, in fp32 (fp64: in double), rounded once.
+static void sum_in_rank_order(void* out, size_t i, CommType t) {
+    char one[8];
+    float sum = 0;
+    double wide = 0;
+    for (int q = 0; q < world.size; q++) {
+        element_set(one, 0, t, rough(q, i));
+        double x = element_get(one, 0, t);
+        sum = q == 0 ? (float)x : sum + (float)x;
+        wide = q == 0 ? x : wide + x;
+    }
+    element_set(out, i, t, t == COMM_F64 ? wide : sum);
+}
+static void test_rank_order(void) {
+    set_mode(MODE_ORDERED);
+    const size_t n = 150001, N = (size_t)world.size;
+    for (int k = 0; k < NUM_SUMMED; k++) {
+        CommType t = types[k];
+        size_t size = comm_type_size(t), at = (size_t)world.rank * n * size;
+        char* expected = buffer(N * n, t, NULL, 0, 0);
+        char *x = buffer(N * n, t, rough, world.rank, 0), *y = buffer(N * n, t, rough, world.rank, 0);
+        for (size_t i = 0; i < N * n; i++) sum_in_rank_order(expected, i, t);
+        comm_wait(&world, comm_all_reduce(&world, x, N * n, t));
+        check(memcmp(x, expected, N * n * size) == 0, "all-reduce of %s is not in rank order", comm_type_name(t));
+        comm_wait(&world, comm_reduce_scatter(&world, y + at, y, n, t));
+        check(memcmp(y + at, expected + at, n * size) == 0, "reduce-scatter of %s is not in rank order", comm_type_name(t));
+        free(expected); free(x); free(y);
+    }
+    set_mode(MODE_LIBRARY);
+}
+
+// ---- what is counted ----
+
+static void test_counts(void) {
+    CommStats before[COMM_KINDS];
+    memcpy(before, world.stats, sizeof before);
+    const double N = world.size;
+    float* x = xcalloc(1003 * (size_t)world.size, sizeof(float));
+    comm_wait(&world, comm_all_reduce(&world, x, 1003, COMM_F32));
+    comm_wait(&world, comm_all_reduce(&world, x, 5, COMM_BF16));
+    comm_wait(&world, comm_reduce_scatter(&world, x, x, 0, COMM_F32));
+    comm_wait(&world, comm_all_gather(&world, x, x + 1003 * (size_t)world.rank, 1003, COMM_F32));
+    comm_wait(&world, comm_broadcast(&world, x, 1001, COMM_BYTE, world.size - 1));
+    const double elements[COMM_KINDS] = { 2 * (1003 + 5) * (N - 1), 0, 1003 * (N - 1) * N, 1001 * (N - 1), 0, 0, 0, 0 };
+    const double bytes[COMM_KINDS] = { 2 * (4012 + 10) * (N - 1), 0, 4012 * (N - 1) * N, 1001 * (N - 1), 0, 0, 0, 0 };
+    const unsigned long long calls[COMM_KINDS] = { 2, 1, 1, 1, 0, 0, 0, 0 };
+    for (int k = 0; k < COMM_KINDS; k++) {
+        CommStats *a = &before[k], *b = &world.stats[k];
+        check(b->calls - a->calls == calls[k], "%s: %llu calls", comm_kind_names[k], b->calls - a->calls);
+        check((double)(b->elements_times_N - a->elements_times_N) == elements[k], "%s: elements", comm_kind_names[k]);
+        check((double)(b->bytes_times_N - a->bytes_times_N) == bytes[k], "%s: bytes", comm_kind_names[k]);
+        check(b->exposed >= a->exposed && b->busy >= a->busy, "%s: time goes backwards", comm_kind_names[k]);
+    }
+    free(x);
+}
+
+// The bytes that all ranks send: in each group of a split, and in the world.
+static void test_totals_include_splits(void) {
+    const int N = world.size, size = N % 2 == 0 ? N / 2 : N; // two groups where there can be
+    const size_t n = 1003, split = comm_split_bytes(&world, size), before_split = device_memory(MEMORY_COMMUNICATION);
+    Comm group, alone;
+    comm_split(&group, &world, "group", world.rank / size);
+    comm_alone(&alone, &world, "alone");
+    size_t taken = device_memory(MEMORY_COMMUNICATION) - before_split;
+    check(group.size == size && taken == split, "a split of %d ranks takes %zu bytes, not %zu", group.size, taken, split);
+    float* x = xcalloc(n * (size_t)size, sizeof(float));
+    comm_settle(&world);
+    unsigned long long before = comm_total_bytes(&world);
+    double exposed = comm_total_exposed(&world), of_world = world.stats[COMM_ALL_REDUCE].exposed;
+    comm_wait(&group, comm_all_gather(&group, x, x, n, COMM_F32));
+    comm_wait(&world, comm_all_reduce(&world, x, n, COMM_F32));
+    comm_wait(&alone, comm_all_reduce(&alone, x, n, COMM_F32));
+    comm_settle(&world);
+    unsigned long long each = 4 * n * ((unsigned long long)size - 1), sent = comm_total_bytes(&world) - before;
+    unsigned long long expected = (unsigned long long)N * each + 2 * 4 * n * ((unsigned long long)N - 1);
+    check(sent == expected, "all ranks sent %llu bytes, not %llu", sent, expected);
+    double waited = world.stats[COMM_ALL_REDUCE].exposed - of_world + alone.stats[COMM_ALL_REDUCE].exposed;
+    exposed = comm_total_exposed(&world) - exposed;
+    check(fabs(exposed - waited - group.stats[COMM_ALL_GATHER].exposed) < 1e-9, "%g s are exposed", exposed);
+    check(group.stats[COMM_ALL_GATHER].exposed > 0, "a split exposes nothing");
+    free(x);
+    comm_free(&alone);
+    comm_free(&group);
+}
+
+static unsigned long long posted_by_all(CommKind k, unsigned long long before) {
+    return (unsigned long long)comm_host_sum(&world, (double)(world.stats[k].posted - before));
+}
+// All ranks together really send N times what the formula says for one.
+static void test_formulas_are_what_is_sent(void) {
+    size_t n = 300007, N = (size_t)world.size;
+    float* x = xcalloc(n * N, sizeof(float));
+    for (int mode = MODE_RING; mode < MODES; mode++) {
+        set_mode(mode);
+        unsigned long long before = world.stats[COMM_ALL_REDUCE].posted;
+        comm_wait(&world, comm_all_reduce(&world, x, n, COMM_F32));
+        before = world.stats[COMM_ALL_REDUCE].posted - before; // comm_host_sum is also an all-reduce
+        double sent = comm_host_sum(&world, (double)before);
+        check(sent == 4.0 * 2 * (double)(n * (N - 1)), "all-reduce by %s: %.0f bytes", mode_names[mode], sent);
+    }
+    set_mode(MODE_LIBRARY);
+    unsigned long long scattered = world.stats[COMM_REDUCE_SCATTER].posted, gathered = world.stats[COMM_ALL_GATHER].posted;
+    comm_wait(&world, comm_reduce_scatter(&world, x, x, n, COMM_F32));
+    comm_wait(&world, comm_all_gather(&world, x, x, n, COMM_F32));
+    scattered = posted_by_all(COMM_REDUCE_SCATTER, scattered);
+    gathered = posted_by_all(COMM_ALL_GATHER, gathered);
+    check(scattered == 4 * n * (N - 1) * N, "reduce-scatter: %llu bytes", scattered);
+    check(gathered == 4 * n * (N - 1) * N, "all-gather: %llu bytes", gathered);
+    free(x);
+}
+
+// ---- strict mode, and its absence ----
+
+static bool all_nan(const float* x, size_t n) {
+    for (size_t i = 0; i < n; i++) if (!isnan(x[i])) return false;
+    return true;
+}
+static void test_strict(void) {
+    enum { n = 5 };
+    size_t N = (size_t)world.size;
+    float x[n], full[MOST_RANKS * n], shard[n], all[MOST_RANKS * n];
+    for (size_t i = 0; i < n; i++) x[i] = 1;
+    for (size_t i = 0; i < N * n; i++) full[i] = 1;
+    CommOp reduce = comm_all_reduce(&world, x, n, COMM_F32);
+    CommOp scatter = comm_reduce_scatter(&world, shard, full, n, COMM_F32);
+    CommOp gather = comm_all_gather(&world, all, full, n, COMM_F32);
+    check(all_nan(x, n) && all_nan(shard, n) && all_nan(all, N * n), "an output can be read before the wait");
+    x[0] = 7;                                         // in place: what is written is lost
+    for (size_t i = 0; i < N * n; i++) full[i] = 100; // elsewhere: what is written is what is summed
+    comm_wait(&world, gather);
+    comm_wait(&world, reduce);
+    check(all_nan(shard, n), "an output can be read before its own wait");
+    comm_wait(&world, scatter);
+    check(x[0] == (float)N && x[4] == (float)N, "in place: %g", x[0]);
+    check(shard[0] == 100 * (float)N && all[0] == 100, "an early write into an input had no effect: %g, %g", shard[0], all[0]);
+
+    scatter = comm_reduce_scatter_to_host(&world, shard, full, n, COMM_F32);
+    check(all_nan(shard, n), "a shard on the host can be read before the wait");
+    full[0] = 50;
+    comm_wait(&world, scatter);
+    check(shard[0] == (world.rank == 0 ? 50 : 100) * (float)N, "an early write into an input had no effect: %g", shard[0]);
+    check(all_nan(full + (size_t)world.rank * n, n), "what a GPU uses as scratch can be read on a CPU");
+    shard[0] = 3;
+    gather = comm_all_gather_from_host(&world, full, shard, n, COMM_F32);
+    check(all_nan(full, N * n), "what is gathered from the host can be read before the wait");
+    shard[0] = 4;
+    comm_wait(&world, gather);
+    check(full[0] == 4 && full[(N - 1) * n] == 4, "an early write into a shard on the host had no effect: %g", full[0]);
+
+    for (size_t i = 0; i < N * n; i++) full[i] = 3; // in place
+    size_t at = (size_t)world.rank * n;
+    scatter = comm_reduce_scatter(&world, full + at, full, n, COMM_F32);
+    check(all_nan(full + at, n) && (N == 1 || !isnan(full[(at + n) % (N * n)])), "its output alone becomes NaN");
+    comm_wait(&world, scatter);
+    check(full[at] == 3 * (float)N, "reduce-scatter in place: %g", full[at]);
+    gather = comm_all_gather(&world, full, full + at, n, COMM_F32);
+    check(all_nan(full, N * n), "an all-gather's output can be read before the wait");
+    comm_wait(&world, gather);
+    check(full[0] == 3 * (float)N && full[N * n - 1] == 3 * (float)N, "all-gather in place: %g", full[0]);
+    CommOp broadcast = comm_broadcast(&world, x, n, COMM_F32, 0);
+    check(all_nan(x, n), "a broadcast's buffer can be read before the wait, even the root's");
+    comm_wait(&world, broadcast);
+    check(x[2] == (float)N, "broadcast: %g", x[2]);
+}
+
+// ---- time ----
+
+static CommEvent seen;
+static int seen_count;
+static void see(void* self, const CommEvent* e) {
+    check(self == &seen, "the observer's own pointer");
+    if (e->kind == COMM_ALL_REDUCE) seen = *e;
+    seen_count++;
+}
+
+static bool is_finished(CommOp op) {
+    pthread_mutex_lock(&world.world->lock);
+    bool finished = world.slots[op % COMM_IN_FLIGHT].finished;
+    pthread_mutex_unlock(&world.world->lock);
+    return finished;
+}
+// An operation of many milliseconds goes from start to finish while this thread computes and calls nothing.
+static void test_overlap(void) {
+    const size_t n = (world.size > 4 ? 2 : 10) * MANY; // many ranks on few cores are slow
+    float* x = buffer(n, COMM_F32, NULL, 0, 0);
+    for (int mode = 0; mode < MODES; mode++) {
+        set_mode(mode);
+        for (size_t i = 0; i < n; i++) x[i] = 1;
+        comm_observe(&world, see, &seen);
+        CommOp op = comm_all_reduce(&world, x, n, COMM_F32);
+        double returned = now_seconds();
+        volatile double work = 1;
+        while (!is_finished(op) && now_seconds() - returned < 60)
+            for (int i = 0; i < 1000000; i++) work = work * 0.999999 + 1;
+        comm_wait(&world, op);
+        comm_observe(&world, NULL, NULL);
+        check(seen.number == op && seen.n == n && strcmp(seen.communicator, "world") == 0, "another operation was observed");
+        check(seen.issued <= returned && seen.issued <= seen.started && seen.started <= seen.finished, "times in another order");
+        check(seen.finished < seen.wait_begun && seen.wait_begun <= seen.wait_ended,
+              "%s: it was not finished when the wait began", mode_names[mode]);
+        check(world.size == 1 || seen.finished > returned, "%s: it was finished when the call returned", mode_names[mode]);
+        check(x[0] == (float)world.size && x[n - 1] == (float)world.size, "the sum is %g", x[0]);
+    }
+    check(seen_count == MODES, "%d operations were observed", seen_count);
+    set_mode(MODE_LIBRARY);
+    free(x);
+}
+
+// ---- the ring, without any communication ----
+
+typedef struct { const float* send; float* recv; size_t send_n, recv_n; int to, from; } Exchange;
+static void pretend_exchange(void* self, const void* send, size_t send_n, int to, void* recv, size_t recv_n, int from) {
+    Exchange e = { send, recv, send_n, recv_n, to, from };
+    *(Exchange*)self = e;
+}
+static void pretend_add(void* self, void* into, const void* from, size_t n) { (void)self; comm_add(into, from, n, COMM_F32); }
+
+static void ring_of(int N, size_t n) {
+    static const RingCarrier pretend = { pretend_exchange, pretend_add };
+    Ring rings[MOST_RANKS];
+    Exchange exchanges[MOST_RANKS];
+    size_t sent[MOST_RANKS] = { 0 }, largest = ring_largest_chunk(N, n);
+    for (int r = 0; r < N; r++) {
+        char *buf = buffer(n, COMM_F32, whole, r, 0), *scratch = buffer(largest, COMM_F32, NULL, 0, 0);
+        Ring ring = { r, N, 0, n, sizeof(float), buf, scratch, &pretend, &exchanges[r] };
+        rings[r] = ring;
+    }
+    int steps = 0;
+    for (bool more = N > 0; more; steps++) {
+        for (int r = 0; r < N; r++) {
+            bool goes_on = ring_advance(&rings[r]);
+            check(r == 0 || goes_on == more, "rank %d of %d has another number of steps", r, N);
+            more = goes_on;
+        }
+        for (int r = 0; r < N && more; r++) {
+            Exchange *mine = &exchanges[r], *theirs = &exchanges[mine->to];
+            check(mine->to == (r + 1) % N && theirs->from == r, "rank %d sends to %d", r, mine->to);
+            check(theirs->recv_n == mine->send_n, "rank %d sends %zu, and %zu are awaited", r, mine->send_n, theirs->recv_n);
+            memcpy(theirs->recv, mine->send, mine->send_n * sizeof(float)); // nothing is sent and received into at the same step
+            sent[r] += mine->send_n;
+        }
+    }
+    check(steps - 1 == 2 * (N - 1), "%d steps for %d ranks", steps - 1, N);
+    size_t all = 0;
+    for (int r = 0; r < N; r++) {
+        for (size_t i = 0; i < n; i++) check_element(rings[r].buf, i, COMM_F32, whole_sums[N][i % PERIOD], "ring");
+        check_spare(rings[r].buf, n, COMM_F32);
+        check_spare(rings[r].scratch, largest, COMM_F32);
+        size_t steps_of_one = (size_t)ring_steps(N);
+        check(sent[r] >= steps_of_one * (n / (size_t)N) && sent[r] <= steps_of_one * largest, "rank %d sent %zu", r, sent[r]);
+        all += sent[r];
+        free(rings[r].buf);
+        free(rings[r].scratch);
+    }
+    check(all == 2 * n * (size_t)(N - 1), "%d ranks sent %zu of %zu elements", N, all, n);
+}
+static void test_ring_schedule(void) {
+    const size_t lengths[] = { 0, 1, 2, 3, 5, 7, 8, 9, 64, 1001 };
+    for (int N = 1; N <= MOST_RANKS; N++)
+        for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) ring_of(N, lengths[k]);
+}
+static void test_ring_chunks(void) {
+    for (int N = 1; N <= 9; N++)
+        for (size_t n = 0; n < 50; n++)
+            for (size_t c = 0; c < (size_t)N; c++) {
+                size_t from = ring_chunk(c, N, n), to = ring_chunk(c + 1, N, n);
+                check(from <= to && to - from <= ring_largest_chunk(N, n), "chunk %zu of %d of %zu", c, N, n);
+                check((c > 0 || from == 0) && (c < (size_t)N - 1 || to == n), "chunks do not cover %zu by %d", n, N);
+            }
+    size_t big = SIZE_MAX / 4 * 3;
+    check(ring_chunk(8, 8, big) == big && ring_chunk(7, 8, big) < big, "chunks of very large buffers overflow");
+}
+
+// ---- mistakes ----
+
+static void die_by(const char* name) {
+    static float x[8];
+    static Comm c, d;
+    CommOp op = 0;
+    if (strcmp(name, "wait-twice") == 0) {
+        op = comm_all_reduce(&world, x, 2, COMM_F32);
+        comm_wait(&world, op);
+        comm_wait(&world, op);
+    } else if (strcmp(name, "wait-unknown") == 0) {
+        comm_wait(&world, world.issued);
+    } else if (strcmp(name, "never-waited") == 0) {
+        comm_all_reduce(&world, x, 2, COMM_F32);
+        comm_free(&world);
+    } else if (strcmp(name, "too-many") == 0) {
+        for (;;) comm_all_reduce(&world, x, 2, COMM_F32);
+    } else if (strcmp(name, "send-to-itself") == 0) {
+        comm_send(&world, x, 1, COMM_F32, world.rank);
+    } else if (strcmp(name, "send-unconnected") == 0) {
+        comm_split(&c, &world, "part", 0);
+        comm_send(&c, x, 1, COMM_F32, 0);
+    } else if (strcmp(name, "connect-twice") == 0) {
+        comm_connect(&world);
+    } else if (strcmp(name, "no-such-root") == 0) {
+        comm_broadcast(&world, x, 1, COMM_F32, world.size);
+    } else if (strcmp(name, "sum-of-bytes") == 0) {
+        comm_reduce_scatter(&world, x, x, 1, COMM_BYTE);
+    } else if (strcmp(name, "split-in-flight") == 0) {
+        comm_all_reduce(&world, x, 1, COMM_F32);
+        comm_split(&c, &world, "part", 0);
+    } else if (strcmp(name, "split-twice") == 0) {
+        comm_split(&c, &world, "part", 0);
+        comm_split(&d, &world, "part", 0);
+    } else if (strcmp(name, "world-first") == 0) {
+        comm_split(&c, &world, "part", 0);
+        comm_free(&world);
+    } else if (strcmp(name, "orders-differ") == 0) { // strict mode
+        CommOp ops[2] = { comm_all_reduce(&world, x, 2, COMM_F32), comm_all_reduce(&world, x + 2, 2, COMM_F32) };
+        comm_wait(&world, ops[world.rank % 2]);
+    } else if (strcmp(name, "sizes-differ") == 0) { // strict mode
+        comm_wait(&world, comm_all_reduce(&world, x, 2 + (size_t)world.rank, COMM_F32));
+    } else if (strcmp(name, "message-too-long") == 0) {
+        if (world.rank == 0) comm_wait(&world, comm_send(&world, x, 3, COMM_F32, 1));
+        if (world.rank == 1) comm_wait(&world, comm_recv(&world, x, 2, COMM_F32, 0));
+    } else if (strcmp(name, "hang") == 0) {
+        comm_wait(&world, comm_all_reduce(&world, x, 4, COMM_F32));
+        if (world.rank == world.size - 1) sleep(60);
+        comm_wait(&world, comm_all_reduce(&world, x, 8, COMM_F32));
+    } else {
+        die("there is no mistake '%s'", name);
+    }
+}
+
+static int claims;
+static void claim(const char* name, void (*test)(void)) {
+    double begin = now_seconds();
+    comm_step(&world, ++claims);
+    test();
+    comm_barrier(&world); // a rank that gets here has passed
+    printf("ok %d - %d rank%s: %s  # %.1f s\n", claims, world.size, world.size == 1 ? "" : "s", name, now_seconds() - begin);
+    fflush(stdout);
+}
+
+int main(int argc, char** argv) {
+    RankInfo ranks = ranks_find();
+    CommOptions o;
+    OptionTable table = options_table("test_comm", "collectives against sums made on the host");
+    options_comm(&table, &o);
+    int deterministic = 0;
+    option_flag(&table, "deterministic", &deterministic, "sums in rank order");
+    table.operands_form = "[die NAME]";
+    table.most_operands = 2;
+    options_parse(&table, argc, argv);
+    o.ordered = deterministic;
+    device_init(ranks.local_rank, ranks.local_size);
+    comm_init(&world, &o, ranks, &control);
+    comm_connect(&world);
+    size_t scratch = device_memory(MEMORY_COMMUNICATION);
+    check(scratch == comm_world_bytes(&world), "the world takes %zu bytes", scratch);
+    check(world.size <= MOST_RANKS, "the numbers are made for %d ranks at most", MOST_RANKS);
+    make_whole_numbers();
+    if (table.operand_count == 2) {
+        die_by(table.operands[1]);
+        return EXIT_SUCCESS;
+    }
+    printf("# %s\n", comm_description(&world));
+    claim("the ring's chunks cover every buffer once", test_ring_chunks);
+    claim("the ring's schedule sums on 1 to 8 ranks, whatever the length", test_ring_schedule);
+    claim("all-reduce is the sum over ranks, in every type, size and way", test_all_reduce);
+    claim("reduce-scatter leaves each rank its part of the sum, in place or not", test_reduce_scatter);
+    claim("all-gather brings every shard to everyone, in place or not", test_all_gather);
+    claim("shards may be in host memory", test_host_shards);
+    claim("broadcast from every root", test_broadcast);
+    claim("all ranks send to all others at once", test_send_receive);
+    if (world.size > 1) claim("messages are not taken for parts of collectives", test_messages_are_not_those_of_collectives);
+    if (world.size > 2) claim("messages do not queue behind collectives", test_messages_do_not_queue_behind_collectives);
+    claim("hundreds of operations under way, waited for in another order", test_many_in_flight);
+    claim("parts of the world are communicators of their own", test_sub_communicators);
+    claim("nobody leaves a barrier before the last has come", test_barrier);
+    claim("a number of the host's is summed", test_host_sum);
+    claim("rough sums are right within rounding, the same twice and on every rank", test_sums_are_right_within_rounding);
+    claim("in ordered mode all-reduce and reduce-scatter give the sums in rank order, to the bit", test_rank_order);
+    claim("counts are the formulas'", test_counts);
+    claim("  and totals include what groups of ranks send", test_totals_include_splits);
+    claim("the formulas are what is really sent", test_formulas_are_what_is_sent);
+    if (world.world->strict) claim("in strict mode, outputs are NaN and inputs are read at the wait", test_strict);
+    else claim("communication goes on while this thread computes", test_overlap);
+    comm_free(&world);
+    device_shutdown();
+    printf("1..%d\n", claims);
+    free(table.operands);
+    return EXIT_SUCCESS;
+}

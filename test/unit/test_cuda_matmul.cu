@@ -1,0 +1,218 @@
+/*
+test_cuda_matmul.cu - every linear layer of llmc/device/cuda/matmul.cuh against the CPU's, on a GPU or under the emulator: with each
+algorithm that cuBLASLt offers, with its epilogues and with our kernels instead; and how plans are timed and kept.
+*/
+#include "../../llmc/device/cuda/common.cuh"
+#include "../../llmc/device/cuda/matmul.cuh"
+#include "cuda_both.h"
+
+// Prepares both sides for layers of up to N rows and OC outputs; a training step has `training_rows` rows.
+static void start(int N, int OC, int training_rows) {
+    LayerShapes s = { 1, N, (OC + 3) / 4, 1, 1 };
+    if (cuda_matmul.handle != NULL) matmul_free();
+    start_cpu(s);
+    size_t bytes = size_max(MATMUL_WORKSPACE, bias_workspace_bytes(s));
+    s.T = training_rows;
+    memset(&cuda_layers, 0, sizeof cuda_layers);
+    cuda_layers.shapes = s;
+    cuda_layers.workspace = device_bytes(bytes);
+    cuda_check(cudaMemset(cuda_layers.workspace, 0xff, bytes), "filling the workspace");
+    cuda_check(cudaDeviceSynchronize(), "filling the workspace");
+    // not the default stream, which every copy waits for
+    if (compute_stream == NULL) cuda_check(cudaStreamCreateWithFlags(&compute_stream, cudaStreamNonBlocking), "a stream");
+    matmul_init();
+}
+static const int NO_TRAINING = 1 << 20;
+
+// ---- every way of computing a product ----
+// Even ways use epilogues, odd ones a kernel after the product; each pair of ways uses another algorithm. Returns the number of
+// ways.
+static int force_way(int way) {
+    int most = 1;
+    for (MatmulPlan& plan : cuda_matmul.plans) {
+        bool has_epilogue = plan.shape.epilogue != CUBLASLT_EPILOGUE_DEFAULT;
+        if (plan.last_use == 0) continue;
+        plan.chosen = plan.candidates == 0 || (has_epilogue && way % 2 == 1) ? -1 : way / 2 % plan.candidates;
+        most = std::max(most, plan.candidates);
+    }
+    return 2 * most;
+}
+// A kernel does an epilogue that cuBLASLt refuses, so only the time shows it. The emulator's cuBLASLt has them all.
+static void expect_epilogues(void) {
+    for (MatmulPlan& plan : cuda_matmul.plans) {
+        ProductShape s = plan.shape;
+        if (plan.last_use == 0 || plan.candidates > 0 || s.alignment < 16 || s.m % 8 != 0) continue;
+#ifdef CUDA_EMULATOR
+        fail("epilogue %d of a product (%d,%d) with %d sums is refused", s.epilogue, s.m, s.n, s.k);
+#else
+        printf("# epilogue %d of a product (%d,%d) with %d sums is refused\n", s.epilogue, s.m, s.n, s.k);
+#endif
+    }
+}
+
+// Calls a layer in every way, twice each; `outputs` must be the same both times and pass verify().
+template <typename F, typename V, typename... T> static void every_way(const char* what, F call, V verify, const Both<T>&... outputs) {
+    call(); // makes the plans
+    expect_epilogues();
+    for (int way = 0; failures_in_test == 0 && way < force_way(way) && !(quick && way == 2); way++) {
+        (begin_again(outputs), ...);
+        run_twice(what, call, outputs...);
+        verify();
+    }
+}
+
+// fp32 roundings by which a sum of k products may be off, in units of the largest such sum: they behave like a random walk.
+static double of_sum(int k) { return 8 + 2 * sqrt(k); }
+// If a kernel follows the product, the product was rounded to floatX in between: by half a unit of at most the largest result.
+static double rounded_between(void) { return NEEDS_MASTER ? 1.01 * ROUNDING / F32_ROUNDING : 0; }
+
+static double gelu_of(double x) { return x / (1 + exp(-2 * 0.7978845608028654 * (x + 0.044715 * x * x * x))); }
+// Compares out with gelu(pre): cuBLASLt takes the GELU of the sum before rounding, which is up to half a unit away from pre.
+static void expect_gelu(const Both<floatX>& out, const Both<floatX>& pre, double roundings) {
+    std::vector<floatX> got = result_of(out), sums = result_of(pre);
+    for (size_t i = 0; i < out.n; i++) {
+        double x = number(sums[i]), want = gelu_of(x), half = 1.01 * ROUNDING * fabs(x) + roundings * F32_ROUNDING;
+        double range = fmax(fabs(gelu_of(x + half) - want), fabs(gelu_of(x - half) - want));
+        double tolerance = range + 2.02 * ROUNDING * fabs(want) + 8 * F32_ROUNDING;
+        if (!(fabs(number(got[i]) - want) <= tolerance)) {
+            fail("gelu: element %zu of %zu is %.9g, not %.9g within %.3g", i, out.n, number(got[i]), want, tolerance);
+            return;
+        }
+    }
+}
+
+static void check_forward(int N, int C, int OC) {
+    start(N, OC, NO_TRAINING);
+    size_t n = (size_t)N * OC;
+    Both<floatX> inp = random_both((size_t)N * C), w = random_both((size_t)OC * C), bias = random_both(OC, 0, 3);
+    Both<floatX> out = unset_both(n), pre = unset_both(n), biased = unset_both(n), act = unset_both(n);
+    cpu::matmul_forward(out.cpu, inp.cpu, w.cpu, NULL, N, C, OC);
+    every_way("matmul_forward", [&] { matmul_forward(out.gpu, inp.gpu, w.gpu, NULL, N, C, OC); },
+              [&] { expect_near("the product", out, of_sum(C)); }, out);
+    cpu::matmul_forward(biased.cpu, inp.cpu, w.cpu, bias.cpu, N, C, OC);
+    every_way("matmul_forward with bias", [&] { matmul_forward(biased.gpu, inp.gpu, w.gpu, bias.gpu, N, C, OC); },
+              [&] { expect_near("the product plus bias", biased, of_sum(C) + rounded_between()); }, biased);
+    cpu::matmul_gelu_forward(act.cpu, pre.cpu, inp.cpu, w.cpu, bias.cpu, N, C, OC);
+    every_way("matmul_gelu_forward", [&] { matmul_gelu_forward(act.gpu, pre.gpu, inp.gpu, w.gpu, bias.gpu, N, C, OC); }, [&] {
+        expect_near("what goes into gelu", pre, of_sum(C) + rounded_between());
+        expect_gelu(act, pre, of_sum(C) * 4 * sqrt(C));
+    }, act, pre);
+}
+static void check_backward_input(int N, int C, int OC) {
+    start(N, OC, NO_TRAINING);
+    size_t n = (size_t)N * C;
+    Both<floatX> dout = random_both((size_t)N * OC), w = random_both((size_t)OC * C), pre = random_both(n);
+    Both<floatX> dinp = unset_both(n), dpre = unset_both(n);
+    cpu::matmul_backward_input(dinp.cpu, dout.cpu, w.cpu, N, C, OC);
+    every_way("matmul_backward_input", [&] { matmul_backward_input(dinp.gpu, dout.gpu, w.gpu, N, C, OC); },
+              [&] { expect_near("dinp", dinp, of_sum(OC)); }, dinp);
+    cpu::matmul_gelu_backward_input(dpre.cpu, dout.cpu, w.cpu, pre.cpu, N, C, OC);
+    every_way("matmul_gelu_backward_input", [&] { matmul_gelu_backward_input(dpre.gpu, dout.gpu, w.gpu, pre.gpu, N, C, OC); },
+              [&] { expect_near("gelu's dinp", dpre, of_sum(OC) + 8 + rounded_between()); }, dpre);
+}
+static void check_backward_weight(int N, int C, int OC) {
+    start(N, OC, NO_TRAINING);
+    Both<floatX> dout = random_both((size_t)N * OC), inp = random_both((size_t)N * C);
+    for (GradMode mode : both_modes) {
+        Both<floatX> dw = gradient_before((size_t)OC * C, mode), dbias = gradient_before(OC, mode);
+        Both<floatX> dw_alone = gradient_before((size_t)OC * C, mode);
+        cpu::matmul_backward_weight(dw.cpu, dbias.cpu, dout.cpu, inp.cpu, N, C, OC, mode);
+        every_way("matmul_backward_weight", [&] { matmul_backward_weight(dw.gpu, dbias.gpu, dout.gpu, inp.gpu, N, C, OC, mode); }, [&] {
+            expect_near("dw", dw, of_sum(N));
+            expect_near("dbias", dbias, of_sum(N));
+        }, dw, dbias);
+        cpu::matmul_backward_weight(dw_alone.cpu, NULL, dout.cpu, inp.cpu, N, C, OC, mode);
+        every_way("matmul_backward_weight without bias", [&] {
+            matmul_backward_weight(dw_alone.gpu, NULL, dout.gpu, inp.gpu, N, C, OC, mode);
+        }, [&] { expect_near("dw without a bias", dw_alone, of_sum(N)); }, dw_alone);
+    }
+}
+
+static const int shapes[][3] = { // N, C, OC
+    { 1, 1, 1 }, { 1, 16, 32 }, { 5, 7, 3 }, { 33, 17, 65 }, { 2, 8, 8 }, { 64, 32, 96 }, { 96, 48, 64 }, { 40, 24, 130 },
+};
+static void test_products_with_bias_and_gelu_in_every_way(void) {
+    for (const int* s : shapes) check_forward(s[0], s[1], s[2]);
+}
+static void test_gradients_of_inputs_in_every_way(void) {
+    for (const int* s : shapes) check_backward_input(s[0], s[1], s[2]);
+}
+static void test_gradients_of_weights_and_biases_set_or_add_in_every_way(void) {
+    for (const int* s : shapes) check_backward_weight(s[0], s[1], s[2]);
+}
+static void test_arrays_that_are_not_aligned(void) {
+    void (*checks[3])(void) = {
+        [] { check_forward(8, 16, 24); }, [] { check_backward_input(8, 16, 24); }, [] { check_backward_weight(8, 16, 24); },
+    };
+    for (void (*check)(void) : checks) {
+        for (unaligned_array = 0; unaligned_array == 0 || unaligned_array < arrays; unaligned_array++) check();
+    }
+    unaligned_array = -1;
+}
+
+// ---- which way is chosen, and that timing leaves no trace ----
+static int timed_plans(void) {
+    int timed = 0;
+    for (const MatmulPlan& plan : cuda_matmul.plans) timed += plan.timed;
+    return timed;
+}
+static void check_step(bool deterministic, int training_rows, int timed_wanted) {
+    const int N = 16, C = 24, OC = 32;
+    start(N, OC, training_rows);
+    cuda_layers.deterministic = deterministic;
+    Both<floatX> inp = random_both((size_t)N * C), w = random_both((size_t)OC * C), bias = random_both(OC);
+    Both<floatX> out = unset_both((size_t)N * OC), dout = random_both((size_t)N * OC);
+    Both<floatX> dw = random_both((size_t)OC * C), dbias = random_both(OC);
+    for (GradMode mode : { GRAD_ADD, GRAD_SET, GRAD_ADD }) {
+        cpu::matmul_forward(out.cpu, inp.cpu, w.cpu, bias.cpu, N, C, OC);
+        cpu::matmul_backward_weight(dw.cpu, dbias.cpu, dout.cpu, inp.cpu, N, C, OC, mode);
+        matmul_forward(out.gpu, inp.gpu, w.gpu, bias.gpu, N, C, OC);
+        matmul_backward_weight(dw.gpu, dbias.gpu, dout.gpu, inp.gpu, N, C, OC, mode);
+        expect_near("out", out, of_sum(C) + rounded_between());
+        expect_near("dw", dw, of_sum(N) + rounded_between());
+        expect_near("dbias", dbias, of_sum(N) + rounded_between());
+    }
+    expect(timed_plans() == timed_wanted, "%d plans were timed, not %d", timed_plans(), timed_wanted);
+}
+static void test_only_what_is_overwritten_is_timed_and_only_in_training(void) {
+    check_step(false, 16, 4); // each product with its epilogue and alone
+    check_step(true, 16, 0);
+    check_step(false, 17, 0);
+}
+// Layers of one shape share a plan, but not their biases.
+static void test_each_call_has_its_own_bias_and_gelu_input(void) {
+    const int N = 8, C = 16, OC = 24;
+    start(N, OC, NO_TRAINING);
+    Both<floatX> inp = random_both((size_t)N * C), w = random_both((size_t)OC * C);
+    for (int layer = 0; layer < 2; layer++) {
+        Both<floatX> bias = random_both(OC, 0, 3), pre = unset_both((size_t)N * OC), act = unset_both((size_t)N * OC);
+        Both<floatX> dout = random_both((size_t)N * OC), dw = unset_both((size_t)OC * C), dbias = unset_both(OC);
+        cpu::matmul_gelu_forward(act.cpu, pre.cpu, inp.cpu, w.cpu, bias.cpu, N, C, OC);
+        matmul_gelu_forward(act.gpu, pre.gpu, inp.gpu, w.gpu, bias.gpu, N, C, OC);
+        expect_near("what goes into gelu", pre, of_sum(C) + rounded_between());
+        cpu::matmul_backward_weight(dw.cpu, dbias.cpu, dout.cpu, inp.cpu, N, C, OC, GRAD_SET);
+        matmul_backward_weight(dw.gpu, dbias.gpu, dout.gpu, inp.gpu, N, C, OC, GRAD_SET);
+        expect_near("dbias", dbias, of_sum(N));
+    }
+}
+static void test_plans_of_training_outlive_those_of_sampling(void) {
+    const int N = 2 * MATMUL_PLANS, C = 8;
+    start(N, C, N);
+    Both<floatX> inp = random_both((size_t)N * C), w = random_both((size_t)C * C), out = unset_both((size_t)N * C);
+    cpu::matmul_forward(out.cpu, inp.cpu, w.cpu, NULL, N, C, C);
+    for (int rows = N; rows >= 1; rows--) matmul_forward(out.gpu, inp.gpu, w.gpu, NULL, rows, C, C);
+    expect_near("products of many lengths", out, of_sum(C));
+    expect(timed_plans() == 1, "%d plans are timed, not 1", timed_plans());
+}
+
+int main(int argc, char** argv) {
+    begin_tests(argc, argv);
+    TEST(test_products_with_bias_and_gelu_in_every_way);
+    TEST(test_gradients_of_inputs_in_every_way);
+    TEST(test_gradients_of_weights_and_biases_set_or_add_in_every_way);
+    TEST(test_arrays_that_are_not_aligned);
+    TEST(test_only_what_is_overwritten_is_timed_and_only_in_training);
+    TEST(test_each_call_has_its_own_bias_and_gelu_input);
+    TEST(test_plans_of_training_outlive_those_of_sampling);
+    return end_tests();
+}

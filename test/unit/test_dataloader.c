@@ -1,0 +1,590 @@
+// test_dataloader.c - which rank sees which tokens when, checked by the numbers in the batches themselves.
+#include "../../llmc/data/dataloader.h"
+#include "test_folder.h"
+
+#define VOCABULARY 65536
+
+// ---- files ----
+
+// Writes n tokens first, first+1, ..., so that the first token of a row says which window it is.
+static const char* write_tokens(const char* name, int first, size_t n) {
+    const char* path = in_folder(name);
+    int* tokens = xcalloc(n, sizeof(int));
+    for (size_t i = 0; i < n; i++) tokens[i] = first + (int)i;
+    TokenWriter w = token_writer_open(path);
+    token_writer_append(&w, tokens, n);
+    token_writer_close(&w);
+    free(tokens);
+    return path;
+}
+
+static DataShape shape(int B, int T, long long global_batch, int rank, int ranks) {
+    DataShape s = { B, T, VOCABULARY, global_batch, rank, ranks, 42 };
+    return s;
+}
+
+// ---- training ----
+
+// Reads one rank's part of the next global batch: the first token of each row goes to its position in windows (global_batch).
+// Every row must have consecutive tokens, and every target the token after its input.
+static void next_windows(DataLoader* d, int* windows) {
+    DataShape s = d->shape;
+    for (int m = 0; m < d->accumulation; m++) {
+        dataloader_next(d);
+        assert_int_equal(d->valid, s.B * s.T);
+        for (int b = 0; b < s.B; b++) {
+            const int *inputs = d->inputs + b * s.T, *targets = d->targets + b * s.T;
+            for (int t = 0; t < s.T; t++) {
+                if (inputs[t] != inputs[0] + t || targets[t] != inputs[t] + 1) fail_msg("row %d is not consecutive at %d", b, t);
+            }
+            windows[(m * s.ranks + s.rank) * s.B + b] = inputs[0];
+        }
+    }
+}
+
+// Returns `steps` global batches of a single rank, from an epoch and position on: windows (steps, G), owned by the caller.
+static int* windows_of_one_rank(const char* path, DataShape s, long long epoch, long long position, int steps) {
+    DataLoader d;
+    s.rank = 0; s.ranks = 1; s.B = 1;
+    dataloader_init(&d, "--data", path, NULL, s, DATA_TRAIN);
+    dataloader_seek(&d, epoch, position);
+    int* windows = xcalloc((size_t)(steps * s.global_batch), sizeof(int));
+    for (int i = 0; i < steps; i++) next_windows(&d, windows + i * s.global_batch);
+    dataloader_free(&d);
+    return windows;
+}
+
+// The same by `ranks` ranks, one after the other. Each place is filled by exactly one rank.
+static int* windows_of_ranks(const char* path, DataShape s, long long epoch, long long position, int steps) {
+    int G = (int)s.global_batch;
+    int* windows = xcalloc((size_t)(steps * G), sizeof(int));
+    for (int i = 0; i < steps * G; i++) windows[i] = -1;
+    for (s.rank = 0; s.rank < s.ranks; s.rank++) {
+        DataLoader d;
+        dataloader_init(&d, "--data", path, NULL, s, DATA_TRAIN);
+        dataloader_seek(&d, epoch, position);
+        for (int i = 0; i < steps; i++) next_windows(&d, windows + i * G);
+        long long done = position / G + steps; // on every rank the same
+        assert_int_equal(d.epoch, epoch + done / d.steps_per_epoch);
+        assert_int_equal(d.position, done % d.steps_per_epoch * G);
+        dataloader_free(&d);
+    }
+    return windows;
+}
+
+static void test_ranks_together_see_what_one_rank_sees(void** state) {
+    (void)state;
+    const int T = 5, G = 840, steps = 5, lengths[] = { 840, 841, 1679, 2003 }; // 840: a multiple of 1 to 8
+    for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {
+        const char* path = write_tokens("ranks.bin", 0, (size_t)(lengths[k] * T + 1) + k % (size_t)T);
+        int* expected = windows_of_one_rank(path, shape(1, T, G, 0, 1), 0, 0, steps);
+        for (int ranks = 1; ranks <= 8; ranks++) {
+            for (int B = 1; B <= 15; B += 7) { // 1, 8, 15
+                if (G % (ranks * B) != 0) continue;
+                int* together = windows_of_ranks(path, shape(B, T, G, 0, ranks), 0, 0, steps);
+                assert_memory_equal(together, expected, (size_t)(steps * G) * sizeof(int));
+                free(together);
+            }
+        }
+        free(expected);
+    }
+}
+
+// Returns the windows that a loader hands out until its epoch ends: (*rows), in order, owned by the caller.
+static int* windows_of_an_epoch(DataLoader* d, int T, int* rows) {
+    long long epoch = d->epoch;
+    int* windows = xcalloc((size_t)d->num_sequences, sizeof(int));
+    for (*rows = 0; d->epoch == epoch; ) {
+        dataloader_next(d);
+        for (int b = 0; b < d->shape.B; b++) {
+            assert_in_range(*rows, 0, d->num_sequences - 1);
+            windows[(*rows)++] = d->inputs[b * T] / T;
+        }
+    }
+    return windows;
+}
+
+// Two epochs of `ranks` ranks over n windows: counts, overlaps and repetitions.
+static void check_epochs_of_ranks(const char* path, int n, int B, int G, int ranks) {
+    const int T = 3, epochs = 2, share = n / G * G / ranks;
+    int* seen = xcalloc((size_t)(epochs * n), sizeof(int));
+    for (int rank = 0; rank < ranks; rank++) {
+        DataLoader d, again;
+        dataloader_init(&d, "--data", path, NULL, shape(B, T, G, rank, ranks), DATA_TRAIN);
+        dataloader_init(&again, "--data", path, NULL, shape(B, T, G, rank, ranks), DATA_TRAIN);
+        for (int epoch = 0; epoch < epochs; epoch++) {
+            int rows, rows_again;
+            int *windows = windows_of_an_epoch(&d, T, &rows), *repeated = windows_of_an_epoch(&again, T, &rows_again);
+            assert_int_equal(rows, share); // so every rank does the same number of steps
+            assert_int_equal(rows_again, share);
+            assert_memory_equal(windows, repeated, (size_t)rows * sizeof(int));
+            for (int i = 0; i < rows; i++) {
+                assert_in_range(windows[i], 0, n - 1);
+                assert_int_equal(seen[epoch * n + windows[i]]++, 0); // neither by this rank nor by one before it
+            }
+            free(windows);
+            free(repeated);
+        }
+        dataloader_free(&d);
+        dataloader_free(&again);
+    }
+    free(seen);
+}
+
+static void test_ranks_share_no_sequence_and_do_equally_many_steps(void** state) {
+    (void)state;
+    for (int ranks = 1; ranks <= 8; ranks++) {
+        for (int B = 1; B <= 3; B += 2) {
+            for (int accumulation = 1; accumulation <= 2; accumulation++) {
+                int G = ranks * B * accumulation;
+                const int lengths[] = { G, G + 1, 2 * G - 1, 2 * G, 3 * G + G / 2, 101 };
+                for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {
+                    const char* path = write_tokens("share.bin", 0, (size_t)(lengths[k] * 3 + 1) + k % 3);
+                    check_epochs_of_ranks(path, lengths[k], B, G, ranks);
+                }
+            }
+        }
+    }
+}
+
+static void test_any_number_of_ranks_continues_in_the_middle_of_the_second_epoch(void** state) {
+    (void)state;
+    const int T = 2, G = 840, steps = 8, stopped = 5; // 3 steps an epoch: the second has one more to go
+    const char* path = write_tokens("continue.bin", 0, (size_t)((3 * G + 17) * T + 1));
+    int* whole = windows_of_one_rank(path, shape(1, T, G, 0, 1), 0, 0, steps);
+    for (int ranks = 1; ranks <= 8; ranks++) {
+        for (int B = 1; B <= G / ranks; B *= G / ranks) { // many micro-batches, or one
+            int* rest = windows_of_ranks(path, shape(B, T, G, 0, ranks), 1, 2 * G, steps - stopped);
+            assert_memory_equal(rest, whole + stopped * G, (size_t)((steps - stopped) * G) * sizeof(int));
+            free(rest);
+        }
+    }
+    free(whole);
+}
+
+static void test_no_sequence_is_seen_twice_in_an_epoch(void** state) {
+    (void)state;
+    const int T = 3, lengths[] = { 1, 2, 3, 7, 16, 31, 100, 257, 1009 };
+    for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {
+        for (int G = 1; G <= lengths[k]; G = 2 * G + 1) {
+            int n = lengths[k], steps = n / G;
+            const char* path = write_tokens("epoch.bin", 7, (size_t)(n * T + 1 + (int)k % T));
+            for (int epoch = 0; epoch < 3; epoch++) {
+                int* windows = windows_of_one_rank(path, shape(1, T, G, 0, 1), epoch, 0, steps);
+                int* seen = xcalloc((size_t)n, sizeof(int));
+                for (int i = 0; i < steps * G; i++) {
+                    assert_int_equal((windows[i] - 7) % T, 0);
+                    assert_in_range((windows[i] - 7) / T, 0, n - 1);
+                    assert_int_equal(seen[(windows[i] - 7) / T]++, 0);
+                }
+                free(seen);
+                free(windows);
+            }
+        }
+    }
+}
+
+static void test_epochs_and_seeds_have_orders_of_their_own(void** state) {
+    (void)state;
+    const int n = 200;
+    const char* path = write_tokens("orders.bin", 0, n * 2 + 1);
+    DataShape s = shape(1, 2, n, 0, 1), other = s;
+    other.seed++;
+    int* orders[4] = { windows_of_one_rank(path, s, 0, 0, 1), windows_of_one_rank(path, s, 1, 0, 1),
+                       windows_of_one_rank(path, other, 0, 0, 1), windows_of_one_rank(path, other, 1, 0, 1) };
+    for (int a = 0; a < 4; a++) {
+        for (int b = 0; b < a; b++) {
+            int same = 0;
+            for (int i = 0; i < n; i++) same += orders[a][i] == orders[b][i];
+            assert_in_range(same, 0, 10); // two random orders share one place on average
+        }
+    }
+    for (int a = 0; a < 4; a++) free(orders[a]);
+}
+
+static void test_a_sought_position_continues_to_the_bit(void** state) {
+    (void)state;
+    enum { T = 4, G = 12, STEPS = 30 };
+    const char* path = write_tokens("seek.bin", 0, 100 * T + 1); // 8 steps an epoch: into the fourth epoch
+    static int windows[STEPS + 3][G], again[G];
+    static long long epochs[STEPS], positions[STEPS];
+    DataLoader d;
+    dataloader_init(&d, "--data", path, NULL, shape(3, T, G, 0, 1), DATA_TRAIN);
+    for (int i = 0; i < STEPS + 3; i++) {
+        if (i < STEPS) { epochs[i] = d.epoch; positions[i] = d.position; }
+        next_windows(&d, windows[i]);
+    }
+    assert_int_equal(epochs[9], 1);
+    assert_int_equal(positions[9], G);
+    for (int i = 0; i < STEPS; i++) {
+        dataloader_seek(&d, epochs[i], positions[i]); // in a loader that has been elsewhere
+        if (i % 2) dataloader_next(&d);               // and from the middle of a step
+        if (i % 2) dataloader_seek(&d, epochs[i], positions[i]);
+        for (int k = i; k < i + 3; k++) {
+            next_windows(&d, again);
+            assert_memory_equal(again, windows[k], sizeof again);
+        }
+    }
+    dataloader_free(&d);
+    for (int i = 0; i < STEPS; i++) { // and in new ones, of another number of ranks
+        for (int rank = 0; rank < 4; rank++) {
+            dataloader_init(&d, "--data", path, NULL, shape(1, T, G, rank, 4), DATA_TRAIN);
+            dataloader_seek(&d, epochs[i], positions[i]);
+            next_windows(&d, again);
+            dataloader_free(&d);
+        }
+        assert_memory_equal(again, windows[i], sizeof again);
+    }
+}
+
+static void test_another_batch_size_continues_where_the_first_stopped(void** state) {
+    (void)state;
+    const char* path = write_tokens("resize.bin", 0, 100 * 4 + 1);
+    int* epoch = windows_of_one_rank(path, shape(1, 4, 100, 0, 1), 1, 0, 1);
+    int* rest = windows_of_one_rank(path, shape(1, 4, 12, 0, 1), 1, 40, 6);
+    assert_memory_equal(rest, epoch + 40, 5 * 12 * sizeof(int)); // no repetition, no gap
+    int* next = windows_of_one_rank(path, shape(1, 4, 12, 0, 1), 2, 0, 1);
+    assert_memory_equal(rest + 5 * 12, next, 12 * sizeof(int));  // what is left of 100 is less than a step
+    free(epoch);
+    free(rest);
+    free(next);
+}
+
+static int compare_ints(const void* a, const void* b) { return *(const int*)a - *(const int*)b; }
+
+static void test_shards_are_read_in_the_order_of_their_names_and_windows_stay_inside(void** state) {
+    (void)state;
+    const int T = 10;
+    write_tokens("shard_b.bin", 1000, 35);  // 3 windows
+    write_tokens("shard_a.bin", 2000, 41);  // 4
+    write_tokens("shard_c.bin", 3000, 10);  // 0: one short of a target
+    write_tokens("shard_d.bin", 4000, 11);  // 1
+    const char* pattern = in_folder("shard_*.bin");
+    const int expected[] = { 1000, 1010, 1020, 2000, 2010, 2020, 2030, 4000 };
+    int* windows = windows_of_one_rank(pattern, shape(1, T, 8, 0, 1), 0, 0, 1);
+    qsort(windows, 8, sizeof(int), compare_ints);
+    assert_memory_equal(windows, expected, sizeof expected);
+    free(windows);
+
+    DataLoader d; // in evaluation the order is that of the names
+    dataloader_init(&d, "--val-data", pattern, NULL, shape(1, T, 1, 0, 1), DATA_EVAL);
+    assert_int_equal(d.num_tokens, 97);
+    const int in_order[] = { 2000, 2010, 2020, 2030, 1000, 1010, 1020, 1030, 3000, 4000 };
+    const int valid[] = { 10, 10, 10, 10, 10, 10, 10, 4, 9, 10 };
+    assert_int_equal(d.num_batches, 10);
+    for (int i = 0; i < 10; i++) {
+        dataloader_next(&d);
+        assert_int_equal(d.inputs[0], in_order[i]);
+        assert_int_equal(d.valid, valid[i]);
+    }
+    dataloader_free(&d);
+}
+
+// ---- evaluation ----
+
+// Every token except the first is a target once, in its place; padding has input 0 and target -1.
+static void check_evaluation(const char* path, int n, int B, int T, int G, int ranks) {
+    char* counted = xcalloc((size_t)n, 1);
+    int valid = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+        DataLoader d;
+        dataloader_init(&d, "--val-data", path, NULL, shape(B, T, G, rank, ranks), DATA_EVAL);
+        assert_int_equal(d.num_batches, (n - 1 + G * T - 1) / (G * T));
+        for (int pass = 0; pass < 2; pass++) { // a second evaluation is the same as the first
+            dataloader_seek(&d, 0, 0);
+            for (long long i = 0; i < d.num_batches * d.accumulation; i++) {
+                dataloader_next(&d);
+                int here = 0;
+                for (int k = 0; k < B * T; k++) {
+                    if (d.targets[k] == -1) { assert_int_equal(d.inputs[k], 0); continue; }
+                    assert_int_equal(d.targets[k], d.inputs[k] + 1);
+                    assert_in_range(d.targets[k], 1, n - 1);
+                    long long position = (i / d.accumulation) * G + ((i % d.accumulation) * ranks + rank) * B + k / T;
+                    assert_int_equal(d.inputs[k], position * T + k % T);
+                    counted[d.targets[k]]++;
+                    here++;
+                }
+                assert_int_equal(d.valid, here);
+                valid += here;
+            }
+        }
+        dataloader_free(&d);
+    }
+    assert_int_equal(valid, 2 * (n - 1));
+    for (int i = 1; i < n; i++) assert_int_equal(counted[i], 2);
+    free(counted);
+}
+
+static void test_evaluation_covers_every_token_once_however_few_there_are(void** state) {
+    (void)state;
+    const int lengths[] = { 2, 3, 8, 9, 10, 17, 40, 65, 100 };
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        const char* path = write_tokens("val.bin", 0, (size_t)lengths[i]);
+        for (int ranks = 1; ranks <= 8; ranks++) {
+            check_evaluation(path, lengths[i], 1, 8, ranks, ranks);
+            check_evaluation(path, lengths[i], 2, 4, 12 * ranks, ranks);
+        }
+    }
+}
+
+// ---- text ----
+
+static void test_text_is_tokenised_after_an_end_of_text_token(void** state) {
+    (void)state;
+    Tokenizer tokenizer;
+    tokenizer_open(&tokenizer, "bytes");
+    const char* path = write_file("text.txt", "shard", 5);
+    DataLoader d;
+    DataShape s = shape(1, 5, 1, 0, 1);
+    s.V = tokenizer.vocab_size;
+    dataloader_init(&d, "--data", path, &tokenizer, s, DATA_TRAIN);
+    dataloader_next(&d);
+    const int inputs[] = { tokenizer.eot, 's', 'h', 'a', 'r' }, targets[] = { 's', 'h', 'a', 'r', 'd' };
+    assert_memory_equal(d.inputs, inputs, sizeof inputs);
+    assert_memory_equal(d.targets, targets, sizeof targets);
+    dataloader_free(&d);
+    tokenizer_free(&tokenizer);
+}
+
+// ---- reading ahead ----
+
+static void nap(unsigned microseconds) { if (microseconds) usleep(microseconds); }
+
+static void wait_until_all_is_read(DataLoader* d) {
+    for (bool full = false; !full; nap(100)) {
+        pthread_mutex_lock(&d->lock);
+        full = d->produced == d->held + d->slots;
+        pthread_mutex_unlock(&d->lock);
+    }
+}
+
+static void test_reading_ahead_changes_nothing_whoever_is_faster(void** state) {
+    (void)state;
+    const int T = 4, B = 2, G = 6, n = 50;
+    const char* path = write_tokens("ahead.bin", 0, (size_t)(n * T + 1));
+    for (uint64_t seed = 0; seed < 60; seed++) {
+        DataShape s = shape(B, T, G, 0, 1);
+        s.seed = seed;
+        DataLoader d;
+        dataloader_init(&d, "--data", path, NULL, s, DATA_TRAIN);
+        for (int step = 0; step < 2 * (n / G); step++) {
+            uint64_t epoch = (uint64_t)(step / (n / G)), position = (uint64_t)(step % (n / G) * G);
+            for (uint64_t row = 0; row < (uint64_t)G; row++) {
+                if (row % (uint64_t)B == 0) {
+                    nap(philox(seed, 1, (uint64_t)step * 100 + row).x[0] % 4 * 50);
+                    dataloader_next(&d);
+                }
+                uint64_t window = random_permute(seed, STREAM_DATA + epoch, position + row, (uint64_t)n);
+                assert_int_equal(d.inputs[row % (uint64_t)B * (uint64_t)T], window * (uint64_t)T);
+            }
+        }
+        dataloader_free(&d);
+    }
+}
+
+static void test_nobody_waits_for_what_has_been_read(void** state) {
+    (void)state;
+    DataLoader d;
+    dataloader_init(&d, "--data", write_tokens("waits.bin", 0, 1001), NULL, shape(2, 10, 8, 0, 1), DATA_TRAIN);
+    for (int i = 0; i < 20; i++) {
+        wait_until_all_is_read(&d); // as the thread has done when a micro-batch takes longer to compute than to read
+        dataloader_next(&d);
+    }
+    assert_int_equal(d.waits, 0);
+    dataloader_free(&d);
+}
+
+static void test_buffers_of_a_step_stay_until_the_next_step(void** state) {
+    (void)state;
+    const int elements = 2 * 10;
+    DataLoader d;
+    dataloader_init(&d, "--data", write_tokens("buffers.bin", 0, 1001), NULL, shape(2, 10, 8, 0, 1), DATA_TRAIN);
+    for (int step = 0; step < 6; step++) {
+        const int* views[4];
+        int copies[4][2 * 10];
+        for (int micro = 0; micro < 4; micro++) {
+            dataloader_next(&d);
+            views[micro] = d.inputs;
+            memcpy(copies[micro], d.inputs, sizeof copies[micro]);
+        }
+        wait_until_all_is_read(&d); // nothing more will be written before the next step
+        for (int micro = 0; micro < 4; micro++) assert_memory_equal(views[micro], copies[micro], (size_t)elements * sizeof(int));
+    }
+    dataloader_free(&d);
+}
+
+static void test_a_loader_can_be_closed_at_any_time(void** state) {
+    (void)state;
+    const char* path = write_tokens("close.bin", 0, 5001);
+    for (unsigned i = 0; i < 50; i++) {
+        DataLoader d;
+        dataloader_init(&d, "--data", path, NULL, shape(4, 10, 16, 0, 1), DATA_TRAIN);
+        for (unsigned k = 0; k < i % 7; k++) dataloader_next(&d);
+        nap(i % 3 * 30);
+        if (i % 2) dataloader_seek(&d, i, 0);
+        dataloader_free(&d);
+    }
+}
+
+// ---- errors ----
+
+typedef struct { const char *option, *path; DataShape shape; DataUse use; int micro_batches; long long epoch, position; } Attempt;
+
+static void attempt(void* argument) {
+    Attempt* a = argument;
+    Tokenizer bytes;
+    tokenizer_open(&bytes, "bytes");
+    DataLoader d;
+    dataloader_init(&d, a->option, a->path, &bytes, a->shape, a->use);
+    if (a->epoch || a->position) dataloader_seek(&d, a->epoch, a->position);
+    for (int i = 0; i < a->micro_batches; i++) dataloader_next(&d);
+    dataloader_free(&d);
+    tokenizer_free(&bytes);
+}
+
+static Attempt open_only(const char* path) {
+    Attempt a = { "--data", path, shape(1, 8, 1, 0, 1), DATA_TRAIN, 0, 0, 0 };
+    return a;
+}
+
+static void test_files_that_are_no_data_are_named(void** state) {
+    (void)state;
+    Attempt a = open_only(in_folder("nothing.bin"));
+    expect_death(attempt, &a, "--data", "nothing.bin", "no such file");
+    a.path = in_folder("no_*_match.bin");
+    expect_death(attempt, &a, "--data", "no_*_match.bin", "no such file");
+    a.path = "";
+    expect_death(attempt, &a, "--data", "no such file");
+    a.path = folder;
+    expect_death(attempt, &a, folder, "not a file", "--data", "dev/data/tokenize");
+    a.path = write_file("empty.txt", "", 0);
+    expect_death(attempt, &a, "--data", "empty.txt", "empty");
+    a.path = write_file("binary.dat", "ELF\0\1\2", 6);
+    expect_death(attempt, &a, "--data", "binary.dat", "byte 3 is NUL", "dev/data/tokenize");
+    a.path = write_file("foreign.bin", "this is text in a file that is called .bin", 42);
+    expect_death(attempt, &a, "foreign.bin", "42 bytes", "dev/data/tokenize");
+}
+
+static void test_too_little_data_is_an_error_that_says_what_helps(void** state) {
+    (void)state;
+    Attempt a = open_only(write_tokens("short.bin", 0, 32)); // 3 windows of 8 and a target
+    a.shape = shape(2, 8, 4, 0, 1);
+    expect_death(attempt, &a, "--data", "short.bin", "32 tokens", "3 sequences", "--seq-len 8", "needs 4", "smaller");
+    a.shape.global_batch = 2;
+    a.shape.T = 32;
+    expect_death(attempt, &a, "32 tokens", "0 sequences", "--seq-len 32");
+    a.use = DATA_EVAL;
+    a.option = "--val-data";
+    a.path = write_tokens("one.bin", 0, 1);
+    expect_death(attempt, &a, "--val-data", "one.bin", "1 tokens", "at least 2");
+    a.path = write_tokens("zero.bin", 0, 0);
+    expect_death(attempt, &a, "zero.bin", "0 tokens", "at least 2");
+}
+
+static void test_a_batch_that_does_not_divide_is_an_error(void** state) {
+    (void)state;
+    Attempt a = open_only(write_tokens("divide.bin", 0, 1000));
+    a.shape = shape(4, 8, 12, 0, 2);
+    expect_death(attempt, &a, "--total-batch-size", "12 sequences", "--batch-size 4 x 2 ranks");
+}
+
+static void test_a_number_of_ranks_that_does_not_divide_the_batch_is_an_error_on_every_rank(void** state) {
+    (void)state;
+    Attempt a = open_only(write_tokens("world.bin", 0, 1000));
+    for (int ranks = 1; ranks <= 8; ranks++) {
+        char phrase[64];
+        snprintf(phrase, sizeof phrase, "--batch-size 2 x %d ranks", ranks);
+        for (int rank = 0; rank < ranks; rank++) {
+            a.shape = shape(2, 8, 24, rank, ranks);
+            if (24 % (2 * ranks) != 0) { expect_death(attempt, &a, "--total-batch-size", "24 sequences", phrase); continue; }
+            Child c = child_run(attempt, &a);
+            assert_int_equal(c.status, 0);
+            child_free(&c);
+        }
+    }
+}
+
+static void test_fewer_sequences_than_ranks_is_an_error_on_every_rank(void** state) {
+    (void)state;
+    for (int ranks = 2; ranks <= 8; ranks++) {
+        Attempt a = open_only(write_tokens("few.bin", 0, (size_t)(ranks - 1) * 8 + 1));
+        char on[64], found[64];
+        snprintf(on, sizeof on, "on %d ranks needs %d", ranks, ranks);
+        snprintf(found, sizeof found, "make %d sequences", ranks - 1);
+        for (int rank = 0; rank < ranks; rank++) {
+            a.shape = shape(1, 8, ranks, rank, ranks);
+            expect_death(attempt, &a, "--data", "few.bin", found, on, "more data, fewer ranks");
+        }
+    }
+}
+
+static void test_a_token_beyond_the_vocabulary_is_found_when_its_step_comes(void** state) {
+    (void)state;
+    Attempt a = open_only(write_tokens("vocabulary.bin", 0, 101));
+    a.use = DATA_EVAL; // in order, so that the step is known: the sixth row of 8 has targets up to 48
+    a.shape.V = 48;
+    a.micro_batches = 5;
+    Child c = child_run(attempt, &a);
+    assert_int_equal(c.status, 0);
+    child_free(&c);
+    a.micro_batches = 6;
+    expect_death(attempt, &a, "--data", "vocabulary.bin", "token 48 is 48", "vocabulary of 48", "--tokenizer");
+    Attempt text = open_only(write_file("vocabulary.txt", "some text that is long enough", 29));
+    text.shape.V = 100;
+    text.micro_batches = 1;
+    expect_death(attempt, &text, "--data", "vocabulary.txt", "vocabulary of 100");
+}
+
+static void test_a_position_beyond_the_data_is_an_error(void** state) {
+    (void)state;
+    Attempt a = open_only(write_tokens("position.bin", 0, 81));
+    a.position = 11;
+    expect_death(attempt, &a, "--data", "sequence 11 of epoch 0", "10 sequences", "same data");
+    a.position = -1;
+    expect_death(attempt, &a, "sequence -1");
+    a.position = 0;
+    a.epoch = -1;
+    expect_death(attempt, &a, "epoch -1");
+}
+
+static void read_a_file_that_shrinks(void* argument) {
+    const char* path = argument;
+    DataLoader d;
+    dataloader_init(&d, "--data", path, NULL, shape(1, 8, 1, 0, 1), DATA_TRAIN);
+    if (truncate(path, 2000) != 0) exit(3);
+    for (int i = 0; i < 1000; i++) dataloader_next(&d);
+}
+
+static void test_a_file_that_is_cut_while_in_use_is_an_error(void** state) {
+    (void)state;
+    expect_death(read_a_file_that_shrinks, (void*)write_tokens("shrinks.bin", 0, 8001), "shrinks.bin", "cut after it was opened");
+}
+
+int main(void) {
+    setenv("CMOCKA_TEST_ABORT", "1", 1); // a failed test leaves loaders' threads behind, on a stack that the next test would use
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ranks_together_see_what_one_rank_sees),
+        cmocka_unit_test(test_ranks_share_no_sequence_and_do_equally_many_steps),
+        cmocka_unit_test(test_any_number_of_ranks_continues_in_the_middle_of_the_second_epoch),
+        cmocka_unit_test(test_no_sequence_is_seen_twice_in_an_epoch),
+        cmocka_unit_test(test_epochs_and_seeds_have_orders_of_their_own),
+        cmocka_unit_test(test_a_sought_position_continues_to_the_bit),
+        cmocka_unit_test(test_another_batch_size_continues_where_the_first_stopped),
+        cmocka_unit_test(test_shards_are_read_in_the_order_of_their_names_and_windows_stay_inside),
+        cmocka_unit_test(test_evaluation_covers_every_token_once_however_few_there_are),
+        cmocka_unit_test(test_text_is_tokenised_after_an_end_of_text_token),
+        cmocka_unit_test(test_reading_ahead_changes_nothing_whoever_is_faster),
+        cmocka_unit_test(test_nobody_waits_for_what_has_been_read),
+        cmocka_unit_test(test_buffers_of_a_step_stay_until_the_next_step),
+        cmocka_unit_test(test_a_loader_can_be_closed_at_any_time),
+        cmocka_unit_test(test_files_that_are_no_data_are_named),
+        cmocka_unit_test(test_too_little_data_is_an_error_that_says_what_helps),
+        cmocka_unit_test(test_a_batch_that_does_not_divide_is_an_error),
+        cmocka_unit_test(test_a_number_of_ranks_that_does_not_divide_the_batch_is_an_error_on_every_rank),
+        cmocka_unit_test(test_fewer_sequences_than_ranks_is_an_error_on_every_rank),
+        cmocka_unit_test(test_a_token_beyond_the_vocabulary_is_found_when_its_step_comes),
+        cmocka_unit_test(test_a_position_beyond_the_data_is_an_error),
+        cmocka_unit_test(test_a_file_that_is_cut_while_in_use_is_an_error),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}

@@ -1,0 +1,254 @@
+// test_options.c - every option in every spelling, every way to get one wrong, and --help.
+#include "../../llmc/base/options.h"
+#include "expect_death.h"
+
+typedef struct { Options o; OptionTable table; } Parsed;
+
+static void parse(Parsed* p, const char* const* arguments) {
+    char* argv[16] = { (char*)"program" };
+    int argc = 1;
+    for (; arguments[argc - 1]; argc++) argv[argc] = (char*)arguments[argc - 1];
+    p->o = options_defaults();
+    p->table = options_table("train_gpt2_test", "a test");
+    options_common(&p->table, &p->o);
+    options_parse(&p->table, argc, argv);
+}
+#define parsed(p, ...) do { \
+        const char* const arguments_[] = { __VA_ARGS__, NULL }; \
+        parse(p, arguments_); \
+    } while (0)
+
+static void parse_in_child(void* arguments) {
+    Parsed p;
+    parse(&p, arguments);
+}
+// assert_error(GIVEN(arguments...), phrases...): the arguments must give an error that contains each of the phrases.
+#define assert_error(arguments, ...) do { \
+        const char* const given_[] = arguments; \
+        expect_death(parse_in_child, (void*)given_, __VA_ARGS__); \
+    } while (0)
+#define GIVEN(...) { __VA_ARGS__, NULL }
+
+static int count_options(void) {
+    Parsed p;
+    parsed(&p, NULL);
+    return p.table.count;
+}
+
+static void test_nothing_given_leaves_the_defaults(void** state) {
+    (void)state;
+    Parsed p, expected;
+    parsed(&p, NULL);
+    expected.o = options_defaults();
+    expected.table = options_table("", "");
+    options_common(&expected.table, &expected.o);
+    for (int i = 0; i < p.table.count; i++) {
+        char found[128], wanted[128];
+        option_format(&p.table.specs[i], found, sizeof found);
+        option_format(&expected.table.specs[i], wanted, sizeof wanted);
+        assert_string_equal(found, wanted);
+        assert_false(p.table.specs[i].given);
+    }
+}
+
+// Returns a value that the option accepts and that is not its default.
+static const char* some_value(const OptionSpec* s, char* out, size_t size) {
+    if (s->kind == OPTION_TEXT) snprintf(out, size, "some=text with --dashes");
+    if (s->kind == OPTION_INT) snprintf(out, size, "%.0f", *(long long*)s->value == (long long)s->high ? s->low : s->high);
+    if (s->kind == OPTION_FLOAT) snprintf(out, size, "%.17g", s->low + (s->high - s->low) / 3);
+    if (s->kind == OPTION_CHOICE) snprintf(out, size, "%s", strrchr(s->form, '|') + 1);
+    return out;
+}
+
+static void assert_has(const OptionSpec* s, const char* text) {
+    char found[128];
+    if (s->kind == OPTION_FLOAT) {
+        assert_true(*(double*)s->value == strtod(text, NULL));
+        return;
+    }
+    option_format(s, found, sizeof found);
+    assert_string_equal(found, s->kind == OPTION_FLAG ? "on" : text);
+}
+
+static void test_every_option_takes_a_value_in_every_spelling(void** state) {
+    (void)state;
+    int count = count_options();
+    assert_true(count > 35);
+    for (int i = 0; i < count; i++) {
+        Parsed p;
+        parsed(&p, NULL);
+        OptionSpec* s = &p.table.specs[i];
+        char value[64] = "", name[64], joined[160], letter[3] = { '-', s->letter, 0 };
+        some_value(s, value, sizeof value);
+        snprintf(name, sizeof name, "--%s", s->name);
+        snprintf(joined, sizeof joined, "--%s=%s", s->name, value);
+        bool flag = s->kind == OPTION_FLAG;
+        for (int spelling = 0; spelling < (s->letter ? 3 : 2); spelling++) {
+            if (flag && spelling == 1) continue;
+            if (flag) parsed(&p, name);
+            else if (spelling == 1) parsed(&p, joined);
+            else parsed(&p, spelling == 0 ? name : letter, value);
+            assert_has(s, value);
+            for (int k = 0; k < count; k++) assert_int_equal(p.table.specs[k].given, k == i);
+            assert_true(option_given(&p.table, s->name));
+        }
+    }
+}
+
+static void test_a_switch_is_turned_off_by_no(void** state) {
+    (void)state;
+    Parsed p;
+    parsed(&p, "--resume", "--no-resume");
+    assert_int_equal(p.o.resume, 0);
+    assert_true(option_given(&p.table, "resume"));
+    parsed(&p, "--no-resume", "--resume");
+    assert_int_equal(p.o.resume, 1);
+}
+
+static void test_no_two_options_share_a_name(void** state) {
+    (void)state;
+    Parsed p;
+    parsed(&p, NULL);
+    for (int i = 0; i < p.table.count; i++) {
+        for (int k = 0; k < i; k++) {
+            assert_string_not_equal(p.table.specs[i].name, p.table.specs[k].name);
+            assert_ptr_not_equal(p.table.specs[i].value, p.table.specs[k].value);
+            assert_true(!p.table.specs[i].letter || p.table.specs[i].letter != p.table.specs[k].letter);
+        }
+        assert_int_not_equal(p.table.specs[i].letter, 'h'); // that is --help
+    }
+}
+
+static void test_the_last_of_several_values_counts(void** state) {
+    (void)state;
+    Parsed p;
+    parsed(&p, "--steps", "5", "-n", "7", "--lr=1e-4", "--lr", "2e-4");
+    assert_int_equal(p.o.steps, 7);
+    assert_true(p.o.lr == 2e-4);
+    parsed(&p, "--out=", "--val-data", "");
+    assert_string_equal(p.o.out, "");
+    assert_string_equal(p.o.val_data, "");
+}
+
+static void test_numbers_at_the_ends_of_their_range_are_taken_and_beyond_are_errors(void** state) {
+    (void)state;
+    int count = count_options();
+    for (int i = 0; i < count; i++) {
+        Parsed p;
+        parsed(&p, NULL);
+        OptionSpec s = p.table.specs[i];
+        if (s.kind != OPTION_INT && s.kind != OPTION_FLOAT) continue;
+        const char* form = s.kind == OPTION_INT ? "--%s=%.0f" : "--%s=%.17g";
+        const double inside[2] = { s.low, s.high };
+        bool whole = s.kind == OPTION_INT;
+        const double outside[2] = { whole ? s.low - 1 : s.low - 1e-9, whole ? s.high + 1 : s.high * 1.001 };
+        for (int end = 0; end < 2; end++) {
+            char text[96];
+            snprintf(text, sizeof text, form, s.name, inside[end]);
+            parsed(&p, text);
+            snprintf(text, sizeof text, form, s.name, outside[end]);
+            assert_error(GIVEN(text), s.name, "must be between", strchr(text, '=') + 1);
+        }
+    }
+}
+
+static void test_unknown_options_are_named(void** state) {
+    (void)state;
+    assert_error(GIVEN("--stepz", "5"), "unknown option '--stepz'", "--help");
+    assert_error(GIVEN("--step", "5"), "unknown option '--step'"); // no abbreviations: they would change meaning later
+    assert_error(GIVEN("--stepz=5"), "unknown option '--stepz'");
+    assert_error(GIVEN("-steps", "5"), "unknown option '-steps'");
+    assert_error(GIVEN("-x"), "unknown option '-x'");
+    assert_error(GIVEN("steps"), "unknown option 'steps'");
+    assert_error(GIVEN("--"), "unknown option '--'");
+    assert_error(GIVEN(""), "unknown option ''");
+}
+
+static void test_bad_values_are_named_with_their_option(void** state) {
+    (void)state;
+    assert_error(GIVEN("--steps"), "--steps needs a value", "N");
+    assert_error(GIVEN("--steps", "ten"), "--steps wants a whole number", "'ten'");
+    assert_error(GIVEN("--steps", "10x"), "--steps wants a whole number", "'10x'");
+    assert_error(GIVEN("--steps", "1.5"), "--steps wants a whole number", "'1.5'");
+    assert_error(GIVEN("--steps", " 1"), "--steps wants a whole number", "' 1'");
+    assert_error(GIVEN("--steps="), "--steps wants a whole number", "''");
+    assert_error(GIVEN("--steps", "99999999999999999999"), "--steps", "99999999999999999999");
+    assert_error(GIVEN("--lr", "fast"), "--lr wants a number", "'fast'");
+    assert_error(GIVEN("--lr="), "--lr wants a number", "''");
+    assert_error(GIVEN("--lr", "1e-3 "), "--lr wants a number");
+    assert_error(GIVEN("--lr", "nan"), "--lr must be between", "nan");
+    assert_error(GIVEN("--lr", "inf"), "--lr must be between", "inf");
+    assert_error(GIVEN("--lr-schedule", "cos"), "--lr-schedule must be one of cosine|linear|constant|wsd", "'cos'");
+    assert_error(GIVEN("--lr-schedule", "cosine|linear"), "--lr-schedule must be one of", "'cosine|linear'");
+    assert_error(GIVEN("--lr-schedule="), "--lr-schedule must be one of", "''");
+    assert_error(GIVEN("--resume=yes"), "--resume is a switch", "--no-resume turns it off");
+    assert_error(GIVEN("--no-resume=yes"), "--resume is a switch");
+    assert_error(GIVEN("--no-steps"), "unknown option '--no-steps'");
+    assert_error(GIVEN("--no-"), "unknown option '--no-'");
+}
+
+static void fill_the_table(void* unused) {
+    (void)unused;
+    OptionTable t = options_table("", "");
+    long long value;
+    for (int i = 0; i <= MAX_OPTIONS; i++) option_int(&t, "steps", &value, 0, 1, "");
+}
+
+static void ask_for_no_option(void* unused) {
+    (void)unused;
+    Parsed p;
+    parsed(&p, NULL);
+    option_given(&p.table, "stepz");
+}
+
+static void test_mistakes_of_a_stage_file_do_not_go_unseen(void** state) {
+    (void)state;
+    expect_death(fill_the_table, NULL, "option table is full");
+    expect_death(ask_for_no_option, NULL, "no option --stepz");
+}
+
+// ---- --help ----
+
+static void test_help_lists_every_option_with_its_default_and_ends_well(void** state) {
+    (void)state;
+    const char* const spellings[] = { "--help", "-h" };
+    for (int k = 0; k < 2; k++) {
+        const char* const arguments[] = { "--steps", "77", spellings[k], "--no-such-option", NULL };
+        Child c = child_run(parse_in_child, (void*)arguments);
+        assert_int_equal(c.status, 0);
+        assert_string_equal(c.err, "");
+        assert_non_null(strstr(c.out, "train_gpt2_test: a test"));
+        Parsed p;
+        parsed(&p, "--steps", "77");
+        for (int i = 0; i < p.table.count; i++) {
+            OptionSpec s = p.table.specs[i];
+            char start[96], value[64], end[128];
+            snprintf(start, sizeof start, "--%s ", s.name);
+            option_format(&s, value, sizeof value);
+            const char* quote = s.kind == OPTION_TEXT ? "'" : "";
+            snprintf(end, sizeof end, "  [%s%s%s]\n", quote, value, quote);
+            const char* line = strstr(c.out, start);
+            assert_non_null(line);
+            const char* help = strstr(line, s.help);
+            assert_non_null(help);
+            assert_true(strncmp(help + strlen(s.help), end, strlen(end)) == 0);
+        }
+        child_free(&c);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_nothing_given_leaves_the_defaults),
+        cmocka_unit_test(test_every_option_takes_a_value_in_every_spelling),
+        cmocka_unit_test(test_a_switch_is_turned_off_by_no),
+        cmocka_unit_test(test_no_two_options_share_a_name),
+        cmocka_unit_test(test_the_last_of_several_values_counts),
+        cmocka_unit_test(test_numbers_at_the_ends_of_their_range_are_taken_and_beyond_are_errors),
+        cmocka_unit_test(test_unknown_options_are_named),
+        cmocka_unit_test(test_bad_values_are_named_with_their_option),
+        cmocka_unit_test(test_mistakes_of_a_stage_file_do_not_go_unseen),
+        cmocka_unit_test(test_help_lists_every_option_with_its_default_and_ends_well),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

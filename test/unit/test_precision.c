@@ -1,0 +1,148 @@
+// test_precision.c - bf16 and fp16: every number that they have, and how others are rounded to them.
+#include "../../llmc/base/precision.h"
+#include "../../llmc/base/rng.h"
+#include "expect_death.h"
+
+// The formats, by their definitions.
+typedef struct {
+    const char* name;
+    DType dtype;
+    int fraction_bits, lowest_exponent; // of a normal number
+    double largest;
+} Format;
+static const Format bf16 = { "bf16", DTYPE_BF16, 7, -126, 0x1.fep127 }, fp16 = { "fp16", DTYPE_F16, 10, -14, 65504 };
+
+static uint16_t to_bits(Format f, float x) { return f.dtype == DTYPE_BF16 ? bf16_bits_from_float(x) : f16_bits_from_float(x); }
+static float from_bits(Format f, uint16_t b) { return f.dtype == DTYPE_BF16 ? float_from_bf16_bits(b) : float_from_f16_bits(b); }
+
+// The value of a bit pattern, from the definition: NAN, INFINITY or fraction * 2^exponent.
+static double defined_value(Format f, uint16_t bits) {
+    int fraction = bits & ((1 << f.fraction_bits) - 1), exponent = (bits & 0x7fff) >> f.fraction_bits;
+    double sign = bits & 0x8000 ? -1 : 1;
+    if (exponent == 0x7fff >> f.fraction_bits) return fraction ? NAN : sign * INFINITY;
+    if (exponent == 0) return sign * ldexp(fraction, f.lowest_exponent - f.fraction_bits);
+    return sign * ldexp(fraction + (1 << f.fraction_bits), f.lowest_exponent + exponent - 1 - f.fraction_bits);
+}
+
+// Returns the nearest number of the format, of two equally near ones the even one; computed in double, without loss.
+static double defined_rounding(Format f, double x) {
+    if (x == 0 || !isfinite(x)) return x;
+    int exponent = ilogb(x) > f.lowest_exponent ? ilogb(x) : f.lowest_exponent;
+    double rounded = ldexp(nearbyint(ldexp(x, f.fraction_bits - exponent)), exponent - f.fraction_bits);
+    return fabs(rounded) > f.largest ? copysign(INFINITY, x) : rounded;
+}
+
+static bool same_number(double a, double b) { return (isnan(a) && isnan(b)) || (a == b && signbit(a) == signbit(b)); }
+
+static void assert_rounds(Format f, float x) {
+    double found = from_bits(f, to_bits(f, x)), expected = defined_rounding(f, x);
+    if (!same_number(found, expected)) fail_msg("%s of %a is %a, not %a", f.name, (double)x, found, expected);
+}
+
+static void check_every_pattern(Format f) {
+    for (int bits = 0; bits < 65536; bits++) {
+        float x = from_bits(f, (uint16_t)bits);
+        if (!same_number(x, defined_value(f, (uint16_t)bits))) fail_msg("%s pattern %04x is %a", f.name, (unsigned)bits, (double)x);
+        uint16_t back = to_bits(f, x);
+        if (isnan(x)) assert_true(isnan(from_bits(f, back)));
+        else assert_int_equal(back, bits);
+        if (isnan(x)) assert_int_equal(back & 0x8000, bits & 0x8000);
+    }
+}
+static void test_every_bf16_pattern_is_its_number_and_comes_back(void** state) { (void)state; check_every_pattern(bf16); }
+static void test_every_fp16_pattern_is_its_number_and_comes_back(void** state) { (void)state; check_every_pattern(fp16); }
+
+// Between each number and the next: the middle, where the rounding direction changes, and the floats just below and above it.
+static void check_rounding_between_neighbours(Format f) {
+    for (int bits = 0; bits < 0x7fff; bits++) {
+        double low = defined_value(f, (uint16_t)bits), high = defined_value(f, (uint16_t)(bits + 1));
+        if (!isfinite(low)) break;
+        if (!isfinite(high)) high = 2 * low - defined_value(f, (uint16_t)(bits - 1)); // where the next number would be
+        float middle = (float)(low + (high - low) / 2);
+        for (int sign = -1; sign <= 1; sign += 2) {
+            assert_rounds(f, (float)sign * middle);
+            assert_rounds(f, (float)sign * nextafterf(middle, 0));
+            assert_rounds(f, (float)sign * nextafterf(middle, INFINITY));
+        }
+    }
+}
+static void test_bf16_rounds_to_nearest_even_everywhere(void** state) { (void)state; check_rounding_between_neighbours(bf16); }
+static void test_fp16_rounds_to_nearest_even_everywhere(void** state) { (void)state; check_rounding_between_neighbours(fp16); }
+
+static void test_floats_of_any_size_round_to_nearest_even(void** state) {
+    (void)state;
+    for (uint64_t i = 0; i < 500000; i++) {
+        Philox r = philox(3, 0, i); // as bit patterns, so all exponents, subnormals, Inf and NaN come up
+        float x;
+        memcpy(&x, &r.x[0], sizeof x);
+        assert_rounds(bf16, x);
+        assert_rounds(fp16, x);
+        assert_rounds(fp16, ldexpf((float)r.x[1], -40 - (int)(r.x[2] % 20))); // most of fp16's range lies here
+    }
+}
+
+static void test_nan_stays_nan_and_overflow_is_infinite(void** state) {
+    (void)state;
+    const uint32_t nans[] = { 0x7f800001, 0x7fc00000, 0x7fffffff, 0xff800001, 0xffffffff };
+    for (int i = 0; i < 5; i++) {
+        float x;
+        memcpy(&x, &nans[i], sizeof x);
+        assert_true(isnan(from_bits(bf16, to_bits(bf16, x))));
+        assert_true(isnan(from_bits(fp16, to_bits(fp16, x))));
+    }
+    assert_true(from_bits(fp16, to_bits(fp16, 65519.996f)) == 65504);
+    assert_true(isinf(from_bits(fp16, to_bits(fp16, 65520.0f))));
+    assert_true(isinf(from_bits(bf16, to_bits(bf16, 3.4e38f))));
+    assert_true(from_bits(fp16, to_bits(fp16, -INFINITY)) == -INFINITY);
+}
+
+static void test_arrays_convert_between_all_pairs_of_types(void** state) {
+    (void)state;
+    enum { N = 1003 };
+    float *numbers = xcalloc(N, sizeof(float)), *back = xcalloc(N, sizeof(float));
+    uint16_t *half = xcalloc(N, sizeof(uint16_t)), *other = xcalloc(N, sizeof(uint16_t));
+    for (int i = 0; i < N; i++) numbers[i] = random_normal(5, 0, (uint64_t)i);
+    const Format formats[2] = { bf16, fp16 };
+    for (int k = 0; k < 2; k++) {
+        convert_dtype(half, formats[k].dtype, numbers, DTYPE_F32, N);
+        convert_dtype(back, DTYPE_F32, half, formats[k].dtype, N);
+        for (int i = 0; i < N; i++) assert_true(back[i] == (float)defined_rounding(formats[k], numbers[i]));
+        convert_dtype(other, formats[1 - k].dtype, half, formats[k].dtype, N);
+        for (int i = 0; i < N; i++) {
+            assert_true(from_bits(formats[1 - k], other[i]) == (float)defined_rounding(formats[1 - k], back[i]));
+        }
+        convert_dtype(other, formats[k].dtype, half, formats[k].dtype, N);
+        assert_memory_equal(other, half, N * sizeof(uint16_t));
+    }
+    convert_dtype(back, DTYPE_F32, numbers, DTYPE_F32, N);
+    assert_memory_equal(back, numbers, N * sizeof(float));
+    free(numbers);
+    free(back);
+    free(half);
+    free(other);
+}
+
+static void test_floatX_is_what_the_build_asked_for(void** state) {
+    (void)state;
+    assert_int_equal(sizeof(floatX), dtype_size(FLOATX_DTYPE));
+    assert_string_equal(FLOATX_NAME, dtype_name(FLOATX_DTYPE));
+    for (uint64_t i = 0; i < 1000; i++) {
+        float x = random_normal(6, 0, i);
+        float expected = FLOATX_DTYPE == DTYPE_F32 ? x : (float)defined_rounding(FLOATX_DTYPE == DTYPE_BF16 ? bf16 : fp16, x);
+        assert_true(to_float(to_floatX(x)) == expected);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_bf16_pattern_is_its_number_and_comes_back),
+        cmocka_unit_test(test_every_fp16_pattern_is_its_number_and_comes_back),
+        cmocka_unit_test(test_bf16_rounds_to_nearest_even_everywhere),
+        cmocka_unit_test(test_fp16_rounds_to_nearest_even_everywhere),
+        cmocka_unit_test(test_floats_of_any_size_round_to_nearest_even),
+        cmocka_unit_test(test_nan_stays_nan_and_overflow_is_infinite),
+        cmocka_unit_test(test_arrays_convert_between_all_pairs_of_types),
+        cmocka_unit_test(test_floatX_is_what_the_build_asked_for),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,515 @@
+// test_rank_files.c - the log of operations and its file; and where ranks parted, from made-up logs.
+#include "../../dev/tools/ranks.h"
+#include "expect_death.h"
+
+#define MOST 4
+static char folder[] = "/tmp/test_rank_files_XXXXXX";
+static OpLog logs[MOST];
+static char paths[MOST][64];
+
+static void begin(int ranks) {
+    for (int r = 0; r < ranks; r++) {
+        oplog_init(&logs[r]);
+        oplog_join(&logs[r], "world");
+        snprintf(paths[r], sizeof paths[r], "%s/ops_rank_%04d.txt", folder, r);
+    }
+}
+
+static void issue(int rank, const char* communicator, const char* collective, size_t elements, int peer, OpState state) {
+    OpRecord op = oplog_issue(&logs[rank], communicator, collective, elements, "fp32", peer);
+    if (state >= OP_STARTED) oplog_start(&logs[rank], &op);
+    if (state >= OP_FINISHED) oplog_finish(&logs[rank], &op);
+}
+
+// Issues four buckets a step, of 100, 200, 300 and 400 elements, on ranks first..last: operations `from` to `to` - 1.
+static void train(int first, int last, int from, int to) {
+    for (int r = first; r <= last; r++) {
+        for (int i = from; i < to; i++) {
+            oplog_step(&logs[r], 1 + i / 4);
+            issue(r, "world", "all-reduce", 100 * (size_t)(1 + i % 4), -1, OP_FINISHED);
+        }
+    }
+}
+
+static void write_file(int rank, const char* run, int ranks) {
+    FILE* f = fopen(paths[rank], "w");
+    assert_non_null(f);
+    oplog_write(&logs[rank], f, run, rank, ranks);
+    assert_int_equal(fclose(f), 0);
+}
+
+// Writes the logs, reads the files and compares one sequence. Frees the logs.
+static Parting compare(int ranks, Sequence s) {
+    RankFile* files[MOST];
+    Member members[MOST];
+    for (int r = 0; r < ranks; r++) {
+        write_file(r, "a", ranks);
+        oplog_free(&logs[r]);
+        files[r] = rank_file_read(paths[r]);
+        unlink(paths[r]);
+    }
+    int n = sequence_members(&s, files, ranks, members);
+    assert_true(n >= 2);
+    Parting p = members_compare(members, n);
+    for (int r = 0; r < ranks; r++) free(files[r]);
+    return p;
+}
+static const Sequence world = { "world", -1, -1 };
+
+static void expect_parting(Parting p, PartedBy by, long long number, const char* const* phrases) {
+    bool good = p.by == by && p.number == number;
+    for (; good && *phrases; phrases++) good = strstr(p.text, *phrases) != NULL;
+    if (!good) print_error("parted by %d at %lld: %s\n", p.by, p.number, p.text);
+    if (!good && *phrases) print_error("expected in it: %s\n", *phrases);
+    assert_true(good);
+}
+#define expect(parting, by, number, ...) do { \
+        const char* const phrases_[] = { __VA_ARGS__, NULL }; \
+        expect_parting(parting, by, number, phrases_); \
+    } while (0)
+
+// ---- the log ----
+
+static void test_operations_are_numbered_on_their_channel(void** state) {
+    (void)state;
+    OpLog l;
+    oplog_init(&l);
+    assert_int_equal(oplog_issue(&l, "world", "all-reduce", 1, "fp32", -1).number, 0);
+    assert_int_equal(oplog_issue(&l, "world", "send", 1, "fp32", 1).number, 0);
+    assert_int_equal(oplog_issue(&l, "world", "send", 1, "fp32", 1).number, 1);
+    assert_int_equal(oplog_issue(&l, "world", "send", 1, "fp32", 2).number, 0);
+    assert_int_equal(oplog_issue(&l, "world", "receive", 1, "fp32", 1).number, 0);
+    assert_int_equal(oplog_issue(&l, "world", "broadcast", 1, "fp32", 1).number, 1); // whatever was sent in between
+    assert_int_equal(oplog_issue(&l, "shard.1", "all-reduce", 1, "fp32", -1).number, 0);
+    assert_int_equal(oplog_issue(&l, "world", "all-reduce", 1, "fp32", -1).place, 7);
+    oplog_free(&l);
+}
+
+static void test_an_operation_that_has_left_the_ring_can_still_finish(void** state) {
+    (void)state;
+    OpLog l;
+    oplog_init(&l);
+    OpRecord old = oplog_issue(&l, "world", "all-reduce", 1, "fp32", -1);
+    for (int i = 0; i < OPLOG_LENGTH; i++) oplog_issue(&l, "world", "all-reduce", 2, "fp32", -1);
+    oplog_start(&l, &old);
+    oplog_finish(&l, &old);
+    assert_int_equal(old.state, OP_FINISHED);
+    assert_int_equal(l.channels[0].finished, 1);
+    for (int i = 0; i < OPLOG_LENGTH; i++) assert_int_equal(l.ring[i].state, OP_ISSUED);
+    oplog_free(&l);
+}
+
+static void test_words_for_an_operation(void** state) {
+    (void)state;
+    OpLog l;
+    char text[OP_TEXT];
+    oplog_init(&l);
+    oplog_step(&l, 7);
+    OpRecord r = oplog_issue(&l, "world", "all-reduce", 1048576, "bf16", -1);
+    op_text(&r, text, sizeof text);
+    assert_string_equal(text, "all-reduce #0 of world (1048576 bf16, step 7)");
+    r = oplog_issue(&l, "shard.0", "broadcast", 5, "fp32", 3);
+    op_text(&r, text, sizeof text);
+    assert_string_equal(text, "broadcast #0 of shard.0 (5 fp32, root 3, step 7)");
+    r = oplog_issue(&l, "world", "receive", 5, "fp32", 2);
+    op_text(&r, text, sizeof text);
+    assert_string_equal(text, "receive #0 from rank 2 of world (5 fp32, step 7)");
+    r = oplog_issue(&l, "world", "barrier", 0, "byte", -1);
+    op_text(&r, text, sizeof text);
+    assert_string_equal(text, "barrier #1 of world (step 7)");
+    oplog_free(&l);
+}
+
+static void name_with_a_blank(void* log) { oplog_join((OpLog*)log, "my group"); }
+static void name_too_long(void* log) { oplog_join((OpLog*)log, "a-group-of-ranks-with-a-long-name"); }
+static void test_names_that_a_file_could_not_hold_are_refused(void** state) {
+    (void)state;
+    OpLog l;
+    oplog_init(&l);
+    expect_death(name_with_a_blank, &l, "'my group' cannot be a name");
+    expect_death(name_too_long, &l, "'a-group-of-ranks-with-a-long-name' cannot be a name", "1 to 23 characters");
+    oplog_free(&l);
+}
+
+static void test_a_file_reads_back_as_the_log_was(void** state) {
+    (void)state;
+    begin(1);
+    train(0, 0, 0, 30);
+    issue(0, "pair.3", "send", 12345678901ull, 2, OP_STARTED);
+    issue(0, "world", "broadcast", 7, 1, OP_ISSUED);
+    write_file(0, "run-5", 3);
+    RankFile* f = rank_file_read(paths[0]);
+    assert_string_equal(f->run, "run-5");
+    assert_int_equal(f->rank, 0);
+    assert_int_equal(f->size, 3);
+    assert_int_equal(f->step, 8);
+    assert_int_equal(f->operations, 32);
+    assert_int_equal(f->num_channels, 2);
+    assert_int_equal(f->num_ops, 32);
+    for (int i = 0; i < 32; i++) {
+        OpRecord a = f->ops[i], b = logs[0].ring[i];
+        assert_int_equal(a.number, b.number);
+        assert_int_equal(a.step, b.step);
+        assert_int_equal(a.elements, b.elements);
+        assert_int_equal(a.peer, b.peer);
+        assert_int_equal(a.state, b.state);
+        assert_string_equal(a.communicator, b.communicator);
+        assert_string_equal(a.collective, b.collective);
+        assert_string_equal(a.type, b.type);
+        assert_true(fabs(a.issued - b.issued) < 1e-6 && fabs(a.finished - b.finished) < 1e-6);
+    }
+    oplog_free(&logs[0]);
+    free(f);
+    unlink(paths[0]);
+}
+
+// ---- where ranks parted ----
+
+static void test_equal_rings_part_nowhere(void** state) {
+    (void)state;
+    begin(4);
+    train(0, 3, 0, 100);
+    expect(compare(4, world), PARTED_NOWHERE, 0, "the same on all: 100 operations, of which #36 to #99 could be compared");
+    begin(2);
+    expect(compare(2, world), PARTED_NOWHERE, 0, "the same on all: 0 operations");
+}
+
+static void test_one_that_stopped_never_issued_the_next(void** state) {
+    (void)state;
+    begin(4);
+    train(0, 3, 0, 41);
+    train(0, 1, 41, 43);
+    train(3, 3, 41, 42);
+    expect(compare(4, world), PARTED_MISSING, 41, "rank 2 never issued all-reduce #41 of world (200 fp32, step 11)",
+           "ranks 0-1 and 3 did, and came as far as #42", "rank 2's last: all-reduce #40 of world (100 fp32, step 11), finished");
+}
+
+static void test_one_that_issued_nothing_is_missed(void** state) {
+    (void)state;
+    begin(2);
+    train(0, 0, 0, 2);
+    expect(compare(2, world), PARTED_MISSING, 0, "rank 1 never issued all-reduce #0 of world", "rank 1's last: none");
+}
+
+static void test_one_far_behind_is_found_though_the_others_have_forgotten(void** state) {
+    (void)state;
+    begin(3);
+    train(0, 2, 0, 20);
+    train(0, 1, 20, 200);
+    expect(compare(3, world), PARTED_MISSING, 20, "rank 2 never issued operation #20 (no file says any more what it was)",
+           "ranks 0-1 did, and came as far as #199", "rank 2's last: all-reduce #19 of world (400 fp32, step 5), finished");
+}
+
+static void test_even_if_its_own_file_has_forgotten_too(void** state) {
+    (void)state;
+    begin(2);
+    train(0, 1, 0, 20);
+    train(0, 0, 20, 200);
+    for (int i = 0; i < 70; i++) issue(1, "pair", "all-reduce", 1, -1, OP_FINISHED);
+    expect(compare(2, world), PARTED_MISSING, 20, "rank 1 never issued operation #20 (no file says any more what it was)",
+           "rank 0 did, and came as far as #199", "rank 1's last: no longer in its file");
+}
+
+static void test_an_operation_left_out_is_seen_where_the_others_differ(void** state) {
+    (void)state;
+    begin(4);
+    train(0, 3, 0, 41);
+    train(0, 1, 41, 60);
+    train(3, 3, 41, 60);
+    train(2, 2, 42, 59);
+    expect(compare(4, world), PARTED_DIFFERENT, 41,
+           "ranks 0-1 and 3 issued all-reduce #41 of world (200 fp32, step 11), "
+           "rank 2 issued all-reduce #41 of world (300 fp32, step 11)",
+           "it looks as if rank 2 had left one out");
+}
+
+static void test_one_left_out_among_equals_shows_in_the_step(void** state) {
+    (void)state;
+    begin(3);
+    for (int r = 0; r < 3; r++) {
+        for (int i = 0; i < 24; i++) {
+            oplog_step(&logs[r], 1 + i / 8);
+            if (r != 1 || i != 10) issue(r, "world", "all-reduce", 100, -1, OP_FINISHED);
+        }
+    }
+    expect(compare(3, world), PARTED_DIFFERENT, 15, "ranks 0 and 2 issued all-reduce #15 of world (100 fp32, step 2)",
+           "rank 1 issued all-reduce #15 of world (100 fp32, step 3)",
+           "it looks as if rank 1 had left one out, this or an equal one before it");
+}
+
+static void test_one_too_many_is_seen_as_well(void** state) {
+    (void)state;
+    begin(2);
+    train(0, 1, 0, 10);
+    issue(1, "world", "all-reduce", 5, -1, OP_FINISHED);
+    train(0, 1, 10, 20);
+    Parting p = compare(2, world);
+    expect(p, PARTED_DIFFERENT, 10, "rank 1 issued all-reduce #10 of world (5 fp32, step 3)");
+    // which, two cannot tell
+    assert_true(strstr(p.text, "as if rank 1 had issued one too many") || strstr(p.text, "as if rank 0 had left one out"));
+}
+
+static void test_every_property_of_an_operation_is_compared(void** state) {
+    (void)state;
+    static const struct { const char *collective, *type; size_t elements; int peer; long long step; } changed[] = {
+        { "all-gather", "fp32", 100, 1, 5 }, { "broadcast", "bf16", 100, 1, 5 }, { "broadcast", "fp32", 101, 1, 5 },
+        { "broadcast", "fp32", 100, 0, 5 }, { "broadcast", "fp32", 100, 1, 6 }, { "broadcast", "fp32", 100, 1, 5 }
+    };
+    const int kinds = sizeof changed / sizeof changed[0];
+    for (int i = 0; i < kinds; i++) {
+        begin(3);
+        for (int r = 0; r < 3; r++) {
+            int which = r == 0 ? i : kinds - 1;
+            train(r, r, 0, 5);
+            oplog_step(&logs[r], changed[which].step);
+            oplog_issue(&logs[r], "world", changed[which].collective, changed[which].elements, changed[which].type,
+                        changed[which].peer);
+        }
+        Parting p = compare(3, world);
+        if (i == kinds - 1) expect(p, PARTED_UNFINISHED, 5, "everyone issued broadcast #5");
+        else expect(p, PARTED_DIFFERENT, 5, "ranks 1-2 issued broadcast #5 of world (100 fp32, root 1, step 5), rank 0 issued");
+        assert_null(strstr(p.text, "looks as if")); // nothing after it tells
+    }
+}
+
+static void test_another_order_is_a_difference(void** state) {
+    (void)state;
+    begin(2);
+    train(0, 1, 0, 8);
+    for (int i = 0; i < 4; i++) issue(i % 2, "world", i == 0 || i == 3 ? "reduce-scatter" : "all-gather", 64, -1, OP_FINISHED);
+    Parting p = compare(2, world);
+    expect(p, PARTED_DIFFERENT, 8, "rank 0 issued reduce-scatter #8", "rank 1 issued all-gather #8");
+}
+
+static void test_what_all_issued_and_some_did_not_finish_is_named(void** state) {
+    (void)state;
+    begin(3);
+    train(0, 2, 0, 9);
+    for (int r = 0; r < 3; r++) issue(r, "world", "all-reduce", 9, -1, r == 1 ? OP_FINISHED : OP_STARTED);
+    expect(compare(3, world), PARTED_UNFINISHED, 9, "everyone issued all-reduce #9 of world",
+           "on ranks 0 and 2 it did not finish");
+}
+
+static void test_rings_that_no_longer_overlap_cannot_be_compared(void** state) {
+    (void)state;
+    begin(2);
+    train(0, 1, 0, 10);
+    oplog_join(&logs[0], "pair");
+    oplog_join(&logs[1], "pair");
+    // these push the world's out of rank 1's ring
+    for (int i = 0; i < 70; i++) issue(1, "pair", "all-reduce", 1, -1, OP_FINISHED);
+    expect(compare(2, world), PARTED_UNKNOWN, 0, "all issued 10 operations, but no two files hold the same one any more");
+}
+
+static void test_what_differs_from_the_oldest_on_may_have_begun_before(void** state) {
+    (void)state;
+    begin(2);
+    train(0, 1, 0, 5);
+    train(0, 0, 5, 200);
+    train(1, 1, 6, 201);
+    expect(compare(2, world), PARTED_DIFFERENT, 136, "left one out",
+           "older operations are not in the files, so the ranks may have parted earlier");
+}
+
+static void test_communicators_are_compared_each_by_itself(void** state) {
+    (void)state;
+    for (int wrong = 0; wrong < 2; wrong++) {
+        begin(4);
+        for (int r = 0; r < 4; r++) {
+            char group[24];
+            snprintf(group, sizeof group, "shard.%d", r % 2);
+            oplog_join(&logs[r], group);
+            for (int i = 0; i < 10; i++) {
+                issue(r, group, "all-gather", 10 + 1000 * (size_t)(r % 2), -1, OP_FINISHED);
+                if (r >= 2) issue(r, "world", "all-reduce", 50, -1, OP_FINISHED); // in another order with the group's
+            }
+            for (int i = 0; i < 10 && r < 2; i++) issue(r, "world", "all-reduce", 50, -1, OP_FINISHED);
+        }
+        issue(3, "shard.1", "all-gather", 77, -1, OP_FINISHED);
+        Sequence s = { "shard.0", -1, -1 };
+        if (wrong) s.communicator[6] = '1';
+        Parting p = compare(4, s);
+        if (wrong) expect(p, PARTED_MISSING, 10, "rank 1 never issued all-gather #10 of shard.1 (77 fp32", "rank 3 did");
+        else expect(p, PARTED_NOWHERE, 0, "10 operations");
+    }
+}
+
+static void test_sends_are_held_against_receives(void** state) {
+    (void)state;
+    const Sequence pair = { "world", 0, 2 };
+    begin(3);
+    for (int i = 0; i < 5; i++) {
+        issue(0, "world", "send", 7, 1, OP_FINISHED);
+        issue(0, "world", "send", 10 * (size_t)(i + 1), 2, OP_FINISHED);
+        issue(2, "world", "receive", 10 * (size_t)(i + 1), 0, OP_FINISHED);
+    }
+    expect(compare(3, pair), PARTED_NOWHERE, 0, "5 operations");
+    begin(3);
+    issue(0, "world", "send", 10, 2, OP_STARTED);
+    expect(compare(3, pair), PARTED_MISSING, 0, "rank 2 never issued send #0 to rank 2 of world (10 fp32");
+    begin(3);
+    issue(0, "world", "send", 10, 2, OP_FINISHED);
+    issue(2, "world", "receive", 11, 0, OP_FINISHED);
+    expect(compare(3, pair), PARTED_DIFFERENT, 0, "rank 0 issued send #0 to rank 2 of world (10 fp32",
+           "rank 2 issued receive #0 from rank 0 of world (11 fp32");
+}
+
+// ---- files ----
+
+static char damaged_path[64];
+static void read_damaged(void* unused) {
+    (void)unused;
+    free(rank_file_read(damaged_path));
+}
+
+static void write_text(const char* text, size_t n) {
+    FILE* f = fopen(damaged_path, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, n, f), n);
+    assert_int_equal(fclose(f), 0);
+}
+
+#define HEAD OPLOG_MAGIC "\nrun a rank 1 of 4 step 3 operations 2\n"
+#define CHANNEL "channel world collective - 2 1\n"
+#define OPS "op 0 world all-reduce 10 fp32 - 3 finished 1 2 3\nop 1 world all-reduce 10 fp32 - 3 started 1 2 0\n"
+
+static void test_damaged_files_are_refused_with_the_line(void** state) {
+    (void)state;
+    static const struct { const char *text, *says; } cases[] = {
+        { "", ":0: this is not a file of last operations, or it is damaged: it is cut off" },
+        { "step,loss\n", ":1: this is not a file" },
+        { OPLOG_MAGIC "\nrun a rank 4 of 4 step 3 operations 2\nend\n", ":2: " },
+        { OPLOG_MAGIC "\nrun a rank 1 of 99999999 step 3 operations 2\nend\n", ":2: " },
+        { OPLOG_MAGIC "\nrank 1\nend\n", ":2: " },
+        { HEAD CHANNEL OPS, "it is cut off" },
+        { HEAD CHANNEL "op 0 world all-reduce 10",
+          ":4: this is not a file of last operations, or it is damaged: an operation was expected, not 'op 0 world" },
+        { HEAD CHANNEL OPS "end\nmore\n", "something follows the end" },
+        { HEAD OPS "end\n",
+          ":3: this is not a file of last operations, or it is damaged: its channel does not have operation 0" },
+        { HEAD CHANNEL CHANNEL OPS "end\n", "twice" },
+        { HEAD "channel world collective - 1 2\n" "end\n", "1 issued and 2 finished is impossible" },
+        { HEAD "channel world collective - -1 -2\n" "end\n", "is impossible" },
+        { HEAD "channel world gather - 2 1\n" OPS "end\n", "is not a channel" },
+        { HEAD "channel world send - 2 1\n" "end\n", "is not a channel" },
+        { HEAD "channel world send 4 2 1\n" "end\n", "a channel was expected" },
+        { HEAD "channel world send x 2 1\n" "end\n", "a channel was expected" },
+        { HEAD CHANNEL "end\n", NULL }, // its operations have left the ring
+        { HEAD CHANNEL "op 0 world all-reduce 10 fp32 - 3 finished 1 2 3\n" "end\n",
+          "the last operations of world are not there" },
+        { HEAD "channel world collective - 3 1\n" "op 0 world all-reduce 10 fp32 - 3 finished 1 2 3\n"
+          "op 2 world all-reduce 10 fp32 - 3 started 1 2 0\nend\n", "2 follows 0" },
+        { HEAD CHANNEL "op 5 world all-reduce 10 fp32 - 3 finished 1 2 3\nend\n", "does not have operation 5" },
+        { HEAD CHANNEL "op 1 world all-reduce 10 fp32 - 3 sleeping 1 2 3\nend\n", "'sleeping' is not a state" },
+        { HEAD CHANNEL "op 1 world all-reduce 10 fp32 9 3 finished 1 2 3\nend\n", "an operation was expected" },
+        { HEAD CHANNEL "op 1 world all-reduce 10 a-type-with-a-long-name - 3 finished 1 2 3\nend\n",
+          "an operation was expected" },
+        { HEAD CHANNEL OPS "end\n", NULL },
+    };
+    snprintf(damaged_path, sizeof damaged_path, "%s/damaged", folder);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        write_text(cases[i].text, strlen(cases[i].text));
+        if (cases[i].says) expect_death(read_damaged, NULL, damaged_path, cases[i].says);
+        else read_damaged(NULL);
+    }
+    unlink(damaged_path);
+    expect_death(read_damaged, NULL, "cannot open", damaged_path);
+}
+
+// A file that is cut or changed at any byte is either read or refused; nothing else may happen.
+static void test_a_file_damaged_anywhere_is_read_or_refused(void** state) {
+    (void)state;
+    const char* whole = HEAD CHANNEL "channel world send 2 1 1\n" OPS "op 0 world send 9 bf16 2 3 finished 1 2 3\nend\n";
+    size_t n = strlen(whole);
+    snprintf(damaged_path, sizeof damaged_path, "%s/damaged", folder);
+    for (size_t at = 0; at < 2 * n; at++) {
+        char text[1024];
+        memcpy(text, whole, n);
+        if (at >= n) text[at - n] = (char)(text[at - n] ^ (1 + (int)(at * 2654435761u >> 7) % 127));
+        write_text(text, at < n ? at : n);
+        Child c = child_run(read_damaged, NULL);
+        bool good = at >= n ? c.status == 0 || c.status == 1 : c.status == 1;
+        good = good && !strstr(c.err, "Sanitizer") && !strstr(c.err, "runtime error");
+        if (!good) fail_msg("byte %zu: status %d: %s", at, c.status, c.err);
+        child_free(&c);
+    }
+    unlink(damaged_path);
+}
+
+static RankFile* made(int rank, const char* run, int ranks) {
+    write_file(rank, run, ranks);
+    return rank_file_read(paths[rank]);
+}
+
+typedef struct { RankFile* files[MOST]; int n; } Files;
+static void compare_files(void* argument) {
+    Files* f = (Files*)argument;
+    rank_files_compare(f->files, f->n, stdout);
+}
+
+static void test_files_of_different_runs_or_of_one_rank_are_not_mixed(void** state) {
+    (void)state;
+    begin(2);
+    Files runs = { { made(0, "a", 2), made(1, "b", 2) }, 2 }, sizes = { { made(0, "a", 2), made(1, "a", 3) }, 2 };
+    Files twice = { { runs.files[0], sizes.files[0] }, 2 };
+    expect_death(compare_files, &runs, "ops_rank_0000.txt and ", "ops_rank_0001.txt are of different runs");
+    expect_death(compare_files, &sizes, "are of different runs");
+    expect_death(compare_files, &twice, "is of rank 0, of which there is another file already");
+    for (int i = 0; i < 2; i++) {
+        free(runs.files[i]);
+        free(sizes.files[i]);
+        oplog_free(&logs[i]);
+        unlink(paths[i]);
+    }
+}
+
+static void test_a_rank_without_a_file_is_told(void** state) {
+    (void)state;
+    begin(4);
+    train(0, 3, 0, 10);
+    for (int r = 0; r < 2; r++) issue(r, "world", "send", 10, 1 - r, OP_FINISHED);
+    for (int r = 0; r < 2; r++) issue(r, "world", "receive", 10, 1 - r, OP_FINISHED);
+    Files f = { { made(0, "a", 4), made(1, "a", 4), made(3, "a", 4) }, 3 };
+    Child c = child_run(compare_files, &f);
+    assert_int_equal(c.status, 0);
+    assert_string_equal(c.out, "no file of rank 2 of 4: killed before it could be written, or not given\n"
+                        "world: the same on all: 10 operations, of which #0 to #9 could be compared\n"
+                        "world, rank 0 to rank 1: the same on all: 1 operations, of which #0 to #0 could be compared\n"
+                        "world, rank 1 to rank 0: the same on all: 1 operations, of which #0 to #0 could be compared\n");
+    child_free(&c);
+    for (int i = 0; i < 3; i++) free(f.files[i]);
+    for (int r = 0; r < 4; r++) { oplog_free(&logs[r]); unlink(paths[r]); }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_operations_are_numbered_on_their_channel),
+        cmocka_unit_test(test_an_operation_that_has_left_the_ring_can_still_finish),
+        cmocka_unit_test(test_words_for_an_operation),
+        cmocka_unit_test(test_names_that_a_file_could_not_hold_are_refused),
+        cmocka_unit_test(test_a_file_reads_back_as_the_log_was),
+        cmocka_unit_test(test_equal_rings_part_nowhere),
+        cmocka_unit_test(test_one_that_stopped_never_issued_the_next),
+        cmocka_unit_test(test_one_that_issued_nothing_is_missed),
+        cmocka_unit_test(test_one_far_behind_is_found_though_the_others_have_forgotten),
+        cmocka_unit_test(test_even_if_its_own_file_has_forgotten_too),
+        cmocka_unit_test(test_an_operation_left_out_is_seen_where_the_others_differ),
+        cmocka_unit_test(test_one_left_out_among_equals_shows_in_the_step),
+        cmocka_unit_test(test_one_too_many_is_seen_as_well),
+        cmocka_unit_test(test_every_property_of_an_operation_is_compared),
+        cmocka_unit_test(test_another_order_is_a_difference),
+        cmocka_unit_test(test_what_all_issued_and_some_did_not_finish_is_named),
+        cmocka_unit_test(test_rings_that_no_longer_overlap_cannot_be_compared),
+        cmocka_unit_test(test_what_differs_from_the_oldest_on_may_have_begun_before),
+        cmocka_unit_test(test_communicators_are_compared_each_by_itself),
+        cmocka_unit_test(test_sends_are_held_against_receives),
+        cmocka_unit_test(test_damaged_files_are_refused_with_the_line),
+        cmocka_unit_test(test_a_file_damaged_anywhere_is_read_or_refused),
+        cmocka_unit_test(test_files_of_different_runs_or_of_one_rank_are_not_mixed),
+        cmocka_unit_test(test_a_rank_without_a_file_is_told),
+    };
+    if (mkdtemp(folder) == NULL) return 1;
+    int failures = cmocka_run_group_tests(tests, NULL, NULL);
+    rmdir(folder);
+    return failures;
+}

@@ -1,0 +1,284 @@
+// test_ranks.c - which rank a process is, from its launcher's variables; ranks in words; deliberate faults.
+#include "../../llmc/watch/fault.h"
+#include "../../llmc/watch/ranks.h"
+#include "expect_death.h"
+
+// ---- variables ----
+
+// Sets these "NAME=VALUE" and unsets all other variables of launchers, including those that this test was started with.
+static void set_environment(const char* const* variables) {
+    static const char* const known[] = {
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
+        "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST"
+    };
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) unsetenv(known[i]);
+    for (; *variables; variables++) {
+        char name[64];
+        size_t n = strcspn(*variables, "=");
+        memcpy(name, *variables, n);
+        name[n] = '\0';
+        setenv(name, *variables + n + 1, 1);
+    }
+}
+
+static RankInfo found_with(const char* const* variables) {
+    set_environment(variables);
+    return ranks_find();
+}
+
+static void find_with(void* variables) {
+    set_environment((const char* const*)variables);
+    ranks_find();
+}
+
+#define environment(...) ((const char* const[]){ __VA_ARGS__, NULL })
+#define OPENMPI(rank, size) \
+    "OMPI_COMM_WORLD_RANK=" rank, "OMPI_COMM_WORLD_SIZE=" size, "OMPI_COMM_WORLD_LOCAL_RANK=1", "OMPI_COMM_WORLD_LOCAL_SIZE=2"
+#define TORCHRUN(rank, size) \
+    "RANK=" rank, "WORLD_SIZE=" size, "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=gpu01", "MASTER_PORT=29500"
+#define SLURM(rank, size) \
+    "SLURM_PROCID=" rank, "SLURM_NTASKS=" size, "SLURM_STEP_NUM_TASKS=" size, "SLURM_LOCALID=1", "SLURM_NODEID=2", \
+    "SLURM_STEP_TASKS_PER_NODE=2(x3),1", "SLURM_JOB_ID=123456", "SLURM_STEP_NODELIST=gpu[07-12,20],login1"
+
+static void expect_ranks(RankInfo r, int rank, int size, int local_rank, int local_size, const char* found) {
+    assert_int_equal(r.rank, rank);
+    assert_int_equal(r.size, size);
+    assert_int_equal(r.local_rank, local_rank);
+    assert_int_equal(r.local_size, local_size);
+    assert_string_equal(r.found, found);
+}
+
+static void test_a_process_that_nobody_launched_is_alone(void** state) {
+    (void)state;
+    RankInfo r = found_with(environment("HOME=/"));
+    expect_ranks(r, 0, 1, 0, 1, "started alone");
+    assert_string_equal(r.meeting, "");
+}
+
+static void test_each_launcher_is_understood(void** state) {
+    (void)state;
+    RankInfo r = found_with(environment(OPENMPI("5", "7")));
+    expect_ranks(r, 5, 7, 1, 2, "OpenMPI");
+    assert_string_equal(r.meeting, ""); // MPI itself tells where rank 0 is
+    r = found_with(environment(TORCHRUN("3", "4")));
+    expect_ranks(r, 3, 4, 1, 2, "torchrun");
+    assert_string_equal(r.meeting, "29501 none gpu01");
+    r = found_with(environment(TORCHRUN("3", "4"), "TORCHELASTIC_RUN_ID=run-8"));
+    assert_string_equal(r.meeting, "29501 run-8 gpu01");
+    r = found_with(environment(SLURM("5", "7")));
+    expect_ranks(r, 5, 7, 1, 2, "Slurm");
+    assert_string_equal(r.meeting, "23456 123456 gpu07");
+}
+
+static void test_slurm_counts_tasks_by_node(void** state) {
+    (void)state;
+    assert_int_equal(ranks_slurm_tasks_on("4", 0, 4), 4);
+    assert_int_equal(ranks_slurm_tasks_on("2(x3),1", 2, 7), 2);
+    assert_int_equal(ranks_slurm_tasks_on("2(x3),1", 3, 7), 1);
+    assert_int_equal(ranks_slurm_tasks_on("1,8(x2),3", 0, 20), 1);
+    assert_int_equal(ranks_slurm_tasks_on("1,8(x2),3", 1, 20), 8);
+    assert_int_equal(ranks_slurm_tasks_on("1,8(x2),3", 3, 20), 3);
+}
+
+static void test_the_first_of_slurms_nodes(void** state) {
+    (void)state;
+    static const char* const lists[][2] = {
+        { "gpu01", "gpu01" }, { "gpu01,gpu02", "gpu01" }, { "gpu[07-12,20],login", "gpu07" },
+        { "rack[1-2]node[03,05]", "rack1node03" }, { "a[9].cluster,b", "a9.cluster" }, { "broken[12", "broken12" }, { "", "" }
+    };
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        char name[256];
+        ranks_first_node(lists[i][0], name, sizeof name);
+        assert_string_equal(name, lists[i][1]);
+    }
+}
+
+static void test_a_batch_script_itself_is_no_task(void** state) {
+    (void)state;
+    RankInfo r = found_with(environment("SLURM_JOB_ID=1", "SLURM_PROCID=0", "SLURM_NTASKS=8", "SLURM_LOCALID=0"));
+    expect_ranks(r, 0, 1, 0, 1, "started alone");
+}
+
+static void test_mpirun_inside_slurm_is_openmpi(void** state) {
+    (void)state;
+    expect_ranks(found_with(environment(OPENMPI("5", "8"), SLURM("1", "7"))), 5, 8, 1, 2, "OpenMPI");
+}
+
+static void test_torchrun_inside_srun_is_torchrun(void** state) {
+    (void)state; // seven torchruns, one a node, of two processes each
+    expect_ranks(found_with(environment(TORCHRUN("9", "14"), "GROUP_WORLD_SIZE=7", SLURM("4", "7"))), 9, 14, 1, 2, "torchrun");
+}
+
+static void test_launchers_that_agree_may_both_be_there(void** state) {
+    (void)state;
+    expect_ranks(found_with(environment(OPENMPI("1", "2"), TORCHRUN("1", "2"))), 1, 2, 1, 2, "OpenMPI");
+    expect_ranks(found_with(environment(TORCHRUN("5", "7"), SLURM("5", "7"))), 5, 7, 1, 2, "torchrun");
+}
+
+static void test_launchers_that_disagree_are_an_error_that_names_both(void** state) {
+    (void)state;
+    expect_death(find_with, (void*)environment(OPENMPI("1", "2"), TORCHRUN("0", "2")),
+                 "OpenMPI says that this is rank 1 of 2, torchrun that it is rank 0 of 2", "unset");
+    expect_death(find_with, (void*)environment(TORCHRUN("1", "4"), SLURM("1", "7")),
+                 "torchrun says that this is rank 1 of 4, Slurm that it is rank 1 of 7");
+}
+
+static void test_bad_numbers_name_their_variable(void** state) {
+    (void)state;
+    expect_death(find_with, (void*)environment(OPENMPI("2", "2")), "OMPI_COMM_WORLD_RANK is 2, but it must be from 0 to 1",
+                 "OpenMPI");
+    expect_death(find_with, (void*)environment(OPENMPI("1", "0")), "OMPI_COMM_WORLD_SIZE is 0");
+    expect_death(find_with, (void*)environment(OPENMPI("0", "1")), "OMPI_COMM_WORLD_LOCAL_SIZE is 2, but it must be from 1 to 1");
+    expect_death(find_with, (void*)environment(TORCHRUN("one", "2")), "RANK is 'one', which is not a number");
+    expect_death(find_with, (void*)environment(TORCHRUN("-1", "2")), "RANK is '-1', which is not a number");
+    expect_death(find_with, (void*)environment(TORCHRUN("1", "2 ")), "WORLD_SIZE is '2 ', which is not a number");
+    expect_death(find_with, (void*)environment(TORCHRUN("1", "99999999999999999999")),
+                 "WORLD_SIZE is '99999999999999999999', which is not a number");
+    expect_death(find_with, (void*)environment(TORCHRUN("1", "4"), "LOCAL_RANK=2"), "LOCAL_RANK is 2, but it must be from 0 to 1");
+    expect_death(find_with, (void*)environment(SLURM("7", "7")), "SLURM_PROCID is 7, but it must be from 0 to 6", "Slurm");
+    expect_death(find_with, (void*)environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=2(x0)"),
+                 "SLURM_STEP_TASKS_PER_NODE is '2(x0)'");
+    expect_death(find_with, (void*)environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=2(x2)"),
+                 "does not tell how many tasks run on this node");
+    expect_death(find_with, (void*)environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=many"),
+                 "SLURM_STEP_TASKS_PER_NODE is 'many'");
+    expect_death(find_with, (void*)environment(TORCHRUN("1", "2"), "MASTER_PORT=65536"), "MASTER_PORT is 65536");
+}
+
+static void test_half_a_launcher_is_an_error(void** state) {
+    (void)state;
+    expect_death(find_with, (void*)environment("RANK=1"), "torchrun has not set WORLD_SIZE", "unset them to run alone");
+    expect_death(find_with, (void*)environment("WORLD_SIZE=2"), "torchrun has not set RANK");
+    expect_death(find_with, (void*)environment("RANK=1", "WORLD_SIZE=2"), "torchrun has not set LOCAL_WORLD_SIZE");
+    expect_death(find_with, (void*)environment("RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2", "MASTER_PORT=1"),
+                 "MASTER_ADDR");
+    expect_death(find_with, (void*)environment("OMPI_COMM_WORLD_RANK=1"), "OpenMPI has not set OMPI_COMM_WORLD_SIZE");
+    expect_death(find_with, (void*)environment("SLURM_STEP_NUM_TASKS=2"), "Slurm has not set SLURM_PROCID");
+}
+
+// ---- words ----
+
+static void expect_words(const char* members, const char* expected) {
+    bool in[32];
+    char text[64];
+    int n = (int)strlen(members);
+    for (int i = 0; i < n; i++) in[i] = members[i] == 'x';
+    ranks_text(in, n, text, sizeof text);
+    assert_string_equal(text, expected);
+}
+
+static void test_ranks_in_words(void** state) {
+    (void)state;
+    expect_words("....", "no rank");
+    expect_words("..x.", "rank 2");
+    expect_words("x..x", "ranks 0 and 3");
+    expect_words("xx..", "ranks 0-1");
+    expect_words("xxxx", "ranks 0-3");
+    expect_words("xxx..x.x", "ranks 0-2, 5 and 7");
+    expect_words("x.x.xx", "ranks 0, 2 and 4-5");
+}
+
+static void test_ranks_that_do_not_fit_are_cut_off(void** state) {
+    (void)state;
+    bool in[200];
+    char text[20];
+    for (int i = 0; i < 200; i++) in[i] = i % 2 == 0;
+    memset(text, '#', sizeof text);
+    ranks_text(in, 200, text, 16);
+    assert_string_equal(text, "ranks 0, 2, 4, ");
+    assert_int_equal(text[16], '#');
+}
+
+// ---- deliberate faults ----
+
+static void expect_fault(const char* text, FaultKind kind, int rank, long long step) {
+    Fault f = fault_parse(text, 4);
+    assert_int_equal(f.kind, kind);
+    assert_int_equal(f.rank, rank);
+    assert_int_equal(f.step, step);
+}
+
+static void test_faults_are_parsed(void** state) {
+    (void)state;
+    expect_fault("", FAULT_NONE, 0, 0);
+    expect_fault("2:7:kill", FAULT_KILL, 2, 7);
+    expect_fault("0:1:hang", FAULT_HANG, 0, 1);
+    expect_fault("3:123456789:skip", FAULT_SKIP, 3, 123456789);
+    expect_fault("1:5:bitflip", FAULT_BITFLIP, 1, 5);
+}
+
+static void parse_fault(void* text) { fault_parse((const char*)text, 4); }
+static void expect_no_fault(const char* text, const char* says) { expect_death(parse_fault, (void*)(uintptr_t)text, text, says); }
+
+static void test_bad_faults_are_refused(void** state) {
+    (void)state;
+    expect_no_fault("4:7:kill", "there is no rank 4, the last one is 3");
+    expect_no_fault("99999999999:7:kill", "there is no rank 99999999999");
+    expect_no_fault("2:0:kill", "steps count from 1");
+    expect_no_fault("2:7:burn", "the fault must be kill, hang, skip or bitflip, not 'burn'");
+    expect_no_fault("2:7:none", "not 'none'");
+    expect_no_fault("2:7:", "not ''");
+    expect_no_fault("2:7:killed", "not 'killed'");
+    expect_no_fault("2:7", "--fault wants RANK:STEP:kill|hang|skip|bitflip");
+    expect_no_fault("kill", "--fault wants");
+    expect_no_fault("-1:7:kill", "--fault wants");
+    expect_no_fault("2: 7:kill", "--fault wants");
+    expect_no_fault("2:7.5:kill", "--fault wants");
+    expect_no_fault("2:77777777777777777777:kill", "--fault wants");
+}
+
+typedef struct { const char* text; int rank; long long step; } Strike;
+static void strike(void* argument) {
+    const Strike* s = (const Strike*)argument;
+    Fault f = fault_parse(s->text, 4);
+    fault_announce(&f);
+    alarm(1);
+    fault_strike(&f, s->rank, s->step);
+    printf("%d%d\n", fault_now(&f, s->rank, s->step, FAULT_SKIP), fault_now(&f, s->rank, s->step, FAULT_BITFLIP));
+}
+
+static void test_faults_happen_at_their_rank_and_step_alone(void** state) {
+    (void)state;
+    static const struct { Strike s; int status; const char *out, *err; } cases[] = {
+        { { "", 2, 7 }, 0, "00\n", "" },
+        { { "2:7:kill", 2, 7 }, 1000 + SIGKILL, NULL, "FAULT ON PURPOSE: RANK 2, STEP 7: kill (--fault)\n" },
+        { { "2:7:kill", 1, 7 }, 0, "FAULT ON PURPOSE: RANK 2 IS KILLED AT STEP 7 (--fault)\n00\n", "" },
+        { { "2:7:kill", 2, 6 }, 0, "FAULT ON PURPOSE: RANK 2 IS KILLED AT STEP 7 (--fault)\n00\n", "" },
+        { { "2:7:hang", 2, 7 }, 1000 + SIGALRM, NULL, "FAULT ON PURPOSE: RANK 2, STEP 7: hang (--fault)\n" },
+        { { "2:7:skip", 2, 7 }, 0, "FAULT ON PURPOSE: RANK 2 SKIPS AN OPERATION AT STEP 7 (--fault)\n10\n",
+          "FAULT ON PURPOSE: RANK 2, STEP 7: skip (--fault)\n" },
+        { { "2:7:bitflip", 2, 7 }, 0, "FAULT ON PURPOSE: RANK 2 FLIPS A BIT AT STEP 7 (--fault)\n01\n",
+          "FAULT ON PURPOSE: RANK 2, STEP 7: bitflip (--fault)\n" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Child c = child_run(strike, (void*)(uintptr_t)&cases[i].s);
+        assert_int_equal(c.status, cases[i].status);
+        if (cases[i].out) assert_string_equal(c.out, cases[i].out);
+        assert_string_equal(c.err, cases[i].err);
+        child_free(&c);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_process_that_nobody_launched_is_alone),
+        cmocka_unit_test(test_each_launcher_is_understood),
+        cmocka_unit_test(test_slurm_counts_tasks_by_node),
+        cmocka_unit_test(test_the_first_of_slurms_nodes),
+        cmocka_unit_test(test_a_batch_script_itself_is_no_task),
+        cmocka_unit_test(test_mpirun_inside_slurm_is_openmpi),
+        cmocka_unit_test(test_torchrun_inside_srun_is_torchrun),
+        cmocka_unit_test(test_launchers_that_agree_may_both_be_there),
+        cmocka_unit_test(test_launchers_that_disagree_are_an_error_that_names_both),
+        cmocka_unit_test(test_bad_numbers_name_their_variable),
+        cmocka_unit_test(test_half_a_launcher_is_an_error),
+        cmocka_unit_test(test_ranks_in_words),
+        cmocka_unit_test(test_ranks_that_do_not_fit_are_cut_off),
+        cmocka_unit_test(test_faults_are_parsed),
+        cmocka_unit_test(test_bad_faults_are_refused),
+        cmocka_unit_test(test_faults_happen_at_their_rank_and_step_alone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

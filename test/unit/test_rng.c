@@ -1,0 +1,123 @@
+// test_rng.c - the generator against published vectors, and the distributions made from its numbers.
+#include "../../llmc/base/rng.h"
+#include "expect_death.h"
+
+static void assert_philox(uint64_t key, uint64_t high, uint64_t low, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    Philox r = philox(key, high, low);
+    assert_int_equal(r.x[0], a);
+    assert_int_equal(r.x[1], b);
+    assert_int_equal(r.x[2], c);
+    assert_int_equal(r.x[3], d);
+}
+
+// The known answers of philox4x32-10 that come with Random123 (Salmon et al.).
+static void test_philox_gives_the_known_answers(void** state) {
+    (void)state;
+    const uint64_t ones = ~0ull;
+    assert_philox(0, 0, 0, 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8);
+    assert_philox(ones, ones, ones, 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd);
+    assert_philox(0x299f31d0a4093822ull, 0x0370734413198a2eull, 0x85a308d3243f6a88ull, // digits of pi
+                  0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1);
+}
+
+#define assert_near(x, expected, tolerance) do { \
+        double x_ = (x), expected_ = (expected), tolerance_ = (tolerance); \
+        if (!(fabs(x_ - expected_) <= tolerance_)) fail_msg(#x " is %g, not %g +- %g", x_, expected_, tolerance_); \
+    } while (0)
+
+static void test_uniform_numbers_fill_the_unit_interval_evenly(void** state) {
+    (void)state;
+    enum { N = 1000000, BUCKETS = 64 };
+    int counts[BUCKETS] = { 0 };
+    double sum = 0;
+    for (int i = 0; i < N; i++) {
+        float u = random_uniform(7, STREAM_SAMPLER, (uint64_t)i);
+        assert_true(u >= 0 && u < 1);
+        counts[(int)(u * BUCKETS)]++;
+        sum += u;
+    }
+    assert_near(sum / N, 0.5, 5 * 0.2887e-3); // five standard errors, here and below
+    double chi_square = 0, expected = (double)N / BUCKETS;
+    for (int b = 0; b < BUCKETS; b++) chi_square += (counts[b] - expected) * (counts[b] - expected) / expected;
+    assert_near(chi_square, BUCKETS - 1, 5 * sqrt(2.0 * (BUCKETS - 1)));
+}
+
+static void test_normal_numbers_have_the_moments_of_a_normal_distribution(void** state) {
+    (void)state;
+    const int n = 1000000;
+    double m1 = 0, m2 = 0, m3 = 0, m4 = 0, with_next = 0, before = 0;
+    for (int i = 0; i < n; i++) {
+        double x = random_normal(7, STREAM_WEIGHTS + 3, (uint64_t)i);
+        m1 += x; m2 += x*x; m3 += x*x*x; m4 += x*x*x*x;
+        with_next += x * before;
+        before = x;
+    }
+    assert_near(m1 / n, 0, 5 * sqrt(1.0 / n));
+    assert_near(m2 / n, 1, 5 * sqrt(2.0 / n));
+    assert_near(m3 / n, 0, 5 * sqrt(15.0 / n));
+    assert_near(m4 / n, 3, 5 * sqrt(96.0 / n));
+    assert_near(with_next / n, 0, 5 * sqrt(1.0 / n));
+}
+
+static void test_seeds_and_streams_have_nothing_in_common(void** state) {
+    (void)state;
+    const int n = 100000;
+    double seeds = 0, streams = 0;
+    for (int i = 0; i < n; i++) {
+        double x = random_normal(1, 0, (uint64_t)i);
+        seeds += x * random_normal(2, 0, (uint64_t)i);
+        streams += x * random_normal(1, 1, (uint64_t)i);
+    }
+    assert_near(seeds / n, 0, 5 * sqrt(1.0 / n));
+    assert_near(streams / n, 0, 5 * sqrt(1.0 / n));
+}
+
+static void assert_permutation(uint64_t seed, uint64_t n) {
+    unsigned char* hit = xcalloc(n, 1);
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t k = random_permute(seed, STREAM_DATA, i, n);
+        if (k >= n || hit[k]) fail_msg("n = %zu: %zu goes to %zu, a second time or beyond", (size_t)n, (size_t)i, (size_t)k);
+        hit[k] = 1;
+    }
+    free(hit);
+}
+
+static void test_permute_is_a_permutation_of_any_size(void** state) {
+    (void)state;
+    for (uint64_t n = 1; n <= 2000; n++) assert_permutation(n % 5, n);
+    assert_permutation(1, 1 << 16);
+    assert_permutation(2, (1 << 16) + 1);
+    assert_permutation(3, 300007);
+    const uint64_t large[] = { 1ull << 33, (1ull << 40) + 1, 1ull << 62, ~0ull };
+    for (int k = 0; k < 4; k++)
+        for (uint64_t i = 0; i < 1000; i++) assert_true(random_permute(9, STREAM_DATA, large[k] - 1 - i, large[k]) < large[k]);
+}
+
+// Over many seeds every element goes to every place equally often, also in small sets.
+static void test_permute_has_no_favourite_places(void** state) {
+    (void)state;
+    const int seeds = 10000, sizes[] = { 2, 3, 4, 5, 6, 7, 8, 12, 17, 40 };
+    for (int k = 0; k < 10; k++) {
+        int n = sizes[k];
+        for (int element = 0; element < n; element++) {
+            int counts[40] = { 0 };
+            for (int seed = 0; seed < seeds; seed++) {
+                counts[random_permute((uint64_t)seed, STREAM_DATA, (uint64_t)element, (uint64_t)n)]++;
+            }
+            double p = 1.0 / n;
+            for (int place = 0; place < n; place++) assert_near((double)counts[place] / seeds, p, 5 * sqrt(p * (1 - p) / seeds));
+        }
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_philox_gives_the_known_answers),
+        cmocka_unit_test(test_uniform_numbers_fill_the_unit_interval_evenly),
+        cmocka_unit_test(test_normal_numbers_have_the_moments_of_a_normal_distribution),
+        cmocka_unit_test(test_seeds_and_streams_have_nothing_in_common),
+        cmocka_unit_test(test_permute_is_a_permutation_of_any_size),
+        cmocka_unit_test(test_permute_has_no_favourite_places),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,171 @@
+// test_sampler.c - how often each token is drawn, and what is printed to a terminal.
+#include "../../llmc/base/rng.h"
+#include "../../llmc/model/sampler.h"
+#include "expect_death.h"
+
+#define TOP_ALL 0
+
+static void test_temperature_zero_takes_the_likeliest_token(void** state) {
+    (void)state;
+    float logits[] = { -3, 2, 7, 6.999f, -INFINITY };
+    for (int i = 0; i < 100; i++) assert_int_equal(sample_token(logits, 5, 0, TOP_ALL, (float)i / 100), 2);
+    float equal[] = { 1, 1, 1 };
+    assert_int_equal(sample_token(equal, 3, 0, TOP_ALL, 0.9f), 0); // of equal ones the first
+}
+
+// u goes evenly through [0,1), so each token's share of the draws is its probability, up to one draw in n and the rounding
+// of u to 24 bits.
+static void assert_shares(const float* logits, int V, double temperature, long long top_k, const double* expected) {
+    const int n = 100000;
+    int counts[16] = { 0 };
+    for (int i = 0; i < n; i++) counts[sample_token(logits, V, temperature, top_k, (float)((i + 0.5) / n))]++;
+    for (int v = 0; v < V; v++) {
+        double share = (double)counts[v] / n;
+        if (!(fabs(share - expected[v]) <= 2.0 / n)) fail_msg("token %d: %g of the draws, not %g", v, share, expected[v]);
+        if (expected[v] == 0) assert_int_equal(counts[v], 0);
+    }
+}
+
+static void test_tokens_come_as_often_as_softmax_says(void** state) {
+    (void)state;
+    const float logits[] = { 0, 1, -2, 0.5f, 3 };
+    for (double temperature = 0.5; temperature <= 2; temperature *= 2) {
+        double expected[5], sum = 0;
+        for (int v = 0; v < 5; v++) sum += expected[v] = exp(logits[v] / temperature);
+        for (int v = 0; v < 5; v++) expected[v] /= sum;
+        assert_shares(logits, 5, temperature, TOP_ALL, expected);
+        assert_shares(logits, 5, temperature, 5, expected);
+        assert_shares(logits, 5, temperature, 1000, expected);
+    }
+}
+
+static void test_top_k_draws_among_the_k_likeliest_only(void** state) {
+    (void)state;
+    const float logits[] = { logf(2), -1, logf(5), logf(3), -INFINITY, -7 };
+    const double one[] = { 0, 0, 1, 0, 0, 0 }, two[] = { 0, 0, 5.0/8, 3.0/8, 0, 0 }, three[] = { 0.2, 0, 0.5, 0.3, 0, 0 };
+    assert_shares(logits, 6, 1, 1, one);
+    assert_shares(logits, 6, 1, 2, two);
+    assert_shares(logits, 6, 1, 3, three);
+}
+
+static void test_top_k_takes_the_first_of_those_that_are_equal(void** state) {
+    (void)state;
+    const float logits[] = { -5, 0, -5, 0, 0, -5 };
+    const double two[] = { 0, 0.5, 0, 0.5, 0, 0 }, third[] = { 0, 1.0/3, 0, 1.0/3, 1.0/3, 0 };
+    assert_shares(logits, 6, 1, 2, two);
+    assert_shares(logits, 6, 1, 3, third);
+}
+
+static int compare_floats(const void* a, const void* b) {
+    float x = *(const float*)a, y = *(const float*)b;
+    return x < y ? 1 : x > y ? -1 : 0; // the largest first
+}
+
+static void test_the_kth_largest_is_what_sorting_finds(void** state) {
+    (void)state;
+    enum { V = 1000 };
+    float logits[V], sorted[V];
+    for (int i = 0; i < V; i++) logits[i] = sorted[i] = floorf(200 * random_normal(1, 0, (uint64_t)i)) / 64; // with repetitions
+    qsort(sorted, V, sizeof(float), compare_floats);
+    for (int k = 1; k <= V; k++) assert_int_equal(kth_largest(logits, V, k), float_order(sorted[k - 1]));
+}
+
+static void test_extreme_logits_and_temperatures_are_no_trouble(void** state) {
+    (void)state;
+    const float logits[] = { -3e38f, 3e38f, -INFINITY, 2.9e38f };
+    const double second[] = { 0, 1, 0, 0 }, three[] = { 1.0/3, 1.0/3, 0, 1.0/3 };
+    assert_shares(logits, 4, 1, TOP_ALL, second);
+    assert_shares(logits, 4, 1e-30, TOP_ALL, second);
+    const float flat[] = { 1, 2, -INFINITY, 3 };
+    assert_shares(flat, 4, 1e9, TOP_ALL, three);
+    const float first_impossible[] = { -INFINITY, 0 };
+    assert_int_equal(sample_token(first_impossible, 2, 1, TOP_ALL, 0), 1);
+    const float one[] = { -2 };
+    assert_int_equal(sample_token(one, 1, 1, 1, 0.99999994f), 0);
+}
+
+static void sample(void* logits) { sample_token(logits, 3, 1, TOP_ALL, 0.5f); }
+
+static void test_nan_and_infinity_are_errors_wherever_they_stand(void** state) {
+    (void)state;
+    for (int at = 0; at < 3; at++) {
+        float logits[] = { 1, 2, 3 };
+        logits[at] = NAN;
+        expect_death(sample, logits, "NaN or Inf", "diverged");
+        logits[at] = INFINITY;
+        expect_death(sample, logits, "NaN or Inf");
+    }
+    float none[] = { -INFINITY, -INFINITY, -INFINITY };
+    expect_death(sample, none, "NaN or Inf");
+}
+
+// ---- printing ----
+
+static void print_in_pieces(void* argument) {
+    const char* const* pieces = argument;
+    TokenPrinter p;
+    memset(&p, 0, sizeof p);
+    for (; *pieces; pieces++) print_token(&p, *pieces, strlen(*pieces));
+    print_token_end(&p);
+}
+
+static void assert_prints(const char* expected, const char* const* pieces) {
+    Child c = child_run(print_in_pieces, (void*)pieces);
+    assert_int_equal(c.status, 0);
+    assert_string_equal(c.out, expected);
+    child_free(&c);
+}
+#define assert_printed(expected, ...) do { \
+        const char* const pieces_[] = { __VA_ARGS__, NULL }; \
+        assert_prints(expected, pieces_); \
+    } while (0)
+#define BAD "\xEF\xBF\xBD"
+
+static void test_text_is_printed_as_it_is_however_it_is_cut(void** state) {
+    (void)state;
+    assert_printed("plain text\n\tand more", "plain text\n", "\tand more");
+    assert_printed("é€😀", "\xC3", "\xA9\xE2", "\x82\xAC\xF0\x9F", "\x98", "\x80");
+    assert_printed("\xC2\xA0 \xDF\xBF \xE0\xA0\x80 \xED\x9F\xBF \xEF\xBF\xBF \xF0\x90\x80\x80 \xF4\x8F\xBF\xBF", // edges
+                   "\xC2\xA0 \xDF\xBF \xE0\xA0\x80 \xED\x9F\xBF \xEF\xBF\xBF \xF0\x90\x80\x80 \xF4\x8F\xBF\xBF");
+}
+
+static void test_control_characters_do_not_reach_the_terminal(void** state) {
+    (void)state;
+    assert_printed(BAD "[31mred" BAD "]0;title" BAD, "\x1B[31mred", "\x1B]0;title\x07");
+    assert_printed("a" BAD "b" BAD "c" BAD, "a\rb\x7F" "c\b");
+    assert_printed(BAD BAD "[2J", "\xC2\x9B[2J"); // U+009B, an escape sequence's start in one character
+    for (int c = 1; c < 0x20; c++) {
+        char text[2] = { (char)c, 0 };
+        if (c == '\n' || c == '\t') assert_printed(text, text);
+        else assert_printed(BAD, text);
+    }
+}
+
+static void test_what_is_not_utf8_is_replaced(void** state) {
+    (void)state;
+    assert_printed(BAD "a", "\x80" "a");                       // a continuation of nothing
+    assert_printed(BAD "a", "\xE2\x82", "a");                  // broken off
+    assert_printed("x" BAD, "x\xF0\x9F");                      // at the end
+    assert_printed(BAD "é", "\xE2\xC3", "\xA9");               // one character begins inside another
+    assert_printed(BAD BAD, "\xC0\x80");                       // overlong
+    assert_printed(BAD BAD BAD, "\xE0\x9F\xBF");               // overlong
+    assert_printed(BAD BAD BAD, "\xED\xA0\x80");               // a surrogate
+    assert_printed(BAD BAD BAD BAD, "\xF4\x90\x80\x80");       // beyond U+10FFFF
+    assert_printed(BAD BAD, "\xFE\xFF");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_temperature_zero_takes_the_likeliest_token),
+        cmocka_unit_test(test_tokens_come_as_often_as_softmax_says),
+        cmocka_unit_test(test_top_k_draws_among_the_k_likeliest_only),
+        cmocka_unit_test(test_top_k_takes_the_first_of_those_that_are_equal),
+        cmocka_unit_test(test_the_kth_largest_is_what_sorting_finds),
+        cmocka_unit_test(test_extreme_logits_and_temperatures_are_no_trouble),
+        cmocka_unit_test(test_nan_and_infinity_are_errors_wherever_they_stand),
+        cmocka_unit_test(test_text_is_printed_as_it_is_however_it_is_cut),
+        cmocka_unit_test(test_control_characters_do_not_reach_the_terminal),
+        cmocka_unit_test(test_what_is_not_utf8_is_replaced),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

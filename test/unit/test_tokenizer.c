@@ -1,0 +1,549 @@
+// test_tokenizer.c - every text is encoded as BPE defines it and decodes to itself, and no broken file is accepted.
+#include "../../llmc/data/tokenizer.h"
+#include "../../llmc/base/rng.h"
+#include "test_folder.h"
+
+static const char* write_text(const char* name, const char* text) { return write_file(name, text, strlen(text)); }
+
+// ---- vocabularies made here ----
+
+// Tokens by their bytes. The single bytes come first, in order, then the added tokens, so that ids are easy to name.
+typedef struct {
+    char bytes[600][64];
+    size_t length[600];
+    int count;
+    char merges[65536]; // merges.txt
+} Vocabulary;
+
+static int vocabulary_add(Vocabulary* v, const char* bytes, size_t n) {
+    memcpy(v->bytes[v->count], bytes, n);
+    v->length[v->count] = n;
+    return v->count++;
+}
+
+static Vocabulary vocabulary_of_bytes(void) {
+    Vocabulary v;
+    memset(&v, 0, sizeof v);
+    for (int b = 0; b < 256; b++) {
+        char byte = (char)b;
+        vocabulary_add(&v, &byte, 1);
+    }
+    strcpy(v.merges, "#version: 0.2\n");
+    return v;
+}
+
+// The text form of bytes, as both files have it.
+static void append_text(char* out, const char* bytes, size_t n) {
+    out += strlen(out);
+    for (size_t i = 0; i < n; i++) {
+        int b = (unsigned char)bytes[i], c = b;
+        if (!byte_is_printable(b)) {
+            c = 256;
+            for (int other = 0; other < b; other++) c += !byte_is_printable(other);
+        }
+        out += c < 0x80 ? sprintf(out, "%c", c) : sprintf(out, "%c%c", 0xC0 | c >> 6, 0x80 | (c & 0x3F));
+    }
+}
+
+static int vocabulary_merge(Vocabulary* v, int left, int right) {
+    append_text(v->merges, v->bytes[left], v->length[left]);
+    strcat(v->merges, " ");
+    append_text(v->merges, v->bytes[right], v->length[right]);
+    strcat(v->merges, "\n");
+    char both[128];
+    memcpy(both, v->bytes[left], v->length[left]);
+    memcpy(both + v->length[left], v->bytes[right], v->length[right]);
+    return vocabulary_add(v, both, v->length[left] + v->length[right]);
+}
+
+// Writes vocab.json, and merges.txt beside it. Returns the path of the first.
+static const char* vocabulary_write_json(const Vocabulary* v) {
+    json_t* root = json_object();
+    for (int id = v->count - 1; id >= 0; id--) { // order in the file means nothing
+        char text[200] = "";
+        append_text(text, v->bytes[id], v->length[id]);
+        json_object_set_new(root, text, json_integer(id));
+    }
+    assert_int_equal(json_dump_file(root, in_folder("vocab.json"), 0), 0);
+    json_decref(root);
+    write_text("merges.txt", v->merges);
+    return in_folder("vocab.json");
+}
+
+static size_t vocabulary_to_bin(const Vocabulary* v, int eot, char* out) {
+    int32_t header[256] = { TOKENIZER_MAGIC, TOKENIZER_VERSION, v->count, eot };
+    memcpy(out, header, sizeof header);
+    size_t n = sizeof header;
+    for (int id = 0; id < v->count; id++) {
+        out[n++] = (char)v->length[id];
+        memcpy(out + n, v->bytes[id], v->length[id]);
+        n += v->length[id];
+    }
+    return n;
+}
+static const char* vocabulary_write_bin(const Vocabulary* v, int eot) {
+    static char file[65536];
+    return write_file("tokenizer.bin", file, vocabulary_to_bin(v, eot, file));
+}
+
+enum { HE = 256, LL, HELL, SPACE_W, OR, HELLO, EOT }; // tokens of this small vocabulary
+static Vocabulary small_vocabulary(void) {
+    Vocabulary v = vocabulary_of_bytes();
+    assert_int_equal(vocabulary_merge(&v, 'h', 'e'), HE);
+    assert_int_equal(vocabulary_merge(&v, 'l', 'l'), LL);
+    assert_int_equal(vocabulary_merge(&v, HE, LL), HELL);
+    assert_int_equal(vocabulary_merge(&v, ' ', 'w'), SPACE_W);
+    assert_int_equal(vocabulary_merge(&v, 'o', 'r'), OR);
+    assert_int_equal(vocabulary_merge(&v, HELL, 'o'), HELLO);
+    assert_int_equal(vocabulary_add(&v, END_OF_TEXT, strlen(END_OF_TEXT)), EOT);
+    return v;
+}
+
+static void open_small(Tokenizer* t) {
+    Vocabulary v = small_vocabulary();
+    tokenizer_open(t, vocabulary_write_json(&v));
+}
+
+// Adds merges of random existing tokens, over only a few letters, so that words have many merges.
+static Vocabulary random_vocabulary(uint64_t seed) {
+    Vocabulary v = vocabulary_of_bytes();
+    for (uint64_t i = 0; v.count < 330; i++) {
+        Philox r = philox(seed, 7, i);
+        int ids[2];
+        for (int k = 0; k < 2; k++) {
+            int n = 3 + (v.count - 256);
+            int pick = (int)(r.x[k] % (uint32_t)n);
+            ids[k] = pick < 3 ? 'a' + pick : 256 + pick - 3;
+        }
+        size_t length = v.length[ids[0]] + v.length[ids[1]];
+        bool is_new = length <= 12;
+        for (int id = 256; id < v.count && is_new; id++)
+            is_new = v.length[id] != length || memcmp(v.bytes[id], v.bytes[ids[0]], v.length[ids[0]]) != 0
+                     || memcmp(v.bytes[id] + v.length[ids[0]], v.bytes[ids[1]], v.length[ids[1]]) != 0;
+        if (is_new) vocabulary_merge(&v, ids[0], ids[1]);
+    }
+    vocabulary_add(&v, END_OF_TEXT, strlen(END_OF_TEXT));
+    return v;
+}
+
+// ---- what encoding must give ----
+
+static void expect_tokens(const Tokenizer* t, const char* text, const int* want, size_t num_want) {
+    size_t count;
+    int* ids = tokenizer_encode(t, text, strlen(text), &count);
+    assert_int_equal(count, num_want);
+    assert_memory_equal(ids, want, num_want * sizeof(int));
+    free(ids);
+}
+#define expect_encoding(t, text, ...) do { \
+        const int want_[] = { __VA_ARGS__ }; \
+        expect_tokens(t, text, want_, sizeof want_ / sizeof *want_); \
+    } while (0)
+
+static void expect_round_trip(const Tokenizer* t, const char* text, size_t n) {
+    size_t count, at = 0;
+    int* ids = tokenizer_encode(t, text, n, &count);
+    for (size_t i = 0; i < count; i++) {
+        size_t length;
+        const char* bytes = tokenizer_decode(t, ids[i], &length);
+        assert_int_not_equal(ids[i], t->eot);
+        assert_true(at + length <= n);
+        assert_memory_equal(text + at, bytes, length);
+        at += length;
+    }
+    assert_int_equal(at, n);
+    free(ids);
+}
+
+// The definition: while any neighbours merge, merge the leftmost pair of the lowest rank.
+static size_t encode_slowly(const Tokenizer* t, const char* word, size_t n, int* ids) {
+    for (size_t i = 0; i < n; i++) ids[i] = t->byte_token[(unsigned char)word[i]];
+    for (;;) {
+        uint32_t best = NO_RANK;
+        size_t where = 0;
+        for (size_t i = 0; i + 1 < n; i++) {
+            uint32_t rank = pair_rank(t, ids[i], ids[i + 1]);
+            if (rank < best) { best = rank; where = i; }
+        }
+        if (best == NO_RANK) return n;
+        ids[where] = t->merged[best];
+        memmove(ids + where + 1, ids + where + 2, (n - where - 2) * sizeof(int));
+        n--;
+    }
+}
+
+// ---- tests ----
+
+static void test_bytes_are_their_own_tokens(void** state) {
+    (void)state;
+    Tokenizer t;
+    tokenizer_open(&t, "bytes");
+    assert_int_equal(t.vocab_size, 257);
+    assert_int_equal(t.eot, 256);
+    expect_encoding(&t, "a\xff\n", 'a', 255, '\n');
+    char all[256];
+    for (int b = 0; b < 256; b++) all[b] = (char)b;
+    expect_round_trip(&t, all, sizeof all);
+    tokenizer_free(&t);
+}
+
+static void test_the_end_of_text_token_is_shown_as_its_name(void** state) {
+    (void)state;
+    Tokenizer bytes, small;
+    tokenizer_open(&bytes, "bytes");
+    open_small(&small);
+    size_t length;
+    assert_memory_equal(tokenizer_decode(&bytes, 256, &length), "<|endoftext|>", 13);
+    assert_int_equal(length, 13);
+    assert_memory_equal(tokenizer_decode(&small, EOT, &length), "<|endoftext|>", 13);
+    assert_int_equal(length, 13);
+    tokenizer_free(&bytes);
+    tokenizer_free(&small);
+}
+
+static void test_text_merges_by_rank(void** state) {
+    (void)state;
+    Tokenizer t;
+    open_small(&t);
+    assert_int_equal(t.vocab_size, 263);
+    assert_int_equal(t.eot, EOT);
+    expect_encoding(&t, "hello world", HELLO, SPACE_W, OR, 'l', 'd');
+    expect_encoding(&t, "lll", LL, 'l');
+    expect_encoding(&t, "hell", HELL);
+    expect_encoding(&t, "ell", 'e', LL);
+    expect_encoding(&t, "h", 'h');
+    tokenizer_free(&t);
+}
+
+static void test_text_that_spells_end_of_text_is_text(void** state) {
+    (void)state;
+    Tokenizer t;
+    open_small(&t);
+    expect_encoding(&t, "<|endoftext|>", '<', '|', 'e', 'n', 'd', 'o', 'f', 't', 'e', 'x', 't', '|', '>');
+    tokenizer_free(&t);
+    Vocabulary v = small_vocabulary();
+    tokenizer_open(&t, vocabulary_write_bin(&v, EOT));
+    expect_round_trip(&t, "<|endoftext|>", 13);
+    tokenizer_free(&t);
+}
+
+static void test_no_text_has_no_tokens(void** state) {
+    (void)state;
+    Tokenizer t;
+    open_small(&t);
+    size_t count = 1;
+    free(tokenizer_encode(&t, "", 0, &count));
+    assert_int_equal(count, 0);
+    tokenizer_free(&t);
+}
+
+static void test_a_folder_and_both_kinds_of_file_give_the_same_tokens(void** state) {
+    (void)state;
+    Vocabulary v = small_vocabulary();
+    Tokenizer json, dir, bin;
+    tokenizer_open(&json, vocabulary_write_json(&v));
+    tokenizer_open(&dir, folder);
+    tokenizer_open(&bin, vocabulary_write_bin(&v, EOT));
+    assert_int_equal(bin.vocab_size, json.vocab_size);
+    assert_int_equal(bin.eot, json.eot);
+    const Tokenizer* all[] = { &json, &dir, &bin };
+    for (int i = 0; i < 3; i++) expect_encoding(all[i], "hello worlld", HELLO, SPACE_W, OR, LL, 'd');
+    tokenizer_free(&json);
+    tokenizer_free(&dir);
+    tokenizer_free(&bin);
+}
+
+static void test_merges_need_no_version_line_and_no_last_newline(void** state) {
+    (void)state;
+    Vocabulary v = small_vocabulary();
+    v.merges[strlen(v.merges) - 1] = '\0';
+    const char* path = vocabulary_write_json(&v);
+    write_text("merges.txt", strchr(v.merges, '\n') + 1);
+    Tokenizer t;
+    tokenizer_open(&t, path);
+    expect_encoding(&t, "hello", HELLO);
+    tokenizer_free(&t);
+}
+
+static void test_words_are_cut_as_gpt2_cuts_them(void** state) {
+    (void)state;
+    static const struct { const char *text, *cut; } cases[] = { // cut: words with | between
+        { "Hello, world!", "Hello|,| world|!" },
+        { "I've he'll we'd it's I'm don't you're", "I|'ve| he|'ll| we|'d| it|'s| I|'m| don|'t| you|'re" },
+        { "I'VE 'twas", "I|'|VE| '|twas" },
+        { "a  b", "a| | b" },
+        { "a   b\n\n  c  ", "a|  | b|\n\n | c|  " },
+        { "x=12.5;", "x|=|12|.|5|;" },
+        { "\t\tif(x)", "\t|\t|if|(|x|)" },
+        { " \xc3\xa9t\xc3\xa9 \xe2\x82\xac" "5", " \xc3\xa9t\xc3\xa9| \xe2\x82\xac|5" },
+        { "\xe4\xbd\xa0\xe5\xa5\xbd\xe3\x80\x82", "\xe4\xbd\xa0\xe5\xa5\xbd|\xe3\x80\x82" },
+        { "a\xc2\xa0\xc2\xa0" "b", "a|\xc2\xa0|\xc2\xa0|b" },          // no-break spaces are white space
+        { "a \xe1\xa0\x8e", "a| \xe1\xa0\x8e" },                       // U+180E no longer is
+        { "1\xc2\xbd\xe2\x85\xa7", "1\xc2\xbd\xe2\x85\xa7" },          // a half and a Roman eight are numbers
+        { "ok \xff\xfe ok", "ok| |\xff\xfe| ok" },                     // what is no UTF-8 is a word of its own
+        { "ok\xe2\x82", "ok|\xe2\x82" },
+    };
+    Tokenizer t;
+    open_small(&t);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char cut[200] = "";
+        WordCursor c = word_first(cases[i].text, strlen(cases[i].text));
+        size_t length;
+        for (const char* word = word_next(&t, &c, &length); word != NULL; word = word_next(&t, &c, &length))
+            sprintf(cut + strlen(cut), "%s%.*s", *cut ? "|" : "", (int)length, word);
+        assert_string_equal(cut, cases[i].cut);
+    }
+    tokenizer_free(&t);
+}
+
+static void test_only_shortest_utf8_of_real_characters_is_valid(void** state) {
+    (void)state;
+    static const struct { const char* bytes; size_t length; } cases[] = {
+        { "a", 1 }, { "\xc2\x80", 2 }, { "\xdf\xbf", 2 }, { "\xe0\xa0\x80", 3 }, { "\xed\x9f\xbf", 3 }, { "\xee\x80\x80", 3 },
+        { "\xf0\x90\x80\x80", 4 }, { "\xf4\x8f\xbf\xbf", 4 },
+        { "\x80", 0 }, { "\xc1\xbf", 0 }, { "\xc0\x80", 0 }, { "\xe0\x9f\xbf", 0 }, { "\xed\xa0\x80", 0 }, { "\xf0\x8f\xbf\xbf", 0 },
+        { "\xf4\x90\x80\x80", 0 }, { "\xf5\x80\x80\x80", 0 }, { "\xff", 0 }, { "\xc2", 0 }, { "\xe2\x82", 0 }, { "\xf0\x9f\x98", 0 },
+        { "\xc2" "a", 0 }, { "\xe2\x82" "a", 0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_int_equal(utf8_length(cases[i].bytes, strlen(cases[i].bytes)), cases[i].length);
+}
+
+static void test_the_fast_merge_is_the_slow_one(void** state) {
+    (void)state;
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        Vocabulary v = random_vocabulary(seed);
+        Tokenizer t;
+        tokenizer_open(&t, seed % 2 ? vocabulary_write_json(&v) : vocabulary_write_bin(&v, v.count - 1));
+        for (uint64_t i = 0; i < 300; i++) {
+            char word[400];
+            int fast[400], slow[400];
+            size_t n = 1 + philox(seed, 1, i).x[0] % (i % 10 ? 40 : 400);
+            for (size_t k = 0; k < n; k++) word[k] = (char)('a' + philox(seed, i + 2, k).x[0] % 3);
+            size_t count = encode_slowly(&t, word, n, slow);
+            for (int again = 0; again < 2; again++) { // the second time from the cache
+                assert_int_equal(encode_word(&t, word, n, fast), count);
+                assert_memory_equal(fast, slow, count * sizeof(int));
+            }
+        }
+        tokenizer_free(&t);
+    }
+}
+
+static void test_any_bytes_come_back(void** state) {
+    (void)state;
+    static const char* const pieces[] = {
+        "he", "ll", " w", "\xf0\x9f\x98\x80", "\xff", "\xe2\x82", "\xc3\xa9", "\n", "  ", "'s", "9"
+    };
+    Tokenizer t;
+    open_small(&t);
+    for (uint64_t i = 0; i < 2000; i++) {
+        char text[600];
+        size_t n = 0;
+        bool noise = i % 2;
+        for (uint64_t k = 0; k < 1 + i % 100; k++) {
+            uint32_t r = philox(i, 3, k).x[0];
+            const char* piece = pieces[r % (sizeof pieces / sizeof *pieces)];
+            if (noise) text[n++] = (char)r;
+            else n = (size_t)(stpcpy(text + n, piece) - text);
+        }
+        expect_round_trip(&t, text, n);
+    }
+    tokenizer_free(&t);
+}
+
+static void test_long_runs_take_no_quadratic_time(void** state) {
+    (void)state;
+    const size_t n = 1 << 20; // n*n steps would take hours
+    Tokenizer t;
+    open_small(&t);
+    char* text = xcalloc(n, 1);
+    static const char fills[] = { 'l', ' ', '!', '7', '\xff', '\0' };
+    alarm(120);
+    for (size_t i = 0; i < sizeof fills; i++) {
+        memset(text, fills[i], n);
+        expect_round_trip(&t, text, n);
+    }
+    for (size_t i = 0; i < n; i++) text[i] = i % 2 ? 'a' : '\xff'; // as many stretches as there can be
+    expect_round_trip(&t, text, n);
+    alarm(0);
+    free(text);
+    tokenizer_free(&t);
+}
+
+// ---- files that are not what they should be ----
+
+static void open_spec(void* spec) {
+    Tokenizer t;
+    tokenizer_open(&t, spec);
+    tokenizer_free(&t);
+}
+static void decode_beyond(void* id) {
+    Tokenizer t;
+    tokenizer_open(&t, "bytes");
+    size_t length;
+    tokenizer_decode(&t, *(int*)id, &length);
+}
+
+#define expect_refusal(path, ...) do { \
+        char* copy_ = xstrdup(path); \
+        expect_death(open_spec, copy_, copy_, __VA_ARGS__); \
+        free(copy_); \
+    } while (0)
+
+static void test_what_is_no_tokenizer_is_named(void** state) {
+    (void)state;
+    expect_refusal(in_folder("nothing"), "No such file", "vocab.json", "merges.txt");
+    expect_refusal("bytes2", "No such file");
+    expect_refusal(write_text("empty", ""), "starts neither with {");
+    expect_refusal(write_text("words.txt", "hello"), "starts neither with {", "20240328");
+    expect_refusal("/dev/null", "is not a file");
+    assert_int_equal(mkdir(in_folder("sub"), 0700), 0);
+    char* sub = xstrdup(in_folder("sub"));
+    expect_death(open_spec, sub, "sub/vocab.json", "No such file");
+    assert_int_equal(rmdir(sub), 0);
+    free(sub);
+    int ids[] = { -1, 257 };
+    expect_death(decode_beyond, &ids[0], "token -1", "257");
+    expect_death(decode_beyond, &ids[1], "token 257", "257");
+}
+
+// Replaces a piece of the small vocabulary's vocab.json by another; with its merges beside it the file must be refused.
+static void expect_vocab_refused(const char* old, const char* new, const char* phrase) {
+    Vocabulary v = small_vocabulary();
+    const char* path = vocabulary_write_json(&v);
+    json_error_t error;
+    json_t* root = json_load_file(path, 0, &error);
+    char *text = json_dumps(root, JSON_COMPACT), *found = strstr(text, old);
+    assert_non_null(found);
+    char* changed = format_string("%.*s%s%s", (int)(found - text), text, new, found + strlen(old));
+    expect_refusal(write_text("vocab.json", changed), phrase);
+    free(changed);
+    free(text);
+    json_decref(root);
+}
+
+static void test_a_broken_vocabulary_is_refused(void** state) {
+    (void)state;
+    expect_vocab_refused(":0}", ":0", "not valid JSON");
+    expect_vocab_refused(":0}", ":0}}", "not valid JSON");
+    expect_vocab_refused("\"hell\":258", "\"hell\":258,\"hell\":258", "duplicate object key");
+    expect_vocab_refused("\"hell\":258", "\"hell\":257", "have the same id 257");
+    expect_vocab_refused("\"hell\":258", "\"hell\":263", "has id 263; the 263 tokens must have ids 0 to 262");
+    expect_vocab_refused("\"hell\":258", "\"hell\":-1", "has id -1");
+    expect_vocab_refused("\"hell\":258", "\"hell\":99999999999999999999", "not valid JSON");
+    expect_vocab_refused("\"hell\":258", "\"hell\":258.0", "no whole number");
+    expect_vocab_refused("\"hell\":258", "\"hell\":\"258\"", "no whole number");
+    expect_vocab_refused("\"hell\":258", "\"he ll\":258", "is not the byte-level text");
+    expect_vocab_refused("\"hell\":258", "\"\":258", "is not the byte-level text");
+    expect_vocab_refused("\"hell\":258", "\"he\xc5\x84\":258", "is not the byte-level text"); // U+0144, one past the last
+    expect_vocab_refused("\"hell\":258", "\"\xe4\xbd\xa0\":258", "is not the byte-level text");
+    expect_vocab_refused("\"hell\":258", "\"h\\u0000\":258", "not valid JSON");
+    expect_vocab_refused("\"a\":97", "\"aa\":97", "no token is the single byte 0x61");
+    expect_vocab_refused("<|endoftext|>", "<|endoftexts|>", "no token <|endoftext|>");
+    expect_refusal(write_text("vocab.json", "{}"), "is not a JSON object of tokens");
+    expect_refusal(write_text("vocab.json", "{\"a\":0}"), "no token is the single byte 0x00");
+    char deep[5000];
+    memset(deep, '[', sizeof deep);
+    memcpy(deep, "{\"a\":", 5);
+    expect_refusal(write_file("vocab.json", deep, sizeof deep), "not valid JSON");
+}
+
+static void expect_merges_refused(const char* merges, const char* phrase) {
+    Vocabulary v = small_vocabulary();
+    char* path = xstrdup(vocabulary_write_json(&v));
+    write_text("merges.txt", merges);
+    expect_death(open_spec, path, "merges.txt", phrase);
+    free(path);
+}
+
+static void test_broken_merges_are_refused(void** state) {
+    (void)state;
+    expect_merges_refused("h e\nhe\n", "line 2: \"he\" is not two tokens");
+    expect_merges_refused("#version: 0.2\n\nh e\n", "line 2: \"\" is not two tokens");
+    expect_merges_refused("h e x\n", "line 1: \"e x\" is not in the vocabulary");
+    expect_merges_refused("he l\n", "line 1: the merge of \"he l\" is not in the vocabulary");
+    expect_merges_refused("xyz l\n", "line 1: \"xyz\" is not in the vocabulary");
+    expect_merges_refused(" l\n", "line 1: \"\" is not in the vocabulary");
+    expect_merges_refused("h \n", "line 1: \"\" is not in the vocabulary");
+    expect_merges_refused("h e\r\n", "line 1: \"e\r\" is not in the vocabulary");
+    expect_merges_refused("h e\nl l\nh e\n", "line 3: \"h e\" was there before");
+    expect_merges_refused("\xff e\n", "is not in the vocabulary");
+    expect_merges_refused("h \xc4\n", "is not in the vocabulary");
+    Vocabulary v = small_vocabulary();
+    char* path = xstrdup(vocabulary_write_json(&v));
+    assert_int_equal(unlink(in_folder("merges.txt")), 0);
+    expect_death(open_spec, path, "merges.txt", "No such file");
+    free(path);
+}
+
+static void test_text_cannot_be_made_into_the_end_of_text(void** state) {
+    (void)state;
+    Vocabulary v = vocabulary_of_bytes();
+    int stem = vocabulary_add(&v, "<|endoftext|", 12);
+    vocabulary_merge(&v, stem, '>');
+    vocabulary_write_json(&v);
+    expect_refusal(folder, "merges.txt", "line 2 merges text into <|endoftext|>");
+}
+
+static void test_a_broken_tokenizer_bin_is_refused(void** state) {
+    (void)state;
+    Vocabulary v = small_vocabulary();
+    static char file[65536];
+    size_t n = vocabulary_to_bin(&v, EOT, file);
+    int32_t* header = (int32_t*)(void*)file;
+    expect_refusal(write_file("t.bin", file, 1023), "has 1023 bytes");
+    expect_refusal(write_file("t.bin", file, n - 1), "ends within token 262 of 263");
+    expect_refusal(write_file("t.bin", file, n + 1), "has 1 bytes after its last token");
+    expect_refusal(write_file("t.bin", file, 1024), "says it has 263 tokens; its 1024 bytes allow 1 to 0");
+    header[1] = 1;
+    expect_refusal(write_file("t.bin", file, n), "version 1", "reads version 2");
+    header[1] = 2;
+    const int32_t counts[] = { 0, -1, INT32_MAX, INT32_MIN };
+    for (int i = 0; i < 4; i++) {
+        header[2] = counts[i];
+        expect_refusal(write_file("t.bin", file, n), "says it has", "bytes allow 1 to");
+    }
+    header[2] = v.count;
+    const int32_t ends[] = { -1, v.count, INT32_MIN };
+    for (int i = 0; i < 3; i++) {
+        header[3] = ends[i];
+        expect_refusal(write_file("t.bin", file, n), "end-of-text token", "tokens 0 to 262");
+    }
+    header[3] = 'a';
+    expect_refusal(write_file("t.bin", file, n), "end-of-text token is 97, which is a single byte");
+    header[3] = EOT;
+    file[1024] = 0;
+    expect_refusal(write_file("t.bin", file, n), "token 0 is empty");
+    v = small_vocabulary();
+    v.bytes[HE][0] = 'l';
+    v.bytes[HE][1] = 'l';
+    expect_refusal(vocabulary_write_bin(&v, EOT), "tokens 256 and 257 are the same bytes");
+    v = small_vocabulary();
+    strcpy(v.bytes['a'], "aa");
+    v.length['a'] = 2;
+    expect_refusal(vocabulary_write_bin(&v, EOT), "no token is the single byte 0x61");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bytes_are_their_own_tokens),
+        cmocka_unit_test(test_the_end_of_text_token_is_shown_as_its_name),
+        cmocka_unit_test(test_text_merges_by_rank),
+        cmocka_unit_test(test_text_that_spells_end_of_text_is_text),
+        cmocka_unit_test(test_no_text_has_no_tokens),
+        cmocka_unit_test(test_a_folder_and_both_kinds_of_file_give_the_same_tokens),
+        cmocka_unit_test(test_merges_need_no_version_line_and_no_last_newline),
+        cmocka_unit_test(test_words_are_cut_as_gpt2_cuts_them),
+        cmocka_unit_test(test_only_shortest_utf8_of_real_characters_is_valid),
+        cmocka_unit_test(test_the_fast_merge_is_the_slow_one),
+        cmocka_unit_test(test_any_bytes_come_back),
+        cmocka_unit_test(test_long_runs_take_no_quadratic_time),
+        cmocka_unit_test(test_what_is_no_tokenizer_is_named),
+        cmocka_unit_test(test_a_broken_vocabulary_is_refused),
+        cmocka_unit_test(test_broken_merges_are_refused),
+        cmocka_unit_test(test_text_cannot_be_made_into_the_end_of_text),
+        cmocka_unit_test(test_a_broken_tokenizer_bin_is_refused),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}

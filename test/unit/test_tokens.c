@@ -1,0 +1,274 @@
+// test_tokens.c - token files: what is written is read back, and files that only look like token files are refused.
+#include "../../llmc/data/tokens.h"
+#include "test_folder.h"
+#include <pthread.h>
+#include <sys/resource.h>
+
+static size_t files_in_folder(void) {
+    size_t count = 0;
+    DIR* d = opendir(folder);
+    assert_non_null(d);
+    for (struct dirent* e = readdir(d); e != NULL; e = readdir(d)) count += e->d_name[0] != '.';
+    closedir(d);
+    return count;
+}
+
+// Writes a header with the given first values, and `bytes` bytes after it.
+static const char* write_header(const char* name, int32_t magic, int32_t version, int32_t count, size_t bytes) {
+    const char* path = in_folder(name);
+    int32_t header[TOKENS_HEADER_INTS] = { magic, version, count };
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    assert_int_equal(write(fd, header, sizeof header), sizeof header);
+    assert_int_equal(ftruncate(fd, (off_t)(sizeof header + bytes)), 0);
+    close(fd);
+    return path;
+}
+
+static void write_tokens(const char* path, size_t n) { // 0, 1, 2, ..., in pieces of different sizes
+    TokenWriter w = token_writer_open(path);
+    int piece[1000];
+    for (size_t done = 0, size = 1; done < n; done += size, size = size * 7 % 1000 + 1) {
+        size = size_min(size, n - done);
+        for (size_t i = 0; i < size; i++) piece[i] = (int)((done + i) % 65536);
+        token_writer_append(&w, piece, size);
+    }
+    token_writer_close(&w);
+}
+
+// ---- round trips ----
+
+static void test_tokens_written_are_tokens_read(void** state) {
+    (void)state;
+    const size_t sizes[] = { 0, 1, 1000, TOKEN_WRITER_BUFFER - 1, TOKEN_WRITER_BUFFER, 3 * TOKEN_WRITER_BUFFER + 5 };
+    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+        const char* path = in_folder("trip.bin");
+        write_tokens(path, sizes[k]);
+        TokenFile f = token_file_open(path);
+        assert_int_equal(f.count, sizes[k]);
+        uint16_t* tokens = xcalloc(f.count, sizeof *tokens);
+        token_file_read(&f, 0, f.count, tokens);
+        for (size_t i = 0; i < f.count; i++) assert_int_equal(tokens[i], i % 65536);
+        free(tokens);
+        token_file_close(&f);
+    }
+}
+
+static void test_any_range_can_be_read(void** state) {
+    (void)state;
+    write_tokens(in_folder("range.bin"), 1000);
+    TokenFile f = token_file_open(in_folder("range.bin"));
+    uint16_t tokens[10] = { 0 };
+    token_file_read(&f, 990, 10, tokens);
+    assert_int_equal(tokens[0], 990);
+    assert_int_equal(tokens[9], 999);
+    token_file_read(&f, 1000, 0, tokens);
+    token_file_close(&f);
+}
+
+static void test_the_bytes_are_llmc_format(void** state) {
+    (void)state;
+    TokenWriter w = token_writer_open(in_folder("bytes.bin"));
+    const int tokens[3] = { 1, 50256, 65535 };
+    token_writer_append(&w, tokens, 3);
+    token_writer_close(&w);
+    unsigned char got[1100], want[1030] = { 0x88, 0xd8, 0x34, 0x01, 1, 0, 0, 0, 3, 0, 0, 0 };
+    const unsigned char data[6] = { 1, 0, 0x50, 0xc4, 0xff, 0xff };
+    memcpy(want + 1024, data, sizeof data);
+    FILE* f = fopen(in_folder("bytes.bin"), "rb");
+    assert_int_equal(fread(got, 1, sizeof got, f), sizeof want);
+    fclose(f);
+    assert_memory_equal(got, want, sizeof want);
+}
+
+static void* read_backwards(void* argument) {
+    const TokenFile* f = argument;
+    for (size_t i = f->count; i-- > 0; ) {
+        uint16_t token;
+        token_file_read(f, i, 1, &token);
+        if (token != i % 65536) return "wrong token";
+    }
+    return NULL;
+}
+
+static void test_threads_read_one_file_at_once(void** state) {
+    (void)state;
+    write_tokens(in_folder("threads.bin"), 20000);
+    TokenFile f = token_file_open(in_folder("threads.bin"));
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&threads[i], NULL, read_backwards, &f), 0);
+    for (int i = 0; i < 4; i++) {
+        void* wrong;
+        assert_int_equal(pthread_join(threads[i], &wrong), 0);
+        assert_null(wrong);
+    }
+    token_file_close(&f);
+}
+
+static void test_only_token_files_are_detected(void** state) {
+    (void)state;
+    write_tokens(in_folder("detect.bin"), 1);
+    assert_true(token_file_detect(in_folder("detect.bin")));
+    assert_false(token_file_detect(write_header("other.bin", TOKENS_MAGIC + 1, 1, 0, 0)));
+    FILE* f = fopen(in_folder("short"), "wb");
+    fputs("ab", f);
+    fclose(f);
+    assert_false(token_file_detect(in_folder("short")));
+    assert_false(token_file_detect(folder));
+}
+
+// ---- files that are not what their header says ----
+
+static void open_file(void* path) {
+    TokenFile f = token_file_open(path);
+    token_file_close(&f);
+}
+static void detect_file(void* path) { token_file_detect(path); }
+static void read_beyond(void* path) {
+    TokenFile f = token_file_open(path);
+    uint16_t tokens[8];
+    token_file_read(&f, SIZE_MAX, 2, tokens);
+}
+static void read_past_a_cut(void* path) {
+    TokenFile f = token_file_open(path);
+    if (truncate(path, TOKENS_HEADER_BYTES + 2) != 0) exit(2);
+    uint16_t tokens[8];
+    token_file_read(&f, 0, 8, tokens);
+}
+
+static void test_missing_files_and_folders_are_named(void** state) {
+    (void)state;
+    char* nothing = xstrdup(in_folder("nothing.bin"));
+    expect_death(open_file, nothing, "nothing.bin", "No such file", "dev/data/tokenize");
+    expect_death(detect_file, nothing, "nothing.bin", "No such file");
+    expect_death(open_file, folder, folder, "is not a file");
+    free(nothing);
+}
+
+#define expect_refusal(path, ...) do { \
+        char* copy_ = xstrdup(path); \
+        expect_death(open_file, copy_, copy_, __VA_ARGS__); \
+        free(copy_); \
+    } while (0)
+
+static void test_a_header_must_be_right(void** state) {
+    (void)state;
+    expect_refusal(write_header("magic.bin", 20240521, 1, 4, 8), "starts with 20240521", "20240520", "dev/data/tokenize");
+    expect_refusal(write_header("version.bin", TOKENS_MAGIC, 7, 4, 8), "version 7", "reads version 1");
+    const char* path = write_header("header.bin", TOKENS_MAGIC, 1, 4, 8);
+    assert_int_equal(truncate(path, 1023), 0);
+    expect_refusal(path, "has 1023 bytes", "1024");
+    assert_int_equal(truncate(path, 0), 0);
+    expect_refusal(path, "has 0 bytes");
+}
+
+static void test_the_count_must_fit_the_size_exactly(void** state) {
+    (void)state;
+    expect_refusal(write_header("more.bin", TOKENS_MAGIC, 1, 4, 10), "says 4 tokens", "room for 5");
+    expect_refusal(write_header("less.bin", TOKENS_MAGIC, 1, 4, 6), "says 4 tokens", "room for 3");
+    expect_refusal(write_header("odd.bin", TOKENS_MAGIC, 1, 4, 9), "says 4 tokens", "cut or damaged");
+    expect_refusal(write_header("negative.bin", TOKENS_MAGIC, 1, -1, 8), "says -1 tokens");
+    expect_refusal(write_header("lowest.bin", TOKENS_MAGIC, 1, INT32_MIN, 0), "says -2147483648 tokens");
+    expect_refusal(write_header("huge.bin", TOKENS_MAGIC, 1, INT32_MAX, 0), "says 2147483647 tokens", "room for 0");
+}
+
+static void test_reads_stay_inside_the_file(void** state) {
+    (void)state;
+    char* path = xstrdup(in_folder("inside.bin"));
+    write_tokens(path, 8);
+    expect_death(read_beyond, path, "inside.bin", "which has 8");
+    expect_death(read_past_a_cut, path, "inside.bin", "cut after it was opened");
+    free(path);
+}
+
+// ---- writing that fails ----
+
+static void write_too_large_a_token(void* path) {
+    TokenWriter w = token_writer_open(path);
+    const int token = 65536;
+    token_writer_append(&w, &token, 1);
+}
+static void write_a_negative_token(void* path) {
+    TokenWriter w = token_writer_open(path);
+    const int token = -1;
+    token_writer_append(&w, &token, 1);
+}
+static void write_too_many_tokens(void* path) {
+    TokenWriter w = token_writer_open(path);
+    w.count = TOKENS_MAX_COUNT;
+    const int token = 0;
+    token_writer_append(&w, &token, 1);
+}
+static void write_on_a_full_disk(void* path) {
+    signal(SIGXFSZ, SIG_IGN);
+    struct rlimit limit = { 100000, 100000 };
+    if (setrlimit(RLIMIT_FSIZE, &limit) != 0) exit(2);
+    write_tokens(path, 3 * TOKEN_WRITER_BUFFER);
+}
+static void write_and_be_killed(void* path) {
+    TokenWriter w = token_writer_open(path);
+    static int tokens[2 * TOKEN_WRITER_BUFFER];
+    token_writer_append(&w, tokens, 2 * TOKEN_WRITER_BUFFER);
+    raise(SIGKILL);
+}
+static void open_writer(void* path) { token_writer_open(path); }
+
+// The file that had the name before must still be there, and nothing beside it.
+static void expect_untouched(const char* path, size_t files) {
+    TokenFile f = token_file_open(path);
+    assert_int_equal(f.count, 5);
+    token_file_close(&f);
+    assert_int_equal(files_in_folder(), files);
+}
+
+static void test_a_write_that_fails_leaves_what_was_there(void** state) {
+    (void)state;
+    char* path = xstrdup(in_folder("kept.bin"));
+    write_tokens(path, 5);
+    size_t files = files_in_folder();
+    expect_death(write_too_large_a_token, path, "kept.bin", "16 bits", "65536");
+    expect_untouched(path, files);
+    expect_death(write_a_negative_token, path, "kept.bin", "16 bits");
+    expect_untouched(path, files);
+    expect_death(write_too_many_tokens, path, "kept.bin", "2147483647", "shards");
+    expect_untouched(path, files);
+    expect_death(write_on_a_full_disk, path, "cannot write", "kept.bin", "File too large");
+    expect_untouched(path, files);
+    free(path);
+}
+
+static void test_a_killed_writer_leaves_what_was_there(void** state) {
+    (void)state;
+    char* path = xstrdup(in_folder("killed.bin"));
+    write_tokens(path, 5);
+    size_t files = files_in_folder();
+    Child c = child_run(write_and_be_killed, path);
+    assert_int_equal(c.status, 1000 + SIGKILL);
+    child_free(&c);
+    expect_untouched(path, files + 1); // and its temporary file, which it had no time to remove
+    free(path);
+}
+
+static void test_an_impossible_path_is_named(void** state) {
+    (void)state;
+    char* path = xstrdup(in_folder("no/such/folder.bin"));
+    expect_death(open_writer, path, "cannot create", "no/such/folder.bin", "No such file");
+    free(path);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tokens_written_are_tokens_read),
+        cmocka_unit_test(test_any_range_can_be_read),
+        cmocka_unit_test(test_the_bytes_are_llmc_format),
+        cmocka_unit_test(test_threads_read_one_file_at_once),
+        cmocka_unit_test(test_only_token_files_are_detected),
+        cmocka_unit_test(test_missing_files_and_folders_are_named),
+        cmocka_unit_test(test_a_header_must_be_right),
+        cmocka_unit_test(test_the_count_must_fit_the_size_exactly),
+        cmocka_unit_test(test_reads_stay_inside_the_file),
+        cmocka_unit_test(test_a_write_that_fails_leaves_what_was_there),
+        cmocka_unit_test(test_a_killed_writer_leaves_what_was_there),
+        cmocka_unit_test(test_an_impossible_path_is_named),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
