@@ -48,11 +48,11 @@ LIBRARIES = -ldnnl $(STAGE_LIBRARIES)
 BUILD_CUDA_TEST = $(error these tests are a GPU's: make DEVICE=cuda cuda-tests)
 BUILD_VARIANT = $(error these kernels are a GPU's: make DEVICE=cuda variants, or DEVICE=emulated where there is none)
 
-# Programs of several ranks need MPI; its compiler wrapper knows where it is.
+# Programs of several ranks need MPI; its compiler wrapper knows where it is. All others are built without (llmc/comm/comm.h).
 WITH_COMM := $(patsubst %,$(BUILD)/%,train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp comm_bench test/test_comm_cuda)
 WITH_MPI := $(WITH_COMM) $(BUILD)/test/test_comm $(BUILD)/test/test_sharding
-$(WITH_MPI): CFLAGS_ALL += $(shell mpicc --showme:compile)
-$(WITH_MPI): COMM_CUDA = $(call of_mpi,compile) -DUSE_NCCL=$(USE_NCCL)
+$(WITH_MPI): CFLAGS_ALL += -DUSE_MPI=1 $(shell mpicc --showme:compile)
+$(WITH_MPI): COMM_CUDA = $(call of_mpi,compile) -DUSE_MPI=1 -DUSE_NCCL=$(USE_NCCL)
 $(WITH_MPI) build/tsan/test/test_comm: STAGE_LIBRARIES += $(call of_mpi,link)
 # nvcc knows these flags by other names.
 of_mpi = $(if $(filter cuda,$(DEVICE)),$(patsubst -Wl$(comma)%,-Xlinker %,$(filter-out -pthread,$(mpicc_says))),$(mpicc_says))
@@ -229,7 +229,7 @@ $(BUILD)/test/cpu_layers.o: test/unit/cpu_layers.c
 
 # Threads under ThreadSanitizer: the loader's, the watchdog's, and the one that talks to MPI.
 TSAN_TESTS := build/tsan/test/test_dataloader build/tsan/test/test_control build/tsan/test/test_comm
-build/tsan/test/test_comm: CFLAGS += $(shell mpicc --showme:compile)
+build/tsan/test/test_comm: CFLAGS += -DUSE_MPI=1 $(shell mpicc --showme:compile)
 $(TSAN_TESTS): build/tsan/test/%: test/unit/%.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O1 -g -fsanitize=thread -march=native -fopenmp $(WARNINGS) -MMD -MP $(CFLAGS) $< -o $@ -lcmocka $(LIBRARIES)

@@ -16,27 +16,21 @@ Next      train_gpt2_zero.cu stops keeping N copies of the same state.
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
 #include "llmc/base/common.h"     // defines: require, die, xcalloc
-#include "llmc/base/options.h"    // defines: Options, OptionTable, options_common, options_parse
 #include "llmc/base/precision.h"  // defines: floatX, to_floatX, NEEDS_MASTER
-#include "llmc/model/gpt2.h"       // defines: GPT2Config, Unit, unit_tensor, unit_init_weights
-#include "llmc/device/device.h"     // defines: device_alloc, device_zero, host_to_device, device_to_host
-#include "llmc/device/layers.h"     // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
+#include "llmc/model/gpt2.h"      // defines: GPT2Config, Unit, unit_elements, LNFW, ..., FCPROJW
+#include "llmc/model/piece.h"     // defines: Piece, piece_range
+#include "llmc/model/schedule.h"  // defines: learning_rate, LossScaler
+#include "llmc/device/device.h"   // defines: device_alloc, device_zero, host_to_device, device_to_host
+#include "llmc/device/layers.h"   // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"       // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait
-#include "llmc/run/world.h"      // defines: World, report_ranks, report_sent
-#include "llmc/model/schedule.h"   // defines: learning_rate, LossScaler
-#include "llmc/data/tokenizer.h"  // defines: Tokenizer
-#include "llmc/data/dataloader.h" // defines: DataLoader
-#include "llmc/model/sampler.h"    // defines: sample_token, print_token
-#include "llmc/save/checkpoint.h" // defines: CheckpointWriter, CheckpointReader, TrainState
-#include "llmc/run/trace.h"      // defines: trace_compute, trace_step
-#include "llmc/run/start.h"      // defines: open_checkpoint, config_for_run
-#include "llmc/run/logger.h"     // defines: Logger, StepLog, EvalLoss
-#include "llmc/run/report.h"     // defines: report_run, run_record, report_memory
+#include "llmc/data/dataloader.h" // defines: DataLoader, dataloader_next
+#include "llmc/run/trace.h"       // defines: trace_compute, trace_step
+#include "llmc/run/run.h"         // defines: Run: options, data, log, checkpoints and reports, alike in all stages
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
 
-// Views carve named tensors out of a unit's memory, in the order of llmc/model/gpt2.h. They own nothing. Gradients use the same views.
+// Views carve named tensors out of a unit's memory, in the order of llmc/gpt2.h. They own nothing. Gradients use the same views.
 typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp,C)
 typedef struct {
     floatX *ln1w, *ln1b, *qkvb, *projb;     // (C) (C) (3C) (C)
@@ -85,6 +79,8 @@ typedef struct {
     float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
 } BlockActs;
 
+typedef enum { FORWARD, HEAD, BACKWARD } Pass;
+
 // Whole tensors that lie side by side in the gradient memory. They are all-reduced together, in place.
 typedef struct {
     size_t begin, size;             // elements of GPT2.grads
@@ -98,6 +94,7 @@ typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
+    Pass pass;                      // what is being computed
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // L + 1
     Unit units[MAX_UNITS];
@@ -105,8 +102,9 @@ typedef struct {
     floatX *params, *grads;         // (num_params) owned
     float *master;                  // (num_params) fp32 weights, owned; NULL where floatX is fp32
     float *m, *v;                   // (num_params) AdamW moments, owned
+    int num_pieces;
+    Piece pieces[MAX_UNITS];        // all of this state, as the optimizer and checkpoints walk it; views
     GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
-    int updates;                    // AdamW updates so far
     BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation the blocks share all but res1
     floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
@@ -117,8 +115,9 @@ typedef struct {
     floatX *dres, *dbtc, *dbt4c;    // (B,T,C) gradient of the residual stream; (B,T,C) and (B,T,4C) scratch
     int *inputs, *targets;          // (B,T)
     StepStats *stats;               // on the device, read once a step
-    Comm* comm;                     // not owned
+    Comm* dp;                       // the data-parallel ranks, not owned
     int ddp;                        // DDP_NAIVE or DDP_BUCKETED
+    double bucket_mb;               // MiB of gradients per bucket
     bool divide;                    // sums over the ranks are divided by N, the number of ranks; else 1/N is in dloss
     bool last_micro;                // this micro-batch makes the step's gradients final
     int num_buckets;
@@ -145,7 +144,6 @@ static void gpt2_init_params(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         g->units[u].offset = g->num_params;
         g->units[u].size = unit_elements(g->config, u);
-        g->units[u].no_decay = unit_no_decay(g->config, u);
         g->num_params += g->units[u].size;
     }
     g->params = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_PARAMETERS);
@@ -153,6 +151,20 @@ static void gpt2_init_params(GPT2* g) {
     if (NEEDS_MASTER) g->master = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
     g->m = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
     g->v = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
+}
+
+// Lists what is held of the model, and where: all of every unit.
+static void gpt2_init_pieces(GPT2* g) {
+    for (int u = 0; u < g->num_units; u++) {
+        size_t at = g->units[u].offset;
+        Piece p = piece_range(g->config, u, 0, g->units[u].size);
+        p.params = g->params + at;
+        p.grads = g->grads + at;
+        p.master = g->master ? g->master + at : NULL;
+        p.m = g->m + at;
+        p.v = g->v + at;
+        g->pieces[g->num_pieces++] = p;
+    }
 }
 
 static void gpt2_init_acts(GPT2* g) {
@@ -179,16 +191,15 @@ static void gpt2_init_acts(GPT2* g) {
 
 // Cuts the gradient memory into buckets from its end to its beginning, because the backward pass makes gradients in nearly
 // that order. The tensor that fills a bucket closes it.
-static void gpt2_init_buckets(GPT2* g, int ddp, double bucket_mb) {
-    double limit = fmin(FIRST_BUCKET_MB, bucket_mb);
-    g->ddp = ddp;
+static void gpt2_init_buckets(GPT2* g) {
+    double limit = fmin(FIRST_BUCKET_MB, g->bucket_mb);
     g->buckets = (Bucket*)xcalloc((size_t)g->num_units * BLOCK_TENSORS, sizeof(Bucket)); // one per tensor at most
     Bucket* b = NULL;
     for (int u = g->num_units - 1; u >= 0; u--) {
         for (int i = unit_tensors(u) - 1; i >= 0; i--) {
             TensorInfo t = unit_tensor(g->config, u, i);
             if (b == NULL || (double)(b->size * sizeof(floatX)) >= limit * (1 << 20)) {
-                if (b != NULL) limit = bucket_mb;
+                if (b != NULL) limit = g->bucket_mb;
                 b = &g->buckets[g->num_buckets++];
             }
             b->begin = g->units[u].offset + t.offset;
@@ -199,22 +210,18 @@ static void gpt2_init_buckets(GPT2* g, int ddp, double bucket_mb) {
     }
 }
 
-static LayerShapes gpt2_shapes(GPT2Config c, int B, int T) {
-    LayerShapes s = { B, T, c.C, c.NH, c.Vp };
+static LayerShapes gpt2_shapes(const GPT2* g) {
+    LayerShapes s = { g->max_B, g->seq_len, g->config.C, g->config.NH, g->config.Vp };
     return s;
 }
 
-static void gpt2_init(GPT2* g, GPT2Config c, int B, int T, int recompute, Comm* comm) {
-    memset(g, 0, sizeof *g);
-    g->comm = comm;
-    g->config = c;
-    g->max_B = g->B = B;
-    g->seq_len = g->T = T;
-    g->recompute = recompute;
-    g->num_units = c.L + 1;
+// Allocates everything. The fields of gpt2_configure are set.
+static void gpt2_init(GPT2* g) {
     gpt2_init_params(g);
+    gpt2_init_pieces(g);
     gpt2_init_acts(g);
-    layers_init(gpt2_shapes(c, B, T));
+    gpt2_init_buckets(g);
+    layers_init(gpt2_shapes(g));
 }
 
 static void gpt2_free(GPT2* g) {
@@ -235,11 +242,11 @@ static void gpt2_free(GPT2* g) {
 }
 
 // Bytes by kind that gpt2_init will allocate, from formulas: a run compares them with what it measured.
-static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, const Comm* comm,
-                                size_t bytes[MEMORY_KINDS]) {
-    size_t P = gpt2_num_parameters(c) + (size_t)(c.Vp - c.V) * (size_t)c.C, X = sizeof(floatX);
-    size_t BT = (size_t)B * (size_t)T, C = (size_t)c.C, L = (size_t)c.L;
-    size_t blocks_kept = recompute == RECOMPUTE_BLOCK ? 1 : L;
+static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
+    GPT2Config c = g->config;
+    size_t P = gpt2_num_elements(c), X = sizeof(floatX);
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
+    size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
     size_t per_token = L * C*X                                                 // res1
                      + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, its float statistics
                      + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);            // outside the blocks
@@ -248,14 +255,14 @@ static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, const
     bytes[MEMORY_GRADIENTS] = X * P;
     bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * P;
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)classifier_rows((int)BT, c.Vp) * (size_t)c.Vp * X + sizeof(StepStats);
-    bytes[MEMORY_COMMUNICATION] = comm_world_bytes(comm);
-    bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(c, B, T));
+    bytes[MEMORY_COMMUNICATION] = comm_world_bytes(g->dp);
+    bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
-// Bytes that N ranks together will send per step: each sends 2(N-1)/N of all gradients and of the loss.
-static unsigned long long gpt2_predict_sent(GPT2Config c, int N) {
-    size_t P = gpt2_num_parameters(c) + (size_t)(c.Vp - c.V) * (size_t)c.C;
-    return 2 * (unsigned long long)(N - 1) * (P * sizeof(floatX) + sizeof(double));
+// Bytes that this rank will send per step: 2(N-1)/N of all gradients and of the loss.
+static double gpt2_predict_sent(const GPT2* g) {
+    double N = g->dp->size, gradients = (double)(gpt2_num_elements(g->config) * sizeof(floatX));
+    return 2 * (N - 1) / N * (gradients + sizeof(double));
 }
 
 // ----------------------------------------------------------------------------
@@ -285,7 +292,7 @@ static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, 
 static void grad_ready(GPT2* g, int u, int i) {
     if (g->ddp == DDP_NAIVE || !g->last_micro) return;
     Bucket* b = &g->buckets[g->bucket_of[u][i]];
-    if (--b->missing == 0) b->reduced = comm_all_reduce(g->comm, g->grads + b->begin, b->size, COMM_FLOATX);
+    if (--b->missing == 0) b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
 }
 
 // g->dres holds the gradient of the block's output on entry, of its input on return.
@@ -357,6 +364,7 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
 static void gpt2_forward(GPT2* g) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
+    g->pass = FORWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     trace_compute("forward, embedding", -1);
     encoder_forward(g->acts[0].res1, g->inputs, root.wte, root.wpe, g->B, g->T, c.C);
@@ -369,6 +377,7 @@ static void gpt2_forward(GPT2* g) {
         x = g->acts[l].res2;
         branch = g->branch;
     }
+    g->pass = HEAD;
     trace_compute("head", -1);
     residual_layernorm_forward(g->resf, g->lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, BT, c.C);
     unit_release(g, 0);
@@ -405,6 +414,7 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
 static void gpt2_backward(GPT2* g, float dloss) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
+    g->pass = BACKWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     RootParams droot = root_view(c, unit_grads(g, 0));
     head_forward_backward(g, root.wte, droot.wte, dloss);
@@ -430,17 +440,18 @@ static void gpt2_backward(GPT2* g, float dloss) {
     unit_release(g, 0);
 }
 
-// Call before a micro-batch. last: it is the step's last one, so its backward pass makes the gradients final.
-static void gpt2_begin_micro(GPT2* g, bool last) {
-    g->last_micro = last;
+// Call before micro-batch `micro` of a step's `accumulation`. The backward pass of the last one makes the gradients final.
+static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
+    g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
+    g->last_micro = micro == accumulation - 1;
     for (int i = 0; i < g->num_buckets; i++) g->buckets[i].missing = g->buckets[i].tensors;
 }
 
 // The textbook method: when all gradients are complete, sum them over the ranks, unit by unit, and divide by the number of ranks.
 static void gpt2_reduce_naive(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
-        comm_wait(g->comm, comm_all_reduce(g->comm, unit_grads(g, u), g->units[u].size, COMM_FLOATX));
-        if (g->divide) scale_in_place(unit_grads(g, u), 1.0f / (float)g->comm->size, g->units[u].size);
+        comm_wait(g->dp, comm_all_reduce(g->dp, unit_grads(g, u), g->units[u].size, COMM_FLOATX));
+        if (g->divide) scale_in_place(unit_grads(g, u), 1.0f / (float)g->dp->size, g->units[u].size);
     }
 }
 
@@ -448,10 +459,10 @@ static void gpt2_reduce_naive(GPT2* g) {
 // g->stats->loss is the sum over all ranks. The division by the number of ranks happens here or in dloss (see train_step).
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
-    CommOp loss = comm_all_reduce(g->comm, &g->stats->loss, 1, COMM_F64);
+    CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
     if (g->ddp == DDP_NAIVE) gpt2_reduce_naive(g);
-    else for (int i = 0; i < g->num_buckets; i++) comm_wait(g->comm, g->buckets[i].reduced);
-    comm_wait(g->comm, loss);
+    else for (int i = 0; i < g->num_buckets; i++) comm_wait(g->dp, g->buckets[i].reduced);
+    comm_wait(g->dp, loss);
 }
 
 // ----------------------------------------------------------------------------
@@ -459,145 +470,59 @@ static void gpt2_reduce(GPT2* g) {
 
 // Computes the global gradient norm, and from it the factor that AdamW multiplies gradients by. Both stay on the device.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
-    for (int u = 0; u < g->num_units; u++) add_sum_squares(&g->stats->grad_square, unit_grads(g, u), g->units[u].size);
+    for (int i = 0; i < g->num_pieces; i++) add_sum_squares(&g->stats->grad_square, g->pieces[i].grads, g->pieces[i].n);
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// Calls AdamW once per unit, then sums the squares of the new parameters for their norm.
+// Calls AdamW once per piece, then sums the squares of the new parameters for their norm.
 static void gpt2_update(GPT2* g, AdamW adamw) {
-    for (int u = 0; u < g->num_units; u++) {
-        Unit unit = g->units[u];
-        float* master = g->master ? g->master + unit.offset : NULL;
-        adamw_update(adamw, g->params + unit.offset, master, g->m + unit.offset, g->v + unit.offset,
-                     g->grads + unit.offset, &g->stats->grad_scale, unit.size, unit.no_decay);
-        add_sum_squares(&g->stats->param_square, g->params + unit.offset, unit.size);
+    for (int i = 0; i < g->num_pieces; i++) {
+        Piece p = g->pieces[i];
+        adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay);
+        add_sum_squares(&g->stats->param_square, p.params, p.n);
     }
 }
 
 // ----------------------------------------------------------------------------
-// 7. weights and state: initial, saved, loaded
-
-// Weights and state pass through a host buffer of this many elements at most.
-#define STAGED ((size_t)1 << 20)
-
-// Sets elements [begin, begin+n) of unit u's weights from host (n): fp32 masters where there are any, and the parameters
-// rounded from them. rounded (n) is scratch.
-static void unit_set_weights(GPT2* g, int u, size_t begin, size_t n, const float* host, floatX* rounded) {
-    size_t first = g->units[u].offset + begin;
-    convert_dtype(rounded, FLOATX_DTYPE, host, DTYPE_F32, n);
-    host_to_device(g->params + first, rounded, n * sizeof(floatX));
-    if (g->master) host_to_device(g->master + first, host, n * sizeof(float));
-    device_synchronize(); // host and rounded are about to be used again
-}
-
-// On rank 0: sets the weights. r NULL: random by --seed; else those of a checkpoint. part: its model, or its masters.
-static void gpt2_set_weights(GPT2* g, uint64_t seed, CheckpointReader* r, CheckpointPart part) {
-    if (g->comm->rank > 0) return; // gpt2_broadcast brings the weights
-    float* host = (float*)xcalloc(STAGED, sizeof(float));
-    floatX* rounded = (floatX*)xcalloc(STAGED, sizeof(floatX));
-    for (int u = 0; u < g->num_units; u++) {
-        for (size_t begin = 0, n; begin < g->units[u].size; begin += n) {
-            n = size_min(STAGED, g->units[u].size - begin);
-            if (r) checkpoint_read_unit(r, part, u, begin, begin + n, host);
-            else unit_init_weights(g->config, seed, u, begin, begin + n, host);
-            unit_set_weights(g, u, begin, n, host, rounded);
-        }
-    }
-    free(host);
-    free(rounded);
-}
+// 7. weights and state: initial, loaded, saved
 
 // Sends rank 0's weights, master weights and moments to all other ranks.
 static void gpt2_broadcast(GPT2* g) {
     size_t n = g->num_params;
-    comm_wait(g->comm, comm_broadcast(g->comm, g->params, n, COMM_FLOATX, 0));
-    if (g->master) comm_wait(g->comm, comm_broadcast(g->comm, g->master, n, COMM_F32, 0));
-    comm_wait(g->comm, comm_broadcast(g->comm, g->m, n, COMM_F32, 0));
-    comm_wait(g->comm, comm_broadcast(g->comm, g->v, n, COMM_F32, 0));
+    comm_wait(g->dp, comm_broadcast(g->dp, g->params, n, COMM_FLOATX, 0));
+    if (g->master) comm_wait(g->dp, comm_broadcast(g->dp, g->master, n, COMM_F32, 0));
+    comm_wait(g->dp, comm_broadcast(g->dp, g->m, n, COMM_F32, 0));
+    comm_wait(g->dp, comm_broadcast(g->dp, g->v, n, COMM_F32, 0));
 }
 
-// On rank 0: loads all that a resumed run needs.
-static void gpt2_load_state(GPT2* g, CheckpointReader* r) {
-    g->updates = (int)r->state.adamw_t;
-    if (g->comm->rank > 0) return; // gpt2_broadcast brings the state
-    gpt2_set_weights(g, 0, r, CHECKPOINT_MASTER);
-    float* host = (float*)xcalloc(STAGED, sizeof(float));
-    for (int u = 0; u < g->num_units; u++) {
-        for (size_t begin = 0, n; begin < g->units[u].size; begin += n) {
-            size_t first = g->units[u].offset + begin;
-            n = size_min(STAGED, g->units[u].size - begin);
-            checkpoint_read_unit(r, CHECKPOINT_M, u, begin, begin + n, host);
-            host_to_device(g->m + first, host, n * sizeof(float));
-            device_synchronize(); // host is about to be used again
-            checkpoint_read_unit(r, CHECKPOINT_V, u, begin, begin + n, host);
-            host_to_device(g->v + first, host, n * sizeof(float));
-            device_synchronize();
-        }
-    }
-    free(host);
+// Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. Rank 0 has it first.
+static void gpt2_load(GPT2* g, Run* run) {
+    run_load(run, g->pieces, g->dp->rank == 0 ? g->num_pieces : 0);
+    gpt2_broadcast(g);
 }
 
-static void gpt2_save(GPT2* g, const char* out, const TrainState* state, long long keep) {
-    CheckpointWriter w;
-    float* host = (float*)xcalloc(STAGED, sizeof(float));
-    checkpoint_begin(&w, out, state);
-    for (int u = 0; u < g->num_units; u++) {
-        for (size_t begin = 0, n; begin < g->units[u].size; begin += n) {
-            size_t first = g->units[u].offset + begin;
-            n = size_min(STAGED, g->units[u].size - begin);
-            device_to_host(host, g->params + first, n * sizeof(floatX));
-            checkpoint_write_unit(&w, CHECKPOINT_MODEL, u, begin, begin + n, host);
-            if (g->master) {
-                device_to_host(host, g->master + first, n * sizeof(float));
-                checkpoint_write_unit(&w, CHECKPOINT_MASTER, u, begin, begin + n, host);
-            }
-            device_to_host(host, g->m + first, n * sizeof(float));
-            checkpoint_write_unit(&w, CHECKPOINT_M, u, begin, begin + n, host);
-            device_to_host(host, g->v + first, n * sizeof(float));
-            checkpoint_write_unit(&w, CHECKPOINT_V, u, begin, begin + n, host);
-        }
-    }
-    checkpoint_commit(&w, keep);
-    free(host);
+// All ranks have the same state, and rank 0 saves it.
+static void gpt2_save(GPT2* g, Run* run, long long step) {
+    run_save(run, step, g->pieces, g->num_pieces);
 }
 
 // ----------------------------------------------------------------------------
 // 8. training
 
-// Everything that a run has, except the model.
-typedef struct {
-    Options o;
-    World world;
-    int ddp;
-    double bucket_mb;
-    Tokenizer tokenizer;
-    DataLoader train, val;          // val only if --val-data is not empty
-    LossScaler scaler;
-    Logger log;
-    long long tokens_per_step;
-    int accumulation;               // micro-batches per step
-    floatX* row;                    // (V) one position's logits on the host, for sampling, owned
-    float* logits;                  // (V) the same as floats, owned
-} Run;
-
-static void open_data(Run* run, GPT2Config c) {
-    const Options* o = &run->o;
-    int rank = run->world.comm.rank, N = run->world.comm.size;
-    long long micro = o->batch_size * o->seq_len * N; // of all ranks together
-    run->tokens_per_step = o->total_batch_size ? o->total_batch_size : micro;
-    require(run->tokens_per_step % micro == 0, "--total-batch-size %lld must be a multiple of --batch-size %lld x --seq-len %lld x %d ranks = %lld tokens",
-            run->tokens_per_step, o->batch_size, o->seq_len, N, micro);
-    run->accumulation = (int)(run->tokens_per_step / micro);
-    DataShape shape = { (int)o->batch_size, (int)o->seq_len, c.V, run->tokens_per_step / o->seq_len, rank, N, (uint64_t)o->seed };
-    dataloader_init(&run->train, "--data", o->data, &run->tokenizer, shape, DATA_TRAIN);
-    if (o->val_data[0]) dataloader_init(&run->val, "--val-data", o->val_data, &run->tokenizer, shape, DATA_EVAL);
+// Sets what gpt2_predict_memory and gpt2_init need to know.
+static void gpt2_configure(GPT2* g, Run* run) {
+    g->config = run->config;
+    g->max_B = (int)run->o.batch_size;
+    g->seq_len = (int)run->o.seq_len;
+    g->num_units = run->config.L + 1;
+    g->dp = &run->world.comm;
+    g->divide = g->ddp == DDP_NAIVE && !run->o.deterministic; // deterministic runs agree to the bit: 1/3 must round in one place
 }
 
 // Mean loss over the first --eval-steps global batches of the validation data. Each rank sees its part of them.
 static EvalLoss evaluate(GPT2* g, Run* run) {
-    long long micro_batches = (run->o.eval_steps < run->val.num_batches ? run->o.eval_steps : run->val.num_batches) * run->accumulation;
     double tokens = 0, bytes = 0;
-    dataloader_seek(&run->val, 0, 0);
+    long long micro_batches = run_eval_begin(run);
     device_zero(g->stats, sizeof *g->stats);
     for (long long i = 0; i < micro_batches; i++) {
         dataloader_next(&run->val);
@@ -611,43 +536,21 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
     }
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats);
-    double loss = comm_host_sum(g->comm, stats.loss);
-    EvalLoss mean = { loss / comm_host_sum(g->comm, tokens), loss / comm_host_sum(g->comm, bytes) };
+    double loss = comm_host_sum(g->dp, stats.loss);
+    EvalLoss mean = { loss / comm_host_sum(g->dp, tokens), loss / comm_host_sum(g->dp, bytes) };
     return mean;
 }
 
-// Prints --sample-tokens tokens that follow --prompt, each drawn from the model's distribution.
-static void print_sample(GPT2* g, Run* run, long long step) {
-    const Options* o = &run->o;
+// For samples: logits (V), on the host, of the token that follows tokens (T).
+static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
+    GPT2* g = (GPT2*)self;
     GPT2Config c = g->config;
-    size_t prompt_tokens;
-    int* prompt = tokenizer_encode(&run->tokenizer, o->prompt, strlen(o->prompt), &prompt_tokens);
-    size_t n = 1 + prompt_tokens, total = n + (size_t)o->sample_tokens;
-    int* tokens = (int*)xcalloc(total, sizeof(int));
-    tokens[0] = run->tokenizer.eot;
-    memcpy(tokens + 1, prompt, prompt_tokens * sizeof(int));
-    TokenPrinter printer;
-    memset(&printer, 0, sizeof printer);
-    logger_say("sample after step %lld:\n%s", step, o->prompt);
-    for (; n < total; n++) {
-        int T = (int)size_min(n, (size_t)g->seq_len);
-        gpt2_load_batch(g, tokens + n - T, NULL, 1, T);
-        gpt2_forward(g);
-        floatX* last = g->lnf + (size_t)(T - 1)*c.C;
-        matmul_forward(g->logits, last, root_view(c, unit_params(g, 0)).wte, NULL, 1, c.C, c.Vp);
-        unit_release(g, 0);
-        device_to_host(run->row, g->logits, (size_t)c.V * sizeof(floatX));
-        convert_dtype(run->logits, DTYPE_F32, run->row, FLOATX_DTYPE, (size_t)c.V);
-        float u = random_uniform((uint64_t)o->seed, STREAM_SAMPLER + (uint64_t)step, n);
-        tokens[n] = sample_token(run->logits, run->tokenizer.vocab_size, o->temperature, o->top_k, u);
-        size_t length;
-        const char* bytes = tokenizer_decode(&run->tokenizer, tokens[n], &length);
-        print_token(&printer, bytes, length);
-    }
-    print_token_end(&printer);
-    printf("\n");
-    free(tokens);
-    free(prompt);
+    gpt2_load_batch(g, tokens, NULL, 1, T);
+    gpt2_forward(g);
+    floatX* last = g->lnf + (size_t)(T - 1)*c.C;
+    matmul_forward(g->logits, last, root_view(c, unit_params(g, 0)).wte, NULL, 1, c.C, c.Vp);
+    unit_release(g, 0);
+    device_to_host(logits, g->logits, (size_t)c.V * sizeof(floatX));
 }
 
 // One optimizer step, counted from 0: forward and backward over every micro-batch, clip, update.
@@ -656,181 +559,72 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     // A token's share of the mean over the global batch. It includes 1/N, so the sum of the gradients is their average. The
     // textbook takes the mean over this rank's tokens, sums, and divides. Both give the same result except for rounding,
     // because a gradient is linear in dloss.
-    long long tokens = g->divide ? run->tokens_per_step / g->comm->size : run->tokens_per_step;
+    long long tokens = g->divide ? run->tokens_per_step / g->dp->size : run->tokens_per_step;
     float dloss = (float)(run->scaler.scale / (double)tokens);
     device_zero(g->stats, sizeof *g->stats);
     for (int micro = 0; micro < run->accumulation; micro++) {
         dataloader_next(&run->train);
         gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
-        g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
-        gpt2_begin_micro(g, micro == run->accumulation - 1);
+        gpt2_begin_micro(g, micro, run->accumulation);
         gpt2_forward(g);
         gpt2_backward(g, dloss);
     }
     gpt2_reduce(g);
     trace_compute("update", -1);
     gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
-    AdamW adamw = { (float)learning_rate(o, step), (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, g->updates + 1 };
+    AdamW adamw = { (float)learning_rate(o, step), (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, run->updates + 1 };
     gpt2_update(g, adamw);
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
-    if (stats.grad_scale != 0) g->updates++;
+    if (stats.grad_scale != 0) run->updates++;
     trace_step(step + 1);
     return stats;
 }
 
-static StepLog step_log(GPT2* g, const Run* run, const StepStats* s, long long step, double seconds) {
-    StepLog l;
-    memset(&l, 0, sizeof l);
-    l.step = step + 1;
-    l.loss = s->loss / (double)run->tokens_per_step;
-    l.grad_norm = fabs(s->grad_norm); // so that the log does not show a NaN's sign
-    l.param_norm = (float)sqrt(s->param_square); // more digits would depend on the order of summation
-    l.lr = learning_rate(&run->o, step);
-    l.loss_scale = run->scaler.scale;
-    l.tokens = l.step * run->tokens_per_step;
-    l.tokens_per_s = (double)run->tokens_per_step / seconds;
-    l.step_ms = 1e3 * seconds;
-    l.flops = gpt2_flops_per_token(g->config, g->seq_len) * (double)run->tokens_per_step;
-    l.mem_bytes = device_memory_total();
-    l.mem_peak_bytes = device_memory_peak();
-    l.comm_bytes = (size_t)(run->world.bytes / (unsigned)g->comm->size);
-    l.comm_exposed_ms = 1e3 * run->world.exposed;
-    l.skipped = s->grad_scale == 0;
-    return l;
+// For --check-every: a number that is the same on all ranks if their parameters of unit u are.
+static uint64_t unit_checksum(void* self, int u) {
+    GPT2* g = (GPT2*)self;
+    g->pass = FORWARD; // in whose order the units are asked for
+    uint64_t sum = device_checksum(unit_params(g, u), sizeof(floatX), g->units[u].size);
+    unit_release(g, u);
+    return sum;
 }
-
-static void save(GPT2* g, Run* run, OptionTable* table, long long step) {
-    TrainState state;
-    memset(&state, 0, sizeof state);
-    state.config = g->config;
-    state.dtype = FLOATX_DTYPE;
-    state.has_optimizer = true;
-    state.step = step;
-    state.epoch = run->train.epoch;
-    state.position = run->train.position;
-    state.adamw_t = g->updates;
-    state.loss_scale = run->scaler.scale;
-    state.good_steps = run->scaler.good_steps;
-    state.seed = run->o.seed;
-    state.seq_len = run->o.seq_len;
-    json_t* options = options_to_json(table);
-    state.options = json_dumps(options, 0);
-    if (g->comm->rank == 0) gpt2_save(g, run->o.out, &state, run->o.keep); // all ranks have the same state
-    comm_barrier(g->comm);
-    free(state.options);
-    json_decref(options);
-    logger_say("saved step %lld under %s\n", step, run->o.out);
-}
-
-// All ranks have taken the same steps from the same weights, so their parameters must be equal to the bit.
-static void check_ranks(GPT2* g, World* world, long long step) {
-    uint64_t sums[MAX_UNITS];
-    float* host = (float*)xcalloc(STAGED, sizeof(float));
-    for (int u = 0; u < g->num_units; u++) {
-        sums[u] = device_checksum(unit_params(g, u), sizeof(floatX), g->units[u].size, 0, host, STAGED * sizeof(float));
-    }
-    free(host);
-    require_same_units(&world->control, "parameters", sums, g->num_units, step);
-}
-
-static bool is_due(long long every, long long step, long long last) { return every > 0 && (step % every == 0 || step == last); }
 
 int main(int argc, char** argv) {
     static Run run;
     static GPT2 g;
-    run.o = options_defaults();
-    const Options* o = &run.o;
-    OptionTable table = options_table("train_gpt2_ddp", "train GPT-2 with data parallelism: every rank has the whole model");
-    options_common(&table, &run.o);
-    options_world(&table, &run.world);
-    run.ddp = DDP_BUCKETED;
-    run.bucket_mb = 25;
-    option_choice(&table, "ddp", &run.ddp, "naive|bucketed", "naive: all-reduce after the backward pass; bucketed: in buckets during it");
-    option_float(&table, "bucket-mb", &run.bucket_mb, 1e-6, 1e6, "MiB of gradients per bucket; the first has 1 at most");
-    options_parse(&table, argc, argv);
-    RankInfo ranks = ranks_find();
-    device_init(ranks.local_rank, ranks.local_size);
-    device_memory_limit((size_t)ceil(o->memory_limit * 1e9)); // rounded up, because 0 means no limit
-    world_start(&run.world, o, ranks);
-    int rank = ranks.rank, N = ranks.size;
-    layers_choose((AttentionChoice)o->attention, o->deterministic);
+    run_options(&run, "train_gpt2_ddp", "train GPT-2 with data parallelism: every rank has the whole model");
+    options_world(&run.table, &run.world);
+    g.ddp = DDP_BUCKETED;
+    g.bucket_mb = 25;
+    option_choice(&run.table, "ddp", &g.ddp, "naive|bucketed", "naive: all-reduce after the backward pass; bucketed: in buckets during it");
+    option_float(&run.table, "bucket-mb", &g.bucket_mb, 1e-6, 1e6, "MiB of gradients per bucket; the first has 1 at most");
+    run_start(&run, argc, argv);
 
-    tokenizer_open(&run.tokenizer, o->tokenizer);
-    CheckpointReader checkpoint;
-    bool from_checkpoint = open_checkpoint(o, &checkpoint);
-    GPT2Config config = config_for_run(o, &table, &run.tokenizer, from_checkpoint ? &checkpoint : NULL);
-    open_data(&run, config);
-    require_agreement(&run.world.control, run_facts(&table, config, &run.train));
+    gpt2_configure(&g, &run);
+    gpt2_predict_memory(&g, run.predicted);
+    g.recompute = run_recompute(&run); // --recompute auto: if what gpt2_predict_memory found has no room
+    gpt2_predict_memory(&g, run.predicted);
+    gpt2_init(&g);
+    comm_share_memory(g.dp); // --nccl-windows
+    run.sent = gpt2_predict_sent(&g);
+    run_report(&run);
+    gpt2_load(&g, &run);
+    run_begin(&run);
 
-    size_t predicted[MEMORY_KINDS]; // first as if --recompute auto kept everything
-    gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, predicted);
-    if (o->recompute == RECOMPUTE_AUTO) run.o.recompute = world_memory_fits(&run.world, predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
-    gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, predicted);
-    gpt2_init(&g, config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm);
-    comm_share_memory(&run.world.comm); // --nccl-windows
-    gpt2_init_buckets(&g, run.ddp, run.bucket_mb);
-    g.divide = run.ddp == DDP_NAIVE && !o->deterministic; // deterministic runs agree to the bit: 1/3 must round in one place
-    report_run(config, predicted, run.tokens_per_step, run.accumulation, o->recompute);
-    report_ranks(&run.world, gpt2_predict_sent(config, N));
-    run.row = (floatX*)xcalloc((size_t)config.V, sizeof(floatX));
-    run.logits = (float*)xcalloc((size_t)config.V, sizeof(float));
-    run.scaler = loss_scaler_init(o);
+    for (long long step = run.first; ; step++) {
+        if (run_evaluates(&run, step)) logger_eval(&run.log, step, evaluate(&g, &run));
+        if (run_samples(&run, step)) run_sample(&run, step, next_logits, &g);
+        if (run_saves(&run, step)) gpt2_save(&g, &run, step);
+        if (step == run.o.steps) break;
 
-    long long first = 0;
-    if (!o->resume) gpt2_set_weights(&g, (uint64_t)o->seed, from_checkpoint ? &checkpoint : NULL, CHECKPOINT_MODEL);
-    else {
-        gpt2_load_state(&g, &checkpoint);
-        first = checkpoint.state.step;
-        dataloader_seek(&run.train, checkpoint.state.epoch, checkpoint.state.position);
-        if (checkpoint.state.dtype == FLOATX_DTYPE) { // a loss scale of another precision is useless here
-            run.scaler.scale = checkpoint.state.loss_scale;
-            run.scaler.good_steps = checkpoint.state.good_steps;
-        }
-    }
-    if (from_checkpoint) {
-        printf("start      step %lld of %lld, from %s\n", first, o->steps, checkpoint.path);
-        checkpoint_close(&checkpoint);
-    }
-    gpt2_broadcast(&g);
-    json_t* record = world_record(run_record(config, predicted, N), &run.world, gpt2_predict_sent(config, N));
-    logger_open(&run.log, &table, o, rank == 0 ? o->out : "", first, record);
-    run.log.ranks = N;
-
-    world_trace(&run.world, o->trace);
-    size_t allocations = device_allocations();
-    for (long long step = first; ; step++) {
-        bool fresh = step > first || first == 0; // a resumed run does not repeat what the previous one did
-        if (o->val_data[0] && fresh && is_due(o->eval_every, step, o->steps)) logger_eval(&run.log, step, evaluate(&g, &run));
-        if (fresh && (step > 0 || o->steps == 0) && is_due(o->sample_every, step, o->steps)) print_sample(&g, &run, step);
-        if (o->out[0] && step > first && (is_due(o->save_every, step, o->steps) || step == o->steps)) save(&g, &run, &table, step);
-        if (step == o->steps) break;
-
-        world_step_begin(&run.world, step + 1, g.params);
-        double start = now_seconds();
+        run_step_begin(&run, step, g.params);
         StepStats stats = train_step(&g, &run, step);
-        world_step_end(&run.world, now_seconds() - start);
-        StepLog l = step_log(&g, &run, &stats, step, now_seconds() - start);
-        logger_step(&run.log, &l);
-        loss_scaler_update(&run.scaler, !l.skipped);
-        require_progress(&run.scaler, o, l.step, l.loss);
-        if (is_due(run.world.check_every, step + 1, o->steps)) check_ranks(&g, &run.world, step + 1);
+        run_step_end(&run, step, &stats);
+        if (run_checks(&run, step + 1)) world_check_units(&run.world, step + 1, g.num_units, unit_checksum, &g);
     }
-    logger_close(&run.log);
-    trace_close();
-    comm_barrier(&run.world.comm); // all parts are written
-    if (rank == 0) trace_merge(o->trace, N);
-
-    bool as_predicted = report_memory(predicted);
-    as_predicted &= report_sent(&run.world, gpt2_predict_sent(config, N));
-    printf("allocations while training: %zu; times a step waited for data: %lld\n", device_allocations() - allocations, run.train.waits);
-    dataloader_free(&run.train);
-    if (o->val_data[0]) dataloader_free(&run.val);
-    tokenizer_free(&run.tokenizer);
+    bool as_predicted = run_end(&run);
     gpt2_free(&g);
-    free(run.row);
-    free(run.logits);
-    world_stop(&run.world);
-    device_shutdown();
+    run_stop(&run);
     return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -16,25 +16,20 @@ Next      train_gpt2_ddp.cu runs this file's step on many devices at once.
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
 #include "llmc/base/common.h"     // defines: require, die, xcalloc
-#include "llmc/base/options.h"    // defines: Options, OptionTable, options_common, options_parse
 #include "llmc/base/precision.h"  // defines: floatX, to_floatX, NEEDS_MASTER
-#include "llmc/model/gpt2.h"       // defines: GPT2Config, Unit, unit_tensor, unit_init_weights
-#include "llmc/device/device.h"     // defines: device_alloc, device_zero, host_to_device, device_to_host
-#include "llmc/device/layers.h"     // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
-#include "llmc/model/schedule.h"   // defines: learning_rate, LossScaler
-#include "llmc/data/tokenizer.h"  // defines: Tokenizer
-#include "llmc/data/dataloader.h" // defines: DataLoader
-#include "llmc/model/sampler.h"    // defines: sample_token, print_token
-#include "llmc/save/checkpoint.h" // defines: CheckpointWriter, CheckpointReader, TrainState
-#include "llmc/run/trace.h"      // defines: trace_compute, trace_step
-#include "llmc/run/start.h"      // defines: open_checkpoint, config_for_run
-#include "llmc/run/logger.h"     // defines: Logger, StepLog, EvalLoss
-#include "llmc/run/report.h"     // defines: report_run, run_record, report_memory
+#include "llmc/model/gpt2.h"      // defines: GPT2Config, Unit, unit_elements, LNFW, ..., FCPROJW
+#include "llmc/model/piece.h"     // defines: Piece, piece_range
+#include "llmc/model/schedule.h"  // defines: learning_rate, LossScaler
+#include "llmc/device/device.h"   // defines: device_alloc, device_zero, host_to_device, device_to_host
+#include "llmc/device/layers.h"   // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
+#include "llmc/data/dataloader.h" // defines: DataLoader, dataloader_next
+#include "llmc/run/trace.h"       // defines: trace_compute, trace_step
+#include "llmc/run/run.h"         // defines: Run: options, data, log, checkpoints and reports, alike in all stages
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
 
-// Views carve named tensors out of a unit's memory, in the order of llmc/model/gpt2.h. They own nothing. Gradients use the same views.
+// Views carve named tensors out of a unit's memory, in the order of llmc/gpt2.h. They own nothing. Gradients use the same views.
 typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp,C)
 typedef struct {
     floatX *ln1w, *ln1b, *qkvb, *projb;     // (C) (C) (3C) (C)
@@ -83,10 +78,13 @@ typedef struct {
     float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
 } BlockActs;
 
+typedef enum { FORWARD, HEAD, BACKWARD } Pass;
+
 typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
+    Pass pass;                      // what is being computed
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // L + 1
     Unit units[MAX_UNITS];
@@ -94,8 +92,9 @@ typedef struct {
     floatX *params, *grads;         // (num_params) owned
     float *master;                  // (num_params) fp32 weights, owned; NULL where floatX is fp32
     float *m, *v;                   // (num_params) AdamW moments, owned
+    int num_pieces;
+    Piece pieces[MAX_UNITS];        // all of this state, as the optimizer and checkpoints walk it; views
     GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
-    int updates;                    // AdamW updates so far
     BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation the blocks share all but res1
     floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
@@ -127,7 +126,6 @@ static void gpt2_init_params(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         g->units[u].offset = g->num_params;
         g->units[u].size = unit_elements(g->config, u);
-        g->units[u].no_decay = unit_no_decay(g->config, u);
         g->num_params += g->units[u].size;
     }
     g->params = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_PARAMETERS);
@@ -135,6 +133,20 @@ static void gpt2_init_params(GPT2* g) {
     if (NEEDS_MASTER) g->master = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
     g->m = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
     g->v = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
+}
+
+// Lists what is held of the model, and where: all of every unit.
+static void gpt2_init_pieces(GPT2* g) {
+    for (int u = 0; u < g->num_units; u++) {
+        size_t at = g->units[u].offset;
+        Piece p = piece_range(g->config, u, 0, g->units[u].size);
+        p.params = g->params + at;
+        p.grads = g->grads + at;
+        p.master = g->master ? g->master + at : NULL;
+        p.m = g->m + at;
+        p.v = g->v + at;
+        g->pieces[g->num_pieces++] = p;
+    }
 }
 
 static void gpt2_init_acts(GPT2* g) {
@@ -159,21 +171,17 @@ static void gpt2_init_acts(GPT2* g) {
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
 
-static LayerShapes gpt2_shapes(GPT2Config c, int B, int T) {
-    LayerShapes s = { B, T, c.C, c.NH, c.Vp };
+static LayerShapes gpt2_shapes(const GPT2* g) {
+    LayerShapes s = { g->max_B, g->seq_len, g->config.C, g->config.NH, g->config.Vp };
     return s;
 }
 
-static void gpt2_init(GPT2* g, GPT2Config c, int B, int T, int recompute) {
-    memset(g, 0, sizeof *g);
-    g->config = c;
-    g->max_B = g->B = B;
-    g->seq_len = g->T = T;
-    g->recompute = recompute;
-    g->num_units = c.L + 1;
+// Allocates everything. The fields of gpt2_configure are set.
+static void gpt2_init(GPT2* g) {
     gpt2_init_params(g);
+    gpt2_init_pieces(g);
     gpt2_init_acts(g);
-    layers_init(gpt2_shapes(c, B, T));
+    layers_init(gpt2_shapes(g));
 }
 
 static void gpt2_free(GPT2* g) {
@@ -193,10 +201,11 @@ static void gpt2_free(GPT2* g) {
 }
 
 // Bytes by kind that gpt2_init will allocate, from formulas: a run compares them with what it measured.
-static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, size_t bytes[MEMORY_KINDS]) {
-    size_t P = gpt2_num_parameters(c) + (size_t)(c.Vp - c.V) * (size_t)c.C, X = sizeof(floatX);
-    size_t BT = (size_t)B * (size_t)T, C = (size_t)c.C, L = (size_t)c.L;
-    size_t blocks_kept = recompute == RECOMPUTE_BLOCK ? 1 : L;
+static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
+    GPT2Config c = g->config;
+    size_t P = gpt2_num_elements(c), X = sizeof(floatX);
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
+    size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
     size_t per_token = L * C*X                                                 // res1
                      + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, its float statistics
                      + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);            // outside the blocks
@@ -205,7 +214,7 @@ static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, size_
     bytes[MEMORY_GRADIENTS] = X * P;
     bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * P;
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)classifier_rows((int)BT, c.Vp) * (size_t)c.Vp * X + sizeof(StepStats);
-    bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(c, B, T));
+    bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
 // ----------------------------------------------------------------------------
@@ -304,6 +313,7 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
 static void gpt2_forward(GPT2* g) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
+    g->pass = FORWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     trace_compute("forward, embedding", -1);
     encoder_forward(g->acts[0].res1, g->inputs, root.wte, root.wpe, g->B, g->T, c.C);
@@ -316,6 +326,7 @@ static void gpt2_forward(GPT2* g) {
         x = g->acts[l].res2;
         branch = g->branch;
     }
+    g->pass = HEAD;
     trace_compute("head", -1);
     residual_layernorm_forward(g->resf, g->lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, BT, c.C);
     unit_release(g, 0);
@@ -352,6 +363,7 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
 static void gpt2_backward(GPT2* g, float dloss) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
+    g->pass = BACKWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     RootParams droot = root_view(c, unit_grads(g, 0));
     head_forward_backward(g, root.wte, droot.wte, dloss);
@@ -377,135 +389,57 @@ static void gpt2_backward(GPT2* g, float dloss) {
     unit_release(g, 0);
 }
 
+// Call before micro-batch `micro` of a step's `accumulation`.
+static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
+    (void)accumulation;
+    g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
+}
+
 // ----------------------------------------------------------------------------
 // 6. the optimizer
 
 // Computes the global gradient norm, and from it the factor that AdamW multiplies gradients by. Both stay on the device.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
-    for (int u = 0; u < g->num_units; u++) add_sum_squares(&g->stats->grad_square, unit_grads(g, u), g->units[u].size);
+    for (int i = 0; i < g->num_pieces; i++) add_sum_squares(&g->stats->grad_square, g->pieces[i].grads, g->pieces[i].n);
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// Calls AdamW once per unit, then sums the squares of the new parameters for their norm.
+// Calls AdamW once per piece, then sums the squares of the new parameters for their norm.
 static void gpt2_update(GPT2* g, AdamW adamw) {
-    for (int u = 0; u < g->num_units; u++) {
-        Unit unit = g->units[u];
-        float* master = g->master ? g->master + unit.offset : NULL;
-        adamw_update(adamw, g->params + unit.offset, master, g->m + unit.offset, g->v + unit.offset,
-                     g->grads + unit.offset, &g->stats->grad_scale, unit.size, unit.no_decay);
-        add_sum_squares(&g->stats->param_square, g->params + unit.offset, unit.size);
+    for (int i = 0; i < g->num_pieces; i++) {
+        Piece p = g->pieces[i];
+        adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay);
+        add_sum_squares(&g->stats->param_square, p.params, p.n);
     }
 }
 
 // ----------------------------------------------------------------------------
-// 7. weights and state: initial, saved, loaded
+// 7. weights and state: initial, loaded, saved
 
-// Weights and state pass through a host buffer of this many elements at most.
-#define STAGED ((size_t)1 << 20)
-
-// Sets elements [begin, begin+n) of unit u's weights from host (n): fp32 masters where there are any, and the parameters
-// rounded from them. rounded (n) is scratch.
-static void unit_set_weights(GPT2* g, int u, size_t begin, size_t n, const float* host, floatX* rounded) {
-    size_t first = g->units[u].offset + begin;
-    convert_dtype(rounded, FLOATX_DTYPE, host, DTYPE_F32, n);
-    host_to_device(g->params + first, rounded, n * sizeof(floatX));
-    if (g->master) host_to_device(g->master + first, host, n * sizeof(float));
-    device_synchronize(); // host and rounded are about to be used again
+// Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state.
+static void gpt2_load(GPT2* g, Run* run) {
+    run_load(run, g->pieces, g->num_pieces);
 }
 
-// Sets the weights. r NULL: random by --seed; else those of a checkpoint. part: its model, or its masters.
-static void gpt2_set_weights(GPT2* g, uint64_t seed, CheckpointReader* r, CheckpointPart part) {
-    float* host = (float*)xcalloc(STAGED, sizeof(float));
-    floatX* rounded = (floatX*)xcalloc(STAGED, sizeof(floatX));
-    for (int u = 0; u < g->num_units; u++) {
-        for (size_t begin = 0, n; begin < g->units[u].size; begin += n) {
-            n = size_min(STAGED, g->units[u].size - begin);
-            if (r) checkpoint_read_unit(r, part, u, begin, begin + n, host);
-            else unit_init_weights(g->config, seed, u, begin, begin + n, host);
-            unit_set_weights(g, u, begin, n, host, rounded);
-        }
-    }
-    free(host);
-    free(rounded);
-}
-
-// Loads all that a resumed run needs.
-static void gpt2_load_state(GPT2* g, CheckpointReader* r) {
-    g->updates = (int)r->state.adamw_t;
-    gpt2_set_weights(g, 0, r, CHECKPOINT_MASTER);
-    float* host = (float*)xcalloc(STAGED, sizeof(float));
-    for (int u = 0; u < g->num_units; u++) {
-        for (size_t begin = 0, n; begin < g->units[u].size; begin += n) {
-            size_t first = g->units[u].offset + begin;
-            n = size_min(STAGED, g->units[u].size - begin);
-            checkpoint_read_unit(r, CHECKPOINT_M, u, begin, begin + n, host);
-            host_to_device(g->m + first, host, n * sizeof(float));
-            device_synchronize(); // host is about to be used again
-            checkpoint_read_unit(r, CHECKPOINT_V, u, begin, begin + n, host);
-            host_to_device(g->v + first, host, n * sizeof(float));
-            device_synchronize();
-        }
-    }
-    free(host);
-}
-
-static void gpt2_save(GPT2* g, const char* out, const TrainState* state, long long keep) {
-    CheckpointWriter w;
-    float* host = (float*)xcalloc(STAGED, sizeof(float));
-    checkpoint_begin(&w, out, state);
-    for (int u = 0; u < g->num_units; u++) {
-        for (size_t begin = 0, n; begin < g->units[u].size; begin += n) {
-            size_t first = g->units[u].offset + begin;
-            n = size_min(STAGED, g->units[u].size - begin);
-            device_to_host(host, g->params + first, n * sizeof(floatX));
-            checkpoint_write_unit(&w, CHECKPOINT_MODEL, u, begin, begin + n, host);
-            if (g->master) {
-                device_to_host(host, g->master + first, n * sizeof(float));
-                checkpoint_write_unit(&w, CHECKPOINT_MASTER, u, begin, begin + n, host);
-            }
-            device_to_host(host, g->m + first, n * sizeof(float));
-            checkpoint_write_unit(&w, CHECKPOINT_M, u, begin, begin + n, host);
-            device_to_host(host, g->v + first, n * sizeof(float));
-            checkpoint_write_unit(&w, CHECKPOINT_V, u, begin, begin + n, host);
-        }
-    }
-    checkpoint_commit(&w, keep);
-    free(host);
+static void gpt2_save(GPT2* g, Run* run, long long step) {
+    run_save(run, step, g->pieces, g->num_pieces);
 }
 
 // ----------------------------------------------------------------------------
 // 8. training
 
-// Everything that a run has, except the model.
-typedef struct {
-    Options o;
-    Tokenizer tokenizer;
-    DataLoader train, val;          // val only if --val-data is not empty
-    LossScaler scaler;
-    Logger log;
-    long long tokens_per_step;
-    int accumulation;               // micro-batches per step
-    floatX* row;                    // (V) one position's logits on the host, for sampling, owned
-    float* logits;                  // (V) the same as floats, owned
-} Run;
-
-static void open_data(Run* run, GPT2Config c) {
-    const Options* o = &run->o;
-    long long micro = o->batch_size * o->seq_len;
-    run->tokens_per_step = o->total_batch_size ? o->total_batch_size : micro;
-    require(run->tokens_per_step % micro == 0, "--total-batch-size %lld must be a multiple of --batch-size %lld x --seq-len %lld = %lld tokens",
-            run->tokens_per_step, o->batch_size, o->seq_len, micro);
-    run->accumulation = (int)(run->tokens_per_step / micro);
-    DataShape shape = { (int)o->batch_size, (int)o->seq_len, c.V, run->tokens_per_step / o->seq_len, 0, 1, (uint64_t)o->seed };
-    dataloader_init(&run->train, "--data", o->data, &run->tokenizer, shape, DATA_TRAIN);
-    if (o->val_data[0]) dataloader_init(&run->val, "--val-data", o->val_data, &run->tokenizer, shape, DATA_EVAL);
+// Sets what gpt2_predict_memory and gpt2_init need to know.
+static void gpt2_configure(GPT2* g, Run* run) {
+    g->config = run->config;
+    g->max_B = (int)run->o.batch_size;
+    g->seq_len = (int)run->o.seq_len;
+    g->num_units = run->config.L + 1;
 }
 
 // Mean loss over the first --eval-steps global batches of the validation data.
 static EvalLoss evaluate(GPT2* g, Run* run) {
-    long long micro_batches = (run->o.eval_steps < run->val.num_batches ? run->o.eval_steps : run->val.num_batches) * run->accumulation;
     double tokens = 0, bytes = 0;
-    dataloader_seek(&run->val, 0, 0);
+    long long micro_batches = run_eval_begin(run);
     device_zero(g->stats, sizeof *g->stats);
     for (long long i = 0; i < micro_batches; i++) {
         dataloader_next(&run->val);
@@ -523,38 +457,16 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
     return mean;
 }
 
-// Prints --sample-tokens tokens that follow --prompt, each drawn from the model's distribution.
-static void print_sample(GPT2* g, Run* run, long long step) {
-    const Options* o = &run->o;
+// For samples: logits (V), on the host, of the token that follows tokens (T).
+static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
+    GPT2* g = (GPT2*)self;
     GPT2Config c = g->config;
-    size_t prompt_tokens;
-    int* prompt = tokenizer_encode(&run->tokenizer, o->prompt, strlen(o->prompt), &prompt_tokens);
-    size_t n = 1 + prompt_tokens, total = n + (size_t)o->sample_tokens;
-    int* tokens = (int*)xcalloc(total, sizeof(int));
-    tokens[0] = run->tokenizer.eot;
-    memcpy(tokens + 1, prompt, prompt_tokens * sizeof(int));
-    TokenPrinter printer;
-    memset(&printer, 0, sizeof printer);
-    logger_say("sample after step %lld:\n%s", step, o->prompt);
-    for (; n < total; n++) {
-        int T = (int)size_min(n, (size_t)g->seq_len);
-        gpt2_load_batch(g, tokens + n - T, NULL, 1, T);
-        gpt2_forward(g);
-        floatX* last = g->lnf + (size_t)(T - 1)*c.C;
-        matmul_forward(g->logits, last, root_view(c, unit_params(g, 0)).wte, NULL, 1, c.C, c.Vp);
-        unit_release(g, 0);
-        device_to_host(run->row, g->logits, (size_t)c.V * sizeof(floatX));
-        convert_dtype(run->logits, DTYPE_F32, run->row, FLOATX_DTYPE, (size_t)c.V);
-        float u = random_uniform((uint64_t)o->seed, STREAM_SAMPLER + (uint64_t)step, n);
-        tokens[n] = sample_token(run->logits, run->tokenizer.vocab_size, o->temperature, o->top_k, u);
-        size_t length;
-        const char* bytes = tokenizer_decode(&run->tokenizer, tokens[n], &length);
-        print_token(&printer, bytes, length);
-    }
-    print_token_end(&printer);
-    printf("\n");
-    free(tokens);
-    free(prompt);
+    gpt2_load_batch(g, tokens, NULL, 1, T);
+    gpt2_forward(g);
+    floatX* last = g->lnf + (size_t)(T - 1)*c.C;
+    matmul_forward(g->logits, last, root_view(c, unit_params(g, 0)).wte, NULL, 1, c.C, c.Vp);
+    unit_release(g, 0);
+    device_to_host(logits, g->logits, (size_t)c.V * sizeof(floatX));
 }
 
 // One optimizer step, counted from 0: forward and backward over every micro-batch, clip, update.
@@ -565,137 +477,48 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     for (int micro = 0; micro < run->accumulation; micro++) {
         dataloader_next(&run->train);
         gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
-        g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
+        gpt2_begin_micro(g, micro, run->accumulation);
         gpt2_forward(g);
         gpt2_backward(g, dloss);
     }
     trace_compute("update", -1);
     gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
-    AdamW adamw = { (float)learning_rate(o, step), (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, g->updates + 1 };
+    AdamW adamw = { (float)learning_rate(o, step), (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, run->updates + 1 };
     gpt2_update(g, adamw);
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
-    if (stats.grad_scale != 0) g->updates++;
+    if (stats.grad_scale != 0) run->updates++;
     trace_step(step + 1);
     return stats;
 }
 
-static StepLog step_log(GPT2* g, const Run* run, const StepStats* s, long long step, double seconds) {
-    StepLog l;
-    memset(&l, 0, sizeof l);
-    l.step = step + 1;
-    l.loss = s->loss / (double)run->tokens_per_step;
-    l.grad_norm = fabs(s->grad_norm); // so that the log does not show a NaN's sign
-    l.param_norm = (float)sqrt(s->param_square); // more digits would depend on the order of summation
-    l.lr = learning_rate(&run->o, step);
-    l.loss_scale = run->scaler.scale;
-    l.tokens = l.step * run->tokens_per_step;
-    l.tokens_per_s = (double)run->tokens_per_step / seconds;
-    l.step_ms = 1e3 * seconds;
-    l.flops = gpt2_flops_per_token(g->config, g->seq_len) * (double)run->tokens_per_step;
-    l.mem_bytes = device_memory_total();
-    l.mem_peak_bytes = device_memory_peak();
-    l.skipped = s->grad_scale == 0;
-    return l;
-}
-
-static void save(GPT2* g, Run* run, OptionTable* table, long long step) {
-    TrainState state;
-    memset(&state, 0, sizeof state);
-    state.config = g->config;
-    state.dtype = FLOATX_DTYPE;
-    state.has_optimizer = true;
-    state.step = step;
-    state.epoch = run->train.epoch;
-    state.position = run->train.position;
-    state.adamw_t = g->updates;
-    state.loss_scale = run->scaler.scale;
-    state.good_steps = run->scaler.good_steps;
-    state.seed = run->o.seed;
-    state.seq_len = run->o.seq_len;
-    json_t* options = options_to_json(table);
-    state.options = json_dumps(options, 0);
-    gpt2_save(g, run->o.out, &state, run->o.keep);
-    free(state.options);
-    json_decref(options);
-    logger_say("saved step %lld under %s\n", step, run->o.out);
-}
-
-static bool is_due(long long every, long long step, long long last) { return every > 0 && (step % every == 0 || step == last); }
-
 int main(int argc, char** argv) {
     static Run run;
     static GPT2 g;
-    run.o = options_defaults();
-    const Options* o = &run.o;
-    OptionTable table = options_table("train_gpt2_single", "train GPT-2 on one device");
-    options_common(&table, &run.o);
-    options_parse(&table, argc, argv);
-    device_init(0, 1);
-    device_memory_limit((size_t)ceil(o->memory_limit * 1e9)); // rounded up, because 0 means no limit
-    layers_choose((AttentionChoice)o->attention, o->deterministic);
+    run_options(&run, "train_gpt2_single", "train GPT-2 on one device");
+    run_start(&run, argc, argv);
 
-    tokenizer_open(&run.tokenizer, o->tokenizer);
-    CheckpointReader checkpoint;
-    bool from_checkpoint = open_checkpoint(o, &checkpoint);
-    GPT2Config config = config_for_run(o, &table, &run.tokenizer, from_checkpoint ? &checkpoint : NULL);
-    open_data(&run, config);
+    gpt2_configure(&g, &run);
+    gpt2_predict_memory(&g, run.predicted);
+    g.recompute = run_recompute(&run); // --recompute auto: if what gpt2_predict_memory found has no room
+    gpt2_predict_memory(&g, run.predicted);
+    gpt2_init(&g);
+    run_report(&run);
+    gpt2_load(&g, &run);
+    run_begin(&run);
 
-    size_t predicted[MEMORY_KINDS]; // first as if --recompute auto kept everything
-    gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, predicted);
-    if (o->recompute == RECOMPUTE_AUTO) run.o.recompute = memory_fits(predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
-    gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, predicted);
-    gpt2_init(&g, config, (int)o->batch_size, (int)o->seq_len, o->recompute);
-    report_run(config, predicted, run.tokens_per_step, run.accumulation, o->recompute);
-    run.row = (floatX*)xcalloc((size_t)config.V, sizeof(floatX));
-    run.logits = (float*)xcalloc((size_t)config.V, sizeof(float));
-    run.scaler = loss_scaler_init(o);
+    for (long long step = run.first; ; step++) {
+        if (run_evaluates(&run, step)) logger_eval(&run.log, step, evaluate(&g, &run));
+        if (run_samples(&run, step)) run_sample(&run, step, next_logits, &g);
+        if (run_saves(&run, step)) gpt2_save(&g, &run, step);
+        if (step == run.o.steps) break;
 
-    long long first = 0;
-    if (!o->resume) gpt2_set_weights(&g, (uint64_t)o->seed, from_checkpoint ? &checkpoint : NULL, CHECKPOINT_MODEL);
-    else {
-        gpt2_load_state(&g, &checkpoint);
-        first = checkpoint.state.step;
-        dataloader_seek(&run.train, checkpoint.state.epoch, checkpoint.state.position);
-        if (checkpoint.state.dtype == FLOATX_DTYPE) { // a loss scale of another precision is useless here
-            run.scaler.scale = checkpoint.state.loss_scale;
-            run.scaler.good_steps = checkpoint.state.good_steps;
-        }
-    }
-    if (from_checkpoint) {
-        printf("start      step %lld of %lld, from %s\n", first, o->steps, checkpoint.path);
-        checkpoint_close(&checkpoint);
-    }
-    logger_open(&run.log, &table, o, o->out, first, run_record(config, predicted, 1));
-
-    trace_open(o->trace, 0);
-    size_t allocations = device_allocations();
-    for (long long step = first; ; step++) {
-        bool fresh = step > first || first == 0; // a resumed run does not repeat what the previous one did
-        if (o->val_data[0] && fresh && is_due(o->eval_every, step, o->steps)) logger_eval(&run.log, step, evaluate(&g, &run));
-        if (fresh && (step > 0 || o->steps == 0) && is_due(o->sample_every, step, o->steps)) print_sample(&g, &run, step);
-        if (o->out[0] && step > first && (is_due(o->save_every, step, o->steps) || step == o->steps)) save(&g, &run, &table, step);
-        if (step == o->steps) break;
-
-        double start = now_seconds();
+        run_step_begin(&run, step, g.params);
         StepStats stats = train_step(&g, &run, step);
-        StepLog l = step_log(&g, &run, &stats, step, now_seconds() - start);
-        logger_step(&run.log, &l);
-        loss_scaler_update(&run.scaler, !l.skipped);
-        require_progress(&run.scaler, o, l.step, l.loss);
+        run_step_end(&run, step, &stats);
     }
-    logger_close(&run.log);
-    trace_close();
-    trace_merge(o->trace, 1);
-
-    bool as_predicted = report_memory(predicted);
-    printf("allocations while training: %zu; times a step waited for data: %lld\n", device_allocations() - allocations, run.train.waits);
-    dataloader_free(&run.train);
-    if (o->val_data[0]) dataloader_free(&run.val);
-    tokenizer_free(&run.tokenizer);
+    bool as_predicted = run_end(&run);
     gpt2_free(&g);
-    free(run.row);
-    free(run.logits);
-    device_shutdown();
+    run_stop(&run);
     return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -19,28 +19,22 @@ Next      train_gpt2_fsdp.cu gathers the next unit while this one is computed.
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
 #include "llmc/base/common.h"     // defines: require, die, xcalloc
-#include "llmc/base/options.h"    // defines: Options, OptionTable, options_common, options_parse
 #include "llmc/base/precision.h"  // defines: floatX, to_floatX, NEEDS_MASTER
-#include "llmc/model/gpt2.h"       // defines: GPT2Config, Unit, unit_tensor, unit_init_weights
-#include "llmc/device/device.h"     // defines: device_alloc, device_zero, host_to_device, device_to_host
-#include "llmc/device/layers.h"     // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
+#include "llmc/model/gpt2.h"      // defines: GPT2Config, Unit, unit_elements, LNFW, ..., FCPROJW
+#include "llmc/model/piece.h"     // defines: Piece, piece_range
+#include "llmc/model/schedule.h"  // defines: learning_rate, LossScaler
+#include "llmc/device/device.h"   // defines: device_alloc, device_zero, host_to_device, device_to_host
+#include "llmc/device/layers.h"   // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"       // defines: Comm, CommOp, comm_all_reduce, comm_reduce_scatter, comm_all_gather, comm_wait
-#include "llmc/run/world.h"      // defines: World, report_ranks, report_sent
-#include "llmc/model/schedule.h"   // defines: learning_rate, LossScaler
-#include "llmc/data/tokenizer.h"  // defines: Tokenizer
-#include "llmc/data/dataloader.h" // defines: DataLoader
-#include "llmc/model/sampler.h"    // defines: sample_token, print_token
-#include "llmc/save/checkpoint.h" // defines: CheckpointWriter, CheckpointReader, TrainState
-#include "llmc/parallel/shard.h"      // defines: shard_elements, checkpoint_add_up
-#include "llmc/run/trace.h"      // defines: trace_compute, trace_step
-#include "llmc/run/start.h"      // defines: open_checkpoint, config_for_run
-#include "llmc/run/logger.h"     // defines: Logger, StepLog, EvalLoss
-#include "llmc/run/report.h"     // defines: report_run, run_record, report_memory
+#include "llmc/data/dataloader.h" // defines: DataLoader, dataloader_next
+#include "llmc/parallel/shard.h"  // defines: Shard, shard_elements, comm_finish, report_zero
+#include "llmc/run/trace.h"       // defines: trace_compute, trace_step
+#include "llmc/run/run.h"         // defines: Run: options, data, log, checkpoints and reports, alike in all stages
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
 
-// Views carve named tensors out of a unit's memory, in the order of llmc/model/gpt2.h. They own nothing. Gradients use the same views.
+// Views carve named tensors out of a unit's memory, in the order of llmc/gpt2.h. They own nothing. Gradients use the same views.
 typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp,C)
 typedef struct {
     floatX *ln1w, *ln1b, *qkvb, *projb;     // (C) (C) (3C) (C)
@@ -89,7 +83,7 @@ typedef struct {
     float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
 } BlockActs;
 
-enum { NO_OP = -1, NO_UNIT = -1 };
+typedef enum { FORWARD, HEAD, BACKWARD } Pass;
 
 // A unit's whole gradients, until they are reduced to every rank's shard.
 typedef struct {
@@ -104,24 +98,26 @@ typedef struct {
 typedef struct {
     floatX* params;                 // (N,shard) owned
     int unit;                       // whose they are, NO_UNIT after its release
-} Gathered;
+} Room;
 
 typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
+    Pass pass;                      // what is being computed
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // L + 1
-    int zero_stage;                 // 1, 2 or 3
-    Unit units[MAX_UNITS];          // offset: of a unit's shard in sharded memory; N times that in whole memory
-    size_t shard[MAX_UNITS];        // elements of each unit's shards
-    size_t num_sharded;             // of one shard of every unit: 1/N of all parameters, and padding
+    long long zero_stage;           // 1, 2 or 3
+    Unit units[MAX_UNITS];          // offset: in whole memory, where every unit has its N shards
+    Shard shards[MAX_UNITS];        // of each unit
+    size_t num_sharded;             // elements of one shard of every unit: 1/N of all parameters, and padding
     floatX *params;                 // stages 1, 2: whole, (N,num_sharded) unit by unit; 3: (num_sharded); owned
     floatX *grads;                  // stage 1: whole; 2, 3: (num_sharded); owned
     float *master;                  // (num_sharded) fp32 weights, owned; NULL where floatX is fp32
     float *m, *v;                   // (num_sharded) AdamW moments, owned
+    int num_pieces;
+    Piece pieces[MAX_UNITS];        // this rank's shards, as the optimizer and checkpoints walk them; views
     GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
-    int updates;                    // AdamW updates so far
     BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation the blocks share all but res1
     floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
@@ -132,12 +128,13 @@ typedef struct {
     floatX *dres, *dbtc, *dbt4c;    // (B,T,C) gradient of the residual stream; (B,T,C) and (B,T,4C) scratch
     int *inputs, *targets;          // (B,T)
     StepStats *stats;               // on the device, read once a step
-    Comm* comm;                     // not owned
+    Comm* dp;                       // the data-parallel ranks, not owned
+    int accumulation;               // micro-batches per step
     bool first_micro, last_micro;   // the current micro-batch is the step's first; its last
     int num_buckets;
     Bucket buckets[MAX_UNITS];      // stage 1: each unit's; 2, 3: the root's, and two that the blocks take in turn
     CommOp gathering[MAX_UNITS];    // stages 1, 2: the all-gather of a unit's updated parameters, while it is under way
-    Gathered gathered[2];           // stage 3: the root, and one block
+    Room rooms[2];                  // stage 3: the root's, and one block's
 } GPT2;
 
 static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
@@ -156,13 +153,13 @@ static void block_acts_init(BlockActs* a, GPT2Config c, size_t BT) {
 }
 
 static void gpt2_init_params(GPT2* g) {
-    size_t N = (size_t)g->comm->size;
+    size_t N = (size_t)g->dp->size;
     for (int u = 0; u < g->num_units; u++) {
-        g->units[u].offset = g->num_sharded;
+        Shard shard = { shard_elements(g->config, u, g->dp->size), g->num_sharded };
+        g->shards[u] = shard;
+        g->units[u].offset = N * g->num_sharded;
         g->units[u].size = unit_elements(g->config, u);
-        g->units[u].no_decay = unit_no_decay(g->config, u);
-        g->shard[u] = shard_elements(g->config, u, g->comm->size);
-        g->num_sharded += g->shard[u];
+        g->num_sharded += shard.n;
         g->gathering[u] = NO_OP;
     }
     size_t whole = N * g->num_sharded;
@@ -171,6 +168,31 @@ static void gpt2_init_params(GPT2* g) {
     if (NEEDS_MASTER) g->master = (float*)device_alloc(g->num_sharded * sizeof(float), MEMORY_OPTIMIZER);
     g->m = (float*)device_alloc(g->num_sharded * sizeof(float), MEMORY_OPTIMIZER);
     g->v = (float*)device_alloc(g->num_sharded * sizeof(float), MEMORY_OPTIMIZER);
+}
+
+// Both return this rank's shard of unit u: of its parameters; of its gradients.
+static floatX* param_shard(GPT2* g, int u) {
+    if (g->zero_stage == 3) return g->params + g->shards[u].at;
+    return g->params + g->units[u].offset + (size_t)g->dp->rank * g->shards[u].n;
+}
+static floatX* grad_shard(GPT2* g, int u) {
+    if (g->zero_stage > 1) return g->grads + g->shards[u].at;
+    return g->grads + g->units[u].offset + (size_t)g->dp->rank * g->shards[u].n;
+}
+
+// Lists what this rank keeps of the model, and where: its shard of every unit, without padding.
+static void gpt2_init_pieces(GPT2* g) {
+    for (int u = 0; u < g->num_units; u++) {
+        size_t at = g->shards[u].at, begin = (size_t)g->dp->rank * g->shards[u].n;
+        if (begin >= g->units[u].size) continue; // this shard is all padding
+        Piece p = piece_range(g->config, u, begin, size_min(g->shards[u].n, g->units[u].size - begin));
+        p.params = param_shard(g, u);
+        p.grads = grad_shard(g, u);
+        p.master = g->master ? g->master + at : NULL;
+        p.m = g->m + at;
+        p.v = g->v + at;
+        g->pieces[g->num_pieces++] = p;
+    }
 }
 
 static void gpt2_init_acts(GPT2* g) {
@@ -197,38 +219,32 @@ static void gpt2_init_acts(GPT2* g) {
 
 // Allocates memory for whole gradients and, in stage 3, whole parameters while they are needed. All blocks have the same size.
 static void gpt2_init_buckets(GPT2* g) {
-    size_t N = (size_t)g->comm->size;
+    size_t N = (size_t)g->dp->size;
     g->num_buckets = g->zero_stage == 1 ? g->num_units : g->config.L > 1 ? 3 : 2;
     for (int k = 0; k < g->num_buckets; k++) {
         Bucket* b = &g->buckets[k];
-        if (g->zero_stage == 1) b->grads = g->grads + N * g->units[k].offset;
-        else b->grads = (floatX*)device_alloc(N * g->shard[k] * sizeof(floatX), MEMORY_COMMUNICATION);
+        if (g->zero_stage == 1) b->grads = g->grads + g->units[k].offset;
+        else b->grads = (floatX*)device_alloc(N * g->shards[k].n * sizeof(floatX), MEMORY_COMMUNICATION);
         b->reduced = NO_OP;
     }
     for (int k = 0; k < 2 && g->zero_stage == 3; k++) {
-        g->gathered[k].params = (floatX*)device_alloc(N * g->shard[k] * sizeof(floatX), MEMORY_COMMUNICATION);
-        g->gathered[k].unit = NO_UNIT;
+        g->rooms[k].params = (floatX*)device_alloc(N * g->shards[k].n * sizeof(floatX), MEMORY_COMMUNICATION);
+        g->rooms[k].unit = NO_UNIT;
     }
 }
 
-static LayerShapes gpt2_shapes(GPT2Config c, int B, int T) {
-    LayerShapes s = { B, T, c.C, c.NH, c.Vp };
+static LayerShapes gpt2_shapes(const GPT2* g) {
+    LayerShapes s = { g->max_B, g->seq_len, g->config.C, g->config.NH, g->config.Vp };
     return s;
 }
 
-static void gpt2_init(GPT2* g, GPT2Config c, int B, int T, int recompute, Comm* comm, int zero_stage) {
-    memset(g, 0, sizeof *g);
-    g->comm = comm;
-    g->zero_stage = zero_stage;
-    g->config = c;
-    g->max_B = g->B = B;
-    g->seq_len = g->T = T;
-    g->recompute = recompute;
-    g->num_units = c.L + 1;
+// Allocates everything. The fields of gpt2_configure are set.
+static void gpt2_init(GPT2* g) {
     gpt2_init_params(g);
-    gpt2_init_buckets(g);
+    gpt2_init_pieces(g);
     gpt2_init_acts(g);
-    layers_init(gpt2_shapes(c, B, T));
+    gpt2_init_buckets(g);
+    layers_init(gpt2_shapes(g));
 }
 
 static void gpt2_free(GPT2* g) {
@@ -246,38 +262,38 @@ static void gpt2_free(GPT2* g) {
     device_free(g->logits); device_free(g->losses); device_free(g->dres); device_free(g->dbtc); device_free(g->dbt4c);
     device_free(g->inputs); device_free(g->targets); device_free(g->stats);
     for (int k = 0; k < g->num_buckets && g->zero_stage > 1; k++) device_free(g->buckets[k].grads);
-    device_free(g->gathered[0].params); device_free(g->gathered[1].params);
+    device_free(g->rooms[0].params); device_free(g->rooms[1].params);
 }
 
 // Bytes by kind that gpt2_init will allocate, from formulas: a run compares them with what it measured.
-static void gpt2_predict_memory(GPT2Config c, int B, int T, int recompute, const Comm* comm, int zero_stage,
-                                size_t bytes[MEMORY_KINDS]) {
-    size_t N = (size_t)comm->size, S = shard_elements_total(c, comm->size), X = sizeof(floatX);
-    size_t root = N * shard_elements(c, 0, comm->size), block = N * shard_elements(c, 1, comm->size);
-    size_t BT = (size_t)B * (size_t)T, C = (size_t)c.C, L = (size_t)c.L;
-    size_t blocks_kept = recompute == RECOMPUTE_BLOCK ? 1 : L;
+static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
+    GPT2Config c = g->config;
+    size_t N = (size_t)g->dp->size, own = shard_elements_total(c, g->dp->size), X = sizeof(floatX);
+    size_t root = N * shard_elements(c, 0, g->dp->size), block = N * shard_elements(c, 1, g->dp->size);
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
+    size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
     size_t per_token = L * C*X                                                 // res1
                      + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, its float statistics
                      + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);            // outside the blocks
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
-    bytes[MEMORY_PARAMETERS] = X * S * (zero_stage < 3 ? N : 1);
-    bytes[MEMORY_GRADIENTS] = X * S * (zero_stage < 2 ? N : 1);
-    bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * S;
+    bytes[MEMORY_PARAMETERS] = X * own * (g->zero_stage < 3 ? N : 1);
+    bytes[MEMORY_GRADIENTS] = X * own * (g->zero_stage < 2 ? N : 1);
+    bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * own;
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)classifier_rows((int)BT, c.Vp) * (size_t)c.Vp * X + sizeof(StepStats);
-    bytes[MEMORY_COMMUNICATION] = comm_world_bytes(comm);
-    if (zero_stage > 1) bytes[MEMORY_COMMUNICATION] += X * (root + (L > 1 ? 2 : 1) * block); // buckets
-    if (zero_stage == 3) bytes[MEMORY_COMMUNICATION] += X * (root + block);                  // gathered units
-    bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(c, B, T));
+    bytes[MEMORY_COMMUNICATION] = comm_world_bytes(g->dp);
+    if (g->zero_stage > 1) bytes[MEMORY_COMMUNICATION] += X * (root + (L > 1 ? 2 : 1) * block); // buckets
+    if (g->zero_stage == 3) bytes[MEMORY_COMMUNICATION] += X * (root + block);                  // rooms
+    bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
-// Bytes that N ranks together will send per step. In each reduce-scatter and each all-gather a rank sends N-1 shards of every
-// unit. Three doubles are summed as well.
-static unsigned long long gpt2_predict_sent(GPT2Config c, int N, int zero_stage, int accumulation) {
-    unsigned long long all = (unsigned long long)N, others = all - 1, micro_batches = (unsigned long long)accumulation;
-    unsigned long long times = zero_stage == 1 ? 1 + 1              // gradients once, parameters once
-                             : zero_stage == 2 ? micro_batches + 1  // gradients of every micro-batch, parameters once
-                             : 3 * micro_batches;                   // gradients, parameters for forward and for backward
-    return times * all * others * shard_elements_total(c, N) * sizeof(floatX) + 3 * 2 * others * sizeof(double);
+// Bytes that this rank will send per step. In each reduce-scatter and each all-gather it sends N-1 shards of every unit. Three
+// doubles are summed as well.
+static double gpt2_predict_sent(const GPT2* g) {
+    double N = g->dp->size, own = (double)(shard_elements_total(g->config, g->dp->size) * sizeof(floatX));
+    double times = g->zero_stage == 1 ? 1 + 1                // gradients once, parameters once
+                 : g->zero_stage == 2 ? g->accumulation + 1  // gradients of every micro-batch, parameters once
+                 : 3 * g->accumulation;                      // gradients, parameters for forward and for backward
+    return (N - 1) * times * own + 3 * 2 * (N - 1) / N * sizeof(double);
 }
 
 // ----------------------------------------------------------------------------
@@ -302,16 +318,6 @@ static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, 
     matmul_forward(g->branch, a.gelu, p.fcprojw, p.fcprojb, BT, 4*C, C);
 }
 
-// Both return this rank's shard of unit u: of its parameters; of its gradients.
-static floatX* param_shard(GPT2* g, int u) {
-    size_t rank = (size_t)g->comm->rank, N = (size_t)g->comm->size, offset = g->units[u].offset;
-    return g->zero_stage < 3 ? g->params + N * offset + rank * g->shard[u] : g->params + offset;
-}
-static floatX* grad_shard(GPT2* g, int u) {
-    size_t rank = (size_t)g->comm->rank, N = (size_t)g->comm->size, offset = g->units[u].offset;
-    return g->zero_stage < 2 ? g->grads + N * offset + rank * g->shard[u] : g->grads + offset;
-}
-
 static Bucket* unit_bucket(GPT2* g, int u) {
     return &g->buckets[g->zero_stage == 1 || u == 0 ? u : 1 + (u - 1) % 2];
 }
@@ -322,9 +328,9 @@ static void grad_ready(GPT2* g, int u, int i) {
     (void)i;
     Bucket* b = unit_bucket(g, u);
     if (--b->missing > 0 || (g->zero_stage == 1 && !g->last_micro)) return;
-    b->sum = b->grads + (size_t)g->comm->rank * g->shard[u]; // in place; later micro-batches' sums are added to the shard
+    b->sum = b->grads + (size_t)g->dp->rank * g->shards[u].n; // in place; later micro-batches' sums are added to the shard
     if (g->first_micro) b->sum = grad_shard(g, u);
-    b->reduced = comm_reduce_scatter(g->comm, b->sum, b->grads, g->shard[u], COMM_FLOATX);
+    b->reduced = comm_reduce_scatter(g->dp, b->sum, b->grads, g->shards[u].n, COMM_FLOATX);
 }
 
 // g->dres holds the gradient of the block's output on entry, of its input on return.
@@ -371,29 +377,28 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
 // update, if it is still under way; stage 3 gathers them.
 static floatX* unit_params(GPT2* g, int u) {
     if (g->zero_stage < 3) {
-        if (g->gathering[u] != NO_OP) comm_wait(g->comm, g->gathering[u]);
-        g->gathering[u] = NO_OP;
-        return g->params + (size_t)g->comm->size * g->units[u].offset;
+        comm_finish(g->dp, &g->gathering[u]);
+        return g->params + g->units[u].offset;
     }
-    Gathered* whole = &g->gathered[u > 0];
-    require(whole->unit == NO_UNIT, "unit %d cannot be gathered: unit %d has not been released", u, whole->unit);
-    comm_wait(g->comm, comm_all_gather(g->comm, whole->params, param_shard(g, u), g->shard[u], COMM_FLOATX));
-    whole->unit = u;
-    return whole->params;
+    Room* room = &g->rooms[u > 0];
+    require(room->unit == NO_UNIT, "unit %d cannot be gathered: unit %d has not been released", u, room->unit);
+    comm_wait(g->dp, comm_all_gather(g->dp, room->params, param_shard(g, u), g->shards[u].n, COMM_FLOATX));
+    room->unit = u;
+    return room->params;
 }
 
 // Ends the use of unit u's parameters until the next unit_params. In stage 3 another unit may take their place.
 static void unit_release(GPT2* g, int u) {
-    if (g->zero_stage == 3) g->gathered[u > 0].unit = NO_UNIT;
+    if (g->zero_stage == 3) g->rooms[u > 0].unit = NO_UNIT;
 }
 
 // Waits until a bucket's gradients have been reduced and its memory may be used again.
 static void bucket_finish(GPT2* g, Bucket* b) {
     if (b->reduced == NO_OP) return;
-    comm_wait(g->comm, b->reduced);
+    comm_wait(g->dp, b->reduced);
     b->reduced = NO_OP;
     floatX* shard = grad_shard(g, b->unit);
-    if (b->sum != shard) add_in_place(shard, b->sum, g->shard[b->unit]);
+    if (b->sum != shard) add_in_place(shard, b->sum, g->shards[b->unit].n);
 }
 
 // Returns the memory that unit u's gradients go to.
@@ -418,6 +423,7 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
 static void gpt2_forward(GPT2* g) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
+    g->pass = FORWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     trace_compute("forward, embedding", -1);
     encoder_forward(g->acts[0].res1, g->inputs, root.wte, root.wpe, g->B, g->T, c.C);
@@ -430,6 +436,7 @@ static void gpt2_forward(GPT2* g) {
         x = g->acts[l].res2;
         branch = g->branch;
     }
+    g->pass = HEAD;
     trace_compute("head", -1);
     residual_layernorm_forward(g->resf, g->lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, BT, c.C);
     unit_release(g, 0);
@@ -466,6 +473,7 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
 static void gpt2_backward(GPT2* g, float dloss) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
+    g->pass = BACKWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     RootParams droot = root_view(c, unit_grads(g, 0));
     head_forward_backward(g, root.wte, droot.wte, dloss);
@@ -494,32 +502,32 @@ static void gpt2_backward(GPT2* g, float dloss) {
 // Call before micro-batch `micro` of a step's `accumulation`. Stage 1 adds up whole gradients. The others add up shards, and
 // each micro-batch overwrites their buckets.
 static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
+    g->grad_mode = micro == 0 || g->zero_stage > 1 ? GRAD_SET : GRAD_ADD;
     g->first_micro = micro == 0;
     g->last_micro = micro == accumulation - 1;
-    g->grad_mode = micro == 0 || g->zero_stage > 1 ? GRAD_SET : GRAD_ADD;
 }
 
 // Call after the backward pass. On return this rank's shard of each gradient is that of the mean over the global batch, and
 // g->stats->loss is the sum over all ranks. dloss contains the division by the number of ranks (see train_step).
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
-    CommOp loss = comm_all_reduce(g->comm, &g->stats->loss, 1, COMM_F64);
+    CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
     for (int k = 0; k < g->num_buckets; k++) bucket_finish(g, &g->buckets[k]);
-    comm_wait(g->comm, loss);
+    comm_wait(g->dp, loss);
 }
 
 // Stages 1 and 2: begins to gather all parameters from the ranks' shards, in the order in which the next forward pass asks
 // for them, so that it waits only for what it is about to use.
 static void gpt2_gather(GPT2* g) {
     for (int u = 0; u < g->num_units && g->zero_stage < 3; u++) {
-        floatX* whole = g->params + (size_t)g->comm->size * g->units[u].offset;
-        g->gathering[u] = comm_all_gather(g->comm, whole, param_shard(g, u), g->shard[u], COMM_FLOATX);
+        floatX* whole = g->params + g->units[u].offset;
+        g->gathering[u] = comm_all_gather(g->dp, whole, param_shard(g, u), g->shards[u].n, COMM_FLOATX);
     }
 }
 
 // Waits for those gathers of the last update that no forward pass has waited for.
 static void gpt2_gather_finish(GPT2* g) {
-    for (int u = 0; u < g->num_units; u++) if (g->gathering[u] != NO_OP) unit_params(g, u);
+    for (int u = 0; u < g->num_units; u++) comm_finish(g->dp, &g->gathering[u]);
 }
 
 // ----------------------------------------------------------------------------
@@ -528,149 +536,57 @@ static void gpt2_gather_finish(GPT2* g) {
 // Computes the global gradient norm, to which each rank adds its shards' part, and from it the factor that AdamW multiplies
 // gradients by. Both stay on the device.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
-    for (int u = 0; u < g->num_units; u++) add_sum_squares(&g->stats->grad_square, grad_shard(g, u), g->shard[u]);
-    comm_wait(g->comm, comm_all_reduce(g->comm, &g->stats->grad_square, 1, COMM_F64));
+    for (int i = 0; i < g->num_pieces; i++) add_sum_squares(&g->stats->grad_square, g->pieces[i].grads, g->pieces[i].n);
+    comm_wait(g->dp, comm_all_reduce(g->dp, &g->stats->grad_square, 1, COMM_F64));
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// Calls AdamW once per unit, for this rank's shard, then sums the squares of the new parameters for their norm.
+// Calls AdamW once per piece, then sums the squares of the new parameters for their norm.
 static void gpt2_update(GPT2* g, AdamW adamw) {
-    for (int u = 0; u < g->num_units; u++) {
-        size_t offset = g->units[u].offset, n = g->shard[u], before = (size_t)g->comm->rank * n; // elements of lower ranks
-        size_t no_decay = g->units[u].no_decay - size_min(g->units[u].no_decay, before);
-        float* master = g->master ? g->master + offset : NULL;
-        adamw_update(adamw, param_shard(g, u), master, g->m + offset, g->v + offset,
-                     grad_shard(g, u), &g->stats->grad_scale, n, no_decay);
-        add_sum_squares(&g->stats->param_square, param_shard(g, u), n);
+    for (int i = 0; i < g->num_pieces; i++) {
+        Piece p = g->pieces[i];
+        adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay);
+        add_sum_squares(&g->stats->param_square, p.params, p.n);
     }
-    CommOp square = comm_all_reduce(g->comm, &g->stats->param_square, 1, COMM_F64); // before the gathers: the log waits for it
+    CommOp square = comm_all_reduce(g->dp, &g->stats->param_square, 1, COMM_F64); // before the gathers: the log waits for it
     gpt2_gather(g);
-    comm_wait(g->comm, square);
+    comm_wait(g->dp, square);
 }
 
 // ----------------------------------------------------------------------------
-// 7. weights and state: initial, saved, loaded
+// 7. weights and state: initial, loaded, saved
 
-// Weights and state pass through a host buffer of this many elements at most.
-#define STAGED ((size_t)1 << 20)
-
-// Sets elements [begin, begin+n) of this rank's shard of unit u from host (n): fp32 masters where there are any, and the
-// parameters rounded from them. rounded (n) is scratch.
-static void unit_set_weights(GPT2* g, int u, size_t begin, size_t n, const float* host, floatX* rounded) {
-    size_t first = g->units[u].offset + begin;
-    convert_dtype(rounded, FLOATX_DTYPE, host, DTYPE_F32, n);
-    host_to_device(param_shard(g, u) + begin, rounded, n * sizeof(floatX));
-    if (g->master) host_to_device(g->master + first, host, n * sizeof(float));
-    device_synchronize(); // host and rounded are about to be used again
-}
-
-// Sets the weights. r NULL: random by --seed; else those of a checkpoint. part: its model, or its masters. Each rank makes or
-// reads only its own shards.
-static void gpt2_set_weights(GPT2* g, uint64_t seed, CheckpointReader* r, CheckpointPart part) {
-    float* host = (float*)xcalloc(STAGED, sizeof(float));
-    floatX* rounded = (floatX*)xcalloc(STAGED, sizeof(floatX));
-    for (int u = 0; u < g->num_units; u++) {
-        size_t first = (size_t)g->comm->rank * g->shard[u], filled = shard_filled(g->units[u].size, g->shard[u], g->comm->rank);
-        for (size_t begin = 0, n; begin < filled; begin += n) {
-            n = size_min(STAGED, filled - begin);
-            if (r) checkpoint_read_unit(r, part, u, first + begin, first + begin + n, host);
-            else unit_init_weights(g->config, seed, u, first + begin, first + begin + n, host);
-            unit_set_weights(g, u, begin, n, host, rounded);
-        }
-    }
-    free(host);
-    free(rounded);
+// Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. Each rank makes or reads only its shards.
+static void gpt2_load(GPT2* g, Run* run) {
+    run_load(run, g->pieces, g->num_pieces);
     gpt2_gather(g);
 }
 
-// Loads all that a resumed run needs. Each rank loads its shards.
-static void gpt2_load_state(GPT2* g, CheckpointReader* r) {
-    g->updates = (int)r->state.adamw_t;
-    gpt2_set_weights(g, 0, r, CHECKPOINT_MASTER);
-    float* host = (float*)xcalloc(STAGED, sizeof(float));
-    for (int u = 0; u < g->num_units; u++) {
-        size_t first = (size_t)g->comm->rank * g->shard[u], filled = shard_filled(g->units[u].size, g->shard[u], g->comm->rank);
-        for (size_t begin = 0, n; begin < filled; begin += n) {
-            size_t at = g->units[u].offset + begin;
-            n = size_min(STAGED, filled - begin);
-            checkpoint_read_unit(r, CHECKPOINT_M, u, first + begin, first + begin + n, host);
-            host_to_device(g->m + at, host, n * sizeof(float));
-            device_synchronize(); // host is about to be used again
-            checkpoint_read_unit(r, CHECKPOINT_V, u, first + begin, first + begin + n, host);
-            host_to_device(g->v + at, host, n * sizeof(float));
-            device_synchronize();
-        }
-    }
-    free(host);
-}
-
-// Saves a checkpoint. Each rank writes its shards into the same two files, so nothing is gathered.
-static void gpt2_save(GPT2* g, const char* out, const TrainState* state, long long keep) {
-    CheckpointWriter w;
-    float* host = (float*)xcalloc(STAGED, sizeof(float));
+// Each rank writes its shards into the same two files, so nothing is gathered.
+static void gpt2_save(GPT2* g, Run* run, long long step) {
     gpt2_gather_finish(g); // the gathers' output contains this rank's shards
-    if (g->comm->rank == 0) checkpoint_begin(&w, out, state);
-    comm_barrier(g->comm); // now the files exist
-    if (g->comm->rank > 0) checkpoint_attach(&w, out, state);
-    for (int u = 0; u < g->num_units; u++) {
-        size_t first = (size_t)g->comm->rank * g->shard[u], filled = shard_filled(g->units[u].size, g->shard[u], g->comm->rank);
-        for (size_t begin = 0, n; begin < filled; begin += n) {
-            size_t at = g->units[u].offset + begin, from = first + begin;
-            n = size_min(STAGED, filled - begin);
-            device_to_host(host, param_shard(g, u) + begin, n * sizeof(floatX));
-            checkpoint_write_unit(&w, CHECKPOINT_MODEL, u, from, from + n, host);
-            if (g->master) {
-                device_to_host(host, g->master + at, n * sizeof(float));
-                checkpoint_write_unit(&w, CHECKPOINT_MASTER, u, from, from + n, host);
-            }
-            device_to_host(host, g->m + at, n * sizeof(float));
-            checkpoint_write_unit(&w, CHECKPOINT_M, u, from, from + n, host);
-            device_to_host(host, g->v + at, n * sizeof(float));
-            checkpoint_write_unit(&w, CHECKPOINT_V, u, from, from + n, host);
-        }
-    }
-    if (g->comm->rank > 0) checkpoint_detach(&w);
-    checkpoint_add_up(g->comm, w.checksum, w.elements); // all ranks have written
-    if (g->comm->rank == 0) checkpoint_commit(&w, keep);
-    free(host);
+    run_save(run, step, g->pieces, g->num_pieces);
 }
 
 // ----------------------------------------------------------------------------
 // 8. training
 
-// Everything that a run has, except the model.
-typedef struct {
-    Options o;
-    World world;
-    long long zero_stage;
-    Tokenizer tokenizer;
-    DataLoader train, val;          // val only if --val-data is not empty
-    LossScaler scaler;
-    Logger log;
-    long long tokens_per_step;
-    int accumulation;               // micro-batches per step
-    floatX* row;                    // (V) one position's logits on the host, for sampling, owned
-    float* logits;                  // (V) the same as floats, owned
-} Run;
-
-static void open_data(Run* run, GPT2Config c) {
-    const Options* o = &run->o;
-    int rank = run->world.comm.rank, N = run->world.comm.size;
-    long long micro = o->batch_size * o->seq_len * N; // of all ranks together
-    run->tokens_per_step = o->total_batch_size ? o->total_batch_size : micro;
-    require(run->tokens_per_step % micro == 0, "--total-batch-size %lld must be a multiple of --batch-size %lld x --seq-len %lld x %d ranks = %lld tokens",
-            run->tokens_per_step, o->batch_size, o->seq_len, N, micro);
-    run->accumulation = (int)(run->tokens_per_step / micro);
-    DataShape shape = { (int)o->batch_size, (int)o->seq_len, c.V, run->tokens_per_step / o->seq_len, rank, N, (uint64_t)o->seed };
-    dataloader_init(&run->train, "--data", o->data, &run->tokenizer, shape, DATA_TRAIN);
-    if (o->val_data[0]) dataloader_init(&run->val, "--val-data", o->val_data, &run->tokenizer, shape, DATA_EVAL);
+// Sets what gpt2_predict_memory and gpt2_init need to know.
+static void gpt2_configure(GPT2* g, Run* run) {
+    g->config = run->config;
+    g->max_B = (int)run->o.batch_size;
+    g->seq_len = (int)run->o.seq_len;
+    g->num_units = run->config.L + 1;
+    g->dp = &run->world.comm;
+    g->accumulation = run->accumulation;
+    run->share.writer = g->dp->rank; // each rank saves its shards
+    run->share.writers = g->dp->size;
 }
 
 // Mean loss over the first --eval-steps global batches of the validation data. Each rank sees its part of them.
 static EvalLoss evaluate(GPT2* g, Run* run) {
-    long long micro_batches = (run->o.eval_steps < run->val.num_batches ? run->o.eval_steps : run->val.num_batches) * run->accumulation;
     double tokens = 0, bytes = 0;
-    dataloader_seek(&run->val, 0, 0);
+    long long micro_batches = run_eval_begin(run);
     device_zero(g->stats, sizeof *g->stats);
     for (long long i = 0; i < micro_batches; i++) {
         dataloader_next(&run->val);
@@ -684,43 +600,21 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
     }
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats);
-    double loss = comm_host_sum(g->comm, stats.loss);
-    EvalLoss mean = { loss / comm_host_sum(g->comm, tokens), loss / comm_host_sum(g->comm, bytes) };
+    double loss = comm_host_sum(g->dp, stats.loss);
+    EvalLoss mean = { loss / comm_host_sum(g->dp, tokens), loss / comm_host_sum(g->dp, bytes) };
     return mean;
 }
 
-// Prints --sample-tokens tokens that follow --prompt, each drawn from the model's distribution.
-static void print_sample(GPT2* g, Run* run, long long step) {
-    const Options* o = &run->o;
+// For samples: logits (V), on the host, of the token that follows tokens (T).
+static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
+    GPT2* g = (GPT2*)self;
     GPT2Config c = g->config;
-    size_t prompt_tokens;
-    int* prompt = tokenizer_encode(&run->tokenizer, o->prompt, strlen(o->prompt), &prompt_tokens);
-    size_t n = 1 + prompt_tokens, total = n + (size_t)o->sample_tokens;
-    int* tokens = (int*)xcalloc(total, sizeof(int));
-    tokens[0] = run->tokenizer.eot;
-    memcpy(tokens + 1, prompt, prompt_tokens * sizeof(int));
-    TokenPrinter printer;
-    memset(&printer, 0, sizeof printer);
-    logger_say("sample after step %lld:\n%s", step, o->prompt);
-    for (; n < total; n++) {
-        int T = (int)size_min(n, (size_t)g->seq_len);
-        gpt2_load_batch(g, tokens + n - T, NULL, 1, T);
-        gpt2_forward(g);
-        floatX* last = g->lnf + (size_t)(T - 1)*c.C;
-        matmul_forward(g->logits, last, root_view(c, unit_params(g, 0)).wte, NULL, 1, c.C, c.Vp);
-        unit_release(g, 0);
-        device_to_host(run->row, g->logits, (size_t)c.V * sizeof(floatX));
-        convert_dtype(run->logits, DTYPE_F32, run->row, FLOATX_DTYPE, (size_t)c.V);
-        float u = random_uniform((uint64_t)o->seed, STREAM_SAMPLER + (uint64_t)step, n);
-        tokens[n] = sample_token(run->logits, run->tokenizer.vocab_size, o->temperature, o->top_k, u);
-        size_t length;
-        const char* bytes = tokenizer_decode(&run->tokenizer, tokens[n], &length);
-        print_token(&printer, bytes, length);
-    }
-    print_token_end(&printer);
-    printf("\n");
-    free(tokens);
-    free(prompt);
+    gpt2_load_batch(g, tokens, NULL, 1, T);
+    gpt2_forward(g);
+    floatX* last = g->lnf + (size_t)(T - 1)*c.C;
+    matmul_forward(g->logits, last, root_view(c, unit_params(g, 0)).wte, NULL, 1, c.C, c.Vp);
+    unit_release(g, 0);
+    device_to_host(logits, g->logits, (size_t)c.V * sizeof(floatX));
 }
 
 // One optimizer step, counted from 0: forward and backward over every micro-batch, clip, update.
@@ -739,175 +633,59 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     gpt2_reduce(g);
     trace_compute("update", -1);
     gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
-    AdamW adamw = { (float)learning_rate(o, step), (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, g->updates + 1 };
+    AdamW adamw = { (float)learning_rate(o, step), (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, run->updates + 1 };
     gpt2_update(g, adamw);
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
-    if (stats.grad_scale != 0) g->updates++;
+    if (stats.grad_scale != 0) run->updates++;
     trace_step(step + 1);
     return stats;
 }
 
-static StepLog step_log(GPT2* g, const Run* run, const StepStats* s, long long step, double seconds) {
-    StepLog l;
-    memset(&l, 0, sizeof l);
-    l.step = step + 1;
-    l.loss = s->loss / (double)run->tokens_per_step;
-    l.grad_norm = fabs(s->grad_norm); // so that the log does not show a NaN's sign
-    l.param_norm = (float)sqrt(s->param_square); // more digits would depend on the order of summation
-    l.lr = learning_rate(&run->o, step);
-    l.loss_scale = run->scaler.scale;
-    l.tokens = l.step * run->tokens_per_step;
-    l.tokens_per_s = (double)run->tokens_per_step / seconds;
-    l.step_ms = 1e3 * seconds;
-    l.flops = gpt2_flops_per_token(g->config, g->seq_len) * (double)run->tokens_per_step;
-    l.mem_bytes = device_memory_total();
-    l.mem_peak_bytes = device_memory_peak();
-    l.comm_bytes = (size_t)(run->world.bytes / (unsigned)g->comm->size);
-    l.comm_exposed_ms = 1e3 * run->world.exposed;
-    l.skipped = s->grad_scale == 0;
-    return l;
+// For --check-every: a number that is the same on all ranks if their parameters of unit u are.
+static uint64_t unit_checksum(void* self, int u) {
+    GPT2* g = (GPT2*)self;
+    g->pass = FORWARD; // in whose order the units are asked for
+    uint64_t sum = device_checksum(unit_params(g, u), sizeof(floatX), g->units[u].size);
+    unit_release(g, u);
+    return sum;
 }
-
-static void save(GPT2* g, Run* run, OptionTable* table, long long step) {
-    TrainState state;
-    memset(&state, 0, sizeof state);
-    state.config = g->config;
-    state.dtype = FLOATX_DTYPE;
-    state.has_optimizer = true;
-    state.step = step;
-    state.epoch = run->train.epoch;
-    state.position = run->train.position;
-    state.adamw_t = g->updates;
-    state.loss_scale = run->scaler.scale;
-    state.good_steps = run->scaler.good_steps;
-    state.seed = run->o.seed;
-    state.seq_len = run->o.seq_len;
-    json_t* options = options_to_json(table);
-    state.options = json_dumps(options, 0);
-    gpt2_save(g, run->o.out, &state, run->o.keep);
-    comm_barrier(g->comm);
-    free(state.options);
-    json_decref(options);
-    logger_say("saved step %lld under %s\n", step, run->o.out);
-}
-
-// All ranks gather the same parameters, so they must be equal to the bit.
-static void check_ranks(GPT2* g, World* world, long long step) {
-    uint64_t sums[MAX_UNITS];
-    float* host = (float*)xcalloc(STAGED, sizeof(float));
-    for (int u = 0; u < g->num_units; u++) {
-        sums[u] = device_checksum(unit_params(g, u), sizeof(floatX), g->units[u].size, 0, host, STAGED * sizeof(float));
-        unit_release(g, u);
-    }
-    free(host);
-    require_same_units(&world->control, "parameters", sums, g->num_units, step);
-}
-
-// Prints what is sharded, and how much of it is padding.
-static void report_zero(int zero_stage, GPT2Config c, int N) {
-    static const char* const sharded[] = { "optimizer state", "optimizer state and gradients", "optimizer state, gradients and parameters" };
-    size_t P = gpt2_num_parameters(c) + (size_t)(c.Vp - c.V) * (size_t)c.C, S = shard_elements_total(c, N);
-    printf("zero       stage %d: each rank keeps 1/%d of %s; %.2f %% of it padding\n", zero_stage, N, sharded[zero_stage - 1],
-           100 * (1 - (double)P / ((double)N * (double)S)));
-}
-
-static bool is_due(long long every, long long step, long long last) { return every > 0 && (step % every == 0 || step == last); }
 
 int main(int argc, char** argv) {
     static Run run;
     static GPT2 g;
-    run.o = options_defaults();
-    const Options* o = &run.o;
-    OptionTable table = options_table("train_gpt2_zero", "train GPT-2 with ZeRO: each rank keeps a part of the optimizer's state, gradients and parameters");
-    options_common(&table, &run.o);
-    options_world(&table, &run.world);
-    run.zero_stage = 1;
-    option_int(&table, "zero-stage", &run.zero_stage, 1, 3, "what is sharded: 1 optimizer state, 2 also gradients, 3 also parameters");
-    options_parse(&table, argc, argv);
-    RankInfo ranks = ranks_find();
-    device_init(ranks.local_rank, ranks.local_size);
-    device_memory_limit((size_t)ceil(o->memory_limit * 1e9)); // rounded up, because 0 means no limit
-    world_start(&run.world, o, ranks);
-    int rank = ranks.rank, N = ranks.size;
-    layers_choose((AttentionChoice)o->attention, o->deterministic);
+    run_options(&run, "train_gpt2_zero", "train GPT-2 with ZeRO: each rank keeps a part of the optimizer's state, gradients and parameters");
+    options_world(&run.table, &run.world);
+    g.zero_stage = 1;
+    option_int(&run.table, "zero-stage", &g.zero_stage, 1, 3, "what is sharded: 1 optimizer state, 2 also gradients, 3 also parameters");
+    run_start(&run, argc, argv);
 
-    tokenizer_open(&run.tokenizer, o->tokenizer);
-    CheckpointReader checkpoint;
-    bool from_checkpoint = open_checkpoint(o, &checkpoint);
-    GPT2Config config = config_for_run(o, &table, &run.tokenizer, from_checkpoint ? &checkpoint : NULL);
-    open_data(&run, config);
-    require_agreement(&run.world.control, run_facts(&table, config, &run.train));
+    gpt2_configure(&g, &run);
+    gpt2_predict_memory(&g, run.predicted);
+    g.recompute = run_recompute(&run); // --recompute auto: if what gpt2_predict_memory found has no room
+    gpt2_predict_memory(&g, run.predicted);
+    gpt2_init(&g);
+    comm_share_memory(g.dp); // --nccl-windows
+    run.sent = gpt2_predict_sent(&g);
+    run_report(&run);
+    report_zero((int)g.zero_stage, g.config, g.dp->size);
+    gpt2_load(&g, &run);
+    run_begin(&run);
 
-    size_t predicted[MEMORY_KINDS]; // first as if --recompute auto kept everything
-    gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, (int)run.zero_stage, predicted);
-    if (o->recompute == RECOMPUTE_AUTO) run.o.recompute = world_memory_fits(&run.world, predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
-    gpt2_predict_memory(config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, (int)run.zero_stage, predicted);
-    gpt2_init(&g, config, (int)o->batch_size, (int)o->seq_len, o->recompute, &run.world.comm, (int)run.zero_stage);
-    comm_share_memory(&run.world.comm); // --nccl-windows
-    report_run(config, predicted, run.tokens_per_step, run.accumulation, o->recompute);
-    unsigned long long sent = gpt2_predict_sent(config, N, (int)run.zero_stage, run.accumulation);
-    report_ranks(&run.world, sent);
-    report_zero((int)run.zero_stage, config, N);
-    run.row = (floatX*)xcalloc((size_t)config.V, sizeof(floatX));
-    run.logits = (float*)xcalloc((size_t)config.V, sizeof(float));
-    run.scaler = loss_scaler_init(o);
+    for (long long step = run.first; ; step++) {
+        if (run_evaluates(&run, step)) logger_eval(&run.log, step, evaluate(&g, &run));
+        if (run_samples(&run, step)) run_sample(&run, step, next_logits, &g);
+        if (run_saves(&run, step)) gpt2_save(&g, &run, step);
+        if (step == run.o.steps) break;
 
-    long long first = 0;
-    if (!o->resume) gpt2_set_weights(&g, (uint64_t)o->seed, from_checkpoint ? &checkpoint : NULL, CHECKPOINT_MODEL);
-    else {
-        gpt2_load_state(&g, &checkpoint);
-        first = checkpoint.state.step;
-        dataloader_seek(&run.train, checkpoint.state.epoch, checkpoint.state.position);
-        if (checkpoint.state.dtype == FLOATX_DTYPE) { // a loss scale of another precision is useless here
-            run.scaler.scale = checkpoint.state.loss_scale;
-            run.scaler.good_steps = checkpoint.state.good_steps;
-        }
-    }
-    if (from_checkpoint) {
-        printf("start      step %lld of %lld, from %s\n", first, o->steps, checkpoint.path);
-        checkpoint_add_up(&run.world.comm, checkpoint.checksum, checkpoint.elements);
-        checkpoint_close(&checkpoint);
-    }
-    json_t* record = world_record(run_record(config, predicted, N), &run.world, sent);
-    logger_open(&run.log, &table, o, rank == 0 ? o->out : "", first, record);
-    run.log.ranks = N;
-
-    world_trace(&run.world, o->trace);
-    size_t allocations = device_allocations();
-    for (long long step = first; ; step++) {
-        bool fresh = step > first || first == 0; // a resumed run does not repeat what the previous one did
-        if (o->val_data[0] && fresh && is_due(o->eval_every, step, o->steps)) logger_eval(&run.log, step, evaluate(&g, &run));
-        if (fresh && (step > 0 || o->steps == 0) && is_due(o->sample_every, step, o->steps)) print_sample(&g, &run, step);
-        if (o->out[0] && step > first && (is_due(o->save_every, step, o->steps) || step == o->steps)) save(&g, &run, &table, step);
-        if (step == o->steps) break;
-
-        world_step_begin(&run.world, step + 1, g.params);
-        double start = now_seconds();
+        run_step_begin(&run, step, g.params);
         StepStats stats = train_step(&g, &run, step);
-        world_step_end(&run.world, now_seconds() - start);
-        StepLog l = step_log(&g, &run, &stats, step, now_seconds() - start);
-        logger_step(&run.log, &l);
-        loss_scaler_update(&run.scaler, !l.skipped);
-        require_progress(&run.scaler, o, l.step, l.loss);
-        if (is_due(run.world.check_every, step + 1, o->steps)) check_ranks(&g, &run.world, step + 1);
+        run_step_end(&run, step, &stats);
+        if (run_checks(&run, step + 1)) world_check_units(&run.world, step + 1, g.num_units, unit_checksum, &g);
     }
-    logger_close(&run.log);
     gpt2_gather_finish(&g);
-    trace_close();
-    comm_barrier(&run.world.comm); // all parts are written
-    if (rank == 0) trace_merge(o->trace, N);
-
-    bool as_predicted = report_memory(predicted);
-    as_predicted &= report_sent(&run.world, sent);
-    printf("allocations while training: %zu; times a step waited for data: %lld\n", device_allocations() - allocations, run.train.waits);
-    dataloader_free(&run.train);
-    if (o->val_data[0]) dataloader_free(&run.val);
-    tokenizer_free(&run.tokenizer);
+    bool as_predicted = run_end(&run);
     gpt2_free(&g);
-    free(run.row);
-    free(run.logits);
-    world_stop(&run.world);
-    device_shutdown();
+    run_stop(&run);
     return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -1,19 +1,25 @@
 #!/usr/bin/perl
 # check_stages.pl [LIST] [FOLDER] - make check-stages: checks that the stages differ only where they must.
-# Each stage file is compared with the one before it, definition by definition: a definition is a top-level function, struct,
-# macro or section heading, with the comment directly above it. Definitions that both files have must be the same, byte for byte,
-# and in the same order, except those that LIST (test/stages.list) names with a reason. A definition on the list must differ, so
-# that the list stays true. One line for each pair then says how much is new. Status 1 if a stage differs without a reason.
+#
+# LIST (test/stages.list) names each stage's base, BASE STAGE BASE..., so that the stages are a tree with
+# train_gpt2_single.cu as its root. A stage is compared with its base, definition by definition: a definition is a top-level
+# function, struct, macro or section heading, with the comment directly above it. Definitions that both files have must be
+# the same, byte for byte, and in the same order, and none may be missing, except those that LIST names with a reason:
+# STAGE NAME REASON. A definition on the list must differ, so that the list stays true.
+#
+# A stage may have two bases. A definition that either of them has must then be the same as in one of them. The order is the
+# first base's; what only the second one has keeps that one's order.
+#
+# It prints how long each stage is, and how much is new in comparison with each base. Status 1: a stage differs without a
+# reason, or the list is wrong.
 use strict;
 use warnings;
 
 my $list = $ARGV[0] // 'test/stages.list';
 my $folder = $ARGV[1] // '.';
-my @order = map { "train_gpt2_$_.cu" } qw(single ddp zero fsdp tp pp 3d);
-my @stages = grep { -e "$folder/$_" } @order;
-die "check_stages.pl: $folder has no train_gpt2_single.cu\n" unless @stages && $stages[0] eq $order[0];
 my $failed = 0;
 sub complain { print @_, "\n"; $failed = 1 }
+sub file { "train_gpt2_$_[0].cu" }
 
 # The definitions of a stage: their names in order, and their text by name.
 sub definitions {
@@ -41,52 +47,121 @@ sub definitions {
         push @names, $name;
         $text{$name} = $text;
     }
-    return { names => \@names, text => \%text };
+    return { names => \@names, text => \%text, lines => $. };
 }
 
-# What may differ: {later stage}{name} = reason.
-my %reason;
-open my $in, '<', $list or die "check_stages.pl: $list: $!\n";
-while (<$in>) {
-    next if /^\s*(#.*)?$/;
-    /^(\w+) +(\w+) +(\S.*)$/ or die "check_stages.pl: $list:$.: expected STAGE NAME REASON, not '$_'\n";
-    die "check_stages.pl: $list:$.: $1 $2 is there twice\n" if exists $reason{"train_gpt2_$1.cu"}{$2};
-    $reason{"train_gpt2_$1.cu"}{$2} = $3;
+# Reads the list: the stages in its order, {stage} = its bases, and {stage}{name} = the reason why the definition may
+# differ.
+my (@listed, %bases, %reason);
+sub read_list {
+    open my $in, '<', $list or die "check_stages.pl: $list: $!\n";
+    while (<$in>) {
+        chomp;
+        next if /^\s*(#.*)?$/;
+        my $at = "check_stages.pl: $list:$.";
+        if (/^BASE +(\w+)((?: +\w+){1,2})\s*$/) {
+            my ($stage, @of) = ($1, split ' ', $2);
+            die "$at: $stage has a BASE line already\n" if $bases{$stage};
+            die "$at: $stage has the same base twice\n" if @of == 2 && $of[0] eq $of[1];
+            die "$at: single is the first stage, and has no base\n" if $stage eq 'single';
+            push @listed, $stage;
+            $bases{$stage} = \@of;
+            next;
+        }
+        my $is_reason = /^(\w+) +(\w+) +(\S.*)$/ && $1 ne 'BASE';
+        die "$at: expected BASE STAGE BASE [BASE], or STAGE NAME REASON, not '$_'\n" unless $is_reason;
+        die "$at: $1 $2 is there twice\n" if exists $reason{$1}{$2};
+        $reason{$1}{$2} = $3;
+    }
 }
 
-my %of = map { $_ => definitions("$folder/$_") } @stages;
-for my $i (1 .. $#stages) {
-    my ($before, $stage) = @stages[$i - 1, $i];
-    my ($a, $b) = @of{$before, $stage};
+# Dies unless the stages in the folder and those on the list are the same, and are a tree with single as its root.
+sub check_tree {
+    opendir my $in, $folder or die "check_stages.pl: $folder: $!\n";
+    my %is_there = map { /^train_gpt2_(\w+)\.cu$/ ? ($1 => 1) : () } readdir $in;
+    die "check_stages.pl: $folder has no train_gpt2_single.cu\n" unless $is_there{single};
+    for my $stage (sort keys %is_there) {
+        next if $stage eq 'single' || $bases{$stage};
+        die "check_stages.pl: $list: there is no BASE line for " . file($stage) . "\n";
+    }
+    for my $stage (@listed) {
+        for my $name ($stage, @{$bases{$stage}}) {
+            die "check_stages.pl: $list: BASE $stage: there is no " . file($name) . " in $folder\n" unless $is_there{$name};
+        }
+    }
+    my %from_single = (single => 1);
+    for my $round (@listed) { # in each at least one more stage is reached
+        for my $stage (@listed) { $from_single{$stage} = 1 unless grep { !$from_single{$_} } @{$bases{$stage}} }
+    }
+    my @lost = grep { !$from_single{$_} } @listed;
+    die "check_stages.pl: $list: the bases of @lost go round in a circle\n" if @lost;
+}
+
+# Complains about definitions of the bases that the stage has changed or left out without a reason, and about wrong reasons.
+sub check_definitions {
+    my ($stage, $new, %base) = @_; # base: {stage} = its definitions
     my $allowed = $reason{$stage} || {};
-    my ($same, $differ, $new) = (0, 0, 0);
-    for my $name (@{$a->{names}}) {
-        my $there = exists $b->{text}{$name};
-        if ($there && $a->{text}{$name} eq $b->{text}{$name}) {
-            $same++;
-            complain("$stage: $name is the same as in $before, though $list says: $allowed->{$name}") if $allowed->{$name};
-        } elsif ($allowed->{$name}) { $differ++ }
-        else { complain("$stage: $name ", $there ? "differs from" : "is missing, unlike", " $before: make them the same, or give the reason in $list") }
+    my ($file, @of) = (file($stage), @{$bases{$stage}});
+    my $bases_text = join ' and ', map { file($_) } @of;
+    my %seen;
+    for my $name (map { @{$base{$_}{names}} } @of) {
+        next if $seen{$name}++;
+        my $text = $new->{text}{$name};
+        my @having = grep { exists $base{$_}{text}{$name} } @of;
+        my ($same) = defined $text ? grep { $base{$_}{text}{$name} eq $text } @having : ();
+        if ($same && $allowed->{$name}) {
+            complain("$file: $name is the same as in ", file($same), ", though $list says: $allowed->{$name}");
+        } elsif (!$same && !$allowed->{$name}) {
+            my $how = defined $text ? 'differs from' : 'is missing, unlike';
+            my $whose = join ' and ', map { file($_) } @having;
+            complain("$file: $name $how $whose: make them the same, or give the reason in $list");
+        }
     }
-    for my $name (@{$b->{names}}) {
-        $new++ unless exists $a->{text}{$name};
+    for my $name (sort keys %$allowed) { complain("$list: $name is not in $bases_text") unless $seen{$name} }
+}
+
+# Complains about the first definition that is not in the bases' order.
+sub check_order {
+    my ($stage, $new, %base) = @_;
+    my %earlier; # definitions of an earlier base, whose order holds for them
+    for my $of (@{$bases{$stage}}) {
+        my @shared = grep { exists $base{$of}{text}{$_} && !$earlier{$_} } @{$new->{names}};
+        my @expected = grep { exists $new->{text}{$_} && !$earlier{$_} } @{$base{$of}{names}};
+        for my $i (0 .. $#shared) {
+            next if $shared[$i] eq $expected[$i];
+            complain(file($stage), ": $shared[$i] comes where ", file($of), " has $expected[$i]: keep the order");
+            last;
+        }
+        $earlier{$_} = 1 for @{$base{$of}{names}};
     }
-    for my $name (sort keys %$allowed) {
-        complain("$list: $name is not in $before") unless exists $a->{text}{$name};
-    }
-    my @shared = grep { exists $a->{text}{$_} } @{$b->{names}};
-    my @expected = grep { exists $b->{text}{$_} } @{$a->{names}};
-    for my $j (0 .. $#shared) {
-        next if $shared[$j] eq $expected[$j];
-        complain("$stage: $shared[$j] comes where $before has $expected[$j]: keep the order");
-        last;
-    }
-    my $diff = `diff '$folder/$before' '$folder/$stage'`;
+}
+
+# Prints how much there is to read from a base to the stage.
+sub print_size {
+    my ($of, $base, $stage, $new) = @_;
+    my $same = grep { defined $new->{text}{$_} && $new->{text}{$_} eq $base->{text}{$_} } @{$base->{names}};
+    my $differ = @{$base->{names}} - $same;
+    my $only_new = grep { !exists $base->{text}{$_} } @{$new->{names}};
+    open my $in, '-|', 'diff', "$folder/" . file($of), "$folder/" . file($stage) or die "check_stages.pl: diff: $!\n";
+    my $diff = join '', <$in>;
     my $added = () = $diff =~ /^>/mg;
     my $removed = () = $diff =~ /^</mg;
-    print "$before -> $stage: $same definitions are the same, $differ differ, $new are new; $added lines added, $removed removed\n";
+    print file($of), ' -> ', file($stage), ": $same definitions are the same, $differ differ, $only_new are new; ",
+        "$added lines added, $removed removed\n";
+}
+
+read_list();
+check_tree();
+my %of = map { $_ => definitions("$folder/" . file($_)) } 'single', @listed;
+print file('single'), ': ', $of{single}{lines}, " lines\n";
+for my $stage (@listed) {
+    my %base = map { $_ => $of{$_} } @{$bases{$stage}};
+    check_definitions($stage, $of{$stage}, %base);
+    check_order($stage, $of{$stage}, %base);
+    print file($stage), ': ', $of{$stage}{lines}, " lines\n";
+    print_size($_, $of{$_}, $stage, $of{$stage}) for @{$bases{$stage}};
 }
 for my $stage (sort keys %reason) {
-    complain("$list: there is no $stage with a stage before it") unless grep { $_ eq $stage } @stages[1 .. $#stages];
+    complain("$list: there is no BASE line for $stage, which has reasons") unless $bases{$stage};
 }
 exit $failed;

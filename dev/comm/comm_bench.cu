@@ -31,7 +31,7 @@ static void options_bench(OptionTable* t, BenchOptions* o) {
     o->factor = DEFAULT_FACTOR;
     o->iters = 20; o->warmup = 5; o->check = 1;
     o->json = o->fault = "";
-    option_choice(t, "op", &o->op, "all-reduce|reduce-scatter|all-gather|broadcast|all", "the collective");
+    option_choice(t, "op", &o->op, "all-reduce|reduce-scatter|all-gather|all-to-all|broadcast|all", "the collective");
     option_letter(t, 'o');
     option_text(t, "minbytes", &o->min_text, "SIZE", "first size in bytes, of the larger buffer; K, M or G may follow it");
     option_letter(t, 'b');
@@ -117,6 +117,9 @@ typedef struct { size_t count; CommType type; int rank, N, root; long long round
 static double sum_of_all(const Shape* s, size_t i) { return sum_of_numbers(s->N, i, s->round); }
 static double sum_of_my_part(const Shape* s, size_t i) { return sum_of_numbers(s->N, (size_t)s->rank * s->count + i, s->round); }
 static double everyones(const Shape* s, size_t i) { return number((int)(i / s->count), s->N, i % s->count, s->round); }
+static double of_rows(const Shape* s, size_t i) { // row q is the row of rank q that has this rank's number
+    return number((int)(i / s->count), s->N, (size_t)s->rank * s->count + i % s->count, s->round);
+}
 static double the_roots(const Shape* s, size_t i) { return number(s->root, s->N, i, s->round); }
 
 static CommOp run_all_reduce(Comm* c, void* out, const void* in, const Shape* s) {
@@ -128,6 +131,9 @@ static CommOp run_reduce_scatter(Comm* c, void* out, const void* in, const Shape
 }
 static CommOp run_all_gather(Comm* c, void* out, const void* in, const Shape* s) {
     return comm_all_gather(c, out, in, s->count, s->type);
+}
+static CommOp run_all_to_all(Comm* c, void* out, const void* in, const Shape* s) {
+    return comm_all_to_all(c, out, in, s->count, s->type);
 }
 static CommOp run_broadcast(Comm* c, void* out, const void* in, const Shape* s) {
     (void)in;
@@ -144,16 +150,17 @@ typedef struct {
     const char* redop;
     bool has_root;
     bool reads_parts, writes_parts;             // the input has N parts, else one; the output has
-    bool out_of_place;                          // comm.h can also do it so
+    bool out_of_place, in_place;                // how comm.h can do it
     CommOp (*run)(Comm* c, void* out, const void* in, const Shape* s);
     double (*expected)(const Shape* s, size_t i);
     double (*bus_factor)(int N);
 } Collective;
 static const Collective collectives[] = {       // in the order of --op
-    { COMM_ALL_REDUCE, "sum", false, false, false, false, run_all_reduce, sum_of_all, factor_twice },
-    { COMM_REDUCE_SCATTER, "sum", false, true, false, true, run_reduce_scatter, sum_of_my_part, factor_once },
-    { COMM_ALL_GATHER, "none", false, false, true, true, run_all_gather, everyones, factor_once },
-    { COMM_BROADCAST, "none", true, false, false, false, run_broadcast, the_roots, factor_one },
+    { COMM_ALL_REDUCE, "sum", false, false, false, false, true, run_all_reduce, sum_of_all, factor_twice },
+    { COMM_REDUCE_SCATTER, "sum", false, true, false, true, true, run_reduce_scatter, sum_of_my_part, factor_once },
+    { COMM_ALL_GATHER, "none", false, false, true, true, true, run_all_gather, everyones, factor_once },
+    { COMM_ALL_TO_ALL, "none", false, true, true, true, false, run_all_to_all, of_rows, factor_once },
+    { COMM_BROADCAST, "none", true, false, false, false, true, run_broadcast, the_roots, factor_one },
 };
 enum { ALL_COLLECTIVES = sizeof collectives / sizeof collectives[0] };
 
@@ -299,24 +306,31 @@ static void print_measured(const Bench* b, const Measured* m, double bytes, doub
     t->wrong += m->wrong;
 }
 
+// Measures one half of a line of the table, if the collective has it. Returns the seconds of one operation, else 0.
+static double bench_half(Bench* b, const Collective* k, const Shape* s, bool in_place, double bytes, Totals* t) {
+    if (in_place ? !k->in_place : !k->out_of_place) {
+        printf("  %9s %8s %8s %6s", "N/A", "N/A", "N/A", "N/A");
+        return 0;
+    }
+    Measured m = measure(b, k, *s, in_place);
+    print_measured(b, &m, bytes, k->bus_factor(s->N), t);
+    return m.seconds;
+}
+
 // If every rank has a part of a size, it is rounded down to whole elements per rank: as in nccl-tests it may become 0.
 static void bench_size(Bench* b, const Collective* k, size_t bytes, Totals* t) {
     Comm* c = &b->comm;
     size_t size = comm_type_size((CommType)b->o.type), parts = k->reads_parts || k->writes_parts ? (size_t)c->size : 1;
     Shape s = { bytes / size / parts, (CommType)b->o.type, c->rank, c->size, (int)b->o.root, 0 };
-    double real_bytes = (double)(s.count * parts * size), factor = k->bus_factor(c->size);
+    double real_bytes = (double)(s.count * parts * size);
     comm_step(c, ++b->line);
     fault_strike(&b->fault, c->rank, b->line);
     printf("  %10.0f %13zu %8s %8s %8d", real_bytes, s.count, comm_type_name(s.type), k->redop, k->has_root ? s.root : -1);
-    if (k->out_of_place) {
-        Measured m = measure(b, k, s, false);
-        print_measured(b, &m, real_bytes, factor, t);
-    } else printf("  %9s %8s %8s %6s", "N/A", "N/A", "N/A", "N/A");
-    Measured m = measure(b, k, s, true);
-    print_measured(b, &m, real_bytes, factor, t);
+    double out_of_place = bench_half(b, k, &s, false, real_bytes, t);
+    double in_place = bench_half(b, k, &s, true, real_bytes, t);
     printf("\n");
     fflush(stdout);
-    if (s.count > 0) fit_add(&t->fit, real_bytes, m.seconds);
+    if (s.count > 0) fit_add(&t->fit, real_bytes, k->in_place ? in_place : out_of_place);
 }
 
 // Measures all sizes of a collective. Adds its latency and bandwidth to `links`; returns the number of wrong elements.
@@ -331,7 +345,8 @@ static long long bench_collective(Bench* b, const Collective* k, json_t* links) 
     else printf("# Out of bounds values : not checked\n");
     printf("# Avg bus bandwidth    : %.3f\n", 1e-9 * t.bus_sum / (double)t.measured);
     bool fits = b->comm.size > 1 && fit_solve(&t.fit, &alpha, &beta);
-    if (fits) printf("# Fit to times in place: latency %.2f us, bus bandwidth %.3f GB/s\n", 1e6 * alpha, 1e-9 * factor / beta);
+    if (fits) printf("# Fit to times %s place: latency %.2f us, bus bandwidth %.3f GB/s\n", k->in_place ? "in" : "out of",
+                     1e6 * alpha, 1e-9 * factor / beta);
     else b->unfit = name;
     fflush(stdout); // if results are wrong, the first rank that ends also ends the others
     if (fits && links)

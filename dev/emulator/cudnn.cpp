@@ -11,13 +11,14 @@ memory that the graph reads later is added to the memory's contents, in pieces w
 the same, so the caller has to zero that memory, and the last bits differ from run to run. A plan's workspace is overwritten.
 */
 #include "runtime.h"
-#include "../../llmc/base/precision.h"
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cudnn.h>
 #include <map>
 #include <memory>
@@ -347,22 +348,22 @@ cudnnStatus_t finalize_as(Descriptor* d) {
 // ---- running a graph ----
 float load(cudnnDataType_t type, const void* p, int64_t i) {
     switch (type) {
-        case CUDNN_DATA_BFLOAT16: return float_from_bf16_bits(((const uint16_t*)p)[i]);
-        case CUDNN_DATA_HALF: return float_from_f16_bits(((const uint16_t*)p)[i]);
+        case CUDNN_DATA_BFLOAT16: return __bfloat162float(((const __nv_bfloat16*)p)[i]);
+        case CUDNN_DATA_HALF: return __half2float(((const __half*)p)[i]);
         default: return ((const float*)p)[i];
     }
 }
 float rounded(cudnnDataType_t type, float x) { // x as a tensor of this type stores it; indices and truth values are small numbers
     switch (type) {
-        case CUDNN_DATA_BFLOAT16: return float_from_bf16_bits(bf16_bits_from_float(x));
-        case CUDNN_DATA_HALF: return float_from_f16_bits(f16_bits_from_float(x));
+        case CUDNN_DATA_BFLOAT16: return __bfloat162float(__float2bfloat16_rn(x));
+        case CUDNN_DATA_HALF: return __half2float(__float2half_rn(x));
         default: return x;
     }
 }
 void store(cudnnDataType_t type, void* p, int64_t i, float x) {
     switch (type) {
-        case CUDNN_DATA_BFLOAT16: ((uint16_t*)p)[i] = bf16_bits_from_float(x); break;
-        case CUDNN_DATA_HALF: ((uint16_t*)p)[i] = f16_bits_from_float(x); break;
+        case CUDNN_DATA_BFLOAT16: ((__nv_bfloat16*)p)[i] = __float2bfloat16_rn(x); break;
+        case CUDNN_DATA_HALF: ((__half*)p)[i] = __float2half_rn(x); break;
         default: ((float*)p)[i] = x;
     }
 }

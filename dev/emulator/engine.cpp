@@ -339,8 +339,13 @@ static char* arena_take(Worker* w, size_t bytes, Site site) {
     for (size_t i = 0; i < bytes; i++) ((volatile char*)p)[i] = (char)0xff; // undefined for a block: NaN shows a read
     return p;
 }
+// A variable outside of functions would be made when the program starts, where there is no block to have it.
+static Worker* worker_of_block(Site site) {
+    if (!worker) fail(nullptr, site, "__shared__ variables must be declared inside of kernels and device functions");
+    return worker;
+}
 void* static_shared(const void* variable, size_t bytes, size_t alignment, Site site) {
-    Worker* w = worker;
+    Worker* w = worker_of_block(site);
     for (unsigned i = 0; i < w->num_shared; i++)
         if (w->shared[i].variable == variable) return w->shared[i].copy;
     if (w->num_shared == MAX_SHARED_VARIABLES) fail(self, site, "more than %u __shared__ variables", MAX_SHARED_VARIABLES);
@@ -362,8 +367,9 @@ bool in_shared(const void* pointer, size_t bytes) {
 char* shared_begin(void) { return worker->arena; }
 uint32_t random_number(void) { return next_random(&worker->random); }
 void* dynamic_shared(size_t alignment, Site site) {
-    check_aligned(worker->dynamic, alignment, site);
-    return worker->dynamic;
+    Worker* w = worker_of_block(site);
+    check_aligned(w->dynamic, alignment, site);
+    return w->dynamic;
 }
 void allow_shared_memory(const void* kernel, size_t bytes) {
     if (bytes > SHARED_LARGEST) fail(nullptr, here(), "%zu bytes of shared memory asked for; a block has at most %zu", bytes, SHARED_LARGEST);

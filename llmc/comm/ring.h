@@ -9,8 +9,8 @@ finished chunks go round once. Each rank sends 2(N-1) chunks of n/N elements, an
 
 The first half alone is a reduce-scatter, the second alone an all-gather; ring_step's `adds` says which half a step is in.
 */
-#ifndef LLMC_RING_H
-#define LLMC_RING_H
+#ifndef LLMC_COMM_RING_H
+#define LLMC_COMM_RING_H
 #include "../base/common.h"
 
 // What one rank does at one step, in elements of its buffer (n).

@@ -1,17 +1,24 @@
 /*
-host_adamw.h - AdamW and the sums around it over fp32 arrays in host memory. Included by layers.h in every build, never on its
-own: the CPU's layers are made of them, and on a GPU they update shards that are kept on the host (--cpu-offload).
+host_adamw.h - AdamW and the sums around it over arrays in host memory. Included by layers.h in every build, never on its own: the
+CPU's layers are made of them, and on a GPU they update shards that are kept on the host (--cpu-offload).
 
+Arrays that may have either type, fp32 or floatX, are given with it, and are widened on the way: no copy of them is ever made.
 Everything is elementwise or one sum, and limited only by memory bandwidth. AdamW needs -fno-math-errno for that: without it each
 sqrtf may set errno, the loop does not become vector code, and it takes six times as long.
 */
 #ifndef LLMC_HOST_ADAMW_H
 #define LLMC_HOST_ADAMW_H
 
+static inline void host_check_type(DType t) {
+    require(t == DTYPE_F32 || t == FLOATX_DTYPE, "numbers on the host must be fp32 or " FLOATX_NAME " here, not %s", dtype_name(t));
+}
+
 // ---- sums ----
-// An array of n elements is cut into at most STATS_CHUNKS equal chunks of 16384 elements at least, so that the order of
-// summation is a function of n. Each chunk is summed in double by one thread; the chunks' sums are added in order.
+// An array of n elements is cut into at most STATS_CHUNKS equal chunks of 16384 elements at least. One thread sums a chunk in
+// double: element i is added to the sum of lane i % SUM_LANES, and then lanes are added in pairs. The chunks' sums are added in
+// order. So the order of summation is a function of n, whatever vectors the compiler makes of the lanes.
 #define STATS_CHUNKS 1024
+#define SUM_LANES 16
 static inline size_t stats_chunk(size_t n) { return size_max(16384, round_up(ceil_div(n, STATS_CHUNKS), 16)); }
 
 typedef double (*ChunkSum)(const void* x, size_t begin, size_t end); // over elements [begin, end) of x
@@ -23,16 +30,40 @@ static inline double host_sum_chunks(ChunkSum sum_of, const void* x, size_t n) {
     for (size_t k = 0; k < chunks; k++) sum += partial[k];
     return sum;
 }
+static inline double sum_of_lanes(double* lanes) { // (SUM_LANES), overwritten
+    for (int half = SUM_LANES / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; l++) lanes[l] += lanes[l + half];
+    return lanes[0];
+}
+static inline double squared(float x) { return (double)x * (double)x; }
 
 static inline double chunk_squares_fp32(const void* array, size_t begin, size_t end) {
-    const float* x = (const float*)array;
-    double sum = 0;
-    #pragma omp simd reduction(+:sum)
-    for (size_t i = begin; i < end; i++) sum += (double)x[i] * (double)x[i];
-    return sum;
+    const float* x = (const float*)array + begin;
+    size_t n = end - begin, whole = n - n % SUM_LANES;
+    double lanes[SUM_LANES] = { 0 };
+    for (size_t i = 0; i < whole; i += SUM_LANES) {
+        #pragma omp simd
+        for (int l = 0; l < SUM_LANES; l++) lanes[l] += squared(x[i + l]);
+    }
+    for (size_t i = whole; i < n; i++) lanes[i - whole] += squared(x[i]);
+    return sum_of_lanes(lanes);
 }
-// The sum of x^2 over x (n)
-static inline double host_sum_squares(const float* x, size_t n) { return host_sum_chunks(chunk_squares_fp32, x, n); }
+static inline double chunk_squares(const void* array, size_t begin, size_t end) { // the same, widened
+    const floatX* x = (const floatX*)array + begin;
+    size_t n = end - begin, whole = n - n % SUM_LANES;
+    double lanes[SUM_LANES] = { 0 };
+    for (size_t i = 0; i < whole; i += SUM_LANES) {
+        #pragma omp simd
+        for (int l = 0; l < SUM_LANES; l++) lanes[l] += squared(to_float(x[i + l]));
+    }
+    for (size_t i = whole; i < n; i++) lanes[i - whole] += squared(to_float(x[i]));
+    return sum_of_lanes(lanes);
+}
+// Returns the sum of x^2 over x (n), of type fp32 or floatX: the same bits for the same numbers in either.
+static inline double host_sum_squares(const void* x, DType t, size_t n) {
+    host_check_type(t);
+    return host_sum_chunks(t == DTYPE_F32 ? chunk_squares_fp32 : chunk_squares, x, n);
+}
 
 // x (n) += y (n); they must not overlap
 static inline void host_add(float* x, const float* y, size_t n) {
@@ -79,16 +110,31 @@ static inline void host_adamw_piece(AdamWFactors f, float scale, float* params, 
     host_adamw_range(f, f.decay, scale, params + split, m + split, v + split, grads + split, n - split);
 }
 
-// layers.h's adamw_update_fp32 for host memory, with grad_scale on the host; grad_scale 0: nothing changes.
-static inline void host_adamw_update(AdamW a, float* params, float* m, float* v, const float* grads, float grad_scale,
-                                     size_t n, size_t no_decay) {
-    const size_t slice = 8192;
+#define HOST_SLICE 8192 // elements that one thread takes at a time; as fp32 they stay in its cache
+
+// Elements [begin, begin + n) of x, of type fp32 or floatX, as fp32: where they lie if they are fp32, else in copy (n).
+static inline const float* host_widened(float* copy, const void* x, DType t, size_t begin, size_t n) {
+    if (t == DTYPE_F32) return (const float*)x + begin;
+    const floatX* narrow = (const floatX*)x + begin;
+    for (size_t i = 0; i < n; i++) copy[i] = to_float(narrow[i]);
+    return copy;
+}
+
+// layers.h's adamw_update for host memory: master, m and v (n) fp32; grads (n) of type fp32 or floatX; params (n) become master's
+// new values, rounded, or are NULL. The first no_decay elements are not decayed. grad_scale 0: nothing changes at all. Where
+// floatX is fp32, weights are their own master: master is the weights, and params NULL.
+static inline void host_adamw_update(AdamW a, floatX* params, float* master, float* m, float* v, const void* grads,
+                                     DType grad_type, float grad_scale, size_t n, size_t no_decay) {
     AdamWFactors f = adamw_factors(a);
+    host_check_type(grad_type);
     if (grad_scale == 0) return;
     #pragma omp parallel for schedule(static)
-    for (size_t s = 0; s < ceil_div(n, slice); s++) {
-        size_t at = s * slice, count = size_min(slice, n - at);
-        host_adamw_piece(f, grad_scale, params + at, m + at, v + at, grads + at, count, no_decay - size_min(no_decay, at));
+    for (size_t s = 0; s < ceil_div(n, HOST_SLICE); s++) {
+        float copy[HOST_SLICE];
+        size_t at = s * HOST_SLICE, count = size_min(HOST_SLICE, n - at);
+        const float* g = host_widened(copy, grads, grad_type, at, count);
+        host_adamw_piece(f, grad_scale, master + at, m + at, v + at, g, count, no_decay - size_min(no_decay, at));
+        for (size_t k = 0; k < count && params != NULL; k++) params[at + k] = to_floatX(master[at + k]);
     }
 }
 #endif

@@ -115,7 +115,8 @@ void clip_gradients(StepStats* stats, float max_norm, float loss_scale);
 
 // ---- optimizer: AdamW over flat memory (Loshchilov and Hutter, arXiv 1711.05101; Adam's bias correction) ----
 typedef struct { float lr, beta1, beta2, eps, weight_decay; int t; } AdamW; // t counts updates from 1
-// params, grads (n) floatX; m, v (n) fp32; master (n) fp32, NULL where floatX is fp32 and params are their own master.
+// master, m, v (n) fp32, grads (n) floatX; params (n) floatX become master's new values, rounded. params may be NULL: then whoever
+// needs them rounds them from master. Where floatX is fp32, weights are their own master: either of params and master is NULL.
 // The first no_decay elements are not decayed. *grad_scale (device) multiplies gradients; 0: nothing changes at all.
 void adamw_update(AdamW a, floatX* params, float* master, float* m, float* v, const floatX* grads, const float* grad_scale,
                   size_t n, size_t no_decay);

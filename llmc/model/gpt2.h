@@ -26,12 +26,24 @@ enum { LNFW, LNFB, WPE, WTE, ROOT_TENSORS };
 enum { LN1W, LN1B, QKVB, PROJB, LN2W, LN2B, FCB, FCPROJB, QKVW, PROJW, FCW, FCPROJW, BLOCK_TENSORS };
 #define MAX_UNITS 257 // the root and 256 blocks
 
+// How tensor parallelism divides a tensor (Shoeybi et al. 2019, Megatron-LM, arXiv 1909.08053, section 3). The paper's weights are
+// (in,out), these are (out,in): what it cuts by columns is cut by rows here, and the other way round.
+typedef enum {
+    CUT_NONE,    // replicated: each part has all of it. Layernorms, wpe, the biases that are added once to a sum of parts.
+                 // Where the sequence is cut as well, layernorms see a part of it, and their gradients are summed over the
+                 // parts (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2)
+    CUT_ROWS,    // column-parallel: each part makes some of the outputs. fc; in wte, the logits of some of the vocabulary
+    CUT_HEADS,   // column-parallel: qkv, whose outputs are three sections, q, k and v; of each a part makes the same heads
+    CUT_COLUMNS  // row-parallel: each part takes some of the inputs, and the parts' outputs are summed. proj, fcproj
+} TensorCut;
+
 typedef struct {
     char name[32];        // "wte", "h.3.qkv.weight": also the name in a checkpoint
     size_t offset;        // first element within the unit
     size_t rows, cols;    // cols 0: a 1-D tensor of `rows` elements
     size_t stored_rows;   // rows in a checkpoint: V of wte's Vp, else rows
     float init_mean, init_std;
+    TensorCut cut;
 } TensorInfo;
 
 typedef struct {
@@ -64,6 +76,11 @@ static inline TensorInfo unit_tensor(GPT2Config c, int u, int i) {
     const size_t root_rows[ROOT_TENSORS] = { C, C, T, Vp }, root_cols[ROOT_TENSORS] = { 0, 0, C, C };
     const size_t block_rows[BLOCK_TENSORS] = { C, C, 3*C, C, C, C, 4*C, C, 3*C, C, 4*C, C };
     const size_t block_cols[BLOCK_TENSORS] = { 0, 0, 0, 0, 0, 0, 0, 0, C, C, C, 4*C };
+    static const TensorCut root_cuts[ROOT_TENSORS] = { CUT_NONE, CUT_NONE, CUT_NONE, CUT_ROWS };
+    static const TensorCut block_cuts[BLOCK_TENSORS] = {
+        CUT_NONE, CUT_NONE, CUT_HEADS, CUT_NONE, CUT_NONE, CUT_NONE, CUT_ROWS, CUT_NONE,
+        CUT_HEADS, CUT_COLUMNS, CUT_ROWS, CUT_COLUMNS
+    };
     TensorInfo t;
     memset(&t, 0, sizeof t);
     for (int k = 0; k <= i; k++) {
@@ -73,11 +90,43 @@ static inline TensorInfo unit_tensor(GPT2Config c, int u, int i) {
     }
     if (u == 0) snprintf(t.name, sizeof t.name, "%s", root_names[i]);
     else snprintf(t.name, sizeof t.name, "h.%d.%s", u - 1, block_names[i]);
+    t.cut = u == 0 ? root_cuts[i] : block_cuts[i];
     t.stored_rows = u == 0 && i == WTE ? (size_t)c.V : t.rows;
     bool into_residual = u > 0 && (i == PROJW || i == FCPROJW);
     t.init_std = t.cols == 0 ? 0.0f : into_residual ? (float)(0.02 / sqrt(2.0 * c.L)) : 0.02f;
     t.init_mean = (u == 0 ? i == LNFW : i == LN1W || i == LN2W) ? 1.0f : 0.0f;
     return t;
+}
+
+// Elements that a part has of a tensor: `count` runs of n elements each. They follow one another in the part, in this order.
+typedef struct {
+    size_t begin;  // first element of the first run, within the unit
+    size_t n;      // elements of a run
+    size_t count;
+    size_t stride; // elements from the beginning of a run to that of the next
+} TensorRuns;
+
+// Dies unless all tensors can be cut into so many parts. With the heads, C and 4C divide as well.
+static inline void gpt2_check_parts(GPT2Config c, int parts) {
+    require(parts >= 1, "a tensor cannot be cut into %d parts", parts);
+    require(c.NH % parts == 0, "%d heads do not divide over %d parts; choose --heads as a multiple of %d", c.NH, parts, parts);
+    require(c.Vp % parts == 0, "the %d tokens of --vocab-size, padded to a multiple of 128, do not divide over %d parts;"
+            " choose a number of parts that does, such as a power of two", c.Vp, parts);
+}
+
+// What part `part` of `parts` has of tensor i of unit u. Dies as gpt2_check_parts does.
+static inline TensorRuns tensor_part(GPT2Config c, int u, int i, int part, int parts) {
+    TensorInfo t = unit_tensor(c, u, i);
+    size_t p = (size_t)part, N = (size_t)parts, all = tensor_elements(t);
+    TensorRuns r = { t.offset, all, 1, all };
+    gpt2_check_parts(c, parts);
+    require(part >= 0 && part < parts, "there is no part %d of %d", part, parts);
+    if (t.cut == CUT_NONE) return r;
+    r.count = t.cut == CUT_HEADS ? 3 : t.cut == CUT_COLUMNS ? t.rows : 1;
+    r.stride = all / r.count; // a section of q, k or v; a row; all rows
+    r.n = r.stride / N;
+    r.begin += p * r.n;
+    return r;
 }
 
 // Elements [begin, end) of unit u's initial weights into out (end - begin), on the host. Every element is a function
@@ -95,12 +144,14 @@ static inline void unit_init_weights(GPT2Config c, uint64_t seed, int u, size_t 
     }
 }
 
-// Parameters without the padding of the vocabulary: the number that the literature gives (124,439,808 for gpt2).
-static inline size_t gpt2_num_parameters(GPT2Config c) {
+// Elements of all parameters as they lie in memory, with the padding of the vocabulary.
+static inline size_t gpt2_num_elements(GPT2Config c) {
     size_t n = 0;
     for (int u = 0; u <= c.L; u++) n += unit_elements(c, u);
-    return n - (size_t)(c.Vp - c.V) * (size_t)c.C;
+    return n;
 }
+// Parameters without that padding: the number that the literature gives (124,439,808 for gpt2).
+static inline size_t gpt2_num_parameters(GPT2Config c) { return gpt2_num_elements(c) - (size_t)(c.Vp - c.V) * (size_t)c.C; }
 
 // FLOPs of a training step per token, as llm.c counts them: 6 per parameter for forward and backward, and attention's
 // two (T,T) products, whose causal half is 6 L C T.

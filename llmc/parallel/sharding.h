@@ -1,49 +1,45 @@
 /*
 sharding.h - fully sharded data parallelism: its options, and the layout that they give the model.
 
-A group of units is gathered and freed together. Its whole memory holds its units one after another; it is cut into flat
-parameters, and each of these into S equal shards, one per rank. A rank keeps its shards of all
-flats side by side, in sharded memory.
-
-    --wrap block   a group is a unit of gpt2.h, the root or a block, and is one flat
-    --wrap layer   a group is such a unit, with a flat for each matrix and what stands before it
-    --wrap model   one group and one flat of all units
+Units that are gathered and freed together are a group: the root (unit 0), and --wrap-blocks consecutive blocks; or all of them. In
+whole memory a group's units lie one after another. This memory is cut into S equal shards, one per rank. A rank keeps its shards
+of all groups side by side, in sharded memory.
 
 There are as many shards as ranks that together hold one copy of the model: all (full, grad-op), --shard-group of them (hybrid),
-or one (none).
+or one (none). Ranks that hold the same shard of different copies are replicas of one another.
 */
 #ifndef LLMC_SHARDING_H
 #define LLMC_SHARDING_H
-#include "../comm/comm.h"
-#include "../model/gpt2.h"
 #include "../base/options.h"
 #include "../base/precision.h"
+#include "../comm/comm.h"
+#include "../model/piece.h"
 #include "shard.h"
 
 // ---- options ----
-enum { WRAP_BLOCK, WRAP_LAYER, WRAP_MODEL };
 enum { SHARD_FULL, SHARD_GRAD_OP, SHARD_HYBRID, SHARD_NONE };
 enum { PREFETCH_PRE, PREFETCH_POST, PREFETCH_NONE };
 enum { REDUCE_FP32, REDUCE_MODEL };
 enum { CHECKPOINT_FULL, CHECKPOINT_SHARDED };
 
 typedef struct {
-    int wrap, sharding;             // WRAP_BLOCK, ..., SHARD_FULL, ...
+    long long wrap_blocks;          // blocks of a group; 0: the whole model is one
+    int sharding;                   // SHARD_FULL, ...
     int prefetch, forward_prefetch; // PREFETCH_PRE, ...; 0 or 1
     int reduce_dtype;               // REDUCE_FP32, ...
     int offload, checkpoint;        // 0 or 1; CHECKPOINT_FULL, ...
     long long shard_group;          // --shard-group
-    int shards;                     // S, into which a flat is cut; set by sharding_check
     long long rooms;                // --limit-all-gathers
-    int accumulation;               // micro-batches per step; set by the stage
+    int shards;                     // S, into which a group is cut; set by sharding_check
 } Sharding;
 
 static inline void options_sharding(OptionTable* t, Sharding* how) {
     memset(how, 0, sizeof *how);
+    how->wrap_blocks = 1;
     how->rooms = 2;
     how->forward_prefetch = 1;
-    option_choice(t, "wrap", &how->wrap, "block|layer|model",
-                  "what is gathered at a time; layer: a block, in one message for each of its matrices");
+    option_int(t, "wrap-blocks", &how->wrap_blocks, 0, MAX_UNITS - 1,
+               "number of consecutive blocks that are gathered at a time; 0: the whole model at once");
     option_choice(t, "sharding", &how->sharding, "full|grad-op|hybrid|none",
                   "full: parameters are freed after each use; grad-op: they stay from forward to backward;"
                   " hybrid: full within groups, replicated across them; none: every rank keeps everything");
@@ -53,7 +49,7 @@ static inline void options_sharding(OptionTable* t, Sharding* how) {
                   "when the backward pass starts its next gather: before this unit's gradients, after them, or when needed");
     option_flag(t, "forward-prefetch", &how->forward_prefetch,
                 "the forward pass starts its next gather before this unit's layers");
-    option_int(t, "limit-all-gathers", &how->rooms, 1, MAX_UNITS, "how many units, besides the root, may be gathered at a time");
+    option_int(t, "limit-all-gathers", &how->rooms, 1, MAX_UNITS, "how many groups, besides the root, may be gathered at a time");
     option_choice(t, "reduce-dtype", &how->reduce_dtype, "fp32|model",
                   "the precision in which gradients are sent and added; model: that of the parameters");
     option_flag(t, "cpu-offload", &how->offload, "shards are kept on the host, and AdamW runs there");
@@ -78,134 +74,102 @@ static inline void sharding_check(Sharding* how, int N) {
 
 static inline CommType reduce_type(const Sharding* how) { return how->reduce_dtype == REDUCE_FP32 ? COMM_F32 : COMM_FLOATX; }
 static inline size_t reduce_size(const Sharding* how) { return comm_type_size(reduce_type(how)); }
-// True if whole gradients are copied to a wider type for the reduction; true if shards of gradients are for AdamW.
+// True if whole gradients are copied to a wider type for the reduction.
 static inline bool reduces_wider(const Sharding* how) { return reduce_size(how) > sizeof(floatX); }
-static inline bool updates_wider(const Sharding* how) { return reduce_size(how) < sizeof(float); }
 // True if a rank's shard is the whole, in the type that layers compute with, and on the device: then nothing has to be gathered.
 static inline bool is_at_home(const Sharding* how) { return how->shards == 1 && !NEEDS_MASTER && !how->offload; }
 
 // ---- the layout ----
-enum { NO_OP = -1, NO_GROUP = -1, NO_ROOM = -1 };
+enum { NO_GROUP = -1, NO_ROOM = -1 };
 
-// A flat parameter: neighbours in a group's memory that one collective gathers, and one reduces.
 typedef struct {
-    size_t begin;         // its first element, in its group's whole memory
-    size_t shard, offset; // elements of each rank's shard; where this rank's begins in sharded memory
-    int tensors;          // how many have a part of it
-    // set by the stage during a step
-    int missing;          // how many of their gradients are not final yet
-    CommOp gathered, reduced, replicated; // under way, or NO_OP
-    char* sum;            // where the reduction puts this rank's shard, a view
-    bool is_final;        // the reduction is the step's last
-} Flat;
-#define MAX_FLATS (4 * MAX_UNITS) // a block has four matrices
-
-// Units that are gathered and freed together.
-typedef struct {
-    int first_unit, num_units, first_flat, num_flats;
-    size_t whole;         // elements of its whole memory: of all shards of its flats
-    int missing;          // set by the stage: tensors whose gradients are not final yet
-    int room;             // set by the stage: where its parameters are gathered or soon will be, or NO_ROOM
+    int first_unit, num_units;
+    Shard shard;             // of the group
+    int tensors;             // of its units
+    int room;                // set by the stage: where its parameters are gathered or soon will be, or NO_ROOM
 } Group;
 
-// The elements that a unit and this rank's shard of a flat share: [begin, begin+n) of the unit, from `at` in sharded memory.
-typedef struct { int flat, unit; size_t begin, n, at; } Piece;
-
 typedef struct {
-    int S, rank;            // how many shards there are, and which is this rank's
-    int num_groups, num_flats, num_pieces;
-    Unit units[MAX_UNITS];  // offset: in its group's whole memory
-    int group_of[MAX_UNITS];
-    Group groups[MAX_UNITS]; // the root's first; all others are alike
-    Flat flats[MAX_FLATS];
-    Piece* pieces;          // (num_pieces) all that is in this rank's shards except padding, owned
-    size_t num_sharded;     // elements of a rank's shards
+    Comm *shard_ranks;       // those that together hold one copy of the model, a view
+    Comm *replicas;          // those that hold the same shard, a view
+    Comm split[2];           // these two, where they are not the world
+    int num_groups;
+    Group groups[MAX_UNITS]; // the root's first; all others are alike, but the last may have fewer blocks
+    int group_of[MAX_UNITS]; // of each unit
+    size_t num_sharded;      // elements of one shard of every group
 } Layout;
 
-// Makes a flat of the elements of group k up to `end` that are in no flat yet, if there are any.
-static inline void layout_add_flat(Layout* y, Group* k, size_t end, size_t shard) {
-    if (end <= k->whole) return;
-    Flat* f = &y->flats[y->num_flats++];
-    f->begin = k->whole;
-    f->shard = shard;
-    f->offset = y->num_sharded;
-    f->gathered = f->reduced = f->replicated = NO_OP;
-    y->num_sharded += shard;
-    k->whole += (size_t)y->S * shard;
-    k->num_flats++;
-}
-
-// Cuts a group into flats: --wrap layer cuts before each matrix except the first, or a little earlier, where the part before the
-// cut divides. So only the last flat has padding, and tensors lie in whole memory as they do everywhere.
-static inline void layout_cut(Layout* y, Group* k, GPT2Config c, int wrap) {
-    size_t S = (size_t)y->S, step = S * SHARD_ALIGNMENT, end = 0;
-    k->first_flat = y->num_flats;
-    k->room = NO_ROOM;
-    for (int u = k->first_unit; u < k->first_unit + k->num_units; u++) {
-        int matrices = 0;
-        for (int i = 0; i < unit_tensors(u); i++) {
-            TensorInfo t = unit_tensor(c, u, i);
-            size_t before = (end + t.offset) / step * step;
-            if (wrap == WRAP_LAYER && t.cols && matrices++ > 0) layout_add_flat(y, k, before, (before - k->whole) / S);
-        }
-        y->units[u].offset = end;
-        end += y->units[u].size;
-    }
-    layout_add_flat(y, k, end, round_up(ceil_div(end - k->whole, S), SHARD_ALIGNMENT));
-}
-
-// Returns true if flat f has any of the elements [begin, begin+n) of its group's whole memory.
-static inline bool flat_meets(const Layout* y, const Flat* f, size_t begin, size_t n) {
-    return begin < f->begin + (size_t)y->S * f->shard && f->begin < begin + n;
-}
-
-static inline void layout_count_tensors(Layout* y, GPT2Config c, int u) {
-    const Group* k = &y->groups[y->group_of[u]];
-    for (int i = 0; i < unit_tensors(u); i++) {
-        TensorInfo t = unit_tensor(c, u, i);
-        for (Flat* f = y->flats + k->first_flat; f < y->flats + k->first_flat + k->num_flats; f++)
-            f->tensors += flat_meets(y, f, y->units[u].offset + t.offset, tensor_elements(t));
-    }
-}
-
-// Adds the pieces of flat number i of group k that this rank has.
-static inline void layout_add_pieces(Layout* y, const Group* k, int i) {
-    const Flat* f = &y->flats[i];
-    size_t begin = f->begin + (size_t)y->rank * f->shard, end = begin + f->shard;
-    for (int u = k->first_unit; u < k->first_unit + k->num_units; u++) {
-        size_t low = size_max(begin, y->units[u].offset), high = size_min(end, y->units[u].offset + y->units[u].size);
-        Piece piece = { i, u, low - y->units[u].offset, high - low, f->offset + (low - begin) };
-        if (low < high) y->pieces[y->num_pieces++] = piece;
-    }
-}
-
-static inline void layout_init(Layout* y, GPT2Config c, int wrap, int S, int rank) {
-    memset(y, 0, sizeof *y);
-    y->S = S;
-    y->rank = rank;
-    for (int u = 0; u <= c.L; u++) {
-        y->units[u].size = unit_elements(c, u);
-        y->units[u].no_decay = unit_no_decay(c, u);
-        if (u == 0 || wrap != WRAP_MODEL) y->groups[y->num_groups++].first_unit = u;
-        y->group_of[u] = y->num_groups - 1;
-        y->groups[y->num_groups - 1].num_units++;
-    }
-    for (int k = 0; k < y->num_groups; k++) layout_cut(y, &y->groups[k], c, wrap);
-    for (int u = 0; u <= c.L; u++) layout_count_tensors(y, c, u);
-    y->pieces = (Piece*)xcalloc((size_t)(y->num_flats + c.L + 1), sizeof(Piece)); // a unit's end makes one more at most
-    for (int k = 0; k < y->num_groups; k++)
-        for (int i = 0; i < y->groups[k].num_flats; i++) layout_add_pieces(y, &y->groups[k], y->groups[k].first_flat + i);
-}
-static inline void layout_free(Layout* y) { free(y->pieces); }
-
-// The same by formula: elements of a rank's shards of the root's group, of each other group, and of all groups.
-typedef struct { size_t root, other, others, all; } ShardSizes; // others: how many other groups there are
-static inline ShardSizes shard_sizes(GPT2Config c, const Sharding* how) {
+// The ranks of one copy of the model are neighbours. Replicas are S apart. Collective.
+static inline void layout_split(Layout* y, const Sharding* how, Comm* world) {
     int S = how->shards;
-    size_t P = gpt2_num_parameters(c) + (size_t)(c.Vp - c.V) * (size_t)c.C;
-    ShardSizes s = { shard_elements(c, 0, S), shard_elements(c, 1, S), (size_t)c.L, 0 };
-    if (how->wrap == WRAP_MODEL) { s.root = round_up(ceil_div(P, (size_t)S), SHARD_ALIGNMENT); s.other = s.others = 0; }
-    s.all = s.root + s.others * s.other;
+    y->shard_ranks = S == world->size ? world : &y->split[0];
+    y->replicas = S == 1 && world->size > 1 ? world : &y->split[1];
+    if (how->sharding == SHARD_HYBRID) {
+        comm_split(&y->split[0], world, "shard", world->rank / S);
+        comm_split(&y->split[1], world, "replica", world->rank % S);
+        y->shard_ranks = &y->split[0];
+        y->replicas = &y->split[1];
+    } else if (y->shard_ranks != world) comm_alone(y->shard_ranks, world, "shard");
+    else comm_alone(y->replicas, world, "replica");
+}
+
+// Groups the units, and cuts the groups. units[u].offset becomes u's place in its group's whole memory.
+static inline void layout_cut(Layout* y, const Sharding* how, GPT2Config c, Unit units[MAX_UNITS]) {
+    y->num_groups = 0;
+    y->num_sharded = 0;
+    for (int u = 0; u <= c.L; u++) {
+        bool begins = u == 0 || (how->wrap_blocks > 0 && (u - 1) % how->wrap_blocks == 0);
+        Group* k = &y->groups[begins ? y->num_groups++ : y->num_groups - 1];
+        if (begins) {
+            memset(k, 0, sizeof *k);
+            k->first_unit = u;
+            k->room = NO_ROOM;
+        }
+        units[u].size = unit_elements(c, u);
+        units[u].offset = begins ? 0 : units[u - 1].offset + units[u - 1].size;
+        y->group_of[u] = y->num_groups - 1;
+        k->num_units++;
+        k->tensors += unit_tensors(u);
+        k->shard.n = shard_of(units[u].offset + units[u].size, how->shards);
+    }
+    for (int k = 0; k < y->num_groups; k++) {
+        y->groups[k].shard.at = y->num_sharded;
+        y->num_sharded += y->groups[k].shard.n;
+    }
+}
+
+// Bytes of MEMORY_COMMUNICATION that the world and these communicators take.
+static inline size_t layout_comm_bytes(const Sharding* how, const Comm* world) {
+    size_t bytes = comm_world_bytes(world);
+    if (how->sharding != SHARD_HYBRID) return bytes;
+    return bytes + comm_split_bytes(world, how->shards) + comm_split_bytes(world, world->size / how->shards);
+}
+
+static inline void layout_free(Layout* y) {
+    for (int k = 1; k >= 0; k--) if (y->split[k].world) comm_free(&y->split[k]);
+}
+
+// What this rank has of unit u: a piece, and its place in sharded memory. Returns false if it has nothing.
+static inline bool layout_piece(const Layout* y, GPT2Config c, const Unit* units, int u, Piece* p, size_t* at) {
+    const Group* k = &y->groups[y->group_of[u]];
+    size_t begin = (size_t)y->shard_ranks->rank * k->shard.n, end = begin + k->shard.n; // of the group's whole memory
+    size_t low = size_max(begin, units[u].offset), high = size_min(end, units[u].offset + units[u].size);
+    if (low >= high) return false;
+    *p = piece_range(c, u, low - units[u].offset, high - low);
+    *at = k->shard.at + (low - begin);
+    return true;
+}
+
+// ---- by formula: elements of a rank's shards, before anything is laid out ----
+typedef struct { size_t root, other, others, all; } ShardSizes; // of the root's group, of the largest other one, how many others, of all
+static inline ShardSizes shard_sizes(GPT2Config c, const Sharding* how) {
+    size_t L = (size_t)c.L, wrap = (size_t)how->wrap_blocks, block = unit_elements(c, 1);
+    if (wrap == 0) {
+        ShardSizes one = { shard_of(gpt2_num_elements(c), how->shards), 0, 0, shard_of(gpt2_num_elements(c), how->shards) };
+        return one;
+    }
+    ShardSizes s = { shard_elements(c, 0, how->shards), shard_of(size_min(wrap, L) * block, how->shards), ceil_div(L, wrap), 0 };
+    s.all = s.root + L / wrap * s.other + (L % wrap ? shard_of(L % wrap * block, how->shards) : 0);
     return s;
 }
 // Number of rooms for groups other than the root's.
@@ -215,13 +179,15 @@ static inline size_t sharding_rooms(const Sharding* how, ShardSizes s) {
 
 // Prints what is sharded, and how it is gathered.
 static inline void report_sharding(GPT2Config c, const Sharding* how, int N) {
-    static const char* const wraps[] = { "block", "block with a flat parameter a layer", "model" };
     static const char* const shardings[] = { "full", "grad-op", "hybrid", "none" };
     static const char* const prefetches[] = { "backward-pre", "backward-post", "none" };
     ShardSizes s = shard_sizes(c, how);
-    size_t P = gpt2_num_parameters(c) + (size_t)(c.Vp - c.V) * (size_t)c.C, S = (size_t)how->shards;
+    char group[32] = "model";
+    if (how->wrap_blocks == 1) snprintf(group, sizeof group, "block");
+    if (how->wrap_blocks > 1) snprintf(group, sizeof group, "%lld blocks", how->wrap_blocks);
+    size_t P = gpt2_num_elements(c), S = (size_t)how->shards;
     printf("fsdp       sharding %s by %s: each rank keeps 1/%zu of everything%s, %.2f %% of it padding; gradients reduced in %s\n",
-           shardings[how->sharding], wraps[how->wrap], S, how->offload ? " on the host" : "",
+           shardings[how->sharding], group, S, how->offload ? " on the host" : "",
            100 * (1 - (double)P / (double)(S * s.all)), comm_type_name(reduce_type(how)));
     if (S > 1) printf("gathers    prefetch %s%s; room for the root and %zu more\n", prefetches[how->prefetch],
                       how->forward_prefetch ? ", and forward" : "", sharding_rooms(how, s));

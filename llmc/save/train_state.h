@@ -6,6 +6,7 @@ Checksums  are sums over elements of a hash of (bits, place), so they add up ove
 */
 #ifndef LLMC_TRAIN_STATE_H
 #define LLMC_TRAIN_STATE_H
+#include "../base/checksum.h"
 #include "../base/folder.h"
 #include "../model/gpt2.h"
 #include "../base/precision.h"
@@ -38,28 +39,6 @@ static inline bool checkpoint_has_part(const TrainState* s, CheckpointPart part)
     return part == CHECKPOINT_MODEL || (s->has_optimizer && (part != CHECKPOINT_MASTER || s->dtype != DTYPE_F32));
 }
 
-// ---- checksums ----
-
-// A bijection of the bits for every place, so that a single changed element always changes the sum (the mixing steps
-// are those of splitmix64, Steele et al. 2014, with other constants).
-static inline uint64_t checksum_element(uint64_t bits, uint64_t place) {
-    uint64_t x = ((place + 1) * 0x9E3779B97F4A7C15ull) ^ bits;
-    x = (x ^ (x >> 32)) * 0xD6E8FEB86659FD93ull;
-    x = (x ^ (x >> 32)) * 0xD6E8FEB86659FD93ull;
-    return x ^ (x >> 32);
-}
-// Checksum of n elements of `size` (1, 2 or 4) bytes, the first of which is number `place` of its part. It uses memcpy because
-// they may be floats, and the compiler may assume that an integer pointer never points to one.
-static inline uint64_t checksum_elements(const void* data, size_t size, size_t n, uint64_t place) {
-    const unsigned char* p = (const unsigned char*)data;
-    uint64_t sum = 0;
-    uint32_t four;
-    uint16_t two;
-    if (size == 4) for (size_t i = 0; i < n; i++) { memcpy(&four, p + 4 * i, 4); sum += checksum_element(four, place + i); }
-    if (size == 2) for (size_t i = 0; i < n; i++) { memcpy(&two, p + 2 * i, 2); sum += checksum_element(two, place + i); }
-    if (size == 1) for (size_t i = 0; i < n; i++) sum += checksum_element(p[i], place + i);
-    return sum;
-}
 // ---- state.json ----
 
 static inline json_t* checkpoint_hex(uint64_t value) {

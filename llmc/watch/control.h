@@ -1,21 +1,22 @@
 /*
-control.h - how ranks watch one another: a star of TCP connections to rank 0, separate from the path of the data.
+control.h - the connections over which ranks watch one another: a star of TCP connections to rank 0, separate from the
+path of the data.
 
-If a rank dies, hangs or leaves, all others name it within seconds of its death, or of the deadline of the wait for it, and end
-with status 1 (watchdog.h). A run cannot continue without a rank: it restarts from the last checkpoint. The same connections
-carry small messages between hosts, with which ranks compare their state (control_gather, control_broadcast). On a rank that is
-alone every function returns at once.
+If a rank dies, hangs or leaves, all others name it within seconds of its death, or of the deadline of the wait for it, and
+end with status 1 (watchdog.h). A run cannot continue without a rank: it restarts from the last checkpoint. The same
+connections carry small messages between hosts, with which ranks compare their state and decide together (control_decide).
+On a rank that is alone every function returns at once.
 
 Usage, on every rank:
     control_init(&c, ranks, timeout, out);
     char address[CONTROL_ADDRESS] = "";
     if (ranks.rank == 0) control_listen(&c, address);
-    ... every rank gets rank 0's address, for example by MPI_Bcast; or none, if the launcher names a place (ranks.meeting) ...
+    ... every rank gets rank 0's address, for example by MPI_Bcast; or "", if the launcher names a place (ranks.meeting) ...
     control_join(&c, address);
     ... oplog_issue(&c.log, ...) and so on: what the watchdog watches ...
     control_stop(&c);
 
-Global state: control_process (control_messages.h), which an exit() anywhere and signal handlers must find.
+Global state: watchdog_process (watchdog.h), which an exit() anywhere and signal handlers must find.
 */
 #ifndef LLMC_CONTROL_H
 #define LLMC_CONTROL_H
@@ -57,7 +58,8 @@ static inline int control_bind(int family, bool only_here, int port) {
     v6.sin6_addr = only_here ? in6addr_loopback : in6addr_any;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off); // accepts IPv4 as well
-    int failed = family == AF_INET ? bind(fd, (struct sockaddr*)&v4, sizeof v4) : bind(fd, (struct sockaddr*)&v6, sizeof v6);
+    int failed = family == AF_INET ? bind(fd, (struct sockaddr*)&v4, sizeof v4)
+                                   : bind(fd, (struct sockaddr*)&v6, sizeof v6);
     if (!failed && listen(fd, 1024) == 0) return fd;
     int error = errno;
     close(fd);
@@ -83,7 +85,8 @@ static inline void control_add_hosts(char* address, size_t size) {
     freeifaddrs(all);
 }
 
-// address (CONTROL_ADDRESS): where to find rank 0. Port and host are the launcher's if it names them, else a free port is taken.
+// address (CONTROL_ADDRESS): where to find rank 0. Port and host are the launcher's if it names them; else the system picks
+// a free port.
 static inline void control_listen(Control* c, char* address) {
     if (c->ranks.size == 1) return;
     bool only_here = c->ranks.local_size == c->ranks.size, named = c->ranks.meeting[0] != '\0';
@@ -96,7 +99,8 @@ static inline void control_listen(Control* c, char* address) {
         if (c->listener < 0) c->listener = control_bind(AF_INET, false, port);
     }
     require(c->listener >= 0, "rank 0 cannot listen for the other ranks on port %d: %s%s", port, strerror(errno),
-            errno == EADDRINUSE ? "; another run may use it: wait until that ends, or give torchrun another --master-port" : "");
+            errno != EADDRINUSE ? ""
+                                : "; another run may use it: wait until that ends, or give torchrun another --master-port");
     if (named) {
         snprintf(address, CONTROL_ADDRESS, "%s", c->ranks.meeting);
         return;
@@ -138,7 +142,7 @@ static inline bool control_receive(int fd, void* data, size_t n, double until) {
 static inline bool control_introduce(Control* c, int fd, double until) {
     struct { ControlHeader header; ControlHello hello; } m;
     ControlHeader answer;
-    char verdict[sizeof c->why + 1];
+    char refusal[sizeof c->why + 1];
     memset(&m, 0, sizeof m);
     m.header.kind = MESSAGE_HELLO;
     m.header.bytes = sizeof m.hello;
@@ -150,10 +154,10 @@ static inline bool control_introduce(Control* c, int fd, double until) {
     if (send(fd, &m, sizeof m, MSG_NOSIGNAL) != (ssize_t)sizeof m) return false;
     if (!control_receive(fd, &answer, sizeof answer, until)) return false;
     if (answer.kind == MESSAGE_WELCOME && answer.bytes == 0) return true;
-    if (answer.kind != MESSAGE_VERDICT || answer.bytes < 2 || answer.bytes > sizeof verdict - 1) return false;
-    memset(verdict, 0, sizeof verdict);
-    if (!control_receive(fd, verdict, answer.bytes, until)) return false;
-    die("rank 0 does not let rank %d join: %s", c->ranks.rank, verdict + 1);
+    if (answer.kind != MESSAGE_END || answer.bytes < 2 || answer.bytes > sizeof refusal - 1) return false;
+    memset(refusal, 0, sizeof refusal);
+    if (!control_receive(fd, refusal, answer.bytes, until)) return false;
+    die("rank 0 does not let rank %d join: %s", c->ranks.rank, refusal + 1);
 }
 
 // One attempt at one host. -1 if our rank 0 is not there (yet).
@@ -188,7 +192,8 @@ static inline void control_connect(Control* c, const char* port, const char* hos
             c->peers[0].fd = control_try(c, host, port, until);
         if (c->peers[0].fd >= 0) break;
         require(now_seconds() < until, "rank %d could not reach rank 0 at%s, port %s, within %g s (--comm-timeout):"
-                " check that rank 0 has started, and that no firewall is in the way", c->ranks.rank, hosts, port, c->timeout);
+                " check that rank 0 has started, and that no firewall is in the way",
+                c->ranks.rank, hosts, port, c->timeout);
         usleep(100000);
     }
     c->peers[0].joined = true;
@@ -196,74 +201,7 @@ static inline void control_connect(Control* c, const char* port, const char* hos
     c->joined = 1;
 }
 
-// ---- signals ----
-
-static inline void control_on_sigterm(int signal_number) {
-    (void)signal_number;
-    int saved = errno;
-    __atomic_store_n(&control_process.told, 1, __ATOMIC_RELEASE);
-    if (write(control_process.wake_fd, "", 1) < 0) { }
-    errno = saved;
-}
-
-// Gives the watchdog up to a second, and then passes the crash to the handler that was there before.
-static inline void control_on_crash(int signal_number, siginfo_t* info, void* context) {
-    const struct timespec moment = { 0, 10000000 };
-    const Control* c = control_process.control;
-    bool can_tell = c && c->process == getpid() && !pthread_equal(c->thread, pthread_self());
-    (void)context;
-    __atomic_store_n(&control_process.crash, signal_number, __ATOMIC_RELEASE);
-    if (can_tell && write(control_process.wake_fd, "", 1) < 0) { }
-    for (int i = 0; can_tell && i < 100; i++) {
-        if (__atomic_load_n(&control_process.crash_told, __ATOMIC_ACQUIRE)) break;
-        nanosleep(&moment, NULL);
-    }
-    for (int i = 0; i < CONTROL_CRASHES; i++) sigaction(control_crash_signals[i], &control_process.before[i], NULL);
-    if (info->si_code <= 0) raise(signal_number); // sent by a process; a real fault happens again when this returns
-}
-
-// Handles SIGTERM unless there is a handler already; handles crashes, and passes them on afterwards.
-static inline void control_catch_signals(Control* c) {
-    struct sigaction now, ours;
-    memset(&ours, 0, sizeof ours);
-    ours.sa_handler = control_on_sigterm;
-    ours.sa_flags = SA_RESTART;
-    if (sigaction(SIGTERM, NULL, &now) == 0 && now.sa_handler == SIG_DFL) c->catches = sigaction(SIGTERM, &ours, NULL) == 0;
-    ours.sa_sigaction = control_on_crash;
-    ours.sa_flags = SA_SIGINFO;
-    for (int i = 0; i < CONTROL_CRASHES; i++) sigaction(control_crash_signals[i], &ours, &control_process.before[i]);
-}
-
-static inline void control_release_signals(Control* c) {
-    for (int i = 0; i < CONTROL_CRASHES; i++) sigaction(control_crash_signals[i], &control_process.before[i], NULL);
-    if (c->catches) signal(SIGTERM, SIG_DFL);
-    if (__atomic_load_n(&control_process.told, __ATOMIC_ACQUIRE)) raise(SIGTERM); // it came too late for the watchdog
-}
-
 // ---- joining ----
-
-static inline void control_exiting(void);
-static inline void control_start_watchdog(Control* c) {
-    static bool registered = false;
-    require(pipe2(c->wake, O_CLOEXEC | O_NONBLOCK) == 0, "cannot make a pipe for the watchdog: %s", strerror(errno));
-    control_process.wake_fd = c->wake[1];
-    control_process.control = c;
-    c->process = getpid();
-    require(pthread_create(&c->thread, NULL, control_watch, c) == 0, "cannot start a thread for the watchdog");
-    if (!registered) require(atexit(control_exiting) == 0, "cannot register a function with atexit");
-    registered = true;
-    control_catch_signals(c);
-}
-
-// Waits for `changed`, at most until `until` of now_seconds(); the caller holds the lock.
-static inline void control_wait_changed(Control* c, double until) {
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    double left = fmax(0, until - now_seconds()) + 1e-9 * (double)t.tv_nsec;
-    t.tv_sec += (time_t)left;
-    t.tv_nsec = (long)(1e9 * (left - floor(left)));
-    pthread_cond_timedwait(&c->changed, &c->lock, &t);
-}
 
 // Rank 0: waits until all ranks have joined.
 static inline void control_await_all(Control* c) {
@@ -281,11 +219,10 @@ static inline void control_await_all(Control* c) {
             " and that no firewall is in the way", who, c->ranks.size, c->timeout);
 }
 
-static inline void control_gather(Control* c, const void* data, size_t bytes, ControlBytes* parts);
 static inline ControlBytes control_broadcast(Control* c, const void* data, size_t bytes);
 
-// Returns when all ranks have met; dies naming the ranks that are missing. address: what control_listen wrote on rank 0; if it is
-// empty, the launcher's.
+// Returns when all ranks have met; dies naming the ranks that are missing. address: what control_listen wrote on rank 0;
+// "": the launcher's.
 static inline void control_join(Control* c, const char* address) {
     if (c->ranks.size == 1) return;
     if (address[0] == '\0') address = c->ranks.meeting;
@@ -294,7 +231,7 @@ static inline void control_join(Control* c, const char* address) {
     require(shaped, "'%s' is not an address of rank 0 (PORT WORD HOST); start with mpirun, torchrun or srun", address);
     if (c->ranks.rank > 0) control_connect(c, port, hosts);
     oplog_join(&c->log, "control");
-    control_start_watchdog(c);
+    watchdog_start(c);
     if (c->ranks.rank == 0) control_await_all(c);
     ControlBytes nothing = control_broadcast(c, "", 0); // no rank continues before all are here
     free(nothing.data);
@@ -308,20 +245,20 @@ static inline void control_join(Control* c, const char* address) {
 
 // ---- small messages ----
 
-// Takes the oldest message of a peer, waiting for it. The caller holds the lock. The watchdog checks the deadline, not this.
+// Takes the oldest message of a peer, waiting for it. The caller holds the lock, and owns the message. The watchdog checks
+// the deadline, not this.
 static inline ControlBytes control_pop(Control* c, ControlPeer* p) {
     uint32_t n;
     while (p->inbox.n < sizeof n) pthread_cond_wait(&c->changed, &c->lock);
     memcpy(&n, p->inbox.data, sizeof n);
-    ControlBytes b = { (char*)xcalloc((size_t)n + 1, 1), n };
-    memcpy(b.data, p->inbox.data + sizeof n, n);
+    ControlBytes b = control_bytes(p->inbox.data + sizeof n, n);
     control_buffer_drop(&p->inbox, sizeof n + n);
     return b;
 }
 
 // This and the next are blocking and collective; to the watchdog they are operations of a communicator "control".
-// Every rank gives a string of bytes; rank 0 gets all of them, by rank, in parts (N): the caller frees their data. Other ranks
-// do not use parts.
+// Every rank gives a string of bytes; rank 0 gets all of them, by rank, in parts (N): the caller frees their data. Other
+// ranks do not use parts.
 static inline void control_gather(Control* c, const void* data, size_t bytes, ControlBytes* parts) {
     require(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE, bytes);
     OpRecord op = oplog_issue(&c->log, "control", "gather", 0, "bytes", 0);
@@ -331,9 +268,7 @@ static inline void control_gather(Control* c, const void* data, size_t bytes, Co
         control_queue(&c->peers[0], MESSAGE_BYTES, data, bytes);
         control_wake(c);
     } else {
-        ControlBytes own = { (char*)xcalloc(bytes + 1, 1), bytes };
-        if (bytes) memcpy(own.data, data, bytes);
-        parts[0] = own;
+        parts[0] = control_bytes(data, bytes);
         for (int r = 1; r < c->ranks.size; r++) parts[r] = control_pop(c, &c->peers[r]);
     }
     pthread_mutex_unlock(&c->lock);
@@ -359,23 +294,28 @@ static inline ControlBytes control_broadcast(Control* c, const void* data, size_
     return received;
 }
 
-// ---- the end ----
+// Rank 0's part of control_decide. given (size): what each rank gave, by rank; not owned. Returns the answer, made by
+// control_bytes, which control_decide takes over.
+typedef ControlBytes ControlDecide(void* self, const ControlBytes* given, int size);
 
-// Registered with atexit: an exit() while the watchdog runs is an early one, and tells the other ranks that it is not a crash.
-static inline void control_exiting(void) {
-    Control* c = control_process.control;
-    if (c == NULL || c->process != getpid() || pthread_equal(c->thread, pthread_self())) return;
-    struct timespec soon;
-    clock_gettime(CLOCK_REALTIME, &soon);
-    soon.tv_sec += 2;
-    if (pthread_mutex_timedlock(&c->lock, &soon) != 0) return; // the thread that exits may hold it
-    c->leaving = true;
-    control_wake(c);
-    for (double until = now_seconds() + 2; !c->ended && now_seconds() < until;) control_wait_changed(c, until);
-    bool ended = c->ended;
-    pthread_mutex_unlock(&c->lock);
-    if (ended) pthread_join(c->thread, NULL);
+// Every rank gives `bytes` bytes, whose number may differ between ranks. Rank 0 calls decide(self, ...) on what all of them
+// gave, and every rank gets its answer: the caller frees its data. Other ranks do not use decide and self. Blocking and
+// collective. Dies if what a rank gives, or the answer, is longer than CONTROL_MAX_MESSAGE.
+static inline ControlBytes control_decide(Control* c, const void* mine, size_t bytes, ControlDecide* decide, void* self) {
+    if (c->ranks.rank > 0) {
+        control_gather(c, mine, bytes, NULL);
+        return control_broadcast(c, NULL, 0);
+    }
+    ControlBytes* given = (ControlBytes*)xcalloc((size_t)c->ranks.size, sizeof(ControlBytes));
+    control_gather(c, mine, bytes, given);
+    ControlBytes answer = decide(self, given, c->ranks.size);
+    control_broadcast(c, answer.data, answer.bytes);
+    for (int r = 0; r < c->ranks.size; r++) free(given[r].data);
+    free(given);
+    return answer;
 }
+
+// ---- the end ----
 
 static inline bool control_all_said_goodbye(const Control* c) {
     for (int r = c->ranks.rank == 0; r < c->num_peers; r++) if (!c->peers[r].goodbye) return false;
@@ -392,14 +332,8 @@ static inline void control_stop(Control* c) {
         control_wake(c);
         while (!control_all_said_goodbye(c)) pthread_cond_wait(&c->changed, &c->lock);
         if (c->ranks.rank == 0) control_queue_all(c, MESSAGE_GOODBYE, NULL, 0);
-        c->stopping = true;
-        control_wake(c);
         pthread_mutex_unlock(&c->lock);
-        pthread_join(c->thread, NULL);
-        control_release_signals(c);
-        control_process.control = NULL;
-        close(c->wake[0]);
-        close(c->wake[1]);
+        watchdog_stop(c);
     }
     for (int i = 0; i < c->num_peers; i++) control_peer_free(&c->peers[i]);
     free(c->peers);

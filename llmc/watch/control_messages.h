@@ -1,5 +1,5 @@
 /*
-control_messages.h - the messages of ranks that are not data, and the state of a rank's control (control.h).
+control_messages.h - the messages between ranks that are not data, and the state of a rank's connections and watchdog.
 
 Messages are this program's structs, byte for byte: all ranks run the same program on the same kind of machine, which is
 checked when they meet. Only the watchdog reads and writes sockets; other threads put messages into its queues.
@@ -28,12 +28,12 @@ checked when they meet. Only the watchdog reads and writes sockets; other thread
 #define CONTROL_SETTLE 0.5               // seconds after which every rank's state is known to rank 0
 #define CONTROL_PATIENCE 2.0             // seconds past the deadline in which rank 0 must have named the late rank
 #define CONTROL_SILENCE 1.0              // seconds without a heartbeat after which messages mention it
-#define CONTROL_GRACE 0.5                // seconds in which a rank may report its own error before it leaves because of another's
+#define CONTROL_GRACE 0.5                // seconds in which a rank may report its own error, before another's ends it
 #define CONTROL_FAREWELL 1.0             // seconds that rank 0 waits at most for the others to have written everything
 
-typedef struct { char* data; size_t bytes; } ControlBytes; // owned; followed by a 0 that is not counted
+typedef struct { char* data; size_t bytes; } ControlBytes; // data owned; followed by a 0 that is not counted
 
-typedef enum { MESSAGE_HELLO = 1, MESSAGE_WELCOME, MESSAGE_BEAT, MESSAGE_BYTES, MESSAGE_VERDICT, MESSAGE_HEARD, MESSAGE_LEFT,
+typedef enum { MESSAGE_HELLO = 1, MESSAGE_WELCOME, MESSAGE_BEAT, MESSAGE_BYTES, MESSAGE_END, MESSAGE_HEARD, MESSAGE_LEFT,
                MESSAGE_GOODBYE, MESSAGE_KINDS } ControlMessage;
 typedef struct { uint32_t kind, bytes; } ControlHeader; // before every message
 
@@ -51,14 +51,23 @@ typedef struct { // a heartbeat; num_channels OpChannels follow
     int num_channels;
 } ControlBeat;
 
-typedef enum { VERDICT_NONE, VERDICT_DIED, VERDICT_LATE, VERDICT_LEFT, VERDICT_TOLD } ControlVerdict;
-// DIED: a connection closed, or a crash; LATE: a deadline passed; LEFT: a rank exits and has said why; TOLD: because of SIGTERM
+static inline int32_t control_layout(void) { return (int32_t)(sizeof(ControlBeat) * 65536 + sizeof(OpChannel)); }
+
+// Why the run ends. MESSAGE_END holds it as one byte, and then in words.
+typedef enum {
+    REASON_NONE,    // it does not
+    REASON_DIED,    // a connection closed, or a rank crashed
+    REASON_LATE,    // a deadline passed
+    REASON_LEFT,    // a rank exits, and has said why
+    REASON_SIGTERM  // a rank exits because it got this signal
+} ControlReason;
 
 typedef struct { char* data; size_t n, capacity; } ControlBuffer; // data owned
 
 typedef struct {
     int fd;                       // -1: not connected
-    bool joined, goodbye, heard_verdict;
+    bool joined, goodbye;
+    bool heard_end;               // it knows that the run ends
     double heard;                 // when its last message came
     ControlBuffer in, out;        // bytes read, bytes to be written
     ControlBuffer inbox;          // messages for control_gather and control_broadcast, each after its length
@@ -84,22 +93,36 @@ typedef struct {
     bool leaving, stopping;    // requests to it: an exit() elsewhere; the end of the run
     bool catches;              // it handles SIGTERM: there was no handler before
     pid_t process;
-    double last_beat, told;    // told: when SIGTERM was noticed, 0: not
-    ControlVerdict verdict;
-    char why[1024];            // the verdict in words
-    double leave_at;
+    double last_beat;          // when this rank last sent heartbeats
+    double sigterm_at;         // when SIGTERM was noticed, 0: not
+    ControlReason reason;      // why the run ends
+    char why[1024];            // the same in words
+    double leave_at;           // when this rank leaves because of it
 } Control;
 
-#define CONTROL_CRASHES 5
-static const int control_crash_signals[CONTROL_CRASHES] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT };
-static struct {
-    Control* control;                   // of this process, while its watchdog runs
-    int wake_fd;                        // signal handlers write to it to wake the watchdog
-    int told, crash, crash_told;        // atomic: SIGTERM has come; the signal of a crash; the watchdog has dealt with it
-    struct sigaction before[CONTROL_CRASHES]; // the handlers of crashes before ours
-} control_process;
+// The rank that `p` is the connection to.
+static inline int control_rank_of(const Control* c, const ControlPeer* p) {
+    return c->ranks.rank == 0 ? (int)(p - c->peers) : 0;
+}
+
+// Waits for `changed`, at most until `until` of now_seconds(); the caller holds the lock.
+static inline void control_wait_changed(Control* c, double until) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    double left = fmax(0, until - now_seconds()) + 1e-9 * (double)t.tv_nsec;
+    t.tv_sec += (time_t)left;
+    t.tv_nsec = (long)(1e9 * (left - floor(left)));
+    pthread_cond_timedwait(&c->changed, &c->lock, &t);
+}
 
 // ---- messages ----
+
+// A copy of n bytes, which the caller owns.
+static inline ControlBytes control_bytes(const void* data, size_t n) {
+    ControlBytes b = { (char*)xcalloc(n + 1, 1), n };
+    if (n) memcpy(b.data, data, n);
+    return b;
+}
 
 static inline void control_buffer_add(ControlBuffer* b, const void* data, size_t n) {
     if (b->n + n > b->capacity) {
@@ -124,6 +147,13 @@ static inline void control_queue(ControlPeer* p, ControlMessage kind, const void
 
 static inline void control_queue_all(Control* c, ControlMessage kind, const void* data, size_t bytes) {
     for (int i = 0; i < c->num_peers; i++) control_queue(&c->peers[i], kind, data, bytes);
+}
+
+// Tells a peer that the run ends, and why.
+static inline void control_queue_end(const Control* c, ControlPeer* p) {
+    char message[sizeof c->why + 1];
+    int n = snprintf(message, sizeof message, "%c%s", (char)c->reason, c->why);
+    control_queue(p, MESSAGE_END, message, (size_t)n);
 }
 
 static inline void control_wake(Control* c) { if (write(c->wake[1], "", 1) < 0) { } } // a full pipe wakes as well

@@ -43,7 +43,8 @@ static inline Fault fault_parse(const char* text, int ranks) {
 // Says at the start what will happen, so that nobody takes the run for a good one.
 static inline void fault_announce(const Fault* f) {
     static const char* const what[FAULT_KINDS] = { "", "IS KILLED", "HANGS", "SKIPS AN OPERATION", "FLIPS A BIT" };
-    if (f->kind != FAULT_NONE) printf("FAULT ON PURPOSE: RANK %d %s AT STEP %lld (--fault)\n", f->rank, what[f->kind], f->step);
+    if (f->kind == FAULT_NONE) return;
+    printf("FAULT ON PURPOSE: RANK %d %s AT STEP %lld (--fault)\n", f->rank, what[f->kind], f->step);
 }
 
 // Returns true if this rank must commit this fault now, and prints that it does.

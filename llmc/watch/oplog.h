@@ -20,7 +20,8 @@ typedef enum { OP_ISSUED, OP_STARTED, OP_FINISHED } OpState;
 static const char* const op_state_names[] = { "issued", "started", "finished" };
 typedef enum { WAY_COLLECTIVE, WAY_SEND, WAY_RECEIVE } OpWay;
 
-// Plain data, because it is sent to rank 0 byte for byte. Names are words without blanks, because it is also written as text.
+// Plain data, because it is sent to rank 0 byte for byte. Names are words without blanks, because it is also written as
+// text.
 typedef struct {
     long long number;                  // on its channel, from 0
     long long place;                   // among all operations of this rank, from 0
@@ -92,8 +93,8 @@ static inline OpChannel* oplog_channel(OpLog* l, const char* communicator, OpWay
     return c;
 }
 
-// Notes that this rank belongs to a communicator. Without this, a rank that hangs before its first operation there would not be
-// missed.
+// Notes that this rank belongs to a communicator. Without this, nobody would miss a rank that hangs before its first
+// operation there.
 static inline void oplog_join(OpLog* l, const char* communicator) {
     pthread_mutex_lock(&l->lock);
     oplog_channel(l, communicator, WAY_COLLECTIVE, -1);
@@ -115,8 +116,8 @@ static inline long long oplog_step_now(OpLog* l) {
 }
 
 // Notes a new operation. The functions below identify it by this record.
-static inline OpRecord oplog_issue(OpLog* l, const char* communicator, const char* collective, size_t elements, const char* type,
-                                   int peer) {
+static inline OpRecord oplog_issue(OpLog* l, const char* communicator, const char* collective, size_t elements,
+                                   const char* type, int peer) {
     OpRecord r;
     memset(&r, 0, sizeof r);
     op_name_set(r.communicator, sizeof r.communicator, communicator);
@@ -184,7 +185,8 @@ static inline void op_text(const OpRecord* r, char* out, size_t size) {
     if (way != WAY_COLLECTIVE) snprintf(peer, sizeof peer, " %s rank %d", way == WAY_SEND ? "to" : "from", r->peer);
     else if (r->peer >= 0) snprintf(root, sizeof root, "root %d, ", r->peer);
     if (r->elements) snprintf(what, sizeof what, "%llu %s, ", r->elements, r->type);
-    snprintf(out, size, "%s #%lld%s of %s (%s%sstep %lld)", r->collective, r->number, peer, r->communicator, what, root, r->step);
+    snprintf(out, size, "%s #%lld%s of %s (%s%sstep %lld)", r->collective, r->number, peer, r->communicator, what, root,
+             r->step);
 }
 
 // ---- the file: first two lines, a line for each channel, a line for each operation ----
@@ -209,8 +211,8 @@ static inline void oplog_write(OpLog* l, FILE* f, const char* run, int rank, int
         const OpRecord* r = &l->ring[i % OPLOG_LENGTH];
         char peer[16] = "-";
         if (r->peer >= 0) snprintf(peer, sizeof peer, "%d", r->peer);
-        fprintf(f, "op %lld %s %s %llu %s %s %lld %s %.6f %.6f %.6f\n", r->number, r->communicator, r->collective, r->elements,
-                r->type, peer, r->step, op_state_names[r->state], r->issued, r->started, r->finished);
+        fprintf(f, "op %lld %s %s %llu %s %s %lld %s %.6f %.6f %.6f\n", r->number, r->communicator, r->collective,
+                r->elements, r->type, peer, r->step, op_state_names[r->state], r->issued, r->started, r->finished);
     }
     fprintf(f, "end\n");
     pthread_mutex_unlock(&l->lock);

@@ -13,7 +13,7 @@ typedef struct {
     int rank, size;             // this process, and how many there are
     int local_rank, local_size; // the same among those on this machine
     const char* found;          // "OpenMPI", "torchrun", "Slurm", "started alone"
-    char meeting[400];          // where rank 0 listens (control.h), if the launcher says where it is: "PORT WORD HOST"; else ""
+    char meeting[400];          // where rank 0 listens (control.h), if the launcher says so: "PORT WORD HOST"; else ""
 } RankInfo;
 
 // The variables of a launcher. NULL: Slurm says this in another form.
@@ -21,7 +21,8 @@ typedef struct { const char *found, *rank, *size, *local_rank, *local_size; } Ra
 static const RankVariables ranks_openmpi = {
     "OpenMPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE" };
 static const RankVariables ranks_torchrun = { "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE" };
-// A batch script has SLURM_PROCID and SLURM_NTASKS without having been started by srun; only srun's tasks have the STEP's number.
+// A batch script has SLURM_PROCID and SLURM_NTASKS although srun did not start it; only srun's tasks have the STEP's
+// number.
 static const RankVariables ranks_slurm = { "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL };
 
 // The whole number in an environment variable. Dies unless it is between least and most.
@@ -73,7 +74,8 @@ static inline bool ranks_has(const RankVariables* v) { return getenv(v->size) ||
 // Two launchers, one inside the other, must say the same.
 static inline void ranks_require_same(const RankInfo* a, const RankInfo* b) {
     require(a->rank == b->rank && a->size == b->size,
-            "%s says that this is rank %d of %d, %s that it is rank %d of %d; start with one, or unset the other's variables",
+            "%s says that this is rank %d of %d, %s that it is rank %d of %d;"
+            " start with one, or unset the other's variables",
             a->found, a->rank, a->size, b->found, b->rank, b->size);
 }
 
@@ -113,15 +115,21 @@ static inline void ranks_meeting(RankInfo* r) {
     if (host[0]) snprintf(r->meeting, sizeof r->meeting, "%d %.64s %s", port, run && run[0] ? run : "none", host);
 }
 
-// Dies if two launchers disagree, or if one of them says something impossible.
-static inline RankInfo ranks_find(void) {
-    bool openmpi = ranks_has(&ranks_openmpi), torchrun = ranks_has(&ranks_torchrun), slurm = ranks_has(&ranks_slurm);
+// Rank 0 of 1, whatever started it.
+static inline RankInfo ranks_alone(void) {
     RankInfo r;
     memset(&r, 0, sizeof r);
     r.size = r.local_size = 1;
     r.found = "started alone";
+    return r;
+}
+
+// Dies if two launchers disagree, or if one of them says something impossible.
+static inline RankInfo ranks_find(void) {
+    bool openmpi = ranks_has(&ranks_openmpi), torchrun = ranks_has(&ranks_torchrun), slurm = ranks_has(&ranks_slurm);
+    RankInfo r = ranks_alone();
     if (openmpi) {
-        // mpirun inside a Slurm job starts its helpers by srun, whose numbers the ranks inherit: they are about those helpers.
+        // mpirun inside a Slurm job starts its helpers by srun. Ranks inherit those numbers, which are about the helpers.
         r = ranks_read(&ranks_openmpi);
         RankInfo t = torchrun ? ranks_read(&ranks_torchrun) : r;
         ranks_require_same(&r, &t);

@@ -1,55 +1,61 @@
 /*
 watchdog.h - the thread that runs on every rank beside its work, and how it finds out which rank died, left or hangs.
 
-Five times a second each rank tells rank 0 how far it is (oplog.h). Rank 0 judges:
-    a connection closed without a goodbye         that rank died
-    a rank says that it leaves                    it has reported an error of its own
-    a wait is longer than the deadline            ranks that have not issued that operation are missing, or else silent ranks are
-A stopped process and a machine that is gone close no connection: the deadline finds them. If rank 0 itself is gone or silent,
-each of the other ranks judges for itself. Then every rank says so, writes its last operations, and leaves with status 1.
+Five times a second each rank tells rank 0 how far it is (oplog.h). From that rank 0 finds out whether the run must end, and
+why:
+    a connection closed without a goodbye   that rank died
+    a rank says that it leaves              it has reported an error of its own
+    a wait is longer than the deadline      ranks that have not issued that operation are missing, or else silent ranks are
+A stopped process and a machine that is gone close no connection: the deadline finds them. If rank 0 itself is gone or
+silent, each of the other ranks finds that out by itself. Then every rank prints the reason, writes its last operations, and
+leaves with status 1.
 
 The watchdog of a rank that crashes still runs for a moment: it writes the last operations and tells the others.
 
-In this thread only control_leave and control_obey may end the process, by _exit or a signal: exit() would run code in which
-other threads may be stuck. c->lock guards all of Control; c->log has a lock of its own, taken after it.
+In this thread only watchdog_exit and watchdog_check_sigterm may end the process, by _exit or a signal: exit() would run
+code in which other threads may be stuck. c->lock guards all of Control; c->log has a lock of its own, taken after it.
 */
 #ifndef LLMC_WATCHDOG_H
 #define LLMC_WATCHDOG_H
 #include "control_messages.h"
 
-// ---- verdicts ----
+#define WATCHDOG_CRASHES 5
+static const int watchdog_crash_signals[WATCHDOG_CRASHES] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT };
+static struct {
+    Control* control;                          // of this process, while its watchdog runs
+    int wake_fd;                               // signal handlers write to it to wake the watchdog
+    int sigterm, crash, crash_reported;        // atomic: SIGTERM has come; the signal of a crash; the others know of it
+    struct sigaction before[WATCHDOG_CRASHES]; // the handlers of crashes before ours
+    bool has_exit_hook;                        // watchdog_on_exit is registered with atexit
+} watchdog_process;
 
-// The rank that `p` is the connection to.
-static inline int control_rank_of(const Control* c, const ControlPeer* p) { return c->ranks.rank == 0 ? (int)(p - c->peers) : 0; }
+// ---- why a run ends ----
 
-// The first verdict counts. Rank 0 tells it to everyone.
+// The run must end; format: why, in words. Only the first call counts. Rank 0 tells everyone.
 PRINTF_LIKE(3, 4)
-static inline void control_condemn(Control* c, ControlVerdict verdict, const char* format, ...) {
-    if (c->verdict != VERDICT_NONE) return;
+static inline void watchdog_end_run(Control* c, ControlReason reason, const char* format, ...) {
+    if (c->reason != REASON_NONE) return;
     va_list args;
     va_start(args, format);
     vsnprintf(c->why, sizeof c->why, format, args);
     va_end(args);
-    c->verdict = verdict;
-    c->leave_at = now_seconds() + (verdict >= VERDICT_LEFT ? CONTROL_GRACE : 0);
-    char message[sizeof c->why + 1];
-    message[0] = (char)verdict;
-    snprintf(message + 1, sizeof message - 1, "%s", c->why);
-    if (c->ranks.rank == 0) control_queue_all(c, MESSAGE_VERDICT, message, strlen(c->why) + 1);
+    c->reason = reason;
+    c->leave_at = now_seconds() + (reason >= REASON_LEFT ? CONTROL_GRACE : 0);
+    for (int r = 1; c->ranks.rank == 0 && r < c->num_peers; r++) control_queue_end(c, &c->peers[r]);
 }
 
-// A peer has died; how: in words.
-static inline void control_lost(Control* c, const ControlPeer* p, const char* how) {
+// The run must end because a peer has died; how: in words.
+static inline void watchdog_declare_dead(Control* c, const ControlPeer* p, const char* how) {
     char when[64];
     long long step = oplog_step_now(&c->log); // the last step that we know of the peer may be a heartbeat old
     if (p->beat.step > step) step = p->beat.step;
     if (step > 0) snprintf(when, sizeof when, "during step %lld", step);
     else snprintf(when, sizeof when, "before the first step");
-    control_condemn(c, VERDICT_DIED, "rank %d has died (%s) %s", control_rank_of(c, p), how, when);
+    watchdog_end_run(c, REASON_DIED, "rank %d has died (%s) %s", control_rank_of(c, p), how, when);
 }
 
 // The channel on which rank r's operation belongs to `op` of rank `by`; NULL: it has none.
-static inline OpChannel* control_counterpart(const Control* c, int r, const OpRecord* op, int by) {
+static inline OpChannel* watchdog_counterpart(const Control* c, int r, const OpRecord* op, int by) {
     OpWay way = op_way(op->collective);
     if (way == WAY_SEND || way == WAY_RECEIVE) way = way == WAY_SEND ? WAY_RECEIVE : WAY_SEND;
     for (int i = 0; i < c->peers[r].beat.num_channels; i++) {
@@ -61,15 +67,16 @@ static inline OpChannel* control_counterpart(const Control* c, int r, const OpRe
 }
 
 // Returns true if rank r should have issued its part of `op`, which rank `by` waits for, and has not.
-static inline bool control_is_missing(const Control* c, int r, const OpRecord* op, int by) {
-    const OpChannel* k = control_counterpart(c, r, op, by);
+static inline bool watchdog_is_missing(const Control* c, int r, const OpRecord* op, int by) {
+    const OpChannel* k = watchdog_counterpart(c, r, op, by);
     if (op_way(op->collective) != WAY_COLLECTIVE) return r == op->peer && (k == NULL || k->issued <= op->number);
     return k != NULL && k->issued <= op->number;
 }
 
 // Rank r's last operation where it should have issued `op`, and for how long it has been silent, if it is.
-static inline void control_last_words(const Control* c, int r, const OpRecord* op, int by, double now, char* out, size_t size) {
-    const OpChannel* k = control_counterpart(c, r, op, by);
+static inline void watchdog_describe_last(const Control* c, int r, const OpRecord* op, int by, double now, char* out,
+                                          size_t size) {
+    const OpChannel* k = watchdog_counterpart(c, r, op, by);
     char last[OP_TEXT] = "none";
     if (k && k->issued > 0) op_text(&k->last, last, sizeof last);
     size_t n = (size_t)snprintf(out, size, "; the last operation that rank %d issued there is %s", r, last);
@@ -78,29 +85,29 @@ static inline void control_last_words(const Control* c, int r, const OpRecord* o
         snprintf(out + n, size - n, ", and it has been silent for %.0f s (stopped, or its machine is gone)", silent);
 }
 
-// Every rank has issued `op`, but it does not end.
-static inline void control_condemn_stuck(Control* c, const OpRecord* op, int by, double now) {
+// The run must end because every rank has issued `op`, for which rank `by` waits, but it does not finish.
+static inline void watchdog_end_stuck_run(Control* c, const OpRecord* op, int by, double now) {
     char text[OP_TEXT], other[OP_TEXT];
     op_text(op, text, sizeof text);
     for (int r = 1; r < c->ranks.size; r++) {
         double silent = now - c->peers[r].heard;
         if (silent > CONTROL_SILENCE)
-            control_condemn(c, VERDICT_LATE, "rank %d has been silent for %.0f s (stopped, or its machine is gone), and rank %d"
-                            " waits for %s", r, silent, by, text);
+            watchdog_end_run(c, REASON_LATE, "rank %d has been silent for %.0f s (stopped, or its machine is gone), and"
+                             " rank %d waits for %s", r, silent, by, text);
     }
     for (int r = 0; r < c->ranks.size && op_way(op->collective) == WAY_COLLECTIVE; r++) {
-        const OpChannel* k = control_counterpart(c, r, op, by);
+        const OpChannel* k = watchdog_counterpart(c, r, op, by);
         if (k == NULL || k->issued == 0 || k->last.number != op->number) continue;
         op_text(&k->last, other, sizeof other);
         if (strcmp(text, other) == 0) continue;
-        control_condemn(c, VERDICT_LATE, "rank %d issued %s where rank %d issued %s", by, text, r, other);
+        watchdog_end_run(c, REASON_LATE, "rank %d issued %s where rank %d issued %s", by, text, r, other);
     }
-    control_condemn(c, VERDICT_LATE, "every rank has reached %s, for which rank %d has waited %.0f s:"
-                    " the data is not moving", text, by, c->peers[by].beat.waited);
+    watchdog_end_run(c, REASON_LATE, "every rank has reached %s, for which rank %d has waited %.0f s:"
+                     " the data is not moving", text, by, c->peers[by].beat.waited);
 }
 
 // The rank that has waited longest beyond the deadline; -1: none has.
-static inline int control_longest_waiting(const Control* c) {
+static inline int watchdog_longest_waiting(const Control* c) {
     int by = -1;
     double longest = c->timeout + CONTROL_SETTLE;
     for (int r = 0; r < c->num_peers; r++) {
@@ -111,137 +118,40 @@ static inline int control_longest_waiting(const Control* c) {
     return by;
 }
 
-// On rank 0: if a rank has waited longer than the deadline, names the ranks that are missing.
-static inline void control_judge(Control* c, double now) {
-    int by = control_longest_waiting(c), first = -1;
-    if (by < 0 || c->verdict != VERDICT_NONE) return;
+// On rank 0: if a rank has waited longer than the deadline, the run must end because of the ranks that are missing.
+static inline void watchdog_check_deadlines(Control* c, double now) {
+    int by = watchdog_longest_waiting(c), first = -1;
+    if (by < 0 || c->reason != REASON_NONE) return;
     const OpRecord* op = &c->peers[by].beat.awaited;
     bool* missing = (bool*)xcalloc((size_t)c->ranks.size, sizeof(bool));
     for (int r = c->ranks.size - 1; r >= 0; r--) {
-        missing[r] = control_is_missing(c, r, op, by);
+        missing[r] = watchdog_is_missing(c, r, op, by);
         if (missing[r]) first = r;
     }
     char who[256], text[OP_TEXT], last[OP_TEXT + 128];
     ranks_text(missing, c->ranks.size, who, sizeof who);
     free(missing);
-    if (first < 0) { control_condemn_stuck(c, op, by, now); return; }
+    if (first < 0) { watchdog_end_stuck_run(c, op, by, now); return; }
     op_text(op, text, sizeof text);
-    control_last_words(c, first, op, by, now, last, sizeof last);
+    watchdog_describe_last(c, first, op, by, now, last, sizeof last);
     const char* has = strncmp(who, "ranks", 5) == 0 ? "have" : "has";
     const char* side = op_way(op->collective) == WAY_COLLECTIVE ? "" : "its side of ";
-    control_condemn(c, VERDICT_LATE, "%s %s not reached %s%s, for which rank %d has waited %.0f s%s", who, has, side, text, by,
-                    c->peers[by].beat.waited, last);
+    watchdog_end_run(c, REASON_LATE, "%s %s not reached %s%s, for which rank %d has waited %.0f s%s", who, has, side, text,
+                     by, c->peers[by].beat.waited, last);
 }
 
-// On the other ranks: rank 0 should have named the late rank by now.
-static inline void control_judge_rank_0(Control* c, const ControlBeat* own, double now) {
-    if (own->waited <= c->timeout + CONTROL_SETTLE + CONTROL_PATIENCE || c->verdict != VERDICT_NONE) return;
+// On the other ranks: if even rank 0, which should have named a late rank by now, is silent, the run must end.
+static inline void watchdog_check_rank_0(Control* c, const ControlBeat* own, double now) {
+    if (own->waited <= c->timeout + CONTROL_SETTLE + CONTROL_PATIENCE || c->reason != REASON_NONE) return;
     char text[OP_TEXT];
     op_text(&own->awaited, text, sizeof text);
-    control_condemn(c, VERDICT_LATE, "rank 0 has been silent for %.0f s (stopped, or its machine is gone), and rank %d has waited"
-                    " %.0f s for %s", now - c->peers[0].heard, c->ranks.rank, own->waited, text);
+    watchdog_end_run(c, REASON_LATE, "rank 0 has been silent for %.0f s (stopped, or its machine is gone), and rank %d has"
+                     " waited %.0f s for %s", now - c->peers[0].heard, c->ranks.rank, own->waited, text);
 }
 
-// ---- leaving ----
+// ---- what arrives ----
 
-// Writes the file of this rank's last operations; returns false if it cannot.
-static inline bool control_write_log(Control* c, char* path, size_t size) {
-    if (c->out[0] == '\0') return false;
-    snprintf(path, size, "%s/ops_rank_%04d.txt", c->out, c->ranks.rank);
-    FILE* f = fopen(path, "w");
-    if (f == NULL) return false;
-    oplog_write(&c->log, f, c->word, c->ranks.rank, c->ranks.size);
-    return fclose(f) == 0;
-}
-
-// Without a folder for the file: prints the last few operations.
-static inline void control_print_log(Control* c) {
-    pthread_mutex_lock(&c->log.lock);
-    for (long long i = c->log.count > 4 ? c->log.count - 4 : 0; i < c->log.count; i++) {
-        char text[OP_TEXT];
-        const OpRecord* r = &c->log.ring[i % OPLOG_LENGTH];
-        op_text(r, text, sizeof text);
-        fprintf(stderr, "rank %d: %s, %s\n", c->ranks.rank, text, op_state_names[r->state]);
-    }
-    pthread_mutex_unlock(&c->log.lock);
-}
-
-// What a rank says when it leaves because of another. One line in one piece, because all ranks write to the same place.
-static inline void control_report(Control* c) {
-    char path[4096], line[8192];
-    if (ftrylockfile(stdout) == 0) { // a thread that is stuck may hold it
-        fflush(stdout);
-        funlockfile(stdout);
-    }
-    bool in_training = oplog_step_now(&c->log) > 0;
-    bool history = in_training || c->verdict < VERDICT_LEFT; // an error at the start has none
-    bool written = history && control_write_log(c, path, sizeof path);
-    if (history && !written) control_print_log(c);
-    const char* resume = !in_training ? "" : c->out[0] ? "; continue from the last checkpoint with --resume"
-                                           : "; without --out there is no checkpoint to continue from";
-    size_t n = (size_t)snprintf(line, sizeof line, "rank %d: error: %s%s", c->ranks.rank, c->why, resume);
-    if (written) n += (size_t)snprintf(line + n, sizeof line - n, "; last operations: %s (build/ranks compares them)", path);
-    n = size_min(n, sizeof line - 2);
-    line[n++] = '\n';
-    if (write(STDERR_FILENO, line, n) < 0) { } // nowhere to complain to
-}
-
-static inline void control_poll(Control* c, double seconds);
-
-// Ends the process. All ranks must have written before the first one ends, because a launcher then kills the rest.
-static inline void control_leave(Control* c) {
-    control_report(c);
-    if (c->ranks.rank > 0) control_queue(&c->peers[0], MESSAGE_HEARD, NULL, 0);
-    for (double until = now_seconds() + CONTROL_FAREWELL * (c->ranks.rank ? 1.5 : 1), now; (now = now_seconds()) < until;) {
-        bool all = true;
-        for (int i = 0; i < c->num_peers; i++) all = all && (c->peers[i].fd < 0 || c->peers[i].heard_verdict);
-        if (all) break;
-        control_poll(c, until - now);
-    }
-    _exit(EXIT_FAILURE);
-}
-
-// Tells all why this rank leaves, in half a second at most.
-static inline void control_say_left(Control* c, ControlVerdict why) {
-    char reason[2] = { (char)why, (char)__atomic_load_n(&control_process.crash, __ATOMIC_ACQUIRE) };
-    control_queue_all(c, MESSAGE_LEFT, reason, sizeof reason);
-    double until = now_seconds() + 0.5;
-    for (bool pending = true; pending && now_seconds() < until; usleep(pending ? 1000 : 0)) {
-        pending = false;
-        for (int i = 0; i < c->num_peers; i++) {
-            control_flush(&c->peers[i]);
-            pending = pending || (c->peers[i].fd >= 0 && c->peers[i].out.n > 0);
-        }
-    }
-}
-
-// Does nothing unless another thread has crashed; then the signal's handler waits for this.
-static inline void control_tell_crash(Control* c) {
-    if (!__atomic_load_n(&control_process.crash, __ATOMIC_ACQUIRE)) return;
-    char path[4096];
-    control_write_log(c, path, sizeof path);
-    control_say_left(c, VERDICT_DIED);
-    __atomic_store_n(&control_process.crash_told, 1, __ATOMIC_RELEASE);
-    for (;;) pause();
-}
-
-// SIGTERM usually comes from a launcher that has seen a rank end, and then a verdict is on its way; otherwise this rank ends.
-static inline void control_obey(Control* c, double now) {
-    if (!__atomic_load_n(&control_process.told, __ATOMIC_ACQUIRE)) return;
-    if (c->told == 0) c->told = now;
-    bool others_too = c->verdict == VERDICT_TOLD;
-    if (!others_too && (c->verdict != VERDICT_NONE || now < c->told + CONTROL_GRACE)) return;
-    char path[4096];
-    control_write_log(c, path, sizeof path);
-    control_say_left(c, VERDICT_TOLD);
-    signal(SIGTERM, SIG_DFL);
-    kill(getpid(), SIGTERM);
-    for (;;) pause();
-}
-
-// ---- the watchdog ----
-
-static inline void control_accept(Control* c) {
+static inline void watchdog_accept(Control* c) {
     int fd = accept4(c->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) return;
     ControlPeer* slot = &c->strangers[0]; // all taken: the one that has been silent for longest makes room
@@ -256,27 +166,23 @@ static inline void control_accept(Control* c) {
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
-static inline int32_t control_layout(void) { return (int32_t)(sizeof(ControlBeat) * 65536 + sizeof(OpChannel)); }
-
 // A stranger has said who it is: it becomes a peer, or is turned away.
-static inline void control_admit(Control* c, ControlPeer* stranger, const ControlHello* h) {
-    bool of_this_run = memcmp(h->magic, CONTROL_MAGIC, sizeof h->magic) == 0 && memcmp(h->word, c->word, sizeof h->word) == 0;
+static inline void watchdog_admit(Control* c, ControlPeer* stranger, const ControlHello* h) {
+    bool of_this_run = memcmp(h->magic, CONTROL_MAGIC, sizeof h->magic) == 0
+                    && memcmp(h->word, c->word, sizeof h->word) == 0;
     if (!of_this_run) { control_close(stranger); return; }
     int rank = h->rank;
     if (h->layout != control_layout())
-        control_condemn(c, VERDICT_LEFT, "rank %d runs another version of this program than rank 0", rank);
+        watchdog_end_run(c, REASON_LEFT, "rank %d runs another version of this program than rank 0", rank);
     else if (h->size != c->ranks.size)
-        control_condemn(c, VERDICT_LEFT, "rank %d was started as one of %d ranks, rank 0 as one of %d", rank, h->size,
-                        c->ranks.size);
+        watchdog_end_run(c, REASON_LEFT, "rank %d was started as one of %d ranks, rank 0 as one of %d", rank, h->size,
+                         c->ranks.size);
     else if (rank < 1 || rank >= h->size)
-        control_condemn(c, VERDICT_LEFT, "rank %d of %d cannot join", rank, h->size);
+        watchdog_end_run(c, REASON_LEFT, "rank %d of %d cannot join", rank, h->size);
     else if (c->peers[rank].joined)
-        control_condemn(c, VERDICT_LEFT, "two processes say that they are rank %d", rank);
-    if (c->verdict != VERDICT_NONE) { // control_condemn does not tell the newcomer
-        char message[sizeof c->why + 1];
-        message[0] = (char)c->verdict;
-        snprintf(message + 1, sizeof message - 1, "%s", c->why);
-        control_queue(stranger, MESSAGE_VERDICT, message, strlen(c->why) + 1);
+        watchdog_end_run(c, REASON_LEFT, "two processes say that they are rank %d", rank);
+    if (c->reason != REASON_NONE) { // watchdog_end_run does not tell the newcomer
+        control_queue_end(c, stranger);
         control_flush(stranger);
         control_close(stranger);
         return;
@@ -291,7 +197,7 @@ static inline void control_admit(Control* c, ControlPeer* stranger, const Contro
     control_queue(p, MESSAGE_WELCOME, NULL, 0);
 }
 
-static inline bool control_take_beat(ControlPeer* p, const char* data, size_t n) {
+static inline bool watchdog_take_beat(ControlPeer* p, const char* data, size_t n) {
     ControlBeat b;
     if (n < sizeof b) return false;
     memcpy(&b, data, sizeof b);
@@ -304,36 +210,36 @@ static inline bool control_take_beat(ControlPeer* p, const char* data, size_t n)
 }
 
 // Takes one message of a peer. Returns false if the peer may not send it.
-static inline bool control_take(Control* c, ControlPeer* p, uint32_t kind, const char* data, size_t n) {
+static inline bool watchdog_take_message(Control* c, ControlPeer* p, uint32_t kind, const char* data, size_t n) {
     char text[sizeof c->why];
     uint32_t length = (uint32_t)n;
     snprintf(text, sizeof text, "%.*s", n > 1 ? (int)(n - 1) : 0, n > 1 ? data + 1 : "");
     switch (kind) {
-        case MESSAGE_BEAT: return control_take_beat(p, data, n);
+        case MESSAGE_BEAT: return watchdog_take_beat(p, data, n);
         case MESSAGE_BYTES:
             if (p->inbox.n + n > CONTROL_MAX_INBOX) return false;
             control_buffer_add(&p->inbox, &length, sizeof length);
             control_buffer_add(&p->inbox, data, n);
             return true;
-        case MESSAGE_VERDICT:
-            if (c->ranks.rank == 0 || n < 2 || data[0] <= VERDICT_NONE || data[0] > VERDICT_TOLD) return false;
-            control_condemn(c, (ControlVerdict)data[0], "%s", text);
+        case MESSAGE_END:
+            if (c->ranks.rank == 0 || n < 2 || data[0] <= REASON_NONE || data[0] > REASON_SIGTERM) return false;
+            watchdog_end_run(c, (ControlReason)data[0], "%s", text);
             return true;
-        case MESSAGE_HEARD: p->heard_verdict = true; return true;
+        case MESSAGE_HEARD: p->heard_end = true; return true;
         case MESSAGE_GOODBYE: p->goodbye = true; return true;
-        case MESSAGE_LEFT: // the first verdict counts: that its connection closes after this changes nothing
+        case MESSAGE_LEFT: // the first reason counts: that its connection closes after this changes nothing
             if (n != 2) return false;
-            if (data[0] == VERDICT_DIED) control_lost(c, p, strsignal(data[1]));
-            else if (data[0] == VERDICT_TOLD)
-                control_condemn(c, VERDICT_TOLD, "rank %d has left (it was told to, by SIGTERM)", control_rank_of(c, p));
-            else control_condemn(c, VERDICT_LEFT, "rank %d has left (its own message says why)", control_rank_of(c, p));
+            if (data[0] == REASON_DIED) watchdog_declare_dead(c, p, strsignal(data[1]));
+            else if (data[0] == REASON_SIGTERM)
+                watchdog_end_run(c, REASON_SIGTERM, "rank %d has left (it was told to, by SIGTERM)", control_rank_of(c, p));
+            else watchdog_end_run(c, REASON_LEFT, "rank %d has left (its own message says why)", control_rank_of(c, p));
             return true;
         default: return false;
     }
 }
 
 // Takes the complete messages out of p->in. Returns false if they are not messages of this program.
-static inline bool control_parse(Control* c, ControlPeer* p) {
+static inline bool watchdog_take_messages(Control* c, ControlPeer* p) {
     for (size_t done = 0;;) {
         ControlHeader h;
         size_t have = p->in.n - done;
@@ -350,15 +256,15 @@ static inline bool control_parse(Control* c, ControlPeer* p) {
             if (h.kind != MESSAGE_HELLO || h.bytes != sizeof hello) return false;
             memcpy(&hello, data, sizeof hello);
             control_buffer_drop(&p->in, done);
-            control_admit(c, p, &hello);
+            watchdog_admit(c, p, &hello);
             return true;
         }
-        if (!control_take(c, p, h.kind, data, h.bytes)) return false;
+        if (!watchdog_take_message(c, p, h.kind, data, h.bytes)) return false;
     }
 }
 
 // Reads everything there is. A connection that has closed may still hold messages, which come first.
-static inline void control_read(Control* c, ControlPeer* p) {
+static inline void watchdog_read(Control* c, ControlPeer* p) {
     char chunk[65536];
     ssize_t n;
     if (p->fd < 0) return; // closed while we waited
@@ -369,19 +275,19 @@ static inline void control_read(Control* c, ControlPeer* p) {
     }
     bool closed = n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
     bool stranger = !p->joined;
-    bool ours = control_parse(c, p);
+    bool ours = watchdog_take_messages(c, p);
     if (stranger) { if (!ours || closed) control_close(p); } // if it was admitted, p is an empty place now
     else if (!ours) {
         control_close(p);
-        control_condemn(c, VERDICT_DIED, "rank %d has sent something that is not a message of this program",
-                        control_rank_of(c, p));
+        watchdog_end_run(c, REASON_DIED, "rank %d has sent something that is not a message of this program",
+                         control_rank_of(c, p));
     } else if (closed) {
         control_close(p);
-        if (!p->goodbye) control_lost(c, p, "its connection closed");
+        if (!p->goodbye) watchdog_declare_dead(c, p, "its connection closed");
     }
 }
 
-static inline void control_poll_add(Control* c, int* n, int fd, bool writes) {
+static inline void watchdog_poll_add(Control* c, int* n, int fd, bool writes) {
     struct pollfd* f = &c->polled[(*n)++];
     f->fd = fd; // -1: poll passes over it
     f->events = (short)(POLLIN | (writes ? POLLOUT : 0));
@@ -389,14 +295,14 @@ static inline void control_poll_add(Control* c, int* n, int fd, bool writes) {
 }
 
 // One turn: sends, waits for up to `seconds`, receives. The lock is released while it waits.
-static inline void control_poll(Control* c, double seconds) {
+static inline void watchdog_poll(Control* c, double seconds) {
     int n = 0;
-    control_poll_add(c, &n, c->wake[0], false);
-    control_poll_add(c, &n, c->listener, false);
-    for (int i = 0; i < CONTROL_STRANGERS; i++) control_poll_add(c, &n, c->strangers[i].fd, false);
+    watchdog_poll_add(c, &n, c->wake[0], false);
+    watchdog_poll_add(c, &n, c->listener, false);
+    for (int i = 0; i < CONTROL_STRANGERS; i++) watchdog_poll_add(c, &n, c->strangers[i].fd, false);
     for (int i = 0; i < c->num_peers; i++) {
         control_flush(&c->peers[i]);
-        control_poll_add(c, &n, c->peers[i].fd, c->peers[i].out.n > 0);
+        watchdog_poll_add(c, &n, c->peers[i].fd, c->peers[i].out.n > 0);
     }
     pthread_mutex_unlock(&c->lock);
     int ready = poll(c->polled, (nfds_t)n, seconds > 0 ? 1 + (int)(1e3 * seconds) : 0);
@@ -405,14 +311,114 @@ static inline void control_poll(Control* c, double seconds) {
     char drained[64];
     if (c->polled[0].revents) while (read(c->wake[0], drained, sizeof drained) == (ssize_t)sizeof drained) { }
     const struct pollfd *strangers = c->polled + 2, *peers = strangers + CONTROL_STRANGERS;
-    for (int i = 0; i < c->num_peers; i++) if (peers[i].revents) control_read(c, &c->peers[i]);
-    for (int i = 0; i < CONTROL_STRANGERS; i++) if (strangers[i].revents) control_read(c, &c->strangers[i]);
-    if (c->polled[1].revents) control_accept(c);
+    for (int i = 0; i < c->num_peers; i++) if (peers[i].revents) watchdog_read(c, &c->peers[i]);
+    for (int i = 0; i < CONTROL_STRANGERS; i++) if (strangers[i].revents) watchdog_read(c, &c->strangers[i]);
+    if (c->polled[1].revents) watchdog_accept(c);
     pthread_cond_broadcast(&c->changed);
 }
 
-// Notes this rank's state and sends it. A peer that has not taken the last one gets none: a stopped rank must not fill memory.
-static inline void control_beat(Control* c, double now) {
+// ---- how this rank ends ----
+
+// Writes the file of this rank's last operations; returns false if it cannot.
+static inline bool watchdog_write_log(Control* c, char* path, size_t size) {
+    if (c->out[0] == '\0') return false;
+    snprintf(path, size, "%s/ops_rank_%04d.txt", c->out, c->ranks.rank);
+    FILE* f = fopen(path, "w");
+    if (f == NULL) return false;
+    oplog_write(&c->log, f, c->word, c->ranks.rank, c->ranks.size);
+    return fclose(f) == 0;
+}
+
+// Without a folder for the file: prints the last few operations.
+static inline void watchdog_print_log(Control* c) {
+    pthread_mutex_lock(&c->log.lock);
+    for (long long i = c->log.count > 4 ? c->log.count - 4 : 0; i < c->log.count; i++) {
+        char text[OP_TEXT];
+        const OpRecord* r = &c->log.ring[i % OPLOG_LENGTH];
+        op_text(r, text, sizeof text);
+        fprintf(stderr, "rank %d: %s, %s\n", c->ranks.rank, text, op_state_names[r->state]);
+    }
+    pthread_mutex_unlock(&c->log.lock);
+}
+
+// What a rank says when it leaves because of another. One line in one piece, because all ranks write to the same place.
+static inline void watchdog_report(Control* c) {
+    char path[4096], line[8192];
+    if (ftrylockfile(stdout) == 0) { // a thread that is stuck may hold it
+        fflush(stdout);
+        funlockfile(stdout);
+    }
+    bool in_training = oplog_step_now(&c->log) > 0;
+    bool history = in_training || c->reason < REASON_LEFT; // an error at the start has none
+    bool written = history && watchdog_write_log(c, path, sizeof path);
+    if (history && !written) watchdog_print_log(c);
+    const char* resume = !in_training ? "" : c->out[0] ? "; continue from the last checkpoint with --resume"
+                                           : "; without --out there is no checkpoint to continue from";
+    size_t n = (size_t)snprintf(line, sizeof line, "rank %d: error: %s%s", c->ranks.rank, c->why, resume);
+    if (written)
+        n += (size_t)snprintf(line + n, sizeof line - n, "; last operations: %s (build/ranks compares them)", path);
+    n = size_min(n, sizeof line - 2);
+    line[n++] = '\n';
+    if (write(STDERR_FILENO, line, n) < 0) { } // nowhere to complain to
+}
+
+// Ends the process. All ranks must have written before the first one ends, because a launcher then kills the rest.
+static inline void watchdog_exit(Control* c) {
+    watchdog_report(c);
+    if (c->ranks.rank > 0) control_queue(&c->peers[0], MESSAGE_HEARD, NULL, 0);
+    for (double until = now_seconds() + CONTROL_FAREWELL * (c->ranks.rank ? 1.5 : 1), now; (now = now_seconds()) < until;) {
+        bool all = true;
+        for (int i = 0; i < c->num_peers; i++) all = all && (c->peers[i].fd < 0 || c->peers[i].heard_end);
+        if (all) break;
+        watchdog_poll(c, until - now);
+    }
+    _exit(EXIT_FAILURE);
+}
+
+// Tells all why this rank leaves, in half a second at most.
+static inline void watchdog_announce_exit(Control* c, ControlReason why) {
+    char reason[2] = { (char)why, (char)__atomic_load_n(&watchdog_process.crash, __ATOMIC_ACQUIRE) };
+    control_queue_all(c, MESSAGE_LEFT, reason, sizeof reason);
+    double until = now_seconds() + 0.5;
+    for (bool pending = true; pending && now_seconds() < until; usleep(pending ? 1000 : 0)) {
+        pending = false;
+        for (int i = 0; i < c->num_peers; i++) {
+            control_flush(&c->peers[i]);
+            pending = pending || (c->peers[i].fd >= 0 && c->peers[i].out.n > 0);
+        }
+    }
+}
+
+// Does nothing unless another thread has crashed; then the signal's handler waits for this.
+static inline void watchdog_check_crash(Control* c) {
+    if (!__atomic_load_n(&watchdog_process.crash, __ATOMIC_ACQUIRE)) return;
+    char path[4096];
+    watchdog_write_log(c, path, sizeof path);
+    watchdog_announce_exit(c, REASON_DIED);
+    __atomic_store_n(&watchdog_process.crash_reported, 1, __ATOMIC_RELEASE);
+    for (;;) pause();
+}
+
+// SIGTERM usually comes from a launcher that has seen a rank end. Then rank 0's reason is on its way; if none comes, this
+// rank ends.
+static inline void watchdog_check_sigterm(Control* c, double now) {
+    if (!__atomic_load_n(&watchdog_process.sigterm, __ATOMIC_ACQUIRE)) return;
+    if (c->sigterm_at == 0) c->sigterm_at = now;
+    bool others_too = c->reason == REASON_SIGTERM;
+    if (!others_too && (c->reason != REASON_NONE || now < c->sigterm_at + CONTROL_GRACE)) return;
+    char path[4096];
+    watchdog_write_log(c, path, sizeof path);
+    watchdog_announce_exit(c, REASON_SIGTERM);
+    signal(SIGTERM, SIG_DFL);
+    kill(getpid(), SIGTERM);
+    for (;;) pause();
+}
+
+// ---- the thread ----
+
+// Notes this rank's state, sends it, and checks the deadlines. A peer that has not taken the last state gets none: a
+// stopped rank must not fill memory.
+static inline void watchdog_beat(Control* c, double now) {
     ControlBuffer b = { NULL, 0, 0 };
     ControlBeat own;
     memset(&own, 0, sizeof own);
@@ -425,42 +431,129 @@ static inline void control_beat(Control* c, double now) {
     control_buffer_add(&b, c->log.channels, (size_t)own.num_channels * sizeof(OpChannel));
     pthread_mutex_unlock(&c->log.lock);
     if (c->ranks.rank == 0) {
-        control_take_beat(&c->peers[0], b.data, b.n);
+        watchdog_take_beat(&c->peers[0], b.data, b.n);
         own.num_channels = 0; // the others only need to know that rank 0 is alive
         memcpy(b.data, &own, sizeof own);
         b.n = sizeof own;
     }
-    for (int i = 0; i < c->num_peers; i++) if (c->peers[i].out.n == 0) control_queue(&c->peers[i], MESSAGE_BEAT, b.data, b.n);
+    for (int i = 0; i < c->num_peers; i++)
+        if (c->peers[i].out.n == 0) control_queue(&c->peers[i], MESSAGE_BEAT, b.data, b.n);
     free(b.data);
-    if (c->ranks.rank == 0) control_judge(c, now);
-    else control_judge_rank_0(c, &own, now);
+    if (c->ranks.rank == 0) watchdog_check_deadlines(c, now);
+    else watchdog_check_rank_0(c, &own, now);
 }
 
-static inline void* control_watch(void* argument) {
+static inline void* watchdog_thread(void* argument) {
     Control* c = (Control*)argument;
     pthread_mutex_lock(&c->lock);
     while (!c->ended) {
         double now = now_seconds();
         if (now >= c->last_beat + CONTROL_BEAT) {
             c->last_beat = now;
-            control_beat(c, now);
+            watchdog_beat(c, now);
         }
         if (c->leaving) {
             char path[4096];
-            if (oplog_step_now(&c->log) > 0) control_write_log(c, path, sizeof path);
-            control_say_left(c, VERDICT_LEFT);
+            if (oplog_step_now(&c->log) > 0) watchdog_write_log(c, path, sizeof path);
+            watchdog_announce_exit(c, REASON_LEFT);
             c->ended = true;
         }
-        control_tell_crash(c);
-        control_obey(c, now);
-        if (c->verdict != VERDICT_NONE && now >= c->leave_at) control_leave(c);
+        watchdog_check_crash(c);
+        watchdog_check_sigterm(c, now);
+        if (c->reason != REASON_NONE && now >= c->leave_at) watchdog_exit(c);
         bool flushed = true;
         for (int i = 0; i < c->num_peers; i++) flushed = flushed && (c->peers[i].fd < 0 || c->peers[i].out.n == 0);
         if (c->stopping && flushed) c->ended = true;
-        if (!c->ended) control_poll(c, c->stopping ? 0.01 : c->last_beat + CONTROL_BEAT - now);
+        if (!c->ended) watchdog_poll(c, c->stopping ? 0.01 : c->last_beat + CONTROL_BEAT - now);
     }
     pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
     return NULL;
+}
+
+// ---- signals ----
+
+static inline void watchdog_on_sigterm(int signal_number) {
+    (void)signal_number;
+    int saved = errno;
+    __atomic_store_n(&watchdog_process.sigterm, 1, __ATOMIC_RELEASE);
+    if (write(watchdog_process.wake_fd, "", 1) < 0) { }
+    errno = saved;
+}
+
+// Gives the watchdog up to a second, and then passes the crash to the handler that was there before.
+static inline void watchdog_on_crash(int signal_number, siginfo_t* info, void* context) {
+    const struct timespec moment = { 0, 10000000 };
+    const Control* c = watchdog_process.control;
+    bool can_tell = c && c->process == getpid() && !pthread_equal(c->thread, pthread_self());
+    (void)context;
+    __atomic_store_n(&watchdog_process.crash, signal_number, __ATOMIC_RELEASE);
+    if (can_tell && write(watchdog_process.wake_fd, "", 1) < 0) { }
+    for (int i = 0; can_tell && i < 100; i++) {
+        if (__atomic_load_n(&watchdog_process.crash_reported, __ATOMIC_ACQUIRE)) break;
+        nanosleep(&moment, NULL);
+    }
+    for (int i = 0; i < WATCHDOG_CRASHES; i++) sigaction(watchdog_crash_signals[i], &watchdog_process.before[i], NULL);
+    if (info->si_code <= 0) raise(signal_number); // sent by a process; a real fault happens again when this returns
+}
+
+// Handles SIGTERM unless there is a handler already; handles crashes, and passes them on afterwards.
+static inline void watchdog_catch_signals(Control* c) {
+    struct sigaction now, ours;
+    memset(&ours, 0, sizeof ours);
+    ours.sa_handler = watchdog_on_sigterm;
+    ours.sa_flags = SA_RESTART;
+    if (sigaction(SIGTERM, NULL, &now) == 0 && now.sa_handler == SIG_DFL) c->catches = sigaction(SIGTERM, &ours, NULL) == 0;
+    ours.sa_sigaction = watchdog_on_crash;
+    ours.sa_flags = SA_SIGINFO;
+    for (int i = 0; i < WATCHDOG_CRASHES; i++) sigaction(watchdog_crash_signals[i], &ours, &watchdog_process.before[i]);
+}
+
+static inline void watchdog_release_signals(Control* c) {
+    for (int i = 0; i < WATCHDOG_CRASHES; i++) sigaction(watchdog_crash_signals[i], &watchdog_process.before[i], NULL);
+    if (c->catches) signal(SIGTERM, SIG_DFL);
+    if (__atomic_load_n(&watchdog_process.sigterm, __ATOMIC_ACQUIRE)) raise(SIGTERM); // it came too late for the watchdog
+}
+
+// ---- beginning and end ----
+
+// Registered with atexit. An exit() while the watchdog runs is an early one: this tells the others that it is no crash.
+static inline void watchdog_on_exit(void) {
+    Control* c = watchdog_process.control;
+    if (c == NULL || c->process != getpid() || pthread_equal(c->thread, pthread_self())) return;
+    struct timespec soon;
+    clock_gettime(CLOCK_REALTIME, &soon);
+    soon.tv_sec += 2;
+    if (pthread_mutex_timedlock(&c->lock, &soon) != 0) return; // the thread that exits may hold it
+    c->leaving = true;
+    control_wake(c);
+    for (double until = now_seconds() + 2; !c->ended && now_seconds() < until;) control_wait_changed(c, until);
+    bool ended = c->ended;
+    pthread_mutex_unlock(&c->lock);
+    if (ended) pthread_join(c->thread, NULL);
+}
+
+static inline void watchdog_start(Control* c) {
+    require(pipe2(c->wake, O_CLOEXEC | O_NONBLOCK) == 0, "cannot make a pipe for the watchdog: %s", strerror(errno));
+    watchdog_process.wake_fd = c->wake[1];
+    watchdog_process.control = c;
+    c->process = getpid();
+    require(pthread_create(&c->thread, NULL, watchdog_thread, c) == 0, "cannot start a thread for the watchdog");
+    if (!watchdog_process.has_exit_hook) require(atexit(watchdog_on_exit) == 0, "cannot register a function with atexit");
+    watchdog_process.has_exit_hook = true;
+    watchdog_catch_signals(c);
+}
+
+// Ends the thread, once it has sent what is queued.
+static inline void watchdog_stop(Control* c) {
+    pthread_mutex_lock(&c->lock);
+    c->stopping = true;
+    control_wake(c);
+    pthread_mutex_unlock(&c->lock);
+    pthread_join(c->thread, NULL);
+    watchdog_release_signals(c);
+    watchdog_process.control = NULL;
+    close(c->wake[0]);
+    close(c->wake[1]);
 }
 #endif

@@ -44,6 +44,10 @@ check "messages need comm_connect" mistake send-unconnected "part.0: call comm_c
 check "  and only one call of it" mistake connect-twice "world: comm_connect was called twice"
 check "a root must exist" mistake no-such-root "broadcast of rank 0 cannot name rank 1 of 1"
 check "bytes cannot be added" mistake sum-of-bytes "reduce-scatter of bytes"
+overlaps=" buffers of an all-to-all of 3 x 1 fp32 overlap"
+check "an all-to-all cannot be in place" mistake overlap "the two buffers of an all-to-all of 1 x 1 fp32 overlap"
+check "  nor may its output begin within its input" mistake_on 3 0 overlap-before "$overlaps"
+check "  or its input within its output" mistake_on 3 0 overlap "$overlaps"
 check "a split needs all operations to be done" mistake split-in-flight "wait for the operations under way first"
 check "a communicator's name can be used only once" mistake split-twice "there is a communicator 'part.0' already"
 check "the world is freed last" mistake world-first "comm_free of the world before 'part.0'"
@@ -62,4 +66,22 @@ check "--comm nccl needs a program with NCCL" fails_with "built without NCCL.*us
 check "SHARD_COMM_STRICT is 0 or 1" fails_with "must be 0 or 1, not 'yes'" -- env SHARD_COMM_STRICT=yes "$test_comm"
 check "ranks that MPI did not start are an error" fails_with "rank 0 of 2, but MPI says rank 0 of 1" -- \
     env OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2 "$test_comm"
+
+# ---- a program without MPI ----
+if [ "$BUILD" = build ]; then
+    without=$work/without_mpi
+    compile() { # without the flags of mpicc
+        ${CC:-cc} -std=c11 -O1 -fopenmp -ffp-contract=off -Wall -Wextra -Werror test/unit/test_comm.c -o "$without" \
+            -lpthread -lm && ! ldd "$without" | grep libmpi
+    }
+    alone() {
+        SHARD_COMM_STRICT=$1 "$without" > "$work/said" 2>&1 && grep -qx '1\.\.[0-9]*' "$work/said" ||
+            { cat "$work/said"; return 1; }
+    }
+    check "test_comm compiles without MPI" compile
+    check "  every claim holds on one rank" alone 0
+    check "  also in strict mode" alone 1
+    check "  and several ranks are an error" \
+        fails_with "there are 2 ranks, and this program was built without MPI: start it alone" -- on_ranks 2 "$without"
+fi
 done_testing

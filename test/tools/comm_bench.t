@@ -16,9 +16,9 @@ table() {
     function fail(why) { print FILENAME ": " why ": " $0; failed = 1 }
     function near(a, b, digits) { return a - b <= digits && b - a <= digits }
     BEGIN {
-        split("all-reduce reduce-scatter all-gather broadcast", names); split("sum sum none none", redops)
-        split("N/A - - N/A", out_of_place); split("1 ranks ranks 1", parts); n = split(sizes, size)
-        factor[1] = 2 * (ranks - 1) / ranks; factor[2] = factor[3] = (ranks - 1) / ranks; factor[4] = 1
+        split("all-reduce reduce-scatter all-gather all-to-all broadcast", names); split("sum sum none none none", redops)
+        split("in both both out in", places); split("1 ranks ranks ranks 1", parts); n = split(sizes, size)
+        factor[1] = 2 * (ranks - 1) / ranks; factor[2] = factor[3] = factor[4] = (ranks - 1) / ranks; factor[5] = 1
         element = type == "fp64" ? 8 : type == "fp32" ? 4 : 2
     }
     /^# comm_bench on/ && $4 != ranks { fail("other ranks") }
@@ -29,9 +29,12 @@ table() {
     /^ / {
         each = parts[k] == "ranks" ? ranks : 1; count = int(size[++line] / element / each)
         if (NF != 13 || $1 != count * each * element || $2 != count || $3 != type || $4 != redops[k]) fail("expected " count)
-        if ($5 != (k == 4 ? 0 : -1)) fail("root")
+        if ($5 != (k == 5 ? 0 : -1)) fail("root")
         for (at = 6; at <= 10; at += 4) {
-            if (at == 6 && out_of_place[k] == "N/A") { if ($6 $7 $8 $9 != "N/AN/AN/AN/A") fail("out of place"); continue }
+            if (places[k] == (at == 6 ? "in" : "out")) {
+                if ($(at) $(at + 1) $(at + 2) $(at + 3) != "N/AN/AN/AN/A") fail("there is no such place")
+                continue
+            }
             if ($(at) !~ /^[0-9]+\.[0-9]+$/ || $(at) <= 0) fail("time")
             if (!near($(at + 1), $1 / $(at) / 1000, 0.0006 + 0.006 / $(at) * $(at + 1))) fail("algbw is size / time")
             if (!near($(at + 2), $(at + 1) * factor[k], 0.0006 + 0.0005 * factor[k])) fail("busbw is " factor[k] " algbw")
@@ -40,7 +43,7 @@ table() {
         }
     }
     END {
-        if (members != ranks || k != 4 || verdicts != 4) { print members " ranks, " k " tables"; failed = 1 }
+        if (members != ranks || k != 5 || verdicts != 5) { print members " ranks, " k " tables"; failed = 1 }
         exit failed
     }' "$work/said" || { cat "$work/said"; return 1; }
 }
@@ -98,6 +101,7 @@ check "a wrong number of one rank is wrong on all after an all-reduce" wrong "N/
 check "  in 16 bits, by the ring" wrong "N/A 3" all-reduce -d bf16 --allreduce ring
 check "  on the one that owns it after a reduce-scatter" wrong "1 1" reduce-scatter -d fp64
 check "  on all after an all-gather" wrong "3 3" all-gather -d fp16
+check "  on the one that its row goes to after an all-to-all" wrong "1 N/A" all-to-all -d bf16
 check "  on all after its broadcast, as often as is checked" wrong "N/A 6" broadcast --root 1 -c 2
 check "  and on none after another's" wrong "N/A 0" broadcast --root 2
 check "a rank that hangs is named" fails_with "rank 2 has not reached" "step 2" -- \
@@ -111,11 +115,12 @@ links() {
     perl -MJSON::PP - "$1" "$work/said" << 'END' || { cat "$1" "$work/said"; return 1; }
         my ($json, $table) = map { local $/; open my $f, "<", $_ or die; <$f> } @ARGV;
         my $all = decode_json($json);
-        my %factor = ("all-reduce" => 4 / 3, "reduce-scatter" => 2 / 3, "all-gather" => 2 / 3, "broadcast" => 1);
-        die "who" unless $all->{ranks} == 3 && $all->{backend} =~ /^MPI / && keys %{$all->{collectives}} == 4;
+        my %factor = ("all-reduce" => 4 / 3, "broadcast" => 1, map { $_ => 2 / 3 } "reduce-scatter", "all-gather", "all-to-all");
+        die "who" unless $all->{ranks} == 3 && $all->{backend} =~ /^MPI / && keys %{$all->{collectives}} == 5;
         for my $one (split /^# (?=[a-z-]+, )/m, $table) {
             my ($name) = $one =~ /^([a-z-]+), / or next;
-            my @rows = map { my @x = split; [$x[0], 1e-6 * $x[9], $x[10], $x[11]] } $one =~ /^ .*/mg;
+            my ($place, $at) = $name eq "all-to-all" ? ("out of", 5) : ("in", 9);
+            my @rows = map { my @x = split; [$x[0], 1e-6 * $x[$at], $x[$at + 1], $x[$at + 2]] } $one =~ /^ .*/mg;
             my ($alpha, $beta, $bus) = @{$all->{collectives}{$name}}{qw(alpha beta busbw)};
             my $miss = sub { my ($a, $b) = @_; my $sum = 0; $sum += (($a + $b * $_->[0]) / $_->[1] - 1) ** 2 for @rows; $sum };
             die "$name: rows" unless @rows == 9 && $alpha >= 0 && $beta > 0;
@@ -127,7 +132,7 @@ links() {
             for ([$da, 0], [$alpha > 0 ? -$da : 0, 0], [0, $db], [0, -$db]) {
                 die "$name: not the best line" if $miss->($alpha + $_->[0], $beta + $_->[1]) < $best - 1e-9;
             }
-            die "$name: printed" unless $one =~ /^# Fit to times in place: latency ([0-9.]+) us, bus bandwidth ([0-9.]+) GB/m
+            die "$name: printed" unless $one =~ /^# Fit to times $place place: latency ([0-9.]+) us, bus bandwidth ([0-9.]+) GB/m
                 && abs($1 - 1e6 * $alpha) < 0.02 && abs($2 - 1e-9 * $bus) < 0.002;
         }
 END

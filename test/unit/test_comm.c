@@ -12,6 +12,11 @@ checks its results; the first check that fails ends them all. Started alone it i
 #define MANY 1000003
 #endif
 #include "../../llmc/comm/comm.h"
+#include "../../llmc/comm/ring.h"
+#include "../../llmc/comm/sums.h"
+#ifndef COMM_PIECE // without MPI nothing is cut into pieces
+#define COMM_PIECE 4096
+#endif
 
 static Comm world;
 static Control control;
@@ -172,6 +177,26 @@ static void test_host_shards(void) {
     check(device_memory(MEMORY_COMMUNICATION) == communication && device_memory_total() == total, "device memory was taken");
 }
 
+static void all_to_all_on(Comm* c, size_t n, CommType t) {
+    size_t N = (size_t)c->size;
+    void *in = buffer(N * n, t, whole, c->rank, 0), *out = buffer(N * n, t, NULL, 0, 0);
+    comm_wait(c, comm_all_to_all(c, out, in, n, t));
+    for (size_t i = 0; i < N * n; i++) // row q is the row of rank q that has this rank's number
+        check_element(out, i, t, whole((int)(i / n), (size_t)c->rank * n + i % n), "all-to-all");
+    for (size_t i = 0; i < N * n; i++) check_element(in, i, t, whole(c->rank, i), "all-to-all's input");
+    check_spare(in, N * n, t);
+    check_spare(out, N * n, t);
+    free(in);
+    free(out);
+}
+static void test_all_to_all(void) {
+    for (int s = 0; s < NUM_SIZES; s++)
+        for (int t = 0; t < NUM_TYPES; t++) all_to_all_on(&world, sizes[s], types[t]);
+    size_t slice = COMM_PIECE / sizeof(float) / (size_t)world.size / 2; // of a piece, over MPI
+    for (size_t n = slice - 1; n <= slice + 1; n++) all_to_all_on(&world, n, COMM_F32);
+    all_to_all_on(&world, 2 * slice + 1, COMM_F32);
+}
+
 static void broadcast_on(Comm* c, size_t n, CommType t, int root) {
     void* x = buffer(n, t, whole, c->rank, 0);
     comm_wait(c, comm_broadcast(c, x, n, t, root));
@@ -270,6 +295,7 @@ static void test_sub_communicators(void) {
     all_reduce_on(&half, MANY, COMM_F32, "half");
     reduce_scatter_on(&half, MANY, COMM_BF16, true);
     all_gather_on(&half, 70001, COMM_F64, false);
+    all_to_all_on(&half, 70001, COMM_BF16);
     for (int root = 0; root < half.size; root++) broadcast_on(&half, 1001, COMM_F16, root);
 
     // both communicators at once, and the halves at different speeds
@@ -379,15 +405,17 @@ static void test_counts(void) {
     CommStats before[COMM_KINDS];
     memcpy(before, world.stats, sizeof before);
     const double N = world.size;
-    float* x = xcalloc(1003 * (size_t)world.size, sizeof(float));
+    float *x = xcalloc(1003 * (size_t)world.size, sizeof(float)), *y = xcalloc(1003 * (size_t)world.size, sizeof(float));
     comm_wait(&world, comm_all_reduce(&world, x, 1003, COMM_F32));
     comm_wait(&world, comm_all_reduce(&world, x, 5, COMM_BF16));
     comm_wait(&world, comm_reduce_scatter(&world, x, x, 0, COMM_F32));
     comm_wait(&world, comm_all_gather(&world, x, x + 1003 * (size_t)world.rank, 1003, COMM_F32));
+    comm_wait(&world, comm_all_to_all(&world, y, x, 999, COMM_F16));
     comm_wait(&world, comm_broadcast(&world, x, 1001, COMM_BYTE, world.size - 1));
-    const double elements[COMM_KINDS] = { 2 * (1003 + 5) * (N - 1), 0, 1003 * (N - 1) * N, 1001 * (N - 1), 0, 0, 0, 0 };
-    const double bytes[COMM_KINDS] = { 2 * (4012 + 10) * (N - 1), 0, 4012 * (N - 1) * N, 1001 * (N - 1), 0, 0, 0, 0 };
-    const unsigned long long calls[COMM_KINDS] = { 2, 1, 1, 1, 0, 0, 0, 0 };
+    const double all = (N - 1) * N;
+    const double elements[COMM_KINDS] = { 2 * (1003 + 5) * (N - 1), 0, 1003 * all, 999 * all, 1001 * (N - 1), 0, 0, 0, 0 };
+    const double bytes[COMM_KINDS] = { 2 * (4012 + 10) * (N - 1), 0, 4012 * all, 1998 * all, 1001 * (N - 1), 0, 0, 0, 0 };
+    const unsigned long long calls[COMM_KINDS] = { 2, 1, 1, 1, 1, 0, 0, 0, 0 };
     for (int k = 0; k < COMM_KINDS; k++) {
         CommStats *a = &before[k], *b = &world.stats[k];
         check(b->calls - a->calls == calls[k], "%s: %llu calls", comm_kind_names[k], b->calls - a->calls);
@@ -396,35 +424,53 @@ static void test_counts(void) {
         check(b->exposed >= a->exposed && b->busy >= a->busy, "%s: time goes backwards", comm_kind_names[k]);
     }
     free(x);
+    free(y);
 }
 
-// The bytes that all ranks send: in each group of a split, and in the world.
-static void test_totals_include_splits(void) {
-    const int N = world.size, size = N % 2 == 0 ? N / 2 : N; // two groups where there can be
-    const size_t n = 1003, split = comm_split_bytes(&world, size), before_split = device_memory(MEMORY_COMMUNICATION);
+// Groups of two sizes, one of which sends more than the other, a rank alone, and a message from one rank.
+static void test_totals_are_of_this_rank(void) {
+    const int N = world.size, first = N > 1 ? (N + 1) / 3 : 1, mine = world.rank < first ? first : N - first; // 1+2, 1+3, 3+5
+    const size_t n = 1003, split = comm_split_bytes(&world, mine), before_split = device_memory(MEMORY_COMMUNICATION);
     Comm group, alone;
-    comm_split(&group, &world, "group", world.rank / size);
+    comm_split(&group, &world, "group", world.rank >= first);
     comm_alone(&alone, &world, "alone");
     size_t taken = device_memory(MEMORY_COMMUNICATION) - before_split;
-    check(group.size == size && taken == split, "a split of %d ranks takes %zu bytes, not %zu", group.size, taken, split);
-    float* x = xcalloc(n * (size_t)size, sizeof(float));
+    check(group.size == mine && taken == split, "a split of %d ranks takes %zu bytes, not %zu", group.size, taken, split);
+    float *x = xcalloc(n * (size_t)N, sizeof(float)), *y = xcalloc(n * (size_t)N, sizeof(float));
     comm_settle(&world);
-    unsigned long long before = comm_total_bytes(&world);
-    double exposed = comm_total_exposed(&world), of_world = world.stats[COMM_ALL_REDUCE].exposed;
-    comm_wait(&group, comm_all_gather(&group, x, x, n, COMM_F32));
+    double before = comm_rank_bytes(&world), exposed = comm_rank_exposed(&world);
+    double of_world = world.stats[COMM_ALL_REDUCE].exposed + world.stats[COMM_SEND].exposed + world.stats[COMM_RECV].exposed;
+    comm_wait(&group, comm_all_gather(&group, x, x + n * (size_t)group.rank, n, COMM_F32));
+    comm_wait(&group, comm_all_to_all(&group, y, x, n, COMM_BF16));
     comm_wait(&world, comm_all_reduce(&world, x, n, COMM_F32));
     comm_wait(&alone, comm_all_reduce(&alone, x, n, COMM_F32));
+    if (N > 1 && world.rank == 0) comm_wait(&world, comm_send(&world, x, 501, COMM_F64, N - 1));
+    if (N > 1 && world.rank == N - 1) comm_wait(&world, comm_recv(&world, x, 501, COMM_F64, 0));
     comm_settle(&world);
-    unsigned long long each = 4 * n * ((unsigned long long)size - 1), sent = comm_total_bytes(&world) - before;
-    unsigned long long expected = (unsigned long long)N * each + 2 * 4 * n * ((unsigned long long)N - 1);
-    check(sent == expected, "all ranks sent %llu bytes, not %llu", sent, expected);
-    double waited = world.stats[COMM_ALL_REDUCE].exposed - of_world + alone.stats[COMM_ALL_REDUCE].exposed;
-    exposed = comm_total_exposed(&world) - exposed;
-    check(fabs(exposed - waited - group.stats[COMM_ALL_GATHER].exposed) < 1e-9, "%g s are exposed", exposed);
+    double sent = comm_rank_bytes(&world) - before, of_group = (4.0 + 2) * (double)n * (mine - 1);
+    double expected = of_group + 4 * 2.0 * (double)n * (N - 1) / N + (N > 1 && world.rank == 0 ? 8 * 501 : 0);
+    check(fabs(sent - expected) < 1e-6, "this rank sent %.9g bytes, not %.9g", sent, expected);
+    of_world = world.stats[COMM_ALL_REDUCE].exposed + world.stats[COMM_SEND].exposed + world.stats[COMM_RECV].exposed - of_world;
+    double of_parts = group.stats[COMM_ALL_GATHER].exposed + group.stats[COMM_ALL_TO_ALL].exposed + alone.stats[COMM_ALL_REDUCE].exposed;
+    exposed = comm_rank_exposed(&world) - exposed;
+    check(fabs(exposed - of_world - of_parts) < 1e-9, "%g s are exposed", exposed);
     check(group.stats[COMM_ALL_GATHER].exposed > 0, "a split exposes nothing");
     free(x);
+    free(y);
     comm_free(&alone);
     comm_free(&group);
+}
+
+// What is a whole number of bytes on each communicator is exact, however much it is.
+static void test_totals_are_exact(void) {
+    CommStats* s = &world.stats[COMM_ALL_TO_ALL];
+    CommStats kept = *s;
+    unsigned long long others = 0, N = (unsigned long long)world.size, bytes = (1ull << 50) + 1;
+    for (int k = 0; k < COMM_KINDS; k++) others += k == COMM_ALL_TO_ALL ? 0 : world.stats[k].bytes_times_N;
+    s->bytes_times_N = bytes * N + (N - others % N) % N;
+    double expected = (double)(bytes + (others + N - 1) / N), sent = comm_rank_bytes(&world);
+    *s = kept;
+    check(sent == expected, "%.17g bytes, not %.17g", sent, expected);
 }
 
 static unsigned long long posted_by_all(CommKind k, unsigned long long before) {
@@ -433,7 +479,7 @@ static unsigned long long posted_by_all(CommKind k, unsigned long long before) {
 // All ranks together really send N times what the formula says for one.
 static void test_formulas_are_what_is_sent(void) {
     size_t n = 300007, N = (size_t)world.size;
-    float* x = xcalloc(n * N, sizeof(float));
+    float *x = xcalloc(n * N, sizeof(float)), *y = xcalloc(n * N, sizeof(float));
     for (int mode = MODE_RING; mode < MODES; mode++) {
         set_mode(mode);
         unsigned long long before = world.stats[COMM_ALL_REDUCE].posted;
@@ -444,13 +490,18 @@ static void test_formulas_are_what_is_sent(void) {
     }
     set_mode(MODE_LIBRARY);
     unsigned long long scattered = world.stats[COMM_REDUCE_SCATTER].posted, gathered = world.stats[COMM_ALL_GATHER].posted;
+    unsigned long long exchanged = world.stats[COMM_ALL_TO_ALL].posted;
     comm_wait(&world, comm_reduce_scatter(&world, x, x, n, COMM_F32));
     comm_wait(&world, comm_all_gather(&world, x, x, n, COMM_F32));
+    comm_wait(&world, comm_all_to_all(&world, y, x, n, COMM_F32));
+    exchanged = world.stats[COMM_ALL_TO_ALL].posted - exchanged;
+    check(exchanged == 4 * n * (N - 1), "all-to-all: %llu bytes", exchanged);
     scattered = posted_by_all(COMM_REDUCE_SCATTER, scattered);
     gathered = posted_by_all(COMM_ALL_GATHER, gathered);
     check(scattered == 4 * n * (N - 1) * N, "reduce-scatter: %llu bytes", scattered);
     check(gathered == 4 * n * (N - 1) * N, "all-gather: %llu bytes", gathered);
     free(x);
+    free(y);
 }
 
 // ---- strict mode, and its absence ----
@@ -501,6 +552,12 @@ static void test_strict(void) {
     check(all_nan(full, N * n), "an all-gather's output can be read before the wait");
     comm_wait(&world, gather);
     check(full[0] == 3 * (float)N && full[N * n - 1] == 3 * (float)N, "all-gather in place: %g", full[0]);
+    for (size_t i = 0; i < N * n; i++) full[i] = (float)world.rank;
+    CommOp exchange = comm_all_to_all(&world, all, full, n, COMM_F32);
+    check(all_nan(all, N * n), "an all-to-all's output can be read before the wait");
+    for (size_t i = 0; i < N * n; i++) full[i] = 100 + (float)world.rank;
+    comm_wait(&world, exchange);
+    for (size_t q = 0; q < N; q++) check(all[q * n] == 100 + (float)q, "an early write had no effect: %g", all[q * n]);
     CommOp broadcast = comm_broadcast(&world, x, n, COMM_F32, 0);
     check(all_nan(x, n), "a broadcast's buffer can be read before the wait, even the root's");
     comm_wait(&world, broadcast);
@@ -643,6 +700,10 @@ static void die_by(const char* name) {
         comm_broadcast(&world, x, 1, COMM_F32, world.size);
     } else if (strcmp(name, "sum-of-bytes") == 0) {
         comm_reduce_scatter(&world, x, x, 1, COMM_BYTE);
+    } else if (strcmp(name, "overlap") == 0) {
+        comm_all_to_all(&world, x, x + (size_t)world.size - 1, 1, COMM_F32);
+    } else if (strcmp(name, "overlap-before") == 0) {
+        comm_all_to_all(&world, x + (size_t)world.size - 1, x, 1, COMM_F32);
     } else if (strcmp(name, "split-in-flight") == 0) {
         comm_all_reduce(&world, x, 1, COMM_F32);
         comm_split(&c, &world, "part", 0);
@@ -708,6 +769,7 @@ int main(int argc, char** argv) {
     claim("reduce-scatter leaves each rank its part of the sum, in place or not", test_reduce_scatter);
     claim("all-gather brings every shard to everyone, in place or not", test_all_gather);
     claim("shards may be in host memory", test_host_shards);
+    claim("all-to-all brings row q to rank q", test_all_to_all);
     claim("broadcast from every root", test_broadcast);
     claim("all ranks send to all others at once", test_send_receive);
     if (world.size > 1) claim("messages are not taken for parts of collectives", test_messages_are_not_those_of_collectives);
@@ -719,7 +781,8 @@ int main(int argc, char** argv) {
     claim("rough sums are right within rounding, the same twice and on every rank", test_sums_are_right_within_rounding);
     claim("in ordered mode all-reduce and reduce-scatter give the sums in rank order, to the bit", test_rank_order);
     claim("counts are the formulas'", test_counts);
-    claim("  and totals include what groups of ranks send", test_totals_include_splits);
+    claim("  and totals are what this rank sends, also within groups of ranks", test_totals_are_of_this_rank);
+    claim("  exact where they are whole numbers", test_totals_are_exact);
     claim("the formulas are what is really sent", test_formulas_are_what_is_sent);
     if (world.world->strict) claim("in strict mode, outputs are NaN and inputs are read at the wait", test_strict);
     else claim("communication goes on while this thread computes", test_overlap);

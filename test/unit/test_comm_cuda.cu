@@ -8,6 +8,7 @@ first check that fails ends them all.
 #define COMM_PIECE (1 << 14) // several pieces without much data
 #define NCCL_PIECE (1 << 16)
 #include "../../llmc/comm/comm.h"
+#include "../../llmc/comm/sums.h"
 
 static Comm world;
 static Control control;
@@ -114,6 +115,22 @@ static void all_gather_on(Comm* c, size_t n, CommType t, bool in_place) {
     device_free(own);
     device_free(full);
 }
+static double of_rows(const Comm* c, size_t i, size_t n) { // row q is the row of rank q that has this rank's number
+    size_t part = n / (size_t)c->size;
+    return whole((int)(i / part), (size_t)c->rank * part + i % part);
+}
+static void all_to_all_on(Comm* c, size_t n, CommType t) {
+    size_t all = (size_t)c->size * n;
+    unsigned long long posted = c->stats[COMM_ALL_TO_ALL].posted;
+    char *in = tensor(all, t, whole, c->rank), *out = tensor(all, t, NULL, 0);
+    comm_wait(c, comm_all_to_all(c, out, in, n, t));
+    is(out, copy_of(all, t, of_rows, c), all, t, "all-to-all");
+    is(in, host_numbers(all, t, whole, c->rank), all, t, "all-to-all's input");
+    posted = c->stats[COMM_ALL_TO_ALL].posted - posted;
+    require(posted == (all - n) * comm_type_size(t), "an all-to-all of %zu elements sent %llu bytes", n, posted);
+    device_free(in);
+    device_free(out);
+}
 // Shards in host memory: the host sees each rank's part of the sum and doubles it; then all ranks gather it.
 static void host_shards_on(Comm* c, size_t n, CommType t) {
     size_t N = (size_t)c->size, at = (size_t)c->rank * n, bytes = n * comm_type_size(t);
@@ -145,6 +162,7 @@ static void all_of(Comm* c) {
             if (k < NUM_SUMMED) reduce_scatter_on(c, sizes[s], types[k], (s + k) % 2);
             all_gather_on(c, sizes[s], types[k], (s + k) % 2);
             if (k < NUM_SUMMED) host_shards_on(c, sizes[s], types[k]);
+            all_to_all_on(c, sizes[s], types[k]);
             broadcast_on(c, sizes[s], types[k]);
         }
     }

@@ -1,5 +1,5 @@
 // test_control.c - ranks that watch one another: several processes, one of which is killed, stopped, hangs or fails.
-#include "../../llmc/watch/control.h"
+#include "../../llmc/watch/agree.h"
 #include "../../llmc/watch/fault.h"
 #include "expect_death.h"
 #include <sys/mman.h>
@@ -102,7 +102,7 @@ static void show(const Team* t, const Ended* e) {
 }
 
 // Every rank except the one that the test harms must end with status 1, in time, with one error that has all the phrases.
-static void expect_verdict(const Team* t, int harmed, int harmed_status, double within, const char* const* phrases) {
+static void expect_errors(const Team* t, int harmed, int harmed_status, double within, const char* const* phrases) {
     Ended e[MOST];
     memset(e, 0, sizeof e);
     team_run(t, be_rank, e);
@@ -124,7 +124,7 @@ static void expect_verdict(const Team* t, int harmed, int harmed_status, double 
 }
 #define expect_all(team, harmed, status, within, ...) do { \
         const char* const phrases_[] = { __VA_ARGS__, NULL }; \
-        expect_verdict(team, harmed, status, within, phrases_); \
+        expect_errors(team, harmed, status, within, phrases_); \
     } while (0)
 
 // Every rank must end with status 0 and print nothing.
@@ -217,6 +217,160 @@ static void test_small_messages_arrive_whole_and_in_order(void** state) {
         expect_success(&t, be_rank);
     }
 }
+
+// ---- decisions ----
+
+// self: the rank that decides. The answer is what all gave, joined by commas.
+static ControlBytes join_texts(void* self, const ControlBytes* given, int size) {
+    char text[1024] = "";
+    ensure(*(int*)self == 0 && size == team->size);
+    for (int r = 0; r < size; r++) {
+        ensure(given[r].data[given[r].bytes] == '\0');
+        size_t n = strlen(text);
+        snprintf(text + n, sizeof text - n, "%s%zu:%s", r ? "," : "", given[r].bytes, given[r].data);
+    }
+    return control_bytes(text, strlen(text));
+}
+static void decide_on_texts(Control* c) {
+    int rank = c->ranks.rank;
+    for (int round = 0; round < 20; round++) {
+        char expected[1024] = "", own[32];
+        memset(own, 'a' + rank, sizeof own);
+        for (int r = 0; r < c->ranks.size; r++) { // a rank gives its letter several times, rank 0 not even once at first
+            size_t n = strlen(expected), times = (size_t)((2 * r + round) % 20);
+            snprintf(expected + n, sizeof expected - n, "%s%zu:", r ? "," : "", times);
+            n = strlen(expected);
+            memset(expected + n, 'a' + r, times);
+        }
+        ControlBytes answer = control_decide(c, own, (size_t)((2 * rank + round) % 20), join_texts, &rank);
+        ensure(answer.bytes == strlen(expected) && strcmp(answer.data, expected) == 0);
+        free(answer.data);
+    }
+}
+static void test_all_ranks_get_the_answer_to_what_all_of_them_gave(void** state) {
+    (void)state;
+    const int sizes[] = { 1, 2, 4, 7 };
+    for (int i = 0; i < 4; i++) {
+        Team t = team_of(sizes[i], 15, decide_on_texts);
+        expect_success(&t, be_rank);
+    }
+}
+
+// The answer has the length of the longest string; its bytes are the sums of the strings' bytes.
+static ControlBytes add_bytes(void* unused, const ControlBytes* given, int size) {
+    ControlBytes sum = { NULL, 0 };
+    (void)unused;
+    for (int r = 0; r < size; r++) sum.bytes = size_max(sum.bytes, given[r].bytes);
+    sum.data = (char*)xcalloc(sum.bytes + 1, 1);
+    for (int r = 0; r < size; r++) for (size_t i = 0; i < given[r].bytes; i++) sum.data[i] += given[r].data[i];
+    return sum;
+}
+static void decide_on_much(Control* c) {
+    int rank = c->ranks.rank, N = c->ranks.size;
+    for (int round = 0; round < 4; round++) {
+        size_t n = CONTROL_MAX_MESSAGE - (size_t)(rank * round); // all of the same length, then not
+        char* own = (char*)xcalloc(n, 1);
+        for (size_t i = 0; i < n; i++) own[i] = (char)((i % 7) * (size_t)(rank + 1));
+        ControlBytes answer = control_decide(c, own, n, add_bytes, NULL);
+        ensure(answer.bytes == CONTROL_MAX_MESSAGE);
+        for (size_t i = 0; i < answer.bytes; i++) {
+            int members = 0;
+            for (int r = 0; r < N; r++) members += i < CONTROL_MAX_MESSAGE - (size_t)(r * round) ? r + 1 : 0;
+            ensure(answer.data[i] == (char)((i % 7) * (size_t)members));
+        }
+        free(answer.data);
+        free(own);
+    }
+}
+static void test_even_if_it_is_as_long_as_messages_may_be(void** state) {
+    (void)state;
+    const int sizes[] = { 1, 3 };
+    for (int i = 0; i < 2; i++) {
+        Team t = team_of(sizes[i], 15, decide_on_much);
+        expect_success(&t, be_rank);
+    }
+}
+
+static void decide_on_nothing(Control* c) {
+    ControlBytes answer = control_decide(c, NULL, 0, add_bytes, NULL);
+    ensure(answer.bytes == 0 && answer.data[0] == '\0');
+    free(answer.data);
+}
+static void test_and_even_if_it_is_empty(void** state) {
+    (void)state;
+    const int sizes[] = { 1, 3 };
+    for (int i = 0; i < 2; i++) {
+        Team t = team_of(sizes[i], 15, decide_on_nothing);
+        expect_success(&t, be_rank);
+    }
+}
+
+static ControlBytes say_too_much(void* unused, const ControlBytes* given, int size) {
+    ControlBytes b = { (char*)xcalloc(CONTROL_MAX_MESSAGE + 2, 1), CONTROL_MAX_MESSAGE + 1 };
+    (void)unused;
+    (void)given;
+    (void)size;
+    return b;
+}
+static void decide_too_much(Control* c) { control_decide(c, "x", 1, say_too_much, NULL); }
+static void test_an_answer_that_is_too_long_ends_every_rank(void** state) {
+    (void)state;
+    Team t = team_of(3, 15, decide_too_much);
+    Ended e[MOST];
+    memset(e, 0, sizeof e);
+    team_run(&t, be_rank, e);
+    for (int r = 0; r < 3; r++) {
+        const char* says = r == 0 ? "a message between hosts holds 1048576 bytes, not 1048577" : "rank 0 has left";
+        bool good = e[r].status == 1 && strstr(e[r].err, says) && e[r].seconds < 4;
+        if (!good) show(&t, e);
+        assert_true(good);
+    }
+    ended_free(&t, e);
+}
+
+// ---- what must be the same on all ranks ----
+
+static void have_the_same_units(Control* c) {
+    const uint64_t sums[3] = { 7, 0, UINT64_MAX };
+    for (long long step = 1; step <= 3; step++) require_same_units(c, "parameters", sums, 3, step);
+}
+static void test_ranks_with_the_same_units_continue(void** state) {
+    (void)state;
+    const int sizes[] = { 1, 2, 5 };
+    for (int i = 0; i < 3; i++) {
+        Team t = team_of(sizes[i], 15, have_the_same_units);
+        expect_success(&t, be_rank);
+    }
+}
+
+static void differ_in_a_unit(Control* c) {
+    uint64_t sums[3] = { 7, 0, UINT64_MAX };
+    message_rank = c->ranks.rank;
+    if (c->ranks.rank >= 1) sums[1] = 1; // of several ranks that differ the first is named
+    if (c->ranks.rank == 3) sums[0] = 1;
+    require_same_units(c, "parameters", sums, 3, 7);
+}
+static void test_every_rank_names_the_rank_and_the_unit_that_differ(void** state) {
+    (void)state;
+    Team t = team_of(4, 15, differ_in_a_unit);
+    expect_all(&t, -1, 1, 4, "after step 7 the parameters of unit 1 differ between rank 0 and rank 1",
+               "continue from the last checkpoint with --resume");
+}
+
+static void test_the_checksum_of_device_memory_does_not_depend_on_the_scratch(void** state) {
+    (void)state;
+    enum { N = 100 };
+    float values[N], scratch[N];
+    for (int i = 0; i < N; i++) values[i] = (float)i / 3;
+    uint64_t sum = checksum_elements(values, sizeof(float), N, 5);
+    for (size_t room = 1; room <= N; room += 11)
+        assert_true(device_checksum_by(values, sizeof(float), N, 5, scratch, room * sizeof(float)) == sum);
+    assert_true(checksum_elements(values, sizeof(float), N, 6) != sum);
+    values[N - 1] = nextafterf(values[N - 1], 1e9f);
+    assert_true(device_checksum_by(values, sizeof(float), N, 5, scratch, sizeof scratch) != sum);
+}
+
+// ---- further good runs ----
 
 static void be_slow(Control* c) { usleep(c->ranks.rank * 300000); }
 
@@ -549,6 +703,19 @@ static void test_messages_between_hosts_have_the_same_deadline(void** state) {
     expect_all(&t, -1, 1, 8, "rank 1 has not reached gather #1 of control (root 0, step 0)");
 }
 
+static ControlBytes think_forever(void* unused, const ControlBytes* given, int size) {
+    (void)unused;
+    while (size > 0) pause();
+    return given[0];
+}
+static void hang_in_a_decision(Control* c) { control_decide(c, "x", 1, think_forever, NULL); }
+static void test_and_so_have_decisions(void** state) {
+    (void)state;
+    Team t = team_of(3, 0.7, hang_in_a_decision);
+    expect_all(&t, -1, 1, 8, "rank 0 has not reached broadcast #2 of control (root 0, step 0)",
+               "the last operation that rank 0 issued there is gather #1 of control");
+}
+
 static void hang_at_the_end(Control* c) { if (c->ranks.rank == 1) for (;;) pause(); }
 static void test_so_has_the_end(void** state) {
     (void)state;
@@ -827,6 +994,13 @@ static void test_ranks_on_several_machines_are_given_every_address(void** state)
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_small_messages_arrive_whole_and_in_order),
+        cmocka_unit_test(test_all_ranks_get_the_answer_to_what_all_of_them_gave),
+        cmocka_unit_test(test_even_if_it_is_as_long_as_messages_may_be),
+        cmocka_unit_test(test_and_even_if_it_is_empty),
+        cmocka_unit_test(test_an_answer_that_is_too_long_ends_every_rank),
+        cmocka_unit_test(test_ranks_with_the_same_units_continue),
+        cmocka_unit_test(test_every_rank_names_the_rank_and_the_unit_that_differ),
+        cmocka_unit_test(test_the_checksum_of_device_memory_does_not_depend_on_the_scratch),
         cmocka_unit_test(test_the_end_waits_for_the_slowest),
         cmocka_unit_test(test_any_thread_may_note_operations_while_the_watchdog_reads),
         cmocka_unit_test(test_a_killed_rank_is_named_by_all_others_at_once),
@@ -849,6 +1023,7 @@ int main(void) {
         cmocka_unit_test(test_and_a_send_for_its_receiver),
         cmocka_unit_test(test_only_members_of_a_communicator_are_missed_there),
         cmocka_unit_test(test_messages_between_hosts_have_the_same_deadline),
+        cmocka_unit_test(test_and_so_have_decisions),
         cmocka_unit_test(test_so_has_the_end),
         cmocka_unit_test(test_ranks_that_are_all_told_to_end_do_so_without_a_word),
         cmocka_unit_test(test_one_that_alone_is_told_to_end_has_left),

@@ -368,6 +368,48 @@ static void test_adamw_of_fp32_gives_the_master_weights_to_the_bit(void) {
         }
     }
 }
+static void test_adamw_without_params_gives_the_same_master_weights_to_the_bit(void) {
+    start(1, 1, 1, 1, 1);
+    for (size_t n : { 1, 8, 4099 }) {
+        for (size_t place = 0; place < 2; place++) {
+            Optimizer o = random_optimizer(n, 0.5f, 0);
+            std::vector<float> before = o.master.start; // in fp32 params are their own master
+            if (!NEEDS_MASTER) for (floatX x : o.params.start) before.push_back(to_float(x));
+            Both<float> master = both_of(before, place), m = both_of(o.m.start, place), v = both_of(o.v.start, place);
+            Both<float> in_fp32 = unset_both<float>(NEEDS_MASTER ? 0 : n);
+            update_piece(o, 0, n, n / 3);
+            run_twice("adamw_update without params", [&] {
+                adamw_update(adamw_example, NULL, master.gpu, m.gpu, v.gpu, o.grads.gpu, o.scale.gpu, n, n / 3);
+            }, master, m, v);
+            if (!NEEDS_MASTER) to_fp32(in_fp32.gpu, o.params.gpu, n);
+            expect_bits("AdamW without params: master", result_of(master), result_of(NEEDS_MASTER ? o.master : in_fp32));
+            expect_bits("AdamW without params: m", result_of(m), result_of(o.m));
+            expect_bits("AdamW without params: v", result_of(v), result_of(o.v));
+        }
+    }
+}
+// What --cpu-offload updates: the host's form as the GPU's compiler made it, against the CPU's layers.
+static void test_adamw_of_shards_on_the_host_gives_the_bits_of_the_cpu(void) {
+    start(1, 1, 1, 1, 1);
+    for (size_t n : { 1, 8193, 16390 }) {
+        for (size_t no_decay : { (size_t)0, (size_t)8197, n }) { // 8197: in the second slice
+            Optimizer o = random_optimizer(n, 0.5f, 0);
+            std::vector<floatX> params(n, to_floatX(NAN));
+            std::vector<float> master(n), m = o.m.start, v = o.v.start;
+            for (size_t i = 0; i < n; i++) master[i] = NEEDS_MASTER ? o.master.start[i] : to_float(o.params.start[i]);
+            cpu::adamw_update(adamw_example, o.params.cpu, NEEDS_MASTER ? o.master.cpu : NULL, o.m.cpu, o.v.cpu, o.grads.cpu,
+                              o.scale.cpu, n, no_decay);
+            host_adamw_update(adamw_example, NEEDS_MASTER ? params.data() : NULL, master.data(), m.data(), v.data(),
+                              o.grads.start.data(), FLOATX_DTYPE, 0.5f, n, no_decay);
+            expect_bits("AdamW on the host: m", m, std::vector<float>(o.m.cpu, o.m.cpu + n));
+            expect_bits("AdamW on the host: v", v, std::vector<float>(o.v.cpu, o.v.cpu + n));
+            if (NEEDS_MASTER) {
+                expect_bits("AdamW on the host: master", master, std::vector<float>(o.master.cpu, o.master.cpu + n));
+                expect_bits("AdamW on the host: params", params, std::vector<floatX>(o.params.cpu, o.params.cpu + n));
+            } else for (size_t i = 0; i < n; i++) expect(master[i] == to_float(o.params.cpu[i]), "AdamW on the host: weight %zu", i);
+        }
+    }
+}
 static void test_adamw_changes_nothing_when_the_step_is_skipped(void) {
     start(1, 1, 1, 1, 1);
     Optimizer o = random_optimizer(100, 0, 0), before = random_optimizer(100, 0, 0);
@@ -375,6 +417,8 @@ static void test_adamw_changes_nothing_when_the_step_is_skipped(void) {
     begin_again(o.grads);
     update_piece(o, 0, 100, 10);
     expect_same_optimizer("a step that is skipped", o, before);
+    if (NEEDS_MASTER) adamw_update(adamw_example, NULL, o.master.gpu, o.m.gpu, o.v.gpu, o.grads.gpu, o.scale.gpu, 100, 10);
+    expect_same_optimizer("a step without params that is skipped", o, before);
 }
 
 // ---- numbers about a step ----
@@ -405,6 +449,20 @@ static void test_sums_depend_on_the_number_of_elements_alone(void) {
             expect(fabs(got - *sum.cpu) <= tolerance, "a sum of %zu numbers is %.17g, not %.17g", n, got, *sum.cpu);
             expect_bits("a sum of numbers that are not aligned", result_of(other), result_of(sum));
         }
+    }
+}
+// In either type: --cpu-offload sums shards on the host.
+static void test_sums_on_the_host_have_the_bits_of_the_cpu(void) {
+    start(1, 1, 1, 1, 1);
+    for (size_t n : { 0, 1, 1000, 33001 }) {
+        Both<floatX> x = random_both(n, 0.5f);
+        std::vector<float> wide(n);
+        for (size_t i = 0; i < n; i++) wide[i] = to_float(x.start[i]);
+        double sum = 0;
+        cpu::add_sum_squares(&sum, x.cpu, n);
+        double narrow_got = host_sum_squares(x.start.data(), FLOATX_DTYPE, n), wide_got = host_sum_squares(wide.data(), DTYPE_F32, n);
+        expect(narrow_got == sum, "a sum of %zu numbers of floatX is %.17g, not %.17g", n, narrow_got, sum);
+        expect(wide_got == sum, "a sum of %zu numbers of fp32 is %.17g, not %.17g", n, wide_got, sum);
     }
 }
 // An array's alignment decides which thread reads what, and nothing else.
@@ -494,8 +552,11 @@ int main(int argc, char** argv) {
     TEST(test_adamw_follows_the_cpu);
     TEST(test_adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit);
     TEST(test_adamw_of_fp32_gives_the_master_weights_to_the_bit);
+    TEST(test_adamw_without_params_gives_the_same_master_weights_to_the_bit);
+    TEST(test_adamw_of_shards_on_the_host_gives_the_bits_of_the_cpu);
     TEST(test_adamw_changes_nothing_when_the_step_is_skipped);
     TEST(test_sums_depend_on_the_number_of_elements_alone);
+    TEST(test_sums_on_the_host_have_the_bits_of_the_cpu);
     TEST(test_arrays_are_scaled_and_added_to_the_bit_as_on_the_cpu);
     TEST(test_clipping_follows_the_cpu_to_the_bit);
     TEST(test_casts_round_as_the_cpu_does);

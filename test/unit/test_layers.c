@@ -7,8 +7,7 @@ precision: in 16 bits the inputs are rounded first, so that the bounds need to a
 */
 #include "../../llmc/device/layers.h"
 #include "../../llmc/base/rng.h"
-#include <setjmp.h>
-#include <cmocka.h>
+#include "expect_death.h"
 
 // Half a unit in the last place of floatX, relative.
 #if defined(PRECISION_BF16)
@@ -31,11 +30,14 @@ static void* own(size_t n, size_t size) {
     require(owned_count < 512, "a test makes more than 512 arrays");
     return owned[owned_count++] = xcalloc(n, size);
 }
+static void free_arrays(void) {
+    while (owned_count > 0) free(owned[--owned_count]);
+    next_stream = 0;
+}
 static int free_owned(void** state) {
     (void)state;
     layers_free();
-    while (owned_count > 0) free(owned[--owned_count]);
-    next_stream = 0;
+    free_arrays();
     return 0;
 }
 static void set_element(Tensor t, size_t i, double value) {
@@ -469,11 +471,23 @@ static void test_classifier_hides_no_inf_or_nan(void** state) {
 }
 
 // ---- numbers about a step ----
+// The sum of squares in the order that host_adamw.h promises, written out here a second time.
+static double squares_in_order(const float* x, size_t n) {
+    size_t chunk = 16384; // elements, while 1024 chunks are enough
+    double sum = 0;
+    for (size_t begin = 0; begin < n; begin += chunk) {
+        double lane[16] = { 0 };
+        for (size_t i = 0; i < chunk && begin + i < n; i++) lane[i % 16] += (double)x[begin + i] * (double)x[begin + i];
+        for (int half = 8; half > 0; half /= 2) for (int l = 0; l < half; l++) lane[l] += lane[half + l];
+        sum += lane[0];
+    }
+    return sum;
+}
 static void test_sums_are_exact_to_double_and_add_to_what_is_there(void** state) {
     (void)state;
     start(1, 1, 1, 1, 1);
-    const size_t sizes[4] = { 0, 1, 1000, 100003 };
-    for (int k = 0; k < 4; k++) {
+    const size_t sizes[7] = { 0, 1, 17, 1000, 16384, 16399, 100003 };
+    for (int k = 0; k < 7; k++) {
         size_t n = sizes[k];
         Tensor x = random_tensor(n, 0.5, 1);
         float* f = (float*)own(n, sizeof(float));
@@ -488,9 +502,9 @@ static void test_sums_are_exact_to_double_and_add_to_what_is_there(void** state)
         add_sum_squares_fp32(&squares_fp32, f, n);
         expect_near("add_sum", sum, want_sum, 1e-12, 0);
         expect_near("add_sum_squares", squares, want_squares, 1e-12, 0);
-        expect_near("add_sum_squares_fp32", squares_fp32, want_squares, 1e-12, 0);
-        assert_true(NEEDS_MASTER || squares_fp32 == squares);
-        assert_true(5 + host_sum_squares(f, n) == squares_fp32);
+        double in_order = squares_in_order(f, n); // to the bit, in either type
+        assert_true(squares == 5 + in_order && squares_fp32 == 5 + in_order);
+        assert_true(host_sum_squares(f, DTYPE_F32, n) == in_order && host_sum_squares(x.x, FLOATX_DTYPE, n) == in_order);
     }
     Tensor x = random_tensor(100, 0, 1);
     set_element(x, 50, INFINITY);
@@ -642,53 +656,112 @@ static void test_adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit(void** s
         }
     }
 }
-// fp32 params and widened gradients, in any precision: what a sharded stage updates.
+// fp32 weights and gradients that are also widened, in any precision: what a sharded stage updates.
 typedef struct { float *params, *m, *v, *grads; } WideOptimizer;
 static WideOptimizer widened(Optimizer o) {
     WideOptimizer w = { (float*)own(o.n, sizeof(float)), (float*)own(o.n, sizeof(float)), (float*)own(o.n, sizeof(float)),
                         (float*)own(o.n, sizeof(float)) };
-    to_fp32(w.params, o.params, o.n);
+    if (NEEDS_MASTER) memcpy(w.params, o.master, o.n * sizeof(float));
+    else to_fp32(w.params, o.params, o.n);
     to_fp32(w.grads, o.grads, o.n);
     memcpy(w.m, o.m, o.n * sizeof(float));
     memcpy(w.v, o.v, o.n * sizeof(float));
     return w;
 }
-static void test_adamw_of_fp32_gives_the_master_weights_to_the_bit(void** state) {
+static void expect_master_weights(WideOptimizer w, Optimizer o, const char* what) {
+    const float* master = NEEDS_MASTER ? o.master : (const float*)(const void*)o.params;
+    if (memcmp(w.params, master, o.n * sizeof(float)) != 0) fail_msg("the weights of %s differ", what);
+    if (memcmp(w.m, o.m, o.n * sizeof(float)) != 0) fail_msg("m of %s differs", what);
+    if (memcmp(w.v, o.v, o.n * sizeof(float)) != 0) fail_msg("v of %s differs", what);
+}
+// Master weights that are not numbers of floatX, moments that are not 0, and params that no update has made.
+static Optimizer optimizer_under_way(size_t n) {
+    Optimizer o = same_optimizer(n);
+    for (size_t i = 0; i < n; i++) {
+        o.m[i] = 1e-3f * random_normal(8, 1, i);
+        o.v[i] = 1e-5f * random_uniform(8, 2, i);
+        if (NEEDS_MASTER) o.master[i] *= 1 + 1e-3f * random_normal(8, 3, i);
+        if (NEEDS_MASTER) o.params[i] = to_floatX(NAN);
+    }
+    return o;
+}
+// Three updates of n elements, the second of which is skipped, by the form that is the definition and by every other form.
+static void check_forms_of_adamw(size_t n, size_t no_decay) {
+    Optimizer o = optimizer_under_way(n);
+    WideOptimizer wide = widened(o), alone = widened(o), host = widened(o), from_floatX = widened(o);
+    Tensor rounded = unset_tensor(n);
+    AdamW a = adamw_example;
+    for (a.t = 1; a.t <= 3; a.t++) {
+        float grad_scale = a.t == 2 ? 0 : 0.7f;
+        update(a, o, grad_scale, n, no_decay);
+        adamw_update_fp32(a, wide.params, wide.m, wide.v, wide.grads, &grad_scale, n, no_decay);
+        adamw_update(a, NULL, alone.params, alone.m, alone.v, o.grads, &grad_scale, n, no_decay);
+        host_adamw_update(a, NULL, host.params, host.m, host.v, host.grads, DTYPE_F32, grad_scale, n, no_decay);
+        host_adamw_update(a, NEEDS_MASTER ? rounded.x : NULL, from_floatX.params, from_floatX.m, from_floatX.v, o.grads,
+                          FLOATX_DTYPE, grad_scale, n, no_decay);
+    }
+    expect_master_weights(wide, o, "adamw_update_fp32");
+    expect_master_weights(alone, o, "adamw_update without params");
+    expect_master_weights(host, o, "host_adamw_update of fp32 gradients");
+    expect_master_weights(from_floatX, o, "host_adamw_update of floatX gradients");
+    if (NEEDS_MASTER) assert_memory_equal(rounded.x, o.params, n * sizeof(floatX));
+}
+static void test_every_form_of_adamw_gives_the_same_master_weights_to_the_bit(void** state) {
     (void)state;
-    const size_t sizes[4] = { 1, 2049, 8193, 20011 };
-    for (int k = 0; k < 4; k++) {
-        size_t n = sizes[k], no_decay = n / 3;
-        Optimizer o = same_optimizer(n);
-        WideOptimizer device = widened(o), host = widened(o);
-        AdamW a = adamw_example;
-        for (a.t = 1; a.t <= 3; a.t++) {
-            float grad_scale = a.t == 2 ? 0 : 0.7f; // the second step is skipped
-            update(a, o, grad_scale, n, no_decay);
-            adamw_update_fp32(a, device.params, device.m, device.v, device.grads, &grad_scale, n, no_decay);
-            host_adamw_update(a, host.params, host.m, host.v, host.grads, grad_scale, n, no_decay);
-        }
-        const float* master = NEEDS_MASTER ? o.master : (const float*)(const void*)o.params;
-        const WideOptimizer* both[2] = { &device, &host };
-        for (int w = 0; w < 2; w++) {
-            assert_memory_equal(both[w]->params, master, n * sizeof(float));
-            assert_memory_equal(both[w]->m, o.m, n * sizeof(float));
-            assert_memory_equal(both[w]->v, o.v, n * sizeof(float));
+    const size_t sizes[7] = { 0, 1, 2049, 8191, 8192, 8193, 20011 }; // the host takes slices of 8192
+    for (int k = 0; k < 7; k++) {
+        size_t n = sizes[k];
+        const size_t no_decays[7] = { 0, n / 3, 8191, 8192, 8193, n, n + 1 }; // a unit's may go on after this piece
+        for (int d = 0; d < 7; d++) {
+            check_forms_of_adamw(n, no_decays[d]);
+            free_arrays();
         }
     }
 }
+static void test_the_host_rounds_params_also_from_fp32_gradients(void** state) {
+    (void)state;
+    const size_t n = 8195;
+    if (!NEEDS_MASTER) return;
+    Optimizer o = optimizer_under_way(n);
+    WideOptimizer host = widened(o);
+    Tensor rounded = unset_tensor(n);
+    update(adamw_example, o, 0.7f, n, 5);
+    host_adamw_update(adamw_example, rounded.x, host.params, host.m, host.v, host.grads, DTYPE_F32, 0.7f, n, 5);
+    expect_master_weights(host, o, "host_adamw_update");
+    assert_memory_equal(rounded.x, o.params, n * sizeof(floatX));
+}
 static void test_adamw_changes_nothing_when_the_step_is_skipped(void** state) {
     (void)state;
-    Optimizer before = same_optimizer(100), o = same_optimizer(100);
-    WideOptimizer wide_before = widened(before), wide = widened(o);
+    Optimizer before = optimizer_under_way(100), o = optimizer_under_way(100), on_host = optimizer_under_way(100);
+    WideOptimizer wide = widened(o);
     const float skip = 0;
-    o.grads[7] = to_floatX(NAN);
+    o.grads[7] = on_host.grads[7] = to_floatX(NAN);
     wide.grads[7] = NAN;
     update(adamw_example, o, 0.0f, 100, 10);
     expect_same_optimizer(o, before);
     adamw_update_fp32(adamw_example, wide.params, wide.m, wide.v, wide.grads, &skip, 100, 10);
-    assert_memory_equal(wide.params, wide_before.params, 100 * sizeof(float));
-    assert_memory_equal(wide.m, wide_before.m, 100 * sizeof(float));
-    assert_memory_equal(wide.v, wide_before.v, 100 * sizeof(float));
+    expect_master_weights(wide, before, "adamw_update_fp32");
+    adamw_update(adamw_example, NULL, wide.params, wide.m, wide.v, o.grads, &skip, 100, 10);
+    expect_master_weights(wide, before, "adamw_update without params");
+    host_adamw_update(adamw_example, NULL, wide.params, wide.m, wide.v, wide.grads, DTYPE_F32, 0, 100, 10);
+    expect_master_weights(wide, before, "host_adamw_update of fp32 gradients");
+    float* weights = NEEDS_MASTER ? on_host.master : (float*)(void*)on_host.params;
+    host_adamw_update(adamw_example, NEEDS_MASTER ? on_host.params : NULL, weights, on_host.m, on_host.v, on_host.grads,
+                      FLOATX_DTYPE, 0, 100, 10);
+    expect_same_optimizer(on_host, before);
+}
+
+static void sum_another_type(void* x) { host_sum_squares(x, FLOATX_DTYPE == DTYPE_BF16 ? DTYPE_F16 : DTYPE_BF16, 1); }
+static void update_by_another_type(void* x) {
+    float w[3] = { 0 };
+    DType other = FLOATX_DTYPE == DTYPE_BF16 ? DTYPE_F16 : DTYPE_BF16;
+    host_adamw_update(adamw_example, NULL, w, w + 1, w + 2, x, other, 1, 1, 0);
+}
+static void test_numbers_on_the_host_of_another_type_are_refused(void** state) {
+    (void)state;
+    float x[1] = { 0 };
+    expect_death(sum_another_type, x, "numbers on the host must be fp32 or " FLOATX_NAME " here");
+    expect_death(update_by_another_type, x, "numbers on the host must be fp32 or " FLOATX_NAME " here");
 }
 
 // ---- elementwise functions ----
@@ -835,8 +908,10 @@ int main(void) {
         TEST(test_clipping_scales_down_to_the_norm_and_skips_what_is_not_finite),
         TEST(test_adamw_follows_its_definition),
         TEST(test_adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit),
-        TEST(test_adamw_of_fp32_gives_the_master_weights_to_the_bit),
+        TEST(test_every_form_of_adamw_gives_the_same_master_weights_to_the_bit),
+        TEST(test_the_host_rounds_params_also_from_fp32_gradients),
         TEST(test_adamw_changes_nothing_when_the_step_is_skipped),
+        TEST(test_numbers_on_the_host_of_another_type_are_refused),
         TEST(test_exp_and_gelu_are_accurate_over_the_whole_float_range),
         TEST(test_an_element_does_not_depend_on_its_place_in_the_array),
         TEST(test_results_are_the_same_from_run_to_run_and_for_any_number_of_threads),

@@ -9,16 +9,9 @@ static double chunk_sum(const void* array, size_t begin, size_t end) {
     for (size_t i = begin; i < end; i++) sum += (double)x[i];
     return sum;
 }
-static double chunk_squares(const void* array, size_t begin, size_t end) {
-    const floatX* x = (const floatX*)array;
-    double sum = 0;
-    #pragma omp simd reduction(+:sum)
-    for (size_t i = begin; i < end; i++) sum += (double)to_float(x[i]) * (double)to_float(x[i]);
-    return sum;
-}
 void add_sum(double* acc, const float* x, size_t n) { *acc += host_sum_chunks(chunk_sum, x, n); }
-void add_sum_squares(double* acc, const floatX* x, size_t n) { *acc += host_sum_chunks(chunk_squares, x, n); }
-void add_sum_squares_fp32(double* acc, const float* x, size_t n) { *acc += host_sum_squares(x, n); }
+void add_sum_squares(double* acc, const floatX* x, size_t n) { *acc += host_sum_squares(x, FLOATX_DTYPE, n); }
+void add_sum_squares_fp32(double* acc, const float* x, size_t n) { *acc += host_sum_squares(x, DTYPE_F32, n); }
 
 void scale_in_place(floatX* x, float factor, size_t n) {
     #pragma omp parallel for simd schedule(static)

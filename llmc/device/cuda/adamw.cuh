@@ -6,7 +6,7 @@
 // W neighbours, the first of them element i:
 // m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, p = p decay - lr/(1-b1^t) m / (sqrt(v) / sqrt(1-b2^t) + eps)
 // Each fused multiply-add is written out, so that every way of cutting an array into pieces gives the same bits.
-// 16-bit params have a master copy; fp32 params have none.
+// 16-bit params have a master copy, and may be NULL; fp32 params have none.
 template <int W, typename T>
 __device__ inline void adamw_piece(AdamWFactors f, float scale, T* params, float* master, float* m, float* v,
                                    const T* grads, size_t i, size_t no_decay) {
@@ -25,7 +25,7 @@ __device__ inline void adamw_piece(AdamWFactors f, float scale, T* params, float
     store(m + i, mi);
     store(v + i, vi);
     if (has_master) store(master + i, p);
-    store(params + i, p);
+    if (!has_master || params != NULL) store(params + i, p);
 }
 
 // One piece of W elements per thread, and the thread after the last whole piece does the rest.
@@ -54,7 +54,8 @@ static inline void adamw_launch(AdamW a, T* params, float* master, float* m, flo
 }
 void adamw_update(AdamW a, floatX* params, float* master, float* m, float* v, const floatX* grads, const float* grad_scale,
                   size_t n, size_t no_decay) {
-    adamw_launch(a, params, master, m, v, grads, grad_scale, n, no_decay);
+    floatX* weights = NEEDS_MASTER || params != NULL ? params : (floatX*)(void*)master; // fp32: whichever of the two is given
+    adamw_launch(a, weights, master, m, v, grads, grad_scale, n, no_decay);
 }
 void adamw_update_fp32(AdamW a, float* params, float* m, float* v, const float* grads, const float* grad_scale,
                        size_t n, size_t no_decay) {

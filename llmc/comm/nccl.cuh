@@ -1,5 +1,5 @@
 /*
-cuda/comm_nccl.cuh - comm.h over NCCL, for ranks that have a GPU each. Included by comm.h, never on its own.
+nccl.cuh - the operations of contract.h over NCCL, for ranks that have a GPU each.
 
 Operations of a communicator run on a stream beside the compute stream, in the order of their issue. Two events keep the order:
 the communication stream waits for what compute_stream had been given when the operation was issued (else it would send what is
@@ -8,114 +8,27 @@ arrived). The host waits for neither: it continues, and waits for the GPU only i
 it waits there, nccl_look sees how far operations have come, so that the watchdog knows which one is stuck, and whether NCCL has
 had an error. Communicators are non-blocking: no call into NCCL waits for another rank without the watchdog.
 
-    all-reduce      NCCL's; or the steps of ring.h; or, in ordered mode, what comm_mpi.h does: every rank sends slice r to rank r,
+    all-reduce      NCCL's; or the steps of ring.h; or, in ordered mode, what mpi.h does: every rank sends slice r to rank r,
                     which adds them in rank order and sends the sum to all
     reduce-scatter  NCCL's; in ordered mode every rank sends part r to rank r, which adds them in rank order
+    all-to-all      a group of NCCL's sends and receives: its own call for this came only with 2.28
     all-gather, broadcast: NCCL's. barrier: an all-reduce of one number, for which the host waits
     send, receive   NCCL's, each way between two ranks on a communicator and a stream of its own: NCCL runs the operations of
                     a communicator one after another, and two ranks that send to each other on one would wait forever
 
-comm_nccl_windows.cuh does --nccl-windows. libnccl.so is loaded when it is first needed: one GPU and --comm mpi do not need it.
-API: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
+nccl_library.cuh loads NCCL, and nccl_windows.cuh does --nccl-windows.
 */
-#ifndef LLMC_CUDA_COMM_NCCL_CUH
-#define LLMC_CUDA_COMM_NCCL_CUH
-#include "../device/cuda/check.cuh"
+#ifndef LLMC_COMM_NCCL_CUH
+#define LLMC_COMM_NCCL_CUH
+#include "issue.h"
+#include "nccl_library.cuh"
+#include "nccl_windows.cuh"
+#include "ring.h"
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <dlfcn.h>
-#include <nccl.h>
-static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1), "llmc needs the headers of NCCL 2.18 or newer, or USE_NCCL=0");
-
-// ---- the library ----
-// Every function of NCCL that is called. X is applied to each name.
-#define NCCL_FUNCTIONS(X) \
-    X(ncclGetVersion) X(ncclGetErrorString) X(ncclGetLastError) X(ncclGetUniqueId) X(ncclCommInitRankConfig) X(ncclCommSplit) \
-    X(ncclCommGetAsyncError) X(ncclCommUserRank) X(ncclCommCount) X(ncclCommFinalize) X(ncclCommDestroy) \
-    X(ncclAllReduce) X(ncclReduceScatter) X(ncclAllGather) X(ncclBroadcast) X(ncclSend) X(ncclRecv) \
-    X(ncclGroupStart) X(ncclGroupEnd)
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 3) // only --nccl-windows needs these
-#define NCCL_WINDOW_FUNCTIONS(X) X(ncclMemAlloc) X(ncclMemFree) X(ncclCommWindowRegister) X(ncclCommWindowDeregister)
-#endif
-typedef struct {
-#define X(name) decltype(&::name) name;
-    NCCL_FUNCTIONS(X)
-#ifdef NCCL_WINDOW_FUNCTIONS
-    NCCL_WINDOW_FUNCTIONS(X)
-#endif
-#undef X
-} NcclFunctions;
-static NcclFunctions nccl; // NULL until nccl_load has found them
-
-static inline void nccl_load(bool windows) {
-#ifdef CUDA_EMULATOR // its stand-in for NCCL is a part of the program
-#define X(name) nccl.name = ::name;
-#else
-    void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-    require(library != NULL, "libnccl.so.2 was not found: get it with sh dev/setup.sh, name its folder in LD_LIBRARY_PATH, or"
-            " use --comm mpi");
-#define X(name) \
-    nccl.name = (decltype(nccl.name))dlsym(library, #name); \
-    require(nccl.name != NULL, "libnccl.so.2 has no %s: install a newer NCCL, or use --comm mpi", #name);
-#endif
-    NCCL_FUNCTIONS(X)
-    if (!windows) return;
-#ifdef NCCL_WINDOW_FUNCTIONS
-    NCCL_WINDOW_FUNCTIONS(X)
-#else
-    die("--nccl-windows needs NCCL 2.27, and this program was built with headers of %d.%d: build it with newer ones, or leave"
-        " the option out", NCCL_MAJOR, NCCL_MINOR);
-#endif
-#undef X
-}
-
-// ---- what belongs to a communicator ----
 #ifndef NCCL_PIECE
 #define NCCL_PIECE (16 << 20) // bytes that our own sums are cut into: scratch memory is bounded
 #endif
-
-// An operation that the GPU may not have finished.
-typedef struct { OpRecord record; int started, finished; bool begun; } NcclOp; // marks, which comm.h owns
-
-typedef struct NcclLink {
-    ncclComm_t nccl;         // owned
-    cudaStream_t stream;     // owned
-    cudaEvent_t ready;       // compute_stream has reached the issue of the latest operation, owned
-    char* scratch;           // (NCCL_PIECE) for our own sums, owned; NULL where NCCL adds
-    int* numbers;            // (N) device memory, for a split and for barriers, owned
-    struct NcclLink **to, **from; // (N) for messages to and from each rank; NULL before comm_connect
-    NcclOp* ops;             // (COMM_IN_FLIGHT) operation k has k % COMM_IN_FLIGHT, owned
-    long long issued, waited, done; // operations so far; those before `waited` compute waits for; those before `done` are over
-    struct NcclLink* next;   // all of this process, the newest first
-} NcclLink;
-
-typedef struct {
-    CommWorld* world;
-    struct NcclMemory* memory; // (num_memory) what comm_nccl_windows.cuh has lent, owned
-    int num_memory;
-    NcclLink* links;         // owned
-    NcclOp* awaited;         // what the watchdog has been told that we wait for, a view; NULL: nothing
-} NcclEngine;
-
-static inline void nccl_check(ncclResult_t r, const char* what) {
-    require(r == ncclSuccess, "NCCL: %s failed: %s (%s); set NCCL_DEBUG=WARN in the environment to see more", what,
-            nccl.ncclGetErrorString(r), nccl.ncclGetLastError(NULL));
-}
-
-// Waits for the end of a call that may still be under way in NCCL. r: what it returned. op: what the watchdog is told.
-static inline void nccl_await(CommWorld* w, const OpRecord* op, ncclComm_t comm, ncclResult_t r, const char* what) {
-    const struct timespec nap = { 0, 20000 };
-    if (r == ncclInProgress) {
-        oplog_wait_begin(w->log, op);
-        while (r == ncclInProgress) {
-            ncclResult_t asked = nccl.ncclCommGetAsyncError(comm, &r);
-            nccl_check(asked, what);
-            if (r == ncclInProgress) nanosleep(&nap, NULL);
-        }
-        oplog_wait_end(w->log);
-    }
-    nccl_check(r, what);
-}
 
 static inline ncclDataType_t nccl_type(CommType t) {
     return t == COMM_F32 ? ncclFloat32 : t == COMM_BF16 ? ncclBfloat16 : t == COMM_F16 ? ncclFloat16
@@ -231,6 +144,22 @@ static inline void nccl_all_reduce_ring(Comm* c, const CommSlot* s, char* buf, s
     while (ring_advance(&r)) {}
 }
 
+// Row q goes to rank q. This rank's own row is a copy.
+static inline void nccl_all_to_all(Comm* c, const CommSlot* s) {
+    NcclLink* l = (NcclLink*)c->link;
+    size_t bytes = s->n * comm_type_size(s->type), own = (size_t)c->rank * bytes;
+    const char* in = (const char*)s->in;
+    char* out = (char*)s->out;
+    if (bytes > 0) cuda_check(cudaMemcpyAsync(out + own, in + own, bytes, cudaMemcpyDeviceToDevice, l->stream), "all-to-all");
+    nccl_group();
+    for (int q = 0; q < c->size; q++) {
+        if (q == c->rank) continue;
+        nccl_send(c, s, in + (size_t)q * bytes, s->n, q);
+        nccl_recv(c, s, out + (size_t)q * bytes, s->n, q);
+    }
+    nccl_group_end(c, s);
+}
+
 // ---- each kind of operation, onto the communicator's stream ----
 
 static inline void nccl_sum_in_pieces(Comm* c, const CommSlot* s) {
@@ -259,6 +188,7 @@ static inline void nccl_run(Comm* c, const CommSlot* s, NcclLink* l) {
         else r = nccl.ncclReduceScatter(s->in, s->out, s->n, t, ncclSum, l->nccl, l->stream);
         break;
     case COMM_ALL_GATHER: r = nccl.ncclAllGather(s->in, s->out, s->n, t, l->nccl, l->stream); break;
+    case COMM_ALL_TO_ALL: nccl_all_to_all(c, s); break;
     case COMM_BROADCAST: r = nccl.ncclBroadcast(s->in, s->out, s->n, t, s->peer, l->nccl, l->stream); break;
     case COMM_BARRIER: r = nccl.ncclAllReduce(l->numbers, l->numbers, 1, ncclInt32, ncclMax, l->nccl, l->stream); break;
     case COMM_SEND: if (s->n > 0) r = nccl.ncclSend(s->in, s->n, t, 1, l->nccl, l->stream); break;
@@ -350,8 +280,6 @@ static inline bool nccl_is_possible(Comm* c) {
     nccl_load(c->world->options.windows);
     return true;
 }
-
-#include "comm_nccl_windows.cuh"
 
 static inline bool nccl_adds_itself(const CommOptions* o) { return !o->ordered && o->all_reduce == ALL_REDUCE_LIBRARY; }
 static inline size_t nccl_device_bytes(const CommOptions* o, int N) {

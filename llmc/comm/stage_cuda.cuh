@@ -1,14 +1,14 @@
 /*
-cuda/comm_stage.cuh - how MPI reaches the memory of tensors, for a GPU: through pinned host memory. Included by comm_mpi.h;
-cpu/comm_stage.h has the same functions where there is nothing to do.
+stage_cuda.cuh - how MPI reaches the memory of tensors, for a GPU: through pinned host memory. Included by mpi.h;
+stage_cpu.h has the same functions where there is nothing to do.
 
 An operation waits for an event on compute_stream, which stands for the layer calls before it. Then, a piece at a time, its
 input is copied to the host and its output back, on a stream beside the compute stream, by the thread that talks to MPI. That
 thread looks whether a copy is done before it goes on, and an operation counts as finished only when its last copy is. So layer
 calls that are issued after comm_wait come after it, with no event between.
 */
-#ifndef LLMC_CUDA_COMM_STAGE_CUH
-#define LLMC_CUDA_COMM_STAGE_CUH
+#ifndef LLMC_COMM_STAGE_CUDA_CUH
+#define LLMC_COMM_STAGE_CUDA_CUH
 #include "../device/device.h"
 #include "../device/cuda/check.cuh"
 

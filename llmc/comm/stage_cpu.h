@@ -1,11 +1,11 @@
 /*
-cpu/comm_stage.h - how MPI reaches the memory of tensors on the CPU: it uses that memory directly. Included by comm_mpi.h.
+stage_cpu.h - how MPI reaches the memory of tensors on the CPU: it uses that memory directly. Included by mpi.h.
 
-On a GPU an operation's data has to be copied to host memory, a piece at a time, and back (cuda/comm_stage.cuh). comm_mpi.h
-is written as if that were always so; here a view is the memory itself, and there is nothing to copy or to wait for.
+On a GPU an operation's data has to be copied to host memory, a piece at a time, and back (stage_cuda.cuh). mpi.h is written
+as if that were always so; here a view is the memory itself, and there is nothing to copy or to wait for.
 */
-#ifndef LLMC_CPU_COMM_STAGE_H
-#define LLMC_CPU_COMM_STAGE_H
+#ifndef LLMC_COMM_STAGE_CPU_H
+#define LLMC_COMM_STAGE_CPU_H
 #include "../device/device.h"
 
 typedef struct { char* scratch; } CommStage; // scratch: (bytes) for sums, owned

@@ -1,5 +1,5 @@
 /*
-cuda/comm_nccl_windows.cuh - memory that NCCL's kernels on other GPUs read and write in place. Included by comm_nccl.cuh.
+nccl_windows.cuh - memory that NCCL's kernels on other GPUs read and write in place.
 
 An all-gather usually copies through buffers of NCCL's own: a kernel here fills one, a kernel there empties it. Where all ranks
 have registered a buffer of the same size together, as a *window*, a kernel knows the address of the same bytes on every other
@@ -10,8 +10,9 @@ asks here first; and comm_share_memory registers what has been lent since, once 
 An operation must give buffers at the same place of their windows on all ranks. Ours do, because all ranks allocate alike.
 API: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/bufferreg.html
 */
-#ifndef LLMC_CUDA_COMM_NCCL_WINDOWS_CUH
-#define LLMC_CUDA_COMM_NCCL_WINDOWS_CUH
+#ifndef LLMC_COMM_NCCL_WINDOWS_CUH
+#define LLMC_COMM_NCCL_WINDOWS_CUH
+#include "nccl_library.cuh"
 #ifdef NCCL_WINDOW_FUNCTIONS
 constexpr size_t NCCL_WINDOW_UNIT = 4096; // bytes: windows begin and end on multiples of it
 

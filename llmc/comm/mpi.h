@@ -1,5 +1,5 @@
 /*
-comm_mpi.h - comm.h over MPI, on host memory. Included by comm.h, never on its own.
+mpi.h - the operations of contract.h over MPI, on host memory.
 
 MPI's non-blocking calls make little progress unless the program keeps calling MPI, so one thread per process does nothing else:
 it makes all MPI calls, including MPI_Init and MPI_Finalize. Collectives of a communicator run one after another in the order of
@@ -14,17 +14,20 @@ counts are enough. A piece is a few steps; each posts messages, and the next beg
                     ring. (Open MPI 4.1's MPI_Ireduce_scatter_block sums everything on rank 0 first.)
     all-gather      every rank sends its shard to all others
                     (For both: a shard in host memory is sent and added up in place.)
+    all-to-all      every rank sends row r to rank r
     broadcast, barrier: MPI's
 */
 #ifndef LLMC_COMM_MPI_H
 #define LLMC_COMM_MPI_H
 #define OMPI_SKIP_MPICXX 1
 #include <mpi.h>
+#include "issue.h"
 #include "ring.h"
+#include "sums.h"
 #ifndef __CUDACC__
-#include "comm_stage.h"
+#include "stage_cpu.h"
 #else
-#include "comm_stage.cuh"
+#include "stage_cuda.cuh"
 #endif
 
 #ifndef COMM_PIECE
@@ -85,12 +88,16 @@ static inline void mpi_check(int rc, const char* what) {
 
 static inline MpiLink* mpi_link(const MpiOp* o) { return (MpiLink*)o->comm->link; }
 static inline size_t mpi_element(const MpiOp* o) { return comm_type_size(o->slot->type); }
-// Elements that a rank owns of a piece: N such slices fit in the scratch.
-static inline size_t mpi_slice(const MpiOp* o) { return size_max(1, COMM_PIECE / mpi_element(o) / (size_t)o->comm->size); }
+// Elements that a rank owns of a piece: N such slices fit in the scratch and in staging memory; of an all-to-all, which has as
+// much output as input, 2N.
+static inline size_t mpi_slice(const MpiOp* o) {
+    size_t rows = (size_t)o->comm->size * (o->slot->kind == COMM_ALL_TO_ALL ? 2 : 1);
+    return size_max(1, COMM_PIECE / mpi_element(o) / rows);
+}
 static inline size_t mpi_piece(const MpiOp* o) {
     CommKind k = o->slot->kind;
-    size_t parts = k == COMM_REDUCE_SCATTER || k == COMM_ALL_GATHER ? 1 : (size_t)o->comm->size;
-    return parts * mpi_slice(o);
+    bool has_rows = k == COMM_REDUCE_SCATTER || k == COMM_ALL_GATHER || k == COMM_ALL_TO_ALL;
+    return (has_rows ? 1 : (size_t)o->comm->size) * mpi_slice(o);
 }
 // This piece of row `row` of a buffer (rows,n): on the device, and as MPI sees it; in staging memory it is row `place`.
 static inline char* mpi_device(const MpiOp* o, const void* buf, int row) {
@@ -104,11 +111,12 @@ static inline char* mpi_of_shard(const MpiOp* o, const void* shard) {
     return o->slot->on_host ? mpi_device(o, shard, 0) : mpi_view(o, shard, 0, o->comm->rank);
 }
 // The views of each kind. reduce-scatter: what goes to rank q, and the sum. all-gather: what goes to all, and what comes from
-// rank q. Others: their one buffer.
+// rank q. all-to-all: what goes to rank q, and what comes from it. Others: their one buffer.
 static inline char* mpi_part(const MpiOp* o, int q) { return mpi_view(o, o->slot->in, q, q); }
 static inline char* mpi_sum(const MpiOp* o) { return mpi_of_shard(o, o->slot->out); }
 static inline char* mpi_own(const MpiOp* o) { return mpi_of_shard(o, o->slot->in); }
 static inline char* mpi_shard(const MpiOp* o, int q) { return mpi_view(o, o->slot->out, q, q); }
+static inline char* mpi_row(const MpiOp* o, int q) { return mpi_view(o, o->slot->out, q, o->comm->size + q); }
 static inline char* mpi_buf(const MpiOp* o) { return mpi_view(o, o->slot->out ? o->slot->out : o->slot->in, 0, 0); }
 // Where what rank q sends is kept until it is added.
 static inline char* mpi_scratch(const MpiOp* o, int q) {
@@ -230,6 +238,17 @@ static inline bool mpi_step_all_gather(MpiOp* o) {
     return true;
 }
 
+static inline bool mpi_step_all_to_all(MpiOp* o) {
+    int N = o->comm->size, rank = o->comm->rank;
+    if (o->step > 1) return false;
+    for (int d = 1; d < N; d++) {
+        int to = (rank + d) % N, from = (rank + N - d) % N;
+        mpi_recv(o, mpi_row(o, from), o->count, from);
+        mpi_send(o, mpi_part(o, to), o->count, to);
+    }
+    return true;
+}
+
 static inline bool mpi_step_one_message(MpiOp* o) {
     CommSlot* s = o->slot;
     if (o->step > 1) return false;
@@ -293,6 +312,7 @@ static inline bool mpi_step(MpiOp* o) {
         return options->all_reduce == ALL_REDUCE_RING ? mpi_step_all_reduce_ring(o) : mpi_step_all_reduce_library(o);
     case COMM_REDUCE_SCATTER: return mpi_step_reduce_scatter(o);
     case COMM_ALL_GATHER: return mpi_step_all_gather(o);
+    case COMM_ALL_TO_ALL: return mpi_step_all_to_all(o);
     default: return mpi_step_one_message(o);
     }
 }
@@ -303,7 +323,7 @@ static inline bool mpi_step(MpiOp* o) {
 static inline void mpi_fetch(MpiOp* o) {
     const CommSlot* s = o->slot;
     size_t bytes = o->count * mpi_element(o);
-    if (s->kind == COMM_REDUCE_SCATTER) {
+    if (s->kind == COMM_REDUCE_SCATTER || s->kind == COMM_ALL_TO_ALL) {
         for (int q = 0; q < o->comm->size; q++) stage_fetch(o->stage, mpi_part(o, q), mpi_device(o, s->in, q), bytes);
     } else if (s->kind == COMM_ALL_GATHER) {
         if (!s->on_host) stage_fetch(o->stage, mpi_own(o), mpi_device(o, s->in, 0), bytes);
@@ -320,6 +340,9 @@ static inline void mpi_store(MpiOp* o) {
     } else if (s->kind == COMM_ALL_GATHER) {
         for (int q = 0; q < o->comm->size; q++)
             stage_store(o->stage, mpi_device(o, s->out, q), q == rank ? mpi_own(o) : mpi_shard(o, q), bytes);
+    } else if (s->kind == COMM_ALL_TO_ALL) {
+        for (int q = 0; q < o->comm->size; q++)
+            stage_store(o->stage, mpi_device(o, s->out, q), q == rank ? mpi_part(o, q) : mpi_row(o, q), bytes);
     } else if (s->out) {
         stage_store(o->stage, mpi_device(o, s->out, 0), mpi_buf(o), bytes);
     }

@@ -1,0 +1,239 @@
+/*
+contract.h - what ranks do together: the collectives a stage may use, documented once. Programs include comm.h, which has them all.
+
+Every operation is asynchronous: it is ordered after all layer calls issued so far, returns at once, and hands back a CommOp.
+Until comm_wait(c, op) its buffers belong to it: an output must not be read, an input must not be written. Waits may come in
+any order, and every operation is waited for exactly once. All ranks of a communicator issue the same collectives in the same
+order, and for every send there is a receive. Buffers are device memory; n counts elements.
+
+Sums       are formed in fp32 (COMM_F64: in double) and rounded to the type wherever the backend stores one. Ordered mode
+           (--deterministic) forms each in rank order 0..N-1 and rounds once, whatever the collective and whichever rank owns it.
+Counted    per kind: calls, and what a rank sends: all-reduce 2n(N-1)/N as in a ring, reduce-scatter, all-gather and all-to-all
+           (of n per part) n(N-1), broadcast n(N-1)/N, send n. Multiplied by N these are whole numbers, and they are stored so.
+Alone      (N = 1) every operation is done at once and sends nothing.
+Strict     mode (SHARD_COMM_STRICT=1): an operation runs at its wait, and until then its output is NaN. An output that is read
+           before its wait, an input that is written before it, and a missing wait then give wrong numbers every time instead
+           of rare races. Ranks must wait in the same order; if they run different operations, an error says so (over NCCL
+           only after the watchdog's timeout).
+Failures   are handled by the watchdog (control.h): it names the rank that died or hangs, and ends this process.
+
+A Comm must stay where it is from comm_init or comm_split to comm_free; there is no global state.
+
+Each header of this folder uses what it includes, and the prototypes here, which stages also call:
+
+    contract.h  types, options, prototypes                issue.h  issues operations and waits for them
+    sums.h      sums in rank order, in host memory        ring.h   an all-reduce made of sends and receives
+    mpi.h       a backend: MPI, with stage_cpu.h or stage_cuda.cuh
+    nccl.cuh    a backend: NCCL, with nccl_library.cuh and nccl_windows.cuh
+    comm.h      includes those that a program needs, chooses the backend, makes and frees communicators
+*/
+#ifndef LLMC_COMM_CONTRACT_H
+#define LLMC_COMM_CONTRACT_H
+#include "../base/common.h"
+#include "../base/options.h"
+#include "../base/precision.h"
+#include "../device/device.h"
+#include "../watch/control.h"
+#include "../watch/oplog.h"
+#include "../watch/ranks.h"
+#include <pthread.h>
+
+// The first three have DType's values.
+typedef enum { COMM_F32, COMM_BF16, COMM_F16, COMM_F64, COMM_BYTE } CommType;
+#define COMM_FLOATX ((CommType)FLOATX_DTYPE)
+static inline size_t comm_type_size(CommType t) { return t == COMM_F64 ? 8 : t == COMM_BYTE ? 1 : dtype_size((DType)t); }
+static inline const char* comm_type_name(CommType t) {
+    return t == COMM_F64 ? "fp64" : t == COMM_BYTE ? "byte" : dtype_name((DType)t);
+}
+
+typedef enum {
+    COMM_ALL_REDUCE, COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_ALL_TO_ALL, COMM_BROADCAST, COMM_SEND, COMM_RECV, COMM_BARRIER,
+    COMM_SPLIT, COMM_KINDS
+} CommKind;
+static const char* const comm_kind_names[COMM_KINDS] = {
+    "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "send", "receive", "barrier", "split"
+};
+
+// ---- options ----
+enum { COMM_AUTO, COMM_NCCL, COMM_MPI };
+enum { ALL_REDUCE_LIBRARY, ALL_REDUCE_RING };
+typedef struct {
+    int backend;     // COMM_AUTO, ...
+    int all_reduce;  // ALL_REDUCE_LIBRARY, ...
+    int ordered;     // sums in rank order: Options.deterministic, set by the stage after parsing
+    int windows;     // --nccl-windows: 0 or 1
+    double timeout;  // seconds
+    const char* out; // folder for the last operations of a run that fails, "": stderr; Options.out, set by the stage
+} CommOptions;
+
+static inline void options_comm(OptionTable* t, CommOptions* o) {
+    memset(o, 0, sizeof *o);
+    o->timeout = 600;
+    o->out = "";
+    option_choice(t, "comm", &o->backend, "auto|nccl|mpi",
+                  "what moves data between ranks; auto: NCCL where every rank has a GPU of its own, else MPI");
+    option_choice(t, "allreduce", &o->all_reduce, "library|ring",
+                  "library: the all-reduce of NCCL or MPI; ring: that of llmc/comm/ring.h, made of sends and receives");
+    option_flag(t, "nccl-windows", &o->windows,
+                "NCCL's kernels access other ranks' memory directly, without copies (NCCL 2.27 or newer, within one machine)");
+    option_float(t, "comm-timeout", &o->timeout, 0.1, 1e6,
+                 "seconds that a wait for other ranks may last before the run ends with an error");
+}
+
+static inline const char* comm_all_reduce_text(const CommOptions* o) {
+    return o->ordered ? "in rank order" : o->all_reduce == ALL_REDUCE_RING ? "by our ring" : "by the library";
+}
+
+// ---- the communicator ----
+typedef long long CommOp; // number of an operation on its communicator, from 0
+
+typedef struct {
+    unsigned long long calls, elements_times_N, bytes_times_N; // sent per rank, by the formula
+    unsigned long long posted; // bytes that this rank actually sent, counted where our code sends and not the library
+    double exposed;            // seconds that compute stood still in comm_wait; comm_settle updates this and the next
+    double busy;               // seconds from start to finish of each operation, added up
+} CommStats;
+
+// The times of an operation, by now_seconds(): when compute reached its issue and its wait, and when it continued after the wait;
+// when its data began to move, and had arrived. On a GPU they are times of its streams, not of the host, except MPI's last two.
+typedef struct {
+    const char* communicator;
+    CommKind kind;
+    CommType type;
+    size_t n;
+    CommOp number;
+    double issued, wait_begun, wait_ended, started, finished;
+} CommEvent;
+enum { MARK_ISSUED, MARK_WAIT_BEGUN, MARK_WAIT_ENDED, MARK_STARTED, MARK_FINISHED, COMM_MARKS };
+typedef void (*CommObserver)(void* self, const CommEvent* e);
+
+typedef struct {
+    CommKind kind;
+    CommType type;
+    size_t n;
+    int peer;             // root, to, from: rank on this communicator; -1: none
+    int color;            // of a split
+    bool on_host;         // the shard is in host memory
+    CommOp number;
+    void* out;            // views
+    const void* in;
+    char *own, *kept;     // strict mode: the part of the input that the output overwrites, a view; its bytes as issued, owned
+    bool live, begun;     // not yet waited for; handed to the backend
+    bool finished;        // set by the backend under the world's lock, as are `event`'s started and finished
+    OpRecord record;      // as the log of operations has it
+    CommEvent event;      // a backend that sets no marks sets started and finished; the rest comes from `marks`
+    int marks[COMM_MARKS]; // marks of device.h, owned; -1: none
+} CommSlot;
+
+// An operation that was waited for, and whose times are not known yet.
+typedef struct { CommEvent event; CommStats* stats; int marks[COMM_MARKS]; } CommWaited;
+#define COMM_MOST_WAITED 1024
+
+struct CommBackend;
+typedef struct Comm Comm;
+
+// What all communicators of a process share.
+typedef struct {
+    CommOptions options;
+    const struct CommBackend* backend; // NULL: this rank is alone
+    void *mpi, *nccl;         // the backends' own; NULL: not in use
+    char description[160];    // "MPI (Open MPI 4.1.4), ...", for the log
+    bool strict;
+    Control* control;         // not owned
+    OpLog* log;               // a view of control's
+    Comm** comms;             // (num_comms) all that exist; the array is owned, they are not
+    int num_comms;
+    pthread_mutex_t lock;     // guards what the backend's thread and the host both write
+    pthread_cond_t changed;   // an operation was issued, or is finished
+    CommObserver observer;
+    void* observer_self;
+    CommWaited* waited;       // (COMM_MOST_WAITED) num_waited operations, those waited for since comm_settle, owned
+    int num_waited;
+    double* number;           // device memory of comm_host_sum, owned
+} CommWorld;
+
+#define COMM_IN_FLIGHT 1024   // operations of a communicator that may be under way
+struct Comm {
+    int rank, size;           // this process, and how many there are
+    CommStats stats[COMM_KINDS];
+    char name[24];            // "world"; "shard.1": group 1 of the split "shard"
+    CommWorld* world;         // owned by the world's Comm
+    CommOp issued;            // operations so far
+    bool connected;           // comm_connect was called
+    bool skips;               // --fault skip: the next operation is left out, and the other ranks wait for it
+    CommSlot* slots;          // (COMM_IN_FLIGHT) operation k has slot k % COMM_IN_FLIGHT, owned
+    int* world_rank;          // (size) each rank's number in the world, owned
+    void* link;               // the backend's own
+};
+
+// What a backend does. All but `open` and `close` are called by the thread that issues operations.
+typedef struct CommBackend {
+    void (*open)(Comm* world);                // sets the world's link and description; all ranks have met
+    void (*close)(Comm* world);
+    void (*split)(Comm* c, Comm* parent, int color); // sets c's rank, size, world_rank and link
+    void (*connect)(Comm* c);                 // prepares messages between two ranks; NULL: nothing to do
+    void (*share_memory)(Comm* c);            // makes windows; NULL: it has none
+    void (*start)(Comm* c, CommSlot* s);      // begins s after all layer calls issued so far; returns at once
+    void (*finish)(Comm* c, CommSlot* s);     // layer calls issued from now on see the result of s
+    size_t (*device_bytes)(const CommOptions* o, int N); // of MEMORY_COMMUNICATION that a communicator of N ranks takes
+} CommBackend;
+
+// ---- what a stage calls ----
+// The world: all ranks. Also starts control, which the caller owns.
+static inline void   comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Control* control);
+// The ranks of parent that give the same color, in their order there. Collective, with no operation under way.
+static inline void   comm_split(Comm* c, Comm* parent, const char* name, int color);
+// A communicator of this rank alone, for stages whose groups may have one rank. It costs nothing, and is not collective.
+static inline void   comm_alone(Comm* c, Comm* parent, const char* name);
+static inline void   comm_free(Comm* c);                 // dies if an operation was never waited for; free the world last
+static inline void   comm_step(Comm* c, long long step); // from now on operations belong to this step of the run, from 1
+
+// With --nccl-windows all memory for data that ranks exchange (parameters, gradients, communication) allocated since comm_init
+// becomes windows on c. Collective; all ranks must have allocated the same sizes, in the same order.
+static inline void   comm_share_memory(Comm* c);
+
+// buf (n) = sum over ranks, in place
+static inline CommOp comm_all_reduce(Comm* c, void* buf, size_t n, CommType t);
+// shard (n) = this rank's part of the sum over ranks of full (N,n); shard may be full + rank*n
+static inline CommOp comm_reduce_scatter(Comm* c, void* shard, const void* full, size_t n, CommType t);
+// full (N,n) = every rank's shard (n), by rank; shard may be full + rank*n
+static inline CommOp comm_all_gather(Comm* c, void* full, const void* shard, size_t n, CommType t);
+// The same with the shard in host memory, from offload_alloc. On a GPU the copy is part of the operation, and overlaps with
+// compute like the rest of it; this rank's part of full is its scratch, and reduce-scatter destroys what was there. The host may
+// write a shard that is gathered, or read one that was reduced, only after comm_wait and then device_synchronize.
+static inline CommOp comm_reduce_scatter_to_host(Comm* c, void* shard, void* full, size_t n, CommType t);
+static inline CommOp comm_all_gather_from_host(Comm* c, void* full, const void* shard, size_t n, CommType t);
+// in (N,n), out (N,n): row q of in goes to rank q, row q of out comes from rank q. They must not overlap.
+static inline CommOp comm_all_to_all(Comm* c, void* out, const void* in, size_t n, CommType t);
+// buf (n) = the root's
+static inline CommOp comm_broadcast(Comm* c, void* buf, size_t n, CommType t, int root);
+// buf (n) goes to rank `to`. After the wait it may be written again, which does not mean that it has arrived.
+// Call comm_connect before the first send or receive: it prepares messages between all pairs of c, and is collective.
+static inline void   comm_connect(Comm* c);
+static inline CommOp comm_send(Comm* c, const void* buf, size_t n, CommType t, int to);
+static inline CommOp comm_recv(Comm* c, void* buf, size_t n, CommType t, int from);
+// Layer calls issued later see the result; the host continues at once where the backend allows it.
+static inline void   comm_wait(Comm* c, CommOp op);
+static inline void   comm_barrier(Comm* c);               // returns when every rank is here
+static inline double comm_host_sum(Comm* c, double x);    // the sum over ranks of a number on the host, on every rank; blocks
+
+// Adds up the times of the operations waited for since the last call, and shows each to comm_observe's function. Waits for the
+// device: call it between steps.
+static inline void   comm_settle(Comm* c);
+
+// What a rank of c has sent so far by the formulas above.
+static inline double comm_elements_sent(const Comm* c, CommKind k) { return (double)c->stats[k].elements_times_N / c->size; }
+static inline double comm_bytes_sent(const Comm* c, CommKind k) { return (double)c->stats[k].bytes_times_N / c->size; }
+// What this rank has sent so far by the formulas above, and how long it stood still, on the world and all existing communicators
+// split off it.
+static inline double comm_rank_bytes(const Comm* world);
+static inline double comm_rank_exposed(const Comm* world);
+// observer sees each operation that is waited for from now on; NULL: no observer.
+static inline void   comm_observe(Comm* c, CommObserver observer, void* self);
+
+static inline const char* comm_description(const Comm* c) { return c->world->description; }
+// Bytes of MEMORY_COMMUNICATION that the world takes, and each communicator of N ranks split off it, until the world's comm_free.
+static inline size_t comm_world_bytes(const Comm* c);
+static inline size_t comm_split_bytes(const Comm* c, int N);
+#define COMM_NUMBER_BYTES 64 // of the world where there is a backend, for comm_host_sum
+#endif

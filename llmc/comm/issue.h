@@ -1,0 +1,285 @@
+/*
+issue.h - from the call of an operation to the end of its wait: counting, strict mode, the wait, and its times.
+
+An operation has a slot of its communicator from its issue to its wait. The backend begins it at the issue, or in strict mode at
+the wait. A rank that is alone has no backend: its operations are copies, done here.
+*/
+#ifndef LLMC_COMM_ISSUE_H
+#define LLMC_COMM_ISSUE_H
+#include "contract.h"
+
+// ---- what an operation sends, reads and writes ----
+
+// Elements that a rank sends by the formulas of contract.h, times N.
+static inline unsigned long long comm_sent_times_N(CommKind k, size_t n, int N) {
+    unsigned long long others = (unsigned long long)N - 1, all = (unsigned long long)N;
+    switch (k) {
+    case COMM_ALL_REDUCE: return 2 * n * others;
+    case COMM_REDUCE_SCATTER: case COMM_ALL_GATHER: case COMM_ALL_TO_ALL: return n * others * all;
+    case COMM_BROADCAST: return n * others;
+    case COMM_SEND: return n * all;
+    default: return 0;
+    }
+}
+
+// --comm nccl uses NCCL even for a single rank, so one GPU is enough to try it.
+static inline bool comm_is_alone(const Comm* c) { return c->size == 1 && (c->world->nccl == NULL || c->link == NULL); }
+
+// Bytes that an operation writes.
+static inline size_t comm_output_bytes(const Comm* c, const CommSlot* s) {
+    size_t bytes = s->n * comm_type_size(s->type);
+    if (s->kind == COMM_SEND || s->kind == COMM_BARRIER || s->kind == COMM_SPLIT) return 0;
+    return s->kind == COMM_ALL_GATHER || s->kind == COMM_ALL_TO_ALL ? bytes * (size_t)c->size : bytes;
+}
+
+// This rank's part of the buffer (N,n) that a reduce-scatter reads or an all-gather writes.
+static inline char* comm_own_part(const Comm* c, const CommSlot* s) {
+    char* full = s->kind == COMM_REDUCE_SCATTER ? (char*)s->in : (char*)s->out;
+    return full + (size_t)c->rank * s->n * comm_type_size(s->type);
+}
+
+// ---- strict mode ----
+
+// NaN in every type.
+static inline void comm_set_nan(void* p, size_t bytes, bool on_host) {
+    char* nan = on_host ? (char*)p : (char*)xcalloc(bytes, 1);
+    if (on_host) device_synchronize(); // an earlier operation may still write there
+    memset(nan, 0xff, bytes);
+    if (on_host) return;
+    host_to_device(p, nan, bytes);
+    device_synchronize(); // the copy reads nan
+    free(nan);
+}
+
+// Strict mode, at the issue: saves the part of the input that the output overwrites, and makes the output NaN.
+static inline void comm_poison(const Comm* c, CommSlot* s) {
+    size_t bytes = s->n * comm_type_size(s->type), output = comm_output_bytes(c, s);
+    if (output == 0) return;
+    if (s->kind == COMM_ALL_REDUCE || (s->kind == COMM_BROADCAST && s->peer == c->rank)) s->own = (char*)s->out;
+    if (s->kind == COMM_REDUCE_SCATTER && s->out == comm_own_part(c, s)) s->own = (char*)s->out;
+    if (s->kind == COMM_ALL_GATHER && s->in == comm_own_part(c, s)) s->own = (char*)s->in;
+    if (s->own) {
+        s->kept = (char*)xcalloc(bytes, 1);
+        device_to_host(s->kept, s->own, bytes);
+    }
+    comm_set_nan(s->out, output, s->on_host && s->kind == COMM_REDUCE_SCATTER);
+}
+
+// ---- issuing ----
+
+// Alone: one part is the whole.
+static inline void comm_copy_alone(CommSlot* s) {
+    size_t bytes = s->n * comm_type_size(s->type);
+    if (s->on_host && s->kind == COMM_ALL_GATHER) host_to_device(s->out, s->in, bytes);
+    else if (s->on_host) device_to_host(s->out, s->in, bytes);
+    else if (s->in && s->out && s->in != s->out) device_copy(s->out, s->in, bytes);
+}
+
+static inline void comm_begin(Comm* c, CommSlot* s) {
+    if (s->kept) { // strict mode: the input as it was issued
+        host_to_device(s->own, s->kept, s->n * comm_type_size(s->type));
+        device_synchronize();
+        free(s->kept);
+        s->kept = NULL;
+    }
+    s->begun = true;
+    if (!comm_is_alone(c)) { c->world->backend->start(c, s); return; }
+    oplog_start(c->world->log, &s->record);
+    s->event.started = now_seconds();
+    comm_copy_alone(s);
+    s->event.finished = now_seconds();
+    oplog_finish(c->world->log, &s->record);
+    s->finished = true;
+}
+
+// peer: the other end or the root, a rank of c; -1: there is none. color: of a split. on_host: the shard is in host memory.
+static inline CommOp comm_issue_at(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer, int color,
+                                   bool on_host) {
+    CommSlot* s = &c->slots[c->issued % COMM_IN_FLIGHT];
+    require(!s->live, "%s: %d operations are under way; %s, #%lld, was never waited for", c->name, COMM_IN_FLIGHT,
+            comm_kind_names[s->kind], s->number);
+    memset(s, 0, sizeof *s);
+    s->kind = kind; s->type = t; s->n = n; s->peer = peer; s->color = color; s->out = out; s->in = in;
+    s->on_host = on_host;
+    s->number = c->issued++;
+    s->live = true;
+    CommEvent e = { c->name, kind, t, n, s->number, 0, 0, 0, 0, 0 };
+    s->event = e;
+    for (int k = 0; k < COMM_MARKS; k++) s->marks[k] = -1;
+    s->marks[MARK_ISSUED] = device_mark();
+    c->stats[kind].calls++;
+    unsigned long long sent = comm_sent_times_N(kind, n, c->size);
+    c->stats[kind].elements_times_N += sent;
+    c->stats[kind].bytes_times_N += sent * comm_type_size(t);
+    int world_peer = peer >= 0 ? c->world_rank[peer] : -1;
+    if (c->skips) { // a fault on purpose
+        s->begun = s->finished = true;
+        c->skips = false;
+        return s->number;
+    }
+    s->record = oplog_issue(c->world->log, c->name, comm_kind_names[kind], n, comm_type_name(t), world_peer);
+    if (c->world->strict) comm_poison(c, s);
+    else comm_begin(c, s);
+    return s->number;
+}
+
+static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer, int color) {
+    return comm_issue_at(c, kind, out, in, n, t, peer, color, false);
+}
+
+// ---- the operations ----
+
+static inline void comm_require_sum(const Comm* c, CommKind k, CommType t) {
+    require(t != COMM_BYTE, "%s: %s of bytes: only numbers can be added", c->name, comm_kind_names[k]);
+}
+static inline void comm_require_peer(const Comm* c, CommKind k, int peer) {
+    require(peer >= 0 && peer < c->size && (k == COMM_BROADCAST || peer != c->rank),
+            "%s: %s of rank %d cannot name rank %d of %d", c->name, comm_kind_names[k], c->rank, peer, c->size);
+}
+static inline CommOp comm_all_reduce(Comm* c, void* buf, size_t n, CommType t) {
+    comm_require_sum(c, COMM_ALL_REDUCE, t);
+    return comm_issue(c, COMM_ALL_REDUCE, buf, buf, n, t, -1, 0);
+}
+static inline CommOp comm_reduce_scatter(Comm* c, void* shard, const void* full, size_t n, CommType t) {
+    comm_require_sum(c, COMM_REDUCE_SCATTER, t);
+    return comm_issue(c, COMM_REDUCE_SCATTER, shard, full, n, t, -1, 0);
+}
+static inline CommOp comm_all_gather(Comm* c, void* full, const void* shard, size_t n, CommType t) {
+    return comm_issue(c, COMM_ALL_GATHER, full, shard, n, t, -1, 0);
+}
+static inline CommOp comm_reduce_scatter_to_host(Comm* c, void* shard, void* full, size_t n, CommType t) {
+    comm_require_sum(c, COMM_REDUCE_SCATTER, t);
+    return comm_issue_at(c, COMM_REDUCE_SCATTER, shard, full, n, t, -1, 0, true);
+}
+static inline CommOp comm_all_gather_from_host(Comm* c, void* full, const void* shard, size_t n, CommType t) {
+    return comm_issue_at(c, COMM_ALL_GATHER, full, shard, n, t, -1, 0, true);
+}
+static inline CommOp comm_all_to_all(Comm* c, void* out, const void* in, size_t n, CommType t) {
+    uintptr_t a = (uintptr_t)out, b = (uintptr_t)in, bytes = (size_t)c->size * n * comm_type_size(t);
+    require(a + bytes <= b || b + bytes <= a, "%s: the two buffers of an all-to-all of %d x %zu %s overlap: give it separate ones",
+            c->name, c->size, n, comm_type_name(t));
+    return comm_issue(c, COMM_ALL_TO_ALL, out, in, n, t, -1, 0);
+}
+static inline CommOp comm_broadcast(Comm* c, void* buf, size_t n, CommType t, int root) {
+    comm_require_peer(c, COMM_BROADCAST, root);
+    return comm_issue(c, COMM_BROADCAST, buf, buf, n, t, root, 0);
+}
+static inline void comm_connect(Comm* c) {
+    require(!c->connected, "%s: comm_connect was called twice", c->name);
+    if (!comm_is_alone(c) && c->world->backend->connect) c->world->backend->connect(c);
+    c->connected = true;
+}
+static inline void comm_share_memory(Comm* c) {
+    if (c->world->options.windows && !comm_is_alone(c)) c->world->backend->share_memory(c);
+}
+static inline CommOp comm_send(Comm* c, const void* buf, size_t n, CommType t, int to) {
+    require(c->connected, "%s: call comm_connect before the first send", c->name);
+    comm_require_peer(c, COMM_SEND, to);
+    return comm_issue(c, COMM_SEND, NULL, buf, n, t, to, 0);
+}
+static inline CommOp comm_recv(Comm* c, void* buf, size_t n, CommType t, int from) {
+    require(c->connected, "%s: call comm_connect before the first receive", c->name);
+    comm_require_peer(c, COMM_RECV, from);
+    return comm_issue(c, COMM_RECV, buf, NULL, n, t, from, 0);
+}
+
+// ---- waiting ----
+
+// Strict mode: begins what must be under way before the host may wait for `awaited`. All sends: if they began only at their own
+// waits, two ranks that exchange messages and wait for their receives first would wait forever. And the receives before it from
+// the same rank, because messages do not overtake one another.
+static inline void comm_begin_messages(Comm* awaited_on, const CommSlot* awaited) {
+    CommWorld* w = awaited_on->world;
+    for (int i = 0; i < w->num_comms; i++) {
+        Comm* c = w->comms[i];
+        for (CommOp op = c->issued > COMM_IN_FLIGHT ? c->issued - COMM_IN_FLIGHT : 0; op < c->issued; op++) {
+            CommSlot* s = &c->slots[op % COMM_IN_FLIGHT];
+            bool same_queue = c == awaited_on && awaited->kind == COMM_RECV && s->kind == COMM_RECV && s->peer == awaited->peer;
+            bool goes_first = s->kind == COMM_SEND || (same_queue && op < awaited->number);
+            if (s->live && !s->begun && goes_first) comm_begin(c, s);
+        }
+    }
+}
+
+static inline void comm_wait(Comm* c, CommOp op) {
+    require(op >= 0 && op < c->issued, "%s: comm_wait for operation #%lld, but only %lld were issued", c->name, op, c->issued);
+    CommSlot* s = &c->slots[op % COMM_IN_FLIGHT];
+    require(s->number == op && s->live, "%s: operation #%lld is waited for a second time", c->name, op);
+    s->marks[MARK_WAIT_BEGUN] = device_mark();
+    if (c->world->strict) comm_begin_messages(c, s);
+    if (!s->begun) comm_begin(c, s);
+    if (!comm_is_alone(c) && s->record.communicator[0]) { // else it was skipped
+        oplog_wait_begin(c->world->log, &s->record);
+        c->world->backend->finish(c, s);
+        oplog_wait_end(c->world->log);
+    }
+    if (c->world->strict && s->on_host && s->kind == COMM_REDUCE_SCATTER) // this part is scratch, though only NCCL uses it
+        comm_set_nan(comm_own_part(c, s), s->n * comm_type_size(s->type), false);
+    s->marks[MARK_WAIT_ENDED] = device_mark();
+    s->live = false;
+    CommWorld* w = c->world;
+    if (w->num_waited == COMM_MOST_WAITED) comm_settle(c);
+    CommWaited* x = &w->waited[w->num_waited++];
+    x->event = s->event;
+    x->stats = &c->stats[s->kind];
+    memcpy(x->marks, s->marks, sizeof x->marks);
+}
+
+static inline void comm_settle(Comm* c) {
+    CommWorld* w = c->world;
+    if (w->num_waited > 0) device_synchronize(); // then it has passed all marks
+    for (int i = 0; i < w->num_waited; i++) {
+        CommWaited* x = &w->waited[i];
+        CommEvent* e = &x->event;
+        double* times[COMM_MARKS] = { &e->issued, &e->wait_begun, &e->wait_ended, &e->started, &e->finished };
+        const int* m = x->marks;
+        for (int k = 0; k < COMM_MARKS; k++) if (m[k] >= 0) *times[k] = device_mark_time(m[k]);
+        x->stats->exposed += device_mark_seconds(m[MARK_WAIT_BEGUN], m[MARK_WAIT_ENDED]);
+        x->stats->busy += m[MARK_STARTED] < 0 ? e->finished - e->started : device_mark_seconds(m[MARK_STARTED], m[MARK_FINISHED]);
+        for (int k = 0; k < COMM_MARKS; k++) if (m[k] >= 0) device_mark_free(m[k]);
+        if (w->observer) w->observer(w->observer_self, e);
+    }
+    w->num_waited = 0;
+}
+
+static inline void comm_barrier(Comm* c) {
+    device_synchronize(); // a rank is "here" when its earlier work is done
+    comm_wait(c, comm_issue(c, COMM_BARRIER, NULL, NULL, 0, COMM_BYTE, -1, 0));
+}
+
+static inline double comm_host_sum(Comm* c, double x) {
+    double* number = c->world->number;
+    if (number == NULL) return x; // this rank is alone
+    host_to_device(number, &x, sizeof x);
+    comm_wait(c, comm_all_reduce(c, number, 1, COMM_F64));
+    device_to_host(&x, number, sizeof x);
+    return x;
+}
+
+static inline void comm_observe(Comm* c, CommObserver observer, void* self) {
+    comm_settle(c);
+    c->world->observer = observer;
+    c->world->observer_self = self;
+}
+
+// ---- totals ----
+
+static inline double comm_rank_bytes(const Comm* world) {
+    const CommWorld* w = world->world;
+    double bytes = 0;
+    for (int i = 0; i < w->num_comms; i++) {
+        const Comm* c = w->comms[i];
+        unsigned long long times_N = 0;
+        for (int k = 0; k < COMM_KINDS; k++) times_N += c->stats[k].bytes_times_N;
+        bytes += (double)times_N / c->size; // one division, so that a whole number of bytes is exact
+    }
+    return bytes;
+}
+static inline double comm_rank_exposed(const Comm* world) {
+    const CommWorld* w = world->world;
+    double seconds = 0;
+    for (int i = 0; i < w->num_comms; i++)
+        for (int k = 0; k < COMM_KINDS; k++) seconds += w->comms[i]->stats[k].exposed;
+    return seconds;
+}
+#endif

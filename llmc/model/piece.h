@@ -1,0 +1,33 @@
+/*
+piece.h - what a rank holds of the model, and where it lies: a list of pieces.
+
+Every stage can say this in a few lines, however it cuts the model. The optimizer walks the list, and save/pieces.h sets, loads and
+saves what it names.
+*/
+#ifndef LLMC_PIECE_H
+#define LLMC_PIECE_H
+#include "../base/precision.h"
+#include "gpt2.h"
+
+typedef struct {
+    int unit, part, parts;   // of part `part` of `parts` of a unit, as tensor_part of gpt2.h cuts it (1 part: the unit itself),
+    size_t begin, n;         // elements [begin, begin+n)
+    size_t no_decay;         // the first of which are never decayed
+    bool on_host;            // they are in host memory (parallel/shards.h)
+    floatX *params, *grads;  // (n) views. params NULL: they are made from master whenever they are needed
+    float *master, *m, *v;   // (n) views. master NULL: params are fp32 and their own master
+} Piece;
+
+// Elements [begin, begin+n) of unit u, in device memory. The caller sets where they lie.
+static inline Piece piece_range(GPT2Config c, int u, size_t begin, size_t n) {
+    size_t no_decay = unit_no_decay(c, u);
+    Piece p;
+    memset(&p, 0, sizeof p);
+    p.unit = u;
+    p.parts = 1;
+    p.begin = begin;
+    p.n = n;
+    p.no_decay = no_decay - size_min(no_decay, begin);
+    return p;
+}
+#endif

@@ -1,0 +1,90 @@
+/*
+facts.h - the facts of a run that must be the same on all ranks when it starts: its options, program, model and data.
+*/
+#ifndef LLMC_FACTS_H
+#define LLMC_FACTS_H
+#include "../base/checksum.h"
+#include "../base/folder.h"
+#include "../base/options.h"
+#include "../data/dataloader.h"
+#include "../model/gpt2.h"
+#include "../save/train_state.h"
+#include "../watch/agree.h"
+#include "logger.h"
+
+// self: rank 0's facts (json_t, an object). Returns the first that differs, in words, which the caller frees, or NULL.
+static inline char* facts_compare(void* self, ControlBytes bytes, int rank) {
+    json_t *mine = (json_t*)self, *theirs = json_loadb(bytes.data, bytes.bytes, 0, NULL), *value;
+    char* difference = NULL;
+    const char* key;
+    json_object_foreach(mine, key, value) {
+        json_t* other = json_object_get(theirs, key);
+        if (difference || json_equal(value, other)) continue;
+        char* here = json_dumps(value, JSON_ENCODE_ANY);
+        char* there = other ? json_dumps(other, JSON_ENCODE_ANY) : xstrdup("nothing");
+        difference = format_string("the ranks do not agree: %s is %s on rank 0 and %s on rank %d", key, here, there, rank);
+        free(here);
+        free(there);
+    }
+    json_decref(theirs);
+    return difference;
+}
+
+// Dies on every rank if the facts (an object, taken over) are not the same on all of them.
+static inline void require_agreement(Control* c, json_t* facts) {
+    char* text = json_dumps(facts, JSON_COMPACT | JSON_SORT_KEYS);
+    require_same(c, text, strlen(text), facts_compare, facts,
+                 "; start all of them with one command, from one build and with one data set");
+    free(text);
+    json_decref(facts);
+}
+
+// Checksum of this program's executable file, which differs between two builds.
+static inline uint64_t program_checksum(void) {
+    size_t n;
+    FileSource from = { "/proc/self/exe", "it is this program" };
+    char* bytes = file_read(from, SIZE_MAX, &n);
+    uint64_t sum = checksum_elements(bytes, 1, n, 0);
+    free(bytes);
+    return sum;
+}
+
+// Checksum of a sample of the data: 64 spans of up to 64 tokens, spread over each shard. The loader's thread reads at the
+// same time, so this has its own buffers.
+static inline uint64_t data_checksum(const DataLoader* d) {
+    enum { SPAN = 64, SPANS = 64 };
+    uint16_t scratch[SPAN];
+    int tokens[SPAN];
+    uint64_t sum = 0, place = 0;
+    for (int i = 0; i < d->num_shards; i++) {
+        const DataShard* s = &d->shards[i];
+        size_t n = size_min(SPAN, s->count);
+        for (size_t k = 0; k < SPANS; k++, place += SPAN) {
+            data_shard_read(s, (s->count - n) * k / (SPANS - 1), n, scratch, tokens);
+            sum += checksum_elements(tokens, sizeof(int), n, place);
+        }
+        sum += checksum_element(s->count, place++);
+    }
+    return sum;
+}
+
+static inline void facts_add(json_t* facts, const char* key, uint64_t value) {
+    json_object_set_new(facts, key, checkpoint_hex(value));
+}
+
+// The options, program, model and data of this rank.
+static inline json_t* run_facts(const OptionTable* t, GPT2Config c, const DataLoader* data) {
+    json_t* facts = json_object();
+    for (int i = 0; i < t->count; i++) {
+        char* key = format_string("--%s", t->specs[i].name);
+        char value[512];
+        option_format(&t->specs[i], value, sizeof value);
+        json_object_set_new(facts, key, json_text(value));
+        free(key);
+    }
+    facts_add(facts, "the program (as a checksum)", program_checksum());
+    facts_add(facts, "the data of --data (as a checksum)", data_checksum(data));
+    facts_add(facts, "the model's shape (as a checksum)", checksum_elements(&c, sizeof(int), sizeof c / sizeof(int), 0));
+    return facts;
+}
+#endif

@@ -1,0 +1,251 @@
+/*
+run.h - a run: all that a stage's main does in the same words whatever it teaches. Options, ranks, data and the checkpoint to
+start from; the log, the timeline and what is saved; what was predicted beside what was measured.
+
+The order in which a stage calls these is that of its main:
+    run_options - its own options - run_start - its model - run_report - run_load - run_begin -
+    for each step: run_evaluates, run_samples, run_saves, then run_step_begin and run_step_end -
+    run_end - frees its model - run_stop
+*/
+#ifndef LLMC_RUN_H
+#define LLMC_RUN_H
+#include "../data/dataloader.h"
+#include "../data/tokenizer.h"
+#include "../model/schedule.h"
+#include "../save/pieces.h"
+#include "facts.h"
+#include "logger.h"
+#include "report.h"
+#include "sample.h"
+#include "start.h"
+#include "trace.h"
+#include "world.h"
+
+typedef struct {
+    Options o;
+    OptionTable table;
+    World world;                    // a program that is not for several ranks is rank 0 of 1
+    Tokenizer tokenizer;
+    CheckpointReader checkpoint;    // what the run starts from,
+    bool from_checkpoint;           // if it starts from one
+    GPT2Config config;
+    DataLoader train, val;          // val only if --val-data is not empty
+    long long tokens_per_step;
+    int accumulation;               // micro-batches per step
+    LossScaler scaler;
+    Logger log;
+    int updates;                    // AdamW updates so far
+    long long first;                // steps done before this run
+    SaveShare share;                // who saves; set by the stage, at first: rank 0 alone
+    size_t predicted[MEMORY_KINDS]; // bytes of this rank, set by the stage
+    double sent;                    // bytes that this rank will send per step, set by the stage
+    double step_began;              // now_seconds
+    size_t allocations;             // before the first step
+} Run;
+
+// ---- before the model ----
+
+// The options of every stage. The caller adds its own to run->table.
+static inline void run_options(Run* run, const char* program, const char* purpose) {
+    run->o = options_defaults();
+    run->table = options_table(program, purpose);
+    options_common(&run->table, &run->o);
+}
+
+static inline void run_open_data(Run* run) {
+    const Options* o = &run->o;
+    int rank = run->world.comm.rank, N = run->world.comm.size;
+    long long micro = o->batch_size * o->seq_len * N; // of all ranks together
+    char ranks[32] = "";
+    if (N > 1) snprintf(ranks, sizeof ranks, " x %d ranks", N);
+    run->tokens_per_step = o->total_batch_size ? o->total_batch_size : micro;
+    require(run->tokens_per_step % micro == 0, "--total-batch-size %lld must be a multiple of --batch-size %lld x --seq-len %lld%s = %lld tokens",
+            run->tokens_per_step, o->batch_size, o->seq_len, ranks, micro);
+    run->accumulation = (int)(run->tokens_per_step / micro);
+    DataShape shape = { (int)o->batch_size, (int)o->seq_len, run->config.V, run->tokens_per_step / o->seq_len, rank, N, (uint64_t)o->seed };
+    dataloader_init(&run->train, "--data", o->data, &run->tokenizer, shape, DATA_TRAIN);
+    if (o->val_data[0]) dataloader_init(&run->val, "--val-data", o->val_data, &run->tokenizer, shape, DATA_EVAL);
+}
+
+// Reads the options, joins the ranks, and opens what the run starts from: tokenizer, checkpoint, data.
+static inline void run_start(Run* run, int argc, char** argv) {
+    const Options* o = &run->o;
+    options_parse(&run->table, argc, argv);
+    RankInfo ranks = run->world.joins ? ranks_find() : ranks_alone();
+    device_init(ranks.local_rank, ranks.local_size);
+    device_memory_limit((size_t)ceil(o->memory_limit * 1e9)); // rounded up, because 0 means no limit
+    world_start(&run->world, o, ranks);
+    layers_choose((AttentionChoice)o->attention, o->deterministic);
+    tokenizer_open(&run->tokenizer, o->tokenizer);
+    run->from_checkpoint = open_checkpoint(o, &run->checkpoint);
+    run->config = config_for_run(o, &run->table, &run->tokenizer, run->from_checkpoint ? &run->checkpoint : NULL);
+    run_open_data(run);
+    if (run->world.joins) require_agreement(&run->world.control, run_facts(&run->table, run->config, &run->train));
+    run->scaler = loss_scaler_init(o);
+    run->share.writer = ranks.rank == 0 ? 0 : -1;
+    run->share.writers = 1;
+}
+
+// --recompute; auto: none if the bytes in run->predicted fit, on every rank, else block.
+static inline int run_recompute(Run* run) {
+    Options* o = &run->o;
+    if (o->recompute == RECOMPUTE_AUTO) o->recompute = world_memory_fits(&run->world, run->predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
+    return o->recompute;
+}
+
+// ---- before the first step ----
+
+// Prints what is about to be trained, on what, and what each rank will take and send.
+static inline void run_report(const Run* run) {
+    report_run(run->config, run->predicted, run->tokens_per_step, run->accumulation, run->o.recompute);
+    if (run->world.joins) report_ranks(&run->world, run->sent);
+}
+
+// What a resumed run has besides its weights and moments.
+static inline void run_resume(Run* run, const TrainState* s) {
+    run->updates = (int)s->adamw_t;
+    run->first = s->step;
+    dataloader_seek(&run->train, s->epoch, s->position);
+    if (s->dtype != FLOATX_DTYPE) return; // a loss scale of another precision is useless here
+    run->scaler.scale = s->loss_scale;
+    run->scaler.good_steps = s->good_steps;
+}
+
+// Sets the weights in these pieces, by --seed or from the checkpoint, or all their state when resuming. Collective; a rank whose
+// state comes from others gives no pieces.
+static inline void run_load(Run* run, const Piece* pieces, int num_pieces) {
+    CheckpointReader* r = run->from_checkpoint ? &run->checkpoint : NULL;
+    if (run->o.resume) pieces_load(pieces, num_pieces, r);
+    else pieces_set_weights(pieces, num_pieces, run->config, (uint64_t)run->o.seed, r, CHECKPOINT_MODEL);
+    if (run->o.resume) run_resume(run, &r->state);
+    if (r == NULL) return;
+    printf("start      step %lld of %lld, from %s\n", run->first, run->o.steps, r->path);
+    checkpoint_add_up(&run->world.comm, r->checksum, r->elements);
+    checkpoint_close(r);
+}
+
+// Opens the log and the timeline.
+static inline void run_begin(Run* run) {
+    World* w = &run->world;
+    json_t* record = run_record(run->config, run->predicted, w->comm.size);
+    if (w->joins) world_record(record, w, run->sent);
+    logger_open(&run->log, &run->table, &run->o, w->comm.rank == 0 ? run->o.out : "", run->first, record);
+    run->log.ranks = w->comm.size;
+    world_trace(w, run->o.trace);
+    run->allocations = device_allocations();
+}
+
+// ---- what is due after `step` steps; a resumed run does not repeat what the previous one did ----
+static inline bool is_due(long long every, long long step, long long last) { return every > 0 && (step % every == 0 || step == last); }
+static inline bool run_is_fresh(const Run* run, long long step) { return step > run->first || run->first == 0; }
+static inline bool run_evaluates(const Run* run, long long step) {
+    return run->o.val_data[0] && run_is_fresh(run, step) && is_due(run->o.eval_every, step, run->o.steps);
+}
+static inline bool run_samples(const Run* run, long long step) {
+    return run_is_fresh(run, step) && (step > 0 || run->o.steps == 0) && is_due(run->o.sample_every, step, run->o.steps);
+}
+static inline bool run_saves(const Run* run, long long step) {
+    return run->o.out[0] && step > run->first && (is_due(run->o.save_every, step, run->o.steps) || step == run->o.steps);
+}
+static inline bool run_checks(const Run* run, long long step) {
+    return step > run->first && is_due(run->world.check_every, step, run->o.steps);
+}
+
+// Begins an evaluation. Returns its number of micro-batches.
+static inline long long run_eval_begin(Run* run) {
+    long long batches = run->o.eval_steps < run->val.num_batches ? run->o.eval_steps : run->val.num_batches;
+    dataloader_seek(&run->val, 0, 0);
+    return batches * run->accumulation;
+}
+
+// Prints what the model writes after --prompt. self is the model.
+static inline void run_sample(Run* run, long long step, NextLogits* next_logits, void* self) {
+    print_sample(&run->o, &run->tokenizer, run->config.V, step, next_logits, self);
+}
+
+// Saves these pieces, with all that a run needs to continue after `step`. Collective; who writes is run->share.
+static inline void run_save(Run* run, long long step, const Piece* pieces, int num_pieces) {
+    TrainState state;
+    memset(&state, 0, sizeof state);
+    state.config = run->config;
+    state.dtype = FLOATX_DTYPE;
+    state.has_optimizer = true;
+    state.step = step;
+    state.epoch = run->train.epoch;
+    state.position = run->train.position;
+    state.adamw_t = run->updates;
+    state.loss_scale = run->scaler.scale;
+    state.good_steps = run->scaler.good_steps;
+    state.seed = run->o.seed;
+    state.seq_len = run->o.seq_len;
+    json_t* options = options_to_json(&run->table);
+    state.options = json_dumps(options, 0);
+    pieces_save(&run->world.comm, run->o.out, &state, run->o.keep, run->share, pieces, num_pieces);
+    free(state.options);
+    json_decref(options);
+    logger_say("saved step %lld under %s\n", step, run->o.out);
+}
+
+// ---- a step ----
+
+// Before step `step`, counted from 0. state: device memory that --fault bitflip may change.
+static inline void run_step_begin(Run* run, long long step, void* state) {
+    world_step_begin(&run->world, step + 1, state);
+    run->step_began = now_seconds();
+}
+
+static inline StepLog run_step_log(const Run* run, const StepStats* s, long long step, double seconds) {
+    StepLog l;
+    memset(&l, 0, sizeof l);
+    l.step = step + 1;
+    l.loss = s->loss / (double)run->tokens_per_step;
+    l.grad_norm = fabs(s->grad_norm); // so that the log does not show a NaN's sign
+    l.param_norm = (float)sqrt(s->param_square); // more digits would depend on the order of summation
+    l.lr = learning_rate(&run->o, step);
+    l.loss_scale = run->scaler.scale;
+    l.tokens = l.step * run->tokens_per_step;
+    l.tokens_per_s = (double)run->tokens_per_step / seconds;
+    l.step_ms = 1e3 * seconds;
+    l.flops = gpt2_flops_per_token(run->config, (int)run->o.seq_len) * (double)run->tokens_per_step;
+    l.mem_bytes = device_memory_total();
+    l.mem_peak_bytes = device_memory_peak();
+    l.comm_bytes = (size_t)run->world.bytes;
+    l.comm_exposed_ms = 1e3 * run->world.exposed;
+    l.skipped = s->grad_scale == 0;
+    return l;
+}
+
+// After it: logs it. Dies if training no longer makes progress.
+static inline void run_step_end(Run* run, long long step, const StepStats* stats) {
+    double seconds = now_seconds() - run->step_began;
+    world_step_end(&run->world, seconds);
+    StepLog l = run_step_log(run, stats, step, seconds);
+    logger_step(&run->log, &l);
+    loss_scaler_update(&run->scaler, !l.skipped);
+    require_progress(&run->scaler, &run->o, l.step, l.loss);
+}
+
+// ---- the end ----
+
+// Closes log and timeline, and prints what was predicted beside what was measured. Returns true if they agree.
+static inline bool run_end(Run* run) {
+    World* w = &run->world;
+    logger_close(&run->log);
+    trace_close();
+    comm_barrier(&w->comm); // all parts of the timeline are written
+    if (w->comm.rank == 0) trace_merge(run->o.trace, w->comm.size);
+    bool as_predicted = report_memory(run->predicted);
+    if (w->joins) as_predicted &= report_sent(w, run->sent);
+    printf("allocations while training: %zu; times a step waited for data: %lld\n", device_allocations() - run->allocations,
+           run->train.waits);
+    return as_predicted;
+}
+
+static inline void run_stop(Run* run) {
+    dataloader_free(&run->train);
+    if (run->o.val_data[0]) dataloader_free(&run->val);
+    tokenizer_free(&run->tokenizer);
+    world_stop(&run->world);
+    device_shutdown();
+}
+#endif

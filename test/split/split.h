@@ -1,0 +1,93 @@
+/*
+split.h - what the references of this folder share: parts of matrices, sums of parts, and which weights a call is about.
+README.md says what they are. Included by data.h and tensor.h.
+*/
+#ifndef SPLIT_H
+#define SPLIT_H
+#include "../../llmc/device/layers.h"
+
+// Memory of the device, zeroed. It is not counted with the rest, because the program under test did not predict it.
+static inline void* split_alloc(size_t bytes) {
+    void* p = NULL;
+#ifdef __CUDACC__
+    require(cudaMalloc(&p, bytes) == cudaSuccess, "out of device memory: %zu bytes for a part", bytes);
+#else
+    require(posix_memalign(&p, 64, round_up(bytes, 64)) == 0, "out of memory: %zu bytes for a part", bytes);
+#endif
+    device_zero(p, bytes);
+    return p;
+}
+static inline void split_free(void* p) {
+    device_synchronize();
+#ifdef __CUDACC__
+    cudaFree(p);
+#else
+    free(p);
+#endif
+}
+
+// ---- which weights a call is about: its role, told by the name of the argument in the stage file ----
+typedef enum { ROLE_QKV, ROLE_PROJ, ROLE_FC, ROLE_FCPROJ, ROLE_WTE } SplitRole;
+static SplitRole split_role; // of the call that is being made
+
+// "p.fcprojw", "dp.fcprojw" and "fcprojw" are ROLE_FCPROJ; dies if a name is none of these.
+static inline SplitRole split_role_of(const char* name) {
+    static const char* const names[] = { "qkvw", "projw", "fcw", "fcprojw", "wte" };
+    const char* end = name + strlen(name);
+    int found = -1;
+    for (int i = 0; i < 5; i++) {
+        size_t n = strlen(names[i]), longest = found < 0 ? 0 : strlen(names[found]); // "fcprojw" ends with "projw"
+        if (n <= (size_t)(end - name) && n > longest && memcmp(end - n, names[i], n) == 0) found = i;
+    }
+    require(found >= 0, "a matrix product with '%s': test/split/split.h does not know what that is", name);
+    return (SplitRole)found;
+}
+#define SPLIT_ROLE(w) (split_role = split_role_of(#w))
+
+// ---- parts of matrices ----
+// A matrix (rows, cols) has `groups` groups of columns side by side, as q, k and v are. Part q of t is every group's q-th
+// share, (rows, cols/t). Parts of rows are parts of the columns of a matrix with one row.
+typedef struct { int rows, groups; size_t cols; int t, q; } SplitCut;
+
+static inline SplitCut split_columns(int rows, int cols, int groups, int t, int q) {
+    require(cols % (groups * t) == 0, "%d columns in %d group(s) do not divide into %d parts", cols, groups, t);
+    SplitCut cut = { rows, groups, (size_t)cols, t, q };
+    return cut;
+}
+static inline SplitCut split_rows(int rows, int cols, int groups, int t, int q) {
+    require(rows % (groups * t) == 0, "%d rows in %d group(s) do not divide into %d parts", rows, groups, t);
+    SplitCut cut = { 1, groups, (size_t)rows * (size_t)cols, t, q };
+    return cut;
+}
+static inline size_t split_elements(SplitCut c) { return (size_t)c.rows * c.cols / (size_t)c.t; }
+
+// part = its elements of whole, or the other way round
+static inline void split_move(floatX* part, floatX* whole, SplitCut c, bool into_whole) {
+    size_t group = c.cols / (size_t)c.groups, share = group / (size_t)c.t;
+    for (int r = 0; r < c.rows; r++) {
+        for (int k = 0; k < c.groups; k++) {
+            floatX* p = part + ((size_t)r * (size_t)c.groups + (size_t)k) * share;
+            floatX* w = whole + (size_t)r * c.cols + (size_t)k * group + (size_t)c.q * share;
+            device_copy(into_whole ? w : p, into_whole ? p : w, share * sizeof(floatX));
+        }
+    }
+}
+static inline void split_take(floatX* part, const floatX* whole, SplitCut c) { split_move(part, (floatX*)whole, c, false); }
+static inline void split_put(const floatX* part, floatX* whole, SplitCut c) { split_move((floatX*)part, whole, c, true); }
+
+// ---- sums ----
+// out (n) = parts[0] + parts[1] + ... + parts[t-1], each (n): in this order, in fp32, rounded once, as --deterministic
+// all-reduces. reversed: in the opposite order.
+static inline void split_sum(floatX* out, const floatX* parts, int t, size_t n, bool reversed) {
+    floatX* host = (floatX*)xcalloc((size_t)t * n, sizeof(floatX));
+    device_to_host(host, parts, (size_t)t * n * sizeof(floatX));
+    for (size_t i = 0; i < n; i++) {
+        float sum = to_float(host[(size_t)(reversed ? t - 1 : 0) * n + i]);
+        for (int q = 1; q < t; q++) sum += to_float(host[(size_t)(reversed ? t - 1 - q : q) * n + i]);
+        host[i] = to_floatX(sum);
+    }
+    host_to_device(out, host, n * sizeof(floatX));
+    device_synchronize(); // the copy reads host
+    free(host);
+}
+#endif
