@@ -8,8 +8,8 @@ ahead needs a room: --limit-all-gathers trades memory for overlap. --sharding sa
 --wrap-blocks how large a group is.
 
 Memory    per rank, in bytes, with P parameters cut S ways: 16P/S (14P/S where gradients are reduced in 16 bits), and activations.
-          Rooms: for the parameters of the root and of --limit-all-gathers blocks (grad-op: of all blocks). Buckets: for the
-          gradients of the root and of two blocks, in floatX, and also in fp32 where they are reduced in it.
+          Rooms: for the parameters of the root and of --limit-all-gathers groups (grad-op: of all). Buckets: for the gradients
+          of the root and of two groups, in floatX, and also in fp32 where they are reduced in it.
 Sent      per rank and step with A micro-batches, in elements: full: (A(3P - 2root) + root) (S-1)/S, because the root stays
           gathered until the last micro-batch; grad-op: (A+1)P (S-1)/S, because every group does. AP (S-1)/S of these are in
           --reduce-dtype, the others in floatX. hybrid with R = N/S replicas: 2P/S (R-1)/R more, once. Three doubles are summed.
@@ -19,19 +19,19 @@ Next      tensor and pipeline parallelism cut the computation as well.
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
-#include "llmc/base/common.h"     // defines: require, die, xcalloc
-#include "llmc/base/precision.h"  // defines: floatX, to_floatX, NEEDS_MASTER
-#include "llmc/model/gpt2.h"      // defines: GPT2Config, Unit, unit_elements, LNFW, ..., FCPROJW
-#include "llmc/model/piece.h"     // defines: Piece, piece_range
-#include "llmc/model/schedule.h"  // defines: learning_rate, LossScaler
-#include "llmc/device/device.h"   // defines: device_alloc, device_zero, host_to_device, device_to_host
-#include "llmc/device/layers.h"   // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
-#include "llmc/comm/comm.h"       // defines: Comm, CommOp, comm_all_reduce, comm_reduce_scatter, comm_all_gather, comm_wait
-#include "llmc/data/dataloader.h" // defines: DataLoader, dataloader_next
-#include "llmc/parallel/shards.h" // defines: Shards: this rank's state, on the device or the host
+#include "llmc/base/common.h"       // defines: require, die, xcalloc
+#include "llmc/base/precision.h"    // defines: floatX, to_floatX, NEEDS_MASTER
+#include "llmc/model/gpt2.h"        // defines: GPT2Config, Unit, unit_elements, LNFW, ..., FCPROJW
+#include "llmc/model/piece.h"       // defines: Piece, piece_range
+#include "llmc/model/schedule.h"    // defines: learning_rate, LossScaler
+#include "llmc/device/device.h"     // defines: device_alloc, device_zero, host_to_device, device_to_host
+#include "llmc/device/layers.h"     // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
+#include "llmc/comm/comm.h"         // defines: Comm, CommOp, comm_all_reduce, comm_reduce_scatter, comm_all_gather, comm_wait
+#include "llmc/data/dataloader.h"   // defines: DataLoader, dataloader_next
+#include "llmc/parallel/shards.h"   // defines: Shards: this rank's state, on the device or the host
 #include "llmc/parallel/sharding.h" // defines: Sharding, Layout, Group, options_sharding, comm_finish
-#include "llmc/run/trace.h"       // defines: trace_compute, trace_step
-#include "llmc/run/run.h"         // defines: Run: options, data, log, checkpoints and reports, alike in all stages
+#include "llmc/run/trace.h"         // defines: trace_compute, trace_step
+#include "llmc/run/run.h"           // defines: Run: options, data, log, checkpoints and reports, alike in all stages
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
@@ -695,8 +695,8 @@ int main(int argc, char** argv) {
     run_start(&run, argc, argv);
 
     gpt2_configure(&g, &run);
-    gpt2_predict_memory(&g, run.predicted);
-    g.recompute = run_recompute(&run); // --recompute auto: if what gpt2_predict_memory found has no room
+    gpt2_predict_memory(&g, run.predicted); // first as if nothing were recomputed
+    g.recompute = run_recompute(&run);      // --recompute auto: blocks, where that has no room
     gpt2_predict_memory(&g, run.predicted);
     gpt2_init(&g);
     comm_share_memory(g.layout.shard_ranks); // --nccl-windows

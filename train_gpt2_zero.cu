@@ -18,18 +18,18 @@ Next      train_gpt2_fsdp.cu gathers the next unit while this one is computed.
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
-#include "llmc/base/common.h"     // defines: require, die, xcalloc
-#include "llmc/base/precision.h"  // defines: floatX, to_floatX, NEEDS_MASTER
-#include "llmc/model/gpt2.h"      // defines: GPT2Config, Unit, unit_elements, LNFW, ..., FCPROJW
-#include "llmc/model/piece.h"     // defines: Piece, piece_range
-#include "llmc/model/schedule.h"  // defines: learning_rate, LossScaler
-#include "llmc/device/device.h"   // defines: device_alloc, device_zero, host_to_device, device_to_host
-#include "llmc/device/layers.h"   // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
-#include "llmc/comm/comm.h"       // defines: Comm, CommOp, comm_all_reduce, comm_reduce_scatter, comm_all_gather, comm_wait
-#include "llmc/data/dataloader.h" // defines: DataLoader, dataloader_next
-#include "llmc/parallel/shard.h"  // defines: Shard, shard_elements, comm_finish, report_zero
-#include "llmc/run/trace.h"       // defines: trace_compute, trace_step
-#include "llmc/run/run.h"         // defines: Run: options, data, log, checkpoints and reports, alike in all stages
+#include "llmc/base/common.h"       // defines: require, die, xcalloc
+#include "llmc/base/precision.h"    // defines: floatX, to_floatX, NEEDS_MASTER
+#include "llmc/model/gpt2.h"        // defines: GPT2Config, Unit, unit_elements, LNFW, ..., FCPROJW
+#include "llmc/model/piece.h"       // defines: Piece, piece_range
+#include "llmc/model/schedule.h"    // defines: learning_rate, LossScaler
+#include "llmc/device/device.h"     // defines: device_alloc, device_zero, host_to_device, device_to_host
+#include "llmc/device/layers.h"     // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
+#include "llmc/comm/comm.h"         // defines: Comm, CommOp, comm_all_reduce, comm_reduce_scatter, comm_all_gather, comm_wait
+#include "llmc/data/dataloader.h"   // defines: DataLoader, dataloader_next
+#include "llmc/parallel/shard.h"    // defines: Shard, shard_elements, comm_finish, report_zero
+#include "llmc/run/trace.h"         // defines: trace_compute, trace_step
+#include "llmc/run/run.h"           // defines: Run: options, data, log, checkpoints and reports, alike in all stages
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
@@ -322,6 +322,14 @@ static Bucket* unit_bucket(GPT2* g, int u) {
     return &g->buckets[g->zero_stage == 1 || u == 0 ? u : 1 + (u - 1) % 2];
 }
 
+// Waits until a bucket's gradients have been reduced and its memory may be used again.
+static void bucket_finish(GPT2* g, Bucket* b) {
+    if (b->reduced == NO_OP) return;
+    comm_finish(g->dp, &b->reduced);
+    floatX* shard = grad_shard(g, b->unit);
+    if (b->sum != shard) add_in_place(shard, b->sum, g->shards[b->unit].n);
+}
+
 // The backward pass calls this when the gradient of tensor i of unit u is complete. After its last tensor a unit is reduced:
 // in stage 1, which keeps whole gradients, in the last micro-batch; in the others, which keep only shards, in every one.
 static void grad_ready(GPT2* g, int u, int i) {
@@ -390,15 +398,6 @@ static floatX* unit_params(GPT2* g, int u) {
 // Ends the use of unit u's parameters until the next unit_params. In stage 3 another unit may take their place.
 static void unit_release(GPT2* g, int u) {
     if (g->zero_stage == 3) g->rooms[u > 0].unit = NO_UNIT;
-}
-
-// Waits until a bucket's gradients have been reduced and its memory may be used again.
-static void bucket_finish(GPT2* g, Bucket* b) {
-    if (b->reduced == NO_OP) return;
-    comm_wait(g->dp, b->reduced);
-    b->reduced = NO_OP;
-    floatX* shard = grad_shard(g, b->unit);
-    if (b->sum != shard) add_in_place(shard, b->sum, g->shards[b->unit].n);
 }
 
 // Returns the memory that unit u's gradients go to.
@@ -661,8 +660,8 @@ int main(int argc, char** argv) {
     run_start(&run, argc, argv);
 
     gpt2_configure(&g, &run);
-    gpt2_predict_memory(&g, run.predicted);
-    g.recompute = run_recompute(&run); // --recompute auto: if what gpt2_predict_memory found has no room
+    gpt2_predict_memory(&g, run.predicted); // first as if nothing were recomputed
+    g.recompute = run_recompute(&run);      // --recompute auto: blocks, where that has no room
     gpt2_predict_memory(&g, run.predicted);
     gpt2_init(&g);
     comm_share_memory(g.dp); // --nccl-windows

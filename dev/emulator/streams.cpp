@@ -147,13 +147,17 @@ static bool plays_fault(const Configuration& c) {
     static const char* wanted = getenv("CUDA_EMULATOR_FAULT");
     return wanted && *wanted && (strstr(c.kernel, wanted) || strstr(c.site.file, wanted));
 }
+static void refuse_in_kernel(const Configuration& c) { // or it would wait for the launch that it is a part of
+    if (self) fail(self, c.site, "a launch of %s from device code", c.kernel);
+}
 void enqueue_kernel(const Configuration& c, cudaStream_t stream, const void* kernel, std::function<void()> work) {
+    refuse_in_kernel(c);
     check_configuration(c, kernel);
     if (plays_fault(c)) work = [] { sticky_error = cudaErrorIllegalAddress; };
     enqueue(stream, c.kernel, std::move(work)); // cudaGetLastError will return its result
 }
 void check_argument(const Configuration& c, int number, const void* p) {
-    if (self) fail(self, c.site, "a launch of %s from device code", c.kernel);
+    refuse_in_kernel(c);
     Call call(c.kernel);
     if (!p || call.error || find_block(p).where != Where::HOST) return;
     char what[160];

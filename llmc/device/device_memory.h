@@ -1,13 +1,12 @@
 /*
 device_memory.h - what all devices do in the same way: they keep account of what each live allocation is for, and of which
-marks are in use.
-Included by cpu/device.h and cuda/device.cuh, which do the allocating.
+marks are in use. cpu/device.h and cuda/device.cuh do the allocating.
 */
 #ifndef LLMC_DEVICE_MEMORY_H
 #define LLMC_DEVICE_MEMORY_H
-#include "device.h"
+#include "device_contract.h"
 
-// Every live allocation, so that freeing it subtracts its bytes from its kind. (The one global state of device.h.)
+// Every live allocation, so that freeing it subtracts its bytes from its kind. (The one global state of this file.)
 typedef struct { void* p; size_t bytes; MemoryKind kind; } DeviceBlock;
 static struct {
     DeviceBlock* blocks; // (capacity), the first `count` are live, owned

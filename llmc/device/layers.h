@@ -1,139 +1,16 @@
 /*
-layers.h - every layer's forward and backward: what a stage file may call, documented once.
-
-Implemented by llmc/device/cpu/ (C and OpenMP, the readable reference) and llmc/device/cuda/. Tensors are row-major in device
-memory; floatX is their stored precision, all sums are fp32 or wider. N is a number of rows, usually B*T.
-
-Shapes    B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, Vp V padded.
-Weights   are (OC,C): out = inp w^T + bias, as in PyTorch's Linear.
-GradMode  says what happens to parameter gradients: the first micro-batch of a step overwrites them (GRAD_SET), later
-          ones add (GRAD_ADD), so nothing is ever zeroed. Gradients of activations are overwritten unless it says +=.
-Aliasing  is allowed only where a comment says so.
-Failures  There are none at run time: shapes are checked by layers_init, and a device error dies with the layer's name.
+layers.h - every layer's forward and backward on the device that a program is built for. layers_contract.h is the header to
+read: it says what each function does. For a C compiler the functions are those of cpu/layers.h, for nvcc those of
+cuda/layers.cuh. host_adamw.h has AdamW for arrays in host memory, whatever the device.
 */
 #ifndef LLMC_LAYERS_H
 #define LLMC_LAYERS_H
 #include "device.h"
-#include "../base/precision.h"
-
-typedef enum { GRAD_SET, GRAD_ADD } GradMode;
-
-// ---- what the user decides about layers, before anything else here is called ----
-typedef enum { ATTENTION_AUTO, ATTENTION_CUDNN, ATTENTION_OWN } AttentionChoice;
-// AUTO: cuDNN's attention where it is available and takes these shapes, else our own. deterministic: the same bits in every run.
-// Dies if this build cannot do what was chosen.
-void layers_choose(AttentionChoice attention, bool deterministic);
-
-// ---- workspace: scratch that layers share, allocated once for the largest shapes that will be seen ----
-typedef struct { int B, T, C, NH, Vp; } LayerShapes;
-// What layers_init checks on every device.
-static inline void layer_shapes_check(LayerShapes s) {
-    require(s.B >= 1 && s.T >= 1, "layers need at least one sequence of one token, not B = %d, T = %d", s.B, s.T);
-    require(s.C >= 1 && s.NH >= 1 && s.C % s.NH == 0,
-            "%d channels do not divide over %d heads; choose --channels as a multiple of --heads", s.C, s.NH);
-    require(s.Vp >= 1, "the padded vocabulary must have at least one token, not %d", s.Vp);
-    // elements are counted in size_t, rows in int
-    require((size_t)s.B * (size_t)s.T <= INT32_MAX / 4,
-            "B*T = %d*%d is more rows than a layer can count; use a smaller --batch-size", s.B, s.T);
-    require(s.C <= INT32_MAX / 4, "%d channels are more than a layer can count", s.C);
-}
-size_t layers_workspace_bytes(LayerShapes s); // what layers_init will allocate as MEMORY_WORKSPACE
-void   layers_init(LayerShapes s);            // dies if a shape cannot be computed (C not a multiple of NH, ...)
-void   layers_free(void);
-const char* layers_description(void);         // how matrix products are computed here, for the log
-
-// ---- embeddings ----
-// out (B,T,C) = wte[tokens] + wpe[0..T).  tokens (B,T) in [0,V), wte (Vp,C), wpe (maxT,C)
-void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C);
-// dwte (Vp,C) += rows of dout by token (the classifier has written dwte before: the matrix is tied);
-// dwpe (T,C) set or += sum of dout over B. Sums are formed in a fixed order: equal to the bit from run to run.
-void encoder_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, GradMode mode);
-
-// ---- layernorm (eps 1e-5), with the residual addition in front of it ----
-// res (N,C) = inp1 + inp2, out (N,C) = (res - mean) * rstd * w + b; mean, rstd (N). The sum is rounded to floatX before
-// it is normalised, so that a recomputation from res gives the same bits. inp2 NULL: res must be inp1, nothing is added.
-void residual_layernorm_forward(floatX* res, floatX* out, float* mean, float* rstd, const floatX* inp1, const floatX* inp2,
-                                const floatX* w, const floatX* b, int N, int C);
-// dinp (N,C) += (the residual stream's gradient flows past the layer); dw, db (C) set or +=.
-void layernorm_backward(floatX* dinp, floatX* dw, floatX* db, const floatX* dout, const floatX* inp, const floatX* w,
-                        const float* mean, const float* rstd, int N, int C, GradMode mode);
-
-// ---- linear layers ----
-// out (N,OC) = inp (N,C) w^T (OC,C) + bias (OC); bias NULL: none
-void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC);
-// pre (N,OC) = inp w^T + bias; out (N,OC) = gelu(pre), the tanh form
-void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC);
-// dinp (N,C) = dout (N,OC) w (OC,C)
-void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC);
-// dinp (N,C) = (dout w) * gelu'(pre), pre (N,C): the layer's input was gelu(pre)
-void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre, int N, int C, int OC);
-// dw (OC,C) set or += dout^T inp; dbias (OC) set or += column sums of dout; dbias NULL: none
-void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const floatX* inp, int N, int C, int OC, GradMode mode);
-
-// ---- causal self-attention; the (T,T) matrix is never stored ----
-// qkv (B,T,3C): q, k, v side by side, heads within each. out (B,T,C); stats (B,NH,T) = log(sum(exp(scaled scores)))
-void attention_forward(floatX* out, float* stats, const floatX* qkv, int B, int T, int C, int NH);
-// dqkv (B,T,3C) from dout (B,T,C) and what forward left: out, stats
-void attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out, const float* stats,
-                        int B, int T, int C, int NH);
-
-// ---- classifier: softmax and cross-entropy over V of each row's Vp logits; the padding takes no part ----
-// How many rows of logits to compute at a time: enough to keep the device busy, without a (B,T,V) tensor.
-#define CLASSIFIER_ELEMENTS_CUDA (1 << 28) // of logits: half a GB in bf16
-#define CLASSIFIER_ELEMENTS_CPU (1 << 24)
-static inline int classifier_rows_of(int elements, int N, int Vp) {
-    int rows = elements / Vp > 64 ? elements / Vp / 64 * 64 : 64;
-    return rows < N ? rows : N;
-}
-static inline int classifier_rows(int N, int Vp) {
+#include "host_adamw.h"
+#include "layers_contract.h"
 #ifdef __CUDACC__
-    return classifier_rows_of(CLASSIFIER_ELEMENTS_CUDA, N, Vp);
-#else
-    return classifier_rows_of(CLASSIFIER_ELEMENTS_CPU, N, Vp);
-#endif
-}
-// losses (N) = -log softmax(logits)[target]; targets (N) in [0,V), or -1: a row without a target, loss and gradient 0
-void classifier_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp);
-// the same, and logits (N,Vp) become their own gradient in place: (softmax - onehot) * dloss, 0 in the padding
-void classifier_forward_backward(float* losses, floatX* logits, const int* targets, float dloss, int N, int V, int Vp);
-
-// ---- numbers about a step: they stay on the device until the log line reads them, all at once ----
-typedef struct {
-    double loss;        // sum of the tokens' losses
-    double grad_square; // sum of squared gradients, as stored (that is, times the loss scale)
-    double param_square;// sum of squared parameters
-    float  grad_norm;   // what clip_gradients found, without the loss scale
-    float  grad_scale;  // what AdamW multiplies gradients by; 0: they were not finite, the step is skipped
-} StepStats;
-void add_sum(double* acc, const float* x, size_t n);            // *acc += sum of x (n), in an order that depends on n alone
-void add_sum_squares(double* acc, const floatX* x, size_t n);   // *acc += sum of x^2, in an order that depends on n alone
-void scale_in_place(floatX* x, float factor, size_t n);         // x (n) *= factor, in fp32, rounded once
-void add_in_place(floatX* x, const floatX* y, size_t n);        // x (n) += y (n), in fp32, rounded once; they must not overlap
-// stats->grad_norm = sqrt(grad_square) / loss_scale; grad_scale = min(1, max_norm / grad_norm) / loss_scale, 0 if that is
-// not finite. max_norm 0: no clipping. The same formula as torch.nn.utils.clip_grad_norm_ (which adds 1e-6 to the norm).
-void clip_gradients(StepStats* stats, float max_norm, float loss_scale);
-
-// ---- optimizer: AdamW over flat memory (Loshchilov and Hutter, arXiv 1711.05101; Adam's bias correction) ----
-typedef struct { float lr, beta1, beta2, eps, weight_decay; int t; } AdamW; // t counts updates from 1
-// master, m, v (n) fp32, grads (n) floatX; params (n) floatX become master's new values, rounded. params may be NULL: then whoever
-// needs them rounds them from master. Where floatX is fp32, weights are their own master: either of params and master is NULL.
-// The first no_decay elements are not decayed. *grad_scale (device) multiplies gradients; 0: nothing changes at all.
-void adamw_update(AdamW a, floatX* params, float* master, float* m, float* v, const floatX* grads, const float* grad_scale,
-                  size_t n, size_t no_decay);
-
-// ---- fp32 beside floatX: shards are kept in it. Where floatX is fp32, these give the bits of their namesakes above ----
-void to_fp32(float* out, const floatX* x, size_t n);            // out (n) = x (n)
-void from_fp32(floatX* out, const float* x, size_t n);          // out (n) = x (n), rounded
-void add_in_place_fp32(float* x, const float* y, size_t n);     // x (n) += y (n); they must not overlap
-void add_sum_squares_fp32(double* acc, const float* x, size_t n); // *acc += sum of x^2, in an order that depends on n alone
-// params (n) are their own master: params, m and v become what adamw_update makes of master, m and v with the same numbers.
-void adamw_update_fp32(AdamW a, float* params, float* m, float* v, const float* grads, const float* grad_scale,
-                       size_t n, size_t no_decay);
-#include "host_adamw.h" // some of these for arrays in host memory: host_adamw_update, host_sum_squares, host_add
-
-#ifndef __CUDACC__
-#include "cpu/layers.h"
-#elif !defined(LLMC_CUDA_COMMON_CUH) // a test that begins with cuda/common.cuh picks the rest itself
 #include "cuda/layers.cuh"
+#else
+#include "cpu/layers.h"
 #endif
 #endif

@@ -110,8 +110,8 @@ typedef struct {
 static inline void gpt2_check_parts(GPT2Config c, int parts) {
     require(parts >= 1, "a tensor cannot be cut into %d parts", parts);
     require(c.NH % parts == 0, "%d heads do not divide over %d parts; choose --heads as a multiple of %d", c.NH, parts, parts);
-    require(c.Vp % parts == 0, "the %d tokens of --vocab-size, padded to a multiple of 128, do not divide over %d parts;"
-            " choose a number of parts that does, such as a power of two", c.Vp, parts);
+    require(c.Vp % parts == 0, "a vocabulary of %d tokens (--vocab-size, padded to a multiple of 128) does not divide over %d"
+            " parts; choose a number of parts that divides it, such as a power of two", c.Vp, parts);
 }
 
 // What part `part` of `parts` has of tensor i of unit u. Dies as gpt2_check_parts does.

@@ -1,7 +1,7 @@
 /*
 oplog.h - what this rank has asked of the others: its last 64 operations, and how far it has come on each communicator.
 
-comm.h notes every operation here as it is issued, started and finished, and the one that the host waits for. control.h
+comm/ notes every operation here as it is issued, started and finished, and the one that the host waits for. The watchdog
 tells rank 0 about it five times a second, and when a run fails every rank writes its last operations to a file, from
 which dev/tools/ranks.c finds where the ranks diverged. Every function may be called from any thread.
 
@@ -67,6 +67,7 @@ static inline void oplog_free(OpLog* l) {
     memset(l, 0, sizeof *l);
 }
 
+// Every name except these two is that of a collective.
 static inline OpWay op_way(const char* collective) {
     return strcmp(collective, "send") == 0 ? WAY_SEND : strcmp(collective, "receive") == 0 ? WAY_RECEIVE : WAY_COLLECTIVE;
 }

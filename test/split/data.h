@@ -3,13 +3,13 @@ data.h - the reference of data parallelism. A stage for one device that is compi
 -DPARTS=N computes with batches of N*B sequences, to the bit, what N ranks with batches of B compute under --deterministic.
 
 Every layer is called once for each rank's rows. Each part has memory of its own for the gradients of all parameters, where
-they are added up over the micro-batches of a step, as on a rank. When the gradients' norm is computed, and nobody has read
-them yet, their sums over the parts take their place: in rank order, in fp32, rounded once to floatX. The sum of the losses
-is made likewise, in double.
+they are added up over the micro-batches of a step, as on a rank. When the gradients' norm is computed, before anything else
+reads them, their sums over the parts take their place: in rank order, in fp32, rounded once to floatX. The sum of the
+losses is made likewise, in double.
 
--DPARTS_REVERSED=1 adds gradients up in the opposite order, which gives other bits if there are more than two parts.
-Both may be expressions that are computed when the program runs. DATA_PARTS replaces PARTS where tensor.h is included, too;
-include that one first.
+-DPARTS_REVERSED=1 adds gradients up in the opposite order, which gives other bits if there are more than two parts. Both
+may be expressions that are computed when the program runs. Where tensor.h is included as well, include it first; DATA_PARTS
+and TENSOR_PARTS then replace PARTS.
 */
 #ifndef SPLIT_DATA_H
 #define SPLIT_DATA_H
@@ -27,34 +27,56 @@ include that one first.
 #define DATA_LAYER(name) name
 #endif
 
-// The gradient of a parameter, which its layer has been given as `sum`, and what the parts have instead.
+// A parameter's gradient: `sum`, where the stage wants it, and what the parts have instead.
 typedef struct {
     floatX* sum;   // (n) a view of the stage's memory
     floatX* parts; // (N,n) owned, never freed
     size_t n;
 } DataGradient;
 static struct {
-    int parts;              // of the batch that is being computed: N, or 1 for a single sequence, as samples have
+    int parts;               // of the batch that is being computed: N, but 1 for a single sequence, as samples have
     DataGradient* gradients; // (num_gradients) owned, never freed
     int num_gradients;
-    double* losses;         // (N) each part's sum of losses in this step, owned, never freed
+    double* losses;          // (N) on the device: each part's sum of losses in this step, owned, never freed
 } split_data;
 
-// Rows of each part, of `rows` in all.
-static inline int data_rows(int rows) {
-    require(split_data.parts > 0 && rows % split_data.parts == 0, "%d rows do not divide into %d parts", rows, split_data.parts);
-    return rows / split_data.parts;
+// ---- parts ----
+// Walks through N rows: part by part, and within a part by `most` rows at a time.
+typedef struct { int rows_of_part, most, parts, q, first, rows; bool begins; } DataSpan; // begins: the first one of part q
+static inline void data_span_set(DataSpan* s) {
+    int done = s->first - s->q * s->rows_of_part;
+    s->begins = done == 0;
+    s->rows = s->q == s->parts ? 0 : s->rows_of_part - done < s->most ? s->rows_of_part - done : s->most;
 }
+static inline DataSpan data_span(int N, int most) {
+    require(split_data.parts > 0 && N % split_data.parts == 0, "%d rows do not divide into %d parts", N, split_data.parts);
+    DataSpan s = { N / split_data.parts, most, split_data.parts, 0, 0, 0, false };
+    data_span_set(&s);
+    return s;
+}
+static inline void data_span_next(DataSpan* s) { // s->rows is 0 after the last one
+    s->first += s->rows;
+    s->q = s->first / s->rows_of_part;
+    data_span_set(s);
+}
+#define FOR_ROWS(s, N, most) for (DataSpan s = data_span(N, most); s.rows > 0; data_span_next(&s))
+#define FOR_PARTS(s, N) FOR_ROWS(s, N, N)
+// The classifier takes fewer rows at a time if they are many. A rank's chunks depend on how many it has.
+static inline int data_classifier_rows(int N, int Vp) { return classifier_rows(N / split_data.parts, Vp); }
+static inline int data_matmul_rows(int N, int OC) { return split_role == ROLE_WTE ? data_classifier_rows(N, OC) : N; }
 
-// Part q's memory for the gradient (n) that goes to sum.
+// ---- gradients ----
+// Part q's memory for the gradient (n) that goes to sum. n 0: a gradient that has memory already.
 static inline floatX* data_gradient(floatX* sum, size_t n, int q) {
     if (sum == NULL) return NULL;
+    require(split_data.parts == DATA_PARTS, "a batch of one sequence does not divide into %d parts", DATA_PARTS);
     for (int i = 0; i < split_data.num_gradients; i++) {
         DataGradient g = split_data.gradients[i];
         if (g.sum != sum) continue;
-        require(g.n == n, "a gradient had %zu elements and has %zu now", g.n, n);
-        return g.parts + (size_t)q * n;
+        require(n == 0 || n == g.n, "a gradient had %zu elements and has %zu now", g.n, n);
+        return g.parts + (size_t)q * g.n;
     }
+    require(n > 0, "the embedding's gradient comes before the classifier's");
     size_t count = (size_t)split_data.num_gradients++;
     split_data.gradients = (DataGradient*)xrealloc(split_data.gradients, (count + 1) * sizeof(DataGradient));
     DataGradient g = { sum, (floatX*)split_alloc((size_t)split_data.parts * n * sizeof(floatX)), n };
@@ -62,22 +84,160 @@ static inline floatX* data_gradient(floatX* sum, size_t n, int q) {
     return g.parts + (size_t)q * n;
 }
 
-// ---- layers ----
-static inline void data_encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C) {
+// Where x (n) are gradients, they become their sums over the parts first.
+static inline void data_add_sum_squares(double* acc, const floatX* x, size_t n) {
+    for (int i = 0; i < split_data.num_gradients; i++) {
+        DataGradient g = split_data.gradients[i];
+        if (g.sum < x || g.sum >= x + n) continue;
+        require(g.sum + g.n <= x + n, "a gradient lies in two pieces of memory");
+        split_sum(g.sum, g.parts, DATA_PARTS, g.n, PARTS_REVERSED);
+    }
+    add_sum_squares(acc, x, n);
+}
+
+// *acc becomes the sum over the parts, in rank order, of what each has added up since *acc was 0.
+static inline void data_add_sum(double* acc, const float* x, size_t n) {
+    size_t parts = (size_t)split_data.parts;
+    double total, *host = (double*)xcalloc(parts, sizeof(double));
+    if (split_data.losses == NULL) split_data.losses = (double*)split_alloc((size_t)DATA_PARTS * sizeof(double));
+    device_to_host(&total, acc, sizeof total);
+    if (total == 0) device_zero(split_data.losses, parts * sizeof(double));
+    for (size_t q = 0; q < parts; q++) add_sum(split_data.losses + q, x + q * (n / parts), n / parts);
+    device_to_host(host, split_data.losses, parts * sizeof(double));
+    total = host[0];
+    for (size_t q = 1; q < parts; q++) total += host[q];
+    host_to_device(acc, &total, sizeof total);
+    device_synchronize(); // the copy reads total
+    free(host);
+}
+
+// ---- layers: each as in layers.h ----
+static inline void data_encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe,
+                                        int B, int T, int C) {
     split_data.parts = B == 1 ? 1 : DATA_PARTS;
-    require(split_data.parts > 0 && B % split_data.parts == 0, "--batch-size %d does not divide into %d parts", B, split_data.parts);
-    int b = B / split_data.parts;
-    for (int q = 0; q < split_data.parts; q++) {
-        size_t row = (size_t)q * (size_t)(b * T);
-        encoder_forward(out + row * (size_t)C, tokens + row, wte, wpe, b, T, C);
+    FOR_PARTS(s, B) {
+        size_t row = (size_t)s.first * T;
+        encoder_forward(out + row * C, tokens + row, wte, wpe, s.rows, T, C);
     }
 }
-static inline void data_encoder_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const int* tokens, int B, int T, int C,
-                                         size_t wte_elements, GradMode mode) {
-    int b = data_rows(B);
-    for (int q = 0; q < split_data.parts; q++) {
-        size_t row = (size_t)q * (size_t)(b * T);
-        encoder_backward(data_gradient(dwte, wte_elements, q), data_gradient(dwpe, (size_t)T * (size_t)C, q), dout + row * (size_t)C,
-                         tokens + row, b, T, C, mode);
+static inline void data_encoder_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const int* tokens,
+                                         int B, int T, int C, GradMode mode) {
+    FOR_PARTS(s, B) {
+        size_t row = (size_t)s.first * T;
+        floatX *part_dwte = data_gradient(dwte, 0, s.q), *part_dwpe = data_gradient(dwpe, (size_t)T * C, s.q);
+        encoder_backward(part_dwte, part_dwpe, dout + row * C, tokens + row, s.rows, T, C, mode);
     }
 }
+static inline void data_residual_layernorm_forward(floatX* res, floatX* out, float* mean, float* rstd, const floatX* inp1,
+                                                   const floatX* inp2, const floatX* w, const floatX* b, int N, int C) {
+    FOR_PARTS(s, N) {
+        size_t i = (size_t)s.first, at = i * C;
+        const floatX* part_inp2 = inp2 ? inp2 + at : NULL;
+        residual_layernorm_forward(res + at, out + at, mean + i, rstd + i, inp1 + at, part_inp2, w, b, s.rows, C);
+    }
+}
+static inline void data_layernorm_backward(floatX* dinp, floatX* dw, floatX* db, const floatX* dout,
+                                           const floatX* inp, const floatX* w, const float* mean, const float* rstd,
+                                           int N, int C, GradMode mode) {
+    FOR_PARTS(s, N) {
+        size_t i = (size_t)s.first, at = i * C;
+        floatX *part_dw = data_gradient(dw, (size_t)C, s.q), *part_db = data_gradient(db, (size_t)C, s.q);
+        layernorm_backward(dinp + at, part_dw, part_db, dout + at, inp + at, w, mean + i, rstd + i, s.rows, C, mode);
+    }
+}
+static inline void data_matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias,
+                                       int N, int C, int OC) {
+    FOR_ROWS(s, N, data_matmul_rows(N, OC)) {
+        size_t i = (size_t)s.first;
+        DATA_LAYER(matmul_forward)(out + i * OC, inp + i * C, w, bias, s.rows, C, OC);
+    }
+}
+static inline void data_matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w,
+                                            const floatX* bias, int N, int C, int OC) {
+    FOR_PARTS(s, N) {
+        size_t i = (size_t)s.first;
+        DATA_LAYER(matmul_gelu_forward)(out + i * OC, pre + i * OC, inp + i * C, w, bias, s.rows, C, OC);
+    }
+}
+static inline void data_matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
+    FOR_ROWS(s, N, data_matmul_rows(N, OC)) {
+        size_t i = (size_t)s.first;
+        DATA_LAYER(matmul_backward_input)(dinp + i * C, dout + i * OC, w, s.rows, C, OC);
+    }
+}
+static inline void data_matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre,
+                                                   int N, int C, int OC) {
+    FOR_PARTS(s, N) {
+        size_t i = (size_t)s.first;
+        DATA_LAYER(matmul_gelu_backward_input)(dinp + i * C, dout + i * OC, w, pre + i * C, s.rows, C, OC);
+    }
+}
+static inline void data_matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const floatX* inp,
+                                               int N, int C, int OC, GradMode mode) {
+    FOR_ROWS(s, N, data_matmul_rows(N, OC)) {
+        size_t i = (size_t)s.first;
+        floatX *part_dw = data_gradient(dw, (size_t)OC * C, s.q), *part_dbias = data_gradient(dbias, (size_t)OC, s.q);
+        GradMode part_mode = s.begins ? mode : GRAD_ADD;
+        DATA_LAYER(matmul_backward_weight)(part_dw, part_dbias, dout + i * OC, inp + i * C, s.rows, C, OC, part_mode);
+    }
+}
+static inline void data_attention_forward(floatX* out, float* stats, const floatX* qkv, int B, int T, int C, int NH) {
+    FOR_PARTS(s, B) {
+        size_t row = (size_t)s.first * T;
+        DATA_LAYER(attention_forward)(out + row * C, stats + row * NH, qkv + row * 3 * C, s.rows, T, C, NH);
+    }
+}
+static inline void data_attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out,
+                                           const float* stats, int B, int T, int C, int NH) {
+    FOR_PARTS(s, B) {
+        size_t row = (size_t)s.first * T, at = row * C;
+        const float* part_stats = stats + row * NH;
+        DATA_LAYER(attention_backward)(dqkv + 3 * at, dout + at, qkv + 3 * at, out + at, part_stats, s.rows, T, C, NH);
+    }
+}
+static inline void data_classifier_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp) {
+    FOR_ROWS(s, N, data_classifier_rows(N, Vp)) {
+        size_t i = (size_t)s.first;
+        DATA_LAYER(classifier_forward)(losses + i, logits + i * Vp, targets + i, s.rows, V, Vp);
+    }
+}
+static inline void data_classifier_forward_backward(float* losses, floatX* logits, const int* targets, float dloss,
+                                                    int N, int V, int Vp) {
+    FOR_ROWS(s, N, data_classifier_rows(N, Vp)) {
+        size_t i = (size_t)s.first;
+        DATA_LAYER(classifier_forward_backward)(losses + i, logits + i * Vp, targets + i, dloss, s.rows, V, Vp);
+    }
+}
+
+// ---- what the stage calls ----
+#undef matmul_forward
+#undef matmul_gelu_forward
+#undef matmul_backward_input
+#undef matmul_gelu_backward_input
+#undef matmul_backward_weight
+#undef attention_forward
+#undef attention_backward
+#undef classifier_forward
+#undef classifier_forward_backward
+#undef classifier_rows
+#define encoder_forward data_encoder_forward
+#define encoder_backward data_encoder_backward
+#define residual_layernorm_forward data_residual_layernorm_forward
+#define layernorm_backward data_layernorm_backward
+#define matmul_forward(out, inp, w, bias, N, C, OC) (SPLIT_ROLE(w), data_matmul_forward(out, inp, w, bias, N, C, OC))
+#define matmul_gelu_forward(out, pre, inp, w, bias, N, C, OC) \
+    (SPLIT_ROLE(w), data_matmul_gelu_forward(out, pre, inp, w, bias, N, C, OC))
+#define matmul_backward_input(dinp, dout, w, N, C, OC) \
+    (SPLIT_ROLE(w), data_matmul_backward_input(dinp, dout, w, N, C, OC))
+#define matmul_gelu_backward_input(dinp, dout, w, pre, N, C, OC) \
+    (SPLIT_ROLE(w), data_matmul_gelu_backward_input(dinp, dout, w, pre, N, C, OC))
+#define matmul_backward_weight(dw, dbias, dout, inp, N, C, OC, mode) \
+    (SPLIT_ROLE(dw), data_matmul_backward_weight(dw, dbias, dout, inp, N, C, OC, mode))
+#define attention_forward data_attention_forward
+#define attention_backward data_attention_backward
+#define classifier_forward data_classifier_forward
+#define classifier_forward_backward data_classifier_forward_backward
+#define classifier_rows(N, Vp) (N) // the whole batch in one chunk, which is cut as each rank cuts its own
+#define add_sum data_add_sum
+#define add_sum_squares data_add_sum_squares
+#endif

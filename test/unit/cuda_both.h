@@ -8,6 +8,7 @@ padding at its end, so that an address sanitizer sees an access past it, and out
 #ifndef TEST_CUDA_BOTH_H
 #define TEST_CUDA_BOTH_H
 #include "../../llmc/base/rng.h"
+#include "../../llmc/device/device_contract.h"
 #include <algorithm>
 #include <omp.h>
 #include <tuple>

@@ -1,4 +1,4 @@
-// test_gpt2.c - llmc/model/gpt2.h: the number of parameters, the tensors in memory, the initial weights.
+// test_gpt2.c - llmc/model/gpt2.h: the number of parameters, the tensors in memory and their parts, the initial weights.
 #include "../../llmc/model/gpt2.h"
 #include "expect_death.h"
 
@@ -98,6 +98,88 @@ static void test_the_padding_of_the_vocabulary_is_zero(void** state) {
     for (int k = 130 * 12; k < 256 * 12; k++) assert_true(w[k] == 0);
 }
 
+// Which of N parts has element (row, col) of tensor i of unit u, written out by the names of tensors. -1: all of them.
+static int owner_of(GPT2Config c, int u, int i, size_t row, size_t col, size_t N) {
+    size_t C = (size_t)c.C, head_channels = C / (size_t)c.NH, heads = (size_t)c.NH / N;
+    if (u == 0) return i == WTE ? (int)(row / ((size_t)c.Vp / N)) : -1;
+    switch (i) {
+    case QKVW: case QKVB: return (int)(row % C / head_channels / heads); // rows are those of q, then of k, then of v
+    case FCW: case FCB: return (int)(row / (4 * C / N));
+    case PROJW: return (int)(col / (C / N));
+    case FCPROJW: return (int)(col / (4 * C / N));
+    default: return -1;
+    }
+}
+// Checks that part p's elements are those that it should have, in ascending order. Returns their number.
+static size_t check_part(GPT2Config c, int u, int i, int p, int N) {
+    TensorInfo t = unit_tensor(c, u, i);
+    TensorRuns r = tensor_part(c, u, i, p, N);
+    size_t cols = t.cols ? t.cols : 1, next = t.offset;
+    for (size_t k = 0; k < r.count; k++) {
+        size_t begin = r.begin + k * r.stride, end = begin + r.n;
+        assert_true(begin >= next && end <= t.offset + tensor_elements(t));
+        for (size_t e = begin - t.offset; e < end - t.offset; e++) {
+            int owner = owner_of(c, u, i, e / cols, e % cols, (size_t)N);
+            if (owner >= 0) assert_int_equal(owner, p);
+        }
+        next = end;
+    }
+    return r.n * r.count;
+}
+static void test_parts_of_a_tensor_are_disjoint_and_complete(void** state) {
+    (void)state;
+    const GPT2Config configs[2] = { { 24, 130, 256, 2, 4, 24 }, { 5, 100, 128, 1, 12, 12 } }; // with 6 channels a head, and one
+    for (int k = 0; k < 2; k++) {
+        GPT2Config c = configs[k];
+        for (int u = 0; u <= c.L; u++) {
+            for (int i = 0; i < unit_tensors(u); i++) {
+                size_t all = tensor_elements(unit_tensor(c, u, i)), wanted = owner_of(c, u, i, 0, 0, 1) < 0 ? all : 0;
+                for (int N = 1; N <= 4; N *= 2) {
+                    size_t sum = 0;
+                    for (int p = 0; p < N; p++) {
+                        size_t n = check_part(c, u, i, p, N);
+                        assert_int_equal(n, wanted ? wanted : all / (size_t)N); // replicated tensors are whole in every part
+                        sum += n;
+                    }
+                    assert_int_equal(sum, wanted ? wanted * (size_t)N : all);
+                }
+            }
+        }
+    }
+}
+// qkv.bias of 4 heads of 2 channels, in two parts: the second has heads 2 and 3 of q, of k and of v.
+static void test_a_part_of_qkv_is_whole_heads_of_each_of_its_sections(void** state) {
+    (void)state;
+    GPT2Config c = { 24, 130, 256, 1, 4, 8 };
+    size_t offset = unit_tensor(c, 1, QKVB).offset;
+    TensorRuns r = tensor_part(c, 1, QKVB, 1, 2);
+    assert_true(r.begin == offset + 4 && r.n == 4 && r.count == 3 && r.stride == 8);
+    r = tensor_part(c, 1, QKVW, 1, 2); // the same rows, of 8 columns
+    assert_true(r.begin == unit_tensor(c, 1, QKVW).offset + 32 && r.n == 32 && r.count == 3 && r.stride == 64);
+    r = tensor_part(c, 1, PROJW, 3, 4); // the last 2 of 8 columns, in 8 rows
+    assert_true(r.begin == unit_tensor(c, 1, PROJW).offset + 6 && r.n == 2 && r.count == 8 && r.stride == 8);
+    r = tensor_part(c, 0, WTE, 1, 2); // the second half of the vocabulary
+    assert_true(r.begin == unit_tensor(c, 0, WTE).offset + 128 * 8 && r.n == 128 * 8 && r.count == 1);
+}
+typedef struct { GPT2Config config; int part, parts; } PartAsked;
+static void ask_for_part(void* argument) {
+    PartAsked* a = (PartAsked*)argument;
+    tensor_part(a->config, 1, LN1W, a->part, a->parts);
+}
+static void test_parts_that_do_not_divide_are_refused(void** state) {
+    (void)state;
+    PartAsked heads = { { 24, 130, 256, 3, 6, 12 }, 0, 4 };
+    expect_death(ask_for_part, &heads, "6 heads do not divide over 4 parts; choose --heads as a multiple of 4");
+    PartAsked vocabulary = { { 24, 130, 256, 3, 6, 12 }, 0, 3 };
+    expect_death(ask_for_part, &vocabulary, "a vocabulary of 256 tokens (--vocab-size", "does not divide over 3 parts");
+    PartAsked none = { { 24, 130, 256, 3, 6, 12 }, 0, 0 };
+    expect_death(ask_for_part, &none, "cannot be cut into 0 parts");
+    PartAsked beyond = { { 24, 130, 256, 3, 6, 12 }, 2, 2 };
+    expect_death(ask_for_part, &beyond, "there is no part 2 of 2");
+    PartAsked before = { { 24, 130, 256, 3, 6, 12 }, -1, 2 };
+    expect_death(ask_for_part, &before, "there is no part -1 of 2");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_named_models_have_their_published_sizes),
@@ -105,6 +187,9 @@ int main(void) {
         cmocka_unit_test(test_any_slice_of_the_initial_weights_is_that_of_the_whole),
         cmocka_unit_test(test_initial_weights_have_gpt2s_distribution),
         cmocka_unit_test(test_the_padding_of_the_vocabulary_is_zero),
+        cmocka_unit_test(test_parts_of_a_tensor_are_disjoint_and_complete),
+        cmocka_unit_test(test_a_part_of_qkv_is_whole_heads_of_each_of_its_sections),
+        cmocka_unit_test(test_parts_that_do_not_divide_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

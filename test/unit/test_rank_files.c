@@ -85,6 +85,28 @@ static void test_operations_are_numbered_on_their_channel(void** state) {
     oplog_free(&l);
 }
 
+// The names of llmc/comm/contract.h, which the log does not know: whatever is not a send or a receive is of all ranks.
+static void test_all_operations_but_send_and_receive_are_collectives(void** state) {
+    (void)state;
+    static const char* const collectives[] = {
+        "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "barrier", "split", "gather"
+    };
+    const int n = (int)(sizeof collectives / sizeof collectives[0]);
+    OpLog l;
+    char text[OP_TEXT];
+    oplog_init(&l);
+    for (int i = 0; i < n; i++) {
+        assert_int_equal(op_way(collectives[i]), WAY_COLLECTIVE);
+        assert_int_equal(oplog_issue(&l, "world", collectives[i], 4, "fp32", -1).number, i); // on one channel
+    }
+    assert_int_equal(l.num_channels, 1);
+    op_text(&l.ring[3], text, sizeof text);
+    assert_string_equal(text, "all-to-all #3 of world (4 fp32, step 0)");
+    assert_int_equal(op_way("send"), WAY_SEND);
+    assert_int_equal(op_way("receive"), WAY_RECEIVE);
+    oplog_free(&l);
+}
+
 static void test_an_operation_that_has_left_the_ring_can_still_finish(void** state) {
     (void)state;
     OpLog l;
@@ -484,6 +506,7 @@ static void test_a_rank_without_a_file_is_told(void** state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_operations_are_numbered_on_their_channel),
+        cmocka_unit_test(test_all_operations_but_send_and_receive_are_collectives),
         cmocka_unit_test(test_an_operation_that_has_left_the_ring_can_still_finish),
         cmocka_unit_test(test_words_for_an_operation),
         cmocka_unit_test(test_names_that_a_file_could_not_hold_are_refused),

@@ -1,6 +1,7 @@
-/* cpu/adamw.h - AdamW over flat memory, which here is the host's: host_adamw.h updates it. Included by cpu/layers.h. */
+/* cpu/adamw.h - AdamW over flat memory, which here is the host's: host_adamw.h updates it. */
 #ifndef LLMC_CPU_ADAMW_H
 #define LLMC_CPU_ADAMW_H
+#include "../host_adamw.h"
 
 void adamw_update(AdamW a, floatX* params, float* master, float* m, float* v, const floatX* grads, const float* grad_scale,
                   size_t n, size_t no_decay) {

@@ -1,6 +1,5 @@
 /*
 cpu/attention.h - causal self-attention without the (T,T) matrix, after FlashAttention (Dao et al., arXiv 2205.14135).
-Included by cpu/layers.h.
 
 A head of a sequence belongs to one thread. It takes ATTENTION_ROWS queries at a time, and their scores against the keys
 up to the last of them, (rows, keys), are all that exists of the matrix. Backward makes the same blocks again from q, k
@@ -9,6 +8,10 @@ inside a parallel region.
 */
 #ifndef LLMC_CPU_ATTENTION_H
 #define LLMC_CPU_ATTENTION_H
+#include "math.h"
+#include "workspace.h"
+#include <oneapi/dnnl/dnnl.h>
+
 #define ATTENTION_ROWS 64
 
 // fp32 rows of one head: (T, HS), rows `stride` floats apart

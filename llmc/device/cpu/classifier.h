@@ -1,6 +1,8 @@
-/* cpu/classifier.h - softmax and cross-entropy over the vocabulary, a row by one thread. Included by cpu/layers.h. */
+/* cpu/classifier.h - softmax and cross-entropy over the vocabulary, a row by one thread. */
 #ifndef LLMC_CPU_CLASSIFIER_H
 #define LLMC_CPU_CLASSIFIER_H
+#include "math.h"
+#include "workspace.h"
 
 // e (V) = exp(logits - their maximum), which keeps every exponential in [0, 1]; *max and the sum of e. A row of e stays
 // in the cache for what follows. A NaN or Inf among the logits makes the sum NaN, and so the loss: nothing hides it.

@@ -1,4 +1,6 @@
-/* cpu/device.h - device.h for the CPU. Included by it, never on its own. */
+/* cpu/device.h - device_contract.h for the CPU: its memory is the host's, and work is done when its call returns. */
+#ifndef LLMC_CPU_DEVICE_H
+#define LLMC_CPU_DEVICE_H
 #include "../device_memory.h"
 #include <omp.h>
 #include <sys/mman.h>
@@ -62,7 +64,7 @@ const char* device_name(void) { return cpu_device_name; }
 double device_peak_flops(void) { return 0; } // dev/bench measures it; there is no honest table of CPUs
 void device_synchronize(void) {}
 
-// ---- marks: work is done when its call returns ----
+// ---- marks ----
 static struct { double* times; MarkPool pool; } cpu_marks; // times (pool.capacity) owned
 int device_mark(void) {
     if (mark_pool_is_empty(&cpu_marks.pool)) {
@@ -91,3 +93,4 @@ void* host_alloc(size_t bytes) { return xcalloc(bytes, 1); }
 void host_free(void* p) { free(p); }
 void* offload_alloc(size_t bytes) { return device_alloc(bytes, MEMORY_OFFLOADED); } // here the device's memory is the host's
 void offload_free(void* p) { device_free(p); }
+#endif

@@ -1,6 +1,7 @@
-/* cpu/encoder.h - token and position embeddings. Included by cpu/layers.h. */
+/* cpu/encoder.h - token and position embeddings. */
 #ifndef LLMC_CPU_ENCODER_H
 #define LLMC_CPU_ENCODER_H
+#include "workspace.h"
 
 void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C) {
     #pragma omp parallel for schedule(static)

@@ -1,6 +1,8 @@
-/* cpu/layernorm.h - layernorm (Ba et al., arXiv 1607.06450) and the residual addition before it. Included by cpu/layers.h. */
+/* cpu/layernorm.h - layernorm (Ba et al., arXiv 1607.06450) and the residual addition before it. */
 #ifndef LLMC_CPU_LAYERNORM_H
 #define LLMC_CPU_LAYERNORM_H
+#include "workspace.h"
+
 #define LAYERNORM_EPS 1e-5f
 
 // One row: out = (x - mean) * rstd * w + b. The variance is summed around the mean in a second pass over the row, which

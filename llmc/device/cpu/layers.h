@@ -1,37 +1,16 @@
 /*
-cpu/layers.h - layers.h for the CPU: C, OpenMP, and oneDNN's matrix products. Included by it, never on its own.
+cpu/layers.h - layers_contract.h for the CPU: C, OpenMP, and oneDNN's matrix products.
 
 This is the reference that other devices are tested against, so each function follows its formula line by line, and
 its result does not depend on the number of threads: work is cut into pieces whose size depends on the shapes alone,
 and partial sums are combined in the order of the pieces. (Matrix products are the exception that matmul.h explains.)
 */
-#include <omp.h>
-#include <oneapi/dnnl/dnnl.h>
-
-// ---- the workspace, which is all scratch memory; it and matmul.h's state are the only global state of these files ----
-typedef struct {
-    LayerShapes shapes;   // the largest that may be seen
-    int threads;          // no layer that needs scratch per thread uses more
-    void* memory;         // owned; the pointers below lie in it
-    float* per_thread;    // (threads, per_thread_floats): a head of attention, or a row of the classifier
-    size_t per_thread_floats;
-    float* shared;        // (shared_floats): what all threads of one call work on together
-    size_t shared_floats;
-    int* token_first;     // (Vp) encoder_backward: first position with this token
-    int* token_next;      // (B*T) the next position with the same token
-    char description[128];
-} CpuLayers;
-static CpuLayers cpu_layers;
-
-// Scratch of the calling thread, inside a parallel region of at most cpu_layers.threads.
-static inline float* thread_scratch(void) {
-    return cpu_layers.per_thread + (size_t)omp_get_thread_num() * cpu_layers.per_thread_floats;
-}
-
-#include "math.h"
-#include "matmul.h"
+#ifndef LLMC_CPU_LAYERS_H
+#define LLMC_CPU_LAYERS_H
+#include "../device_contract.h"
 #include "encoder.h"
 #include "layernorm.h"
+#include "matmul.h"
 #include "attention.h"
 #include "classifier.h"
 #include "stats.h"
@@ -96,3 +75,4 @@ void layers_free(void) {
 }
 
 const char* layers_description(void) { return cpu_layers.description; }
+#endif

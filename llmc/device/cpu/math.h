@@ -7,6 +7,7 @@ loop or by its tail, so a thread or a rank that owns another slice of an array c
 */
 #ifndef LLMC_CPU_MATH_H
 #define LLMC_CPU_MATH_H
+#include "../../base/common.h"
 
 // a*b + c, rounded once where the CPU can; elsewhere twice, since an exact fmaf in software costs a hundred times more.
 static inline float fused_multiply_add(float a, float b, float c) {

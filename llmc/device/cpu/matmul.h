@@ -1,5 +1,5 @@
 /*
-cpu/matmul.h - linear layers, their matrix products from oneDNN. Included by cpu/layers.h.
+cpu/matmul.h - linear layers, their matrix products from oneDNN.
 
 A product goes one of three ways, whichever was measured to be fastest for it:
   primitive  a matmul primitive compiled by oneDNN for one shape: everything in bf16 where the CPU multiplies bf16,
@@ -15,6 +15,9 @@ keeps scratch for packed operands per thread, which grows to what the largest pr
 */
 #ifndef LLMC_CPU_MATMUL_H
 #define LLMC_CPU_MATMUL_H
+#include "math.h"
+#include "workspace.h"
+#include <oneapi/dnnl/dnnl.h>
 
 // out (M,N) set or += a b + bias, with a (M,K), or (K,M) where a_transposed; b (K,N), or (N,K) where b_transposed.
 // All ints, so that two shapes can be compared as memory.

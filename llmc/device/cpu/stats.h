@@ -1,6 +1,7 @@
-/* cpu/stats.h - the numbers of a step: sums, norms, the clipping factor. Included by cpu/layers.h. */
+/* cpu/stats.h - the numbers of a step: sums, norms, the clipping factor. */
 #ifndef LLMC_CPU_STATS_H
 #define LLMC_CPU_STATS_H
+#include "../host_adamw.h"
 
 static double chunk_sum(const void* array, size_t begin, size_t end) {
     const float* x = (const float*)array;

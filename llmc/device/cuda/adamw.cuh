@@ -1,6 +1,7 @@
-/* cuda/adamw.cuh - AdamW over flat memory: elementwise, and bound by memory alone. Included by cuda/layers.cuh. */
+/* cuda/adamw.cuh - AdamW over flat memory: elementwise, and bound by memory alone. */
 #ifndef LLMC_CUDA_ADAMW_CUH
 #define LLMC_CUDA_ADAMW_CUH
+#include "../host_adamw.h"
 #include "common.cuh"
 
 // W neighbours, the first of them element i:

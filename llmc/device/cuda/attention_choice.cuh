@@ -1,6 +1,6 @@
 /*
 cuda/attention_choice.cuh - attention of layers.h: cuDNN's where it was asked for or is available, else our own kernels: those on
-tensor cores if elements have 16 bits and heads 64 channels, as in every GPT-2, else those in fp32. Included by cuda/layers.cuh.
+tensor cores if elements have 16 bits and heads 64 channels, as in every GPT-2, else those in fp32.
 
 The choice is made when the shapes are known, before memory is allocated: only a finished plan says how much workspace it needs.
 Our own kernels also take every (B,T) other than that of layers_init, such as a sample that grows token by token, and arrays that

@@ -1,6 +1,6 @@
 /*
 cuda/bias_gelu.cuh - what follows a matrix product where no epilogue of cuBLASLt does it: bias, GELU, their gradients.
-Included by cuda/layers.cuh; called by cuda/matmul.cuh.
+Called by cuda/matmul.cuh.
 */
 #ifndef LLMC_CUDA_BIAS_GELU_CUH
 #define LLMC_CUDA_BIAS_GELU_CUH

@@ -1,5 +1,5 @@
 /*
-cuda/classifier.cuh - softmax and cross-entropy over the vocabulary. Included by cuda/layers.cuh.
+cuda/classifier.cuh - softmax and cross-entropy over the vocabulary.
 
 One block per row. The maximum and the sum of exponentials come from one pass over the row, which is kept in shared memory
 where it fits there: then its gradient is written from that copy, and the logits have been read from memory only once.

@@ -1,4 +1,6 @@
-/* cuda/device.cuh - device.h for an NVIDIA GPU. Included by it, never on its own. */
+/* cuda/device.cuh - device_contract.h for an NVIDIA GPU. */
+#ifndef LLMC_CUDA_DEVICE_CUH
+#define LLMC_CUDA_DEVICE_CUH
 #include "../device_memory.h"
 #include "../../base/precision.h"
 #include "check.cuh"
@@ -201,3 +203,4 @@ void device_to_host(void* dst, const void* src, size_t bytes) {
     cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, compute_stream), "device_to_host");
     cuda_check(cudaStreamSynchronize(compute_stream), "device_to_host"); // dst is read when this returns
 }
+#endif

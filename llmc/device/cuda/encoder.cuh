@@ -1,5 +1,5 @@
 /*
-cuda/encoder.cuh - token and position embeddings. Included by cuda/layers.cuh.
+cuda/encoder.cuh - token and position embeddings.
 
 Backward has to add up, for each token, the rows of dout where it occurs. The positions are first grouped by token with a
 counting sort on the device; because the order inside a group must not depend on which thread came first, each position's

@@ -1,5 +1,5 @@
 /*
-cuda/layernorm.cuh - layernorm (Ba et al., arXiv 1607.06450) and the residual addition before it. Included by cuda/layers.cuh.
+cuda/layernorm.cuh - layernorm (Ba et al., arXiv 1607.06450) and the residual addition before it.
 */
 #ifndef LLMC_CUDA_LAYERNORM_CUH
 #define LLMC_CUDA_LAYERNORM_CUH

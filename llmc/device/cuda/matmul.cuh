@@ -1,6 +1,5 @@
 /*
-cuda/matmul.cuh - linear layers: matrix products from cuBLASLt, and what comes before or after them. Included by
-cuda/layers.cuh.
+cuda/matmul.cuh - linear layers: matrix products from cuBLASLt, and what comes before or after them.
 
 cuBLASLt is column-major: it sees a row-major (rows, cols) tensor as a column-major (cols, rows) matrix of the same bytes. So
 every product is written down transposed, out^T = w inp^T for out = inp w^T, and no byte has to move.

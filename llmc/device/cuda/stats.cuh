@@ -1,4 +1,4 @@
-/* cuda/stats.cuh - the numbers of a step: sums, norms, the clipping factor. Included by cuda/layers.cuh. */
+/* cuda/stats.cuh - the numbers of a step: sums, norms, the clipping factor. */
 #ifndef LLMC_CUDA_STATS_CUH
 #define LLMC_CUDA_STATS_CUH
 #include "common.cuh"

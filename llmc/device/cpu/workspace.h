@@ -1,0 +1,28 @@
+/*
+cpu/workspace.h - the scratch memory that layers share. It and matmul.h's state are the only global state of the CPU's layers.
+layers.h allocates it, each layer says how much it needs.
+*/
+#ifndef LLMC_CPU_WORKSPACE_H
+#define LLMC_CPU_WORKSPACE_H
+#include "../layers_contract.h"
+#include <omp.h>
+
+typedef struct {
+    LayerShapes shapes;   // the largest that may be seen
+    int threads;          // no layer that needs scratch per thread uses more
+    void* memory;         // owned; the pointers below lie in it
+    float* per_thread;    // (threads, per_thread_floats): a head of attention, or a row of the classifier
+    size_t per_thread_floats;
+    float* shared;        // (shared_floats): what all threads of one call work on together
+    size_t shared_floats;
+    int* token_first;     // (Vp) encoder_backward: first position with this token
+    int* token_next;      // (B*T) the next position with the same token
+    char description[128];
+} CpuLayers;
+static CpuLayers cpu_layers;
+
+// Scratch of the calling thread, inside a parallel region of at most cpu_layers.threads.
+static inline float* thread_scratch(void) {
+    return cpu_layers.per_thread + (size_t)omp_get_thread_num() * cpu_layers.per_thread_floats;
+}
+#endif
