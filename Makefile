@@ -117,6 +117,8 @@ endif
 
 STAGES := $(patsubst %.cu,%,$(wildcard train_gpt2_*.cu))
 TOOLS := tokenize train_bpe hf_export hf_import llmc_import ranks overlap plan
+# A stage's formulas in a precision, for plan: an object that exports one function, named like its file.
+PLAN_FORMULAS := $(foreach s,ddp zero fsdp,$(foreach p,fp32 bf16,$(BUILD)/plan_$s_$p.o))
 C_TESTS := $(patsubst test/unit/%.c,%,$(wildcard test/unit/test_*.c))
 
 # The tools that make data, and most tests, are always built for the CPU.
@@ -148,7 +150,18 @@ $(BUILD)/hf_import: dev/tools/hf_import.c
 $(BUILD)/llmc_import: dev/tools/llmc_import.c
 $(BUILD)/ranks: dev/tools/ranks.c
 $(BUILD)/overlap: dev/tools/overlap.c
-$(BUILD)/plan: dev/tools/plan.c
+$(BUILD)/plan: dev/tools/plan.c $(PLAN_FORMULAS)
+# -fwhole-program makes all that is not exported local, so that stages with functions of the same names can be linked together.
+COMPILE_FORMULA = $(CC) $(CFLAGS_ALL) -fwhole-program -DPLAN_FORMULA=$(basename $(@F)) -c $< -o $@
+$(BUILD)/plan_%_fp32.o: dev/tools/plan_%.c
+	@mkdir -p $(@D)
+	$(COMPILE_FORMULA)
+$(BUILD)/plan_%_bf16.o: dev/tools/plan_%.c
+	@mkdir -p $(@D)
+	$(COMPILE_FORMULA)
+$(filter %_fp32.o,$(PLAN_FORMULAS)): PRECISION_FLAG := -DPRECISION_FP32
+$(filter %_bf16.o,$(PLAN_FORMULAS)): PRECISION_FLAG := -DPRECISION_BF16
+$(BUILD)/plan $(BUILD)/test/test_plan: LIBRARIES = $(PLAN_FORMULAS) -ldnnl $(STAGE_LIBRARIES)
 
 # The default data: the stages and llmc/ as bytes. Made once, so that runs can be compared; `make clean-data` to renew.
 data/train.bin: | build/tokenize
@@ -194,6 +207,7 @@ $(CPU_VARIANTS:%=$(BUILD)/cpu_variants/%): $(BUILD)/cpu_variants/%: dev/cpu/%.c
 	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
 run-cpu-variants: cpu-variants
 	@status=0; for v in $(CPU_VARIANTS); do $(BUILD)/cpu_variants/$$v || status=1; echo; done; exit $$status
+$(BUILD)/test/test_plan: $(PLAN_FORMULAS)
 # One of its tests runs a tool.
 $(BUILD)/test/test_checkpoint: | $(BUILD)/hf_export
 $(BUILD)/test/compare_run: test/runs/compare_run.c

@@ -15,16 +15,16 @@ Next      train_gpt2_ddp.cu runs this file's step on many devices at once.
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
-#include "llmc/base/common.h"       // defines: require, die, xcalloc
-#include "llmc/base/precision.h"    // defines: floatX, to_floatX, NEEDS_MASTER
-#include "llmc/model/gpt2.h"        // defines: GPT2Config, Unit, unit_elements, LNFW, ..., FCPROJW
-#include "llmc/model/piece.h"       // defines: Piece, piece_range
-#include "llmc/model/schedule.h"    // defines: learning_rate, LossScaler
-#include "llmc/device/device.h"     // defines: device_alloc, device_zero, host_to_device, device_to_host
-#include "llmc/device/layers.h"     // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
-#include "llmc/data/dataloader.h"   // defines: DataLoader, dataloader_next
-#include "llmc/run/trace.h"         // defines: trace_compute, trace_step
-#include "llmc/run/run.h"           // defines: Run: options, data, log, checkpoints and reports, alike in all stages
+#include "llmc/base/common.h"          // defines: require, die, xcalloc
+#include "llmc/base/precision.h"       // defines: floatX, to_floatX, NEEDS_MASTER
+#include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_elements, LNFW, ..., FCPROJW
+#include "llmc/model/piece.h"          // defines: Piece, piece_range
+#include "llmc/model/schedule.h"       // defines: learning_rate, LossScaler
+#include "llmc/device/device.h"        // defines: device_alloc, device_zero, host_to_device, device_to_host
+#include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
+#include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
+#include "llmc/run/trace.h"            // defines: trace_compute, trace_step
+#include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters

@@ -5,7 +5,12 @@
 #
 # MPIRUN  the whole command instead, to which "-np N PROGRAM" is added
 
-is_open_mpi() { case $(mpirun --version 2>/dev/null) in *"Open MPI"*|*OpenRTE*|*PRRTE*) ;; *) return 1 ;; esac; }
+mpirun_is=
+is_open_mpi() { # asks mpirun only once
+    [ -n "$mpirun_is" ] ||
+        case $(mpirun --version 2>/dev/null) in *"Open MPI"*|*OpenRTE*|*PRRTE*) mpirun_is=open-mpi ;; *) mpirun_is=other ;; esac
+    [ "$mpirun_is" = open-mpi ]
+}
 # mpirun for whoever runs this, on nodes whose slots somebody has counted.
 mpirun_command() {
     if [ -n "${MPIRUN:-}" ]; then echo "$MPIRUN"
@@ -15,13 +20,13 @@ mpirun_command() {
 
 # ranks_launcher N: sets launcher to the command that starts N ranks here, and launcher_why to the reasons for its options.
 ranks_launcher() {
-    launcher=$(mpirun_command) launcher_why=
-    if [ -n "${MPIRUN:-}" ]; then launcher_why='MPIRUN says so'; return; fi
-    is_open_mpi || return 0
+    launcher_why=
+    if [ -n "${MPIRUN:-}" ]; then launcher=$MPIRUN launcher_why='MPIRUN says so'; return; fi
+    if ! is_open_mpi; then launcher=mpirun; return; fi
     cores=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
     [ "$(id -u)" != 0 ] || launcher_why='you are root'
     [ "$1" -le "$cores" ] || launcher_why="${launcher_why:+$launcher_why; }there are more ranks than the $cores cores"
-    launcher="$launcher --oversubscribe --bind-to none"
+    launcher="$(mpirun_command) --oversubscribe --bind-to none"
 }
 
 # on_ranks N COMMAND...: N processes.

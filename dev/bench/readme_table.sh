@@ -15,23 +15,14 @@ usage() { sed -n '2,11s/^# \{0,1\}//p' "$0"; exit "$1"; }
 fail() { echo "error: $*" >&2; exit 1; }
 . dev/on_ranks.sh
 . dev/bench/busy.sh
+. dev/bench/options.sh
 
-steps=12 rounds=3 count=$#
-while [ "$count" -gt 0 ]; do # ours are taken out, the programs' stay
-    option=$1
-    shift
-    count=$((count - 1))
-    case $option in
-        -h|--help) usage 0 ;;
-        --steps|--rounds)
-            [ "$count" -gt 0 ] || fail "$option wants a value"
-            case $1 in ''|*[!0-9]*|0*) fail "$option wants a whole number from 1 on, not '$1'" ;; esac
-            case $option in --steps) steps=$1 ;; --rounds) rounds=$1 ;; esac
-            shift
-            count=$((count - 1)) ;;
-        *) set -- "$@" "$option" ;;
-    esac
-done
+steps=12 rounds=3
+take_options "--steps --rounds" "$@"
+eval "set -- $others"
+whole_number() { case $2 in ''|*[!0-9]*|0*) fail "$1 wants a whole number from 1 on, not '$2'" ;; esac; }
+whole_number --steps "$steps"
+whole_number --rounds "$rounds"
 [ "$steps" -ge 2 ] || fail "--steps must be at least 2: the first is not counted"
 build=${BUILD:-build}
 for program in single ddp zero fsdp; do [ -x "$build/train_gpt2_$program" ] || fail "there is no $build/train_gpt2_$program; make train_gpt2_$program"; done

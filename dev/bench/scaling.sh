@@ -16,23 +16,12 @@ set -eu
 cd "$(dirname -- "$0")/../.."
 usage() { sed -n '2,16s/^# \{0,1\}//p' "$0"; exit "$1"; }
 fail() { echo "error: $*" >&2; exit 1; }
+. dev/bench/options.sh
 
-ranks='1 2 4' batch=8 steps=12 out='' count=$#
-while [ "$count" -gt 0 ]; do # ours are taken out, the program's stay
-    option=$1
-    shift
-    count=$((count - 1))
-    case $option in
-        -h|--help) usage 0 ;;
-        --ranks|--batch-size|--steps|--out)
-            [ "$count" -gt 0 ] || fail "$option wants a value"
-            case $option in --ranks) ranks=$1 ;; --batch-size) batch=$1 ;; --steps) steps=$1 ;; --out) out=$1 ;; esac
-            shift
-            count=$((count - 1)) ;;
-        *) set -- "$@" "$option" ;;
-    esac
-done
-for number in $ranks "$batch" "$steps"; do
+ranks='1 2 4' batch_size=8 steps=12 out=''
+take_options "--ranks --batch-size --steps --out" "$@"
+eval "set -- $others"
+for number in $ranks "$batch_size" "$steps"; do
     case $number in ''|*[!0-9]*|0*) fail "--ranks, --batch-size and --steps want whole numbers from 1 on, not '$number'" ;; esac
 done
 least=0 most=0
@@ -44,7 +33,7 @@ done
 [ "$most" -gt 0 ] || fail "--ranks is empty"
 [ "$steps" -ge 2 ] || fail "--steps must be at least 2: the first is not counted"
 for N in $ranks; do
-    [ $((batch * most % N)) = 0 ] || fail "a batch of $batch x $most sequences does not divide over $N ranks; give another --batch-size"
+    [ $((batch_size * most % N)) = 0 ] || fail "a batch of $batch_size x $most sequences does not divide over $N ranks; give another --batch-size"
 done
 program=${PROGRAM:-./train_gpt2_ddp}
 [ -x "$program" ] || fail "there is no $program; make ${program##*/}"
@@ -79,8 +68,8 @@ run() {
 . dev/bench/busy.sh
 busy=$(busy_percent)
 for N in $ranks; do
-    run strong "$N" $((batch * most / N)) "$@"
-    if [ "$N" = "$most" ]; then tail -n 1 "$work/strong" >> "$work/weak"; else run weak "$N" "$batch" "$@"; fi # the same, there
+    run strong "$N" $((batch_size * most / N)) "$@"
+    if [ "$N" = "$most" ]; then tail -n 1 "$work/strong" >> "$work/weak"; else run weak "$N" "$batch_size" "$@"; fi # the same, there
 done
 
 table() {
@@ -90,9 +79,9 @@ table() {
         { printf "%5d %11.0f %9.2f %9.0f %% %6.0f %%\n", $1, $2, $2 / speed, 100 * $2 / speed / ($1 / ranks), 100 * $4 / $3
           print $1, $2 / speed > points }' "$1"
 }
-printf '\nstrong: %d sequences a step, divided among the ranks\n' $((batch * most))
+printf '\nstrong: %d sequences a step, divided among the ranks\n' $((batch_size * most))
 table "$work/strong"
-printf '\nweak: %d sequences a step on every rank\n' "$batch"
+printf '\nweak: %d sequences a step on every rank\n' "$batch_size"
 table "$work/weak"
 if [ $((most * OMP_NUM_THREADS)) -gt "$cores" ] && grep -q '^device  *CPU' "$folder/strong_$most/log"; then
     printf '\nThis machine has %d cores. Ranks x %d thread(s) beyond that take turns: they cannot gain.\n' "$cores" "$OMP_NUM_THREADS"

@@ -14,22 +14,11 @@ cd "$(dirname -- "$0")/../.."
 usage() { sed -n '2,11s/^# \{0,1\}//p' "$0"; exit "$1"; }
 fail() { echo "error: $*" >&2; exit 1; }
 . dev/on_ranks.sh
+. dev/bench/options.sh
 
-ranks='1 2 4 8' svg='' count=$#
-while [ "$count" -gt 0 ]; do # ours are taken out, the programs' stay
-    option=$1
-    shift
-    count=$((count - 1))
-    case $option in
-        -h|--help) usage 0 ;;
-        --ranks|--svg)
-            [ "$count" -gt 0 ] || fail "$option wants a value"
-            case $option in --ranks) ranks=$1 ;; --svg) svg=$1 ;; esac
-            shift
-            count=$((count - 1)) ;;
-        *) set -- "$@" "$option" ;;
-    esac
-done
+ranks='1 2 4 8' svg=''
+take_options "--ranks --svg" "$@"
+eval "set -- $others"
 most=0
 for N in $ranks; do
     case $N in *[!0-9]*|0*) fail "--ranks wants whole numbers from 1 on, not '$N'" ;; esac

@@ -7,10 +7,11 @@ plan - predicts what a model will need on a number of ranks, before anything is 
 
 The first prints bytes per rank by kind in every stage of the course, which devices it fits on and the largest dN that fits, and
 seconds per step on 1 to 4096 ranks. The second is given only a number of parameters: it prints the bytes kept for them, and the
-table of the ZeRO paper. The third uses measured links and compute (comm_bench --json, a run on one rank). plan.h has the
-formulas. GB are 1e9 bytes.
+table of the ZeRO paper. The third uses measured links and compute (comm_bench --json, a run on one rank). The formulas of bytes
+are the stages' own (plan_stage.h), plan.h has the others. GB are 1e9 bytes.
 */
 #include "plan.h"
+#include "../../llmc/device/layers_contract.h"
 #include "../../llmc/run/start.h"
 #include "../../llmc/run/logger.h"
 
@@ -19,7 +20,7 @@ enum { DEVICE_GPU, DEVICE_CPU };
 enum { MASTER_ON, MASTER_OFF };
 typedef struct {
     Options o;                      // the options that a training program also has
-    long long ranks, accumulation, limit_all_gathers, ranks_per_node, nics;
+    long long ranks, accumulation, wrap_blocks, limit_all_gathers, ranks_per_node, nics;
     int precision, device, master, algorithm, exact;
     double params, peak_flops, mfu, compute_ms;
     const char *link, *inter_link;
@@ -31,7 +32,7 @@ static const double device_sizes[] = { 24e9, 40e9, 80e9, 141e9 };
 static void plan_options(OptionTable* t, PlanOptions* p) {
     p->o = options_defaults();
     p->o.recompute = RECOMPUTE_NONE; // auto would need a device's free memory
-    p->ranks = 8; p->accumulation = 1; p->limit_all_gathers = 2; p->ranks_per_node = 8;
+    p->ranks = 8; p->accumulation = 1; p->wrap_blocks = 1; p->limit_all_gathers = 2; p->ranks_per_node = 8;
     p->precision = BF16;
     p->mfu = 0.4;
     p->link = "nvlink"; p->inter_link = "infiniband";
@@ -53,7 +54,10 @@ static void plan_options(OptionTable* t, PlanOptions* p) {
     option_choice(t, "precision", &p->precision, "fp32|bf16|fp16", "of parameters, gradients and activations");
     option_int(t, "ranks", &p->ranks, 1, 1 << 20, "number of ranks, N");
     option_choice(t, "device", &p->device, "gpu|cpu", "which program: NCCL or MPI, and how many logits it keeps");
-    option_int(t, "limit-all-gathers", &p->limit_all_gathers, 1, 256, "blocks that fsdp may keep gathered at a time");
+    option_int(t, "wrap-blocks", &p->wrap_blocks, 0, MAX_UNITS - 1,
+               "number of consecutive blocks that fsdp gathers at a time; 0: the whole model at once");
+    option_int(t, "limit-all-gathers", &p->limit_all_gathers, 1, 256,
+               "how many such groups, besides the root, fsdp may keep gathered at a time");
     option_text(t, "link", &p->link, "nvlink|pcie|infiniband|FILE", "link between ranks of a node; FILE: from comm_bench --json");
     option_text(t, "inter-link", &p->inter_link, "nvlink|pcie|infiniband|FILE", "between nodes");
     option_int(t, "ranks-per-node", &p->ranks_per_node, 0, 1 << 20, "ranks in each node; 0: all are in one node");
@@ -70,8 +74,8 @@ static void plan_options(OptionTable* t, PlanOptions* p) {
 static void check_options(const PlanOptions* p, OptionTable* t) {
     static const char* const of_models[] = {
         "model", "layers", "heads", "channels", "vocab-size", "seq-len", "batch-size", "accumulation", "recompute", "device",
-        "limit-all-gathers", "link", "inter-link", "ranks-per-node", "nics", "algorithm", "peak-flops", "mfu", "compute-ms",
-        "exact"
+        "wrap-blocks", "limit-all-gathers", "link", "inter-link", "ranks-per-node", "nics", "algorithm", "peak-flops", "mfu",
+        "compute-ms", "exact"
     };
     for (size_t i = 0; p->params > 0 && i < sizeof of_models / sizeof of_models[0]; i++) {
         require(!option_given(t, of_models[i]), "--%s cannot be used with --params, which describes a model of unknown shape",
@@ -99,7 +103,8 @@ static Plan plan_from_options(const PlanOptions* p) {
     plan.X = p->precision == FP32 ? 4 : 2;
     plan.N = (int)p->ranks;
     plan.gpu = p->device == DEVICE_GPU;
-    plan.unit_buffers = (int)p->limit_all_gathers;
+    plan.rooms = (int)p->limit_all_gathers;
+    plan.wrap_blocks = (int)p->wrap_blocks;
     require(plan.T <= plan.config.max_T, "--seq-len %d is longer than the %d positions of the model; lower it or choose a model"
             " with more", plan.T, plan.config.max_T);
     LayerShapes shapes = { plan.B, plan.T, plan.config.C, plan.config.NH, plan.config.Vp };
@@ -126,18 +131,18 @@ static void print_device_sizes(const char* title) {
 static const char* precision_name(int precision) { return precision == FP32 ? "fp32" : precision == BF16 ? "bf16" : "fp16"; }
 
 static void print_model_memory(const Plan* with, const Plan* without, bool exact) { // with and without recomputation
-    size_t bytes[PLAN_STAGES][MEMORY_KINDS];
+    PlanBytes bytes[PLAN_STAGES];
     char title[64];
     snprintf(title, sizeof title, "bytes per rank of %d", without->N);
     print_stages(title);
-    for (int s = 0; s < PLAN_STAGES; s++) plan_memory(without, (PlanStage)s, bytes[s]);
+    for (int s = 0; s < PLAN_STAGES; s++) bytes[s] = plan_bytes(without, (PlanStage)s);
     for (int k = 0; k < MEMORY_WORKSPACE; k++) {
         printf("  %-22s", memory_kind_names[k]);
-        for (int s = 0; s < PLAN_STAGES; s++) print_bytes((double)bytes[s][k], exact);
+        for (int s = 0; s < PLAN_STAGES; s++) print_bytes((double)bytes[s].memory[k], exact);
         printf("\n");
         if (k != MEMORY_ACTIVATIONS) continue;
         printf("    %-20s", "or recomputed");
-        for (int s = 0; s < PLAN_STAGES; s++) print_bytes((double)plan_activations(with), exact);
+        for (int s = 0; s < PLAN_STAGES; s++) print_bytes((double)plan_bytes(with, (PlanStage)s).memory[k], exact);
         printf("\n");
     }
     printf("  %-22s", "total");
@@ -145,7 +150,7 @@ static void print_model_memory(const Plan* with, const Plan* without, bool exact
     printf("\n    %-20s", "or recomputed");
     for (int s = 0; s < PLAN_STAGES; s++) print_bytes((double)plan_memory_total(with, (PlanStage)s), exact);
     printf("\n  %-22s", "sent per step");
-    for (int s = 0; s < PLAN_STAGES; s++) print_bytes(floor((double)plan_sent(without, (PlanStage)s) / without->N), exact);
+    for (int s = 0; s < PLAN_STAGES; s++) print_bytes(floor(plan_sent(without, (PlanStage)s) / without->N), exact);
     printf("\nnot counted: the layers' workspace, some MB, and what a device needs for itself\n");
 }
 

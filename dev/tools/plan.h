@@ -1,10 +1,9 @@
 /*
 plan.h - predicts what training will cost: bytes per rank, bytes sent, seconds per step, in every stage of the course.
 
-Bytes     are exact: a stage file predicts what its build will take, this header predicts the same for any precision, number
-          of ranks and device, and test/tools/plan.t checks that both agree. The layers' workspace is left out, because it depends
-          on libraries and threads. fsdp means --sharding full --wrap block, with both prefetches and gradients reduced
-          in fp32.
+Bytes     are exact, and by the stages' own formulas (plan_stage.h), here for any precision, number of ranks and device;
+          test/tools/plan.t checks that a run predicts the same. The layers' workspace is left out, because it depends on
+          libraries and threads. fsdp means --sharding full, with both prefetches and gradients reduced in fp32.
 Messages  take alpha + n/bandwidth (Hockney 1994). A ring collective of N ranks has N-1 hops one after the other, and every rank
           sends (N-1)/N of the data; an all-reduce is a reduce-scatter and an all-gather, so twice that (Thakur, Rabenseifner
           and Gropp 2005):
@@ -15,6 +14,7 @@ Messages  take alpha + n/bandwidth (Hockney 1994). A ring collective of N ranks 
           Hops are counted as NCCL counts them when it chooses an algorithm (src/graph/tuning.cc).
 Overlap   is a timeline of two queues, compute and communication, each doing one thing at a time in order of issue. A unit is
           computed once it has been gathered (plan_micro_batch); time that compute waits is exposed. So exposed <= communication.
+          Where fsdp gathers groups of blocks, "unit" means such a group.
 Compute   is FLOPs / (peak x MFU), or measured, and the same for every N, because each rank has its own batch. Two effects are
           ignored: AdamW has only 1/N to do in ZeRO, and communication takes a GPU's processors or a CPU's cores from compute.
 */
@@ -22,11 +22,10 @@ Compute   is FLOPs / (peak x MFU), or measured, and the same for every N, becaus
 #define DEV_PLAN_H
 #include "../../llmc/base/folder.h"
 #include "../../llmc/model/gpt2.h"
-#include "../../llmc/device/layers.h"
 #include "../../llmc/base/options.h"
+#include "plan_stage.h"
 #include <jansson.h>
 
-typedef enum { PLAN_DDP, PLAN_ZERO1, PLAN_ZERO2, PLAN_ZERO3, PLAN_FSDP, PLAN_STAGES } PlanStage;
 static const char* const plan_stage_names[PLAN_STAGES] = { "ddp", "zero-1", "zero-2", "zero-3", "fsdp" };
 
 // ---- bytes per parameter ----
@@ -47,89 +46,20 @@ static inline StateBytes state_bytes_sharded(StateBytes s, PlanStage stage, doub
 static inline double state_bytes_sum(StateBytes s) { return s.parameters + s.gradients + s.optimizer; }
 
 // ---- bytes of the stage programs, exactly ----
-typedef struct {
-    GPT2Config config;
-    int B, T;            // a rank's micro-batch
-    int accumulation;    // micro-batches per step
-    int recompute;       // RECOMPUTE_NONE or RECOMPUTE_BLOCK
-    size_t X;            // bytes of floatX; 2: with an fp32 master copy
-    int N;               // ranks
-    bool gpu;            // the GPU's program (over NCCL), or the CPU's (over MPI)
-    int unit_buffers;    // gathered blocks that FSDP may have at a time
-} Plan;
-
-// Elements of unit u on each of N ranks: padded so that every shard is as long and begins at an aligned address.
-static inline size_t plan_shard(const Plan* p, int u) {
-    return round_up(ceil_div(unit_elements(p->config, u), (size_t)p->N), 16);
-}
-static inline size_t plan_shard_total(const Plan* p) { return plan_shard(p, 0) + (size_t)p->config.L * plan_shard(p, 1); }
-// Elements of unit u in memory where it is unsharded: DDP needs no padding.
-static inline size_t plan_whole(const Plan* p, PlanStage stage, int u) {
-    return stage == PLAN_DDP ? unit_elements(p->config, u) : (size_t)p->N * plan_shard(p, u);
-}
-static inline size_t plan_whole_total(const Plan* p, PlanStage stage) {
-    return plan_whole(p, stage, 0) + (size_t)p->config.L * plan_whole(p, stage, 1);
-}
-
-static inline size_t plan_activations(const Plan* p) {
-    GPT2Config c = p->config;
-    size_t C = (size_t)c.C, L = (size_t)c.L, BT = (size_t)p->B * (size_t)p->T, X = p->X;
-    size_t blocks_kept = p->recompute == RECOMPUTE_BLOCK ? 1 : L;
-    size_t per_token = L * C*X + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4) + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);
-    int rows = classifier_rows_of(p->gpu ? CLASSIFIER_ELEMENTS_CUDA : CLASSIFIER_ELEMENTS_CPU, (int)BT, c.Vp);
-    return BT * per_token + (size_t)rows * (size_t)c.Vp * X + sizeof(StepStats);
-}
-
-// Bytes of an element of gradients where they are kept and sent.
-static inline size_t plan_gradient(const Plan* p, PlanStage stage) { return stage == PLAN_FSDP ? sizeof(float) : p->X; }
-
-// Bytes of temporarily gathered units and of gradients being sent: none where parameters and gradients are stored whole anyway.
-static inline size_t plan_unit_buffers(const Plan* p, PlanStage stage) {
-    size_t root = plan_whole(p, stage, 0), block = plan_whole(p, stage, 1), L = (size_t)p->config.L, G = plan_gradient(p, stage);
-    size_t bytes = 0;
-    // buckets of the root and two blocks, plus a copy in the type that is sent if that is wider; then the gathered units
-    if (stage >= PLAN_ZERO2) bytes += (p->X + (G > p->X ? G : 0)) * (root + size_min(2, L) * block);
-    if (stage == PLAN_ZERO3) bytes += p->X * (root + block);
-    bool shard_will_do = p->N == 1 && p->X == sizeof(float);
-    if (stage == PLAN_FSDP && !shard_will_do) bytes += p->X * (root + size_min((size_t)p->unit_buffers, L) * block);
-    return bytes;
-}
-// Bytes of the communicator's own buffers: a number to sum, the pieces in which MPI adds up, a number per rank for NCCL.
-static inline size_t plan_comm_bytes(const Plan* p) {
-    const size_t number = 64, piece = 4 << 20;
-    return number + (p->N == 1 ? 0 : p->gpu ? (size_t)p->N * sizeof(int) : piece);
-}
-
-static inline void plan_memory(const Plan* p, PlanStage stage, size_t bytes[MEMORY_KINDS]) {
-    size_t whole = plan_whole_total(p, stage), shard = plan_shard_total(p);
-    memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
-    bool shard_is_master = stage == PLAN_FSDP || p->X == sizeof(float); // no copy beside the parameters
-    bytes[MEMORY_PARAMETERS] = (shard_is_master ? sizeof(float) : p->X) * (stage >= PLAN_ZERO3 ? shard : whole);
-    bytes[MEMORY_GRADIENTS] = plan_gradient(p, stage) * (stage >= PLAN_ZERO2 ? shard : whole);
-    bytes[MEMORY_OPTIMIZER] = (shard_is_master ? 8 : 12) * (stage >= PLAN_ZERO1 ? shard : whole);
-    bytes[MEMORY_ACTIVATIONS] = plan_activations(p);
-    bytes[MEMORY_COMMUNICATION] = plan_comm_bytes(p) + plan_unit_buffers(p, stage);
+static inline PlanBytes plan_bytes(const Plan* p, PlanStage stage) {
+    bool fp32 = p->X == sizeof(float);
+    if (stage == PLAN_DDP) return fp32 ? plan_ddp_fp32(p, stage) : plan_ddp_bf16(p, stage);
+    if (stage == PLAN_FSDP) return fp32 ? plan_fsdp_fp32(p, stage) : plan_fsdp_bf16(p, stage);
+    return fp32 ? plan_zero_fp32(p, stage) : plan_zero_bf16(p, stage);
 }
 static inline size_t plan_memory_total(const Plan* p, PlanStage stage) {
-    size_t bytes[MEMORY_KINDS], total = 0;
-    plan_memory(p, stage, bytes);
-    for (int k = 0; k < MEMORY_KINDS; k++) total += bytes[k];
+    PlanBytes b = plan_bytes(p, stage);
+    size_t total = 0;
+    for (int k = 0; k < MEMORY_KINDS; k++) total += b.memory[k];
     return total;
 }
-
-// Bytes that N ranks together send per step. They include the doubles that ranks sum: the loss and, where gradients or parameters
-// are sharded, the two norms.
-static inline unsigned long long plan_sent(const Plan* p, PlanStage stage) {
-    unsigned long long A = (unsigned long long)p->accumulation, others = (unsigned long long)p->N - 1;
-    unsigned long long whole = plan_whole_total(p, stage), root = plan_whole(p, stage, 0);
-    unsigned long long reduced = stage <= PLAN_ZERO1 ? whole : A * whole; // elements
-    unsigned long long gathered = stage == PLAN_DDP ? whole               // an all-reduce does both
-                                : stage <= PLAN_ZERO2 ? whole             // after the update
-                                : stage == PLAN_ZERO3 ? A * 2 * whole     // for forward and for backward
-                                : A * 2 * (whole - root) + root;          // for forward and backward, but the root only once
-    unsigned long long doubles = stage == PLAN_DDP ? 1 : 3;
-    return others * (gathered * p->X + reduced * plan_gradient(p, stage) + 2 * doubles * sizeof(double));
-}
+// Bytes that N ranks together send per step. This is a whole number, which one rank's share of it need not be.
+static inline double plan_sent(const Plan* p, PlanStage stage) { return round(plan_bytes(p, stage).sent * p->N); }
 
 // The largest dN (N blocks and heads, 64N channels) that a rank with so many bytes can train; 0: none.
 static inline int plan_largest_depth(Plan p, PlanStage stage, double bytes) {
@@ -266,41 +196,70 @@ static inline void timeline_wait(Timeline* t, double until) {
 
 typedef struct { double compute, communication, exposed, seconds, efficiency, tokens_per_s; } StepTime;
 
+// What a stage gathers and reduces at a time: units, or fsdp's groups of units.
+typedef struct {
+    int num_groups;
+    int blocks[MAX_UNITS];                       // of each group; the root's, group 0, has none unless it is the whole model
+    double gather[MAX_UNITS], reduce[MAX_UNITS]; // seconds
+} Messages;
+
+// Bytes of an element of gradients where they are sent.
+static inline size_t plan_gradient(const Plan* p, PlanStage stage) { return stage == PLAN_FSDP ? sizeof(float) : p->X; }
+
+static inline void messages_init(Messages* m, const Plan* p, PlanStage stage, const Network* w) {
+    PlanCollective reduction = stage == PLAN_DDP ? PLAN_ALL_REDUCE : PLAN_REDUCE_SCATTER;
+    Layout y;
+    Unit units[MAX_UNITS];
+    Sharding how = plan_sharding(p);
+    if (stage != PLAN_FSDP) how.wrap_blocks = 1;
+    layout_cut(&y, &how, p->config, units);
+    m->num_groups = y.num_groups;
+    for (int k = 0; k < y.num_groups; k++) {
+        Group group = y.groups[k];
+        Unit last = units[group.first_unit + group.num_units - 1];
+        double elements = stage == PLAN_DDP ? (double)(last.offset + last.size) // not padded
+                                            : (double)p->N * (double)group.shard.n;
+        m->blocks[k] = group.num_units - (k == 0);
+        m->gather[k] = network_seconds(w, PLAN_ALL_GATHER, elements * (double)p->X, p->N);
+        m->reduce[k] = network_seconds(w, reduction, elements * (double)plan_gradient(p, stage), p->N);
+    }
+}
+
+// Which group a use is of: 0, 1, ..., and after the root's second use, number `head`, back to 1.
+static inline int group_of_use(int use, int head) { return use < head ? use : use == head ? 0 : 2 * head - use; }
+
 // One micro-batch. Units are used in the order root (embedding), blocks 1..L, root (head, both passes), blocks L..1. A stage
 // that gathers does so `ahead` uses early: ZeRO-1 and -2 gather all parameters at once after the update, so only in the first
 // micro-batch; ZeRO-3 gathers a unit when it is needed; FSDP gathers as early as it has memory, and the root only once a step,
 // while the blocks are updated. How long the update takes is not known here, so none of the root's gather is counted as hidden.
 // Gradients are sent when a unit's backward pass ends, the root's at the end.
-static inline void plan_micro_batch(const Plan* p, PlanStage stage, const Network* w, UnitSeconds s, int micro, Timeline* t) {
-    int L = p->config.L, uses = 2 * L + 2;
-    int ahead = stage == PLAN_ZERO3 ? 0 : stage == PLAN_FSDP ? p->unit_buffers - 1 : uses;
-    int gathers = stage >= PLAN_ZERO3 ? uses : stage >= PLAN_ZERO1 && micro == 0 ? L + 1 : 0;
+static inline void plan_micro_batch(const Plan* p, PlanStage stage, const Messages* m, UnitSeconds s, int micro, Timeline* t) {
+    int head = m->num_groups, uses = 2 * head;
+    int ahead = stage == PLAN_ZERO3 ? 0 : stage == PLAN_FSDP ? p->rooms - 1 : uses;
+    int gathers = stage >= PLAN_ZERO3 ? uses : stage >= PLAN_ZERO1 && micro == 0 ? head : 0;
     bool reduces = stage >= PLAN_ZERO2 || micro == p->accumulation - 1;
-    PlanCollective reduction = stage == PLAN_DDP ? PLAN_ALL_REDUCE : PLAN_REDUCE_SCATTER;
-    double gather[2], reduce[2]; // seconds, of the root and of a block
-    for (int u = 0; u < 2; u++) {
-        double elements = (double)plan_whole(p, stage, u);
-        gather[u] = network_seconds(w, PLAN_ALL_GATHER, elements * (double)p->X, p->N);
-        reduce[u] = network_seconds(w, reduction, elements * (double)plan_gradient(p, stage), p->N);
-    }
     double* arrives = (double*)xcalloc((size_t)uses, sizeof(double)); // (uses) owned
     for (int use = 0, gathered = 0; use < uses; use++) {
         for (; gathered < gathers && gathered <= use + ahead; gathered++) {
-            bool is_here = stage == PLAN_FSDP && (gathered == L + 1 || (gathered == 0 && micro > 0)); // the root
-            arrives[gathered] = is_here ? 0 : timeline_send(t, gather[gathered % (L + 1) > 0]);
+            bool is_here = stage == PLAN_FSDP && (gathered == head || (gathered == 0 && micro > 0)); // the root
+            arrives[gathered] = is_here ? 0 : timeline_send(t, m->gather[group_of_use(gathered, head)]);
         }
         timeline_wait(t, arrives[use]);
-        t->now += use == 0 ? 0 : use <= L ? s.block_forward : use == L + 1 ? s.head : s.block_backward;
-        if (reduces && use > L + 1) timeline_send(t, reduce[1]);
+        int k = group_of_use(use, head);
+        if (use == head) t->now += s.head;
+        t->now += m->blocks[k] * (use < head ? s.block_forward : s.block_backward);
+        if (reduces && use > head) timeline_send(t, m->reduce[k]);
     }
-    if (reduces) timeline_send(t, reduce[0]);
+    if (reduces) timeline_send(t, m->reduce[0]);
     free(arrives);
 }
 
 // A step of p->N ranks.
 static inline StepTime plan_step(const Plan* p, PlanStage stage, const Network* w, UnitSeconds s) {
     Timeline t = { 0, 0, 0, 0 };
-    for (int micro = 0; micro < p->accumulation; micro++) plan_micro_batch(p, stage, w, s, micro, &t);
+    Messages messages;
+    messages_init(&messages, p, stage, w);
+    for (int micro = 0; micro < p->accumulation; micro++) plan_micro_batch(p, stage, &messages, s, micro, &t);
     timeline_wait(&t, t.arrived); // the update needs all gradients
     StepTime step;
     step.compute = p->accumulation * (p->config.L * (s.block_forward + s.block_backward) + s.head);

@@ -28,10 +28,20 @@ Every fatal path goes through die() or require(): place, what was found, what to
 static bool live_line = false; // a line is being rewritten on the terminal (terminal.h); the cursor stands at its beginning
 static int message_rank = -1; // set by comm_init if there are several ranks; messages then begin with it
 
+// Copies a source file's path into out (size) without the detours of its includes: "llmc/run/../comm/comm.h" is llmc/comm/comm.h.
+static inline void source_path(const char* file, char* out, size_t size) {
+    snprintf(out, size, "%s", file);
+    for (char* up = strstr(out, "/../"); up != NULL; up = strstr(out, "/../")) {
+        char* folder = up;
+        while (folder > out && folder[-1] != '/') folder--;
+        memmove(folder, up + 4, strlen(up + 4) + 1);
+    }
+}
+
 // Prints "error: message [file:line]" to stderr and exits with status 1.
 __attribute__((noreturn)) PRINTF_LIKE(3, 4)
 static inline void die_at(const char* file, int line, const char* format, ...) {
-    char message[8192], rank[32] = "";
+    char message[8192], rank[32] = "", path[512];
     va_list args;
     va_start(args, format);
     vsnprintf(message, sizeof message, format, args);
@@ -39,7 +49,8 @@ static inline void die_at(const char* file, int line, const char* format, ...) {
     if (live_line) fputs(ERASE_LINE, stdout);
     fflush(stdout); // keep the order in which things happened when both go to one place
     if (message_rank >= 0) snprintf(rank, sizeof rank, "rank %d: ", message_rank);
-    fprintf(stderr, "%serror: %s  [%s:%d]\n", rank, message, file, line); // in one call, because other ranks write there as well
+    source_path(file, path, sizeof path);
+    fprintf(stderr, "%serror: %s  [%s:%d]\n", rank, message, path, line); // in one call, because other ranks write there as well
     exit(EXIT_FAILURE);
 }
 #define die(...) die_at(__FILE__, __LINE__, __VA_ARGS__)

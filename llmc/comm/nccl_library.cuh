@@ -72,9 +72,10 @@ typedef struct NcclLink {
     struct NcclLink* next;   // all of this process, the newest first
 } NcclLink;
 
+typedef struct NcclMemory NcclMemory; // of nccl_windows.cuh
 typedef struct {
     CommWorld* world;
-    struct NcclMemory* memory; // (num_memory) what nccl_windows.cuh has lent, owned
+    NcclMemory* memory;      // (num_memory) what nccl_windows.cuh has lent, owned
     int num_memory;
     NcclLink* links;         // owned
     NcclOp* awaited;         // what the watchdog has been told that we wait for, a view; NULL: nothing

@@ -16,12 +16,12 @@ API: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/bufferreg.h
 #ifdef NCCL_WINDOW_FUNCTIONS
 constexpr size_t NCCL_WINDOW_UNIT = 4096; // bytes: windows begin and end on multiples of it
 
-typedef struct NcclMemory {
+struct NcclMemory {
     void* p;             // owned
     size_t bytes;
     NcclLink* link;      // on whose communicator it is a window, a view; NULL: on none
     ncclWindow_t window;
-} NcclMemory;
+};
 
 // device_alloc calls this before cudaMalloc. NULL: the memory is not for exchange, too small for pages of its own, or used up.
 static inline void* nccl_memory_alloc(void* self, size_t bytes, MemoryKind kind) {

@@ -13,7 +13,7 @@ typedef struct {
     int unit, part, parts;   // of part `part` of `parts` of a unit, as tensor_part of gpt2.h cuts it (1 part: the unit itself),
     size_t begin, n;         // elements [begin, begin+n)
     size_t no_decay;         // the first of which are never decayed
-    bool on_host;            // they are in host memory (parallel/shards.h)
+    bool on_host;            // they are in host memory (parallel/shard_state.h)
     floatX *params, *grads;  // (n) views. params NULL: they are made from master whenever they are needed
     float *master, *m, *v;   // (n) views. master NULL: params are fp32 and their own master
 } Piece;

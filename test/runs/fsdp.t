@@ -1,7 +1,7 @@
 #!/bin/bash
 # FSDP: in rank order losses, norms, weights and optimizer state are DDP's to the bit, for every way to shard, wrap, gather ahead,
 # offload and recompute; each rank holds and sends as many bytes as the formulas say. The formulas are written here a second time,
-# in plain numbers. The selection of settings contains every pair of values.
+# in plain numbers. The selection of settings contains every pair of values. 5 blocks in groups of 2 or 3 leave a smaller last group.
 . test/lib.sh
 small=(--eps 1e-5 --data $REFERENCE/tokens.bin --val-data= --model d5 --heads 2 --channels 16 --seq-len 16 --total-batch-size 0
     --lr 3e-3 --warmup-steps 2 --eval-every 0 --sample-every 0 --steps 6 --deterministic)
@@ -32,7 +32,7 @@ near_losses() { "$COMPARE" metrics "$1/metrics.jsonl" "$2/metrics.jsonl" --rtol 
 X=4 R=4 A=1
 columns="ranks wrap sharding prefetch forward rooms offload recompute mode"
 options() {
-    echo "--wrap $wrap --sharding $sharding --prefetch $prefetch --limit-all-gathers $rooms --recompute $recompute"
+    echo "--wrap-blocks $wrap --sharding $sharding --prefetch $prefetch --limit-all-gathers $rooms --recompute $recompute"
     [ $sharding = hybrid ] && echo "--shard-group ${group:-2}"
     [ $forward = yes ] || echo --no-forward-prefetch
     [ $offload = yes ] && echo --cpu-offload
@@ -48,19 +48,22 @@ as() { setting "$3" "${@:4}" && "$1" "$2" "$3"; } # COMPARISON DDP OUT [PRECISIO
 # ---- what a rank holds and sends ----
 # 16 channels, 5 blocks, a vocabulary of 384 with its padding, 16 positions
 root=$(((384 + 16 + 2) * 16)) block=$((12 * 16 * 16 + 13 * 16))
-shards() { # sets S and replicas, and the elements of a rank's shards: r of the root's group, b of each of `others` more, all
+shards() { # sets S and replicas, and the elements of a rank's shards: r of the root's group, b of the first of `others` more, all
+    local left=0
     S=$ranks
     case $sharding in none) S=1 ;; hybrid) S=${group:-2} ;; esac
-    replicas=$((ranks / S)) r=$(shard $root $S) b=$(shard $block $S) others=5
-    [ $wrap != model ] || { r=$(shard $((root + 5 * block)) $S) b=0 others=0; }
-    all=$((r + others * b))
+    replicas=$((ranks / S))
+    if [ $wrap = 0 ]; then r=$(shard $((root + 5 * block)) $S) b=0 others=0 all=$r; return; fi
+    r=$(shard $root $S) b=$(shard $((wrap * block)) $S) others=$(((5 + wrap - 1) / wrap))
+    [ $((5 % wrap)) = 0 ] || left=$(shard $((5 % wrap * block)) $S)
+    all=$((r + 5 / wrap * b + left))
 }
 least() { echo $(($1 < $2 ? $1 : $2)); }
 reshards() { [ $sharding = full ] || [ $sharding = hybrid ]; }
 holds() { # OUT DDP: bytes of each kind; workspace, MPI's scratch and activations are DDP's, minus what is recomputed
-    local gathered buckets communication activations wide=0 host=0 parameters gradients moments total
+    local gathered buckets communication activations host=0 parameters gradients moments total
     shards
-    reshards && gathered=$((X * S * (r + $(least $rooms $others) * b))) || gathered=$((X * S * all))
+    reshards && gathered=$((X * S * (r + $(least $rooms $others) * b))) || gathered=$((X * S * (r + others * b)))
     if [ $S$X$offload = 14no ]; then gathered=0; fi # a rank's shards are the whole parameters, and it computes with them
     buckets=$((S * (r + $(least 2 $others) * b) * (R > X ? X + 4 : X)))
     communication=$(($(field "$2" communication) + gathered + buckets))
@@ -68,8 +71,7 @@ holds() { # OUT DDP: bytes of each kind; workspace, MPI's scratch and activation
     [ $sharding = hybrid ] && communication=$((communication + ((S > 1) + (replicas > 1)) * ($(field "$2" communication) - 64)))
     activations=$(field "$2" activations)
     [ $recompute = none ] || activations=$((activations - 4 * 64 / A * (15 * 16 * X + (4 + 2) * 4))) # 4 of 5 blocks, their tokens
-    [ $R = 4 ] || wide=$((4 * (r > b ? r : b))) # a group's gradients for AdamW
-    parameters=$((4 * all)) gradients=$((R * all)) moments=$((8 * all + wide))
+    parameters=$((4 * all)) gradients=$((R * all)) moments=$((8 * all))
     if [ $offload = yes ]; then
         host=$((parameters + gradients + moments + (A > 1 ? R * all : 0) + (X < 4 ? X * all : 0)))
         parameters=0 gradients=0 moments=0
@@ -100,24 +102,26 @@ as_by_formula() { # OUT DDP
 
 # ---- to the bit ----
 settings() { cat << END
-1 block grad-op backward-pre yes 4 yes none strict
-1 layer none none no 4 yes block plain
-1 model full backward-post no 2 no block strict
-2 block full none no 2 no block strict
-2 block none backward-post yes 2 no none strict
-2 layer grad-op backward-pre no 2 no block strict
-2 model full backward-post yes 4 yes none plain
-3 block none none yes 2 no none strict
-3 layer full backward-pre yes 2 yes none strict
-3 model grad-op backward-post no 4 no block strict
-4 block full backward-post no 2 yes block plain
-4 layer none backward-post no 4 no block plain
-4 model grad-op none no 4 no none plain
-4 model none backward-pre yes 2 yes block strict
-2 block full none no 1 no none plain
-3 block full backward-pre yes 3 no block plain
-4 block full none yes 4 no none strict
-4 layer full backward-pre no 2 no none strict
+1 0 full none no 4 no none strict
+1 1 grad-op backward-post no 4 yes block plain
+1 2 grad-op none no 2 yes block plain
+1 3 none backward-pre yes 2 no none plain
+2 0 grad-op backward-post yes 4 no block strict
+2 2 none backward-pre yes 4 no block plain
+2 3 full backward-post no 2 yes block strict
+3 0 none backward-post no 4 yes none plain
+3 1 none none yes 2 no block strict
+3 3 grad-op backward-post yes 4 no block strict
+4 0 grad-op backward-pre no 2 no none plain
+4 1 grad-op backward-pre yes 4 no block plain
+4 2 none backward-post yes 4 no none strict
+2 1 full none no 1 no none plain
+3 2 full backward-pre yes 3 yes block strict
+4 3 full none no 1 yes none strict
+4 2 full backward-post no 2 no none strict
+4 1 full backward-pre yes 2 no none strict
+3 3 full backward-pre no 2 no block plain
+2 0 full backward-post yes 4 yes none plain
 END
 }
 every_two_meet() { # each value of a column with each of every other; rooms only 2 and 4, because some settings exclude 1 and 3
@@ -132,9 +136,9 @@ check "every two settings meet" every_two_meet
 tried() { # each setting against DDP on as many ranks
     local ranks wrap sharding prefetch forward rooms offload recompute mode name
     while read -r $columns; do
-        [ "$BUILD" = build ] || [ $ranks-$wrap = 3-layer ] || continue # for the sanitizers
+        [ "$BUILD" = build ] || [ $ranks-$wrap = 3-2 ] || continue # for the sanitizers
         if [ ! -e "$work/ddp-$ranks" ]; then check "$ranks rank(s): DDP" trains ddp fp32 $ranks "$work/ddp-$ranks"; fi
-        name="$sharding by $wrap, $prefetch"
+        name="$sharding, --wrap-blocks $wrap, $prefetch"
         [ $forward = no ] || name="$name and forward"
         name="$name, $rooms rooms"
         [ $offload = no ] || name="$name, offload"
@@ -150,7 +154,7 @@ hybrid() {
     local ranks wrap sharding prefetch forward rooms offload recompute mode first=
     [ -e "$work/ddp-4" ] || check "4 ranks: DDP" trains ddp fp32 4 "$work/ddp-4"
     while read -r $columns; do
-        check "hybrid, 2 x 2 ranks, by $wrap, $prefetch, forward $forward, offload $offload, recompute $recompute, $mode" \
+        check "hybrid, 2 x 2 ranks, --wrap-blocks $wrap, $prefetch, forward $forward, offload $offload, recompute $recompute, $mode" \
             as near "$work/ddp-4" "$work/hybrid$first"
         [ -z "$first" ] || check "  and the bits of the hybrid before" same "$work/hybrid" "$work/hybrid$first"
         as_by_formula "$work/hybrid$first" "$work/ddp-4"
@@ -159,13 +163,13 @@ hybrid() {
     done
 }
 hybrid << END
-4 block hybrid backward-pre yes 3 no block strict
-4 layer hybrid backward-post no 2 yes none strict
-4 model hybrid none yes 2 no none plain
-4 block hybrid none no 1 yes block plain
+4 1 hybrid backward-pre yes 3 no block strict
+4 2 hybrid backward-post no 2 yes none strict
+4 0 hybrid none yes 2 no none plain
+4 3 hybrid none no 1 yes block plain
 END
 degenerate() { # GROUP: hybrid with one group is the same as full, with groups of one rank the same as DDP
-    local ranks=4 wrap=layer sharding=hybrid prefetch=backward-pre forward=no rooms=2 offload=no recompute=none mode=strict group=$1
+    local ranks=4 wrap=2 sharding=hybrid prefetch=backward-pre forward=no rooms=2 offload=no recompute=none mode=strict group=$1
     setting "$work/fsdp" && same "$work/ddp-4" "$work/fsdp" && holds "$work/fsdp" "$work/ddp-4" && sends "$work/fsdp"
 }
 if [ "$BUILD" = build ]; then
@@ -177,20 +181,22 @@ fi
 accumulated() {
     local ranks wrap sharding prefetch forward rooms offload recompute mode A=4
     while read -r $columns; do
-        [ "$BUILD" = build ] || [ $wrap = layer ] || continue
+        [ "$BUILD" = build ] || [ $wrap = 2 ] || continue
         if [ ! -e "$work/ddp-$ranks-4" ]; then check "$ranks rank(s), 4 micro-batches: DDP" trains ddp fp32 $ranks "$work/ddp-$ranks-4"; fi
-        check "$ranks rank(s), 4 micro-batches, $sharding by $wrap, offload $offload: nearly" as near "$work/ddp-$ranks-4" "$work/fsdp"
+        check "$ranks rank(s), 4 micro-batches, $sharding, --wrap-blocks $wrap, offload $offload: nearly" as near "$work/ddp-$ranks-4" "$work/fsdp"
         as_by_formula "$work/fsdp" "$work/ddp-$ranks-4"
     done
 }
 accumulated << END
-3 block full backward-pre no 2 no none strict
-3 layer full backward-post yes 2 yes block strict
-3 model grad-op none no 2 no none plain
-3 block none backward-pre no 2 no none plain
-4 block hybrid backward-pre no 2 no none strict
-4 block hybrid backward-post no 2 yes none plain
-1 block full backward-pre no 2 no none plain
+3 1 full backward-pre no 2 no none strict
+3 2 full backward-post yes 2 yes block strict
+3 3 full none no 1 no none strict
+3 0 grad-op none no 2 no none plain
+3 2 grad-op backward-pre yes 2 no none strict
+3 1 none backward-pre no 2 no none plain
+4 1 hybrid backward-pre no 2 no none strict
+4 3 hybrid backward-post no 2 yes none plain
+1 1 full backward-pre no 2 no none plain
 END
 
 # ---- 16 bits: if reduced in the model's precision, equal to the bit; if reduced in fp32, nearly, and with more bytes ----
@@ -200,7 +206,7 @@ in_16_bits() { # PRECISION OPTION...
         [ "$BUILD" = build ] || [ $ranks = 3 ] || continue
         check "$precision, $ranks rank(s): DDP" trains ddp $precision $ranks "$work/$precision" "${@:2}"
         R=2
-        check "  $sharding by $wrap, $prefetch, offload $offload, to the bit" as same_in_16_bits "$work/$precision" "$work/fsdp" $precision "${@:2}"
+        check "  $sharding, --wrap-blocks $wrap, $prefetch, offload $offload, to the bit" as same_in_16_bits "$work/$precision" "$work/fsdp" $precision "${@:2}"
         as_by_formula "$work/fsdp" "$work/$precision"
         [ $precision = bf16 ] || continue # in fp16 it skips other steps: sums that overflow in fp16 fit in fp32
         R=4
@@ -209,16 +215,16 @@ in_16_bits() { # PRECISION OPTION...
     done
 }
 in_16_bits bf16 << END
-3 block full backward-pre yes 2 no none strict
-2 layer grad-op backward-post no 2 yes block plain
-4 model none none no 2 no none plain
+3 2 full backward-pre yes 2 no none strict
+2 3 grad-op backward-post no 2 yes block plain
+4 0 none none no 2 no none plain
 END
 if [ "$BUILD" = build ]; then
     # the first scales are too large for gradients in fp16, so all skip steps
     for_tier rest
     in_16_bits fp16 --loss-scale 8388608 --max-bad-steps 20 << END
-3 layer full backward-pre no 2 yes none strict
-1 block full none no 2 no block plain
+3 2 full backward-pre no 2 yes none strict
+1 1 full none no 2 no block plain
 END
     for_tier quick
 fi
@@ -235,41 +241,47 @@ if [ "$BUILD" = build ]; then
     check "3 ranks: DDP with evaluations and samples" trains ddp fp32 3 "$work/ddp" "${deep[@]}"
     check "  which draws two samples" drew
     check "  full, with both prefetches into 3 rooms, says the same" says_the_same --limit-all-gathers 3
-    check "  with offload" says_the_same --cpu-offload --prefetch backward-post --wrap layer
+    check "  with offload, by 2 blocks" says_the_same --cpu-offload --prefetch backward-post --wrap-blocks 2
+    check "  by 3 blocks, in one room" says_the_same --wrap-blocks 3 --prefetch none --no-forward-prefetch --limit-all-gathers 1
     check "  grad-op says the same" says_the_same --sharding grad-op
-    check "  --sharding none says the same" says_the_same --sharding none --wrap model
+    check "  grad-op by 2 blocks" says_the_same --sharding grad-op --wrap-blocks 2
+    check "  the whole model at once" says_the_same --wrap-blocks 0
+    check "  --sharding none says the same" says_the_same --sharding none --wrap-blocks 0
 fi
 
 # ---- rooms: gathering ahead is bounded ----
-peak_with() { # ROOMS OPTION...
-    trains fsdp fp32 2 "$work/rooms" --steps 1 --limit-all-gathers "$@" > "$work/rooms.check" || { cat "$work/rooms.check"; return 1; }
+peak_with() { # WRAP ROOMS OPTION...
+    trains fsdp fp32 2 "$work/rooms" --steps 1 --wrap-blocks "$1" --limit-all-gathers "${@:2}" > "$work/rooms.check" || { cat "$work/rooms.check"; return 1; }
     field "$work/rooms" mem_peak_bytes
 }
-a_room_each() { # one room more adds one block's parameters, up to the number of blocks
+a_room_each() { # WRAP GROUPS: one room more adds the parameters of WRAP blocks, up to the number of groups besides the root's
     local first n peak expected
-    first=$(peak_with 1 --prefetch none --no-forward-prefetch) || return 1
+    first=$(peak_with "$1" 1 --prefetch none --no-forward-prefetch) || return 1
     for n in 2 3 5 6; do
-        peak=$(peak_with $n) || return 1
-        expected=$((first + ((n < 5 ? n : 5) - 1) * 4 * 2 * $(shard $block 2)))
+        peak=$(peak_with "$1" $n) || return 1
+        expected=$((first + ((n < $2 ? n : $2) - 1) * 4 * 2 * $(shard $(($1 * block)) 2)))
         echo "$n rooms: $peak bytes, expected $expected"
         [ "$peak" = $expected ] || return 1
     done
 }
-[ "$BUILD" = build ] && check "the peak grows by one block's parameters per --limit-all-gathers" a_room_each
+if [ "$BUILD" = build ]; then
+    check "the peak grows by one block's parameters per --limit-all-gathers" a_room_each 1 5
+    check "  by 2 blocks' with --wrap-blocks 2" a_room_each 2 3
+fi
 
 # ---- when gathers are issued: operations are numbered in the order of issue ----
-traces() { trains fsdp fp32 2 "$work/traced" --model d3 --wrap layer --steps 2 --trace "$work/trace.json" "$@"; }
+traces() { trains fsdp fp32 2 "$work/traced" --wrap-blocks 2 --steps 2 --trace "$work/trace.json" "$@"; }
 issued() { # RANK: prints "number kind time" of each operation of step 2
     sed -n '/"tid":1,.*"step":2/{N;s/.*"name":"\([a-z-]*\) #\([0-9]*\).*"ph":"s".*"pid":'$1',.*"ts":\([0-9.]*\)}.*/\2 \1 \3/p}' "$work/trace.json" | sort -n
 }
-# PATTERN: the operations of the backward pass; G a gather, R a reduction. A block has 4 flat parameters, the root 2. The root's
-# are gathered in the previous step's update, and in this step's update for the next step.
+# PATTERN: the operations of the backward pass; G a gather, R a reduction. Blocks 0 and 1, 2 and 3, and 4 are a group each, the root
+# is another. The root is gathered in the previous step's update, and in this step's update for the next step.
 order_is() {
     local rank
     for rank in 0 1; do
         issued $rank | awk '{ printf "%s", $2 == "all-gather" ? "G" : $2 == "reduce-scatter" ? "R" : "" }' > "$work/order"
         echo "rank $rank: $(cat "$work/order")"
-        grep -qxE "G{14}$1G{2}" "$work/order" || return 1
+        grep -qxE "G{4}$1G" "$work/order" || return 1
     done
 }
 gathers_in() { # SLICE NUMBER: each rank issues NUMBER gathers while it computes SLICE
@@ -284,20 +296,29 @@ gathers_in() { # SLICE NUMBER: each rank issues NUMBER gathers while it computes
     done
 }
 if [ "$BUILD" = build ]; then
-    check "3 blocks: backward-pre" traces
-    check "  gathers a block before any gradient of the one before it is reduced" order_is "G{4}G{4}R{4}G{4}R{4}R{4}R{2}"
-    check "  during that one's backward pass" eval 'gathers_in "backward, block 2" 4 && gathers_in "backward, block 1" 4 && gathers_in "backward, block 0" 0'
-    check "  and gathers one block ahead in the forward pass" eval 'gathers_in "forward, block 0" 4 && gathers_in "forward, block 1" 4 && gathers_in "forward, block 2" 0'
-    check "3 blocks: backward-post" traces --prefetch backward-post
-    check "  gathers it once all gradients are there, before the last of them is reduced" order_is "G{4}R{3}G{4}R{4}G{4}R{5}R{2}"
-    check "  during the same block's backward pass" eval 'gathers_in "backward, block 2" 8 && gathers_in "backward, block 1" 4 && gathers_in "backward, block 0" 0'
-    check "3 blocks: no prefetch" traces --prefetch none --no-forward-prefetch
-    check "  gathers it after all reductions" order_is "G{4}R{4}G{4}R{4}G{4}R{4}R{2}"
-    check "  during its own backward pass" eval 'gathers_in "backward, block 2" 4 && gathers_in "backward, block 1" 4 && gathers_in "backward, block 0" 4'
-    check "  and gathers a block when it is needed in the forward pass" eval 'gathers_in "forward, block 0" 4 && gathers_in "forward, block 2" 4'
-    check "3 blocks: three rooms" traces --limit-all-gathers 3
-    check "  gather two blocks ahead in the backward pass" order_is "G{8}G{4}R{4}R{4}R{4}R{2}"
-    check "  and in the forward pass" eval 'gathers_in "forward, block 0" 4 && gathers_in "forward, block 1" 0 && gathers_in "forward, block 2" 0'
+    check "by 2 blocks: backward-pre" traces
+    check "  gathers a group before any gradient of the one before it is reduced" order_is "GGRGRRR"
+    check "  during the backward pass of that one's last block" eval 'gathers_in "backward, block 4" 1 && gathers_in "backward, block 3" 1 &&
+        gathers_in "backward, block 2" 0 && gathers_in "backward, block 1" 0'
+    check "  and gathers one group ahead in the forward pass" eval 'gathers_in "forward, block 0" 1 && gathers_in "forward, block 1" 0 &&
+        gathers_in "forward, block 2" 1 && gathers_in "forward, block 4" 0'
+    check "by 2 blocks: backward-post" traces --prefetch backward-post
+    check "  gathers it once all gradients are there, before they are reduced" order_is "GGRGRRR"
+    check "  during the backward pass of the same group's first block" eval 'gathers_in "backward, block 4" 2 && gathers_in "backward, block 3" 0 &&
+        gathers_in "backward, block 2" 1 && gathers_in "backward, block 1" 0 && gathers_in "backward, block 0" 0'
+    check "by 2 blocks: no prefetch" traces --prefetch none --no-forward-prefetch
+    check "  gathers it after all reductions" order_is "GRGRGRR"
+    check "  during its own backward pass" eval 'gathers_in "backward, block 4" 1 && gathers_in "backward, block 3" 1 &&
+        gathers_in "backward, block 2" 0 && gathers_in "backward, block 1" 1'
+    check "  and gathers a group when it is needed in the forward pass" eval 'gathers_in "forward, block 0" 1 && gathers_in "forward, block 1" 0 &&
+        gathers_in "forward, block 2" 1 && gathers_in "forward, block 4" 1'
+    check "by 2 blocks: three rooms" traces --limit-all-gathers 3
+    check "  gather two groups ahead in the backward pass" order_is "GGGRRRR"
+    check "  and in the forward pass" eval 'gathers_in "forward, block 0" 1 && gathers_in "forward, block 2" 0 && gathers_in "forward, block 4" 0'
+    check "each of 3 blocks by itself: backward-pre" traces --model d3 --wrap-blocks 1
+    check "  gathers a block before any gradient of the one before it is reduced" order_is "GGRGRRR"
+    check "  during that one's backward pass" eval 'gathers_in "backward, block 2" 1 && gathers_in "backward, block 1" 1 && gathers_in "backward, block 0" 0'
+    check "  and gathers one block ahead in the forward pass" eval 'gathers_in "forward, block 0" 1 && gathers_in "forward, block 1" 1 && gathers_in "forward, block 2" 0'
 fi
 
 # ---- against PyTorch's runs, summed by the library, with 2 micro-batches ----
@@ -311,7 +332,7 @@ is_pytorchs() { # RANKS OPTION...
 if [ "$BUILD" = build ]; then
     check "4 ranks have PyTorch's losses, norms and weights" is_pytorchs 4
     check "  hybrid, with offload" is_pytorchs 4 --sharding hybrid --shard-group 2 --cpu-offload
-    check "  2 ranks by layer, grad-op" is_pytorchs 2 --wrap layer --sharding grad-op
+    check "  2 ranks by 2 blocks, grad-op" is_pytorchs 2 --wrap-blocks 2 --sharding grad-op
 fi
 
 # ---- the purpose: a model that does not fit otherwise ----
@@ -358,6 +379,8 @@ check "  hybrid without --shard-group" refuses "--shard-group and --sharding hyb
 check "  a group that does not divide the ranks" refuses "3 does not divide 1" --sharding hybrid --shard-group 3
 check "  one room, and prefetch" refuses "--limit-all-gathers 1 leaves no room to gather ahead: allow 2, or --prefetch none" --limit-all-gathers 1
 check "  --limit-all-gathers 0" refuses "limit-all-gathers" --limit-all-gathers 0
-check "  an unknown --wrap" refuses "block|layer|model" --wrap unit
+check "  --wrap, which was an option once" refuses "unknown option '--wrap'" --wrap block
+check "  --wrap-blocks -1" refuses "--wrap-blocks" --wrap-blocks -1
+check "  --wrap-blocks 257" refuses "--wrap-blocks" --wrap-blocks 257
 check "  an unknown --checkpoint" refuses "full|sharded" --checkpoint half
 done_testing

@@ -7,9 +7,9 @@ they are added up over the micro-batches of a step, as on a rank. When the gradi
 reads them, their sums over the parts take their place: in rank order, in fp32, rounded once to floatX. The sum of the
 losses is made likewise, in double.
 
--DPARTS_REVERSED=1 adds gradients up in the opposite order, which gives other bits if there are more than two parts. Both
-may be expressions that are computed when the program runs. Where tensor.h is included as well, include it first; DATA_PARTS
-and TENSOR_PARTS then replace PARTS.
+-DPARTS_SUM=SUM_REVERSED, or SUM_ROUNDED_EACH, adds gradients up otherwise (see split.h). Both macros may be expressions
+that are computed when the program runs. Where tensor.h is included as well, include it first; DATA_PARTS and TENSOR_PARTS
+then replace PARTS.
 */
 #ifndef SPLIT_DATA_H
 #define SPLIT_DATA_H
@@ -17,8 +17,8 @@ and TENSOR_PARTS then replace PARTS.
 #ifndef DATA_PARTS
 #define DATA_PARTS PARTS
 #endif
-#ifndef PARTS_REVERSED
-#define PARTS_REVERSED 0
+#ifndef PARTS_SUM
+#define PARTS_SUM SUM_IN_RANK_ORDER
 #endif
 // What a part calls: tensor.h's version of a layer if there is one, else the layer.
 #ifdef SPLIT_TENSOR_H
@@ -90,7 +90,7 @@ static inline void data_add_sum_squares(double* acc, const floatX* x, size_t n) 
         DataGradient g = split_data.gradients[i];
         if (g.sum < x || g.sum >= x + n) continue;
         require(g.sum + g.n <= x + n, "a gradient lies in two pieces of memory");
-        split_sum(g.sum, g.parts, DATA_PARTS, g.n, PARTS_REVERSED);
+        split_sum(g.sum, g.parts, DATA_PARTS, g.n, (SplitSum)(PARTS_SUM));
     }
     add_sum_squares(acc, x, n);
 }

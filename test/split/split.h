@@ -76,14 +76,20 @@ static inline void split_take(floatX* part, const floatX* whole, SplitCut c) { s
 static inline void split_put(const floatX* part, floatX* whole, SplitCut c) { split_move((floatX*)part, whole, c, true); }
 
 // ---- sums ----
-// out (n) = parts[0] + parts[1] + ... + parts[t-1], each (n): in this order, in fp32, rounded once, as --deterministic
-// all-reduces. reversed: in the opposite order.
-static inline void split_sum(floatX* out, const floatX* parts, int t, size_t n, bool reversed) {
+// How terms are added up: in rank order, in fp32, and rounded once, as --deterministic all-reduces; in the opposite order;
+// or rounded after each. The last two are there to see that tests notice the difference.
+typedef enum { SUM_IN_RANK_ORDER, SUM_REVERSED, SUM_ROUNDED_EACH } SplitSum;
+
+// out (n) = terms[0] + terms[1] + ... + terms[t-1], each (n)
+static inline void split_sum(floatX* out, const floatX* terms, int t, size_t n, SplitSum how) {
     floatX* host = (floatX*)xcalloc((size_t)t * n, sizeof(floatX));
-    device_to_host(host, parts, (size_t)t * n * sizeof(floatX));
+    device_to_host(host, terms, (size_t)t * n * sizeof(floatX));
     for (size_t i = 0; i < n; i++) {
-        float sum = to_float(host[(size_t)(reversed ? t - 1 : 0) * n + i]);
-        for (int q = 1; q < t; q++) sum += to_float(host[(size_t)(reversed ? t - 1 - q : q) * n + i]);
+        float sum = to_float(host[(size_t)(how == SUM_REVERSED ? t - 1 : 0) * n + i]);
+        for (int q = 1; q < t; q++) {
+            sum += to_float(host[(size_t)(how == SUM_REVERSED ? t - 1 - q : q) * n + i]);
+            if (how == SUM_ROUNDED_EACH) sum = to_float(to_floatX(sum));
+        }
         host[i] = to_floatX(sum);
     }
     host_to_device(out, host, n * sizeof(floatX));

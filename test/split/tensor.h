@@ -3,16 +3,16 @@ tensor.h - the reference of tensor parallelism (Shoeybi et al., arXiv 1909.08053
 -include test/split/tensor.h and -DPARTS=t computes, to the bit, what t ranks compute that share every matrix, if they form
 sums in rank order:
 
-  qkvw, fcw, wte  are cut by rows (of heads, within each of q, k and v): each part makes a share of the outputs. Its gradient
-                  of the input is a term of a sum over all parts.
+  qkvw, fcw, wte  are cut by rows (of heads, within each of q, k and v): each part makes a share of the outputs. Its
+                  gradient of the input is a term of a sum over all parts.
   projw, fcprojw  are cut by columns: each part takes a share of the inputs. Its output is a term of a sum over all parts,
                   and part 0's contains the bias. Its gradient of the input is a share.
   attention       goes by heads.
-  the loss        comes from each part's maximum, sum of exponentials and target's logit: see part_classify.
+  the loss        comes from each part's maximum, sum of exponentials and target's logit: see tensor_row_loss.
 
-Terms are rounded to floatX, as they would be sent, added in fp32 in rank order, and rounded once. Every product has a rank's
-shapes. Embedding and layernorms give a rank's bits without help: each rank has its own tokens' rows, and whole
-activations. Only for the CPU, because of the loss. PARTS may be an expression that is computed when the program runs.
+Terms are rounded to floatX, as they would be sent, added in fp32 in rank order, and rounded once. Every product has a
+rank's shapes. Embedding and layernorms give a rank's bits without help: a token's row lies on one rank, and activations are
+whole. Only for the CPU, because of the loss. PARTS may be an expression that is computed when the program runs.
 */
 #ifndef SPLIT_TENSOR_H
 #define SPLIT_TENSOR_H
@@ -66,7 +66,7 @@ static inline void tensor_row_parallel(floatX* out, const floatX* inp, const flo
         const floatX* part_inp = tensor_take(ROOM_INPUT, inp, split_columns(N, C, 1, t, q));
         matmul_forward(terms + q * n, part_inp, part_w, q == 0 ? bias : NULL, N, C / t, OC);
     }
-    split_sum(out, terms, t, n, false);
+    split_sum(out, terms, t, n, SUM_IN_RANK_ORDER);
 }
 // each part makes its columns of out, and of pre, if that is not NULL
 static inline void tensor_column_parallel(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias,
@@ -109,7 +109,8 @@ static inline void tensor_row_parallel_backward(floatX* dinp, const floatX* dout
     }
 }
 // dinp = the sum of the parts' products of their columns of dout
-static inline void tensor_column_parallel_backward(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
+static inline void tensor_column_parallel_backward(floatX* dinp, const floatX* dout, const floatX* w,
+                                                   int N, int C, int OC) {
     int t = TENSOR_PARTS;
     size_t n = (size_t)N * C;
     floatX* terms = tensor_room(ROOM_TERMS, t * n);
@@ -118,7 +119,7 @@ static inline void tensor_column_parallel_backward(floatX* dinp, const floatX* d
         const floatX* part_dout = tensor_take(ROOM_INPUT, dout, split_columns(N, OC, tensor_groups(), t, q));
         matmul_backward_input(terms + q * n, part_dout, part_w, N, C, OC / t);
     }
-    split_sum(dinp, terms, t, n, false);
+    split_sum(dinp, terms, t, n, SUM_IN_RANK_ORDER);
 }
 static inline void tensor_matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
     if (tensor_cuts_columns()) tensor_row_parallel_backward(dinp, dout, w, NULL, N, C, OC);
@@ -187,10 +188,10 @@ static inline void tensor_attention_backward(floatX* dqkv, const floatX* dout, c
 }
 
 // ---- classifier: part q has the logits of the tokens from q Vp/t on ----
-// Of a row: the maximum M over all parts' maxima, and the sum of exp(logit - M), added up in rank order from each part's sum
-// of exp(logit - its own maximum) times exp(its maximum - M). Returns the loss, log(sum) - (target's logit - M). e (Vp) is
-// scratch.
-static inline float part_classify(float* e, float* max, float* sum, const floatX* logits, int target, int V, int Vp) {
+// Of a row: the maximum M over all parts' maxima, and the sum of exp(logit - M), added up in rank order from each part's
+// sum of exp(logit - its own maximum) times exp(its maximum - M). Returns the loss, log(sum) - (target's logit - M).
+// e (Vp) is scratch.
+static inline float tensor_row_loss(float* e, float* max, float* sum, const floatX* logits, int target, int V, int Vp) {
     int t = TENSOR_PARTS, n = Vp / t;
     float* m = (float*)xcalloc(2 * (size_t)t, sizeof(float)); // each part's maximum, then each part's sum
     float *s = m + t, of_target = 0;
@@ -208,12 +209,13 @@ static inline float part_classify(float* e, float* max, float* sum, const floatX
     free(m);
     return logf(*sum) - (of_target - *max);
 }
-static inline void tensor_classifier_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp) {
+static inline void tensor_classifier_forward(float* losses, const floatX* logits, const int* targets,
+                                             int N, int V, int Vp) {
     require(Vp % TENSOR_PARTS == 0, "%d logits do not divide into %d parts", Vp, TENSOR_PARTS);
     for (int i = 0; i < N; i++) {
         float max, sum;
         const floatX* row = logits + (size_t)i * Vp;
-        losses[i] = targets[i] < 0 ? 0 : part_classify(thread_scratch(), &max, &sum, row, targets[i], V, Vp);
+        losses[i] = targets[i] < 0 ? 0 : tensor_row_loss(thread_scratch(), &max, &sum, row, targets[i], V, Vp);
     }
 }
 // dlogit = (exp(logit - M) / sum - onehot) * dloss
@@ -225,7 +227,7 @@ static inline void tensor_classifier_forward_backward(float* losses, floatX* log
         float max, sum;
         losses[i] = 0;
         if (targets[i] >= 0) {
-            losses[i] = part_classify(thread_scratch(), &max, &sum, row, targets[i], V, Vp);
+            losses[i] = tensor_row_loss(thread_scratch(), &max, &sum, row, targets[i], V, Vp);
             float scale = dloss / sum;
             float target_gradient = exp_f32(to_float(row[targets[i]]) - max) * scale - dloss;
             for (int v = 0; v < V; v++) row[v] = to_floatX(exp_f32(to_float(row[v]) - max) * scale);

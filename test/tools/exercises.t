@@ -12,14 +12,14 @@ cat > "$work/list" <<'END2'
 file train_gpt2_ddp.cu
 what no mistake at all
 tests ddp:2.rank.*bucketed
-- if (stats.grad_scale != 0) g->updates++;
-+ if (stats.grad_scale != 0) g->updates += 1;
+- if (stats.grad_scale != 0) run->updates++;
++ if (stats.grad_scale != 0) run->updates += 1;
 == seen-where-it-cannot-be
 file train_gpt2_ddp.cu
 what 1/N forgotten, which every comparison sees
 tests !ddp:2.rank.*bucketed
-- long long tokens = g->divide ? run->tokens_per_step / g->comm->size : run->tokens_per_step;
-+ long long tokens = run->tokens_per_step / g->comm->size;
+- long long tokens = g->divide ? run->tokens_per_step / g->dp->size : run->tokens_per_step;
++ long long tokens = run->tokens_per_step / g->dp->size;
 END2
 not_as_expected() { # PATTERN LIST: it must end with status 1 and say this
     ! EXERCISES=$2 sh test/exercises/run.sh > "$work/said" 2>&1 || return 1

@@ -12,8 +12,17 @@ static GPT2Config named(const char* name) {
     c.Vp = gpt2_padded_vocabulary(c.V);
     return c;
 }
+static void plan_memory(const Plan* p, PlanStage stage, size_t bytes[MEMORY_KINDS]) {
+    PlanBytes b = plan_bytes(p, stage);
+    memcpy(bytes, b.memory, sizeof b.memory);
+}
+static size_t plan_kind(const Plan* p, PlanStage stage, MemoryKind kind) { return plan_bytes(p, stage).memory[kind]; }
+// Bytes for gathered parameters and for gradients being sent. DDP has neither, only what the communicator takes.
+static size_t plan_unit_buffers(const Plan* p, PlanStage stage) {
+    return plan_kind(p, stage, MEMORY_COMMUNICATION) - plan_kind(p, PLAN_DDP, MEMORY_COMMUNICATION);
+}
 static Plan plan_of(const char* name, int N) {
-    Plan p = { named(name), 4, 1024, 1, RECOMPUTE_NONE, 2, N, true, 2 };
+    Plan p = { named(name), 4, 1024, 1, RECOMPUTE_NONE, 2, N, true, 2, 1 };
     return p;
 }
 
@@ -67,7 +76,7 @@ static void test_figures_that_courses_give(void** state) {
 static void test_a_small_model_counted_by_hand(void** state) {
     (void)state;
     // 2 blocks of 12 x 16^2 + 13 x 16 = 3280, a root of (384 + 16 + 2) 16 = 6432; each of 3 ranks has 1104 and 2144, in all 4352
-    Plan p = { { 16, 257, 384, 2, 2, 16 }, 3, 16, 1, RECOMPUTE_NONE, 4, 3, false, 2 };
+    Plan p = { { 16, 257, 384, 2, 2, 16 }, 3, 16, 1, RECOMPUTE_NONE, 4, 3, false, 2, 1 };
     size_t P = 6432 + 2 * 3280, S = 2144 + 2 * 1104, activations, bytes[MEMORY_KINDS];
     plan_memory(&p, PLAN_DDP, bytes);
     assert_int_equal(bytes[MEMORY_PARAMETERS], 4 * P);
@@ -86,40 +95,67 @@ static void test_a_small_model_counted_by_hand(void** state) {
         const size_t roots[PLAN_STAGES] = { 0, 0, 1, 2, 2 }, blocks[PLAN_STAGES] = { 0, 0, 2, 3, 4 };
         assert_int_equal(bytes[MEMORY_COMMUNICATION], 64 + (4 << 20) + 4 * 3 * (roots[s] * 2144 + blocks[s] * 1104));
         size_t sent = 3 * S * (s >= PLAN_ZERO3 ? 3 : 2) - (s == PLAN_FSDP ? 3 * 2144 : 0); // fsdp gathers the root once
-        assert_int_equal(plan_sent(&p, s), 2 * (4 * sent + 2 * 3 * 8));
+        assert_true(plan_sent(&p, s) == (double)(2 * (4 * sent + 2 * 3 * 8)));
     }
-    assert_int_equal(plan_sent(&p, PLAN_DDP), 2 * 2 * (4 * P + 8));
+    assert_true(plan_sent(&p, PLAN_DDP) == (double)(2 * 2 * (4 * P + 8)));
     p.recompute = RECOMPUTE_BLOCK; // one block fewer, except its input
-    assert_int_equal(plan_activations(&p), activations - 48 * (15 * 16 + 6) * 4);
+    for (PlanStage s = PLAN_DDP; s < PLAN_STAGES; s++)
+        assert_int_equal(plan_kind(&p, s, MEMORY_ACTIVATIONS), activations - 48 * (15 * 16 + 6) * 4);
     p.gpu = true;
     plan_memory(&p, PLAN_DDP, bytes);
     assert_int_equal(bytes[MEMORY_COMMUNICATION], 64 + 3 * 4);
-    p.N = 1;
+    p.N = 1; // there is nothing to communicate
     plan_memory(&p, PLAN_DDP, bytes);
-    assert_int_equal(bytes[MEMORY_COMMUNICATION], 64);
+    assert_int_equal(bytes[MEMORY_COMMUNICATION], 0);
+}
+
+static void test_groups_of_blocks_counted_by_hand(void** state) {
+    (void)state;
+    // the same root and 3 such blocks in groups of 2: each of 3 ranks has 2144 of the root, 2192 of 6560, 1104 of 3280; in all 5440
+    Plan p = { { 16, 257, 384, 3, 2, 16 }, 3, 16, 1, RECOMPUTE_NONE, 2, 3, true, 2, 2 };
+    size_t fsdp[MEMORY_KINDS];
+    plan_memory(&p, PLAN_FSDP, fsdp);
+    assert_int_equal(fsdp[MEMORY_PARAMETERS], 4 * 5440);
+    assert_int_equal(fsdp[MEMORY_GRADIENTS], 4 * 5440);
+    assert_int_equal(fsdp[MEMORY_OPTIMIZER], 8 * 5440);
+    // buckets in 16 bits and, to be sent, in fp32; rooms in 16 bits. The root has one of each, the larger group two
+    assert_int_equal(fsdp[MEMORY_COMMUNICATION], 64 + 3 * 4 + (2 + 4 + 2) * 3 * (2144 + 2 * 2192));
+    assert_true(plan_sent(&p, PLAN_FSDP) == 2 * 3 * (2.0 * (2144 + 2 * (2192 + 1104)) + 4.0 * 5440) + 2 * 2 * 3 * 8);
+    p.rooms = 1;
+    assert_int_equal(fsdp[MEMORY_COMMUNICATION] - plan_kind(&p, PLAN_FSDP, MEMORY_COMMUNICATION), 2 * 3 * 2192);
+    p.wrap_blocks = 0; // 16272 in one group: 5424 each, gathered once
+    plan_memory(&p, PLAN_FSDP, fsdp);
+    assert_int_equal(fsdp[MEMORY_PARAMETERS], 4 * 5424);
+    assert_int_equal(fsdp[MEMORY_COMMUNICATION], 64 + 3 * 4 + (2 + 4 + 2) * 3 * 5424);
+    assert_true(plan_sent(&p, PLAN_FSDP) == 2 * 3 * (2.0 + 4.0) * 5424 + 2 * 2 * 3 * 8);
+    p.wrap_blocks = 1; // it is about fsdp alone
+    size_t zero3 = plan_memory_total(&p, PLAN_ZERO3);
+    p.wrap_blocks = 2;
+    assert_int_equal(plan_memory_total(&p, PLAN_ZERO3), zero3);
 }
 
 static void test_what_depends_on_sizes(void** state) {
     (void)state;
     Plan p = plan_of("gpt2", 2);
     p.B = 8; // 8192 rows of logits, of which a GPU has 5312 at a time, a CPU 320
-    size_t gpu = plan_activations(&p);
+    size_t gpu[PLAN_STAGES], block = unit_elements(p.config, 1), root = unit_elements(p.config, 0); // which 2 ranks can share
+    for (PlanStage s = PLAN_DDP; s < PLAN_STAGES; s++) gpu[s] = plan_kind(&p, s, MEMORY_ACTIVATIONS);
     p.gpu = false;
-    assert_int_equal(gpu - plan_activations(&p), (5312 - 320) * 50304 * 2);
+    for (PlanStage s = PLAN_DDP; s < PLAN_STAGES; s++)
+        assert_int_equal(gpu[s] - plan_kind(&p, s, MEMORY_ACTIVATIONS), (5312 - 320) * 50304 * 2);
     p.config.L = 1; // there are no two blocks to have buffers for
-    size_t root = plan_whole(&p, PLAN_FSDP, 0), block = plan_whole(&p, PLAN_FSDP, 1);
     assert_int_equal(plan_unit_buffers(&p, PLAN_ZERO2), 2 * (root + block));
     assert_int_equal(plan_unit_buffers(&p, PLAN_FSDP), (2 + 4 + 2) * (root + block)); // gradients are sent in fp32
     p.X = 4;
     assert_int_equal(plan_unit_buffers(&p, PLAN_FSDP), (4 + 4) * (root + block));
     p.N = 1; // nothing is elsewhere
-    assert_int_equal(plan_unit_buffers(&p, PLAN_FSDP), 4 * (root + plan_whole(&p, PLAN_FSDP, 1)));
+    assert_int_equal(plan_unit_buffers(&p, PLAN_FSDP), 4 * (root + block));
 }
 
 static void test_fsdps_shards_are_the_master_copy(void** state) {
     (void)state;
     Plan p = plan_of("gpt2", 8);
-    size_t zero3[MEMORY_KINDS], fsdp[MEMORY_KINDS], S = plan_shard_total(&p);
+    size_t zero3[MEMORY_KINDS], fsdp[MEMORY_KINDS], S = shard_elements_total(p.config, p.N);
     plan_memory(&p, PLAN_ZERO3, zero3);
     plan_memory(&p, PLAN_FSDP, fsdp);
     assert_true(zero3[MEMORY_PARAMETERS] == 2 * S && zero3[MEMORY_GRADIENTS] == 2 * S && zero3[MEMORY_OPTIMIZER] == 12 * S);
@@ -145,13 +181,13 @@ static void test_our_stages_follow_the_papers_formulas_but_for_padding(void** st
 static void test_accumulation_and_what_is_sent(void** state) {
     (void)state;
     Plan p = plan_of("gpt2", 8); // whose units divide
-    double once = 7.0 * 2 * (double)plan_whole_total(&p, PLAN_DDP), root = 7.0 * 2 * (double)plan_whole(&p, PLAN_DDP, 0);
+    double once = 7.0 * 2 * (double)gpt2_num_elements(p.config), root = 7.0 * 2 * (double)unit_elements(p.config, 0);
     for (p.accumulation = 1; p.accumulation <= 5; p.accumulation += 2) {
         int A = p.accumulation;
         // fsdp: 2 gathers, of the root 1 a step, and a reduction of numbers that are twice as wide
         const double formula[PLAN_STAGES] = { 2 * once, 2 * once, (A + 1) * once, 3 * A * once, A * (4 * once - 2 * root) + root };
         for (PlanStage s = PLAN_DDP; s < PLAN_STAGES; s++) {
-            double sent = (double)plan_sent(&p, s);
+            double sent = plan_sent(&p, s);
             assert_true(sent > formula[s] && sent < formula[s] * 1.0001); // and some doubles
         }
     }
@@ -249,9 +285,9 @@ static void test_bad_measurements_are_refused(void** state) {
 // ---- a step ----
 // Two blocks on two ranks: forward 1 s, backward 2 s, the head 3 s; every reduce-scatter and all-gather takes 1 s, an
 // all-reduce 2.
-static StepTime drawn_step(PlanStage stage, int accumulation) {
-    Plan p = { named("gpt2"), 1, 8, accumulation, RECOMPUTE_NONE, 2, 2, true, 2 };
-    p.config.L = 2;
+static StepTime drawn_step_of(PlanStage stage, int accumulation, int blocks, int wrap_blocks) {
+    Plan p = { named("gpt2"), 1, 8, accumulation, RECOMPUTE_NONE, 2, 2, true, 2, wrap_blocks };
+    p.config.L = blocks;
     Link second;
     for (int c = 0; c < PLAN_COLLECTIVES; c++) {
         second.alpha[c] = 1;
@@ -261,6 +297,7 @@ static StepTime drawn_step(PlanStage stage, int accumulation) {
     UnitSeconds s = { 1, 2, 3 };
     return plan_step(&p, stage, &w, s);
 }
+static StepTime drawn_step(PlanStage stage, int accumulation) { return drawn_step_of(stage, accumulation, 2, 1); }
 static void assert_step(StepTime t, double compute, double communication, double seconds) {
     if (t.compute != compute || t.communication != communication || t.seconds != seconds || t.exposed != seconds - compute)
         fail_msg("%g s of compute, %g of communication, %g in all, not %g, %g, %g",
@@ -284,6 +321,41 @@ static void test_steps_that_can_be_drawn_by_hand(void** state) {
     assert_step(drawn_step(PLAN_FSDP, 1), 9, 8, 13);
     // then only blocks are gathered, after the first micro-batch's reductions: block 1 13-14, compute 14-23
     assert_step(drawn_step(PLAN_FSDP, 2), 18, 15, 25);
+}
+
+static void test_steps_of_groups_that_can_be_drawn_by_hand(void** state) {
+    (void)state;
+    // blocks 1 and 2 are a group, block 3 another. Gathered: root 0-1, group 1 1-2, group 2 2-3. Compute: 2-5, head 5-8,
+    // group 2 8-10, group 1 10-14; its gather has been behind group 2's. Reduced: group 2 10-11, group 1 14-15, root 15-16
+    assert_step(drawn_step_of(PLAN_FSDP, 1, 3, 2), 12, 8, 16);
+    // one group, gathered 0-1; all of compute, then one reduction
+    assert_step(drawn_step_of(PLAN_FSDP, 1, 3, 0), 12, 2, 14);
+    assert_step(drawn_step_of(PLAN_FSDP, 2, 3, 0), 24, 3, 26); // the first reduction is behind the second micro-batch
+    // more than there are blocks: one group beside the root
+    assert_step(drawn_step_of(PLAN_FSDP, 1, 2, 7), 9, 5, 13);
+    assert_step(drawn_step_of(PLAN_ZERO3, 1, 2, 7), 9, 9, 18); // which has no groups
+}
+
+// The timeline's messages and the stages' formulas count the same bytes: on a link where a byte takes a second, with no latency.
+static void test_what_a_step_sends_is_what_the_stages_say(void** state) {
+    (void)state;
+    Link bytes;
+    for (int c = 0; c < PLAN_COLLECTIVES; c++) {
+        bytes.alpha[c] = 0;
+        bytes.busbw[c] = 1;
+    }
+    Network w = { bytes, bytes, 0, 1, PLAN_RING };
+    UnitSeconds s = { 1, 2, 3 };
+    for (int i = 0; i < 4 * 2 * 3; i++) {
+        Plan p = plan_of("gpt2", i % 2 ? 8 : 3);
+        p.X = i / 2 % 2 ? 4 : 2;
+        p.accumulation = 1 + i / 4 % 2;
+        p.wrap_blocks = i / 8 == 0 ? 1 : i / 8 == 1 ? 5 : 0; // 5 do not divide 12
+        for (PlanStage stage = PLAN_DDP; stage < PLAN_STAGES; stage++) {
+            double doubles = (stage == PLAN_DDP ? 1 : 3) * 2 * sizeof(double) * (p.N - 1.0) / p.N;
+            assert_true(fabs(plan_step(&p, stage, &w, s).communication + doubles - plan_sent(&p, stage) / p.N) < 1e-3);
+        }
+    }
 }
 
 static void test_compute_is_divided_by_flops(void** state) {
@@ -330,11 +402,11 @@ static void test_fsdp_hides_what_zero_3_cannot(void** state) {
     UnitSeconds s = plan_unit_seconds(&p, 0.2);
     StepTime ddp = plan_step(&p, PLAN_DDP, &w, s);
     StepTime zero3 = plan_step(&p, PLAN_ZERO3, &w, s), fsdp = plan_step(&p, PLAN_FSDP, &w, s);
-    double root = network_seconds(&w, PLAN_ALL_GATHER, 4.0 * (double)plan_whole(&p, PLAN_FSDP, 0), 8);
+    double root = network_seconds(&w, PLAN_ALL_GATHER, 4.0 * (double)unit_elements(p.config, 0), 8);
     assert_true(fabs(fsdp.communication + root - zero3.communication) < 1e-12);
     assert_true(fabs(zero3.communication / ddp.communication - 1.5) < 1e-4); // except padding
     assert_true(zero3.exposed > 0.99 * zero3.communication && fsdp.exposed < 0.1 * fsdp.communication);
-    p.unit_buffers = 1; // no room to gather ahead
+    p.rooms = 1; // no room to gather ahead
     StepTime one = plan_step(&p, PLAN_FSDP, &w, s);
     assert_true(one.exposed > 0.99 * one.communication);
 }
@@ -344,6 +416,7 @@ int main(void) {
         cmocka_unit_test(test_the_zero_papers_table),
         cmocka_unit_test(test_figures_that_courses_give),
         cmocka_unit_test(test_a_small_model_counted_by_hand),
+        cmocka_unit_test(test_groups_of_blocks_counted_by_hand),
         cmocka_unit_test(test_what_depends_on_sizes),
         cmocka_unit_test(test_fsdps_shards_are_the_master_copy),
         cmocka_unit_test(test_our_stages_follow_the_papers_formulas_but_for_padding),
@@ -354,6 +427,8 @@ int main(void) {
         cmocka_unit_test(test_a_measured_link_gives_the_measured_times),
         cmocka_unit_test(test_bad_measurements_are_refused),
         cmocka_unit_test(test_steps_that_can_be_drawn_by_hand),
+        cmocka_unit_test(test_steps_of_groups_that_can_be_drawn_by_hand),
+        cmocka_unit_test(test_what_a_step_sends_is_what_the_stages_say),
         cmocka_unit_test(test_compute_is_divided_by_flops),
         cmocka_unit_test(test_what_holds_for_every_model_and_link),
         cmocka_unit_test(test_fsdp_hides_what_zero_3_cannot),

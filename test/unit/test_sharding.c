@@ -1,6 +1,6 @@
-// The layout of fully sharded parameters (llmc/parallel/sharding.h): for every way to wrap, any number of shards and shapes that do not
+// The layout of fully sharded parameters (llmc/parallel/layout.h): for every way to wrap, any number of shards and shapes that do not
 // divide evenly, all ranks together have each element once. And options that do not go together.
-#include "../../llmc/parallel/sharding.h"
+#include "../../llmc/parallel/layout.h"
 #include "expect_death.h"
 
 enum { MOST_SHARDS = 8 };

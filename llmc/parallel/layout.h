@@ -1,5 +1,5 @@
 /*
-sharding.h - fully sharded data parallelism: its options, and the layout that they give the model.
+layout.h - fully sharded data parallelism: its options, and the layout that they give the model.
 
 Units that are gathered and freed together are a group: the root (unit 0), and --wrap-blocks consecutive blocks; or all of them. In
 whole memory a group's units lie one after another. This memory is cut into S equal shards, one per rank. A rank keeps its shards
@@ -8,8 +8,8 @@ of all groups side by side, in sharded memory.
 There are as many shards as ranks that together hold one copy of the model: all (full, grad-op), --shard-group of them (hybrid),
 or one (none). Ranks that hold the same shard of different copies are replicas of one another.
 */
-#ifndef LLMC_SHARDING_H
-#define LLMC_SHARDING_H
+#ifndef LLMC_LAYOUT_H
+#define LLMC_LAYOUT_H
 #include "../base/options.h"
 #include "../base/precision.h"
 #include "../comm/comm.h"

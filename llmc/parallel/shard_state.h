@@ -1,13 +1,13 @@
 /*
-shards.h - the state that a rank keeps in fully sharded training: its shards of the fp32 weights, of the gradients and of AdamW's
+shard_state.h - the state that a rank keeps in fully sharded training: its shards of the fp32 weights, of the gradients and of AdamW's
 moments. They lie on the device, or on the host (--cpu-offload). A stage need not know where: it gathers, reduces and updates them
 here.
 
 On the host a rank also keeps the weights rounded to floatX, as they are gathered (in 16 bits), and room into which the gradients of
 later micro-batches arrive (with accumulation). AdamW then runs on the CPU, and its cores wait for the gradients.
 */
-#ifndef LLMC_SHARDS_H
-#define LLMC_SHARDS_H
+#ifndef LLMC_SHARD_STATE_H
+#define LLMC_SHARD_STATE_H
 #include "../comm/comm.h"
 #include "../device/layers.h"
 #include "../model/piece.h"

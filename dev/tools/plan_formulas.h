@@ -1,0 +1,61 @@
+/*
+plan_formulas.h - asks one stage's formulas. plan_ddp.c, plan_zero.c and plan_fsdp.c include it after their stage file, because
+each stage has a type GPT2 of its own.
+
+An object of these files exports nothing but the function that the Makefile names PLAN_FORMULA: it compiles them with
+-fwhole-program, since all stages define functions of the same names. They are compiled for the CPU, and without MPI, so what
+depends on the device or on the backend is corrected here.
+*/
+#ifndef DEV_PLAN_FORMULAS_H
+#define DEV_PLAN_FORMULAS_H
+#include "plan_stage.h"
+
+#define PLAN_EXPORT __attribute__((externally_visible))
+
+// Ranks as a stage's formulas see them. Nothing is ever sent.
+typedef struct { CommBackend backend; CommWorld world; Comm comm; } PlannedRanks;
+
+// As mpi_device_bytes and nccl_device_bytes have it, without MPI's and NCCL's headers: MPI on host memory adds up in pieces of
+// COMM_PIECE; NCCL has a number per rank.
+static size_t planned_mpi_bytes(const CommOptions* o, int N) {
+    (void)o;
+    return N > 1 ? 4 << 20 : 0;
+}
+static size_t planned_nccl_bytes(const CommOptions* o, int N) {
+    (void)o;
+    return (size_t)N * sizeof(int);
+}
+
+// Sets the fields that all stages have. g->dp becomes a view of ranks.
+static void plan_configure(const Plan* p, GPT2* g, PlannedRanks* ranks) {
+    memset(ranks, 0, sizeof *ranks);
+    ranks->backend.device_bytes = p->gpu ? planned_nccl_bytes : planned_mpi_bytes;
+    ranks->world.backend = p->N > 1 ? &ranks->backend : NULL; // a rank that is alone has none
+    ranks->comm.world = &ranks->world;
+    ranks->comm.size = p->N;
+    memset(g, 0, sizeof *g);
+    g->config = p->config;
+    g->max_B = p->B;
+    g->seq_len = p->T;
+    g->recompute = p->recompute;
+    g->num_units = p->config.L + 1;
+    g->dp = &ranks->comm;
+}
+
+// Bytes of the logits that the GPU's program keeps, where this CPU's would keep fewer.
+static size_t plan_more_logits(const Plan* p) {
+    int N = p->B * p->T, Vp = p->config.Vp;
+    int more = p->gpu ? classifier_rows_of(CLASSIFIER_ELEMENTS_CUDA, N, Vp) - classifier_rows(N, Vp) : 0;
+    return (size_t)more * (size_t)Vp * sizeof(floatX);
+}
+
+// What the stage's formulas say about g, whose fields are set.
+static PlanBytes plan_ask(const Plan* p, const GPT2* g) {
+    PlanBytes b;
+    gpt2_predict_memory(g, b.memory);
+    b.memory[MEMORY_ACTIVATIONS] += plan_more_logits(p);
+    b.memory[MEMORY_WORKSPACE] = 0;
+    b.sent = gpt2_predict_sent(g);
+    return b;
+}
+#endif
