@@ -85,7 +85,7 @@ typedef struct {
     float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
 } BlockActs;
 
-typedef enum { FORWARD, HEAD, BACKWARD } Pass;
+typedef enum { PASS_FORWARD, PASS_HEAD, PASS_BACKWARD } Pass;
 
 // A group's whole gradients, until they are reduced to every rank's shard.
 typedef struct {
@@ -320,7 +320,7 @@ static void group_gather(GPT2* g, int k) {
 static void gather_ahead(GPT2* g, int k) {
     int last = g->layout.num_groups - 1;
     for (int d = 1; d < g->how.rooms; d++) {
-        int next = g->pass == FORWARD ? k + d : k == 0 ? last + 1 - d : k - d;
+        int next = g->pass == PASS_FORWARD ? k + d : k == 0 ? last + 1 - d : k - d;
         if (next < 1 || next > last) return;
         if (g->layout.groups[next].room == NO_ROOM && free_room(g, next) == NO_ROOM) return;
         group_gather(g, next);
@@ -400,7 +400,7 @@ static floatX* unit_params(GPT2* g, int u) {
     Group* group = &g->layout.groups[k];
     if (is_at_home(&g->how)) return (floatX*)g->state.params + group->shard.at + g->units[u].offset;
     group_gather(g, k);
-    if (g->pass == FORWARD && g->how.forward_prefetch) gather_ahead(g, k);
+    if (g->pass == PASS_FORWARD && g->how.forward_prefetch) gather_ahead(g, k);
     comm_finish(g->layout.shard_ranks, &g->gathering[k]);
     return g->rooms[group->room].params + g->units[u].offset;
 }
@@ -415,7 +415,7 @@ static void group_free(GPT2* g, Group* group) {
 static void unit_release(GPT2* g, int u) {
     int k = g->layout.group_of[u];
     Group* group = &g->layout.groups[k];
-    bool is_backward = g->pass == BACKWARD, stays = (k == 0 || !reshards_after_forward(&g->how)) && !(is_backward && g->last_micro);
+    bool is_backward = g->pass == PASS_BACKWARD, stays = (k == 0 || !reshards_after_forward(&g->how)) && !(is_backward && g->last_micro);
     int last_used = is_backward ? group->first_unit : group->first_unit + group->num_units - 1;
     if (u == last_used && !stays) group_free(g, group);
 }
@@ -455,7 +455,7 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
 static void gpt2_forward(GPT2* g) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
-    g->pass = FORWARD;
+    g->pass = PASS_FORWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     trace_compute("forward, embedding", -1);
     encoder_forward(g->acts[0].res1, g->inputs, root.wte, root.wpe, g->B, g->T, c.C);
@@ -468,7 +468,7 @@ static void gpt2_forward(GPT2* g) {
         x = g->acts[l].res2;
         branch = g->branch;
     }
-    g->pass = HEAD;
+    g->pass = PASS_HEAD;
     trace_compute("head", -1);
     residual_layernorm_forward(g->resf, g->lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, BT, c.C);
     unit_release(g, 0);
@@ -505,7 +505,7 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
 static void gpt2_backward(GPT2* g, float dloss) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
-    g->pass = BACKWARD;
+    g->pass = PASS_BACKWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     RootParams droot = root_view(c, unit_grads(g, 0));
     head_forward_backward(g, root.wte, droot.wte, dloss);
@@ -680,7 +680,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
 // For --check-every: a number that is the same on all ranks if their parameters of unit u are.
 static uint64_t unit_checksum(void* self, int u) {
     GPT2* g = (GPT2*)self;
-    g->pass = FORWARD; // in whose order the units are asked for
+    g->pass = PASS_FORWARD; // in whose order the units are asked for
     uint64_t sum = device_checksum(unit_params(g, u), sizeof(floatX), g->units[u].size);
     unit_release(g, u);
     return sum;

@@ -78,7 +78,7 @@ typedef struct {
     float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
 } BlockActs;
 
-typedef enum { FORWARD, HEAD, BACKWARD } Pass;
+typedef enum { PASS_FORWARD, PASS_HEAD, PASS_BACKWARD } Pass;
 
 typedef struct {
     GPT2Config config;
@@ -313,7 +313,7 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
 static void gpt2_forward(GPT2* g) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
-    g->pass = FORWARD;
+    g->pass = PASS_FORWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     trace_compute("forward, embedding", -1);
     encoder_forward(g->acts[0].res1, g->inputs, root.wte, root.wpe, g->B, g->T, c.C);
@@ -326,7 +326,7 @@ static void gpt2_forward(GPT2* g) {
         x = g->acts[l].res2;
         branch = g->branch;
     }
-    g->pass = HEAD;
+    g->pass = PASS_HEAD;
     trace_compute("head", -1);
     residual_layernorm_forward(g->resf, g->lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, BT, c.C);
     unit_release(g, 0);
@@ -363,7 +363,7 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
 static void gpt2_backward(GPT2* g, float dloss) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
-    g->pass = BACKWARD;
+    g->pass = PASS_BACKWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     RootParams droot = root_view(c, unit_grads(g, 0));
     head_forward_backward(g, root.wte, droot.wte, dloss);

@@ -247,9 +247,9 @@ zero() {
 # --- fsdp: the checks of zero, each sharding with another way to wrap and to gather ahead ---
 fsdp_settings() { cat << END
 --sharding full --prefetch backward-pre --limit-all-gathers 3
---sharding full --prefetch backward-post --wrap layer --recompute block
---sharding grad-op --prefetch none --wrap model
---sharding none --wrap layer
+--sharding full --prefetch backward-post --wrap-blocks 2 --recompute block
+--sharding grad-op --prefetch none --wrap-blocks 0
+--sharding none --wrap-blocks 2
 END
 }
 # fsdp_bits PRECISION RANKS OPTION...: each setting has DDP's losses, gradient norms, weights and optimizer state.
@@ -278,7 +278,7 @@ fsdp() {
     part fsdp-nccl-1-windows 60 fsdp_matches 1 --comm nccl --nccl-windows
     part fsdp-nccl-1-offload 60 fsdp_matches 1 --comm nccl --cpu-offload
     part fsdp-mpi-4 60 fsdp_matches 4
-    part fsdp-mpi-4-offload 60 fsdp_matches 4 --cpu-offload --wrap layer
+    part fsdp-mpi-4-offload 60 fsdp_matches 4 --cpu-offload --wrap-blocks 2
     part fsdp-mpi-4-hybrid 60 fsdp_matches 4 --sharding hybrid --shard-group 2
     part fsdp-nccl-1-bits 60 fsdp_bits fp32 1 --comm nccl
     for precision in fp32 bf16 fp16; do part fsdp-mpi-4-bits-$precision 90 fsdp_bits $precision 4; done

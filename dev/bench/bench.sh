@@ -19,6 +19,7 @@ build=${BUILD:-build}
 python=${PYTHON:-python3}
 steps=${BENCH_STEPS:-6} rounds=${BENCH_ROUNDS:-3} long=${BENCH_T1024:-1}
 fail() { echo "error: $*" >&2; exit 1; }
+case ${1-} in -h|--help) sed -n '2,16s/^# \{0,1\}//p' "$0"; exit ;; esac
 for number in "$steps" "$rounds" "$long"; do
     case $number in ''|*[!0-9]*) fail "BENCH_STEPS, BENCH_ROUNDS and BENCH_T1024 must be whole numbers, not '$number'" ;; esac
 done

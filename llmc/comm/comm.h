@@ -1,9 +1,9 @@
 /*
-comm.h - the one header of this folder that programs include; contract.h says what there is. It chooses the backend, and makes
-and frees communicators.
+comm.h - the one header of this folder that programs include; contract.h says what there is. It chooses the backend, and
+makes and frees communicators.
 
-USE_MPI=1   for programs of several ranks: make defines it where it adds the flags of mpicc. Without it a program needs no MPI,
-            and is for one rank, as train_gpt2_single is.
+USE_MPI=1   for programs of several ranks: make defines it where it adds the flags of mpicc. Without it a program needs no
+            MPI, and is for one rank, as train_gpt2_single is.
 USE_NCCL=1  for those on GPUs, unless make is called with USE_NCCL=0
 */
 #ifndef LLMC_COMM_H

@@ -1,5 +1,5 @@
 /*
-contract.h - what ranks do together: the collectives a stage may use, documented once. Programs include comm.h, which has them all.
+contract.h - what ranks do together: the collectives a stage may use, documented once. Programs include comm.h.
 
 Every operation is asynchronous: it is ordered after all layer calls issued so far, returns at once, and hands back a CommOp.
 Until comm_wait(c, op) its buffers belong to it: an output must not be read, an input must not be written. Waits may come in
@@ -8,8 +8,9 @@ order, and for every send there is a receive. Buffers are device memory; n count
 
 Sums       are formed in fp32 (COMM_F64: in double) and rounded to the type wherever the backend stores one. Ordered mode
            (--deterministic) forms each in rank order 0..N-1 and rounds once, whatever the collective and whichever rank owns it.
-Counted    per kind: calls, and what a rank sends: all-reduce 2n(N-1)/N as in a ring, reduce-scatter, all-gather and all-to-all
-           (of n per part) n(N-1), broadcast n(N-1)/N, send n. Multiplied by N these are whole numbers, and they are stored so.
+Counted    per kind: calls, and what a rank sends: all-reduce 2n(N-1)/N as in a ring, reduce-scatter, all-gather and
+           all-to-all (of n per part) n(N-1), broadcast n(N-1)/N, send n. Multiplied by N these are whole numbers, and they
+           are stored that way.
 Alone      (N = 1) every operation is done at once and sends nothing.
 Strict     mode (SHARD_COMM_STRICT=1): an operation runs at its wait, and until then its output is NaN. An output that is read
            before its wait, an input that is written before it, and a missing wait then give wrong numbers every time instead
@@ -47,8 +48,8 @@ static inline const char* comm_type_name(CommType t) {
 }
 
 typedef enum {
-    COMM_ALL_REDUCE, COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_ALL_TO_ALL, COMM_BROADCAST, COMM_SEND, COMM_RECV, COMM_BARRIER,
-    COMM_SPLIT, COMM_KINDS
+    COMM_ALL_REDUCE, COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_ALL_TO_ALL, COMM_BROADCAST, COMM_SEND, COMM_RECV,
+    COMM_BARRIER, COMM_SPLIT, COMM_KINDS
 } CommKind;
 static const char* const comm_kind_names[COMM_KINDS] = {
     "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "send", "receive", "barrier", "split"
@@ -224,8 +225,8 @@ static inline void   comm_settle(Comm* c);
 // What a rank of c has sent so far by the formulas above.
 static inline double comm_elements_sent(const Comm* c, CommKind k) { return (double)c->stats[k].elements_times_N / c->size; }
 static inline double comm_bytes_sent(const Comm* c, CommKind k) { return (double)c->stats[k].bytes_times_N / c->size; }
-// What this rank has sent so far by the formulas above, and how long it stood still, on the world and all existing communicators
-// split off it.
+// What this rank has sent so far by the formulas above, and how long it stood still, on the world and all existing
+// communicators split off it.
 static inline double comm_rank_bytes(const Comm* world);
 static inline double comm_rank_exposed(const Comm* world);
 // observer sees each operation that is waited for from now on; NULL: no observer.

@@ -1,8 +1,8 @@
 /*
 issue.h - from the call of an operation to the end of its wait: counting, strict mode, the wait, and its times.
 
-An operation has a slot of its communicator from its issue to its wait. The backend begins it at the issue, or in strict mode at
-the wait. A rank that is alone has no backend: its operations are copies, done here.
+An operation has a slot of its communicator from its issue to its wait. The backend begins it at the issue, or in strict mode
+at the wait. A rank that is alone has no backend: its operations are copies, done here.
 */
 #ifndef LLMC_COMM_ISSUE_H
 #define LLMC_COMM_ISSUE_H
@@ -156,8 +156,8 @@ static inline CommOp comm_all_gather_from_host(Comm* c, void* full, const void* 
 }
 static inline CommOp comm_all_to_all(Comm* c, void* out, const void* in, size_t n, CommType t) {
     uintptr_t a = (uintptr_t)out, b = (uintptr_t)in, bytes = (size_t)c->size * n * comm_type_size(t);
-    require(a + bytes <= b || b + bytes <= a, "%s: the two buffers of an all-to-all of %d x %zu %s overlap: give it separate ones",
-            c->name, c->size, n, comm_type_name(t));
+    require(a + bytes <= b || b + bytes <= a, "%s: the two buffers of an all-to-all of %d x %zu %s overlap: give it separate"
+            " ones", c->name, c->size, n, comm_type_name(t));
     return comm_issue(c, COMM_ALL_TO_ALL, out, in, n, t, -1, 0);
 }
 static inline CommOp comm_broadcast(Comm* c, void* buf, size_t n, CommType t, int root) {

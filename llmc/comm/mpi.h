@@ -88,8 +88,8 @@ static inline void mpi_check(int rc, const char* what) {
 
 static inline MpiLink* mpi_link(const MpiOp* o) { return (MpiLink*)o->comm->link; }
 static inline size_t mpi_element(const MpiOp* o) { return comm_type_size(o->slot->type); }
-// Elements that a rank owns of a piece: N such slices fit in the scratch and in staging memory; of an all-to-all, which has as
-// much output as input, 2N.
+// Elements that a rank owns of a piece: N such slices fit in the scratch and in staging memory; of an all-to-all, whose input
+// and output are both staged, 2N.
 static inline size_t mpi_slice(const MpiOp* o) {
     size_t rows = (size_t)o->comm->size * (o->slot->kind == COMM_ALL_TO_ALL ? 2 : 1);
     return size_max(1, COMM_PIECE / mpi_element(o) / rows);

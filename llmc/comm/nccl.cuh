@@ -8,8 +8,8 @@ arrived). The host waits for neither: it continues, and waits for the GPU only i
 it waits there, nccl_look sees how far operations have come, so that the watchdog knows which one is stuck, and whether NCCL has
 had an error. Communicators are non-blocking: no call into NCCL waits for another rank without the watchdog.
 
-    all-reduce      NCCL's; or the steps of ring.h; or, in ordered mode, what mpi.h does: every rank sends slice r to rank r,
-                    which adds them in rank order and sends the sum to all
+    all-reduce      NCCL's; or the steps of ring.h; or, in ordered mode, what mpi.h does: every rank sends slice r to rank
+                    r, which adds them in rank order and sends the sum to all
     reduce-scatter  NCCL's; in ordered mode every rank sends part r to rank r, which adds them in rank order
     all-to-all      a group of NCCL's sends and receives: its own call for this came only with 2.28
     all-gather, broadcast: NCCL's. barrier: an all-reduce of one number, for which the host waits
@@ -150,7 +150,8 @@ static inline void nccl_all_to_all(Comm* c, const CommSlot* s) {
     size_t bytes = s->n * comm_type_size(s->type), own = (size_t)c->rank * bytes;
     const char* in = (const char*)s->in;
     char* out = (char*)s->out;
-    if (bytes > 0) cuda_check(cudaMemcpyAsync(out + own, in + own, bytes, cudaMemcpyDeviceToDevice, l->stream), "all-to-all");
+    if (bytes > 0)
+        cuda_check(cudaMemcpyAsync(out + own, in + own, bytes, cudaMemcpyDeviceToDevice, l->stream), "all-to-all");
     nccl_group();
     for (int q = 0; q < c->size; q++) {
         if (q == c->rank) continue;
@@ -249,34 +250,28 @@ static inline void nccl_look(void* self) {
 
 // ---- what comm.h calls ----
 
-// Which ranks share a GPU: "ranks 0 and 2", or "". Collective, and the same everywhere.
-static inline void nccl_sharing(Comm* c, char* who, size_t size) {
-    Control* control = c->world->control;
-    size_t N = (size_t)c->size;
-    ControlBytes* gpus = (ControlBytes*)xcalloc(N, sizeof(ControlBytes));
-    bool* shares = (bool*)xcalloc(N, sizeof(bool));
-    DeviceId own = device_id();
-    control_gather(control, &own, sizeof own, gpus);
-    who[0] = '\0';
-    for (size_t a = 0; a < N && c->rank == 0; a++)
-        for (size_t b = 0; b < a; b++)
-            if (memcmp(gpus[a].data, gpus[b].data, sizeof own) == 0) shares[a] = shares[b] = true;
-    if (memchr(shares, true, N)) ranks_text(shares, c->size, who, size);
-    ControlBytes said = control_broadcast(control, who, strlen(who));
-    if (c->rank > 0) snprintf(who, size, "%s", said.data);
-    for (size_t q = 0; q < N; q++) free(gpus[q].data);
-    free(said.data);
-    free(gpus);
+// given (size): each rank's DeviceId. The answer: "ranks 0 and 2" share a GPU, or "".
+static inline ControlBytes nccl_find_sharing(void* self, const ControlBytes* given, int size) {
+    char who[256] = "";
+    bool* shares = (bool*)xcalloc((size_t)size, sizeof(bool));
+    (void)self;
+    for (int a = 0; a < size; a++)
+        for (int b = 0; b < a; b++)
+            if (memcmp(given[a].data, given[b].data, sizeof(DeviceId)) == 0) shares[a] = shares[b] = true;
+    if (memchr(shares, true, (size_t)size)) ranks_text(shares, size, who, sizeof who);
     free(shares);
+    return control_bytes(who, strlen(who));
 }
 
 // Returns true if NCCL can serve these ranks; dies if --comm nccl was given and it cannot.
 static inline bool nccl_is_possible(Comm* c) {
-    char who[256];
-    nccl_sharing(c, who, sizeof who);
-    require(who[0] == '\0' || c->world->options.backend != COMM_NCCL, "--comm nccl: %s share a GPU, which NCCL refuses: start"
-            " one rank per GPU, or use --comm mpi", who);
-    if (who[0]) return false;
+    DeviceId own = device_id();
+    ControlBytes who = control_decide(c->world->control, &own, sizeof own, nccl_find_sharing, NULL);
+    bool shared = who.bytes > 0;
+    require(!shared || c->world->options.backend != COMM_NCCL, "--comm nccl: %s share a GPU, which NCCL refuses: start"
+            " one rank per GPU, or use --comm mpi", who.data);
+    free(who.data);
+    if (shared) return false;
     nccl_load(c->world->options.windows);
     return true;
 }

@@ -1,8 +1,8 @@
 /*
 nccl_library.cuh - libnccl.so, and what a communicator has of it. Included by nccl.cuh and nccl_windows.cuh.
 
-The library is loaded when it is first needed: one GPU and --comm mpi do not need it. Communicators are non-blocking: a call may
-return before it has finished, and nccl_await then waits for it where the watchdog sees that.
+The library is loaded when it is first needed: one GPU and --comm mpi do not need it. Communicators are non-blocking: a call
+may return before it has finished, and nccl_await then waits for it where the watchdog sees that.
 API: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
 */
 #ifndef LLMC_COMM_NCCL_LIBRARY_CUH

@@ -1,8 +1,8 @@
 /*
-host_adamw.h - AdamW and the sums around it over arrays in host memory, in every build: the CPU's layers are made of them, and on
-a GPU they update shards that are kept on the host (--cpu-offload).
+host_adamw.h - AdamW and the sums around it over arrays in host memory, in every build: the CPU's layers are made of them, and
+on a GPU they update shards that are kept on the host (--cpu-offload).
 
-Numbers that may be fp32 or floatX are given with their type, and are widened a slice at a time: no array is ever copied.
+Numbers that may be fp32 or floatX are given with their type, and are widened on the way: no array is ever copied.
 Everything is elementwise or one sum, and limited only by memory bandwidth. AdamW needs -fno-math-errno for that: without it
 each sqrtf may set errno, the loop does not become vector code, and it takes six times as long.
 */
@@ -17,8 +17,8 @@ static inline void host_check_type(DType t) {
 
 // ---- sums ----
 // An array of n elements is cut into at most STATS_CHUNKS equal chunks of 16384 elements at least. One thread sums a chunk in
-// double; the chunks' sums are added in order. In a sum of squares, element i of a chunk is added to lane i % SUM_LANES, and then
-// the lanes are added in pairs. So the order is a function of n alone, whatever vectors a compiler makes of the lanes.
+// double; the chunks' sums are added in order. In a sum of squares, element i of a chunk is added to lane i % SUM_LANES, and
+// then the lanes are added in pairs. So the order is a function of n, whatever vectors a compiler makes of the lanes.
 #define STATS_CHUNKS 1024
 #define SUM_LANES 16
 static inline size_t stats_chunk(size_t n) { return size_max(16384, round_up(ceil_div(n, STATS_CHUNKS), 16)); }
@@ -122,9 +122,9 @@ static inline const float* host_widened(float* copy, const void* x, DType t, siz
     return copy;
 }
 
-// adamw_update for host memory. master, m, v (n) fp32, grads (n) fp32 or floatX; params (n) floatX become master's new values,
-// rounded, or are NULL. Where floatX is fp32, master is the weights and params is NULL. The first no_decay elements are not
-// decayed. grad_scale 0: nothing changes at all.
+// adamw_update for host memory. master, m, v (n) fp32, grads (n) fp32 or floatX; params (n) floatX become master's new
+// values, rounded, or are NULL. Where floatX is fp32, master is the weights and params is NULL. The first no_decay elements
+// are not decayed. grad_scale 0: nothing changes at all.
 static inline void host_adamw_update(AdamW a, floatX* params, float* master, float* m, float* v, const void* grads,
                                      DType grad_type, float grad_scale, size_t n, size_t no_decay) {
     AdamWFactors f = adamw_factors(a);

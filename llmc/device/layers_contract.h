@@ -1,8 +1,9 @@
 /*
 layers_contract.h - every layer's forward and backward: what a stage file may call, documented once.
 
-Implemented by cpu/ (C and OpenMP, the readable reference) and cuda/; programs include layers.h, which picks one. Tensors are
-row-major in device memory; floatX is their stored precision, all sums are fp32 or wider. N is a number of rows, usually B*T.
+Implemented by cpu/ (C and OpenMP, the readable reference) and cuda/; programs include layers.h, which picks one. Tensors
+are row-major in device memory; floatX is their stored precision, all sums are fp32 or wider. N is a number of rows, usually
+B*T.
 
 Shapes    B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, Vp V padded.
 Weights   are (OC,C): out = inp w^T + bias, as in PyTorch's Linear.
@@ -114,10 +115,10 @@ void clip_gradients(StepStats* stats, float max_norm, float loss_scale);
 
 // ---- optimizer: AdamW over flat memory (Loshchilov and Hutter, arXiv 1711.05101; Adam's bias correction) ----
 typedef struct { float lr, beta1, beta2, eps, weight_decay; int t; } AdamW; // t counts updates from 1
-// master, m, v (n) fp32, grads (n) floatX; params (n) floatX become master's new values, rounded. params NULL: only master, m and v
-// change, and params are made from master when they are needed. Where floatX is fp32, weights are their own master, and one of
-// params and master is NULL. The first no_decay elements are not decayed. *grad_scale (device) multiplies gradients; 0: nothing
-// changes at all.
+// master, m, v (n) fp32, grads (n) floatX; params (n) floatX become master's new values, rounded. params NULL: only master, m
+// and v change, and params are made from master when they are needed. Where floatX is fp32, weights are their own master, and
+// one of params and master is NULL. The first no_decay elements are not decayed. *grad_scale (device) multiplies gradients;
+// 0: nothing changes at all.
 void adamw_update(AdamW a, floatX* params, float* master, float* m, float* v, const floatX* grads, const float* grad_scale,
                   size_t n, size_t no_decay);
 

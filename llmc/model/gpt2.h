@@ -26,8 +26,8 @@ enum { LNFW, LNFB, WPE, WTE, ROOT_TENSORS };
 enum { LN1W, LN1B, QKVB, PROJB, LN2W, LN2B, FCB, FCPROJB, QKVW, PROJW, FCW, FCPROJW, BLOCK_TENSORS };
 #define MAX_UNITS 257 // the root and 256 blocks
 
-// How tensor parallelism divides a tensor (Shoeybi et al. 2019, Megatron-LM, arXiv 1909.08053, section 3). The paper's weights are
-// (in,out), these are (out,in): what it cuts by columns is cut by rows here, and the other way round.
+// How tensor parallelism divides a tensor (Shoeybi et al. 2019, Megatron-LM, arXiv 1909.08053, section 3). The paper's weights
+// are (in,out), these are (out,in): what it cuts by columns is cut by rows here, and the other way round.
 typedef enum {
     CUT_NONE,    // replicated: each part has all of it. Layernorms, wpe, the biases that are added once to a sum of parts.
                  // Where the sequence is cut as well, layernorms see a part of it, and their gradients are summed over the
@@ -98,7 +98,7 @@ static inline TensorInfo unit_tensor(GPT2Config c, int u, int i) {
     return t;
 }
 
-// Elements that a part has of a tensor: `count` runs of n elements each. They follow one another in the part, in this order.
+// Elements that a part has of a tensor: `count` runs of n elements each, which follow one another in the part.
 typedef struct {
     size_t begin;  // first element of the first run, within the unit
     size_t n;      // elements of a run
@@ -109,9 +109,10 @@ typedef struct {
 // Dies unless all tensors can be cut into so many parts. With the heads, C and 4C divide as well.
 static inline void gpt2_check_parts(GPT2Config c, int parts) {
     require(parts >= 1, "a tensor cannot be cut into %d parts", parts);
-    require(c.NH % parts == 0, "%d heads do not divide over %d parts; choose --heads as a multiple of %d", c.NH, parts, parts);
-    require(c.Vp % parts == 0, "a vocabulary of %d tokens (--vocab-size, padded to a multiple of 128) does not divide over %d"
-            " parts; choose a number of parts that divides it, such as a power of two", c.Vp, parts);
+    require(c.NH % parts == 0, "%d heads do not divide over %d parts; choose --heads as a multiple of %d",
+            c.NH, parts, parts);
+    require(c.Vp % parts == 0, "a vocabulary of %d tokens (--vocab-size, padded to a multiple of 128) does not divide over"
+            " %d parts; choose a number of parts that divides it, such as a power of two", c.Vp, parts);
 }
 
 // What part `part` of `parts` has of tensor i of unit u. Dies as gpt2_check_parts does.

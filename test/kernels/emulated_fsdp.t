@@ -5,7 +5,7 @@
 # rounds differently: such runs agree with one another to the bit. Hybrid sums in another order and agrees with the CPU.
 . test/lib.sh
 . test/kernels/emulated.sh
-# 3 blocks: the third reuses the first one's bucket and, with 2 rooms, its room
+# 3 blocks: the third reuses the first one's bucket and, with 2 rooms, its room. By 2 blocks the last group is smaller than the others.
 small=(--model d3 --seq-len 8 --batch-size 1 --steps 2 --deterministic)
 ddp=build/emulated/train_gpt2_ddp fsdp=build/emulated/train_gpt2_fsdp cpu=build/train_gpt2_fsdp
 
@@ -13,21 +13,21 @@ has_bits() { trains fsdp "${@:2}" && as_predicted fsdp && same_run "$work/$1" "$
 gets_there() { trains fsdp "${@:2}" && as_cpu "$1" fsdp; } # CPU COMMAND... -- OPTION...
 settings() { cat << END
 --sharding full --prefetch backward-pre
---sharding full --prefetch backward-pre --wrap layer --limit-all-gathers 3 --no-forward-prefetch
---sharding full --prefetch backward-post --wrap layer --cpu-offload
+--sharding full --prefetch backward-pre --wrap-blocks 2 --limit-all-gathers 3 --no-forward-prefetch
+--sharding full --prefetch backward-post --wrap-blocks 2 --cpu-offload
 --sharding full --prefetch none --no-forward-prefetch --limit-all-gathers 1 --recompute block
 --sharding grad-op --prefetch backward-pre --cpu-offload --recompute block
---sharding grad-op --prefetch backward-post --wrap layer
---sharding grad-op --prefetch none --no-forward-prefetch --wrap model
---sharding none --prefetch backward-pre --wrap layer --cpu-offload
---sharding none --prefetch backward-post --wrap model
+--sharding grad-op --prefetch backward-post --wrap-blocks 2
+--sharding grad-op --prefetch none --no-forward-prefetch --wrap-blocks 0
+--sharding none --prefetch backward-pre --wrap-blocks 2 --cpu-offload
+--sharding none --prefetch backward-post --wrap-blocks 0
 --sharding none --prefetch none
 END
 }
 hybrids() { cat << END
 --prefetch backward-pre
---prefetch backward-post --wrap layer --cpu-offload --no-forward-prefetch
---prefetch none --wrap model --recompute block
+--prefetch backward-post --wrap-blocks 2 --cpu-offload --no-forward-prefetch
+--prefetch none --wrap-blocks 0 --recompute block
 END
 }
 
@@ -45,7 +45,7 @@ for comm in mpi nccl; do
         case $options in *offload*) same_as=offloaded ;; esac
         check "  $options, seed $seed: the bits" has_bits $same_as on_gpus $comm 2 $fsdp -- $options
     done < <(settings)
-    for options in "--wrap block" "--wrap layer --cpu-offload --no-forward-prefetch"; do
+    for options in "--wrap-blocks 1" "--wrap-blocks 2 --cpu-offload --no-forward-prefetch"; do
         export CUDA_EMULATOR_SEED=$((++seed))
         check "  $options, with accumulation, seed $seed: the CPU's numbers" \
             gets_there cpu-2 on_gpus $comm 2 $fsdp -- $options --total-batch-size 32

@@ -2,19 +2,20 @@
 # Checkpoints of FSDP, full and sharded: FSDP continues checkpoints of every program, from any number of ranks, and every program
 # continues FSDP's. Whatever goes wrong while ranks write or read their files, the last good checkpoint stays, and all ranks end.
 . test/lib.sh
-# 24 sequences a step: they divide over 1, 2, 3 and 4 ranks, and 10 steps are more than one epoch.
-small=(--eps 1e-5 --data $REFERENCE/tokens.bin --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --total-batch-size 384
+# 24 sequences a step: they divide over 1, 2, 3 and 4 ranks, and 10 steps are more than one epoch. 3 blocks: two and one.
+small=(--eps 1e-5 --data $REFERENCE/tokens.bin --val-data= --model d3 --heads 2 --channels 16 --seq-len 16 --total-batch-size 384
     --lr 3e-3 --warmup-steps 5 --eval-every 0 --sample-every 0 --steps 10 --save-every 5 --deterministic)
 
 # The options that a short name stands for.
 options_of() {
     case $1 in
         zero?) echo --zero-stage "${1#zero}" ;;
-        full) echo --wrap layer ;;
-        sharded) echo --checkpoint sharded --wrap layer ;;
+        full) echo --wrap-blocks 2 ;;
+        sharded) echo --checkpoint sharded --wrap-blocks 2 ;;
         offload) echo --checkpoint sharded --cpu-offload --sharding grad-op ;;
         hybrid) echo --checkpoint sharded --sharding hybrid --shard-group 2 ;;
-        model) echo --wrap model ;;
+        model) echo --wrap-blocks 0 ;;
+        whole) echo --checkpoint sharded --wrap-blocks 0 ;;
         sharded16) echo --checkpoint sharded --reduce-dtype model ;;
     esac
 }
@@ -52,16 +53,17 @@ if [ "$BUILD" = build ]; then
         check "  $from, continued by fsdp $by on $ranks rank(s)" goes_on $from $by $ranks
     done
 fi
-[ "$BUILD" = build ] && all="full:3 sharded:3 offload:2 hybrid:4" || all=sharded:3
+[ "$BUILD" = build ] && all="full:3 sharded:3 offload:2 hybrid:4 whole:3" || all=sharded:3
 for x in $all; do
     from=${x%:*} n=${x#*:}
     check "fsdp $from on $n ranks does the same" saves $from $n
     check "  continued by the same program: the same files to the bit" goes_on_to_the_bit $from $from $n
     case $BUILD-$from in
-        build-full) by="single:1 zero3:2 hybrid:4 sharded:4" ;;
+        build-full) by="single:1 zero3:2 hybrid:4 sharded:4 model:2" ;;
         build-sharded) by="single:1 ddp:3 zero1:4 zero2:2 zero3:3 offload:1 hybrid:2 full:4 model:3" ;;
         build-offload) by="ddp:1 zero3:4 sharded:3 full:2" ;;
         build-hybrid) by="single:1 zero2:3 full:4 offload:3" ;;
+        build-whole) by="zero3:4 sharded:3 full:2 offload:4" ;;
         *) by=offload:2 ;;
     esac
     for y in $by; do check "  by ${y%:*} on ${y#*:} rank(s)" goes_on $from ${y%:*} ${y#*:}; done

@@ -39,7 +39,8 @@ for_tier quick
 check "zero, stage 3, on 3 ranks" clean 3 zero --zero-stage 3 --check-every 1
 check "fsdp on 3 ranks" clean 3 fsdp --check-every 1
 for_tier rest
-check "fsdp, hybrid, by layer, offloaded, with sharded checkpoints" \
-    clean 4 fsdp --sharding hybrid --shard-group 2 --wrap layer --cpu-offload --checkpoint sharded --prefetch backward-post
+check "fsdp, hybrid, by 2 blocks, offloaded, with sharded checkpoints" \
+    clean 4 fsdp --sharding hybrid --shard-group 2 --wrap-blocks 2 --cpu-offload --checkpoint sharded --prefetch backward-post
 check "fsdp, grad-op, no prefetch" clean 2 fsdp --sharding grad-op --prefetch none --no-forward-prefetch
+check "fsdp, the whole model at once" clean 2 fsdp --wrap-blocks 0 --checkpoint sharded
 done_testing

@@ -51,13 +51,16 @@ model=(--model d3 --heads 4 --channels 48 --seq-len 24 --batch-size 3) # units t
 record() { head -n 1 "$work/run/metrics.jsonl" | sed -n "s/.*\"$1\":\([0-9][0-9.e+]*\).*/\1/p"; } # a number in the run's record
 predicted() { head -n 1 "$work/run/metrics.jsonl" | sed -n "s/.*\"predicted_bytes\":{[^}]*\"$1\":\([0-9]*\).*/\1/p"; }
 same_bytes() { # COLUMN RANKS PROGRAM ACCUMULATION OPTION...
-    local column=$1 ranks=$2 program=$3 accumulation=$4 kind row recompute=none
+    local column=$1 ranks=$2 program=$3 accumulation=$4 kind row recompute=none precision=fp32 wrap=1
     shift 4
     case " $* " in *" --recompute block "*) recompute=block ;; esac
+    case $program in */bf16*) precision=bf16 ;; esac
+    case " $* " in *" --wrap-blocks "*) wrap=$(sed 's/.*--wrap-blocks \([0-9]*\).*/\1/' <<< "$*") ;; esac
     rm -rf "$work/run"
     on_ranks "$ranks" "$program" "${model[@]}" "$@" --total-batch-size $((24 * 3 * ranks * accumulation)) --data $REFERENCE/tokens.bin --val-data= \
         --eval-every 0 --sample-every 0 --steps 1 --out "$work/run" > "$work/log" 2>&1 || { tail -n 20 "$work/log"; return 1; }
-    says x? -- "${model[@]}" --vocab-size "$(record vocabulary)" --precision fp32 --device cpu --ranks "$ranks" --accumulation "$accumulation" --exact
+    says x? -- "${model[@]}" --vocab-size "$(record vocabulary)" --precision $precision --device cpu --ranks "$ranks" --accumulation "$accumulation" \
+        --wrap-blocks "$wrap" --exact
     for kind in parameters gradients "optimizer state" communication activations; do
         row=$kind
         [ "$kind" = activations ] && [ $recompute = block ] && row="or recomputed"
@@ -77,6 +80,11 @@ done
 check "bytes are train_gpt2_fsdp's on 2 ranks" same_bytes 5 2 $BUILD/train_gpt2_fsdp 1
 check "  on 1" same_bytes 5 1 $BUILD/train_gpt2_fsdp 1
 check "  on 3, with accumulation and recomputation" same_bytes 5 3 $BUILD/train_gpt2_fsdp 2 --recompute block
+check "  by groups of 2 of its 3 blocks" same_bytes 5 2 $BUILD/train_gpt2_fsdp 2 --wrap-blocks 2
+check "  and as one group" same_bytes 5 2 $BUILD/train_gpt2_fsdp 2 --wrap-blocks 0
+check "  and in bf16" same_bytes 5 2 "$(of train_gpt2_fsdp bf16)" 1
+check "bytes are train_gpt2_ddp's in bf16" same_bytes 1 2 "$(of train_gpt2_ddp bf16)" 1
+check "  and train_gpt2_zero's at stage 3" same_bytes 4 2 "$(of train_gpt2_zero bf16)" 1 --zero-stage 3
 
 # ---- seconds ----
 # The prediction for two ranks uses the link, measured here with messages as large as the model's units, and compute measured on

@@ -427,9 +427,13 @@ static void test_counts(void) {
     free(y);
 }
 
+static double exposed_of_world(void) {
+    return world.stats[COMM_ALL_REDUCE].exposed + world.stats[COMM_SEND].exposed + world.stats[COMM_RECV].exposed;
+}
 // Groups of two sizes, one of which sends more than the other, a rank alone, and a message from one rank.
 static void test_totals_are_of_this_rank(void) {
-    const int N = world.size, first = N > 1 ? (N + 1) / 3 : 1, mine = world.rank < first ? first : N - first; // 1+2, 1+3, 3+5
+    const int N = world.size, first = N > 1 ? (N + 1) / 3 : 1; // 1+1, 1+2, 1+3, 3+5
+    const int mine = world.rank < first ? first : N - first;
     const size_t n = 1003, split = comm_split_bytes(&world, mine), before_split = device_memory(MEMORY_COMMUNICATION);
     Comm group, alone;
     comm_split(&group, &world, "group", world.rank >= first);
@@ -438,8 +442,7 @@ static void test_totals_are_of_this_rank(void) {
     check(group.size == mine && taken == split, "a split of %d ranks takes %zu bytes, not %zu", group.size, taken, split);
     float *x = xcalloc(n * (size_t)N, sizeof(float)), *y = xcalloc(n * (size_t)N, sizeof(float));
     comm_settle(&world);
-    double before = comm_rank_bytes(&world), exposed = comm_rank_exposed(&world);
-    double of_world = world.stats[COMM_ALL_REDUCE].exposed + world.stats[COMM_SEND].exposed + world.stats[COMM_RECV].exposed;
+    double before = comm_rank_bytes(&world), exposed = comm_rank_exposed(&world), of_world = exposed_of_world();
     comm_wait(&group, comm_all_gather(&group, x, x + n * (size_t)group.rank, n, COMM_F32));
     comm_wait(&group, comm_all_to_all(&group, y, x, n, COMM_BF16));
     comm_wait(&world, comm_all_reduce(&world, x, n, COMM_F32));
@@ -450,8 +453,9 @@ static void test_totals_are_of_this_rank(void) {
     double sent = comm_rank_bytes(&world) - before, of_group = (4.0 + 2) * (double)n * (mine - 1);
     double expected = of_group + 4 * 2.0 * (double)n * (N - 1) / N + (N > 1 && world.rank == 0 ? 8 * 501 : 0);
     check(fabs(sent - expected) < 1e-6, "this rank sent %.9g bytes, not %.9g", sent, expected);
-    of_world = world.stats[COMM_ALL_REDUCE].exposed + world.stats[COMM_SEND].exposed + world.stats[COMM_RECV].exposed - of_world;
-    double of_parts = group.stats[COMM_ALL_GATHER].exposed + group.stats[COMM_ALL_TO_ALL].exposed + alone.stats[COMM_ALL_REDUCE].exposed;
+    of_world = exposed_of_world() - of_world;
+    double of_parts = alone.stats[COMM_ALL_REDUCE].exposed;
+    of_parts += group.stats[COMM_ALL_GATHER].exposed + group.stats[COMM_ALL_TO_ALL].exposed;
     exposed = comm_rank_exposed(&world) - exposed;
     check(fabs(exposed - of_world - of_parts) < 1e-9, "%g s are exposed", exposed);
     check(group.stats[COMM_ALL_GATHER].exposed > 0, "a split exposes nothing");

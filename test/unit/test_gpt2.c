@@ -128,7 +128,7 @@ static size_t check_part(GPT2Config c, int u, int i, int p, int N) {
 }
 static void test_parts_of_a_tensor_are_disjoint_and_complete(void** state) {
     (void)state;
-    const GPT2Config configs[2] = { { 24, 130, 256, 2, 4, 24 }, { 5, 100, 128, 1, 12, 12 } }; // with 6 channels a head, and one
+    const GPT2Config configs[2] = { { 24, 130, 256, 2, 4, 24 }, { 5, 100, 128, 1, 12, 12 } }; // 6 channels a head, and one
     for (int k = 0; k < 2; k++) {
         GPT2Config c = configs[k];
         for (int u = 0; u <= c.L; u++) {
@@ -138,7 +138,7 @@ static void test_parts_of_a_tensor_are_disjoint_and_complete(void** state) {
                     size_t sum = 0;
                     for (int p = 0; p < N; p++) {
                         size_t n = check_part(c, u, i, p, N);
-                        assert_int_equal(n, wanted ? wanted : all / (size_t)N); // replicated tensors are whole in every part
+                        assert_int_equal(n, wanted ? wanted : all / (size_t)N); // replicated: whole in every part
                         sum += n;
                     }
                     assert_int_equal(sum, wanted ? wanted * (size_t)N : all);

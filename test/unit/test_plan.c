@@ -111,7 +111,7 @@ static void test_a_small_model_counted_by_hand(void** state) {
 
 static void test_groups_of_blocks_counted_by_hand(void** state) {
     (void)state;
-    // the same root and 3 such blocks in groups of 2: each of 3 ranks has 2144 of the root, 2192 of 6560, 1104 of 3280; in all 5440
+    // the same root and 3 such blocks, in groups of 2: each of 3 ranks has 2144 of 6432, 2192 of 6560, 1104 of 3280; in all 5440
     Plan p = { { 16, 257, 384, 3, 2, 16 }, 3, 16, 1, RECOMPUTE_NONE, 2, 3, true, 2, 2 };
     size_t fsdp[MEMORY_KINDS];
     plan_memory(&p, PLAN_FSDP, fsdp);
@@ -138,7 +138,7 @@ static void test_what_depends_on_sizes(void** state) {
     (void)state;
     Plan p = plan_of("gpt2", 2);
     p.B = 8; // 8192 rows of logits, of which a GPU has 5312 at a time, a CPU 320
-    size_t gpu[PLAN_STAGES], block = unit_elements(p.config, 1), root = unit_elements(p.config, 0); // which 2 ranks can share
+    size_t gpu[PLAN_STAGES], root = unit_elements(p.config, 0), block = unit_elements(p.config, 1); // 2 ranks need no padding
     for (PlanStage s = PLAN_DDP; s < PLAN_STAGES; s++) gpu[s] = plan_kind(&p, s, MEMORY_ACTIVATIONS);
     p.gpu = false;
     for (PlanStage s = PLAN_DDP; s < PLAN_STAGES; s++)
@@ -325,8 +325,8 @@ static void test_steps_that_can_be_drawn_by_hand(void** state) {
 
 static void test_steps_of_groups_that_can_be_drawn_by_hand(void** state) {
     (void)state;
-    // blocks 1 and 2 are a group, block 3 another. Gathered: root 0-1, group 1 1-2, group 2 2-3. Compute: 2-5, head 5-8,
-    // group 2 8-10, group 1 10-14; its gather has been behind group 2's. Reduced: group 2 10-11, group 1 14-15, root 15-16
+    // blocks 1 and 2 are a group, block 3 another. Root 0-1, group 1 1-2 and group 2 2-3 are gathered, so forward is 2-5 and
+    // the head 5-8. Meanwhile group 2 is gathered 5-6, then group 1 8-9, so backward is 8-14; the last two reductions follow
     assert_step(drawn_step_of(PLAN_FSDP, 1, 3, 2), 12, 8, 16);
     // one group, gathered 0-1; all of compute, then one reduction
     assert_step(drawn_step_of(PLAN_FSDP, 1, 3, 0), 12, 2, 14);
@@ -336,7 +336,23 @@ static void test_steps_of_groups_that_can_be_drawn_by_hand(void** state) {
     assert_step(drawn_step_of(PLAN_ZERO3, 1, 2, 7), 9, 9, 18); // which has no groups
 }
 
-// The timeline's messages and the stages' formulas count the same bytes: on a link where a byte takes a second, with no latency.
+static void test_the_last_group_is_the_first_to_go_backward(void** state) {
+    (void)state;
+    Plan p = { named("gpt2"), 1, 8, 1, RECOMPUTE_NONE, 2, 2, true, 2, 2 };
+    p.config.L = 3;
+    Link link;
+    double block = (double)unit_elements(p.config, 1), root = (double)unit_elements(p.config, 0) / block;
+    for (int c = 0; c < PLAN_COLLECTIVES; c++) {
+        link.alpha[c] = 0;
+        link.busbw[c] = block; // a block is gathered in a second, its gradients are reduced in two
+    }
+    Network w = { link, link, 0, 1, PLAN_RING };
+    UnitSeconds s = { 10, 20, 30 };
+    // compute waits for the root and the first two blocks; their reductions, 2 root and 4 s, follow it
+    assert_true(near(plan_step(&p, PLAN_FSDP, &w, s).seconds, root + 2 + 120 + 4 + 2 * root));
+}
+
+// On a link without latency, where a byte takes a second, the timeline's seconds of communication are the bytes of a formula.
 static void test_what_a_step_sends_is_what_the_stages_say(void** state) {
     (void)state;
     Link bytes;
@@ -428,6 +444,7 @@ int main(void) {
         cmocka_unit_test(test_bad_measurements_are_refused),
         cmocka_unit_test(test_steps_that_can_be_drawn_by_hand),
         cmocka_unit_test(test_steps_of_groups_that_can_be_drawn_by_hand),
+        cmocka_unit_test(test_the_last_group_is_the_first_to_go_backward),
         cmocka_unit_test(test_what_a_step_sends_is_what_the_stages_say),
         cmocka_unit_test(test_compute_is_divided_by_flops),
         cmocka_unit_test(test_what_holds_for_every_model_and_link),

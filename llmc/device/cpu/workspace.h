@@ -1,6 +1,6 @@
 /*
-cpu/workspace.h - the scratch memory that layers share. It and matmul.h's state are the only global state of the CPU's layers.
-layers.h allocates it, each layer says how much it needs.
+cpu/workspace.h - the scratch memory that layers share. It and matmul.h's state are the only global state of the CPU's
+layers. layers.h allocates it, and each layer says how much it needs.
 */
 #ifndef LLMC_CPU_WORKSPACE_H
 #define LLMC_CPU_WORKSPACE_H

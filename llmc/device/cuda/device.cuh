@@ -12,7 +12,7 @@ static cudaDeviceProp cuda_device; // of the GPU that device_init picked
 static int cuda_device_number;
 
 // ---- memory ----
-// Another source of memory, which also takes it back: comm_nccl_windows.cuh, for what ranks exchange. alloc NULL: there is none.
+// Another source of memory, which also takes it back: comm/nccl_windows.cuh, for what ranks exchange. alloc NULL: there is none.
 static struct { void* (*alloc)(void* self, size_t bytes, MemoryKind kind); bool (*free)(void* self, void* p); void* self; } cuda_lender;
 
 void* device_alloc(size_t bytes, MemoryKind kind) {
@@ -183,7 +183,7 @@ double device_mark_seconds(int from, int to) { return cuda_seconds(cuda_marks.ev
 void device_mark_free(int mark) { mark_pool_give(&cuda_marks.pool, mark); }
 
 // ---- work on the stream ----
-// What the host does while it waits for the GPU: comm_nccl.cuh checks its operations then. NULL: nothing.
+// What the host does while it waits for the GPU: comm/nccl.cuh checks its operations then. NULL: nothing.
 static struct { void (*look)(void* self); void* self; } cuda_waiting;
 static void cuda_wait(const char* what) {
     if (cuda_waiting.look == NULL) { cuda_check(cudaStreamSynchronize(compute_stream), what); return; }
