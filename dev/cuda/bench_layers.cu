@@ -324,7 +324,7 @@ template <typename F> static StepResult step_result(GPT2* g, F step) {
 template <typename F> static void check_graph(GPT2* g, F step) {
     layers_free();
     layers_choose(ATTENTION_AUTO, true);
-    layers_init(gpt2_shapes(g->config, g->B, g->T));
+    layers_init(gpt2_shapes(g));
     StepResult plain = step_result(g, step);
     cudaGraphExec_t graph = captured(step);
     StepResult graphed = step_result(g, [&] { launch(graph); });
@@ -357,8 +357,13 @@ static void bench_step(GPT2Config c, int B, int T, int recompute) {
     std::vector<int> tokens(n);
     for (size_t i = 0; i < n; i++) tokens[i] = (int)(random_uniform(1, 3, i) * (float)c.V);
     c.L = c.L < STEP_BLOCKS ? c.L : STEP_BLOCKS;
-    gpt2_init(&g, c, B, T, recompute);
-    gpt2_set_weights(&g, 1, NULL, CHECKPOINT_MODEL);
+    g.config = c;
+    g.max_B = B;
+    g.seq_len = T;
+    g.recompute = recompute;
+    g.num_units = c.L + 1;
+    gpt2_init(&g);
+    pieces_set_weights(g.pieces, g.num_pieces, c, 1, NULL, CHECKPOINT_MODEL);
     AdamW adamw = { 0, 0.9f, 0.95f, 1e-8f, 0.1f, 1 }; // learning rate 0: the weights stay, so all steps have the same gradients
     auto load = [&] { gpt2_load_batch(&g, tokens.data(), tokens.data(), B, T); };
     auto step = [&] { // train_step's lines between the batch and the wait

@@ -12,7 +12,7 @@ operation is arithmetic (library.cuh), that of a large matrix product.
 */
 #ifndef DEV_CUDA_VARIANTS_CUH
 #define DEV_CUDA_VARIANTS_CUH
-#include "../../llmc/device/cuda/common.cuh" // before device.h, so that a file picks the layers it needs, and not cuBLASLt
+#include "../../llmc/device/cuda/common.cuh"
 #include "../../llmc/device/cuda/device.cuh"
 #include "../../test/unit/cuda_both.h"
 #include <string>

@@ -1,10 +1,10 @@
 /*
-plan_formulas.h - asks one stage's formulas. plan_ddp.c, plan_zero.c and plan_fsdp.c include it after their stage file, because
-each stage has a type GPT2 of its own.
+plan_formulas.h - asks one stage's formulas. plan_ddp.c, plan_zero.c and plan_fsdp.c include it after their stage file,
+because each stage has a type GPT2 of its own.
 
-An object of these files exports nothing but the function that the Makefile names PLAN_FORMULA: it compiles them with
--fwhole-program, since all stages define functions of the same names. They are compiled for the CPU, and without MPI, so what
-depends on the device or on the backend is corrected here.
+An object of these files exports nothing but the function that the Makefile names PLAN_FORMULA: all stages define functions
+of the same names, so it compiles them with -fwhole-program. They are compiled for the CPU and without MPI; what depends on
+the device or on the backend is corrected here.
 */
 #ifndef DEV_PLAN_FORMULAS_H
 #define DEV_PLAN_FORMULAS_H
@@ -15,8 +15,8 @@ depends on the device or on the backend is corrected here.
 // Ranks as a stage's formulas see them. Nothing is ever sent.
 typedef struct { CommBackend backend; CommWorld world; Comm comm; } PlannedRanks;
 
-// As mpi_device_bytes and nccl_device_bytes have it, without MPI's and NCCL's headers: MPI on host memory adds up in pieces of
-// COMM_PIECE; NCCL has a number per rank.
+// As mpi_device_bytes and nccl_device_bytes have it, whose headers need MPI's and NCCL's: MPI on host memory adds up in
+// pieces of COMM_PIECE; NCCL has a number per rank.
 static size_t planned_mpi_bytes(const CommOptions* o, int N) {
     (void)o;
     return N > 1 ? 4 << 20 : 0;

@@ -1,6 +1,5 @@
 // plan_fsdp.c - the bytes of a planned run of train_gpt2_fsdp, by its own formulas (plan_stage.h).
 #define main train_main // plan has its own
-#include "../../llmc/comm/sums.h" // for shards.h; in programs with MPI comm.h includes it
 #include "../../train_gpt2_fsdp.cu"
 #include "plan_formulas.h"
 

@@ -9,6 +9,7 @@ later micro-batches arrive (with accumulation). AdamW then runs on the CPU, and 
 #ifndef LLMC_SHARD_STATE_H
 #define LLMC_SHARD_STATE_H
 #include "../comm/comm.h"
+#include "../comm/sums.h"
 #include "../device/layers.h"
 #include "../model/piece.h"
 #include "shard.h"

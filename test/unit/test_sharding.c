@@ -1,5 +1,5 @@
-// The layout of fully sharded parameters (llmc/parallel/layout.h): for every way to wrap, any number of shards and shapes that do not
-// divide evenly, all ranks together have each element once. And options that do not go together.
+// test_sharding.c - the layout of fully sharded parameters (llmc/parallel/layout.h): for every way to wrap, any number of shards and
+// shapes that do not divide evenly, all ranks together have each element once. And options that do not go together.
 #include "../../llmc/parallel/layout.h"
 #include "expect_death.h"
 
@@ -9,185 +9,265 @@ static const GPT2Config shapes[] = { // max_T, V, Vp, L, NH, C
     { 7, 100, 128, 2, 1, 6 },
     { 3, 129, 256, 5, 1, 13 },
     { 1, 1, 128, 1, 1, 1 },          // a block of 25 elements: most ranks have none of it
+    { 1, 1, 128, 7, 1, 1 },          // two such blocks still end within the shards of the first ranks
     { 32, 384, 384, 2, 4, 32 },
+    { 2, 3, 128, MAX_UNITS - 1, 1, 2 },
 };
-enum { NUM_SHAPES = sizeof shapes / sizeof shapes[0], NUM_WRAPS = WRAP_MODEL + 1 };
+enum { NUM_SHAPES = sizeof shapes / sizeof shapes[0] };
+static const int wraps[] = { 0, 1, 2, 3, 4, 5, 7, MAX_UNITS - 1 }; // --wrap-blocks: that of a model with fewer blocks, too
+enum { NUM_WRAPS = sizeof wraps / sizeof wraps[0] };
 
-// Calls check(layout of rank 0, c, wrap) for every shape, wrap and number of shards.
-static void for_all(void (*check)(const Layout*, GPT2Config, int)) {
-    static Layout y;
+// A case: a layout as rank `rank` of S has it.
+typedef struct {
+    GPT2Config c;
+    Sharding how;
+    Comm ranks;              // only rank and size
+    Layout y;
+    Unit units[MAX_UNITS];
+} Case;
+
+static void case_init(Case* t, GPT2Config c, int wrap, int S, int rank) {
+    memset(t, 0, sizeof *t);
+    memset(t->units, 0xab, sizeof t->units); // whatever was there before
+    t->c = c;
+    t->how.wrap_blocks = wrap;
+    t->how.shards = S;
+    t->how.rooms = 2;
+    t->ranks.rank = rank;
+    t->ranks.size = S;
+    t->y.shard_ranks = &t->ranks;
+    layout_cut(&t->y, &t->how, c, t->units);
+}
+static size_t shards_of(const Case* t) { return (size_t)t->how.shards; }
+static size_t group_elements(const Case* t, const Group* k) {
+    size_t n = 0;
+    for (int u = k->first_unit; u < k->first_unit + k->num_units; u++) n += unit_elements(t->c, u);
+    return n;
+}
+
+// Calls check for every shape, wrap and number of shards, as rank 0 has them.
+static void for_all(void (*check)(Case*)) {
+    static Case t;
     for (int i = 0; i < NUM_SHAPES; i++) {
-        for (int wrap = 0; wrap < NUM_WRAPS; wrap++) {
+        for (int w = 0; w < NUM_WRAPS; w++) {
             for (int S = 1; S <= MOST_SHARDS; S++) {
-                layout_init(&y, shapes[i], wrap, S, 0);
-                check(&y, shapes[i], wrap);
-                layout_free(&y);
+                case_init(&t, shapes[i], wraps[w], S, 0);
+                check(&t);
             }
         }
     }
 }
-static size_t flat_end(const Layout* y, const Flat* f) { return f->begin + (size_t)y->S * f->shard; }
-static size_t group_elements(GPT2Config c, const Group* k) {
-    size_t n = 0;
-    for (int u = k->first_unit; u < k->first_unit + k->num_units; u++) n += unit_elements(c, u);
-    return n;
-}
 
-static void check_groups(const Layout* y, GPT2Config c, int wrap) {
-    int unit = 0;
-    assert_int_equal(y->num_groups, wrap == WRAP_MODEL ? 1 : c.L + 1);
+// ---- groups ----
+
+static void check_groups(Case* t) {
+    int wrap = (int)t->how.wrap_blocks, L = t->c.L, unit = 0;
+    const Layout* y = &t->y;
+    assert_int_equal(y->num_groups, wrap == 0 ? 1 : 1 + (L + wrap - 1) / wrap);
     for (int k = 0; k < y->num_groups; k++) {
+        const Group* group = &y->groups[k];
+        int tensors = 0, expected = wrap == 0 ? L + 1 : k == 0 ? 1 : k < y->num_groups - 1 || L % wrap == 0 ? wrap : L % wrap;
         size_t offset = 0;
-        assert_int_equal(y->groups[k].first_unit, unit);
-        for (; unit < y->groups[k].first_unit + y->groups[k].num_units; unit++) {
+        assert_int_equal(group->first_unit, unit);
+        assert_int_equal(group->num_units, expected);
+        assert_int_equal(group->room, NO_ROOM);
+        for (; unit < group->first_unit + group->num_units; unit++) {
             assert_int_equal(y->group_of[unit], k);
-            assert_int_equal(y->units[unit].offset, offset);
-            assert_int_equal(y->units[unit].size, unit_elements(c, unit));
-            offset += unit_elements(c, unit);
+            assert_int_equal(t->units[unit].offset, offset);
+            assert_int_equal(t->units[unit].size, unit_elements(t->c, unit));
+            offset += unit_elements(t->c, unit);
+            tensors += unit == 0 ? ROOT_TENSORS : BLOCK_TENSORS;
         }
+        assert_int_equal(group->tensors, tensors);
     }
-    assert_int_equal(unit, c.L + 1);
+    assert_int_equal(unit, L + 1);
 }
-static void test_every_unit_is_in_one_group_and_lies_there_as_in_a_checkpoint(void** state) {
+static void test_every_unit_is_in_one_group_and_units_lie_there_one_after_another(void** state) {
     (void)state;
     for_all(check_groups);
 }
 
-static void check_flats(const Layout* y, GPT2Config c, int wrap) {
-    (void)wrap;
-    const Flat* f = y->flats;
-    size_t sharded = 0;
-    for (int k = 0; k < y->num_groups; k++) {
-        size_t end = 0, elements = group_elements(c, &y->groups[k]);
-        assert_ptr_equal(f, y->flats + y->groups[k].first_flat);
-        for (const Flat* last = f + y->groups[k].num_flats - 1; f <= last; f++) {
-            assert_int_equal(f->begin, end);
-            assert_int_equal(f->offset, sharded);
-            assert_true(f->shard > 0 && f->shard % SHARD_ALIGNMENT == 0);
-            end = flat_end(y, f);
-            assert_true(f == last || end < elements); // padding is in the last one only
-            sharded += f->shard;
-        }
-        assert_int_equal(end, y->groups[k].whole);
-        assert_true(end >= elements && end < elements + (size_t)y->S * SHARD_ALIGNMENT);
+static void check_shards(Case* t) {
+    size_t at = 0, S = shards_of(t);
+    for (int k = 0; k < t->y.num_groups; k++) {
+        Shard shard = t->y.groups[k].shard;
+        size_t elements = group_elements(t, &t->y.groups[k]);
+        assert_int_equal(shard.at, at);
+        assert_true(shard.n > 0 && shard.n % SHARD_ALIGNMENT == 0);
+        assert_true(S * shard.n >= elements && S * shard.n < elements + S * SHARD_ALIGNMENT); // no more padding than alignment needs
+        if (k > 1) assert_true(shard.n <= t->y.groups[1].shard.n); // a room and a bucket for the first have room for all
+        at += shard.n;
     }
-    assert_ptr_equal(f, y->flats + y->num_flats);
-    assert_int_equal(sharded, y->num_sharded);
+    assert_int_equal(t->y.num_sharded, at);
 }
-static void test_flats_tile_whole_memory_and_only_the_last_is_padded(void** state) {
+static void test_shards_are_aligned_and_lie_side_by_side(void** state) {
     (void)state;
-    for_all(check_flats);
+    for_all(check_shards);
 }
 
-// Returns how many tensors have an element in flat f, by looking at every element.
-static int tensors_of(const Layout* y, GPT2Config c, const Group* k, const Flat* f) {
-    int count = 0;
-    for (int u = k->first_unit; u < k->first_unit + k->num_units; u++) {
-        for (int i = 0; i < unit_tensors(u); i++) {
-            TensorInfo t = unit_tensor(c, u, i);
-            size_t at = y->units[u].offset + t.offset, end = at + tensor_elements(t);
-            while (at < end && (at < f->begin || at >= flat_end(y, f))) at++;
-            count += at < end;
-        }
-    }
-    return count;
-}
-static void check_tensors(const Layout* y, GPT2Config c, int wrap) {
-    (void)wrap;
-    for (int k = 0; k < y->num_groups; k++) {
-        const Group* group = &y->groups[k];
-        for (const Flat* f = y->flats + group->first_flat; f < y->flats + group->first_flat + group->num_flats; f++) {
-            assert_int_equal(f->tensors, tensors_of(y, c, group, f));
-            assert_true(f->tensors > 0); // or it would never be reduced
-        }
-    }
-}
-static void test_a_flat_knows_how_many_tensors_it_waits_for(void** state) {
-    (void)state;
-    for_all(check_tensors);
-}
+// ---- pieces ----
 
-// Marks in seen (elements of unit u) the elements that a rank's pieces contain.
-static void mark_pieces(const Layout* y, int u, unsigned char* seen) {
-    for (int i = 0; i < y->num_pieces; i++) {
-        const Piece* p = &y->pieces[i];
-        const Flat* f = &y->flats[p->flat];
-        size_t first = f->begin + (size_t)y->rank * f->shard; // of this rank's shard
-        assert_true(i == 0 || p->flat >= p[-1].flat);
-        if (p->unit != u) continue;
-        assert_true(p->n > 0 && p->begin + p->n <= y->units[u].size);
-        assert_true(p->at >= f->offset && p->at + p->n <= f->offset + f->shard);
-        assert_int_equal(y->units[u].offset + p->begin, first + (p->at - f->offset)); // gathered, it comes to its place
-        for (size_t e = p->begin; e < p->begin + p->n; e++) seen[e]++;
+// Marks in seen (elements of all units, one after another) the elements that the rank of t has.
+static void mark_pieces(const Case* t, unsigned char* seen) {
+    size_t end = 0; // of the piece before, in sharded memory
+    for (int u = 0; u <= t->c.L; u++) {
+        Piece p;
+        size_t at, size = unit_elements(t->c, u), decayed = unit_no_decay(t->c, u);
+        if (layout_piece(&t->y, t->c, t->units, u, &p, &at)) {
+            Shard shard = t->y.groups[t->y.group_of[u]].shard;
+            size_t first = (size_t)t->ranks.rank * shard.n; // of this rank's shard, in the group's whole memory
+            assert_int_equal(p.unit, u);
+            assert_int_equal(p.parts, 1);
+            assert_true(p.n > 0 && p.begin + p.n <= size);
+            assert_true(at >= end && at >= shard.at && at + p.n <= shard.at + shard.n);
+            assert_int_equal(t->units[u].offset + p.begin, first + (at - shard.at)); // gathered, it comes to its place
+            for (size_t e = 0; e < p.n; e++) {
+                seen[p.begin + e]++;
+                if ((e < p.no_decay) != (p.begin + e < decayed)) fail_msg("unit %d, element %zu: decay", u, p.begin + e);
+            }
+            end = at + p.n;
+        }
+        seen += size;
     }
 }
-static void check_pieces(const Layout* first, GPT2Config c, int wrap) {
-    static Layout y;
-    for (int u = 0; u <= c.L; u++) {
-        size_t n = unit_elements(c, u);
-        unsigned char* seen = (unsigned char*)xcalloc(n, 1);
-        for (int rank = 0; rank < first->S; rank++) {
-            layout_init(&y, c, wrap, first->S, rank);
-            mark_pieces(&y, u, seen);
-            layout_free(&y);
-        }
-        for (size_t e = 0; e < n; e++)
-            if (seen[e] != 1) fail_msg("wrap %d, %d shards: element %zu of unit %d is in %d shards", wrap, first->S, e, u, seen[e]);
-        free(seen);
+static void check_pieces(Case* t) {
+    size_t n = gpt2_num_elements(t->c);
+    unsigned char* seen = (unsigned char*)xcalloc(n, 1);
+    for (int rank = 0; rank < t->how.shards; rank++) {
+        t->ranks.rank = rank;
+        mark_pieces(t, seen);
     }
+    for (size_t e = 0; e < n; e++)
+        if (seen[e] != 1) fail_msg("wrap %lld, %d shards: element %zu is in %d shards", t->how.wrap_blocks, t->how.shards, e, seen[e]);
+    free(seen);
 }
 static void test_the_pieces_of_all_ranks_are_every_unit_once(void** state) {
     (void)state;
     for_all(check_pieces);
 }
 
-static void assert_sizes(const Layout* y, GPT2Config c, int wrap) {
-    Sharding how;
-    memset(&how, 0, sizeof how);
-    how.wrap = wrap;
-    how.shards = y->S;
-    ShardSizes s = shard_sizes(c, &how);
+static void test_a_rank_may_have_nothing_of_a_unit(void** state) {
+    (void)state;
+    static Case t;
+    Piece p;
+    size_t at;
+    case_init(&t, shapes[3], 1, 8, 2); // a root of 131 elements in shards of 32, a block of 25 in shards of 16
+    assert_true(layout_piece(&t.y, t.c, t.units, 0, &p, &at));
+    assert_false(layout_piece(&t.y, t.c, t.units, 1, &p, &at));
+    t.ranks.rank = 7;
+    assert_false(layout_piece(&t.y, t.c, t.units, 0, &p, &at));
+    t.ranks.rank = 1;
+    assert_true(layout_piece(&t.y, t.c, t.units, 1, &p, &at));
+    assert_int_equal(p.begin, 16);
+    assert_int_equal(p.n, 25 - 16); // the rest of its shard is padding
+    assert_int_equal(at, t.y.groups[1].shard.at);
+}
+
+// ---- by formula ----
+
+static void check_sizes(Case* t) {
+    const Layout* y = &t->y;
+    ShardSizes s = shard_sizes(t->c, &t->how);
     assert_int_equal(s.all, y->num_sharded);
-    assert_int_equal((size_t)y->S * s.root, y->groups[0].whole);
+    assert_int_equal(s.root, y->groups[0].shard.n);
     assert_int_equal(s.others, y->num_groups - 1);
-    for (int k = 1; k < y->num_groups; k++) assert_int_equal((size_t)y->S * s.other, y->groups[k].whole);
+    assert_int_equal(s.other, y->num_groups > 1 ? y->groups[1].shard.n : 0);
 }
 static void test_sizes_by_formula_are_the_layouts(void** state) {
     (void)state;
-    static Layout y;
-    for_all(assert_sizes);
+    static Case t;
+    for_all(check_sizes);
     GPT2Config c;
     memset(&c, 0, sizeof c);
     assert_true(gpt2_named_config("gpt2-xl", &c));
     c.V = GPT2_VOCABULARY;
     c.Vp = gpt2_padded_vocabulary(c.V);
-    for (int wrap = 0; wrap < NUM_WRAPS; wrap++) {
+    for (int wrap = 0; wrap < c.L + 3; wrap++) {
         for (int S = 1; S <= 1024; S *= 2) {
-            layout_init(&y, c, wrap, S, S - 1);
-            assert_sizes(&y, c, wrap);
-            layout_free(&y);
+            case_init(&t, c, wrap, S, S - 1);
+            check_sizes(&t);
+            check_shards(&t);
         }
     }
 }
 
-static void test_wrap_layer_cuts_before_each_matrix_but_the_first(void** state) {
+static void test_rooms_are_bounded_where_groups_are_freed(void** state) {
     (void)state;
-    static Layout y;
-    GPT2Config c = shapes[NUM_SHAPES - 1]; // 32 channels
-    static const int cut[] = { PROJW, FCW, FCPROJW };
-    layout_init(&y, c, WRAP_LAYER, 3, 0);
-    assert_int_equal(y.groups[0].num_flats, 2); // wpe with the layernorm, wte
-    for (int k = 1; k < y.num_groups; k++) {
-        assert_int_equal(y.groups[k].num_flats, 4);
-        for (int i = 0; i < 3; i++) { // so little earlier that the flat before it divides
-            size_t matrix = unit_tensor(c, k, cut[i]).offset, begin = y.flats[y.groups[k].first_flat + 1 + i].begin;
-            assert_true(begin <= matrix && matrix < begin + 3 * SHARD_ALIGNMENT);
+    static const int kinds[] = { SHARD_FULL, SHARD_HYBRID, SHARD_GRAD_OP, SHARD_NONE };
+    static Case t;
+    for (int i = 0; i < 4; i++) {
+        for (int rooms = 1; rooms < 8; rooms++) {
+            bool frees = kinds[i] == SHARD_FULL || kinds[i] == SHARD_HYBRID;
+            case_init(&t, shapes[2], 2, 2, 0); // 3 groups besides the root
+            t.how.sharding = kinds[i];
+            t.how.rooms = rooms;
+            assert_int_equal(sharding_rooms(&t.how, shard_sizes(t.c, &t.how)), frees && rooms < 3 ? rooms : 3);
         }
     }
-    layout_free(&y);
+}
+
+// ---- communicators ----
+
+static size_t fake_device_bytes(const CommOptions* o, int N) { return (o->ordered ? 1000 : 100) * (size_t)N; }
+static void test_the_bytes_of_communicators(void** state) {
+    (void)state;
+    static CommBackend backend;
+    static CommWorld w;
+    static Comm world;
+    Sharding how;
+    memset(&how, 0, sizeof how);
+    backend.device_bytes = fake_device_bytes;
+    w.options.ordered = 1;
+    world.size = 6;
+    world.world = &w;
+    how.sharding = SHARD_HYBRID;
+    how.shards = 3;
+    assert_int_equal(layout_comm_bytes(&how, &world), 0); // a rank that is alone has no backend
+    w.backend = &backend;
+    assert_int_equal(layout_comm_bytes(&how, &world), COMM_NUMBER_BYTES + 6000 + 3000 + 2000);
+    w.options.ordered = 0;
+    assert_int_equal(layout_comm_bytes(&how, &world), COMM_NUMBER_BYTES + 600 + 300 + 200);
+    for (int kind = SHARD_FULL; kind <= SHARD_NONE; kind++) {
+        how.sharding = kind;
+        how.shards = kind == SHARD_NONE ? 1 : 6;
+        if (kind != SHARD_HYBRID) assert_int_equal(layout_comm_bytes(&how, &world), COMM_NUMBER_BYTES + 600);
+    }
+}
+
+static void alone_in_every_way(void* unused) {
+    (void)unused;
+    static Comm world;
+    static Control control;
+    CommOptions o;
+    memset(&o, 0, sizeof o);
+    o.timeout = 1;
+    device_init(0, 1);
+    comm_init(&world, &o, ranks_alone(), &control);
+    for (int kind = SHARD_FULL; kind <= SHARD_NONE; kind++) {
+        Layout y;
+        Sharding how;
+        memset(&y, 0, sizeof y);
+        memset(&how, 0, sizeof how);
+        how.sharding = kind;
+        how.shards = 1;
+        layout_split(&y, &how, &world);
+        require(y.shard_ranks->size == 1 && y.replicas->size == 1, "%d shards, %d replicas", y.shard_ranks->size, y.replicas->size);
+        require(y.shard_ranks != y.replicas, "shards and replicas are one communicator");
+        layout_free(&y);
+        require(y.split[0].world == NULL && y.split[1].world == NULL, "a communicator is left");
+    }
+    comm_free(&world); // which dies if a communicator is left
+}
+static void test_one_rank_alone_has_both_communicators_in_every_sharding(void** state) {
+    (void)state;
+    Child c = child_run(alone_in_every_way, NULL);
+    if (c.status != 0) print_error("%s", c.err);
+    assert_int_equal(c.status, 0);
+    child_free(&c);
 }
 
 // ---- options ----
+
 static Sharding sharding(int kind, long long shard_group) {
     Sharding how;
     memset(&how, 0, sizeof how);
@@ -231,16 +311,51 @@ static void test_the_number_of_shards(void** state) {
     }
 }
 
+static void parse_and_report(void* option) {
+    Sharding how;
+    OptionTable table = options_table("test_sharding", "options of a layout");
+    char* arguments[] = { (char*)"test_sharding", (char*)option, (char*)"--sharding=hybrid", (char*)"--shard-group=2", NULL };
+    GPT2Config c = { 32, 384, 384, 5, 4, 32 };
+    options_sharding(&table, &how);
+    options_parse(&table, ((char*)option)[0] ? 4 : 1, arguments);
+    sharding_check(&how, 4);
+    report_sharding(c, &how, 4);
+}
+// The report of a run with this option, or with the defaults if it is "", has this phrase.
+static void expect_report(const char* option, const char* phrase) {
+    Child c = child_run(parse_and_report, (void*)option);
+    if (c.status != 0 || !strstr(c.out, phrase)) print_error("%s: %s%s: there is no '%s'\n", option, c.out, c.err, phrase);
+    assert_int_equal(c.status, 0);
+    assert_non_null(strstr(c.out, phrase));
+    child_free(&c);
+}
+static void test_a_report_says_how_large_groups_are(void** state) {
+    (void)state;
+    expect_report("", "sharding full by block: each rank keeps 1/4 of everything, 0.21 % of it padding; gradients reduced in fp32\n");
+    expect_report("", "room for the root and 2 more\n");
+    expect_report("--wrap-blocks=1", "sharding hybrid by block: each rank keeps 1/2");
+    expect_report("--wrap-blocks=2", "sharding hybrid by 2 blocks:");
+    expect_report("--wrap-blocks=0", "sharding hybrid by model:");
+    expect_report("--wrap-blocks=0", "room for the root and 0 more\nreplicas   2, of 2 ranks each\n");
+    expect_report("--limit-all-gathers=7", "room for the root and 5 more\n");
+    expect_death(parse_and_report, (void*)"--wrap=block", "unknown option '--wrap'");
+    expect_death(parse_and_report, (void*)"--wrap-blocks=257", "--wrap-blocks", "257");
+    expect_death(parse_and_report, (void*)"--wrap-blocks=-1", "--wrap-blocks", "-1");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_unit_is_in_one_group_and_lies_there_as_in_a_checkpoint),
-        cmocka_unit_test(test_flats_tile_whole_memory_and_only_the_last_is_padded),
-        cmocka_unit_test(test_a_flat_knows_how_many_tensors_it_waits_for),
+        cmocka_unit_test(test_every_unit_is_in_one_group_and_units_lie_there_one_after_another),
+        cmocka_unit_test(test_shards_are_aligned_and_lie_side_by_side),
         cmocka_unit_test(test_the_pieces_of_all_ranks_are_every_unit_once),
+        cmocka_unit_test(test_a_rank_may_have_nothing_of_a_unit),
         cmocka_unit_test(test_sizes_by_formula_are_the_layouts),
-        cmocka_unit_test(test_wrap_layer_cuts_before_each_matrix_but_the_first),
+        cmocka_unit_test(test_rooms_are_bounded_where_groups_are_freed),
+        cmocka_unit_test(test_the_bytes_of_communicators),
+        cmocka_unit_test(test_one_rank_alone_has_both_communicators_in_every_sharding),
         cmocka_unit_test(test_options_that_do_not_go_together),
         cmocka_unit_test(test_the_number_of_shards),
+        cmocka_unit_test(test_a_report_says_how_large_groups_are),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
