@@ -1,6 +1,6 @@
 # make                      the training programs of every stage, and the default data
 # make train_gpt2_single    one of them; then ./train_gpt2_single
-# make demo | test | test-all | cuda-tests | check-stages | bench | doctor | fuzz | mutations | test-interop | clean
+# make demo | test | test-all | cuda-tests | check-stages | check-folders | bench | doctor | fuzz | mutations | test-interop | clean
 #
 # DEVICE=cpu|cuda|emulated  where it runs; default: cuda where nvcc and a GPU are there, else cpu. emulated: the GPU's program
 #                           without a GPU (dev/emulator/)
@@ -289,6 +289,9 @@ test-all-programs: test-programs
 # Stages differ only where they must; how much there is to read from one to the next.
 check-stages:
 	perl test/check_stages.pl
+# Headers in llmc/ can be read from bottom to top: none uses one that uses it.
+check-folders:
+	perl test/circles.pl
 # Small bugs on purpose, one at a time, to see that the tests of llmc/device/cuda/ can fail.
 mutations:
 	sh test/mutations/run.sh
@@ -300,7 +303,7 @@ clean:
 	rm -rf build $(STAGES)
 clean-data:
 	rm -rf data
-.PHONY: all find-libraries find-mpi find-nccl programs tools demo doctor bench variants run-variants cpu-variants run-cpu-variants fuzz test test-all test-rest test-programs test-all-programs test-build cuda-tests mutations test-interop clean clean-data $(STAGES)
+.PHONY: all find-libraries find-mpi find-nccl programs tools demo doctor bench variants run-variants cpu-variants run-cpu-variants fuzz test test-all test-rest test-programs test-all-programs test-build cuda-tests check-stages check-folders mutations test-interop clean clean-data $(STAGES)
 .DELETE_ON_ERROR:
 .SUFFIXES:
 -include $(wildcard $(BUILD)/*.d $(BUILD)/test/*.d $(BUILD)/variants/*.d $(BUILD)/cpu_variants/*.d build/tsan/test/*.d build/fuzz/*.d)

@@ -1,4 +1,5 @@
-# options.sh - takes a script's own options out of those that it passes on to programs. Sourced; the script has usage() and fail().
+# options.sh - takes a script's own options out of those that it passes on to programs. Sourced; the script has usage()
+# and fail().
 
 # take_options "--NAME..." ARGUMENT...: for each --NAME VALUE among the arguments, the variable NAME is VALUE (batch_size for
 # --batch-size). $others are all other arguments, quoted: eval "set -- $others" makes them the script's own.

@@ -24,6 +24,8 @@ Every fatal path goes through die() or require(): place, what was found, what to
 
 #define PRINTF_LIKE(format_index, first_argument) __attribute__((format(printf, format_index, first_argument)))
 
+#define ALWAYS_INLINE __attribute__((always_inline)) static inline
+
 #define ERASE_LINE "\033[K"   // of a terminal: from the cursor to the end of the line
 static bool live_line = false; // a line is being rewritten on the terminal (terminal.h); the cursor stands at its beginning
 static int message_rank = -1; // set by comm_init if there are several ranks; messages then begin with it

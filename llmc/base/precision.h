@@ -10,13 +10,13 @@ floatX is what is stored, and storing rounds to nearest even, as the GPU does.
 typedef enum { DTYPE_F32, DTYPE_BF16, DTYPE_F16 } DType;
 
 // bf16 is the upper half of a float.
-static inline float float_from_bf16_bits(uint16_t b) {
+ALWAYS_INLINE float float_from_bf16_bits(uint16_t b) {
     uint32_t u = (uint32_t)b << 16;
     float f;
     memcpy(&f, &u, sizeof f);
     return f;
 }
-static inline uint16_t bf16_bits_from_float(float f) {
+ALWAYS_INLINE uint16_t bf16_bits_from_float(float f) {
     uint32_t u;
     memcpy(&u, &f, sizeof u);
     uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16; // to nearest, ties to even
@@ -25,7 +25,7 @@ static inline uint16_t bf16_bits_from_float(float f) {
 }
 // fp16: 5 exponent bits (bias 15), 10 fraction bits. The two multiplications let the FPU handle subnormals.
 // Branch-free on purpose: the compiler turns loops over these into vector code.
-static inline float float_from_f16_bits(uint16_t h) {
+ALWAYS_INLINE float float_from_f16_bits(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = (uint32_t)(h & 0x7fff) << 13;
     uint32_t scale_bits = 0x77800000; // 2^112, moves the exponent's bias from 15 to 127
     float f, scale;
@@ -39,7 +39,7 @@ static inline float float_from_f16_bits(uint16_t h) {
     memcpy(&f, &u, sizeof f);
     return f;
 }
-static inline uint16_t f16_bits_from_float(float f) {
+ALWAYS_INLINE uint16_t f16_bits_from_float(float f) {
     uint32_t u;
     memcpy(&u, &f, sizeof u);
     uint32_t sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffff;
@@ -71,16 +71,16 @@ static inline uint16_t f16_bits_from_float(float f) {
 
 #if !defined(PRECISION_BF16) && !defined(PRECISION_FP16)
 typedef float floatX;
-static inline float to_float(floatX x) { return x; }
-static inline floatX to_floatX(float x) { return x; }
+ALWAYS_INLINE float to_float(floatX x) { return x; }
+ALWAYS_INLINE floatX to_floatX(float x) { return x; }
 #else
 typedef struct { uint16_t bits; } floatX; // the host's view; CUDA kernels reinterpret it as __nv_bfloat16 or __half
 #if defined(PRECISION_BF16)
-static inline float to_float(floatX x) { return float_from_bf16_bits(x.bits); }
-static inline floatX to_floatX(float x) { floatX r; r.bits = bf16_bits_from_float(x); return r; }
+ALWAYS_INLINE float to_float(floatX x) { return float_from_bf16_bits(x.bits); }
+ALWAYS_INLINE floatX to_floatX(float x) { floatX r; r.bits = bf16_bits_from_float(x); return r; }
 #else
-static inline float to_float(floatX x) { return float_from_f16_bits(x.bits); }
-static inline floatX to_floatX(float x) { floatX r; r.bits = f16_bits_from_float(x); return r; }
+ALWAYS_INLINE float to_float(floatX x) { return float_from_f16_bits(x.bits); }
+ALWAYS_INLINE floatX to_floatX(float x) { floatX r; r.bits = f16_bits_from_float(x); return r; }
 #endif
 #endif
 

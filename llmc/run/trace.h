@@ -2,7 +2,7 @@
 trace.h - the timeline of a run: --trace FILE writes it as Chrome's JSON, for https://ui.perfetto.dev or chrome://tracing.
 
 Each rank is a process there, with two tracks: what it computes, and its communication. An arrow goes from the moment at
-which an operation was issued to the operation. dev/overlap reads the same file and says in a terminal how much of the
+which an operation was issued to the operation. build/overlap reads the same file and says in a terminal how much of the
 communication was hidden.
 
 Compute is marked where it begins, by trace_compute in the stage files: a slice ends where the next one begins, and is cut where

@@ -15,16 +15,17 @@ makes, reads and writes only what it has, so nothing is gathered, and a checkpoi
 // ---- a piece's elements in its unit ----
 
 // Calls visit for each run of elements that follow one another in the unit: n from `at` on, which are [k, k+n) of [begin, end) of
-// the piece's part.
-typedef void RunVisit(void* self, size_t at, size_t k, size_t n);
+// the piece's part. is_copy: they belong to a tensor that is not cut, and part 0 also has them.
+typedef void RunVisit(void* self, size_t at, size_t k, size_t n, bool is_copy);
 static inline void piece_runs(GPT2Config c, const Piece* p, size_t begin, size_t end, RunVisit* visit, void* self) {
-    if (p->parts == 1) { visit(self, begin, 0, end - begin); return; }
+    if (p->parts == 1) { visit(self, begin, 0, end - begin, false); return; }
     size_t first = 0; // of the tensor's elements, in the part
     for (int i = 0; i < unit_tensors(p->unit); i++) {
         TensorRuns t = tensor_part(c, p->unit, i, p->part, p->parts);
+        bool is_copy = p->part > 0 && unit_tensor(c, p->unit, i).cut == CUT_NONE;
         for (size_t r = 0; r < t.count; r++, first += t.n) {
             size_t low = size_max(begin, first), high = size_min(end, first + t.n);
-            if (low < high) visit(self, t.begin + r * t.stride + (low - first), low - begin, high - low);
+            if (low < high) visit(self, t.begin + r * t.stride + (low - first), low - begin, high - low, is_copy);
         }
     }
 }
@@ -39,14 +40,19 @@ typedef struct {
     int unit;
     char* host;              // the elements of [begin, end), views
 } PieceRuns;
-static inline void run_set(void* self, size_t at, size_t k, size_t n) {
+static inline void run_set(void* self, size_t at, size_t k, size_t n, bool is_copy) {
     PieceRuns* r = (PieceRuns*)self;
     float* host = (float*)r->host + k;
-    if (r->from) checkpoint_read_unit(r->from, r->what, r->unit, at, at + n, host);
-    else unit_init_weights(r->config, r->seed, r->unit, at, at + n, host);
+    if (r->from == NULL) { unit_init_weights(r->config, r->seed, r->unit, at, at + n, host); return; }
+    uint64_t checksum = r->from->checksum[r->what], elements = r->from->elements[r->what];
+    checkpoint_read_unit(r->from, r->what, r->unit, at, at + n, host);
+    if (!is_copy) return;
+    r->from->checksum[r->what] = checksum; // each element counts once, in part 0
+    r->from->elements[r->what] = elements;
 }
-static inline void run_write(void* self, size_t at, size_t k, size_t n) {
+static inline void run_write(void* self, size_t at, size_t k, size_t n, bool is_copy) {
     PieceRuns* r = (PieceRuns*)self;
+    if (is_copy) return; // part 0 writes it
     checkpoint_write_unit(r->to, r->what, r->unit, at, at + n, r->host + k * dtype_size(checkpoint_part_dtype(&r->to->state, r->what)));
 }
 
@@ -76,6 +82,7 @@ static inline void pieces_set_weights(const Piece* pieces, int num_pieces, GPT2C
                                       CheckpointPart what) {
     float* host = (float*)xcalloc(STAGED, sizeof(float));
     floatX* rounded = (floatX*)xcalloc(STAGED, sizeof(floatX));
+    if (from) from->stored[what] = from->stored[checkpoint_stored_part(&from->state, what)]; // also where this rank reads nothing
     for (const Piece* p = pieces; p < pieces + num_pieces; p++) {
         PieceRuns runs = { c, seed, from, NULL, what, p->unit, (char*)host };
         for (size_t k = 0, n; k < p->n; k += n) {
@@ -149,10 +156,11 @@ static inline void pieces_write(const Piece* pieces, int num_pieces, CheckpointW
 
 // A sharded checkpoint's writer says first which elements it will write.
 typedef struct { CheckpointRange* ranges; int count, unit; } PieceRanges;
-static inline void run_list(void* self, size_t at, size_t k, size_t n) {
+static inline void run_list(void* self, size_t at, size_t k, size_t n, bool is_copy) {
     PieceRanges* r = (PieceRanges*)self;
     CheckpointRange range = { r->unit, at, at + n };
     (void)k;
+    if (is_copy) return; // part 0 writes it
     if ((r->count & (r->count - 1)) == 0) // it is full: 0, 1, 2, 4, ...
         r->ranges = (CheckpointRange*)xrealloc(r->ranges, (size_t)(r->count ? 2 * r->count : 1) * sizeof(CheckpointRange));
     r->ranges[r->count++] = range;

@@ -120,4 +120,32 @@ check "an empty grid is refused" refused empty_grid "grid (0,1,1)"
 check "more shared memory than was allowed is refused" refused too_much_shared "50000 bytes of dynamic shared memory"
 check "a setting that is not a number is refused" bad_setting
 check "the compiler's messages name the kernel's own line" compiler_names_the_line
+# ---- programs of others ----
+# The folder alone, and the example of its README: the race is reported at its line.
+works_alone() {
+    cp -r dev/emulator "$work/alone" &&
+        perl -ne 'if (/^    #include <cstdio>/ .. /^Threads run/) { print if s/^    // || /^$/ }' dev/emulator/README.md > "$work/sums.cu"
+    (cd "$work" && sh alone/compile.sh sums.cu sums tsan -w &&
+        EMULATOR_LIBRARIES="cublaslt cudnn nccl" CPPFLAGS=$headers sh alone/compile.sh sums.cu all plain -w &&
+        ! $without_aslr ./sums > said 2>&1 && grep '^cuda emulator: block_sum, block (.*), thread (.*), sums.cu:13: data race' said)
+}
+refuses_source() { # PATTERN SOURCE: to compile it, to start it or to run it
+    echo "$2" > "$work/others.cu"
+    ! { sh dev/emulator/compile.sh "$work/others.cu" "$work/others" plain -w && timeout 20 "$work/others"; } \
+        > "$work/said" 2>&1 || return 1
+    cat "$work/said"
+    grep -q "others.cu:1: $1\|error: .*$1" "$work/said"
+}
+launch='int main() { k<<<1, 32>>>(); return cudaDeviceSynchronize(); }'
+if headers=$(sh dev/find_cuda.sh compile cublasLt cudnn nccl 2> /dev/null); then
+    check "a copy of the folder works alone, and finds the race of its README's example" works_alone
+else
+    skip "a copy of the folder works alone" "cuBLAS, cuDNN or NCCL is not here"
+fi
+check "shared memory outside of functions is refused by name" refuses_source "__shared__ variables must be declared inside" \
+    "extern __shared__ float s[]; __global__ void k() { s[0] = 1; } $launch"
+check "a launch from a kernel is refused, also without arguments" refuses_source "a launch of inner from device code" \
+    "__global__ void inner() {} __global__ void k() { inner<<<1, 1>>>(); } $launch"
+check "mma.h is refused, because it would compute nothing" refuses_source "nvcuda::wmma has no stand-in" "#include <mma.h>
+$launch"
 done_testing

@@ -98,7 +98,7 @@ parted() { # a rank leaves out an operation: MPI may crash and mpirun end all ra
     cat "$work/said"
     grep -q "rank 2" "$work/said"
 }
-check "dev/ranks finds the rank that left out an operation" parted
+check "build/ranks finds the rank that left out an operation" parted
 
 # ---- ranks that differ, and options that do not fit the number of ranks ----
 on_two() { on_ranks 1 "$ddp" "${small[@]}" --batch-size 8 "$1" "$2" : -np 1 "$ddp" "${small[@]}" --batch-size 8 "$3" "$4"; } # OPTION VALUE, for each rank

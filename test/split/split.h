@@ -4,11 +4,6 @@ README.md says what they are. Included by data.h and tensor.h.
 */
 #ifndef SPLIT_H
 #define SPLIT_H
-#ifndef __CUDACC__
-// A loop that calls a function does not become vector code, and its sum has another order. Without this line the size of
-// the whole program decides whether exp_f32 is inlined into the loops that add up exponentials, and a reference is larger.
-__attribute__((always_inline)) static inline float exp_f32(float x);
-#endif
 #include "../../llmc/device/layers.h"
 
 // Memory of the device, zeroed. It is not counted with the rest, because the program under test did not predict it.

@@ -130,6 +130,11 @@ check "  nor a macro that is gone at the end" passes comm/comm.h '#define TWICE 
 #undef TWICE' comm/ring.h '#define TWICE 2
 static int ring_two = TWICE;
 #undef TWICE'
+check "  nor a question for another header's guard" passes base/common.h 'static int common_x = X;' base/x.h '#define X 1
+#ifdef LLMC_COMMON_H
+#endif'
+check "of two functions of one name, the one in the same folder is meant" passes data/a.h 'static int help(void) { return 1; }' \
+    data/b.h 'static int b_help(void) { return help(); }' run/a.h 'static int help(void) { return 2; }'
 
 # ---- arrows ----
 check "an arrow upward: an include" finds 'upward arrow: device/device.h -> save/a.h (only included)' -- \

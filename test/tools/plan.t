@@ -1,5 +1,5 @@
 #!/bin/bash
-# dev/plan: its tables, its errors, and its predictions compared with what training programs predict and measure.
+# build/plan: its tables, its errors, and its predictions compared with what training programs predict and measure.
 # (test_plan.c tests the formulas.)
 . test/lib.sh
 plan=$BUILD/plan

@@ -1,5 +1,5 @@
 #!/bin/bash
-# dev/overlap on made-up timelines, whose numbers are known, and on a program's own timeline.
+# build/overlap on made-up timelines, whose numbers are known, and on a program's own timeline.
 . test/lib.sh
 overlap=$BUILD/overlap
 

@@ -1,4 +1,4 @@
-// test_plan.c - dev/plan's predictions: the ZeRO paper's table and other published figures, sizes that can be counted by hand,
+// test_plan.c - build/plan's predictions: the ZeRO paper's table and other published figures, sizes that can be counted by hand,
 // steps whose timeline can be drawn by hand, and properties that every model and link must have.
 #include "../../dev/tools/plan.h"
 #include "test_folder.h"

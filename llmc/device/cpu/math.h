@@ -4,13 +4,16 @@ cpu/math.h - the elementwise functions that layers need, in fp32, written so tha
 No branches, no tables, no calls: exp is a polynomial after the usual reduction to [-ln2/2, ln2/2], and GELU is built
 on it. A result is a function of the arguments alone: it does not matter whether an element was computed by the vector
 loop or by its tail, so a thread or a rank that owns another slice of an array computes the same bits.
+
+All are always inlined. A loop that calls a function does not become vector code, and its sum then has another order; otherwise the size
+of a whole program would decide which of these calls are inlined, and two stages could differ in their last bits.
 */
 #ifndef LLMC_CPU_MATH_H
 #define LLMC_CPU_MATH_H
 #include "../../base/common.h"
 
 // a*b + c, rounded once where the CPU can; elsewhere twice, since an exact fmaf in software costs a hundred times more.
-static inline float fused_multiply_add(float a, float b, float c) {
+ALWAYS_INLINE float fused_multiply_add(float a, float b, float c) {
 #ifdef __FP_FAST_FMAF
     return fmaf(a, b, c);
 #else
@@ -19,7 +22,7 @@ static inline float fused_multiply_add(float a, float b, float c) {
 }
 
 // 2^n for n in [-126, 127], from its bits.
-static inline float power_of_two(int32_t n) {
+ALWAYS_INLINE float power_of_two(int32_t n) {
     uint32_t bits = (uint32_t)(n + 127) << 23;
     float f;
     memcpy(&f, &bits, sizeof f);
@@ -27,7 +30,7 @@ static inline float power_of_two(int32_t n) {
 }
 
 // e^x within 1 ulp: 0 below -104, Inf above 88.73, subnormal results rounded as they should be, NaN for NaN.
-static inline float exp_f32(float x) {
+ALWAYS_INLINE float exp_f32(float x) {
     const float highest = 89.0f, lowest = -104.0f; // beyond these the result is Inf or 0 already
     const float shift = 12582912.0f;               // 1.5 * 2^23: adding it rounds to an integer, held in the low bits
     x = x > highest ? highest : x;                 // (a NaN passes both comparisons)
@@ -58,14 +61,14 @@ static inline float exp_f32(float x) {
 
 // gelu(x) = x/2 (1 + tanh u), u = GELU_SCALE (x + GELU_CUBIC x^3); and since (1 + tanh u)/2 = 1/(1 + e^-2u) = sigmoid(2u),
 // gelu(x) = x sigmoid(2u), which loses no digits where tanh u is close to -1.
-static inline float gelu_f32(float x) {
+ALWAYS_INLINE float gelu_f32(float x) {
     float u = GELU_SCALE * x * fused_multiply_add(GELU_CUBIC * x, x, 1.0f);
     return x / (1.0f + exp_f32(-2.0f * u));
 }
 
 // gelu'(x) = s + x s (1 - s) 2 du/dx, with s = sigmoid(2u) and du/dx = GELU_SCALE (1 + 3 GELU_CUBIC x^2).
 // With e = e^-|2u| in [0, 1], s is 1/(1 + e) or e/(1 + e) and s (1 - s) = e/(1 + e)^2: nothing cancels or overflows.
-static inline float gelu_derivative_f32(float x) {
+ALWAYS_INLINE float gelu_derivative_f32(float x) {
     float u = GELU_SCALE * x * fused_multiply_add(GELU_CUBIC * x, x, 1.0f);
     float du = GELU_SCALE * fused_multiply_add(3.0f * GELU_CUBIC * x, x, 1.0f);
     float e = exp_f32(-2.0f * fabsf(u)), larger = 1.0f / (1.0f + e), smaller = e * larger;
