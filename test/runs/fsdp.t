@@ -93,7 +93,8 @@ sends() { # OUT: A(3P - 2root) + root elements, (S-1)/S of them, in grad-op (A+1
     bytes=$((ranks * (S - 1) * (gathers * X + A * all * R) + 2 * S * (replicas - 1) * all * R))
     bytes=$(((bytes + 2 * (ranks - 1) * 8 + 2 * 2 * replicas * (S - 1) * 8) / ranks))
     echo "expected: $bytes bytes; measured: $(field "$1" comm_bytes | sort | uniq -c)"
-    [ "$(field "$1" comm_bytes | sort -u)" = $bytes ] && [ "$(field "$1" comm_bytes | wc -l)" = 6 ]
+    [ "$(field "$1" comm_bytes | sort -u)" = $bytes ] && [ "$(field "$1" comm_bytes | wc -l)" = 6 ] &&
+        grep '^  bytes .*  as predicted$' "$1.log" # on every rank
 }
 as_by_formula() { # OUT DDP
     check "  each rank holds what the formula says, of each kind" holds "$1" "$2"

@@ -88,10 +88,11 @@ if [ "$BUILD" = build ]; then
 fi
 
 # ---- damage: a file of another rank's shard ----
+how= # further options of the runs
 damaged() { # PATTERN FILE COMMAND...: the run from a checkpoint whose file COMMAND has changed is refused by every rank
     half "$work/sharded" "$work/damaged" && "${@:3}" "$work/damaged/step_00000005/$2" &&
         fails_with "^rank 0: error: .*$1" "^rank 1: error: .*$1" -- on_ranks 2 "$BUILD/train_gpt2_fsdp" "${small[@]}" \
-            --batch-size 12 --out "$work/damaged" --resume
+            --batch-size 12 --out "$work/damaged" --resume $how
 }
 check "a shard's file that is missing is named" damaged "optimizer-00002-of-00003.safetensors: .*No such file" optimizer-00002-of-00003.safetensors rm
 check "  also the model's" damaged "model-00003-of-00003.safetensors: .*No such file" model-00003-of-00003.safetensors rm
@@ -101,6 +102,10 @@ check "an index that is missing is named" damaged "model.safetensors.index.json"
 check "a flipped bit in one rank's first moments is found" damaged 'optimizer-\*-of-00003.safetensors.*: .*"m" do not match their checksum' \
     optimizer-00001-of-00003.safetensors flip 40
 check "  and in its weights" damaged 'model-\*-of-00003.safetensors.*: .*do not match their checksum' model-00002-of-00003.safetensors flip 60
+for how in "--sharding none" "--sharding hybrid --shard-group 1"; do
+    check "  also where every rank reads all of it: $how" damaged 'model-\*-of-00003.safetensors.*: .*do not match their checksum' \
+        model-00002-of-00003.safetensors flip 60
+done
 
 # ---- ranks that cannot write, and ranks that die while they do ----
 large=(--eps 1e-5 --data $REFERENCE/tokens.bin --val-data= --model d5 --heads 2 --channels 160 --seq-len 16 --batch-size 1 --warmup-steps 0

@@ -1,6 +1,9 @@
-// test_report.c - the report of predicted and measured bytes: what agrees, what does not, and by how much.
+// test_report.c - the reports of predicted and measured bytes, in memory and between ranks: what agrees, what does not, and
+// by how much.
 #include "../../llmc/run/report.h"
+#include "../../llmc/run/world.h"
 #include "expect_death.h"
+#include <sys/mman.h>
 
 // Allocates what is predicted, and `more` bytes of activations; exits with 0 if the report finds that all agrees, else 2.
 static void allocate_and_report(void* more) {
@@ -127,6 +130,154 @@ static void test_memory_up_to_its_limit_can_be_had_and_not_a_byte_more(void** st
     expect_death(allocate_within_limit, &far_too_many, "more for activations", "over --memory-limit 1e-07 GB");
 }
 
+// ---- bytes sent, which each rank predicts and counts for itself ----
+
+// What sent_choose answers when the ranks give these (N).
+static SentBytes chosen_of(const SentBytes* ranks, int N) {
+    ControlBytes given[4];
+    SentBytes chosen;
+    memset(given, 0, sizeof given);
+    for (int q = 0; q < N; q++) given[q] = control_bytes(&ranks[q], sizeof ranks[q]);
+    ControlBytes answer = sent_choose(NULL, given, N);
+    assert_int_equal(answer.bytes, sizeof chosen);
+    memcpy(&chosen, answer.data, sizeof chosen);
+    free(answer.data);
+    for (int q = 0; q < N; q++) free(given[q].data);
+    return chosen;
+}
+static void assert_chosen(const SentBytes* ranks, int N, int expected) {
+    SentBytes s = chosen_of(ranks, N);
+    if (memcmp(&s, &ranks[expected], sizeof s) != 0) fail_msg("predicted %g, sent %g to %g", s.predicted, s.least, s.most);
+}
+static void test_a_rank_that_did_not_send_as_predicted_is_shown_else_the_one_that_sent_most(void** state) {
+    (void)state;
+    const SentBytes good[] = { { 10, 10, 10 }, { 30, 30, 30 }, { 20, 20, 20 } };
+    const SentBytes bad[] = { { 10, 10, 11 }, { 30, 29, 30 }, { 20, 0, 0 }, { 1e15, 1e15 + 1, 1e15 + 1 } };
+    const SentBytes fractions = { 32 / 3.0, 10.6666, 10.6667 };
+    for (int i = 0; i < 3; i++) assert_true(sent_as_predicted(good[i]));
+    for (int i = 0; i < 4; i++) assert_false(sent_as_predicted(bad[i]));
+    assert_true(sent_as_predicted(fractions));
+    assert_chosen(good, 1, 0);
+    assert_chosen(good, 3, 1);
+    for (int rank = 0; rank < 3; rank++) {
+        for (int i = 0; i < 4; i++) {
+            SentBytes ranks[3];
+            memcpy(ranks, good, sizeof ranks);
+            ranks[rank] = bad[i];
+            assert_chosen(ranks, 3, rank);
+            if (rank == 2) continue;
+            ranks[2] = bad[3 - i]; // of two the first
+            assert_chosen(ranks, 3, rank);
+        }
+    }
+}
+
+// Sends `bytes` in a step, by the count of a communicator.
+static void take_step(World* w, long long step, unsigned long long bytes) {
+    static float state[1];
+    world_step_begin(w, step, state);
+    w->comm.stats[COMM_ALL_GATHER].bytes_times_N += bytes;
+    w->comm.stats[COMM_SEND].bytes_times_N += 1;
+    world_step_end(w, 0.25);
+}
+static void test_a_step_counts_what_is_sent_in_it(void** state) {
+    (void)state;
+    static World w;
+    device_init(0, 1);
+    w.options.timeout = 1;
+    w.options.out = "";
+    comm_init(&w.comm, &w.options, ranks_alone(), &w.control);
+    assert_true(report_sent(&w, 5)); // nothing was sent in a run of no steps
+    w.comm.stats[COMM_ALL_GATHER].bytes_times_N = 99; // by what comes before the steps
+    static const unsigned long long sent[] = { 40, 60, 20, 50 }, least[] = { 41, 41, 21, 21 }, most[] = { 41, 61, 61, 61 };
+    for (int i = 0; i < 4; i++) {
+        take_step(&w, 1 + i, sent[i]);
+        w.comm.stats[COMM_ALL_GATHER].bytes_times_N += 7; // between steps, by an evaluation
+        assert_true(w.bytes == 1.0 + (double)sent[i] && w.least == (double)least[i] && w.most == (double)most[i]);
+        assert_int_equal(w.steps, 1 + i);
+    }
+    assert_true(w.seconds_total == 1);
+    comm_free(&w.comm);
+    device_shutdown();
+}
+
+// A run of N ranks, a process each. Rank q predicts and sends so much; in the second of its two steps `more` besides.
+typedef struct { int N; double predicted[4], sent[4], more[4]; } Ranks;
+typedef struct { volatile int ready; char address[CONTROL_ADDRESS]; int status[4]; } Meeting; // shared by the processes
+static Meeting* meeting;
+
+// Rank `rank` says by its status what report_sent returns: 0 if all ranks sent as predicted, else 2.
+static int report_as(const Ranks* t, int rank) {
+    static World w;
+    RankInfo info = { rank, t->N, rank, t->N, "a test", "" };
+    control_init(&w.control, info, 10, "");
+    if (rank == 0) {
+        control_listen(&w.control, meeting->address);
+        __atomic_store_n(&meeting->ready, 1, __ATOMIC_RELEASE);
+    }
+    while (!__atomic_load_n(&meeting->ready, __ATOMIC_ACQUIRE)) usleep(1000);
+    control_join(&w.control, meeting->address);
+    if (rank > 0 && freopen("/dev/null", "w", stdout) == NULL) return 1; // only rank 0 prints, as comm_meet has it
+    w.comm.size = t->N;
+    w.steps = 2;
+    w.least = fmin(t->sent[rank], t->sent[rank] + t->more[rank]);
+    w.most = fmax(t->sent[rank], t->sent[rank] + t->more[rank]);
+    w.seconds_total = 1;
+    bool as_predicted = report_sent(&w, t->predicted[rank]);
+    control_stop(&w.control);
+    return as_predicted ? 0 : 2;
+}
+static void report_on_ranks(void* ranks) {
+    const Ranks* t = (const Ranks*)ranks;
+    pid_t pids[4];
+    memset(meeting, 0, sizeof *meeting);
+    for (int q = 1; q < t->N; q++) {
+        pids[q] = fork();
+        if (pids[q] == 0) exit(report_as(t, q));
+    }
+    meeting->status[0] = report_as(t, 0);
+    for (int q = 1; q < t->N; q++) {
+        waitpid(pids[q], &meeting->status[q], 0);
+        meeting->status[q] = WIFEXITED(meeting->status[q]) ? WEXITSTATUS(meeting->status[q]) : -1;
+    }
+}
+// All ranks must find the same, and rank 0's report have this row.
+static void expect_sent(const Ranks* t, int status, const char* row) {
+    Child c = child_run(report_on_ranks, (void*)t);
+    if (c.status != 0 || !has_row(c.out, row))
+        print_error("status %d, %s%s: there is no '%s'\n", c.status, c.out, c.err, row);
+    assert_int_equal(c.status, 0);
+    assert_true(has_row(c.out, row));
+    for (int q = 0; q < t->N; q++) assert_int_equal(meeting->status[q], status);
+    child_free(&c);
+}
+static void test_every_rank_must_send_as_it_predicted_in_every_step(void** state) {
+    (void)state;
+    meeting = (Meeting*)mmap(NULL, sizeof *meeting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(meeting != MAP_FAILED);
+    Ranks alike = { 3, { 5000, 5000, 5000 }, { 5000, 5000, 5000 }, { 0 } };
+    expect_sent(&alike, 0, " bytes 5.0 kB 5.0 kB as predicted\n");
+    Ranks differ = { 3, { 5000, 9000, 0 }, { 5000, 9000, 0 }, { 0 } }; // as in a pipeline
+    expect_sent(&differ, 0, " bytes 9.0 kB 9.0 kB as predicted\n");
+    for (int rank = 0; rank < 3; rank++) { // one that is not as predicted, though another sends more
+        static const char* const rows[] = {
+            " bytes 5.0 kB 5.0 kB 4 bytes more than predicted\n", " bytes 9.0 kB 9.0 kB 4 bytes more than predicted\n",
+            " bytes 0 B 4 B 4 bytes more than predicted\n"
+        };
+        Ranks wrong = differ;
+        wrong.sent[rank] += 4;
+        expect_sent(&wrong, 2, rows[rank]);
+    }
+    Ranks once = differ; // in one of its steps
+    once.more[0] = -8;
+    expect_sent(&once, 2, " bytes 5.0 kB 5.0 kB 8 bytes less than predicted\n");
+    once.more[0] = 8;
+    expect_sent(&once, 2, " bytes 5.0 kB 5.0 kB 8 bytes more than predicted\n");
+    Ranks swapped = { 2, { 5000, 9000 }, { 9000, 5000 }, { 0 } }; // as many in all
+    expect_sent(&swapped, 2, " bytes 5.0 kB 9.0 kB 4000 bytes more than predicted\n");
+    munmap(meeting, sizeof *meeting);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_equal_memory_is_as_predicted),
@@ -135,6 +286,9 @@ int main(void) {
         cmocka_unit_test(test_memory_that_is_gone_is_a_difference_too),
         cmocka_unit_test(test_the_record_of_a_run_says_what_it_is),
         cmocka_unit_test(test_memory_up_to_its_limit_can_be_had_and_not_a_byte_more),
+        cmocka_unit_test(test_a_rank_that_did_not_send_as_predicted_is_shown_else_the_one_that_sent_most),
+        cmocka_unit_test(test_a_step_counts_what_is_sent_in_it),
+        cmocka_unit_test(test_every_rank_must_send_as_it_predicted_in_every_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
