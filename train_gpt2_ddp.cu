@@ -30,7 +30,8 @@ Next      train_gpt2_zero.cu stops keeping N copies of the same state.
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
 
-// Views carve named tensors out of a unit's memory, in the order of llmc/gpt2.h. They own nothing. Gradients use the same views.
+// Views carve named tensors out of a unit's memory, in the order of llmc/model/gpt2.h. They own nothing. Gradients use the
+// same views.
 typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp,C)
 typedef struct {
     floatX *ln1w, *ln1b, *qkvb, *projb;     // (C) (C) (3C) (C)
@@ -254,7 +255,8 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_PARAMETERS] = X * P;
     bytes[MEMORY_GRADIENTS] = X * P;
     bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * P;
-    bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)classifier_rows((int)BT, c.Vp) * (size_t)c.Vp * X + sizeof(StepStats);
+    bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)classifier_rows((int)BT, c.Vp) * (size_t)c.Vp * X
+                              + sizeof(StepStats);
     bytes[MEMORY_COMMUNICATION] = comm_world_bytes(g->dp);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
@@ -421,7 +423,8 @@ static void gpt2_backward(GPT2* g, float dloss) {
     add_sum(&g->stats->loss, g->losses, (size_t)BT);
     // lnf = layernorm(resf)
     device_zero(g->dres, (size_t)BT * (size_t)c.C * sizeof(floatX));
-    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, g->dbtc, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd, BT, c.C, g->grad_mode);
+    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, g->dbtc, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd, BT, c.C,
+                       g->grad_mode);
     grad_ready(g, 0, LNFW);
     grad_ready(g, 0, LNFB);
     for (int l = c.L - 1; l >= 0; l--) {
@@ -447,7 +450,8 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     for (int i = 0; i < g->num_buckets; i++) g->buckets[i].missing = g->buckets[i].tensors;
 }
 
-// The textbook method: when all gradients are complete, sum them over the ranks, unit by unit, and divide by the number of ranks.
+// The textbook method: when all gradients are complete, sum them over the ranks, unit by unit, and divide by the number of
+// ranks.
 static void gpt2_reduce_naive(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         comm_wait(g->dp, comm_all_reduce(g->dp, unit_grads(g, u), g->units[u].size, COMM_FLOATX));
@@ -516,7 +520,7 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->seq_len = (int)run->o.seq_len;
     g->num_units = run->config.L + 1;
     g->dp = &run->world.comm;
-    g->divide = g->ddp == DDP_NAIVE && !run->o.deterministic; // deterministic runs agree to the bit: 1/3 must round in one place
+    g->divide = g->ddp == DDP_NAIVE && !run->o.deterministic; // there 1/3 must round in one place
 }
 
 // Mean loss over the first --eval-steps global batches of the validation data. Each rank sees its part of them.
@@ -572,7 +576,8 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     gpt2_reduce(g);
     trace_compute("update", -1);
     gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
-    AdamW adamw = { (float)learning_rate(o, step), (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, run->updates + 1 };
+    AdamW adamw = { (float)learning_rate(o, step), (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay,
+                    run->updates + 1 };
     gpt2_update(g, adamw);
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
@@ -597,7 +602,8 @@ int main(int argc, char** argv) {
     options_world(&run.table, &run.world);
     g.ddp = DDP_BUCKETED;
     g.bucket_mb = 25;
-    option_choice(&run.table, "ddp", &g.ddp, "naive|bucketed", "naive: all-reduce after the backward pass; bucketed: in buckets during it");
+    option_choice(&run.table, "ddp", &g.ddp, "naive|bucketed",
+                  "naive: all-reduce after the backward pass; bucketed: in buckets during it");
     option_float(&run.table, "bucket-mb", &g.bucket_mb, 1e-6, 1e6, "MiB of gradients per bucket; the first has 1 at most");
     run_start(&run, argc, argv);
 

@@ -1,18 +1,18 @@
 /*
-Train GPT-2 with fully sharded data parallelism: ZeRO's third stage as it is used in practice (Zhao et al., PyTorch FSDP, arXiv
-2304.11277, sections 3 and 4). Each rank keeps fp32 shards of the parameters and AdamW's moments, and shards of the gradients. A
-group of units is gathered in floatX, ahead of its use, into one of a few rooms, and freed after it.
+Train GPT-2 with fully sharded data parallelism: ZeRO's third stage as it is used in practice (Zhao et al., PyTorch FSDP,
+arXiv 2304.11277, sections 3 and 4). Each rank keeps fp32 shards of the parameters and AdamW's moments, and shards of the
+gradients. A group of units is gathered in floatX, ahead of its use, into one of a few rooms, and freed after it.
 
-A gather costs no time if it ends before its group is needed, and --prefetch says how early it begins. But each group gathered
-ahead needs a room: --limit-all-gathers trades memory for overlap. --sharding says how long a group stays gathered, and
---wrap-blocks how large a group is.
+A gather costs no time if it ends before its group is needed, and --prefetch says how early it begins. But each group
+gathered ahead needs a room: --limit-all-gathers trades memory for overlap. --sharding says how long a group stays gathered,
+and --wrap-blocks how large a group is.
 
-Memory    per rank, in bytes, with P parameters cut S ways: 16P/S (14P/S where gradients are reduced in 16 bits), and activations.
-          Rooms: for the parameters of the root and of --limit-all-gathers groups (grad-op: of all). Buckets: for the gradients
-          of the root and of two groups, in floatX, and also in fp32 where they are reduced in it.
+Memory    per rank, in bytes, with P parameters cut S ways: 16P/S (14P/S where gradients are reduced in 16 bits), and
+          activations. Rooms: for the parameters of the root and of --limit-all-gathers groups (grad-op: of all). Buckets:
+          for the gradients of the root and of two groups, in floatX, and also in fp32 where they are reduced in it.
 Sent      per rank and step with A micro-batches, in elements: full: (A(3P - 2root) + root) (S-1)/S, because the root stays
           gathered until the last micro-batch; grad-op: (A+1)P (S-1)/S, because every group does. AP (S-1)/S of these are in
-          --reduce-dtype, the others in floatX. hybrid with R = N/S replicas: 2P/S (R-1)/R more, once. Three doubles are summed.
+          --reduce-dtype, the others in floatX. hybrid with R = N/S replicas: 2P/S (R-1)/R more, once. Also three doubles.
 Run       make train_gpt2_fsdp && mpirun -np 4 ./train_gpt2_fsdp            (--help lists the options)
 Before    train_gpt2_zero.cu: the same shards, gathered when they are needed. New here: groups, rooms, gathers ahead of use.
 Next      tensor and pipeline parallelism cut the computation as well.
@@ -26,7 +26,7 @@ Next      tensor and pipeline parallelism cut the computation as well.
 #include "llmc/model/schedule.h"       // defines: learning_rate, LossScaler
 #include "llmc/device/device.h"        // defines: device_alloc, device_zero, host_to_device, device_to_host
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
-#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_reduce_scatter, comm_all_gather, comm_wait
+#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_reduce_scatter, comm_all_gather, comm_wait
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/shard_state.h" // defines: Shards: this rank's state, on the device or the host
 #include "llmc/parallel/layout.h"      // defines: Sharding, Layout, Group, options_sharding, comm_finish
@@ -36,7 +36,8 @@ Next      tensor and pipeline parallelism cut the computation as well.
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
 
-// Views carve named tensors out of a unit's memory, in the order of llmc/gpt2.h. They own nothing. Gradients use the same views.
+// Views carve named tensors out of a unit's memory, in the order of llmc/model/gpt2.h. They own nothing. Gradients use the
+// same views.
 typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp,C)
 typedef struct {
     floatX *ln1w, *ln1b, *qkvb, *projb;     // (C) (C) (3C) (C)
@@ -193,7 +194,8 @@ static void gpt2_init_acts(GPT2* g) {
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
 
-// Allocates memory for whole gradients and parameters while they are needed. No group is larger than the root's or the first other.
+// Allocates memory for whole gradients and parameters while they are needed. No group is larger than the root's or the
+// first other.
 static void gpt2_init_buckets(GPT2* g) {
     size_t S = (size_t)g->layout.shard_ranks->size;
     g->num_buckets = g->layout.num_groups < 3 ? g->layout.num_groups : 3;
@@ -207,7 +209,8 @@ static void gpt2_init_buckets(GPT2* g) {
         b->reduced = NO_OP;
     }
     for (int r = 0; r < g->num_rooms; r++) {
-        g->rooms[r].params = (floatX*)device_alloc(S * g->layout.groups[r > 0].shard.n * sizeof(floatX), MEMORY_COMMUNICATION);
+        size_t whole = S * g->layout.groups[r > 0].shard.n;
+        g->rooms[r].params = (floatX*)device_alloc(whole * sizeof(floatX), MEMORY_COMMUNICATION);
         g->rooms[r].group = NO_GROUP;
     }
 }
@@ -257,16 +260,17 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
                      + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);            // outside the blocks
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
     shards_predict(own.all, reduce_type(&g->how), g->how.offload, g->accumulation > 1, bytes);
-    bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)classifier_rows((int)BT, c.Vp) * (size_t)c.Vp * X + sizeof(StepStats);
+    bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)classifier_rows((int)BT, c.Vp) * (size_t)c.Vp * X
+                              + sizeof(StepStats);
     bytes[MEMORY_COMMUNICATION] = layout_comm_bytes(&g->how, g->dp);
     bytes[MEMORY_COMMUNICATION] += sent * S * (own.root + size_min(2, own.others) * own.other); // buckets
     if (!is_at_home(&g->how)) bytes[MEMORY_COMMUNICATION] += X * S * (own.root + sharding_rooms(&g->how, own) * own.other);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
-// Bytes that this rank will send per step. In each reduce-scatter and each all-gather it sends S-1 shards of every group. What stays
-// gathered after its forward pass is gathered once a step, the rest twice a micro-batch. Replicas all-reduce each shard once.
-// Three doubles are summed as well: the loss, and two norms.
+// Bytes that this rank will send per step. In each reduce-scatter and each all-gather it sends S-1 shards of every group.
+// What stays gathered after its forward pass is gathered once a step, the rest twice a micro-batch. Replicas all-reduce
+// each shard once. Three doubles are summed as well: the loss, and two norms.
 static double gpt2_predict_sent(const GPT2* g) {
     ShardSizes own = shard_sizes(g->config, &g->how);
     double S = g->how.shards, N = g->dp->size, R = N / S, A = g->accumulation, all = (double)own.all;
@@ -313,7 +317,8 @@ static void group_gather(GPT2* g, int k) {
     group->room = free_room(g, k);
     require(group->room != NO_ROOM, "no room to gather group %d: all %d are taken", k, g->num_rooms);
     g->rooms[group->room].group = k;
-    g->gathering[k] = shards_gather(&g->state, g->layout.shard_ranks, g->rooms[group->room].params, group->shard.at, group->shard.n);
+    g->gathering[k] = shards_gather(&g->state, g->layout.shard_ranks, g->rooms[group->room].params, group->shard.at,
+                                    group->shard.n);
 }
 
 // Begins to gather what comes after group k, as far ahead as there are rooms. Forward 0, 1, 2, ...; backward 0, ..., 2, 1.
@@ -339,7 +344,8 @@ static void bucket_finish(GPT2* g, Bucket* b) {
         g->replicating[b->group] = shards_replicate(&g->state, g->layout.replicas, shard.at, shard.n);
 }
 
-// The backward pass calls this when the gradient of tensor i of unit u is complete. After its last tensor a group is reduced.
+// The backward pass calls this when the gradient of tensor i of unit u is complete. After its last tensor a group is
+// reduced.
 static void grad_ready(GPT2* g, int u, int i) {
     (void)i;
     int k = g->layout.group_of[u], S = g->layout.shard_ranks->size;
@@ -410,12 +416,13 @@ static void group_free(GPT2* g, Group* group) {
     group->room = NO_ROOM;
 }
 
-// Ends the use of unit u's parameters until the next unit_params. The root stays until the step's last backward pass, and so does
-// every group that is not resharded after its forward pass. Another group may take a freed room.
+// Ends the use of unit u's parameters until the next unit_params. The root stays until the step's last backward pass, and
+// so does every group that is not resharded after its forward pass. Another group may take a freed room.
 static void unit_release(GPT2* g, int u) {
     int k = g->layout.group_of[u];
     Group* group = &g->layout.groups[k];
-    bool is_backward = g->pass == PASS_BACKWARD, stays = (k == 0 || !reshards_after_forward(&g->how)) && !(is_backward && g->last_micro);
+    bool is_backward = g->pass == PASS_BACKWARD;
+    bool stays = (k == 0 || !reshards_after_forward(&g->how)) && !(is_backward && g->last_micro);
     int last_used = is_backward ? group->first_unit : group->first_unit + group->num_units - 1;
     if (u == last_used && !stays) group_free(g, group);
 }
@@ -512,7 +519,8 @@ static void gpt2_backward(GPT2* g, float dloss) {
     add_sum(&g->stats->loss, g->losses, (size_t)BT);
     // lnf = layernorm(resf)
     device_zero(g->dres, (size_t)BT * (size_t)c.C * sizeof(floatX));
-    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, g->dbtc, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd, BT, c.C, g->grad_mode);
+    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, g->dbtc, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd, BT, c.C,
+                       g->grad_mode);
     grad_ready(g, 0, LNFW);
     grad_ready(g, 0, LNFB);
     for (int l = c.L - 1; l >= 0; l--) {
@@ -531,8 +539,8 @@ static void gpt2_backward(GPT2* g, float dloss) {
     unit_release(g, 0);
 }
 
-// Call before micro-batch `micro` of a step's `accumulation`. Each micro-batch overwrites the buckets, and shards are added up. A step
-// begins with the blocks' rooms free, because an evaluation may have left groups in them.
+// Call before micro-batch `micro` of a step's `accumulation`. Each micro-batch overwrites the buckets, and shards are added
+// up. A step begins with the blocks' rooms free, because an evaluation may have left groups in them.
 static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->grad_mode = GRAD_SET;
     g->first_micro = micro == 0;
@@ -574,8 +582,8 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// Calls AdamW once per piece, then sums the squares of the new parameters for their norm. The root comes first, and is gathered while
-// blocks are updated.
+// Calls AdamW once per piece, then sums the squares of the new parameters for their norm. The root comes first, and is
+// gathered while blocks are updated.
 static void gpt2_update(GPT2* g, AdamW adamw) {
     const Piece *p = g->pieces, *end = p + g->num_pieces;
     shards_begin_update(&g->state, g->stats);
@@ -590,7 +598,8 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
 // ----------------------------------------------------------------------------
 // 7. weights and state: initial, loaded, saved
 
-// Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. Each rank makes or reads only its shards.
+// Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. Each rank makes or reads only its
+// shards.
 static void gpt2_load(GPT2* g, Run* run) {
     run_load(run, g->pieces, g->num_pieces);
     gpt2_gather(g);
@@ -614,8 +623,9 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->accumulation = run->accumulation;
     sharding_check(&g->how, g->dp->size);
     layout_split(&g->layout, &g->how, g->dp);
-    SaveShare share = { g->dp->rank < g->how.shards ? g->dp->rank : -1, g->how.shards, g->how.checkpoint == CHECKPOINT_SHARDED };
-    run->share = share; // other replicas hold the same
+    run->share.writer = g->dp->rank < g->how.shards ? g->dp->rank : -1; // other replicas hold the same
+    run->share.writers = g->how.shards;
+    run->share.sharded = g->how.checkpoint == CHECKPOINT_SHARDED;
 }
 
 // Mean loss over the first --eval-steps global batches of the validation data. Each rank sees its part of them.
@@ -668,7 +678,8 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     gpt2_reduce(g);
     trace_compute("update", -1);
     gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
-    AdamW adamw = { (float)learning_rate(o, step), (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, run->updates + 1 };
+    AdamW adamw = { (float)learning_rate(o, step), (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay,
+                    run->updates + 1 };
     gpt2_update(g, adamw);
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
@@ -689,7 +700,8 @@ static uint64_t unit_checksum(void* self, int u) {
 int main(int argc, char** argv) {
     static Run run;
     static GPT2 g;
-    run_options(&run, "train_gpt2_fsdp", "train GPT-2 fully sharded: each rank keeps a part of everything, and gathers ahead what it uses");
+    run_options(&run, "train_gpt2_fsdp",
+                "train GPT-2 fully sharded: each rank keeps a part of everything, and gathers ahead what it uses");
     options_world(&run.table, &run.world);
     options_sharding(&run.table, &g.how);
     run_start(&run, argc, argv);

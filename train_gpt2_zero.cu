@@ -1,6 +1,7 @@
 /*
 Train GPT-2 with ZeRO: with data parallelism, the ranks hold N copies of the same state; here each rank keeps a part of it
-(Rajbhandari et al., ZeRO, arXiv 1910.02054, sections 3, 5 and 7). Every unit is cut into N equal shards, and rank r owns shard r.
+(Rajbhandari et al., ZeRO, arXiv 1910.02054, sections 3, 5 and 7). Every unit is cut into N equal shards, and rank r owns
+shard r.
 
 --zero-stage 1  The optimizer's state is sharded: gradients are reduce-scattered, each rank updates its shards of the
                 parameters, and an all-gather makes them whole again. Together these send what the all-reduce sent.
@@ -8,8 +9,8 @@ Train GPT-2 with ZeRO: with data parallelism, the ranks hold N copies of the sam
 --zero-stage 3  Parameters are also sharded: a unit is gathered before its forward pass, and again before its backward pass.
 
 Memory    per rank, in bytes, with P parameters on N ranks: stage 1: 4P + KP/N, stage 2: 2P + (2+K)P/N, stage 3: (4+K)P/N
-          (16 bits, K = 12; fp32: 8P + 8P/N, 4P + 12P/N, 16P/N), and activations. Stages 2 and 3 also have buckets for the whole
-          gradients of the root and two blocks. Stage 3 also has room for gathered units: the root's parameters and one block's.
+          (16 bits, K = 12; fp32: 8P + 8P/N, 4P + 12P/N, 16P/N), and activations. Stages 2 and 3 also have buckets for the
+          whole gradients of the root and two blocks. Stage 3 also has rooms for the parameters of the root and one block.
 Sent      per rank and step with A micro-batches, in elements of floatX: stage 1: 2P (N-1)/N, stage 2: (A+1)P (N-1)/N,
           stage 3: 3AP (N-1)/N. Each stage also sums three doubles.
 Run       make train_gpt2_zero && mpirun -np 4 ./train_gpt2_zero            (--help lists the options)
@@ -25,7 +26,7 @@ Next      train_gpt2_fsdp.cu gathers the next unit while this one is computed.
 #include "llmc/model/schedule.h"       // defines: learning_rate, LossScaler
 #include "llmc/device/device.h"        // defines: device_alloc, device_zero, host_to_device, device_to_host
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
-#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_reduce_scatter, comm_all_gather, comm_wait
+#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_reduce_scatter, comm_all_gather, comm_wait
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/shard.h"       // defines: Shard, shard_elements, comm_finish, report_zero
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
@@ -34,7 +35,8 @@ Next      train_gpt2_fsdp.cu gathers the next unit while this one is computed.
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
 
-// Views carve named tensors out of a unit's memory, in the order of llmc/gpt2.h. They own nothing. Gradients use the same views.
+// Views carve named tensors out of a unit's memory, in the order of llmc/model/gpt2.h. They own nothing. Gradients use the
+// same views.
 typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp,C)
 typedef struct {
     floatX *ln1w, *ln1b, *qkvb, *projb;     // (C) (C) (3C) (C)
@@ -217,7 +219,8 @@ static void gpt2_init_acts(GPT2* g) {
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
 
-// Allocates memory for whole gradients and, in stage 3, whole parameters while they are needed. All blocks have the same size.
+// Allocates memory for whole gradients and, in stage 3, whole parameters while they are needed. All blocks have the same
+// size.
 static void gpt2_init_buckets(GPT2* g) {
     size_t N = (size_t)g->dp->size;
     g->num_buckets = g->zero_stage == 1 ? g->num_units : g->config.L > 1 ? 3 : 2;
@@ -279,15 +282,16 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_PARAMETERS] = X * own * (g->zero_stage < 3 ? N : 1);
     bytes[MEMORY_GRADIENTS] = X * own * (g->zero_stage < 2 ? N : 1);
     bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * own;
-    bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)classifier_rows((int)BT, c.Vp) * (size_t)c.Vp * X + sizeof(StepStats);
+    bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)classifier_rows((int)BT, c.Vp) * (size_t)c.Vp * X
+                              + sizeof(StepStats);
     bytes[MEMORY_COMMUNICATION] = comm_world_bytes(g->dp);
     if (g->zero_stage > 1) bytes[MEMORY_COMMUNICATION] += X * (root + (L > 1 ? 2 : 1) * block); // buckets
     if (g->zero_stage == 3) bytes[MEMORY_COMMUNICATION] += X * (root + block);                  // rooms
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
-// Bytes that this rank will send per step. In each reduce-scatter and each all-gather it sends N-1 shards of every unit. Three
-// doubles are summed as well.
+// Bytes that this rank will send per step. In each reduce-scatter and each all-gather it sends N-1 shards of every unit.
+// Three doubles are summed as well.
 static double gpt2_predict_sent(const GPT2* g) {
     double N = g->dp->size, own = (double)(shard_elements_total(g->config, g->dp->size) * sizeof(floatX));
     double times = g->zero_stage == 1 ? 1 + 1                // gradients once, parameters once
@@ -479,7 +483,8 @@ static void gpt2_backward(GPT2* g, float dloss) {
     add_sum(&g->stats->loss, g->losses, (size_t)BT);
     // lnf = layernorm(resf)
     device_zero(g->dres, (size_t)BT * (size_t)c.C * sizeof(floatX));
-    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, g->dbtc, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd, BT, c.C, g->grad_mode);
+    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, g->dbtc, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd, BT, c.C,
+                       g->grad_mode);
     grad_ready(g, 0, LNFW);
     grad_ready(g, 0, LNFB);
     for (int l = c.L - 1; l >= 0; l--) {
@@ -555,7 +560,8 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
 // ----------------------------------------------------------------------------
 // 7. weights and state: initial, loaded, saved
 
-// Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. Each rank makes or reads only its shards.
+// Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. Each rank makes or reads only its
+// shards.
 static void gpt2_load(GPT2* g, Run* run) {
     run_load(run, g->pieces, g->num_pieces);
     gpt2_gather(g);
@@ -632,7 +638,8 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     gpt2_reduce(g);
     trace_compute("update", -1);
     gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
-    AdamW adamw = { (float)learning_rate(o, step), (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, run->updates + 1 };
+    AdamW adamw = { (float)learning_rate(o, step), (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay,
+                    run->updates + 1 };
     gpt2_update(g, adamw);
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
@@ -653,10 +660,12 @@ static uint64_t unit_checksum(void* self, int u) {
 int main(int argc, char** argv) {
     static Run run;
     static GPT2 g;
-    run_options(&run, "train_gpt2_zero", "train GPT-2 with ZeRO: each rank keeps a part of the optimizer's state, gradients and parameters");
+    run_options(&run, "train_gpt2_zero",
+                "train GPT-2 with ZeRO: each rank keeps a part of the optimizer's state, gradients and parameters");
     options_world(&run.table, &run.world);
     g.zero_stage = 1;
-    option_int(&run.table, "zero-stage", &g.zero_stage, 1, 3, "what is sharded: 1 optimizer state, 2 also gradients, 3 also parameters");
+    option_int(&run.table, "zero-stage", &g.zero_stage, 1, 3,
+               "what is sharded: 1 optimizer state, 2 also gradients, 3 also parameters");
     run_start(&run, argc, argv);
 
     gpt2_configure(&g, &run);

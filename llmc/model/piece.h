@@ -1,8 +1,8 @@
 /*
 piece.h - what a rank holds of the model, and where it lies: a list of pieces.
 
-Every stage can say this in a few lines, however it cuts the model. The optimizer walks the list, and save/pieces.h sets, loads and
-saves what it names.
+Every stage can say this in a few lines, however it cuts the model. The optimizer walks the list, and save/pieces.h sets,
+loads and saves what it names.
 */
 #ifndef LLMC_PIECE_H
 #define LLMC_PIECE_H
@@ -10,7 +10,7 @@ saves what it names.
 #include "gpt2.h"
 
 typedef struct {
-    int unit, part, parts;   // of part `part` of `parts` of a unit, as tensor_part of gpt2.h cuts it (1 part: the unit itself),
+    int unit, part, parts;   // of part `part` of `parts` of a unit, as tensor_part of gpt2.h cuts it (1: the whole unit),
     size_t begin, n;         // elements [begin, begin+n)
     size_t no_decay;         // the first of which are never decayed
     bool on_host;            // they are in host memory (parallel/shard_state.h)

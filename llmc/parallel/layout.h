@@ -1,12 +1,12 @@
 /*
 layout.h - fully sharded data parallelism: its options, and the layout that they give the model.
 
-Units that are gathered and freed together are a group: the root (unit 0), and --wrap-blocks consecutive blocks; or all of them. In
-whole memory a group's units lie one after another. This memory is cut into S equal shards, one per rank. A rank keeps its shards
-of all groups side by side, in sharded memory.
+Units that are gathered and freed together are a group: the root (unit 0), and --wrap-blocks consecutive blocks; or all of
+them. In whole memory a group's units lie one after another. This memory is cut into S equal shards, one per rank. A rank
+keeps its shards of all groups side by side, in sharded memory.
 
-There are as many shards as ranks that together hold one copy of the model: all (full, grad-op), --shard-group of them (hybrid),
-or one (none). Ranks that hold the same shard of different copies are replicas of one another.
+There are as many shards as ranks that together hold one copy of the model: all (full, grad-op), --shard-group of them
+(hybrid), or one (none). Ranks that hold the same shard of different copies are replicas of one another.
 */
 #ifndef LLMC_LAYOUT_H
 #define LLMC_LAYOUT_H
@@ -49,7 +49,8 @@ static inline void options_sharding(OptionTable* t, Sharding* how) {
                   "when the backward pass starts its next gather: before this unit's gradients, after them, or when needed");
     option_flag(t, "forward-prefetch", &how->forward_prefetch,
                 "the forward pass starts its next gather before this unit's layers");
-    option_int(t, "limit-all-gathers", &how->rooms, 1, MAX_UNITS, "how many groups, besides the root, may be gathered at a time");
+    option_int(t, "limit-all-gathers", &how->rooms, 1, MAX_UNITS,
+               "how many groups, besides the root, may be gathered at a time");
     option_choice(t, "reduce-dtype", &how->reduce_dtype, "fp32|model",
                   "the precision in which gradients are sent and added; model: that of the parameters");
     option_flag(t, "cpu-offload", &how->offload, "shards are kept on the host, and AdamW runs there");
@@ -66,7 +67,8 @@ static inline void sharding_check(Sharding* how, int N) {
     bool is_hybrid = how->sharding == SHARD_HYBRID;
     require(is_hybrid == (how->shard_group > 0), "--shard-group and --sharding hybrid go together: give both or neither");
     how->shards = is_hybrid ? (int)how->shard_group : how->sharding == SHARD_NONE ? 1 : N;
-    require(N % how->shards == 0, "--shard-group must divide the number of ranks, and %d does not divide %d", how->shards, N);
+    require(N % how->shards == 0, "--shard-group must divide the number of ranks, and %d does not divide %d",
+            how->shards, N);
     bool gathers_ahead = how->prefetch != PREFETCH_NONE || how->forward_prefetch;
     require(how->rooms > 1 || !gathers_ahead || !reshards_after_forward(how),
             "--limit-all-gathers 1 leaves no room to gather ahead: allow 2, or --prefetch none and --no-forward-prefetch");
@@ -76,7 +78,8 @@ static inline CommType reduce_type(const Sharding* how) { return how->reduce_dty
 static inline size_t reduce_size(const Sharding* how) { return comm_type_size(reduce_type(how)); }
 // True if whole gradients are copied to a wider type for the reduction.
 static inline bool reduces_wider(const Sharding* how) { return reduce_size(how) > sizeof(floatX); }
-// True if a rank's shard is the whole, in the type that layers compute with, and on the device: then nothing has to be gathered.
+// True if a rank's shard is the whole, in the type that layers compute with, and on the device: then nothing has to be
+// gathered.
 static inline bool is_at_home(const Sharding* how) { return how->shards == 1 && !NEEDS_MASTER && !how->offload; }
 
 // ---- the layout ----
@@ -161,14 +164,16 @@ static inline bool layout_piece(const Layout* y, GPT2Config c, const Unit* units
 }
 
 // ---- by formula: elements of a rank's shards, before anything is laid out ----
-typedef struct { size_t root, other, others, all; } ShardSizes; // of the root's group, of the largest other one, how many others, of all
+typedef struct { size_t root, other, all, others; } ShardSizes; // of the root's group; the largest other; all; how many others
 static inline ShardSizes shard_sizes(GPT2Config c, const Sharding* how) {
     size_t L = (size_t)c.L, wrap = (size_t)how->wrap_blocks, block = unit_elements(c, 1);
     if (wrap == 0) {
-        ShardSizes one = { shard_of(gpt2_num_elements(c), how->shards), 0, 0, shard_of(gpt2_num_elements(c), how->shards) };
+        size_t n = shard_of(gpt2_num_elements(c), how->shards);
+        ShardSizes one = { n, 0, n, 0 };
         return one;
     }
-    ShardSizes s = { shard_elements(c, 0, how->shards), shard_of(size_min(wrap, L) * block, how->shards), ceil_div(L, wrap), 0 };
+    size_t root = shard_elements(c, 0, how->shards), other = shard_of(size_min(wrap, L) * block, how->shards);
+    ShardSizes s = { root, other, 0, ceil_div(L, wrap) };
     s.all = s.root + L / wrap * s.other + (L % wrap ? shard_of(L % wrap * block, how->shards) : 0);
     return s;
 }
@@ -186,7 +191,8 @@ static inline void report_sharding(GPT2Config c, const Sharding* how, int N) {
     if (how->wrap_blocks == 1) snprintf(group, sizeof group, "block");
     if (how->wrap_blocks > 1) snprintf(group, sizeof group, "%lld blocks", how->wrap_blocks);
     size_t P = gpt2_num_elements(c), S = (size_t)how->shards;
-    printf("fsdp       sharding %s by %s: each rank keeps 1/%zu of everything%s, %.2f %% of it padding; gradients reduced in %s\n",
+    printf("fsdp       sharding %s by %s: each rank keeps 1/%zu of everything%s, %.2f %% of it padding;"
+           " gradients reduced in %s\n",
            shardings[how->sharding], group, S, how->offload ? " on the host" : "",
            100 * (1 - (double)P / (double)(S * s.all)), comm_type_name(reduce_type(how)));
     if (S > 1) printf("gathers    prefetch %s%s; room for the root and %zu more\n", prefetches[how->prefetch],

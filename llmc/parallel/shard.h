@@ -36,10 +36,11 @@ static inline void comm_finish(Comm* c, CommOp* op) {
 
 // Prints what ZeRO shards among N ranks, and how much of it is padding.
 static inline void report_zero(int zero_stage, GPT2Config c, int N) {
-    static const char* const sharded[] = { "optimizer state", "optimizer state and gradients", "optimizer state, gradients and parameters" };
+    static const char* const sharded[] = { "optimizer state", "optimizer state and gradients",
+                                           "optimizer state, gradients and parameters" };
     double P = (double)gpt2_num_elements(c), all = (double)N * (double)shard_elements_total(c, N);
-    printf("zero       stage %d: each rank keeps 1/%d of %s; %.2f %% of it padding\n", zero_stage, N, sharded[zero_stage - 1],
-           100 * (1 - P / all));
+    printf("zero       stage %d: each rank keeps 1/%d of %s; %.2f %% of it padding\n", zero_stage, N,
+           sharded[zero_stage - 1], 100 * (1 - P / all));
     fflush(stdout);
 }
 #endif

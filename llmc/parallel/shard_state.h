@@ -1,10 +1,11 @@
 /*
-shard_state.h - the state that a rank keeps in fully sharded training: its shards of the fp32 weights, of the gradients and of AdamW's
-moments. They lie on the device, or on the host (--cpu-offload). A stage need not know where: it gathers, reduces and updates them
-here.
+shard_state.h - the state that a rank keeps in fully sharded training: its shards of the fp32 weights, of the gradients and
+of AdamW's moments. They lie on the device, or on the host (--cpu-offload). A stage need not know where: it gathers, reduces
+and updates them here.
 
-On the host a rank also keeps the weights rounded to floatX, as they are gathered (in 16 bits), and room into which the gradients of
-later micro-batches arrive (with accumulation). AdamW then runs on the CPU, and its cores wait for the gradients.
+On the host a rank also keeps the weights rounded to floatX, as they are gathered (in 16 bits), and room into which the
+gradients of later micro-batches arrive (with accumulation). AdamW then runs on the CPU, and its cores wait for the
+gradients.
 */
 #ifndef LLMC_SHARD_STATE_H
 #define LLMC_SHARD_STATE_H
@@ -81,8 +82,8 @@ static inline CommOp shards_gather(const Shards* s, Comm* c, floatX* whole, size
     return comm_all_gather(c, whole, own, n, COMM_FLOATX);
 }
 
-// Where a reduction puts this rank's sum. first: of a step's first micro-batch, which overwrites the gradients; that of a later one
-// is added to them.
+// Where a reduction puts this rank's sum. first: of a step's first micro-batch, which overwrites the gradients; that of a
+// later one is added to them.
 static inline char* shards_sum(const Shards* s, const Comm* c, void* whole, size_t at, size_t n, bool first) {
     size_t size = comm_type_size(s->grad_type);
     if (first) return s->grads + at * size;
@@ -91,7 +92,8 @@ static inline char* shards_sum(const Shards* s, const Comm* c, void* whole, size
 // Begins to reduce whole (S,n) of grad_type to every rank's shard.
 static inline CommOp shards_reduce(const Shards* s, Comm* c, void* whole, size_t at, size_t n, bool first) {
     char* sum = shards_sum(s, c, whole, at, n, first);
-    return s->on_host ? comm_reduce_scatter_to_host(c, sum, whole, n, s->grad_type) : comm_reduce_scatter(c, sum, whole, n, s->grad_type);
+    return s->on_host ? comm_reduce_scatter_to_host(c, sum, whole, n, s->grad_type)
+                      : comm_reduce_scatter(c, sum, whole, n, s->grad_type);
 }
 // After the wait for it: adds what a later micro-batch has brought.
 static inline void shards_add(const Shards* s, const Comm* c, void* whole, size_t at, size_t n, bool first) {
@@ -104,8 +106,8 @@ static inline void shards_add(const Shards* s, const Comm* c, void* whole, size_
     else add_in_place((floatX*)grads, (const floatX*)sum, n);
 }
 
-// Sums the gradients of the ranks of c, which hold the same shard. Begins at once on the device; on the host all of it is left to
-// shards_replicated, which passes it through `there` (n), device memory that nothing else uses.
+// Sums the gradients of the ranks of c, which hold the same shard. Begins at once on the device; on the host all of it is
+// left to shards_replicated, which passes it through `there` (n), device memory that nothing else uses.
 static inline CommOp shards_replicate(const Shards* s, Comm* c, size_t at, size_t n) {
     return s->on_host ? NO_OP : comm_all_reduce(c, s->grads + at * comm_type_size(s->grad_type), n, s->grad_type);
 }
@@ -151,8 +153,8 @@ static inline void shards_update(const Shards* s, const Piece* p, AdamW adamw, c
     const void* grads = s->grads + at * comm_type_size(s->grad_type);
     float* weights = s->params + at;
     if (s->on_host)
-        host_adamw_update(adamw, s->rounded ? s->rounded + at : NULL, weights, p->m, p->v, grads, (DType)s->grad_type, s->grad_scale,
-                          p->n, p->no_decay);
+        host_adamw_update(adamw, s->rounded ? s->rounded + at : NULL, weights, p->m, p->v, grads, (DType)s->grad_type,
+                          s->grad_scale, p->n, p->no_decay);
     else if (s->grad_type == COMM_F32)
         adamw_update_fp32(adamw, weights, p->m, p->v, (const float*)grads, &stats->grad_scale, p->n, p->no_decay);
     else adamw_update(adamw, NULL, weights, p->m, p->v, (const floatX*)grads, &stats->grad_scale, p->n, p->no_decay);

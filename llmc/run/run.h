@@ -59,10 +59,12 @@ static inline void run_open_data(Run* run) {
     char ranks[32] = "";
     if (N > 1) snprintf(ranks, sizeof ranks, " x %d ranks", N);
     run->tokens_per_step = o->total_batch_size ? o->total_batch_size : micro;
-    require(run->tokens_per_step % micro == 0, "--total-batch-size %lld must be a multiple of --batch-size %lld x --seq-len %lld%s = %lld tokens",
+    require(run->tokens_per_step % micro == 0,
+            "--total-batch-size %lld must be a multiple of --batch-size %lld x --seq-len %lld%s = %lld tokens",
             run->tokens_per_step, o->batch_size, o->seq_len, ranks, micro);
     run->accumulation = (int)(run->tokens_per_step / micro);
-    DataShape shape = { (int)o->batch_size, (int)o->seq_len, run->config.V, run->tokens_per_step / o->seq_len, rank, N, (uint64_t)o->seed };
+    DataShape shape = { (int)o->batch_size, (int)o->seq_len, run->config.V, run->tokens_per_step / o->seq_len, rank, N,
+                        (uint64_t)o->seed };
     dataloader_init(&run->train, "--data", o->data, &run->tokenizer, shape, DATA_TRAIN);
     if (o->val_data[0]) dataloader_init(&run->val, "--val-data", o->val_data, &run->tokenizer, shape, DATA_EVAL);
 }
@@ -89,7 +91,8 @@ static inline void run_start(Run* run, int argc, char** argv) {
 // --recompute; auto: none if the bytes in run->predicted fit, on every rank, else block.
 static inline int run_recompute(Run* run) {
     Options* o = &run->o;
-    if (o->recompute == RECOMPUTE_AUTO) o->recompute = world_memory_fits(&run->world, run->predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
+    if (o->recompute != RECOMPUTE_AUTO) return o->recompute;
+    o->recompute = world_memory_fits(&run->world, run->predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
     return o->recompute;
 }
 
@@ -111,8 +114,8 @@ static inline void run_resume(Run* run, const TrainState* s) {
     run->scaler.good_steps = s->good_steps;
 }
 
-// Sets the weights in these pieces, by --seed or from the checkpoint, or all their state when resuming. Collective; a rank whose
-// state comes from others gives no pieces.
+// Sets the weights in these pieces, by --seed or from the checkpoint, or all their state when resuming. Collective; a rank
+// whose state comes from others gives no pieces.
 static inline void run_load(Run* run, const Piece* pieces, int num_pieces) {
     CheckpointReader* r = run->from_checkpoint ? &run->checkpoint : NULL;
     if (run->o.resume) pieces_load(pieces, num_pieces, r);
@@ -140,7 +143,9 @@ static inline void run_begin(Run* run) {
 }
 
 // ---- what is due after `step` steps; a resumed run does not repeat what the previous one did ----
-static inline bool is_due(long long every, long long step, long long last) { return every > 0 && (step % every == 0 || step == last); }
+static inline bool is_due(long long every, long long step, long long last) {
+    return every > 0 && (step % every == 0 || step == last);
+}
 static inline bool run_is_fresh(const Run* run, long long step) { return step > run->first || run->first == 0; }
 static inline bool run_evaluates(const Run* run, long long step) {
     return run->o.val_data[0] && run_is_fresh(run, step) && is_due(run->o.eval_every, step, run->o.steps);

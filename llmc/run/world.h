@@ -37,7 +37,8 @@ static inline void options_world(OptionTable* t, World* w) {
     option_int(t, "check-every", &w->check_every, 0, 1e9,
                "every N steps the ranks compare the state that must be equal on all of them; 0: never");
     option_text(t, "fault", &w->fault_text, "RANK:STEP:FAULT",
-                "for tests: what that rank does at that step: kill, hang, skip (leave out an operation) or bitflip (flip a bit)");
+                "for tests: what that rank does at that step: kill, hang, skip (leave out an operation)"
+                " or bitflip (flip a bit)");
 }
 
 // Joins the ranks, as OpenMPI, torchrun or Slurm started them. Call it after device_init.
@@ -57,7 +58,8 @@ static inline void world_trace_operation(void* self, const CommEvent* e) {
     char name[64], group[32] = "";
     (void)self;
     if (strcmp(e->communicator, "world") != 0) snprintf(group, sizeof group, " of %s", e->communicator);
-    snprintf(name, sizeof name, "%s #%lld%s (%zu %s)", comm_kind_names[e->kind], e->number, group, e->n, comm_type_name(e->type));
+    snprintf(name, sizeof name, "%s #%lld%s (%zu %s)", comm_kind_names[e->kind], e->number, group, e->n,
+             comm_type_name(e->type));
     trace_operation(name, e->issued, e->started, e->finished, e->wait_begun, e->wait_ended);
 }
 static inline void world_settle(void* self) { comm_settle(&((World*)self)->comm); }
@@ -88,8 +90,8 @@ static inline ControlBytes world_rooms_fit(void* self, const ControlBytes* given
     }
     return control_bytes(&all_fit, sizeof all_fit);
 }
-// Returns true, on all ranks, if the predicted bytes fit on every device, shared ones included. A rank that alone recomputed what
-// the others keep would make them wait. Collective.
+// Returns true, on all ranks, if the predicted bytes fit on every device, shared ones included. A rank that alone
+// recomputed what the others keep would make them wait. Collective.
 static inline bool world_memory_fits(World* w, const size_t predicted[MEMORY_KINDS]) {
     WorldRoom mine;
     memset(&mine, 0, sizeof mine); // its padding is also sent
@@ -134,8 +136,8 @@ static inline void world_step_end(World* w, double seconds) {
 // ---- checks between ranks ----
 typedef uint64_t UnitChecksum(void* self, int u); // of unit u's parameters, gathered
 
-// All ranks compute with the same parameters, so they must be equal to the bit. Dies on every rank, naming rank and unit, if they
-// are not. Collective.
+// All ranks compute with the same parameters, so they must be equal to the bit. Dies on every rank, naming rank and unit,
+// if they are not. Collective.
 static inline void world_check_units(World* w, long long step, int num_units, UnitChecksum* unit_checksum, void* self) {
     uint64_t sums[MAX_UNITS];
     for (int u = 0; u < num_units; u++) sums[u] = unit_checksum(self, u);
@@ -147,10 +149,11 @@ static inline void world_check_units(World* w, long long step, int num_units, Un
 static inline void report_ranks(const World* w, double bytes) {
     char sent[32];
     const RankInfo* r = &w->control.ranks;
-    if (r->size == 1) printf("ranks      1, %s%s\n", r->found,
-                             w->options.windows ? "; --nccl-windows does nothing: there is no other GPU to share memory with" : "");
-    else printf("ranks      %d, %d on this machine, found by %s; %s%s; %s sent per rank and step\n", r->size, r->local_size, r->found,
-                comm_description(&w->comm), w->comm.world->strict ? " (STRICT MODE)" : "", format_bytes(sent, sizeof sent, bytes));
+    const char* no_windows = "; --nccl-windows does nothing: there is no other GPU to share memory with";
+    if (r->size == 1) printf("ranks      1, %s%s\n", r->found, w->options.windows ? no_windows : "");
+    else printf("ranks      %d, %d on this machine, found by %s; %s%s; %s sent per rank and step\n", r->size, r->local_size,
+                r->found, comm_description(&w->comm), w->comm.world->strict ? " (STRICT MODE)" : "",
+                format_bytes(sent, sizeof sent, bytes));
     fflush(stdout);
 }
 
@@ -165,7 +168,7 @@ static inline json_t* world_record(json_t* run, const World* w, double bytes) {
 // What one rank was predicted to send per step, and what it sent in the step that sent least and most.
 typedef struct { double predicted, least, most; } SentBytes;
 static inline bool sent_as_predicted(SentBytes s) {
-    return fabs(s.least - s.predicted) < 0.5 && fabs(s.most - s.predicted) < 0.5; // a share of an all-reduce may end in thirds
+    return fabs(s.least - s.predicted) < 0.5 && fabs(s.most - s.predicted) < 0.5; // an all-reduce may end in thirds
 }
 // Finds a rank that did not send as predicted; if there is none, the one that sent most.
 static inline ControlBytes sent_choose(void* self, const ControlBytes* ranks, int size) {
@@ -181,8 +184,8 @@ static inline ControlBytes sent_choose(void* self, const ControlBytes* ranks, in
 }
 
 // Prints what was sent per step beside what was predicted, and how long the steps waited for it. Ranks may send different
-// amounts: it shows one that is not as predicted, or the one that sends most. Returns true if every rank sent as predicted in
-// every step. Collective.
+// amounts: it shows one that is not as predicted, or the one that sends most. Returns true if every rank sent as predicted
+// in every step. Collective.
 static inline bool report_sent(World* w, double predicted) {
     if (w->steps == 0) return true;
     SentBytes s = { predicted, w->least, w->most };
@@ -190,11 +193,12 @@ static inline bool report_sent(World* w, double predicted) {
     memcpy(&s, chosen.data, sizeof s);
     free(chosen.data);
     report_header("sent per rank and step");
-    double sent = fabs(s.most - s.predicted) < 0.5 ? s.least : s.most; // in a step that was not as predicted, if there was one
+    double sent = fabs(s.most - s.predicted) < 0.5 ? s.least : s.most; // in a step that was not as predicted, if any
     report_row("bytes", (size_t)s.predicted, (size_t)sent);
-    if (w->comm.size > 1) printf("communication exposed: %.1f ms of %.1f ms a step; compute / (compute + exposed) = %.1f %%\n",
-                                 1e3 * w->exposed_total / (double)w->steps, 1e3 * w->seconds_total / (double)w->steps,
-                                 100 * (1 - w->exposed_total / w->seconds_total));
+    if (w->comm.size > 1)
+        printf("communication exposed: %.1f ms of %.1f ms a step; compute / (compute + exposed) = %.1f %%\n",
+               1e3 * w->exposed_total / (double)w->steps, 1e3 * w->seconds_total / (double)w->steps,
+               100 * (1 - w->exposed_total / w->seconds_total));
     return sent_as_predicted(s);
 }
 #endif

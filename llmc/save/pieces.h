@@ -1,6 +1,7 @@
 /*
-pieces.h - sets, loads and saves the state that a list of pieces names (model/piece.h), whatever stage and cut it comes from. A rank
-makes, reads and writes only what it has, so nothing is gathered, and a checkpoint knows nothing of the ranks that wrote it.
+pieces.h - sets, loads and saves the state that a list of pieces names (model/piece.h), whatever stage and cut it comes
+from. A rank makes, reads and writes only what it has, so nothing is gathered, and a checkpoint knows nothing of the ranks
+that wrote it.
 */
 #ifndef LLMC_PIECES_H
 #define LLMC_PIECES_H
@@ -14,8 +15,8 @@ makes, reads and writes only what it has, so nothing is gathered, and a checkpoi
 
 // ---- a piece's elements in its unit ----
 
-// Calls visit for each run of elements that follow one another in the unit: n from `at` on, which are [k, k+n) of [begin, end) of
-// the piece's part. is_copy: they belong to a tensor that is not cut, and part 0 also has them.
+// Calls visit for each run of elements that follow one another in the unit: n from `at` on, which are [k, k+n) of [begin,
+// end) of the piece's part. is_copy: they belong to a tensor that is not cut, and part 0 also has them.
 typedef void RunVisit(void* self, size_t at, size_t k, size_t n, bool is_copy);
 static inline void piece_runs(GPT2Config c, const Piece* p, size_t begin, size_t end, RunVisit* visit, void* self) {
     if (p->parts == 1) { visit(self, begin, 0, end - begin, false); return; }
@@ -53,7 +54,8 @@ static inline void run_set(void* self, size_t at, size_t k, size_t n, bool is_co
 static inline void run_write(void* self, size_t at, size_t k, size_t n, bool is_copy) {
     PieceRuns* r = (PieceRuns*)self;
     if (is_copy) return; // part 0 writes it
-    checkpoint_write_unit(r->to, r->what, r->unit, at, at + n, r->host + k * dtype_size(checkpoint_part_dtype(&r->to->state, r->what)));
+    size_t size = dtype_size(checkpoint_part_dtype(&r->to->state, r->what));
+    checkpoint_write_unit(r->to, r->what, r->unit, at, at + n, r->host + k * size);
 }
 
 // ---- copies between the host and where a piece lies; they return when the host's side may be used again ----
@@ -69,20 +71,22 @@ static inline void piece_get(const Piece* p, void* host, const void* there, size
 
 // ---- setting and loading ----
 
-// Sets elements [k, k+n) of a piece's weights from host (n): fp32 masters where there are any, and the parameters rounded from them.
-// rounded (n) is scratch.
+// Sets elements [k, k+n) of a piece's weights from host (n): fp32 masters where there are any, and the parameters rounded
+// from them. rounded (n) is scratch.
 static inline void piece_put_weights(const Piece* p, size_t k, size_t n, const float* host, floatX* rounded) {
     convert_dtype(rounded, FLOATX_DTYPE, host, DTYPE_F32, n);
     if (p->params) piece_put(p, p->params + k, rounded, n * sizeof(floatX));
     if (p->master) piece_put(p, p->master + k, host, n * sizeof(float));
 }
 
-// Sets the weights: random by seed, or those of a checkpoint. what: its model, or its masters. Padding is not touched: it is 0.
-static inline void pieces_set_weights(const Piece* pieces, int num_pieces, GPT2Config c, uint64_t seed, CheckpointReader* from,
-                                      CheckpointPart what) {
+// Sets the weights: random by seed, or those of a checkpoint. what: its model, or its masters. Padding is not touched: it
+// is 0.
+static inline void pieces_set_weights(const Piece* pieces, int num_pieces, GPT2Config c, uint64_t seed,
+                                      CheckpointReader* from, CheckpointPart what) {
     float* host = (float*)xcalloc(STAGED, sizeof(float));
     floatX* rounded = (floatX*)xcalloc(STAGED, sizeof(floatX));
-    if (from) from->stored[what] = from->stored[checkpoint_stored_part(&from->state, what)]; // also where this rank reads nothing
+    // in the end every rank compares checksums, also one that has read nothing
+    if (from) from->stored[what] = from->stored[checkpoint_stored_part(&from->state, what)];
     for (const Piece* p = pieces; p < pieces + num_pieces; p++) {
         PieceRuns runs = { c, seed, from, NULL, what, p->unit, (char*)host };
         for (size_t k = 0, n; k < p->n; k += n) {
@@ -165,8 +169,8 @@ static inline void run_list(void* self, size_t at, size_t k, size_t n, bool is_c
         r->ranges = (CheckpointRange*)xrealloc(r->ranges, (size_t)(r->count ? 2 * r->count : 1) * sizeof(CheckpointRange));
     r->ranges[r->count++] = range;
 }
-static inline void pieces_attach_shard(const Piece* pieces, int num_pieces, CheckpointWriter* w, const char* out, const TrainState* s,
-                                       SaveShare share) {
+static inline void pieces_attach_shard(const Piece* pieces, int num_pieces, CheckpointWriter* w, const char* out,
+                                       const TrainState* s, SaveShare share) {
     PieceRanges list = { NULL, 0, 0 };
     for (const Piece* p = pieces; p < pieces + num_pieces; p++) {
         list.unit = p->unit;
@@ -202,8 +206,8 @@ static inline void checkpoint_add_up(Comm* c, uint64_t checksum[CHECKPOINT_PARTS
     free(all.data);
 }
 
-// Saves a checkpoint under `out`, and removes all but the `keep` newest (0: none). Collective over c, which is the world. The writers'
-// pieces together are the model. No rank returns before the checkpoint has its name.
+// Saves a checkpoint under `out`, and removes all but the `keep` newest (0: none). Collective over c, which is the world.
+// The writers' pieces together are the model. No rank returns before the checkpoint has its name.
 static inline void pieces_save(Comm* c, const char* out, const TrainState* state, long long keep, SaveShare share,
                                const Piece* pieces, int num_pieces) {
     CheckpointWriter w;
