@@ -29,14 +29,20 @@ all_are_recorded() {
 check "a run records every option, and nothing else" all_are_recorded
 
 # A command in the documents with an option that the program does not have would send readers astray.
-documents_are_right() {
+lines_of() { cat README.md doc/*.md | sed -e ':a' -e '/\\$/N; s/\\\n//; ta' | grep "$@"; }
+are_options() { # NUMBER LIST: more than so many names are in named, and all of them in the list
     local unknown
-    cat README.md doc/*.md | sed -e ':a' -e '/\\$/N; s/\\\n//; ta' | grep train_gpt2_single | names > "$work/named"
-    [ "$(wc -l < "$work/named")" -gt 3 ] || { echo "hardly any option was found there"; return 1; }
-    unknown=$(grep -v -x -F -f "$work/listed" -e --help "$work/named")
+    [ "$(wc -l < "$work/named")" -gt "$1" ] || { echo "hardly any option was found there"; return 1; }
+    unknown=$(grep -v -x -F -f "$2" -e --help "$work/named")
     [ -z "$unknown" ] || { echo "not options: $unknown"; return 1; }
 }
+documents_are_right() { lines_of train_gpt2_single | names > "$work/named" && are_options 3 "$work/listed"; }
+commands_are_right() { # STAGE: what follows the program's name, up to the command's end, because mpirun has options as well
+    "$(of train_gpt2_$1 fp32)" --help | options_of_help > "$work/options" &&
+        lines_of -o "train_gpt2_$1[ \"\`].*" | sed 's/[`|;].*//; s/ sh .*//' | names > "$work/named" && are_options 8 "$work/options"
+}
 check "the documents name options that exist" documents_are_right
+for stage in ddp zero fsdp; do check "  also in commands of train_gpt2_$stage" commands_are_right $stage; done
 
 spellings_mix() {
     tiny fp32 --steps=2 --lr-schedule=wsd --recompute block --grad-clip=0 -b 8 -t 8 --total-batch-size 128 --out= > "$work/out" ||
