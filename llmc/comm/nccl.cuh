@@ -254,11 +254,12 @@ static inline void nccl_look(void* self) {
 static inline ControlBytes nccl_find_sharing(void* self, const ControlBytes* given, int size) {
     char who[256] = "";
     bool* shares = (bool*)xcalloc((size_t)size, sizeof(bool));
+    bool any = false;
     (void)self;
     for (int a = 0; a < size; a++)
         for (int b = 0; b < a; b++)
-            if (memcmp(given[a].data, given[b].data, sizeof(DeviceId)) == 0) shares[a] = shares[b] = true;
-    if (memchr(shares, true, (size_t)size)) ranks_text(shares, size, who, sizeof who);
+            if (memcmp(given[a].data, given[b].data, sizeof(DeviceId)) == 0) any = shares[a] = shares[b] = true;
+    if (any) ranks_text(shares, size, who, sizeof who);
     free(shares);
     return control_bytes(who, strlen(who));
 }
