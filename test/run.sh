@@ -41,7 +41,14 @@ for tier in $tiers; do
         elif grep -q 'for_tier rest' "$script"; then wrap "rest-$name.t" "BUILD=build $run"; fi
         if grep -q BUILD "$script" && [ "$name" != sanitized ]; then wrap "debug-$name.t" "BUILD=build/debug exec bash $script"; fi
     done
-    if [ $tier = quick ]; then tests="$tests $(c_tests $plain)"; continue; fi
+    if [ $tier = quick ]; then
+        tests="$tests $(c_tests $plain)"
+        # Matrix products take other ways on processors without AVX-512.
+        for program in build/test/test_layers build/bf16/test/test_layers; do
+            wrap "avx2-$(echo "$program" | tr / -).t" "ONEDNN_MAX_CPU_ISA=AVX2 exec $program"
+        done
+        continue
+    fi
     tests="$tests $(c_tests $sanitized)"
     # ThreadSanitizer does not see how OpenMP's own threads wait for one another, so there is one; our threads are to be looked at.
     # Before a process ends it waits for races with threads that still run: longer than a heartbeat, less than the default second.

@@ -325,6 +325,7 @@ static void test_linear_backward_of_large_shapes(void** state) {
     check_large_linear_backward(1100, 33, 65);  // sums over more rows than a tile
     check_large_linear_backward(7, 40, 2100);   // sums over more outputs than a tile
     check_large_linear_backward(257, 1030, 70); // more columns than a tile
+    check_large_linear_backward(40, 512, 896);  // rows of w that share sets of the cache, in several panels
 }
 
 // ---- attention ----

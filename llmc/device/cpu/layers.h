@@ -22,7 +22,8 @@ static size_t layers_lay_out(CpuLayers* w, char* memory) {
     const size_t line = 64 / sizeof(float);
     size_t N = (size_t)s.B * (size_t)s.T;
     size_t matmul = matmul_scratch_floats(w->threads, (int)N, s.C), layernorm = layernorm_scratch_floats((int)N, s.C);
-    w->per_thread_floats = round_up(size_max(attention_scratch_floats(s.T, s.C / s.NH), (size_t)s.Vp), line);
+    size_t per_thread = size_max(attention_scratch_floats(s.T, s.C / s.NH), (size_t)s.Vp);
+    w->per_thread_floats = round_up(size_max(per_thread, matmul_panel_floats(s.C)), line);
     w->shared_floats = round_up(size_max(matmul, layernorm), line);
     size_t begin[4], total = 0, floats[4] = {
         (size_t)w->threads * w->per_thread_floats, w->shared_floats, round_up((size_t)s.Vp, line), round_up(N, line)

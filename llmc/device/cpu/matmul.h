@@ -6,6 +6,7 @@ A product goes one of three ways, whichever was measured to be fastest for it:
              and forward in fp32, where w is read transposed
   tiles      fp32: each thread computes one tile of the result with dnnl_sgemm, which stays in the thread that calls it
              when that is inside a parallel region
+  panels     what a tile does where rows of b lie so far apart that reading them in place is slow
   copies     16 bits without such a CPU: operands are widened to fp32, piece by piece, and multiplied by dnnl_sgemm
 oneDNN decides the order in which a product's terms are summed. It is the same from run to run, and with AVX-512 it was
 the same for every number of threads that we tried; with AVX2 it is not.
@@ -75,6 +76,7 @@ typedef struct {
 static struct {
     dnnl_engine_t engine;
     dnnl_stream_t stream;
+    bool reads_in_place; // sgemm does not copy b first
     uint64_t uses;
     MatmulSlot slots[MATMUL_SLOTS];
 } cpu_matmul;
@@ -170,16 +172,48 @@ static bool product_by_primitive(Product p) {
     return true;
 }
 
+// ---- panels ----
+// Without AVX-512, oneDNN's sgemm reads b in place where a has few rows. Rows of b that are a multiple of 2048 bytes apart share
+// two sets of a first-level cache of 32 KB (64 sets), whose 16 lines the product needs again and again: it takes twice as long. So
+// pieces of b are copied into rows that are not so far apart.
+#define PANEL_COLS 96
+#define PANEL_STRIDE (PANEL_COLS + 16)
+#define PANEL_DEPTH 384 // 168 KB a piece, for the second-level cache
+#define CONFLICT_FLOATS (2048 / 4)
+
+static bool product_wants_panels(ProductShape s) {
+    bool conflicts = !s.a_transposed && !s.b_transposed && s.N % CONFLICT_FLOATS == 0;
+    return conflicts && cpu_matmul.reads_in_place && cpu_layers.per_thread_floats >= PANEL_DEPTH * PANEL_STRIDE;
+}
+// Scratch of a thread. Rows of b have C or 4C floats.
+static inline size_t matmul_panel_floats(int C) { return 4 * C % CONFLICT_FLOATS == 0 ? PANEL_DEPTH * PANEL_STRIDE : 0; }
+
+// out (rows, cols), whose rows are N apart, set or += a (rows, K) b (K, cols), whose rows are N apart
+static void panel_product(float* out, const float* a, const float* b, int rows, int cols, ProductShape s) {
+    float* panel = thread_scratch();
+    for (int n = 0; n < cols; n += PANEL_COLS) {
+        int width = int_min(PANEL_COLS, cols - n);
+        for (int k = 0; k < s.K; k += PANEL_DEPTH) {
+            int depth = int_min(PANEL_DEPTH, s.K - k);
+            for (int i = 0; i < depth; i++)
+                memcpy(panel + (size_t)i * PANEL_STRIDE, b + (size_t)(k + i) * s.N + n, (size_t)width * sizeof(float));
+            matmul_check(dnnl_sgemm('N', 'N', rows, width, depth, 1.0f, a + k, s.K, panel, PANEL_STRIDE,
+                                    k > 0 || s.adds ? 1.0f : 0.0f, out + n, s.N), "sgemm");
+        }
+    }
+}
+
 // ---- tiles ----
-// fp32 product of one tile: rows [m, m+rows) and columns [n, n+cols) of out, without copying operands
+// fp32 product of one tile: rows [m, m+rows) and columns [n, n+cols) of out
 static void product_tile(Product p, int m, int n, int rows, int cols) {
     ProductShape s = p.shape;
     int lda = s.a_transposed ? s.M : s.K, ldb = s.b_transposed ? s.K : s.N;
     const float* a = (const float*)p.a + (s.a_transposed ? (size_t)m : (size_t)m * lda);
     const float* b = (const float*)p.b + (s.b_transposed ? (size_t)n * ldb : (size_t)n);
     float* out = (float*)p.out + (size_t)m * s.N + n;
-    matmul_check(dnnl_sgemm(s.a_transposed ? 'T' : 'N', s.b_transposed ? 'T' : 'N', rows, cols, s.K, 1.0f, a, lda, b, ldb,
-                            s.adds ? 1.0f : 0.0f, out, s.N), "sgemm");
+    if (product_wants_panels(s)) panel_product(out, a, b, rows, cols, s);
+    else matmul_check(dnnl_sgemm(s.a_transposed ? 'T' : 'N', s.b_transposed ? 'T' : 'N', rows, cols, s.K, 1.0f, a, lda, b, ldb,
+                                 s.adds ? 1.0f : 0.0f, out, s.N), "sgemm");
     if (!s.has_bias) return;
     for (int r = 0; r < rows; r++) {
         float* o = out + (size_t)r * s.N;
@@ -204,13 +238,14 @@ static void product_by_tiles(Product p) {
 }
 
 // ---- copies ----
-#define MATMUL_COPY 1024 // operands are widened in pieces of this many rows and columns: 4 MB each
+#define MATMUL_COPY 1024               // operands are widened in pieces of this many rows and columns: 4 MB each
+#define COPY_STRIDE (MATMUL_COPY + 16) // floats from row to row of a piece; see CONFLICT_FLOATS
 
-// dst (rows, cols) contiguous = src, whose rows are `stride` elements apart
+// dst (rows, cols), whose rows are COPY_STRIDE apart, = src, whose rows are `stride` elements apart
 static void widen_piece(float* dst, const floatX* src, int rows, int cols, int stride) {
     #pragma omp parallel for schedule(static)
     for (int r = 0; r < rows; r++) {
-        float* d = dst + (size_t)r * cols;
+        float* d = dst + (size_t)r * COPY_STRIDE;
         const floatX* x = src + (size_t)r * stride;
         #pragma omp simd
         for (int c = 0; c < cols; c++) d[c] = to_float(x[c]);
@@ -243,7 +278,7 @@ static void narrow_piece(Product p, float* sum, int m, int n, int rows, int cols
 static void product_by_copies(Product p) {
     ProductShape s = p.shape;
     int lda = s.a_transposed ? s.M : s.K, ldb = s.b_transposed ? s.K : s.N;
-    float *a = cpu_layers.shared, *b = a + MATMUL_COPY * MATMUL_COPY, *sum = b + MATMUL_COPY * MATMUL_COPY;
+    float *a = cpu_layers.shared, *b = a + MATMUL_COPY * COPY_STRIDE, *sum = b + MATMUL_COPY * COPY_STRIDE;
     for (int m = 0; m < s.M; m += MATMUL_COPY) {
         for (int n = 0; n < s.N; n += MATMUL_COPY) {
             int rows = int_min(MATMUL_COPY, s.M - m), cols = int_min(MATMUL_COPY, s.N - n);
@@ -254,8 +289,7 @@ static void product_by_copies(Product p) {
                 if (s.b_transposed) widen_piece(b, p.b + (size_t)n * ldb + k, cols, depth, ldb);
                 else widen_piece(b, p.b + (size_t)k * ldb + n, depth, cols, ldb);
                 matmul_check(dnnl_sgemm(s.a_transposed ? 'T' : 'N', s.b_transposed ? 'T' : 'N', rows, cols, depth,
-                                        1.0f, a, s.a_transposed ? rows : depth, b, s.b_transposed ? depth : cols,
-                                        k == 0 ? 0.0f : 1.0f, sum, cols), "sgemm");
+                                        1.0f, a, COPY_STRIDE, b, COPY_STRIDE, k == 0 ? 0.0f : 1.0f, sum, cols), "sgemm");
             }
             narrow_piece(p, sum, m, n, rows, cols);
         }
@@ -279,6 +313,7 @@ static void product(Product p) {
 static void matmul_init(void) {
     matmul_check(dnnl_engine_create(&cpu_matmul.engine, dnnl_cpu, 0), "creating an engine for the CPU");
     matmul_check(dnnl_stream_create(&cpu_matmul.stream, cpu_matmul.engine, dnnl_stream_default_flags), "creating a stream");
+    cpu_matmul.reads_in_place = (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) != dnnl_cpu_isa_avx512_core;
 }
 static void matmul_free(void) {
     for (int i = 0; i < MATMUL_SLOTS; i++) matmul_slot_clear(&cpu_matmul.slots[i]);
@@ -298,7 +333,7 @@ static const char* matmul_method(void) {
 static inline int matmul_rows(int threads) { return 256 * threads; }
 
 // Scratch where floatX has 16 bits: the three pieces of product_by_copies, and (rows, 4C) sums to be multiplied by gelu'.
-static inline size_t matmul_copies_floats(void) { return 3 * (size_t)MATMUL_COPY * MATMUL_COPY; }
+static inline size_t matmul_copies_floats(void) { return (size_t)MATMUL_COPY * (2 * COPY_STRIDE + MATMUL_COPY); }
 static inline size_t matmul_scratch_floats(int threads, int N, int C) {
     return NEEDS_MASTER ? matmul_copies_floats() + (size_t)int_min(matmul_rows(threads), N) * 4 * (size_t)C : 0;
 }
