@@ -37,7 +37,8 @@ done
 work=$(mktemp -d "$tools/run.XXXXXX")
 : >"$work/results"
 trap 'rm -rf "$work"' EXIT
-trap 'echo "interrupted" >&2; print_table; exit 1' HUP INT TERM
+exec 3>&1 # a trap runs wherever the shell is, also where its output goes to a file
+trap 'echo "interrupted" >&2; print_table >&3; exit 1' HUP INT TERM
 "$tools/inputs" tokens "$work/tokens.bin"
 
 programs='' absent='' finished=0 busiest=0
