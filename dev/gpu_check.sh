@@ -6,13 +6,16 @@
 #   sh dev/gpu_check.sh          all parts that fit in GPU_CHECK_SECONDS (570), in this order; ends with a page for doc/gpu.md
 #   sh dev/gpu_check.sh PART...  some of them:
 #       build                    programs and tests, in three precisions
-#       layers                   each against the CPU's
+#       layers                   each against the CPU's; products and attention twice, in another order of the tests' processes
+#       sanitizer                memory errors and races
 #       training                 PyTorch's stored run; the same bits from run to run
+#       ranks                    collectives and DDP over NCCL, with and without windows, and over MPI
+#       hopper                   the kernels with wgmma and TMA, at sizes with remainders; one that waits forever is stopped
 #       roofline                 GPT-2 124M and 1.5B, operation by operation
 #       peers                    GPT-2 124M against llm.c and PyTorch (dev/bench/bench_gpu.sh)
-#       ranks zero fsdp          over NCCL and MPI, against PyTorch and one another
+#       zero fsdp                over NCCL and MPI, against PyTorch and one another
+#       gpus                     where there are several: all of this between them, hybrid sharding, a killed rank, scaling
 #       large                    GPT-2 1.5B, with recomputation and FSDP on one rank, against llm.c and PyTorch
-#       sanitizer                memory errors and races
 #       profile                  the kernels of a step by share, where Nsight Compute (ncu) runs
 #       speed                    124M in other batches, with our own attention, in rank order, in fp32
 #       kernels                  those of dev/cuda/ in their variants, in bf16
@@ -21,8 +24,8 @@
 #
 # GPU_CHECK_LIBS=DIR    a folder made by --pack (default build/carry, if it exists)
 # GPU_CHECK_OUT=DIR     where logs and the page go (default build/gpu_check)
-# GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU, on small shapes; without `layers sanitizer profile
-#                       speed`
+# GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU, on small shapes; without `layers sanitizer hopper
+#                       profile speed`
 # LLMC=PATH             llm.c's train_gpt2cu, or its folder (dev/bench/bench_gpu.sh says how to build it); PYTHON: one that has torch
 #
 # Every part has a time limit, and a part that fails does not stop the next. The status is 0 if every part that ran succeeded.
@@ -285,6 +288,51 @@ fsdp() {
     part fsdp-mpi-4-bits-strict 90 strict fsdp_bits bf16 4
 }
 
+# --- gpus: what a machine with one GPU cannot show ---
+gpu_count() {
+    if [ "$device" = cuda ]; then nvidia-smi -L 2> /dev/null | wc -l; else echo "${CUDA_EMULATOR_DEVICES:-1}"; fi
+}
+# killed RANKS: rank 1 is killed while the others are in collectives. They must end soon, with an error that names it.
+killed() {
+    rm -rf "$out/run-killed"
+    ! zero_run fp32 "$1" "$out/run-killed" train_gpt2_fsdp --comm nccl --fault 1:7:kill > "$out/run-killed.txt" 2>&1
+    local status=$?
+    cat "$out/run-killed.txt"
+    [ $status = 0 ] && grep -q "rank 1 has died" "$out/run-killed.txt" && ! pgrep -f "$out/run-killed" > /dev/null
+}
+gpus() {
+    local n test stage counts="1 2"
+    n=$(gpu_count)
+    if [ "$n" -lt 2 ]; then
+        note gpus "not run: there are fewer than two GPUs" ""
+        return
+    fi
+    [ "$n" -lt 4 ] || n=4 # PyTorch's runs are stored for up to 4 ranks
+    [ "$n" != 3 ] || n=2
+    [ $n = 2 ] || counts="1 2 4"
+    test=$(build_of fp32)/test/test_comm_cuda
+    part comm-nccl-$n 60 on_ranks $n "$test" --comm nccl
+    part comm-nccl-$n-ordered 60 on_ranks $n "$test" --comm nccl --deterministic
+    part comm-nccl-$n-windows 60 on_ranks $n "$test" --comm nccl --nccl-windows
+    part comm-bench-nccl-$n 60 on_ranks $n "$(build_of fp32)/comm_bench" --comm nccl --op all -e 64M
+    part ddp-nccl-$n 60 ddp_matches $n "$out/ddp-nccl-$n" --comm nccl --bucket-mb 0.02
+    part ddp-nccl-$n-ring 60 ddp_matches $n "$out/ddp-nccl-$n-ring" --comm nccl --allreduce ring
+    for stage in 1 2 3; do part zero-nccl-$n-stage$stage 60 zero_matches $stage $n --comm nccl; done
+    part zero-nccl-$n-bits 90 zero_bits bf16 $n --comm nccl
+    part fsdp-nccl-$n 60 fsdp_matches $n --comm nccl
+    part fsdp-nccl-$n-windows 60 fsdp_matches $n --comm nccl --nccl-windows
+    part fsdp-nccl-$n-offload 60 fsdp_matches $n --comm nccl --cpu-offload
+    [ $n -lt 4 ] || part fsdp-nccl-$n-hybrid 60 fsdp_matches $n --comm nccl --sharding hybrid --shard-group 2
+    part fsdp-nccl-$n-bits 120 fsdp_bits bf16 $n --comm nccl
+    part killed-rank-$n 120 killed $n
+    if [ "$device" = cuda ]; then
+        for test in ddp fsdp; do
+            PROGRAM=$(build_of bf16)/train_gpt2_$test part scaling-$test 150 sh dev/bench/scaling.sh --ranks "$counts" \
+                --data "$out/tokens.bin" --model gpt2 --seq-len 1024 --batch-size 16 --steps 12
+        done
+    fi
+}
+
 # --- roofline: the time of each operation, beside the shortest time that the hardware allows ---
 roofline() {
     local program
@@ -352,6 +400,16 @@ kernels() {
     done
 }
 
+# --- hopper: kernels that wait for barriers in shared memory would wait forever if one counted wrongly ---
+# A last chunk of K, a last tile of rows and of columns that are not full.
+hopper() {
+    local name
+    part hopper-build 150 make -k -j12 DEVICE="$device" PRECISION=bf16 variants
+    for name in matmul_forward matmul_backward; do
+        part hopper-$name 60 "$(build_of bf16)/variants/$name" --variant hopper --rows 200 --cols 328 --depth 136 --repetitions 1
+    done
+}
+
 # --- memory errors and races, as the GPU sees them ---
 sanitizer() {
     local test of_bf16
@@ -409,14 +467,14 @@ page() {
 }
 
 if [ "${1-}" = --call ]; then "${@:2}"; exit; fi # a function, from part()
-every_part="build layers training roofline peers ranks zero fsdp large sanitizer profile speed kernels"
+every_part="build layers sanitizer training ranks hopper roofline peers zero fsdp gpus large profile speed kernels"
 for name; do case " $every_part " in *" $name "*) ;; *) fail "there is no part '$name'; there are $every_part" ;; esac; done
 rm -f "$out"/*.log "$out"/*.txt "$out"/*.md "$out"/*/table.md
 # shellcheck disable=SC2048,SC2086 # lists of words
 for name in ${*:-$every_part}; do
     case $device/$name in
         */build) part build 240 build_all ;;
-        emulated/layers|emulated/sanitizer|emulated/profile|emulated/speed) note "$name" "not run: it is a GPU's" "" ;;
+        emulated/layers|emulated/sanitizer|emulated/hopper|emulated/profile|emulated/speed) note "$name" "not run: it is a GPU's" "" ;;
         *) $name ;;
     esac
 done
