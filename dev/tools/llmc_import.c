@@ -47,7 +47,8 @@ static void copy_tensor(LlmcModel* m, CheckpointWriter* w, int u, int i) {
     size_t bytes = tensor_elements(unit_tensor(m->config, u, i)) * dtype_size(m->dtype);
     void* data = xcalloc(bytes, 1);
     require(pread_all(m->fd, data, bytes, m->place), "%s: cannot be read: %s", m->path, errno ? strerror(errno) : "it shrank");
-    import_tensor(w, u, i, data);
+    FileSource from = { m->path, "give another, or copy it again" };
+    import_tensor(w, u, i, data, from, unit_tensor(m->config, u, i).name);
     free(data);
     m->place += bytes;
 }
