@@ -7,8 +7,10 @@ skipped. A document is a string of any bytes: nothing here decodes or changes th
 #ifndef DOCUMENTS_H
 #define DOCUMENTS_H
 #include "../../llmc/base/common.h"
+#include "../../llmc/base/folder.h"
 #include "../../llmc/base/options.h"
 #include <jansson.h>
+#include <poll.h>
 
 enum { SPLIT_FILE, SPLIT_LINE, SPLIT_JSONL };
 
@@ -16,7 +18,7 @@ typedef struct {
     int split;             // SPLIT_*
     const char* separator; // SPLIT_LINE: the line, without its end
     const char* field;     // SPLIT_JSONL: the name of the field
-    const char** paths;    // (num_paths) "-" is standard input; the array is owned
+    const char** paths;    // (num_paths) files or pipes, "-" is standard input; the array is owned
     int num_paths;
     int opened;            // paths opened so far
     FILE* file;            // the last one opened; NULL: the next is still to be opened
@@ -44,10 +46,27 @@ static inline Documents documents_parse(OptionTable* table, int argc, char** arg
     return d;
 }
 
+// Opens what has text. Documents are read once, from the first byte to the last, so it may also be a pipe: /dev/stdin,
+// <(COMMAND) or a FIFO. Says so where it waits for what a program writes into one, because there may be no such program.
+static inline FILE* documents_open(const char* path) {
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); // else this would wait for the FIFO's writer
+    require(fd >= 0, "cannot open %s: %s", path, strerror(errno));
+    struct stat info;
+    require(fstat(fd, &info) == 0, "cannot examine %s: %s", path, strerror(errno));
+    require(!S_ISDIR(info.st_mode), "%s is a folder; give the files in it", path);
+    struct pollfd written = { fd, POLLIN, 0 };
+    if (S_ISFIFO(info.st_mode) && poll(&written, 1, 1000) == 0) {
+        fprintf(stderr, "waiting for what a program writes into the pipe %s\n", path);
+        poll(&written, 1, -1);
+    }
+    FILE* file = fcntl(fd, F_SETFL, O_RDONLY) == 0 ? fdopen(fd, "rb") : NULL; // without O_NONBLOCK
+    require(file != NULL, "cannot open %s: %s", path, strerror(errno));
+    return file;
+}
+
 static inline void documents_open_next(Documents* d) {
     const char* path = d->paths[d->opened++];
-    d->file = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
-    require(d->file != NULL, "cannot open %s: %s", path, strerror(errno));
+    d->file = strcmp(path, "-") == 0 ? stdin : documents_open(path);
     d->line_number = 0;
 }
 

@@ -54,10 +54,20 @@ static inline void import_begin(CheckpointWriter* w, const char* out, GPT2Config
     checkpoint_begin_at(w, out, &s);
 }
 
-// Tensor i of unit u; data holds its stored rows, in the checkpoint's dtype.
-static inline void import_tensor(CheckpointWriter* w, int u, int i, const void* data) {
+// Tensor i of unit u; data holds its stored rows, in the checkpoint's dtype. from, name: where they come from. Dies if one
+// is NaN or infinite, because then every loss is.
+static inline void import_tensor(CheckpointWriter* w, int u, int i, const void* data, FileSource from, const char* name) {
     TensorInfo t = unit_tensor(w->state.config, u, i);
-    checkpoint_write_unit(w, CHECKPOINT_MODEL, u, t.offset, t.offset + tensor_stored_elements(t), data);
+    size_t n = tensor_stored_elements(t), size = dtype_size(w->state.dtype), count;
+    float piece[4096];
+    for (size_t done = 0; done < n; done += count) {
+        count = size_min(n - done, sizeof piece / sizeof *piece);
+        convert_dtype(piece, DTYPE_F32, (const char*)data + done * size, w->state.dtype, count);
+        for (size_t k = 0; k < count; k++)
+            require_file(from, isfinite(piece[k]), "tensor '%s' has a value that is %f: nothing can be trained from it",
+                         name, (double)piece[k]);
+    }
+    checkpoint_write_unit(w, CHECKPOINT_MODEL, u, t.offset, t.offset + n, data);
 }
 
 static inline void import_finish(CheckpointWriter* w, const char* out) {
@@ -66,6 +76,7 @@ static inline void import_finish(CheckpointWriter* w, const char* out) {
     checkpoint_commit(w, 0);
     printf("%s: %d layers, %d heads, %d channels, %d tokens of vocabulary, sequences of up to %d tokens, in %s\n",
            out, c.L, c.NH, c.C, c.V, c.max_T, dtype);
-    printf("to train from it: --init-from %s\n", out);
+    // The smallest tokenizer, bytes, has 257 tokens. A smaller vocabulary can still have files of tokens.
+    printf("to train from it: --init-from %s%s\n", out, c.V < 257 ? " --tokenizer= --data TOKENS.bin --val-data=" : "");
 }
 #endif

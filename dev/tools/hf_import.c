@@ -1,8 +1,8 @@
 /*
 hf_import HF_DIR OUT_DIR - makes a checkpoint from a Hugging Face GPT-2 folder (config.json, model.safetensors).
 
-An error names what our GPT-2 does not support: another activation, epsilon or inner width, untied embeddings, tensors
-that have no place in it. The checkpoint keeps the file's precision, fp32 if it has several.
+An error names what our GPT-2 does not support: another activation, epsilon or inner width, untied embeddings, quantised
+weights, tensors that have no place in it. The checkpoint keeps the file's precision, fp32 if it has several.
 */
 #include "convert.h"
 
@@ -34,8 +34,11 @@ static void config_check_variant(const json_t* root, int channels, FileSource fr
     const char* name = activation ? json_string_value(activation) : "gelu_new";
     require_file(from, name && (strcmp(name, "gelu_new") == 0 || strcmp(name, "gelu_pytorch_tanh") == 0),
                  "\"activation_function\" is %s; only gelu_new, the tanh form, can be computed", name ? name : "no text");
-    require_file(from, epsilon == NULL || fabs(json_number_value(epsilon) - 1e-5) < 1e-9,
-                 "\"layer_norm_epsilon\" is %g; only 1e-05 can be computed", json_number_value(epsilon));
+    require_file(from, epsilon == NULL || (float)json_number_value(epsilon) == 1e-5f, // layers compute with it in fp32
+                 "\"layer_norm_epsilon\" is %.9g; only 1e-05 can be computed", json_number_value(epsilon));
+    const json_t* quantization = json_object_get(root, "quantization_config");
+    require_file(from, quantization == NULL || json_is_null(quantization), "has a \"quantization_config\", and quantised"
+                 " weights cannot be read: load the model in Python, dequantize() it and save it again");
     const json_t* inner = json_object_get(root, "n_inner");
     require_file(from, inner == NULL || json_is_null(inner) || json_integer_value(inner) == 4 * (json_int_t)channels,
                  "\"n_inner\" must be 4 times n_embd, %d", 4 * channels);
@@ -163,7 +166,7 @@ static void copy_tensor(const SafeTensors* s, CheckpointWriter* w, int u, int i)
     }
     void* stored = xcalloc(from->elements, dtype_size(w->state.dtype));
     convert_dtype(stored, w->state.dtype, turned, DTYPE_F32, from->elements);
-    import_tensor(w, u, i, stored);
+    import_tensor(w, u, i, stored, s->source, from->name);
     free(stored);
     free(turned);
 }

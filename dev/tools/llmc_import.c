@@ -20,10 +20,12 @@ typedef struct {
 static void open_model(LlmcModel* m, const char* path) {
     int32_t header[256];
     m->path = path;
-    m->fd = open(path, O_RDONLY | O_CLOEXEC);
-    require(m->fd >= 0, "%s: cannot be opened: %s", path, strerror(errno));
-    require(pread_all(m->fd, header, sizeof header, 0),
-            "%s: is shorter than the 1024 bytes of a header; give llm.c's model .bin", path);
+    FileSource from = { path, "give llm.c's model .bin" };
+    size_t size;
+    m->fd = file_open(from, O_RDONLY, &size);
+    require_file(from, size >= sizeof header, "has %zu bytes, less than the %zu of a header", size, sizeof header);
+    bool complete = pread_all(m->fd, header, sizeof header, 0);
+    require_file(from, complete, "cannot be read: %s", errno ? strerror(errno) : "it shrank");
     require(header[0] == LLMC_MODEL_MAGIC,
             "%s: starts with %d where a model of llm.c has %d; give its model .bin, not its tokens", path, header[0], LLMC_MODEL_MAGIC);
     require(header[1] == 3 || header[1] == 5,
@@ -36,11 +38,8 @@ static void open_model(LlmcModel* m, const char* path) {
     m->place = LLMC_HEADER_BYTES;
     size_t elements = 0;
     for (int u = 0; u <= c.L; u++) elements += unit_elements(c, u);
-    struct stat info;
-    require(fstat(m->fd, &info) == 0, "%s: %s", path, strerror(errno));
     size_t expected = LLMC_HEADER_BYTES + elements * dtype_size(m->dtype);
-    require((size_t)info.st_size == expected, "%s: has %lld bytes where its header's model needs %zu; copy it again",
-            path, (long long)info.st_size, expected);
+    require(size == expected, "%s: has %zu bytes where its header's model needs %zu; copy it again", path, size, expected);
 }
 
 // Reads the file's next tensor, which is tensor i of unit u.
@@ -48,7 +47,8 @@ static void copy_tensor(LlmcModel* m, CheckpointWriter* w, int u, int i) {
     size_t bytes = tensor_elements(unit_tensor(m->config, u, i)) * dtype_size(m->dtype);
     void* data = xcalloc(bytes, 1);
     require(pread_all(m->fd, data, bytes, m->place), "%s: cannot be read: %s", m->path, errno ? strerror(errno) : "it shrank");
-    import_tensor(w, u, i, data);
+    FileSource from = { m->path, "give another, or copy it again" };
+    import_tensor(w, u, i, data, from, unit_tensor(m->config, u, i).name);
     free(data);
     m->place += bytes;
 }

@@ -7,6 +7,7 @@ A file holds only a rank's last 64 operations, but also how many operations each
 */
 #ifndef DEV_RANKS_H
 #define DEV_RANKS_H
+#include "../../llmc/base/folder.h"
 #include "../../llmc/watch/oplog.h"
 #include "../../llmc/watch/ranks.h"
 
@@ -95,12 +96,13 @@ static inline void rank_file_take_op(RankFile* f, const char* text, int line) {
 // Reads a file; if it is not one or is incomplete, dies with its name and the line. The caller frees the result.
 static inline RankFile* rank_file_read(const char* path) {
     RankFile* f = (RankFile*)xcalloc(1, sizeof(RankFile));
-    FILE* in = fopen(path, "r");
+    FileSource from = { path, "give the files of last operations that ranks left in their --out" };
+    FILE* in = fdopen(file_open(from, O_RDONLY, NULL), "r");
     char text[512];
     int line = 0;
     bool ended = false;
     f->path = path;
-    require(in != NULL, "cannot open %s: %s", path, strerror(errno));
+    require(in != NULL, "%s: cannot be read: %s", path, strerror(errno));
     while (fgets(text, sizeof text, in)) {
         line++;
         if (ended) damaged("something follows the end");

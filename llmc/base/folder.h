@@ -47,15 +47,29 @@ static inline void die_file_at(const char* code_file, int line, FileSource from,
 }
 #define require_file(from, cond, ...) do { if (!(cond)) die_file_at(__FILE__, __LINE__, from, __VA_ARGS__); } while (0)
 
-// The whole of a small file (at most `limit` bytes), 0-terminated, its length in *n; the caller frees it.
-static inline char* file_read(FileSource from, size_t limit, size_t* n) {
-    int fd = open(from.path, O_RDONLY | O_CLOEXEC);
+// What is at a path where a file is wanted, in words.
+static inline const char* file_kind(mode_t mode) {
+    return S_ISDIR(mode) ? "folder" : S_ISFIFO(mode) ? "pipe" : S_ISSOCK(mode) ? "socket" : "device";
+}
+
+// Opens a file that is there, to read it (O_RDONLY) or to read and change it (O_RDWR), and reports its size in *size if
+// that is not NULL. Dies if it is a folder, pipe, socket or device. Every reader opens its files here: open(2) alone waits,
+// perhaps for ever, until something writes into a pipe (a FIFO), and readers go back and forth in files, but not in pipes.
+static inline int file_open(FileSource from, int access, size_t* size) {
+    int fd = open(from.path, access | O_NONBLOCK | O_CLOEXEC);
     require_file(from, fd >= 0, "cannot be opened: %s", strerror(errno));
     struct stat info;
-    require_file(from, fstat(fd, &info) == 0 && S_ISREG(info.st_mode), "is not a file");
-    require_file(from, (size_t)info.st_size <= limit, "has %lld bytes where at most %zu make sense",
-                 (long long)info.st_size, limit);
-    *n = (size_t)info.st_size;
+    require_file(from, fstat(fd, &info) == 0, "cannot be examined: %s", strerror(errno));
+    require_file(from, S_ISREG(info.st_mode), "is a %s, not a file", file_kind(info.st_mode));
+    require_file(from, fcntl(fd, F_SETFL, access) == 0, "cannot be opened: %s", strerror(errno)); // without O_NONBLOCK
+    if (size) *size = (size_t)info.st_size;
+    return fd;
+}
+
+// The whole of a small file (at most `limit` bytes), 0-terminated, its length in *n; the caller frees it.
+static inline char* file_read(FileSource from, size_t limit, size_t* n) {
+    int fd = file_open(from, O_RDONLY, n);
+    require_file(from, *n <= limit, "has %zu bytes where at most %zu make sense", *n, limit);
     char* text = (char*)xcalloc(*n + 1, 1);
     require_file(from, pread_all(fd, text, *n, 0), "cannot be read: %s", errno ? strerror(errno) : "it ends early");
     close(fd);

@@ -133,7 +133,8 @@ static inline void options_common(OptionTable* t, Options* o) {
     const double big = 1e9, huge = 1e15;
     option_text(t, "data", &o->data, "FILE", "training tokens: .bin, a glob of .bin shards, or any text file");
     option_text(t, "val-data", &o->val_data, "FILE", "tokens for evaluation, as --data; '': no evaluation");
-    option_text(t, "tokenizer", &o->tokenizer, "bytes|FILE", "bytes, vocab.json with merges.txt beside it, or llm.c's tokenizer .bin");
+    option_text(t, "tokenizer", &o->tokenizer, "bytes|FILE",
+                "bytes, vocab.json with merges.txt beside it, or llm.c's tokenizer .bin; '': none, for --data of tokens");
     option_text(t, "model", &o->model, "NAME", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN: N layers, 64N channels, N heads");
     option_letter(t, 'm');
     option_int(t, "layers", &o->layers, 0, 256, "number of layers; 0: the model's");

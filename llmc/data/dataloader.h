@@ -81,9 +81,9 @@ typedef struct {
 
 // ---- shards ----
 
-static inline int* data_read_text(const char* path, const Tokenizer* tokenizer, size_t* count) {
-    FileSource from = { path, "--data and --val-data want token files, as dev/data/tokenize makes them, or UTF-8 text" };
+static inline int* data_read_text(FileSource from, const Tokenizer* tokenizer, size_t* count) {
     size_t n;
+    require_file(from, tokenizer != NULL, "is not a token file, and without a --tokenizer text has no tokens");
     char* text = file_read(from, SIZE_MAX, &n);
     require_file(from, n > 0, "is empty");
     const char* nul = (const char*)memchr(text, 0, n);
@@ -107,11 +107,12 @@ static inline DataShard data_shard_open(const char* path, const Tokenizer* token
     DataShard s;
     memset(&s, 0, sizeof s);
     s.path = xstrdup(path);
-    if (data_is_bin(path) || token_file_detect(path)) { // token_file_open reports a foreign .bin
+    FileSource from = { path, "--data and --val-data want token files, as dev/data/tokenize makes them, or UTF-8 text" };
+    if (data_is_bin(path) || token_file_detect(from)) { // token_file_open reports a foreign .bin
         s.file = token_file_open(path);
         s.count = s.file.count;
     } else {
-        s.tokens = data_read_text(path, tokenizer, &s.count);
+        s.tokens = data_read_text(from, tokenizer, &s.count);
     }
     return s;
 }

@@ -242,6 +242,25 @@ static inline void tokenizer_open_bin(Tokenizer* t, FileSource from, const char*
 }
 
 // ----------------------------------------------------------------------------
+// words
+
+// GPT-2's expression. Its \s is Unicode's White_Space, spelled out because PCRE2's has one character more (U+180E).
+// ++ is + where giving characters back could not help: the matcher then remembers nothing, however long the run.
+#define WHITE_SPACE "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
+#define WORD_PATTERN "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}++| ?\\p{N}++| ?[^" WHITE_SPACE "\\p{L}\\p{N}]++" \
+                     "|[" WHITE_SPACE "]+(?![^" WHITE_SPACE "])|[" WHITE_SPACE "]+"
+
+static inline pcre2_code* word_pattern_compile(void) {
+    int error;
+    PCRE2_SIZE at;
+    uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED; // anchored here, since JIT code cannot be anchored later
+    pcre2_code* pattern = pcre2_compile((PCRE2_SPTR)WORD_PATTERN, PCRE2_ZERO_TERMINATED, options, &error, &at, NULL);
+    require(pattern != NULL, "PCRE2 refuses the word pattern at character %zu (its error %d); it must be built with"
+            " Unicode", (size_t)at, error);
+    return pattern;
+}
+
+// ----------------------------------------------------------------------------
 // GPT-2's text form of bytes: each byte is one printable character, so that vocab.json and merges.txt are plain text
 
 static inline bool byte_is_printable(int b) { return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174; }
@@ -349,12 +368,50 @@ static inline void tokenizer_read_merges(Tokenizer* t, FileSource from, const To
     for (size_t at = 0; at < size; r.line++) {
         const char* end = (const char*)memchr(file + at, '\n', size - at);
         size_t n = end ? (size_t)(end - file) - at : size - at;
+        bool has_cr = n > 0 && file[at + n - 1] == '\r';
+        require_file(from, !has_cr, "line %zu ends in CR LF, as lines on Windows do, and must end in LF alone"
+                     " (sed -i 's/\\r$//' makes it so)", r.line);
         bool is_version = r.line == 1 && strncmp(file, "#version", 8) == 0;
         if (!is_version) tokenizer_read_merge(t, &r, file + at, n);
         at += n + 1;
     }
     free(r.bytes);
     free(file);
+}
+
+// Counts the tokens (n, `ids`) that are text; *first is the first of them. The others were added to the vocabulary: either
+// the word pattern cuts them, as it cuts <pad>, so no text becomes them, or they come before all bytes, as in trainers.
+static inline int tokens_of_text(const Tokenizer* t, const int* ids, int n, int* first) {
+    pcre2_code* pattern = word_pattern_compile();
+    pcre2_match_data* match = pcre2_match_data_create(1, NULL);
+    require(match != NULL, "out of host memory for PCRE2");
+    int count = 0, first_byte = t->vocab_size;
+    for (int b = 0; b < 256; b++) first_byte = t->byte_token[b] < first_byte ? t->byte_token[b] : first_byte;
+    for (int i = 0; i < n; i++) {
+        size_t length;
+        const char* bytes = tokenizer_decode(t, ids[i], &length);
+        int result = pcre2_match(pattern, (PCRE2_SPTR)bytes, length, 0, 0, match, NULL); // fails where a character is cut
+        bool is_cut = result > 0 && pcre2_get_ovector_pointer(match)[1] < length;
+        if (!is_cut && ids[i] > first_byte && count++ == 0) *first = ids[i];
+    }
+    pcre2_match_data_free(match);
+    pcre2_code_free(pattern);
+    return count;
+}
+
+// Dies if a token of several bytes is text and no merge makes it: then merges.txt was cut, or is another vocabulary's.
+static inline void tokenizer_check_merges(const Tokenizer* t, FileSource from) {
+    bool* made = (bool*)xcalloc((size_t)t->vocab_size, sizeof *made);
+    int* others = (int*)xcalloc((size_t)t->vocab_size, sizeof *others);
+    int num_others = 0, missing = 0, first = -1;
+    for (size_t rank = 0; rank < t->pair_count; rank++) made[t->merged[rank]] = true;
+    for (int id = 0; id < t->vocab_size; id++)
+        if (t->start[id + 1] - t->start[id] > 1 && !made[id] && id != t->eot) others[num_others++] = id;
+    if (num_others > 0) missing = tokens_of_text(t, others, num_others, &first);
+    free(made);
+    free(others);
+    require_file(from, missing == 0, "its %zu merges do not make %d of the vocabulary's tokens, the first of them token %d:"
+                 " it was cut, or belongs to another vocab.json", t->pair_count, missing, first);
 }
 
 static inline void tokenizer_open_json(Tokenizer* t, FileSource from, const char* file, size_t size) {
@@ -367,6 +424,7 @@ static inline void tokenizer_open_json(Tokenizer* t, FileSource from, const char
     char* folder = path_parent(from.path);
     char* merges = format_string("%s/merges.txt", folder);
     tokenizer_read_merges(t, tokenizer_source(merges), &map, byte_of);
+    tokenizer_check_merges(t, tokenizer_source(merges));
     free(merges);
     free(folder);
     free(map.slots);
@@ -390,19 +448,8 @@ static inline void tokenizer_open_bytes(Tokenizer* t) {
     t->start[257] = 256 + strlen(END_OF_TEXT);
 }
 
-// GPT-2's expression. Its \s is Unicode's White_Space, spelled out because PCRE2's has one character more (U+180E).
-// ++ is + where giving characters back could not help: the matcher then remembers nothing, however long the run.
-#define WHITE_SPACE "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
-#define WORD_PATTERN "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}++| ?\\p{N}++| ?[^" WHITE_SPACE "\\p{L}\\p{N}]++" \
-                     "|[" WHITE_SPACE "]+(?![^" WHITE_SPACE "])|[" WHITE_SPACE "]+"
-
 static inline void tokenizer_prepare(Tokenizer* t) {
-    int error;
-    PCRE2_SIZE at;
-    uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED; // anchored here, since JIT code cannot be anchored later
-    t->word_pattern = pcre2_compile((PCRE2_SPTR)WORD_PATTERN, PCRE2_ZERO_TERMINATED, options, &error, &at, NULL);
-    require(t->word_pattern != NULL, "PCRE2 refuses the word pattern at character %zu (its error %d); it must be built with"
-            " Unicode", (size_t)at, error);
+    t->word_pattern = word_pattern_compile();
     pcre2_jit_compile(t->word_pattern, PCRE2_JIT_COMPLETE); // where it cannot, matching is the same but slower
     t->scratch = (TokenizerScratch*)xcalloc(1, sizeof *t->scratch);
     t->scratch->match = pcre2_match_data_create(1, NULL);

@@ -33,12 +33,11 @@ static inline FileSource token_file_source(const char* path) {
     return from;
 }
 
-// Returns true if the file starts with the magic of a token file. Dies if it cannot be opened.
-static inline bool token_file_detect(const char* path) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    require(fd >= 0, "cannot open %s: %s", path, strerror(errno));
+// Returns true if the file starts with the magic of a token file. Dies if it is no file or cannot be opened.
+static inline bool token_file_detect(FileSource from) {
+    int fd = file_open(from, O_RDONLY, NULL);
     int32_t magic = 0;
-    bool is_long_enough = pread_all(fd, &magic, sizeof magic, 0); // a folder or a pipe fails here and is not a token file
+    bool is_long_enough = pread_all(fd, &magic, sizeof magic, 0);
     close(fd);
     return is_long_enough && magic == TOKENS_MAGIC;
 }
@@ -47,11 +46,8 @@ static inline bool token_file_detect(const char* path) {
 static inline TokenFile token_file_open(const char* path) {
     FileSource from = token_file_source(path);
     TokenFile f;
-    f.fd = open(path, O_RDONLY | O_CLOEXEC);
-    require_file(from, f.fd >= 0, "cannot be opened: %s", strerror(errno));
-    struct stat info;
-    require_file(from, fstat(f.fd, &info) == 0 && S_ISREG(info.st_mode), "is not a file");
-    size_t size = (size_t)info.st_size;
+    size_t size;
+    f.fd = file_open(from, O_RDONLY, &size);
     require_file(from, size >= TOKENS_HEADER_BYTES, "has %zu bytes, less than the %zu of a token file's header", size,
                  TOKENS_HEADER_BYTES);
     int32_t header[TOKENS_HEADER_INTS];

@@ -149,9 +149,9 @@ static inline void logger_open(Logger* g, const OptionTable* table, const Option
     if (out[0] != '\0') {
         require(folder_make(out), "--out %s: this folder cannot be made: %s; give another", out, strerror(errno));
         g->path = format_string("%s/metrics.jsonl", out);
-        if (resumed_step > 0) g->file = fopen(g->path, "r+");
-        bool continued = g->file != NULL;
-        if (!continued && (resumed_step == 0 || errno == ENOENT)) g->file = fopen(g->path, "w");
+        bool continued = resumed_step > 0 && path_exists(g->path);
+        FileSource from = { g->path, "move it away or give another --out" };
+        g->file = continued ? fdopen(file_open(from, O_RDWR, NULL), "r+") : fopen(g->path, "w");
         require(g->file != NULL, "%s: cannot be opened for writing: %s; give another --out", g->path, strerror(errno));
         if (continued) logger_cut(g, resumed_step);
     }

@@ -25,7 +25,7 @@ typedef struct {
     Options o;
     OptionTable table;
     World world;                    // a program that is not for several ranks is rank 0 of 1
-    Tokenizer tokenizer;
+    Tokenizer tokenizer;            // of no tokens where --tokenizer is ''
     CheckpointReader checkpoint;    // what the run starts from,
     bool from_checkpoint;           // if it starts from one
     GPT2Config config;
@@ -65,8 +65,9 @@ static inline void run_open_data(Run* run) {
     run->accumulation = (int)(run->tokens_per_step / micro);
     DataShape shape = { (int)o->batch_size, (int)o->seq_len, run->config.V, run->tokens_per_step / o->seq_len, rank, N,
                         (uint64_t)o->seed };
-    dataloader_init(&run->train, "--data", o->data, &run->tokenizer, shape, DATA_TRAIN);
-    if (o->val_data[0]) dataloader_init(&run->val, "--val-data", o->val_data, &run->tokenizer, shape, DATA_EVAL);
+    const Tokenizer* tokenizer = o->tokenizer[0] ? &run->tokenizer : NULL;
+    dataloader_init(&run->train, "--data", o->data, tokenizer, shape, DATA_TRAIN);
+    if (o->val_data[0]) dataloader_init(&run->val, "--val-data", o->val_data, tokenizer, shape, DATA_EVAL);
 }
 
 // Reads the options, joins the ranks, and opens what the run starts from: tokenizer, checkpoint, data.
@@ -78,7 +79,7 @@ static inline void run_start(Run* run, int argc, char** argv) {
     device_memory_limit((size_t)ceil(o->memory_limit * 1e9)); // rounded up, because 0 means no limit
     world_start(&run->world, o, ranks);
     layers_choose((AttentionChoice)o->attention, o->deterministic);
-    tokenizer_open(&run->tokenizer, o->tokenizer);
+    if (o->tokenizer[0]) tokenizer_open(&run->tokenizer, o->tokenizer);
     run->from_checkpoint = open_checkpoint(o, &run->checkpoint);
     run->config = config_for_run(o, &run->table, &run->tokenizer, run->from_checkpoint ? &run->checkpoint : NULL);
     run_open_data(run);
@@ -151,7 +152,8 @@ static inline bool run_evaluates(const Run* run, long long step) {
     return run->o.val_data[0] && run_is_fresh(run, step) && is_due(run->o.eval_every, step, run->o.steps);
 }
 static inline bool run_samples(const Run* run, long long step) {
-    return run_is_fresh(run, step) && (step > 0 || run->o.steps == 0) && is_due(run->o.sample_every, step, run->o.steps);
+    bool is_wanted = run->o.tokenizer[0] && (step > 0 || run->o.steps == 0);
+    return run_is_fresh(run, step) && is_wanted && is_due(run->o.sample_every, step, run->o.steps);
 }
 static inline bool run_saves(const Run* run, long long step) {
     return run->o.out[0] && step > run->first && (is_due(run->o.save_every, step, run->o.steps) || step == run->o.steps);

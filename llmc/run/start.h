@@ -53,8 +53,8 @@ static inline GPT2Config config_for_run(const Options* o, OptionTable* table, co
     if (r && asked) checkpoint_require_config(r, c);
     require(o->seq_len <= c.max_T, "--seq-len %lld is longer than the %d positions of the model; lower it or start from a model"
             " with more", o->seq_len, c.max_T);
-    require(tokenizer->vocab_size <= c.V, "the tokenizer (--tokenizer %s) has %d tokens, the model's vocabulary only %d",
-            o->tokenizer, tokenizer->vocab_size, c.V);
+    require(tokenizer->vocab_size <= c.V, "the tokenizer (--tokenizer %s) has %d tokens, the model's vocabulary only %d;"
+            " with --tokenizer= there is none, for --data of tokens", o->tokenizer, tokenizer->vocab_size, c.V);
     return c;
 }
 #endif

@@ -418,9 +418,8 @@ static inline const CheckpointOpenFile* checkpoint_use_file(CheckpointReader* r,
     checkpoint_close_file(o);
     o->path = checkpoint_file_path(r->path, &r->state, f, shard);
     o->shard = shard;
-    o->fd = open(o->path, O_RDONLY | O_CLOEXEC);
     FileSource from = { o->path, r->remedy };
-    require_file(from, o->fd >= 0, "cannot be opened: %s", strerror(errno));
+    o->fd = file_open(from, O_RDONLY, NULL);
     return o;
 }
 

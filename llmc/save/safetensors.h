@@ -166,15 +166,11 @@ static inline void safetensors_check_places(SafeTensors* s, size_t data_begin) {
                  expected, data_size);
 }
 
-static inline void safetensors_open_with(SafeTensors* s, const char* path, int flags, const char* remedy) {
+static inline void safetensors_open_with(SafeTensors* s, const char* path, int access, const char* remedy) {
     memset(s, 0, sizeof *s);
     s->source.path = xstrdup(path);
     s->source.remedy = xstrdup(remedy);
-    s->fd = open(path, flags | O_CLOEXEC);
-    require_file(s->source, s->fd >= 0, "cannot be opened: %s", strerror(errno));
-    struct stat info;
-    require_file(s->source, fstat(s->fd, &info) == 0 && S_ISREG(info.st_mode), "is not a file");
-    s->file_size = (size_t)info.st_size;
+    s->fd = file_open(s->source, access, &s->file_size);
     size_t data_begin;
     safetensors_read_header(s, &data_begin);
     safetensors_parse_entries(s);

@@ -293,7 +293,7 @@ def llmc_model_files_import():
     run("llmc_import", path("bad.bin"), path("never"), fails_with="bytes where its header's model needs")
     with open(path("bad.bin"), "wb") as f:
         f.write(b"short")
-    run("llmc_import", path("bad.bin"), path("never"), fails_with="is shorter than the 1024 bytes of a header")
+    run("llmc_import", path("bad.bin"), path("never"), fails_with="has 5 bytes, less than the 1024 of a header")
 
 
 def every_converter_explains_itself():

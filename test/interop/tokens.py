@@ -254,9 +254,36 @@ def check_train_bpe():
           first_difference([ours], [expected], [text]))
 
 
+def check_added_tokens():
+    """Vocabularies with tokens that no merge makes: the trainer puts them first; others are put at the end by hand."""
+    texts = ["".join(source_files() + languages() * 3)]
+    for name, added in (("one", ["<|endoftext|>"]), ("five", ["<s>", "<pad>", "</s>", "<|endoftext|>", "[MASK]"]),
+                        ("words", ["PAD", "EOS", "<|endoftext|>"])):
+        folder = WORK / ("added_" + name)
+        folder.mkdir()
+        trained = ByteLevelBPETokenizer()
+        trained.train_from_iterator(texts, vocab_size=1500, min_frequency=2, special_tokens=added, show_progress=False)
+        trained.save_model(str(folder))
+        vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+        vocab.update({"<|im_start|>": len(vocab), "madeupword0000": len(vocab) + 1})
+        (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
+        documents = languages()
+        expected = [trained.encode(d, add_special_tokens=False).ids for d in documents]
+        check(f"a vocabulary with {len(added)} tokens of the trainer's and two of our own that no merge makes",
+              first_difference(our_tokens(folder, documents, vocab["<|endoftext|>"]), expected, documents))
+        merges = (folder / "merges.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+        (folder / "merges.txt").write_text("".join(merges[:-1]), encoding="utf-8", newline="")
+        (WORK / "text").write_text("text")
+        done = subprocess.run([BUILD / "tokenize", "--tokenizer", folder, "--out", WORK / "out.bin", WORK / "text"],
+                              capture_output=True, text=True)
+        said = "merges do not make 1 of the vocabulary's tokens"
+        check("  less its last merge it is refused", "" if done.returncode == 1 and said in done.stderr else done)
+
+
 try:
     check_gpt2()
     check_train_bpe()
+    check_added_tokens()
 finally:
     shutil.rmtree(WORK)
 print(f"1..{checks}")

@@ -40,7 +40,7 @@ check "a file that is not a tokenizer at all" refused "README.md" -- fp32 --toke
 check "token file missing" refused "--data" "$work/none.bin" -- fp32 --data "$work/none.bin"
 check "a glob without a match" refused "--data" "$work/none\*.bin" -- fp32 --data "$work/none*.bin"
 check "validation data missing" refused "--val-data" "$work/none.bin" -- fp32 --val-data "$work/none.bin"
-check "a folder as data" refused "test" -- fp32 --data test
+check "a folder as data" refused "test: is a folder, not a file" -- fp32 --data test
 : > "$work/empty.txt"
 check "an empty text file" refused "$work/empty.txt" "empty" -- fp32 --data "$work/empty.txt"
 check "a binary file as text" refused "$(program fp32)" "NUL" -- fp32 --data "$(program fp32)"
@@ -110,6 +110,29 @@ for file in model.safetensors optimizer.safetensors state.json; do
     check "$file cut at any length, or grown" cuts_are_refused $file
     check "$file with any one bit wrong" flips_are_refused $file
 done
+# ---- pipes in place of files: no reader waits for what nobody writes into a FIFO ----
+no_wait() { # PATTERN... -- OPTION...: the run fails so, at once
+    local patterns=()
+    while [ "$1" != -- ]; do patterns+=("$1"); shift; done
+    shift
+    fails_with "${patterns[@]}" -- timeout 60 "$(program fp32)" --data $REFERENCE/tokens.bin --val-data= --model d2 --heads 2 \
+        --channels 16 --seq-len 16 --batch-size 16 --total-batch-size 512 --steps 3 --sample-every 0 "$@"
+}
+mkfifo "$work/fifo" "$work/fifo.bin" "$work/fifo.json"
+check "a FIFO as --data" no_wait "$work/fifo: is a pipe, not a file" -- --data "$work/fifo"
+check "a FIFO as --data, named .bin" no_wait "$work/fifo.bin: is a pipe, not a file" -- --data "$work/fifo.bin"
+check "a FIFO as --val-data" no_wait "$work/fifo: is a pipe, not a file" -- --val-data "$work/fifo"
+check "a FIFO as --tokenizer" no_wait "$work/fifo.json: is a pipe, not a file" -- --tokenizer "$work/fifo.json"
+check "a device as --data" no_wait "/dev/zero: is a device, not a file" -- --data /dev/zero
+fifo_in_checkpoint() { # FILE OPTION...: of the newest checkpoint
+    rm -rf "$work/bad" && cp -r "$good" "$work/bad" && rm "$work/bad/$1" && mkfifo "$work/bad/$1" &&
+        no_wait "$1: is a pipe, not a file" -- "${@:2}"
+}
+for file in model.safetensors optimizer.safetensors state.json; do
+    check "a FIFO as $file, resumed" fifo_in_checkpoint step_00000002/$file --resume --out "$work/bad"
+    check "  and as what a run starts from" fifo_in_checkpoint step_00000002/$file --init-from "$work/bad/step_00000002"
+done
+check "a FIFO as metrics.jsonl of the run to resume" fifo_in_checkpoint metrics.jsonl --resume --out "$work/bad"
 check "a missing model.safetensors" damage_is_refused rm "$work/bad/step_00000002/model.safetensors"
 check "a new run does not start among the checkpoints of another" \
     refused "$good holds the checkpoints of another run" "--resume" -- fp32 --out "$good" --steps 3

@@ -47,6 +47,27 @@ another_field_can_hold_them() {
 }
 check "each file is a document, whatever its bytes, except an empty one" one_file_is_one_document
 check "- is standard input" standard_input_is_a_file
+# Text may come through a pipe: it is read once, in order.
+a_pipe_is_a_file() {
+    "$tokenize" --out out.bin <(printf 'ab') ab.txt && holds out.bin 256 97 98 256 97 98 &&
+        printf 'xy' | "$tokenize" --out out.bin /dev/stdin && holds out.bin 256 120 121
+}
+a_late_writer_is_awaited() { # one that takes longer than the program waits without a word
+    mkfifo late && { { sleep 1.5; printf 'x'; sleep 0.2; printf 'y'; } > late & } &&
+        timeout 60 "$tokenize" --out out.bin late ab.txt 2> said && holds out.bin 256 120 121 256 97 98 && cat said &&
+        grep -q "waiting for what a program writes into the pipe late" said
+}
+an_empty_pipe_has_no_text() { # its writer comes and goes
+    mkfifo empty && { : > empty & } && timeout 60 "$tokenize" --out out.bin empty ab.txt && holds out.bin 256 97 98
+}
+nobody_writes() { # it waits, as every reader of a pipe does, but says so
+    mkfifo silent && timeout 3 "$tokenize" --out out.bin silent 2> said
+    [ $? -eq 124 ] && cat said && grep -q "waiting for what a program writes into the pipe silent" said
+}
+check "a pipe is as good as a file" a_pipe_is_a_file
+check "a FIFO waits for its writer, and says so after a second" a_late_writer_is_awaited
+check "a FIFO whose writer writes nothing is an empty file" an_empty_pipe_has_no_text
+check "a FIFO without a writer waits, and says so" nobody_writes
 check "-- ends the options" two_dashes_end_the_options
 check "--split line: an empty line separates documents" an_empty_line_separates
 check "--split line --separator: the given line separates them" a_line_of_its_own_separates
@@ -186,12 +207,33 @@ tokenize_fails() { # PATTERN... -- ARGUMENT...
 }
 check "no file is an error" tokenize_fails "usage: tokenize" --
 check "a file that is not there is named" tokenize_fails "nothing.txt" "No such file" -- ab.txt nothing.txt
-check "a folder is named" tokenize_fails "folder" "Is a directory" -- folder
+check "a folder is named" tokenize_fails "folder is a folder" "files in it" -- folder
 check "files without text are an error" tokenize_fails "no text" -- empty.txt
 check "an unknown option is named" tokenize_fails "unknown option '--outt'" -- --outt x.bin ab.txt
 check "a fraction out of range is an error" tokenize_fails "--val-fraction must be between" -- --val-fraction 1 ab.txt
 check "a single document cannot be split" tokenize_fails "no two different documents" "--split" -- --val-out y.bin ab.txt ab.txt
 check "a file that is not a tokenizer is named" tokenize_fails "words.txt" "starts neither" -- --tokenizer words.txt ab.txt
+mkfifo fifo.json && mkdir -p fifo_folder && mkfifo fifo_folder/vocab.json
+no_wait() { local patterns=(); while [ "$1" != -- ]; do patterns+=("$1"); shift; done; shift
+    fails_with "${patterns[@]}" -- timeout 20 "$tokenize" --out x.bin "$@"; }
+check "a FIFO as vocab.json is refused" no_wait "fifo.json: is a pipe, not a file" -- --tokenizer fifo.json ab.txt
+check "  also in its folder" no_wait "fifo_folder/vocab.json: is a pipe" -- --tokenizer fifo_folder ab.txt
+fifo_as_merges() {
+    mkdir -p fifo_merges && "$train_bpe" --vocab-size 300 --out fifo_merges ab.txt ab.txt many.jsonl && rm fifo_merges/merges.txt &&
+        mkfifo fifo_merges/merges.txt && no_wait "fifo_merges/merges.txt: is a pipe" -- --tokenizer fifo_merges ab.txt
+}
+check "  and as merges.txt" fifo_as_merges
+cut_merges() { # a vocabulary of our own, less its last merge; less all; with lines as Windows writes them
+    "$train_bpe" --vocab-size 300 --out cut many.jsonl && "$tokenize" --tokenizer cut --out whole.bin ab.txt || return 1
+    cp cut/merges.txt whole
+    sed '$d' whole > cut/merges.txt
+    tokenize_fails "cut/merges.txt" "merges do not make 1 of the vocabulary's tokens" -- --tokenizer cut ab.txt || return 1
+    : > cut/merges.txt
+    tokenize_fails "cut/merges.txt: its 0 merges" "token 256" -- --tokenizer cut ab.txt || return 1
+    sed 's/$/\r/' whole > cut/merges.txt
+    tokenize_fails "cut/merges.txt: line 1 ends in CR LF" -- --tokenizer cut ab.txt
+}
+check "merges.txt cut at the end of a line, emptied or with CR LF is refused" cut_merges
 check "a JSON line without text is named" tokenize_fails "line 2 of number.jsonl" "field" -- --split jsonl number.jsonl
 check "a broken JSON line is named" tokenize_fails "line 2 of cut.jsonl" "not valid JSON" -- --split jsonl cut.jsonl
 check "a field that is there twice is an error" tokenize_fails "line 1 of double.jsonl" "duplicate" -- --split jsonl double.jsonl

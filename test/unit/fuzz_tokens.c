@@ -5,7 +5,8 @@
 
 static TokenFile opened;
 static void open_file(void* path) {
-    token_file_detect(path);
+    FileSource from = { path, "" };
+    token_file_detect(from);
     opened = token_file_open(path);
 }
 

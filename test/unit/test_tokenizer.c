@@ -397,7 +397,7 @@ static void test_what_is_no_tokenizer_is_named(void** state) {
     expect_refusal("bytes2", "No such file");
     expect_refusal(write_text("empty", ""), "starts neither with {");
     expect_refusal(write_text("words.txt", "hello"), "starts neither with {", "20240328");
-    expect_refusal("/dev/null", "is not a file");
+    expect_refusal("/dev/null", "is a device, not a file");
     assert_int_equal(mkdir(in_folder("sub"), 0700), 0);
     char* sub = xstrdup(in_folder("sub"));
     expect_death(open_spec, sub, "sub/vocab.json", "No such file");
@@ -466,7 +466,9 @@ static void test_broken_merges_are_refused(void** state) {
     expect_merges_refused("xyz l\n", "line 1: \"xyz\" is not in the vocabulary");
     expect_merges_refused(" l\n", "line 1: \"\" is not in the vocabulary");
     expect_merges_refused("h \n", "line 1: \"\" is not in the vocabulary");
-    expect_merges_refused("h e\r\n", "line 1: \"e\r\" is not in the vocabulary");
+    expect_merges_refused("h e\r\n", "line 1 ends in CR LF");
+    expect_merges_refused("#version: 0.2\r\nh e\r\n", "line 1 ends in CR LF");
+    expect_merges_refused("h e\nl l\r", "line 2 ends in CR LF");
     expect_merges_refused("h e\nl l\nh e\n", "line 3: \"h e\" was there before");
     expect_merges_refused("\xff e\n", "is not in the vocabulary");
     expect_merges_refused("h \xc4\n", "is not in the vocabulary");
@@ -475,6 +477,79 @@ static void test_broken_merges_are_refused(void** state) {
     assert_int_equal(unlink(in_folder("merges.txt")), 0);
     expect_death(open_spec, path, "merges.txt", "No such file");
     free(path);
+}
+
+// Each cut of the small vocabulary's merges.txt at the end of a line leaves tokens that no merge makes.
+static void test_merges_that_lack_lines_are_refused(void** state) {
+    (void)state;
+    static const int first_missing[] = { HE, LL, HELL, SPACE_W, OR, HELLO };
+    Vocabulary v = small_vocabulary();
+    char* end = strchr(v.merges, '\n');
+    for (int kept = 0; kept < 6; kept++) {
+        char cut[sizeof v.merges], *phrase;
+        sprintf(cut, "%.*s", (int)(end + 1 - v.merges), v.merges);
+        phrase = format_string("its %d merges do not make %d of the vocabulary's tokens, the first of them token %d", kept,
+                               6 - kept, first_missing[kept]);
+        expect_merges_refused(cut, phrase);
+        free(phrase);
+        end = strchr(end + 1, '\n');
+    }
+    expect_merges_refused("", "its 0 merges do not make 6 of");
+    const char* without_the_fourth = "h e\nl l\nhe ll\nhell o\no r\n";
+    expect_merges_refused(without_the_fourth, "make 1 of the vocabulary's tokens, the first of them token 259");
+}
+
+// Tokens that no merge makes are fine where text never becomes them: those that trainers and people add to a vocabulary.
+static void test_added_tokens_need_no_merge(void** state) {
+    (void)state;
+    static const char* const added[] = { "<pad>", "[UNK]", "<|im_start|>", "madeupword0000", "<|endoftext|><|endoftext|>" };
+    static const char* const text[] = { "pad", " pad", "\n\n", "<>", "12", "\xc3\xa9", "\xe2\x82" };
+    Tokenizer t;
+    for (size_t i = 0; i < sizeof added / sizeof *added; i++) {
+        Vocabulary v = small_vocabulary();
+        int id = vocabulary_add(&v, added[i], strlen(added[i]));
+        tokenizer_open(&t, vocabulary_write_json(&v));
+        assert_int_equal(t.vocab_size, id + 1);
+        expect_encoding(&t, "hello", HELLO);
+        tokenizer_free(&t);
+    }
+    for (size_t i = 0; i < sizeof text / sizeof *text; i++) {
+        Vocabulary v = small_vocabulary();
+        vocabulary_add(&v, text[i], strlen(text[i]));
+        vocabulary_write_json(&v);
+        expect_death(open_spec, folder, "merges.txt", "make 1 of the vocabulary's tokens, the first of them token 263");
+    }
+}
+
+// Hugging Face's trainers put added tokens first, whatever they look like, then the bytes.
+static void test_tokens_before_the_bytes_need_no_merge(void** state) {
+    (void)state;
+    Vocabulary bytes = vocabulary_of_bytes(), v;
+    memset(&v, 0, sizeof v);
+    vocabulary_add(&v, "PAD", 3);
+    vocabulary_add(&v, END_OF_TEXT, strlen(END_OF_TEXT));
+    for (int b = 0; b < 256; b++) vocabulary_add(&v, bytes.bytes[b], 1);
+    int lo = vocabulary_merge(&v, 2 + 'l', 2 + 'o');
+    Tokenizer t;
+    tokenizer_open(&t, vocabulary_write_json(&v));
+    assert_int_equal(t.eot, 1);
+    expect_encoding(&t, "PADlo", 2 + 'P', 2 + 'A', 2 + 'D', lo);
+    tokenizer_free(&t);
+    write_text("merges.txt", "");
+    expect_death(open_spec, folder, "do not make 1 of the vocabulary's tokens, the first of them token 258");
+}
+
+// A token can be made by several merges, as in vocabularies of Hugging Face's trainers.
+static void test_two_merges_may_make_one_token(void** state) {
+    (void)state;
+    Vocabulary v = vocabulary_of_bytes();
+    int ab = vocabulary_merge(&v, 'a', 'b'), bc = vocabulary_merge(&v, 'b', 'c'), abc = vocabulary_merge(&v, ab, 'c');
+    strcat(v.merges, "a bc\n");
+    vocabulary_add(&v, END_OF_TEXT, strlen(END_OF_TEXT));
+    Tokenizer t;
+    tokenizer_open(&t, vocabulary_write_json(&v));
+    expect_encoding(&t, "abcbc", abc, bc);
+    tokenizer_free(&t);
 }
 
 static void test_text_cannot_be_made_into_the_end_of_text(void** state) {
@@ -542,6 +617,10 @@ int main(void) {
         cmocka_unit_test(test_what_is_no_tokenizer_is_named),
         cmocka_unit_test(test_a_broken_vocabulary_is_refused),
         cmocka_unit_test(test_broken_merges_are_refused),
+        cmocka_unit_test(test_merges_that_lack_lines_are_refused),
+        cmocka_unit_test(test_added_tokens_need_no_merge),
+        cmocka_unit_test(test_tokens_before_the_bytes_need_no_merge),
+        cmocka_unit_test(test_two_merges_may_make_one_token),
         cmocka_unit_test(test_text_cannot_be_made_into_the_end_of_text),
         cmocka_unit_test(test_a_broken_tokenizer_bin_is_refused),
     };

@@ -104,25 +104,32 @@ static void test_threads_read_one_file_at_once(void** state) {
     token_file_close(&f);
 }
 
+static bool detected(const char* path) {
+    FileSource from = { path, "give another" };
+    return token_file_detect(from);
+}
 static void test_only_token_files_are_detected(void** state) {
     (void)state;
     write_tokens(in_folder("detect.bin"), 1);
-    assert_true(token_file_detect(in_folder("detect.bin")));
-    assert_false(token_file_detect(write_header("other.bin", TOKENS_MAGIC + 1, 1, 0, 0)));
+    assert_true(detected(in_folder("detect.bin")));
+    assert_false(detected(write_header("other.bin", TOKENS_MAGIC + 1, 1, 0, 0)));
     FILE* f = fopen(in_folder("short"), "wb");
     fputs("ab", f);
     fclose(f);
-    assert_false(token_file_detect(in_folder("short")));
-    assert_false(token_file_detect(folder));
+    assert_false(detected(in_folder("short")));
 }
 
 // ---- files that are not what their header says ----
 
 static void open_file(void* path) {
+    alarm(60); // nothing may wait for what nobody writes into a pipe
     TokenFile f = token_file_open(path);
     token_file_close(&f);
 }
-static void detect_file(void* path) { token_file_detect(path); }
+static void detect_file(void* path) {
+    alarm(60);
+    detected(path);
+}
 static void read_beyond(void* path) {
     TokenFile f = token_file_open(path);
     uint16_t tokens[8];
@@ -135,13 +142,20 @@ static void read_past_a_cut(void* path) {
     token_file_read(&f, 0, 8, tokens);
 }
 
-static void test_missing_files_and_folders_are_named(void** state) {
+static void test_missing_files_folders_and_pipes_are_named(void** state) {
     (void)state;
     char* nothing = xstrdup(in_folder("nothing.bin"));
     expect_death(open_file, nothing, "nothing.bin", "No such file", "dev/data/tokenize");
     expect_death(detect_file, nothing, "nothing.bin", "No such file");
-    expect_death(open_file, folder, folder, "is not a file");
+    expect_death(open_file, folder, folder, "is a folder, not a file");
+    expect_death(detect_file, folder, folder, "is a folder, not a file");
     free(nothing);
+    char* fifo = xstrdup(in_folder("fifo"));
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    expect_death(open_file, fifo, fifo, "is a pipe, not a file");
+    expect_death(detect_file, fifo, fifo, "is a pipe, not a file");
+    unlink(fifo);
+    free(fifo);
 }
 
 #define expect_refusal(path, ...) do { \
@@ -262,7 +276,7 @@ int main(void) {
         cmocka_unit_test(test_the_bytes_are_llmc_format),
         cmocka_unit_test(test_threads_read_one_file_at_once),
         cmocka_unit_test(test_only_token_files_are_detected),
-        cmocka_unit_test(test_missing_files_and_folders_are_named),
+        cmocka_unit_test(test_missing_files_folders_and_pipes_are_named),
         cmocka_unit_test(test_a_header_must_be_right),
         cmocka_unit_test(test_the_count_must_fit_the_size_exactly),
         cmocka_unit_test(test_reads_stay_inside_the_file),
