@@ -427,12 +427,16 @@ static void unit_release(GPT2* g, int u) {
     if (u == last_used && !stays) group_free(g, group);
 }
 
-// A bucket's padding must be zero, and the last reduction may have left something in it.
-static void bucket_zero_padding(GPT2* g, Bucket* b) {
+// What no layer writes must be zero, and the last reduction may have left something in it: a bucket's padding, and in the
+// root's the gradients of the positions behind the last token.
+static void bucket_zero_unwritten(GPT2* g, Bucket* b) {
     Group* group = &g->layout.groups[b->group];
     Unit last = g->units[group->first_unit + group->num_units - 1];
     size_t end = last.offset + last.size, whole = (size_t)g->layout.shard_ranks->size * group->shard.n;
+    size_t C = (size_t)g->config.C, behind = (size_t)(g->config.max_T - g->T) * C;
     if (end < whole) device_zero(b->grads + end, (whole - end) * sizeof(floatX));
+    if (b->group > 0 || behind == 0) return;
+    device_zero(root_view(g->config, b->grads).wpe + (size_t)g->T*C, behind * sizeof(floatX));
 }
 
 // Returns the memory that unit u's gradients go to.
@@ -443,7 +447,7 @@ static floatX* unit_grads(GPT2* g, int u) {
         bucket_finish(g, b); // the backward pass would overwrite what is still being sent
         b->group = k;
         b->missing = g->layout.groups[k].tensors;
-        bucket_zero_padding(g, b);
+        bucket_zero_unwritten(g, b);
     }
     if (g->how.prefetch == PREFETCH_PRE) gather_ahead(g, k);
     return b->grads + g->units[u].offset;

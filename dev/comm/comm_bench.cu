@@ -41,7 +41,7 @@ static void options_bench(OptionTable* t, BenchOptions* o) {
     option_letter(t, 'f');
     option_text(t, "stepbytes", &o->step_text, "SIZE", "bytes from one size to the next; '': --stepfactor is used");
     option_letter(t, 'i');
-    // comm_settle, which waits, must not be called between timed operations: comm.h keeps COMM_MOST_WAITED without it
+    // times of operations must not be asked for between timed ones: llmc/comm/ first has COMM_WAITED_ROOM of them
     option_int(t, "iters", &o->iters, 1, 1000, "timed operations per size");
     option_letter(t, 'n');
     option_int(t, "warmup_iters", &o->warmup, 0, 1000, "operations before the timed ones, per size");

@@ -5,6 +5,8 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <map>
+#include <string>
 #include <unistd.h>
 #include <vector>
 
@@ -14,6 +16,7 @@ static thread_local cudaError_t last_error;
 static thread_local int current_device;
 thread_local const char* running;
 cudaError_t sticky_error;
+static std::map<std::string, unsigned long long> calls; // of each function, and of each kernel, by name
 
 // --- errors ---
 cudaError_t remember(cudaError_t error) {
@@ -57,6 +60,7 @@ Call::Call(const char* name) : name(name), error(cudaSuccess) {
         _exit(1);
     }
     lock = std::unique_lock<std::mutex>(everything);
+    calls[name]++;
     error = machine_error() ? machine_error() : sticky_error;
     remember(error);
 }
@@ -177,6 +181,12 @@ static const struct { cudaError_t code; const char *name, *text; } errors[] = {
 
 using namespace emulator;
 extern "C" {
+unsigned long long emulator_calls(const char* name) {
+    std::unique_lock<std::mutex> lock(everything);
+    auto found = calls.find(name);
+    return found == calls.end() ? 0 : found->second;
+}
+
 cudaError_t cudaGetLastError(void) {
     cudaError_t error = last_error;
     last_error = sticky_error;

@@ -113,7 +113,8 @@ static inline void comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Cont
     c->size = ranks.size;
     c->world_rank = (int*)xcalloc((size_t)ranks.size, sizeof(int));
     for (int q = 0; q < ranks.size; q++) c->world_rank[q] = q;
-    w->waited = (CommWaited*)xcalloc(COMM_MOST_WAITED, sizeof(CommWaited));
+    w->waited_room = COMM_WAITED_ROOM;
+    w->waited = (CommWaited*)xcalloc((size_t)w->waited_room, sizeof(CommWaited));
     snprintf(w->description, sizeof w->description, "one rank, nothing to communicate");
     if (c->size > 1) comm_meet(c, &ranks);
     w->backend = comm_choose(c);

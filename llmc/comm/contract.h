@@ -92,7 +92,7 @@ typedef struct {
     unsigned long long calls, elements_times_N, bytes_times_N; // sent per rank, by the formula
     unsigned long long posted; // bytes that this rank actually sent, counted where our code sends and not the library
     double exposed;            // seconds that compute stood still in comm_wait; comm_settle updates this and the next
-    double busy;               // seconds from start to finish of each operation, added up
+    double busy;               // seconds from start to finish of each operation that an observer saw, added up
 } CommStats;
 
 // The times of an operation, by now_seconds(): when compute reached its issue and its wait, and when it continued after the wait;
@@ -128,7 +128,9 @@ typedef struct {
 
 // An operation that was waited for, and whose times are not known yet.
 typedef struct { CommEvent event; CommStats* stats; int marks[COMM_MARKS]; } CommWaited;
-#define COMM_MOST_WAITED 1024
+#ifndef COMM_WAITED_ROOM
+#define COMM_WAITED_ROOM 1024 // for so many of them at first
+#endif
 
 struct CommBackend;
 typedef struct Comm Comm;
@@ -148,12 +150,14 @@ typedef struct {
     pthread_cond_t changed;   // an operation was issued, or is finished
     CommObserver observer;
     void* observer_self;
-    CommWaited* waited;       // (COMM_MOST_WAITED) num_waited operations, those waited for since comm_settle, owned
-    int num_waited;
+    CommWaited* waited;       // (waited_room) num_waited operations in the order of their waits, owned
+    int num_waited, waited_room;
     double* number;           // device memory of comm_host_sum, owned
 } CommWorld;
 
+#ifndef COMM_IN_FLIGHT
 #define COMM_IN_FLIGHT 1024   // operations of a communicator that may be under way
+#endif
 struct Comm {
     int rank, size;           // this process, and how many there are
     CommStats stats[COMM_KINDS];
@@ -177,6 +181,7 @@ typedef struct CommBackend {
     void (*start)(Comm* c, CommSlot* s);      // begins s after all layer calls issued so far; returns at once
     void (*finish)(Comm* c, CommSlot* s);     // layer calls issued from now on see the result of s
     size_t (*device_bytes)(const CommOptions* o, int N); // of MEMORY_COMMUNICATION that a communicator of N ranks takes
+    void (*look)(CommWorld* w);               // notes which operations are over, whose marks are freed next; NULL: no need
 } CommBackend;
 
 // ---- what a stage calls ----
@@ -219,7 +224,8 @@ static inline void   comm_barrier(Comm* c);               // returns when every 
 static inline double comm_host_sum(Comm* c, double x);    // the sum over ranks of a number on the host, on every rank; blocks
 
 // Adds up the times of the operations waited for since the last call, and shows each to comm_observe's function. Waits for the
-// device: call it between steps.
+// device only if it has not passed all these waits. After a step it has, because the stage has read the loss: so the step's line
+// in the log says what this step exposed, without another wait. Without an observer it asks for one time per operation.
 static inline void   comm_settle(Comm* c);
 
 // What a rank of c has sent so far by the formulas above.

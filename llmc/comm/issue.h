@@ -201,6 +201,58 @@ static inline void comm_begin_messages(Comm* awaited_on, const CommSlot* awaited
     }
 }
 
+// ---- times of operations that were waited for ----
+
+// How many of them the device has passed. Waits are passed in their order, and with a wait all marks of its operation.
+static inline int comm_count_passed(const CommWorld* w) {
+    int passed = 0, end = w->num_waited; // those before `passed` are, those from `end` on may not be
+    while (passed < end) {
+        int middle = passed + (end - passed) / 2;
+        if (device_mark_passed(w->waited[middle].marks[MARK_WAIT_ENDED])) passed = middle + 1;
+        else end = middle;
+    }
+    return passed;
+}
+
+static inline void comm_show(const CommWorld* w, CommWaited* x) {
+    CommEvent* e = &x->event;
+    double* times[COMM_MARKS] = { &e->issued, &e->wait_begun, &e->wait_ended, &e->started, &e->finished };
+    const int* m = x->marks;
+    for (int k = 0; k < COMM_MARKS; k++) if (m[k] >= 0) *times[k] = device_mark_time(m[k]);
+    bool marked = m[MARK_STARTED] >= 0;
+    x->stats->busy += marked ? device_mark_seconds(m[MARK_STARTED], m[MARK_FINISHED]) : e->finished - e->started;
+    w->observer(w->observer_self, e);
+}
+
+// Settles the oldest n, which the device has passed.
+static inline void comm_settle_oldest(CommWorld* w, int n) {
+    if (n > 0 && w->backend && w->backend->look) w->backend->look(w);
+    for (int i = 0; i < n; i++) {
+        CommWaited* x = &w->waited[i];
+        x->stats->exposed += device_mark_seconds(x->marks[MARK_WAIT_BEGUN], x->marks[MARK_WAIT_ENDED]);
+        if (w->observer) comm_show(w, x);
+        for (int k = 0; k < COMM_MARKS; k++) if (x->marks[k] >= 0) device_mark_free(x->marks[k]);
+    }
+    w->num_waited -= n;
+    memmove(w->waited, w->waited + n, (size_t)w->num_waited * sizeof(CommWaited));
+}
+
+static inline void comm_settle(Comm* c) {
+    CommWorld* w = c->world;
+    if (w->num_waited > 0 && !device_mark_passed(w->waited[w->num_waited - 1].marks[MARK_WAIT_ENDED])) device_synchronize();
+    comm_settle_oldest(w, w->num_waited);
+}
+
+// Makes room for one more in the middle of a step, where the device must not run dry: what it has not passed yet stays. An
+// observer sees all at comm_settle, because run/trace.h first needs the compute into which the waits cut.
+static inline void comm_make_room(CommWorld* w) {
+    if (w->num_waited < w->waited_room) return;
+    if (w->observer == NULL) comm_settle_oldest(w, comm_count_passed(w));
+    if (w->num_waited <= w->waited_room / 2) return;
+    w->waited_room *= 2;
+    w->waited = (CommWaited*)xrealloc(w->waited, (size_t)w->waited_room * sizeof(CommWaited));
+}
+
 static inline void comm_wait(Comm* c, CommOp op) {
     require(op >= 0 && op < c->issued, "%s: comm_wait for operation #%lld, but only %lld were issued", c->name, op, c->issued);
     CommSlot* s = &c->slots[op % COMM_IN_FLIGHT];
@@ -218,28 +270,11 @@ static inline void comm_wait(Comm* c, CommOp op) {
     s->marks[MARK_WAIT_ENDED] = device_mark();
     s->live = false;
     CommWorld* w = c->world;
-    if (w->num_waited == COMM_MOST_WAITED) comm_settle(c);
+    comm_make_room(w);
     CommWaited* x = &w->waited[w->num_waited++];
     x->event = s->event;
     x->stats = &c->stats[s->kind];
     memcpy(x->marks, s->marks, sizeof x->marks);
-}
-
-static inline void comm_settle(Comm* c) {
-    CommWorld* w = c->world;
-    if (w->num_waited > 0) device_synchronize(); // then it has passed all marks
-    for (int i = 0; i < w->num_waited; i++) {
-        CommWaited* x = &w->waited[i];
-        CommEvent* e = &x->event;
-        double* times[COMM_MARKS] = { &e->issued, &e->wait_begun, &e->wait_ended, &e->started, &e->finished };
-        const int* m = x->marks;
-        for (int k = 0; k < COMM_MARKS; k++) if (m[k] >= 0) *times[k] = device_mark_time(m[k]);
-        x->stats->exposed += device_mark_seconds(m[MARK_WAIT_BEGUN], m[MARK_WAIT_ENDED]);
-        x->stats->busy += m[MARK_STARTED] < 0 ? e->finished - e->started : device_mark_seconds(m[MARK_STARTED], m[MARK_FINISHED]);
-        for (int k = 0; k < COMM_MARKS; k++) if (m[k] >= 0) device_mark_free(m[k]);
-        if (w->observer) w->observer(w->observer_self, e);
-    }
-    w->num_waited = 0;
 }
 
 static inline void comm_barrier(Comm* c) {

@@ -605,5 +605,6 @@ static inline size_t mpi_device_bytes(const CommOptions* o, int N) {
 }
 static inline void mpi_close(Comm* c) { (void)c; } // mpi_leave does it
 
-static const CommBackend comm_mpi = { mpi_open, mpi_close, mpi_split, NULL, NULL, mpi_start, mpi_finish, mpi_device_bytes };
+static const CommBackend comm_mpi = { mpi_open, mpi_close, mpi_split, NULL, NULL, mpi_start, mpi_finish, mpi_device_bytes,
+                                      NULL };
 #endif

@@ -248,6 +248,19 @@ static inline void nccl_look(void* self) {
     e->awaited = awaited;
 }
 
+// Notes what has begun and ended, while the host goes on. This is no wait, so the watchdog is told of none.
+static inline void nccl_note(CommWorld* w) {
+    for (NcclLink* l = ((NcclEngine*)w->nccl)->links; l; l = l->next) nccl_look_at(w, l);
+}
+// The host is COMM_IN_FLIGHT operations of l ahead of the GPU. Waits for the oldest, which compute waits for as well. The GPU
+// goes on with the others.
+static inline void nccl_await_oldest(CommWorld* w, NcclLink* l) {
+    NcclEngine* e = (NcclEngine*)w->nccl;
+    for (long long oldest = l->done; l->done == oldest; ) nccl_look(e);
+    if (e->awaited) oplog_wait_end(w->log); // else a later wait for the same operation would not be seen to begin
+    e->awaited = NULL;
+}
+
 // ---- what comm.h calls ----
 
 // given (size): each rank's DeviceId. The answer: "ranks 0 and 2" share a GPU, or "".
@@ -433,7 +446,7 @@ static inline void nccl_start(Comm* c, CommSlot* s) {
         oplog_finish(c->world->log, &s->record);
         return;
     }
-    if (l->issued - l->done == COMM_IN_FLIGHT) device_synchronize(); // compute waits for the oldest of them
+    if (l->issued - l->done == COMM_IN_FLIGHT) nccl_await_oldest(c->world, l);
     cuda_check(cudaEventRecord(l->ready, compute_stream), comm_kind_names[s->kind]);
     cuda_check(cudaStreamWaitEvent(l->stream, l->ready, 0), comm_kind_names[s->kind]); // else it sends what is not there yet
     s->marks[MARK_STARTED] = cuda_mark(l->stream);
@@ -455,6 +468,7 @@ static inline void nccl_finish(Comm* c, CommSlot* s) {
 }
 
 static const CommBackend comm_nccl = {
-    nccl_open, nccl_close, nccl_split, nccl_connect, nccl_share_memory, nccl_start, nccl_finish, nccl_device_bytes
+    nccl_open, nccl_close, nccl_split, nccl_connect, nccl_share_memory, nccl_start, nccl_finish, nccl_device_bytes,
+    nccl_note
 };
 #endif

@@ -46,8 +46,9 @@ void device_synchronize(void);                                  // returns when 
 
 // Moments, for timelines: a mark is passed when all that was issued before it is done.
 int    device_mark(void);                                       // the caller's until device_mark_free
-double device_mark_time(int mark);                              // when it was passed, in now_seconds(); synchronize first
-double device_mark_seconds(int from, int to);                   // between two, more precise than their times; synchronize first
+bool   device_mark_passed(int mark);                            // true if it was; does not wait
+double device_mark_time(int mark);                              // when it was passed, in now_seconds(); it must have been
+double device_mark_seconds(int from, int to);                   // between two, more precise than their times; the same
 void   device_mark_free(int mark);
 void   device_range(const char* name);                          // names for a profiler what is issued from here on; NULL: ends it
 

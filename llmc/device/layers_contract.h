@@ -46,7 +46,8 @@ const char* layers_description(void);         // how matrix products are compute
 // out (B,T,C) = wte[tokens] + wpe[0..T).  tokens (B,T) in [0,V), wte (Vp,C), wpe (maxT,C)
 void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C);
 // dwte (Vp,C) += rows of dout by token (the classifier has written dwte before: the matrix is tied);
-// dwpe (T,C) set or += sum of dout over B. Sums are formed in a fixed order: equal to the bit from run to run.
+// dwpe (T,C) set or += sum of dout over B; nothing is written behind its T rows, where maxT is larger. Sums are formed in a
+// fixed order: equal to the bit from run to run.
 void encoder_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, GradMode mode);
 
 // ---- layernorm (eps 1e-5), with the residual addition in front of it ----

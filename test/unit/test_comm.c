@@ -611,6 +611,25 @@ static void test_overlap(void) {
     free(x);
 }
 
+// A step of more operations than there is room for: an observer sees none of them within the step, and then all, in their order.
+static CommOp next_seen;
+static void see_in_order(void* self, const CommEvent* e) {
+    (void)self;
+    check(e->number == next_seen, "operation #%lld was seen before #%lld", e->number, next_seen);
+    next_seen++;
+}
+static void test_a_long_step_is_observed_at_its_end(void) {
+    enum { LONG = 2 * COMM_WAITED_ROOM + 100 };
+    float x = 0;
+    comm_observe(&world, see_in_order, NULL);
+    CommOp first = next_seen = world.issued;
+    for (int k = 0; k < LONG; k++) comm_wait(&world, comm_broadcast(&world, &x, 1, COMM_F32, 0));
+    check(next_seen == first, "%lld operations were seen within the step", next_seen - first);
+    comm_settle(&world);
+    check(next_seen == first + LONG, "%lld of %d operations were seen", next_seen - first, LONG);
+    comm_observe(&world, NULL, NULL);
+}
+
 // ---- the ring, without any communication ----
 
 typedef struct { const float* send; float* recv; size_t send_n, recv_n; int to, from; } Exchange;
@@ -788,6 +807,7 @@ int main(int argc, char** argv) {
     claim("  and totals are what this rank sends, also within groups of ranks", test_totals_are_of_this_rank);
     claim("  exact where they are whole numbers", test_totals_are_exact);
     claim("the formulas are what is really sent", test_formulas_are_what_is_sent);
+    claim("an observer sees a long step when it is over", test_a_long_step_is_observed_at_its_end);
     if (world.world->strict) claim("in strict mode, outputs are NaN and inputs are read at the wait", test_strict);
     else claim("communication goes on while this thread computes", test_overlap);
     comm_free(&world);

@@ -7,6 +7,8 @@ first check that fails ends them all.
 */
 #define COMM_PIECE (1 << 14) // several pieces without much data
 #define NCCL_PIECE (1 << 16)
+#define COMM_IN_FLIGHT 64    // so that few operations are many
+#define COMM_WAITED_ROOM 64
 #include "../../llmc/comm/comm.h"
 #include "../../llmc/comm/sums.h"
 
@@ -365,6 +367,69 @@ static void test_times(void) {
     device_free(x);
 }
 
+// ---- what the times of operations cost: calls of CUDA's functions, which the emulator counts ----
+#ifdef CUDA_EMULATOR
+extern "C" unsigned long long emulator_calls(const char* name);
+#else
+static unsigned long long emulator_calls(const char* name) { (void)name; return 0; }
+#endif
+static unsigned long long waits_for_device(void) {
+    unsigned long long waits = emulator_calls("cudaStreamSynchronize") + emulator_calls("cudaDeviceSynchronize");
+    return world.world->nccl ? waits + emulator_calls("cudaStreamQuery") : waits; // over MPI another thread asks
+}
+// Over NCCL the host gets further ahead of the GPU than there is room for, and must not wait until the GPU has caught up. Times
+// are one question for each operation, and no wait once the host has waited for the last one.
+static void test_settling(void) {
+    enum { MANY = COMM_IN_FLIGHT + 50, n = 8 };
+    char* x = tensor(n, COMM_F32, NULL, 0);
+    comm_barrier(&world);
+    comm_settle(&world);
+    double before = comm_rank_exposed(&world);
+    unsigned long long asked = emulator_calls("cudaEventElapsedTime"), waits = waits_for_device();
+    for (int k = 0; k < MANY; k++) comm_wait(&world, comm_all_reduce(&world, x, n, COMM_F32));
+    waits = waits_for_device() - waits;
+    require(world.world->strict || waits == 0, "the host waited for the GPU %llu times in the middle of a step", waits);
+    device_synchronize();
+    waits = waits_for_device();
+    comm_settle(&world);
+    waits = waits_for_device() - waits;
+    asked = emulator_calls("cudaEventElapsedTime") - asked;
+    require(waits == 0, "the host waited for the GPU %llu times, and all was done", waits);
+    unsigned long long expected = emulator_calls("cudaEventRecord") ? MANY : 0; // else nobody counts
+    require(asked == expected, "CUDA was asked for %llu times of %d operations", asked, MANY);
+    require(comm_rank_exposed(&world) > before, "nothing was exposed");
+    int free_marks = cuda_marks.pool.num_free, all_marks = cuda_marks.pool.capacity;
+    require(free_marks == all_marks, "%d of %d marks were not given back", all_marks - free_marks, all_marks);
+    is(x, host_numbers(n, COMM_F32, NULL, 0), n, COMM_F32, "a sum of zeros");
+    device_free(x);
+}
+// What is over in the middle of a step gives its marks back there, though the host never waits; and NCCL's side, which looks at
+// the same marks, has seen that it is over.
+static void poll_for_device(void) {
+    int mark = device_mark();
+    while (!device_mark_passed(mark)) {}
+    device_mark_free(mark);
+}
+static void test_settling_in_a_step(void) {
+    enum { MANY = 3 * COMM_WAITED_ROOM, n = 8 };
+    char* x = tensor(n, COMM_F32, NULL, 0);
+    comm_settle(&world);
+    for (int k = 0; k < MANY; k++) {
+        comm_wait(&world, comm_all_reduce(&world, x, n, COMM_F32));
+        if (k % 20 == 19) poll_for_device();
+    }
+    require(world.world->num_waited <= COMM_WAITED_ROOM && world.world->waited_room == COMM_WAITED_ROOM,
+            "%d operations that were over have kept their marks", world.world->num_waited);
+    poll_for_device();
+    comm_settle(&world);
+#if USE_NCCL
+    const NcclLink* l = (NcclLink*)world.link;
+    long long unseen = world.world->nccl ? l->issued - l->done : 0;
+    require(unseen == 0, "the ends of %lld operations were not seen before their marks were given back", unseen);
+#endif
+    device_free(x);
+}
+
 // With --nccl-windows whole and shard are windows, and the exchanged data lies anywhere in them.
 static void test_windows(void) {
     const size_t n = 5000, N = (size_t)world.size, at = 48;
@@ -420,6 +485,8 @@ int main(int argc, char** argv) {
     claim("communicators of a part of the ranks", test_sub_communicators);
     claim("a barrier lets nobody go before all have come", test_barrier);
     claim("times are in order", test_times);
+    claim("operations that are over give their marks back within a step", test_settling_in_a_step);
+    claim("times cost one question per operation, and no wait in the middle of a step", test_settling);
     claim("messages between all pairs", test_messages);
     claim("memory that ranks share", test_windows);
     if (world.size >= 3) claim("messages do not queue behind collectives", test_messages_do_not_queue_behind_collectives);

@@ -178,6 +178,7 @@ static double cuda_seconds(cudaEvent_t from, cudaEvent_t to) {
     cuda_check(cudaEventElapsedTime(&ms, from, to), "a mark");
     return 1e-3 * ms;
 }
+bool device_mark_passed(int mark) { return cuda_is_done(cudaEventQuery(cuda_marks.events[mark]), "a mark"); }
 double device_mark_time(int mark) { return cuda_marks.zero + cuda_seconds(cuda_marks.first, cuda_marks.events[mark]); }
 double device_mark_seconds(int from, int to) { return cuda_seconds(cuda_marks.events[from], cuda_marks.events[to]); }
 void device_mark_free(int mark) { mark_pool_give(&cuda_marks.pool, mark); }
