@@ -215,7 +215,7 @@ static void check_attention(int B, int T, int NH, int HS, float std) {
 static void test_attention_of_every_head_size(void) {
     for (int size : { 3, 33, 77 }) check_attention(1, 35, 2, size, 1);
     if (quick) return;
-    for (int size : { 1, 8, 16, 32, 64, 80, 127, 128 }) check_attention(1, 35, 2, size, 1);
+    for (int size : { 1, 8, 16, 31, 32, 63, 64, 65, 80, 127, 128 }) check_attention(1, 35, 2, size, 1);
 }
 static void test_attention_over_lengths_around_a_tile(void) {
     check_attention(1, 1, 1, 1, 1);
@@ -276,6 +276,32 @@ static void test_classifier_is_cross_entropy_over_the_vocabulary_without_its_pad
     check_classifier(3, 5, 128);
     check_classifier(3, 257, 384);
     check_classifier(3, 9001, 9088); // more than a block takes at once
+}
+// A row around a limit of shared memory: what every kernel may have, what this GPU gives a block, and what is left of either beside
+// the static memory of the kernel. From small to large, because what a kernel was once allowed it keeps.
+static void check_classifier_around(size_t bytes, int shared_bytes) {
+    for (int more : { -16, 0, 2 * (int)sizeof(floatX), 16 }) { // 2 elements: a row that is not whole vectors
+        int Vp = (bytes + more) / sizeof(floatX), V = Vp - 3;
+        start(1, 1, 1, 1, Vp);
+        cuda_layers.shared_bytes = shared_bytes;
+        Both<floatX> logits = random_both(Vp, 0, 3);
+        Both<int> target = both_of(std::vector<int>(1, V - 1));
+        Both<float> loss = unset_both<float>(1);
+        cpu::classifier_forward_backward(loss.cpu, logits.cpu, target.cpu, 0.125f, 1, V, Vp);
+        classifier_forward_backward(loss.gpu, logits.gpu, target.gpu, 0.125f, 1, V, Vp);
+        expect_near("the loss of a row around a limit", loss, 32);
+        expect_near("its dlogits", logits, 32);
+    }
+}
+static void test_classifier_at_the_limits_of_shared_memory(void) {
+    const size_t of_warps = WARP * sizeof(float);
+    int most;
+    cuda_check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0), "a block's shared memory");
+    for (size_t limit : { (size_t)48 << 10, (size_t)most }) {
+        check_classifier_around(limit - of_warps, most);
+        check_classifier_around(limit, most);
+    }
+    check_classifier_around((48 << 10) - of_warps, 48 << 10); // a GPU that gives no block more
 }
 static void test_classifier_hides_no_inf_or_nan(void) {
     for (float bad : { NAN, INFINITY, -INFINITY }) {
@@ -548,6 +574,7 @@ int main(int argc, char** argv) {
     TEST(test_attention_of_64_channels_over_lengths_around_a_tile);
     TEST(test_attention_survives_scores_that_exp_alone_would_overflow);
     TEST(test_classifier_is_cross_entropy_over_the_vocabulary_without_its_padding);
+    TEST(test_classifier_at_the_limits_of_shared_memory);
     TEST(test_classifier_hides_no_inf_or_nan);
     TEST(test_adamw_follows_the_cpu);
     TEST(test_adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit);

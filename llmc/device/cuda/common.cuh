@@ -34,9 +34,9 @@ static inline void check_launch(const char* layer) {
     cuda_check(cudaStreamSynchronize(compute_stream), layer);
 #endif
 }
-// A kernel that needs more than the 48 KB of shared memory that every kernel may have must ask for it.
+// Asks for a kernel's dynamic shared memory, before its launch. Without that, static and dynamic memory together have 48 KB; a
+// kernel's static memory is not known here, so it asks for however little.
 template <typename Kernel> static inline void allow_shared_memory(Kernel* kernel, size_t bytes, const char* layer) {
-    if (bytes <= 48 << 10) return;
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), layer);
 }
 
