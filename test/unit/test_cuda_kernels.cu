@@ -97,9 +97,23 @@ static void test_layernorm_adds_the_residual_and_normalises(void) {
     check_layernorm(40, 64, 0);
     check_layernorm(9, 776, 0);
     check_layernorm(3, 64, 100); // far from 0, where E[x^2] - E[x]^2 would cancel
+    check_layernorm(1030, 257, 0); // backward's blocks take a row at a time, three times
     if (quick) return;
-    check_layernorm(2, 6144, 0); // one row fills a block's shared memory
-    check_layernorm(4101, 8, 0); // more rows than warps of backward
+    check_layernorm(4101, 8, 0); // and here several, twice
+    check_layernorm(515, 1031, 0); // rows that are too long for a block to keep
+}
+// Rows around each limit: of the shared memory that forward may have, for eight rows and for one, and of what backward's threads
+// keep, of two rows, of one, and of any.
+static void test_layernorm_of_rows_around_its_limits(void) {
+    const int eight = LAYERNORM_SHARED / 8 / sizeof(floatX), one = LAYERNORM_SHARED / sizeof(floatX);
+    const int two = (int)LAYERNORM_THREADS / 2 * VEC, thread_each = 1024;
+    for (int C : { two, thread_each }) {
+        check_layernorm(3, C, 1);
+        check_layernorm(3, C + 1, 1);
+        check_layernorm(3, C + VEC, 1);
+    }
+    if (quick) return;
+    for (int C : { eight, eight + VEC, 1024 * VEC, 1024 * VEC + VEC, one }) check_layernorm(9, C, 1);
 }
 
 // ---- bias and GELU after a matrix product ----
@@ -568,6 +582,7 @@ int main(int argc, char** argv) {
     begin_tests(argc, argv);
     TEST(test_encoder_adds_embeddings_and_sums_their_gradients);
     TEST(test_layernorm_adds_the_residual_and_normalises);
+    TEST(test_layernorm_of_rows_around_its_limits);
     TEST(test_bias_and_gelu_follow_a_product_and_their_gradients_precede_one);
     TEST(test_attention_of_every_head_size);
     TEST(test_attention_over_lengths_around_a_tile);
