@@ -32,7 +32,7 @@ static bool is_matrix(cublasLtMatrixLayout_t m, uint64_t rows, uint64_t cols) { 
 typedef struct { uint64_t rows, cols; } Matrix;
 static void check(const char* layer, ProductShape shape, bool bias, bool aux, Matrix a, Matrix b, Matrix d) {
     static floatX memory[8];
-    Product p = { layer, 1, shape, memory, memory, memory, bias ? memory + 1 : NULL, aux ? memory + 2 : NULL, 0 };
+    Product p = { layer, shape, memory, memory, memory, bias ? memory + 1 : NULL, aux ? memory + 2 : NULL, 0 };
     MatmulPlan plan;
     memset(&plan, 0, sizeof plan);
     plan_describe(&plan, p);

@@ -48,6 +48,8 @@ void layers_choose(AttentionChoice attention, bool deterministic) {
             " use --attention own, or build it with make DEVICE=cuda");
 }
 
+void layers_prepare(LayerShapes s) { (void)s; }
+
 size_t layers_workspace_bytes(LayerShapes s) {
     CpuLayers w;
     memset(&w, 0, sizeof w);

@@ -23,6 +23,13 @@ void layers_choose(AttentionChoice attention, bool deterministic) {
     cuda_layers.deterministic = deterministic;
 }
 
+void layers_prepare(LayerShapes s) {
+    layer_shapes_check(s);
+    require(cuda_layers.workspace == NULL, "layers_prepare was called after layers_init");
+    matmul_init();
+    matmul_prepare(s);
+}
+
 // Layers take turns on one stream, so they share the largest of their workspaces.
 size_t layers_workspace_bytes(LayerShapes s) {
     size_t bytes = MATMUL_WORKSPACE;
