@@ -138,6 +138,42 @@ static void test_gradients_of_inputs_in_every_way(void) {
 static void test_gradients_of_weights_and_biases_set_or_add_in_every_way(void) {
     for (const int* s : shapes) check_backward_weight(s[0], s[1], s[2]);
 }
+// The rows come in chunks, whose sum nearly cancels: rounded to 16 bits after each, it would be far off. `chunked`: by chunks.
+// Otherwise by products, each of which rounds.
+static void check_chunks(GradMode mode, bool chunked, double slack) {
+    const int rows = 24, N = 4 * rows - 8, C = 16, OC = 40; // the last chunk has fewer
+    start(N, OC);
+    std::vector<floatX> d(N * OC);
+    for (int i = 0; i < N * OC; i++) {
+        float x = (float)random_normal(42, 1, i % (N / 2 * OC));
+        d[i] = to_floatX(i < N / 2 * OC ? 8 * x : -8 * x + 0.01f * (float)random_normal(42, 2, i));
+    }
+    Both<floatX> dout = both_of(d), inp = random_both((size_t)N * C), dw = gradient_before((size_t)OC * C, mode);
+    for (int i = 0; i < C * N / 2; i++) inp.cpu[N / 2 * C + i] = inp.start[N / 2 * C + i] = inp.start[i];
+    begin_again(inp);
+    Both<float> sums = unset_both<float>(NEEDS_MASTER ? (size_t)OC * C : 0);
+    cuda_layers.weight_sums = NEEDS_MASTER ? sums.gpu : NULL;
+    cpu::matmul_backward_weight(dw.cpu, NULL, dout.cpu, inp.cpu, N, C, OC, mode);
+    every_way("chunks of a weight's gradient", [&] {
+        for (int row = 0; row < N; row += rows) {
+            int n = std::min(rows, N - row);
+            const floatX *some = dout.gpu + (size_t)row * OC, *x = inp.gpu + (size_t)row * C;
+            if (chunked) matmul_backward_weight_chunk(dw.gpu, some, x, row, n, N, C, OC, mode);
+            else matmul_backward_weight(dw.gpu, NULL, some, x, n, C, OC, row == 0 ? mode : GRAD_ADD);
+        }
+    }, [&] { expect_near("dw by chunks", dw, slack); }, dw);
+}
+// Sums on the way are about 8 sqrt(N/2) times as large as a term, the result may be as small as one.
+static void test_chunks_of_a_weight_gradient_are_rounded_once(void) {
+    const double slack = 8 * 64 * 8;
+    for (GradMode mode : both_modes) check_chunks(mode, true, slack);
+    if (!NEEDS_MASTER || failures_in_test > 0) return;
+    printf("# a sum that is rounded after each chunk must be found wrong:\n");
+    check_chunks(GRAD_SET, false, slack);
+    bool found = failures_in_test > 0;
+    failures_in_test = 0;
+    expect(found, "a sum that is rounded after each chunk passes this test");
+}
 static void test_arrays_that_are_not_aligned(void) {
     void (*checks[3])(void) = {
         [] { check_forward(8, 16, 24); }, [] { check_backward_input(8, 16, 24); }, [] { check_backward_weight(8, 16, 24); },
@@ -279,6 +315,7 @@ int main(int argc, char** argv) {
     TEST(test_products_with_bias_and_gelu_in_every_way);
     TEST(test_gradients_of_inputs_in_every_way);
     TEST(test_gradients_of_weights_and_biases_set_or_add_in_every_way);
+    TEST(test_chunks_of_a_weight_gradient_are_rounded_once);
     TEST(test_arrays_that_are_not_aligned);
     TEST(test_only_what_is_overwritten_is_timed);
     TEST(test_every_product_of_a_step_is_tried_before_it);

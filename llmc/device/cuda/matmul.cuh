@@ -17,8 +17,10 @@ Global state: the handle, two events, the table of plans below, and whether new 
 */
 #ifndef LLMC_CUDA_MATMUL_CUH
 #define LLMC_CUDA_MATMUL_CUH
+#include "../weight_chunks.h"
 #include "bias_gelu.cuh"
 #include "common.cuh"
+#include "stats.cuh"
 #include <cublasLt.h>
 
 constexpr size_t MATMUL_WORKSPACE = 32 << 20; // what NVIDIA recommends for Hopper
@@ -28,11 +30,11 @@ constexpr int MATMUL_PLANS = 128;
 
 // D (m,n) = op(A) op(B), column-major: A (m,k), or (k,m) where a_transposed; B (k,n), or (n,k) where b_transposed.
 // All ints, so that two shapes can be compared as memory.
-typedef struct { int a_transposed, b_transposed, m, n, k, epilogue, alignment; } ProductShape;
+typedef struct { int a_transposed, b_transposed, m, n, k, epilogue, d_fp32, alignment; } ProductShape; // d_fp32: D is not floatX
 typedef struct {
     const char* layer;    // for messages
     ProductShape shape;
-    floatX* d;            // D = op(A) op(B) + beta D
+    void* d;              // D = op(A) op(B) + beta D
     const floatX *a, *b;
     floatX* bias;         // EPILOGUE_BIAS, GELU_AUX_BIAS: read; BGRADB: written. NULL: none
     floatX* aux;          // GELU_AUX_BIAS: D before the GELU, written; DGELU: the same, read. NULL: none
@@ -82,7 +84,7 @@ static inline void plan_describe(MatmulPlan* plan, Product p) {
     int a_rows = s.a_transposed ? s.k : s.m, b_rows = s.b_transposed ? s.n : s.k;
     cublas_check(cublasLtMatrixLayoutCreate(&plan->a, type, a_rows, s.a_transposed ? s.m : s.k, a_rows), p.layer);
     cublas_check(cublasLtMatrixLayoutCreate(&plan->b, type, b_rows, s.b_transposed ? s.k : s.n, b_rows), p.layer);
-    cublas_check(cublasLtMatrixLayoutCreate(&plan->d, type, s.m, s.n, s.m), p.layer);
+    cublas_check(cublasLtMatrixLayoutCreate(&plan->d, s.d_fp32 ? CUDA_R_32F : type, s.m, s.n, s.m), p.layer);
 }
 
 template <typename T> static inline void preference_set(cublasLtMatmulPreference_t preference,
@@ -186,9 +188,10 @@ static inline cublasStatus_t product_launch(Product p, MatmulPlan* plan, int can
 // What an epilogue would have done, by a kernel. m is the length of a row of D.
 static inline void product_finish(Product p) {
     ProductShape s = p.shape;
-    if (s.epilogue == CUBLASLT_EPILOGUE_BIAS) bias_gelu_forward(NULL, p.d, p.bias, s.n, s.m);
-    if (s.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) bias_gelu_forward(p.d, p.aux, p.bias, s.n, s.m);
-    if (s.epilogue == CUBLASLT_EPILOGUE_DGELU) gelu_backward(p.d, p.aux, s.n, s.m);
+    floatX* d = (floatX*)p.d; // sums in fp32 have no epilogue
+    if (s.epilogue == CUBLASLT_EPILOGUE_BIAS) bias_gelu_forward(NULL, d, p.bias, s.n, s.m);
+    if (s.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) bias_gelu_forward(d, p.aux, p.bias, s.n, s.m);
+    if (s.epilogue == CUBLASLT_EPILOGUE_DGELU) gelu_backward(d, p.aux, s.n, s.m);
     if (s.epilogue == CUBLASLT_EPILOGUE_BGRADB) bias_backward(p.bias, p.b, s.k, s.n, GRAD_SET);
 }
 
@@ -260,31 +263,39 @@ static inline void matmul_free(void) {
 // out^T (OC,N) = w (OC,C) inp^T (C,N) + bias along OC
 void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
     int epilogue = bias != NULL ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    product({ "matmul_forward", { 1, 0, OC, N, C, epilogue, 0 }, out, w, inp, (floatX*)bias, NULL, 0 });
+    product({ "matmul_forward", { 1, 0, OC, N, C, epilogue, 0, 0 }, out, w, inp, (floatX*)bias, NULL, 0 });
 }
 // pre^T = w inp^T + bias, out = gelu(pre)
 void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
-    ProductShape shape = { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0 };
+    ProductShape shape = { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0, 0 };
     product({ "matmul_gelu_forward", shape, out, w, inp, (floatX*)bias, pre, 0 });
 }
 // forward: out = inp w^T, so dinp^T (C,N) = w^T (C,OC) dout^T (OC,N)
 void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
-    ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DEFAULT, 0 };
+    ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DEFAULT, 0, 0 };
     product({ "matmul_backward_input", shape, dinp, w, dout, NULL, NULL, 0 });
 }
 // forward: out = gelu(pre) w^T, so dpre^T = w^T dout^T * gelu'(pre)^T
 void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre, int N, int C, int OC) {
-    ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DGELU, 0 };
+    ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DGELU, 0, 0 };
     product({ "matmul_gelu_backward_input", shape, dinp, w, dout, NULL, (floatX*)pre, 0 });
 }
 // forward: out = inp w^T + bias, so dw^T (C,OC) = inp^T (C,N) dout (N,OC), dbias = the sums of dout over N. The epilogue can
 // only overwrite a bias's gradient, and nothing says that it adds up in a fixed order: with --deterministic our kernel does.
 void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const floatX* inp, int N, int C, int OC, GradMode mode) {
     bool in_epilogue = dbias != NULL && mode == GRAD_SET && !cuda_layers.deterministic;
-    ProductShape shape = { 0, 1, C, OC, N, in_epilogue ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_DEFAULT, 0 };
+    ProductShape shape = { 0, 1, C, OC, N, in_epilogue ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_DEFAULT, 0, 0 };
     floatX* bias = in_epilogue ? dbias : NULL;
     product({ "matmul_backward_weight", shape, dw, inp, dout, bias, NULL, mode == GRAD_ADD ? 1.0f : 0.0f });
     if (dbias != NULL && !in_epilogue) bias_backward(dbias, dout, N, OC, mode);
+}
+void matmul_backward_weight_fp32(float* dw, const floatX* dout, const floatX* inp, int N, int C, int OC, GradMode mode) {
+    ProductShape shape = { 0, 1, C, OC, N, CUBLASLT_EPILOGUE_DEFAULT, NEEDS_MASTER, 0 };
+    product({ "matmul_backward_weight", shape, dw, inp, dout, NULL, NULL, mode == GRAD_ADD ? 1.0f : 0.0f });
+}
+void matmul_backward_weight_chunk(floatX* dw, const floatX* dout, const floatX* inp, int row, int n, int N, int C, int OC,
+                                  GradMode mode) {
+    weight_add_chunk(cuda_layers.weight_sums, dw, dout, inp, row, n, N, C, OC, mode);
 }
 
 // ---- before training: every product of a step is tried ----
@@ -293,6 +304,7 @@ typedef struct {
     floatX *wide;     // (N,4C) or the classifier's logits
     floatX *a, *b;    // (N,4C)
     floatX *w, *bias; // (4C,C) or (Vp,C); (4C)
+    float* sums;      // (Vp,C), or nothing where the classifier has one chunk
     void* workspace;
 } MatmulScratch;
 
@@ -306,6 +318,8 @@ static inline size_t scratch_place(MatmulScratch* m, char* memory, LayerShapes s
         if (memory != NULL) *arrays[i] = (floatX*)(memory + bytes);
         bytes += round_up(elements[i] * sizeof(floatX), 256);
     }
+    if (memory != NULL) m->sums = (float*)(memory + bytes);
+    bytes += round_up(classifier_sums((int)N, s.C, s.Vp) * sizeof(float), 256);
     if (memory != NULL) m->workspace = memory + bytes;
     return bytes + size_max(MATMUL_WORKSPACE, bias_workspace_bytes(s));
 }
@@ -325,7 +339,8 @@ static inline void make_every_product(MatmulScratch m, LayerShapes s) {
     for (int rows : { at_a_time, N % at_a_time }) {
         if (rows == 0) continue; // there are no rows left over
         matmul_forward(m.wide, m.a, m.w, NULL, rows, C, s.Vp);
-        matmul_backward_weight(m.w, NULL, m.wide, m.a, rows, C, s.Vp, GRAD_SET);
+        if (classifier_sums(N, C, s.Vp) > 0) matmul_backward_weight_fp32(m.sums, m.wide, m.a, rows, C, s.Vp, GRAD_SET);
+        else matmul_backward_weight(m.w, NULL, m.wide, m.a, rows, C, s.Vp, GRAD_SET);
         matmul_backward_input(m.a, m.wide, m.w, rows, C, s.Vp);
     }
 }
