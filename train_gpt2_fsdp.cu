@@ -507,7 +507,7 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
         matmul_forward(g->logits, lnf, wte, NULL, n, c.C, c.Vp);
         classifier_forward_backward(g->losses + row, g->logits, g->targets + row, dloss, n, c.V, c.Vp);
         // logits = lnf wte^T
-        matmul_backward_weight(dwte, NULL, g->logits, lnf, n, c.C, c.Vp, row == 0 ? g->grad_mode : GRAD_ADD);
+        matmul_backward_weight_chunk(dwte, g->logits, lnf, row, n, BT, c.C, c.Vp, g->grad_mode);
         matmul_backward_input(g->dbtc + (size_t)row*c.C, g->logits, wte, n, c.C, c.Vp);
     }
 }

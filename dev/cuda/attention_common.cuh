@@ -26,7 +26,7 @@ static size_t matrix_bytes(LayerShapes s) { return sizeof(float) * (size_t)s.B *
 // Prepares both sides for these shapes, and makes cuDNN's plans where cuDNN is available.
 static void attention_start(LayerShapes s) {
     start_cpu(s);
-    library_start(s.B * s.T);
+    library_start();
     if (s.C / s.NH > ATTENTION_MAX_HS) return; // neither llmc/ nor cuDNN takes these
     size_t bytes = attention_workspace_bytes(s);
     printf("the library: %s\n", attention_description());

@@ -87,7 +87,7 @@ static bool bias_backward_4_two_stages(Problem& p, int threads) {
     auto kernel = strip_kernel<float>;
     dim3 grid((unsigned)ceil_div(p.OC, WARP), chunks), block(WARP, threads / WARP);
     kernel<<<grid, block, 0, compute_stream>>>(p.partial, p.dout.gpu, p.N, p.OC, rows);
-    add_up_chunks(p.dbias.gpu, p.partial, chunks, p.OC, GRAD_SET, "bias_backward_4_two_stages");
+    add_up_chunks(p.dbias.gpu, NULL, p.partial, chunks, p.OC, GRAD_SET, "bias_backward_4_two_stages");
     return true;
 }
 

@@ -13,7 +13,8 @@ struct Problem {
     double bytes; // that must be moved once
     Both<floatX> dinp, dw, db, dout, inp, w;
     Both<float> mean, rstd;
-    float *sum_dw, *sum_db; // (LAYERNORM_BLOCKS,C) each: sums of blocks, owned by cuda_both.h's list
+    float *sum_dw, *sum_db; // (C) each: sums in fp32. This and the next are owned by cuda_both.h's list
+    float* partial;         // (LAYERNORM_BLOCKS,2,C): each block's sums for dw, then for db
 
     Problem(Shape s) : N(s.rows), C(s.cols), bytes(4.0 * N * C * sizeof(floatX)) {
         size_t n = (size_t)N * C;
@@ -26,8 +27,9 @@ struct Problem {
         cpu::residual_layernorm_forward(inp.cpu, out.cpu, mean.cpu, rstd.cpu, inp.cpu, NULL, w.cpu, b.cpu, N, C);
         mean = as_input(mean); rstd = as_input(rstd);
         cpu::layernorm_backward(dinp.cpu, dw.cpu, db.cpu, dout.cpu, inp.cpu, w.cpu, mean.cpu, rstd.cpu, N, C, GRAD_SET);
-        sum_dw = (float*)device_bytes(LAYERNORM_BLOCKS * (size_t)C * sizeof(float));
-        sum_db = (float*)device_bytes(LAYERNORM_BLOCKS * (size_t)C * sizeof(float));
+        sum_dw = (float*)device_bytes((size_t)C * sizeof(float));
+        sum_db = (float*)device_bytes((size_t)C * sizeof(float));
+        partial = (float*)device_bytes(LAYERNORM_BLOCKS * 2 * (size_t)C * sizeof(float));
     }
     void begin_again() { ::begin_again(dinp); ::begin_again(dw); ::begin_again(db); }
     void expect_right() {
@@ -120,7 +122,7 @@ static bool layernorm_backward_2_atomics(Problem& p, int threads) {
 // A thread has the same channels in every row, so no other thread adds to their sums: no atomics, and the order is fixed. A
 // block's sums over its rows go to memory once, and a second kernel adds up the blocks. But each row has four barriers, two for
 // each mean, and between them the whole block waits for its slowest load.
-__global__ void block_kernel(floatX* dinp, float* sum_dw, float* sum_db, KERNEL_PARAMETERS) {
+__global__ void block_kernel(floatX* dinp, float* partial, KERNEL_PARAMETERS) {
     extern __shared__ int4 shared_memory[];
     __shared__ float of_warps[WARP];
     float *dw = (float*)shared_memory, *db = dw + C; // (C) each
@@ -142,33 +144,101 @@ __global__ void block_kernel(floatX* dinp, float* sum_dw, float* sum_db, KERNEL_
         }
     }
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
-        sum_dw[(size_t)blockIdx.x * C + c] = dw[c];
-        sum_db[(size_t)blockIdx.x * C + c] = db[c];
+        partial[(size_t)blockIdx.x * 2 * C + c] = dw[c];
+        partial[(size_t)blockIdx.x * 2 * C + C + c] = db[c];
     }
 }
 static void add_up_blocks(Problem& p, int blocks) {
-    add_up_chunks(p.dw.gpu, p.sum_dw, blocks, p.C, GRAD_SET, "dw");
-    add_up_chunks(p.db.gpu, p.sum_db, blocks, p.C, GRAD_SET, "db");
+    add_up_chunks(p.dw.gpu, p.db.gpu, p.partial, blocks, p.C, GRAD_SET, "dw and db");
 }
 static bool layernorm_backward_3_block(Problem& p, int threads) {
     size_t bytes = 2 * (size_t)p.C * sizeof(float);
     int blocks = (int)size_min(LAYERNORM_BLOCKS, p.N);
     if (bytes + WARP * sizeof(float) > LAYERNORM_SHARED) return false;
-    block_kernel<<<blocks, threads, bytes, compute_stream>>>(p.dinp.gpu, p.sum_dw, p.sum_db, KERNEL_ARGUMENTS(p));
+    block_kernel<<<blocks, threads, bytes, compute_stream>>>(p.dinp.gpu, p.partial, KERNEL_ARGUMENTS(p));
     add_up_blocks(p, blocks);
     return true;
 }
 
-// ---- 4: llmc/'s ----
+// ---- 4: one warp per row, with its sums in shared memory ----
 // One warp per row again. Each warp of a block has its own sums, which the block adds up at its end: that is the only barrier.
-// 16 bytes a load. llmc/ takes as many warps as have room for their sums, at most 8.
-static bool layernorm_backward_4_llmc(Problem& p, int threads) {
+// 16 bytes a load. What it costs: 8 C bytes of shared memory per warp, so that few warps are at work where rows are long (at
+// C = 1600 three in a block, 12 on a multiprocessor that could hold 64). 16 bytes per element to and from shared memory, and as
+// a lane has 32 neighbouring bytes and takes 16 of them at a time, two lanes of eight meet in each bank. And dout and inp are
+// read again for dinp: those rows of all warps are larger than the L1 that so much shared memory leaves.
+template <int W>
+__global__ void warps_kernel(floatX* dinp, float* partial, KERNEL_PARAMETERS) {
+    extern __shared__ int4 shared_memory[];
+    float *sums = (float*)shared_memory, *dw = sums + (size_t)threadIdx.y * 2 * C, *db = dw + C;
+    int first = threadIdx.x * W;
+    for (int c = first; c < C; c += WARP * W) {
+        store(dw + c, Floats<W>{});
+        store(db + c, Floats<W>{});
+    }
+    for (int i = blockIdx.x * blockDim.y + threadIdx.y; i < N; i += gridDim.x * blockDim.y) {
+        size_t row = (size_t)i * C;
+        float m = mean[i], r = rstd[i], sum_g = 0, sum_gn = 0;
+        for (int c = first; c < C; c += WARP * W) {
+            Floats<W> d = load<W>(dout + row + c), x = load<W>(inp + row + c), weight = load<W>(w + c);
+            Floats<W> sum_w = load<W>(dw + c), sum_b = load<W>(db + c);
+            #pragma unroll
+            for (int k = 0; k < W; k++) {
+                float n = (x.x[k] - m) * r, g = d.x[k] * weight.x[k];
+                sum_g += g;
+                sum_gn += g * n;
+                sum_w.x[k] += d.x[k] * n;
+                sum_b.x[k] += d.x[k];
+            }
+            store(dw + c, sum_w);
+            store(db + c, sum_b);
+        }
+        float mean_g = warp_sum(sum_g) / C, mean_gn = warp_sum(sum_gn) / C;
+        for (int c = first; c < C; c += WARP * W) {
+            Floats<W> d = load<W>(dout + row + c), x = load<W>(inp + row + c), weight = load<W>(w + c);
+            Floats<W> gradient = load<W>(dinp + row + c);
+            #pragma unroll
+            for (int k = 0; k < W; k++) {
+                float n = (x.x[k] - m) * r, g = d.x[k] * weight.x[k];
+                gradient.x[k] += r * (g - mean_g - n * mean_gn);
+            }
+            store(dinp + row + c, gradient);
+        }
+    }
+    __syncthreads(); // every warp's sums are there
+    for (int c = threadIdx.y * WARP + threadIdx.x; c < C; c += blockDim.y * WARP) {
+        float sum_w = 0, sum_b = 0;
+        for (int y = 0; y < (int)blockDim.y; y++) {
+            sum_w += sums[(size_t)y * 2 * C + c];
+            sum_b += sums[(size_t)y * 2 * C + C + c];
+        }
+        partial[(size_t)blockIdx.x * 2 * C + c] = sum_w;
+        partial[(size_t)blockIdx.x * 2 * C + C + c] = sum_b;
+    }
+}
+
+static bool layernorm_backward_4_warps(Problem& p, int threads) {
     unsigned warps = threads / WARP;
     size_t bytes = warps * 2 * (size_t)p.C * sizeof(float);
     if (bytes > LAYERNORM_SHARED) return false;
     int blocks = (int)size_min(LAYERNORM_BLOCKS, ceil_div(p.N, warps));
-    auto kernel = p.C % VEC == 0 ? layernorm_backward_kernel<VEC> : layernorm_backward_kernel<1>;
-    kernel<<<blocks, dim3(WARP, warps), bytes, compute_stream>>>(p.dinp.gpu, p.sum_dw, p.sum_db, KERNEL_ARGUMENTS(p));
+    auto kernel = p.C % VEC == 0 ? warps_kernel<VEC> : warps_kernel<1>;
+    kernel<<<blocks, dim3(WARP, warps), bytes, compute_stream>>>(p.dinp.gpu, p.partial, KERNEL_ARGUMENTS(p));
+    add_up_blocks(p, blocks);
+    return true;
+}
+
+// ---- 5: llmc/'s ----
+// As 3, with as many rows at a time as a block has room for. A thread has one piece of 16 bytes of a row: what it read waits in
+// registers for the row's means, and so do its sums until the end. One barrier for both means of all these rows. llmc/ takes
+// blocks of 256 threads or, if it is longer, of a row.
+static bool layernorm_backward_5_llmc(Problem& p, int threads) {
+    int W = p.C % VEC == 0 ? VEC : 1;
+    unsigned of_row = layernorm_backward_block(p.C, W).x, rows = threads / of_row;
+    size_t bytes = rows > 1 ? rows * 2 * (size_t)p.C * sizeof(float) : 0;
+    if (rows == 0 || of_row * W < (unsigned)p.C || bytes > LAYERNORM_SHARED) return false;
+    int blocks = layernorm_blocks(p.N, dim3(of_row, rows));
+    auto kernel = W == VEC ? layernorm_backward_kernel<VEC> : layernorm_backward_kernel<1>;
+    kernel<<<blocks, dim3(of_row, rows), bytes, compute_stream>>>(p.dinp.gpu, p.partial, KERNEL_ARGUMENTS(p));
     add_up_blocks(p, blocks);
     return true;
 }
@@ -177,7 +247,8 @@ static const Variant<Problem> variants[] = {
     { "layernorm_backward_1_naive", "one thread per row, then one per column", layernorm_backward_1_naive },
     { "layernorm_backward_2_atomics", "one warp per row, atomics for sums over rows", layernorm_backward_2_atomics },
     { "layernorm_backward_3_block", "a block takes a row at a time, sums in shared memory", layernorm_backward_3_block },
-    { "layernorm_backward_4_llmc", "one warp per row, each with its own sums, 16 bytes a load", layernorm_backward_4_llmc },
+    { "layernorm_backward_4_warps", "one warp per row, each with its own sums in shared memory", layernorm_backward_4_warps },
+    { "layernorm_backward_5_llmc", "some rows at a time, read once, sums in registers", layernorm_backward_5_llmc },
 };
 int main(int argc, char** argv) {
     const char* shape = "rows are tokens, cols channels";

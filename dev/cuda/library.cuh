@@ -9,21 +9,17 @@ arrays are made.
 #define DEV_CUDA_LIBRARY_CUH
 #include "../../llmc/device/cuda/matmul.cuh"
 
-// Makes cuBLASLt's handle and its scratch, which cuda_both.h's list owns. Products of N rows count as those of a training step:
-// the library's algorithms are tried, and the fastest is taken.
-static void library_start(int N) {
-    if (cuda_matmul.handle == NULL) matmul_init();
-    cuda_layers.shapes.B = 1;
-    cuda_layers.shapes.T = N;
-    cuda_layers.shapes.Vp = 1;
+// Makes cuBLASLt's handle and its scratch, which cuda_both.h's list owns. When a product is first made the library's algorithms are
+// tried, and the fastest is taken.
+static void library_start(void) {
+    matmul_init();
+    cuda_matmul.tries = true;
     cuda_layers.workspace = device_bytes(MATMUL_WORKSPACE);
 }
 
 // TFLOP/s of a product of 8192 x 8192 matrices by cuBLASLt. (fp32 is fp32: TF32, with its 10 bits, is used only on request.)
 static double product_rate(Timer t) {
     const int n = 8192;
-    LayerShapes shapes = cuda_layers.shapes;
-    cuda_layers.shapes.T = n;
     floatX* memory;
     cuda_check(cudaMalloc((void**)&memory, (size_t)3 * n * n * sizeof(floatX)), "memory to measure a product");
     Both<floatX> some = random_both((size_t)n); // zeros would use less power than numbers do, and so run faster
@@ -32,7 +28,6 @@ static double product_rate(Timer t) {
     floatX *w = memory + (size_t)n * n, *out = memory + (size_t)2 * n * n;
     double ms = median_ms(t, [&] { matmul_forward(out, memory, w, NULL, n, n, n); });
     cuda_check(cudaFree(memory), "memory to measure a product");
-    cuda_layers.shapes = shapes;
     return 2e-9 * n * n * n / ms;
 }
 template <typename Problem> struct Measure<Problem, decltype((void)&Problem::flops)> {

@@ -7,11 +7,18 @@ forbids, so that tests find wrong calls; where the description is silent it acce
 
 Sums are computed in double precision and D is rounded once; the candidate with a workspace also rounds two partial sums to fp32
 there. (The documentation does not say how the library's algorithms round inside a sum, but it says that they differ.)
+
+Algorithms are numbered: 0 takes anything, 1 splits the sum, 2 needs everything aligned to 16 bytes. Two settings are sums of
+1 << number: CUDA_EMULATOR_CUBLASLT_FAILS, those that the heuristic offers and that fail when they are run, with an error of
+the runtime left behind; CUDA_EMULATOR_CUBLASLT_INVALID, those whose result has a state that says not to use it. With
+CUDA_EMULATOR_CUBLASLT_COUNTS=FILE, cublasLtDestroy appends a line to FILE that says what was called. A product that is the
+same as the one before it, whatever its algorithm, is a repetition: only timing makes those.
 */
 #include "runtime.h"
 #include <cmath>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <cublasLt.h>
 #include <cuda_bf16.h>
@@ -287,6 +294,36 @@ std::vector<Algorithm> candidates(const Problem& p, const Preference& f) {
     if (split.workspace <= f.workspace && f.reductions & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) list.push_back(split);
     return list;
 }
+bool is_in(const char* setting, uint32_t number) { return emulator::setting(setting, 0) >> number & 1; }
+
+// --- counts ---
+struct Counts { uint64_t products, bias_gradients, failures, repetitions, late; }; // late: repetitions after the first collective
+Counts counts;
+Problem last_problem;
+Operands last_operands;
+std::mutex counts_lock;
+void count(const Problem& p, const Operands& x, bool fails) {
+    bool late = emulator::meets_others();
+    std::lock_guard<std::mutex> lock(counts_lock);
+    const Operands& y = last_operands;
+    const Problem& q = last_problem;
+    bool repeats = x.a == y.a && x.b == y.b && x.d == y.d && p.m == q.m && p.n == q.n && p.k == q.k;
+    counts.products++;
+    counts.bias_gradients += p.o.epilogue == CUBLASLT_EPILOGUE_BGRADA || p.o.epilogue == CUBLASLT_EPILOGUE_BGRADB;
+    counts.failures += fails;
+    counts.repetitions += repeats;
+    counts.late += repeats && late;
+    last_problem = p;
+    last_operands = x;
+}
+void write_counts(void) {
+    const char* path = getenv("CUDA_EMULATOR_CUBLASLT_COUNTS");
+    FILE* file = path && *path ? fopen(path, "a") : nullptr;
+    if (!file) return;
+    fprintf(file, "products %zu, with a bias gradient %zu, failed %zu, repeated %zu, after a collective %zu\n", counts.products,
+            counts.bias_gradients, counts.failures, counts.repetitions, counts.late);
+    fclose(file);
+}
 std::set<cublasLtHandle_t> handles;
 std::mutex handles_lock;
 bool is_handle(cublasLtHandle_t handle) {
@@ -320,6 +357,7 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
     std::lock_guard<std::mutex> lock(handles_lock);
     if (!handles.erase(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
     delete (char*)handle;
+    write_counts();
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -376,9 +414,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
         if (*returned == requested) break;
         cublasLtMatmulHeuristicResult_t* result = &results[(*returned)++];
         *result = cublasLtMatmulHeuristicResult_t{};
+        result->state = is_in("CUDA_EMULATOR_CUBLASLT_INVALID", g.number) ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+        if (result->state) continue; // the other fields are not valid
         *ours<Algorithm>(&result->algo) = g;
         result->workspaceSize = g.workspace;
-        result->state = CUBLAS_STATUS_SUCCESS;
         result->wavesCount = 1;
     }
     return CUBLAS_STATUS_SUCCESS;
@@ -396,6 +435,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     Operands x = {A, B, C, D, workspace, workspace_bytes, *(const float*)alpha, *(const float*)beta};
     r = check_operands(p, g, x);
     if (r.status) return answer(__func__, r);
+    bool fails = is_in("CUDA_EMULATOR_CUBLASLT_FAILS", g.number);
+    count(p, x, fails);
+    if (fails) {
+        emulator::remember(cudaErrorLaunchOutOfResources);
+        return CUBLAS_STATUS_EXECUTION_FAILED;
+    }
     cudaError_t error = emulator::enqueue(stream, "cublasLtMatmul", [=] { multiply(p, g, x); });
     return error ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 }

@@ -7,8 +7,9 @@ finalised or of another kind, results of other shapes than the operands', virtua
 tensors that are not in the graph.
 
 Operations run one after the other, in fp32 (products in double), each result rounded to its tensor's type. A product into fp32
-memory that the graph reads later is added to the memory's contents, in pieces whose order follows the seed. cuDNN's kernel does
-the same, so the caller has to zero that memory, and the last bits differ from run to run. A plan's workspace is overwritten.
+memory that the graph reads later is added up there in pieces, whose order follows the seed, so the last bits differ from run to
+run. From 9.6 on cuDNN sets that memory to 0 itself, when it comes to the product: until then it is full of NaN here, so that
+what reads it too early gets NaN. A plan's workspace is overwritten.
 */
 #include "runtime.h"
 #include <algorithm>
@@ -406,7 +407,6 @@ struct Run {
     void matmul(const Operation& o) {
         const Tensor &ta = o.inputs[0], &tb = o.inputs[1];
         Dense a = read(ta, ta.dim), b = read(tb, tb.dim), c((size_t)o.result.elements());
-        if (o.accumulates) c = read(o.result, o.result.dim);
         const size_t batch = (size_t)(ta.dim[0] * ta.dim[1]), M = (size_t)ta.dim[2], K = (size_t)ta.dim[3], N = (size_t)tb.dim[3];
         const size_t piece = o.accumulates ? 16 : K;
         std::vector<size_t> begins;
@@ -461,6 +461,8 @@ struct Run {
     }
     void run(void) {
         memset(workspace, 0xff, (size_t)workspace_bytes(*graph));
+        for (const Operation& o : graph->operations)
+            if (o.accumulates) each(o.result, o.result.dim, [&](int64_t offset) { put(o.result, offset, NAN); });
         for (const Operation& o : graph->operations) {
             if (o.result.is_virtual) virtuals[o.result.uid].assign((size_t)o.result.extent(), NAN);
             switch ((int)o.kind) {

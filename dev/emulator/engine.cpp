@@ -79,7 +79,7 @@ __thread Thread* self;
 static __thread Worker* worker;
 static Worker* workers[MAX_WORKERS];            // made when first needed, never freed
 static std::mutex launch_lock;
-static std::map<const void*, size_t> shared_limits; // kernel -> bytes of dynamic memory it may have, where more than SHARED_DEFAULT
+static std::map<const void*, size_t> shared_limits; // kernel -> bytes of dynamic memory that it was allowed
 static uint32_t launches;
 
 uint64_t setting(const char* name, uint64_t otherwise) {
@@ -444,20 +444,23 @@ static void run_blocks(Worker* w, const std::vector<uint32_t>* order, size_t fir
     sigaltstack(&old, nullptr);
     worker = nullptr;
 }
-static size_t shared_limit(const void* kernel) {
+// A kernel for which nothing was set may have SHARED_DEFAULT, static and dynamic together. Once cudaFuncSetAttribute has set its
+// dynamic memory, be it less, that is the limit of the dynamic memory, and static memory comes on top, up to SHARED_LARGEST.
+struct SharedLimit { size_t dynamic, total; };
+static SharedLimit shared_limit(const void* kernel) {
     auto found = shared_limits.find(kernel);
-    return found == shared_limits.end() ? SHARED_DEFAULT : std::max(found->second, SHARED_DEFAULT);
+    return found == shared_limits.end() ? SharedLimit{SHARED_DEFAULT, SHARED_DEFAULT} : SharedLimit{found->second, SHARED_LARGEST};
 }
 void check_configuration(const Configuration& c, const void* kernel) {
     std::lock_guard<std::mutex> lock(launch_lock);
-    size_t most_shared = shared_limit(kernel);
+    size_t most_shared = shared_limit(kernel).dynamic;
     dim3 g = c.grid, b = c.block;
     if (!g.x || !g.y || !g.z || g.x > 0x7fffffff || g.y > 65535 || g.z > 65535)
         fail(nullptr, c.site, "launch of %s: grid (%u,%u,%u); CUDA takes 1 to (2147483647,65535,65535)", c.kernel, g.x, g.y, g.z);
     if (!b.x || !b.y || !b.z || b.x > 1024 || b.y > 1024 || b.z > 64 || (uint64_t)b.x * b.y * b.z > MAX_THREADS)
         fail(nullptr, c.site, "launch of %s: block (%u,%u,%u); CUDA takes 1 to (1024,1024,64), at most 1024 threads", c.kernel, b.x, b.y, b.z);
     if (c.shared_bytes > most_shared)
-        fail(nullptr, c.site, "launch of %s: %zu bytes of dynamic shared memory; it may have %zu (cudaFuncSetAttribute raises it to %zu)",
+        fail(nullptr, c.site, "launch of %s: %zu bytes of dynamic shared memory; it may have %zu (cudaFuncSetAttribute sets it, to at most %zu)",
              c.kernel, c.shared_bytes, most_shared, SHARED_LARGEST);
 }
 void run(const Configuration& c, const void* kernel, void (*body)(void*), void* closure) {
@@ -473,7 +476,7 @@ void run(const Configuration& c, const void* kernel, void (*body)(void*), void* 
         if (!workers[i]) workers[i] = new Worker();
         Worker* w = workers[i];
         w->launch = &c;
-        w->shared_limit = shared_limit(kernel) > SHARED_DEFAULT ? SHARED_LARGEST : SHARED_DEFAULT; // static memory comes on top
+        w->shared_limit = shared_limit(kernel).total;
         w->body = body;
         w->closure = closure;
         w->num_threads = (int)(c.block.x * c.block.y * c.block.z);

@@ -22,6 +22,7 @@ cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()>
 // The same, for work that depends on other processes: it may not run before `ready` returns true. `ready` is called now and then;
 // it has the same rights as work.
 cudaError_t enqueue_when(cudaStream_t stream, const char* name, std::function<bool()> ready, std::function<void()> work);
+bool meets_others(void);                     // whether enqueue_when was called: a collective may be under way since then
 bool on_device(const void* p, size_t bytes); // whether these bytes lie in one live allocation of device memory
 // "cuda emulator: CALL: what": the reason that goes with an error code.
 void explain(const char* call, const char* format, ...) __attribute__((format(printf, 2, 3)));

@@ -37,6 +37,20 @@ template <bool bug> __global__ void past_dynamic_shared(float* out, const float*
     __syncthreads();
     out[threadIdx.x] = all[threadIdx.x + (bug && threadIdx.x == THREADS - 1)]; // BUG past_dynamic_shared
 }
+// 48 KB of dynamic shared memory beside 128 bytes of static: more than what every kernel may have. The twin is allowed it.
+template <bool bug> __global__ void static_beside_dynamic(float* out, const float* in) {
+    extern __shared__ float all[];
+    __shared__ float own[32]; // BUG static_beside_dynamic
+    own[threadIdx.x % 32] = all[threadIdx.x] = in[threadIdx.x];
+    out[threadIdx.x] = all[threadIdx.x];
+}
+// As much dynamic memory as a block can be given leaves none for static memory.
+template <bool bug> __global__ void static_beside_all(float* out, const float* in) {
+    extern __shared__ float all[];
+    __shared__ float own[32]; // BUG static_beside_all
+    own[threadIdx.x % 32] = all[threadIdx.x] = in[threadIdx.x];
+    out[threadIdx.x] = all[threadIdx.x];
+}
 template <bool bug> __global__ void past_array(float* out, const float* in) {
     __shared__ float row[THREADS];
     row[threadIdx.x] = in[threadIdx.x];
@@ -284,6 +298,15 @@ template <bool bug> static bool run(const char* wanted) {
     }
     if (is("past_static_shared")) check_block(past_static_shared, same);
     if (is("past_dynamic_shared")) check_block(past_dynamic_shared, same, THREADS * sizeof(float));
+    if (is("static_beside_dynamic")) {
+        if (!bug) cudaFuncSetAttribute(static_beside_dynamic<bug>, cudaFuncAttributeMaxDynamicSharedMemorySize, 48 << 10);
+        check_block(static_beside_dynamic, same, 48 << 10);
+    }
+    if (is("static_beside_all")) {
+        int bytes = (163 << 10) - (bug ? 0 : 128);
+        cudaFuncSetAttribute(static_beside_all<bug>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        check_block(static_beside_all, same, bytes);
+    }
     if (is("past_array")) check_block(past_array, same);
     if (is("misaligned")) check_block(misaligned, same);
     if (is("misaligned_hint")) check_block(misaligned_hint, same);
@@ -315,6 +338,10 @@ template <bool bug> static bool run(const char* wanted) {
     if (bug && is("large_block")) guard<false><<<1, 2048>>>(out, in); // BUG large_block
     if (bug && is("empty_grid")) guard<false><<<0, 32>>>(out, in); // BUG empty_grid
     if (bug && is("too_much_shared")) guard<false><<<1, 32, 50000>>>(out, in); // BUG too_much_shared
+    if (bug && is("more_than_set")) {
+        cudaFuncSetAttribute(guard<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, 1000);
+        guard<false><<<1, 32, 1004>>>(out, in); // BUG more_than_set
+    }
     return found;
 }
 template <class T> static void check_matrices(const char* name) {

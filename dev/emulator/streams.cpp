@@ -133,11 +133,17 @@ cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()>
     push(s, name, std::move(work));
     return cudaSuccess;
 }
+static bool has_met_others; // under Call's lock
+bool meets_others(void) {
+    Call call;
+    return has_met_others;
+}
 cudaError_t enqueue_when(cudaStream_t stream, const char* name, std::function<bool()> ready, std::function<void()> work) {
     Call call(name);
     CUstream_st* s = stream_for_work(call, stream);
     if (!s) return call.error;
     if (s->capture) return spoil(call, s, cudaErrorStreamCaptureUnsupported, "collectives in a graph are not emulated");
+    has_met_others = true;
     push(s, name, std::move(work));
     s->queue.back().ready = std::move(ready);
     return cudaSuccess;

@@ -37,6 +37,9 @@ static inline void layer_shapes_check(LayerShapes s) {
             "B*T = %d*%d is more rows than a layer can count; use a smaller --batch-size", s.B, s.T);
     require(s.C <= INT32_MAX / 4, "%d channels are more than a layer can count", s.C);
 }
+// Before layers_init and before ranks exchange anything: a GPU tries each matrix product of a training step of these shapes in
+// every way that its library knows, on memory that it frees, and keeps the fastest. On the CPU there is nothing to try.
+void   layers_prepare(LayerShapes s);
 size_t layers_workspace_bytes(LayerShapes s); // what layers_init will allocate as MEMORY_WORKSPACE
 void   layers_init(LayerShapes s);            // dies if a shape cannot be computed (C not a multiple of NH, ...)
 void   layers_free(void);
@@ -70,6 +73,13 @@ void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, in
 void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre, int N, int C, int OC);
 // dw (OC,C) set or += dout^T inp; dbias (OC) set or += column sums of dout; dbias NULL: none
 void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const floatX* inp, int N, int C, int OC, GradMode mode);
+// dw (OC,C) set or += dout^T inp, which is not rounded: where floatX is fp32, the bits of matmul_backward_weight
+void matmul_backward_weight_fp32(float* dw, const floatX* dout, const floatX* inp, int N, int C, int OC, GradMode mode);
+// matmul_backward_weight without a bias, of N rows that come in chunks: dout (n,OC) and inp (n,C) are those from `row` on. A call
+// for each chunk, in order; between them dw may hold anything. In 16 bits the chunks are added up in fp32, in the workspace, and
+// dw is rounded once, with the last: rounded with each, it would lose as much again each time. Only for wte, OC = Vp.
+void matmul_backward_weight_chunk(floatX* dw, const floatX* dout, const floatX* inp, int row, int n, int N, int C, int OC,
+                                  GradMode mode);
 
 // ---- causal self-attention; the (T,T) matrix is never stored ----
 // qkv (B,T,3C): q, k, v side by side, heads within each. out (B,T,C); stats (B,NH,T) = log(sum(exp(scaled scores)))
@@ -80,19 +90,25 @@ void attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, con
 
 // ---- classifier: softmax and cross-entropy over V of each row's Vp logits; the padding takes no part ----
 // How many rows of logits to compute at a time: enough to keep the device busy, without a (B,T,V) tensor.
+#ifndef CLASSIFIER_ELEMENTS_CPU // test/split/chunks.h has fewer
 #define CLASSIFIER_ELEMENTS_CUDA (1 << 28) // of logits: half a GB in bf16
 #define CLASSIFIER_ELEMENTS_CPU (1 << 24)
+#endif
 static inline int classifier_rows_of(int elements, int N, int Vp) {
     int rows = elements / Vp > 64 ? elements / Vp / 64 * 64 : 64;
     return rows < N ? rows : N;
 }
-static inline int classifier_rows(int N, int Vp) {
-#ifdef __CUDACC__
-    return classifier_rows_of(CLASSIFIER_ELEMENTS_CUDA, N, Vp);
-#else
-    return classifier_rows_of(CLASSIFIER_ELEMENTS_CPU, N, Vp);
-#endif
+// Elements of the fp32 sums of wte's gradient: none where there is one chunk, or where the gradient itself is fp32.
+static inline size_t classifier_sums_of(int elements, int N, int C, int Vp) {
+    return NEEDS_MASTER && classifier_rows_of(elements, N, Vp) < N ? (size_t)Vp * (size_t)C : 0;
 }
+#ifdef __CUDACC__
+#define CLASSIFIER_ELEMENTS CLASSIFIER_ELEMENTS_CUDA
+#else
+#define CLASSIFIER_ELEMENTS CLASSIFIER_ELEMENTS_CPU
+#endif
+static inline int classifier_rows(int N, int Vp) { return classifier_rows_of(CLASSIFIER_ELEMENTS, N, Vp); }
+static inline size_t classifier_sums(int N, int C, int Vp) { return classifier_sums_of(CLASSIFIER_ELEMENTS, N, C, Vp); }
 // losses (N) = -log softmax(logits)[target]; targets (N) in [0,V), or -1: a row without a target, loss and gradient 0
 void classifier_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp);
 // the same, and logits (N,Vp) become their own gradient in place: (softmax - onehot) * dloss, 0 in the padding

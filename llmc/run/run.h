@@ -70,7 +70,8 @@ static inline void run_open_data(Run* run) {
     if (o->val_data[0]) dataloader_init(&run->val, "--val-data", o->val_data, tokenizer, shape, DATA_EVAL);
 }
 
-// Reads the options, joins the ranks, and opens what the run starts from: tokenizer, checkpoint, data.
+// Reads the options, joins the ranks, opens what the run starts from (tokenizer, checkpoint, data), and lets the device choose
+// how it computes these shapes.
 static inline void run_start(Run* run, int argc, char** argv) {
     const Options* o = &run->o;
     options_parse(&run->table, argc, argv);
@@ -87,6 +88,8 @@ static inline void run_start(Run* run, int argc, char** argv) {
     run->scaler = loss_scaler_init(o);
     run->share.writer = ranks.rank == 0 ? 0 : -1;
     run->share.writers = 1;
+    LayerShapes shapes = { (int)o->batch_size, (int)o->seq_len, run->config.C, run->config.NH, run->config.Vp };
+    layers_prepare(shapes); // while all multiprocessors are free: ranks have exchanged nothing yet
 }
 
 // --recompute; auto: none if the bytes in run->predicted fit, on every rank, else block.

@@ -24,8 +24,8 @@ run() {
         [ "$(grep -c '^ok ' "$work/said")" -eq "$2" ] || return 1
     done
 }
-says() { # PATTERN PRECISION CHOICE HS
-    "$work/attention-$2" choose "$3" "$4" > "$work/said" 2>&1
+says() { # PATTERN PRECISION CHOICE HS [T]
+    "$work/attention-$2" choose "$3" "$4" "${5:-8}" > "$work/said" 2>&1
     cat "$work/said"
     grep -qx "$1" "$work/said"
 }
@@ -42,8 +42,21 @@ check "and with heads of 64 channels on tensor cores" says 'own attention on ten
 check "auto says why it is not cuDNN's" says 'own attention in fp32 arithmetic (cuDNN: .* multiple of 8)' bf16 auto 12
 check "and in fp32" says 'own attention in fp32 arithmetic (cuDNN: its attention is for bf16 and fp16, not for fp32)' fp32 auto 16
 check "cudnn dies where cuDNN refuses" fails_with "attention cudnn: cuDNN cannot be used: .* multiple of 8" "attention own" -- \
-    "$work/attention-bf16" choose cudnn 12
-check "and in fp32" fails_with "not for fp32" -- "$work/attention-fp32" choose cudnn 16
+    "$work/attention-bf16" choose cudnn 12 8
+check "and in fp32" fails_with "not for fp32" -- "$work/attention-fp32" choose cudnn 16 8
 check "heads that are too large for either are an error" fails_with "heads of 136 channels, but at most 128" "more --heads" -- \
-    "$work/attention-bf16" choose auto 136
+    "$work/attention-bf16" choose auto 136 8
+# What NVIDIA's front end refuses or works around: 9.10.0 and 9.10.1; up to 9.15.0 lengths that are not a multiple of 128
+by_version() { CUDA_EMULATOR_CUDNN=$1 says "$2" bf16 auto 16 "${3:-128}"; }
+for version in 90905 91000 91001; do
+    check "cuDNN $version is refused" by_version $version \
+        'own attention .*(cuDNN: libcudnn.so.9 is cuDNN 9\..*, but the minimum is 9.10.2, because attention in earlier ones has bugs; install.*)'
+done
+for version in 91002 91500; do
+    check "cuDNN $version is used" by_version $version "cuDNN 9.1[0-9.]* attention"
+    check "  but not for a length that is not a multiple of 128" \
+        by_version $version 'own attention .*(cuDNN: before 9.15.1 it has a bug where T is not a multiple of 128)' 65
+done
+check "cuDNN 9.15.1 takes that length" by_version 91501 'cuDNN 9.15.1 attention' 65
+check "and none takes a single token" by_version 91900 'own attention .*(cuDNN: its backward does not support sequences of one token)' 1
 done_testing

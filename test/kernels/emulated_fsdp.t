@@ -34,6 +34,21 @@ END
 check "make DEVICE=emulated" build $fsdp $ddp
 check "the CPU's 4 ranks, hybrid" trains cpu-4 on_ranks 4 $cpu -- --sharding hybrid --shard-group 2
 check "the CPU's 2 ranks, with accumulation" trains cpu-2 on_ranks 2 $cpu -- --total-batch-size 32
+# What cuBLASLt is asked for by each of two ranks over NCCL.
+# counts PATTERN OPTION...: every rank's line has the pattern.
+counts() (
+    small=(--model d3 --seq-len 8 --batch-size 1 --steps 2)
+    export CUDA_EMULATOR_CUBLASLT_COUNTS=$work/counts
+    rm -f "$work/counts"
+    trains counted on_gpus nccl 2 $fsdp -- "${@:2}" && as_predicted counted && cat "$work/counts" &&
+        [ "$(grep -cE "$1" "$work/counts")" -eq 2 ]
+)
+check "algorithms of products are timed, none of them after the first collective" counts 'repeated [1-9][0-9]*, after a collective 0$'
+check "  with gathers ahead, recomputation and accumulation" counts 'repeated [1-9][0-9]*, after a collective 0$' \
+    --limit-all-gathers 3 --wrap-blocks 2 --recompute block --total-batch-size 32
+check "  those that fail are skipped" eval 'CUDA_EMULATOR_CUBLASLT_FAILS=4 counts "failed [1-9].*, after a collective 0$"'
+check "in a deterministic run none is timed, and no bias gradient is cuBLASLt's" \
+    counts 'with a bias gradient 0, failed 0, repeated 0, after a collective 0$' --deterministic
 seed=0
 for comm in mpi nccl; do
     check "$comm, 2 ranks: DDP" trains ddp on_gpus $comm 2 $ddp --

@@ -65,7 +65,7 @@ check "  has the CPU's losses and norms within 1e-5" same_metrics "$work/plain" 
 check "fp32, --recompute block" emulated fp32 --recompute block --out "$work/recomputed"
 check "  has the CPU's losses and norms within 1e-5" same_metrics "$work/plain" "$work/recomputed" 1e-5
 old_cudnn() { CUDA_EMULATOR_CUDNN=90905 emulated bf16 "$@"; }
-check "a cuDNN that is too old is refused" fails_with "cuDNN cannot be used: libcudnn.so.9 is cuDNN 9.9.5, but the minimum is 9.10" -- \
+check "a cuDNN that is too old is refused" fails_with "cuDNN cannot be used: libcudnn.so.9 is cuDNN 9.9.5, but the minimum is 9.10.2" -- \
     old_cudnn --attention cudnn
 check "  and not used if it was not asked for" eval 'old_cudnn --steps 1 > "$work/old.txt" && grep -q "own attention .*(cuDNN: .*9.9.5" "$work/old.txt"'
 check "fp32, --attention cudnn is refused" \

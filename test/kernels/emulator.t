@@ -66,6 +66,10 @@ done
 check "asan: a row guard that is off by one" reported asan guard heap-buffer-overflow
 check "asan: reading past static shared memory" reported asan past_static_shared use-after-poison
 check "asan: reading past dynamic shared memory" reported asan past_dynamic_shared use-after-poison
+check "48 KB of dynamic shared memory beside static memory, without asking for it" reported plain static_beside_dynamic \
+    "128 bytes of static and 49152 of dynamic shared memory; a block may have 49152"
+check "all that a block can have as dynamic memory, beside static memory" reported plain static_beside_all \
+    "128 bytes of static and 166912 of dynamic shared memory; a block may have 166912"
 for build in plain asan tsan; do
     check "$build: an index past a shared array" reported $build past_array "out of bounds"
     check "$build: a vector load from a misaligned address" reported $build misaligned "isaligned address"
@@ -118,6 +122,7 @@ check "another stride than the tile's is a wrong number" hopper_wrong_number wro
 check "a block that is too large is refused" refused large_block "at most 1024 threads"
 check "an empty grid is refused" refused empty_grid "grid (0,1,1)"
 check "more shared memory than was allowed is refused" refused too_much_shared "50000 bytes of dynamic shared memory"
+check "  also more than a kernel was set to, however little" refused more_than_set "1004 bytes of dynamic shared memory; it may have 1000"
 check "a setting that is not a number is refused" bad_setting
 check "the compiler's messages name the kernel's own line" compiler_names_the_line
 # ---- programs of others ----

@@ -181,6 +181,17 @@ static inline void data_matmul_backward_weight(floatX* dw, floatX* dbias, const 
         DATA_LAYER(matmul_backward_weight)(part_dw, part_dbias, dout + i * OC, inp + i * C, s.rows, C, OC, part_mode);
     }
 }
+// The stage has one chunk, which is cut as each rank cuts its rows.
+static inline void data_matmul_backward_weight_chunk(floatX* dw, const floatX* dout, const floatX* inp, int row, int n, int N,
+                                                     int C, int OC, GradMode mode) {
+    require(row == 0 && n == N, "rows %d to %d of %d at once, not all", row, row + n, N);
+    FOR_ROWS(s, N, data_matmul_rows(N, OC)) {
+        size_t i = (size_t)s.first;
+        floatX* part_dw = data_gradient(dw, (size_t)OC * C, s.q);
+        DATA_LAYER(matmul_backward_weight_chunk)(part_dw, dout + i * OC, inp + i * C, s.first - s.q * s.rows_of_part, s.rows,
+                                                 s.rows_of_part, C, OC, mode);
+    }
+}
 static inline void data_attention_forward(floatX* out, float* stats, const floatX* qkv, int B, int T, int C, int NH) {
     FOR_PARTS(s, B) {
         size_t row = (size_t)s.first * T;
@@ -215,6 +226,7 @@ static inline void data_classifier_forward_backward(float* losses, floatX* logit
 #undef matmul_backward_input
 #undef matmul_gelu_backward_input
 #undef matmul_backward_weight
+#undef matmul_backward_weight_chunk
 #undef attention_forward
 #undef attention_backward
 #undef classifier_forward
@@ -233,6 +245,8 @@ static inline void data_classifier_forward_backward(float* losses, floatX* logit
     (SPLIT_ROLE(w), data_matmul_gelu_backward_input(dinp, dout, w, pre, N, C, OC))
 #define matmul_backward_weight(dw, dbias, dout, inp, N, C, OC, mode) \
     (SPLIT_ROLE(dw), data_matmul_backward_weight(dw, dbias, dout, inp, N, C, OC, mode))
+#define matmul_backward_weight_chunk(dw, dout, inp, row, n, N, C, OC, mode) \
+    (SPLIT_ROLE(dw), data_matmul_backward_weight_chunk(dw, dout, inp, row, n, N, C, OC, mode))
 #define attention_forward data_attention_forward
 #define attention_backward data_attention_backward
 #define classifier_forward data_classifier_forward

@@ -149,6 +149,12 @@ static inline void tensor_matmul_backward_weight(floatX* dw, floatX* dbias, cons
         if (dbias != NULL) split_put(part_dbias, dbias, bias_cut);
     }
 }
+// Chunks that are added up in fp32 would need sums for each part.
+static inline void tensor_matmul_backward_weight_chunk(floatX* dw, const floatX* dout, const floatX* inp, int row, int n, int N,
+                                                       int C, int OC, GradMode mode) {
+    require(!NEEDS_MASTER || n == N, "%d of %d rows of the classifier at once, and in 16 bits tensor.h knows only all", n, N);
+    tensor_matmul_backward_weight(dw, NULL, dout, inp, n, C, OC, row == 0 ? mode : GRAD_ADD);
+}
 
 // ---- attention: each part has NH/t heads ----
 // Part q's share of stats (B,NH,T), or the other way round.
@@ -248,6 +254,8 @@ static inline void tensor_classifier_forward_backward(float* losses, floatX* log
     (SPLIT_ROLE(w), tensor_matmul_gelu_backward_input(dinp, dout, w, pre, N, C, OC))
 #define matmul_backward_weight(dw, dbias, dout, inp, N, C, OC, mode) \
     (SPLIT_ROLE(dw), tensor_matmul_backward_weight(dw, dbias, dout, inp, N, C, OC, mode))
+#define matmul_backward_weight_chunk(dw, dout, inp, row, n, N, C, OC, mode) \
+    (SPLIT_ROLE(dw), tensor_matmul_backward_weight_chunk(dw, dout, inp, row, n, N, C, OC, mode))
 #define attention_forward tensor_attention_forward
 #define attention_backward tensor_attention_backward
 #define classifier_forward tensor_classifier_forward

@@ -97,9 +97,23 @@ static void test_layernorm_adds_the_residual_and_normalises(void) {
     check_layernorm(40, 64, 0);
     check_layernorm(9, 776, 0);
     check_layernorm(3, 64, 100); // far from 0, where E[x^2] - E[x]^2 would cancel
+    check_layernorm(1030, 257, 0); // backward's blocks take a row at a time, three times
     if (quick) return;
-    check_layernorm(2, 6144, 0); // one row fills a block's shared memory
-    check_layernorm(4101, 8, 0); // more rows than warps of backward
+    check_layernorm(4101, 8, 0); // and here several, twice
+    check_layernorm(515, 1031, 0); // rows that are too long for a block to keep
+}
+// Rows around each limit: of the shared memory that forward may have, for eight rows and for one, and of what backward's threads
+// keep, of two rows, of one, and of any.
+static void test_layernorm_of_rows_around_its_limits(void) {
+    const int eight = LAYERNORM_SHARED / 8 / sizeof(floatX), one = LAYERNORM_SHARED / sizeof(floatX);
+    const int two = (int)LAYERNORM_THREADS / 2 * VEC, thread_each = 1024;
+    for (int C : { two, thread_each }) {
+        check_layernorm(3, C, 1);
+        check_layernorm(3, C + 1, 1);
+        check_layernorm(3, C + VEC, 1);
+    }
+    if (quick) return;
+    for (int C : { eight, eight + VEC, 1024 * VEC, 1024 * VEC + VEC, one }) check_layernorm(9, C, 1);
 }
 
 // ---- bias and GELU after a matrix product ----
@@ -215,7 +229,7 @@ static void check_attention(int B, int T, int NH, int HS, float std) {
 static void test_attention_of_every_head_size(void) {
     for (int size : { 3, 33, 77 }) check_attention(1, 35, 2, size, 1);
     if (quick) return;
-    for (int size : { 1, 8, 16, 32, 64, 80, 127, 128 }) check_attention(1, 35, 2, size, 1);
+    for (int size : { 1, 8, 16, 31, 32, 63, 64, 65, 80, 127, 128 }) check_attention(1, 35, 2, size, 1);
 }
 static void test_attention_over_lengths_around_a_tile(void) {
     check_attention(1, 1, 1, 1, 1);
@@ -276,6 +290,32 @@ static void test_classifier_is_cross_entropy_over_the_vocabulary_without_its_pad
     check_classifier(3, 5, 128);
     check_classifier(3, 257, 384);
     check_classifier(3, 9001, 9088); // more than a block takes at once
+}
+// A row around a limit of shared memory: what every kernel may have, what this GPU gives a block, and what is left of either beside
+// the static memory of the kernel. From small to large, because what a kernel was once allowed it keeps.
+static void check_classifier_around(size_t bytes, int shared_bytes) {
+    for (int more : { -16, 0, 2 * (int)sizeof(floatX), 16 }) { // 2 elements: a row that is not whole vectors
+        int Vp = (bytes + more) / sizeof(floatX), V = Vp - 3;
+        start(1, 1, 1, 1, Vp);
+        cuda_layers.shared_bytes = shared_bytes;
+        Both<floatX> logits = random_both(Vp, 0, 3);
+        Both<int> target = both_of(std::vector<int>(1, V - 1));
+        Both<float> loss = unset_both<float>(1);
+        cpu::classifier_forward_backward(loss.cpu, logits.cpu, target.cpu, 0.125f, 1, V, Vp);
+        classifier_forward_backward(loss.gpu, logits.gpu, target.gpu, 0.125f, 1, V, Vp);
+        expect_near("the loss of a row around a limit", loss, 32);
+        expect_near("its dlogits", logits, 32);
+    }
+}
+static void test_classifier_at_the_limits_of_shared_memory(void) {
+    const size_t of_warps = WARP * sizeof(float);
+    int most;
+    cuda_check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0), "a block's shared memory");
+    for (size_t limit : { (size_t)48 << 10, (size_t)most }) {
+        check_classifier_around(limit - of_warps, most);
+        check_classifier_around(limit, most);
+    }
+    check_classifier_around((48 << 10) - of_warps, 48 << 10); // a GPU that gives no block more
 }
 static void test_classifier_hides_no_inf_or_nan(void) {
     for (float bad : { NAN, INFINITY, -INFINITY }) {
@@ -542,12 +582,14 @@ int main(int argc, char** argv) {
     begin_tests(argc, argv);
     TEST(test_encoder_adds_embeddings_and_sums_their_gradients);
     TEST(test_layernorm_adds_the_residual_and_normalises);
+    TEST(test_layernorm_of_rows_around_its_limits);
     TEST(test_bias_and_gelu_follow_a_product_and_their_gradients_precede_one);
     TEST(test_attention_of_every_head_size);
     TEST(test_attention_over_lengths_around_a_tile);
     TEST(test_attention_of_64_channels_over_lengths_around_a_tile);
     TEST(test_attention_survives_scores_that_exp_alone_would_overflow);
     TEST(test_classifier_is_cross_entropy_over_the_vocabulary_without_its_padding);
+    TEST(test_classifier_at_the_limits_of_shared_memory);
     TEST(test_classifier_hides_no_inf_or_nan);
     TEST(test_adamw_follows_the_cpu);
     TEST(test_adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit);

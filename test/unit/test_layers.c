@@ -406,6 +406,78 @@ static void test_attention_survives_scores_that_exp_alone_would_overflow(void** 
     for (int i = 0; i < T * C; i++) assert_true(isfinite(to_float(out.x[i])));
 }
 
+// ---- a weight's gradient in chunks ----
+enum { CHUNK_ROWS = 64, CHUNKED_ROWS = 8 * CHUNK_ROWS, CHUNK_C = 16, CHUNK_OC = 24 };
+// (rows, cols) of numbers whose second half is `sign` times the first, but for a little noise.
+static Tensor repeated_tensor(int cols, double sign, double noise) {
+    const size_t half = CHUNKED_ROWS / 2 * (size_t)cols;
+    Tensor t = random_tensor(2 * half, 0, 1);
+    for (size_t i = 0; i < half; i++) set_element(t, half + i, sign * t.d[i] + noise * random_normal(5, 1, i));
+    return t;
+}
+// How many elements of got are further from want than one rounding to floatX and fp32's roundings of sums as large as 64.
+static int off_by_more_than_a_rounding(const floatX* got, const double* want, size_t n) {
+    int off = 0;
+    for (size_t i = 0; i < n; i++)
+        off += !(fabs((double)to_float(got[i]) - want[i]) <= 1.01 * ROUNDING * fabs(want[i]) + 64 * 64 * F32_ROUNDING);
+    return off;
+}
+static void test_chunks_of_a_weight_gradient_are_rounded_once(void** state) {
+    (void)state;
+    const int N = CHUNKED_ROWS, C = CHUNK_C, OC = CHUNK_OC;
+    start(1024, 64, C, 1, 512); // the classifier has several chunks
+    // the second half nearly takes back what the first half gives: the sum is small, and what is rounded on the way to it is not
+    Tensor dout = repeated_tensor(OC, -1, 0.01), inp = repeated_tensor(C, 1, 0);
+    Tensor before = random_tensor((size_t)OC * (size_t)C, 0, 0.1);
+    double* want = (double*)own(before.n, sizeof(double));
+    for (int m = 0; m < 2; m++) {
+        floatX *dw = copy_of(before.x, before.n), *rounded = copy_of(before.x, before.n);
+        for (int i = 0; i < OC * C; i++) {
+            want[i] = both_modes[m] == GRAD_ADD ? before.d[i] : 0;
+            for (int k = 0; k < N; k++) want[i] += dout.d[k * OC + i / C] * inp.d[k * C + i % C];
+        }
+        for (int row = 0; row < N; row += CHUNK_ROWS) {
+            const floatX *d = dout.x + row * OC, *x = inp.x + row * C;
+            GradMode mode = row == 0 ? both_modes[m] : GRAD_ADD;
+            matmul_backward_weight_chunk(dw, d, x, row, CHUNK_ROWS, N, C, OC, both_modes[m]);
+            matmul_backward_weight(rounded, NULL, d, x, CHUNK_ROWS, C, OC, mode); // after each chunk
+        }
+        assert_int_equal(off_by_more_than_a_rounding(dw, want, before.n), 0);
+        if (NEEDS_MASTER) assert_true(off_by_more_than_a_rounding(rounded, want, before.n) > OC * C / 2);
+        else assert_memory_equal(dw, rounded, before.n * sizeof(floatX));
+    }
+}
+// What is not several chunks in 16 bits has the bits of a plain product.
+static void test_one_chunk_is_a_plain_product(void** state) {
+    (void)state;
+    const int N = CHUNKED_ROWS, C = CHUNK_C, OC = CHUNK_OC;
+    start(1, N, C, 1, OC);
+    Tensor dout = random_tensor((size_t)N * (size_t)OC, 0, 1), inp = random_tensor((size_t)N * (size_t)C, 0, 1);
+    Tensor before = random_tensor((size_t)OC * (size_t)C, 0, 1);
+    for (int m = 0; m < 2; m++) {
+        floatX *chunk = copy_of(before.x, before.n), *plain = copy_of(before.x, before.n);
+        matmul_backward_weight_chunk(chunk, dout.x, inp.x, 0, N, N, C, OC, both_modes[m]);
+        matmul_backward_weight(plain, NULL, dout.x, inp.x, N, C, OC, both_modes[m]);
+        assert_memory_equal(chunk, plain, before.n * sizeof(floatX));
+    }
+}
+static void test_sums_in_fp32_are_not_rounded_to_floatX(void** state) {
+    (void)state;
+    const int N = 9, C = 70, OC = 1100; // more rows than a tile of copies
+    start(1, N, OC, 1, OC);
+    Tensor dout = random_tensor((size_t)N * (size_t)OC, 0, 1), inp = random_tensor((size_t)N * (size_t)C, 0, 1);
+    size_t n = (size_t)OC * (size_t)C;
+    float* dw = unset_floats(n);
+    double* want = (double*)own(n, sizeof(double));
+    for (size_t i = 0; i < n; i++)
+        for (int k = 0; k < N; k++) want[i] += dout.d[k * OC + (int)i / C] * inp.d[k * C + (int)i % C];
+    matmul_backward_weight_fp32(dw, dout.x, inp.x, N, C, OC, GRAD_SET);
+    expect_floats("a sum in fp32", dw, want, n, 4 + N);
+    matmul_backward_weight_fp32(dw, dout.x, inp.x, N, C, OC, GRAD_ADD);
+    for (size_t i = 0; i < n; i++) want[i] *= 2;
+    expect_floats("a sum in fp32, added to", dw, want, n, 4 + 2 * N);
+}
+
 // ---- classifier ----
 typedef struct { int N, V, Vp; const double* logits; const int* targets; double dloss; double* losses; } ClassifierInputs;
 static double classifier_objective(const void* p) {
@@ -901,6 +973,9 @@ int main(void) {
         TEST(test_attention_follows_its_definition_and_its_derivative),
         TEST(test_attention_forward_over_several_blocks),
         TEST(test_attention_survives_scores_that_exp_alone_would_overflow),
+        TEST(test_chunks_of_a_weight_gradient_are_rounded_once),
+        TEST(test_one_chunk_is_a_plain_product),
+        TEST(test_sums_in_fp32_are_not_rounded_to_floatX),
         TEST(test_classifier_is_cross_entropy_over_the_vocabulary_without_its_padding),
         TEST(test_classifier_hides_no_inf_or_nan),
         TEST(test_sums_are_exact_to_double_and_add_to_what_is_there),

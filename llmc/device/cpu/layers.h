@@ -25,10 +25,12 @@ static size_t layers_lay_out(CpuLayers* w, char* memory) {
     size_t per_thread = size_max(attention_scratch_floats(s.T, s.C / s.NH), (size_t)s.Vp);
     w->per_thread_floats = round_up(size_max(per_thread, matmul_panel_floats(s.C)), line);
     w->shared_floats = round_up(size_max(matmul, layernorm), line);
-    size_t begin[4], total = 0, floats[4] = {
-        (size_t)w->threads * w->per_thread_floats, w->shared_floats, round_up((size_t)s.Vp, line), round_up(N, line)
+    size_t sums = classifier_sums((int)N, s.C, s.Vp);
+    size_t begin[5], total = 0, floats[5] = {
+        (size_t)w->threads * w->per_thread_floats, w->shared_floats, round_up((size_t)s.Vp, line), round_up(N, line),
+        round_up(sums, line)
     };
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         begin[i] = total;
         total += floats[i] * sizeof(float);
     }
@@ -38,6 +40,7 @@ static size_t layers_lay_out(CpuLayers* w, char* memory) {
         w->shared = (float*)(memory + begin[1]);
         w->token_first = (int*)(memory + begin[2]);
         w->token_next = (int*)(memory + begin[3]);
+        w->weight_sums = sums > 0 ? (float*)(memory + begin[4]) : NULL;
     }
     return total;
 }
@@ -48,6 +51,8 @@ void layers_choose(AttentionChoice attention, bool deterministic) {
     require(attention != ATTENTION_CUDNN, "--attention cudnn: cuDNN is for NVIDIA GPUs, and this program was built for the CPU;"
             " use --attention own, or build it with make DEVICE=cuda");
 }
+
+void layers_prepare(LayerShapes s) { (void)s; }
 
 size_t layers_workspace_bytes(LayerShapes s) {
     CpuLayers w;

@@ -16,6 +16,7 @@ keeps scratch for packed operands per thread, which grows to what the largest pr
 */
 #ifndef LLMC_CPU_MATMUL_H
 #define LLMC_CPU_MATMUL_H
+#include "../weight_chunks.h"
 #include "math.h"
 #include "workspace.h"
 #include <oneapi/dnnl/dnnl.h>
@@ -259,15 +260,17 @@ static void narrow_piece(Product p, float* sum, int m, int n, int rows, int cols
         float* x = sum + (size_t)r * cols;
         size_t begin = (size_t)(m + r) * p.shape.N + n;
         floatX* o = (floatX*)p.out + begin;
+        float* o_fp32 = (float*)p.out + begin; // one of the two is meant
+        bool is_fp32 = p.shape.out_type == DTYPE_F32;
         if (p.shape.has_bias) {
             #pragma omp simd
             for (int c = 0; c < cols; c++) x[c] += to_float(p.bias[n + c]);
         }
         if (p.shape.adds) {
             #pragma omp simd
-            for (int c = 0; c < cols; c++) x[c] += to_float(o[c]);
+            for (int c = 0; c < cols; c++) x[c] += is_fp32 ? o_fp32[c] : to_float(o[c]);
         }
-        if (p.shape.out_type == DTYPE_F32) memcpy((float*)p.out + begin, x, (size_t)cols * sizeof(float));
+        if (is_fp32) memcpy(o_fp32, x, (size_t)cols * sizeof(float));
         else {
             #pragma omp simd
             for (int c = 0; c < cols; c++) o[c] = to_floatX(x[c]);
@@ -421,5 +424,14 @@ void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const
     for (int begin = 0; begin < OC; begin += BIAS_STRIP) {
         bias_backward_strip(dbias, dout, begin, int_min(begin + BIAS_STRIP, OC), N, OC, mode);
     }
+}
+
+void matmul_backward_weight_fp32(float* dw, const floatX* dout, const floatX* inp, int N, int C, int OC, GradMode mode) {
+    Product p = { { 1, 0, OC, C, N, 0, mode == GRAD_ADD, DTYPE_F32 }, dw, dout, inp, NULL };
+    product(p);
+}
+void matmul_backward_weight_chunk(floatX* dw, const floatX* dout, const floatX* inp, int row, int n, int N, int C, int OC,
+                                  GradMode mode) {
+    weight_add_chunk(cpu_layers.weight_sums, dw, dout, inp, row, n, N, C, OC, mode);
 }
 #endif

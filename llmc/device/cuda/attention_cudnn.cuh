@@ -66,8 +66,8 @@ static inline void attention_forward_graph(CudnnGraph* g, AttentionShape s) {
 
 // ---- backward: the formulas are derived in attention.cuh ----
 // deterministic: dq is one product, for which cuDNN stores dS (its plan asks for 2 B NH T T bytes). Otherwise blocks of keys add
-// their parts of dq to fp32 sums that were zeroed before, in whatever order they come: nothing of size (T,T) is stored, but
-// the last bits differ from run to run. cuDNN's notes on its engines do not distinguish the two; its C++ front end chooses so.
+// their parts of dq to fp32 sums, which cuDNN itself sets to 0 first (from 9.6 on; before, the caller had to), in whatever order
+// they come: nothing of size (T,T) is stored, but the last bits differ from run to run. cuDNN's notes on its engines do not distinguish the two; its C++ front end chooses so.
 static inline void attention_backward_graph(CudnnGraph* g, AttentionShape s, bool deterministic) {
     const int64_t C = s.NH * s.HS;
     CudnnTensor q = tensor_heads(g, TENSOR_Q, s, 3 * C), kT = tensor_heads_transposed(g, TENSOR_K, s, 3 * C);
@@ -135,12 +135,20 @@ static inline bool cudnn_attention_plan(CudnnGraph* g) {
     else attention_backward_graph(g, cudnn_attention.shape, cudnn_attention.deterministic);
     return graph_plan(g);
 }
+// Why cuDNN's backward must not be used for T tokens though it makes a plan, or "". NVIDIA's front end gives cuDNN up to 9.15.0 a
+// mask of sequence lengths there, which our graph lacks: without it memory outside of the arrays may be touched in a CUDA graph.
+static inline const char* cudnn_attention_refusal(int64_t T) {
+    if (T == 1) return "its backward does not support sequences of one token";
+    if (T % 128 != 0 && cudnn.cudnnGetVersion() < 91501) return "before 9.15.1 it has a bug where T is not a multiple of 128";
+    return "";
+}
 // Plans both directions on the GPU in use. "", or why cuDNN cannot be used.
 static inline const char* cudnn_attention_init(AttentionShape s, bool deterministic) {
     static char why[sizeof cudnn_attention.forward.why];
     CudnnAttention* a = &cudnn_attention;
-    const char* missing = cudnn_load();
-    if (missing[0] != 0) return missing;
+    const char* refusal = cudnn_load();
+    if (refusal[0] == 0) refusal = cudnn_attention_refusal(s.T);
+    if (refusal[0] != 0) return refusal;
     cudnnStatus_t status = cudnn.cudnnCreate(&a->handle);
     if (status == CUDNN_STATUS_SUCCESS) status = cudnn.cudnnSetStream(a->handle, compute_stream);
     if (status != CUDNN_STATUS_SUCCESS) {
@@ -195,7 +203,6 @@ static inline void cudnn_attention_backward(floatX* dqkv, const floatX* dout, co
         { TENSOR_ROW_SUMS, workspace }, { TENSOR_DQ_SUMS, workspace + w.dq_sums }, // the last one only where sums are used
     };
     int n = sizeof arguments / sizeof *arguments - (a->deterministic ? 1 : 0);
-    cuda_check(cudaMemsetAsync(workspace + w.dq_sums, 0, w.plan - w.dq_sums, compute_stream), "attention_backward");
     graph_run(&a->backward, arguments, n, workspace + w.plan, "attention_backward");
 }
 #endif

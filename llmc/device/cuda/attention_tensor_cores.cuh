@@ -348,14 +348,16 @@ attention_dkv_tensor_cores_kernel(floatX* dqkv, const floatX* dout, const floatX
 // a.HS is HEAD, arrays begin on 16 bytes; threads: whole warps, of 16 rows each. Shared memory is less than the 48 KB that every
 // kernel may have.
 template <int stages> static inline void attention_forward_tensor_cores(AttentionCall a, int threads) {
-    const size_t shared = stages * 2 * FORWARD_TILE * sizeof(floatX);
+    constexpr size_t shared = stages * 2 * FORWARD_TILE * sizeof(floatX);
+    static_assert(shared <= 48 << 10, "more shared memory than a kernel has without asking");
     dim3 grid(a.B * a.NH, (unsigned)ceil_div(a.T, threads / WARP * 16));
     attention_forward_tensor_cores_kernel<stages><<<grid, threads, shared, compute_stream>>>(
         a.result, a.stats, a.qkv, 1.0f / sqrtf((float)a.HS), a.T, a.C, a.NH);
     check_launch("attention_forward");
 }
 static inline void attention_backward_tensor_cores(AttentionCall a, int threads) {
-    const size_t shared = STAGES * BACKWARD_STAGE * sizeof(floatX);
+    constexpr size_t shared = STAGES * BACKWARD_STAGE * sizeof(floatX);
+    static_assert(shared <= 48 << 10, "more shared memory than a kernel has without asking");
     const float *delta = attention_delta(a), scale = 1.0f / sqrtf((float)a.HS);
     dim3 grid(a.B * a.NH, (unsigned)ceil_div(a.T, threads / WARP * 16));
     attention_dq_tensor_cores_kernel<<<grid, threads, shared, compute_stream>>>(

@@ -108,6 +108,6 @@ static inline void bias_backward(floatX* dbias, const floatX* dout, int N, int O
     dim3 grid((unsigned)ceil_div(OC, WARP * (vectors ? VEC : 1)), chunks);
     kernel<<<grid, dim3(WARP, BIAS_WARPS), 0, compute_stream>>>(partial, dout, N, OC, rows);
     check_launch("a bias's gradient");
-    add_up_chunks(dbias, partial, chunks, OC, mode, "a bias's gradient");
+    add_up_chunks(dbias, NULL, partial, chunks, OC, mode, "a bias's gradient");
 }
 #endif

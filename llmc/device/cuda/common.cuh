@@ -19,6 +19,7 @@ How every kernel of this folder is built:
 typedef struct {
     LayerShapes shapes; // the largest that may be seen
     void* workspace;    // owned by layers_init; scratch of one layer call, which the next one on the stream overwrites
+    float* weight_sums; // (Vp,C) within it, which only matmul_backward_weight_chunk touches; NULL as in cpu/workspace.h
     int shared_bytes;   // the most shared memory that a block of this GPU can be given
     AttentionChoice attention; // this and the next: what layers_choose was told
     bool deterministic;
@@ -34,9 +35,9 @@ static inline void check_launch(const char* layer) {
     cuda_check(cudaStreamSynchronize(compute_stream), layer);
 #endif
 }
-// A kernel that needs more than the 48 KB of shared memory that every kernel may have must ask for it.
+// Asks for a kernel's dynamic shared memory, before its launch. Without that, static and dynamic memory together have 48 KB; a
+// kernel's static memory is not known here, so it asks for however little.
 template <typename Kernel> static inline void allow_shared_memory(Kernel* kernel, size_t bytes, const char* layer) {
-    if (bytes <= 48 << 10) return;
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), layer);
 }
 
@@ -125,22 +126,25 @@ __device__ inline float block_max(float x, float* of_warps) {
 }
 
 // ---- column sums: the second half of every parameter gradient that is a sum over rows ----
-// dst (cols) set or += column sums of partial (chunks, cols). One block of 32x32 threads per 32 columns: each row of
-// threads adds up every 32nd chunk, then the first row adds up the rows. Moves 4 chunks cols bytes.
-__global__ void add_up_chunks_kernel(floatX* dst, const float* partial, int chunks, int cols, GradMode mode) {
+// One launch makes two gradients where their partial sums lie side by side: a, b (cols) set or += column sums of partial
+// (chunks,2,cols). b NULL: there is only a, and partial is (chunks,cols). One block of 32x32 threads per 32 columns: each row of
+// threads adds up every 32nd chunk, then the first row adds up the rows. Moves 4 chunks bytes per column.
+__global__ void add_up_chunks_kernel(floatX* a, floatX* b, const float* partial, int chunks, int cols, GradMode mode) {
     __shared__ float sums[WARP][WARP];
-    int c = blockIdx.x * WARP + threadIdx.x;
+    int c = blockIdx.x * WARP + threadIdx.x, all = b != NULL ? 2 * cols : cols;
     float sum = 0;
-    for (int k = threadIdx.y; k < chunks && c < cols; k += WARP) sum += partial[(size_t)k * cols + c];
+    for (int k = threadIdx.y; k < chunks && c < all; k += WARP) sum += partial[(size_t)k * all + c];
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
-    if (threadIdx.y != 0 || c >= cols) return;
+    if (threadIdx.y != 0 || c >= all) return;
     for (int y = 1; y < WARP; y++) sum += sums[y][threadIdx.x];
-    dst[c] = narrow<floatX>(mode == GRAD_ADD ? widen(dst[c]) + sum : sum);
+    floatX* dst = c < cols ? a + c : b + (c - cols);
+    *dst = narrow<floatX>(mode == GRAD_ADD ? widen(*dst) + sum : sum);
 }
-static inline void add_up_chunks(floatX* dst, const float* partial, int chunks, int cols, GradMode mode, const char* layer) {
-    unsigned strips = (unsigned)ceil_div(cols, WARP);
-    add_up_chunks_kernel<<<strips, dim3(WARP, WARP), 0, compute_stream>>>(dst, partial, chunks, cols, mode);
+static inline void add_up_chunks(floatX* a, floatX* b, const float* partial, int chunks, int cols, GradMode mode,
+                                 const char* layer) {
+    unsigned strips = (unsigned)ceil_div(b != NULL ? 2 * (size_t)cols : (size_t)cols, WARP);
+    add_up_chunks_kernel<<<strips, dim3(WARP, WARP), 0, compute_stream>>>(a, b, partial, chunks, cols, mode);
     check_launch(layer);
 }
 

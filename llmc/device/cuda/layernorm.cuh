@@ -72,81 +72,164 @@ void residual_layernorm_forward(floatX* res, floatX* out, float* mean, float* rs
 // dw and db are sums over rows: at most this many blocks each sum their own rows. (About four per multiprocessor of a large
 // GPU. It does not depend on the GPU, so that results do not either.)
 constexpr int LAYERNORM_BLOCKS = 512;
+constexpr unsigned LAYERNORM_THREADS = 256; // of a block that takes several rows at a time
 
-static inline int layernorm_blocks(int N, int C) {
-    return (int)size_min(LAYERNORM_BLOCKS, ceil_div(N, layernorm_warps(2 * (size_t)C * sizeof(float))));
+// Backward's block for rows of C channels, W to a thread: (threads of a row, rows at a time). A row that is too long for 1024
+// threads is walked through.
+static inline dim3 layernorm_backward_block(int C, int W) {
+    unsigned x = (unsigned)size_min(1024, round_up(ceil_div(C, W), WARP));
+    return dim3(x, (unsigned)size_max(1, LAYERNORM_THREADS / x));
 }
+static inline int layernorm_blocks(int N, dim3 block) { return (int)size_min(LAYERNORM_BLOCKS, ceil_div(N, block.y)); }
 static inline size_t layernorm_workspace_bytes(LayerShapes s) {
-    return (size_t)layernorm_blocks(s.B * s.T, s.C) * 2 * (size_t)s.C * sizeof(float);
+    layernorm_warps((size_t)s.C * sizeof(floatX)); // forward's limit is reported before anything runs
+    int blocks = layernorm_blocks(s.B * s.T, layernorm_backward_block(s.C, 1)); // the most: vectors take more rows at a time
+    return (size_t)blocks * 2 * (size_t)s.C * sizeof(float);
 }
 
 // forward, with n = (x - mean) * rstd: out = n * w + b, so dw += dout * n, db += dout, and with g = dout * w
 // dinp += rstd * (g - mean(g) - n * mean(g * n)): x acts on out directly, and through the mean and rstd of its row.
-// Blocks of (32, warps), one row per warp at a time, all rows by strides of the grid. Each warp adds its rows' dw and db
-// up in shared memory (warps, 2, C), each lane its own channels; then the block adds up its warps and writes
-// partial_dw, partial_db (blocks, C). The second read of dout and inp comes from L1.
-// Reads 3 rows, writes 1: 8 N C bytes in 16 bits.
-template <int W>
-__global__ void layernorm_backward_kernel(floatX* dinp, float* partial_dw, float* partial_db, const floatX* dout,
-                                          const floatX* inp, const floatX* w, const float* mean, const float* rstd, int N, int C) {
-    extern __shared__ int4 shared_memory[];
-    float *sums = (float*)shared_memory, *dw = sums + (size_t)threadIdx.y * 2 * C, *db = dw + C;
-    int first = threadIdx.x * W;
-    for (int c = first; c < C; c += WARP * W) {
-        store(dw + c, Floats<W>{});
-        store(db + c, Floats<W>{});
+template <int W> struct NormPiece { Floats<W> d, n, g; }; // a thread's W channels of a row
+
+template <int W> __device__ inline NormPiece<W> norm_piece(Floats<W> d, Floats<W> x, Floats<W> weight, float m, float r) {
+    NormPiece<W> p = { d, {}, {} };
+    #pragma unroll
+    for (int k = 0; k < W; k++) {
+        p.n.x[k] = (x.x[k] - m) * r;
+        p.g.x[k] = d.x[k] * weight.x[k];
     }
-    for (int i = blockIdx.x * blockDim.y + threadIdx.y; i < N; i += gridDim.x * blockDim.y) {
+    return p;
+}
+// sum += g and g * n; dw, db += what a piece gives them
+template <int W> __device__ inline void norm_add(float2* sum, Floats<W>* dw, Floats<W>* db, const NormPiece<W>& p) {
+    #pragma unroll
+    for (int k = 0; k < W; k++) {
+        sum->x += p.g.x[k];
+        sum->y += p.g.x[k] * p.n.x[k];
+        dw->x[k] += p.d.x[k] * p.n.x[k];
+        db->x[k] += p.d.x[k];
+    }
+}
+// Returns the gradient that was there plus a piece's; mean: of g and g * n over its row.
+template <int W> __device__ inline Floats<W> norm_gradient(Floats<W> gradient, const NormPiece<W>& p, float r, float2 mean) {
+    #pragma unroll
+    for (int k = 0; k < W; k++) gradient.x[k] += r * (p.g.x[k] - mean.x - p.n.x[k] * mean.y);
+    return gradient;
+}
+// The mean over a row's C channels of what its threads, those of one threadIdx.y, have added up. All of the block call this
+// together. `of_warps` (32) is shared memory: two calls in a row must have different ones, and then one barrier is enough,
+// because a thread that writes to the first again has passed the second's, and so all have read the first.
+__device__ inline float2 row_mean(float2 sum, float2* of_warps, int C) {
+    int warps = blockDim.x / WARP, first = threadIdx.y * warps;
+    sum.x = warp_sum(sum.x);
+    sum.y = warp_sum(sum.y);
+    if (threadIdx.x % WARP == 0) of_warps[first + threadIdx.x / WARP] = sum;
+    __syncthreads();
+    sum = of_warps[first];
+    for (int i = first + 1; i < first + warps; i++) {
+        sum.x += of_warps[i].x;
+        sum.y += of_warps[i].y;
+    }
+    return { sum.x / C, sum.y / C };
+}
+
+// Block (x,y): y rows at a time, all rows by strides of the grid. A thread has the same W channels of each of its rows, so it
+// keeps the sums that they add to dw and db in registers, and what it read of a row until the row's means are known. Nothing is
+// read twice. At its end the block adds up its y sums and writes its part of partial (blocks,2,C): dw's sums, then db's.
+// Reads 3 rows, writes 1: 8 N C bytes in 16 bits.
+//
+// Why so, on paper. To keep an H100's memory busy (3.35 TB/s, answers after 0.7 us) each of its 132 multiprocessors must have
+// 18 KB under way. In 16 bits this kernel has, at 64 registers a thread and thus 32 warps on a multiprocessor at most:
+//   C = 768   blocks of 96 x 2 threads, four (a grid of 512) on a multiprocessor: 24 warps, 8 rows, of which 37 KB are read
+//   C = 1600  blocks of 224 x 1 threads (200 have channels), four again: 28 warps, 4 rows, 38 KB
+// With a warp per row and each warp's sums in shared memory (the fourth variant in dev/cuda/layernorm_backward.cu) a block needs
+// 8 C bytes of it per warp: at C = 1600 three warps a block and 12 on a multiprocessor, of 64 that it can hold. 16 more bytes per
+// element go through shared memory, 32 bytes from lane to lane, so that two lanes of eight meet in each bank. And dout and inp
+// are read a second time, which costs little only where L1 still has them, 4 C bytes per warp: at C = 768 those of 32 warps are
+// 96 KB, and 196 KB of shared memory leave 60 KB; at C = 1600 they are 77 KB, of which an A100 has 28 left.
+template <int W>
+__global__ void __launch_bounds__(1024)
+layernorm_backward_kernel(floatX* dinp, float* partial, const floatX* dout, const floatX* inp, const floatX* w,
+                          const float* mean, const float* rstd, int N, int C) {
+    extern __shared__ int4 shared_memory[]; // (y,2,C) floats, where y > 1
+    __shared__ float2 of_warps[2][WARP];
+    int c = threadIdx.x * W, rows = gridDim.x * blockDim.y, turn = 0;
+    Floats<W> weight = {}, dw = {}, db = {};
+    if (c < C) weight = load<W>(w + c);
+    for (int i = blockIdx.x * blockDim.y + threadIdx.y; i - (int)threadIdx.y < N; i += rows, turn ^= 1) {
+        bool mine = i < N && c < C; // else this thread only comes to the barrier
+        size_t at = (size_t)i * C + c;
+        Floats<W> gradient = {};
+        NormPiece<W> piece = {};
+        float2 sum = {};
+        float r = 0;
+        if (mine) {
+            gradient = load<W>(dinp + at); // before the barrier: all of a row's loads are under way together
+            r = rstd[i];
+            piece = norm_piece(load<W>(dout + at), load<W>(inp + at), weight, mean[i], r);
+            norm_add(&sum, &dw, &db, piece);
+        }
+        float2 m = row_mean(sum, of_warps[turn], C);
+        if (mine) store(dinp + at, norm_gradient(gradient, piece, r, m));
+    }
+    partial += (size_t)blockIdx.x * 2 * C;
+    if (blockDim.y == 1) {
+        if (c < C) store(partial + c, dw);
+        if (c < C) store(partial + C + c, db);
+        return;
+    }
+    float* sums = (float*)shared_memory;
+    if (c < C) store(sums + (size_t)threadIdx.y * 2 * C + c, dw);
+    if (c < C) store(sums + (size_t)threadIdx.y * 2 * C + C + c, db);
+    __syncthreads(); // every row's sums are there
+    for (int k = threadIdx.y * blockDim.x + threadIdx.x; k < 2 * C; k += blockDim.x * blockDim.y) {
+        float total = 0;
+        for (int y = 0; y < (int)blockDim.y; y++) total += sums[(size_t)y * 2 * C + k];
+        partial[k] = total;
+    }
+}
+
+// The same for rows that 1024 threads cannot keep (C > 8192 in 16 bits): a block takes one row at a time, and adds to its part of
+// partial as it goes. It reads dout and inp twice, and 16 more bytes per element go to the cache and back.
+template <int W>
+__global__ void __launch_bounds__(1024)
+layernorm_backward_long_kernel(floatX* dinp, float* partial, const floatX* dout, const floatX* inp, const floatX* w,
+                               const float* mean, const float* rstd, int N, int C) {
+    __shared__ float2 of_warps[2][WARP];
+    float *dw = partial + (size_t)blockIdx.x * 2 * C, *db = dw + C;
+    int begin = threadIdx.x * W, step = blockDim.x * W, turn = 0;
+    for (int i = blockIdx.x; i < N; i += gridDim.x, turn ^= 1) {
         size_t row = (size_t)i * C;
-        float m = mean[i], r = rstd[i], sum_g = 0, sum_gn = 0;
-        for (int c = first; c < C; c += WARP * W) {
-            Floats<W> d = load<W>(dout + row + c), x = load<W>(inp + row + c), weight = load<W>(w + c);
-            Floats<W> sum_w = load<W>(dw + c), sum_b = load<W>(db + c);
-            #pragma unroll
-            for (int k = 0; k < W; k++) {
-                float n = (x.x[k] - m) * r, g = d.x[k] * weight.x[k];
-                sum_g += g;
-                sum_gn += g * n;
-                sum_w.x[k] += d.x[k] * n;
-                sum_b.x[k] += d.x[k];
-            }
+        float m = mean[i], r = rstd[i];
+        auto piece_at = [&](int c) {
+            return norm_piece(load<W>(dout + row + c), load<W>(inp + row + c), load<W>(w + c), m, r);
+        };
+        float2 sum = {};
+        for (int c = begin; c < C; c += step) { // no other thread has these channels, in any row
+            Floats<W> sum_w = {}, sum_b = {};
+            if (i != (int)blockIdx.x) sum_w = load<W>(dw + c), sum_b = load<W>(db + c); // else it is the first row
+            norm_add(&sum, &sum_w, &sum_b, piece_at(c));
             store(dw + c, sum_w);
             store(db + c, sum_b);
         }
-        float mean_g = warp_sum(sum_g) / C, mean_gn = warp_sum(sum_gn) / C;
-        for (int c = first; c < C; c += WARP * W) {
-            Floats<W> d = load<W>(dout + row + c), x = load<W>(inp + row + c), weight = load<W>(w + c);
-            Floats<W> gradient = load<W>(dinp + row + c);
-            #pragma unroll
-            for (int k = 0; k < W; k++) {
-                float n = (x.x[k] - m) * r, g = d.x[k] * weight.x[k];
-                gradient.x[k] += r * (g - mean_g - n * mean_gn);
-            }
-            store(dinp + row + c, gradient);
-        }
-    }
-    __syncthreads(); // every warp's sums are there
-    for (int c = threadIdx.y * WARP + threadIdx.x; c < C; c += blockDim.y * WARP) {
-        float sum_w = 0, sum_b = 0;
-        for (int y = 0; y < (int)blockDim.y; y++) {
-            sum_w += sums[(size_t)y * 2 * C + c];
-            sum_b += sums[(size_t)y * 2 * C + C + c];
-        }
-        partial_dw[(size_t)blockIdx.x * C + c] = sum_w;
-        partial_db[(size_t)blockIdx.x * C + c] = sum_b;
+        float2 means = row_mean(sum, of_warps[turn], C);
+        for (int c = begin; c < C; c += step)
+            store(dinp + row + c, norm_gradient(load<W>(dinp + row + c), piece_at(c), r, means));
     }
 }
 
 void layernorm_backward(floatX* dinp, floatX* dw, floatX* db, const floatX* dout, const floatX* inp, const floatX* w,
                         const float* mean, const float* rstd, int N, int C, GradMode mode) {
-    size_t warp_bytes = 2 * (size_t)C * sizeof(float);
-    dim3 block(WARP, layernorm_warps(warp_bytes));
-    int grid = layernorm_blocks(N, C);
-    float *partial_dw = (float*)cuda_layers.workspace, *partial_db = partial_dw + (size_t)grid * C;
-    auto kernel = rows_are_vectors(C, dinp, dout, inp, w) ? layernorm_backward_kernel<VEC> : layernorm_backward_kernel<1>;
-    kernel<<<grid, block, block.y * warp_bytes, compute_stream>>>(dinp, partial_dw, partial_db, dout, inp, w, mean, rstd, N, C);
+    bool vectors = rows_are_vectors(C, dinp, dout, inp, w);
+    int W = vectors ? VEC : 1;
+    dim3 block = layernorm_backward_block(C, W);
+    int grid = layernorm_blocks(N, block);
+    float* partial = (float*)cuda_layers.workspace;
+    auto kernel = vectors ? layernorm_backward_kernel<VEC> : layernorm_backward_kernel<1>;
+    if ((int)block.x * W < C) kernel = vectors ? layernorm_backward_long_kernel<VEC> : layernorm_backward_long_kernel<1>;
+    size_t shared = block.y > 1 ? block.y * 2 * (size_t)C * sizeof(float) : 0; // at most 16 KB
+    kernel<<<grid, block, shared, compute_stream>>>(dinp, partial, dout, inp, w, mean, rstd, N, C);
     check_launch("layernorm_backward");
-    add_up_chunks(dw, partial_dw, grid, C, mode, "layernorm_backward, dw");
-    add_up_chunks(db, partial_db, grid, C, mode, "layernorm_backward, db");
+    add_up_chunks(dw, db, partial, grid, C, mode, "layernorm_backward, dw and db");
 }
 #endif

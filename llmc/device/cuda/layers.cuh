@@ -23,12 +23,22 @@ void layers_choose(AttentionChoice attention, bool deterministic) {
     cuda_layers.deterministic = deterministic;
 }
 
-// Layers take turns on one stream, so they share the largest of their workspaces.
-size_t layers_workspace_bytes(LayerShapes s) {
+void layers_prepare(LayerShapes s) {
+    layer_shapes_check(s);
+    require(cuda_layers.workspace == NULL, "layers_prepare was called after layers_init");
+    matmul_init();
+    matmul_prepare(s);
+}
+
+// Layers take turns on one stream, so they share the largest of their workspaces. The sums that outlive a call lie behind it.
+static inline size_t layers_scratch_bytes(LayerShapes s) {
     size_t bytes = MATMUL_WORKSPACE;
     for (size_t layer : { encoder_workspace_bytes(s), layernorm_workspace_bytes(s), bias_workspace_bytes(s),
                           attention_workspace_bytes(s), stats_workspace_bytes(s) }) bytes = size_max(bytes, layer);
-    return bytes;
+    return round_up(bytes, 256);
+}
+size_t layers_workspace_bytes(LayerShapes s) {
+    return layers_scratch_bytes(s) + classifier_sums(s.B * s.T, s.C, s.Vp) * sizeof(float);
 }
 
 void layers_init(LayerShapes s) {
@@ -39,6 +49,8 @@ void layers_init(LayerShapes s) {
     cuda_check(cudaDeviceGetAttribute(&cuda_layers.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "layers_init");
     cuda_layers.shapes = s;
     cuda_layers.workspace = device_alloc(layers_workspace_bytes(s), MEMORY_WORKSPACE);
+    if (classifier_sums(s.B * s.T, s.C, s.Vp) > 0)
+        cuda_layers.weight_sums = (float*)((char*)cuda_layers.workspace + layers_scratch_bytes(s));
     matmul_init();
     size_t v = cublasLtGetVersion();
     snprintf(cuda_layers.description, sizeof cuda_layers.description, "cuBLASLt %zu.%zu.%zu, %s",

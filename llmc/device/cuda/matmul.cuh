@@ -6,18 +6,21 @@ every product is written down transposed, out^T = w inp^T for out = inp w^T, and
 
 A product may end with an epilogue of cuBLASLt: bias, GELU, its derivative, or the sum of a bias's gradient. Or the
 product is made alone and a kernel of bias_gelu.cuh does the rest. Which of the two is faster, and by which of cuBLASLt's
-algorithms, is found by trying: when a layer of a training step is first seen, all are run and timed, which is harmless
-because the output is overwritten each time. The choice may differ from run to run, and then the last bits differ. So with
+algorithms, is found by trying: layers_prepare runs and times all of them for the products of a training step, on scratch
+memory. It does so before ranks exchange anything, because NCCL's kernels hold multiprocessors while they run, and what is
+timed beside them is slow by chance. The choice may differ from run to run, and then the last bits differ. So with
 --deterministic, and for shapes that only sampling sees, cuBLASLt's first suggestion is taken untimed.
 
 Both GELUs are the tanh form: cuBLASLt's of a sum that is not yet rounded to floatX, ours of what was stored.
 
-Global state: the handle, two events and the table of plans below. cuBLASLt's scratch is the layers' workspace.
+Global state: the handle, two events, the table of plans below, and whether new plans are tried. cuBLASLt's scratch is the layers' workspace.
 */
 #ifndef LLMC_CUDA_MATMUL_CUH
 #define LLMC_CUDA_MATMUL_CUH
+#include "../weight_chunks.h"
 #include "bias_gelu.cuh"
 #include "common.cuh"
+#include "stats.cuh"
 #include <cublasLt.h>
 
 constexpr size_t MATMUL_WORKSPACE = 32 << 20; // what NVIDIA recommends for Hopper
@@ -27,12 +30,11 @@ constexpr int MATMUL_PLANS = 128;
 
 // D (m,n) = op(A) op(B), column-major: A (m,k), or (k,m) where a_transposed; B (k,n), or (n,k) where b_transposed.
 // All ints, so that two shapes can be compared as memory.
-typedef struct { int a_transposed, b_transposed, m, n, k, epilogue, alignment; } ProductShape;
+typedef struct { int a_transposed, b_transposed, m, n, k, epilogue, d_fp32, alignment; } ProductShape; // d_fp32: D is not floatX
 typedef struct {
     const char* layer;    // for messages
-    int rows;             // N of the layer
     ProductShape shape;
-    floatX* d;            // D = op(A) op(B) + beta D
+    void* d;              // D = op(A) op(B) + beta D
     const floatX *a, *b;
     floatX* bias;         // EPILOGUE_BIAS, GELU_AUX_BIAS: read; BGRADB: written. NULL: none
     floatX* aux;          // GELU_AUX_BIAS: D before the GELU, written; DGELU: the same, read. NULL: none
@@ -43,7 +45,7 @@ typedef struct {
 typedef struct {
     ProductShape shape;
     uint64_t last_use;    // 0: empty
-    bool timed;           // of a training step: it stays
+    bool timed;           // all its candidates were tried: it stays
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, d;
     int candidates;       // 0: cuBLASLt cannot do this
@@ -53,6 +55,7 @@ typedef struct {
 static struct {
     cublasLtHandle_t handle;
     cudaEvent_t start, stop;
+    bool tries;           // each new product is tried in every way when it is first made
     uint64_t uses;
     MatmulPlan plans[MATMUL_PLANS];
 } cuda_matmul;
@@ -81,7 +84,7 @@ static inline void plan_describe(MatmulPlan* plan, Product p) {
     int a_rows = s.a_transposed ? s.k : s.m, b_rows = s.b_transposed ? s.n : s.k;
     cublas_check(cublasLtMatrixLayoutCreate(&plan->a, type, a_rows, s.a_transposed ? s.m : s.k, a_rows), p.layer);
     cublas_check(cublasLtMatrixLayoutCreate(&plan->b, type, b_rows, s.b_transposed ? s.k : s.n, b_rows), p.layer);
-    cublas_check(cublasLtMatrixLayoutCreate(&plan->d, type, s.m, s.n, s.m), p.layer);
+    cublas_check(cublasLtMatrixLayoutCreate(&plan->d, s.d_fp32 ? CUDA_R_32F : type, s.m, s.n, s.m), p.layer);
 }
 
 template <typename T> static inline void preference_set(cublasLtMatmulPreference_t preference,
@@ -97,6 +100,12 @@ static inline void preference_set_all(cublasLtMatmulPreference_t preference, int
                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES })
         preference_set(preference, matrix, (uint32_t)alignment);
 }
+// Moves the results that cuBLASLt stands by to the front, in their order, and returns their number.
+static inline int results_valid(cublasLtMatmulHeuristicResult_t* results, int n) {
+    int valid = 0;
+    for (int i = 0; i < n; i++) if (results[i].state == CUBLAS_STATUS_SUCCESS) results[valid++] = results[i];
+    return valid;
+}
 static inline void plan_ask(MatmulPlan* plan, Product p) {
     cublasLtMatmulPreference_t preference;
     cublas_check(cublasLtMatmulPreferenceCreate(&preference), p.layer);
@@ -104,7 +113,7 @@ static inline void plan_ask(MatmulPlan* plan, Product p) {
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(cuda_matmul.handle, plan->operation, plan->a, plan->b, plan->d, plan->d,
                                                            preference, MATMUL_CANDIDATES, plan->candidate, &plan->candidates);
     cublasLtMatmulPreferenceDestroy(preference);
-    if (status != CUBLAS_STATUS_SUCCESS) plan->candidates = 0;
+    plan->candidates = status == CUBLAS_STATUS_SUCCESS ? results_valid(plan->candidate, plan->candidates) : 0;
     require(plan->candidates > 0 || p.shape.epilogue != CUBLASLT_EPILOGUE_DEFAULT,
             "%s: cuBLASLt has no algorithm for a product of (%d,%d) and (%d,%d) (%s)", p.layer, p.shape.m, p.shape.k,
             p.shape.k, p.shape.n, cublasLtGetStatusString(status));
@@ -126,9 +135,10 @@ static inline void plan_clear(MatmulPlan* plan) {
     memset(plan, 0, sizeof *plan);
 }
 
-// The largest power of two, up to 256, that divides every address of a product.
+// The largest power of two, up to 16, that divides every address of a product. No thread reads more than 16 bytes at once; and
+// with a higher bound the algorithm would depend on where a stage keeps its parameters.
 static inline int product_alignment(Product p) {
-    uintptr_t bits = (uintptr_t)p.a | (uintptr_t)p.b | (uintptr_t)p.d | (uintptr_t)p.bias | (uintptr_t)p.aux | 256;
+    uintptr_t bits = (uintptr_t)p.a | (uintptr_t)p.b | (uintptr_t)p.d | (uintptr_t)p.bias | (uintptr_t)p.aux | 16;
     return (int)(bits & -bits);
 }
 
@@ -170,16 +180,18 @@ static inline cublasStatus_t product_launch(Product p, MatmulPlan* plan, int can
     cublasStatus_t status = cublasLtMatmul(cuda_matmul.handle, plan->operation, &alpha, p.a, plan->a, p.b, plan->b, &p.beta,
                                            p.d, plan->d, p.d, plan->d, &plan->candidate[candidate].algo,
                                            cuda_layers.workspace, MATMUL_WORKSPACE, compute_stream);
-    check_launch(p.layer);
+    if (status == CUBLAS_STATUS_SUCCESS) check_launch(p.layer);
+    else cudaGetLastError(); // of a kernel that could not be launched, say: the next check must not take it for its own
     return status;
 }
 
 // What an epilogue would have done, by a kernel. m is the length of a row of D.
 static inline void product_finish(Product p) {
     ProductShape s = p.shape;
-    if (s.epilogue == CUBLASLT_EPILOGUE_BIAS) bias_gelu_forward(NULL, p.d, p.bias, s.n, s.m);
-    if (s.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) bias_gelu_forward(p.d, p.aux, p.bias, s.n, s.m);
-    if (s.epilogue == CUBLASLT_EPILOGUE_DGELU) gelu_backward(p.d, p.aux, s.n, s.m);
+    floatX* d = (floatX*)p.d; // sums in fp32 have no epilogue
+    if (s.epilogue == CUBLASLT_EPILOGUE_BIAS) bias_gelu_forward(NULL, d, p.bias, s.n, s.m);
+    if (s.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) bias_gelu_forward(d, p.aux, p.bias, s.n, s.m);
+    if (s.epilogue == CUBLASLT_EPILOGUE_DGELU) gelu_backward(d, p.aux, s.n, s.m);
     if (s.epilogue == CUBLASLT_EPILOGUE_BGRADB) bias_backward(p.bias, p.b, s.k, s.n, GRAD_SET);
 }
 
@@ -217,12 +229,6 @@ static inline float plan_time(MatmulPlan* plan, Product p) {
     return best;
 }
 
-// True for the rows that layers of a training step have: those of a micro-batch, the classifier's at a time, and its last ones.
-static inline bool is_training_shape(int rows) {
-    int N = cuda_layers.shapes.B * cuda_layers.shapes.T, at_a_time = classifier_rows(N, cuda_layers.shapes.Vp);
-    return rows == N || rows == at_a_time || rows == N % at_a_time;
-}
-
 // Chooses the fastest way of a product: an algorithm of its plan, or -1 there and an algorithm of the product alone.
 static inline void plan_choose(MatmulPlan* plan, Product p) {
     float time = plan_time(plan, p);
@@ -233,12 +239,14 @@ static inline void plan_choose(MatmulPlan* plan, Product p) {
 static inline void product(Product p) {
     MatmulPlan* plan = matmul_plan(p);
     bool may_repeat = p.beta == 0; // the output is not an input as well
-    if (may_repeat && !plan->timed && !cuda_layers.deterministic && is_training_shape(p.rows)) plan_choose(plan, p);
+    if (may_repeat && cuda_matmul.tries && !plan->timed) plan_choose(plan, p);
     if (plan->chosen < 0) plan = matmul_plan(product_alone(p));
     cublas_check(product_by(p, plan, plan->chosen), p.layer);
 }
 
+// A second call does nothing.
 static inline void matmul_init(void) {
+    if (cuda_matmul.handle != NULL) return;
     cublas_check(cublasLtCreate(&cuda_matmul.handle), "starting cuBLASLt");
     cuda_check(cudaEventCreate(&cuda_matmul.start), "creating an event");
     cuda_check(cudaEventCreate(&cuda_matmul.stop), "creating an event");
@@ -255,30 +263,109 @@ static inline void matmul_free(void) {
 // out^T (OC,N) = w (OC,C) inp^T (C,N) + bias along OC
 void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
     int epilogue = bias != NULL ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    product({ "matmul_forward", N, { 1, 0, OC, N, C, epilogue, 0 }, out, w, inp, (floatX*)bias, NULL, 0 });
+    product({ "matmul_forward", { 1, 0, OC, N, C, epilogue, 0, 0 }, out, w, inp, (floatX*)bias, NULL, 0 });
 }
 // pre^T = w inp^T + bias, out = gelu(pre)
 void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
-    ProductShape shape = { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0 };
-    product({ "matmul_gelu_forward", N, shape, out, w, inp, (floatX*)bias, pre, 0 });
+    ProductShape shape = { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0, 0 };
+    product({ "matmul_gelu_forward", shape, out, w, inp, (floatX*)bias, pre, 0 });
 }
 // forward: out = inp w^T, so dinp^T (C,N) = w^T (C,OC) dout^T (OC,N)
 void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
-    ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DEFAULT, 0 };
-    product({ "matmul_backward_input", N, shape, dinp, w, dout, NULL, NULL, 0 });
+    ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DEFAULT, 0, 0 };
+    product({ "matmul_backward_input", shape, dinp, w, dout, NULL, NULL, 0 });
 }
 // forward: out = gelu(pre) w^T, so dpre^T = w^T dout^T * gelu'(pre)^T
 void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre, int N, int C, int OC) {
-    ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DGELU, 0 };
-    product({ "matmul_gelu_backward_input", N, shape, dinp, w, dout, NULL, (floatX*)pre, 0 });
+    ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DGELU, 0, 0 };
+    product({ "matmul_gelu_backward_input", shape, dinp, w, dout, NULL, (floatX*)pre, 0 });
 }
 // forward: out = inp w^T + bias, so dw^T (C,OC) = inp^T (C,N) dout (N,OC), dbias = the sums of dout over N. The epilogue can
-// only overwrite a bias's gradient.
+// only overwrite a bias's gradient, and nothing says that it adds up in a fixed order: with --deterministic our kernel does.
 void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const floatX* inp, int N, int C, int OC, GradMode mode) {
-    bool in_epilogue = dbias != NULL && mode == GRAD_SET;
-    ProductShape shape = { 0, 1, C, OC, N, in_epilogue ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_DEFAULT, 0 };
+    bool in_epilogue = dbias != NULL && mode == GRAD_SET && !cuda_layers.deterministic;
+    ProductShape shape = { 0, 1, C, OC, N, in_epilogue ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_DEFAULT, 0, 0 };
     floatX* bias = in_epilogue ? dbias : NULL;
-    product({ "matmul_backward_weight", N, shape, dw, inp, dout, bias, NULL, mode == GRAD_ADD ? 1.0f : 0.0f });
+    product({ "matmul_backward_weight", shape, dw, inp, dout, bias, NULL, mode == GRAD_ADD ? 1.0f : 0.0f });
     if (dbias != NULL && !in_epilogue) bias_backward(dbias, dout, N, OC, mode);
+}
+void matmul_backward_weight_fp32(float* dw, const floatX* dout, const floatX* inp, int N, int C, int OC, GradMode mode) {
+    ProductShape shape = { 0, 1, C, OC, N, CUBLASLT_EPILOGUE_DEFAULT, NEEDS_MASTER, 0 };
+    product({ "matmul_backward_weight", shape, dw, inp, dout, NULL, NULL, mode == GRAD_ADD ? 1.0f : 0.0f });
+}
+void matmul_backward_weight_chunk(floatX* dw, const floatX* dout, const floatX* inp, int row, int n, int N, int C, int OC,
+                                  GradMode mode) {
+    weight_add_chunk(cuda_layers.weight_sums, dw, dout, inp, row, n, N, C, OC, mode);
+}
+
+// ---- before training: every product of a step is tried ----
+// Operands as large as the largest, in elements of floatX. Nobody reads the results.
+typedef struct {
+    floatX *wide;     // (N,4C) or the classifier's logits
+    floatX *a, *b;    // (N,4C)
+    floatX *w, *bias; // (4C,C) or (Vp,C); (4C)
+    float* sums;      // (Vp,C), or nothing where the classifier has one chunk
+    void* workspace;
+} MatmulScratch;
+
+// Places the arrays one after another from `memory` on; NULL: only computes the bytes, which it returns.
+static inline size_t scratch_place(MatmulScratch* m, char* memory, LayerShapes s) {
+    size_t N = (size_t)s.B * (size_t)s.T, C = (size_t)s.C, rows = (size_t)classifier_rows((int)N, s.Vp), Vp = (size_t)s.Vp;
+    const size_t elements[] = { size_max(N * 4 * C, rows * Vp), N * 4 * C, N * 4 * C, size_max(4 * C, Vp) * C, 4 * C };
+    floatX** const arrays[] = { &m->wide, &m->a, &m->b, &m->w, &m->bias };
+    size_t bytes = 0;
+    for (int i = 0; i < 5; i++) {
+        if (memory != NULL) *arrays[i] = (floatX*)(memory + bytes);
+        bytes += round_up(elements[i] * sizeof(floatX), 256);
+    }
+    if (memory != NULL) m->sums = (float*)(memory + bytes);
+    bytes += round_up(classifier_sums((int)N, s.C, s.Vp) * sizeof(float), 256);
+    if (memory != NULL) m->workspace = memory + bytes;
+    return bytes + size_max(MATMUL_WORKSPACE, bias_workspace_bytes(s));
+}
+
+// Makes every product of a step once, by the layers themselves: a block's four, then the classifier's.
+static inline void make_every_product(MatmulScratch m, LayerShapes s) {
+    int N = s.B * s.T, C = s.C, at_a_time = classifier_rows(N, s.Vp);
+    const int inputs[] = { C, C, C, 4 * C }, outputs[] = { 3 * C, C, 4 * C, C };
+    for (int i = 0; i < 4; i++) {
+        int in = inputs[i], out = outputs[i];
+        if (out == 4 * C) matmul_gelu_forward(m.wide, m.b, m.a, m.w, m.bias, N, in, out);
+        else matmul_forward(m.wide, m.a, m.w, m.bias, N, in, out);
+        if (in == 4 * C) matmul_gelu_backward_input(m.a, m.wide, m.w, m.b, N, in, out);
+        else matmul_backward_input(m.a, m.wide, m.w, N, in, out);
+        matmul_backward_weight(m.w, m.bias, m.wide, m.a, N, in, out, GRAD_SET);
+    }
+    for (int rows : { at_a_time, N % at_a_time }) {
+        if (rows == 0) continue; // there are no rows left over
+        matmul_forward(m.wide, m.a, m.w, NULL, rows, C, s.Vp);
+        if (classifier_sums(N, C, s.Vp) > 0) matmul_backward_weight_fp32(m.sums, m.wide, m.a, rows, C, s.Vp, GRAD_SET);
+        else matmul_backward_weight(m.w, NULL, m.wide, m.a, rows, C, s.Vp, GRAD_SET);
+        matmul_backward_input(m.a, m.wide, m.w, rows, C, s.Vp);
+    }
+}
+
+// Tries every product of a training step. Its memory is less than the model's will be, and is freed here. Where it is not to be
+// had the model cannot be either, and says so better.
+static inline void matmul_prepare(LayerShapes s) {
+    MatmulScratch m;
+    void* memory;
+    size_t bytes = scratch_place(&m, NULL, s);
+    if (cuda_layers.deterministic) return; // what is chosen by time may be another algorithm in the next run
+    cudaError_t error = cudaMalloc(&memory, bytes);
+    if (error == cudaErrorMemoryAllocation) {
+        cudaGetLastError(); // clears it
+        return;
+    }
+    cuda_check(error, "layers_prepare");
+    cuda_check(cudaMemsetAsync(memory, 0, bytes, compute_stream), "layers_prepare");
+    scratch_place(&m, (char*)memory, s);
+    cuda_layers.workspace = m.workspace;
+    cuda_matmul.tries = true;
+    make_every_product(m, s);
+    cuda_matmul.tries = false;
+    cuda_layers.workspace = NULL;
+    cuda_check(cudaStreamSynchronize(compute_stream), "layers_prepare");
+    cuda_check(cudaFree(memory), "layers_prepare");
 }
 #endif

@@ -1,0 +1,23 @@
+/*
+weight_chunks.h - a matrix's gradient from rows that come in chunks, on every device. The classifier's logits are too large to exist
+all at once, so wte gets its gradient so.
+*/
+#ifndef LLMC_WEIGHT_CHUNKS_H
+#define LLMC_WEIGHT_CHUNKS_H
+#include "layers_contract.h"
+
+// As matmul_backward_weight_chunk. sums (OC,C) holds what the chunks have given so far; NULL where floatX is fp32.
+static inline void weight_add_chunk(float* sums, floatX* dw, const floatX* dout, const floatX* inp, int row, int n, int N, int C,
+                                    int OC, GradMode mode) {
+    size_t size = (size_t)OC * (size_t)C;
+    GradMode chunk_mode = row == 0 ? mode : GRAD_ADD;
+    if (!NEEDS_MASTER || n == N) { // nothing is rounded twice
+        matmul_backward_weight(dw, NULL, dout, inp, n, C, OC, chunk_mode);
+        return;
+    }
+    require(sums != NULL, "%d of %d rows of a gradient in chunks, and layers_init was told of fewer rows", n, N);
+    if (row == 0 && mode == GRAD_ADD) to_fp32(sums, dw, size);
+    matmul_backward_weight_fp32(sums, dout, inp, n, C, OC, chunk_mode);
+    if (row + n == N) from_fp32(dw, sums, size);
+}
+#endif
