@@ -8,9 +8,9 @@ forbids, so that tests find wrong calls; where the description is silent it acce
 Sums are computed in double precision and D is rounded once; the candidate with a workspace also rounds two partial sums to fp32
 there. (The documentation does not say how the library's algorithms round inside a sum, but it says that they differ.)
 
-Algorithms are numbered: 0 takes anything, 1 splits the sum, 2 needs everything aligned to 16 bytes. Two settings are sums of
-1 << number: CUDA_EMULATOR_CUBLASLT_FAILS, those that the heuristic offers and that fail when they are run, with an error of
-the runtime left behind; CUDA_EMULATOR_CUBLASLT_INVALID, those whose result has a state that says not to use it. With
+Algorithms are numbered: 0 takes anything, 1 splits the sum, 2 needs everything aligned to 16 bytes. Two settings are sums
+of 1 << number: CUDA_EMULATOR_CUBLASLT_FAILS, those that the heuristic offers and that fail when they are run, with an error
+of the runtime left behind; CUDA_EMULATOR_CUBLASLT_INVALID, those whose result has a state that says not to use it. With
 CUDA_EMULATOR_CUBLASLT_COUNTS=FILE, cublasLtDestroy appends a line to FILE that says what was called. A product that is the
 same as the one before it, whatever its algorithm, is a repetition: only timing makes those.
 */
@@ -297,7 +297,7 @@ std::vector<Algorithm> candidates(const Problem& p, const Preference& f) {
 bool is_in(const char* setting, uint32_t number) { return emulator::setting(setting, 0) >> number & 1; }
 
 // --- counts ---
-struct Counts { uint64_t products, bias_gradients, failures, repetitions, late; }; // late: repetitions after the first collective
+struct Counts { uint64_t products, bias_gradients, failures, repetitions, late; }; // late: after the first collective
 Counts counts;
 Problem last_problem;
 Operands last_operands;
@@ -320,8 +320,8 @@ void write_counts(void) {
     const char* path = getenv("CUDA_EMULATOR_CUBLASLT_COUNTS");
     FILE* file = path && *path ? fopen(path, "a") : nullptr;
     if (!file) return;
-    fprintf(file, "products %zu, with a bias gradient %zu, failed %zu, repeated %zu, after a collective %zu\n", counts.products,
-            counts.bias_gradients, counts.failures, counts.repetitions, counts.late);
+    fprintf(file, "products %zu, with a bias gradient %zu, failed %zu, repeated %zu, after a collective %zu\n",
+            counts.products, counts.bias_gradients, counts.failures, counts.repetitions, counts.late);
     fclose(file);
 }
 std::set<cublasLtHandle_t> handles;
@@ -414,7 +414,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
         if (*returned == requested) break;
         cublasLtMatmulHeuristicResult_t* result = &results[(*returned)++];
         *result = cublasLtMatmulHeuristicResult_t{};
-        result->state = is_in("CUDA_EMULATOR_CUBLASLT_INVALID", g.number) ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+        result->state = CUBLAS_STATUS_SUCCESS;
+        if (is_in("CUDA_EMULATOR_CUBLASLT_INVALID", g.number)) result->state = CUBLAS_STATUS_NOT_SUPPORTED;
         if (result->state) continue; // the other fields are not valid
         *ours<Algorithm>(&result->algo) = g;
         result->workspaceSize = g.workspace;

@@ -6,10 +6,10 @@ refuses mistakes for which cuDNN computes something else, or crashes: tensors wi
 finalised or of another kind, results of other shapes than the operands', virtual tensors that nothing computes, addresses for
 tensors that are not in the graph.
 
-Operations run one after the other, in fp32 (products in double), each result rounded to its tensor's type. A product into fp32
-memory that the graph reads later is added up there in pieces, whose order follows the seed, so the last bits differ from run to
-run. From 9.6 on cuDNN sets that memory to 0 itself, when it comes to the product: until then it is full of NaN here, so that
-what reads it too early gets NaN. A plan's workspace is overwritten.
+Operations run one after the other, in fp32 (products in double), each result rounded to its tensor's type. A product into
+fp32 memory that the graph reads later is added up there in pieces, whose order follows the seed: the last bits differ from
+run to run. From 9.6 on cuDNN sets that memory to 0 itself, when it comes to the product: until then it is full of NaN here,
+so that what reads it too early gets NaN. A plan's workspace is overwritten.
 */
 #include "runtime.h"
 #include <algorithm>

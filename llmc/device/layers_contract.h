@@ -37,8 +37,8 @@ static inline void layer_shapes_check(LayerShapes s) {
             "B*T = %d*%d is more rows than a layer can count; use a smaller --batch-size", s.B, s.T);
     require(s.C <= INT32_MAX / 4, "%d channels are more than a layer can count", s.C);
 }
-// Before layers_init and before ranks exchange anything: a GPU tries each matrix product of a training step of these shapes in
-// every way that its library knows, on memory that it frees, and keeps the fastest. On the CPU there is nothing to try.
+// Before layers_init and before ranks exchange anything: a GPU tries each matrix product of a training step of these shapes
+// in every way that its library knows, on memory that it frees, and keeps the fastest. The CPU has nothing to try.
 void   layers_prepare(LayerShapes s);
 size_t layers_workspace_bytes(LayerShapes s); // what layers_init will allocate as MEMORY_WORKSPACE
 void   layers_init(LayerShapes s);            // dies if a shape cannot be computed (C not a multiple of NH, ...)

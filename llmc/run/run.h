@@ -70,8 +70,8 @@ static inline void run_open_data(Run* run) {
     if (o->val_data[0]) dataloader_init(&run->val, "--val-data", o->val_data, tokenizer, shape, DATA_EVAL);
 }
 
-// Reads the options, joins the ranks, opens what the run starts from (tokenizer, checkpoint, data), and lets the device choose
-// how it computes these shapes.
+// Reads the options, joins the ranks, opens what the run starts from (tokenizer, checkpoint, data), and lets the device
+// choose how it computes these shapes.
 static inline void run_start(Run* run, int argc, char** argv) {
     const Options* o = &run->o;
     options_parse(&run->table, argc, argv);

@@ -48,9 +48,9 @@ check "heads that are too large for either are an error" fails_with "heads of 13
     "$work/attention-bf16" choose auto 136 8
 # What NVIDIA's front end refuses or works around: 9.10.0 and 9.10.1; up to 9.15.0 lengths that are not a multiple of 128
 by_version() { CUDA_EMULATOR_CUDNN=$1 says "$2" bf16 auto 16 "${3:-128}"; }
+too_old='libcudnn.so.9 is cuDNN 9\..*, but the minimum is 9.10.2, because attention in earlier ones has bugs; install .*'
 for version in 90905 91000 91001; do
-    check "cuDNN $version is refused" by_version $version \
-        'own attention .*(cuDNN: libcudnn.so.9 is cuDNN 9\..*, but the minimum is 9.10.2, because attention in earlier ones has bugs; install.*)'
+    check "cuDNN $version is refused" by_version $version "own attention .*(cuDNN: $too_old)"
 done
 for version in 91002 91500; do
     check "cuDNN $version is used" by_version $version "cuDNN 9.1[0-9.]* attention"
@@ -58,5 +58,6 @@ for version in 91002 91500; do
         by_version $version 'own attention .*(cuDNN: before 9.15.1 it has a bug where T is not a multiple of 128)' 65
 done
 check "cuDNN 9.15.1 takes that length" by_version 91501 'cuDNN 9.15.1 attention' 65
-check "and none takes a single token" by_version 91900 'own attention .*(cuDNN: its backward does not support sequences of one token)' 1
+check "and none takes a single token" by_version 91900 \
+    'own attention .*(cuDNN: its backward does not support sequences of one token)' 1
 done_testing

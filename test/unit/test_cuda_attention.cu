@@ -89,7 +89,8 @@ static void test_who_computes_our_own(void) {
     expect_own(64, 0, attention_fp32_arithmetic, "fp32, in fp32 arithmetic");
 #endif
 }
-// `test_cuda_attention choose auto|cudnn|own HS T` prints which attention computes heads of HS channels and T tokens, or dies.
+// `test_cuda_attention choose auto|cudnn|own HS T` prints which attention computes T tokens and heads of HS channels, or
+// dies.
 static int print_choice(const char* choice, int HS, int T) {
     bool own = strcmp(choice, "own") == 0, cudnn = strcmp(choice, "cudnn") == 0;
     start(1, T, 2, HS, own ? ATTENTION_OWN : cudnn ? ATTENTION_CUDNN : ATTENTION_AUTO, false);
@@ -130,8 +131,8 @@ static void test_other_shapes_and_unaligned_arrays_go_to_our_own_kernels(void) {
         unaligned_array = -1;
     }
 }
-// Without --deterministic cuDNN adds to sums, which it must set to 0 itself: start() fills them with NaN, and a second backward
-// finds what the first has left.
+// Without --deterministic cuDNN adds to sums, which it must set to 0 itself: start() fills them with NaN, and a second
+// backward finds what the first has left.
 static void test_cudnn_sets_its_sums_to_zero_itself(void) {
     memsets = 0;
     for (int T : { 32, 65, 128 }) {

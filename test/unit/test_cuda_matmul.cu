@@ -192,7 +192,8 @@ static int timed_plans(void) {
 }
 static int bias_gradient_plans(void) {
     int plans = 0;
-    for (const MatmulPlan& plan : cuda_matmul.plans) plans += plan.last_use > 0 && plan.shape.epilogue == CUBLASLT_EPILOGUE_BGRADB;
+    for (const MatmulPlan& plan : cuda_matmul.plans)
+        plans += plan.last_use > 0 && plan.shape.epilogue == CUBLASLT_EPILOGUE_BGRADB;
     return plans;
 }
 // A layer of 16 rows, forward and backward, with gradients that are added or set.
@@ -253,7 +254,7 @@ static void check_prepared(LayerShapes s, int timed_wanted) {
     expect(plans_in_use() > timed_wanted && timed_plans() == timed_wanted, "another shape was timed");
 }
 static void test_every_product_of_a_step_is_tried_before_it(void) {
-    // three layers have five each (forward, dinp, dw; two of them also without epilogue), fcproj a sixth, the classifier three
+    // a layer has five (forward, dinp, dw; two of them also without epilogue), fcproj a sixth, the classifier three
     check_prepared(small_model, 24);
 }
 static void test_deterministic_runs_time_nothing_and_leave_biases_to_our_kernel(void) {
@@ -266,7 +267,8 @@ static void test_deterministic_runs_time_nothing_and_leave_biases_to_our_kernel(
     expect(bias_gradient_plans() == 4, "%d plans for bias gradients, not 4", bias_gradient_plans());
 }
 #ifdef CUDA_EMULATOR
-// Algorithm 2 comes first. It fails when it is run, or its result says not to use it, and an error of the runtime is left behind.
+// Algorithm 2 comes first. It fails when it is run, and leaves an error of the runtime behind; or its result says not to
+// use it.
 static void test_candidates_that_fail_are_skipped(void) {
     for (const char* setting : { "CUDA_EMULATOR_CUBLASLT_FAILS", "CUDA_EMULATOR_CUBLASLT_INVALID" }) {
         setenv(setting, "4", 1);

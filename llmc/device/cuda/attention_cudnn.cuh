@@ -65,9 +65,10 @@ static inline void attention_forward_graph(CudnnGraph* g, AttentionShape s) {
 }
 
 // ---- backward: the formulas are derived in attention.cuh ----
-// deterministic: dq is one product, for which cuDNN stores dS (its plan asks for 2 B NH T T bytes). Otherwise blocks of keys add
-// their parts of dq to fp32 sums, which cuDNN itself sets to 0 first (from 9.6 on; before, the caller had to), in whatever order
-// they come: nothing of size (T,T) is stored, but the last bits differ from run to run. cuDNN's notes on its engines do not distinguish the two; its C++ front end chooses so.
+// deterministic: dq is one product, for which cuDNN stores dS (its plan asks for 2 B NH T T bytes). Otherwise blocks of
+// keys add their parts of dq to fp32 sums, in whatever order they come: nothing of size (T,T) is stored, but the last bits
+// differ from run to run. cuDNN's notes on its engines do not distinguish the two; its C++ front end chooses so. From 9.6
+// on cuDNN sets the sums to 0 itself, as the front end says in scaled_dot_product_flash_attention.h.
 static inline void attention_backward_graph(CudnnGraph* g, AttentionShape s, bool deterministic) {
     const int64_t C = s.NH * s.HS;
     CudnnTensor q = tensor_heads(g, TENSOR_Q, s, 3 * C), kT = tensor_heads_transposed(g, TENSOR_K, s, 3 * C);
@@ -135,11 +136,13 @@ static inline bool cudnn_attention_plan(CudnnGraph* g) {
     else attention_backward_graph(g, cudnn_attention.shape, cudnn_attention.deterministic);
     return graph_plan(g);
 }
-// Why cuDNN's backward must not be used for T tokens though it makes a plan, or "". NVIDIA's front end gives cuDNN up to 9.15.0 a
-// mask of sequence lengths there, which our graph lacks: without it memory outside of the arrays may be touched in a CUDA graph.
+// Why cuDNN's backward must not be used for T tokens, though it makes a plan, or "". NVIDIA's front end refuses one token,
+// and gives cuDNN up to 9.15.0 a mask of sequence lengths where T is not a multiple of 128: without that mask, which our
+// graph lacks, the backward may touch memory outside of its arrays.
 static inline const char* cudnn_attention_refusal(int64_t T) {
     if (T == 1) return "its backward does not support sequences of one token";
-    if (T % 128 != 0 && cudnn.cudnnGetVersion() < 91501) return "before 9.15.1 it has a bug where T is not a multiple of 128";
+    bool lacks_mask = T % 128 != 0 && cudnn.cudnnGetVersion() < 91501;
+    if (lacks_mask) return "before 9.15.1 it has a bug where T is not a multiple of 128";
     return "";
 }
 // Plans both directions on the GPU in use. "", or why cuDNN cannot be used.

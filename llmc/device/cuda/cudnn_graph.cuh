@@ -30,8 +30,8 @@ typedef struct {
 #undef X
 } CudnnFunctions;
 static CudnnFunctions cudnn; // NULL until cudnn_load has found them
-// The minimum version to load. Before 9.10 it does not take -Inf for a masked score, and NVIDIA's own front end refuses attention
-// in 16 bits by 9.10.0 and 9.10.1, forward and backward, because of bugs (cudnn-frontend, scaled_dot_product_flash_attention.h).
+// The minimum version to load. Before 9.10 it does not take -Inf for a masked score; and NVIDIA's own front end refuses
+// attention in 16 bits by 9.10.0 and 9.10.1, forward and backward, because of bugs (sdpa_support_surface.h there).
 constexpr size_t CUDNN_LEAST = 91002;
 
 // "": cudnn's functions can be called. Else why they cannot, and what to do.
@@ -59,9 +59,9 @@ static inline const char* cudnn_load(void) {
 #undef X
     size_t v = found.cudnnGetVersion(), least = CUDNN_LEAST;
     if (v < least) {
-        snprintf(why, sizeof why, "libcudnn.so.%d is cuDNN %zu.%zu.%zu, but the minimum is %zu.%zu.%zu, because attention in earlier ones"
-                 " has bugs; install a newer one", CUDNN_MAJOR, v / 10000, v / 100 % 100, v % 100, least / 10000,
-                 least / 100 % 100, least % 100);
+        snprintf(why, sizeof why, "libcudnn.so.%d is cuDNN %zu.%zu.%zu, but the minimum is %zu.%zu.%zu, because attention"
+                 " in earlier ones has bugs; install a newer one", CUDNN_MAJOR, v / 10000, v / 100 % 100, v % 100,
+                 least / 10000, least / 100 % 100, least % 100);
         return why;
     }
     cudnn = found;

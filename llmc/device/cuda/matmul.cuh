@@ -13,7 +13,8 @@ timed beside them is slow by chance. The choice may differ from run to run, and 
 
 Both GELUs are the tanh form: cuBLASLt's of a sum that is not yet rounded to floatX, ours of what was stored.
 
-Global state: the handle, two events, the table of plans below, and whether new plans are tried. cuBLASLt's scratch is the layers' workspace.
+Global state: the handle, two events, the table of plans below, and whether new plans are tried. cuBLASLt's scratch is the
+layers' workspace.
 */
 #ifndef LLMC_CUDA_MATMUL_CUH
 #define LLMC_CUDA_MATMUL_CUH
@@ -135,8 +136,8 @@ static inline void plan_clear(MatmulPlan* plan) {
     memset(plan, 0, sizeof *plan);
 }
 
-// The largest power of two, up to 16, that divides every address of a product. No thread reads more than 16 bytes at once; and
-// with a higher bound the algorithm would depend on where a stage keeps its parameters.
+// The largest power of two, up to 16, that divides every address of a product. A thread and TMA need no more; and with a
+// higher bound the algorithm would depend on where a stage keeps its parameters.
 static inline int product_alignment(Product p) {
     uintptr_t bits = (uintptr_t)p.a | (uintptr_t)p.b | (uintptr_t)p.d | (uintptr_t)p.bias | (uintptr_t)p.aux | 16;
     return (int)(bits & -bits);
@@ -281,7 +282,7 @@ void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* 
     product({ "matmul_gelu_backward_input", shape, dinp, w, dout, NULL, (floatX*)pre, 0 });
 }
 // forward: out = inp w^T + bias, so dw^T (C,OC) = inp^T (C,N) dout (N,OC), dbias = the sums of dout over N. The epilogue can
-// only overwrite a bias's gradient, and nothing says that it adds up in a fixed order: with --deterministic our kernel does.
+// only overwrite a bias's gradient, and nothing says that it adds in a fixed order: with --deterministic our kernel does.
 void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const floatX* inp, int N, int C, int OC, GradMode mode) {
     bool in_epilogue = dbias != NULL && mode == GRAD_SET && !cuda_layers.deterministic;
     ProductShape shape = { 0, 1, C, OC, N, in_epilogue ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_DEFAULT, 0, 0 };
@@ -345,8 +346,8 @@ static inline void make_every_product(MatmulScratch m, LayerShapes s) {
     }
 }
 
-// Tries every product of a training step. Its memory is less than the model's will be, and is freed here. Where it is not to be
-// had the model cannot be either, and says so better.
+// Tries every product of a training step. Its memory is less than the model's will be, and is freed here. Where there is
+// not enough there will not be enough for the model either, whose own error says more.
 static inline void matmul_prepare(LayerShapes s) {
     MatmulScratch m;
     void* memory;
