@@ -330,6 +330,9 @@ static inline void nccl_open(Comm* c) {
     NcclLink* l = nccl_link_new();
     ncclConfig_t config = nccl_config();
     OpRecord op = oplog_issue(w->log, "control", "connect", 0, "bytes", -1);
+    // ncclCommAbort would end kernels that wait for a rank which has failed. But it waits itself, for threads of NCCL and for
+    // the GPU, and only a process that goes on needs it: the driver ends the kernels of one that is over.
+    die_leave = watchdog_leave;
     ncclResult_t r = nccl.ncclCommInitRankConfig(&l->nccl, c->size, id, c->rank, &config); // sets l->nccl, which it polls next
     nccl_await(w, &op, l->nccl, r, "joining the other ranks");
     oplog_finish(w->log, &op);
@@ -365,6 +368,7 @@ static inline void nccl_close(Comm* c) {
         free(l);
         l = next;
     }
+    die_leave = NULL;
     oplog_finish(c->world->log, &op);
     free(e->memory);
     free(e);
