@@ -540,8 +540,8 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
     }
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats);
-    double loss = comm_host_sum(g->dp, stats.loss);
-    EvalLoss mean = { loss / comm_host_sum(g->dp, tokens), loss / comm_host_sum(g->dp, bytes) };
+    double loss = comm_host_sum(g->dp, stats.loss), all_tokens = comm_host_sum(g->dp, tokens);
+    EvalLoss mean = { loss / all_tokens, loss / comm_host_sum(g->dp, bytes) };
     return mean;
 }
 

@@ -5,13 +5,16 @@ GPU, a communicator that is destroyed or not ready yet, buffers that are not on 
 
 A communicator is a folder, and a message is a file in it. An operation is a few works on its stream: one writes this rank's
 data, and the next runs once all other ranks have written theirs, whatever their processes do meanwhile. Works run as late as
-possible (streams.cpp), and those of a communicator one after another, as NCCL's kernels do.
+possible (streams.cpp), and those of a communicator one after another, as NCCL's kernels do. At exit() a work that was never
+finished is waited for without end, as destructors of a driver and of libraries may wait for a kernel.
 
-Non-blocking communicators return ncclInProgress now and then; a caller that does not wait until they are ready is refused.
-Sums go round a ring, beginning at another rank for each part, and are rounded at each rank: their bits differ from rank order's.
+Non-blocking communicators are not ready for some microseconds after a launch, as if a thread of NCCL's did it; a caller that does
+not wait until they are ready is refused. ncclCommSplit and ncclCommWindowRegister behave as in NCCL 2.28: they return ncclSuccess
+at once, and their result is there when the communicator is ready again. CUDA_EMULATOR_NCCL has other ways (README.md). Sums go round a ring, beginning at another rank for each part, and are rounded at each rank: their bits differ from rank order's.
 */
 #include "runtime.h"
 #include <algorithm>
+#include <chrono>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -43,23 +46,19 @@ struct ncclComm {
     int rank = 0, ranks = 0, device = 0;
     bool blocking = false, joined = false, destroyed = false;
     ncclResult_t state = ncclInProgress;
-    int polls = 0;                       // that ncclCommGetAsyncError still answers with ncclInProgress
+    double ready_at = 0;                 // seconds: until then ncclCommGetAsyncError answers ncclInProgress
     uint64_t issued = 0, finished = 0;   // operations of this rank; an empty group does not count
     uint64_t collectives = 0;            // of those, the same on all ranks
     std::map<std::pair<int, int>, uint64_t> messages; // from, to -> how many
     int splits = 0, windows = 0;         // numbers of calls so far
-    struct { bool is_on = false; ncclWindow_t* result = nullptr; ncclWindow_vidmem* made = nullptr; int number = 0; } registering;
-    struct { bool is_on = false; ncclComm* child = nullptr; int number = 0; } splitting; // child: NULL without a color
+    struct { bool is_on = false; ncclWindow_t* result = nullptr; const char* begin = nullptr; size_t bytes = 0; int number = 0; } registering;
+    struct { bool is_on = false; ncclComm** result = nullptr; ncclComm* child = nullptr; int number = 0; } splitting; // child: NULL without a color
 };
-
-// Memory of this rank that other ranks can access: [begin, begin + bytes) on a communicator.
-struct ncclWindow_vidmem {
-    ncclComm* comm;
-    const char* begin;
-    size_t bytes;
-};
+struct ncclWindow_vidmem {}; // the handle of a local registration
 
 namespace {
+// Registered memory of this rank: [begin, begin + bytes) on a communicator. shared: other ranks can access it.
+struct Window { ncclComm* comm; const char* begin; size_t bytes; bool shared; };
 struct Task {
     const char* kind;
     ncclComm* comm;
@@ -76,7 +75,13 @@ thread_local Group group;
 thread_local char last_error[256];
 std::set<ncclComm*> comms; // all that were ever made; their memory stays, so that late uses are noticed
 std::map<const char*, size_t> lent;   // bytes of each allocation of ncclMemAlloc
-std::set<ncclWindow_vidmem*> windows; // the registered ones
+std::map<ncclWindow_t, Window> windows; // a handle of shared memory is an address on the GPU, any other is one on the host
+int operations; // of this process, so far
+struct AtExit {
+    ~AtExit() {
+        for (const ncclComm* c : comms) while (!c->destroyed && c->finished < c->issued) pause();
+    }
+} at_exit; // it comes after comms, so it is destroyed before
 
 __attribute__((format(printf, 3, 4))) ncclResult_t refuse(ncclResult_t result, const char* call, const char* format, ...) {
     va_list arguments;
@@ -93,6 +98,16 @@ __attribute__((format(printf, 3, 4))) ncclResult_t refuse(ncclResult_t result, c
     vfprintf(stderr, format, arguments);
     fprintf(stderr, "\n");
     _exit(1);
+}
+
+// --- the ways of NCCL to behave ---
+// Returns true if CUDA_EMULATOR_NCCL has this word.
+bool behaves(const char* word) {
+    const char* words = getenv("CUDA_EMULATOR_NCCL");
+    return words && ("," + std::string(words) + ",").find("," + std::string(word) + ",") != std::string::npos;
+}
+double seconds_now(void) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 // --- files ---
@@ -171,14 +186,12 @@ void join(ncclComm* c) {
     Header h = {"join", (uint64_t)c->ranks, c->device, 0, c->rank};
     write_message(name_of(c, "join", 0, c->rank), h, nullptr, 0);
 }
-// Call when all ranks have announced their colors.
-void split(ncclComm* c) {
+// Call when all ranks have announced their colors: makes the child that this rank belongs to.
+void begin_child(ncclComm* c) {
     uint64_t number = (uint64_t)c->splitting.number;
     ncclComm* child = c->splitting.child;
     std::vector<std::tuple<int, int>> members; // key, rank of the parent
     int color = read_message(name_of(c, "split", number, c->rank)).header.root;
-    c->splitting.is_on = false;
-    if (!child) return;
     for (int q = 0; q < c->ranks; q++) {
         Header h = read_message(name_of(c, "split", number, q)).header;
         if (h.root == color) members.emplace_back(h.op, q);
@@ -190,25 +203,46 @@ void split(ncclComm* c) {
     for (int q = 0; q < child->ranks; q++) if (std::get<1>(members[(size_t)q]) == c->rank) child->rank = q;
     join(child);
 }
-// Call when all ranks have announced the size of their part of a window.
-void make_window(ncclComm* c) {
+void progress(ncclComm* c);
+// Continues a split: the result is there when all ranks of the child have joined it.
+void split(ncclComm* c) {
+    ncclComm* child = c->splitting.child;
+    if (!all_there(c, "split", (uint64_t)c->splitting.number)) return;
+    if (child && child->ranks == 0) begin_child(c);
+    if (child) progress(child);
+    if (child && child->state == ncclInProgress) return;
+    *c->splitting.result = child;
+    c->splitting.is_on = false;
+}
+void make_window(ncclComm* c, bool shared) {
     auto& r = c->registering;
     r.is_on = false;
+    *r.result = shared ? (ncclWindow_t)r.begin : new ncclWindow_vidmem;
+    windows[*r.result] = { c, r.begin, r.bytes, shared };
+}
+// Continues a registration: all ranks must have announced the size of their part of the window.
+void share_window(ncclComm* c) {
+    auto& r = c->registering;
+    if (behaves("local-windows")) return make_window(c, false); // no other rank takes part
+    if (!all_there(c, "window", (uint64_t)r.number)) return;
     for (int q = 0; q < c->ranks; q++) {
         uint64_t bytes = read_message(name_of(c, "window", (uint64_t)r.number, q)).header.count;
-        if (bytes == r.made->bytes) continue;
-        c->state = refuse(ncclInvalidUsage, "ncclCommWindowRegister", "%zu bytes here, %llu on rank %d", r.made->bytes,
+        if (bytes == r.bytes) continue;
+        r.is_on = false;
+        c->state = refuse(ncclInvalidUsage, "ncclCommWindowRegister", "%zu bytes here, %llu on rank %d", r.bytes,
                           (unsigned long long)bytes, q);
         return;
     }
-    windows.insert(r.made);
-    *r.result = r.made;
+    make_window(c, true);
 }
 // Returns 1 + p's offset in a window of c; 0: p is in none.
 uint64_t place_in_window(const ncclComm* c, const void* p) {
-    for (ncclWindow_vidmem* w : windows)
-        if (w->comm == c && p >= w->begin && p < w->begin + w->bytes) return 1 + (uint64_t)((const char*)p - w->begin);
+    for (auto& [handle, w] : windows)
+        if (w.shared && w.comm == c && p >= w.begin && p < w.begin + w.bytes) return 1 + (uint64_t)((const char*)p - w.begin);
     return 0;
+}
+bool is_window(const void* begin) { // or a local registration
+    return std::any_of(windows.begin(), windows.end(), [=](auto& w) { return w.second.begin == begin; });
 }
 // Continues the communicator's pending operation; its state says whether that is finished.
 void progress(ncclComm* c) {
@@ -220,9 +254,10 @@ void progress(ncclComm* c) {
         c->state = (int)devices.size() == c->ranks ? ncclSuccess
             : refuse(ncclInvalidUsage, "ncclCommInitRankConfig", "Duplicate GPU detected: two ranks on one");
     }
-    if (c->splitting.is_on && all_there(c, "split", (uint64_t)c->splitting.number)) split(c);
-    if (c->registering.is_on && all_there(c, "window", (uint64_t)c->registering.number)) make_window(c);
-    if (c->joined && !c->splitting.is_on && !c->registering.is_on && c->state == ncclInProgress && c->polls-- <= 0) c->state = ncclSuccess;
+    if (c->splitting.is_on) split(c);
+    if (c->registering.is_on) share_window(c);
+    if (c->splitting.is_on || c->registering.is_on || c->state != ncclInProgress) return;
+    if (seconds_now() >= c->ready_at) c->state = ncclSuccess;
 }
 ncclResult_t check_comm(const char* call, ncclComm_t c, bool must_be_ready) {
     if (!c || !comms.count(c) || c->destroyed)
@@ -296,9 +331,21 @@ void complete_collective(const Task& t, const Header& header, uint64_t number) {
     c->finished++;
     leave(c);
 }
+// CUDA_EMULATOR_NCCL_FAULT=N: this rank's operation N, counted from 1, never ends, and its communicator reports an error, as if
+// the network had failed while the kernel waits for another rank.
+bool spins(ncclComm* c, cudaStream_t stream) {
+    static const uint64_t fault = emulator::setting("CUDA_EMULATOR_NCCL_FAULT", 0);
+    if ((uint64_t)++operations != fault) return false;
+    emulator::enqueue_when(stream, "ncclKernel", [=] {
+        if (c->state != ncclRemoteError) c->state = refuse(ncclRemoteError, "ncclKernel", "it fails on purpose (CUDA_EMULATOR_NCCL_FAULT)");
+        return false;
+    }, [] {});
+    return true;
+}
 void launch_collective(const Task& t) {
     ncclComm* c = t.comm;
     uint64_t turn = c->issued++, number = c->collectives++, elements = t.count;
+    if (spins(c, t.stream)) return;
     Header header = header_of(t); // windows as they are now
     if (!strcmp(t.kind, "ncclReduceScatter")) elements *= (uint64_t)c->ranks;
     if (!strcmp(t.kind, "ncclBroadcast") && t.peer != c->rank) elements = 0;
@@ -314,6 +361,7 @@ std::string message_name(const Task& t, uint64_t number) {
 // Sends and receives of a group run concurrently; the group is finished when all have arrived, including those that it sent.
 void launch_messages(ncclComm* c, const std::vector<Task>& tasks) {
     uint64_t number = c->issued++;
+    if (spins(c, tasks[0].stream)) return;
     typedef std::vector<std::pair<Task, std::string>> Messages; // and their files
     auto sends = std::make_shared<Messages>(), receives = std::make_shared<Messages>();
     for (const Task& t : tasks) {
@@ -354,8 +402,9 @@ ncclResult_t launch_group(void) {
     for (auto& m : messages) launch_messages(m.first, m.second);
     for (const Task& t : tasks) {
         if (t.comm->blocking) continue;
-        t.comm->polls = turn++ % 3;
-        if (t.comm->polls) t.comm->state = result = ncclInProgress;
+        double lasts = turn++ % 3 * 30e-6; // what it takes NCCL to make a thread that launches
+        t.comm->ready_at = seconds_now() + lasts;
+        if (lasts > 0) t.comm->state = result = ncclInProgress;
     }
     return result;
 }
@@ -389,6 +438,7 @@ const char* ncclGetErrorString(ncclResult_t result) {
         case ncclSuccess: return "no error";
         case ncclInProgress: return "NCCL operation in progress";
         case ncclInvalidArgument: return "invalid argument (run with NCCL_DEBUG=WARN for details)";
+        case ncclRemoteError: return "remote process exited or there was a network error";
         case ncclInvalidUsage: return "invalid usage (run with NCCL_DEBUG=WARN for details)";
         default: return "unknown result code";
     }
@@ -416,13 +466,14 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
     PASS(check_config("ncclCommSplit", config));
     if (!newcomm || (color < 0 && color != NCCL_SPLIT_NOCOLOR))
         return refuse(ncclInvalidArgument, "ncclCommSplit", "color %d", color);
-    comm->splitting.child = *newcomm = color < 0 ? nullptr : new_comm(config);
-    comm->splitting.is_on = true;
-    comm->splitting.number = comm->splits++;
+    ncclComm* child = color < 0 ? nullptr : new_comm(config);
+    bool early = behaves("early");
+    *newcomm = early ? child : nullptr;
+    comm->splitting = { true, newcomm, child, comm->splits++ };
     Header h = {"split", 0, 0, key, color};
     write_message(name_of(comm, "split", (uint64_t)comm->splitting.number, comm->rank), h, nullptr, 0);
     comm->state = ncclInProgress;
-    return wait_if_blocking(comm) || !*newcomm ? comm->state : wait_if_blocking(*newcomm);
+    return comm->blocking ? wait_if_blocking(comm) : early ? ncclInProgress : ncclSuccess;
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
     PASS(check_comm("ncclCommGetAsyncError", comm, false));
@@ -443,13 +494,13 @@ ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     PASS(check_comm("ncclCommFinalize", comm, true));
     if (comm->blocking) return ncclSuccess;
-    comm->polls = 2;
+    comm->ready_at = seconds_now() + 100e-6;
     return comm->state = ncclInProgress;
 }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     PASS(check_comm("ncclCommDestroy", comm, true));
-    for (ncclWindow_vidmem* w : windows)
-        if (w->comm == comm) return refuse(ncclInvalidUsage, "ncclCommDestroy", "%p is still a window on it", (const void*)w->begin);
+    for (auto& [handle, w] : windows)
+        if (w.comm == comm) return refuse(ncclInvalidUsage, "ncclCommDestroy", "%p is still a window on it", (const void*)w.begin);
     comm->destroyed = true;
     leave(comm);
     return ncclSuccess;
@@ -463,8 +514,7 @@ ncclResult_t ncclMemAlloc(void** p, size_t bytes) {
     return ncclSuccess;
 }
 ncclResult_t ncclMemFree(void* p) {
-    for (ncclWindow_vidmem* w : windows)
-        if (w->begin == p) return refuse(ncclInvalidUsage, "ncclMemFree", "%p is still a window", p);
+    if (is_window(p)) return refuse(ncclInvalidUsage, "ncclMemFree", "%p is still a window", p);
     if (!lent.erase((const char*)p)) return refuse(ncclInvalidArgument, "ncclMemFree", "%p is not from ncclMemAlloc", p);
     return cudaFree(p) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
@@ -473,21 +523,23 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, size_t bytes,
     auto memory = lent.find((const char*)buffer);
     if (memory == lent.end() || bytes == 0 || bytes > memory->second || flags != NCCL_WIN_COLL_SYMMETRIC || !window)
         return refuse(ncclInvalidArgument, "ncclCommWindowRegister", "%zu bytes at %p of ncclMemAlloc's, flags %d", bytes, buffer, flags);
-    for (ncclWindow_vidmem* w : windows)
-        if (w->begin == buffer) return refuse(ncclInvalidUsage, "ncclCommWindowRegister", "%p is a window already", buffer);
-    *window = nullptr;
-    comm->registering = { true, window, new ncclWindow_vidmem{ comm, (const char*)buffer, bytes }, comm->windows++ };
+    if (is_window(buffer)) return refuse(ncclInvalidUsage, "ncclCommWindowRegister", "%p is a window already", buffer);
+    if (behaves("no-windows")) return ncclSuccess; // and *window stays what it is
+    bool early = behaves("early");
+    if (early) *window = (ncclWindow_t)buffer;
+    comm->registering = { true, window, (const char*)buffer, bytes, comm->windows++ };
+    comm->state = ncclInProgress;
     Header h = {"window", bytes, 0, 0, 0};
     write_message(name_of(comm, "window", (uint64_t)comm->registering.number, comm->rank), h, nullptr, 0);
-    comm->state = ncclInProgress;
-    return wait_if_blocking(comm);
+    return comm->blocking ? wait_if_blocking(comm) : early ? ncclInProgress : ncclSuccess;
 }
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
     PASS(check_comm("ncclCommWindowDeregister", comm, true));
-    if (!windows.count(window) || window->comm != comm)
+    auto w = windows.find(window);
+    if (w == windows.end() || w->second.comm != comm)
         return refuse(ncclInvalidArgument, "ncclCommWindowDeregister", "%p is not a window on this communicator", (void*)window);
-    windows.erase(window);
-    delete window;
+    if (!w->second.shared) delete window;
+    windows.erase(w);
     return ncclSuccess;
 }
 

@@ -48,6 +48,7 @@ struct CUstream_st {
     cudaGraph_t capture = nullptr; // its work since cudaStreamBeginCapture, owned; NULL: it does not capture
     bool spoilt = false;           // by a mistake; then there will be no graph
     std::thread::id capturing = {}; // the thread that began it
+    int priority = 0;              // it changes nothing here
 };
 struct CUevent_st {
     std::shared_ptr<Recording> latest; // NULL until it is recorded
@@ -267,12 +268,14 @@ static cudaError_t query(Call& call, Position until) {
     if (cudaError_t error = run_needed(call, needed, std::min<uint64_t>(std::max<uint64_t>(left / 2, 1), 16))) return error;
     return until.stream->finished >= until.number ? cudaSuccess : remember(cudaErrorNotReady);
 }
-static cudaError_t make_stream(Call& call, cudaStream_t* stream, unsigned flags) {
+constexpr int HIGHEST_PRIORITY = -5; // the lowest is 0
+static cudaError_t make_stream(Call& call, cudaStream_t* stream, unsigned flags, int priority = 0) {
     if (call.error) return call.error;
     if (!stream || flags > cudaStreamNonBlocking)
         return call.fail(cudaErrorInvalidValue, "no place for the result, or unknown flags");
     all_streams().emplace_back(new CUstream_st{{}, 0, 0, flags == cudaStreamDefault, false, false});
     *stream = streams.back().get();
+    (*stream)->priority = std::min(0, std::max(HIGHEST_PRIORITY, priority));
     return cudaSuccess;
 }
 static cudaError_t make_event(Call& call, cudaEvent_t* event, unsigned flags) {
@@ -300,9 +303,21 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
     Call call;
     return make_stream(call, stream, flags);
 }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
     Call call;
-    return make_stream(call, stream, flags);
+    return make_stream(call, stream, flags, priority);
+}
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
+    Call call;
+    CUstream_st* s = stream_for_work(call, stream);
+    if (s) *priority = s->priority;
+    return call.error;
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
+    Call call;
+    *lowest = 0;
+    *highest = HIGHEST_PRIORITY;
+    return call.error;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { // its work still runs
     Call call;

@@ -301,10 +301,19 @@ static inline ncclConfig_t nccl_config(void) {
     return config;
 }
 
+// Of the highest priority: where kernels of layers fill the GPU, those of NCCL get the next processors that are free. Else they
+// would begin when the layer ends, and other ranks wait for them.
+static inline cudaStream_t nccl_stream_new(void) {
+    cudaStream_t stream;
+    int lowest, highest;
+    cuda_check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "the communication stream");
+    cuda_check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest), "the communication stream");
+    return stream;
+}
 static inline NcclLink* nccl_link_new(void) {
     NcclLink* l = (NcclLink*)xcalloc(1, sizeof(NcclLink));
     l->ops = (NcclOp*)xcalloc(COMM_IN_FLIGHT, sizeof(NcclOp));
-    cuda_check(cudaStreamCreateWithFlags(&l->stream, cudaStreamNonBlocking), "the communication stream");
+    l->stream = nccl_stream_new();
     cuda_check(cudaEventCreateWithFlags(&l->ready, cudaEventDisableTiming), "the communication stream");
     return l;
 }
@@ -334,7 +343,11 @@ static inline void nccl_open(Comm* c) {
     NcclLink* l = nccl_link_new();
     ncclConfig_t config = nccl_config();
     OpRecord op = oplog_issue(w->log, "control", "connect", 0, "bytes", -1);
-    nccl_await(w, &op, l->nccl, nccl.ncclCommInitRankConfig(&l->nccl, c->size, id, c->rank, &config), "joining the other ranks");
+    // ncclCommAbort would end kernels that wait for a rank which has failed. But it waits itself, for threads of NCCL and for
+    // the GPU, and only a process that goes on needs it: the driver ends the kernels of one that is over.
+    die_leave = watchdog_leave;
+    ncclResult_t r = nccl.ncclCommInitRankConfig(&l->nccl, c->size, id, c->rank, &config); // sets l->nccl, which it polls next
+    nccl_await(w, &op, l->nccl, r, "joining the other ranks");
     oplog_finish(w->log, &op);
     nccl_link_begin(c, l);
     cuda_waiting.look = nccl_look;
@@ -357,7 +370,8 @@ static inline void nccl_close(Comm* c) {
     cuda_lender.alloc = NULL;
     for (NcclLink* l = e->links; l; ) { // communicators that were split off go before their parent
         NcclLink* next = l->next;
-        nccl_await(c->world, &op, l->nccl, nccl.ncclCommFinalize(l->nccl), "ncclCommFinalize");
+        ncclResult_t r = nccl.ncclCommFinalize(l->nccl);
+        nccl_await(c->world, &op, l->nccl, r, "ncclCommFinalize");
         nccl_check(nccl.ncclCommDestroy(l->nccl), "ncclCommDestroy");
         cuda_check(cudaStreamDestroy(l->stream), "the communication stream");
         cuda_check(cudaEventDestroy(l->ready), "the communication stream");
@@ -367,19 +381,28 @@ static inline void nccl_close(Comm* c) {
         free(l);
         l = next;
     }
+    die_leave = NULL;
     oplog_finish(c->world->log, &op);
     free(e->memory);
     free(e);
+}
+
+// Splits NCCL's communicator: ranks of the same color get a new one, in the order of their keys. Returns NULL without a color.
+static inline ncclComm_t nccl_split_off(CommWorld* w, const OpRecord* op, ncclComm_t parent, int color, int key) {
+    ncclComm_t made = NULL;
+    ncclConfig_t config = nccl_config();
+    ncclResult_t r = nccl.ncclCommSplit(parent, color, key, &made, &config);
+    nccl_await_result(w, op, parent, r, "ncclCommSplit");
+    if (color != NCCL_SPLIT_NOCOLOR) nccl_await_result(w, op, made, ncclSuccess, "ncclCommSplit"); // now the new one itself
+    return made;
 }
 
 // c's part of a split: NCCL makes the communicator, on which the ranks then exchange their numbers in the world.
 static inline void nccl_run_split(Comm* parent, const CommSlot* s) {
     Comm* c = (Comm*)s->out;
     CommWorld* w = c->world;
-    NcclLink *p = (NcclLink*)parent->link, *l = nccl_link_new();
-    ncclConfig_t config = nccl_config();
-    nccl_await(w, &s->record, p->nccl, nccl.ncclCommSplit(p->nccl, s->color, parent->rank, &l->nccl, &config), "ncclCommSplit");
-    nccl_await(w, &s->record, l->nccl, ncclInProgress, "ncclCommSplit"); // the parent is done; now the new one itself
+    NcclLink* l = nccl_link_new();
+    l->nccl = nccl_split_off(w, &s->record, ((NcclLink*)parent->link)->nccl, s->color, parent->rank);
     nccl_check(nccl.ncclCommUserRank(l->nccl, &c->rank), "ncclCommUserRank");
     nccl_check(nccl.ncclCommCount(l->nccl, &c->size), "ncclCommCount");
     nccl_link_begin(c, l);
@@ -417,12 +440,8 @@ static inline void nccl_connect(Comm* c) {
     for (int k = 0; k < 2 * (c->size % 2 ? c->size : c->size - 1); k++) {
         int partner = nccl_partner(c->rank, c->size, k / 2), lower = partner < c->rank ? partner : c->rank;
         bool sends = (k % 2 == 0) == (c->rank == lower);
-        ncclComm_t made = NULL;
-        ncclConfig_t config = nccl_config();
-        ncclResult_t r = nccl.ncclCommSplit(l->nccl, partner < 0 ? NCCL_SPLIT_NOCOLOR : lower, !sends, &made, &config);
-        nccl_await(w, &op, l->nccl, r, "ncclCommSplit");
-        if (partner < 0) continue;
-        nccl_await(w, &op, made, ncclInProgress, "ncclCommSplit"); // the parent is done; now the new one itself
+        ncclComm_t made = nccl_split_off(w, &op, l->nccl, partner < 0 ? NCCL_SPLIT_NOCOLOR : lower, !sends);
+        if (made == NULL) continue;
         NcclLink* pair = nccl_link_new();
         pair->nccl = made;
         nccl_link_add((NcclEngine*)w->nccl, pair);

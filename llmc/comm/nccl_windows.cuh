@@ -52,24 +52,35 @@ static inline void nccl_lend_memory(NcclEngine* e) {
     cuda_lender.self = e;
 }
 
-// Where the GPUs of these ranks cannot reach one another's memory, NCCL makes no window, and operations run without.
+// Returns true if kernels of other GPUs can use the window: then its handle is an address on the GPU. Where GPUs cannot reach one
+// another's memory, NCCL 2.28 only notes the buffer on this rank, and the handle is an address on the host. (In 2.27 all are.)
+static inline bool nccl_is_shared(ncclWindow_t window) {
+    cudaPointerAttributes of_handle;
+    cuda_check(cudaPointerGetAttributes(&of_handle, (const void*)window), "ncclCommWindowRegister");
+    return of_handle.type == cudaMemoryTypeDevice;
+}
+
+// Where the GPUs of these ranks cannot reach one another's memory, operations run without windows. The log says "windows" only
+// where all of the memory is shared, "registered buffers" where NCCL has it, but perhaps for this rank alone, and else 0.
 static inline void nccl_share_memory(Comm* c) {
     CommWorld* w = c->world;
     NcclEngine* e = (NcclEngine*)w->nccl;
     NcclLink* l = (NcclLink*)c->link;
     size_t end = strlen(w->description);
-    int made = 0;
+    int made = 0, shared = 0;
     OpRecord op = oplog_issue(w->log, c->name, "share-memory", 0, "bytes", -1);
     for (NcclMemory* m = e->memory; m < e->memory + e->num_memory; m++) {
         if (m->link) continue;
         ncclResult_t r = nccl.ncclCommWindowRegister(l->nccl, m->p, m->bytes, &m->window, NCCL_WIN_COLL_SYMMETRIC);
-        nccl_await(w, &op, l->nccl, r, "ncclCommWindowRegister");
+        nccl_await_result(w, &op, l->nccl, r, "ncclCommWindowRegister");
         if (m->window == NULL) continue;
         m->link = l;
         made++;
+        shared += nccl_is_shared(m->window);
     }
     oplog_finish(w->log, &op);
-    snprintf(w->description + end, sizeof w->description - end, ", %d window%s", made, made == 1 ? "" : "s");
+    const char* what = shared == made ? "window" : "registered buffer";
+    snprintf(w->description + end, sizeof w->description - end, ", %d %s%s", made, what, made == 1 ? "" : "s");
 }
 #else // never called: nccl_load dies first
 static inline void nccl_lend_memory(NcclEngine* e) { (void)e; }

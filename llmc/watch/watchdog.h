@@ -13,7 +13,8 @@ leaves with status 1.
 The watchdog of a rank that crashes still runs for a moment: it writes the last operations and tells the others.
 
 In this thread only watchdog_exit and watchdog_check_sigterm may end the process, by _exit or a signal: exit() would run
-code in which other threads may be stuck. c->lock guards all of Control; c->log has a lock of its own, taken after it.
+code in which other threads may be stuck. (While NCCL is open, die ends it by watchdog_leave.) c->lock guards all of Control;
+c->log has a lock of its own, taken after it.
 */
 #ifndef LLMC_WATCHDOG_H
 #define LLMC_WATCHDOG_H
@@ -531,6 +532,14 @@ static inline void watchdog_on_exit(void) {
     bool ended = c->ended;
     pthread_mutex_unlock(&c->lock);
     if (ended) pthread_join(c->thread, NULL);
+}
+
+// What die does in place of exit() while a GPU may run kernels that wait for other ranks (comm/nccl.cuh): destructors of the
+// driver and of libraries may wait for these kernels for ever. Of exit(), this keeps the watchdog's last word and the files.
+static inline void watchdog_leave(int status) {
+    watchdog_on_exit();
+    fflush(NULL);
+    _exit(status);
 }
 
 static inline void watchdog_start(Control* c) {

@@ -49,6 +49,10 @@ the_toolkit_comes_first() {
     find_copy 0 link cublasLt && says "-L$work/toolkit/lib64 .*-l:libcublasLt.so$"
 }
 unknown_devices_are_told() { make_copy 2 DEVICE=gpu && says "DEVICE must be cpu, cuda or emulated, not 'gpu'"; }
+hosts_compiler_can_be_chosen() {
+    touch "$work/copy/train_gpt2_single.cu"
+    make_copy 0 -n DEVICE=cuda HOST_CXX=clang++ build/cuda-clang++/train_gpt2_single.o && says '-ccbin clang++ .* -c train_gpt2_single.cu'
+}
 # An Open MPI that asks for the new style of rpath, which would not apply to the libraries that cuDNN opens at run time.
 rpath_stays_old() {
     mkdir -p "$work/bin"
@@ -66,6 +70,7 @@ check "pip's wheels in nvidia/ are found" wheels_are_found
 check "wheels of another CUDA version than the toolkit's are not" wheels_of_another_version_are_not
 check "the toolkit's own library comes first" the_toolkit_comes_first
 check "an unknown device is an error" unknown_devices_are_told
+check "another compiler of the host's code can be chosen" hosts_compiler_can_be_chosen
 check "Open MPI's flags leave the rpath as cuDNN needs it" rpath_stays_old
 for program in build/cuda*/train_gpt2_single; do
     name="without a driver $program says so"

@@ -20,22 +20,34 @@ for comm in mpi nccl; do
     check "  on 3 ranks, in rank order and strict mode" strict passes $comm 3 --deterministic
     check "  on 3 ranks, by our own ring" passes $comm 3 --allreduce ring
     check "  on 4 ranks" passes $comm 4
-    [ $comm = mpi ] || check "  with windows, on 3 ranks" passes nccl 3 --nccl-windows
+    if [ $comm = nccl ]; then
+        check "  with windows, on 3 ranks" passes nccl 3 --nccl-windows
+        CUDA_EMULATOR_NCCL=early check "  where NCCL gives communicators and windows before they are ready" passes nccl 3 --nccl-windows
+        CUDA_EMULATOR_NCCL=local-windows check "  where windows are local, which the log does not call windows" \
+            passes nccl 2 --nccl-windows --windows-are local
+        CUDA_EMULATOR_NCCL=no-windows check "  where there are no windows" passes nccl 2 --nccl-windows --windows-are none
+    fi
     for seed in 2 3; do
         CUDA_EMULATOR_SEED=$seed check "  on 2 ranks, under the emulator's seed $seed" passes $comm 2
     done
 done
 check "nccl: a single rank, if it is asked for" passes nccl 1 --comm nccl
-by_torchrun() ( # starts two ranks as torchrun does: the meeting place is in their environment, and MPI is not used
-    pids=
+# Starts two ranks as torchrun does: the meeting place is in their environment, and MPI is not used. Prints the statuses of ranks 1
+# and 0; their output is in $work/rank0 and $work/rank1. `fault`: the operation of rank 1 that NCCL fails.
+torchrun() ( # SECONDS COMMAND...
+    pids= statuses=
     export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 20000)) CUDA_EMULATOR_DEVICES=2
     for rank in 1 0; do
-        RANK=$rank LOCAL_RANK=$rank timeout 120 $test_comm --comm-timeout 60 > "$work/rank$rank" 2>&1 & pids="$pids $!"
+        RANK=$rank LOCAL_RANK=$rank CUDA_EMULATOR_NCCL_FAULT=$((rank * ${fault:-0})) \
+            timeout "$1" "${@:2}" > "$work/rank$rank" 2>&1 & pids="$pids $!"
     done
-    for pid in $pids; do wait "$pid" || { cat "$work/rank0" "$work/rank1"; exit 1; }; done
-    cat "$work/rank0"
-    grep -q '^# NCCL ' "$work/rank0" && grep -qx '1\.\.[0-9]*' "$work/rank0"
+    for pid in $pids; do wait "$pid"; statuses="$statuses $?"; done
+    echo $statuses
 )
+by_torchrun() {
+    [ "$(torchrun 120 $test_comm --comm-timeout 60)" = "0 0" ] && grep -q '^# NCCL ' "$work/rank0" &&
+        grep -qx '1\.\.[0-9]*' "$work/rank0" || { cat "$work/rank0" "$work/rank1"; return 1; }
+}
 check "nccl: ranks that torchrun started" by_torchrun
 
 # ---- training ----
@@ -78,4 +90,21 @@ check "there are no windows over MPI" fails_with "nccl-windows: these ranks comm
 check "a rank that does not come is named" \
     fails_with "rank 1 has not reached all-reduce" -- on_gpus nccl 2 $emulated --data $REFERENCE/tokens.bin --val-data= \
     --model d1 --channels 16 --heads 2 --seq-len 16 --batch-size 2 --fault 1:2:hang --comm-timeout 3
+# Where NCCL fails while one of its kernels waits for a rank, destructors would wait for that kernel, so exit() would not return.
+failed="error: NCCL: communication failed: remote process exited or there was a network error"
+ends_by_itself() {
+    CUDA_EMULATOR_NCCL_FAULT=5 fails_with "$failed" -- timeout 20 $test_comm --comm nccl --journal "$work/journal" &&
+        grep "collectives of every type" "$work/journal"
+}
+tells_the_others() {
+    local out=$work/fault fault=12 statuses
+    statuses=$(torchrun 30 $emulated --data $REFERENCE/tokens.bin --val-data= --model d1 --channels 16 --heads 2 --seq-len 16 \
+        --batch-size 2 --steps 30 --sample-every 0 --eval-every 0 --out "$out")
+    echo "statuses of ranks 1 and 0: $statuses"
+    cat "$work/rank1" "$work/rank0"
+    [ "$statuses" = "1 1" ] && grep -q "^rank 1: $failed" "$work/rank1" && grep -q "^rank 0: error: rank 1 has left" "$work/rank0" &&
+        [ -s "$out/ops_rank_0000.txt" ] && [ -s "$out/ops_rank_0001.txt" ]
+}
+check "an error of NCCL ends a rank while a kernel waits, and its files have all that was written" ends_by_itself
+check "  in training it also tells the other rank, and both leave their last operations" tells_the_others
 done_testing

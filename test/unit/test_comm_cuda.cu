@@ -4,6 +4,8 @@ about each. test/kernels/emulated_ddp.t starts it on several ranks, and dev/gpu_
 first check that fails ends them all.
 
     test_comm_cuda [--comm nccl|mpi] [--deterministic | --allreduce ring]    every claim below, as TAP from rank 0
+    --nccl-windows --windows-are windows|local|none    what NCCL makes of them here; default: windows
+    --journal FILE    what has passed, written there without a flush
 */
 #define COMM_PIECE (1 << 14) // several pieces without much data
 #define NCCL_PIECE (1 << 16)
@@ -14,6 +16,9 @@ first check that fails ends them all.
 
 static Comm world;
 static Control control;
+enum { WINDOWS, LOCAL, NONE };
+static int windows_are;
+static FILE* journal; // or NULL
 static const size_t sizes[] = { 0, 1, 7, 20011 };
 enum { NUM_SIZES = sizeof sizes / sizeof sizes[0], SPARE = 16 }; // bytes after every tensor that no operation may touch
 static const CommType types[] = { COMM_F32, COMM_BF16, COMM_F16, COMM_F64, COMM_BYTE };
@@ -441,7 +446,9 @@ static void test_windows(void) {
             "memory that NCCL lends is not accounted for as it was asked for");
     comm_share_memory(&world);
     const char* said = strrchr(comm_description(&world), ','); // scratch of other communicators may also be windows
-    require(!world.world->options.windows || (strstr(said, " windows") && atoi(said + 1) >= 2), "there are no two windows%s", said);
+    static const char* const of_kind[] = { " windows", " registered buffers", ", 0 windows" };
+    bool enough = strstr(said, of_kind[windows_are]) && (windows_are == NONE || atoi(said + 1) >= 2);
+    require(!world.world->options.windows || enough, "it says '%s', and not two of '%s'", said, of_kind[windows_are]);
     host_to_device(shard + at, own, n * sizeof(float));
     comm_wait(&world, comm_all_gather(&world, full + at, shard + at, n, COMM_F32));
     comm_wait(&world, comm_all_reduce(&world, full + at, N * n, COMM_F32));
@@ -456,9 +463,45 @@ static void test_windows(void) {
     device_free(shard);
 }
 
+#if USE_NCCL
+// A launch takes NCCL some microseconds, and the host does not nap for them, because a nap lasts longer than that.
+static thread_local long long naps; // of this thread
+extern "C" int nanosleep(const struct timespec* t, struct timespec* left) { // in place of the C library's
+    naps++;
+    return clock_nanosleep(CLOCK_REALTIME, 0, t, left);
+}
+static void test_naps(void) {
+    enum { OPERATIONS = 60, n = 64 };
+    char* x = tensor((size_t)world.size * n, COMM_F32, whole, world.rank);
+    long long before = 0;
+    for (int k = 0; k < OPERATIONS; k++) {
+        comm_wait(&world, comm_all_gather(&world, x, x + (size_t)world.rank * n * sizeof(float), n, COMM_F32));
+        if (k == 0) before = naps; // the first operation may have made connections
+    }
+    require(naps - before <= OPERATIONS / 10, "the host took %lld naps for %d operations", naps - before, OPERATIONS);
+    device_synchronize();
+    device_free(x);
+}
+
+// Where kernels of layers fill the GPU, a collective's gets the next processors that are free: other ranks wait for it.
+static void test_priorities(void) {
+    int lowest, highest, found, streams = 0;
+    cuda_check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "priorities");
+    cuda_check(cudaStreamGetPriority(compute_stream, &found), "priorities");
+    require(found == lowest, "the compute stream has priority %d, the lowest is %d", found, lowest);
+    for (const NcclLink* l = ((NcclEngine*)world.world->nccl)->links; l; l = l->next) {
+        cuda_check(cudaStreamGetPriority(l->stream, &found), "priorities");
+        require(found == highest, "stream %d of NCCL has priority %d, the highest is %d", streams, found, highest);
+        streams++;
+    }
+    require(streams >= 1 + 2 * (world.size - 1), "%d streams", streams);
+}
+#endif
+
 static int claims;
 static void claim(const char* name, void (*test)(void)) {
     comm_step(&world, ++claims);
+    if (journal) fprintf(journal, "%s\n", name);
     test();
     comm_barrier(&world); // a rank that gets here has passed
     printf("ok %d - %d ranks: %s\n", claims, world.size, name);
@@ -471,7 +514,12 @@ int main(int argc, char** argv) {
     OptionTable table = options_table("test_comm_cuda", "collectives between GPUs against sums made on the host");
     options_comm(&table, &o);
     option_flag(&table, "deterministic", &o.ordered, "sums in rank order");
+    const char* path = "";
+    windows_are = WINDOWS;
+    option_choice(&table, "windows-are", &windows_are, "windows|local|none", "what NCCL makes of windows here");
+    option_text(&table, "journal", &path, "FILE", "writes there what has passed");
     options_parse(&table, argc, argv);
+    if (path[0]) require((journal = fopen(path, "w")) != NULL, "%s cannot be written", path);
     device_init(ranks.local_rank, ranks.local_size);
     comm_init(&world, &o, ranks, &control);
     size_t taken = device_memory(MEMORY_COMMUNICATION);
@@ -489,9 +537,14 @@ int main(int argc, char** argv) {
     claim("times cost one question per operation, and no wait in the middle of a step", test_settling);
     claim("messages between all pairs", test_messages);
     claim("memory that ranks share", test_windows);
+#if USE_NCCL
+    if (world.world->nccl) claim("the host does not nap while NCCL launches", test_naps);
+    if (world.world->nccl) claim("NCCL's streams have the highest priority", test_priorities);
+#endif
     if (world.size >= 3) claim("messages do not queue behind collectives", test_messages_do_not_queue_behind_collectives);
     printf("1..%d\n", claims);
     comm_free(&world);
     device_shutdown();
+    if (journal) fclose(journal);
     return 0;
 }
