@@ -58,6 +58,17 @@ rpath_stays_old() {
     PATH=$work/bin:$PATH make_copy 0 -n DEVICE=cuda build/cuda/train_gpt2_ddp &&
         says '-Xlinker -rpath -Xlinker /mpi  *-lmpi' && not says 'enable-new-dtags' > /dev/null
 }
+# --cpu-offload's AdamW is the CPU's: every flag that decides what code it becomes must reach the compiler behind nvcc.
+host_code_is_the_cpus() {
+    touch "$work/copy/train_gpt2_single.cu"
+    make_copy 0 -n DEVICE=cpu build/train_gpt2_single || return 1
+    local flag flags=$(grep -oE -- ' -(O3|fopenmp|m[a-z]+=[a-z]+|f[a-z-]+=[a-z]+|fno-[a-z-]+)' "$work/said" | sort -u)
+    make_copy 0 -n DEVICE=cuda USE_CUDNN=0 build/cuda-nocudnn/train_gpt2_single || return 1
+    [ "$(echo "$flags" | wc -w)" -ge 5 ] || { echo "the CPU's compiler is given only" $flags; return 1; }
+    for flag in $flags; do
+        [ "$flag" = -O3 ] || says "-Xcompiler [^ ]*,$flag[, ]" || return 1
+    done
+}
 no_driver() { fails_with "no NVIDIA driver is loaded" "make DEVICE=cpu" -- "$1" --steps 1; }
 
 check "libraries that are missing are named, with the ways to get them" missing_libraries_are_told
@@ -67,6 +78,7 @@ check "wheels of another CUDA version than the toolkit's are not" wheels_of_anot
 check "the toolkit's own library comes first" the_toolkit_comes_first
 check "an unknown device is an error" unknown_devices_are_told
 check "Open MPI's flags leave the rpath as cuDNN needs it" rpath_stays_old
+check "the host's code is compiled as the CPU's programs are" host_code_is_the_cpus
 for program in build/cuda*/train_gpt2_single; do
     name="without a driver $program says so"
     if [ ! -x "$program" ]; then skip "$name" "make DEVICE=cuda has not been run"
