@@ -12,6 +12,7 @@ had an error. Communicators are non-blocking: no call into NCCL waits for anothe
                     r, which adds them in rank order and sends the sum to all
     reduce-scatter  NCCL's; in ordered mode every rank sends part r to rank r, which adds them in rank order
     all-to-all      a group of NCCL's sends and receives: its own call for this came only with 2.28
+    shards on the host are copied on two streams of the process, one each way, beside the communicators' operations
     all-gather, broadcast: NCCL's. barrier: an all-reduce of one number, for which the host waits
     send, receive   NCCL's, each way between two ranks on a communicator and a stream of its own: NCCL runs the operations of
                     a communicator one after another, and two ranks that send to each other on one would wait forever
