@@ -377,9 +377,9 @@ static inline void nccl_close(Comm* c) {
         free(l);
         l = next;
     }
+    oplog_finish(c->world->log, &op);
     cuda_check(cudaStreamDestroy(e->from_host), "the stream for copies from the host");
     cuda_check(cudaStreamDestroy(e->to_host), "the stream for copies to the host");
-    oplog_finish(c->world->log, &op);
     free(e->memory);
     free(e);
 }
