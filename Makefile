@@ -89,7 +89,7 @@ QUERY := nvidia-smi --query-gpu=compute_cap --format=csv,noheader
 CAPABILITIES := $(shell $(QUERY) 2>/dev/null | grep -x '[0-9]*\.[0-9]' | tr -d . | awk '$$1 >= 80' | sort -u)
 GENCODE := $(foreach c,$(or $(CAPABILITIES),80 90),-gencode arch=compute_$c$(comma)code=sm_$c)
 GENCODE += $(if $(CAPABILITIES),,-gencode arch=compute_90$(comma)code=compute_90)
-NVCC_FLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -lineinfo -DDEBUG,-O3) $(GENCODE) --threads 0 \
+NVCC_FLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -lineinfo -DDEBUG,-O3) $(GENCODE) --threads 0 -Xcompiler -march=native \
     -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-fopenmp,-ffp-contract=off,-fno-math-errno \
     $(NVCC_HOST) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) -MMD -MP -MF $@.d -MT $@ $(NVCCFLAGS)
 # Only cuBLASLt is linked. The program opens cuDNN at run time, and can run without it.

@@ -576,8 +576,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     gpt2_reduce(g);
     trace_compute("update", -1);
     gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
-    AdamW adamw = { (float)learning_rate(o, step), (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay,
-                    run->updates + 1 };
+    AdamW adamw = { learning_rate(o, step), o->beta1, o->beta2, o->eps, o->weight_decay, run->updates + 1 };
     gpt2_update(g, adamw);
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step

@@ -163,7 +163,7 @@ static void step_backward(Model* g, double F, double X) {
 }
 
 static void step_update(Model* g, int t) {
-    AdamW a = { 1e-5f, 0.9f, 0.95f, 1e-8f, 0.1f, t };
+    AdamW a = { 1e-5, 0.9, 0.95, 1e-8, 0.1, t };
     double n = (double)g->n;
     memset(g->stats, 0, sizeof *g->stats);
     TIMED("loss", 0, 4.0 * g->N, add_sum(&g->stats->loss, g->losses, (size_t)g->N));

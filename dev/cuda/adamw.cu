@@ -6,7 +6,7 @@ adamw.cu - one step of AdamW over n parameters, in several kernels. Each element
 #include "variants.cuh"
 #include "../../llmc/device/cuda/adamw.cuh"
 
-static const AdamW settings = { 1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 3 };
+static const AdamW settings = { 1e-2, 0.9, 0.95, 1e-8, 0.1, 3 };
 
 struct Problem {
     size_t n, no_decay;
@@ -38,18 +38,18 @@ struct Problem {
 static unsigned blocks_for(size_t elements, int threads) { return (unsigned)ceil_div(elements, (size_t)threads); }
 
 // ---- 1: the formula as it is printed ----
-// One element per thread, and each thread computes the corrections 1 - b^t for itself: two powers and two more divisions, while
-// nothing else of its own is under way.
+// One element per thread, and each thread computes 1 - b and the corrections 1 - b^t for itself, in double as they need it: two
+// powers and two more divisions, while nothing else of its own is under way.
 __global__ void naive_kernel(AdamW a, floatX* params, float* master, float* m, float* v, const floatX* grads,
                              const float* grad_scale, size_t n, size_t no_decay) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     float g = widen(grads[i]) * *grad_scale, p = master != NULL ? master[i] : widen(params[i]);
-    m[i] = a.beta1 * m[i] + (1 - a.beta1) * g;
-    v[i] = a.beta2 * v[i] + (1 - a.beta2) * g * g;
-    float m_hat = m[i] / (1 - powf(a.beta1, (float)a.t)), v_hat = v[i] / (1 - powf(a.beta2, (float)a.t));
-    if (i >= no_decay) p -= a.lr * a.weight_decay * p;
-    p -= a.lr * m_hat / (sqrtf(v_hat) + a.eps);
+    m[i] = (float)a.beta1 * m[i] + (float)(1 - a.beta1) * g;
+    v[i] = (float)a.beta2 * v[i] + (float)(1 - a.beta2) * g * g;
+    float m_hat = m[i] / (float)(1 - pow(a.beta1, a.t)), v_hat = v[i] / (float)(1 - pow(a.beta2, a.t));
+    if (i >= no_decay) p -= (float)(a.lr * a.weight_decay) * p;
+    p -= (float)a.lr * m_hat / (sqrtf(v_hat) + (float)a.eps);
     if (master != NULL) master[i] = p;
     params[i] = narrow<floatX>(p);
 }

@@ -235,7 +235,7 @@ static void bench_head(GPT2Config g, int N) {
 static void bench_update(GPT2Config g) {
     size_t n = 0;
     for (int u = 0; u <= g.L; u++) n += unit_elements(g, u);
-    AdamW a = { 1e-5f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 };
+    AdamW a = { 1e-5, 0.9, 0.95, 1e-8, 0.1, 1 };
     floatX *params = array(n), *grads = array(n, 1e-3f);
     float *master = NEEDS_MASTER ? floats(n) : NULL, *m = floats(n), *v = floats(n), one = 1;
     StepStats* stats = (StepStats*)floats(sizeof *stats / sizeof(float));
@@ -369,7 +369,7 @@ static void bench_step(GPT2Config c, int B, int T, int recompute) {
     layers_prepare(gpt2_shapes(&g));
     gpt2_init(&g);
     pieces_set_weights(g.pieces, g.num_pieces, c, 1, NULL, CHECKPOINT_MODEL);
-    AdamW adamw = { 0, 0.9f, 0.95f, 1e-8f, 0.1f, 1 }; // learning rate 0: the weights stay, so all steps have the same gradients
+    AdamW adamw = { 0, 0.9, 0.95, 1e-8, 0.1, 1 }; // learning rate 0: the weights stay, so all steps have the same gradients
     auto load = [&] { gpt2_load_batch(&g, tokens.data(), tokens.data(), B, T); };
     auto step = [&] { // train_step's lines between the batch and the wait
         device_zero(g.stats, sizeof *g.stats);

@@ -91,8 +91,9 @@ static inline size_t dtype_size(DType d) { return d == DTYPE_F32 ? 4 : 2; }
 static inline const char* dtype_name(DType d) { return d == DTYPE_F32 ? "fp32" : d == DTYPE_BF16 ? "bf16" : "fp16"; }
 
 // Host arrays from one precision to another: dst (n) of type `to` from src (n) of type `from`. They must not overlap.
+// convert_slice is for what one thread has at a time, convert_dtype for a whole array, which all threads share.
 __attribute__((noinline, unused)) // inlined, gcc 12 warns of 16-bit reads that an fp32 array never sees
-static void convert_dtype(void* dst, DType to, const void* src, DType from, size_t n) {
+static void convert_slice(void* dst, DType to, const void* src, DType from, size_t n) {
     if (to == from) { memcpy(dst, src, n * dtype_size(to)); return; }
     for (size_t i = 0; i < n; i++) {
         float x = from == DTYPE_F32 ? ((const float*)src)[i]
@@ -100,5 +101,13 @@ static void convert_dtype(void* dst, DType to, const void* src, DType from, size
         if (to == DTYPE_F32) ((float*)dst)[i] = x;
         else ((uint16_t*)dst)[i] = to == DTYPE_BF16 ? bf16_bits_from_float(x) : f16_bits_from_float(x);
     }
+}
+#define CONVERT_SLICE 8192 // elements: waking a thread takes as long as some thousand of them
+static inline void convert_dtype(void* dst, DType to, const void* src, DType from, size_t n) {
+    if (n <= CONVERT_SLICE) { convert_slice(dst, to, src, from, n); return; }
+    #pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < n; i += CONVERT_SLICE)
+        convert_slice((char*)dst + i * dtype_size(to), to, (const char*)src + i * dtype_size(from), from,
+                      size_min(CONVERT_SLICE, n - i));
 }
 #endif

@@ -12,6 +12,7 @@ had an error. Communicators are non-blocking: no call into NCCL waits for anothe
                     r, which adds them in rank order and sends the sum to all
     reduce-scatter  NCCL's; in ordered mode every rank sends part r to rank r, which adds them in rank order
     all-to-all      a group of NCCL's sends and receives: its own call for this came only with 2.28
+    shards on the host are copied on two streams of the process, one each way, beside the communicators' operations
     all-gather, broadcast: NCCL's. barrier: an all-reduce of one number, for which the host waits
     send, receive   NCCL's, each way between two ranks on a communicator and a stream of its own: NCCL runs the operations of
                     a communicator one after another, and two ranks that send to each other on one would wait forever
@@ -199,19 +200,37 @@ static inline void nccl_run(Comm* c, const CommSlot* s, NcclLink* l) {
     nccl_await(c->world, &s->record, l->nccl, r, comm_kind_names[s->kind]);
 }
 
+// What `later` is given from here on waits for what `earlier` has been given so far.
+static inline void nccl_follow(cudaStream_t later, cudaStream_t earlier, cudaEvent_t event, const char* what) {
+    cuda_check(cudaEventRecord(event, earlier), what);
+    cuda_check(cudaStreamWaitEvent(later, event, 0), what);
+}
+
+// The streams on which an operation begins and ends. A shard in host memory is copied on a stream of its own, so that NCCL's
+// next operation need not wait for the copy; and one for each way, because a GPU copies both ways at once.
+static inline cudaStream_t nccl_first_stream(const Comm* c, const CommSlot* s, const NcclLink* l) {
+    return s->on_host && s->kind == COMM_ALL_GATHER ? ((NcclEngine*)c->world->nccl)->from_host : l->stream;
+}
+static inline cudaStream_t nccl_last_stream(const Comm* c, const CommSlot* s, const NcclLink* l) {
+    return s->on_host && s->kind == COMM_REDUCE_SCATTER ? ((NcclEngine*)c->world->nccl)->to_host : l->stream;
+}
+
 // A shard in host memory is copied to or from this rank's part of the full buffer, in which the operation is done in place.
 static inline void nccl_run_on_host(Comm* c, const CommSlot* s, NcclLink* l) {
+    cudaStream_t first = nccl_first_stream(c, s, l), last = nccl_last_stream(c, s, l);
     size_t bytes = s->n * comm_type_size(s->type);
     char* own = comm_own_part(c, s);
     CommSlot in_place = *s;
     if (s->kind == COMM_ALL_GATHER) {
         in_place.in = own;
-        cuda_check(cudaMemcpyAsync(own, s->in, bytes, cudaMemcpyHostToDevice, l->stream), "a shard from the host");
+        cuda_check(cudaMemcpyAsync(own, s->in, bytes, cudaMemcpyHostToDevice, first), "a shard from the host");
+        nccl_follow(l->stream, first, l->passed_on, "a shard from the host"); // else old numbers are gathered
         nccl_run(c, &in_place, l);
     } else {
         in_place.out = own;
         nccl_run(c, &in_place, l);
-        cuda_check(cudaMemcpyAsync(s->out, own, bytes, cudaMemcpyDeviceToHost, l->stream), "a shard to the host");
+        nccl_follow(last, l->stream, l->passed_on, "a shard to the host"); // else unfinished sums are copied
+        cuda_check(cudaMemcpyAsync(s->out, own, bytes, cudaMemcpyDeviceToHost, last), "a shard to the host");
     }
 }
 
@@ -315,6 +334,7 @@ static inline NcclLink* nccl_link_new(void) {
     l->ops = (NcclOp*)xcalloc(COMM_IN_FLIGHT, sizeof(NcclOp));
     l->stream = nccl_stream_new();
     cuda_check(cudaEventCreateWithFlags(&l->ready, cudaEventDisableTiming), "the communication stream");
+    cuda_check(cudaEventCreateWithFlags(&l->passed_on, cudaEventDisableTiming), "the communication stream");
     return l;
 }
 static inline void nccl_link_add(NcclEngine* e, NcclLink* l) {
@@ -335,6 +355,8 @@ static inline void nccl_open(Comm* c) {
     NcclEngine* e = (NcclEngine*)xcalloc(1, sizeof(NcclEngine));
     w->nccl = e;
     e->world = w;
+    cuda_check(cudaStreamCreateWithFlags(&e->from_host, cudaStreamNonBlocking), "the stream for copies from the host");
+    cuda_check(cudaStreamCreateWithFlags(&e->to_host, cudaStreamNonBlocking), "the stream for copies to the host");
     ncclUniqueId id;
     if (c->rank == 0) nccl_check(nccl.ncclGetUniqueId(&id), "ncclGetUniqueId");
     ControlBytes said = control_broadcast(w->control, &id, sizeof id);
@@ -375,6 +397,7 @@ static inline void nccl_close(Comm* c) {
         nccl_check(nccl.ncclCommDestroy(l->nccl), "ncclCommDestroy");
         cuda_check(cudaStreamDestroy(l->stream), "the communication stream");
         cuda_check(cudaEventDestroy(l->ready), "the communication stream");
+        cuda_check(cudaEventDestroy(l->passed_on), "the communication stream");
         free(l->ops);
         free(l->to);
         free(l->from);
@@ -383,6 +406,8 @@ static inline void nccl_close(Comm* c) {
     }
     die_leave = NULL;
     oplog_finish(c->world->log, &op);
+    cuda_check(cudaStreamDestroy(e->from_host), "the stream for copies from the host");
+    cuda_check(cudaStreamDestroy(e->to_host), "the stream for copies to the host");
     free(e->memory);
     free(e);
 }
@@ -466,12 +491,12 @@ static inline void nccl_start(Comm* c, CommSlot* s) {
         return;
     }
     if (l->issued - l->done == COMM_IN_FLIGHT) nccl_await_oldest(c->world, l);
-    cuda_check(cudaEventRecord(l->ready, compute_stream), comm_kind_names[s->kind]);
-    cuda_check(cudaStreamWaitEvent(l->stream, l->ready, 0), comm_kind_names[s->kind]); // else it sends what is not there yet
-    s->marks[MARK_STARTED] = cuda_mark(l->stream);
+    cudaStream_t first = nccl_first_stream(c, s, l);
+    nccl_follow(first, compute_stream, l->ready, comm_kind_names[s->kind]); // else it sends or overwrites what is not there yet
+    s->marks[MARK_STARTED] = cuda_mark(first);
     if (s->on_host) nccl_run_on_host(c, s, l);
     else nccl_run(c, s, l);
-    s->marks[MARK_FINISHED] = cuda_mark(l->stream);
+    s->marks[MARK_FINISHED] = cuda_mark(nccl_last_stream(c, s, l));
     NcclOp o = { s->record, s->marks[MARK_STARTED], s->marks[MARK_FINISHED], false };
     l->ops[l->issued++ % COMM_IN_FLIGHT] = o;
 }

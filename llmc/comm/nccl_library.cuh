@@ -64,6 +64,7 @@ typedef struct NcclLink {
     ncclComm_t nccl;         // owned
     cudaStream_t stream;     // owned
     cudaEvent_t ready;       // compute_stream has reached the issue of the latest operation, owned
+    cudaEvent_t passed_on;   // the data of the latest operation with a shard on the host may go to its second stream, owned
     char* scratch;           // (NCCL_PIECE) for our own sums, owned; NULL where NCCL adds
     int* numbers;            // (N) device memory, for a split and for barriers, owned
     struct NcclLink **to, **from; // (N) for messages to and from each rank; NULL before comm_connect
@@ -78,6 +79,7 @@ typedef struct {
     NcclMemory* memory;      // (num_memory) what nccl_windows.cuh has lent, owned
     int num_memory;
     NcclLink* links;         // owned
+    cudaStream_t from_host, to_host; // for copies of shards that are on the host, owned
     NcclOp* awaited;         // what the watchdog has been told that we wait for, a view; NULL: nothing
 } NcclEngine;
 

@@ -24,7 +24,7 @@ static inline void stage_mark(CommMark* m) { m->unused = 0; } // remembers the l
 static inline void stage_mark_free(CommMark* m) { (void)m; }
 
 // ---- for the communication thread ----
-static inline void stage_thread(void) {} // is called first
+static inline void stage_thread(void) { host_set_threads(1); } // is called first; layers need the other cores
 static inline bool stage_passed(const CommMark* m) { (void)m; return true; } // the layer calls before the mark are done
 static inline bool stage_idle(CommStage* s) { (void)s; return true; }        // the copies begun here are done
 // Where MPI finds what is at `device`; at: its place in the piece's host memory.

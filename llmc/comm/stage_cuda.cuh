@@ -64,7 +64,10 @@ static inline void stage_mark_free(CommMark* m) {
 }
 
 // ---- for the communication thread ----
-static inline void stage_thread(void) { cuda_check(cudaSetDevice(cuda_device_number), "the communication thread"); }
+static inline void stage_thread(void) {
+    cuda_check(cudaSetDevice(cuda_device_number), "the communication thread");
+    host_set_threads(cuda_host_threads); // the cores are free for its sums: layers run on the GPU
+}
 static inline bool stage_passed(const CommMark* m) { return cuda_is_done(cudaEventQuery(m->event), "communication"); }
 static inline bool stage_idle(CommStage* s) { return cuda_is_done(cudaStreamQuery(s->stream), "communication"); }
 static inline char* stage_view(CommStage* s, char* device, size_t at) { (void)device; return s->view + at; }

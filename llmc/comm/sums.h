@@ -3,28 +3,36 @@
 #define LLMC_COMM_SUMS_H
 #include "contract.h"
 
-// out (n) = rows[0] + rows[1] + ... + rows[N-1], each (n), in this order, rounded once. out may be one of the rows.
-__attribute__((unused))
-static void comm_add_rows(void* out, const void* const* rows, int N, size_t n, CommType t) {
-    if (t == COMM_F64) {
-        for (size_t i = 0; i < n; i++) {
-            double sum = ((const double*)rows[0])[i];
-            for (int q = 1; q < N; q++) sum += ((const double*)rows[q])[i];
-            ((double*)out)[i] = sum;
-        }
-        return;
+static inline void comm_add_rows_fp64(double* out, const void* const* rows, int N, size_t begin, size_t n) {
+    for (size_t i = begin; i < begin + n; i++) {
+        double sum = ((const double*)rows[0])[i];
+        for (int q = 1; q < N; q++) sum += ((const double*)rows[q])[i];
+        out[i] = sum;
     }
-    enum { BLOCK = 512 }; // stays in the cache
-    float sum[BLOCK], term[BLOCK];
-    const size_t size = comm_type_size(t);
-    for (size_t i = 0; i < n; i += BLOCK) {
-        size_t m = size_min(n - i, BLOCK);
-        convert_dtype(sum, DTYPE_F32, (const char*)rows[0] + i * size, (DType)t, m);
-        for (int q = 1; q < N; q++) {
-            convert_dtype(term, DTYPE_F32, (const char*)rows[q] + i * size, (DType)t, m);
-            for (size_t k = 0; k < m; k++) sum[k] += term[k];
-        }
-        convert_dtype((char*)out + i * size, (DType)t, sum, DTYPE_F32, m);
+}
+#define COMM_SUM_BLOCK 512 // elements, which stay in the cache
+// Elements [begin, begin+n) of the sum, of at most COMM_SUM_BLOCK.
+__attribute__((unused))
+static void comm_add_block(void* out, const void* const* rows, int N, size_t begin, size_t n, CommType t) {
+    float sum[COMM_SUM_BLOCK], term[COMM_SUM_BLOCK];
+    size_t at = begin * comm_type_size(t);
+    convert_slice(sum, DTYPE_F32, (const char*)rows[0] + at, (DType)t, n);
+    for (int q = 1; q < N; q++) {
+        convert_slice(term, DTYPE_F32, (const char*)rows[q] + at, (DType)t, n);
+        for (size_t k = 0; k < n; k++) sum[k] += term[k];
+    }
+    convert_slice((char*)out + at, (DType)t, sum, DTYPE_F32, n);
+}
+
+// out (n) = rows[0] + rows[1] + ... + rows[N-1], each (n), in this order, rounded once. out may be one of the rows. All threads
+// share the elements.
+static inline void comm_add_rows(void* out, const void* const* rows, int N, size_t n, CommType t) {
+    // up to 8192 elements, waking threads would take longer than the sum
+    #pragma omp parallel for schedule(static) if (n > 16 * COMM_SUM_BLOCK)
+    for (size_t i = 0; i < n; i += COMM_SUM_BLOCK) {
+        size_t m = size_min(n - i, COMM_SUM_BLOCK);
+        if (t == COMM_F64) comm_add_rows_fp64((double*)out, rows, N, i, m);
+        else comm_add_block(out, rows, N, i, m, t);
     }
 }
 // into (n) += from (n)

@@ -36,7 +36,7 @@ void   device_memory_limit(size_t bytes);                       // device_alloc 
 size_t device_memory_free(void);                                // what the device has left for all ranks on it, less a reserve
 size_t device_memory_available(void);                           // that, but at most what this rank's limit leaves
 
-void device_init(int local_rank, int ranks_per_machine);        // picks GPU or cores; call first
+void device_init(int local_rank, int ranks_per_machine);        // picks GPU and cores; call first
 void device_shutdown(void);
 typedef struct { unsigned char bytes[16]; } DeviceId;
 DeviceId device_id(void);                                       // the same for ranks that share a device's memory

@@ -1,10 +1,36 @@
 /*
 device_memory.h - what all devices do in the same way: they keep account of what each live allocation is for, and of which
-marks are in use. cpu/device.h and cuda/device.cuh do the allocating.
+marks are in use; and they share the host's cores between ranks. cpu/device.h and cuda/device.cuh do the allocating.
 */
 #ifndef LLMC_DEVICE_MEMORY_H
 #define LLMC_DEVICE_MEMORY_H
 #include "device_contract.h"
+#if defined(_OPENMP) && __has_include(<omp.h>) // clang may lack its OpenMP, but can compile what another one links
+#include <omp.h>
+#define HOST_HAS_THREADS
+#endif
+
+// ---- threads of the host ----
+// OpenMP keeps one number for each thread that begins its loops: how many threads they take.
+static inline void host_set_threads(int threads) {
+#ifdef HOST_HAS_THREADS
+    omp_set_num_threads(threads);
+#else
+    (void)threads;
+#endif
+}
+// The cores this process may use, shared fairly by the ranks on this machine, unless OMP_NUM_THREADS says otherwise. Sets and
+// returns the calling thread's number.
+static inline int host_share_threads(int ranks_per_machine) {
+#ifdef HOST_HAS_THREADS
+    int cores = omp_get_num_procs();
+    if (getenv("OMP_NUM_THREADS") == NULL) host_set_threads(cores / ranks_per_machine > 1 ? cores / ranks_per_machine : 1);
+    return omp_get_max_threads();
+#else
+    (void)ranks_per_machine;
+    return 1;
+#endif
+}
 
 // Every live allocation, so that freeing it subtracts its bytes from its kind. (The one global state of this file.)
 typedef struct { void* p; size_t bytes; MemoryKind kind; } DeviceBlock;

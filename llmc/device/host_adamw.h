@@ -79,13 +79,13 @@ typedef struct { float beta1_rest, beta2, beta2_rest, step_size, root_correction
 
 static inline AdamWFactors adamw_factors(AdamW a) {
     AdamWFactors f;
-    f.beta1_rest = (float)(1.0 - (double)a.beta1);
-    f.beta2 = a.beta2;
-    f.beta2_rest = (float)(1.0 - (double)a.beta2);
-    f.step_size = (float)((double)a.lr / (1.0 - pow((double)a.beta1, a.t)));
-    f.root_correction = (float)sqrt(1.0 - pow((double)a.beta2, a.t));
-    f.eps = a.eps;
-    f.decay = (float)(1.0 - (double)a.lr * (double)a.weight_decay);
+    f.beta1_rest = (float)(1 - a.beta1);
+    f.beta2 = (float)a.beta2;
+    f.beta2_rest = (float)(1 - a.beta2);
+    f.step_size = (float)(a.lr / (1 - pow(a.beta1, a.t)));
+    f.root_correction = (float)sqrt(1 - pow(a.beta2, a.t));
+    f.eps = (float)a.eps;
+    f.decay = (float)(1 - a.lr * a.weight_decay);
     return f;
 }
 

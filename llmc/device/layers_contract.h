@@ -131,7 +131,8 @@ void add_in_place(floatX* x, const floatX* y, size_t n);        // x (n) += y (n
 void clip_gradients(StepStats* stats, float max_norm, float loss_scale);
 
 // ---- optimizer: AdamW over flat memory (Loshchilov and Hutter, arXiv 1711.05101; Adam's bias correction) ----
-typedef struct { float lr, beta1, beta2, eps, weight_decay; int t; } AdamW; // t counts updates from 1
+// As they were given: in fp32 a beta of 0.9999999 would be 0.99999988, and 1 - beta a fifth more. t counts updates from 1.
+typedef struct { double lr, beta1, beta2, eps, weight_decay; int t; } AdamW;
 // master, m, v (n) fp32, grads (n) floatX; params (n) floatX become master's new values, rounded. params NULL: only master, m
 // and v change, and params are made from master when they are needed. Where floatX is fp32, weights are their own master, and
 // one of params and master is NULL. The first no_decay elements are not decayed. *grad_scale (device) multiplies gradients;

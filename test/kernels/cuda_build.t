@@ -48,6 +48,17 @@ the_toolkit_comes_first() {
     touch "$work/toolkit/lib64/libcublasLt.so" "$work/toolkit/lib64/libcublasLt.so.13"
     find_copy 0 link cublasLt && says "-L$work/toolkit/lib64 .*-l:libcublasLt.so$"
 }
+# --cpu-offload's AdamW is the CPU's: every flag that decides what code it becomes must reach the compiler behind nvcc.
+host_code_is_the_cpus() {
+    touch "$work/copy/train_gpt2_single.cu"
+    make_copy 0 -n DEVICE=cpu build/train_gpt2_single || return 1
+    local flag flags=$(grep -oE -- ' -(O3|fopenmp|m[a-z]+=[a-z]+|f[a-z-]+=[a-z]+|fno-[a-z-]+)' "$work/said" | sort -u)
+    make_copy 0 -n DEVICE=cuda USE_CUDNN=0 build/cuda-nocudnn/train_gpt2_single || return 1
+    [ "$(echo "$flags" | wc -w)" -ge 5 ] || { echo "the CPU's compiler is given only" $flags; return 1; }
+    for flag in $flags; do
+        [ "$flag" = -O3 ] || says "-Xcompiler [^ ]*$flag[, ]" || return 1
+    done
+}
 unknown_devices_are_told() { make_copy 2 DEVICE=gpu && says "DEVICE must be cpu, cuda or emulated, not 'gpu'"; }
 hosts_compiler_can_be_chosen() {
     touch "$work/copy/train_gpt2_single.cu"
@@ -69,6 +80,7 @@ check "cuDNN can be left out" cudnn_can_be_left_out
 check "pip's wheels in nvidia/ are found" wheels_are_found
 check "wheels of another CUDA version than the toolkit's are not" wheels_of_another_version_are_not
 check "the toolkit's own library comes first" the_toolkit_comes_first
+check "the host's code is compiled as the CPU's programs are" host_code_is_the_cpus
 check "an unknown device is an error" unknown_devices_are_told
 check "another compiler of the host's code can be chosen" hosts_compiler_can_be_chosen
 check "Open MPI's flags leave the rpath as cuDNN needs it" rpath_stays_old

@@ -19,8 +19,9 @@ here=$PWD
 export here
 
 # run_test FOLDER TEST BUILD PRECISION [WANTED...]: compiles test_cuda_TEST there and runs it once for each WANTED, a part of a
-# test's name. TEST may also be `run`: the training program, whose losses must be the CPU's. The status is 0 if it passed, 1 if it
-# failed, 3 if it does not compile; the log has the details.
+# test's name. TEST may also be `run`: the training program, whose losses must be the CPU's; or `comm`: test_comm_cuda.cu on two
+# ranks over NCCL, under three seeds. The status is 0 if it passed, 1 if it failed, 3 if it does not compile; the log has the
+# details.
 cat > "$work/run_test" <<'END'
 folder=$1 program=$1/$2-$3-$4 quick= source=test/unit/test_cuda_$2.cu cudnn=0 EMULATOR_LIBRARIES=
 libraries="$work/cpu_layers-$4.o -ldnnl -fopenmp"
@@ -28,6 +29,8 @@ case $2 in
     matmul) EMULATOR_LIBRARIES=cublaslt ;;
     attention) EMULATOR_LIBRARIES=cudnn cudnn=1 ;;
     run) EMULATOR_LIBRARIES=cublaslt source=train_gpt2_single.cu libraries="-ljansson -lpcre2-8" ;;
+    comm) EMULATOR_LIBRARIES=nccl source=test/unit/test_comm_cuda.cu
+        libraries="-DUSE_MPI=1 -DUSE_NCCL=1 $(mpicc --showme:compile) $(mpicc --showme:link)" ;;
 esac
 export EMULATOR_LIBRARIES
 [ "$3" = tsan ] && quick=quick
@@ -39,6 +42,12 @@ check() {
     if [ "$1" = run ]; then
         timeout 300 sh "$work/train" "$program" "$program.out" &&
             "$here/build/test/compare_run" metrics "$work/cpu.out/metrics.jsonl" "$program.out/metrics.jsonl" --rtol 1e-5
+        return
+    fi
+    if [ "$1" = comm ]; then
+        for seed in 1 2 3; do
+            CUDA_EMULATOR_SEED=$seed timeout 300 sh "$work/two_ranks" "$program" || return 1
+        done
         return
     fi
     shift 3
@@ -55,6 +64,11 @@ cat > "$work/train" <<'END'
 exec "$1" --data "$here/test/reference/tokens.bin" --val-data "$here/test/reference/tokens.bin" --model d2 --heads 2 \
     --channels 32 --seq-len 64 --batch-size 2 --total-batch-size 256 --steps 4 --lr 3e-3 --warmup-steps 2 --eps 1e-5 \
     --eval-every 2 --eval-steps 6 --sample-every 0 --out "$2"
+END
+cat > "$work/two_ranks" <<'END'
+. "$here/dev/on_ranks.sh"
+export CUDA_EMULATOR_DEVICES=2 CUDA_EMULATOR_WORKERS=1 TMPDIR=$work # the stand-in for NCCL meets in folders
+on_ranks 2 "$1" --comm-timeout 30
 END
 # one NAME TESTS: TESTS are TEST:BUILD:PRECISION[:WANTED] with blanks between. Writes which test caught it, or nothing.
 cat > "$work/one" <<'END'
@@ -93,6 +107,10 @@ done < "$work/names"
 cut -f 2 "$work/chosen" | tr ' ' '\n' | sort -u > "$work/tests"
 if grep -qE '^(matmul|attention|run):' "$work/tests"; then
     CPPFLAGS=$(sh dev/find_cuda.sh compile cublasLt cudnn) || exit 1
+    export CPPFLAGS
+fi
+if grep -q '^comm:' "$work/tests"; then
+    CPPFLAGS="${CPPFLAGS-} $(sh dev/find_cuda.sh compile nccl)" || exit 1
     export CPPFLAGS
 fi
 for precision in $(cut -d: -f 3 "$work/tests" | sort -u); do

@@ -16,4 +16,19 @@ for batch in 16 4; do
 done
 check "the comparison notices weights that are not those of the last step" \
     not "$COMPARE" weights $REFERENCE/pytorch_fp64.safetensors $REFERENCE/initial/model.safetensors --rtol 1e-5 --atol 1e-6
+
+# After one step the moments are (1 - beta) g and (1 - beta) g^2, here 1e-7 of what they are with betas of 0.
+moments() { # OUT: all numbers of the checkpoint's moments
+    perl -e 'local $/; $_ = <>; print join("\n", unpack("f<*", substr($_, 8 + unpack("Q<", $_)))), "\n"' \
+        "$1/step_00000001/optimizer.safetensors"
+}
+one_step() { reference_run fp32 --steps 1 --beta1 "$2" --beta2 "$2" --out "$1"; }
+are_1e7_parts() {
+    paste <(moments "$1") <(moments "$2") | awk '
+        $2 != 0 { n++; if (!($1 / $2 > 0.999999e-7 && $1 / $2 < 1.000001e-7)) { print $1, "of", $2; exit bad = 1 } }
+        END { exit bad || n < 1000 }'
+}
+check "a step with betas of 0" one_step "$work/zero" 0
+check "a step with betas of 0.9999999" one_step "$work/near-1" 0.9999999
+check "  1 - beta has its digits, which a beta in fp32 has lost" are_1e7_parts "$work/near-1" "$work/zero"
 done_testing

@@ -293,6 +293,36 @@ static void test_order_of_host_shards_with_compute(void) {
     device_free(full);
 }
 
+// Over NCCL the copy of a shard holds up no operation, and no operation holds up a copy. Only the emulator can say so: it runs
+// what a wait needs, and nothing else.
+static void test_copies_of_host_shards_hold_up_no_operation(void) {
+#ifdef CUDA_EMULATOR
+    const size_t n = 3001, N = (size_t)world.size;
+    if (world.world->nccl == NULL || world.world->strict) return;
+    char *full = tensor(N * n, COMM_F32, whole, world.rank), *x = tensor(n, COMM_F32, whole, world.rank);
+    float *down = (float*)offload_alloc(n * sizeof(float)), *up = (float*)offload_alloc(n * sizeof(float));
+    auto event = [](CommOp op, int mark) { return cuda_marks.events[world.slots[op % COMM_IN_FLIGHT].marks[mark]]; };
+    CommOp reduce = comm_reduce_scatter_to_host(&world, down, full, n, COMM_F32), next = comm_all_reduce(&world, x, n, COMM_F32);
+    cuda_check(cudaEventSynchronize(event(next, MARK_FINISHED)), "the all-reduce");
+    require(isnan(down[0]), "an all-reduce waited until the shard before it was on the host");
+    comm_wait(&world, reduce);
+    comm_wait(&world, next);
+    device_synchronize();
+    require((double)down[n - 1] == whole_sum(world.size, (size_t)world.rank * n + n - 1), "the shard is wrong");
+    for (size_t i = 0; i < n; i++) up[i] = (float)whole(world.rank, i);
+    CommOp before = comm_all_reduce(&world, x, n, COMM_F32), gather = comm_all_gather_from_host(&world, full, up, n, COMM_F32);
+    cuda_check(cudaEventSynchronize(((NcclLink*)world.link)->passed_on), "the copy");
+    require(cudaEventQuery(event(before, MARK_FINISHED)) == cudaErrorNotReady, "the copy of a shard waited for an all-reduce");
+    comm_wait(&world, before);
+    comm_wait(&world, gather);
+    is(full, copy_of(N * n, COMM_F32, of_everyone, &world), N * n, COMM_F32, "all-gather from the host");
+    device_free(full);
+    device_free(x);
+    offload_free(down);
+    offload_free(up);
+#endif
+}
+
 // Every rank sends two messages to every other, all at once: the messages of a pair must not overtake each other.
 static void test_messages(void) {
     int N = world.size, count = 0;
@@ -530,6 +560,7 @@ int main(int argc, char** argv) {
     claim("sums in rank order have the CPU's bits", test_rank_order);
     claim("communication waits for compute, and compute for communication", test_order_with_compute);
     claim("  also where shards are on the host", test_order_of_host_shards_with_compute);
+    claim("  and copies of such shards are beside both", test_copies_of_host_shards_hold_up_no_operation);
     claim("communicators of a part of the ranks", test_sub_communicators);
     claim("a barrier lets nobody go before all have come", test_barrier);
     claim("times are in order", test_times);

@@ -335,7 +335,7 @@ static void test_classifier_hides_no_inf_or_nan(void) {
 
 // ---- optimizer ----
 typedef struct { Both<floatX> params, grads; Both<float> master, m, v, scale; } Optimizer;
-static const AdamW adamw_example = { 1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 3 };
+static const AdamW adamw_example = { 1e-2, 0.9, 0.95, 1e-8, 0.1, 3 };
 
 static Optimizer random_optimizer(size_t n, float scale, size_t offset) {
     next_stream = 0;

@@ -1,6 +1,7 @@
 // test_precision.c - bf16 and fp16: every number that they have, and how others are rounded to them.
 #include "../../llmc/base/precision.h"
 #include "../../llmc/base/rng.h"
+#include "count_threads.h"
 #include "expect_death.h"
 
 // The formats, by their definitions.
@@ -122,6 +123,24 @@ static void test_arrays_convert_between_all_pairs_of_types(void** state) {
     free(other);
 }
 
+// More than a slice: other threads convert a part, and every element is what one thread makes of it.
+static void test_large_arrays_are_converted_by_all_threads(void** state) {
+    (void)state;
+    enum { N = 5 * CONVERT_SLICE + 77 };
+    float* numbers = xcalloc(N, sizeof(float));
+    uint16_t *together = xcalloc(N + 1, sizeof(uint16_t)), *alone = xcalloc(N + 1, sizeof(uint16_t));
+    for (int i = 0; i < N; i++) numbers[i] = random_normal(7, 0, (uint64_t)i);
+    omp_set_num_threads(3);
+    int before = count_threads();
+    convert_dtype(together, DTYPE_BF16, numbers, DTYPE_F32, N);
+    assert_int_equal(count_threads(), before + 2);
+    convert_slice(alone, DTYPE_BF16, numbers, DTYPE_F32, N);
+    assert_memory_equal(together, alone, (N + 1) * sizeof(uint16_t));
+    free(numbers);
+    free(together);
+    free(alone);
+}
+
 static void test_floatX_is_what_the_build_asked_for(void** state) {
     (void)state;
     assert_int_equal(sizeof(floatX), dtype_size(FLOATX_DTYPE));
@@ -142,6 +161,7 @@ int main(void) {
         cmocka_unit_test(test_floats_of_any_size_round_to_nearest_even),
         cmocka_unit_test(test_nan_stays_nan_and_overflow_is_infinite),
         cmocka_unit_test(test_arrays_convert_between_all_pairs_of_types),
+        cmocka_unit_test(test_large_arrays_are_converted_by_all_threads),
         cmocka_unit_test(test_floatX_is_what_the_build_asked_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

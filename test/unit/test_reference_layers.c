@@ -267,6 +267,15 @@ static void encoder_agrees_with_pytorch(void** state) {
     release();
 }
 
+// What make_reference.py gave to PyTorch, in double; its file has the numbers rounded to fp32.
+static AdamW reference_adamw(Tensor settings, Tensor lrs, size_t step) {
+    AdamW a = { 1e-2 * (double)(step + 1) / (double)lrs.n, 0.9, 0.95, 1e-5, 0.3, (int)step + 1 };
+    assert_true((float)a.lr == lrs.data[step]);
+    assert_true((float)a.beta1 == settings.data[2] && (float)a.beta2 == settings.data[3]);
+    assert_true((float)a.eps == settings.data[4] && (float)a.weight_decay == settings.data[5]);
+    return a;
+}
+
 // The gradients arrive multiplied by the loss scale, which must not change the norm and the update.
 static void adamw_agrees(float loss_scale) {
     layers_for("adamw.clipped", 1, 1, 1, 1, 128);
@@ -288,8 +297,8 @@ static void adamw_agrees(float loss_scale) {
         device_zero(stats, sizeof *stats);
         add_sum_squares(&stats->grad_square, grad, n);
         clip_gradients(stats, settings.data[1], loss_scale);
-        AdamW a = { lrs.data[step], settings.data[2], settings.data[3], settings.data[4], settings.data[5], (int)step + 1 };
-        adamw_update(a, params, master, m, v, grad, &stats->grad_scale, n, (size_t)settings.data[0]);
+        adamw_update(reference_adamw(settings, lrs, step), params, master, m, v, grad, &stats->grad_scale, n,
+                     (size_t)settings.data[0]);
         device_to_host(&norms[step], &stats->grad_norm, sizeof(float));
         device_to_host(path + step*n, NEEDS_MASTER ? (void*)master : (void*)params, n * sizeof(float));
     }

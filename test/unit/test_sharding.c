@@ -1,6 +1,8 @@
 // test_sharding.c - the layout of fully sharded parameters (llmc/parallel/layout.h): for every way to wrap, any number of
 // shards and shapes that do not divide evenly, all ranks together have each element once. Options that do not go together.
 #include "../../llmc/parallel/layout.h"
+#include "../../llmc/comm/sums.h"
+#include "count_threads.h"
 #include "expect_death.h"
 
 enum { MOST_SHARDS = 8 };
@@ -348,6 +350,36 @@ static void test_a_report_says_how_large_groups_are(void** state) {
     expect_death(parse_and_report, (void*)"--wrap-blocks=-1", "--wrap-blocks", "-1");
 }
 
+// What --cpu-offload adds with accumulation. An element's sum does not depend on the thread that forms it.
+static void test_gradients_on_the_host_are_added_by_all_threads(void** state) {
+    (void)state;
+    enum { N = 100 * COMM_SUM_BLOCK + 77, ROWS = 3 };
+    static const CommType types[] = { COMM_F32, COMM_BF16, COMM_F16, COMM_F64 };
+    uint64_t *rows[ROWS], *together = xcalloc(N, 8), *alone = xcalloc(N, 8);
+    for (int q = 0; q < ROWS; q++) {
+        rows[q] = xcalloc(N, 8);
+        for (size_t i = 0; i < N; i++) { // two floats, four 16-bit numbers or a double around 1
+            Philox r = philox(3, (uint64_t)q, i);
+            rows[q][i] = ((uint64_t)r.x[0] << 32 | r.x[1]) & 0x83ff83ff83ff83ff;
+            rows[q][i] |= 0x3c003c003c003c00;
+        }
+    }
+    const void* given[ROWS] = { rows[0], rows[1], rows[2] };
+    int before = count_threads();
+    for (int k = 0; k < 4; k++) {
+        omp_set_num_threads(3);
+        comm_add_rows(together, given, ROWS, N, types[k]);
+        assert_int_equal(count_threads(), before + 2);
+        omp_set_num_threads(1);
+        comm_add_rows(alone, given, ROWS, N, types[k]);
+        assert_memory_equal(together, alone, N * 8);
+        assert_memory_not_equal(together, rows[0], N * comm_type_size(types[k]));
+    }
+    for (int q = 0; q < ROWS; q++) free(rows[q]);
+    free(together);
+    free(alone);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_unit_is_in_one_group_and_units_lie_there_one_after_another),
@@ -361,6 +393,7 @@ int main(void) {
         cmocka_unit_test(test_options_that_do_not_go_together),
         cmocka_unit_test(test_the_number_of_shards),
         cmocka_unit_test(test_a_report_says_how_large_groups_are),
+        cmocka_unit_test(test_gradients_on_the_host_are_added_by_all_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

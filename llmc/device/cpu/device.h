@@ -50,12 +50,9 @@ DeviceId device_id(void) { // of the running kernel: the first characters of a r
     return id;
 }
 
-// The cores this process may use, shared fairly by the ranks on this machine, unless OMP_NUM_THREADS says otherwise.
 void device_init(int local_rank, int ranks_per_machine) {
     (void)local_rank;
-    int cores = omp_get_num_procs();
-    if (getenv("OMP_NUM_THREADS") == NULL) omp_set_num_threads(cores / ranks_per_machine > 1 ? cores / ranks_per_machine : 1);
-    int threads = omp_get_max_threads();
+    int threads = host_share_threads(ranks_per_machine);
     snprintf(cpu_device_name, sizeof cpu_device_name, "CPU, %d thread%s", threads, threads == 1 ? "" : "s");
 }
 

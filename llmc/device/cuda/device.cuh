@@ -10,6 +10,7 @@
 
 static cudaDeviceProp cuda_device; // of the GPU that device_init picked
 static int cuda_device_number;
+static int cuda_host_threads; // of a loop on the host: AdamW's (--cpu-offload), and sums of ranks that share a GPU
 
 // ---- memory ----
 // Another source of memory, which also takes it back: comm/nccl_windows.cuh, for what ranks exchange. alloc NULL: there is none.
@@ -88,7 +89,7 @@ static int cuda_count_devices(void) {
 
 // Ranks of a machine take its GPUs in turn.
 void device_init(int local_rank, int ranks_per_machine) {
-    (void)ranks_per_machine;
+    cuda_host_threads = host_share_threads(ranks_per_machine);
     int device = local_rank % cuda_count_devices();
     char what[320];
     cuda_device_number = device;
