@@ -35,7 +35,7 @@ static void compare_numbers(Comparison* c, const char* what, size_t index, doubl
     c->outside += !inside;
     if (c->where[0] != '\0' && !(share > c->worst)) return;
     c->worst = share;
-    snprintf(c->where, sizeof c->where, "%s[%zu]: %.9g and %.9g", what, index, a, b);
+    snprintf(c->where, sizeof c->where, "%s[%zu]: %.12g and %.12g", what, index, a, b);
 }
 
 static int comparison_report(const Comparison* c, const char* a, const char* b) {
