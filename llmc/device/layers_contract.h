@@ -119,7 +119,7 @@ typedef struct {
     double loss;        // sum of the tokens' losses
     double grad_square; // sum of squared gradients, as stored (that is, times the loss scale)
     double param_square;// sum of squared parameters
-    float  grad_norm;   // what clip_gradients found, without the loss scale
+    double grad_norm;   // what clip_gradients found, without the loss scale
     float  grad_scale;  // what AdamW multiplies gradients by; 0: they were not finite, the step is skipped
 } StepStats;
 void add_sum(double* acc, const float* x, size_t n);            // *acc += sum of x (n), in an order that depends on n alone

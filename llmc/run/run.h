@@ -213,8 +213,8 @@ static inline StepLog run_step_log(const Run* run, const StepStats* s, long long
     memset(&l, 0, sizeof l);
     l.step = step + 1;
     l.loss = s->loss / (double)run->tokens_per_step;
-    l.grad_norm = fabs(s->grad_norm); // so that the log does not show a NaN's sign
-    l.param_norm = (float)sqrt(s->param_square); // more digits would depend on the order of summation
+    l.grad_norm = logged_norm(s->grad_norm);
+    l.param_norm = logged_norm(sqrt(s->param_square));
     l.lr = learning_rate(&run->o, step);
     l.loss_scale = run->scaler.scale;
     l.tokens = l.step * run->tokens_per_step;

@@ -6,6 +6,9 @@
 On 1, 2, 3 and 4 ranks (gloo, CPU, fp32), with one and with two micro-batches per rank and step. Each run starts from initial/
 and tokens.bin, which make_reference.py wrote, and is done twice: without a break, and resumed from its own checkpoint in new
 processes. Each run must agree, within the tests' bound, with the single run in fp64, with each other and with itself resumed.
+
+Then two of them under AMP: autocast to bf16, with weights, gradients and AdamW's state in fp32. They are compared with fp64
+too, and so is one run for each of two mistakes, of which only the metrics are kept. memory.jsonl has the bytes of each run.
 """
 import contextlib
 import json
@@ -30,6 +33,8 @@ RTOL, ATOL = 1e-5, 1e-6  # the bound of test/runs/reference_run.t
 class Job:
     ranks: int
     accumulation: int  # micro-batches per rank and step
+    amp: bool = False
+    mistake: str = ""  # "summed": gradients are not divided by the ranks; "without_masters": weights are kept in bf16
 
     @property
     def batch(self):
@@ -38,9 +43,12 @@ class Job:
 
     @property
     def name(self):
-        return f"ranks_{self.ranks}" + (f"_accumulate_{self.accumulation}" if self.accumulation > 1 else "")
+        return (f"ranks_{self.ranks}" + (f"_accumulate_{self.accumulation}" if self.accumulation > 1 else "")
+                + ("_amp" if self.amp else "") + (f"_{self.mistake}" if self.mistake else ""))
 
 
+AMP_JOBS = [Job(2, 1, amp=True), Job(4, 2, amp=True), Job(2, 1, amp=True, mistake="summed"),
+            Job(2, 1, amp=True, mistake="without_masters")]
 JOBS = [Job(ranks, accumulation) for ranks in (1, 2, 3, 4) for accumulation in (1, 2)]
 
 
@@ -51,9 +59,17 @@ def rows_of_rank(order, job, rank):
     return order.reshape(len(order), job.accumulation, job.ranks, -1)[:, :, rank]
 
 
-def train_ddp(model, optimizer, tokens, rows, first_step):
+def round_weights(model):
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(p.bfloat16())
+
+
+def train_ddp(job, model, optimizer, tokens, rows, first_step):
     """rows (steps, accumulation, B) are this rank's sequences. Yields a line of metrics per step, the same on every rank."""
     ddp = DistributedDataParallel(model)
+    if job.mistake == "without_masters":
+        round_weights(model)
     for step in range(first_step, len(rows)):
         optimizer.zero_grad()
         loss = torch.zeros(())
@@ -61,11 +77,38 @@ def train_ddp(model, optimizer, tokens, rows, first_step):
             last = micro == len(rows[step]) - 1
             # DDP decides in the forward pass whether the backward pass will reduce, so no_sync encloses both
             with contextlib.nullcontext() if last else ddp.no_sync():
-                part = ddp(*batch_of(tokens, sequences)) / len(rows[step])
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=job.amp):
+                    part = ddp(*batch_of(tokens, sequences)) / len(rows[step])
                 part.backward()
             loss += part.detach()
         dist.all_reduce(loss)  # the loss was of this rank's tokens only; DDP has already averaged the gradients over ranks
+        if job.mistake == "summed":
+            for p in model.parameters():
+                p.grad *= dist.get_world_size()
         yield finish_step(model, optimizer, step, loss / dist.get_world_size())
+        if job.mistake == "without_masters":
+            round_weights(model)
+
+
+def resident_bytes(field):
+    """Of this process: VmRSS is what it has in memory now, VmHWM the most that it ever had."""
+    with open("/proc/self/status") as f:
+        return next(1024 * int(line.split()[1]) for line in f if line.startswith(field))
+
+
+def bytes_of(tensors):
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def memory_of(job, model, optimizer, resident_before):
+    """What a CPU can tell: exact bytes of tensors that outlive a step, and pages of the whole process. Collective."""
+    resident = torch.tensor([resident_before, resident_bytes("VmHWM")])
+    dist.all_reduce(resident, dist.ReduceOp.MAX)
+    parameters = list(model.parameters())
+    return {"run": job.name, "tensors": len(parameters), "parameters": bytes_of(parameters),
+            "gradients": bytes_of(p.grad for p in parameters),
+            "optimizer_state": bytes_of(t for s in optimizer.state.values() for t in s.values()),
+            "process_before_model": int(resident[0]), "process_peak": int(resident[1])}
 
 
 def require_equal_on_all_ranks(model):
@@ -82,6 +125,7 @@ def run_rank(rank, job, folder, resume):
     tokens = read_tokens(os.path.join(HERE, "tokens.bin"))
     order, _, _ = sequence_order(len(tokens), job.batch)
     checkpoint = os.path.join(folder, "checkpoint.pt")
+    resident_before = resident_bytes("VmRSS")
     model, first_step = new_model(), 0
     optimizer = make_optimizer(model)
     if resume:
@@ -93,13 +137,17 @@ def run_rank(rank, job, folder, resume):
         load_our_tensors(model, read_safetensors(os.path.join(HERE, "initial", "model.safetensors")))
 
     lines = []
-    for line in train_ddp(model, optimizer, tokens, rows_of_rank(order, job, rank), first_step):
+    for line in train_ddp(job, model, optimizer, tokens, rows_of_rank(order, job, rank), first_step):
         lines.append(line)
         if rank == 0 and not resume and line["step"] == SAVED_STEP:
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": line["step"]}, checkpoint)
     require_equal_on_all_ranks(model)
+    memory = memory_of(job, model, optimizer, resident_before)
     if rank == 0:
-        settings = {"program": f"PyTorch {torch.__version__} DistributedDataParallel, gloo", "precision": "fp32",
+        with open(os.path.join(folder, "memory.json"), "w") as f:
+            json.dump(memory, f)
+        precision = "bf16 by autocast, weights in " + ("bf16" if job.mistake == "without_masters" else "fp32") if job.amp else "fp32"
+        settings = {"program": f"PyTorch {torch.__version__} DistributedDataParallel, gloo", "precision": precision,
                     "ranks": job.ranks, "accumulation": job.accumulation, **RUN, "batch": job.batch}
         write_metrics(os.path.join(folder, "metrics.jsonl"), settings, lines)
         write_safetensors(os.path.join(folder, "weights.safetensors"), our_tensors(model))
@@ -114,19 +162,22 @@ class Result:
     settings: dict
     steps: list     # a line of metrics each
     weights: dict   # name -> array
+    memory: dict = None
 
 
-def run(job, folder, resume):
+def run(job, folder, resume=False):
     torch.multiprocessing.spawn(run_rank, (job, folder, resume), job.ranks)
     with open(os.path.join(folder, "metrics.jsonl")) as f:
         first, *steps = map(json.loads, f)
-    return Result(first["run"], steps, read_safetensors(os.path.join(folder, "weights.safetensors")))
+    with open(os.path.join(folder, "memory.json")) as f:
+        memory = json.load(f)
+    return Result(first["run"], steps, read_safetensors(os.path.join(folder, "weights.safetensors")), memory)
 
 
 def run_and_resume(job):
     """The run, and its second half again from the checkpoint. The bits are not always the same; README.md says why."""
     with tempfile.TemporaryDirectory() as folder:
-        whole, resumed = run(job, folder, resume=False), run(job, folder, resume=True)
+        whole, resumed = run(job, folder), run(job, folder, resume=True)
     assert len(whole.steps) == RUN["steps"] and len(resumed.steps) == RUN["steps"] - SAVED_STEP
     return whole, share_of_bound(Result({}, whole.steps[SAVED_STEP:], whole.weights), resumed)
 
@@ -148,6 +199,38 @@ def share_of_bound(reference, other):
     return metrics, max(share(a, other.weights[name]) for name, a in reference.weights.items())
 
 
+def differences(reference, other):
+    """The largest relative difference of losses, gradient norms and parameter norms; then of weights as a share of how far
+    they moved, as lengths of tensors: the worst tensor without and with qkv.bias (README.md: AdamW's eps)."""
+    def metrics(field):
+        return max(abs(a[field] - b[field]) / abs(a[field]) for a, b in zip(reference.steps, other.steps))
+    initial = read_safetensors(os.path.join(HERE, "initial", "model.safetensors"))
+    shares = {name: np.linalg.norm(a - other.weights[name]) / np.linalg.norm(a - initial[name])
+              for name, a in reference.weights.items()}
+    return [*map(metrics, ("loss", "grad_norm", "param_norm")),
+            max(share for name, share in shares.items() if not name.endswith("qkv.bias")), max(shares.values())]
+
+
+def store(job, result):
+    write_metrics(os.path.join(HERE, "ddp", job.name + ".jsonl"), result.settings, result.steps)
+    if not job.mistake:
+        write_safetensors(os.path.join(HERE, "ddp", job.name + ".safetensors"), result.weights)
+
+
+def run_under_amp(fp64):
+    """Stores the runs under AMP and prints how far they are from fp64, and the mistaken ones from the right one."""
+    results = {}
+    print("\n| under AMP | compared with | loss | gradient norm | parameter norm | weights | with qkv.bias |")
+    for job in AMP_JOBS:
+        with tempfile.TemporaryDirectory() as folder:
+            results[job] = run(job, folder)
+        store(job, results[job])
+        reference = results[Job(2, 1, amp=True)] if job.mistake else fp64
+        row = [f"{x:.2g}" for x in differences(reference, results[job])]
+        print(f"| {job.name} | {'ranks_2_amp' if job.mistake else 'fp64'} | " + " | ".join(row) + " |")
+    return results
+
+
 def main():
     torch.set_num_threads(1)
     os.makedirs(os.path.join(HERE, "ddp"), exist_ok=True)
@@ -156,8 +239,7 @@ def main():
     print("| ranks x micro-batches | sequences a step | losses and norms | final weights | resumed: losses and norms | weights |")
     for job in JOBS:
         results[job], resumed = run_and_resume(job)
-        write_metrics(os.path.join(HERE, "ddp", job.name + ".jsonl"), results[job].settings, results[job].steps)
-        write_safetensors(os.path.join(HERE, "ddp", job.name + ".safetensors"), results[job].weights)
+        store(job, results[job])
         row = *share_of_bound(fp64[job.batch], results[job]), *resumed
         shares.extend(row)
         print(f"| {job.ranks} x {job.accumulation} | {job.batch} | " + " | ".join(f"{100 * x:.1f} %" for x in row) + " |")
@@ -165,6 +247,9 @@ def main():
     metrics, weights = (max(column) for column in zip(*pairs))
     print(f"any two with the same batch: {100 * metrics:.1f} % and {100 * weights:.1f} %")
     assert all(share <= 1 for share in [*shares, metrics, weights]), "there are numbers outside the bound"
+    results.update(run_under_amp(fp64[RUN["batch"]]))
+    with open(os.path.join(HERE, "ddp", "memory.jsonl"), "w") as f:
+        f.writelines(json.dumps(result.memory) + "\n" for job, result in results.items() if not job.mistake)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,16 @@ compare_run - compares two runs: their metrics step by step, or their weights el
     compare_run metrics A.jsonl B.jsonl --rtol 1e-5 --atol 1e-6      |a - b| <= atol + rtol |a|: A is the reference
     compare_run metrics A.jsonl B.jsonl --rtol 0.01 --only loss      one field
     compare_run weights A.safetensors B.safetensors --rtol 1e-5 --atol 1e-6
+    compare_run weights A.safetensors B.safetensors --from INITIAL.safetensors --rtol 0.04 --but qkv.bias
+                                                                     each tensor's |a - b| <= 0.04 |a - initial|
     compare_run show A.jsonl loss                                    prints one field, a line for each step
 
 Prints the worst deviation as a share of what is allowed; the exit status is 0 if all agree, else 1. Every field of A's
 lines that this program knows must be in B's, and the lines must be of the same steps; both files must have the same
-tensors. NaN and Inf never agree, except that with --bits two metrics that are not finite (null in JSON) do, as in a
-skipped step.
+tensors. NaN and Inf never agree, except that with --bits two metrics that are not finite (null in JSON) do, as in a skipped step.
+
+With --from, tensors are compared as vectors, by the length of their difference as a share of the way from INITIAL to A. B may
+then be a checkpoint's optimizer.safetensors, whose master weights are taken.
 */
 #include "../../llmc/base/common.h"
 #include "../../llmc/base/options.h"
@@ -19,23 +23,30 @@ skipped step.
 typedef struct {
     double rtol, atol;
     int bits;
-    const char* only;       // "": all fields
+    const char* only;       // "": all fields or tensors
+    const char* but;        // "": none left out
+    const char* from;       // a safetensors file, "": tensors are compared element by element
     // what was found
     double worst;           // largest deviation as a share of its bound
     char where[160];        // of the worst, with both numbers
     size_t compared, outside;
 } Comparison;
 
-static void compare_numbers(Comparison* c, const char* what, size_t index, double a, double b) {
-    double difference = fabs(a - b), bound = c->bits ? 0 : c->atol + c->rtol * fabs(a);
+// Counts a difference and what is allowed for it. Returns whether it is the worst so far; then the caller says where it is.
+static bool note_difference(Comparison* c, double difference, double bound) {
     bool inside = difference <= bound;
     double share = bound > 0 ? difference / bound : inside ? 0 : INFINITY;
     if (isnan(share)) share = INFINITY;
     c->compared++;
     c->outside += !inside;
-    if (c->where[0] != '\0' && !(share > c->worst)) return;
+    if (c->where[0] != '\0' && !(share > c->worst)) return false;
     c->worst = share;
-    snprintf(c->where, sizeof c->where, "%s[%zu]: %.9g and %.9g", what, index, a, b);
+    return true;
+}
+
+static void compare_numbers(Comparison* c, const char* what, size_t index, double a, double b) {
+    if (note_difference(c, fabs(a - b), c->bits ? 0 : c->atol + c->rtol * fabs(a)))
+        snprintf(c->where, sizeof c->where, "%s[%zu]: %.12g and %.12g", what, index, a, b);
 }
 
 static int comparison_report(const Comparison* c, const char* a, const char* b) {
@@ -43,6 +54,15 @@ static int comparison_report(const Comparison* c, const char* a, const char* b) 
     printf("%s and %s: %zu numbers compared, %zu of them outside %s; the worst, %.3g of what is allowed, is %s\n",
            a, b, c->compared, c->outside, c->bits ? "equality" : "the bound", c->worst, c->where);
     return c->outside == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+static bool ends_with(const char* text, const char* end) {
+    return strlen(text) >= strlen(end) && strcmp(text + strlen(text) - strlen(end), end) == 0;
+}
+
+// Whether --only and --but leave this tensor in.
+static bool is_wanted(const Comparison* c, const char* tensor) {
+    return ends_with(tensor, c->only) && (c->but[0] == '\0' || !ends_with(tensor, c->but));
 }
 
 // ---- metrics.jsonl ----
@@ -116,12 +136,61 @@ static int show_field(const char* path, const char* field) {
 
 // ---- safetensors ----
 
+// t (elements) as fp32. The caller frees it.
+static float* tensor_read(const SafeTensors* file, const SafeTensor* t) {
+    float* x = (float*)xcalloc(t->elements, sizeof(float));
+    safetensors_read(file, t, 0, t->elements, x, DTYPE_F32);
+    return x;
+}
+
+// The tensor with a's name, or its master weights.
+static const SafeTensor* tensor_like(const SafeTensors* b, const SafeTensor* a, const char* path_a) {
+    char* master = format_string("master.%s", a->name);
+    const SafeTensor* t = safetensors_find(b, a->name);
+    if (t == NULL) t = safetensors_find(b, master);
+    free(master);
+    require(t != NULL, "%s has no tensor '%s', %s has one", b->source.path, a->name, path_a);
+    bool same_shape = a->rank == t->rank && memcmp(a->shape, t->shape, sizeof a->shape) == 0;
+    require(same_shape, "tensor '%s' has another shape in %s than in %s", a->name, path_a, b->source.path);
+    return t;
+}
+
+static double distance(const float* x, const float* y, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += ((double)x[i] - y[i]) * ((double)x[i] - y[i]);
+    return sqrt(sum);
+}
+
+// |a - b| of each tensor, as a share of |a - initial|
+static int compare_ways(Comparison* c, const char* path_a, const char* path_b) {
+    SafeTensors a, b, initial;
+    safetensors_open(&a, path_a, "give a safetensors file");
+    safetensors_open(&b, path_b, "give a safetensors file");
+    safetensors_open(&initial, c->from, "give a safetensors file with --from");
+    for (int i = 0; i < a.count; i++) {
+        const SafeTensor* t = &a.tensors[i];
+        if (!is_wanted(c, t->name)) continue;
+        float *x = tensor_read(&a, t), *y = tensor_read(&b, tensor_like(&b, t, path_a));
+        float* start = tensor_read(&initial, tensor_like(&initial, t, path_a));
+        double way = distance(x, start, t->elements);
+        require(way > 0, "tensor '%s' is the same in %s as in %s", t->name, path_a, c->from);
+        double apart = distance(x, y, t->elements);
+        if (note_difference(c, apart, c->atol + c->rtol * way))
+            snprintf(c->where, sizeof c->where, "%s: %.3g apart on a way of %.3g", t->name, apart, way);
+        free(x);
+        free(y);
+        free(start);
+    }
+    safetensors_close(&a);
+    safetensors_close(&b);
+    safetensors_close(&initial);
+    return comparison_report(c, path_a, path_b);
+}
+
 static void compare_tensors(Comparison* c, const SafeTensors* a, const SafeTensor* ta, const SafeTensors* b, const SafeTensor* tb) {
     bool same_shape = ta->rank == tb->rank && memcmp(ta->shape, tb->shape, sizeof ta->shape) == 0;
     require(same_shape, "tensor '%s' has another shape in %s than in %s", ta->name, a->source.path, b->source.path);
-    float *x = (float*)xcalloc(ta->elements, sizeof(float)), *y = (float*)xcalloc(ta->elements, sizeof(float));
-    safetensors_read(a, ta, 0, ta->elements, x, DTYPE_F32);
-    safetensors_read(b, tb, 0, tb->elements, y, DTYPE_F32);
+    float *x = tensor_read(a, ta), *y = tensor_read(b, tb);
     for (size_t i = 0; i < ta->elements; i++) compare_numbers(c, ta->name, i, x[i], y[i]);
     free(x);
     free(y);
@@ -136,7 +205,7 @@ static int compare_weights(Comparison* c, const char* path_a, const char* path_b
     for (int i = 0; i < a.count; i++) {
         const SafeTensor* t = safetensors_find(&b, a.tensors[i].name);
         require(t != NULL, "%s has no tensor '%s', %s has one", path_b, a.tensors[i].name, path_a);
-        compare_tensors(c, &a, &a.tensors[i], &b, t);
+        if (is_wanted(c, t->name)) compare_tensors(c, &a, &a.tensors[i], &b, t);
     }
     int status = comparison_report(c, path_a, path_b);
     safetensors_close(&a);
@@ -147,17 +216,19 @@ static int compare_weights(Comparison* c, const char* path_a, const char* path_b
 int main(int argc, char** argv) {
     Comparison c;
     memset(&c, 0, sizeof c);
-    c.only = "";
+    c.only = c.but = c.from = "";
     OptionTable table = options_table("compare_run metrics|weights A B", "compare two runs");
     option_float(&table, "rtol", &c.rtol, 0, 1, "largest deviation relative to A's number");
     option_float(&table, "atol", &c.atol, 0, 1, "largest absolute deviation");
     option_flag(&table, "bits", &c.bits, "no deviation at all");
-    option_text(&table, "only", &c.only, "FIELD", "the one field of metrics to compare; '': all that A has");
+    option_text(&table, "only", &c.only, "NAME", "one field of metrics, or the tensors whose names end so; '': all");
+    option_text(&table, "but", &c.but, "NAME", "leave out tensors whose names end so");
+    option_text(&table, "from", &c.from, "FILE", "compare tensors as vectors, with the way from these weights to A's");
     require(argc >= 4, "usage: compare_run metrics|weights A B [--bits | --rtol X --atol X], or compare_run show A FIELD");
     options_parse(&table, argc - 3, argv + 3);
     if (strcmp(argv[1], "show") == 0) return show_field(argv[2], argv[3]);
     require(c.bits != (c.rtol > 0 || c.atol > 0), "give either --bits or --rtol and --atol");
     if (strcmp(argv[1], "metrics") == 0) return compare_metrics(&c, argv[2], argv[3]);
     require(strcmp(argv[1], "weights") == 0, "the first argument must be metrics, weights or show, not '%s'", argv[1]);
-    return compare_weights(&c, argv[2], argv[3]);
+    return c.from[0] ? compare_ways(&c, argv[2], argv[3]) : compare_weights(&c, argv[2], argv[3]);
 }

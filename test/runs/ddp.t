@@ -14,6 +14,7 @@ ddp_run() {
 }
 is_pytorchs() { # NAME OUT
     "$COMPARE" metrics "$REFERENCE/ddp/$1.jsonl" "$2/metrics.jsonl" --rtol 1e-5 --atol 1e-6 &&
+        "$COMPARE" metrics "$REFERENCE/ddp/$1.jsonl" "$2/metrics.jsonl" --atol 1e-6 --only param_norm &&
         "$COMPARE" weights "$REFERENCE/ddp/$1.safetensors" "$2/step_00000020/model.safetensors" --rtol 1e-5 --atol 1e-6
 }
 matches() { # NAME RANKS BATCH TOTAL OPTION...

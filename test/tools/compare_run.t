@@ -40,5 +40,18 @@ check "one element that is 1 is a difference" not same_weights
 changed '\377\377\377\377'
 check "NaN is a difference" not same_weights
 check "  even from another NaN" not "$COMPARE" weights "$work/changed.safetensors" "$work/changed.safetensors" --bits
+way() { # B OPTION...: from the initial weights to A's
+    "$COMPARE" weights $weights "$1" --from $REFERENCE/initial/model.safetensors "${@:2}"
+}
+check "tensors are also compared by how far they have come" way $REFERENCE/pytorch_fp64.safetensors --rtol 1e-4
+check "  the weights at the beginning are all the way off" not way $REFERENCE/initial/model.safetensors --rtol 0.99
+check "  and no more" way $REFERENCE/initial/model.safetensors --rtol 1
+changed '\0\0\200\77'
+check "  an element that is 1 is seen" not way "$work/changed.safetensors" --rtol 0.04
+check "  unless its tensor is left out" way "$work/changed.safetensors" --rtol 0.04 --but h.1.fcproj.weight
+check "  or another one is asked for" way "$work/changed.safetensors" --rtol 0.04 --only qkv.bias
+check "  a name that no tensor has is an error" fails_with "there is nothing to compare" -- way $weights --rtol 0.04 --only qkv.bia
+changed '\377\377\377\377'
+check "  NaN is a difference" not way "$work/changed.safetensors" --rtol 1
 check "other tensors are a difference" not "$COMPARE" weights $weights $REFERENCE/order.safetensors --rtol 1
 done_testing

@@ -527,7 +527,7 @@ static void test_arrays_are_scaled_and_added_to_the_bit_as_on_the_cpu(void) {
     }
 }
 static void test_clipping_follows_the_cpu_to_the_bit(void) {
-    const double squares[6] = { 0, 4, 1e-12, 1e12, INFINITY, NAN };
+    const double squares[7] = { 0, 4, 2, 1e-12, 1e12, INFINITY, NAN };
     start(1, 1, 1, 1, 1);
     for (double square : squares) {
         for (float max_norm : { 0.0f, 1.0f }) {

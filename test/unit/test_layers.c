@@ -640,6 +640,8 @@ static StepStats clipped(double grad_square, float max_norm, float loss_scale) {
 static void test_clipping_scales_down_to_the_norm_and_skips_what_is_not_finite(void** state) {
     (void)state;
     expect_near("the norm", clipped(25, 1, 1).grad_norm, 5, 1e-7, 0);
+    assert_true(clipped(2, 1, 1).grad_norm == sqrt(2.0)); // a double, not rounded to fp32
+    assert_true(clipped(2, 1, 1).grad_scale == (float)(1 / (sqrt(2.0) + 1e-6)));
     expect_near("a clipped scale", clipped(25, 1, 1).grad_scale, 1 / (5 + 1e-6), 1e-7, 0);
     assert_true(clipped(0.25, 1, 1).grad_scale == 1.0f);  // below the limit: not scaled up
     assert_true(clipped(1e6, 0, 1).grad_scale == 1.0f);   // no limit

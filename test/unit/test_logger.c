@@ -147,6 +147,18 @@ static void test_the_first_line_has_the_options_and_what_the_stage_adds(void** s
     json_decref(lines);
 }
 
+static void test_norms_have_32_bits_so_that_the_order_of_a_sum_is_not_seen(void** state) {
+    (void)state;
+    assert_true(logged_norm(0) == 0 && logged_norm(-2.5) == 2.5 && logged_norm(1 + ldexp(1, -31)) == 1 + ldexp(1, -31));
+    assert_true(logged_norm(1 + ldexp(1, -33)) == 1 && logged_norm(1 + 3 * ldexp(1, -33)) == 1 + ldexp(1, -31));
+    assert_true(isinf(logged_norm(INFINITY)) && isnan(logged_norm(-NAN)) && !signbit(logged_norm(-NAN)));
+    double forward = 0, backward = 0;
+    for (int i = 0; i < 100000; i++) forward += sin(i) * sin(i);
+    for (int i = 100000; i-- > 0; ) backward += sin(i) * sin(i);
+    assert_true(forward != backward && logged_norm(sqrt(forward)) == logged_norm(sqrt(backward)));
+    for (double norm = 1e-6; norm < 8192; norm *= 1.7) assert_true(fabs(logged_norm(norm) - norm) < 1e-6);
+}
+
 static void write_odd_numbers(void* run) {
     Logger g;
     open_log(&g, run, 0);
@@ -433,6 +445,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_step_has_every_field_and_numbers_come_back_to_the_bit),
         cmocka_unit_test(test_the_first_line_has_the_options_and_what_the_stage_adds),
+        cmocka_unit_test(test_norms_have_32_bits_so_that_the_order_of_a_sum_is_not_seen),
         cmocka_unit_test(test_nan_and_infinity_are_null),
         cmocka_unit_test(test_a_resumed_run_has_each_step_once),
         cmocka_unit_test(test_what_is_not_a_whole_line_is_cut_off),

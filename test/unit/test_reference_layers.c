@@ -299,7 +299,9 @@ static void adamw_agrees(float loss_scale) {
         clip_gradients(stats, settings.data[1], loss_scale);
         adamw_update(reference_adamw(settings, lrs, step), params, master, m, v, grad, &stats->grad_scale, n,
                      (size_t)settings.data[0]);
-        device_to_host(&norms[step], &stats->grad_norm, sizeof(float));
+        StepStats found;
+        device_to_host(&found, stats, sizeof found);
+        norms[step] = (float)found.grad_norm;
         device_to_host(path + step*n, NEEDS_MASTER ? (void*)master : (void*)params, n * sizeof(float));
     }
     check_close(norms, "norms", 1, fp32_bound);

@@ -38,7 +38,7 @@ void from_fp32(floatX* out, const float* x, size_t n) {
 void clip_gradients(StepStats* stats, float max_norm, float loss_scale) {
     double norm = sqrt(stats->grad_square) / (double)loss_scale;
     double factor = max_norm > 0 ? fmin(1.0, (double)max_norm / (norm + 1e-6)) : 1.0;
-    stats->grad_norm = (float)norm;
+    stats->grad_norm = norm;
     stats->grad_scale = isfinite(norm) ? (float)(factor / (double)loss_scale) : 0.0f;
 }
 #endif

@@ -106,7 +106,7 @@ void add_in_place_fp32(float* x, const float* y, size_t n) { add_launch(x, y, n)
 __global__ void clip_gradients_kernel(StepStats* stats, float max_norm, float loss_scale) {
     double norm = sqrt(stats->grad_square) / (double)loss_scale;
     double factor = max_norm > 0 ? fmin(1.0, (double)max_norm / (norm + 1e-6)) : 1.0;
-    stats->grad_norm = (float)norm;
+    stats->grad_norm = norm;
     stats->grad_scale = isfinite(norm) ? (float)(factor / (double)loss_scale) : 0.0f;
 }
 void clip_gradients(StepStats* stats, float max_norm, float loss_scale) {
