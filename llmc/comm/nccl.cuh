@@ -249,8 +249,8 @@ static inline bool nccl_is_over(CommWorld* w, NcclOp* o) {
     return o->over = true;
 }
 
-// Notes what is over on l, up to the first operation that is not. Returns that one if it has begun and compute waits for it, or
-// NULL.
+// Notes what is over on l, up to the first operation that is not. Returns that one if it has begun and compute waits for it,
+// or NULL.
 static inline NcclOp* nccl_look_at(CommWorld* w, NcclLink* l) {
     for (; l->done < l->issued; l->done++) {
         NcclOp* o = &l->ops[l->done % COMM_IN_FLIGHT];
@@ -275,8 +275,8 @@ static inline void nccl_look(void* self) {
     e->awaited = awaited;
 }
 
-// Notes all that is over, while the host goes on: marks are freed next. An operation whose shard still goes to the host may be
-// before others that are over. This is no wait, so the watchdog is told of none.
+// Notes all that is over, while the host goes on: marks are freed next. An operation whose shard still goes to the host may
+// be before others that are over. This is no wait, so the watchdog is told of none.
 static inline void nccl_note(CommWorld* w) {
     for (NcclLink* l = ((NcclEngine*)w->nccl)->links; l; l = l->next) {
         nccl_look_at(w, l);
