@@ -16,7 +16,7 @@ static thread_local cudaError_t last_error;
 static thread_local int current_device;
 thread_local const char* running;
 cudaError_t sticky_error;
-static std::map<std::string, unsigned long long> calls; // of each function, and of each kernel, by name
+static std::map<std::string, unsigned long long> calls; // of each function by its name
 
 // --- errors ---
 cudaError_t remember(cudaError_t error) {

@@ -16,6 +16,7 @@ has a correct twin; the line that a message must name, if there is one, ends in 
 #ifdef WITH_CUBLASLT
 #include <cublasLt.h>
 #endif
+extern "C" unsigned long long emulator_calls(const char* name);
 
 constexpr int N = 1000;
 static cudaStream_t one, other; // which wait for other streams only if they are told to
@@ -362,7 +363,10 @@ static void check_errors() {
     expect_error("a time that is not kept", cudaEventElapsedTime(&ms, event, untimed), cudaErrorInvalidResourceHandle);
     expect_error("a time to come", cudaEventElapsedTime(&ms, event, event), cudaErrorNotReady);
     ok(cudaEventSynchronize(event));
+    unsigned long long calls = emulator_calls("cudaEventElapsedTime");
     ok(cudaEventElapsedTime(&ms, event, event));
+    expect("calls that are counted", (double)(emulator_calls("cudaEventElapsedTime") - calls), 1);
+    expect("calls of what does not exist", (double)emulator_calls("cudaNothing"), 0);
     for (int i = 0; i < 5; i++) fill<<<1, N, 0, one>>>(x, (float)i);
     ok(cudaEventRecord(event, one));
     expect_error("a query", cudaEventQuery(event), cudaErrorNotReady);

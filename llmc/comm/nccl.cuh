@@ -238,15 +238,23 @@ static inline void nccl_run_on_host(Comm* c, const CommSlot* s, NcclLink* l) {
 
 static inline bool nccl_passed(int mark) { return cuda_is_done(cudaEventQuery(cuda_marks.events[mark]), "communication"); }
 
-// Notes what has begun and ended on l. Returns the operation that is under way and that compute waits for, or NULL.
+// Notes whether o has begun, and whether it is over, which it returns.
+static inline bool nccl_is_over(CommWorld* w, NcclOp* o) {
+    if (o->over) return true;
+    if (!o->begun && !nccl_passed(o->started)) return false;
+    if (!o->begun) oplog_start(w->log, &o->record);
+    o->begun = true;
+    if (!nccl_passed(o->finished)) return false;
+    oplog_finish(w->log, &o->record);
+    return o->over = true;
+}
+
+// Notes what is over on l, up to the first operation that is not. Returns that one if it has begun and compute waits for it,
+// or NULL.
 static inline NcclOp* nccl_look_at(CommWorld* w, NcclLink* l) {
     for (; l->done < l->issued; l->done++) {
         NcclOp* o = &l->ops[l->done % COMM_IN_FLIGHT];
-        if (!o->begun && !nccl_passed(o->started)) return NULL;
-        if (!o->begun) oplog_start(w->log, &o->record);
-        o->begun = true;
-        if (!nccl_passed(o->finished)) return l->done < l->waited ? o : NULL;
-        oplog_finish(w->log, &o->record);
+        if (!nccl_is_over(w, o)) return o->begun && l->done < l->waited ? o : NULL;
     }
     return NULL;
 }
@@ -267,9 +275,13 @@ static inline void nccl_look(void* self) {
     e->awaited = awaited;
 }
 
-// Notes what has begun and ended, while the host goes on. This is no wait, so the watchdog is told of none.
+// Notes all that is over, while the host goes on: marks are freed next. An operation whose shard still goes to the host may
+// be before others that are over. This is no wait, so the watchdog is told of none.
 static inline void nccl_note(CommWorld* w) {
-    for (NcclLink* l = ((NcclEngine*)w->nccl)->links; l; l = l->next) nccl_look_at(w, l);
+    for (NcclLink* l = ((NcclEngine*)w->nccl)->links; l; l = l->next) {
+        nccl_look_at(w, l);
+        for (long long k = l->done; k < l->issued; k++) nccl_is_over(w, &l->ops[k % COMM_IN_FLIGHT]);
+    }
 }
 // The host is COMM_IN_FLIGHT operations of l ahead of the GPU. Waits for the oldest, which compute waits for as well. The GPU
 // goes on with the others.
@@ -497,7 +509,7 @@ static inline void nccl_start(Comm* c, CommSlot* s) {
     if (s->on_host) nccl_run_on_host(c, s, l);
     else nccl_run(c, s, l);
     s->marks[MARK_FINISHED] = cuda_mark(nccl_last_stream(c, s, l));
-    NcclOp o = { s->record, s->marks[MARK_STARTED], s->marks[MARK_FINISHED], false };
+    NcclOp o = { s->record, s->marks[MARK_STARTED], s->marks[MARK_FINISHED], false, false };
     l->ops[l->issued++ % COMM_IN_FLIGHT] = o;
 }
 

@@ -58,7 +58,8 @@ static inline void nccl_load(bool windows) {
 // ---- what belongs to a communicator ----
 
 // An operation that the GPU may not have finished.
-typedef struct { OpRecord record; int started, finished; bool begun; } NcclOp; // marks, which issue.h owns
+// started, finished: marks, which issue.h owns; they may be freed once it is over.
+typedef struct { OpRecord record; int started, finished; bool begun, over; } NcclOp;
 
 typedef struct NcclLink {
     ncclComm_t nccl;         // owned

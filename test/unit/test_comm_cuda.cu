@@ -461,6 +461,16 @@ static void test_settling_in_a_step(void) {
     const NcclLink* l = (NcclLink*)world.link;
     long long unseen = world.world->nccl ? l->issued - l->done : 0;
     require(unseen == 0, "the ends of %lld operations were not seen before their marks were given back", unseen);
+    char *full = tensor((size_t)world.size * n, COMM_F32, NULL, 0), *shard = (char*)offload_alloc(n * sizeof(float));
+    CommOp to_host = comm_reduce_scatter_to_host(&world, shard, full, n, COMM_F32); // it may end after the next one
+    comm_wait(&world, comm_all_reduce(&world, x, n, COMM_F32));
+    poll_for_device();
+    comm_settle(&world);
+    require(world.world->nccl == NULL || l->ops[(l->issued - 1) % COMM_IN_FLIGHT].over, "nor that of one after a copy");
+    comm_wait(&world, to_host);
+    device_synchronize();
+    device_free(full);
+    offload_free(shard);
 #endif
     device_free(x);
 }
