@@ -10,7 +10,8 @@ finished is waited for without end, as destructors of a driver and of libraries 
 
 Non-blocking communicators are not ready for some microseconds after a launch, as if a thread of NCCL's did it; a caller that does
 not wait until they are ready is refused. ncclCommSplit and ncclCommWindowRegister behave as in NCCL 2.28: they return ncclSuccess
-at once, and their result is there when the communicator is ready again. CUDA_EMULATOR_NCCL has other ways (README.md). Sums go round a ring, beginning at another rank for each part, and are rounded at each rank: their bits differ from rank order's.
+at once, and their result is there when the communicator is ready again. CUDA_EMULATOR_NCCL has other ways (README.md).
+Sums go round a ring, beginning at another rank for each part, and are rounded at each rank: their bits differ from rank order's.
 */
 #include "runtime.h"
 #include <algorithm>
@@ -51,8 +52,8 @@ struct ncclComm {
     uint64_t collectives = 0;            // of those, the same on all ranks
     std::map<std::pair<int, int>, uint64_t> messages; // from, to -> how many
     int splits = 0, windows = 0;         // numbers of calls so far
-    struct { bool is_on = false; ncclWindow_t* result = nullptr; const char* begin = nullptr; size_t bytes = 0; int number = 0; } registering;
-    struct { bool is_on = false; ncclComm** result = nullptr; ncclComm* child = nullptr; int number = 0; } splitting; // child: NULL without a color
+    struct { bool is_on; ncclWindow_t* result; const char* begin; size_t bytes; int number; } registering = {};
+    struct { bool is_on; ncclComm** result; ncclComm* child; int number; } splitting = {}; // child: NULL without a color
 };
 struct ncclWindow_vidmem {}; // the handle of a local registration
 
@@ -101,10 +102,23 @@ __attribute__((format(printf, 3, 4))) ncclResult_t refuse(ncclResult_t result, c
 }
 
 // --- the ways of NCCL to behave ---
-// Returns true if CUDA_EMULATOR_NCCL has this word.
-bool behaves(const char* word) {
+const char* const ways[] = {"early", "local-windows", "no-windows"};
+std::set<std::string> chosen_ways(void) { // words of CUDA_EMULATOR_NCCL, with commas between
+    std::set<std::string> chosen;
     const char* words = getenv("CUDA_EMULATOR_NCCL");
-    return words && ("," + std::string(words) + ",").find("," + std::string(word) + ",") != std::string::npos;
+    for (std::string rest = words ? words : ""; !rest.empty();) {
+        size_t comma = rest.find(',');
+        std::string word = rest.substr(0, comma);
+        if (std::find(std::begin(ways), std::end(ways), word) == std::end(ways))
+            fatal("CUDA_EMULATOR_NCCL has the word '%s': it may be early, local-windows or no-windows", word.c_str());
+        chosen.insert(word);
+        rest = comma == std::string::npos ? "" : rest.substr(comma + 1);
+    }
+    return chosen;
+}
+bool behaves(const char* way) {
+    static const std::set<std::string> chosen = chosen_ways();
+    return chosen.count(way) > 0;
 }
 double seconds_now(void) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -337,7 +351,8 @@ bool spins(ncclComm* c, cudaStream_t stream) {
     static const uint64_t fault = emulator::setting("CUDA_EMULATOR_NCCL_FAULT", 0);
     if ((uint64_t)++operations != fault) return false;
     emulator::enqueue_when(stream, "ncclKernel", [=] {
-        if (c->state != ncclRemoteError) c->state = refuse(ncclRemoteError, "ncclKernel", "it fails on purpose (CUDA_EMULATOR_NCCL_FAULT)");
+        if (c->state != ncclRemoteError)
+            c->state = refuse(ncclRemoteError, "ncclKernel", "it fails on purpose (CUDA_EMULATOR_NCCL_FAULT)");
         return false;
     }, [] {});
     return true;

@@ -28,7 +28,7 @@ Every fatal path goes through die() or require(): place, what was found, what to
 
 #define ERASE_LINE "\033[K"   // of a terminal: from the cursor to the end of the line
 static bool live_line = false; // a line is being rewritten on the terminal (terminal.h); the cursor stands at its beginning
-static void (*die_leave)(int status) = NULL; // how die ends the process where exit() may not return (watchdog_leave); NULL: exit
+static void (*die_leave)(int status) = NULL; // die ends the process by it where exit() may not return; NULL: by exit
 static int message_rank = -1; // set by comm_init if there are several ranks; messages then begin with it
 
 // Copies a source file's path into out (size) without the detours of its includes: "llmc/run/../comm/comm.h" is llmc/comm/comm.h.

@@ -332,8 +332,8 @@ static inline ncclConfig_t nccl_config(void) {
     return config;
 }
 
-// Of the highest priority: where kernels of layers fill the GPU, those of NCCL get the next processors that are free. Else they
-// would begin when the layer ends, and other ranks wait for them.
+// Of the highest priority: where kernels of layers fill the GPU, those of NCCL get the next processors that are free. Else
+// they would begin when the layer ends, and other ranks wait for them.
 static inline cudaStream_t nccl_stream_new(void) {
     cudaStream_t stream;
     int lowest, highest;
@@ -377,10 +377,10 @@ static inline void nccl_open(Comm* c) {
     NcclLink* l = nccl_link_new();
     ncclConfig_t config = nccl_config();
     OpRecord op = oplog_issue(w->log, "control", "connect", 0, "bytes", -1);
-    // ncclCommAbort would end kernels that wait for a rank which has failed. But it waits itself, for threads of NCCL and for
-    // the GPU, and only a process that goes on needs it: the driver ends the kernels of one that is over.
+    // ncclCommAbort would end kernels that wait for a rank which has failed. But it waits itself, for threads of NCCL and
+    // for the GPU, and only a process that goes on needs it: the driver ends the kernels of one that is over.
     die_leave = watchdog_leave;
-    ncclResult_t r = nccl.ncclCommInitRankConfig(&l->nccl, c->size, id, c->rank, &config); // sets l->nccl, which it polls next
+    ncclResult_t r = nccl.ncclCommInitRankConfig(&l->nccl, c->size, id, c->rank, &config);
     nccl_await(w, &op, l->nccl, r, "joining the other ranks");
     oplog_finish(w->log, &op);
     nccl_link_begin(c, l);
@@ -424,7 +424,7 @@ static inline void nccl_close(Comm* c) {
     free(e);
 }
 
-// Splits NCCL's communicator: ranks of the same color get a new one, in the order of their keys. Returns NULL without a color.
+// Splits NCCL's communicator: ranks of the same color get a new one, in the order of their keys. NULL: without a color.
 static inline ncclComm_t nccl_split_off(CommWorld* w, const OpRecord* op, ncclComm_t parent, int color, int key) {
     ncclComm_t made = NULL;
     ncclConfig_t config = nccl_config();

@@ -89,8 +89,8 @@ static inline void nccl_check(ncclResult_t r, const char* what) {
             nccl.ncclGetErrorString(r), nccl.ncclGetLastError(NULL));
 }
 
-// Seconds for which the host asks NCCL over and over before it naps. A launch takes less: some tens of microseconds, in a thread
-// that NCCL makes for it. A nap of 20 microseconds lasts about 70, which each of a step's collectives would cost.
+// Seconds for which the host asks NCCL over and over before it naps. A launch takes less: some tens of microseconds, in a
+// thread that NCCL makes for it. A nap of 20 microseconds lasts about 70, which each of a step's collectives would cost.
 constexpr double NCCL_SPIN = 150e-6;
 
 // Waits for the end of a call that may still be under way in NCCL. r: what it returned. op: what the watchdog is told.
@@ -108,8 +108,8 @@ static inline void nccl_await(CommWorld* w, const OpRecord* op, ncclComm_t comm,
     }
     nccl_check(r, what);
 }
-// The same for ncclCommSplit and ncclCommWindowRegister, which return ncclSuccess while NCCL has only begun. Their result is NULL
-// until the communicator that was asked is ready again: only then may it be used, or its absence mean anything.
+// The same for ncclCommSplit and ncclCommWindowRegister, which return ncclSuccess while NCCL has only begun. Their result is
+// NULL until the communicator that was asked is ready again: only then may it be used, or its absence mean anything.
 static inline void nccl_await_result(CommWorld* w, const OpRecord* op, ncclComm_t asked, ncclResult_t r, const char* what) {
     nccl_await(w, op, asked, r == ncclSuccess ? ncclInProgress : r, what);
 }

@@ -52,16 +52,17 @@ static inline void nccl_lend_memory(NcclEngine* e) {
     cuda_lender.self = e;
 }
 
-// Returns true if kernels of other GPUs can use the window: then its handle is an address on the GPU. Where GPUs cannot reach one
-// another's memory, NCCL 2.28 only notes the buffer on this rank, and the handle is an address on the host. (In 2.27 all are.)
+// Returns true if kernels of other GPUs can use the window: then its handle is an address on the GPU. Where GPUs cannot reach
+// one another's memory, NCCL 2.28 only notes the buffer on this rank, and the handle is an address on the host. (In 2.27 every
+// handle is.)
 static inline bool nccl_is_shared(ncclWindow_t window) {
     cudaPointerAttributes of_handle;
     cuda_check(cudaPointerGetAttributes(&of_handle, (const void*)window), "ncclCommWindowRegister");
     return of_handle.type == cudaMemoryTypeDevice;
 }
 
-// Where the GPUs of these ranks cannot reach one another's memory, operations run without windows. The log says "windows" only
-// where all of the memory is shared, "registered buffers" where NCCL has it, but perhaps for this rank alone, and else 0.
+// Where the GPUs of these ranks cannot reach one another's memory, operations run without windows. The log says "windows" where
+// all of the memory is shared, and "registered buffers" where NCCL knows it, but perhaps for this rank alone.
 static inline void nccl_share_memory(Comm* c) {
     CommWorld* w = c->world;
     NcclEngine* e = (NcclEngine*)w->nccl;

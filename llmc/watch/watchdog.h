@@ -534,8 +534,9 @@ static inline void watchdog_on_exit(void) {
     if (ended) pthread_join(c->thread, NULL);
 }
 
-// What die does in place of exit() while a GPU may run kernels that wait for other ranks (comm/nccl.cuh): destructors of the
-// driver and of libraries may wait for these kernels for ever. Of exit(), this keeps the watchdog's last word and the files.
+// What die does in place of exit() while a GPU may run kernels that wait for other ranks (comm/nccl.cuh sets die_leave):
+// destructors of the driver and of libraries may wait for these kernels for ever. Of exit(), this keeps the watchdog's last
+// word and what was written to files.
 static inline void watchdog_leave(int status) {
     watchdog_on_exit();
     fflush(NULL);

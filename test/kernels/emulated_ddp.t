@@ -22,7 +22,8 @@ for comm in mpi nccl; do
     check "  on 4 ranks" passes $comm 4
     if [ $comm = nccl ]; then
         check "  with windows, on 3 ranks" passes nccl 3 --nccl-windows
-        CUDA_EMULATOR_NCCL=early check "  where NCCL gives communicators and windows before they are ready" passes nccl 3 --nccl-windows
+        CUDA_EMULATOR_NCCL=early check "  where NCCL gives communicators and windows before they are ready" \
+            passes nccl 3 --nccl-windows
         CUDA_EMULATOR_NCCL=local-windows check "  where windows are local, which the log does not call windows" \
             passes nccl 2 --nccl-windows --windows-are local
         CUDA_EMULATOR_NCCL=no-windows check "  where there are no windows" passes nccl 2 --nccl-windows --windows-are none
@@ -90,7 +91,7 @@ check "there are no windows over MPI" fails_with "nccl-windows: these ranks comm
 check "a rank that does not come is named" \
     fails_with "rank 1 has not reached all-reduce" -- on_gpus nccl 2 $emulated --data $REFERENCE/tokens.bin --val-data= \
     --model d1 --channels 16 --heads 2 --seq-len 16 --batch-size 2 --fault 1:2:hang --comm-timeout 3
-# Where NCCL fails while one of its kernels waits for a rank, destructors would wait for that kernel, so exit() would not return.
+# Where NCCL fails while one of its kernels waits for a rank, destructors would wait for that kernel: exit() would not return.
 failed="error: NCCL: communication failed: remote process exited or there was a network error"
 ends_by_itself() {
     CUDA_EMULATOR_NCCL_FAULT=5 fails_with "$failed" -- timeout 20 $test_comm --comm nccl --journal "$work/journal" &&
