@@ -158,8 +158,10 @@ static inline bool run_samples(const Run* run, long long step) {
     bool is_wanted = run->o.tokenizer[0] && (step > 0 || run->o.steps == 0);
     return run_is_fresh(run, step) && is_wanted && is_due(run->o.sample_every, step, run->o.steps);
 }
+// Step 0 is saved only where it is the last one (--steps 0).
 static inline bool run_saves(const Run* run, long long step) {
-    return run->o.out[0] && step > run->first && (is_due(run->o.save_every, step, run->o.steps) || step == run->o.steps);
+    bool is_new = step > run->first || !run->o.resume, due = step > 0 && is_due(run->o.save_every, step, run->o.steps);
+    return run->o.out[0] && is_new && (due || step == run->o.steps);
 }
 static inline bool run_checks(const Run* run, long long step) {
     return step > run->first && is_due(run->world.check_every, step, run->o.steps);
