@@ -108,10 +108,18 @@ static inline void writer_lock_release(void) {
     memset(l, 0, sizeof *l);
 }
 
+// die in place of exit (common.h) runs nothing that atexit knows.
+static void (*writer_leave_next)(int status) = NULL;
+static inline void writer_leave(int status) {
+    writer_lock_release();
+    writer_leave_next(status);
+}
+
 // From now on this process holds the lock. text is taken over.
 static inline void writer_lock_keep(int fd, const char* path, char* text, bool locks) {
     static bool registered;
     if (!registered) registered = atexit(writer_lock_release) == 0;
+    if (die_leave && die_leave != writer_leave) { writer_leave_next = die_leave; die_leave = writer_leave; }
     WriterLock l = { xstrdup(path), text, fd, locks, getpid() };
     writer_lock = l;
 }

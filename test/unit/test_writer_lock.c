@@ -139,6 +139,20 @@ static void a_rank_that_comes_too_late_is_refused(void** state) {
     other_is_killed(rank_1);
 }
 
+// Ways to die: by exit, and by what a program sets where exit may not return.
+static void leave_at_once(int status) { _exit(status); }
+static void die_with_the_lock(void* argument) {
+    char* why;
+    if (argument) die_leave = leave_at_once;
+    if (writer_lock_take(folder, 0, &why) == WRITER_TAKEN && path_exists(lock_path())) die("this run is over");
+}
+static void an_error_ends_the_lock(void** state) {
+    expect_death(die_with_the_lock, NULL, "this run is over");
+    assert_false(path_exists(lock_path()));
+    expect_death(die_with_the_lock, state, "this run is over");
+    assert_false(path_exists(lock_path()));
+}
+
 static void a_child_does_not_end_its_parents_lock(void** state) {
     (void)state;
     assert_taken(WRITER_TAKEN);
@@ -274,6 +288,8 @@ static void what_is_no_file_is_refused(void** state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        // first: a child that inherits our atexit is ended by child_leave before that one's turn
+        cmocka_unit_test_teardown(an_error_ends_the_lock, remove_lock),
         cmocka_unit_test_teardown(the_last_one_removes_the_file, remove_lock),
         cmocka_unit_test_teardown(a_rank_that_lives_on_keeps_the_lock, remove_lock),
         cmocka_unit_test_teardown(a_rank_that_comes_too_late_is_refused, remove_lock),
