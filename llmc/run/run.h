@@ -20,6 +20,7 @@ The order in which a stage calls these is that of its main:
 #include "start.h"
 #include "trace.h"
 #include "world.h"
+#include "writing.h"
 
 typedef struct {
     Options o;
@@ -37,6 +38,7 @@ typedef struct {
     int updates;                    // AdamW updates so far
     long long first;                // steps done before this run
     SaveShare share;                // who saves; set by the stage, at first: rank 0 alone
+    char* writes;                   // what the lock on --out says; owned. NULL: there is no lock (yet)
     size_t predicted[MEMORY_KINDS]; // bytes of this rank, set by the stage
     double sent;                    // bytes that this rank will send per step, set by the stage
     double step_began;              // now_seconds
@@ -81,6 +83,7 @@ static inline void run_start(Run* run, int argc, char** argv) {
     world_start(&run->world, o, ranks);
     layers_choose((AttentionChoice)o->attention, o->deterministic);
     if (o->tokenizer[0]) tokenizer_open(&run->tokenizer, o->tokenizer);
+    run->writes = writing_claim(&run->world.control, o, false); // before it is asked what is saved there
     run->from_checkpoint = open_checkpoint(o, &run->checkpoint);
     run->config = config_for_run(o, &run->table, &run->tokenizer, run->from_checkpoint ? &run->checkpoint : NULL);
     run_open_data(run);
@@ -135,9 +138,11 @@ static inline void run_load(Run* run, const Piece* pieces, int num_pieces) {
     checkpoint_close(r);
 }
 
-// Opens the log and the timeline.
+// Opens the log and the timeline. From here on nothing but this run writes under --out.
 static inline void run_begin(Run* run) {
     World* w = &run->world;
+    if (run->o.out[0] && run->writes == NULL) run->writes = writing_claim(&w->control, &run->o, true);
+    if (run->writes) writing_share(&w->control, run->o.out, run->writes, run->share.writer >= 0);
     json_t* record = run_record(run->config, run->predicted, w->comm.size);
     if (w->joins) world_record(record, w, run->sent);
     logger_open(&run->log, &run->table, &run->o, w->comm.rank == 0 ? run->o.out : "", run->first, record);
@@ -158,8 +163,10 @@ static inline bool run_samples(const Run* run, long long step) {
     bool is_wanted = run->o.tokenizer[0] && (step > 0 || run->o.steps == 0);
     return run_is_fresh(run, step) && is_wanted && is_due(run->o.sample_every, step, run->o.steps);
 }
+// Step 0 is saved only where it is the last one (--steps 0).
 static inline bool run_saves(const Run* run, long long step) {
-    return run->o.out[0] && step > run->first && (is_due(run->o.save_every, step, run->o.steps) || step == run->o.steps);
+    bool is_new = step > run->first || !run->o.resume, due = step > 0 && is_due(run->o.save_every, step, run->o.steps);
+    return run->o.out[0] && is_new && (due || step == run->o.steps);
 }
 static inline bool run_checks(const Run* run, long long step) {
     return step > run->first && is_due(run->world.check_every, step, run->o.steps);
@@ -245,6 +252,7 @@ static inline void run_step_end(Run* run, long long step, const StepStats* stats
 static inline bool run_end(Run* run) {
     World* w = &run->world;
     logger_close(&run->log);
+    writer_lock_release();
     trace_close();
     comm_barrier(&w->comm); // all parts of the timeline are written
     if (w->comm.rank == 0) trace_merge(run->o.trace, w->comm.size);
@@ -259,6 +267,7 @@ static inline void run_stop(Run* run) {
     dataloader_free(&run->train);
     if (run->o.val_data[0]) dataloader_free(&run->val);
     tokenizer_free(&run->tokenizer);
+    free(run->writes);
     world_stop(&run->world);
     device_shutdown();
 }

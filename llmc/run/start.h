@@ -25,15 +25,24 @@ static inline GPT2Config config_from_options(const Options* o, const Tokenizer* 
     return c;
 }
 
+// Why a new run cannot have --out: there are checkpoints. The caller frees it; NULL: there are none.
+static inline char* other_run_under(const char* out) {
+    char* newest = checkpoint_newest(out);
+    char* error = newest ? format_string("--out %s holds the checkpoints of another run, the newest in %s: continue it with"
+                                         " --resume, or give another folder", out, newest) : NULL;
+    free(newest);
+    return error;
+}
+
 // The checkpoint to start from into r: false if neither --resume nor --init-from asks for one.
 static inline bool open_checkpoint(const Options* o, CheckpointReader* r) {
     require(!(o->resume && o->init_from[0]), "--resume and --init-from exclude each other: one continues a run, the other starts one");
     require(!o->resume || o->out[0], "--resume needs --out, the folder to continue from");
-    char* newest = o->out[0] ? checkpoint_newest(o->out) : NULL;
-    require(o->resume || newest == NULL, "--out %s holds the checkpoints of another run, the newest in %s: continue it with --resume,"
-            " or give another folder", o->out, newest);
+    char* other_run = o->out[0] && !o->resume ? other_run_under(o->out) : NULL;
+    require(other_run == NULL, "%s", other_run);
     if (o->init_from[0]) checkpoint_open(r, o->init_from);
     if (!o->resume) return o->init_from[0] != '\0';
+    char* newest = checkpoint_newest(o->out);
     require(newest != NULL, "--resume: there is no checkpoint under %s; start without --resume, or give the --out that has one", o->out);
     checkpoint_open(r, newest);
     free(newest);

@@ -453,7 +453,6 @@ static inline void checkpoint_read_unit(CheckpointReader* r, CheckpointPart part
     require(checkpoint_has_part(&r->state, stored_part),
             "%s: holds weights only; start from it with --init-from instead of resuming",
             r->path);
-    r->stored[part] = r->stored[stored_part];
     CheckpointRange range = { u, begin, end };
     size_t first, last;
     checkpoint_range_places(r->state.config, range, &first, &last);
@@ -466,9 +465,9 @@ static inline void checkpoint_read_unit(CheckpointReader* r, CheckpointPart part
 // Checks the checksum of each part that was read completely, and frees r.
 static inline void checkpoint_close(CheckpointReader* r) {
     for (int part = 0; part < CHECKPOINT_PARTS; part++) {
-        CheckpointPart stored_part = checkpoint_stored_part(&r->state, (CheckpointPart)part); // in whose file the damage is
+        CheckpointPart stored_part = checkpoint_stored_part(&r->state, (CheckpointPart)part);
         char* path = checkpoint_all_files_path(r->path, &r->state, checkpoint_part_file(stored_part));
-        require(r->elements[part] != gpt2_num_parameters(r->state.config) || r->checksum[part] == r->stored[part],
+        require(r->elements[part] != gpt2_num_parameters(r->state.config) || r->checksum[part] == r->stored[stored_part],
                 "%s: the values of \"%s\" do not match their checksum: the file is damaged; %s", path,
                 checkpoint_part_names[stored_part], r->remedy);
         free(path);

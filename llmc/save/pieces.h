@@ -85,8 +85,6 @@ static inline void pieces_set_weights(const Piece* pieces, int num_pieces, GPT2C
                                       CheckpointReader* from, CheckpointPart what) {
     float* host = (float*)xcalloc(STAGED, sizeof(float));
     floatX* rounded = (floatX*)xcalloc(STAGED, sizeof(floatX));
-    // in the end every rank compares checksums, also one that has read nothing
-    if (from) from->stored[what] = from->stored[checkpoint_stored_part(&from->state, what)];
     for (const Piece* p = pieces; p < pieces + num_pieces; p++) {
         PieceRuns runs = { c, seed, from, NULL, what, p->unit, (char*)host };
         for (size_t k = 0, n; k < p->n; k += n) {

@@ -68,6 +68,23 @@ for x in $all; do
     esac
     for y in $by; do check "  by ${y%:*} on ${y#*:} rank(s)" goes_on $from ${y%:*} ${y#*:}; done
 done
+# --steps 0 saves what training would begin with, and the run that continues it is one without a break.
+begins() { # NAME RANKS BY RANKS
+    rm -rf "$work/zero" && trains $1 $2 "$work/zero" --steps 0 && [ -e "$work/zero/step_00000000/state.json" ] &&
+        trains $3 $4 "$work/zero" --resume && grep -q "step 0 of 10" "$work/zero.log" && close "$work/$1" "$work/zero"
+}
+begins_to_the_bit() { begins $1 $2 $1 $2 && same_files "$work/$1" "$work/zero"; }
+for x in $all; do
+    check "fsdp ${x%:*} saves step 0, and continues from it to the bit" begins_to_the_bit ${x%:*} ${x#*:}
+    check "  in strict mode" eval 'strict begins_to_the_bit ${x%:*} ${x#*:}'
+done
+check "sharded step 0 of 3 ranks is continued by single" begins sharded 3 single 1
+exported() { # a sharded step 0
+    rm -rf "$work/zero" "$work/hf" && trains sharded 3 "$work/zero" --steps 0 && [ -e "$work/zero/step_00000000/model-00003-of-00003.safetensors" ] &&
+        build/hf_export "$work/zero/step_00000000" "$work/hf"
+}
+check "  hf_export reads it" exported
+
 # In rank order and without accumulation all programs have the same bits on the same number of ranks, so they may even take turns.
 if [ "$BUILD" = build ]; then
     check "fsdp continues DDP's checkpoint to the bit" eval 'goes_on ddp full 2 && same_run "$work/ddp" "$work/second" 00000010'

@@ -25,6 +25,26 @@ for precision in fp32 bf16 fp16; do
         check "  has the same metrics, weights and optimizer state to the bit" same_run "$whole" "$part"
     done
 done
+# --steps 0 saves what training would begin with.
+begins() { # PRECISION
+    run $1 "$work/zero-$1" --steps 0 && [ "$(ls -A "$work/zero-$1" | tr '\n' ' ')" = "metrics.jsonl step_00000000 " ] &&
+        grep -q '"step": 0' "$work/zero-$1/step_00000000/state.json" && grep -q '"position": 0' "$work/zero-$1/step_00000000/state.json" &&
+        grep -q '"adamw_t": 0' "$work/zero-$1/step_00000000/state.json"
+}
+for precision in fp32 bf16 fp16; do
+    check "$precision: --steps 0 saves step 0" begins $precision
+    before=$(stat -c %Y.%i "$work/zero-$precision"/step_00000000)
+    check "  continued with --steps 0 it stays as it is" run $precision "$work/zero-$precision" --resume --steps 0
+    check "  and is not saved again" [ "$(stat -c %Y.%i "$work/zero-$precision"/step_00000000)" = "$before" ]
+    check "  Hugging Face's programs can have it" build/hf_export "$work/zero-$precision/step_00000000" "$work/hf-$precision"
+    check "  continued from step 0" run $precision "$work/zero-$precision" --resume
+    check "  the run is the same as one without a break, to the bit" same_run "$work/$precision" "$work/zero-$precision"
+done
+check "a run of 20 steps does not save step 0" [ ! -e "$work/fp32/step_00000000" ]
+check "--steps 0 saves weights to start from as a run's first step" \
+    run fp32 "$work/copy" --init-from "$work/fp32/step_00000010" --steps 0
+check "  they are the same" cmp "$work/fp32/step_00000010/model.safetensors" "$work/copy/step_00000000/model.safetensors"
+
 cp -r "$work/fp32" "$work/torn"
 forget_after "$work/torn" 10
 printf '{"step":21,"loss":4.' >> "$work/torn/metrics.jsonl"

@@ -49,6 +49,16 @@ for x in "zero3 3" "zero3 8" "zero2 3" "zero1 1"; do
     [ "$BUILD" = build ] || continue
     check "${x% *} continues its own on ${x#* } rank(s)" goes_on ${x% *} $x
 done
+# --steps 0 saves what training would begin with, and the run that continues it is one without a break.
+begins() { # NAME RANKS BY RANKS
+    rm -rf "$work/zero" && trains $1 $2 "$work/zero" --steps 0 && [ -e "$work/zero/step_00000000/state.json" ] &&
+        trains $3 $4 "$work/zero" --resume && grep -q "step 0 of 10" "$work/zero.log" && close "$work/$1" "$work/zero"
+}
+begins_to_the_bit() { begins $1 $2 $1 $2 && same_run "$work/$1" "$work/zero" 00000010; }
+for x in "${saved_by[@]}"; do check "${x%:*} saves step 0, and continues from it to the bit" begins_to_the_bit ${x%:*} ${x#*:}; done
+check "zero3's step 0 on ${others[3]} ranks is continued by single" begins zero3 ${others[3]} single 1
+check "  and single's by zero3 on 3" begins single 1 zero3 3
+
 # In rank order all stages are the same to the bit on the same number of ranks, so they may even take turns.
 for x in "zero2 zero3 2" "zero3 zero1 4" "zero3 ddp 4" "ddp zero2 3"; do
     [ "$BUILD" = build ] || continue

@@ -1,0 +1,306 @@
+/*
+test_writer_lock.c - a folder has one writer: what the lock does where processes begin and end in any order, where the file
+system has no locks, and where other machines share the folder. The runs themselves are tested by test/runs/one_writer.t.
+*/
+#include "../../llmc/base/common.h"
+#include <fcntl.h>
+#include <sys/resource.h>
+
+static bool without_locks; // of the file system
+#define fcntl(fd, command, lock) (without_locks ? (errno = ENOLCK, -1) : fcntl(fd, command, lock))
+#include "../../llmc/save/writer_lock.h"
+#include "test_folder.h"
+
+static const char* lock_path(void) { return in_folder(WRITER_LOCK); }
+static int remove_lock(void** state) {
+    (void)state;
+    without_locks = false;
+    writer_lock_release();
+    unlink(lock_path());
+    return 0;
+}
+static char* lock_text(void) {
+    int fd = open(lock_path(), O_RDONLY | O_CLOEXEC);
+    char* text = fd < 0 ? NULL : writer_read(fd);
+    if (fd >= 0) close(fd);
+    return text;
+}
+static void write_lock(const char* text) {
+    unlink(lock_path());
+    assert_true(file_write(lock_path(), text, strlen(text)));
+}
+static void assert_taken(WriterAnswer expected) {
+    char* why;
+    WriterAnswer answer = writer_lock_take(folder, 0, &why);
+    if (answer != expected) print_error("%s\n", why ? why : "no reason");
+    assert_int_equal(answer, expected);
+    assert_true((why != NULL) == (answer == WRITER_FAILED));
+    free(why);
+}
+static void assert_busy(const char* phrase) {
+    char* why;
+    assert_int_equal(writer_lock_take(folder, 0, &why), WRITER_FAILED);
+    if (strstr(why, phrase) == NULL) print_error("%s\nexpected in it: %s\n", why, phrase);
+    assert_non_null(strstr(why, phrase));
+    free(why);
+}
+
+// ---- another process ----
+
+// It does what each byte in `tell` says, and answers with a byte in `hear`.
+typedef struct { pid_t pid; int tell, hear; } Other;
+
+// 't': takes the lock. 'j': shares what the file says. 'J': shares what another run's file would say. 'r': ends its lock.
+static char other_does(char what, const char* record) {
+    char* why = NULL;
+    if (what == 't') return writer_lock_take(folder, 0, &why) == WRITER_TAKEN ? 'y' : 'n';
+    if (what == 'j') return writer_lock_join(folder, record) == NULL ? 'y' : 'n';
+    if (what == 'J') return writer_lock_join(folder, "process 1 on gone, boot b, since 2\n") == NULL ? 'y' : 'n';
+    writer_lock_release();
+    return 'y';
+}
+static Other other_begin(void) {
+    int there[2], back[2];
+    assert_int_equal(pipe(there), 0);
+    assert_int_equal(pipe(back), 0);
+    Other o = { fork(), there[1], back[0] };
+    if (o.pid > 0) {
+        close(there[0]);
+        close(back[1]);
+        return o;
+    }
+    char what;
+    while (read(there[0], &what, 1) == 1) {
+        char *record = lock_text(), answer = other_does(what, record ? record : "");
+        if (write(back[1], &answer, 1) != 1) break;
+    }
+    _exit(0);
+}
+static bool other_can(Other o, char what) {
+    char answer = 'n';
+    assert_int_equal(write(o.tell, &what, 1), 1);
+    assert_int_equal(read(o.hear, &answer, 1), 1);
+    return answer == 'y';
+}
+static void other_is_killed(Other o) {
+    kill(o.pid, SIGKILL);
+    close(o.tell);
+    close(o.hear);
+    waitpid(o.pid, NULL, 0);
+}
+
+// ---- one run after another ----
+
+static void the_last_one_removes_the_file(void** state) {
+    (void)state;
+    Other rank_0 = other_begin(), rank_1 = other_begin();
+    assert_true(other_can(rank_0, 't'));
+    assert_true(other_can(rank_1, 'j'));
+    assert_true(other_can(rank_0, 'r'));
+    assert_true(path_exists(lock_path()));
+    assert_busy("is writing there; wait until it has ended, or give another --out");
+    assert_true(other_can(rank_1, 'r'));
+    assert_false(path_exists(lock_path()));
+    assert_taken(WRITER_TAKEN);
+    other_is_killed(rank_0);
+    other_is_killed(rank_1);
+}
+
+static void a_rank_that_lives_on_keeps_the_lock(void** state) {
+    (void)state;
+    Other rank_0 = other_begin(), rank_1 = other_begin();
+    assert_true(other_can(rank_0, 't'));
+    assert_true(other_can(rank_1, 'j'));
+    other_is_killed(rank_0);
+    char* who = format_string("the run of process %d on ", (int)rank_0.pid);
+    assert_busy(who);
+    free(who);
+    other_is_killed(rank_1);
+    assert_taken(WRITER_TAKEN); // of two processes that were killed, nothing is left but the file
+}
+
+static void a_rank_that_comes_too_late_is_refused(void** state) {
+    (void)state;
+    Other rank_1 = other_begin();
+    assert_taken(WRITER_TAKEN);
+    char *error, *text = lock_text(), *after;
+    assert_false(other_can(rank_1, 'J')); // its rank 0 has died, and we have the folder
+    after = lock_text();
+    assert_string_equal(text, after);
+    writer_lock_release();
+    assert_false(other_can(rank_1, 'J')); // nobody has it
+    assert_false(path_exists(lock_path()));
+    error = writer_lock_join(folder, "process 1 on gone, boot b, since 2\n");
+    assert_non_null(strstr(error, "writer.lock: is not the one that rank 0 wrote"));
+    assert_non_null(strstr(error, "--out must be a folder that every rank sees"));
+    free(error);
+    free(text);
+    free(after);
+    other_is_killed(rank_1);
+}
+
+// Ways to die: by exit, and by what a program sets where exit may not return.
+static void leave_at_once(int status) { _exit(status); }
+static void die_with_the_lock(void* argument) {
+    char* why;
+    if (argument) die_leave = leave_at_once;
+    if (writer_lock_take(folder, 0, &why) == WRITER_TAKEN && path_exists(lock_path())) die("this run is over");
+}
+static void an_error_ends_the_lock(void** state) {
+    expect_death(die_with_the_lock, NULL, "this run is over");
+    assert_false(path_exists(lock_path()));
+    expect_death(die_with_the_lock, state, "this run is over");
+    assert_false(path_exists(lock_path()));
+}
+
+static void a_child_does_not_end_its_parents_lock(void** state) {
+    (void)state;
+    assert_taken(WRITER_TAKEN);
+    pid_t pid = fork();
+    if (pid == 0) {
+        writer_lock_release();
+        _exit(0);
+    }
+    waitpid(pid, NULL, 0);
+    assert_true(path_exists(lock_path()));
+    Other other = other_begin();
+    assert_false(other_can(other, 't'));
+    other_is_killed(other);
+}
+
+// Two processes take and end the lock as fast as they can: each time the file says that it is theirs.
+static void take_often(void* argument) {
+    int *taken = (int*)argument, times = 0;
+    for (double until = now_seconds() + 1; now_seconds() < until;) {
+        char* why;
+        if (writer_lock_take(folder, 0, &why) != WRITER_TAKEN) { free(why); continue; }
+        times++;
+        char* text = lock_text(); // by its name: NULL if another process has removed the file
+        bool ours = text && strcmp(text, writer_lock.record) == 0;
+        free(text);
+        if (!ours) _exit(1);
+        writer_lock_release();
+    }
+    *taken = times;
+}
+static void nobody_removes_the_lock_of_another(void** state) {
+    (void)state;
+    pid_t children[4];
+    for (int i = 0; i < 4; i++) {
+        int times = 0;
+        children[i] = fork();
+        if (children[i] == 0) take_often(&times);
+        if (children[i] == 0) _exit(times > 0 ? 0 : 2);
+    }
+    for (int i = 0; i < 4; i++) {
+        int status;
+        waitpid(children[i], &status, 0);
+        assert_int_equal(status, 0);
+    }
+    assert_false(path_exists(lock_path()));
+}
+
+// ---- machines ----
+
+static void a_file_of_another_machine_is_not_removed(void** state) {
+    (void)state;
+    write_lock("process 4711 on elsewhere, boot 0123, since 5.000000006\n");
+    assert_busy("writer.lock says that process 4711 on elsewhere is writing there");
+    assert_busy("this machine cannot see whether it still does");
+    assert_busy("if that run has ended, remove ");
+    assert_true(path_exists(lock_path()));
+}
+
+static void a_file_of_this_machine_is_stale(void** state) {
+    (void)state;
+    WriterRecord here = writer_of_this_process(), other = here;
+    snprintf(other.boot, sizeof other.boot, "an-earlier-one");
+    for (int k = 0; k < 2; k++) {
+        char* text = writer_record_text(k == 0 ? here : other);
+        write_lock(text);
+        assert_taken(WRITER_TAKEN);
+        writer_lock_release();
+        free(text);
+    }
+    snprintf(here.host, sizeof here.host, "a-container"); // the kernel is the same
+    char* text = writer_record_text(here);
+    write_lock(text);
+    assert_taken(WRITER_TAKEN);
+    free(text);
+}
+
+static void a_torn_file_is_stale(void** state) {
+    (void)state;
+    static const char* const torn[] = { "", "process", "process 12 on some", "process x on some, boot y\n", "\xff\xff" };
+    for (size_t i = 0; i < sizeof torn / sizeof torn[0]; i++) {
+        write_lock(torn[i]);
+        assert_taken(WRITER_TAKEN);
+        writer_lock_release();
+    }
+}
+
+static void without_locks_the_process_must_be_gone(void** state) {
+    (void)state;
+    without_locks = true;
+    Other rank_0 = other_begin(), rank_1 = other_begin();
+    assert_true(other_can(rank_0, 't'));
+    assert_true(other_can(rank_1, 'j'));
+    char* who = format_string("the run of process %d on ", (int)rank_0.pid);
+    assert_busy(who);
+    free(who);
+    other_is_killed(rank_0);
+    assert_taken(WRITER_TAKEN);
+    other_is_killed(rank_1);
+}
+
+// ---- files that cannot be opened or written ----
+
+static void a_full_disk_takes_the_lock_without_a_text(void** state) {
+    (void)state;
+    signal(SIGXFSZ, SIG_IGN);
+    struct rlimit before, none;
+    getrlimit(RLIMIT_FSIZE, &before);
+    none = before;
+    none.rlim_cur = 10;
+    setrlimit(RLIMIT_FSIZE, &none);
+    assert_taken(WRITER_TAKEN);
+    setrlimit(RLIMIT_FSIZE, &before);
+    char* text = lock_text();
+    assert_string_equal(text, "");
+    free(text);
+    assert_string_equal(writer_lock.record, "");
+    Other other = other_begin();
+    assert_false(other_can(other, 't'));
+    other_is_killed(other);
+    writer_lock_release();
+    assert_false(path_exists(lock_path()));
+}
+
+static void what_is_no_file_is_refused(void** state) {
+    (void)state;
+    assert_int_equal(mkfifo(lock_path(), 0666), 0);
+    assert_busy("writer.lock: is not a file; remove it or give another --out");
+    unlink(lock_path());
+    assert_int_equal(mkdir(lock_path(), 0777), 0);
+    assert_busy("writer.lock: cannot be opened: Is a directory");
+    rmdir(lock_path());
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        // first: a child that inherits our atexit is ended by child_leave before that one's turn
+        cmocka_unit_test_teardown(an_error_ends_the_lock, remove_lock),
+        cmocka_unit_test_teardown(the_last_one_removes_the_file, remove_lock),
+        cmocka_unit_test_teardown(a_rank_that_lives_on_keeps_the_lock, remove_lock),
+        cmocka_unit_test_teardown(a_rank_that_comes_too_late_is_refused, remove_lock),
+        cmocka_unit_test_teardown(a_child_does_not_end_its_parents_lock, remove_lock),
+        cmocka_unit_test_teardown(nobody_removes_the_lock_of_another, remove_lock),
+        cmocka_unit_test_teardown(a_file_of_another_machine_is_not_removed, remove_lock),
+        cmocka_unit_test_teardown(a_file_of_this_machine_is_stale, remove_lock),
+        cmocka_unit_test_teardown(a_torn_file_is_stale, remove_lock),
+        cmocka_unit_test_teardown(without_locks_the_process_must_be_gone, remove_lock),
+        cmocka_unit_test_teardown(a_full_disk_takes_the_lock_without_a_text, remove_lock),
+        cmocka_unit_test_teardown(what_is_no_file_is_refused, remove_lock),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
