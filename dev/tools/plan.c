@@ -136,7 +136,8 @@ static void print_model_memory(const Plan* with, const Plan* without, bool exact
     snprintf(title, sizeof title, "bytes per rank of %d", without->N);
     print_stages(title);
     for (int s = 0; s < PLAN_STAGES; s++) bytes[s] = plan_bytes(without, (PlanStage)s);
-    for (int k = 0; k < MEMORY_WORKSPACE; k++) {
+    for (int k = 0; k <= MEMORY_WORKSPACE; k++) {
+        if (k == MEMORY_WORKSPACE && bytes[0].memory[k] == 0) continue;
         printf("  %-22s", memory_kind_names[k]);
         for (int s = 0; s < PLAN_STAGES; s++) print_bytes((double)bytes[s].memory[k], exact);
         printf("\n");
@@ -151,7 +152,7 @@ static void print_model_memory(const Plan* with, const Plan* without, bool exact
     for (int s = 0; s < PLAN_STAGES; s++) print_bytes((double)plan_memory_total(with, (PlanStage)s), exact);
     printf("\n  %-22s", "sent per step");
     for (int s = 0; s < PLAN_STAGES; s++) print_bytes(floor(plan_sent(without, (PlanStage)s) / without->N), exact);
-    printf("\nnot counted: the layers' workspace, some MB, and what a device needs for itself\n");
+    printf("\nnot counted: the rest of the layers' workspace, some MB, and what a device needs for itself\n");
 }
 
 static void print_model_fits(const Plan* with, const Plan* without) {

@@ -49,12 +49,18 @@ static size_t plan_more_logits(const Plan* p) {
     return (size_t)more * (size_t)Vp * sizeof(floatX);
 }
 
+// Of the layers' workspace only the classifier's fp32 sums: the rest are some MB that depend on threads and on the library.
+static size_t plan_classifier_sums(const Plan* p) {
+    int elements = p->gpu ? CLASSIFIER_ELEMENTS_CUDA : CLASSIFIER_ELEMENTS_CPU;
+    return classifier_sums_of(elements, p->B * p->T, p->config.C, p->config.Vp) * sizeof(float);
+}
+
 // What the stage's formulas say about g, whose fields are set.
 static PlanBytes plan_ask(const Plan* p, const GPT2* g) {
     PlanBytes b;
     gpt2_predict_memory(g, b.memory);
     b.memory[MEMORY_ACTIVATIONS] += plan_more_logits(p);
-    b.memory[MEMORY_WORKSPACE] = 0;
+    b.memory[MEMORY_WORKSPACE] = plan_classifier_sums(p);
     b.sent = gpt2_predict_sent(g);
     return b;
 }

@@ -26,7 +26,7 @@ typedef struct {
 } Plan;
 
 typedef struct {
-    size_t memory[MEMORY_KINDS]; // per rank; without the layers' workspace, which is 0
+    size_t memory[MEMORY_KINDS]; // per rank; of the layers' workspace only wte's fp32 sums
     double sent;                 // per rank and step
 } PlanBytes;
 

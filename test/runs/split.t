@@ -79,6 +79,13 @@ if [ "$BUILD" = build ]; then
     check "  has the bits of DDP" eval 'reference one chunks fp32 2 "${chunks[@]}" &&
         run many on_ranks 2 "$BUILD/split/chunks/fp32/train_gpt2_ddp" "${options[@]}" --deterministic --batch-size 16 "${chunks[@]}" && same one many'
     check "  and not those of one chunk" eval 'reference one data fp32 2 "${chunks[@]}" && differ one many'
+    # In bf16 the chunks are added up in fp32, on a rank and in the reference.
+    check "  also in bf16" eval 'build chunks bf16 train_gpt2_ddp chunks && build chunks bf16 train_gpt2_single chunks data &&
+        reference one chunks bf16 2 "${chunks[@]}" &&
+        run many on_ranks 2 "$BUILD/split/chunks/bf16/train_gpt2_ddp" "${options[@]}" --deterministic --batch-size 16 "${chunks[@]}" && same one many'
+    check "  with two micro-batches" eval 'reference one chunks bf16 2 "${chunks[@]}" --batch-size 16 --seq-len 40 --total-batch-size 1280 &&
+        run many on_ranks 2 "$BUILD/split/chunks/bf16/train_gpt2_ddp" "${options[@]}" --deterministic "${chunks[@]}" --batch-size 8 \
+            --seq-len 40 --total-batch-size 1280 && same one many'
 fi
 
 # ---- tensor parallelism ----

@@ -23,6 +23,12 @@ check "  24 GB are too few for DDP and enough for FSDP" says "fits +24 GB +40 GB
 check "  so they are on 4 ranks, and recomputing does not help DDP" says "ddp +no" "fsdp +yes" -- --model gpt2-xl --ranks 4 --seq-len 1024 --batch-size 1 --recompute block
 check "  at a larger batch only with recomputation" says "zero-3 +recomputed +yes" -- "${xl[@]}" --batch-size 8
 check "  and more ranks make room for a larger model" eval 'says "fsdp +d55, 8.36 B" -- "${xl[@]}" && says "fsdp +d[7-9][0-9], " -- "${xl[@]}" --ranks 64'
+# The classifier of a GPU takes 5,312 rows of GPT-2's logits at a time; where it needs several chunks, their fp32 sums take 4 Vp C bytes.
+check "more rows than the classifier takes at once need memory to add them up" says "workspace +154533888 " -- \
+    --model gpt2 --ranks 8 --seq-len 1024 --batch-size 6 --exact
+check "  but not in fp32, nor where there is one chunk" eval '
+    says x? -- --model gpt2 --ranks 8 --batch-size 6 --precision fp32 && ! grep "^  workspace" "$work/said" &&
+    says x? -- --model gpt2 --ranks 8 --batch-size 5 && ! grep "^  workspace" "$work/said"'
 check "times are printed up to 4096 ranks, for every stage" eval 'says "^times" -- "${xl[@]}" && [ "$(grep -cE "^ +4096 .*%$" "$work/said")" = 5 ]'
 check "  no slower over NVLink than over PCIe" eval '
     says x? -- "${xl[@]}" > /dev/null && fast=$(row 8 5) && says x? -- "${xl[@]}" --link pcie > /dev/null && slow=$(row 8 5) &&

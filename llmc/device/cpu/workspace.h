@@ -15,7 +15,7 @@ typedef struct {
     size_t per_thread_floats;
     float* shared;        // (shared_floats): what all threads of one call work on together
     size_t shared_floats;
-    float* weight_sums;   // (Vp,C) of matmul_backward_weight_chunk, or NULL: the classifier takes all rows at once, or floatX is fp32
+    float* weight_sums;   // (Vp,C) of matmul_backward_weight_chunk; NULL where there is one chunk, or floatX is fp32
     int* token_first;     // (Vp) encoder_backward: first position with this token
     int* token_next;      // (B*T) the next position with the same token
     char description[128];

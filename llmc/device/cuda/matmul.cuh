@@ -31,7 +31,8 @@ constexpr int MATMUL_PLANS = 128;
 
 // D (m,n) = op(A) op(B), column-major: A (m,k), or (k,m) where a_transposed; B (k,n), or (n,k) where b_transposed.
 // All ints, so that two shapes can be compared as memory.
-typedef struct { int a_transposed, b_transposed, m, n, k, epilogue, d_fp32, alignment; } ProductShape; // d_fp32: D is not floatX
+// d_fp32: D is not floatX.
+typedef struct { int a_transposed, b_transposed, m, n, k, epilogue, d_fp32, alignment; } ProductShape;
 typedef struct {
     const char* layer;    // for messages
     ProductShape shape;
