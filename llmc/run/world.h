@@ -106,7 +106,7 @@ static inline bool world_memory_fits(World* w, const size_t predicted[MEMORY_KIN
 }
 
 // ---- the cost of a step ----
-// Before step `step`, counted from 1, and after it. state: device memory whose first bit --fault bitflip flips.
+// Before step `step`, counted from 1, and after it. state: device memory in whose first byte --fault bitflip flips a bit.
 static inline void world_step_begin(World* w, long long step, void* state) {
     comm_step(&w->comm, step);
     fault_strike(&w->fault, w->comm.rank, step);
@@ -114,7 +114,7 @@ static inline void world_step_begin(World* w, long long step, void* state) {
     if (fault_now(&w->fault, w->comm.rank, step, FAULT_BITFLIP)) {
         unsigned char byte;
         device_to_host(&byte, state, 1);
-        byte ^= 1;
+        byte ^= 16; // not the last bit of a number, which an update may round away
         host_to_device(state, &byte, 1);
         device_synchronize(); // the copy reads byte
     }
