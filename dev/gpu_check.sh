@@ -6,7 +6,7 @@
 #   sh dev/gpu_check.sh          all parts that fit in GPU_CHECK_SECONDS (570), in this order; ends with a page for doc/gpu.md
 #   sh dev/gpu_check.sh PART...  some of them:
 #       build                    programs and tests, in three precisions
-#       layers                   each against the CPU's; products and attention twice, in another order of the tests' processes
+#       layers                   each against the CPU's; every call twice, with the same bits
 #       sanitizer                memory errors and races
 #       training                 PyTorch's stored run; the same bits from run to run
 #       ranks                    collectives and DDP over NCCL, with and without windows, and over MPI

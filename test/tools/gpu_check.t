@@ -80,6 +80,10 @@ profile_is_asked_for() {
     PATH=$work/bin:$PATH device=cuda gpu_check profile && says '^### Kernels of a step' &&
         says '^| encoder_forward_kernel | 1 | 0.000 | 100.0 % | 40 % | 40 % |$' && says '^| profile | ok |'
 }
+several_gpus_are_asked_for() {
+    gpu_check gpus && says '^| gpus | not run: there are fewer than two GPUs |' &&
+        ! CUDA_EMULATOR_DEVICES=3 gpu_check gpus && says '^| comm-nccl-2-windows | ' && says '^| killed-rank-2 | '
+}
 check "the page has the output of every part" page_has_all
 check "parts run in the order that was asked for" order_is_as_asked
 check "a part that fails does not stop the others, and its error is on the page" failures_stop_nothing
@@ -87,4 +91,5 @@ check "a program that was not built is reported" a_missing_program_is_told
 check "time is limited: a part that takes too long is stopped, and the next not run" time_is_limited
 check "an unknown part is refused before any runs" unknown_parts
 check "the profile of a step" profile_is_asked_for
+check "the part for several GPUs runs where there are several" several_gpus_are_asked_for
 done_testing
