@@ -11,7 +11,8 @@ static inline void weight_add_chunk(float* sums, floatX* dw, const floatX* dout,
                                     int OC, GradMode mode) {
     size_t size = (size_t)OC * (size_t)C;
     GradMode chunk_mode = row == 0 ? mode : GRAD_ADD;
-    if (!NEEDS_MASTER || n == N) { // nothing is rounded twice
+    bool rounds_once = !NEEDS_MASTER || n == N;
+    if (rounds_once) {
         matmul_backward_weight(dw, NULL, dout, inp, n, C, OC, chunk_mode);
         return;
     }

@@ -350,7 +350,7 @@ static inline void make_every_product(MatmulScratch m, LayerShapes s) {
 // Tries every product of a training step. Its memory is less than the model's will be, and is freed here. Where there is
 // not enough there will not be enough for the model either, whose own error says more.
 static inline void matmul_prepare(LayerShapes s) {
-    MatmulScratch m;
+    MatmulScratch m = {};
     void* memory;
     size_t bytes = scratch_place(&m, NULL, s);
     if (cuda_layers.deterministic) return; // what is chosen by time may be another algorithm in the next run
