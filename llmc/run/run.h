@@ -72,8 +72,7 @@ static inline void run_open_data(Run* run) {
     if (o->val_data[0]) dataloader_init(&run->val, "--val-data", o->val_data, tokenizer, shape, DATA_EVAL);
 }
 
-// Reads the options, joins the ranks, opens what the run starts from (tokenizer, checkpoint, data), and lets the device
-// choose how it computes these shapes.
+// Reads the options, joins the ranks, and opens what the run starts from: tokenizer, checkpoint, data.
 static inline void run_start(Run* run, int argc, char** argv) {
     const Options* o = &run->o;
     options_parse(&run->table, argc, argv);
@@ -91,13 +90,23 @@ static inline void run_start(Run* run, int argc, char** argv) {
     run->scaler = loss_scaler_init(o);
     run->share.writer = ranks.rank == 0 ? 0 : -1;
     run->share.writers = 1;
-    LayerShapes shapes = { (int)o->batch_size, (int)o->seq_len, run->config.C, run->config.NH, run->config.Vp };
-    layers_prepare(shapes); // while all multiprocessors are free: ranks have exchanged nothing yet
 }
 
-// --recompute; auto: none if the bytes in run->predicted fit, on every rank, else block.
+// Lets the device choose how it computes these shapes, while its memory and all its multiprocessors are free: nothing is
+// allocated, and ranks have exchanged nothing. A model whose parameters alone have no room is not worth it.
+static inline void run_prepare(const Run* run) {
+    const Options* o = &run->o;
+    size_t least[MEMORY_KINDS];
+    memcpy(least, run->predicted, sizeof least);
+    least[MEMORY_ACTIVATIONS] = 0; // they may be recomputed
+    LayerShapes shapes = { (int)o->batch_size, (int)o->seq_len, run->config.C, run->config.NH, run->config.Vp };
+    if (memory_fits(least)) layers_prepare(shapes);
+}
+
+// --recompute; auto: none if the bytes in run->predicted fit, on every rank, else block. Called before anything is allocated.
 static inline int run_recompute(Run* run) {
     Options* o = &run->o;
+    run_prepare(run);
     if (o->recompute != RECOMPUTE_AUTO) return o->recompute;
     o->recompute = world_memory_fits(&run->world, run->predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
     return o->recompute;
