@@ -41,15 +41,17 @@ template <bool bug> __global__ void past_dynamic_shared(float* out, const float*
 template <bool bug> __global__ void static_beside_dynamic(float* out, const float* in) {
     extern __shared__ float all[];
     __shared__ float own[32]; // BUG static_beside_dynamic
-    own[threadIdx.x % 32] = all[threadIdx.x] = in[threadIdx.x];
-    out[threadIdx.x] = all[threadIdx.x];
+    all[threadIdx.x] = in[threadIdx.x];
+    if (threadIdx.x < 32) own[threadIdx.x] = all[threadIdx.x];
+    out[threadIdx.x] = threadIdx.x < 32 ? own[threadIdx.x] : all[threadIdx.x];
 }
 // As much dynamic memory as a block can be given leaves none for static memory.
 template <bool bug> __global__ void static_beside_all(float* out, const float* in) {
     extern __shared__ float all[];
     __shared__ float own[32]; // BUG static_beside_all
-    own[threadIdx.x % 32] = all[threadIdx.x] = in[threadIdx.x];
-    out[threadIdx.x] = all[threadIdx.x];
+    all[threadIdx.x] = in[threadIdx.x];
+    if (threadIdx.x < 32) own[threadIdx.x] = all[threadIdx.x];
+    out[threadIdx.x] = threadIdx.x < 32 ? own[threadIdx.x] : all[threadIdx.x];
 }
 template <bool bug> __global__ void past_array(float* out, const float* in) {
     __shared__ float row[THREADS];
