@@ -11,7 +11,7 @@ plans=test/kernels/cudnn_plans
 
 compile() { # SOURCE OUT FLAG...
     # shellcheck disable=SC2086 # lists of flags
-    g++ -std=c++17 -O1 -Wall -Wextra -Werror "$@" -isystem "$cuda/include" $headers $rpath -ldl
+    g++ -std=c++17 -O1 -fopenmp -Wall -Wextra -Werror "$@" -isystem "$cuda/include" $headers $rpath -ldl
 }
 build_all() {
     gcc -shared -fPIC -Wall -Wextra -Werror -o "$work/libcuda.so.1" -Wl,-soname,libcuda.so.1 $plans/driver.c &&
