@@ -6,6 +6,7 @@ are row-major in device memory; floatX is their stored precision, all sums are f
 B*T.
 
 Shapes    B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, Vp V padded.
+Parts     *_part_* layers have a share of the vocabulary: the rows of wte for the tokens of a range.
 Weights   are (OC,C): out = inp w^T + bias, as in PyTorch's Linear.
 GradMode  says what happens to parameter gradients: the first micro-batch of a step overwrites them (GRAD_SET), later
           ones add (GRAD_ADD), so nothing is ever zeroed. Gradients of activations are overwritten unless it says +=.
@@ -45,6 +46,20 @@ void   layers_init(LayerShapes s);            // dies if a shape cannot be compu
 void   layers_free(void);
 const char* layers_description(void);         // how matrix products are computed here, for the log
 
+// ---- a part of the vocabulary: several ranks share wte by rows ----
+typedef struct { int first, count; } TokenRange; // of the padded vocabulary: tokens [first, first + count)
+// What part number `part` has when Vp tokens are divided into `parts`, which Vp must be a multiple of.
+static inline TokenRange token_range(int Vp, int parts, int part) {
+    require(Vp % parts == 0, "%d tokens of the padded vocabulary do not divide into %d parts", Vp, parts);
+    TokenRange r = { part * (Vp / parts), Vp / parts };
+    return r;
+}
+// How many tokens of a range are in the vocabulary: the rest, which may be all, is padding.
+static inline int tokens_in_range(TokenRange range, int V) {
+    int n = V - range.first;
+    return n < 0 ? 0 : n < range.count ? n : range.count;
+}
+
 // ---- embeddings ----
 // out (B,T,C) = wte[tokens] + wpe[0..T).  tokens (B,T) in [0,V), wte (Vp,C), wpe (maxT,C)
 void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C);
@@ -52,6 +67,14 @@ void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const fl
 // dwpe (T,C) set or += sum of dout over B; nothing is written behind its T rows, where maxT is larger. Sums are formed in a
 // fixed order: equal to the bit from run to run.
 void encoder_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, GradMode mode);
+// The same with a part of the matrix: wte, dwte (range.count,C) begin with the row of token range.first. range.count is at most
+// LayerShapes.Vp; tokens are those of the whole vocabulary. A token elsewhere has 0 in out, and adds nothing to dwte. The sum of
+// all parts' out is the whole's, to the bit, if one of them was given wpe: others have wpe NULL, and nothing is added. dwpe may
+// be NULL, too. Parts of dwte, and dwpe, have the bits of the whole.
+void encoder_part_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, TokenRange range,
+                          int B, int T, int C);
+void encoder_part_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const int* tokens, TokenRange range,
+                           int B, int T, int C, GradMode mode);
 
 // ---- layernorm (eps 1e-5), with the residual addition in front of it ----
 // res (N,C) = inp1 + inp2, out (N,C) = (res - mean) * rstd * w + b; mean, rstd (N). The sum is rounded to floatX before
@@ -113,6 +136,18 @@ static inline size_t classifier_sums(int N, int C, int Vp) { return classifier_s
 void classifier_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp);
 // the same, and logits (N,Vp) become their own gradient in place: (softmax - onehot) * dloss, 0 in the padding
 void classifier_forward_backward(float* losses, floatX* logits, const int* targets, float dloss, int N, int V, int Vp);
+
+// ---- the classifier in parts, each of which has the logits (N,range.count) of its tokens ----
+// Three numbers of each part and row are enough for the loss and every gradient: they are gathered, no logits are.
+// stats (N,3): the largest logit, the sum of exp(logit - largest), and the target's logit, or 0 if it is elsewhere. Padding takes
+// no part; where there is nothing else, they are (-FLT_MAX, 0, 0). targets (N) in [0,V), or -1: those of the whole vocabulary.
+void classifier_part_stats(float* stats, const floatX* logits, const int* targets, TokenRange range, int N, int V);
+// losses (N) as classifier_forward's, from all (parts,N,3): stats of every part in order, which is that of the sums. So they are
+// the same bits for each part; and those of classifier_forward if there is one part.
+void classifier_part_forward(float* losses, const float* all, const int* targets, int parts, int N);
+// the same, and logits (N,range.count) become their own gradient in place, as in classifier_forward_backward
+void classifier_part_forward_backward(float* losses, floatX* logits, const float* all, const int* targets, float dloss,
+                                      TokenRange range, int parts, int N, int V);
 
 // ---- numbers about a step: they stay on the device until the log line reads them, all at once ----
 typedef struct {

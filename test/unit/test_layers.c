@@ -156,6 +156,61 @@ static void test_encoder_adds_token_and_position_and_sums_their_gradients(void**
     check_encoder(3, 40, 300, 5); // more channels than are summed at a time, tokens that occur often
 }
 
+// Rows `range` of a matrix (Vp,C) in a place of its own, between two rows of NaN that no one may read.
+static floatX* part_of_rows(const floatX* whole, TokenRange range, int C) {
+    Tensor t = unset_tensor((size_t)(range.count + 2) * (size_t)C);
+    memcpy(t.x + C, whole + (size_t)range.first * (size_t)C, (size_t)range.count * (size_t)C * sizeof(floatX));
+    return t.x + C;
+}
+// The first and the last token of every part, as far as there are any and i counts so far; then `otherwise`.
+static int token_at_an_edge(int i, int V, int Vp, int parts, int otherwise) {
+    int token = i / 2 < parts ? i / 2 * (Vp / parts) + i % 2 * (Vp / parts - 1) : otherwise;
+    return token < V ? token : otherwise;
+}
+static void check_encoder_in_parts(int B, int T, int C, int V, int Vp, int parts) {
+    start(B, T, C, 1, Vp);
+    int N = B * T, *tokens = random_tokens(N, V);
+    for (int i = 0; i < N; i++) tokens[i] = token_at_an_edge(i, V, Vp, parts, tokens[i]);
+    size_t n = (size_t)N * (size_t)C;
+    Tensor wte = random_tensor((size_t)Vp * (size_t)C, 0, 1), wpe = random_tensor((size_t)T * (size_t)C, 0, 1);
+    Tensor whole = unset_tensor(n), dout = random_tensor(n, 0, 1);
+    floatX* sum = copy_of(random_tensor(n, 0, 0).x, n);
+    encoder_forward(whole.x, tokens, wte.x, wpe.x, B, T, C);
+    for (int m = 0; m < 2; m++) {
+        floatX *dwte = copy_of(wte.x, wte.n), *dwpe = copy_of(wpe.x, wpe.n);
+        encoder_backward(dwte, dwpe, dout.x, tokens, B, T, C, both_modes[m]);
+        for (int q = 0; q < parts; q++) {
+            TokenRange range = token_range(Vp, parts, q);
+            size_t rows = (size_t)range.count * (size_t)C;
+            Tensor out = unset_tensor(n);
+            floatX *part = part_of_rows(wte.x, range, C), *part_wpe = copy_of(wpe.x, wpe.n), *without = copy_of(part, rows);
+            encoder_part_forward(out.x, tokens, part, q == 0 ? wpe.x : NULL, range, B, T, C);
+            for (int i = 0; i < N; i++) for (int c = 0; c < C; c++) {
+                bool here = tokens[i] >= range.first && tokens[i] < range.first + range.count;
+                double want = (here ? wte.d[tokens[i]*C + c] : 0) + (q == 0 ? wpe.d[i % T * C + c] : 0);
+                expect_near("encoder_part_forward", (double)to_float(out.x[i*C + c]), want, 1.01 * ROUNDING, 0);
+            }
+            if (m == 0) add_in_place(sum, out.x, n);
+            encoder_part_backward(part, part_wpe, dout.x, tokens, range, B, T, C, both_modes[m]);
+            assert_memory_equal(part, dwte + (size_t)range.first * (size_t)C, rows * sizeof(floatX));
+            assert_memory_equal(part_wpe, dwpe, wpe.n * sizeof(floatX));
+            encoder_part_backward(without, NULL, dout.x, tokens, range, B, T, C, both_modes[m]);
+            assert_memory_equal(without, part, rows * sizeof(floatX));
+            for (int c = 0; c < C; c++) assert_true(isnan(to_float(part[c - C])) && isnan(to_float(part[(int)rows + c])));
+        }
+    }
+    assert_memory_equal(sum, whole.x, n * sizeof(floatX));
+}
+static void test_encoder_in_parts_has_the_bits_of_the_whole(void** state) {
+    (void)state;
+    check_encoder_in_parts(2, 9, 7, 11, 12, 1);
+    check_encoder_in_parts(2, 9, 7, 11, 12, 2);
+    check_encoder_in_parts(2, 9, 7, 10, 12, 3); // the last part has a token of padding
+    check_encoder_in_parts(2, 9, 7, 5, 12, 4);  // the last two have no other
+    check_encoder_in_parts(1, 1, 1, 1, 2, 2);
+    check_encoder_in_parts(3, 40, 300, 5, 8, 2); // more channels than are summed at a time, tokens that occur often
+}
+
 // ---- layernorm ----
 typedef struct { int N, C; const double *x, *w, *b, *cotangent; double* out; } LayernormInputs;
 static double layernorm_objective(const void* p) {
@@ -541,6 +596,128 @@ static void test_classifier_hides_no_inf_or_nan(void** state) {
     set_element(masked, 40, -INFINITY);
     classifier_forward(&loss, masked.x, &target, 1, 50, 64);
     assert_true(isfinite(loss));
+}
+
+// Part q's columns of logits (N,Vp), in a place of their own.
+static Tensor part_of_logits(Tensor logits, int N, int Vp, TokenRange range) {
+    Tensor t = unset_tensor((size_t)N * (size_t)range.count);
+    for (int i = 0; i < N; i++) for (int v = 0; v < range.count; v++)
+        set_element(t, (size_t)(i * range.count + v), logits.d[i * Vp + range.first + v]);
+    return t;
+}
+// Of each row what classifier_part_stats should say. The target's logit is not rounded, and the maximum neither.
+static void expect_stats(const float* stats, Tensor part, const int* targets, TokenRange range, int N, int V) {
+    for (int i = 0; i < N; i++) {
+        const double* row = part.d + i * range.count;
+        double max = -(double)FLT_MAX, sum = 0, target = 0;
+        for (int v = 0; v < range.count && range.first + v < V; v++) max = fmax(max, row[v]);
+        for (int v = 0; v < range.count && range.first + v < V; v++) sum += exp(row[v] - max);
+        for (int v = 0; v < range.count; v++) if (range.first + v == targets[i]) target = row[v];
+        expect_near("a part's largest logit", (double)stats[3*i], max, 0, 0);
+        expect_near("a part's sum", (double)stats[3*i + 1], sum, (4 + range.count) * F32_ROUNDING, 0);
+        expect_near("a part's target", (double)stats[3*i + 2], target, 0, 0);
+    }
+}
+// apart: how much larger the logits of each part are than those of the part before.
+static void check_classifier_in_parts(int N, int V, int Vp, int parts, double apart) {
+    start(1, N, 1, 1, Vp);
+    size_t n = (size_t)N * (size_t)Vp;
+    Tensor logits = random_tensor(n, 0, 2);
+    int *targets = random_tokens(N, V), width = Vp / parts;
+    for (int i = 0; i < N; i++) targets[i] = i == 1 ? -1 : token_at_an_edge(i, V, Vp, parts, targets[i]);
+    for (size_t i = 0; i < n; i++) set_element(logits, i, logits.d[i] + apart * (double)((int)i % Vp / width));
+    for (int i = 0; i < N; i++) for (int v = V; v < Vp; v++) set_element(logits, (size_t)(i * Vp + v), v % 2 ? NAN : INFINITY); // never read
+    double *want = (double*)own((size_t)N, sizeof(double)), *gradient = (double*)own(n, sizeof(double));
+    ClassifierInputs a = { N, V, Vp, logits.d, targets, 0.25, want };
+    float *all = unset_floats(3 * (size_t)(parts * N)), *losses = unset_floats((size_t)N);
+    Tensor part[8];
+    for (int q = 0; q < parts; q++) {
+        TokenRange range = token_range(Vp, parts, q);
+        part[q] = part_of_logits(logits, N, Vp, range);
+        classifier_part_stats(all + 3 * q * N, part[q].x, targets, range, N, V);
+        expect_stats(all + 3 * q * N, part[q], targets, range, N, V);
+    }
+    classifier_part_forward(losses, all, targets, parts, N);
+    classifier_objective(&a);
+    expect_floats("classifier_part_forward", losses, want, (size_t)N, 8);
+    differentiate(gradient, classifier_objective, &a, logits.d, n);
+    for (int i = 0; i < N; i++) for (int v = 0; v < Vp; v++) if (v >= V || targets[i] < 0) gradient[i * Vp + v] = 0;
+    Tensor dlogits = unset_tensor(n);
+    for (int q = 0; q < parts; q++) {
+        float* again = unset_floats((size_t)N);
+        classifier_part_forward_backward(again, part[q].x, all, targets, 0.25f, token_range(Vp, parts, q), parts, N, V);
+        assert_memory_equal(again, losses, (size_t)N * sizeof(float));
+        for (int i = 0; i < N; i++) memcpy(dlogits.x + i * Vp + q * width, part[q].x + i * width, (size_t)width * sizeof(floatX));
+    }
+    expect_tensor("dlogits of all parts", dlogits.x, gradient, n, 8);
+    for (int i = 0; i < N; i++) for (int v = 0; v < Vp; v++)
+        if (v >= V || targets[i] < 0) assert_true(to_float(dlogits.x[i * Vp + v]) == 0.0f);
+    float* losses_of_whole = unset_floats((size_t)N);
+    classifier_forward_backward(losses_of_whole, logits.x, targets, 0.25f, N, V, Vp);
+    if (parts > 1) return;
+    assert_memory_equal(losses, losses_of_whole, (size_t)N * sizeof(float));
+    assert_memory_equal(dlogits.x, logits.x, n * sizeof(floatX));
+}
+static void test_classifier_in_parts_is_the_classifier(void** state) {
+    (void)state;
+    for (int parts = 1; parts <= 4; parts++) {
+        check_classifier_in_parts(9, 11, 12, parts, 0);
+        check_classifier_in_parts(9, 257, 384, parts, 0); // of 3: a part of one token; of 4: a part of padding
+        check_classifier_in_parts(9, 257, 384, parts, -40); // exponentials of different size
+        check_classifier_in_parts(9, 257, 384, parts, 40);
+    }
+    check_classifier_in_parts(3, 5, 16, 4, 0); // two parts of padding
+    check_classifier_in_parts(1, 1, 8, 8, 0);  // V = 1: the loss is 0
+    check_classifier_in_parts(2, 4, 8, 8, 0);
+}
+// One row of 2 parts of 8 tokens, 13 of which are in the vocabulary, where `begin` to `end` are `value`.
+static void losses_of_two_parts(float losses[2], floatX gradients[16], int begin, int end, double value) {
+    Tensor logits = random_tensor(16, 0, 1), part[2];
+    int target = 3;
+    float all[6];
+    start(1, 1, 1, 1, 16);
+    for (int v = begin; v < end; v++) set_element(logits, (size_t)v, value);
+    for (int q = 0; q < 2; q++) {
+        part[q] = part_of_logits(logits, 1, 16, token_range(16, 2, q));
+        classifier_part_stats(all + 3 * q, part[q].x, &target, token_range(16, 2, q), 1, 13);
+    }
+    for (int q = 0; q < 2; q++) {
+        classifier_part_forward_backward(&losses[q], part[q].x, all, &target, 1, token_range(16, 2, q), 2, 1, 13);
+        memcpy(gradients + 8 * q, part[q].x, 8 * sizeof(floatX));
+    }
+}
+static void test_a_part_hides_no_inf_or_nan_from_the_others(void** state) {
+    (void)state;
+    const double bad[2] = { NAN, INFINITY };
+    float losses[2];
+    floatX gradients[16];
+    for (int k = 0; k < 2; k++) for (int at = 0; at < 13; at += 4) {
+        losses_of_two_parts(losses, gradients, at, at + 1, bad[k]);
+        for (int q = 0; q < 2; q++) assert_true(isnan(losses[q]));
+        for (int v = 0; v < 13; v++) assert_true(isnan(to_float(gradients[v])));
+    }
+    losses_of_two_parts(losses, gradients, 8, 13, -INFINITY); // a whole part of probabilities of 0
+    for (int q = 0; q < 2; q++) assert_true(isfinite(losses[q]));
+    for (int v = 0; v < 16; v++) assert_true(v < 8 ? isfinite(to_float(gradients[v])) : to_float(gradients[v]) == 0.0f);
+}
+static void divide_ten_tokens(void* parts) { token_range(10, *(int*)parts, 0); }
+static void test_ranges_of_tokens(void** state) {
+    (void)state;
+    int three = 3;
+    expect_death(divide_ten_tokens, &three, "10 tokens of the padded vocabulary do not divide into 3 parts");
+    for (int V = 1; V <= 12; V++) {
+        int in_all = 0;
+        for (int q = 0; q < 3; q++) {
+            TokenRange r = token_range(12, 3, q);
+            assert_int_equal(r.first, 4 * q);
+            assert_int_equal(r.count, 4);
+            for (int v = r.first; v < r.first + r.count; v++) in_all += v < V;
+            int before = 0;
+            for (int k = 0; k <= q; k++) before += tokens_in_range(token_range(12, 3, k), V);
+            assert_int_equal(in_all, before);
+        }
+        assert_int_equal(in_all, V);
+    }
 }
 
 // ---- numbers about a step ----
@@ -931,6 +1108,14 @@ static Record run_all_layers(int threads) {
     attention_forward(y.x, stats, qkv.x, B, T, C, NH);                            KEEP("attention_forward", y);
     attention_backward(dqkv.x, x.x, qkv.x, y.x, stats, B, T, C, NH);              KEEP("attention_backward", dqkv);
     classifier_forward_backward(losses, logits.x, targets, 0.1f, N, V, Vp);       KEEP("dlogits", logits);
+    TokenRange last = token_range(Vp, 2, 1);
+    float of_part[3 * N], part_losses[N];
+    encoder_part_forward(x.x, tokens, wte.x, wpe.x, last, B, T, C);               KEEP("encoder_part_forward", x);
+    encoder_part_backward(wte.x, wpe.x, x.x, tokens, last, B, T, C, GRAD_ADD);    KEEP("dwte of a part", wte); KEEP("dwpe", wpe);
+    classifier_part_stats(of_part, pre.x, targets, last, N, V);
+    record(&r, false, "stats of a part", of_part, sizeof of_part);
+    classifier_part_forward_backward(part_losses, pre.x, of_part, targets, 0.1f, last, 1, N, V); KEEP("dlogits of a part", pre);
+    record(&r, false, "losses from parts", part_losses, sizeof part_losses);
     add_sum_squares(&square, many.x, many.n);
     update(adamw_example, o, 1, o.n, 100);
     record(&r, false, "losses", losses, sizeof losses);
@@ -973,6 +1158,7 @@ int main(void) {
     device_init(0, 1);
     const struct CMUnitTest tests[] = {
         TEST(test_encoder_adds_token_and_position_and_sums_their_gradients),
+        TEST(test_encoder_in_parts_has_the_bits_of_the_whole),
         TEST(test_layernorm_follows_its_definition_and_its_derivative),
         TEST(test_linear_forward_is_the_product_plus_bias_and_its_gelu),
         TEST(test_linear_backward_is_the_derivative),
@@ -985,6 +1171,9 @@ int main(void) {
         TEST(test_sums_in_fp32_are_not_rounded_to_floatX),
         TEST(test_classifier_is_cross_entropy_over_the_vocabulary_without_its_padding),
         TEST(test_classifier_hides_no_inf_or_nan),
+        TEST(test_classifier_in_parts_is_the_classifier),
+        TEST(test_a_part_hides_no_inf_or_nan_from_the_others),
+        TEST(test_ranges_of_tokens),
         TEST(test_sums_are_exact_to_double_and_add_to_what_is_there),
         TEST(test_scaling_and_adding_round_once),
         TEST(test_fp32_beside_floatX_loses_nothing_but_by_rounding_once),

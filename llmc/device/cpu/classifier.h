@@ -3,11 +3,13 @@
 #define LLMC_CPU_CLASSIFIER_H
 #include "math.h"
 #include "workspace.h"
+#include <float.h>
 
 // e (V) = exp(logits - their maximum), which keeps every exponential in [0, 1]; *max and the sum of e. A row of e stays
 // in the cache for what follows. A NaN or Inf among the logits makes the sum NaN, and so the loss: nothing hides it.
+// V may be 0; and where all logits are -Inf, each is a probability of 0 beside other parts of the vocabulary.
 static float classifier_row_exp(float* e, float* max, const floatX* logits, int V) {
-    float m = to_float(logits[0]), sum = 0;
+    float m = -FLT_MAX, sum = 0;
     #pragma omp simd reduction(max:m)
     for (int v = 0; v < V; v++) m = to_float(logits[v]) > m ? to_float(logits[v]) : m;
     #pragma omp simd reduction(+:sum)
@@ -18,6 +20,16 @@ static float classifier_row_exp(float* e, float* max, const floatX* logits, int 
     }
     *max = m;
     return sum;
+}
+
+// A row (Vp) of logits becomes its gradient, 0 in the padding. e (V) and the sum as above; target -1: it is in another part.
+static void classifier_row_gradient(floatX* row, const float* e, float sum, int target, float dloss, int V, int Vp) {
+    // loss = log(sum) - logit[target], so dlogit = (e / sum - onehot) * dloss
+    float scale = dloss / sum;
+    #pragma omp simd
+    for (int v = 0; v < V; v++) row[v] = to_floatX(e[v] * scale);
+    if (target >= 0) row[target] = to_floatX(e[target] * scale - dloss);
+    memset(row + V, 0, (size_t)(Vp - V) * sizeof(floatX));
 }
 
 void classifier_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp) {
@@ -42,13 +54,62 @@ void classifier_forward_backward(float* losses, floatX* logits, const int* targe
         }
         float *e = thread_scratch(), max, sum = classifier_row_exp(e, &max, row, V);
         losses[i] = logf(sum) - (to_float(row[targets[i]]) - max);
-        // loss = log(sum) - logit[target], so dlogit = (e / sum - onehot) * dloss
-        float scale = dloss / sum;
-        float target_gradient = e[targets[i]] * scale - dloss;
+        classifier_row_gradient(row, e, sum, targets[i], dloss, V, Vp);
+    }
+}
+
+// ---- in parts ----
+void classifier_part_stats(float* stats, const floatX* logits, const int* targets, TokenRange range, int N, int V) {
+    int tokens = tokens_in_range(range, V);
+    #pragma omp parallel for schedule(static) num_threads(cpu_layers.threads)
+    for (int i = 0; i < N; i++) {
+        const floatX* row = logits + (size_t)i * range.count;
+        float* s = stats + 3 * (size_t)i;
+        int target = token_row(range, targets[i]);
+        s[1] = classifier_row_exp(thread_scratch(), &s[0], row, tokens);
+        s[2] = target >= 0 ? to_float(row[target]) : 0;
+    }
+}
+
+// The loss of row i, and its maximum and sum over the whole vocabulary, from all (parts,N,3). A part's exponentials are relative
+// to its own maximum, so its sum is worth exp(that maximum - the whole's) as much.
+static float classifier_row_of_parts(float* max, float* sum, const float* all, int i, int parts, int N) {
+    float m = -FLT_MAX, s = 0, target_logit = 0; // only one part has a target's logit that is not 0
+    const float* stats = all + 3 * (size_t)i;
+    size_t part = 3 * (size_t)N;
+    for (int q = 0; q < parts; q++) m = stats[q * part] > m ? stats[q * part] : m;
+    for (int q = 0; q < parts; q++) {
+        s += stats[q * part + 1] * exp_f32(stats[q * part] - m);
+        target_logit += stats[q * part + 2];
+    }
+    *max = m;
+    *sum = s;
+    return logf(s) - (target_logit - m);
+}
+
+void classifier_part_forward(float* losses, const float* all, const int* targets, int parts, int N) {
+    for (int i = 0; i < N; i++) {
+        float max, sum, loss = classifier_row_of_parts(&max, &sum, all, i, parts, N);
+        losses[i] = targets[i] < 0 ? 0 : loss;
+    }
+}
+
+void classifier_part_forward_backward(float* losses, floatX* logits, const float* all, const int* targets, float dloss,
+                                      TokenRange range, int parts, int N, int V) {
+    int tokens = tokens_in_range(range, V);
+    #pragma omp parallel for schedule(static) num_threads(cpu_layers.threads)
+    for (int i = 0; i < N; i++) {
+        floatX* row = logits + (size_t)i * range.count;
+        losses[i] = 0;
+        if (targets[i] < 0) {
+            memset(row, 0, (size_t)range.count * sizeof(floatX));
+            continue;
+        }
+        float *e = thread_scratch(), max, sum;
+        losses[i] = classifier_row_of_parts(&max, &sum, all, i, parts, N);
         #pragma omp simd
-        for (int v = 0; v < V; v++) row[v] = to_floatX(e[v] * scale);
-        row[targets[i]] = to_floatX(target_gradient);
-        memset(row + V, 0, (size_t)(Vp - V) * sizeof(floatX));
+        for (int v = 0; v < tokens; v++) e[v] = exp_f32(to_float(row[v]) - max);
+        classifier_row_gradient(row, e, sum, token_row(range, targets[i]), dloss, tokens, range.count);
     }
 }
 #endif

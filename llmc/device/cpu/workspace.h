@@ -22,6 +22,12 @@ typedef struct {
 } CpuLayers;
 static CpuLayers cpu_layers;
 
+// The row of a token in a matrix that has a range's rows; -1 if it has none.
+static inline int token_row(TokenRange range, int token) {
+    int row = token - range.first;
+    return row >= 0 && row < range.count ? row : -1;
+}
+
 // Scratch of the calling thread, inside a parallel region of at most cpu_layers.threads.
 static inline float* thread_scratch(void) {
     return cpu_layers.per_thread + (size_t)omp_get_thread_num() * cpu_layers.per_thread_floats;
