@@ -126,7 +126,7 @@ static bool encoder_backward_3_groups(Problem& p, int threads) {
     if (threads != WARP * ENCODER_WARPS) return false;
     int N = p.B * p.T;
     unsigned blocks = (unsigned)ceil_div(N, threads);
-    TokenGroups g = token_groups(N);
+    TokenGroups g = token_groups(N, TokenRange{ 0, p.V });
     cuda_check(cudaMemsetAsync(g.count, 0, 2 * (size_t)p.V * sizeof(int), compute_stream), "encoder_backward_3_groups");
     token_count_kernel<<<blocks, threads, 0, compute_stream>>>(g, p.tokens.gpu, N);
     token_begin_kernel<<<1, SCAN_THREADS, 0, compute_stream>>>(g, p.V);

@@ -56,6 +56,64 @@ static void test_encoder_adds_embeddings_and_sums_their_gradients(void) {
     check_encoder(1, 3, 2056, 4);   // rows longer than a block
 }
 
+// n tokens in [0,V), the first of which are the first and the last token of each part, as far as there are such.
+static Both<int> tokens_at_edges(size_t n, int V, int Vp, int parts) {
+    std::vector<int> x = random_tokens(n, V).start;
+    int width = Vp / parts;
+    for (size_t i = 0; i < n && i / 2 < (size_t)parts; i++) {
+        int token = (int)(i / 2) * width + (i % 2 ? width - 1 : 0);
+        if (token < V) x[i] = token;
+    }
+    return both_of(x);
+}
+static Both<floatX> rows_of(const Both<floatX>& whole, TokenRange range, int C) {
+    auto begin = whole.start.begin() + (size_t)range.first * C;
+    return both_of(std::vector<floatX>(begin, begin + (size_t)range.count * C));
+}
+static void check_encoder_in_parts(int B, int T, int C, int V, int Vp, int parts) {
+    start(B, T, C, 1, Vp);
+    size_t n = (size_t)B * T * C;
+    Both<int> tokens = tokens_at_edges((size_t)B * T, V, Vp, parts);
+    Both<floatX> wte = random_both((size_t)Vp * C), wpe = random_both((size_t)T * C), whole = unset_both(n), dout = random_both(n);
+    Both<floatX> sum = both_of(std::vector<floatX>(n, to_floatX(0)));
+    encoder_forward(whole.gpu, tokens.gpu, wte.gpu, wpe.gpu, B, T, C);
+    for (GradMode mode : both_modes) {
+        Both<floatX> dwte = both_of(wte.start), dwpe = gradient_before((size_t)T * C, mode);
+        encoder_backward(dwte.gpu, dwpe.gpu, dout.gpu, tokens.gpu, B, T, C, mode);
+        for (int q = 0; q < parts; q++) {
+            TokenRange range = token_range(Vp, parts, q);
+            Both<floatX> part = rows_of(wte, range, C), out = unset_both(n), part_dwpe = both_of(dwpe.start);
+            bool adds = q == parts / 2;
+            cpu::encoder_part_forward(out.cpu, tokens.cpu, part.cpu, adds ? wpe.cpu : NULL, range, B, T, C);
+            run_twice("encoder_part_forward", [&] {
+                encoder_part_forward(out.gpu, tokens.gpu, part.gpu, adds ? wpe.gpu : NULL, range, B, T, C);
+            }, out);
+            expect_near("encoder_part_forward", out, 0);
+            if (mode == GRAD_SET) add_in_place(sum.gpu, out.gpu, n);
+            cpu::encoder_part_backward(part.cpu, part_dwpe.cpu, dout.cpu, tokens.cpu, range, B, T, C, mode);
+            run_twice("encoder_part_backward", [&] {
+                encoder_part_backward(part.gpu, part_dwpe.gpu, dout.gpu, tokens.gpu, range, B, T, C, mode);
+            }, part, part_dwpe);
+            expect_near("encoder_part_backward's dwte", part, B * T);
+            std::vector<floatX> all = result_of(dwte), of_part = result_of(part), rows(all.begin() + (size_t)range.first * C, all.end());
+            rows.resize(part.n);
+            expect_bits("encoder_part_backward's dwte", of_part, rows);
+            expect_bits("encoder_part_backward's dwpe", result_of(part_dwpe), result_of(dwpe));
+            begin_again(part);
+            encoder_part_backward(part.gpu, NULL, dout.gpu, tokens.gpu, range, B, T, C, mode);
+            expect_bits("encoder_part_backward's dwte without dwpe", result_of(part), of_part);
+        }
+    }
+    expect_bits("the sum of encoder_part_forward", result_of(sum), result_of(whole));
+}
+static void test_encoder_in_parts_has_the_bits_of_the_whole(void) {
+    check_encoder_in_parts(2, 9, 7, 11, 12, 1);
+    check_encoder_in_parts(2, 9, 16, 11, 12, 2);
+    check_encoder_in_parts(2, 9, 7, 5, 12, 4);        // the last two parts have nothing but padding
+    check_encoder_in_parts(2, 150, 8, 2500, 2502, 2); // more tokens than threads in the prefix sum, more positions than a block takes
+    check_encoder_in_parts(3, 40, 304, 5, 6, 3);      // more channels than a block takes, tokens that occur often
+}
+
 // ---- layernorm ----
 static void check_layernorm(int N, int C, float mean_of_x) {
     start(1, N, C, 1, 1);
@@ -333,6 +391,90 @@ static void test_classifier_hides_no_inf_or_nan(void) {
     }
 }
 
+// ---- the classifier in parts ----
+static Both<floatX> columns_of(const Both<floatX>& logits, int N, int Vp, TokenRange range) {
+    std::vector<floatX> x;
+    for (int i = 0; i < N; i++) for (int v = 0; v < range.count; v++) x.push_back(logits.start[(size_t)i * Vp + range.first + v]);
+    return both_of(x);
+}
+// The maximum and the target's logit are copies; the sum has its own roundings.
+static void expect_stats(const Both<float>& stats) {
+    std::vector<float> got = result_of(stats);
+    for (size_t i = 0; i < stats.n; i++) {
+        double want = number(stats.cpu[i]), tolerance = i % 3 == 1 ? 64 * F32_ROUNDING * want : 0;
+        expect(fabs(number(got[i]) - want) <= tolerance, "number %zu of row %zu is %.9g, not %.9g", i % 3, i / 3, got[i], want);
+    }
+}
+// apart: how much larger the logits of each part are than those of the part before.
+static void check_classifier_in_parts(int N, int V, int Vp, int parts, float apart) {
+    start(1, N, 1, 1, Vp);
+    Both<floatX> logits = random_both((size_t)N * Vp, 0, 3);
+    for (size_t i = 0; i < logits.n; i++)
+        logits.start[i] = to_floatX(i % Vp < (size_t)V ? to_float(logits.start[i]) + apart * (float)(i % Vp / (Vp / parts)) : NAN);
+    begin_again(logits);
+    Both<int> targets = tokens_at_edges(N, V, Vp, parts);
+    if (N > 2) targets.start[2] = targets.cpu[2] = -1;
+    begin_again(targets);
+    std::vector<Both<floatX>> part;
+    std::vector<float> gathered;
+    for (int q = 0; q < parts; q++) {
+        TokenRange range = token_range(Vp, parts, q);
+        part.push_back(columns_of(logits, N, Vp, range));
+        Both<float> stats = unset_both<float>(3 * (size_t)N);
+        cpu::classifier_part_stats(stats.cpu, part[q].cpu, targets.cpu, range, N, V);
+        run_twice("classifier_part_stats", [&] {
+            classifier_part_stats(stats.gpu, part[q].gpu, targets.gpu, range, N, V);
+        }, stats);
+        expect_stats(stats);
+        expect_bits("logits that only numbers were made of", result_of(part[q]), part[q].start);
+        for (float x : result_of(stats)) gathered.push_back(x);
+    }
+    Both<float> all = both_of(gathered), losses = unset_both<float>(N);
+    cpu::classifier_part_forward(losses.cpu, all.cpu, targets.cpu, parts, N);
+    run_twice("classifier_part_forward", [&] { classifier_part_forward(losses.gpu, all.gpu, targets.gpu, parts, N); }, losses);
+    expect_near("losses from parts", losses, 32);
+    for (int q = 0; q < parts; q++) {
+        TokenRange range = token_range(Vp, parts, q);
+        Both<float> again = unset_both<float>(N);
+        cpu::classifier_part_forward_backward(again.cpu, part[q].cpu, all.cpu, targets.cpu, 0.125f, range, parts, N, V);
+        run_twice("classifier_part_forward_backward", [&] {
+            classifier_part_forward_backward(again.gpu, part[q].gpu, all.gpu, targets.gpu, 0.125f, range, parts, N, V);
+        }, again, part[q]);
+        expect_near("dlogits of a part", part[q], 32);
+        expect_bits("losses beside gradients", result_of(again), result_of(losses));
+    }
+    if (parts > 1 || unaligned_array >= 0) return; // there the whole may be read in other pieces than its part
+    Both<float> of_whole = unset_both<float>(N);
+    classifier_forward_backward(of_whole.gpu, logits.gpu, targets.gpu, 0.125f, N, V, Vp);
+    expect_bits("losses of one part", result_of(losses), result_of(of_whole));
+    expect_bits("dlogits of one part", result_of(part[0]), result_of(logits));
+}
+static void test_classifier_in_parts_is_the_classifier(void) {
+    check_classifier_in_parts(5, 50, 64, 1, 0);
+    check_classifier_in_parts(5, 9001, 9088, 1, 0); // more than a block takes at once
+    check_classifier_in_parts(5, 50, 64, 2, 100);   // exponentials that would overflow beside the other maximum
+    check_classifier_in_parts(9, 257, 384, 3, 0);   // a part of one token
+    check_classifier_in_parts(9, 257, 384, 4, -30); // a part of padding
+    check_classifier_in_parts(4, 5, 28, 4, 0);      // parts of 7: not whole pieces
+    check_classifier_in_parts(1, 1, 4, 4, 0);
+    if (!quick) check_classifier_in_parts(300, 6, 8, 2, 0); // more rows than a block takes
+}
+static void test_a_part_hides_no_inf_or_nan_from_the_others(void) {
+    for (float bad : { NAN, INFINITY, -INFINITY }) {
+        start(1, 1, 1, 1, 128);
+        Both<floatX> other = random_both(64);
+        Both<float> all = unset_both<float>(6), loss = unset_both<float>(1);
+        Both<floatX> all_bad = both_of(std::vector<floatX>(64, to_floatX(bad)));
+        Both<int> target = both_of(std::vector<int>(1, 67));
+        classifier_part_stats(all.gpu, all_bad.gpu, target.gpu, token_range(128, 2, 0), 1, 100);
+        classifier_part_stats(all.gpu + 3, other.gpu, target.gpu, token_range(128, 2, 1), 1, 100);
+        classifier_part_forward_backward(loss.gpu, other.gpu, all.gpu, target.gpu, 1, token_range(128, 2, 1), 2, 1, 100);
+        double got[2] = { number(result_of(loss)[0]), number(result_of(other)[3]) };
+        bool harmless = bad == -INFINITY; // probabilities of 0, and no error
+        for (double x : got) expect(harmless ? isfinite(x) : isnan(x), "%g beside logits of %g in another part", x, (double)bad);
+    }
+}
+
 // ---- optimizer ----
 typedef struct { Both<floatX> params, grads; Both<float> master, m, v, scale; } Optimizer;
 static const AdamW adamw_example = { 1e-2, 0.9, 0.95, 1e-8, 0.1, 3 };
@@ -563,12 +705,14 @@ static void test_casts_round_as_the_cpu_does(void) {
 // ---- alignment ----
 // One array after the other is not aligned to 16 bytes, and no kernel may read 16 bytes at once from it.
 static void test_arrays_that_are_not_aligned_are_read_element_by_element(void) {
-    void (*checks[7])(void) = {
+    void (*checks[9])(void) = {
         [] { check_encoder(1, 3, 16, 3); },
         [] { check_layernorm(2, 16, 0); },
         [] { check_bias_gelu(2, 16); },
         [] { check_bias_backward(2, 16); },
         [] { check_classifier(3, 10, 16); },
+        [] { check_encoder_in_parts(1, 3, 16, 3, 4, 2); },
+        [] { check_classifier_in_parts(3, 27, 32, 2, 0); },
         [] { check_attention(1, 3, 1, 16, 1); },
         [] { check_attention(1, 3, 1, 64, 1); },
     };
@@ -581,6 +725,7 @@ static void test_arrays_that_are_not_aligned_are_read_element_by_element(void) {
 int main(int argc, char** argv) {
     begin_tests(argc, argv);
     TEST(test_encoder_adds_embeddings_and_sums_their_gradients);
+    TEST(test_encoder_in_parts_has_the_bits_of_the_whole);
     TEST(test_layernorm_adds_the_residual_and_normalises);
     TEST(test_layernorm_of_rows_around_its_limits);
     TEST(test_bias_and_gelu_follow_a_product_and_their_gradients_precede_one);
@@ -591,6 +736,8 @@ int main(int argc, char** argv) {
     TEST(test_classifier_is_cross_entropy_over_the_vocabulary_without_its_padding);
     TEST(test_classifier_at_the_limits_of_shared_memory);
     TEST(test_classifier_hides_no_inf_or_nan);
+    TEST(test_classifier_in_parts_is_the_classifier);
+    TEST(test_a_part_hides_no_inf_or_nan_from_the_others);
     TEST(test_adamw_follows_the_cpu);
     TEST(test_adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit);
     TEST(test_adamw_of_fp32_gives_the_master_weights_to_the_bit);

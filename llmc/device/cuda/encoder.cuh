@@ -30,21 +30,50 @@ void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const fl
     check_launch("encoder_forward");
 }
 
+// The same with a part of the matrix. Reads up to 2 rows, writes 1.
+template <int W>
+__global__ void encoder_part_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, TokenRange range,
+                                            int T, int C) {
+    size_t i = blockIdx.x;
+    int row = token_row(range, tokens[i]);
+    for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) {
+        Floats<W> sum = {};
+        if (row >= 0) sum = load<W>(wte + (size_t)row * C + c);
+        if (wpe != NULL) {
+            Floats<W> position = load<W>(wpe + i % T * C + c);
+            #pragma unroll
+            for (int k = 0; k < W; k++) sum.x[k] += position.x[k];
+        }
+        store(out + i * C + c, sum);
+    }
+}
+
+void encoder_part_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, TokenRange range,
+                          int B, int T, int C) {
+    unsigned rows = (unsigned)(B * T);
+    bool vectors = rows_are_vectors(C, out, wte, wpe);
+    auto kernel = vectors ? encoder_part_forward_kernel<VEC> : encoder_part_forward_kernel<1>;
+    kernel<<<rows, row_threads(C, vectors), 0, compute_stream>>>(out, tokens, wte, wpe, range, T, C);
+    check_launch("encoder_part_forward");
+}
+
 // ---- positions grouped by token ----
 typedef struct {
-    int* count;    // (Vp) positions with this token
+    TokenRange range; // tokens that are grouped, each by its row in a matrix of this range; others are left out
+    int* count;    // (Vp), of which the first range.count are used: positions with this token
     int* taken;    // (Vp) how many of them have a slot already
     int* begin;    // (Vp+1) where each token's group begins in `unsorted` and `sorted`
     int* unsorted; // (N) positions grouped by token, in any order
-    int* sorted;   // (N) the same, ascending within each group
+    int* sorted;   // (N) the same, ascending within each group; the groups together may have fewer than N positions
 } TokenGroups;
 
 static inline size_t encoder_workspace_bytes(LayerShapes s) {
     return (3 * (size_t)s.Vp + 1 + 2 * (size_t)s.B * (size_t)s.T) * sizeof(int);
 }
-static inline TokenGroups token_groups(int N) {
+static inline TokenGroups token_groups(int N, TokenRange range) {
     int Vp = cuda_layers.shapes.Vp;
     TokenGroups g;
+    g.range = range;
     g.count = (int*)cuda_layers.workspace;
     g.taken = g.count + Vp;
     g.begin = g.taken + Vp;
@@ -55,16 +84,16 @@ static inline TokenGroups token_groups(int N) {
 
 // One thread per position. (Integers may be added up in any order.)
 __global__ void token_count_kernel(TokenGroups g, const int* tokens, int N) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < N) atomicAdd(&g.count[tokens[i]], 1);
+    int i = blockIdx.x * blockDim.x + threadIdx.x, row = i < N ? token_row(g.range, tokens[i]) : -1;
+    if (row >= 0) atomicAdd(&g.count[row], 1);
 }
 
-// begin = exclusive prefix sums of count (Vp). A single block: each thread has a slice of the vocabulary, and the slices'
-// sums are added up by doubling distances.
+// begin (rows+1) = exclusive prefix sums of count (rows), and behind them the sum of all. A single block: each thread has a slice
+// of the rows, and the slices' sums are added up by doubling distances.
 constexpr int SCAN_THREADS = 1024;
-__global__ void token_begin_kernel(TokenGroups g, int Vp) {
+__global__ void token_begin_kernel(TokenGroups g, int rows) {
     __shared__ int sums[SCAN_THREADS];
-    int slice = (Vp + SCAN_THREADS - 1) / SCAN_THREADS, first = threadIdx.x * slice, last = min(first + slice, Vp), sum = 0;
+    int slice = (rows + SCAN_THREADS - 1) / SCAN_THREADS, first = threadIdx.x * slice, last = min(first + slice, rows), sum = 0;
     for (int v = first; v < last; v++) sum += g.count[v];
     sums[threadIdx.x] = sum;
     for (int distance = 1; distance < SCAN_THREADS; distance *= 2) {
@@ -78,20 +107,20 @@ __global__ void token_begin_kernel(TokenGroups g, int Vp) {
         g.begin[v] = at;
         at += g.count[v];
     }
-    if (threadIdx.x == SCAN_THREADS - 1) g.begin[Vp] = sums[threadIdx.x];
+    if (threadIdx.x == SCAN_THREADS - 1) g.begin[rows] = sums[threadIdx.x];
 }
 
 // One thread per position: which slot of its group it gets depends on timing.
 __global__ void token_place_kernel(TokenGroups g, const int* tokens, int N) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < N) g.unsorted[g.begin[tokens[i]] + atomicAdd(&g.taken[tokens[i]], 1)] = i;
+    int i = blockIdx.x * blockDim.x + threadIdx.x, row = i < N ? token_row(g.range, tokens[i]) : -1;
+    if (row >= 0) g.unsorted[g.begin[row] + atomicAdd(&g.taken[row], 1)] = i;
 }
 // One thread per slot. The work is the sum of the groups' squared sizes: nothing for text, about a millisecond if 64
 // thousand positions all hold the same token.
-__global__ void token_sort_kernel(TokenGroups g, const int* tokens, int N) {
+__global__ void token_sort_kernel(TokenGroups g, const int* tokens) {
     int slot = blockIdx.x * blockDim.x + threadIdx.x;
-    if (slot >= N) return;
-    int i = g.unsorted[slot], begin = g.begin[tokens[i]], end = g.begin[tokens[i] + 1], smaller = 0;
+    if (slot >= g.begin[g.range.count]) return; // positions of tokens elsewhere have no slot
+    int i = g.unsorted[slot], row = token_row(g.range, tokens[i]), begin = g.begin[row], end = g.begin[row + 1], smaller = 0;
     for (int other = begin; other < end; other++) smaller += g.unsorted[other] < i;
     g.sorted[begin + smaller] = i;
 }
@@ -144,23 +173,29 @@ __global__ void position_sum_kernel(floatX* dwpe, const floatX* dout, int B, int
 }
 
 // forward: out[b,t] = wte[tokens[b,t]] + wpe[t]
-void encoder_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, GradMode mode) {
+void encoder_part_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const int* tokens, TokenRange range,
+                           int B, int T, int C, GradMode mode) {
     int N = B * T, Vp = cuda_layers.shapes.Vp;
     bool vectors = rows_are_vectors(C, dwte, dwpe, dout);
     unsigned blocks = (unsigned)ceil_div(N, 256), strips = (unsigned)ceil_div(C, WARP * (vectors ? VEC : 1));
-    TokenGroups g = token_groups(N);
+    TokenGroups g = token_groups(N, range);
     // count and taken, which are neighbours
     cuda_check(cudaMemsetAsync(g.count, 0, 2 * (size_t)Vp * sizeof(int), compute_stream), "encoder_backward");
     token_count_kernel<<<blocks, 256, 0, compute_stream>>>(g, tokens, N);
-    token_begin_kernel<<<1, SCAN_THREADS, 0, compute_stream>>>(g, Vp);
+    token_begin_kernel<<<1, SCAN_THREADS, 0, compute_stream>>>(g, range.count);
     token_place_kernel<<<blocks, 256, 0, compute_stream>>>(g, tokens, N);
-    token_sort_kernel<<<blocks, 256, 0, compute_stream>>>(g, tokens, N);
+    token_sort_kernel<<<blocks, 256, 0, compute_stream>>>(g, tokens);
     check_launch("encoder_backward, grouping");
     auto token_sum = vectors ? token_sum_kernel<VEC> : token_sum_kernel<1>;
-    token_sum<<<dim3(Vp, strips), dim3(WARP, ENCODER_WARPS), 0, compute_stream>>>(dwte, dout, g, C);
+    token_sum<<<dim3(range.count, strips), dim3(WARP, ENCODER_WARPS), 0, compute_stream>>>(dwte, dout, g, C);
     check_launch("encoder_backward, tokens");
+    if (dwpe == NULL) return;
     auto position_sum = vectors ? position_sum_kernel<VEC> : position_sum_kernel<1>;
     position_sum<<<T, row_threads(C, vectors), 0, compute_stream>>>(dwpe, dout, B, T, C, mode);
     check_launch("encoder_backward, positions");
+}
+void encoder_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, GradMode mode) {
+    TokenRange whole = { 0, cuda_layers.shapes.Vp };
+    encoder_part_backward(dwte, dwpe, dout, tokens, whole, B, T, C, mode);
 }
 #endif
