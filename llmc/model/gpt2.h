@@ -130,6 +130,19 @@ static inline TensorRuns tensor_part(GPT2Config c, int u, int i, int part, int p
     return r;
 }
 
+// Elements that each of `parts` parts has: of a tensor, of a unit, of the model.
+static inline size_t tensor_part_elements(TensorInfo t, int parts) {
+    return t.cut == CUT_NONE ? tensor_elements(t) : tensor_elements(t) / (size_t)parts;
+}
+static inline size_t unit_part_elements(GPT2Config c, int u, int parts) {
+    size_t n = 0;
+    for (int i = 0; i < unit_tensors(u); i++) n += tensor_part_elements(unit_tensor(c, u, i), parts);
+    return n;
+}
+static inline size_t gpt2_part_elements(GPT2Config c, int parts) {
+    return unit_part_elements(c, 0, parts) + (size_t)c.L * unit_part_elements(c, 1, parts);
+}
+
 // Elements [begin, end) of unit u's initial weights into out (end - begin), on the host. Every element is a function
 // of (seed, unit, element) alone, so any rank can make any slice, and all agree.
 static inline void unit_init_weights(GPT2Config c, uint64_t seed, int u, size_t begin, size_t end, float* out) {

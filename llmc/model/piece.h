@@ -30,4 +30,17 @@ static inline Piece piece_range(GPT2Config c, int u, size_t begin, size_t n) {
     p.no_decay = no_decay - size_min(no_decay, begin);
     return p;
 }
+
+// All that part `part` of `parts` has of unit u, likewise.
+static inline Piece piece_part(GPT2Config c, int u, int part, int parts) {
+    Piece p = piece_range(c, u, 0, unit_part_elements(c, u, parts));
+    p.part = part;
+    p.parts = parts;
+    p.no_decay = 0;
+    for (int i = 0; i < unit_tensors(u); i++) {
+        TensorInfo t = unit_tensor(c, u, i);
+        if (t.cols == 0) p.no_decay += tensor_part_elements(t, parts);
+    }
+    return p;
+}
 #endif

@@ -12,6 +12,7 @@ The order in which a stage calls these is that of its main:
 #include "../data/dataloader.h"
 #include "../data/tokenizer.h"
 #include "../model/schedule.h"
+#include "../parallel/mesh.h"
 #include "../save/pieces.h"
 #include "facts.h"
 #include "logger.h"
@@ -26,6 +27,7 @@ typedef struct {
     Options o;
     OptionTable table;
     World world;                    // a program that is not for several ranks is rank 0 of 1
+    long long tensor_parallel;      // neighbouring ranks that share a copy of the model, and see the same data; 0: all of them
     Tokenizer tokenizer;            // of no tokens where --tokenizer is ''
     CheckpointReader checkpoint;    // what the run starts from,
     bool from_checkpoint;           // if it starts from one
@@ -52,14 +54,15 @@ static inline void run_options(Run* run, const char* program, const char* purpos
     run->o = options_defaults();
     run->table = options_table(program, purpose);
     options_common(&run->table, &run->o);
+    run->tensor_parallel = 1;
 }
 
 static inline void run_open_data(Run* run) {
     const Options* o = &run->o;
-    int rank = run->world.comm.rank, N = run->world.comm.size;
+    int t = (int)run->tensor_parallel, rank = run->world.comm.rank / t, N = run->world.comm.size / t; // of copies of the model
     long long micro = o->batch_size * o->seq_len * N; // of all ranks together
     char ranks[32] = "";
-    if (N > 1) snprintf(ranks, sizeof ranks, " x %d ranks", N);
+    if (N > 1) snprintf(ranks, sizeof ranks, " x %d %s", N, t > 1 ? "copies of the model" : "ranks");
     run->tokens_per_step = o->total_batch_size ? o->total_batch_size : micro;
     require(run->tokens_per_step % micro == 0,
             "--total-batch-size %lld must be a multiple of --batch-size %lld x --seq-len %lld%s = %lld tokens",
@@ -85,6 +88,7 @@ static inline void run_start(Run* run, int argc, char** argv) {
     run->writes = writing_claim(&run->world.control, o, false); // before it is asked what is saved there
     run->from_checkpoint = open_checkpoint(o, &run->checkpoint);
     run->config = config_for_run(o, &run->table, &run->tokenizer, run->from_checkpoint ? &run->checkpoint : NULL);
+    mesh_check(&run->tensor_parallel, run->world.comm.size, run->config);
     run_open_data(run);
     if (run->world.joins) require_agreement(&run->world.control, run_facts(&run->table, run->config, &run->train));
     run->scaler = loss_scaler_init(o);
@@ -99,7 +103,8 @@ static inline void run_prepare(const Run* run) {
     size_t least[MEMORY_KINDS];
     memcpy(least, run->predicted, sizeof least);
     least[MEMORY_ACTIVATIONS] = 0; // they may be recomputed
-    LayerShapes shapes = { (int)o->batch_size, (int)o->seq_len, run->config.C, run->config.NH, run->config.Vp };
+    int Vp = run->config.Vp / (int)run->tensor_parallel;
+    LayerShapes shapes = { (int)o->batch_size, (int)o->seq_len, run->config.C, run->config.NH, Vp };
     if (memory_fits(least)) layers_prepare(shapes);
 }
 

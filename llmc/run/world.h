@@ -136,12 +136,17 @@ static inline void world_step_end(World* w, double seconds) {
 // ---- checks between ranks ----
 typedef uint64_t UnitChecksum(void* self, int u); // of unit u's parameters, gathered
 
-// All ranks compute with the same parameters, so they must be equal to the bit. Dies on every rank, naming rank and unit,
-// if they are not. Collective.
-static inline void world_check_units(World* w, long long step, int num_units, UnitChecksum* unit_checksum, void* self) {
+// Every parts-th rank computes with the same parameters, so they must be equal to the bit. Dies on every rank, naming ranks and
+// unit, if they are not. Collective.
+static inline void world_check_parts(World* w, long long step, int parts, int num_units, UnitChecksum* unit_checksum,
+                                     void* self) {
     uint64_t sums[MAX_UNITS];
     for (int u = 0; u < num_units; u++) sums[u] = unit_checksum(self, u);
-    require_same_units(&w->control, "parameters", sums, num_units, step);
+    require_same_units(&w->control, "parameters", sums, num_units, parts, step);
+}
+// The same where all ranks have them.
+static inline void world_check_units(World* w, long long step, int num_units, UnitChecksum* unit_checksum, void* self) {
+    world_check_parts(w, step, 1, num_units, unit_checksum, self);
 }
 
 // ---- reports ----

@@ -332,7 +332,7 @@ static void test_an_answer_that_is_too_long_ends_every_rank(void** state) {
 
 static void have_the_same_units(Control* c) {
     const uint64_t sums[3] = { 7, 0, UINT64_MAX };
-    for (long long step = 1; step <= 3; step++) require_same_units(c, "parameters", sums, 3, step);
+    for (long long step = 1; step <= 3; step++) require_same_units(c, "parameters", sums, 3, 1, step);
 }
 static void test_ranks_with_the_same_units_continue(void** state) {
     (void)state;
@@ -348,7 +348,7 @@ static void differ_in_a_unit(Control* c) {
     message_rank = c->ranks.rank;
     if (c->ranks.rank >= 1) sums[1] = 1; // of several ranks that differ the first is named
     if (c->ranks.rank == 3) sums[0] = 1;
-    require_same_units(c, "parameters", sums, 3, 7);
+    require_same_units(c, "parameters", sums, 3, 1, 7);
 }
 static void test_every_rank_names_the_rank_and_the_unit_that_differ(void** state) {
     (void)state;

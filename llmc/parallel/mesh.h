@@ -1,0 +1,49 @@
+/*
+mesh.h - the ranks as a mesh: t neighbours together hold one copy of the model, each a part of every matrix (tensor
+parallelism); ranks that are t apart hold the same part of different copies (data parallelism).
+*/
+#ifndef LLMC_MESH_H
+#define LLMC_MESH_H
+#include "../comm/comm.h"
+#include "../model/gpt2.h"
+
+// Dies unless N ranks can be copies of t ranks, and the model has t parts. t 0 becomes N.
+static inline void mesh_check(long long* t, int N, GPT2Config c) {
+    if (*t == 0) *t = N;
+    int n = (int)*t;
+    require(N % n == 0, "--tensor-parallel %d does not divide %d ranks; start a multiple of %d, or choose a divisor of %d", n, N, n, N);
+    require(c.NH % n == 0, "--tensor-parallel %d does not divide %d heads, and a head is not cut; choose --heads as a multiple of %d,"
+            " or fewer ranks that share a copy of the model", n, c.NH, n);
+    size_t multiple = 128; // of the padded vocabulary
+    while (multiple % (size_t)n != 0) multiple += 128;
+    require(c.Vp % n == 0, "--tensor-parallel %d does not divide the vocabulary, %d tokens with its padding; choose --vocab-size %zu",
+            n, c.Vp, round_up((size_t)c.V, multiple));
+}
+
+typedef struct {
+    Comm *tp, *dp;           // of this rank: those that share its copy of the model; those that have the same part. Views
+    Comm split[2];           // these two, where they are not the world
+} Mesh;
+
+// Collective. The fields of `m` are 0 before.
+static inline void mesh_split(Mesh* m, Comm* world, int t) {
+    m->tp = t == world->size && t > 1 ? world : &m->split[0];
+    m->dp = t == 1 ? world : &m->split[1];
+    if (m->tp != world && m->dp != world) {
+        comm_split(m->tp, world, "tp", world->rank / t);
+        comm_split(m->dp, world, "dp", world->rank % t);
+    } else if (m->tp != world) comm_alone(m->tp, world, "tp");
+    else comm_alone(m->dp, world, "dp");
+}
+
+// Bytes of MEMORY_COMMUNICATION that the world and these communicators take.
+static inline size_t mesh_bytes(const Mesh* m, const Comm* world) {
+    size_t bytes = comm_world_bytes(world);
+    if (m->tp != world && m->dp != world) bytes += comm_split_bytes(world, m->tp->size) + comm_split_bytes(world, m->dp->size);
+    return bytes;
+}
+
+static inline void mesh_free(Mesh* m) {
+    for (int k = 1; k >= 0; k--) if (m->split[k].world) comm_free(&m->split[k]);
+}
+#endif
