@@ -50,7 +50,7 @@ BUILD_CUDA_TEST = $(error these tests are a GPU's: make DEVICE=cuda cuda-tests)
 BUILD_VARIANT = $(error these kernels are a GPU's: make DEVICE=cuda variants, or DEVICE=emulated where there is none)
 
 # Programs of several ranks need MPI; its compiler wrapper knows where it is. All others are built without (llmc/comm/comm.h).
-WITH_COMM := $(patsubst %,$(BUILD)/%,train_gpt2_ddp train_gpt2_ddp.o train_gpt2_zero train_gpt2_fsdp comm_bench test/test_comm_cuda)
+WITH_COMM := $(patsubst %,$(BUILD)/%,train_gpt2_ddp train_gpt2_ddp.o train_gpt2_zero train_gpt2_fsdp train_gpt2_tp comm_bench test/test_comm_cuda)
 WITH_MPI := $(WITH_COMM) $(BUILD)/test/test_comm $(BUILD)/test/test_sharding
 $(WITH_MPI): CFLAGS_ALL += -DUSE_MPI=1 $(shell mpicc --showme:compile)
 $(WITH_MPI): COMM_CUDA = $(call of_mpi,compile) -DUSE_MPI=1 -DUSE_NCCL=$(USE_NCCL)
@@ -270,7 +270,7 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 # Everything that the tests run, in one build.
 test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/test/compare_run $(BUILD)/comm_bench
 PRECISION_TESTS := train_gpt2_single test/test_layers test/test_reference_layers
-RANKS_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp
+RANKS_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp train_gpt2_tp
 # Every test of the CPU programs once, some minutes. (test/run.sh says what is in which tier.)
 test: test-programs
 	sh test/run.sh quick

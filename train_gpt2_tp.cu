@@ -1,0 +1,739 @@
+/*
+Train GPT-2 with tensor parallelism: t ranks share one copy of the model, and each has a part of every matrix, of the heads and
+of the vocabulary (Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3). They see the same data, and inside a block they
+send activations where data parallelism sends gradients. --tensor-parallel says what t is. N/t copies are data parallel, as in
+train_gpt2_ddp.cu.
+
+Columns   qkvw and fcw are cut so that a rank makes some of the outputs, from the whole input: it sends nothing in the forward
+          pass, and in the backward pass the input's gradient is a sum over the t ranks (the paper's operator f).
+Rows      projw and fcprojw take what the rank has, and their output is a sum over the ranks (g). So a block has two sums in the
+          forward pass and two in the backward pass; attention by heads and GELU need nothing from other ranks.
+wte       is cut by tokens. An embedding is 0 on ranks that do not have the token. The loss needs, of each rank and row, the
+          largest logit, the sum of exponentials and the target's logit.
+
+Memory    per rank, in bytes: 16 per parameter of its part, ((12C^2 + 7C)/t + 6C) L + (Vp/t + max_T + 2)C of them, and of a
+          block's activations (4 + 12/t)C per token, because layernorms and the residual stream are whole on all t ranks.
+Sent      per rank and micro-batch of BT tokens, a sum of BT C elements being 2(t-1)/t BT C: 4L sums, one for the embedding, one
+          for the head (and L with --recompute block), and 3(t-1) floats per token for the loss. Per step two doubles for the
+          norms, and what train_gpt2_ddp.cu sends, of this rank's part.
+Run       make train_gpt2_tp && mpirun -np 4 ./train_gpt2_tp --tensor-parallel 2            (--help lists the options)
+Before    train_gpt2_ddp.cu: every rank has the whole model. New here: the mesh, cut matrices, and sums inside a block.
+*/
+// ----------------------------------------------------------------------------
+// 1. libraries, in reading order
+#include "llmc/base/common.h"          // defines: require, die, xcalloc
+#include "llmc/base/precision.h"       // defines: floatX, to_floatX, NEEDS_MASTER
+#include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_elements, LNFW, ..., FCPROJW
+#include "llmc/model/piece.h"          // defines: Piece, piece_part
+#include "llmc/model/schedule.h"       // defines: learning_rate, LossScaler
+#include "llmc/device/device.h"        // defines: device_alloc, device_zero, host_to_device, device_to_host
+#include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
+#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_all_gather, comm_wait
+#include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
+#include "llmc/parallel/mesh.h"        // defines: Mesh, mesh_split, mesh_free, mesh_bytes
+#include "llmc/parallel/shard.h"       // defines: NO_OP, comm_finish
+#include "llmc/run/trace.h"            // defines: trace_compute, trace_step
+#include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
+
+// ----------------------------------------------------------------------------
+// 2. the model: views of its parameters
+
+// Views carve named tensors out of a unit's memory, in the order of llmc/model/gpt2.h. They own nothing. Gradients use the
+// same views. Of t ranks, each has D = C/t channels where a tensor is cut (TensorCut in llmc/model/gpt2.h).
+typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp/t,C)
+typedef struct {
+    floatX *ln1w, *ln1b, *qkvb, *projb;     // (C) (C) (3D) (C)
+    floatX *ln2w, *ln2b, *fcb, *fcprojb;    // (C) (C) (4D) (C)
+    floatX *qkvw, *projw, *fcw, *fcprojw;   // (3D,C) (C,D) (4D,C) (C,4D)
+} BlockParams;
+
+static RootParams root_view(GPT2Config c, floatX* base) {
+    size_t C = (size_t)c.C;
+    RootParams p;
+    p.lnfw = base; base += C;
+    p.lnfb = base; base += C;
+    p.wpe  = base; base += (size_t)c.max_T*C;
+    p.wte  = base;
+    return p;
+}
+
+static BlockParams block_view(GPT2Config c, int t, floatX* base) {
+    size_t C = (size_t)c.C, D = C / (size_t)t;
+    BlockParams p;
+    p.ln1w    = base; base += C;
+    p.ln1b    = base; base += C;
+    p.qkvb    = base; base += 3*D;
+    p.projb   = base; base += C;
+    p.ln2w    = base; base += C;
+    p.ln2b    = base; base += C;
+    p.fcb     = base; base += 4*D;
+    p.fcprojb = base; base += C;
+    p.qkvw    = base; base += 3*D*C;
+    p.projw   = base; base += C*D;
+    p.fcw     = base; base += 4*D*C;
+    p.fcprojw = base;
+    return p;
+}
+
+// ----------------------------------------------------------------------------
+// 3. the model: buffers and their owners
+
+// The activations that a block's forward pass keeps for its backward pass.
+typedef struct {
+    floatX *res1;                       // (B,T,C) the residual stream as it enters
+    floatX *ln1, *qkv, *atty;           // (B,T,C) (B,T,3D) (B,T,D)
+    floatX *res2, *ln2, *fch, *gelu;    // (B,T,C) (B,T,C) (B,T,4D) (B,T,4D)
+    float *ln1_mean, *ln1_rstd;         // (B,T) (B,T)
+    float *att_stats;                   // (B,NH/t,T)
+    float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
+} BlockActs;
+
+typedef enum { PASS_FORWARD, PASS_HEAD, PASS_BACKWARD } Pass;
+
+// Whole tensors that lie side by side in the gradient memory. They are all-reduced together, in place.
+typedef struct {
+    size_t begin, size;             // elements of GPT2.grads
+    int tensors, missing;           // how many it has; how many of their gradients are not final yet
+    CommOp reduced;                 // its all-reduce, once missing is 0
+} Bucket;
+enum { DDP_NAIVE, DDP_BUCKETED };
+#define FIRST_BUCKET_MB 1           // at most, so that the first all-reduce starts early with any --bucket-mb
+
+typedef struct {
+    GPT2Config config;
+    int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
+    int B, T;                       // of the current micro-batch
+    Pass pass;                      // what is being computed
+    int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
+    int num_units;                  // L + 1
+    Unit units[MAX_UNITS];
+    size_t num_params;
+    floatX *params, *grads;         // (num_params) owned
+    float *master;                  // (num_params) fp32 weights, owned; NULL where floatX is fp32
+    float *m, *v;                   // (num_params) AdamW moments, owned
+    int num_pieces;
+    Piece pieces[MAX_UNITS];        // all of this state, as the optimizer and checkpoints walk it; views
+    GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
+    BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation the blocks share all but res1
+    floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
+    floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
+    float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
+    int logits_rows;                // rows of logits that exist at a time
+    floatX *logits;                 // (logits_rows,Vp/t) of this rank's tokens; for samples (t,Vp/t)
+    float *row_stats;               // (t,logits_rows,3) what the loss needs to know of every rank's logits
+    float *losses;                  // (B,T)
+    floatX *dres, *dbtc, *dbt4c;    // (B,T,C) gradient of the residual stream; (B,T,C) and (B,T,4D) scratch
+    int *inputs, *targets;          // (B,T)
+    StepStats *stats;               // on the device, read once a step
+    Mesh mesh;                      // owned
+    Comm *tp, *dp;                  // this rank's: the t ranks that share its copy of the model; the data-parallel ranks; views
+    int overlap;                    // 0: sums in the backward pass do not travel beside a product
+    TokenRange tokens;              // whose rows of wte this rank has
+    int accumulation;               // micro-batches per step
+    int ddp;                        // DDP_NAIVE or DDP_BUCKETED
+    double bucket_mb;               // MiB of gradients per bucket
+    bool divide;                    // sums over the ranks are divided by N, the number of ranks; else 1/N is in dloss
+    bool last_micro;                // this micro-batch makes the step's gradients final
+    int num_buckets;
+    Bucket* buckets;                // (num_buckets) in the order in which the backward pass fills them, owned
+    int bucket_of[MAX_UNITS][BLOCK_TENSORS]; // which bucket a tensor of a unit is in
+} GPT2;
+
+static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
+static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
+
+// Allocates everything except res1, which every block has for itself even when the rest is shared.
+static void block_acts_init(BlockActs* a, GPT2Config c, int t, size_t BT) {
+    size_t C = (size_t)c.C, D = C / (size_t)t;
+    a->ln1 = acts_alloc(BT*C);   a->ln1_mean = stats_alloc(BT); a->ln1_rstd = stats_alloc(BT);
+    a->qkv = acts_alloc(BT*3*D); a->att_stats = stats_alloc(BT*(size_t)(c.NH / t));
+    a->atty = acts_alloc(BT*D);
+    a->res2 = acts_alloc(BT*C);
+    a->ln2 = acts_alloc(BT*C);   a->ln2_mean = stats_alloc(BT); a->ln2_rstd = stats_alloc(BT);
+    a->fch = acts_alloc(BT*4*D);
+    a->gelu = acts_alloc(BT*4*D);
+}
+
+static void gpt2_init_params(GPT2* g) {
+    for (int u = 0; u < g->num_units; u++) {
+        g->units[u].offset = g->num_params;
+        g->units[u].size = unit_part_elements(g->config, u, g->tp->size);
+        g->num_params += g->units[u].size;
+    }
+    g->params = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_PARAMETERS);
+    g->grads = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_GRADIENTS);
+    if (NEEDS_MASTER) g->master = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
+    g->m = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
+    g->v = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
+}
+
+// Lists what this rank has of the model, and where: its part of every unit.
+static void gpt2_init_pieces(GPT2* g) {
+    for (int u = 0; u < g->num_units; u++) {
+        size_t at = g->units[u].offset;
+        Piece p = piece_part(g->config, u, g->tp->rank, g->tp->size);
+        p.params = g->params + at;
+        p.grads = g->grads + at;
+        p.master = g->master ? g->master + at : NULL;
+        p.m = g->m + at;
+        p.v = g->v + at;
+        g->pieces[g->num_pieces++] = p;
+    }
+}
+
+static size_t logits_elements(const GPT2* g) { // room for some rows of this rank's tokens, and for a row of all ranks'
+    size_t rows = (size_t)classifier_rows(g->max_B * g->seq_len, g->tokens.count);
+    return size_max(rows, (size_t)g->tp->size) * (size_t)g->tokens.count;
+}
+
+static void gpt2_init_acts(GPT2* g) {
+    GPT2Config c = g->config;
+    int t = g->tp->size, Vp = g->tokens.count;
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C;
+    for (int l = 0; l < c.L; l++) {
+        if (l > 0 && g->recompute == RECOMPUTE_BLOCK) g->acts[l] = g->acts[0];
+        else block_acts_init(&g->acts[l], c, t, BT);
+        g->acts[l].res1 = acts_alloc(BT*C);
+    }
+    g->branch = acts_alloc(BT*C);
+    g->resf = acts_alloc(BT*C);
+    g->lnf = acts_alloc(BT*C);   g->lnf_mean = stats_alloc(BT); g->lnf_rstd = stats_alloc(BT);
+    g->logits_rows = classifier_rows((int)BT, Vp);
+    g->logits = acts_alloc(logits_elements(g));
+    g->row_stats = stats_alloc((size_t)t * (size_t)g->logits_rows * 3);
+    g->losses = stats_alloc(BT);
+    g->dres = acts_alloc(BT*C);
+    g->dbtc = acts_alloc(BT*C);
+    g->dbt4c = acts_alloc(BT*4*C / (size_t)t);
+    g->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
+    g->targets = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
+    g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
+}
+
+// Cuts the gradient memory into buckets from its end to its beginning, because the backward pass makes gradients in nearly
+// that order. The tensor that fills a bucket closes it.
+static void gpt2_init_buckets(GPT2* g) {
+    double limit = fmin(FIRST_BUCKET_MB, g->bucket_mb);
+    g->buckets = (Bucket*)xcalloc((size_t)g->num_units * BLOCK_TENSORS, sizeof(Bucket)); // one per tensor at most
+    Bucket* b = NULL;
+    for (int u = g->num_units - 1; u >= 0; u--) {
+        size_t at = g->units[u].offset + g->units[u].size;
+        for (int i = unit_tensors(u) - 1; i >= 0; i--) {
+            size_t n = tensor_part_elements(unit_tensor(g->config, u, i), g->tp->size);
+            if (b == NULL || (double)(b->size * sizeof(floatX)) >= limit * (1 << 20)) {
+                if (b != NULL) limit = g->bucket_mb;
+                b = &g->buckets[g->num_buckets++];
+            }
+            b->begin = at -= n;
+            b->size += n;
+            b->tensors++;
+            g->bucket_of[u][i] = g->num_buckets - 1;
+        }
+    }
+}
+
+static LayerShapes gpt2_shapes(const GPT2* g) {
+    LayerShapes s = { g->max_B, g->seq_len, g->config.C, g->config.NH, g->tokens.count };
+    return s;
+}
+
+// Allocates everything. The fields of gpt2_configure are set.
+static void gpt2_init(GPT2* g) {
+    gpt2_init_params(g);
+    gpt2_init_pieces(g);
+    gpt2_init_acts(g);
+    gpt2_init_buckets(g);
+    layers_init(gpt2_shapes(g));
+}
+
+static void gpt2_free(GPT2* g) {
+    layers_free();
+    device_free(g->params); device_free(g->grads); device_free(g->master); device_free(g->m); device_free(g->v);
+    for (int l = 0; l < g->config.L; l++) {
+        BlockActs a = g->acts[l];
+        device_free(a.res1);
+        if (l > 0 && g->recompute == RECOMPUTE_BLOCK) continue; // the rest belongs to block 0
+        device_free(a.ln1); device_free(a.qkv); device_free(a.atty); device_free(a.res2); device_free(a.ln2);
+        device_free(a.fch); device_free(a.gelu); device_free(a.ln1_mean); device_free(a.ln1_rstd);
+        device_free(a.att_stats); device_free(a.ln2_mean); device_free(a.ln2_rstd);
+    }
+    device_free(g->branch); device_free(g->resf); device_free(g->lnf); device_free(g->lnf_mean); device_free(g->lnf_rstd);
+    device_free(g->logits); device_free(g->row_stats); device_free(g->losses); device_free(g->dres); device_free(g->dbtc); device_free(g->dbt4c);
+    device_free(g->inputs); device_free(g->targets); device_free(g->stats);
+    free(g->buckets);
+    mesh_free(&g->mesh);
+}
+
+// Bytes by kind that gpt2_init will allocate, from formulas: a run compares them with what it measured.
+static void gpt2_predict_memory(const GPT2* g, const Comm* world, size_t bytes[MEMORY_KINDS]) {
+    GPT2Config c = g->config;
+    size_t t = (size_t)g->tp->size, P = gpt2_part_elements(c, g->tp->size), X = sizeof(floatX);
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, D = C / t, L = (size_t)c.L;
+    size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
+    size_t per_token = L * C*X                                                 // res1
+                     + blocks_kept * ((3*C + 12*D)*X + (4 + (size_t)c.NH / t) * 4) // the rest of a block, its float statistics
+                     + (5*C + 4*D)*X + 3 * sizeof(float) + 2 * sizeof(int);    // outside the blocks
+    memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
+    bytes[MEMORY_PARAMETERS] = X * P;
+    bytes[MEMORY_GRADIENTS] = X * P;
+    bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * P;
+    bytes[MEMORY_ACTIVATIONS] = BT * per_token + logits_elements(g) * X + sizeof(StepStats)
+                              + t * (size_t)classifier_rows((int)BT, g->tokens.count) * 3 * sizeof(float);
+    bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh, world);
+    bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
+}
+
+// Bytes that this rank will send per step: the sums of each micro-batch and what the losses need among t ranks; the norms; and
+// all gradients and the loss among the data-parallel ranks.
+static double gpt2_predict_sent(const GPT2* g) {
+    double t = g->tp->size, N = g->dp->size, BT = (double)g->max_B * g->seq_len, L = g->config.L;
+    double sums = 4*L + 2 + (g->recompute == RECOMPUTE_BLOCK ? L : 0);
+    double micro = sums * 2 * (t - 1) / t * BT * g->config.C * sizeof(floatX) + (t - 1) * BT * 3 * sizeof(float);
+    double gradients = (double)(gpt2_part_elements(g->config, g->tp->size) * sizeof(floatX));
+    return g->accumulation * micro + 2 * (t - 1) / t * 2 * sizeof(double) + 2 * (N - 1) / N * (gradients + sizeof(double));
+}
+
+// ----------------------------------------------------------------------------
+// 4. one transformer block
+
+// Makes x (B,T,C) the sum of what the t ranks have in it. It must not be touched before sum_end.
+static CommOp sum_begin(GPT2* g, floatX* x) {
+    return comm_all_reduce(g->tp, x, (size_t)g->B * (size_t)g->T * (size_t)g->config.C, COMM_FLOATX);
+}
+static void sum_end(GPT2* g, CommOp sum) { comm_wait(g->tp, sum); }
+
+// Of what is summed over t ranks, one adds the bias.
+static floatX* added_once(const GPT2* g, floatX* bias) { return g->tp->rank == 0 ? bias : NULL; }
+
+// Computes everything in a block's forward pass that its backward pass needs. The block's input is x + branch. branch NULL:
+// the input is x alone, which is then a.res1 itself.
+static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
+    int B = g->B, T = g->T, C = g->config.C, t = g->tp->size, D = C / t, NH = g->config.NH / t, BT = B * T;
+    residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, BT, C);
+    matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, BT, C, 3*D);
+    attention_forward(a.atty, a.att_stats, a.qkv, B, T, D, NH);
+    matmul_forward(g->branch, a.atty, p.projw, added_once(g, p.projb), BT, D, C);
+    sum_end(g, sum_begin(g, g->branch));
+    residual_layernorm_forward(a.res2, a.ln2, a.ln2_mean, a.ln2_rstd, a.res1, g->branch, p.ln2w, p.ln2b, BT, C);
+    matmul_gelu_forward(a.gelu, a.fch, a.ln2, p.fcw, p.fcb, BT, C, 4*D);
+}
+
+// The block's output is the pair a.res2, g->branch: the next layernorm adds the two.
+static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
+    int BT = g->B * g->T, C = g->config.C, D = C / g->tp->size;
+    block_activations(g, p, a, x, branch);
+    matmul_forward(g->branch, a.gelu, p.fcprojw, added_once(g, p.fcprojb), BT, 4*D, C);
+    sum_end(g, sum_begin(g, g->branch));
+}
+
+// The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final, and
+// a bucket's all-reduce begins after its last tensor. The sums must not be read before gpt2_reduce has waited for them.
+static void grad_ready(GPT2* g, int u, int i) {
+    if (g->ddp == DDP_NAIVE || !g->last_micro) return;
+    Bucket* b = &g->buckets[g->bucket_of[u][i]];
+    if (--b->missing == 0) b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
+}
+
+// The gradient of a column-parallel layer's input, g->dbtc, is a sum over t ranks. It is computed first, and travels while the
+// gradient of the weights is computed.
+static CommOp input_sum_begin(GPT2* g) {
+    CommOp sum = sum_begin(g, g->dbtc);
+    if (g->overlap) return sum;
+    sum_end(g, sum);
+    return NO_OP;
+}
+
+// g->dres holds the gradient of the block's output on entry, of its input on return.
+static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockActs a) {
+    int B = g->B, T = g->T, C = g->config.C, t = g->tp->size, D = C / t, NH = g->config.NH / t, BT = B * T;
+    GradMode mode = g->grad_mode;
+    floatX *dgelu = g->dbt4c, *dqkv = g->dbt4c; // never needed at the same time
+    // out = res2 + gelu(fch) fcprojw^T + fcprojb
+    matmul_backward_weight(dp.fcprojw, dp.fcprojb, g->dres, a.gelu, BT, 4*D, C, mode);
+    grad_ready(g, u, FCPROJW);
+    grad_ready(g, u, FCPROJB);
+    matmul_gelu_backward_input(dgelu, g->dres, p.fcprojw, a.fch, BT, 4*D, C);
+    // fch = ln2 fcw^T + fcb
+    matmul_backward_input(g->dbtc, dgelu, p.fcw, BT, C, 4*D);
+    CommOp sum = input_sum_begin(g);
+    matmul_backward_weight(dp.fcw, dp.fcb, dgelu, a.ln2, BT, C, 4*D, mode);
+    grad_ready(g, u, FCW);
+    grad_ready(g, u, FCB);
+    comm_finish(g->tp, &sum);
+    // ln2 = layernorm(res2)
+    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, g->dbtc, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, BT, C, mode);
+    grad_ready(g, u, LN2W);
+    grad_ready(g, u, LN2B);
+    // res2 = res1 + atty projw^T + projb
+    matmul_backward_weight(dp.projw, dp.projb, g->dres, a.atty, BT, D, C, mode);
+    grad_ready(g, u, PROJW);
+    grad_ready(g, u, PROJB);
+    matmul_backward_input(g->dbtc, g->dres, p.projw, BT, D, C);
+    // atty = attention(qkv)
+    attention_backward(dqkv, g->dbtc, a.qkv, a.atty, a.att_stats, B, T, D, NH);
+    // qkv = ln1 qkvw^T + qkvb
+    matmul_backward_input(g->dbtc, dqkv, p.qkvw, BT, C, 3*D);
+    sum = input_sum_begin(g);
+    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, a.ln1, BT, C, 3*D, mode);
+    grad_ready(g, u, QKVW);
+    grad_ready(g, u, QKVB);
+    comm_finish(g->tp, &sum);
+    // ln1 = layernorm(res1)
+    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, g->dbtc, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, BT, C, mode);
+    grad_ready(g, u, LN1W);
+    grad_ready(g, u, LN1B);
+}
+
+// ----------------------------------------------------------------------------
+// 5. the whole model: where a unit lives, forward, backward
+
+// Returns unit u's parameters, ready for use until unit_release.
+static floatX* unit_params(GPT2* g, int u) {
+    return g->params + g->units[u].offset;
+}
+
+// Ends the use of unit u's parameters until the next unit_params. Here they stay where they are.
+static void unit_release(GPT2* g, int u) {
+    (void)g;
+    (void)u;
+}
+
+// Returns the memory that unit u's gradients go to.
+static floatX* unit_grads(GPT2* g, int u) {
+    return g->grads + g->units[u].offset;
+}
+
+// Copies a micro-batch to the device: inputs and targets are (B,T) on the host. targets NULL: none.
+static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int B, int T) {
+    size_t bytes = (size_t)B * (size_t)T * sizeof(int);
+    g->B = B;
+    g->T = T;
+    host_to_device(g->inputs, inputs, bytes);
+    if (targets) host_to_device(g->targets, targets, bytes);
+}
+
+// Computes g->lnf, the classifier's input, from g->inputs.
+static void gpt2_forward(GPT2* g) {
+    GPT2Config c = g->config;
+    int BT = g->B * g->T;
+    g->pass = PASS_FORWARD;
+    RootParams root = root_view(c, unit_params(g, 0));
+    trace_compute("forward, embedding", -1);
+    // Only one rank has a token's row, so the sum is exact.
+    encoder_part_forward(g->acts[0].res1, g->inputs, root.wte, added_once(g, root.wpe), g->tokens, g->B, g->T, c.C);
+    sum_end(g, sum_begin(g, g->acts[0].res1));
+    const floatX *x = g->acts[0].res1, *branch = NULL;
+    for (int l = 0; l < c.L; l++) {
+        trace_compute("forward, block", l);
+        BlockParams p = block_view(c, g->tp->size, unit_params(g, 1 + l));
+        block_forward(g, p, g->acts[l], x, branch);
+        unit_release(g, 1 + l);
+        x = g->acts[l].res2;
+        branch = g->branch;
+    }
+    g->pass = PASS_HEAD;
+    trace_compute("head", -1);
+    residual_layernorm_forward(g->resf, g->lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, BT, c.C);
+    unit_release(g, 0);
+}
+
+// Computes this rank's logits for n rows of g->lnf from `row` on, and returns what the loss needs of all ranks' logits.
+static const float* head_logits(GPT2* g, const floatX* wte, int row, int n) {
+    float* own = g->row_stats + (size_t)g->tp->rank * (size_t)n * 3;
+    matmul_forward(g->logits, g->lnf + (size_t)row * (size_t)g->config.C, wte, NULL, n, g->config.C, g->tokens.count);
+    classifier_part_stats(own, g->logits, g->targets + row, g->tokens, n, g->config.V);
+    comm_wait(g->tp, comm_all_gather(g->tp, g->row_stats, own, (size_t)n * 3, COMM_F32));
+    return g->row_stats;
+}
+
+// Computes g->losses. The classifier runs on a few rows at a time, so that no (B,T,V) tensor exists.
+static void head_forward(GPT2* g, const floatX* wte) {
+    int BT = g->B * g->T;
+    for (int row = 0; row < BT; row += g->logits_rows) {
+        int n = row + g->logits_rows < BT ? g->logits_rows : BT - row;
+        const float* all = head_logits(g, wte, row, n);
+        classifier_part_forward(g->losses + row, all, g->targets + row, g->tp->size, n);
+    }
+}
+
+// Computes g->losses and goes backward at once, while the logits exist: g->dbtc becomes the gradient of g->lnf.
+// dloss: the weight of one token's loss.
+static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, float dloss) {
+    GPT2Config c = g->config;
+    int BT = g->B * g->T;
+    for (int row = 0; row < BT; row += g->logits_rows) {
+        int n = row + g->logits_rows < BT ? g->logits_rows : BT - row;
+        const floatX* lnf = g->lnf + (size_t)row*c.C;
+        const float* all = head_logits(g, wte, row, n);
+        classifier_part_forward_backward(g->losses + row, g->logits, all, g->targets + row, dloss, g->tokens, g->tp->size, n, c.V);
+        // logits = lnf wte^T, column-parallel
+        matmul_backward_weight_chunk(dwte, g->logits, lnf, row, n, BT, c.C, g->tokens.count, g->grad_mode);
+        matmul_backward_input(g->dbtc + (size_t)row*c.C, g->logits, wte, n, c.C, g->tokens.count);
+    }
+    sum_end(g, sum_begin(g, g->dbtc));
+}
+
+// Adds this micro-batch's losses to g->stats, and computes its gradients.
+static void gpt2_backward(GPT2* g, float dloss) {
+    GPT2Config c = g->config;
+    int BT = g->B * g->T;
+    g->pass = PASS_BACKWARD;
+    RootParams root = root_view(c, unit_params(g, 0));
+    RootParams droot = root_view(c, unit_grads(g, 0));
+    head_forward_backward(g, root.wte, droot.wte, dloss);
+    add_sum(&g->stats->loss, g->losses, (size_t)BT);
+    // lnf = layernorm(resf)
+    device_zero(g->dres, (size_t)BT * (size_t)c.C * sizeof(floatX));
+    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, g->dbtc, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd, BT, c.C,
+                       g->grad_mode);
+    grad_ready(g, 0, LNFW);
+    grad_ready(g, 0, LNFB);
+    for (int l = c.L - 1; l >= 0; l--) {
+        trace_compute("backward, block", l);
+        BlockParams p = block_view(c, g->tp->size, unit_params(g, 1 + l));
+        BlockParams dp = block_view(c, g->tp->size, unit_grads(g, 1 + l));
+        if (g->recompute == RECOMPUTE_BLOCK) block_activations(g, p, g->acts[l], g->acts[l].res1, NULL);
+        block_backward(g, 1 + l, p, dp, g->acts[l]);
+        unit_release(g, 1 + l);
+    }
+    trace_compute("backward, embedding", -1);
+    // res1 of block 0 = wte[inputs] + wpe
+    encoder_part_backward(droot.wte, droot.wpe, g->dres, g->inputs, g->tokens, g->B, g->T, c.C, g->grad_mode);
+    grad_ready(g, 0, WPE);
+    grad_ready(g, 0, WTE);
+    unit_release(g, 0);
+}
+
+// Call before micro-batch `micro` of a step's `accumulation`. The backward pass of the last one makes the gradients final.
+static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
+    g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
+    g->last_micro = micro == accumulation - 1;
+    for (int i = 0; i < g->num_buckets; i++) g->buckets[i].missing = g->buckets[i].tensors;
+}
+
+// The textbook method: when all gradients are complete, sum them over the ranks, unit by unit, and divide by the number of
+// ranks.
+static void gpt2_reduce_naive(GPT2* g) {
+    for (int u = 0; u < g->num_units; u++) {
+        comm_wait(g->dp, comm_all_reduce(g->dp, unit_grads(g, u), g->units[u].size, COMM_FLOATX));
+        if (g->divide) scale_in_place(unit_grads(g, u), 1.0f / (float)g->dp->size, g->units[u].size);
+    }
+}
+
+// Call after the backward pass. On return each gradient is the mean over the global batch, the same on every rank, and
+// g->stats->loss is the sum over all ranks. The division by the number of ranks happens here or in dloss (see train_step).
+static void gpt2_reduce(GPT2* g) {
+    trace_compute("wait for gradients", -1);
+    CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
+    if (g->ddp == DDP_NAIVE) gpt2_reduce_naive(g);
+    else for (int i = 0; i < g->num_buckets; i++) comm_wait(g->dp, g->buckets[i].reduced);
+    comm_wait(g->dp, loss);
+}
+
+// ----------------------------------------------------------------------------
+// 6. the optimizer
+
+// *acc = the sum of squares over the t ranks' parts of x, the memory of all units. What all of them have counts once.
+static void add_squares(GPT2* g, double* acc, const floatX* x) {
+    if (g->tp->rank == 0) for (int u = 0; u < g->num_units; u++) add_sum_squares(acc, x + g->units[u].offset, g->units[u].size);
+    else for (int u = 0; u < g->num_units; u++) {
+        for (int i = 0; i < unit_tensors(u); i++) {
+            TensorInfo t = unit_tensor(g->config, u, i);
+            size_t n = tensor_part_elements(t, g->tp->size);
+            if (t.cut != CUT_NONE) add_sum_squares(acc, x, n);
+            x += n;
+        }
+    }
+    comm_wait(g->tp, comm_all_reduce(g->tp, acc, 1, COMM_F64));
+}
+
+// Computes the global gradient norm, and from it the factor that AdamW multiplies gradients by. Both stay on the device.
+static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
+    add_squares(g, &g->stats->grad_square, g->grads);
+    clip_gradients(g->stats, max_norm, loss_scale);
+}
+
+// Calls AdamW once per piece, then sums the squares of the new parameters for their norm.
+static void gpt2_update(GPT2* g, AdamW adamw) {
+    for (int i = 0; i < g->num_pieces; i++) {
+        Piece p = g->pieces[i];
+        adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay);
+    }
+    add_squares(g, &g->stats->param_square, g->params);
+}
+
+// ----------------------------------------------------------------------------
+// 7. weights and state: initial, loaded, saved
+
+// Sends the first copy's weights, master weights and moments to all others.
+static void gpt2_broadcast(GPT2* g) {
+    size_t n = g->num_params;
+    comm_wait(g->dp, comm_broadcast(g->dp, g->params, n, COMM_FLOATX, 0));
+    if (g->master) comm_wait(g->dp, comm_broadcast(g->dp, g->master, n, COMM_F32, 0));
+    comm_wait(g->dp, comm_broadcast(g->dp, g->m, n, COMM_F32, 0));
+    comm_wait(g->dp, comm_broadcast(g->dp, g->v, n, COMM_F32, 0));
+}
+
+// Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. The first copy has it first.
+static void gpt2_load(GPT2* g, Run* run) {
+    run_load(run, g->pieces, g->dp->rank == 0 ? g->num_pieces : 0);
+    gpt2_broadcast(g);
+}
+
+// All copies are the same, and the ranks of the first one save their parts.
+static void gpt2_save(GPT2* g, Run* run, long long step) {
+    run_save(run, step, g->pieces, g->num_pieces);
+}
+
+// ----------------------------------------------------------------------------
+// 8. training
+
+// Sets what gpt2_predict_memory and gpt2_init need to know.
+static void gpt2_configure(GPT2* g, Run* run) {
+    g->config = run->config;
+    g->max_B = (int)run->o.batch_size;
+    g->seq_len = (int)run->o.seq_len;
+    g->num_units = run->config.L + 1;
+    mesh_split(&g->mesh, &run->world.comm, (int)run->tensor_parallel);
+    g->tp = g->mesh.tp;
+    g->dp = g->mesh.dp;
+    g->tokens = token_range(g->config.Vp, g->tp->size, g->tp->rank);
+    g->accumulation = run->accumulation;
+    run->share.writer = g->dp->rank == 0 ? g->tp->rank : -1;
+    run->share.writers = g->tp->size;
+    g->divide = g->ddp == DDP_NAIVE && !run->o.deterministic; // there 1/3 must round in one place
+}
+
+// Mean loss over the first --eval-steps global batches of the validation data. Each rank sees its part of them.
+static EvalLoss evaluate(GPT2* g, Run* run) {
+    double tokens = 0, bytes = 0;
+    long long micro_batches = run_eval_begin(run);
+    device_zero(g->stats, sizeof *g->stats);
+    for (long long i = 0; i < micro_batches; i++) {
+        dataloader_next(&run->val);
+        gpt2_load_batch(g, run->val.inputs, run->val.targets, g->max_B, g->seq_len);
+        gpt2_forward(g);
+        head_forward(g, root_view(g->config, unit_params(g, 0)).wte);
+        unit_release(g, 0);
+        add_sum(&g->stats->loss, g->losses, (size_t)g->B * (size_t)g->T);
+        tokens += run->val.valid;
+        bytes += run->val.bytes;
+    }
+    StepStats stats;
+    device_to_host(&stats, g->stats, sizeof stats);
+    double loss = comm_host_sum(g->dp, stats.loss), all_tokens = comm_host_sum(g->dp, tokens);
+    EvalLoss mean = { loss / all_tokens, loss / comm_host_sum(g->dp, bytes) };
+    return mean;
+}
+
+// For samples: logits (V), on the host, of the token that follows tokens (T).
+static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
+    GPT2* g = (GPT2*)self;
+    GPT2Config c = g->config;
+    gpt2_load_batch(g, tokens, NULL, 1, T);
+    gpt2_forward(g);
+    floatX *last = g->lnf + (size_t)(T - 1)*c.C, *own = g->logits + g->tokens.first;
+    matmul_forward(own, last, root_view(c, unit_params(g, 0)).wte, NULL, 1, c.C, g->tokens.count);
+    comm_wait(g->tp, comm_all_gather(g->tp, g->logits, own, (size_t)g->tokens.count, COMM_FLOATX));
+    unit_release(g, 0);
+    device_to_host(logits, g->logits, (size_t)c.V * sizeof(floatX));
+}
+
+// One optimizer step, counted from 0: forward and backward over every micro-batch, clip, update.
+static StepStats train_step(GPT2* g, Run* run, long long step) {
+    const Options* o = &run->o;
+    // A token's share of the mean over the global batch. It includes 1/N, so the sum of the gradients is their average. The
+    // textbook takes the mean over this rank's tokens, sums, and divides. Both give the same result except for rounding,
+    // because a gradient is linear in dloss.
+    long long tokens = g->divide ? run->tokens_per_step / g->dp->size : run->tokens_per_step;
+    float dloss = (float)(run->scaler.scale / (double)tokens);
+    device_zero(g->stats, sizeof *g->stats);
+    for (int micro = 0; micro < run->accumulation; micro++) {
+        dataloader_next(&run->train);
+        gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
+        gpt2_begin_micro(g, micro, run->accumulation);
+        gpt2_forward(g);
+        gpt2_backward(g, dloss);
+    }
+    gpt2_reduce(g);
+    trace_compute("update", -1);
+    gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
+    AdamW adamw = { learning_rate(o, step), o->beta1, o->beta2, o->eps, o->weight_decay, run->updates + 1 };
+    gpt2_update(g, adamw);
+    StepStats stats;
+    device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
+    if (stats.grad_scale != 0) run->updates++;
+    trace_step(step + 1);
+    return stats;
+}
+
+// For --check-every: a number that is the same on the ranks with this part of the model if their parameters of unit u are.
+static uint64_t unit_checksum(void* self, int u) {
+    GPT2* g = (GPT2*)self;
+    g->pass = PASS_FORWARD; // in whose order the units are asked for
+    uint64_t sum = device_checksum(unit_params(g, u), sizeof(floatX), g->units[u].size);
+    unit_release(g, u);
+    return sum;
+}
+
+// Likewise, on all ranks, of the tensors that all have.
+static uint64_t copied_checksum(void* self, int u) {
+    GPT2* g = (GPT2*)self;
+    uint64_t sum = 0;
+    g->pass = PASS_FORWARD;
+    const floatX* x = unit_params(g, u);
+    for (int i = 0; i < unit_tensors(u); i++) {
+        TensorInfo t = unit_tensor(g->config, u, i);
+        if (t.cut == CUT_NONE) sum = 31 * sum + device_checksum(x, sizeof(floatX), tensor_elements(t));
+        x += tensor_part_elements(t, g->tp->size);
+    }
+    unit_release(g, u);
+    return sum;
+}
+
+int main(int argc, char** argv) {
+    static Run run;
+    static GPT2 g;
+    run_options(&run, "train_gpt2_tp", "train GPT-2 with tensor parallelism: each rank has a part of every matrix");
+    options_world(&run.table, &run.world);
+    run.tensor_parallel = 0;
+    option_int(&run.table, "tensor-parallel", &run.tensor_parallel, 0, 1 << 20,
+               "neighbouring ranks that share one copy of the model; the copies are data parallel; 0: all ranks share one");
+    g.overlap = 1;
+    option_flag(&run.table, "overlap", &g.overlap, "sums of the backward pass travel while gradients of weights are computed");
+    g.ddp = DDP_BUCKETED;
+    g.bucket_mb = 25;
+    option_choice(&run.table, "ddp", &g.ddp, "naive|bucketed",
+                  "naive: all-reduce after the backward pass; bucketed: in buckets during it");
+    option_float(&run.table, "bucket-mb", &g.bucket_mb, 1e-6, 1e6, "MiB of gradients per bucket; the first has 1 at most");
+    run_start(&run, argc, argv);
+
+    gpt2_configure(&g, &run);
+    gpt2_predict_memory(&g, &run.world.comm, run.predicted); // first as if nothing were recomputed
+    g.recompute = run_recompute(&run);      // --recompute auto: blocks, where that has no room
+    gpt2_predict_memory(&g, &run.world.comm, run.predicted);
+    gpt2_init(&g);
+    comm_share_memory(g.dp); // --nccl-windows
+    run.sent = gpt2_predict_sent(&g);
+    run_report(&run);
+    gpt2_load(&g, &run);
+    run_begin(&run);
+
+    for (long long step = run.first; ; step++) {
+        if (run_evaluates(&run, step)) logger_eval(&run.log, step, evaluate(&g, &run));
+        if (run_samples(&run, step)) run_sample(&run, step, next_logits, &g);
+        if (run_saves(&run, step)) gpt2_save(&g, &run, step);
+        if (step == run.o.steps) break;
+
+        run_step_begin(&run, step, g.params);
+        StepStats stats = train_step(&g, &run, step);
+        run_step_end(&run, step, &stats);
+        if (!run_checks(&run, step + 1)) continue;
+        world_check_units(&run.world, step + 1, g.num_units, copied_checksum, &g);
+        world_check_parts(&run.world, step + 1, g.tp->size, g.num_units, unit_checksum, &g);
+    }
+    bool as_predicted = run_end(&run);
+    gpt2_free(&g);
+    run_stop(&run);
+    return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
+}
