@@ -103,6 +103,7 @@ typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
+    int rows, first_row;            // of its B*T, those of the residual stream on this rank; all, or with --sequence-parallel 1/t
     Pass pass;                      // what is being computed
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // L + 1
@@ -115,7 +116,7 @@ typedef struct {
     Piece pieces[MAX_UNITS];        // all of this state, as the optimizer and checkpoints walk it; views
     GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
     BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation the blocks share all but res1
-    floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
+    floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream; gathered rows
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
     int logits_rows;                // rows of logits that exist at a time
@@ -127,7 +128,9 @@ typedef struct {
     StepStats *stats;               // on the device, read once a step
     Mesh mesh;                      // owned
     Comm *tp, *dp;                  // this rank's: the t ranks that share its copy of the model; the data-parallel ranks; views
-    int overlap;                    // 0: sums in the backward pass do not travel beside a product
+    int overlap;                    // 0: in the backward pass nothing travels beside a product
+    int sequence_parallel;          // 1: layernorms and the residual stream are cut by rows
+    int keep_gathered;              // 1: a block keeps all rows of ln1 and ln2; 0: this rank's, which are gathered twice
     TokenRange tokens;              // whose rows of wte this rank has
     int accumulation;               // micro-batches per step
     int ddp;                        // DDP_NAIVE or DDP_BUCKETED
@@ -142,14 +145,18 @@ typedef struct {
 static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
 static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
 
+// Rows of the residual stream on this rank, of N. The last rank's may go beyond them (in samples).
+static size_t rows_kept(const GPT2* g, size_t N) { return g->sequence_parallel ? ceil_div(N, (size_t)g->tp->size) : N; }
+
 // Allocates everything except res1, which every block has for itself even when the rest is shared.
-static void block_acts_init(BlockActs* a, GPT2Config c, int t, size_t BT) {
-    size_t C = (size_t)c.C, D = C / (size_t)t;
-    a->ln1 = acts_alloc(BT*C);   a->ln1_mean = stats_alloc(BT); a->ln1_rstd = stats_alloc(BT);
-    a->qkv = acts_alloc(BT*3*D); a->att_stats = stats_alloc(BT*(size_t)(c.NH / t));
+static void block_acts_init(BlockActs* a, const GPT2* g, size_t BT) {
+    size_t t = (size_t)g->tp->size, C = (size_t)g->config.C, D = C / t, NH = (size_t)g->config.NH / t;
+    size_t R = rows_kept(g, BT), ln = g->keep_gathered ? BT*C : R*C;
+    a->ln1 = acts_alloc(ln);     a->ln1_mean = stats_alloc(R); a->ln1_rstd = stats_alloc(R);
+    a->qkv = acts_alloc(BT*3*D); a->att_stats = stats_alloc(BT*NH);
     a->atty = acts_alloc(BT*D);
-    a->res2 = acts_alloc(BT*C);
-    a->ln2 = acts_alloc(BT*C);   a->ln2_mean = stats_alloc(BT); a->ln2_rstd = stats_alloc(BT);
+    a->res2 = acts_alloc(R*C);
+    a->ln2 = acts_alloc(ln);     a->ln2_mean = stats_alloc(R); a->ln2_rstd = stats_alloc(R);
     a->fch = acts_alloc(BT*4*D);
     a->gelu = acts_alloc(BT*4*D);
 }
@@ -189,20 +196,20 @@ static size_t logits_elements(const GPT2* g) { // room for some rows of this ran
 static void gpt2_init_acts(GPT2* g) {
     GPT2Config c = g->config;
     int t = g->tp->size, Vp = g->tokens.count;
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C;
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, R = rows_kept(g, BT), C = (size_t)c.C;
     for (int l = 0; l < c.L; l++) {
         if (l > 0 && g->recompute == RECOMPUTE_BLOCK) g->acts[l] = g->acts[0];
-        else block_acts_init(&g->acts[l], c, t, BT);
-        g->acts[l].res1 = acts_alloc(BT*C);
+        else block_acts_init(&g->acts[l], g, BT);
+        g->acts[l].res1 = acts_alloc(R*C);
     }
     g->branch = acts_alloc(BT*C);
-    g->resf = acts_alloc(BT*C);
-    g->lnf = acts_alloc(BT*C);   g->lnf_mean = stats_alloc(BT); g->lnf_rstd = stats_alloc(BT);
+    g->resf = acts_alloc(R*C);
+    g->lnf = acts_alloc(BT*C);   g->lnf_mean = stats_alloc(R); g->lnf_rstd = stats_alloc(R);
     g->logits_rows = classifier_rows((int)BT, Vp);
     g->logits = acts_alloc(logits_elements(g));
     g->row_stats = stats_alloc((size_t)t * (size_t)g->logits_rows * 3);
     g->losses = stats_alloc(BT);
-    g->dres = acts_alloc(BT*C);
+    g->dres = acts_alloc(R*C);
     g->dbtc = acts_alloc(BT*C);
     g->dbt4c = acts_alloc(BT*4*C / (size_t)t);
     g->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
@@ -265,21 +272,22 @@ static void gpt2_free(GPT2* g) {
 }
 
 // Bytes by kind that gpt2_init will allocate, from formulas: a run compares them with what it measured.
-static void gpt2_predict_memory(const GPT2* g, const Comm* world, size_t bytes[MEMORY_KINDS]) {
+static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     size_t t = (size_t)g->tp->size, P = gpt2_part_elements(c, g->tp->size), X = sizeof(floatX);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, D = C / t, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
-    size_t per_token = L * C*X                                                 // res1
-                     + blocks_kept * ((3*C + 12*D)*X + (4 + (size_t)c.NH / t) * 4) // the rest of a block, its float statistics
-                     + (5*C + 4*D)*X + 3 * sizeof(float) + 2 * sizeof(int);    // outside the blocks
+    size_t R = rows_kept(g, BT), ln = blocks_kept * 2*C*X;                     // res1, res2; resf, dres; statistics of layernorms
+    size_t per_row = (L + blocks_kept + 2) * C*X + (4 * blocks_kept + 2) * sizeof(float) + (g->keep_gathered ? 0 : ln);
+    size_t per_token = blocks_kept * (12*D*X + (size_t)c.NH / t * sizeof(float)) + (g->keep_gathered ? ln : 0) // the rest of a block
+                     + (3*C + 4*D)*X + sizeof(float) + 2 * sizeof(int);        // the rest outside
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
     bytes[MEMORY_PARAMETERS] = X * P;
     bytes[MEMORY_GRADIENTS] = X * P;
     bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * P;
-    bytes[MEMORY_ACTIVATIONS] = BT * per_token + logits_elements(g) * X + sizeof(StepStats)
+    bytes[MEMORY_ACTIVATIONS] = R * per_row + BT * per_token + logits_elements(g) * X + sizeof(StepStats)
                               + t * (size_t)classifier_rows((int)BT, g->tokens.count) * 3 * sizeof(float);
-    bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh, world);
+    bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
@@ -287,20 +295,41 @@ static void gpt2_predict_memory(const GPT2* g, const Comm* world, size_t bytes[M
 // all gradients and the loss among the data-parallel ranks.
 static double gpt2_predict_sent(const GPT2* g) {
     double t = g->tp->size, N = g->dp->size, BT = (double)g->max_B * g->seq_len, L = g->config.L;
-    double sums = 4*L + 2 + (g->recompute == RECOMPUTE_BLOCK ? L : 0);
+    double sums = 4*L + 2, copies = g->sequence_parallel; // a sum is a reduce-scatter and an all-gather
+    if (g->recompute == RECOMPUTE_BLOCK) sums += (2 + copies) / 2 * L;
+    if (!g->keep_gathered) sums += L;
     double micro = sums * 2 * (t - 1) / t * BT * g->config.C * sizeof(floatX) + (t - 1) * BT * 3 * sizeof(float);
+    double layernorms = copies * (2*L + 1) * 2 * g->config.C * sizeof(floatX);
     double gradients = (double)(gpt2_part_elements(g->config, g->tp->size) * sizeof(floatX));
-    return g->accumulation * micro + 2 * (t - 1) / t * 2 * sizeof(double) + 2 * (N - 1) / N * (gradients + sizeof(double));
+    return g->accumulation * micro + 2 * (t - 1) / t * (layernorms + 2 * sizeof(double)) + 2 * (N - 1) / N * (gradients + sizeof(double));
 }
 
 // ----------------------------------------------------------------------------
 // 4. one transformer block
 
-// Makes x (B,T,C) the sum of what the t ranks have in it. It must not be touched before sum_end.
-static CommOp sum_begin(GPT2* g, floatX* x) {
-    return comm_all_reduce(g->tp, x, (size_t)g->B * (size_t)g->T * (size_t)g->config.C, COMM_FLOATX);
+// Where this rank's rows are in memory of all rows, (B,T,C); in what a block keeps of ln1 or ln2; and where all of ln1 or ln2 are.
+static floatX* own_rows(const GPT2* g, floatX* x) { return x + (size_t)g->first_row * (size_t)g->config.C; }
+static floatX* kept_rows(const GPT2* g, floatX* x) { return g->keep_gathered ? own_rows(g, x) : x; }
+static floatX* all_rows(const GPT2* g, floatX* x) { return g->keep_gathered ? x : g->branch; }
+
+// Makes rows the sum of what the t ranks have in x (B,T,C): rows is x, or with --sequence-parallel this rank's.
+static CommOp sum_begin(GPT2* g, floatX* rows, floatX* x) {
+    size_t n = (size_t)g->rows * (size_t)g->config.C;
+    return g->sequence_parallel ? comm_reduce_scatter(g->tp, rows, x, n, COMM_FLOATX)
+                                : comm_all_reduce(g->tp, x, n, COMM_FLOATX);
 }
-static void sum_end(GPT2* g, CommOp sum) { comm_wait(g->tp, sum); }
+static void sum(GPT2* g, floatX* rows, floatX* x) { comm_wait(g->tp, sum_begin(g, rows, x)); }
+
+// Makes all (B,T,C) the rows of all ranks.
+static CommOp gather_begin(GPT2* g, floatX* all, const floatX* rows) {
+    if (!g->sequence_parallel) return NO_OP; // they are there
+    return comm_all_gather(g->tp, all, rows, (size_t)g->rows * (size_t)g->config.C, COMM_FLOATX);
+}
+static floatX* gather(GPT2* g, floatX* all, floatX* rows) {
+    CommOp op = gather_begin(g, all, rows);
+    comm_finish(g->tp, &op);
+    return g->sequence_parallel ? all : rows;
+}
 
 // Of what is summed over t ranks, one adds the bias.
 static floatX* added_once(const GPT2* g, floatX* bias) { return g->tp->rank == 0 ? bias : NULL; }
@@ -309,13 +338,16 @@ static floatX* added_once(const GPT2* g, floatX* bias) { return g->tp->rank == 0
 // the input is x alone, which is then a.res1 itself.
 static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int B = g->B, T = g->T, C = g->config.C, t = g->tp->size, D = C / t, NH = g->config.NH / t, BT = B * T;
-    residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, BT, C);
-    matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, BT, C, 3*D);
+    residual_layernorm_forward(a.res1, kept_rows(g, a.ln1), a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, g->rows, C);
+    floatX* ln1 = gather(g, all_rows(g, a.ln1), kept_rows(g, a.ln1));
+    matmul_forward(a.qkv, ln1, p.qkvw, p.qkvb, BT, C, 3*D);
     attention_forward(a.atty, a.att_stats, a.qkv, B, T, D, NH);
     matmul_forward(g->branch, a.atty, p.projw, added_once(g, p.projb), BT, D, C);
-    sum_end(g, sum_begin(g, g->branch));
-    residual_layernorm_forward(a.res2, a.ln2, a.ln2_mean, a.ln2_rstd, a.res1, g->branch, p.ln2w, p.ln2b, BT, C);
-    matmul_gelu_forward(a.gelu, a.fch, a.ln2, p.fcw, p.fcb, BT, C, 4*D);
+    sum(g, own_rows(g, g->branch), g->branch);
+    residual_layernorm_forward(a.res2, kept_rows(g, a.ln2), a.ln2_mean, a.ln2_rstd, a.res1, own_rows(g, g->branch), p.ln2w, p.ln2b,
+                               g->rows, C);
+    floatX* ln2 = gather(g, all_rows(g, a.ln2), kept_rows(g, a.ln2));
+    matmul_gelu_forward(a.gelu, a.fch, ln2, p.fcw, p.fcb, BT, C, 4*D);
 }
 
 // The block's output is the pair a.res2, g->branch: the next layernorm adds the two.
@@ -323,7 +355,7 @@ static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, 
     int BT = g->B * g->T, C = g->config.C, D = C / g->tp->size;
     block_activations(g, p, a, x, branch);
     matmul_forward(g->branch, a.gelu, p.fcprojw, added_once(g, p.fcprojb), BT, 4*D, C);
-    sum_end(g, sum_begin(g, g->branch));
+    sum(g, own_rows(g, g->branch), g->branch);
 }
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final, and
@@ -334,14 +366,14 @@ static void grad_ready(GPT2* g, int u, int i) {
     if (--b->missing == 0) b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
 }
 
-// The gradient of a column-parallel layer's input, g->dbtc, is a sum over t ranks. It is computed first, and travels while the
-// gradient of the weights is computed.
-static CommOp input_sum_begin(GPT2* g) {
-    CommOp sum = sum_begin(g, g->dbtc);
-    if (g->overlap) return sum;
-    sum_end(g, sum);
-    return NO_OP;
+// What a column-parallel layer's backward pass sends travels while something else is computed: the sum that is its input's gradient
+// beside that of the weights, and rows that are gathered again beside the input's. So the input's is computed first.
+static CommOp beside(GPT2* g, CommOp op) {
+    if (!g->overlap) comm_finish(g->tp, &op);
+    return op;
 }
+static CommOp input_sum_begin(GPT2* g) { return beside(g, sum_begin(g, own_rows(g, g->dbtc), g->dbtc)); }
+static CommOp again_begin(GPT2* g, const floatX* ln) { return g->keep_gathered ? NO_OP : beside(g, gather_begin(g, g->branch, ln)); }
 
 // g->dres holds the gradient of the block's output on entry, of its input on return.
 static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockActs a) {
@@ -349,37 +381,45 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
     GradMode mode = g->grad_mode;
     floatX *dgelu = g->dbt4c, *dqkv = g->dbt4c; // never needed at the same time
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
-    matmul_backward_weight(dp.fcprojw, dp.fcprojb, g->dres, a.gelu, BT, 4*D, C, mode);
+    floatX* dres = gather(g, g->branch, g->dres);
+    matmul_backward_weight(dp.fcprojw, dp.fcprojb, dres, a.gelu, BT, 4*D, C, mode);
     grad_ready(g, u, FCPROJW);
     grad_ready(g, u, FCPROJB);
-    matmul_gelu_backward_input(dgelu, g->dres, p.fcprojw, a.fch, BT, 4*D, C);
+    matmul_gelu_backward_input(dgelu, dres, p.fcprojw, a.fch, BT, 4*D, C);
     // fch = ln2 fcw^T + fcb
+    CommOp again = again_begin(g, a.ln2);
     matmul_backward_input(g->dbtc, dgelu, p.fcw, BT, C, 4*D);
-    CommOp sum = input_sum_begin(g);
-    matmul_backward_weight(dp.fcw, dp.fcb, dgelu, a.ln2, BT, C, 4*D, mode);
+    CommOp input_sum = input_sum_begin(g);
+    comm_finish(g->tp, &again);
+    matmul_backward_weight(dp.fcw, dp.fcb, dgelu, all_rows(g, a.ln2), BT, C, 4*D, mode);
     grad_ready(g, u, FCW);
     grad_ready(g, u, FCB);
-    comm_finish(g->tp, &sum);
+    comm_finish(g->tp, &input_sum);
     // ln2 = layernorm(res2)
-    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, g->dbtc, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, BT, C, mode);
+    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, own_rows(g, g->dbtc), a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, g->rows, C,
+                       mode);
     grad_ready(g, u, LN2W);
     grad_ready(g, u, LN2B);
     // res2 = res1 + atty projw^T + projb
-    matmul_backward_weight(dp.projw, dp.projb, g->dres, a.atty, BT, D, C, mode);
+    dres = gather(g, g->branch, g->dres);
+    matmul_backward_weight(dp.projw, dp.projb, dres, a.atty, BT, D, C, mode);
     grad_ready(g, u, PROJW);
     grad_ready(g, u, PROJB);
-    matmul_backward_input(g->dbtc, g->dres, p.projw, BT, D, C);
+    matmul_backward_input(g->dbtc, dres, p.projw, BT, D, C);
     // atty = attention(qkv)
     attention_backward(dqkv, g->dbtc, a.qkv, a.atty, a.att_stats, B, T, D, NH);
     // qkv = ln1 qkvw^T + qkvb
+    again = again_begin(g, a.ln1);
     matmul_backward_input(g->dbtc, dqkv, p.qkvw, BT, C, 3*D);
-    sum = input_sum_begin(g);
-    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, a.ln1, BT, C, 3*D, mode);
+    input_sum = input_sum_begin(g);
+    comm_finish(g->tp, &again);
+    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, all_rows(g, a.ln1), BT, C, 3*D, mode);
     grad_ready(g, u, QKVW);
     grad_ready(g, u, QKVB);
-    comm_finish(g->tp, &sum);
+    comm_finish(g->tp, &input_sum);
     // ln1 = layernorm(res1)
-    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, g->dbtc, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, BT, C, mode);
+    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, own_rows(g, g->dbtc), a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, g->rows, C,
+                       mode);
     grad_ready(g, u, LN1W);
     grad_ready(g, u, LN1B);
 }
@@ -408,6 +448,8 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
     size_t bytes = (size_t)B * (size_t)T * sizeof(int);
     g->B = B;
     g->T = T;
+    g->rows = (int)rows_kept(g, (size_t)B * (size_t)T);
+    g->first_row = g->sequence_parallel ? g->tp->rank * g->rows : 0;
     host_to_device(g->inputs, inputs, bytes);
     if (targets) host_to_device(g->targets, targets, bytes);
 }
@@ -415,13 +457,13 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
 // Computes g->lnf, the classifier's input, from g->inputs.
 static void gpt2_forward(GPT2* g) {
     GPT2Config c = g->config;
-    int BT = g->B * g->T;
     g->pass = PASS_FORWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     trace_compute("forward, embedding", -1);
     // Only one rank has a token's row, so the sum is exact.
-    encoder_part_forward(g->acts[0].res1, g->inputs, root.wte, added_once(g, root.wpe), g->tokens, g->B, g->T, c.C);
-    sum_end(g, sum_begin(g, g->acts[0].res1));
+    floatX* embedded = g->sequence_parallel ? g->branch : g->acts[0].res1;
+    encoder_part_forward(embedded, g->inputs, root.wte, added_once(g, root.wpe), g->tokens, g->B, g->T, c.C);
+    sum(g, g->acts[0].res1, embedded);
     const floatX *x = g->acts[0].res1, *branch = NULL;
     for (int l = 0; l < c.L; l++) {
         trace_compute("forward, block", l);
@@ -429,11 +471,13 @@ static void gpt2_forward(GPT2* g) {
         block_forward(g, p, g->acts[l], x, branch);
         unit_release(g, 1 + l);
         x = g->acts[l].res2;
-        branch = g->branch;
+        branch = own_rows(g, g->branch);
     }
     g->pass = PASS_HEAD;
     trace_compute("head", -1);
-    residual_layernorm_forward(g->resf, g->lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, BT, c.C);
+    floatX* lnf = own_rows(g, g->lnf);
+    residual_layernorm_forward(g->resf, lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, g->rows, c.C);
+    gather(g, g->lnf, lnf);
     unit_release(g, 0);
 }
 
@@ -470,7 +514,7 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
         matmul_backward_weight_chunk(dwte, g->logits, lnf, row, n, BT, c.C, g->tokens.count, g->grad_mode);
         matmul_backward_input(g->dbtc + (size_t)row*c.C, g->logits, wte, n, c.C, g->tokens.count);
     }
-    sum_end(g, sum_begin(g, g->dbtc));
+    sum(g, own_rows(g, g->dbtc), g->dbtc);
 }
 
 // Adds this micro-batch's losses to g->stats, and computes its gradients.
@@ -483,9 +527,9 @@ static void gpt2_backward(GPT2* g, float dloss) {
     head_forward_backward(g, root.wte, droot.wte, dloss);
     add_sum(&g->stats->loss, g->losses, (size_t)BT);
     // lnf = layernorm(resf)
-    device_zero(g->dres, (size_t)BT * (size_t)c.C * sizeof(floatX));
-    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, g->dbtc, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd, BT, c.C,
-                       g->grad_mode);
+    device_zero(g->dres, (size_t)g->rows * (size_t)c.C * sizeof(floatX));
+    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, own_rows(g, g->dbtc), g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd, g->rows,
+                       c.C, g->grad_mode);
     grad_ready(g, 0, LNFW);
     grad_ready(g, 0, LNFB);
     for (int l = c.L - 1; l >= 0; l--) {
@@ -498,7 +542,7 @@ static void gpt2_backward(GPT2* g, float dloss) {
     }
     trace_compute("backward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
-    encoder_part_backward(droot.wte, droot.wpe, g->dres, g->inputs, g->tokens, g->B, g->T, c.C, g->grad_mode);
+    encoder_part_backward(droot.wte, droot.wpe, gather(g, g->branch, g->dres), g->inputs, g->tokens, g->B, g->T, c.C, g->grad_mode);
     grad_ready(g, 0, WPE);
     grad_ready(g, 0, WTE);
     unit_release(g, 0);
@@ -520,6 +564,19 @@ static void gpt2_reduce_naive(GPT2* g) {
     }
 }
 
+// With --sequence-parallel a rank has gradients of layernorms from its rows alone. A weight and its bias are side by side.
+static void gpt2_reduce_layernorms(GPT2* g) {
+    size_t n = 2 * (size_t)g->config.C;
+    CommOp root = comm_all_reduce(g->tp, root_view(g->config, unit_grads(g, 0)).lnfw, n, COMM_FLOATX), ops[2 * MAX_UNITS];
+    for (int l = 0; l < g->config.L; l++) {
+        BlockParams dp = block_view(g->config, g->tp->size, unit_grads(g, 1 + l));
+        ops[2*l] = comm_all_reduce(g->tp, dp.ln1w, n, COMM_FLOATX);
+        ops[2*l + 1] = comm_all_reduce(g->tp, dp.ln2w, n, COMM_FLOATX);
+    }
+    comm_wait(g->tp, root);
+    for (int i = 0; i < 2 * g->config.L; i++) comm_wait(g->tp, ops[i]);
+}
+
 // Call after the backward pass. On return each gradient is the mean over the global batch, the same on every rank, and
 // g->stats->loss is the sum over all ranks. The division by the number of ranks happens here or in dloss (see train_step).
 static void gpt2_reduce(GPT2* g) {
@@ -528,6 +585,7 @@ static void gpt2_reduce(GPT2* g) {
     if (g->ddp == DDP_NAIVE) gpt2_reduce_naive(g);
     else for (int i = 0; i < g->num_buckets; i++) comm_wait(g->dp, g->buckets[i].reduced);
     comm_wait(g->dp, loss);
+    if (g->sequence_parallel) gpt2_reduce_layernorms(g);
 }
 
 // ----------------------------------------------------------------------------
@@ -565,7 +623,7 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
 // ----------------------------------------------------------------------------
 // 7. weights and state: initial, loaded, saved
 
-// Sends the first copy's weights, master weights and moments to all others.
+// Sends rank 0's weights, master weights and moments to all other ranks.
 static void gpt2_broadcast(GPT2* g) {
     size_t n = g->num_params;
     comm_wait(g->dp, comm_broadcast(g->dp, g->params, n, COMM_FLOATX, 0));
@@ -574,7 +632,7 @@ static void gpt2_broadcast(GPT2* g) {
     comm_wait(g->dp, comm_broadcast(g->dp, g->v, n, COMM_F32, 0));
 }
 
-// Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. The first copy has it first.
+// Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. Rank 0 has it first.
 static void gpt2_load(GPT2* g, Run* run) {
     run_load(run, g->pieces, g->dp->rank == 0 ? g->num_pieces : 0);
     gpt2_broadcast(g);
@@ -599,6 +657,8 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->dp = g->mesh.dp;
     g->tokens = token_range(g->config.Vp, g->tp->size, g->tp->rank);
     g->accumulation = run->accumulation;
+    mesh_check_rows(&g->mesh, g->sequence_parallel, g->keep_gathered, g->max_B, g->seq_len);
+    if (!g->sequence_parallel) g->keep_gathered = 1; // all rows are there
     run->share.writer = g->dp->rank == 0 ? g->tp->rank : -1;
     run->share.writers = g->tp->size;
     g->divide = g->ddp == DDP_NAIVE && !run->o.deterministic; // there 1/3 must round in one place
@@ -679,14 +739,8 @@ static uint64_t unit_checksum(void* self, int u) {
 // Likewise, on all ranks, of the tensors that all have.
 static uint64_t copied_checksum(void* self, int u) {
     GPT2* g = (GPT2*)self;
-    uint64_t sum = 0;
     g->pass = PASS_FORWARD;
-    const floatX* x = unit_params(g, u);
-    for (int i = 0; i < unit_tensors(u); i++) {
-        TensorInfo t = unit_tensor(g->config, u, i);
-        if (t.cut == CUT_NONE) sum = 31 * sum + device_checksum(x, sizeof(floatX), tensor_elements(t));
-        x += tensor_part_elements(t, g->tp->size);
-    }
+    uint64_t sum = copies_checksum(g->config, u, g->tp->size, unit_params(g, u));
     unit_release(g, u);
     return sum;
 }
@@ -699,8 +753,12 @@ int main(int argc, char** argv) {
     run.tensor_parallel = 0;
     option_int(&run.table, "tensor-parallel", &run.tensor_parallel, 0, 1 << 20,
                "neighbouring ranks that share one copy of the model; the copies are data parallel; 0: all ranks share one");
+    option_flag(&run.table, "sequence-parallel", &g.sequence_parallel,
+                "ranks that share a copy of the model also share the rows of layernorms and of the residual stream");
+    option_flag(&run.table, "keep-gathered", &g.keep_gathered,
+                "with --sequence-parallel: keep gathered rows for the backward pass, and do not gather them again");
     g.overlap = 1;
-    option_flag(&run.table, "overlap", &g.overlap, "sums of the backward pass travel while gradients of weights are computed");
+    option_flag(&run.table, "overlap", &g.overlap, "what a block's backward pass sends travels while it computes");
     g.ddp = DDP_BUCKETED;
     g.bucket_mb = 25;
     option_choice(&run.table, "ddp", &g.ddp, "naive|bucketed",
@@ -709,9 +767,9 @@ int main(int argc, char** argv) {
     run_start(&run, argc, argv);
 
     gpt2_configure(&g, &run);
-    gpt2_predict_memory(&g, &run.world.comm, run.predicted); // first as if nothing were recomputed
+    gpt2_predict_memory(&g, run.predicted); // first as if nothing were recomputed
     g.recompute = run_recompute(&run);      // --recompute auto: blocks, where that has no room
-    gpt2_predict_memory(&g, &run.world.comm, run.predicted);
+    gpt2_predict_memory(&g, run.predicted);
     gpt2_init(&g);
     comm_share_memory(g.dp); // --nccl-windows
     run.sent = gpt2_predict_sent(&g);

@@ -6,6 +6,7 @@ parallelism); ranks that are t apart hold the same part of different copies (dat
 #define LLMC_MESH_H
 #include "../comm/comm.h"
 #include "../model/gpt2.h"
+#include "../watch/agree.h"
 
 // Dies unless N ranks can be copies of t ranks, and the model has t parts. t 0 becomes N.
 static inline void mesh_check(long long* t, int N, GPT2Config c) {
@@ -22,11 +23,12 @@ static inline void mesh_check(long long* t, int N, GPT2Config c) {
 
 typedef struct {
     Comm *tp, *dp;           // of this rank: those that share its copy of the model; those that have the same part. Views
-    Comm split[2];           // these two, where they are not the world
+    Comm *world, split[2];   // a view; these two, where they are not the world
 } Mesh;
 
 // Collective. The fields of `m` are 0 before.
 static inline void mesh_split(Mesh* m, Comm* world, int t) {
+    m->world = world;
     m->tp = t == world->size && t > 1 ? world : &m->split[0];
     m->dp = t == 1 ? world : &m->split[1];
     if (m->tp != world && m->dp != world) {
@@ -37,10 +39,28 @@ static inline void mesh_split(Mesh* m, Comm* world, int t) {
 }
 
 // Bytes of MEMORY_COMMUNICATION that the world and these communicators take.
-static inline size_t mesh_bytes(const Mesh* m, const Comm* world) {
-    size_t bytes = comm_world_bytes(world);
-    if (m->tp != world && m->dp != world) bytes += comm_split_bytes(world, m->tp->size) + comm_split_bytes(world, m->dp->size);
-    return bytes;
+static inline size_t mesh_bytes(const Mesh* m) {
+    size_t bytes = comm_world_bytes(m->world);
+    if (m->tp == m->world || m->dp == m->world) return bytes;
+    return bytes + comm_split_bytes(m->world, m->tp->size) + comm_split_bytes(m->world, m->dp->size);
+}
+
+// Dies unless the rows of a micro-batch can be cut, where they are.
+static inline void mesh_check_rows(const Mesh* m, int sequence_parallel, int keep_gathered, int B, int T) {
+    require(sequence_parallel || !keep_gathered, "--keep-gathered is about what --sequence-parallel gathers: give both or neither");
+    require(!sequence_parallel || B * T % m->tp->size == 0, "--sequence-parallel cuts a micro-batch of --batch-size %d x --seq-len %d"
+            " = %d tokens into %d parts, which does not divide them; choose a multiple of %d", B, T, B * T, m->tp->size, m->tp->size);
+}
+
+// For --check-every: a checksum of the tensors of unit u that every part has; x: a part of the unit.
+static inline uint64_t copies_checksum(GPT2Config c, int u, int parts, const floatX* x) {
+    uint64_t sum = 0;
+    for (int i = 0; i < unit_tensors(u); i++) {
+        TensorInfo t = unit_tensor(c, u, i);
+        if (t.cut == CUT_NONE) sum = 31 * sum + device_checksum(x, sizeof(floatX), tensor_elements(t));
+        x += tensor_part_elements(t, parts);
+    }
+    return sum;
 }
 
 static inline void mesh_free(Mesh* m) {
