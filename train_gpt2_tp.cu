@@ -1,23 +1,23 @@
 /*
-Train GPT-2 with tensor parallelism: t ranks share one copy of the model, and each has a part of every matrix, of the heads and
-of the vocabulary (Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3). They see the same data, and inside a block they
-send activations where data parallelism sends gradients. --tensor-parallel says what t is. N/t copies are data parallel, as in
-train_gpt2_ddp.cu.
+Train GPT-2 with tensor parallelism: t ranks share one copy of the model, and each has a part of every matrix, of the heads
+and of the vocabulary (Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3). They see the same data, and send
+activations inside a block. With --tensor-parallel t, N/t copies of the model are data parallel, as in train_gpt2_ddp.cu.
 
-Columns   qkvw and fcw are cut so that a rank makes some of the outputs, from the whole input: it sends nothing in the forward
-          pass, and in the backward pass the input's gradient is a sum over the t ranks (the paper's operator f).
-Rows      projw and fcprojw take what the rank has, and their output is a sum over the ranks (g). So a block has two sums in the
-          forward pass and two in the backward pass; attention by heads and GELU need nothing from other ranks.
-wte       is cut by tokens. An embedding is 0 on ranks that do not have the token. The loss needs, of each rank and row, the
-          largest logit, the sum of exponentials and the target's logit.
+Columns   A rank makes some of the outputs of qkvw and fcw, from whole inputs, whose gradient is a sum over the t ranks (the
+          paper's f). Attention by heads and GELU then need only what the rank has.
+Rows      projw and fcprojw take what the rank has, and their output is a sum over the t ranks (the paper's g).
+wte       is cut by tokens. An embedding is 0 where another rank has the token. The loss needs, of each rank and row, the
+          largest logit, the sum of exponentials, and the target's logit.
+--sequence-parallel  cuts layernorms and the residual stream by rows: a sum becomes a reduce-scatter after the cut matrices,
+          and an all-gather before them (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
 
-Memory    per rank, in bytes: 16 per parameter of its part, ((12C^2 + 7C)/t + 6C) L + (Vp/t + max_T + 2)C of them, and of a
-          block's activations (4 + 12/t)C per token, because layernorms and the residual stream are whole on all t ranks.
-Sent      per rank and micro-batch of BT tokens, a sum of BT C elements being 2(t-1)/t BT C: 4L sums, one for the embedding, one
-          for the head (and L with --recompute block), and 3(t-1) floats per token for the loss. Per step two doubles for the
-          norms, and what train_gpt2_ddp.cu sends, of this rank's part.
-Run       make train_gpt2_tp && mpirun -np 4 ./train_gpt2_tp --tensor-parallel 2            (--help lists the options)
-Before    train_gpt2_ddp.cu: every rank has the whole model. New here: the mesh, cut matrices, and sums inside a block.
+Memory    per rank, in bytes: 16 for each of ((12C^2 + 7C)/t + 6C) L + (Vp/t + max_T + 2)C parameters (fp32 or 16 bits). A
+          block keeps (4 + 12/t)C elements per token, with --sequence-parallel 16C/t (with --keep-gathered (2 + 14/t)C).
+Sent      per rank and micro-batch: 4L + 2 sums of BTC elements, 2BTC (t-1)/t each (and L more with --recompute block, and L
+          more where --sequence-parallel gathers twice), and 3BT(t-1) floats. Per step the norms, two doubles, and what DDP
+          sends, of this rank's part; --sequence-parallel also sums the gradients of layernorms.
+Run       make train_gpt2_tp && mpirun -np 4 ./train_gpt2_tp --tensor-parallel 2     (--help lists the options)
+Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tensors, and sums inside a block.
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
@@ -30,7 +30,7 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: the mesh,
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_all_gather, comm_wait
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
-#include "llmc/parallel/mesh.h"        // defines: Mesh, mesh_split, mesh_free, mesh_bytes
+#include "llmc/parallel/mesh.h"        // defines: Mesh, TensorParallel, mesh_split
 #include "llmc/parallel/shard.h"       // defines: NO_OP, comm_finish
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
@@ -103,7 +103,7 @@ typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
-    int rows, first_row;            // of its B*T, those of the residual stream on this rank; all, or with --sequence-parallel 1/t
+    int rows, first_row;            // this rank's of its B*T: all, or with --sequence-parallel 1/t
     Pass pass;                      // what is being computed
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // L + 1
@@ -116,7 +116,7 @@ typedef struct {
     Piece pieces[MAX_UNITS];        // all of this state, as the optimizer and checkpoints walk it; views
     GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
     BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation the blocks share all but res1
-    floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream; gathered rows
+    floatX *branch;                 // (B,T,C) a block's output not yet added to the residual stream; gathered rows
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
     int logits_rows;                // rows of logits that exist at a time
@@ -126,11 +126,9 @@ typedef struct {
     floatX *dres, *dbtc, *dbt4c;    // (B,T,C) gradient of the residual stream; (B,T,C) and (B,T,4D) scratch
     int *inputs, *targets;          // (B,T)
     StepStats *stats;               // on the device, read once a step
+    TensorParallel how;             // --sequence-parallel, --keep-gathered, --overlap
     Mesh mesh;                      // owned
-    Comm *tp, *dp;                  // this rank's: the t ranks that share its copy of the model; the data-parallel ranks; views
-    int overlap;                    // 0: in the backward pass nothing travels beside a product
-    int sequence_parallel;          // 1: layernorms and the residual stream are cut by rows
-    int keep_gathered;              // 1: a block keeps all rows of ln1 and ln2; 0: this rank's, which are gathered twice
+    Comm *tp, *dp;                  // the t ranks that share this copy of the model; the data-parallel ranks; views
     TokenRange tokens;              // whose rows of wte this rank has
     int accumulation;               // micro-batches per step
     int ddp;                        // DDP_NAIVE or DDP_BUCKETED
@@ -145,13 +143,13 @@ typedef struct {
 static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
 static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
 
-// Rows of the residual stream on this rank, of N. The last rank's may go beyond them (in samples).
-static size_t rows_kept(const GPT2* g, size_t N) { return g->sequence_parallel ? ceil_div(N, (size_t)g->tp->size) : N; }
+// Rows of the residual stream that this rank has of N; in samples the last rank's may go beyond them.
+static size_t rows_kept(const GPT2* g, size_t N) { return g->how.sequence_parallel ? ceil_div(N, (size_t)g->tp->size) : N; }
 
 // Allocates everything except res1, which every block has for itself even when the rest is shared.
 static void block_acts_init(BlockActs* a, const GPT2* g, size_t BT) {
     size_t t = (size_t)g->tp->size, C = (size_t)g->config.C, D = C / t, NH = (size_t)g->config.NH / t;
-    size_t R = rows_kept(g, BT), ln = g->keep_gathered ? BT*C : R*C;
+    size_t R = rows_kept(g, BT), ln = g->how.keep_gathered ? BT*C : R*C;
     a->ln1 = acts_alloc(ln);     a->ln1_mean = stats_alloc(R); a->ln1_rstd = stats_alloc(R);
     a->qkv = acts_alloc(BT*3*D); a->att_stats = stats_alloc(BT*NH);
     a->atty = acts_alloc(BT*D);
@@ -188,15 +186,9 @@ static void gpt2_init_pieces(GPT2* g) {
     }
 }
 
-static size_t logits_elements(const GPT2* g) { // room for some rows of this rank's tokens, and for a row of all ranks'
-    size_t rows = (size_t)classifier_rows(g->max_B * g->seq_len, g->tokens.count);
-    return size_max(rows, (size_t)g->tp->size) * (size_t)g->tokens.count;
-}
-
 static void gpt2_init_acts(GPT2* g) {
     GPT2Config c = g->config;
-    int t = g->tp->size, Vp = g->tokens.count;
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, R = rows_kept(g, BT), C = (size_t)c.C;
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, R = rows_kept(g, BT), C = (size_t)c.C, t = (size_t)g->tp->size;
     for (int l = 0; l < c.L; l++) {
         if (l > 0 && g->recompute == RECOMPUTE_BLOCK) g->acts[l] = g->acts[0];
         else block_acts_init(&g->acts[l], g, BT);
@@ -205,13 +197,12 @@ static void gpt2_init_acts(GPT2* g) {
     g->branch = acts_alloc(BT*C);
     g->resf = acts_alloc(R*C);
     g->lnf = acts_alloc(BT*C);   g->lnf_mean = stats_alloc(R); g->lnf_rstd = stats_alloc(R);
-    g->logits_rows = classifier_rows((int)BT, Vp);
-    g->logits = acts_alloc(logits_elements(g));
-    g->row_stats = stats_alloc((size_t)t * (size_t)g->logits_rows * 3);
+    g->logits = acts_alloc((size_t)g->logits_rows * (size_t)g->tokens.count);
+    g->row_stats = stats_alloc(t * (size_t)g->logits_rows * 3);
     g->losses = stats_alloc(BT);
     g->dres = acts_alloc(R*C);
     g->dbtc = acts_alloc(BT*C);
-    g->dbt4c = acts_alloc(BT*4*C / (size_t)t);
+    g->dbt4c = acts_alloc(BT*4*C / t);
     g->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
     g->targets = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
@@ -265,7 +256,8 @@ static void gpt2_free(GPT2* g) {
         device_free(a.att_stats); device_free(a.ln2_mean); device_free(a.ln2_rstd);
     }
     device_free(g->branch); device_free(g->resf); device_free(g->lnf); device_free(g->lnf_mean); device_free(g->lnf_rstd);
-    device_free(g->logits); device_free(g->row_stats); device_free(g->losses); device_free(g->dres); device_free(g->dbtc); device_free(g->dbt4c);
+    device_free(g->row_stats);
+    device_free(g->logits); device_free(g->losses); device_free(g->dres); device_free(g->dbtc); device_free(g->dbt4c);
     device_free(g->inputs); device_free(g->targets); device_free(g->stats);
     free(g->buckets);
     mesh_free(&g->mesh);
@@ -277,58 +269,58 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     size_t t = (size_t)g->tp->size, P = gpt2_part_elements(c, g->tp->size), X = sizeof(floatX);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, D = C / t, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
-    size_t R = rows_kept(g, BT), ln = blocks_kept * 2*C*X;                     // res1, res2; resf, dres; statistics of layernorms
-    size_t per_row = (L + blocks_kept + 2) * C*X + (4 * blocks_kept + 2) * sizeof(float) + (g->keep_gathered ? 0 : ln);
-    size_t per_token = blocks_kept * (12*D*X + (size_t)c.NH / t * sizeof(float)) + (g->keep_gathered ? ln : 0) // the rest of a block
-                     + (3*C + 4*D)*X + sizeof(float) + 2 * sizeof(int);        // the rest outside
+    size_t R = rows_kept(g, BT), ln_rows = g->how.keep_gathered ? BT : R, F = sizeof(float);
+    size_t per_row = (L + blocks_kept + 2) * C*X + (4 * blocks_kept + 2) * F; // res1, res2; resf, dres; layernorms
+    size_t per_token = blocks_kept * (12*D*X + (size_t)c.NH / t * F)          // the rest of a block but for ln1 and ln2
+                     + (3*C + 4*D)*X + F + 2 * sizeof(int);                   // the rest outside the blocks
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
     bytes[MEMORY_PARAMETERS] = X * P;
     bytes[MEMORY_GRADIENTS] = X * P;
     bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * P;
-    bytes[MEMORY_ACTIVATIONS] = R * per_row + BT * per_token + logits_elements(g) * X + sizeof(StepStats)
-                              + t * (size_t)classifier_rows((int)BT, g->tokens.count) * 3 * sizeof(float);
+    bytes[MEMORY_ACTIVATIONS] = R * per_row + ln_rows * blocks_kept * 2*C*X + BT * per_token + sizeof(StepStats)
+                              + (size_t)g->logits_rows * ((size_t)g->tokens.count * X + 3*t * sizeof(float));
     bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
-// Bytes that this rank will send per step: the sums of each micro-batch and what the losses need among t ranks; the norms; and
-// all gradients and the loss among the data-parallel ranks.
+// Bytes that this rank will send per step: among t ranks in each micro-batch sums and what the losses need, and the norms;
+// among the data-parallel ranks all gradients and the loss.
 static double gpt2_predict_sent(const GPT2* g) {
     double t = g->tp->size, N = g->dp->size, BT = (double)g->max_B * g->seq_len, L = g->config.L;
-    double sums = 4*L + 2, copies = g->sequence_parallel; // a sum is a reduce-scatter and an all-gather
-    if (g->recompute == RECOMPUTE_BLOCK) sums += (2 + copies) / 2 * L;
-    if (!g->keep_gathered) sums += L;
-    double micro = sums * 2 * (t - 1) / t * BT * g->config.C * sizeof(floatX) + (t - 1) * BT * 3 * sizeof(float);
-    double layernorms = copies * (2*L + 1) * 2 * g->config.C * sizeof(floatX);
-    double gradients = (double)(gpt2_part_elements(g->config, g->tp->size) * sizeof(floatX));
-    return g->accumulation * micro + 2 * (t - 1) / t * (layernorms + 2 * sizeof(double)) + 2 * (N - 1) / N * (gradients + sizeof(double));
+    double X = sizeof(floatX), C = g->config.C, cut = g->how.sequence_parallel, sums = 4*L + 2;
+    if (g->recompute == RECOMPUTE_BLOCK) sums += L + cut * L/2; // a sum is a reduce-scatter and an all-gather
+    if (!g->how.keep_gathered) sums += L;
+    double micro = sums * 2 * (t - 1) / t * BT*C * X + (t - 1) * BT*3 * sizeof(float);
+    double step = cut * (2*L + 1) * 2*C * X + 2 * sizeof(double); // layernorms, norms
+    double gradients = (double)gpt2_part_elements(g->config, g->tp->size) * X;
+    return g->accumulation * micro + 2 * (t - 1) / t * step + 2 * (N - 1) / N * (gradients + sizeof(double));
 }
 
 // ----------------------------------------------------------------------------
 // 4. one transformer block
 
-// Where this rank's rows are in memory of all rows, (B,T,C); in what a block keeps of ln1 or ln2; and where all of ln1 or ln2 are.
+// Where this rank's rows are in memory of all rows, (B,T,C); in what a block keeps of ln1 or ln2; where all of those are.
 static floatX* own_rows(const GPT2* g, floatX* x) { return x + (size_t)g->first_row * (size_t)g->config.C; }
-static floatX* kept_rows(const GPT2* g, floatX* x) { return g->keep_gathered ? own_rows(g, x) : x; }
-static floatX* all_rows(const GPT2* g, floatX* x) { return g->keep_gathered ? x : g->branch; }
+static floatX* kept_rows(const GPT2* g, floatX* x) { return g->how.keep_gathered ? own_rows(g, x) : x; }
+static floatX* all_rows(const GPT2* g, floatX* x) { return g->how.keep_gathered ? x : g->branch; }
 
 // Makes rows the sum of what the t ranks have in x (B,T,C): rows is x, or with --sequence-parallel this rank's.
 static CommOp sum_begin(GPT2* g, floatX* rows, floatX* x) {
     size_t n = (size_t)g->rows * (size_t)g->config.C;
-    return g->sequence_parallel ? comm_reduce_scatter(g->tp, rows, x, n, COMM_FLOATX)
+    return g->how.sequence_parallel ? comm_reduce_scatter(g->tp, rows, x, n, COMM_FLOATX)
                                 : comm_all_reduce(g->tp, x, n, COMM_FLOATX);
 }
 static void sum(GPT2* g, floatX* rows, floatX* x) { comm_wait(g->tp, sum_begin(g, rows, x)); }
 
 // Makes all (B,T,C) the rows of all ranks.
 static CommOp gather_begin(GPT2* g, floatX* all, const floatX* rows) {
-    if (!g->sequence_parallel) return NO_OP; // they are there
+    if (!g->how.sequence_parallel) return NO_OP; // they are there
     return comm_all_gather(g->tp, all, rows, (size_t)g->rows * (size_t)g->config.C, COMM_FLOATX);
 }
 static floatX* gather(GPT2* g, floatX* all, floatX* rows) {
     CommOp op = gather_begin(g, all, rows);
     comm_finish(g->tp, &op);
-    return g->sequence_parallel ? all : rows;
+    return g->how.sequence_parallel ? all : rows;
 }
 
 // Of what is summed over t ranks, one adds the bias.
@@ -344,8 +336,8 @@ static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX*
     attention_forward(a.atty, a.att_stats, a.qkv, B, T, D, NH);
     matmul_forward(g->branch, a.atty, p.projw, added_once(g, p.projb), BT, D, C);
     sum(g, own_rows(g, g->branch), g->branch);
-    residual_layernorm_forward(a.res2, kept_rows(g, a.ln2), a.ln2_mean, a.ln2_rstd, a.res1, own_rows(g, g->branch), p.ln2w, p.ln2b,
-                               g->rows, C);
+    residual_layernorm_forward(a.res2, kept_rows(g, a.ln2), a.ln2_mean, a.ln2_rstd, a.res1, own_rows(g, g->branch),
+                               p.ln2w, p.ln2b, g->rows, C);
     floatX* ln2 = gather(g, all_rows(g, a.ln2), kept_rows(g, a.ln2));
     matmul_gelu_forward(a.gelu, a.fch, ln2, p.fcw, p.fcb, BT, C, 4*D);
 }
@@ -366,14 +358,16 @@ static void grad_ready(GPT2* g, int u, int i) {
     if (--b->missing == 0) b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
 }
 
-// What a column-parallel layer's backward pass sends travels while something else is computed: the sum that is its input's gradient
-// beside that of the weights, and rows that are gathered again beside the input's. So the input's is computed first.
+// What a column-parallel layer's backward pass sends travels while something else is computed: its input's gradient, which
+// is a sum and so comes first, beside that of its weights; rows that are gathered again, beside its input's gradient.
 static CommOp beside(GPT2* g, CommOp op) {
-    if (!g->overlap) comm_finish(g->tp, &op);
+    if (!g->how.overlap) comm_finish(g->tp, &op);
     return op;
 }
 static CommOp input_sum_begin(GPT2* g) { return beside(g, sum_begin(g, own_rows(g, g->dbtc), g->dbtc)); }
-static CommOp again_begin(GPT2* g, const floatX* ln) { return g->keep_gathered ? NO_OP : beside(g, gather_begin(g, g->branch, ln)); }
+static CommOp again_begin(GPT2* g, const floatX* ln) {
+    return g->how.keep_gathered ? NO_OP : beside(g, gather_begin(g, g->branch, ln));
+}
 
 // g->dres holds the gradient of the block's output on entry, of its input on return.
 static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockActs a) {
@@ -449,7 +443,7 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
     g->B = B;
     g->T = T;
     g->rows = (int)rows_kept(g, (size_t)B * (size_t)T);
-    g->first_row = g->sequence_parallel ? g->tp->rank * g->rows : 0;
+    g->first_row = g->how.sequence_parallel ? g->tp->rank * g->rows : 0;
     host_to_device(g->inputs, inputs, bytes);
     if (targets) host_to_device(g->targets, targets, bytes);
 }
@@ -460,10 +454,9 @@ static void gpt2_forward(GPT2* g) {
     g->pass = PASS_FORWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     trace_compute("forward, embedding", -1);
-    // Only one rank has a token's row, so the sum is exact.
-    floatX* embedded = g->sequence_parallel ? g->branch : g->acts[0].res1;
+    floatX* embedded = g->how.sequence_parallel ? g->branch : g->acts[0].res1;
     encoder_part_forward(embedded, g->inputs, root.wte, added_once(g, root.wpe), g->tokens, g->B, g->T, c.C);
-    sum(g, g->acts[0].res1, embedded);
+    sum(g, g->acts[0].res1, embedded); // exact, because only one rank has a token's row
     const floatX *x = g->acts[0].res1, *branch = NULL;
     for (int l = 0; l < c.L; l++) {
         trace_compute("forward, block", l);
@@ -509,7 +502,8 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
         int n = row + g->logits_rows < BT ? g->logits_rows : BT - row;
         const floatX* lnf = g->lnf + (size_t)row*c.C;
         const float* all = head_logits(g, wte, row, n);
-        classifier_part_forward_backward(g->losses + row, g->logits, all, g->targets + row, dloss, g->tokens, g->tp->size, n, c.V);
+        classifier_part_forward_backward(g->losses + row, g->logits, all, g->targets + row, dloss, g->tokens, g->tp->size,
+                                         n, c.V);
         // logits = lnf wte^T, column-parallel
         matmul_backward_weight_chunk(dwte, g->logits, lnf, row, n, BT, c.C, g->tokens.count, g->grad_mode);
         matmul_backward_input(g->dbtc + (size_t)row*c.C, g->logits, wte, n, c.C, g->tokens.count);
@@ -528,8 +522,8 @@ static void gpt2_backward(GPT2* g, float dloss) {
     add_sum(&g->stats->loss, g->losses, (size_t)BT);
     // lnf = layernorm(resf)
     device_zero(g->dres, (size_t)g->rows * (size_t)c.C * sizeof(floatX));
-    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, own_rows(g, g->dbtc), g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd, g->rows,
-                       c.C, g->grad_mode);
+    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, own_rows(g, g->dbtc), g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd,
+                       g->rows, c.C, g->grad_mode);
     grad_ready(g, 0, LNFW);
     grad_ready(g, 0, LNFB);
     for (int l = c.L - 1; l >= 0; l--) {
@@ -542,7 +536,8 @@ static void gpt2_backward(GPT2* g, float dloss) {
     }
     trace_compute("backward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
-    encoder_part_backward(droot.wte, droot.wpe, gather(g, g->branch, g->dres), g->inputs, g->tokens, g->B, g->T, c.C, g->grad_mode);
+    const floatX* dres = gather(g, g->branch, g->dres);
+    encoder_part_backward(droot.wte, droot.wpe, dres, g->inputs, g->tokens, g->B, g->T, c.C, g->grad_mode);
     grad_ready(g, 0, WPE);
     grad_ready(g, 0, WTE);
     unit_release(g, 0);
@@ -564,17 +559,16 @@ static void gpt2_reduce_naive(GPT2* g) {
     }
 }
 
-// With --sequence-parallel a rank has gradients of layernorms from its rows alone. A weight and its bias are side by side.
+// With --sequence-parallel a rank's gradients of layernorms are its rows' alone. Weight and bias are side by side.
 static void gpt2_reduce_layernorms(GPT2* g) {
-    size_t n = 2 * (size_t)g->config.C;
-    CommOp root = comm_all_reduce(g->tp, root_view(g->config, unit_grads(g, 0)).lnfw, n, COMM_FLOATX), ops[2 * MAX_UNITS];
-    for (int l = 0; l < g->config.L; l++) {
-        BlockParams dp = block_view(g->config, g->tp->size, unit_grads(g, 1 + l));
-        ops[2*l] = comm_all_reduce(g->tp, dp.ln1w, n, COMM_FLOATX);
-        ops[2*l + 1] = comm_all_reduce(g->tp, dp.ln2w, n, COMM_FLOATX);
+    CommOp ops[2 * MAX_UNITS];
+    int num_ops = 0;
+    for (int u = 0; u < g->num_units; u++) {
+        floatX *first = unit_grads(g, u), *second = u > 0 ? block_view(g->config, g->tp->size, first).ln2w : NULL;
+        ops[num_ops++] = comm_all_reduce(g->tp, first, 2 * (size_t)g->config.C, COMM_FLOATX);
+        if (second) ops[num_ops++] = comm_all_reduce(g->tp, second, 2 * (size_t)g->config.C, COMM_FLOATX);
     }
-    comm_wait(g->tp, root);
-    for (int i = 0; i < 2 * g->config.L; i++) comm_wait(g->tp, ops[i]);
+    for (int i = 0; i < num_ops; i++) comm_wait(g->tp, ops[i]);
 }
 
 // Call after the backward pass. On return each gradient is the mean over the global batch, the same on every rank, and
@@ -585,22 +579,17 @@ static void gpt2_reduce(GPT2* g) {
     if (g->ddp == DDP_NAIVE) gpt2_reduce_naive(g);
     else for (int i = 0; i < g->num_buckets; i++) comm_wait(g->dp, g->buckets[i].reduced);
     comm_wait(g->dp, loss);
-    if (g->sequence_parallel) gpt2_reduce_layernorms(g);
+    if (g->how.sequence_parallel) gpt2_reduce_layernorms(g);
 }
 
 // ----------------------------------------------------------------------------
 // 6. the optimizer
 
-// *acc = the sum of squares over the t ranks' parts of x, the memory of all units. What all of them have counts once.
+// *acc += the sum of squares over the t ranks' parts of x, which is laid out like the parameters. Copies count once.
 static void add_squares(GPT2* g, double* acc, const floatX* x) {
-    if (g->tp->rank == 0) for (int u = 0; u < g->num_units; u++) add_sum_squares(acc, x + g->units[u].offset, g->units[u].size);
-    else for (int u = 0; u < g->num_units; u++) {
-        for (int i = 0; i < unit_tensors(u); i++) {
-            TensorInfo t = unit_tensor(g->config, u, i);
-            size_t n = tensor_part_elements(t, g->tp->size);
-            if (t.cut != CUT_NONE) add_sum_squares(acc, x, n);
-            x += n;
-        }
+    for (int u = 0; u < g->num_units; x += g->units[u++].size) {
+        if (g->tp->rank == 0) add_sum_squares(acc, x, g->units[u].size);
+        else add_cut_squares(acc, g->config, u, g->tp->size, x);
     }
     comm_wait(g->tp, comm_all_reduce(g->tp, acc, 1, COMM_F64));
 }
@@ -657,8 +646,9 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->dp = g->mesh.dp;
     g->tokens = token_range(g->config.Vp, g->tp->size, g->tp->rank);
     g->accumulation = run->accumulation;
-    mesh_check_rows(&g->mesh, g->sequence_parallel, g->keep_gathered, g->max_B, g->seq_len);
-    if (!g->sequence_parallel) g->keep_gathered = 1; // all rows are there
+    int rows = classifier_rows(g->max_B * g->seq_len, g->tokens.count);
+    g->logits_rows = rows > g->tp->size ? rows : g->tp->size; // there is also room for a row of all ranks' logits
+    mesh_check_rows(&g->how, g->tp->size, g->max_B, g->seq_len);
     run->share.writer = g->dp->rank == 0 ? g->tp->rank : -1;
     run->share.writers = g->tp->size;
     g->divide = g->ddp == DDP_NAIVE && !run->o.deterministic; // there 1/3 must round in one place
@@ -727,7 +717,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     return stats;
 }
 
-// For --check-every: a number that is the same on the ranks with this part of the model if their parameters of unit u are.
+// For --check-every: a number that is the same on all ranks with this part if their parameters of unit u are.
 static uint64_t unit_checksum(void* self, int u) {
     GPT2* g = (GPT2*)self;
     g->pass = PASS_FORWARD; // in whose order the units are asked for
@@ -737,12 +727,9 @@ static uint64_t unit_checksum(void* self, int u) {
 }
 
 // Likewise, on all ranks, of the tensors that all have.
-static uint64_t copied_checksum(void* self, int u) {
+static uint64_t copies_of_unit_checksum(void* self, int u) {
     GPT2* g = (GPT2*)self;
-    g->pass = PASS_FORWARD;
-    uint64_t sum = copies_checksum(g->config, u, g->tp->size, unit_params(g, u));
-    unit_release(g, u);
-    return sum;
+    return copies_checksum(g->config, u, g->tp->size, unit_params(g, u));
 }
 
 int main(int argc, char** argv) {
@@ -750,15 +737,7 @@ int main(int argc, char** argv) {
     static GPT2 g;
     run_options(&run, "train_gpt2_tp", "train GPT-2 with tensor parallelism: each rank has a part of every matrix");
     options_world(&run.table, &run.world);
-    run.tensor_parallel = 0;
-    option_int(&run.table, "tensor-parallel", &run.tensor_parallel, 0, 1 << 20,
-               "neighbouring ranks that share one copy of the model; the copies are data parallel; 0: all ranks share one");
-    option_flag(&run.table, "sequence-parallel", &g.sequence_parallel,
-                "ranks that share a copy of the model also share the rows of layernorms and of the residual stream");
-    option_flag(&run.table, "keep-gathered", &g.keep_gathered,
-                "with --sequence-parallel: keep gathered rows for the backward pass, and do not gather them again");
-    g.overlap = 1;
-    option_flag(&run.table, "overlap", &g.overlap, "what a block's backward pass sends travels while it computes");
+    options_tensor_parallel(&run.table, &run.tensor_parallel, &g.how);
     g.ddp = DDP_BUCKETED;
     g.bucket_mb = 25;
     option_choice(&run.table, "ddp", &g.ddp, "naive|bucketed",
@@ -787,7 +766,7 @@ int main(int argc, char** argv) {
         StepStats stats = train_step(&g, &run, step);
         run_step_end(&run, step, &stats);
         if (!run_checks(&run, step + 1)) continue;
-        world_check_units(&run.world, step + 1, g.num_units, copied_checksum, &g);
+        world_check_units(&run.world, step + 1, g.num_units, copies_of_unit_checksum, &g);
         world_check_parts(&run.world, step + 1, g.tp->size, g.num_units, unit_checksum, &g);
     }
     bool as_predicted = run_end(&run);

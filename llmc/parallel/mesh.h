@@ -4,23 +4,51 @@ parallelism); ranks that are t apart hold the same part of different copies (dat
 */
 #ifndef LLMC_MESH_H
 #define LLMC_MESH_H
+#include "../base/options.h"
 #include "../comm/comm.h"
+#include "../device/layers.h"
 #include "../model/gpt2.h"
 #include "../watch/agree.h"
+
+// ---- options ----
+typedef struct { int sequence_parallel, keep_gathered, overlap; } TensorParallel; // each 0 or 1
+
+static inline void options_tensor_parallel(OptionTable* table, long long* t, TensorParallel* how) {
+    *t = 0;
+    how->overlap = 1;
+    option_int(table, "tensor-parallel", t, 0, 1 << 20,
+               "neighbouring ranks that share one copy of the model; the copies are data parallel; 0: all ranks share one");
+    option_flag(table, "sequence-parallel", &how->sequence_parallel,
+                "ranks that share a copy of the model also share the rows of layernorms and of the residual stream");
+    option_flag(table, "keep-gathered", &how->keep_gathered,
+                "with --sequence-parallel: gathered rows are kept for the backward pass, and not gathered again");
+    option_flag(table, "overlap", &how->overlap, "what a block's backward pass sends travels while it computes");
+}
 
 // Dies unless N ranks can be copies of t ranks, and the model has t parts. t 0 becomes N.
 static inline void mesh_check(long long* t, int N, GPT2Config c) {
     if (*t == 0) *t = N;
     int n = (int)*t;
-    require(N % n == 0, "--tensor-parallel %d does not divide %d ranks; start a multiple of %d, or choose a divisor of %d", n, N, n, N);
-    require(c.NH % n == 0, "--tensor-parallel %d does not divide %d heads, and a head is not cut; choose --heads as a multiple of %d,"
-            " or fewer ranks that share a copy of the model", n, c.NH, n);
+    require(N % n == 0, "--tensor-parallel %d does not divide %d ranks; start a multiple of %d, or choose a divisor of %d",
+            n, N, n, N);
+    require(c.NH % n == 0, "--tensor-parallel %d does not divide %d heads, and a head is not cut; choose --heads as a"
+            " multiple of %d, or fewer ranks that share a copy of the model", n, c.NH, n);
     size_t multiple = 128; // of the padded vocabulary
     while (multiple % (size_t)n != 0) multiple += 128;
-    require(c.Vp % n == 0, "--tensor-parallel %d does not divide the vocabulary, %d tokens with its padding; choose --vocab-size %zu",
-            n, c.Vp, round_up((size_t)c.V, multiple));
+    require(c.Vp % n == 0, "--tensor-parallel %d does not divide the vocabulary, %d tokens with its padding; choose"
+            " --vocab-size %zu", n, c.Vp, round_up((size_t)c.V, multiple));
 }
 
+// Dies unless the rows of a micro-batch can be cut in t parts, where they are. Where they are not, all of them are kept.
+static inline void mesh_check_rows(TensorParallel* how, int t, int B, int T) {
+    require(how->sequence_parallel || !how->keep_gathered,
+            "--keep-gathered is about what --sequence-parallel gathers: give both or neither");
+    require(!how->sequence_parallel || B * T % t == 0, "--sequence-parallel cuts the tokens of a micro-batch into %d parts,"
+            " and --batch-size %d x --seq-len %d = %d does not divide; choose a multiple of %d", t, B, T, B * T, t);
+    if (!how->sequence_parallel) how->keep_gathered = 1;
+}
+
+// ---- the ranks ----
 typedef struct {
     Comm *tp, *dp;           // of this rank: those that share its copy of the model; those that have the same part. Views
     Comm *world, split[2];   // a view; these two, where they are not the world
@@ -45,14 +73,22 @@ static inline size_t mesh_bytes(const Mesh* m) {
     return bytes + comm_split_bytes(m->world, m->tp->size) + comm_split_bytes(m->world, m->dp->size);
 }
 
-// Dies unless the rows of a micro-batch can be cut, where they are.
-static inline void mesh_check_rows(const Mesh* m, int sequence_parallel, int keep_gathered, int B, int T) {
-    require(sequence_parallel || !keep_gathered, "--keep-gathered is about what --sequence-parallel gathers: give both or neither");
-    require(!sequence_parallel || B * T % m->tp->size == 0, "--sequence-parallel cuts a micro-batch of --batch-size %d x --seq-len %d"
-            " = %d tokens into %d parts, which does not divide them; choose a multiple of %d", B, T, B * T, m->tp->size, m->tp->size);
+static inline void mesh_free(Mesh* m) {
+    for (int k = 1; k >= 0; k--) if (m->split[k].world) comm_free(&m->split[k]);
 }
 
-// For --check-every: a checksum of the tensors of unit u that every part has; x: a part of the unit.
+// ---- parts of a unit, x: the tensors that are cut, and the copies that every part has ----
+// *acc += the sum of squares of what is cut
+static inline void add_cut_squares(double* acc, GPT2Config c, int u, int parts, const floatX* x) {
+    for (int i = 0; i < unit_tensors(u); i++) {
+        TensorInfo t = unit_tensor(c, u, i);
+        size_t n = tensor_part_elements(t, parts);
+        if (t.cut != CUT_NONE) add_sum_squares(acc, x, n);
+        x += n;
+    }
+}
+
+// For --check-every: a checksum of the copies
 static inline uint64_t copies_checksum(GPT2Config c, int u, int parts, const floatX* x) {
     uint64_t sum = 0;
     for (int i = 0; i < unit_tensors(u); i++) {
@@ -61,9 +97,5 @@ static inline uint64_t copies_checksum(GPT2Config c, int u, int parts, const flo
         x += tensor_part_elements(t, parts);
     }
     return sum;
-}
-
-static inline void mesh_free(Mesh* m) {
-    for (int k = 1; k >= 0; k--) if (m->split[k].world) comm_free(&m->split[k]);
 }
 #endif

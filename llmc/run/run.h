@@ -27,7 +27,7 @@ typedef struct {
     Options o;
     OptionTable table;
     World world;                    // a program that is not for several ranks is rank 0 of 1
-    long long tensor_parallel;      // neighbouring ranks that share a copy of the model, and see the same data; 0: all of them
+    long long tensor_parallel;      // neighbouring ranks that share a copy of the model, and see the same data
     Tokenizer tokenizer;            // of no tokens where --tokenizer is ''
     CheckpointReader checkpoint;    // what the run starts from,
     bool from_checkpoint;           // if it starts from one
@@ -59,7 +59,8 @@ static inline void run_options(Run* run, const char* program, const char* purpos
 
 static inline void run_open_data(Run* run) {
     const Options* o = &run->o;
-    int t = (int)run->tensor_parallel, rank = run->world.comm.rank / t, N = run->world.comm.size / t; // of copies of the model
+    int t = (int)run->tensor_parallel;
+    int rank = run->world.comm.rank / t, N = run->world.comm.size / t; // of copies of the model
     long long micro = o->batch_size * o->seq_len * N; // of all ranks together
     char ranks[32] = "";
     if (N > 1) snprintf(ranks, sizeof ranks, " x %d %s", N, t > 1 ? "copies of the model" : "ranks");
