@@ -357,6 +357,25 @@ static void test_every_rank_names_the_rank_and_the_unit_that_differ(void** state
                "continue from the last checkpoint with --resume");
 }
 
+// Ranks that are 2 apart hold the same part; rank 3's is not rank 1's.
+static void have_two_parts(Control* c) {
+    uint64_t sums[3] = { 7, 0, 10 + (uint64_t)c->ranks.rank % 2 };
+    require_same_units(c, "parameters", sums, 3, 2, 7);
+}
+static void differ_in_a_part(Control* c) {
+    uint64_t sums[3] = { 7, 0, (uint64_t)c->ranks.rank % 2 };
+    message_rank = c->ranks.rank;
+    if (c->ranks.rank == 3) sums[2] = 0;
+    require_same_units(c, "parameters", sums, 3, 2, 7);
+}
+static void test_ranks_with_the_same_part_are_compared(void** state) {
+    (void)state;
+    Team good = team_of(5, 15, have_two_parts), bad = team_of(4, 15, differ_in_a_part);
+    expect_success(&good, be_rank);
+    expect_all(&bad, -1, 1, 4, "after step 7 the parameters of unit 2 differ between rank 1 and rank 3",
+               "continue from the last checkpoint with --resume");
+}
+
 static void test_the_checksum_of_device_memory_does_not_depend_on_the_scratch(void** state) {
     (void)state;
     enum { N = 100 };
@@ -1000,6 +1019,7 @@ int main(void) {
         cmocka_unit_test(test_an_answer_that_is_too_long_ends_every_rank),
         cmocka_unit_test(test_ranks_with_the_same_units_continue),
         cmocka_unit_test(test_every_rank_names_the_rank_and_the_unit_that_differ),
+        cmocka_unit_test(test_ranks_with_the_same_part_are_compared),
         cmocka_unit_test(test_the_checksum_of_device_memory_does_not_depend_on_the_scratch),
         cmocka_unit_test(test_the_end_waits_for_the_slowest),
         cmocka_unit_test(test_any_thread_may_note_operations_while_the_watchdog_reads),

@@ -1,5 +1,6 @@
 // test_gpt2.c - llmc/model/gpt2.h: the number of parameters, the tensors in memory and their parts, the initial weights.
 #include "../../llmc/model/gpt2.h"
+#include "../../llmc/model/piece.h"
 #include "expect_death.h"
 
 static GPT2Config named(const char* name) {
@@ -161,6 +162,32 @@ static void test_a_part_of_qkv_is_whole_heads_of_each_of_its_sections(void** sta
     r = tensor_part(c, 0, WTE, 1, 2); // the second half of the vocabulary
     assert_true(r.begin == unit_tensor(c, 0, WTE).offset + 128 * 8 && r.n == 128 * 8 && r.count == 1);
 }
+// A part of a unit as a piece: its size is that of its tensors' runs, and those without columns come first and are not decayed.
+static void test_a_part_of_a_unit_is_the_parts_of_its_tensors(void** state) {
+    (void)state;
+    GPT2Config c = { 16, 300, 384, 3, 12, 48 };
+    for (int parts = 1; parts <= 4; parts++) {
+        size_t all = 0;
+        for (int u = 0; u <= c.L; u++) {
+            size_t n = 0, no_decay = 0;
+            for (int i = 0; i < unit_tensors(u); i++) {
+                TensorRuns r = tensor_part(c, u, i, parts - 1, parts);
+                assert_int_equal(tensor_part_elements(unit_tensor(c, u, i), parts), r.n * r.count);
+                n += r.n * r.count;
+                if (unit_tensor(c, u, i).cols == 0) no_decay += r.n * r.count;
+            }
+            Piece p = piece_part(c, u, parts - 1, parts);
+            assert_int_equal(p.n, n);
+            assert_int_equal(p.begin, 0);
+            assert_int_equal(p.no_decay, no_decay);
+            assert_int_equal(unit_part_elements(c, u, parts), n);
+            all += n;
+        }
+        assert_int_equal(gpt2_part_elements(c, parts), all);
+    }
+    assert_int_equal(gpt2_part_elements(c, 1), gpt2_num_elements(c));
+}
+
 typedef struct { GPT2Config config; int part, parts; } PartAsked;
 static void ask_for_part(void* argument) {
     PartAsked* a = (PartAsked*)argument;
@@ -189,6 +216,7 @@ int main(void) {
         cmocka_unit_test(test_the_padding_of_the_vocabulary_is_zero),
         cmocka_unit_test(test_parts_of_a_tensor_are_disjoint_and_complete),
         cmocka_unit_test(test_a_part_of_qkv_is_whole_heads_of_each_of_its_sections),
+        cmocka_unit_test(test_a_part_of_a_unit_is_the_parts_of_its_tensors),
         cmocka_unit_test(test_parts_that_do_not_divide_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
