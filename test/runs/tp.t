@@ -106,8 +106,8 @@ holds_and_sends() { # COPIES T SEQUENCE KEEP RECOMPUTE: t ranks with B*T = 512 /
     field "$work/many" comm_bytes
     [ "$(field "$work/many" parameters)" = $((4 * P)) ] && [ "$(field "$work/many" gradients)" = $((4 * P)) ] &&
         [ "$(field "$work/many" "optimizer state")" = $((8 * P)) ] && [ "$(field "$work/many" comm_bytes | sort -u)" = $sent ] &&
-        # StepStats
-        [ "$(($(field "$work/many" activations) - activations))" = 32 ] && ! grep 'than predicted$' "$work/many.log"
+        [ "$(($(field "$work/many" activations) - activations))" = 40 ] && # StepStats
+        ! grep 'than predicted$' "$work/many.log"
 }
 for size in "1 2 0 0 0" "1 2 1 0 0" "1 4 1 1 0" "1 4 0 0 1" "2 2 1 0 1" "2 2 1 1 1" "2 2 0 0 0" "2 1 0 0 0"; do
     check "bytes held and sent (copies, ranks of each, sequence, keep, recompute: $size)" holds_and_sends $size
@@ -130,11 +130,16 @@ check "a batch that does not divide over copies" every_rank 4 "--total-batch-siz
     --tensor-parallel 2 --total-batch-size 100
 
 # ---- ranks that die, hang or differ ----
-fault() { # RANK:STEP:FAULT PATTERN...
-    fails_with "${@:2}" -- on_ranks 4 "$BUILD/train_gpt2_tp" "${options[@]}" --tensor-parallel 2 --batch-size 16 --comm-timeout 5 \
-        --check-every 1 --fault "$1"
+faulty() { # RANK:STEP:FAULT
+    on_ranks 4 "$BUILD/train_gpt2_tp" "${options[@]}" --tensor-parallel 2 --batch-size 16 --comm-timeout 5 --check-every 1 --fault "$1"
+}
+fault() { fails_with "${@:2}" -- faulty "$1"; } # RANK:STEP:FAULT PATTERN...
+dies() { # RANK:STEP PATTERN: a killed rank, which the others name
+    ! faulty "$1:kill" 2> "$work/stderr" || return 1
+    cat "$work/stderr"
+    for q in 0 1 2; do grep -q "^rank $q: error: $2" "$work/stderr" || return 1; done
 }
 check "a bit that flips in a copied tensor is found" fault 1:3:bitflip "after step 3 the parameters of unit 0 differ between rank 0 and rank 1"
-check "a rank that hangs is named" fault 2:3:hang "rank 2"
-check "a rank that dies is named" fault 3:3:kill "rank 3"
+check "a rank that hangs is named" fault 2:3:hang "error: .*rank 2"
+check "a rank that dies is named by the others" dies 3:3 "rank 3 has died"
 done_testing
