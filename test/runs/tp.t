@@ -19,9 +19,10 @@ matches() { # RANKS T OPTION...
 for size in $sizes; do
     n=${size%:*} t=${size#*:}
     check "$n rank(s), $t of them a copy: PyTorch's losses, norms and weights" matches $n $t
-    check "  with --sequence-parallel" matches $n $t --sequence-parallel
+    check "  in strict mode" strict matches $n $t
+    check "  with --sequence-parallel, in strict mode" strict matches $n $t --sequence-parallel
     check "  that keeps what is gathered, with recomputation, in strict mode" strict matches $n $t --sequence-parallel --keep-gathered --recompute block
-    check "  with recomputation and --no-overlap, in strict mode" strict matches $n $t --sequence-parallel --recompute block --no-overlap
+    check "  with recomputation and --no-overlap" matches $n $t --sequence-parallel --recompute block --no-overlap
     [ $t = $n ] || check "  in 4 micro-batches" matches $n $t --batch-size 2 --sequence-parallel
 done
 
