@@ -77,6 +77,13 @@ static inline void mesh_free(Mesh* m) {
     for (int k = 1; k >= 0; k--) if (m->split[k].world) comm_free(&m->split[k]);
 }
 
+// Prints who shares what.
+static inline void report_mesh(int N, int t) {
+    printf("mesh       %d cop%s of the model, %son %d ranks with 1/%d of each matrix\n", N / t, N == t ? "y" : "ies",
+           N == t ? "" : "each ", t, t);
+    fflush(stdout);
+}
+
 // ---- parts of a unit, x: the tensors that are cut, and the copies that every part has ----
 // *acc += the sum of squares of what is cut
 static inline void add_cut_squares(double* acc, GPT2Config c, int u, int parts, const floatX* x) {

@@ -124,6 +124,7 @@ static inline int run_recompute(Run* run) {
 static inline void run_report(const Run* run) {
     report_run(run->config, run->predicted, run->tokens_per_step, run->accumulation, run->o.recompute);
     if (run->world.joins) report_ranks(&run->world, run->sent);
+    if (run->tensor_parallel > 1) report_mesh(run->world.comm.size, (int)run->tensor_parallel);
 }
 
 // What a resumed run has besides its weights and moments.
