@@ -62,7 +62,7 @@ static inline void run_open_data(Run* run) {
     int t = (int)run->tensor_parallel;
     int rank = run->world.comm.rank / t, N = run->world.comm.size / t; // of copies of the model
     long long micro = o->batch_size * o->seq_len * N; // of all ranks together
-    char ranks[32] = "";
+    char ranks[48] = "";
     if (N > 1) snprintf(ranks, sizeof ranks, " x %d %s", N, t > 1 ? "copies of the model" : "ranks");
     run->tokens_per_step = o->total_batch_size ? o->total_batch_size : micro;
     require(run->tokens_per_step % micro == 0,
