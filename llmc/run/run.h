@@ -188,6 +188,24 @@ static inline bool run_checks(const Run* run, long long step) {
     return step > run->first && is_due(run->world.check_every, step, run->o.steps);
 }
 
+// Of units of which each rank has a part (parallel/mesh.h): dies unless ranks with the same part have the same parameters, and all
+// ranks the same tensors of which there are copies. params has the parts of the units, one after another.
+typedef struct { const Run* run; const Unit* units; const floatX* params; } PartsOfUnits;
+static inline uint64_t part_checksum(void* self, int u) {
+    PartsOfUnits* p = (PartsOfUnits*)self;
+    return device_checksum(p->params + p->units[u].offset, sizeof(floatX), p->units[u].size);
+}
+static inline uint64_t part_copies_checksum(void* self, int u) {
+    PartsOfUnits* p = (PartsOfUnits*)self;
+    return copies_checksum(p->run->config, u, (int)p->run->tensor_parallel, p->params + p->units[u].offset);
+}
+static inline void run_check_parts(Run* run, long long step, const Unit* units, const floatX* params) {
+    PartsOfUnits p = { run, units, params };
+    int num_units = run->config.L + 1;
+    world_check_units(&run->world, step, num_units, part_copies_checksum, &p);
+    world_check_parts(&run->world, step, (int)run->tensor_parallel, num_units, part_checksum, &p);
+}
+
 // Begins an evaluation. Returns its number of micro-batches.
 static inline long long run_eval_begin(Run* run) {
     long long batches = run->o.eval_steps < run->val.num_batches ? run->o.eval_steps : run->val.num_batches;
