@@ -31,7 +31,7 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tenso
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_all_gather, comm_wait
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
-#include "llmc/parallel/mesh.h"        // defines: Mesh, TensorParallel, mesh_split, partial_forward
+#include "llmc/parallel/mesh.h"        // defines: Mesh, TensorParallel, partial_forward
 #include "llmc/parallel/shard.h"       // defines: NO_OP, comm_finish
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
@@ -234,7 +234,7 @@ static void gpt2_init_buckets(GPT2* g) {
 }
 
 static LayerShapes gpt2_shapes(const GPT2* g) {
-    LayerShapes s = { g->max_B, g->seq_len, g->config.C, g->config.NH, g->tokens.count };
+    LayerShapes s = { g->max_B, g->seq_len, g->config.C, g->config.NH, g->tokens.count, g->tp->size };
     return s;
 }
 
@@ -650,7 +650,7 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->max_B = (int)run->o.batch_size;
     g->seq_len = (int)run->o.seq_len;
     g->num_units = run->config.L + 1;
-    mesh_split(&g->mesh, &run->world.comm, (int)run->tensor_parallel);
+    run_mesh(run, &g->mesh);
     g->tp = g->mesh.tp;
     g->dp = g->mesh.dp;
     g->tokens = token_range(g->config.Vp, g->tp->size, g->tp->rank);

@@ -26,12 +26,15 @@ typedef enum { ATTENTION_AUTO, ATTENTION_CUDNN, ATTENTION_OWN } AttentionChoice;
 void layers_choose(AttentionChoice attention, bool deterministic);
 
 // ---- workspace: scratch that layers share, allocated once for the largest shapes that will be seen ----
-typedef struct { int B, T, C, NH, Vp; } LayerShapes;
+// parts: ranks that share the model. Each has the rows or columns of C/parts channels of every matrix, and NH/parts heads; Vp is
+// what it has of the vocabulary. 1: it has all.
+typedef struct { int B, T, C, NH, Vp, parts; } LayerShapes;
 // What layers_init checks on every device.
 static inline void layer_shapes_check(LayerShapes s) {
     require(s.B >= 1 && s.T >= 1, "layers need at least one sequence of one token, not B = %d, T = %d", s.B, s.T);
     require(s.C >= 1 && s.NH >= 1 && s.C % s.NH == 0,
             "%d channels do not divide over %d heads; choose --channels as a multiple of --heads", s.C, s.NH);
+    require(s.parts >= 1 && s.NH % s.parts == 0, "%d heads do not divide over %d ranks that share a model", s.NH, s.parts);
     require(s.Vp >= 1, "the padded vocabulary must have at least one token, not %d", s.Vp);
     // elements are counted in size_t, rows in int
     require((size_t)s.B * (size_t)s.T <= INT32_MAX / 4,

@@ -59,16 +59,24 @@ typedef struct {
     Comm *world, split[2];   // a view; these two, where they are not the world
 } Mesh;
 
-// Collective. The fields of `m` are 0 before.
-static inline void mesh_split(Mesh* m, Comm* world, int t) {
+// Sets who shares what, of which ranks and sizes can be used at once. The fields of `m` are 0 before.
+static inline void mesh_plan(Mesh* m, Comm* world, int t) {
     m->world = world;
     m->tp = t == world->size && t > 1 ? world : &m->split[0];
     m->dp = t == 1 ? world : &m->split[1];
-    if (m->tp != world && m->dp != world) {
-        comm_split(m->tp, world, "tp", world->rank / t);
-        comm_split(m->dp, world, "dp", world->rank % t);
-    } else if (m->tp != world) comm_alone(m->tp, world, "tp");
-    else comm_alone(m->dp, world, "dp");
+    m->tp->size = t;
+    m->tp->rank = world->rank % t;
+    m->dp->size = world->size / t;
+    m->dp->rank = world->rank / t;
+}
+// Opens the communicators. Collective.
+static inline void mesh_split(Mesh* m) {
+    int t = m->tp->size;
+    if (m->tp != m->world && m->dp != m->world) {
+        comm_split(m->tp, m->world, "tp", m->world->rank / t);
+        comm_split(m->dp, m->world, "dp", m->world->rank % t);
+    } else if (m->tp != m->world) comm_alone(m->tp, m->world, "tp");
+    else comm_alone(m->dp, m->world, "dp");
 }
 
 // Bytes of MEMORY_COMMUNICATION that the world and these communicators take.

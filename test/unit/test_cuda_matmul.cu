@@ -8,7 +8,7 @@ algorithm that cuBLASLt offers, with its epilogues and with our kernels instead;
 
 // Prepares both sides for layers of up to N rows and OC outputs.
 static void start(int N, int OC) {
-    LayerShapes s = { 1, N, (OC + 3) / 4, 1, 1 };
+    LayerShapes s = { 1, N, (OC + 3) / 4, 1, 1, 1 };
     if (cuda_matmul.handle != NULL) matmul_free();
     start_cpu(s);
     size_t bytes = size_max(MATMUL_WORKSPACE, bias_workspace_bytes(s));

@@ -114,7 +114,7 @@ static void expect_gradient(const char* what, const floatX* got, const floatX* b
 static const GradMode both_modes[2] = { GRAD_SET, GRAD_ADD };
 
 static void start(int B, int T, int C, int NH, int Vp) {
-    LayerShapes s = { B, T, C, NH, Vp };
+    LayerShapes s = { B, T, C, NH, Vp, 1 };
     layers_free(); // of the shapes before
     layers_init(s);
 }
@@ -1156,7 +1156,7 @@ static void test_results_are_the_same_from_run_to_run_and_for_any_number_of_thre
 
 static void test_workspace_is_what_was_announced(void** state) {
     (void)state;
-    LayerShapes s = { 2, 9, 12, 3, 128 };
+    LayerShapes s = { 2, 9, 12, 3, 128, 1 };
     size_t announced = layers_workspace_bytes(s), calls = device_allocations();
     layers_init(s);
     assert_int_equal(device_memory(MEMORY_WORKSPACE), announced);

@@ -336,15 +336,16 @@ static inline size_t scratch_place(MatmulScratch* m, char* memory, LayerShapes s
     return bytes + size_max(MATMUL_WORKSPACE, bias_workspace_bytes(s));
 }
 
-// Makes every product of a step once, by the layers themselves: a block's four, then the classifier's.
+// Makes every product of a step once, by the layers themselves: a block's four, then the classifier's. Of ranks that share the
+// model, one adds the biases of the second and the fourth; a product with a bias is also tried without it.
 static inline void make_every_product(MatmulScratch m, LayerShapes s) {
-    int N = s.B * s.T, C = s.C, at_a_time = classifier_rows(N, s.Vp);
-    const int inputs[] = { C, C, C, 4 * C }, outputs[] = { 3 * C, C, 4 * C, C };
+    int N = s.B * s.T, C = s.C, D = C / s.parts, at_a_time = classifier_rows(N, s.Vp);
+    const int inputs[] = { C, D, C, 4 * D }, outputs[] = { 3 * D, C, 4 * D, C };
     for (int i = 0; i < 4; i++) {
         int in = inputs[i], out = outputs[i];
-        if (out == 4 * C) matmul_gelu_forward(m.wide, m.b, m.a, m.w, m.bias, N, in, out);
+        if (i == 2) matmul_gelu_forward(m.wide, m.b, m.a, m.w, m.bias, N, in, out);
         else matmul_forward(m.wide, m.a, m.w, m.bias, N, in, out);
-        if (in == 4 * C) matmul_gelu_backward_input(m.a, m.wide, m.w, m.b, N, in, out);
+        if (i == 3) matmul_gelu_backward_input(m.a, m.wide, m.w, m.b, N, in, out);
         else matmul_backward_input(m.a, m.wide, m.w, N, in, out);
         matmul_backward_weight(m.w, m.bias, m.wide, m.a, N, in, out, GRAD_SET);
     }
