@@ -259,24 +259,6 @@ static inline void tensor_classifier_forward_backward(float* losses, floatX* log
     }
 }
 
-// ---- layernorm, with -DTENSOR_SEQUENCE: each part has a share of the rows, and makes terms of the weights' gradients ----
-#ifdef TENSOR_SEQUENCE
-static inline void tensor_layernorm_backward(floatX* dinp, floatX* dw, floatX* db, const floatX* dout, const floatX* inp,
-                                             const floatX* w, const float* mean, const float* rstd, int N, int C, GradMode mode) {
-    int t = TENSOR_PARTS, n = N / t;
-    require(mode == GRAD_SET, "tensor.h adds up layernorms of one micro-batch only: parts add up theirs before they are summed");
-    require(N % t == 0, "%d rows do not divide into %d parts", N, t);
-    floatX *dws = tensor_room(ROOM_WEIGHT, (size_t)t * C), *dbs = tensor_room(ROOM_BIAS, (size_t)t * C);
-    for (int q = 0; q < t; q++) {
-        size_t at = (size_t)q * n * C;
-        layernorm_backward(dinp + at, dws + q * C, dbs + q * C, dout + at, inp + at, w, mean + q * n, rstd + q * n, n, C, mode);
-    }
-    split_sum(dw, dws, t, (size_t)C, SUM_IN_RANK_ORDER);
-    split_sum(db, dbs, t, (size_t)C, SUM_IN_RANK_ORDER);
-}
-#define layernorm_backward tensor_layernorm_backward
-#endif
-
 // ---- what the stage calls ----
 #define matmul_forward(out, inp, w, bias, N, C, OC) (SPLIT_ROLE(w), tensor_matmul_forward(out, inp, w, bias, N, C, OC))
 #define matmul_gelu_forward(out, pre, inp, w, bias, N, C, OC) \
