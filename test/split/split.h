@@ -96,7 +96,7 @@ static inline void split_sum(floatX* out, const floatX* terms, int t, size_t n, 
     device_synchronize(); // the copy reads host
     free(host);
 }
-// The same of fp32 terms, in rank order.
+// The same of fp32 terms, which nobody has rounded, in rank order.
 static inline void split_sum_fp32(floatX* out, const float* terms, int t, size_t n) {
     float* host = (float*)xcalloc((size_t)t * n, sizeof(float));
     floatX* sums = (floatX*)xcalloc(n, sizeof(floatX));
