@@ -170,7 +170,7 @@ holds_and_sends() { # PRECISION WIDE COPIES T SEQUENCE KEEP RECOMPUTE
     tp one "$1" $D $t "${flags[@]}" --steps 1 || return 1
     communication=$(field "$work/one" communication)
     [ $wide = 0 ] || flags+=(--tp-reduce-dtype fp32)
-    [ $wide$X = 12 ] || wide=0
+    [ $wide$X = 12 ] && [ $t != 1 ] || wide=0 # there must be something to add, and 16 bits
     rows=$((s ? BT / t : BT)) kept=$((again ? 1 : L))
     P=$((L * ((12 * C * C + 7 * C) / t + 6 * C) + (384 / t + 16 + 2) * C))
     activations=$((L * rows * C * X + kept * (rows * (C * X + 16) + (s && !keep ? rows : BT) * 2 * C * X + BT * (12 * C / t * X + 4 / t * 4))))
