@@ -15,8 +15,8 @@ Memory    per rank, in bytes: 16 for each of ((12C^2 + 7C)/t + 6C) L + (Vp/t + m
           block keeps (4 + 12/t)C elements per token, with --sequence-parallel 16C/t (with --keep-gathered (2 + 14/t)C).
 Sent      per rank and micro-batch: 4L + 2 sums of BTC elements, 2BTC (t-1)/t each (and L more with --recompute block, and L
           more where --sequence-parallel gathers twice), and 3BT(t-1) floats. Per step the norms, two doubles, and what DDP
-          sends, of this rank's part; --sequence-parallel also sums the gradients of layernorms. --tp-reduce-dtype fp32 sends
-          4 bytes per element of a sum of products, not 2 as 16 bits do, and holds 4BTC bytes more; gathers stay as they are.
+          sends, of this rank's part; --sequence-parallel also sums the gradients of layernorms. With --tp-reduce-dtype fp32
+          a sum of products in 16 bits sends 4 bytes per element, not 2, and 4BTC bytes more are held; gathers do not change.
 Run       make train_gpt2_tp && mpirun -np 4 ./train_gpt2_tp --tensor-parallel 2     (--help lists the options)
 Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tensors, and sums inside a block.
 */

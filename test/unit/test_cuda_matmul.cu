@@ -303,7 +303,8 @@ static void test_partial_products_are_tried_too(void) {
         matmul_backward_input(out.gpu, wide.gpu, w.gpu, N, C, outputs);
         matmul_backward_input_fp32(sums.gpu, wide.gpu, w.gpu, N, C, outputs);
     }
-    expect(timed == 21 + (NEEDS_MASTER ? 5 : 0), "%d plans were timed", timed); // in fp32 the two types are one
+    // in 16 bits four more, because fc's and the classifier's have one shape here; in fp32 the two types are one
+    expect(timed == 21 + (NEEDS_MASTER ? 4 : 0), "%d plans were timed", timed);
     expect(plans_in_use() == timed, "training makes %d plans that were not tried", plans_in_use() - timed);
 }
 static void test_deterministic_runs_time_nothing_and_leave_biases_to_our_kernel(void) {
