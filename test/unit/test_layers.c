@@ -114,7 +114,7 @@ static void expect_gradient(const char* what, const floatX* got, const floatX* b
 static const GradMode both_modes[2] = { GRAD_SET, GRAD_ADD };
 
 static void start(int B, int T, int C, int NH, int Vp) {
-    LayerShapes s = { B, T, C, NH, Vp };
+    LayerShapes s = { B, T, C, NH, Vp, 1 };
     layers_free(); // of the shapes before
     layers_init(s);
 }
@@ -293,6 +293,10 @@ static void check_linear_forward(int N, int C, int OC) {
     linear_objective(&a);
     matmul_forward(out.x, inp.x, w.x, bias.x, N, C, OC);
     expect_tensor("matmul_forward with a bias", out.x, want, n, slack);
+    float* sums = unset_floats(n);
+    matmul_forward_fp32(sums, inp.x, w.x, bias.x, N, C, OC);
+    expect_floats("matmul_forward_fp32 with a bias", sums, want, n, slack);
+    if (!NEEDS_MASTER) assert_memory_equal(sums, out.x, n * sizeof(float));
     matmul_gelu_forward(out.x, pre.x, inp.x, w.x, bias.x, N, C, OC);
     expect_tensor("matmul_gelu_forward's pre", pre.x, want, n, slack);
     for (size_t i = 0; i < n; i++) want[i] = gelu_definition((double)to_float(pre.x[i]));
@@ -301,6 +305,8 @@ static void check_linear_forward(int N, int C, int OC) {
     linear_objective(&a);
     matmul_forward(out.x, inp.x, w.x, NULL, N, C, OC);
     expect_tensor("matmul_forward without bias", out.x, want, n, slack);
+    matmul_forward_fp32(sums, inp.x, w.x, NULL, N, C, OC);
+    expect_floats("matmul_forward_fp32 without bias", sums, want, n, slack);
 }
 static void test_linear_forward_is_the_product_plus_bias_and_its_gelu(void** state) {
     (void)state;
@@ -326,6 +332,9 @@ static void check_linear_backward(int N, int C, int OC) {
     differentiate(db, linear_objective, &a, bias.d, bias.n);
     matmul_backward_input(dinp.x, dout.x, w.x, N, C, OC);
     expect_tensor("matmul_backward_input", dinp.x, dx, inp.n, 4 + OC);
+    float* sums = unset_floats(inp.n);
+    matmul_backward_input_fp32(sums, dout.x, w.x, N, C, OC);
+    expect_floats("matmul_backward_input_fp32", sums, dx, inp.n, 4 + OC);
 
     Tensor before_w = random_tensor(w.n, 0, 1), before_b = random_tensor(bias.n, 0, 1);
     for (int m = 0; m < 2; m++) {
@@ -374,6 +383,10 @@ static void check_large_linear(int N, int C, int OC) {
     expect_tensor("a large matmul_forward", out.x, y, out.n, 4 + sqrt(C) * 4);
     matmul_backward_input(dinp.x, dout.x, w.x, N, C, OC);
     expect_tensor("a large matmul_backward_input", dinp.x, dx, inp.n, 4 + sqrt(OC) * 4);
+    float* sums = unset_floats(inp.n);
+    matmul_backward_input_fp32(sums, dout.x, w.x, N, C, OC);
+    expect_floats("a large matmul_backward_input_fp32", sums, dx, inp.n, 4 + sqrt(OC) * 4);
+    if (!NEEDS_MASTER) assert_memory_equal(sums, dinp.x, inp.n * sizeof(float));
     floatX *before = copy_of(dw.x, w.n), *bias_before = copy_of(w.x, (size_t)OC), *bias = copy_of(w.x, (size_t)OC);
     matmul_backward_weight(dw.x, bias, dout.x, inp.x, N, C, OC, GRAD_ADD);
     expect_gradient("a large dw", dw.x, before, GRAD_ADD, d, w.n, 4 + sqrt(N) * 4);
@@ -1149,7 +1162,7 @@ static void test_results_are_the_same_from_run_to_run_and_for_any_number_of_thre
 
 static void test_workspace_is_what_was_announced(void** state) {
     (void)state;
-    LayerShapes s = { 2, 9, 12, 3, 128 };
+    LayerShapes s = { 2, 9, 12, 3, 128, 1 };
     size_t announced = layers_workspace_bytes(s), calls = device_allocations();
     layers_init(s);
     assert_int_equal(device_memory(MEMORY_WORKSPACE), announced);
