@@ -211,6 +211,16 @@ dies() { # RANK PATTERN [OPTION...]: a killed rank, which the others name
 check "a bit that flips in a tensor that all have is found" fault 1:3:bitflip "after step 3 the parameters of unit 0 differ between rank 0 and rank 1"
 check "a rank that dies is named by the others" dies 3 "rank 3 has died"
 for_tier rest
+# --fault flips a bit of the first parameter, which all have. A program that flips one of the last, of which each rank has its own.
+flips_last() {
+    local folder=$BUILD/split/flips line='run_step_begin(&run, step, g.params);'
+    mkdir -p "$folder" && grep -qF "$line" train_gpt2_tp.cu &&
+        sed "s|\"llmc/|\"$PWD/llmc/|; s|g.params);|g.params + g.num_params - 1);|" train_gpt2_tp.cu > "$folder/train_gpt2_tp.cu" &&
+        "${CC:-cc}" -x c -std=c11 -O1 -march=native -fopenmp -DUSE_MPI=1 $(mpicc --showme:compile) "$folder/train_gpt2_tp.cu" \
+            -o "$folder/train_gpt2_tp" -ldnnl -ljansson -lpcre2-8 -lpthread -lm $(mpicc --showme:link) &&
+        BUILD=$folder fault "$@"
+}
+check "a bit that flips in a part is found by the other copy" flips_last 3:3:bitflip "after step 3 the parameters of unit 2 differ between rank 1 and rank 3"
 check "  also with --sequence-parallel" dies 0 "rank 0 has died" --sequence-parallel
 # Rank 2 is the first one of the second copy: rank 0 waits for it in dp.0, and rank 3 in tp.1.
 check "a rank that hangs is named by all" fault 2:3:hang "rank 2 has not reached .* of [dt]p\.[01] .*rank [03] has waited"
