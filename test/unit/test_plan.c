@@ -155,6 +155,19 @@ static void test_two_of_four_ranks_share_a_model_counted_by_hand(void** state) {
     p.recompute = RECOMPUTE_BLOCK; // one block fewer, except its input; each block sends one sum again
     assert_int_equal(plan_kind(&p, PLAN_TP, MEMORY_ACTIVATIONS), 48 * ((5 * 16 + 12 * 8 + 5) * 4) + outside);
     assert_true(plan_sent(&p, PLAN_TP) == 4 * (micro + 2 * 48 * 16 * 4 + 16 + gradients));
+    p.recompute = RECOMPUTE_NONE;
+    p.B = p.T = 1; // there is still room for a sample's logits, of each rank a row
+    assert_int_equal(plan_kind(&p, PLAN_TP, MEMORY_ACTIVATIONS), (2 * 165 + 5 * 16 + 4 * 8 + 3 + 2) * 4 + 2 * (192 + 2 * 3) * 4 + 40);
+}
+static void test_each_rank_adds_up_gradients_of_its_tokens_in_fp32(void** state) {
+    (void)state;
+    Plan p = plan_of("gpt2", 2);
+    p.B = 8; // 8192 rows of logits, of which a GPU has 5312 at a time, or twice as many of half the vocabulary
+    assert_int_equal(plan_kind(&p, PLAN_TP, MEMORY_WORKSPACE), 4 * 50304 * 768);
+    p.t = 2;
+    assert_int_equal(plan_kind(&p, PLAN_TP, MEMORY_WORKSPACE), 0);
+    p.B = 16;
+    assert_int_equal(plan_kind(&p, PLAN_TP, MEMORY_WORKSPACE), 4 * 25152 * 768);
 }
 
 static void test_cut_rows_counted_by_hand(void** state) {
@@ -186,7 +199,7 @@ static void test_tensor_parallelism_of_one_rank_is_ddp(void** state) {
     plan_memory(&p, PLAN_DDP, ddp);
     plan_memory(&p, PLAN_TP, tp);
     ddp[MEMORY_ACTIVATIONS] += 4096 * 3 * 4; // three numbers for each row of logits
-    for (int k = 0; k < MEMORY_KINDS; k++) if (k != MEMORY_COMMUNICATION) assert_int_equal(tp[k], ddp[k]);
+    for (int k = 0; k < MEMORY_KINDS; k++) assert_int_equal(tp[k], ddp[k]);
     assert_true(plan_sent(&p, PLAN_TP) == plan_sent(&p, PLAN_DDP));
 }
 
@@ -766,6 +779,7 @@ int main(void) {
         cmocka_unit_test(test_a_small_model_counted_by_hand),
         cmocka_unit_test(test_groups_of_blocks_counted_by_hand),
         cmocka_unit_test(test_two_of_four_ranks_share_a_model_counted_by_hand),
+        cmocka_unit_test(test_each_rank_adds_up_gradients_of_its_tokens_in_fp32),
         cmocka_unit_test(test_cut_rows_counted_by_hand),
         cmocka_unit_test(test_tensor_parallelism_of_one_rank_is_ddp),
         cmocka_unit_test(test_what_does_not_divide_is_refused_in_the_stages_words),
