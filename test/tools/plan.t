@@ -37,7 +37,7 @@ check "  no slower over NVLink than over PCIe" eval '
 # columns NAME...: the columns of the second table of bytes, which is about tensor parallelism
 columns() { sed '1,/^tp t:/d' "$work/said" | sed -n '1s/^bytes per rank of [0-9]* *//p' | tr -s ' ' | grep -x "$*"; }
 check "as many ranks share a copy of the model as divide ranks and heads" eval '
-.* 16 x 1024 tokens" "^  tp 8 +yes" -- --model gpt2-medium --ranks 8 --seq-len 1024 && columns tp 1 tp 2 tp 4 tp 8 &&
+    says "^tp t: t ranks share .* 16 x 1024 tokens" "^  tp 8 +yes" -- --model gpt2-medium --ranks 8 --seq-len 1024 && columns tp 1 tp 2 tp 4 tp 8 &&
     says "^  tp 2 +yes" -- --model gpt2-medium --ranks 6 --seq-len 1024 && columns tp 1 tp 2'
 check "  with times for each" eval '
     says "^tp of 8 +t " -- --model gpt2-medium --ranks 8 --seq-len 1024 && [ "$(sed "1,/^tp of 8/d" "$work/said" | awk "{ print \$1 }" | xargs)" = "1 2 4 8" ]'
