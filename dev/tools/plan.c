@@ -238,7 +238,7 @@ static void print_largest(const Ways* w) {
 
 static void print_tensor_parallel_memory(const Ways* tp, const PlanOptions* p) {
     const Plan* plan = &tp->ways[0].plan;
-    if (tp->n == 1 && plan->t == 1) {
+    if (tp->n == 1 && p->tensor_parallel == 0) {
         if (plan->N > 1) printf("\ntensor parallelism: none of 2, 4 and 8 divides %d ranks, %d heads and %d tokens\n", plan->N,
                                 plan->config.NH, plan->config.Vp);
         return;

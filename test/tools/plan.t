@@ -67,7 +67,7 @@ check "a measured and a computed time together are an error" \
     fails_with "give either that or these" -- "$plan" --compute-ms 5 --mfu 0.5
 check "more tokens than positions are an error" fails_with "longer than the 1024 positions" -- "$plan" --model gpt2 --seq-len 2048
 check "heads that do not divide the channels are an error" fails_with "do not divide over 3 heads" -- "$plan" --heads 3
-check "a link that is neither known nor a file is an error" fails_with "ethernet.*nvlink, pcie, infiniband" -- "$plan" --link ethernet
+check "a link that is neither known nor a file is an error" fails_with "ethernet.*nvlink, nvlink3, nvlink2, pcie, infiniband, hdr or a file" -- "$plan" --link ethernet
 check "  also between nodes" fails_with "ethernet" -- "$plan" --inter-link ethernet
 check "ranks that t does not divide are an error, in the stage's words" \
     fails_with "tensor-parallel 3 does not divide 8 ranks; start a multiple of 3" -- "$plan" --model gpt2 --tensor-parallel 3
