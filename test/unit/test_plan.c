@@ -228,8 +228,8 @@ static void test_what_does_not_divide_is_refused_in_the_stages_words(void** stat
 }
 
 // ---- Megatron's published figures ----
-// Korthikanti et al. 2022 (arXiv 2205.05198), section 6: the models of table 3, all with 2048 tokens and t = 8, with the size of
-// a micro-batch
+// Korthikanti et al. 2022 (arXiv 2205.05198), the models of its evaluation: 2048 tokens, t = 8, micro-batches of B. The figures of
+// this section were also read in others' copies of the papers' tables, Calculon's validation (caa4b11) among them.
 static const struct { int NH, C, L, B; } korthikanti[] = {
     { 64, 6144, 48, 4 }, { 96, 12288, 96, 1 }, { 128, 20480, 105, 1 }, { 160, 25600, 128, 1 } // 22B, 175B, 530B, 1T
 };
