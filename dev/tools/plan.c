@@ -4,14 +4,13 @@ plan - predicts what a model will need on a number of ranks, before anything is 
     build/plan --model gpt2-xl --ranks 8 --seq-len 1024 --batch-size 4
     build/plan --params 7.5e9 --ranks 64
     build/plan --model gpt2 --link measured.json --compute-ms 120
-
     build/plan --model d32 --ranks 64 --tensor-parallel 8 --sequence-parallel
 
-The first prints bytes per rank by kind in every stage of the course, which devices it fits on and the largest dN that fits, and
-seconds per step on 1 to 4096 ranks. Tensor parallelism is there for 1, 2, 4 and 8 ranks that share a copy of the model, or as in
-the last for a number of them that is asked for. The second is given only a number of parameters: it prints the bytes kept for them, and the
-table of the ZeRO paper. The third uses measured links and compute (comm_bench --json, a run on one rank). The formulas of bytes
-are the stages' own (plan_stage.h), plan.h has the others. GB are 1e9 bytes.
+The first prints bytes per rank by kind in every stage of the course, which devices it fits on and the largest dN that fits,
+and seconds per step on 1 to 4096 ranks; tensor parallelism is there for 1, 2, 4 and 8 ranks that share a copy of the model,
+or, as in the fourth, for the number that is asked for. The second is given only a number of parameters: it prints the bytes
+kept for them, and the table of the ZeRO paper. The third uses measured links and compute (comm_bench --json, a run on one
+rank). The formulas of bytes are the stages' own (plan_stage.h), plan.h has the others. GB are 1e9 bytes.
 */
 #include "plan.h"
 #include "../../llmc/run/start.h"
@@ -62,8 +61,10 @@ static void plan_options(OptionTable* t, PlanOptions* p) {
                "how many such groups, besides the root, fsdp may keep gathered at a time");
     option_int(t, "tensor-parallel", &p->tensor_parallel, 0, 1 << 20,
                "neighbouring ranks that share one copy of the model and a micro-batch; 0: as many as 1, 2, 4 and 8");
-    option_flag(t, "sequence-parallel", &p->sequence_parallel, "they also share the rows of layernorms and of the residual stream");
-    option_flag(t, "keep-gathered", &p->keep_gathered, "with --sequence-parallel: gathered rows are kept for the backward pass");
+    option_flag(t, "sequence-parallel", &p->sequence_parallel,
+                "they also share the rows of layernorms and of the residual stream");
+    option_flag(t, "keep-gathered", &p->keep_gathered,
+                "with --sequence-parallel: gathered rows are kept for the backward pass");
     option_text(t, "link", &p->link, "nvlink|nvlink3|nvlink2|pcie|infiniband|hdr|FILE",
                 "link between ranks of a node; FILE: from comm_bench --json");
     option_text(t, "inter-link", &p->inter_link, "nvlink|nvlink3|nvlink2|pcie|infiniband|hdr|FILE", "between nodes");
@@ -81,8 +82,8 @@ static void plan_options(OptionTable* t, PlanOptions* p) {
 static void check_options(const PlanOptions* p, OptionTable* t) {
     static const char* const of_models[] = {
         "model", "layers", "heads", "channels", "vocab-size", "seq-len", "batch-size", "accumulation", "recompute", "device",
-        "wrap-blocks", "limit-all-gathers", "tensor-parallel", "sequence-parallel", "keep-gathered", "link", "inter-link", "ranks-per-node", "nics", "algorithm", "peak-flops", "mfu",
-        "compute-ms", "exact"
+        "wrap-blocks", "limit-all-gathers", "tensor-parallel", "sequence-parallel", "keep-gathered", "link", "inter-link",
+        "ranks-per-node", "nics", "algorithm", "peak-flops", "mfu", "compute-ms", "exact"
     };
     for (size_t i = 0; p->params > 0 && i < sizeof of_models / sizeof of_models[0]; i++) {
         require(!option_given(t, of_models[i]), "--%s cannot be used with --params, which describes a model of unknown shape",
@@ -204,7 +205,10 @@ static void print_model_memory(const Ways* w, bool exact) { // with and without 
     print_total("  total", w, RECOMPUTE_NONE, exact);
     print_total("    or recomputed", w, RECOMPUTE_BLOCK, exact);
     printf("  %-22s", "sent per step");
-    for (int i = 0; i < w->n; i++) print_bytes(floor(plan_sent(&w->ways[i].plan, w->ways[i].stage) / w->ways[i].plan.N), exact);
+    for (int i = 0; i < w->n; i++) {
+        const Plan* plan = &w->ways[i].plan;
+        print_bytes(floor(plan_sent(plan, w->ways[i].stage) / plan->N), exact);
+    }
     printf("\n");
 }
 
@@ -227,7 +231,8 @@ static void print_largest(const Ways* w) {
         for (int d = 0; d < DEVICE_SIZES; d++) {
             char text[48] = "none";
             GPT2Config c = w->ways[i].plan.config;
-            c.L = c.NH = plan_largest_depth(recomputing(w->ways[i].plan, RECOMPUTE_BLOCK), w->ways[i].stage, device_sizes[d]);
+            Plan with = recomputing(w->ways[i].plan, RECOMPUTE_BLOCK);
+            c.L = c.NH = plan_largest_depth(with, w->ways[i].stage, device_sizes[d]);
             c.C = 64 * c.L;
             if (c.L > 0) snprintf(text, sizeof text, "d%d, %.3g B", c.L, 1e-9 * (double)gpt2_num_parameters(c));
             printf(" %16s", text);
@@ -239,8 +244,8 @@ static void print_largest(const Ways* w) {
 static void print_tensor_parallel_memory(const Ways* tp, const PlanOptions* p) {
     const Plan* plan = &tp->ways[0].plan;
     if (tp->n == 1 && p->tensor_parallel == 0) {
-        if (plan->N > 1) printf("\ntensor parallelism: none of 2, 4 and 8 divides %d ranks, %d heads and %d tokens\n", plan->N,
-                                plan->config.NH, plan->config.Vp);
+        if (plan->N > 1) printf("\ntensor parallelism: none of 2, 4 and 8 divides %d ranks, %d heads and %d tokens\n",
+                                plan->N, plan->config.NH, plan->config.Vp);
         return;
     }
     printf("\ntp t: t ranks share a copy of the model, and %d x %d tokens per micro-batch%s", plan->B, plan->T,
@@ -250,13 +255,26 @@ static void print_tensor_parallel_memory(const Ways* tp, const PlanOptions* p) {
 }
 
 static void print_times_title(const char* name, const char* rows) {
-    printf("%-8s %5s %12s %14s %12s %12s %14s %11s\n", name, rows, "compute ms", "communication", "exposed", "step", "tokens/s",
-           "efficiency");
+    printf("%-8s %5s %12s %14s %12s %12s %14s %11s\n", name, rows, "compute ms", "communication", "exposed", "step",
+           "tokens/s", "efficiency");
 }
 static void print_time(const Plan* plan, PlanStage stage, const Network* network, UnitSeconds s, int row) {
     StepTime t = plan_step(plan, stage, network, s);
     printf("%14d %12.2f %14.2f %12.2f %12.2f %14.0f %10.1f%%\n", row, 1e3 * t.compute, 1e3 * t.communication, 1e3 * t.exposed,
            1e3 * t.seconds, t.tokens_per_s, 100 * t.efficiency);
+}
+static void print_tensor_parallel_times(const Ways* tp, const PlanOptions* p, const Network* network, UnitSeconds s) {
+    Plan plan = tp->ways[0].plan;
+    char title[32];
+    if (p->tensor_parallel) {
+        snprintf(title, sizeof title, "tp %d", plan.t);
+        print_times_title(title, "ranks");
+        for (plan.N = plan.t; plan.N <= 4096; plan.N *= 2) print_time(&plan, PLAN_TP, network, s, plan.N);
+    } else if (tp->n > 1) {
+        snprintf(title, sizeof title, "tp of %d", plan.N);
+        print_times_title(title, "t");
+        for (int i = 0; i < tp->n; i++) print_time(&tp->ways[i].plan, PLAN_TP, network, s, tp->ways[i].plan.t);
+    }
 }
 static void print_times(Plan plan, const Ways* tp, const PlanOptions* p, const Network* network) {
     double peak = p->peak_flops > 0 ? p->peak_flops : p->precision == FP32 ? 67e12 : 989e12;
@@ -275,17 +293,7 @@ static void print_times(Plan plan, const Ways* tp, const PlanOptions* p, const N
         print_times_title(plan_stage_names[stage], "ranks");
         for (plan.N = 1; plan.N <= 4096; plan.N *= 2) print_time(&plan, (PlanStage)stage, network, s, plan.N);
     }
-    char title[32];
-    plan.N = (int)p->ranks;
-    if (p->tensor_parallel) {
-        snprintf(title, sizeof title, "tp %d", plan.t);
-        print_times_title(title, "ranks");
-        for (plan.N = plan.t; plan.N <= 4096; plan.N *= 2) print_time(&plan, PLAN_TP, network, s, plan.N);
-    } else if (tp->n > 1) {
-        snprintf(title, sizeof title, "tp of %d", plan.N);
-        print_times_title(title, "t");
-        for (int i = 0; i < tp->n; i++) print_time(&tp->ways[i].plan, PLAN_TP, network, s, tp->ways[i].plan.t);
-    }
+    print_tensor_parallel_times(tp, p, network, s);
 }
 
 static void plan_model(const PlanOptions* p) {

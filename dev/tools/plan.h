@@ -9,17 +9,19 @@ Messages  take alpha + n/bandwidth (Hockney 1994). A ring collective of N ranks 
           and Gropp 2005):
               seconds = k (N-1) alpha + k bytes (N-1)/N / busbw        k = 2 for an all-reduce, else 1
           busbw is defined as in nccl-tests. With several nodes, nodes-1 of the hops are between nodes, and the data that crosses
-          there is limited by the network interfaces. Of a mesh, t neighbours share a copy of the model, and ranks that are t apart
-          the same part: these groups communicate at the same time, and share their nodes' interfaces. A tree moves the same data in (ranks of a node - 1) hops inside and
-          log2(nodes) between nodes; NCCL has a tree for all-reduce and, from 2.23 on with one rank per node, for the others.
+          there is limited by the network interfaces. Of a mesh, t neighbours share a copy of the model, and ranks that are t
+          apart the same part: these groups communicate at the same time, and share their nodes' interfaces. A tree moves the
+          same data in (ranks of a node - 1) hops inside and log2(nodes) between nodes; NCCL has a tree for all-reduce and,
+          from 2.23 on with one rank per node, for the others.
           Hops are counted as NCCL counts them when it chooses an algorithm (src/graph/tuning.cc).
 Overlap   is a timeline of two queues, compute and communication, each doing one thing at a time in order of issue. A unit is
           computed once it has been gathered (plan_micro_batch); time that compute waits is exposed. So exposed <= communication.
-          Where fsdp gathers groups of blocks, "unit" means such a group. Tensor parallelism has a third queue, because it sends
-          activations on a communicator of its own: a sum is exposed but for what one product, dW, hides in the backward pass.
-Compute   is FLOPs / (peak x MFU), or measured, and the same for every N, because each rank has its own batch. t ranks that share
-          one take 1/t of it. Three effects are ignored: AdamW has only 1/N to do in ZeRO, communication takes a GPU's processors
-          or a CPU's cores from compute, and smaller products reach less of the peak.
+          Where fsdp gathers groups of blocks, "unit" means such a group. Tensor parallelism has a third queue, because it
+          sends activations on a communicator of its own: a sum is exposed but for what one product, dW, hides in the
+          backward pass.
+Compute   is FLOPs / (peak x MFU), or measured, and the same for every N, because each rank has its own batch. t ranks that
+          share one take 1/t of it. Three effects are ignored: AdamW has only 1/N to do in ZeRO, communication takes a GPU's
+          processors or a CPU's cores from compute, and smaller products reach less of the peak.
 */
 #ifndef DEV_PLAN_H
 #define DEV_PLAN_H
@@ -114,7 +116,8 @@ static inline const LinkPreset* link_preset(const char* name) { // NULL: there i
 // Reads what dev/comm measured on ranks of one machine. Its alpha is for a whole call, ours for a hop.
 static inline Link link_read(const char* path) {
     size_t n;
-    FileSource from = { path, "--link and --inter-link want nvlink, nvlink3, nvlink2, pcie, infiniband, hdr or a file that comm_bench --json wrote" };
+    FileSource from = { path, "--link and --inter-link want nvlink, nvlink3, nvlink2, pcie, infiniband, hdr or a file that"
+                              " comm_bench --json wrote" };
     char* text = file_read(from, 1 << 20, &n);
     json_error_t error;
     json_t* root = json_loadb(text, n, JSON_REJECT_DUPLICATES, &error);
@@ -220,10 +223,11 @@ static inline UnitSeconds plan_unit_seconds(const Plan* p, double micro_batch_se
     return s;
 }
 
-// All queues. now: when compute has finished all it was given; arrived: when everything sent so far will have arrived, and what
-// tensor parallelism sent among t ranks.
+// All queues. now: when compute has finished all it was given; arrived: when everything sent so far will have arrived;
+// shared_arrived: the same of what tensor parallelism sends among t ranks.
 typedef struct { double now, arrived, shared_arrived, communication, exposed; } Timeline;
-static inline double timeline_enqueue(Timeline* t, double* arrived, double seconds) { // returns when the message will have arrived
+// Returns when the message will have arrived.
+static inline double timeline_enqueue(Timeline* t, double* arrived, double seconds) {
     *arrived = fmax(*arrived, t->now) + seconds;
     t->communication += seconds;
     return *arrived;

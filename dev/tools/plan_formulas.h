@@ -51,13 +51,14 @@ static inline size_t plan_more_logits(const Plan* p) {
 
 static int plan_classifier_elements(const Plan* p) { return p->gpu ? CLASSIFIER_ELEMENTS_CUDA : CLASSIFIER_ELEMENTS_CPU; }
 
-// What the stage's formulas say about g, whose fields are set, the number of its logits among them. tokens: what a rank has of
-// the padded vocabulary. Of the layers' workspace only the classifier's fp32 sums are counted: the rest are some MB that depend
-// on threads and on the library.
+// What the stage's formulas say about g, whose fields are set, the number of its logits among them. tokens: what a rank has
+// of the padded vocabulary. Of the layers' workspace only the classifier's fp32 sums are counted: the rest are some MB that
+// depend on threads and on the library.
 static PlanBytes plan_ask_part(const Plan* p, const GPT2* g, int tokens) {
     PlanBytes b;
     gpt2_predict_memory(g, b.memory);
-    b.memory[MEMORY_WORKSPACE] = classifier_sums_of(plan_classifier_elements(p), p->B * p->T, p->config.C, tokens) * sizeof(float);
+    size_t sums = classifier_sums_of(plan_classifier_elements(p), p->B * p->T, p->config.C, tokens);
+    b.memory[MEMORY_WORKSPACE] = sums * sizeof(float);
     b.sent = gpt2_predict_sent(g);
     return b;
 }

@@ -2,8 +2,8 @@
 plan_stage.h - what plan asks a stage: the bytes of a planned run, kept and sent.
 
 The answers are the stages' own. plan_ddp.c, plan_zero.c, plan_fsdp.c and plan_tp.c each include a stage file, set the fields
-that its gpt2_predict_memory and gpt2_predict_sent read, and export one function. Each is compiled for fp32 and for bf16, because a
-stage's floatX is chosen when it is compiled. (fp16 has bf16's size.)
+that its gpt2_predict_memory and gpt2_predict_sent read, and export one function. Each is compiled for fp32 and for bf16,
+because a stage's floatX is chosen when it is compiled. (fp16 has bf16's size.)
 */
 #ifndef DEV_PLAN_STAGE_H
 #define DEV_PLAN_STAGE_H
