@@ -13,7 +13,7 @@
 #       hopper                   the kernels with wgmma and TMA, at sizes with remainders; one that waits forever is stopped
 #       roofline                 GPT-2 124M and 1.5B, operation by operation
 #       peers                    GPT-2 124M against llm.c and PyTorch (dev/bench/bench_gpu.sh)
-#       zero fsdp                over NCCL and MPI, against PyTorch and one another
+#       zero fsdp tp             over NCCL and MPI, against PyTorch and one another
 #       gpus                     where there are several: all of this between them, hybrid sharding, a killed rank, scaling
 #       large                    GPT-2 1.5B, with recomputation and FSDP on one rank, against llm.c and PyTorch
 #       profile                  the kernels of a step by share, where Nsight Compute (ncu) runs
@@ -288,6 +288,53 @@ fsdp() {
     part fsdp-mpi-4-bits-strict 90 strict fsdp_bits bf16 4
 }
 
+# --- tp: ranks that share a copy of the model. Sums in parts have other bits than DDP's; a copy on each rank has the same ---
+# tp_run PRECISION RANKS T OUT OPTION...: RANKS / T copies of the model see 16 sequences
+tp_run() {
+    rm -rf "$4"
+    on_ranks "$2" "$(build_of "$1")/train_gpt2_tp" "${reference_options[@]}" --tensor-parallel "$3" --batch-size $((16 * $3 / $2)) \
+        --out "$4" "${@:5}"
+}
+# tp_matches RANKS T OPTION...: matches PyTorch's run of the whole model.
+tp_matches() {
+    local run=$out/tp-run stored=$REFERENCE/pytorch_fp32
+    tp_run fp32 "$1" "$2" "$run" "${@:3}" &&
+        "$COMPARE" metrics "$stored.jsonl" "$run/metrics.jsonl" --rtol 1e-4 --atol 1e-6 &&
+        "$COMPARE" weights "$stored.safetensors" "$run/step_00000020/model.safetensors" --rtol 1e-3 --atol 1e-5
+}
+# tp_is_near PRECISION LOSS_BOUND NORM_BOUND RANKS T OPTION...: the same in 16 bits, within the bounds of `training`
+tp_is_near() {
+    local run=$out/tp-near stored=$REFERENCE/pytorch_fp64.jsonl
+    tp_run "$1" "$4" "$5" "$run" "${@:6}" &&
+        "$COMPARE" metrics "$stored" "$run/metrics.jsonl" --rtol "$2" --only loss &&
+        "$COMPARE" metrics "$stored" "$run/metrics.jsonl" --rtol "$3" --only grad_norm
+}
+# tp_bits PRECISION RANKS OPTION...: with a copy of the model on each rank, DDP's metrics, weights and optimizer state.
+tp_bits() {
+    zero_run "$1" "$2" "$out/tp-ddp" train_gpt2_ddp --deterministic "${@:3}" &&
+        tp_run "$1" "$2" 1 "$out/tp-copies" --deterministic "${@:3}" && same_run "$out/tp-ddp" "$out/tp-copies"
+}
+# tp_order RANKS OPTION...: in rank order two runs have the same bits; what travels beside other work makes no difference.
+tp_order() {
+    tp_run bf16 "$1" "$1" "$out/tp-beside" --deterministic "${@:2}" &&
+        tp_run bf16 "$1" "$1" "$out/tp-alone" --deterministic --no-overlap "${@:2}" && same_run "$out/tp-beside" "$out/tp-alone"
+}
+tp() {
+    local numbers
+    part tp-nccl-1 60 tp_matches 1 1 --comm nccl
+    part tp-nccl-1-bits 60 tp_bits bf16 1 --comm nccl
+    part tp-mpi-4 60 tp_matches 4 4
+    part tp-mpi-4-copies 60 tp_matches 4 2 --batch-size 4
+    part tp-mpi-4-sequence 60 tp_matches 4 4 --sequence-parallel --recompute block
+    part tp-mpi-4-strict 60 strict tp_matches 4 2 --sequence-parallel --keep-gathered
+    for numbers in "bf16 1e-3 4e-3" "fp16 1.2e-4 5e-4"; do
+        # shellcheck disable=SC2086 # three words
+        part "tp-mpi-4-${numbers%% *}" 60 tp_is_near $numbers 4 4
+    done
+    part tp-mpi-4-bits 90 tp_bits fp32 4
+    part tp-mpi-4-order 90 tp_order 4 --sequence-parallel
+}
+
 # --- gpus: what a machine with one GPU cannot show ---
 gpu_count() {
     if [ "$device" = cuda ]; then nvidia-smi -L 2> /dev/null | wc -l; else echo "${CUDA_EMULATOR_DEVICES:-1}"; fi
@@ -324,6 +371,12 @@ gpus() {
     part fsdp-nccl-$n-offload 60 fsdp_matches $n --comm nccl --cpu-offload
     [ $n -lt 4 ] || part fsdp-nccl-$n-hybrid 60 fsdp_matches $n --comm nccl --sharding hybrid --shard-group 2
     part fsdp-nccl-$n-bits 120 fsdp_bits bf16 $n --comm nccl
+    part tp-nccl-$n 60 tp_matches $n $n --comm nccl
+    part tp-nccl-$n-sequence 60 tp_matches $n $n --comm nccl --sequence-parallel
+    part tp-nccl-$n-gathered-once 60 tp_matches $n $n --comm nccl --sequence-parallel --keep-gathered --recompute block
+    [ $n -lt 4 ] || part tp-nccl-$n-copies 60 tp_matches $n 2 --comm nccl --nccl-windows
+    part tp-nccl-$n-bf16 60 tp_is_near bf16 1e-3 4e-3 $n $n --comm nccl
+    part tp-nccl-$n-order 90 tp_order $n --comm nccl
     part killed-rank-$n 120 killed $n
     if [ "$device" = cuda ]; then
         for test in ddp fsdp; do
@@ -467,7 +520,7 @@ page() {
 }
 
 if [ "${1-}" = --call ]; then "${@:2}"; exit; fi # a function, from part()
-every_part="build layers sanitizer training ranks hopper roofline peers zero fsdp gpus large profile speed kernels"
+every_part="build layers sanitizer training ranks hopper roofline peers zero fsdp tp gpus large profile speed kernels"
 for name; do case " $every_part " in *" $name "*) ;; *) fail "there is no part '$name'; there are $every_part" ;; esac; done
 rm -f "$out"/*.log "$out"/*.txt "$out"/*.md "$out"/*/table.md
 # shellcheck disable=SC2048,SC2086 # lists of words

@@ -24,7 +24,7 @@ static void make_heads(Problem* p, Shape s) {
     p->HS = p->C % 64 == 0 ? 64 : p->C; // one head if channels are not whole heads
     p->NH = p->C / p->HS;
     size_t T = (size_t)p->T;
-    layers_init((LayerShapes){ 1, p->T, p->C, p->NH, 1 });
+    layers_init((LayerShapes){ 1, p->T, p->C, p->NH, 1, 1 });
     p->qkv = random_floats(T * 3 * (size_t)p->C, 0, 1);
     p->stats = floats((size_t)p->NH * T);
     p->scratch = floats((size_t)omp_get_max_threads() * T * T);

@@ -93,7 +93,7 @@ static void model_init(Model* g, int B, int T) {
         g->tokens[i] = (int)(random_uniform(1, 3, (uint64_t)i) * (float)g->c.V);
         g->targets[i] = (int)(random_uniform(1, 4, (uint64_t)i) * (float)g->c.V);
     }
-    LayerShapes s = { B, T, g->c.C, g->c.NH, g->c.Vp };
+    LayerShapes s = { B, T, g->c.C, g->c.NH, g->c.Vp, 1 };
     layers_init(s);
 }
 

@@ -14,7 +14,7 @@ static void make(Problem* p, Shape s) {
     p->N = s.rows;
     p->C = s.cols;
     size_t n = (size_t)p->N * (size_t)p->C, C = (size_t)p->C;
-    layers_init((LayerShapes){ 1, p->N, p->C, 1, 1 });
+    layers_init((LayerShapes){ 1, p->N, p->C, 1, 1, 1 });
     p->inp1 = random_floats(n, 8, 0.8f);
     p->inp2 = random_floats(n, 2, 0.6f);
     p->w = random_floats(C, 1, 0.5f);

@@ -18,7 +18,7 @@ static void make(Problem* p, Shape s) {
     p->N = s.rows;
     p->C = s.cols;
     size_t n = (size_t)p->N * (size_t)p->C, C = (size_t)p->C;
-    layers_init((LayerShapes){ 1, p->N, p->C, 1, 1 });
+    layers_init((LayerShapes){ 1, p->N, p->C, 1, 1, 1 });
     p->dout = random_floats(n, 0, 1);
     p->inp = random_floats(n, 10, 1);
     p->w = random_floats(C, 1, 0.5f);

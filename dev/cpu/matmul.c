@@ -14,7 +14,7 @@ static void make(Problem* p, Shape s) {
     p->OC = s.cols;
     p->C = s.depth;
     size_t N = (size_t)p->N, C = (size_t)p->C, OC = (size_t)p->OC;
-    layers_init((LayerShapes){ 1, p->N, p->C, 1, 1 });
+    layers_init((LayerShapes){ 1, p->N, p->C, 1, 1, 1 });
     p->inp = random_floats(N * C, 0, 1);
     p->w = random_floats(OC * C, 0, 0.02f);
     p->bias = random_floats(OC, 0, 0.1f);

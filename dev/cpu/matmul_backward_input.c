@@ -17,7 +17,7 @@ static void make(Problem* p, Shape s) {
     p->OC = s.cols;
     p->C = s.depth;
     size_t N = (size_t)p->N, C = (size_t)p->C, OC = (size_t)p->OC;
-    layers_init((LayerShapes){ 1, p->N, p->C, 1, 1 });
+    layers_init((LayerShapes){ 1, p->N, p->C, 1, 1, 1 });
     p->dout = random_floats(N * OC, 0, 1);
     p->w = random_floats(OC * C, 0, 0.02f);
     p->packed = floats(packed_floats(C, OC));

@@ -24,7 +24,7 @@ static void make(Problem* p, Shape s) {
     p->OC = s.cols;
     p->C = s.depth;
     size_t N = (size_t)p->N, C = (size_t)p->C, OC = (size_t)p->OC, threads = (size_t)omp_get_max_threads();
-    layers_init((LayerShapes){ 1, p->N, p->C, 1, 1 });
+    layers_init((LayerShapes){ 1, p->N, p->C, 1, 1, 1 });
     p->dout = random_floats(N * OC, 0, 1);
     p->inp = random_floats(N * C, 0, 1);
     p->copies = floats(threads * OC * C);

@@ -99,7 +99,7 @@ static double copy_rate(size_t bytes) {
 }
 // FLOP/s of an n x n x n product.
 static double product_rate(int n) {
-    LayerShapes s = { n, 1, n, n / 64, n };
+    LayerShapes s = { n, 1, n, n / 64, n, 1 };
     layers_choose(ATTENTION_OWN, false);
     layers_init(s);
     cuda_matmul.tries = true;
@@ -471,7 +471,7 @@ int main(int, char** argv) {
         cuda_check(cudaEventCreate(&end_event), "timing");
         measure_peaks();
         if (a.only_peaks) return 0;
-        LayerShapes s = { B, T, g.C, g.NH, g.Vp };
+        LayerShapes s = { B, T, g.C, g.NH, g.Vp, 1 };
         layers_choose(ATTENTION_AUTO, false);
         layers_prepare(s);
         layers_init(s);

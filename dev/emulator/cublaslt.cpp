@@ -12,9 +12,11 @@ Algorithms are numbered: 0 takes anything, 1 splits the sum, 2 needs everything 
 of 1 << number: CUDA_EMULATOR_CUBLASLT_FAILS, those that the heuristic offers and that fail when they are run, with an error
 of the runtime left behind; CUDA_EMULATOR_CUBLASLT_INVALID, those whose result has a state that says not to use it. With
 CUDA_EMULATOR_CUBLASLT_COUNTS=FILE, cublasLtDestroy appends a line to FILE that says what was called. A product that is the
-same as the one before it, whatever its algorithm, is a repetition: only timing makes those.
+same as the one before it, whatever its algorithm, is a repetition: only timing makes those. A shape is untried if none of its
+products was repeated.
 */
 #include "runtime.h"
+#include <array>
 #include <cmath>
 #include <cstdarg>
 #include <cstdio>
@@ -299,6 +301,8 @@ bool is_in(const char* setting, uint32_t number) { return emulator::setting(sett
 // --- counts ---
 struct Counts { uint64_t products, bias_gradients, failures, repetitions, late; }; // late: after the first collective
 Counts counts;
+using Shape = std::array<uint64_t, 6>; // m, n, k, transposed A and B, the type of D
+std::set<Shape> shapes, tried;
 Problem last_problem;
 Operands last_operands;
 std::mutex counts_lock;
@@ -308,6 +312,9 @@ void count(const Problem& p, const Operands& x, bool fails) {
     const Operands& y = last_operands;
     const Problem& q = last_problem;
     bool repeats = x.a == y.a && x.b == y.b && x.d == y.d && p.m == q.m && p.n == q.n && p.k == q.k;
+    Shape shape = {p.m, p.n, p.k, (uint64_t)p.o.trans_a, (uint64_t)p.o.trans_b, (uint64_t)p.d.type};
+    shapes.insert(shape);
+    if (repeats) tried.insert(shape);
     counts.products++;
     counts.bias_gradients += p.o.epilogue == CUBLASLT_EPILOGUE_BGRADA || p.o.epilogue == CUBLASLT_EPILOGUE_BGRADB;
     counts.failures += fails;
@@ -320,8 +327,9 @@ void write_counts(void) {
     const char* path = getenv("CUDA_EMULATOR_CUBLASLT_COUNTS");
     FILE* file = path && *path ? fopen(path, "a") : nullptr;
     if (!file) return;
-    fprintf(file, "products %zu, with a bias gradient %zu, failed %zu, repeated %zu, after a collective %zu\n",
-            counts.products, counts.bias_gradients, counts.failures, counts.repetitions, counts.late);
+    fprintf(file,
+            "products %zu, untried shapes %zu, with a bias gradient %zu, failed %zu, repeated %zu, after a collective %zu\n",
+            counts.products, shapes.size() - tried.size(), counts.bias_gradients, counts.failures, counts.repetitions, counts.late);
     fclose(file);
 }
 std::set<cublasLtHandle_t> handles;

@@ -13,6 +13,8 @@ Read in this order: push, wait_for, run_one.
 #include "engine.h"
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -249,12 +251,25 @@ static cudaError_t run_needed(Call& call, const Needed& needed, uint64_t most) {
     close_memory();
     return remember(sticky_error);
 }
+// With CUDA_EMULATOR_WAITS=FILE a line at exit says how often the host waited until work was done, also by asking over and over.
+static struct Waits {
+    uint64_t host = 0; // under Call's lock
+    ~Waits() {
+        const char* path = getenv("CUDA_EMULATOR_WAITS");
+        FILE* file = path && *path ? fopen(path, "a") : nullptr;
+        if (!file) return;
+        fprintf(file, "the host waited %zu times\n", host);
+        fclose(file);
+    }
+} waits;
 cudaError_t wait_for(Call& call, Position until) {
+    waits.host++;
     Needed needed;
     need(needed, until);
     return run_needed(call, needed, ALL);
 }
 cudaError_t wait_for_all(Call& call) {
+    waits.host++;
     Needed needed;
     for (auto& s : all_streams()) need(needed, {s.get(), s->issued});
     return run_needed(call, needed, ALL);
@@ -339,7 +354,9 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
     CUstream_st* s = stream_for_work(call, stream);
     if (!s) return call.error;
     if (cudaError_t error = refuse_in_capture(call, s)) return error;
-    return query(call, {s, s->issued});
+    cudaError_t answer = query(call, {s, s->issued});
+    waits.host += answer == cudaSuccess;
+    return answer;
 }
 cudaError_t cudaDeviceSynchronize(void) {
     Call call;

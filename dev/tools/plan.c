@@ -107,7 +107,7 @@ static Plan plan_from_options(const PlanOptions* p) {
     plan.wrap_blocks = (int)p->wrap_blocks;
     require(plan.T <= plan.config.max_T, "--seq-len %d is longer than the %d positions of the model; lower it or choose a model"
             " with more", plan.T, plan.config.max_T);
-    LayerShapes shapes = { plan.B, plan.T, plan.config.C, plan.config.NH, plan.config.Vp };
+    LayerShapes shapes = { plan.B, plan.T, plan.config.C, plan.config.NH, plan.config.Vp, 1 };
     layer_shapes_check(shapes);
     return plan;
 }

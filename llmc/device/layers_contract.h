@@ -26,12 +26,15 @@ typedef enum { ATTENTION_AUTO, ATTENTION_CUDNN, ATTENTION_OWN } AttentionChoice;
 void layers_choose(AttentionChoice attention, bool deterministic);
 
 // ---- workspace: scratch that layers share, allocated once for the largest shapes that will be seen ----
-typedef struct { int B, T, C, NH, Vp; } LayerShapes;
+// parts: ranks that share the model. Each has the rows or columns of C/parts channels of every matrix, and NH/parts heads; Vp is
+// what it has of the vocabulary. 1: it has all.
+typedef struct { int B, T, C, NH, Vp, parts; } LayerShapes;
 // What layers_init checks on every device.
 static inline void layer_shapes_check(LayerShapes s) {
     require(s.B >= 1 && s.T >= 1, "layers need at least one sequence of one token, not B = %d, T = %d", s.B, s.T);
     require(s.C >= 1 && s.NH >= 1 && s.C % s.NH == 0,
             "%d channels do not divide over %d heads; choose --channels as a multiple of --heads", s.C, s.NH);
+    require(s.parts >= 1 && s.NH % s.parts == 0, "%d heads do not divide over %d ranks that share a model", s.NH, s.parts);
     require(s.Vp >= 1, "the padded vocabulary must have at least one token, not %d", s.Vp);
     // elements are counted in size_t, rows in int
     require((size_t)s.B * (size_t)s.T <= INT32_MAX / 4,
@@ -88,10 +91,14 @@ void layernorm_backward(floatX* dinp, floatX* dw, floatX* db, const floatX* dout
 // ---- linear layers ----
 // out (N,OC) = inp (N,C) w^T (OC,C) + bias (OC); bias NULL: none
 void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC);
+// the same, not rounded: where floatX is fp32, the bits of matmul_forward. For a sum over ranks that is formed in fp32
+void matmul_forward_fp32(float* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC);
 // pre (N,OC) = inp w^T + bias; out (N,OC) = gelu(pre), the tanh form
 void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC);
 // dinp (N,C) = dout (N,OC) w (OC,C)
 void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC);
+// the same, not rounded: where floatX is fp32, the bits of matmul_backward_input
+void matmul_backward_input_fp32(float* dinp, const floatX* dout, const floatX* w, int N, int C, int OC);
 // dinp (N,C) = (dout w) * gelu'(pre), pre (N,C): the layer's input was gelu(pre)
 void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre, int N, int C, int OC);
 // dw (OC,C) set or += dout^T inp; dbias (OC) set or += column sums of dout; dbias NULL: none

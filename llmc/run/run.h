@@ -39,6 +39,7 @@ typedef struct {
     Logger log;
     int updates;                    // AdamW updates so far
     long long first;                // steps done before this run
+    Mesh* mesh;                     // what run_mesh was given; a view. NULL: nothing
     SaveShare share;                // who saves; set by the stage, at first: rank 0 alone
     char* writes;                   // what the lock on --out says; owned. NULL: there is no lock (yet)
     size_t predicted[MEMORY_KINDS]; // bytes of this rank, set by the stage
@@ -97,15 +98,22 @@ static inline void run_start(Run* run, int argc, char** argv) {
     run->share.writers = 1;
 }
 
+// Sets who shares what, for a mesh with communicators of its own. run_recompute opens them, because that is an exchange of
+// messages, and layers_prepare comes before any.
+static inline void run_mesh(Run* run, Mesh* mesh) {
+    mesh_plan(mesh, &run->world.comm, (int)run->tensor_parallel);
+    run->mesh = mesh;
+}
+
 // Lets the device choose how it computes these shapes, while its memory and all its multiprocessors are free: nothing is
-// allocated, and ranks have exchanged nothing. A model whose parameters alone have no room is not worth it.
+// allocated, and no collective is under way. A model whose parameters alone have no room is not worth it.
 static inline void run_prepare(const Run* run) {
     const Options* o = &run->o;
     size_t least[MEMORY_KINDS];
     memcpy(least, run->predicted, sizeof least);
     least[MEMORY_ACTIVATIONS] = 0; // they may be recomputed
-    int Vp = run->config.Vp / (int)run->tensor_parallel;
-    LayerShapes shapes = { (int)o->batch_size, (int)o->seq_len, run->config.C, run->config.NH, Vp };
+    int t = (int)run->tensor_parallel, Vp = run->config.Vp / t;
+    LayerShapes shapes = { (int)o->batch_size, (int)o->seq_len, run->config.C, run->config.NH, Vp, t };
     if (memory_fits(least)) layers_prepare(shapes);
 }
 
@@ -113,6 +121,7 @@ static inline void run_prepare(const Run* run) {
 static inline int run_recompute(Run* run) {
     Options* o = &run->o;
     run_prepare(run);
+    if (run->mesh) mesh_split(run->mesh);
     if (o->recompute != RECOMPUTE_AUTO) return o->recompute;
     o->recompute = world_memory_fits(&run->world, run->predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
     return o->recompute;
@@ -186,6 +195,24 @@ static inline bool run_saves(const Run* run, long long step) {
 }
 static inline bool run_checks(const Run* run, long long step) {
     return step > run->first && is_due(run->world.check_every, step, run->o.steps);
+}
+
+// Of units of which each rank has a part (parallel/mesh.h): dies unless ranks with the same part have the same parameters, and all
+// ranks the same tensors of which there are copies. params has the parts of the units, one after another.
+typedef struct { const Run* run; const Unit* units; const floatX* params; } PartsOfUnits;
+static inline uint64_t part_checksum(void* self, int u) {
+    PartsOfUnits* p = (PartsOfUnits*)self;
+    return device_checksum(p->params + p->units[u].offset, sizeof(floatX), p->units[u].size);
+}
+static inline uint64_t part_copies_checksum(void* self, int u) {
+    PartsOfUnits* p = (PartsOfUnits*)self;
+    return copies_checksum(p->run->config, u, (int)p->run->tensor_parallel, p->params + p->units[u].offset);
+}
+static inline void run_check_parts(Run* run, long long step, const Unit* units, const floatX* params) {
+    PartsOfUnits p = { run, units, params };
+    int num_units = run->config.L + 1;
+    world_check_units(&run->world, step, num_units, part_copies_checksum, &p);
+    world_check_parts(&run->world, step, (int)run->tensor_parallel, num_units, part_checksum, &p);
 }
 
 // Begins an evaluation. Returns its number of micro-batches.

@@ -32,11 +32,12 @@ done
 options=(--data $REFERENCE/tokens.bin --val-data= --model d2 --heads 4 --channels 16 --seq-len 16 --total-batch-size 512 --steps 10
     --lr 3e-3 --warmup-steps 5 --eval-every 0 --sample-every 0 --deterministic)
 # build NAME PRECISION STAGE HEADER...: a stage with headers of test/split/. One program serves all meshes, because the parts come
-# from the environment: DATA_PARTS copies of TENSOR_PARTS ranks, SEQUENCE_PARTS of which share rows.
+# from the environment: DATA_PARTS copies of TENSOR_PARTS ranks, SEQUENCE_PARTS of which share rows. TENSOR_REDUCE_FP32=1 is
+# --tp-reduce-dtype fp32.
 build() {
     local folder=$BUILD/split/$1/$2 stage=$3 flags= part
     for part in "${@:4}"; do flags="$flags -include test/split/$part.h"; done
-    for part in DATA_PARTS TENSOR_PARTS SEQUENCE_PARTS SEQUENCE_SUM; do flags="$flags '-D$part=atoi(getenv(\"$part\"))'"; done
+    for part in DATA_PARTS TENSOR_PARTS SEQUENCE_PARTS SEQUENCE_SUM TENSOR_REDUCE_FP32; do flags="$flags '-D$part=atoi(getenv(\"$part\"))'"; done
     mkdir -p "$folder" # the lock is there because both tiers may be running
     flock "$folder" env -u MAKEFLAGS -u MAKELEVEL make --no-print-directory DEVICE=cpu PRECISION="$2" DEBUG="$debug" BUILD="$folder" \
         CFLAGS="$flags" "$folder/train_gpt2_$stage"
@@ -49,7 +50,7 @@ run() { # OUT COMMAND...
 }
 # As many sequences as a step has, by one device, or by the copies of the model together; MICRO of the micro-batches of these.
 micro=1
-export DATA_PARTS=1 TENSOR_PARTS=1 SEQUENCE_PARTS=1 SEQUENCE_SUM=0
+export DATA_PARTS=1 TENSOR_PARTS=1 SEQUENCE_PARTS=1 SEQUENCE_SUM=0 TENSOR_REDUCE_FP32=0
 # reference OUT PRECISION COPIES T SEQUENCE OPTION...: one device. tp OUT PRECISION COPIES T OPTION...: ranks
 reference() {
     DATA_PARTS=$3 TENSOR_PARTS=$4 SEQUENCE_PARTS=$5 OMP_NUM_THREADS=1 run "$1" "$BUILD/split/mesh/$2/train_gpt2_single" "${options[@]}" \
@@ -116,6 +117,24 @@ for precision in $precisions; do
         "reference_ddp one $precision 2 2 && tp many $precision 2 2 && same one many"
     check "  also with accumulation" eval "micro=2 reference_ddp one $precision 2 2 && micro=2 tp many $precision 2 2 && same one many"
 done
+# Sums of terms that nobody has rounded to 16 bits.
+if [ "$BUILD" = build ]; then
+    for size in "1 2" "1 4" "2 2"; do
+        read -r N t <<< "$size"
+        wide="bf16 $N $t --tp-reduce-dtype fp32"
+        check "bf16: with --tp-reduce-dtype fp32 $N x $t ranks have the bits of terms in fp32" eval \
+            "TENSOR_REDUCE_FP32=1 reference wide bf16 $N $t 1 && tp many $wide && same wide many"
+        check "  not those of rounded terms" eval "reference one bf16 $N $t 1 && differ one many"
+        check "  with recomputation, --no-overlap, in strict mode" eval "strict tp many $wide --recompute block --no-overlap && same wide many"
+        check "  with --sequence-parallel, in 2 micro-batches" eval "micro=2 TENSOR_REDUCE_FP32=1 reference rows bf16 $N $t $t &&
+            micro=2 tp many $wide --sequence-parallel && same rows many && differ wide many"
+        check "    that keeps what is gathered, with recomputation, in strict mode" eval \
+            "micro=2 strict tp many $wide --sequence-parallel --keep-gathered --recompute block && same rows many"
+    done
+    check "bf16: copies of one rank, which add nothing, have the same bits with it" eval \
+        "tp one bf16 2 1 && tp many bf16 2 1 --tp-reduce-dtype fp32 && same one many"
+fi
+check "fp32: --tp-reduce-dtype fp32 changes nothing" eval "tp one fp32 1 2 && tp many fp32 1 2 --tp-reduce-dtype fp32 && same one many"
 if [ "$BUILD" = build ]; then
     check "fp16: references, in which steps are skipped" build mesh fp16 single tensor data sequence
     large_scale=(--loss-scale 8388608 --max-bad-steps 20 --steps 20) # too large for the gradients at first
@@ -142,32 +161,48 @@ check "evaluations and samples with --sequence-parallel" eval "reference one fp3
     same one many && same_samples one many"
 
 # ---- what a rank holds and sends: 2 layers, 4 heads, 16 channels, a vocabulary of 384 with its padding, 16 positions ----
-holds_and_sends() { # COPIES T SEQUENCE KEEP RECOMPUTE: t ranks with B*T = 512 / COPIES tokens
-    local D=$1 t=$2 s=$3 keep=$4 again=$5 C=16 L=2 BT=$((512 / $1)) rows kept P activations sums sent flags=()
+# t ranks with B*T = 512 / COPIES tokens; WIDE 1: --tp-reduce-dtype fp32
+holds_and_sends() { # PRECISION WIDE COPIES T SEQUENCE KEEP RECOMPUTE
+    local X=4 wide=$2 D=$3 t=$4 s=$5 keep=$6 again=$7 C=16 L=2 BT=$((512 / $3)) rows kept P activations communication sums sent flags=()
     [ $s = 1 ] && flags+=(--sequence-parallel)
     [ $s$keep = 11 ] && flags+=(--keep-gathered)
     [ $again = 1 ] && flags+=(--recompute block)
+    [ "$1" = fp32 ] || X=2
+    tp one "$1" $D $t "${flags[@]}" --steps 1 || return 1
+    communication=$(field "$work/one" communication)
+    [ $wide = 0 ] || flags+=(--tp-reduce-dtype fp32)
+    [ $wide$X = 12 ] && [ $t != 1 ] || wide=0 # there must be something to add, and 16 bits
     rows=$((s ? BT / t : BT)) kept=$((again ? 1 : L))
     P=$((L * ((12 * C * C + 7 * C) / t + 6 * C) + (384 / t + 16 + 2) * C))
-    activations=$((L * rows * C * 4 + kept * (rows * (C * 4 + 16) + (s && !keep ? rows : BT) * 2 * C * 4 + BT * (12 * C / t * 4 + 4 / t * 4))))
-    activations=$((activations + rows * (2 * C * 4 + 8) + BT * (3 * C * 4 + 4 * C / t * 4 + 12) + BT * (384 / t * 4 + 3 * t * 4)))
-    sums=$((2 * (4 * L + 2) + again * (2 + s) * L + (s && !keep ? 2 * L : 0))) # halves of sums
-    sent=$((D * (t - 1) * (sums * BT * C * 4 + t * BT * 12 + 2 * (s * (2 * L + 1) * 2 * C * 4 + 16))))
-    sent=$(((sent + t * 2 * (D - 1) * (4 * P + 8)) / (D * t)))
-    tp many fp32 $D $t "${flags[@]}" --steps 2 || return 1
-    echo "expected: parameters $((4 * P)), activations $activations, sent $sent; found:"
+    activations=$((L * rows * C * X + kept * (rows * (C * X + 16) + (s && !keep ? rows : BT) * 2 * C * X + BT * (12 * C / t * X + 4 / t * 4))))
+    activations=$((activations + rows * (2 * C * X + 8) + BT * (3 * C * X + 4 * C / t * X + 12) + BT * (384 / t * X + 3 * t * 4)))
+    communication=$((communication + wide * BT * C * 4))
+    sums=$((X * (2 * (4 * L + 2) + again * (2 + s) * L + (s && !keep ? 2 * L : 0)))) # bytes an element of halves of sums
+    sums=$((sums + wide * (2 - s) * (4 * L + 1 + again * L) * 2))                    # all but the embedding's, and what is gathered
+    sent=$((D * (t - 1) * (sums * BT * C + t * BT * 12 + 2 * (s * (2 * L + 1) * 2 * C * X + 16))))
+    sent=$(((sent + t * 2 * (D - 1) * (X * P + 8)) / (D * t)))
+    tp many "$1" $D $t "${flags[@]}" --steps 2 || return 1
+    echo "expected: parameters $((X * P)), activations $activations, communication $communication, sent $sent; found:"
     head -n 1 "$work/many/metrics.jsonl" | grep -o '"predicted_bytes":{[^}]*}'
     field "$work/many" comm_bytes
-    [ "$(field "$work/many" parameters)" = $((4 * P)) ] && [ "$(field "$work/many" gradients)" = $((4 * P)) ] &&
-        [ "$(field "$work/many" "optimizer state")" = $((8 * P)) ] && [ "$(field "$work/many" comm_bytes | sort -u)" = $sent ] &&
+    [ "$(field "$work/many" parameters)" = $((X * P)) ] && [ "$(field "$work/many" gradients)" = $((X * P)) ] &&
+        [ "$(field "$work/many" "optimizer state")" = $(((X == 2 ? 12 : 8) * P)) ] &&
+        [ "$(field "$work/many" communication)" = $communication ] && [ "$(field "$work/many" comm_bytes | sort -u)" = $sent ] &&
         [ "$(($(field "$work/many" activations) - activations))" = 40 ] && # StepStats
         ! grep 'than predicted$' "$work/many.log"
 }
 for_tier rest
 for size in "1 2 1 0 0" "1 4 1 1 0" "4 2 1 0 1" "2 4 0 1 0" "1 4 0 0 1" "2 2 1 1 1" "2 2 0 0 0" "2 1 0 0 0" "1 2 0 0 0" "2 2 1 0 1"; do
     [ "$size" != "1 2 0 0 0" ] || for_tier quick
-    check "bytes held and sent (copies, ranks of each, sequence, keep, recompute: $size)" holds_and_sends $size
+    check "bytes held and sent (copies, ranks of each, sequence, keep, recompute: $size)" holds_and_sends fp32 0 $size
 done
+for_tier rest
+for size in "1 2 0 0 0" "2 2 1 0 1" "1 4 1 1 0" "1 4 0 0 1" "2 1 0 0 0"; do
+    check "bytes held and sent in bf16 with --tp-reduce-dtype fp32 (as above: $size)" holds_and_sends bf16 1 $size
+done
+check "  in bf16 without it" holds_and_sends bf16 0 2 2 1 0 0
+check "  in fp32, where it sends and holds nothing more" holds_and_sends fp32 1 1 2 1 0 0
+for_tier quick
 
 # ---- what cannot be ----
 timely() { MPIRUN="timeout 60 $MPIRUN" on_ranks "$@"; } # no error may leave ranks that wait

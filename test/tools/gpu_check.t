@@ -84,6 +84,21 @@ several_gpus_are_asked_for() {
     gpu_check gpus && says '^| gpus | not run: there are fewer than two GPUs |' &&
         ! CUDA_EMULATOR_DEVICES=3 gpu_check gpus && says '^| comm-nccl-2-windows | ' && says '^| killed-rank-2 | '
 }
+# A program and a comparison that say what they are asked for.
+tensor_parallel_is_asked_for() {
+    mkdir -p "$copy/build/emulated" "$copy/build/test"
+    printf '#!/bin/sh\necho "asked: $0 $*"\n' | stand_in "$copy/build/test/compare_run"
+    cp "$copy/build/test/compare_run" "$copy/build/emulated/train_gpt2_tp"
+    local options
+    gpu_check tp
+    says '^| tp-nccl-1 | ok |' && says '^| tp-mpi-4 | ok |' && says '^| tp-mpi-4-copies | ok |' && says '^| tp-mpi-4-sequence | ok |' || return 1
+    cat "$work"/out/tp-*.log
+    grep -q 'tensor-parallel 4 --batch-size 16 .*--sequence-parallel --recompute block' "$work/out/tp-mpi-4-sequence.log" &&
+        grep -q 'metrics .*pytorch_fp32.jsonl .*tp-run/metrics.jsonl --rtol 1e-4' "$work/out/tp-mpi-4-sequence.log" || return 1
+    CUDA_EMULATOR_DEVICES=4 gpu_check gpus
+    for options in "" -sequence -gathered-once -copies -bf16 -order; do says "^| tp-nccl-4$options | " || return 1; done
+    grep -q 'tensor-parallel 2 --batch-size 8 .*--comm nccl --nccl-windows' "$work/out/tp-nccl-4-copies.log"
+}
 check "the page has the output of every part" page_has_all
 check "parts run in the order that was asked for" order_is_as_asked
 check "a part that fails does not stop the others, and its error is on the page" failures_stop_nothing
@@ -92,4 +107,5 @@ check "time is limited: a part that takes too long is stopped, and the next not 
 check "an unknown part is refused before any runs" unknown_parts
 check "the profile of a step" profile_is_asked_for
 check "the part for several GPUs runs where there are several" several_gpus_are_asked_for
+check "tensor parallelism is checked on one GPU and between several" tensor_parallel_is_asked_for
 done_testing

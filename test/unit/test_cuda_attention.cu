@@ -11,7 +11,7 @@ our own kernels.
 
 // Prepares both sides for these shapes. The workspace holds NaN and is no larger than attention asks for.
 static void start(int B, int T, int NH, int HS, AttentionChoice choice, bool deterministic) {
-    LayerShapes s = { B, T, NH * HS, NH, 1 };
+    LayerShapes s = { B, T, NH * HS, NH, 1, 1 };
     start_cpu(s);
     if (choice != cuda_layers.attention || deterministic != cuda_layers.deterministic) attention_free(); // else plans stay valid
     memset(&cuda_layers, 0, sizeof cuda_layers);

@@ -17,7 +17,7 @@ of fp32 roundings of the largest result. Arrays have no padding, so that an addr
 
 // Prepares both sides for these shapes. The device's workspace holds NaN and is no larger than the layers ask for.
 static void start(int B, int T, int C, int NH, int Vp) {
-    LayerShapes s = { B, T, C, NH, Vp };
+    LayerShapes s = { B, T, C, NH, Vp, 1 };
     start_cpu(s);
     memset(&cuda_layers, 0, sizeof cuda_layers);
     size_t bytes = 0;

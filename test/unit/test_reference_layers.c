@@ -122,7 +122,7 @@ static void check_float(const float* ours, const char* name, double bound) {
 }
 
 static void layers_for(const char* layer, int B, int T, int C, int NH, int Vp) {
-    LayerShapes s = { B, T, C, NH, Vp };
+    LayerShapes s = { B, T, C, NH, Vp, 1 };
     layers_init(s);
     reference.layer = layer;
 }

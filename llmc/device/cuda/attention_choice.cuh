@@ -60,6 +60,11 @@ typedef struct {
 } AttentionState;
 static AttentionState attention_state;
 
+// What attention sees of them, which is whole: this rank's heads.
+static inline LayerShapes attention_shapes_of(LayerShapes s) {
+    LayerShapes own = { s.B, s.T, s.C / s.parts, s.NH / s.parts, s.Vp, 1 };
+    return own;
+}
 static inline bool same_shapes(LayerShapes a, LayerShapes b) { return a.B == b.B && a.T == b.T && a.C == b.C && a.NH == b.NH; }
 
 // "": cuDNN will compute attention of these shapes. Else why it cannot.
@@ -86,8 +91,9 @@ static inline void attention_free(void) {
 }
 // Decides which kernels compute attention of these shapes. Dies if those that --attention names are not available. A second call
 // with the same shapes does nothing.
-static inline void attention_init(LayerShapes s) {
+static inline void attention_init(LayerShapes all) {
     AttentionState* a = &attention_state;
+    LayerShapes s = attention_shapes_of(all);
     if (same_shapes(a->shapes, s)) return;
     attention_free();
     // also for cuDNN, which could do more, because samples need our own kernels
@@ -112,10 +118,11 @@ static inline void attention_init(LayerShapes s) {
 // The larger of what cuDNN's and our own kernels need.
 static inline size_t attention_workspace_bytes(LayerShapes s) {
     attention_init(s);
+    size_t own = attention_own_workspace_bytes(attention_shapes_of(s));
 #if ATTENTION_BY_CUDNN
-    if (attention_state.cudnn) return size_max(cudnn_attention_workspace().end, attention_own_workspace_bytes(s));
+    if (attention_state.cudnn) return size_max(cudnn_attention_workspace().end, own);
 #endif
-    return attention_own_workspace_bytes(s);
+    return own;
 }
 // "cuDNN 9.19.0 attention", "own attention on tensor cores", "own attention in fp32 arithmetic (cuDNN: why not)"
 static inline const char* attention_description(void) { return attention_state.description; }
@@ -123,7 +130,7 @@ static inline const char* attention_description(void) { return attention_state.d
 #if ATTENTION_BY_CUDNN
 // Returns true if cuDNN has a plan for this call. Arrays may be NULL.
 static inline bool attention_is_planned(int B, int T, int C, int NH, const void* a, const void* b, const void* c, const void* d) {
-    LayerShapes s = { B, T, C, NH, 0 };
+    LayerShapes s = { B, T, C, NH, 0, 1 };
     bool aligned = (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) & 15) == 0;
     return attention_state.cudnn && aligned && same_shapes(s, attention_state.shapes);
 }
