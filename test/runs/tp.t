@@ -21,9 +21,9 @@ for size in $sizes; do
     case $size in 2:2|4:2) for_tier quick ;; *) for_tier rest ;; esac
     check "$n rank(s), $t of them a copy: PyTorch's losses, norms and weights" matches $n $t
     check "  with --sequence-parallel, in strict mode" strict matches $n $t --sequence-parallel
+    check "  that keeps what is gathered, with recomputation, in strict mode" strict matches $n $t --sequence-parallel --keep-gathered --recompute block
     for_tier rest
     check "  in strict mode" strict matches $n $t
-    check "  that keeps what is gathered, with recomputation, in strict mode" strict matches $n $t --sequence-parallel --keep-gathered --recompute block
     check "  with recomputation and --no-overlap" matches $n $t --sequence-parallel --recompute block --no-overlap
     [ $t = $n ] || check "  in 4 micro-batches" matches $n $t --batch-size $((4 * t / n)) --sequence-parallel
 done
