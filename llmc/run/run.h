@@ -106,7 +106,7 @@ static inline void run_mesh(Run* run, Mesh* mesh) {
 }
 
 // Lets the device choose how it computes these shapes, while its memory and all its multiprocessors are free: nothing is
-// allocated, and ranks have exchanged nothing. A model whose parameters alone have no room is not worth it.
+// allocated, and no collective is under way. A model whose parameters alone have no room is not worth it.
 static inline void run_prepare(const Run* run) {
     const Options* o = &run->o;
     size_t least[MEMORY_KINDS];

@@ -362,20 +362,25 @@ static void test_linear_backward_is_the_derivative(void** state) {
     check_linear_backward(35, 20, 12);
 }
 
-// Larger shapes than finite differences can afford: dinp = dout w and dw = dout^T inp written out.
-static void check_large_linear_backward(int N, int C, int OC) {
+// Larger shapes than finite differences can afford: out = inp w^T + bias, dinp = dout w and dw = dout^T inp written out.
+static void check_large_linear(int N, int C, int OC) {
     start(1, N, C > OC ? C : OC, 1, OC);
     Tensor inp = random_tensor((size_t)N * (size_t)C, 0, 1), w = random_tensor((size_t)OC * (size_t)C, 0, 1), dout = random_tensor((size_t)N * (size_t)OC, 0, 1);
-    Tensor dinp = unset_tensor(inp.n), dw = random_tensor(w.n, 0, 1);
+    Tensor b = random_tensor((size_t)OC, 0, 1), out = unset_tensor(dout.n), dinp = unset_tensor(inp.n), dw = random_tensor(w.n, 0, 1);
     double *dx = (double*)own(inp.n, sizeof(double)), *d = (double*)own(w.n, sizeof(double)), *db = (double*)own((size_t)OC, sizeof(double));
+    double* y = (double*)own(dout.n, sizeof(double));
     for (int i = 0; i < N; i++) for (int o = 0; o < OC; o++) {
         double g = dout.d[(size_t)i * OC + o];
         db[o] += g;
+        y[(size_t)i * OC + o] = b.d[o];
         for (int c = 0; c < C; c++) {
+            y[(size_t)i * OC + o] += inp.d[(size_t)i * C + c] * w.d[(size_t)o * C + c];
             dx[(size_t)i * C + c] += g * w.d[(size_t)o * C + c];
             d[(size_t)o * C + c] += g * inp.d[(size_t)i * C + c];
         }
     }
+    matmul_forward(out.x, inp.x, w.x, b.x, N, C, OC);
+    expect_tensor("a large matmul_forward", out.x, y, out.n, 4 + sqrt(C) * 4);
     matmul_backward_input(dinp.x, dout.x, w.x, N, C, OC);
     expect_tensor("a large matmul_backward_input", dinp.x, dx, inp.n, 4 + sqrt(OC) * 4);
     float* sums = unset_floats(inp.n);
@@ -387,13 +392,14 @@ static void check_large_linear_backward(int N, int C, int OC) {
     expect_gradient("a large dw", dw.x, before, GRAD_ADD, d, w.n, 4 + sqrt(N) * 4);
     expect_gradient("a large dbias", bias, bias_before, GRAD_ADD, db, (size_t)OC, 4 + sqrt(N) * 4);
 }
-static void test_linear_backward_of_large_shapes(void** state) {
+static void test_linear_layers_of_large_shapes(void** state) {
     (void)state;
-    check_large_linear_backward(256, 96, 384);
-    check_large_linear_backward(1100, 33, 65);  // sums over more rows than a tile
-    check_large_linear_backward(7, 40, 2100);   // sums over more outputs than a tile
-    check_large_linear_backward(257, 1030, 70); // more columns than a tile
-    check_large_linear_backward(40, 512, 896);  // rows of w that share sets of the cache, in several panels
+    check_large_linear(256, 96, 384);
+    check_large_linear(1100, 33, 65);  // sums over more rows than a tile
+    check_large_linear(7, 40, 2100);   // sums over more outputs than a tile
+    check_large_linear(257, 1030, 70); // more columns than a tile
+    check_large_linear(300, 64, 500);  // tiles in several parts
+    check_large_linear(40, 512, 896);  // rows of w that share sets of the cache, in several panels
 }
 
 // ---- attention ----
@@ -1177,7 +1183,7 @@ int main(void) {
         TEST(test_layernorm_follows_its_definition_and_its_derivative),
         TEST(test_linear_forward_is_the_product_plus_bias_and_its_gelu),
         TEST(test_linear_backward_is_the_derivative),
-        TEST(test_linear_backward_of_large_shapes),
+        TEST(test_linear_layers_of_large_shapes),
         TEST(test_attention_follows_its_definition_and_its_derivative),
         TEST(test_attention_forward_over_several_blocks),
         TEST(test_attention_survives_scores_that_exp_alone_would_overflow),

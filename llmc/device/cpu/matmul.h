@@ -174,13 +174,13 @@ static bool product_by_primitive(Product p) {
 }
 
 // ---- panels ----
-// Without AVX-512, oneDNN's sgemm reads b in place where a has few rows. Rows of b that are a multiple of 2048 bytes apart share
-// two sets of a first-level cache of 32 KB (64 sets), whose 16 lines the product needs again and again: it takes twice as long. So
-// pieces of b are copied into rows that are not so far apart.
+// Without AVX-512, oneDNN's sgemm reads b in place where a has few rows. Rows of b that are a multiple of 1024 bytes apart share
+// four sets of a first-level cache of 32 KB (64 sets), whose 32 lines the product needs again and again: it takes up to twice as
+// long. So pieces of b are copied into rows that are not so far apart.
 #define PANEL_COLS 96
 #define PANEL_STRIDE (PANEL_COLS + 16)
 #define PANEL_DEPTH 384 // 168 KB a piece, for the second-level cache
-#define CONFLICT_FLOATS (2048 / 4)
+#define CONFLICT_FLOATS (1024 / 4)
 
 static bool product_wants_panels(ProductShape s) {
     bool conflicts = !s.a_transposed && !s.b_transposed && s.N % CONFLICT_FLOATS == 0;
@@ -223,6 +223,20 @@ static void product_tile(Product p, int m, int n, int rows, int cols) {
     }
 }
 
+// Where b is transposed, oneDNN copies it before it multiplies. A small part of a tile stays in the second-level cache from the
+// copy of b to the addition of the bias.
+#define PART_ROWS 128
+#define PART_COLS 192
+static void product_tile_parts(Product p, int m, int n, int rows, int cols) {
+    bool parts = p.shape.b_transposed && cpu_matmul.reads_in_place;
+    int row_step = parts ? PART_ROWS : rows, col_step = parts ? PART_COLS : cols;
+    for (int c = 0; c < cols; c += col_step) {
+        for (int r = 0; r < rows; r += row_step) {
+            product_tile(p, m + r, n + c, int_min(row_step, rows - r), int_min(col_step, cols - c));
+        }
+    }
+}
+
 // A grid of as many tiles as there are threads, as square as can be: what a tile reads grows with its two sides.
 static void product_by_tiles(Product p) {
     int M = p.shape.M, N = p.shape.N, threads = omp_get_max_threads(), down = 1;
@@ -234,7 +248,7 @@ static void product_by_tiles(Product p) {
     int cols = (int)round_up(ceil_div((size_t)N, (size_t)(threads / down)), vector);
     #pragma omp parallel for collapse(2) schedule(static)
     for (int m = 0; m < M; m += rows) {
-        for (int n = 0; n < N; n += cols) product_tile(p, m, n, int_min(rows, M - m), int_min(cols, N - n));
+        for (int n = 0; n < N; n += cols) product_tile_parts(p, m, n, int_min(rows, M - m), int_min(cols, N - n));
     }
 }
 
