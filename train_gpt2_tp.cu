@@ -16,7 +16,7 @@ Memory    per rank, in bytes: 16 for each of ((12C^2 + 7C)/t + 6C) L + (Vp/t + m
 Sent      per rank and micro-batch: 4L + 2 sums of BTC elements, 2BTC (t-1)/t each (and L more with --recompute block, and L
           more where --sequence-parallel gathers twice), and 3BT(t-1) floats. Per step the norms, two doubles, and what DDP
           sends, of this rank's part; --sequence-parallel also sums the gradients of layernorms. With --tp-reduce-dtype fp32
-          a sum of products in 16 bits sends 4 bytes per element, not 2, and 4BTC bytes more are held; gathers do not change.
+          a sum of products in 16 bits sends 4 bytes per element, not 2, and a rank holds 4BTC more; gathers are the same.
 Run       make train_gpt2_tp && mpirun -np 4 ./train_gpt2_tp --tensor-parallel 2     (--help lists the options)
 Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tensors, and sums inside a block.
 */
