@@ -250,7 +250,7 @@ for_tier rest
 flips_last() {
     local folder=$BUILD/split/flips line='run_step_begin(&run, step, g.params);'
     mkdir -p "$folder" && grep -qF "$line" train_gpt2_tp.cu &&
-        sed "s|\"llmc/|\"$PWD/llmc/|; s|step, g.params);|step, g.params + g.num_params - 1);|" train_gpt2_tp.cu > "$folder/train_gpt2_tp.cu" &&
+        sed "s|\"llmc/|\"$PWD/llmc/|; /run_step_begin/s|g.params);|g.params + g.num_params - 1);|" train_gpt2_tp.cu > "$folder/train_gpt2_tp.cu" &&
         "${CC:-cc}" -x c -std=c11 -O1 -march=native -fopenmp -DUSE_MPI=1 $(mpicc --showme:compile) "$folder/train_gpt2_tp.cu" \
             -o "$folder/train_gpt2_tp" -ldnnl -ljansson -lpcre2-8 -lpthread -lm $(mpicc --showme:link) &&
         BUILD=$folder fault "$@"
