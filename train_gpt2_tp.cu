@@ -15,7 +15,8 @@ Memory    per rank, in bytes: 16 for each of ((12C^2 + 7C)/t + 6C) L + (Vp/t + m
           block keeps (4 + 12/t)C elements per token, with --sequence-parallel 16C/t (with --keep-gathered (2 + 14/t)C).
 Sent      per rank and micro-batch: 4L + 2 sums of BTC elements, 2BTC (t-1)/t each (and L more with --recompute block, and L
           more where --sequence-parallel gathers twice), and 3BT(t-1) floats. Per step the norms, two doubles, and what DDP
-          sends, of this rank's part; --sequence-parallel also sums the gradients of layernorms.
+          sends, of this rank's part; --sequence-parallel also sums the gradients of layernorms. --tp-reduce-dtype fp32 adds
+          in fp32 what is rounded to 16 bits: 4 bytes an element of a sum, not 2, and 4BTC bytes of memory.
 Run       make train_gpt2_tp && mpirun -np 4 ./train_gpt2_tp --tensor-parallel 2     (--help lists the options)
 Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tensors, and sums inside a block.
 */
@@ -30,7 +31,7 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tenso
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_all_gather, comm_wait
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
-#include "llmc/parallel/mesh.h"        // defines: Mesh, TensorParallel, mesh_bytes
+#include "llmc/parallel/mesh.h"        // defines: Mesh, TensorParallel, partial_forward
 #include "llmc/parallel/shard.h"       // defines: NO_OP, comm_finish
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
@@ -126,7 +127,8 @@ typedef struct {
     floatX *dres, *dbtc, *dbt4c;    // (B,T,C) gradient of the residual stream; (B,T,C) and (B,T,4D) scratch
     int *inputs, *targets;          // (B,T)
     StepStats *stats;               // on the device, read once a step
-    TensorParallel how;             // --sequence-parallel, --keep-gathered, --overlap
+    float* partial;                 // (B,T,C) with --tp-reduce-dtype fp32: products that the t ranks add up; else NULL
+    TensorParallel how;             // --sequence-parallel, --keep-gathered, --overlap, --tp-reduce-dtype
     Mesh mesh;                      // owned
     Comm *tp, *dp;                  // the t ranks that share this copy of the model; the data-parallel ranks; views
     TokenRange tokens;              // whose rows of wte this rank has
@@ -203,6 +205,7 @@ static void gpt2_init_acts(GPT2* g) {
     g->dres = acts_alloc(R*C);
     g->dbtc = acts_alloc(BT*C);
     g->dbt4c = acts_alloc(BT*4*C / t);
+    if (g->how.sums_fp32) g->partial = (float*)device_alloc(BT*C * sizeof(float), MEMORY_COMMUNICATION);
     g->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
     g->targets = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
@@ -256,7 +259,7 @@ static void gpt2_free(GPT2* g) {
         device_free(a.att_stats); device_free(a.ln2_mean); device_free(a.ln2_rstd);
     }
     device_free(g->branch); device_free(g->resf); device_free(g->lnf); device_free(g->lnf_mean); device_free(g->lnf_rstd);
-    device_free(g->row_stats);
+    device_free(g->row_stats); device_free(g->partial);
     device_free(g->logits); device_free(g->losses); device_free(g->dres); device_free(g->dbtc); device_free(g->dbt4c);
     device_free(g->inputs); device_free(g->targets); device_free(g->stats);
     free(g->buckets);
@@ -279,7 +282,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * P;
     bytes[MEMORY_ACTIVATIONS] = R * per_row + ln_rows * blocks_kept * 2*C*X + BT * per_token + sizeof(StepStats)
                               + (size_t)g->logits_rows * ((size_t)g->tokens.count * X + 3*t * sizeof(float));
-    bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh);
+    bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh) + (g->how.sums_fp32 ? BT*C*F : 0);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
@@ -287,10 +290,11 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 // among the data-parallel ranks all gradients and the loss.
 static double gpt2_predict_sent(const GPT2* g) {
     double t = g->tp->size, N = g->dp->size, BT = (double)g->max_B * g->seq_len, L = g->config.L;
-    double X = sizeof(floatX), C = g->config.C, cut = g->how.sequence_parallel, sums = 4*L + 2;
-    if (g->recompute == RECOMPUTE_BLOCK) sums += L + cut * L/2; // a sum is a reduce-scatter and an all-gather
-    if (!g->how.keep_gathered) sums += L;
-    double micro = sums * 2 * (t - 1) / t * BT*C * X + (t - 1) * BT*3 * sizeof(float);
+    double X = sizeof(floatX), C = g->config.C, cut = g->how.sequence_parallel;
+    double again = g->recompute == RECOMPUTE_BLOCK ? L : 0, products = 4*L + 1 + again; // sums but for the embedding's
+    double halves = 2 * (products + 1) + cut * again + (g->how.keep_gathered ? 0 : 2*L); // reduce-scatters and all-gathers
+    double wider = g->how.sums_fp32 ? (2 - cut) * products * (sizeof(float) - X) : 0;    // rows are gathered in floatX
+    double micro = (halves * X + wider) * (t - 1) / t * BT*C + (t - 1) * BT*3 * sizeof(float);
     double step = cut * (2*L + 1) * 2*C * X + 2 * sizeof(double); // layernorms, norms
     double gradients = (double)gpt2_part_elements(g->config, g->tp->size) * X;
     return g->accumulation * micro + 2 * (t - 1) / t * step + 2 * (N - 1) / N * (gradients + sizeof(double));
@@ -305,22 +309,31 @@ static floatX* kept_rows(const GPT2* g, floatX* x) { return g->how.keep_gathered
 static floatX* all_rows(const GPT2* g, floatX* x) { return g->how.keep_gathered ? x : g->branch; }
 
 // Makes rows the sum of what the t ranks have in x (B,T,C): rows is x, or with --sequence-parallel this rank's.
-static CommOp sum_begin(GPT2* g, floatX* rows, floatX* x) {
+static CommOp rows_sum_begin(GPT2* g, void* rows, void* x, CommType type) {
     size_t n = (size_t)g->rows * (size_t)g->config.C;
-    return g->how.sequence_parallel ? comm_reduce_scatter(g->tp, rows, x, n, COMM_FLOATX)
-                                : comm_all_reduce(g->tp, x, n, COMM_FLOATX);
+    return g->how.sequence_parallel ? comm_reduce_scatter(g->tp, rows, x, n, type) : comm_all_reduce(g->tp, x, n, type);
 }
-static void sum(GPT2* g, floatX* rows, floatX* x) { comm_wait(g->tp, sum_begin(g, rows, x)); }
+// The same of partial products, for this rank's rows of x. They are in x, or in g->partial if that is not NULL: then sum_end
+// rounds what has arrived.
+static float* own_partial(const GPT2* g) { return g->partial + (size_t)g->first_row * (size_t)g->config.C; }
+static CommOp sum_begin(GPT2* g, floatX* x) {
+    if (g->partial) return rows_sum_begin(g, own_partial(g), g->partial, COMM_F32);
+    return rows_sum_begin(g, own_rows(g, x), x, COMM_FLOATX);
+}
+static void sum_end(GPT2* g, CommOp* sum, floatX* x) {
+    comm_finish(g->tp, sum);
+    if (g->partial) from_fp32(own_rows(g, x), own_partial(g), (size_t)g->rows * (size_t)g->config.C);
+}
+static void sum(GPT2* g, floatX* x) { CommOp op = sum_begin(g, x); sum_end(g, &op, x); }
 
 // Makes all (B,T,C) the rows of all ranks.
 static CommOp gather_begin(GPT2* g, floatX* all, const floatX* rows) {
-    if (!g->how.sequence_parallel) return NO_OP; // they are there
     return comm_all_gather(g->tp, all, rows, (size_t)g->rows * (size_t)g->config.C, COMM_FLOATX);
 }
 static floatX* gather(GPT2* g, floatX* all, floatX* rows) {
-    CommOp op = gather_begin(g, all, rows);
-    comm_finish(g->tp, &op);
-    return g->how.sequence_parallel ? all : rows;
+    if (!g->how.sequence_parallel) return rows; // they are all
+    comm_wait(g->tp, gather_begin(g, all, rows));
+    return all;
 }
 
 // Of what is summed over t ranks, one adds the bias.
@@ -334,8 +347,8 @@ static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX*
     floatX* ln1 = gather(g, all_rows(g, a.ln1), kept_rows(g, a.ln1));
     matmul_forward(a.qkv, ln1, p.qkvw, p.qkvb, BT, C, 3*D);
     attention_forward(a.atty, a.att_stats, a.qkv, B, T, D, NH);
-    matmul_forward(g->branch, a.atty, p.projw, added_once(g, p.projb), BT, D, C);
-    sum(g, own_rows(g, g->branch), g->branch);
+    partial_forward(g->partial, g->branch, a.atty, p.projw, added_once(g, p.projb), BT, D, C);
+    sum(g, g->branch);
     residual_layernorm_forward(a.res2, kept_rows(g, a.ln2), a.ln2_mean, a.ln2_rstd, a.res1, own_rows(g, g->branch),
                                p.ln2w, p.ln2b, g->rows, C);
     floatX* ln2 = gather(g, all_rows(g, a.ln2), kept_rows(g, a.ln2));
@@ -346,8 +359,8 @@ static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX*
 static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int BT = g->B * g->T, C = g->config.C, D = C / g->tp->size;
     block_activations(g, p, a, x, branch);
-    matmul_forward(g->branch, a.gelu, p.fcprojw, added_once(g, p.fcprojb), BT, 4*D, C);
-    sum(g, own_rows(g, g->branch), g->branch);
+    partial_forward(g->partial, g->branch, a.gelu, p.fcprojw, added_once(g, p.fcprojb), BT, 4*D, C);
+    sum(g, g->branch);
 }
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final, and
@@ -364,7 +377,6 @@ static CommOp beside(GPT2* g, CommOp op) {
     if (!g->how.overlap) comm_finish(g->tp, &op);
     return op;
 }
-static CommOp input_sum_begin(GPT2* g) { return beside(g, sum_begin(g, own_rows(g, g->dbtc), g->dbtc)); }
 static CommOp again_begin(GPT2* g, const floatX* ln) {
     return g->how.keep_gathered ? NO_OP : beside(g, gather_begin(g, g->branch, ln));
 }
@@ -374,6 +386,7 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
     int B = g->B, T = g->T, C = g->config.C, t = g->tp->size, D = C / t, NH = g->config.NH / t, BT = B * T;
     GradMode mode = g->grad_mode;
     floatX *dgelu = g->dbt4c, *dqkv = g->dbt4c; // never needed at the same time
+    floatX* dln = own_rows(g, g->dbtc);
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
     floatX* dres = gather(g, g->branch, g->dres);
     matmul_backward_weight(dp.fcprojw, dp.fcprojb, dres, a.gelu, BT, 4*D, C, mode);
@@ -382,16 +395,15 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
     matmul_gelu_backward_input(dgelu, dres, p.fcprojw, a.fch, BT, 4*D, C);
     // fch = ln2 fcw^T + fcb
     CommOp again = again_begin(g, a.ln2);
-    matmul_backward_input(g->dbtc, dgelu, p.fcw, BT, C, 4*D);
-    CommOp input_sum = input_sum_begin(g);
+    partial_backward_input(g->partial, g->dbtc, dgelu, p.fcw, 0, BT, C, 4*D);
+    CommOp input_sum = beside(g, sum_begin(g, g->dbtc));
     comm_finish(g->tp, &again);
     matmul_backward_weight(dp.fcw, dp.fcb, dgelu, all_rows(g, a.ln2), BT, C, 4*D, mode);
     grad_ready(g, u, FCW);
     grad_ready(g, u, FCB);
-    comm_finish(g->tp, &input_sum);
+    sum_end(g, &input_sum, g->dbtc);
     // ln2 = layernorm(res2)
-    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, own_rows(g, g->dbtc), a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, g->rows, C,
-                       mode);
+    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, dln, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, g->rows, C, mode);
     grad_ready(g, u, LN2W);
     grad_ready(g, u, LN2B);
     // res2 = res1 + atty projw^T + projb
@@ -404,16 +416,15 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
     attention_backward(dqkv, g->dbtc, a.qkv, a.atty, a.att_stats, B, T, D, NH);
     // qkv = ln1 qkvw^T + qkvb
     again = again_begin(g, a.ln1);
-    matmul_backward_input(g->dbtc, dqkv, p.qkvw, BT, C, 3*D);
-    input_sum = input_sum_begin(g);
+    partial_backward_input(g->partial, g->dbtc, dqkv, p.qkvw, 0, BT, C, 3*D);
+    input_sum = beside(g, sum_begin(g, g->dbtc));
     comm_finish(g->tp, &again);
     matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, all_rows(g, a.ln1), BT, C, 3*D, mode);
     grad_ready(g, u, QKVW);
     grad_ready(g, u, QKVB);
-    comm_finish(g->tp, &input_sum);
+    sum_end(g, &input_sum, g->dbtc);
     // ln1 = layernorm(res1)
-    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, own_rows(g, g->dbtc), a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, g->rows, C,
-                       mode);
+    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, dln, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, g->rows, C, mode);
     grad_ready(g, u, LN1W);
     grad_ready(g, u, LN1B);
 }
@@ -456,7 +467,7 @@ static void gpt2_forward(GPT2* g) {
     trace_compute("forward, embedding", -1);
     floatX* embedded = g->how.sequence_parallel ? g->branch : g->acts[0].res1;
     encoder_part_forward(embedded, g->inputs, root.wte, added_once(g, root.wpe), g->tokens, g->B, g->T, c.C);
-    sum(g, g->acts[0].res1, embedded); // exact, because only one rank has a token's row
+    comm_wait(g->tp, rows_sum_begin(g, g->acts[0].res1, embedded, COMM_FLOATX)); // exact: only one rank has a token's row
     const floatX *x = g->acts[0].res1, *branch = NULL;
     for (int l = 0; l < c.L; l++) {
         trace_compute("forward, block", l);
@@ -506,9 +517,9 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
                                          n, c.V);
         // logits = lnf wte^T, column-parallel
         matmul_backward_weight_chunk(dwte, g->logits, lnf, row, n, BT, c.C, g->tokens.count, g->grad_mode);
-        matmul_backward_input(g->dbtc + (size_t)row*c.C, g->logits, wte, n, c.C, g->tokens.count);
+        partial_backward_input(g->partial, g->dbtc, g->logits, wte, row, n, c.C, g->tokens.count);
     }
-    sum(g, own_rows(g, g->dbtc), g->dbtc);
+    sum(g, g->dbtc);
 }
 
 // Adds this micro-batch's losses to g->stats, and computes its gradients.
@@ -561,14 +572,12 @@ static void gpt2_reduce_naive(GPT2* g) {
 
 // With --sequence-parallel a rank's gradients of layernorms are its rows' alone. Weight and bias are side by side.
 static void gpt2_reduce_layernorms(GPT2* g) {
-    CommOp ops[2 * MAX_UNITS];
-    int num_ops = 0;
+    size_t n = 2 * (size_t)g->config.C;
     for (int u = 0; u < g->num_units; u++) {
-        floatX *first = unit_grads(g, u), *second = u > 0 ? block_view(g->config, g->tp->size, first).ln2w : NULL;
-        ops[num_ops++] = comm_all_reduce(g->tp, first, 2 * (size_t)g->config.C, COMM_FLOATX);
-        if (second) ops[num_ops++] = comm_all_reduce(g->tp, second, 2 * (size_t)g->config.C, COMM_FLOATX);
+        floatX* first = unit_grads(g, u);
+        comm_wait(g->tp, comm_all_reduce(g->tp, first, n, COMM_FLOATX));
+        if (u > 0) comm_wait(g->tp, comm_all_reduce(g->tp, block_view(g->config, g->tp->size, first).ln2w, n, COMM_FLOATX));
     }
-    for (int i = 0; i < num_ops; i++) comm_wait(g->tp, ops[i]);
 }
 
 // Call after the backward pass. On return each gradient is the mean over the global batch, the same on every rank, and
@@ -717,21 +726,6 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     return stats;
 }
 
-// For --check-every: a number that is the same on all ranks with this part if their parameters of unit u are.
-static uint64_t unit_checksum(void* self, int u) {
-    GPT2* g = (GPT2*)self;
-    g->pass = PASS_FORWARD; // in whose order the units are asked for
-    uint64_t sum = device_checksum(unit_params(g, u), sizeof(floatX), g->units[u].size);
-    unit_release(g, u);
-    return sum;
-}
-
-// Likewise, on all ranks, of the tensors that all have.
-static uint64_t copies_of_unit_checksum(void* self, int u) {
-    GPT2* g = (GPT2*)self;
-    return copies_checksum(g->config, u, g->tp->size, unit_params(g, u));
-}
-
 int main(int argc, char** argv) {
     static Run run;
     static GPT2 g;
@@ -765,9 +759,7 @@ int main(int argc, char** argv) {
         run_step_begin(&run, step, g.params);
         StepStats stats = train_step(&g, &run, step);
         run_step_end(&run, step, &stats);
-        if (!run_checks(&run, step + 1)) continue;
-        world_check_units(&run.world, step + 1, g.num_units, copies_of_unit_checksum, &g);
-        world_check_parts(&run.world, step + 1, g.tp->size, g.num_units, unit_checksum, &g);
+        if (run_checks(&run, step + 1)) run_check_parts(&run, step + 1, g.units, g.params);
     }
     bool as_predicted = run_end(&run);
     gpt2_free(&g);

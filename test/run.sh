@@ -64,8 +64,8 @@ export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 # The longest ones first, by part of their names, so that both jobs end together.
 long="rest-emulated_run rest-cuda_kernels rest-variants rest-exercises rest-mutations rest-emulated debug-zero_checkpoints debug-test_checkpoint
-    debug/test/test_layers rest-zero debug-zero rest-fsdp debug-fsdp debug-recompute tsan-test_control debug-plan rest-emulator debug-comm_bench
-    quick-split quick-zero quick-fsdp quick-emulated quick-comm quick-setup quick-ddp quick-sanitized quick-demo quick-scaling test/test_control"
+    debug/test/test_layers rest-zero debug-zero rest-fsdp debug-fsdp rest-tp debug-tp debug-recompute tsan-test_control debug-plan rest-emulator debug-comm_bench
+    quick-split quick-zero quick-fsdp quick-tp quick-emulated quick-comm quick-setup quick-ddp quick-sanitized quick-demo quick-scaling test/test_control"
 all=$(for test in $tests "$wrappers"/*.t; do echo "$test"; done | sort)
 ordered=$({ for part in $long; do echo "$all" | grep -F -e "$part" || true; done; echo "$all"; } | awk 'NF && !seen[$0]++')
 

@@ -76,7 +76,7 @@ static bool bias_gelu_2_two_kernels(Problem& p, int threads) {
 // The same function with an exponential and a division, no branch and no lost digits. One block per row, so that no division
 // is needed to find the column. (llmc/'s kernel, with one element a load.)
 static bool bias_gelu_3_sigmoid(Problem& p, int threads) {
-    auto kernel = bias_gelu_forward_kernel<1>;
+    auto kernel = bias_gelu_forward_kernel<1, floatX>;
     kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.OC);
     return true;
 }
@@ -85,7 +85,7 @@ static bool bias_gelu_3_sigmoid(Problem& p, int threads) {
 // 16 bytes a load. llmc/ takes as many threads as a row has pieces, at most 256.
 static bool bias_gelu_4_llmc(Problem& p, int threads) {
     if (p.OC % VEC != 0) return false;
-    auto kernel = bias_gelu_forward_kernel<VEC>;
+    auto kernel = bias_gelu_forward_kernel<VEC, floatX>;
     kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.OC);
     return true;
 }

@@ -11,7 +11,7 @@ parallelism); ranks that are t apart hold the same part of different copies (dat
 #include "../watch/agree.h"
 
 // ---- options ----
-typedef struct { int sequence_parallel, keep_gathered, overlap; } TensorParallel; // each 0 or 1
+typedef struct { int sequence_parallel, keep_gathered, overlap, sums_fp32; } TensorParallel; // each 0 or 1
 
 static inline void options_tensor_parallel(OptionTable* table, long long* t, TensorParallel* how) {
     *t = 0;
@@ -23,6 +23,9 @@ static inline void options_tensor_parallel(OptionTable* table, long long* t, Ten
     option_flag(table, "keep-gathered", &how->keep_gathered,
                 "with --sequence-parallel: gathered rows are kept for the backward pass, and not gathered again");
     option_flag(table, "overlap", &how->overlap, "what a block's backward pass sends travels while it computes");
+    option_choice(table, "tp-reduce-dtype", &how->sums_fp32, "model|fp32",
+                  "the precision in which partial products are kept, sent and added; model: that of the parameters; fp32: in 16"
+                  " bits each is rounded once, as a sum, twice the bytes are sent, and B*T*C floats more are held");
 }
 
 // Dies unless N ranks can be copies of t ranks, and the model has t parts. t 0 becomes N.
@@ -39,13 +42,15 @@ static inline void mesh_check(long long* t, int N, GPT2Config c) {
             " --vocab-size %zu", n, c.Vp, round_up((size_t)c.V, multiple));
 }
 
-// Dies unless the rows of a micro-batch can be cut in t parts, where they are. Where they are not, all of them are kept.
+// Dies unless the rows of a micro-batch can be cut in t parts, where they are. Where they are not, all of them are kept. If
+// nothing is added, or floatX is fp32, --tp-reduce-dtype changes nothing.
 static inline void mesh_check_rows(TensorParallel* how, int t, int B, int T) {
     require(how->sequence_parallel || !how->keep_gathered,
             "--keep-gathered is about what --sequence-parallel gathers: give both or neither");
     require(!how->sequence_parallel || B * T % t == 0, "--sequence-parallel cuts the tokens of a micro-batch into %d parts,"
             " and --batch-size %d x --seq-len %d = %d does not divide; choose a multiple of %d", t, B, T, B * T, t);
     if (!how->sequence_parallel) how->keep_gathered = 1;
+    if (t == 1 || !NEEDS_MASTER) how->sums_fp32 = 0;
 }
 
 // ---- the ranks ----
@@ -90,6 +95,21 @@ static inline void report_mesh(int N, int t) {
     printf("mesh       %d cop%s of the model, %son %d ranks with 1/%d of each matrix\n", N / t, N == t ? "y" : "ies",
            N == t ? "" : "each ", t, t);
     fflush(stdout);
+}
+
+// ---- partial products: this rank's term of a product that is a sum over the t ranks. wide, if it is not NULL, has it in fp32; else
+// the result has it, rounded ----
+static inline void partial_forward(float* wide, floatX* out, const floatX* inp, const floatX* w, const floatX* bias,
+                                   int N, int C, int OC) {
+    if (wide) matmul_forward_fp32(wide, inp, w, bias, N, C, OC);
+    else matmul_forward(out, inp, w, bias, N, C, OC);
+}
+// rows [row, row + N) of dinp, or of wide
+static inline void partial_backward_input(float* wide, floatX* dinp, const floatX* dout, const floatX* w,
+                                          int row, int N, int C, int OC) {
+    size_t at = (size_t)row * (size_t)C;
+    if (wide) matmul_backward_input_fp32(wide + at, dout, w, N, C, OC);
+    else matmul_backward_input(dinp + at, dout, w, N, C, OC);
 }
 
 // ---- parts of a unit, x: the tensors that are cut, and the copies that every part has ----

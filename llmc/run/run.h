@@ -106,7 +106,7 @@ static inline void run_mesh(Run* run, Mesh* mesh) {
 }
 
 // Lets the device choose how it computes these shapes, while its memory and all its multiprocessors are free: nothing is
-// allocated, and ranks have exchanged nothing. A model whose parameters alone have no room is not worth it.
+// allocated, and no collective is under way. A model whose parameters alone have no room is not worth it.
 static inline void run_prepare(const Run* run) {
     const Options* o = &run->o;
     size_t least[MEMORY_KINDS];
@@ -195,6 +195,24 @@ static inline bool run_saves(const Run* run, long long step) {
 }
 static inline bool run_checks(const Run* run, long long step) {
     return step > run->first && is_due(run->world.check_every, step, run->o.steps);
+}
+
+// Of units of which each rank has a part (parallel/mesh.h): dies unless ranks with the same part have the same parameters, and all
+// ranks the same tensors of which there are copies. params has the parts of the units, one after another.
+typedef struct { const Run* run; const Unit* units; const floatX* params; } PartsOfUnits;
+static inline uint64_t part_checksum(void* self, int u) {
+    PartsOfUnits* p = (PartsOfUnits*)self;
+    return device_checksum(p->params + p->units[u].offset, sizeof(floatX), p->units[u].size);
+}
+static inline uint64_t part_copies_checksum(void* self, int u) {
+    PartsOfUnits* p = (PartsOfUnits*)self;
+    return copies_checksum(p->run->config, u, (int)p->run->tensor_parallel, p->params + p->units[u].offset);
+}
+static inline void run_check_parts(Run* run, long long step, const Unit* units, const floatX* params) {
+    PartsOfUnits p = { run, units, params };
+    int num_units = run->config.L + 1;
+    world_check_units(&run->world, step, num_units, part_copies_checksum, &p);
+    world_check_parts(&run->world, step, (int)run->tensor_parallel, num_units, part_checksum, &p);
 }
 
 // Begins an evaluation. Returns its number of micro-batches.

@@ -111,6 +111,6 @@ windows_alone() { # PROGRAM
     on_ranks 1 "$BUILD/train_gpt2_$1" "${small[@]}" --batch-size 8 --steps 1 --out= --nccl-windows > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
     grep -q '^ranks  *1, .*; --nccl-windows does nothing' "$work/log"
 }
-for program in ddp zero fsdp; do check "--nccl-windows on one rank says that it does nothing: $program" windows_alone $program; done
+for program in ddp zero fsdp tp; do check "--nccl-windows on one rank says that it does nothing: $program" windows_alone $program; done
 check "a fault for an unknown rank" fails_with "there is no rank 4" -- on_ranks 4 "$ddp" "${small[@]}" --batch-size 8 --fault 4:1:kill
 done_testing

@@ -9,13 +9,14 @@ host=$(hostname)
 export OMP_NUM_THREADS=1
 
 # command_of NAME RANKS OPTION...: sets $command. The ranks' process ids go to files $work/$pids.RANK.
-# NAME is single, ddp, zero3 or sharded (fsdp, a file per rank).
+# NAME is single, ddp, zero3, sharded (fsdp, a file per rank) or mesh (tp, 2 copies of the model).
 # started NAME RANKS OPTION...: starts a run under $out that would never end; returns once it has saved. Sets $leader.
 pids=pid
 command_of() {
     local name=$1 ranks=$2 stage=
     shift 2
-    case $name in zero3) name=zero stage="--zero-stage 3" ;; sharded) name=fsdp stage="--checkpoint sharded" ;; esac
+    case $name in zero3) name=zero stage="--zero-stage 3" ;; sharded) name=fsdp stage="--checkpoint sharded" ;;
+        mesh) name=tp stage="--tensor-parallel 2" ;; esac
     command=("$(of train_gpt2_$name fp32)" "${small[@]}" --batch-size $((48 / ranks)) $stage --out "$out" "$@")
     [ "$name" = single ] || command=($MPIRUN -np "$ranks" bash -c 'echo $$ > "$0.$OMPI_COMM_WORLD_RANK"; exec "$@"' "$work/$pids" "${command[@]}")
 }
@@ -150,7 +151,7 @@ whole() { # the same steps without a break
     second zero3 4 --steps "$steps" --save-every 0 > /dev/null && same_run "$work/broken" "$out" "$(printf %08d "$steps")"
 }
 check "  and the weights are those of a run that was never killed" whole
-for name in ddp sharded; do
+for name in ddp sharded mesh; do
     check "$name: four ranks save every step" started $name 4
     kill -9 $leader
     check "  mpirun is killed: the next run continues" resumes $name 4

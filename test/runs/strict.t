@@ -34,12 +34,18 @@ shards 4 zero --zero-stage 3 --recompute block
 shards 4 fsdp --sharding full --wrap-blocks 2
 none 4 fsdp --sharding none
 none 4 fsdp --sharding none --cpu-offload
+parts 2 tp --no-overlap
+parts 2 tp --recompute block
+rows 4 tp --tensor-parallel 2 --sequence-parallel --no-overlap
+rows 4 tp --tensor-parallel 2 --sequence-parallel --keep-gathered --recompute block
 END
 }
 often() { cat << END
 ddp 2 ddp --recompute block
 hybrid 4 fsdp --sharding hybrid --shard-group 2
 hybrid 4 fsdp --sharding hybrid --shard-group 2 --cpu-offload --wrap-blocks 2
+parts 2 tp
+rows 4 tp --tensor-parallel 2 --sequence-parallel
 END
 }
 always() { cat << END

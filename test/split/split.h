@@ -96,4 +96,19 @@ static inline void split_sum(floatX* out, const floatX* terms, int t, size_t n, 
     device_synchronize(); // the copy reads host
     free(host);
 }
+// The same of fp32 terms, which nobody has rounded, in rank order.
+static inline void split_sum_fp32(floatX* out, const float* terms, int t, size_t n) {
+    float* host = (float*)xcalloc((size_t)t * n, sizeof(float));
+    floatX* sums = (floatX*)xcalloc(n, sizeof(floatX));
+    device_to_host(host, terms, (size_t)t * n * sizeof(float));
+    for (size_t i = 0; i < n; i++) {
+        float sum = host[i];
+        for (int q = 1; q < t; q++) sum += host[(size_t)q * n + i];
+        sums[i] = to_floatX(sum);
+    }
+    host_to_device(out, sums, n * sizeof(floatX));
+    device_synchronize(); // the copy reads sums
+    free(host);
+    free(sums);
+}
 #endif

@@ -10,7 +10,8 @@ sums in rank order:
   attention       goes by heads.
   the loss        comes from each part's maximum, sum of exponentials and target's logit: see tensor_row_loss.
 
-Terms are rounded to floatX, as they would be sent, added in fp32 in rank order, and rounded once. Every product has a
+Terms are rounded to floatX, as they would be sent, added in fp32 in rank order, and rounded once. -DTENSOR_REDUCE_FP32=1 does not
+round them before they are added: --tp-reduce-dtype fp32. Every product has a
 rank's shapes. Embedding and layernorms give a rank's bits without help: a token's row lies on one rank, and activations are
 whole. Only for the CPU, because of the loss. PARTS may be an expression that is computed when the program runs.
 */
@@ -22,6 +23,9 @@ whole. Only for the CPU, because of the loss. PARTS may be an expression that is
 #endif
 #ifndef TENSOR_PARTS
 #define TENSOR_PARTS PARTS
+#endif
+#ifndef TENSOR_REDUCE_FP32
+#define TENSOR_REDUCE_FP32 0
 #endif
 
 // Scratch for parts of a call's arguments: each is allocated once for the largest call so far.
@@ -54,19 +58,29 @@ static inline SplitCut tensor_weight_cut(int C, int OC, int t, int q) { // of w 
     return tensor_cuts_columns() ? split_columns(OC, C, 1, t, q) : split_rows(OC, C, tensor_groups(), t, q);
 }
 
+// ---- a sum over the parts, of terms of n elements ----
+// Room for all terms: they are floatX or fp32.
+static inline void* tensor_terms(size_t n) { return tensor_room_bytes(ROOM_TERMS, (size_t)TENSOR_PARTS * n * sizeof(float)); }
+static inline void tensor_sum(floatX* out, const void* terms, size_t n) {
+    if (TENSOR_REDUCE_FP32) split_sum_fp32(out, (const float*)terms, TENSOR_PARTS, n);
+    else split_sum(out, (const floatX*)terms, TENSOR_PARTS, n, SUM_IN_RANK_ORDER);
+}
+
 // ---- linear layers: each as in layers.h ----
 // out = the sum of the parts' products of their columns of inp
 static inline void tensor_row_parallel(floatX* out, const floatX* inp, const floatX* w, const floatX* bias,
                                        int N, int C, int OC) {
     int t = TENSOR_PARTS;
     size_t n = (size_t)N * OC;
-    floatX* terms = tensor_room(ROOM_TERMS, t * n);
+    void* terms = tensor_terms(n);
     for (int q = 0; q < t; q++) {
         const floatX* part_w = tensor_take(ROOM_WEIGHT, w, tensor_weight_cut(C, OC, t, q));
         const floatX* part_inp = tensor_take(ROOM_INPUT, inp, split_columns(N, C, 1, t, q));
-        matmul_forward(terms + q * n, part_inp, part_w, q == 0 ? bias : NULL, N, C / t, OC);
+        const floatX* part_bias = q == 0 ? bias : NULL;
+        if (TENSOR_REDUCE_FP32) matmul_forward_fp32((float*)terms + q * n, part_inp, part_w, part_bias, N, C / t, OC);
+        else matmul_forward((floatX*)terms + q * n, part_inp, part_w, part_bias, N, C / t, OC);
     }
-    split_sum(out, terms, t, n, SUM_IN_RANK_ORDER);
+    tensor_sum(out, terms, n);
 }
 // each part makes its columns of out, and of pre, if that is not NULL
 static inline void tensor_column_parallel(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias,
@@ -113,13 +127,14 @@ static inline void tensor_column_parallel_backward(floatX* dinp, const floatX* d
                                                    int N, int C, int OC) {
     int t = TENSOR_PARTS;
     size_t n = (size_t)N * C;
-    floatX* terms = tensor_room(ROOM_TERMS, t * n);
+    void* terms = tensor_terms(n);
     for (int q = 0; q < t; q++) {
         const floatX* part_w = tensor_take(ROOM_WEIGHT, w, tensor_weight_cut(C, OC, t, q));
         const floatX* part_dout = tensor_take(ROOM_INPUT, dout, split_columns(N, OC, tensor_groups(), t, q));
-        matmul_backward_input(terms + q * n, part_dout, part_w, N, C, OC / t);
+        if (TENSOR_REDUCE_FP32) matmul_backward_input_fp32((float*)terms + q * n, part_dout, part_w, N, C, OC / t);
+        else matmul_backward_input((floatX*)terms + q * n, part_dout, part_w, N, C, OC / t);
     }
-    split_sum(dinp, terms, t, n, SUM_IN_RANK_ORDER);
+    tensor_sum(dinp, terms, n);
 }
 static inline void tensor_matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
     if (tensor_cuts_columns()) tensor_row_parallel_backward(dinp, dout, w, NULL, N, C, OC);
@@ -243,24 +258,6 @@ static inline void tensor_classifier_forward_backward(float* losses, floatX* log
         memset(row + first, 0, (size_t)(Vp - first) * sizeof(floatX));
     }
 }
-
-// ---- layernorm, with -DTENSOR_SEQUENCE: each part has a share of the rows, and makes terms of the weights' gradients ----
-#ifdef TENSOR_SEQUENCE
-static inline void tensor_layernorm_backward(floatX* dinp, floatX* dw, floatX* db, const floatX* dout, const floatX* inp,
-                                             const floatX* w, const float* mean, const float* rstd, int N, int C, GradMode mode) {
-    int t = TENSOR_PARTS, n = N / t;
-    require(mode == GRAD_SET, "tensor.h adds up layernorms of one micro-batch only: parts add up theirs before they are summed");
-    require(N % t == 0, "%d rows do not divide into %d parts", N, t);
-    floatX *dws = tensor_room(ROOM_WEIGHT, (size_t)t * C), *dbs = tensor_room(ROOM_BIAS, (size_t)t * C);
-    for (int q = 0; q < t; q++) {
-        size_t at = (size_t)q * n * C;
-        layernorm_backward(dinp + at, dws + q * C, dbs + q * C, dout + at, inp + at, w, mean + q * n, rstd + q * n, n, C, mode);
-    }
-    split_sum(dw, dws, t, (size_t)C, SUM_IN_RANK_ORDER);
-    split_sum(db, dbs, t, (size_t)C, SUM_IN_RANK_ORDER);
-}
-#define layernorm_backward tensor_layernorm_backward
-#endif
 
 // ---- what the stage calls ----
 #define matmul_forward(out, inp, w, bias, N, C, OC) (SPLIT_ROLE(w), tensor_matmul_forward(out, inp, w, bias, N, C, OC))

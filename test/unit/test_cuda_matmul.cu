@@ -96,6 +96,25 @@ static void check_forward(int N, int C, int OC) {
         expect_gelu(act, pre, of_sum(C) * 4 * sqrt(C));
     }, act, pre);
 }
+// The same products with results in fp32, which round like fp32's sums: nothing is rounded to floatX.
+static void check_forward_fp32(int N, int C, int OC) {
+    start(N, OC);
+    Both<floatX> inp = random_both((size_t)N * C), w = random_both((size_t)OC * C), bias = random_both(OC, 0, 3);
+    for (bool biased : { false, true }) {
+        Both<float> out = unset_both<float>((size_t)N * OC);
+        cpu::matmul_forward_fp32(out.cpu, inp.cpu, w.cpu, biased ? bias.cpu : NULL, N, C, OC);
+        every_way("matmul_forward_fp32", [&] { matmul_forward_fp32(out.gpu, inp.gpu, w.gpu, biased ? bias.gpu : NULL, N, C, OC); },
+                  [&] { expect_near(biased ? "the fp32 product plus bias" : "the fp32 product", out, of_sum(C)); }, out);
+    }
+}
+static void check_backward_input_fp32(int N, int C, int OC) {
+    start(N, OC);
+    Both<floatX> dout = random_both((size_t)N * OC), w = random_both((size_t)OC * C);
+    Both<float> dinp = unset_both<float>((size_t)N * C);
+    cpu::matmul_backward_input_fp32(dinp.cpu, dout.cpu, w.cpu, N, C, OC);
+    every_way("matmul_backward_input_fp32", [&] { matmul_backward_input_fp32(dinp.gpu, dout.gpu, w.gpu, N, C, OC); },
+              [&] { expect_near("dinp in fp32", dinp, of_sum(OC)); }, dinp);
+}
 static void check_backward_input(int N, int C, int OC) {
     start(N, OC);
     size_t n = (size_t)N * C;
@@ -138,6 +157,12 @@ static void test_gradients_of_inputs_in_every_way(void) {
 static void test_gradients_of_weights_and_biases_set_or_add_in_every_way(void) {
     for (const int* s : shapes) check_backward_weight(s[0], s[1], s[2]);
 }
+static void test_products_in_fp32_are_not_rounded_to_floatX(void) {
+    for (const int* s : shapes) {
+        check_forward_fp32(s[0], s[1], s[2]);
+        check_backward_input_fp32(s[0], s[1], s[2]);
+    }
+}
 // The rows come in chunks, whose sum nearly cancels: rounded to 16 bits after each, it would be far off. `chunked`: by chunks.
 // Otherwise by products, each of which rounds.
 static void check_chunks(GradMode mode, bool chunked, double slack) {
@@ -177,8 +202,9 @@ static void test_chunks_of_a_weight_gradient_are_rounded_once(void) {
     expect(found, "a sum that is rounded after each chunk passes this test");
 }
 static void test_arrays_that_are_not_aligned(void) {
-    void (*checks[3])(void) = {
+    void (*checks[5])(void) = {
         [] { check_forward(8, 16, 24); }, [] { check_backward_input(8, 16, 24); }, [] { check_backward_weight(8, 16, 24); },
+        [] { check_forward_fp32(8, 16, 24); }, [] { check_backward_input_fp32(8, 16, 24); },
     };
     for (void (*check)(void) : checks) {
         for (unaligned_array = 0; unaligned_array == 0 || unaligned_array < arrays; unaligned_array++) check();
@@ -319,6 +345,7 @@ int main(int argc, char** argv) {
     TEST(test_products_with_bias_and_gelu_in_every_way);
     TEST(test_gradients_of_inputs_in_every_way);
     TEST(test_gradients_of_weights_and_biases_set_or_add_in_every_way);
+    TEST(test_products_in_fp32_are_not_rounded_to_floatX);
     TEST(test_chunks_of_a_weight_gradient_are_rounded_once);
     TEST(test_arrays_that_are_not_aligned);
     TEST(test_only_what_is_overwritten_is_timed);

@@ -293,6 +293,10 @@ static void check_linear_forward(int N, int C, int OC) {
     linear_objective(&a);
     matmul_forward(out.x, inp.x, w.x, bias.x, N, C, OC);
     expect_tensor("matmul_forward with a bias", out.x, want, n, slack);
+    float* sums = unset_floats(n);
+    matmul_forward_fp32(sums, inp.x, w.x, bias.x, N, C, OC);
+    expect_floats("matmul_forward_fp32 with a bias", sums, want, n, slack);
+    if (!NEEDS_MASTER) assert_memory_equal(sums, out.x, n * sizeof(float));
     matmul_gelu_forward(out.x, pre.x, inp.x, w.x, bias.x, N, C, OC);
     expect_tensor("matmul_gelu_forward's pre", pre.x, want, n, slack);
     for (size_t i = 0; i < n; i++) want[i] = gelu_definition((double)to_float(pre.x[i]));
@@ -301,6 +305,8 @@ static void check_linear_forward(int N, int C, int OC) {
     linear_objective(&a);
     matmul_forward(out.x, inp.x, w.x, NULL, N, C, OC);
     expect_tensor("matmul_forward without bias", out.x, want, n, slack);
+    matmul_forward_fp32(sums, inp.x, w.x, NULL, N, C, OC);
+    expect_floats("matmul_forward_fp32 without bias", sums, want, n, slack);
 }
 static void test_linear_forward_is_the_product_plus_bias_and_its_gelu(void** state) {
     (void)state;
@@ -326,6 +332,9 @@ static void check_linear_backward(int N, int C, int OC) {
     differentiate(db, linear_objective, &a, bias.d, bias.n);
     matmul_backward_input(dinp.x, dout.x, w.x, N, C, OC);
     expect_tensor("matmul_backward_input", dinp.x, dx, inp.n, 4 + OC);
+    float* sums = unset_floats(inp.n);
+    matmul_backward_input_fp32(sums, dout.x, w.x, N, C, OC);
+    expect_floats("matmul_backward_input_fp32", sums, dx, inp.n, 4 + OC);
 
     Tensor before_w = random_tensor(w.n, 0, 1), before_b = random_tensor(bias.n, 0, 1);
     for (int m = 0; m < 2; m++) {
@@ -353,34 +362,44 @@ static void test_linear_backward_is_the_derivative(void** state) {
     check_linear_backward(35, 20, 12);
 }
 
-// Larger shapes than finite differences can afford: dinp = dout w and dw = dout^T inp written out.
-static void check_large_linear_backward(int N, int C, int OC) {
+// Larger shapes than finite differences can afford: out = inp w^T + bias, dinp = dout w and dw = dout^T inp written out.
+static void check_large_linear(int N, int C, int OC) {
     start(1, N, C > OC ? C : OC, 1, OC);
     Tensor inp = random_tensor((size_t)N * (size_t)C, 0, 1), w = random_tensor((size_t)OC * (size_t)C, 0, 1), dout = random_tensor((size_t)N * (size_t)OC, 0, 1);
-    Tensor dinp = unset_tensor(inp.n), dw = random_tensor(w.n, 0, 1);
+    Tensor b = random_tensor((size_t)OC, 0, 1), out = unset_tensor(dout.n), dinp = unset_tensor(inp.n), dw = random_tensor(w.n, 0, 1);
     double *dx = (double*)own(inp.n, sizeof(double)), *d = (double*)own(w.n, sizeof(double)), *db = (double*)own((size_t)OC, sizeof(double));
+    double* y = (double*)own(dout.n, sizeof(double));
     for (int i = 0; i < N; i++) for (int o = 0; o < OC; o++) {
         double g = dout.d[(size_t)i * OC + o];
         db[o] += g;
+        y[(size_t)i * OC + o] = b.d[o];
         for (int c = 0; c < C; c++) {
+            y[(size_t)i * OC + o] += inp.d[(size_t)i * C + c] * w.d[(size_t)o * C + c];
             dx[(size_t)i * C + c] += g * w.d[(size_t)o * C + c];
             d[(size_t)o * C + c] += g * inp.d[(size_t)i * C + c];
         }
     }
+    matmul_forward(out.x, inp.x, w.x, b.x, N, C, OC);
+    expect_tensor("a large matmul_forward", out.x, y, out.n, 4 + sqrt(C) * 4);
     matmul_backward_input(dinp.x, dout.x, w.x, N, C, OC);
     expect_tensor("a large matmul_backward_input", dinp.x, dx, inp.n, 4 + sqrt(OC) * 4);
+    float* sums = unset_floats(inp.n);
+    matmul_backward_input_fp32(sums, dout.x, w.x, N, C, OC);
+    expect_floats("a large matmul_backward_input_fp32", sums, dx, inp.n, 4 + sqrt(OC) * 4);
+    if (!NEEDS_MASTER) assert_memory_equal(sums, dinp.x, inp.n * sizeof(float));
     floatX *before = copy_of(dw.x, w.n), *bias_before = copy_of(w.x, (size_t)OC), *bias = copy_of(w.x, (size_t)OC);
     matmul_backward_weight(dw.x, bias, dout.x, inp.x, N, C, OC, GRAD_ADD);
     expect_gradient("a large dw", dw.x, before, GRAD_ADD, d, w.n, 4 + sqrt(N) * 4);
     expect_gradient("a large dbias", bias, bias_before, GRAD_ADD, db, (size_t)OC, 4 + sqrt(N) * 4);
 }
-static void test_linear_backward_of_large_shapes(void** state) {
+static void test_linear_layers_of_large_shapes(void** state) {
     (void)state;
-    check_large_linear_backward(256, 96, 384);
-    check_large_linear_backward(1100, 33, 65);  // sums over more rows than a tile
-    check_large_linear_backward(7, 40, 2100);   // sums over more outputs than a tile
-    check_large_linear_backward(257, 1030, 70); // more columns than a tile
-    check_large_linear_backward(40, 512, 896);  // rows of w that share sets of the cache, in several panels
+    check_large_linear(256, 96, 384);
+    check_large_linear(1100, 33, 65);  // sums over more rows than a tile
+    check_large_linear(7, 40, 2100);   // sums over more outputs than a tile
+    check_large_linear(257, 1030, 70); // more columns than a tile
+    check_large_linear(300, 64, 500);  // tiles in several parts
+    check_large_linear(40, 512, 896);  // rows of w that share sets of the cache, in several panels
 }
 
 // ---- attention ----
@@ -1092,7 +1111,7 @@ static Record run_all_layers(int threads) {
     Tensor wte = random_tensor(Vp * C, 0, 1), wpe = random_tensor(T * C, 0, 1), x = random_tensor(N * C, 0, 1), y = random_tensor(N * C, 0, 1);
     Tensor w = random_tensor(C, 1, 1), b = random_tensor(C, 0, 1), qkv = random_tensor(N * 3 * C, 0, 1), logits = random_tensor(N * Vp, 0, 1);
     Tensor fc = random_tensor(4 * C * C, 0, 1), fcb = random_tensor(4 * C, 0, 1), wide = random_tensor(N * 4 * C, 0, 1), pre = unset_tensor(N * 4 * C);
-    Tensor dqkv = unset_tensor(N * 3 * C), many = random_tensor(100003, 0, 1);
+    Tensor dqkv = unset_tensor(N * 3 * C), many = random_tensor(100003, 0, 1), part = random_tensor(N * Vp / 2, 0, 1);
     Optimizer o = random_optimizer(20011);
     float mean[N], rstd[N], stats[N * NH], losses[N];
     double square = 0;
@@ -1112,9 +1131,9 @@ static Record run_all_layers(int threads) {
     float of_part[3 * N], part_losses[N];
     encoder_part_forward(x.x, tokens, wte.x, wpe.x, last, B, T, C);               KEEP("encoder_part_forward", x);
     encoder_part_backward(wte.x, wpe.x, x.x, tokens, last, B, T, C, GRAD_ADD);    KEEP("dwte of a part", wte); KEEP("dwpe", wpe);
-    classifier_part_stats(of_part, pre.x, targets, last, N, V);
+    classifier_part_stats(of_part, part.x, targets, last, N, V);
     record(&r, false, "stats of a part", of_part, sizeof of_part);
-    classifier_part_forward_backward(part_losses, pre.x, of_part, targets, 0.1f, last, 1, N, V); KEEP("dlogits of a part", pre);
+    classifier_part_forward_backward(part_losses, part.x, of_part, targets, 0.1f, last, 1, N, V); KEEP("dlogits of a part", part);
     record(&r, false, "losses from parts", part_losses, sizeof part_losses);
     add_sum_squares(&square, many.x, many.n);
     update(adamw_example, o, 1, o.n, 100);
@@ -1162,7 +1181,7 @@ int main(void) {
         TEST(test_layernorm_follows_its_definition_and_its_derivative),
         TEST(test_linear_forward_is_the_product_plus_bias_and_its_gelu),
         TEST(test_linear_backward_is_the_derivative),
-        TEST(test_linear_backward_of_large_shapes),
+        TEST(test_linear_layers_of_large_shapes),
         TEST(test_attention_follows_its_definition_and_its_derivative),
         TEST(test_attention_forward_over_several_blocks),
         TEST(test_attention_survives_scores_that_exp_alone_would_overflow),

@@ -174,13 +174,13 @@ static bool product_by_primitive(Product p) {
 }
 
 // ---- panels ----
-// Without AVX-512, oneDNN's sgemm reads b in place where a has few rows. Rows of b that are a multiple of 2048 bytes apart share
-// two sets of a first-level cache of 32 KB (64 sets), whose 16 lines the product needs again and again: it takes twice as long. So
-// pieces of b are copied into rows that are not so far apart.
+// Without AVX-512, oneDNN's sgemm reads b in place where a has few rows. Rows of b that are a multiple of 1024 bytes apart share
+// four sets of a first-level cache of 32 KB (64 sets), whose 32 lines the product needs again and again: it takes up to twice as
+// long. So pieces of b are copied into rows that are not so far apart.
 #define PANEL_COLS 96
 #define PANEL_STRIDE (PANEL_COLS + 16)
 #define PANEL_DEPTH 384 // 168 KB a piece, for the second-level cache
-#define CONFLICT_FLOATS (2048 / 4)
+#define CONFLICT_FLOATS (1024 / 4)
 
 static bool product_wants_panels(ProductShape s) {
     bool conflicts = !s.a_transposed && !s.b_transposed && s.N % CONFLICT_FLOATS == 0;
@@ -223,6 +223,20 @@ static void product_tile(Product p, int m, int n, int rows, int cols) {
     }
 }
 
+// Where b is transposed, oneDNN copies it before it multiplies. A small part of a tile stays in the second-level cache from the
+// copy of b to the addition of the bias.
+#define PART_ROWS 128
+#define PART_COLS 192
+static void product_tile_parts(Product p, int m, int n, int rows, int cols) {
+    bool parts = p.shape.b_transposed && cpu_matmul.reads_in_place;
+    int row_step = parts ? PART_ROWS : rows, col_step = parts ? PART_COLS : cols;
+    for (int c = 0; c < cols; c += col_step) {
+        for (int r = 0; r < rows; r += row_step) {
+            product_tile(p, m + r, n + c, int_min(row_step, rows - r), int_min(col_step, cols - c));
+        }
+    }
+}
+
 // A grid of as many tiles as there are threads, as square as can be: what a tile reads grows with its two sides.
 static void product_by_tiles(Product p) {
     int M = p.shape.M, N = p.shape.N, threads = omp_get_max_threads(), down = 1;
@@ -234,7 +248,7 @@ static void product_by_tiles(Product p) {
     int cols = (int)round_up(ceil_div((size_t)N, (size_t)(threads / down)), vector);
     #pragma omp parallel for collapse(2) schedule(static)
     for (int m = 0; m < M; m += rows) {
-        for (int n = 0; n < N; n += cols) product_tile(p, m, n, int_min(rows, M - m), int_min(cols, N - n));
+        for (int n = 0; n < N; n += cols) product_tile_parts(p, m, n, int_min(rows, M - m), int_min(cols, N - n));
     }
 }
 
@@ -341,22 +355,33 @@ static inline size_t matmul_scratch_floats(int threads, int N, int C) {
     return NEEDS_MASTER ? matmul_copies_floats() + (size_t)int_min(matmul_rows(threads), N) * 4 * (size_t)C : 0;
 }
 
+// Element i of out, which is fp32 or floatX.
+static inline void* out_element(void* out, int out_type, size_t i) {
+    return (char*)out + i * (out_type == DTYPE_F32 ? sizeof(float) : sizeof(floatX));
+}
+
 // out (N,OC) = inp (N,C) w^T (OC,C) + bias: the whole units of rows, which a primitive may do, and the rest
-static void linear_rows(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
+static void linear_rows(void* out, int out_type, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
     int rest = N % MATMUL_ROW_UNIT, whole = N - rest;
-    Product p = { { 0, 1, whole, OC, C, bias != NULL, 0, FLOATX_DTYPE }, out, inp, w, bias };
+    Product p = { { 0, 1, whole, OC, C, bias != NULL, 0, out_type }, out, inp, w, bias };
     if (whole > 0) product(p);
     p.shape.M = rest;
-    p.out = out + (size_t)whole * OC;
+    p.out = out_element(out, out_type, (size_t)whole * OC);
     p.a = inp + (size_t)whole * C;
     if (rest > 0) product(p);
 }
 
-void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
+static void linear_forward(void* out, int out_type, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
     int step = matmul_rows(cpu_layers.threads);
     for (int i = 0; i < N; i += step) {
-        linear_rows(out + (size_t)i * OC, inp + (size_t)i * C, w, bias, int_min(step, N - i), C, OC);
+        linear_rows(out_element(out, out_type, (size_t)i * OC), out_type, inp + (size_t)i * C, w, bias, int_min(step, N - i), C, OC);
     }
+}
+void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
+    linear_forward(out, FLOATX_DTYPE, inp, w, bias, N, C, OC);
+}
+void matmul_forward_fp32(float* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
+    linear_forward(out, DTYPE_F32, inp, w, bias, N, C, OC);
 }
 
 void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
@@ -364,20 +389,26 @@ void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floa
     for (int i = 0; i < N; i += step) {
         int rows = int_min(step, N - i);
         floatX *o = out + (size_t)i * OC, *p = pre + (size_t)i * OC;
-        linear_rows(p, inp + (size_t)i * C, w, bias, rows, C, OC);
+        linear_rows(p, FLOATX_DTYPE, inp + (size_t)i * C, w, bias, rows, C, OC);
         #pragma omp parallel for simd schedule(static)
         for (size_t k = 0; k < (size_t)rows * OC; k++) o[k] = to_floatX(gelu_f32(to_float(p[k])));
     }
 }
 
 // forward: out = inp w^T, so dinp = dout w
-void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
+static void linear_backward_input(void* dinp, int out_type, const floatX* dout, const floatX* w, int N, int C, int OC) {
     int step = matmul_rows(cpu_layers.threads);
     for (int i = 0; i < N; i += step) {
-        ProductShape shape = { 0, 0, int_min(step, N - i), C, OC, 0, 0, FLOATX_DTYPE };
-        Product p = { shape, dinp + (size_t)i * C, dout + (size_t)i * OC, w, NULL };
+        ProductShape shape = { 0, 0, int_min(step, N - i), C, OC, 0, 0, out_type };
+        Product p = { shape, out_element(dinp, out_type, (size_t)i * C), dout + (size_t)i * OC, w, NULL };
         product(p);
     }
+}
+void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
+    linear_backward_input(dinp, FLOATX_DTYPE, dout, w, N, C, OC);
+}
+void matmul_backward_input_fp32(float* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
+    linear_backward_input(dinp, DTYPE_F32, dout, w, N, C, OC);
 }
 
 // forward: out = gelu(pre) w^T, so dpre = (dout w) * gelu'(pre). The product stays in fp32 until it is multiplied.

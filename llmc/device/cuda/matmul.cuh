@@ -267,6 +267,12 @@ void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const float
     int epilogue = bias != NULL ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     product({ "matmul_forward", { 1, 0, OC, N, C, epilogue, 0, 0 }, out, w, inp, (floatX*)bias, NULL, 0 });
 }
+// An epilogue takes a bias only of the type of D, so our kernel adds this one.
+void matmul_forward_fp32(float* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
+    if (!NEEDS_MASTER) return matmul_forward((floatX*)out, inp, w, bias, N, C, OC);
+    product({ "matmul_forward_fp32", { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_DEFAULT, 1, 0 }, out, w, inp, NULL, NULL, 0 });
+    if (bias != NULL) bias_gelu_forward(NULL, out, bias, N, OC);
+}
 // pre^T = w inp^T + bias, out = gelu(pre)
 void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
     ProductShape shape = { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0, 0 };
@@ -276,6 +282,10 @@ void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floa
 void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
     ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DEFAULT, 0, 0 };
     product({ "matmul_backward_input", shape, dinp, w, dout, NULL, NULL, 0 });
+}
+void matmul_backward_input_fp32(float* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
+    ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DEFAULT, NEEDS_MASTER, 0 };
+    product({ "matmul_backward_input_fp32", shape, dinp, w, dout, NULL, NULL, 0 });
 }
 // forward: out = gelu(pre) w^T, so dpre^T = w^T dout^T * gelu'(pre)^T
 void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre, int N, int C, int OC) {
