@@ -127,7 +127,7 @@ endif
 STAGES := $(patsubst %.cu,%,$(wildcard train_gpt2_*.cu))
 TOOLS := tokenize train_bpe hf_export hf_import llmc_import ranks overlap plan
 # A stage's formulas in a precision, for plan: an object that exports one function, named like its file.
-PLAN_FORMULAS := $(foreach s,ddp zero fsdp,$(foreach p,fp32 bf16,$(BUILD)/plan_$s_$p.o))
+PLAN_FORMULAS := $(foreach s,ddp zero fsdp tp,$(foreach p,fp32 bf16,$(BUILD)/plan_$s_$p.o))
 C_TESTS := $(patsubst test/unit/%.c,%,$(wildcard test/unit/test_*.c))
 
 # The tools that make data, and most tests, are always built for the CPU.

@@ -15,8 +15,8 @@ Memory    per rank, in bytes: 16 for each of ((12C^2 + 7C)/t + 6C) L + (Vp/t + m
           block keeps (4 + 12/t)C elements per token, with --sequence-parallel 16C/t (with --keep-gathered (2 + 14/t)C).
 Sent      per rank and micro-batch: 4L + 2 sums of BTC elements, 2BTC (t-1)/t each (and L more with --recompute block, and L
           more where --sequence-parallel gathers twice), and 3BT(t-1) floats. Per step the norms, two doubles, and what DDP
-          sends, of this rank's part; --sequence-parallel also sums the gradients of layernorms. --tp-reduce-dtype fp32 adds
-          in fp32 what is rounded to 16 bits: 4 bytes an element of a sum, not 2, and 4BTC bytes of memory.
+          sends, of this rank's part; --sequence-parallel also sums the gradients of layernorms. With --tp-reduce-dtype fp32
+          a sum of products in 16 bits sends 4 bytes per element, not 2, and a rank holds 4BTC more; gathers are the same.
 Run       make train_gpt2_tp && mpirun -np 4 ./train_gpt2_tp --tensor-parallel 2     (--help lists the options)
 Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tensors, and sums inside a block.
 */
@@ -313,15 +313,15 @@ static CommOp rows_sum_begin(GPT2* g, void* rows, void* x, CommType type) {
     size_t n = (size_t)g->rows * (size_t)g->config.C;
     return g->how.sequence_parallel ? comm_reduce_scatter(g->tp, rows, x, n, type) : comm_all_reduce(g->tp, x, n, type);
 }
-// The same of partial products, for this rank's rows of x. They are in x, or in g->partial if that is not NULL: then sum_end
-// rounds what has arrived.
+// Makes this rank's rows of x the sum of the t ranks' partial products (mesh.h). Each rank has its own in x, or if there is
+// g->partial in that: then sum_end rounds what has arrived.
 static float* own_partial(const GPT2* g) { return g->partial + (size_t)g->first_row * (size_t)g->config.C; }
 static CommOp sum_begin(GPT2* g, floatX* x) {
     if (g->partial) return rows_sum_begin(g, own_partial(g), g->partial, COMM_F32);
     return rows_sum_begin(g, own_rows(g, x), x, COMM_FLOATX);
 }
-static void sum_end(GPT2* g, CommOp* sum, floatX* x) {
-    comm_finish(g->tp, sum);
+static void sum_end(GPT2* g, CommOp* op, floatX* x) {
+    comm_finish(g->tp, op);
     if (g->partial) from_fp32(own_rows(g, x), own_partial(g), (size_t)g->rows * (size_t)g->config.C);
 }
 static void sum(GPT2* g, floatX* x) { CommOp op = sum_begin(g, x); sum_end(g, &op, x); }
@@ -386,7 +386,7 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
     int B = g->B, T = g->T, C = g->config.C, t = g->tp->size, D = C / t, NH = g->config.NH / t, BT = B * T;
     GradMode mode = g->grad_mode;
     floatX *dgelu = g->dbt4c, *dqkv = g->dbt4c; // never needed at the same time
-    floatX* dln = own_rows(g, g->dbtc);
+    floatX* dln = own_rows(g, g->dbtc);         // where the sum of a column-parallel layer's input gradient arrives
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
     floatX* dres = gather(g, g->branch, g->dres);
     matmul_backward_weight(dp.fcprojw, dp.fcprojb, dres, a.gelu, BT, 4*D, C, mode);

@@ -1,31 +1,37 @@
 #!/bin/sh
 # readme_table.sh - the table in README.md: what each stage keeps on a rank, sends, and gains, measured here.
 #
-#   sh dev/bench/readme_table.sh [--steps 12] [--rounds 3] [OPTION OF THE PROGRAMS...]
+#   sh dev/bench/readme_table.sh [--table stages|tp] [--steps 12] [--rounds 3] [OPTION OF THE PROGRAMS...]
 #
 # Two ranks with a thread each; the single program has the batch of both on one thread. Memory and bytes sent are measured, and a run
 # in which they differ from the program's prediction ends this script. Speeds are medians over all steps but each run's first, as
-# multiples of the single program's in the same round; the programs take turns in every round. Needs two cores that do nothing else:
-# the last line says if they were busy before.
+# multiples of the first line's in the same round; the programs take turns in every round. Needs two cores that do nothing else:
+# the last line says if they were busy before. --table tp makes the table of chapter 5: tensor parallelism with its options, beside
+# DDP with the same global batch.
 #
 # BUILD   folder of the programs (default build; make builds them)    MPIRUN  how to start ranks (dev/on_ranks.sh)
 set -eu
 cd "$(dirname -- "$0")/../.."
-usage() { sed -n '2,11s/^# \{0,1\}//p' "$0"; exit "$1"; }
+usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; exit "$1"; }
 fail() { echo "error: $*" >&2; exit 1; }
 . dev/on_ranks.sh
 . dev/bench/busy.sh
 . dev/bench/options.sh
 
-steps=12 rounds=3
-take_options "--steps --rounds" "$@"
+table=stages steps=12 rounds=3
+take_options "--table --steps --rounds" "$@"
 eval "set -- $others"
 whole_number() { case $2 in ''|*[!0-9]*|0*) fail "$1 wants a whole number from 1 on, not '$2'" ;; esac; }
 whole_number --steps "$steps"
 whole_number --rounds "$rounds"
 [ "$steps" -ge 2 ] || fail "--steps must be at least 2: the first is not counted"
+case $table in
+    stages) rows='single ddp zero-1 zero-2 zero-3 fsdp tp' programs='single ddp zero fsdp tp' ;;
+    tp) rows='ddp tp tp-no-overlap tp-sequence tp-keep' programs='ddp tp' ;;
+    *) fail "--table wants stages or tp, not '$table'" ;;
+esac
 build=${BUILD:-build}
-for program in single ddp zero fsdp; do [ -x "$build/train_gpt2_$program" ] || fail "there is no $build/train_gpt2_$program; make train_gpt2_$program"; done
+for program in $programs; do [ -x "$build/train_gpt2_$program" ] || fail "there is no $build/train_gpt2_$program; make train_gpt2_$program"; done
 ranks_can_start 2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -49,23 +55,30 @@ run() {
     echo "  round $round: $name" >&2
 }
 for round in $(seq "$rounds"); do
-    run single 1 8 single "$@"
-    run ddp 2 4 ddp "$@"
-    for stage in 1 2 3; do run "zero-$stage" 2 4 zero --zero-stage "$stage" "$@"; done
-    run fsdp 2 4 fsdp "$@"
+    for row in $rows; do
+        case $row in
+            single) run $row 1 8 single "$@" ;;
+            zero-*) run $row 2 4 zero --zero-stage "${row#zero-}" "$@" ;;
+            tp) run $row 2 8 tp "$@" ;; # both ranks see the whole batch
+            tp-no-overlap) run $row 2 8 tp --no-overlap "$@" ;;
+            tp-sequence) run $row 2 8 tp --sequence-parallel "$@" ;;
+            tp-keep) run $row 2 8 tp --sequence-parallel --keep-gathered "$@" ;;
+            *) run $row 2 4 $row "$@" ;;
+        esac
+    done
 done
 
 sed 's/^model  *//' "$work/model"
 echo
 echo "| | memory per rank | sent per rank and step | tokens per second | waiting for communication |"
 echo "|---|---|---|---|---|"
-for name in single ddp zero-1 zero-2 zero-3 fsdp; do
-    awk -v name="$name" '
+for name in $rows; do
+    awk -v name="$name" -v first="${rows%% *}" '
         function median(x, n,   i, k, t) {
             for (i = 2; i <= n; i++) { t = x[i]; for (k = i - 1; k > 0 && x[k] > t; k--) x[k + 1] = x[k]; x[k + 1] = t }
             return n % 2 ? x[(n + 1) / 2] : (x[n / 2] + x[n / 2 + 1]) / 2
         }
-        $2 == "single" { base[$1, ++bases[$1]] = $3 }
+        $2 == first { base[$1, ++bases[$1]] = $3 }
         $2 == name { speed[$1, ++speeds[$1]] = $3; share[++shares] = 100 * $5 / $4; memory = $6; sent = $7; if ($1 > rounds) rounds = $1 }
         END {
             for (r = 1; r <= rounds; r++) {
@@ -73,8 +86,11 @@ for name in single ddp zero-1 zero-2 zero-3 fsdp; do
                 delete x; for (i = 1; i <= bases[r]; i++) x[i] = base[r, i]
                 ratio[r] = mine / median(x, bases[r])
             }
-            title = name == "single" ? "single" : name == "ddp" ? "DDP" : name == "fsdp" ? "FSDP" : "ZeRO stage " substr(name, 6)
-            printf "| %s | %.0f MB |", title, memory / 1e6
+            title["single"] = "single"; title["ddp"] = "DDP"; title["fsdp"] = "FSDP"; title["tp"] = "tensor parallel"
+            for (z = 1; z <= 3; z++) title["zero-" z] = "ZeRO stage " z
+            title["tp-no-overlap"] = "`--no-overlap`"; title["tp-sequence"] = "`--sequence-parallel`"
+            title["tp-keep"] = "`--sequence-parallel --keep-gathered`"
+            printf "| %s | %.0f MB |", title[name], memory / 1e6
             if (name == "single") print " | 1 | |"
             else printf " %.1f MB | x %.2f | %.1f %% |\n", sent / 1e6, median(ratio, rounds), median(share, shares)
         }' "$work/results"

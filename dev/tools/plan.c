@@ -4,14 +4,15 @@ plan - predicts what a model will need on a number of ranks, before anything is 
     build/plan --model gpt2-xl --ranks 8 --seq-len 1024 --batch-size 4
     build/plan --params 7.5e9 --ranks 64
     build/plan --model gpt2 --link measured.json --compute-ms 120
+    build/plan --model d32 --ranks 64 --tensor-parallel 8 --sequence-parallel
 
-The first prints bytes per rank by kind in every stage of the course, which devices it fits on and the largest dN that fits, and
-seconds per step on 1 to 4096 ranks. The second is given only a number of parameters: it prints the bytes kept for them, and the
-table of the ZeRO paper. The third uses measured links and compute (comm_bench --json, a run on one rank). The formulas of bytes
-are the stages' own (plan_stage.h), plan.h has the others. GB are 1e9 bytes.
+The first prints bytes per rank by kind in every stage of the course, which devices it fits on and the largest dN that fits,
+and seconds per step on 1 to 4096 ranks; tensor parallelism is there for 1, 2, 4 and 8 ranks that share a copy of the model,
+or, as in the fourth, for the number that is asked for. The second is given only a number of parameters: it prints the bytes
+kept for them, and the table of the ZeRO paper. The third uses measured links and compute (comm_bench --json, a run on one
+rank). The formulas of bytes are the stages' own (plan_stage.h), plan.h has the others. GB are 1e9 bytes.
 */
 #include "plan.h"
-#include "../../llmc/device/layers_contract.h"
 #include "../../llmc/run/start.h"
 #include "../../llmc/run/logger.h"
 
@@ -20,8 +21,8 @@ enum { DEVICE_GPU, DEVICE_CPU };
 enum { MASTER_ON, MASTER_OFF };
 typedef struct {
     Options o;                      // the options that a training program also has
-    long long ranks, accumulation, wrap_blocks, limit_all_gathers, ranks_per_node, nics;
-    int precision, device, master, algorithm, exact;
+    long long ranks, accumulation, wrap_blocks, limit_all_gathers, tensor_parallel, ranks_per_node, nics;
+    int precision, device, master, algorithm, exact, sequence_parallel, keep_gathered;
     double params, peak_flops, mfu, compute_ms;
     const char *link, *inter_link;
 } PlanOptions;
@@ -58,8 +59,15 @@ static void plan_options(OptionTable* t, PlanOptions* p) {
                "number of consecutive blocks that fsdp gathers at a time; 0: the whole model at once");
     option_int(t, "limit-all-gathers", &p->limit_all_gathers, 1, 256,
                "how many such groups, besides the root, fsdp may keep gathered at a time");
-    option_text(t, "link", &p->link, "nvlink|pcie|infiniband|FILE", "link between ranks of a node; FILE: from comm_bench --json");
-    option_text(t, "inter-link", &p->inter_link, "nvlink|pcie|infiniband|FILE", "between nodes");
+    option_int(t, "tensor-parallel", &p->tensor_parallel, 0, 1 << 20,
+               "neighbouring ranks that share one copy of the model and a micro-batch; 0: as many as 1, 2, 4 and 8");
+    option_flag(t, "sequence-parallel", &p->sequence_parallel,
+                "they also share the rows of layernorms and of the residual stream");
+    option_flag(t, "keep-gathered", &p->keep_gathered,
+                "with --sequence-parallel: gathered rows are kept for the backward pass");
+    option_text(t, "link", &p->link, "nvlink|nvlink3|nvlink2|pcie|infiniband|hdr|FILE",
+                "link between ranks of a node; FILE: from comm_bench --json");
+    option_text(t, "inter-link", &p->inter_link, "nvlink|nvlink3|nvlink2|pcie|infiniband|hdr|FILE", "between nodes");
     option_int(t, "ranks-per-node", &p->ranks_per_node, 0, 1 << 20, "ranks in each node; 0: all are in one node");
     option_int(t, "nics", &p->nics, 0, 1 << 20, "network interfaces of each node; 0: one for each rank");
     option_choice(t, "algorithm", &p->algorithm, "ring|tree", "of collectives; it decides how many hops follow one another");
@@ -74,8 +82,8 @@ static void plan_options(OptionTable* t, PlanOptions* p) {
 static void check_options(const PlanOptions* p, OptionTable* t) {
     static const char* const of_models[] = {
         "model", "layers", "heads", "channels", "vocab-size", "seq-len", "batch-size", "accumulation", "recompute", "device",
-        "wrap-blocks", "limit-all-gathers", "link", "inter-link", "ranks-per-node", "nics", "algorithm", "peak-flops", "mfu",
-        "compute-ms", "exact"
+        "wrap-blocks", "limit-all-gathers", "tensor-parallel", "sequence-parallel", "keep-gathered", "link", "inter-link",
+        "ranks-per-node", "nics", "algorithm", "peak-flops", "mfu", "compute-ms", "exact"
     };
     for (size_t i = 0; p->params > 0 && i < sizeof of_models / sizeof of_models[0]; i++) {
         require(!option_given(t, of_models[i]), "--%s cannot be used with --params, which describes a model of unknown shape",
@@ -105,17 +113,60 @@ static Plan plan_from_options(const PlanOptions* p) {
     plan.gpu = p->device == DEVICE_GPU;
     plan.rooms = (int)p->limit_all_gathers;
     plan.wrap_blocks = (int)p->wrap_blocks;
+    plan.t = p->tensor_parallel ? (int)p->tensor_parallel : 1;
+    plan.sequence_parallel = p->sequence_parallel;
+    plan.keep_gathered = p->keep_gathered;
     require(plan.T <= plan.config.max_T, "--seq-len %d is longer than the %d positions of the model; lower it or choose a model"
             " with more", plan.T, plan.config.max_T);
     LayerShapes shapes = { plan.B, plan.T, plan.config.C, plan.config.NH, plan.config.Vp, 1 };
     layer_shapes_check(shapes);
+    plan_bytes(&plan, PLAN_TP); // whose errors come before any table
     return plan;
 }
 
 // ---- tables ----
-static void print_stages(const char* title) {
+// What a table compares: stages, or numbers of ranks that share a copy of the model.
+typedef struct { PlanStage stage; Plan plan; char name[24]; } Way;
+typedef struct { int n; Way ways[PLAN_STAGES + 1]; } Ways;
+
+static void ways_add(Ways* w, PlanStage stage, const Plan* plan) {
+    Way* way = &w->ways[w->n++];
+    way->stage = stage;
+    way->plan = *plan;
+    if (stage == PLAN_TP) snprintf(way->name, sizeof way->name, "tp %d", plan->t);
+    else snprintf(way->name, sizeof way->name, "%s", plan_stage_names[stage]);
+}
+static Ways ways_of_stages(const Plan* plan) {
+    Ways w;
+    w.n = 0;
+    for (int s = 0; s < PLAN_STAGES; s++) ways_add(&w, (PlanStage)s, plan);
+    return w;
+}
+// asked: 0 for 1, 2, 4 and 8, as far as ranks and model divide
+static Ways ways_of_tensor_parallel(Plan plan, int asked) {
+    Ways w;
+    w.n = 0;
+    for (plan.t = asked ? asked : 1; plan.t <= (asked ? asked : 8); plan.t *= 2) {
+        if (plan_divides(&plan)) ways_add(&w, PLAN_TP, &plan);
+    }
+    return w;
+}
+static Plan recomputing(Plan plan, int recompute) {
+    plan.recompute = recompute;
+    return plan;
+}
+static size_t way_total(const Way* w, int recompute) {
+    Plan plan = recomputing(w->plan, recompute);
+    return plan_memory_total(&plan, w->stage);
+}
+static PlanBytes way_bytes(const Way* w, int recompute) {
+    Plan plan = recomputing(w->plan, recompute);
+    return plan_bytes(&plan, w->stage);
+}
+
+static void print_ways(const char* title, const Ways* w) {
     printf("\n%-24s", title);
-    for (int s = 0; s < PLAN_STAGES; s++) printf(" %16s", plan_stage_names[s]);
+    for (int i = 0; i < w->n; i++) printf(" %16s", w->ways[i].name);
     printf("\n");
 }
 static void print_bytes(double bytes, bool exact) {
@@ -130,49 +181,58 @@ static void print_device_sizes(const char* title) {
 }
 static const char* precision_name(int precision) { return precision == FP32 ? "fp32" : precision == BF16 ? "bf16" : "fp16"; }
 
-static void print_model_memory(const Plan* with, const Plan* without, bool exact) { // with and without recomputation
-    PlanBytes bytes[PLAN_STAGES];
+static void print_total(const char* name, const Ways* w, int recompute, bool exact) {
+    printf("%-24s", name);
+    for (int i = 0; i < w->n; i++) print_bytes((double)way_total(&w->ways[i], recompute), exact);
+    printf("\n");
+}
+static void print_model_memory(const Ways* w, bool exact) { // with and without recomputation
+    PlanBytes kept[PLAN_STAGES + 1];
     char title[64];
-    snprintf(title, sizeof title, "bytes per rank of %d", without->N);
-    print_stages(title);
-    for (int s = 0; s < PLAN_STAGES; s++) bytes[s] = plan_bytes(without, (PlanStage)s);
+    snprintf(title, sizeof title, "bytes per rank of %d", w->ways[0].plan.N);
+    print_ways(title, w);
+    for (int i = 0; i < w->n; i++) kept[i] = way_bytes(&w->ways[i], RECOMPUTE_NONE);
     for (int k = 0; k <= MEMORY_WORKSPACE; k++) {
-        if (k == MEMORY_WORKSPACE && bytes[0].memory[k] == 0) continue;
+        if (k == MEMORY_WORKSPACE && kept[0].memory[k] == 0) continue;
         printf("  %-22s", memory_kind_names[k]);
-        for (int s = 0; s < PLAN_STAGES; s++) print_bytes((double)bytes[s].memory[k], exact);
+        for (int i = 0; i < w->n; i++) print_bytes((double)kept[i].memory[k], exact);
         printf("\n");
         if (k != MEMORY_ACTIVATIONS) continue;
         printf("    %-20s", "or recomputed");
-        for (int s = 0; s < PLAN_STAGES; s++) print_bytes((double)plan_bytes(with, (PlanStage)s).memory[k], exact);
+        for (int i = 0; i < w->n; i++) print_bytes((double)way_bytes(&w->ways[i], RECOMPUTE_BLOCK).memory[k], exact);
         printf("\n");
     }
-    printf("  %-22s", "total");
-    for (int s = 0; s < PLAN_STAGES; s++) print_bytes((double)plan_memory_total(without, (PlanStage)s), exact);
-    printf("\n    %-20s", "or recomputed");
-    for (int s = 0; s < PLAN_STAGES; s++) print_bytes((double)plan_memory_total(with, (PlanStage)s), exact);
-    printf("\n  %-22s", "sent per step");
-    for (int s = 0; s < PLAN_STAGES; s++) print_bytes(floor(plan_sent(without, (PlanStage)s) / without->N), exact);
-    printf("\nnot counted: the rest of the layers' workspace, some MB, and what a device needs for itself\n");
+    print_total("  total", w, RECOMPUTE_NONE, exact);
+    print_total("    or recomputed", w, RECOMPUTE_BLOCK, exact);
+    printf("  %-22s", "sent per step");
+    for (int i = 0; i < w->n; i++) {
+        const Plan* plan = &w->ways[i].plan;
+        print_bytes(floor(plan_sent(plan, w->ways[i].stage) / plan->N), exact);
+    }
+    printf("\n");
 }
 
-static void print_model_fits(const Plan* with, const Plan* without) {
-    print_device_sizes("fits");
-    for (int s = 0; s < PLAN_STAGES; s++) {
-        printf("  %-22s", plan_stage_names[s]);
+static void print_fits(const Ways* w) {
+    for (int i = 0; i < w->n; i++) {
+        if (w->ways[i].stage == PLAN_TP && w->ways[i].plan.t == 1) continue; // as ddp
+        printf("  %-22s", w->ways[i].name);
         for (int d = 0; d < DEVICE_SIZES; d++) {
-            bool fits = (double)plan_memory_total(without, (PlanStage)s) <= device_sizes[d];
-            bool recomputed = (double)plan_memory_total(with, (PlanStage)s) <= device_sizes[d];
+            bool fits = (double)way_total(&w->ways[i], RECOMPUTE_NONE) <= device_sizes[d];
+            bool recomputed = (double)way_total(&w->ways[i], RECOMPUTE_BLOCK) <= device_sizes[d];
             printf(" %16s", fits ? "yes" : recomputed ? "recomputed" : "no");
         }
         printf("\n");
     }
-    print_device_sizes("largest dN, recomputed");
-    for (int s = 0; s < PLAN_STAGES; s++) {
-        printf("  %-22s", plan_stage_names[s]);
+}
+static void print_largest(const Ways* w) {
+    for (int i = 0; i < w->n; i++) {
+        if (w->ways[i].stage == PLAN_TP && w->ways[i].plan.t == 1) continue;
+        printf("  %-22s", w->ways[i].name);
         for (int d = 0; d < DEVICE_SIZES; d++) {
             char text[48] = "none";
-            GPT2Config c = with->config;
-            c.L = c.NH = plan_largest_depth(*with, (PlanStage)s, device_sizes[d]);
+            GPT2Config c = w->ways[i].plan.config;
+            Plan with = recomputing(w->ways[i].plan, RECOMPUTE_BLOCK);
+            c.L = c.NH = plan_largest_depth(with, w->ways[i].stage, device_sizes[d]);
             c.C = 64 * c.L;
             if (c.L > 0) snprintf(text, sizeof text, "d%d, %.3g B", c.L, 1e-9 * (double)gpt2_num_parameters(c));
             printf(" %16s", text);
@@ -181,7 +241,42 @@ static void print_model_fits(const Plan* with, const Plan* without) {
     }
 }
 
-static void print_times(Plan plan, const PlanOptions* p, const Network* network) {
+static void print_tensor_parallel_memory(const Ways* tp, const PlanOptions* p) {
+    const Plan* plan = &tp->ways[0].plan;
+    if (tp->n == 1 && p->tensor_parallel == 0) {
+        if (plan->N > 1) printf("\ntensor parallelism: none of 2, 4 and 8 divides %d ranks, %d heads and %d tokens\n",
+                                plan->N, plan->config.NH, plan->config.Vp);
+        return;
+    }
+    printf("\ntp t: t ranks share a copy of the model, and %d x %d tokens per micro-batch%s", plan->B, plan->T,
+           !plan->sequence_parallel ? "" : plan->keep_gathered ? "; they cut its rows, and keep what they gather"
+                                                               : "; they cut its rows");
+    print_model_memory(tp, p->exact);
+}
+
+static void print_times_title(const char* name, const char* rows) {
+    printf("%-8s %5s %12s %14s %12s %12s %14s %11s\n", name, rows, "compute ms", "communication", "exposed", "step",
+           "tokens/s", "efficiency");
+}
+static void print_time(const Plan* plan, PlanStage stage, const Network* network, UnitSeconds s, int row) {
+    StepTime t = plan_step(plan, stage, network, s);
+    printf("%14d %12.2f %14.2f %12.2f %12.2f %14.0f %10.1f%%\n", row, 1e3 * t.compute, 1e3 * t.communication, 1e3 * t.exposed,
+           1e3 * t.seconds, t.tokens_per_s, 100 * t.efficiency);
+}
+static void print_tensor_parallel_times(const Ways* tp, const PlanOptions* p, const Network* network, UnitSeconds s) {
+    Plan plan = tp->ways[0].plan;
+    char title[32];
+    if (p->tensor_parallel) {
+        snprintf(title, sizeof title, "tp %d", plan.t);
+        print_times_title(title, "ranks");
+        for (plan.N = plan.t; plan.N <= 4096; plan.N *= 2) print_time(&plan, PLAN_TP, network, s, plan.N);
+    } else if (tp->n > 1) {
+        snprintf(title, sizeof title, "tp of %d", plan.N);
+        print_times_title(title, "t");
+        for (int i = 0; i < tp->n; i++) print_time(&tp->ways[i].plan, PLAN_TP, network, s, tp->ways[i].plan.t);
+    }
+}
+static void print_times(Plan plan, const Ways* tp, const PlanOptions* p, const Network* network) {
     double peak = p->peak_flops > 0 ? p->peak_flops : p->precision == FP32 ? 67e12 : 989e12;
     double seconds = 1e-3 * p->compute_ms;
     if (p->compute_ms == 0) seconds = plan_flops_done(&plan) * plan.B * plan.T / (peak * p->mfu);
@@ -193,19 +288,17 @@ static void print_times(Plan plan, const PlanOptions* p, const Network* network)
     if (network->ranks_per_node) printf("; nodes of %d ranks and %d interfaces: %s", network->ranks_per_node, network->nics,
                                         link_description(p->inter_link));
     printf("\n");
-    for (int s = 0; s < PLAN_STAGES; s++) {
-        printf("%-8s %5s %12s %14s %12s %12s %14s %11s\n", plan_stage_names[s],
-               "ranks", "compute ms", "communication", "exposed", "step", "tokens/s", "efficiency");
-        for (plan.N = 1; plan.N <= 4096; plan.N *= 2) {
-            StepTime t = plan_step(&plan, (PlanStage)s, network, plan_unit_seconds(&plan, seconds));
-            printf("%14d %12.2f %14.2f %12.2f %12.2f %14.0f %10.1f%%\n", plan.N, 1e3 * t.compute, 1e3 * t.communication,
-                   1e3 * t.exposed, 1e3 * t.seconds, t.tokens_per_s, 100 * t.efficiency);
-        }
+    UnitSeconds s = plan_unit_seconds(&plan, seconds);
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        print_times_title(plan_stage_names[stage], "ranks");
+        for (plan.N = 1; plan.N <= 4096; plan.N *= 2) print_time(&plan, (PlanStage)stage, network, s, plan.N);
     }
+    print_tensor_parallel_times(tp, p, network, s);
 }
 
 static void plan_model(const PlanOptions* p) {
-    Plan plan = plan_from_options(p), with = plan, without = plan;
+    Plan plan = plan_from_options(p);
+    Ways stages, tp;
     Network network = { link_open(p->link), link_open(p->inter_link), (int)p->ranks_per_node, (int)p->nics, p->algorithm };
     if (network.nics == 0) network.nics = network.ranks_per_node;
     GPT2Config c = plan.config;
@@ -213,12 +306,19 @@ static void plan_model(const PlanOptions* p) {
            c.L, c.NH, c.C, c.V, c.max_T, gpt2_num_parameters(c));
     printf("step       %d x %d tokens in %d micro-batch%s per rank; %s, on a %s\n", plan.B, plan.T, plan.accumulation,
            plan.accumulation == 1 ? "" : "es", precision_name(p->precision), plan.gpu ? "GPU" : "CPU");
-    with.recompute = RECOMPUTE_BLOCK;
-    without.recompute = RECOMPUTE_NONE;
-    print_model_memory(&with, &without, p->exact);
-    print_model_fits(&with, &without);
     plan.recompute = p->o.recompute;
-    print_times(plan, p, &network);
+    stages = ways_of_stages(&plan);
+    tp = ways_of_tensor_parallel(plan, (int)p->tensor_parallel);
+    print_model_memory(&stages, p->exact);
+    print_tensor_parallel_memory(&tp, p);
+    printf("not counted: the rest of the layers' workspace, some MB, and what a device needs for itself\n");
+    print_device_sizes("fits");
+    print_fits(&stages);
+    print_fits(&tp);
+    print_device_sizes("largest dN, recomputed");
+    print_largest(&stages);
+    print_largest(&tp);
+    print_times(plan, &tp, p, &network);
 }
 
 // ---- only a number of parameters is known ----
@@ -226,6 +326,11 @@ static double params_bytes(const PlanOptions* p, StateBytes one, PlanStage stage
     return p->params * state_bytes_sum(state_bytes_sharded(one, stage, N));
 }
 
+static void print_stages(const char* title) {
+    printf("\n%-24s", title);
+    for (int s = 0; s < PLAN_STAGES; s++) printf(" %16s", plan_stage_names[s]);
+    printf("\n");
+}
 static void print_params_table(const PlanOptions* p, StateBytes one) {
     static const int paper[] = { 1, 4, 16, 64, 1024 };
     print_stages("GB per rank");

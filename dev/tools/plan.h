@@ -9,24 +9,30 @@ Messages  take alpha + n/bandwidth (Hockney 1994). A ring collective of N ranks 
           and Gropp 2005):
               seconds = k (N-1) alpha + k bytes (N-1)/N / busbw        k = 2 for an all-reduce, else 1
           busbw is defined as in nccl-tests. With several nodes, nodes-1 of the hops are between nodes, and the data that crosses
-          there is limited by the network interfaces. A tree moves the same data in (ranks of a node - 1) hops inside and
-          log2(nodes) between nodes; NCCL has a tree for all-reduce and, from 2.23 on with one rank per node, for the others.
+          there is limited by the network interfaces. Of a mesh, t neighbours share a copy of the model, and ranks that are t
+          apart the same part: these groups communicate at the same time, and share their nodes' interfaces. A tree moves the
+          same data in (ranks of a node - 1) hops inside and log2(nodes) between nodes; NCCL has a tree for all-reduce and,
+          from 2.23 on with one rank per node, for the others.
           Hops are counted as NCCL counts them when it chooses an algorithm (src/graph/tuning.cc).
 Overlap   is a timeline of two queues, compute and communication, each doing one thing at a time in order of issue. A unit is
           computed once it has been gathered (plan_micro_batch); time that compute waits is exposed. So exposed <= communication.
-          Where fsdp gathers groups of blocks, "unit" means such a group.
-Compute   is FLOPs / (peak x MFU), or measured, and the same for every N, because each rank has its own batch. Two effects are
-          ignored: AdamW has only 1/N to do in ZeRO, and communication takes a GPU's processors or a CPU's cores from compute.
+          Where fsdp gathers groups of blocks, "unit" means such a group. Tensor parallelism has a third queue, because it
+          sends activations on a communicator of its own: a sum is exposed but for what one product, dW, hides in the
+          backward pass.
+Compute   is FLOPs / (peak x MFU), or measured, and the same for every N, because each rank has its own batch. t ranks that
+          share one take 1/t of it. Three effects are ignored: AdamW has only 1/N to do in ZeRO, communication takes a GPU's
+          processors or a CPU's cores from compute, and smaller products reach less of the peak.
 */
 #ifndef DEV_PLAN_H
 #define DEV_PLAN_H
 #include "../../llmc/base/folder.h"
+#include "../../llmc/device/layers_contract.h"
 #include "../../llmc/model/gpt2.h"
 #include "../../llmc/base/options.h"
 #include "plan_stage.h"
 #include <jansson.h>
 
-static const char* const plan_stage_names[PLAN_STAGES] = { "ddp", "zero-1", "zero-2", "zero-3", "fsdp" };
+static const char* const plan_stage_names[PLAN_STAGES + 1] = { "ddp", "zero-1", "zero-2", "zero-3", "fsdp", "tp" };
 
 // ---- bytes per parameter ----
 typedef struct { double parameters, gradients, optimizer; } StateBytes; // per parameter, before anything is sharded
@@ -50,6 +56,7 @@ static inline PlanBytes plan_bytes(const Plan* p, PlanStage stage) {
     bool fp32 = p->X == sizeof(float);
     if (stage == PLAN_DDP) return fp32 ? plan_ddp_fp32(p, stage) : plan_ddp_bf16(p, stage);
     if (stage == PLAN_FSDP) return fp32 ? plan_fsdp_fp32(p, stage) : plan_fsdp_bf16(p, stage);
+    if (stage == PLAN_TP) return fp32 ? plan_tp_fp32(p, stage) : plan_tp_bf16(p, stage);
     return fp32 ? plan_zero_fp32(p, stage) : plan_zero_bf16(p, stage);
 }
 static inline size_t plan_memory_total(const Plan* p, PlanStage stage) {
@@ -61,11 +68,18 @@ static inline size_t plan_memory_total(const Plan* p, PlanStage stage) {
 // Bytes that N ranks together send per step. This is a whole number, which one rank's share of it need not be.
 static inline double plan_sent(const Plan* p, PlanStage stage) { return round(plan_bytes(p, stage).sent * p->N); }
 
+// Whether t ranks can share a copy of the model. If not, plan_bytes dies and says why.
+static inline bool plan_divides(const Plan* p) {
+    if (p->N % p->t != 0 || p->config.NH % p->t != 0 || p->config.Vp % p->t != 0) return false;
+    return !p->sequence_parallel || p->B * p->T % p->t == 0;
+}
+
 // The largest dN (N blocks and heads, 64N channels) that a rank with so many bytes can train; 0: none.
 static inline int plan_largest_depth(Plan p, PlanStage stage, double bytes) {
     for (int d = MAX_UNITS - 1; d > 0; d--) {
         p.config.L = p.config.NH = d;
         p.config.C = 64 * d;
+        if (stage == PLAN_TP && !plan_divides(&p)) continue;
         if ((double)plan_memory_total(&p, stage) <= bytes) return d;
     }
     return 0;
@@ -86,8 +100,11 @@ typedef struct {
 typedef struct { const char *name, *what; double alpha, busbw; } LinkPreset;
 static const LinkPreset link_presets[] = {
     { "nvlink", "NVLink 4, 450 GB/s per direction", 3.4e-6, 450e9 },               // half of the H100's 900 GB/s both ways
+    { "nvlink3", "NVLink 3, 300 GB/s per direction", 3.4e-6, 300e9 },              // of the A100's 600
+    { "nvlink2", "NVLink 2, 150 GB/s per direction", 3.4e-6, 150e9 },              // of the V100's 300
     { "pcie", "PCIe 4.0 x16, 31.5 GB/s per direction", 5.7e-6, 31.5e9 },           // 16 lanes x 16 GT/s x 128/130 / 8
     { "infiniband", "NDR InfiniBand, 50 GB/s per interface", 14e-6, 50e9 },        // 400 Gb/s
+    { "hdr", "HDR InfiniBand, 25 GB/s per interface", 14e-6, 25e9 },               // 200 Gb/s
 };
 static inline const LinkPreset* link_preset(const char* name) { // NULL: there is none
     for (size_t i = 0; i < sizeof link_presets / sizeof link_presets[0]; i++) {
@@ -99,7 +116,8 @@ static inline const LinkPreset* link_preset(const char* name) { // NULL: there i
 // Reads what dev/comm measured on ranks of one machine. Its alpha is for a whole call, ours for a hop.
 static inline Link link_read(const char* path) {
     size_t n;
-    FileSource from = { path, "--link and --inter-link want nvlink, pcie, infiniband or a file that comm_bench --json wrote" };
+    FileSource from = { path, "--link and --inter-link want nvlink, nvlink3, nvlink2, pcie, infiniband, hdr or a file that"
+                              " comm_bench --json wrote" };
     char* text = file_read(from, 1 << 20, &n);
     json_error_t error;
     json_t* root = json_loadb(text, n, JSON_REJECT_DUPLICATES, &error);
@@ -143,10 +161,30 @@ typedef struct {
     int algorithm;         // PLAN_RING or PLAN_TREE; decides the number of hops
 } Network;
 
-// Seconds of a collective on N ranks; bytes: of its largest buffer.
-static inline double network_seconds(const Network* w, PlanCollective c, double bytes, int N) {
+// Ranks of a group: N, of which at most per_node are in a node, whose interfaces `sharing` such groups use at the same time.
+typedef struct { int N, per_node, sharing; } RankGroup;
+
+static inline RankGroup world_group(const Network* w, int N) {
+    RankGroup g = { N, w->ranks_per_node && w->ranks_per_node < N ? w->ranks_per_node : N, 1 };
+    return g;
+}
+// t neighbours. If t does not divide a node's ranks, some of the groups are in two nodes, and the others wait for them.
+static inline RankGroup neighbours_group(const Network* w, int N, int t) {
+    RankGroup g = world_group(w, t);
+    if (w->ranks_per_node > t && w->ranks_per_node < N && w->ranks_per_node % t != 0) g.per_node = t - 1;
+    return g;
+}
+// N/t ranks, each t ranks after the one before
+static inline RankGroup ranks_apart_group(const Network* w, int N, int t) {
+    int n = N / t, all = w->ranks_per_node ? w->ranks_per_node : N;
+    RankGroup g = { n, all / t < 1 ? 1 : all / t < n ? all / t : n, t < all ? t : all };
+    return g;
+}
+
+// Seconds of a collective of a group; bytes: of its largest buffer.
+static inline double group_seconds(const Network* w, PlanCollective c, double bytes, RankGroup g) {
+    int N = g.N, per_node = g.per_node;
     if (N == 1) return 0;
-    int per_node = w->ranks_per_node && w->ranks_per_node < N ? w->ranks_per_node : N;
     int nodes = (int)ceil_div((size_t)N, (size_t)per_node);
     double between = nodes - 1, inside = N - 1 - between;
     if (w->algorithm == PLAN_TREE) {
@@ -154,8 +192,12 @@ static inline double network_seconds(const Network* w, PlanCollective c, double 
         inside = per_node - 1;
     }
     double busbw = per_node > 1 ? w->inside.busbw[c] : INFINITY;
-    if (nodes > 1) busbw = fmin(busbw, w->nics * w->between.busbw[c]);
+    if (nodes > 1) busbw = fmin(busbw, w->nics * w->between.busbw[c] / g.sharing);
     return collective_passes(c) * (inside * w->inside.alpha[c] + between * w->between.alpha[c] + bytes * (N - 1) / N / busbw);
+}
+
+static inline double network_seconds(const Network* w, PlanCollective c, double bytes, int N) {
+    return group_seconds(w, c, bytes, world_group(w, N));
 }
 
 // ---- a step ----
@@ -181,13 +223,16 @@ static inline UnitSeconds plan_unit_seconds(const Plan* p, double micro_batch_se
     return s;
 }
 
-// Both queues. now: when compute has finished all it was given; arrived: when everything sent so far will have arrived.
-typedef struct { double now, arrived, communication, exposed; } Timeline;
-static inline double timeline_send(Timeline* t, double seconds) { // returns when the message will have arrived
-    t->arrived = fmax(t->arrived, t->now) + seconds;
+// All queues. now: when compute has finished all it was given; arrived: when everything sent so far will have arrived;
+// shared_arrived: the same of what tensor parallelism sends among t ranks.
+typedef struct { double now, arrived, shared_arrived, communication, exposed; } Timeline;
+// Returns when the message will have arrived.
+static inline double timeline_enqueue(Timeline* t, double* arrived, double seconds) {
+    *arrived = fmax(*arrived, t->now) + seconds;
     t->communication += seconds;
-    return t->arrived;
+    return *arrived;
 }
+static inline double timeline_send(Timeline* t, double seconds) { return timeline_enqueue(t, &t->arrived, seconds); }
 static inline void timeline_wait(Timeline* t, double until) {
     if (until <= t->now) return;
     t->exposed += until - t->now;
@@ -254,12 +299,102 @@ static inline void plan_micro_batch(const Plan* p, PlanStage stage, const Messag
     free(arrives);
 }
 
+// ---- a step of tensor parallelism ----
+
+// Seconds of what t ranks send to each other in a micro-batch, and N/t ranks at its end.
+typedef struct {
+    double sum;             // of an activation (B,T,C): an all-reduce, or a reduce-scatter where rows are cut
+    double gather;          // of its rows, where they are cut; else 0
+    double stats;           // what the losses of a micro-batch need
+    double layernorms;      // gradients of a layernorm, once a step, where rows are cut; else 0
+    double block, root;     // all-reduce of a unit's gradients among the copies
+    double hides[2];        // the share of a block's forward compute that makes the weight gradient of qkv, of fc
+} TensorMessages;
+
+static inline TensorMessages tensor_messages(const Plan* p, const Network* w) {
+    TensorMessages m;
+    RankGroup tp = neighbours_group(w, p->N, p->t), dp = ranks_apart_group(w, p->N, p->t);
+    double C = p->config.C, rows = (double)p->B * p->T, X = (double)p->X, activation = rows * C * X;
+    int elements = p->gpu ? CLASSIFIER_ELEMENTS_CUDA : CLASSIFIER_ELEMENTS_CPU, BT = p->B * p->T;
+    int chunk = classifier_rows_of(elements, BT, p->config.Vp / p->t), chunks = (BT + chunk - 1) / chunk;
+    m.sum = group_seconds(w, p->sequence_parallel ? PLAN_REDUCE_SCATTER : PLAN_ALL_REDUCE, activation, tp);
+    m.gather = p->sequence_parallel ? group_seconds(w, PLAN_ALL_GATHER, activation, tp) : 0;
+    m.stats = chunks * group_seconds(w, PLAN_ALL_GATHER, rows / chunks * p->t * 3 * sizeof(float), tp);
+    m.layernorms = p->sequence_parallel ? group_seconds(w, PLAN_ALL_REDUCE, 2 * C * X, tp) : 0;
+    m.block = group_seconds(w, PLAN_ALL_REDUCE, (double)unit_part_elements(p->config, 1, p->t) * X, dp);
+    m.root = group_seconds(w, PLAN_ALL_REDUCE, (double)unit_part_elements(p->config, 0, p->t) * X, dp);
+    double forward = plan_block_flops(p) / 6; // in multiply-adds per token, as are the weights of a matrix
+    m.hides[0] = 3 * C * C / forward;
+    m.hides[1] = 4 * C * C / forward;
+    return m;
+}
+
+static inline double shared_send(Timeline* t, double seconds) { return timeline_enqueue(t, &t->shared_arrived, seconds); }
+static inline void shared_wait(Timeline* t, double seconds) { timeline_wait(t, shared_send(t, seconds)); }
+
+// Both halves of a block's forward pass: rows are gathered, computed with, and summed. Recomputation omits the last sum.
+static inline void tensor_forward(const TensorMessages* m, double seconds, bool recomputed, Timeline* t) {
+    for (int half = 0; half < 2; half++) {
+        shared_wait(t, m->gather);
+        t->now += seconds / 2;
+        if (half == 0 || !recomputed) shared_wait(t, m->sum);
+    }
+}
+// Both halves of its backward pass, which takes 2 x `forward` seconds. The sum of dX travels beside dW; layernorm's output, if
+// it is gathered again, beside dX.
+static inline void tensor_backward(const Plan* p, const TensorMessages* m, double forward, Timeline* t) {
+    for (int half = 1; half >= 0; half--) {
+        double product = m->hides[half] * forward; // as long for dX as for dW
+        shared_wait(t, m->gather);
+        t->now += (1 - m->hides[0] - m->hides[1]) * forward; // all that is not one of these four products
+        double again = p->keep_gathered ? 0 : shared_send(t, m->gather);
+        t->now += product;
+        double summed = shared_send(t, m->sum);
+        timeline_wait(t, again);
+        t->now += product;
+        timeline_wait(t, summed);
+    }
+}
+
+// s: of a rank that has 1/t of the compute. Gradients are sent as ddp's are, on a queue of their own.
+static inline void tensor_micro_batch(const Plan* p, const TensorMessages* m, UnitSeconds s, bool last, Timeline* t) {
+    shared_wait(t, m->sum); // of embeddings
+    for (int l = 0; l < p->config.L; l++) tensor_forward(m, s.block_forward, false, t);
+    shared_wait(t, m->gather);
+    shared_wait(t, m->stats);
+    t->now += s.head;
+    shared_wait(t, m->sum);
+    for (int l = 0; l < p->config.L; l++) {
+        if (p->recompute == RECOMPUTE_BLOCK) tensor_forward(m, s.block_forward, true, t);
+        tensor_backward(p, m, s.block_forward, t);
+        if (last) timeline_send(t, m->block);
+    }
+    shared_wait(t, m->gather);
+    if (last) timeline_send(t, m->root);
+}
+
+// The step, and what a rank computes of s in a micro-batch.
+static inline UnitSeconds tensor_step(const Plan* p, const Network* w, UnitSeconds s, Timeline* t) {
+    TensorMessages m = tensor_messages(p, w);
+    s.block_forward /= p->t;
+    s.block_backward /= p->t;
+    s.head /= p->t;
+    for (int micro = 0; micro < p->accumulation; micro++) tensor_micro_batch(p, &m, s, micro == p->accumulation - 1, t);
+    timeline_wait(t, t->arrived);
+    for (int k = 0; k < 2 * p->config.L + 1; k++) shared_send(t, m.layernorms);
+    timeline_wait(t, t->shared_arrived);
+    return s;
+}
+
 // A step of p->N ranks.
 static inline StepTime plan_step(const Plan* p, PlanStage stage, const Network* w, UnitSeconds s) {
-    Timeline t = { 0, 0, 0, 0 };
+    Timeline t = { 0, 0, 0, 0, 0 };
     Messages messages;
-    messages_init(&messages, p, stage, w);
-    for (int micro = 0; micro < p->accumulation; micro++) plan_micro_batch(p, stage, &messages, s, micro, &t);
+    if (stage == PLAN_TP) s = tensor_step(p, w, s, &t);
+    else {
+        messages_init(&messages, p, stage, w);
+        for (int micro = 0; micro < p->accumulation; micro++) plan_micro_batch(p, stage, &messages, s, micro, &t);
+    }
     timeline_wait(&t, t.arrived); // the update needs all gradients
     StepTime step;
     step.compute = p->accumulation * (p->config.L * (s.block_forward + s.block_backward) + s.head);
@@ -267,7 +402,8 @@ static inline StepTime plan_step(const Plan* p, PlanStage stage, const Network* 
     step.exposed = t.exposed;
     step.seconds = step.compute + step.exposed;
     step.efficiency = step.compute / step.seconds;
-    step.tokens_per_s = (double)p->N * p->B * p->T * p->accumulation / step.seconds;
+    double batches = stage == PLAN_TP ? p->N / p->t : p->N; // micro-batches at the same time
+    step.tokens_per_s = batches * p->B * p->T * p->accumulation / step.seconds;
     return step;
 }
 #endif

@@ -1,6 +1,6 @@
 /*
-plan_formulas.h - asks one stage's formulas. plan_ddp.c, plan_zero.c and plan_fsdp.c include it after their stage file,
-because each stage has a type GPT2 of its own.
+plan_formulas.h - asks one stage's formulas. plan_ddp.c, plan_zero.c, plan_fsdp.c and plan_tp.c include it after their stage
+file, because each stage has a type GPT2 of its own.
 
 An object of these files exports nothing but the function that the Makefile names PLAN_FORMULA: all stages define functions
 of the same names, so it compiles them with -fwhole-program. They are compiled for the CPU and without MPI; what depends on
@@ -43,25 +43,29 @@ static void plan_configure(const Plan* p, GPT2* g, PlannedRanks* ranks) {
 }
 
 // Bytes of the logits that the GPU's program keeps, where this CPU's would keep fewer.
-static size_t plan_more_logits(const Plan* p) {
+static inline size_t plan_more_logits(const Plan* p) {
     int N = p->B * p->T, Vp = p->config.Vp;
     int more = p->gpu ? classifier_rows_of(CLASSIFIER_ELEMENTS_CUDA, N, Vp) - classifier_rows(N, Vp) : 0;
     return (size_t)more * (size_t)Vp * sizeof(floatX);
 }
 
-// Of the layers' workspace only the classifier's fp32 sums: the rest are some MB that depend on threads and on the library.
-static size_t plan_classifier_sums(const Plan* p) {
-    int elements = p->gpu ? CLASSIFIER_ELEMENTS_CUDA : CLASSIFIER_ELEMENTS_CPU;
-    return classifier_sums_of(elements, p->B * p->T, p->config.C, p->config.Vp) * sizeof(float);
-}
+static int plan_classifier_elements(const Plan* p) { return p->gpu ? CLASSIFIER_ELEMENTS_CUDA : CLASSIFIER_ELEMENTS_CPU; }
 
-// What the stage's formulas say about g, whose fields are set.
-static PlanBytes plan_ask(const Plan* p, const GPT2* g) {
+// What the stage's formulas say about g, whose fields are set, the number of its logits among them. tokens: what a rank has
+// of the padded vocabulary. Of the layers' workspace only the classifier's fp32 sums are counted: the rest are some MB that
+// depend on threads and on the library.
+static PlanBytes plan_ask_part(const Plan* p, const GPT2* g, int tokens) {
     PlanBytes b;
     gpt2_predict_memory(g, b.memory);
-    b.memory[MEMORY_ACTIVATIONS] += plan_more_logits(p);
-    b.memory[MEMORY_WORKSPACE] = plan_classifier_sums(p);
+    size_t sums = classifier_sums_of(plan_classifier_elements(p), p->B * p->T, p->config.C, tokens);
+    b.memory[MEMORY_WORKSPACE] = sums * sizeof(float);
     b.sent = gpt2_predict_sent(g);
+    return b;
+}
+// The same of a stage whose ranks have the whole vocabulary, and whose formulas know the number of logits.
+static inline PlanBytes plan_ask(const Plan* p, const GPT2* g) {
+    PlanBytes b = plan_ask_part(p, g, p->config.Vp);
+    b.memory[MEMORY_ACTIVATIONS] += plan_more_logits(p);
     return b;
 }
 #endif

@@ -39,7 +39,7 @@ check "  with parts of rows, recomputation and accumulation" counts 2 "$tried" $
     --sequence-parallel --recompute block --total-batch-size 64
 check "  in a mesh of 2 x 2 ranks" counts 4 "$tried" $emulated --tensor-parallel 2
 check "  in a mesh of 2 x 2 ranks, in bf16" counts 4 "$tried" $emulated_bf16 --tensor-parallel 2
-check "  with sums in fp32" counts 2 "$tried" $emulated_bf16 --tp-reduce-dtype fp32 --sequence-parallel
+check "  and with sums in fp32" counts 2 "$tried" $emulated_bf16 --tp-reduce-dtype fp32
 check "in a deterministic run none is" counts 2 'with a bias gradient 0, failed 0, repeated 0, after a collective 0$' $emulated \
     --deterministic
 
@@ -72,14 +72,13 @@ bf16() { # CPU COMM RANKS OPTION...: the CPU's losses and norms in bf16, within 
 # An own kernel for attention would fail.
 by_cudnn() { CUDA_EMULATOR_FAULT=cuda/attention bf16 "$@" --attention cudnn && grep '^device .*cuDNN .*attention' "$work/run-bf16.log"; }
 check "bf16: the CPU's 2 ranks" trains cpu-bf16 on_ranks 2 $cpu_bf16 -- --total-batch-size 64
-sums=(--total-batch-size 64 --tp-reduce-dtype fp32)
-check "  with sums in fp32" trains cpu-sums on_ranks 2 $cpu_bf16 -- "${sums[@]}"
+check "  with sums in fp32" trains cpu-wide on_ranks 2 $cpu_bf16 -- --total-batch-size 64 --tp-reduce-dtype fp32
 for comm in mpi nccl; do
     check "bf16, $comm: own attention" bf16 cpu-bf16 $comm 2 --total-batch-size 64 --attention own
     check "  all attention is cuDNN's, of this rank's heads" by_cudnn cpu-bf16 $comm 2 --total-batch-size 64
     check "  also with parts of rows" by_cudnn cpu-bf16 $comm 2 --total-batch-size 64 --sequence-parallel
-    check "  with sums in fp32" bf16 cpu-sums $comm 2 "${sums[@]}"
-    check "  with sums in fp32 and parts of rows, in strict mode" strict bf16 cpu-sums $comm 2 "${sums[@]}" --sequence-parallel
+    check "  with sums in fp32" bf16 cpu-wide $comm 2 --total-batch-size 64 --tp-reduce-dtype fp32
+    check "  in strict mode, with parts of rows" strict bf16 cpu-wide $comm 2 --total-batch-size 64 --tp-reduce-dtype fp32 --sequence-parallel
 done
 # Rows that are no whole pieces of 16 bytes: heads of 3 channels, one on each of 4 ranks.
 odd=(--heads 4 --channels 12 --vocab-size 300 --total-batch-size 64)

@@ -38,8 +38,9 @@ check "zero, stage 2" clean 3 zero --zero-stage 2 --deterministic
 for_tier quick
 check "zero, stage 3, on 3 ranks" clean 3 zero --zero-stage 3 --check-every 1
 check "fsdp on 3 ranks" clean 3 fsdp --check-every 1
-check "tp, 2 copies of 2 ranks that share rows" clean 4 tp --tensor-parallel 2 --total-batch-size 128 --sequence-parallel --check-every 1
+check "tp, 2 ranks that share a copy of the model, and rows" clean 2 tp --total-batch-size 64 --sequence-parallel --check-every 1
 for_tier rest
+check "tp, 2 copies of 2 ranks" clean 4 tp --tensor-parallel 2 --total-batch-size 128 --sequence-parallel --check-every 1 --bucket-mb 0.02
 check "tp, 4 ranks, of which the last has nothing but padding of the vocabulary, with recomputation" \
     clean 4 tp --heads 4 --total-batch-size 64 --recompute block --no-overlap
 check "tp, 2 ranks that keep gathered rows, one all-reduce after another" \

@@ -8,7 +8,7 @@ last=00000003
 short=(--model gpt2 --layers 3 --heads 2 --channels 16 --data $REFERENCE/tokens.bin --val-data= --seq-len 16 --batch-size 1 --steps 3
     --lr 3e-3 --warmup-steps 1 --eval-every 0 --sample-every 0 --deterministic)
 
-# runs OUT RANKS STAGE OPTION...: two micro-batches a step
+# runs OUT RANKS STAGE OPTION...: two micro-batches a step, or four where two ranks share a copy of the model
 runs() {
     local out=$1 ranks=$2 program=$BUILD/train_gpt2_$3 start="on_ranks $2"
     [ "$3" = single ] && start=

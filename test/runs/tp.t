@@ -21,9 +21,9 @@ for size in $sizes; do
     case $size in 2:2|4:2) for_tier quick ;; *) for_tier rest ;; esac
     check "$n rank(s), $t of them a copy: PyTorch's losses, norms and weights" matches $n $t
     check "  with --sequence-parallel, in strict mode" strict matches $n $t --sequence-parallel
+    check "  that keeps what is gathered, with recomputation, in strict mode" strict matches $n $t --sequence-parallel --keep-gathered --recompute block
     for_tier rest
     check "  in strict mode" strict matches $n $t
-    check "  that keeps what is gathered, with recomputation, in strict mode" strict matches $n $t --sequence-parallel --keep-gathered --recompute block
     check "  with recomputation and --no-overlap" matches $n $t --sequence-parallel --recompute block --no-overlap
     [ $t = $n ] || check "  in 4 micro-batches" matches $n $t --batch-size $((4 * t / n)) --sequence-parallel
 done
@@ -71,7 +71,8 @@ differ() { # OUT OUT: both have finished, and their weights are not the same
 }
 skipped() { "$COMPARE" show "$work/$1/metrics.jsonl" skipped; }
 three=(--heads 6 --channels 24 --total-batch-size 384 --batch-size 24) # of which 3 is a divisor
-[ "$BUILD" = build ] && precisions="fp32 bf16" || precisions=fp32
+precisions="fp32 bf16" meshes="1x2 1x4 2x2 2x4 4x2 3x1"
+[ "$BUILD" = build ] || precisions=fp32 meshes=2x2
 for precision in $precisions; do
     [ $precision = fp32 ] && first=both || first=rest
     for_tier $first
@@ -89,11 +90,11 @@ for precision in $precisions; do
         "micro=2 reference rows $precision 2 2 2 && micro=2 tp many $precision 2 2 --sequence-parallel && same rows many && differ one many"
     for_tier rest
     check "    the bits are others if layernorms' gradients are summed over a copy's ranks first" eval \
-        "micro=2 SEQUENCE_SUM=1 reference one $precision 2 2 2 && differ one many"
+        "micro=2 SEQUENCE_SUM=1 reference one $precision 2 2 2 && micro=2 tp many $precision 2 2 --sequence-parallel && differ one many"
     check "$precision: copies of one rank with --sequence-parallel" eval \
         "ddp one $precision 2 && tp many $precision 2 1 --sequence-parallel && same one many"
-    for size in "1 2" "1 4" "2 2" "2 4" "4 2" "3 1"; do
-        read -r N t <<< "$size"
+    for mesh in $meshes; do
+        N=${mesh%x*} t=${mesh#*x}
         batch=() # 32 sequences do not divide over 3 copies
         [ $N != 3 ] || batch=(--total-batch-size 384 --batch-size)
         ranks=("${batch[@]}" ${batch:+8}) device=("${batch[@]}" ${batch:+24})
@@ -231,7 +232,7 @@ check "a batch that does not divide over copies" every_rank 4 "--total-batch-siz
 
 # ---- ranks that die, hang or differ ----
 faulty() { # RANK:STEP:FAULT OPTION...
-    timely 4 "$BUILD/train_gpt2_tp" "${options[@]}" --tensor-parallel 2 --batch-size 16 --comm-timeout 5 --check-every 1 --fault "$@"
+    timely 4 "$BUILD/train_gpt2_tp" "${options[@]}" --tensor-parallel 2 --batch-size 8 --comm-timeout 5 --check-every 1 --fault "$@"
 }
 fault() { # RANK:STEP:FAULT PATTERN [OPTION...]: each rank says so
     fails_with "^rank 0: error: $2" "^rank 1: error: $2" "^rank 2: error: $2" "^rank 3: error: $2" -- faulty "$1" "${@:3}"
@@ -245,6 +246,16 @@ dies() { # RANK PATTERN [OPTION...]: a killed rank, which the others name
 check "a bit that flips in a tensor that all have is found" fault 1:3:bitflip "after step 3 the parameters of unit 0 differ between rank 0 and rank 1"
 check "a rank that dies is named by the others" dies 3 "rank 3 has died"
 for_tier rest
+# --fault flips a bit of the first parameter, which all have. A program that flips one of the last, of which each rank has its own.
+flips_last() {
+    local folder=$BUILD/split/flips line='run_step_begin(&run, step, g.params);'
+    mkdir -p "$folder" && grep -qF "$line" train_gpt2_tp.cu &&
+        sed "s|\"llmc/|\"$PWD/llmc/|; s|g.params);|g.params + g.num_params - 1);|" train_gpt2_tp.cu > "$folder/train_gpt2_tp.cu" &&
+        "${CC:-cc}" -x c -std=c11 -O1 -march=native -fopenmp -DUSE_MPI=1 $(mpicc --showme:compile) "$folder/train_gpt2_tp.cu" \
+            -o "$folder/train_gpt2_tp" -ldnnl -ljansson -lpcre2-8 -lpthread -lm $(mpicc --showme:link) &&
+        BUILD=$folder fault "$@"
+}
+check "a bit that flips in a part is found by the other copy" flips_last 3:3:bitflip "after step 3 the parameters of unit 2 differ between rank 1 and rank 3"
 check "  also with --sequence-parallel" dies 0 "rank 0 has died" --sequence-parallel
 # Rank 2 is the first one of the second copy: rank 0 waits for it in dp.0, and rank 3 in tp.1.
 check "a rank that hangs is named by all" fault 2:3:hang "rank 2 has not reached .* of [dt]p\.[01] .*rank [03] has waited"

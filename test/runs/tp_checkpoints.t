@@ -39,16 +39,21 @@ programs=(single:1 ddp:3 zero3:3 fsdp:4 tp2:4 tp4:4)
 [ "$BUILD" = build/debug ] && programs=(single:1 tp2:4)
 for x in "${programs[@]}"; do
     name=${x%:*} n=${x#*:}
+    case $name in single|tp2) first=both ;; *) first=rest ;; esac
+    for_tier $first
     check "$name on $n rank(s): 10 steps without a break, saved halfway" trains $name $n "$work/$name"
+    for_tier ${first/both/quick}
     check "  has train_gpt2_single's losses, norms and weights" close "$work/single" "$work/$name"
     check "  and its files" same_files "$work/single" "$work/$name"
     for y in "${programs[@]}"; do
+        case $name-${y%:*} in single-tp2|tp2-single|tp2-tp2) for_tier quick ;; *) for_tier rest ;; esac
         case $name-${y%:*} in
             $name-$name) check "  continued by itself: the same to the bit" goes_on_to_the_bit $name $name $n ;;
             *tp*) check "  continued by ${y%:*}" goes_on $name ${y%:*} ${y#*:} ;; # other tests have the rest of the matrix
         esac
     done
 done
+for_tier rest
 check "tp2 continues its own with --sequence-parallel" goes_on tp2 tp2 4 --sequence-parallel
 check "  on two ranks" goes_on tp2 tp2 2
 begins() { # step 0 of NAME RANKS, continued by NAME RANKS
@@ -62,6 +67,28 @@ damaged() { # PATTERN FILE COMMAND...: a file that COMMAND has changed is refuse
         fails_with "^rank 0: error: .*$1" "^rank 1: error: .*$1" "^rank 3: error: .*$1" -- on_ranks 4 "$(of train_gpt2_tp fp32)" "${small[@]}" \
             --batch-size 24 --tensor-parallel 2 --out "$work/damaged" --resume
 }
+for_tier quick
 check "a flipped bit in the weights is found" damaged 'model.safetensors: .*do not match their checksum' model.safetensors flip 50
+for_tier rest
 check "  and in the moments" damaged 'optimizer.safetensors: .*do not match their checksum' optimizer.safetensors flip 97
+check "a file of moments that ends early is found" damaged 'optimizer.safetensors' optimizer.safetensors truncate -s -100
+check "  one of weights" damaged 'model.safetensors' model.safetensors truncate -s -1
+
+# ---- 16 bits: master weights are also state ----
+if [ "$BUILD" = build ]; then
+    export PRECISION=bf16
+    check "bf16: tp2 on 2 x 2 ranks" trains tp2 4 "$work/bf16"
+    check "  continued by itself: the same to the bit" goes_on_to_the_bit bf16 tp2 4
+    near() { half "$work/bf16" "$work/second" && trains "$1" "$2" "$work/second" --resume "${@:3}" &&
+        "$COMPARE" metrics "$work/bf16/metrics.jsonl" "$work/second/metrics.jsonl" --rtol 1e-4 --only loss; }
+    check "  continued by 4 ranks that share one copy and its rows, with nearly the same losses" near tp4 4 --sequence-parallel
+    check "  and by DDP" near ddp 3
+    unset PRECISION
+fi
+
+# ---- ranks that cannot write, and ranks that die while they do: of 2 ranks with half of every matrix each ----
+large=(--eps 1e-5 --data $REFERENCE/tokens.bin --val-data= --model d5 --heads 6 --channels 120 --seq-len 16 --batch-size 1 --warmup-steps 0
+    --lr-schedule constant --eval-every 0 --sample-every 0 --save-every 1 --keep 2 --out "$work/large")
+saver=$BUILD/train_gpt2_tp cannot_write_file=optimizer.safetensors
+. test/runs/saving_ranks.sh
 done_testing

@@ -114,8 +114,15 @@ refuses_anything() {
 small_table() {
     BUILD=$BUILD sh dev/bench/readme_table.sh --rounds 1 --steps 3 "${small_model[@]}" > "$work/readme" || return 1
     cat "$work/readme"
-    [ "$(grep -cE '^\| (DDP|ZeRO stage [123]|FSDP) \| [0-9]+ MB \| [0-9.]+ MB \| x [0-9.]+ \| [0-9.]+ % \|$' "$work/readme")" = 5 ] &&
+    [ "$(grep -cE '^\| (DDP|ZeRO stage [123]|FSDP|tensor parallel) \| [0-9]+ MB \| [0-9.]+ MB \| x [0-9.]+ \| [0-9.]+ % \|$' "$work/readme")" = 6 ] &&
         grep -qE '^\| single \| [0-9]+ MB \| \| 1 \| \|$' "$work/readme"
+}
+
+tp_table() { # its first line is what the others are compared with
+    BUILD=$BUILD sh dev/bench/readme_table.sh --table tp --rounds 1 --steps 3 "${small_model[@]}" > "$work/readme" || return 1
+    cat "$work/readme"
+    [ "$(grep -cE '^\| (tensor parallel|`--[-a-z ]*`) \| [0-9]+ MB \| [0-9.]+ MB \| x [0-9.]+ \| [0-9.]+ % \|$' "$work/readme")" = 4 ] &&
+        grep -qE '^\| DDP \| .* \| x 1.00 \| ' "$work/readme"
 }
 
 # Two runs with known losses: a null, a torn last line, spaces, and the run's own line with numbers that are not losses.
@@ -161,6 +168,7 @@ if [ -x "$BUILD/train_gpt2_zero" ] && [ -e data/train.bin ]; then
     check "an mpirun that refuses so many ranks is quoted, and what helps" refuses_ranks
     check "one that fails in another way is quoted after our own words" refuses_anything
     check "README's table has a row for each stage" small_table
+    check "  and chapter 5's for each way of tensor parallelism" tp_table
     check "  and --steps 1 is an error, because the first step is not counted" fails_with "at least 2" -- sh dev/bench/readme_table.sh --steps 1
 else
     skip "the demo trains" "make train_gpt2_zero was not run"

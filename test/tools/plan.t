@@ -13,7 +13,8 @@ says() { # PATTERN... -- OPTION...
     for pattern in "${patterns[@]}"; do grep -qEe "$pattern" "$work/said" || { echo "there is no '$pattern' in it"; return 1; }; done
 }
 # row NAME COLUMN: prints a column of the first row with this name in the output, counted after the name
-row() { sed -n "s/^ *$1  *//p" "$work/said" | head -n 1 | awk -v column="$2" '{ print $column }'; }
+row() { row_of "$1" "$2" < "$work/said"; }
+row_of() { sed -n "s/^ *$1  *//p" | head -n 1 | awk -v column="${2:-1}" '{ print $column }'; }
 
 # ---- tables ----
 xl=(--model gpt2-xl --ranks 8 --seq-len 1024 --batch-size 4)
@@ -33,6 +34,24 @@ check "times are printed up to 4096 ranks, for every stage" eval 'says "^times" 
 check "  no slower over NVLink than over PCIe" eval '
     says x? -- "${xl[@]}" > /dev/null && fast=$(row 8 5) && says x? -- "${xl[@]}" --link pcie > /dev/null && slow=$(row 8 5) &&
     awk -v fast="$fast" -v slow="$slow" "BEGIN { exit !(fast > slow && slow > 0) }"'
+# columns NAME...: the columns of the second table of bytes, which is about tensor parallelism
+columns() { sed '1,/^tp t:/d' "$work/said" | sed -n '1s/^bytes per rank of [0-9]* *//p' | tr -s ' ' | grep -x "$*"; }
+check "as many ranks share a copy of the model as divide ranks and heads" eval '
+    says "^tp t: t ranks share .* 16 x 1024 tokens" "^  tp 8 +yes" -- --model gpt2-medium --ranks 8 --seq-len 1024 && columns tp 1 tp 2 tp 4 tp 8 &&
+    says "^  tp 2 +yes" -- --model gpt2-medium --ranks 6 --seq-len 1024 && columns tp 1 tp 2'
+check "  with times for each" eval '
+    says "^tp of 8 +t " -- --model gpt2-medium --ranks 8 --seq-len 1024 && [ "$(sed "1,/^tp of 8/d" "$work/said" | awk "{ print \$1 }" | xargs)" = "1 2 4 8" ]'
+check "  alone is alone: nothing about sharing" eval 'says x? -- --model gpt2 --ranks 1 && ! grep "^tp" "$work/said"'
+check "  or a line that says why not" says "tensor parallelism: none of 2, 4 and 8 divides 8 ranks, 25 heads and 50304 tokens" -- "${xl[@]}"
+check "asked for a number of ranks, plan shows that one, on 1 to 4096 / t copies" eval '
+    says "^  tp 3 +yes" "^tp 3 +ranks" -- --model gpt2 --ranks 6 --tensor-parallel 3 && columns tp 3 &&
+    [ "$(sed "1,/^tp 3 *ranks/d" "$work/said" | awk "{ print \$1 }" | xargs)" = "3 6 12 24 48 96 192 384 768 1536 3072" ]'
+check "rows that are cut leave less to keep, and cost time" eval '
+    says x? -- --model gpt2 --ranks 4 --tensor-parallel 4 --exact && kept=$(sed "1,/^tp t:/d" "$work/said" | row_of activations) &&
+    whole=$(sed "1,/^tp 4/d" "$work/said" | awk "NR == 1 { print \$5 }") &&
+    says "they cut its rows$" -- --model gpt2 --ranks 4 --tensor-parallel 4 --sequence-parallel --exact &&
+    cut=$(sed "1,/^tp t:/d" "$work/said" | row_of activations) && time=$(sed "1,/^tp 4/d" "$work/said" | awk "NR == 1 { print \$5 }") &&
+    echo "$kept $cut bytes, $whole $time ms" && awk -v k="$kept" -v c="$cut" -v w="$whole" -v t="$time" "BEGIN { exit !(c < 0.7 * k && t > w) }"'
 check "a number of parameters gives the ZeRO paper's table" says "bytes per rank of 64" "^  4 +120.0 +52.50 +41.25 +30.00" "^  64 +120.0 +31.41 +16.64 +1.88" \
     "^  1024 +120.0 +30.09 +15.10 +0.12" "total +120 GB +31.4 GB +16.6 GB +1.9 GB" "zero-2 +yes +10.8 B" "ddp +no +1.5 B" -- --params 7.5e9 --ranks 64
 check "  also without a master copy" says "7e\+09 parameters in bf16: 2 \+ 2 \+ 8 bytes" "total +84.0 GB" -- --params 7e9 --master off --ranks 1
@@ -48,8 +67,16 @@ check "a measured and a computed time together are an error" \
     fails_with "give either that or these" -- "$plan" --compute-ms 5 --mfu 0.5
 check "more tokens than positions are an error" fails_with "longer than the 1024 positions" -- "$plan" --model gpt2 --seq-len 2048
 check "heads that do not divide the channels are an error" fails_with "do not divide over 3 heads" -- "$plan" --heads 3
-check "a link that is neither known nor a file is an error" fails_with "ethernet.*nvlink, pcie, infiniband" -- "$plan" --link ethernet
+check "a link that is neither known nor a file is an error" fails_with "ethernet.*nvlink, nvlink3, nvlink2, pcie, infiniband, hdr or a file" -- "$plan" --link ethernet
 check "  also between nodes" fails_with "ethernet" -- "$plan" --inter-link ethernet
+check "ranks that t does not divide are an error, in the stage's words" \
+    fails_with "tensor-parallel 3 does not divide 8 ranks; start a multiple of 3" -- "$plan" --model gpt2 --tensor-parallel 3
+check "  so are heads" fails_with "tensor-parallel 2 does not divide 25 heads, and a head is not cut" -- "$plan" --model gpt2-xl --tensor-parallel 2
+check "  the vocabulary" fails_with "tensor-parallel 9 does not divide the vocabulary" -- "$plan" --heads 9 --channels 576 --ranks 9 --vocab-size 257 --tensor-parallel 9
+check "  rows, if they are cut" fails_with "sequence-parallel cuts the tokens" -- \
+    "$plan" --model gpt2 --ranks 3 --seq-len 4 --batch-size 1 --tensor-parallel 3 --sequence-parallel
+check "  and --keep-gathered without cut rows" fails_with "keep-gathered is about what --sequence-parallel gathers" -- "$plan" --model gpt2 --keep-gathered
+check "tensor parallelism beside --params is an error" fails_with "tensor-parallel cannot be used with --params" -- "$plan" --params 1e9 --tensor-parallel 2
 check "0 ranks are an error" fails_with "ranks must be between 1 and" -- "$plan" --ranks 0
 
 # ---- bytes: the training programs' own ----
@@ -57,16 +84,22 @@ model=(--model d3 --heads 4 --channels 48 --seq-len 24 --batch-size 3) # units t
 record() { head -n 1 "$work/run/metrics.jsonl" | sed -n "s/.*\"$1\":\([0-9][0-9.e+]*\).*/\1/p"; } # a number in the run's record
 predicted() { head -n 1 "$work/run/metrics.jsonl" | sed -n "s/.*\"predicted_bytes\":{[^}]*\"$1\":\([0-9]*\).*/\1/p"; }
 same_bytes() { # COLUMN RANKS PROGRAM ACCUMULATION OPTION...
-    local column=$1 ranks=$2 program=$3 accumulation=$4 kind row recompute=none precision=fp32 wrap=1
+    local column=$1 ranks=$2 program=$3 accumulation=$4 kind row recompute=none precision=fp32 wrap=1 copies shared=()
     shift 4
+    copies=$ranks
+    case " $* " in *" --tensor-parallel "*)
+        shared=("$@")
+        copies=$((ranks / $(sed 's/.*--tensor-parallel \([0-9]*\).*/\1/' <<< "$*"))) ;;
+    esac
     case " $* " in *" --recompute block "*) recompute=block ;; esac
     case $program in */bf16*) precision=bf16 ;; esac
     case " $* " in *" --wrap-blocks "*) wrap=$(sed 's/.*--wrap-blocks \([0-9]*\).*/\1/' <<< "$*") ;; esac
     rm -rf "$work/run"
-    on_ranks "$ranks" "$program" "${model[@]}" "$@" --total-batch-size $((24 * 3 * ranks * accumulation)) --data $REFERENCE/tokens.bin --val-data= \
+    on_ranks "$ranks" "$program" "${model[@]}" "$@" --total-batch-size $((24 * 3 * copies * accumulation)) --data $REFERENCE/tokens.bin --val-data= \
         --eval-every 0 --sample-every 0 --steps 1 --out "$work/run" > "$work/log" 2>&1 || { tail -n 20 "$work/log"; return 1; }
     says x? -- "${model[@]}" --vocab-size "$(record vocabulary)" --precision $precision --device cpu --ranks "$ranks" --accumulation "$accumulation" \
-        --wrap-blocks "$wrap" --exact
+        --wrap-blocks "$wrap" --exact "${shared[@]}"
+    [ "${#shared[@]}" = 0 ] || sed -i '1,/^tp t:/d' "$work/said"
     for kind in parameters gradients "optimizer state" communication activations; do
         row=$kind
         [ "$kind" = activations ] && [ $recompute = block ] && row="or recomputed"
@@ -89,6 +122,14 @@ check "  on 3, with accumulation and recomputation" same_bytes 5 3 $BUILD/train_
 check "  by groups of 2 of its 3 blocks" same_bytes 5 2 $BUILD/train_gpt2_fsdp 2 --wrap-blocks 2
 check "  and as one group" same_bytes 5 2 $BUILD/train_gpt2_fsdp 2 --wrap-blocks 0
 check "  and in bf16" same_bytes 5 2 "$(of train_gpt2_fsdp bf16)" 1
+check "bytes are train_gpt2_tp's on 2 ranks that share a copy" same_bytes 1 2 $BUILD/train_gpt2_tp 1 --tensor-parallel 2
+check "  on 1" same_bytes 1 1 $BUILD/train_gpt2_tp 1 --tensor-parallel 1
+check "  on 4, with accumulation and recomputation" same_bytes 1 4 $BUILD/train_gpt2_tp 2 --tensor-parallel 4 --recompute block
+check "  with two copies" same_bytes 1 4 $BUILD/train_gpt2_tp 1 --tensor-parallel 2
+check "  where rows are cut" same_bytes 1 4 $BUILD/train_gpt2_tp 2 --tensor-parallel 2 --sequence-parallel
+check "  and recomputed" same_bytes 1 2 $BUILD/train_gpt2_tp 1 --tensor-parallel 2 --sequence-parallel --recompute block
+check "  or kept when gathered" same_bytes 1 2 $BUILD/train_gpt2_tp 1 --tensor-parallel 2 --sequence-parallel --keep-gathered
+check "  and in bf16" same_bytes 1 4 "$(of train_gpt2_tp bf16)" 1 --tensor-parallel 2 --sequence-parallel
 check "bytes are train_gpt2_ddp's in bf16" same_bytes 1 2 "$(of train_gpt2_ddp bf16)" 1
 check "  and train_gpt2_zero's at stage 3" same_bytes 4 2 "$(of train_gpt2_zero bf16)" 1 --zero-stage 3
 

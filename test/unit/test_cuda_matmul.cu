@@ -254,7 +254,7 @@ static void test_only_what_is_overwritten_is_timed(void) {
     check_step(false, 0);
 }
 // A model of 32 channels, a micro-batch of 16 rows, a vocabulary of which the classifier takes all rows at once.
-static const LayerShapes small_model = { 2, 8, 32, 2, 64 };
+static const LayerShapes small_model = { 2, 8, 32, 2, 64, 1 };
 static void prepare(LayerShapes s, bool deterministic) {
     start(s.B * s.T, 4 * s.C);
     void* workspace = cuda_layers.workspace;
@@ -284,6 +284,28 @@ static void check_prepared(LayerShapes s, int timed_wanted) {
 static void test_every_product_of_a_step_is_tried_before_it(void) {
     // a layer has five (forward, dinp, dw; two of them also without epilogue), fcproj a sixth, the classifier three
     check_prepared(small_model, 24);
+}
+// One of two ranks that share the model: its partial products, in both precisions, with and without the bias that one rank adds.
+static void test_partial_products_are_tried_too(void) {
+    const int N = 16, C = 32, Vp = 64;
+    LayerShapes s = { 2, 8, C, 2, Vp, 2 };
+    prepare(s, false);
+    int timed = timed_plans();
+    Both<floatX> wide = random_both((size_t)N * 2 * C), w = random_both((size_t)Vp * C), bias = random_both(C), out = unset_both((size_t)N * C);
+    Both<float> sums = unset_both<float>((size_t)N * C);
+    for (int in : { C / 2, 2 * C }) { // proj, fcproj
+        for (const floatX* b : { (const floatX*)bias.gpu, (const floatX*)NULL }) {
+            matmul_forward(out.gpu, wide.gpu, w.gpu, b, N, in, C);
+            matmul_forward_fp32(sums.gpu, wide.gpu, w.gpu, b, N, in, C);
+        }
+    }
+    for (int outputs : { 3 * C / 2, 2 * C, Vp }) { // qkv, fc, the classifier
+        matmul_backward_input(out.gpu, wide.gpu, w.gpu, N, C, outputs);
+        matmul_backward_input_fp32(sums.gpu, wide.gpu, w.gpu, N, C, outputs);
+    }
+    // in 16 bits four more, because fc's and the classifier's have one shape here; in fp32 the two types are one
+    expect(timed == 21 + (NEEDS_MASTER ? 4 : 0), "%d plans were timed", timed);
+    expect(plans_in_use() == timed, "training makes %d plans that were not tried", plans_in_use() - timed);
 }
 static void test_deterministic_runs_time_nothing_and_leave_biases_to_our_kernel(void) {
     prepare(small_model, true);
@@ -350,6 +372,7 @@ int main(int argc, char** argv) {
     TEST(test_arrays_that_are_not_aligned);
     TEST(test_only_what_is_overwritten_is_timed);
     TEST(test_every_product_of_a_step_is_tried_before_it);
+    TEST(test_partial_products_are_tried_too);
     TEST(test_deterministic_runs_time_nothing_and_leave_biases_to_our_kernel);
 #ifdef CUDA_EMULATOR
     TEST(test_candidates_that_fail_are_skipped);

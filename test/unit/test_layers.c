@@ -1111,15 +1111,16 @@ static Record run_all_layers(int threads) {
     Tensor wte = random_tensor(Vp * C, 0, 1), wpe = random_tensor(T * C, 0, 1), x = random_tensor(N * C, 0, 1), y = random_tensor(N * C, 0, 1);
     Tensor w = random_tensor(C, 1, 1), b = random_tensor(C, 0, 1), qkv = random_tensor(N * 3 * C, 0, 1), logits = random_tensor(N * Vp, 0, 1);
     Tensor fc = random_tensor(4 * C * C, 0, 1), fcb = random_tensor(4 * C, 0, 1), wide = random_tensor(N * 4 * C, 0, 1), pre = unset_tensor(N * 4 * C);
-    Tensor dqkv = unset_tensor(N * 3 * C), many = random_tensor(100003, 0, 1), part = random_tensor(N * Vp / 2, 0, 1);
+    Tensor dqkv = unset_tensor(N * 3 * C), many = random_tensor(100003, 0, 1);
     Optimizer o = random_optimizer(20011);
-    float mean[N], rstd[N], stats[N * NH], losses[N];
+    float mean[N], rstd[N], stats[N * NH], losses[N], sums[N * 4 * C];
     double square = 0;
     #define KEEP(name, t) record(&r, false, name, (t).x, (t).n * sizeof(floatX))
     #define KEEP_PRODUCT(name, t) record(&r, true, name, (t).x, (t).n * sizeof(floatX))
     matmul_backward_weight(fc.x, fcb.x, wide.x, x.x, N, C, 4 * C, GRAD_ADD);      KEEP_PRODUCT("a linear dw", fc); KEEP("a linear dbias", fcb);
     matmul_gelu_forward(wide.x, pre.x, y.x, fc.x, fcb.x, N, C, 4 * C);            KEEP_PRODUCT("linear forward", wide);
     matmul_backward_input(y.x, wide.x, fc.x, N, C, 4 * C);                        KEEP_PRODUCT("a linear dinp", y);
+    matmul_forward_fp32(sums, x.x, fc.x, fcb.x, N, C, 4 * C);                     record(&r, true, "linear forward in fp32", sums, sizeof sums);
     encoder_forward(x.x, tokens, wte.x, wpe.x, B, T, C);                          KEEP("encoder_forward", x);
     encoder_backward(wte.x, wpe.x, x.x, tokens, B, T, C, GRAD_SET);               KEEP("dwte", wte); KEEP("dwpe", wpe);
     residual_layernorm_forward(x.x, y.x, mean, rstd, x.x, NULL, w.x, b.x, N, C);  KEEP("layernorm's out", y);
@@ -1131,6 +1132,7 @@ static Record run_all_layers(int threads) {
     float of_part[3 * N], part_losses[N];
     encoder_part_forward(x.x, tokens, wte.x, wpe.x, last, B, T, C);               KEEP("encoder_part_forward", x);
     encoder_part_backward(wte.x, wpe.x, x.x, tokens, last, B, T, C, GRAD_ADD);    KEEP("dwte of a part", wte); KEEP("dwpe", wpe);
+    Tensor part = random_tensor((size_t)N * (size_t)last.count, 0, 1);
     classifier_part_stats(of_part, part.x, targets, last, N, V);
     record(&r, false, "stats of a part", of_part, sizeof of_part);
     classifier_part_forward_backward(part_losses, part.x, of_part, targets, 0.1f, last, 1, N, V); KEEP("dlogits of a part", part);

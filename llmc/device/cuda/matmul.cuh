@@ -337,7 +337,8 @@ static inline size_t scratch_place(MatmulScratch* m, char* memory, LayerShapes s
 }
 
 // Makes every product of a step once, by the layers themselves: a block's four, then the classifier's. Of ranks that share the
-// model, one adds the biases of the second and the fourth; a product with a bias is also tried without it.
+// model, one adds the biases of the second and the fourth; a product with a bias is also tried without it. Their partial products
+// may stay fp32, which is not known here: they are tried in both types.
 static inline void make_every_product(MatmulScratch m, LayerShapes s) {
     int N = s.B * s.T, C = s.C, D = C / s.parts, at_a_time = classifier_rows(N, s.Vp);
     const int inputs[] = { C, D, C, 4 * D }, outputs[] = { 3 * D, C, 4 * D, C };
@@ -347,6 +348,8 @@ static inline void make_every_product(MatmulScratch m, LayerShapes s) {
         else matmul_forward(m.wide, m.a, m.w, m.bias, N, in, out);
         if (i == 3) matmul_gelu_backward_input(m.a, m.wide, m.w, m.b, N, in, out);
         else matmul_backward_input(m.a, m.wide, m.w, N, in, out);
+        if (s.parts > 1 && i % 2 == 1) matmul_forward_fp32((float*)m.wide, m.a, m.w, NULL, N, in, out);
+        if (s.parts > 1 && i % 2 == 0) matmul_backward_input_fp32((float*)m.a, m.wide, m.w, N, in, out);
         matmul_backward_weight(m.w, m.bias, m.wide, m.a, N, in, out, GRAD_SET);
     }
     for (int rows : { at_a_time, N % at_a_time }) {
@@ -355,6 +358,7 @@ static inline void make_every_product(MatmulScratch m, LayerShapes s) {
         if (classifier_sums(N, C, s.Vp) > 0) matmul_backward_weight_fp32(m.sums, m.wide, m.a, rows, C, s.Vp, GRAD_SET);
         else matmul_backward_weight(m.w, NULL, m.wide, m.a, rows, C, s.Vp, GRAD_SET);
         matmul_backward_input(m.a, m.wide, m.w, rows, C, s.Vp);
+        if (s.parts > 1) matmul_backward_input_fp32((float*)m.a, m.wide, m.w, rows, C, s.Vp);
     }
 }
 
