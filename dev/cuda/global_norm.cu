@@ -17,7 +17,7 @@ struct Problem {
     double* partial; // (STATS_BLOCKS) sums of blocks, owned by cuda_both.h's list
 
     Problem(Shape s) : n((size_t)s.rows * s.cols), bytes((double)n * sizeof(floatX)) {
-        start_cpu({ 1, 1, 1, 1, 1 });
+        start_cpu({ 1, 1, 1, 1, 1, 1 });
         x = random_both(n);
         acc = both_of(std::vector<double>(1, 7)); // the sum is added to what is there
         partial = (double*)device_bytes(STATS_BLOCKS * sizeof(double));
