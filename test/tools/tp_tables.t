@@ -32,6 +32,7 @@ check "tp_memory.sh: the state is that of the formula; a block keeps 16, 10, 8 a
 skewed '1s/"gradients":[0-9]*/"gradients":1000/'
 check "  another state is found" eval '! PROGRAM=$work/skewed memory > "$work/log" 2>&1 && grep "by formula" "$work/log"'
 
+for_tier rest
 channels() { BUILD=$BUILD sh dev/bench/tp_channels.sh --channels "128 256" --rounds 1 --steps 2 --svg "$work/plot.svg" --layers 1 --seq-len 16 --batch-size 2; }
 check "tp_channels.sh makes a table and a picture" eval 'channels > "$work/table" && grep "^| 256 | .* | 4 | .* | 2 | .* %" "$work/table" &&
     [ "$(tail -n 1 "$work/plot.svg")" = "</svg>" ] && ! grep -i nan "$work/plot.svg"'
