@@ -45,6 +45,11 @@ sub times_range {
     my $text = sprintf "%.2f", $median;
     return $least == $most ? $text : sprintf "%s (%.2f to %.2f)", $text, $least, $most;
 }
+# no_difference(RATIO...): what must be said where rounds differ by more than what is compared.
+sub no_difference {
+    return "" if grep { !($_->[1] < 1 && $_->[2] > 1) } @_;
+    return @_ > 1 ? " Both ranges include 1, so these rounds show no difference." : " The range includes 1, so these rounds show no difference.";
+}
 
 # ---- the results ----
 package Results;

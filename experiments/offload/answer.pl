@@ -2,7 +2,7 @@
 use strict;
 use warnings;
 
-my %words = (device => "shards on the device", host => "shards on the host", recomputed => "on the host, blocks recomputed");
+my %words = (device => "shards on the device", host => "shards on the host", recomputed => "shards on the host and blocks recomputed");
 return {
     title => "What does offloading cost?",
     question => "With `--cpu-offload` a rank's shards of parameters, gradients and moments are on the host, and AdamW runs there. " .
@@ -15,7 +15,7 @@ return {
                 bytes($d->value($run, "memory")),
                 percent($d->value($run, "memory") / $d->value("device", "memory")), bytes($d->value("device", "memory")),
                     bytes($d->value($run, "host"));
-            $text .= " A step takes " . times_range($d->ratio($run, "device", "step_ms")) . " times as long." if $d->speed;
+            $text .= " A step takes " . times_range($d->ratio($run, "device", "step_ms")) . " times as long." . no_difference($d->ratio($run, "device", "step_ms")) if $d->speed;
             push @texts, $text;
         }
         push @texts, "This ran on a CPU, where host and device are the same memory: a copy between them stays within it, and the " .

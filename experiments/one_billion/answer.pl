@@ -19,7 +19,8 @@ return {
                 $ddp / $fp32, $d->{header}{machine}),
             sprintf("With sums in fp32 the loss is %.3g in the first step and %.3g in step %d. A rank sends %s in each step, and " .
                 "with sums in bf16 %s.", $d->value("fp32", "first_loss"),
-                $d->value("fp32", "loss"), $d->value("fp32", "steps"), bytes($d->value("fp32", "sent")), bytes($d->value("model", "sent"))),
+                $d->value("fp32", "loss"), $d->value("fp32", "steps"), bytes($d->value("fp32", "sent")), bytes($d->value("model", "sent"))) . ($d->speed ? sprintf(" Exposed communication takes %s of a " .
+                "step.", percent($d->value("fp32", "comm_exposed_ms") / $d->value("fp32", "step_ms"))) : ""),
             "What makes it fit: blocks are recomputed, so that activations are " . bytes($d->value("fp32", "kinds/activations"))
                 . "; a rank has a sequence of 64 " .
                 "tokens; the vocabulary is bytes; and besides its shards a rank has " . bytes($d->value("fp32", "kinds/communication"))

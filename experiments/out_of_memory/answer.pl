@@ -25,9 +25,9 @@ return {
                 bytes($d->value("fsdp-3", "memory")), count($d->value("fsdp-8", "parameters")), bytes($d->value("fsdp-8", "memory")),
                     bytes($d->value("fsdp-8", "host"))),
         );
-        push @texts, sprintf "Where both fit, FSDP reaches %s times DDP's tokens per second.", times_range($d->ratio("fsdp-1", "ddp-1",
-            "tokens_per_s")) if $d->speed;
-        return @texts;
+        return @texts if !$d->speed;
+        my $speed = $d->ratio("fsdp-1", "ddp-1", "tokens_per_s");
+        return (@texts, "Where both fit, FSDP reaches " . times_range($speed) . " times DDP's tokens per second." . no_difference($speed));
     },
     table => sub {
         my $d = shift;

@@ -3,9 +3,9 @@
 # the depth, one of three times, and one of eight times with shards on the host.
 set -eu
 . "$(dirname -- "$0")/../lib.sh"
-begin out_of_memory 3 ddp,fsdp "$@"
+begin out_of_memory 5 ddp,fsdp "$@"
 
-shape="--channels 256 --heads 4" rest="--seq-len 64 --batch-size 1 --steps 6" depth=12 limit=0.3
+shape="--channels 256 --heads 4" rest="--seq-len 64 --batch-size 1 --steps 13" depth=12 limit=0.3
 [ -z "$quick" ] || shape="--channels 32 --heads 2" rest="--seq-len 16 --batch-size 1 --steps 3" depth=12 limit=0.0085
 for round in $rounds; do
     run ddp-1 2 ddp $shape --layers $depth $rest --memory-limit $limit

@@ -13,7 +13,7 @@ return {
             bytes($d->value("fp32", "sent")), bytes($d->value("model", "sent")), percent($d->value("model", "sent") / $d->value("fp32",
                 "sent")),
             bytes($d->value("fp32", "memory")), bytes($d->value("model", "memory"));
-        $text .= " With sums in bf16 a step takes " . times_range($d->ratio("model", "fp32", "step_ms")) . " times as long." if $d->speed;
+        $text .= " With sums in bf16 a step takes " . times_range($d->ratio("model", "fp32", "step_ms")) . " times as long." . no_difference($d->ratio("model", "fp32", "step_ms")) if $d->speed;
         return ($text, sprintf("After %d steps the losses are %.4g and %.4g, %.2g apart.", $d->value("fp32", "steps"),
             $d->value("fp32", "loss"),
             $d->value("model", "loss"), abs($d->value("fp32", "loss") - $d->value("model", "loss"))));

@@ -3,9 +3,9 @@
 # in all (strong) and with the same batch on each rank (weak).
 set -eu
 . "$(dirname -- "$0")/../lib.sh"
-begin scaling 3 ddp,fsdp "$@"
+begin scaling 5 ddp,fsdp "$@"
 
-model="--model d6 --seq-len 64" batch=4 steps=14
+model="--model d6 --seq-len 64" batch=4 steps=25
 [ -z "$quick" ] || model="--layers 2 --channels 32 --heads 2 --seq-len 16" batch=2 steps=3
 for round in $rounds; do
     for stage in ddp fsdp; do

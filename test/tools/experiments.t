@@ -60,23 +60,50 @@ END_OF_RESULTS
     ! grep -q "do not trust\|--quick" "$work/page"
 }
 check "ratios are formed within a round, and the median, least and most of them are on the page" sentences
-# two_ranks_with RATIO RATIO RATIO: of 16, 32 and 64 channels.
+# two_ranks_with RATIO RATIO RATIO: of 16, 32 and 64 channels; with longer sequences two ranks are always faster.
 two_ranks_with() {
-    local channels=16 ratio
+    local channels=16 ratio length
     for ratio; do
-        echo "one-$channels 1 memory=1e6 sent=0 step_ms=10 comm_exposed_ms=0 tokens_per_s=100 parameters=${channels}000"
-        echo "two-$channels 1 memory=1e6 sent=1 step_ms=10 comm_exposed_ms=2 tokens_per_s=$ratio parameters=${channels}000"
+        for length in 32 128; do
+            [ $length = 32 ] || ratio=160
+            echo "one-$length-$channels 1 memory=1e6 sent=0 step_ms=10 comm_exposed_ms=0 tokens_per_s=100 parameters=${channels}000"
+            echo "two-$length-$channels 1 memory=1e6 sent=1 step_ms=10 comm_exposed_ms=2 tokens_per_s=$ratio parameters=${channels}000"
+        done
         channels=$((2 * channels))
     done | page two_ranks
 }
 two_ranks() {
-    two_ranks_with 50 90 130 && says "Two ranks are slower than one up to 32 channels (32 thousand parameters), and faster from 64 on (64 thousand parameters)." \
-        "With 16 channels two ranks reach 0.50 times one rank's tokens per second, and with 64 channels 1.30 times." &&
+    two_ranks_with 50 90 130 && says "With sequences of 32 tokens two ranks are slower than one up to 32 channels (32 thousand parameters), and faster from 64 on (64 thousand parameters)." \
+        "With 16 channels they reach 0.50 times one rank's tokens per second, and with 64 channels 1.30 times." \
+        "With sequences of 128 tokens two ranks are faster at every size that was tried, even with 16 thousand parameters." &&
         two_ranks_with 50 130 90 && says "are mixed, so these runs do not answer it" &&
-        two_ranks_with 50 60 90 && says "Two ranks are slower at every size that was tried, even with 64 thousand parameters." &&
-        two_ranks_with 110 120 130 && says "Two ranks are faster at every size that was tried, even with 16 thousand parameters."
+        two_ranks_with 50 60 90 && says "32 tokens two ranks are slower at every size that was tried, even with 64 thousand parameters."
+}
+# prefetch_with MS MS: how long a step with backward-pre takes in two rounds; 100 ms with anything else.
+prefetch_with() {
+    local link mode round=0 ms pre
+    for pre; do
+        round=$((round + 1))
+        for link in "" link-; do
+            for mode in none backward-post backward-pre no-forward; do
+                ms=100
+                [ $mode != backward-pre ] || ms=$pre
+                echo "$link$mode $round memory=1e6 sent=1 step_ms=$ms comm_exposed_ms=20"
+            done
+        done
+    done | results | sed '/"link-/s/--steps 3/--emulate-link 8/' > "$work/made.jsonl"
+    report --results "$work/made.jsonl" --out "$work/made" experiments/prefetch && tr '\n' ' ' < "$work/made/README.md" > "$work/page"
+}
+no_difference() {
+    prefetch_with 80 90 && says "one with backward-pre 0.85 (0.80 to 0.90) times. " "Over a link of 8 Gbit/s exposed communication takes 20 %" &&
+        ! grep "include" "$work/page" && prefetch_with 80 110 || return 1
+    ! grep "no difference" "$work/page" || return 1 # one range does not include 1
+    { echo "fp32 1 memory=1 sent=2 step_ms=10 loss=3 steps=4"; echo "model 1 memory=1 sent=2 step_ms=9 loss=3 steps=4"
+        echo "fp32 2 memory=1 sent=2 step_ms=10 loss=3 steps=4"; echo "model 2 memory=1 sent=2 step_ms=13 loss=3 steps=4"; } | page reduce_dtype
+    says "a step takes 1.10 (0.90 to 1.30) times as long. The range includes 1, so these rounds show no difference."
 }
 check "the size at which two ranks stop being slower, and what is said where there is none" two_ranks
+check "rounds that differ by more than what is compared are said to show no difference" no_difference
 causes() {
     for stage in ddp fsdp; do
         echo "$stage-strong-1 1 memory=4e6 sent=0 step_ms=100 comm_exposed_ms=0 tokens_per_s=100"
