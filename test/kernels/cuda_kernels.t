@@ -1,7 +1,8 @@
 #!/bin/bash
 # The kernels and matrix products of llmc/device/cuda/ against the CPU's layers, where there is no GPU: under the emulator, with the
-# address sanitizer in every precision (it finds everything that a plain build does), with the race detector in bf16 (kernels of
-# other precisions differ in conversions and elements per load, not in barriers; the stand-in for cuBLASLt has no races to find).
+# address sanitizer in fp32 and bf16 (it finds everything that a plain build does), with the race detector in bf16 (kernels of
+# other precisions differ in conversions and elements per load, not in barriers; the stand-in for cuBLASLt has no races to find),
+# and in fp16, which has bf16's sizes, in a plain build.
 . test/lib.sh
 [ "$BUILD" = build ] || { echo "1..0 # SKIP it is the same in every build"; exit 0; }
 for folder in "${CUDA_HOME:-/usr/local/cuda}" /usr; do [ -e "$folder/include/cuda_runtime.h" ] && cuda=$folder; done
@@ -45,7 +46,7 @@ all_ok() {
 
 check "the CPU's layers and the emulator compile" build_parts
 for test in test_cuda_kernels test_cuda_compress; do
-    for run in "tsan bf16" "asan fp32" "asan bf16" "asan fp16"; do echo "$test $run"; done
+    for run in "tsan bf16" "asan fp32" "asan bf16" "plain fp16"; do echo "$test $run"; done
 done > "$work/list"
 if CPPFLAGS=$(sh dev/find_cuda.sh compile cublasLt 2> "$work/said"); then
     export CPPFLAGS
