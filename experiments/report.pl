@@ -2,7 +2,7 @@
 # report.pl [--results FILE] [--out FOLDER] [EXPERIMENT...] - makes an experiment's page, README.md, and its plot.svg from its results.
 #
 # EXPERIMENT is a folder (default: all of this folder's, and the list of them). It has run.sh, which made the results, and answer.pl,
-# which says what is asked of them. The newest file of its results counts, or --results. --out FOLDER writes there instead, into
+# which says what is asked of them; its `short` is the answer in the list. The newest file of its results counts, or --results. --out FOLDER writes there instead, into
 # FOLDER/README.md, or for several experiments into FOLDER/EXPERIMENT/README.md.
 #
 # Whatever a page says of the results is computed from them here, so that nobody has to keep sentences and numbers in step.
@@ -45,6 +45,7 @@ sub times_range {
     my $text = sprintf "%.2f", $median;
     return $least == $most ? $text : sprintf "%s (%.2f to %.2f)", $text, $least, $most;
 }
+sub median_of { sprintf "%.2f", $_[0][0] } # of a ratio
 # no_difference(RATIO...): what must be said where rounds differ by more than what is compared.
 sub no_difference {
     return "" if grep { !($_->[1] < 1 && $_->[2] > 1) } @_;
@@ -187,7 +188,7 @@ sub page {
     $page .= "\n" . fold("Measured on $h->{date} on $h->{machine}, at commit $h->{commit}.$speeds This page is made from `results/"
         . basename($file) .
         "` by `perl experiments/report.pl experiments/$name`.") . "\n" . fold($answer->{notes});
-    return ($page, $plot && svg($plot));
+    return ($page, $plot && svg($plot), $answer->{short}->($d));
 }
 sub write_file {
     my ($file, $text) = @_;
@@ -201,14 +202,14 @@ my @list;
 for my $folder (@experiments) {
     fail "$folder has no answer.pl, so it is no experiment" unless -e "$folder/answer.pl";
     my $file = $results_file // newest($folder);
-    my ($page, $svg) = page($folder, $file);
+    my ($page, $svg, $short) = page($folder, $file);
     my $to = !defined $out ? $folder : @experiments > 1 ? "$out/" . basename($folder) : $out;
     write_file("$to/README.md", $page);
     write_file("$to/plot.svg", $svg);
     my $d = defined $file ? Results::read_file($file) : undef;
     my ($title) = $page =~ /^# (.*)/;
     my $state = !$d ? "no results yet" : $d->{header}{date} . ($d->speed ? "" : ", bytes only");
-    push @list, [sprintf("[%s](%s/README.md)", $title, basename($folder)), "`sh experiments/" . basename($folder) . "/run.sh`", $state];
+    push @list, [sprintf("[%s](%s/README.md)", $title, basename($folder)), $short // "", "`sh experiments/" . basename($folder) . "/run.sh`", $state];
 }
 if ($with_list) {
     my $text = "# Experiments\n\n" . fold("One folder for each question: a script that makes the runs, their results in short, and a " .
@@ -217,5 +218,5 @@ if ($with_list) {
             "next time " .
         "(`rm build/experiments/*.done` to begin anew), so it can be interrupted. Where a GPU is there, the same scripts run on it. " .
         "[lib.sh](lib.sh) has the options that all scripts take, [report.pl](report.pl) makes the pages.") . "\n";
-    write_file(($out // $here) . "/README.md", $text . table(["question", "command", "results"], @list));
+    write_file(($out // $here) . "/README.md", $text . table(["question", "answer in short", "command", "results"], @list));
 }

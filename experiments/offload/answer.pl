@@ -7,6 +7,12 @@ return {
     title => "What does offloading cost?",
     question => "With `--cpu-offload` a rank's shards of parameters, gradients and moments are on the host, and AdamW runs there. " .
         "How much device memory does that free, and how much longer does a step take?",
+    short => sub {
+        my $d = shift;
+        return sprintf "A rank keeps %s of the device memory, and %s with recomputed blocks.%s",
+            map({ percent($d->value($_, "memory") / $d->value("device", "memory")) } qw(host recomputed)), !$d->speed ? ""
+            : sprintf " A step takes %s and %s times as long.", map { median_of($d->ratio($_, "device", "step_ms")) } qw(host recomputed);
+    },
     answer => sub {
         my $d = shift;
         my @texts;

@@ -8,6 +8,11 @@ return {
     question => "DDP keeps the whole state of a model on each rank, 16 bytes per parameter in bf16. FSDP divides it. Does a model " .
         "of a billion parameters train on two ranks of one machine, and what does it take to fit?",
     bytes_only => 1,
+    short => sub {
+        my $d = shift;
+        return sprintf "Under FSDP %s parameters take %s on each of two ranks; DDP would take %s.", count($d->value("fp32", "parameters")),
+            map { bytes($d->value($_, "memory")) } qw(fp32 ddp);
+    },
     answer => sub {
         my $d = shift;
         my ($ddp, $fp32, $bf16) = map { $d->value($_, "memory") } qw(ddp fp32 model);

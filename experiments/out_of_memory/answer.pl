@@ -10,6 +10,11 @@ return {
     title => "What does FSDP train where DDP is out of memory?",
     question => "Two ranks may use a fixed amount of memory each, as if that were their device's. Which models fit DDP, and which " .
         "FSDP?",
+    short => sub {
+        my $d = shift;
+        return sprintf "With %s on each rank DDP trains %s parameters, FSDP %s, and with shards on the host %s.", out_of_memory_limit($d),
+            map { count($d->value($_, "parameters")) } qw(ddp-1 fsdp-3 fsdp-8);
+    },
     answer => sub {
         my $d = shift;
         my $limit = out_of_memory_limit($d);

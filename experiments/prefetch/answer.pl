@@ -4,9 +4,10 @@ use warnings;
 
 sub prefetch_link { my ($rate) = $_[0]->first("link-none")->{options} =~ /--emulate-link (\S+)/; "$rate Gbit/s" }
 sub prefetch_words { my ($d, $run) = @_; $run =~ s/^link-(.*)/"$1, " . prefetch_link($d)/er }
+sub prefetch_share { my ($d, $run) = @_; percent($d->value($run, "comm_exposed_ms") / $d->value($run, "step_ms")) }
 sub prefetch_answer {
     my ($d, $link, $where) = @_;
-    my $share = sub { percent($d->value("$link$_[0]", "comm_exposed_ms") / $d->value("$link$_[0]", "step_ms")) };
+    my $share = sub { prefetch_share($d, "$link$_[0]") };
     my $times = sub { times_range($d->ratio("$link$_[0]", "$link$_[1]", "step_ms")) };
     return (
         sprintf("%s exposed communication takes %s of a step with none, %s with backward-post and %s with backward-pre.", $where,
@@ -25,6 +26,15 @@ return {
         "step is then exposed, and how long does it take? And what if the forward pass does not gather ahead? Ranks of one machine " .
         "exchange data by copying, which takes the cores that compute. So each is also run over an emulated link (`--emulate-link`), " .
         "which carries data while the cores compute, as a network does.",
+    short => sub {
+        my $d = shift;
+        return "Bytes are the same." if !$d->speed;
+        return join " ", map {
+            my ($link, $where) = @$_;
+            sprintf "%s %s instead of %s of a step are exposed, and it takes %s times as long.", $where,
+                map({ prefetch_share($d, "$link$_") } qw(backward-pre none)), median_of($d->ratio("${link}backward-pre", "${link}none", "step_ms"))
+        } ["", "On the own link"], ["link-", "Over " . prefetch_link($d)];
+    },
     answer => sub {
         my $d = shift;
         return ("All of them send " . bytes($d->value("none", "sent")) . " and keep " . bytes($d->value("none", "memory"))

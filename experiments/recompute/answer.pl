@@ -7,6 +7,11 @@ return {
     title => "What does recomputation cost?",
     question => "With `--recompute block` a block keeps only its input, and its forward pass runs again in the backward pass. How " .
         "much memory does that free, and how much longer does a step take?",
+    short => sub {
+        my $d = shift;
+        return sprintf "A rank keeps %s of the memory%s.", percent($d->value("short-block", "memory") / $d->value("short-none", "memory")),
+            $d->speed ? ", and a step takes " . median_of($d->ratio("short-block", "short-none", "step_ms")) . " times as long" : "";
+    },
     answer => sub {
         my $d = shift;
         return map {

@@ -7,6 +7,11 @@ return {
     title => "In which type should gradients be summed?",
     question => "With numbers of 16 bits FSDP can send and add gradients in fp32 (`--reduce-dtype fp32`, the default) or in 16 " .
         "bits (`model`). What do the wider sums cost, and what do they change?",
+    short => sub {
+        my $d = shift;
+        return sprintf "Sums in bf16 send %s of the bytes, and change the loss by %.2g after %d steps.", percent($d->value("model",
+            "sent") / $d->value("fp32", "sent")), abs($d->value("fp32", "loss") - $d->value("model", "loss")), $d->value("fp32", "steps");
+    },
     answer => sub {
         my $d = shift;
         my $text = sprintf "With sums in fp32 a rank sends %s in a step, and with sums in bf16 %s, which is %s. It keeps %s and %s.",

@@ -15,10 +15,22 @@ sub scaling_share { # of half a step of one rank, which a step of two would take
     }
     return Results::median(@shares);
 }
+sub scaling_parts { # [cause, share of half a step of one rank], the largest first; shares of less than 1 % are left out
+    my ($d, $stage) = @_;
+    return sort { $b->[1] <=> $a->[1] } grep { $_->[1] >= 0.01 } map { $_->[0] eq "computing"
+        ? ["slower computing", scaling_share($d, $stage, "computing") - 1] : [$_->[1], scaling_share($d, $stage, $_->[0])] } @causes;
+}
 return {
     title => "Why are two ranks not twice as fast?",
     question => "A step on two ranks would take half as long as on one, if nothing but its arithmetic counted. How long does it " .
         "take, and where is the rest: data loading, all-reduces, gathers, waiting? And what does a rank keep?",
+    short => sub {
+        my $d = shift;
+        return "Speeds are not measured." if !$d->speed;
+        return sprintf "They are %s times as fast with DDP, and %s times with FSDP. What they lose most by: %s.",
+            map({ median_of($d->ratio("$_-strong-2", "$_-strong-1", "tokens_per_s")) } qw(ddp fsdp)),
+            join "; ", map { $_->[0] } grep { defined } (scaling_parts($d, "ddp"))[0, 1];
+    },
     answer => sub {
         my $d = shift;
         return ("A rank of two keeps " . join(" and ", map { bytes($d->value("$_-strong-2", "memory"))
@@ -26,15 +38,13 @@ return {
         my @texts;
         for my $stage (qw(ddp fsdp)) {
             my $ratio = $d->ratio("$stage-strong-2", "$stage-strong-1", "tokens_per_s");
-            my @parts = grep { $_->[2] >= 0.01 } map { [@$_, scaling_share($d, $stage, $_->[0]) - ($_->[0] eq "computing" ? 1
-                : 0)] } @causes;
+            my @parts = scaling_parts($d, $stage);
             push @texts, sprintf "%s on two ranks reaches %s times the tokens per second of one rank with the same batch: an " .
                 "efficiency of %s.", $title{$stage}, times_range($ratio),
                 percent($ratio->[0] / 2);
             push @texts, !@parts ? "No cause takes 1 % of half of one rank's step." : sprintf "Its step is longer than half of one " .
                 "rank's by these parts, as shares of that half: %s.",
-                join ", ", map { ($_->[0] eq "computing" ? "slower computing" : $_->[1]) . " " .
-                    "" . percent($_->[2]) } sort { $b->[2] <=> $a->[2] } @parts;
+                join ", ", map { "$_->[0] " . percent($_->[1]) } @parts;
             push @texts, sprintf "With the same batch on each rank it reaches %s times.", times_range($d->ratio("$stage-strong-2",
                 "$stage-weak-1", "tokens_per_s"));
         }

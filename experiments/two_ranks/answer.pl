@@ -19,7 +19,7 @@ sub two_ranks_answer { # for sequences of one length
         : sprintf("two ranks are slower than one up to %d channels (%s parameters), and faster from %d on (%s parameters)", $slower[-1],
             $parameters->($slower[-1]), $faster[0], $parameters->($faster[0]));
     my @unclear = grep { $gain{$_}[1] < 1 && $gain{$_}[2] > 1 } @widths;
-    $found .= ", each by its median; with " . join(" and ", @unclear) . " channels the rounds differ about it" if @unclear;
+    $found .= ", each by its median; with " . join(", ", @unclear) . " channels the rounds differ about it" if @unclear;
     return sprintf "With sequences of %d tokens %s. With %d channels they reach %s times one rank's tokens per second, and with %d " .
         "channels %s times. Exposed communication takes %s of their step with %d channels, and %s with %d.", $length, $found,
         $widths[0], times_range($gain{$widths[0]}), $widths[-1], times_range($gain{$widths[-1]}),
@@ -29,6 +29,15 @@ return {
     title => "When do two ranks stop being slower than one?",
     question => "Two ranks share a batch (DDP). If the model is small, messages and waiting take longer than the half of the work " .
         "that is saved. At which size does the second rank begin to gain? And does it gain earlier if a step has more tokens?",
+    short => sub {
+        my $d = shift;
+        return "Speeds are not measured." if !$d->speed;
+        return join " ", map {
+            my $length = $_;
+            my ($first) = grep { two_ranks_gain($d, "$length-$_")->[0] >= 1 } map { /^one-$length-(\d+)/ } $d->runs;
+            defined $first ? "From $first channels on with $length tokens in a sequence." : "At no size that was tried with $length tokens in a sequence.";
+        } two_ranks_lengths($d);
+    },
     answer => sub {
         my $d = shift;
         return map { two_ranks_answer($d, $_) } two_ranks_lengths($d) if $d->speed;

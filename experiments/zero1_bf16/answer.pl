@@ -9,6 +9,14 @@ return {
         "optimizer's state. Stage 1 divides the 12 by the number of ranks. On small models buffers and activations hide the " .
         "saving. How near does the total of a rank come to the promise, at a size where they do not?",
     bytes_only => 1,
+    short => sub {
+        my $d = shift;
+        return "A rank keeps of DDP's whole memory " . join(", and ", map {
+            my ($n) = /-(\d+)$/;
+            sprintf "%.1f %% on %d ranks, where %.1f %% is promised of its state", 100 * $d->value("zero1-$n", "memory")
+                / $d->value("ddp-$n", "memory"), $n, 100 * zero1_promised($n);
+        } $d->runs("^ddp-")) . ".";
+    },
     answer => sub {
         my $d = shift;
         return map {
