@@ -310,8 +310,8 @@ $(TSAN_TESTS): build/tsan/test/%: test/unit/%.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O1 -g -fsanitize=thread -march=native -fopenmp $(WARNINGS) -MMD -MP $(CFLAGS) $< -o $@ -lcmocka $(LIBRARIES)
 
-# libFuzzer targets of the three readers. A reader's die() calls exit(); the target wraps it and returns to the fuzzer.
-FUZZERS := tokens tokenizer safetensors
+# libFuzzer targets of the readers. A reader's die() calls exit(); the target wraps it and returns to the fuzzer.
+FUZZERS := tokens mask tokenizer safetensors
 $(FUZZERS:%=build/fuzz/%): build/fuzz/%: test/unit/fuzz_%.c
 	@mkdir -p $(@D)
 	clang -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined $(WARNINGS) -MMD -MP $< -o $@ -Wl,--wrap=exit -ljansson -lpcre2-8 -lpthread -lm

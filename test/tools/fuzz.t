@@ -1,6 +1,6 @@
 #!/bin/sh
 # A short run of each fuzz target; `make fuzz` runs them for longer.
-targets="tokens tokenizer safetensors"
+targets="tokens mask tokenizer safetensors"
 seconds=${FUZZ_SECONDS:-6}
 echo "1..$(echo $targets | wc -w)"
 number=0

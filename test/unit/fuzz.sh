@@ -4,7 +4,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 seconds=${1:?how many seconds for each target}
 shift
-[ $# -gt 0 ] || set -- tokens tokenizer safetensors
+[ $# -gt 0 ] || set -- tokens mask tokenizer safetensors
 for name in "$@"; do
     corpus=build/fuzz/corpus-$name
     mkdir -p "$corpus"
