@@ -177,6 +177,8 @@ $(filter %_fp32.o,$(PLAN_FORMULAS)): PRECISION_FLAG := -DPRECISION_FP32
 $(filter %_bf16.o,$(PLAN_FORMULAS)): PRECISION_FLAG := -DPRECISION_BF16
 $(filter %_fp16.o,$(PLAN_FORMULAS)): PRECISION_FLAG := -DPRECISION_FP16
 $(BUILD)/plan $(BUILD)/test/test_plan $(BUILD)/test/test_plan_mesh $(BUILD)/test/test_plan_axes: LIBRARIES = $(PLAN_FORMULAS) -ldnnl $(STAGE_LIBRARIES)
+# These compute little, and compile for long.
+$(BUILD)/plan $(BUILD)/test/test_plan $(BUILD)/test/test_plan_mesh $(BUILD)/test/test_plan_axes: OPTIMISE := $(subst -O3,-O1,$(OPTIMISE))
 
 # The default data: the stages and llmc/ as bytes. Made once, so that runs can be compared; `make clean-data` to renew.
 data/train.bin: | build/tokenize
@@ -323,6 +325,7 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 # Everything that the tests run, in one build.
 test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/test/compare_run $(BUILD)/comm_bench
 PRECISION_TESTS := train_gpt2_single test/test_layers test/test_reference_layers test/test_compress
+SANITIZED_TESTS := train_gpt2_single train_gpt2_ddp train_gpt2_fsdp
 RANKS_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp train_gpt2_tp train_gpt2_pp train_gpt2_3d train_gpt2_compress
 # Every test of the CPU programs once, some minutes. (test/run.sh says what is in which tier.)
 test: test-programs
@@ -340,7 +343,7 @@ test-programs: data/train.bin data/bpe/train.bin
 	+$(CPU_MAKE) test-build
 	+$(CPU_MAKE) PRECISION=bf16 $(PRECISION_TESTS:%=build/bf16/%) $(RANKS_TESTS:%=build/bf16/%)
 	+$(CPU_MAKE) PRECISION=fp16 $(PRECISION_TESTS:%=build/fp16/%)
-	+$(CPU_MAKE) DEBUG=1 $(STAGES:%=build/debug/%)
+	+$(CPU_MAKE) DEBUG=1 $(SANITIZED_TESTS:%=build/debug/%)
 test-all-programs: test-programs
 	+$(CPU_MAKE) cpu-variants $(TSAN_TESTS) build/bench_layers build/bench_compress $(if $(CAN_FUZZ),$(FUZZERS:%=build/fuzz/%))
 	+$(CPU_MAKE) DEBUG=1 test-build cpu-variants build/debug/bench_compress

@@ -1,8 +1,8 @@
 #!/bin/sh
 # run.sh [quick|rest] [OPTION OF PROVE...] - runs the tests that make test-programs (quick) or make test-all-programs (rest) built.
 #
-# quick   what `make test` runs: C tests in the plain build in three precisions, the shell tests of the CPU programs, a sanitized run
-#         of each stage, and each kernel of llmc/device/cuda/ once under the emulator
+# quick   what `make test` runs: C tests in the plain build in three precisions, the shell tests of the CPU programs, sanitized runs of
+#         single, ddp and fsdp, and each kernel of llmc/device/cuda/ once under the emulator
 # rest    what `make test-all` adds: all tests with sanitizers, threads under ThreadSanitizer, the emulator's tests, tests of
 #         dev/'s benchmarks, mutations and exercises, fuzzing, and further numbers of ranks and shapes in the shell tests
 # Without a tier it runs both. JOBS=N runs N tests at a time (3).
@@ -14,7 +14,7 @@ case ${1-} in quick|rest) tiers=$1; shift ;; esac
 
 # Shell tests that `make test` leaves out: they test kernels that need an emulator, or tools that no training run needs.
 only_rest="3d_checkpoints bench bench_gpu comm_bench compress_loss cpu_variants cublaslt_descriptors cuda_attention cuda_build cuda_kernels cudnn_plans emulated_ddp
-    emulated_3d emulated_compress emulated_fsdp emulated_pp emulated_run emulated_tp emulated_zero emulator emulator_runtime exercises fuzz gpu_check labs local_sgd mutations roofline site variants"
+    emulated_3d emulated_compress emulated_fsdp emulated_pp emulated_run emulated_tp emulated_zero emulator emulator_runtime exercises fuzz gpu_check labs local_sgd mutations plan_own pp_bubble roofline site variants"
 is_only_rest() { case " $(echo $only_rest) " in *" $1 "*) ;; *) return 1 ;; esac; }
 
 wrappers=build/t

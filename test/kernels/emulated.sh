@@ -37,6 +37,9 @@ as_predicted() { # OUT: no line says otherwise, and those that count all are the
     grep -q '^allocations while training: 0;' "$work/$1.log" && ! grep 'than predicted$' "$work/$1.log"
 }
 
+# masked_data: options of a training program, with data of which not all tokens count.
+masked_data() { mkdir -p "$work/masked" && cp $REFERENCE/tokens.bin $REFERENCE/masked/tokens.mask "$work/masked" && echo "--data $work/masked/tokens.bin"; }
+
 # ---- stages that communicate in every micro-batch: `emulated`, `emulated_bf16` and `ddp` are programs ----
 # gets_there CPU OUT mpi|nccl RANKS OPTION...: has the numbers of the CPU's run CPU. (Other stages have their own.)
 gets_there() { trains "$2" on_gpus "$3" "$4" "$emulated" -- "${@:5}" && as_cpu "$1" "$2"; }

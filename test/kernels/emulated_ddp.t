@@ -72,6 +72,14 @@ done
 same_bits() { same_run "$work/$1" "$work/$2" 00000002; }
 check "in rank order MPI and NCCL have the same bits on 2 ranks" same_bits mpi-ordered nccl-ordered
 
+# ---- masks: tokens that do not count, another number of them on each rank ----
+masks=$(masked_data)
+check "the CPU's 2 ranks with masks" trains cpu-masked on_ranks 2 $cpu -- --total-batch-size 128 $masks
+for comm in mpi nccl; do
+    check "$comm: the CPU's losses, norms and weights with masks" eval \
+        "train_gpus masked $comm 2 128 $masks && as_cpu cpu-masked masked && ! as_cpu cpu2 masked"
+done
+
 # ---- memory ----
 comes_to() { # none|block mpi|nccl: what --recompute auto chooses for 2 ranks that need 34 MB each, on GPUs of 60 MB
     CUDA_EMULATOR_MEMORY=60 train_gpus auto "$2" 2 64 && grep '^memory  ' "$work/auto.log" &&

@@ -54,6 +54,10 @@ check "nccl, with windows" gets_there cpu-4 run nccl 4 --total-batch-size 128 --
 check "nccl, a copy on each rank" eval "trains cpu-1 on_ranks 2 $cpu -- --total-batch-size 64 --tensor-parallel 1 &&
     gets_there cpu-1 run nccl 2 --total-batch-size 64 --tensor-parallel 1"
 
+masks=$(masked_data)
+check "the CPU's 2 ranks with masks" trains cpu-masked on_ranks 2 $cpu -- --total-batch-size 64 $masks
+check "nccl, with masks: the CPU's losses, norms and weights" gets_there cpu-masked run nccl 2 --total-batch-size 64 $masks
+
 # ---- 16 bits ----
 check "bf16: the CPU's 2 ranks" trains cpu-bf16 on_ranks 2 $cpu_bf16 -- --total-batch-size 64
 check "  with sums in fp32" trains cpu-wide on_ranks 2 $cpu_bf16 -- --total-batch-size 64 --tp-reduce-dtype fp32

@@ -89,7 +89,9 @@ export OMP_NUM_THREADS=1
 check "a rank that is killed is named by the others" ends "rank 2 has died.* during step [67]" --fault 2:7:kill
 check "  and the last checkpoint continues to the bit" train 4 8 "$work/fault" --save-every 10 --deterministic --resume --seed 1337
 check "a rank that hangs is named" patiently ends "rank 2 has not reached all-reduce #.*step 7" --fault 2:7:hang
+for_tier rest
 check "rank 0 is named when it hangs" patiently ends "rank 0 has not reached" --fault 0:7:hang
+for_tier quick
 check "a flipped bit is found, with the rank that has it" ends "after step 10 the parameters of unit 0 differ between rank 0 and rank 1" --fault 1:7:bitflip --check-every 5
 parted() { # a rank leaves out an operation: MPI may crash and mpirun end all ranks; the logs of operations say which
     rm -rf "$work/fault"

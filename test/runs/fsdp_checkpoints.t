@@ -125,6 +125,7 @@ damaged() { # PATTERN FILE COMMAND...: the run from a checkpoint whose file COMM
             --batch-size 12 --out "$work/damaged" --resume $how
 }
 check "a shard's file that is missing is named" damaged "optimizer-00002-of-00003.safetensors: .*No such file" optimizer-00002-of-00003.safetensors rm
+for_tier rest
 check "  also the model's" damaged "model-00003-of-00003.safetensors: .*No such file" model-00003-of-00003.safetensors rm
 check "one that ends early is named" damaged "optimizer-00003-of-00003.safetensors" optimizer-00003-of-00003.safetensors truncate -s -100
 [ "$BUILD" = build ] || { done_testing; exit; } # the sanitizers would see nothing new

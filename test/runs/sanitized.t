@@ -31,18 +31,16 @@ seen() { # the leak detector is on: a program that leaks is not clean
 check "a leak is found" seen
 check "single" eval '(single)'
 check "ddp, bucketed, on 3 ranks" clean 3 ddp --bucket-mb 0.02 --check-every 1
+check "fsdp on 3 ranks" clean 3 fsdp --check-every 1
 for_tier rest
 check "ddp, naive, with our own ring" clean 3 ddp --ddp naive --allreduce ring
 check "zero, stage 1" clean 3 zero --zero-stage 1 --recompute block
 check "zero, stage 2" clean 3 zero --zero-stage 2 --deterministic
-for_tier quick
 check "zero, stage 3, on 3 ranks" clean 3 zero --zero-stage 3 --check-every 1
-check "fsdp on 3 ranks" clean 3 fsdp --check-every 1
 check "tp, 2 ranks that share a copy of the model, and rows" clean 2 tp --total-batch-size 64 --sequence-parallel --check-every 1
 check "pp, 2 stages" clean 2 pp --check-every 1
 check "3d, 2 copies of 2 ranks with half of each matrix, with ZeRO" clean 4 3d --mesh dp=2,tp=2 --total-batch-size 128 --zero-stage 1 --check-every 1
 check "compress, int8 on 3 ranks, with errors and their bias" clean 3 compress --compress int8 --error-feedback --measure-bias 2 --check-every 1
-for_tier rest
 for method in fp16 int4 top-k sign "onebit-adam --compress-from 1" "powersgd --rank 2 --compress-from 1 --recompute block"; do
     check "compress, $method" clean 2 compress --error-feedback --compress $method
 done

@@ -38,9 +38,12 @@ parts 2 tp --no-overlap
 parts 2 tp --recompute block
 stages 2 pp --schedule gpipe --recompute block
 stages 2 pp --schedule zb-h1
+copies 4 3d --mesh dp=2,pp=2 --zero-stage 1
+copies 4 pp --pipeline-parallel 2 --bucket-mb 0.01
 copies 4 pp --pipeline-parallel 2 --schedule zb-h1 --ddp naive
 mesh 4 3d --mesh tp=2,pp=2 --schedule gpipe --recompute block
 mesh 4 3d --mesh tp=2,pp=2 --schedule zb-h1 --no-overlap
+spread 4 3d --mesh dp=2,tp=2 --zero-stage 1 --sequence-parallel
 spread 4 3d --mesh dp=2,tp=2 --sequence-parallel
 spread 4 3d --mesh dp=2,tp=2 --sequence-parallel --zero-stage 1 --keep-gathered --recompute block
 signs 2 compress --compress sign --error-feedback
@@ -48,22 +51,19 @@ signs 2 compress --compress sign --error-feedback --bucket-mb 0.001 --recompute 
 low 3 compress --compress powersgd --rank 2 --compress-from 1
 low 3 compress --compress powersgd --rank 2 --compress-from 1 --bucket-mb 0.001 --recompute block
 momentum 3 compress --compress onebit-adam --compress-from 1 --no-error-feedback
+rows 4 tp --tensor-parallel 2 --sequence-parallel
 rows 4 tp --tensor-parallel 2 --sequence-parallel --no-overlap
 rows 4 tp --tensor-parallel 2 --sequence-parallel --keep-gathered --recompute block
+hybrid 4 fsdp --sharding hybrid --shard-group 2 --cpu-offload --wrap-blocks 2
 END
 }
 often() { cat << END
 ddp 2 ddp --recompute block
 hybrid 4 fsdp --sharding hybrid --shard-group 2
-hybrid 4 fsdp --sharding hybrid --shard-group 2 --cpu-offload --wrap-blocks 2
 bits 3 compress --compress int8 --error-feedback
 parts 2 tp
 stages 2 pp
-copies 4 pp --pipeline-parallel 2 --bucket-mb 0.01
 mesh 4 3d --mesh tp=2,pp=2
-spread 4 3d --mesh dp=2,tp=2 --zero-stage 1 --sequence-parallel
-copies 4 3d --mesh dp=2,pp=2 --zero-stage 1
-rows 4 tp --tensor-parallel 2 --sequence-parallel
 END
 }
 always() { cat << END

@@ -195,12 +195,16 @@ if [ -x "$BUILD/train_gpt2_zero" ] && [ -e data/train.bin ]; then
     check "an mpirun that refuses so many ranks is quoted, and what helps" refuses_ranks
     check "one that fails in another way is quoted after our own words" refuses_anything
     check "README's table has a row for each stage" small_table
+    for_tier rest
     check "  and chapter 5's for each way of tensor parallelism" tp_table
     check "  and chapter 6's for each schedule" pp_table
     check "  and chapter 8's for each mesh" mesh_table
+    for_tier quick
     check "  a mesh that is none is named" fails_with "--meshes wants meshes such as .* not '2x2'" -- sh dev/bench/mesh_table.sh --meshes 2x2
     check "  and --steps 1 is an error, because the first step is not counted" fails_with "at least 2" -- sh dev/bench/readme_table.sh --steps 1
+    for_tier rest
     check "any stages can be put beside DDP" all_stages
+    for_tier quick
     check "  but not without it" fails_with "--stages begins with ddp" -- sh dev/bench/zero_memory.sh --stages "tp pp"
 else
     skip "the demo trains" "make train_gpt2_zero was not run"

@@ -402,9 +402,9 @@ same_ranks() { # RANKS P M OPTION...
         "$@" --out "$work/refused" --memory-limit $((most + workspace - 8))e-9
 }
 check "bytes are train_gpt2_pp's on 4 ranks, of which the last one has only the head" same_ranks 4 4 5 --layers 8 --split 2,3,3,0
+for_tier rest
 check "  with gradients that wait, and blocks recomputed" same_ranks 4 4 6 --layers 8 --schedule zb-h1 --recompute block
 check "  with two copies and chunks" same_ranks 4 2 4 --layers 9 --schedule interleaved --chunks 3
-for_tier rest
 check "  on 2" same_ranks 2 2 5 --schedule gpipe
 check "  recomputed" same_ranks 4 4 5 --layers 8 --schedule 1f1b --recompute block
 check "  with gradients that wait" same_ranks 4 4 6 --layers 4 --schedule zb-h1

@@ -288,7 +288,9 @@ other_wheels_do_not_count() { # they are for CUDA 13
 }
 
 user 1000 ada
+for_tier rest
 check "with nothing missing, a plain user without sudo succeeds and apt-get is not called" nothing_missing_needs_no_rights
+for_tier quick
 check "a plain user whose sudo wants a password gets the command to copy where there is no terminal, and a failure" \
     a_user_without_a_terminal_gets_the_command
 check "a plain user who may use sudo installs with it" a_user_with_sudo_uses_it
