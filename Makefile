@@ -325,6 +325,7 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 # Everything that the tests run, in one build.
 test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/test/compare_run $(BUILD)/comm_bench
 PRECISION_TESTS := train_gpt2_single test/test_layers test/test_reference_layers test/test_compress
+BF16_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp
 SANITIZED_TESTS := train_gpt2_single train_gpt2_ddp train_gpt2_fsdp
 RANKS_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp train_gpt2_tp train_gpt2_pp train_gpt2_3d train_gpt2_compress
 # Every test of the CPU programs once, some minutes. (test/run.sh says what is in which tier.)
@@ -341,12 +342,13 @@ test-rest: test-all-programs
 # (+: these are makes, and share -j.)
 test-programs: data/train.bin data/bpe/train.bin
 	+$(CPU_MAKE) test-build
-	+$(CPU_MAKE) PRECISION=bf16 $(PRECISION_TESTS:%=build/bf16/%) $(RANKS_TESTS:%=build/bf16/%)
+	+$(CPU_MAKE) PRECISION=bf16 $(PRECISION_TESTS:%=build/bf16/%) $(BF16_TESTS:%=build/bf16/%)
 	+$(CPU_MAKE) PRECISION=fp16 $(PRECISION_TESTS:%=build/fp16/%)
 	+$(CPU_MAKE) DEBUG=1 $(SANITIZED_TESTS:%=build/debug/%)
 test-all-programs: test-programs
 	+$(CPU_MAKE) cpu-variants $(TSAN_TESTS) build/bench_layers build/bench_compress $(if $(CAN_FUZZ),$(FUZZERS:%=build/fuzz/%))
 	+$(CPU_MAKE) DEBUG=1 test-build cpu-variants build/debug/bench_compress
+	+$(CPU_MAKE) PRECISION=bf16 $(RANKS_TESTS:%=build/bf16/%)
 	+$(CPU_MAKE) PRECISION=fp16 $(RANKS_TESTS:%=build/fp16/%)
 	+$(CPU_MAKE) PRECISION=bf16 DEBUG=1 $(PRECISION_TESTS:%=build/bf16-debug/%) $(RANKS_TESTS:%=build/bf16-debug/%)
 	+$(CPU_MAKE) PRECISION=fp16 DEBUG=1 $(PRECISION_TESTS:%=build/fp16-debug/%)

@@ -14,7 +14,7 @@ case ${1-} in quick|rest) tiers=$1; shift ;; esac
 
 # Shell tests that `make test` leaves out: they test kernels that need an emulator, or tools that no training run needs.
 only_rest="3d_checkpoints bench bench_gpu comm_bench compress_loss cpu_variants cublaslt_descriptors cuda_attention cuda_build cuda_kernels cudnn_plans emulated_ddp
-    emulated_3d emulated_compress emulated_fsdp emulated_pp emulated_run emulated_tp emulated_zero emulator emulator_runtime exercises fuzz gpu_check labs local_sgd mutations plan_own pp_bubble roofline site variants"
+    emulated_3d emulated_compress emulated_fsdp emulated_pp emulated_run emulated_tp emulated_zero emulator emulator_runtime exercises fuzz gpu_check labs local_sgd mutations plan_own pp_bubble roofline site split variants"
 is_only_rest() { case " $(echo $only_rest) " in *" $1 "*) ;; *) return 1 ;; esac; }
 
 wrappers=build/t
@@ -78,7 +78,7 @@ export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 # The longest ones first, by part of their names, so that all jobs end together.
 long="rest-cuda_kernels rest-site rest-labs rest-emulated_run rest-variants rest-exercises rest-mutations rest-emulated debug-zero_checkpoints
     debug-test_checkpoint debug/test/test_layers rest-zero debug-zero rest-fsdp debug-fsdp rest-tp debug-tp rest-pp debug-pp rest-3d debug-3d rest-compress debug-compress debug-recompute
-    tsan-test_control debug-plan rest-emulator debug-comm_bench quick-split quick-zero quick-fsdp quick-tp quick-pp quick-3d quick-emulated quick-comm
+    tsan-test_control debug-plan rest-emulator debug-comm_bench quick-zero quick-fsdp quick-tp quick-pp quick-3d quick-emulated quick-comm quick-one_writer test/test_control
     quick-setup quick-ddp quick-sanitized quick-demo quick-scaling test/test_control"
 all=$(for test in $tests "$wrappers"/*.t; do echo "$test"; done | sort)
 ordered=$({ for part in $long; do echo "$all" | grep -F -e "$part" || true; done; echo "$all"; } | awk 'NF && !seen[$0]++')

@@ -189,16 +189,20 @@ accumulated() {
     done
 }
 accumulated << END
-3 1 full backward-pre no 2 no none strict
 3 2 full backward-post yes 2 yes block strict
+3 2 grad-op backward-pre yes 2 no none strict
+4 3 hybrid backward-post no 2 yes none plain
+END
+for_tier rest
+accumulated << END
+3 1 full backward-pre no 2 no none strict
 3 3 full none no 1 no none strict
 3 0 grad-op none no 2 no none plain
-3 2 grad-op backward-pre yes 2 no none strict
 3 1 none backward-pre no 2 no none plain
 4 1 hybrid backward-pre no 2 no none strict
-4 3 hybrid backward-post no 2 yes none plain
 1 1 full backward-pre no 2 no none plain
 END
+for_tier quick
 
 # ---- 16 bits: if reduced in the model's precision, equal to the bit; if reduced in fp32, nearly, and with more bytes ----
 in_16_bits() { # PRECISION OPTION...
@@ -217,12 +221,14 @@ in_16_bits() { # PRECISION OPTION...
 }
 in_16_bits bf16 << END
 3 2 full backward-pre yes 2 no none strict
+END
+if [ "$BUILD" = build ]; then
+    for_tier rest
+    in_16_bits bf16 << END
 2 3 grad-op backward-post no 2 yes block plain
 4 0 none none no 2 no none plain
 END
-if [ "$BUILD" = build ]; then
     # the first scales are too large for gradients in fp16, so all skip steps
-    for_tier rest
     in_16_bits fp16 --loss-scale 8388608 --max-bad-steps 20 << END
 3 2 full backward-pre no 2 yes none strict
 1 1 full none no 2 no block plain
@@ -239,15 +245,19 @@ says_the_same() { # OPTION...
 }
 drew() { samples_of "$work/ddp.log" | grep -c "^sample after" | grep -qx 2; }
 if [ "$BUILD" = build ]; then
+    for_tier both
     check "3 ranks: DDP with evaluations and samples" trains ddp fp32 3 "$work/ddp" "${deep[@]}"
+    for_tier quick
     check "  which draws two samples" drew
     check "  full, with both prefetches into 3 rooms, says the same" says_the_same --limit-all-gathers 3
     check "  with offload, by 2 blocks" says_the_same --cpu-offload --prefetch backward-post --wrap-blocks 2
+    for_tier rest
     check "  by 3 blocks, in one room" says_the_same --wrap-blocks 3 --prefetch none --no-forward-prefetch --limit-all-gathers 1
     check "  grad-op says the same" says_the_same --sharding grad-op
     check "  grad-op by 2 blocks" says_the_same --sharding grad-op --wrap-blocks 2
     check "  the whole model at once" says_the_same --wrap-blocks 0
     check "  --sharding none says the same" says_the_same --sharding none --wrap-blocks 0
+    for_tier quick
 fi
 
 # ---- rooms: gathering ahead is bounded ----

@@ -340,7 +340,9 @@ check "  with two copies" same_bytes 1 4 $BUILD/train_gpt2_tp 1 --tensor-paralle
 check "  where rows are cut" same_bytes 1 4 $BUILD/train_gpt2_tp 2 --tensor-parallel 2 --sequence-parallel
 check "  and recomputed" same_bytes 1 2 $BUILD/train_gpt2_tp 1 --tensor-parallel 2 --sequence-parallel --recompute block
 check "  or kept when gathered" same_bytes 1 2 $BUILD/train_gpt2_tp 1 --tensor-parallel 2 --sequence-parallel --keep-gathered
+for_tier rest
 check "  and in bf16" same_bytes 1 4 "$(of train_gpt2_tp bf16)" 1 --tensor-parallel 2 --sequence-parallel
+for_tier quick
 # compressed METHOD RANKS PROGRAM OPTION...: the second column of plan's table of METHOD has a run's bytes.
 compressed() {
     local method=$1 ranks=$2 program=$3 kind planned precision=fp32 from=0
