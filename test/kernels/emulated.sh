@@ -38,7 +38,7 @@ as_predicted() { # OUT: no line says otherwise, and those that count all are the
 }
 
 # masked_data: options of a training program, with data of which not all tokens count.
-masked_data() { mkdir -p "$work/masked" && cp $REFERENCE/tokens.bin $REFERENCE/masked/tokens.mask "$work/masked" && echo "--data $work/masked/tokens.bin"; }
+masked_data() { mkdir -p "$work/with-masks" && cp $REFERENCE/tokens.bin $REFERENCE/masked/tokens.mask "$work/with-masks" && echo "--data $work/with-masks/tokens.bin"; }
 
 # ---- stages that communicate in every micro-batch: `emulated`, `emulated_bf16` and `ddp` are programs ----
 # gets_there CPU OUT mpi|nccl RANKS OPTION...: has the numbers of the CPU's run CPU. (Other stages have their own.)

@@ -77,7 +77,7 @@ masks=$(masked_data)
 check "the CPU's 2 ranks with masks" trains cpu-masked on_ranks 2 $cpu -- --total-batch-size 128 $masks
 for comm in mpi nccl; do
     check "$comm: the CPU's losses, norms and weights with masks" eval \
-        "train_gpus masked $comm 2 128 $masks && as_cpu cpu-masked masked && ! as_cpu cpu2 masked"
+        "train_gpus run-masked $comm 2 128 $masks && as_cpu cpu-masked run-masked && ! as_cpu cpu2 run-masked"
 done
 
 # ---- memory ----
