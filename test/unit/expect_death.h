@@ -4,17 +4,10 @@ Do not assert anything inside a child: cmocka would continue with the next test 
 */
 #ifndef TEST_EXPECT_DEATH_H
 #define TEST_EXPECT_DEATH_H
-#include <setjmp.h>
+#include "unit.h"
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <cmocka.h>
 
 typedef struct {
     int status;            // of exit; 1000 + the signal that killed it

@@ -9,8 +9,7 @@ static void assert_sizes(const char* text, int N, int dp, int tp, int pp) {
     assert_int_equal(a.size[MESH_PP], pp);
 }
 
-static void all_axes_may_be_named_in_any_order(void** state) {
-    (void)state;
+TEST(all_axes_may_be_named_in_any_order) {
     static const char* const texts[] = { "dp=2,tp=3,pp=4", "dp=2,pp=4,tp=3", "tp=3,dp=2,pp=4", "tp=3,pp=4,dp=2", "pp=4,dp=2,tp=3",
                                          "pp=4,tp=3,dp=2" };
     for (int i = 0; i < 6; i++) {
@@ -19,8 +18,7 @@ static void all_axes_may_be_named_in_any_order(void** state) {
     }
 }
 
-static void an_axis_that_is_not_named_takes_what_is_left_or_has_one_rank(void** state) {
-    (void)state;
+TEST(an_axis_that_is_not_named_takes_what_is_left_or_has_one_rank) {
     assert_sizes("", 8, 8, 1, 1);
     assert_sizes("tp=2", 8, 4, 2, 1);
     assert_sizes("pp=8", 8, 1, 1, 8);
@@ -35,8 +33,7 @@ static void an_axis_that_is_not_named_takes_what_is_left_or_has_one_rank(void** 
 static void choose_of_8(void* text) { axes_choose((const char*)text, 8); }
 static void refused(const char* text, const char* phrase) { expect_death(choose_of_8, (void*)text, phrase, "--mesh"); }
 
-static void what_is_no_mesh_is_refused(void** state) {
-    (void)state;
+TEST(what_is_no_mesh_is_refused) {
     static const char* const texts[] = { "2", "dp", "dp=", "dp=0", "dp=-2", "dp=2;tp=2", "dp=2,", ",dp=2", "dp=2 ,tp=2", "DP=2", "cp=2",
                                          "dp=2x", "dp=99999999999999999999", "dpx=2", "tp==2" };
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
@@ -46,8 +43,7 @@ static void what_is_no_mesh_is_refused(void** state) {
     refused("dp=2,tp=2,dp=2", "names dp twice");
 }
 
-static void what_is_no_mesh_of_these_ranks_is_refused(void** state) {
-    (void)state;
+TEST(what_is_no_mesh_of_these_ranks_is_refused) {
     refused("dp=2,tp=2,pp=1", "is a mesh of 4 ranks, and 8 were started; start 4");
     refused("dp=2,tp=2,pp=4", "is a mesh of 16 ranks, and 8 were started");
     refused("tp=3", "3 does not divide 8 ranks");
@@ -57,8 +53,7 @@ static void what_is_no_mesh_of_these_ranks_is_refused(void** state) {
 }
 
 // Every rank has a place of its own, and the place the rank.
-static void a_rank_and_its_place_are_one_to_one(void** state) {
-    (void)state;
+TEST(a_rank_and_its_place_are_one_to_one) {
     for (int order = 0; order < 2; order++) {
         Axes a = axes_of(2, 3, 4, order == 1);
         bool seen[24] = { false };
@@ -73,8 +68,7 @@ static void a_rank_and_its_place_are_one_to_one(void** state) {
     }
 }
 
-static void ranks_of_tp_are_neighbours_and_the_axis_named_first_is_outside(void** state) {
-    (void)state;
+TEST(ranks_of_tp_are_neighbours_and_the_axis_named_first_is_outside) {
     char text[40];
     Axes a = axes_choose("dp=4,tp=2,pp=3", 24);
     axes_text(a, 0, text, sizeof text);
@@ -90,16 +84,4 @@ static void ranks_of_tp_are_neighbours_and_the_axis_named_first_is_outside(void*
     assert_string_equal(text, "dp 1, pp 0, tp 0");
     axes_text(a, 8, text, sizeof text);
     assert_string_equal(text, "dp 0, pp 1, tp 0");
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_axes_may_be_named_in_any_order),
-        cmocka_unit_test(an_axis_that_is_not_named_takes_what_is_left_or_has_one_rank),
-        cmocka_unit_test(what_is_no_mesh_is_refused),
-        cmocka_unit_test(what_is_no_mesh_of_these_ranks_is_refused),
-        cmocka_unit_test(a_rank_and_its_place_are_one_to_one),
-        cmocka_unit_test(ranks_of_tp_are_neighbours_and_the_axis_named_first_is_outside),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

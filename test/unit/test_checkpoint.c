@@ -229,14 +229,12 @@ static void what_is_saved_comes_back_for(int d, int shards) {
     checkpoint_close(&r);
     free(path);
 }
-static void what_is_saved_comes_back(void** state) {
-    (void)state;
+TEST(what_is_saved_comes_back) {
     for (int k = 0; k < SHARD_COUNTS; k++)
         for (int d = DTYPE_F32; d <= DTYPE_F16; d++) what_is_saved_comes_back_for(d, shard_counts[k]);
 }
 
-static void the_padding_is_not_stored(void** state) {
-    (void)state;
+TEST(the_padding_is_not_stored) {
     save_step(1, 0, DTYPE_BF16);
     char* path = format_string("%s/step_00000001/model.safetensors", out);
     SafeTensors s;
@@ -273,8 +271,7 @@ static void save_by_three_ranks(void* unused) {
     checkpoint_commit(&ranks[0], 0);
 }
 
-static void any_number_of_ranks_writes_the_same_bytes(void** state) {
-    (void)state;
+TEST(any_number_of_ranks_writes_the_same_bytes) {
     static const char* const files[] = { "model.safetensors", "optimizer.safetensors", "state.json" };
     char *whole[3], *path;
     size_t n[3], m;
@@ -327,8 +324,7 @@ static int count_entries(void) {
     return count;
 }
 
-static void what_is_written_must_be_the_whole(void** state) {
-    (void)state;
+TEST(what_is_written_must_be_the_whole) {
     expect_death(write_master_of_fp32, NULL, "a checkpoint in fp32 with optimizer state has no part \"master\"");
     expect_death(forget_an_element, NULL, "step_00000001", "551 of the 552 elements of \"v\" were written");
     assert_int_equal(count_entries(), 0);
@@ -342,8 +338,7 @@ static void save_weights(void* path) {
     for (int u = 0; u <= config.L; u++) write_range(&w, CHECKPOINT_MODEL, u, 0, unit_elements(config, u));
     checkpoint_commit(&w, 1);
 }
-static void a_checkpoint_of_weights_starts_a_run_but_resumes_none(void** state) {
-    (void)state;
+TEST(a_checkpoint_of_weights_starts_a_run_but_resumes_none) {
     save_step(3, 0, DTYPE_F32);
     char* path = format_string("%s/imported/", out);
     Child c = child_run(save_weights, path);
@@ -382,8 +377,7 @@ static void assert_newest(const char* name) {
     free(newest);
 }
 
-static void only_the_newest_stay(void** state) {
-    (void)state;
+TEST(only_the_newest_stay) {
     assert_newest(NULL);
     for (long long step = 2; step <= 12; step += 5) save_step(step, 2, DTYPE_F32);
     static const char* const two[] = { "step_00000007", "step_00000012" };
@@ -397,8 +391,7 @@ static void only_the_newest_stay(void** state) {
     assert_newest("step_100000000");
 }
 
-static void folders_that_are_not_ours_stay(void** state) {
-    (void)state;
+TEST(folders_that_are_not_ours_stay) {
     static const char* const names[] = { "step_1", "step_00000001x", "step_0000000a", "step_000000001", "xstep_00000001",
                                          "metrics.jsonl", ".tmp_mine", "step_00000003" };
     for (int i = 0; i < 7; i++) {
@@ -412,8 +405,7 @@ static void folders_that_are_not_ours_stay(void** state) {
     assert_newest("step_00000003");
 }
 
-static void the_same_step_is_replaced(void** state) {
-    (void)state;
+TEST(the_same_step_is_replaced) {
     static const char* const names[] = { "step_00000005" };
     save_step(5, 1, DTYPE_F32);
     save_step(5, 1, DTYPE_BF16);
@@ -427,8 +419,7 @@ static void the_same_step_is_replaced(void** state) {
 }
 
 // Makes what a crash between the two renames of a replacement leaves: the old one moved away, the new one not yet named.
-static void a_replacement_that_was_cut_short_loses_nothing(void** state) {
-    (void)state;
+TEST(a_replacement_that_was_cut_short_loses_nothing) {
     save_step(4, 0, DTYPE_F32);
     save_step(5, 0, DTYPE_F32);
     char *path = step_path(5), *aside = format_string("%s/.replaced_step_00000005", out);
@@ -442,8 +433,7 @@ static void a_replacement_that_was_cut_short_loses_nothing(void** state) {
     free(aside);
 }
 
-static void what_a_crash_left_is_removed(void** state) {
-    (void)state;
+TEST(what_a_crash_left_is_removed) {
     static const char* const names[] = { "step_00000009" };
     for (long long step = 7; step <= 9; step++) {
         char* stale = format_string("%s/.tmp_step_%08lld", out, step);
@@ -508,20 +498,17 @@ static void flipped_bits_are_noticed(const char* const* files, int count, int fi
     free(dir);
     free(older);
 }
-static void any_flipped_bit_is_noticed(void** state) {
-    (void)state;
+TEST(any_flipped_bit_is_noticed) {
     static const char* const files[] = { "state.json", "model.safetensors", "optimizer.safetensors" };
     flipped_bits_are_noticed(files, 3, 1, 160, 0);
 }
-static void any_flipped_bit_of_a_shard_is_noticed(void** state) {
-    (void)state;
+TEST(any_flipped_bit_of_a_shard_is_noticed) {
     static const char* const files[] = { "state.json", "model.safetensors.index.json", "optimizer.safetensors.index.json",
                                          "model-00001-of-00003.safetensors", "optimizer-00003-of-00003.safetensors" };
     flipped_bits_are_noticed(files, 5, 3, 80, 3);
 }
 
-static void missing_and_truncated_files_are_noticed(void** state) {
-    (void)state;
+TEST(missing_and_truncated_files_are_noticed) {
     save_step(2, 0, DTYPE_F32);
     char *dir = step_path(2), *optimizer = format_string("%s/optimizer.safetensors", dir);
     assert_int_equal(truncate(optimizer, (off_t)file_size(optimizer) - 1), 0);
@@ -549,8 +536,7 @@ static void replace_step_2(const char* name, const char* text, size_t n) {
     free(path);
 }
 
-static void a_sharded_checkpoint_has_the_values_of_a_full_one(void** state) {
-    (void)state;
+TEST(a_sharded_checkpoint_has_the_values_of_a_full_one) {
     uint64_t full[CHECKPOINT_PARTS];
     for (int k = 0; k < SHARD_COUNTS; k++) {
         save_in_shards(2, 0, DTYPE_BF16, shard_counts[k]);
@@ -566,8 +552,7 @@ static void a_sharded_checkpoint_has_the_values_of_a_full_one(void** state) {
 }
 
 // Other programs see tensors, in files that the index names; all of them together are the model.
-static void an_index_says_what_is_where(void** state) {
-    (void)state;
+TEST(an_index_says_what_is_where) {
     save_in_shards(2, 0, DTYPE_BF16, 3);
     char *dir = step_path(2), *path = format_string("%s/optimizer.safetensors.index.json", dir);
     json_t *index = json_load_file(path, JSON_REJECT_DUPLICATES, NULL), *name_of_file;
@@ -610,8 +595,7 @@ static void load_with_few_files(void* path) {
     setrlimit(RLIMIT_NOFILE, &limit);
     load(path);
 }
-static void there_may_be_more_shards_than_open_files(void** state) {
-    (void)state;
+TEST(there_may_be_more_shards_than_open_files) {
     save_in_shards(2, 0, DTYPE_F32, 40); // some of which are empty
     char* dir = step_path(2);
     Child c = child_run(load_with_few_files, dir);
@@ -666,8 +650,7 @@ static void edit_header(const char* name, const char* old, const char* new) {
 
 #define FIRST "model-00001-of-00002.safetensors"
 #define SECOND "model-00002-of-00002.safetensors"
-static void every_piece_of_a_shard_is_checked(void** state) {
-    (void)state;
+TEST(every_piece_of_a_shard_is_checked) {
     static const char* const edits[][5] = { // file, old text, new text, and the phrases of the error
         { FIRST, "\"wte[0:6]\"", "\"wte[1:7]\"", "model-*-of-00002.safetensors", "element 0 of tensor 'wte' is missing" },
         { SECOND, "\"wte[6:40]\"", "\"wte[5:39]\"", "model-*-of-00002.safetensors", "element 5 of tensor 'wte' is there twice" },
@@ -708,8 +691,7 @@ static void every_piece_of_a_shard_is_checked(void** state) {
     free(dir);
 }
 
-static void an_index_that_differs_from_its_files_is_noticed(void** state) {
-    (void)state;
+TEST(an_index_that_differs_from_its_files_is_noticed) {
     static const char* const edits[][3] = { // old text, new text, and the phrase of the error
         { FIRST, SECOND, "' is in " SECOND "; it is in " FIRST },
         { FIRST, "../x", "' is in ../x; it is in " FIRST },
@@ -746,8 +728,7 @@ static void an_index_that_differs_from_its_files_is_noticed(void** state) {
     free(dir);
 }
 
-static void a_missing_or_truncated_shard_is_named(void** state) {
-    (void)state;
+TEST(a_missing_or_truncated_shard_is_named) {
     static const char* const names[] = { "model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors",
                                          "optimizer-00002-of-00003.safetensors", "model.safetensors.index.json",
                                          "optimizer.safetensors.index.json" };
@@ -821,8 +802,7 @@ static void be_shard_2_of_2(void* unused) {
     CheckpointWriter w;
     checkpoint_attach_shard(&w, out, &s, 2, 2, halves[1], 3);
 }
-static void what_shards_hold_must_be_the_whole(void** state) {
-    (void)state;
+TEST(what_shards_hold_must_be_the_whole) {
     expect_death(write_outside_of_the_ranges, NULL, "step_00000002: element 110 of unit 1 is in none of the ranges that");
     expect_death(attach_to_nothing, NULL, ".tmp_step_00000002/model-00002-of-00002.safetensors: cannot be written: No such file",
                  "make it a folder that every rank sees or choose another --out");
@@ -836,8 +816,7 @@ static void what_shards_hold_must_be_the_whole(void** state) {
 }
 
 // The programs beside this one read either kind.
-static void an_export_of_shards_is_that_of_a_full_checkpoint(void** state) {
-    (void)state;
+TEST(an_export_of_shards_is_that_of_a_full_checkpoint) {
     static const char* const files[] = { "model.safetensors", "config.json" };
     char self[4096], *exported[2][2];
     size_t n[2][2];
@@ -887,8 +866,7 @@ static void edit_state(const char* edit) {
     free(path);
 }
 
-static void every_field_of_the_state_is_checked(void** state) {
-    (void)state;
+TEST(every_field_of_the_state_is_checked) {
     static const char* const edits[][2] = {
         { "{\"format\": \"\"}", "is not the state of a shard.c checkpoint" },
         { "{\"version\": 2}", "has version 2 where this program knows version 1; use the program that wrote it" },
@@ -939,8 +917,7 @@ static void ask_for_six_layers(void* path) {
     checkpoint_require_config(&r, wanted);
 }
 
-static void other_things_are_called_by_their_name(void** state) {
-    (void)state;
+TEST(other_things_are_called_by_their_name) {
     save_step(2, 0, DTYPE_F32);
     char *dir = step_path(2), *file = format_string("%s/config.json", out);
     expect_death(ask_for_six_layers, dir, "has 2 layers, this run asks for 6");
@@ -983,8 +960,7 @@ static void save_with_little_room(void* argument) {
     save(argument);
 }
 
-static void a_failed_save_leaves_the_last_good_checkpoint(void** state) {
-    (void)state;
+TEST(a_failed_save_leaves_the_last_good_checkpoint) {
     static const char* const names[] = { "step_00000001" };
     save_step(1, 1, DTYPE_F32);
     Save second = { out, 2, 1, DTYPE_F32, 0 };
@@ -996,8 +972,7 @@ static void a_failed_save_leaves_the_last_good_checkpoint(void** state) {
 }
 
 // Allows more and more bytes of a sharded checkpoint, up to all of it: the first file that does not fit is named.
-static void every_file_of_a_sharded_save_may_fail(void** state) {
-    (void)state;
+TEST(every_file_of_a_sharded_save_may_fail) {
     static const char* const files[] = { "model-0000", "optimizer-0000", "safetensors.index.json" };
     static const char* const names[] = { "step_00000001" };
     bool failed[3] = { false, false, false }, is_saved = false;
@@ -1036,8 +1011,7 @@ static void fill_a_small_disk(void* argument) {
     load(newest);
 }
 
-static void a_full_disk_leaves_the_last_good_checkpoint(void** state) {
-    (void)state;
+TEST(a_full_disk_leaves_the_last_good_checkpoint) {
     SmallDisk disks[] = { { 0, "size=36k" }, { 2, "size=60k" } };
     bool skips = false;
     for (int k = 0; k < 2 && !skips; k++) {
@@ -1054,8 +1028,7 @@ static void a_full_disk_leaves_the_last_good_checkpoint(void** state) {
     if (skips) skip_test("only root can mount a small disk");
 }
 
-static void an_unwritable_folder_is_named(void** state) {
-    (void)state;
+TEST(an_unwritable_folder_is_named) {
     assert_true(file_write(out, "a file", 6));
     Save s = { out, 1, 0, DTYPE_F32, 0 };
     expect_death(save, &s, out, "cannot be made: Not a directory; make it writable or choose another --out", "checkpoint is none");
@@ -1154,17 +1127,14 @@ static void crashes_lose_nothing(int shards, int least_calls) {
     print_message("# %d system calls\n", call - 1);
     assert_true(call > least_calls);
 }
-static void a_crash_before_any_system_call_loses_nothing(void** state) {
-    (void)state;
+TEST(a_crash_before_any_system_call_loses_nothing) {
     crashes_lose_nothing(0, 30);
 }
-static void a_crash_while_a_sharded_one_is_saved_loses_nothing(void** state) {
-    (void)state;
+TEST(a_crash_while_a_sharded_one_is_saved_loses_nothing) {
     crashes_lose_nothing(2, 60);
 }
 
-static void a_kill_at_any_instant_loses_nothing(void** state) {
-    (void)state;
+TEST(a_kill_at_any_instant_loses_nothing) {
     int in_the_middle = 0;
     for (int round = 0; round < 40; round++) {
         bool was_killed;
@@ -1181,38 +1151,6 @@ static void a_kill_at_any_instant_loses_nothing(void** state) {
     assert_true(in_the_middle > 0); // otherwise this test has shown nothing
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(what_is_saved_comes_back, remove_out),
-        cmocka_unit_test_teardown(the_padding_is_not_stored, remove_out),
-        cmocka_unit_test_teardown(any_number_of_ranks_writes_the_same_bytes, remove_out),
-        cmocka_unit_test_teardown(what_is_written_must_be_the_whole, remove_out),
-        cmocka_unit_test_teardown(a_checkpoint_of_weights_starts_a_run_but_resumes_none, remove_out),
-        cmocka_unit_test_teardown(only_the_newest_stay, remove_out),
-        cmocka_unit_test_teardown(folders_that_are_not_ours_stay, remove_out),
-        cmocka_unit_test_teardown(the_same_step_is_replaced, remove_out),
-        cmocka_unit_test_teardown(a_replacement_that_was_cut_short_loses_nothing, remove_out),
-        cmocka_unit_test_teardown(what_a_crash_left_is_removed, remove_out),
-        cmocka_unit_test_teardown(any_flipped_bit_is_noticed, remove_out),
-        cmocka_unit_test_teardown(any_flipped_bit_of_a_shard_is_noticed, remove_out),
-        cmocka_unit_test_teardown(missing_and_truncated_files_are_noticed, remove_out),
-        cmocka_unit_test_teardown(a_sharded_checkpoint_has_the_values_of_a_full_one, remove_out),
-        cmocka_unit_test_teardown(an_index_says_what_is_where, remove_out),
-        cmocka_unit_test_teardown(there_may_be_more_shards_than_open_files, remove_out),
-        cmocka_unit_test_teardown(every_piece_of_a_shard_is_checked, remove_out),
-        cmocka_unit_test_teardown(an_index_that_differs_from_its_files_is_noticed, remove_out),
-        cmocka_unit_test_teardown(a_missing_or_truncated_shard_is_named, remove_out),
-        cmocka_unit_test_teardown(what_shards_hold_must_be_the_whole, remove_out),
-        cmocka_unit_test_teardown(an_export_of_shards_is_that_of_a_full_checkpoint, remove_out),
-        cmocka_unit_test_teardown(every_field_of_the_state_is_checked, remove_out),
-        cmocka_unit_test_teardown(other_things_are_called_by_their_name, remove_out),
-        cmocka_unit_test_teardown(a_failed_save_leaves_the_last_good_checkpoint, remove_out),
-        cmocka_unit_test_teardown(every_file_of_a_sharded_save_may_fail, remove_out),
-        cmocka_unit_test_teardown(a_full_disk_leaves_the_last_good_checkpoint, remove_out),
-        cmocka_unit_test_teardown(an_unwritable_folder_is_named, remove_out),
-        cmocka_unit_test_teardown(a_crash_before_any_system_call_loses_nothing, remove_out),
-        cmocka_unit_test_teardown(a_crash_while_a_sharded_one_is_saved_loses_nothing, remove_out),
-        cmocka_unit_test_teardown(a_kill_at_any_instant_loses_nothing, remove_out),
-    };
-    return cmocka_run_group_tests(tests, make_test_folder, remove_test_folder);
-}
+// MANUAL: [('cmocka_unit_test_teardown', 'remove_out')]
+//     return cmocka_run_group_tests(tests, make_test_folder, remove_test_folder);
+

@@ -53,8 +53,7 @@ static const size_t lengths[] = { 1, 2, 31, 33, 255, 256, 257, 1000, 70001 };
 #define LENGTHS ((int)(sizeof lengths / sizeof lengths[0]))
 
 // ---- 16 bits ----
-static void test_16_bits_are_rounded_and_the_rest_is_kept(void** state) {
-    (void)state;
+TEST(16_bits_are_rounded_and_the_rest_is_kept) {
     const size_t n = 1000;
     floatX* g = random_gradients(n, 1e-3f);
     float *error = random_floats(n, 1e-4f), *kept = unset_floats(n), *x = unset_floats(n);
@@ -81,8 +80,7 @@ static void test_16_bits_are_rounded_and_the_rest_is_kept(void** state) {
             assert_int_equal(out[i], half ? f16_bits_from_float(to_float(g[i])) : bf16_bits_from_float(to_float(g[i])));
     }
 }
-static void test_a_factor_saves_small_gradients_from_fp16(void** state) {
-    (void)state;
+TEST(a_factor_saves_small_gradients_from_fp16) {
     floatX g = to_floatX(0x1p-24f), back;
     float error = 0x1p-26f;
     uint16_t out;
@@ -137,8 +135,7 @@ static void check_blocks(size_t n, int bits) {
     quantise(packed, kept, g, NULL, n, bits);
     assert_memory_equal(again, packed, quantised_bytes(n, bits));
 }
-static void test_a_block_comes_back_within_half_a_scale(void** state) {
-    (void)state;
+TEST(a_block_comes_back_within_half_a_scale) {
     for (int k = 0; k < LENGTHS; k++) {
         check_blocks(lengths[k], 8);
         check_blocks(lengths[k], 4);
@@ -148,8 +145,7 @@ static void test_a_block_comes_back_within_half_a_scale(void** state) {
     assert_int_equal(quantised_bytes(257, 4), 264);
     assert_int_equal(quantised_bytes(0, 8), 0);
 }
-static void test_rows_of_blocks_are_summed_in_their_order(void** state) {
-    (void)state;
+TEST(rows_of_blocks_are_summed_in_their_order) {
     const size_t n = 600;
     for (int bits = 4; bits <= 8; bits += 4) {
         size_t row = quantised_bytes(n, bits);
@@ -170,8 +166,7 @@ static void test_rows_of_blocks_are_summed_in_their_order(void** state) {
         for (size_t i = 256; i < n; i++) assert_true(part[i - 256] == packed_element(packed, i, bits, &scale));
     }
 }
-static void test_blocks_of_zeros_of_tiny_numbers_and_of_none(void** state) {
-    (void)state;
+TEST(blocks_of_zeros_of_tiny_numbers_and_of_none) {
     for (int bits = 4; bits <= 8; bits += 4) {
         float x[1024] = { 0 }, kept[1024], back[1024];
         char packed[4 * 260];
@@ -220,8 +215,7 @@ static void check_signs(size_t n, SignScale kind) {
     pack_signs(packed, x, x, n, kind); // in place
     assert_memory_equal(x, kept, n * sizeof(float));
 }
-static void test_signs_take_a_bit_each_and_have_one_scale(void** state) {
-    (void)state;
+TEST(signs_take_a_bit_each_and_have_one_scale) {
     for (int k = 0; k < LENGTHS; k++) {
         check_signs(lengths[k], SIGN_MEAN);
         check_signs(lengths[k], SIGN_RMS);
@@ -274,8 +268,7 @@ static void check_top_k(const float* x, size_t n, size_t k) {
     pack_top_k(indices, in_place, in_place, n, k);
     assert_memory_equal(in_place, kept, n * sizeof(float));
 }
-static void test_the_k_largest_are_found_and_equal_ones_by_their_index(void** state) {
-    (void)state;
+TEST(the_k_largest_are_found_and_equal_ones_by_their_index) {
     for (int l = 0; l < LENGTHS; l++) {
         size_t n = lengths[l], counts[4] = { 1, (n + 9) / 10, (n + 1) / 2, n };
         for (int k = 0; k < 4; k++) {
@@ -300,8 +293,7 @@ static void test_the_k_largest_are_found_and_equal_ones_by_their_index(void** st
     assert_int_equal(top_k_count(5, 1), 5);
     assert_int_equal(sparse_bytes(3), 24);
 }
-static void test_rows_of_elements_are_summed_in_their_order(void** state) {
-    (void)state;
+TEST(rows_of_elements_are_summed_in_their_order) {
     const size_t n = 5000, k = 700;
     char* packed = (char*)unset_bytes(3 * sparse_bytes(k));
     float *sum = unset_floats(n), *want = (float*)own(n * sizeof(float));
@@ -341,8 +333,7 @@ static void send(int method, float* sent, float* kept, const floatX* g, const fl
     if (method == SIGNS) unpack_signs_sum_fp32(sent, packed, 1, n);
     else sparse_sum_fp32(sent, packed, 1, n, n / 100);
 }
-static void test_errors_telescope(void** state) {
-    (void)state;
+TEST(errors_telescope) {
     const size_t n = 1000;
     for (int method = 0; method < METHODS; method++) {
         float *error = (float*)own(n * sizeof(float)), *sent = unset_floats(n);
@@ -388,8 +379,7 @@ static void check_products(int n, int k, int r) {
     low_rank_apply(out, in_place, in_place, p, q, 0.25f, n, k, r);
     assert_memory_equal(in_place, kept, (size_t)n * k * sizeof(float));
 }
-static void test_skinny_products(void** state) {
-    (void)state;
+TEST(skinny_products) {
     check_products(1, 1, 1);
     check_products(5, 7, 2);
     check_products(40, 33, 4);
@@ -404,8 +394,7 @@ static void expect_orthonormal(const float* p, int n, int r) {
             expect_near("a product of columns", sum, a == b, 1e-6);
         }
 }
-static void test_columns_become_orthonormal(void** state) {
-    (void)state;
+TEST(columns_become_orthonormal) {
     const int shapes[][2] = { { 1, 1 }, { 7, 3 }, { 64, 4 }, { 1000, 16 }, { 12, 12 } };
     for (int s = 0; s < 5; s++) {
         int n = shapes[s][0], r = shapes[s][1];
@@ -420,8 +409,7 @@ static void test_columns_become_orthonormal(void** state) {
         expect_near("the first column", product, sqrt(length), 1e-6 * sqrt(length));
     }
 }
-static void test_columns_that_depend_on_others_are_replaced(void** state) {
-    (void)state;
+TEST(columns_that_depend_on_others_are_replaced) {
     const int n = 50, r = 4;
     float* p = random_floats((size_t)n * r, 1);
     for (int row = 0; row < n; row++) {
@@ -493,8 +481,7 @@ static void check_power_sgd(int n, int k, int rank_of_m, int r, double tolerance
         expect_near("sent and kept", got + (double)kept[i], want, 5e-7 * scale);
     }
 }
-static void test_a_matrix_of_rank_r_comes_back(void** state) {
-    (void)state;
+TEST(a_matrix_of_rank_r_comes_back) {
     for (int r = 1; r <= 8; r++) check_power_sgd(60, 40, r, r, 1e-6);
     free_owned(NULL);
     check_power_sgd(60, 40, 2, 4, 1e-6); // more columns than the matrix needs
@@ -504,8 +491,7 @@ static void test_a_matrix_of_rank_r_comes_back(void** state) {
 }
 
 // ---- Adam with a frozen v ----
-static void test_momenta_of_ranks_sum_up_to_the_momentum_of_the_sum(void** state) {
-    (void)state;
+TEST(momenta_of_ranks_sum_up_to_the_momentum_of_the_sum) {
     const size_t n = 1000;
     float *m = random_floats(n, 1), *x = unset_floats(n), grad_scale = 0.5f;
     double* sum = (double*)own(n * sizeof(double)), *gradient = (double*)own(n * sizeof(double));
@@ -523,8 +509,7 @@ static void test_momenta_of_ranks_sum_up_to_the_momentum_of_the_sum(void** state
     }
     for (size_t i = 0; i < n; i++) expect_near("the momentum", sum[i], 0.9 * (double)m[i] + 0.1 * gradient[i], 2e-6);
 }
-static void test_a_frozen_v_is_only_read(void** state) {
-    (void)state;
+TEST(a_frozen_v_is_only_read) {
     const size_t n = 300, no_decay = 100;
     const AdamW a = { 1e-3, 0.9, 0.95, 1e-8, 0.1, 30 };
     float *start = random_floats(n, 1), *momentum = random_floats(n, 1), *m = unset_floats(n), *v = random_floats(n, 1);
@@ -551,8 +536,7 @@ static void test_a_frozen_v_is_only_read(void** state) {
 }
 
 // ---- comparison ----
-static void test_comparison(void** state) {
-    (void)state;
+TEST(comparison) {
     for (int k = 0; k < LENGTHS; k++) {
         size_t n = lengths[k];
         floatX* x = random_gradients(n, 1);
@@ -609,8 +593,7 @@ static uint64_t hash_of_everything(int threads) {
     add_comparison(&c, out, x, n);
     return hash_bytes(h, &c, sizeof c);
 }
-static void test_results_are_the_same_for_any_number_of_threads(void** state) {
-    (void)state;
+TEST(results_are_the_same_for_any_number_of_threads) {
     int threads = omp_get_max_threads();
     uint64_t one = hash_of_everything(1);
     for (int n = 2; n <= 3; n++) assert_true(hash_of_everything(n) == one);
@@ -624,8 +607,7 @@ static void from_five_bits(void* unused) { (void)unused; dequantise_sum_fp32(som
 static void none_of_them(void* unused) { (void)unused; pack_top_k(some_packed, NULL, some, 300, 0); }
 static void more_than_there_are(void* unused) { (void)unused; pack_top_k(some_packed, NULL, some, 3, 4); }
 static void more_columns_than_rows(void* unused) { (void)unused; orthonormalise(some, 3, 4); }
-static void test_what_cannot_be_done_is_refused(void** state) {
-    (void)state;
+TEST(what_cannot_be_done_is_refused) {
     expect_death(in_five_bits, NULL, "8 or 4 bits a number, not 5");
     expect_death(from_five_bits, NULL, "8 or 4 bits a number, not 5");
     expect_death(none_of_them, NULL, "the 0 largest of 300");
@@ -633,30 +615,9 @@ static void test_what_cannot_be_done_is_refused(void** state) {
     expect_death(more_columns_than_rows, NULL, "4 columns of 3 numbers");
 }
 
-#define TEST(f) cmocka_unit_test_teardown(f, free_owned)
-int main(void) {
-    device_init(0, 1);
-    const struct CMUnitTest tests[] = {
-        TEST(test_16_bits_are_rounded_and_the_rest_is_kept),
-        TEST(test_a_factor_saves_small_gradients_from_fp16),
-        TEST(test_a_block_comes_back_within_half_a_scale),
-        TEST(test_rows_of_blocks_are_summed_in_their_order),
-        TEST(test_blocks_of_zeros_of_tiny_numbers_and_of_none),
-        TEST(test_signs_take_a_bit_each_and_have_one_scale),
-        TEST(test_the_k_largest_are_found_and_equal_ones_by_their_index),
-        TEST(test_rows_of_elements_are_summed_in_their_order),
-        TEST(test_errors_telescope),
-        TEST(test_skinny_products),
-        TEST(test_columns_become_orthonormal),
-        TEST(test_columns_that_depend_on_others_are_replaced),
-        TEST(test_a_matrix_of_rank_r_comes_back),
-        TEST(test_momenta_of_ranks_sum_up_to_the_momentum_of_the_sum),
-        TEST(test_a_frozen_v_is_only_read),
-        TEST(test_comparison),
-        TEST(test_results_are_the_same_for_any_number_of_threads),
-        TEST(test_what_cannot_be_done_is_refused),
-    };
-    int failures = cmocka_run_group_tests_name("compression, " FLOATX_NAME, tests, NULL, NULL);
-    device_shutdown();
-    return failures;
-}
+// MANUAL: [('TEST',)]
+//     device_init(0, 1);
+//     int failures = cmocka_run_group_tests_name("compression, " FLOATX_NAME, tests, NULL, NULL);
+//     device_shutdown();
+//     return failures;
+

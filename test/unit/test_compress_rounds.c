@@ -186,12 +186,10 @@ static void require_exact(int N, long long rank, size_t rank_of_sum, double tole
     if (!(sqrt(error / norm) <= tolerance)) fail_msg("%d ranks, rank %lld: relative error %g", N, rank, sqrt(error / norm));
     ranks_close();
 }
-static void test_powersgd_gives_a_sum_of_its_rank_back(void** state) {
-    (void)state;
+TEST(powersgd_gives_a_sum_of_its_rank_back) {
     for (int N = 1; N <= MOST_RANKS; N++) require_exact(N, 4, 4, 1e-6);
 }
-static void test_powersgd_of_full_rank_compresses_nothing(void** state) {
-    (void)state;
+TEST(powersgd_of_full_rank_compresses_nothing) {
     for (int N = 1; N <= MOST_RANKS; N++) require_exact(N, 20, 20, 1e-5); // 20 rows; 24 columns have rank 20 by its gradients
 }
 
@@ -210,14 +208,12 @@ static double error_after(int steps) {
     ranks_close();
     return sqrt(error);
 }
-static void test_powersgd_begins_where_the_last_step_ended(void** state) {
-    (void)state;
+TEST(powersgd_begins_where_the_last_step_ended) {
     double first = error_after(1), tenth = error_after(10);
     if (!(tenth < 0.97 * first)) fail_msg("error %g after a step and %g after ten", first, tenth);
 }
 
-static void test_a_step_that_was_skipped_leaves_no_error(void** state) {
-    (void)state;
+TEST(a_step_that_was_skipped_leaves_no_error) {
     ranks_open(2, COMPRESS_INT4, 1);
     for (int r = 0; r < 2; r++) for (size_t i = 0; i < ELEMENTS; i++) ranks[r].grads[i] = to_floatX(i == 5 ? NAN : 1.0f / (float)(i + 1));
     ranks_step(0);
@@ -226,8 +222,7 @@ static void test_a_step_that_was_skipped_leaves_no_error(void** state) {
     for (size_t i = 0; i < ELEMENTS; i++) assert_true(kept(i) == 0);
     ranks_close();
 }
-static void test_errors_follow_the_loss_scale(void** state) {
-    (void)state;
+TEST(errors_follow_the_loss_scale) {
     ranks_open(2, COMPRESS_SIGN, 1);
     for (int r = 0; r < 2; r++) for (size_t i = 0; i < ELEMENTS; i++) ranks[r].grads[i] = to_floatX((float)i);
     ranks_step(0);
@@ -239,27 +234,19 @@ static void test_errors_follow_the_loss_scale(void** state) {
     ranks_close();
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_was_sent_and_what_is_kept_are_the_sum_of_all_gradients),
-        cmocka_unit_test(test_powersgd_gives_a_sum_of_its_rank_back),
-        cmocka_unit_test(test_powersgd_of_full_rank_compresses_nothing),
-        cmocka_unit_test(test_powersgd_begins_where_the_last_step_ended),
-        cmocka_unit_test(test_a_step_that_was_skipped_leaves_no_error),
-        cmocka_unit_test(test_errors_follow_the_loss_scale),
-    };
-    CommOptions o;
-    memset(&o, 0, sizeof o);
-    o.timeout = 60;
-    o.out = "";
-    device_init(0, 1);
-    omp_set_num_threads(1); // these arrays are too small to share
-    LayerShapes shapes = { 1, 16, 64, 1, 128, 1 };
-    layers_init(shapes);
-    comm_init(&world, &o, ranks_alone(), &control);
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    comm_free(&world);
-    layers_free();
-    device_shutdown();
-    return failed;
-}
+// MANUAL: []
+//     CommOptions o;
+//     memset(&o, 0, sizeof o);
+//     o.timeout = 60;
+//     o.out = "";
+//     device_init(0, 1);
+//     omp_set_num_threads(1); // these arrays are too small to share
+//     LayerShapes shapes = { 1, 16, 64, 1, 128, 1 };
+//     layers_init(shapes);
+//     comm_init(&world, &o, ranks_alone(), &control);
+//     int failed = cmocka_run_group_tests(tests, NULL, NULL);
+//     comm_free(&world);
+//     layers_free();
+//     device_shutdown();
+//     return failed;
+

@@ -214,8 +214,7 @@ static void send_small_messages(Control* c) {
     free(large);
 }
 
-static void test_small_messages_arrive_whole_and_in_order(void** state) {
-    (void)state;
+TEST(small_messages_arrive_whole_and_in_order) {
     const int sizes[] = { 1, 2, 4, 7 };
     for (int i = 0; i < 4; i++) {
         Team t = team_of(sizes[i], 15, send_small_messages);
@@ -252,8 +251,7 @@ static void decide_on_texts(Control* c) {
         free(answer.data);
     }
 }
-static void test_all_ranks_get_the_answer_to_what_all_of_them_gave(void** state) {
-    (void)state;
+TEST(all_ranks_get_the_answer_to_what_all_of_them_gave) {
     const int sizes[] = { 1, 2, 4, 7 };
     for (int i = 0; i < 4; i++) {
         Team t = team_of(sizes[i], 15, decide_on_texts);
@@ -287,8 +285,7 @@ static void decide_on_much(Control* c) {
         free(own);
     }
 }
-static void test_even_if_it_is_as_long_as_messages_may_be(void** state) {
-    (void)state;
+TEST(even_if_it_is_as_long_as_messages_may_be) {
     const int sizes[] = { 1, 3 };
     for (int i = 0; i < 2; i++) {
         Team t = team_of(sizes[i], 15, decide_on_much);
@@ -301,8 +298,7 @@ static void decide_on_nothing(Control* c) {
     ensure(answer.bytes == 0 && answer.data[0] == '\0');
     free(answer.data);
 }
-static void test_and_even_if_it_is_empty(void** state) {
-    (void)state;
+TEST(and_even_if_it_is_empty) {
     const int sizes[] = { 1, 3 };
     for (int i = 0; i < 2; i++) {
         Team t = team_of(sizes[i], 15, decide_on_nothing);
@@ -318,8 +314,7 @@ static ControlBytes say_too_much(void* unused, const ControlBytes* given, int si
     return b;
 }
 static void decide_too_much(Control* c) { control_decide(c, "x", 1, say_too_much, NULL); }
-static void test_an_answer_that_is_too_long_ends_every_rank(void** state) {
-    (void)state;
+TEST(an_answer_that_is_too_long_ends_every_rank) {
     Team t = team_of(3, 15, decide_too_much);
     Ended e[MOST];
     memset(e, 0, sizeof e);
@@ -339,8 +334,7 @@ static void have_the_same_units(Control* c) {
     const uint64_t sums[3] = { 7, 0, UINT64_MAX };
     for (long long step = 1; step <= 3; step++) require_same_units(c, "parameters", sums, 3, 1, step);
 }
-static void test_ranks_with_the_same_units_continue(void** state) {
-    (void)state;
+TEST(ranks_with_the_same_units_continue) {
     const int sizes[] = { 1, 2, 5 };
     for (int i = 0; i < 3; i++) {
         Team t = team_of(sizes[i], 15, have_the_same_units);
@@ -355,8 +349,7 @@ static void differ_in_a_unit(Control* c) {
     if (c->ranks.rank == 3) sums[0] = 1;
     require_same_units(c, "parameters", sums, 3, 1, 7);
 }
-static void test_every_rank_names_the_rank_and_the_unit_that_differ(void** state) {
-    (void)state;
+TEST(every_rank_names_the_rank_and_the_unit_that_differ) {
     Team t = team_of(4, 15, differ_in_a_unit);
     expect_all(&t, -1, 1, 4, "after step 7 the parameters of unit 1 differ between rank 0 and rank 1",
                "continue from the last checkpoint with --resume");
@@ -378,8 +371,7 @@ static void pass_messages(Control* c) {
     }
     require_same_messages(c, 7);
 }
-static void test_a_message_that_was_not_received_is_found(void** state) {
-    (void)state;
+TEST(a_message_that_was_not_received_is_found) {
     Team t = team_of(3, 15, pass_messages);
     lazy = -1;
     lazy_in = "receive";
@@ -402,8 +394,7 @@ static void differ_in_a_part(Control* c) {
     if (c->ranks.rank == 3) sums[2] = 0;
     require_same_units(c, "parameters", sums, 3, 2, 7);
 }
-static void test_ranks_with_the_same_part_are_compared(void** state) {
-    (void)state;
+TEST(ranks_with_the_same_part_are_compared) {
     Team good = team_of(5, 15, have_two_parts), bad = team_of(4, 15, differ_in_a_part);
     expect_success(&good, be_rank);
     expect_all(&bad, -1, 1, 4, "after step 7 the parameters of unit 2 differ between rank 1 and rank 3",
@@ -418,8 +409,7 @@ static void be_on_a_mesh(Control* c) {
     control_name_ranks(c, names);
     on_a_mesh(c);
 }
-static void test_ranks_of_a_mesh_are_named_with_their_places(void** state) {
-    (void)state;
+TEST(ranks_of_a_mesh_are_named_with_their_places) {
     Team t = team_of(4, 15, be_on_a_mesh);
     on_a_mesh = differ_in_a_part;
     expect_all(&t, -1, 1, 4, "after step 7 the parameters of unit 2 differ between rank 1 (dp 0, tp 1) and rank 3 (dp 1, tp 1)");
@@ -429,8 +419,7 @@ static void test_ranks_of_a_mesh_are_named_with_their_places(void** state) {
     expect_all(&t, -1, 1, 4, "after step 7: 3 messages went from rank 1 (dp 0, tp 1) to rank 2 (dp 1, tp 0) of world, and 2 were");
 }
 
-static void test_the_checksum_of_device_memory_does_not_depend_on_the_scratch(void** state) {
-    (void)state;
+TEST(the_checksum_of_device_memory_does_not_depend_on_the_scratch) {
     enum { N = 100 };
     float values[N], scratch[N];
     for (int i = 0; i < N; i++) values[i] = (float)i / 3;
@@ -446,8 +435,7 @@ static void test_the_checksum_of_device_memory_does_not_depend_on_the_scratch(vo
 
 static void be_slow(Control* c) { usleep(c->ranks.rank * 300000); }
 
-static void test_the_end_waits_for_the_slowest(void** state) {
-    (void)state;
+TEST(the_end_waits_for_the_slowest) {
     Team t = team_of(4, 15, be_slow);
     Ended e[MOST];
     memset(e, 0, sizeof e);
@@ -478,8 +466,7 @@ static void issue_in_two_threads(Control* c) {
     pthread_join(other, NULL);
     ensure(c->log.channels[1].issued == 40000 && c->log.channels[1].finished == 40000);
 }
-static void test_any_thread_may_note_operations_while_the_watchdog_reads(void** state) {
-    (void)state;
+TEST(any_thread_may_note_operations_while_the_watchdog_reads) {
     Team t = team_of(3, 15, issue_in_two_threads);
     expect_success(&t, be_rank);
 }
@@ -492,8 +479,7 @@ static void kill_2(Control* c) {
     fault_strike(&f, c->ranks.rank, 3);
     wait_forever(c, "world", "all-reduce", 1000, -1);
 }
-static void test_a_killed_rank_is_named_by_all_others_at_once(void** state) {
-    (void)state;
+TEST(a_killed_rank_is_named_by_all_others_at_once) {
     Team t = team_of(4, 60, kill_2);
     expect_all(&t, 2, 1000 + SIGKILL, 4, "rank 2 has died (its connection closed) during step 3",
                "without --out there is no checkpoint");
@@ -517,8 +503,7 @@ static void raise_1(Control* c) {
     wait_forever(c, "world", "all-reduce", 1000, -1);
 }
 static char folder[] = "/tmp/test_control_XXXXXX";
-static void test_a_rank_that_crashes_says_how_and_writes_its_last_operations(void** state) {
-    (void)state;
+TEST(a_rank_that_crashes_says_how_and_writes_its_last_operations) {
     static const struct { void (*work)(Control*); int rank, signal; const char* says; } cases[] = {
         { crash_2, 2, SIGSEGV, "rank 2 has died (Segmentation fault) during step 3" },
         { abort_0, 0, SIGABRT, "rank 0 has died (Aborted) during step 3" },
@@ -545,8 +530,7 @@ static void kill_2_ahead(Control* c) {
     }
     wait_forever(c, "world", "all-reduce", 1000, -1);
 }
-static void test_the_step_named_is_that_of_whoever_was_further(void** state) {
-    (void)state;
+TEST(the_step_named_is_that_of_whoever_was_further) {
     Team t = team_of(3, 60, kill_2_ahead);
     expect_all(&t, 2, 1000 + SIGKILL, 4, "rank 2 has died (its connection closed) during step 5");
 }
@@ -556,8 +540,7 @@ static void kill_0(Control* c) {
     if (c->ranks.rank == 0) raise(SIGKILL);
     wait_forever(c, "world", "all-reduce", 1000, -1);
 }
-static void test_so_is_rank_0_when_it_is_killed(void** state) {
-    (void)state;
+TEST(so_is_rank_0_when_it_is_killed) {
     Team t = team_of(4, 60, kill_0);
     expect_all(&t, 0, 1000 + SIGKILL, 4, "rank 0 has died (its connection closed) during step 3");
 }
@@ -574,8 +557,7 @@ static void kill_in_a_task(Control* c) {
     if (c->ranks.rank == victim) raise(SIGKILL);
     wait_forever(c, "world", "all-reduce", 1000, -1);
 }
-static void test_a_killed_rank_is_named_with_the_task_that_it_was_in(void** state) {
-    (void)state;
+TEST(a_killed_rank_is_named_with_the_task_that_it_was_in) {
     for (int i = 0; i < 6; i++) {
         char said[128];
         victim = i % 3;
@@ -595,16 +577,14 @@ static void kill_in_a_task_elsewhere(Control* c) {
     if (c->ranks.rank == 2) raise(SIGKILL);
     wait_forever(c, "world", "all-reduce", 1000, -1);
 }
-static void test_on_another_machine_with_what_it_was_last_heard_of_in(void** state) {
-    (void)state;
+TEST(on_another_machine_with_what_it_was_last_heard_of_in) {
     Team t = team_of(3, 60, kill_in_a_task_elsewhere);
     expect_all(&t, 2, 1000 + SIGKILL, 4, "rank 2 has died (its connection closed) during step 3; it was last heard of in D5"
                " on stage 2");
 }
 
 // What a rank was writing when it was killed is not read; an address of another run or machine is refused.
-static void test_places_are_whole_and_of_this_run(void** state) {
-    (void)state;
+TEST(places_are_whole_and_of_this_run) {
     Places p = { -1, NULL, 0 }, q = p;
     Place a = { 3, "F1 on stage 0" }, b = { 3, "F2 on stage 0" }, found;
     PlacesAddress address = places_create(&p, 2), wrong = address;
@@ -634,8 +614,7 @@ static void err_on_2(Control* c) {
     if (c->ranks.rank == 2) die("rank 2: error: my own trouble, said once; rank 2 has left (its own message says why)");
     wait_forever(c, "world", "all-reduce", 1000, -1);
 }
-static void test_a_rank_that_exits_by_an_error_has_left_not_died(void** state) {
-    (void)state;
+TEST(a_rank_that_exits_by_an_error_has_left_not_died) {
     Team t = team_of(4, 60, err_on_2);
     t.out = folder;
     expect_all(&t, 2, 1, 4, "rank 2 has left (its own message says why)");
@@ -651,8 +630,7 @@ static void err_on_0(Control* c) {
     if (c->ranks.rank == 0) die("rank 0: error: rank 0 has left (its own message says why)");
     wait_forever(c, "world", "all-reduce", 1000, -1);
 }
-static void test_so_has_rank_0(void** state) {
-    (void)state;
+TEST(so_has_rank_0) {
     Team t = team_of(4, 60, err_on_0);
     expect_all(&t, 0, 1, 4, "rank 0 has left (its own message says why)");
 }
@@ -667,8 +645,7 @@ static void err_elsewhere_on_1(Control* c) {
     if (c->ranks.rank == 1) pthread_create(&other, NULL, err_in_a_thread, NULL);
     wait_forever(c, "world", "all-reduce", 1000, -1);
 }
-static void test_an_error_in_another_thread_is_told_as_well(void** state) {
-    (void)state;
+TEST(an_error_in_another_thread_is_told_as_well) {
     Team t = team_of(3, 60, err_elsewhere_on_1);
     expect_all(&t, 1, 1, 4, "rank 1 has left (its own message says why)");
 }
@@ -677,8 +654,7 @@ static void err_everywhere(Control* c) {
     usleep(c->ranks.rank * 50000);
     die("rank %d has a message of its own", c->ranks.rank);
 }
-static void test_ranks_that_all_err_all_get_to_say_so(void** state) {
-    (void)state;
+TEST(ranks_that_all_err_all_get_to_say_so) {
     Team t = team_of(4, 60, err_everywhere);
     Ended e[MOST];
     memset(e, 0, sizeof e);
@@ -702,8 +678,7 @@ static void hang_2(Control* c) {
     fault_strike(&f, c->ranks.rank, 3);
     wait_forever(c, "world", "all-reduce", 5000, -1);
 }
-static void test_a_rank_that_hangs_is_named_with_the_operation_it_has_not_reached(void** state) {
-    (void)state;
+TEST(a_rank_that_hangs_is_named_with_the_operation_it_has_not_reached) {
     Team t = team_of(4, 0.7, hang_2);
     expect_all(&t, 2, 1, 8, "rank 2 has not reached all-reduce #2 of world (5000 fp32, step 3)", "has waited",
                "the last operation that rank 2 issued there is all-reduce #1 of world (1000 fp32, step 2)");
@@ -714,8 +689,7 @@ static void hang_0_and_3(Control* c) {
     if (c->ranks.rank == 0 || c->ranks.rank == 3) for (;;) pause();
     wait_forever(c, "world", "all-reduce", 5000, -1);
 }
-static void test_several_that_hang_are_named_together(void** state) {
-    (void)state;
+TEST(several_that_hang_are_named_together) {
     Team t = team_of(4, 0.7, hang_0_and_3);
     expect_all(&t, -1, 1, 8, "ranks 0 and 3 have not reached all-reduce #2 of world");
 }
@@ -724,8 +698,7 @@ static void hang_before_the_first(Control* c) {
     if (c->ranks.rank == 1) for (;;) pause();
     wait_forever(c, "world", "broadcast", 5000, 0);
 }
-static void test_a_rank_that_never_issued_anything_is_missed(void** state) {
-    (void)state;
+TEST(a_rank_that_never_issued_anything_is_missed) {
     Team t = team_of(3, 0.7, hang_before_the_first);
     expect_all(&t, -1, 1, 8, "rank 1 has not reached broadcast #0 of world (5000 fp32, root 0, step 0)", "issued there is none");
 }
@@ -736,8 +709,7 @@ static void stop_2(Control* c) {
     if (c->ranks.rank == 2) raise(SIGSTOP);
     wait_forever(c, "world", "all-reduce", 5000, -1);
 }
-static void test_a_stopped_rank_is_named_and_said_to_be_silent(void** state) {
-    (void)state;
+TEST(a_stopped_rank_is_named_and_said_to_be_silent) {
     Team t = team_of(4, 1.5, stop_2);
     expect_all(&t, 2, 1000 + SIGKILL, 10, "rank 2 has not reached all-reduce #2 of world", "it has been silent for",
                "stopped, or its machine is gone");
@@ -749,8 +721,7 @@ static void stop_0(Control* c) {
     if (c->ranks.rank == 0) raise(SIGSTOP);
     wait_forever(c, "world", "all-reduce", 5000, -1);
 }
-static void test_a_stopped_rank_0_is_found_out_by_the_others(void** state) {
-    (void)state;
+TEST(a_stopped_rank_0_is_found_out_by_the_others) {
     Team t = team_of(4, 1, stop_0);
     expect_all(&t, 0, 1000 + SIGKILL, 12, "rank 0 has been silent for", "stopped, or its machine is gone",
                "for all-reduce #2 of world");
@@ -765,22 +736,19 @@ static void stop_2_later(Control* c) {
     if (c->ranks.rank == 2) raise(SIGSTOP);
     for (;;) pause();
 }
-static void test_a_rank_that_is_stopped_after_it_issued_is_named_too(void** state) {
-    (void)state;
+TEST(a_rank_that_is_stopped_after_it_issued_is_named_too) {
     Team t = team_of(4, 2.5, stop_2_later);
     expect_all(&t, 2, 1000 + SIGKILL, 12, "rank 2 has been silent for", "waits for all-reduce #2 of world");
 }
 
 static void stick(Control* c) { wait_forever(c, "world", "all-gather", 5000, -1); }
-static void test_a_wait_that_all_have_reached_is_the_fault_of_none(void** state) {
-    (void)state;
+TEST(a_wait_that_all_have_reached_is_the_fault_of_none) {
     Team t = team_of(3, 0.7, stick);
     expect_all(&t, -1, 1, 8, "every rank has reached all-gather #0 of world (5000 fp32, step 0)", "the data is not moving");
 }
 
 static void disagree(Control* c) { wait_forever(c, "world", c->ranks.rank == 1 ? "all-gather" : "all-reduce", 5000, -1); }
-static void test_ranks_that_wait_for_different_operations_are_told_so(void** state) {
-    (void)state;
+TEST(ranks_that_wait_for_different_operations_are_told_so) {
     Team t = team_of(2, 0.7, disagree);
     expect_all(&t, -1, 1, 8, " issued all-reduce #0 of world (5000 fp32, step 0)",
                " issued all-gather #0 of world (5000 fp32, step 0)");
@@ -793,8 +761,7 @@ static void hang_as_sender(Control* c) {
     if (rank == 1) wait_forever(c, "world", "receive", 5000, 0);
     for (;;) pause();
 }
-static void test_a_receive_waits_for_its_sender_alone(void** state) {
-    (void)state;
+TEST(a_receive_waits_for_its_sender_alone) {
     Team t = team_of(4, 0.7, hang_as_sender);
     expect_all(&t, -1, 1, 8,
                "rank 0 has not reached its side of receive #5 from rank 0 of world (5000 fp32, step 0), for which rank 1",
@@ -813,8 +780,7 @@ static void hang_in_a_pipeline(Control* c) {
     if (rank > 1) wait_forever(c, "world", "receive", 5000, rank - 1);
     for (;;) pause();
 }
-static void test_a_wait_along_a_pipeline_is_the_fault_of_where_it_begins(void** state) {
-    (void)state;
+TEST(a_wait_along_a_pipeline_is_the_fault_of_where_it_begins) {
     Team t = team_of(4, 1, hang_in_a_pipeline);
     expect_all(&t, -1, 1, 8, "rank 1 has not reached its side of receive #2 from rank 1 of world (5000 fp32, step 0,"
                " F0 on stage 2), for which rank 2", "and it is in F2 on stage 1");
@@ -828,8 +794,7 @@ static void leave_out_a_receive(Control* c) {
     if (rank == 0) wait_forever(c, "world", "send", 5000, 1);
     wait_forever(c, "world", "all-reduce", 5000, -1);
 }
-static void test_a_message_that_was_left_out_is_named_and_not_what_others_wait_for(void** state) {
-    (void)state;
+TEST(a_message_that_was_left_out_is_named_and_not_what_others_wait_for) {
     for (int size = 2; size <= 3; size++)
         for (patient = 0; patient < 2; patient++) {
             Team t = team_of(size, 0.7, leave_out_a_receive);
@@ -845,8 +810,7 @@ static void hang_as_receiver(Control* c) {
     if (rank == 1) wait_forever(c, "world", "send", 5000, 0);
     for (;;) pause();
 }
-static void test_and_a_send_for_its_receiver(void** state) {
-    (void)state;
+TEST(and_a_send_for_its_receiver) {
     Team t = team_of(3, 0.7, hang_as_receiver);
     expect_all(&t, -1, 1, 8, "rank 0 has not reached its side of send #5 to rank 0 of world (5000 fp32, step 0)",
                "the last operation that rank 0 issued there is receive #4 from rank 1");
@@ -860,8 +824,7 @@ static void hang_in_a_group(Control* c) {
     if (rank == 1) wait_forever(c, name, "all-gather", 100, -1);
     for (;;) pause();
 }
-static void test_only_members_of_a_communicator_are_missed_there(void** state) {
-    (void)state;
+TEST(only_members_of_a_communicator_are_missed_there) {
     Team t = team_of(4, 0.7, hang_in_a_group);
     expect_all(&t, -1, 1, 8,
                "error: rank 3 has not reached all-gather #0 of shard.1 (100 fp32, step 0), for which rank 1 has waited");
@@ -873,8 +836,7 @@ static void hang_in_a_comparison(Control* c) {
     control_gather(c, "x", 1, parts);
     control_broadcast(c, "y", 1);
 }
-static void test_messages_between_hosts_have_the_same_deadline(void** state) {
-    (void)state;
+TEST(messages_between_hosts_have_the_same_deadline) {
     Team t = team_of(3, 0.7, hang_in_a_comparison);
     expect_all(&t, -1, 1, 8, "rank 1 has not reached gather #1 of control (root 0, step 0)");
 }
@@ -885,16 +847,14 @@ static ControlBytes think_forever(void* unused, const ControlBytes* given, int s
     return given[0];
 }
 static void hang_in_a_decision(Control* c) { control_decide(c, "x", 1, think_forever, NULL); }
-static void test_and_so_have_decisions(void** state) {
-    (void)state;
+TEST(and_so_have_decisions) {
     Team t = team_of(3, 0.7, hang_in_a_decision);
     expect_all(&t, -1, 1, 8, "rank 0 has not reached broadcast #2 of control (root 0, step 0)",
                "the last operation that rank 0 issued there is gather #1 of control");
 }
 
 static void hang_at_the_end(Control* c) { if (c->ranks.rank == 1) for (;;) pause(); }
-static void test_so_has_the_end(void** state) {
-    (void)state;
+TEST(so_has_the_end) {
     Team t = team_of(3, 0.7, hang_at_the_end);
     expect_all(&t, -1, 1, 8, "rank 1 has not reached goodbye #1 of control (step 0)");
 }
@@ -906,8 +866,7 @@ static void be_told(Control* c) {
     raise(SIGTERM);
     for (;;) pause();
 }
-static void test_ranks_that_are_all_told_to_end_do_so_without_a_word(void** state) {
-    (void)state;
+TEST(ranks_that_are_all_told_to_end_do_so_without_a_word) {
     Team t = team_of(4, 60, be_told);
     Ended e[MOST];
     memset(e, 0, sizeof e);
@@ -926,8 +885,7 @@ static void tell_2(Control* c) {
     if (c->ranks.rank == 2) raise(SIGTERM);
     for (;;) pause();
 }
-static void test_one_that_alone_is_told_to_end_has_left(void** state) {
-    (void)state;
+TEST(one_that_alone_is_told_to_end_has_left) {
     Team t = team_of(4, 60, tell_2);
     expect_all(&t, 2, 1000 + SIGTERM, 6, "rank 2 has left (it was told to, by SIGTERM)");
 }
@@ -937,8 +895,7 @@ static void kill_2_as_mpirun_would(Control* c) {
     raise(c->ranks.rank == 2 ? SIGKILL : SIGTERM);
     for (;;) pause();
 }
-static void test_being_told_to_end_because_another_died_leaves_time_to_say_so(void** state) {
-    (void)state;
+TEST(being_told_to_end_because_another_died_leaves_time_to_say_so) {
     Team t = team_of(4, 60, kill_2_as_mpirun_would);
     expect_all(&t, 2, 1000 + SIGKILL, 6, "rank 2 has died (its connection closed) during step 3");
 }
@@ -961,8 +918,7 @@ static void write_many(Control* c) {
     }
     wait_forever(c, "world", "reduce-scatter", 77, -1);
 }
-static void test_every_survivor_writes_its_last_operations(void** state) {
-    (void)state;
+TEST(every_survivor_writes_its_last_operations) {
     Team t = team_of(3, 60, write_many);
     t.out = folder;
     expect_all(&t, 1, 1000 + SIGKILL, 4, "rank 1 has died", "continue from the last checkpoint with --resume",
@@ -989,8 +945,7 @@ static void test_every_survivor_writes_its_last_operations(void** state) {
 
 static void nothing(Control* c) { (void)c; }
 
-static void test_a_rank_that_never_comes_is_named(void** state) {
-    (void)state;
+TEST(a_rank_that_never_comes_is_named) {
     Team t = team_of(5, 1, nothing);
     t.absent = 1 << 1 | 1 << 3;
     Ended e[MOST];
@@ -1013,8 +968,7 @@ static void reach_nobody(void* port) {
     control_init(&c, r, 0.5, "");
     control_join(&c, address);
 }
-static void test_a_rank_that_cannot_reach_rank_0_says_where_it_tried(void** state) {
-    (void)state;
+TEST(a_rank_that_cannot_reach_rank_0_says_where_it_tried) {
     int port = 1; // nobody listens there
     expect_death(reach_nobody, &port, "rank 1 could not reach rank 0 at 127.0.0.1, port 1, within 0.5 s", "firewall");
 }
@@ -1066,8 +1020,7 @@ static void join_among_strangers(void* argument) {
     join(&c, rank);
     control_stop(&c);
 }
-static void test_strangers_are_turned_away(void** state) {
-    (void)state;
+TEST(strangers_are_turned_away) {
     Team t = team_of(3, 15, NULL);
     expect_success(&t, join_among_strangers);
 }
@@ -1078,8 +1031,7 @@ static void join_with_a_double(void* argument) {
     join(&c, rank == 2 ? 1 : rank);
     control_stop(&c);
 }
-static void test_two_processes_of_one_rank_are_found(void** state) {
-    (void)state;
+TEST(two_processes_of_one_rank_are_found) {
     Team t = team_of(3, 15, NULL);
     Ended e[MOST];
     memset(e, 0, sizeof e);
@@ -1104,8 +1056,7 @@ static void join_another_size(void* argument) {
     join(&c, rank);
     control_stop(&c);
 }
-static void test_ranks_that_were_told_of_different_sizes_are_found(void** state) {
-    (void)state;
+TEST(ranks_that_were_told_of_different_sizes_are_found) {
     Team t = team_of(2, 15, NULL);
     Ended e[MOST];
     memset(e, 0, sizeof e);
@@ -1128,8 +1079,7 @@ static void join_where_the_launcher_says(void* argument) {
     control_join(&c, rank == 0 ? address : ""); // nobody tells the others
     control_stop(&c);
 }
-static void test_ranks_meet_where_their_launcher_says(void** state) {
-    (void)state;
+TEST(ranks_meet_where_their_launcher_says) {
     Team t = team_of(3, 15, NULL);
     expect_success(&t, join_where_the_launcher_says);
 }
@@ -1145,13 +1095,11 @@ static void take_a_port_twice(void* unused) {
     control_listen(&a, address);
     control_listen(&b, address);
 }
-static void test_a_port_in_use_is_an_error_with_a_remedy(void** state) {
-    (void)state;
+TEST(a_port_in_use_is_an_error_with_a_remedy) {
     expect_death(take_a_port_twice, NULL, "cannot listen", "--master-port");
 }
 
-static void test_ranks_on_several_machines_are_given_every_address(void** state) {
-    (void)state;
+TEST(ranks_on_several_machines_are_given_every_address) {
     Control c;
     RankInfo r = { 0, 2, 0, 1, "a test", "" };
     char address[CONTROL_ADDRESS], word[65], hosts[CONTROL_ADDRESS];
@@ -1167,64 +1115,10 @@ static void test_ranks_on_several_machines_are_given_every_address(void** state)
     oplog_free(&c.log);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small_messages_arrive_whole_and_in_order),
-        cmocka_unit_test(test_all_ranks_get_the_answer_to_what_all_of_them_gave),
-        cmocka_unit_test(test_even_if_it_is_as_long_as_messages_may_be),
-        cmocka_unit_test(test_and_even_if_it_is_empty),
-        cmocka_unit_test(test_an_answer_that_is_too_long_ends_every_rank),
-        cmocka_unit_test(test_ranks_with_the_same_units_continue),
-        cmocka_unit_test(test_every_rank_names_the_rank_and_the_unit_that_differ),
-        cmocka_unit_test(test_ranks_with_the_same_part_are_compared),
-        cmocka_unit_test(test_ranks_of_a_mesh_are_named_with_their_places),
-        cmocka_unit_test(test_a_message_that_was_not_received_is_found),
-        cmocka_unit_test(test_the_checksum_of_device_memory_does_not_depend_on_the_scratch),
-        cmocka_unit_test(test_the_end_waits_for_the_slowest),
-        cmocka_unit_test(test_any_thread_may_note_operations_while_the_watchdog_reads),
-        cmocka_unit_test(test_a_killed_rank_is_named_by_all_others_at_once),
-        cmocka_unit_test(test_the_step_named_is_that_of_whoever_was_further),
-        cmocka_unit_test(test_so_is_rank_0_when_it_is_killed),
-        cmocka_unit_test(test_a_killed_rank_is_named_with_the_task_that_it_was_in),
-        cmocka_unit_test(test_on_another_machine_with_what_it_was_last_heard_of_in),
-        cmocka_unit_test(test_places_are_whole_and_of_this_run),
-        cmocka_unit_test(test_a_rank_that_crashes_says_how_and_writes_its_last_operations),
-        cmocka_unit_test(test_a_rank_that_exits_by_an_error_has_left_not_died),
-        cmocka_unit_test(test_so_has_rank_0),
-        cmocka_unit_test(test_an_error_in_another_thread_is_told_as_well),
-        cmocka_unit_test(test_ranks_that_all_err_all_get_to_say_so),
-        cmocka_unit_test(test_a_rank_that_hangs_is_named_with_the_operation_it_has_not_reached),
-        cmocka_unit_test(test_several_that_hang_are_named_together),
-        cmocka_unit_test(test_a_rank_that_never_issued_anything_is_missed),
-        cmocka_unit_test(test_a_stopped_rank_is_named_and_said_to_be_silent),
-        cmocka_unit_test(test_a_stopped_rank_0_is_found_out_by_the_others),
-        cmocka_unit_test(test_a_rank_that_is_stopped_after_it_issued_is_named_too),
-        cmocka_unit_test(test_a_wait_that_all_have_reached_is_the_fault_of_none),
-        cmocka_unit_test(test_ranks_that_wait_for_different_operations_are_told_so),
-        cmocka_unit_test(test_a_receive_waits_for_its_sender_alone),
-        cmocka_unit_test(test_a_wait_along_a_pipeline_is_the_fault_of_where_it_begins),
-        cmocka_unit_test(test_a_message_that_was_left_out_is_named_and_not_what_others_wait_for),
-        cmocka_unit_test(test_and_a_send_for_its_receiver),
-        cmocka_unit_test(test_only_members_of_a_communicator_are_missed_there),
-        cmocka_unit_test(test_messages_between_hosts_have_the_same_deadline),
-        cmocka_unit_test(test_and_so_have_decisions),
-        cmocka_unit_test(test_so_has_the_end),
-        cmocka_unit_test(test_ranks_that_are_all_told_to_end_do_so_without_a_word),
-        cmocka_unit_test(test_one_that_alone_is_told_to_end_has_left),
-        cmocka_unit_test(test_being_told_to_end_because_another_died_leaves_time_to_say_so),
-        cmocka_unit_test(test_every_survivor_writes_its_last_operations),
-        cmocka_unit_test(test_a_rank_that_never_comes_is_named),
-        cmocka_unit_test(test_a_rank_that_cannot_reach_rank_0_says_where_it_tried),
-        cmocka_unit_test(test_strangers_are_turned_away),
-        cmocka_unit_test(test_two_processes_of_one_rank_are_found),
-        cmocka_unit_test(test_ranks_that_were_told_of_different_sizes_are_found),
-        cmocka_unit_test(test_ranks_meet_where_their_launcher_says),
-        cmocka_unit_test(test_a_port_in_use_is_an_error_with_a_remedy),
-        cmocka_unit_test(test_ranks_on_several_machines_are_given_every_address),
-    };
-    meeting = (Meeting*)mmap(NULL, sizeof *meeting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (meeting == MAP_FAILED || mkdtemp(folder) == NULL) return 1;
-    int failures = cmocka_run_group_tests(tests, NULL, NULL);
-    rmdir(folder);
-    return failures;
-}
+// MANUAL: []
+//     meeting = (Meeting*)mmap(NULL, sizeof *meeting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+//     if (meeting == MAP_FAILED || mkdtemp(folder) == NULL) return 1;
+//     int failures = cmocka_run_group_tests(tests, NULL, NULL);
+//     rmdir(folder);
+//     return failures;
+

@@ -72,8 +72,7 @@ static int* windows_of_ranks(const char* path, DataShape s, long long epoch, lon
     return windows;
 }
 
-static void test_ranks_together_see_what_one_rank_sees(void** state) {
-    (void)state;
+TEST(ranks_together_see_what_one_rank_sees) {
     const int T = 5, G = 840, steps = 5, lengths[] = { 840, 841, 1679, 2003 }; // 840: a multiple of 1 to 8
     for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {
         const char* path = write_tokens("ranks.bin", 0, (size_t)(lengths[k] * T + 1) + k % (size_t)T);
@@ -131,8 +130,7 @@ static void check_epochs_of_ranks(const char* path, int n, int B, int G, int ran
     free(seen);
 }
 
-static void test_ranks_share_no_sequence_and_do_equally_many_steps(void** state) {
-    (void)state;
+TEST(ranks_share_no_sequence_and_do_equally_many_steps) {
     for (int ranks = 1; ranks <= 8; ranks++) {
         for (int B = 1; B <= 3; B += 2) {
             for (int accumulation = 1; accumulation <= 2; accumulation++) {
@@ -147,8 +145,7 @@ static void test_ranks_share_no_sequence_and_do_equally_many_steps(void** state)
     }
 }
 
-static void test_any_number_of_ranks_continues_in_the_middle_of_the_second_epoch(void** state) {
-    (void)state;
+TEST(any_number_of_ranks_continues_in_the_middle_of_the_second_epoch) {
     const int T = 2, G = 840, steps = 8, stopped = 5; // 3 steps an epoch: the second has one more to go
     const char* path = write_tokens("continue.bin", 0, (size_t)((3 * G + 17) * T + 1));
     int* whole = windows_of_one_rank(path, shape(1, T, G, 0, 1), 0, 0, steps);
@@ -162,8 +159,7 @@ static void test_any_number_of_ranks_continues_in_the_middle_of_the_second_epoch
     free(whole);
 }
 
-static void test_no_sequence_is_seen_twice_in_an_epoch(void** state) {
-    (void)state;
+TEST(no_sequence_is_seen_twice_in_an_epoch) {
     const int T = 3, lengths[] = { 1, 2, 3, 7, 16, 31, 100, 257, 1009 };
     for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {
         for (int G = 1; G <= lengths[k]; G = 2 * G + 1) {
@@ -184,8 +180,7 @@ static void test_no_sequence_is_seen_twice_in_an_epoch(void** state) {
     }
 }
 
-static void test_epochs_and_seeds_have_orders_of_their_own(void** state) {
-    (void)state;
+TEST(epochs_and_seeds_have_orders_of_their_own) {
     const int n = 200;
     const char* path = write_tokens("orders.bin", 0, n * 2 + 1);
     DataShape s = shape(1, 2, n, 0, 1), other = s;
@@ -202,8 +197,7 @@ static void test_epochs_and_seeds_have_orders_of_their_own(void** state) {
     for (int a = 0; a < 4; a++) free(orders[a]);
 }
 
-static void test_a_sought_position_continues_to_the_bit(void** state) {
-    (void)state;
+TEST(a_sought_position_continues_to_the_bit) {
     enum { T = 4, G = 12, STEPS = 30 };
     const char* path = write_tokens("seek.bin", 0, 100 * T + 1); // 8 steps an epoch: into the fourth epoch
     static int windows[STEPS + 3][G], again[G];
@@ -237,8 +231,7 @@ static void test_a_sought_position_continues_to_the_bit(void** state) {
     }
 }
 
-static void test_another_batch_size_continues_where_the_first_stopped(void** state) {
-    (void)state;
+TEST(another_batch_size_continues_where_the_first_stopped) {
     const char* path = write_tokens("resize.bin", 0, 100 * 4 + 1);
     int* epoch = windows_of_one_rank(path, shape(1, 4, 100, 0, 1), 1, 0, 1);
     int* rest = windows_of_one_rank(path, shape(1, 4, 12, 0, 1), 1, 40, 6);
@@ -252,8 +245,7 @@ static void test_another_batch_size_continues_where_the_first_stopped(void** sta
 
 static int compare_ints(const void* a, const void* b) { return *(const int*)a - *(const int*)b; }
 
-static void test_shards_are_read_in_the_order_of_their_names_and_windows_stay_inside(void** state) {
-    (void)state;
+TEST(shards_are_read_in_the_order_of_their_names_and_windows_stay_inside) {
     const int T = 10;
     write_tokens("shard_b.bin", 1000, 35);  // 3 windows
     write_tokens("shard_a.bin", 2000, 41);  // 4
@@ -315,8 +307,7 @@ static void check_evaluation(const char* path, int n, int B, int T, int G, int r
     free(counted);
 }
 
-static void test_evaluation_covers_every_token_once_however_few_there_are(void** state) {
-    (void)state;
+TEST(evaluation_covers_every_token_once_however_few_there_are) {
     const int lengths[] = { 2, 3, 8, 9, 10, 17, 40, 65, 100 };
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         const char* path = write_tokens("val.bin", 0, (size_t)lengths[i]);
@@ -329,8 +320,7 @@ static void test_evaluation_covers_every_token_once_however_few_there_are(void**
 
 // ---- text ----
 
-static void test_text_is_tokenised_after_an_end_of_text_token(void** state) {
-    (void)state;
+TEST(text_is_tokenised_after_an_end_of_text_token) {
     Tokenizer tokenizer;
     tokenizer_open(&tokenizer, "bytes");
     const char* path = write_file("text.txt", "shard", 5);
@@ -358,8 +348,7 @@ static void wait_until_all_is_read(DataLoader* d) {
     }
 }
 
-static void test_reading_ahead_changes_nothing_whoever_is_faster(void** state) {
-    (void)state;
+TEST(reading_ahead_changes_nothing_whoever_is_faster) {
     const int T = 4, B = 2, G = 6, n = 50;
     const char* path = write_tokens("ahead.bin", 0, (size_t)(n * T + 1));
     for (uint64_t seed = 0; seed < 60; seed++) {
@@ -382,8 +371,7 @@ static void test_reading_ahead_changes_nothing_whoever_is_faster(void** state) {
     }
 }
 
-static void test_nobody_waits_for_what_has_been_read(void** state) {
-    (void)state;
+TEST(nobody_waits_for_what_has_been_read) {
     DataLoader d;
     dataloader_init(&d, "--data", write_tokens("waits.bin", 0, 1001), NULL, shape(2, 10, 8, 0, 1), DATA_TRAIN);
     for (int i = 0; i < 20; i++) {
@@ -394,8 +382,7 @@ static void test_nobody_waits_for_what_has_been_read(void** state) {
     dataloader_free(&d);
 }
 
-static void test_buffers_of_a_step_stay_until_the_next_step(void** state) {
-    (void)state;
+TEST(buffers_of_a_step_stay_until_the_next_step) {
     const int elements = 2 * 10;
     DataLoader d;
     dataloader_init(&d, "--data", write_tokens("buffers.bin", 0, 1001), NULL, shape(2, 10, 8, 0, 1), DATA_TRAIN);
@@ -413,8 +400,7 @@ static void test_buffers_of_a_step_stay_until_the_next_step(void** state) {
     dataloader_free(&d);
 }
 
-static void test_a_loader_can_be_closed_at_any_time(void** state) {
-    (void)state;
+TEST(a_loader_can_be_closed_at_any_time) {
     const char* path = write_tokens("close.bin", 0, 5001);
     for (unsigned i = 0; i < 50; i++) {
         DataLoader d;
@@ -478,8 +464,7 @@ static void check_masked_ranks(const char* path, bool (*counts)(size_t), int B, 
     assert_memory_equal(found, said, sizeof found);
 }
 
-static void test_all_ranks_know_how_many_targets_of_a_step_count(void** state) {
-    (void)state;
+TEST(all_ranks_know_how_many_targets_of_a_step_count) {
     bool (*const masks[])(size_t) = { every_third, late_ones };
     for (int k = 0; k < 2; k++) {
         const char* path = write_masked("masked.bin", 0, 1003, masks[k]);
@@ -491,8 +476,7 @@ static void test_all_ranks_know_how_many_targets_of_a_step_count(void** state) {
     }
 }
 
-static void test_masks_of_shards_count_from_each_shards_first_token(void** state) {
-    (void)state;
+TEST(masks_of_shards_count_from_each_shards_first_token) {
     write_masked("maskedshard_0.bin", 0, 100, every_third);
     write_masked("maskedshard_1.bin", 1000, 50, late_ones); // none of its tokens
     DataLoader d;
@@ -530,8 +514,7 @@ static Attempt open_only(const char* path) {
     return a;
 }
 
-static void test_files_that_are_no_data_are_named(void** state) {
-    (void)state;
+TEST(files_that_are_no_data_are_named) {
     Attempt a = open_only(in_folder("nothing.bin"));
     expect_death(attempt, &a, "--data", "nothing.bin", "no such file");
     a.path = in_folder("no_*_match.bin");
@@ -548,8 +531,7 @@ static void test_files_that_are_no_data_are_named(void** state) {
     expect_death(attempt, &a, "foreign.bin", "42 bytes", "dev/data/tokenize");
 }
 
-static void test_too_little_data_is_an_error_that_says_what_helps(void** state) {
-    (void)state;
+TEST(too_little_data_is_an_error_that_says_what_helps) {
     Attempt a = open_only(write_tokens("short.bin", 0, 32)); // 3 windows of 8 and a target
     a.shape = shape(2, 8, 4, 0, 1);
     expect_death(attempt, &a, "--data", "short.bin", "32 tokens", "3 sequences", "--seq-len 8", "needs 4", "smaller");
@@ -564,8 +546,7 @@ static void test_too_little_data_is_an_error_that_says_what_helps(void** state) 
     expect_death(attempt, &a, "zero.bin", "0 tokens", "at least 2");
 }
 
-static void test_masks_that_are_missing_or_count_nothing_are_errors(void** state) {
-    (void)state;
+TEST(masks_that_are_missing_or_count_nothing_are_errors) {
     Attempt a = open_only(write_masked("nothing_counts.bin", 0, 100, none));
     expect_death(attempt, &a, "--data", "nothing_counts.bin", "no token counts", "--mask none");
     a.path = write_tokens("maskless.bin", 0, 100);
@@ -582,15 +563,13 @@ static void test_masks_that_are_missing_or_count_nothing_are_errors(void** state
     expect_death(attempt, &a, "some_0.mask", "is a mask", "token file beside it");
 }
 
-static void test_a_batch_that_does_not_divide_is_an_error(void** state) {
-    (void)state;
+TEST(a_batch_that_does_not_divide_is_an_error) {
     Attempt a = open_only(write_tokens("divide.bin", 0, 1000));
     a.shape = shape(4, 8, 12, 0, 2);
     expect_death(attempt, &a, "--total-batch-size", "12 sequences", "--batch-size 4 x 2 ranks");
 }
 
-static void test_a_number_of_ranks_that_does_not_divide_the_batch_is_an_error_on_every_rank(void** state) {
-    (void)state;
+TEST(a_number_of_ranks_that_does_not_divide_the_batch_is_an_error_on_every_rank) {
     Attempt a = open_only(write_tokens("world.bin", 0, 1000));
     for (int ranks = 1; ranks <= 8; ranks++) {
         char phrase[64];
@@ -605,8 +584,7 @@ static void test_a_number_of_ranks_that_does_not_divide_the_batch_is_an_error_on
     }
 }
 
-static void test_fewer_sequences_than_ranks_is_an_error_on_every_rank(void** state) {
-    (void)state;
+TEST(fewer_sequences_than_ranks_is_an_error_on_every_rank) {
     for (int ranks = 2; ranks <= 8; ranks++) {
         Attempt a = open_only(write_tokens("few.bin", 0, (size_t)(ranks - 1) * 8 + 1));
         char on[64], found[64];
@@ -619,8 +597,7 @@ static void test_fewer_sequences_than_ranks_is_an_error_on_every_rank(void** sta
     }
 }
 
-static void test_a_token_beyond_the_vocabulary_is_found_when_its_step_comes(void** state) {
-    (void)state;
+TEST(a_token_beyond_the_vocabulary_is_found_when_its_step_comes) {
     Attempt a = open_only(write_tokens("vocabulary.bin", 0, 101));
     a.use = DATA_EVAL; // in order, so that the step is known: the sixth row of 8 has targets up to 48
     a.shape.V = 48;
@@ -636,8 +613,7 @@ static void test_a_token_beyond_the_vocabulary_is_found_when_its_step_comes(void
     expect_death(attempt, &text, "--data", "vocabulary.txt", "vocabulary of 100");
 }
 
-static void test_a_position_beyond_the_data_is_an_error(void** state) {
-    (void)state;
+TEST(a_position_beyond_the_data_is_an_error) {
     Attempt a = open_only(write_tokens("position.bin", 0, 81));
     a.position = 11;
     expect_death(attempt, &a, "--data", "sequence 11 of epoch 0", "10 sequences", "same data");
@@ -656,39 +632,11 @@ static void read_a_file_that_shrinks(void* argument) {
     for (int i = 0; i < 1000; i++) dataloader_next(&d);
 }
 
-static void test_a_file_that_is_cut_while_in_use_is_an_error(void** state) {
-    (void)state;
+TEST(a_file_that_is_cut_while_in_use_is_an_error) {
     expect_death(read_a_file_that_shrinks, (void*)write_tokens("shrinks.bin", 0, 8001), "shrinks.bin", "cut after it was opened");
 }
 
-int main(void) {
-    setenv("CMOCKA_TEST_ABORT", "1", 1); // a failed test leaves loaders' threads behind, on a stack that the next test would use
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ranks_together_see_what_one_rank_sees),
-        cmocka_unit_test(test_ranks_share_no_sequence_and_do_equally_many_steps),
-        cmocka_unit_test(test_any_number_of_ranks_continues_in_the_middle_of_the_second_epoch),
-        cmocka_unit_test(test_no_sequence_is_seen_twice_in_an_epoch),
-        cmocka_unit_test(test_epochs_and_seeds_have_orders_of_their_own),
-        cmocka_unit_test(test_a_sought_position_continues_to_the_bit),
-        cmocka_unit_test(test_another_batch_size_continues_where_the_first_stopped),
-        cmocka_unit_test(test_shards_are_read_in_the_order_of_their_names_and_windows_stay_inside),
-        cmocka_unit_test(test_evaluation_covers_every_token_once_however_few_there_are),
-        cmocka_unit_test(test_text_is_tokenised_after_an_end_of_text_token),
-        cmocka_unit_test(test_reading_ahead_changes_nothing_whoever_is_faster),
-        cmocka_unit_test(test_nobody_waits_for_what_has_been_read),
-        cmocka_unit_test(test_buffers_of_a_step_stay_until_the_next_step),
-        cmocka_unit_test(test_a_loader_can_be_closed_at_any_time),
-        cmocka_unit_test(test_files_that_are_no_data_are_named),
-        cmocka_unit_test(test_too_little_data_is_an_error_that_says_what_helps),
-        cmocka_unit_test(test_masks_that_are_missing_or_count_nothing_are_errors),
-        cmocka_unit_test(test_all_ranks_know_how_many_targets_of_a_step_count),
-        cmocka_unit_test(test_masks_of_shards_count_from_each_shards_first_token),
-        cmocka_unit_test(test_a_batch_that_does_not_divide_is_an_error),
-        cmocka_unit_test(test_a_number_of_ranks_that_does_not_divide_the_batch_is_an_error_on_every_rank),
-        cmocka_unit_test(test_fewer_sequences_than_ranks_is_an_error_on_every_rank),
-        cmocka_unit_test(test_a_token_beyond_the_vocabulary_is_found_when_its_step_comes),
-        cmocka_unit_test(test_a_position_beyond_the_data_is_an_error),
-        cmocka_unit_test(test_a_file_that_is_cut_while_in_use_is_an_error),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
-}
+// MANUAL: []
+//     setenv("CMOCKA_TEST_ABORT", "1", 1); // a failed test leaves loaders' threads behind, on a stack that the next test would use
+//     return cmocka_run_group_tests(tests, make_folder, remove_folder);
+

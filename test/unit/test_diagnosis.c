@@ -33,8 +33,7 @@ static void is(double x, double expected) {
     if (!(fabs(x - expected) < 1e-6)) fail_msg("%g is to be %g", x, expected);
 }
 
-static void test_who_waits_least_waits_for_communication_the_others_for_it(void** state) {
-    (void)state;
+TEST(who_waits_least_waits_for_communication_the_others_for_it) {
     Causes c[4];
     start(1, 100);
     op(0, "world", MESH_DP, COMM_ALL_REDUCE, 0, 10, 12);
@@ -53,8 +52,7 @@ static void test_who_waits_least_waits_for_communication_the_others_for_it(void*
     is(c[1].compute, 96);
 }
 
-static void test_communicators_kinds_and_steps_are_apart(void** state) {
-    (void)state;
+TEST(communicators_kinds_and_steps_are_apart) {
     Causes c[4];
     start(2, 100);
     for (int q = 0; q < 4; q++) op(q, q < 2 ? "tp.0" : "tp.1", MESH_TP, COMM_ALL_REDUCE, 0, (float)(q + 1), 0);
@@ -74,8 +72,7 @@ static void test_communicators_kinds_and_steps_are_apart(void** state) {
     for (int q = 0; q < 4; q++) is(sum_of(&c[q]), 100);
 }
 
-static void test_a_pipeline_waits_for_messages_and_after_its_last_action(void** state) {
-    (void)state;
+TEST(a_pipeline_waits_for_messages_and_after_its_last_action) {
     Causes c[4];
     start(1, 100);
     static const float until[4] = { 90, 60, 80, 80 };
@@ -102,8 +99,7 @@ static void test_a_pipeline_waits_for_messages_and_after_its_last_action(void** 
     for (int q = 0; q < 4; q++) is(sum_of(&c[q]), 100);
 }
 
-static void test_what_is_neither_computing_nor_waiting_is_rest(void** state) {
-    (void)state;
+TEST(what_is_neither_computing_nor_waiting_is_rest) {
     Causes c[4];
     start(1, 100);
     for (int q = 0; q < 3; q++) {
@@ -126,8 +122,7 @@ static double uniform(void) {
     static uint64_t count;
     return random_uniform(1, 2, count++);
 }
-static void test_causes_add_up_whatever_ranks_did(void** state) {
-    (void)state;
+TEST(causes_add_up_whatever_ranks_did) {
     Causes c[4];
     Diagnosis d;
     for (int round = 0; round < 50; round++) {
@@ -154,8 +149,7 @@ static void test_causes_add_up_whatever_ranks_did(void** state) {
     }
 }
 
-static void test_ranges_means_median_and_the_slowest_rank(void** state) {
-    (void)state;
+TEST(ranges_means_median_and_the_slowest_rank) {
     start(4, 10);
     ranks[0].seconds[2] = 50; // a hiccup
     for (int s = 0; s < 4; s++) for (int q = 0; q < 3; q++) op(q, "world", MESH_DP, COMM_ALL_REDUCE, s, q == 1 ? 1 : 4, 4);
@@ -183,8 +177,7 @@ static void test_ranges_means_median_and_the_slowest_rank(void** state) {
     is(efficiency_exposed(&d.mean), 31 / 3.0 / (31 / 3.0 + 1));
 }
 
-static void test_room_for_channels_ends(void** state) {
-    (void)state;
+TEST(room_for_channels_ends) {
     RankSteps* r = &ranks[0];
     start(1, 1);
     for (int i = 0; i < DIAGNOSIS_CHANNELS; i++) {
@@ -228,8 +221,7 @@ static void advice_is(const Diagnosis* d, const Setting* s, int n, const char* c
         if (strstr(a.lines[i], parts[i]) == NULL) fail_msg("piece %d lacks \"%s\": %s", i, parts[i], a.lines[i]);
 }
 
-static void test_no_advice_where_enough_is_computed(void** state) {
-    (void)state;
+TEST(no_advice_where_enough_is_computed) {
     Diagnosis d = half_computing();
     Setting s = plain();
     d.mean.compute = 0.061;
@@ -246,8 +238,7 @@ static void test_no_advice_where_enough_is_computed(void** state) {
     assert_int_equal(diagnosis_advice(&d, &s).n, 3);
 }
 
-static void test_the_largest_loss_comes_first(void** state) {
-    (void)state;
+TEST(the_largest_loss_comes_first) {
     Setting s = plain();
     static const char* const rest[] = { "rest: a rank slept or had no core for 40.0 of 100.0 ms" };
     static const char* const cores[] = { "cores: 4 ranks share 2, and a rank had none for 40.0 of 100.0 ms; start 2 ranks here" };
@@ -286,8 +277,7 @@ static void test_the_largest_loss_comes_first(void** state) {
     advice_is(&d, &s, 1, share);
 }
 
-static void test_communication_is_hidden_then_outweighed_then_compressed(void** state) {
-    (void)state;
+TEST(communication_is_hidden_then_outweighed_then_compressed) {
     Setting s = plain();
     Diagnosis d = half_computing();
     d.mean.compute = 0.01;
@@ -347,8 +337,7 @@ static const char* path_of(const File* f) {
 }
 #define STEP(n, tokens, rate) "{\"step\":" #n ",\"loss\":5,\"tokens\":" #tokens ",\"tokens_per_s\":" #rate "}\n"
 
-static void test_a_file_of_one_rank_is_read(void** state) {
-    (void)state;
+TEST(a_file_of_one_rank_is_read) {
     File f = { "\"device\":\"CPU, 1 thread\"," GOOD T128,
                STEP(1, 2048, 900) "{\"step\":1,\"val_loss\":5}\n" STEP(2, 4096, 100) STEP(3, 6144, 500) STEP(4, 8192, 120) };
     SingleRun s = single_run_read(path_of(&f), &shape);
@@ -367,8 +356,7 @@ static void test_a_file_of_one_rank_is_read(void** state) {
 }
 
 static void read_text(void* text) { single_run_read((const char*)text, &shape); }
-static void test_what_cannot_be_compared_is_refused(void** state) {
-    (void)state;
+TEST(what_cannot_be_compared_is_refused) {
     const char* two = STEP(1, 2048, 1) STEP(2, 4096, 100);
     static const char* const numbers[] = { "0", "-5", "inf", "nan", "1e999" };
     for (int i = 0; i < 5; i++) expect_death(read_text, (void*)(uintptr_t)numbers[i], numbers[i], "must be a number above 0");
@@ -390,22 +378,4 @@ static void test_what_cannot_be_compared_is_refused(void** state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         expect_death(read_text, (void*)(uintptr_t)path_of(&cases[i].f), cases[i].says, cases[i].says);
     remove(path_of(&cases[0].f));
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_who_waits_least_waits_for_communication_the_others_for_it),
-        cmocka_unit_test(test_communicators_kinds_and_steps_are_apart),
-        cmocka_unit_test(test_a_pipeline_waits_for_messages_and_after_its_last_action),
-        cmocka_unit_test(test_what_is_neither_computing_nor_waiting_is_rest),
-        cmocka_unit_test(test_causes_add_up_whatever_ranks_did),
-        cmocka_unit_test(test_ranges_means_median_and_the_slowest_rank),
-        cmocka_unit_test(test_room_for_channels_ends),
-        cmocka_unit_test(test_no_advice_where_enough_is_computed),
-        cmocka_unit_test(test_the_largest_loss_comes_first),
-        cmocka_unit_test(test_communication_is_hidden_then_outweighed_then_compressed),
-        cmocka_unit_test(test_a_file_of_one_rank_is_read),
-        cmocka_unit_test(test_what_cannot_be_compared_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,8 +13,7 @@ static GPT2Config named(const char* name) {
     return c;
 }
 
-static void test_the_named_models_have_their_published_sizes(void** state) {
-    (void)state;
+TEST(the_named_models_have_their_published_sizes) {
     assert_int_equal(gpt2_num_parameters(named("gpt2")), 124439808);
     assert_int_equal(gpt2_num_parameters(named("gpt2-medium")), 354823168);
     assert_int_equal(gpt2_num_parameters(named("gpt2-large")), 774030080);
@@ -27,8 +26,7 @@ static void test_the_named_models_have_their_published_sizes(void** state) {
     for (int i = 0; i < 6; i++) assert_false(gpt2_named_config(not_models[i], &c));
 }
 
-static void test_tensors_tile_their_unit_and_the_first_ones_are_not_decayed(void** state) {
-    (void)state;
+TEST(tensors_tile_their_unit_and_the_first_ones_are_not_decayed) {
     GPT2Config c = { 24, 130, 256, 3, 2, 12 };
     for (int u = 0; u <= c.L; u++) {
         size_t next = 0, vectors = 0;
@@ -45,8 +43,7 @@ static void test_tensors_tile_their_unit_and_the_first_ones_are_not_decayed(void
     assert_int_equal(unit_tensor(c, 0, WTE).stored_rows, 130);
 }
 
-static void test_any_slice_of_the_initial_weights_is_that_of_the_whole(void** state) {
-    (void)state;
+TEST(any_slice_of_the_initial_weights_is_that_of_the_whole) {
     GPT2Config c = { 24, 130, 256, 3, 2, 12 };
     for (int u = 0; u <= 1; u++) {
         size_t n = unit_elements(c, u);
@@ -75,8 +72,7 @@ static void measure(GPT2Config c, int u, int i, double* mean, double* deviation)
     free(w);
 }
 
-static void test_initial_weights_have_gpt2s_distribution(void** state) {
-    (void)state;
+TEST(initial_weights_have_gpt2s_distribution) {
     GPT2Config c = named("d4");
     double mean, deviation;
     for (int i = 0; i < BLOCK_TENSORS; i++) {
@@ -89,8 +85,7 @@ static void test_initial_weights_have_gpt2s_distribution(void** state) {
     assert_true(fabs(mean) <= 1e-4 && fabs(deviation - 0.02) <= 2e-4);
 }
 
-static void test_the_padding_of_the_vocabulary_is_zero(void** state) {
-    (void)state;
+TEST(the_padding_of_the_vocabulary_is_zero) {
     GPT2Config c = { 24, 130, 256, 3, 2, 12 };
     TensorInfo t = unit_tensor(c, 0, WTE);
     float w[256 * 12];
@@ -127,8 +122,7 @@ static size_t check_part(GPT2Config c, int u, int i, int p, int N) {
     }
     return r.n * r.count;
 }
-static void test_parts_of_a_tensor_are_disjoint_and_complete(void** state) {
-    (void)state;
+TEST(parts_of_a_tensor_are_disjoint_and_complete) {
     const GPT2Config configs[2] = { { 24, 130, 256, 2, 4, 24 }, { 5, 100, 128, 1, 12, 12 } }; // 6 channels a head, and one
     for (int k = 0; k < 2; k++) {
         GPT2Config c = configs[k];
@@ -149,8 +143,7 @@ static void test_parts_of_a_tensor_are_disjoint_and_complete(void** state) {
     }
 }
 // qkv.bias of 4 heads of 2 channels, in two parts: the second has heads 2 and 3 of q, of k and of v.
-static void test_a_part_of_qkv_is_whole_heads_of_each_of_its_sections(void** state) {
-    (void)state;
+TEST(a_part_of_qkv_is_whole_heads_of_each_of_its_sections) {
     GPT2Config c = { 24, 130, 256, 1, 4, 8 };
     size_t offset = unit_tensor(c, 1, QKVB).offset;
     TensorRuns r = tensor_part(c, 1, QKVB, 1, 2);
@@ -163,8 +156,7 @@ static void test_a_part_of_qkv_is_whole_heads_of_each_of_its_sections(void** sta
     assert_true(r.begin == unit_tensor(c, 0, WTE).offset + 128 * 8 && r.n == 128 * 8 && r.count == 1);
 }
 // A part of a unit as a piece: its size is that of its tensors' runs, and those without columns come first and are not decayed.
-static void test_a_part_of_a_unit_is_the_parts_of_its_tensors(void** state) {
-    (void)state;
+TEST(a_part_of_a_unit_is_the_parts_of_its_tensors) {
     GPT2Config c = { 16, 300, 384, 3, 12, 48 };
     for (int parts = 1; parts <= 4; parts++) {
         size_t all = 0;
@@ -193,8 +185,7 @@ static void ask_for_part(void* argument) {
     PartAsked* a = (PartAsked*)argument;
     tensor_part(a->config, 1, LN1W, a->part, a->parts);
 }
-static void test_parts_that_do_not_divide_are_refused(void** state) {
-    (void)state;
+TEST(parts_that_do_not_divide_are_refused) {
     PartAsked heads = { { 24, 130, 256, 3, 6, 12 }, 0, 4 };
     expect_death(ask_for_part, &heads, "6 heads do not divide over 4 parts; choose --heads as a multiple of 4");
     PartAsked vocabulary = { { 24, 130, 256, 3, 6, 12 }, 0, 3 };
@@ -205,19 +196,4 @@ static void test_parts_that_do_not_divide_are_refused(void** state) {
     expect_death(ask_for_part, &beyond, "there is no part 2 of 2");
     PartAsked before = { { 24, 130, 256, 3, 6, 12 }, -1, 2 };
     expect_death(ask_for_part, &before, "there is no part -1 of 2");
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_named_models_have_their_published_sizes),
-        cmocka_unit_test(test_tensors_tile_their_unit_and_the_first_ones_are_not_decayed),
-        cmocka_unit_test(test_any_slice_of_the_initial_weights_is_that_of_the_whole),
-        cmocka_unit_test(test_initial_weights_have_gpt2s_distribution),
-        cmocka_unit_test(test_the_padding_of_the_vocabulary_is_zero),
-        cmocka_unit_test(test_parts_of_a_tensor_are_disjoint_and_complete),
-        cmocka_unit_test(test_a_part_of_qkv_is_whole_heads_of_each_of_its_sections),
-        cmocka_unit_test(test_a_part_of_a_unit_is_the_parts_of_its_tensors),
-        cmocka_unit_test(test_parts_that_do_not_divide_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -149,8 +149,7 @@ static void check_encoder(int B, int T, int C, int V) {
         expect_gradient("encoder_backward's dwpe", dp, before_p.x, both_modes[m], dwpe, wpe.n, B);
     }
 }
-static void test_encoder_adds_token_and_position_and_sums_their_gradients(void** state) {
-    (void)state;
+TEST(encoder_adds_token_and_position_and_sums_their_gradients) {
     check_encoder(2, 5, 7, 3);
     check_encoder(1, 1, 1, 1);
     check_encoder(3, 40, 300, 5); // more channels than are summed at a time, tokens that occur often
@@ -201,8 +200,7 @@ static void check_encoder_in_parts(int B, int T, int C, int V, int Vp, int parts
     }
     assert_memory_equal(sum, whole.x, n * sizeof(floatX));
 }
-static void test_encoder_in_parts_has_the_bits_of_the_whole(void** state) {
-    (void)state;
+TEST(encoder_in_parts_has_the_bits_of_the_whole) {
     check_encoder_in_parts(2, 9, 7, 11, 12, 1);
     check_encoder_in_parts(2, 9, 7, 11, 12, 2);
     check_encoder_in_parts(2, 9, 7, 10, 12, 3); // the last part has a token of padding
@@ -259,8 +257,7 @@ static void check_layernorm(int N, int C, double mean_of_x) {
         expect_gradient("layernorm's db", gb, before_b.x, both_modes[m], db, (size_t)C, slack + N);
     }
 }
-static void test_layernorm_follows_its_definition_and_its_derivative(void** state) {
-    (void)state;
+TEST(layernorm_follows_its_definition_and_its_derivative) {
     check_layernorm(5, 19, 0);
     check_layernorm(1, 8, 0);
     check_layernorm(3, 1, 0); // a row of one channel normalises to 0
@@ -308,8 +305,7 @@ static void check_linear_forward(int N, int C, int OC) {
     matmul_forward_fp32(sums, inp.x, w.x, NULL, N, C, OC);
     expect_floats("matmul_forward_fp32 without bias", sums, want, n, slack);
 }
-static void test_linear_forward_is_the_product_plus_bias_and_its_gelu(void** state) {
-    (void)state;
+TEST(linear_forward_is_the_product_plus_bias_and_its_gelu) {
     check_linear_forward(5, 7, 9);
     check_linear_forward(1, 1, 1);
     check_linear_forward(1, 33, 65);
@@ -353,8 +349,7 @@ static void check_linear_backward(int N, int C, int OC) {
     else for (size_t i = 0; i < inp.n; i++) // the product may be rounded to floatX before gelu' multiplies it
         expect_near("matmul_gelu_backward_input", (double)to_float(dinp.x[i]), dx[i], 2.1 * ROUNDING, (16 + 2 * OC) * F32_ROUNDING * largest(dx, inp.n));
 }
-static void test_linear_backward_is_the_derivative(void** state) {
-    (void)state;
+TEST(linear_backward_is_the_derivative) {
     check_linear_backward(5, 7, 9);
     check_linear_backward(1, 1, 1);
     check_linear_backward(1, 17, 5);
@@ -392,8 +387,7 @@ static void check_large_linear(int N, int C, int OC) {
     expect_gradient("a large dw", dw.x, before, GRAD_ADD, d, w.n, 4 + sqrt(N) * 4);
     expect_gradient("a large dbias", bias, bias_before, GRAD_ADD, db, (size_t)OC, 4 + sqrt(N) * 4);
 }
-static void test_linear_layers_of_large_shapes(void** state) {
-    (void)state;
+TEST(linear_layers_of_large_shapes) {
     check_large_linear(256, 96, 384);
     check_large_linear(1100, 33, 65);  // sums over more rows than a tile
     check_large_linear(7, 40, 2100);   // sums over more outputs than a tile
@@ -445,15 +439,13 @@ static void check_attention(int B, int T, int C, int NH) {
     for (size_t i = 0; i < 3 * n; i++) // backward reads out as it was rounded
         expect_near("attention_backward", (double)to_float(dqkv.x[i]), gradient[i], 1.01 * ROUNDING, (64 * F32_ROUNDING + ROUNDING) * scale);
 }
-static void test_attention_follows_its_definition_and_its_derivative(void** state) {
-    (void)state;
+TEST(attention_follows_its_definition_and_its_derivative) {
     check_attention(2, 5, 6, 2);
     check_attention(1, 1, 1, 1);  // one token sees itself alone
     check_attention(2, 13, 15, 3); // odd everywhere
     check_attention(1, 66, 6, 2); // more queries than a block
 }
-static void test_attention_forward_over_several_blocks(void** state) {
-    (void)state;
+TEST(attention_forward_over_several_blocks) {
     int B = 1, T = 201, C = 66, NH = 2;
     start(B, T, C, NH, 1);
     size_t n = (size_t)T * (size_t)C;
@@ -470,8 +462,7 @@ static void test_attention_forward_over_several_blocks(void** state) {
     attention_forward(shorter.x, stats, qkv.x, B, 100, C, NH);
     expect_tensor("attention_forward of its first 100 tokens", shorter.x, want, (size_t)(100 * C), 64);
 }
-static void test_attention_survives_scores_that_exp_alone_would_overflow(void** state) {
-    (void)state;
+TEST(attention_survives_scores_that_exp_alone_would_overflow) {
     int T = 3, C = 4;
     start(1, T, C, 1, 1);
     Tensor qkv = random_tensor((size_t)(T * 3 * C), 0, 30), out = unset_tensor((size_t)(T * C));
@@ -496,8 +487,7 @@ static int off_by_more_than_a_rounding(const floatX* got, const double* want, si
         off += !(fabs((double)to_float(got[i]) - want[i]) <= 1.01 * ROUNDING * fabs(want[i]) + 64 * 64 * F32_ROUNDING);
     return off;
 }
-static void test_chunks_of_a_weight_gradient_are_rounded_once(void** state) {
-    (void)state;
+TEST(chunks_of_a_weight_gradient_are_rounded_once) {
     const int N = CHUNKED_ROWS, C = CHUNK_C, OC = CHUNK_OC;
     start(1024, 64, C, 1, 512); // the classifier has several chunks
     // the second half nearly takes back what the first half gives: the sum is small, and what is rounded on the way to it is not
@@ -522,8 +512,7 @@ static void test_chunks_of_a_weight_gradient_are_rounded_once(void** state) {
     }
 }
 // What is not several chunks in 16 bits has the bits of a plain product.
-static void test_one_chunk_is_a_plain_product(void** state) {
-    (void)state;
+TEST(one_chunk_is_a_plain_product) {
     const int N = CHUNKED_ROWS, C = CHUNK_C, OC = CHUNK_OC;
     start(1, N, C, 1, OC);
     Tensor dout = random_tensor((size_t)N * (size_t)OC, 0, 1), inp = random_tensor((size_t)N * (size_t)C, 0, 1);
@@ -535,8 +524,7 @@ static void test_one_chunk_is_a_plain_product(void** state) {
         assert_memory_equal(chunk, plain, before.n * sizeof(floatX));
     }
 }
-static void test_sums_in_fp32_are_not_rounded_to_floatX(void** state) {
-    (void)state;
+TEST(sums_in_fp32_are_not_rounded_to_floatX) {
     const int N = 9, C = 70, OC = 1100; // more rows than a tile of copies
     start(1, N, OC, 1, OC);
     Tensor dout = random_tensor((size_t)N * (size_t)OC, 0, 1), inp = random_tensor((size_t)N * (size_t)C, 0, 1);
@@ -588,15 +576,13 @@ static void check_classifier(int N, int V, int Vp) {
     for (int i = 0; i < N; i++) for (int v = 0; v < Vp; v++)
         if (v >= V || targets[i] < 0) assert_true(to_float(logits.x[i * Vp + v]) == 0.0f);
 }
-static void test_classifier_is_cross_entropy_over_the_vocabulary_without_its_padding(void** state) {
-    (void)state;
+TEST(classifier_is_cross_entropy_over_the_vocabulary_without_its_padding) {
     check_classifier(4, 11, 16);
     check_classifier(1, 1, 128); // V = 1: the loss is 0
     check_classifier(3, 130, 130);
     check_classifier(5, 257, 384);
 }
-static void test_classifier_leaves_out_masked_rows_whatever_they_hold(void** state) {
-    (void)state;
+TEST(classifier_leaves_out_masked_rows_whatever_they_hold) {
     const int N = 4, V = 11, Vp = 16;
     start(1, N, 1, 1, Vp);
     for (int counting = 0; counting <= 1; counting++) {
@@ -611,8 +597,7 @@ static void test_classifier_leaves_out_masked_rows_whatever_they_hold(void** sta
         for (int i = 0; i < N * Vp; i++) if (targets[i / Vp] < 0) assert_true(to_float(logits.x[i]) == 0);
     }
 }
-static void test_classifier_hides_no_inf_or_nan(void** state) {
-    (void)state;
+TEST(classifier_hides_no_inf_or_nan) {
     const double bad[2] = { NAN, INFINITY };
     start(1, 1, 1, 1, 64);
     for (int k = 0; k < 2; k++) {
@@ -693,8 +678,7 @@ static void check_classifier_in_parts(int N, int V, int Vp, int parts, double ap
     assert_memory_equal(losses, losses_of_whole, (size_t)N * sizeof(float));
     assert_memory_equal(dlogits.x, logits.x, n * sizeof(floatX));
 }
-static void test_classifier_in_parts_is_the_classifier(void** state) {
-    (void)state;
+TEST(classifier_in_parts_is_the_classifier) {
     for (int parts = 1; parts <= 4; parts++) {
         check_classifier_in_parts(9, 11, 12, parts, 0);
         check_classifier_in_parts(9, 257, 384, parts, 0); // of 3: a part of one token; of 4: a part of padding
@@ -721,8 +705,7 @@ static void losses_of_two_parts(float losses[2], floatX gradients[16], int begin
         memcpy(gradients + 8 * q, part[q].x, 8 * sizeof(floatX));
     }
 }
-static void test_a_part_hides_no_inf_or_nan_from_the_others(void** state) {
-    (void)state;
+TEST(a_part_hides_no_inf_or_nan_from_the_others) {
     const double bad[2] = { NAN, INFINITY };
     float losses[2];
     floatX gradients[16];
@@ -736,8 +719,7 @@ static void test_a_part_hides_no_inf_or_nan_from_the_others(void** state) {
     for (int v = 0; v < 16; v++) assert_true(v < 8 ? isfinite(to_float(gradients[v])) : to_float(gradients[v]) == 0.0f);
 }
 static void divide_ten_tokens(void* parts) { token_range(10, *(int*)parts, 0); }
-static void test_ranges_of_tokens(void** state) {
-    (void)state;
+TEST(ranges_of_tokens) {
     int three = 3;
     expect_death(divide_ten_tokens, &three, "10 tokens of the padded vocabulary do not divide into 3 parts");
     for (int V = 1; V <= 12; V++) {
@@ -768,8 +750,7 @@ static double squares_in_order(const float* x, size_t n) {
     }
     return sum;
 }
-static void test_sums_are_exact_to_double_and_add_to_what_is_there(void** state) {
-    (void)state;
+TEST(sums_are_exact_to_double_and_add_to_what_is_there) {
     start(1, 1, 1, 1, 1);
     const size_t sizes[7] = { 0, 1, 17, 1000, 16384, 16399, 100003 };
     for (int k = 0; k < 7; k++) {
@@ -798,8 +779,7 @@ static void test_sums_are_exact_to_double_and_add_to_what_is_there(void** state)
     assert_true(isinf(squares));
 }
 // One rounding may be off by half a unit in the last place; fp32's own sum and product also round once.
-static void test_scaling_and_adding_round_once(void** state) {
-    (void)state;
+TEST(scaling_and_adding_round_once) {
     const size_t sizes[5] = { 0, 1, 7, 1000, 40003 };
     for (int k = 0; k < 5; k++) {
         size_t n = sizes[k];
@@ -818,8 +798,7 @@ static void test_scaling_and_adding_round_once(void** state) {
     }
 }
 // Widening is exact, narrowing rounds like every other store; sums of fp32 are fp32's own.
-static void test_fp32_beside_floatX_loses_nothing_but_by_rounding_once(void** state) {
-    (void)state;
+TEST(fp32_beside_floatX_loses_nothing_but_by_rounding_once) {
     const size_t sizes[5] = { 0, 1, 7, 1000, 40003 };
     for (int k = 0; k < 5; k++) {
         size_t n = sizes[k];
@@ -849,8 +828,7 @@ static StepStats clipped(double grad_square, float max_norm, float loss_scale) {
     clip_gradients(&s, max_norm, loss_scale);
     return s;
 }
-static void test_clipping_scales_down_to_the_norm_and_skips_what_is_not_finite(void** state) {
-    (void)state;
+TEST(clipping_scales_down_to_the_norm_and_skips_what_is_not_finite) {
     expect_near("the norm", clipped(25, 1, 1).grad_norm, 5, 1e-7, 0);
     assert_true(clipped(2, 1, 1).grad_norm == sqrt(2.0)); // a double, not rounded to fp32
     assert_true(clipped(2, 1, 1).grad_scale == (float)(1 / (sqrt(2.0) + 1e-6)));
@@ -917,8 +895,7 @@ static void adamw_follows_its_definition(double b1, double b2) {
         for (size_t i = 0; i < n; i++) assert_true(to_float(o.params[i]) == to_float(to_floatX(o.master[i])));
     } else expect_tensor("AdamW's params", o.params, p, n, 8);
 }
-static void test_adamw_follows_its_definition(void** state) {
-    (void)state;
+TEST(adamw_follows_its_definition) {
     adamw_follows_its_definition(0.9, 0.95);
     adamw_follows_its_definition(0.9999999, 0.9999999); // in fp32 this is 0.99999988, and 1 - beta a fifth more
 }
@@ -932,8 +909,7 @@ static Optimizer same_optimizer(size_t n) {
     next_stream = 0;
     return random_optimizer(n);
 }
-static void test_adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit(void** state) {
-    (void)state;
+TEST(adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit) {
     const size_t n = 20011;
     const size_t cuts[6] = { 1, 3, 17, 8191, 8193, 20010 }, no_decays[3] = { 0, 1001, 20011 };
     for (int d = 0; d < 3; d++) {
@@ -998,8 +974,7 @@ static void check_forms_of_adamw(size_t n, size_t no_decay) {
     expect_master_weights(from_floatX, o, "host_adamw_update of floatX gradients");
     if (NEEDS_MASTER) assert_memory_equal(rounded.x, o.params, n * sizeof(floatX));
 }
-static void test_every_form_of_adamw_gives_the_same_master_weights_to_the_bit(void** state) {
-    (void)state;
+TEST(every_form_of_adamw_gives_the_same_master_weights_to_the_bit) {
     const size_t sizes[7] = { 0, 1, 2049, 8191, 8192, 8193, 20011 }; // the host takes slices of 8192
     for (int k = 0; k < 7; k++) {
         size_t n = sizes[k];
@@ -1010,8 +985,7 @@ static void test_every_form_of_adamw_gives_the_same_master_weights_to_the_bit(vo
         }
     }
 }
-static void test_the_host_rounds_params_also_from_fp32_gradients(void** state) {
-    (void)state;
+TEST(the_host_rounds_params_also_from_fp32_gradients) {
     const size_t n = 8195;
     if (!NEEDS_MASTER) return;
     Optimizer o = optimizer_under_way(n);
@@ -1022,8 +996,7 @@ static void test_the_host_rounds_params_also_from_fp32_gradients(void** state) {
     expect_master_weights(host, o, "host_adamw_update");
     assert_memory_equal(rounded.x, o.params, n * sizeof(floatX));
 }
-static void test_adamw_changes_nothing_when_the_step_is_skipped(void** state) {
-    (void)state;
+TEST(adamw_changes_nothing_when_the_step_is_skipped) {
     Optimizer before = optimizer_under_way(100), o = optimizer_under_way(100), on_host = optimizer_under_way(100);
     WideOptimizer wide = widened(o);
     const float skip = 0;
@@ -1049,8 +1022,7 @@ static void update_by_another_type(void* x) {
     DType other = FLOATX_DTYPE == DTYPE_BF16 ? DTYPE_F16 : DTYPE_BF16;
     host_adamw_update(adamw_example, NULL, w, w + 1, w + 2, x, other, 1, 1, 0);
 }
-static void test_numbers_on_the_host_of_another_type_are_refused(void** state) {
-    (void)state;
+TEST(numbers_on_the_host_of_another_type_are_refused) {
     float x[1] = { 0 };
     expect_death(sum_another_type, x, "numbers on the host must be fp32 or " FLOATX_NAME " here");
     expect_death(update_by_another_type, x, "numbers on the host must be fp32 or " FLOATX_NAME " here");
@@ -1078,8 +1050,7 @@ static double gelu_derivative_definition(double x) {
     double t = tanh(k * (x + 0.044715 * x * x * x));
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * k * (1 + 3 * 0.044715 * x * x);
 }
-static void test_exp_and_gelu_are_accurate_over_the_whole_float_range(void** state) {
-    (void)state;
+TEST(exp_and_gelu_are_accurate_over_the_whole_float_range) {
     for (uint64_t u = 0; u <= 0xffffffffu; u += 9973) {
         float x = float_from_bits((uint32_t)u);
         expect_within_ulps("exp", x, exp_f32(x), exp((double)x), 1.5);
@@ -1093,8 +1064,7 @@ static void test_exp_and_gelu_are_accurate_over_the_whole_float_range(void** sta
     assert_true(exp_f32(0.0f) == 1.0f && exp_f32(-INFINITY) == 0.0f && isinf(exp_f32(89.0f)));
     assert_true(gelu_f32(0.0f) == 0.0f && isinf(gelu_f32(INFINITY)) && isnan(gelu_f32(NAN)) && isnan(gelu_derivative_f32(NAN)));
 }
-static void test_an_element_does_not_depend_on_its_place_in_the_array(void** state) {
-    (void)state;
+TEST(an_element_does_not_depend_on_its_place_in_the_array) {
     const int n = 100, C = 100;
     start(1, n, C, 1, 1);
     Tensor x = random_tensor(100, 0, 3);
@@ -1166,8 +1136,7 @@ static void expect_same_record(Record a, Record b, const char* when, bool produc
         if (memcmp(a.results[i].bytes, b.results[i].bytes, a.results[i].n) != 0) fail_msg("%s: the bits differ %s", a.results[i].name, when);
     }
 }
-static void test_results_are_the_same_from_run_to_run_and_for_any_number_of_threads(void** state) {
-    (void)state;
+TEST(results_are_the_same_from_run_to_run_and_for_any_number_of_threads) {
     int threads = omp_get_max_threads();
     Record one = run_all_layers(1);
     for (int n = 1; n <= 3; n++) {
@@ -1178,8 +1147,7 @@ static void test_results_are_the_same_from_run_to_run_and_for_any_number_of_thre
     omp_set_num_threads(threads);
 }
 
-static void test_workspace_is_what_was_announced(void** state) {
-    (void)state;
+TEST(workspace_is_what_was_announced) {
     LayerShapes s = { 2, 9, 12, 3, 128, 1 };
     size_t announced = layers_workspace_bytes(s), calls = device_allocations();
     layers_init(s);
@@ -1190,44 +1158,9 @@ static void test_workspace_is_what_was_announced(void** state) {
     assert_int_equal(device_memory(MEMORY_WORKSPACE), 0);
 }
 
-#define TEST(f) cmocka_unit_test_teardown(f, free_owned)
-int main(void) {
-    device_init(0, 1);
-    const struct CMUnitTest tests[] = {
-        TEST(test_encoder_adds_token_and_position_and_sums_their_gradients),
-        TEST(test_encoder_in_parts_has_the_bits_of_the_whole),
-        TEST(test_layernorm_follows_its_definition_and_its_derivative),
-        TEST(test_linear_forward_is_the_product_plus_bias_and_its_gelu),
-        TEST(test_linear_backward_is_the_derivative),
-        TEST(test_linear_layers_of_large_shapes),
-        TEST(test_attention_follows_its_definition_and_its_derivative),
-        TEST(test_attention_forward_over_several_blocks),
-        TEST(test_attention_survives_scores_that_exp_alone_would_overflow),
-        TEST(test_chunks_of_a_weight_gradient_are_rounded_once),
-        TEST(test_one_chunk_is_a_plain_product),
-        TEST(test_sums_in_fp32_are_not_rounded_to_floatX),
-        TEST(test_classifier_is_cross_entropy_over_the_vocabulary_without_its_padding),
-        TEST(test_classifier_leaves_out_masked_rows_whatever_they_hold),
-        TEST(test_classifier_hides_no_inf_or_nan),
-        TEST(test_classifier_in_parts_is_the_classifier),
-        TEST(test_a_part_hides_no_inf_or_nan_from_the_others),
-        TEST(test_ranges_of_tokens),
-        TEST(test_sums_are_exact_to_double_and_add_to_what_is_there),
-        TEST(test_scaling_and_adding_round_once),
-        TEST(test_fp32_beside_floatX_loses_nothing_but_by_rounding_once),
-        TEST(test_clipping_scales_down_to_the_norm_and_skips_what_is_not_finite),
-        TEST(test_adamw_follows_its_definition),
-        TEST(test_adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit),
-        TEST(test_every_form_of_adamw_gives_the_same_master_weights_to_the_bit),
-        TEST(test_the_host_rounds_params_also_from_fp32_gradients),
-        TEST(test_adamw_changes_nothing_when_the_step_is_skipped),
-        TEST(test_numbers_on_the_host_of_another_type_are_refused),
-        TEST(test_exp_and_gelu_are_accurate_over_the_whole_float_range),
-        TEST(test_an_element_does_not_depend_on_its_place_in_the_array),
-        TEST(test_results_are_the_same_from_run_to_run_and_for_any_number_of_threads),
-        TEST(test_workspace_is_what_was_announced),
-    };
-    int failures = cmocka_run_group_tests_name("layers, " FLOATX_NAME, tests, NULL, NULL);
-    device_shutdown();
-    return failures;
-}
+// MANUAL: [('TEST',)]
+//     device_init(0, 1);
+//     int failures = cmocka_run_group_tests_name("layers, " FLOATX_NAME, tests, NULL, NULL);
+//     device_shutdown();
+//     return failures;
+

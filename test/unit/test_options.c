@@ -35,8 +35,7 @@ static int count_options(void) {
     return p.table.count;
 }
 
-static void test_nothing_given_leaves_the_defaults(void** state) {
-    (void)state;
+TEST(nothing_given_leaves_the_defaults) {
     Parsed p, expected;
     parsed(&p, NULL);
     expected.o = options_defaults();
@@ -70,8 +69,7 @@ static void assert_has(const OptionSpec* s, const char* text) {
     assert_string_equal(found, s->kind == OPTION_FLAG ? "on" : text);
 }
 
-static void test_every_option_takes_a_value_in_every_spelling(void** state) {
-    (void)state;
+TEST(every_option_takes_a_value_in_every_spelling) {
     int count = count_options();
     assert_true(count > 35);
     for (int i = 0; i < count; i++) {
@@ -95,8 +93,7 @@ static void test_every_option_takes_a_value_in_every_spelling(void** state) {
     }
 }
 
-static void test_a_switch_is_turned_off_by_no(void** state) {
-    (void)state;
+TEST(a_switch_is_turned_off_by_no) {
     Parsed p;
     parsed(&p, "--resume", "--no-resume");
     assert_int_equal(p.o.resume, 0);
@@ -105,8 +102,7 @@ static void test_a_switch_is_turned_off_by_no(void** state) {
     assert_int_equal(p.o.resume, 1);
 }
 
-static void test_no_two_options_share_a_name(void** state) {
-    (void)state;
+TEST(no_two_options_share_a_name) {
     Parsed p;
     parsed(&p, NULL);
     for (int i = 0; i < p.table.count; i++) {
@@ -119,8 +115,7 @@ static void test_no_two_options_share_a_name(void** state) {
     }
 }
 
-static void test_the_last_of_several_values_counts(void** state) {
-    (void)state;
+TEST(the_last_of_several_values_counts) {
     Parsed p;
     parsed(&p, "--steps", "5", "-n", "7", "--lr=1e-4", "--lr", "2e-4");
     assert_int_equal(p.o.steps, 7);
@@ -130,8 +125,7 @@ static void test_the_last_of_several_values_counts(void** state) {
     assert_string_equal(p.o.val_data, "");
 }
 
-static void test_numbers_at_the_ends_of_their_range_are_taken_and_beyond_are_errors(void** state) {
-    (void)state;
+TEST(numbers_at_the_ends_of_their_range_are_taken_and_beyond_are_errors) {
     int count = count_options();
     for (int i = 0; i < count; i++) {
         Parsed p;
@@ -152,8 +146,7 @@ static void test_numbers_at_the_ends_of_their_range_are_taken_and_beyond_are_err
     }
 }
 
-static void test_unknown_options_are_named(void** state) {
-    (void)state;
+TEST(unknown_options_are_named) {
     assert_error(GIVEN("--stepz", "5"), "unknown option '--stepz'", "--help");
     assert_error(GIVEN("--step", "5"), "unknown option '--step'"); // no abbreviations: they would change meaning later
     assert_error(GIVEN("--stepz=5"), "unknown option '--stepz'");
@@ -164,8 +157,7 @@ static void test_unknown_options_are_named(void** state) {
     assert_error(GIVEN(""), "unknown option ''");
 }
 
-static void test_bad_values_are_named_with_their_option(void** state) {
-    (void)state;
+TEST(bad_values_are_named_with_their_option) {
     assert_error(GIVEN("--steps"), "--steps needs a value", "N");
     assert_error(GIVEN("--steps", "ten"), "--steps wants a whole number", "'ten'");
     assert_error(GIVEN("--steps", "10x"), "--steps wants a whole number", "'10x'");
@@ -201,16 +193,14 @@ static void ask_for_no_option(void* unused) {
     option_given(&p.table, "stepz");
 }
 
-static void test_mistakes_of_a_stage_file_do_not_go_unseen(void** state) {
-    (void)state;
+TEST(mistakes_of_a_stage_file_do_not_go_unseen) {
     expect_death(fill_the_table, NULL, "option table is full");
     expect_death(ask_for_no_option, NULL, "no option --stepz");
 }
 
 // ---- --help ----
 
-static void test_help_lists_every_option_with_its_default_and_ends_well(void** state) {
-    (void)state;
+TEST(help_lists_every_option_with_its_default_and_ends_well) {
     const char* const spellings[] = { "--help", "-h" };
     for (int k = 0; k < 2; k++) {
         const char* const arguments[] = { "--steps", "77", spellings[k], "--no-such-option", NULL };
@@ -247,28 +237,10 @@ static void help_in_groups(void* unused) {
     option_int(&t, "two", &two, 0, 9, "another");
     options_help(&t);
 }
-static void test_headings_stand_above_their_options(void** state) {
-    (void)state;
+TEST(headings_stand_above_their_options) {
     Child c = child_run(help_in_groups, NULL);
     const char *first = strstr(c.out, "\n\nFirst\n"), *one = strstr(c.out, "--one N"), *second = strstr(c.out, "[1]\n\nSecond\n");
     assert_true(first != NULL && one > first && second > one && strstr(c.out, "--two N") > second);
     assert_non_null(strstr(c.out, "[2]\n\n  -h, --help"));
     child_free(&c);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nothing_given_leaves_the_defaults),
-        cmocka_unit_test(test_every_option_takes_a_value_in_every_spelling),
-        cmocka_unit_test(test_a_switch_is_turned_off_by_no),
-        cmocka_unit_test(test_no_two_options_share_a_name),
-        cmocka_unit_test(test_the_last_of_several_values_counts),
-        cmocka_unit_test(test_numbers_at_the_ends_of_their_range_are_taken_and_beyond_are_errors),
-        cmocka_unit_test(test_unknown_options_are_named),
-        cmocka_unit_test(test_bad_values_are_named_with_their_option),
-        cmocka_unit_test(test_mistakes_of_a_stage_file_do_not_go_unseen),
-        cmocka_unit_test(test_help_lists_every_option_with_its_default_and_ends_well),
-        cmocka_unit_test(test_headings_stand_above_their_options),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -40,8 +40,7 @@ static void assert_order(Schedule s, int p, int m, int v, int rank, const char* 
     assert_string_equal(said, expected);
 }
 
-static void test_orders_are_those_of_the_papers(void** state) {
-    (void)state;
+TEST(orders_are_those_of_the_papers) {
     assert_order(SCHEDULE_GPIPE, 3, 3, 1, 1, "F0 F1 F2 D0 D1 D2");
     assert_order(SCHEDULE_1F1B, 4, 8, 1, 0, "F0 F1 F2 F3 D0 F4 D1 F5 D2 F6 D3 F7 D4 D5 D6 D7");
     assert_order(SCHEDULE_1F1B, 4, 8, 1, 2, "F0 F1 D0 F2 D1 F3 D2 F4 D3 F5 D4 F6 D5 F7 D6 D7");
@@ -80,8 +79,7 @@ static void complete(Pipeline l) {
             }
     }
 }
-static void test_every_micro_batch_passes_every_chunk_once_and_in_order(void** state) {
-    (void)state;
+TEST(every_micro_batch_passes_every_chunk_once_and_in_order) {
     for_all(complete);
 }
 
@@ -112,8 +110,7 @@ static void slots_hold(Pipeline l) {
         if (peak != slots) fail_in(l, r, "%d slots, of which %d are ever used at a time\n", slots, peak);
     }
 }
-static void test_slots_never_collide_and_are_as_many_as_the_formula_says(void** state) {
-    (void)state;
+TEST(slots_never_collide_and_are_as_many_as_the_formula_says) {
     for_all(slots_hold);
 }
 
@@ -141,8 +138,7 @@ static void sets_hold(Pipeline l) {
         if (most != (l.schedule == SCHEDULE_ZB_H1 ? sets : 0)) fail_in(l, r, "%d sets, of which %d ever wait\n", sets, most);
     }
 }
-static void test_recomputed_activations_stay_until_their_w(void** state) {
-    (void)state;
+TEST(recomputed_activations_stay_until_their_w) {
     for_all(sets_hold);
 }
 
@@ -230,16 +226,14 @@ static void ends_over_buffers(Pipeline l) {
     if (!comes_to_an_end(l, SEND_BUFFERED, RECEIVES_AHEAD)) fail_in(l, 0, "deadlock\n");
     if (!comes_to_an_end(l, SEND_BUFFERED, 0)) fail_in(l, 0, "deadlock without receives ahead\n");
 }
-static void test_no_deadlock_over_channels_with_buffers(void** state) {
-    (void)state;
+TEST(no_deadlock_over_channels_with_buffers) {
     for_all(ends_over_buffers);
 }
 
 static void ends_with_a_send_at_a_time(Pipeline l) {
     if (!comes_to_an_end(l, SEND_BLOCKS_THE_NEXT, RECEIVES_AHEAD)) fail_in(l, 0, "deadlock\n");
 }
-static void test_no_deadlock_where_a_send_must_end_before_the_next_one(void** state) {
-    (void)state;
+TEST(no_deadlock_where_a_send_must_end_before_the_next_one) {
     for_all(ends_with_a_send_at_a_time);
 }
 
@@ -247,14 +241,12 @@ static void ends_where_sends_block(Pipeline l) {
     int ahead = l.schedule == SCHEDULE_INTERLEAVED ? RECEIVES_AHEAD + 1 : RECEIVES_AHEAD;
     if (!comes_to_an_end(l, SEND_BLOCKS, ahead)) fail_in(l, 0, "deadlock\n");
 }
-static void test_no_deadlock_where_sends_block_until_they_are_received(void** state) {
-    (void)state;
+TEST(no_deadlock_where_sends_block_until_they_are_received) {
     for_all(ends_where_sends_block);
 }
 
 // The model can tell: these are known to deadlock.
-static void test_blocking_sends_deadlock_without_receives_ahead(void** state) {
-    (void)state;
+TEST(blocking_sends_deadlock_without_receives_ahead) {
     for (int p = 2; p <= MOST_P; p++) {
         Pipeline one = { SCHEDULE_1F1B, p, 2 * p, 1 }, zb = { SCHEDULE_ZB_H1, p, 2 * p, 1 };
         assert_false(comes_to_an_end(one, SEND_BLOCKS, 0));
@@ -283,8 +275,7 @@ static void in_order(Pipeline l) {
         }
     }
 }
-static void test_messages_are_received_in_the_order_in_which_they_are_sent(void** state) {
-    (void)state;
+TEST(messages_are_received_in_the_order_in_which_they_are_sent) {
     for_all(in_order);
 }
 
@@ -323,14 +314,12 @@ static void bubble_is_the_formulas(Pipeline l) {
         if ((i == 0 || l.schedule != SCHEDULE_ZB_H1) && !(fabs(bubble / y.step - share) <= 1e-12)) fail_in(l, 0, "share\n");
     }
 }
-static void test_bubbles_are_those_of_the_papers(void** state) {
-    (void)state;
+TEST(bubbles_are_those_of_the_papers) {
     for_all(bubble_is_the_formulas);
 }
 
 // With 2 stages and 1, 4, 8 micro-batches they are busy for 50, 80, 89 % of the time.
-static void test_more_micro_batches_fill_the_pipeline(void** state) {
-    (void)state;
+TEST(more_micro_batches_fill_the_pipeline) {
     const int m[] = { 1, 4, 8 };
     const double busy[] = { 0.5, 0.8, 8.0 / 9 };
     for (int i = 0; i < 3; i++) {
@@ -343,8 +332,7 @@ static void test_more_micro_batches_fill_the_pipeline(void** state) {
 }
 
 // A step that ends in a sum over ranks cannot have a bubble of 0, whatever the schedule.
-static void test_zero_bubble_is_not_zero_with_clipping(void** state) {
-    (void)state;
+TEST(zero_bubble_is_not_zero_with_clipping) {
     for (int p = 1; p <= MOST_P; p++)
         for (int m = 2 * p - 1; m <= MOST_M; m++) {
             Pipeline h2 = { (Schedule)SCHEDULE_ZB_H2, p, m, 1 }, in_v = { (Schedule)SCHEDULE_ZB_V, p, m, 2 };
@@ -365,8 +353,7 @@ static void test_zero_bubble_is_not_zero_with_clipping(void** state) {
 
 // Each micro-batch passes every stage once in its own direction, and play finds no deadlock. Its bubble is half of
 // zb-h1's and less.
-static void test_dualpipe_halves_the_bubble_for_twice_the_parameters(void** state) {
-    (void)state;
+TEST(dualpipe_halves_the_bubble_for_twice_the_parameters) {
     for (int p = 2; p <= MOST_P; p += 2)
         for (int m = 2 * p; m <= MOST_M; m += 2)
             for (int i = 0; i < RATIOS; i++) {
@@ -387,8 +374,7 @@ static void test_dualpipe_halves_the_bubble_for_twice_the_parameters(void** stat
 }
 
 // A slow stage is waited for by all others: m of its actions, and one of each other stage.
-static void test_uneven_stages_wait_for_the_slowest(void** state) {
-    (void)state;
+TEST(uneven_stages_wait_for_the_slowest) {
     Pipeline l = { SCHEDULE_GPIPE, 4, 8, 1 };
     const Times times[] = { { 2, 2, 2 }, { 1, 1, 1 }, { 5, 5, 5 }, { 3, 3, 3 } };
     Play y;
@@ -402,8 +388,7 @@ static void test_uneven_stages_wait_for_the_slowest(void** state) {
 }
 
 // ---- splits ----
-static void test_auto_balances_gpt2(void** state) {
-    (void)state;
+TEST(auto_balances_gpt2) {
     SplitCosts costs = split_costs(50304, 768);
     assert_near(costs.head, 5.458, 1e-3);
     const int p[] = { 2, 4, 8 }, best[3][8] = { { 9, 3 }, { 4, 4, 4, 0 }, { 2, 2, 2, 2, 2, 1, 1, 0 } };
@@ -435,8 +420,7 @@ static double best_of_all(int* totals, int rank, int left, int p, int v, SplitCo
     return best;
 }
 
-static void test_auto_is_the_best_of_all_splits(void** state) {
-    (void)state;
+TEST(auto_is_the_best_of_all_splits) {
     const SplitCosts all_costs[] = { { 0, 0 }, { 0, 0.12 }, { 0, 5.46 }, { 0.3, 2.62 }, { 3, 0 }, { 2.5, 40 } };
     for (int i = 0; i < 6; i++)
         for (int p = 1; p <= 5; p++)
@@ -478,8 +462,7 @@ static double shortest_step(Schedule s, int* blocks, int g, int left, int p, int
     return best;
 }
 
-static void test_auto_gives_the_shortest_step(void** state) {
-    (void)state;
+TEST(auto_gives_the_shortest_step) {
     const double heads[] = { 0, 0.12, 1.5, 2.62, 5.46, 20 };
     for (int i = 0; i < 6; i++)
         for (int p = 1; p <= 4; p++)
@@ -495,8 +478,7 @@ static void test_auto_gives_the_shortest_step(void** state) {
 }
 
 // In 1f1b it matters which of several stages is the slowest.
-static void test_auto_gives_the_earlier_stage_the_block_that_is_left(void** state) {
-    (void)state;
+TEST(auto_gives_the_earlier_stage_the_block_that_is_left) {
     SplitCosts none = { 0, 0 };
     int blocks[3];
     const int early[] = { 4, 3, 3 }, late[] = { 3, 3, 4 };
@@ -505,8 +487,7 @@ static void test_auto_gives_the_earlier_stage_the_block_that_is_left(void** stat
     assert_true(step_of_split(SCHEDULE_1F1B, early, 3, 6, none) < step_of_split(SCHEDULE_1F1B, late, 3, 6, none) - 1);
 }
 
-static void test_chunks_of_a_rank_differ_by_a_block_at_most(void** state) {
-    (void)state;
+TEST(chunks_of_a_rank_differ_by_a_block_at_most) {
     SplitCosts none = { 0, 0 };
     for (int p = 1; p <= 4; p++)
         for (int v = 1; v <= 4; v++)
@@ -521,8 +502,7 @@ static void test_chunks_of_a_rank_differ_by_a_block_at_most(void** state) {
             }
 }
 
-static void test_numbers_of_blocks_can_be_given(void** state) {
-    (void)state;
+TEST(numbers_of_blocks_can_be_given) {
     int blocks[4];
     SplitCosts costs = split_costs(50304, 768);
     split_blocks(blocks, "9,3", 12, 2, 1, costs);
@@ -536,8 +516,7 @@ static void test_numbers_of_blocks_can_be_given(void** state) {
 
 // ---- errors ----
 static void check(void* l) { pipeline_check(*(const Pipeline*)l); }
-static void test_schedules_that_cannot_be_played_are_errors(void** state) {
-    (void)state;
+TEST(schedules_that_cannot_be_played_are_errors) {
     Pipeline chunks = { SCHEDULE_1F1B, 4, 8, 2 }, one = { SCHEDULE_INTERLEAVED, 4, 8, 1 }, m = { SCHEDULE_INTERLEAVED, 4, 6, 2 },
              none = { SCHEDULE_GPIPE, 2, 0, 1 };
     expect_death(check, &chunks, "--chunks 2", "--schedule interleaved");
@@ -559,39 +538,10 @@ static void too_many_parts(void* unused) {
     int blocks[64];
     split_auto(blocks, 12, 4, 4, split_costs(50304, 768));
 }
-static void test_splits_that_do_not_add_up_are_errors(void** state) {
-    (void)state;
+TEST(splits_that_do_not_add_up_are_errors) {
     const char* const bad[] = { "3,3,3", "3,3,3,3,0", "3,3,3,x", "", "3,,3,6", "0,3,3,6", "-1,4,4,5", "13,1,1,1", "3,3,3,3 ",
                                 "even", "99999999999999999999,1,1,1" };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) expect_death(split_dies, (void*)bad[i], "--split", "4 numbers");
     expect_death(split_dies, (void*)"3,3,3,4", "--split 3,3,3,4 adds up to 13", "the model has 12");
     expect_death(too_many_parts, NULL, "--pipeline-parallel 4 with --chunks 4 makes 16 parts", "12 blocks");
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_orders_are_those_of_the_papers),
-        cmocka_unit_test(test_every_micro_batch_passes_every_chunk_once_and_in_order),
-        cmocka_unit_test(test_slots_never_collide_and_are_as_many_as_the_formula_says),
-        cmocka_unit_test(test_recomputed_activations_stay_until_their_w),
-        cmocka_unit_test(test_no_deadlock_over_channels_with_buffers),
-        cmocka_unit_test(test_no_deadlock_where_a_send_must_end_before_the_next_one),
-        cmocka_unit_test(test_no_deadlock_where_sends_block_until_they_are_received),
-        cmocka_unit_test(test_blocking_sends_deadlock_without_receives_ahead),
-        cmocka_unit_test(test_messages_are_received_in_the_order_in_which_they_are_sent),
-        cmocka_unit_test(test_bubbles_are_those_of_the_papers),
-        cmocka_unit_test(test_more_micro_batches_fill_the_pipeline),
-        cmocka_unit_test(test_zero_bubble_is_not_zero_with_clipping),
-        cmocka_unit_test(test_dualpipe_halves_the_bubble_for_twice_the_parameters),
-        cmocka_unit_test(test_uneven_stages_wait_for_the_slowest),
-        cmocka_unit_test(test_auto_balances_gpt2),
-        cmocka_unit_test(test_auto_is_the_best_of_all_splits),
-        cmocka_unit_test(test_auto_gives_the_shortest_step),
-        cmocka_unit_test(test_auto_gives_the_earlier_stage_the_block_that_is_left),
-        cmocka_unit_test(test_chunks_of_a_rank_differ_by_a_block_at_most),
-        cmocka_unit_test(test_numbers_of_blocks_can_be_given),
-        cmocka_unit_test(test_schedules_that_cannot_be_played_are_errors),
-        cmocka_unit_test(test_splits_that_do_not_add_up_are_errors),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

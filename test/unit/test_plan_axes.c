@@ -37,8 +37,7 @@ static Network network(int per_node) {
 static AxesTime step_of(const Plan* p, const Network* w) { return axes_step(p, w, plan_unit_seconds(p, 0.1), &none); }
 
 // ---- one axis ----
-static void test_stages_alone(void** state) {
-    (void)state;
+TEST(stages_alone) {
     Network w = network(8);
     for (int pp = 1; pp <= 8; pp *= 2) {
         for (int schedule = SCHEDULE_GPIPE; schedule <= SCHEDULE_ZB_H1; schedule++) {
@@ -55,8 +54,7 @@ static void test_stages_alone(void** state) {
     }
 }
 
-static void test_parts_alone(void** state) {
-    (void)state;
+TEST(parts_alone) {
     Network w = network(8);
     for (int rows = 0; rows < 2; rows++) {
         for (int again = 0; again < 2; again++) {
@@ -71,8 +69,7 @@ static void test_parts_alone(void** state) {
     }
 }
 
-static void test_copies_alone(void** state) {
-    (void)state;
+TEST(copies_alone) {
     Network w = network(8);
     Plan p = plan_of(16, 1, 1); // two nodes
     double ddp = plan_step(&p, PLAN_DDP, &w, plan_unit_seconds(&p, 0.1)).seconds;
@@ -85,8 +82,7 @@ static void test_copies_alone(void** state) {
 
 // ---- by hand ----
 // Two stages of two blocks whose actions last 1, 2 and 3 s, two micro-batches, nothing to send: (2 + 1) x 6.
-static void test_emulated_actions(void** state) {
-    (void)state;
+TEST(emulated_actions) {
     Network w = network(8);
     Plan p = plan_of(1, 1, 2);
     Emulation e = emulation_parse("1000,2000,3000");
@@ -100,8 +96,7 @@ static void test_emulated_actions(void** state) {
     assert_true(near(t.seconds, 6 * (2 * 12 + 6), 1e-3));
 }
 static void parse_two(void* text) { emulation_parse((const char*)text); }
-static void test_emulation_that_is_none(void** state) {
-    (void)state;
+TEST(emulation_that_is_none) {
     assert_false(emulation_parse("").is_on);
     expect_death(parse_two, (void*)"1,2", "wants three numbers of milliseconds");
     expect_death(parse_two, (void*)"1,2,3,4,5", "not '1,2,3,4,5'");
@@ -109,8 +104,7 @@ static void test_emulation_that_is_none(void** state) {
 }
 
 // A gather that takes longer than the blocks before it are computed delays a step by the difference.
-static void test_gathers_after_an_update(void** state) {
-    (void)state;
+TEST(gathers_after_an_update) {
     Network w = network(1);
     w.between = link_of(0, 1e9);
     Plan p = plan_of(2, 1, 1);
@@ -130,8 +124,7 @@ static void test_gathers_after_an_update(void** state) {
 }
 
 // ---- every mesh ----
-static void test_what_holds_for_every_mesh(void** state) {
-    (void)state;
+TEST(what_holds_for_every_mesh) {
     Network near_nodes = network(8), far_nodes = network(2);
     for (int tp = 1; tp <= 4; tp *= 2) {
         for (int pp = 1; pp <= 4; pp *= 2) {
@@ -152,8 +145,7 @@ static void test_what_holds_for_every_mesh(void** state) {
 }
 
 // Ranks that share one axis are alone in the others, so the parts of what is sent are those of the stages that have only that.
-static void test_bytes_of_one_axis(void** state) {
-    (void)state;
+TEST(bytes_of_one_axis) {
     Plan parts = plan_of(1, 4, 1), stages = plan_of(1, 1, 4), both = plan_of(2, 2, 2);
     parts.pipe.rank = stages.pipe.rank = both.pipe.rank = 0;
     PlanBytes a = plan_bytes(&parts, PLAN_3D), b = plan_bytes(&parts, PLAN_TP);
@@ -169,14 +161,4 @@ static void test_bytes_of_one_axis(void** state) {
     assert_int_equal(b.memory[MEMORY_OPTIMIZER], a.memory[MEMORY_OPTIMIZER] / 2); // no unit needs padding
     assert_true(b.sent_along[MESH_DP] > a.sent_along[MESH_DP]);                   // by the norms
     assert_true(near(b.sent_along[MESH_TP], a.sent_along[MESH_TP], 1e-12));
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_stages_alone), cmocka_unit_test(test_parts_alone), cmocka_unit_test(test_copies_alone),
-        cmocka_unit_test(test_emulated_actions), cmocka_unit_test(test_emulation_that_is_none),
-        cmocka_unit_test(test_gathers_after_an_update), cmocka_unit_test(test_what_holds_for_every_mesh),
-        cmocka_unit_test(test_bytes_of_one_axis),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

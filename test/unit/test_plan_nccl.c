@@ -41,8 +41,7 @@ static void test_channels_are_those_of_nccls_logs(void** state) { // "nChannels 
     assert_graph(nccl_ring_graph(&pcie), 2, 12, 12);
 }
 
-static void test_seconds_inside_a_node_counted_by_hand(void** state) {
-    (void)state;
+TEST(seconds_inside_a_node_counted_by_hand) {
     NcclGroup g = group_of("h100", 8, 8);
     // a ring of 8: 14 hops of an all-reduce, 7 of a gather; 360 GB/s of busbw
     assert_true(near(microseconds(&g, NCCL_RING, NCCL_SIMPLE, true, 36e6), 8.4 + 14 * 3.4 + 36e3 / (360 * 8 / 14.0)));
@@ -57,8 +56,7 @@ static void test_seconds_inside_a_node_counted_by_hand(void** state) {
     assert_true(near(microseconds(&g, NCCL_NVLS, NCCL_SIMPLE, false, 36e6), 25 + 36e3 / (8 * each / 2 * 7 / 8)));
 }
 
-static void test_seconds_between_nodes_counted_by_hand(void** state) {
-    (void)state;
+TEST(seconds_between_nodes_counted_by_hand) {
     NcclGroup g = group_of("h100", 512, 8), a = group_of("a100-80", 64, 8);
     // a ring of 512 in 64 nodes: 448 hops inside, 63 between; a channel of LL128 moves 36.7 GB/s at most
     assert_true(near(microseconds(&g, NCCL_RING, NCCL_LL128, false, 61.5e6),
@@ -75,8 +73,7 @@ static void test_seconds_between_nodes_counted_by_hand(void** state) {
     assert_true(near(microseconds(&a, NCCL_RING, NCCL_LL, false, 1e3), 6.6 + 56 * 2 + 7 * 2.7 + 1 / (19 * 64 / 63.0)));
 }
 
-static void test_what_nccl_does_not_do(void** state) {
-    (void)state;
+TEST(what_nccl_does_not_do) {
     NcclGroup node = group_of("h100", 8, 8), nodes = group_of("h100", 64, 8), pcie = group_of("rtx4090", 8, 8);
     NcclGroup apart = group_of("h100", 64, 1);
     assert_true(isinf(microseconds(&node, NCCL_TREE, NCCL_SIMPLE, false, 1e6)));      // trees only sum and tell
@@ -89,8 +86,7 @@ static void test_what_nccl_does_not_do(void** state) {
     assert_true(!isinf(microseconds(&apart, NCCL_PAT, NCCL_SIMPLE, false, 1e6)));
 }
 
-static void test_choices(void** state) {
-    (void)state;
+TEST(choices) {
     NcclGroup node = group_of("h100", 8, 8), nodes = group_of("h100", 512, 8), a = group_of("a100-80", 8, 8);
     assert_choice(&node, true, 1e3, NCCL_RING, NCCL_LL);
     assert_choice(&node, true, 1e8, NCCL_NVLS, NCCL_SIMPLE);
@@ -102,8 +98,7 @@ static void test_choices(void** state) {
 }
 
 // NVIDIA/nccl-tests#212 and #290: in a node of H100s 480 GB/s with NVLS and 370 in rings; between nodes 46 to 48 per interface.
-static void test_measured_bandwidths(void** state) {
-    (void)state;
+TEST(measured_bandwidths) {
     NcclGroup node = group_of("h100", 8, 8), nodes = group_of("h100", 64, 8);
     double sum = busbw(&node, true, 8e9), gather = busbw(&node, false, 8e9), far = busbw(&nodes, true, 8e9) / 8;
     if (fabs(sum / 480 - 1) > 0.02) fail_msg("%g GB/s, not 480", sum);
@@ -111,8 +106,7 @@ static void test_measured_bandwidths(void** state) {
     if (fabs(far / 47 - 1) > 0.04) fail_msg("%g GB/s per interface, not 46 to 48", far);
 }
 
-static void test_what_holds_for_every_group(void** state) {
-    (void)state;
+TEST(what_holds_for_every_group) {
     static const int per_node[] = { 1, 2, 4, 8 };
     for (int i = 0; i < PLAN_GPUS; i++) {
         if (plan_gpus[i].nccl_inside == 0) continue;
@@ -136,17 +130,4 @@ static void test_what_holds_for_every_group(void** state) {
     assert_true(near(microseconds(&slow, NCCL_RING, NCCL_SIMPLE, false, 1e9), 8.4 + 56 * 3.4 + 7 * 14 + 1e6 / (0.08 * 64 / 63)));
     NcclGroup alone = group_of("h100", 1, 1);
     assert_true(nccl_choose(&alone, true, 1e9).seconds == 0);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_channels_are_those_of_nccls_logs),
-        cmocka_unit_test(test_seconds_inside_a_node_counted_by_hand),
-        cmocka_unit_test(test_seconds_between_nodes_counted_by_hand),
-        cmocka_unit_test(test_what_nccl_does_not_do),
-        cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_measured_bandwidths),
-        cmocka_unit_test(test_what_holds_for_every_group),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,8 +17,7 @@ static void assert_within(double x, double given, double relative, const char* w
 }
 
 // ---- shapes ----
-static void test_gpt2s_shapes_are_gpt2_hs(void** state) {
-    (void)state;
+TEST(gpt2s_shapes_are_gpt2_hs) {
     static const char* const names[] = { "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl" };
     for (int i = 0; i < 4; i++) {
         GPT2Config c = { 0, GPT2_VOCABULARY, gpt2_padded_vocabulary(GPT2_VOCABULARY), 0, 0, 0 };
@@ -32,8 +31,7 @@ static void test_gpt2s_shapes_are_gpt2_hs(void** state) {
     }
 }
 
-static void test_parameters_that_can_be_counted(void** state) {
-    (void)state;
+TEST(parameters_that_can_be_counted) {
     // two embeddings of 128256 x 4096, 32 blocks of 2 x 4096^2 + 2 x 4096 x 1024 + 3 x 4096 x 14336 + 2 x 4096, a norm of
     // 4096
     assert_true(shape_parameters(shape("llama3-8b")) == 8030261248.0);
@@ -56,8 +54,7 @@ static void test_parameters_that_can_be_counted(void** state) {
     for (int i = 0; i < 8; i++) assert_within(shape_parameters(shape(gpt3[i].name)), gpt3[i].given, 0.02, gpt3[i].name);
 }
 
-static void test_every_shape_divides(void** state) {
-    (void)state;
+TEST(every_shape_divides) {
     for (int i = 0; i < PLAN_SHAPES; i++) {
         const PlanShape* s = &plan_shapes[i];
         assert_true(plan_shape(s->name) == s); // no name twice
@@ -66,8 +63,7 @@ static void test_every_shape_divides(void** state) {
     assert_true(plan_shape("gpt5") == NULL);
 }
 
-static void test_flops_are_equation_3(void** state) {
-    (void)state;
+TEST(flops_are_equation_3) {
     for (int i = 0; i < PLAN_SHAPES; i++) {
         const PlanShape* s = &plan_shapes[i];
         double h = s->C, l = s->L, V = s->V, seq = 2048;
@@ -78,8 +74,7 @@ static void test_flops_are_equation_3(void** state) {
     }
 }
 
-static void test_activations_of_a_block(void** state) {
-    (void)state;
+TEST(activations_of_a_block) {
     const PlanShape *gpt = shape("gpt2"), *llama = shape("llama3-8b");
     assert_true(near(shape_block_activations(gpt, 1, false), 16 * 768));
     assert_true(near(shape_block_activations(gpt, 4, false), (4 + 12 / 4.0) * 768)); // as train_gpt2_tp, doc/plan.md
@@ -90,8 +85,7 @@ static void test_activations_of_a_block(void** state) {
 }
 
 // ---- GPUs ----
-static void test_presets_of_gpus(void** state) {
-    (void)state;
+TEST(presets_of_gpus) {
     static const double printed[PLAN_GPUS] = { 40, 80, 80, 141, 180, 24, 192 }; // GB, by the data sheets
     for (int i = 0; i < PLAN_GPUS; i++) {
         const PlanGpu* g = &plan_gpus[i];
@@ -106,8 +100,7 @@ static void test_presets_of_gpus(void** state) {
     assert_true(plan_gpu("h100")->memory == 81559 * 1048576.0);
 }
 
-static void test_groups_share_interfaces(void** state) {
-    (void)state;
+TEST(groups_share_interfaces) {
     NcclGroup all = plan_gpu_group(plan_gpu("h100"), 64, 8, 1), apart = plan_gpu_group(plan_gpu("h100"), 8, 1, 8);
     NcclGroup poor = plan_gpu_group(plan_gpu("rtx4090"), 8, 1, 8);
     assert_true(all.nics == 8 && all.nic == 50 && apart.nics == 1 && apart.nic == 50);
@@ -144,8 +137,7 @@ static int free_table(void** state) {
     return 0;
 }
 
-static void test_rows_are_possible(void** state) {
-    (void)state;
+TEST(rows_are_possible) {
     assert_int_equal(rows, 200);
     for (size_t i = 0; i < rows; i++) {
         const Published* r = &published[i];
@@ -163,8 +155,7 @@ static void test_rows_are_possible(void** state) {
     }
 }
 
-static void test_parameters_and_states_are_printed_so(void** state) {
-    (void)state;
+TEST(parameters_and_states_are_printed_so) {
     static const double bytes[4][2] = { { 16, 0 }, { 4, 12 }, { 2, 14 }, { 0, 16 } }; // whole, divided by ranks
     for (size_t i = 0; i < rows; i++) {
         const Published* r = &published[i];
@@ -177,8 +168,7 @@ static void test_parameters_and_states_are_printed_so(void** state) {
     }
 }
 
-static void test_utilizations_agree_with_seconds(void** state) {
-    (void)state;
+TEST(utilizations_agree_with_seconds) {
     static const struct { const char* model; int gpus; } korthikanti[] = {
         { "megatron-22b", 8 }, { "megatron-175b", 64 }, { "megatron-530b", 280 }, { "megatron-1t", 512 },
         { "megatron-530b", 2240 }
@@ -209,8 +199,7 @@ static void test_utilizations_agree_with_seconds(void** state) {
     assert_within(first[2].value * percent, 39, 0.03, "torchtitan's MFU, compiled");
 }
 
-static void test_what_a_log_says_of_weights(void** state) {
-    (void)state;
+TEST(what_a_log_says_of_weights) {
     // 2 bytes a parameter, and of three kinds of 4 bytes an eighth; llm.c pads the vocabulary
     const PlanShape* s = shape("gpt2-xl");
     double elements = shape_parameters(s) + (50304 - 50257) * 1600.0;
@@ -223,8 +212,7 @@ static void read_rows(void* path) {
     size_t n;
     free(published_read((const char*)path, &n));
 }
-static void test_lines_that_are_no_rows_are_refused(void** state) {
-    (void)state;
+TEST(lines_that_are_no_rows_are_refused) {
     static const struct { const char *text, *finding; } bad[] = {
         { "# only a comment\n", "has no rows" },
         { "MEG1 gpt2 h100 8 8 1 1 1 1 no 0 8 1 1024 all 16 seconds\n", "line 1 is no row" },      // no value
@@ -238,20 +226,6 @@ static void test_lines_that_are_no_rows_are_refused(void** state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gpt2s_shapes_are_gpt2_hs),
-        cmocka_unit_test(test_parameters_that_can_be_counted),
-        cmocka_unit_test(test_every_shape_divides),
-        cmocka_unit_test(test_flops_are_equation_3),
-        cmocka_unit_test(test_activations_of_a_block),
-        cmocka_unit_test(test_presets_of_gpus),
-        cmocka_unit_test(test_groups_share_interfaces),
-        cmocka_unit_test_setup_teardown(test_rows_are_possible, read_table, free_table),
-        cmocka_unit_test_setup_teardown(test_parameters_and_states_are_printed_so, read_table, free_table),
-        cmocka_unit_test_setup_teardown(test_utilizations_agree_with_seconds, read_table, free_table),
-        cmocka_unit_test_setup_teardown(test_what_a_log_says_of_weights, read_table, free_table),
-        cmocka_unit_test(test_lines_that_are_no_rows_are_refused),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
-}
+// MANUAL: [('cmocka_unit_test_setup_teardown', 'read_table', 'free_table')]
+//     return cmocka_run_group_tests(tests, make_folder, remove_folder);
+

@@ -50,8 +50,8 @@ static void check_every_pattern(Format f) {
         if (isnan(x)) assert_int_equal(back & 0x8000, bits & 0x8000);
     }
 }
-static void test_every_bf16_pattern_is_its_number_and_comes_back(void** state) { (void)state; check_every_pattern(bf16); }
-static void test_every_fp16_pattern_is_its_number_and_comes_back(void** state) { (void)state; check_every_pattern(fp16); }
+TEST(every_bf16_pattern_is_its_number_and_comes_back) { check_every_pattern(bf16); }
+TEST(every_fp16_pattern_is_its_number_and_comes_back) { check_every_pattern(fp16); }
 
 // Between each number and the next: the middle, where the rounding direction changes, and the floats just below and above it.
 static void check_rounding_between_neighbours(Format f) {
@@ -67,11 +67,10 @@ static void check_rounding_between_neighbours(Format f) {
         }
     }
 }
-static void test_bf16_rounds_to_nearest_even_everywhere(void** state) { (void)state; check_rounding_between_neighbours(bf16); }
-static void test_fp16_rounds_to_nearest_even_everywhere(void** state) { (void)state; check_rounding_between_neighbours(fp16); }
+TEST(bf16_rounds_to_nearest_even_everywhere) { check_rounding_between_neighbours(bf16); }
+TEST(fp16_rounds_to_nearest_even_everywhere) { check_rounding_between_neighbours(fp16); }
 
-static void test_floats_of_any_size_round_to_nearest_even(void** state) {
-    (void)state;
+TEST(floats_of_any_size_round_to_nearest_even) {
     for (uint64_t i = 0; i < 500000; i++) {
         Philox r = philox(3, 0, i); // as bit patterns, so all exponents, subnormals, Inf and NaN come up
         float x;
@@ -82,8 +81,7 @@ static void test_floats_of_any_size_round_to_nearest_even(void** state) {
     }
 }
 
-static void test_nan_stays_nan_and_overflow_is_infinite(void** state) {
-    (void)state;
+TEST(nan_stays_nan_and_overflow_is_infinite) {
     const uint32_t nans[] = { 0x7f800001, 0x7fc00000, 0x7fffffff, 0xff800001, 0xffffffff };
     for (int i = 0; i < 5; i++) {
         float x;
@@ -97,8 +95,7 @@ static void test_nan_stays_nan_and_overflow_is_infinite(void** state) {
     assert_true(from_bits(fp16, to_bits(fp16, -INFINITY)) == -INFINITY);
 }
 
-static void test_arrays_convert_between_all_pairs_of_types(void** state) {
-    (void)state;
+TEST(arrays_convert_between_all_pairs_of_types) {
     enum { N = 1003 };
     float *numbers = xcalloc(N, sizeof(float)), *back = xcalloc(N, sizeof(float));
     uint16_t *half = xcalloc(N, sizeof(uint16_t)), *other = xcalloc(N, sizeof(uint16_t));
@@ -124,8 +121,7 @@ static void test_arrays_convert_between_all_pairs_of_types(void** state) {
 }
 
 // More than a slice: other threads convert a part, and every element is what one thread makes of it.
-static void test_large_arrays_are_converted_by_all_threads(void** state) {
-    (void)state;
+TEST(large_arrays_are_converted_by_all_threads) {
     enum { N = 5 * CONVERT_SLICE + 77 };
     float* numbers = xcalloc(N, sizeof(float));
     uint16_t *together = xcalloc(N + 1, sizeof(uint16_t)), *alone = xcalloc(N + 1, sizeof(uint16_t));
@@ -141,8 +137,7 @@ static void test_large_arrays_are_converted_by_all_threads(void** state) {
     free(alone);
 }
 
-static void test_floatX_is_what_the_build_asked_for(void** state) {
-    (void)state;
+TEST(floatX_is_what_the_build_asked_for) {
     assert_int_equal(sizeof(floatX), dtype_size(FLOATX_DTYPE));
     assert_string_equal(FLOATX_NAME, dtype_name(FLOATX_DTYPE));
     for (uint64_t i = 0; i < 1000; i++) {
@@ -150,19 +145,4 @@ static void test_floatX_is_what_the_build_asked_for(void** state) {
         float expected = FLOATX_DTYPE == DTYPE_F32 ? x : (float)defined_rounding(FLOATX_DTYPE == DTYPE_BF16 ? bf16 : fp16, x);
         assert_true(to_float(to_floatX(x)) == expected);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_bf16_pattern_is_its_number_and_comes_back),
-        cmocka_unit_test(test_every_fp16_pattern_is_its_number_and_comes_back),
-        cmocka_unit_test(test_bf16_rounds_to_nearest_even_everywhere),
-        cmocka_unit_test(test_fp16_rounds_to_nearest_even_everywhere),
-        cmocka_unit_test(test_floats_of_any_size_round_to_nearest_even),
-        cmocka_unit_test(test_nan_stays_nan_and_overflow_is_infinite),
-        cmocka_unit_test(test_arrays_convert_between_all_pairs_of_types),
-        cmocka_unit_test(test_large_arrays_are_converted_by_all_threads),
-        cmocka_unit_test(test_floatX_is_what_the_build_asked_for),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -70,8 +70,7 @@ static void expect_parting(Parting p, PartedBy by, long long number, const char*
 
 // ---- the log ----
 
-static void test_operations_are_numbered_on_their_channel(void** state) {
-    (void)state;
+TEST(operations_are_numbered_on_their_channel) {
     OpLog l;
     oplog_init(&l);
     assert_int_equal(oplog_issue(&l, "world", "all-reduce", 1, "fp32", -1).number, 0);
@@ -86,8 +85,7 @@ static void test_operations_are_numbered_on_their_channel(void** state) {
 }
 
 // The names of llmc/comm/contract.h, which the log does not know: whatever is not a send or a receive is of all ranks.
-static void test_all_operations_but_send_and_receive_are_collectives(void** state) {
-    (void)state;
+TEST(all_operations_but_send_and_receive_are_collectives) {
     static const char* const collectives[] = {
         "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "barrier", "split", "gather"
     };
@@ -107,8 +105,7 @@ static void test_all_operations_but_send_and_receive_are_collectives(void** stat
     oplog_free(&l);
 }
 
-static void test_an_operation_that_has_left_the_ring_can_still_finish(void** state) {
-    (void)state;
+TEST(an_operation_that_has_left_the_ring_can_still_finish) {
     OpLog l;
     oplog_init(&l);
     OpRecord old = oplog_issue(&l, "world", "all-reduce", 1, "fp32", -1);
@@ -121,8 +118,7 @@ static void test_an_operation_that_has_left_the_ring_can_still_finish(void** sta
     oplog_free(&l);
 }
 
-static void test_words_for_an_operation(void** state) {
-    (void)state;
+TEST(words_for_an_operation) {
     OpLog l;
     char text[OP_TEXT];
     oplog_init(&l);
@@ -144,8 +140,7 @@ static void test_words_for_an_operation(void** state) {
 
 static void name_with_a_blank(void* log) { oplog_join((OpLog*)log, "my group"); }
 static void name_too_long(void* log) { oplog_join((OpLog*)log, "a-group-of-ranks-with-a-long-name"); }
-static void test_names_that_a_file_could_not_hold_are_refused(void** state) {
-    (void)state;
+TEST(names_that_a_file_could_not_hold_are_refused) {
     OpLog l;
     oplog_init(&l);
     expect_death(name_with_a_blank, &l, "'my group' cannot be a name");
@@ -153,8 +148,7 @@ static void test_names_that_a_file_could_not_hold_are_refused(void** state) {
     oplog_free(&l);
 }
 
-static void test_a_file_reads_back_as_the_log_was(void** state) {
-    (void)state;
+TEST(a_file_reads_back_as_the_log_was) {
     begin(1);
     train(0, 0, 0, 30);
     issue(0, "pair.3", "send", 12345678901ull, 2, OP_STARTED);
@@ -187,8 +181,7 @@ static void test_a_file_reads_back_as_the_log_was(void** state) {
 
 // ---- where ranks parted ----
 
-static void test_equal_rings_part_nowhere(void** state) {
-    (void)state;
+TEST(equal_rings_part_nowhere) {
     begin(4);
     train(0, 3, 0, 100);
     expect(compare(4, world), PARTED_NOWHERE, 0, "the same on all: 100 operations, of which #36 to #99 could be compared");
@@ -196,8 +189,7 @@ static void test_equal_rings_part_nowhere(void** state) {
     expect(compare(2, world), PARTED_NOWHERE, 0, "the same on all: 0 operations");
 }
 
-static void test_one_that_stopped_never_issued_the_next(void** state) {
-    (void)state;
+TEST(one_that_stopped_never_issued_the_next) {
     begin(4);
     train(0, 3, 0, 41);
     train(0, 1, 41, 43);
@@ -206,15 +198,13 @@ static void test_one_that_stopped_never_issued_the_next(void** state) {
            "ranks 0-1 and 3 did, and came as far as #42", "rank 2's last: all-reduce #40 of world (100 fp32, step 11), finished");
 }
 
-static void test_one_that_issued_nothing_is_missed(void** state) {
-    (void)state;
+TEST(one_that_issued_nothing_is_missed) {
     begin(2);
     train(0, 0, 0, 2);
     expect(compare(2, world), PARTED_MISSING, 0, "rank 1 never issued all-reduce #0 of world", "rank 1's last: none");
 }
 
-static void test_one_far_behind_is_found_though_the_others_have_forgotten(void** state) {
-    (void)state;
+TEST(one_far_behind_is_found_though_the_others_have_forgotten) {
     begin(3);
     train(0, 2, 0, 20);
     train(0, 1, 20, 200);
@@ -222,8 +212,7 @@ static void test_one_far_behind_is_found_though_the_others_have_forgotten(void**
            "ranks 0-1 did, and came as far as #199", "rank 2's last: all-reduce #19 of world (400 fp32, step 5), finished");
 }
 
-static void test_even_if_its_own_file_has_forgotten_too(void** state) {
-    (void)state;
+TEST(even_if_its_own_file_has_forgotten_too) {
     begin(2);
     train(0, 1, 0, 20);
     train(0, 0, 20, 200);
@@ -232,8 +221,7 @@ static void test_even_if_its_own_file_has_forgotten_too(void** state) {
            "rank 0 did, and came as far as #199", "rank 1's last: no longer in its file");
 }
 
-static void test_an_operation_left_out_is_seen_where_the_others_differ(void** state) {
-    (void)state;
+TEST(an_operation_left_out_is_seen_where_the_others_differ) {
     begin(4);
     train(0, 3, 0, 41);
     train(0, 1, 41, 60);
@@ -245,8 +233,7 @@ static void test_an_operation_left_out_is_seen_where_the_others_differ(void** st
            "it looks as if rank 2 had left one out");
 }
 
-static void test_one_left_out_among_equals_shows_in_the_step(void** state) {
-    (void)state;
+TEST(one_left_out_among_equals_shows_in_the_step) {
     begin(3);
     for (int r = 0; r < 3; r++) {
         for (int i = 0; i < 24; i++) {
@@ -259,8 +246,7 @@ static void test_one_left_out_among_equals_shows_in_the_step(void** state) {
            "it looks as if rank 1 had left one out, this or an equal one before it");
 }
 
-static void test_one_too_many_is_seen_as_well(void** state) {
-    (void)state;
+TEST(one_too_many_is_seen_as_well) {
     begin(2);
     train(0, 1, 0, 10);
     issue(1, "world", "all-reduce", 5, -1, OP_FINISHED);
@@ -271,8 +257,7 @@ static void test_one_too_many_is_seen_as_well(void** state) {
     assert_true(strstr(p.text, "as if rank 1 had issued one too many") || strstr(p.text, "as if rank 0 had left one out"));
 }
 
-static void test_every_property_of_an_operation_is_compared(void** state) {
-    (void)state;
+TEST(every_property_of_an_operation_is_compared) {
     static const struct { const char *collective, *type; size_t elements; int peer; long long step; } changed[] = {
         { "all-gather", "fp32", 100, 1, 5 }, { "broadcast", "bf16", 100, 1, 5 }, { "broadcast", "fp32", 101, 1, 5 },
         { "broadcast", "fp32", 100, 0, 5 }, { "broadcast", "fp32", 100, 1, 6 }, { "broadcast", "fp32", 100, 1, 5 }
@@ -294,8 +279,7 @@ static void test_every_property_of_an_operation_is_compared(void** state) {
     }
 }
 
-static void test_another_order_is_a_difference(void** state) {
-    (void)state;
+TEST(another_order_is_a_difference) {
     begin(2);
     train(0, 1, 0, 8);
     for (int i = 0; i < 4; i++) issue(i % 2, "world", i == 0 || i == 3 ? "reduce-scatter" : "all-gather", 64, -1, OP_FINISHED);
@@ -303,8 +287,7 @@ static void test_another_order_is_a_difference(void** state) {
     expect(p, PARTED_DIFFERENT, 8, "rank 0 issued reduce-scatter #8", "rank 1 issued all-gather #8");
 }
 
-static void test_what_all_issued_and_some_did_not_finish_is_named(void** state) {
-    (void)state;
+TEST(what_all_issued_and_some_did_not_finish_is_named) {
     begin(3);
     train(0, 2, 0, 9);
     for (int r = 0; r < 3; r++) issue(r, "world", "all-reduce", 9, -1, r == 1 ? OP_FINISHED : OP_STARTED);
@@ -312,8 +295,7 @@ static void test_what_all_issued_and_some_did_not_finish_is_named(void** state) 
            "on ranks 0 and 2 it did not finish");
 }
 
-static void test_rings_that_no_longer_overlap_cannot_be_compared(void** state) {
-    (void)state;
+TEST(rings_that_no_longer_overlap_cannot_be_compared) {
     begin(2);
     train(0, 1, 0, 10);
     oplog_join(&logs[0], "pair");
@@ -323,8 +305,7 @@ static void test_rings_that_no_longer_overlap_cannot_be_compared(void** state) {
     expect(compare(2, world), PARTED_UNKNOWN, 0, "all issued 10 operations, but no two files hold the same one any more");
 }
 
-static void test_what_differs_from_the_oldest_on_may_have_begun_before(void** state) {
-    (void)state;
+TEST(what_differs_from_the_oldest_on_may_have_begun_before) {
     begin(2);
     train(0, 1, 0, 5);
     train(0, 0, 5, 200);
@@ -333,8 +314,7 @@ static void test_what_differs_from_the_oldest_on_may_have_begun_before(void** st
            "older operations are not in the files, so the ranks may have parted earlier");
 }
 
-static void test_communicators_are_compared_each_by_itself(void** state) {
-    (void)state;
+TEST(communicators_are_compared_each_by_itself) {
     for (int wrong = 0; wrong < 2; wrong++) {
         begin(4);
         for (int r = 0; r < 4; r++) {
@@ -356,8 +336,7 @@ static void test_communicators_are_compared_each_by_itself(void** state) {
     }
 }
 
-static void test_sends_are_held_against_receives(void** state) {
-    (void)state;
+TEST(sends_are_held_against_receives) {
     const Sequence pair = { "world", 0, 2 };
     begin(3);
     for (int i = 0; i < 5; i++) {
@@ -397,8 +376,7 @@ static void write_text(const char* text, size_t n) {
 #define CHANNEL "channel world collective - 2 1\n"
 #define OPS "op 0 world all-reduce 10 fp32 - 3 finished 1 2 3\nop 1 world all-reduce 10 fp32 - 3 started 1 2 0\n"
 
-static void test_damaged_files_are_refused_with_the_line(void** state) {
-    (void)state;
+TEST(damaged_files_are_refused_with_the_line) {
     static const struct { const char *text, *says; } cases[] = {
         { "", ":0: this is not a file of last operations, or it is damaged: it is cut off" },
         { "step,loss\n", ":1: this is not a file" },
@@ -444,8 +422,7 @@ static void test_damaged_files_are_refused_with_the_line(void** state) {
 }
 
 // A file that is cut or changed at any byte is either read or refused; nothing else may happen.
-static void test_a_file_damaged_anywhere_is_read_or_refused(void** state) {
-    (void)state;
+TEST(a_file_damaged_anywhere_is_read_or_refused) {
     const char* whole = HEAD CHANNEL "channel world send 2 1 1\n" OPS "op 0 world send 9 bf16 2 3 finished 1 2 3\nend\n";
     size_t n = strlen(whole);
     snprintf(damaged_path, sizeof damaged_path, "%s/damaged", folder);
@@ -474,8 +451,7 @@ static void compare_files(void* argument) {
     rank_files_compare(f->files, f->n, stdout);
 }
 
-static void test_files_of_different_runs_or_of_one_rank_are_not_mixed(void** state) {
-    (void)state;
+TEST(files_of_different_runs_or_of_one_rank_are_not_mixed) {
     begin(2);
     Files runs = { { made(0, "a", 2), made(1, "b", 2) }, 2 }, sizes = { { made(0, "a", 2), made(1, "a", 3) }, 2 };
     Files twice = { { runs.files[0], sizes.files[0] }, 2 };
@@ -490,8 +466,7 @@ static void test_files_of_different_runs_or_of_one_rank_are_not_mixed(void** sta
     }
 }
 
-static void test_a_rank_without_a_file_is_told(void** state) {
-    (void)state;
+TEST(a_rank_without_a_file_is_told) {
     begin(4);
     train(0, 3, 0, 10);
     for (int r = 0; r < 2; r++) issue(r, "world", "send", 10, 1 - r, OP_FINISHED);
@@ -508,36 +483,9 @@ static void test_a_rank_without_a_file_is_told(void** state) {
     for (int r = 0; r < 4; r++) { oplog_free(&logs[r]); unlink(paths[r]); }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_operations_are_numbered_on_their_channel),
-        cmocka_unit_test(test_all_operations_but_send_and_receive_are_collectives),
-        cmocka_unit_test(test_an_operation_that_has_left_the_ring_can_still_finish),
-        cmocka_unit_test(test_words_for_an_operation),
-        cmocka_unit_test(test_names_that_a_file_could_not_hold_are_refused),
-        cmocka_unit_test(test_a_file_reads_back_as_the_log_was),
-        cmocka_unit_test(test_equal_rings_part_nowhere),
-        cmocka_unit_test(test_one_that_stopped_never_issued_the_next),
-        cmocka_unit_test(test_one_that_issued_nothing_is_missed),
-        cmocka_unit_test(test_one_far_behind_is_found_though_the_others_have_forgotten),
-        cmocka_unit_test(test_even_if_its_own_file_has_forgotten_too),
-        cmocka_unit_test(test_an_operation_left_out_is_seen_where_the_others_differ),
-        cmocka_unit_test(test_one_left_out_among_equals_shows_in_the_step),
-        cmocka_unit_test(test_one_too_many_is_seen_as_well),
-        cmocka_unit_test(test_every_property_of_an_operation_is_compared),
-        cmocka_unit_test(test_another_order_is_a_difference),
-        cmocka_unit_test(test_what_all_issued_and_some_did_not_finish_is_named),
-        cmocka_unit_test(test_rings_that_no_longer_overlap_cannot_be_compared),
-        cmocka_unit_test(test_what_differs_from_the_oldest_on_may_have_begun_before),
-        cmocka_unit_test(test_communicators_are_compared_each_by_itself),
-        cmocka_unit_test(test_sends_are_held_against_receives),
-        cmocka_unit_test(test_damaged_files_are_refused_with_the_line),
-        cmocka_unit_test(test_a_file_damaged_anywhere_is_read_or_refused),
-        cmocka_unit_test(test_files_of_different_runs_or_of_one_rank_are_not_mixed),
-        cmocka_unit_test(test_a_rank_without_a_file_is_told),
-    };
-    if (mkdtemp(folder) == NULL) return 1;
-    int failures = cmocka_run_group_tests(tests, NULL, NULL);
-    rmdir(folder);
-    return failures;
-}
+// MANUAL: []
+//     if (mkdtemp(folder) == NULL) return 1;
+//     int failures = cmocka_run_group_tests(tests, NULL, NULL);
+//     rmdir(folder);
+//     return failures;
+

@@ -50,15 +50,13 @@ static void expect_ranks(RankInfo r, int rank, int size, int local_rank, int loc
     assert_string_equal(r.found, found);
 }
 
-static void test_a_process_that_nobody_launched_is_alone(void** state) {
-    (void)state;
+TEST(a_process_that_nobody_launched_is_alone) {
     RankInfo r = found_with(environment("HOME=/"));
     expect_ranks(r, 0, 1, 0, 1, "started alone");
     assert_string_equal(r.meeting, "");
 }
 
-static void test_each_launcher_is_understood(void** state) {
-    (void)state;
+TEST(each_launcher_is_understood) {
     RankInfo r = found_with(environment(OPENMPI("5", "7")));
     expect_ranks(r, 5, 7, 1, 2, "OpenMPI");
     assert_string_equal(r.meeting, ""); // MPI itself tells where rank 0 is
@@ -72,8 +70,7 @@ static void test_each_launcher_is_understood(void** state) {
     assert_string_equal(r.meeting, "23456 123456 gpu07");
 }
 
-static void test_slurm_counts_tasks_by_node(void** state) {
-    (void)state;
+TEST(slurm_counts_tasks_by_node) {
     assert_int_equal(ranks_slurm_tasks_on("4", 0, 4), 4);
     assert_int_equal(ranks_slurm_tasks_on("2(x3),1", 2, 7), 2);
     assert_int_equal(ranks_slurm_tasks_on("2(x3),1", 3, 7), 1);
@@ -82,8 +79,7 @@ static void test_slurm_counts_tasks_by_node(void** state) {
     assert_int_equal(ranks_slurm_tasks_on("1,8(x2),3", 3, 20), 3);
 }
 
-static void test_the_first_of_slurms_nodes(void** state) {
-    (void)state;
+TEST(the_first_of_slurms_nodes) {
     static const char* const lists[][2] = {
         { "gpu01", "gpu01" }, { "gpu01,gpu02", "gpu01" }, { "gpu[07-12,20],login", "gpu07" },
         { "rack[1-2]node[03,05]", "rack1node03" }, { "a[9].cluster,b", "a9.cluster" }, { "broken[12", "broken12" }, { "", "" }
@@ -95,14 +91,12 @@ static void test_the_first_of_slurms_nodes(void** state) {
     }
 }
 
-static void test_a_batch_script_itself_is_no_task(void** state) {
-    (void)state;
+TEST(a_batch_script_itself_is_no_task) {
     RankInfo r = found_with(environment("SLURM_JOB_ID=1", "SLURM_PROCID=0", "SLURM_NTASKS=8", "SLURM_LOCALID=0"));
     expect_ranks(r, 0, 1, 0, 1, "started alone");
 }
 
-static void test_mpirun_inside_slurm_is_openmpi(void** state) {
-    (void)state;
+TEST(mpirun_inside_slurm_is_openmpi) {
     expect_ranks(found_with(environment(OPENMPI("5", "8"), SLURM("1", "7"))), 5, 8, 1, 2, "OpenMPI");
 }
 
@@ -111,22 +105,19 @@ static void test_torchrun_inside_srun_is_torchrun(void** state) {
     expect_ranks(found_with(environment(TORCHRUN("9", "14"), "GROUP_WORLD_SIZE=7", SLURM("4", "7"))), 9, 14, 1, 2, "torchrun");
 }
 
-static void test_launchers_that_agree_may_both_be_there(void** state) {
-    (void)state;
+TEST(launchers_that_agree_may_both_be_there) {
     expect_ranks(found_with(environment(OPENMPI("1", "2"), TORCHRUN("1", "2"))), 1, 2, 1, 2, "OpenMPI");
     expect_ranks(found_with(environment(TORCHRUN("5", "7"), SLURM("5", "7"))), 5, 7, 1, 2, "torchrun");
 }
 
-static void test_launchers_that_disagree_are_an_error_that_names_both(void** state) {
-    (void)state;
+TEST(launchers_that_disagree_are_an_error_that_names_both) {
     expect_death(find_with, (void*)environment(OPENMPI("1", "2"), TORCHRUN("0", "2")),
                  "OpenMPI says that this is rank 1 of 2, torchrun that it is rank 0 of 2", "unset");
     expect_death(find_with, (void*)environment(TORCHRUN("1", "4"), SLURM("1", "7")),
                  "torchrun says that this is rank 1 of 4, Slurm that it is rank 1 of 7");
 }
 
-static void test_bad_numbers_name_their_variable(void** state) {
-    (void)state;
+TEST(bad_numbers_name_their_variable) {
     expect_death(find_with, (void*)environment(OPENMPI("2", "2")), "OMPI_COMM_WORLD_RANK is 2, but it must be from 0 to 1",
                  "OpenMPI");
     expect_death(find_with, (void*)environment(OPENMPI("1", "0")), "OMPI_COMM_WORLD_SIZE is 0");
@@ -147,8 +138,7 @@ static void test_bad_numbers_name_their_variable(void** state) {
     expect_death(find_with, (void*)environment(TORCHRUN("1", "2"), "MASTER_PORT=65536"), "MASTER_PORT is 65536");
 }
 
-static void test_half_a_launcher_is_an_error(void** state) {
-    (void)state;
+TEST(half_a_launcher_is_an_error) {
     expect_death(find_with, (void*)environment("RANK=1"), "torchrun has not set WORLD_SIZE", "unset them to run alone");
     expect_death(find_with, (void*)environment("WORLD_SIZE=2"), "torchrun has not set RANK");
     expect_death(find_with, (void*)environment("RANK=1", "WORLD_SIZE=2"), "torchrun has not set LOCAL_WORLD_SIZE");
@@ -169,8 +159,7 @@ static void expect_words(const char* members, const char* expected) {
     assert_string_equal(text, expected);
 }
 
-static void test_ranks_in_words(void** state) {
-    (void)state;
+TEST(ranks_in_words) {
     expect_words("....", "no rank");
     expect_words("..x.", "rank 2");
     expect_words("x..x", "ranks 0 and 3");
@@ -180,8 +169,7 @@ static void test_ranks_in_words(void** state) {
     expect_words("x.x.xx", "ranks 0, 2 and 4-5");
 }
 
-static void test_ranks_that_do_not_fit_are_cut_off(void** state) {
-    (void)state;
+TEST(ranks_that_do_not_fit_are_cut_off) {
     bool in[200];
     char text[20];
     for (int i = 0; i < 200; i++) in[i] = i % 2 == 0;
@@ -200,8 +188,7 @@ static void expect_fault(const char* text, FaultKind kind, int rank, long long s
     assert_int_equal(f.step, step);
 }
 
-static void test_faults_are_parsed(void** state) {
-    (void)state;
+TEST(faults_are_parsed) {
     expect_fault("", FAULT_NONE, 0, 0);
     expect_fault("2:7:kill", FAULT_KILL, 2, 7);
     expect_fault("0:1:hang", FAULT_HANG, 0, 1);
@@ -219,8 +206,7 @@ static void check_fault(void* text) {
     die("no error");
 }
 static void expect_refusal(const char* text, const char* says) { expect_death(check_fault, (void*)(uintptr_t)text, says); }
-static void test_a_fault_at_a_micro_batch_that_never_comes_is_refused(void** state) {
-    (void)state;
+TEST(a_fault_at_a_micro_batch_that_never_comes_is_refused) {
     expect_refusal("01:5/3:kill", "--fault 1:5/3: only a pipeline, as in train_gpt2_pp, has a fault at a micro-batch; leave out /3");
     expect_refusal("31:5/3:kill", "--fault 1:5/3: there is no micro-batch 3; a step has 3, counted from 0");
     expect_refusal("41:5/3:kill", "no error");
@@ -231,8 +217,7 @@ static void test_a_fault_at_a_micro_batch_that_never_comes_is_refused(void** sta
 static void parse_fault(void* text) { fault_parse((const char*)text, 4); }
 static void expect_no_fault(const char* text, const char* says) { expect_death(parse_fault, (void*)(uintptr_t)text, text, says); }
 
-static void test_bad_faults_are_refused(void** state) {
-    (void)state;
+TEST(bad_faults_are_refused) {
     expect_no_fault("4:7:kill", "there is no rank 4, the last one is 3");
     expect_no_fault("99999999999:7:kill", "there is no rank 99999999999");
     expect_no_fault("2:0:kill", "steps count from 1");
@@ -260,8 +245,7 @@ static void strike(void* argument) {
     printf("%d%d\n", fault_now(&f, s->rank, s->step, FAULT_SKIP), fault_now(&f, s->rank, s->step, FAULT_BITFLIP));
 }
 
-static void test_faults_happen_at_their_rank_and_step_alone(void** state) {
-    (void)state;
+TEST(faults_happen_at_their_rank_and_step_alone) {
     static const struct { Strike s; int status; const char *out, *err; } cases[] = {
         { { "", 2, 7 }, 0, "00\n", "" },
         { { "2:7:kill", 2, 7 }, 1000 + SIGKILL, NULL, "FAULT ON PURPOSE: RANK 2, STEP 7: kill (--fault)\n" },
@@ -281,27 +265,4 @@ static void test_faults_happen_at_their_rank_and_step_alone(void** state) {
         assert_string_equal(c.err, cases[i].err);
         child_free(&c);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_process_that_nobody_launched_is_alone),
-        cmocka_unit_test(test_each_launcher_is_understood),
-        cmocka_unit_test(test_slurm_counts_tasks_by_node),
-        cmocka_unit_test(test_the_first_of_slurms_nodes),
-        cmocka_unit_test(test_a_batch_script_itself_is_no_task),
-        cmocka_unit_test(test_mpirun_inside_slurm_is_openmpi),
-        cmocka_unit_test(test_torchrun_inside_srun_is_torchrun),
-        cmocka_unit_test(test_launchers_that_agree_may_both_be_there),
-        cmocka_unit_test(test_launchers_that_disagree_are_an_error_that_names_both),
-        cmocka_unit_test(test_bad_numbers_name_their_variable),
-        cmocka_unit_test(test_half_a_launcher_is_an_error),
-        cmocka_unit_test(test_ranks_in_words),
-        cmocka_unit_test(test_ranks_that_do_not_fit_are_cut_off),
-        cmocka_unit_test(test_faults_are_parsed),
-        cmocka_unit_test(test_bad_faults_are_refused),
-        cmocka_unit_test(test_a_fault_at_a_micro_batch_that_never_comes_is_refused),
-        cmocka_unit_test(test_faults_happen_at_their_rank_and_step_alone),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -156,8 +156,7 @@ static void layernorm_agrees(const char* layer, int N, int C) {
     check_floatX(db, "db", 2);
     release();
 }
-static void layernorm_agrees_with_pytorch(void** state) {
-    (void)state;
+TEST(layernorm_agrees_with_pytorch) {
     layernorm_agrees("layernorm.odd", 6, 33);
     layernorm_agrees("layernorm.even", 5, 96);
 }
@@ -187,8 +186,7 @@ static void matmul_agrees(const char* layer, int N, int C, int OC) {
     check_floatX(db, "db", 2);
     release();
 }
-static void matmul_agrees_with_pytorch(void** state) {
-    (void)state;
+TEST(matmul_agrees_with_pytorch) {
     matmul_agrees("matmul.odd", 7, 33, 19);
     matmul_agrees("matmul.even", 40, 16, 48);
 }
@@ -205,8 +203,7 @@ static void attention_agrees(const char* layer, int B, int T, int C, int NH) {
     check_floatX(dqkv, "dqkv", 1);
     release();
 }
-static void attention_agrees_with_pytorch(void** state) {
-    (void)state;
+TEST(attention_agrees_with_pytorch) {
     attention_agrees("attention.short", 3, 7, 20, 4);
     attention_agrees("attention.long", 1, 131, 8, 2);
     attention_agrees("attention.wide", 2, 9, 64, 1);
@@ -245,14 +242,12 @@ static void classifier_agrees(const char* layer, int N, int V, int Vp) {
     free(padding);
     release();
 }
-static void classifier_agrees_with_pytorch(void** state) {
-    (void)state;
+TEST(classifier_agrees_with_pytorch) {
     classifier_agrees("classifier.bytes", 9, 257, 384);
     classifier_agrees("classifier.tiny", 4, 3, 128);
 }
 
-static void encoder_agrees_with_pytorch(void** state) {
-    (void)state;
+TEST(encoder_agrees_with_pytorch) {
     int B = 3, T = 7, C = 13, V = 11;
     layers_for("encoder.odd", B, T, C, 1, V);
     int* tokens = as_int(stored("tokens"));
@@ -312,15 +307,13 @@ static void adamw_agrees(float loss_scale) {
     free(path);
     release();
 }
-static void clipped_adamw_agrees_with_pytorch(void** state) {
-    (void)state;
+TEST(clipped_adamw_agrees_with_pytorch) {
     adamw_agrees(1);
     adamw_agrees(8);
 }
 
 // The reference run's batches, as make_reference.py computed them with its own version of rng.h.
-static void order_of_the_data_agrees_with_the_reference(void** state) {
-    (void)state;
+TEST(order_of_the_data_agrees_with_the_reference) {
     layers_for("order", 1, 1, 1, 1, 128);
     Tensor order = stored("sequences"), settings = stored("settings"); // (steps,batch); seed, sequences, batches in an epoch
     uint64_t sequences = (uint64_t)settings.data[1], batches = (uint64_t)settings.data[2], batch = (uint64_t)order.dim[1];
@@ -333,23 +326,14 @@ static void order_of_the_data_agrees_with_the_reference(void** state) {
     release();
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(layernorm_agrees_with_pytorch),
-        cmocka_unit_test(matmul_agrees_with_pytorch),
-        cmocka_unit_test(attention_agrees_with_pytorch),
-        cmocka_unit_test(classifier_agrees_with_pytorch),
-        cmocka_unit_test(encoder_agrees_with_pytorch),
-        cmocka_unit_test(clipped_adamw_agrees_with_pytorch),
-        cmocka_unit_test(order_of_the_data_agrees_with_the_reference),
-    };
-    device_init(0, 1);
-    const char* remedy = "make it again with test/reference/make_reference.py";
-    safetensors_open(&reference.layers, "test/reference/layers.safetensors", remedy);
-    safetensors_open(&reference.order, "test/reference/order.safetensors", remedy);
-    int failed = cmocka_run_group_tests_name("layers against PyTorch, " FLOATX_NAME, tests, NULL, NULL);
-    safetensors_close(&reference.layers);
-    safetensors_close(&reference.order);
-    device_shutdown();
-    return failed;
-}
+// MANUAL: []
+//     device_init(0, 1);
+//     const char* remedy = "make it again with test/reference/make_reference.py";
+//     safetensors_open(&reference.layers, "test/reference/layers.safetensors", remedy);
+//     safetensors_open(&reference.order, "test/reference/order.safetensors", remedy);
+//     int failed = cmocka_run_group_tests_name("layers against PyTorch, " FLOATX_NAME, tests, NULL, NULL);
+//     safetensors_close(&reference.layers);
+//     safetensors_close(&reference.order);
+//     device_shutdown();
+//     return failed;
+

@@ -32,8 +32,7 @@ static bool has_row(const char* report, const char* row) {
     return found;
 }
 
-static void test_equal_memory_is_as_predicted(void** state) {
-    (void)state;
+TEST(equal_memory_is_as_predicted) {
     size_t more = 0;
     Child c = child_run(allocate_and_report, &more);
     assert_int_equal(c.status, 0);
@@ -45,8 +44,7 @@ static void test_equal_memory_is_as_predicted(void** state) {
     child_free(&c);
 }
 
-static void test_a_difference_of_one_byte_is_found_where_it_is(void** state) {
-    (void)state;
+TEST(a_difference_of_one_byte_is_found_where_it_is) {
     size_t more = 1;
     Child c = child_run(allocate_and_report, &more);
     assert_int_equal(c.status, 2);
@@ -78,8 +76,7 @@ static void offload_and_report(void* more) {
     exit(report_alone(predicted) ? 0 : 2);
 }
 
-static void test_offloaded_memory_is_beside_the_devices(void** state) {
-    (void)state;
+TEST(offloaded_memory_is_beside_the_devices) {
     size_t more = 0, some = 1;
     Child c = child_run(offload_and_report, &more);
     assert_int_equal(c.status, 0);
@@ -111,8 +108,7 @@ static RankMemory chosen_memory(const size_t* bytes, int N, int wrong) {
     for (int q = 0; q < N; q++) free(given[q].data);
     return chosen;
 }
-static void test_the_memory_of_a_rank_that_is_not_as_predicted_is_shown_else_of_the_one_that_has_most(void** state) {
-    (void)state;
+TEST(the_memory_of_a_rank_that_is_not_as_predicted_is_shown_else_of_the_one_that_has_most) {
     const size_t alike[] = { 5000000, 5000001, 4999999 }, differ[] = { 5000000, 9000000, 7000000 };
     RankMemory m = chosen_memory(alike, 3, -1);
     assert_true(m.rank == 0 && !m.named && memory_as_predicted(&m)); // nobody can tell them apart
@@ -127,15 +123,13 @@ static void test_the_memory_of_a_rank_that_is_not_as_predicted_is_shown_else_of_
     m = chosen_memory(differ, 1, 0);
     assert_true(m.rank == 0 && !m.named && !memory_as_predicted(&m));
 }
-static void test_a_range_of_bytes_is_one_number_where_its_ends_look_alike(void** state) {
-    (void)state;
+TEST(a_range_of_bytes_is_one_number_where_its_ends_look_alike) {
     char text[80];
     assert_string_equal(format_bytes_range(text, sizeof text, 8900000, 8901000), "8.9 MB");
     assert_string_equal(format_bytes_range(text, sizeof text, 8900000, 16800000), "8.9 MB to 16.8 MB");
 }
 
-static void test_memory_that_is_gone_is_a_difference_too(void** state) {
-    (void)state;
+TEST(memory_that_is_gone_is_a_difference_too) {
     Child c = child_run(free_too_much, NULL);
     assert_int_equal(c.status, 2);
     assert_true(has_row(c.out, " parameters 4.0 kB 0 B 4000 bytes less than predicted\n"));
@@ -143,8 +137,7 @@ static void test_memory_that_is_gone_is_a_difference_too(void** state) {
     child_free(&c);
 }
 
-static void test_the_record_of_a_run_says_what_it_is(void** state) {
-    (void)state;
+TEST(the_record_of_a_run_says_what_it_is) {
     GPT2Config gpt2 = { 1024, 50257, 50304, 12, 12, 768 };
     size_t predicted[MEMORY_KINDS] = { 1, 2, 3, 4, 5, 6, 7 };
     json_t* run = run_record(gpt2, predicted, 8);
@@ -170,8 +163,7 @@ static void allocate_within_limit(void* more) {
     device_free(device_alloc(1000, MEMORY_PARAMETERS));
 }
 
-static void test_memory_up_to_its_limit_can_be_had_and_not_a_byte_more(void** state) {
-    (void)state;
+TEST(memory_up_to_its_limit_can_be_had_and_not_a_byte_more) {
     size_t fits = 40, too_many = 41, far_too_many = SIZE_MAX;
     Child c = child_run(allocate_within_limit, &fits);
     assert_int_equal(c.status, 0);
@@ -204,8 +196,7 @@ static void assert_chosen(const SentBytes* ranks, int N, int expected) {
     SentBytes s = chosen_of(ranks, N);
     if (memcmp(&s, &ranks[expected], sizeof s) != 0) fail_msg("predicted %g, sent %g to %g", s.predicted, s.least, s.most);
 }
-static void test_a_rank_that_did_not_send_as_predicted_is_shown_else_the_one_that_sent_most(void** state) {
-    (void)state;
+TEST(a_rank_that_did_not_send_as_predicted_is_shown_else_the_one_that_sent_most) {
     const SentBytes good[] = { { 10, 10, 10 }, { 30, 30, 30 }, { 20, 20, 20 } };
     const SentBytes bad[] = { { 10, 10, 11 }, { 30, 29, 30 }, { 20, 0, 0 }, { 1e15, 1e15 + 1, 1e15 + 1 } };
     const SentBytes fractions = { 32 / 3.0, 10.6666, 10.6667 };
@@ -235,8 +226,7 @@ static void take_step(World* w, long long step, unsigned long long bytes) {
     w->comm.stats[COMM_SEND].bytes_times_N += 1;
     world_step_end(w, 0.25);
 }
-static void test_a_step_counts_what_is_sent_in_it(void** state) {
-    (void)state;
+TEST(a_step_counts_what_is_sent_in_it) {
     static World w;
     device_init(0, 1);
     w.options.timeout = 1;
@@ -257,8 +247,7 @@ static void test_a_step_counts_what_is_sent_in_it(void** state) {
 }
 
 // Two steps of 2 stages and 4 micro-batches. Rank 0: F 10 ms, D 30; rank 1: F 14, D 42.
-static void test_a_bubble_is_what_ranks_wait_for_beside_its_formula(void** state) {
-    (void)state;
+TEST(a_bubble_is_what_ranks_wait_for_beside_its_formula) {
     const ActionSums ranks[] = { { { .080, .240, 0, 0 }, .600, { 8, 8, 0, 0 }, 2 },
                                  { { .112, .336, 0, 0 }, .500, { 8, 8, 0, 0 }, 2 } };
     Pipeline l = { SCHEDULE_1F1B, 2, 4, 1 };
@@ -281,8 +270,7 @@ static void sleep_ms(double ms) {
     nanosleep(&t, NULL);
 }
 // Three steps of two actions; the first one does not count. In the second action 30 ms are a wait for a message.
-static void test_times_of_actions_leave_out_the_first_step_and_waits(void** state) {
-    (void)state;
+TEST(times_of_actions_leave_out_the_first_step_and_waits) {
     static World w;
     ActionTimes t;
     Messages m;
@@ -366,8 +354,7 @@ static void expect_sent(const Ranks* t, int status, const char* row) {
     for (int q = 0; q < t->N; q++) assert_int_equal(meeting->status[q], status);
     child_free(&c);
 }
-static void test_every_rank_must_send_as_it_predicted_in_every_step(void** state) {
-    (void)state;
+TEST(every_rank_must_send_as_it_predicted_in_every_step) {
     meeting = (Meeting*)mmap(NULL, sizeof *meeting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(meeting != MAP_FAILED);
     Ranks alike = { 3, { 5000, 5000, 5000 }, { 5000, 5000, 5000 }, { 0 } };
@@ -391,23 +378,4 @@ static void test_every_rank_must_send_as_it_predicted_in_every_step(void** state
     Ranks swapped = { 2, { 5000, 9000 }, { 9000, 5000 }, { 0 } }; // as many in all
     expect_sent(&swapped, 2, " bytes 5.0 kB 9.0 kB 4000 bytes more than predicted\n");
     munmap(meeting, sizeof *meeting);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_equal_memory_is_as_predicted),
-        cmocka_unit_test(test_a_difference_of_one_byte_is_found_where_it_is),
-        cmocka_unit_test(test_offloaded_memory_is_beside_the_devices),
-        cmocka_unit_test(test_memory_that_is_gone_is_a_difference_too),
-        cmocka_unit_test(test_the_memory_of_a_rank_that_is_not_as_predicted_is_shown_else_of_the_one_that_has_most),
-        cmocka_unit_test(test_a_range_of_bytes_is_one_number_where_its_ends_look_alike),
-        cmocka_unit_test(test_the_record_of_a_run_says_what_it_is),
-        cmocka_unit_test(test_memory_up_to_its_limit_can_be_had_and_not_a_byte_more),
-        cmocka_unit_test(test_a_rank_that_did_not_send_as_predicted_is_shown_else_the_one_that_sent_most),
-        cmocka_unit_test(test_a_step_counts_what_is_sent_in_it),
-        cmocka_unit_test(test_every_rank_must_send_as_it_predicted_in_every_step),
-        cmocka_unit_test(test_a_bubble_is_what_ranks_wait_for_beside_its_formula),
-        cmocka_unit_test(test_times_of_actions_leave_out_the_first_step_and_waits),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

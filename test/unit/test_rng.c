@@ -11,8 +11,7 @@ static void assert_philox(uint64_t key, uint64_t high, uint64_t low, uint32_t a,
 }
 
 // The known answers of philox4x32-10 that come with Random123 (Salmon et al.).
-static void test_philox_gives_the_known_answers(void** state) {
-    (void)state;
+TEST(philox_gives_the_known_answers) {
     const uint64_t ones = ~0ull;
     assert_philox(0, 0, 0, 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8);
     assert_philox(ones, ones, ones, 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd);
@@ -25,8 +24,7 @@ static void test_philox_gives_the_known_answers(void** state) {
         if (!(fabs(x_ - expected_) <= tolerance_)) fail_msg(#x " is %g, not %g +- %g", x_, expected_, tolerance_); \
     } while (0)
 
-static void test_uniform_numbers_fill_the_unit_interval_evenly(void** state) {
-    (void)state;
+TEST(uniform_numbers_fill_the_unit_interval_evenly) {
     enum { N = 1000000, BUCKETS = 64 };
     int counts[BUCKETS] = { 0 };
     double sum = 0;
@@ -42,8 +40,7 @@ static void test_uniform_numbers_fill_the_unit_interval_evenly(void** state) {
     assert_near(chi_square, BUCKETS - 1, 5 * sqrt(2.0 * (BUCKETS - 1)));
 }
 
-static void test_normal_numbers_have_the_moments_of_a_normal_distribution(void** state) {
-    (void)state;
+TEST(normal_numbers_have_the_moments_of_a_normal_distribution) {
     const int n = 1000000;
     double m1 = 0, m2 = 0, m3 = 0, m4 = 0, with_next = 0, before = 0;
     for (int i = 0; i < n; i++) {
@@ -59,8 +56,7 @@ static void test_normal_numbers_have_the_moments_of_a_normal_distribution(void**
     assert_near(with_next / n, 0, 5 * sqrt(1.0 / n));
 }
 
-static void test_seeds_and_streams_have_nothing_in_common(void** state) {
-    (void)state;
+TEST(seeds_and_streams_have_nothing_in_common) {
     const int n = 100000;
     double seeds = 0, streams = 0;
     for (int i = 0; i < n; i++) {
@@ -82,8 +78,7 @@ static void assert_permutation(uint64_t seed, uint64_t n) {
     free(hit);
 }
 
-static void test_permute_is_a_permutation_of_any_size(void** state) {
-    (void)state;
+TEST(permute_is_a_permutation_of_any_size) {
     for (uint64_t n = 1; n <= 2000; n++) assert_permutation(n % 5, n);
     assert_permutation(1, 1 << 16);
     assert_permutation(2, (1 << 16) + 1);
@@ -94,8 +89,7 @@ static void test_permute_is_a_permutation_of_any_size(void** state) {
 }
 
 // Over many seeds every element goes to every place equally often, also in small sets.
-static void test_permute_has_no_favourite_places(void** state) {
-    (void)state;
+TEST(permute_has_no_favourite_places) {
     const int seeds = 10000, sizes[] = { 2, 3, 4, 5, 6, 7, 8, 12, 17, 40 };
     for (int k = 0; k < 10; k++) {
         int n = sizes[k];
@@ -108,16 +102,4 @@ static void test_permute_has_no_favourite_places(void** state) {
             for (int place = 0; place < n; place++) assert_near((double)counts[place] / seeds, p, 5 * sqrt(p * (1 - p) / seeds));
         }
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_philox_gives_the_known_answers),
-        cmocka_unit_test(test_uniform_numbers_fill_the_unit_interval_evenly),
-        cmocka_unit_test(test_normal_numbers_have_the_moments_of_a_normal_distribution),
-        cmocka_unit_test(test_seeds_and_streams_have_nothing_in_common),
-        cmocka_unit_test(test_permute_is_a_permutation_of_any_size),
-        cmocka_unit_test(test_permute_has_no_favourite_places),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

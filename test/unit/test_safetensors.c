@@ -49,8 +49,7 @@ static void open_file(void* unused) {
 
 // ---- files that are not what they should be ----
 
-static void a_good_file_opens(void** state) {
-    (void)state;
+TEST(a_good_file_opens) {
     write_header("{\"__metadata__\":{\"format\":\"pt\"},"
                  TENSOR("b", "F32", "2,1", 4, 12) "," TENSOR("a", "BF16", "2", 0, 4) "}  ", 12);
     SafeTensors s;
@@ -67,8 +66,7 @@ static void a_good_file_opens(void** state) {
     safetensors_close(&s);
 }
 
-static void a_file_that_is_not_there_is_refused(void** state) {
-    (void)state;
+TEST(a_file_that_is_not_there_is_refused) {
     expect_refusal("cannot be opened", "No such file");
     assert_int_equal(mkdir(path, 0777), 0);
     expect_refusal("is a folder, not a file");
@@ -78,16 +76,14 @@ static void a_file_that_is_not_there_is_refused(void** state) {
     unlink(path);
 }
 
-static void fewer_than_8_bytes_are_refused(void** state) {
-    (void)state;
+TEST(fewer_than_8_bytes_are_refused) {
     write_test_file("", 0);
     expect_refusal("has 0 bytes, too few");
     write_test_file("1234567", 7);
     expect_refusal("has 7 bytes, too few");
 }
 
-static void a_header_length_is_not_believed(void** state) {
-    (void)state;
+TEST(a_header_length_is_not_believed) {
     write_parts(100000001, "{}", 2, 0);
     expect_refusal("100000001 bytes where the format allows 100000000");
     write_parts(UINT64_MAX, "{}", 2, 0);
@@ -102,8 +98,7 @@ static void a_header_length_is_not_believed(void** state) {
     expect_refusal("does not begin with '{'");
 }
 
-static void a_header_must_be_utf8_json(void** state) {
-    (void)state;
+TEST(a_header_must_be_utf8_json) {
     write_header("{\"\xff\":1}", 0);
     expect_refusal("not valid JSON", "0xff");
     write_header("{\"\xc0\x80\":1}", 0); // an overlong form
@@ -120,8 +115,7 @@ static void a_header_must_be_utf8_json(void** state) {
     expect_refusal("not valid JSON");
 }
 
-static void a_header_must_have_the_right_shape(void** state) {
-    (void)state;
+TEST(a_header_must_have_the_right_shape) {
     static const char* const headers[][2] = {
         { "{\"a\":1}", "'a' is not an object" },
         { "{\"__metadata__\":[]}", "'__metadata__' is not an object" },
@@ -148,8 +142,7 @@ static void a_header_must_have_the_right_shape(void** state) {
     }
 }
 
-static void names_that_occur_twice_are_refused(void** state) {
-    (void)state;
+TEST(names_that_occur_twice_are_refused) {
     write_header("{" TENSOR("a", "F32", "1", 0, 4) "," TENSOR("a", "F32", "1", 4, 8) "}", 8);
     expect_refusal("duplicate object key");
     write_header("{" TENSOR("a", "F32", "1", 0, 4) "," TENSOR("\\u0061", "F32", "1", 4, 8) "}", 8); // the same, spelled otherwise
@@ -158,8 +151,7 @@ static void names_that_occur_twice_are_refused(void** state) {
     expect_refusal("duplicate object key");
 }
 
-static void holes_and_overlaps_are_refused(void** state) {
-    (void)state;
+TEST(holes_and_overlaps_are_refused) {
     write_header("{" TENSOR("a", "F32", "1", 4, 8) "}", 8);
     expect_refusal("'a' starts at byte 4", "ended at 0 (a hole)");
     write_header("{" TENSOR("a", "F32", "1", 0, 4) "," TENSOR("b", "F32", "1", 8, 12) "}", 12);
@@ -172,8 +164,7 @@ static void holes_and_overlaps_are_refused(void** state) {
     expect_refusal("'b' ends at byte 0, before it starts at 4");
 }
 
-static void a_shape_must_fill_its_place(void** state) {
-    (void)state;
+TEST(a_shape_must_fill_its_place) {
     write_header("{" TENSOR("a", "F32", "2", 0, 4) "}", 4);
     expect_refusal("'a' takes 4 bytes where its shape and dtype need 8");
     write_header("{" TENSOR("a", "F32", "0", 0, 4) "}", 4);
@@ -186,8 +177,7 @@ static void a_shape_must_fill_its_place(void** state) {
     expect_refusal("'a' takes 1 bytes");
 }
 
-static void tensors_must_end_where_the_file_does(void** state) {
-    (void)state;
+TEST(tensors_must_end_where_the_file_does) {
     write_header("{" TENSOR("a", "F32", "2", 0, 8) "}", 7);
     expect_refusal("'a' ends at byte 8 of the data, of which there are 7: truncated");
     write_header("{" TENSOR("a", "F32", "2", 0, 8) "}", 9);
@@ -198,8 +188,7 @@ static void tensors_must_end_where_the_file_does(void** state) {
     expect_refusal("'a' is larger than any memory");
 }
 
-static void a_file_cut_anywhere_is_refused(void** state) {
-    (void)state;
+TEST(a_file_cut_anywhere_is_refused) {
     const char* header = "{" TENSOR("a", "F32", "2", 0, 8) "}";
     char bytes[256];
     uint64_t n = strlen(header);
@@ -214,8 +203,7 @@ static void a_file_cut_anywhere_is_refused(void** state) {
     open_file(NULL);
 }
 
-static void tensors_without_elements_are_fine(void** state) {
-    (void)state;
+TEST(tensors_without_elements_are_fine) {
     write_header("{" TENSOR("a", "F32", "1", 0, 4) "," TENSOR("none", "F32", "0,5", 0, 0) ","
                  TENSOR("scalar", "F32", "", 4, 8) "}", 8);
     SafeTensors s;
@@ -250,8 +238,7 @@ static void read_after_it_shrank(void* unused) {
     safetensors_read(&s, safetensors_find(&s, "a"), 0, 2, out, DTYPE_F32);
 }
 
-static void what_cannot_be_read_is_refused_when_it_is_read(void** state) {
-    (void)state;
+TEST(what_cannot_be_read_is_refused_when_it_is_read) {
     write_header("{" TENSOR("a", "F32", "2", 0, 8) "," TENSOR("mask", "BOOL", "2,4", 8, 16) "}", 16);
     open_file(NULL); // a mask may be there
     expect_death(read_mask, NULL, path, "'mask' is stored as BOOL", "find another");
@@ -272,8 +259,7 @@ static void create_file(SafeTensors* s, int count, const SafeTensor* wanted) {
 // A number that each of our dtypes holds exactly.
 static float small_number(size_t i) { return (float)((int)(i * 7 % 255) - 127) / 8; }
 
-static void what_is_written_in_pieces_comes_back_in_other_pieces(void** state) {
-    (void)state;
+TEST(what_is_written_in_pieces_comes_back_in_other_pieces) {
     char f32[] = "f32", bf16[] = "bf16", f16[] = "f16";
     const SafeTensor wanted[3] = { safetensor_wanted(f32, DTYPE_F32, ROWS, COLS), safetensor_wanted(bf16, DTYPE_BF16, ROWS, COLS),
                                    safetensor_wanted(f16, DTYPE_F16, ROWS * COLS, 0) };
@@ -315,8 +301,7 @@ static void what_is_written_in_pieces_comes_back_in_other_pieces(void** state) {
     free(data); free(back); free(halves); free(halves_back);
 }
 
-static void nothing_is_written_over(void** state) {
-    (void)state;
+TEST(nothing_is_written_over) {
     write_test_file("mine", 4);
     char name[] = "a";
     SafeTensor wanted = safetensor_wanted(name, DTYPE_F32, 4, 0);
@@ -334,8 +319,7 @@ static void nothing_is_written_over(void** state) {
 }
 
 // A sparse file of 6 GiB: offsets that do not fit in 32 bits.
-static void tensors_beyond_4_gib_are_found(void** state) {
-    (void)state;
+TEST(tensors_beyond_4_gib_are_found) {
     const size_t n = (size_t)3 << 30;
     write_header("{\"a\":{\"dtype\":\"BF16\",\"shape\":[3,1073741824],\"data_offsets\":[0,6442450944]}}", 0);
     struct stat info;
@@ -353,24 +337,6 @@ static void tensors_beyond_4_gib_are_found(void** state) {
     safetensors_close(&s);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(a_good_file_opens, remove_file),
-        cmocka_unit_test_teardown(a_file_that_is_not_there_is_refused, remove_file),
-        cmocka_unit_test_teardown(fewer_than_8_bytes_are_refused, remove_file),
-        cmocka_unit_test_teardown(a_header_length_is_not_believed, remove_file),
-        cmocka_unit_test_teardown(a_header_must_be_utf8_json, remove_file),
-        cmocka_unit_test_teardown(a_header_must_have_the_right_shape, remove_file),
-        cmocka_unit_test_teardown(names_that_occur_twice_are_refused, remove_file),
-        cmocka_unit_test_teardown(holes_and_overlaps_are_refused, remove_file),
-        cmocka_unit_test_teardown(a_shape_must_fill_its_place, remove_file),
-        cmocka_unit_test_teardown(tensors_must_end_where_the_file_does, remove_file),
-        cmocka_unit_test_teardown(a_file_cut_anywhere_is_refused, remove_file),
-        cmocka_unit_test_teardown(tensors_without_elements_are_fine, remove_file),
-        cmocka_unit_test_teardown(what_cannot_be_read_is_refused_when_it_is_read, remove_file),
-        cmocka_unit_test_teardown(what_is_written_in_pieces_comes_back_in_other_pieces, remove_file),
-        cmocka_unit_test_teardown(nothing_is_written_over, remove_file),
-        cmocka_unit_test_teardown(tensors_beyond_4_gib_are_found, remove_file),
-    };
-    return cmocka_run_group_tests(tests, make_test_folder, remove_folder);
-}
+// MANUAL: [('cmocka_unit_test_teardown', 'remove_file')]
+//     return cmocka_run_group_tests(tests, make_test_folder, remove_folder);
+

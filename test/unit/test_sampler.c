@@ -5,8 +5,7 @@
 
 #define TOP_ALL 0
 
-static void test_temperature_zero_takes_the_likeliest_token(void** state) {
-    (void)state;
+TEST(temperature_zero_takes_the_likeliest_token) {
     float logits[] = { -3, 2, 7, 6.999f, -INFINITY };
     for (int i = 0; i < 100; i++) assert_int_equal(sample_token(logits, 5, 0, TOP_ALL, (float)i / 100), 2);
     float equal[] = { 1, 1, 1 };
@@ -26,8 +25,7 @@ static void assert_shares(const float* logits, int V, double temperature, long l
     }
 }
 
-static void test_tokens_come_as_often_as_softmax_says(void** state) {
-    (void)state;
+TEST(tokens_come_as_often_as_softmax_says) {
     const float logits[] = { 0, 1, -2, 0.5f, 3 };
     for (double temperature = 0.5; temperature <= 2; temperature *= 2) {
         double expected[5], sum = 0;
@@ -39,8 +37,7 @@ static void test_tokens_come_as_often_as_softmax_says(void** state) {
     }
 }
 
-static void test_top_k_draws_among_the_k_likeliest_only(void** state) {
-    (void)state;
+TEST(top_k_draws_among_the_k_likeliest_only) {
     const float logits[] = { logf(2), -1, logf(5), logf(3), -INFINITY, -7 };
     const double one[] = { 0, 0, 1, 0, 0, 0 }, two[] = { 0, 0, 5.0/8, 3.0/8, 0, 0 }, three[] = { 0.2, 0, 0.5, 0.3, 0, 0 };
     assert_shares(logits, 6, 1, 1, one);
@@ -48,8 +45,7 @@ static void test_top_k_draws_among_the_k_likeliest_only(void** state) {
     assert_shares(logits, 6, 1, 3, three);
 }
 
-static void test_top_k_takes_the_first_of_those_that_are_equal(void** state) {
-    (void)state;
+TEST(top_k_takes_the_first_of_those_that_are_equal) {
     const float logits[] = { -5, 0, -5, 0, 0, -5 };
     const double two[] = { 0, 0.5, 0, 0.5, 0, 0 }, third[] = { 0, 1.0/3, 0, 1.0/3, 1.0/3, 0 };
     assert_shares(logits, 6, 1, 2, two);
@@ -61,8 +57,7 @@ static int compare_floats(const void* a, const void* b) {
     return x < y ? 1 : x > y ? -1 : 0; // the largest first
 }
 
-static void test_the_kth_largest_is_what_sorting_finds(void** state) {
-    (void)state;
+TEST(the_kth_largest_is_what_sorting_finds) {
     enum { V = 1000 };
     float logits[V], sorted[V];
     for (int i = 0; i < V; i++) logits[i] = sorted[i] = floorf(200 * random_normal(1, 0, (uint64_t)i)) / 64; // with repetitions
@@ -70,8 +65,7 @@ static void test_the_kth_largest_is_what_sorting_finds(void** state) {
     for (int k = 1; k <= V; k++) assert_int_equal(kth_largest(logits, V, k), float_order(sorted[k - 1]));
 }
 
-static void test_extreme_logits_and_temperatures_are_no_trouble(void** state) {
-    (void)state;
+TEST(extreme_logits_and_temperatures_are_no_trouble) {
     const float logits[] = { -3e38f, 3e38f, -INFINITY, 2.9e38f };
     const double second[] = { 0, 1, 0, 0 }, three[] = { 1.0/3, 1.0/3, 0, 1.0/3 };
     assert_shares(logits, 4, 1, TOP_ALL, second);
@@ -86,8 +80,7 @@ static void test_extreme_logits_and_temperatures_are_no_trouble(void** state) {
 
 static void sample(void* logits) { sample_token(logits, 3, 1, TOP_ALL, 0.5f); }
 
-static void test_nan_and_infinity_are_errors_wherever_they_stand(void** state) {
-    (void)state;
+TEST(nan_and_infinity_are_errors_wherever_they_stand) {
     for (int at = 0; at < 3; at++) {
         float logits[] = { 1, 2, 3 };
         logits[at] = NAN;
@@ -121,16 +114,14 @@ static void assert_prints(const char* expected, const char* const* pieces) {
     } while (0)
 #define BAD "\xEF\xBF\xBD"
 
-static void test_text_is_printed_as_it_is_however_it_is_cut(void** state) {
-    (void)state;
+TEST(text_is_printed_as_it_is_however_it_is_cut) {
     assert_printed("plain text\n\tand more", "plain text\n", "\tand more");
     assert_printed("é€😀", "\xC3", "\xA9\xE2", "\x82\xAC\xF0\x9F", "\x98", "\x80");
     assert_printed("\xC2\xA0 \xDF\xBF \xE0\xA0\x80 \xED\x9F\xBF \xEF\xBF\xBF \xF0\x90\x80\x80 \xF4\x8F\xBF\xBF", // edges
                    "\xC2\xA0 \xDF\xBF \xE0\xA0\x80 \xED\x9F\xBF \xEF\xBF\xBF \xF0\x90\x80\x80 \xF4\x8F\xBF\xBF");
 }
 
-static void test_control_characters_do_not_reach_the_terminal(void** state) {
-    (void)state;
+TEST(control_characters_do_not_reach_the_terminal) {
     assert_printed(BAD "[31mred" BAD "]0;title" BAD, "\x1B[31mred", "\x1B]0;title\x07");
     assert_printed("a" BAD "b" BAD "c" BAD, "a\rb\x7F" "c\b");
     assert_printed(BAD BAD "[2J", "\xC2\x9B[2J"); // U+009B, an escape sequence's start in one character
@@ -141,8 +132,7 @@ static void test_control_characters_do_not_reach_the_terminal(void** state) {
     }
 }
 
-static void test_what_is_not_utf8_is_replaced(void** state) {
-    (void)state;
+TEST(what_is_not_utf8_is_replaced) {
     assert_printed(BAD "a", "\x80" "a");                       // a continuation of nothing
     assert_printed(BAD "a", "\xE2\x82", "a");                  // broken off
     assert_printed("x" BAD, "x\xF0\x9F");                      // at the end
@@ -152,20 +142,4 @@ static void test_what_is_not_utf8_is_replaced(void** state) {
     assert_printed(BAD BAD BAD, "\xED\xA0\x80");               // a surrogate
     assert_printed(BAD BAD BAD BAD, "\xF4\x90\x80\x80");       // beyond U+10FFFF
     assert_printed(BAD BAD, "\xFE\xFF");
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_temperature_zero_takes_the_likeliest_token),
-        cmocka_unit_test(test_tokens_come_as_often_as_softmax_says),
-        cmocka_unit_test(test_top_k_draws_among_the_k_likeliest_only),
-        cmocka_unit_test(test_top_k_takes_the_first_of_those_that_are_equal),
-        cmocka_unit_test(test_the_kth_largest_is_what_sorting_finds),
-        cmocka_unit_test(test_extreme_logits_and_temperatures_are_no_trouble),
-        cmocka_unit_test(test_nan_and_infinity_are_errors_wherever_they_stand),
-        cmocka_unit_test(test_text_is_printed_as_it_is_however_it_is_cut),
-        cmocka_unit_test(test_control_characters_do_not_reach_the_terminal),
-        cmocka_unit_test(test_what_is_not_utf8_is_replaced),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,8 +17,7 @@ static Options options(int schedule, long long steps, long long warmup, double f
     return o;
 }
 
-static void test_warmup_rises_linearly_and_reaches_the_peak_in_its_last_step(void** state) {
-    (void)state;
+TEST(warmup_rises_linearly_and_reaches_the_peak_in_its_last_step) {
     for (int schedule = SCHEDULE_COSINE; schedule <= SCHEDULE_WSD; schedule++) {
         Options o = options(schedule, 100, 10, 0.1);
         for (int step = 0; step < 10; step++) assert_near(learning_rate(&o, step), 0.5 * (step + 1) / 10);
@@ -26,35 +25,30 @@ static void test_warmup_rises_linearly_and_reaches_the_peak_in_its_last_step(voi
     }
 }
 
-static void test_cosine_falls_along_half_a_wave(void** state) {
-    (void)state;
+TEST(cosine_falls_along_half_a_wave) {
     Options o = options(SCHEDULE_COSINE, 111, 10, 0.1); // 100 steps from the peak to the end
     assert_near(learning_rate(&o, 60), 0.5 * 0.55);     // half way in time is half way down
     assert_near(learning_rate(&o, 35), 0.5 * (0.1 + 0.9 * 0.5 * (1 + sqrt(0.5))));
     assert_near(learning_rate(&o, 110), 0.05);
 }
 
-static void test_linear_falls_by_the_same_amount_each_step(void** state) {
-    (void)state;
+TEST(linear_falls_by_the_same_amount_each_step) {
     Options o = options(SCHEDULE_LINEAR, 111, 10, 0.1);
     for (int step = 10; step <= 110; step++) assert_near(learning_rate(&o, step), 0.5 * (1 - 0.9 * (step - 10) / 100.0));
 }
 
-static void test_constant_stays(void** state) {
-    (void)state;
+TEST(constant_stays) {
     Options o = options(SCHEDULE_CONSTANT, 100, 10, 0.1);
     for (int step = 10; step < 100; step++) assert_near(learning_rate(&o, step), 0.5);
 }
 
-static void test_wsd_is_constant_and_then_falls_over_the_last_fifth(void** state) {
-    (void)state;
+TEST(wsd_is_constant_and_then_falls_over_the_last_fifth) {
     Options o = options(SCHEDULE_WSD, 100, 10, 0.1);
     for (int step = 10; step < 80; step++) assert_near(learning_rate(&o, step), 0.5);
     for (int step = 80; step < 100; step++) assert_near(learning_rate(&o, step), 0.5 * (1 - 0.9 * (step - 79) / 20.0));
 }
 
-static void test_the_last_step_has_the_final_learning_rate_and_later_ones_keep_it(void** state) {
-    (void)state;
+TEST(the_last_step_has_the_final_learning_rate_and_later_ones_keep_it) {
     const int schedules[] = { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_WSD };
     for (int k = 0; k < 3; k++) {
         for (long long steps = 7; steps < 1000; steps = 3 * steps + 1) {
@@ -67,8 +61,7 @@ static void test_the_last_step_has_the_final_learning_rate_and_later_ones_keep_i
     }
 }
 
-static void test_every_length_of_run_and_warmup_gives_a_sensible_rate(void** state) {
-    (void)state;
+TEST(every_length_of_run_and_warmup_gives_a_sensible_rate) {
     for (int schedule = SCHEDULE_COSINE; schedule <= SCHEDULE_WSD; schedule++) {
         for (long long steps = 0; steps <= 12; steps++) {
             for (long long warmup = 0; warmup <= 14; warmup++) {
@@ -90,8 +83,7 @@ static LossScaler scaler(double scale, long long interval) {
     return s;
 }
 
-static void test_the_scale_doubles_after_an_interval_of_good_steps(void** state) {
-    (void)state;
+TEST(the_scale_doubles_after_an_interval_of_good_steps) {
     LossScaler s = scaler(1024, 3);
     const double expected[] = { 1024, 1024, 2048, 2048, 2048, 4096 };
     for (int i = 0; i < 6; i++) {
@@ -101,8 +93,7 @@ static void test_the_scale_doubles_after_an_interval_of_good_steps(void** state)
     }
 }
 
-static void test_an_overflow_halves_the_scale_and_starts_counting_anew(void** state) {
-    (void)state;
+TEST(an_overflow_halves_the_scale_and_starts_counting_anew) {
     LossScaler s = scaler(1024, 3);
     const bool finite[] = { true, true, false, true, true, true, false, false, true };
     const double expected[] = { 1024, 1024, 512, 512, 512, 1024, 512, 256, 256 };
@@ -114,8 +105,7 @@ static void test_an_overflow_halves_the_scale_and_starts_counting_anew(void** st
     }
 }
 
-static void test_the_scale_stays_a_finite_float_of_at_least_one(void** state) {
-    (void)state;
+TEST(the_scale_stays_a_finite_float_of_at_least_one) {
     LossScaler s = scaler(65536, 1);
     for (int i = 0; i < 50; i++) loss_scaler_update(&s, false);
     assert_near(s.scale, 1);
@@ -124,8 +114,7 @@ static void test_the_scale_stays_a_finite_float_of_at_least_one(void** state) {
     assert_true(s.scale > 1e9 && isfinite((float)s.scale));
 }
 
-static void test_without_an_interval_the_scale_is_fixed(void** state) {
-    (void)state;
+TEST(without_an_interval_the_scale_is_fixed) {
     LossScaler s = scaler(1, 0);
     for (int i = 0; i < 5000; i++) loss_scaler_update(&s, i % 1000 != 0);
     loss_scaler_update(&s, false);
@@ -133,8 +122,7 @@ static void test_without_an_interval_the_scale_is_fixed(void** state) {
     assert_int_equal(s.bad_in_a_row, 1);
 }
 
-static void test_only_fp16_is_scaled(void** state) {
-    (void)state;
+TEST(only_fp16_is_scaled) {
     Options o = options_defaults();
     o.loss_scale = 4096;
     o.loss_scale_interval = 7;
@@ -142,22 +130,4 @@ static void test_only_fp16_is_scaled(void** state) {
     bool scaled = FLOATX_DTYPE == DTYPE_F16;
     assert_near(s.scale, scaled ? 4096 : 1);
     assert_int_equal(s.interval, scaled ? 7 : 0);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_warmup_rises_linearly_and_reaches_the_peak_in_its_last_step),
-        cmocka_unit_test(test_cosine_falls_along_half_a_wave),
-        cmocka_unit_test(test_linear_falls_by_the_same_amount_each_step),
-        cmocka_unit_test(test_constant_stays),
-        cmocka_unit_test(test_wsd_is_constant_and_then_falls_over_the_last_fifth),
-        cmocka_unit_test(test_the_last_step_has_the_final_learning_rate_and_later_ones_keep_it),
-        cmocka_unit_test(test_every_length_of_run_and_warmup_gives_a_sensible_rate),
-        cmocka_unit_test(test_the_scale_doubles_after_an_interval_of_good_steps),
-        cmocka_unit_test(test_an_overflow_halves_the_scale_and_starts_counting_anew),
-        cmocka_unit_test(test_the_scale_stays_a_finite_float_of_at_least_one),
-        cmocka_unit_test(test_without_an_interval_the_scale_is_fixed),
-        cmocka_unit_test(test_only_fp16_is_scaled),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

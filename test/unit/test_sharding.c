@@ -85,8 +85,7 @@ static void check_groups(Case* t) {
     }
     assert_int_equal(unit, L + 1);
 }
-static void test_every_unit_is_in_one_group_and_units_lie_there_one_after_another(void** state) {
-    (void)state;
+TEST(every_unit_is_in_one_group_and_units_lie_there_one_after_another) {
     for_all(check_groups);
 }
 
@@ -104,8 +103,7 @@ static void check_shards(Case* t) {
     }
     assert_int_equal(t->y.num_sharded, at);
 }
-static void test_shards_are_aligned_and_lie_side_by_side(void** state) {
-    (void)state;
+TEST(shards_are_aligned_and_lie_side_by_side) {
     for_all(check_shards);
 }
 
@@ -146,13 +144,11 @@ static void check_pieces(Case* t) {
             fail_msg("wrap %lld, %d shards: element %zu is in %d of them", t->how.wrap_blocks, t->how.shards, e, seen[e]);
     free(seen);
 }
-static void test_the_pieces_of_all_ranks_are_every_unit_once(void** state) {
-    (void)state;
+TEST(the_pieces_of_all_ranks_are_every_unit_once) {
     for_all(check_pieces);
 }
 
-static void test_a_rank_may_have_nothing_of_a_unit(void** state) {
-    (void)state;
+TEST(a_rank_may_have_nothing_of_a_unit) {
     static Case t;
     Piece p;
     size_t at;
@@ -178,8 +174,7 @@ static void check_sizes(Case* t) {
     assert_int_equal(s.others, y->num_groups - 1);
     assert_int_equal(s.other, y->num_groups > 1 ? y->groups[1].shard.n : 0);
 }
-static void test_sizes_by_formula_are_the_layouts(void** state) {
-    (void)state;
+TEST(sizes_by_formula_are_the_layouts) {
     static Case t;
     for_all(check_sizes);
     GPT2Config c;
@@ -196,8 +191,7 @@ static void test_sizes_by_formula_are_the_layouts(void** state) {
     }
 }
 
-static void test_rooms_are_bounded_where_groups_are_freed(void** state) {
-    (void)state;
+TEST(rooms_are_bounded_where_groups_are_freed) {
     static const int kinds[] = { SHARD_FULL, SHARD_HYBRID, SHARD_GRAD_OP, SHARD_NONE };
     static Case t;
     for (int i = 0; i < 4; i++) {
@@ -214,8 +208,7 @@ static void test_rooms_are_bounded_where_groups_are_freed(void** state) {
 // ---- communicators ----
 
 static size_t fake_device_bytes(const CommOptions* o, int N) { return (o->ordered ? 1000 : 100) * (size_t)N; }
-static void test_the_bytes_of_communicators(void** state) {
-    (void)state;
+TEST(the_bytes_of_communicators) {
     static CommBackend backend;
     static CommWorld w;
     static Comm world;
@@ -264,8 +257,7 @@ static void alone_in_every_way(void* unused) {
     }
     comm_free(&world); // which dies if a communicator is left
 }
-static void test_one_rank_alone_has_both_communicators_in_every_sharding(void** state) {
-    (void)state;
+TEST(one_rank_alone_has_both_communicators_in_every_sharding) {
     Child c = child_run(alone_in_every_way, NULL);
     if (c.status != 0) print_error("%s", c.err);
     assert_int_equal(c.status, 0);
@@ -283,8 +275,7 @@ static Sharding sharding(int kind, long long shard_group) {
     return how;
 }
 static void check_on_6_ranks(void* how) { sharding_check((Sharding*)how, 6); }
-static void test_options_that_do_not_go_together(void** state) {
-    (void)state;
+TEST(options_that_do_not_go_together) {
     Sharding how = sharding(SHARD_FULL, 3);
     expect_death(check_on_6_ranks, &how, "--shard-group and --sharding hybrid go together");
     how = sharding(SHARD_HYBRID, 0);
@@ -307,8 +298,7 @@ static void test_options_that_do_not_go_together(void** state) {
     how.rooms = 1;
     sharding_check(&how, 6); // frees nothing, so every unit has a room
 }
-static void test_the_number_of_shards(void** state) {
-    (void)state;
+TEST(the_number_of_shards) {
     static const int kinds[] = { SHARD_FULL, SHARD_GRAD_OP, SHARD_HYBRID, SHARD_NONE }, shards[] = { 6, 6, 3, 1 };
     for (int i = 0; i < 4; i++) {
         Sharding how = sharding(kinds[i], kinds[i] == SHARD_HYBRID ? 3 : 0);
@@ -336,8 +326,7 @@ static void expect_report(const char* option, const char* phrase) {
     assert_non_null(strstr(c.out, phrase));
     child_free(&c);
 }
-static void test_a_report_says_how_large_groups_are(void** state) {
-    (void)state;
+TEST(a_report_says_how_large_groups_are) {
     expect_report("", "sharding full by block: each rank keeps 1/4 of everything, 0.21 % of it padding; gradients reduced");
     expect_report("", "room for the root and 2 more\n");
     expect_report("--wrap-blocks=1", "sharding hybrid by block: each rank keeps 1/2");
@@ -351,8 +340,7 @@ static void test_a_report_says_how_large_groups_are(void** state) {
 }
 
 // What --cpu-offload adds with accumulation. An element's sum does not depend on the thread that forms it.
-static void test_gradients_on_the_host_are_added_by_all_threads(void** state) {
-    (void)state;
+TEST(gradients_on_the_host_are_added_by_all_threads) {
     enum { N = 100 * COMM_SUM_BLOCK + 77, ROWS = 3 };
     static const CommType types[] = { COMM_F32, COMM_BF16, COMM_F16, COMM_F64 };
     uint64_t *rows[ROWS], *together = xcalloc(N, 8), *alone = xcalloc(N, 8);
@@ -378,22 +366,4 @@ static void test_gradients_on_the_host_are_added_by_all_threads(void** state) {
     for (int q = 0; q < ROWS; q++) free(rows[q]);
     free(together);
     free(alone);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_unit_is_in_one_group_and_units_lie_there_one_after_another),
-        cmocka_unit_test(test_shards_are_aligned_and_lie_side_by_side),
-        cmocka_unit_test(test_the_pieces_of_all_ranks_are_every_unit_once),
-        cmocka_unit_test(test_a_rank_may_have_nothing_of_a_unit),
-        cmocka_unit_test(test_sizes_by_formula_are_the_layouts),
-        cmocka_unit_test(test_rooms_are_bounded_where_groups_are_freed),
-        cmocka_unit_test(test_the_bytes_of_communicators),
-        cmocka_unit_test(test_one_rank_alone_has_both_communicators_in_every_sharding),
-        cmocka_unit_test(test_options_that_do_not_go_together),
-        cmocka_unit_test(test_the_number_of_shards),
-        cmocka_unit_test(test_a_report_says_how_large_groups_are),
-        cmocka_unit_test(test_gradients_on_the_host_are_added_by_all_threads),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -174,8 +174,7 @@ static size_t encode_slowly(const Tokenizer* t, const char* word, size_t n, int*
 
 // ---- tests ----
 
-static void test_bytes_are_their_own_tokens(void** state) {
-    (void)state;
+TEST(bytes_are_their_own_tokens) {
     Tokenizer t;
     tokenizer_open(&t, "bytes");
     assert_int_equal(t.vocab_size, 257);
@@ -187,8 +186,7 @@ static void test_bytes_are_their_own_tokens(void** state) {
     tokenizer_free(&t);
 }
 
-static void test_the_end_of_text_token_is_shown_as_its_name(void** state) {
-    (void)state;
+TEST(the_end_of_text_token_is_shown_as_its_name) {
     Tokenizer bytes, small;
     tokenizer_open(&bytes, "bytes");
     open_small(&small);
@@ -201,8 +199,7 @@ static void test_the_end_of_text_token_is_shown_as_its_name(void** state) {
     tokenizer_free(&small);
 }
 
-static void test_text_merges_by_rank(void** state) {
-    (void)state;
+TEST(text_merges_by_rank) {
     Tokenizer t;
     open_small(&t);
     assert_int_equal(t.vocab_size, 263);
@@ -215,8 +212,7 @@ static void test_text_merges_by_rank(void** state) {
     tokenizer_free(&t);
 }
 
-static void test_text_that_spells_end_of_text_is_text(void** state) {
-    (void)state;
+TEST(text_that_spells_end_of_text_is_text) {
     Tokenizer t;
     open_small(&t);
     expect_encoding(&t, "<|endoftext|>", '<', '|', 'e', 'n', 'd', 'o', 'f', 't', 'e', 'x', 't', '|', '>');
@@ -227,8 +223,7 @@ static void test_text_that_spells_end_of_text_is_text(void** state) {
     tokenizer_free(&t);
 }
 
-static void test_no_text_has_no_tokens(void** state) {
-    (void)state;
+TEST(no_text_has_no_tokens) {
     Tokenizer t;
     open_small(&t);
     size_t count = 1;
@@ -237,8 +232,7 @@ static void test_no_text_has_no_tokens(void** state) {
     tokenizer_free(&t);
 }
 
-static void test_a_folder_and_both_kinds_of_file_give_the_same_tokens(void** state) {
-    (void)state;
+TEST(a_folder_and_both_kinds_of_file_give_the_same_tokens) {
     Vocabulary v = small_vocabulary();
     Tokenizer json, dir, bin;
     tokenizer_open(&json, vocabulary_write_json(&v));
@@ -253,8 +247,7 @@ static void test_a_folder_and_both_kinds_of_file_give_the_same_tokens(void** sta
     tokenizer_free(&bin);
 }
 
-static void test_merges_need_no_version_line_and_no_last_newline(void** state) {
-    (void)state;
+TEST(merges_need_no_version_line_and_no_last_newline) {
     Vocabulary v = small_vocabulary();
     v.merges[strlen(v.merges) - 1] = '\0';
     const char* path = vocabulary_write_json(&v);
@@ -265,8 +258,7 @@ static void test_merges_need_no_version_line_and_no_last_newline(void** state) {
     tokenizer_free(&t);
 }
 
-static void test_words_are_cut_as_gpt2_cuts_them(void** state) {
-    (void)state;
+TEST(words_are_cut_as_gpt2_cuts_them) {
     static const struct { const char *text, *cut; } cases[] = { // cut: words with | between
         { "Hello, world!", "Hello|,| world|!" },
         { "I've he'll we'd it's I'm don't you're", "I|'ve| he|'ll| we|'d| it|'s| I|'m| don|'t| you|'re" },
@@ -296,8 +288,7 @@ static void test_words_are_cut_as_gpt2_cuts_them(void** state) {
     tokenizer_free(&t);
 }
 
-static void test_only_shortest_utf8_of_real_characters_is_valid(void** state) {
-    (void)state;
+TEST(only_shortest_utf8_of_real_characters_is_valid) {
     static const struct { const char* bytes; size_t length; } cases[] = {
         { "a", 1 }, { "\xc2\x80", 2 }, { "\xdf\xbf", 2 }, { "\xe0\xa0\x80", 3 }, { "\xed\x9f\xbf", 3 }, { "\xee\x80\x80", 3 },
         { "\xf0\x90\x80\x80", 4 }, { "\xf4\x8f\xbf\xbf", 4 },
@@ -309,8 +300,7 @@ static void test_only_shortest_utf8_of_real_characters_is_valid(void** state) {
         assert_int_equal(utf8_length(cases[i].bytes, strlen(cases[i].bytes)), cases[i].length);
 }
 
-static void test_the_fast_merge_is_the_slow_one(void** state) {
-    (void)state;
+TEST(the_fast_merge_is_the_slow_one) {
     for (uint64_t seed = 0; seed < 20; seed++) {
         Vocabulary v = random_vocabulary(seed);
         Tokenizer t;
@@ -330,8 +320,7 @@ static void test_the_fast_merge_is_the_slow_one(void** state) {
     }
 }
 
-static void test_any_bytes_come_back(void** state) {
-    (void)state;
+TEST(any_bytes_come_back) {
     static const char* const pieces[] = {
         "he", "ll", " w", "\xf0\x9f\x98\x80", "\xff", "\xe2\x82", "\xc3\xa9", "\n", "  ", "'s", "9"
     };
@@ -352,8 +341,7 @@ static void test_any_bytes_come_back(void** state) {
     tokenizer_free(&t);
 }
 
-static void test_long_runs_take_no_quadratic_time(void** state) {
-    (void)state;
+TEST(long_runs_take_no_quadratic_time) {
     const size_t n = 1 << 20; // n*n steps would take hours
     Tokenizer t;
     open_small(&t);
@@ -391,8 +379,7 @@ static void decode_beyond(void* id) {
         free(copy_); \
     } while (0)
 
-static void test_what_is_no_tokenizer_is_named(void** state) {
-    (void)state;
+TEST(what_is_no_tokenizer_is_named) {
     expect_refusal(in_folder("nothing"), "No such file", "vocab.json", "merges.txt");
     expect_refusal("bytes2", "No such file");
     expect_refusal(write_text("empty", ""), "starts neither with {");
@@ -423,8 +410,7 @@ static void expect_vocab_refused(const char* old, const char* new, const char* p
     json_decref(root);
 }
 
-static void test_a_broken_vocabulary_is_refused(void** state) {
-    (void)state;
+TEST(a_broken_vocabulary_is_refused) {
     expect_vocab_refused(":0}", ":0", "not valid JSON");
     expect_vocab_refused(":0}", ":0}}", "not valid JSON");
     expect_vocab_refused("\"hell\":258", "\"hell\":258,\"hell\":258", "duplicate object key");
@@ -457,8 +443,7 @@ static void expect_merges_refused(const char* merges, const char* phrase) {
     free(path);
 }
 
-static void test_broken_merges_are_refused(void** state) {
-    (void)state;
+TEST(broken_merges_are_refused) {
     expect_merges_refused("h e\nhe\n", "line 2: \"he\" is not two tokens");
     expect_merges_refused("#version: 0.2\n\nh e\n", "line 2: \"\" is not two tokens");
     expect_merges_refused("h e x\n", "line 1: \"e x\" is not in the vocabulary");
@@ -480,8 +465,7 @@ static void test_broken_merges_are_refused(void** state) {
 }
 
 // Each cut of the small vocabulary's merges.txt at the end of a line leaves tokens that no merge makes.
-static void test_merges_that_lack_lines_are_refused(void** state) {
-    (void)state;
+TEST(merges_that_lack_lines_are_refused) {
     static const int first_missing[] = { HE, LL, HELL, SPACE_W, OR, HELLO };
     Vocabulary v = small_vocabulary();
     char* end = strchr(v.merges, '\n');
@@ -500,8 +484,7 @@ static void test_merges_that_lack_lines_are_refused(void** state) {
 }
 
 // Tokens that no merge makes are fine where text never becomes them: those that trainers and people add to a vocabulary.
-static void test_added_tokens_need_no_merge(void** state) {
-    (void)state;
+TEST(added_tokens_need_no_merge) {
     static const char* const added[] = { "<pad>", "[UNK]", "<|im_start|>", "madeupword0000", "<|endoftext|><|endoftext|>" };
     static const char* const text[] = { "pad", " pad", "\n\n", "<>", "12", "\xc3\xa9", "\xe2\x82" };
     Tokenizer t;
@@ -522,8 +505,7 @@ static void test_added_tokens_need_no_merge(void** state) {
 }
 
 // Hugging Face's trainers put added tokens first, whatever they look like, then the bytes.
-static void test_tokens_before_the_bytes_need_no_merge(void** state) {
-    (void)state;
+TEST(tokens_before_the_bytes_need_no_merge) {
     Vocabulary bytes = vocabulary_of_bytes(), v;
     memset(&v, 0, sizeof v);
     vocabulary_add(&v, "PAD", 3);
@@ -540,8 +522,7 @@ static void test_tokens_before_the_bytes_need_no_merge(void** state) {
 }
 
 // A token can be made by several merges, as in vocabularies of Hugging Face's trainers.
-static void test_two_merges_may_make_one_token(void** state) {
-    (void)state;
+TEST(two_merges_may_make_one_token) {
     Vocabulary v = vocabulary_of_bytes();
     int ab = vocabulary_merge(&v, 'a', 'b'), bc = vocabulary_merge(&v, 'b', 'c'), abc = vocabulary_merge(&v, ab, 'c');
     strcat(v.merges, "a bc\n");
@@ -552,8 +533,7 @@ static void test_two_merges_may_make_one_token(void** state) {
     tokenizer_free(&t);
 }
 
-static void test_text_cannot_be_made_into_the_end_of_text(void** state) {
-    (void)state;
+TEST(text_cannot_be_made_into_the_end_of_text) {
     Vocabulary v = vocabulary_of_bytes();
     int stem = vocabulary_add(&v, "<|endoftext|", 12);
     vocabulary_merge(&v, stem, '>');
@@ -561,8 +541,7 @@ static void test_text_cannot_be_made_into_the_end_of_text(void** state) {
     expect_refusal(folder, "merges.txt", "line 2 merges text into <|endoftext|>");
 }
 
-static void test_a_broken_tokenizer_bin_is_refused(void** state) {
-    (void)state;
+TEST(a_broken_tokenizer_bin_is_refused) {
     Vocabulary v = small_vocabulary();
     static char file[65536];
     size_t n = vocabulary_to_bin(&v, EOT, file);
@@ -600,29 +579,6 @@ static void test_a_broken_tokenizer_bin_is_refused(void** state) {
     expect_refusal(vocabulary_write_bin(&v, EOT), "no token is the single byte 0x61");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes_are_their_own_tokens),
-        cmocka_unit_test(test_the_end_of_text_token_is_shown_as_its_name),
-        cmocka_unit_test(test_text_merges_by_rank),
-        cmocka_unit_test(test_text_that_spells_end_of_text_is_text),
-        cmocka_unit_test(test_no_text_has_no_tokens),
-        cmocka_unit_test(test_a_folder_and_both_kinds_of_file_give_the_same_tokens),
-        cmocka_unit_test(test_merges_need_no_version_line_and_no_last_newline),
-        cmocka_unit_test(test_words_are_cut_as_gpt2_cuts_them),
-        cmocka_unit_test(test_only_shortest_utf8_of_real_characters_is_valid),
-        cmocka_unit_test(test_the_fast_merge_is_the_slow_one),
-        cmocka_unit_test(test_any_bytes_come_back),
-        cmocka_unit_test(test_long_runs_take_no_quadratic_time),
-        cmocka_unit_test(test_what_is_no_tokenizer_is_named),
-        cmocka_unit_test(test_a_broken_vocabulary_is_refused),
-        cmocka_unit_test(test_broken_merges_are_refused),
-        cmocka_unit_test(test_merges_that_lack_lines_are_refused),
-        cmocka_unit_test(test_added_tokens_need_no_merge),
-        cmocka_unit_test(test_tokens_before_the_bytes_need_no_merge),
-        cmocka_unit_test(test_two_merges_may_make_one_token),
-        cmocka_unit_test(test_text_cannot_be_made_into_the_end_of_text),
-        cmocka_unit_test(test_a_broken_tokenizer_bin_is_refused),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
-}
+// MANUAL: []
+//     return cmocka_run_group_tests(tests, make_folder, remove_folder);
+

@@ -1,0 +1,99 @@
+"""Tiers, C tests as items of pytest, and the folder that a session's runs share."""
+import hashlib, os, re, shutil, subprocess, sys, tempfile
+from pathlib import Path
+import pytest
+import suite
+
+# Each test of test/unit/*.c runs in a plain build; of these programs also in the others. With sanitizers CI runs all, threads of some with
+# ThreadSanitizer; matrix products take other ways on processors without AVX-512.
+IN_16_BITS = ("test_layers", "test_reference_layers", "test_compress")
+WITHOUT_AVX512 = ("test_layers",)
+WITH_TSAN = ("test_dataloader", "test_control")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--tier", choices=("quick", "rest", "all"), default="quick",
+                     help="quick: what make test runs (default); rest: what make test-all adds; all")
+    parser.addoption("--quarter", action="store_true", help="of the long tables only the quarter that the commit chooses")
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        os.environ["SHARD_TEST_SESSION"] = config.shard_session = tempfile.mkdtemp(prefix="shard_test_")
+    os.chdir(suite.ROOT)
+
+
+def pytest_unconfigure(config):
+    if hasattr(config, "shard_session"):
+        shutil.rmtree(config.shard_session, ignore_errors=True)
+
+
+def commit():
+    return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+
+
+def pytest_collection_modifyitems(config, items):
+    tier, chosen, left = config.getoption("tier"), [], []
+    of_commit = commit() if config.getoption("quarter") else None
+    for item in items:
+        is_rest = bool(item.get_closest_marker("rest") or item.get_closest_marker("sampled"))
+        wanted = tier == "all" or is_rest == (tier == "rest")
+        if wanted and of_commit and item.get_closest_marker("sampled"):
+            wanted = hashlib.sha256((of_commit + item.nodeid).encode()).digest()[0] % 4 == 0
+        (chosen if wanted else left).append(item)
+    # Whole modules go to one worker after another, the long ones first.
+    chosen.sort(key=lambda item: -getattr(getattr(item, "module", None), "LONG", 0))
+    items[:] = chosen
+    config.hook.pytest_deselected(items=left)
+
+
+# ---- C tests ----
+def pytest_collect_file(file_path, parent):
+    if file_path.suffix == ".c" and file_path.name.startswith("test_"):
+        return CFile.from_parent(parent, path=file_path)
+
+
+class CFile(pytest.File):
+    """A program of test/unit: each TEST(claim) in each build."""
+
+    def collect(self):
+        program = self.path.stem
+        builds = {"": {}, "debug": {"debug": True}}
+        if program in IN_16_BITS:
+            builds |= {p + d: {"precision": p, "debug": bool(d)} for p in ("bf16", "fp16") for d in ("", "-debug")}
+        if program in WITHOUT_AVX512:
+            builds["avx2"] = {"avx2": True}
+        if program in WITH_TSAN:
+            builds["tsan"] = {"tsan": True}
+        claims = re.findall(r"^TEST\((\w+)\)", self.path.read_text(), re.M)
+        for build, settings in builds.items():
+            for claim in claims:
+                item = CTest.from_parent(self, name=f"{claim}[{build}]" if build else claim, program=program, claim=claim, **settings)
+                if "debug" in build or build in ("tsan", "avx2", "fp16"): item.add_marker(pytest.mark.rest)
+                yield item
+
+
+class CTest(pytest.Item):
+    def __init__(self, *, program, claim, precision="fp32", debug=False, tsan=False, avx2=False, **rest):
+        super().__init__(**rest)
+        self.program, self.claim, self.precision, self.debug, self.tsan, self.avx2 = program, claim, precision, debug, tsan, avx2
+
+    def runtest(self):
+        path = f"build/tsan/test/{self.program}" if self.tsan else suite.program(f"test/{self.program}", self.precision, debug=self.debug)
+        env = {"ASAN_OPTIONS": "detect_leaks=1"} if self.debug else {}
+        if self.avx2: env["ONEDNN_MAX_CPU_ISA"] = "AVX2"
+        # ThreadSanitizer does not see how OpenMP's own threads wait for one another. Before a process ends it waits for races with threads
+        # that still run: longer than a heartbeat, less than the default second.
+        if self.tsan: env |= {"TSAN_OPTIONS": "atexit_sleep_ms=300", "OMP_NUM_THREADS": 1}
+        run = suite.command([path, self.claim], env=env)
+        if run.status != 0: raise CTestFailed(run)
+
+    def repr_failure(self, excinfo):
+        return str(excinfo.value.args[0]) if isinstance(excinfo.value, CTestFailed) else super().repr_failure(excinfo)
+
+    def reportinfo(self):
+        return self.path, 0, f"{self.program}: {self.name}"
+
+
+class CTestFailed(Exception):
+    pass

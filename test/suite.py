@@ -1,0 +1,279 @@
+"""The suite's verbs: run a program on n ranks, read what it measured, compare runs, and expect errors.
+
+A run is made once in a session, however many tests and workers ask for it: train() keeps it by its command line. Every path is relative
+to the repository's root, where pytest runs."""
+import fcntl, functools, hashlib, json, os, re, shutil, signal, subprocess, tempfile
+from pathlib import Path
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE = "test/reference"
+TOKENS = f"{REFERENCE}/tokens.bin"
+# A small model on the stored tokens: 32 sequences of 16 tokens a step in two micro-batches, 13 steps an epoch.
+TINY = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --batch-size 16 --total-batch-size 512 --steps 20 --lr 3e-3 "
+        "--warmup-steps 5 --eval-every 0 --sample-every 0")
+# The training run that test/reference/make_reference.py did with PyTorch.
+PYTORCH = (f"--init-from {REFERENCE}/initial --data {TOKENS} --val-data= --seq-len 32 --batch-size 16 --total-batch-size 512 --steps 20 --lr 3e-3 "
+           "--warmup-steps 5 --lr-schedule cosine --final-lr-fraction 0.1 --weight-decay 0.1 --beta1 0.9 --beta2 0.95 --eps 1e-5 "
+           "--grad-clip 1.3 --seed 42 --eval-every 0 --sample-every 0")
+
+
+def rest(*values, **options):
+    """A row of a table of parameters that make test leaves to CI."""
+    return pytest.param(*values, marks=pytest.mark.rest, **options)
+
+
+# ---- programs ----
+def program(name, precision="fp32", device="cpu", debug=False):
+    """The path of a built program: program("train_gpt2_zero", "bf16"), program("test/test_rng", debug=True). Fails if it is not there."""
+    variant = [*[device] * (device != "cpu"), *[precision] * (precision != "fp32"), *["debug"] * debug]
+    path = "/".join(["build", *["-".join(variant)] * bool(variant), name])
+    if not (ROOT / path).exists():
+        settings = f"{f'DEVICE={device} ' * (device != 'cpu')}PRECISION={precision}{' DEBUG=1' * debug}"
+        pytest.fail(f"{path} is not built: make test-programs builds what make test runs, make {settings} {path} this one", pytrace=False)
+    return path
+
+
+def make(*arguments, timeout=1200):
+    """A make of its own, for programs that only one test needs. Makes of all workers take turns. Returns the last argument, its target."""
+    with open(session() / "make.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = command("make", "--no-print-directory", *arguments, timeout=timeout)
+    assert done.status == 0, done.said[-3000:]
+    return arguments[-1]
+
+
+# ---- runs ----
+class Run:
+    """A command that has ended: status, out and err (str), said (both), folder (Path, what --out names, or None)."""
+
+    def __init__(self, command, status, out, err, folder=None):
+        self.command, self.status, self.out, self.err, self.folder = command, status, out, err, folder and Path(folder)
+
+    def __repr__(self):
+        return f"`{' '.join(map(str, self.command))}` ended with {self.status}:\n{self.said[-3000:]}"
+
+    said = property(lambda self: self.out + self.err)
+    lines = functools.cached_property(lambda self: [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()])
+    about = property(lambda self: self.lines[0]["run"], doc="the first line of metrics.jsonl: options, ranks, predicted bytes")
+    metrics = property(lambda self: [line for line in self.lines if "step" in line], doc="metrics.jsonl's lines about steps")
+
+    def series(self, field):
+        """A field of metrics.jsonl, of each step that has it."""
+        return [line[field] for line in self.metrics if field in line]
+
+    def checkpoint(self, step=None):
+        """The folder of a step's checkpoint, or of the last one's."""
+        return self.folder / f"step_{step:08}" if step is not None else max(self.folder.glob("step_*"))
+
+    def weights(self, step=None):
+        return tensors(self.checkpoint(step) / "model.safetensors")
+
+
+class Stored(Run):
+    """A run of PyTorch's that test/reference has: Stored("ddp/ranks_4")."""
+
+    def __init__(self, name):
+        super().__init__(["PyTorch's", name], 0, "", "", ROOT / REFERENCE)
+        self.name = name
+
+    lines = functools.cached_property(lambda self: [json.loads(x) for x in (self.folder / f"{self.name}.jsonl").read_text().splitlines()])
+
+    def weights(self, step=None):
+        return tensors(self.folder / f"{self.name}.safetensors")
+
+
+def session():
+    """The folder of this session, shared by its workers; conftest.py makes and removes it."""
+    return Path(os.environ["SHARD_TEST_SESSION"])
+
+
+def words(arguments):
+    """Strings are split at blanks; the elements of a list are words as they are, and so is anything else."""
+    return [str(word) for a in arguments for word in (a.split() if isinstance(a, str) else a if isinstance(a, list) else [a])]
+
+
+@functools.lru_cache
+def launcher():
+    """What starts ranks here, for root as for others; ranks may outnumber the cores (dev/on_ranks.sh)."""
+    return subprocess.run(["sh", "-c", ". dev/on_ranks.sh; ranks_launcher 99; echo $launcher"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+
+
+def environment(ranks=1, strict=False, **more):
+    """Of a program under test. Waits are passive, because models as small as these wait more than they compute."""
+    env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "BUILD", "OMP_NUM_THREADS")}
+    env |= {"OMP_NUM_THREADS": "2" if ranks == 1 else "1", "OMP_WAIT_POLICY": "passive", "OMPI_MCA_pml": "ob1", "EMULATOR_DEBUG": "-g1",
+            "ASAN_OPTIONS": "exitcode=99:detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1", "SHARD_LEAVE_SECONDS": "60"}
+    return env | ({"SHARD_COMM_STRICT": "1"} if strict else {}) | {k: str(v) for k, v in more.items()}
+
+
+def command(*arguments, ranks=None, env={}, timeout=300, input=None, cwd=ROOT, strict=False):
+    """Runs a command, on so many ranks if they are given, to its end. What it started ends with it."""
+    line = [*(launcher() + ["-np", str(ranks)] if ranks else []), *words(arguments)]
+    with subprocess.Popen(line, cwd=cwd, env=environment(ranks or 1, strict, **env), text=True, errors="replace", start_new_session=True,
+                          stdin=subprocess.PIPE if input else subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as p:
+        try:
+            out, err = p.communicate(input, timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(p.pid, signal.SIGKILL)
+            out, err = p.communicate()
+            return Run(line, "no end", out, err + f"\nit did not end in {timeout} seconds")
+        except BaseException:
+            os.killpg(p.pid, signal.SIGKILL)
+            raise
+    return Run(line, p.returncode, out, err)
+
+
+def once(key, make_it):
+    """make_it(folder) is called once in a session for a key (str), by whoever comes first; returns the folder (Path)."""
+    place = session() / hashlib.sha256(key.encode()).hexdigest()[:24]
+    with open(f"{place}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / "made").exists():
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir()
+            make_it(place)
+            (place / "made").touch()
+    return place
+
+
+def train(stage, *options, ranks=None, precision="fp32", device="cpu", debug=False, strict=False, env={}, again="", binary=None, timeout=300):
+    """Trains with a stage's program, `ranks` of it if they are given, into a folder of its own (Run.folder). The same command gives the same
+    Run for the rest of the session, so nobody may write in its folder, unless `again` differs. binary: another program's path."""
+    binary = binary or program(f"train_gpt2_{stage}", precision, device, debug)
+
+    def run(place):
+        done = command([binary], *options, ["--out", place / "out"], ranks=ranks, strict=strict, env=env, timeout=timeout)
+        (place / "run.json").write_text(json.dumps([done.command, done.status, done.out, done.err]))
+
+    place = once(json.dumps([binary, words(options), ranks, strict, env, again]), run)
+    return Run(*json.loads((place / "run.json").read_text()), place / "out")
+
+
+def trained(*arguments, **settings):
+    """A train() that must succeed."""
+    run = train(*arguments, **settings)
+    assert run.status == 0, run
+    return run
+
+
+def half(run, folder, step=5):
+    """A copy of a run that was stopped when it had saved this step, for --resume."""
+    shutil.copytree(run.checkpoint(step), folder / f"step_{step:08}")
+    shutil.copy(run.folder / "metrics.jsonl", folder)
+    return folder
+
+
+# ---- files ----
+DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8", "I64": "<i8", "U8": "<u1", "I32": "<i4", "U16": "<u2"}
+
+
+def tensors(path):
+    """The tensors of a safetensors file, in fp32 where they have 16 bits: {name: array}."""
+    data = Path(path).read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    found = {}
+    for name, t in json.loads(data[8:8 + length]).items():
+        if name == "__metadata__": continue
+        begin, end = (8 + length + x for x in t["data_offsets"])
+        x = np.frombuffer(data[begin:end], DTYPES[t["dtype"]]).reshape(t["shape"])
+        if t["dtype"] == "BF16": x = (x.astype("<u4") << 16).view("<f4")
+        found[name] = x.astype("<f4") if t["dtype"] == "F16" else x
+    return found
+
+
+def flip(path, share=0.5):
+    """Flips the lowest bit of the byte at this share of a file."""
+    data = bytearray(Path(path).read_bytes())
+    data[int(share * len(data))] ^= 1
+    Path(path).write_bytes(data)
+
+
+# ---- comparisons ----
+FIELDS = ("loss", "grad_norm", "param_norm", "lr", "loss_scale", "tokens", "counted", "val_loss",
+          "compression_error", "compression_norm_ratio", "compression_cosine")
+
+
+def paired_metrics(a, b, only=None):
+    """(what, number of a, number of b) for each field that a's steps have; both have the same steps. Lines of the measured compression error
+    are left out where a has none. None stands for a number that is not finite."""
+    has_bias = any("compression_error" in x for x in a.metrics)
+    others = [x for x in b.metrics if has_bias or "compression_error" not in x]
+    assert [x["step"] for x in a.metrics] == [x["step"] for x in others] != [], f"other steps than {a}: {b}"
+    for x, y in zip(a.metrics, others):
+        nothing = x.get("counted") == y.get("counted") == 0
+        for field in FIELDS if only is None else (only,):
+            if field in x and not (nothing and field == "loss" and x[field] is y.get(field) is None):
+                yield f"{field} of step {x['step']}", x[field], y[field]
+
+
+def assert_close(a, b, rtol=1e-5, atol=1e-6, only=None, step=None):
+    """b has a's metrics and weights: |a - b| <= atol + rtol |a|. a is the reference. only: a field of the metrics, without weights."""
+    __tracebackhide__ = True
+    pairs = [*paired_metrics(a, b, only)]
+    assert pairs
+    for what, x, y in pairs:
+        assert x is not None and y is not None and abs(x - y) <= atol + rtol * abs(x), f"{what}: {x} and {y}\n{b}"
+    if only is None:
+        assert_close_tensors(a.weights(step), b.weights(step), rtol, atol)
+
+
+def assert_close_tensors(a, b, rtol=1e-5, atol=1e-6):
+    __tracebackhide__ = True
+    assert a.keys() == b.keys() and a
+    for name in a:
+        assert a[name].shape == b[name].shape, name
+        outside = ~(np.abs(a[name] - b[name]) <= atol + rtol * np.abs(a[name]))
+        assert not outside.any(), f"{name}: {outside.sum()} of {outside.size} differ, as {a[name][outside][0]} and {b[name][outside][0]}"
+
+
+def assert_same_metrics(a, b, only=None):
+    """Both runs have the same numbers, to the bit."""
+    __tracebackhide__ = True
+    pairs = [*paired_metrics(a, b, only)]
+    assert pairs
+    for what, x, y in pairs:
+        assert x == y, f"{what}: {x!r} and {y!r}\n{b}"
+
+
+def assert_same(a, b, step=None):
+    """Both runs have the same metrics, weights and optimizer state, to the bit."""
+    __tracebackhide__ = True
+    assert_same_metrics(a, b)
+    for file in "model.safetensors", "optimizer.safetensors":
+        assert (a.checkpoint(step) / file).read_bytes() == (b.checkpoint(step) / file).read_bytes(), f"{file} of {a} and {b}"
+
+
+def assert_different(a, b, step=None):
+    """Both runs have saved weights, which are not the same."""
+    __tracebackhide__ = True
+    assert (a.checkpoint(step) / "model.safetensors").read_bytes() != (b.checkpoint(step) / "model.safetensors").read_bytes()
+
+
+def assert_as_predicted(run):
+    """At its end the run says of all it held and sent that it was as predicted."""
+    __tracebackhide__ = True
+    assert "than predicted" not in run.out, run
+    for row in ("total", "peak", "bytes"):
+        assert re.search(rf"^  {row} .* as predicted$", run.out, re.M), run
+
+
+# ---- errors ----
+def assert_refused(run, *patterns):
+    """The run ended with status 1, and each pattern is somewhere in what it wrote to stderr. A crash, a sanitizer's report and a message
+    without "error:" are failures of another kind."""
+    __tracebackhide__ = True
+    assert run.status == 1, run
+    assert "runtime error:" not in run.err, run
+    for pattern in ("error:", *patterns):
+        assert re.search(pattern, run.err, re.M), f"there is no {pattern!r} in what was said by {run}"
+
+
+def assert_refused_by_all(run, ranks, pattern):
+    """Every rank found the error by itself, and said nothing else."""
+    __tracebackhide__ = True
+    assert_refused(run, pattern)
+    for rank in range(ranks):
+        said = re.findall(rf"^rank {rank}: error: (.*)", run.err, re.M)
+        assert len(said) == 1 and re.match(pattern, said[0]), f"rank {rank} did not say {pattern!r} once: {run}"
