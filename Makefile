@@ -1,7 +1,6 @@
 # make                      the training programs of every stage, and the default data
 # make train_gpt2_single    one of them; then ./train_gpt2_single
-# make demo | lab | check-lab | site | test | test-all | cuda-tests | check-stages | check-folders | bench | experiments | doctor | fuzz |
-#      mutations | test-interop | clean
+# make demo | lab | check-lab | site | test | test-all | cuda-tests | check-stages | bench | experiments | doctor | fuzz | clean
 #
 # DEVICE=cpu|cuda|emulated  where it runs; default: cuda where nvcc and a GPU are there, else cpu. emulated: the GPU's program
 #                           without a GPU (dev/emulator/)
@@ -44,7 +43,10 @@ WARNINGS := -Wall -Wextra -Werror
 # reads it, and it would keep AdamW from becoming vector code.
 OPTIMISE := $(if $(DEBUG),-Og -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer,-O3)
 PRECISION_FLAG := -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z)
-CFLAGS_ALL = -std=c11 $(OPTIMISE) -march=native -ffp-contract=off -fno-math-errno -fopenmp $(PRECISION_FLAG) $(WARNINGS) -MMD -MP $(CFLAGS)
+CFLAGS_ALL = -std=c11 $(OPTIMISE) -march=native -ffp-contract=off -fno-math-errno -fopenmp $(PRECISION_FLAG) $(WARNINGS) -MMD -MP -MF $@.d -MT $@ $(CFLAGS)
+# ccache keeps objects, not programs, so a program is compiled and then linked. Every clone finds what another one compiled.
+CACHE := $(if $(shell command -v ccache),CCACHE_BASEDIR=$(CURDIR) CCACHE_NOHASHDIR=1 ccache)
+BUILD_C = $(CACHE) $(CC) -x c $(CFLAGS_ALL) -c $< -o $@.o && $(CC) -fopenmp $(filter -fsanitize%,$(OPTIMISE)) $@.o -o $@ $(LDFLAGS)
 STAGE_LIBRARIES = -ljansson -lpcre2-8 -lpthread -lm
 LIBRARIES = -ldnnl $(STAGE_LIBRARIES)
 BUILD_CUDA_TEST = $(error these tests are a GPU's: make DEVICE=cuda cuda-tests)
@@ -74,7 +76,7 @@ find-nccl:
 
 # --- how a stage file becomes a program: C to the CPU's compiler, CUDA to nvcc ---
 ifeq ($(DEVICE),cpu)
-BUILD_STAGE = $(CC) -x c $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
+BUILD_STAGE = $(BUILD_C) $(LIBRARIES)
 endif
 
 ifeq ($(DEVICE),cuda)
@@ -95,15 +97,16 @@ NVCC_FLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -lineinfo -DDEBUG,-O3) $(GENCODE) -
     $(NVCC_HOST) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) -MMD -MP -MF $@.d -MT $@ $(NVCCFLAGS)
 # Only cuBLASLt is linked. The program opens cuDNN at run time, and can run without it.
 CUDNN := $(if $(filter 0,$(USE_CUDNN)),,cudnn)
-BUILD_CUDA = $(NVCC) $(NVCC_FLAGS) $(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN) $(if $(COMM_CUDA),$(NCCL)))
+BUILD_CUDA = $(CACHE) $(NVCC) $(NVCC_FLAGS) $(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN) $(if $(COMM_CUDA),$(NCCL)))
 LINK_CUDA = $(LDFLAGS) $(shell sh dev/find_cuda.sh link cublasLt) $(if $(CUDNN),$(shell sh dev/find_cuda.sh rpath cudnn nvrtc)) \
     $(if $(NCCL),$(shell sh dev/find_cuda.sh rpath nccl 2>/dev/null))
-BUILD_STAGE = $(BUILD_CUDA) $(COMM_CUDA) $< -o $@ $(LINK_CUDA) $(STAGE_LIBRARIES)
+LINK_OBJECT = $(NVCC) $(NVCC_HOST) $(GENCODE) -Xcompiler -fopenmp $@.o -o $@ $(LINK_CUDA)
+BUILD_STAGE = $(BUILD_CUDA) $(COMM_CUDA) -c $< -o $@.o && $(LINK_OBJECT) $(STAGE_LIBRARIES)
 # Only compiled: what a program links, as clang's OpenMP, may not be here.
 $(BUILD)/train_gpt2_%.o: train_gpt2_%.cu | find-libraries
 	@mkdir -p $(@D)
 	$(BUILD_CUDA) $(COMM_CUDA) -c $< -o $@
-BUILD_CUDA_TEST = $(BUILD_CUDA) $< $(BUILD)/test/cpu_layers.o -o $@ $(LINK_CUDA) -ldnnl -lgomp -lm
+BUILD_CUDA_TEST = $(BUILD_CUDA) -c $< -o $@.o && $(LINK_OBJECT) $(BUILD)/test/cpu_layers.o -ldnnl -lgomp -lm
 BUILD_VARIANT = $(BUILD_CUDA_TEST)
 FIND_LIBRARIES = sh dev/find_cuda.sh link cublasLt $(CUDNN) >/dev/null || \
     { echo "Or build for the CPU: make DEVICE=cpu. make doctor says what is here." >&2; exit 1; }
@@ -152,7 +155,7 @@ $(BUILD)/train_gpt2_%: train_gpt2_%.cu $(EMULATOR) | find-libraries
 tools: $(TOOLS:%=$(BUILD)/%)
 $(TOOLS:%=$(BUILD)/%): $(BUILD)/%:
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
+	$(BUILD_C) $(LIBRARIES)
 $(BUILD)/tokenize: dev/data/tokenize.c
 $(BUILD)/train_bpe: dev/data/train_bpe.c
 $(BUILD)/hf_export: dev/tools/hf_export.c
@@ -163,7 +166,7 @@ $(BUILD)/overlap: dev/tools/overlap.c
 $(BUILD)/schedule: dev/tools/schedule.c
 $(BUILD)/plan: dev/tools/plan.c $(PLAN_FORMULAS)
 # -fwhole-program makes all that is not exported local, so that stages with functions of the same names can be linked together.
-COMPILE_FORMULA = $(CC) $(CFLAGS_ALL) -fwhole-program -DPLAN_FORMULA=$(basename $(@F)) -c $< -o $@
+COMPILE_FORMULA = $(CACHE) $(CC) $(CFLAGS_ALL) -fwhole-program -DPLAN_FORMULA=$(basename $(@F)) -c $< -o $@
 $(BUILD)/plan_%_fp32.o: dev/tools/plan_%.c
 	@mkdir -p $(@D)
 	$(COMPILE_FORMULA)
@@ -177,8 +180,9 @@ $(filter %_fp32.o,$(PLAN_FORMULAS)): PRECISION_FLAG := -DPRECISION_FP32
 $(filter %_bf16.o,$(PLAN_FORMULAS)): PRECISION_FLAG := -DPRECISION_BF16
 $(filter %_fp16.o,$(PLAN_FORMULAS)): PRECISION_FLAG := -DPRECISION_FP16
 $(BUILD)/plan $(BUILD)/test/test_plan $(BUILD)/test/test_plan_mesh $(BUILD)/test/test_plan_axes: LIBRARIES = $(PLAN_FORMULAS) -ldnnl $(STAGE_LIBRARIES)
-# These compute little, and compile for long.
-$(BUILD)/plan $(BUILD)/test/test_plan $(BUILD)/test/test_plan_mesh $(BUILD)/test/test_plan_axes: OPTIMISE := $(subst -O3,-O1,$(OPTIMISE))
+# What computes little need not compile for long: all but layers, and the tools that read whole corpora.
+SMALL := $(filter-out tokenize train_bpe,$(TOOLS)) $(addprefix test/,$(filter-out test_layers test_reference_layers test_compress,$(C_TESTS)))
+$(SMALL:%=$(BUILD)/%): OPTIMISE := $(subst -O3,-O1,$(OPTIMISE))
 
 # The default data: the stages and llmc/ as bytes. Made once, so that runs can be compared; `make clean-data` to renew.
 data/train.bin: | build/tokenize
@@ -248,12 +252,12 @@ site:
 # --- tests ---
 $(C_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/unit/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) -lcmocka $(LIBRARIES)
+	$(BUILD_C) -lcmocka $(LIBRARIES)
 # Layers one by one, within a whole step: build/bench_layers [B T [steps]].
 ifeq ($(DEVICE),cpu)
 $(BUILD)/bench_layers: dev/cpu/bench_layers.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
+	$(BUILD_C) $(LIBRARIES)
 else
 $(BUILD)/bench_layers: dev/cuda/bench_layers.cu $(EMULATOR) | find-libraries
 	@mkdir -p $(@D)
@@ -264,15 +268,12 @@ CPU_VARIANTS := $(filter-out bench_layers,$(patsubst dev/cpu/%.c,%,$(wildcard de
 cpu-variants: $(CPU_VARIANTS:%=$(BUILD)/cpu_variants/%)
 $(CPU_VARIANTS:%=$(BUILD)/cpu_variants/%): $(BUILD)/cpu_variants/%: dev/cpu/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
+	$(BUILD_C) $(LIBRARIES)
 run-cpu-variants: cpu-variants
 	@status=0; for v in $(CPU_VARIANTS); do $(BUILD)/cpu_variants/$$v || status=1; echo; done; exit $$status
 $(BUILD)/test/test_plan $(BUILD)/test/test_plan_mesh $(BUILD)/test/test_plan_axes: $(PLAN_FORMULAS)
 # One of its tests runs a tool.
 $(BUILD)/test/test_checkpoint: | $(BUILD)/hf_export
-$(BUILD)/test/compare_run: test/runs/compare_run.c
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS) $(LIBRARIES)
 
 # Every layer of a GPU against the CPU's, on a GPU; test/kernels/*.t run the same under the emulator.
 CUDA_TESTS := $(patsubst test/unit/%.cu,%,$(wildcard test/unit/test_cuda_*.cu))
@@ -323,56 +324,51 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 	sh test/unit/fuzz.sh $(or $(FUZZ_SECONDS),60)
 
 # Everything that the tests run, in one build.
-test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/test/compare_run $(BUILD)/comm_bench
-PRECISION_TESTS := train_gpt2_single test/test_layers test/test_reference_layers test/test_compress
-BF16_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp
-SANITIZED_TESTS := train_gpt2_single train_gpt2_ddp train_gpt2_fsdp
+test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/comm_bench
+LAYER_TESTS := test/test_layers test/test_reference_layers test/test_compress
 RANKS_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp train_gpt2_tp train_gpt2_pp train_gpt2_3d train_gpt2_compress
-# Every test of the CPU programs once, some minutes. (test/run.sh says what is in which tier.)
-test: test-programs
-	sh test/run.sh quick
-# All there is: further ranks and shapes, sanitizers, thread races, emulated kernels, mutations, fuzzing, Hugging Face's libraries.
-test-all: test-all-programs
-	sh test/run.sh
-	sh test/interop/run.sh
-# What test-all adds to test, where test has run before.
-test-rest: test-all-programs
-	sh test/interop/run.sh
-	sh test/run.sh rest
 # (+: these are makes, and share -j.)
 test-programs: data/train.bin data/bpe/train.bin
 	+$(CPU_MAKE) test-build
-	+$(CPU_MAKE) PRECISION=bf16 $(PRECISION_TESTS:%=build/bf16/%) $(BF16_TESTS:%=build/bf16/%)
-	+$(CPU_MAKE) PRECISION=fp16 $(PRECISION_TESTS:%=build/fp16/%)
-	+$(CPU_MAKE) DEBUG=1 $(SANITIZED_TESTS:%=build/debug/%)
+	+$(CPU_MAKE) PRECISION=bf16 $(LAYER_TESTS:%=build/bf16/%) $(addprefix build/bf16/train_gpt2_,single ddp zero fsdp)
+	+$(CPU_MAKE) PRECISION=fp16 build/fp16/train_gpt2_single
+	+$(CPU_MAKE) DEBUG=1 build/debug/train_gpt2_ddp
 test-all-programs: test-programs
 	+$(CPU_MAKE) cpu-variants $(TSAN_TESTS) build/bench_layers build/bench_compress $(if $(CAN_FUZZ),$(FUZZERS:%=build/fuzz/%))
-	+$(CPU_MAKE) DEBUG=1 test-build cpu-variants build/debug/bench_compress
+	+$(CPU_MAKE) DEBUG=1 test-build
 	+$(CPU_MAKE) PRECISION=bf16 $(RANKS_TESTS:%=build/bf16/%)
-	+$(CPU_MAKE) PRECISION=fp16 $(RANKS_TESTS:%=build/fp16/%)
-	+$(CPU_MAKE) PRECISION=bf16 DEBUG=1 $(PRECISION_TESTS:%=build/bf16-debug/%) $(RANKS_TESTS:%=build/bf16-debug/%)
-	+$(CPU_MAKE) PRECISION=fp16 DEBUG=1 $(PRECISION_TESTS:%=build/fp16-debug/%)
+	+$(CPU_MAKE) PRECISION=fp16 $(LAYER_TESTS:%=build/fp16/%) $(RANKS_TESTS:%=build/fp16/%)
+	+$(CPU_MAKE) PRECISION=bf16 DEBUG=1 $(addprefix build/bf16-debug/,$(LAYER_TESTS) train_gpt2_single $(RANKS_TESTS))
+	+$(CPU_MAKE) PRECISION=fp16 DEBUG=1 $(LAYER_TESTS:%=build/fp16-debug/%)
 	$(if $(GPU),$(foreach p,fp32 bf16 fp16,$(MAKE) --no-print-directory DEVICE=cuda PRECISION=$p DEBUG= cuda-tests &&) true)
+# The first Python that has pytest, xdist and numpy. JOBS: three at a time, even on two cores, because many tests wait more than they compute.
+PYTEST = $(or $(shell for p in python3 /usr/bin/python3; do $$p -c 'import pytest, xdist, numpy' 2>/dev/null && echo $$p -m pytest && break; done),\
+    $(error pytest, xdist or numpy is missing: sh dev/setup.sh installs them))
+JOBS ?= 3
+RUN_TESTS = $(PYTEST) -n $(JOBS) --dist loadscope --durations=20 $(TESTS)
+RELIED_ON := layers and 20-step runs of every stage agree with PyTorch, stages with each other to the bit, bytes are as predicted, bad input \
+    and dead ranks lose nothing
+# Every claim about the CPU's programs once, some minutes. TESTS='-k tp' chooses.
+test: test-programs
+	@$(RUN_TESTS) --tier quick
+	@echo "make test passed: $(RELIED_ON)."
+# All there is: further ranks and shapes, sanitizers, thread races, emulated kernels, mistakes on purpose, fuzzing, Hugging Face's libraries.
+test-all: test-all-programs
+	@$(RUN_TESTS) --tier all
+	@echo "make test-all passed: $(RELIED_ON); so under sanitizers and on emulated GPUs, and mistakes made on purpose are caught."
+# What test-all adds to test, with a quarter of its long tables.
+test-rest: test-all-programs
+	@$(RUN_TESTS) --tier rest --quarter
 # Stages differ only where they must; how much there is to read from one to the next.
 check-stages:
-	perl test/check_stages.pl
-# Headers in llmc/ can be read from bottom to top: none uses one that uses it.
-check-folders:
-	perl test/circles.pl
-# Small bugs on purpose, one at a time, to see that the tests of llmc/device/cuda/ can fail.
-mutations:
-	sh test/mutations/run.sh
-test-interop: data/train.bin
-	$(CPU_MAKE) build/train_gpt2_single $(TOOLS:%=build/%)
-	sh test/interop/run.sh
-
+	@$(PYTEST) -q -s test/test_stages.py
 clean:
 	rm -rf build $(STAGES)
 clean-data:
 	rm -rf data
 .PHONY: all lab lab-program check-lab find-libraries find-mpi find-nccl programs tools demo doctor bench experiments experiments-programs site \
     variants run-variants cpu-variants run-cpu-variants fuzz test test-all test-rest test-programs test-all-programs test-build cuda-tests \
-    check-stages check-folders mutations test-interop clean clean-data $(STAGES)
+    check-stages clean clean-data $(STAGES)
 .DELETE_ON_ERROR:
 .SUFFIXES:
 -include $(wildcard $(BUILD)/*.d $(BUILD)/test/*.d $(BUILD)/variants/*.d $(BUILD)/cpu_variants/*.d build/tsan/test/*.d build/fuzz/*.d)

@@ -103,16 +103,26 @@ def launcher():
 def environment(ranks=1, strict=False, **more):
     """Of a program under test. Waits are passive, because models as small as these wait more than they compute."""
     env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "BUILD", "OMP_NUM_THREADS")}
-    env |= {"OMP_NUM_THREADS": "2" if ranks == 1 else "1", "OMP_WAIT_POLICY": "passive", "OMPI_MCA_pml": "ob1", "EMULATOR_DEBUG": "-g1",
+    env |= {"OMP_NUM_THREADS": "2" if ranks == 1 else "1", "OMP_WAIT_POLICY": "passive", "OMPI_MCA_pml": "ob1",
+            "OMPI_MCA_odls_base_sigkill_timeout": "0", "EMULATOR_DEBUG": "-g1",
             "ASAN_OPTIONS": "exitcode=99:detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1", "SHARD_LEAVE_SECONDS": "60"}
     return env | ({"SHARD_COMM_STRICT": "1"} if strict else {}) | {k: str(v) for k, v in more.items()}
 
 
+# mpirun kills all ranks as soon as one has ended with an error. So each tells its end when all have ended, or a minute after its own.
+TOGETHER = """"$@"; status=$?; : > "$0/$OMPI_COMM_WORLD_RANK"
+for i in $(seq 1200); do set -- "$0"/*; [ $# -lt $OMPI_COMM_WORLD_SIZE ] || break; sleep 0.05; done
+exit $status"""
+
+
 def command(*arguments, ranks=None, env={}, timeout=300, input=None, cwd=ROOT, strict=False):
     """Runs a command, on so many ranks if they are given, to its end. What it started ends with it."""
-    line = [*(launcher() + ["-np", str(ranks)] if ranks else []), *words(arguments)]
-    with subprocess.Popen(line, cwd=cwd, env=environment(ranks or 1, strict, **env), text=True, errors="replace", start_new_session=True,
-                          stdin=subprocess.PIPE if input else subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as p:
+    start = [*launcher(), "-np", str(ranks)] if ranks else []
+    together = ["sh", "-c", TOGETHER, tempfile.mkdtemp(dir=session())] if ranks else []
+    line = [*start, *words(arguments)]
+    with subprocess.Popen([*start, *together, *words(arguments)], cwd=cwd, env=environment(ranks or 1, strict, **env), text=True,
+                          errors="replace", start_new_session=True, stdin=subprocess.PIPE if input else subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as p:
         try:
             out, err = p.communicate(input, timeout)
         except subprocess.TimeoutExpired:

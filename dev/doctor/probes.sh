@@ -21,12 +21,13 @@ jansson   | Jansson       | demo     | checkpoints and tokenizers (JSON)        
 pcre2     | PCRE2         | demo     | GPT-2's tokenizer                                 | libpcre2-dev    | pcre2-devel       | pcre2   | pcre2
 cmocka    | cmocka        | test     | make test                                         | libcmocka-dev   | libcmocka-devel   | cmocka  | cmocka
 mpi       | Open MPI      | demo     | runs of more than one rank                        | libopenmpi-dev openmpi-bin | openmpi-devel | openmpi | open-mpi
-prove     | prove         | test     | make test                                         | perl            | perl-Test-Harness | perl    | perl
+pytest    | pytest        | test     | make test                                         | python3-pytest python3-pytest-xdist python3-numpy | python3-pytest python3-pytest-xdist python3-numpy | python-pytest python-pytest-xdist python-numpy | python numpy
 sanitizer | sanitizers    | test     | make test, DEBUG=1                                | gcc             | libasan libubsan libtsan | gcc | gcc
 fuzzer    | fuzzer        | optional | make fuzz, and the fuzzing in make test-all    | clang libclang-rt-dev | clang compiler-rt | clang compiler-rt | llvm
 gnuplot   | gnuplot       | optional | the plots of make demo                            | gnuplot-nox     | gnuplot-minimal   | gnuplot | gnuplot
 curl      | curl          | optional | the download scripts under dev/data, and their test | curl ca-certificates | curl           | curl    | curl
-python    | Python + venv | optional | make test-interop and make site; nothing else needs it | python3 python3-venv | python3 | python  | python
+ccache    | ccache        | optional | compiling sooner what has been compiled before    | ccache          | ccache            | ccache  | ccache
+python    | Python + venv | optional | make site, and Hugging Face's libraries in make test-all | python3 python3-venv | python3 | python  | python
 chromium  | Chromium      | optional | the pages of make site, tested (setup.sh --with-chromium) | chromium        | chromium          | chromium | chromium
 nvcc      | CUDA toolkit  | extra    | the GPU build                                     | NVIDIA's CUDA Toolkit (developer.nvidia.com/cuda-downloads)
 gpu       | GPU           | extra    | running the GPU build                             | an NVIDIA GPU, and its driver
@@ -163,10 +164,17 @@ probe_onednn()  { run_c onednn.c -ldnnl; }
 probe_jansson() { run_c jansson.c -ljansson; }
 probe_pcre2()   { run_c pcre2.c -lpcre2-8; }
 probe_cmocka()  { quietly run_c cmocka.c -lcmocka && echo "runs a test"; }
-probe_prove() {
-    has prove || { echo "no prove"; return 1; }
-    printf 'echo 1..1\necho ok 1\n' >"$scratch/one.t"
-    quietly attempt prove -e sh "$scratch/one.t" && prove --version | sed -n 's/.*Harness v\([0-9.]*\).*/\1/p'
+# The first Python that can run the tests, as in the Makefile.
+probe_pytest() {
+    found="no ${PYTHON:-python3}"
+    for python in "${PYTHON:-python3}" /usr/bin/python3; do
+        if has "$python" && found=$(attempt "$python" -c '
+try: import numpy, pytest, xdist
+except ImportError as e: raise SystemExit(print(e) or 1)
+print(f"{pytest.__version__}, xdist {xdist.__version__}, numpy {numpy.__version__}")'); then echo "$found in $python"; return; fi
+    done
+    echo "$found (in a Python of your own: pip install pytest pytest-xdist numpy)"
+    return 1
 }
 probe_sanitizer() {
     run_c sanitizer.c -g -fsanitize=address,undefined || return
@@ -188,6 +196,10 @@ probe_curl() {
     has curl || { echo "no curl"; return 1; }
     echo fetched >"$scratch/page"
     quietly attempt curl -fsS "file://$scratch/page" && curl --version | sed -n 's/^curl \([0-9.]*\).*/\1/p'
+}
+probe_ccache() {
+    has ccache || { echo "no ccache"; return 1; }
+    attempt ccache --version | sed -n 's/^ccache version //p' | grep .
 }
 probe_python() {
     has "${PYTHON:-python3}" || { echo "no ${PYTHON:-python3}"; return 1; }

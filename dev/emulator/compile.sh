@@ -6,7 +6,7 @@
 #   tsan    also races between threads (ThreadSanitizer)
 # OUT.o instead of a program's name: an object, to be linked by a later compile.sh or g++.
 # In the environment: EMULATOR_LIBRARIES="cublaslt cudnn", stand-ins to link; CPPFLAGS, where their headers are; EMULATOR_BUILD;
-# EMULATOR_DEBUG=-g1, only line numbers: it compiles faster, but gdb knows no variables.
+# EMULATOR_DEBUG=-g1, only line numbers: it compiles faster, but gdb knows no variables. Where ccache is installed it keeps objects.
 set -eu
 [ $# -ge 2 ] || { sed -n '2,10s/^# //p' "$0" >&2; exit 2; }
 source=$1 out=$2 build=${3:-plain}
@@ -14,6 +14,7 @@ source=$1 out=$2 build=${3:-plain}
 here=$(dirname "$0")
 
 cuda=$(sh "$here/find_headers.sh")
+ccache=$(command -v ccache) || ccache=
 case $build in
     plain) sanitize= define= ;;
     asan) sanitize=-fsanitize=address define=-DEMULATOR_ASAN ;;
@@ -33,20 +34,24 @@ for part in engine warp hopper report memory streams runtime ${EMULATOR_LIBRARIE
     objects="$objects $object"
     for input in "$here"/*.cpp "$here"/*.h "$here/compile.sh"; do
         [ "$object" -nt "$input" ] && continue
-        g++ $common -O2 $define -c "$here/$part.cpp" -o "$object.$$"
+        $ccache g++ $common -O2 $define -c "$here/$part.cpp" -o "$object.$$"
         mv "$object.$$" "$object"
         break
     done
 done
 
-# Preprocess, rewrite, compile: line markers keep the lines of every file, headers included.
-preprocessor=
-for flag; do case $flag in -l*|-L*|-Wl*) ;; -*) preprocessor="$preprocessor $flag" ;; esac; done
-g++ $common -O1 $preprocessor -x c++ -include "$here/emulator.h" -ftrack-macro-expansion=0 -E "$source" -o "$out.in.ii" \
+# Preprocess, rewrite, compile, link: line markers keep the lines of every file, headers included.
+flags= before=
+for flag; do
+    case "$before $flag" in *-Xlinker*|" -l"*|" -L"*|" -Wl"*) ;; " -"*) flags="$flags $flag" ;; esac
+    [ "$flag" = -Xlinker ] && before=-Xlinker || before=
+done
+g++ $common -O1 $flags -x c++ -include "$here/emulator.h" -ftrack-macro-expansion=0 -E "$source" -o "$out.in.ii" \
     -MMD -MP -MF "$out.d" -MT "$out"
 perl "$here/launch.pl" "$out.in.ii" > "$out.ii"
-case $out in
-    *.o) g++ $common $checks -O1 -fpreprocessed "$@" -c "$out.ii" -o "$out" ;;
-    *) g++ $common $checks -O1 "$out.ii" "$@" $objects -pthread -o "$out" ;;
-esac
 rm -f "$out.in.ii"
+case $out in *.o) object=$out ;; *) object=$out.o ;; esac
+$ccache g++ $common $checks -O1 -fpreprocessed $flags -c "$out.ii" -o "$object"
+[ "$object" = "$out" ] && exit
+g++ $checks "$object" "$@" $objects -pthread -o "$out"
+rm -f "$object"

@@ -2,7 +2,7 @@
 plan.h - predicts what training will cost: bytes per rank, bytes sent, seconds per step, in every stage of the course.
 
 Bytes     are exact, and by the stages' own formulas (plan_stage.h), here for any precision, number of ranks and device;
-          test/tools/plan.t checks that a run predicts the same. Of the layers' workspace only the fp32 sums of wte's gradient
+          test/tools/test_plan.py checks that a run predicts the same. Of the layers' workspace only the fp32 sums of wte's gradient
           are counted, because the rest depends on libraries and threads. fsdp has both prefetches where they have room.
 Messages  take alpha + n/bandwidth (Hockney 1994). A ring collective of N ranks has N-1 hops one after the other, and every rank
           sends (N-1)/N of the data; an all-reduce is a reduce-scatter and an all-gather, so twice that (Thakur, Rabenseifner

@@ -29,6 +29,7 @@ static inline void control_init(Control* c, RankInfo ranks, double timeout, cons
     memset(c, 0, sizeof *c);
     c->ranks = ranks;
     c->timeout = timeout;
+    c->grace = control_leave_seconds();
     c->out = out;
     c->listener = c->wake[0] = c->wake[1] = c->places.fd = -1;
     oplog_init(&c->log);

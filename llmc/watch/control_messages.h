@@ -28,15 +28,26 @@ checked when they meet. Only the watchdog reads and writes sockets; other thread
 #define CONTROL_SETTLE 0.5               // seconds after which every rank's state is known to rank 0
 #define CONTROL_PATIENCE 2.0             // seconds past the deadline in which rank 0 must have named the late rank
 #define CONTROL_SILENCE 1.0              // seconds without a heartbeat after which messages mention it
-#define CONTROL_GRACE 0.5                // seconds in which a rank may report its own error, before another's ends it
 #define CONTROL_FAREWELL 1.0             // seconds that rank 0 waits at most for the others to have written everything
+
+// Seconds in which the others may report errors of their own, before that of a rank that leaves ends them: SHARD_LEAVE_SECONDS,
+// 0.5 unless it is set. Tests in which all ranks must speak set a long time. It ends early once no other rank can report anything.
+static inline double control_leave_seconds(void) {
+    const char* text = getenv("SHARD_LEAVE_SECONDS");
+    if (text == NULL) return 0.5;
+    char* end;
+    double seconds = strtod(text, &end);
+    require(isdigit((unsigned char)text[0]) && *end == '\0' && seconds <= 3600,
+            "SHARD_LEAVE_SECONDS must be seconds from 0 to 3600, not '%s'", text);
+    return seconds;
+}
 
 #define RANK_NAME 40                     // bytes of what a rank is called besides its number
 
 typedef struct { char* data; size_t bytes; } ControlBytes; // data owned; followed by a 0 that is not counted
 
 typedef enum { MESSAGE_HELLO = 1, MESSAGE_WELCOME, MESSAGE_BEAT, MESSAGE_BYTES, MESSAGE_END, MESSAGE_HEARD, MESSAGE_LEFT,
-               MESSAGE_GOODBYE, MESSAGE_KINDS } ControlMessage;
+               MESSAGE_SPEAK, MESSAGE_GOODBYE, MESSAGE_KINDS } ControlMessage;
 typedef struct { uint32_t kind, bytes; } ControlHeader; // before every message
 
 #define CONTROL_MAGIC "shard.c control"
@@ -60,6 +71,7 @@ typedef enum {
     REASON_NONE,    // it does not
     REASON_DIED,    // a connection closed, or a rank crashed
     REASON_LATE,    // a deadline passed
+    REASON_REFUSED, // a rank cannot join
     REASON_LEFT,    // a rank exits, and has said why
     REASON_SIGTERM  // a rank exits because it got this signal
 } ControlReason;
@@ -69,7 +81,7 @@ typedef struct { char* data; size_t n, capacity; } ControlBuffer; // data owned
 typedef struct {
     int fd;                       // -1: not connected
     bool joined, goodbye;
-    bool heard_end;               // it knows that the run ends
+    bool heard_end;               // it has said why the run ends
     double heard;                 // when its last message came
     ControlBuffer in, out;        // bytes read, bytes to be written
     ControlBuffer inbox;          // messages for control_gather and control_broadcast, each after its length
@@ -82,7 +94,7 @@ typedef struct {
     OpLog log;
     Places places;
     char (*names)[RANK_NAME];  // (size) what ranks are called besides their numbers: "dp 1, pp 0, tp 1"; owned. NULL: nothing
-    double timeout;
+    double timeout, grace;     // grace: control_leave_seconds
     const char* out;           // not owned
     char word[68];
     int listener, wake[2];     // wake: a pipe that ends the watchdog's sleep
@@ -95,6 +107,7 @@ typedef struct {
     pthread_cond_t changed;
     bool ended;                // the watchdog has ended
     bool leaving, stopping;    // requests to it: an exit() elsewhere; the end of the run
+    bool left;                 // it has told the others of that exit()
     bool catches;              // it handles SIGTERM: there was no handler before
     pid_t process;
     double last_beat;          // when this rank last sent heartbeats

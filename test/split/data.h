@@ -1,24 +1,20 @@
 /*
 data.h - the reference of data parallelism. A stage for one device that is compiled with -include test/split/data.h and
--DPARTS=N computes with batches of N*B sequences, to the bit, what N ranks with batches of B compute under --deterministic.
+-DDATA_PARTS=N computes with batches of N*B sequences, to the bit, what N ranks with batches of B compute under --deterministic.
 
 Every layer is called once for each rank's rows. Each part has memory of its own for the gradients of all parameters, where
 they are added up over the micro-batches of a step, as on a rank. When the gradients' norm is computed, before anything else
 reads them, their sums over the parts take their place: in rank order, in fp32, rounded once to floatX. The sum of the
 losses is made likewise, in double.
 
--DPARTS_SUM=SUM_REVERSED, or SUM_ROUNDED_EACH, adds gradients up otherwise (see split.h). Both macros may be expressions
-that are computed when the program runs. Where tensor.h and tied.h are included as well, include them first; DATA_PARTS and
-TENSOR_PARTS then replace PARTS.
+-DDATA_SUM=SUM_REVERSED, or SUM_ROUNDED_EACH, adds gradients up otherwise (see split.h). Both macros may be expressions
+that are computed when the program runs. Where tensor.h and tied.h are included as well, include them first.
 */
 #ifndef SPLIT_DATA_H
 #define SPLIT_DATA_H
 #include "split.h"
-#ifndef DATA_PARTS
-#define DATA_PARTS PARTS
-#endif
-#ifndef PARTS_SUM
-#define PARTS_SUM SUM_IN_RANK_ORDER
+#ifndef DATA_SUM
+#define DATA_SUM SUM_IN_RANK_ORDER
 #endif
 // What a part calls: tensor.h's version of a layer if there is one, else the layer.
 #ifdef SPLIT_TENSOR_H
@@ -100,7 +96,7 @@ static inline void data_add_sum_squares(double* acc, const floatX* x, size_t n) 
 #ifdef SPLIT_TIED_H
         tied_meet(g.parts, (size_t)DATA_PARTS * g.n);
 #endif
-        split_sum(g.sum, g.parts, DATA_PARTS, g.n, (SplitSum)(PARTS_SUM));
+        split_sum(g.sum, g.parts, DATA_PARTS, g.n, (SplitSum)(DATA_SUM));
     }
     add_sum_squares(acc, x, n);
 }

@@ -1,6 +1,6 @@
 /*
 tensor.h - the reference of tensor parallelism (Shoeybi et al., arXiv 1909.08053, section 3). A stage that is compiled with
--include test/split/tensor.h and -DPARTS=t computes, to the bit, what t ranks compute that share every matrix, if they form
+-include test/split/tensor.h and -DTENSOR_PARTS=t computes, to the bit, what t ranks compute that share every matrix, if they form
 sums in rank order:
 
   qkvw, fcw, wte  are cut by rows (of heads, within each of q, k and v): each part makes a share of the outputs. Its
@@ -13,16 +13,13 @@ sums in rank order:
 Terms are rounded to floatX, as they would be sent, added in fp32 in rank order, and rounded once. -DTENSOR_REDUCE_FP32=1 does not
 round them before they are added: --tp-reduce-dtype fp32. Every product has a
 rank's shapes. Embedding and layernorms give a rank's bits without help: a token's row lies on one rank, and activations are
-whole. Only for the CPU, because of the loss. PARTS may be an expression that is computed when the program runs.
+whole. Only for the CPU, because of the loss. TENSOR_PARTS may be an expression that is computed when the program runs.
 */
 #ifndef SPLIT_TENSOR_H
 #define SPLIT_TENSOR_H
 #include "split.h"
 #ifdef __CUDACC__
 #error "tensor.h computes the loss with functions of llmc/device/cpu/"
-#endif
-#ifndef TENSOR_PARTS
-#define TENSOR_PARTS PARTS
 #endif
 #ifndef TENSOR_REDUCE_FP32
 #define TENSOR_REDUCE_FP32 0

@@ -15,38 +15,16 @@ padding at its end, so that an address sanitizer sees an access past it, and out
 #include <vector>
 
 // ---- the same functions on the CPU, from cpu_layers.c ----
+#define OF_CPU(f) decltype(::f) f;
 namespace cpu { extern "C" {
-decltype(::device_init) device_init;
-decltype(::layers_init) layers_init;
-decltype(::layers_free) layers_free;
-decltype(::encoder_forward) encoder_forward;
-decltype(::encoder_backward) encoder_backward;
-decltype(::encoder_part_forward) encoder_part_forward;
-decltype(::encoder_part_backward) encoder_part_backward;
-decltype(::residual_layernorm_forward) residual_layernorm_forward;
-decltype(::layernorm_backward) layernorm_backward;
-decltype(::matmul_forward) matmul_forward;
-decltype(::matmul_forward_fp32) matmul_forward_fp32;
-decltype(::matmul_gelu_forward) matmul_gelu_forward;
-decltype(::matmul_backward_input) matmul_backward_input;
-decltype(::matmul_backward_input_fp32) matmul_backward_input_fp32;
-decltype(::matmul_gelu_backward_input) matmul_gelu_backward_input;
-decltype(::matmul_backward_weight) matmul_backward_weight;
-decltype(::attention_forward) attention_forward;
-decltype(::attention_backward) attention_backward;
-decltype(::classifier_forward) classifier_forward;
-decltype(::classifier_forward_backward) classifier_forward_backward;
-decltype(::classifier_part_stats) classifier_part_stats;
-decltype(::classifier_part_forward) classifier_part_forward;
-decltype(::classifier_part_forward_backward) classifier_part_forward_backward;
-decltype(::add_sum) add_sum;
-decltype(::add_sum_squares) add_sum_squares;
-decltype(::scale_in_place) scale_in_place;
-decltype(::add_in_place) add_in_place;
-decltype(::add_in_place_fp32) add_in_place_fp32;
-decltype(::add_sum_squares_fp32) add_sum_squares_fp32;
-decltype(::clip_gradients) clip_gradients;
-decltype(::adamw_update) adamw_update;
+OF_CPU(device_init) OF_CPU(layers_init) OF_CPU(layers_free) OF_CPU(encoder_forward) OF_CPU(encoder_backward)
+OF_CPU(encoder_part_forward) OF_CPU(encoder_part_backward) OF_CPU(residual_layernorm_forward) OF_CPU(layernorm_backward)
+OF_CPU(matmul_forward) OF_CPU(matmul_forward_fp32) OF_CPU(matmul_gelu_forward) OF_CPU(matmul_backward_input)
+OF_CPU(matmul_backward_input_fp32) OF_CPU(matmul_gelu_backward_input) OF_CPU(matmul_backward_weight) OF_CPU(attention_forward)
+OF_CPU(attention_backward) OF_CPU(classifier_forward) OF_CPU(classifier_forward_backward) OF_CPU(classifier_part_stats)
+OF_CPU(classifier_part_forward) OF_CPU(classifier_part_forward_backward) OF_CPU(add_sum) OF_CPU(add_sum_squares)
+OF_CPU(scale_in_place) OF_CPU(add_in_place) OF_CPU(add_in_place_fp32) OF_CPU(add_sum_squares_fp32) OF_CPU(clip_gradients)
+OF_CPU(adamw_update)
 } }
 
 // Half a unit in the last place of floatX, relative.
@@ -62,7 +40,7 @@ decltype(::adamw_update) adamw_update;
 static bool quick; // leave out cases that show nothing new about races, because race detection is slow
 
 // ---- results, as TAP ----
-static int failures, failures_in_test, tests;
+static int failures_in_test;
 #define fail(...) do { \
     if (failures_in_test++ < 5) { printf("# %s:%d: ", __FILE__, __LINE__); printf(__VA_ARGS__); printf("\n"); } \
 } while (0)
@@ -141,10 +119,15 @@ static inline void free_all(void) {
     next_stream = 0;
     arrays = 0;
 }
-// Frees all arrays, and prepares the CPU's layers for these shapes. The test prepares the device's layers.
-static inline void start_cpu(LayerShapes s) {
+// Frees all arrays, and prepares both sides for these shapes. The device's workspace holds NaN and is no larger than its layers ask for.
+static inline void start_both(LayerShapes s, size_t workspace_bytes) {
     free_all();
     cpu::layers_init(s);
+    memset(&cuda_layers, 0, sizeof cuda_layers);
+    cuda_layers.shapes = s;
+    cuda_layers.shared_bytes = 99 << 10;
+    cuda_layers.workspace = device_bytes(workspace_bytes);
+    cuda_check(cudaMemset(cuda_layers.workspace, 0xff, workspace_bytes), "filling the workspace");
 }
 
 // ---- comparisons ----
@@ -189,18 +172,9 @@ inline constexpr GradMode both_modes[2] = { GRAD_SET, GRAD_ADD };
 static inline Both<floatX> gradient_before(size_t n, GradMode mode) { return mode == GRAD_SET ? unset_both(n) : random_both(n); }
 
 // ---- tests ----
-static const char* wanted = ""; // only tests with this in their name
-
-static inline void run_test(const char* name, void (*test)(void)) {
-    if (strstr(name, wanted) == NULL) return;
-    failures_in_test = 0;
-    test();
-    free_all();
-    failures += failures_in_test > 0;
-    printf("%s %d - %s, " FLOATX_NAME "\n", failures_in_test ? "not ok" : "ok", ++tests, name);
-    fflush(stdout);
-}
-// -DONLY='"part of a name"' leaves other tests out of the program, which then compiles faster.
+// TEST(a_claim) { ... } is run by main(), in the order of the file. -DONLY='"part of a name"' leaves other tests out of the program,
+// which then compiles faster.
+static std::vector<std::pair<const char*, void (*)(void)>> all_tests;
 #ifdef ONLY
 constexpr bool begins_with(const char* text, const char* part) {
     return *part == 0 || (*text == *part && begins_with(text + 1, part + 1));
@@ -212,21 +186,36 @@ constexpr bool contains(const char* text, const char* part) {
 #define ONLY ""
 constexpr bool contains(const char*, const char*) { return true; }
 #endif
-#define TEST(f) do { if constexpr (contains(#f, ONLY)) run_test(#f, f); } while (0)
-// The program's arguments: [quick] [WANTED]
-static inline void begin_tests(int argc, char** argv) {
-    int next = 1;
-    quick = next < argc && strcmp(argv[next], "quick") == 0;
-    next += quick;
-    if (next < argc) wanted = argv[next++];
-    require(next == argc, "%s: the arguments are [quick] [part of a test's name], and '%s' is too many", argv[0], argv[next]);
+#define TEST(name) \
+    static void test_##name(void); \
+    [[maybe_unused]] static const bool registered_##name = [] { \
+        if constexpr (contains("test_" #name, ONLY)) all_tests.push_back({ "test_" #name, test_##name }); \
+        return true; \
+    }(); \
+    static void test_##name(void)
+
+// The program's arguments: [quick] [PART OF A NAME...]. Results as TAP; returns main's result.
+static inline int run_tests(int argc, char** argv) {
+    quick = argc > 1 && strcmp(argv[1], "quick") == 0;
     cpu::device_init(0, 1);
     omp_set_num_threads(1); // a race detector does not see how OpenMP's threads wait for each other
-}
-// main's result
-static inline int end_tests(void) {
-    require(tests > 0, "no test has '%s' in its name", wanted);
+    int tests = 0, failures = 0;
+    for (auto [name, test] : all_tests) {
+        bool wanted = argc <= 1 + quick;
+        for (int k = 1 + quick; k < argc; k++) wanted |= strstr(name, argv[k]) != NULL;
+        if (!wanted) continue;
+        failures_in_test = 0;
+        test();
+        free_all();
+        failures += failures_in_test > 0;
+        printf("%s %d - %s, " FLOATX_NAME "\n", failures_in_test ? "not ok" : "ok", ++tests, name + strlen("test_"));
+        fflush(stdout);
+    }
+    require(tests > 0, "no test has such a name");
     printf("1..%d\n", tests);
     return failures > 0;
 }
+#ifndef CUDA_OWN_MAIN
+int main(int argc, char** argv) { return run_tests(argc, argv); }
+#endif
 #endif

@@ -13,8 +13,10 @@ typedef struct {
     int status;            // of exit; 1000 + the signal that killed it
     char *out, *err;       // what it wrote, 0-terminated, owned
 } Child;
+typedef struct { pid_t pid; FILE *out, *err; } RunningChild;
 
 static inline char* child_output(FILE* f) {
+    fseek(f, 0, SEEK_END); // parent and child share the file offset, and the child moved it
     long n = ftell(f);
     char* text = calloc((size_t)n + 1, 1);
     rewind(f);
@@ -24,44 +26,41 @@ static inline char* child_output(FILE* f) {
 }
 
 // Ends a child without a sanitizer's leak check, because code that dies frees nothing.
-static inline void child_leave(int status, void* unused) {
-    (void)unused;
+static inline void child_leave(int status, __attribute__((unused)) void* unused) {
     fflush(NULL);
     _exit(status);
 }
 
-// Runs function(argument) in a child; returning from it is exit(0).
-static inline Child child_run(void (*function)(void*), void* argument) {
-    FILE *out = tmpfile(), *err = tmpfile();
-    assert_non_null(out);
-    assert_non_null(err);
+static inline RunningChild child_start(void) { // pid is 0 in the child
+    RunningChild c = { 0, tmpfile(), tmpfile() };
+    assert_non_null(c.out);
+    assert_non_null(c.err);
     fflush(NULL);
-    pid_t pid = fork();
-    assert_true(pid >= 0);
-    if (pid == 0) {
-        const int caught[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGSYS }; // by cmocka, whose handlers belong to the parent
-        for (size_t i = 0; i < sizeof caught / sizeof caught[0]; i++) signal(caught[i], SIG_DFL);
-        on_exit(child_leave, NULL);
-        dup2(fileno(out), STDOUT_FILENO);
-        dup2(fileno(err), STDERR_FILENO);
-        function(argument);
-        exit(0);
-    }
-    int status;
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    fseek(out, 0, SEEK_END); // parent and child share the file offset, and the child moved it
-    fseek(err, 0, SEEK_END);
-    Child c = { WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status), child_output(out), child_output(err) };
+    c.pid = fork();
+    assert_true(c.pid >= 0);
+    if (c.pid > 0) return c;
+    const int caught[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGSYS }; // by cmocka, whose handlers belong to the parent
+    for (size_t i = 0; i < sizeof caught / sizeof caught[0]; i++) signal(caught[i], SIG_DFL);
+    on_exit(child_leave, NULL);
+    dup2(fileno(c.out), STDOUT_FILENO);
+    dup2(fileno(c.err), STDERR_FILENO);
     return c;
 }
+static inline Child child_end(RunningChild c) {
+    int status;
+    assert_int_equal(waitpid(c.pid, &status, 0), c.pid);
+    return (Child){ WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status), child_output(c.out), child_output(c.err) };
+}
+// What a child does with this statement, which may use the test's variables. Getting to its end is exit(0).
+#define child_does(...) ({ RunningChild c_ = child_start(); if (c_.pid == 0) { __VA_ARGS__; exit(0); } child_end(c_); })
+static inline Child child_run(void (*function)(void*), void* argument) { return child_does(function(argument)); }
 
 static inline void child_free(Child* c) {
     free(c->out);
     free(c->err);
 }
 
-static inline void expect_death_with(void (*function)(void*), void* argument, const char* const* phrases) {
-    Child c = child_run(function, argument);
+static inline void child_has_died(Child c, const char* const* phrases) {
     bool as_expected = c.status == 1 && strncmp(c.err, "error: ", 7) == 0 && strchr(c.err, '\n') == c.err + strlen(c.err) - 1;
     while (as_expected && *phrases && strstr(c.err, *phrases)) phrases++;
     as_expected = as_expected && *phrases == NULL;
@@ -70,11 +69,22 @@ static inline void expect_death_with(void (*function)(void*), void* argument, co
     child_free(&c);
     assert_true(as_expected);
 }
-// function(argument) must end the process with status 1 and one line of error that contains each of the phrases.
-#define expect_death(function, argument, ...) do { \
+// The statement must end a child with status 1 and one line of error that contains each of the phrases.
+#define expect_error(statement, ...) do { \
         const char* const phrases_[] = { __VA_ARGS__, NULL }; \
-        expect_death_with(function, argument, phrases_); \
+        child_has_died(child_does(statement), phrases_); \
     } while (0)
-// Ends a test that cannot run on this machine. (cmocka's own skip() prints "not ok ... # SKIP", which prove takes for a failure.)
+#define expect_death(function, argument, ...) expect_error(function(argument), __VA_ARGS__)
+
+// The statement must come to its end in a child.
+static inline void child_has_lived(Child c) {
+    if (c.status != 0) print_error("status %d: %s%s\n", c.status, c.out, c.err);
+    int status = c.status;
+    child_free(&c);
+    assert_int_equal(status, 0);
+}
+#define expect_success(...) child_has_lived(child_does(__VA_ARGS__))
+
+// Ends a test that cannot run on this machine.
 #define skip_test(reason) do { print_message("# skipped: %s\n", reason); return; } while (0)
 #endif

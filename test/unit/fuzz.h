@@ -23,7 +23,6 @@ an error that the fuzzer reports. Include this before anything of llmc/.
 #include <unistd.h>
 
 // ---- memory: a list has every piece that is allocated ----
-
 typedef struct FuzzPiece { struct FuzzPiece *previous, *next; } FuzzPiece; // lies directly before the memory itself
 static FuzzPiece fuzz_pieces = { &fuzz_pieces, &fuzz_pieces };
 
@@ -33,8 +32,7 @@ static inline void* fuzz_realloc(void* old, size_t bytes) {
     if (bytes > SIZE_MAX - sizeof *p) abort();
     FuzzPiece* moved = realloc(p, sizeof *p + bytes);
     if (moved == NULL) abort();
-    moved->previous = &fuzz_pieces;
-    moved->next = fuzz_pieces.next;
+    moved->previous = &fuzz_pieces; moved->next = fuzz_pieces.next;
     moved->previous->next = moved->next->previous = moved;
     return moved + 1;
 }
@@ -47,8 +45,7 @@ static inline void* fuzz_calloc(size_t n, size_t size) {
 static inline void fuzz_free(void* memory) {
     if (memory == NULL) return;
     FuzzPiece* p = (FuzzPiece*)memory - 1;
-    p->previous->next = p->next;
-    p->next->previous = p->previous;
+    p->previous->next = p->next; p->next->previous = p->previous;
     free(p);
 }
 static inline int fuzz_vasprintf(char** out, const char* format, va_list args) {
@@ -67,7 +64,6 @@ static inline int fuzz_vasprintf(char** out, const char* format, va_list args) {
 #define vasprintf fuzz_vasprintf
 
 // ---- death ----
-
 __attribute__((noreturn)) void __real_exit(int status);
 __attribute__((noreturn)) void __wrap_exit(int status);
 static jmp_buf fuzz_back;
@@ -101,7 +97,6 @@ static inline void fuzz_done(void) {
 }
 
 // ---- input ----
-
 // Takes up to `most` bytes of the input.
 static inline const uint8_t* fuzz_take(const uint8_t** data, size_t* left, size_t most, size_t* n) {
     const uint8_t* here = *data;

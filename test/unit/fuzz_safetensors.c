@@ -111,10 +111,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 }
 
 // ---- mutations ----
-
 #define SUM "\"0123456789abcdef\""
-static const char good_file[] =
-    "h{\"__metadata__\":{\"format\":\"pt\"},\"a\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[0,8]},"
+static const char good_file[] = "h{\"__metadata__\":{\"format\":\"pt\"},\"a\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[0,8]},"
     "\"b\":{\"dtype\":\"BF16\",\"shape\":[4],\"data_offsets\":[8,16]},\"c\":{\"dtype\":\"I64\",\"shape\":[1],"
     "\"data_offsets\":[16,24]}}\0" "24 bytes of their values";
 static const char good_state[] =
@@ -128,8 +126,8 @@ static const CheckpointRange good_ranges[] = { { 0, 0, 2 }, { 0, 2, 131 }, { 1, 
 enum { RANGES = sizeof good_ranges / sizeof good_ranges[0], SHARD_SIZE = 1 << 13 };
 static char good_index[1 << 12];
 
-// Writes a shard with these ranges into text (SHARD_SIZE), beginning with 'p'; returns its size. *weight_map: gets names and "a";
-// the caller frees it.
+// Writes a shard with these ranges into text (SHARD_SIZE), beginning with 'p'; returns its size. *weight_map: gets names and "a"; the
+// caller frees it.
 static size_t make_shard(const CheckpointRange ranges[RANGES], char* text, json_t** weight_map) {
     SafeTensors shard;
     memset(&shard, 0, sizeof shard);
@@ -143,8 +141,7 @@ static size_t make_shard(const CheckpointRange ranges[RANGES], char* text, json_
     for (int i = 0; i < shard.count; i++) json_object_set_new(*weight_map, shard.tensors[i].name, json_string("a"));
     free(json_text);
     checkpoint_free_wanted(shard.tensors, shard.count);
-    json_decref(header);
-    json_decref(metadata);
+    json_decref(header); json_decref(metadata);
     return size;
 }
 
@@ -168,8 +165,7 @@ int LLVMFuzzerInitialize(int* argc, char*** argv) {
     static char shard[SHARD_SIZE];
     GPT2Config config = { 1, 1, 128, 1, 1, 1 };
     json_t* weight_map;
-    sharded.config = config;
-    sharded.shards = 1;
+    sharded.config = config; sharded.shards = 1;
     num_tensors = checkpoint_tensors(&sharded, CHECKPOINT_FILE_MODEL, &tensors);
     make_shard(good_ranges, shard, &weight_map);
     made = json_pack("{s:{s:i}, s:o}", "metadata", "total_size", 116, "weight_map", weight_map);

@@ -1,5 +1,5 @@
-// fuzz_tokens.c - tests the reader of token files with hostile files.
-// Input: a byte that says how, then either the file itself, or values of its header (the rest is zeros) and its data.
+// fuzz_tokens.c - tests the reader of token files with hostile files. Input: a byte that says how, then either the file itself, or values
+// of its header (the rest is zeros) and its data.
 #include "fuzz.h"
 #include "../../llmc/data/tokens.h"
 
@@ -40,8 +40,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             token_file_read(&opened, i, 1, &one);
             if (one != tokens[i]) abort();
         }
-        free(tokens);
-        token_file_close(&opened);
+        free(tokens); token_file_close(&opened);
     }
     fuzz_done();
     return 0;

@@ -8,7 +8,6 @@ static void assert_sizes(const char* text, int N, int dp, int tp, int pp) {
     assert_int_equal(a.size[MESH_TP], tp);
     assert_int_equal(a.size[MESH_PP], pp);
 }
-
 TEST(all_axes_may_be_named_in_any_order) {
     static const char* const texts[] = { "dp=2,tp=3,pp=4", "dp=2,pp=4,tp=3", "tp=3,dp=2,pp=4", "tp=3,pp=4,dp=2", "pp=4,dp=2,tp=3",
                                          "pp=4,tp=3,dp=2" };
@@ -32,7 +31,6 @@ TEST(an_axis_that_is_not_named_takes_what_is_left_or_has_one_rank) {
 
 static void choose_of_8(void* text) { axes_choose((const char*)text, 8); }
 static void refused(const char* text, const char* phrase) { expect_death(choose_of_8, (void*)text, phrase, "--mesh"); }
-
 TEST(what_is_no_mesh_is_refused) {
     static const char* const texts[] = { "2", "dp", "dp=", "dp=0", "dp=-2", "dp=2;tp=2", "dp=2,", ",dp=2", "dp=2 ,tp=2", "DP=2", "cp=2",
                                          "dp=2x", "dp=99999999999999999999", "dpx=2", "tp==2" };

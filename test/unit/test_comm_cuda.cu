@@ -68,8 +68,7 @@ static void is(const char* p, char* expected, size_t n, CommType t, const char* 
     char* host = (char*)xcalloc(bytes, 1);
     device_to_host(host, p, bytes);
     for (size_t i = 0; i < bytes; i++)
-        require(host[i] == expected[i], "%s, %zu %s: byte %zu is %d, not %d", what, n, comm_type_name(t), i, host[i],
-                expected[i]);
+        require(host[i] == expected[i], "%s, %zu %s: byte %zu is %d, not %d", what, n, comm_type_name(t), i, host[i], expected[i]);
     free(host);
     free(expected);
 }

@@ -15,12 +15,11 @@ static void* own(size_t bytes) {
     require(owned_count < 256, "a test makes more than 256 arrays");
     return owned[owned_count++] = xcalloc(bytes, 1);
 }
-static int free_owned(void** state) {
-    (void)state;
+static void free_owned(void) {
     while (owned_count > 0) free(owned[--owned_count]);
     next_stream = 0;
-    return 0;
 }
+void after_each(void) { free_owned(); }
 static float* random_floats(size_t n, float std) {
     float* x = (float*)own(n * sizeof(float));
     next_stream++;
@@ -139,7 +138,7 @@ TEST(a_block_comes_back_within_half_a_scale) {
     for (int k = 0; k < LENGTHS; k++) {
         check_blocks(lengths[k], 8);
         check_blocks(lengths[k], 4);
-        free_owned(NULL);
+        free_owned();
     }
     assert_int_equal(quantised_bytes(256, 8), 260);
     assert_int_equal(quantised_bytes(257, 4), 264);
@@ -219,7 +218,7 @@ TEST(signs_take_a_bit_each_and_have_one_scale) {
     for (int k = 0; k < LENGTHS; k++) {
         check_signs(lengths[k], SIGN_MEAN);
         check_signs(lengths[k], SIGN_RMS);
-        free_owned(NULL);
+        free_owned();
     }
     assert_int_equal(signs_bytes(32), 8);
     assert_int_equal(signs_bytes(33), 12);
@@ -279,7 +278,7 @@ TEST(the_k_largest_are_found_and_equal_ones_by_their_index) {
             memset(x, 0, n * sizeof(float));
             check_top_k(x, n, counts[k]);
         }
-        free_owned(NULL);
+        free_owned();
     }
     // magnitudes that differ only in the lowest digit, a NaN and an infinity
     float x[6] = { 1, nextafterf(1, 2), -nextafterf(1, 2), 0.5f, -1, nextafterf(1, 0) };
@@ -344,7 +343,7 @@ TEST(errors_telescope) {
             for (size_t i = 0; i < n; i++) difference[i] += (double)to_float(g[i]) - (double)sent[i];
         }
         for (size_t i = 0; i < n; i++) expect_near("what was not sent", (double)error[i], difference[i], 1e-4);
-        free_owned(NULL);
+        free_owned();
     }
 }
 
@@ -483,7 +482,7 @@ static void check_power_sgd(int n, int k, int rank_of_m, int r, double tolerance
 }
 TEST(a_matrix_of_rank_r_comes_back) {
     for (int r = 1; r <= 8; r++) check_power_sgd(60, 40, r, r, 1e-6);
-    free_owned(NULL);
+    free_owned();
     check_power_sgd(60, 40, 2, 4, 1e-6); // more columns than the matrix needs
     check_power_sgd(300, 20, 4, 4, 1e-6);
     check_power_sgd(12, 40, 12, 12, 1e-5); // r = min(n,k) is no compression
@@ -615,9 +614,5 @@ TEST(what_cannot_be_done_is_refused) {
     expect_death(more_columns_than_rows, NULL, "4 columns of 3 numbers");
 }
 
-// MANUAL: [('TEST',)]
-//     device_init(0, 1);
-//     int failures = cmocka_run_group_tests_name("compression, " FLOATX_NAME, tests, NULL, NULL);
-//     device_shutdown();
-//     return failures;
-
+void before_all(void) { device_init(0, 1); }
+void after_all(void) { device_shutdown(); }

@@ -7,19 +7,16 @@ our own kernels.
 [[maybe_unused]] static int memsets; // that attention has asked for
 #define cudaMemsetAsync(...) (memsets++, cudaMemsetAsync(__VA_ARGS__))
 #include "../../llmc/device/cuda/attention_choice.cuh"
+#define CUDA_OWN_MAIN
 #include "cuda_both.h"
 
-// Prepares both sides for these shapes. The workspace holds NaN and is no larger than attention asks for.
 static void start(int B, int T, int NH, int HS, AttentionChoice choice, bool deterministic) {
     LayerShapes s = { B, T, NH * HS, NH, 1, 1 };
-    start_cpu(s);
     if (choice != cuda_layers.attention || deterministic != cuda_layers.deterministic) attention_free(); // else plans stay valid
-    memset(&cuda_layers, 0, sizeof cuda_layers);
-    cuda_layers.shapes = s;
+    start_both(s, 0);
     cuda_layers.attention = choice;
     cuda_layers.deterministic = deterministic;
-    cuda_layers.shared_bytes = 99 << 10;
-    size_t bytes = attention_workspace_bytes(s);
+    size_t bytes = attention_workspace_bytes(s); // which asks what computes it
     cuda_layers.workspace = device_bytes(bytes);
     cuda_check(cudaMemset(cuda_layers.workspace, 0xff, bytes), "filling the workspace");
 }
@@ -50,7 +47,7 @@ static void expect_description(const char* begins, const char* contains) {
     expect(strncmp(got, begins, strlen(begins)) == 0 && strstr(got, contains), "attention is described as '%s', not '%s...%s'",
            got, begins, contains);
 }
-static void test_the_choice_is_described(void) {
+TEST(the_choice_is_described) {
     start(1, 8, 2, 16, ATTENTION_OWN, false);
     expect_description("own attention in fp32 arithmetic", "");
     expect(strchr(attention_description(), '(') == NULL, "'%s' is more than was asked", attention_description());
@@ -80,7 +77,7 @@ static void expect_own(int HS, size_t offset, void (*attention)(AttentionCall), 
     attention_backward(dqkv.gpu, dout.gpu, qkv.gpu, out.gpu, stats.gpu, B, T, C, NH);
     expect_bits(who, result_of(dqkv), dqkv_wanted);
 }
-static void test_who_computes_our_own(void) {
+TEST(who_computes_our_own) {
     expect_own(48, 0, attention_fp32_arithmetic, "48 channels, in fp32 arithmetic");
     expect_own(64, 1, attention_fp32_arithmetic, "an array that is not aligned, in fp32 arithmetic");
 #if ATTENTION_ON_TENSOR_CORES
@@ -108,7 +105,7 @@ static void check_cudnn(int B, int T, int NH, int HS) {
         check_attention(B, T, NH, HS, deterministic);
     }
 }
-static void test_cudnn_follows_the_cpu_over_shapes(void) {
+TEST(cudnn_follows_the_cpu_over_shapes) {
     check_cudnn(2, 64, 3, 64);
     check_cudnn(2, 65, 2, 32);
     if (quick) return;
@@ -120,7 +117,7 @@ static void test_cudnn_follows_the_cpu_over_shapes(void) {
     check_cudnn(1, 2047, 2, 128);
 #endif
 }
-static void test_other_shapes_and_unaligned_arrays_go_to_our_own_kernels(void) {
+TEST(other_shapes_and_unaligned_arrays_go_to_our_own_kernels) {
     start(2, 40, 2, 16, ATTENTION_CUDNN, true);
     check_attention(1, 40, 2, 16, true);
     check_attention(2, 7, 2, 16, true);
@@ -133,7 +130,7 @@ static void test_other_shapes_and_unaligned_arrays_go_to_our_own_kernels(void) {
 }
 // Without --deterministic cuDNN adds to sums, which it must set to 0 itself: start() fills them with NaN, and a second
 // backward finds what the first has left.
-static void test_cudnn_sets_its_sums_to_zero_itself(void) {
+TEST(cudnn_sets_its_sums_to_zero_itself) {
     memsets = 0;
     for (int T : { 32, 65, 128 }) {
         start(1, T, 2, 16, ATTENTION_CUDNN, false);
@@ -146,18 +143,13 @@ static void test_cudnn_sets_its_sums_to_zero_itself(void) {
 
 int main(int argc, char** argv) {
     if (argc == 5 && strcmp(argv[1], "choose") == 0) return print_choice(argv[2], atoi(argv[3]), atoi(argv[4]));
-    begin_tests(argc, argv);
 #if ATTENTION_BY_CUDNN
     if (cudnn_load()[0] != 0) {
         printf("1..0 # SKIP %s\n", cudnn_load());
         return 0;
     }
-    TEST(test_cudnn_follows_the_cpu_over_shapes);
-    TEST(test_other_shapes_and_unaligned_arrays_go_to_our_own_kernels);
-    TEST(test_cudnn_sets_its_sums_to_zero_itself);
 #endif
-    TEST(test_the_choice_is_described);
-    TEST(test_who_computes_our_own);
+    int failed = run_tests(argc, argv);
     attention_free();
-    return end_tests();
+    return failed;
 }

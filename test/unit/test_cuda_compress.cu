@@ -7,35 +7,13 @@ device is compared with the CPU's to the bit.
 #include "cuda_both.h"
 
 namespace cpu { extern "C" {
-decltype(::add_error) add_error;
-decltype(::scale_in_place_fp32) scale_in_place_fp32;
-decltype(::round_16) round_16;
-decltype(::widen_16) widen_16;
-decltype(::quantise) quantise;
-decltype(::quantise_fp32) quantise_fp32;
-decltype(::dequantise_sum) dequantise_sum;
-decltype(::dequantise_sum_fp32) dequantise_sum_fp32;
-decltype(::pack_signs) pack_signs;
-decltype(::unpack_signs_sum) unpack_signs_sum;
-decltype(::unpack_signs_sum_fp32) unpack_signs_sum_fp32;
-decltype(::pack_top_k) pack_top_k;
-decltype(::sparse_sum_fp32) sparse_sum_fp32;
-decltype(::skinny_product) skinny_product;
-decltype(::skinny_product_transposed) skinny_product_transposed;
-decltype(::orthonormalise) orthonormalise;
-decltype(::low_rank_apply) low_rank_apply;
-decltype(::momentum_with_error) momentum_with_error;
-decltype(::adamw_update_frozen) adamw_update_frozen;
-decltype(::add_comparison) add_comparison;
+OF_CPU(add_error) OF_CPU(scale_in_place_fp32) OF_CPU(round_16) OF_CPU(widen_16) OF_CPU(quantise) OF_CPU(quantise_fp32)
+OF_CPU(dequantise_sum) OF_CPU(dequantise_sum_fp32) OF_CPU(pack_signs) OF_CPU(unpack_signs_sum) OF_CPU(unpack_signs_sum_fp32)
+OF_CPU(pack_top_k) OF_CPU(sparse_sum_fp32) OF_CPU(skinny_product) OF_CPU(skinny_product_transposed) OF_CPU(orthonormalise)
+OF_CPU(low_rank_apply) OF_CPU(momentum_with_error) OF_CPU(adamw_update_frozen) OF_CPU(add_comparison)
 } }
 
-// Prepares both sides. The device's workspace holds NaN and is no larger than the kernels may use.
-static void start(void) {
-    start_cpu({ 1, 1, 1, 1, 1, 1 });
-    memset(&cuda_layers, 0, sizeof cuda_layers);
-    cuda_layers.workspace = device_bytes(COMPRESS_WORKSPACE);
-    cuda_check(cudaMemset(cuda_layers.workspace, 0xff, COMPRESS_WORKSPACE), "filling the workspace");
-}
+static void start(void) { start_both({ 1, 1, 1, 1, 1, 1 }, COMPRESS_WORKSPACE); }
 // n bytes that are to be overwritten
 static Both<uint32_t> unset_bytes(size_t n) { return both_of(std::vector<uint32_t>(n / 4, 0xa5a5a5a5)); }
 template <typename T> static void expect_the_cpus_bits(const char* what, const Both<T>& b) {
@@ -82,7 +60,7 @@ static void check_16_bits(size_t n) {
         expect_the_cpus_bits("round_16 without an error", out);
     }
 }
-static void test_16_bits(void) {
+TEST(16_bits) {
     check_16_bits(1);
     check_16_bits(1000);
 }
@@ -115,7 +93,7 @@ static void check_blocks(size_t n, int bits) {
     expect_the_cpus_bits("dequantise_sum", out);
     expect_the_cpus_bits("dequantise_sum_fp32", sum);
 }
-static void test_blocks(void) {
+TEST(blocks) {
     for (size_t n : { 1, 255, 256, 257, 3000 }) {
         check_blocks(n, 8);
         check_blocks(n, 4);
@@ -127,7 +105,7 @@ static void test_blocks(void) {
     }
     unaligned_array = -1;
 }
-static void test_blocks_hide_no_inf_or_nan(void) {
+TEST(blocks_hide_no_inf_or_nan) {
     start();
     const size_t n = 1024;
     for (int bits : { 4, 8 }) {
@@ -185,7 +163,7 @@ static void check_signs(size_t n, SignScale kind) {
     run_twice("pack_signs", [&] { pack_signs(one.gpu, NULL, x.gpu, n, kind); }, one);
     expect_bits("pack_signs without an error", result_of(one), std::vector<uint32_t>(got.begin(), got.begin() + words));
 }
-static void test_signs(void) {
+TEST(signs) {
     for (SignScale kind : { SIGN_MEAN, SIGN_RMS })
         for (size_t n : { 1, 31, 32, 33, 256, 3000 }) check_signs(n, kind);
 }
@@ -202,7 +180,7 @@ static void check_top_k(Both<float> x, size_t k) {
     pack_top_k(packed.gpu, in_place.gpu, in_place.gpu, n, k);
     expect_bits("top_k in place", result_of(in_place), std::vector<float>(kept.cpu, kept.cpu + n));
 }
-static void test_top_k(void) {
+TEST(top_k) {
     for (size_t n : { 1, 33, 3000 }) {
         start();
         for (size_t k : { (size_t)1, ceil_div(n, 10), ceil_div(n, 2), n }) check_top_k(varied_both(n), k);
@@ -221,7 +199,7 @@ static void test_top_k(void) {
     start();
     check_top_k(varied_both(140000), 15000); // blocks of several tiles
 }
-static void test_sparse_sum(void) {
+TEST(sparse_sum) {
     start();
     const size_t n = 3000, k = 500;
     Both<uint32_t> rows = unset_bytes(3 * sparse_bytes(k));
@@ -269,7 +247,7 @@ static void check_low_rank(int n, int k, int r) {
     low_rank_apply(out.gpu, NULL, m.gpu, p.gpu, q.gpu, 1, n, k, r);
     expect_bits("low_rank_apply without an error", result_of(m), m.start);
 }
-static void test_low_rank(void) {
+TEST(low_rank) {
     check_low_rank(1, 1, 1);
     check_low_rank(5, 7, 2);
     check_low_rank(130, 33, 4); // three chunks of rows, the last shorter
@@ -283,7 +261,7 @@ static void check_orthonormalise(Both<float> p, int n, int r) {
     run_twice("orthonormalise", [&] { orthonormalise(p.gpu, n, r); }, p);
     expect_near("orthonormalise", p, 64);
 }
-static void test_orthonormalise(void) {
+TEST(orthonormalise) {
     start();
     check_orthonormalise(random_both<float>(1), 1, 1);
     check_orthonormalise(random_both<float>(7 * 3), 7, 3);
@@ -307,7 +285,7 @@ static void test_orthonormalise(void) {
 }
 
 // ---- Adam with a frozen v ----
-static void test_momentum(void) {
+TEST(momentum) {
     start();
     const size_t n = 700;
     Both<float> m = random_both<float>(n), error = random_both<float>(n), x = unset_both<float>(n);
@@ -320,7 +298,7 @@ static void test_momentum(void) {
         expect_near("momentum_with_error", x, 4);
     }
 }
-static void test_adamw_with_a_frozen_v(void) {
+TEST(adamw_with_a_frozen_v) {
     const AdamW a = { 1e-3, 0.9, 0.95, 1e-8, 0.1, 30 };
     for (size_t n : { 1, 700 }) {
         start();
@@ -347,7 +325,7 @@ static void test_adamw_with_a_frozen_v(void) {
 }
 
 // ---- comparison ----
-static void test_comparison(void) {
+TEST(comparison) {
     for (size_t n : { 1, 33, 5000 }) {
         start();
         Both<floatX> x = random_both(n);
@@ -360,20 +338,4 @@ static void test_comparison(void) {
             expect(fabs(got[i] - acc.cpu[i]) <= 1e-12 * (acc.cpu[0] + acc.cpu[1]),
                    "sum %d is %.17g, not %.17g", i, got[i], acc.cpu[i]);
     }
-}
-
-int main(int argc, char** argv) {
-    begin_tests(argc, argv);
-    TEST(test_16_bits);
-    TEST(test_blocks);
-    TEST(test_blocks_hide_no_inf_or_nan);
-    TEST(test_signs);
-    TEST(test_top_k);
-    TEST(test_sparse_sum);
-    TEST(test_low_rank);
-    TEST(test_orthonormalise);
-    TEST(test_momentum);
-    TEST(test_adamw_with_a_frozen_v);
-    TEST(test_comparison);
-    return end_tests();
 }

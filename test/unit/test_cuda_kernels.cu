@@ -15,18 +15,10 @@ of fp32 roundings of the largest result. Arrays have no padding, so that an addr
 #include "../../llmc/device/cuda/stats.cuh"
 #include "cuda_both.h"
 
-// Prepares both sides for these shapes. The device's workspace holds NaN and is no larger than the layers ask for.
 static void start(int B, int T, int C, int NH, int Vp) {
     LayerShapes s = { B, T, C, NH, Vp, 1 };
-    start_cpu(s);
-    memset(&cuda_layers, 0, sizeof cuda_layers);
-    size_t bytes = 0;
-    for (size_t layer : { encoder_workspace_bytes(s), layernorm_workspace_bytes(s), bias_workspace_bytes(s),
-                          attention_own_workspace_bytes(s), stats_workspace_bytes(s) }) bytes = size_max(bytes, layer);
-    cuda_layers.shapes = s;
-    cuda_layers.workspace = device_bytes(bytes);
-    cuda_layers.shared_bytes = 99 << 10;
-    cuda_check(cudaMemset(cuda_layers.workspace, 0xff, bytes), "filling the workspace");
+    start_both(s, std::max({ encoder_workspace_bytes(s), layernorm_workspace_bytes(s), bias_workspace_bytes(s),
+                             attention_own_workspace_bytes(s), stats_workspace_bytes(s) }));
 }
 
 // ---- embeddings ----
@@ -41,14 +33,12 @@ static void check_encoder(int B, int T, int C, int V) {
     for (GradMode mode : both_modes) {
         Both<floatX> dwte = random_both((size_t)V * C), dwpe = gradient_before((size_t)T * C, mode);
         cpu::encoder_backward(dwte.cpu, dwpe.cpu, dout.cpu, tokens.cpu, B, T, C, mode);
-        run_twice("encoder_backward", [&] {
-            encoder_backward(dwte.gpu, dwpe.gpu, dout.gpu, tokens.gpu, B, T, C, mode);
-        }, dwte, dwpe);
+        run_twice("encoder_backward", [&] { encoder_backward(dwte.gpu, dwpe.gpu, dout.gpu, tokens.gpu, B, T, C, mode); }, dwte, dwpe);
         expect_near("encoder_backward's dwte", dwte, B * T);
         expect_near("encoder_backward's dwpe", dwpe, 0); // the same sum in the same order
     }
 }
-static void test_encoder_adds_embeddings_and_sums_their_gradients(void) {
+TEST(encoder_adds_embeddings_and_sums_their_gradients) {
     check_encoder(2, 5, 7, 3);
     check_encoder(1, 1, 1, 1);
     check_encoder(3, 40, 304, 5);   // more channels than a block takes, tokens that occur often
@@ -106,7 +96,7 @@ static void check_encoder_in_parts(int B, int T, int C, int V, int Vp, int parts
     }
     expect_bits("the sum of encoder_part_forward", result_of(sum), result_of(whole));
 }
-static void test_encoder_in_parts_has_the_bits_of_the_whole(void) {
+TEST(encoder_in_parts_has_the_bits_of_the_whole) {
     check_encoder_in_parts(2, 9, 7, 11, 12, 1);
     check_encoder_in_parts(2, 9, 16, 11, 12, 2);
     check_encoder_in_parts(2, 9, 7, 5, 12, 4);        // the last two parts have nothing but padding
@@ -148,7 +138,7 @@ static void check_layernorm(int N, int C, float mean_of_x) {
         expect_near("layernorm's db", db, slack + 2 * sqrt(N));
     }
 }
-static void test_layernorm_adds_the_residual_and_normalises(void) {
+TEST(layernorm_adds_the_residual_and_normalises) {
     check_layernorm(5, 19, 0);
     check_layernorm(1, 8, 0);
     check_layernorm(3, 1, 0);
@@ -162,7 +152,7 @@ static void test_layernorm_adds_the_residual_and_normalises(void) {
 }
 // Rows around each limit: of the shared memory that forward may have, for eight rows and for one, and of what backward's threads
 // keep, of two rows, of one, and of any.
-static void test_layernorm_of_rows_around_its_limits(void) {
+TEST(layernorm_of_rows_around_its_limits) {
     const int eight = LAYERNORM_SHARED / 8 / sizeof(floatX), one = LAYERNORM_SHARED / sizeof(floatX);
     const int two = (int)LAYERNORM_THREADS / 2 * VEC, thread_each = 1024;
     for (int C : { two, thread_each }) {
@@ -212,7 +202,7 @@ static void check_bias_backward(int N, int OC) {
         expect_near("a bias's gradient", dbias, 8 + 2 * sqrt(N));
     }
 }
-static void test_bias_and_gelu_follow_a_product_and_their_gradients_precede_one(void) {
+TEST(bias_and_gelu_follow_a_product_and_their_gradients_precede_one) {
     check_bias_gelu(1, 1);
     check_bias_gelu(5, 33);
     check_bias_gelu(3, 64);
@@ -278,18 +268,16 @@ static void check_attention(int B, int T, int NH, int HS, float std) {
     Both<floatX> o = as_input(out);
     Both<float> s = as_input(stats);
     cpu::attention_backward(dqkv.cpu, dout.cpu, qkv.cpu, o.cpu, s.cpu, B, T, C, NH);
-    run_twice("attention_backward", [&] {
-        attention_own_backward(dqkv.gpu, dout.gpu, qkv.gpu, o.gpu, s.gpu, B, T, C, NH);
-    }, dqkv);
+    run_twice("attention_backward", [&] { attention_own_backward(dqkv.gpu, dout.gpu, qkv.gpu, o.gpu, s.gpu, B, T, C, NH); }, dqkv);
     expect_near("attention's dqkv", dqkv, 4 * slack, rounding.dqkv);
 }
 // Kernels are compiled for three ranges of head sizes, and each with and without vectors. (The next test has those with.)
-static void test_attention_of_every_head_size(void) {
+TEST(attention_of_every_head_size) {
     for (int size : { 3, 33, 77 }) check_attention(1, 35, 2, size, 1);
     if (quick) return;
     for (int size : { 1, 8, 16, 31, 32, 63, 64, 65, 80, 127, 128 }) check_attention(1, 35, 2, size, 1);
 }
-static void test_attention_over_lengths_around_a_tile(void) {
+TEST(attention_over_lengths_around_a_tile) {
     check_attention(1, 1, 1, 1, 1);
     check_attention(2, 1, 3, 16, 1);
     check_attention(2, 64, 1, 16, 1);
@@ -299,7 +287,7 @@ static void test_attention_over_lengths_around_a_tile(void) {
     check_attention(1, 97, 1, 128, 1);
 }
 // Its blocks have 64 rows in warps of 16; tiles have 64 or 32 rows, and two tiles are in shared memory.
-static void test_attention_of_64_channels_over_lengths_around_a_tile(void) {
+TEST(attention_of_64_channels_over_lengths_around_a_tile) {
     check_attention(1, 130, 1, 64, 1);
     if (quick) return;
     check_attention(1, 1, 1, 64, 1);
@@ -307,7 +295,7 @@ static void test_attention_of_64_channels_over_lengths_around_a_tile(void) {
     check_attention(1, 32, 1, 64, 1);
     check_attention(1, 200, 1, 64, 1);
 }
-static void test_attention_survives_scores_that_exp_alone_would_overflow(void) {
+TEST(attention_survives_scores_that_exp_alone_would_overflow) {
     check_attention(1, 70, 1, 16, 8);
     if (!quick) check_attention(1, 70, 1, 64, 8);
 }
@@ -341,7 +329,7 @@ static void check_classifier(int N, int V, int Vp) {
     classifier_forward_backward(losses.gpu, logits.gpu, targets.gpu, 0.125f, N, V, Vp);
     expect_bits("dlogits of a row that does not fit in shared memory", result_of(logits), in_shared);
 }
-static void test_classifier_is_cross_entropy_over_the_vocabulary_without_its_padding(void) {
+TEST(classifier_is_cross_entropy_over_the_vocabulary_without_its_padding) {
     check_classifier(3, 50, 64);
     check_classifier(1, 1, 1);
     check_classifier(4, 129, 130);
@@ -365,7 +353,7 @@ static void check_classifier_around(size_t bytes, int shared_bytes) {
         expect_near("its dlogits", logits, 32);
     }
 }
-static void test_classifier_at_the_limits_of_shared_memory(void) {
+TEST(classifier_at_the_limits_of_shared_memory) {
     const size_t of_warps = WARP * sizeof(float);
     int most;
     cuda_check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0), "a block's shared memory");
@@ -375,7 +363,7 @@ static void test_classifier_at_the_limits_of_shared_memory(void) {
     }
     check_classifier_around((48 << 10) - of_warps, 48 << 10); // a GPU that gives no block more
 }
-static void test_classifier_hides_no_inf_or_nan(void) {
+TEST(classifier_hides_no_inf_or_nan) {
     for (float bad : { NAN, INFINITY, -INFINITY }) {
         start(1, 1, 1, 1, 64);
         Both<floatX> logits = random_both(64);
@@ -422,9 +410,7 @@ static void check_classifier_in_parts(int N, int V, int Vp, int parts, float apa
         part.push_back(columns_of(logits, N, Vp, range));
         Both<float> stats = unset_both<float>(3 * (size_t)N);
         cpu::classifier_part_stats(stats.cpu, part[q].cpu, targets.cpu, range, N, V);
-        run_twice("classifier_part_stats", [&] {
-            classifier_part_stats(stats.gpu, part[q].gpu, targets.gpu, range, N, V);
-        }, stats);
+        run_twice("classifier_part_stats", [&] { classifier_part_stats(stats.gpu, part[q].gpu, targets.gpu, range, N, V); }, stats);
         expect_stats(stats);
         expect_bits("logits that only numbers were made of", result_of(part[q]), part[q].start);
         for (float x : result_of(stats)) gathered.push_back(x);
@@ -449,7 +435,7 @@ static void check_classifier_in_parts(int N, int V, int Vp, int parts, float apa
     expect_bits("losses of one part", result_of(losses), result_of(of_whole));
     expect_bits("dlogits of one part", result_of(part[0]), result_of(logits));
 }
-static void test_classifier_in_parts_is_the_classifier(void) {
+TEST(classifier_in_parts_is_the_classifier) {
     check_classifier_in_parts(5, 50, 64, 1, 0);
     check_classifier_in_parts(5, 9001, 9088, 1, 0); // more than a block takes at once
     check_classifier_in_parts(5, 50, 64, 2, 100);   // exponentials that would overflow beside the other maximum
@@ -507,10 +493,10 @@ static void check_masked_rows(int counts, int parts) {
     expect_bits("losses beside masked rows and gradients", got.again, want.again);
     expect_bits("dlogits beside masked rows", got.dlogits, want.dlogits);
 }
-static void test_classifier_and_its_parts_leave_out_masked_rows(void) {
+TEST(classifier_and_its_parts_leave_out_masked_rows) {
     for (int parts : { 0, 1, 2, 4 }) for (int counts : { 0, 1, 3 }) check_masked_rows(counts, parts);
 }
-static void test_a_part_hides_no_inf_or_nan_from_the_others(void) {
+TEST(a_part_hides_no_inf_or_nan_from_the_others) {
     for (float bad : { NAN, INFINITY, -INFINITY }) {
         start(1, 1, 1, 1, 128);
         Both<floatX> other = random_both(64);
@@ -550,7 +536,7 @@ static void expect_same_optimizer(const char* what, Optimizer& a, Optimizer& b) 
     expect_bits(what, result_of(a.m), result_of(b.m));
     expect_bits(what, result_of(a.v), result_of(b.v));
 }
-static void test_adamw_follows_the_cpu(void) {
+TEST(adamw_follows_the_cpu) {
     const size_t sizes[5] = { 1, 7, 8, 1000, 4099 };
     start(1, 1, 1, 1, 1);
     for (size_t n : sizes) {
@@ -566,7 +552,7 @@ static void test_adamw_follows_the_cpu(void) {
         }
     }
 }
-static void test_adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit(void) {
+TEST(adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit) {
     const size_t n = 2051;
     start(1, 1, 1, 1, 1);
     Optimizer whole = random_optimizer(n, 1, 0);
@@ -582,7 +568,7 @@ static void test_adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit(void) {
     expect_same_optimizer("AdamW of arrays that are not aligned", elsewhere, whole);
 }
 // fp32 params and widened gradients, as a sharded stage updates them.
-static void test_adamw_of_fp32_gives_the_master_weights_to_the_bit(void) {
+TEST(adamw_of_fp32_gives_the_master_weights_to_the_bit) {
     start(1, 1, 1, 1, 1);
     for (size_t n : { 1, 8, 4099 }) {
         for (size_t place = 0; place < 4; place++) { // the arrays' alignment must not change the result
@@ -601,7 +587,7 @@ static void test_adamw_of_fp32_gives_the_master_weights_to_the_bit(void) {
         }
     }
 }
-static void test_adamw_without_params_gives_the_same_master_weights_to_the_bit(void) {
+TEST(adamw_without_params_gives_the_same_master_weights_to_the_bit) {
     start(1, 1, 1, 1, 1);
     for (size_t n : { 1, 8, 4099 }) {
         for (size_t place = 0; place < 2; place++) {
@@ -622,7 +608,7 @@ static void test_adamw_without_params_gives_the_same_master_weights_to_the_bit(v
     }
 }
 // What --cpu-offload updates: the host's form as the GPU's compiler made it, against the CPU's layers.
-static void test_adamw_of_shards_on_the_host_gives_the_bits_of_the_cpu(void) {
+TEST(adamw_of_shards_on_the_host_gives_the_bits_of_the_cpu) {
     start(1, 1, 1, 1, 1);
     for (size_t n : { 1, 8193, 16390 }) {
         for (size_t no_decay : { (size_t)0, (size_t)8197, n }) { // 8197: in the second slice
@@ -643,7 +629,7 @@ static void test_adamw_of_shards_on_the_host_gives_the_bits_of_the_cpu(void) {
         }
     }
 }
-static void test_adamw_changes_nothing_when_the_step_is_skipped(void) {
+TEST(adamw_changes_nothing_when_the_step_is_skipped) {
     start(1, 1, 1, 1, 1);
     Optimizer o = random_optimizer(100, 0, 0), before = random_optimizer(100, 0, 0);
     o.grads.start[7] = to_floatX(NAN);
@@ -655,7 +641,7 @@ static void test_adamw_changes_nothing_when_the_step_is_skipped(void) {
 }
 
 // ---- numbers about a step ----
-static void test_sums_depend_on_the_number_of_elements_alone(void) {
+TEST(sums_depend_on_the_number_of_elements_alone) {
     const size_t sizes[6] = { 0, 1, 7, 1000, 10003, 150001 };
     start(1, 1, 1, 1, 1);
     for (size_t n : sizes) {
@@ -685,7 +671,7 @@ static void test_sums_depend_on_the_number_of_elements_alone(void) {
     }
 }
 // In either type: --cpu-offload sums shards on the host.
-static void test_sums_on_the_host_have_the_bits_of_the_cpu(void) {
+TEST(sums_on_the_host_have_the_bits_of_the_cpu) {
     start(1, 1, 1, 1, 1);
     for (size_t n : { 0, 1, 1000, 33001 }) {
         Both<floatX> x = random_both(n, 0.5f);
@@ -699,7 +685,7 @@ static void test_sums_on_the_host_have_the_bits_of_the_cpu(void) {
     }
 }
 // An array's alignment decides which thread reads what, and nothing else.
-static void test_arrays_are_scaled_and_added_to_the_bit_as_on_the_cpu(void) {
+TEST(arrays_are_scaled_and_added_to_the_bit_as_on_the_cpu) {
     start(1, 1, 1, 1, 1);
     for (size_t n : { 0, 1, 7, 8, 1000, 4099 }) {
         for (size_t place = 0; place < 4; place++) {
@@ -719,7 +705,7 @@ static void test_arrays_are_scaled_and_added_to_the_bit_as_on_the_cpu(void) {
         }
     }
 }
-static void test_clipping_follows_the_cpu_to_the_bit(void) {
+TEST(clipping_follows_the_cpu_to_the_bit) {
     const double squares[7] = { 0, 4, 2, 1e-12, 1e12, INFINITY, NAN };
     start(1, 1, 1, 1, 1);
     for (double square : squares) {
@@ -737,7 +723,7 @@ static void test_clipping_follows_the_cpu_to_the_bit(void) {
         }
     }
 }
-static void test_casts_round_as_the_cpu_does(void) {
+TEST(casts_round_as_the_cpu_does) {
     start(1, 1, 1, 1, 1);
     for (size_t offset : { 0, 1 }) {
         Both<float> wide = random_both<float>(1003, 0, 1, offset), back = unset_both<float>(1003);
@@ -755,52 +741,15 @@ static void test_casts_round_as_the_cpu_does(void) {
 
 // ---- alignment ----
 // One array after the other is not aligned to 16 bytes, and no kernel may read 16 bytes at once from it.
-static void test_arrays_that_are_not_aligned_are_read_element_by_element(void) {
-    void (*checks[9])(void) = {
-        [] { check_encoder(1, 3, 16, 3); },
-        [] { check_layernorm(2, 16, 0); },
-        [] { check_bias_gelu(2, 16); },
-        [] { check_bias_backward(2, 16); },
-        [] { check_classifier(3, 10, 16); },
-        [] { check_encoder_in_parts(1, 3, 16, 3, 4, 2); },
-        [] { check_classifier_in_parts(3, 27, 32, 2, 0); },
-        [] { check_attention(1, 3, 1, 16, 1); },
-        [] { check_attention(1, 3, 1, 64, 1); },
+TEST(arrays_that_are_not_aligned_are_read_element_by_element) {
+    if (quick) return;
+    void (*checks[])(void) = {
+        [] { check_encoder(1, 3, 16, 3); }, [] { check_encoder_in_parts(1, 3, 16, 3, 4, 2); }, [] { check_layernorm(2, 16, 0); },
+        [] { check_bias_gelu(2, 16); }, [] { check_bias_backward(2, 16); }, [] { check_classifier(3, 10, 16); },
+        [] { check_classifier_in_parts(3, 27, 32, 2, 0); }, [] { check_attention(1, 3, 1, 16, 1); }, [] { check_attention(1, 3, 1, 64, 1); },
     };
     for (void (*check)(void) : checks) {
         for (unaligned_array = 0; unaligned_array == 0 || unaligned_array < arrays; unaligned_array++) check();
     }
     unaligned_array = -1;
-}
-
-int main(int argc, char** argv) {
-    begin_tests(argc, argv);
-    TEST(test_encoder_adds_embeddings_and_sums_their_gradients);
-    TEST(test_encoder_in_parts_has_the_bits_of_the_whole);
-    TEST(test_layernorm_adds_the_residual_and_normalises);
-    TEST(test_layernorm_of_rows_around_its_limits);
-    TEST(test_bias_and_gelu_follow_a_product_and_their_gradients_precede_one);
-    TEST(test_attention_of_every_head_size);
-    TEST(test_attention_over_lengths_around_a_tile);
-    TEST(test_attention_of_64_channels_over_lengths_around_a_tile);
-    TEST(test_attention_survives_scores_that_exp_alone_would_overflow);
-    TEST(test_classifier_is_cross_entropy_over_the_vocabulary_without_its_padding);
-    TEST(test_classifier_at_the_limits_of_shared_memory);
-    TEST(test_classifier_hides_no_inf_or_nan);
-    TEST(test_classifier_in_parts_is_the_classifier);
-    TEST(test_classifier_and_its_parts_leave_out_masked_rows);
-    TEST(test_a_part_hides_no_inf_or_nan_from_the_others);
-    TEST(test_adamw_follows_the_cpu);
-    TEST(test_adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit);
-    TEST(test_adamw_of_fp32_gives_the_master_weights_to_the_bit);
-    TEST(test_adamw_without_params_gives_the_same_master_weights_to_the_bit);
-    TEST(test_adamw_of_shards_on_the_host_gives_the_bits_of_the_cpu);
-    TEST(test_adamw_changes_nothing_when_the_step_is_skipped);
-    TEST(test_sums_depend_on_the_number_of_elements_alone);
-    TEST(test_sums_on_the_host_have_the_bits_of_the_cpu);
-    TEST(test_arrays_are_scaled_and_added_to_the_bit_as_on_the_cpu);
-    TEST(test_clipping_follows_the_cpu_to_the_bit);
-    TEST(test_casts_round_as_the_cpu_does);
-    if (!quick) TEST(test_arrays_that_are_not_aligned_are_read_element_by_element);
-    return end_tests();
 }

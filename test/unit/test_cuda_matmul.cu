@@ -10,12 +10,7 @@ algorithm that cuBLASLt offers, with its epilogues and with our kernels instead;
 static void start(int N, int OC) {
     LayerShapes s = { 1, N, (OC + 3) / 4, 1, 1, 1 };
     if (cuda_matmul.handle != NULL) matmul_free();
-    start_cpu(s);
-    size_t bytes = size_max(MATMUL_WORKSPACE, bias_workspace_bytes(s));
-    memset(&cuda_layers, 0, sizeof cuda_layers);
-    cuda_layers.shapes = s;
-    cuda_layers.workspace = device_bytes(bytes);
-    cuda_check(cudaMemset(cuda_layers.workspace, 0xff, bytes), "filling the workspace");
+    start_both(s, size_max(MATMUL_WORKSPACE, bias_workspace_bytes(s)));
     cuda_check(cudaDeviceSynchronize(), "filling the workspace");
     // not the default stream, which every copy waits for
     if (compute_stream == NULL) cuda_check(cudaStreamCreateWithFlags(&compute_stream, cudaStreamNonBlocking), "a stream");
@@ -148,16 +143,16 @@ static void check_backward_weight(int N, int C, int OC) {
 static const int shapes[][3] = { // N, C, OC
     { 1, 1, 1 }, { 1, 16, 32 }, { 5, 7, 3 }, { 33, 17, 65 }, { 2, 8, 8 }, { 64, 32, 96 }, { 96, 48, 64 }, { 40, 24, 130 },
 };
-static void test_products_with_bias_and_gelu_in_every_way(void) {
+TEST(products_with_bias_and_gelu_in_every_way) {
     for (const int* s : shapes) check_forward(s[0], s[1], s[2]);
 }
-static void test_gradients_of_inputs_in_every_way(void) {
+TEST(gradients_of_inputs_in_every_way) {
     for (const int* s : shapes) check_backward_input(s[0], s[1], s[2]);
 }
-static void test_gradients_of_weights_and_biases_set_or_add_in_every_way(void) {
+TEST(gradients_of_weights_and_biases_set_or_add_in_every_way) {
     for (const int* s : shapes) check_backward_weight(s[0], s[1], s[2]);
 }
-static void test_products_in_fp32_are_not_rounded_to_floatX(void) {
+TEST(products_in_fp32_are_not_rounded_to_floatX) {
     for (const int* s : shapes) {
         check_forward_fp32(s[0], s[1], s[2]);
         check_backward_input_fp32(s[0], s[1], s[2]);
@@ -191,7 +186,7 @@ static void check_chunks(GradMode mode, bool chunked, double slack) {
 // Sums on the way are about 8 sqrt(N/2) = 53, the largest result 0.2. N additions round there, on either side: by 53 / 0.2 sqrt(N),
 // 2,500 roundings of the result, as a standard deviation, of which the worst of 640 elements has several. A sum that is rounded to 16
 // bits on the way is off by 100,000.
-static void test_chunks_of_a_weight_gradient_are_rounded_once(void) {
+TEST(chunks_of_a_weight_gradient_are_rounded_once) {
     const double slack = 16000;
     for (GradMode mode : both_modes) check_chunks(mode, true, slack);
     if (!NEEDS_MASTER || failures_in_test > 0) return;
@@ -201,7 +196,7 @@ static void test_chunks_of_a_weight_gradient_are_rounded_once(void) {
     failures_in_test = 0;
     expect(found, "a sum that is rounded after each chunk passes this test");
 }
-static void test_arrays_that_are_not_aligned(void) {
+TEST(arrays_that_are_not_aligned) {
     void (*checks[5])(void) = {
         [] { check_forward(8, 16, 24); }, [] { check_backward_input(8, 16, 24); }, [] { check_backward_weight(8, 16, 24); },
         [] { check_forward_fp32(8, 16, 24); }, [] { check_backward_input_fp32(8, 16, 24); },
@@ -249,7 +244,7 @@ static void check_step(bool tries, int timed_wanted) {
     check_layer(24, 32);
     expect(timed_plans() == timed_wanted, "%d plans were timed, not %d", timed_plans(), timed_wanted);
 }
-static void test_only_what_is_overwritten_is_timed(void) {
+TEST(only_what_is_overwritten_is_timed) {
     check_step(true, 5); // dinp, and the others with their epilogues and alone
     check_step(false, 0);
 }
@@ -281,12 +276,12 @@ static void check_prepared(LayerShapes s, int timed_wanted) {
     check_layer(C, 2 * C); // no layer of a model
     expect(plans_in_use() > timed_wanted && timed_plans() == timed_wanted, "another shape was timed");
 }
-static void test_every_product_of_a_step_is_tried_before_it(void) {
+TEST(every_product_of_a_step_is_tried_before_it) {
     // a layer has five (forward, dinp, dw; two of them also without epilogue), fcproj a sixth, the classifier three
     check_prepared(small_model, 24);
 }
 // One of two ranks that share the model: its partial products, in both precisions, with and without the bias that one rank adds.
-static void test_partial_products_are_tried_too(void) {
+TEST(partial_products_are_tried_too) {
     const int N = 16, C = 32, Vp = 64;
     LayerShapes s = { 2, 8, C, 2, Vp, 2 };
     prepare(s, false);
@@ -307,7 +302,7 @@ static void test_partial_products_are_tried_too(void) {
     expect(timed == 21 + (NEEDS_MASTER ? 4 : 0), "%d plans were timed", timed);
     expect(plans_in_use() == timed, "training makes %d plans that were not tried", plans_in_use() - timed);
 }
-static void test_deterministic_runs_time_nothing_and_leave_biases_to_our_kernel(void) {
+TEST(deterministic_runs_time_nothing_and_leave_biases_to_our_kernel) {
     prepare(small_model, true);
     check_layer(32, 96);
     expect(timed_plans() == 0, "%d plans were timed in a deterministic run", timed_plans());
@@ -319,7 +314,7 @@ static void test_deterministic_runs_time_nothing_and_leave_biases_to_our_kernel(
 #ifdef CUDA_EMULATOR
 // Algorithm 2 comes first. It fails when it is run, and leaves an error of the runtime behind; or its result says not to
 // use it.
-static void test_candidates_that_fail_are_skipped(void) {
+TEST(candidates_that_fail_are_skipped) {
     for (const char* setting : { "CUDA_EMULATOR_CUBLASLT_FAILS", "CUDA_EMULATOR_CUBLASLT_INVALID" }) {
         setenv(setting, "4", 1);
         prepare(small_model, false);
@@ -334,7 +329,7 @@ static void test_candidates_that_fail_are_skipped(void) {
 }
 #endif
 // Layers of one shape share a plan, but not their biases.
-static void test_each_call_has_its_own_bias_and_gelu_input(void) {
+TEST(each_call_has_its_own_bias_and_gelu_input) {
     const int N = 8, C = 16, OC = 24;
     start(N, OC);
     Both<floatX> inp = random_both((size_t)N * C), w = random_both((size_t)OC * C);
@@ -349,7 +344,7 @@ static void test_each_call_has_its_own_bias_and_gelu_input(void) {
         expect_near("dbias", dbias, of_sum(N));
     }
 }
-static void test_plans_of_training_outlive_those_of_sampling(void) {
+TEST(plans_of_training_outlive_those_of_sampling) {
     const int N = 2 * MATMUL_PLANS, C = 8;
     start(N, C);
     Both<floatX> inp = random_both((size_t)N * C), w = random_both((size_t)C * C), out = unset_both((size_t)N * C);
@@ -360,24 +355,4 @@ static void test_plans_of_training_outlive_those_of_sampling(void) {
     }
     expect_near("products of many lengths", out, of_sum(C));
     expect(timed_plans() == 1, "%d plans are timed, not 1", timed_plans());
-}
-
-int main(int argc, char** argv) {
-    begin_tests(argc, argv);
-    TEST(test_products_with_bias_and_gelu_in_every_way);
-    TEST(test_gradients_of_inputs_in_every_way);
-    TEST(test_gradients_of_weights_and_biases_set_or_add_in_every_way);
-    TEST(test_products_in_fp32_are_not_rounded_to_floatX);
-    TEST(test_chunks_of_a_weight_gradient_are_rounded_once);
-    TEST(test_arrays_that_are_not_aligned);
-    TEST(test_only_what_is_overwritten_is_timed);
-    TEST(test_every_product_of_a_step_is_tried_before_it);
-    TEST(test_partial_products_are_tried_too);
-    TEST(test_deterministic_runs_time_nothing_and_leave_biases_to_our_kernel);
-#ifdef CUDA_EMULATOR
-    TEST(test_candidates_that_fail_are_skipped);
-#endif
-    TEST(test_each_call_has_its_own_bias_and_gelu_input);
-    TEST(test_plans_of_training_outlive_those_of_sampling);
-    return end_tests();
 }

@@ -3,9 +3,10 @@
 #include "test_folder.h"
 
 #define VOCABULARY 65536
+// A failed test leaves loaders' threads behind, on a stack that the next test would use.
+void before_all(void) { setenv("CMOCKA_TEST_ABORT", "1", 1); }
 
 // ---- files ----
-
 // Writes n tokens first, first+1, ..., so that the first token of a row says which window it is.
 static const char* write_tokens(const char* name, int first, size_t n) {
     const char* path = in_folder(name);
@@ -13,8 +14,7 @@ static const char* write_tokens(const char* name, int first, size_t n) {
     for (size_t i = 0; i < n; i++) tokens[i] = first + (int)i;
     TokenWriter w = token_writer_open(path);
     token_writer_append(&w, tokens, n);
-    token_writer_close(&w);
-    free(tokens);
+    token_writer_close(&w); free(tokens);
     return path;
 }
 
@@ -24,9 +24,8 @@ static DataShape shape(int B, int T, long long global_batch, int rank, int ranks
 }
 
 // ---- training ----
-
-// Reads one rank's part of the next global batch: the first token of each row goes to its position in windows (global_batch).
-// Every row must have consecutive tokens, and every target the token after its input.
+// Reads one rank's part of the next global batch: the first token of each row goes to its position in windows (global_batch). Every row
+// must have consecutive tokens, and every target the token after its input.
 static void next_windows(DataLoader* d, int* windows) {
     DataShape s = d->shape;
     for (int m = 0; m < d->accumulation; m++) {
@@ -34,9 +33,8 @@ static void next_windows(DataLoader* d, int* windows) {
         assert_int_equal(d->valid, s.B * s.T);
         for (int b = 0; b < s.B; b++) {
             const int *inputs = d->inputs + b * s.T, *targets = d->targets + b * s.T;
-            for (int t = 0; t < s.T; t++) {
+            for (int t = 0; t < s.T; t++)
                 if (inputs[t] != inputs[0] + t || targets[t] != inputs[t] + 1) fail_msg("row %d is not consecutive at %d", b, t);
-            }
             windows[(m * s.ranks + s.rank) * s.B + b] = inputs[0];
         }
     }
@@ -71,19 +69,16 @@ static int* windows_of_ranks(const char* path, DataShape s, long long epoch, lon
     }
     return windows;
 }
-
 TEST(ranks_together_see_what_one_rank_sees) {
     const int T = 5, G = 840, steps = 5, lengths[] = { 840, 841, 1679, 2003 }; // 840: a multiple of 1 to 8
     for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {
         const char* path = write_tokens("ranks.bin", 0, (size_t)(lengths[k] * T + 1) + k % (size_t)T);
         int* expected = windows_of_one_rank(path, shape(1, T, G, 0, 1), 0, 0, steps);
-        for (int ranks = 1; ranks <= 8; ranks++) {
-            for (int B = 1; B <= 15; B += 7) { // 1, 8, 15
-                if (G % (ranks * B) != 0) continue;
-                int* together = windows_of_ranks(path, shape(B, T, G, 0, ranks), 0, 0, steps);
-                assert_memory_equal(together, expected, (size_t)(steps * G) * sizeof(int));
-                free(together);
-            }
+        for (int ranks = 1; ranks <= 8; ranks++) for (int B = 1; B <= 15; B += 7) { // 1, 8, 15
+            if (G % (ranks * B) != 0) continue;
+            int* together = windows_of_ranks(path, shape(B, T, G, 0, ranks), 0, 0, steps);
+            assert_memory_equal(together, expected, (size_t)(steps * G) * sizeof(int));
+            free(together);
         }
         free(expected);
     }
@@ -121,26 +116,19 @@ static void check_epochs_of_ranks(const char* path, int n, int B, int G, int ran
                 assert_in_range(windows[i], 0, n - 1);
                 assert_int_equal(seen[epoch * n + windows[i]]++, 0); // neither by this rank nor by one before it
             }
-            free(windows);
-            free(repeated);
+            free(windows); free(repeated);
         }
-        dataloader_free(&d);
-        dataloader_free(&again);
+        dataloader_free(&d); dataloader_free(&again);
     }
     free(seen);
 }
-
 TEST(ranks_share_no_sequence_and_do_equally_many_steps) {
-    for (int ranks = 1; ranks <= 8; ranks++) {
-        for (int B = 1; B <= 3; B += 2) {
-            for (int accumulation = 1; accumulation <= 2; accumulation++) {
-                int G = ranks * B * accumulation;
-                const int lengths[] = { G, G + 1, 2 * G - 1, 2 * G, 3 * G + G / 2, 101 };
-                for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {
-                    const char* path = write_tokens("share.bin", 0, (size_t)(lengths[k] * 3 + 1) + k % 3);
-                    check_epochs_of_ranks(path, lengths[k], B, G, ranks);
-                }
-            }
+    for (int ranks = 1; ranks <= 8; ranks++) for (int B = 1; B <= 3; B += 2) for (int accumulation = 1; accumulation <= 2; accumulation++) {
+        int G = ranks * B * accumulation;
+        const int lengths[] = { G, G + 1, 2 * G - 1, 2 * G, 3 * G + G / 2, 101 };
+        for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {
+            const char* path = write_tokens("share.bin", 0, (size_t)(lengths[k] * 3 + 1) + k % 3);
+            check_epochs_of_ranks(path, lengths[k], B, G, ranks);
         }
     }
 }
@@ -149,33 +137,28 @@ TEST(any_number_of_ranks_continues_in_the_middle_of_the_second_epoch) {
     const int T = 2, G = 840, steps = 8, stopped = 5; // 3 steps an epoch: the second has one more to go
     const char* path = write_tokens("continue.bin", 0, (size_t)((3 * G + 17) * T + 1));
     int* whole = windows_of_one_rank(path, shape(1, T, G, 0, 1), 0, 0, steps);
-    for (int ranks = 1; ranks <= 8; ranks++) {
-        for (int B = 1; B <= G / ranks; B *= G / ranks) { // many micro-batches, or one
-            int* rest = windows_of_ranks(path, shape(B, T, G, 0, ranks), 1, 2 * G, steps - stopped);
-            assert_memory_equal(rest, whole + stopped * G, (size_t)((steps - stopped) * G) * sizeof(int));
-            free(rest);
-        }
+    for (int ranks = 1; ranks <= 8; ranks++) for (int B = 1; B <= G / ranks; B *= G / ranks) { // many micro-batches, or one
+        int* rest = windows_of_ranks(path, shape(B, T, G, 0, ranks), 1, 2 * G, steps - stopped);
+        assert_memory_equal(rest, whole + stopped * G, (size_t)((steps - stopped) * G) * sizeof(int));
+        free(rest);
     }
     free(whole);
 }
 
 TEST(no_sequence_is_seen_twice_in_an_epoch) {
     const int T = 3, lengths[] = { 1, 2, 3, 7, 16, 31, 100, 257, 1009 };
-    for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {
-        for (int G = 1; G <= lengths[k]; G = 2 * G + 1) {
-            int n = lengths[k], steps = n / G;
-            const char* path = write_tokens("epoch.bin", 7, (size_t)(n * T + 1 + (int)k % T));
-            for (int epoch = 0; epoch < 3; epoch++) {
-                int* windows = windows_of_one_rank(path, shape(1, T, G, 0, 1), epoch, 0, steps);
-                int* seen = xcalloc((size_t)n, sizeof(int));
-                for (int i = 0; i < steps * G; i++) {
-                    assert_int_equal((windows[i] - 7) % T, 0);
-                    assert_in_range((windows[i] - 7) / T, 0, n - 1);
-                    assert_int_equal(seen[(windows[i] - 7) / T]++, 0);
-                }
-                free(seen);
-                free(windows);
+    for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) for (int G = 1; G <= lengths[k]; G = 2 * G + 1) {
+        int n = lengths[k], steps = n / G;
+        const char* path = write_tokens("epoch.bin", 7, (size_t)(n * T + 1 + (int)k % T));
+        for (int epoch = 0; epoch < 3; epoch++) {
+            int* windows = windows_of_one_rank(path, shape(1, T, G, 0, 1), epoch, 0, steps);
+            int* seen = xcalloc((size_t)n, sizeof(int));
+            for (int i = 0; i < steps * G; i++) {
+                assert_int_equal((windows[i] - 7) % T, 0);
+                assert_in_range((windows[i] - 7) / T, 0, n - 1);
+                assert_int_equal(seen[(windows[i] - 7) / T]++, 0);
             }
+            free(seen); free(windows);
         }
     }
 }
@@ -187,12 +170,10 @@ TEST(epochs_and_seeds_have_orders_of_their_own) {
     other.seed++;
     int* orders[4] = { windows_of_one_rank(path, s, 0, 0, 1), windows_of_one_rank(path, s, 1, 0, 1),
                        windows_of_one_rank(path, other, 0, 0, 1), windows_of_one_rank(path, other, 1, 0, 1) };
-    for (int a = 0; a < 4; a++) {
-        for (int b = 0; b < a; b++) {
-            int same = 0;
-            for (int i = 0; i < n; i++) same += orders[a][i] == orders[b][i];
-            assert_in_range(same, 0, 10); // two random orders share one place on average
-        }
+    for (int a = 0; a < 4; a++) for (int b = 0; b < a; b++) {
+        int same = 0;
+        for (int i = 0; i < n; i++) same += orders[a][i] == orders[b][i];
+        assert_in_range(same, 0, 10); // two random orders share one place on average
     }
     for (int a = 0; a < 4; a++) free(orders[a]);
 }
@@ -238,13 +219,10 @@ TEST(another_batch_size_continues_where_the_first_stopped) {
     assert_memory_equal(rest, epoch + 40, 5 * 12 * sizeof(int)); // no repetition, no gap
     int* next = windows_of_one_rank(path, shape(1, 4, 12, 0, 1), 2, 0, 1);
     assert_memory_equal(rest + 5 * 12, next, 12 * sizeof(int));  // what is left of 100 is less than a step
-    free(epoch);
-    free(rest);
-    free(next);
+    free(epoch); free(rest); free(next);
 }
 
 static int compare_ints(const void* a, const void* b) { return *(const int*)a - *(const int*)b; }
-
 TEST(shards_are_read_in_the_order_of_their_names_and_windows_stay_inside) {
     const int T = 10;
     write_tokens("shard_b.bin", 1000, 35);  // 3 windows
@@ -273,7 +251,6 @@ TEST(shards_are_read_in_the_order_of_their_names_and_windows_stay_inside) {
 }
 
 // ---- evaluation ----
-
 // Every token except the first is a target once, in its place; padding has input 0 and target -1.
 static void check_evaluation(const char* path, int n, int B, int T, int G, int ranks) {
     char* counted = xcalloc((size_t)n, 1);
@@ -306,7 +283,6 @@ static void check_evaluation(const char* path, int n, int B, int T, int G, int r
     for (int i = 1; i < n; i++) assert_int_equal(counted[i], 2);
     free(counted);
 }
-
 TEST(evaluation_covers_every_token_once_however_few_there_are) {
     const int lengths[] = { 2, 3, 8, 9, 10, 17, 40, 65, 100 };
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
@@ -319,7 +295,6 @@ TEST(evaluation_covers_every_token_once_however_few_there_are) {
 }
 
 // ---- text ----
-
 TEST(text_is_tokenised_after_an_end_of_text_token) {
     Tokenizer tokenizer;
     tokenizer_open(&tokenizer, "bytes");
@@ -332,12 +307,10 @@ TEST(text_is_tokenised_after_an_end_of_text_token) {
     const int inputs[] = { tokenizer.eot, 's', 'h', 'a', 'r' }, targets[] = { 's', 'h', 'a', 'r', 'd' };
     assert_memory_equal(d.inputs, inputs, sizeof inputs);
     assert_memory_equal(d.targets, targets, sizeof targets);
-    dataloader_free(&d);
-    tokenizer_free(&tokenizer);
+    dataloader_free(&d); tokenizer_free(&tokenizer);
 }
 
 // ---- reading ahead ----
-
 static void nap(unsigned microseconds) { if (microseconds) usleep(microseconds); }
 
 static void wait_until_all_is_read(DataLoader* d) {
@@ -347,7 +320,6 @@ static void wait_until_all_is_read(DataLoader* d) {
         pthread_mutex_unlock(&d->lock);
     }
 }
-
 TEST(reading_ahead_changes_nothing_whoever_is_faster) {
     const int T = 4, B = 2, G = 6, n = 50;
     const char* path = write_tokens("ahead.bin", 0, (size_t)(n * T + 1));
@@ -413,7 +385,6 @@ TEST(a_loader_can_be_closed_at_any_time) {
 }
 
 // ---- masks ----
-
 // Writes n tokens first, first+1, ... with a mask: token i counts if counts(i).
 static bool every_third(size_t i) { return i % 3 == 0; }
 static bool late_ones(size_t i) { return i >= 300 && i < 420; }
@@ -463,7 +434,6 @@ static void check_masked_ranks(const char* path, bool (*counts)(size_t), int B, 
     }
     assert_memory_equal(found, said, sizeof found);
 }
-
 TEST(all_ranks_know_how_many_targets_of_a_step_count) {
     bool (*const masks[])(size_t) = { every_third, late_ones };
     for (int k = 0; k < 2; k++) {
@@ -494,7 +464,6 @@ TEST(masks_of_shards_count_from_each_shards_first_token) {
 }
 
 // ---- errors ----
-
 typedef struct { const char *option, *path; DataShape shape; DataUse use; int micro_batches; long long epoch, position; } Attempt;
 
 static void attempt(void* argument) {
@@ -505,15 +474,13 @@ static void attempt(void* argument) {
     dataloader_init(&d, a->option, a->path, &bytes, a->shape, a->use);
     if (a->epoch || a->position) dataloader_seek(&d, a->epoch, a->position);
     for (int i = 0; i < a->micro_batches; i++) dataloader_next(&d);
-    dataloader_free(&d);
-    tokenizer_free(&bytes);
+    dataloader_free(&d); tokenizer_free(&bytes);
 }
 
 static Attempt open_only(const char* path) {
     Attempt a = { "--data", path, shape(1, 8, 1, 0, 1), DATA_TRAIN, 0, 0, 0 };
     return a;
 }
-
 TEST(files_that_are_no_data_are_named) {
     Attempt a = open_only(in_folder("nothing.bin"));
     expect_death(attempt, &a, "--data", "nothing.bin", "no such file");
@@ -535,8 +502,7 @@ TEST(too_little_data_is_an_error_that_says_what_helps) {
     Attempt a = open_only(write_tokens("short.bin", 0, 32)); // 3 windows of 8 and a target
     a.shape = shape(2, 8, 4, 0, 1);
     expect_death(attempt, &a, "--data", "short.bin", "32 tokens", "3 sequences", "--seq-len 8", "needs 4", "smaller");
-    a.shape.global_batch = 2;
-    a.shape.T = 32;
+    a.shape.global_batch = 2; a.shape.T = 32;
     expect_death(attempt, &a, "32 tokens", "0 sequences", "--seq-len 32");
     a.use = DATA_EVAL;
     a.option = "--val-data";
@@ -600,16 +566,14 @@ TEST(fewer_sequences_than_ranks_is_an_error_on_every_rank) {
 TEST(a_token_beyond_the_vocabulary_is_found_when_its_step_comes) {
     Attempt a = open_only(write_tokens("vocabulary.bin", 0, 101));
     a.use = DATA_EVAL; // in order, so that the step is known: the sixth row of 8 has targets up to 48
-    a.shape.V = 48;
-    a.micro_batches = 5;
+    a.shape.V = 48; a.micro_batches = 5;
     Child c = child_run(attempt, &a);
     assert_int_equal(c.status, 0);
     child_free(&c);
     a.micro_batches = 6;
     expect_death(attempt, &a, "--data", "vocabulary.bin", "token 48 is 48", "vocabulary of 48", "--tokenizer");
     Attempt text = open_only(write_file("vocabulary.txt", "some text that is long enough", 29));
-    text.shape.V = 100;
-    text.micro_batches = 1;
+    text.shape.V = 100; text.micro_batches = 1;
     expect_death(attempt, &text, "--data", "vocabulary.txt", "vocabulary of 100");
 }
 
@@ -619,8 +583,7 @@ TEST(a_position_beyond_the_data_is_an_error) {
     expect_death(attempt, &a, "--data", "sequence 11 of epoch 0", "10 sequences", "same data");
     a.position = -1;
     expect_death(attempt, &a, "sequence -1");
-    a.position = 0;
-    a.epoch = -1;
+    a.position = 0; a.epoch = -1;
     expect_death(attempt, &a, "epoch -1");
 }
 
@@ -631,12 +594,6 @@ static void read_a_file_that_shrinks(void* argument) {
     if (truncate(path, 2000) != 0) exit(3);
     for (int i = 0; i < 1000; i++) dataloader_next(&d);
 }
-
 TEST(a_file_that_is_cut_while_in_use_is_an_error) {
     expect_death(read_a_file_that_shrinks, (void*)write_tokens("shrinks.bin", 0, 8001), "shrinks.bin", "cut after it was opened");
 }
-
-// MANUAL: []
-//     setenv("CMOCKA_TEST_ABORT", "1", 1); // a failed test leaves loaders' threads behind, on a stack that the next test would use
-//     return cmocka_run_group_tests(tests, make_folder, remove_folder);
-

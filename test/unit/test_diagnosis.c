@@ -25,14 +25,10 @@ static void start(int steps, float seconds) {
 static void op(int rank, const char* comm, int axis, CommKind kind, int step, float exposed, float busy) {
     Channel* c = rank_channel(&ranks[rank], comm, axis, kind);
     assert_non_null(c);
-    c->exposed[step] = exposed;
-    c->busy[step] = busy;
+    c->exposed[step] = exposed; c->busy[step] = busy;
 }
 static double sum_of(const Causes* c) { return c->compute + c->rest + causes_exposed(c) + c->bubble + c->waiting + c->data; }
-static void is(double x, double expected) {
-    if (!(fabs(x - expected) < 1e-6)) fail_msg("%g is to be %g", x, expected);
-}
-
+static void is(double x, double expected) { if (!(fabs(x - expected) < 1e-6)) fail_msg("%g is to be %g", x, expected); }
 TEST(who_waits_least_waits_for_communication_the_others_for_it) {
     Causes c[4];
     start(1, 100);
@@ -195,44 +191,32 @@ TEST(room_for_channels_ends) {
 static Diagnosis half_computing(void) {
     Diagnosis d;
     memset(&d, 0, sizeof d);
-    d.ranks = 4;
-    d.steps = 3;
-    d.mean.step = 0.1;
-    d.mean.compute = 0.05;
+    d.ranks = 4; d.steps = 3; d.mean.step = 0.1; d.mean.compute = 0.05;
     return d;
 }
 static Setting plain(void) {
     Setting s;
     memset(&s, 0, sizeof s);
-    s.local_size = 4;
-    s.cores = 4;
-    s.micro_batches = 2;
-    s.stages = 4;
-    s.batch_size = 16;
-    s.tokens_per_step = 1000;
-    s.sent = 3.2e6;
+    s.local_size = 4; s.cores = 4; s.micro_batches = 2; s.stages = 4; s.batch_size = 16;
+    s.tokens_per_step = 1000; s.sent = 3.2e6;
     s.halves = "make PRECISION=bf16 sends";
     return s;
 }
 static void advice_is(const Diagnosis* d, const Setting* s, int n, const char* const* parts) {
     Advice a = diagnosis_advice(d, s);
     if (a.n != n) fail_msg("%d pieces of advice instead of %d; the first: %s", a.n, n, a.lines[0]);
-    for (int i = 0; i < n; i++)
-        if (strstr(a.lines[i], parts[i]) == NULL) fail_msg("piece %d lacks \"%s\": %s", i, parts[i], a.lines[i]);
+    for (int i = 0; i < n; i++) if (strstr(a.lines[i], parts[i]) == NULL) fail_msg("piece %d lacks \"%s\": %s", i, parts[i], a.lines[i]);
 }
-
 TEST(no_advice_where_enough_is_computed) {
     Diagnosis d = half_computing();
     Setting s = plain();
-    d.mean.compute = 0.061;
-    d.mean.bubble = 0.039;
+    d.mean.compute = 0.061; d.mean.bubble = 0.039;
     advice_is(&d, &s, 0, NULL);
     s.scaling = 0.6;
     advice_is(&d, &s, 0, NULL);
     d.mean.compute = 0.059;
     assert_int_equal(diagnosis_advice(&d, &s).n, 1);
-    d.mean.compute = 0.061;
-    s.scaling = 0.59;
+    d.mean.compute = 0.061; s.scaling = 0.59;
     assert_int_equal(diagnosis_advice(&d, &s).n, 1);
     d.mean.bubble = d.mean.data = d.others_rest = 0.009; // none stands out
     assert_int_equal(diagnosis_advice(&d, &s).n, 3);
@@ -251,18 +235,14 @@ TEST(the_largest_loss_comes_first) {
     static const char* const share[] = { "computing: a rank computes for 50.0 ms, and a perfect share of one rank's step is 12.0" };
     Diagnosis d = half_computing();
     d.mean.rest = 0.045; // the slowest rank's also counts in it
-    d.others_rest = 0.04;
-    d.mean.data = 0.02;
+    d.others_rest = 0.04; d.mean.data = 0.02;
     advice_is(&d, &s, 1, rest);
     s.cores = 2;
     advice_is(&d, &s, 1, cores);
     s.cores = 0; // GPUs
     advice_is(&d, &s, 1, rest);
     d = half_computing();
-    d.mean.waiting = 0.03;
-    d.others_waiting = 0.04;
-    d.slowest = 3;
-    d.slowest_busy = 0.09;
+    d.mean.waiting = 0.03; d.others_waiting = 0.04; d.slowest = 3; d.slowest_busy = 0.09;
     d.others_busy = 0.05;
     advice_is(&d, &s, 1, waiting);
     d = half_computing();
@@ -272,18 +252,15 @@ TEST(the_largest_loss_comes_first) {
     d.mean.data = 0.04;
     advice_is(&d, &s, 1, data);
     d = half_computing();
-    d.others_waiting = 0.037;
-    s.share = 0.012;
+    d.others_waiting = 0.037; s.share = 0.012;
     advice_is(&d, &s, 1, share);
 }
 
 TEST(communication_is_hidden_then_outweighed_then_compressed) {
     Setting s = plain();
     Diagnosis d = half_computing();
-    d.mean.compute = 0.01;
-    d.mean.exposed[MESH_DP][COMM_ALL_REDUCE] = 0.012;
-    d.mean.communication[MESH_DP] = 0.015;
-    d.mean.per_token = 0.005;
+    d.mean.compute = 0.01; d.mean.exposed[MESH_DP][COMM_ALL_REDUCE] = 0.012;
+    d.mean.communication[MESH_DP] = 0.015; d.mean.per_token = 0.005;
     d.others_waiting = 0.011; // less than what is exposed
     // 10 / 25 = 40 %; 40 / (40 + 10 + 4 x 5); 10 / (10 + 7.5)
     const char* parts[] = { "12.0 of 15.0 ms of communication are exposed, most along dp; 10.0 ms of computing could hide some: no option"
@@ -302,14 +279,12 @@ TEST(communication_is_hidden_then_outweighed_then_compressed) {
     advice_is(&d, &s, 2, parts);
     s.halves = "half of --rank sends about";
     parts[2] = "compress: half of --rank sends about half of the 3.2 MB";
-    d.mean.exposed[MESH_DP][COMM_ALL_REDUCE] = 0.003;
-    d.others_waiting = 0;
+    d.mean.exposed[MESH_DP][COMM_ALL_REDUCE] = 0.003; d.others_waiting = 0;
     parts[0] = "overlap: it is good, only 3.0 of 15.0 ms";
     advice_is(&d, &s, 3, parts);
     // what grows with the tokens does not become less by more of them: 40 / (40 + 4 x 4 + 2 x 11)
     d.mean.exposed[MESH_TP][COMM_ALL_REDUCE] = 0.009;
-    d.mean.communication[MESH_TP] = d.mean.per_token = 0.011;
-    d.mean.communication[MESH_DP] = 0.004;
+    d.mean.communication[MESH_TP] = d.mean.per_token = 0.011; d.mean.communication[MESH_DP] = 0.004;
     parts[0] = "12.0 of 15.0 ms of communication are exposed, most along tp; 10.0 ms of computing could hide some: nothing of this";
     parts[1] = "activations take longest, but twice the channels compute 4 times as much and send twice, and compute / (compute +"
                " communication) would be up to 51 %";

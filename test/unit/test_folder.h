@@ -1,19 +1,23 @@
-// test_folder.h - a temporary folder for the files that a test program's tests write: make_folder and remove_folder are for
-// cmocka_run_group_tests.
+// test_folder.h - a temporary folder for the files that a test program's tests write. It is made before main and removed at the end, with
+// all that is in it; a program needs no hooks for it.
 #ifndef TEST_TEST_FOLDER_H
 #define TEST_TEST_FOLDER_H
 #include "../../llmc/base/folder.h"
 #include "expect_death.h"
+#include <ftw.h>
 
 static char folder[] = "/tmp/shard_test_XXXXXX";
+static pid_t folder_owner; // a child that ends has not made it
 
-static inline int make_folder(void** state) {
-    (void)state;
-    return mkdtemp(folder) ? 0 : -1;
+static int test_folder_remove(const char* path, const struct stat* info, int kind, struct FTW* place) {
+    (void)info; (void)kind; (void)place;
+    return remove(path);
 }
-static inline int remove_folder(void** state) {
-    (void)state;
-    return folder_remove(folder) ? 0 : -1;
+static void test_folder_end(void) { if (getpid() == folder_owner) nftw(folder, test_folder_remove, 8, FTW_DEPTH | FTW_PHYS); }
+__attribute__((constructor)) static void test_folder_begin(void) {
+    if (mkdtemp(folder) == NULL) abort();
+    folder_owner = getpid();
+    atexit(test_folder_end);
 }
 
 // Returns a path in the folder; it stays valid for a few calls.

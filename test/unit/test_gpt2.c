@@ -8,11 +8,9 @@ static GPT2Config named(const char* name) {
     memset(&c, 0, sizeof c);
     assert_true(gpt2_named_config(name, &c));
     if (c.max_T == 0) c.max_T = 64;
-    c.V = GPT2_VOCABULARY;
-    c.Vp = gpt2_padded_vocabulary(c.V);
+    c.V = GPT2_VOCABULARY; c.Vp = gpt2_padded_vocabulary(c.V);
     return c;
 }
-
 TEST(the_named_models_have_their_published_sizes) {
     assert_int_equal(gpt2_num_parameters(named("gpt2")), 124439808);
     assert_int_equal(gpt2_num_parameters(named("gpt2-medium")), 354823168);
@@ -54,8 +52,7 @@ TEST(any_slice_of_the_initial_weights_is_that_of_the_whole) {
             unit_init_weights(c, 7, u, begin, end, slice);
             assert_memory_equal(slice, whole + begin, (end - begin) * sizeof(float));
         }
-        free(whole);
-        free(slice);
+        free(whole); free(slice);
     }
 }
 
@@ -71,7 +68,6 @@ static void measure(GPT2Config c, int u, int i, double* mean, double* deviation)
     *deviation = sqrt(squares / (double)n - *mean * *mean);
     free(w);
 }
-
 TEST(initial_weights_have_gpt2s_distribution) {
     GPT2Config c = named("d4");
     double mean, deviation;
@@ -126,18 +122,16 @@ TEST(parts_of_a_tensor_are_disjoint_and_complete) {
     const GPT2Config configs[2] = { { 24, 130, 256, 2, 4, 24 }, { 5, 100, 128, 1, 12, 12 } }; // 6 channels a head, and one
     for (int k = 0; k < 2; k++) {
         GPT2Config c = configs[k];
-        for (int u = 0; u <= c.L; u++) {
-            for (int i = 0; i < unit_tensors(u); i++) {
-                size_t all = tensor_elements(unit_tensor(c, u, i)), wanted = owner_of(c, u, i, 0, 0, 1) < 0 ? all : 0;
-                for (int N = 1; N <= 4; N *= 2) {
-                    size_t sum = 0;
-                    for (int p = 0; p < N; p++) {
-                        size_t n = check_part(c, u, i, p, N);
-                        assert_int_equal(n, wanted ? wanted : all / (size_t)N); // replicated: whole in every part
-                        sum += n;
-                    }
-                    assert_int_equal(sum, wanted ? wanted * (size_t)N : all);
+        for (int u = 0; u <= c.L; u++) for (int i = 0; i < unit_tensors(u); i++) {
+            size_t all = tensor_elements(unit_tensor(c, u, i)), wanted = owner_of(c, u, i, 0, 0, 1) < 0 ? all : 0;
+            for (int N = 1; N <= 4; N *= 2) {
+                size_t sum = 0;
+                for (int p = 0; p < N; p++) {
+                    size_t n = check_part(c, u, i, p, N);
+                    assert_int_equal(n, wanted ? wanted : all / (size_t)N); // replicated: whole in every part
+                    sum += n;
                 }
+                assert_int_equal(sum, wanted ? wanted * (size_t)N : all);
             }
         }
     }

@@ -34,11 +34,9 @@ static void free_arrays(void) {
     while (owned_count > 0) free(owned[--owned_count]);
     next_stream = 0;
 }
-static int free_owned(void** state) {
-    (void)state;
+void after_each(void) {
     layers_free();
     free_arrays();
-    return 0;
 }
 static void set_element(Tensor t, size_t i, double value) {
     t.x[i] = to_floatX((float)value);
@@ -152,7 +150,7 @@ static void check_encoder(int B, int T, int C, int V) {
 TEST(encoder_adds_token_and_position_and_sums_their_gradients) {
     check_encoder(2, 5, 7, 3);
     check_encoder(1, 1, 1, 1);
-    check_encoder(3, 40, 300, 5); // more channels than are summed at a time, tokens that occur often
+    check_encoder(3, 12, 300, 5); // more channels than are summed at a time, tokens that occur often
 }
 
 // Rows `range` of a matrix (Vp,C) in a place of its own, between two rows of NaN that no one may read.
@@ -206,7 +204,7 @@ TEST(encoder_in_parts_has_the_bits_of_the_whole) {
     check_encoder_in_parts(2, 9, 7, 10, 12, 3); // the last part has a token of padding
     check_encoder_in_parts(2, 9, 7, 5, 12, 4);  // the last two have no other
     check_encoder_in_parts(1, 1, 1, 1, 2, 2);
-    check_encoder_in_parts(3, 40, 300, 5, 8, 2); // more channels than are summed at a time, tokens that occur often
+    check_encoder_in_parts(3, 12, 300, 5, 8, 2); // more channels than are summed at a time, tokens that occur often
 }
 
 // ---- layernorm ----
@@ -443,7 +441,7 @@ TEST(attention_follows_its_definition_and_its_derivative) {
     check_attention(2, 5, 6, 2);
     check_attention(1, 1, 1, 1);  // one token sees itself alone
     check_attention(2, 13, 15, 3); // odd everywhere
-    check_attention(1, 66, 6, 2); // more queries than a block
+    check_attention(1, 66, 4, 2); // more queries than a block
 }
 TEST(attention_forward_over_several_blocks) {
     int B = 1, T = 201, C = 66, NH = 2;
@@ -553,28 +551,41 @@ static double classifier_objective(const void* p) {
     }
     return total;
 }
+// The gradient with respect to logits (N,Vp), row by row: a row's loss does not depend on the others.
+static double* classifier_gradient(ClassifierInputs a, double* logits) {
+    double* gradient = (double*)own((size_t)a.N * (size_t)a.Vp, sizeof(double));
+    for (int i = 0; i < a.N; i++) {
+        ClassifierInputs row = { 1, a.V, a.Vp, logits + i * a.Vp, a.targets + i, a.dloss, a.losses + i };
+        if (a.targets[i] >= 0) differentiate(gradient + i * a.Vp, classifier_objective, &row, logits + i * a.Vp, (size_t)a.V);
+    }
+    classifier_objective(&a);
+    return gradient;
+}
+// Logits whose padding is never read, and what they must have become.
+static Tensor random_logits(int N, int V, int Vp) {
+    Tensor logits = random_tensor((size_t)N * (size_t)Vp, 0, 2);
+    for (int i = 0; i < N; i++) for (int v = V; v < Vp; v++) set_element(logits, (size_t)(i * Vp + v), v % 2 ? NAN : INFINITY);
+    return logits;
+}
+static void expect_dlogits(const char* what, const floatX* got, const double* want, ClassifierInputs a) {
+    expect_tensor(what, got, want, (size_t)a.N * (size_t)a.Vp, 8);
+    for (int i = 0; i < a.N; i++) for (int v = 0; v < a.Vp; v++)
+        if (v >= a.V || a.targets[i] < 0) assert_true(to_float(got[i * a.Vp + v]) == 0.0f);
+}
 static void check_classifier(int N, int V, int Vp) {
     start(1, N, 1, 1, Vp);
-    size_t n = (size_t)N * (size_t)Vp;
-    Tensor logits = random_tensor(n, 0, 2);
+    Tensor logits = random_logits(N, V, Vp);
     int* targets = random_tokens(N, V);
     if (N > 1) targets[1] = -1;
-    for (int i = 0; i < N; i++) for (int v = V; v < Vp; v++) set_element(logits, (size_t)(i * Vp + v), v % 2 ? NAN : INFINITY); // never read
-    float* losses = unset_floats((size_t)N);
-    double *want = (double*)own((size_t)N, sizeof(double)), *gradient = (double*)own(n, sizeof(double));
+    float *losses = unset_floats((size_t)N), *losses_again = unset_floats((size_t)N);
+    double *want = (double*)own((size_t)N, sizeof(double));
     ClassifierInputs a = { N, V, Vp, logits.d, targets, 0.25, want };
-    classifier_objective(&a);
+    double* gradient = classifier_gradient(a, logits.d);
     classifier_forward(losses, logits.x, targets, N, V, Vp);
     expect_floats("classifier_forward", losses, want, (size_t)N, 8);
-
-    differentiate(gradient, classifier_objective, &a, logits.d, n);
-    for (int i = 0; i < N; i++) for (int v = 0; v < Vp; v++) if (v >= V || targets[i] < 0) gradient[i * Vp + v] = 0;
-    float* losses_again = unset_floats((size_t)N);
     classifier_forward_backward(losses_again, logits.x, targets, 0.25f, N, V, Vp);
     assert_memory_equal(losses_again, losses, (size_t)N * sizeof(float));
-    expect_tensor("classifier's dlogits", logits.x, gradient, n, 8);
-    for (int i = 0; i < N; i++) for (int v = 0; v < Vp; v++)
-        if (v >= V || targets[i] < 0) assert_true(to_float(logits.x[i * Vp + v]) == 0.0f);
+    expect_dlogits("classifier's dlogits", logits.x, gradient, a);
 }
 TEST(classifier_is_cross_entropy_over_the_vocabulary_without_its_padding) {
     check_classifier(4, 11, 16);
@@ -642,15 +653,14 @@ static void expect_stats(const float* stats, Tensor part, const int* targets, To
 static void check_classifier_in_parts(int N, int V, int Vp, int parts, double apart) {
     start(1, N, 1, 1, Vp);
     size_t n = (size_t)N * (size_t)Vp;
-    Tensor logits = random_tensor(n, 0, 2);
+    Tensor logits = random_logits(N, V, Vp), part[8], dlogits = unset_tensor(n);
     int *targets = random_tokens(N, V), width = Vp / parts;
     for (int i = 0; i < N; i++) targets[i] = i == 1 ? -1 : token_at_an_edge(i, V, Vp, parts, targets[i]);
-    for (size_t i = 0; i < n; i++) set_element(logits, i, logits.d[i] + apart * (double)((int)i % Vp / width));
-    for (int i = 0; i < N; i++) for (int v = V; v < Vp; v++) set_element(logits, (size_t)(i * Vp + v), v % 2 ? NAN : INFINITY); // never read
-    double *want = (double*)own((size_t)N, sizeof(double)), *gradient = (double*)own(n, sizeof(double));
+    for (int i = 0; i < (int)n; i++) if (i % Vp < V) set_element(logits, (size_t)i, logits.d[i] + apart * (double)(i % Vp / width));
+    double* want = (double*)own((size_t)N, sizeof(double));
     ClassifierInputs a = { N, V, Vp, logits.d, targets, 0.25, want };
+    double* gradient = classifier_gradient(a, logits.d);
     float *all = unset_floats(3 * (size_t)(parts * N)), *losses = unset_floats((size_t)N);
-    Tensor part[8];
     for (int q = 0; q < parts; q++) {
         TokenRange range = token_range(Vp, parts, q);
         part[q] = part_of_logits(logits, N, Vp, range);
@@ -658,20 +668,14 @@ static void check_classifier_in_parts(int N, int V, int Vp, int parts, double ap
         expect_stats(all + 3 * q * N, part[q], targets, range, N, V);
     }
     classifier_part_forward(losses, all, targets, parts, N);
-    classifier_objective(&a);
     expect_floats("classifier_part_forward", losses, want, (size_t)N, 8);
-    differentiate(gradient, classifier_objective, &a, logits.d, n);
-    for (int i = 0; i < N; i++) for (int v = 0; v < Vp; v++) if (v >= V || targets[i] < 0) gradient[i * Vp + v] = 0;
-    Tensor dlogits = unset_tensor(n);
     for (int q = 0; q < parts; q++) {
         float* again = unset_floats((size_t)N);
         classifier_part_forward_backward(again, part[q].x, all, targets, 0.25f, token_range(Vp, parts, q), parts, N, V);
         assert_memory_equal(again, losses, (size_t)N * sizeof(float));
         for (int i = 0; i < N; i++) memcpy(dlogits.x + i * Vp + q * width, part[q].x + i * width, (size_t)width * sizeof(floatX));
     }
-    expect_tensor("dlogits of all parts", dlogits.x, gradient, n, 8);
-    for (int i = 0; i < N; i++) for (int v = 0; v < Vp; v++)
-        if (v >= V || targets[i] < 0) assert_true(to_float(dlogits.x[i * Vp + v]) == 0.0f);
+    expect_dlogits("dlogits of all parts", dlogits.x, gradient, a);
     float* losses_of_whole = unset_floats((size_t)N);
     classifier_forward_backward(losses_of_whole, logits.x, targets, 0.25f, N, V, Vp);
     if (parts > 1) return;
@@ -957,44 +961,35 @@ static Optimizer optimizer_under_way(size_t n) {
 static void check_forms_of_adamw(size_t n, size_t no_decay) {
     Optimizer o = optimizer_under_way(n);
     WideOptimizer wide = widened(o), alone = widened(o), host = widened(o), from_floatX = widened(o);
-    Tensor rounded = unset_tensor(n);
+    Tensor rounded = unset_tensor(n), rounded_from_fp32 = unset_tensor(n);
     AdamW a = adamw_example;
     for (a.t = 1; a.t <= 3; a.t++) {
         float grad_scale = a.t == 2 ? 0 : 0.7f;
         update(a, o, grad_scale, n, no_decay);
         adamw_update_fp32(a, wide.params, wide.m, wide.v, wide.grads, &grad_scale, n, no_decay);
         adamw_update(a, NULL, alone.params, alone.m, alone.v, o.grads, &grad_scale, n, no_decay);
-        host_adamw_update(a, NULL, host.params, host.m, host.v, host.grads, DTYPE_F32, grad_scale, n, no_decay);
-        host_adamw_update(a, NEEDS_MASTER ? rounded.x : NULL, from_floatX.params, from_floatX.m, from_floatX.v, o.grads,
-                          FLOATX_DTYPE, grad_scale, n, no_decay);
+        host_adamw_update(a, NEEDS_MASTER ? rounded_from_fp32.x : NULL, host.params, host.m, host.v, host.grads, DTYPE_F32, grad_scale, n,
+                          no_decay);
+        host_adamw_update(a, NEEDS_MASTER ? rounded.x : NULL, from_floatX.params, from_floatX.m, from_floatX.v, o.grads, FLOATX_DTYPE,
+                          grad_scale, n, no_decay);
     }
     expect_master_weights(wide, o, "adamw_update_fp32");
     expect_master_weights(alone, o, "adamw_update without params");
     expect_master_weights(host, o, "host_adamw_update of fp32 gradients");
     expect_master_weights(from_floatX, o, "host_adamw_update of floatX gradients");
     if (NEEDS_MASTER) assert_memory_equal(rounded.x, o.params, n * sizeof(floatX));
+    if (NEEDS_MASTER) assert_memory_equal(rounded_from_fp32.x, o.params, n * sizeof(floatX));
 }
 TEST(every_form_of_adamw_gives_the_same_master_weights_to_the_bit) {
-    const size_t sizes[7] = { 0, 1, 2049, 8191, 8192, 8193, 20011 }; // the host takes slices of 8192
-    for (int k = 0; k < 7; k++) {
+    const size_t sizes[] = { 0, 1, 8191, 8193, 16389 }; // the host takes slices of 8192
+    for (int k = 0; k < 5; k++) {
         size_t n = sizes[k];
-        const size_t no_decays[7] = { 0, n / 3, 8191, 8192, 8193, n, n + 1 }; // a unit's may go on after this piece
-        for (int d = 0; d < 7; d++) {
+        const size_t no_decays[] = { 0, n / 3, 8191, 8193, n + 1 }; // a unit's may go on after this piece
+        for (int d = 0; d < 5; d++) {
             check_forms_of_adamw(n, no_decays[d]);
             free_arrays();
         }
     }
-}
-TEST(the_host_rounds_params_also_from_fp32_gradients) {
-    const size_t n = 8195;
-    if (!NEEDS_MASTER) return;
-    Optimizer o = optimizer_under_way(n);
-    WideOptimizer host = widened(o);
-    Tensor rounded = unset_tensor(n);
-    update(adamw_example, o, 0.7f, n, 5);
-    host_adamw_update(adamw_example, rounded.x, host.params, host.m, host.v, host.grads, DTYPE_F32, 0.7f, n, 5);
-    expect_master_weights(host, o, "host_adamw_update");
-    assert_memory_equal(rounded.x, o.params, n * sizeof(floatX));
 }
 TEST(adamw_changes_nothing_when_the_step_is_skipped) {
     Optimizer before = optimizer_under_way(100), o = optimizer_under_way(100), on_host = optimizer_under_way(100);
@@ -1158,9 +1153,5 @@ TEST(workspace_is_what_was_announced) {
     assert_int_equal(device_memory(MEMORY_WORKSPACE), 0);
 }
 
-// MANUAL: [('TEST',)]
-//     device_init(0, 1);
-//     int failures = cmocka_run_group_tests_name("layers, " FLOATX_NAME, tests, NULL, NULL);
-//     device_shutdown();
-//     return failures;
-
+void before_all(void) { device_init(0, 1); }
+void after_all(void) { device_shutdown(); }

@@ -1,10 +1,15 @@
 // test_logger.c - what metrics.jsonl contains after a run, a resumed run, and one that was killed; and the lines for people.
 #include "../../llmc/run/logger.h"
-#include "expect_death.h"
+#include "test_folder.h"
 
-static char folder[] = "/tmp/test_logger_XXXXXX";
 static Options options;
 static OptionTable table;
+void before_each(void) {
+    options = options_defaults();
+    table = options_table("train_gpt2_test", "a test");
+    options_common(&table, &options);
+    options.steps = 300;
+}
 
 static const char* metrics_of(const char* run) {
     static char path[256];
@@ -21,10 +26,8 @@ static void open_log(Logger* g, const char* run, long long resumed_step) {
 static StepLog step_log(long long step) {
     StepLog s;
     memset(&s, 0, sizeof s);
-    s.step = step;
-    s.loss = 4 + 1.0 / (double)step;
-    s.grad_norm = 0.1; s.param_norm = 45.678; s.lr = 1e-3; s.loss_scale = 1;
-    s.tokens = 2048 * step;
+    s.step = step; s.loss = 4 + 1.0 / (double)step;
+    s.grad_norm = 0.1; s.param_norm = 45.678; s.lr = 1e-3; s.loss_scale = 1; s.tokens = 2048 * step;
     s.tokens_per_s = 12345.6; s.step_ms = 165.9;
     s.mem_bytes = 100000000; s.mem_peak_bytes = 123456789;
     return s;
@@ -82,7 +85,6 @@ static void assert_steps(const char* run, long long last) {
 }
 
 // ---- metrics.jsonl ----
-
 static void write_a_run(void* run) {
     Logger g;
     open_log(&g, run, 0);
@@ -97,7 +99,6 @@ static void in_child(void (*function)(void*), const char* run) {
     assert_int_equal(c.status, 0);
     child_free(&c);
 }
-
 TEST(a_step_has_every_field_and_numbers_come_back_to_the_bit) {
     in_child(write_a_run, "fields");
     assert_steps("fields", 10);
@@ -124,10 +125,8 @@ static void write_facts(void* run) {
     char* out = format_string("%s/%s/deep/down", folder, (const char*)run);
     options.prompt = "caf\xE9"; // Latin-1
     logger_open(&g, &table, &options, out, 0, json_pack("{s:i}", "world_size", 4));
-    logger_close(&g);
-    free(out);
+    logger_close(&g); free(out);
 }
-
 TEST(the_first_line_has_the_options_and_what_the_stage_adds) {
     in_child(write_facts, "facts");
     json_t* lines = read_metrics("facts/deep/down");
@@ -160,16 +159,12 @@ static void write_odd_numbers(void* run) {
     Logger g;
     open_log(&g, run, 0);
     StepLog s = step_log(1);
-    s.loss = NAN;
-    s.grad_norm = INFINITY;
-    s.skipped = true;
-    s.lr = 0.1 + 0.2;
+    s.loss = NAN; s.grad_norm = INFINITY; s.skipped = true; s.lr = 0.1 + 0.2;
     logger_step(&g, &s);
     logger_eval(&g, 1, eval_loss(2.25, 0.75));
     logger_eval(&g, 1, eval_loss(-INFINITY, NAN));
     logger_close(&g);
 }
-
 TEST(nan_and_infinity_are_null) {
     in_child(write_odd_numbers, "odd");
     json_t* lines = read_metrics("odd");
@@ -186,14 +181,12 @@ TEST(nan_and_infinity_are_null) {
 }
 
 // ---- resume ----
-
 static void resume_at_6(void* run) {
     Logger g;
     open_log(&g, run, 6);
     log_steps(&g, 7, 12);
     logger_close(&g);
 }
-
 TEST(a_resumed_run_has_each_step_once) {
     in_child(write_a_run, "resumed");
     in_child(resume_at_6, "resumed"); // from the checkpoint of step 6, though 10 had been reached
@@ -206,7 +199,6 @@ static void resume_at_10(void* run) {
     log_steps(&g, 11, 12);
     logger_close(&g);
 }
-
 TEST(what_is_not_a_whole_line_is_cut_off) {
     const char* const torn[] = { "", "{", "{\"step\":11,\"lo", "{\"step\":11}", "{\"step\":10}", "\n", "null\n", "[1]\n",
                                  "{\"step\":3,\"step\":4}\n" };
@@ -251,7 +243,6 @@ static void write_and_be_killed(void* run) {
     log_steps(&g, 1, 10);
     kill(getpid(), SIGKILL);
 }
-
 TEST(a_killed_run_has_lost_nothing) {
     Child c = child_run(write_and_be_killed, "killed");
     assert_int_equal(c.status, 1000 + SIGKILL);
@@ -260,7 +251,6 @@ TEST(a_killed_run_has_lost_nothing) {
 }
 
 // ---- errors ----
-
 TEST(a_folder_that_cannot_be_written_is_an_error) {
     char* file = format_string("%s/file", folder);
     append_text(file, "a file\n");
@@ -279,21 +269,16 @@ static void write_to_a_full_disk(void* unused) {
     g.file = fopen("/dev/full", "w");
     log_steps(&g, 1, 1);
 }
-
-TEST(a_full_disk_is_an_error) {
-    expect_death(write_to_a_full_disk, NULL, "metrics.jsonl", "No space left", "--resume");
-}
+TEST(a_full_disk_is_an_error) { expect_death(write_to_a_full_disk, NULL, "metrics.jsonl", "No space left", "--resume"); }
 
 // ---- the line for people ----
-
 static void print_lines(void* unused) {
     (void)unused;
     Logger g;
     logger_open(&g, &table, &options, "", 0, NULL);
     StepLog s = step_log(12);
     logger_step(&g, &s);
-    s.skipped = true;
-    s.loss_scale = 32768;
+    s.skipped = true; s.loss_scale = 32768;
     logger_step(&g, &s);
     g.ranks = 4;
     s = step_log(300);
@@ -304,13 +289,11 @@ static void print_lines(void* unused) {
     logger_eval(&g, 50, eval_loss(4.5, NAN));
     logger_close(&g);
 }
-
 TEST(lines_say_what_matters_and_no_more) {
     Child c = child_run(print_lines, NULL);
     assert_int_equal(c.status, 0);
     char* line = strtok(c.out, "\n");
-    assert_string_equal(line, "step  12/300 | loss 4.0833 | grad norm 0.1000 | param norm 45.68 | lr 1.00e-03 | mem 123 MB"
-                              " | 12346 tok/s");
+    assert_string_equal(line, "step  12/300 | loss 4.0833 | grad norm 0.1000 | param norm 45.68 | lr 1.00e-03 | mem 123 MB | 12346 tok/s");
     line = strtok(NULL, "\n");
     assert_non_null(strstr(line, "12346 tok/s | loss scale 32768 | skipped"));
     line = strtok(NULL, "\n");
@@ -336,7 +319,6 @@ static void write_every_tenth_line(void* run) {
     }
     logger_close(&g);
 }
-
 TEST(log_every_leaves_out_lines_and_metrics_keep_every_step) {
     Child c = child_run(write_every_tenth_line, "tenth");
     assert_int_equal(c.status, 0);
@@ -357,8 +339,7 @@ TEST(log_every_leaves_out_lines_and_metrics_keep_every_step) {
 static void show_live_lines(void* steps) {
     Logger g;
     logger_open(&g, &table, &options, "", 0, NULL);
-    g.terminal = true;
-    g.every = 1000;
+    g.terminal = true; g.every = 1000;
     for (long long step = 148; step <= 150; step++) {
         StepLog s = step_log(step);
         g.last_time = now_seconds() - 0.5; // as if every step took half a second
@@ -369,7 +350,6 @@ static void show_live_lines(void* steps) {
     logger_say("sample\n");
     logger_close(&g);
 }
-
 TEST(a_terminal_gets_one_line_that_is_rewritten) {
     const char* expected = "step 148/300 [#########...........] loss 4.0068 | 12346 tok/s | 1m16s left" ERASE_LINE "\r"
                            "step 150/300 [##########..........] loss 4.0067 | 12346 tok/s | 1m15s left" ERASE_LINE "\r"
@@ -413,23 +393,3 @@ TEST(bytes_are_given_in_readable_units) {
     assert_string_equal(format_bytes(text, sizeof text, 999999), "1.0 MB");
     assert_string_equal(format_bytes(text, sizeof text, 16e12), "16.0 TB");
 }
-
-static int set_up(void** state) {
-    (void)state;
-    options = options_defaults();
-    table = options_table("train_gpt2_test", "a test");
-    options_common(&table, &options);
-    options.steps = 300;
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void** state) {
-    (void)state;
-    char command[64];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    return system(command);
-}
-
-// MANUAL: []
-//     return cmocka_run_group_tests(tests, set_up, remove_folder);
-

@@ -34,7 +34,6 @@ static int count_options(void) {
     parsed(&p, NULL);
     return p.table.count;
 }
-
 TEST(nothing_given_leaves_the_defaults) {
     Parsed p, expected;
     parsed(&p, NULL);
@@ -68,7 +67,6 @@ static void assert_has(const OptionSpec* s, const char* text) {
     option_format(s, found, sizeof found);
     assert_string_equal(found, s->kind == OPTION_FLAG ? "on" : text);
 }
-
 TEST(every_option_takes_a_value_in_every_spelling) {
     int count = count_options();
     assert_true(count > 35);
@@ -192,14 +190,12 @@ static void ask_for_no_option(void* unused) {
     parsed(&p, NULL);
     option_given(&p.table, "stepz");
 }
-
 TEST(mistakes_of_a_stage_file_do_not_go_unseen) {
     expect_death(fill_the_table, NULL, "option table is full");
     expect_death(ask_for_no_option, NULL, "no option --stepz");
 }
 
 // ---- --help ----
-
 TEST(help_lists_every_option_with_its_default_and_ends_well) {
     const char* const spellings[] = { "--help", "-h" };
     for (int k = 0; k < 2; k++) {

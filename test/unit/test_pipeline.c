@@ -1,5 +1,5 @@
-// test_pipeline.c - pipeline schedules: complete, in order, with slots that do not collide; played over channels that
-// block and that do not; their bubble is that of the papers. Splits of blocks, balanced by cost.
+// test_pipeline.c - pipeline schedules: complete, in order, with slots that do not collide; played over channels that block and that do
+// not; their bubble is that of the papers. Splits of blocks, balanced by cost.
 #include "../../dev/tools/schedule_play.h"
 #include "../../llmc/parallel/split.h"
 #include "expect_death.h"
@@ -14,13 +14,11 @@ enum { MOST_P = 8, MOST_M = 32, MOST_V = 4, MOST_ACTIONS = 2 * MOST_M * MOST_V, 
 
 // Calls a function for every schedule, p, m and v.
 static void for_all(void (*function)(Pipeline)) {
-    for (int s = SCHEDULE_GPIPE; s <= SCHEDULE_ZB_H1; s++)
-        for (int p = 1; p <= MOST_P; p++)
-            for (int m = 1; m <= MOST_M; m++)
-                for (int v = 1; v <= (s == SCHEDULE_INTERLEAVED ? MOST_V : 1); v++) {
-                    Pipeline l = { (Schedule)s, p, m, v };
-                    if (s != SCHEDULE_INTERLEAVED || m % p == 0) function(l);
-                }
+    for (int s = SCHEDULE_GPIPE; s <= SCHEDULE_ZB_H1; s++) for (int p = 1; p <= MOST_P; p++) for (int m = 1; m <= MOST_M; m++)
+        for (int v = 1; v <= (s == SCHEDULE_INTERLEAVED ? MOST_V : 1); v++) {
+            Pipeline l = { (Schedule)s, p, m, v };
+            if (s != SCHEDULE_INTERLEAVED || m % p == 0) function(l);
+        }
 }
 #define fail_in(l, rank, ...) do { \
         print_error("%s p %d m %d v %d rank %d: ", schedule_names[(l).schedule], (l).p, (l).m, (l).v, rank); \
@@ -34,12 +32,10 @@ static void assert_order(Schedule s, int p, int m, int v, int rank, const char* 
     char said[1024] = "";
     for (int k = 0; k < pipeline_actions(l, rank); k++) {
         Action a = pipeline_action(l, rank, k);
-        snprintf(said + strlen(said), sizeof said - strlen(said), "%s%c%d%.*s", k ? " " : "", "FDBW"[a.kind], a.micro,
-                 a.chunk, "''''");
+        snprintf(said + strlen(said), sizeof said - strlen(said), "%s%c%d%.*s", k ? " " : "", "FDBW"[a.kind], a.micro, a.chunk, "''''");
     }
     assert_string_equal(said, expected);
 }
-
 TEST(orders_are_those_of_the_papers) {
     assert_order(SCHEDULE_GPIPE, 3, 3, 1, 1, "F0 F1 F2 D0 D1 D2");
     assert_order(SCHEDULE_1F1B, 4, 8, 1, 0, "F0 F1 F2 F3 D0 F4 D1 F5 D2 F6 D3 F7 D4 D5 D6 D7");
@@ -57,8 +53,7 @@ TEST(orders_are_those_of_the_papers) {
 }
 
 // ---- completeness ----
-// On every rank and chunk, each of F, and D or B and W, is done once, in the order of the micro-batches, and never before
-// its input.
+// On every rank and chunk, each of F, and D or B and W, is done once, in the order of the micro-batches, and never before its input.
 static void complete(Pipeline l) {
     for (int r = 0; r < l.p; r++) {
         int done[4][MOST_V] = { { 0 } }; // by kind and chunk: so many micro-batches
@@ -72,16 +67,13 @@ static void complete(Pipeline l) {
             if (!has_input) fail_in(l, r, "action %d comes before its input\n", k);
         }
         bool cut = l.schedule == SCHEDULE_ZB_H1;
-        for (int c = 0; c < l.v; c++)
-            for (int kind = 0; kind < 4; kind++) {
-                int expected = kind == ACT_FORWARD || (kind == ACT_BACKWARD) != cut ? l.m : 0;
-                if (done[kind][c] != expected) fail_in(l, r, "%d actions %c in chunk %d\n", done[kind][c], "FDBW"[kind], c);
-            }
+        for (int c = 0; c < l.v; c++) for (int kind = 0; kind < 4; kind++) {
+            int expected = kind == ACT_FORWARD || (kind == ACT_BACKWARD) != cut ? l.m : 0;
+            if (done[kind][c] != expected) fail_in(l, r, "%d actions %c in chunk %d\n", done[kind][c], "FDBW"[kind], c);
+        }
     }
 }
-TEST(every_micro_batch_passes_every_chunk_once_and_in_order) {
-    for_all(complete);
-}
+TEST(every_micro_batch_passes_every_chunk_once_and_in_order) { for_all(complete); }
 
 // ---- slots ----
 static int formula_slots(Pipeline l, int rank) {
@@ -110,13 +102,11 @@ static void slots_hold(Pipeline l) {
         if (peak != slots) fail_in(l, r, "%d slots, of which %d are ever used at a time\n", slots, peak);
     }
 }
-TEST(slots_never_collide_and_are_as_many_as_the_formula_says) {
-    for_all(slots_hold);
-}
+TEST(slots_never_collide_and_are_as_many_as_the_formula_says) { for_all(slots_hold); }
 
 // ---- sets of recomputed activations ----
-// B or D fills its micro-batch's set, which must wait for nobody's W then; W or D must find it as B left it. An F between
-// them writes into a set that waits for none. For every rank, each set is needed.
+// B or D fills its micro-batch's set, which must wait for nobody's W then; W or D must find it as B left it. An F between them writes into
+// a set that waits for none. For every rank, each set is needed.
 static void sets_hold(Pipeline l) {
     for (int r = 0; r < l.p; r++) {
         int sets = pipeline_sets(l, r, true), most = 0, expected = l.schedule == SCHEDULE_ZB_H1 ? r + 1 : 1;
@@ -138,9 +128,7 @@ static void sets_hold(Pipeline l) {
         if (most != (l.schedule == SCHEDULE_ZB_H1 ? sets : 0)) fail_in(l, r, "%d sets, of which %d ever wait\n", sets, most);
     }
 }
-TEST(recomputed_activations_stay_until_their_w) {
-    for_all(sets_hold);
-}
+TEST(recomputed_activations_stay_until_their_w) { for_all(sets_hold); }
 
 // ---- channels ----
 typedef enum { SEND_BLOCKS, SEND_BLOCKS_THE_NEXT, SEND_BUFFERED } Channel;
@@ -226,24 +214,18 @@ static void ends_over_buffers(Pipeline l) {
     if (!comes_to_an_end(l, SEND_BUFFERED, RECEIVES_AHEAD)) fail_in(l, 0, "deadlock\n");
     if (!comes_to_an_end(l, SEND_BUFFERED, 0)) fail_in(l, 0, "deadlock without receives ahead\n");
 }
-TEST(no_deadlock_over_channels_with_buffers) {
-    for_all(ends_over_buffers);
-}
+TEST(no_deadlock_over_channels_with_buffers) { for_all(ends_over_buffers); }
 
 static void ends_with_a_send_at_a_time(Pipeline l) {
     if (!comes_to_an_end(l, SEND_BLOCKS_THE_NEXT, RECEIVES_AHEAD)) fail_in(l, 0, "deadlock\n");
 }
-TEST(no_deadlock_where_a_send_must_end_before_the_next_one) {
-    for_all(ends_with_a_send_at_a_time);
-}
+TEST(no_deadlock_where_a_send_must_end_before_the_next_one) { for_all(ends_with_a_send_at_a_time); }
 
 static void ends_where_sends_block(Pipeline l) {
     int ahead = l.schedule == SCHEDULE_INTERLEAVED ? RECEIVES_AHEAD + 1 : RECEIVES_AHEAD;
     if (!comes_to_an_end(l, SEND_BLOCKS, ahead)) fail_in(l, 0, "deadlock\n");
 }
-TEST(no_deadlock_where_sends_block_until_they_are_received) {
-    for_all(ends_where_sends_block);
-}
+TEST(no_deadlock_where_sends_block_until_they_are_received) { for_all(ends_where_sends_block); }
 
 // The model can tell: these are known to deadlock.
 TEST(blocking_sends_deadlock_without_receives_ahead) {
@@ -275,9 +257,7 @@ static void in_order(Pipeline l) {
         }
     }
 }
-TEST(messages_are_received_in_the_order_in_which_they_are_sent) {
-    for_all(in_order);
-}
+TEST(messages_are_received_in_the_order_in_which_they_are_sent) { for_all(in_order); }
 
 // ---- the bubble ----
 static const Times ratios[] = { { 1, 1, 1 }, { 1, 1.2, 0.8 }, { 1, 1.3, 1 }, { 1, 0.9, 1.1 }, { 20, 24, 16 } };
@@ -314,9 +294,7 @@ static void bubble_is_the_formulas(Pipeline l) {
         if ((i == 0 || l.schedule != SCHEDULE_ZB_H1) && !(fabs(bubble / y.step - share) <= 1e-12)) fail_in(l, 0, "share\n");
     }
 }
-TEST(bubbles_are_those_of_the_papers) {
-    for_all(bubble_is_the_formulas);
-}
+TEST(bubbles_are_those_of_the_papers) { for_all(bubble_is_the_formulas); }
 
 // With 2 stages and 1, 4, 8 micro-batches they are busy for 50, 80, 89 % of the time.
 TEST(more_micro_batches_fill_the_pipeline) {
@@ -333,44 +311,40 @@ TEST(more_micro_batches_fill_the_pipeline) {
 
 // A step that ends in a sum over ranks cannot have a bubble of 0, whatever the schedule.
 TEST(zero_bubble_is_not_zero_with_clipping) {
-    for (int p = 1; p <= MOST_P; p++)
-        for (int m = 2 * p - 1; m <= MOST_M; m++) {
-            Pipeline h2 = { (Schedule)SCHEDULE_ZB_H2, p, m, 1 }, in_v = { (Schedule)SCHEDULE_ZB_V, p, m, 2 };
-            for (int i = 0; i < RATIOS; i++) {
-                Play y;
-                double bubble = played_bubble(h2, ratios[i], &y);
-                assert_near(bubble, (p - 1) * ratios[i].F, 1e-9 * y.step);
-                assert_int_equal(y.peak[0], 2 * p - 1);
-                play_free(&y);
-                bubble = played_bubble(in_v, ratios[i], &y);
-                if (i == 0) assert_near(bubble, (p - 1) * 0.5, 1e-9 * y.step);
-                assert_true(bubble >= (p - 1) * ratios[i].F * 0.5 - 1e-9 * y.step);
-                for (int r = 0; r < p; r++) assert_int_equal(y.peak[r], 2 * p);
-                play_free(&y);
-            }
+    for (int p = 1; p <= MOST_P; p++) for (int m = 2 * p - 1; m <= MOST_M; m++) {
+        Pipeline h2 = { (Schedule)SCHEDULE_ZB_H2, p, m, 1 }, in_v = { (Schedule)SCHEDULE_ZB_V, p, m, 2 };
+        for (int i = 0; i < RATIOS; i++) {
+            Play y;
+            double bubble = played_bubble(h2, ratios[i], &y);
+            assert_near(bubble, (p - 1) * ratios[i].F, 1e-9 * y.step);
+            assert_int_equal(y.peak[0], 2 * p - 1);
+            play_free(&y);
+            bubble = played_bubble(in_v, ratios[i], &y);
+            if (i == 0) assert_near(bubble, (p - 1) * 0.5, 1e-9 * y.step);
+            assert_true(bubble >= (p - 1) * ratios[i].F * 0.5 - 1e-9 * y.step);
+            for (int r = 0; r < p; r++) assert_int_equal(y.peak[r], 2 * p);
+            play_free(&y);
         }
+    }
 }
 
-// Each micro-batch passes every stage once in its own direction, and play finds no deadlock. Its bubble is half of
-// zb-h1's and less.
+// Each micro-batch passes every stage once in its own direction, and play finds no deadlock. Its bubble is half of zb-h1's and less.
 TEST(dualpipe_halves_the_bubble_for_twice_the_parameters) {
-    for (int p = 2; p <= MOST_P; p += 2)
-        for (int m = 2 * p; m <= MOST_M; m += 2)
-            for (int i = 0; i < RATIOS; i++) {
-                Pipeline l = { (Schedule)SCHEDULE_DUALPIPE, p, m, 2 };
-                Times t = ratios[i], times[MOST_CHUNKS];
-                for (int g = 0; g < 2 * p; g++) times[g] = t;
-                Play y;
-                play_chunks(&y, l, times, 0);
-                double work = m * (t.F + t.B + t.W);
-                assert_near(y.step - work, (p / 2 - 1) * fmax(t.F + t.B - t.W, t.F), 1e-9 * work);
-                for (int r = 0; r < p; r++) {
-                    assert_near(y.busy[r], work, 1e-9 * work);
-                    assert_in_range(y.peak[r], 1, p + 1);
-                }
-                assert_int_equal(y.peak[0], p + 1);
-                play_free(&y);
-            }
+    for (int p = 2; p <= MOST_P; p += 2) for (int m = 2 * p; m <= MOST_M; m += 2) for (int i = 0; i < RATIOS; i++) {
+        Pipeline l = { (Schedule)SCHEDULE_DUALPIPE, p, m, 2 };
+        Times t = ratios[i], times[MOST_CHUNKS];
+        for (int g = 0; g < 2 * p; g++) times[g] = t;
+        Play y;
+        play_chunks(&y, l, times, 0);
+        double work = m * (t.F + t.B + t.W);
+        assert_near(y.step - work, (p / 2 - 1) * fmax(t.F + t.B - t.W, t.F), 1e-9 * work);
+        for (int r = 0; r < p; r++) {
+            assert_near(y.busy[r], work, 1e-9 * work);
+            assert_in_range(y.peak[r], 1, p + 1);
+        }
+        assert_int_equal(y.peak[0], p + 1);
+        play_free(&y);
+    }
 }
 
 // A slow stage is waited for by all others: m of its actions, and one of each other stage.
@@ -410,8 +384,7 @@ static double best_of_all(int* totals, int rank, int left, int p, int v, SplitCo
         if (left < least) return INFINITY;
         double largest = 0;
         totals[rank] = left;
-        for (int r = 0; r < p; r++)
-            largest = fmax(largest, totals[r] + (r == 0 ? costs.embedding : 0) + (r == p - 1 ? costs.head : 0));
+        for (int r = 0; r < p; r++) largest = fmax(largest, totals[r] + (r == 0 ? costs.embedding : 0) + (r == p - 1 ? costs.head : 0));
         return largest;
     }
     double best = INFINITY;
@@ -419,23 +392,19 @@ static double best_of_all(int* totals, int rank, int left, int p, int v, SplitCo
         best = fmin(best, best_of_all(totals, rank + 1, left - totals[rank], p, v, costs));
     return best;
 }
-
 TEST(auto_is_the_best_of_all_splits) {
     const SplitCosts all_costs[] = { { 0, 0 }, { 0, 0.12 }, { 0, 5.46 }, { 0.3, 2.62 }, { 3, 0 }, { 2.5, 40 } };
-    for (int i = 0; i < 6; i++)
-        for (int p = 1; p <= 5; p++)
-            for (int v = 1; v <= 4; v++)
-                for (int L = p * v; L <= 24; L++) {
-                    SplitCosts costs = all_costs[i];
-                    int blocks[20], totals[5], sum = 0;
-                    double largest = 0, of_all = L + costs.embedding + costs.head;
-                    split_auto(blocks, L, p, v, costs);
-                    for (int g = 0; g < p * v; g++) { sum += blocks[g]; assert_true(blocks[g] >= (g < p * v - 1)); }
-                    assert_int_equal(sum, L);
-                    for (int r = 0; r < p; r++) largest = fmax(largest, rank_cost(blocks, r, p, v, costs));
-                    assert_near(largest, best_of_all(totals, 0, L, p, v, costs), 1e-9);
-                    assert_near(split_efficiency(blocks, p, v, costs), of_all / (p * largest), 1e-9);
-                }
+    for (int i = 0; i < 6; i++) for (int p = 1; p <= 5; p++) for (int v = 1; v <= 4; v++) for (int L = p * v; L <= 24; L++) {
+        SplitCosts costs = all_costs[i];
+        int blocks[20], totals[5], sum = 0;
+        double largest = 0, of_all = L + costs.embedding + costs.head;
+        split_auto(blocks, L, p, v, costs);
+        for (int g = 0; g < p * v; g++) { sum += blocks[g]; assert_true(blocks[g] >= (g < p * v - 1)); }
+        assert_int_equal(sum, L);
+        for (int r = 0; r < p; r++) largest = fmax(largest, rank_cost(blocks, r, p, v, costs));
+        assert_near(largest, best_of_all(totals, 0, L, p, v, costs), 1e-9);
+        assert_near(split_efficiency(blocks, p, v, costs), of_all / (p * largest), 1e-9);
+    }
 }
 
 static double step_of_split(Schedule s, const int* blocks, int p, int m, SplitCosts costs) {
@@ -457,24 +426,19 @@ static double shortest_step(Schedule s, int* blocks, int g, int left, int p, int
     blocks[g] = left;
     if (g == p - 1) return step_of_split(s, blocks, p, m, costs);
     double best = INFINITY;
-    for (blocks[g] = 1; blocks[g] <= left; blocks[g]++)
-        best = fmin(best, shortest_step(s, blocks, g + 1, left - blocks[g], p, m, costs));
+    for (blocks[g] = 1; blocks[g] <= left; blocks[g]++) best = fmin(best, shortest_step(s, blocks, g + 1, left - blocks[g], p, m, costs));
     return best;
 }
-
 TEST(auto_gives_the_shortest_step) {
     const double heads[] = { 0, 0.12, 1.5, 2.62, 5.46, 20 };
-    for (int i = 0; i < 6; i++)
-        for (int p = 1; p <= 4; p++)
-            for (int L = p; L <= 9; L++)
-                for (int m = 1; m <= 9; m += 4) {
-                    int by_cost[4], any[4];
-                    SplitCosts costs = { 0, heads[i] };
-                    split_auto(by_cost, L, p, 1, costs);
-                    double step = step_of_split(SCHEDULE_GPIPE, by_cost, p, m, costs);
-                    double best = shortest_step(SCHEDULE_GPIPE, any, 0, L, p, m, costs);
-                    assert_near(step, best, 1e-9 * best);
-                }
+    for (int i = 0; i < 6; i++) for (int p = 1; p <= 4; p++) for (int L = p; L <= 9; L++) for (int m = 1; m <= 9; m += 4) {
+        int by_cost[4], any[4];
+        SplitCosts costs = { 0, heads[i] };
+        split_auto(by_cost, L, p, 1, costs);
+        double step = step_of_split(SCHEDULE_GPIPE, by_cost, p, m, costs);
+        double best = shortest_step(SCHEDULE_GPIPE, any, 0, L, p, m, costs);
+        assert_near(step, best, 1e-9 * best);
+    }
 }
 
 // In 1f1b it matters which of several stages is the slowest.
@@ -489,17 +453,15 @@ TEST(auto_gives_the_earlier_stage_the_block_that_is_left) {
 
 TEST(chunks_of_a_rank_differ_by_a_block_at_most) {
     SplitCosts none = { 0, 0 };
-    for (int p = 1; p <= 4; p++)
-        for (int v = 1; v <= 4; v++)
-            for (int L = p * v; L <= 48; L++) {
-                int by_cost[16], even[16];
-                split_auto(by_cost, L, p, v, none);
-                split_even(even, L, p, v);
-                for (int g = 0; g < p * v; g++) {
-                    assert_in_range(by_cost[g], L / (p * v), L / (p * v) + 1);
-                    assert_in_range(even[g], L / (p * v), L / (p * v) + 1);
-                }
-            }
+    for (int p = 1; p <= 4; p++) for (int v = 1; v <= 4; v++) for (int L = p * v; L <= 48; L++) {
+        int by_cost[16], even[16];
+        split_auto(by_cost, L, p, v, none);
+        split_even(even, L, p, v);
+        for (int g = 0; g < p * v; g++) {
+            assert_in_range(by_cost[g], L / (p * v), L / (p * v) + 1);
+            assert_in_range(even[g], L / (p * v), L / (p * v) + 1);
+        }
+    }
 }
 
 TEST(numbers_of_blocks_can_be_given) {

@@ -1,23 +1,20 @@
-// test_plan.c - build/plan's predictions: the ZeRO paper's table and other published figures, sizes that can be counted by hand,
-// steps whose timeline can be drawn by hand, and properties that every model and link must have.
+// test_plan.c - build/plan's predictions: the ZeRO paper's table and other published figures, sizes that can be counted by hand, steps
+// whose timeline can be drawn by hand, and properties that every model and link must have.
 #include "../../dev/tools/plan_nodes.h"
 #include "../../dev/tools/plan_pipeline.h"
 #include "test_folder.h"
 
 static GPT2Config named(const char* name) {
-    GPT2Config c;
-    memset(&c, 0, sizeof c);
+    GPT2Config c = { GPT2_CONTEXT, GPT2_VOCABULARY, gpt2_padded_vocabulary(GPT2_VOCABULARY), 0, 0, 0 };
     assert_true(gpt2_named_config(name, &c));
-    c.max_T = GPT2_CONTEXT;
-    c.V = GPT2_VOCABULARY;
-    c.Vp = gpt2_padded_vocabulary(c.V);
     return c;
 }
-static void plan_memory(const Plan* p, PlanStage stage, size_t bytes[MEMORY_KINDS]) {
-    PlanBytes b = plan_bytes(p, stage);
-    memcpy(bytes, b.memory, sizeof b.memory);
-}
 static size_t plan_kind(const Plan* p, PlanStage stage, MemoryKind kind) { return plan_bytes(p, stage).memory[kind]; }
+static void assert_states(const Plan* p, PlanStage stage, size_t parameters, size_t gradients, size_t optimizer) {
+    PlanBytes b = plan_bytes(p, stage);
+    bool same = b.memory[MEMORY_PARAMETERS] == parameters && b.memory[MEMORY_GRADIENTS] == gradients && b.memory[MEMORY_OPTIMIZER] == optimizer;
+    if (!same) fail_msg("%zu, %zu and %zu bytes", b.memory[MEMORY_PARAMETERS], b.memory[MEMORY_GRADIENTS], b.memory[MEMORY_OPTIMIZER]);
+}
 // Bytes for gathered parameters and for gradients being sent. DDP has neither, only what the communicator takes.
 static size_t plan_unit_buffers(const Plan* p, PlanStage stage) {
     return plan_kind(p, stage, MEMORY_COMMUNICATION) - plan_kind(p, PLAN_DDP, MEMORY_COMMUNICATION);
@@ -39,8 +36,8 @@ static void assert_rounds_to(double x, double given, double unit) {
     if (!(fabs(x - given) <= unit / 2 * (1 + 1e-9))) fail_msg("%.6g does not round to %g", x, given);
 }
 
-static void test_the_zero_papers_table(void** state) { // table 1 of arXiv 1910.02054
-    (void)state;
+// table 1 of arXiv 1910.02054
+TEST(the_zero_papers_table) {
     static const struct { int N; double given[3][3]; double unit[3][3]; } rows[] = { // by size, then by stage
         { 1, { { 120, 120, 120 }, { 2048, 2048, 2048 }, { 16000, 16000, 16000 } }, { { 1, 1, 1 }, { 1, 1, 1 }, { 1, 1, 1 } } },
         { 4, { { 52.5, 41.3, 30 }, { 896, 704, 512 }, { 7000, 5500, 4000 } }, { { .1, .1, 1 }, { 1, 1, 1 }, { 1, 1, 1 } } },
@@ -52,111 +49,89 @@ static void test_the_zero_papers_table(void** state) { // table 1 of arXiv 1910.
     };
     static const double params[3] = { 7.5e9, 128e9, 1e12 };
     StateBytes one = state_bytes(2, true);
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        for (int m = 0; m < 3; m++) {
-            assert_rounds_to(gigabytes(params[m], PLAN_DDP, rows[i].N, one), 16e-9 * params[m], 1e-6);
-            for (int z = 0; z < 3; z++) {
-                double gb = gigabytes(params[m], (PlanStage)(PLAN_ZERO1 + z), rows[i].N, one);
-                assert_rounds_to(gb, rows[i].given[m][z], rows[i].unit[m][z]);
-            }
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) for (int m = 0; m < 3; m++) {
+        assert_rounds_to(gigabytes(params[m], PLAN_DDP, rows[i].N, one), 16e-9 * params[m], 1e-6);
+        for (int z = 0; z < 3; z++) {
+            double gb = gigabytes(params[m], (PlanStage)(PLAN_ZERO1 + z), rows[i].N, one);
+            assert_rounds_to(gb, rows[i].given[m][z], rows[i].unit[m][z]);
         }
     }
 }
 
 TEST(figures_that_courses_give) {
-    StateBytes master = state_bytes(2, true), no_master = state_bytes(2, false), fp32 = state_bytes(4, false);
-    assert_rounds_to(gigabytes(7e9, PLAN_DDP, 1, no_master), 84, 1e-6);
-    assert_rounds_to(gigabytes(13e9, PLAN_DDP, 1, no_master), 156, 1e-6);
-    assert_rounds_to(gigabytes(13e9, PLAN_FSDP, 4, no_master), 39, 1e-6);
-    assert_rounds_to(gigabytes(0.1e9, PLAN_DDP, 2, master), 1.6, 1e-6);
-    assert_rounds_to(gigabytes(0.1e9, PLAN_ZERO2, 2, master), 0.9, 1e-6);
-    assert_rounds_to(gigabytes(0.1e9, PLAN_FSDP, 2, master), 0.8, 1e-6);
-    assert_rounds_to(gigabytes(10e9, PLAN_DDP, 8, master), 160, 1e-6);
-    assert_rounds_to(gigabytes(10e9, PLAN_FSDP, 8, master), 20, 1e-6);
-    assert_rounds_to(gigabytes(1e9, PLAN_DDP, 1, fp32), 16, 1e-6);      // 4 + 4 + 8, and
-    assert_rounds_to(gigabytes(1e9, PLAN_ZERO1, 4, fp32), 10, 1e-6);    // K = 8 on a base of 8
+    static const struct { double billions; PlanStage stage; int N; size_t X; bool master; double gb; } rows[] = {
+        { 7, PLAN_DDP, 1, 2, false, 84 }, { 13, PLAN_DDP, 1, 2, false, 156 }, { 13, PLAN_FSDP, 4, 2, false, 39 },
+        { 0.1, PLAN_DDP, 2, 2, true, 1.6 }, { 0.1, PLAN_ZERO2, 2, 2, true, 0.9 }, { 0.1, PLAN_FSDP, 2, 2, true, 0.8 },
+        { 10, PLAN_DDP, 8, 2, true, 160 }, { 10, PLAN_FSDP, 8, 2, true, 20 },
+        { 1, PLAN_DDP, 1, 4, false, 16 }, { 1, PLAN_ZERO1, 4, 4, false, 10 } // 4 + 4 + 8, and K = 8 on a base of 8
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        assert_rounds_to(gigabytes(1e9 * rows[i].billions, rows[i].stage, rows[i].N, state_bytes(rows[i].X, rows[i].master)), rows[i].gb, 1e-6);
 }
 
 // ---- our stages ----
 TEST(a_small_model_counted_by_hand) {
     // 2 blocks of 12 x 16^2 + 13 x 16 = 3280, a root of (384 + 16 + 2) 16 = 6432; each of 3 ranks has 1104 and 2144, in all 4352
     Plan p = { { 16, 257, 384, 2, 2, 16 }, 3, 16, 1, RECOMPUTE_NONE, 4, 3, false, 2, 1, 1, false, false, 0, NO_PIPE };
-    size_t P = 6432 + 2 * 3280, S = 2144 + 2 * 1104, activations, bytes[MEMORY_KINDS];
-    plan_memory(&p, PLAN_DDP, bytes);
-    assert_int_equal(bytes[MEMORY_PARAMETERS], 4 * P);
-    assert_int_equal(bytes[MEMORY_GRADIENTS], 4 * P);
-    assert_int_equal(bytes[MEMORY_OPTIMIZER], 8 * P);
-    assert_int_equal(bytes[MEMORY_COMMUNICATION], 64 + (4 << 20));
+    size_t P = 6432 + 2 * 3280, S = 2144 + 2 * 1104;
     // per token, in fp32: a block has 16 C numbers and 4 + 2 statistics; outside are 9 C, 3 floats and 2 ints; all logits at once
-    activations = 48 * (2 * (16 * 16 + 6) + 9 * 16 + 3 + 2) * 4 + 48 * 384 * 4 + 40; // and StepStats
-    assert_int_equal(bytes[MEMORY_ACTIVATIONS], activations);
-    for (PlanStage s = PLAN_ZERO1; s < PLAN_STAGES; s++) {
-        plan_memory(&p, s, bytes);
-        assert_int_equal(bytes[MEMORY_PARAMETERS], 4 * S * (s >= PLAN_ZERO3 ? 1 : 3));
-        assert_int_equal(bytes[MEMORY_GRADIENTS], 4 * S * (s >= PLAN_ZERO2 ? 1 : 3));
-        assert_int_equal(bytes[MEMORY_OPTIMIZER], 8 * S);
-        assert_int_equal(bytes[MEMORY_ACTIVATIONS], activations);
-        const size_t roots[PLAN_STAGES] = { 0, 0, 1, 2, 2 }, blocks[PLAN_STAGES] = { 0, 0, 2, 3, 4 };
-        assert_int_equal(bytes[MEMORY_COMMUNICATION], 64 + (4 << 20) + 4 * 3 * (roots[s] * 2144 + blocks[s] * 1104));
+    size_t activations = 48 * (2 * (16 * 16 + 6) + 9 * 16 + 3 + 2) * 4 + 48 * 384 * 4 + 40; // and StepStats
+    const size_t roots[PLAN_STAGES] = { 0, 0, 1, 2, 2 }, blocks[PLAN_STAGES] = { 0, 0, 2, 3, 4 };
+    for (PlanStage s = PLAN_DDP; s < PLAN_STAGES; s++) {
+        assert_states(&p, s, 4 * (s >= PLAN_ZERO3 ? S : s == PLAN_DDP ? P : 3 * S), 4 * (s >= PLAN_ZERO2 ? S : s == PLAN_DDP ? P : 3 * S),
+                      8 * (s == PLAN_DDP ? P : S));
+        assert_int_equal(plan_kind(&p, s, MEMORY_ACTIVATIONS), activations);
+        assert_int_equal(plan_kind(&p, s, MEMORY_COMMUNICATION), 64 + (4 << 20) + 4 * 3 * (roots[s] * 2144 + blocks[s] * 1104));
         size_t sent = 3 * S * (s >= PLAN_ZERO3 ? 3 : 2) - (s == PLAN_FSDP ? 3 * 2144 : 0); // fsdp gathers the root once
-        assert_true(plan_sent(&p, s) == (double)(2 * (4 * sent + 2 * 3 * 8)));
-    }
-    assert_true(plan_sent(&p, PLAN_DDP) == (double)(2 * 2 * (4 * P + 8)));
-    p.recompute = RECOMPUTE_BLOCK; // one block fewer, except its input
-    for (PlanStage s = PLAN_DDP; s < PLAN_STAGES; s++)
+        assert_true(plan_sent(&p, s) == (s == PLAN_DDP ? (double)(2 * 2 * (4 * P + 8)) : (double)(2 * (4 * sent + 2 * 3 * 8))));
+        p.recompute = RECOMPUTE_BLOCK; // one block fewer, except its input
         assert_int_equal(plan_kind(&p, s, MEMORY_ACTIVATIONS), activations - 48 * (15 * 16 + 6) * 4);
+        p.recompute = RECOMPUTE_NONE;
+    }
     p.gpu = true;
-    plan_memory(&p, PLAN_DDP, bytes);
-    assert_int_equal(bytes[MEMORY_COMMUNICATION], 64 + 3 * 4);
+    assert_int_equal(plan_kind(&p, PLAN_DDP, MEMORY_COMMUNICATION), 64 + 3 * 4);
     p.N = 1; // there is nothing to communicate
-    plan_memory(&p, PLAN_DDP, bytes);
-    assert_int_equal(bytes[MEMORY_COMMUNICATION], 0);
+    assert_int_equal(plan_kind(&p, PLAN_DDP, MEMORY_COMMUNICATION), 0);
 }
 
 TEST(groups_of_blocks_counted_by_hand) {
     // the same root and 3 such blocks, in groups of 2: each of 3 ranks has 2144 of 6432, 2192 of 6560, 1104 of 3280; in all 5440
     Plan p = { { 16, 257, 384, 3, 2, 16 }, 3, 16, 1, RECOMPUTE_NONE, 2, 3, true, 2, 2, 1, false, false, 0, NO_PIPE };
-    size_t fsdp[MEMORY_KINDS];
-    plan_memory(&p, PLAN_FSDP, fsdp);
-    assert_int_equal(fsdp[MEMORY_PARAMETERS], 4 * 5440);
-    assert_int_equal(fsdp[MEMORY_GRADIENTS], 4 * 5440);
-    assert_int_equal(fsdp[MEMORY_OPTIMIZER], 8 * 5440);
+    assert_states(&p, PLAN_FSDP, 4 * 5440, 4 * 5440, 8 * 5440); // its shards are the master copy
     // buckets in 16 bits and, to be sent, in fp32; rooms in 16 bits. The root has one of each, the larger group two
-    assert_int_equal(fsdp[MEMORY_COMMUNICATION], 64 + 3 * 4 + (2 + 4 + 2) * 3 * (2144 + 2 * 2192));
+    size_t communication = 64 + 3 * 4 + (2 + 4 + 2) * 3 * (2144 + 2 * 2192);
+    assert_int_equal(plan_kind(&p, PLAN_FSDP, MEMORY_COMMUNICATION), communication);
     assert_true(plan_sent(&p, PLAN_FSDP) == 2 * 3 * (2.0 * (2144 + 2 * (2192 + 1104)) + 4.0 * 5440) + 2 * 2 * 3 * 8);
     p.rooms = 1;
-    assert_int_equal(fsdp[MEMORY_COMMUNICATION] - plan_kind(&p, PLAN_FSDP, MEMORY_COMMUNICATION), 2 * 3 * 2192);
+    assert_int_equal(communication - plan_kind(&p, PLAN_FSDP, MEMORY_COMMUNICATION), 2 * 3 * 2192);
     p.wrap_blocks = 0; // 16272 in one group: 5424 each, gathered once
-    plan_memory(&p, PLAN_FSDP, fsdp);
-    assert_int_equal(fsdp[MEMORY_PARAMETERS], 4 * 5424);
-    assert_int_equal(fsdp[MEMORY_COMMUNICATION], 64 + 3 * 4 + (2 + 4 + 2) * 3 * 5424);
+    assert_states(&p, PLAN_FSDP, 4 * 5424, 4 * 5424, 8 * 5424);
+    assert_int_equal(plan_kind(&p, PLAN_FSDP, MEMORY_COMMUNICATION), 64 + 3 * 4 + (2 + 4 + 2) * 3 * 5424);
     assert_true(plan_sent(&p, PLAN_FSDP) == 2 * 3 * (2.0 + 4.0) * 5424 + 2 * 2 * 3 * 8);
     p.wrap_blocks = 1; // it is about fsdp alone
     size_t zero3 = plan_memory_total(&p, PLAN_ZERO3);
     p.wrap_blocks = 2;
     assert_int_equal(plan_memory_total(&p, PLAN_ZERO3), zero3);
+    assert_states(&p, PLAN_ZERO3, 2 * 5456, 2 * 5456, 12 * 5456); // 2144 and 3 x 1104, and a master copy
 }
 
 TEST(two_of_four_ranks_share_a_model_counted_by_hand) {
     // 2 blocks of (12 x 16^2 + 7 x 16) / 2 + 6 x 16 = 1688 on a rank, a root of 384 x 16 / 2 + (16 + 2) 16 = 3360; in all 6736
     Plan p = { { 16, 257, 384, 2, 2, 16 }, 3, 16, 1, RECOMPUTE_NONE, 4, 4, false, 2, 1, 2, false, false, 0, NO_PIPE };
-    size_t tp[MEMORY_KINDS], P = 6736, outside = 48 * (5 * 16 + 4 * 8 + 3 + 2) * 4 + 48 * (192 + 2 * 3) * 4 + 40;
-    plan_memory(&p, PLAN_TP, tp);
-    assert_true(tp[MEMORY_PARAMETERS] == 4 * P && tp[MEMORY_GRADIENTS] == 4 * P && tp[MEMORY_OPTIMIZER] == 8 * P);
-    assert_int_equal(tp[MEMORY_COMMUNICATION], 64 + 3 * (4 << 20)); // the world's and two communicators'
+    size_t P = 6736, outside = 48 * (5 * 16 + 4 * 8 + 3 + 2) * 4 + 48 * (192 + 2 * 3) * 4 + 40;
+    assert_states(&p, PLAN_TP, 4 * P, 4 * P, 8 * P);
+    assert_int_equal(plan_kind(&p, PLAN_TP, MEMORY_COMMUNICATION), 64 + 3 * (4 << 20)); // the world's and two communicators'
     // per token a block has 4 C numbers, 12 C of which each of the two ranks has half, and 4 + 1 statistics
-    assert_int_equal(tp[MEMORY_ACTIVATIONS], 48 * 2 * (4 * 16 + 12 * 8 + 5) * 4 + outside);
+    assert_int_equal(plan_kind(&p, PLAN_TP, MEMORY_ACTIVATIONS), 48 * 2 * (4 * 16 + 12 * 8 + 5) * 4 + outside);
     // 10 all-reduces of 48 x 16 numbers, 3 numbers per row to the other; 2 norms; gradients and a loss to another copy
     double gradients = 4 * 6736 + 8, micro = 10 * 48 * 16 * 4 + 48 * 3 * 4;
     assert_true(plan_sent(&p, PLAN_TP) == 4 * (micro + 16 + gradients));
     p.accumulation = 3;
     assert_true(plan_sent(&p, PLAN_TP) == 4 * (3 * micro + 16 + gradients));
-    p.accumulation = 1;
-    p.recompute = RECOMPUTE_BLOCK; // one block fewer, except its input; each block sends one sum again
+    p.accumulation = 1; p.recompute = RECOMPUTE_BLOCK; // one block fewer, except its input; each block sends one sum again
     assert_int_equal(plan_kind(&p, PLAN_TP, MEMORY_ACTIVATIONS), 48 * ((5 * 16 + 12 * 8 + 5) * 4) + outside);
     assert_true(plan_sent(&p, PLAN_TP) == 4 * (micro + 2 * 48 * 16 * 4 + 16 + gradients));
-    p.recompute = RECOMPUTE_NONE;
-    p.B = p.T = 1; // there is still room for a sample's logits, of each rank a row
+    p.recompute = RECOMPUTE_NONE; p.B = p.T = 1; // there is still room for a sample's logits, of each rank a row
     size_t token = (2 * 165 + 5 * 16 + 4 * 8 + 3 + 2) * 4;
     assert_int_equal(plan_kind(&p, PLAN_TP, MEMORY_ACTIVATIONS), token + 2 * (192 + 2 * 3) * 4 + 40);
 }
@@ -181,31 +156,25 @@ TEST(cut_rows_counted_by_hand) {
     assert_true(plan_sent(&p, PLAN_TP) == 4 * (12 * sum + others));
     p.recompute = RECOMPUTE_BLOCK; // 2 gathers and a reduction in each block
     assert_true(plan_sent(&p, PLAN_TP) == 4 * (15 * sum + others));
-    p.recompute = RECOMPUTE_NONE;
-    p.keep_gathered = true; // two tensors of each block whole
+    p.recompute = RECOMPUTE_NONE; p.keep_gathered = true; // two tensors of each block whole
     assert_int_equal(plan_kind(&p, PLAN_TP, MEMORY_ACTIVATIONS), blocks + 48 * 2 * 2 * 8 * 4 + outside);
     assert_true(plan_sent(&p, PLAN_TP) == 4 * (10 * sum + others));
     p.X = 2; // with the same parts
-    size_t tp[MEMORY_KINDS];
-    plan_memory(&p, PLAN_TP, tp);
-    assert_true(tp[MEMORY_PARAMETERS] == 2 * 6736 && tp[MEMORY_GRADIENTS] == 2 * 6736 && tp[MEMORY_OPTIMIZER] == 12 * 6736);
+    assert_states(&p, PLAN_TP, 2 * 6736, 2 * 6736, 12 * 6736);
 }
 
 TEST(tensor_parallelism_of_one_rank_is_ddp) {
     Plan p = plan_of("gpt2", 8);
-    size_t ddp[MEMORY_KINDS], tp[MEMORY_KINDS];
-    plan_memory(&p, PLAN_DDP, ddp);
-    plan_memory(&p, PLAN_TP, tp);
-    ddp[MEMORY_ACTIVATIONS] += 4096 * 3 * 4; // three numbers for each row of logits
-    for (int k = 0; k < MEMORY_KINDS; k++) assert_int_equal(tp[k], ddp[k]);
+    PlanBytes ddp = plan_bytes(&p, PLAN_DDP), tp = plan_bytes(&p, PLAN_TP);
+    ddp.memory[MEMORY_ACTIVATIONS] += 4096 * 3 * 4; // three numbers for each row of logits
+    assert_memory_equal(tp.memory, ddp.memory, sizeof ddp.memory);
     assert_true(plan_sent(&p, PLAN_TP) == plan_sent(&p, PLAN_DDP));
 }
 
 // ---- pipelines ----
 static Plan small_pipeline(int p, int schedule, int v, int m, const char* split, int N) {
-    Plan plan = { { 16, 257, 384, 4, 2, 16 }, 3, 16, m, RECOMPUTE_NONE, 4, N, false, 2, 1, 1, false, false, 0,
-                  { p, schedule, v, PLAN_MOST, split }, 0, { 0 }, { 0 } };
-    return plan;
+    return (Plan){ { 16, 257, 384, 4, 2, 16 }, 3, 16, m, RECOMPUTE_NONE, 4, N, false, 2, 1, 1, false, false, 0,
+                   { p, schedule, v, PLAN_MOST, split }, 0, { 0 }, { 0 } };
 }
 static void assert_sent(PlanBytes b, double messages, double root, double copies, double numbers) {
     const double sent[SENT_KINDS] = { messages, root, copies, numbers };
@@ -215,23 +184,19 @@ static void assert_sent(PlanBytes b, double messages, double root, double copies
 TEST(a_pipeline_counted_by_hand) {
     // a root of 6432, blocks of 3280: 3 of them and 1 on two ranks; two copies; 3 micro-batches
     Plan p = small_pipeline(2, SCHEDULE_1F1B, 1, 3, "3,1", 4);
-    PlanBytes first = pipe_bytes(&p, 0), last = pipe_bytes(&p, 1);
     size_t P = 6432 + 3 * 3280, Q = 6432 + 3280, communication = 64 + 3 * (4 << 20); // the world, pp and dp
-    assert_true(first.memory[MEMORY_PARAMETERS] == 4 * P && first.memory[MEMORY_GRADIENTS] == 4 * P);
-    assert_true(first.memory[MEMORY_OPTIMIZER] == 8 * P && last.memory[MEMORY_OPTIMIZER] == 8 * Q);
-    assert_true(first.memory[MEMORY_COMMUNICATION] == communication && last.memory[MEMORY_COMMUNICATION] == communication);
-    // rank 0 keeps 2 micro-batches: 6 blocks of 16 C numbers and 6 statistics, and tokens. Outside are one block's gradients of
-    // 9 C, 3 C, 3 messages, losses, a row of logits. Rank 1 keeps 1, with what is around the last layernorm, and has all logits
-    size_t outside = 9 * 16 + 3 * 16 + 3 * 16 + 1, block = 16 * 16 + 6;
-    assert_int_equal(first.memory[MEMORY_ACTIVATIONS], 48 * 4 * (6 * block + 2 * 2 + outside) + 384 * 4 + 40);
-    assert_int_equal(last.memory[MEMORY_ACTIVATIONS], 48 * 4 * (block + 2 + 2 * 16 + 2 + outside) + 48 * 384 * 4 + 40);
-    double message = 48 * 16 * 4;
-    assert_sent(first, 3 * message, 4 * 6432, 4 * (double)P + 8, 24);
-    assert_sent(last, 3 * message, 4 * 6432, 4 * (double)Q + 8, 24);
+    // rank 0 keeps 2 micro-batches: 6 blocks of 16 C numbers and 6 statistics, and tokens. Outside are one block's gradients of 9 C, 3 C,
+    // 3 messages, losses, a row of logits. Rank 1 keeps 1, with what is around the last layernorm, and has all logits
+    size_t outside = 9 * 16 + 3 * 16 + 3 * 16 + 1, block = 16 * 16 + 6, kept[2] = { 6 * block + 2 * 2, block + 2 + 2 * 16 + 2 };
+    for (p.pipe.rank = 0; p.pipe.rank < 2; p.pipe.rank++) {
+        size_t n = p.pipe.rank ? Q : P, logits = p.pipe.rank ? 48 * 384 * 4 : 384 * 4;
+        assert_states(&p, PLAN_PP, 4 * n, 4 * n, 8 * n);
+        assert_int_equal(plan_kind(&p, PLAN_PP, MEMORY_COMMUNICATION), communication);
+        assert_int_equal(plan_kind(&p, PLAN_PP, MEMORY_ACTIVATIONS), 48 * 4 * (kept[p.pipe.rank] + outside) + logits + 40);
+        assert_sent(pipe_bytes(&p, p.pipe.rank), 3 * 48 * 16 * 4, 4 * 6432, 4 * (double)n + 8, 24);
+    }
     p.pipe.schedule = SCHEDULE_ZB_H1; // both keep 2 micro-batches, with all gradients that W needs
-    first = pipe_bytes(&p, 0);
-    assert_int_equal(first.memory[MEMORY_ACTIVATIONS],
-                     48 * 4 * (6 * (block + 9 * 16) + 2 * 2 + outside - 9 * 16) + 384 * 4 + 40);
+    assert_int_equal(pipe_bytes(&p, 0).memory[MEMORY_ACTIVATIONS], 48 * 4 * (6 * (block + 9 * 16) + 2 * 2 + outside - 9 * 16) + 384 * 4 + 40);
     p.pipe.schedule = SCHEDULE_GPIPE; // 3
     assert_int_equal(pipe_bytes(&p, 0).memory[MEMORY_ACTIVATIONS], 48 * 4 * (9 * block + 3 * 2 + outside) + 384 * 4 + 40);
 }
@@ -254,15 +219,12 @@ TEST(stages_between_and_chunks_counted_by_hand) {
 }
 TEST(the_ranks_that_keep_most_and_least) {
     Plan p = plan_of("gpt2", 8);
-    PlanPipe pipe = { 4, SCHEDULE_1F1B, 1, PLAN_MOST, "auto" };
-    p.pipe = pipe;
+    p.pipe = (PlanPipe){ 4, SCHEDULE_1F1B, 1, PLAN_MOST, "auto" };
     p.accumulation = 16;
     size_t totals[4], most = 0, least = SIZE_MAX;
-    for (int r = 0; r < 4; r++) {
-        p.pipe.rank = r;
-        totals[r] = plan_memory_total(&p, PLAN_PP);
-        most = size_max(most, totals[r]);
-        least = size_min(least, totals[r]);
+    for (p.pipe.rank = 0; p.pipe.rank < 4; p.pipe.rank++) {
+        size_t total = totals[p.pipe.rank] = plan_memory_total(&p, PLAN_PP);
+        most = size_max(most, total); least = size_min(least, total);
     }
     p.pipe.rank = PLAN_MOST;
     assert_int_equal(plan_memory_total(&p, PLAN_PP), most);
@@ -270,72 +232,52 @@ TEST(the_ranks_that_keep_most_and_least) {
     assert_int_equal(totals[pipe_extreme_rank(&p, false)], least);
     assert_true(totals[0] == most && most > 2 * least); // 4 micro-batches of 4 blocks; the last one has only the head
 }
-TEST(splits_of_gpt2_as_a_run_prints_them) {
-    static const double percent[][2] = { { 97, 76 }, { 80, 52 }, { 40, 34 } };
-    Plan p = plan_of("gpt2", 8);
-    for (int i = 0; i < 3; i++) {
-        PlanPipe pipe = { 2 << i, SCHEDULE_1F1B, 1, PLAN_MOST, "auto" };
-        p.pipe = pipe;
-        assert_rounds_to(100 * pipe_balance_of_split(&p), percent[i][0], 1);
-        assert_rounds_to(100 * pipe_balance_of_even_split(&p), percent[i][1], 1);
-    }
-}
 static void ask_pp(void* p) { plan_bytes((const Plan*)p, PLAN_PP); }
 TEST(a_pipeline_that_cannot_be_is_refused_in_the_stages_words) {
-    Plan p = small_pipeline(3, SCHEDULE_1F1B, 1, 4, "auto", 8);
-    assert_false(pipe_divides(&p));
-    expect_death(ask_pp, &p, "--pipeline-parallel 3 does not divide 8 ranks", "divisor of 8");
-    p = small_pipeline(8, SCHEDULE_1F1B, 1, 4, "auto", 8);
-    assert_false(pipe_divides(&p));
-    expect_death(ask_pp, &p, "makes 8 parts of the model, more than its 4 blocks", "--layers 8");
-    p = small_pipeline(2, SCHEDULE_INTERLEAVED, 2, 5, "auto", 8);
-    assert_false(pipe_divides(&p));
-    expect_death(ask_pp, &p, "takes micro-batches in groups of 2", "a step has 5");
-    p = small_pipeline(2, SCHEDULE_1F1B, 1, 4, "2,3", 8);
-    expect_death(ask_pp, &p, "--split 2,3 adds up to 5 blocks", "the model has 4");
-    p = small_pipeline(2, SCHEDULE_1F1B, 2, 4, "auto", 8);
-    expect_death(ask_pp, &p, "--chunks 2: only --schedule interleaved", "--chunks 1");
-    p.pipe.v = 1;
-    assert_true(pipe_divides(&p));
-    pipe_bytes(&p, 1);
+    static const struct { int p, schedule, v, m; const char *split, *says, *hint; bool divides; } rows[] = {
+        { 3, SCHEDULE_1F1B, 1, 4, "auto", "--pipeline-parallel 3 does not divide 8 ranks", "divisor of 8", false },
+        { 8, SCHEDULE_1F1B, 1, 4, "auto", "makes 8 parts of the model, more than its 4 blocks", "--layers 8", false },
+        { 2, SCHEDULE_INTERLEAVED, 2, 5, "auto", "takes micro-batches in groups of 2", "a step has 5", false },
+        { 2, SCHEDULE_1F1B, 1, 4, "2,3", "--split 2,3 adds up to 5 blocks", "the model has 4", true },
+        { 2, SCHEDULE_1F1B, 2, 4, "auto", "--chunks 2: only --schedule interleaved", "--chunks 1", true },
+        { 2, SCHEDULE_1F1B, 1, 4, "auto", NULL, NULL, true }
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        Plan p = small_pipeline(rows[i].p, rows[i].schedule, rows[i].v, rows[i].m, rows[i].split, 8);
+        if (rows[i].says) expect_death(ask_pp, &p, rows[i].says, rows[i].hint);
+        else pipe_bytes(&p, 1);
+        if (!rows[i].divides || !rows[i].says) assert_true(pipe_divides(&p) == rows[i].divides);
+    }
 }
 
 static void ask_tp(void* p) { plan_bytes((const Plan*)p, PLAN_TP); }
 TEST(what_does_not_divide_is_refused_in_the_stages_words) {
-    Plan p = plan_of("gpt2-xl", 8); // 25 heads
-    assert_true(plan_divides(&p));
-    p.t = 3;
-    assert_false(plan_divides(&p));
-    expect_death(ask_tp, &p, "--tensor-parallel 3 does not divide 8 ranks", "divisor of 8");
-    p.t = 2;
-    assert_false(plan_divides(&p));
-    expect_death(ask_tp, &p, "--tensor-parallel 2 does not divide 25 heads", "--heads as a multiple of 2");
-    p.config.NH = 20;
-    assert_true(plan_divides(&p));
-    p.config.Vp = 50304 + 1;
-    assert_false(plan_divides(&p));
-    expect_death(ask_tp, &p, "does not divide the vocabulary", "--vocab-size");
-    p.config.Vp = 50304;
-    p.B = p.T = 1;
-    assert_true(plan_divides(&p));
-    p.sequence_parallel = true;
-    assert_false(plan_divides(&p));
-    expect_death(ask_tp, &p, "--sequence-parallel cuts the tokens of a micro-batch into 2 parts", "choose a multiple of 2");
+    static const struct { int t, NH, Vp, tokens; bool rows; const char *says, *hint; } cases[] = {
+        { 1, 25, 50304, 64, false, NULL, NULL }, { 2, 20, 50304, 64, false, NULL, NULL }, { 2, 20, 50304, 1, false, NULL, NULL },
+        { 3, 25, 50304, 64, false, "--tensor-parallel 3 does not divide 8 ranks", "divisor of 8" },
+        { 2, 25, 50304, 64, false, "--tensor-parallel 2 does not divide 25 heads", "--heads as a multiple of 2" },
+        { 2, 20, 50305, 64, false, "does not divide the vocabulary", "--vocab-size" },
+        { 2, 20, 50304, 1, true, "--sequence-parallel cuts the tokens of a micro-batch into 2 parts", "choose a multiple of 2" }
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Plan p = plan_of("gpt2-xl", 8);
+        p.t = cases[i].t; p.config.NH = cases[i].NH; p.config.Vp = cases[i].Vp; p.sequence_parallel = cases[i].rows;
+        p.B = 1; p.T = cases[i].tokens;
+        assert_int_equal(plan_divides(&p), cases[i].says == NULL);
+        if (cases[i].says) expect_death(ask_tp, &p, cases[i].says, cases[i].hint);
+    }
 }
 
 // ---- Megatron's published figures ----
-// Korthikanti et al. 2022 (arXiv 2205.05198), the models of its evaluation: 2048 tokens, t = 8, micro-batches of B. Calculon's
-// validation (github.com/calculon-ai/calculon, caa4b11) has the same.
+// Korthikanti et al. 2022 (arXiv 2205.05198), the models of its evaluation: 2048 tokens, t = 8, micro-batches of B. Calculon's validation
+// (github.com/calculon-ai/calculon, caa4b11) has the same.
 static const struct { int NH, C, L, B; } korthikanti[] = {
     { 64, 6144, 48, 4 }, { 96, 12288, 96, 1 }, { 128, 20480, 105, 1 }, { 160, 25600, 128, 1 } // 22B, 175B, 530B, 1T
 };
 static Plan megatron(int L, int NH, int C, int T, int B, int t, int N) {
     Plan p = plan_of("gpt2", N);
-    GPT2Config c = { T, 51200, 51200, L, NH, C };
-    p.config = c;
-    p.B = B;
-    p.T = T;
-    p.t = t;
+    p.config = (GPT2Config){ T, 51200, 51200, L, NH, C };
+    p.B = B; p.T = T; p.t = t;
     return p;
 }
 // Activations of one block: what another one adds, in units of BTC bytes, without the fp32 statistics.
@@ -347,26 +289,23 @@ static double block_activations(Plan p) {
     double statistics = kept ? 4.0 * (4.0 / (p.sequence_parallel ? p.t : 1) + (double)p.config.NH / p.t) : 0;
     return (block - statistics * BT) / (BT * p.config.C);
 }
-// The paper's table 2 has sbh(10 + 24/t + 5as/(ht)), and sbh(34 + 5as/h)/t where rows are cut. Without the (T,T) matrix, which
-// cuDNN's attention does not keep, and of which the paper's selective recomputation keeps nothing either, there remain
-// 10 + 24/t and 34/t. Two bytes of the 10 are dropout masks, of which GPT-2 trained here has none.
+// The paper's table 2 has sbh(10 + 24/t + 5as/(ht)), and sbh(34 + 5as/h)/t where rows are cut. Without the (T,T) matrix, which cuDNN's
+// attention does not keep, and of which the paper's selective recomputation keeps nothing either, there remain 10 + 24/t and 34/t. Two
+// bytes of the 10 are dropout masks, of which GPT-2 trained here has none.
 TEST(a_blocks_activations_are_megatrons_without_dropout_masks) {
-    for (size_t i = 0; i < sizeof korthikanti / sizeof korthikanti[0]; i++) {
-        for (int t = 1; t <= 8; t *= 2) {
-            Plan p = megatron(korthikanti[i].L, korthikanti[i].NH, korthikanti[i].C, 2048, korthikanti[i].B, t, 8);
-            assert_true(near(block_activations(p), 10 + 24.0 / t - 2));
-            p.sequence_parallel = true;
-            assert_true(near(block_activations(p), (34.0 - 2) / t));
-            p.keep_gathered = true; // two tensors whole, as the paper says before it gathers them again
-            assert_true(near(block_activations(p), (34.0 - 2) / t + 4 * (1 - 1.0 / t)));
-            p.sequence_parallel = p.keep_gathered = false;
-            p.recompute = RECOMPUTE_BLOCK; // the paper's 2sbh
-            assert_true(near(block_activations(p), 2));
-        }
+    for (size_t i = 0; i < sizeof korthikanti / sizeof korthikanti[0]; i++) for (int t = 1; t <= 8; t *= 2) {
+        Plan p = megatron(korthikanti[i].L, korthikanti[i].NH, korthikanti[i].C, 2048, korthikanti[i].B, t, 8);
+        assert_true(near(block_activations(p), 10 + 24.0 / t - 2));
+        p.sequence_parallel = true;
+        assert_true(near(block_activations(p), (34.0 - 2) / t));
+        p.keep_gathered = true; // two tensors whole, as the paper says before it gathers them again
+        assert_true(near(block_activations(p), (34.0 - 2) / t + 4 * (1 - 1.0 / t)));
+        p.sequence_parallel = p.keep_gathered = false;
+        p.recompute = RECOMPUTE_BLOCK; // the paper's 2sbh
+        assert_true(near(block_activations(p), 2));
     }
 }
-// Of 34sbhL/t, the paper's equation 6, all activations of a run are 96 to 99 %: without masks, and with what is outside of
-// blocks.
+// Of 34sbhL/t, the paper's equation 6, all activations of a run are 96 to 99 %: without masks, and with what is outside of blocks.
 TEST(all_activations_are_near_megatrons) {
     static const double percent[] = { 99, 96, 96, 96 };
     for (size_t i = 0; i < sizeof korthikanti / sizeof korthikanti[0]; i++) {
@@ -377,8 +316,8 @@ TEST(all_activations_are_near_megatrons) {
     }
 }
 
-// Shoeybi et al. 2019 (arXiv 1909.08053), table 1: 1024 tokens; Narayanan et al. 2021 (arXiv 2104.04473), table 1, the rows
-// without pipelines: 2048 tokens. Both pad GPT-2's vocabulary to 51200, a multiple of 128 t for every t.
+// Shoeybi et al. 2019 (arXiv 1909.08053), table 1: 1024 tokens; Narayanan et al. 2021 (arXiv 2104.04473), table 1, the rows without
+// pipelines: 2048 tokens. Both pad GPT-2's vocabulary to 51200, a multiple of 128 t for every t.
 static const struct { double billions; int C, NH, L, t; } shoeybi[] = {
     { 1.2, 1536, 16, 40, 1 }, { 2.5, 1920, 20, 54, 2 }, { 4.2, 2304, 24, 64, 4 }, { 8.3, 3072, 32, 72, 8 }
 };
@@ -403,13 +342,12 @@ TEST(parameters_of_megatrons_models) {
     assert_rounds_to(1e-9 * (double)gpt2_num_parameters(p.config), 22, 1);
     p.sequence_parallel = true;
     assert_true(plan_memory_total(&p, PLAN_TP) < 80e9);
-    p.sequence_parallel = false;
-    p.recompute = RECOMPUTE_BLOCK;
+    p.sequence_parallel = false; p.recompute = RECOMPUTE_BLOCK;
     assert_true(plan_memory_total(&p, PLAN_TP) < 80e9);
 }
 
-// Equation 3 of arXiv 2104.04473, for a token: every product of the forward pass twice, as blocks are recomputed, and twice as
-// many backward; the logits once and twice.
+// Equation 3 of arXiv 2104.04473, for a token: every product of the forward pass twice, as blocks are recomputed, and twice as many
+// backward; the logits once and twice.
 static double narayanan_flops(GPT2Config c, double s) {
     double l = c.L, h = c.C;
     return 96 * l * h * h * (1 + s / (6 * h) + c.V / (16 * l * h));
@@ -444,27 +382,15 @@ TEST(what_depends_on_sizes) {
     assert_int_equal(plan_unit_buffers(&p, PLAN_FSDP), 4 * (root + block));
 }
 
-TEST(fsdps_shards_are_the_master_copy) {
-    Plan p = plan_of("gpt2", 8);
-    size_t zero3[MEMORY_KINDS], fsdp[MEMORY_KINDS], S = shard_elements_total(p.config, p.N);
-    plan_memory(&p, PLAN_ZERO3, zero3);
-    plan_memory(&p, PLAN_FSDP, fsdp);
-    assert_true(zero3[MEMORY_PARAMETERS] == 2 * S && zero3[MEMORY_GRADIENTS] == 2 * S && zero3[MEMORY_OPTIMIZER] == 12 * S);
-    assert_true(fsdp[MEMORY_PARAMETERS] == 4 * S && fsdp[MEMORY_GRADIENTS] == 4 * S && fsdp[MEMORY_OPTIMIZER] == 8 * S);
-}
-
 TEST(our_stages_follow_the_papers_formulas_but_for_padding) {
-    for (int N = 1; N <= 1024; N = N * 3 + 1) {
+    for (int N = 1; N <= 1024; N = N * 3 + 1) for (PlanStage s = PLAN_DDP; s < PLAN_STAGES; s++) {
         Plan p = plan_of("gpt2", N);
-        size_t bytes[MEMORY_KINDS];
+        PlanBytes b = plan_bytes(&p, s);
         double P = (double)unit_elements(p.config, 0) + 12.0 * (double)unit_elements(p.config, 1);
-        for (PlanStage s = PLAN_DDP; s < PLAN_STAGES; s++) {
-            plan_memory(&p, s, bytes);
-            double kept = (double)(bytes[MEMORY_PARAMETERS] + bytes[MEMORY_GRADIENTS] + bytes[MEMORY_OPTIMIZER]);
-            double formula = P * state_bytes_sum(state_bytes_sharded(state_bytes(2, true), s, N));
-            assert_true(kept >= formula * (1 - 1e-12));
-            assert_true(kept - formula <= 13 * 16 * (4.0 * N + 12)); // 13 units, each less than 16 elements longer per rank
-        }
+        double kept = (double)(b.memory[MEMORY_PARAMETERS] + b.memory[MEMORY_GRADIENTS] + b.memory[MEMORY_OPTIMIZER]);
+        double formula = P * state_bytes_sum(state_bytes_sharded(state_bytes(2, true), s, N));
+        assert_true(kept >= formula * (1 - 1e-12));
+        assert_true(kept - formula <= 13 * 16 * (4.0 * N + 12)); // 13 units, each less than 16 elements longer per rank
     }
 }
 
@@ -482,15 +408,6 @@ TEST(accumulation_and_what_is_sent) {
     }
 }
 
-TEST(gpt2_xl_on_24_gb_needs_sharding) {
-    Plan p = plan_of("gpt2-xl", 8);
-    assert_true(plan_memory_total(&p, PLAN_FSDP) < 24e9 && plan_memory_total(&p, PLAN_ZERO3) < 24e9);
-    p.B = 1;
-    p.T = 1;
-    p.recompute = RECOMPUTE_BLOCK;
-    assert_true(plan_memory_total(&p, PLAN_DDP) > 24e9); // whatever the batch
-}
-
 TEST(the_largest_model_fits_and_the_next_does_not) {
     Plan p = plan_of("gpt2", 16);
     for (PlanStage s = PLAN_DDP; s < PLAN_STAGES; s++) {
@@ -498,8 +415,7 @@ TEST(the_largest_model_fits_and_the_next_does_not) {
         assert_true(d > 20 && d < MAX_UNITS - 1);
         for (int more = 0; more <= 1; more++) {
             Plan q = p;
-            q.config.L = q.config.NH = d + more;
-            q.config.C = 64 * (d + more);
+            q.config.L = q.config.NH = d + more; q.config.C = 64 * (d + more);
             assert_int_equal(plan_memory_total(&q, s) <= 40000000000u, !more);
         }
     }
@@ -511,69 +427,63 @@ static Network network_of(const char* inside, const char* between, int ranks_per
     Network w = { link_open(inside), link_open(between), ranks_per_node, ranks_per_node, PLAN_RING, NULL, 1, 0 };
     return w;
 }
-
 TEST(collectives_take_what_a_ring_or_a_tree_takes) {
-    Network w = network_of("nvlink", "infiniband", 8);
-    double a = 3.4e-6, b = 14e-6, S = 1e9;
-    assert_true(network_seconds(&w, PLAN_ALL_REDUCE, S, 1) == 0);
-    assert_true(near(network_seconds(&w, PLAN_ALL_GATHER, S, 4), 3 * a + 0.75 * S / 450e9));
-    assert_true(near(network_seconds(&w, PLAN_REDUCE_SCATTER, S, 4), 3 * a + 0.75 * S / 450e9));
-    assert_true(near(network_seconds(&w, PLAN_ALL_REDUCE, S, 4), 2 * (3 * a + 0.75 * S / 450e9)));
-    assert_true(near(network_seconds(&w, PLAN_ALL_GATHER, S, 32), 28 * a + 3 * b + S * 31 / 32 / 400e9)); // 8 interfaces
-    w.nics = 1;
-    assert_true(near(network_seconds(&w, PLAN_ALL_GATHER, S, 32), 28 * a + 3 * b + S * 31 / 32 / 50e9));
-    w.nics = 16; // more than NVLink can feed
-    assert_true(near(network_seconds(&w, PLAN_ALL_GATHER, S, 32), 28 * a + 3 * b + S * 31 / 32 / 450e9));
-    w.algorithm = PLAN_TREE;
-    assert_true(near(network_seconds(&w, PLAN_ALL_REDUCE, S, 32), 2 * (7 * a + 2 * b + S * 31 / 32 / 450e9)));
-    w = network_of("nvlink", "infiniband", 1); // no link inside a node at all
-    assert_true(near(network_seconds(&w, PLAN_ALL_GATHER, S, 4), 3 * b + 0.75 * S / 50e9));
-    w = network_of("pcie", "infiniband", 0);
-    assert_true(near(network_seconds(&w, PLAN_ALL_GATHER, S, 32), 31 * 5.7e-6 + S * 31 / 32 / 31.5e9));
+    double a = 3.4e-6, b = 14e-6, S = 1e9, of_32 = S * 31 / 32;
+    const struct { const char* inside; int per_node, nics, algorithm; PlanCollective what; int ranks; double seconds; } rows[] = {
+        { "nvlink", 8, 8, PLAN_RING, PLAN_ALL_REDUCE, 1, 0 },
+        { "nvlink", 8, 8, PLAN_RING, PLAN_ALL_GATHER, 4, 3 * a + 0.75 * S / 450e9 },
+        { "nvlink", 8, 8, PLAN_RING, PLAN_REDUCE_SCATTER, 4, 3 * a + 0.75 * S / 450e9 },
+        { "nvlink", 8, 8, PLAN_RING, PLAN_ALL_REDUCE, 4, 2 * (3 * a + 0.75 * S / 450e9) },
+        { "nvlink", 8, 8, PLAN_RING, PLAN_ALL_GATHER, 32, 28 * a + 3 * b + of_32 / 400e9 }, // 8 interfaces
+        { "nvlink", 8, 1, PLAN_RING, PLAN_ALL_GATHER, 32, 28 * a + 3 * b + of_32 / 50e9 },
+        { "nvlink", 8, 16, PLAN_RING, PLAN_ALL_GATHER, 32, 28 * a + 3 * b + of_32 / 450e9 }, // more than NVLink can feed
+        { "nvlink", 8, 16, PLAN_TREE, PLAN_ALL_REDUCE, 32, 2 * (7 * a + 2 * b + of_32 / 450e9) },
+        { "nvlink", 1, 1, PLAN_RING, PLAN_ALL_GATHER, 4, 3 * b + 0.75 * S / 50e9 }, // no link inside a node at all
+        { "pcie", 0, 0, PLAN_RING, PLAN_ALL_GATHER, 32, 31 * 5.7e-6 + of_32 / 31.5e9 }
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        Network w = network_of(rows[i].inside, "infiniband", rows[i].per_node);
+        w.nics = rows[i].nics; w.algorithm = rows[i].algorithm;
+        double seconds = network_seconds(&w, rows[i].what, S, rows[i].ranks);
+        if (!near(seconds, rows[i].seconds)) fail_msg("row %zu: %g s, not %g", i, seconds, rows[i].seconds);
+    }
 }
 
 TEST(a_mesh_shares_its_nodes_interfaces) {
-    Network w = network_of("nvlink", "infiniband", 8);
+    Network w = network_of("nvlink", "infiniband", 8), one_node = w;
+    one_node.ranks_per_node = 0;
     double a = 3.4e-6, b = 14e-6, S = 1e9;
-    // 32 ranks in 4 nodes. 8 neighbours are a node; ranks 8 apart are one in each, and have an eighth of 8 interfaces
-    assert_true(near(group_seconds(&w, PLAN_ALL_GATHER, S, neighbours_group(&w, 32, 8)), 7 * a + 0.875 * S / 450e9));
-    assert_true(near(group_seconds(&w, PLAN_ALL_GATHER, S, ranks_apart_group(&w, 32, 8)), 3 * b + 0.75 * S / 50e9));
-    // ranks 2 apart are four in each, and have half of them; all 32 are a group by themselves
-    double in_fours = 12 * a + 3 * b + S * 15 / 16 / 200e9, all = network_seconds(&w, PLAN_ALL_GATHER, S, 32);
-    assert_true(near(group_seconds(&w, PLAN_ALL_GATHER, S, ranks_apart_group(&w, 32, 2)), in_fours));
-    assert_true(group_seconds(&w, PLAN_ALL_GATHER, S, ranks_apart_group(&w, 32, 1)) == all);
-    // 16 neighbours are two nodes, with all interfaces; ranks 16 apart have one each
-    assert_true(near(group_seconds(&w, PLAN_ALL_GATHER, S, neighbours_group(&w, 32, 16)), 14 * a + b + S * 15 / 16 / 400e9));
-    assert_true(near(group_seconds(&w, PLAN_ALL_GATHER, S, ranks_apart_group(&w, 32, 16)), b + 0.5 * S / 50e9));
-    // of threes, 6, 7 and 8 are in two nodes, and the others wait for them
-    assert_true(near(group_seconds(&w, PLAN_ALL_GATHER, S, neighbours_group(&w, 24, 3)), a + b + S * 2 / 3 / 400e9));
-    // but six ranks are in one node
-    assert_true(near(group_seconds(&w, PLAN_ALL_GATHER, S, neighbours_group(&w, 6, 3)), 2 * a + S * 2 / 3 / 450e9));
-    w.ranks_per_node = 0; // all are in one
-    assert_true(near(group_seconds(&w, PLAN_ALL_GATHER, S, ranks_apart_group(&w, 32, 8)), 3 * a + 0.75 * S / 450e9));
+    const struct { bool neighbours; int ranks, n; double seconds; } rows[] = {
+        // 32 ranks in 4 nodes. 8 neighbours are a node; ranks 8 apart are one in each, and have an eighth of 8 interfaces
+        { true, 32, 8, 7 * a + 0.875 * S / 450e9 }, { false, 32, 8, 3 * b + 0.75 * S / 50e9 },
+        // ranks 2 apart are four in each, and have half of them; all 32 are a group by themselves
+        { false, 32, 2, 12 * a + 3 * b + S * 15 / 16 / 200e9 }, { false, 32, 1, network_seconds(&w, PLAN_ALL_GATHER, S, 32) },
+        // 16 neighbours are two nodes, with all interfaces; ranks 16 apart have one each
+        { true, 32, 16, 14 * a + b + S * 15 / 16 / 400e9 }, { false, 32, 16, b + 0.5 * S / 50e9 },
+        // of threes, 6, 7 and 8 are in two nodes, and the others wait for them; but six ranks are in one node
+        { true, 24, 3, a + b + S * 2 / 3 / 400e9 }, { true, 6, 3, 2 * a + S * 2 / 3 / 450e9 }
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        RankGroup g = rows[i].neighbours ? neighbours_group(&w, rows[i].ranks, rows[i].n) : ranks_apart_group(&w, rows[i].ranks, rows[i].n);
+        double seconds = group_seconds(&w, PLAN_ALL_GATHER, S, g);
+        if (!near(seconds, rows[i].seconds)) fail_msg("row %zu: %g s, not %g", i, seconds, rows[i].seconds);
+    }
+    assert_true(near(group_seconds(&one_node, PLAN_ALL_GATHER, S, ranks_apart_group(&one_node, 32, 8)), 3 * a + 0.75 * S / 450e9));
 }
 
 static const char* write_link(const char* text) { return write_file("link.json", text, strlen(text)); }
 TEST(a_measured_link_gives_the_measured_times) {
-    const char* path = write_link("{\"ranks\": 4, \"backend\": \"b\", \"collectives\": {"
-                                  "\"all-reduce\": {\"alpha\": 6e-5, \"busbw\": 2e9, \"beta\": 1},"
-                                  "\"reduce-scatter\": {\"alpha\": 3e-5, \"busbw\": 3e9},"
-                                  "\"all-gather\": {\"alpha\": 9e-5, \"busbw\": 4e9}}}");
+    const char* path = write_link("{\"ranks\": 4, \"backend\": \"b\", \"collectives\": {\"all-reduce\": {\"alpha\": 6e-5, \"busbw\": 2e9, \"beta\": 1},"
+        "\"reduce-scatter\": {\"alpha\": 3e-5, \"busbw\": 3e9}, \"all-gather\": {\"alpha\": 9e-5, \"busbw\": 4e9}}}");
     Network w = network_of(path, "infiniband", 0);
     assert_true(near(network_seconds(&w, PLAN_ALL_REDUCE, 1e6, 4), 6e-5 + 1.5 * 1e6 / 2e9));
     assert_true(near(network_seconds(&w, PLAN_REDUCE_SCATTER, 1e6, 4), 3e-5 + 0.75 * 1e6 / 3e9));
     assert_true(near(network_seconds(&w, PLAN_ALL_GATHER, 1e6, 4), 9e-5 + 0.75 * 1e6 / 4e9));
     assert_true(near(network_seconds(&w, PLAN_ALL_REDUCE, 1e6, 7), 2 * 6e-5 + 12.0 / 7 * 1e6 / 2e9)); // twice the hops
-}
-
-TEST(a_link_between_nodes_is_measured_with_all_interfaces) {
-    const char* path = write_link("{\"ranks\": 16, \"backend\": \"b\", \"collectives\": {"
-                                  "\"all-reduce\": {\"alpha\": 0, \"busbw\": 3e9},"
-                                  "\"reduce-scatter\": {\"alpha\": 0, \"busbw\": 3e9},"
-                                  "\"all-gather\": {\"alpha\": 0, \"busbw\": 3e9}}}");
-    Network w = network_of("nvlink", path, 8); // 2 nodes with 8 interfaces each
-    double hops = 2 * 14 * 3.4e-6;
-    assert_true(near(network_seconds(&w, PLAN_ALL_REDUCE, 1e9, 16), hops + 2 * 15 / 16.0 * 1e9 / 3e9));
+    path = write_link("{\"ranks\": 16, \"backend\": \"b\", \"collectives\": {\"all-reduce\": {\"alpha\": 0, \"busbw\": 3e9},"
+        "\"reduce-scatter\": {\"alpha\": 0, \"busbw\": 3e9}, \"all-gather\": {\"alpha\": 0, \"busbw\": 3e9}}}");
+    w = network_of("nvlink", path, 8); // measured with all interfaces: 2 nodes with 8 each
+    assert_true(near(network_seconds(&w, PLAN_ALL_REDUCE, 1e9, 16), 2 * 14 * 3.4e-6 + 2 * 15 / 16.0 * 1e9 / 3e9));
     assert_true(near(group_seconds(&w, PLAN_ALL_GATHER, 1e9, ranks_apart_group(&w, 16, 8)), 0.5 * 1e9 / (3e9 / 8)));
 }
 
@@ -608,11 +518,8 @@ TEST(nccls_choice_is_asked_of_the_gpu) {
 static void read_link(void* path) { link_read(path); }
 TEST(bad_measurements_are_refused) {
     static const struct { const char *text, *finding; } bad[] = {
-        { "{\"ranks\": 2", "is not JSON" },
-        { "[]", "\"ranks\" must be" },
-        { "{\"ranks\": 1}", "\"ranks\" must be" },
-        { "{\"ranks\": 2, \"ranks\": 3}", "is not JSON" },
-        { "{\"ranks\": 2}", "has no numbers \"alpha\" and \"busbw\" of \"all-reduce\"" },
+        { "{\"ranks\": 2", "is not JSON" }, { "[]", "\"ranks\" must be" }, { "{\"ranks\": 1}", "\"ranks\" must be" },
+        { "{\"ranks\": 2, \"ranks\": 3}", "is not JSON" }, { "{\"ranks\": 2}", "has no numbers \"alpha\" and \"busbw\" of \"all-reduce\"" },
         { "{\"ranks\": 2, \"collectives\": {\"all-reduce\": {\"alpha\": \"1\", \"busbw\": 1}}}", "of \"all-reduce\"" },
         { "{\"ranks\": 2, \"collectives\": {\"all-reduce\": {\"alpha\": 0, \"busbw\": 1}}}", "of \"reduce-scatter\"" },
         { "{\"ranks\": 2, \"collectives\": {\"all-reduce\": {\"alpha\": -1, \"busbw\": 1}}}", "\"alpha\" below 0" },
@@ -622,31 +529,27 @@ TEST(bad_measurements_are_refused) {
         const char* path = write_link(bad[i].text);
         expect_death(read_link, (void*)path, path, bad[i].finding, "comm_bench --json");
     }
-    expect_death(read_link, (void*)"ethernet", "ethernet: cannot be opened",
-                 "nvlink, nvlink3, nvlink2, pcie, infiniband, hdr or a file");
+    expect_death(read_link, (void*)"ethernet", "ethernet: cannot be opened", "nvlink, nvlink3, nvlink2, pcie, infiniband, hdr or a file");
 }
 
 // ---- a step ----
-// Links over which every reduce-scatter and all-gather takes 1 s, whatever its bytes.
-static Network network_of_seconds(void) {
-    Link second = link_of(0, 0);
-    for (int c = 0; c < PLAN_COLLECTIVES; c++) {
-        second.alpha[c] = 1;
-        second.busbw[c] = INFINITY;
-    }
-    Network w = { second, second, 0, 1, PLAN_RING, NULL, 1, 0 };
-    return w;
+// Every reduce-scatter and all-gather takes alpha seconds and the bytes that it sends at busbw.
+static Network network_with(double alpha, double busbw) {
+    Link link = link_of(0, 0);
+    for (int c = 0; c < PLAN_COLLECTIVES; c++) { link.alpha[c] = alpha; link.busbw[c] = busbw; }
+    return (Network){ link, link, 0, 1, PLAN_RING, NULL, 1, 0 };
 }
-// Two blocks on two ranks: forward 1 s, backward 2 s, the head 3 s; every reduce-scatter and all-gather takes 1 s, an
+// Two blocks on two ranks: forward 1 s, backward 2 s, the head 3 s; every reduce-scatter and all-gather takes 1 s, whatever its bytes, an
 // all-reduce 2.
-static StepTime drawn_step_of(PlanStage stage, int accumulation, int blocks, int wrap_blocks) {
-    Plan p = { named("gpt2"), 1, 8, accumulation, RECOMPUTE_NONE, 2, 2, true, 2, wrap_blocks, 1, false, false, 0, NO_PIPE };
+static StepTime drawn_step_of(PlanStage stage, int N, int accumulation, int blocks, int wrap_blocks, PlanFsdp how) {
+    Plan p = { named("gpt2"), 1, 8, accumulation, RECOMPUTE_NONE, 2, N, true, 2, wrap_blocks, 1, false, false, 0, NO_PIPE };
     p.config.L = blocks;
-    Network w = network_of_seconds();
+    p.fsdp = how;
+    Network w = network_with(1, INFINITY);
     UnitSeconds s = { 1, 2, 3 };
     return plan_step(&p, stage, &w, s);
 }
-static StepTime drawn_step(PlanStage stage, int accumulation) { return drawn_step_of(stage, accumulation, 2, 1); }
+static StepTime drawn_step(PlanStage stage, int accumulation) { return drawn_step_of(stage, 2, accumulation, 2, 1, (PlanFsdp){ 0 }); }
 static void assert_step(StepTime t, double compute, double communication, double seconds) {
     if (t.compute != compute || t.communication != communication || t.seconds != seconds || t.exposed != seconds - compute)
         fail_msg("%g s of compute, %g of communication, %g in all, not %g, %g, %g",
@@ -672,18 +575,8 @@ TEST(steps_that_can_be_drawn_by_hand) {
 }
 
 // ---- options of fsdp ----
-// Two blocks on 4 ranks; what is sent takes as long as in drawn_step_of.
-static StepTime drawn_fsdp_step(int N, int accumulation, PlanFsdp how) {
-    Plan p = plan_of("gpt2", N);
-    p.config.L = 2;
-    p.B = 1;
-    p.T = 8;
-    p.accumulation = accumulation;
-    p.fsdp = how;
-    Network w = network_of_seconds();
-    UnitSeconds s = { 1, 2, 3 };
-    return plan_step(&p, PLAN_FSDP, &w, s);
-}
+// Two blocks on 2 or 4 ranks.
+static StepTime drawn_fsdp_step(int N, int accumulation, PlanFsdp how) { return drawn_step_of(PLAN_FSDP, N, accumulation, 2, 1, how); }
 TEST(ways_of_sharding_that_can_be_drawn_by_hand) {
     PlanFsdp hybrid = { SHARD_HYBRID, 2, REDUCE_FP32, false, 0, 0 }, grad_op = { SHARD_GRAD_OP, 0, REDUCE_FP32, false, 0, 0 };
     PlanFsdp none = { SHARD_NONE, 0, REDUCE_FP32, false, 0, 0 };
@@ -702,11 +595,9 @@ TEST(ways_of_sharding_that_can_be_drawn_by_hand) {
 TEST(ways_of_sharding_counted_by_hand) {
     // 16 ranks in groups of 4: a rank has what it would have of 4, and sends within its group, and each shard among 4 copies
     Plan all = plan_of("gpt2", 4), p = plan_of("gpt2", 16);
-    p.fsdp.sharding = SHARD_HYBRID;
-    p.fsdp.shard_group = 4;
-    for (int k = MEMORY_PARAMETERS; k <= MEMORY_ACTIVATIONS; k++) {
+    p.fsdp.sharding = SHARD_HYBRID; p.fsdp.shard_group = 4;
+    for (int k = MEMORY_PARAMETERS; k <= MEMORY_ACTIVATIONS; k++)
         assert_true(plan_kind(&p, PLAN_FSDP, (MemoryKind)k) == plan_kind(&all, PLAN_FSDP, (MemoryKind)k));
-    }
     double shard = (double)(plan_kind(&all, PLAN_FSDP, MEMORY_PARAMETERS) / sizeof(float));
     double numbers = (2 * 15.0 / 16 + 4 * 3.0 / 4 - 2 * 3.0 / 4 - 4 * 3.0 / 4) * sizeof(double);
     double sent = plan_bytes(&p, PLAN_FSDP).sent, within = plan_bytes(&all, PLAN_FSDP).sent;
@@ -743,11 +634,8 @@ TEST(offloaded_shards_are_on_the_host) {
 // ---- compressed gradients ----
 static Plan plan_compressed(const char* name, int N, int method, double fraction, int rank) { // in fp32
     Plan p = plan_of(name, N);
-    PlanCompress how = compress_usual(method);
-    how.fraction = fraction;
-    how.rank = rank;
-    p.X = 4;
-    p.compress = how;
+    p.compress = compress_usual(method);
+    p.compress.fraction = fraction; p.compress.rank = rank; p.X = 4;
     return p;
 }
 static double compressed_share(int method, int N, double fraction, int rank) { // of what ddp sends
@@ -785,24 +673,22 @@ TEST(powersgds_factors_are_counted) {
 }
 // What a unit's packets are sent in adds up to the bytes that the program predicts, with the loss, which is a double.
 TEST(packets_are_what_is_sent) {
-    for (int method = 1; method < COMPRESS_METHODS; method++)
-        for (int N = 1; N <= 8; N++) {
-            Plan p = plan_compressed("gpt2", N, method, 0.01, 4);
-            for (int bits = 16; bits <= 32; bits += 16) {
-                p.X = (size_t)bits / 8;
-                if (!compress_is_possible(&p)) continue;
-                PlanBytes b = plan_bytes(&p, PLAN_DDP);
-                double summed = b.root.summed + b.blocks.summed + sizeof(double), share = (N - 1.0) / N;
-                double moved = b.root.exchanged + b.blocks.exchanged + b.root.gathered + b.blocks.gathered;
-                double sent = share * (2 * summed + moved);
-                if (fabs(sent - b.sent) > 1e-9 * sent) fail_msg("%s on %d ranks: %.0f, not %.0f", compress_methods[method].name, N, sent, b.sent);
-            }
+    for (int method = 1; method < COMPRESS_METHODS; method++) for (int N = 1; N <= 8; N++) {
+        Plan p = plan_compressed("gpt2", N, method, 0.01, 4);
+        for (int bits = 16; bits <= 32; bits += 16) {
+            p.X = (size_t)bits / 8;
+            if (!compress_is_possible(&p)) continue;
+            PlanBytes b = plan_bytes(&p, PLAN_DDP);
+            double summed = b.root.summed + b.blocks.summed + sizeof(double), share = (N - 1.0) / N;
+            double moved = b.root.exchanged + b.blocks.exchanged + b.root.gathered + b.blocks.gathered;
+            double sent = share * (2 * summed + moved);
+            if (fabs(sent - b.sent) > 1e-9 * sent) fail_msg("%s on %d ranks: %.0f, not %.0f", compress_methods[method].name, N, sent, b.sent);
         }
+    }
 }
 static double touched(int method, int feedback, double X) { // bytes for each element of a matrix
     Plan p = plan_compressed("gpt2", 4, method, 0.01, 4);
-    p.X = (size_t)X;
-    p.compress.feedback = feedback;
+    p.X = (size_t)X; p.compress.feedback = feedback;
     PlanBytes b = plan_bytes(&p, PLAN_DDP);
     double n = 12 * 12 * 768.0 * 768 + (50257 + 1024) * 768.0;
     return (b.root.packing + b.blocks.packing + b.root.unpacking + b.blocks.unpacking) / n;
@@ -863,50 +749,35 @@ TEST(compression_is_summed_or_exchanged_or_gathered) {
     }
 }
 
+static StepTime drawn_groups(PlanStage stage, int accumulation, int blocks, int wrap_blocks) {
+    return drawn_step_of(stage, 2, accumulation, blocks, wrap_blocks, (PlanFsdp){ 0 });
+}
 TEST(steps_of_groups_that_can_be_drawn_by_hand) {
-    // blocks 1 and 2 are a group, block 3 another. Root 0-1, group 1 1-2 and group 2 2-3 are gathered, so forward is 2-5 and
-    // the head 5-8. Meanwhile group 2 is gathered 5-6, then group 1 8-9, so backward is 8-14; the last two reductions follow
-    assert_step(drawn_step_of(PLAN_FSDP, 1, 3, 2), 12, 8, 16);
-    // one group, gathered 0-1; all of compute, then one reduction
-    assert_step(drawn_step_of(PLAN_FSDP, 1, 3, 0), 12, 2, 14);
-    assert_step(drawn_step_of(PLAN_FSDP, 2, 3, 0), 24, 3, 26); // the first reduction is behind the second micro-batch
-    // more than there are blocks: one group beside the root
-    assert_step(drawn_step_of(PLAN_FSDP, 1, 2, 7), 9, 5, 13);
-    assert_step(drawn_step_of(PLAN_ZERO3, 1, 2, 7), 9, 9, 18); // which has no groups
+    // blocks 1 and 2 are a group, block 3 another. Root 0-1, group 1 1-2 and group 2 2-3 are gathered, so forward is 2-5 and the head 5-8.
+    // Meanwhile group 2 is gathered 5-6, then group 1 8-9, so backward is 8-14; the last two reductions follow
+    assert_step(drawn_groups(PLAN_FSDP, 1, 3, 2), 12, 8, 16);
+    // one group, gathered 0-1; all of compute, then one reduction, of which the first is behind the second micro-batch
+    assert_step(drawn_groups(PLAN_FSDP, 1, 3, 0), 12, 2, 14);
+    assert_step(drawn_groups(PLAN_FSDP, 2, 3, 0), 24, 3, 26);
+    // more than there are blocks: one group beside the root, but zero-3 has no groups
+    assert_step(drawn_groups(PLAN_FSDP, 1, 2, 7), 9, 5, 13);
+    assert_step(drawn_groups(PLAN_ZERO3, 1, 2, 7), 9, 9, 18);
 }
 
 TEST(the_last_group_is_the_first_to_go_backward) {
     Plan p = { named("gpt2"), 1, 8, 1, RECOMPUTE_NONE, 2, 2, true, 2, 2, 1, false, false, 0, NO_PIPE };
     p.config.L = 3;
-    Link link = link_of(0, 0);
     double block = (double)unit_elements(p.config, 1), root = (double)unit_elements(p.config, 0) / block;
-    for (int c = 0; c < PLAN_COLLECTIVES; c++) {
-        link.alpha[c] = 0;
-        link.busbw[c] = block; // a block is gathered in a second, its gradients are reduced in two
-    }
-    Network w = { link, link, 0, 1, PLAN_RING, NULL, 1, 0 };
+    Network w = network_with(0, block); // a block is gathered in a second, its gradients are reduced in two
     UnitSeconds s = { 10, 20, 30 };
     // compute waits for the root and the first two blocks; their reductions, 2 root and 4 s, follow it
     assert_true(near(plan_step(&p, PLAN_FSDP, &w, s).seconds, root + 2 + 120 + 4 + 2 * root));
 }
 
-// One block, of which two ranks share a copy; its forward pass takes `forward` seconds on each. Every reduce-scatter and
-// all-gather takes 1 s, an all-reduce 2.
-static StepTime drawn_tensor_step(double forward, int N, Plan how) {
-    Plan p = plan_of("gpt2", N);
-    p.config.L = 1;
-    p.t = 2;
-    p.accumulation = how.accumulation;
-    p.sequence_parallel = how.sequence_parallel;
-    p.keep_gathered = how.keep_gathered;
-    p.recompute = how.recompute;
-    Link second = link_of(0, 0);
-    for (int c = 0; c < PLAN_COLLECTIVES; c++) {
-        second.alpha[c] = 1;
-        second.busbw[c] = INFINITY;
-    }
-    Network w = { second, second, 0, 1, PLAN_RING, NULL, 1, 0 };
-    UnitSeconds s = { 2 * forward, 2 * (2 + (how.recompute == RECOMPUTE_BLOCK)) * forward, 0 };
+static StepTime drawn_tensor_step(double forward, int N, Plan p) {
+    p.config.L = 1; p.t = 2; p.N = N;
+    Network w = network_with(1, INFINITY);
+    UnitSeconds s = { 2 * forward, 2 * (2 + (p.recompute == RECOMPUTE_BLOCK)) * forward, 0 };
     return plan_step(&p, PLAN_TP, &w, s);
 }
 static void assert_tensor_step(StepTime t, double compute, double communication, double exposed) {
@@ -917,15 +788,15 @@ static void assert_tensor_step(StepTime t, double compute, double communication,
 TEST(sums_are_exposed_but_for_what_dw_hides) {
     Plan how = plan_of("gpt2", 2), rows = how, kept = how, recomputed = how;
     double dw_fc = 4 * 768.0 / (12 * 768 + 13 + 1024), dw_qkv = 3 * 768.0 / (12 * 768 + 13 + 1024); // of a forward pass
-    // embedding 2, two sums of the block's forward pass 4, what the losses need 1, the head's dX 2; two sums backward 4, both
-    // hidden behind a long dW
+    // embedding 2, two sums of the block's forward pass 4, what the losses need 1, the head's dX 2; two sums backward 4, both hidden behind
+    // a long dW
     assert_tensor_step(drawn_tensor_step(100, 2, how), 300, 13, 9);
     assert_tensor_step(drawn_tensor_step(0, 2, how), 0, 13, 13);
     assert_tensor_step(drawn_tensor_step(1, 2, how), 3, 13, 13 - dw_fc - dw_qkv);
     how.accumulation = 3;
     assert_tensor_step(drawn_tensor_step(1, 2, how), 9, 39, 3 * (13 - dw_fc - dw_qkv));
-    // reduce-scatter 1 and gather 1 for each of these; dres is gathered twice more and in the end, three layernorms' gradients
-    // are summed 6. Backward the two reduce-scatters are hidden, and so are the gathers beside dX
+    // reduce-scatter 1 and gather 1 for each of these; dres is gathered twice more and in the end, three layernorms' gradients are summed
+    // 6. Backward the two reduce-scatters are hidden, and so are the gathers beside dX
     rows.sequence_parallel = true;
     double waits = 1 + 4 + 1 + 1 + 1 + 2 + 1 + 6;
     assert_tensor_step(drawn_tensor_step(100, 2, rows), 300, waits + 2 + 2, waits);
@@ -946,43 +817,28 @@ TEST(copies_reduce_gradients_beside_the_sums) {
     assert_tensor_step(drawn_tensor_step(100, 4, how), 600, 2 * 13 + 4, 2 * 9 + 4);
 }
 
-// On a link without latency, where a byte takes a second, the timeline's seconds of communication are the bytes of a formula.
-// Blocks are equal, there is no head, and messages take no time.
 TEST(a_balanced_pipelines_bubble_is_the_formulas) {
     static const int chunks[] = { 1, 1, 2, 1 };
     UnitSeconds s = { 1, 2, 0 };
     Network w = network_of("nvlink", "infiniband", 0);
-    for (int p = 1; p <= 4; p *= 2)
-        for (int m = 4; m <= 8; m += 4)
-            for (int schedule = 0; schedule <= SCHEDULE_ZB_H1; schedule++) {
-                Plan plan = plan_of("gpt2", 4);
-                PlanPipe pipe = { p, schedule, chunks[schedule], PLAN_MOST, "auto" };
-                plan.pipe = pipe;
-                plan.config.L = 8;
-                plan.config.Vp = 1; // so that the split is even
-                plan.accumulation = m;
-                PipelineTime t = pipeline_step(&plan, &w, s);
-                assert_true(near(t.compute, 3.0 * 8 / p * m));
-                assert_true(fabs(t.bubble - t.formula) < 1e-9);
-                assert_true(near(t.seconds, t.compute + t.bubble + t.exposed) && near(t.efficiency, t.compute / t.seconds));
-                assert_true(near(t.tokens_per_s, 4.0 / p * m * 4096 / t.seconds));
-            }
+    for (int p = 1; p <= 4; p *= 2) for (int m = 4; m <= 8; m += 4) for (int schedule = 0; schedule <= SCHEDULE_ZB_H1; schedule++) {
+        Plan plan = plan_of("gpt2", 4);
+        plan.pipe = (PlanPipe){ p, schedule, chunks[schedule], PLAN_MOST, "auto" };
+        plan.config.L = 8; plan.accumulation = m;
+        plan.config.Vp = 1; // so that the split is even
+        PipelineTime t = pipeline_step(&plan, &w, s);
+        assert_true(near(t.compute, 3.0 * 8 / p * m));
+        assert_true(fabs(t.bubble - t.formula) < 1e-9);
+        assert_true(near(t.seconds, t.compute + t.bubble + t.exposed) && near(t.efficiency, t.compute / t.seconds));
+        assert_true(near(t.tokens_per_s, 4.0 / p * m * 4096 / t.seconds));
+    }
 }
 
-// Two ranks with a block each, or one and three: its forward pass takes 1 s, its backward pass 2 s, the head 3 s; a message or a
-// hop takes `alpha` seconds.
 static PipelineTime drawn_pipeline_step_of(int schedule, int blocks, int m, int N, double alpha) {
     Plan p = plan_of("gpt2", N);
-    PlanPipe pipe = { 2, schedule, 1, PLAN_MOST, blocks == 2 ? "1,1" : "1,3" };
-    p.pipe = pipe;
-    p.config.L = blocks;
-    p.accumulation = m;
-    Link link = link_of(0, 0);
-    for (int c = 0; c < PLAN_COLLECTIVES; c++) {
-        link.alpha[c] = alpha;
-        link.busbw[c] = INFINITY;
-    }
-    Network w = { link, link, 0, 1, PLAN_RING, NULL, 1, 0 };
+    p.pipe = (PlanPipe){ 2, schedule, 1, PLAN_MOST, blocks == 2 ? "1,1" : "1,3" };
+    p.config.L = blocks; p.accumulation = m;
+    Network w = network_with(alpha, INFINITY);
     UnitSeconds s = { 1, 2, 3 };
     return pipeline_step(&p, &w, s);
 }
@@ -1008,16 +864,15 @@ TEST(steps_of_a_pipeline_that_can_be_drawn_by_hand) {
     assert_pipeline_step(drawn_pipeline_step(SCHEDULE_1F1B, 1, 4, 1), 4.5, 4.5, 1 + 2 + 2 + 2 + 6, 2 + 2 + 2 + 6);
     // only the second micro-batch's gradients are summed. Rank 1: F 2-3, D 3-8, F 8-9, D 9-14; rank 0's last D 15-17
     assert_pipeline_step(drawn_pipeline_step(SCHEDULE_1F1B, 2, 4, 1), 9, 6, 2 + 2 + 2 + 2 + 6, 2 + 2 + 2 + 6);
-    // slow links: F 0-1, F 11-14 and D 14-23 with the head first, D 33-35. Rank 1's blocks are ready at 19, 21, 23, and summed
-    // until 79; the root, over two ranks 35-55, follows until 99
+    // slow links: F 0-1, F 11-14 and D 14-23 with the head first, D 33-35. Rank 1's blocks are ready at 19, 21, 23, and summed until 79;
+    // the root, over two ranks 35-55, follows until 99
     assert_pipeline_step(drawn_pipeline_step_of(SCHEDULE_1F1B, 4, 1, 4, 10), 7.5, 7.5, 10 + 20 + 60 + 20 + 60, 99 - 15 + 60);
 }
 // Of zb-h1 W ends a block's gradients; it is 24 C^2 FLOPs of the forward pass's 24 C^2 + 2 C T and vectors.
 TEST(w_is_four_products_of_a_block) {
     UnitSeconds s = { 1, 2, 3 };
     Plan p = plan_of("gpt2", 2);
-    PlanPipe pipe = { 2, SCHEDULE_ZB_H1, 1, PLAN_MOST, "4,8" };
-    p.pipe = pipe;
+    p.pipe = (PlanPipe){ 2, SCHEDULE_ZB_H1, 1, PLAN_MOST, "4,8" };
     double W = 12.0 * 768 / (12 * 768 + 13 + 1024);
     Times t[2];
     pipe_times(&p, s, t);
@@ -1045,15 +900,13 @@ TEST(neighbours_in_different_nodes_use_the_link_between_them) {
 TEST(the_update_moves_28_bytes_a_parameter) {
     Network w = network_of("nvlink", "infiniband", 8);
     UnitSeconds s = { 1, 2, 3 };
-    for (int X = 2; X <= 4; X += 2) {
-        Plan p = plan_of("gpt2", 8), q;
-        p.X = (size_t)X;
-        PlanPipe pipe = { 4, SCHEDULE_1F1B, 1, PLAN_MOST, "1,9,1,1" };
-        p.pipe = pipe;
-        q = p;
+    for (size_t X = 2; X <= 4; X += 2) {
+        Plan p = plan_of("gpt2", 8);
+        p.X = X;
+        p.pipe = (PlanPipe){ 4, SCHEDULE_1F1B, 1, PLAN_MOST, "1,9,1,1" };
+        Plan q = p;
         q.memory_bandwidth = 1e12;
-        double root = (double)unit_elements(p.config, 0), block = (double)unit_elements(p.config, 1);
-        double all = 28e-12 * (root + 12 * block);
+        double root = (double)unit_elements(p.config, 0), block = (double)unit_elements(p.config, 1), all = 28e-12 * (root + 12 * block);
         for (PlanStage stage = PLAN_DDP; stage < PLAN_STAGES; stage++) {
             double update = plan_step(&q, stage, &w, s).seconds - plan_step(&p, stage, &w, s).seconds;
             assert_true(fabs(update / (stage == PLAN_DDP ? all : all / 8) - 1) < 1e-3); // shards may be padded
@@ -1063,75 +916,38 @@ TEST(the_update_moves_28_bytes_a_parameter) {
     }
 }
 
+// On a link without latency, where a byte takes a second, the timeline's seconds of communication are the bytes of a formula.
 TEST(what_a_step_sends_is_what_the_stages_say) {
-    Link bytes = link_of(0, 0);
-    for (int c = 0; c < PLAN_COLLECTIVES; c++) {
-        bytes.alpha[c] = 0;
-        bytes.busbw[c] = 1;
-    }
-    Network w = { bytes, bytes, 0, 1, PLAN_RING, NULL, 1, 0 };
+    Network w = network_with(0, 1);
     UnitSeconds s = { 1, 2, 3 };
-    for (int i = 0; i < 4 * 2 * 3; i++) {
+    for (int i = 0; i < 4 * 2 * 3; i++) for (PlanStage stage = PLAN_DDP; stage < PLAN_STAGES; stage++) {
         Plan p = plan_of("gpt2", i % 2 ? 8 : 3);
-        p.X = i / 2 % 2 ? 4 : 2;
-        p.accumulation = 1 + i / 4 % 2;
+        p.X = i / 2 % 2 ? 4 : 2; p.accumulation = 1 + i / 4 % 2;
         p.wrap_blocks = i / 8 == 0 ? 1 : i / 8 == 1 ? 5 : 0; // 5 do not divide 12
-        for (PlanStage stage = PLAN_DDP; stage < PLAN_STAGES; stage++) {
-            double doubles = (stage == PLAN_DDP ? 1 : 3) * 2 * sizeof(double) * (p.N - 1.0) / p.N;
-            assert_true(fabs(plan_step(&p, stage, &w, s).communication + doubles - plan_sent(&p, stage) / p.N) < 1e-3);
-        }
+        double doubles = (stage == PLAN_DDP ? 1 : 3) * 2 * sizeof(double) * (p.N - 1.0) / p.N;
+        assert_true(fabs(plan_step(&p, stage, &w, s).communication + doubles - plan_sent(&p, stage) / p.N) < 1e-3);
     }
-}
-
-TEST(what_a_step_of_tensor_parallelism_sends_is_what_the_stage_says) {
-    Link bytes = link_of(0, 0);
-    for (int c = 0; c < PLAN_COLLECTIVES; c++) {
-        bytes.alpha[c] = 0;
-        bytes.busbw[c] = 1;
-    }
-    Network w = { bytes, bytes, 0, 1, PLAN_RING, NULL, 1, 0 };
-    UnitSeconds s = { 1, 2, 3 };
-    for (int i = 0; i < 4 * 3 * 2 * 2 * 2; i++) {
+    for (int i = 0; i < 6 * 2 * 2 * 2 * 3; i++) { // tensor parallelism
         Plan p = plan_of("gpt2", 12);
         p.B = 3; // 12 divides its rows
-        p.t = 1 << i % 3;
-        if (i / 3 % 2) p.t = 3 * p.t; // 1, 2, 4, 3, 6, 12
-        p.X = i / 6 % 2 ? 4 : 2;
-        p.accumulation = 1 + i / 12 % 2;
+        p.t = (1 << i % 3) * (i / 3 % 2 ? 3 : 1);
+        p.X = i / 6 % 2 ? 4 : 2; p.accumulation = 1 + i / 12 % 2;
         p.recompute = i / 24 % 2 ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
-        for (int how = 0; how < 3; how++) {
-            p.sequence_parallel = how > 0;
-            p.keep_gathered = how == 2;
-            double doubles = 2 * sizeof(double) * (2 * (p.t - 1.0) / p.t + (12 / p.t - 1.0) / (12 / p.t)); // norms, loss
-            assert_true(fabs(plan_step(&p, PLAN_TP, &w, s).communication + doubles - plan_sent(&p, PLAN_TP) / p.N) < 1e-2);
-        }
+        p.sequence_parallel = i / 48 > 0; p.keep_gathered = i / 48 == 2;
+        double doubles = 2 * sizeof(double) * (2 * (p.t - 1.0) / p.t + (12 / p.t - 1.0) / (12 / p.t)); // norms, loss
+        assert_true(fabs(plan_step(&p, PLAN_TP, &w, s).communication + doubles - plan_sent(&p, PLAN_TP) / p.N) < 1e-2);
     }
-}
-
-// At a byte per second and without latency, all but the copies' loss.
-TEST(what_a_step_of_a_pipeline_sends_is_what_the_stage_says) {
     static const PlanPipe pipes[] = {
         { 2, SCHEDULE_GPIPE, 1, PLAN_MOST, "auto" }, { 4, SCHEDULE_1F1B, 1, PLAN_MOST, "1,2,2,3" },
-        { 2, SCHEDULE_INTERLEAVED, 3, PLAN_MOST, "auto" }, { 8, SCHEDULE_ZB_H1, 1, PLAN_MOST, "auto" },
-        { 1, SCHEDULE_1F1B, 1, PLAN_MOST, "auto" }
+        { 2, SCHEDULE_INTERLEAVED, 3, PLAN_MOST, "auto" }, { 8, SCHEDULE_ZB_H1, 1, PLAN_MOST, "auto" }, { 1, SCHEDULE_1F1B, 1, PLAN_MOST, "auto" }
     };
-    Link link = link_of(0, 0);
-    for (int c = 0; c < PLAN_COLLECTIVES; c++) {
-        link.alpha[c] = 0;
-        link.busbw[c] = 1;
+    for (size_t i = 0; i < sizeof pipes / sizeof pipes[0]; i++) for (int copies = 1; copies <= 3; copies++) { // all but the copies' loss
+        Plan p = plan_of("gpt2", copies * pipes[i].p);
+        double most = 0;
+        p.pipe = pipes[i]; p.config.L = 8; p.accumulation = 4;
+        for (int r = 0; r < p.pipe.p; r++) most = fmax(most, pipe_bytes(&p, r).sent - 2 * (copies - 1) * 8.0 / copies);
+        assert_true(fabs(pipeline_step(&p, &w, s).communication - most) <= 1e-9 * most);
     }
-    Network w = { link, link, 0, 1, PLAN_RING, NULL, 1, 0 };
-    UnitSeconds s = { 1, 2, 3 };
-    for (size_t i = 0; i < sizeof pipes / sizeof pipes[0]; i++)
-        for (int copies = 1; copies <= 3; copies++) {
-            Plan p = plan_of("gpt2", copies * pipes[i].p);
-            double most = 0;
-            p.pipe = pipes[i];
-            p.config.L = 8;
-            p.accumulation = 4;
-            for (int r = 0; r < p.pipe.p; r++) most = fmax(most, pipe_bytes(&p, r).sent - 2 * (copies - 1) * 8.0 / copies);
-            assert_true(fabs(pipeline_step(&p, &w, s).communication - most) <= 1e-9 * most);
-        }
 }
 
 TEST(compute_is_divided_by_flops) {
@@ -1188,8 +1004,7 @@ TEST(fsdp_hides_what_zero_3_cannot) {
 // `difference`, in percent, is what this model makes of them. It is printed in doc/plan.md as it is here.
 static void assert_differs(double predicted, double published, double difference) {
     double percent = 100 * (predicted / published - 1);
-    if (!(fabs(percent - difference) <= 0.06))
-        fail_msg("%g is %.2f %% more than %g, not %g", predicted, percent, published, difference);
+    if (!(fabs(percent - difference) <= 0.06)) fail_msg("%g is %.2f %% more than %g, not %g", predicted, percent, published, difference);
 }
 static double a100_step_seconds(const Plan* p) { // 312 TFLOP/s; the share of them that gives the first row its published time
     Network w = network_of("nvlink3", "hdr", 8);
@@ -1197,40 +1012,35 @@ static double a100_step_seconds(const Plan* p) { // 312 TFLOP/s; the share of th
 }
 TEST(narayanans_tflops_within_ten_percent) {
     static const double difference[] = { 0, -3.6, -9.3, -7.8 };
-    for (int i = 0; i < 4; i++) {
-        int micro = i < 3 ? 16 : 8; // as in the authors' examples/sc21/run_table_1.sh
-        for (int B = 1; B <= micro; B *= 2) { // others matter little
-            Plan p = megatron(narayanan[i].L, narayanan[i].NH, narayanan[i].C, 2048, B, narayanan[i].t, narayanan[i].N);
-            p.recompute = RECOMPUTE_BLOCK;
-            p.accumulation = narayanan[i].batch * p.t / p.N / B;
-            double flops = narayanan_flops(p.config, p.T) * narayanan[i].batch * p.T;
-            double tflops = 1e-12 * flops / p.N / a100_step_seconds(&p);
-            assert_rounds_to(100 * narayanan[i].tflops / 312, narayanan[i].percent, 1); // as the paper has both
-            if (B == micro) assert_differs(tflops, narayanan[i].tflops, difference[i]);
-            else assert_true(fabs(tflops / narayanan[i].tflops - 1) < 0.12);
-        }
+    for (int i = 0; i < 4; i++) for (int B = 1, micro = i < 3 ? 16 : 8; B <= micro; B *= 2) { // micro: as in sc21/run_table_1.sh
+        Plan p = megatron(narayanan[i].L, narayanan[i].NH, narayanan[i].C, 2048, B, narayanan[i].t, narayanan[i].N);
+        p.recompute = RECOMPUTE_BLOCK;
+        p.accumulation = narayanan[i].batch * p.t / p.N / B;
+        double flops = narayanan_flops(p.config, p.T) * narayanan[i].batch * p.T, tflops = 1e-12 * flops / p.N / a100_step_seconds(&p);
+        assert_rounds_to(100 * narayanan[i].tflops / 312, narayanan[i].percent, 1); // as the paper has both
+        if (B == micro) assert_differs(tflops, narayanan[i].tflops, difference[i]);
+        else assert_true(fabs(tflops / narayanan[i].tflops - 1) < 0.12); // others matter little
     }
 }
-static void test_korthikantis_22b_within_eight_percent(void** state) { // table 5: 8 A100, one micro-batch of 4
-    (void)state;
+// table 5: 8 A100, one micro-batch of 4
+TEST(korthikantis_22b_within_eight_percent) {
     Plan p = megatron(48, 64, 6144, 2048, 4, 8, 8), rows = p;
-    p.recompute = RECOMPUTE_BLOCK;
-    rows.sequence_parallel = true;
+    p.recompute = RECOMPUTE_BLOCK; rows.sequence_parallel = true;
     assert_differs(a100_step_seconds(&p), 1.42, 7.5);
     assert_differs(a100_step_seconds(&rows), 1.10, 7);
     assert_differs(a100_step_seconds(&p) / a100_step_seconds(&rows), 1.42 / 1.10, 0.5); // what rows and memory save
 }
-static void test_shoeybis_eight_ranks_are_predicted_too_fast(void** state) { // section 5.1: 77 % of linear scaling, 39 TFLOP/s
-    (void)state;
+// section 5.1: 77 % of linear scaling, 39 TFLOP/s
+TEST(shoeybis_eight_ranks_are_predicted_too_fast) {
     Plan p = megatron(72, 32, 3072, 1024, 8, 8, 8);
     p.recompute = RECOMPUTE_BLOCK;
     Network w = network_of("nvlink2", "infiniband", 16);
     double seconds = plan_flops_done(&p) * p.B * p.T / 39e12;
     assert_differs(plan_step(&p, PLAN_TP, &w, plan_unit_seconds(&p, seconds)).efficiency, 0.77, 20.5);
 }
-// Qi et al. 2023 (arXiv 2401.10241), tables 3 and 4: pipelines alone, on A100s, 1024 tokens. Its first and last stage have a
-// block less than others. The vocabulary is not given; 32,000 is usual with the kind of tokenizer that its script names.
-// share: of 312 TFLOP/s, what gives the first row of each model its published samples/s.
+// Qi et al. 2023 (arXiv 2401.10241), tables 3 and 4: pipelines alone, on A100s, 1024 tokens. Its first and last stage have a block less
+// than others. The vocabulary is not given; 32,000 is usual with the kind of tokenizer that its script names. share: of 312 TFLOP/s, what
+// gives the first row of each model its published samples/s.
 static const struct { int L, C, NH, p, B, m; double samples[3], zero_bubble[3], share, gb; } qi[] = {
     { 22, 2304, 24, 8, 6, 24, { 11.8, 12.5, 13.6 }, { 12.9, 13.4, 14.2 }, 0.490, 30 },
     { 30, 4096, 32, 8, 3, 24, { 3.50, 3.70, 4.03 }, { 3.88, 4.00, 4.20 }, 0.579, 39 },
@@ -1239,14 +1049,11 @@ static const struct { int L, C, NH, p, B, m; double samples[3], zero_bubble[3], 
 };
 static Plan qi_plan(int i, int schedule, int m, char* split) {
     Plan p = plan_of("gpt2", qi[i].p);
-    GPT2Config c = { 1024, 32000, 32000, qi[i].L, qi[i].NH, qi[i].C };
-    PlanPipe pipe = { qi[i].p, schedule, 1, PLAN_MOST, split };
     int most = (qi[i].L + 2) / qi[i].p, n = 0;
     for (int r = 0; r < qi[i].p; r++) n += sprintf(split + n, "%s%d", r ? "," : "", most - (r == 0 || r == qi[i].p - 1));
-    p.config = c;
-    p.B = qi[i].B;
-    p.accumulation = m;
-    p.pipe = pipe;
+    p.config = (GPT2Config){ 1024, 32000, 32000, qi[i].L, qi[i].NH, qi[i].C };
+    p.B = qi[i].B; p.accumulation = m;
+    p.pipe = (PlanPipe){ qi[i].p, schedule, 1, PLAN_MOST, split };
     return p;
 }
 static double qi_samples(const Plan* p, double share) { // per GPU and second
@@ -1280,7 +1087,3 @@ TEST(qis_memory_within_three_percent) {
         assert_true(fabs(1e-9 * ((double)plan_memory_total(&p, PLAN_PP) + more) / qi[i].gb - 1) < 0.03);
     }
 }
-
-// MANUAL: []
-//     return cmocka_run_group_tests(tests, make_folder, remove_folder);
-

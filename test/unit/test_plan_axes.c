@@ -1,5 +1,5 @@
-// test_plan_axes.c - build/plan's step of a mesh: where one axis is alone it is that of pipelines, of tensor parallelism or of DDP;
-// steps that can be counted by hand; and what holds for every mesh.
+// test_plan_axes.c - build/plan's step of a mesh: where one axis is alone it is that of pipelines, of tensor parallelism or of DDP; steps
+// that can be counted by hand; and what holds for every mesh.
 #include "../../dev/tools/plan_axes.h"
 #include "expect_death.h"
 
@@ -11,17 +11,8 @@ static Plan plan_of(int dp, int tp, int pp) {
     PlanPipe pipe = { pp, SCHEDULE_1F1B, 1, PLAN_MOST, "auto" };
     memset(&p, 0, sizeof p);
     assert_true(gpt2_named_config("gpt2", &p.config));
-    p.config.V = GPT2_VOCABULARY;
-    p.config.Vp = gpt2_padded_vocabulary(p.config.V);
-    p.B = 4;
-    p.T = 1024;
-    p.accumulation = 8;
-    p.X = 2;
-    p.N = dp * tp * pp;
-    p.gpu = true;
-    p.rooms = 2;
-    p.wrap_blocks = 1;
-    p.t = tp;
+    p.config.V = GPT2_VOCABULARY; p.config.Vp = gpt2_padded_vocabulary(p.config.V); p.B = 4; p.T = 1024;
+    p.accumulation = 8; p.X = 2; p.N = dp * tp * pp; p.gpu = true; p.rooms = 2; p.wrap_blocks = 1; p.t = tp;
     p.pipe = pipe;
     return p;
 }
@@ -30,8 +21,7 @@ static Network network(int per_node) {
     memset(&w, 0, sizeof w);
     w.inside = link_open("nvlink");
     w.between = link_open("infiniband");
-    w.ranks_per_node = w.nics = per_node;
-    w.efficiency = 1;
+    w.ranks_per_node = w.nics = per_node; w.efficiency = 1;
     return w;
 }
 static AxesTime step_of(const Plan* p, const Network* w) { return axes_step(p, w, plan_unit_seconds(p, 0.1), &none); }
@@ -39,33 +29,29 @@ static AxesTime step_of(const Plan* p, const Network* w) { return axes_step(p, w
 // ---- one axis ----
 TEST(stages_alone) {
     Network w = network(8);
-    for (int pp = 1; pp <= 8; pp *= 2) {
-        for (int schedule = SCHEDULE_GPIPE; schedule <= SCHEDULE_ZB_H1; schedule++) {
-            Plan p = plan_of(1, 1, pp);
-            p.pipe.schedule = schedule;
-            if (schedule == SCHEDULE_INTERLEAVED && pp == 8) continue; // 12 blocks have no 16 parts
-            p.pipe.v = schedule == SCHEDULE_INTERLEAVED ? 2 : 1;
-            AxesTime mesh = step_of(&p, &w);
-            PipelineTime pipe = pipeline_step(&p, &w, plan_unit_seconds(&p, 0.1));
-            bool same = near(mesh.seconds, pipe.seconds, 1e-9) && near(mesh.compute, pipe.compute, 1e-9);
-            if (!same) fail_msg("%d stages, schedule %d: %g and %g s", pp, schedule, mesh.seconds, pipe.seconds);
-            assert_true(fabs(mesh.tensor) < 1e-12 && fabs(mesh.bubble - pipe.bubble) < 1e-12);
-        }
+    for (int pp = 1; pp <= 8; pp *= 2) for (int schedule = SCHEDULE_GPIPE; schedule <= SCHEDULE_ZB_H1; schedule++) {
+        Plan p = plan_of(1, 1, pp);
+        p.pipe.schedule = schedule;
+        if (schedule == SCHEDULE_INTERLEAVED && pp == 8) continue; // 12 blocks have no 16 parts
+        p.pipe.v = schedule == SCHEDULE_INTERLEAVED ? 2 : 1;
+        AxesTime mesh = step_of(&p, &w);
+        PipelineTime pipe = pipeline_step(&p, &w, plan_unit_seconds(&p, 0.1));
+        bool same = near(mesh.seconds, pipe.seconds, 1e-9) && near(mesh.compute, pipe.compute, 1e-9);
+        if (!same) fail_msg("%d stages, schedule %d: %g and %g s", pp, schedule, mesh.seconds, pipe.seconds);
+        assert_true(fabs(mesh.tensor) < 1e-12 && fabs(mesh.bubble - pipe.bubble) < 1e-12);
     }
 }
 
 TEST(parts_alone) {
     Network w = network(8);
-    for (int rows = 0; rows < 2; rows++) {
-        for (int again = 0; again < 2; again++) {
-            Plan p = plan_of(1, 4, 1);
-            p.sequence_parallel = rows;
-            p.recompute = again ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
-            AxesTime mesh = step_of(&p, &w);
-            StepTime alone = plan_step(&p, PLAN_TP, &w, plan_unit_seconds(&p, 0.1));
-            if (!near(mesh.seconds, alone.seconds, 1e-9)) fail_msg("%g and %g s", mesh.seconds, alone.seconds);
-            assert_true(mesh.tensor > 0);
-        }
+    for (int rows = 0; rows < 2; rows++) for (int again = 0; again < 2; again++) {
+        Plan p = plan_of(1, 4, 1);
+        p.sequence_parallel = rows;
+        p.recompute = again ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
+        AxesTime mesh = step_of(&p, &w);
+        StepTime alone = plan_step(&p, PLAN_TP, &w, plan_unit_seconds(&p, 0.1));
+        if (!near(mesh.seconds, alone.seconds, 1e-9)) fail_msg("%g and %g s", mesh.seconds, alone.seconds);
+        assert_true(mesh.tensor > 0);
     }
 }
 
@@ -126,21 +112,17 @@ TEST(gathers_after_an_update) {
 // ---- every mesh ----
 TEST(what_holds_for_every_mesh) {
     Network near_nodes = network(8), far_nodes = network(2);
-    for (int tp = 1; tp <= 4; tp *= 2) {
-        for (int pp = 1; pp <= 4; pp *= 2) {
-            for (int zero = 0; zero < 2; zero++) {
-                Plan p = plan_of(16 / tp / pp, tp, pp);
-                p.zero_stage = zero;
-                AxesTime a = step_of(&p, &near_nodes), b = step_of(&p, &far_nodes);
-                double whole = 8 * 0.1 / tp / pp; // eight micro-batches of a copy of the model
-                assert_true(near(a.compute, whole, 1e-9));
-                assert_true(near(a.compute + a.tensor + a.bubble + a.exposed, a.seconds, 1e-9));
-                assert_true(a.tensor > -1e-12 && a.bubble > -1e-12 && a.exposed > -1e-12);
-                if (b.seconds < a.seconds - 1e-12) fail_msg("tp %d, pp %d: %g and %g s", tp, pp, a.seconds, b.seconds);
-                p.accumulation = 16;
-                assert_true(step_of(&p, &near_nodes).efficiency > a.efficiency);
-            }
-        }
+    for (int tp = 1; tp <= 4; tp *= 2) for (int pp = 1; pp <= 4; pp *= 2) for (int zero = 0; zero < 2; zero++) {
+        Plan p = plan_of(16 / tp / pp, tp, pp);
+        p.zero_stage = zero;
+        AxesTime a = step_of(&p, &near_nodes), b = step_of(&p, &far_nodes);
+        double whole = 8 * 0.1 / tp / pp; // eight micro-batches of a copy of the model
+        assert_true(near(a.compute, whole, 1e-9));
+        assert_true(near(a.compute + a.tensor + a.bubble + a.exposed, a.seconds, 1e-9));
+        assert_true(a.tensor > -1e-12 && a.bubble > -1e-12 && a.exposed > -1e-12);
+        if (b.seconds < a.seconds - 1e-12) fail_msg("tp %d, pp %d: %g and %g s", tp, pp, a.seconds, b.seconds);
+        p.accumulation = 16;
+        assert_true(step_of(&p, &near_nodes).efficiency > a.efficiency);
     }
 }
 

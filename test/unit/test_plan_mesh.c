@@ -1,5 +1,5 @@
-// test_plan_mesh.c - build/plan's model of any mesh: steps that can be counted by hand, properties, how near it comes to
-// what others have published, and the search of a mesh with its reasons.
+// test_plan_mesh.c - build/plan's model of any mesh: steps that can be counted by hand, properties, how near it comes to what others have
+// published, and the search of a mesh with its reasons.
 #include "../../dev/tools/plan_validate.h"
 #include "../../dev/tools/plan_search.h"
 #include "expect_death.h"
@@ -79,8 +79,7 @@ TEST(stages_of_our_programs_are_balanced) {
 TEST(what_zero_sends) {
     PlanGpu gpu = *plan_gpu("mi300x"); // plain rings
     MeshPlan p = plan_of("gpt2", "mi300x", 2, 1, 1, 1, 8, 1);
-    gpu.per_node = gpu.nics = 1;
-    gpu.hop = 0;
+    gpu.per_node = gpu.nics = 1; gpu.hop = 0;
     gpu.nic = 1e6; // nothing hides what takes so long
     p.gpu = &gpu;
     double half = 2 * shape_parameters(p.shape) / 2 / 1e6; // of all parameters, seconds
@@ -120,26 +119,22 @@ TEST(what_cannot_be) {
 
 // ---- properties ----
 TEST(what_holds_for_every_mesh) {
-    for (int g = 0; g < PLAN_GPUS; g++) {
-        for (int s = 0; s < PLAN_SHAPES; s++) {
-            for (int tp = 1; tp <= 8; tp *= 2) {
-                for (int zero = 0; zero <= 3; zero++) {
-                    MeshPlan p = plan_of(plan_shapes[s].name, plan_gpus[g].name, 16, tp, zero > 1 ? 1 : 4, zero, 512, 1);
-                    if (mesh_error(&p) != NULL) continue;
-                    MeshTime t = mesh_step(&p);
-                    MeshPlan inputs = p, stage = p;
-                    inputs.kept = MESH_INPUTS;
-                    stage.zero = zero > 0 ? zero - 1 : 0;
-                    assert_true(near(sum_of_parts(&t), t.seconds) && t.mfu > 0 && t.mfu < mesh_products(p.gpu));
-                    for (int k = 0; k < PARTS; k++) assert_true(search_part(&t, k) >= 0);
-                    MeshBytes b = mesh_bytes(&p), before = mesh_bytes(&stage);
-                    // recomputation computes more and keeps less; a higher stage keeps less of the states
-                    assert_true(mesh_step(&inputs).compute > t.compute && mesh_step(&inputs).seconds > 0.9999 * t.seconds);
-                    assert_true(mesh_bytes(&inputs).activations < b.activations);
-                    double now = b.parameters + b.gradients + b.optimizer;
-                    assert_true(zero == 0 || now < before.parameters + before.gradients + before.optimizer);
-                }
-            }
+    for (int g = 0; g < PLAN_GPUS; g++) for (int s = 0; s < PLAN_SHAPES; s++) for (int tp = 1; tp <= 8; tp *= 2) {
+        for (int zero = 0; zero <= 3; zero++) {
+            MeshPlan p = plan_of(plan_shapes[s].name, plan_gpus[g].name, 16, tp, zero > 1 ? 1 : 4, zero, 512, 1);
+            if (mesh_error(&p) != NULL) continue;
+            MeshTime t = mesh_step(&p);
+            MeshPlan inputs = p, stage = p;
+            inputs.kept = MESH_INPUTS;
+            stage.zero = zero > 0 ? zero - 1 : 0;
+            assert_true(near(sum_of_parts(&t), t.seconds) && t.mfu > 0 && t.mfu < mesh_products(p.gpu));
+            for (int k = 0; k < PARTS; k++) assert_true(search_part(&t, k) >= 0);
+            MeshBytes b = mesh_bytes(&p), before = mesh_bytes(&stage);
+            // recomputation computes more and keeps less; a higher stage keeps less of the states
+            assert_true(mesh_step(&inputs).compute > t.compute && mesh_step(&inputs).seconds > 0.9999 * t.seconds);
+            assert_true(mesh_bytes(&inputs).activations < b.activations);
+            double now = b.parameters + b.gradients + b.optimizer;
+            assert_true(zero == 0 || now < before.parameters + before.gradients + before.optimizer);
         }
     }
 }
@@ -147,16 +142,8 @@ TEST(what_holds_for_every_mesh) {
 // ---- what others have published ----
 static Published* published; // (rows)
 static size_t rows;
-static int read_table(void** state) {
-    (void)state;
-    published = published_read("dev/tools/plan_published.txt", &rows);
-    return 0;
-}
-static int free_table(void** state) {
-    (void)state;
-    free(published);
-    return 0;
-}
+void before_all(void) { published = published_read("dev/tools/plan_published.txt", &rows); }
+void after_all(void) { free(published); }
 // The largest of |ratio - 1| of a source's rows; *n: how many.
 static double furthest(const char* source, bool times, bool sharded, int* n) {
     double most = 0;
@@ -171,7 +158,6 @@ static double furthest(const char* source, bool times, bool sharded, int* n) {
     }
     return most;
 }
-
 TEST(published_bytes) {
     static const struct { const char* source; int n; double most; } sources[] = {
         { "ZERO1", 54, 0.025 }, { "ZERO2", 20, 0.025 }, { "LLMC", 4, 0.012 }, { "TITAN", 4, 0.14 }
@@ -230,7 +216,6 @@ static const SearchResult* result_of(const Search* s, int dp, int tp, int pp, in
 static void assert_says(const char* text, const char* part) {
     if (strstr(text, part) == NULL) fail_msg("'%s' does not say '%s'", text, part);
 }
-
 TEST(results_are_in_order) {
     static const struct { const char *shape, *gpu; int ranks, batch, T; } runs[] = {
         { "gpt2", "h100", 8, 512, 1024 }, { "gpt2-xl", "rtx4090", 8, 64, 1024 }, { "gpt3-175b", "h100", 512, 1536, 2048 },
@@ -302,7 +287,3 @@ TEST(commands) {
         assert_says(text, cases[i].says);
     }
 }
-
-// MANUAL: [('cmocka_unit_test_setup_teardown', 'read_table', 'free_table')]
-//     return cmocka_run_group_tests(tests, NULL, NULL);
-

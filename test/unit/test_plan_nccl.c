@@ -1,12 +1,10 @@
-// test_plan_nccl.c - build/plan's --algorithm nccl: the seconds that NCCL 2.30.7 expects, counted by hand from src/graph/tuning.cc,
-// the channels that its logs print, what was measured, and properties that hold for every group.
+// test_plan_nccl.c - build/plan's --algorithm nccl: the seconds that NCCL 2.30.7 expects, counted by hand from src/graph/tuning.cc, the
+// channels that its logs print, what was measured, and properties that hold for every group.
 #include "../../dev/tools/plan_gpus.h"
 #include "expect_death.h"
 
 static bool near(double x, double y) { return fabs(x - y) <= 1e-9 * fabs(y); }
-static NcclGroup group_of(const char* gpu, int ranks, int per_node) {
-    return plan_gpu_group(plan_gpu(gpu), ranks, per_node, 8 / per_node);
-}
+static NcclGroup group_of(const char* gpu, int ranks, int per_node) { return plan_gpu_group(plan_gpu(gpu), ranks, per_node, 8 / per_node); }
 static double microseconds(const NcclGroup* g, NcclAlgorithm a, NcclProtocol p, bool all_reduce, double bytes) {
     return 1e6 * nccl_seconds_of(g, a, p, all_reduce, bytes);
 }
@@ -22,13 +20,12 @@ static void assert_choice(const NcclGroup* g, bool all_reduce, double bytes, Ncc
     }
 }
 static void assert_graph(NcclGraph graph, int channels, double inside, double between) {
-    if (graph.channels != channels || graph.speed_inside != inside || graph.speed != between) {
+    if (graph.channels != channels || graph.speed_inside != inside || graph.speed != between)
         fail_msg("%d x %g/%g, not %d x %g/%g", graph.channels, graph.speed_inside, graph.speed, channels, inside, between);
-    }
 }
 
-static void test_channels_are_those_of_nccls_logs(void** state) { // "nChannels 12, bw 30.000000/30.000000"
-    (void)state;
+// "nChannels 12, bw 30.000000/30.000000"
+TEST(channels_are_those_of_nccls_logs) {
     NcclGroup h = group_of("h100", 8, 8), a = group_of("a100-80", 8, 8), nodes = group_of("h100", 16, 8);
     assert_graph(nccl_ring_graph(&h), 12, 30, 30);     // pattern 4 of NVIDIA/nccl#1197; 370.8 GB/s hold 6 of 60, each doubled
     assert_graph(nccl_tree_graph(&h), 12, 30, 30);     // pattern 1
@@ -59,16 +56,13 @@ TEST(seconds_inside_a_node_counted_by_hand) {
 TEST(seconds_between_nodes_counted_by_hand) {
     NcclGroup g = group_of("h100", 512, 8), a = group_of("a100-80", 64, 8);
     // a ring of 512 in 64 nodes: 448 hops inside, 63 between; a channel of LL128 moves 36.7 GB/s at most
-    assert_true(near(microseconds(&g, NCCL_RING, NCCL_LL128, false, 61.5e6),
-                     14 + 448 * 1.9 + 63 * 4 + 61.5e3 / (8 * 36.7 * 512 / 511)));
+    assert_true(near(microseconds(&g, NCCL_RING, NCCL_LL128, false, 61.5e6), 14 + 448 * 1.9 + 63 * 4 + 61.5e3 / (8 * 36.7 * 512 / 511)));
     // Simple waits for a post to the network, 3 us, or for its own hop; a large all-reduce's ring has a plateau, 1.4
     assert_true(near(microseconds(&g, NCCL_RING, NCCL_SIMPLE, true, 61.5e6),
                      1.4 * (8.4 + 2 * (448 * 3.4 + 63 * 14)) + 61.5e3 / (360 * 512 / 1022.0)));
     // trees: 7 hops inside, log2(64) between; there a channel moves 29 GB/s
-    assert_true(near(microseconds(&g, NCCL_TREE, NCCL_LL128, true, 61.5e6),
-                     14 + 2 * (7 * 1.25 + 6 * 8.5) + 61.5e3 / (8 * 29 / 2.0 * .9)));
-    assert_true(near(microseconds(&g, NCCL_NVLS_TREE, NCCL_SIMPLE, true, 61.5e6),
-                     25 + 12 * 20.9 + 61.5e3 / (8 * 45.5 * 512 / 1022)));
+    assert_true(near(microseconds(&g, NCCL_TREE, NCCL_LL128, true, 61.5e6), 14 + 2 * (7 * 1.25 + 6 * 8.5) + 61.5e3 / (8 * 29 / 2.0 * .9)));
+    assert_true(near(microseconds(&g, NCCL_NVLS_TREE, NCCL_SIMPLE, true, 61.5e6), 25 + 12 * 20.9 + 61.5e3 / (8 * 45.5 * 512 / 1022)));
     // the processors of an A100's node are AMD's, whose posts take 2 us
     assert_true(near(microseconds(&a, NCCL_RING, NCCL_LL, false, 1e3), 6.6 + 56 * 2 + 7 * 2.7 + 1 / (19 * 64 / 63.0)));
 }
@@ -110,18 +104,16 @@ TEST(what_holds_for_every_group) {
     static const int per_node[] = { 1, 2, 4, 8 };
     for (int i = 0; i < PLAN_GPUS; i++) {
         if (plan_gpus[i].nccl_inside == 0) continue;
-        for (int n = 0; n < 4; n++) {
-            for (int nodes = 1; nodes <= 256; nodes *= 2) {
-                NcclGroup g = plan_gpu_group(&plan_gpus[i], nodes * per_node[n], per_node[n], 8 / per_node[n]);
-                if (g.ranks == 1) continue;
-                for (double bytes = 1; bytes < 1e11; bytes *= 10) {
-                    double sum = nccl_choose(&g, true, bytes).seconds, gather = nccl_choose(&g, false, bytes).seconds;
-                    assert_true(isfinite(sum) && isfinite(gather) && sum > 0 && gather > 0);
-                    // no faster than the links
-                    double link = nodes > 1 ? 1e9 * g.nic * g.nics : 1e9 * g.inside;
-                    assert_true(gather > bytes * (g.ranks - 1) / g.ranks / link);
-                    assert_true(nccl_choose(&g, true, 10 * bytes).seconds > sum);
-                }
+        for (int n = 0; n < 4; n++) for (int nodes = 1; nodes <= 256; nodes *= 2) {
+            NcclGroup g = plan_gpu_group(&plan_gpus[i], nodes * per_node[n], per_node[n], 8 / per_node[n]);
+            if (g.ranks == 1) continue;
+            for (double bytes = 1; bytes < 1e11; bytes *= 10) {
+                double sum = nccl_choose(&g, true, bytes).seconds, gather = nccl_choose(&g, false, bytes).seconds;
+                assert_true(isfinite(sum) && isfinite(gather) && sum > 0 && gather > 0);
+                // no faster than the links
+                double link = nodes > 1 ? 1e9 * g.nic * g.nics : 1e9 * g.inside;
+                assert_true(gather > bytes * (g.ranks - 1) / g.ranks / link);
+                assert_true(nccl_choose(&g, true, 10 * bytes).seconds > sum);
             }
         }
     }

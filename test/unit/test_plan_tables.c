@@ -1,5 +1,5 @@
-// test_plan_tables.c - build/plan's tables: shapes of models, presets of GPUs, and what others have published. A row is
-// checked against another figure of the same source, or against a count.
+// test_plan_tables.c - build/plan's tables: shapes of models, presets of GPUs, and what others have published. A row is checked against
+// another figure of the same source, or against a count.
 #include "../../dev/tools/plan_models.h"
 #include "../../dev/tools/plan_gpus.h"
 #include "../../dev/tools/plan_published.h"
@@ -32,8 +32,7 @@ TEST(gpt2s_shapes_are_gpt2_hs) {
 }
 
 TEST(parameters_that_can_be_counted) {
-    // two embeddings of 128256 x 4096, 32 blocks of 2 x 4096^2 + 2 x 4096 x 1024 + 3 x 4096 x 14336 + 2 x 4096, a norm of
-    // 4096
+    // two embeddings of 128256 x 4096, 32 blocks of 2 x 4096^2 + 2 x 4096 x 1024 + 3 x 4096 x 14336 + 2 x 4096, a norm of 4096
     assert_true(shape_parameters(shape("llama3-8b")) == 8030261248.0);
     assert_true(shape_parameters(shape("llama3-70b")) == 70553706496.0);
     assert_true(shape_parameters(shape("llama3-405b")) == 405853388800.0);
@@ -111,6 +110,8 @@ TEST(groups_share_interfaces) {
 #define TABLE "dev/tools/plan_published.txt"
 static Published* published; // (rows)
 static size_t rows;
+void before_all(void) { published = published_read(TABLE, &rows); }
+void after_all(void) { free(published); }
 
 static double seconds_of(const Published* r) { // of its step
     double tokens = (double)r->batch * r->T;
@@ -125,18 +126,6 @@ static const Published* find(const char* source, const char* model, PublishedKin
     fail_msg("no row of %s says %s of %s on %d", source, published_kinds[kind], model, gpus);
     return NULL;
 }
-
-static int read_table(void** state) {
-    (void)state;
-    published = published_read(TABLE, &rows);
-    return 0;
-}
-static int free_table(void** state) {
-    (void)state;
-    free(published);
-    return 0;
-}
-
 TEST(rows_are_possible) {
     assert_int_equal(rows, 200);
     for (size_t i = 0; i < rows; i++) {
@@ -225,7 +214,3 @@ TEST(lines_that_are_no_rows_are_refused) {
         expect_death(read_rows, (void*)path, path, bad[i].finding, "a row is: source model gpu");
     }
 }
-
-// MANUAL: [('cmocka_unit_test_setup_teardown', 'read_table', 'free_table')]
-//     return cmocka_run_group_tests(tests, make_folder, remove_folder);
-

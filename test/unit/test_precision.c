@@ -50,8 +50,7 @@ static void check_every_pattern(Format f) {
         if (isnan(x)) assert_int_equal(back & 0x8000, bits & 0x8000);
     }
 }
-TEST(every_bf16_pattern_is_its_number_and_comes_back) { check_every_pattern(bf16); }
-TEST(every_fp16_pattern_is_its_number_and_comes_back) { check_every_pattern(fp16); }
+TEST(every_pattern_is_its_number_and_comes_back) { check_every_pattern(bf16); check_every_pattern(fp16); }
 
 // Between each number and the next: the middle, where the rounding direction changes, and the floats just below and above it.
 static void check_rounding_between_neighbours(Format f) {
@@ -67,8 +66,7 @@ static void check_rounding_between_neighbours(Format f) {
         }
     }
 }
-TEST(bf16_rounds_to_nearest_even_everywhere) { check_rounding_between_neighbours(bf16); }
-TEST(fp16_rounds_to_nearest_even_everywhere) { check_rounding_between_neighbours(fp16); }
+TEST(rounding_is_to_nearest_even_everywhere) { check_rounding_between_neighbours(bf16); check_rounding_between_neighbours(fp16); }
 
 TEST(floats_of_any_size_round_to_nearest_even) {
     for (uint64_t i = 0; i < 500000; i++) {
@@ -106,18 +104,13 @@ TEST(arrays_convert_between_all_pairs_of_types) {
         convert_dtype(back, DTYPE_F32, half, formats[k].dtype, N);
         for (int i = 0; i < N; i++) assert_true(back[i] == (float)defined_rounding(formats[k], numbers[i]));
         convert_dtype(other, formats[1 - k].dtype, half, formats[k].dtype, N);
-        for (int i = 0; i < N; i++) {
-            assert_true(from_bits(formats[1 - k], other[i]) == (float)defined_rounding(formats[1 - k], back[i]));
-        }
+        for (int i = 0; i < N; i++) assert_true(from_bits(formats[1 - k], other[i]) == (float)defined_rounding(formats[1 - k], back[i]));
         convert_dtype(other, formats[k].dtype, half, formats[k].dtype, N);
         assert_memory_equal(other, half, N * sizeof(uint16_t));
     }
     convert_dtype(back, DTYPE_F32, numbers, DTYPE_F32, N);
     assert_memory_equal(back, numbers, N * sizeof(float));
-    free(numbers);
-    free(back);
-    free(half);
-    free(other);
+    free(numbers); free(back); free(half); free(other);
 }
 
 // More than a slice: other threads convert a part, and every element is what one thread makes of it.
@@ -132,9 +125,7 @@ TEST(large_arrays_are_converted_by_all_threads) {
     assert_int_equal(count_threads(), before + 2);
     convert_slice(alone, DTYPE_BF16, numbers, DTYPE_F32, N);
     assert_memory_equal(together, alone, (N + 1) * sizeof(uint16_t));
-    free(numbers);
-    free(together);
-    free(alone);
+    free(numbers); free(together); free(alone);
 }
 
 TEST(floatX_is_what_the_build_asked_for) {

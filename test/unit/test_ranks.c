@@ -28,11 +28,7 @@ static RankInfo found_with(const char* const* variables) {
     return ranks_find();
 }
 
-static void find_with(void* variables) {
-    set_environment((const char* const*)variables);
-    ranks_find();
-}
-
+#define expect_refused(says, ...) expect_error(found_with(environment(__VA_ARGS__)), says)
 #define environment(...) ((const char* const[]){ __VA_ARGS__, NULL })
 #define OPENMPI(rank, size) \
     "OMPI_COMM_WORLD_RANK=" rank, "OMPI_COMM_WORLD_SIZE=" size, "OMPI_COMM_WORLD_LOCAL_RANK=1", "OMPI_COMM_WORLD_LOCAL_SIZE=2"
@@ -43,10 +39,7 @@ static void find_with(void* variables) {
     "SLURM_STEP_TASKS_PER_NODE=2(x3),1", "SLURM_JOB_ID=123456", "SLURM_STEP_NODELIST=gpu[07-12,20],login1"
 
 static void expect_ranks(RankInfo r, int rank, int size, int local_rank, int local_size, const char* found) {
-    assert_int_equal(r.rank, rank);
-    assert_int_equal(r.size, size);
-    assert_int_equal(r.local_rank, local_rank);
-    assert_int_equal(r.local_size, local_size);
+    assert_true(r.rank == rank && r.size == size && r.local_rank == local_rank && r.local_size == local_size);
     assert_string_equal(r.found, found);
 }
 
@@ -71,12 +64,12 @@ TEST(each_launcher_is_understood) {
 }
 
 TEST(slurm_counts_tasks_by_node) {
-    assert_int_equal(ranks_slurm_tasks_on("4", 0, 4), 4);
-    assert_int_equal(ranks_slurm_tasks_on("2(x3),1", 2, 7), 2);
-    assert_int_equal(ranks_slurm_tasks_on("2(x3),1", 3, 7), 1);
-    assert_int_equal(ranks_slurm_tasks_on("1,8(x2),3", 0, 20), 1);
-    assert_int_equal(ranks_slurm_tasks_on("1,8(x2),3", 1, 20), 8);
-    assert_int_equal(ranks_slurm_tasks_on("1,8(x2),3", 3, 20), 3);
+    static const struct { const char* text; int node, tasks, expected; } cases[] = {
+        { "4", 0, 4, 4 }, { "2(x3),1", 2, 7, 2 }, { "2(x3),1", 3, 7, 1 }, { "1,8(x2),3", 0, 20, 1 }, { "1,8(x2),3", 1, 20, 8 },
+        { "1,8(x2),3", 3, 20, 3 }
+    };
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(ranks_slurm_tasks_on(cases[i].text, cases[i].node, cases[i].tasks), cases[i].expected);
 }
 
 TEST(the_first_of_slurms_nodes) {
@@ -96,56 +89,42 @@ TEST(a_batch_script_itself_is_no_task) {
     expect_ranks(r, 0, 1, 0, 1, "started alone");
 }
 
-TEST(mpirun_inside_slurm_is_openmpi) {
+TEST(a_launcher_inside_another_is_the_one_that_counts) {
     expect_ranks(found_with(environment(OPENMPI("5", "8"), SLURM("1", "7"))), 5, 8, 1, 2, "OpenMPI");
-}
-
-static void test_torchrun_inside_srun_is_torchrun(void** state) {
-    (void)state; // seven torchruns, one a node, of two processes each
-    expect_ranks(found_with(environment(TORCHRUN("9", "14"), "GROUP_WORLD_SIZE=7", SLURM("4", "7"))), 9, 14, 1, 2, "torchrun");
-}
-
-TEST(launchers_that_agree_may_both_be_there) {
-    expect_ranks(found_with(environment(OPENMPI("1", "2"), TORCHRUN("1", "2"))), 1, 2, 1, 2, "OpenMPI");
+    RankInfo r = found_with(environment(TORCHRUN("9", "14"), "GROUP_WORLD_SIZE=7", SLURM("4", "7"))); // a torchrun on each of 7 nodes
+    expect_ranks(r, 9, 14, 1, 2, "torchrun");
+    expect_ranks(found_with(environment(OPENMPI("1", "2"), TORCHRUN("1", "2"))), 1, 2, 1, 2, "OpenMPI"); // they agree
     expect_ranks(found_with(environment(TORCHRUN("5", "7"), SLURM("5", "7"))), 5, 7, 1, 2, "torchrun");
 }
 
 TEST(launchers_that_disagree_are_an_error_that_names_both) {
-    expect_death(find_with, (void*)environment(OPENMPI("1", "2"), TORCHRUN("0", "2")),
-                 "OpenMPI says that this is rank 1 of 2, torchrun that it is rank 0 of 2", "unset");
-    expect_death(find_with, (void*)environment(TORCHRUN("1", "4"), SLURM("1", "7")),
-                 "torchrun says that this is rank 1 of 4, Slurm that it is rank 1 of 7");
+    expect_refused("OpenMPI says that this is rank 1 of 2, torchrun that it is rank 0 of 2", OPENMPI("1", "2"), TORCHRUN("0", "2"));
+    expect_refused("torchrun says that this is rank 1 of 4, Slurm that it is rank 1 of 7", TORCHRUN("1", "4"), SLURM("1", "7"));
 }
 
 TEST(bad_numbers_name_their_variable) {
-    expect_death(find_with, (void*)environment(OPENMPI("2", "2")), "OMPI_COMM_WORLD_RANK is 2, but it must be from 0 to 1",
-                 "OpenMPI");
-    expect_death(find_with, (void*)environment(OPENMPI("1", "0")), "OMPI_COMM_WORLD_SIZE is 0");
-    expect_death(find_with, (void*)environment(OPENMPI("0", "1")), "OMPI_COMM_WORLD_LOCAL_SIZE is 2, but it must be from 1 to 1");
-    expect_death(find_with, (void*)environment(TORCHRUN("one", "2")), "RANK is 'one', which is not a number");
-    expect_death(find_with, (void*)environment(TORCHRUN("-1", "2")), "RANK is '-1', which is not a number");
-    expect_death(find_with, (void*)environment(TORCHRUN("1", "2 ")), "WORLD_SIZE is '2 ', which is not a number");
-    expect_death(find_with, (void*)environment(TORCHRUN("1", "99999999999999999999")),
-                 "WORLD_SIZE is '99999999999999999999', which is not a number");
-    expect_death(find_with, (void*)environment(TORCHRUN("1", "4"), "LOCAL_RANK=2"), "LOCAL_RANK is 2, but it must be from 0 to 1");
-    expect_death(find_with, (void*)environment(SLURM("7", "7")), "SLURM_PROCID is 7, but it must be from 0 to 6", "Slurm");
-    expect_death(find_with, (void*)environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=2(x0)"),
-                 "SLURM_STEP_TASKS_PER_NODE is '2(x0)'");
-    expect_death(find_with, (void*)environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=2(x2)"),
-                 "does not tell how many tasks run on this node");
-    expect_death(find_with, (void*)environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=many"),
-                 "SLURM_STEP_TASKS_PER_NODE is 'many'");
-    expect_death(find_with, (void*)environment(TORCHRUN("1", "2"), "MASTER_PORT=65536"), "MASTER_PORT is 65536");
+    expect_refused("OMPI_COMM_WORLD_RANK is 2, but it must be from 0 to 1", OPENMPI("2", "2"));
+    expect_refused("OMPI_COMM_WORLD_SIZE is 0", OPENMPI("1", "0"));
+    expect_refused("OMPI_COMM_WORLD_LOCAL_SIZE is 2, but it must be from 1 to 1", OPENMPI("0", "1"));
+    expect_refused("RANK is 'one', which is not a number", TORCHRUN("one", "2"));
+    expect_refused("RANK is '-1', which is not a number", TORCHRUN("-1", "2"));
+    expect_refused("WORLD_SIZE is '2 ', which is not a number", TORCHRUN("1", "2 "));
+    expect_refused("WORLD_SIZE is '99999999999999999999', which is not a number", TORCHRUN("1", "99999999999999999999"));
+    expect_refused("LOCAL_RANK is 2, but it must be from 0 to 1", TORCHRUN("1", "4"), "LOCAL_RANK=2");
+    expect_refused("SLURM_PROCID is 7, but it must be from 0 to 6", SLURM("7", "7"));
+    expect_refused("SLURM_STEP_TASKS_PER_NODE is '2(x0)'", SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=2(x0)");
+    expect_refused("does not tell how many tasks run on this node", SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=2(x2)");
+    expect_refused("SLURM_STEP_TASKS_PER_NODE is 'many'", SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=many");
+    expect_refused("MASTER_PORT is 65536", TORCHRUN("1", "2"), "MASTER_PORT=65536");
 }
 
 TEST(half_a_launcher_is_an_error) {
-    expect_death(find_with, (void*)environment("RANK=1"), "torchrun has not set WORLD_SIZE", "unset them to run alone");
-    expect_death(find_with, (void*)environment("WORLD_SIZE=2"), "torchrun has not set RANK");
-    expect_death(find_with, (void*)environment("RANK=1", "WORLD_SIZE=2"), "torchrun has not set LOCAL_WORLD_SIZE");
-    expect_death(find_with, (void*)environment("RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2", "MASTER_PORT=1"),
-                 "MASTER_ADDR");
-    expect_death(find_with, (void*)environment("OMPI_COMM_WORLD_RANK=1"), "OpenMPI has not set OMPI_COMM_WORLD_SIZE");
-    expect_death(find_with, (void*)environment("SLURM_STEP_NUM_TASKS=2"), "Slurm has not set SLURM_PROCID");
+    expect_refused("torchrun has not set WORLD_SIZE", "RANK=1");
+    expect_refused("torchrun has not set RANK", "WORLD_SIZE=2");
+    expect_refused("torchrun has not set LOCAL_WORLD_SIZE", "RANK=1", "WORLD_SIZE=2");
+    expect_refused("MASTER_ADDR", "RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2", "MASTER_PORT=1");
+    expect_refused("OpenMPI has not set OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK=1");
+    expect_refused("Slurm has not set SLURM_PROCID", "SLURM_STEP_NUM_TASKS=2");
 }
 
 // ---- words ----
@@ -181,85 +160,65 @@ TEST(ranks_that_do_not_fit_are_cut_off) {
 
 // ---- deliberate faults ----
 
-static void expect_fault(const char* text, FaultKind kind, int rank, long long step) {
-    Fault f = fault_parse(text, 4);
-    assert_int_equal(f.kind, kind);
-    assert_int_equal(f.rank, rank);
-    assert_int_equal(f.step, step);
-}
-
 TEST(faults_are_parsed) {
-    expect_fault("", FAULT_NONE, 0, 0);
-    expect_fault("2:7:kill", FAULT_KILL, 2, 7);
-    expect_fault("0:1:hang", FAULT_HANG, 0, 1);
-    expect_fault("3:123456789:skip", FAULT_SKIP, 3, 123456789);
-    expect_fault("1:5:bitflip", FAULT_BITFLIP, 1, 5);
-    expect_fault("1:5/12:hang", FAULT_HANG, 1, 5);
-    assert_int_equal(fault_parse("1:5/12:hang", 4).micro, 12);
-    assert_int_equal(fault_parse("1:5:hang", 4).micro, -1);
+    static const struct { const char* text; FaultKind kind; int rank; long long step; int micro; } cases[] = {
+        { "", FAULT_NONE, 0, 0, -1 }, { "2:7:kill", FAULT_KILL, 2, 7, -1 }, { "0:1:hang", FAULT_HANG, 0, 1, -1 },
+        { "3:123456789:skip", FAULT_SKIP, 3, 123456789, -1 }, { "1:5:bitflip", FAULT_BITFLIP, 1, 5, -1 }, { "1:5/12:hang", FAULT_HANG, 1, 5, 12 }
+    };
+    for (int i = 0; i < 6; i++) {
+        Fault f = fault_parse(cases[i].text, 4);
+        assert_true(f.kind == cases[i].kind && f.rank == cases[i].rank && f.step == cases[i].step);
+        assert_true(f.kind == FAULT_NONE || f.micro == cases[i].micro);
+    }
 }
 
-// text: a fault; what is checked is the number of micro-batches before it, a digit.
-static void check_fault(void* text) {
-    Fault f = fault_parse((const char*)text + 1, 4);
-    fault_check_micro(&f, *(const char*)text - '0');
-    die("no error");
+static void check_fault(const char* text, int micro_batches) {
+    Fault f = fault_parse(text, 4);
+    fault_check_micro(&f, micro_batches);
 }
-static void expect_refusal(const char* text, const char* says) { expect_death(check_fault, (void*)(uintptr_t)text, says); }
 TEST(a_fault_at_a_micro_batch_that_never_comes_is_refused) {
-    expect_refusal("01:5/3:kill", "--fault 1:5/3: only a pipeline, as in train_gpt2_pp, has a fault at a micro-batch; leave out /3");
-    expect_refusal("31:5/3:kill", "--fault 1:5/3: there is no micro-batch 3; a step has 3, counted from 0");
-    expect_refusal("41:5/3:kill", "no error");
-    expect_refusal("01:5:kill", "no error");
-    expect_refusal("0", "no error");
+    expect_error(check_fault("1:5/3:kill", 0), "--fault 1:5/3: only a pipeline, as in train_gpt2_pp, has a fault at a micro-batch; leave");
+    expect_error(check_fault("1:5/3:kill", 3), "--fault 1:5/3: there is no micro-batch 3; a step has 3, counted from 0");
+    check_fault("1:5/3:kill", 4);
+    check_fault("1:5:kill", 0);
+    check_fault("", 0);
 }
-
-static void parse_fault(void* text) { fault_parse((const char*)text, 4); }
-static void expect_no_fault(const char* text, const char* says) { expect_death(parse_fault, (void*)(uintptr_t)text, text, says); }
 
 TEST(bad_faults_are_refused) {
-    expect_no_fault("4:7:kill", "there is no rank 4, the last one is 3");
-    expect_no_fault("99999999999:7:kill", "there is no rank 99999999999");
-    expect_no_fault("2:0:kill", "steps count from 1");
-    expect_no_fault("2:7:burn", "the fault must be kill, hang, skip, bitflip or slow, not 'burn'");
-    expect_no_fault("2:7:none", "not 'none'");
-    expect_no_fault("2:7:", "not ''");
-    expect_no_fault("2:7:killed", "not 'killed'");
-    expect_no_fault("2:7", "--fault wants RANK:STEP:kill|hang|skip|bitflip|slow");
-    expect_no_fault("kill", "--fault wants");
-    expect_no_fault("-1:7:kill", "--fault wants");
-    expect_no_fault("2: 7:kill", "--fault wants");
-    expect_no_fault("2:7.5:kill", "--fault wants");
-    expect_no_fault("2:7/-5:kill", "--fault wants");
-    expect_no_fault("2:7/5:skip", "only kill and hang can wait for a micro-batch; leave out /5");
-    expect_no_fault("2:77777777777777777777:kill", "--fault wants");
+    static const char wants[] = "--fault wants RANK:STEP:kill|hang|skip|bitflip|slow";
+    static const char* const cases[][2] = {
+        { "4:7:kill", "there is no rank 4, the last one is 3" }, { "99999999999:7:kill", "there is no rank 99999999999" },
+        { "2:0:kill", "steps count from 1" }, { "2:7:burn", "the fault must be kill, hang, skip, bitflip or slow, not 'burn'" },
+        { "2:7:none", "not 'none'" }, { "2:7:", "not ''" }, { "2:7:killed", "not 'killed'" }, { "2:7", wants }, { "kill", wants },
+        { "-1:7:kill", wants }, { "2: 7:kill", wants }, { "2:7.5:kill", wants }, { "2:7/-5:kill", wants },
+        { "2:7/5:skip", "only kill and hang can wait for a micro-batch; leave out /5" }, { "2:77777777777777777777:kill", wants },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) expect_error(fault_parse(cases[i][0], 4), cases[i][0], cases[i][1]);
 }
 
-typedef struct { const char* text; int rank; long long step; } Strike;
-static void strike(void* argument) {
-    const Strike* s = (const Strike*)argument;
-    Fault f = fault_parse(s->text, 4);
+static void strike(const char* text, int rank, long long step) {
+    Fault f = fault_parse(text, 4);
     fault_announce(&f);
     alarm(1);
-    fault_strike(&f, s->rank, s->step);
-    printf("%d%d\n", fault_now(&f, s->rank, s->step, FAULT_SKIP), fault_now(&f, s->rank, s->step, FAULT_BITFLIP));
+    fault_strike(&f, rank, step);
+    printf("%d%d\n", fault_now(&f, rank, step, FAULT_SKIP), fault_now(&f, rank, step, FAULT_BITFLIP));
 }
 
 TEST(faults_happen_at_their_rank_and_step_alone) {
-    static const struct { Strike s; int status; const char *out, *err; } cases[] = {
-        { { "", 2, 7 }, 0, "00\n", "" },
-        { { "2:7:kill", 2, 7 }, 1000 + SIGKILL, NULL, "FAULT ON PURPOSE: RANK 2, STEP 7: kill (--fault)\n" },
-        { { "2:7:kill", 1, 7 }, 0, "FAULT ON PURPOSE: RANK 2 IS KILLED AT STEP 7 (--fault)\n00\n", "" },
-        { { "2:7:kill", 2, 6 }, 0, "FAULT ON PURPOSE: RANK 2 IS KILLED AT STEP 7 (--fault)\n00\n", "" },
-        { { "2:7/1:kill", 2, 7 }, 0, "FAULT ON PURPOSE: RANK 2 IS KILLED AT STEP 7, MICRO-BATCH 1 (--fault)\n00\n", "" }, // not yet
-        { { "2:7:hang", 2, 7 }, 1000 + SIGALRM, NULL, "FAULT ON PURPOSE: RANK 2, STEP 7: hang (--fault)\n" },
-        { { "2:7:skip", 2, 7 }, 0, "FAULT ON PURPOSE: RANK 2 SKIPS AN OPERATION AT STEP 7 (--fault)\n10\n",
+    static const struct { const char* text; int rank; long long step; int status; const char *out, *err; } cases[] = {
+        { "", 2, 7, 0, "00\n", "" },
+        { "2:7:kill", 2, 7, 1000 + SIGKILL, NULL, "FAULT ON PURPOSE: RANK 2, STEP 7: kill (--fault)\n" },
+        { "2:7:kill", 1, 7, 0, "FAULT ON PURPOSE: RANK 2 IS KILLED AT STEP 7 (--fault)\n00\n", "" },
+        { "2:7:kill", 2, 6, 0, "FAULT ON PURPOSE: RANK 2 IS KILLED AT STEP 7 (--fault)\n00\n", "" },
+        { "2:7/1:kill", 2, 7, 0, "FAULT ON PURPOSE: RANK 2 IS KILLED AT STEP 7, MICRO-BATCH 1 (--fault)\n00\n", "" }, // not yet
+        { "2:7:hang", 2, 7, 1000 + SIGALRM, NULL, "FAULT ON PURPOSE: RANK 2, STEP 7: hang (--fault)\n" },
+        { "2:7:skip", 2, 7, 0, "FAULT ON PURPOSE: RANK 2 SKIPS AN OPERATION AT STEP 7 (--fault)\n10\n",
           "FAULT ON PURPOSE: RANK 2, STEP 7: skip (--fault)\n" },
-        { { "2:7:bitflip", 2, 7 }, 0, "FAULT ON PURPOSE: RANK 2 FLIPS A BIT AT STEP 7 (--fault)\n01\n",
+        { "2:7:bitflip", 2, 7, 0, "FAULT ON PURPOSE: RANK 2 FLIPS A BIT AT STEP 7 (--fault)\n01\n",
           "FAULT ON PURPOSE: RANK 2, STEP 7: bitflip (--fault)\n" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        Child c = child_run(strike, (void*)(uintptr_t)&cases[i].s);
+        Child c = child_does(strike(cases[i].text, cases[i].rank, cases[i].step));
         assert_int_equal(c.status, cases[i].status);
         if (cases[i].out) assert_string_equal(c.out, cases[i].out);
         assert_string_equal(c.err, cases[i].err);

@@ -9,9 +9,7 @@ element of the tensor: 16 times fp32's roundoff (2^-24), or 2 times floatX's (bf
 #include "../../llmc/device/layers.h"
 #include "../../llmc/base/rng.h"
 #include "../../llmc/save/safetensors.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
+#include "unit.h"
 
 static const double fp32_bound = 16 * 0x1p-24;
 static const double floatX_bound = FLOATX_DTYPE == DTYPE_F32 ? 16 * 0x1p-24 : FLOATX_DTYPE == DTYPE_BF16 ? 2 * 0x1p-8 : 2 * 0x1p-11;
@@ -51,19 +49,13 @@ static void* device_memory_for_test(size_t bytes) {
 
 // Memory for n results, filled with NaN: a layer that overwrites must overwrite all of it, and one that reads it fails.
 static floatX* results(size_t n) {
-    floatX* p = (floatX*)device_memory_for_test(n * sizeof(floatX));
-    for (size_t i = 0; i < n; i++) {
-        floatX x = to_floatX(NAN);
-        host_to_device(p + i, &x, sizeof x);
-    }
+    floatX *p = (floatX*)device_memory_for_test(n * sizeof(floatX)), x = to_floatX(NAN);
+    for (size_t i = 0; i < n; i++) host_to_device(p + i, &x, sizeof x);
     return p;
 }
 static float* float_results(size_t n) {
-    float* p = (float*)device_memory_for_test(n * sizeof(float));
-    for (size_t i = 0; i < n; i++) {
-        float x = NAN;
-        host_to_device(p + i, &x, sizeof x);
-    }
+    float *p = (float*)device_memory_for_test(n * sizeof(float)), x = NAN;
+    for (size_t i = 0; i < n; i++) host_to_device(p + i, &x, sizeof x);
     return p;
 }
 
@@ -103,23 +95,19 @@ static void check_close(const float* ours, const char* name, double factor, doub
         fail_msg("%s.%s: element %zu is %.9g, PyTorch has %.9g; the bound is %.3g, the largest element %.9g",
                  reference.layer, name, at, ours[at], factor * t.data[at], bound * largest, largest);
 }
-static void check_floatX(const floatX* ours, const char* name, double factor) {
-    Tensor t = stored(name);
-    floatX* stored_bits = (floatX*)xcalloc(t.n, sizeof(floatX));
-    device_to_host(stored_bits, ours, t.n * sizeof(floatX));
-    float* host = (float*)xcalloc(t.n, sizeof(float));
-    convert_dtype(host, DTYPE_F32, stored_bits, FLOATX_DTYPE, t.n);
-    check_close(host, name, factor, floatX_bound);
-    free(stored_bits);
+// Numbers on the device.
+static void check_stored(const void* ours, DType type, const char* name, double factor, double bound) {
+    size_t n = stored(name).n;
+    void* bits = xcalloc(n, 4);
+    float* host = (float*)xcalloc(n, sizeof(float));
+    device_to_host(bits, ours, n * dtype_size(type));
+    convert_dtype(host, DTYPE_F32, bits, type, n);
+    check_close(host, name, factor, bound);
+    free(bits);
     free(host);
 }
-static void check_float(const float* ours, const char* name, double bound) {
-    Tensor t = stored(name);
-    float* host = (float*)xcalloc(t.n, sizeof(float));
-    device_to_host(host, ours, t.n * sizeof(float));
-    check_close(host, name, 1, bound);
-    free(host);
-}
+static void check_floatX(const floatX* ours, const char* name, double factor) { check_stored(ours, FLOATX_DTYPE, name, factor, floatX_bound); }
+static void check_float(const float* ours, const char* name, double bound) { check_stored(ours, DTYPE_F32, name, 1, bound); }
 
 static void layers_for(const char* layer, int B, int T, int C, int NH, int Vp) {
     LayerShapes s = { B, T, C, NH, Vp, 1 };
@@ -326,14 +314,14 @@ TEST(order_of_the_data_agrees_with_the_reference) {
     release();
 }
 
-// MANUAL: []
-//     device_init(0, 1);
-//     const char* remedy = "make it again with test/reference/make_reference.py";
-//     safetensors_open(&reference.layers, "test/reference/layers.safetensors", remedy);
-//     safetensors_open(&reference.order, "test/reference/order.safetensors", remedy);
-//     int failed = cmocka_run_group_tests_name("layers against PyTorch, " FLOATX_NAME, tests, NULL, NULL);
-//     safetensors_close(&reference.layers);
-//     safetensors_close(&reference.order);
-//     device_shutdown();
-//     return failed;
-
+void before_all(void) {
+    const char* remedy = "make it again with test/reference/make_reference.py";
+    device_init(0, 1);
+    safetensors_open(&reference.layers, "test/reference/layers.safetensors", remedy);
+    safetensors_open(&reference.order, "test/reference/order.safetensors", remedy);
+}
+void after_all(void) {
+    safetensors_close(&reference.layers);
+    safetensors_close(&reference.order);
+    device_shutdown();
+}

@@ -1,5 +1,4 @@
-// test_report.c - the reports of predicted and measured bytes, in memory and between ranks: what agrees, what does not, and
-// by how much.
+// test_report.c - the reports of predicted and measured bytes, in memory and between ranks: what agrees, what does not, and by how much.
 #include "../../llmc/run/report.h"
 #include "../../llmc/run/report_stages.h"
 #include "../../llmc/run/world.h"
@@ -31,7 +30,6 @@ static bool has_row(const char* report, const char* row) {
     free(squeezed);
     return found;
 }
-
 TEST(equal_memory_is_as_predicted) {
     size_t more = 0;
     Child c = child_run(allocate_and_report, &more);
@@ -75,7 +73,6 @@ static void offload_and_report(void* more) {
     device_alloc(4000, MEMORY_PARAMETERS);
     exit(report_alone(predicted) ? 0 : 2);
 }
-
 TEST(offloaded_memory_is_beside_the_devices) {
     size_t more = 0, some = 1;
     Child c = child_run(offload_and_report, &more);
@@ -145,9 +142,7 @@ TEST(the_record_of_a_run_says_what_it_is) {
     assert_int_equal(json_integer_value(json_object_get(run, "world_size")), 8);
     json_t* bytes = json_object_get(run, "predicted_bytes");
     assert_int_equal(json_object_size(bytes), MEMORY_KINDS);
-    for (int k = 0; k < MEMORY_KINDS; k++) {
-        assert_int_equal(json_integer_value(json_object_get(bytes, memory_kind_names[k])), predicted[k]);
-    }
+    for (int k = 0; k < MEMORY_KINDS; k++) assert_int_equal(json_integer_value(json_object_get(bytes, memory_kind_names[k])), predicted[k]);
     json_decref(run);
 }
 
@@ -162,7 +157,6 @@ static void allocate_within_limit(void* more) {
     device_memory_limit(0);
     device_free(device_alloc(1000, MEMORY_PARAMETERS));
 }
-
 TEST(memory_up_to_its_limit_can_be_had_and_not_a_byte_more) {
     size_t fits = 40, too_many = 41, far_too_many = SIZE_MAX;
     Child c = child_run(allocate_within_limit, &fits);
@@ -173,7 +167,6 @@ TEST(memory_up_to_its_limit_can_be_had_and_not_a_byte_more) {
 }
 
 // ---- bytes sent, which each rank predicts and counts for itself ----
-
 // What sent_choose answers when the ranks give these (N): the bytes of the rank that it names.
 static SentBytes chosen_of(const SentBytes* ranks, int N) {
     ControlBytes given[4];
@@ -205,16 +198,14 @@ TEST(a_rank_that_did_not_send_as_predicted_is_shown_else_the_one_that_sent_most)
     assert_true(sent_as_predicted(fractions));
     assert_chosen(good, 1, 0);
     assert_chosen(good, 3, 1);
-    for (int rank = 0; rank < 3; rank++) {
-        for (int i = 0; i < 4; i++) {
-            SentBytes ranks[3];
-            memcpy(ranks, good, sizeof ranks);
-            ranks[rank] = bad[i];
-            assert_chosen(ranks, 3, rank);
-            if (rank == 2) continue;
-            ranks[2] = bad[3 - i]; // of two the first
-            assert_chosen(ranks, 3, rank);
-        }
+    for (int rank = 0; rank < 3; rank++) for (int i = 0; i < 4; i++) {
+        SentBytes ranks[3];
+        memcpy(ranks, good, sizeof ranks);
+        ranks[rank] = bad[i];
+        assert_chosen(ranks, 3, rank);
+        if (rank == 2) continue;
+        ranks[2] = bad[3 - i]; // of two the first
+        assert_chosen(ranks, 3, rank);
     }
 }
 
@@ -321,11 +312,8 @@ static int report_as(const Ranks* t, int rank) {
     while (!__atomic_load_n(&meeting->ready, __ATOMIC_ACQUIRE)) usleep(1000);
     control_join(&w.control, meeting->address);
     if (rank > 0 && freopen("/dev/null", "w", stdout) == NULL) return 1; // only rank 0 prints, as comm_meet has it
-    w.comm.size = t->N;
-    w.steps = 2;
-    w.least = fmin(t->sent[rank], t->sent[rank] + t->more[rank]);
-    w.most = fmax(t->sent[rank], t->sent[rank] + t->more[rank]);
-    w.seconds_total = 1;
+    w.comm.size = t->N; w.steps = 2; w.least = fmin(t->sent[rank], t->sent[rank] + t->more[rank]);
+    w.most = fmax(t->sent[rank], t->sent[rank] + t->more[rank]); w.seconds_total = 1;
     bool as_predicted = report_sent(&w, t->predicted[rank]);
     control_stop(&w.control);
     return as_predicted ? 0 : 2;
@@ -347,8 +335,7 @@ static void report_on_ranks(void* ranks) {
 // All ranks must find the same, and rank 0's report have this row.
 static void expect_sent(const Ranks* t, int status, const char* row) {
     Child c = child_run(report_on_ranks, (void*)t);
-    if (c.status != 0 || !has_row(c.out, row))
-        print_error("status %d, %s%s: there is no '%s'\n", c.status, c.out, c.err, row);
+    if (c.status != 0 || !has_row(c.out, row)) print_error("status %d, %s%s: there is no '%s'\n", c.status, c.out, c.err, row);
     assert_int_equal(c.status, 0);
     assert_true(has_row(c.out, row));
     for (int q = 0; q < t->N; q++) assert_int_equal(meeting->status[q], status);

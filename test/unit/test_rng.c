@@ -77,7 +77,6 @@ static void assert_permutation(uint64_t seed, uint64_t n) {
     }
     free(hit);
 }
-
 TEST(permute_is_a_permutation_of_any_size) {
     for (uint64_t n = 1; n <= 2000; n++) assert_permutation(n % 5, n);
     assert_permutation(1, 1 << 16);
@@ -95,9 +94,7 @@ TEST(permute_has_no_favourite_places) {
         int n = sizes[k];
         for (int element = 0; element < n; element++) {
             int counts[40] = { 0 };
-            for (int seed = 0; seed < seeds; seed++) {
-                counts[random_permute((uint64_t)seed, STREAM_DATA, (uint64_t)element, (uint64_t)n)]++;
-            }
+            for (int seed = 0; seed < seeds; seed++) counts[random_permute((uint64_t)seed, STREAM_DATA, (uint64_t)element, (uint64_t)n)]++;
             double p = 1.0 / n;
             for (int place = 0; place < n; place++) assert_near((double)counts[place] / seeds, p, 5 * sqrt(p * (1 - p) / seeds));
         }

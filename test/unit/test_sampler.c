@@ -12,8 +12,7 @@ TEST(temperature_zero_takes_the_likeliest_token) {
     assert_int_equal(sample_token(equal, 3, 0, TOP_ALL, 0.9f), 0); // of equal ones the first
 }
 
-// u goes evenly through [0,1), so each token's share of the draws is its probability, up to one draw in n and the rounding
-// of u to 24 bits.
+// u goes evenly through [0,1), so each token's share of the draws is its probability, up to one draw in n and the rounding of u to 24 bits.
 static void assert_shares(const float* logits, int V, double temperature, long long top_k, const double* expected) {
     const int n = 100000;
     int counts[16] = { 0 };
@@ -24,7 +23,6 @@ static void assert_shares(const float* logits, int V, double temperature, long l
         if (expected[v] == 0) assert_int_equal(counts[v], 0);
     }
 }
-
 TEST(tokens_come_as_often_as_softmax_says) {
     const float logits[] = { 0, 1, -2, 0.5f, 3 };
     for (double temperature = 0.5; temperature <= 2; temperature *= 2) {
@@ -56,7 +54,6 @@ static int compare_floats(const void* a, const void* b) {
     float x = *(const float*)a, y = *(const float*)b;
     return x < y ? 1 : x > y ? -1 : 0; // the largest first
 }
-
 TEST(the_kth_largest_is_what_sorting_finds) {
     enum { V = 1000 };
     float logits[V], sorted[V];
@@ -79,7 +76,6 @@ TEST(extreme_logits_and_temperatures_are_no_trouble) {
 }
 
 static void sample(void* logits) { sample_token(logits, 3, 1, TOP_ALL, 0.5f); }
-
 TEST(nan_and_infinity_are_errors_wherever_they_stand) {
     for (int at = 0; at < 3; at++) {
         float logits[] = { 1, 2, 3 };
@@ -93,7 +89,6 @@ TEST(nan_and_infinity_are_errors_wherever_they_stand) {
 }
 
 // ---- printing ----
-
 static void print_in_pieces(void* argument) {
     const char* const* pieces = argument;
     TokenPrinter p;

@@ -9,14 +9,10 @@
 
 static Options options(int schedule, long long steps, long long warmup, double final_fraction) {
     Options o = options_defaults();
-    o.lr = 0.5;
-    o.lr_schedule = schedule;
-    o.steps = steps;
-    o.warmup_steps = warmup;
+    o.lr = 0.5; o.lr_schedule = schedule; o.steps = steps; o.warmup_steps = warmup;
     o.final_lr_fraction = final_fraction;
     return o;
 }
-
 TEST(warmup_rises_linearly_and_reaches_the_peak_in_its_last_step) {
     for (int schedule = SCHEDULE_COSINE; schedule <= SCHEDULE_WSD; schedule++) {
         Options o = options(schedule, 100, 10, 0.1);
@@ -50,39 +46,33 @@ TEST(wsd_is_constant_and_then_falls_over_the_last_fifth) {
 
 TEST(the_last_step_has_the_final_learning_rate_and_later_ones_keep_it) {
     const int schedules[] = { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_WSD };
-    for (int k = 0; k < 3; k++) {
-        for (long long steps = 7; steps < 1000; steps = 3 * steps + 1) {
-            Options o = options(schedules[k], steps, 1, 0.25);
-            assert_near(learning_rate(&o, steps - 1), 0.125);
-            assert_near(learning_rate(&o, steps + 1000), 0.125);
-            o.final_lr_fraction = 0;
-            assert_near(learning_rate(&o, steps - 1), 0);
-        }
+    for (int k = 0; k < 3; k++) for (long long steps = 7; steps < 1000; steps = 3 * steps + 1) {
+        Options o = options(schedules[k], steps, 1, 0.25);
+        assert_near(learning_rate(&o, steps - 1), 0.125);
+        assert_near(learning_rate(&o, steps + 1000), 0.125);
+        o.final_lr_fraction = 0;
+        assert_near(learning_rate(&o, steps - 1), 0);
     }
 }
 
 TEST(every_length_of_run_and_warmup_gives_a_sensible_rate) {
-    for (int schedule = SCHEDULE_COSINE; schedule <= SCHEDULE_WSD; schedule++) {
-        for (long long steps = 0; steps <= 12; steps++) {
-            for (long long warmup = 0; warmup <= 14; warmup++) {
-                Options o = options(schedule, steps, warmup, 0.1);
-                for (long long step = 0; step < steps + 3; step++) {
-                    double lr = learning_rate(&o, step);
-                    assert_true(lr > 0 && lr <= 0.5); // fails on NaN
-                    if (step > warmup) assert_true(lr <= learning_rate(&o, step - 1));
-                }
+    for (int schedule = SCHEDULE_COSINE; schedule <= SCHEDULE_WSD; schedule++) for (long long steps = 0; steps <= 12; steps++) {
+        for (long long warmup = 0; warmup <= 14; warmup++) {
+            Options o = options(schedule, steps, warmup, 0.1);
+            for (long long step = 0; step < steps + 3; step++) {
+                double lr = learning_rate(&o, step);
+                assert_true(lr > 0 && lr <= 0.5); // fails on NaN
+                if (step > warmup) assert_true(lr <= learning_rate(&o, step - 1));
             }
         }
     }
 }
 
 // ---- loss scale ----
-
 static LossScaler scaler(double scale, long long interval) {
     LossScaler s = { scale, 0, interval, 0 };
     return s;
 }
-
 TEST(the_scale_doubles_after_an_interval_of_good_steps) {
     LossScaler s = scaler(1024, 3);
     const double expected[] = { 1024, 1024, 2048, 2048, 2048, 4096 };
@@ -124,8 +114,7 @@ TEST(without_an_interval_the_scale_is_fixed) {
 
 TEST(only_fp16_is_scaled) {
     Options o = options_defaults();
-    o.loss_scale = 4096;
-    o.loss_scale_interval = 7;
+    o.loss_scale = 4096; o.loss_scale_interval = 7;
     LossScaler s = loss_scaler_init(&o);
     bool scaled = FLOATX_DTYPE == DTYPE_F16;
     assert_near(s.scale, scaled ? 4096 : 1);

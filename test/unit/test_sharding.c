@@ -40,7 +40,6 @@ static void case_init(Case* t, GPT2Config c, int wrap, int S, int rank) {
     t->y.shard_ranks = &t->ranks;
     layout_cut(&t->y, &t->how, c, t->units);
 }
-static size_t shards_of(const Case* t) { return (size_t)t->how.shards; }
 static size_t group_elements(const Case* t, const Group* k) {
     size_t n = 0;
     for (int u = k->first_unit; u < k->first_unit + k->num_units; u++) n += unit_elements(t->c, u);
@@ -50,13 +49,9 @@ static size_t group_elements(const Case* t, const Group* k) {
 // Calls check for every shape, wrap and number of shards, as rank 0 has them.
 static void for_all(void (*check)(Case*)) {
     static Case t;
-    for (int i = 0; i < NUM_SHAPES; i++) {
-        for (int w = 0; w < NUM_WRAPS; w++) {
-            for (int S = 1; S <= MOST_SHARDS; S++) {
-                case_init(&t, shapes[i], wraps[w], S, 0);
-                check(&t);
-            }
-        }
+    for (int i = 0; i < NUM_SHAPES; i++) for (int w = 0; w < NUM_WRAPS; w++) for (int S = 1; S <= MOST_SHARDS; S++) {
+        case_init(&t, shapes[i], wraps[w], S, 0);
+        check(&t);
     }
 }
 
@@ -71,9 +66,7 @@ static void check_groups(Case* t) {
         bool is_smaller = k == y->num_groups - 1 && wrap > 0 && L % wrap > 0; // the last group
         int tensors = 0, expected = wrap == 0 ? L + 1 : k == 0 ? 1 : is_smaller ? L % wrap : wrap;
         size_t offset = 0;
-        assert_int_equal(group->first_unit, unit);
-        assert_int_equal(group->num_units, expected);
-        assert_int_equal(group->room, NO_ROOM);
+        assert_true(group->first_unit == unit && group->num_units == expected && group->room == NO_ROOM);
         for (; unit < group->first_unit + group->num_units; unit++) {
             assert_int_equal(y->group_of[unit], k);
             assert_int_equal(t->units[unit].offset, offset);
@@ -85,12 +78,10 @@ static void check_groups(Case* t) {
     }
     assert_int_equal(unit, L + 1);
 }
-TEST(every_unit_is_in_one_group_and_units_lie_there_one_after_another) {
-    for_all(check_groups);
-}
+TEST(every_unit_is_in_one_group_and_units_lie_there_one_after_another) { for_all(check_groups); }
 
 static void check_shards(Case* t) {
-    size_t at = 0, S = shards_of(t);
+    size_t at = 0, S = (size_t)t->how.shards;
     for (int k = 0; k < t->y.num_groups; k++) {
         Shard shard = t->y.groups[k].shard;
         size_t elements = group_elements(t, &t->y.groups[k]);
@@ -103,9 +94,7 @@ static void check_shards(Case* t) {
     }
     assert_int_equal(t->y.num_sharded, at);
 }
-TEST(shards_are_aligned_and_lie_side_by_side) {
-    for_all(check_shards);
-}
+TEST(shards_are_aligned_and_lie_side_by_side) { for_all(check_shards); }
 
 // ---- pieces ----
 
@@ -144,9 +133,7 @@ static void check_pieces(Case* t) {
             fail_msg("wrap %lld, %d shards: element %zu is in %d of them", t->how.wrap_blocks, t->how.shards, e, seen[e]);
     free(seen);
 }
-TEST(the_pieces_of_all_ranks_are_every_unit_once) {
-    for_all(check_pieces);
-}
+TEST(the_pieces_of_all_ranks_are_every_unit_once) { for_all(check_pieces); }
 
 TEST(a_rank_may_have_nothing_of_a_unit) {
     static Case t;
@@ -169,9 +156,7 @@ TEST(a_rank_may_have_nothing_of_a_unit) {
 static void check_sizes(Case* t) {
     const Layout* y = &t->y;
     ShardSizes s = shard_sizes(t->c, &t->how);
-    assert_int_equal(s.all, y->num_sharded);
-    assert_int_equal(s.root, y->groups[0].shard.n);
-    assert_int_equal(s.others, y->num_groups - 1);
+    assert_true(s.all == y->num_sharded && s.root == y->groups[0].shard.n && (int)s.others == y->num_groups - 1);
     assert_int_equal(s.other, y->num_groups > 1 ? y->groups[1].shard.n : 0);
 }
 TEST(sizes_by_formula_are_the_layouts) {
@@ -182,26 +167,22 @@ TEST(sizes_by_formula_are_the_layouts) {
     assert_true(gpt2_named_config("gpt2-xl", &c));
     c.V = GPT2_VOCABULARY;
     c.Vp = gpt2_padded_vocabulary(c.V);
-    for (int wrap = 0; wrap < c.L + 3; wrap++) {
-        for (int S = 1; S <= 1024; S *= 2) {
-            case_init(&t, c, wrap, S, S - 1);
-            check_sizes(&t);
-            check_shards(&t);
-        }
+    for (int wrap = 0; wrap < c.L + 3; wrap++) for (int S = 1; S <= 1024; S *= 2) {
+        case_init(&t, c, wrap, S, S - 1);
+        check_sizes(&t);
+        check_shards(&t);
     }
 }
 
 TEST(rooms_are_bounded_where_groups_are_freed) {
     static const int kinds[] = { SHARD_FULL, SHARD_HYBRID, SHARD_GRAD_OP, SHARD_NONE };
     static Case t;
-    for (int i = 0; i < 4; i++) {
-        for (int rooms = 1; rooms < 8; rooms++) {
-            bool frees = kinds[i] == SHARD_FULL || kinds[i] == SHARD_HYBRID;
-            case_init(&t, shapes[2], 2, 2, 0); // 3 groups besides the root
-            t.how.sharding = kinds[i];
-            t.how.rooms = rooms;
-            assert_int_equal(sharding_rooms(&t.how, shard_sizes(t.c, &t.how)), frees && rooms < 3 ? rooms : 3);
-        }
+    for (int i = 0; i < 4; i++) for (int rooms = 1; rooms < 8; rooms++) {
+        bool frees = kinds[i] == SHARD_FULL || kinds[i] == SHARD_HYBRID;
+        case_init(&t, shapes[2], 2, 2, 0); // 3 groups besides the root
+        t.how.sharding = kinds[i];
+        t.how.rooms = rooms;
+        assert_int_equal(sharding_rooms(&t.how, shard_sizes(t.c, &t.how)), frees && rooms < 3 ? rooms : 3);
     }
 }
 
@@ -232,8 +213,7 @@ TEST(the_bytes_of_communicators) {
     }
 }
 
-static void alone_in_every_way(void* unused) {
-    (void)unused;
+static void alone_in_every_way(void) {
     static Comm world;
     static Control control;
     CommOptions o;
@@ -249,59 +229,49 @@ static void alone_in_every_way(void* unused) {
         how.sharding = kind;
         how.shards = 1;
         layout_split(&y, &how, &world);
-        require(y.shard_ranks->size == 1, "%d shards", y.shard_ranks->size);
-        require(y.replicas->size == 1, "%d replicas", y.replicas->size);
+        require(y.shard_ranks->size == 1 && y.replicas->size == 1, "%d shards, %d replicas", y.shard_ranks->size, y.replicas->size);
         require(y.shard_ranks != y.replicas, "shards and replicas are one communicator");
         layout_free(&y);
         require(y.split[0].world == NULL && y.split[1].world == NULL, "a communicator is left");
     }
     comm_free(&world); // which dies if a communicator is left
 }
-TEST(one_rank_alone_has_both_communicators_in_every_sharding) {
-    Child c = child_run(alone_in_every_way, NULL);
-    if (c.status != 0) print_error("%s", c.err);
-    assert_int_equal(c.status, 0);
-    child_free(&c);
-}
+TEST(one_rank_alone_has_both_communicators_in_every_sharding) { expect_success(alone_in_every_way()); }
 
 // ---- options ----
 
-static Sharding sharding(int kind, long long shard_group) {
+static Sharding sharding(int kind, long long shard_group, int rooms, int prefetch, int forward) {
     Sharding how;
     memset(&how, 0, sizeof how);
     how.sharding = kind;
     how.shard_group = shard_group;
-    how.rooms = 2;
+    how.rooms = rooms;
+    how.prefetch = prefetch;
+    how.forward_prefetch = forward;
     return how;
 }
-static void check_on_6_ranks(void* how) { sharding_check((Sharding*)how, 6); }
 TEST(options_that_do_not_go_together) {
-    Sharding how = sharding(SHARD_FULL, 3);
-    expect_death(check_on_6_ranks, &how, "--shard-group and --sharding hybrid go together");
-    how = sharding(SHARD_HYBRID, 0);
-    expect_death(check_on_6_ranks, &how, "--shard-group and --sharding hybrid go together");
-    how = sharding(SHARD_HYBRID, 4);
-    expect_death(check_on_6_ranks, &how, "--shard-group must divide", "4 does not divide 6");
-    how = sharding(SHARD_HYBRID, 12);
-    expect_death(check_on_6_ranks, &how, "12 does not divide 6");
-    how = sharding(SHARD_FULL, 0);
-    how.rooms = 1;
-    expect_death(check_on_6_ranks, &how, "--limit-all-gathers 1 leaves no room", "--prefetch none");
-    how.prefetch = PREFETCH_POST;
-    expect_death(check_on_6_ranks, &how, "--limit-all-gathers 1 leaves no room");
-    how.prefetch = PREFETCH_NONE;
-    how.forward_prefetch = 1;
-    expect_death(check_on_6_ranks, &how, "--limit-all-gathers 1 leaves no room");
-    how.forward_prefetch = 0;
-    sharding_check(&how, 6); // gathers nothing ahead
-    how = sharding(SHARD_GRAD_OP, 0);
-    how.rooms = 1;
-    sharding_check(&how, 6); // frees nothing, so every unit has a room
+    static const struct { int kind, group, rooms, prefetch, forward; const char *says, *also; } cases[] = {
+        { SHARD_FULL, 3, 2, 0, 0, "--shard-group and --sharding hybrid go together", "" },
+        { SHARD_HYBRID, 0, 2, 0, 0, "--shard-group and --sharding hybrid go together", "" },
+        { SHARD_HYBRID, 4, 2, 0, 0, "--shard-group must divide", "4 does not divide 6" },
+        { SHARD_HYBRID, 12, 2, 0, 0, "12 does not divide 6", "" },
+        { SHARD_FULL, 0, 1, 0, 0, "--limit-all-gathers 1 leaves no room", "--prefetch none" },
+        { SHARD_FULL, 0, 1, PREFETCH_POST, 0, "--limit-all-gathers 1 leaves no room", "" },
+        { SHARD_FULL, 0, 1, PREFETCH_NONE, 1, "--limit-all-gathers 1 leaves no room", "" },
+        { SHARD_FULL, 0, 1, PREFETCH_NONE, 0, NULL, "" }, // gathers nothing ahead
+        { SHARD_GRAD_OP, 0, 1, 0, 0, NULL, "" },          // frees nothing, so every unit has a room
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Sharding how = sharding(cases[i].kind, cases[i].group, cases[i].rooms, cases[i].prefetch, cases[i].forward);
+        if (cases[i].says) expect_error(sharding_check(&how, 6), cases[i].says, cases[i].also);
+        else sharding_check(&how, 6);
+    }
 }
 TEST(the_number_of_shards) {
     static const int kinds[] = { SHARD_FULL, SHARD_GRAD_OP, SHARD_HYBRID, SHARD_NONE }, shards[] = { 6, 6, 3, 1 };
     for (int i = 0; i < 4; i++) {
-        Sharding how = sharding(kinds[i], kinds[i] == SHARD_HYBRID ? 3 : 0);
+        Sharding how = sharding(kinds[i], kinds[i] == SHARD_HYBRID ? 3 : 0, 2, 0, 0);
         sharding_check(&how, 6);
         assert_int_equal(how.shards, shards[i]);
     }

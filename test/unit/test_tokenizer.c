@@ -6,7 +6,6 @@
 static const char* write_text(const char* name, const char* text) { return write_file(name, text, strlen(text)); }
 
 // ---- vocabularies made here ----
-
 // Tokens by their bytes. The single bytes come first, in order, then the added tokens, so that ids are easy to name.
 typedef struct {
     char bytes[600][64];
@@ -127,7 +126,6 @@ static Vocabulary random_vocabulary(uint64_t seed) {
 }
 
 // ---- what encoding must give ----
-
 static void expect_tokens(const Tokenizer* t, const char* text, const int* want, size_t num_want) {
     size_t count;
     int* ids = tokenizer_encode(t, text, strlen(text), &count);
@@ -173,7 +171,6 @@ static size_t encode_slowly(const Tokenizer* t, const char* word, size_t n, int*
 }
 
 // ---- tests ----
-
 TEST(bytes_are_their_own_tokens) {
     Tokenizer t;
     tokenizer_open(&t, "bytes");
@@ -195,8 +192,7 @@ TEST(the_end_of_text_token_is_shown_as_its_name) {
     assert_int_equal(length, 13);
     assert_memory_equal(tokenizer_decode(&small, EOT, &length), "<|endoftext|>", 13);
     assert_int_equal(length, 13);
-    tokenizer_free(&bytes);
-    tokenizer_free(&small);
+    tokenizer_free(&bytes); tokenizer_free(&small);
 }
 
 TEST(text_merges_by_rank) {
@@ -242,9 +238,7 @@ TEST(a_folder_and_both_kinds_of_file_give_the_same_tokens) {
     assert_int_equal(bin.eot, json.eot);
     const Tokenizer* all[] = { &json, &dir, &bin };
     for (int i = 0; i < 3; i++) expect_encoding(all[i], "hello worlld", HELLO, SPACE_W, OR, LL, 'd');
-    tokenizer_free(&json);
-    tokenizer_free(&dir);
-    tokenizer_free(&bin);
+    tokenizer_free(&json); tokenizer_free(&dir); tokenizer_free(&bin);
 }
 
 TEST(merges_need_no_version_line_and_no_last_newline) {
@@ -355,12 +349,10 @@ TEST(long_runs_take_no_quadratic_time) {
     for (size_t i = 0; i < n; i++) text[i] = i % 2 ? 'a' : '\xff'; // as many stretches as there can be
     expect_round_trip(&t, text, n);
     alarm(0);
-    free(text);
-    tokenizer_free(&t);
+    free(text); tokenizer_free(&t);
 }
 
 // ---- files that are not what they should be ----
-
 static void open_spec(void* spec) {
     Tokenizer t;
     tokenizer_open(&t, spec);
@@ -405,11 +397,8 @@ static void expect_vocab_refused(const char* old, const char* new, const char* p
     assert_non_null(found);
     char* changed = format_string("%.*s%s%s", (int)(found - text), text, new, found + strlen(old));
     expect_refusal(write_text("vocab.json", changed), phrase);
-    free(changed);
-    free(text);
-    json_decref(root);
+    free(changed); free(text); json_decref(root);
 }
-
 TEST(a_broken_vocabulary_is_refused) {
     expect_vocab_refused(":0}", ":0", "not valid JSON");
     expect_vocab_refused(":0}", ":0}}", "not valid JSON");
@@ -442,7 +431,6 @@ static void expect_merges_refused(const char* merges, const char* phrase) {
     expect_death(open_spec, path, "merges.txt", phrase);
     free(path);
 }
-
 TEST(broken_merges_are_refused) {
     expect_merges_refused("h e\nhe\n", "line 2: \"he\" is not two tokens");
     expect_merges_refused("#version: 0.2\n\nh e\n", "line 2: \"\" is not two tokens");
@@ -570,15 +558,10 @@ TEST(a_broken_tokenizer_bin_is_refused) {
     file[1024] = 0;
     expect_refusal(write_file("t.bin", file, n), "token 0 is empty");
     v = small_vocabulary();
-    v.bytes[HE][0] = 'l';
-    v.bytes[HE][1] = 'l';
+    v.bytes[HE][0] = 'l'; v.bytes[HE][1] = 'l';
     expect_refusal(vocabulary_write_bin(&v, EOT), "tokens 256 and 257 are the same bytes");
     v = small_vocabulary();
     strcpy(v.bytes['a'], "aa");
     v.length['a'] = 2;
     expect_refusal(vocabulary_write_bin(&v, EOT), "no token is the single byte 0x61");
 }
-
-// MANUAL: []
-//     return cmocka_run_group_tests(tests, make_folder, remove_folder);
-

@@ -36,7 +36,6 @@ static void write_tokens(const char* path, size_t n) { // 0, 1, 2, ..., in piece
 }
 
 // ---- round trips ----
-
 TEST(tokens_written_are_tokens_read) {
     const size_t sizes[] = { 0, 1, 1000, TOKEN_WRITER_BUFFER - 1, TOKEN_WRITER_BUFFER, 3 * TOKEN_WRITER_BUFFER + 5 };
     for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
@@ -47,8 +46,7 @@ TEST(tokens_written_are_tokens_read) {
         uint16_t* tokens = xcalloc(f.count, sizeof *tokens);
         token_file_read(&f, 0, f.count, tokens);
         for (size_t i = 0; i < f.count; i++) assert_int_equal(tokens[i], i % 65536);
-        free(tokens);
-        token_file_close(&f);
+        free(tokens); token_file_close(&f);
     }
 }
 
@@ -86,7 +84,6 @@ static void* read_backwards(void* argument) {
     }
     return NULL;
 }
-
 TEST(threads_read_one_file_at_once) {
     write_tokens(in_folder("threads.bin"), 20000);
     TokenFile f = token_file_open(in_folder("threads.bin"));
@@ -115,7 +112,6 @@ TEST(only_token_files_are_detected) {
 }
 
 // ---- files that are not what their header says ----
-
 static void open_file(void* path) {
     alarm(60); // nothing may wait for what nobody writes into a pipe
     TokenFile f = token_file_open(path);
@@ -136,7 +132,6 @@ static void read_past_a_cut(void* path) {
     uint16_t tokens[8];
     token_file_read(&f, 0, 8, tokens);
 }
-
 TEST(missing_files_folders_and_pipes_are_named) {
     char* nothing = xstrdup(in_folder("nothing.bin"));
     expect_death(open_file, nothing, "nothing.bin", "No such file", "dev/data/tokenize");
@@ -186,7 +181,6 @@ TEST(reads_stay_inside_the_file) {
 }
 
 // ---- writing that fails ----
-
 static void write_too_large_a_token(void* path) {
     TokenWriter w = token_writer_open(path);
     const int token = 65536;
@@ -224,7 +218,6 @@ static void expect_untouched(const char* path, size_t files) {
     token_file_close(&f);
     assert_int_equal(files_in_folder(), files);
 }
-
 TEST(a_write_that_fails_leaves_what_was_there) {
     char* path = xstrdup(in_folder("kept.bin"));
     write_tokens(path, 5);
@@ -258,7 +251,6 @@ TEST(an_impossible_path_is_named) {
 }
 
 // ---- masks ----
-
 // A token file of n tokens and its mask: token i counts if i*i % 7 < 3.
 static bool counts(size_t i) { return i * i % 7 < 3; }
 static const char* write_masked(const char* name, size_t n) {
@@ -278,7 +270,6 @@ static const char* write_masked(const char* name, size_t n) {
     token_writer_close(&w);
     return path;
 }
-
 TEST(masks_written_are_masks_read) {
     const size_t sizes[] = { 0, 1, 7, 8, 9, 1000, TOKEN_WRITER_BUFFER + 5 };
     for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
@@ -291,15 +282,12 @@ TEST(masks_written_are_masks_read) {
             counted += counts(i);
         }
         assert_int_equal(m.counted, counted);
-        for (size_t first = 0; first < m.count; first = first * 2 + 1) {
-            for (size_t n = 0; first + n <= m.count; n = n * 3 + 1) {
-                size_t want = 0;
-                for (size_t i = first; i < first + n; i++) want += counts(i);
-                assert_int_equal(mask_count(&m, first, n), want);
-            }
+        for (size_t first = 0; first < m.count; first = first * 2 + 1) for (size_t n = 0; first + n <= m.count; n = n * 3 + 1) {
+            size_t want = 0;
+            for (size_t i = first; i < first + n; i++) want += counts(i);
+            assert_int_equal(mask_count(&m, first, n), want);
         }
-        mask_close(&m);
-        token_file_close(&f);
+        mask_close(&m); token_file_close(&f);
     }
 }
 
@@ -316,8 +304,7 @@ TEST(a_mask_is_named_like_its_token_file) {
 static void open_mask(void* argument) {
     TokenFile f = token_file_open(in_folder("hostile.bin"));
     TokenMask m = mask_open(argument, &f);
-    mask_close(&m);
-    token_file_close(&f);
+    mask_close(&m); token_file_close(&f);
 }
 
 // Changes a byte of a whole mask of 1000 tokens, or its size, and expects an error with this phrase.
@@ -335,7 +322,6 @@ static void expect_mask_refused(long byte, int value, long size, const char* phr
     close(fd);
     expect_death(open_mask, (void*)path, "hostile.mask", phrase, "--mask none");
 }
-
 TEST(every_field_of_a_mask_is_checked) {
     expect_mask_refused(-1, 0, 0, "0 bytes, less than the 64");
     expect_mask_refused(-1, 0, 63, "63 bytes, less than the 64");
@@ -352,7 +338,3 @@ TEST(every_field_of_a_mask_is_checked) {
     expect_mask_refused(188, 0, -1, "not those that its header describes");
     expect_mask_refused(32, 0x5a, -1, "is the mask of other tokens than those in"); // sample
 }
-
-// MANUAL: []
-//     return cmocka_run_group_tests(tests, make_folder, remove_folder);
-

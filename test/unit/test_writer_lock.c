@@ -1,6 +1,6 @@
 /*
 test_writer_lock.c - a folder has one writer: what the lock does where processes begin and end in any order, where the file
-system has no locks, and where other machines share the folder. The runs themselves are tested by test/runs/one_writer.t.
+system has no locks, and where other machines share the folder. The runs themselves are tested by test/runs.
 */
 #include "../../llmc/base/common.h"
 #include <fcntl.h>
@@ -12,12 +12,10 @@ static bool without_locks; // of the file system
 #include "test_folder.h"
 
 static const char* lock_path(void) { return in_folder(WRITER_LOCK); }
-static int remove_lock(void** state) {
-    (void)state;
+void after_each(void) {
     without_locks = false;
     writer_lock_release();
     unlink(lock_path());
-    return 0;
 }
 static char* lock_text(void) {
     int fd = open(lock_path(), O_RDONLY | O_CLOEXEC);
@@ -29,20 +27,21 @@ static void write_lock(const char* text) {
     unlink(lock_path());
     assert_true(file_write(lock_path(), text, strlen(text)));
 }
-static void assert_taken(WriterAnswer expected) {
+static void assert_taken(void) {
     char* why;
-    WriterAnswer answer = writer_lock_take(folder, 0, &why);
-    if (answer != expected) print_error("%s\n", why ? why : "no reason");
-    assert_int_equal(answer, expected);
-    assert_true((why != NULL) == (answer == WRITER_FAILED));
-    free(why);
+    if (writer_lock_take(folder, 0, &why) != WRITER_TAKEN) fail_msg("%s", why);
+    assert_null(why);
 }
 static void assert_busy(const char* phrase) {
     char* why;
     assert_int_equal(writer_lock_take(folder, 0, &why), WRITER_FAILED);
-    if (strstr(why, phrase) == NULL) print_error("%s\nexpected in it: %s\n", why, phrase);
-    assert_non_null(strstr(why, phrase));
+    if (strstr(why, phrase) == NULL) fail_msg("%s\nexpected in it: %s", why, phrase);
     free(why);
+}
+static void assert_busy_by(pid_t pid) {
+    char* who = format_string("the run of process %d on ", (int)pid);
+    assert_busy(who);
+    free(who);
 }
 
 // ---- another process ----
@@ -91,6 +90,20 @@ static void other_is_killed(Other o) {
 
 // ---- one run after another ----
 
+// Before other tests: once this process has had the lock, a child that ends leaves without what atexit knows (child_leave).
+static void leave_at_once(int status) { _exit(status); }
+static void die_with_the_lock(void (*leave)(int)) {
+    char* why;
+    if (leave) die_leave = leave;
+    if (writer_lock_take(folder, 0, &why) == WRITER_TAKEN && path_exists(lock_path())) die("this run is over");
+}
+TEST(an_error_ends_the_lock) {
+    expect_error(die_with_the_lock(NULL), "this run is over");
+    assert_false(path_exists(lock_path()));
+    expect_error(die_with_the_lock(leave_at_once), "this run is over"); // what a program sets where exit may not return
+    assert_false(path_exists(lock_path()));
+}
+
 TEST(the_last_one_removes_the_file) {
     Other rank_0 = other_begin(), rank_1 = other_begin();
     assert_true(other_can(rank_0, 't'));
@@ -100,7 +113,7 @@ TEST(the_last_one_removes_the_file) {
     assert_busy("is writing there; wait until it has ended, or give another --out");
     assert_true(other_can(rank_1, 'r'));
     assert_false(path_exists(lock_path()));
-    assert_taken(WRITER_TAKEN);
+    assert_taken();
     other_is_killed(rank_0);
     other_is_killed(rank_1);
 }
@@ -110,16 +123,14 @@ TEST(a_rank_that_lives_on_keeps_the_lock) {
     assert_true(other_can(rank_0, 't'));
     assert_true(other_can(rank_1, 'j'));
     other_is_killed(rank_0);
-    char* who = format_string("the run of process %d on ", (int)rank_0.pid);
-    assert_busy(who);
-    free(who);
+    assert_busy_by(rank_0.pid);
     other_is_killed(rank_1);
-    assert_taken(WRITER_TAKEN); // of two processes that were killed, nothing is left but the file
+    assert_taken(); // of two processes that were killed, nothing is left but the file
 }
 
 TEST(a_rank_that_comes_too_late_is_refused) {
     Other rank_1 = other_begin();
-    assert_taken(WRITER_TAKEN);
+    assert_taken();
     char *error, *text = lock_text(), *after;
     assert_false(other_can(rank_1, 'J')); // its rank 0 has died, and we have the folder
     after = lock_text();
@@ -136,58 +147,31 @@ TEST(a_rank_that_comes_too_late_is_refused) {
     other_is_killed(rank_1);
 }
 
-// Ways to die: by exit, and by what a program sets where exit may not return.
-static void leave_at_once(int status) { _exit(status); }
-static void die_with_the_lock(void* argument) {
-    char* why;
-    if (argument) die_leave = leave_at_once;
-    if (writer_lock_take(folder, 0, &why) == WRITER_TAKEN && path_exists(lock_path())) die("this run is over");
-}
-static void an_error_ends_the_lock(void** state) {
-    expect_death(die_with_the_lock, NULL, "this run is over");
-    assert_false(path_exists(lock_path()));
-    expect_death(die_with_the_lock, state, "this run is over");
-    assert_false(path_exists(lock_path()));
-}
-
 TEST(a_child_does_not_end_its_parents_lock) {
-    assert_taken(WRITER_TAKEN);
-    pid_t pid = fork();
-    if (pid == 0) {
-        writer_lock_release();
-        _exit(0);
-    }
-    waitpid(pid, NULL, 0);
+    assert_taken();
+    expect_success(writer_lock_release());
     assert_true(path_exists(lock_path()));
     Other other = other_begin();
     assert_false(other_can(other, 't'));
     other_is_killed(other);
 }
 
-// Processes take and end the lock as fast as they can, for a second, or on a busy machine until each has had it: each time the file
-// says that it is theirs.
-static void take_often(void* argument) {
-    int *taken = (int*)argument, times = 0;
-    for (double until = now_seconds() + 1; now_seconds() < until + (times == 0 ? 30 : 0);) {
+// Processes take and end the lock as fast as they can, until each has had it 50 times: each time the file says that it is theirs.
+static void take_often(void) {
+    for (int times = 0; times < 50;) {
         char* why;
         if (writer_lock_take(folder, 0, &why) != WRITER_TAKEN) { free(why); continue; }
         times++;
         char* text = lock_text(); // by its name: NULL if another process has removed the file
-        bool ours = text && strcmp(text, writer_lock.record) == 0;
+        if (text == NULL || strcmp(text, writer_lock.record) != 0) _exit(1);
         free(text);
-        if (!ours) _exit(1);
         writer_lock_release();
     }
-    *taken = times;
+    _exit(0);
 }
 TEST(nobody_removes_the_lock_of_another) {
     pid_t children[4];
-    for (int i = 0; i < 4; i++) {
-        int times = 0;
-        children[i] = fork();
-        if (children[i] == 0) take_often(&times);
-        if (children[i] == 0) _exit(times > 0 ? 0 : 2);
-    }
+    for (int i = 0; i < 4; i++) if ((children[i] = fork()) == 0) take_often();
     for (int i = 0; i < 4; i++) {
         int status;
         waitpid(children[i], &status, 0);
@@ -206,30 +190,25 @@ TEST(a_file_of_another_machine_is_not_removed) {
     assert_true(path_exists(lock_path()));
 }
 
-TEST(a_file_of_this_machine_is_stale) {
-    WriterRecord here = writer_of_this_process(), other = here;
-    snprintf(other.boot, sizeof other.boot, "an-earlier-one");
-    for (int k = 0; k < 2; k++) {
-        char* text = writer_record_text(k == 0 ? here : other);
-        write_lock(text);
-        assert_taken(WRITER_TAKEN);
-        writer_lock_release();
-        free(text);
-    }
-    snprintf(here.host, sizeof here.host, "a-container"); // the kernel is the same
-    char* text = writer_record_text(here);
+static void assert_stale(const char* text) {
     write_lock(text);
-    assert_taken(WRITER_TAKEN);
+    assert_taken();
+    writer_lock_release();
+}
+static void assert_stale_record(WriterRecord r) {
+    char* text = writer_record_text(r);
+    assert_stale(text);
     free(text);
 }
-
-TEST(a_torn_file_is_stale) {
+TEST(a_file_of_this_machine_or_a_torn_one_is_stale) {
+    WriterRecord here = writer_of_this_process(), other = here;
+    assert_stale_record(here);
+    snprintf(other.boot, sizeof other.boot, "an-earlier-one");
+    assert_stale_record(other);
+    snprintf(here.host, sizeof here.host, "a-container"); // the kernel is the same
+    assert_stale_record(here);
     static const char* const torn[] = { "", "process", "process 12 on some", "process x on some, boot y\n", "\xff\xff" };
-    for (size_t i = 0; i < sizeof torn / sizeof torn[0]; i++) {
-        write_lock(torn[i]);
-        assert_taken(WRITER_TAKEN);
-        writer_lock_release();
-    }
+    for (size_t i = 0; i < sizeof torn / sizeof torn[0]; i++) assert_stale(torn[i]);
 }
 
 TEST(without_locks_the_process_must_be_gone) {
@@ -237,11 +216,9 @@ TEST(without_locks_the_process_must_be_gone) {
     Other rank_0 = other_begin(), rank_1 = other_begin();
     assert_true(other_can(rank_0, 't'));
     assert_true(other_can(rank_1, 'j'));
-    char* who = format_string("the run of process %d on ", (int)rank_0.pid);
-    assert_busy(who);
-    free(who);
+    assert_busy_by(rank_0.pid);
     other_is_killed(rank_0);
-    assert_taken(WRITER_TAKEN);
+    assert_taken();
     other_is_killed(rank_1);
 }
 
@@ -254,7 +231,7 @@ TEST(a_full_disk_takes_the_lock_without_a_text) {
     none = before;
     none.rlim_cur = 10;
     setrlimit(RLIMIT_FSIZE, &none);
-    assert_taken(WRITER_TAKEN);
+    assert_taken();
     setrlimit(RLIMIT_FSIZE, &before);
     char* text = lock_text();
     assert_string_equal(text, "");
@@ -275,7 +252,3 @@ TEST(what_is_no_file_is_refused) {
     assert_busy("writer.lock: cannot be opened: Is a directory");
     rmdir(lock_path());
 }
-
-// MANUAL: [('cmocka_unit_test_teardown', 'remove_lock')]
-//     return cmocka_run_group_tests(tests, make_folder, remove_folder);
-

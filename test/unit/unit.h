@@ -6,7 +6,8 @@ unit.h - a program of cmocka tests that register themselves. A test is named as 
     build/test/test_control                all tests, in the order of the file
     build/test/test_control '*killed*'     those whose names match one of the patterns; pytest gives each its own process
 
-A program may define before_all, after_all, before_each and after_each; they are not static.
+A program may define before_all, after_all, before_each and after_each; they are not static. One with UNIT_OWN_MAIN runs what is
+registered by itself.
 */
 #ifndef TEST_UNIT_H
 #define TEST_UNIT_H
@@ -47,6 +48,7 @@ static void unit_register(const char* name, CMUnitTestFunction function, int lin
     __attribute__((constructor)) static void register_##name(void) { unit_register(#name, test_##name, __LINE__); } \
     static void test_##name(__attribute__((unused)) void** state)
 
+#ifndef UNIT_OWN_MAIN
 int main(int argc, char** argv) {
     struct CMUnitTest chosen[128];
     size_t count = 0;
@@ -61,4 +63,5 @@ int main(int argc, char** argv) {
     if (after_all) after_all();
     return failed;
 }
+#endif
 #endif

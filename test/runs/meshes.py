@@ -1,0 +1,87 @@
+"""What the tests of tensor, pipeline and 3D parallelism share: small runs, and references of test/split that have a mesh's bits."""
+import functools, re
+from suite import TOKENS, Stored, assert_close, command, half, make, train, trained
+
+SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 4 --channels 16 --seq-len 16 --steps 10 --lr 3e-3 --warmup-steps 5 "
+         "--eval-every 0 --sample-every 0 --deterministic")
+SIX_HEADS = "--heads 6 --channels 24" # that 3 divides
+EVALUATIONS = f"--val-data {TOKENS} --eval-every 5 --eval-steps 2 --sample-every 5 --sample-tokens 9 --vocab-size 300"
+# Too large for the first gradients of fp16: some steps are skipped.
+LARGE_SCALE = "--loss-scale 8388608 --max-bad-steps 20 --steps 20"
+# What test/split's headers read from the environment when a reference runs: see test/split/README.md.
+PARTS = {"DATA_PARTS": 1, "DATA_SUM": 0, "TENSOR_PARTS": 1, "TENSOR_REDUCE_FP32": 0, "SEQUENCE_PARTS": 1, "SEQUENCE_SUM": 0, "TIED_APART": 0,
+         "TIED_EARLY": 0}
+
+
+@functools.lru_cache
+def split_program(stage, precision="fp32", headers="tensor tied data sequence"):
+    """A stage that is compiled with headers of test/split. One program serves all meshes. With little optimisation, because compiling
+    takes longer than running: the bits are the same."""
+    folder = f"build/split/{headers.replace(' ', '-')}/{precision}"
+    flags = [f"-include test/split/{name}.h" for name in headers.split()] + [f"'-D{name}=atoi(getenv(\"{name}\"))'" for name in PARTS]
+    return make("DEVICE=cpu", f"PRECISION={precision}", f"BUILD={folder}", [f"CFLAGS={' '.join(flags)} -O1"], f"{folder}/train_gpt2_{stage}")
+
+
+def reference(*options, ranks=None, precision="fp32", headers=None, **parts):
+    """A run of one device, or of DDP on so many ranks, whose layers form sums in these parts: data_parts=2, tied_apart=1. It has one
+    thread, as a rank has: a product with more may have other bits."""
+    headers = headers or ("tensor tied" if ranks else "tensor tied data sequence")
+    env = {"OMP_NUM_THREADS": 1} | PARTS | {name.upper(): int(value) for name, value in parts.items()}
+    stage = "ddp" if ranks else "single"
+    return trained(stage, SMALL, *options, ranks=ranks, env=env, binary=split_program(stage, precision, headers))
+
+
+def batch(sequences, copies, micro=1):
+    """The options of a step of so many sequences: of one device's, or of each copy's, in so many micro-batches."""
+    assert sequences % (copies * micro) == 0
+    return f"--total-batch-size {16 * sequences} --batch-size {sequences // copies // micro}"
+
+
+def assert_pytorchs(run):
+    assert_close(Stored("pytorch_fp32"), run)
+    assert_close(Stored("pytorch_fp32"), run, rtol=0, only="param_norm")
+
+
+def assert_skips_some_steps(run):
+    assert set(run.series("skipped")) == {False, True}, run.series("skipped")
+
+
+def samples(run):
+    """The text that a run has sampled. It has evaluated, too."""
+    found = re.findall(r"^sample after step \d+:\n(.*?)\n(?=step |saved )", run.out, re.M | re.S)
+    assert len(found) == 2 and all(found) and len(run.series("val_loss")) == 3, run
+    return found
+
+
+def shard(elements, ranks):
+    """1/ranks of them, up to a multiple of 16."""
+    return -(-elements // (16 * ranks)) * 16
+
+
+def assert_bytes(run, sent, **held):
+    """Rank 0 has held and sent these bytes, and every rank what it has predicted: parameters=..., optimizer_state=..."""
+    predicted = run.about["predicted_bytes"]
+    assert {name: predicted[name.replace("_", " ")] for name in held} == held
+    assert set(run.series("comm_bytes")) == {sent}
+    assert "than predicted" not in run.out and "allocations while training: 0;" in run.out, run
+
+
+def continued(run, folder, *command_line, **settings):
+    """A run that a command continues from where `run` was when it had saved step 5, in a new folder."""
+    folder = half(run, folder / "half")
+    second = command(*command_line, "--resume --out", [folder], **settings)
+    assert second.status == 0 and "step 5 of 10" in second.said, second
+    second.folder = folder
+    return second
+
+
+def faulty(stage, ranks, *options, timeout=60):
+    """A run with a --fault that does not end well: with --comm-timeout 60, where no rank has to wait for another one in vain."""
+    run = train(stage, SMALL, "--check-every 1 --comm-timeout", timeout, *options, ranks=ranks)
+    assert run.status not in (0, "no end"), run
+    return run
+
+
+def assert_all_say(run, ranks, pattern):
+    for rank in ranks:
+        assert re.search(f"^rank {rank}: error: {pattern}", run.err, re.M), f"rank {rank} does not say {pattern!r}: {run}"

@@ -1,0 +1,245 @@
+"""Data, tensor and pipeline parallelism on one mesh, and ZeRO on its data axis. Runs are compared with PyTorch's within rounding. To the bit they are
+compared with DDP on a rank for each copy of the model, whose layers form sums in as many parts as a matrix has, and whose tied matrix has its two
+gradients apart (test/split); with --sequence-parallel with one device with all of test/split. Bytes, in all and along each axis, are as by
+formulas in plain numbers."""
+import json, re
+import pytest
+from meshes import (EVALUATIONS, LARGE_SCALE, SMALL, assert_all_say, assert_bytes, assert_pytorchs, assert_skips_some_steps, batch, faulty, reference,
+                    samples, shard)
+from suite import PYTORCH, assert_different, assert_refused, assert_refused_by_all, assert_same, rest, train, trained
+
+LONG = 10
+EIGHT = "--layers 8"
+ZERO, SEQUENCE, KEEP, AGAIN = "--zero-stage 1", "--sequence-parallel", "--keep-gathered", "--recompute block"
+ZB, GPIPE, INTERLEAVED = "--schedule zb-h1", "--schedule gpipe", "--schedule interleaved"
+
+
+def axes(mesh):
+    """"2x4x1": 2 copies of the model, 4 ranks that share each matrix, and one stage"""
+    return [int(n) for n in mesh.split("x")]
+
+
+def mesh_options(mesh):
+    d, t, p = axes(mesh)
+    return f"--mesh dp={d},tp={t},pp={p}"
+
+
+# 32 sequences a step, in 4 micro-batches
+def ranks(mesh, *options, **settings):
+    d, t, p = axes(mesh)
+    return trained("3d", SMALL, EIGHT, batch(32, d, 4), mesh_options(mesh), *options, ranks=d * t * p, **settings)
+
+
+def parts(mesh):
+    d, t, p = axes(mesh)
+    return {"tensor_parts": t, "tied_apart": p > 1}
+
+
+def copies(mesh, *options, **settings):
+    """DDP, with sums as on this mesh."""
+    d = axes(mesh)[0]
+    return reference(EIGHT, batch(32, d, 4), *options, ranks=d, **parts(mesh), **settings)
+
+
+def device(mesh, *options, rows=False, **settings):
+    """One device with such sums. rows: layernorms' too, as with --sequence-parallel."""
+    d, t, p = axes(mesh)
+    return reference(EIGHT, batch(32, 1, 4), *options, data_parts=d, sequence_parts=t if rows else 1, **parts(mesh), **settings)
+
+
+# PyTorch's model has 2 layers.
+ALL = f"{ZERO} {SEQUENCE} {AGAIN}"
+
+
+@pytest.mark.parametrize("mesh, options, strict", [
+    *(pytest.param(m, ALL, True, id=f"{m}-all") for m in ("2x2x1", "2x1x2", "1x2x2", "2x2x2")),
+    *(rest(m, ALL, True, id=f"{m}-all") for m in ("1x1x2", "1x1x1", "1x4x2", "4x2x1")),
+    *(rest(m, "", False, id=f"{m}-plain") for m in ("2x1x1", "1x2x1", "1x2x2")),
+    *(rest(m, f"{ZERO} {SEQUENCE} {KEEP} {ZB}", False, id=f"{m}-zb-h1_kept") for m in ("1x2x2", "2x2x2")),
+    rest("2x2x2", f"--mesh pp=2,dp=2,tp=2 {GPIPE} --no-overlap", True, id="2x2x2-gpipe_outside"),
+    rest("2x2x1", INTERLEAVED, False, id="chunks")])
+def test_3d_has_the_losses_norms_and_weights_of_pytorchs(mesh, options, strict):
+    d, t, p = axes(mesh)
+    assert_pytorchs(trained("3d", PYTORCH, mesh_options(mesh), "--batch-size", min(4, 8 // d), options, ranks=d * t * p, strict=strict))
+
+
+# ---- to the bit ----
+@pytest.mark.parametrize("options, strict", [("--check-every 3", True), (f"{ZB} {ZERO} {AGAIN}", False)], ids=["strict", "zb-h1"])
+def test_2x2x2_ranks_have_the_bits_of_one_device_in_parts(options, strict):
+    assert_same(device("2x2x2"), ranks("2x2x2", options, strict=strict))
+
+
+MESHES = [("fp32", m) for m in ("1x1x4", "1x2x2", "2x2x1", "2x1x2", "2x2x2")] + [("bf16", m) for m in ("2x2x1", "1x2x2", "2x2x2")]
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("precision, mesh", MESHES)
+def test_one_device_has_the_bits_of_copies_in_parts(precision, mesh):
+    assert_same(copies(mesh, precision=precision), device(mesh, precision=precision))
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("precision, mesh", MESHES)
+@pytest.mark.parametrize("options, strict", [
+    (f"{ZERO} --check-every 3", True), (f"{GPIPE} {ZERO} --no-overlap", True), (ZB, True), (INTERLEAVED, False), (f"{ZB} {ZERO} {AGAIN}", False)],
+    ids=["zero", "gpipe", "zb-h1", "interleaved", "recomputed"])
+def test_every_mesh_has_the_bits_of_copies_in_parts(precision, mesh, options, strict):
+    if mesh.endswith("x1"): options = options.replace(INTERLEAVED, "").replace(ZB, "") # one stage has nothing to schedule
+    assert_same(copies(mesh, precision=precision), ranks(mesh, options, precision=precision, strict=strict))
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("precision, mesh", [x for x in MESHES if axes(x[1])[1] > 1])
+@pytest.mark.parametrize("options, strict", [(f"{ZERO} {AGAIN}", True), ("", False), (f"{KEEP} {ZERO} {ZB}", False)],
+                         ids=["recomputed", "plain", "zb-h1_kept"])
+def test_sequence_parallel_ranks_have_the_bits_of_layernorms_in_parts(precision, mesh, options, strict):
+    rows = device(mesh, rows=True, precision=precision)
+    assert_same(rows, ranks(mesh, SEQUENCE, options, precision=precision, strict=strict))
+    assert_different(rows, copies(mesh, precision=precision))
+
+
+@pytest.mark.rest
+def test_stages_may_be_farther_apart_than_copies():
+    run = ranks("2x2x2", "--mesh pp=2,tp=2,dp=2", ZERO)
+    assert_same(copies("2x2x2"), run)
+    assert re.search("^mesh  *pp 2 .* x dp 2 .* x tp 2 ", run.out, re.M), run
+
+
+@pytest.mark.rest
+def test_what_mesh_does_not_name_takes_what_is_left():
+    assert_same(copies("2x2x2"), ranks("2x2x2", "--mesh tp=2,pp=2"))
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("stage, of_stage, mesh, of_mesh", [
+    ("ddp", "", "2x1x1", ZERO), ("tp", "", "1x2x1", ""), ("tp", f"--tensor-parallel 2 {SEQUENCE}", "2x2x1", f"{ZERO} {SEQUENCE}"),
+    ("pp", "", "1x1x2", GPIPE), ("pp", "--pipeline-parallel 2", "2x1x2", ZERO)], ids=["ddp", "tp", "two_tp", "pp", "two_pp"])
+def test_a_mesh_of_some_axes_has_the_bits_of_their_stage(stage, of_stage, mesh, of_mesh):
+    d, t, p = axes(mesh)
+    assert_same(trained(stage, SMALL, EIGHT, batch(32, d, 4), of_stage, ranks=d * t * p), ranks(mesh, of_mesh))
+
+
+@pytest.mark.rest
+def test_tp_reduce_dtype_fp32_adds_terms_that_are_not_rounded():
+    wide = copies("2x2x2", precision="bf16", tensor_reduce_fp32=1)
+    assert_same(wide, ranks("2x2x2", "--tp-reduce-dtype fp32", ZERO, precision="bf16"))
+    rows = device("2x2x2", rows=True, precision="bf16", tensor_reduce_fp32=1)
+    assert_same(rows, ranks("2x2x2", "--tp-reduce-dtype fp32", ZB, SEQUENCE, precision="bf16"))
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("mesh, options", [("2x2x2", ""), ("2x2x2", f"{ZERO} {ZB}"), ("2x2x1", ZERO)])
+def test_ranks_skip_the_same_steps_in_fp16(mesh, options):
+    run = ranks(mesh, LARGE_SCALE, options, precision="fp16")
+    assert_same(copies(mesh, LARGE_SCALE, precision="fp16"), run)
+    assert_skips_some_steps(run)
+
+
+@pytest.mark.parametrize("options, rows", [rest("", False), rest(SEQUENCE, True), rest(INTERLEAVED, False), (ZERO, False)],
+                         ids=["plain", "sequence", "chunks", "zero"])
+def test_evaluations_and_samples_are_those_of_one_device(options, rows):
+    one, many = device("2x2x2", EVALUATIONS, rows=rows), ranks("2x2x2", EVALUATIONS, options)
+    assert_same(one, many)
+    assert samples(one) == samples(many)
+
+
+@pytest.mark.rest
+def test_the_norm_is_clipped():
+    assert_different(ranks("2x2x2", EVALUATIONS), ranks("2x2x2", EVALUATIONS, "--grad-clip 2"))
+
+
+@pytest.mark.rest
+def test_a_trace_names_axes_and_actions(tmp_path):
+    ranks("2x2x2", ZERO, "--steps 2 --trace", tmp_path / "trace.json")
+    names = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+    for wanted in (r"all-reduce #\d+ of tp\.3", r"send #\d+ of pp\.0", r"reduce-scatter #\d+ of dp\.2", r"all-gather #\d+ of dp\.1",
+                   "F3 forward, block 0", "D3 backward, block 7"):
+        assert any(re.match(wanted, name) for name in names), wanted
+
+
+# ---- what rank 0 holds and sends: 8 layers, 4 heads, 16 channels, a vocabulary of 384 with its padding, 16 positions. S, sets: how many sets of
+# activations, and of the gradients that W needs, it has ----
+@pytest.mark.parametrize("precision, mesh, zero, sequence, keep, again, schedule, blocks, S, sets", [
+    ("fp32", "2x2x2", 0, 0, 0, 0, "1f1b", 5, 2, 1), rest("fp32", "2x2x2", 1, 1, 0, 0, "1f1b", 5, 2, 1),
+    rest("fp32", "2x2x2", 1, 1, 0, 1, "zb-h1", 5, 2, 5), rest("fp32", "1x2x2", 0, 1, 1, 0, "gpipe", 5, 4, 1),
+    rest("fp32", "2x2x1", 1, 0, 0, 1, "1f1b", 8, 1, 1), rest("fp32", "2x1x2", 1, 0, 0, 0, "zb-h1", 5, 2, 10),
+    rest("fp32", "1x2x4", 0, 1, 0, 0, "1f1b", 3, 4, 1), rest("fp32", "1x4x1", 0, 1, 1, 0, "1f1b", 8, 1, 1),
+    rest("bf16", "2x2x2", 1, 1, 0, 0, "1f1b", 5, 2, 1), rest("bf16", "2x2x1", 1, 0, 0, 1, "1f1b", 8, 1, 1)])
+def test_rank_0_holds_and_sends_what_the_formulas_say(precision, mesh, zero, sequence, keep, again, schedule, blocks, S, sets):
+    options = [SEQUENCE] * sequence + [KEEP] * (sequence and keep) + [AGAIN] * again
+    run = ranks(mesh, f"--zero-stage {zero} --schedule {schedule} --steps 2", *options, precision=precision)
+    d, t, p = axes(mesh)
+    X, C, micro, head, gathered = 2 if precision == "bf16" else 4, 16, 4, p == 1, sequence and not keep
+    BT = 512 // d // micro
+    rows, kept = BT // t if sequence else BT, sets if again else S * blocks
+    unit, root = (12*C*C + 7*C) // t + 6*C, (384 // t + 16 + 2) * C
+    own = blocks * shard(unit, d if zero else 1) + shard(root, d if zero else 1)
+    P = d * own if zero else own
+    activations = C*X*rows * (S*blocks + kept + 1 + 3 * (p > 1)) + kept * (rows*16 + (rows if gathered else BT) * 2*C*X + BT * (12*C // t * X + 4 // t * 4))
+    activations += sets * BT * (2*C + 7*C // t) * X + head * S * (rows * (C*X + 8) + BT*C*X) + BT * (2*C*X + 4 + S*8)
+    activations += (BT if head else t) * (384 // t * X + 12*t)
+    tp = 2 * (4*blocks + head + again*blocks + 1) + sequence*again*blocks + 2*blocks * gathered
+    tp = micro * (tp*X*BT*C // t * (t - 1) + head * (t - 1) * BT*12) + 2 * (t - 1) * (sequence * (2*blocks + 1) * 2*C*X + 16) // t
+    pp = 0 if p == 1 else micro*rows*C*X + root*X + 2 * (p - 1) * 24 // p
+    dp = 2 * (d - 1) * ((P if zero else blocks*unit + root) * X + 8 + 16*zero) // d
+    assert_bytes(run, tp + pp + dp, parameters=X*P, gradients=X*P, optimizer_state=(12 if X == 2 else 8) * own, activations=activations + 40) # StepStats
+    along = run.about["predicted_comm_bytes_along"]
+    assert [along.get(axis, 0) for axis in ("tp", "pp", "dp")] == [tp, pp, dp]
+
+
+# ---- what cannot be ----
+@pytest.mark.parametrize("n, options, pattern", [
+    (4, "--mesh dp=2,tp=2,pp=2", "--mesh dp=2,tp=2,pp=2 is a mesh of 8 ranks, and 4 were started; start 8"),
+    rest(4, "--mesh dp=3", "--mesh dp=3: 3 does not divide 4 ranks; start a multiple of 3"),
+    rest(4, "--mesh dp=2", "--mesh dp=2 leaves 2 ranks, and names neither tp nor pp"),
+    rest(2, "--mesh cp=2", "--mesh wants numbers of ranks for some of dp, tp and pp, .* not 'cp=2'"),
+    rest(4, "--mesh tp=4 --heads 2", "--mesh tp=4 does not divide 2 heads, .*choose --heads as a multiple of 4"),
+    rest(4, "--mesh pp=4 --layers 3", "--mesh pp=4 with --chunks 1 makes 4 parts of the model, more than its 3 blocks"),
+    rest(2, "--mesh dp=1,dp=2", "--mesh dp=1,dp=2 names dp twice"),
+    rest(3, "--mesh tp=3 --vocab-size 500 --heads 3 --channels 24", "--mesh tp=3 does not divide the vocabulary, 512 .*choose --vocab-size 768"),
+    rest(4, f"--mesh tp=4 {SEQUENCE} --batch-size 1 --seq-len 15 --total-batch-size 0",
+         "--sequence-parallel .* = 15 does not divide; choose a multiple of 4"),
+    rest(4, "--mesh dp=2,tp=2 --total-batch-size 96", "--total-batch-size 96 must be .* x 2 copies of the model = 128")],
+    ids=["started", "divides", "unsaid", "no_axis", "heads", "stages", "twice", "vocabulary", "rows", "batch"])
+def test_every_rank_refuses_a_mesh_that_cannot_be(n, options, pattern):
+    assert_refused_by_all(train("3d", SMALL, EIGHT, "--total-batch-size 512 --batch-size 4", options, ranks=n), n, pattern)
+
+
+@pytest.mark.rest
+def test_zero_has_one_stage_here():
+    assert_refused(train("3d", "--zero-stage 2", ranks=2), "--zero-stage must be between 0 and 1, not 2")
+
+
+# ---- ranks that die, hang or differ: rank 5 is dp 1, pp 0, tp 1 ----
+FAULTY = f"{EIGHT} {batch(32, 2, 4)} --mesh dp=2,tp=2,pp=2 --fault"
+
+
+@pytest.mark.parametrize("fault, options, pattern", [
+    ("5:3:kill", "", r"rank 5 \(dp 1, pp 0, tp 1\) has died"),
+    rest("6:3/1:kill", ZERO, r"rank 6 \(dp 1, pp 1, tp 0\) has died .* it was .*in F1 on stage 1")], ids=["place", "action"])
+def test_a_rank_that_dies_is_named_with_its_place_on_the_mesh(fault, options, pattern):
+    assert_all_say(faulty("3d", 8, FAULTY, fault, options), [r for r in range(8) if r != int(fault[0])], pattern)
+
+
+# Rank 7 waits for rank 6 in a sum, and rank 4 with a message: whoever's patience ends first says so.
+@pytest.mark.rest
+@pytest.mark.parametrize("fault, pattern", [
+    ("6:3:hang", r"rank 6 \(dp 1, pp 1, tp 0\) has not reached .* of (tp\.3 .*F0 on stage 1|pp\.2 .*rank 4 has waited)"),
+    ("6:3:skip", r"rank 6 \(dp 1, pp 1, tp 0\) has not reached its side of send .* to rank 6 of pp\.2 ")], ids=["hang", "message"])
+def test_a_rank_that_is_waited_for_is_named_with_its_axis(fault, pattern):
+    run = faulty("3d", 8, FAULTY, fault, timeout=15)
+    assert run.status == 1 and re.search(f"error: {pattern}", run.err), run
+
+
+# The next sum is taken for one that a rank has left out: the step does not end, whichever of the two ranks sees it first.
+@pytest.mark.rest
+def test_a_sum_that_is_left_out_ends_the_step():
+    run = faulty("3d", 8, FAULTY, "5:3:skip", timeout=15)
+    assert not re.search("^step  *3/10", run.out, re.M), run
+    assert re.search("^rank [45]: error: .*Do all ranks issue the same operations|error: rank [45] .*has ", run.err, re.M), run
+
+
+@pytest.mark.rest
+def test_a_bit_that_flips_in_what_several_ranks_have_is_found():
+    run = faulty("3d", 8, FAULTY, "3:3:bitflip", ZERO)
+    assert_refused(run, r"after step 3 the parameters of unit 0 differ between rank 0 \(dp 0, pp 0, tp 0\) and rank 1 \(dp 0, pp 0, tp 1\)")

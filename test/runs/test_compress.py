@@ -1,0 +1,143 @@
+"""Compressed gradients: what is not compressed has DDP's bits, and what is sends the bytes of its method's formula, keeps ranks equal and waits for
+what it reads. And what training makes of it. (test_mesh_checkpoints.py has the errors in checkpoints.)"""
+import re
+import numpy as np
+import pytest
+from suite import TOKENS, assert_as_predicted, assert_refused, assert_same, rest, train, trained
+
+LONG = 4
+METHODS = ["bf16", "fp16", "int8", "int4", "top-k", "sign", "onebit-adam", "powersgd"]
+
+
+# wte has 257 x 16 elements and wpe 16 x 16. A block's matrices are a bucket, and so are wpe and wte.
+def small(stage, ranks, *options, **settings):
+    return trained(stage, f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --batch-size {12 // ranks} --total-batch-size 384 "
+                   "--steps 8 --lr 3e-3 --warmup-steps 2 --eval-every 0 --sample-every 0 --bucket-mb 0.1 --deterministic", *options, ranks=ranks, **settings)
+
+
+def by(method, ranks, *options, **settings):
+    """Such a run, compressed from its fourth step on, whose ranks are compared after every step."""
+    low_rank = "--rank 2" if method == "powersgd" else ""
+    return small("compress", ranks, "--compress-from 3 --check-every 1 --compress", method, low_rank, *options, **settings)
+
+
+@pytest.mark.parametrize("ranks, precision", [(2, "fp32"), rest(1, "fp32"), rest(3, "fp32"), rest(3, "bf16"), rest(3, "fp16")])
+def test_compress_none_has_the_bits_of_ddp(ranks, precision):
+    assert_same(small("ddp", ranks, precision=precision), small("compress", ranks, precision=precision))
+
+
+@pytest.mark.rest
+def test_one_rank_compresses_nothing():
+    assert_same(small("ddp", 1), by("onebit-adam", 1))
+
+
+def formula(method, N):
+    """What a rank sends in a compressed step. Vectors are sent whole; the padding of wte is not sent at all."""
+    matrices = [(257, 16), (16, 16)] + 2 * [(48, 16), (16, 16), (64, 16), (16, 64)]
+    vectors = 2*13*16 + 2*16
+
+    def ring(n):
+        return 2 * (N - 1) / N * n
+
+    def blocks(n, bits):
+        return 2 * (N - 1) * -(-(-(-n // 256)) // N) * (4 + 32*bits)
+
+    if method.startswith("int"):
+        matrix_bytes = blocks(273*16, int(method[3:])) + 2 * blocks(12*256, int(method[3:]))
+    else:
+        of_matrix = {
+            "bf16": lambda r, c: ring(2*r*c), "fp16": lambda r, c: ring(2*r*c),
+            "top-k": lambda r, c: (N - 1) * 8 * max(int(r*c * 0.01), 1),
+            "sign": lambda r, c: (N - 1) * (4 + 4 * -(-r*c // 32)),
+            "onebit-adam": lambda r, c: 2 * (N - 1) * (4 + 4 * -(-(-(-r*c // N)) // 32)),
+            "powersgd": lambda r, c: ring(4 * 2*(r + c))}[method]
+        matrix_bytes = sum(of_matrix(*shape) for shape in matrices)
+    return ring(4*vectors + 8) + matrix_bytes
+
+
+# On 2 ranks errors are fed back by default, on 3 the other way round.
+@pytest.mark.parametrize("ranks", [2, rest(3), rest(4)])
+@pytest.mark.parametrize("method", [m if m in ("int8", "powersgd") else rest(m) for m in METHODS])
+def test_a_method_sends_its_bytes_from_its_first_step_on(method, ranks):
+    run, plain = by(method, ranks), small("ddp", ranks)
+    assert_as_predicted(run)
+    assert all(abs(sent - formula(method, ranks)) <= 1 for sent in run.series("comm_bytes")[3:])
+    # The loss after the third update is DDP's. The fourth update is not; rounding to 16 bits may show one step later.
+    assert run.series("loss")[:4] == plain.series("loss")[:4] and run.series("loss")[4:] != plain.series("loss")[4:]
+
+
+@pytest.mark.parametrize("ranks", [2, rest(3)])
+@pytest.mark.parametrize("method", [m if m == "int8" else rest(m) for m in METHODS])
+def test_compressed_steps_have_the_same_bits_in_strict_mode(method, ranks):
+    options = "" if ranks == 2 else "--no-error-feedback" if method in ("int4", "onebit-adam", "powersgd") else "--error-feedback"
+    assert_same(by(method, ranks, options), by(method, ranks, options, strict=True))
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("method", ["int8", "sign", "onebit-adam", "powersgd"])
+def test_gradients_in_16_bits_are_compressed_too(method, precision):
+    run, plain = by(method, 3, "--error-feedback", precision=precision), small("ddp", 3, precision=precision)
+    assert_as_predicted(run)
+    assert run.series("loss")[:4] == plain.series("loss")[:4] and run.series("loss")[4:] != plain.series("loss")[4:]
+
+
+@pytest.mark.rest
+def test_measuring_the_bias_changes_nothing():
+    run, without = by("int4", 2, "--measure-bias 4"), by("int4", 2)
+    assert [x["step"] for x in run.metrics if "compression_error" in x] == [4, 8]
+    assert "int4: 4 bits, blocks of 256; 95.91 % of the parameters, from step 4 on; errors are kept" in run.said
+    assert re.search("sent per rank and step, ddp sends 52.0 kB \\(7.. times\\)", run.said), run
+    assert_same(without, run)
+
+
+@pytest.mark.rest
+def test_a_run_that_ends_before_compress_from_says_that_nothing_is_compressed():
+    assert "compress   nothing: the run has no more steps than --compress-from" in by("powersgd", 2, "--steps 3").said
+
+
+@pytest.mark.parametrize("options, pattern", [
+    ("--compress int8 --rank 2", "--rank does nothing with --compress int8, only with powersgd"),
+    rest("--compress int8 --top-k-fraction 0.1", "--top-k-fraction does nothing"),
+    rest("--error-feedback", "does nothing with --compress none"), rest("--no-error-feedback", "does nothing with --compress none"),
+    rest("--compress-from 5", "does nothing with --compress none"),
+    rest("--compress onebit-adam --compress-from 0", "leaves onebit-adam no v to freeze")])
+def test_options_that_do_nothing_are_refused(options, pattern):
+    assert_refused(train("compress", f"--data {TOKENS} --val-data=", options, ranks=2), pattern)
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_16_bits_of_gradients_that_have_16_are_refused(precision):
+    assert_refused(train("compress", f"--data {TOKENS} --val-data= --compress bf16", ranks=2, precision=precision), "--compress bf16 saves nothing")
+
+
+# ---- what 300 steps make of it, on the stored text: random words, 0.68 nats a byte. What a loss is above that was not learned; none ends near it.
+# Models of 128 channels on this repository's text order the methods the same way. Smaller models and lower learning rates, which are far from the
+# end after 300 steps, do not: there int4 is up to 0.09 above none, and feedback hurts top-k little ----
+def losses(*options):
+    """For each seed the mean loss of the last 50 steps."""
+    found = []
+    for seed in 1, 2:
+        run = trained("compress", f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 64 --seq-len 32 --batch-size 8 --steps 300 --lr 3e-3 "
+                      f"--eval-every 0 --sample-every 0 --log-every 100 --seed {seed}", *options, ranks=2)
+        last = run.series("loss")[-50:]
+        assert len(last) == 50
+        found.append(np.mean(last))
+    return np.array(found)
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("method, above", [("int8", 0.05), ("int4", 0.05), ("onebit-adam", 0.05), ("powersgd", 0.15)])
+def test_a_method_ends_near_none(method, above):
+    assert np.mean(losses("--compress", method) - losses()) <= above
+
+
+# AdamW's v remembers the squares of late errors: feedback makes top-k and sign worse. powersgd needs it.
+@pytest.mark.rest
+@pytest.mark.parametrize("better, worse, by_at_least", [
+    ("", "--compress powersgd", 0.02), ("", "--compress top-k", 0.02), ("", "--compress sign", 0.02),
+    ("--compress powersgd", "--compress powersgd --no-error-feedback", 0.02),
+    ("--compress top-k", "--compress top-k --error-feedback", 0.3), ("--compress sign", "--compress sign --error-feedback", 0.3)])
+def test_a_method_loses_on_every_seed(better, worse, by_at_least):
+    assert (losses(worse) - losses(better)).min() >= by_at_least

@@ -1,0 +1,277 @@
+"""Pipeline parallelism: ranks that share a copy of the model, each with some of its blocks, and copies that are data parallel. Runs are compared
+with PyTorch's within rounding, and to the bit with one device whose tied matrix has its two gradients apart (test/split/tied.h), and with DDP
+likewise. Bytes are as by formulas in plain numbers."""
+import collections, json, re
+import pytest
+from meshes import (EVALUATIONS, LARGE_SCALE, SMALL, assert_all_say, assert_bytes, assert_pytorchs, assert_skips_some_steps, batch, faulty, reference,
+                    samples, split_program)
+from suite import PYTORCH, assert_different, assert_refused_by_all, assert_same, command, rest, train, trained
+
+LONG = 9
+SCHEDULES = ["gpipe", "1f1b", "zb-h1", "interleaved"]
+EIGHT = "--layers 8"
+AGAIN = "--recompute block"
+
+
+def axes(mesh):
+    """"2x4": 2 copies of the model, 4 stages each"""
+    return [int(n) for n in mesh.split("x")]
+
+
+def micro_batches(copies):
+    return batch(24, copies, 12 // copies if copies < 3 else 24 // copies)
+
+
+# 24 sequences a step: in 12 micro-batches, or of two copies in 6; of more copies each micro-batch has one sequence.
+def pp(mesh, *options, **settings):
+    copies, p = axes(mesh)
+    return trained("pp", SMALL, EIGHT, micro_batches(copies), "--pipeline-parallel", p, *options, ranks=copies * p, **settings)
+
+
+def tied(copies, *options, **settings):
+    """One device, or DDP on a rank for each copy, whose tied matrix has its two gradients apart."""
+    return reference(EIGHT, micro_batches(copies), *options, ranks=copies if copies > 1 else None, tied_apart=1, **settings)
+
+
+def plain(precision="fp32"):
+    return trained("single", SMALL, EIGHT, micro_batches(1), precision=precision, env={"OMP_NUM_THREADS": 1})
+
+
+# PyTorch's model has two layers: --split auto would give the second stage nothing but the head.
+@pytest.mark.parametrize("mesh, options, strict", [
+    pytest.param("1x2", "", False, id="1x2-1f1b"),
+    pytest.param("2x2", "", False, id="2x2-1f1b"),
+    pytest.param("2x2", "--schedule zb-h1", True, id="2x2-zb-h1"),
+    rest("1x1", "--schedule interleaved", False, id="1x1-interleaved"),
+    rest("1x2", "--schedule gpipe", True, id="1x2-gpipe"),
+    rest("1x2", "--split 2,0 --schedule zb-h1", False, id="1x2-head_alone"),
+    rest("2x2", AGAIN, True, id="2x2-recomputed"),
+    rest("2x2", f"{AGAIN} --schedule zb-h1", False, id="2x2-recomputed_zb-h1"),
+    rest("4x2", "--schedule zb-h1", True, id="4x2-zb-h1")])
+def test_pp_has_the_losses_norms_and_weights_of_pytorchs(mesh, options, strict):
+    copies, p = axes(mesh)
+    split = "--split 1,1" if p > 1 else ""
+    assert_pytorchs(trained("pp", PYTORCH, f"--pipeline-parallel {p} {split} --batch-size {min(4, 8 // copies)}", options, ranks=copies * p,
+                            strict=strict))
+
+
+# ---- to the bit ----
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_has_the_bits_of_one_device_whose_tied_gradients_are_apart(schedule):
+    assert_same(tied(1), pp("1x4", "--check-every 4 --schedule", schedule))
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("mesh", ["1x2", "1x3", "2x2", "2x3", "3x2", "4x2"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_on_every_mesh_has_the_bits_of_the_copies(schedule, mesh, precision):
+    # interleaved takes micro-batches in groups of as many as there are stages
+    assert_same(tied(axes(mesh)[0], precision=precision), pp(mesh, "--check-every 4 --schedule", schedule, precision=precision))
+
+
+# In bf16 one device rounds once where the reference rounds twice.
+@pytest.mark.parametrize("precision", ["fp32", rest("bf16")])
+def test_one_device_adds_the_tied_gradients_after_each_micro_batch(precision):
+    assert_different(tied(1, precision=precision), plain(precision))
+    if precision == "fp32": assert_same(plain(), tied(1, tied_early=1))
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_pipeline_of_one_rank_has_the_bits_of_one_device(schedule, precision):
+    assert_same(plain(precision), pp("1x1", "--schedule", schedule, precision=precision))
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("mesh, options, strict", [
+    ("1x4", AGAIN, True), ("1x3", f"{AGAIN} --schedule gpipe", True), ("1x2", f"{AGAIN} --schedule interleaved --chunks 4", True),
+    ("1x4", f"{AGAIN} --schedule zb-h1", True), ("1x4", "--schedule zb-h1", True), ("1x4", "--split 1,2,5,0", False),
+    ("1x4", "--split 5,1,1,1", False), ("1x2", "--schedule interleaved --split 1,4,3,0", False), ("2x2", "--ddp naive", False),
+    ("2x2", "--schedule zb-h1 --bucket-mb 0.001", False)])
+def test_recomputation_splits_and_strict_mode_have_the_same_bits(mesh, options, strict):
+    assert_same(tied(axes(mesh)[0]), pp(mesh, options, strict=strict))
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_fewer_micro_batches_than_stages_have_the_same_bits(schedule):
+    assert_same(tied(1, "--batch-size 12"), pp("1x4", "--batch-size 12 --schedule", schedule))
+
+
+# A rank has 2 of 8 blocks; 2 steps have 12 micro-batches each.
+@pytest.mark.rest
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("recompute, passes", [("none", 48), ("block", 96)])
+def test_each_block_is_recomputed_once_a_micro_batch(schedule, recompute, passes):
+    counting = split_program("pp", headers="count")
+    run = command([counting], SMALL, EIGHT, micro_batches(1), "--out= --steps 2 --split 2,2,2,2 --schedule", schedule, "--recompute", recompute, ranks=4)
+    assert run.status == 0 and re.findall(r"^forward passes of blocks: (\d+)$", run.err, re.M) == 4 * [str(passes)], run
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("mesh, schedule", [("1x3", "1f1b"), ("1x4", "zb-h1"), ("1x2", "interleaved"), ("2x2", "1f1b")])
+def test_stages_skip_the_same_steps_in_fp16(mesh, schedule):
+    run = pp(mesh, LARGE_SCALE, "--schedule", schedule, precision="fp16")
+    assert_same(tied(axes(mesh)[0], LARGE_SCALE, precision="fp16"), run)
+    assert_skips_some_steps(run)
+
+
+@pytest.mark.parametrize("mesh, options", [
+    ("1x3", ""), rest("1x2", "--schedule interleaved"), rest("1x4", "--split 3,3,2,0 --schedule zb-h1"), rest("2x2", "")])
+def test_evaluations_and_samples_are_those_of_one_device(mesh, options):
+    one, many = tied(axes(mesh)[0], EVALUATIONS), pp(mesh, EVALUATIONS, options)
+    assert_same(one, many)
+    assert samples(one) == samples(many)
+
+
+@pytest.mark.rest
+def test_the_norm_is_clipped():
+    assert_different(pp("1x3", EVALUATIONS), pp("1x3", EVALUATIONS, "--grad-clip 2"))
+
+
+# ---- traces and the log ----
+def events(path):
+    return [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+
+
+@pytest.mark.parametrize("schedule, names", [
+    ("zb-h1", {"F3 forward, block 0", "B11 backward, block 7", "W0 weights, block 0", "W11 weights, block 7"}),
+    rest("interleaved", {"F11 forward, block 0", "F0 forward, block 7", "D11 backward, block 7", "D0 backward, block 0"})])
+def test_a_trace_names_actions(tmp_path, schedule, names):
+    pp("1x2", "--steps 2 --schedule", schedule, "--trace", tmp_path / "trace.json")
+    assert names <= {event["name"] for event in events(tmp_path / "trace.json")}
+
+
+# Of two steps: the messages of 2 x 16 tokens that each rank sends, and who sums the root's gradients.
+@pytest.mark.rest
+@pytest.mark.parametrize("p, schedule, chunks, split", [(4, "1f1b", 1, "2,2,2,2"), (3, "zb-h1", 1, "3,3,2"), (2, "interleaved", 4, "auto")])
+def test_a_trace_has_each_message(tmp_path, p, schedule, chunks, split):
+    pp(f"1x{p}", "--schedule", schedule, "--chunks", chunks, "--split", split, "--steps 2 --trace", tmp_path / "trace.json")
+    found = collections.Counter((event["pid"], re.sub(" #.*(?=[(])", " ", event["name"])) for event in events(tmp_path / "trace.json"))
+    for rank in range(p):
+        ends = (rank == 0) + (rank == p - 1)
+        assert found[rank, f"send ({32 * 16} fp32)"] == 2 * 12 * (2 * chunks - ends)
+        assert found[rank, f"all-reduce ({(384 + 16 + 2) * 16} fp32)"] == 2 * (ends > 0)
+
+
+# What is measured depends on the machine; the formula's m / (m + p - 1) is that of equal times.
+@pytest.mark.rest
+def test_the_log_ends_with_the_bubble_and_its_formula():
+    run = pp("1x4", "--steps 3")
+    assert re.search(r"^bubble     ranks computed for [\d.]* % \(.*\) of a step up to its last action, and waited .*\n  the formula says 80.0 % ",
+                     run.out, re.M), run
+
+
+# The first stage has 7 blocks and forwards 2 micro-batches, the second one has 1 and the head, which costs 3. However busy the machine is,
+# no action is shorter than it is to be.
+@pytest.mark.rest
+def test_no_step_is_shorter_than_its_emulated_actions():
+    run = pp("1x2", "--split 7,1 --batch-size 12 --steps 1 --emulate-ms 20,0,0,3")
+    assert re.search("OF A BLOCK .* AS LONG AS 3 BLOCKS", run.said), run
+    assert run.series("step_ms")[0] >= 2 * 7 * 20 + 4 * 20
+
+
+# ---- bytes: 8 layers, 4 heads, 128 channels, a vocabulary of 384 with its padding, 16 positions. The log has a rounded number for each rank.
+# That of `fullest`, which has most, is exact: a --memory-limit of as many is enough, and with 8 less it stops ----
+def shown(n):
+    return f"{n / 1e3:.1f} kB" if n < 99950 else f"{n / 1e3:.0f} kB" if n < 999500 else f"{n / 1e6:.1f} MB"
+
+
+@pytest.mark.parametrize("precision, copies, schedule, chunks, recompute, split, fullest", [
+    ("fp32", 1, "1f1b", 1, 0, "1,5,1,1", 1), rest("fp32", 1, "gpipe", 1, 0, "1,1,5,1", 2), rest("fp32", 1, "1f1b", 1, 0, "1,1,1,5", 3),
+    rest("fp32", 1, "1f1b", 1, 1, "5,1,1,1", 0), rest("fp32", 1, "zb-h1", 1, 0, "1,1,5,1", 2), rest("fp32", 1, "interleaved", 2, 0, "2,2,2,2", 0),
+    rest("fp32", 1, "interleaved", 2, 1, "1,1,4,2", 0), rest("fp32", 1, "zb-h1", 1, 1, "1,1,5,1", 2), rest("fp32", 2, "1f1b", 1, 0, "5,3", 0),
+    rest("fp32", 2, "zb-h1", 1, 0, "2,6", 1), rest("bf16", 1, "gpipe", 1, 0, "3,3,2", 0), rest("bf16", 2, "zb-h1", 1, 1, "4,4", 1)])
+def test_a_rank_holds_and_sends_what_the_formulas_say(precision, copies, schedule, chunks, recompute, split, fullest):
+    blocks_of = [int(n) for n in split.split(",")]
+    D, v, p, m, X, C, BT = copies, chunks, len(blocks_of) // chunks, 12 // copies, 2 if precision == "bf16" else 4, 128, 32
+    options = f"--channels 128 --schedule {schedule} --chunks {chunks} --split {split} --recompute {'block' if recompute else 'none'}"
+    run = pp(f"{D}x{p}", options, "--steps 2", precision=precision)
+    workspace = run.about["predicted_bytes"]["workspace"]
+    all_bytes, held, sent = [], [], []
+    for r in range(p):
+        mine = blocks_of[r::p]
+        blocks, most, head, root = sum(mine), max(mine), r == p - 1, r in (0, p - 1)
+        slots = {"gpipe": m, "1f1b": p - r, "zb-h1": p, "interleaved": 2 * (p - r - 1) + (v - 1) * p + 1}[schedule]
+        slots = min(slots, m * v)
+        acts, kept, grads = slots * most, int(most > 0) if recompute else slots * most, int(most > 0)
+        if schedule == "zb-h1": # what a W needs that has been put off
+            grads = kept = most * min(r + 1, m) if recompute else kept
+        P = blocks * (12*C*C + 13*C) + root * (384 + 16 + 2) * C
+        activations = BT * (C*X * (acts + 15*kept + 9*grads + 2*head*slots + 6) + 32*kept + 8*head*slots + 8*slots + 4)
+        activations += (BT if head else 1) * 384*X + 40 # logits, StepStats
+        # staging for each communicator of several ranks: the world's, that of the two with the root, and of a mesh one each way
+        communication = 64 + 4 * 2**20 * (1 + (p > 2 and root) + 2 * (D > 1))
+        all_bytes.append(16*P + activations + communication + workspace)
+        held.append(dict(parameters=X*P, gradients=X*P, optimizer_state=16*P - 2*X*P, activations=activations, communication=communication))
+        sent.append(BT*C*X*m * (2*v - (r == 0) - head) + root * (384 + 16 + 2) * C*X + 2 * (p - 1) * 24 // p + 2 * (D - 1) * (X*P + 8) // D)
+        assert re.search(f"^  rank {r} .*; {shown(all_bytes[r])}$", run.out, re.M), (r, all_bytes[r], run)
+    assert_bytes(run, sent[0], **held[0])
+    assert max(all_bytes) == all_bytes[fullest]
+    pp(f"{D}x{p}", options, f"--steps 1 --memory-limit {max(all_bytes)}e-9", precision=precision)
+    less = f"--steps 1 --memory-limit {max(all_bytes) - 8}e-9"
+    refused = train("pp", SMALL, EIGHT, micro_batches(D), "--pipeline-parallel", p, options, less, ranks=D * p, precision=precision)
+    assert refused.status == 1 and f"\nrank {fullest}: error: out of memory" in "\n" + refused.err, refused
+    assert not [r for r in range(p) if r != fullest and f"rank {r}: error: out of memory" in refused.err], refused
+    if schedule == "1f1b" and not recompute: # where only one rank lacks memory, all recompute
+        assert re.search("^memory  .*; blocks are recomputed$", pp(f"{D}x{p}", options, less, "--recompute auto", precision=precision).out, re.M)
+
+
+# 12 micro-batches of 2 blocks with gpipe, 4 with 1f1b: for each of 32 tokens 2 x 16 x 16 floats and 2 x 8 more, and two ints.
+def test_the_peak_of_1f1b_is_below_that_of_gpipe_by_8_micro_batches():
+    gpipe, one_f_one_b = (pp("1x4", "--steps 1 --split 2,2,2,2 --schedule", name).series("mem_peak_bytes")[0] for name in ("gpipe", "1f1b"))
+    assert gpipe - one_f_one_b == 8 * 32 * (2*16*16*4 + 2*8*4 + 8)
+
+
+# ---- what cannot be ----
+@pytest.mark.parametrize("ranks, options, pattern", [
+    (3, "--layers 2", "--pipeline-parallel 3 with --chunks 1 makes 3 parts of the model, more than its 2 blocks"),
+    (2, "--split 4,5", "--split 4,5 adds up to 9 blocks, and the model has 8"),
+    rest(3, "--schedule interleaved --batch-size 6 --layers 9", "--schedule interleaved takes micro-batches in groups of 3"),
+    rest(4, "--pipeline-parallel 3", "--pipeline-parallel 3 does not divide 4 ranks"),
+    rest(2, "--schedule interleaved --chunks 5", "--pipeline-parallel 2 with --chunks 5 makes 10 parts"),
+    rest(2, "--split 4;4", "--split 4;4 is not auto, nor 2 numbers"),
+    rest(2, "--emulate-ms 20,24,16,x", "--emulate-ms wants three numbers .* not '20,24,16,x'"),
+    rest(2, "--chunks 2", "--chunks 2: only --schedule interleaved"),
+    rest(4, "--pipeline-parallel 2 --total-batch-size 96", "--total-batch-size 96 must be .* x 2 copies of the model = 64")],
+    ids=["stages", "split", "groups", "ranks", "chunks", "no_split", "no_times", "no_chunks", "batch"])
+def test_every_rank_refuses_what_cannot_be(ranks, options, pattern):
+    assert_refused_by_all(train("pp", SMALL, EIGHT, micro_batches(1), options, ranks=ranks), ranks, pattern)
+
+
+# ---- ranks that die, hang or differ ----
+FAULTY = f"{EIGHT} {micro_batches(1)} --fault"
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("fault, options, pattern", [
+    ("1:3/7:hang", "", "rank 1 has not reached .* it is in F7 on stage 1"),
+    ("3:3/0:hang", "", "rank 3 has not reached .* it is in F0 on stage 3"),
+    # (MPI sends a smaller message even if nobody takes it.)
+    ("1:3:skip", "--batch-size 8", "rank 1 has not reached its side of send .* to rank 1 of world .*F2 on stage 0")],
+    ids=["stage", "last_stage", "message"])
+def test_a_stage_that_is_waited_for_is_named_with_its_micro_batch(fault, options, pattern):
+    run = faulty("pp", 4, FAULTY, fault, options, timeout=15)
+    assert run.status == 1 and re.search(f"error: {pattern}", run.err), run
+
+
+@pytest.mark.rest
+def test_a_stage_that_dies_is_named_with_its_micro_batch():
+    assert_all_say(faulty("pp", 4, FAULTY, "3:3/9:kill"), range(3), "rank 3 has died .* it was in F9 on stage 3")
+
+
+# A small message is sent though nobody takes it: the ranks compare how many there were before the next step, or at the end.
+@pytest.mark.rest
+@pytest.mark.parametrize("check_every, pattern", [
+    (1, "after step 3: 36 messages went from rank 0 to rank 1 of world, and 35 were received"),
+    (0, "after step 10: 120 messages went from rank 0 to rank 1 of world, and 119 were received")])
+def test_a_small_message_that_is_left_out_is_missed(check_every, pattern):
+    run = faulty("pp", 4, FAULTY, "1:3:skip --check-every", check_every)
+    assert run.status == 1 and f"error: {pattern}" in run.err, run
+
+
+def test_a_bit_that_flips_in_one_copy_of_the_tied_matrix_is_found():
+    run = faulty("pp", 4, FAULTY, "3:3:bitflip")
+    assert run.status == 1 and "error: after step 3 the parameters of unit 0 differ between rank 0 and rank 3" in run.err, run

@@ -1,0 +1,100 @@
+"""References of test/split: a stage that is compiled with headers that form sums in parts has the bits of ranks that share the work. test_tp.py,
+test_pp.py and test_3d.py compare meshes with them; here are DDP, what a header leaves as it is, and that the comparison sees a difference."""
+import pytest
+from meshes import EVALUATIONS, PARTS, SMALL, batch, continued, reference, samples, split_program
+from suite import assert_close, assert_different, assert_refused, assert_same, make, rest, train, trained
+
+ONE_THREAD = {"OMP_NUM_THREADS": 1}
+
+
+def plain(*options, precision="fp32"):
+    return trained("single", SMALL, batch(32, 1), *options, precision=precision, env=ONE_THREAD)
+
+
+def ddp(ranks, *options, sequences=32, micro=1, **settings):
+    return trained("ddp", SMALL, batch(sequences, ranks, micro), *options, ranks=ranks, **settings)
+
+
+def in_parts(parts, *options, sequences=32, micro=1, **settings):
+    return reference(batch(sequences, 1, micro), *options, data_parts=parts, **settings)
+
+
+@pytest.mark.parametrize("precision", ["fp32", rest("bf16")])
+def test_one_part_has_the_bits_of_the_program_without_headers(precision):
+    assert_same(plain(precision=precision), in_parts(1, precision=precision))
+
+
+# ---- data parallelism ----
+@pytest.mark.parametrize("precision, ranks, micro", [
+    ("fp32", 2, 2), rest("fp32", 4, 1), rest("bf16", 2, 1), rest("bf16", 4, 2)])
+def test_parts_of_the_data_have_the_bits_of_ddp(precision, ranks, micro):
+    many = ddp(ranks, micro=micro, precision=precision)
+    assert_same(in_parts(ranks, micro=micro, precision=precision), many)
+    assert_different(many, plain(precision=precision))
+
+
+# Sums of bf16 numbers are nearly always exact in fp32, whatever their order; and fp32 is rounded after each term anyway.
+REVERSED, ROUNDED_EACH = 1, 2
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("precision, how", [("fp32", REVERSED), ("bf16", ROUNDED_EACH)])
+def test_another_number_of_parts_or_order_has_other_bits(precision, how):
+    four = in_parts(4, micro=2, precision=precision)
+    assert_different(four, in_parts(2, micro=2, precision=precision))
+    assert_different(four, in_parts(4, micro=2, precision=precision, data_sum=how))
+
+
+@pytest.mark.rest
+def test_evaluations_samples_and_recomputation_have_the_bits_of_ddp():
+    one = in_parts(3, EVALUATIONS, "--recompute block", sequences=24, micro=2)
+    many = ddp(3, EVALUATIONS, "--ddp naive", sequences=24, micro=2)
+    assert_same(one, many)
+    assert samples(one) == samples(many)
+
+
+@pytest.mark.rest
+def test_a_larger_model_has_the_bits_of_ddp():
+    larger = "--model d4 --channels 128 --seq-len 64 --total-batch-size 1024 --batch-size"
+    assert_same(in_parts(2, larger, 16), ddp(2, larger, 8))
+
+
+@pytest.mark.rest
+def test_a_resumed_reference_has_the_bits_of_ddp(tmp_path):
+    one, many = in_parts(2, "--save-every 5"), ddp(2, "--save-every 5")
+    env = ONE_THREAD | PARTS | {"DATA_PARTS": 2}
+    assert_same(many, continued(one, tmp_path, [split_program("single")], SMALL, batch(32, 1), "--save-every 5", env=env))
+
+
+# chunks.h makes a rank with 160 rows compute the classifier for 64 at a time. In bf16 the chunks are added up in fp32, on a rank and in the reference.
+@pytest.mark.rest
+@pytest.mark.parametrize("precision, micro", [("fp32", 1), ("bf16", 1), ("bf16", 2)])
+def test_the_classifier_in_chunks_has_the_bits_of_ddp(precision, micro):
+    rows = f"--seq-len {20 * micro} --total-batch-size {640 * micro}"
+    one = in_parts(2, rows, micro=micro, precision=precision, headers="chunks data")
+    assert_same(one, ddp(2, rows, micro=micro, binary=split_program("ddp", precision, "chunks"), precision=precision))
+    if precision == "fp32": assert_different(one, in_parts(2, rows, micro=micro))
+
+
+# ---- tensor parallelism ----
+@pytest.mark.rest
+@pytest.mark.parametrize("parts", [2, 4]) # of 4 parts of the logits one has nothing but padding
+def test_parts_of_matrices_have_other_bits_and_nearly_the_same_losses_and_norms(parts):
+    one = in_parts(1, tensor_parts=parts)
+    assert_different(plain(), one)
+    for field in "loss", "grad_norm", "param_norm": assert_close(plain(), one, rtol=1e-5, atol=0, only=field)
+    assert_same(one, in_parts(1, "--recompute block", tensor_parts=parts))
+
+
+@pytest.mark.rest
+def test_parts_that_do_not_divide_are_an_error():
+    env = PARTS | {"TENSOR_PARTS": 4}
+    assert_refused(train("single", SMALL, batch(32, 1), "--heads 2", binary=split_program("single"), env=env), "2 heads do not divide into 4 parts")
+
+
+# As if a stage had another name for its weights: the header tells from it what a product is about.
+@pytest.mark.rest
+def test_weights_that_the_headers_do_not_know_are_an_error():
+    flags = "CFLAGS=-include test/split/tensor.h -DTENSOR_PARTS=2 -Dqkvw=attnw -O1"
+    renamed = make("DEVICE=cpu", "BUILD=build/split/renamed", [flags], "build/split/renamed/train_gpt2_single")
+    assert_refused(train("single", SMALL, batch(32, 1), binary=renamed), "a matrix product with 'p.attnw'")

@@ -1,0 +1,239 @@
+"""Tensor parallelism: ranks that share a copy of the model, and copies that are data parallel. Runs are compared with PyTorch's of the whole
+model within rounding, and to the bit with one device that forms sums in the same parts (test/split). Bytes are as by formulas in plain numbers."""
+import json
+import pytest
+from meshes import (EVALUATIONS, LARGE_SCALE, SIX_HEADS, SMALL, assert_all_say, assert_bytes, assert_pytorchs, assert_skips_some_steps, batch,
+                    faulty, reference, samples)
+from suite import (PYTORCH, ROOT, assert_different, assert_refused, assert_refused_by_all, assert_same, make, rest, train, trained)
+
+LONG = 8
+SEQUENCE, KEEP, AGAIN = "--sequence-parallel", "--keep-gathered", "--recompute block"
+
+
+def axes(mesh):
+    """"2x4": 2 copies of the model, 4 ranks each"""
+    return [int(n) for n in mesh.split("x")]
+
+
+def sequences(mesh):
+    return 24 if "3" in mesh else 32
+
+
+def heads(mesh):
+    return SIX_HEADS if mesh.endswith("3") else ""
+
+
+def tp(mesh, *options, micro=1, **settings):
+    copies, t = axes(mesh)
+    sizes = batch(sequences(mesh), copies, micro)
+    return trained("tp", SMALL, sizes, heads(mesh), "--tensor-parallel", t, *options, ranks=copies * t, **settings)
+
+
+def in_parts(mesh, *options, micro=1, rows=False, **settings):
+    """One device whose sums have a mesh's parts. rows: layernorms' too, as with --sequence-parallel."""
+    copies, t = axes(mesh)
+    return reference(batch(sequences(mesh), 1, micro), heads(mesh), *options, data_parts=copies, tensor_parts=t, sequence_parts=t if rows else 1,
+                     **settings)
+
+
+def ddp(ranks, *options, **settings):
+    return trained("ddp", SMALL, batch(32, ranks), *options, ranks=ranks, **settings)
+
+
+# PyTorch's model has 384 tokens with the padding: of 4 parts the last one has nothing but padding.
+@pytest.mark.parametrize("mesh, options, settings", [
+    pytest.param("1x2", "", {}, id="1x2-plain"),
+    pytest.param("2x2", "", {}, id="2x2-plain"),
+    *(pytest.param(m, SEQUENCE, {"strict": True}, id=f"{m}-sequence") for m in ("1x2", "2x2")),
+    pytest.param("2x2", f"{SEQUENCE} {KEEP} {AGAIN}", {"strict": True}, id="2x2-kept_recomputed"),
+    rest("1x1", SEQUENCE, {"strict": True}, id="1x1-sequence"),
+    rest("1x4", "", {"strict": True}, id="1x4-strict"),
+    rest("1x4", f"{SEQUENCE} {AGAIN} --no-overlap", {}, id="1x4-recomputed"),
+    rest("2x2", f"{SEQUENCE} --batch-size 2", {}, id="2x2-micro_batches"),
+    rest("4x2", f"{SEQUENCE} {KEEP} {AGAIN}", {"strict": True}, id="4x2-kept_recomputed"),
+    rest("2x4", SEQUENCE, {"strict": True}, id="2x4-sequence")])
+def test_tp_has_the_losses_norms_and_weights_of_pytorchs(mesh, options, settings):
+    copies, t = axes(mesh)
+    assert_pytorchs(trained("tp", PYTORCH, "--tensor-parallel", t, "--batch-size", 16 // copies, options, ranks=copies * t, **settings))
+
+
+PRECISIONS = ["fp32", rest("bf16")]
+MESHES = ["1x2", "1x4", "2x2", "2x4", "4x2", "1x3", "3x1"]
+
+
+def test_ranks_that_share_the_model_have_the_bits_of_its_parts():
+    assert_same(in_parts("2x2"), tp("2x2", "--check-every 3", strict=True))
+    assert_same(in_parts("2x2", micro=2, rows=True), tp("2x2", SEQUENCE, micro=2))
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("options, strict", [("", False), (f"{AGAIN} --no-overlap --ddp naive", True)], ids=["plain", "recomputed"])
+def test_every_mesh_has_the_bits_of_its_parts(precision, mesh, options, strict):
+    assert_same(in_parts(mesh, precision=precision), tp(mesh, options, precision=precision, strict=strict))
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("mesh", MESHES[:-1])
+@pytest.mark.parametrize("options, micro, strict", [(KEEP, 1, False), (f"{AGAIN} --bucket-mb 0.005", 1, True), ("", 4, False)],
+                         ids=["kept", "recomputed", "micro_batches"])
+def test_sequence_parallel_ranks_have_the_bits_of_layernorms_in_parts(precision, mesh, options, micro, strict):
+    micro = 2 if micro == 4 and mesh == "4x2" else micro
+    assert_same(in_parts(mesh, micro=micro, rows=True, precision=precision),
+                tp(mesh, SEQUENCE, options, micro=micro, precision=precision, strict=strict))
+
+
+# The comparisons to the bit see where a sum was cut, and in which order its terms were added.
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_sums_in_other_parts_have_other_bits(precision):
+    whole, rows = in_parts("2x2", precision=precision), in_parts("2x2", rows=True, precision=precision)
+    assert_different(whole, rows)
+    assert_different(whole, ddp(2, precision=precision))
+    assert_different(rows, in_parts("2x2", rows=True, sequence_sum=1, precision=precision))
+
+
+@pytest.mark.parametrize("options", ["", rest(SEQUENCE)], ids=["plain", "sequence"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_copies_of_one_rank_have_the_bits_of_ddp(precision, options):
+    assert_same(ddp(2, precision=precision), tp("2x1", options, precision=precision))
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("micro", [1, 2])
+def test_ddp_of_devices_in_parts_has_the_bits_of_the_mesh(micro):
+    copies = reference(batch(32, 2, micro), ranks=2, tensor_parts=2)
+    assert_same(copies, tp("2x2", micro=micro))
+
+
+# ---- --tp-reduce-dtype fp32: terms that nobody has rounded to 16 bits ----
+WIDE = "--tp-reduce-dtype fp32"
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("mesh", ["1x2", "1x4", "2x2"])
+def test_tp_reduce_dtype_fp32_adds_terms_that_are_not_rounded(mesh):
+    wide = in_parts(mesh, precision="bf16", tensor_reduce_fp32=1)
+    assert_same(wide, tp(mesh, WIDE, precision="bf16"))
+    assert_same(wide, tp(mesh, WIDE, AGAIN, "--no-overlap", precision="bf16", strict=True))
+    assert_different(wide, in_parts(mesh, precision="bf16"))
+    rows = in_parts(mesh, precision="bf16", tensor_reduce_fp32=1, micro=2, rows=True)
+    assert_same(rows, tp(mesh, WIDE, SEQUENCE, micro=2, precision="bf16"))
+    assert_same(rows, tp(mesh, WIDE, SEQUENCE, KEEP, AGAIN, micro=2, precision="bf16", strict=True))
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("mesh, precision", [("2x1", "bf16"), ("1x2", "fp32")])
+def test_tp_reduce_dtype_fp32_changes_nothing_where_nothing_is_added_or_rounded(mesh, precision):
+    assert_same(tp(mesh, precision=precision), tp(mesh, WIDE, precision=precision))
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("rows", [False, True], ids=["plain", "sequence"])
+def test_ranks_skip_the_same_steps_in_fp16(rows):
+    run = tp("2x2", LARGE_SCALE, SEQUENCE if rows else "", precision="fp16")
+    assert_same(in_parts("2x2", LARGE_SCALE, rows=rows, precision="fp16"), run)
+    assert_skips_some_steps(run)
+
+
+# In a part of 3 the last row of a sample is no multiple of it.
+@pytest.mark.parametrize("mesh, options, rows", [("2x2", "", False), rest("1x3", "--seq-len 48 --total-batch-size 1152", True)])
+def test_evaluations_and_samples_are_those_of_one_device(mesh, options, rows):
+    one, many = in_parts(mesh, EVALUATIONS, options, rows=rows), tp(mesh, EVALUATIONS, options, SEQUENCE if rows else "")
+    assert_same(one, many)
+    assert samples(one) == samples(many)
+
+
+def test_the_norm_is_clipped():
+    usual = tp("2x2", EVALUATIONS)
+    assert max(usual.series("grad_norm")) > 1
+    assert_different(usual, tp("2x2", EVALUATIONS, "--grad-clip 2"))
+
+
+def test_a_trace_names_the_communicators_of_both_axes(tmp_path):
+    tp("2x2", "--steps 2 --trace", tmp_path / "trace.json")
+    names = {event.get("name", "").split(" (")[0].split(" of ")[-1] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+    assert {"tp.0", "tp.1", "dp.0", "dp.1"} <= names
+
+
+# ---- bytes: 2 layers, 4 heads, 16 channels, a vocabulary of 384 with its padding, 16 positions; a copy has 512 / copies tokens ----
+@pytest.mark.parametrize("precision, wide, mesh, sequence, keep, again", [
+    ("fp32", 0, "1x2", 0, 0, 0), rest("fp32", 0, "1x2", 1, 0, 0), rest("fp32", 0, "1x4", 1, 1, 0), rest("fp32", 0, "4x2", 1, 0, 1),
+    rest("fp32", 0, "1x4", 0, 0, 1), rest("fp32", 0, "2x2", 1, 1, 1), rest("fp32", 0, "2x1", 0, 0, 0), rest("fp32", 1, "1x2", 1, 0, 0),
+    rest("bf16", 0, "2x2", 1, 0, 0), rest("bf16", 1, "1x2", 0, 0, 0), rest("bf16", 1, "2x2", 1, 0, 1), rest("bf16", 1, "1x4", 1, 1, 0),
+    rest("bf16", 1, "1x4", 0, 0, 1), rest("bf16", 1, "2x1", 0, 0, 0)])
+def test_a_rank_holds_and_sends_what_the_formulas_say(precision, wide, mesh, sequence, keep, again):
+    options = [SEQUENCE] * sequence + [KEEP] * (sequence and keep) + [AGAIN] * again
+    communication = tp(mesh, *options, "--steps 1", precision=precision).about["predicted_bytes"]["communication"]
+    run = tp(mesh, *options, *[WIDE] * wide, "--steps 2", precision=precision)
+    D, t = axes(mesh)
+    X, C, L, BT = 2 if precision == "bf16" else 4, 16, 2, 512 // D
+    wide = wide and X == 2 and t > 1 # there must be something to add, and 16 bits
+    rows, kept = BT // t if sequence else BT, 1 if again else L
+    gathered = sequence and not keep
+    P = L * ((12*C*C + 7*C) // t + 6*C) + (384 // t + 16 + 2) * C
+    activations = L * rows*C*X + kept * (rows * (C*X + 16) + (rows if gathered else BT) * 2*C*X + BT * (12*C // t * X + 4 // t * 4))
+    activations += rows * (2*C*X + 8) + BT * (3*C*X + 4*C // t * X + 12) + BT * (384 // t * X + 3*t*4)
+    halves = X * (2 * (4*L + 2) + again * (2 + sequence) * L + 2*L * gathered) # bytes an element of halves of sums
+    halves += wide * (2 - sequence) * (4*L + 1 + again*L) * 2                  # all but the embedding's, and what is gathered
+    sent = D * (t - 1) * (halves*BT*C + t*BT*12 + 2 * (sequence * (2*L + 1) * 2*C*X + 16)) + t * 2 * (D - 1) * (X*P + 8)
+    assert_bytes(run, sent // (D*t), parameters=X*P, gradients=X*P, optimizer_state=(12 if X == 2 else 8) * P,
+                 activations=activations + 40, communication=communication + wide*BT*C*4) # 40: StepStats
+
+
+# ---- what cannot be ----
+@pytest.mark.parametrize("ranks, options, pattern", [
+    (4, "--heads 2", "--tensor-parallel 4 does not divide 2 heads, .*choose --heads as a multiple of 4"),
+    rest(4, "--tensor-parallel 3", "--tensor-parallel 3 does not divide 4 ranks; start a multiple of 3, or choose a divisor of 4"),
+    (3, "--vocab-size 500 --heads 3 --channels 24", "--tensor-parallel 3 does not divide the vocabulary, 512 .*choose --vocab-size 768"),
+    (4, f"{SEQUENCE} --batch-size 1 --seq-len 15 --total-batch-size 0",
+     "--sequence-parallel .* --batch-size 1 x --seq-len 15 = 15 does not divide; choose a multiple of 4"),
+    rest(2, KEEP, "--keep-gathered is about what --sequence-parallel gathers"),
+    rest(4, "--tensor-parallel 2 --total-batch-size 100", "--total-batch-size 100 must be .* x 2 copies of the model = 128")],
+    ids=["heads", "ranks", "vocabulary", "rows", "keep_alone", "batch"])
+def test_every_rank_refuses_what_does_not_divide(ranks, options, pattern):
+    run = train("tp", SMALL, "--total-batch-size 512 --batch-size 4", options, ranks=ranks)
+    assert_refused_by_all(run, ranks, pattern)
+
+
+@pytest.mark.rest
+def test_tensor_parallel_0_is_all_ranks():
+    assert_same(tp("1x2"), tp("1x2", "--tensor-parallel 0"))
+    assert_refused(train("tp", SMALL, "--tensor-parallel -1", ranks=2), "--tensor-parallel must be between 0 and")
+
+
+# ---- ranks that die, hang or differ ----
+FAULTY = f"{batch(32, 2, 2)} --tensor-parallel 2 --fault"
+
+
+def test_a_bit_that_flips_in_what_all_ranks_have_is_found():
+    assert_all_say(faulty("tp", 4, FAULTY, "1:3:bitflip"), range(4), "after step 3 the parameters of unit 0 differ between rank 0 and rank 1")
+
+
+@pytest.mark.parametrize("rank, options", [(3, ""), rest(0, SEQUENCE)])
+def test_a_rank_that_dies_is_named_by_the_others(rank, options):
+    others = [r for r in range(4) if r != rank]
+    assert_all_say(faulty("tp", 4, FAULTY, f"{rank}:3:kill", options), others, f"rank {rank} has died")
+
+
+# Rank 2 is the first one of the second copy: rank 0 waits for it in dp.0, and rank 3 in tp.1.
+@pytest.mark.rest
+@pytest.mark.parametrize("rank, options, pattern", [
+    (2, "", r"rank 2 has not reached .* of [dt]p\.[01] .*rank [03] has waited"),
+    (1, SEQUENCE, r"rank 1 has not reached .* of tp\.0 .* rank 0 has waited"),
+    (3, "--tensor-parallel 1", "rank 3 has not reached .* of world")], ids=["copies", "a_copy", "copies_of_one"])
+def test_a_rank_that_hangs_is_named_by_all(rank, options, pattern):
+    run = faulty("tp", 4, FAULTY, f"{rank}:3:hang", options, timeout=15)
+    assert_all_say(run, range(4), pattern)
+
+
+# --fault flips a bit of the first parameter, which all ranks have. This program flips one of the last, of which each rank has its own.
+@pytest.mark.rest
+def test_a_bit_that_flips_in_a_part_is_found_by_the_other_copy():
+    header = ROOT / "build/split/flips/flips.h"
+    header.parent.mkdir(parents=True, exist_ok=True)
+    header.write_text('#include "../../../llmc/run/run.h"\n#define run_step_begin(run, step, x) run_step_begin(run, step, x + g.num_params - 1)\n')
+    program = make("DEVICE=cpu", "BUILD=build/split/flips", ["CFLAGS=-include build/split/flips/flips.h -O1"], "build/split/flips/train_gpt2_tp")
+    run = train("tp", SMALL, FAULTY, "3:3:bitflip --check-every 1 --comm-timeout 60", ranks=4, binary=program)
+    assert_all_say(run, range(4), "after step 3 the parameters of unit 2 differ between rank 1 and rank 3")

@@ -1,0 +1,193 @@
+"""ZeRO: every stage's losses, norms, weights and optimizer state are DDP's to the bit in rank order, and agree with PyTorch's. Each rank holds
+and sends as many bytes as the formulas say, which are written here a second time, in plain numbers."""
+import pytest
+from shards import assert_lost, assert_near_losses, sampled, samples, shard, skipped_steps
+from suite import (PYTORCH, TOKENS, Stored, assert_as_predicted, assert_close, assert_refused, assert_same, rest, train, trained)
+
+LONG = 6
+STAGES = [1, 2, 3]
+by_stage = pytest.mark.parametrize("stage", STAGES, ids="stage_{}".format)
+by_micro = pytest.mark.parametrize("micro", [1, 2], ids="{}_micro".format)
+# 16 sequences do not divide over 3 ranks. 8 ranks have the batches of one.
+by_ranks = pytest.mark.parametrize("ranks", [sampled(1), sampled(3), 4, sampled(8)], ids="{}_ranks".format)
+
+
+def pytorchs(ranks, more=""):
+    return Stored(f"ddp/ranks_{1 if ranks == 8 else ranks}{more}")
+
+
+def sizes(ranks, micro=1):
+    sequences = 12 if ranks == 3 else 16
+    return f"--batch-size {sequences // ranks // micro} --total-batch-size {32 * sequences}"
+
+
+def ddp(ranks, micro=1):
+    return trained("ddp", PYTORCH, sizes(ranks, micro), "--deterministic", ranks=ranks)
+
+
+def zero(stage, ranks, micro=1, order="--deterministic", **settings):
+    return trained("zero", PYTORCH, sizes(ranks, micro), "--zero-stage", stage, order, ranks=ranks, **settings)
+
+
+# ---- bits ----
+@by_ranks
+@by_stage
+def test_every_stage_has_ddps_bits_in_rank_order(ranks, stage):
+    assert_close(pytorchs(ranks), ddp(ranks))
+    assert_same(ddp(ranks), zero(stage, ranks))
+
+
+@by_ranks
+@by_stage
+def test_stage_1_has_ddps_bits_of_micro_batches_and_others_nearly(ranks, stage):
+    (assert_same if stage == 1 else assert_close)(ddp(ranks, micro=2), zero(stage, ranks, micro=2))
+    assert_same(zero(stage, ranks, micro=2), zero(stage, ranks, micro=2, strict=True))
+
+
+@by_ranks
+@by_stage
+def test_every_stage_summed_by_the_library_has_the_losses_norms_and_weights_of_pytorchs(ranks, stage):
+    assert_close(pytorchs(ranks, "_accumulate_2"), zero(stage, ranks, micro=2, order=""))
+
+
+# ---- what a rank holds and sends ----
+# The model of the reference run: 32 channels, 2 blocks, a vocabulary of 384 with its padding, 32 positions. fp32.
+ROOT, BLOCK = (384 + 32 + 2) * 32, 12 * 32 * 32 + 13 * 32
+
+
+def kept(ranks):
+    """The elements of a rank's shards of all units."""
+    return shard(ROOT, ranks) + 2 * shard(BLOCK, ranks)
+
+
+@by_ranks
+@by_stage
+@by_micro
+def test_each_rank_holds_what_the_formula_says(ranks, stage, micro):
+    run, others = zero(stage, ranks, micro), ddp(ranks, micro).about["predicted_bytes"]
+    units = 0
+    if stage >= 2: units += ranks * (shard(ROOT, ranks) + 2 * shard(BLOCK, ranks)) # buckets: of the root and two blocks
+    if stage == 3: units += ranks * (shard(ROOT, ranks) + shard(BLOCK, ranks)) # gathered: the root and a block
+    expected = others | {"parameters": 4 * kept(ranks) * (ranks if stage < 3 else 1), "gradients": 4 * kept(ranks) * (ranks if stage < 2 else 1),
+                         "optimizer state": 8 * kept(ranks), "communication": others["communication"] + 4 * units}
+    assert run.about["predicted_bytes"] == expected
+    assert {*run.series("mem_bytes"), *run.series("mem_peak_bytes")} == {sum(expected.values())} # as measured
+    assert_as_predicted(run)
+
+
+@by_ranks
+@by_stage
+@by_micro
+def test_each_rank_sends_what_the_formula_says(ranks, stage, micro):
+    """Some times P (N-1)/N elements: each rank sends its shards of all units to every other. And three sums of a double."""
+    times = {1: 2, 2: micro + 1, 3: 3 * micro}[stage]
+    run = zero(stage, ranks, micro)
+    assert run.series("comm_bytes") == [(ranks - 1) * (4 * times * ranks * kept(ranks) + 3 * 2 * 8) // ranks] * 20
+    assert_as_predicted(run)
+
+
+@pytest.mark.parametrize("ranks", [4, rest(8)], ids="{}_ranks".format)
+def test_stage_3s_peak_falls_with_the_number_of_ranks(ranks):
+    """24 blocks of 16 channels, so that one unit's gathered parameters and gradients are few. The sharded part, 16 bytes a parameter, is 1/N
+    of one rank's; the rest is the same except padding and what communication takes."""
+    def peak(ranks):
+        return trained("zero", SMALL, "--model d24 --batch-size 1 --seq-len 8 --total-batch-size 0 --steps 2 --zero-stage 3",
+                       ranks=ranks, env={"OMP_NUM_THREADS": 1}).series("mem_peak_bytes")[-1]
+
+    def sharded_and_gathered(ranks):
+        root, block = shard((384 + 8 + 2) * 16, ranks), shard(12 * 16 * 16 + 13 * 16, ranks)
+        return 16 * (root + 24 * block) + 4 * ranks * (2 * root + 3 * block)
+
+    assert peak(ranks) - peak(1) == sharded_and_gathered(ranks) - sharded_and_gathered(1) + (4 << 20) + 64
+
+
+@pytest.mark.parametrize("stage, options", [("zero", "--zero-stage 3"), ("fsdp", "")], ids=["zero", "fsdp"])
+def test_a_model_that_is_too_large_for_ddp_trains_with_the_same_limit(stage, options):
+    """16 bytes for each of 2 million parameters are more than 25 MB; 4 bytes each and the gathered ones are less."""
+    big = (SMALL, "--model d10 --channels 128 --batch-size 1 --seq-len 8 --total-batch-size 0 --steps 1 --memory-limit 0.025 --recompute none")
+    assert_refused(train("ddp", *big, ranks=4), "out of memory: .* are over --memory-limit 0.025 GB", "more ranks with ZeRO or FSDP")
+    trained(stage, *big, options, ranks=4)
+
+
+# ---- other shapes: two blocks have one bucket each, so with five blocks each bucket is reused within a step ----
+SMALL = (f"--eps 1e-5 --data {TOKENS} --val-data= --heads 2 --channels 16 --seq-len 16 --batch-size 4 --total-batch-size 192 --lr 3e-3 "
+         "--warmup-steps 2 --eval-every 0 --sample-every 0 --steps 6 --deterministic")
+DEEP = (SMALL, f"--model d5 --val-data {TOKENS} --eval-every 2 --eval-steps 3 --sample-every 3 --sample-tokens 20")
+
+
+@by_stage
+@pytest.mark.parametrize("options, strict", [("", False), ("", True), rest("--recompute block", False)], ids=["plain", "strict", "recompute"])
+def test_5_blocks_have_ddps_bits_and_samples(stage, options, strict):
+    ddp, zero = trained("ddp", *DEEP, ranks=3), trained("zero", *DEEP, "--zero-stage", stage, options, ranks=3, strict=strict)
+    assert_same(ddp, zero)
+    assert samples(ddp) == samples(zero)
+    assert_as_predicted(zero)
+
+
+@by_stage
+def test_5_blocks_with_4_micro_batches_are_near_ddp(stage):
+    assert_close(trained("ddp", *DEEP, ranks=3), trained("zero", *DEEP, "--batch-size 1 --zero-stage", stage, ranks=3))
+
+
+@pytest.mark.parametrize("stage", [1, rest(2), rest(3)], ids="stage_{}".format)
+@pytest.mark.parametrize("blocks", [rest(1), 5], ids="{}_blocks".format)
+def test_ranks_that_compare_their_parameters_find_them_equal(stage, blocks):
+    run = trained("zero", SMALL, "--model", f"d{blocks}", "--check-every 1 --zero-stage", stage, ranks=3)
+    if blocks == 1: assert_same(trained("ddp", SMALL, "--model d1", ranks=3), run)
+
+
+# ---- 16 bits, where each rank also has its shard of the fp32 master weights ----
+# fp16 begins with a scale too large for its gradients, so that steps are skipped. 24 sequences a step divide over all these ranks.
+HALF = (SMALL, "--model d3 --total-batch-size 384 --warmup-steps 5 --steps 20")
+SCALES = {"bf16": "", "fp16": "--loss-scale 8388608 --max-bad-steps 20"}
+in_16_bits = pytest.mark.parametrize("precision, ranks", [("bf16", 3), rest("bf16", 2), rest("bf16", 8), rest("fp16", 1), rest("fp16", 3)],
+                                     ids=lambda x: x if isinstance(x, str) else f"{x}_ranks")
+
+
+def half(stage, precision, ranks, micro=1, options=""):
+    return trained(stage, *HALF, "--batch-size", 24 // ranks // micro, SCALES[precision], options, ranks=ranks, precision=precision)
+
+
+@in_16_bits
+@by_stage
+def test_16_bits_have_ddps_bits_also_of_master_weights_and_skip_its_steps(precision, ranks, stage):
+    ddp, zero = half("ddp", precision, ranks), half("zero", precision, ranks, options=f"--zero-stage {stage}")
+    assert_same(ddp, zero)
+    if precision == "fp16": assert skipped_steps(ddp) == skipped_steps(zero)
+
+
+@in_16_bits
+@by_stage
+def test_16_bits_hold_2_bytes_a_parameter_2_for_its_gradient_and_12_of_state(precision, ranks, stage):
+    run = half("zero", precision, ranks, options=f"--zero-stage {stage}")
+    kept = shard((384 + 16 + 2) * 16, ranks) + 3 * shard(12 * 16 * 16 + 13 * 16, ranks)
+    expected = {"parameters": 2 * kept * (ranks if stage < 3 else 1), "gradients": 2 * kept * (ranks if stage < 2 else 1), "optimizer state": 12 * kept}
+    assert expected.items() <= run.about["predicted_bytes"].items()
+    assert_as_predicted(run)
+
+
+@pytest.mark.rest
+@by_stage
+@pytest.mark.parametrize("precision, bound", [("bf16", 1e-4), ("fp16", 1e-5)]) # a fortieth of the format's roundoff
+def test_micro_batches_in_16_bits_round_in_other_places_from_stage_2_on(precision, bound, stage):
+    ddp, zero = half("ddp", precision, 3, micro=2), half("zero", precision, 3, micro=2, options=f"--zero-stage {stage}")
+    if stage == 1: assert_same(ddp, zero)
+    else: assert_near_losses(ddp, zero, bound)
+    if precision == "fp16": assert skipped_steps(ddp) == skipped_steps(zero)
+
+
+# ---- ranks that fail ----
+FAILS = (SMALL, "--total-batch-size 256 --model d5 --steps 20")
+
+
+def test_a_rank_that_is_killed_is_named_by_the_others():
+    assert_lost("zero", "rank 2 has died.* during step [67]", *FAILS, "--zero-stage 3 --fault 2:7:kill")
+
+
+@pytest.mark.rest
+def test_a_rank_that_hangs_is_named_with_the_operation_it_did_not_reach():
+    assert_lost("zero", "rank 1 has not reached .*step 7", *FAILS, "--zero-stage 2 --fault 1:7:hang --comm-timeout 10")
+
+
+def test_there_is_no_stage_4():
+    assert_refused(train("zero", "--zero-stage 4"), "--zero-stage", "1", "3")

@@ -1,0 +1,127 @@
+"""Stages differ only where they must, and headers of llmc/ use only what is below them. `make check-stages` also prints how much there is
+to read from one stage to the next."""
+import graphlib, re, subprocess, sys
+from collections import defaultdict
+from pathlib import Path
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "dev/site"))
+import stages  # noqa: E402
+
+
+# ---- stages ----
+def definitions(stage):
+    """{name: text} of a stage's functions, structs, macros and headings of sections, with the comments above them, in the file's order.
+    "" is what belongs to none."""
+    found, lines = {}, stages.lines(stage)
+    for name, first, end in stages.definitions(stage):
+        text = "\n".join(lines[first:end]).strip("\n")
+        assert name not in found, f"{stage} defines {name} twice"
+        if name == "head" or name.startswith("section "):
+            text, _, rest = text.partition(name[8:] + "\n") if name != "head" else ("", "", text)
+            found[""] = found.get("", "") + rest + "\n"
+        if name != "head": found[name] = text
+    return found
+
+
+def reasons(stage):
+    """{name: why it may differ} of test/stages.list."""
+    lines = re.findall(rf"^{stage} (.+?): (.+)$", (ROOT / "test/stages.list").read_text(), re.M)
+    names = [name for listed, _ in lines for name in listed.split()]
+    assert len(names) == len(set(names)), f"{stage} has two reasons for one name"
+    return {name: why for listed, why in lines for name in listed.split()}
+
+
+def added(old, new):
+    """How many lines diff would add to old, without blank ones."""
+    a, b = ([line for line in text.split("\n") if line] for text in (old, new))
+    longest = [0] * (len(a) + 1)
+    for line in b:
+        diagonal = 0
+        for i, x in enumerate(a, 1):
+            diagonal, longest[i] = longest[i], diagonal + 1 if x == line else max(longest[i], longest[i - 1])
+    return len(b) - longest[-1]
+
+
+def print_sizes(stage, own, bases):
+    print(f"{stages.stage_file(stage)}: {len(stages.lines(stage))} lines")
+    for base, theirs in bases.items():
+        same = sum(own.get(name) == text for name, text in theirs.items() if name)
+        diff = subprocess.run(["diff", *map(stages.stage_file, (base, stage))], cwd=ROOT, capture_output=True, text=True).stdout
+        print(f"{stages.stage_file(base)} -> {stages.stage_file(stage)}: {same} definitions are the same, {len(theirs) - 1 - same} differ, "
+              f"{len(own.keys() - theirs.keys())} are new; {len(re.findall('^>', diff, re.M))} lines added, "
+              f"{len(re.findall('^<', diff, re.M))} removed")
+    if len(bases) > 1:
+        lines = sum(min(added(theirs[name], text) for theirs in bases.values() if name in theirs)
+                    if any(name in theirs for theirs in bases.values()) else added("", text) for name, text in own.items())
+        print(" and ".join(map(stages.stage_file, bases)), f"-> {stages.stage_file(stage)}: {lines} lines added, definition by definition, "
+              "to the nearer of the two")
+
+
+@pytest.mark.parametrize("stage", stages.STAGES[1:])
+def test_a_stage_differs_from_its_bases_only_where_the_list_gives_a_reason(stage):
+    own, bases, allowed = definitions(stage), {base: definitions(base) for base in stages.bases()[stage]}, reasons(stage)
+    print()
+    print_sizes(stage, own, bases)
+    shared = {name for theirs in bases.values() for name in theirs if name}
+    assert not allowed.keys() - shared, "the list names what no base has"
+    differ = {name for name in shared if not any(theirs.get(name) == own.get(name, "") for theirs in bases.values())}
+    assert differ - allowed.keys() == set(), "they differ without a reason in test/stages.list"
+    assert allowed.keys() - differ == set(), "test/stages.list has a reason, and they are the same"
+
+
+@pytest.mark.parametrize("stage", stages.STAGES[1:])
+def test_a_stage_has_its_definitions_in_the_order_of_its_bases(stage):
+    own, earlier = definitions(stage), set()
+    for theirs in map(definitions, stages.bases()[stage]):
+        assert [name for name in own if name in theirs and name not in earlier] == [name for name in theirs if name in own and name not in earlier]
+        earlier |= theirs.keys()
+
+
+# ---- folders of llmc/ ----
+FOLDERS = "base model device watch comm data save parallel run".split()  # each may use those before it
+APART = {("model", "device"), ("device", "model"), ("data", "comm")}  # neither needs the other
+HEADERS = sorted(path.relative_to(ROOT / "llmc") for path in (ROOT / "llmc").rglob("*") if path.suffix in (".h", ".cuh"))
+DECLARATIONS = (r"^#define (\w+)", r"^(?:static |inline |__device__ |template ?<.*> ?)+[^=;(]*?\b(\w+)\(.*\{", r"^typedef .*\b(\w+);", r"^\} (\w+);",
+                r"^struct (\w+) \{")
+PROTOTYPE = r"^[a-z][^=;{}(]*?\b(\w+)\([^;{}]*\);"
+
+
+def code(path):
+    """A header without comments and strings."""
+    return re.sub(r"/\*.*?\*/|//[^\n]*|(?<!include )\"(?:\\.|[^\"\\\n])*\"", " ", (ROOT / "llmc" / path).read_text(), flags=re.S)
+
+
+def includes(path):
+    return {((ROOT / "llmc" / path).parent / name).resolve().relative_to(ROOT / "llmc") for name in re.findall(r'^#\s*include "(.*)"', code(path), re.M)}
+
+
+def uses():
+    """{header: {header: names}}: what a header includes, and what it uses of those that alone have a name. Where a function has a
+    prototype, that is its home, so that a header which implements what another one documents makes no circle."""
+    homes, announced = defaultdict(set), defaultdict(set)
+    for path in HEADERS:
+        for name in {name for pattern in DECLARATIONS for name in re.findall(pattern, code(path), re.M)}: homes[name].add(path)
+        for name in re.findall(PROTOTYPE, code(path), re.M): announced[name].add(path)
+    homes |= announced
+    found = {path: defaultdict(set, {to: {"include"} for to in includes(path)}) for path in HEADERS}
+    for path in HEADERS:
+        for name in set(re.findall(r"(?<![.\w>])\w+\b(?=\s*\()|\b[A-Z]\w+\b", code(path))):
+            if len(homes.get(name, ())) == 1 and path not in homes[name]: found[path][min(homes[name])].add(name)
+    return found
+
+
+def test_headers_use_only_folders_below_their_own():
+    upward = [f"{path} -> {to}: {', '.join(sorted(names))}" for path, others in uses().items() for to, names in others.items()
+              if (a := path.parts[0]) != (b := to.parts[0]) and (FOLDERS.index(b) > FOLDERS.index(a) or (a, b) in APART)]
+    assert not upward
+
+
+def test_headers_neither_include_nor_use_one_another_in_circles():
+    [*graphlib.TopologicalSorter(uses()).static_order()]
+    assert all((ROOT / "llmc" / to).exists() for path in HEADERS for to in includes(path))
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q", "-s", "-k", "differs"]))

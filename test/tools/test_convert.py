@@ -1,0 +1,138 @@
+"""hf_import, hf_export and llmc_import as programs, without Hugging Face's libraries (test/interop has those): what they refuse, and that the
+command that an import ends with is one that works. A vocabulary may be smaller than that of any tokenizer."""
+import json, math, os, re, shutil
+import numpy as np
+import pytest
+from suite import REFERENCE, assert_refused, command, once, program, train, trained
+
+INITIAL = f"{REFERENCE}/initial"
+SMALL = "--model d1 --heads 2 --channels 16 --seq-len 16 --batch-size 8 --lr 3e-3 --warmup-steps 2"
+
+
+def token_file(vocabulary):
+    """700 tokens, the model of which has something to learn."""
+    tokens = np.array([20240520, 1, 700] + [0] * 253, "<i4").tobytes() + (np.arange(700) ** 2 % vocabulary).astype("<u2").tobytes()
+    return once(f"700 of {vocabulary} tokens", lambda place: (place / "tokens.bin").write_bytes(tokens)) / "tokens.bin"
+
+
+def small(vocabulary, *options, start=trained):
+    path = token_file(vocabulary)
+    return start("single", f"--data {path} --val-data {path} --tokenizer= --vocab-size {vocabulary}", SMALL, *options)
+
+
+def learned(vocabulary):
+    return small(vocabulary, "--steps 20 --sample-every 5 --eval-every 20")
+
+
+def run(tool, *arguments):
+    done = command([program(tool)], *arguments)
+    assert done.status == 0, done
+    return done.out
+
+
+def refused(place, tool, source, *patterns):
+    """The tool refuses this source, and leaves nothing."""
+    assert_refused(command([program(tool), source, place / "none"], timeout=60), *patterns)
+    assert not [*place.glob("*none*")]
+
+
+# ---- there and back ----
+VOCABULARIES = pytest.mark.parametrize("vocabulary", [2, 50, 256])
+
+
+@VOCABULARIES
+def test_a_vocabulary_smaller_than_any_tokenizers_trains_without_one(vocabulary):
+    run = learned(vocabulary)
+    first, *_, last = run.series("val_loss")
+    assert first > 0.6 * math.log(vocabulary) and last < 0.95 * math.log(vocabulary)
+    assert set(run.series("val_loss_per_byte")) == {None}
+
+
+@VOCABULARIES
+def test_an_import_trains_by_the_command_that_it_names(vocabulary, tmp_path):
+    checkpoint = learned(vocabulary).checkpoint()
+    run("hf_export", checkpoint, tmp_path / "hf")
+    said = run("hf_import", tmp_path / "hf", tmp_path / "again")
+    assert (tmp_path / "again/model.safetensors").read_bytes() == (checkpoint / "model.safetensors").read_bytes()
+    options = re.search("^to train from it: (.*)", said, re.M)[1]
+    trained("single", options.replace("TOKENS.bin", str(token_file(vocabulary))), "--seq-len 16 --batch-size 8 --steps 2")
+
+
+@pytest.mark.parametrize("options, patterns", [
+    ("--data README.md", ["README.md", "without a --tokenizer"]), ("--vocab-size 0", ["--vocab-size", "not 0"]),
+    ("--tokenizer bytes", ["257 tokens", "only 50", "--tokenizer= "])], ids=["text", "no_vocabulary", "tokenizer_too_large"])
+def test_without_a_tokenizer_the_error_says_what_works(options, patterns):
+    assert_refused(small(50, options, start=train), *patterns)
+
+
+# ---- hf_import and hf_export ----
+@pytest.fixture
+def hf(tmp_path):
+    """Our reference model, as hf_export writes it."""
+    run("hf_export", INITIAL, tmp_path / "hf")
+    return tmp_path / "hf"
+
+
+def test_an_import_of_257_tokens_names_no_tokenizer(hf, tmp_path):
+    assert f"to train from it: --init-from {tmp_path}/plain\n" in run("hf_import", hf, tmp_path / "plain")
+
+
+def last_value(path, data):
+    path.write_bytes(path.read_bytes()[:-4] + data)
+
+
+@pytest.mark.parametrize("data, value", [(b"\0\0\xc0\x7f", "nan"), (b"\0\0\x80\xff", "-inf")], ids=["nan", "inf"])
+def test_weights_that_are_no_numbers_are_refused(hf, tmp_path, data, value):
+    last_value(hf / "model.safetensors", data)
+    refused(tmp_path, "hf_import", hf, "model.safetensors", "tensor 'transformer", f"is {value}", "download it again")
+
+
+@pytest.mark.parametrize("member, patterns", [
+    ({"layer_norm_epsilon": 1.00001e-5}, ["is 1.00001e-05; only 1e-05"]), ({"layer_norm_epsilon": 9.999999747378752e-06}, None),  # 1e-5 in fp32
+    ({"quantization_config": {"load_in_8bit": True}}, ["quantization_config", "dequantize"]), ({"quantization_config": None}, None)],
+    ids=["epsilon_in_the_sixth_digit", "epsilon_in_fp32", "quantised", "not_quantised"])
+def test_members_of_config_json(hf, tmp_path, member, patterns):
+    (hf / "config.json").write_text(json.dumps(json.loads((hf / "config.json").read_text()) | member))
+    if patterns: refused(tmp_path, "hf_import", hf, "config.json", *patterns)
+    else: run("hf_import", hf, tmp_path / "fine")
+
+
+@pytest.mark.parametrize("make, kind", [(os.mkfifo, "pipe"), (os.mkdir, "folder")], ids=["pipe", "folder"])
+@pytest.mark.parametrize("tool, file", [("hf_import", "config.json"), ("hf_import", "model.safetensors"), ("hf_export", "state.json"),
+                                        ("hf_export", "model.safetensors"), ("hf_export", "vocab.json"), ("llmc_import", "")])
+def test_what_is_no_file_is_named_and_not_waited_for(tmp_path, tool, file, make, kind):
+    source = tmp_path / "source"
+    if tool == "hf_import": run("hf_export", INITIAL, source)
+    elif tool == "hf_export" and file != "vocab.json": shutil.copytree(INITIAL, source)
+    elif file: source.mkdir()
+    (source / file).unlink(missing_ok=True)
+    make(source / file)
+    said = f"{file or 'source'}: is a {kind}"
+    if file != "vocab.json": refused(tmp_path, tool, source, f"{said}, not a file")
+    else: assert_refused(command([program(tool), INITIAL, tmp_path / "none", "--tokenizer", source], timeout=60), said)
+
+
+# ---- llmc_import ----
+@pytest.fixture
+def llmc(tmp_path):
+    """A model of 1 layer, 2 heads, 8 channels, 50 tokens padded to 128, 16 positions, all zeros, as llm.c stores it."""
+    numbers = np.array([20240326, 3, 16, 50, 1, 2, 8, 128] + [0] * (248 + 2040), "<i4")
+    (tmp_path / "model.bin").write_bytes(numbers.tobytes())
+    return tmp_path / "model.bin"
+
+
+def test_a_model_of_llmc_trains_without_a_tokenizer_as_the_import_says(llmc, tmp_path):
+    assert "--tokenizer= --data TOKENS.bin" in run("llmc_import", llmc, tmp_path / "from_llmc")
+    small(50, f"--steps 2 --sample-every 0 --init-from {tmp_path}/from_llmc --channels 8")
+
+
+@pytest.mark.parametrize("change, pattern", [
+    (lambda x: x[:1023], "model.bin: has 1023 bytes, less than the 1024"),
+    (lambda x: x[:2048] + b"\0\0\xc0\x7f" + x[2052:], "model.bin: tensor 'wte' has a value that is nan")], ids=["short", "nan"])
+def test_a_broken_model_of_llmc_is_refused(llmc, tmp_path, change, pattern):
+    llmc.write_bytes(change(llmc.read_bytes()))
+    refused(tmp_path, "llmc_import", llmc, pattern)
+
+
+def test_the_current_folder_is_called_a_folder(tmp_path):
+    refused(tmp_path, "llmc_import", ".", r"\.: is a folder, not a file")

@@ -1,0 +1,212 @@
+"""build/overlap: how it splits communication by kind, unit, communicator and caller adds up to what the run itself has measured; numbers and pictures
+of made-up timelines are known; and files that are no timelines are refused."""
+import copy, json, re, xml.dom.minidom
+import pytest
+from suite import TOKENS, assert_refused, command, once, program, rest, session, trained
+
+SMALL = (f"--data {TOKENS} --val-data= --model d3 --heads 2 --channels 32 --seq-len 32 --batch-size 4 --steps 6 --eval-every 0 --sample-every 0 "
+         "--save-every 0")
+BLOCKS = {"root", "block 0", "block 1", "block 2", "no unit"}
+OUTSIDE = ["gpt2_reduce", "gpt2_clip", "gpt2_update"]
+SHARDS = ["group_gather", "grad_ready", *OUTSIDE]
+
+
+def overlap(trace, *options, status=0):
+    run = command([program("overlap"), trace], *options)
+    assert run.status == status, run
+    return run
+
+
+def traced(ranks, stage, *options, **settings):
+    """A run with a timeline, and its path."""
+    trace = once(f"timeline {ranks} {stage} {options} {settings}", lambda place: None) / "trace.json"
+    return trained(stage, SMALL, *options, "--trace", trace, ranks=ranks, **settings), trace
+
+
+def total(parts, what):
+    return sum(part[what] for part in parts.values())
+
+
+# What an evaluation sends counts in no step.
+@pytest.mark.parametrize("ranks, stage, options, callers, units, strict", [
+    (2, "ddp", "--bucket-mb 0.04", ["grad_ready", "gpt2_reduce"], None, False),
+    (2, "fsdp", f"--total-batch-size 512 --val-data {TOKENS} --eval-every 2 --eval-steps 1", SHARDS, BLOCKS, False),
+    rest(2, "fsdp", "", SHARDS, BLOCKS, True),
+    rest(2, "fsdp", "--wrap-blocks 0", SHARDS, {"root to block 2", "no unit"}, False),
+    rest(2, "fsdp", "--cpu-offload", SHARDS, BLOCKS, False),
+    rest(4, "fsdp", "--sharding hybrid --shard-group 2", ["bucket_finish", *SHARDS], BLOCKS, False),
+    rest(2, "ddp", "--ddp naive", ["gpt2_reduce", "gpt2_reduce_naive"], None, False),
+    rest(2, "zero", "--zero-stage 2", ["grad_ready", "gpt2_gather", *OUTSIDE], None, False),
+    rest(2, "zero", "--zero-stage 3 --total-batch-size 512", ["grad_ready", "unit_params", *OUTSIDE], BLOCKS, False),
+    rest(2, "tp", "", ["rows_sum_begin", "head_logits", "add_squares"], None, False),
+    rest(2, "pp", "--batch-size 2", ["gpt2_expect", "gpt2_act", *OUTSIDE], {"root", "messages", "no unit"}, False),
+    rest(2, "compress", "--compress int8", ["bucket_send", "gpt2_reduce"], BLOCKS, False),
+    rest(4, "3d", "--mesh tp=2,pp=2 --batch-size 2", ["rows_sum_begin", "head_logits", "add_squares", "gpt2_expect", "gpt2_act", "gpt2_reduce"], None, False)])
+def test_every_split_adds_up_to_what_the_run_has_measured(ranks, stage, options, callers, units, strict):
+    run, trace = traced(ranks, stage, options, strict=strict)
+    found, mean = json.loads(overlap(trace, "--json").out), run.lines[-1]["diagnosis"]["mean"]
+    of_kind = {}
+    for kinds in mean["exposed"].values():
+        for kind, ms in kinds.items(): of_kind[kind] = of_kind.get(kind, 0) + ms
+    waits = mean["bubble"] + mean["waiting"]
+    for way in "by_kind", "by_unit", "by_caller", "by_communicator":
+        for what, measured in ("total", sum(mean["communication"].values())), ("exposed", sum(of_kind.values())), ("waits_for_ranks", waits):
+            assert abs(total(found[way], what) - measured) < 0.003, (way, what)
+    assert all(abs(part["exposed"] - of_kind.get(kind, 0)) < 0.003 for kind, part in found["by_kind"].items())
+    for figure in "efficiency_communication", "efficiency_exposed": assert abs(found[figure] - run.lines[-1]["diagnosis"][figure]) < 0.0006
+    assert set(found["by_caller"]) == set(callers) and (units is None or set(found["by_unit"]) == units)
+    communicators = {"hybrid": {"shard", "replica", "world"}, "tp=2": {"tp", "pp"}}
+    for word, names in communicators.items(): assert word not in options or set(found["by_communicator"]) == names
+
+
+def issued(trace):
+    """(caller, kind, units) of each operation of step 2."""
+    return {(e["args"]["caller"], e["name"].split(" #")[0], *e["args"].get("units", [])) for e in json.loads(trace.read_text())["traceEvents"]
+            if e.get("args", {}).get("caller") and e["args"]["step"] == 2}
+
+
+def test_a_timeline_says_who_issued_what():
+    ddp = issued(traced(2, "ddp", "--bucket-mb 0.04")[1])
+    assert ("gpt2_reduce", "all-reduce") in ddp and {x[0] for x in ddp if len(x) == 4} == {"grad_ready"}
+    fsdp = issued(traced(2, "fsdp", f"--total-batch-size 512 --val-data {TOKENS} --eval-every 2 --eval-steps 1")[1])
+    assert {("group_gather", "all-gather", u, u) for u in range(4)} | {("grad_ready", "reduce-scatter", u, u) for u in range(4)} <= fsdp
+
+
+def test_the_frames_of_a_step_are_as_wide_as_those_in_them(tmp_path):
+    said = overlap(traced(2, "fsdp", f"--total-batch-size 512 --val-data {TOKENS} --eval-every 2 --eval-steps 1")[1], "--flame --flame-svg",
+                   tmp_path / "flame.svg").out
+    rows = [(len(indent) // 2, name, float(ms)) for indent, name, ms in
+            re.findall(r"^( *)(\S.*?) +([\d.]+) +[\d.]+ %", said[said.index("\nstep > "):], re.M)]
+    assert {"backward", "group_gather", "block 2"} <= {name for _, name, _ in rows} and len(rows) > 20
+    for i, (depth, name, ms) in enumerate(rows):
+        end = next((j for j in range(i + 1, len(rows)) if rows[j][0] <= depth), len(rows))
+        inner = [row[2] for row in rows[i + 1:end] if row[0] == depth + 1]
+        assert not inner or abs(sum(inner) - ms) < 0.0006 * (len(inner) + 1), name
+    xml.dom.minidom.parse(str(tmp_path / "flame.svg"))
+    assert "<title>step &gt; backward &gt; grad_ready &gt; reduce-scatter &gt; block 1: " in (tmp_path / "flame.svg").read_text()
+
+
+def test_one_rank_computes_only(tmp_path):
+    trained("single", SMALL, "--trace", tmp_path / "one.json")
+    said = overlap(tmp_path / "one.json", "--flame").out
+    assert "\nno communication between ranks in the steps that count" in said and "\n    computing " in said
+
+
+# ZeRO's stage 3 waits for gathers in the middle of the forward and the backward pass: each wait splits the slice around it.
+def test_a_wait_is_cut_out_of_the_slice_around_it():
+    events = json.loads(traced(2, "zero", "--zero-stage 3 --total-batch-size 512")[1].read_text())["traceEvents"]
+    for rank in 0, 1:
+        slices = sorted((e["ts"], e["dur"], e["name"]) for e in events if e["ph"] == "X" and e["pid"] == rank and e["tid"] == 0)
+        waits = [i for i, s in enumerate(slices) if "wait for all-gather" in s[2]]
+        assert len(waits) >= 6 * 6 # blocks' gathers, 3 forward and 3 backward in each step; the root's waits may be between slices
+        assert all(a[0] + a[1] <= b[0] + 0.01 for a, b in zip(slices, slices[1:]))
+        computing = [(i, s[2]) for i, s in enumerate(slices) if i not in waits]
+        for (i, before), (j, after) in zip(computing, computing[1:]): assert j == i + 1 or before == after, f"{after} follows a wait within {before}"
+
+
+# ---- made-up timelines: times in milliseconds ----
+def timeline(path, events):
+    path.write_text(json.dumps({"traceEvents": [*events, {"ph": "M", "name": "process_name", "pid": 0}]}))
+    return path
+
+
+def slice_of(rank, name, begin, duration, step, track=0, **more):
+    return {"ph": "X", "name": name, "pid": rank, "tid": track, "ts": begin * 1e3, "dur": duration * 1e3, "args": {"step": step, **more}}
+
+
+# Step 2, 100 ms. Rank 0 computes for 60 and waits for 40: for the gather 30, of which rank 1 waited 10, and for the reduce-scatter 10 as rank 1 did. The
+# gather takes 20 ms on rank 1 and 45 on rank 0. The loss was waited for before the step.
+def made_up():
+    events = []
+    for r in 0, 1:
+        events += [slice_of(r, "forward, block 0", 1000, 40, 2), slice_of(r, "backward, block 0", 1040, 60, 2)]
+        units = {} if r else {"units": [0, 1]} # rank 1 does not know what it reduces, but rank 0 does
+        for name, begin, duration, at, more in [
+                ("all-gather #1 (8 fp32)", 1000 + 25*r, 45 - 25*r, 1000, {"waited": (30 - 20*r) * 1e3, "caller": "unit_params", "units": [1, 1]}),
+                ("reduce-scatter #2 (8 fp32)", 1080, 16, 1075, {"waited": 10e3, "caller": "grad_ready", **units}),
+                ("all-reduce #0 (1 fp64)", 900, 50, 900, {"waited": 50e3, "caller": "evaluate", "outside": True})]:
+            events += [slice_of(r, name, begin, duration, 2, 1, ranks=2, **more), {"ph": "s", "name": "issued", "pid": r, "tid": 0, "ts": at * 1e3}]
+        events.append({"ph": "M", "name": "step", "pid": r, "args": {"step": 2, "seconds": 0.1, "data": 0, "running": 0.06 + 0.02*r, "until": 0}})
+    return events
+
+
+def test_numbers_that_are_known(tmp_path):
+    trace = timeline(tmp_path / "made.json", made_up())
+    found, said = json.loads(overlap(trace, "--json").out), overlap(trace, "--callers --flame").out
+    # gather: 10 of 20 ms exposed, 30 - 10 on rank 0 are waits, half of them on average. reduce-scatter: 10 of 16
+    expected = {"all-gather": (20, 10, 10), "reduce-scatter": (16, 10, 0)}
+    assert {kind: tuple(round(x, 6) for x in part.values()) for kind, part in found["by_kind"].items()} == expected
+    assert set(found["by_caller"]) == {"unit_params", "grad_ready"} and set(found["by_unit"]) == {"block 0", "root to block 0"}
+    assert round(found["efficiency_communication"], 6) == round(70 / (70 + 36), 6) and round(found["efficiency_exposed"], 6) == round(70 / (70 + 20), 6)
+    assert re.search(r"^  all  *36.000 *36.00 % *20.000 *20.00 % *10.000$", said, re.M)
+    assert re.search(r"^step  *146.000  100.0 % *20.000 *16.000 *10.000 ", said, re.M) and re.search("^    grad_ready  *16.000 ", said, re.M)
+
+
+def test_a_timeline_of_an_older_program_has_no_callers(tmp_path):
+    events = [e for e in made_up() if e["name"] != "step"]
+    for e in events:
+        for name in "caller", "units", "ranks", "waited": e.get("args", {}).pop(name, None)
+    trace = timeline(tmp_path / "old.json", events)
+    assert_refused(overlap(trace, "--callers", status=1), "--callers: .*old.json does not say who issued its operations", "run the program again with --trace")
+    said = overlap(trace, "--flame").out
+    assert re.search("^Without notes of its steps", said, re.M) and "neither units nor callers" in said
+
+
+
+@pytest.mark.parametrize("change, pattern", [
+    (lambda e: e[2].update(name="cudaMemcpy 1 (8 fp32)"), "event 2, 'cudaMemcpy 1 .8 fp32.', is no operation between ranks"),
+    (lambda e: e[2].update(name="all-gathers #1 (8 fp32)"), "is no operation between ranks"),
+    (lambda e: e[2]["args"].update(units=[1, 999]), "has units 1 to 999"),
+    (lambda e: e[2]["args"].update(caller="<b>"), "event 2: '<b>' is no function"),
+    (lambda e: e[0].update(dur=-40000.0), "event 0 lasts -40000"),
+    (lambda e: e.pop(), "has no step that all ranks have"),
+    (lambda e: e[-1]["args"].update(step=3), "has other steps of rank 1 than of rank 0")],
+    ids=["operation", "kind", "units", "caller", "duration", "rank", "steps"])
+def test_what_is_no_timeline_is_refused(tmp_path, change, pattern):
+    events = made_up()
+    change(events)
+    assert_refused(overlap(timeline(tmp_path / "broken.json", events), status=1), pattern)
+
+
+# Two ranks; steps 1 (not counted), 2 and 3. In step 2 rank 0 sends for 30 ms, 10 of them hidden; in step 3 for 20 ms, all hidden.
+@pytest.fixture
+def two_steps(tmp_path):
+    events = [slice_of(0, "forward", 0, 500, 1)]
+    for r in 0, 1:
+        events += [slice_of(r, *s) for s in [
+            ("forward, block 0", 1000, 40, 2), ("backward, block 0", 1040, 50, 2), ("wait for gradients", 1090, 20, 2), ("update", 1110, 10, 2),
+            ("forward, block 0", 2000, 40, 3), ("backward, block 0", 2040, 50, 3), ("update", 2090, 10, 3),
+            ("all-reduce #1", 1080, 30, 2, 1), ("all-reduce #2", 2060, 20, 3, 1)]]
+    return timeline(tmp_path / "trace.json", events)
+
+
+def test_mean_times_leave_out_the_first_step_and_a_step_is_drawn(two_steps):
+    # (100 + 100) / 2 ms of compute, 25 of communication, 10 exposed, 20 ms before the end of the backward pass on average
+    said = overlap(two_steps).out
+    assert re.search(r"^rank 0 *100.00 *25.00 *10.00 *90.9% *20.00\nrank 1 *100.00 *25.00 *10.00", said, re.M) and "\nstep 3, 100.00 ms" in said
+    said = overlap(two_steps, "--step 2 --columns 12").out
+    assert "\nstep 2, 120.00 ms" in said and "|ffffbbbbb..u|" in said and "|        ### |" in said
+
+
+# 800 pixels are 120 ms: communication begins after 80 of them and takes 30, of which the first 10 are hidden.
+def test_a_picture_has_a_box_for_each_slice_at_its_place(two_steps, tmp_path):
+    overlap(two_steps, "--step 2 --svg", tmp_path / "a.svg")
+    xml.dom.minidom.parse(str(tmp_path / "a.svg"))
+    picture = (tmp_path / "a.svg").read_text()
+    for colour in "#c1121f", "#7fb069", "#eeeeee", "#8d99ae": assert picture.count(f'height="18" fill="{colour}"') == 2
+    assert '<rect x="593.33" y="52" width="200.00" height="18" fill="#c1121f"' in picture
+    assert '<rect x="593.33" y="52" width="66.67" height="18" fill="#7fb069"' in picture # what hides it
+    overlap(two_steps, "--step 2 --svg", tmp_path / "half.svg", "--svg-ms 240")
+    assert '<rect x="326.67" y="52" width="100.00" height="18" fill="#c1121f"' in (tmp_path / "half.svg").read_text()
+
+
+@pytest.mark.parametrize("options, pattern", [("--step 9", "the trace has no such step"), ("--svg /no/such/folder/a.svg", "cannot be opened for writing"),
+                                              ("--flame-svg /no/such/folder/a.svg", "flame-svg /no/such/folder/a.svg: cannot be opened for writing")],
+                         ids=["step", "svg", "flame_svg"])
+def test_a_missing_step_or_folder_is_refused(two_steps, options, pattern):
+    assert_refused(overlap(two_steps, options, status=1), pattern)
+
+
+def test_half_a_file_is_refused(tmp_path):
+    (tmp_path / "torn.json").write_text(json.dumps({"traceEvents": made_up()})[:700])
+    assert_refused(overlap(tmp_path / "torn.json", status=1), "torn.json.*is not JSON")

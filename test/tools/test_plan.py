@@ -1,0 +1,518 @@
+"""build/plan: its tables and JSON, its errors, and its bytes compared with what training programs predict and hold. (test_plan*.c have the
+formulas; dev/bench/plan_check.sh compares its seconds with measured ones.)"""
+import functools, json, re
+import pytest
+from suite import TOKENS, assert_refused, command, program, rest, train, trained
+
+XL = "--model gpt2-xl --ranks 8 --seq-len 1024 --batch-size 4"
+GPT2 = "--model gpt2 --ranks 8 --seq-len 1024 --batch-size 4"
+PP4 = f"{GPT2} --pipeline-parallel 4"
+# The course outline's example: 10 ms of computing and 8 of communication are 55 %.
+METHODS = "--compress all --model gpt2 --ranks 4 --precision fp32 --compute-ms 10 --communication-ms 8"
+EVERY_RANKS = [1 << k for k in range(13)]
+
+
+@functools.lru_cache
+def said(*options):
+    run = command(program("plan"), *options)
+    assert run.status == 0, run
+    return run.out
+
+
+def answer(*options):
+    return json.loads(said("--json", *options))
+
+
+def ways(*options):
+    """{name: bytes by kind} of each way of dividing the work."""
+    return {way["name"]: way["bytes"] for way in answer(*options)["ways"]}
+
+
+def fits(*options):
+    """{name: the words for each device, in a list}"""
+    return {way["name"]: [x["fits"] for x in way["devices"].values()] for way in answer(*options)["ways"]}
+
+
+def times(table, *options):
+    """{row's name: row} of a table of times."""
+    return next({row["name"]: row for row in t["rows"]} for t in answer(*options)["times"] if t["table"] == table)
+
+
+def columns(text):
+    """{column: {row: number}} of the tables of bytes of --exact."""
+    found = {}
+    for table in re.split(r"^bytes per rank of \d+ +", text, flags=re.M)[1:]:
+        head, *lines = table.split("\n")
+        for line in lines[:next(i for i, x in enumerate(lines) if not x.startswith("  "))]:
+            name, *numbers = re.split(r"  +", line.strip())
+            of = f"{before} recomputed" if name == "or recomputed" else name
+            before = of
+            for column, number in zip(re.split(r"  +", head.strip()), numbers): found.setdefault(column, {}).setdefault(of, int(number))
+    return found
+
+
+def rows_of(text):
+    """Parametrizes a test with lines of "options => pattern ~ pattern"; deeper lines belong to the one above."""
+    lines = [line.split(" => ") for line in re.sub(r"\n    ", " ", text).replace("=> ~", "=>").strip().split("\n")]
+    full = lambda options: " ".join({"XL": XL, "GPT2": GPT2, "PP4": PP4, "METHODS": METHODS}.get(word, word) for word in options.split())
+    return pytest.mark.parametrize("options, patterns", [pytest.param(full(options), patterns.split(" ~ "), id=short(options)) for options, patterns in lines])
+
+
+def short(options):
+    """A name for pytest's -k."""
+    return re.sub(r"[^\w.+-]+", "_", str(options).replace("--", "")).strip("_") or "plain"
+
+
+# ---- what is printed ----
+SAID = r"""
+XL => 1557611200 parameters ~ bytes per rank of 8 .*ddp .*zero-1 .*zero-2 .*zero-3 .*fsdp ~ parameters +3.1 GB +3.1 GB +3.1 GB +389 MB ~
+    gradients +3.1 GB +3.1 GB +389 MB ~ optimizer state +18.7 GB +2.3 GB ~ activations +10.6 GB ~ or recomputed +1.4 GB ~
+    fits +24 GB +40 GB +80 GB +141 GB ~ ddp +no +yes ~ fsdp +yes +yes ~ fsdp +d55, 8.36 B ~
+    tensor parallelism: none of 2, 4 and 8 divides 8 ranks, 25 heads and 50304 tokens
+XL --ranks 64 => fsdp +d[7-9][0-9], 
+--model gpt2-medium --ranks 8 --seq-len 1024 => ^tp t: t ranks share .* 16 x 1024 tokens ~ ^  tp 8 +yes
+GPT2 => ^split      9,3: ranks compute for 97 % .* for 76 %$ ~ ^split      4,4,4,0: .* for 80 % .* for 52 %$ ~ ^  pp 8 +yes ~
+    ^zero-3 waits for each unit that it gathers, as train_gpt2_zero does
+PP4 --accumulation 9 => interleaved with 2 chunks is left out: .* 4 micro-batches, and 8 blocks
+PP4 --schedule 1f1b => 6.3 MB between stages in a step of a copy, each in 0.017 ms$
+PP4 --schedule 1f1b --ranks-per-node 1 => each in 0.140 ms, between nodes$
+--params 7.5e9 --ranks 64 => bytes per rank of 64 ~ ^  4 +120.0 +52.50 +41.25 +30.00 ~ ^  64 +120.0 +31.41 +16.64 +1.88 ~
+    ^  1024 +120.0 +30.09 +15.10 +0.12 ~ total +120 GB +31.4 GB +16.6 GB +1.9 GB ~ zero-2 +yes +10.8 B ~ ddp +no +1.5 B
+--params 1e12 => ^  256 +16000.0 +4046.9 +2054.7 +62.50
+--params 7e9 --master off --ranks 1 => 7e\+09 parameters in bf16: 2 \+ 2 \+ 8 bytes ~ total +84.0 GB
+--params 1e9 --precision fp32 => 4 \+ 4 \+ 8 bytes
+--params 875e6 --master off --ranks 8 => parameters +1.8 GB +1.8 GB +1.8 GB +219 MB +438 MB ~ total +10.5 GB .* +1.8 GB$
+--params 1e9 --ranks 64 --memory 32 --reserve 0 => ^fits, largest +32 GB ~ ^  ddp +yes +2 B ~ ^  zero-1 +yes +7.64 B ~
+    ^  zero-2 +yes +14.4 B ~ ^  zero-3 +yes +128 B
+--model gpt3-13b --seq-len 2048 --ranks 64 => 40 layers, 40 heads, 5120 channels, vocabulary 50257, context 2048: 12853386240
+XL --gpu rtx4090 => ^ +8  does not fit: 35.5 GB of rtx4090$
+XL --batch-size 8 --gpu rtx4090 --reserve 4 => ^ +8  does not fit: 29.8 GB of rtx4090; with --recompute block 11.3 GB$
+--model d126 --channels 16384 --heads 128 --ranks 1024 --batch-size 1 => ^ +1024  does not fit: 6.5 TB of an h100$ ~ ^fsdp
+--model d126 --channels 16384 --heads 128 --ranks 1024 --batch-size 1 --compute-ms 5 => ^ +1 .*%$
+GPT2 --total-batch-size 65536 => ^ +512  65536 tokens are no multiple of 512 x 4 x 1024
+--model gpt2 --ranks 8 --total-batch-size 1024000000000 => ^ +8  62500000 micro-batches are more than the 65536 that can be planned
+GPT2 --total-batch-size 1048576 => in 32 micro-batches per rank
+XL --node gcp-a3-high => nodes of 8 ranks and 4 interfaces
+XL --node dgx-h100 => nodes of 8 ranks and 8 interfaces
+XL --gpu h100 => NCCL.s algorithms over H100 SXM ~ ^fits +h100$
+XL --gpu h100 --algorithm ring => ^rings over
+GPT2 --sharding hybrid --shard-group 4 => ^fsdp +sharding hybrid: 2 copies of the model, of 4 ranks each
+GPT2 --cpu-offload => state on the host +0 B +0 B +0 B +0 B +280 MB ~ offloaded shards pass a link of 31.5 GB/s ~ ^  parameters .* 0 B$
+GPT2 --compress int8 => ^ddp int8: train_gpt2_compress, from the step on ~ compressing takes no time here ~
+    ^  sent per step +436 MB +221 MB$ ~ ^ddp int8 +ranks
+GPT2 --compress int4 => ^ddp int4:  ~ ^  errors +0 B +[0-9.]+ [MG]B$ ~ ^ddp int4 +ranks
+GPT2 --compress top-k => ^ddp top-k:  ~ ^  errors +0 B +[0-9.]+ [MG]B$ ~ ^ddp top-k +ranks
+GPT2 --compress sign => ^ddp sign:  ~ ^  errors +0 B +[0-9.]+ [MG]B$ ~ ^ddp sign +ranks
+GPT2 --compress onebit-adam => ^ddp onebit-adam:  ~ ^  errors +0 B +[0-9.]+ [MG]B$ ~ ^ddp onebit-adam +ranks
+GPT2 --compress powersgd => ^ddp powersgd:  ~ ^  errors +0 B +[0-9.]+ [MG]B$ ~ ^ddp powersgd +ranks
+GPT2 --compress fp16 --precision fp32 => ^ddp fp16: 
+GPT2 --compress bf16 --precision fp32 => ^ddp bf16: 
+METHODS => computing takes 10 ms, and summing all gradients 8 ms$ ~ ^  none +747 MB +100.0% .* 8.00 .* 1.00 +55.6%  ~
+    ^  bf16 .* 50.0% .* 4.00 .* 71.4%  ~ ^  int8 .* 83.1%  ~ ^  powersgd .* 99.4%  ~ ^  fp32, ring +4.000 +6.000 +7.000  ~
+    ^  PyTorch.s int8 hook, gathered +1.000 +3.000 +7.000 +15.000 
+GPT2 --tokens 1e10 => efficiency +hours +GPU-hours$
+GPT2 --tokens 1e10 --gpu h100 --price 2 => efficiency +hours +GPU-hours +kWh +price$
+--help => ^Model and batch$ ~ ^Links$
+--recommend --model gpt2 --node workstation --ranks 8 => RTX 4090 ~ ^ 1  dp=8,tp=1,pp=1 .* dp [0-9]+ %
+--recommend --model gpt3-13b --gpu h100 --ranks 64 --tokens 300e9 --total-batch-size 2097152 => ^ 1  dp=64,tp=1,pp=1 +1  ~ ^ 5  dp= ~
+    ^It fits with .* GB and computes .* The next,  ~ ^3e\+11 tokens: .* hours, .* GPU-hours, .* kWh ~
+    ^    mpirun -np 64 ./train_gpt2_zero --model d40 --channels 5120 ~
+    dp=64,tp=1,pp=1 +zero 0: parameters, gradients and optimizer state alone are 205.7 GB of 85.52
+--recommend --model llama3-405b --gpu h100 --ranks 8 => of which 0 fit ~ ^why not
+--recommend --model d12 --gpu h100 --ranks 8 --seq-len 512 => ^d12: 12 blocks, 768 channels, 12 heads, 257 tokens ~
+    --model d12 --channels 768 --heads 12 --vocab-size 257 --seq-len 512
+--recommend --model d12 --layers 6 --channels 512 --heads 8 --vocab-size 50257 --gpu h100 --ranks 8 --seq-len 512 =>
+    ^d12: 6 blocks, 512 channels, 8 heads, 50257 tokens ~ --model d6 --channels 512 --heads 8 --vocab-size 50257
+--recommend --model gpt2 --layers 6 --gpu h100 --ranks 8 => --model d6 --channels 768 --heads 12 --vocab-size 50257 --seq-len 1024
+--recommend --model gpt3-13b --gpu h100 --ranks 64 => ^bytes are train_gpt2_[a-z0-9]*'s own, of the rank that needs most: parameters 
+--recommend --model llama3-8b --gpu h100 --ranks 16 => ^bytes are estimated .*no program of this course
+--recommend --model gpt2-xl --gpu h100 --ranks 64 => ^compressed gradients: dp.s communication is exposed for .* nothing to gain$
+--recommend --model gpt2 --gpu rtx4090 --ranks 64 => ^compressed gradients: .*int8 would be 51 % of the bytes, but no program here
+"""
+
+
+@rows_of(SAID)
+def test_tables_say(options, patterns):
+    text = said(options)
+    for pattern in patterns: assert re.search(pattern, text, re.M), f"there is no {pattern!r} in\n{text}"
+
+
+@pytest.mark.parametrize("options, name, devices", [
+    ("--model gpt2-xl --ranks 4 --seq-len 1024 --batch-size 1 --recompute block", "ddp", ["no"]),
+    ("--model gpt2-xl --ranks 4 --seq-len 1024 --batch-size 1 --recompute block", "fsdp", ["yes"]),
+    (f"{XL} --batch-size 8", "zero-3", ["recomputed", "yes"]),
+    # an H100 has more than 80e9 bytes, of which some are in reserve
+    (f"{XL} --batch-size 22", "ddp", ["no", "recomputed", "recomputed", "yes"]), (f"{XL} --batch-size 22 --gpu h100", "ddp", ["yes"]),
+    (f"{XL} --batch-size 22 --gpu h100 --reserve 6", "ddp", ["recomputed"])])
+def test_what_fits(options, name, devices):
+    assert fits(*options.split())[name][:len(devices)] == devices
+
+
+def test_more_rows_than_the_classifier_takes_at_once_need_memory_to_add_them_up():
+    """A GPU's takes 5,312 rows of GPT-2's logits at a time; sums of several chunks take 4 Vp C bytes, but not in fp32."""
+    workspace = [ways(GPT2, *options.split())["ddp"]["workspace"] for options in ("--batch-size 6", "--batch-size 6 --precision fp32", "--batch-size 5")]
+    assert workspace == [4 * 50304 * 768, 0, 0]
+
+
+# ---- which ways there are ----
+def of(kind, *options):
+    return [name for name in ways(*options) if name.startswith(kind)]
+
+
+def test_as_many_ranks_share_a_copy_as_divide_ranks_and_heads():
+    assert of("tp", "--model gpt2-medium --ranks 8") == ["tp 1", "tp 2", "tp 4", "tp 8"] and of("tp", "--model gpt2-medium --ranks 6") == ["tp 1", "tp 2"]
+    assert list(times("tp of 8", "--model gpt2-medium --ranks 8")) == ["1", "2", "4", "8"] and of("tp", XL) == ["tp 1"]
+    assert of("tp", "--model gpt2 --ranks 6 --tensor-parallel 3") == ["tp 3"]
+    assert [row["ranks"] for row in times("tp 3", "--model gpt2 --ranks 6 --tensor-parallel 3").values()] == [3 << k for k in range(11)]
+
+
+def test_as_many_ranks_are_a_pipeline_as_divide_ranks_and_have_a_block():
+    assert of("pp", GPT2) == list(times("pp of 8", GPT2)) == ["pp 2", "pp 4", "pp 8"]
+    assert of("pp", "--model d3 --ranks 8") == of("pp", "--model gpt2 --ranks 6") == ["pp 2"]
+    assert "\ntp" not in said("--model gpt2 --ranks 1") and "\npp" not in said("--model gpt2 --ranks 1")
+
+
+def test_one_number_of_stages_compares_schedules_and_one_schedule_shows_ranks():
+    assert list(times("pp 4 of 8", PP4, "--accumulation 8")) == ["gpipe", "1f1b", "interleaved 2", "zb-h1"]
+    assert list(times("pp 4 of 8", PP4, "--accumulation 9")) == ["gpipe", "1f1b", "zb-h1"]
+    table = columns(said(PP4, "--accumulation 8", "--exact"))
+    assert table["1f1b"]["on the rank with most"] == 0 and table["1f1b"]["on the rank with least"] == 3
+    table = columns(said(PP4, "--exact", "--schedule 1f1b"))
+    assert [table[f"rank {q}"]["blocks"] for q in range(4)] == [4, 4, 4, 0] and table["rank 0"]["activations at a time"] == 4
+    assert [row["ranks"] for row in times("pp 4", PP4, "--schedule 1f1b").values()] == EVERY_RANKS[2:]
+    many = columns(said("--model gpt2 --ranks 8 --exact --pipeline-parallel 8 --schedule gpipe"))
+    assert [name for name in many if ":" in name] == ["most: rank 0", "least: rank 5"]
+
+
+@pytest.mark.parametrize("table, options, ranks", [
+    *[(stage, XL, EVERY_RANKS) for stage in ("ddp", "zero-1", "zero-2", "zero-3", "fsdp")],
+    ("fsdp", "--model gpt2 --ranks 24", sorted([*EVERY_RANKS, 24])),
+    ("tp 4", "--model gpt2 --ranks 5000 --tensor-parallel 4", [*EVERY_RANKS[2:], 5000]),
+    ("fsdp", f"{GPT2} --sharding hybrid --shard-group 4", EVERY_RANKS[2:])])
+def test_times_have_a_row_for_each_number_of_ranks_and_for_that_asked_for(table, options, ranks):
+    assert [row["ranks"] for row in times(table, options).values()] == ranks
+
+
+# ---- what takes longer than what ----
+def seconds(options, table="ddp", row="8", field="seconds"):
+    return times(table, *options.split())[row][field]
+
+
+@pytest.mark.parametrize("less, more, factor", [
+    ((XL,), (f"{XL} --link pcie",), 1), ((f"{XL} --node dgx-h100", "ddp", "64"), (f"{XL} --node gcp-a3-high", "ddp", "64"), 1),
+    # hybrid fsdp scales where full sharding does not
+    ((f"{XL} --gpu h100 --sharding hybrid --shard-group 8", "fsdp", "512"), (f"{XL} --gpu h100", "fsdp", "512"), 1.25),
+    # AdamW takes time on a device, and ddp's ranks update all
+    ((f"{XL} --gpu h100", "zero-1"), (f"{XL} --gpu h100", "ddp"), 1.05),
+    # NCCL takes trees to sum and rings to gather
+    ((f"{XL} --gpu h100", "ddp", "512", "communication"), (f"{XL} --gpu h100 --algorithm ring", "ddp", "512", "communication"), 5),
+    ((f"{XL} --gpu h100 --algorithm tree", "fsdp", "512", "communication"), (f"{XL} --gpu h100", "fsdp", "512", "communication"), 2),
+    # rows that are cut
+    ((f"{GPT2} --ranks 4 --tensor-parallel 4", "tp 4", "4"), (f"{GPT2} --ranks 4 --tensor-parallel 4 --sequence-parallel", "tp 4", "4"), 1),
+    # messages between nodes cost time, and so does a mesh across them
+    ((f"{PP4} --schedule 1f1b", "pp 4", "8", "exposed"), (f"{PP4} --schedule 1f1b --ranks-per-node 1", "pp 4", "8", "exposed"), 2),
+    ((f"{GPT2} --ranks 16 --gpu h100 --mesh tp=4,dp=4", "mesh", "16"), (f"{GPT2} --ranks 16 --gpu h100 --mesh tp=4,dp=4 --ranks-per-node 2", "mesh", "16"), 1)])
+def test_what_takes_longer(less, more, factor):
+    assert 0 < factor * seconds(*less) < seconds(*more)
+
+
+def test_a_better_split_has_a_shorter_bubble_than_an_even_one_and_neither_has_the_formulas():
+    rows = [re.search(r"^pp 4 +ranks.*?^ +8 (.*?)$", said(PP4, "--accumulation 8 --schedule 1f1b", split), re.M | re.S)[1].split()
+            for split in ("--split auto", "--split 3,3,3,3")] # after compute: bubble, its shares, the formula
+    assert 0 < float(rows[0][4]) < float(rows[0][1]) < 0.7 * float(rows[1][1])
+
+
+def test_parts_of_times_are_what_they_should_be(tmp_path):
+    assert seconds(f"{XL} --node dgx-h100", "ddp", "64") == seconds(f"{XL} --gpu h100", "ddp", "64")
+    update = seconds(f"{PP4} --schedule 1f1b --memory-bandwidth 1e12", "pp 4") - seconds(f"{PP4} --schedule 1f1b", "pp 4")
+    assert 1.8e-3 < update < 2e-3 and "an update at 1 TB/s" in said(PP4, "--memory-bandwidth 1e12")
+    of_total = times("ddp", GPT2, "--total-batch-size 65536")
+    assert 7.9 < of_total["1"]["compute"] / of_total["8"]["compute"] < 8.1
+    # actions last as --emulate-ms says: 4 x 30 ms and the bubble of 3 x 30; and more micro-batches have a shorter bubble each
+    assert 0.2099 < seconds("--model gpt2 --ranks 4 --mesh pp=4 --accumulation 4 --split 3,3,3,3 --emulate-ms 10,12,8", "mesh", "4") < 0.212
+    assert seconds(f"{GPT2} --mesh pp=4,tp=2 --accumulation 16", "mesh") < 4 * seconds(f"{GPT2} --mesh pp=4,tp=2 --accumulation 4", "mesh")
+    # a measured link between nodes is not multiplied by their interfaces
+    here(tmp_path / "link.json")
+    assert len({seconds(f"{XL} --inter-link {tmp_path}/link.json {nics}", "ddp", "16") for nics in ("", "--nics 1")}) == 1
+
+
+def test_options_of_fsdp_and_cut_rows_trade_bytes():
+    whole, cut = (ways(GPT2, "--ranks 4 --tensor-parallel 4", *rows)["tp 4"] for rows in ([], ["--sequence-parallel"]))
+    assert cut["activations"] < 0.7 * whole["activations"]
+    full, kept = (columns(said(GPT2, "--exact", *how))["fsdp"] for how in ([], ["--sharding grad-op"]))
+    assert kept["sent per step"] < full["sent per step"] and kept["communication"] > full["communication"]
+    total, micro = (columns(said(GPT2, "--exact", how))["fsdp"]["sent per step"] for how in ("--total-batch-size 1048576", "--accumulation 32"))
+    assert total == micro > 1e10
+
+
+def test_compressing_takes_its_time_of_a_memory():
+    free, paid = ({m["method"]: m for m in answer(METHODS, how)["methods"]} for how in ("", "--memory-bandwidth 1e11"))
+    assert len(free) == 9 and free["int8"]["compressing"] == 0 and 0.01 < paid["int8"]["compressing"] < 0.03
+
+
+def test_tokens_have_hours_energy_and_a_price():
+    row = times("ddp", GPT2, "--tokens 1e10 --gpu h100 --price 2")["8"]
+    assert row["hours"] == pytest.approx(1e10 / row["tokens_per_s"] / 3600, rel=1e-6) and row["gpu_hours"] == pytest.approx(8 * row["hours"])
+    assert row["kwh"] == pytest.approx(0.7 * row["gpu_hours"]) and row["price"] == pytest.approx(2 * row["gpu_hours"])
+
+
+def test_json_has_what_the_tables_have():
+    j, tables = answer(GPT2, "--tokens 1e10"), columns(said(GPT2, "--exact"))
+    assert len(j["ways"]) == 11 and len(j["times"]) == 7
+    for name, kinds in ways(GPT2).items(): assert kinds["total"] == tables[name]["total"] > 1e9
+    assert f" {1e3 * seconds(GPT2):.2f} " in re.search(r"^ddp +ranks.*?^ +8 (.*?)$", said(GPT2), re.M | re.S)[1]
+    row = times("ddp", XL, "--gpu rtx4090")["8"]
+    assert "does not fit" in row["why_not"] and "seconds" not in row
+    assert [row["ranks"] for row in answer("--params 1e9 --ranks 24")["bytes_per_rank"]] == [1, 4, 16, 24, 64, 256, 1024]
+    assert answer(GPT2, "--mesh dp=2,tp=2,pp=2")["ways"][0]["name"] == "mesh" and seconds(f"{GPT2} --mesh dp=2,tp=2,pp=2", "mesh", "8", "tp") > 0
+    found = answer("--recommend --model gpt2 --gpu h100 --ranks 8")
+    assert found["command"].startswith("mpirun -np 8 ./train_gpt2_") and any(x["why_not"] and "seconds" not in x for x in found["meshes"])
+
+
+def test_half_of_200_published_times_are_predicted_within_ten_percent():
+    assert len(answer("--validate")["rows"]) == 200
+    assert float(re.search(r"^times .* within ([0-9.]*) %", said("--validate"), re.M)[1]) < 10
+
+
+# ---- errors ----
+@rows_of(r"""
+--model gpt5 => gpt5 is not known
+--model llama3-8b => llama3-8b has grouped queries, .* only --recommend plans it
+--model gpt2 --seq-len 2048 => longer than the 1024 positions
+--heads 3 => do not divide over 3 heads
+--ranks 0 => ranks must be between 1 and
+--params 0.5 => params must be at least 1, not 0.5
+--params 1e9 --layers 3 => layers cannot be used with --params
+--params 1e9 --pipeline-parallel 2 => pipeline-parallel cannot be used with --params
+--params 1e9 --tensor-parallel 2 => tensor-parallel cannot be used with --params
+--master off => master is for --params
+--params 1e9 --master off --precision fp32 => master cannot be used with --precision fp32
+--compute-ms 5 --mfu 0.5 => give either that or these
+--accumulation 2 --total-batch-size 65536 => how many micro-batches .* leave out --accumulation
+--total-batch-size 1000 => 1000 is no multiple of --seq-len 128
+--link ethernet => ethernet.*nvlink, nvlink3, nvlink2, pcie, infiniband, hdr or a file
+--inter-link ethernet => ethernet
+--ranks-per-node 0 --nics 3 => nics is about nodes
+--ranks-per-node 0 --inter-link hdr => inter-link is about nodes
+--model gpt2 --tensor-parallel 3 => tensor-parallel 3 does not divide 8 ranks; start a multiple of 3
+--model gpt2 --keep-gathered => keep-gathered is about what --sequence-parallel gathers
+--model gpt2 --pipeline-parallel 3 => pipeline-parallel 3 does not divide 8 ranks; start a multiple of 3
+PP4 --split 9,3 => split 9,3 is not auto, nor 4 numbers
+PP4 --accumulation 5000 => accumulation 5000: a pipeline is played with 4096
+--model gpt2 --split 9,3 => split 9,3 is for one number of ranks; give --pipeline-parallel
+--model gpt2 --chunks 2 => chunks 2 is for --schedule interleaved; give it as well
+--model gpt2 --mesh dp=3 => mesh dp=3: 3 does not divide 8 ranks
+--model gpt2 --mesh tp=8 => mesh tp=8 does not divide 12 heads
+--model gpt2 --mesh pp=8 --schedule interleaved => mesh pp=8 with --chunks 2 makes 16 parts of the model, more than its 12 blocks
+--model gpt2 --mesh dp=8 --tensor-parallel 2 => leave out --tensor-parallel
+--mesh dp=8 --sharding grad-op => sharding cannot be used with --mesh
+--model gpt2 --zero-stage 1 => are for --mesh
+--model gpt2 --emulate-ms 1,1,1 => are for --mesh
+--model gpt2 --mesh pp=8 --emulate-ms 1,1 => wants three numbers of milliseconds
+--gpu tpu => gpu tpu is not known; give one of a100-40
+--node dgx => node dgx is not known; give one of dgx-a100-40, .*workstation
+--node dgx-h100 --gpu a100-80 => node dgx-h100 has h100, not --gpu a100-80
+--algorithm nccl => algorithm nccl depends on the device
+--algorithm nccl --gpu mi300x => give --gpu and one of NVIDIA's
+--algorithm nccl --gpu h100 --link pcie => leave out --link and --inter-link
+--memory 8 --reserve 9 => reserve 9 leaves nothing of 8 GB; lower it
+--price 2 => price is for the cost of a run; give its --tokens
+--watts 700 => watts is for the cost of a run
+--sharding hybrid --shard-group 16 => shard-group 16 is more than the 8 ranks
+--sharding hybrid --shard-group 3 => 3 does not divide 8
+--sharding hybrid => go together: give both or neither
+--host-link 1e9 => host-link is for --cpu-offload
+--compress int8 --rank 2 => rank is for --compress powersgd
+--top-k-fraction 0.1 => top-k-fraction is for --compress top-k
+--error-feedback => error-feedback, .* are for --compress; give it as well
+--compress bf16 => compress bf16 saves nothing: this program.s gradients \(bf16\) have 16 bits already
+--validate --ranks 3 => ranks cannot be used with --validate
+--published x => published is for --validate
+--validate --published /no/nothing.txt => nothing.txt: cannot be opened
+--recommend --model gpt2 => recommend needs a --gpu
+--recommend --gpu h100 --model gpt5 => recommend knows no --model gpt5: dN, gpt2, .*llama3-405b
+--recommend --gpu h100 --model gpt2 --batch-size 4 => batch-size cannot be used with --recommend
+--recommend --gpu h100 --model llama3-8b --layers 3 => layers, --heads, .* are for models with GPT-2's blocks
+--recommend --gpu h100 --model gpt2 --heads 7 => 768 channels do not divide over 7 heads
+--recommend --gpu h100 --model gpt2 --seq-len 2048 => seq-len 2048 is longer than the 1024 positions of gpt2
+--recommend --gpu h100 --model gpt2 --total-batch-size 1000 => 1000 is no multiple of --seq-len 1024
+--recommend --gpu cpu-here --here /no/file --model d4 => there is no /no/file: .*let sh dev/bench/here.sh measure
+--gpu cpu-here --here /no/file => measure a micro-batch and the link
+""")
+def test_errors(options, patterns):
+    assert_refused(command(program("plan"), options), *patterns)
+
+
+# ---- bytes: the training programs' own ----
+MODEL = "--model d3 --heads 4 --channels 48 --seq-len 24" # units that 2 ranks cannot share without padding
+RUN = f"--data {TOKENS} --val-data= --eval-every 0 --sample-every 0"
+KINDS = ("parameters", "gradients", "optimizer state", "communication", "activations")
+
+
+def options_of_both(options, batch, copies, micro):
+    """What a run is told of its batch, and what plan is."""
+    return (f"{MODEL} {options} --batch-size {batch} --total-batch-size {24 * batch * copies * micro}",
+            f"{MODEL} {options} --batch-size {batch} --accumulation {micro} --vocab-size 257 --device cpu --exact")
+
+
+def assert_same_bytes(run, planned, options, kinds=KINDS):
+    predicted = run.about["predicted_bytes"]
+    for kind in kinds:
+        row = "activations recomputed" if kind == "activations" and "--recompute block" in options else kind
+        assert predicted[kind] == planned.get(row, 0) and kind in predicted, f"{kind}: {predicted[kind]} and {planned}"
+    assert 0 <= run.about["predicted_comm_bytes"] - planned["sent per step"] < 1, (run.about, planned)
+    assert "than predicted" not in run.out, run
+
+
+@pytest.mark.parametrize("stage, column, ranks, copies, micro, options", [
+    ("ddp", "ddp", 2, 2, 1, ""), rest("ddp", "ddp", 1, 1, 1, ""), ("ddp", "ddp", 3, 3, 2, "--recompute block"),
+    *[("zero", f"zero-{z}", 3, 3, 2, f"--zero-stage {z} --recompute block") for z in (1, 2, 3)],
+    *[rest("zero", f"zero-{z}", 2, 2, 1, f"--zero-stage {z}") for z in (1, 2, 3)],
+    rest("fsdp", "fsdp", 1, 1, 1, ""), ("fsdp", "fsdp", 3, 3, 2, "--recompute block"), ("fsdp", "fsdp", 2, 2, 2, "--wrap-blocks 2"),
+    rest("fsdp", "fsdp", 2, 2, 2, "--wrap-blocks 0"), ("fsdp", "fsdp", 4, 4, 2, "--sharding hybrid --shard-group 2"),
+    ("tp", "tp 2", 2, 1, 1, "--tensor-parallel 2"), rest("tp", "tp 1", 1, 1, 1, "--tensor-parallel 1"),
+    ("tp", "tp 4", 4, 1, 2, "--tensor-parallel 4 --recompute block"), rest("tp", "tp 2", 4, 2, 1, "--tensor-parallel 2"),
+    ("tp", "tp 2", 4, 2, 2, "--tensor-parallel 2 --sequence-parallel"), rest("tp", "tp 2", 2, 1, 1, "--tensor-parallel 2 --sequence-parallel --recompute block"),
+    ("tp", "tp 2", 2, 1, 1, "--tensor-parallel 2 --sequence-parallel --keep-gathered"), rest("pp", "pp 1", 1, 1, 2, "--pipeline-parallel 1 --schedule gpipe"),
+    ("bf16 ddp", "ddp", 2, 2, 1, ""), ("bf16 zero", "zero-3", 2, 2, 1, "--zero-stage 3"), ("bf16 fsdp", "fsdp", 2, 2, 1, ""),
+    ("bf16 fsdp", "fsdp", 2, 2, 2, "--sharding grad-op --reduce-dtype model"), ("bf16 fsdp", "fsdp", 2, 2, 2, "--cpu-offload"),
+    rest("bf16 fsdp", "fsdp", 2, 2, 1, "--sharding none"), rest("bf16 tp", "tp 2", 4, 2, 1, "--tensor-parallel 2 --sequence-parallel"),
+    rest("bf16 pp", "rank 0", 3, 1, 2, "--pipeline-parallel 3 --schedule 1f1b")])
+def test_bytes_are_the_stages_own(stage, column, ranks, copies, micro, options):
+    stage, precision = stage.split()[-1], "bf16" if " " in stage else "fp32"
+    of_run, of_plan = options_of_both(options, 3, copies, micro)
+    run = trained(stage, of_run, RUN, "--steps 1", ranks=ranks, precision=precision)
+    told = of_plan.replace(f"--zero-stage {column[-1]}", "")
+    planned = columns(said(*told.split(), f"--precision {precision}", f"--ranks {ranks}"))[column if column != "pp 1" else "rank 0"]
+    assert_same_bytes(run, planned, options, (*KINDS, "state on the host") if "offload" in options else KINDS)
+
+
+@pytest.mark.parametrize("method, ranks, options, precision", [
+    ("int8", 3, "--error-feedback --bucket-mb 0.02", "fp32"), ("powersgd", 3, "--rank 2", "fp32"),
+    *[("top-k" if m == "top-k" else m, 2, "", "fp32") for m in ("bf16", "top-k")],
+    *[rest(m, n, "", "fp32") for n in (2, 3, 4) for m in ("bf16", "fp16", "int8", "int4", "top-k", "sign", "onebit-adam", "powersgd") if (m, n) not in (("bf16", 2), ("top-k", 2))],
+    rest("top-k", 3, "--top-k-fraction 0.1 --error-feedback", "fp32"), rest("int4", 2, "--no-error-feedback", "fp32"),
+    rest("powersgd", 4, "--rank 8 --no-error-feedback", "fp32"), rest("onebit-adam", 2, "--no-error-feedback", "fp32"),
+    rest("int8", 2, "", "bf16"), rest("int8", 2, "--error-feedback", "fp16")])
+def test_bytes_are_train_gpt2_compresss(method, ranks, options, precision):
+    options = f"--compress {method} {options}"
+    run = trained("compress", MODEL, "--batch-size 3", options, f"--compress-from {int(method == 'onebit-adam')}", RUN, "--recompute none --steps 2",
+                  ranks=ranks, precision=precision)
+    planned = columns(said(MODEL, "--batch-size 3 --vocab-size 257 --device cpu --exact", f"--precision {precision} --ranks {ranks}", options))
+    assert_same_bytes(run, planned[f"ddp {method}"], options, (*KINDS, "errors"))
+
+
+def assert_rounds_to(text, number, what):
+    """"12.3 MB" is this number, rounded."""
+    digits, unit = text.split()
+    number /= {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+    assert abs(float(digits) - number) <= (0.0501 if "." in digits else 0.501), f"{what}: {text} and {number}"
+
+
+def assert_same_totals(run, planned, ranks, options):
+    """What the run prints of each rank is the total of its column and the workspace."""
+    for column, rank in ranks.items():
+        total = planned[column]["total recomputed" if "--recompute block" in options else "total"] + run.about["predicted_bytes"]["workspace"]
+        shown = re.search(rf"^  rank {rank}  .*; ([0-9.]+ [kMG]?B)$", run.out, re.M)
+        assert shown, run
+        assert_rounds_to(shown[1], total, column)
+
+
+@pytest.mark.parametrize("ranks, p, micro, options", [
+    (4, 4, 5, "--layers 8 --split 2,3,3,0"), rest(4, 4, 6, "--layers 8 --schedule zb-h1 --recompute block"),
+    rest(4, 2, 4, "--layers 9 --schedule interleaved --chunks 3"), rest(2, 2, 5, "--schedule gpipe"),
+    rest(4, 4, 5, "--layers 8 --schedule 1f1b --recompute block"), rest(4, 4, 6, "--layers 4 --schedule zb-h1")])
+def test_bytes_of_every_stage_are_train_gpt2_pps_and_the_largest_is_exactly_what_it_needs(ranks, p, micro, options):
+    of_run, of_plan = options_of_both(f"--pipeline-parallel {p} {options}", 3, ranks // p, micro)
+    run = trained("pp", of_run, RUN, "--steps 1", ranks=ranks)
+    schedule = "" if "--schedule" in options else "--schedule 1f1b"
+    planned = columns(said(*of_plan.split(), schedule, f"--precision fp32 --ranks {ranks}"))
+    assert_same_bytes(run, planned["rank 0"], options)
+    assert_same_totals(run, planned, {f"rank {q}": q for q in range(p)}, options)
+    totals = [planned[f"rank {q}"]["total recomputed" if "--recompute block" in options else "total"] for q in range(p)]
+    need = max(totals) + run.about["predicted_bytes"]["workspace"]
+    recompute = "" if "--recompute" in options else "--recompute none" # which they otherwise do where memory is short
+    trained("pp", of_run, RUN, recompute, f"--steps 1 --memory-limit {need}e-9", ranks=ranks)
+    refused = train("pp", of_run, RUN, recompute, f"--steps 1 --memory-limit {need - 8}e-9", ranks=ranks)
+    assert_refused(refused, f"rank {totals.index(max(totals))}: error: out of memory")
+
+
+@pytest.mark.parametrize("mesh, micro, options, precision", [
+    ((2, 2, 2), 4, "--zero-stage 1 --sequence-parallel --schedule zb-h1 --recompute block", "fp32"),
+    ((1, 2, 2), 4, "--schedule interleaved --chunks 2", "fp32"), rest((2, 2, 2), 4, "", "fp32"), rest((2, 2, 1), 2, "--zero-stage 1", "fp32"),
+    rest((2, 1, 2), 3, "--zero-stage 1 --schedule gpipe --split 5,3", "fp32"), rest((1, 4, 1), 1, "--sequence-parallel --keep-gathered", "fp32"),
+    rest((1, 1, 1), 2, "", "fp32"), rest((1, 1, 4), 4, "--split 3,3,2,0", "fp32"), rest((2, 2, 1), 2, "--zero-stage 1 --sequence-parallel", "bf16")])
+def test_bytes_by_kind_and_axis_are_train_gpt2_3ds(mesh, micro, options, precision):
+    dp, tp, pp = mesh
+    of_run, of_plan = options_of_both(f"--layers 8 --mesh dp={dp},tp={tp},pp={pp} {options}", 4, dp, micro)
+    run = trained("3d", of_run, RUN, "--steps 1", ranks=dp * tp * pp, precision=precision)
+    planned = columns(said(*of_plan.split(), f"--precision {precision} --ranks {dp * tp * pp}"))
+    assert_same_bytes(run, planned["stage 0"], options)
+    for axis, sent in run.about["predicted_comm_bytes_along"].items(): assert abs(sent - planned["stage 0"].get(f"along {axis}", 0)) < 0.51
+    if pp > 1: assert_same_totals(run, planned, {f"stage {q}": q * tp for q in range(pp)}, options)
+
+
+# ---- this machine, and the commands of --recommend ----
+SEARCH = "--recommend --model d4 --layers 8 --heads 4 --channels 48 --seq-len 24 --total-batch-size 384" # 16 sequences
+
+
+def here(path, busbw=3e9):
+    """What dev/bench/here.sh would have measured."""
+    link = {"alpha": 1e-5, "busbw": busbw}
+    found = {"gflops": 50, "copy": 20, "ranks": 16, "backend": "b", "collectives": {c: link for c in ("all-reduce", "reduce-scatter", "all-gather")}}
+    path.write_text(json.dumps(found))
+    return f"--gpu cpu-here --here {path} --reserve 0.01"
+
+
+def assert_runs_as_said(mesh):
+    """The command of one of --recommend's meshes is accepted, and memory is what was printed, on the rank that needs most."""
+    words = mesh["command"].split()
+    ranks = int(words[2]) if words[0] == "mpirun" else None
+    stage, *options = words[3 if ranks else 0:]
+    run = trained(stage.removeprefix("./train_gpt2_"), options, RUN, "--steps 2", ranks=ranks)
+    for kind in KINDS:
+        if mesh["bytes_of"][kind] == 0: continue
+        shown = re.search(rf"^ *{kind}  +([0-9.]+ [kMG]*B)  .*as predicted$", run.out.split("predicted     measured")[1], re.M)
+        assert shown, f"{kind}: {run}"
+        assert_rounds_to(shown[1], mesh["bytes_of"][kind], kind)
+    assert run.series("step")[-1] == 2
+
+
+@pytest.mark.parametrize("ranks, programs", [(4, []), rest(4, ["ddp", "zero", "fsdp", "tp", "pp", "3d"]), rest(1, ["single"])])
+def test_commands_of_recommend_run_and_need_the_memory_that_was_printed(ranks, programs, tmp_path):
+    options = f"{SEARCH} {here(tmp_path / 'here.json')} --ranks {ranks}"
+    found = [mesh for mesh in answer(*options.split())["meshes"] if mesh["fits"]]
+    assert f"    {found[0]['command']}" in said(*options.split())
+    if not programs: found = [found[0], next(x for x in found if "train_gpt2_3d" in x["command"] and "tp=2" in x["command"])]
+    for name in programs: assert any(f"train_gpt2_{name} " in mesh["command"] for mesh in found), name
+    assert len(found) >= (11 if len(programs) > 1 else 1)  if programs else True
+    for mesh in found: assert_runs_as_said(mesh)
+
+
+def test_this_machine_has_what_was_measured(tmp_path):
+    measured = here(tmp_path / "here.json")
+    text = said(f"--model d4 {measured} --seq-len 64")
+    for pattern in ("0.05 TFLOP/s x 1", "^fits +cpu-here", "fp32, on a CPU", "update at 0.02 TB/s", f"over {tmp_path}/here.json"): assert re.search(pattern, text, re.M)
+    link = f"--model gpt2 --gpu cpu-here --here {tmp_path}/none --compute-ms 100 --link {tmp_path}/here.json"
+    assert re.search("^ +4096  does not fit: .* of cpu-here, which 4096 ranks share", said(link), re.M)
+    (tmp_path / "wrong.json").write_text('{"ranks": 2}')
+    assert_refused(command(program("plan"), f"--recommend --gpu cpu-here --here {tmp_path}/wrong.json --model d4"), "wrong.json: has no numbers")
+    slow = here(tmp_path / "slow.json", 2e7) # with so many tokens an update takes no time, and ddp is as fast as any
+    assert re.search("^compressed gradients: .* with train_gpt2_compress --compress int8, which sends 25 % of the bytes and takes [0-9.]* [kM]B more, a "
+                     "step would have", said(f"{SEARCH} --total-batch-size 6144 {slow} --ranks 2"), re.M)
+
+
+@pytest.mark.rest
+def test_here_sh_measures_this_machine(tmp_path):
+    path = tmp_path / "here.json"
+    assert command("sh dev/bench/here.sh --out", path).status == 0 and json.loads(path.read_text())["gflops"] > 0
+    assert "\n    mpirun -np 2 ./train_gpt2_" in said(f"{SEARCH} --gpu cpu-here --here {path} --ranks 2")
+    assert_refused(command("sh dev/bench/here.sh --ranks 1"), "a link needs two")
+
+
+@pytest.mark.rest
+def test_plan_check_has_a_row_for_each_program_and_does_not_crowd_ranks_unasked():
+    run = command(f"sh dev/bench/plan_check.sh --model d2 --seq-len 16 --batch-size 2 --steps 3 --data {TOKENS}", timeout=900)
+    for row in ("ddp", "zero 3", "fsdp", "tp 2", "pp 2, zb-h1", "3d 2 x 1 x 1", "3d 1 x 1 x 2"): assert re.search(rf"^{row} +[0-9.]+ +[0-9.]+ +[0-9.]+$", run.out, re.M), run
+    assert re.search("^half of them within", run.out, re.M)
+    assert_refused(command("sh dev/bench/plan_check.sh --ranks 64"), "oversubscribe yes")

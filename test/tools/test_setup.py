@@ -1,0 +1,356 @@
+"""dev/setup.sh asks for the right packages, only for what is missing, and only where it may; dev/doctor.sh tells what works from what does
+not, and which of README's commands will. Programs on the PATH stand in for a machine's, so nothing is installed."""
+import os, re, shutil, tempfile
+from pathlib import Path
+import pytest
+from suite import ROOT, command
+from terminal import on_terminal
+
+OTHER_USER = 65534
+
+
+class Machine:
+    """A clone of the scripts in a folder that other users can read, and programs that come first on the PATH."""
+
+    def __init__(self, place):
+        self.place, self.bin, self.clone, self.asked_file = place, place / "bin", place / "clone", place / "asked"
+        place.chmod(0o755)
+        for folder in self.bin, self.clone / "dev", place / "broken": folder.mkdir(parents=True)
+        self.path = f"{self.bin}:{os.environ['PATH']}"
+        for script in Path(ROOT, "dev").glob("*.sh"): shutil.copy(script, self.clone / "dev")
+        shutil.copytree(ROOT / "dev/doctor", self.clone / "dev/doctor")
+
+    def needs(self, components, stand_ins=""):
+        """The clone's table has these components alone. Stand-ins are there unless lacks() names them; others are looked for in earnest."""
+        text = (ROOT / "dev/doctor/probes.sh").read_text().replace("/usr/bin/python3", "no-such-python")
+        rows = [x for x in text.splitlines() if not re.match(r"\w+ +\| [^|]+\|", x) or x.split()[0] in f"{components} {stand_ins}".split()]
+        rows += [f'probe_{x}() {{ [ ! -e "$FAKES/no_{x}" ] || {{ echo "it is not here"; return 1; }}; }}' for x in stand_ins.split()]
+        (self.clone / "dev/doctor/probes.sh").write_text("\n".join(rows) + "\n")
+
+    def fake(self, name, script):
+        (self.bin / name).write_text(f"#!/bin/sh\n{script}\n")
+        (self.bin / name).chmod(0o755)
+
+    def user(self, number, name):
+        self.fake("id", f'case "$1" in -un) echo {name} ;; *) echo {number} ;; esac')
+
+    def lacks(self, *components):
+        for x in components: (self.place / f"no_{x}").touch()
+
+    def run(self, script, status, *says, options="", before=(), start=command, asks=None, **env):
+        """Runs setup or doctor: its status, patterns that it says, and what apt-get and pip are asked, if that is given."""
+        self.asked_file.write_text("")
+        self.asked_file.chmod(0o666)
+        at = script if "/" in script else self.clone / f"dev/{script}.sh"
+        env = {"PATH": self.path, "FAKES": self.place, "NVCC": "no-such-nvcc"} | env
+        run = start(*before, ["/bin/sh", at], options, env=env)
+        said = run.said.replace("\r", "")
+        assert run.status == status, run
+        for pattern in says: assert re.search(pattern, said, re.M), f"it did not say {pattern!r}: {run}"
+        assert not re.search(r"^(E|W|ERROR): ", said, re.M), f"apt's and pip's words are indented, below our own: {run}"
+        asked = self.asked_file.read_text().splitlines()
+        if asks is not None: assert asked == asks, run
+        return said, asked
+
+
+@pytest.fixture
+def machine():
+    with tempfile.TemporaryDirectory() as place: yield Machine(Path(place))
+
+
+# ---- setup ----
+ASKED = 'echo "$@" >> "$FAKES/asked"\n'
+APT = ASKED + 'case "$1" in install) rm -f "$FAKES"/no_* ;; esac'
+UPDATE, INSTALL = "update -q", "install -y -q --no-install-recommends "
+JANSSON = INSTALL + "libjansson-dev"
+
+
+def apt_says(text, when="install"):
+    return ASKED + f'case "$*" in {when}*) echo "{text}" >&2; exit 100 ;; install*) rm -f "$FAKES/no_jansson" ;; esac'
+
+
+@pytest.fixture
+def setup(machine):
+    machine.needs("compiler make", "jansson gnuplot")
+    for name, script in (("apt-get", APT), ("sudo", "exit 1"), ("apt-cache", 'case "$1" in policy) echo "  Candidate: ${CANDIDATE:-1.0}" ;; '
+                         'depends) echo "  Depends: clang-77" ;; esac')): machine.fake(name, script)
+    machine.user(0, "root")
+    return machine
+
+
+NO_NETWORK = ASKED + """echo "Err:1 http://deb.debian.org/debian bookworm InRelease: Temporary failure resolving 'deb.debian.org'"
+case "$1" in update) echo "W: Failed to fetch http://deb.debian.org/debian/dists/bookworm/InRelease  Temporary failure" >&2 ;;
+    *) echo "E: Failed to fetch http://deb.debian.org/debian/pool/j.deb  Temporary failure resolving" >&2; exit 100 ;; esac"""
+
+
+@pytest.mark.parametrize("lacks, apt, status, says, asks, env", [
+    ("", APT, 0, ["^everything is here$"], [], {}),
+    ("jansson", APT, 0, ["missing: Jansson", "everything is here now"], [UPDATE, JANSSON], {}),
+    ("jansson", apt_says("E: Broken packages"), 1, [
+        r"^apt-get install failed: see below\. Then run sh dev/setup.sh again\n    E: Broken", "still missing",
+        "missing: Jansson, needed for .*: it is not here$"], [UPDATE, JANSSON], {}),
+    ("jansson", NO_NETWORK, 1, [r"^apt-get update failed: no network; .*Going on with the package lists that are here\n    W: Failed",
+                                r"^apt-get install failed: no network; check it .*again\n    E: Failed"], [UPDATE, JANSSON], {}),
+    ("jansson", NO_NETWORK, 1, ["^without new package lists, apt knows no package libjansson-dev$"], [UPDATE], {"CANDIDATE": "(none)"}),
+    ("jansson", ASKED, 1, ["^this release has no package libjansson-dev: install it in another way$"], [UPDATE], {"CANDIDATE": "(none)"}),
+    ("jansson gnuplot", apt_says("E: You don't have enough free space in /var/cache/apt/archives/.", "*gnuplot"), 0, [
+        r"^apt-get install failed: a disk is full; free some space \(df -h shows where\).*\n    E: You",
+        "^what is missing is optional; the rest works without it$"], [UPDATE, JANSSON, INSTALL + "gnuplot-nox"], {}),
+    ("jansson", apt_says("E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 7 (apt)"), 1, [
+        r"^apt-get install failed: another program is installing packages; wait.*\n    E: Could"], None, {})],
+    ids="nothing_missing one_missing broken_packages no_network no_lists unknown_package full_disk another_apt".split())
+def test_setup_installs_what_is_missing_and_says_what_is_in_its_way(setup, lacks, apt, status, says, asks, env):
+    setup.fake("apt-get", apt)
+    setup.lacks(*lacks.split())
+    said, _ = setup.run("setup", status, *says, asks=asks, **env)
+    assert said.count("missing: Jansson") == ("jansson" in lacks) + ("still missing" in said and "Jansson" in said.split("still missing")[1])
+
+
+REFUSES = 'echo "Sorry, ada may not run sudo here." >&2; exit 1'
+KNOWS_HER_PASSWORD = 'case "$1" in -n) exit 1 ;; -v) echo "password for ada:" ;; *) exec "$@" ;; esac'
+
+
+@pytest.mark.parametrize("sudo, start, status, says, asks", [
+    ("exit 1", command, 1, ["^sudo wants a password, and there is no terminal", "^    sudo sh -c 'apt-get update && apt-get install -y "
+                            "--no-install-recommends libjansson-dev'$"], []),
+    ('shift; exec "$@"', command, 0, [], [UPDATE, JANSSON]),
+    (REFUSES, on_terminal, 1, ["^sudo does not let ada install packages; ask", "^    apt-get update && apt-get install"], []),
+    (KNOWS_HER_PASSWORD, on_terminal, 0, ["password for ada", "everything is here now"], [UPDATE, JANSSON])],
+    ids=["without_a_terminal", "without_a_password", "refused", "with_a_password"])
+def test_a_plain_user_installs_with_sudo_or_gets_the_command_to_copy(setup, sudo, start, status, says, asks):
+    setup.user(1000, "ada")
+    setup.fake("sudo", sudo)
+    setup.lacks("jansson")
+    setup.run("setup", status, *says, start=start, asks=asks)
+
+
+@pytest.mark.parametrize("tools, says", [
+    ("dnf sudo", ["^this script installs with apt only; here, run:$", "^    sudo dnf install gcc make jansson-devel gnuplot-minimal$"]),
+    ("pacman", ["^    su -c 'pacman -S --needed gcc make jansson gnuplot'$"]), ("brew", ["^    brew install gcc make jansson gnuplot$"]),
+    ("", ["^there is no apt-get, dnf, pacman or brew here; ", "^    gcc libc6-dev make libjansson-dev gnuplot-nox$"]),
+    ("apt-get apt-cache", ["^only root may install packages, and there is no sudo here",
+                           "^    su -c 'apt-get update && apt-get install .* gcc libc6-dev make libjansson-dev gnuplot-nox'$"])],
+    ids=["dnf", "pacman", "brew", "unknown_system", "no_sudo"])
+def test_the_command_to_copy_has_the_names_of_the_systems_own_package_manager(setup, tools, says):
+    setup.user(1000, "ada")
+    setup.lacks("jansson", "gnuplot")
+    for name in "dnf", "pacman", "brew": setup.fake(name, "")
+    for name in {x.name for x in setup.bin.iterdir()} - {"id", *tools.split()}: (setup.bin / name).unlink()
+    for name in "awk cat chmod cut dd df dirname env grep head ls mktemp paste rm sed sh tail timeout tr".split():
+        (setup.bin / name).symlink_to(shutil.which(name))
+    setup.run("setup", 1, *says, asks=[], PATH=setup.bin, CC="no-such-cc")
+
+
+def test_python_and_ccache_are_installed_by_their_packages(setup):
+    setup.needs("pytest", "ccache")
+    setup.lacks("ccache")
+    setup.fake("apt-get", ASKED)
+    setup.fake("python", "echo No module named xdist; exit 1")
+    setup.run("setup", 1, "missing: pytest, needed for make test: No module named xdist .in a Python of your own: pip install pytest pytest-xdist",
+              asks=[UPDATE, INSTALL + "python3-pytest python3-pytest-xdist python3-numpy", INSTALL + "ccache"], PYTHON="python")
+
+
+@pytest.mark.rest
+def test_chromium_is_installed_only_where_it_is_asked_for(setup):
+    setup.needs("make", "chromium")
+    setup.lacks("chromium")
+    setup.run("setup", 0, "^everything is here$", asks=[])
+    setup.run("setup", 0, r"missing: Chromium \(optional\)", options="--with-chromium", asks=[UPDATE, INSTALL + "chromium"])
+    setup.run("setup", 1, "^error: setup.sh has no option but --with-chromium, not '--with-firefox'$", options="--with-firefox")
+
+
+@pytest.mark.rest
+def test_libfuzzers_library_is_asked_for_in_clangs_version(setup):
+    setup.needs("fuzzer")
+    setup.run("setup", 0, asks=[UPDATE, INSTALL + "clang libclang-rt-77-dev"], CLANG="no-such-clang")
+
+
+OLD_COMPILER = "[ \"$1\" != --version ] || { echo 'gcc (GCC) 4.8.5'; exit; }\n"
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("lacks", ["__builtin_mul_overflow", "-std=c11", "-march=native", "-fopenmp"])
+def test_a_compiler_that_is_too_old_is_named_with_its_version_and_one_that_works(setup, lacks):
+    setup.fake("old_cc", OLD_COMPILER + ('exec cc -D__builtin_mul_overflow=gcc_5_has_it "$@"' if lacks[0] == "_" else
+               f"""case " $* " in *' {lacks} '*) echo "error: unrecognized option '{lacks}'" >&2; exit 1 ;; esac; exec cc "$@" """))
+    why = r"\(.*gcc_5_.*\)" if lacks[0] == "_" else rf"\(unrecognized .*{lacks}.*\)"
+    setup.run("setup", 1, rf"^not usable: C compiler, .*: gcc \(GCC\) 4.8.5 does not compile what is needed {why}; gcc 9 and later do",
+              "^still missing or not usable:", CC="old_cc")
+
+
+@pytest.mark.rest
+def test_a_make_that_is_not_gnus_is_named(setup):
+    setup.fake("make", 'echo "usage: make [-BeikNnqrstWwX]" >&2; exit 2')
+    setup.run("setup", 1, f"^not usable: make, needed for building everything: {setup.bin}/make is not GNU make; install that one")
+
+
+def of_another_user(folder):
+    """Makes the folder, which may be there, one that the user of what is returned may not write in."""
+    folder.mkdir(exist_ok=True)
+    if os.getuid() == 0: return ["setpriv", "--reuid", str(OTHER_USER), "--regid", str(OTHER_USER), "--clear-groups"]
+    folder.chmod(0o555)
+    return []
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("folder", ["clone", "build"])
+def test_a_folder_of_somebody_else_is_named_with_the_remedy(setup, folder):
+    setup.user(1000, "ada")
+    place = setup.clone / "build" if folder == "build" else setup.clone  # build: after sudo make
+    before = of_another_user(place)
+    if folder == "build" and before: shutil.chown(setup.clone, OTHER_USER)
+    refusal = f"{place} belongs to {place.owner()}, and ada may not write there: run sudo chown -R ada {place}, or clone into "
+    said, _ = setup.run("setup", 1, "^everything is here$", f"^make cannot build here: {refusal}", before=before)
+    assert len(said.splitlines()) == 2
+    if folder == "clone":
+        _, asked = setup.run("setup", 1, f"^missing: cublasLt, .*; not fetched, because {refusal}", before=before, **with_cuda(setup))
+        assert not any("pip install" in x for x in asked)
+    place.chmod(0o755)
+
+
+DISK = """mount -t tmpfs -o size=3m none "$FAKES/disk" && cp -r "$FAKES/clone/dev" "$FAKES/disk" || exit 3
+case $0 in full) dd if=/dev/zero of="$FAKES/disk/rest" 2>/dev/null ;; *) mount -o remount,$0 "$FAKES/disk" ;; esac
+exec "$@" """
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("what, says", [
+    ("full", r"^make cannot build here: the disk that holds (.*) is full \(0.0 GB free\): free some space there, or clone"),
+    ("full TMPDIR", r"^the disk that holds (.*) is full \(0.0 GB free\): set TMPDIR to"),
+    ("ro", "^make cannot build here: (.*) is on a read-only file system: clone onto another disk$"),
+    ("noexec TMPDIR", r"^programs cannot be run in (.*) \(is it mounted noexec\?\): set TMPDIR")], ids=lambda x: x.split()[0] if x[0] != "^" else "")
+def test_a_disk_in_the_way_is_named(setup, what, says):
+    disk = setup.place / "disk"
+    disk.mkdir()
+    if command("unshare -rm mount -t tmpfs -o size=3m none", [disk]).status: pytest.skip("disks cannot be mounted here")
+    how, *tmpdir = what.split()
+    said, _ = setup.run("setup" if tmpdir else f"{disk}/dev/setup.sh", 1, says.replace("(.*)", str(disk)),
+                        before=["unshare -rm sh -c", [DISK, how]], **{x: disk for x in tmpdir})
+    assert len(said.splitlines()) == (1 if tmpdir else 2)
+
+
+def test_a_temporary_folder_that_does_not_exist_is_named(setup):
+    said, _ = setup.run("setup", 1, "^there is no folder /no/such/folder: set TMPDIR", TMPDIR="/no/such/folder")
+    assert len(said.splitlines()) == 1
+
+
+# ---- NVIDIA's libraries ----
+def with_cuda(machine, version=13000):
+    """An nvcc, and a Python whose pip notes what it is asked for and makes what find_cuda.sh looks for."""
+    (machine.place / "toolkit/include").mkdir(parents=True, exist_ok=True)
+    (machine.place / "toolkit/include/cuda.h").write_text(f"#define CUDA_VERSION {version}\n")
+    machine.fake("nvcc", 'echo "Cuda compilation tools, release 13.0, V13.0.88"')
+    machine.fake("python", """case "$*" in
+        "-m pip --version" | "-m venv "*) exit ${NO_PIP:-0} ;;
+        "-m pip install "*) echo "$@" >> "$FAKES/asked"
+            [ -z "${PIP_ERROR:-}" ] || { echo "ERROR: $PIP_ERROR"; exit 1; }
+            while [ "$1" != --target ]; do shift; done
+            mkdir -p "$2/nvidia/cu13/include" "$2/nvidia/cu13/lib"
+            for x in cublasLt cudnn nvrtc nccl; do touch "$2/nvidia/cu13/include/$x.h" "$2/nvidia/cu13/lib/lib$x.so.13"; done ;;
+    esac""")
+    return {"NVCC": machine.bin / "nvcc", "CUDA_HOME": machine.place / "toolkit", "PYTHON": machine.bin / "python"}
+
+
+@pytest.mark.rest
+def test_wheels_are_fetched_once_and_count_for_the_toolkits_version_only(setup):
+    cuda = with_cuda(setup)
+    _, asked = setup.run("setup", 0, "about 1 GB", **cuda)
+    assert re.search(r"-m pip install .*nvidia-cublas==13.* nvidia-cudnn-cu13==.* nvidia-cuda-nvrtc==13.0.\*", asked[0])
+    assert (setup.clone / "nvidia/cu13/lib/libcudnn.so.13").exists() and not (setup.clone / "nvidia.new").exists()
+    setup.run("setup", 0, asks=[], **cuda)
+    setup.run("setup", 0, "missing: cublasLt", **with_cuda(setup, version=12080))
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("env, says, asks", [
+    ({"PIP_ERROR": "HTTPSConnectionPool: Max retries exceeded: Temporary failure in name resolution"},
+     "^pip install failed: no network; .* make DEVICE=cuda does not work; the rest does\n    ERROR: HTTPS", 1),
+    ({"PIP_ERROR": "[Errno 28] No space left on device"}, "^pip install failed: a disk is full; .*\n    ERROR: .Errno 28", 1),
+    ({"NO_PIP": "1"}, "there is no pip: install python3-pip", 0)], ids=["no_network", "full_disk", "no_pip"])
+def test_without_wheels_the_rest_is_set_up(setup, env, says, asks):
+    _, asked = setup.run("setup", 0, says, **with_cuda(setup), **env)
+    assert len(asked) == asks and not (setup.clone / "nvidia").exists()
+
+
+# ---- doctor ----
+def works(what, more=""):
+    return f"^  ok  *make {what}  *works here{more}$"
+
+
+def fails(what, why):
+    return f"^  NO  *make {what}  *does not work here: {why}"
+
+
+def lacks(*names):
+    return f"{', '.join(names)} {'are' if names[1:] else 'is'} missing .sh dev/setup.sh."
+
+
+GPU = {"nvidia-smi": "exit 0", "nvcc": 'echo "cannot compile" >&2; exit 1'}
+LAUNCHER = 'case "$*" in *"-np 4"*) echo "There are not enough slots for 4" >&2; exit 1 ;; esac; exec mpirun --allow-run-as-root "$@"'
+OF_A_GPU = "CUDA toolkit, cuBLASLt, cuDNN, NCCL are missing for the GPU"
+DISK_FULL = "echo Filesystem 1024-blocks Used Available Capacity Mounted; echo /dev/x 9 9 100000 99% /"
+CGROUP, PROC = {"CGROUP": "@/cgroup"}, {"PROC": "@/proc", "CGROUP": "@/cgroup"}
+ONE_CORE = {"cgroup/cpu.max": "100000 100000", "cgroup/memory.max": "max"}
+HALF_A_GB = {"cgroup/cpu.max": "max", "cgroup/memory.max": "500000000"}
+FREE_1_5 = HALF_A_GB | {"cgroup/memory.max": "max", "proc/meminfo": "MemTotal: 4000000 kB\nMemAvailable: 1500000 kB"}
+CASES = {
+    "broken_header": dict(real="jansson", files={"include/jansson.h": "#error broken on purpose"}, env={"CPATH": "@/include"}, status=1, says=[
+        "MISSING *Jansson .*broken on purpose", "get: .*libjansson-dev", *[fails(x, lacks("Jansson")) for x in ("demo", "test")]]),
+    "broken_library": dict(real="onednn", files={"lib/libdnnl.so": "not a library"}, env={"LDFLAGS": "-L@/lib"}, status=1, says=[
+        "MISSING *oneDNN *.*libdnnl.so", "for: matrix products"]),
+    "no_cmocka": dict(lacks="cmocka", status=1, says=[works("demo"), fails("test", lacks("cmocka"))]),
+    "two_missing": dict(lacks="cmocka jansson", status=1, says=[fails("test", lacks("Jansson", "cmocka"))]),
+    "no_compiler": dict(env={"CC": "no-such-cc"}, status=1, says=["MISSING *C compiler *no no-such-cc", r"\(this machine has [0-9]", *[
+        fails(x, lacks("C compiler")) for x in ("demo", "test")]]),
+    "old_compiler": dict(fakes={"old_cc": OLD_COMPILER + 'exec cc -D__builtin_mul_overflow=gcc_5_has_it "$@"'}, env={"CC": "old_cc"}, status=1, says=[
+        r"UNUSABLE *C compiler *gcc \(GCC\) 4.8.5 does not compile .*; gcc 9 and later do", fails("demo", "C compiler cannot be used, for the reason above")]),
+    "no_launcher_for_4": dict(fakes={"launcher": LAUNCHER}, env={"MPIRUN": "launcher"}, status=1, says=[works("test"), fails("demo", "launcher "
+        r"does not start 4 ranks \(There are not enough slots for 4\); MPIRUN may name another launcher")]),
+    "optional_ones": dict(lacks="gnuplot fuzzer", says=["missing *fuzzer *it is not here", "for: make fuzz", works("test"), works(
+        "demo", ", without its plot: gnuplot is missing .sh dev/setup.sh.")]),
+    "clang_without_libfuzzer": dict(real="fuzzer", fakes={"clang": 'echo "cannot find libclang_rt.fuzzer" >&2; exit 1'}, says=[
+        "missing *fuzzer *cannot find", works("demo"), works("test")]),
+    "no_gpu": dict(real="cublaslt", says=["missing *cuBLASLt *no no-such-nvcc", "get: sh dev/setup.sh; or pip install nvidia-cublas"]),
+    "gpu_without_libraries": dict(real="nvcc cublaslt cudnn nccl", fakes=GPU, env={"NVCC": "nvcc"}, status=1, says=[fails(
+        "demo", rf"{OF_A_GPU} \(see above; make GPU= demo leaves the GPU out\)"), fails("test", r".*make GPU= test leaves the GPU out\)")]),
+    "threads": dict(env={"OMP_NUM_THREADS": 3}, says=["a run uses 3 threads"]),
+    "share_of_cores": dict(files=ONE_CORE, env=CGROUP, says=["this container may use 1.0 of them: set OMP_NUM_THREADS=1", "GB are free$",
+        r"takes .* on two cores \(this machine has 1, so about twice that\)"]),
+    "container_of_0.5_GB": dict(files=HALF_A_GB, env=CGROUP, says=[r"GB are free \(this container may use 0.5 GB\)",
+        "^  [?]  *make demo  *may not work here: 0.5 GB of memory can be used, and it needs about 1 GB$"]),
+    "little_memory": dict(files=FREE_1_5, env=PROC, says=[works("demo"),
+        "^  [?]  *make test  *may not work here: 1.5 GB of memory can be used, and it needs about 2 GB$"]),
+    "small_disk": dict(fakes={"df": DISK_FULL}, status=1, says=[fails("demo", "only 0.1 GB are free in .*/clone, and it needs about 0.3 GB"),
+        fails("test", "only 0.1 GB .*")])}
+QUICK = "broken_header", "no_cmocka"
+
+
+@pytest.mark.parametrize("case", [x if x in QUICK else pytest.param(x, marks=pytest.mark.rest) for x in CASES])
+def test_doctor_says_what_is_lacking_and_which_commands_of_readme_work(machine, case):
+    case = dict(real="", fakes={}, files={}, lacks="", env={}, status=0, says=[]) | CASES[case]
+    machine.needs("compiler make " + case["real"], " ".join({"jansson", "cmocka", "mpi", "fuzzer", "gnuplot"} - set(case["real"].split())))
+    machine.lacks(*case["lacks"].split())
+    for name, script in case["fakes"].items(): machine.fake(name, script)
+    for name, text in case["files"].items():
+        (machine.place / name).parent.mkdir(exist_ok=True)
+        (machine.place / name).write_text(text + "\n")
+    machine.run("doctor", case["status"], *case["says"], **{k: str(v).replace("@", str(machine.place)) for k, v in case["env"].items()})
+
+
+@pytest.mark.rest
+def test_doctor_says_whose_a_clone_is_and_the_remedy(machine):
+    machine.needs("compiler make", "jansson")
+    machine.user(1000, "ada")
+    machine.run("doctor", 1, *[fails(x, f"{machine.clone} belongs to {machine.place.owner()}, and ada may not write there: run sudo chown -R ada "
+                                        f"{machine.clone}, or clone into") for x in ("demo", "test")], before=of_another_user(machine.clone))
+    machine.clone.chmod(0o755)
+
+
+@pytest.mark.rest
+def test_where_everything_is_here_doctor_and_setup_say_so(machine):
+    said, _ = machine.run("dev/doctor.sh", 0, "ok *oneDNN *[0-9]", "ok *pytest *[0-9]", works("demo"), works("test"), f"^ *disk  *[0-9.]* GB free in {ROOT}$",
+        r"^ *takes about 1 minute on two cores \(this machine has .*\), 0.3 GB of disk and 1 GB of memory$", "^ *takes 6 to 9 minutes on two cores")
+    assert "MISSING" not in said
+    machine.user(1000, "ada")
+    machine.fake("apt-get", APT)
+    machine.run("dev/setup.sh", 0, "^everything is here$", asks=[])

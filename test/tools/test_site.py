@@ -1,0 +1,128 @@
+"""make site: every hunk of the stage reader has its note, links lead somewhere, and pages are what a reader in a browser expects. Screenshots are
+kept in build/site_shots."""
+import functools, re, shutil, sys
+from html.parser import HTMLParser
+from urllib.parse import unquote, urlsplit
+import pytest
+from suite import ROOT, command, once
+
+SITE, PYTHON = ROOT / "build/site", "build/site_venv/bin/python"
+LONG = 200
+
+
+# ---- notes, which need Python alone ----
+@pytest.fixture
+def copy(tmp_path):
+    shutil.copytree(ROOT / "dev/site", tmp_path / "dev/site")
+    (tmp_path / "test").mkdir()
+    shutil.copy(ROOT / "test/stages.list", tmp_path / "test")
+    for stage in ROOT.glob("train_gpt2_*.cu"): shutil.copy(stage, tmp_path)
+    return tmp_path
+
+
+def notes(folder):
+    return command([sys.executable, "dev/site/notes.py"], cwd=folder)
+
+
+def test_every_hunk_of_two_neighbouring_stages_has_a_note_and_every_note_a_hunk():
+    run = notes(ROOT)
+    assert run.status == 0, run
+
+
+FORWARD = "\nstatic void gpt2_forward(GPT2* g) {"
+
+
+@pytest.mark.parametrize("file, change, says", [
+    ("dev/site/notes/ddp-zero.txt", lambda x: re.sub(r"^unit_release: .*?\n\n", "", x, flags=re.M | re.S), "no note for the hunk of unit_release"),
+    ("dev/site/notes/ddp-zero.txt", lambda x: x + "\nunit_release: not_a_line();\n    Text. -> doc/03_zero.md#padding\n",
+     "'unit_release: not_a_line();' belongs to 0 hunks"),
+    ("train_gpt2_zero.cu", lambda x: x.replace(FORWARD, FORWARD + " (void)g;"), "no note for the hunk of gpt2_forward")], ids=["no_note", "no_hunk", "new_hunk"])
+def test_a_note_or_hunk_alone_is_named(copy, file, change, says):
+    text = (copy / file).read_text()
+    (copy / file).write_text(change(text))
+    assert change(text) != text
+    run = notes(copy)
+    assert run.status != 0 and says in run.said, run
+
+
+# ---- the pages ----
+@pytest.fixture(scope="module")
+def site():
+    def build(place):
+        run = command("make --no-print-directory site", timeout=1800)
+        if re.search("could not be installed|cannot make a virtual environment", run.said):
+            pytest.skip(f"the Python packages of make site cannot be had here: {re.search('error:.*', run.said)[0]}")
+        assert run.status == 0, run
+
+    once("make site", build)
+    return SITE
+
+
+class Page(HTMLParser):
+    def __init__(self, path):
+        super().__init__()
+        self.path, self.anchors, self.links, self.loaded = path, set(), [], []
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.anchors |= {given.get("id"), given.get("name")}
+        if tag == "a" and given.get("href"): self.links.append(given["href"])
+        url = given.get("src") or given.get("href")
+        if tag in ("img", "script", "iframe", "source", "link") and url and given.get("rel") not in ("canonical", "prev", "next"): self.loaded.append(url)
+
+
+@pytest.mark.rest
+def test_links_and_anchors_lead_somewhere_and_nothing_is_loaded_from_another_host(site):
+    @functools.lru_cache(None)
+    def file_of(folder, path):
+        target = (folder / unquote(path)).resolve()
+        target = target / "index.html" if target.is_dir() else target
+        return target if target.exists() else None
+
+    pages = {path: Page(path) for path in site.rglob("*.html")}
+    wrong, tried = [], 0
+    for path, page in pages.items():
+        for url in page.links + page.loaded:
+            parts = urlsplit(url)
+            if parts.scheme or parts.netloc:
+                if url in page.loaded and parts.scheme != "data": wrong.append(f"{path}: loads {url} from another host")
+                continue
+            tried += 1
+            target = file_of(path.parent, parts.path) if parts.path else path
+            if not target: wrong.append(f"{path}: {url}: there is no such file")
+            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors:
+                wrong.append(f"{path}: {url}: there is no such anchor")
+    for sheet in *site.glob("*.css"), *site.glob("*.js"), *(site / "assets").rglob("*.css"):
+        if re.search(r"url\(\s*['\"]?(?:https?:)?//|@import\s+['\"](?:https?:)?//", sheet.read_text()): wrong.append(f"{sheet}: loads from another host")
+    assert tried and not wrong, "\n".join(wrong[:40])
+
+
+@pytest.mark.rest
+def test_calls_of_llmc_lead_to_the_line_where_a_header_declares_them(site):
+    """What a stage calls and does not define, and what a header of llmc/ declares at the beginning of a line."""
+    declared = {name for header in (ROOT / "llmc").rglob("*.h")
+                for name in re.findall(r"^(?:#define |[a-z]\w*[\w *]*[ *])(\w+)\(", header.read_text(), re.M)}
+    for stage in ROOT.glob("train_gpt2_*.cu"):
+        own = set(re.findall(r"^(?:static |int )[^=;(\n]*?\b(\w+)\(", stage.read_text(), re.M))
+        code = re.sub(r'"(?:\\.|[^"\\\n])*"', '""', re.sub(r"/\*.*?\*/|//[^\n]*", "", stage.read_text(), flags=re.S))
+        called = [name for name in re.findall(r"\b(\w+)\(", code) if name in declared - own]
+        linked = re.findall(r'<a href="(llmc/[^"#]+\.h)\.html#L(\d+)"[^>]*>(\w+)</a>', (site / f"{stage.name}.html").read_text())
+        assert called and sorted(called) == sorted(name for _, _, name in linked), stage
+        for header, line, name in set(linked):
+            below = [x for x in (ROOT / header).read_text().split("\n")[int(line) - 1:] if not x.startswith("//")]
+            assert re.search(rf"\b{name}\(", below[0]), f"{stage.name}: the link of {name} leads to {header}:{line}, which does not declare it"
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("what", ["load", "reader", "pictures", "search", "plain"])
+def test_in_a_browser_the_pages_are_as_a_reader_expects(site, what):
+    """site/browser.py says what that is."""
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if not chromium: pytest.skip("there is no Chromium; sh dev/setup.sh --with-chromium installs it")
+    needed = once("playwright", lambda place: (place / "status").write_text(str(command(
+        PYTHON, "-m pip install -q --disable-pip-version-check -r dev/site/requirements_test.txt", timeout=900).status)))
+    if command(PYTHON, "-c", ["import playwright"]).status:
+        pytest.skip(f"playwright, which drives Chromium, cannot be had from PyPI here: {(needed / 'status').read_text()}")
+    run = command(PYTHON, "test/tools/site/browser.py", [chromium, SITE, "build/site_shots", what], timeout=900)
+    assert run.status == 0, run

@@ -1,0 +1,269 @@
+"""tokenize and train_bpe as programs: what they write, that they write the same again, and their errors."""
+import json, os, re, shutil, subprocess, time
+import numpy as np
+import pytest
+from suite import ROOT, assert_refused, command, environment, program
+
+EOT = 256
+AB = [EOT, 97, 98]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Tests read and write in a folder of their own. In the end nothing there is called temporary."""
+    monkeypatch.chdir(tmp_path)
+    for name in "ab.txt", "-o": (tmp_path / name).write_bytes(b"ab")
+    (tmp_path / "c.txt").write_bytes(b"c\377")
+    (tmp_path / "empty.txt").touch()
+    yield tmp_path
+    assert not [*tmp_path.rglob("*tmp*")]
+
+
+def tool(name, *arguments, **settings):
+    return command([ROOT / program(name)], *arguments, cwd=".", **settings)
+
+
+def tokenize(*arguments, text=None, out="out.bin"):
+    run = tool("tokenize", "--out", out, *arguments, input=text)
+    assert run.status == 0, run
+    return run
+
+
+def refused(*patterns, program="tokenize", at=("--out", "x.bin"), options="", **settings):
+    """Such a run is refused, and writes nothing."""
+    assert_refused(tool(program, *at, options, timeout=60, **settings), *patterns)
+    assert not os.path.exists("x.bin") and not os.path.exists("y.bin")
+
+
+def tokens(path="out.bin"):
+    """Of a token file, whose header is as it must be."""
+    data = open(path, "rb").read()
+    found = np.frombuffer(data, "<u2", offset=1024)
+    assert [*np.frombuffer(data, "<i4", 3)] == [20240520, 1, len(found)]
+    return [*map(int, found)]
+
+
+def documents(path):
+    found = np.array(tokens(path))
+    return sorted(bytes(x[1:].astype("u1")) for x in np.split(found, np.flatnonzero(found == EOT))[1:])
+
+
+def mask(path):
+    """The bits of a mask, whose header is as it must be."""
+    data = open(path, "rb").read()
+    count, ones = np.frombuffer(data, "<u8", 2, 8)
+    bits = np.unpackbits(np.frombuffer(data, "u1", offset=64), bitorder="little")[:count]
+    assert data[:8] == b"tokmask1" and len(data) == 64 + (count + 7) // 8 and bits.sum() == ones
+    return [*map(int, bits)]
+
+
+# ---- what is a document ----
+@pytest.mark.parametrize("options, text, expected", [
+    ("ab.txt empty.txt c.txt", None, [*AB, EOT, 99, 255]),  # whatever its bytes, except an empty one
+    ("ab.txt -", "xy", [*AB, EOT, 120, 121]),
+    ("/dev/stdin", "xy", [EOT, 120, 121]),
+    ("-- -o", None, AB),
+    ("--split line -", "\n\na\nb\n\n\nc", [EOT, 97, 10, 98, 10, EOT, 99]),
+    ("--split line --separator --- -", "a\n--- \n---\nb\n---\n", [EOT, 97, 10, 45, 45, 45, 32, 10, EOT, 98, 10]),
+    ("--split jsonl -", '{"text": "a\\n", "n": 1}\n\n{"text": ""}\n{"text": "\\u00e9\\u0000"}', [EOT, 97, 10, EOT, 195, 169, 0]),
+    ("--split jsonl --field content -", '{"content": "a", "text": "b"}\n', [EOT, 97])],
+    ids=["files", "standard_input", "dev_stdin", "after_two_dashes", "lines", "separator", "jsonl", "another_field"])
+def test_what_is_a_document(options, text, expected):
+    tokenize(options, text=text)
+    assert tokens() == expected
+
+
+@pytest.mark.parametrize("text, expected", [(b"xy", [EOT, 120, 121, *AB]), (b"", AB)], ids=["text", "empty"])
+def test_a_pipe_is_read_when_its_writer_comes_and_until_then_the_wait_is_explained(text, expected):
+    os.mkfifo("pipe")
+    run = subprocess.Popen([ROOT / program("tokenize"), "--out", "out.bin", "pipe", "ab.txt"], stderr=subprocess.PIPE, env=environment())
+    assert b"waiting for what a program writes into the pipe pipe" in run.stderr.readline()
+    with open("pipe", "wb", 0) as pipe:
+        for i in range(len(text)): pipe.write(text[i:i + 1]), time.sleep(0.1)
+    run.stderr.close()
+    assert run.wait(60) == 0 and tokens() == expected
+
+
+# ---- training and validation ----
+MANY = [f'{{"text": "document {i}"}}\n' for i in range(1, 301)]
+
+
+def split(name, lines, fraction):
+    tokenize(f"--split jsonl --val-out {name}.val.bin --val-fraction {fraction} -", out=f"{name}.train.bin", text="".join(lines))
+    return documents(f"{name}.train.bin"), documents(f"{name}.val.bin")
+
+
+def test_every_document_goes_to_the_side_that_its_bytes_alone_decide():
+    train, val = split("many", MANY, 0.1)
+    assert sorted(train + val) == sorted(json.loads(x)["text"].encode() for x in MANY) and 15 <= len(val) <= 50
+    assert split("reversed", MANY[::-1], 0.1) == (train, val)
+    assert sorted({*split("twice", MANY + MANY[::-1], 0.1)[1]}) == val
+    larger = split("larger", MANY, 0.2)[1]
+    assert {*val} < {*larger}
+    split("again", MANY, 0.1)
+    assert all(tokens(f"again.{side}.bin") == tokens(f"many.{side}.bin") for side in ("train", "val"))
+
+
+def test_neither_side_is_empty_if_two_documents_differ():
+    for fraction in "0.000001", "0.5", "0.999999":
+        for n in 2, 3, 5:
+            train, val = split("few", MANY[:n], fraction)
+            assert train and val and len(train) + len(val) == n, (fraction, n)
+
+
+def test_shards_have_the_same_tokens_in_numbered_files(here):
+    tokenize("--split jsonl -", text="".join(MANY))
+    whole = tokens()
+    tokenize("--shard-tokens 1000 --split jsonl -", out="part.bin", text="".join(MANY))
+    parts = [tokens(path) for path in sorted(here.glob("part_*.bin"))]
+    assert sum(parts, []) == whole and [len(x) for x in parts[:-1]] == [1000] * (len(whole) // 1000) and not os.path.exists("part.bin")
+    refused("part_000002.bin is from an earlier run", at=["--out", "part.bin"], options="--shard-tokens 2000 --split jsonl -", input="".join(MANY))
+
+
+# ---- prompts and responses ----
+PAIRS = '{"q": "ab", "a": "cd", "text": "z"}\n\n{"q": "", "a": "e\\n"}\n{"a": "g", "q": "f"}\n'
+ASK = "--split jsonl --prompt-field q --response-field a"
+
+
+def test_prompts_are_masked_and_responses_and_the_end_of_text_after_them_are_not():
+    run = tokenize(ASK, "-", text=PAIRS)
+    assert tokens() == [EOT, 97, 98, 99, 100, EOT, 101, 10, EOT, 102, 103] and mask("out.mask") == [0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 1]
+    assert "its mask: 7 tokens count in the loss\n" in run.out
+    assert "out.mask: removed" in tokenize("ab.txt").out and not os.path.exists("out.mask")  # that of what was there before
+    tokenize(ASK, "--shard-tokens 4 -", text=PAIRS)
+    assert [mask(f"out_00000{i}.mask") for i in range(3)] == [[0, 0, 0, 1], [1, 1, 1, 1], [1, 0, 1]]
+
+
+def test_both_sides_have_masks():
+    tokenize(ASK, "--val-out val.bin -", text="".join(f'{{"q": "prompt {i} ", "a": "{i}."}}\n' for i in range(1, 101)))
+    for side in "out", "val":
+        want, spaces = [], 0
+        for i, token in enumerate(tokens(f"{side}.bin")):
+            if token == EOT: spaces = 0
+            want.append(int(i > 0 if token == EOT else spaces == 2))
+            spaces += token == ord(" ")
+        assert mask(f"{side}.mask") == want and len(want) >= 20
+
+
+def test_no_token_has_bytes_of_both_prompt_and_response():
+    """A vocabulary with a merge across the boundary does not use it there."""
+    tool("train_bpe", "--vocab-size 258 --out pair -", input="xyxyxy xyxy")
+    tokenize(ASK, "--tokenizer pair -", text='{"q": "x", "a": "y"}\n{"q": "xy", "a": "xy"}\n')
+    assert len(tokens()) == 6 and mask("out.mask") == [0, 0, 1, 1, 0, 1]
+
+
+@pytest.mark.parametrize("line, pattern", [
+    ('{"q": "1", "a"', "not valid JSON"), ('{"a": "1"}', 'no text in a field "q"; --prompt-field names another'),
+    ('{"q": "1", "a": 2}', 'no text in a field "a"; --response-field names another'),
+    ('{"q": "1", "a": ""}', 'empty response in its field "a".*remove the line'), ('{"q": "1", "q": "3", "a": "2"}', "not valid JSON")],
+    ids=["no_json", "no_prompt", "no_text", "empty", "twice"])
+def test_a_line_that_is_no_pair_is_named(here, line, pattern):
+    (here / "bad.jsonl").write_text(f'{{"q": "1", "a": "2"}}\n\n{line}\n')
+    refused("line 3 of bad.jsonl", pattern, options=f"{ASK} bad.jsonl")
+    assert not os.path.exists("x.mask")
+
+
+# ---- vocabularies ----
+@pytest.fixture
+def corpus(here):
+    (here / "corpus").write_bytes(b"".join(x.read_bytes() for x in sorted(ROOT.glob("llmc/*/*.h"))) * 8)
+
+
+def test_train_bpe_makes_the_same_vocabulary_again_which_halves_the_number_of_tokens(corpus, here):
+    for name in "bpe", "again": assert tool("train_bpe", "--vocab-size 600 --out", name, "corpus").status == 0
+    assert len((here / "bpe/merges.txt").read_text().splitlines()) == 344
+    for file in "vocab.json", "merges.txt": assert (here / "bpe" / file).read_bytes() == (here / "again" / file).read_bytes()
+    tokenize("--tokenizer bpe corpus")
+    tokenize("--tokenizer bpe/vocab.json corpus", out="json.bin")
+    assert tokens() == tokens("json.bin") and tokens()[0] == 599 and 2 * len(tokens()) < os.path.getsize("corpus")
+
+
+def test_train_bpe_says_when_no_pairs_are_left_to_merge(here):
+    run = tool("train_bpe", "--out few -", input="aaab aaab")
+    assert "less than --vocab-size 4096" in run.said and (here / "few/merges.txt").read_text().split("\n")[1:] == ["a a", "a b", "aa ab", ""]
+
+
+# ---- the default data ----
+def default_data(tree, place, *vocabulary):
+    return command("sh", [ROOT / "dev/data/default.sh", place, ROOT / program("tokenize")], *vocabulary, cwd=tree)
+
+
+def files_of(path):
+    """The names that the files of a side give themselves in their first lines."""
+    return {name for x in documents(path) for name in re.findall(rb"\A/\*\s*(\S+)", x)}
+
+
+def test_the_default_data_is_the_projects_text_split_by_the_names_of_files(here):
+    """With or without .git, and nothing else; no stage is for validation, and an edit moves no file to the other side."""
+    shutil.copytree(ROOT, here / "tree", ignore=lambda folder, names: {".git", "build", "data", "nvidia"} & {*names} if folder == str(ROOT) else [])
+    for name in "build", "data", ".git", ".venv":
+        (here / "tree" / name).mkdir()
+        (here / "tree" / name / "extra.py").write_text("not of the project")
+    assert default_data(ROOT, here / "here").status == 0 and default_data("tree", here / "there").status == 0
+    for side in "train", "val": assert tokens(f"here/{side}.bin") == tokens(f"there/{side}.bin")
+    assert len(tokens("here/train.bin")) > 100000 and len(tokens("here/val.bin")) > 1000
+    val = files_of("here/val.bin")
+    assert b"logger.h" in val - files_of("here/train.bin") and b"comm.h" in files_of("here/train.bin") and not any(b"train_gpt2" in x for x in val)
+    shutil.rmtree("tree/data")
+    for path in "tree/llmc/base/rng.h", "tree/llmc/comm/comm.h": open(path, "a").write("\n// an edit\n")
+    assert default_data("tree", here / "edited").status == 0 and files_of("edited/val.bin") == val
+    # With a vocabulary of its own it has less than half as many tokens.
+    assert default_data("tree", here / "own", ROOT / program("train_bpe"), 1200).status == 0 and (here / "own/merges.txt").stat().st_size
+    assert 10000 < len(tokens("own/train.bin")) < len(tokens("here/train.bin")) / 2
+    assert_refused(default_data("tree", here / "ab.txt/data"), "ab.txt/data cannot be made", "clone into a folder")
+
+
+def test_default_data_of_a_tree_without_validation_files_is_an_error(here):
+    (here / "bare/llmc/comm").mkdir(parents=True)
+    shutil.copy(ROOT / "llmc/comm/comm.h", "bare/llmc/comm")
+    shutil.copy(ROOT / "train_gpt2_ddp.cu", "bare")
+    assert_refused(default_data("bare", here / "none"), "none of these is under llmc/: agree.h")
+    assert not (here / "none").exists()
+
+
+# ---- errors ----
+@pytest.mark.parametrize("options, patterns, text", [
+    ("", ["usage: tokenize"], ""), ("ab.txt nothing.txt", ["nothing.txt", "No such file"], ""), ("folder", ["folder is a folder", "files in it"], ""),
+    ("empty.txt", ["no text"], ""), ("--outt x.bin ab.txt", ["unknown option '--outt'"], ""),
+    ("--val-fraction 1 ab.txt", ["--val-fraction must be between"], ""),
+    ("--val-out y.bin ab.txt ab.txt", ["no two different documents", "--split"], ""),
+    ("--tokenizer c.txt ab.txt", ["c.txt", "starts neither"], ""), ("--out no/x.bin ab.txt", ["cannot create", "no/x.bin"], ""),
+    ("--tokenizer pipe ab.txt", ["pipe: is a pipe, not a file"], ""), ("--tokenizer folder ab.txt", ["folder/vocab.json: is a pipe"], ""),
+    ("--split jsonl -", ["line 2 of", "field"], '{"text": "a"}\n{"text": 1}\n'),
+    ("--split jsonl -", ["line 2 of", "not valid JSON"], '{"text": "a"}\n{"text": "b"\n'),
+    ("--split jsonl -", ["line 1 of", "duplicate"], '{"text": "a", "text": "b"}\n'),
+    ("--split jsonl --prompt-field q ab.txt", ["need each other"], ""), ("--prompt-field q --response-field a ab.txt", ["give --split jsonl"], ""),
+    (f"{ASK} --field text ab.txt", ["give one or the other"], ""), (f"{ASK} --response-field q ab.txt", ["are both q"], "")],
+    ids="no_file missing folder empty option fraction one_document tokenizer no_folder pipe pipe_in_folder no_text broken_json field_twice half_a_pair "
+        "pair_of_no_jsonl pair_and_field same_field".split())
+def test_what_is_wrong_is_named_and_nothing_is_written(here, options, patterns, text):
+    (here / "folder").mkdir()
+    for pipe in "pipe", "folder/vocab.json": os.mkfifo(pipe)
+    refused(*patterns, options=options, input=text)
+
+
+@pytest.mark.parametrize("change, patterns", [
+    (lambda x: x[:x.rindex(b"\n", 0, -1) + 1], ["cut/merges.txt", "merges do not make 1 of the vocabulary's tokens"]),
+    (lambda x: b"", ["cut/merges.txt: its 0 merges", "token 256"]), (lambda x: x.replace(b"\n", b"\r\n"), ["cut/merges.txt: line 1 ends in CR LF"]),
+    (None, ["cut/merges.txt: is a pipe"])], ids=["cut", "empty", "cr_lf", "pipe"])
+def test_merges_that_are_not_whole_are_refused(here, change, patterns):
+    tool("train_bpe", "--vocab-size 300 --out cut -", input="".join(MANY))
+    tokenize("--tokenizer cut ab.txt")
+    merges = here / "cut/merges.txt"
+    whole = merges.read_bytes()
+    merges.unlink()
+    merges.write_bytes(change(whole)) if change else os.mkfifo(merges)
+    refused(*patterns, options="--tokenizer cut ab.txt")
+
+
+def test_train_bpe_refuses_a_vocabulary_smaller_than_the_bytes():
+    refused("--vocab-size must be between 257", program="train_bpe", options="--vocab-size 256 ab.txt")
+
+
+@pytest.mark.parametrize("name, kilobytes, options, pattern", [("tokenize", 20, "--out full corpus", "full"), ("train_bpe", 1, "--out folder corpus", "vocab.json")],
+                         ids=["tokenize", "train_bpe"])
+def test_a_full_disk_is_an_error_that_leaves_what_was_there(corpus, here, name, kilobytes, options, pattern):
+    (here / "full").write_text("what was there")
+    limited = ["bash", "-c", f'trap "" XFSZ; ulimit -f {kilobytes}; exec "$@"', "limited", ROOT / program(name)]
+    assert_refused(command(limited, options, cwd="."), "cannot write", pattern)
+    assert (here / "full").read_text() == "what was there"
