@@ -1,13 +1,12 @@
 """What the tests of tensor, pipeline and 3D parallelism share: small runs, and references of test/split that have a mesh's bits."""
 import functools, re
-from suite import TOKENS, Stored, assert_close, command, half, make, train, trained
+from suite import TOKENS, Stored, assert_close, assert_same, command, half, make, train, trained
 
 SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 4 --channels 16 --seq-len 16 --steps 10 --lr 3e-3 --warmup-steps 5 "
          "--eval-every 0 --sample-every 0 --deterministic")
-SIX_HEADS = "--heads 6 --channels 24" # that 3 divides
 EVALUATIONS = f"--val-data {TOKENS} --eval-every 5 --eval-steps 2 --sample-every 5 --sample-tokens 9 --vocab-size 300"
-# Too large for the first gradients of fp16: some steps are skipped.
-LARGE_SCALE = "--loss-scale 8388608 --max-bad-steps 20 --steps 20"
+LARGE_SCALE = "--loss-scale 8388608 --max-bad-steps 20 --steps 20" # too large for the first gradients of fp16
+SEQUENCE, KEEP, AGAIN, WIDE = "--sequence-parallel", "--keep-gathered", "--recompute block", "--tp-reduce-dtype fp32"
 # What test/split's headers read from the environment when a reference runs: see test/split/README.md.
 PARTS = {"DATA_PARTS": 1, "DATA_SUM": 0, "TENSOR_PARTS": 1, "TENSOR_REDUCE_FP32": 0, "SEQUENCE_PARTS": 1, "SEQUENCE_SUM": 0, "TIED_APART": 0,
          "TIED_EARLY": 0}
@@ -31,10 +30,23 @@ def reference(*options, ranks=None, precision="fp32", headers=None, **parts):
     return trained(stage, SMALL, *options, ranks=ranks, env=env, binary=split_program(stage, precision, headers))
 
 
+def axes(mesh):
+    """"2x4": of a tensor or pipeline parallel run, 2 copies of the model on 4 ranks each. "2x4x1": as --mesh dp=2,tp=4,pp=1."""
+    return [int(n) for n in mesh.split("x")]
+
+
 def batch(sequences, copies, micro=1):
     """The options of a step of so many sequences: of one device's, or of each copy's, in so many micro-batches."""
     assert sequences % (copies * micro) == 0
     return f"--total-batch-size {16 * sequences} --batch-size {sequences // copies // micro}"
+
+
+def continued(run, folder, *command_line, **settings):
+    """A run that a command continues from where `run` was when it had saved step 5, in a new folder."""
+    second = command(*command_line, "--resume --out", [half(run, folder / "half")], **settings)
+    assert second.status == 0 and "step 5 of 10" in second.said, second
+    second.folder = folder / "half"
+    return second
 
 
 def assert_pytorchs(run):
@@ -42,20 +54,16 @@ def assert_pytorchs(run):
     assert_close(Stored("pytorch_fp32"), run, rtol=0, only="param_norm")
 
 
-def assert_skips_some_steps(run):
-    assert set(run.series("skipped")) == {False, True}, run.series("skipped")
+def assert_same_skips(one, many):
+    assert_same(one, many)
+    assert set(many.series("skipped")) == {False, True}, many
 
 
-def samples(run):
-    """The text that a run has sampled. It has evaluated, too."""
-    found = re.findall(r"^sample after step \d+:\n(.*?)\n(?=step |saved )", run.out, re.M | re.S)
-    assert len(found) == 2 and all(found) and len(run.series("val_loss")) == 3, run
-    return found
-
-
-def shard(elements, ranks):
-    """1/ranks of them, up to a multiple of 16."""
-    return -(-elements // (16 * ranks)) * 16
+def assert_same_samples(one, many):
+    """Also the same evaluations."""
+    assert_same(one, many)
+    texts = [re.findall(r"^sample after step \d+:\n(.*?)\n(?=step |saved )", run.out, re.M | re.S) for run in (one, many)]
+    assert texts[0] == texts[1] and len(texts[0]) == 2 and len(many.series("val_loss")) == 3, many
 
 
 def assert_bytes(run, sent, **held):
@@ -66,22 +74,12 @@ def assert_bytes(run, sent, **held):
     assert "than predicted" not in run.out and "allocations while training: 0;" in run.out, run
 
 
-def continued(run, folder, *command_line, **settings):
-    """A run that a command continues from where `run` was when it had saved step 5, in a new folder."""
-    folder = half(run, folder / "half")
-    second = command(*command_line, "--resume --out", [folder], **settings)
-    assert second.status == 0 and "step 5 of 10" in second.said, second
-    second.folder = folder
-    return second
-
-
 def faulty(stage, ranks, *options, timeout=60):
-    """A run with a --fault that does not end well: with --comm-timeout 60, where no rank has to wait for another one in vain."""
+    """A run with a --fault that does not end well. Where a rank has to wait for another one in vain, it need not be so long."""
     run = train(stage, SMALL, "--check-every 1 --comm-timeout", timeout, *options, ranks=ranks)
     assert run.status not in (0, "no end"), run
     return run
 
 
 def assert_all_say(run, ranks, pattern):
-    for rank in ranks:
-        assert re.search(f"^rank {rank}: error: {pattern}", run.err, re.M), f"rank {rank} does not say {pattern!r}: {run}"
+    for rank in ranks: assert re.search(f"^rank {rank}: error: {pattern}", run.err, re.M), f"rank {rank} does not say {pattern!r}: {run}"

@@ -21,14 +21,11 @@ def by(method, ranks, *options, **settings):
     return small("compress", ranks, "--compress-from 3 --check-every 1 --compress", method, low_rank, *options, **settings)
 
 
-@pytest.mark.parametrize("ranks, precision", [(2, "fp32"), rest(1, "fp32"), rest(3, "fp32"), rest(3, "bf16"), rest(3, "fp16")])
-def test_compress_none_has_the_bits_of_ddp(ranks, precision):
-    assert_same(small("ddp", ranks, precision=precision), small("compress", ranks, precision=precision))
-
-
-@pytest.mark.rest
-def test_one_rank_compresses_nothing():
-    assert_same(small("ddp", 1), by("onebit-adam", 1))
+@pytest.mark.parametrize("ranks, precision, options", [
+    (2, "fp32", ""), rest(3, "fp32", ""), rest(3, "bf16", ""), rest(3, "fp16", ""), rest(1, "fp32", "--compress onebit-adam --compress-from 3")],
+    ids=["2-fp32", "3-fp32", "3-bf16", "3-fp16", "one_rank"])
+def test_what_is_not_compressed_has_the_bits_of_ddp(ranks, precision, options):
+    assert_same(small("ddp", ranks, precision=precision), small("compress", ranks, options, precision=precision))
 
 
 def formula(method, N):
@@ -42,44 +39,30 @@ def formula(method, N):
     def blocks(n, bits):
         return 2 * (N - 1) * -(-(-(-n // 256)) // N) * (4 + 32*bits)
 
-    if method.startswith("int"):
-        matrix_bytes = blocks(273*16, int(method[3:])) + 2 * blocks(12*256, int(method[3:]))
-    else:
-        of_matrix = {
-            "bf16": lambda r, c: ring(2*r*c), "fp16": lambda r, c: ring(2*r*c),
-            "top-k": lambda r, c: (N - 1) * 8 * max(int(r*c * 0.01), 1),
-            "sign": lambda r, c: (N - 1) * (4 + 4 * -(-r*c // 32)),
-            "onebit-adam": lambda r, c: 2 * (N - 1) * (4 + 4 * -(-(-(-r*c // N)) // 32)),
-            "powersgd": lambda r, c: ring(4 * 2*(r + c))}[method]
-        matrix_bytes = sum(of_matrix(*shape) for shape in matrices)
-    return ring(4*vectors + 8) + matrix_bytes
+    whole = ring(4*vectors + 8)
+    if method.startswith("int"): return whole + blocks(273*16, int(method[3:])) + 2 * blocks(12*256, int(method[3:]))
+    return whole + sum({
+        "bf16": ring(2*r*c), "fp16": ring(2*r*c), "top-k": (N - 1) * 8 * max(int(r*c * 0.01), 1), "sign": (N - 1) * (4 + 4 * -(-r*c // 32)),
+        "onebit-adam": 2 * (N - 1) * (4 + 4 * -(-(-(-r*c // N)) // 32)), "powersgd": ring(4 * 2*(r + c))}[method] for r, c in matrices)
 
 
-# On 2 ranks errors are fed back by default, on 3 the other way round.
-@pytest.mark.parametrize("ranks", [2, rest(3), rest(4)])
-@pytest.mark.parametrize("method", [m if m in ("int8", "powersgd") else rest(m) for m in METHODS])
-def test_a_method_sends_its_bytes_from_its_first_step_on(method, ranks):
-    run, plain = by(method, ranks), small("ddp", ranks)
+@pytest.mark.parametrize("method, ranks, precision", [
+    ("int8", 2, "fp32"), ("powersgd", 2, "fp32"), *(rest(m, n, "fp32") for m in METHODS for n in (2, 3, 4) if n > 2 or m not in ("int8", "powersgd")),
+    *(rest(m, 3, precision) for m in ("int8", "sign", "onebit-adam", "powersgd") for precision in ("bf16", "fp16"))])
+def test_a_method_sends_its_bytes_from_its_first_step_on(method, ranks, precision):
+    run, plain = by(method, ranks, precision=precision), small("ddp", ranks, precision=precision)
     assert_as_predicted(run)
-    assert all(abs(sent - formula(method, ranks)) <= 1 for sent in run.series("comm_bytes")[3:])
+    assert precision != "fp32" or all(abs(sent - formula(method, ranks)) <= 1 for sent in run.series("comm_bytes")[3:])
     # The loss after the third update is DDP's. The fourth update is not; rounding to 16 bits may show one step later.
     assert run.series("loss")[:4] == plain.series("loss")[:4] and run.series("loss")[4:] != plain.series("loss")[4:]
 
 
+# On 2 ranks errors are fed back by default, on 3 the other way round.
 @pytest.mark.parametrize("ranks", [2, rest(3)])
 @pytest.mark.parametrize("method", [m if m == "int8" else rest(m) for m in METHODS])
 def test_compressed_steps_have_the_same_bits_in_strict_mode(method, ranks):
     options = "" if ranks == 2 else "--no-error-feedback" if method in ("int4", "onebit-adam", "powersgd") else "--error-feedback"
     assert_same(by(method, ranks, options), by(method, ranks, options, strict=True))
-
-
-@pytest.mark.rest
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("method", ["int8", "sign", "onebit-adam", "powersgd"])
-def test_gradients_in_16_bits_are_compressed_too(method, precision):
-    run, plain = by(method, 3, "--error-feedback", precision=precision), small("ddp", 3, precision=precision)
-    assert_as_predicted(run)
-    assert run.series("loss")[:4] == plain.series("loss")[:4] and run.series("loss")[4:] != plain.series("loss")[4:]
 
 
 @pytest.mark.rest
@@ -96,20 +79,16 @@ def test_a_run_that_ends_before_compress_from_says_that_nothing_is_compressed():
     assert "compress   nothing: the run has no more steps than --compress-from" in by("powersgd", 2, "--steps 3").said
 
 
-@pytest.mark.parametrize("options, pattern", [
-    ("--compress int8 --rank 2", "--rank does nothing with --compress int8, only with powersgd"),
-    rest("--compress int8 --top-k-fraction 0.1", "--top-k-fraction does nothing"),
-    rest("--error-feedback", "does nothing with --compress none"), rest("--no-error-feedback", "does nothing with --compress none"),
-    rest("--compress-from 5", "does nothing with --compress none"),
-    rest("--compress onebit-adam --compress-from 0", "leaves onebit-adam no v to freeze")])
-def test_options_that_do_nothing_are_refused(options, pattern):
-    assert_refused(train("compress", f"--data {TOKENS} --val-data=", options, ranks=2), pattern)
-
-
-@pytest.mark.rest
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_16_bits_of_gradients_that_have_16_are_refused(precision):
-    assert_refused(train("compress", f"--data {TOKENS} --val-data= --compress bf16", ranks=2, precision=precision), "--compress bf16 saves nothing")
+@pytest.mark.parametrize("options, precision, pattern", [
+    ("--compress int8 --rank 2", "fp32", "--rank does nothing with --compress int8, only with powersgd"),
+    rest("--compress int8 --top-k-fraction 0.1", "fp32", "--top-k-fraction does nothing"),
+    rest("--error-feedback", "fp32", "does nothing with --compress none"), rest("--no-error-feedback", "fp32", "does nothing with --compress none"),
+    rest("--compress-from 5", "fp32", "does nothing with --compress none"),
+    rest("--compress onebit-adam --compress-from 0", "fp32", "leaves onebit-adam no v to freeze"),
+    rest("--compress bf16", "bf16", "--compress bf16 saves nothing"), rest("--compress bf16", "fp16", "--compress bf16 saves nothing")],
+    ids=["rank", "fraction", "feedback", "no_feedback", "from", "frozen", "bf16", "fp16"])
+def test_options_that_do_nothing_are_refused(options, precision, pattern):
+    assert_refused(train("compress", f"--data {TOKENS} --val-data=", options, ranks=2, precision=precision), pattern)
 
 
 # ---- what 300 steps make of it, on the stored text: random words, 0.68 nats a byte. What a loss is above that was not learned; none ends near it.
@@ -138,6 +117,7 @@ def test_a_method_ends_near_none(method, above):
 @pytest.mark.parametrize("better, worse, by_at_least", [
     ("", "--compress powersgd", 0.02), ("", "--compress top-k", 0.02), ("", "--compress sign", 0.02),
     ("--compress powersgd", "--compress powersgd --no-error-feedback", 0.02),
-    ("--compress top-k", "--compress top-k --error-feedback", 0.3), ("--compress sign", "--compress sign --error-feedback", 0.3)])
+    ("--compress top-k", "--compress top-k --error-feedback", 0.3), ("--compress sign", "--compress sign --error-feedback", 0.3)],
+    ids=["powersgd", "top-k", "sign", "powersgd_without_feedback", "top-k_with_feedback", "sign_with_feedback"])
 def test_a_method_loses_on_every_seed(better, worse, by_at_least):
     assert (losses(worse) - losses(better)).min() >= by_at_least

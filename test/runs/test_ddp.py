@@ -3,17 +3,12 @@ PyTorch's DDP under AMP: autocast to bf16, with weights and AdamW's state in fp3
 import json
 import numpy as np
 import pytest
+from shards import sizes
 from suite import PYTORCH, REFERENCE, Stored, assert_close, assert_same, rest, tensors, trained
 
 RANKS = [rest(1), 2, 3, rest(4)]
 SMALL_BUCKETS = "--bucket-mb 0.02"
 by_ranks = pytest.mark.parametrize("ranks", RANKS, ids="{}_ranks".format)
-
-
-def sizes(ranks, micro=1):
-    """16 sequences a step do not divide over 3 ranks, so there they are 12."""
-    sequences = 12 if ranks == 3 else 16
-    return f"--batch-size {sequences // ranks // micro} --total-batch-size {32 * sequences}"
 
 
 def ddp(ranks, *options, micro=1, **settings):

@@ -19,7 +19,8 @@ def says(run, *patterns):
     rest(2, "compress", "--compress int8", {}, ["dp: all-to-all", "dp: all-gather"]), rest(4, "ddp", "--ddp naive", STRICT, ["dp: all-reduce"]),
     rest(4, "fsdp", "--sharding hybrid --shard-group 2", {}, ["dp: all-reduce"]), rest(4, "3d", "--mesh tp=2,pp=2", {}, ["tp: all-reduce", "pp: all-reduce"]),
     rest(4, "tp", "--tensor-parallel 2 --sequence-parallel --heads 4", {}, ["tp: all-gather", "dp: all-reduce"]),
-    rest(4, "3d", "--mesh dp=2,tp=2 --zero-stage 1", {}, ["tp: all-reduce", "dp: reduce-scatter"])])
+    rest(4, "3d", "--mesh dp=2,tp=2 --zero-stage 1", {}, ["tp: all-reduce", "dp: reduce-scatter"])],
+    ids=["ddp", "pp", "tp", "fsdp", "zero", "compress", "naive", "hybrid", "tp_and_pp", "rows", "dp_and_tp"])
 def test_causes_add_up_to_the_step_and_are_those_of_the_log(ranks, stage, options, settings, causes):
     run = trained(stage, SMALL, options, ranks=ranks, **settings)
     says(run, f"^diagnosis  in ms, means of steps 2 to 8  *rank 0   of {ranks} ranks", *(f"^  exposed, {cause}" for cause in causes),
@@ -36,7 +37,8 @@ def test_causes_add_up_to_the_step_and_are_those_of_the_log(ranks, stage, option
 
 
 @pytest.mark.parametrize("stage, options, settings, what", [
-    ("ddp", "--fault 1:3:slow", {}, "A FAULT ON PURPOSE"), rest("pp", "--emulate-ms 2,2,2", {}, "EMULATED TIMES"), rest("ddp", "", STRICT, "STRICT MODE")])
+    ("ddp", "--fault 1:3:slow", {}, "A FAULT ON PURPOSE"), rest("pp", "--emulate-ms 2,2,2", {}, "EMULATED TIMES"), rest("ddp", "", STRICT, "STRICT MODE")],
+    ids=["fault", "emulated", "strict"])
 def test_times_that_are_not_this_machines_are_named(stage, options, settings, what):
     says(trained(stage, SMALL, options, ranks=2, **settings), f"NOT THE TIMES OF THIS MACHINE: {what}")
 
@@ -53,7 +55,7 @@ def test_a_step_takes_as_long_as_its_bytes_need_on_an_emulated_link_and_trains_t
     assert_refused(command([program("train_gpt2_ddp")], "--comm nccl --emulate-link 1"), "--emulate-link: NCCL's operations cannot be made to last longer")
 
 
-@pytest.mark.parametrize("ranks, options", [(1, ""), (2, "--steps 1")])
+@pytest.mark.parametrize("ranks, options", [(1, ""), (2, "--steps 1")], ids=["rank", "step"])
 def test_one_rank_or_one_step_has_no_diagnosis(ranks, options):
     run = trained("ddp", SMALL, options, ranks=ranks)
     assert "diagnosis" not in run.said and "scaling" not in run.said and "diagnosis" not in run.lines[-1]

@@ -1,24 +1,18 @@
 """ZeRO: every stage's losses, norms, weights and optimizer state are DDP's to the bit in rank order, and agree with PyTorch's. Each rank holds
 and sends as many bytes as the formulas say, which are written here a second time, in plain numbers."""
 import pytest
-from shards import assert_lost, assert_near_losses, sampled, samples, shard, skipped_steps
+from shards import assert_lost, assert_near_losses, sampled, samples, shard, sizes, skipped_steps
 from suite import (PYTORCH, TOKENS, Stored, assert_as_predicted, assert_close, assert_refused, assert_same, rest, train, trained)
 
 LONG = 6
-STAGES = [1, 2, 3]
-by_stage = pytest.mark.parametrize("stage", STAGES, ids="stage_{}".format)
+by_stage = pytest.mark.parametrize("stage", [1, 2, 3], ids="stage_{}".format)
 by_micro = pytest.mark.parametrize("micro", [1, 2], ids="{}_micro".format)
-# 16 sequences do not divide over 3 ranks. 8 ranks have the batches of one.
+# 8 ranks have the batches of one.
 by_ranks = pytest.mark.parametrize("ranks", [sampled(1), sampled(3), 4, sampled(8)], ids="{}_ranks".format)
 
 
 def pytorchs(ranks, more=""):
     return Stored(f"ddp/ranks_{1 if ranks == 8 else ranks}{more}")
-
-
-def sizes(ranks, micro=1):
-    sequences = 12 if ranks == 3 else 16
-    return f"--batch-size {sequences // ranks // micro} --total-batch-size {32 * sequences}"
 
 
 def ddp(ranks, micro=1):
@@ -63,7 +57,8 @@ def kept(ranks):
 @by_ranks
 @by_stage
 @by_micro
-def test_each_rank_holds_what_the_formula_says(ranks, stage, micro):
+def test_each_rank_holds_and_sends_what_the_formula_says(ranks, stage, micro):
+    """It sends some times P (N-1)/N elements, its shards of all units to every other rank; and three sums of a double."""
     run, others = zero(stage, ranks, micro), ddp(ranks, micro).about["predicted_bytes"]
     units = 0
     if stage >= 2: units += ranks * (shard(ROOT, ranks) + 2 * shard(BLOCK, ranks)) # buckets: of the root and two blocks
@@ -72,16 +67,7 @@ def test_each_rank_holds_what_the_formula_says(ranks, stage, micro):
                          "optimizer state": 8 * kept(ranks), "communication": others["communication"] + 4 * units}
     assert run.about["predicted_bytes"] == expected
     assert {*run.series("mem_bytes"), *run.series("mem_peak_bytes")} == {sum(expected.values())} # as measured
-    assert_as_predicted(run)
-
-
-@by_ranks
-@by_stage
-@by_micro
-def test_each_rank_sends_what_the_formula_says(ranks, stage, micro):
-    """Some times P (N-1)/N elements: each rank sends its shards of all units to every other. And three sums of a double."""
     times = {1: 2, 2: micro + 1, 3: 3 * micro}[stage]
-    run = zero(stage, ranks, micro)
     assert run.series("comm_bytes") == [(ranks - 1) * (4 * times * ranks * kept(ranks) + 3 * 2 * 8) // ranks] * 20
     assert_as_predicted(run)
 
@@ -151,19 +137,14 @@ def half(stage, precision, ranks, micro=1, options=""):
 @in_16_bits
 @by_stage
 def test_16_bits_have_ddps_bits_also_of_master_weights_and_skip_its_steps(precision, ranks, stage):
+    """A rank holds 2 bytes a parameter, 2 for its gradient, and 12 of state."""
     ddp, zero = half("ddp", precision, ranks), half("zero", precision, ranks, options=f"--zero-stage {stage}")
     assert_same(ddp, zero)
     if precision == "fp16": assert skipped_steps(ddp) == skipped_steps(zero)
-
-
-@in_16_bits
-@by_stage
-def test_16_bits_hold_2_bytes_a_parameter_2_for_its_gradient_and_12_of_state(precision, ranks, stage):
-    run = half("zero", precision, ranks, options=f"--zero-stage {stage}")
     kept = shard((384 + 16 + 2) * 16, ranks) + 3 * shard(12 * 16 * 16 + 13 * 16, ranks)
     expected = {"parameters": 2 * kept * (ranks if stage < 3 else 1), "gradients": 2 * kept * (ranks if stage < 2 else 1), "optimizer state": 12 * kept}
-    assert expected.items() <= run.about["predicted_bytes"].items()
-    assert_as_predicted(run)
+    assert expected.items() <= zero.about["predicted_bytes"].items()
+    assert_as_predicted(zero)
 
 
 @pytest.mark.rest

@@ -1,9 +1,7 @@
 /*
-count.h - a program that is compiled with -include test/split/count.h says at its end, on stderr, how many forward passes of
-a block it has done. Each has one attention.
+count.h - a program that is compiled with -include test/split/count.h says at its end, on stderr, how many forward passes of a block it
+has done. Each has one attention.
 */
-#ifndef SPLIT_COUNT_H
-#define SPLIT_COUNT_H
 #include "../../llmc/comm/comm.h"
 #include "../../llmc/device/layers.h"
 
@@ -13,4 +11,3 @@ static inline void count_one(void) {
     if (count_of_blocks++ == 0) require(atexit(count_say) == 0, "cannot register a function with atexit");
 }
 #define attention_forward(...) (count_one(), attention_forward(__VA_ARGS__))
-#endif

@@ -1,14 +1,13 @@
 /*
-data.h - the reference of data parallelism. A stage for one device that is compiled with -include test/split/data.h and
--DDATA_PARTS=N computes with batches of N*B sequences, to the bit, what N ranks with batches of B compute under --deterministic.
+data.h - the reference of data parallelism. A stage for one device that is compiled with -include test/split/data.h and -DDATA_PARTS=N
+computes with batches of N*B sequences, to the bit, what N ranks with batches of B compute under --deterministic.
 
-Every layer is called once for each rank's rows. Each part has memory of its own for the gradients of all parameters, where
-they are added up over the micro-batches of a step, as on a rank. When the gradients' norm is computed, before anything else
-reads them, their sums over the parts take their place: in rank order, in fp32, rounded once to floatX. The sum of the
-losses is made likewise, in double.
+Every layer is called once for each rank's rows. Each part has memory of its own for the gradients of all parameters, where they are added
+up over the micro-batches of a step, as on a rank. When the gradients' norm is computed, before anything else reads them, their sums over
+the parts take their place: in rank order, in fp32, rounded once to floatX. The sum of the losses is made likewise, in double.
 
--DDATA_SUM=SUM_REVERSED, or SUM_ROUNDED_EACH, adds gradients up otherwise (see split.h). Both macros may be expressions
-that are computed when the program runs. Where tensor.h and tied.h are included as well, include them first.
+-DDATA_SUM=SUM_REVERSED, or SUM_ROUNDED_EACH, adds gradients up otherwise (see split.h). Both macros may be expressions that are computed
+when the program runs. Where tensor.h and tied.h are included as well, include them first.
 */
 #ifndef SPLIT_DATA_H
 #define SPLIT_DATA_H
@@ -96,7 +95,7 @@ static inline void data_add_sum_squares(double* acc, const floatX* x, size_t n) 
 #ifdef SPLIT_TIED_H
         tied_meet(g.parts, (size_t)DATA_PARTS * g.n);
 #endif
-        split_sum(g.sum, g.parts, DATA_PARTS, g.n, (SplitSum)(DATA_SUM));
+        split_sum(g.sum, g.parts, DATA_PARTS, g.n, (SplitSum)(DATA_SUM), false);
     }
     add_sum_squares(acc, x, n);
 }
@@ -118,8 +117,7 @@ static inline void data_add_sum(double* acc, const float* x, size_t n) {
 }
 
 // ---- layers: each as in layers.h ----
-static inline void data_encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe,
-                                        int B, int T, int C) {
+static inline void data_encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C) {
     split_data.parts = B == 1 ? 1 : DATA_PARTS;
     FOR_PARTS(s, B) {
         size_t row = (size_t)s.first * T;
@@ -151,8 +149,7 @@ static inline void data_layernorm_backward(floatX* dinp, floatX* dw, floatX* db,
         layernorm_backward(dinp + at, part_dw, part_db, dout + at, inp + at, w, mean + i, rstd + i, s.rows, C, mode);
     }
 }
-static inline void data_matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias,
-                                       int N, int C, int OC) {
+static inline void data_matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
     FOR_ROWS(s, N, data_matmul_rows(N, OC)) {
         size_t i = (size_t)s.first;
         DATA_LAYER(matmul_forward)(out + i * OC, inp + i * C, w, bias, s.rows, C, OC);
@@ -194,8 +191,7 @@ static inline void data_matmul_backward_weight_chunk(floatX* dw, const floatX* d
     FOR_ROWS(s, N, data_matmul_rows(N, OC)) {
         size_t i = (size_t)s.first;
         floatX* part_dw = data_gradient(dw, (size_t)OC * C, s.q);
-        DATA_WEIGHT_CHUNK(part_dw, dout + i * OC, inp + i * C, s.first - s.q * s.rows_of_part, s.rows, s.rows_of_part, C, OC,
-                          mode);
+        DATA_WEIGHT_CHUNK(part_dw, dout + i * OC, inp + i * C, s.first - s.q * s.rows_of_part, s.rows, s.rows_of_part, C, OC, mode);
     }
 }
 static inline void data_attention_forward(floatX* out, float* stats, const floatX* qkv, int B, int T, int C, int NH) {
@@ -218,8 +214,7 @@ static inline void data_classifier_forward(float* losses, const floatX* logits, 
         DATA_LAYER(classifier_forward)(losses + i, logits + i * Vp, targets + i, s.rows, V, Vp);
     }
 }
-static inline void data_classifier_forward_backward(float* losses, floatX* logits, const int* targets, float dloss,
-                                                    int N, int V, int Vp) {
+static inline void data_classifier_forward_backward(float* losses, floatX* logits, const int* targets, float dloss, int N, int V, int Vp) {
     FOR_ROWS(s, N, data_classifier_rows(N, Vp)) {
         size_t i = (size_t)s.first;
         DATA_LAYER(classifier_forward_backward)(losses + i, logits + i * Vp, targets + i, dloss, s.rows, V, Vp);
@@ -245,10 +240,8 @@ static inline void data_classifier_forward_backward(float* losses, floatX* logit
 #define residual_layernorm_forward data_residual_layernorm_forward
 #define layernorm_backward data_layernorm_backward
 #define matmul_forward(out, inp, w, bias, N, C, OC) (SPLIT_ROLE(w), data_matmul_forward(out, inp, w, bias, N, C, OC))
-#define matmul_gelu_forward(out, pre, inp, w, bias, N, C, OC) \
-    (SPLIT_ROLE(w), data_matmul_gelu_forward(out, pre, inp, w, bias, N, C, OC))
-#define matmul_backward_input(dinp, dout, w, N, C, OC) \
-    (SPLIT_ROLE(w), data_matmul_backward_input(dinp, dout, w, N, C, OC))
+#define matmul_gelu_forward(out, pre, inp, w, bias, N, C, OC) (SPLIT_ROLE(w), data_matmul_gelu_forward(out, pre, inp, w, bias, N, C, OC))
+#define matmul_backward_input(dinp, dout, w, N, C, OC) (SPLIT_ROLE(w), data_matmul_backward_input(dinp, dout, w, N, C, OC))
 #define matmul_gelu_backward_input(dinp, dout, w, pre, N, C, OC) \
     (SPLIT_ROLE(w), data_matmul_gelu_backward_input(dinp, dout, w, pre, N, C, OC))
 #define matmul_backward_weight(dw, dbias, dout, inp, N, C, OC, mode) \

@@ -1,17 +1,15 @@
 /*
-sequence.h - the reference of sequence parallelism (Korthikanti et al., arXiv 2205.05198, section 4.2.2). It adds to the
-references of tensor.h and data.h, which are included before it. Of the t ranks that share a copy of the model each has 1/t of
-a micro-batch's rows wherever a layernorm is, and so makes a term of the gradients of its weights.
+sequence.h - the reference of sequence parallelism (Korthikanti et al., arXiv 2205.05198, section 4.2.2). It adds to the references of
+tensor.h and data.h, which are included before it. Of the t ranks that share a copy of the model each has 1/t of a micro-batch's rows
+wherever a layernorm is, and so makes a term of the gradients of its weights.
 
-The terms are added up over the micro-batches of a step, as on a rank. When the gradients' norm is computed they are summed
-as ranks sum them: over the copies of the model first, as all gradients are, then over the t parts of a copy. Each sum is in
-rank order, in fp32, rounded once to floatX.
+The terms are added up over the micro-batches of a step, as on a rank. When the gradients' norm is computed they are summed as ranks sum
+them: over the copies of the model first, as all gradients are, then over the t parts of a copy. Each sum is in rank order, in fp32,
+rounded once to floatX.
 
--DSEQUENCE_PARTS replaces the number of parts; in one part it changes nothing. -DSEQUENCE_SUM=1 sums over the parts of a copy
-first, which has other bits. Both may be expressions that are computed when the program runs.
+-DSEQUENCE_PARTS replaces the number of parts; in one part it changes nothing. -DSEQUENCE_SUM=1 sums over the parts of a copy first, which
+has other bits. Both may be expressions that are computed when the program runs.
 */
-#ifndef SPLIT_SEQUENCE_H
-#define SPLIT_SEQUENCE_H
 #if !defined(SPLIT_TENSOR_H) || !defined(SPLIT_DATA_H)
 #error "include tensor.h and data.h before sequence.h"
 #endif
@@ -69,9 +67,9 @@ static inline void sequence_sum(SequenceGradient g, int outer, int inner) {
     size_t C = (size_t)g.C;
     floatX* sums = (floatX*)split_alloc((size_t)outer * C * sizeof(floatX));
     for (int i = 0; i < outer; i++) {
-        split_sum(sums + (size_t)i * C, g.terms + (size_t)(i * inner) * C, inner, C, SUM_IN_RANK_ORDER);
+        split_sum(sums + (size_t)i * C, g.terms + (size_t)(i * inner) * C, inner, C, SUM_IN_RANK_ORDER, false);
     }
-    split_sum(g.sum, sums, outer, C, SUM_IN_RANK_ORDER);
+    split_sum(g.sum, sums, outer, C, SUM_IN_RANK_ORDER, false);
     split_free(sums);
 }
 
@@ -88,4 +86,3 @@ static inline void sequence_add_sum_squares(double* acc, const floatX* x, size_t
 // ---- what the stage calls ----
 #define layernorm_backward sequence_layernorm_backward
 #define add_sum_squares sequence_add_sum_squares
-#endif

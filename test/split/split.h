@@ -1,6 +1,6 @@
 /*
-split.h - what the references of this folder share: parts of matrices, sums of parts, and which weights a call is about.
-README.md says what they are. Included by data.h and tensor.h.
+split.h - what the references of this folder share: parts of matrices, sums of parts, and which weights a call is about. README.md says
+what they are. Included by data.h and tensor.h.
 */
 #ifndef SPLIT_H
 #define SPLIT_H
@@ -80,30 +80,20 @@ static inline void split_put(const floatX* part, floatX* whole, SplitCut c) { sp
 // or rounded after each. The last two are there to see that tests notice the difference.
 typedef enum { SUM_IN_RANK_ORDER, SUM_REVERSED, SUM_ROUNDED_EACH } SplitSum;
 
-// out (n) = terms[0] + terms[1] + ... + terms[t-1], each (n)
-static inline void split_sum(floatX* out, const floatX* terms, int t, size_t n, SplitSum how) {
-    floatX* host = (floatX*)xcalloc((size_t)t * n, sizeof(floatX));
-    device_to_host(host, terms, (size_t)t * n * sizeof(floatX));
+// out (n) = terms[0] + terms[1] + ... + terms[t-1], each (n): floatX or, where wide, fp32 that nobody has rounded.
+static inline void split_sum(floatX* out, const void* terms, int t, size_t n, SplitSum how, bool wide) {
+    size_t bytes = (size_t)t * n * (wide ? sizeof(float) : sizeof(floatX));
+    void* host = xcalloc(bytes, 1);
+    floatX* sums = (floatX*)xcalloc(n, sizeof(floatX));
+    device_to_host(host, terms, bytes);
     for (size_t i = 0; i < n; i++) {
-        float sum = to_float(host[(size_t)(how == SUM_REVERSED ? t - 1 : 0) * n + i]);
-        for (int q = 1; q < t; q++) {
-            sum += to_float(host[(size_t)(how == SUM_REVERSED ? t - 1 - q : q) * n + i]);
+        float sum = 0;
+        for (int q = 0; q < t; q++) {
+            size_t at = (size_t)(how == SUM_REVERSED ? t - 1 - q : q) * n + i;
+            float term = wide ? ((const float*)host)[at] : to_float(((const floatX*)host)[at]);
+            sum = q == 0 ? term : sum + term;
             if (how == SUM_ROUNDED_EACH) sum = to_float(to_floatX(sum));
         }
-        host[i] = to_floatX(sum);
-    }
-    host_to_device(out, host, n * sizeof(floatX));
-    device_synchronize(); // the copy reads host
-    free(host);
-}
-// The same of fp32 terms, which nobody has rounded, in rank order.
-static inline void split_sum_fp32(floatX* out, const float* terms, int t, size_t n) {
-    float* host = (float*)xcalloc((size_t)t * n, sizeof(float));
-    floatX* sums = (floatX*)xcalloc(n, sizeof(floatX));
-    device_to_host(host, terms, (size_t)t * n * sizeof(float));
-    for (size_t i = 0; i < n; i++) {
-        float sum = host[i];
-        for (int q = 1; q < t; q++) sum += host[(size_t)q * n + i];
         sums[i] = to_floatX(sum);
     }
     host_to_device(out, sums, n * sizeof(floatX));

@@ -1,7 +1,7 @@
 /*
-tensor.h - the reference of tensor parallelism (Shoeybi et al., arXiv 1909.08053, section 3). A stage that is compiled with
--include test/split/tensor.h and -DTENSOR_PARTS=t computes, to the bit, what t ranks compute that share every matrix, if they form
-sums in rank order:
+tensor.h - the reference of tensor parallelism (Shoeybi et al., arXiv 1909.08053, section 3). A stage that is compiled with -include
+test/split/tensor.h and -DTENSOR_PARTS=t computes, to the bit, what t ranks compute that share every matrix, if they form sums in rank
+order:
 
   qkvw, fcw, wte  are cut by rows (of heads, within each of q, k and v): each part makes a share of the outputs. Its
                   gradient of the input is a term of a sum over all parts.
@@ -10,10 +10,10 @@ sums in rank order:
   attention       goes by heads.
   the loss        comes from each part's maximum, sum of exponentials and target's logit: see tensor_row_loss.
 
-Terms are rounded to floatX, as they would be sent, added in fp32 in rank order, and rounded once. -DTENSOR_REDUCE_FP32=1 does not
-round them before they are added: --tp-reduce-dtype fp32. Every product has a
-rank's shapes. Embedding and layernorms give a rank's bits without help: a token's row lies on one rank, and activations are
-whole. Only for the CPU, because of the loss. TENSOR_PARTS may be an expression that is computed when the program runs.
+Terms are rounded to floatX, as they would be sent, added in fp32 in rank order, and rounded once. -DTENSOR_REDUCE_FP32=1 does not round
+them before they are added: --tp-reduce-dtype fp32. Every product has a rank's shapes. Embedding and layernorms give a rank's bits without
+help: a token's row lies on one rank, and activations are whole. Only for the CPU, because of the loss. TENSOR_PARTS may be an expression
+that is computed when the program runs.
 */
 #ifndef SPLIT_TENSOR_H
 #define SPLIT_TENSOR_H
@@ -59,14 +59,12 @@ static inline SplitCut tensor_weight_cut(int C, int OC, int t, int q) { // of w 
 // Room for all terms: they are floatX or fp32.
 static inline void* tensor_terms(size_t n) { return tensor_room_bytes(ROOM_TERMS, (size_t)TENSOR_PARTS * n * sizeof(float)); }
 static inline void tensor_sum(floatX* out, const void* terms, size_t n) {
-    if (TENSOR_REDUCE_FP32) split_sum_fp32(out, (const float*)terms, TENSOR_PARTS, n);
-    else split_sum(out, (const floatX*)terms, TENSOR_PARTS, n, SUM_IN_RANK_ORDER);
+    split_sum(out, terms, TENSOR_PARTS, n, SUM_IN_RANK_ORDER, TENSOR_REDUCE_FP32);
 }
 
 // ---- linear layers: each as in layers.h ----
 // out = the sum of the parts' products of their columns of inp
-static inline void tensor_row_parallel(floatX* out, const floatX* inp, const floatX* w, const floatX* bias,
-                                       int N, int C, int OC) {
+static inline void tensor_row_parallel(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
     int t = TENSOR_PARTS;
     size_t n = (size_t)N * OC;
     void* terms = tensor_terms(n);
@@ -95,8 +93,7 @@ static inline void tensor_column_parallel(floatX* out, floatX* pre, const floatX
         if (pre != NULL) split_put(part_pre, pre, cut);
     }
 }
-static inline void tensor_matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias,
-                                         int N, int C, int OC) {
+static inline void tensor_matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
     if (tensor_cuts_columns()) tensor_row_parallel(out, inp, w, bias, N, C, OC);
     else tensor_column_parallel(out, NULL, inp, w, bias, N, C, OC);
 }
@@ -120,8 +117,7 @@ static inline void tensor_row_parallel_backward(floatX* dinp, const floatX* dout
     }
 }
 // dinp = the sum of the parts' products of their columns of dout
-static inline void tensor_column_parallel_backward(floatX* dinp, const floatX* dout, const floatX* w,
-                                                   int N, int C, int OC) {
+static inline void tensor_column_parallel_backward(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
     int t = TENSOR_PARTS;
     size_t n = (size_t)N * C;
     void* terms = tensor_terms(n);
@@ -227,8 +223,7 @@ static inline float tensor_row_loss(float* e, float* max, float* sum, const floa
     free(m);
     return logf(*sum) - (of_target - *max);
 }
-static inline void tensor_classifier_forward(float* losses, const floatX* logits, const int* targets,
-                                             int N, int V, int Vp) {
+static inline void tensor_classifier_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp) {
     require(Vp % TENSOR_PARTS == 0, "%d logits do not divide into %d parts", Vp, TENSOR_PARTS);
     for (int i = 0; i < N; i++) {
         float max, sum;
@@ -258,10 +253,8 @@ static inline void tensor_classifier_forward_backward(float* losses, floatX* log
 
 // ---- what the stage calls ----
 #define matmul_forward(out, inp, w, bias, N, C, OC) (SPLIT_ROLE(w), tensor_matmul_forward(out, inp, w, bias, N, C, OC))
-#define matmul_gelu_forward(out, pre, inp, w, bias, N, C, OC) \
-    (SPLIT_ROLE(w), tensor_matmul_gelu_forward(out, pre, inp, w, bias, N, C, OC))
-#define matmul_backward_input(dinp, dout, w, N, C, OC) \
-    (SPLIT_ROLE(w), tensor_matmul_backward_input(dinp, dout, w, N, C, OC))
+#define matmul_gelu_forward(out, pre, inp, w, bias, N, C, OC) (SPLIT_ROLE(w), tensor_matmul_gelu_forward(out, pre, inp, w, bias, N, C, OC))
+#define matmul_backward_input(dinp, dout, w, N, C, OC) (SPLIT_ROLE(w), tensor_matmul_backward_input(dinp, dout, w, N, C, OC))
 #define matmul_gelu_backward_input(dinp, dout, w, pre, N, C, OC) \
     (SPLIT_ROLE(w), tensor_matmul_gelu_backward_input(dinp, dout, w, pre, N, C, OC))
 #define matmul_backward_weight(dw, dbias, dout, inp, N, C, OC, mode) \

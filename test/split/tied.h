@@ -1,15 +1,14 @@
 /*
-tied.h - the reference of pipeline parallelism. A stage that is compiled with -include test/split/tied.h computes, to the
-bit, what the ranks of a pipeline compute with as many micro-batches, whatever the schedule: train_gpt2_single for one copy
-of the model, train_gpt2_ddp for several.
+tied.h - the reference of pipeline parallelism. A stage that is compiled with -include test/split/tied.h computes, to the bit, what the
+ranks of a pipeline compute with as many micro-batches, whatever the schedule: train_gpt2_single for one copy of the model, train_gpt2_ddp
+for several.
 
-wte is tied. One device adds the gradients of the embedding and of the head up in one memory, micro-batch after micro-batch,
-one after the other. A pipeline has them on two ranks: each adds its own up, and at the end of the step the two sums are
-added. Here the embedding's gradient has memory of its own, which is added when the gradients' norm is computed, or before
-they are summed over ranks.
+wte is tied. One device adds the gradients of the embedding and of the head up in one memory, micro-batch after micro-batch, one after the
+other. A pipeline has them on two ranks: each adds its own up, and at the end of the step the two sums are added. Here the embedding's
+gradient has memory of its own, which is added when the gradients' norm is computed, or before they are summed over ranks.
 
-With other headers of this folder, include it after tensor.h and before data.h: each part then has an embedding of its own, which
-is added to its head before the parts are summed.
+With other headers of this folder, include it after tensor.h and before data.h: each part then has an embedding of its own, which is added
+to its head before the parts are summed.
 
 -DTIED_EARLY=1 adds it after each micro-batch, as one device does, to see that tests notice the difference. -DTIED_APART=0 changes
 nothing, so that one program also serves meshes of one stage.

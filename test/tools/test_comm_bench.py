@@ -1,19 +1,17 @@
-"""comm_bench: its table is right for every collective, type and number of ranks, wrong numbers are counted, and the latency and bandwidth in
---json follow from the table. No time is judged, only what must follow from it."""
+"""comm_bench: its table is right, wrong numbers are counted, and --json follows from the table. No time is judged."""
 import json, re
 import numpy as np
 import pytest
 from suite import assert_refused, command, make, program, rest
 
-# No number of ranks divides these sizes, and one is less than an element.
-AWKWARD = "--op all -b 3 -e 160000 -f 6.1 -n 2 -w 1"
+AWKWARD = "--op all -b 3 -e 160000 -f 6.1 -n 2 -w 1"  # no number of ranks divides these sizes, and one is less than an element
 SIZES = [3, 18, 109, 664, 4050, 24705, 150700]
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 PLACES = {"out": 5, "in": 9}  # columns of time, algbw, busbw and #wrong
 # What is done, the places there are, whether counts are of each rank's part, and what bus bandwidth is of size / time on N ranks.
-COLLECTIVES = {"all-reduce": ("sum", ["in"], 0, lambda n: 2 * (n - 1) / n), "reduce-scatter": ("sum", ["out", "in"], 1, lambda n: (n - 1) / n),
-               "all-gather": ("none", ["out", "in"], 1, lambda n: (n - 1) / n), "all-to-all": ("none", ["out"], 1, lambda n: (n - 1) / n),
-               "broadcast": ("none", ["in"], 0, lambda n: 1)}
+COLLECTIVES = {"all-reduce": ("sum", ["in"], 0, lambda n: 2 * (n - 1) / n), "broadcast": ("none", ["in"], 0, lambda n: 1)} | {
+    name: (redop, places, 1, lambda n: (n - 1) / n) for name, redop, places in
+    [("reduce-scatter", "sum", ["out", "in"]), ("all-gather", "none", ["out", "in"]), ("all-to-all", "none", ["out"])]}
 
 
 def bench(*options, ranks=1, **settings):
@@ -26,19 +24,17 @@ def tables(run):  # {collective: (rows of words, the text)}
 
 
 def assert_right(run, ranks, kind):
-    """Sizes are whole elements per rank; times, bandwidths and the factor between them agree to the last digit printed; no number is wrong."""
+    """Sizes are whole elements per rank; times and bandwidths agree to the last digit printed; no number is wrong."""
     assert run.status == 0 and (f"# comm_bench on {ranks} ranks: " in run.out or ranks == 1), run
     assert [int(x) for x in re.findall(r"^#  Rank +(\d+)", run.out, re.M)] == list(range(ranks)), run
-    found = tables(run)
-    assert list(found) == list(COLLECTIVES), run
-    for name, (rows, text) in found.items():
-        redop, places, parts, factor = COLLECTIVES[name]
+    assert list(tables(run)) == ["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast"], run
+    for name, (rows, text) in tables(run).items():
+        (redop, places, parts, factor), bandwidths = COLLECTIVES[name], []
         assert "# Out of bounds values : 0 OK" in text and len(rows) == len(SIZES), run
-        bandwidths = []
         for size, row in zip(SIZES, rows):
-            each = ranks if parts else 1
-            count = size // BYTES[kind] // each
-            assert row[:5] == [str(count * each * BYTES[kind]), str(count), kind, redop, "0" if name == "broadcast" else "-1"], row
+            count = size // BYTES[kind] // ranks ** parts
+            assert row[:2] == [f"{count * ranks ** parts * BYTES[kind]}", f"{count}"], row
+            assert row[2:5] == [kind, redop, "-1" if parts or redop == "sum" else "0"], row
             for place, at in PLACES.items():
                 assert (row[at:at + 4] == ["N/A"] * 4) == (place not in places), row
                 if place not in places: continue
@@ -49,26 +45,21 @@ def assert_right(run, ranks, kind):
         assert abs(float(re.search(r"^# Avg bus bandwidth *: *([\d.]+)", text, re.M)[1]) - np.mean(bandwidths)) <= 0.0011, text
 
 
-WAYS = [("fp32", "--allreduce ring", False), ("bf16", "--deterministic", False), ("fp32", "-c 3", True)]  # the last in strict mode
-
-
-@pytest.mark.parametrize("ranks, kind, options, strict", [*((3, kind, "", False) for kind in BYTES), *((3, *way) for way in WAYS),
-                                                          *(rest(n, kind, "", False) for n in (1, 2, 4) for kind in BYTES)])
+@pytest.mark.parametrize("ranks, kind, options, strict", [
+    *((3, kind, "", False) for kind in BYTES), *(rest(n, kind, "", False) for n in (1, 2, 4) for kind in BYTES),
+    (3, "fp32", "--allreduce ring", False), (3, "bf16", "--deterministic", False), (3, "fp32", "-c 3", True)])
 def test_every_collective_is_right(ranks, kind, options, strict):
     assert_right(bench(AWKWARD, "-d", kind, options, ranks=ranks, strict=strict), ranks, kind)
 
 
 def test_sizes_may_be_k_and_m_and_without_checks_it_says_so():
-    for options, sizes in (("--minbytes 2K --maxbytes 1M --stepfactor 16", [2048, 32768, 524288]),
-                           ("--minbytes=1k --maxbytes=6k --stepbytes=2048", [1024, 3072, 5120])):
+    for options, sizes in ("-b 2K -e 1M -f 16", [2048, 32768, 524288]), ("--minbytes=1k -e 6k --stepbytes=2048", [1024, 3072, 5120]):
         (rows, _), = tables(bench(options, "-n 1 -w 0", ranks=None)).values()
         assert [int(row[0]) for row in rows] == sizes
     run = bench("-o broadcast -r 1 -b 64 -e 64 -c 0", ranks=2)
-    ((row,), _), = tables(run).values()
-    assert [row[i] for i in (1, 4, 8, 12)] == ["16", "1", "N/A", "N/A"] and "\n# Out of bounds values : not checked\n" in run.out
+    assert [tables(run)["broadcast"][0][0][i] for i in (1, 4, 8, 12)] == ["16", "1", "N/A", "N/A"] and "values : not checked\n" in run.out
 
 
-# ---- wrong numbers ----
 @pytest.mark.parametrize("options, out_of_place, in_place", [
     ("-o all-reduce", "N/A", "3"), ("-o all-reduce -d bf16 --allreduce ring", "N/A", "3"), ("-o reduce-scatter -d fp64", "1", "1"),
     ("-o all-gather -d fp16", "3", "3"), ("-o all-to-all -d bf16", "1", "N/A"),
@@ -78,12 +69,10 @@ def test_a_wrong_input_is_counted_where_it_goes(options, out_of_place, in_place)
     (rows, _), = tables(run).values()
     clean = ["N/A" if x == "N/A" else "0" for x in (out_of_place, in_place)]
     assert [[row[8], row[12]] for row in rows] == [clean, [out_of_place, in_place], clean], run
-    wrong = in_place != "0"
-    assert run.status == (1 if wrong else 0) and re.search("^FAULT ON PURPOSE", run.said, re.M), run
-    assert re.search(rf"^# Out of bounds values : \d+ {'FAILED' if wrong else 'OK'}$", run.out, re.M), run
+    verdict = "OK" if in_place == "0" else "FAILED"
+    assert run.status == (verdict == "FAILED") and re.search(rf"^# Out of bounds values : \d+ {verdict}$", run.out, re.M), run
 
 
-# ---- latency and bandwidth ----
 def test_json_has_the_latency_and_bandwidth_that_fit_the_table_best(tmp_path):
     run = bench("--op all -b 64 -e 4M -f 4 -n 5 -w 2 --json", tmp_path / "links.json", ranks=3)
     links = json.loads((tmp_path / "links.json").read_text())
@@ -96,29 +85,26 @@ def test_json_has_the_latency_and_bandwidth_that_fit_the_table_best(tmp_path):
         others = (alpha, beta), (alpha + max(0.03 * alpha, 1e-8), beta), (0.97 * alpha, beta), (alpha, 1.03 * beta), (alpha, 0.97 * beta)
         misses = [(((a + b * size) / time - 1) ** 2).sum() for a, b in others]
         assert misses[0] <= min(misses) + 1e-9, text
-        said = re.search(rf"^# Fit to times {place}(?: of)? place: latency ([\d.]+) us, bus bandwidth ([\d.]+) GB", text, re.M)
-        assert abs(float(said[1]) - 1e6 * alpha) < 0.02 and abs(float(said[2]) - 1e-9 * busbw) < 0.002, text
+        said = [float(x) for x in re.search(rf"times {place}.* place: latency ([\d.]+) us, bus bandwidth ([\d.]+) GB", text).groups()]
+        assert abs(said[0] - 1e6 * alpha) < 0.02 and abs(said[1] - 1e-9 * busbw) < 0.002, text
 
 
-# ---- mistakes ----
 @pytest.mark.parametrize("options, ranks, pattern", [
-    ("-b 1T", None, "--minbytes wants a size like 512, 64K, 8M or 1G, not '1T'"), ("--maxbytes 8MB", None, "--maxbytes wants a .* not '8MB'"),
-    ("--stepbytes=-1", None, "--stepbytes wants a size .* not '-1'"), ("-e 99999999999G", None, "must be between 1 and 1024G, not 99999999999G"),
+    ("-b 1T", None, "--minbytes wants a size like 512, 64K, 8M or 1G, not '1T'"), ("--maxbytes 8MB", None, "--maxbytes wants .* not '8MB'"),
+    ("--stepbytes=-1", None, "--stepbytes wants .* not '-1'"), ("-e 99999999999G", None, "must be between 1 and 1024G, not 99999999999G"),
     ("-b 64 -e 8", None, "--minbytes 64 is more than --maxbytes 8"), ("-i 8 -f 2", None, "leave one of them out"),
-    ("-o sum", None, r"--op must be one of all-reduce\|.* not 'sum'"), ("-d byte", None, "--datatype must be one of fp32.* not 'byte'"),
+    ("-o sum", None, r"--op must be one of .* not 'sum'"), ("-d byte", None, "--datatype must be one of fp32.* not 'byte'"),
     ("-r 1", None, "--root 1: there is no such rank, the last one is 0"), ("-n 0", None, "--iters must be between 1 and 1000, not 0"),
-    ("--json none.json", None, "a single rank has no link to measure"),
-    ("--json /nowhere/links.json", 2, "--json /nowhere/links.json: cannot be opened for writing"),
+    ("--json none.json", None, "a single rank has no link"), ("--json /nowhere/x.json", 2, "--json /nowhere/x.json: cannot be opened for"),
     ("-b 64 -e 64 -n 1 --json /dev/null", 2, "do not tell all-reduce's latency from its bandwidth: try a larger --maxbytes"),
-    ("-b 8 -e 64 --comm-timeout 5 --fault 2:2:hang", 3, "rank 2 has not reached.*step 2")])
+    ("-b 8 -e 64 --comm-timeout 10 --fault 2:2:hang", 3, "rank 2 has not reached.*step 2")])
 def test_a_mistake_or_a_rank_that_hangs_is_an_error_that_names_it(options, ranks, pattern):
     assert_refused(bench(options, ranks=ranks), pattern)
 
 
-# ---- a GPU's program, under the emulator ----
 @pytest.mark.rest
-@pytest.mark.parametrize("backend, devices, options", [("NCCL", 2, ""), ("NCCL", 2, "--allreduce ring"), ("MPI", 1, "")], ids=["NCCL", "ring", "shared"])
-def test_two_emulated_gpus_are_right(backend, devices, options, tmp_path):
+@pytest.mark.parametrize("backend, devices, options", [("NCCL", 2, ""), ("NCCL", 2, "--allreduce ring"), ("MPI", 1, "")])
+def test_emulated_gpus_are_right(backend, devices, options, tmp_path):
     needs = "sh dev/emulator/find_headers.sh && sh dev/find_cuda.sh compile cublasLt cudnn nccl"
     if command(["sh", "-c", needs]).status != 0: pytest.skip("the headers of CUDA, cuBLAS, cuDNN or NCCL are not here")
     env = {"CUDA_EMULATOR_DEVICES": devices, "CUDA_EMULATOR_WORKERS": 1, "TMPDIR": tmp_path}

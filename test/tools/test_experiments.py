@@ -2,7 +2,7 @@
 from numbers that are known beforehand what it should. How fast anything is, nobody asks here."""
 import json, os, re, shutil, subprocess, sys
 import pytest
-from suite import ROOT, TOKENS, Run, assert_refused, command, environment, make, program, rest
+from suite import ROOT, TOKENS, assert_refused, command, environment, program, rest
 
 EXPERIMENTS = sorted(path.parent.name for path in (ROOT / "experiments").glob("*/run.sh"))
 
@@ -109,13 +109,6 @@ def test_the_table_of_an_emulated_link_has_what_runs_and_the_plan_say():
     assert rows["ddp"][2] == 10 and rows["ddp"][9] == 1
 
 
-@pytest.mark.parametrize("options, why", [("--ranks 1", "--ranks 1: one rank sends nothing"), ("--ratio 0", "--ratio wants a number above 0, not '0'"),
-                                          ("--steps 2", "--steps 2: the first step does not count"), ("--method int8", "--method is no option")],
-                         ids=["ranks", "ratio", "steps", "unknown"])
-def test_the_table_of_an_emulated_link_refuses(options, why):
-    assert_refused(command("sh dev/bench/compress_link.sh", options), why)
-
-
 # none computes for 10 ms and sends 1 MB, 80 ms at 0.1 Gb/s; int8 computes for 20 ms and sends a quarter, 20 ms; onebit-adam computes for
 # 10 ms and sends 125 kB, 10 ms. The loss falls by 0.01 a step, int8's by 0.008 with seed 1, and by 0.012 with seed 2.
 COMPRESS = """
@@ -217,13 +210,6 @@ def test_scaling_measures_the_training_program(tmp_path):
     if shutil.which("gnuplot"): assert (tmp_path / "out/scaling.png").read_bytes()[1:4] == b"PNG"
 
 
-@pytest.mark.parametrize("options, why", [(["--ranks", "1 3 4", "--batch-size", "1"], "4 sequences does not divide over 3"),
-                                          (["--ranks", "2 1"], "must grow"), (["--steps", "many"], "not 'many'"),
-                                          rest(["--no-such-option", "1"], "strong on 1 ranks failed")], ids=["division", "order", "steps", "unknown"])
-def test_scaling_refuses(options, why):
-    assert_refused(command("sh dev/bench/scaling.sh", options, env={"PROGRAM": program("train_gpt2_ddp")}), why)
-
-
 # ---- experiments/ ----
 HEADER = {"record": "header", "experiment": "x", "date": "2000-01-02", "machine": "a machine", "device": "cpu", "commit": "abc",
           "busy_percent": 0, "quick": "", "speed": "yes"}
@@ -317,11 +303,13 @@ def test_a_run_that_kept_other_bytes_than_it_predicted_is_an_error(tmp_path):
     assert "a kept 9 bytes and predicted 8" in summary(9).err
 
 
-@pytest.mark.parametrize("options, env, why", [("--fast", {}, "no option of experiments/recompute/run.sh"), ("--rounds many", {}, "not 'many'"),
-                                               ("--quick", {"DEVICE": "nothing"}, "there is no build/nothing/train_gpt2_fsdp; make experiments-programs")],
-                         ids=["option", "rounds", "program"])
-def test_an_experiment_refuses(tmp_path, options, env, why):
-    assert_refused(command("sh experiments/recompute/run.sh", options, "--into", tmp_path / "none.jsonl", env=env), why)
+@pytest.mark.parametrize("script, options, why", [
+    ("bench/compress_link.sh", "--ranks 1", "--ranks 1: one rank sends nothing"), ("bench/compress_link.sh", "--ratio 0", "wants a number above 0, not '0'"),
+    ("bench/scaling.sh", ["--ranks", "1 3 4", "--batch-size", "1"], "4 sequences does not divide over 3"), ("bench/scaling.sh", ["--ranks", "2 1"], "must grow"),
+    rest("bench/scaling.sh", "--no-such-option 1", "strong on 1 ranks failed"), ("../experiments/recompute/run.sh", "--rounds many", "not 'many'"),
+    ("../experiments/recompute/run.sh", "--quick", "there is no build/nothing/train_gpt2_fsdp; make experiments-programs")])
+def test_what_cannot_be_measured_is_refused(script, options, why):
+    assert_refused(command(f"sh dev/{script}", options, env={"PROGRAM": program("train_gpt2_ddp"), "DEVICE": "nothing"}), why)
 
 
 @pytest.mark.rest

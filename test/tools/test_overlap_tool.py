@@ -1,8 +1,8 @@
 """build/overlap: how it splits communication by kind, unit, communicator and caller adds up to what the run itself has measured; numbers and pictures
 of made-up timelines are known; and files that are no timelines are refused."""
-import copy, json, re, xml.dom.minidom
+import json, re, xml.dom.minidom
 import pytest
-from suite import TOKENS, assert_refused, command, once, program, rest, session, trained
+from suite import TOKENS, assert_refused, command, once, program, rest, trained
 
 SMALL = (f"--data {TOKENS} --val-data= --model d3 --heads 2 --channels 32 --seq-len 32 --batch-size 4 --steps 6 --eval-every 0 --sample-every 0 "
          "--save-every 0")
@@ -23,10 +23,6 @@ def traced(ranks, stage, *options, **settings):
     return trained(stage, SMALL, *options, "--trace", trace, ranks=ranks, **settings), trace
 
 
-def total(parts, what):
-    return sum(part[what] for part in parts.values())
-
-
 # What an evaluation sends counts in no step.
 @pytest.mark.parametrize("ranks, stage, options, callers, units, strict", [
     (2, "ddp", "--bucket-mb 0.04", ["grad_ready", "gpt2_reduce"], None, False),
@@ -41,7 +37,8 @@ def total(parts, what):
     rest(2, "tp", "", ["rows_sum_begin", "head_logits", "add_squares"], None, False),
     rest(2, "pp", "--batch-size 2", ["gpt2_expect", "gpt2_act", *OUTSIDE], {"root", "messages", "no unit"}, False),
     rest(2, "compress", "--compress int8", ["bucket_send", "gpt2_reduce"], BLOCKS, False),
-    rest(4, "3d", "--mesh tp=2,pp=2 --batch-size 2", ["rows_sum_begin", "head_logits", "add_squares", "gpt2_expect", "gpt2_act", "gpt2_reduce"], None, False)])
+    rest(4, "3d", "--mesh tp=2,pp=2 --batch-size 2", ["rows_sum_begin", "head_logits", "add_squares", "gpt2_expect", "gpt2_act", "gpt2_reduce"], None, False)],
+    ids=["ddp", "fsdp", "strict", "one_group", "offload", "hybrid", "naive", "zero2", "zero3", "tp", "pp", "compress", "3d"])
 def test_every_split_adds_up_to_what_the_run_has_measured(ranks, stage, options, callers, units, strict):
     run, trace = traced(ranks, stage, options, strict=strict)
     found, mean = json.loads(overlap(trace, "--json").out), run.lines[-1]["diagnosis"]["mean"]
@@ -51,7 +48,7 @@ def test_every_split_adds_up_to_what_the_run_has_measured(ranks, stage, options,
     waits = mean["bubble"] + mean["waiting"]
     for way in "by_kind", "by_unit", "by_caller", "by_communicator":
         for what, measured in ("total", sum(mean["communication"].values())), ("exposed", sum(of_kind.values())), ("waits_for_ranks", waits):
-            assert abs(total(found[way], what) - measured) < 0.003, (way, what)
+            assert abs(sum(part[what] for part in found[way].values()) - measured) < 0.003, (way, what)
     assert all(abs(part["exposed"] - of_kind.get(kind, 0)) < 0.003 for kind, part in found["by_kind"].items())
     for figure in "efficiency_communication", "efficiency_exposed": assert abs(found[figure] - run.lines[-1]["diagnosis"][figure]) < 0.0006
     assert set(found["by_caller"]) == set(callers) and (units is None or set(found["by_unit"]) == units)
@@ -135,7 +132,7 @@ def test_numbers_that_are_known(tmp_path):
     found, said = json.loads(overlap(trace, "--json").out), overlap(trace, "--callers --flame").out
     # gather: 10 of 20 ms exposed, 30 - 10 on rank 0 are waits, half of them on average. reduce-scatter: 10 of 16
     expected = {"all-gather": (20, 10, 10), "reduce-scatter": (16, 10, 0)}
-    assert {kind: tuple(round(x, 6) for x in part.values()) for kind, part in found["by_kind"].items()} == expected
+    assert {kind: tuple(round(x, 3) for x in part.values()) for kind, part in found["by_kind"].items()} == expected
     assert set(found["by_caller"]) == {"unit_params", "grad_ready"} and set(found["by_unit"]) == {"block 0", "root to block 0"}
     assert round(found["efficiency_communication"], 6) == round(70 / (70 + 36), 6) and round(found["efficiency_exposed"], 6) == round(70 / (70 + 20), 6)
     assert re.search(r"^  all  *36.000 *36.00 % *20.000 *20.00 % *10.000$", said, re.M)

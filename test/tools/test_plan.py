@@ -2,6 +2,7 @@
 formulas; dev/bench/plan_check.sh compares its seconds with measured ones.)"""
 import functools, json, re
 import pytest
+from rows import rows_of, short
 from suite import TOKENS, assert_refused, command, program, rest, train, trained
 
 XL = "--model gpt2-xl --ranks 8 --seq-len 1024 --batch-size 4"
@@ -10,6 +11,7 @@ PP4 = f"{GPT2} --pipeline-parallel 4"
 # The course outline's example: 10 ms of computing and 8 of communication are 55 %.
 METHODS = "--compress all --model gpt2 --ranks 4 --precision fp32 --compute-ms 10 --communication-ms 8"
 EVERY_RANKS = [1 << k for k in range(13)]
+NAMES = {"XL": XL, "GPT2": GPT2, "PP4": PP4, "METHODS": METHODS}
 
 
 @functools.lru_cache
@@ -51,20 +53,8 @@ def columns(text):
     return found
 
 
-def rows_of(text):
-    """Parametrizes a test with lines of "options => pattern ~ pattern"; deeper lines belong to the one above."""
-    lines = [line.split(" => ") for line in re.sub(r"\n    ", " ", text).replace("=> ~", "=>").strip().split("\n")]
-    full = lambda options: " ".join({"XL": XL, "GPT2": GPT2, "PP4": PP4, "METHODS": METHODS}.get(word, word) for word in options.split())
-    return pytest.mark.parametrize("options, patterns", [pytest.param(full(options), patterns.split(" ~ "), id=short(options)) for options, patterns in lines])
-
-
-def short(options):
-    """A name for pytest's -k."""
-    return re.sub(r"[^\w.+-]+", "_", str(options).replace("--", "")).strip("_") or "plain"
-
-
 # ---- what is printed ----
-SAID = r"""
+@rows_of(r"""
 XL => 1557611200 parameters ~ bytes per rank of 8 .*ddp .*zero-1 .*zero-2 .*zero-3 .*fsdp ~ parameters +3.1 GB +3.1 GB +3.1 GB +389 MB ~
     gradients +3.1 GB +3.1 GB +389 MB ~ optimizer state +18.7 GB +2.3 GB ~ activations +10.6 GB ~ or recomputed +1.4 GB ~
     fits +24 GB +40 GB +80 GB +141 GB ~ ddp +no +yes ~ fsdp +yes +yes ~ fsdp +d55, 8.36 B ~
@@ -128,10 +118,7 @@ GPT2 --tokens 1e10 --gpu h100 --price 2 => efficiency +hours +GPU-hours +kWh +pr
 --recommend --model llama3-8b --gpu h100 --ranks 16 => ^bytes are estimated .*no program of this course
 --recommend --model gpt2-xl --gpu h100 --ranks 64 => ^compressed gradients: dp.s communication is exposed for .* nothing to gain$
 --recommend --model gpt2 --gpu rtx4090 --ranks 64 => ^compressed gradients: .*int8 would be 51 % of the bytes, but no program here
-"""
-
-
-@rows_of(SAID)
+""", **NAMES)
 def test_tables_say(options, patterns):
     text = said(options)
     for pattern in patterns: assert re.search(pattern, text, re.M), f"there is no {pattern!r} in\n{text}"
@@ -150,8 +137,8 @@ def test_what_fits(options, name, devices):
 
 def test_more_rows_than_the_classifier_takes_at_once_need_memory_to_add_them_up():
     """A GPU's takes 5,312 rows of GPT-2's logits at a time; sums of several chunks take 4 Vp C bytes, but not in fp32."""
-    workspace = [ways(GPT2, *options.split())["ddp"]["workspace"] for options in ("--batch-size 6", "--batch-size 6 --precision fp32", "--batch-size 5")]
-    assert workspace == [4 * 50304 * 768, 0, 0]
+    of = [ways(GPT2, how)["ddp"]["workspace"] for how in ("--batch-size 6", "--batch-size 6 --precision fp32", "--batch-size 5")]
+    assert of == [4 * 50304 * 768, 0, 0]
 
 
 # ---- which ways there are ----
@@ -160,8 +147,8 @@ def of(kind, *options):
 
 
 def test_as_many_ranks_share_a_copy_as_divide_ranks_and_heads():
-    assert of("tp", "--model gpt2-medium --ranks 8") == ["tp 1", "tp 2", "tp 4", "tp 8"] and of("tp", "--model gpt2-medium --ranks 6") == ["tp 1", "tp 2"]
-    assert list(times("tp of 8", "--model gpt2-medium --ranks 8")) == ["1", "2", "4", "8"] and of("tp", XL) == ["tp 1"]
+    assert of("tp", "--model gpt2-medium --ranks 8") == ["tp 1", "tp 2", "tp 4", "tp 8"] and of("tp", XL) == ["tp 1"]
+    assert list(times("tp of 8", "--model gpt2-medium --ranks 8")) == ["1", "2", "4", "8"]
     assert of("tp", "--model gpt2 --ranks 6 --tensor-parallel 3") == ["tp 3"]
     assert [row["ranks"] for row in times("tp 3", "--model gpt2 --ranks 6 --tensor-parallel 3").values()] == [3 << k for k in range(11)]
 
@@ -211,7 +198,7 @@ def seconds(options, table="ddp", row="8", field="seconds"):
     ((f"{GPT2} --ranks 4 --tensor-parallel 4", "tp 4", "4"), (f"{GPT2} --ranks 4 --tensor-parallel 4 --sequence-parallel", "tp 4", "4"), 1),
     # messages between nodes cost time, and so does a mesh across them
     ((f"{PP4} --schedule 1f1b", "pp 4", "8", "exposed"), (f"{PP4} --schedule 1f1b --ranks-per-node 1", "pp 4", "8", "exposed"), 2),
-    ((f"{GPT2} --ranks 16 --gpu h100 --mesh tp=4,dp=4", "mesh", "16"), (f"{GPT2} --ranks 16 --gpu h100 --mesh tp=4,dp=4 --ranks-per-node 2", "mesh", "16"), 1)])
+    ((f"{GPT2} --ranks 16 --mesh tp=4,dp=4", "mesh", "16"), (f"{GPT2} --ranks 16 --mesh tp=4,dp=4 --ranks-per-node 2", "mesh", "16"), 1)], ids=short)
 def test_what_takes_longer(less, more, factor):
     assert 0 < factor * seconds(*less) < seconds(*more)
 
@@ -241,8 +228,8 @@ def test_options_of_fsdp_and_cut_rows_trade_bytes():
     assert cut["activations"] < 0.7 * whole["activations"]
     full, kept = (columns(said(GPT2, "--exact", *how))["fsdp"] for how in ([], ["--sharding grad-op"]))
     assert kept["sent per step"] < full["sent per step"] and kept["communication"] > full["communication"]
-    total, micro = (columns(said(GPT2, "--exact", how))["fsdp"]["sent per step"] for how in ("--total-batch-size 1048576", "--accumulation 32"))
-    assert total == micro > 1e10
+    total, micro = (columns(said(GPT2, "--exact", how))["fsdp"] for how in ("--total-batch-size 1048576", "--accumulation 32"))
+    assert total["sent per step"] == micro["sent per step"] > 1e10
 
 
 def test_compressing_takes_its_time_of_a_memory():
@@ -252,8 +239,8 @@ def test_compressing_takes_its_time_of_a_memory():
 
 def test_tokens_have_hours_energy_and_a_price():
     row = times("ddp", GPT2, "--tokens 1e10 --gpu h100 --price 2")["8"]
-    assert row["hours"] == pytest.approx(1e10 / row["tokens_per_s"] / 3600, rel=1e-6) and row["gpu_hours"] == pytest.approx(8 * row["hours"])
-    assert row["kwh"] == pytest.approx(0.7 * row["gpu_hours"]) and row["price"] == pytest.approx(2 * row["gpu_hours"])
+    hours = 1e10 / row["tokens_per_s"] / 3600
+    assert [row[x] for x in ("hours", "gpu_hours", "kwh", "price")] == pytest.approx([hours, 8 * hours, 0.7 * 8 * hours, 2 * 8 * hours], rel=1e-6)
 
 
 def test_json_has_what_the_tables_have():
@@ -264,7 +251,7 @@ def test_json_has_what_the_tables_have():
     row = times("ddp", XL, "--gpu rtx4090")["8"]
     assert "does not fit" in row["why_not"] and "seconds" not in row
     assert [row["ranks"] for row in answer("--params 1e9 --ranks 24")["bytes_per_rank"]] == [1, 4, 16, 24, 64, 256, 1024]
-    assert answer(GPT2, "--mesh dp=2,tp=2,pp=2")["ways"][0]["name"] == "mesh" and seconds(f"{GPT2} --mesh dp=2,tp=2,pp=2", "mesh", "8", "tp") > 0
+    assert list(ways(GPT2, "--mesh dp=2,tp=2,pp=2")) == ["mesh"] and seconds(f"{GPT2} --mesh dp=2,tp=2,pp=2", "mesh", "8", "tp") > 0
     found = answer("--recommend --model gpt2 --gpu h100 --ranks 8")
     assert found["command"].startswith("mpirun -np 8 ./train_gpt2_") and any(x["why_not"] and "seconds" not in x for x in found["meshes"])
 
@@ -338,7 +325,7 @@ PP4 --accumulation 5000 => accumulation 5000: a pipeline is played with 4096
 --recommend --gpu h100 --model gpt2 --total-batch-size 1000 => 1000 is no multiple of --seq-len 1024
 --recommend --gpu cpu-here --here /no/file --model d4 => there is no /no/file: .*let sh dev/bench/here.sh measure
 --gpu cpu-here --here /no/file => measure a micro-batch and the link
-""")
+""", **NAMES)
 def test_errors(options, patterns):
     assert_refused(command(program("plan"), options), *patterns)
 
@@ -364,41 +351,48 @@ def assert_same_bytes(run, planned, options, kinds=KINDS):
     assert "than predicted" not in run.out, run
 
 
-@pytest.mark.parametrize("stage, column, ranks, copies, micro, options", [
-    ("ddp", "ddp", 2, 2, 1, ""), rest("ddp", "ddp", 1, 1, 1, ""), ("ddp", "ddp", 3, 3, 2, "--recompute block"),
-    *[("zero", f"zero-{z}", 3, 3, 2, f"--zero-stage {z} --recompute block") for z in (1, 2, 3)],
-    *[rest("zero", f"zero-{z}", 2, 2, 1, f"--zero-stage {z}") for z in (1, 2, 3)],
-    rest("fsdp", "fsdp", 1, 1, 1, ""), ("fsdp", "fsdp", 3, 3, 2, "--recompute block"), ("fsdp", "fsdp", 2, 2, 2, "--wrap-blocks 2"),
-    rest("fsdp", "fsdp", 2, 2, 2, "--wrap-blocks 0"), ("fsdp", "fsdp", 4, 4, 2, "--sharding hybrid --shard-group 2"),
-    ("tp", "tp 2", 2, 1, 1, "--tensor-parallel 2"), rest("tp", "tp 1", 1, 1, 1, "--tensor-parallel 1"),
-    ("tp", "tp 4", 4, 1, 2, "--tensor-parallel 4 --recompute block"), rest("tp", "tp 2", 4, 2, 1, "--tensor-parallel 2"),
-    ("tp", "tp 2", 4, 2, 2, "--tensor-parallel 2 --sequence-parallel"), rest("tp", "tp 2", 2, 1, 1, "--tensor-parallel 2 --sequence-parallel --recompute block"),
-    ("tp", "tp 2", 2, 1, 1, "--tensor-parallel 2 --sequence-parallel --keep-gathered"), rest("pp", "pp 1", 1, 1, 2, "--pipeline-parallel 1 --schedule gpipe"),
-    ("bf16 ddp", "ddp", 2, 2, 1, ""), ("bf16 zero", "zero-3", 2, 2, 1, "--zero-stage 3"), ("bf16 fsdp", "fsdp", 2, 2, 1, ""),
-    ("bf16 fsdp", "fsdp", 2, 2, 2, "--sharding grad-op --reduce-dtype model"), ("bf16 fsdp", "fsdp", 2, 2, 2, "--cpu-offload"),
-    rest("bf16 fsdp", "fsdp", 2, 2, 1, "--sharding none"), rest("bf16 tp", "tp 2", 4, 2, 1, "--tensor-parallel 2 --sequence-parallel"),
-    rest("bf16 pp", "rank 0", 3, 1, 2, "--pipeline-parallel 3 --schedule 1f1b")])
-def test_bytes_are_the_stages_own(stage, column, ranks, copies, micro, options):
+def total_of(options):
+    return "total recomputed" if "--recompute block" in options else "total"
+
+
+ROWS = "--tensor-parallel 2 --sequence-parallel"
+
+
+@pytest.mark.parametrize("stage, column, ranks, shared, micro, options", [
+    ("ddp", "ddp", 2, 1, 1, ""), rest("ddp", "ddp", 1, 1, 1, ""), ("ddp", "ddp", 3, 1, 2, "--recompute block"),
+    *[("zero", f"zero-{z}", 3, 1, 2, f"--zero-stage {z} --recompute block") for z in (1, 2, 3)],
+    *[rest("zero", f"zero-{z}", 2, 1, 1, f"--zero-stage {z}") for z in (1, 2, 3)],
+    rest("fsdp", "fsdp", 1, 1, 1, ""), ("fsdp", "fsdp", 3, 1, 2, "--recompute block"), ("fsdp", "fsdp", 2, 1, 2, "--wrap-blocks 2"),
+    rest("fsdp", "fsdp", 2, 1, 2, "--wrap-blocks 0"), ("fsdp", "fsdp", 4, 1, 2, "--sharding hybrid --shard-group 2"),
+    ("tp", "tp 2", 2, 2, 1, "--tensor-parallel 2"), rest("tp", "tp 1", 1, 1, 1, "--tensor-parallel 1"),
+    ("tp", "tp 4", 4, 4, 2, "--tensor-parallel 4 --recompute block"), rest("tp", "tp 2", 4, 2, 1, "--tensor-parallel 2"),
+    ("tp", "tp 2", 4, 2, 2, ROWS), rest("tp", "tp 2", 2, 2, 1, f"{ROWS} --recompute block"), ("tp", "tp 2", 2, 2, 1, f"{ROWS} --keep-gathered"),
+    rest("pp", "rank 0", 1, 1, 2, "--pipeline-parallel 1 --schedule gpipe"), ("bf16 ddp", "ddp", 2, 1, 1, ""),
+    ("bf16 zero", "zero-3", 2, 1, 1, "--zero-stage 3"), ("bf16 fsdp", "fsdp", 2, 1, 1, ""), ("bf16 fsdp", "fsdp", 2, 1, 2, "--cpu-offload"),
+    ("bf16 fsdp", "fsdp", 2, 1, 2, "--sharding grad-op --reduce-dtype model"), rest("bf16 fsdp", "fsdp", 2, 1, 1, "--sharding none"),
+    rest("bf16 tp", "tp 2", 4, 2, 1, ROWS), rest("bf16 pp", "rank 0", 3, 3, 2, "--pipeline-parallel 3 --schedule 1f1b")], ids=short)
+def test_bytes_are_the_stages_own(stage, column, ranks, shared, micro, options):
     stage, precision = stage.split()[-1], "bf16" if " " in stage else "fp32"
-    of_run, of_plan = options_of_both(options, 3, copies, micro)
+    of_run, of_plan = options_of_both(options, 3, ranks // shared, micro)
     run = trained(stage, of_run, RUN, "--steps 1", ranks=ranks, precision=precision)
-    told = of_plan.replace(f"--zero-stage {column[-1]}", "")
-    planned = columns(said(*told.split(), f"--precision {precision}", f"--ranks {ranks}"))[column if column != "pp 1" else "rank 0"]
+    planned = columns(said(*re.sub("--zero-stage .", "", of_plan).split(), f"--precision {precision}", f"--ranks {ranks}"))[column]
     assert_same_bytes(run, planned, options, (*KINDS, "state on the host") if "offload" in options else KINDS)
 
 
+ALL = ("bf16", "fp16", "int8", "int4", "top-k", "sign", "onebit-adam", "powersgd")
+
+
 @pytest.mark.parametrize("method, ranks, options, precision", [
-    ("int8", 3, "--error-feedback --bucket-mb 0.02", "fp32"), ("powersgd", 3, "--rank 2", "fp32"),
-    *[("top-k" if m == "top-k" else m, 2, "", "fp32") for m in ("bf16", "top-k")],
-    *[rest(m, n, "", "fp32") for n in (2, 3, 4) for m in ("bf16", "fp16", "int8", "int4", "top-k", "sign", "onebit-adam", "powersgd") if (m, n) not in (("bf16", 2), ("top-k", 2))],
+    ("bf16", 2, "", "fp32"), ("top-k", 2, "", "fp32"), ("int8", 3, "--error-feedback --bucket-mb 0.02", "fp32"), ("powersgd", 3, "--rank 2", "fp32"),
+    *[rest(method, ranks, "", "fp32") for ranks in (2, 3, 4) for method in ALL if (method, ranks) not in (("bf16", 2), ("top-k", 2))],
     rest("top-k", 3, "--top-k-fraction 0.1 --error-feedback", "fp32"), rest("int4", 2, "--no-error-feedback", "fp32"),
     rest("powersgd", 4, "--rank 8 --no-error-feedback", "fp32"), rest("onebit-adam", 2, "--no-error-feedback", "fp32"),
-    rest("int8", 2, "", "bf16"), rest("int8", 2, "--error-feedback", "fp16")])
+    rest("int8", 2, "", "bf16"), rest("int8", 2, "--error-feedback", "fp16")], ids=short)
 def test_bytes_are_train_gpt2_compresss(method, ranks, options, precision):
-    options = f"--compress {method} {options}"
-    run = trained("compress", MODEL, "--batch-size 3", options, f"--compress-from {int(method == 'onebit-adam')}", RUN, "--recompute none --steps 2",
-                  ranks=ranks, precision=precision)
-    planned = columns(said(MODEL, "--batch-size 3 --vocab-size 257 --device cpu --exact", f"--precision {precision} --ranks {ranks}", options))
+    of_both = f"{MODEL} --batch-size 3 --compress {method} {options}"
+    first = int(method == "onebit-adam")
+    run = trained("compress", of_both, f"--compress-from {first} --recompute none --steps 2", RUN, ranks=ranks, precision=precision)
+    planned = columns(said(*of_both.split(), f"--vocab-size 257 --device cpu --exact --precision {precision} --ranks {ranks}"))
     assert_same_bytes(run, planned[f"ddp {method}"], options, (*KINDS, "errors"))
 
 
@@ -412,7 +406,7 @@ def assert_rounds_to(text, number, what):
 def assert_same_totals(run, planned, ranks, options):
     """What the run prints of each rank is the total of its column and the workspace."""
     for column, rank in ranks.items():
-        total = planned[column]["total recomputed" if "--recompute block" in options else "total"] + run.about["predicted_bytes"]["workspace"]
+        total = planned[column][total_of(options)] + run.about["predicted_bytes"]["workspace"]
         shown = re.search(rf"^  rank {rank}  .*; ([0-9.]+ [kMG]?B)$", run.out, re.M)
         assert shown, run
         assert_rounds_to(shown[1], total, column)
@@ -421,7 +415,7 @@ def assert_same_totals(run, planned, ranks, options):
 @pytest.mark.parametrize("ranks, p, micro, options", [
     (4, 4, 5, "--layers 8 --split 2,3,3,0"), rest(4, 4, 6, "--layers 8 --schedule zb-h1 --recompute block"),
     rest(4, 2, 4, "--layers 9 --schedule interleaved --chunks 3"), rest(2, 2, 5, "--schedule gpipe"),
-    rest(4, 4, 5, "--layers 8 --schedule 1f1b --recompute block"), rest(4, 4, 6, "--layers 4 --schedule zb-h1")])
+    rest(4, 4, 5, "--layers 8 --schedule 1f1b --recompute block"), rest(4, 4, 6, "--layers 4 --schedule zb-h1")], ids=short)
 def test_bytes_of_every_stage_are_train_gpt2_pps_and_the_largest_is_exactly_what_it_needs(ranks, p, micro, options):
     of_run, of_plan = options_of_both(f"--pipeline-parallel {p} {options}", 3, ranks // p, micro)
     run = trained("pp", of_run, RUN, "--steps 1", ranks=ranks)
@@ -429,7 +423,7 @@ def test_bytes_of_every_stage_are_train_gpt2_pps_and_the_largest_is_exactly_what
     planned = columns(said(*of_plan.split(), schedule, f"--precision fp32 --ranks {ranks}"))
     assert_same_bytes(run, planned["rank 0"], options)
     assert_same_totals(run, planned, {f"rank {q}": q for q in range(p)}, options)
-    totals = [planned[f"rank {q}"]["total recomputed" if "--recompute block" in options else "total"] for q in range(p)]
+    totals = [planned[f"rank {q}"][total_of(options)] for q in range(p)]
     need = max(totals) + run.about["predicted_bytes"]["workspace"]
     recompute = "" if "--recompute" in options else "--recompute none" # which they otherwise do where memory is short
     trained("pp", of_run, RUN, recompute, f"--steps 1 --memory-limit {need}e-9", ranks=ranks)
@@ -437,18 +431,19 @@ def test_bytes_of_every_stage_are_train_gpt2_pps_and_the_largest_is_exactly_what
     assert_refused(refused, f"rank {totals.index(max(totals))}: error: out of memory")
 
 
-@pytest.mark.parametrize("mesh, micro, options, precision", [
-    ((2, 2, 2), 4, "--zero-stage 1 --sequence-parallel --schedule zb-h1 --recompute block", "fp32"),
-    ((1, 2, 2), 4, "--schedule interleaved --chunks 2", "fp32"), rest((2, 2, 2), 4, "", "fp32"), rest((2, 2, 1), 2, "--zero-stage 1", "fp32"),
-    rest((2, 1, 2), 3, "--zero-stage 1 --schedule gpipe --split 5,3", "fp32"), rest((1, 4, 1), 1, "--sequence-parallel --keep-gathered", "fp32"),
-    rest((1, 1, 1), 2, "", "fp32"), rest((1, 1, 4), 4, "--split 3,3,2,0", "fp32"), rest((2, 2, 1), 2, "--zero-stage 1 --sequence-parallel", "bf16")])
-def test_bytes_by_kind_and_axis_are_train_gpt2_3ds(mesh, micro, options, precision):
-    dp, tp, pp = mesh
+@pytest.mark.parametrize("dp, tp, pp, micro, options, precision", [
+    (2, 2, 2, 4, "--zero-stage 1 --sequence-parallel --schedule zb-h1 --recompute block", "fp32"),
+    (1, 2, 2, 4, "--schedule interleaved --chunks 2", "fp32"), rest(2, 2, 2, 4, "", "fp32"), rest(2, 2, 1, 2, "--zero-stage 1", "fp32"),
+    rest(2, 1, 2, 3, "--zero-stage 1 --schedule gpipe --split 5,3", "fp32"), rest(1, 4, 1, 1, "--sequence-parallel --keep-gathered", "fp32"),
+    rest(1, 1, 1, 2, "", "fp32"), rest(1, 1, 4, 4, "--split 3,3,2,0", "fp32"),
+    rest(2, 2, 1, 2, "--zero-stage 1 --sequence-parallel", "bf16")], ids=short)
+def test_bytes_by_kind_and_axis_are_train_gpt2_3ds(dp, tp, pp, micro, options, precision):
     of_run, of_plan = options_of_both(f"--layers 8 --mesh dp={dp},tp={tp},pp={pp} {options}", 4, dp, micro)
     run = trained("3d", of_run, RUN, "--steps 1", ranks=dp * tp * pp, precision=precision)
     planned = columns(said(*of_plan.split(), f"--precision {precision} --ranks {dp * tp * pp}"))
     assert_same_bytes(run, planned["stage 0"], options)
-    for axis, sent in run.about["predicted_comm_bytes_along"].items(): assert abs(sent - planned["stage 0"].get(f"along {axis}", 0)) < 0.51
+    for axis, sent in run.about["predicted_comm_bytes_along"].items():
+        assert abs(sent - planned["stage 0"].get(f"along {axis}", 0)) < 0.51
     if pp > 1: assert_same_totals(run, planned, {f"stage {q}": q * tp for q in range(pp)}, options)
 
 
@@ -458,9 +453,8 @@ SEARCH = "--recommend --model d4 --layers 8 --heads 4 --channels 48 --seq-len 24
 
 def here(path, busbw=3e9):
     """What dev/bench/here.sh would have measured."""
-    link = {"alpha": 1e-5, "busbw": busbw}
-    found = {"gflops": 50, "copy": 20, "ranks": 16, "backend": "b", "collectives": {c: link for c in ("all-reduce", "reduce-scatter", "all-gather")}}
-    path.write_text(json.dumps(found))
+    links = {name: {"alpha": 1e-5, "busbw": busbw} for name in ("all-reduce", "reduce-scatter", "all-gather")}
+    path.write_text(json.dumps({"gflops": 50, "copy": 20, "ranks": 16, "backend": "b", "collectives": links}))
     return f"--gpu cpu-here --here {path} --reserve 0.01"
 
 
@@ -485,21 +479,22 @@ def test_commands_of_recommend_run_and_need_the_memory_that_was_printed(ranks, p
     assert f"    {found[0]['command']}" in said(*options.split())
     if not programs: found = [found[0], next(x for x in found if "train_gpt2_3d" in x["command"] and "tp=2" in x["command"])]
     for name in programs: assert any(f"train_gpt2_{name} " in mesh["command"] for mesh in found), name
-    assert len(found) >= (11 if len(programs) > 1 else 1)  if programs else True
+    assert len(found) >= (11 if len(programs) > 1 else 1)
     for mesh in found: assert_runs_as_said(mesh)
 
 
 def test_this_machine_has_what_was_measured(tmp_path):
     measured = here(tmp_path / "here.json")
     text = said(f"--model d4 {measured} --seq-len 64")
-    for pattern in ("0.05 TFLOP/s x 1", "^fits +cpu-here", "fp32, on a CPU", "update at 0.02 TB/s", f"over {tmp_path}/here.json"): assert re.search(pattern, text, re.M)
+    for pattern in ("0.05 TFLOP/s x 1", "^fits +cpu-here", "fp32, on a CPU", "update at 0.02 TB/s", f"over {tmp_path}/here.json"):
+        assert re.search(pattern, text, re.M)
     link = f"--model gpt2 --gpu cpu-here --here {tmp_path}/none --compute-ms 100 --link {tmp_path}/here.json"
     assert re.search("^ +4096  does not fit: .* of cpu-here, which 4096 ranks share", said(link), re.M)
     (tmp_path / "wrong.json").write_text('{"ranks": 2}')
-    assert_refused(command(program("plan"), f"--recommend --gpu cpu-here --here {tmp_path}/wrong.json --model d4"), "wrong.json: has no numbers")
+    assert_refused(command(program("plan"), f"--gpu cpu-here --here {tmp_path}/wrong.json --model d4"), "wrong.json: has no numbers")
     slow = here(tmp_path / "slow.json", 2e7) # with so many tokens an update takes no time, and ddp is as fast as any
-    assert re.search("^compressed gradients: .* with train_gpt2_compress --compress int8, which sends 25 % of the bytes and takes [0-9.]* [kM]B more, a "
-                     "step would have", said(f"{SEARCH} --total-batch-size 6144 {slow} --ranks 2"), re.M)
+    assert re.search("^compressed gradients: .* train_gpt2_compress --compress int8, which sends 25 % of the bytes and takes .*B more, a step would have",
+                     said(f"{SEARCH} --total-batch-size 6144 {slow} --ranks 2"), re.M)
 
 
 @pytest.mark.rest
@@ -513,6 +508,7 @@ def test_here_sh_measures_this_machine(tmp_path):
 @pytest.mark.rest
 def test_plan_check_has_a_row_for_each_program_and_does_not_crowd_ranks_unasked():
     run = command(f"sh dev/bench/plan_check.sh --model d2 --seq-len 16 --batch-size 2 --steps 3 --data {TOKENS}", timeout=900)
-    for row in ("ddp", "zero 3", "fsdp", "tp 2", "pp 2, zb-h1", "3d 2 x 1 x 1", "3d 1 x 1 x 2"): assert re.search(rf"^{row} +[0-9.]+ +[0-9.]+ +[0-9.]+$", run.out, re.M), run
+    for row in ("ddp", "zero 3", "fsdp", "tp 2", "pp 2, zb-h1", "3d 2 x 1 x 1", "3d 1 x 1 x 2"):
+        assert re.search(rf"^{row} +[0-9.]+ +[0-9.]+ +[0-9.]+$", run.out, re.M), run
     assert re.search("^half of them within", run.out, re.M)
     assert_refused(command("sh dev/bench/plan_check.sh --ranks 64"), "oversubscribe yes")

@@ -3,10 +3,10 @@
 import json, re
 import xml.etree.ElementTree as xml
 import pytest
+from rows import rows_of
 from suite import TOKENS, assert_refused, command, program, trained
 
 D8 = "--model d8 --heads 4 --channels 16 --seq-len 16 --batch-size 2"
-SLOT = 32 * (2 * (16 * 16 * 4 + 4 * 8) + 8) # bytes of a micro-batch on one of 4 ranks of 2 blocks, C = 16, NH = 4, 32 tokens, fp32
 
 
 def said(*options):
@@ -19,27 +19,30 @@ def assert_says(text, *patterns):
     for pattern in patterns: assert re.search(pattern, text, re.M), f"there is no {pattern!r} in\n{text}"
 
 
-@pytest.mark.parametrize("options, patterns", [
-    ("--p 2 --m 2", [r"^rank 0   \|F0-F1-\.{6}D0----\.{3}D1----\|$", r"^rank 1   \|\.{3}F0-D0----F1-D1----\.{6}\|$", "^step 9 ms: 6 ms of work",
-                     "^bubble as played  *3 ms  *33.33 % of the step  *50.00 % of the work$", "^bubble by the formula  *3 ms  *33.33 % of the step  *50.00 %",
-                     "^rank 0  *6  *3  *66.7%  *2 micro-batches  *2$", "^rank 1  *6  *3  *66.7%  *1 micro-batch  *1$"]),
-    ("--p 2 --m 2 --schedule interleaved", [r"\|F0--F1--F0", "^bubble as played  *1.5 ms", "^bubble by the formula  *1.5 ms"]),
-    ("--p 2 --m 2 --schedule zb-h1", [r"^rank 0   \|F0-F1-\.{3}B0-W0-B1-W1-\|$", "^bubble as played  *1 ms", "^bubble by the formula  *1 ms"]),
-    ("--p 4 --m 8 --times 20,24,16 --schedule zb-h1", ["^bubble by the formula  *84 ms", "^bubble as played  *84 ms"]),
-    # Work 12 ms on average: 18 on the first stage, 6 on the second, which is waited for once: 1.5. Two messages are waited for.
-    ("--p 2 --m 4 --costs 3,1 --schedule gpipe --message-ms 0.5", ["^  imbalance  *6 ms", "^  messages  *1 ms", r"^  ramp \(start and end\)  *1.5 ms"]),
-    ("--model gpt2 --p 2", ["^split 9,3: ranks compute for 97.0 %", "^even  6,6: ranks compute for 76.2 %"]),
-    ("--model gpt2 --p 4", ["^split 4,4,4,0: ranks compute for 80.0 %", "^even  3,3,3,3: ranks compute for 51.6 %"]),
-    ("--model gpt2 --p 2 --split 6,6", ["^split 6,6: ranks compute for 76.2 %"]),
-    ("--compare --p 8 --m 32", [
-        "^1f1b  *21  *17.95%  *21.88%  *21  *21  *8  *1  *1$", "^interleaved v=2 .* 9.86%", "^zb-h1 .* 6.80%", "^zb-h2 .* 6.80%  *7.29%  *7  *0  *15 ",
-        "^zb-v .* 3.52%  *3.65%  *3.5  *0 ", "^dualpipe  *3 .* 9  *1  *2$", "2 copies of the model in 4 stages have as$",
-        "^  zb-h2  *a bubble of 0 ms without clipping, of 7 ms with it; zb-h1 has 7 ms, and keeps 8 .* instead of 15$",
-        "^  zb-v  *a bubble of 0 ms without clipping, of 3.5 ms with it; zb-h1 has 7 ms, .* 1/2 of"]),
-    # with a model: bytes
-    (f"{D8} --split even", [f"^rank 0 .* 4 x {SLOT} = {4 * SLOT} .* 8 x 2048 = 16384 ", f"^rank 3 .* 1 x {SLOT + 32 * 136} = .* 8 x 2048 = ", "formula 48$"]),
-    (f"{D8} --split even --schedule gpipe", [f"^rank 0 .* 8 x {SLOT} = {8 * SLOT} "]),
-    *[(f"{D8} --split even --schedule {name}", [f"^rank 0 .* {peak} micro-batches.* {peak}$"]) for name, peak in (("zb-h2", 7), ("dualpipe", 5), ("zb-v", 8))]])
+# With costs 3,1 there are 12 ms of work on average: 18 on the first stage, 6 on the second, which is waited for once: 1.5; so are two messages.
+# D8: 4 ranks of 2 blocks, C = 16, NH = 4, 32 tokens, fp32: a micro-batch's activations are 32 (2 (16 C 4 + 4 x 8) + 8) = 67840 bytes.
+@rows_of(r"""
+--p 2 --m 2 => ^rank 0   \|F0-F1-\.{6}D0----\.{3}D1----\|$ ~ ^rank 1   \|\.{3}F0-D0----F1-D1----\.{6}\|$ ~ ^step 9 ms: 6 ms of work ~
+    ^bubble as played +3 ms +33.33 % of the step +50.00 % of the work$ ~ ^bubble by the formula +3 ms +33.33 % of the step +50.00 % ~
+    ^rank 0 +6 +3 +66.7% +2 micro-batches +2$ ~ ^rank 1 +6 +3 +66.7% +1 micro-batch +1$
+--p 2 --m 2 --schedule interleaved => \|F0--F1--F0 ~ ^bubble as played +1.5 ms ~ ^bubble by the formula +1.5 ms
+--p 2 --m 2 --schedule zb-h1 => ^rank 0   \|F0-F1-\.{3}B0-W0-B1-W1-\|$ ~ ^bubble as played +1 ms ~ ^bubble by the formula +1 ms
+--p 4 --m 8 --times 20,24,16 --schedule zb-h1 => ^bubble by the formula +84 ms ~ ^bubble as played +84 ms
+--p 2 --m 4 --costs 3,1 --schedule gpipe --message-ms 0.5 => ^  imbalance +6 ms ~ ^  messages +1 ms ~ ^  ramp \(start and end\) +1.5 ms
+--model gpt2 --p 2 => ^split 9,3: ranks compute for 97.0 % ~ ^even  6,6: ranks compute for 76.2 %
+--model gpt2 --p 4 => ^split 4,4,4,0: ranks compute for 80.0 % ~ ^even  3,3,3,3: ranks compute for 51.6 %
+--model gpt2 --p 2 --split 6,6 => ^split 6,6: ranks compute for 76.2 %
+--compare --p 8 --m 32 => ^1f1b +21 +17.95% +21.88% +21 +21 +8 +1 +1$ ~ ^interleaved v=2 .* 9.86% ~ ^zb-h1 .* 6.80% ~
+    ^zb-h2 .* 6.80% +7.29% +7 +0 +15 ~ ^zb-v .* 3.52% +3.65% +3.5 +0 ~ ^dualpipe +3 .* 9 +1 +2$ ~
+    2 copies of the model in 4 stages have as$ ~
+    ^  zb-h2 +a bubble of 0 ms without clipping, of 7 ms with it; zb-h1 has 7 ms, and keeps 8 .* instead of 15$ ~
+    ^  zb-v +a bubble of 0 ms without clipping, of 3.5 ms with it; zb-h1 has 7 ms, .* 1/2 of
+D8 --split even => ^rank 0 .* 4 x 67840 = 271360 .* 8 x 2048 = 16384 ~ ^rank 3 .* 1 x 72192 = .* 8 x 2048 =  ~ formula 48$
+D8 --split even --schedule gpipe => ^rank 0 .* 8 x 67840 = 542720
+D8 --split even --schedule zb-h2 => ^rank 0 .* 7 micro-batches.* 7$
+D8 --split even --schedule dualpipe => ^rank 0 .* 5 micro-batches.* 5$
+D8 --split even --schedule zb-v => ^rank 0 .* 8 micro-batches.* 8$
+""", D8=D8)
 def test_a_schedule_is_drawn_and_measured(options, patterns):
     assert_says(said(options), *patterns)
 
@@ -52,21 +55,27 @@ def test_a_picture_has_a_box_for_each_action_at_its_place(tmp_path):
     assert any(box | {"x": "174.29", "y": "60", "width": "114.29", "fill": "#3a86b7"} == box for box in boxes)
 
 
-@pytest.mark.parametrize("options, pattern", [
-    ("--schedule interleaved --m 6", "groups of 4"), ("--v 2", "only --schedule interleaved"), ("--p 2 --model gpt2 --split 9,2", "adds up to 11 blocks"),
-    ("--p 16 --model gpt2", "16 parts"), ("--costs 1,2,3", "is not 4 numbers"), ("--times 1,-1,2", "is not 3 numbers"),
-    ("--svg /no/such/folder/a.svg", "cannot be opened for writing")])
-def test_errors(options, pattern):
-    assert_refused(command(program("schedule"), options), pattern)
+@rows_of(r"""
+--schedule interleaved --m 6 => groups of 4
+--v 2 => only --schedule interleaved
+--p 2 --model gpt2 --split 9,2 => adds up to 11 blocks
+--p 16 --model gpt2 => 16 parts
+--costs 1,2,3 => is not 4 numbers
+--times 1,-1,2 => is not 3 numbers
+--svg /no/such/folder/a.svg => cannot be opened for writing
+""")
+def test_errors(options, patterns):
+    assert_refused(command(program("schedule"), options), *patterns)
 
 
 # ---- a run's timeline ----
 def step(begin, number):
     """1f1b on 2 ranks, 2 micro-batches, F 10 ms, D 20 ms. The first message comes 2 ms late; rank 0's D takes 16 and 24 ms."""
-    slices = [(0, "F0 forward, block 0", 0, 10), (0, "F1 forward, block 0", 10, 10), (0, "wait for receive #3", 20, 22), (0, "D0 backward, block 0", 42, 16),
-              (0, "D1 backward, block 0", 72, 24), (0, "update", 96, 50), (1, "F0 forward, block 1", 12, 3), (1, "F0 head", 15, 7), (1, "D0 head", 22, 20),
-              (1, "F1 forward, block 1", 42, 10), (1, "D1 head", 52, 20)]
-    return [{"ph": "X", "name": name, "pid": rank, "tid": 0, "ts": (begin + at) * 1e3, "dur": ms * 1e3, "args": {"step": number}} for rank, name, at, ms in slices]
+    slices = [(0, "F0 forward, block 0", 0, 10), (0, "F1 forward, block 0", 10, 10), (0, "wait for receive #3", 20, 22),
+              (0, "D0 backward, block 0", 42, 16), (0, "D1 backward, block 0", 72, 24), (0, "update", 96, 50), (1, "F0 forward, block 1", 12, 3),
+              (1, "F0 head", 15, 7), (1, "D0 head", 22, 20), (1, "F1 forward, block 1", 42, 10), (1, "D1 head", 52, 20)]
+    return [{"ph": "X", "name": name, "pid": rank, "tid": 0, "ts": (begin + at) * 1e3, "dur": ms * 1e3, "args": {"step": number}}
+            for rank, name, at, ms in slices]
 
 
 STEPS = [*step(0, 1), *step(1000, 2)]
@@ -86,19 +95,21 @@ def test_a_step_of_a_run_is_drawn_as_it_was_and_its_bubble_has_parts(tmp_path):
     assert_says(said(run, "--columns 48 --svg", tmp_path / "b.svg"), "^1f1b, 2 stages, 2 micro-batches, 1 chunk each; step 2 of ",
                 r"^rank 0   \|F0---F1---\.{11}D0------\.{7}D1----------\|$", r"^rank 1   \|\.{6}F0---D0--------F1---D1--------\.{12}\|$",
                 "^step 96 ms, from its first action to its last: 60 ms of work", "^bubble as measured  *36 ms", "^  imbalance  *0 ms",
-                r"^  ramp \(start and end\)  *30 ms", "^  jitter  *4 ms", "^  late messages  *2 ms", "^largest part: the ramp;", "^bubble by the formula  *30 ms",
-                "^rank 0  *60  *36  *62.5%  *2 micro-batches  *2$", "^rank 1  *60  *36  *62.5%  *1 micro-batch  *1$", f"^picture: {tmp_path}/b.svg")
+                r"^  ramp \(start and end\) +30 ms", "^  jitter +4 ms", "^  late messages +2 ms", "^largest part: the ramp;",
+                "^bubble by the formula +30 ms", "^rank 0 +60 +36 +62.5% +2 micro-batches +2$", "^rank 1 +60 +36 +62.5% +1 micro-batch +1$",
+                f"^picture: {tmp_path}/b.svg")
     assert (tmp_path / "b.svg").read_text().count('height="22" fill="#3a86b7"') == 4
     assert_says(said(run, "--schedule 1f1b --p 2 --v 1"), "^1f1b, 2 stages")
     assert_says(said(trace(tmp_path / "short.json", STEPS + step(2000, 3)[:3])), "step 2 of ") # one that is cut off is not shown
 
 
 @pytest.mark.parametrize("slices, options, pattern", [
-    (STEPS, "--schedule zb-h1", "action 2 of rank 0 in step 2 is D0, where zb-h1 .* has B0"), (STEPS, "--times 1,2,3", "cannot be used with --trace"),
-    (STEPS, "--step 7", "the trace has no such step"), (STEPS, "--batch-size 2", "batch-size is one of --model's"),
+    (STEPS, "--schedule zb-h1", "action 2 of rank 0 in step 2 is D0, where zb-h1 .* has B0"), (STEPS, "--step 7", "the trace has no such step"),
+    (STEPS, "--times 1,2,3", "cannot be used with --trace"), (STEPS, "--batch-size 2", "batch-size is one of --model's"),
     (renamed("^[FD][01] ", ""), "", "no slices whose names begin with an action"),
     ([x for x in STEPS if x["name"] != "D1 head"], "", "rank 1 has 3 actions .* has 4; it is no whole step"),
-    (renamed("F0 forward, block 1", "F1 forward, block 1"), "", "action 0 of rank 1 in step 2 is F1, where 1f1b .* has F0; it is no whole step")])
+    (renamed("F0 forward, block 1", "F1 forward, block 1"), "", "action 0 of rank 1 in step 2 is F1, where 1f1b .* has F0; it is no whole step")],
+    ids=["other schedule", "no step", "times", "model", "other program", "torn", "no schedule's"])
 def test_errors_of_a_trace(slices, options, pattern, tmp_path):
     assert_refused(command(program("schedule"), trace(tmp_path / "run.json", slices), options), pattern)
 
@@ -110,13 +121,16 @@ def test_a_trace_that_is_cut_off_is_an_error(tmp_path):
 
 
 # ---- real runs ----
+RUN = f"--data {TOKENS} --val-data= --eval-every 0 --sample-every 0 {D8}"
+
+
 def traced(path, options, ranks=2):
-    return trained("pp", f"--data {TOKENS} --val-data= --eval-every 0 --sample-every 0 {D8}", options, f"--steps 4 --trace {path}", ranks=ranks, again=str(path))
+    return trained("pp", RUN, options, f"--steps 4 --trace {path}", ranks=ranks)
 
 
 @pytest.mark.parametrize("ranks, options, name", [
     *[(2, f"--total-batch-size 128 --schedule {name} --emulate-ms 2,2,2", name) for name in ("gpipe", "1f1b", "zb-h1", "interleaved")],
-    (4, "--total-batch-size 256 --pipeline-parallel 2 --schedule gpipe", "gpipe")], ids=["gpipe", "1f1b", "zb-h1", "interleaved", "two copies"])
+    (4, "--total-batch-size 256 --pipeline-parallel 2 --schedule gpipe", "gpipe")], ids=["gpipe", "1f1b", "zb-h1", "interleaved", "copies"])
 def test_a_runs_schedule_is_found_and_the_parts_are_the_bubble(ranks, options, name, tmp_path):
     traced(tmp_path / "run.json", options, ranks)
     text = said(f"--trace {tmp_path}/run.json --columns 60")
@@ -133,7 +147,7 @@ def test_a_trace_of_one_stage_has_no_schedule(tmp_path):
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1"])
 def test_a_run_keeps_as_many_bytes_of_activations_as_are_printed(name):
-    run = trained("pp", f"--data {TOKENS} --val-data= --eval-every 0 --sample-every 0 {D8} --total-batch-size 256 --steps 1 --split 4,4 --schedule {name}", ranks=2)
+    run = trained("pp", RUN, f"--total-batch-size 256 --steps 1 --split 4,4 --schedule {name}", ranks=2)
     printed = re.search(r"^rank 0 .* x .* x .*", said(f"--p 2 --schedule {name} --split 4,4 {D8}"), re.M)[0].split()[7]
     own = 32 * (6 * 16 * 4 + 4) + 384 * 4 + 40 + (name != "zb-h1") * 32 * 9 * 16 * 4 # scratch, messages, losses, a row of logits, StepStats
     assert run.about["predicted_bytes"]["activations"] - own == int(printed) > 0

@@ -15,7 +15,7 @@ class Machine:
     def __init__(self, place):
         self.place, self.bin, self.clone, self.asked_file = place, place / "bin", place / "clone", place / "asked"
         place.chmod(0o755)
-        for folder in self.bin, self.clone / "dev", place / "broken": folder.mkdir(parents=True)
+        for folder in self.bin, self.clone / "dev": folder.mkdir(parents=True)
         self.path = f"{self.bin}:{os.environ['PATH']}"
         for script in Path(ROOT, "dev").glob("*.sh"): shutil.copy(script, self.clone / "dev")
         shutil.copytree(ROOT / "dev/doctor", self.clone / "dev/doctor")

@@ -4,9 +4,7 @@
 
 static void assert_sizes(const char* text, int N, int dp, int tp, int pp) {
     Axes a = axes_choose(text, N);
-    assert_int_equal(a.size[MESH_DP], dp);
-    assert_int_equal(a.size[MESH_TP], tp);
-    assert_int_equal(a.size[MESH_PP], pp);
+    assert_true(a.size[MESH_DP] == dp && a.size[MESH_TP] == tp && a.size[MESH_PP] == pp);
 }
 TEST(all_axes_may_be_named_in_any_order) {
     static const char* const texts[] = { "dp=2,tp=3,pp=4", "dp=2,pp=4,tp=3", "tp=3,dp=2,pp=4", "tp=3,pp=4,dp=2", "pp=4,dp=2,tp=3",
@@ -18,14 +16,10 @@ TEST(all_axes_may_be_named_in_any_order) {
 }
 
 TEST(an_axis_that_is_not_named_takes_what_is_left_or_has_one_rank) {
-    assert_sizes("", 8, 8, 1, 1);
-    assert_sizes("tp=2", 8, 4, 2, 1);
-    assert_sizes("pp=8", 8, 1, 1, 8);
-    assert_sizes("pp=2,tp=2", 8, 2, 2, 2);
-    assert_sizes("dp=2,tp=2", 8, 2, 2, 2);
-    assert_sizes("dp=2,pp=2", 8, 2, 2, 2);
-    assert_sizes("dp=8", 8, 8, 1, 1);
-    assert_sizes("dp=1,tp=1", 1, 1, 1, 1);
+    static const struct { const char* text; int N, dp, tp, pp; } rows[] = {
+        { "", 8, 8, 1, 1 }, { "tp=2", 8, 4, 2, 1 }, { "pp=8", 8, 1, 1, 8 }, { "pp=2,tp=2", 8, 2, 2, 2 }, { "dp=2,tp=2", 8, 2, 2, 2 },
+        { "dp=2,pp=2", 8, 2, 2, 2 }, { "dp=8", 8, 8, 1, 1 }, { "dp=1,tp=1", 1, 1, 1, 1 } };
+    for (int i = 0; i < 8; i++) assert_sizes(rows[i].text, rows[i].N, rows[i].dp, rows[i].tp, rows[i].pp);
     assert_false(axes_choose("pp=2,tp=2", 8).pp_outside); // dp is
 }
 
@@ -42,12 +36,12 @@ TEST(what_is_no_mesh_is_refused) {
 }
 
 TEST(what_is_no_mesh_of_these_ranks_is_refused) {
-    refused("dp=2,tp=2,pp=1", "is a mesh of 4 ranks, and 8 were started; start 4");
-    refused("dp=2,tp=2,pp=4", "is a mesh of 16 ranks, and 8 were started");
-    refused("tp=3", "3 does not divide 8 ranks");
-    refused("tp=16", "16 does not divide 8 ranks");
-    refused("tp=1048576,pp=1048576", "1099511627776 does not divide 8 ranks");
-    refused("dp=4", "leaves 2 ranks, and names neither tp nor pp");
+    static const char* const rows[][2] = {
+        { "dp=2,tp=2,pp=1", "is a mesh of 4 ranks, and 8 were started; start 4" },
+        { "dp=2,tp=2,pp=4", "is a mesh of 16 ranks, and 8 were started" },
+        { "tp=3", "3 does not divide 8 ranks" }, { "tp=16", "16 does not divide 8 ranks" },
+        { "tp=1048576,pp=1048576", "1099511627776 does not divide 8 ranks" }, { "dp=4", "leaves 2 ranks, and names neither tp nor pp" } };
+    for (int i = 0; i < 6; i++) refused(rows[i][0], rows[i][1]);
 }
 
 // Every rank has a place of its own, and the place the rank.
@@ -67,19 +61,14 @@ TEST(a_rank_and_its_place_are_one_to_one) {
 }
 
 TEST(ranks_of_tp_are_neighbours_and_the_axis_named_first_is_outside) {
-    char text[40];
-    Axes a = axes_choose("dp=4,tp=2,pp=3", 24);
-    axes_text(a, 0, text, sizeof text);
-    assert_string_equal(text, "dp 0, pp 0, tp 0");
-    axes_text(a, 1, text, sizeof text);
-    assert_string_equal(text, "dp 0, pp 0, tp 1");
-    axes_text(a, 2, text, sizeof text);
-    assert_string_equal(text, "dp 0, pp 1, tp 0");
-    axes_text(a, 6, text, sizeof text);
-    assert_string_equal(text, "dp 1, pp 0, tp 0");
-    a = axes_choose("tp=2,pp=3,dp=4", 24);
-    axes_text(a, 2, text, sizeof text);
-    assert_string_equal(text, "dp 1, pp 0, tp 0");
-    axes_text(a, 8, text, sizeof text);
-    assert_string_equal(text, "dp 0, pp 1, tp 0");
+    static const struct { const char* mesh; int rank; const char* place; } rows[] = {
+        { "dp=4,tp=2,pp=3", 0, "dp 0, pp 0, tp 0" }, { "dp=4,tp=2,pp=3", 1, "dp 0, pp 0, tp 1" },
+        { "dp=4,tp=2,pp=3", 2, "dp 0, pp 1, tp 0" },
+        { "dp=4,tp=2,pp=3", 6, "dp 1, pp 0, tp 0" }, { "tp=2,pp=3,dp=4", 2, "dp 1, pp 0, tp 0" },
+        { "tp=2,pp=3,dp=4", 8, "dp 0, pp 1, tp 0" } };
+    for (int i = 0; i < 6; i++) {
+        char text[40];
+        axes_text(axes_choose(rows[i].mesh, 24), rows[i].rank, text, sizeof text);
+        assert_string_equal(text, rows[i].place);
+    }
 }

@@ -61,8 +61,7 @@ static void write_range(CheckpointWriter* w, CheckpointPart part, int u, size_t 
     for (size_t k = begin; k < end; k++) values[k - begin] = value_at(part, u, k, w->state.step, w->state.dtype);
     convert_dtype(host, part == CHECKPOINT_MODEL ? w->state.dtype : DTYPE_F32, values, DTYPE_F32, end - begin);
     checkpoint_write_unit(w, part, u, begin, end, host);
-    free(values);
-    free(host);
+    free(values); free(host);
 }
 
 // shards: the number of writers that each have a file; 0: a full checkpoint.
@@ -395,8 +394,7 @@ TEST(a_replacement_that_was_cut_short_loses_nothing) {
     static const char* const names[] = { "step_00000004", "step_00000005" };
     assert_entries(2, names);
     assert_newest("step_00000005");
-    free(path);
-    free(aside);
+    free(path); free(aside);
 }
 
 TEST(what_a_crash_left_is_removed) {
@@ -406,8 +404,7 @@ TEST(what_a_crash_left_is_removed) {
         assert_true(folder_make(stale));
         char* file = format_string("%s/model.safetensors", stale);
         assert_true(file_write(file, "half", 4));
-        free(file);
-        free(stale);
+        free(file); free(stale);
     }
     assert_newest(NULL);
     save_step(9, 0, DTYPE_F32);
@@ -457,12 +454,10 @@ static void flipped_bits_are_noticed(const char* const* files, int count, int fi
         if (f >= first_tensors)
             expect_no_load(dir, shards ? start : path, "do not match their checksum: the file is damaged", older);
         flip_bit(path, size - 1, 0);
-        free(start);
-        free(path);
+        free(start); free(path);
     }
     assert_loads(dir);
-    free(dir);
-    free(older);
+    free(dir); free(older);
 }
 TEST(any_flipped_bit_is_noticed_also_of_a_shard) {
     static const char* const files[] = { "state.json", "model.safetensors", "optimizer.safetensors" };
@@ -479,8 +474,7 @@ TEST(missing_and_truncated_files_are_noticed) {
     expect_no_load(dir, optimizer, "truncated", "there is no older checkpoint beside it");
     assert_int_equal(unlink(optimizer), 0);
     expect_no_load(dir, optimizer, "cannot be opened: No such file");
-    free(optimizer);
-    free(dir);
+    free(optimizer); free(dir);
 }
 
 // ---- sharded checkpoints ----
@@ -534,8 +528,7 @@ TEST(an_index_says_what_is_where) {
     assert_int_equal(bytes, 3 * 4 * gpt2_num_parameters(config));
     assert_int_equal(json_integer_value(json_object_get(json_object_get(index, "metadata"), "total_size")), bytes);
     json_decref(index);
-    free(path);
-    free(dir);
+    free(path); free(dir);
 }
 
 static void load_with_few_files(const char* path) {
@@ -586,10 +579,8 @@ static void edit_header(const char* name, const char* old, const char* new) {
     memcpy(whole + 8, edited, padded);
     memcpy(whole + 8 + padded, file + 8 + length, n - 8 - length);
     replace_step_2(name, whole, 8 + padded + n - 8 - length);
-    free(whole);
-    free(edited);
-    free(header);
-    free(file);
+    free(whole); free(edited);
+    free(header); free(file);
 }
 
 #define FIRST "model-00001-of-00002.safetensors"
@@ -664,8 +655,7 @@ TEST(an_index_that_differs_from_its_files_is_noticed) {
     }
     replace_step_2("model.safetensors.index.json", good, n);
     assert_loads(dir);
-    free(good);
-    free(dir);
+    free(good); free(dir);
 }
 
 TEST(a_missing_or_truncated_shard_is_named) {
@@ -697,9 +687,7 @@ TEST(a_missing_or_truncated_shard_is_named) {
     char* text = train_state_text(&s, sums);
     replace_step_2("state.json", text, strlen(text));
     expect_no_load(dir, "model-00001-of-00004.safetensors: cannot be opened");
-    free(text);
-    free(older);
-    free(dir);
+    free(text); free(older); free(dir);
 }
 
 static void write_a_shard(int shard, size_t end, bool begins) {
@@ -880,14 +868,10 @@ TEST(an_unwritable_folder_is_named) {
 // ---- crashes ----
 
 static int crash_before; // the system call, counted from 1, before which the process is killed; 0: none
-static void crash_point(void) {
-    if (crash_before > 0 && --crash_before == 0) kill(getpid(), SIGKILL);
-}
+static void crash_point(void) { if (crash_before > 0 && --crash_before == 0) kill(getpid(), SIGKILL); }
 
 // Tells the parent that a step was reported safe.
-static void report_safe(int pipe_end, long long step) {
-    if (write(pipe_end, &step, sizeof step) != sizeof step) _exit(3);
-}
+static void report_safe(int pipe_end, long long step) { if (write(pipe_end, &step, sizeof step) != sizeof step) _exit(3); }
 
 static int crash_shards; // of the checkpoints that a crash interrupts
 static void save_twice_and_crash(int pipe_end, int call) {
@@ -932,8 +916,7 @@ static void assert_nothing_is_lost(long long safe) {
         assert_loads(path);
         free(path);
     }
-    free(steps);
-    free(newest);
+    free(steps); free(newest);
 }
 
 static void crashes_lose_nothing(int shards, int least_calls) {

@@ -1,6 +1,6 @@
 /*
 test_comm_cuda.cu - collectives between GPUs, or ranks that share one, against sums made on the host; test_comm.c says more
-about each. test/kernels/emulated_ddp.t starts it on several ranks, and dev/gpu_check.sh on a GPU. Every rank checks its results; the
+about each. test/kernels/test_emulated.py starts it on several ranks, and dev/gpu_check.sh on a GPU. Every rank checks its results; the
 first check that fails ends them all.
 
     test_comm_cuda [--comm nccl|mpi] [--deterministic | --allreduce ring]    every claim below, as TAP from rank 0
@@ -19,6 +19,14 @@ static Control control;
 enum { WINDOWS, LOCAL, NONE };
 static int windows_are;
 static FILE* journal; // or NULL
+// TEST(a_claim) { ... } is run by main(), in the order of the file.
+struct Test { const char* name; void (*run)(void); };
+static Test tests[32];
+static int num_tests;
+#define TEST(name) \
+    static void test_##name(void); \
+    [[maybe_unused]] static const bool registered_##name = [] { tests[num_tests++] = { #name, test_##name }; return true; }(); \
+    static void test_##name(void)
 static const size_t sizes[] = { 0, 1, 7, 20011 };
 enum { NUM_SIZES = sizeof sizes / sizeof sizes[0], SPARE = 16 }; // bytes after every tensor that no operation may touch
 static const CommType types[] = { COMM_F32, COMM_BF16, COMM_F16, COMM_F64, COMM_BYTE };
@@ -62,6 +70,7 @@ static char* tensor(size_t n, CommType t, Numbers numbers, int q) { // NULL: zer
     free(host);
     return p;
 }
+template <typename... T> static void release(T*... tensors) { (device_free(tensors), ...); }
 // The tensor p (n) and the bytes after it must equal `expected`, which is freed.
 static void is(const char* p, char* expected, size_t n, CommType t, const char* what) {
     size_t bytes = n * comm_type_size(t) + SPARE;
@@ -118,8 +127,7 @@ static void all_gather_on(Comm* c, size_t n, CommType t, bool in_place) {
     if (in_place) device_copy(shard, own, bytes);
     comm_wait(c, comm_all_gather(c, full, shard, n, t));
     is(full, copy_of(N * n, t, of_everyone, c), N * n, t, "all-gather");
-    device_free(own);
-    device_free(full);
+    release(own, full);
 }
 static double of_rows(const Comm* c, size_t i, size_t n) { // row q is the row of rank q that has this rank's number
     size_t part = n / (size_t)c->size;
@@ -134,8 +142,7 @@ static void all_to_all_on(Comm* c, size_t n, CommType t) {
     is(in, host_numbers(all, t, whole, c->rank), all, t, "all-to-all's input");
     posted = c->stats[COMM_ALL_TO_ALL].posted - posted;
     require(posted == (all - n) * comm_type_size(t), "an all-to-all of %zu elements sent %llu bytes", n, posted);
-    device_free(in);
-    device_free(out);
+    release(in, out);
 }
 // Shards in host memory: the host sees each rank's part of the sum and doubles it; then all ranks gather it.
 static void host_shards_on(Comm* c, size_t n, CommType t) {
@@ -173,9 +180,9 @@ static void all_of(Comm* c) {
         }
     }
 }
-static void test_collectives(void) { all_of(&world); }
+TEST(collectives_of_every_type_and_size) { all_of(&world); }
 
-static void test_sub_communicators(void) {
+TEST(communicators_of_a_part_of_the_ranks) {
     Comm half, pair;
     size_t before = device_memory(MEMORY_COMMUNICATION);
     comm_split(&half, &world, "half", world.rank % 2);
@@ -197,12 +204,11 @@ static void test_sub_communicators(void) {
         require(pair.world_rank[q] == world.rank / 4 * 4 + 2 * q + odd, "rank %d of the pair is %d", q, pair.world_rank[q]);
     comm_free(&pair);
     comm_free(&half);
-    device_free(x);
-    device_free(y);
+    release(x, y);
 }
 
 // In ordered mode the bits are those that the CPU adds up.
-static void test_rank_order(void) {
+TEST(sums_in_rank_order_have_the_bits_of_the_cpu) {
     const size_t n = 10007, N = (size_t)world.size;
     for (int k = 0; k < NUM_SUMMED && world.world->options.ordered; k++) {
         CommType t = types[k];
@@ -220,14 +226,13 @@ static void test_rank_order(void) {
         is(y, scattered, N * n, t, "reduce-scatter in rank order");
         for (size_t q = 0; q < N; q++) free((void*)rows[q]);
         free(rows);
-        device_free(x);
-        device_free(y);
+        release(x, y);
     }
 }
 
 // Compute, communicate, compute, without the host ever waiting for the GPU: each step's input is computed just before, its output
 // is used just after, and its buffer is overwritten at once.
-static void test_order_with_compute(void) {
+TEST(communication_waits_for_compute_and_compute_for_communication) {
     enum { STEPS = 12, n = 3001 };
     char* x = tensor(n, COMM_F32, NULL, 0);
     char *inputs[STEPS], *results[STEPS];
@@ -245,15 +250,14 @@ static void test_order_with_compute(void) {
     }
     for (int k = 0; k < STEPS; k++) {
         is(results[k], copy_of(n, COMM_F32, of_sum, &world), n, COMM_F32, "a step");
-        device_free(results[k]);
-        device_free(inputs[k]);
+        release(results[k], inputs[k]);
     }
     device_free(x);
 }
 
 // The same with shards on the host: data to reduce is computed just before and overwritten just after, several operations are in
 // flight at once, and the host waits once before it reads them all; gathered data is used just after and overwritten at once.
-static void test_order_of_host_shards_with_compute(void) {
+TEST(so_it_does_where_shards_are_on_the_host) {
     enum { STEPS = 6, n = 3001 };
     size_t N = (size_t)world.size, bytes = n * sizeof(float);
     char* full = tensor(N * n, COMM_F32, NULL, 0);
@@ -285,8 +289,7 @@ static void test_order_of_host_shards_with_compute(void) {
         char* expected = host_numbers(N * n, COMM_F32, NULL, 0);
         for (size_t i = 0; i < N * n; i++) element_set(expected, i, COMM_F32, whole((int)(i / n), i % n + (size_t)k));
         is(results[k], expected, N * n, COMM_F32, "a step of shards on the host");
-        device_free(results[k]);
-        device_free(inputs[k]);
+        release(results[k], inputs[k]);
         offload_free(shards[k]);
     }
     device_free(full);
@@ -294,7 +297,7 @@ static void test_order_of_host_shards_with_compute(void) {
 
 // Over NCCL the copy of a shard holds up no operation, and no operation holds up a copy. Only the emulator can say so: it runs
 // what a wait needs, and nothing else.
-static void test_copies_of_host_shards_hold_up_no_operation(void) {
+TEST(copies_of_host_shards_hold_up_no_operation) {
 #ifdef CUDA_EMULATOR
     const size_t n = 3001, N = (size_t)world.size;
     if (world.world->nccl == NULL || world.world->strict) return;
@@ -315,15 +318,14 @@ static void test_copies_of_host_shards_hold_up_no_operation(void) {
     comm_wait(&world, before);
     comm_wait(&world, gather);
     is(full, copy_of(N * n, COMM_F32, of_everyone, &world), N * n, COMM_F32, "all-gather from the host");
-    device_free(full);
-    device_free(x);
+    release(full, x);
     offload_free(down);
     offload_free(up);
 #endif
 }
 
 // Every rank sends two messages to every other, all at once: the messages of a pair must not overtake each other.
-static void test_messages(void) {
+TEST(messages_between_all_pairs_do_not_overtake_each_other) {
     int N = world.size, count = 0;
     const size_t lengths[] = { 20011, 7 };
     CommOp* ops = (CommOp*)xcalloc((size_t)(4 * N), sizeof(CommOp));
@@ -340,15 +342,15 @@ static void test_messages(void) {
     for (int k = 0; k < 2 * N; k++) {
         if (k % N == world.rank) continue;
         is(x[2 * k + 1], host_numbers(lengths[k / N], COMM_F32, whole, k % N), lengths[k / N], COMM_F32, "receive");
-        device_free(x[2 * k]);
-        device_free(x[2 * k + 1]);
+        release(x[2 * k], x[2 * k + 1]);
     }
     free(ops);
     free(x);
 }
 
 // Messages between two ranks arrive while a collective waits for a third rank.
-static void test_messages_do_not_queue_behind_collectives(void) {
+TEST(messages_do_not_queue_behind_collectives) {
+    if (world.size < 3) return;
     char *sum = tensor(4, COMM_F32, whole, world.rank), *number = tensor(1, COMM_F32, rough, world.rank);
     CommOp all = 0;
     if (world.rank != 2) all = comm_all_reduce(&world, sum, 4, COMM_F32);
@@ -361,12 +363,11 @@ static void test_messages_do_not_queue_behind_collectives(void) {
     comm_wait(&world, all);
     is(sum, copy_of(4, COMM_F32, of_sum, &world), 4, COMM_F32, "all-reduce");
     is(number, host_numbers(1, COMM_F32, rough, world.rank > 2 ? world.rank : 0), 1, COMM_F32, "a message that was passed on");
-    device_free(sum);
-    device_free(number);
+    release(sum, number);
 }
 
 // Each rank in turn comes late.
-static void test_barrier(void) {
+TEST(a_barrier_lets_nobody_go_before_all_have_come) {
     double *all = (double*)device_alloc((size_t)world.size * sizeof(double), MEMORY_ACTIVATIONS), came;
     for (int late = 0; late < world.size; late++) {
         if (world.rank == late) usleep(50000);
@@ -385,7 +386,7 @@ static void test_barrier(void) {
 
 static CommEvent seen;
 static void see(void* self, const CommEvent* e) { (void)self; seen = *e; }
-static void test_times(void) {
+TEST(times_are_in_order) {
     char* x = tensor(20011, COMM_F32, whole, world.rank);
     CommStats before = world.stats[COMM_ALL_REDUCE];
     comm_observe(&world, see, NULL);
@@ -411,40 +412,14 @@ static unsigned long long waits_for_device(void) {
     unsigned long long waits = emulator_calls("cudaStreamSynchronize") + emulator_calls("cudaDeviceSynchronize");
     return world.world->nccl ? waits + emulator_calls("cudaStreamQuery") : waits; // over MPI another thread asks
 }
-// Over NCCL the host gets further ahead of the GPU than there is room for, and must not wait until the GPU has caught up. Times
-// are one question for each operation, and no wait once the host has waited for the last one.
-static void test_settling(void) {
-    enum { MANY = COMM_IN_FLIGHT + 50, n = 8 };
-    char* x = tensor(n, COMM_F32, NULL, 0);
-    comm_barrier(&world);
-    comm_settle(&world);
-    double before = comm_rank_exposed(&world);
-    unsigned long long asked = emulator_calls("cudaEventElapsedTime"), waits = waits_for_device();
-    for (int k = 0; k < MANY; k++) comm_wait(&world, comm_all_reduce(&world, x, n, COMM_F32));
-    waits = waits_for_device() - waits;
-    require(world.world->strict || waits == 0, "the host waited for the GPU %llu times in the middle of a step", waits);
-    device_synchronize();
-    waits = waits_for_device();
-    comm_settle(&world);
-    waits = waits_for_device() - waits;
-    asked = emulator_calls("cudaEventElapsedTime") - asked;
-    require(waits == 0, "the host waited for the GPU %llu times, and all was done", waits);
-    unsigned long long expected = emulator_calls("cudaEventRecord") ? MANY : 0; // else nobody counts
-    require(asked == expected, "CUDA was asked for %llu times of %d operations", asked, MANY);
-    require(comm_rank_exposed(&world) > before, "nothing was exposed");
-    int free_marks = cuda_marks.pool.num_free, all_marks = cuda_marks.pool.capacity;
-    require(free_marks == all_marks, "%d of %d marks were not given back", all_marks - free_marks, all_marks);
-    is(x, host_numbers(n, COMM_F32, NULL, 0), n, COMM_F32, "a sum of zeros");
-    device_free(x);
-}
 // What is over in the middle of a step gives its marks back there, though the host never waits; and NCCL's side, which looks at
-// the same marks, has seen that it is over.
+// the same marks, has seen that it is over. (Before the next test, after which there is more room.)
 static void poll_for_device(void) {
     int mark = device_mark();
     while (!device_mark_passed(mark)) {}
     device_mark_free(mark);
 }
-static void test_settling_in_a_step(void) {
+TEST(operations_that_are_over_give_their_marks_back_within_a_step) {
     enum { MANY = 3 * COMM_WAITED_ROOM, n = 8 };
     char* x = tensor(n, COMM_F32, NULL, 0);
     comm_settle(&world);
@@ -474,8 +449,35 @@ static void test_settling_in_a_step(void) {
     device_free(x);
 }
 
+// Over NCCL the host gets further ahead of the GPU than there is room for, and must not wait until the GPU has caught up. Times
+// are one question for each operation, and no wait once the host has waited for the last one.
+TEST(times_cost_one_question_per_operation_and_no_wait_in_a_step) {
+    enum { MANY = COMM_IN_FLIGHT + 50, n = 8 };
+    char* x = tensor(n, COMM_F32, NULL, 0);
+    comm_barrier(&world);
+    comm_settle(&world);
+    double before = comm_rank_exposed(&world);
+    unsigned long long asked = emulator_calls("cudaEventElapsedTime"), waits = waits_for_device();
+    for (int k = 0; k < MANY; k++) comm_wait(&world, comm_all_reduce(&world, x, n, COMM_F32));
+    waits = waits_for_device() - waits;
+    require(world.world->strict || waits == 0, "the host waited for the GPU %llu times in the middle of a step", waits);
+    device_synchronize();
+    waits = waits_for_device();
+    comm_settle(&world);
+    waits = waits_for_device() - waits;
+    asked = emulator_calls("cudaEventElapsedTime") - asked;
+    require(waits == 0, "the host waited for the GPU %llu times, and all was done", waits);
+    unsigned long long expected = emulator_calls("cudaEventRecord") ? MANY : 0; // else nobody counts
+    require(asked == expected, "CUDA was asked for %llu times of %d operations", asked, MANY);
+    require(comm_rank_exposed(&world) > before, "nothing was exposed");
+    int free_marks = cuda_marks.pool.num_free, all_marks = cuda_marks.pool.capacity;
+    require(free_marks == all_marks, "%d of %d marks were not given back", all_marks - free_marks, all_marks);
+    is(x, host_numbers(n, COMM_F32, NULL, 0), n, COMM_F32, "a sum of zeros");
+    device_free(x);
+}
+
 // With --nccl-windows whole and shard are windows, and the exchanged data lies anywhere in them.
-static void test_windows(void) {
+TEST(memory_that_ranks_share_may_be_windows) {
     const size_t n = 5000, N = (size_t)world.size, at = 48;
     size_t allocations = device_allocations(), before = device_memory(MEMORY_COMMUNICATION);
     float *full = (float*)device_alloc((at + N * n) * sizeof(float), MEMORY_COMMUNICATION);
@@ -498,32 +500,13 @@ static void test_windows(void) {
         require((double)result[i] == (double)(N * N) * whole(world.rank, i), "element %zu is %g", i, (double)result[i]);
     free(own);
     free(result);
-    device_free(full);
-    device_free(shard);
+    release(full, shard);
 }
 
 #if USE_NCCL
-// A launch takes NCCL some microseconds, and the host does not nap for them, because a nap lasts longer than that.
-static thread_local long long naps; // of this thread
-extern "C" int nanosleep(const struct timespec* t, struct timespec* left) { // in place of the C library's
-    naps++;
-    return clock_nanosleep(CLOCK_REALTIME, 0, t, left);
-}
-static void test_naps(void) {
-    enum { OPERATIONS = 60, n = 64 };
-    char* x = tensor((size_t)world.size * n, COMM_F32, whole, world.rank);
-    long long before = 0;
-    for (int k = 0; k < OPERATIONS; k++) {
-        comm_wait(&world, comm_all_gather(&world, x, x + (size_t)world.rank * n * sizeof(float), n, COMM_F32));
-        if (k == 0) before = naps; // the first operation may have made connections
-    }
-    require(naps - before <= OPERATIONS / 10, "the host took %lld naps for %d operations", naps - before, OPERATIONS);
-    device_synchronize();
-    device_free(x);
-}
-
 // Where kernels of layers fill the GPU, a collective's gets the next processors that are free: other ranks wait for it.
-static void test_priorities(void) {
+TEST(the_streams_of_nccl_have_the_highest_priority) {
+    if (world.world->nccl == NULL) return;
     int lowest, highest, found, streams = 0;
     cuda_check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "priorities");
     cuda_check(cudaStreamGetPriority(compute_stream, &found), "priorities");
@@ -536,16 +519,6 @@ static void test_priorities(void) {
     require(streams >= 1 + 2 * (world.size - 1), "%d streams", streams);
 }
 #endif
-
-static int claims;
-static void claim(const char* name, void (*test)(void)) {
-    comm_step(&world, ++claims);
-    if (journal) fprintf(journal, "%s\n", name);
-    test();
-    comm_barrier(&world); // a rank that gets here has passed
-    printf("ok %d - %d ranks: %s\n", claims, world.size, name);
-    fflush(stdout);
-}
 
 int main(int argc, char** argv) {
     RankInfo ranks = ranks_find();
@@ -565,24 +538,15 @@ int main(int argc, char** argv) {
     require(taken == comm_world_bytes(&world), "the world takes %zu bytes", taken);
     printf("# %s\n", comm_description(&world));
     comm_connect(&world);
-    claim("collectives of every type and size", test_collectives);
-    claim("sums in rank order have the CPU's bits", test_rank_order);
-    claim("communication waits for compute, and compute for communication", test_order_with_compute);
-    claim("  also where shards are on the host", test_order_of_host_shards_with_compute);
-    claim("  and copies of such shards are beside both", test_copies_of_host_shards_hold_up_no_operation);
-    claim("communicators of a part of the ranks", test_sub_communicators);
-    claim("a barrier lets nobody go before all have come", test_barrier);
-    claim("times are in order", test_times);
-    claim("operations that are over give their marks back within a step", test_settling_in_a_step);
-    claim("times cost one question per operation, and no wait in the middle of a step", test_settling);
-    claim("messages between all pairs", test_messages);
-    claim("memory that ranks share", test_windows);
-#if USE_NCCL
-    if (world.world->nccl) claim("the host does not nap while NCCL launches", test_naps);
-    if (world.world->nccl) claim("NCCL's streams have the highest priority", test_priorities);
-#endif
-    if (world.size >= 3) claim("messages do not queue behind collectives", test_messages_do_not_queue_behind_collectives);
-    printf("1..%d\n", claims);
+    for (int k = 0; k < num_tests; k++) {
+        comm_step(&world, k + 1);
+        if (journal) fprintf(journal, "%s\n", tests[k].name);
+        tests[k].run();
+        comm_barrier(&world); // a rank that gets here has passed
+        printf("ok %d - %s, %d ranks\n", k + 1, tests[k].name, world.size);
+        fflush(stdout);
+    }
+    printf("1..%d\n", num_tests);
     comm_free(&world);
     device_shutdown();
     if (journal) fclose(journal);

@@ -48,7 +48,7 @@ static double largest(const float* x, size_t n) {
     for (size_t i = 0; i < n; i++) m = fmax(m, (double)fabsf(x[i]));
     return m;
 }
-static const size_t lengths[] = { 1, 2, 31, 33, 255, 256, 257, 1000, 70001 };
+static const size_t lengths[] = { 1, 2, 31, 33, 255, 256, 257, 1000, 40001 };
 #define LENGTHS ((int)(sizeof lengths / sizeof lengths[0]))
 
 // ---- 16 bits ----
@@ -305,48 +305,6 @@ TEST(rows_of_elements_are_summed_in_their_order) {
     assert_memory_equal(sum, want, n * sizeof(float));
 }
 
-// ---- what is sent plus what is kept ----
-enum { BF16, FP16, INT8, INT4, SIGNS, TOP_K, METHODS };
-static void send(int method, float* sent, float* kept, const floatX* g, const float* error, size_t n) {
-    static char packed[8192];
-    static floatX rounded[1000];
-    if (method <= FP16) {
-        DType t = method == BF16 ? DTYPE_BF16 : DTYPE_F16;
-        round_16((uint16_t*)packed, kept, g, error, t, 1, n);
-        for (size_t i = 0; i < n; i++) {
-            uint16_t bits = ((uint16_t*)packed)[i];
-            sent[i] = method == BF16 ? float_from_bf16_bits(bits) : float_from_f16_bits(bits);
-        }
-        widen_16(rounded, (uint16_t*)packed, t, 1, n);
-        return;
-    }
-    if (method <= INT4) {
-        int bits = method == INT8 ? 8 : 4;
-        quantise(packed, kept, g, error, n, bits);
-        dequantise_sum_fp32(sent, packed, 1, n, bits);
-        return;
-    }
-    add_error(kept, g, error, n);
-    if (method == SIGNS) pack_signs(packed, kept, kept, n, SIGN_MEAN);
-    else pack_top_k(packed, kept, kept, n, n / 100);
-    if (method == SIGNS) unpack_signs_sum_fp32(sent, packed, 1, n);
-    else sparse_sum_fp32(sent, packed, 1, n, n / 100);
-}
-TEST(errors_telescope) {
-    const size_t n = 1000;
-    for (int method = 0; method < METHODS; method++) {
-        float *error = (float*)own(n * sizeof(float)), *sent = unset_floats(n);
-        double* difference = (double*)own(n * sizeof(double));
-        for (int step = 0; step < 50; step++) {
-            floatX* g = random_gradients(n, 1);
-            send(method, sent, error, g, error, n);
-            for (size_t i = 0; i < n; i++) difference[i] += (double)to_float(g[i]) - (double)sent[i];
-        }
-        for (size_t i = 0; i < n; i++) expect_near("what was not sent", (double)error[i], difference[i], 1e-4);
-        free_owned();
-    }
-}
-
 // ---- matrices of low rank ----
 static void check_products(int n, int k, int r) {
     float *m = random_floats((size_t)n * k, 1), *q = random_floats((size_t)k * r, 1), *p = random_floats((size_t)n * r, 1);
@@ -433,62 +391,6 @@ TEST(columns_that_depend_on_others_are_replaced) {
     orthonormalise(p, n, r);
     assert_true(isnan(p[1]));
 }
-// One round of PowerSGD by `ranks` ranks, which have matrices m (ranks,n,k): out, and the sum of what they keep. q (k,r)
-// is what the last round left, and is updated.
-static void power_sgd(floatX* out, float* kept, const float* m, float* q, int ranks, int n, int k, int r) {
-    size_t size = (size_t)n * (size_t)k;
-    float *p = (float*)own((size_t)n * r * 4), *new_q = (float*)own((size_t)k * r * 4);
-    float* part = unset_floats((size_t)(n + k) * r);
-    for (int rank = 0; rank < ranks; rank++) {
-        skinny_product(part, m + (size_t)rank * size, q, n, k, r);
-        add_in_place_fp32(p, part, (size_t)n * r);
-    }
-    orthonormalise(p, n, r);
-    for (int rank = 0; rank < ranks; rank++) {
-        skinny_product_transposed(part, m + (size_t)rank * size, p, n, k, r);
-        add_in_place_fp32(new_q, part, (size_t)k * r);
-    }
-    float* mine = unset_floats(size);
-    memcpy(q, new_q, (size_t)k * r * 4);
-    memset(kept, 0, size * sizeof(float));
-    for (int rank = 0; rank < ranks; rank++) {
-        low_rank_apply(out, mine, m + (size_t)rank * size, p, q, 1.0f / (float)ranks, n, k, r);
-        add_in_place_fp32(kept, mine, size);
-    }
-}
-static void check_power_sgd(int n, int k, int rank_of_m, int r, double tolerance) {
-    size_t size = (size_t)n * (size_t)k;
-    float *m = unset_floats(2 * size), *kept = unset_floats(size);
-    floatX* out = (floatX*)unset_bytes(size * sizeof(floatX));
-    float *a = random_floats((size_t)n * rank_of_m, 1), *b = random_floats(2 * (size_t)k * rank_of_m, 1);
-    for (int rank = 0; rank < 2; rank++)
-        for (int row = 0; row < n; row++)
-            for (int c = 0; c < k; c++) {
-                double sum = 0; // both ranks' matrices have the same columns' space
-                for (int j = 0; j < rank_of_m; j++)
-                    sum += (double)a[row * rank_of_m + j] * (double)b[(rank * k + c) * rank_of_m + j];
-                m[(size_t)rank * size + (size_t)(row * k + c)] = (float)sum;
-            }
-    // q is random at first, and may see one direction of m badly. The second round, from the first one's q, sees all.
-    float* q = random_floats((size_t)k * r, 1);
-    orthonormalise(q, k, r);
-    for (int round = 0; round < 2; round++) power_sgd(out, kept, m, q, 2, n, k, r);
-    double scale = largest(m, 2 * size);
-    for (size_t i = 0; i < size; i++) {
-        double want = (double)m[i] + (double)m[size + i], got = (double)to_float(out[i]);
-        expect_near("the matrix", got, want, tolerance * scale + (NEEDS_MASTER ? 0.004 : 0) * fabs(want));
-        expect_near("sent and kept", got + (double)kept[i], want, 5e-7 * scale);
-    }
-}
-TEST(a_matrix_of_rank_r_comes_back) {
-    for (int r = 1; r <= 8; r++) check_power_sgd(60, 40, r, r, 1e-6);
-    free_owned();
-    check_power_sgd(60, 40, 2, 4, 1e-6); // more columns than the matrix needs
-    check_power_sgd(300, 20, 4, 4, 1e-6);
-    check_power_sgd(12, 40, 12, 12, 1e-5); // r = min(n,k) is no compression
-    check_power_sgd(40, 12, 12, 12, 1e-5);
-}
-
 // ---- Adam with a frozen v ----
 TEST(momenta_of_ranks_sum_up_to_the_momentum_of_the_sum) {
     const size_t n = 1000;
@@ -599,19 +501,14 @@ TEST(results_are_the_same_for_any_number_of_threads) {
     omp_set_num_threads(threads);
 }
 
-static float some[300];
-static char some_packed[1024];
-static void in_five_bits(void* unused) { (void)unused; quantise_fp32(some_packed, NULL, some, NULL, 300, 5); }
-static void from_five_bits(void* unused) { (void)unused; dequantise_sum_fp32(some, some_packed, 1, 300, 5); }
-static void none_of_them(void* unused) { (void)unused; pack_top_k(some_packed, NULL, some, 300, 0); }
-static void more_than_there_are(void* unused) { (void)unused; pack_top_k(some_packed, NULL, some, 3, 4); }
-static void more_columns_than_rows(void* unused) { (void)unused; orthonormalise(some, 3, 4); }
 TEST(what_cannot_be_done_is_refused) {
-    expect_death(in_five_bits, NULL, "8 or 4 bits a number, not 5");
-    expect_death(from_five_bits, NULL, "8 or 4 bits a number, not 5");
-    expect_death(none_of_them, NULL, "the 0 largest of 300");
-    expect_death(more_than_there_are, NULL, "the 4 largest of 3");
-    expect_death(more_columns_than_rows, NULL, "4 columns of 3 numbers");
+    float x[300] = { 0 };
+    char packed[1024] = { 0 };
+    expect_error(quantise_fp32(packed, NULL, x, NULL, 300, 5), "8 or 4 bits a number, not 5");
+    expect_error(dequantise_sum_fp32(x, packed, 1, 300, 5), "8 or 4 bits a number, not 5");
+    expect_error(pack_top_k(packed, NULL, x, 300, 0), "the 0 largest of 300");
+    expect_error(pack_top_k(packed, NULL, x, 3, 4), "the 4 largest of 3");
+    expect_error(orthonormalise(x, 3, 4), "4 columns of 3 numbers");
 }
 
 void before_all(void) { device_init(0, 1); }

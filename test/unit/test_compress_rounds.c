@@ -86,10 +86,7 @@ static void ranks_open(int N, int method, long long rank) {
 }
 static void ranks_close(void) {
     world.world->backend = NULL;
-    for (int r = 0; r < num_ranks; r++) {
-        compress_free(&ranks[r].c);
-        comm_free(&ranks[r].comm);
-    }
+    for (int r = 0; r < num_ranks; r++) compress_free(&ranks[r].c); comm_free(&ranks[r].comm);
 }
 // Does to all ranks, in turn, what compress_begin and compress_finish do to one.
 static void ranks_step(long long step) {
@@ -233,7 +230,6 @@ void before_all(void) {
     comm_init(&world, &o, ranks_alone(), &control);
 }
 void after_all(void) {
-    comm_free(&world);
-    layers_free();
+    comm_free(&world); layers_free();
     device_shutdown();
 }

@@ -10,16 +10,11 @@
 static RankSteps ranks[4];
 static const RankSteps* const pointers[4] = { &ranks[0], &ranks[1], &ranks[2], &ranks[3] };
 
-// All ranks did so many steps, each of `seconds`, and are in no pipeline.
 static void start(int steps, float seconds) {
     memset(ranks, 0, sizeof ranks);
     for (int q = 0; q < 4; q++) {
-        ranks[q].steps = steps;
-        ranks[q].pipe = -1;
-        for (int s = 0; s < steps; s++) {
-            ranks[q].seconds[s] = seconds;
-            ranks[q].running[s] = -1;
-        }
+        ranks[q].steps = steps; ranks[q].pipe = -1;
+        for (int s = 0; s < steps; s++) { ranks[q].seconds[s] = seconds; ranks[q].running[s] = -1; }
     }
 }
 static void op(int rank, const char* comm, int axis, CommKind kind, int step, float exposed, float busy) {
@@ -28,24 +23,24 @@ static void op(int rank, const char* comm, int axis, CommKind kind, int step, fl
     c->exposed[step] = exposed; c->busy[step] = busy;
 }
 static double sum_of(const Causes* c) { return c->compute + c->rest + causes_exposed(c) + c->bubble + c->waiting + c->data; }
-static void is(double x, double expected) { if (!(fabs(x - expected) < 1e-6)) fail_msg("%g is to be %g", x, expected); }
+#define is(x, expected) do { \
+        double x_ = (x), expected_ = (expected); \
+        if (!(fabs(x_ - expected_) < 1e-6)) fail_msg(#x " is %g, and is to be %g", x_, expected_); \
+    } while (0)
+// n numbers are these.
+#define are(n, ...) do { \
+        const double pairs_[][2] = { __VA_ARGS__ }; \
+        for (int i_ = 0; i_ < (n); i_++) if (!(fabs(pairs_[i_][0] - pairs_[i_][1]) < 1e-6)) fail_msg("number %d is %g, not %g", i_, pairs_[i_][0], pairs_[i_][1]); \
+    } while (0)
 TEST(who_waits_least_waits_for_communication_the_others_for_it) {
     Causes c[4];
+    static const float exposed[3] = { 10, 4, 7 };
     start(1, 100);
-    op(0, "world", MESH_DP, COMM_ALL_REDUCE, 0, 10, 12);
-    op(1, "world", MESH_DP, COMM_ALL_REDUCE, 0, 4, 6);
-    op(2, "world", MESH_DP, COMM_ALL_REDUCE, 0, 7, 9);
+    for (int q = 0; q < 3; q++) op(q, "world", MESH_DP, COMM_ALL_REDUCE, 0, exposed[q], exposed[q] + 2);
     causes_of_ranks(c, pointers, 3);
-    for (int q = 0; q < 3; q++) {
-        is(c[q].exposed[MESH_DP][COMM_ALL_REDUCE], 4);
-        is(c[q].communication[MESH_DP], 6);
-        is(sum_of(&c[q]), 100);
-    }
-    is(c[0].waiting, 6);
-    is(c[1].waiting, 0);
-    is(c[2].waiting, 3);
-    is(c[0].compute, 90);
-    is(c[1].compute, 96);
+    for (int q = 0; q < 3; q++)
+        are(3, { c[q].exposed[MESH_DP][COMM_ALL_REDUCE], 4 }, { c[q].communication[MESH_DP], 6 }, { sum_of(&c[q]), 100 });
+    are(5, { c[0].waiting, 6 }, { c[1].waiting, 0 }, { c[2].waiting, 3 }, { c[0].compute, 90 }, { c[1].compute, 96 });
 }
 
 TEST(communicators_kinds_and_steps_are_apart) {
@@ -56,26 +51,18 @@ TEST(communicators_kinds_and_steps_are_apart) {
     op(1, "tp.0", MESH_TP, COMM_ALL_GATHER, 0, 0, 0);
     for (int q = 0; q < 2; q++) op(q, "dp.0", MESH_DP, COMM_ALL_REDUCE, q, 8, 0); // each is late once
     causes_of_ranks(c, pointers, 4);
-    is(c[0].exposed[MESH_TP][COMM_ALL_REDUCE], 0.5); // 1 of two steps
-    is(c[1].exposed[MESH_TP][COMM_ALL_REDUCE], 0.5);
-    is(c[2].exposed[MESH_TP][COMM_ALL_REDUCE], 1.5); // 3: its group has none that waited less
-    is(c[3].exposed[MESH_TP][COMM_ALL_REDUCE], 1.5);
-    is(c[0].exposed[MESH_TP][COMM_ALL_GATHER], 0);
-    is(c[0].exposed[MESH_DP][COMM_ALL_REDUCE], 0);
-    is(c[0].waiting, 4.25);
-    is(c[1].waiting, 4.5);
-    is(c[2].waiting, 0);
-    for (int q = 0; q < 4; q++) is(sum_of(&c[q]), 100);
+    for (int q = 0; q < 4; q++) // 1 of two steps; 3, whose group has none that waited less
+        are(2, { c[q].exposed[MESH_TP][COMM_ALL_REDUCE], q < 2 ? 0.5 : 1.5 }, { sum_of(&c[q]), 100 });
+    are(5, { c[0].exposed[MESH_TP][COMM_ALL_GATHER], 0 }, { c[0].exposed[MESH_DP][COMM_ALL_REDUCE], 0 }, { c[0].waiting, 4.25 },
+        { c[1].waiting, 4.5 },
+        { c[2].waiting, 0 });
 }
 
 TEST(a_pipeline_waits_for_messages_and_after_its_last_action) {
     Causes c[4];
     start(1, 100);
     static const float until[4] = { 90, 60, 80, 80 };
-    for (int q = 0; q < 4; q++) {
-        ranks[q].pipe = q / 2; // two pipelines
-        ranks[q].until[0] = until[q];
-    }
+    for (int q = 0; q < 4; q++) { ranks[q].pipe = q / 2; ranks[q].until[0] = until[q]; } // two pipelines
     op(0, "pp.0", MESH_PP, COMM_RECV, 0, 20, 25);
     op(1, "pp.0", MESH_PP, COMM_SEND, 0, 2, 5);
     op(0, "pp.0", MESH_PP, COMM_ALL_REDUCE, 0, 1, 1);
@@ -83,15 +70,10 @@ TEST(a_pipeline_waits_for_messages_and_after_its_last_action) {
     op(2, "pp.1", MESH_PP, COMM_ALL_REDUCE, 0, 1, 1);
     op(3, "pp.1", MESH_PP, COMM_ALL_REDUCE, 0, 4, 4);   // the other pipeline's last action is no reason
     causes_of_ranks(c, pointers, 4);
-    is(c[0].bubble, 20);
-    is(c[0].communication[MESH_PP], 1); // what is received is another's message
-    is(c[1].exposed[MESH_PP][COMM_SEND], 2);
-    is(c[1].communication[MESH_PP], 6);
-    is(c[1].per_token, 5);
-    is(c[1].bubble, 30);
-    is(c[1].waiting, 5);
-    is(c[3].bubble, 0);
-    is(c[3].waiting, 3);
+    are(9, { c[0].bubble, 20 }, { c[0].communication[MESH_PP], 1 }, // what is received is another's message
+        { c[1].exposed[MESH_PP][COMM_SEND], 2 }, { c[1].communication[MESH_PP], 6 }, { c[1].per_token, 5 }, { c[1].bubble, 30 },
+        { c[1].waiting, 5 },
+        { c[3].bubble, 0 }, { c[3].waiting, 3 });
     for (int q = 0; q < 4; q++) is(sum_of(&c[q]), 100);
 }
 
@@ -105,13 +87,9 @@ TEST(what_is_neither_computing_nor_waiting_is_rest) {
     ranks[0].running[0] = 50;
     ranks[1].running[0] = 90; // it was busy while it waited
     causes_of_ranks(c, pointers, 3);
-    is(c[0].data, 10);
-    is(c[0].compute, 50);
-    is(c[0].rest, 20);
-    is(c[1].compute, 70);
-    is(c[1].rest, 0);
-    is(c[2].compute, 70); // not known
-    is(c[2].rest, 0);
+    are(7, { c[0].data, 10 }, { c[0].compute, 50 }, { c[0].rest, 20 }, { c[1].compute, 70 }, { c[1].rest, 0 },
+        { c[2].compute, 70 }, // not known
+        { c[2].rest, 0 });
 }
 
 static double uniform(void) {
@@ -151,21 +129,13 @@ TEST(ranges_means_median_and_the_slowest_rank) {
     for (int s = 0; s < 4; s++) for (int q = 0; q < 3; q++) op(q, "world", MESH_DP, COMM_ALL_REDUCE, s, q == 1 ? 1 : 4, 4);
     Diagnosis d = diagnose(pointers, 3);
     assert_int_equal(d.slowest, 1);
-    is(d.seconds, 10);
-    is(d.first.step, 20);
-    is(d.least.step, 10);
-    is(d.most.step, 20);
-    is(d.mean.step, 40 / 3.0);
-    is(d.least.waiting, 0);
-    is(d.most.waiting, 3);
-    is(d.slowest_busy, 9);
-    is(d.others_busy, (16 + 6) / 2.0);
-    is(d.others_waiting, 3);
+    are(10, { d.seconds, 10 }, { d.first.step, 20 }, { d.least.step, 10 }, { d.most.step, 20 }, { d.mean.step, 40 / 3.0 },
+        { d.least.waiting, 0 },
+        { d.most.waiting, 3 }, { d.slowest_busy, 9 }, { d.others_busy, (16 + 6) / 2.0 }, { d.others_waiting, 3 });
     for (int s = 0; s < 4; s++) for (int q = 0; q < 3; q++) ranks[q].running[s] = q == 1 ? 2 : 5;
     is(diagnose(pointers, 3).others_rest, (11 + 1) / 2.0); // not the slowest rank's, 7
     ranks[2].pipe = 0;
-    op(1, "pp.0", MESH_PP, COMM_RECV, 0, 9, 9);
-    op(1, "pp.0", MESH_PP, COMM_RECV, 1, 9, 9);
+    for (int s = 0; s < 2; s++) op(1, "pp.0", MESH_PP, COMM_RECV, s, 9, 9);
     Diagnosis piped = diagnose(pointers, 3);
     assert_int_equal(piped.slowest, 0); // the bubble is waiting, too
     is(piped.others_waiting, 1.5);
@@ -187,20 +157,11 @@ TEST(room_for_channels_ends) {
 }
 
 // ---- advice ----
-// A step of 100 ms, half of it computing; what is missing is to be added.
-static Diagnosis half_computing(void) {
-    Diagnosis d;
-    memset(&d, 0, sizeof d);
-    d.ranks = 4; d.steps = 3; d.mean.step = 0.1; d.mean.compute = 0.05;
-    return d;
-}
+static Diagnosis half_computing(void) { return (Diagnosis){ .ranks = 4, .steps = 3, .mean = { .step = 0.1, .compute = 0.05 } }; }
 static Setting plain(void) {
-    Setting s;
-    memset(&s, 0, sizeof s);
-    s.local_size = 4; s.cores = 4; s.micro_batches = 2; s.stages = 4; s.batch_size = 16;
-    s.tokens_per_step = 1000; s.sent = 3.2e6;
-    s.halves = "make PRECISION=bf16 sends";
-    return s;
+    return (Setting){ .local_size = 4, .cores = 4, .micro_batches = 2, .stages = 4, .batch_size = 16, .tokens_per_step = 1000,
+        .sent = 3.2e6,
+                      .halves = "make PRECISION=bf16 sends" };
 }
 static void advice_is(const Diagnosis* d, const Setting* s, int n, const char* const* parts) {
     Advice a = diagnosis_advice(d, s);

@@ -12,14 +12,12 @@ static GPT2Config named(const char* name) {
     return c;
 }
 TEST(the_named_models_have_their_published_sizes) {
-    assert_int_equal(gpt2_num_parameters(named("gpt2")), 124439808);
-    assert_int_equal(gpt2_num_parameters(named("gpt2-medium")), 354823168);
-    assert_int_equal(gpt2_num_parameters(named("gpt2-large")), 774030080);
-    assert_int_equal(gpt2_num_parameters(named("gpt2-xl")), 1557611200);
+    static const struct { const char* name; size_t parameters; } models[] = {
+        { "gpt2", 124439808 }, { "gpt2-medium", 354823168 }, { "gpt2-large", 774030080 }, { "gpt2-xl", 1557611200 } };
+    for (int i = 0; i < 4; i++) assert_int_equal(gpt2_num_parameters(named(models[i].name)), models[i].parameters);
     assert_int_equal(unit_elements(named("gpt2"), 1), 7087872);
-    assert_int_equal(named("gpt2").Vp, 50304);
     GPT2Config c = named("d12");
-    assert_true(c.L == 12 && c.NH == 12 && c.C == 768);
+    assert_true(c.L == 12 && c.NH == 12 && c.C == 768 && c.Vp == 50304);
     const char* not_models[] = { "d0", "d257", "d", "d4x", "gpt3", "" };
     for (int i = 0; i < 6; i++) assert_false(gpt2_named_config(not_models[i], &c));
 }
@@ -136,18 +134,19 @@ TEST(parts_of_a_tensor_are_disjoint_and_complete) {
         }
     }
 }
-// qkv.bias of 4 heads of 2 channels, in two parts: the second has heads 2 and 3 of q, of k and of v.
 TEST(a_part_of_qkv_is_whole_heads_of_each_of_its_sections) {
     GPT2Config c = { 24, 130, 256, 1, 4, 8 };
-    size_t offset = unit_tensor(c, 1, QKVB).offset;
-    TensorRuns r = tensor_part(c, 1, QKVB, 1, 2);
-    assert_true(r.begin == offset + 4 && r.n == 4 && r.count == 3 && r.stride == 8);
-    r = tensor_part(c, 1, QKVW, 1, 2); // the same rows, of 8 columns
-    assert_true(r.begin == unit_tensor(c, 1, QKVW).offset + 32 && r.n == 32 && r.count == 3 && r.stride == 64);
-    r = tensor_part(c, 1, PROJW, 3, 4); // the last 2 of 8 columns, in 8 rows
-    assert_true(r.begin == unit_tensor(c, 1, PROJW).offset + 6 && r.n == 2 && r.count == 8 && r.stride == 8);
-    r = tensor_part(c, 0, WTE, 1, 2); // the second half of the vocabulary
-    assert_true(r.begin == unit_tensor(c, 0, WTE).offset + 128 * 8 && r.n == 128 * 8 && r.count == 1);
+    static const struct { int unit, tensor, part, parts; TensorRuns runs; } rows[] = { // from the tensor's begin
+        { 1, QKVB, 1, 2, { .begin = 4, .n = 4, .count = 3, .stride = 8 } },
+        { 1, QKVW, 1, 2, { .begin = 32, .n = 32, .count = 3, .stride = 64 } },      // the same rows, of 8 columns
+        { 1, PROJW, 3, 4, { .begin = 6, .n = 2, .count = 8, .stride = 8 } },        // the last 2 of 8 columns, in 8 rows
+        { 0, WTE, 1, 2, { .begin = 128 * 8, .n = 128 * 8, .count = 1, .stride = 0 } } // the second half of the vocabulary
+    };
+    for (int i = 0; i < 4; i++) {
+        TensorRuns r = tensor_part(c, rows[i].unit, rows[i].tensor, rows[i].part, rows[i].parts), e = rows[i].runs;
+        assert_int_equal(r.begin - unit_tensor(c, rows[i].unit, rows[i].tensor).offset, e.begin);
+        assert_true(r.n == e.n && r.count == e.count && (r.count == 1 || r.stride == e.stride));
+    }
 }
 // A part of a unit as a piece: its size is that of its tensors' runs, and those without columns come first and are not decayed.
 TEST(a_part_of_a_unit_is_the_parts_of_its_tensors) {
@@ -180,14 +179,12 @@ static void ask_for_part(void* argument) {
     tensor_part(a->config, 1, LN1W, a->part, a->parts);
 }
 TEST(parts_that_do_not_divide_are_refused) {
-    PartAsked heads = { { 24, 130, 256, 3, 6, 12 }, 0, 4 };
-    expect_death(ask_for_part, &heads, "6 heads do not divide over 4 parts; choose --heads as a multiple of 4");
-    PartAsked vocabulary = { { 24, 130, 256, 3, 6, 12 }, 0, 3 };
-    expect_death(ask_for_part, &vocabulary, "a vocabulary of 256 tokens (--vocab-size", "does not divide over 3 parts");
-    PartAsked none = { { 24, 130, 256, 3, 6, 12 }, 0, 0 };
-    expect_death(ask_for_part, &none, "cannot be cut into 0 parts");
-    PartAsked beyond = { { 24, 130, 256, 3, 6, 12 }, 2, 2 };
-    expect_death(ask_for_part, &beyond, "there is no part 2 of 2");
-    PartAsked before = { { 24, 130, 256, 3, 6, 12 }, -1, 2 };
-    expect_death(ask_for_part, &before, "there is no part -1 of 2");
+    static const struct { int part, parts; const char *says, *more; } cases[] = {
+        { 0, 4, "6 heads do not divide over 4 parts; choose --heads as a multiple of 4", "" },
+        { 0, 3, "a vocabulary of 256 tokens (--vocab-size", "does not divide over 3 parts" }, { 0, 0, "cannot be cut into 0 parts", "" },
+        { 2, 2, "there is no part 2 of 2", "" }, { -1, 2, "there is no part -1 of 2", "" } };
+    for (int i = 0; i < 5; i++) {
+        PartAsked asked = { { 24, 130, 256, 3, 6, 12 }, cases[i].part, cases[i].parts };
+        expect_death(ask_for_part, &asked, cases[i].says, cases[i].more);
+    }
 }

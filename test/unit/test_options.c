@@ -91,11 +91,12 @@ TEST(every_option_takes_a_value_in_every_spelling) {
     }
 }
 
-TEST(a_switch_is_turned_off_by_no) {
+TEST(the_last_of_several_values_counts_and_a_switch_is_turned_off_by_no) {
     Parsed p;
-    parsed(&p, "--resume", "--no-resume");
-    assert_int_equal(p.o.resume, 0);
-    assert_true(option_given(&p.table, "resume"));
+    parsed(&p, "--steps", "5", "-n", "7", "--lr=1e-4", "--lr", "2e-4", "--out=", "--val-data", "", "--resume", "--no-resume");
+    assert_true(p.o.steps == 7 && p.o.lr == 2e-4 && p.o.resume == 0 && option_given(&p.table, "resume"));
+    assert_string_equal(p.o.out, "");
+    assert_string_equal(p.o.val_data, "");
     parsed(&p, "--no-resume", "--resume");
     assert_int_equal(p.o.resume, 1);
 }
@@ -111,16 +112,6 @@ TEST(no_two_options_share_a_name) {
         }
         assert_int_not_equal(p.table.specs[i].letter, 'h'); // that is --help
     }
-}
-
-TEST(the_last_of_several_values_counts) {
-    Parsed p;
-    parsed(&p, "--steps", "5", "-n", "7", "--lr=1e-4", "--lr", "2e-4");
-    assert_int_equal(p.o.steps, 7);
-    assert_true(p.o.lr == 2e-4);
-    parsed(&p, "--out=", "--val-data", "");
-    assert_string_equal(p.o.out, "");
-    assert_string_equal(p.o.val_data, "");
 }
 
 TEST(numbers_at_the_ends_of_their_range_are_taken_and_beyond_are_errors) {
@@ -144,37 +135,43 @@ TEST(numbers_at_the_ends_of_their_range_are_taken_and_beyond_are_errors) {
     }
 }
 
+// An argument, or two, and what its error says besides the first argument in quotes.
+typedef struct { const char *first, *second, *says, *more; } Wrong;
+static void assert_wrong(const Wrong* w, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const char* const given[] = { w[i].first, w[i].second, NULL };
+        expect_death(parse_in_child, (void*)given, w[i].says, w[i].more ? w[i].more : "");
+    }
+}
 TEST(unknown_options_are_named) {
-    assert_error(GIVEN("--stepz", "5"), "unknown option '--stepz'", "--help");
-    assert_error(GIVEN("--step", "5"), "unknown option '--step'"); // no abbreviations: they would change meaning later
-    assert_error(GIVEN("--stepz=5"), "unknown option '--stepz'");
-    assert_error(GIVEN("-steps", "5"), "unknown option '-steps'");
-    assert_error(GIVEN("-x"), "unknown option '-x'");
-    assert_error(GIVEN("steps"), "unknown option 'steps'");
-    assert_error(GIVEN("--"), "unknown option '--'");
-    assert_error(GIVEN(""), "unknown option ''");
+    static const Wrong wrong[] = {
+        { "--stepz", "5", "unknown option '--stepz'", "--help" }, { "--stepz=5", NULL, "unknown option '--stepz'", NULL },
+        { "--step", "5", "unknown option '--step'", NULL }, // no abbreviations: they would change meaning later
+        { "-steps", "5", "unknown option '-steps'", NULL }, { "-x", NULL, "unknown option '-x'", NULL },
+        { "steps", NULL, "unknown option 'steps'", NULL },
+        { "--", NULL, "unknown option '--'", NULL }, { "", NULL, "unknown option ''", NULL },
+        { "--no-steps", NULL, "unknown option '--no-steps'", NULL },
+        { "--no-", NULL, "unknown option '--no-'", NULL }
+    };
+    assert_wrong(wrong, sizeof wrong / sizeof *wrong);
 }
 
 TEST(bad_values_are_named_with_their_option) {
-    assert_error(GIVEN("--steps"), "--steps needs a value", "N");
-    assert_error(GIVEN("--steps", "ten"), "--steps wants a whole number", "'ten'");
-    assert_error(GIVEN("--steps", "10x"), "--steps wants a whole number", "'10x'");
-    assert_error(GIVEN("--steps", "1.5"), "--steps wants a whole number", "'1.5'");
-    assert_error(GIVEN("--steps", " 1"), "--steps wants a whole number", "' 1'");
-    assert_error(GIVEN("--steps="), "--steps wants a whole number", "''");
-    assert_error(GIVEN("--steps", "99999999999999999999"), "--steps", "99999999999999999999");
-    assert_error(GIVEN("--lr", "fast"), "--lr wants a number", "'fast'");
-    assert_error(GIVEN("--lr="), "--lr wants a number", "''");
-    assert_error(GIVEN("--lr", "1e-3 "), "--lr wants a number");
-    assert_error(GIVEN("--lr", "nan"), "--lr must be between", "nan");
-    assert_error(GIVEN("--lr", "inf"), "--lr must be between", "inf");
-    assert_error(GIVEN("--lr-schedule", "cos"), "--lr-schedule must be one of cosine|linear|constant|wsd", "'cos'");
-    assert_error(GIVEN("--lr-schedule", "cosine|linear"), "--lr-schedule must be one of", "'cosine|linear'");
-    assert_error(GIVEN("--lr-schedule="), "--lr-schedule must be one of", "''");
-    assert_error(GIVEN("--resume=yes"), "--resume is a switch", "--no-resume turns it off");
-    assert_error(GIVEN("--no-resume=yes"), "--resume is a switch");
-    assert_error(GIVEN("--no-steps"), "unknown option '--no-steps'");
-    assert_error(GIVEN("--no-"), "unknown option '--no-'");
+    static const Wrong wrong[] = {
+        { "--steps", NULL, "--steps needs a value", "N" }, { "--steps", "ten", "--steps wants a whole number", "'ten'" },
+        { "--steps", "10x", "--steps wants a whole number", "'10x'" }, { "--steps", "1.5", "--steps wants a whole number", "'1.5'" },
+        { "--steps", " 1", "--steps wants a whole number", "' 1'" }, { "--steps=", NULL, "--steps wants a whole number", "''" },
+        { "--steps", "99999999999999999999", "--steps", "99999999999999999999" }, { "--lr", "fast", "--lr wants a number", "'fast'" },
+        { "--lr=", NULL, "--lr wants a number", "''" }, { "--lr", "1e-3 ", "--lr wants a number", NULL },
+        { "--lr", "nan", "--lr must be between", "nan" },
+        { "--lr", "inf", "--lr must be between", "inf" }, { "--lr-schedule", "cos",
+        "--lr-schedule must be one of cosine|linear|constant|wsd", "'cos'" },
+        { "--lr-schedule", "cosine|linear", "--lr-schedule must be one of", "'cosine|linear'" },
+        { "--lr-schedule=", NULL, "--lr-schedule must be one of", "''" },
+        { "--resume=yes", NULL, "--resume is a switch", "--no-resume turns it off" },
+        { "--no-resume=yes", NULL, "--resume is a switch", NULL }
+    };
+    assert_wrong(wrong, sizeof wrong / sizeof *wrong);
 }
 
 static void fill_the_table(void* unused) {

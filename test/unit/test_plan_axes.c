@@ -7,22 +7,16 @@ static const Emulation none = { { 0, 0, 0 }, 0, false };
 static bool near(double x, double y, double share) { return fabs(x - y) <= share * fabs(y); }
 
 static Plan plan_of(int dp, int tp, int pp) {
-    Plan p;
-    PlanPipe pipe = { pp, SCHEDULE_1F1B, 1, PLAN_MOST, "auto" };
-    memset(&p, 0, sizeof p);
+    Plan p = { .B = 4, .T = 1024, .accumulation = 8, .X = 2, .N = dp * tp * pp, .gpu = true, .rooms = 2, .wrap_blocks = 1, .t = tp,
+               .pipe = { pp, SCHEDULE_1F1B, 1, PLAN_MOST, "auto" } };
     assert_true(gpt2_named_config("gpt2", &p.config));
-    p.config.V = GPT2_VOCABULARY; p.config.Vp = gpt2_padded_vocabulary(p.config.V); p.B = 4; p.T = 1024;
-    p.accumulation = 8; p.X = 2; p.N = dp * tp * pp; p.gpu = true; p.rooms = 2; p.wrap_blocks = 1; p.t = tp;
-    p.pipe = pipe;
+    p.config.V = GPT2_VOCABULARY;
+    p.config.Vp = gpt2_padded_vocabulary(p.config.V);
     return p;
 }
 static Network network(int per_node) {
-    Network w;
-    memset(&w, 0, sizeof w);
-    w.inside = link_open("nvlink");
-    w.between = link_open("infiniband");
-    w.ranks_per_node = w.nics = per_node; w.efficiency = 1;
-    return w;
+    return (Network){ .inside = link_open("nvlink"), .between = link_open("infiniband"), .ranks_per_node = per_node, .nics = per_node,
+        .efficiency = 1 };
 }
 static AxesTime step_of(const Plan* p, const Network* w) { return axes_step(p, w, plan_unit_seconds(p, 0.1), &none); }
 
@@ -126,20 +120,19 @@ TEST(what_holds_for_every_mesh) {
     }
 }
 
-// Ranks that share one axis are alone in the others, so the parts of what is sent are those of the stages that have only that.
 TEST(bytes_of_one_axis) {
-    Plan parts = plan_of(1, 4, 1), stages = plan_of(1, 1, 4), both = plan_of(2, 2, 2);
-    parts.pipe.rank = stages.pipe.rank = both.pipe.rank = 0;
-    PlanBytes a = plan_bytes(&parts, PLAN_3D), b = plan_bytes(&parts, PLAN_TP);
-    for (int k = 0; k < MEMORY_KINDS; k++) if (k != MEMORY_ACTIVATIONS) assert_int_equal(a.memory[k], b.memory[k]);
-    assert_true(near(a.sent, b.sent, 1e-12) && near(a.sent_along[MESH_TP], a.sent, 1e-12));
-    a = plan_bytes(&stages, PLAN_3D);
-    b = plan_bytes(&stages, PLAN_PP);
-    for (int k = 0; k < MEMORY_KINDS; k++) if (k != MEMORY_ACTIVATIONS) assert_int_equal(a.memory[k], b.memory[k]);
-    assert_true(near(a.sent, b.sent, 1e-12) && near(a.sent_along[MESH_PP], a.sent, 1e-12));
-    a = plan_bytes(&both, PLAN_3D);
+    for (int axis = 0; axis < 2; axis++) {
+        Plan p = axis ? plan_of(1, 1, 4) : plan_of(1, 4, 1);
+        p.pipe.rank = 0;
+        PlanBytes a = plan_bytes(&p, PLAN_3D), b = plan_bytes(&p, axis ? PLAN_PP : PLAN_TP);
+        for (int k = 0; k < MEMORY_KINDS; k++) if (k != MEMORY_ACTIVATIONS) assert_int_equal(a.memory[k], b.memory[k]);
+        assert_true(near(a.sent, b.sent, 1e-12) && near(a.sent_along[axis ? MESH_PP : MESH_TP], a.sent, 1e-12));
+    }
+    Plan both = plan_of(2, 2, 2);
+    both.pipe.rank = 0;
+    PlanBytes a = plan_bytes(&both, PLAN_3D);
     both.zero_stage = 1;
-    b = plan_bytes(&both, PLAN_3D);
+    PlanBytes b = plan_bytes(&both, PLAN_3D);
     assert_int_equal(b.memory[MEMORY_OPTIMIZER], a.memory[MEMORY_OPTIMIZER] / 2); // no unit needs padding
     assert_true(b.sent_along[MESH_DP] > a.sent_along[MESH_DP]);                   // by the norms
     assert_true(near(b.sent_along[MESH_TP], a.sent_along[MESH_TP], 1e-12));

@@ -161,8 +161,7 @@ TEST(a_file_reads_back_as_the_log_was) {
         assert_string_equal(a.type, b.type);
         assert_true(fabs(a.issued - b.issued) < 1e-6 && fabs(a.finished - b.finished) < 1e-6);
     }
-    oplog_free(&logs[0]);
-    free(f);
+    oplog_free(&logs[0]); free(f);
 }
 
 // ---- where ranks parted ----

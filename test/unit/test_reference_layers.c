@@ -103,8 +103,7 @@ static void check_stored(const void* ours, DType type, const char* name, double 
     device_to_host(bits, ours, n * dtype_size(type));
     convert_dtype(host, DTYPE_F32, bits, type, n);
     check_close(host, name, factor, bound);
-    free(bits);
-    free(host);
+    free(bits); free(host);
 }
 static void check_floatX(const floatX* ours, const char* name, double factor) { check_stored(ours, FLOATX_DTYPE, name, factor, floatX_bound); }
 static void check_float(const float* ours, const char* name, double bound) { check_stored(ours, DTYPE_F32, name, 1, bound); }
@@ -291,8 +290,7 @@ static void adamw_agrees(float loss_scale) {
     check_close(path, "params", 1, fp32_bound);
     check_float(m, "m", fp32_bound);
     check_float(v, "v", fp32_bound);
-    free(norms);
-    free(path);
+    free(norms); free(path);
     release();
 }
 TEST(clipped_adamw_agrees_with_pytorch) {

@@ -30,18 +30,14 @@ static bool has_row(const char* report, const char* row) {
     free(squeezed);
     return found;
 }
-TEST(equal_memory_is_as_predicted) {
-    size_t more = 0;
-    Child c = child_run(allocate_and_report, &more);
-    assert_int_equal(c.status, 0);
-    assert_true(has_row(c.out, " activations 123 kB 123 kB as predicted\n"));
-    assert_true(has_row(c.out, " total 140 kB 140 kB as predicted\n"));
-    assert_true(has_row(c.out, " peak 140 kB 140 kB as predicted\n"));
-    assert_null(strstr(c.out, "communication")); // neither predicted nor there
-    assert_null(strstr(c.out, "than"));
+// Runs it in a child, whose status is 0 if all agrees, else 2, and whose report has these rows and says nothing of `not_said`.
+static void assert_report(void (*function)(void*), size_t more, int status, const char* not_said, const char* const rows[4]) {
+    Child c = child_run(function, &more);
+    if (c.status != status) fail_msg("status %d: %s%s", c.status, c.out, c.err);
+    for (int i = 0; i < 4 && rows[i]; i++) if (!has_row(c.out, rows[i])) fail_msg("there is no '%s' in %s", rows[i], c.out);
+    assert_true(not_said == NULL || strstr(c.out, not_said) == NULL);
     child_free(&c);
 }
-
 TEST(a_difference_of_one_byte_is_found_where_it_is) {
     size_t more = 1;
     Child c = child_run(allocate_and_report, &more);
@@ -74,29 +70,22 @@ static void offload_and_report(void* more) {
     exit(report_alone(predicted) ? 0 : 2);
 }
 TEST(offloaded_memory_is_beside_the_devices) {
-    size_t more = 0, some = 1;
-    Child c = child_run(offload_and_report, &more);
-    assert_int_equal(c.status, 0);
-    assert_true(has_row(c.out, " total 4.0 kB 4.0 kB as predicted\n"));
-    assert_true(has_row(c.out, " peak 4.0 kB 4.0 kB as predicted\n state on the host 9.0 kB 9.0 kB as predicted\n"));
-    child_free(&c);
-    c = child_run(offload_and_report, &some);
-    assert_int_equal(c.status, 2);
-    assert_true(has_row(c.out, " state on the host 9.0 kB 9.0 kB 1 bytes more than predicted\n"));
-    child_free(&c);
+    static const char* const equal[4] = { " total 4.0 kB 4.0 kB as predicted\n",
+                                          " peak 4.0 kB 4.0 kB as predicted\n state on the host 9.0 kB 9.0 kB as predicted\n" };
+    static const char* const more[4] = { " state on the host 9.0 kB 9.0 kB 1 bytes more than predicted\n" };
+    assert_report(offload_and_report, 0, 0, NULL, equal);
+    assert_report(offload_and_report, 1, 2, NULL, more);
 }
 
-// What memory_choose answers to ranks that predict and hold so many bytes, of which rank `wrong` holds one less; -1: none.
 static RankMemory chosen_memory(const size_t* bytes, int N, int wrong) {
-    ControlBytes given[4];
+    ControlBytes given[4] = { { 0 } };
     RankMemory chosen;
-    memset(given, 0, sizeof given);
     for (int q = 0; q < N; q++) {
         RankMemory m;
         memset(&m, 0, sizeof m);
         m.rank = q;
         m.predicted[MEMORY_GRADIENTS] = m.measured[MEMORY_GRADIENTS] = m.total = m.peak = bytes[q];
-        if (q == wrong) m.measured[MEMORY_GRADIENTS]--;
+        m.measured[MEMORY_GRADIENTS] -= q == wrong;
         given[q] = control_bytes(&m, sizeof m);
     }
     ControlBytes answer = memory_choose(NULL, given, N);
@@ -105,20 +94,19 @@ static RankMemory chosen_memory(const size_t* bytes, int N, int wrong) {
     for (int q = 0; q < N; q++) free(given[q].data);
     return chosen;
 }
+static void assert_memory_of(const size_t* bytes, int N, int wrong, int rank, bool named) {
+    RankMemory m = chosen_memory(bytes, N, wrong);
+    assert_true(m.rank == rank && m.named == named && memory_as_predicted(&m) == (wrong < 0));
+}
 TEST(the_memory_of_a_rank_that_is_not_as_predicted_is_shown_else_of_the_one_that_has_most) {
     const size_t alike[] = { 5000000, 5000001, 4999999 }, differ[] = { 5000000, 9000000, 7000000 };
-    RankMemory m = chosen_memory(alike, 3, -1);
-    assert_true(m.rank == 0 && !m.named && memory_as_predicted(&m)); // nobody can tell them apart
-    m = chosen_memory(differ, 3, -1);
-    assert_true(m.rank == 1 && m.named && memory_as_predicted(&m));
+    assert_memory_of(alike, 3, -1, 0, false); // nobody can tell them apart
+    assert_memory_of(differ, 3, -1, 1, true);
     for (int wrong = 0; wrong < 3; wrong++) {
-        m = chosen_memory(differ, 3, wrong);
-        assert_true(m.rank == wrong && m.named && !memory_as_predicted(&m));
-        m = chosen_memory(alike, 3, wrong);
-        assert_true(m.rank == wrong && m.named && !memory_as_predicted(&m));
+        assert_memory_of(differ, 3, wrong, wrong, true);
+        assert_memory_of(alike, 3, wrong, wrong, true);
     }
-    m = chosen_memory(differ, 1, 0);
-    assert_true(m.rank == 0 && !m.named && !memory_as_predicted(&m));
+    assert_memory_of(differ, 1, 0, 0, false);
 }
 TEST(a_range_of_bytes_is_one_number_where_its_ends_look_alike) {
     char text[80];
@@ -127,11 +115,8 @@ TEST(a_range_of_bytes_is_one_number_where_its_ends_look_alike) {
 }
 
 TEST(memory_that_is_gone_is_a_difference_too) {
-    Child c = child_run(free_too_much, NULL);
-    assert_int_equal(c.status, 2);
-    assert_true(has_row(c.out, " parameters 4.0 kB 0 B 4000 bytes less than predicted\n"));
-    assert_true(has_row(c.out, " peak 4.0 kB 4.0 kB as predicted\n"));
-    child_free(&c);
+    static const char* const rows[4] = { " parameters 4.0 kB 0 B 4000 bytes less than predicted\n", " peak 4.0 kB 4.0 kB as predicted\n" };
+    assert_report(free_too_much, 0, 2, NULL, rows);
 }
 
 TEST(the_record_of_a_run_says_what_it_is) {
@@ -158,18 +143,17 @@ static void allocate_within_limit(void* more) {
     device_free(device_alloc(1000, MEMORY_PARAMETERS));
 }
 TEST(memory_up_to_its_limit_can_be_had_and_not_a_byte_more) {
-    size_t fits = 40, too_many = 41, far_too_many = SIZE_MAX;
-    Child c = child_run(allocate_within_limit, &fits);
-    assert_int_equal(c.status, 0);
-    child_free(&c);
-    expect_death(allocate_within_limit, &too_many, "more for activations", "(0.000 GB parameters)", "over --memory-limit 1e-07 GB");
-    expect_death(allocate_within_limit, &far_too_many, "more for activations", "over --memory-limit 1e-07 GB");
+    size_t too_many[] = { 41, SIZE_MAX };
+    static const char* const no_rows[4] = { NULL };
+    assert_report(allocate_within_limit, 40, 0, NULL, no_rows);
+    for (int i = 0; i < 2; i++)
+        expect_death(allocate_within_limit, &too_many[i], "more for activations", "(0.000 GB parameters)", "over --memory-limit 1e-07 GB");
 }
 
 // ---- bytes sent, which each rank predicts and counts for itself ----
 // What sent_choose answers when the ranks give these (N): the bytes of the rank that it names.
 static SentBytes chosen_of(const SentBytes* ranks, int N) {
-    ControlBytes given[4];
+    ControlBytes given[4] = { { 0 } };
     SentReport chosen;
     memset(given, 0, sizeof given);
     for (int q = 0; q < N; q++) {
@@ -190,17 +174,13 @@ static void assert_chosen(const SentBytes* ranks, int N, int expected) {
     if (memcmp(&s, &ranks[expected], sizeof s) != 0) fail_msg("predicted %g, sent %g to %g", s.predicted, s.least, s.most);
 }
 TEST(a_rank_that_did_not_send_as_predicted_is_shown_else_the_one_that_sent_most) {
-    const SentBytes good[] = { { 10, 10, 10 }, { 30, 30, 30 }, { 20, 20, 20 } };
+    const SentBytes good[] = { { 10, 10, 10 }, { 30, 30, 30 }, { 20, 20, 20 } }, fractions = { 32 / 3.0, 10.6666, 10.6667 };
     const SentBytes bad[] = { { 10, 10, 11 }, { 30, 29, 30 }, { 20, 0, 0 }, { 1e15, 1e15 + 1, 1e15 + 1 } };
-    const SentBytes fractions = { 32 / 3.0, 10.6666, 10.6667 };
-    for (int i = 0; i < 3; i++) assert_true(sent_as_predicted(good[i]));
-    for (int i = 0; i < 4; i++) assert_false(sent_as_predicted(bad[i]));
-    assert_true(sent_as_predicted(fractions));
+    for (int i = 0; i < 4; i++) assert_true(sent_as_predicted(i < 3 ? good[i] : fractions) && !sent_as_predicted(bad[i]));
     assert_chosen(good, 1, 0);
     assert_chosen(good, 3, 1);
     for (int rank = 0; rank < 3; rank++) for (int i = 0; i < 4; i++) {
-        SentBytes ranks[3];
-        memcpy(ranks, good, sizeof ranks);
+        SentBytes ranks[3] = { good[0], good[1], good[2] };
         ranks[rank] = bad[i];
         assert_chosen(ranks, 3, rank);
         if (rank == 2) continue;
@@ -342,27 +322,22 @@ static void expect_sent(const Ranks* t, int status, const char* row) {
     child_free(&c);
 }
 TEST(every_rank_must_send_as_it_predicted_in_every_step) {
+    static const struct { Ranks ranks; int status; const char* row; } cases[] = {
+        { { 3, { 5000, 5000, 5000 }, { 5000, 5000, 5000 }, { 0 } }, 0,
+        "sent per rank and step predicted measured\n bytes 5.0 kB 5.0 kB as predicted\n" },
+        // as in a pipeline; then one that is not as predicted, though another sends more
+        { { 3, { 5000, 9000, 0 }, { 5000, 9000, 0 }, { 0 } }, 0,
+        "sent a step by rank 1, most predicted measured\n bytes 9.0 kB 9.0 kB as predicted\n" },
+        { { 3, { 5000, 9000, 0 }, { 5004, 9000, 0 }, { 0 } }, 2, " bytes 5.0 kB 5.0 kB 4 bytes more than predicted\n" },
+        { { 3, { 5000, 9000, 0 }, { 5000, 9004, 0 }, { 0 } }, 2, " bytes 9.0 kB 9.0 kB 4 bytes more than predicted\n" },
+        { { 3, { 5000, 9000, 0 }, { 5000, 9000, 4 }, { 0 } }, 2, " bytes 0 B 4 B 4 bytes more than predicted\n" },
+        // in one of its steps; and as many in all
+        { { 3, { 5000, 9000, 0 }, { 5000, 9000, 0 }, { -8 } }, 2, " bytes 5.0 kB 5.0 kB 8 bytes less than predicted\n" },
+        { { 3, { 5000, 9000, 0 }, { 5000, 9000, 0 }, { 8 } }, 2, " bytes 5.0 kB 5.0 kB 8 bytes more than predicted\n" },
+        { { 2, { 5000, 9000 }, { 9000, 5000 }, { 0 } }, 2, " bytes 5.0 kB 9.0 kB 4000 bytes more than predicted\n" }
+    };
     meeting = (Meeting*)mmap(NULL, sizeof *meeting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(meeting != MAP_FAILED);
-    Ranks alike = { 3, { 5000, 5000, 5000 }, { 5000, 5000, 5000 }, { 0 } };
-    expect_sent(&alike, 0, "sent per rank and step predicted measured\n bytes 5.0 kB 5.0 kB as predicted\n");
-    Ranks differ = { 3, { 5000, 9000, 0 }, { 5000, 9000, 0 }, { 0 } }; // as in a pipeline
-    expect_sent(&differ, 0, "sent a step by rank 1, most predicted measured\n bytes 9.0 kB 9.0 kB as predicted\n");
-    for (int rank = 0; rank < 3; rank++) { // one that is not as predicted, though another sends more
-        static const char* const rows[] = {
-            " bytes 5.0 kB 5.0 kB 4 bytes more than predicted\n", " bytes 9.0 kB 9.0 kB 4 bytes more than predicted\n",
-            " bytes 0 B 4 B 4 bytes more than predicted\n"
-        };
-        Ranks wrong = differ;
-        wrong.sent[rank] += 4;
-        expect_sent(&wrong, 2, rows[rank]);
-    }
-    Ranks once = differ; // in one of its steps
-    once.more[0] = -8;
-    expect_sent(&once, 2, " bytes 5.0 kB 5.0 kB 8 bytes less than predicted\n");
-    once.more[0] = 8;
-    expect_sent(&once, 2, " bytes 5.0 kB 5.0 kB 8 bytes more than predicted\n");
-    Ranks swapped = { 2, { 5000, 9000 }, { 9000, 5000 }, { 0 } }; // as many in all
-    expect_sent(&swapped, 2, " bytes 5.0 kB 9.0 kB 4000 bytes more than predicted\n");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) expect_sent(&cases[i].ranks, cases[i].status, cases[i].row);
     munmap(meeting, sizeof *meeting);
 }

@@ -128,13 +128,11 @@ TEST(control_characters_do_not_reach_the_terminal) {
 }
 
 TEST(what_is_not_utf8_is_replaced) {
-    assert_printed(BAD "a", "\x80" "a");                       // a continuation of nothing
-    assert_printed(BAD "a", "\xE2\x82", "a");                  // broken off
-    assert_printed("x" BAD, "x\xF0\x9F");                      // at the end
-    assert_printed(BAD "é", "\xE2\xC3", "\xA9");               // one character begins inside another
-    assert_printed(BAD BAD, "\xC0\x80");                       // overlong
-    assert_printed(BAD BAD BAD, "\xE0\x9F\xBF");               // overlong
-    assert_printed(BAD BAD BAD, "\xED\xA0\x80");               // a surrogate
-    assert_printed(BAD BAD BAD BAD, "\xF4\x90\x80\x80");       // beyond U+10FFFF
-    assert_printed(BAD BAD, "\xFE\xFF");
+    static const char* const cases[][4] = { // what is printed, and the pieces
+        { BAD "a", "\x80" "a" }, { BAD "a", "\xE2\x82", "a" },
+        { "x" BAD, "x\xF0\x9F" },  // a continuation of nothing, broken off, at the end
+        { BAD "é", "\xE2\xC3", "\xA9" }, { BAD BAD, "\xC0\x80" }, { BAD BAD BAD, "\xE0\x9F\xBF" }, // one begins inside another; overlong
+        { BAD BAD BAD, "\xED\xA0\x80" }, { BAD BAD BAD BAD, "\xF4\x90\x80\x80" }, { BAD BAD, "\xFE\xFF" } // a surrogate; beyond U+10FFFF
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) assert_prints(cases[i][0], cases[i] + 1);
 }

@@ -9,8 +9,7 @@
 
 static Options options(int schedule, long long steps, long long warmup, double final_fraction) {
     Options o = options_defaults();
-    o.lr = 0.5; o.lr_schedule = schedule; o.steps = steps; o.warmup_steps = warmup;
-    o.final_lr_fraction = final_fraction;
+    o.lr = 0.5; o.lr_schedule = schedule; o.steps = steps; o.warmup_steps = warmup; o.final_lr_fraction = final_fraction;
     return o;
 }
 TEST(warmup_rises_linearly_and_reaches_the_peak_in_its_last_step) {
@@ -21,27 +20,18 @@ TEST(warmup_rises_linearly_and_reaches_the_peak_in_its_last_step) {
     }
 }
 
-TEST(cosine_falls_along_half_a_wave) {
-    Options o = options(SCHEDULE_COSINE, 111, 10, 0.1); // 100 steps from the peak to the end
-    assert_near(learning_rate(&o, 60), 0.5 * 0.55);     // half way in time is half way down
-    assert_near(learning_rate(&o, 35), 0.5 * (0.1 + 0.9 * 0.5 * (1 + sqrt(0.5))));
-    assert_near(learning_rate(&o, 110), 0.05);
-}
-
-TEST(linear_falls_by_the_same_amount_each_step) {
-    Options o = options(SCHEDULE_LINEAR, 111, 10, 0.1);
-    for (int step = 10; step <= 110; step++) assert_near(learning_rate(&o, step), 0.5 * (1 - 0.9 * (step - 10) / 100.0));
-}
-
-TEST(constant_stays) {
-    Options o = options(SCHEDULE_CONSTANT, 100, 10, 0.1);
-    for (int step = 10; step < 100; step++) assert_near(learning_rate(&o, step), 0.5);
-}
-
-TEST(wsd_is_constant_and_then_falls_over_the_last_fifth) {
-    Options o = options(SCHEDULE_WSD, 100, 10, 0.1);
-    for (int step = 10; step < 80; step++) assert_near(learning_rate(&o, step), 0.5);
-    for (int step = 80; step < 100; step++) assert_near(learning_rate(&o, step), 0.5 * (1 - 0.9 * (step - 79) / 20.0));
+TEST(each_schedule_falls_in_its_way_after_warmup) {
+    Options cosine = options(SCHEDULE_COSINE, 111, 10, 0.1); // 100 steps from the peak to the end
+    assert_near(learning_rate(&cosine, 60), 0.5 * 0.55);     // half way in time is half way down
+    assert_near(learning_rate(&cosine, 35), 0.5 * (0.1 + 0.9 * 0.5 * (1 + sqrt(0.5))));
+    assert_near(learning_rate(&cosine, 110), 0.05);
+    Options linear = options(SCHEDULE_LINEAR, 111, 10, 0.1), constant = options(SCHEDULE_CONSTANT, 100, 10, 0.1),
+        wsd = options(SCHEDULE_WSD, 100, 10, 0.1);
+    for (int step = 10; step <= 110; step++) assert_near(learning_rate(&linear, step), 0.5 * (1 - 0.9 * (step - 10) / 100.0));
+    for (int step = 10; step < 100; step++) {
+        assert_near(learning_rate(&constant, step), 0.5);
+        assert_near(learning_rate(&wsd, step), step < 80 ? 0.5 : 0.5 * (1 - 0.9 * (step - 79) / 20.0)); // over the last fifth
+    }
 }
 
 TEST(the_last_step_has_the_final_learning_rate_and_later_ones_keep_it) {
@@ -73,22 +63,12 @@ static LossScaler scaler(double scale, long long interval) {
     LossScaler s = { scale, 0, interval, 0 };
     return s;
 }
-TEST(the_scale_doubles_after_an_interval_of_good_steps) {
+TEST(the_scale_doubles_after_an_interval_of_good_steps_and_an_overflow_halves_it) {
     LossScaler s = scaler(1024, 3);
-    const double expected[] = { 1024, 1024, 2048, 2048, 2048, 4096 };
-    for (int i = 0; i < 6; i++) {
-        loss_scaler_update(&s, true);
-        assert_near(s.scale, expected[i]);
-        assert_int_equal(s.bad_in_a_row, 0);
-    }
-}
-
-TEST(an_overflow_halves_the_scale_and_starts_counting_anew) {
-    LossScaler s = scaler(1024, 3);
-    const bool finite[] = { true, true, false, true, true, true, false, false, true };
-    const double expected[] = { 1024, 1024, 512, 512, 512, 1024, 512, 256, 256 };
-    const int bad[] = { 0, 0, 1, 0, 0, 0, 1, 2, 0 };
-    for (int i = 0; i < 9; i++) {
+    const bool finite[] = { true, true, true, true, true, true, true, true, false, true, true, true, false, false, true };
+    const double expected[] = { 1024, 1024, 2048, 2048, 2048, 4096, 4096, 4096, 2048, 2048, 2048, 4096, 2048, 1024, 1024 };
+    const int bad[] = { 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 2, 0 };
+    for (int i = 0; i < 15; i++) {
         loss_scaler_update(&s, finite[i]);
         assert_near(s.scale, expected[i]);
         assert_int_equal(s.bad_in_a_row, bad[i]);

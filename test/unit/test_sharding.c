@@ -334,6 +334,5 @@ TEST(gradients_on_the_host_are_added_by_all_threads) {
         assert_memory_not_equal(together, rows[0], N * comm_type_size(types[k]));
     }
     for (int q = 0; q < ROWS; q++) free(rows[q]);
-    free(together);
-    free(alone);
+    free(together); free(alone);
 }

@@ -43,21 +43,19 @@ TEST(tokens_written_are_tokens_read) {
         write_tokens(path, sizes[k]);
         TokenFile f = token_file_open(path);
         assert_int_equal(f.count, sizes[k]);
-        uint16_t* tokens = xcalloc(f.count, sizeof *tokens);
-        token_file_read(&f, 0, f.count, tokens);
+        uint16_t* tokens = xcalloc(f.count + 1, sizeof *tokens);
+        size_t first = f.count / 3 * 2; // all of it, and any range
+        token_file_read(&f, first, f.count - first, tokens + first);
+        token_file_read(&f, 0, first, tokens);
         for (size_t i = 0; i < f.count; i++) assert_int_equal(tokens[i], i % 65536);
+        token_file_read(&f, f.count, 0, tokens);
         free(tokens); token_file_close(&f);
     }
 }
 
-TEST(any_range_can_be_read) {
-    write_tokens(in_folder("range.bin"), 1000);
-    TokenFile f = token_file_open(in_folder("range.bin"));
-    uint16_t tokens[10] = { 0 };
-    token_file_read(&f, 990, 10, tokens);
-    assert_int_equal(tokens[0], 990);
-    assert_int_equal(tokens[9], 999);
-    token_file_read(&f, 1000, 0, tokens);
+static void expect_count(const char* path, size_t count) {
+    TokenFile f = token_file_open(path);
+    assert_int_equal(f.count, count);
     token_file_close(&f);
 }
 
@@ -97,18 +95,12 @@ TEST(threads_read_one_file_at_once) {
     token_file_close(&f);
 }
 
-static bool detected(const char* path) {
-    FileSource from = { path, "give another" };
-    return token_file_detect(from);
-}
+static bool detected(const char* path) { return token_file_detect((FileSource){ path, "give another" }); }
 TEST(only_token_files_are_detected) {
     write_tokens(in_folder("detect.bin"), 1);
     assert_true(detected(in_folder("detect.bin")));
     assert_false(detected(write_header("other.bin", TOKENS_MAGIC + 1, 1, 0, 0)));
-    FILE* f = fopen(in_folder("short"), "wb");
-    fputs("ab", f);
-    fclose(f);
-    assert_false(detected(in_folder("short")));
+    assert_false(detected(write_file("short", "ab", 2)));
 }
 
 // ---- files that are not what their header says ----
@@ -133,18 +125,16 @@ static void read_past_a_cut(void* path) {
     token_file_read(&f, 0, 8, tokens);
 }
 TEST(missing_files_folders_and_pipes_are_named) {
-    char* nothing = xstrdup(in_folder("nothing.bin"));
-    expect_death(open_file, nothing, "nothing.bin", "No such file", "dev/data/tokenize");
-    expect_death(detect_file, nothing, "nothing.bin", "No such file");
-    expect_death(open_file, folder, folder, "is a folder, not a file");
-    expect_death(detect_file, folder, folder, "is a folder, not a file");
-    free(nothing);
-    char* fifo = xstrdup(in_folder("fifo"));
-    assert_int_equal(mkfifo(fifo, 0600), 0);
-    expect_death(open_file, fifo, fifo, "is a pipe, not a file");
-    expect_death(detect_file, fifo, fifo, "is a pipe, not a file");
-    unlink(fifo);
-    free(fifo);
+    static const struct { const char *name, *says; } cases[] = { { "nothing.bin", "No such file" }, { ".", "is a folder, not a file" },
+        { "fifo", "is a pipe, not a file" } };
+    assert_int_equal(mkfifo(in_folder("fifo"), 0600), 0);
+    for (int i = 0; i < 3; i++) {
+        char path[64];
+        snprintf(path, sizeof path, "%s/%s", folder, cases[i].name);
+        expect_death(open_file, path, path, cases[i].says);
+        expect_death(detect_file, path, path, cases[i].says);
+    }
+    unlink(in_folder("fifo"));
 }
 
 #define expect_refusal(path, ...) do { \
@@ -164,12 +154,12 @@ TEST(a_header_must_be_right) {
 }
 
 TEST(the_count_must_fit_the_size_exactly) {
-    expect_refusal(write_header("more.bin", TOKENS_MAGIC, 1, 4, 10), "says 4 tokens", "room for 5");
-    expect_refusal(write_header("less.bin", TOKENS_MAGIC, 1, 4, 6), "says 4 tokens", "room for 3");
-    expect_refusal(write_header("odd.bin", TOKENS_MAGIC, 1, 4, 9), "says 4 tokens", "cut or damaged");
-    expect_refusal(write_header("negative.bin", TOKENS_MAGIC, 1, -1, 8), "says -1 tokens");
-    expect_refusal(write_header("lowest.bin", TOKENS_MAGIC, 1, INT32_MIN, 0), "says -2147483648 tokens");
-    expect_refusal(write_header("huge.bin", TOKENS_MAGIC, 1, INT32_MAX, 0), "says 2147483647 tokens", "room for 0");
+    static const struct { int32_t count; size_t bytes; const char *says, *room; } cases[] = {
+        { 4, 10, "says 4 tokens", "room for 5" }, { 4, 6, "says 4 tokens", "room for 3" }, { 4, 9, "says 4 tokens", "cut or damaged" },
+        { -1, 8, "says -1 tokens", "" }, { INT32_MIN, 0, "says -2147483648 tokens", "" },
+        { INT32_MAX, 0, "says 2147483647 tokens", "room for 0" } };
+    for (int i = 0; i < 6; i++) expect_refusal(write_header("count.bin", TOKENS_MAGIC, 1, cases[i].count, cases[i].bytes), cases[i].says,
+        cases[i].room);
 }
 
 TEST(reads_stay_inside_the_file) {
@@ -181,21 +171,13 @@ TEST(reads_stay_inside_the_file) {
 }
 
 // ---- writing that fails ----
-static void write_too_large_a_token(void* path) {
-    TokenWriter w = token_writer_open(path);
-    const int token = 65536;
-    token_writer_append(&w, &token, 1);
-}
-static void write_a_negative_token(void* path) {
-    TokenWriter w = token_writer_open(path);
-    const int token = -1;
-    token_writer_append(&w, &token, 1);
-}
-static void write_too_many_tokens(void* path) {
-    TokenWriter w = token_writer_open(path);
-    w.count = TOKENS_MAX_COUNT;
-    const int token = 0;
-    token_writer_append(&w, &token, 1);
+// One token, after so many.
+typedef struct { const char* path; int token; size_t before; } OneToken;
+static void write_one_token(void* argument) {
+    OneToken* t = argument;
+    TokenWriter w = token_writer_open(t->path);
+    w.count = t->before;
+    token_writer_append(&w, &t->token, 1);
 }
 static void write_on_a_full_disk(void* path) {
     signal(SIGXFSZ, SIG_IGN);
@@ -211,32 +193,22 @@ static void write_and_be_killed(void* path) {
 }
 static void open_writer(void* path) { token_writer_open(path); }
 
-// The file that had the name before must still be there, and nothing beside it.
 static void expect_untouched(const char* path, size_t files) {
-    TokenFile f = token_file_open(path);
-    assert_int_equal(f.count, 5);
-    token_file_close(&f);
+    expect_count(path, 5);
     assert_int_equal(files_in_folder(), files);
 }
 TEST(a_write_that_fails_leaves_what_was_there) {
     char* path = xstrdup(in_folder("kept.bin"));
+    OneToken ones[] = { { path, 65536, 0 }, { path, -1, 0 }, { path, 0, TOKENS_MAX_COUNT } };
+    static const char* const says[][2] = { { "16 bits", "65536" }, { "16 bits", "" }, { "2147483647", "shards" } };
     write_tokens(path, 5);
     size_t files = files_in_folder();
-    expect_death(write_too_large_a_token, path, "kept.bin", "16 bits", "65536");
-    expect_untouched(path, files);
-    expect_death(write_a_negative_token, path, "kept.bin", "16 bits");
-    expect_untouched(path, files);
-    expect_death(write_too_many_tokens, path, "kept.bin", "2147483647", "shards");
-    expect_untouched(path, files);
+    for (int i = 0; i < 3; i++) {
+        expect_death(write_one_token, &ones[i], "kept.bin", says[i][0], says[i][1]);
+        expect_untouched(path, files);
+    }
     expect_death(write_on_a_full_disk, path, "cannot write", "kept.bin", "File too large");
     expect_untouched(path, files);
-    free(path);
-}
-
-TEST(a_killed_writer_leaves_what_was_there) {
-    char* path = xstrdup(in_folder("killed.bin"));
-    write_tokens(path, 5);
-    size_t files = files_in_folder();
     Child c = child_run(write_and_be_killed, path);
     assert_int_equal(c.status, 1000 + SIGKILL);
     child_free(&c);
@@ -245,9 +217,9 @@ TEST(a_killed_writer_leaves_what_was_there) {
 }
 
 TEST(an_impossible_path_is_named) {
-    char* path = xstrdup(in_folder("no/such/folder.bin"));
+    char path[64];
+    snprintf(path, sizeof path, "%s/no/such/folder.bin", folder);
     expect_death(open_writer, path, "cannot create", "no/such/folder.bin", "No such file");
-    free(path);
 }
 
 // ---- masks ----
@@ -323,18 +295,17 @@ static void expect_mask_refused(long byte, int value, long size, const char* phr
     expect_death(open_mask, (void*)path, "hostile.mask", phrase, "--mask none");
 }
 TEST(every_field_of_a_mask_is_checked) {
-    expect_mask_refused(-1, 0, 0, "0 bytes, less than the 64");
-    expect_mask_refused(-1, 0, 63, "63 bytes, less than the 64");
-    expect_mask_refused(-1, 0, 64, "cut or damaged: it has 64 bytes, and a mask of 1000 tokens has 189");
-    expect_mask_refused(-1, 0, 188, "188 bytes");
-    expect_mask_refused(-1, 0, 190, "190 bytes");
-    expect_mask_refused(0, 'T', -1, "is not a mask");
-    expect_mask_refused(7, '2', -1, "is not a mask");
-    expect_mask_refused(8, 1, -1, "but");           // tokens
-    expect_mask_refused(15, 0x80, -1, "but");
-    expect_mask_refused(16, 1, -1, "not those that its header describes"); // tokens that count
-    expect_mask_refused(24, 0x5a, -1, "not those that its header describes"); // checksum of the bits
-    expect_mask_refused(100, 0, -1, "not those that its header describes");
-    expect_mask_refused(188, 0, -1, "not those that its header describes");
-    expect_mask_refused(32, 0x5a, -1, "is the mask of other tokens than those in"); // sample
+    static const struct { long byte; int value; long size; const char* says; } cases[] = { // a byte, or the size, is changed
+        { -1, 0, 0, "0 bytes, less than the 64" }, { -1, 0, 63, "63 bytes, less than the 64" }, { -1, 0, 188, "188 bytes" },
+        { -1, 0, 190, "190 bytes" },
+        { -1, 0, 64, "cut or damaged: it has 64 bytes, and a mask of 1000 tokens has 189" }, { 0, 'T', -1, "is not a mask" },
+        { 7, '2', -1, "is not a mask" },
+        { 8, 1, -1, "but" }, { 15, 0x80, -1, "but" }, // tokens
+        { 16, 1, -1, "not those that its header describes" },
+        { 24, 0x5a, -1, "not those that its header describes" }, // that count; checksum
+        { 100, 0, -1, "not those that its header describes" }, { 188, 0, -1, "not those that its header describes" },
+        { 32, 0x5a, -1, "is the mask of other tokens than those in" } // sample
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) expect_mask_refused(cases[i].byte, cases[i].value, cases[i].size,
+        cases[i].says);
 }

@@ -141,9 +141,7 @@ TEST(a_rank_that_comes_too_late_is_refused) {
     error = writer_lock_join(folder, "process 1 on gone, boot b, since 2\n");
     assert_non_null(strstr(error, "writer.lock: is not the one that rank 0 wrote"));
     assert_non_null(strstr(error, "--out must be a folder that every rank sees"));
-    free(error);
-    free(text);
-    free(after);
+    free(error); free(text); free(after);
     other_is_killed(rank_1);
 }
 

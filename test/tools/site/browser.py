@@ -1,27 +1,24 @@
 """browser.py CHROMIUM FOLDER SHOTS CHECK - looks at the site in FOLDER with a headless browser, as a reader would who opens it from the disk.
 CHECK is load, reader, pictures, search or plain. Screenshots go to the folder SHOTS."""
-import json
-import subprocess
-import sys
+import json, subprocess, sys
 from pathlib import Path
-
 from playwright.sync_api import sync_playwright
 
 chromium, site, shots, what = sys.argv[1], Path(sys.argv[2]).resolve(), Path(sys.argv[3]), sys.argv[4]
 shots.mkdir(parents=True, exist_ok=True)
 SHOWN = ["index.html", "doc/02_ddp.html", "reader/index.html", "reader/ddp-zero.html", "reader/single-3d.html", "pictures.html", "labs.html",
          "train_gpt2_ddp.cu.html", "llmc/comm/contract.h.html"]
+WIDE, NARROW = {"width": 1440, "height": 1000}, {"width": 390, "height": 844}
 wrong = []
 
 
 def expect(holds, message):
-    if not holds:
-        wrong.append(message)
+    if not holds: wrong.append(message)
 
 
-def open_page(browser, **options):
+def open_page(browser, width=1200, height=900):
     """A page that notes what is wrong while it is used; page.name says what it shows."""
-    page = browser.new_page(**options)
+    page = browser.new_page(viewport={"width": width, "height": height})
     page.set_default_timeout(240000)  # where others use the cores, a large page takes its time
     page.name = ""
     page.on("console", lambda m: expect(m.type not in ("error", "warning"), f"{page.name}: console: {m.text}"))
@@ -33,8 +30,7 @@ def open_page(browser, **options):
 
 def show(page, name):
     page.name = name
-    if "#" in name:
-        page.goto("about:blank")  # so that a link into the same page loads it anew
+    if "#" in name: page.goto("about:blank")  # so that a link into the same page loads it anew
     page.goto(f"file://{site}/{name}", wait_until="load")
 
 
@@ -42,30 +38,22 @@ def shot(page, name):
     page.screenshot(path=shots / name)
 
 
-def names():
-    """All pages, but of those that show a source, which one function makes, the stages and every tenth other."""
+def load(browser):
+    """Pages without errors and without other hosts, and on a telephone not wider than the screen; a few are kept as pictures. Of those that show
+    a source, which one function makes, the stages and every tenth other."""
+    page = open_page(browser, **NARROW)
     every = sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
     sources = [name for name in every if "." in Path(name).stem and not name.startswith("train_gpt2_") and name not in SHOWN]
-    return [name for name in every if name not in sources] + sources[::10]
-
-
-WIDE, NARROW = {"width": 1440, "height": 1000}, {"width": 390, "height": 844}
-
-
-def load(browser):
-    """Pages without errors and without other hosts, and on a telephone not wider than the screen. A few are kept as pictures."""
-    page = open_page(browser, viewport=NARROW)
-    for name in names():
+    for name in [name for name in every if name not in sources] + sources[::10]:
         show(page, name)
         expect(page.locator("h1").count() == 1, f"{name}: has {page.locator('h1').count()} headings, not 1")
         width = page.evaluate("document.documentElement.scrollWidth")
         expect(width <= 390, f"{name}: is {width} pixels wide on a screen of 390")
-        if name not in SHOWN:
-            continue
+        if name not in SHOWN: continue
         kept = name.replace("/", "_").removesuffix(".html")
         shot(page, f"{kept}_narrow.png")
         page.set_viewport_size(WIDE)
-        for scheme in ("light", "dark"):
+        for scheme in "light", "dark":
             page.evaluate("localStorage.clear()")  # it remembers the scheme of the first page
             page.emulate_media(color_scheme=scheme)
             show(page, name)
@@ -85,13 +73,12 @@ ROWS = """() => {
 
 def reader(browser):
     """Rows have the same top and bottom left and right, the sides do not overlap, all lines of both files are there, folds fold."""
-    page = open_page(browser, viewport=WIDE)
+    page = open_page(browser, **WIDE)
     for path in sorted(site.glob("reader/*-*.html")):
         name = f"reader/{path.name}"
         show(page, name)
         expect(page.locator(".reader details").count() == 0 or not page.locator(".reader details[open]").count(), f"{name}: equal parts are not folded")
-        rows = page.evaluate(ROWS)
-        for number, (cells, top, other_top, bottom, other_bottom, right, left, height) in enumerate(rows):
+        for number, (cells, top, other_top, bottom, other_bottom, right, left, height) in enumerate(page.evaluate(ROWS)):
             expect(cells == 4 and abs(top - other_top) < 0.5 and abs(bottom - other_bottom) < 0.5 and right <= left and height > 5,
                    f"{name}: row {number} is not aligned: {top} beside {other_top}, {bottom} beside {other_bottom}")
         for side, stage in zip("LR", path.stem.split("-")):
@@ -105,7 +92,7 @@ def reader(browser):
     shot(page, "reader_hunk.png")
     before = page.evaluate("scrollY")
     page.keyboard.press("j")
-    expect(page.evaluate("scrollY") > before, "reader/ddp-zero.html: j does not go to the next hunk")
+    page.wait_for_function(f"scrollY > {before}")  # j goes to the next hunk
     page.keyboard.press("o")
     expect(page.locator(".reader details:not([open])").count() == 0, "reader/ddp-zero.html: o does not open all folds")
     page.set_viewport_size(NARROW)
@@ -117,14 +104,14 @@ def reader(browser):
 
 def pictures(browser):
     """The bars are as long as build/plan's numbers, and answer to the controls."""
-    page = open_page(browser, viewport={"width": 1200, "height": 1400})
+    page = open_page(browser, height=1400)
     show(page, "pictures.html")
     for model, precision, at, ranks in (("gpt2", "fp32", 2, 4), ("gpt2-xl", "bf16", 5, 32)):
         page.select_option("[name=model]", model)
         page.select_option("[name=precision]", precision)
         page.locator("[name=ranks]").fill(str(at))
-        page.wait_for_timeout(400)
-        expect(page.locator("output").inner_text() == str(ranks), f"pictures.html: the slider says {page.locator('output').inner_text()}, not {ranks}")
+        page.wait_for_function(f"document.querySelector('output').innerText == '{ranks}'")  # the slider says how many ranks it stands for
+        page.evaluate("Promise.all(document.getAnimations().map((a) => a.finished)).then(() => true)")
         said = subprocess.run(["build/plan", "--json", "--model", model, "--precision", precision, "--ranks", str(ranks), "--gpu", "h100", "-b", "4",
                                "-t", "1024", "--accumulation", "8"], check=True, capture_output=True, text=True).stdout
         ways = {way["name"]: way for way in json.loads(said)["ways"]}
@@ -144,7 +131,7 @@ def pictures(browser):
 
 def search(browser):
     """Search finds a chapter, also where pages are opened from the disk."""
-    page = open_page(browser, viewport={"width": 1200, "height": 900})
+    page = open_page(browser)
     show(page, "index.html")
     # At once: typed key by key it passes through "reduce-", which Material's search reports as an invalid query in the console.
     page.click(".md-search__input")

@@ -1,0 +1,50 @@
+"""Our files and tokens read by Hugging Face's libraries, and theirs by us: models.py and tokens.py, run by a Python that has these libraries, in a
+virtual environment of its own (build/venv). It needs PyPI once."""
+import filecmp, json, re, shutil, sys
+from pathlib import Path
+import pytest
+from suite import command, once
+
+pytestmark = pytest.mark.rest
+LONG = 400
+HERE = Path(__file__).parent
+WANTED = HERE / "requirements.txt"
+VENV = Path("build/venv")
+CLAIM = re.compile(r"^def (test_\w+)\(", re.M)
+CLAIMS = [(script, claim) for script in ("models", "tokens") for claim in CLAIM.findall((HERE / f"{script}.py").read_text())]
+# Calls each claim of a script, and writes what each raised.
+RUNNER = """
+import json, sys, traceback
+sys.path.insert(0, sys.argv[1])
+module, raised = __import__(sys.argv[2]), {}
+for name, claim in list(vars(module).items()):
+    if not name.startswith("test_"): continue
+    try: raised[name] = claim()
+    except Exception: raised[name] = traceback.format_exc()
+json.dump(raised, open(sys.argv[3], "w"))
+"""
+
+
+def make_environment(place):
+    made = VENV / "requirements.txt"
+    if made.exists() and filecmp.cmp(WANTED, made, shallow=False): return
+    shutil.rmtree(VENV, ignore_errors=True)
+    assert command([sys.executable, "-m", "venv", VENV]).status == 0, "python3 cannot make a virtual environment; sh dev/setup.sh installs python3-venv"
+    installed = command([VENV / "bin/pip", "install", "--quiet", "--disable-pip-version-check", "-r", WANTED], timeout=3600)
+    assert installed.status == 0, f"the packages of {WANTED} come from PyPI, which needs a network once: {installed}"
+    shutil.copy(WANTED, made)
+
+
+def raised(script):
+    def run(place):
+        done = command([VENV / "bin/python", "-c", RUNNER, HERE, script, place / "raised.json"], timeout=3600)
+        assert done.status == 0, done
+
+    once("interop environment", make_environment)
+    return json.loads((once(f"interop {script}", run) / "raised.json").read_text())
+
+
+@pytest.mark.parametrize("script, claim", CLAIMS, ids=[claim.removeprefix("test_") for _, claim in CLAIMS])
+def test_with_hugging_faces_libraries(script, claim):
+    said = raised(script)[claim]
+    assert not said, said

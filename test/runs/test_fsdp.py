@@ -1,0 +1,293 @@
+"""FSDP: in rank order losses, norms, weights and optimizer state are DDP's to the bit, for every way to shard, wrap, gather ahead, offload and
+recompute. Each rank holds and sends as many bytes as the formulas say, which are written here a second time, in plain numbers."""
+import collections, json, os, re, signal, subprocess
+import pytest
+from shards import assert_lost, assert_near_losses, sampled, samples, shard, skipped_steps
+from suite import (PYTORCH, TOKENS, Stored, assert_close, assert_refused, assert_same, assert_same_metrics, environment,
+                   launcher, program, rest, train, trained, words)
+
+LONG = 6
+# 5 blocks in groups of 2 or 3 leave a smaller last group.
+SMALL = (f"--eps 1e-5 --data {TOKENS} --val-data= --model d5 --heads 2 --channels 16 --seq-len 16 --total-batch-size 0 --lr 3e-3 "
+         "--warmup-steps 2 --eval-every 0 --sample-every 0 --steps 6 --deterministic")
+
+
+class Setting(collections.namedtuple("Setting", "ranks wrap sharding prefetch forward rooms offload recompute mode micro group precision reduce",
+                                     defaults=(1, 2, "fp32", "fp32"))):
+    """A setting of fsdp: 4 sequences per rank and step, in `micro` micro-batches."""
+    scale = property(lambda self: "--loss-scale 1048576 --max-bad-steps 20" if self.precision == "fp16" else "")
+    gathered_bytes = property(lambda self: 4 if self.precision == "fp32" else 2) # of a parameter
+    reduced_bytes = property(lambda self: 4 if self.reduce == "fp32" else 2) # of a gradient
+    reshards = property(lambda self: self.sharding in ("full", "hybrid"))
+
+    def sizes(self):
+        return f"--batch-size {4 // self.micro} --total-batch-size {64 * self.ranks} {self.scale}"
+
+    def ddp(self):
+        return trained("ddp", SMALL, self.sizes(), ranks=self.ranks, precision=self.precision)
+
+    def run(self):
+        options = [f"--wrap-blocks {self.wrap} --sharding {self.sharding} --prefetch {self.prefetch} --limit-all-gathers {self.rooms}",
+                   f"--recompute {self.recompute}", *[f"--shard-group {self.group}"] * (self.sharding == "hybrid"),
+                   *["--no-forward-prefetch"] * (self.forward == "no"), *["--cpu-offload"] * (self.offload == "yes"),
+                   *["--reduce-dtype model"] * (self.reduce == "model")]
+        return trained("fsdp", SMALL, self.sizes(), *options, ranks=self.ranks, precision=self.precision, strict=self.mode == "strict")
+
+
+def settings(table, mark, **more):
+    """Rows of a table for parametrize. A * before one: make test has it."""
+    for line in table.strip().splitlines():
+        quick, *columns = re.fullmatch(r"\s*(\*?)\s*" + r"(\S+)\s+" * 8 + r"(\S+)", line).groups()
+        setting = Setting(*[int(x) if x.isdigit() else x for x in columns], **more)
+        name = (f"{setting.ranks}_ranks-{setting.sharding}-wrap_{setting.wrap}-{setting.prefetch}-{setting.rooms}_rooms" +
+                "-offload" * (setting.offload == "yes") + "-recompute" * (setting.recompute == "block"))
+        yield pytest.param(setting, id=name) if quick else mark(setting, id=name)
+
+
+# ranks wrap sharding prefetch forward-prefetch rooms offload recompute mode: every two values meet in a row, if they can.
+WHOLE = [*settings("""
+      1 0 full none no 4 no none strict
+      1 1 grad-op backward-post no 4 yes block plain
+      1 2 grad-op none no 2 yes block plain
+      1 3 none backward-pre yes 2 no none plain
+    * 2 0 grad-op backward-post yes 4 no block strict
+      2 2 none backward-pre yes 4 no block plain
+      2 3 full backward-post no 2 yes block strict
+      3 0 none backward-post no 4 yes none plain
+      3 1 none none yes 2 no block strict
+      3 3 grad-op backward-post yes 4 no block strict
+      4 0 grad-op backward-pre no 2 no none plain
+      4 1 grad-op backward-pre yes 4 no block plain
+      4 2 none backward-post yes 4 no none strict
+      2 1 full none no 1 no none plain
+    * 3 2 full backward-pre yes 3 yes block strict
+      4 3 full none no 1 yes none strict
+    * 4 2 full backward-post no 2 no none strict
+    * 4 1 full backward-pre yes 2 no none strict
+      3 3 full backward-pre no 2 no block plain
+      2 0 full backward-post yes 4 yes none plain""", sampled)]
+# 2 groups of 2 ranks, whose sums round differently from those of all 4 ranks.
+HYBRID = [*settings("""
+    * 4 1 hybrid backward-pre yes 3 no block strict
+      4 2 hybrid backward-post no 2 yes none strict
+      4 0 hybrid none yes 2 no none plain
+      4 3 hybrid none no 1 yes block plain""", rest)]
+# FSDP reduces every micro-batch and adds up, DDP reduces the sum once.
+MICRO_BATCHES = [*settings("""
+    * 3 2 full backward-post yes 2 yes block strict
+      3 2 grad-op backward-pre yes 2 no none strict
+      4 3 hybrid backward-post no 2 yes none plain
+      3 1 full backward-pre no 2 no none strict
+      3 0 grad-op none no 2 no none plain
+      4 1 hybrid backward-pre no 2 no none strict""", sampled, micro=4)]
+IN_16_BITS = """
+    * 3 2 full backward-pre yes 2 no none strict
+      2 3 grad-op backward-post no 2 yes block plain
+      4 0 none none no 2 no none plain"""
+REDUCED_IN_BF16 = [*settings(IN_16_BITS, rest, precision="bf16", reduce="model")]
+REDUCED_IN_FP32 = [*settings(IN_16_BITS.replace("*", " "), rest, precision="bf16")]
+# The first scales are too large for gradients in fp16, so both skip steps.
+REDUCED_IN_FP16 = [*settings("3 2 full backward-pre no 2 yes none strict\n1 1 full none no 2 no block plain", rest, precision="fp16", reduce="model")]
+by_setting = lambda *tables: pytest.mark.parametrize("setting", sum(tables, []))
+
+
+# ---- numbers ----
+@by_setting(WHOLE)
+def test_every_setting_has_ddps_bits(setting):
+    assert_same(setting.ddp(), setting.run())
+
+
+@by_setting(HYBRID)
+def test_hybrid_is_near_ddp_and_every_hybrid_has_the_same_bits(setting):
+    assert_close(setting.ddp(), setting.run())
+    assert_same(HYBRID[0].values[0].run(), setting.run())
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("group", [1, 4])
+def test_hybrid_with_one_group_or_one_rank_a_group_has_ddps_bits(group):
+    setting = Setting(4, 2, "hybrid", "backward-pre", "no", 2, "no", "none", "strict", group=group)
+    assert_same(setting.ddp(), setting.run())
+    assert_holds_and_sends_what_the_formula_says(setting)
+
+
+@by_setting(MICRO_BATCHES)
+def test_4_micro_batches_are_near_ddp(setting):
+    assert_close(setting.ddp(), setting.run())
+
+
+@by_setting(REDUCED_IN_BF16, REDUCED_IN_FP16)
+def test_16_bits_reduced_in_16_bits_have_ddps_bits(setting):
+    """Except the norm of the parameters, which DDP takes from the rounded ones."""
+    ddp, fsdp = setting.ddp(), setting.run()
+    for field in "loss", "grad_norm":
+        assert_same_metrics(ddp, fsdp, only=field)
+    for file in "model.safetensors", "optimizer.safetensors":
+        assert (ddp.checkpoint() / file).read_bytes() == (fsdp.checkpoint() / file).read_bytes()
+    if setting.precision == "fp16": assert skipped_steps(ddp) == skipped_steps(fsdp)
+
+
+@by_setting(REDUCED_IN_FP32)
+def test_bf16_reduced_in_fp32_is_within_a_fortieth_of_its_roundoff(setting):
+    """Not so fp16: it skips other steps, because sums that overflow in fp16 fit in fp32."""
+    assert_near_losses(setting.ddp(), setting.run())
+
+
+@pytest.mark.parametrize("ranks, options", [(4, ""), rest(4, "--sharding hybrid --shard-group 2 --cpu-offload"),
+                                            rest(2, "--wrap-blocks 2 --sharding grad-op")], ids=["full", "hybrid", "grad-op"])
+def test_fsdp_summed_by_the_library_has_the_losses_norms_and_weights_of_pytorchs(ranks, options):
+    assert_close(Stored(f"ddp/ranks_{ranks}_accumulate_2"), trained("fsdp", PYTORCH, "--batch-size", 8 // ranks, options, ranks=ranks))
+
+
+@pytest.mark.parametrize("options", [
+    "--limit-all-gathers 3", "--cpu-offload --prefetch backward-post --wrap-blocks 2",
+    rest("--wrap-blocks 3 --prefetch none --no-forward-prefetch --limit-all-gathers 1"), rest("--sharding grad-op"),
+    rest("--sharding grad-op --wrap-blocks 2"), rest("--wrap-blocks 0"), rest("--sharding none --wrap-blocks 0")],
+    ids=["3_rooms", "offload", "1_room", "grad-op", "grad-op-wrap_2", "wrap_0", "none-wrap_0"])
+def test_evaluations_and_samples_gather_in_another_order_and_say_what_ddp_says(options):
+    deep = (SMALL, f"--val-data {TOKENS} --eval-every 2 --eval-steps 3 --sample-every 3 --sample-tokens 20 --check-every 2 --batch-size 4")
+    ddp, fsdp = trained("ddp", *deep, ranks=3), trained("fsdp", *deep, options, ranks=3, strict=True)
+    assert_same(ddp, fsdp)
+    assert samples(ddp) == samples(fsdp)
+
+
+# ---- what a rank holds and sends ----
+# 16 channels, 5 blocks, a vocabulary of 384 with its padding, 16 positions
+ROOT, BLOCK = (384 + 16 + 2) * 16, 12 * 16 * 16 + 13 * 16
+
+
+def shards(s):
+    """In how many parts a copy is cut, and the elements of a rank's shards: of the root's group, of the first of so many others, of all."""
+    parts = {"none": 1, "hybrid": s.group}.get(s.sharding, s.ranks)
+    if s.wrap == 0:
+        whole = shard(ROOT + 5 * BLOCK, parts)
+        return parts, whole, 0, 0, whole
+    root, other, last = shard(ROOT, parts), shard(s.wrap * BLOCK, parts), shard(5 % s.wrap * BLOCK, parts)
+    return parts, root, other, -(-5 // s.wrap), root + 5 // s.wrap * other + last
+
+
+def expected_bytes(s):
+    """Of each kind. Workspace, MPI's scratch and activations are DDP's, minus what is recomputed."""
+    X, R, (S, root, other, others, kept), ddp = s.gathered_bytes, s.reduced_bytes, shards(s), s.ddp().about["predicted_bytes"]
+    replicas = s.ranks // S
+    gathered = X * S * (root + (min(s.rooms, others) if s.reshards else others) * other)
+    if (S, X, s.offload) == (1, 4, "no"): gathered = 0 # a rank's shards are the whole parameters, and it computes with them
+    buckets = S * (root + min(2, others) * other) * (X + 4 if R > X else X)
+    communication = ddp["communication"] + gathered + buckets
+    # Two more communicators, with scratch as large as the world's; only the world has the number of 64 bytes.
+    if s.sharding == "hybrid": communication += ((S > 1) + (replicas > 1)) * (ddp["communication"] - 64)
+    activations = ddp["activations"]
+    if s.recompute == "block": activations -= 4 * 64 // s.micro * (15 * 16 * X + (4 + 2) * 4) # 4 of 5 blocks, their tokens
+    state = {"parameters": 4 * kept, "gradients": R * kept, "optimizer state": 8 * kept}
+    on_host = 0
+    if s.offload == "yes":
+        on_host = sum(state.values()) + (R * kept if s.micro > 1 else 0) + (X * kept if X < 4 else 0)
+        state = dict.fromkeys(state, 0)
+    return ddp | state | {"activations": activations, "communication": communication, "state on the host": on_host}
+
+
+def expected_sent(s):
+    """Of A micro-batches A(3P - 2root) + root elements, (S-1)/S of them, in grad-op (A+1)P, and what replicas sum, 2P/S (R-1)/R; and three
+    sums of a double."""
+    S, root, _, _, kept = shards(s)
+    replicas = s.ranks // S
+    gathers = 2 * s.micro * (kept - root) + root if s.reshards else kept # of a shard: in both passes, or once a step
+    state = s.ranks * (S - 1) * (gathers * s.gathered_bytes + s.micro * kept * s.reduced_bytes) + 2 * S * (replicas - 1) * kept * s.reduced_bytes
+    return (state + 2 * (s.ranks - 1) * 8 + 2 * 2 * replicas * (S - 1) * 8) // s.ranks
+
+
+def assert_holds_and_sends_what_the_formula_says(setting):
+    run, expected = setting.run(), expected_bytes(setting)
+    assert run.about["predicted_bytes"] == expected
+    on_device = sum(expected.values()) - expected["state on the host"]
+    assert {*run.series("mem_bytes"), *run.series("mem_peak_bytes")} == {on_device} # as measured
+    assert run.series("comm_bytes") == [expected_sent(setting)] * 6
+    assert re.search("^  bytes .*  as predicted$", run.out, re.M) and "than predicted" not in run.out # on every rank
+
+
+@by_setting(WHOLE, HYBRID, [pytest.param(*p.values, id=f"{p.id}-4_micro", marks=p.marks) for p in MICRO_BATCHES],
+            [pytest.param(*p.values, id=f"{p.id}-{p.values[0].precision}-{p.values[0].reduce}", marks=p.marks)
+             for p in REDUCED_IN_BF16 + REDUCED_IN_FP32 + REDUCED_IN_FP16])
+def test_each_rank_holds_and_sends_what_the_formula_says(setting):
+    assert_holds_and_sends_what_the_formula_says(setting)
+
+
+@pytest.mark.parametrize("wrap, groups", [rest(1, 5), (2, 3)], ids=["wrap_1", "wrap_2"])
+def test_the_peak_grows_by_one_groups_parameters_with_each_room(wrap, groups):
+    def peak(rooms, *options):
+        return trained("fsdp", SMALL, f"--batch-size 4 --steps 1 --wrap-blocks {wrap} --limit-all-gathers {rooms}", *options,
+                       ranks=2).series("mem_peak_bytes")[-1]
+
+    first = peak(1, "--prefetch none --no-forward-prefetch")
+    for rooms in 2, groups, groups + 1: # one more than there are groups besides the root's adds nothing
+        assert peak(rooms) == first + (min(rooms, groups) - 1) * 4 * 2 * shard(wrap * BLOCK, 2)
+
+
+# ---- when gathers are issued ----
+# Operations are numbered in the order of issue. G: a gather, R: a reduction of the backward pass. Blocks 0 and 1, 2 and 3, and 4 are a group
+# each, the root is another, which is gathered in the previous step's update, and in this step's update for the next step.
+@pytest.mark.parametrize("options, order, gathers", [
+    # A group is gathered before any gradient of the one before it is reduced, during the backward pass of that one's last block,
+    ("", "GGRGRRR", {"backward": [0, 0, 0, 1, 1], "forward": [1, 0, 1, None, 0]}),
+    # once all gradients are there, before they are reduced: during the backward pass of the same group's first block,
+    ("--prefetch backward-post", "GGRGRRR", {"backward": [0, 0, 1, 0, 2]}),
+    # after all reductions, during its own pass,
+    ("--prefetch none --no-forward-prefetch", "GRGRGRR", {"backward": [None, 1, 0, 1, 1], "forward": [1, 0, 1, None, 1]}),
+    # or two groups ahead.
+    ("--limit-all-gathers 3", "GGGRRRR", {"forward": [1, None, 0, None, 0]}),
+    ("--model d3 --wrap-blocks 1", "GGRGRRR", {"backward": [0, 1, 1], "forward": [1, 1, 0]})],
+    ids=["backward-pre", "backward-post", "no_prefetch", "3_rooms", "single_blocks"])
+def test_gathers_are_issued_where_prefetch_says(options, order, gathers, tmp_path):
+    trace = tmp_path / "trace.json"
+    trained("fsdp", SMALL, "--batch-size 4 --wrap-blocks 2 --steps 2", options, ["--trace", trace], ranks=2)
+    events = json.loads(trace.read_text())["traceEvents"]
+    for rank in 0, 1:
+        compute, issued = [], []
+        for event, following in zip(events, events[1:]):
+            if event["pid"] != rank or event["ph"] != "X" or event["args"]["step"] != 2: continue
+            if event["tid"] == 0: compute.append((event["name"], event["ts"], event["ts"] + event["dur"]))
+            elif following["ph"] == "s": issued.append((int(re.search(r"#(\d+)", event["name"])[1]), event["name"].split()[0], following["ts"]))
+        issued.sort()
+        kinds = {"all-gather": "G", "reduce-scatter": "R"}
+        assert "".join(kinds.get(kind, "") for _, kind, _ in issued) == "GGGG" + order + "G", issued
+        for part, numbers in gathers.items():
+            for block, number in enumerate(numbers):
+                slices = [(begin, end) for name, begin, end in compute if name == f"{part}, block {block}"]
+                found = sum(kind == "all-gather" and begin <= at <= end for _, kind, at in issued for begin, end in slices)
+                assert slices and number in (None, found), f"rank {rank} issues {found} gathers in {part}, block {block}"
+
+
+# ---- ranks that fail, and options that do not go together ----
+FAILS = (SMALL, "--batch-size 4 --steps 20")
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("pattern, options", [
+    ("rank 2 has died.* during step [67]", "--fault 2:7:kill --sharding hybrid --shard-group 2 --cpu-offload"),
+    ("rank 1 has not reached .*step 7", "--fault 1:7:hang --comm-timeout 10 --sharding hybrid --shard-group 2"),
+    ("differ", "--fault 1:7:bitflip --check-every 1 --sharding hybrid --shard-group 2")], ids=["killed", "hangs", "replicas_differ"])
+def test_a_rank_that_fails_is_named_by_the_others(pattern, options):
+    assert_lost("fsdp", pattern, *FAILS, options)
+
+
+@pytest.mark.rest
+def test_a_rank_that_is_killed_in_the_middle_of_a_step_is_named_by_the_others(tmp_path):
+    line = words([launcher(), "-np 3", ["bash", "-c", 'echo $$ > "$0.$OMPI_COMM_WORLD_RANK"; exec "$@"'], tmp_path / "pid", program("train_gpt2_fsdp"),
+                  SMALL, "--batch-size 4 --channels 128 --steps 1000000"])
+    with open(tmp_path / "err", "w") as err, subprocess.Popen(line, env=environment(3), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err,
+                                                              text=True, start_new_session=True) as p:
+        next(said for said in p.stdout if re.match("step +2/", said))
+        os.kill(int((tmp_path / "pid.1").read_text()), signal.SIGKILL)
+        p.communicate(timeout=120)
+    for rank in 0, 2:
+        assert re.search(f"^rank {rank}: error: rank 1 has died", (tmp_path / "err").read_text(), re.M)
+    assert p.returncode != 0
+
+
+@pytest.mark.parametrize("pattern, options", [
+    ("--shard-group and --sharding hybrid go together", "--shard-group 1"), ("--shard-group and --sharding hybrid go together", "--sharding hybrid"),
+    ("3 does not divide 1", "--sharding hybrid --shard-group 3"),
+    ("--limit-all-gathers 1 leaves no room to gather ahead: allow 2, or --prefetch none", "--limit-all-gathers 1"),
+    ("full|sharded", "--checkpoint half")], ids=["group", "hybrid", "divide", "room", "checkpoint"])
+def test_options_that_do_not_go_together_are_refused(pattern, options):
+    assert_refused(train("fsdp", SMALL, options), pattern)

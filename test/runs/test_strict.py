@@ -1,0 +1,72 @@
+"""Strict mode, where what a stage must not read is NaN: every stage has the bits that it has without it. Sequences have 16 tokens and the model
+1024 positions, so most rows of the position embedding's gradient are written by no layer: a buffer in which something else has been must be
+zero there. In rank order many settings have the same bits; each is also compared with a setting that keeps its gradients elsewhere."""
+import re
+import pytest
+from shards import sampled
+from suite import TOKENS, assert_same, trained
+
+SHORT = (f"--model gpt2 --layers 3 --heads 2 --channels 16 --data {TOKENS} --val-data= --seq-len 16 --batch-size 1 --steps 3 --lr 3e-3 "
+         "--warmup-steps 1 --eval-every 0 --sample-every 0 --deterministic")
+# Settings with the same first word have the same bits: those of a stage that adds up micro-batches in another place have others. * before a
+# row: make test has it. Ranks, stage, options.
+ROWS = """
+    *pair 2 zero --zero-stage 3
+    *pair 2 fsdp --sharding full --cpu-offload --recompute block
+    pair 2 fsdp --sharding grad-op --cpu-offload --wrap-blocks 0
+    single 1 single --recompute block
+    alone 1 fsdp --cpu-offload
+    *ddp 2 ddp --recompute block
+    whole 2 zero --zero-stage 1
+    shards 4 zero --zero-stage 2
+    shards 4 zero --zero-stage 3 --recompute block
+    shards 4 fsdp --sharding full --wrap-blocks 2
+    none 4 fsdp --sharding none
+    none 4 fsdp --sharding none --cpu-offload
+    hybrid 4 fsdp --sharding hybrid --shard-group 2
+    hybrid 4 fsdp --sharding hybrid --shard-group 2 --cpu-offload --wrap-blocks 2
+    parts 2 tp
+    parts 2 tp --no-overlap
+    parts 2 tp --recompute block
+    rows 4 tp --tensor-parallel 2 --sequence-parallel
+    rows 4 tp --tensor-parallel 2 --sequence-parallel --no-overlap
+    rows 4 tp --tensor-parallel 2 --sequence-parallel --keep-gathered --recompute block
+    stages 2 pp
+    stages 2 pp --schedule gpipe --recompute block
+    stages 2 pp --schedule zb-h1
+    copies 4 3d --mesh dp=2,pp=2 --zero-stage 1
+    copies 4 pp --pipeline-parallel 2 --bucket-mb 0.01
+    copies 4 pp --pipeline-parallel 2 --schedule zb-h1 --ddp naive
+    mesh 4 3d --mesh tp=2,pp=2
+    mesh 4 3d --mesh tp=2,pp=2 --schedule gpipe --recompute block
+    mesh 4 3d --mesh tp=2,pp=2 --schedule zb-h1 --no-overlap
+    spread 4 3d --mesh dp=2,tp=2 --zero-stage 1 --sequence-parallel
+    spread 4 3d --mesh dp=2,tp=2 --sequence-parallel
+    spread 4 3d --mesh dp=2,tp=2 --sequence-parallel --zero-stage 1 --keep-gathered --recompute block
+    bits 3 compress --compress int8 --error-feedback
+    signs 2 compress --compress sign --error-feedback
+    signs 2 compress --compress sign --error-feedback --bucket-mb 0.001 --recompute block
+    low 3 compress --compress powersgd --rank 2 --compress-from 1
+    low 3 compress --compress powersgd --rank 2 --compress-from 1 --bucket-mb 0.001 --recompute block
+    momentum 3 compress --compress onebit-adam --compress-from 1 --no-error-feedback"""
+
+
+def rows():
+    first = {}
+    for quick, bits, ranks, stage, options in re.findall(r"^ +(\*?)(\w+) (\d) (\w+) ?(.*)", ROWS, re.M):
+        setting = (int(ranks), stage, options)
+        name = re.sub(r"[^\w.+-]+", "_", f"{ranks}_ranks-{stage}{options.replace('--', '-')}".replace(" -", "-"))
+        yield (pytest.param if quick else sampled)(first.setdefault(bits, setting), setting, id=name)
+
+
+def run(ranks, stage, options, **settings):
+    """Two micro-batches a step, or four where two ranks share a copy of the model."""
+    return trained(stage, SHORT, "--total-batch-size", 32 * ranks, options, ranks=None if stage == "single" else ranks, **settings)
+
+
+@pytest.mark.parametrize("first, setting", [*rows()])
+def test_strict_mode_has_the_same_bits_and_they_are_finite_and_those_of_like_settings(first, setting):
+    strict = run(*setting, strict=True)
+    assert len(strict.metrics) == 3 and all(isinstance(x, float) for x in strict.series("loss") + strict.series("grad_norm")) and not any(strict.series("skipped"))
+    assert_same(run(*setting), strict)
+    assert_same(run(*first), strict)
