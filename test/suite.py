@@ -110,7 +110,7 @@ def environment(ranks=1, strict=False, **more):
 
 
 # mpirun kills all ranks as soon as one has ended with an error. So each tells its end when all have ended, or a minute after its own.
-TOGETHER = """"$@"; status=$?; : > "$0/$OMPI_COMM_WORLD_RANK"
+TOGETHER = """"$@"; status=$?; : > "$0/$OMPI_COMM_WORLD_RANK"; [ $status != 0 ] || exit 0
 for i in $(seq 1200); do set -- "$0"/*; [ $# -lt $OMPI_COMM_WORLD_SIZE ] || break; sleep 0.05; done
 exit $status"""
 

@@ -241,8 +241,8 @@ def test_llmc_model_files_import():
     run("llmc_import", path("bf16.bin"), path("from_bf16"))
     for name, tensor in load_file(path("from_bf16", "model.safetensors")).items():
         assert torch.equal(tensor, ours[name].to(torch.bfloat16)), name
-    for says, version, bad in (("has version 1; versions 3 (fp32) and 5 (bf16) can be read", 1, {}), ("bytes where its header's model needs", 3, {"cut": 1}),
-                               ("give its model .bin, not its tokens", 3, {"magic": 20240520})):
+    for says, version, bad in (("has version 1; versions 3 (fp32) and 5 (bf16) can be read", 1, {}),
+                               ("bytes where its header's model needs", 3, {"cut": 1}), ("give its model .bin, not its tokens", 3, {"magic": 20240520})):
         write("bad.bin", torch.float32, version, **bad)
         run("llmc_import", path("bad.bin"), path("never"), fails_with=says)
 

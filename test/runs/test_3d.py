@@ -170,9 +170,8 @@ def test_rank_0_holds_and_sends_what_the_formulas_say(precision, mesh, zero, seq
     rest(2, "--mesh dp=1,dp=2", "--mesh dp=1,dp=2 names dp twice"),
     # of what every mesh must divide, with the names of this one's options
     rest(4, "--mesh pp=4 --layers 3", "--mesh pp=4 with --chunks 1 makes 4 parts of the model, more than its 3 blocks"),
-    rest(3, "--mesh tp=3 --vocab-size 500 --heads 3 --channels 24", "--mesh tp=3 does not divide the vocabulary, 512 .*choose --vocab-size 768"),
-    rest(2, "--zero-stage 2", "--zero-stage must be between 0 and 1, not 2")],
-    ids=["started", "divides", "unsaid", "no_axis", "twice", "stages", "vocabulary", "zero"])
+    rest(3, "--mesh tp=3 --vocab-size 500 --heads 3 --channels 24", "--mesh tp=3 does not divide the vocabulary, 512 .*choose --vocab-size 768")],
+    ids=["started", "divides", "unsaid", "no_axis", "twice", "stages", "vocabulary"])
 def test_every_rank_refuses_a_mesh_that_cannot_be(n, options, pattern):
     assert_refused_by_all(train("3d", SMALL, EIGHT, "--total-batch-size 512 --batch-size 4", options, ranks=n), n, pattern)
 

@@ -1,5 +1,5 @@
-"""Checkpoints of one device, DDP, ZeRO and FSDP, whole and sharded: every program on any number of ranks continues every other's. Whatever goes
-wrong while ranks write or read their shards, the last good checkpoint stays, and all ranks end."""
+"""Checkpoints of one device, DDP, ZeRO and FSDP, whole and sharded: every program on any number of ranks continues every other's. Whatever
+goes wrong while ranks write or read their shards, the last good checkpoint stays, and all ranks end."""
 import functools, os, re
 import pytest
 from shards import assert_near_losses, assert_same_files, in_folder, resumed, sampled
@@ -91,7 +91,8 @@ def test_shards_are_saved_the_same_in_strict_mode(name):
 
 
 # ---- step 0 ----
-@pytest.mark.parametrize("name, strict", [("sharded", True), *(rest(name, False) for name in PROGRAMS if name not in ("single", "model", "sharded16"))])
+@pytest.mark.parametrize("name, strict", [("sharded", True), *(rest(name, False) for name in PROGRAMS
+                                                                if name not in ("single", "model", "sharded16"))])
 def test_0_steps_save_what_training_would_begin_with(name, strict, tmp_path):
     assert_same_files(saved(name), continued(saved(name, None, "--steps 0"), tmp_path, 0, name, strict=strict))
 
@@ -109,7 +110,8 @@ def test_hf_export_reads_shards(tmp_path):
 
 # ---- 16 bits: master weights are also state, the model is rounded ----
 @pytest.mark.rest
-@pytest.mark.parametrize("name, by", [("zero3", "zero3"), ("zero3", "zero1"), ("zero3", "zero2"), ("zero3", "ddp"), ("sharded16", "sharded16")])
+@pytest.mark.parametrize("name, by", [("zero3", "zero3"), ("zero3", "zero1"), ("zero3", "zero2"), ("zero3", "ddp"),
+                                      ("sharded16", "sharded16")])
 def test_bf16_is_continued_to_the_bit_in_rank_order(name, by, tmp_path):
     run = saved(name, 3, precision="bf16")
     assert_same_files(run, continued(run, tmp_path, 5, by, 3, precision="bf16"))
@@ -158,8 +160,8 @@ LARGE = (f"--eps 1e-5 --data {TOKENS} --val-data= --model d5 --heads 2 --seq-len
          "--eval-every 0 --sample-every 0 --save-every 1 --keep 2")
 SAVERS = {"zero": ("--channels 128 --zero-stage 3", "optimizer.safetensors"),
           "fsdp": ("--channels 160 --checkpoint sharded", "optimizer-00002-of-00002.safetensors")}
-# A rank may write 5 MB to a file: enough for MPI's segments, too little for its shard of the moments. A larger write is an error, or, unless
-# the signal is ignored, ends it.
+# A rank may write 5 MB to a file: enough for MPI's segments, too little for its shard of the moments. A larger write is an error, or,
+# unless the signal is ignored, ends it.
 LIMITED = 'ulimit -c 0; [ $0 != $OMPI_COMM_WORLD_RANK ] || { [ -n "$DIES" ] || trap "" XFSZ; ulimit -f 5000; }; exec "$@"'
 
 
@@ -168,8 +170,8 @@ LIMITED = 'ulimit -c 0; [ $0 != $OMPI_COMM_WORLD_RANK ] || { [ -n "$DIES" ] || t
 def test_the_last_checkpoint_survives_a_rank_that_fails_in_a_save(stage, rank, dies, tmp_path):
     out, (how, file) = tmp_path / "out", SAVERS[stage]
     assert in_folder(out, stage, LARGE, how, "--steps 2", ranks=2).status == 0
-    run = command(["bash", "-c", LIMITED, rank], [program(f"train_gpt2_{stage}")], LARGE, how, "--resume --steps 4", ["--out", out], ranks=2,
-                  env={"DIES": dies})
+    run = command(["bash", "-c", LIMITED, rank], [program(f"train_gpt2_{stage}")], LARGE, how, "--resume --steps 4",
+                  ["--out", out], ranks=2, env={"DIES": dies})
     assert run.status not in (0, "no end"), run
     if not dies: assert re.search(f"^rank 1: error: .*{file}: cannot be written: File too large", run.err, re.M), run
     assert re.search("^rank {}: error: ".format(1 - rank), run.err, re.M), run # that the other has left or died, or that the folder is gone

@@ -1,5 +1,6 @@
-"""Data parallelism: runs on 1 to 4 ranks agree with PyTorch DDP's in every mode, with any buckets and accumulation, and in bf16 with those of
-PyTorch's DDP under AMP: autocast to bf16, with weights and AdamW's state in fp32. test/reference/README.md has the reasons of the bounds."""
+"""Data parallelism: runs on 1 to 4 ranks agree with PyTorch DDP's in every mode, with any buckets and accumulation, and in bf16 with those
+of PyTorch's DDP under AMP: autocast to bf16, with weights and AdamW's state in fp32. test/reference/README.md has the reasons of the
+bounds."""
 import json
 import numpy as np
 import pytest
@@ -42,7 +43,8 @@ def test_sums_in_rank_order_have_the_same_bits_in_every_mode(ranks, options):
 # ---- bf16 ----
 # Within an eighth of bf16's roundoff (2^-8), all of it, and a sixteenth. PyTorch with either of two mistakes is outside of them.
 AMP_BOUNDS = {"loss": 5e-4, "grad_norm": 4e-3, "param_norm": 2.5e-4}
-of_amp = pytest.mark.parametrize("name, ranks, micro", [("ranks_2", 2, 1), ("ranks_4_accumulate_2", 4, 2)], ids=["2_ranks", "4_ranks-2_micro"])
+of_amp = pytest.mark.parametrize("name, ranks, micro", [("ranks_2", 2, 1), ("ranks_4_accumulate_2", 4, 2)],
+                                 ids=["2_ranks", "4_ranks-2_micro"])
 
 
 def in_bf16(ranks, micro):

@@ -1,5 +1,5 @@
-"""Masks: runs in which some tokens do not count agree with PyTorch's ignore_index, on any number of ranks and in every stage, though the ranks
-have very different numbers of tokens that count. test/reference/masked_reference.py made what they are compared with."""
+"""Masks: runs in which some tokens do not count agree with PyTorch's ignore_index, on any number of ranks and in every stage, though the
+ranks have very different numbers of tokens that count. test/reference/masked_reference.py made what they are compared with."""
 import functools, json, os, shutil
 import pytest
 from shards import resumed
@@ -23,12 +23,13 @@ def masked(stage, ranks, *options, **settings):
 @pytest.mark.parametrize("stage, ranks, options", [
     ("single", 1, "--batch-size 16"), rest("single", 1, "--batch-size 1"), ("ddp", 4, "--batch-size 4 --bucket-mb 0.02"),
     ("ddp", 2, "--batch-size 4 --ddp naive"), rest("ddp", 4, "--batch-size 4 --ddp naive"), ("zero", 4, "--batch-size 4 --zero-stage 3"),
-    rest("zero", 2, "--batch-size 2 --zero-stage 2"), rest("fsdp", 4, "--batch-size 4"), rest("tp", 4, "--batch-size 8 --tensor-parallel 2"),
-    rest("tp", 2, "--batch-size 16 --tensor-parallel 2 --sequence-parallel"), rest("pp", 4, "--batch-size 4 --pipeline-parallel 2 --ddp naive"),
+    rest("zero", 2, "--batch-size 2 --zero-stage 2"), rest("fsdp", 4, "--batch-size 4"),
+    rest("tp", 4, "--batch-size 8 --tensor-parallel 2"), rest("tp", 2, "--batch-size 16 --tensor-parallel 2 --sequence-parallel"),
+    rest("pp", 4, "--batch-size 4 --pipeline-parallel 2 --ddp naive"),
     rest("3d", 4, "--batch-size 8 --mesh dp=2,tp=2"), rest("3d", 4, "--batch-size 4 --mesh dp=2,pp=2"),
     rest("compress", 4, "--batch-size 4 --compress none")],
-    ids=["single", "single-16_micro", "ddp-4_ranks", "naive-2_micro", "naive-4_ranks", "zero3", "zero2-4_micro", "fsdp", "tp", "tp-sequence", "pp",
-         "3d-tp", "3d-pp", "compress"])
+    ids=["single", "single-16_micro", "ddp-4_ranks", "naive-2_micro", "naive-4_ranks", "zero3", "zero2-4_micro", "fsdp", "tp",
+         "tp-sequence", "pp", "3d-tp", "3d-pp", "compress"])
 def test_masked_runs_have_the_losses_norms_and_weights_of_pytorchs_ignore_index(stage, ranks, options):
     run = masked(stage, ranks, options)
     for field in "loss", "grad_norm", "param_norm":
@@ -45,15 +46,16 @@ def test_a_step_in_which_no_token_counts_has_no_loss_and_no_gradient():
 
 def test_a_mean_of_the_ranks_means_is_another():
     with pytest.raises(AssertionError):
-        assert_close(Stored("masked/mean_of_means"), masked("ddp", 4, "--batch-size 4 --bucket-mb 0.02"), rtol=0.1, atol=0, only="grad_norm")
+        assert_close(Stored("masked/mean_of_means"), masked("ddp", 4, "--batch-size 4 --bucket-mb 0.02"), rtol=0.1, atol=0,
+                     only="grad_norm")
 
 
 # ---- bits ----
 IN_ORDER = "--batch-size 4 --deterministic --save-every 5 --keep 0"
 
 
-@pytest.mark.parametrize("stage, options", [("zero", "--zero-stage 3"), rest("zero", "--zero-stage 1"), rest("zero", "--zero-stage 2"), rest("fsdp", ""),
-                                            rest("ddp", "--ddp naive")], ids=["zero3", "zero1", "zero2", "fsdp", "naive"])
+@pytest.mark.parametrize("stage, options", [("zero", "--zero-stage 3"), rest("zero", "--zero-stage 1"), rest("zero", "--zero-stage 2"),
+                                            rest("fsdp", ""), rest("ddp", "--ddp naive")], ids=["zero3", "zero1", "zero2", "fsdp", "naive"])
 def test_masked_runs_have_the_same_bits_in_rank_order(stage, options):
     assert_same(masked("ddp", 4, IN_ORDER), masked(stage, 4, "--batch-size 4 --deterministic", options))
 
@@ -110,7 +112,8 @@ def test_a_mask_is_not_data_and_data_may_have_to_have_a_mask():
 def test_validation_data_of_which_no_token_counts_and_shards_of_which_one_lacks_its_mask_are_refused(tmp_path):
     question = {"q": "a question that is long enough to fill some sequences, more than one of them", "a": "x"}
     (tmp_path / "q.jsonl").write_text(json.dumps(question) + "\n")
-    made = command([program("tokenize")], "--split jsonl --prompt-field q --response-field a --out", tmp_path / "a.bin", tmp_path / "q.jsonl")
+    made = command([program("tokenize")], "--split jsonl --prompt-field q --response-field a --out", tmp_path / "a.bin",
+                   tmp_path / "q.jsonl")
     assert made.status == 0, made
     assert_refused(train("single", TINY, "--steps 1 --batch-size 1 --total-batch-size 16 --eval-every 1 --eval-steps 1",
                          ["--val-data", tmp_path / "a.bin"]),

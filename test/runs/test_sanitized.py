@@ -1,13 +1,13 @@
-"""Runs of each stage under the sanitizers for addresses and undefined behaviour, of some also for leaks: two micro-batches a step, evaluation,
-samples, a checkpoint, and a second run that continues from it. Rows are chosen for the code that they reach."""
+"""Runs of each stage under the sanitizers for addresses and undefined behaviour, of some also for leaks: two micro-batches a step,
+evaluation, samples, a checkpoint, and a second run that continues from it. Rows are chosen for the code that they reach."""
 import re
 import pytest
 from shards import sampled
 from suite import TOKENS, assert_refused, command, flip, program, rest, words
 
 LONG = 9
-SMALL = (f"--eps 1e-5 --data {TOKENS} --val-data {TOKENS} --model d3 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --lr 3e-3 --warmup-steps 2 "
-         "--eval-every 2 --eval-steps 1 --sample-every 3 --sample-tokens 4 --save-every 2 --keep 1")
+SMALL = (f"--eps 1e-5 --data {TOKENS} --val-data {TOKENS} --model d3 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --lr 3e-3 "
+         "--warmup-steps 2 --eval-every 2 --eval-steps 1 --sample-every 3 --sample-tokens 4 --save-every 2 --keep 1")
 # Looking for leaks takes four times as long, because test/mpi_leaks.txt must see MPI in whole stacks.
 LEAKS = {"ASAN_OPTIONS": "exitcode=99:detect_leaks=1:fast_unwind_on_malloc=0",
          "LSAN_OPTIONS": "suppressions=test/mpi_leaks.txt:print_suppressions=0"}
@@ -18,14 +18,14 @@ def clean(run):
     return run
 
 
-# make test has the rows of `quick`, CI those of `rest` and of `sampled` a quarter. LEAKS: also for leaks. Ranks, stage.precision, options; a step
-# has two sequences in two micro-batches for each rank, or as many tokens as --total-batch-size says.
+# make test has the rows of `quick`, CI those of `rest` and of `sampled` a quarter. LEAKS: also for leaks. Ranks, stage.precision, options;
+# a step has two sequences in two micro-batches for each rank, or as many tokens as --total-batch-size says.
 ROWS = """
     quick 3 ddp --bucket-mb 0.02 --check-every 1
     quick 2 ddp --ddp naive --allreduce ring --recompute block
     quick-strict 3 ddp --bucket-mb 0.02 --deterministic
     rest-LEAKS 1 single
-    rest 1 single --recompute block --attention naive
+    rest 1 single --recompute block
     rest 1 single.bf16 --recompute block
     rest 1 single.fp16 --loss-scale 1e12 --max-bad-steps 20
     rest-LEAKS 3 ddp --bucket-mb 0.02 --check-every 1 --trace TRACE
@@ -72,9 +72,9 @@ def rows():
 def test_no_sanitizer_finds_anything_in_a_run_and_its_continuation(ranks, stage, precision, how, options, tmp_path):
     options = [str(tmp_path / "trace.json") if x == "TRACE" else x for x in options]
     for steps, more in (3, ""), (5, "--resume"):
-        run = clean(command([program(f"train_gpt2_{stage}", precision, debug=True)], SMALL, "--total-batch-size", 64 * ranks, "--steps", steps, more,
-                            options, ["--out", tmp_path / "out"], ranks=None if stage == "single" else ranks, strict=how == "strict",
-                            env=LEAKS if how == "LEAKS" else {}))
+        run = clean(command([program(f"train_gpt2_{stage}", precision, debug=True)], SMALL, "--total-batch-size", 64 * ranks,
+                            "--steps", steps, more, options, ["--out", tmp_path / "out"], ranks=None if stage == "single" else ranks,
+                            strict=how == "strict", env=LEAKS if how == "LEAKS" else {}))
         assert run.status == 0, run
     assert (tmp_path / "out/step_00000005").is_dir()
     assert re.search("^sample after step 5", run.out, re.M) and re.search("start .* step 3 of 5", run.out)

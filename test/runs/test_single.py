@@ -1,11 +1,11 @@
-"""One device: a run agrees with PyTorch's in three precisions, and accumulation, recomputation, a break between two steps and a scale of the
-loss change nothing but time and memory."""
+"""One device: a run agrees with PyTorch's in three precisions, and accumulation, recomputation, a break between two steps and a scale of
+the loss change nothing but time and memory."""
 import json, shutil
 import numpy as np
 import pytest
 from shards import in_folder, resumed, skipped_steps
-from suite import (PYTORCH, TINY, TOKENS, Stored, assert_close, assert_different, assert_refused, assert_same, command, rest, tensors, train,
-                   trained)
+from suite import (PYTORCH, TINY, TOKENS, Stored, assert_close, assert_different, assert_refused, assert_same, command, rest, tensors,
+                   train, trained)
 
 by_precision = pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 # A small eps turns the rounding noise in gradients that are 0 in theory (key biases) into whole steps (test/reference/README.md).
@@ -81,11 +81,13 @@ def test_recomputation_has_the_same_bits_in_less_memory(precision):
     assert peak(recomputed) < peak(kept)
 
 
-DEEP = f"--data {TOKENS} --val-data= --model d3 --heads 2 --channels 16 --seq-len 16 --batch-size 4 --steps 2 --eval-every 0 --sample-every 0"
+DEEP = f"--data {TOKENS} --val-data= --model d3 --heads 2 --channels 16 --seq-len 16 --batch-size 4 --steps 2 --eval-every 0 " \
+       "--sample-every 0"
 
 
 @pytest.mark.parametrize("stage, options", [("single", ""), ("ddp", ""), rest("zero", ""), rest("fsdp", ""), rest("tp", ""), rest("pp", ""),
-                                            rest("3d", ""), rest("compress", "--compress int8")], ids=lambda x: x.split()[-1] if x else "plain")
+                                            rest("3d", ""), rest("compress", "--compress int8")],
+                         ids=lambda x: x.split()[-1] if x else "plain")
 def test_auto_recomputes_only_if_not_all_activations_fit(stage, options):
     def chosen(*more):
         run = trained(stage, DEEP, options, *more, ranks=None if stage == "single" else 2)
@@ -108,7 +110,8 @@ def test_a_memory_limit_that_is_too_small_is_an_error():
 
 # ---- a run that is continued ----
 # An epoch has 13 steps: step 10 is in the first, 15 in the second.
-BREAKS = (TINY, f"--save-every 5 --keep 0 --loss-scale-interval 4 --val-data {TOKENS} --eval-every 4 --eval-steps 2 --sample-every 10 --sample-tokens 8")
+BREAKS = (TINY, f"--save-every 5 --keep 0 --loss-scale-interval 4 --val-data {TOKENS} --eval-every 4 --eval-steps 2 "
+          "--sample-every 10 --sample-tokens 8")
 
 
 def whole(precision="fp32"):

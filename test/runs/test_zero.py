@@ -1,5 +1,5 @@
-"""ZeRO: every stage's losses, norms, weights and optimizer state are DDP's to the bit in rank order, and agree with PyTorch's. Each rank holds
-and sends as many bytes as the formulas say, which are written here a second time, in plain numbers."""
+"""ZeRO: every stage's losses, norms, weights and optimizer state are DDP's to the bit in rank order, and agree with PyTorch's. Each rank
+holds and sends as many bytes as the formulas say, which are written here a second time, in plain numbers."""
 import pytest
 from shards import assert_lost, assert_near_losses, sampled, samples, shard, sizes, skipped_steps
 from suite import (PYTORCH, TOKENS, Stored, assert_as_predicted, assert_close, assert_refused, assert_same, rest, train, trained)
@@ -63,8 +63,9 @@ def test_each_rank_holds_and_sends_what_the_formula_says(ranks, stage, micro):
     units = 0
     if stage >= 2: units += ranks * (shard(ROOT, ranks) + 2 * shard(BLOCK, ranks)) # buckets: of the root and two blocks
     if stage == 3: units += ranks * (shard(ROOT, ranks) + shard(BLOCK, ranks)) # gathered: the root and a block
-    expected = others | {"parameters": 4 * kept(ranks) * (ranks if stage < 3 else 1), "gradients": 4 * kept(ranks) * (ranks if stage < 2 else 1),
-                         "optimizer state": 8 * kept(ranks), "communication": others["communication"] + 4 * units}
+    expected = others | {"parameters": 4 * kept(ranks) * (ranks if stage < 3 else 1),
+                         "gradients": 4 * kept(ranks) * (ranks if stage < 2 else 1), "optimizer state": 8 * kept(ranks),
+                         "communication": others["communication"] + 4 * units}
     assert run.about["predicted_bytes"] == expected
     assert {*run.series("mem_bytes"), *run.series("mem_peak_bytes")} == {sum(expected.values())} # as measured
     times = {1: 2, 2: micro + 1, 3: 3 * micro}[stage]
@@ -74,8 +75,8 @@ def test_each_rank_holds_and_sends_what_the_formula_says(ranks, stage, micro):
 
 @pytest.mark.parametrize("ranks", [4, rest(8)], ids="{}_ranks".format)
 def test_stage_3s_peak_falls_with_the_number_of_ranks(ranks):
-    """24 blocks of 16 channels, so that one unit's gathered parameters and gradients are few. The sharded part, 16 bytes a parameter, is 1/N
-    of one rank's; the rest is the same except padding and what communication takes."""
+    """24 blocks of 16 channels, so that one unit's gathered parameters and gradients are few. The sharded part, 16 bytes a parameter, is
+    1/N of one rank's; the rest is the same except padding and what communication takes."""
     def peak(ranks):
         return trained("zero", SMALL, "--model d24 --batch-size 1 --seq-len 8 --total-batch-size 0 --steps 2 --zero-stage 3",
                        ranks=ranks, env={"OMP_NUM_THREADS": 1}).series("mem_peak_bytes")[-1]
@@ -90,7 +91,8 @@ def test_stage_3s_peak_falls_with_the_number_of_ranks(ranks):
 @pytest.mark.parametrize("stage, options", [("zero", "--zero-stage 3"), ("fsdp", "")], ids=["zero", "fsdp"])
 def test_a_model_that_is_too_large_for_ddp_trains_with_the_same_limit(stage, options):
     """16 bytes for each of 2 million parameters are more than 25 MB; 4 bytes each and the gathered ones are less."""
-    big = (SMALL, "--model d10 --channels 128 --batch-size 1 --seq-len 8 --total-batch-size 0 --steps 1 --memory-limit 0.025 --recompute none")
+    big = (SMALL, "--model d10 --channels 128 --batch-size 1 --seq-len 8 --total-batch-size 0 --steps 1 --memory-limit 0.025",
+           "--recompute none")
     assert_refused(train("ddp", *big, ranks=4), "out of memory: .* are over --memory-limit 0.025 GB", "more ranks with ZeRO or FSDP")
     trained(stage, *big, options, ranks=4)
 
@@ -102,7 +104,8 @@ DEEP = (SMALL, f"--model d5 --val-data {TOKENS} --eval-every 2 --eval-steps 3 --
 
 
 @by_stage
-@pytest.mark.parametrize("options, strict", [("", False), ("", True), rest("--recompute block", False)], ids=["plain", "strict", "recompute"])
+@pytest.mark.parametrize("options, strict", [("", False), ("", True), rest("--recompute block", False)],
+                         ids=["plain", "strict", "recompute"])
 def test_5_blocks_have_ddps_bits_and_samples(stage, options, strict):
     ddp, zero = trained("ddp", *DEEP, ranks=3), trained("zero", *DEEP, "--zero-stage", stage, options, ranks=3, strict=strict)
     assert_same(ddp, zero)
@@ -142,7 +145,8 @@ def test_16_bits_have_ddps_bits_also_of_master_weights_and_skip_its_steps(precis
     assert_same(ddp, zero)
     if precision == "fp16": assert skipped_steps(ddp) == skipped_steps(zero)
     kept = shard((384 + 16 + 2) * 16, ranks) + 3 * shard(12 * 16 * 16 + 13 * 16, ranks)
-    expected = {"parameters": 2 * kept * (ranks if stage < 3 else 1), "gradients": 2 * kept * (ranks if stage < 2 else 1), "optimizer state": 12 * kept}
+    expected = {"parameters": 2 * kept * (ranks if stage < 3 else 1), "gradients": 2 * kept * (ranks if stage < 2 else 1),
+                "optimizer state": 12 * kept}
     assert expected.items() <= zero.about["predicted_bytes"].items()
     assert_as_predicted(zero)
 

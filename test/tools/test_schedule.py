@@ -19,7 +19,7 @@ def assert_says(text, *patterns):
     for pattern in patterns: assert re.search(pattern, text, re.M), f"there is no {pattern!r} in\n{text}"
 
 
-# With costs 3,1 there are 12 ms of work on average: 18 on the first stage, 6 on the second, which is waited for once: 1.5; so are two messages.
+# With costs 3,1 there are 12 ms of work on average: 18 on the first stage, 6 on the second, which is waited for once, 1.5; so are messages.
 # D8: 4 ranks of 2 blocks, C = 16, NH = 4, 32 tokens, fp32: a micro-batch's activations are 32 (2 (16 C 4 + 4 x 8) + 8) = 67840 bytes.
 @rows_of(r"""
 --p 2 --m 2 => ^rank 0   \|F0-F1-\.{6}D0----\.{3}D1----\|$ ~ ^rank 1   \|\.{3}F0-D0----F1-D1----\.{6}\|$ ~ ^step 9 ms: 6 ms of work ~
@@ -72,8 +72,8 @@ def test_errors(options, patterns):
 def step(begin, number):
     """1f1b on 2 ranks, 2 micro-batches, F 10 ms, D 20 ms. The first message comes 2 ms late; rank 0's D takes 16 and 24 ms."""
     slices = [(0, "F0 forward, block 0", 0, 10), (0, "F1 forward, block 0", 10, 10), (0, "wait for receive #3", 20, 22),
-              (0, "D0 backward, block 0", 42, 16), (0, "D1 backward, block 0", 72, 24), (0, "update", 96, 50), (1, "F0 forward, block 1", 12, 3),
-              (1, "F0 head", 15, 7), (1, "D0 head", 22, 20), (1, "F1 forward, block 1", 42, 10), (1, "D1 head", 52, 20)]
+              (0, "D0 backward, block 0", 42, 16), (0, "D1 backward, block 0", 72, 24), (0, "update", 96, 50),
+              (1, "F0 forward, block 1", 12, 3), (1, "F0 head", 15, 7), (1, "D0 head", 22, 20), (1, "F1 forward, block 1", 42, 10), (1, "D1 head", 52, 20)]
     return [{"ph": "X", "name": name, "pid": rank, "tid": 0, "ts": (begin + at) * 1e3, "dur": ms * 1e3, "args": {"step": number}}
             for rank, name, at, ms in slices]
 
@@ -104,12 +104,12 @@ def test_a_step_of_a_run_is_drawn_as_it_was_and_its_bubble_has_parts(tmp_path):
 
 
 @pytest.mark.parametrize("slices, options, pattern", [
-    (STEPS, "--schedule zb-h1", "action 2 of rank 0 in step 2 is D0, where zb-h1 .* has B0"), (STEPS, "--step 7", "the trace has no such step"),
+    (STEPS, "--schedule zb-h1", "action 2 of rank 0 in step 2 is D0, where zb-h1 .* has B0"), (STEPS, "--step 7", "has no such step"),
     (STEPS, "--times 1,2,3", "cannot be used with --trace"), (STEPS, "--batch-size 2", "batch-size is one of --model's"),
     (renamed("^[FD][01] ", ""), "", "no slices whose names begin with an action"),
     ([x for x in STEPS if x["name"] != "D1 head"], "", "rank 1 has 3 actions .* has 4; it is no whole step"),
-    (renamed("F0 forward, block 1", "F1 forward, block 1"), "", "action 0 of rank 1 in step 2 is F1, where 1f1b .* has F0; it is no whole step")],
-    ids=["other schedule", "no step", "times", "model", "other program", "torn", "no schedule's"])
+    (renamed("F0 forward, block 1", "F1 forward, block 1"), "", "action 0 of rank 1 .* is F1, where 1f1b .* has F0; it is no whole step")],
+    ids=["schedule", "step", "times", "model", "program", "torn", "order"])
 def test_errors_of_a_trace(slices, options, pattern, tmp_path):
     assert_refused(command(program("schedule"), trace(tmp_path / "run.json", slices), options), pattern)
 

@@ -36,7 +36,8 @@ FORWARD = "\nstatic void gpt2_forward(GPT2* g) {"
     ("dev/site/notes/ddp-zero.txt", lambda x: re.sub(r"^unit_release: .*?\n\n", "", x, flags=re.M | re.S), "no note for the hunk of unit_release"),
     ("dev/site/notes/ddp-zero.txt", lambda x: x + "\nunit_release: not_a_line();\n    Text. -> doc/03_zero.md#padding\n",
      "'unit_release: not_a_line();' belongs to 0 hunks"),
-    ("train_gpt2_zero.cu", lambda x: x.replace(FORWARD, FORWARD + " (void)g;"), "no note for the hunk of gpt2_forward")], ids=["no_note", "no_hunk", "new_hunk"])
+    ("train_gpt2_zero.cu", lambda x: x.replace(FORWARD, FORWARD + " (void)g;"), "no note for the hunk of gpt2_forward")],
+    ids=["no_note", "no_hunk", "new_hunk"])
 def test_a_note_or_hunk_alone_is_named(copy, file, change, says):
     text = (copy / file).read_text()
     (copy / file).write_text(change(text))

@@ -13,8 +13,8 @@ ALONE_AND_ON_2_RANKS = pytest.mark.parametrize("ranks", [None, 2], ids=["alone",
 
 def line(ranks, folder, *options):
     """A command of 50 steps, and the folder that it writes into."""
-    return [*(launcher() + ["-np", str(ranks)] if ranks else []), program("train_gpt2_ddp" if ranks else "train_gpt2_single"), *words(options or [OPTIONS]),
-            "--out", str(folder)]
+    start = [*launcher(), "-np", str(ranks), program("train_gpt2_ddp")] if ranks else [program("train_gpt2_single")]
+    return [*start, *words(options or [OPTIONS]), "--out", str(folder)]
 
 
 def steps(said):

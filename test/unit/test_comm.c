@@ -686,58 +686,8 @@ CLAIM(an_observer_sees_a_long_step_when_it_is_over) {
     comm_observe(&world, NULL, NULL);
 }
 
-// ---- the ring, without any communication ----
+// ---- the ring's chunks ----
 
-typedef struct { const float* send; float* recv; size_t send_n, recv_n; int to, from; } Exchange;
-static void pretend_exchange(void* self, const void* send, size_t send_n, int to, void* recv, size_t recv_n, int from) {
-    Exchange e = { send, recv, send_n, recv_n, to, from };
-    *(Exchange*)self = e;
-}
-static void pretend_add(void* self, void* into, const void* from, size_t n) { (void)self; comm_add(into, from, n, COMM_F32); }
-
-static void ring_of(int N, size_t n) {
-    static const RingCarrier pretend = { pretend_exchange, pretend_add };
-    Ring rings[MOST_RANKS];
-    Exchange exchanges[MOST_RANKS];
-    size_t sent[MOST_RANKS] = { 0 }, largest = ring_largest_chunk(N, n);
-    for (int r = 0; r < N; r++) {
-        char *buf = buffer(n, COMM_F32, whole, r, 0), *scratch = buffer(largest, COMM_F32, NULL, 0, 0);
-        Ring ring = { r, N, 0, n, sizeof(float), buf, scratch, &pretend, &exchanges[r] };
-        rings[r] = ring;
-    }
-    int steps = 0;
-    for (bool more = N > 0; more; steps++) {
-        for (int r = 0; r < N; r++) {
-            bool goes_on = ring_advance(&rings[r]);
-            check(r == 0 || goes_on == more, "rank %d of %d has another number of steps", r, N);
-            more = goes_on;
-        }
-        for (int r = 0; r < N && more; r++) {
-            Exchange *mine = &exchanges[r], *theirs = &exchanges[mine->to];
-            check(mine->to == (r + 1) % N && theirs->from == r, "rank %d sends to %d", r, mine->to);
-            check(theirs->recv_n == mine->send_n, "rank %d sends %zu, and %zu are awaited", r, mine->send_n, theirs->recv_n);
-            memcpy(theirs->recv, mine->send, mine->send_n * sizeof(float)); // nothing is sent and received into at the same step
-            sent[r] += mine->send_n;
-        }
-    }
-    check(steps - 1 == 2 * (N - 1), "%d steps for %d ranks", steps - 1, N);
-    size_t all = 0;
-    for (int r = 0; r < N; r++) {
-        for (size_t i = 0; i < n; i++) check_element(rings[r].buf, i, COMM_F32, whole_sums[N][i % PERIOD], "ring");
-        check_spare(rings[r].buf, n, COMM_F32);
-        check_spare(rings[r].scratch, largest, COMM_F32);
-        size_t steps_of_one = (size_t)ring_steps(N);
-        check(sent[r] >= steps_of_one * (n / (size_t)N) && sent[r] <= steps_of_one * largest, "rank %d sent %zu", r, sent[r]);
-        all += sent[r];
-        free(rings[r].buf); free(rings[r].scratch);
-    }
-    check(all == 2 * n * (size_t)(N - 1), "%d ranks sent %zu of %zu elements", N, all, n);
-}
-CLAIM(the_rings_schedule_sums_on_1_to_8_ranks_whatever_the_length) {
-    const size_t lengths[] = { 0, 1, 2, 3, 5, 7, 8, 9, 64, 1001 };
-    for (int N = 1; N <= MOST_RANKS; N++)
-        for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) ring_of(N, lengths[k]);
-}
 CLAIM(the_rings_chunks_cover_every_buffer_once) {
     for (int N = 1; N <= 9; N++)
         for (size_t n = 0; n < 50; n++)

@@ -86,7 +86,10 @@ static void ranks_open(int N, int method, long long rank) {
 }
 static void ranks_close(void) {
     world.world->backend = NULL;
-    for (int r = 0; r < num_ranks; r++) compress_free(&ranks[r].c); comm_free(&ranks[r].comm);
+    for (int r = 0; r < num_ranks; r++) {
+        compress_free(&ranks[r].c);
+        comm_free(&ranks[r].comm);
+    }
 }
 // Does to all ranks, in turn, what compress_begin and compress_finish do to one.
 static void ranks_step(long long step) {

@@ -117,7 +117,7 @@ TEST(cudnn_follows_the_cpu_over_shapes) {
     check_cudnn(1, 2047, 2, 128);
 #endif
 }
-TEST(other_shapes_and_unaligned_arrays_go_to_our_own_kernels) {
+TEST(cudnn_leaves_other_shapes_and_unaligned_arrays_to_our_own_kernels) {
     start(2, 40, 2, 16, ATTENTION_CUDNN, true);
     check_attention(1, 40, 2, 16, true);
     check_attention(2, 7, 2, 16, true);

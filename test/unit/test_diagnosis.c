@@ -30,7 +30,7 @@ static double sum_of(const Causes* c) { return c->compute + c->rest + causes_exp
 // n numbers are these.
 #define are(n, ...) do { \
         const double pairs_[][2] = { __VA_ARGS__ }; \
-        for (int i_ = 0; i_ < (n); i_++) if (!(fabs(pairs_[i_][0] - pairs_[i_][1]) < 1e-6)) fail_msg("number %d is %g, not %g", i_, pairs_[i_][0], pairs_[i_][1]); \
+        for (int i_ = 0; i_ < (n); i_++) is(pairs_[i_][0], pairs_[i_][1]); \
     } while (0)
 TEST(who_waits_least_waits_for_communication_the_others_for_it) {
     Causes c[4];
@@ -184,37 +184,27 @@ TEST(no_advice_where_enough_is_computed) {
 }
 
 TEST(the_largest_loss_comes_first) {
-    Setting s = plain();
-    static const char* const rest[] = { "rest: a rank slept or had no core for 40.0 of 100.0 ms" };
-    static const char* const cores[] = { "cores: 4 ranks share 2, and a rank had none for 40.0 of 100.0 ms; start 2 ranks here" };
-    static const char* const waiting[] = { "ranks wait for slower ones for 40.0 of 100.0 ms, and rank 3 least; a step keeps it busy for"
-                                           " 90.0 ms and the others for 50.0" };
     // 4 x 60 ms and still 40 are 280
-    static const char* const bubble[] = { "bubble: stages wait for 40.0 of 100.0 ms, with 2 micro-batches on 4 stages; with 8"
-                                          " (--total-batch-size 4000) it is as long, and 14 % of a step instead of 40" };
-    static const char* const data[] = { "data: steps wait for it for 40.0 of 100.0 ms" };
-    static const char* const share[] = { "computing: a rank computes for 50.0 ms, and a perfect share of one rank's step is 12.0" };
-    Diagnosis d = half_computing();
-    d.mean.rest = 0.045; // the slowest rank's also counts in it
-    d.others_rest = 0.04; d.mean.data = 0.02;
-    advice_is(&d, &s, 1, rest);
-    s.cores = 2;
-    advice_is(&d, &s, 1, cores);
-    s.cores = 0; // GPUs
-    advice_is(&d, &s, 1, rest);
-    d = half_computing();
-    d.mean.waiting = 0.03; d.others_waiting = 0.04; d.slowest = 3; d.slowest_busy = 0.09;
-    d.others_busy = 0.05;
-    advice_is(&d, &s, 1, waiting);
-    d = half_computing();
-    d.mean.bubble = 0.04;
-    advice_is(&d, &s, 1, bubble);
-    d = half_computing();
-    d.mean.data = 0.04;
-    advice_is(&d, &s, 1, data);
-    d = half_computing();
-    d.others_waiting = 0.037; s.share = 0.012;
-    advice_is(&d, &s, 1, share);
+    static const char bubble[] = "bubble: stages wait for 40.0 of 100.0 ms, with 2 micro-batches on 4 stages; with 8 (--total-batch-size 4000) it is"
+                                 " as long, and 14 % of a step instead of 40";
+    static const char waiting[] = "ranks wait for slower ones for 40.0 of 100.0 ms, and rank 3 least; a step keeps it busy for 90.0 ms and the others"
+                                  " for 50.0";
+    static const char asleep[] = "rest: a rank slept or had no core for 40.0 of 100.0 ms";
+    const struct { Causes mean; double rest, waiting, busy; int cores; double share; const char* says; } cases[] = {
+        { { .rest = 0.045, .data = 0.02 }, 0.04, 0, 0, 4, 0, asleep }, // the slowest rank's also counts in the mean
+        { { .rest = 0.045 }, 0.04, 0, 0, 2, 0, "cores: 4 ranks share 2, and a rank had none for 40.0 of 100.0 ms; start 2 ranks here" },
+        { { .rest = 0.045 }, 0.04, 0, 0, 0, 0, asleep }, // GPUs
+        { { .waiting = 0.03 }, 0, 0.04, 0.09, 0, 0, waiting }, { { .bubble = 0.04 }, 0, 0, 0, 0, 0, bubble },
+        { { .data = 0.04 }, 0, 0, 0, 0, 0, "data: steps wait for it for 40.0 of 100.0 ms" },
+        { { .data = 0 }, 0, 0.037, 0, 0, 0.012,
+        "computing: a rank computes for 50.0 ms, and a perfect share of one rank's step is 12.0" } };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Diagnosis d = half_computing();
+        Setting s = plain();
+        d.mean = cases[i].mean; d.mean.step = 0.1; d.mean.compute = 0.05; d.others_rest = cases[i].rest; d.others_waiting = cases[i].waiting;
+        d.slowest = 3; d.slowest_busy = cases[i].busy; d.others_busy = 0.05; s.cores = cases[i].cores; s.share = cases[i].share;
+        advice_is(&d, &s, 1, &cases[i].says);
+    }
 }
 
 TEST(communication_is_hidden_then_outweighed_then_compressed) {

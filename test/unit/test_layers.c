@@ -551,27 +551,6 @@ static void expect_dlogits(const char* what, const floatX* got, const double* wa
     for (int i = 0; i < a.N; i++) for (int v = 0; v < a.Vp; v++)
         if (v >= a.V || a.targets[i] < 0) assert_true(to_float(got[i * a.Vp + v]) == 0.0f);
 }
-static void check_classifier(int N, int V, int Vp) {
-    start(1, N, 1, 1, Vp);
-    Tensor logits = random_logits(N, V, Vp);
-    int* targets = random_tokens(N, V);
-    if (N > 1) targets[1] = -1;
-    float *losses = unset_floats((size_t)N), *losses_again = unset_floats((size_t)N);
-    double *want = doubles((size_t)N);
-    ClassifierInputs a = { N, V, Vp, logits.d, targets, 0.25, want };
-    double* gradient = classifier_gradient(a, logits.d);
-    classifier_forward(losses, logits.x, targets, N, V, Vp);
-    expect_floats("classifier_forward", losses, want, (size_t)N, 8);
-    classifier_forward_backward(losses_again, logits.x, targets, 0.25f, N, V, Vp);
-    assert_memory_equal(losses_again, losses, (size_t)N * sizeof(float));
-    expect_dlogits("classifier's dlogits", logits.x, gradient, a);
-}
-TEST(classifier_is_cross_entropy_over_the_vocabulary_without_its_padding) {
-    check_classifier(4, 11, 16);
-    check_classifier(1, 1, 128); // V = 1: the loss is 0
-    check_classifier(3, 130, 130);
-    check_classifier(5, 257, 384);
-}
 TEST(classifier_leaves_out_masked_rows_whatever_they_hold) {
     const int N = 4, V = 11, Vp = 16;
     start(1, N, 1, 1, Vp);
@@ -655,13 +634,17 @@ static void check_classifier_in_parts(int N, int V, int Vp, int parts, double ap
         for (int i = 0; i < N; i++) memcpy(dlogits.x + i * Vp + q * width, part[q].x + i * width, (size_t)width * sizeof(floatX));
     }
     expect_dlogits("dlogits of all parts", dlogits.x, gradient, a);
-    float* losses_of_whole = unset_floats((size_t)N);
-    classifier_forward_backward(losses_of_whole, logits.x, targets, 0.25f, N, V, Vp);
     if (parts > 1) return;
+    float *losses_of_whole = unset_floats((size_t)N), *losses_alone = unset_floats((size_t)N);
+    classifier_forward(losses_alone, logits.x, targets, N, V, Vp);
+    classifier_forward_backward(losses_of_whole, logits.x, targets, 0.25f, N, V, Vp);
     assert_memory_equal(losses, losses_of_whole, (size_t)N * sizeof(float));
+    assert_memory_equal(losses, losses_alone, (size_t)N * sizeof(float));
     assert_memory_equal(dlogits.x, logits.x, n * sizeof(floatX));
 }
-TEST(classifier_in_parts_is_the_classifier) {
+TEST(classifier_is_cross_entropy_over_the_vocabulary_without_its_padding_also_in_parts) {
+    check_classifier_in_parts(1, 1, 128, 1, 0); // V = 1: the loss is 0
+    check_classifier_in_parts(3, 130, 130, 1, 0);
     for (int parts = 1; parts <= 4; parts++) {
         check_classifier_in_parts(9, 11, 12, parts, 0);
         check_classifier_in_parts(9, 257, 384, parts, 0); // of 3: a part of one token; of 4: a part of padding

@@ -90,11 +90,11 @@ static char* guarded_alloc(bool on_host, size_t bytes) {
     memset(p, FILL, bytes + 2 * GUARD); // the CPU's device memory is the host's
     return p + GUARD;
 }
-static void guarded_free(bool on_host, void* memory, size_t bytes) {
+static void guarded_free(const Piece* p, void* memory, size_t element) {
     if (memory == NULL) return;
-    const unsigned char* p = (unsigned char*)memory - GUARD;
-    for (size_t i = 0; i < GUARD; i++) assert_true(p[i] == FILL && p[GUARD + bytes + i] == FILL); // written beside a piece
-    if (on_host) offload_free((char*)memory - GUARD);
+    const unsigned char* bytes = (unsigned char*)memory - GUARD;
+    for (size_t i = 0; i < GUARD; i++) assert_true(bytes[i] == FILL && bytes[GUARD + p->n * element + i] == FILL); // written beside a piece
+    if (p->on_host) offload_free((char*)memory - GUARD);
     else device_free((char*)memory - GUARD);
 }
 
@@ -109,10 +109,10 @@ static void rank_add(Rank* r, Piece p, StoredAs as) {
 }
 static void rank_free(Rank* r) {
     for (Piece* p = r->pieces; p < r->pieces + r->count; p++) {
-        guarded_free(p->on_host, p->params, p->n * sizeof(floatX));
-        guarded_free(p->on_host, p->master, p->n * sizeof(float));
-        guarded_free(p->on_host, p->m, p->n * sizeof(float));
-        guarded_free(p->on_host, p->v, p->n * sizeof(float));
+        guarded_free(p, p->params, sizeof(floatX));
+        guarded_free(p, p->master, sizeof(float));
+        guarded_free(p, p->m, sizeof(float));
+        guarded_free(p, p->v, sizeof(float));
     }
 }
 
@@ -419,20 +419,6 @@ TEST(a_checkpoint_has_the_same_bytes_from_any_ranks_and_any_pieces) {
     values_free(&v);
 }
 
-TEST(writers_with_files_of_their_own) {
-    Values v;
-    values_make(&v, small, 13);
-    for (int writers = 1; writers <= 5; writers++) {
-        Cut cut = { 0, 1, 0, writers, 2, (uint64_t)writers, AS_MASTER, false };
-        Cut other = { 0, 1, 0, 6 - writers, 1, 3, AS_BOTH, true };
-        save_cut("sharded", state_of(small), &v, cut, true);
-        load_cut("sharded", &v, cut, CHECKPOINT_MASTER);
-        load_cut("sharded", &v, other, CHECKPOINT_MASTER);
-        load_cut("sharded", &v, other, CHECKPOINT_MODEL);
-    }
-    values_free(&v);
-}
-
 TEST(parts_save_the_files_of_whole_units_and_load_into_any_parts) {
     Values v;
     values_make(&v, small, 14);
@@ -448,9 +434,17 @@ TEST(parts_save_the_files_of_whole_units_and_load_into_any_parts) {
             load_cut("parts", &v, whole, CHECKPOINT_MASTER);
             load_cut("parts", &v, other, CHECKPOINT_MASTER);
             load_cut("parts", &v, other, CHECKPOINT_MODEL);
-            save_cut("parts-sharded", state_of(small), &v, cut, true);
-            load_cut("parts-sharded", &v, other, CHECKPOINT_MASTER);
+            save_cut("sharded", state_of(small), &v, cut, true);
+            load_cut("sharded", &v, other, CHECKPOINT_MASTER);
+            load_cut("sharded", &v, other, CHECKPOINT_MODEL);
         }
+    }
+    for (int writers = 1; writers <= 5; writers++) { // of whole units, with files of their own
+        Cut cut = { 0, 1, 0, writers, 2, (uint64_t)writers, AS_MASTER, false }, other = { 0, 1, 0, 6 - writers, 1, 3, AS_BOTH, true };
+        save_cut("sharded", state_of(small), &v, cut, true);
+        load_cut("sharded", &v, cut, CHECKPOINT_MASTER);
+        load_cut("sharded", &v, other, CHECKPOINT_MASTER);
+        load_cut("sharded", &v, other, CHECKPOINT_MODEL);
     }
     values_free(&v);
 }
@@ -476,8 +470,7 @@ TEST(damage_is_found_by_any_ranks) {
         save_cut("damaged", state_of(small), &v, whole, false);
         if (damage >= 0) {
             size_t n;
-            char *bytes = file_of("damaged", names[damage], &n);
-            char* path = format_string("damaged/step_00000007/%s", names[damage]);
+            char *bytes = file_of("damaged", names[damage], &n), *path = format_string("damaged/step_00000007/%s", names[damage]);
             bytes[n - 5] ^= 1; // of a value
             write_file(path, bytes, n);
             free(path); free(bytes);

@@ -36,28 +36,6 @@ static void assert_rounds_to(double x, double given, double unit) {
     if (!(fabs(x - given) <= unit / 2 * (1 + 1e-9))) fail_msg("%.6g does not round to %g", x, given);
 }
 
-// table 1 of arXiv 1910.02054
-TEST(the_zero_papers_table) {
-    static const struct { int N; double given[3][3]; double unit[3][3]; } rows[] = { // by size, then by stage
-        { 1, { { 120, 120, 120 }, { 2048, 2048, 2048 }, { 16000, 16000, 16000 } }, { { 1, 1, 1 }, { 1, 1, 1 }, { 1, 1, 1 } } },
-        { 4, { { 52.5, 41.3, 30 }, { 896, 704, 512 }, { 7000, 5500, 4000 } }, { { .1, .1, 1 }, { 1, 1, 1 }, { 1, 1, 1 } } },
-        { 16, { { 35.6, 21.6, 7.5 }, { 608, 368, 128 }, { 4750, 2875, 1000 } }, { { .1, .1, .1 }, { 1, 1, 1 }, { 1, 1, 1 } } },
-        { 64, { { 31.4, 16.6, 1.88 }, { 536, 284, 32 }, { 4187, 2219, 250 } }, { { .1, .1, .01 }, { 1, 1, 1 }, { 1, 1, 1 } } },
-        { 256, { { 30.4, 15.4, 0.47 }, { 518, 263, 8 }, { 4046, 2054, 62.5 } }, // two are cut off, not rounded
-          { { .1, .1, .01 }, { 1, 1, 1 }, { 2, 2, .1 } } },
-        { 1024, { { 30.1, 15.1, 0.12 }, { 514, 258, 2 }, { 4012, 2014, 15.6 } }, { { .1, .1, .01 }, { 1, 1, 1 }, { 1, 1, .1 } } },
-    };
-    static const double params[3] = { 7.5e9, 128e9, 1e12 };
-    StateBytes one = state_bytes(2, true);
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) for (int m = 0; m < 3; m++) {
-        assert_rounds_to(gigabytes(params[m], PLAN_DDP, rows[i].N, one), 16e-9 * params[m], 1e-6);
-        for (int z = 0; z < 3; z++) {
-            double gb = gigabytes(params[m], (PlanStage)(PLAN_ZERO1 + z), rows[i].N, one);
-            assert_rounds_to(gb, rows[i].given[m][z], rows[i].unit[m][z]);
-        }
-    }
-}
-
 TEST(figures_that_courses_give) {
     static const struct { double billions; PlanStage stage; int N; size_t X; bool master; double gb; } rows[] = {
         { 7, PLAN_DDP, 1, 2, false, 84 }, { 13, PLAN_DDP, 1, 2, false, 156 }, { 13, PLAN_FSDP, 4, 2, false, 39 },
@@ -318,36 +296,10 @@ TEST(all_activations_are_near_megatrons) {
     }
 }
 
-// Shoeybi et al. 2019 (arXiv 1909.08053), table 1: 1024 tokens; Narayanan et al. 2021 (arXiv 2104.04473), table 1, the rows without
-// pipelines: 2048 tokens. Both pad GPT-2's vocabulary to 51200, a multiple of 128 t for every t.
-static const struct { double billions; int C, NH, L, t; } shoeybi[] = {
-    { 1.2, 1536, 16, 40, 1 }, { 2.5, 1920, 20, 54, 2 }, { 4.2, 2304, 24, 64, 4 }, { 8.3, 3072, 32, 72, 8 }
-};
 static const struct { double billions; int C, NH, L, t, N, batch; double tflops, percent; } narayanan[] = {
     { 1.7, 2304, 24, 24, 1, 32, 512, 137, 44 }, { 3.6, 3072, 32, 30, 2, 64, 512, 138, 44 },
     { 7.5, 4096, 32, 36, 4, 128, 512, 142, 46 }, { 18.4, 6144, 48, 40, 8, 256, 1024, 135, 43 }
 };
-TEST(parameters_of_megatrons_models) {
-    for (int i = 0; i < 4; i++) {
-        Plan p = megatron(shoeybi[i].L, shoeybi[i].NH, shoeybi[i].C, 1024, 8, shoeybi[i].t, shoeybi[i].t);
-        assert_rounds_to(1e-9 * (double)gpt2_num_parameters(p.config), shoeybi[i].billions, 0.1);
-        double part = (double)plan_kind(&p, PLAN_TP, MEMORY_PARAMETERS) / 2;
-        assert_true(part > 1.0e9 && part < 1.3e9); // figure 1: "approximately 1 billion parameters per GPU"
-        p.recompute = RECOMPUTE_BLOCK;
-        assert_true(plan_memory_total(&p, PLAN_TP) < 32e9); // of a V100
-        p = megatron(narayanan[i].L, narayanan[i].NH, narayanan[i].C, 2048, 4, narayanan[i].t, narayanan[i].N);
-        assert_rounds_to(1e-9 * (double)gpt2_num_parameters(p.config), narayanan[i].billions, 0.1);
-        p.recompute = RECOMPUTE_BLOCK;
-        assert_true(plan_memory_total(&p, PLAN_TP) < 80e9); // of an A100
-    }
-    Plan p = megatron(48, 64, 6144, 2048, 4, 8, 8); // Korthikanti's 22B ran with either
-    assert_rounds_to(1e-9 * (double)gpt2_num_parameters(p.config), 22, 1);
-    p.sequence_parallel = true;
-    assert_true(plan_memory_total(&p, PLAN_TP) < 80e9);
-    p.sequence_parallel = false; p.recompute = RECOMPUTE_BLOCK;
-    assert_true(plan_memory_total(&p, PLAN_TP) < 80e9);
-}
-
 // Equation 3 of arXiv 2104.04473, for a token: every product of the forward pass twice, as blocks are recomputed, and twice as many
 // backward; the logits once and twice.
 static double narayanan_flops(GPT2Config c, double s) {
@@ -576,21 +528,21 @@ TEST(steps_that_can_be_drawn_by_hand) {
 }
 
 // ---- options of fsdp ----
-// Two blocks on 2 or 4 ranks.
-static StepTime drawn_fsdp_step(int N, int accumulation, PlanFsdp how) { return drawn_step_of(PLAN_FSDP, N, accumulation, 2, 1, how); }
 TEST(ways_of_sharding_that_can_be_drawn_by_hand) {
-    PlanFsdp hybrid = { SHARD_HYBRID, 2, REDUCE_FP32, false, 0, 0 }, grad_op = { SHARD_GRAD_OP, 0, REDUCE_FP32, false, 0, 0 };
-    PlanFsdp none = { SHARD_NONE, 0, REDUCE_FP32, false, 0, 0 };
-    // as fsdp on 2 ranks; then each shard is summed over the copies in 2 s: block 2 from 10 to 12, block 1 to 14, the root to 16
-    assert_step(drawn_fsdp_step(4, 1, hybrid), 9, 14, 16);
-    // once a step: the reductions of the second micro-batch end at 22, 24 and 25, and the sums at 24, 26 and 28
-    assert_step(drawn_fsdp_step(4, 2, hybrid), 18, 21, 28);
-    // blocks stay from forward to backward, and from one micro-batch to the next
-    assert_step(drawn_fsdp_step(2, 1, grad_op), 9, 6, 13);
-    assert_step(drawn_fsdp_step(2, 2, grad_op), 18, 9, 22);
-    // nothing is gathered or scattered: ddp
-    assert_step(drawn_fsdp_step(2, 1, none), 9, 6, 13);
-    assert_step(drawn_fsdp_step(2, 2, none), 18, 6, 22);
+    static const struct { int sharding, group, N, accumulation; double compute, communication, seconds; } rows[] = {
+        // two blocks as fsdp on 2 ranks; then each shard is summed over the copies in 2 s: block 2 from 10 to 12, block 1 to 14, the root
+        // to 16.
+        // Once a step: the reductions of the second micro-batch end at 22, 24 and 25, and the sums at 24, 26 and 28
+        { SHARD_HYBRID, 2, 4, 1, 9, 14, 16 }, { SHARD_HYBRID, 2, 4, 2, 18, 21, 28 },
+        // blocks stay from forward to backward, and from one micro-batch to the next
+        { SHARD_GRAD_OP, 0, 2, 1, 9, 6, 13 }, { SHARD_GRAD_OP, 0, 2, 2, 18, 9, 22 },
+        // nothing is gathered or scattered: ddp
+        { SHARD_NONE, 0, 2, 1, 9, 6, 13 }, { SHARD_NONE, 0, 2, 2, 18, 6, 22 } };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        PlanFsdp how = { rows[i].sharding, rows[i].group, REDUCE_FP32, false, 0, 0 };
+        StepTime t = drawn_step_of(PLAN_FSDP, rows[i].N, rows[i].accumulation, 2, 1, how);
+        assert_step(t, rows[i].compute, rows[i].communication, rows[i].seconds);
+    }
 }
 
 TEST(ways_of_sharding_counted_by_hand) {
@@ -691,12 +643,12 @@ static double touched(int method, int feedback, double X) { // bytes for each el
     return (b.root.packing + b.blocks.packing + b.root.unpacking + b.blocks.unpacking) / n;
 }
 TEST(what_compressing_reads_and_writes) {
+    double sums = 1.0156 + 1.0156 + 2 + .2539 + 1.0156; // written; N parts read, a sum written and read, a part written; all parts read
     assert_rounds_to(touched(COMPRESS_BF16, 0, 4), 12, 1e-9); // gradients are read, 2 bytes written; then read, and gradients written
     assert_rounds_to(touched(COMPRESS_BF16, 1, 4), 20, 1e-9);
-    // 4 + 1 written; N parts read, a sum written and read, a part written; all parts read, gradients written
-    assert_rounds_to(touched(COMPRESS_INT8, 0, 4), 4 + 1.0156 + 1.0156 + 2 + .2539 + 1.0156 + 4, 1e-3);
-    assert_rounds_to(touched(COMPRESS_INT8, 1, 4), 4 + 1.0156 + 1.0156 + 2 + .2539 + 1.0156 + 4 + 8 + 2, 1e-3);
-    assert_rounds_to(touched(COMPRESS_INT8, 0, 2), 2 + 1.0156 + 1.0156 + 2 + .2539 + 1.0156 + 2, 1e-3);
+    assert_rounds_to(touched(COMPRESS_INT8, 0, 4), 4 + sums + 4, 1e-3);
+    assert_rounds_to(touched(COMPRESS_INT8, 1, 4), 4 + sums + 4 + 8 + 2, 1e-3);
+    assert_rounds_to(touched(COMPRESS_INT8, 0, 2), 2 + sums + 2, 1e-3);
     assert_true(touched(COMPRESS_TOP_K, 0, 4) > 2 * touched(COMPRESS_SIGN, 0, 4));
 }
 TEST(compressing_takes_time_beside_backward) {
@@ -746,19 +698,19 @@ TEST(compression_is_summed_or_exchanged_or_gathered) {
     }
 }
 
-static StepTime drawn_groups(PlanStage stage, int accumulation, int blocks, int wrap_blocks) {
-    return drawn_step_of(stage, 2, accumulation, blocks, wrap_blocks, (PlanFsdp){ 0 });
-}
 TEST(steps_of_groups_that_can_be_drawn_by_hand) {
-    // blocks 1 and 2 are a group, block 3 another. Root 0-1, group 1 1-2 and group 2 2-3 are gathered, so forward is 2-5 and the head 5-8.
-    // Meanwhile group 2 is gathered 5-6, then group 1 8-9, so backward is 8-14; the last two reductions follow
-    assert_step(drawn_groups(PLAN_FSDP, 1, 3, 2), 12, 8, 16);
-    // one group, gathered 0-1; all of compute, then one reduction, of which the first is behind the second micro-batch
-    assert_step(drawn_groups(PLAN_FSDP, 1, 3, 0), 12, 2, 14);
-    assert_step(drawn_groups(PLAN_FSDP, 2, 3, 0), 24, 3, 26);
-    // more than there are blocks: one group beside the root, but zero-3 has no groups
-    assert_step(drawn_groups(PLAN_FSDP, 1, 2, 7), 9, 5, 13);
-    assert_step(drawn_groups(PLAN_ZERO3, 1, 2, 7), 9, 9, 18);
+    static const struct { PlanStage stage; int accumulation, blocks, wrap; double compute, communication, seconds; } rows[] = {
+        // blocks 1 and 2 are a group, block 3 another. Root 0-1, group 1 1-2 and group 2 2-3 are gathered, so forward is 2-5 and the head
+        // 5-8.
+        // Meanwhile group 2 is gathered 5-6, then group 1 8-9, so backward is 8-14; the last two reductions follow
+        { PLAN_FSDP, 1, 3, 2, 12, 8, 16 },
+        // one group, gathered 0-1; all of compute, then one reduction, of which the first is behind the second micro-batch
+        { PLAN_FSDP, 1, 3, 0, 12, 2, 14 }, { PLAN_FSDP, 2, 3, 0, 24, 3, 26 },
+        { PLAN_FSDP, 1, 2, 7, 9, 5, 13 }, { PLAN_ZERO3, 1, 2, 7, 9, 9, 18 } }; // more than there are blocks; zero-3 has no groups
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        StepTime t = drawn_step_of(rows[i].stage, 2, rows[i].accumulation, rows[i].blocks, rows[i].wrap, (PlanFsdp){ 0 });
+        assert_step(t, rows[i].compute, rows[i].communication, rows[i].seconds);
+    }
 }
 
 TEST(the_last_group_is_the_first_to_go_backward) {
@@ -783,37 +735,29 @@ static void assert_tensor_step(StepTime t, double compute, double communication,
                  t.compute, t.communication, t.exposed, compute, communication, exposed);
 }
 TEST(sums_are_exposed_but_for_what_dw_hides) {
-    Plan how = plan_of("gpt2", 2), rows = how, kept = how, recomputed = how;
-    double dw_fc = 4 * 768.0 / (12 * 768 + 13 + 1024), dw_qkv = 3 * 768.0 / (12 * 768 + 13 + 1024); // of a forward pass
-    // embedding 2, two sums of the block's forward pass 4, what the losses need 1, the head's dX 2; two sums backward 4, both hidden behind
-    // a long dW
-    assert_tensor_step(drawn_tensor_step(100, 2, how), 300, 13, 9);
-    assert_tensor_step(drawn_tensor_step(0, 2, how), 0, 13, 13);
-    assert_tensor_step(drawn_tensor_step(1, 2, how), 3, 13, 13 - dw_fc - dw_qkv);
-    how.accumulation = 3;
-    assert_tensor_step(drawn_tensor_step(1, 2, how), 9, 39, 3 * (13 - dw_fc - dw_qkv));
-    // reduce-scatter 1 and gather 1 for each of these; dres is gathered twice more and in the end, three layernorms' gradients are summed
-    // 6. Backward the two reduce-scatters are hidden, and so are the gathers beside dX
-    rows.sequence_parallel = true;
-    double waits = 1 + 4 + 1 + 1 + 1 + 2 + 1 + 6;
-    assert_tensor_step(drawn_tensor_step(100, 2, rows), 300, waits + 2 + 2, waits);
-    assert_tensor_step(drawn_tensor_step(0, 2, rows), 0, 21, 21);
-    kept = rows;
-    kept.keep_gathered = true;
-    assert_tensor_step(drawn_tensor_step(100, 2, kept), 300, 19, 17);
-    recomputed.recompute = RECOMPUTE_BLOCK; // proj's sum again
-    assert_tensor_step(drawn_tensor_step(100, 2, recomputed), 400, 15, 11);
-    recomputed.sequence_parallel = true; // as two, and a gather
-    assert_tensor_step(drawn_tensor_step(100, 2, recomputed), 400, 24, 20);
+    double dw = (4 + 3) * 768.0 / (12 * 768 + 13 + 1024); // of fc and qkv, of a forward pass
+    const struct { double forward; int N, accumulation, rows, kept, again; double compute, communication, exposed; } steps[] = {
+        // embedding 2, two sums of the block's forward pass 4, what the losses need 1, the head's dX 2; two sums backward 4, both hidden
+        // behind
+        // a long dW
+        { 100, 2, 1, 0, 0, 0, 300, 13, 9 }, { 0, 2, 1, 0, 0, 0, 0, 13, 13 }, { 1, 2, 1, 0, 0, 0, 3, 13, 13 - dw },
+        { 1, 2, 3, 0, 0, 0, 9, 39, 3 * (13 - dw) },
+        // reduce-scatter 1 and gather 1 for each of these; dres is gathered twice more and in the end, three layernorms' gradients are
+        // summed 6:
+        // 1 + 4 + 1 + 1 + 1 + 2 + 1 + 6. Backward the two reduce-scatters are hidden, and so are the gathers beside dX
+        { 100, 2, 1, 1, 0, 0, 300, 17 + 2 + 2, 17 }, { 0, 2, 1, 1, 0, 0, 0, 21, 21 }, { 100, 2, 1, 1, 1, 0, 300, 19, 17 },
+        { 100, 2, 1, 0, 0, 1, 400, 15, 11 }, { 100, 2, 1, 1, 0, 1, 400, 24, 20 }, // proj's sum again; as two, and a gather
+        // with a second copy the block's gradients and the root's, 2 s each, when the backward pass has ended; in the last micro-batch
+        // alone
+        { 100, 4, 1, 0, 0, 0, 300, 17, 9 + 4 }, { 100, 4, 2, 0, 0, 0, 600, 2 * 13 + 4, 2 * 9 + 4 }
+    };
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        Plan p = plan_of("gpt2", 2);
+        p.accumulation = steps[i].accumulation; p.sequence_parallel = steps[i].rows; p.keep_gathered = steps[i].kept;
+        p.recompute = steps[i].again ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
+        assert_tensor_step(drawn_tensor_step(steps[i].forward, steps[i].N, p), steps[i].compute, steps[i].communication, steps[i].exposed);
+    }
 }
-TEST(copies_reduce_gradients_beside_the_sums) {
-    Plan how = plan_of("gpt2", 4);
-    // with a second copy: the block's gradients and the root's, 2 s each, when the backward pass has ended
-    assert_tensor_step(drawn_tensor_step(100, 4, how), 300, 17, 9 + 4);
-    how.accumulation = 2; // in the last micro-batch alone
-    assert_tensor_step(drawn_tensor_step(100, 4, how), 600, 2 * 13 + 4, 2 * 9 + 4);
-}
-
 TEST(a_balanced_pipelines_bubble_is_the_formulas) {
     static const int chunks[] = { 1, 1, 2, 1 };
     UnitSeconds s = { 1, 2, 0 };
@@ -831,16 +775,13 @@ TEST(a_balanced_pipelines_bubble_is_the_formulas) {
     }
 }
 
-static PipelineTime drawn_pipeline_step_of(int schedule, int blocks, int m, int N, double alpha) {
+static PipelineTime drawn_pipeline_step(int schedule, int blocks, int m, int N, double alpha) {
     Plan p = plan_of("gpt2", N);
     p.pipe = (PlanPipe){ 2, schedule, 1, PLAN_MOST, blocks == 2 ? "1,1" : "1,3" };
     p.config.L = blocks; p.accumulation = m;
     Network w = network_with(alpha, INFINITY);
     UnitSeconds s = { 1, 2, 3 };
     return pipeline_step(&p, &w, s);
-}
-static PipelineTime drawn_pipeline_step(int schedule, int m, int N, double alpha) {
-    return drawn_pipeline_step_of(schedule, 2, m, N, alpha);
 }
 static void assert_pipeline_step(PipelineTime t, double compute, double bubble, double communication, double exposed) {
     if (!near(t.compute, compute) || !near(t.bubble, bubble) || !near(t.communication, communication) ||
@@ -849,21 +790,25 @@ static void assert_pipeline_step(PipelineTime t, double compute, double bubble, 
                  t.communication, t.exposed, compute, bubble, communication, exposed);
 }
 TEST(steps_of_a_pipeline_that_can_be_drawn_by_hand) {
-    // F 0-1 on rank 0, F 1-2 and D 2-7 on rank 1, D 7-9 on rank 0: the mean of 3 and 6 is computed
-    assert_pipeline_step(drawn_pipeline_step(SCHEDULE_1F1B, 1, 2, 0), 4.5, 4.5, 0, 0);
-    // rank 1: F 1-2, D 2-7, F 7-8, D 8-13; rank 0's last D 13-15
-    assert_pipeline_step(drawn_pipeline_step(SCHEDULE_1F1B, 2, 2, 0), 9, 6, 0, 0);
-    // rank 1: F 1-2, F 2-3, D 3-8, D 8-13
-    assert_pipeline_step(drawn_pipeline_step(SCHEDULE_GPIPE, 2, 2, 0), 9, 6, 0, 0);
-    // with a second for a hop: F 2-3 and D 3-8 on rank 1, D 9-11 on rank 0. The root's sum takes 2, and three numbers 2 each
-    assert_pipeline_step(drawn_pipeline_step(SCHEDULE_1F1B, 1, 2, 1), 4.5, 4.5, 1 + 2 + 6, 2 + 2 + 6);
-    // two copies: rank 0's block is summed 11-13, beside the root over two ranks; then the root over the copies 13-15
-    assert_pipeline_step(drawn_pipeline_step(SCHEDULE_1F1B, 1, 4, 1), 4.5, 4.5, 1 + 2 + 2 + 2 + 6, 2 + 2 + 2 + 6);
-    // only the second micro-batch's gradients are summed. Rank 1: F 2-3, D 3-8, F 8-9, D 9-14; rank 0's last D 15-17
-    assert_pipeline_step(drawn_pipeline_step(SCHEDULE_1F1B, 2, 4, 1), 9, 6, 2 + 2 + 2 + 2 + 6, 2 + 2 + 2 + 6);
-    // slow links: F 0-1, F 11-14 and D 14-23 with the head first, D 33-35. Rank 1's blocks are ready at 19, 21, 23, and summed until 79;
-    // the root, over two ranks 35-55, follows until 99
-    assert_pipeline_step(drawn_pipeline_step_of(SCHEDULE_1F1B, 4, 1, 4, 10), 7.5, 7.5, 10 + 20 + 60 + 20 + 60, 99 - 15 + 60);
+    static const struct { int schedule, blocks, m, N; double alpha, compute, bubble, communication, exposed; } rows[] = {
+        // F 0-1 on rank 0, F 1-2 and D 2-7 on rank 1, D 7-9 on rank 0: the mean of 3 and 6 is computed
+        { SCHEDULE_1F1B, 2, 1, 2, 0, 4.5, 4.5, 0, 0 },
+        // rank 1: F 1-2, D 2-7, F 7-8, D 8-13; rank 0's last D 13-15. With gpipe F 1-2, F 2-3, D 3-8, D 8-13
+        { SCHEDULE_1F1B, 2, 2, 2, 0, 9, 6, 0, 0 }, { SCHEDULE_GPIPE, 2, 2, 2, 0, 9, 6, 0, 0 },
+        // with a second for a hop: F 2-3 and D 3-8 on rank 1, D 9-11 on rank 0. The root's sum takes 2, and three numbers 2 each
+        { SCHEDULE_1F1B, 2, 1, 2, 1, 4.5, 4.5, 1 + 2 + 6, 2 + 2 + 6 },
+        // two copies: rank 0's block is summed 11-13, beside the root over two ranks; then the root over the copies 13-15
+        { SCHEDULE_1F1B, 2, 1, 4, 1, 4.5, 4.5, 1 + 2 + 2 + 2 + 6, 2 + 2 + 2 + 6 },
+        // only the second micro-batch's gradients are summed. Rank 1: F 2-3, D 3-8, F 8-9, D 9-14; rank 0's last D 15-17
+        { SCHEDULE_1F1B, 2, 2, 4, 1, 9, 6, 2 + 2 + 2 + 2 + 6, 2 + 2 + 2 + 6 },
+        // slow links: F 0-1, F 11-14 and D 14-23 with the head first, D 33-35. Rank 1's blocks are ready at 19, 21, 23, and summed until
+        // 79; the
+        // root, over two ranks 35-55, follows until 99
+        { SCHEDULE_1F1B, 4, 1, 4, 10, 7.5, 7.5, 10 + 20 + 60 + 20 + 60, 99 - 15 + 60 } };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        PipelineTime t = drawn_pipeline_step(rows[i].schedule, rows[i].blocks, rows[i].m, rows[i].N, rows[i].alpha);
+        assert_pipeline_step(t, rows[i].compute, rows[i].bubble, rows[i].communication, rows[i].exposed);
+    }
 }
 // Of zb-h1 W ends a block's gradients; it is 24 C^2 FLOPs of the forward pass's 24 C^2 + 2 C T and vectors.
 TEST(w_is_four_products_of_a_block) {

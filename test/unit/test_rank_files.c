@@ -340,11 +340,9 @@ static void read_damaged(__attribute__((unused)) void* unused) {
 
 TEST(damaged_files_are_refused_with_the_line) {
     static const struct { const char *text, *says; } cases[] = {
-        { "", ":0: this is not a file of last operations, or it is damaged: it is cut off" },
-        { "step,loss\n", ":1: this is not a file" },
+        { "", ":0: this is not a file of last operations, or it is damaged: it is cut off" }, { "step,loss\n", ":1: this is not a file" },
         { OPLOG_MAGIC "\nrun a rank 4 of 4 step 3 operations 2\nend\n", ":2: " },
-        { OPLOG_MAGIC "\nrun a rank 1 of 99999999 step 3 operations 2\nend\n", ":2: " },
-        { OPLOG_MAGIC "\nrank 1\nend\n", ":2: " },
+        { OPLOG_MAGIC "\nrun a rank 1 of 99999999 step 3 operations 2\nend\n", ":2: " }, { OPLOG_MAGIC "\nrank 1\nend\n", ":2: " },
         { HEAD CHANNEL OPS, "it is cut off" },
         { HEAD CHANNEL "op 0 world all-reduce 10", ":4: this is not a file of last operations, or it is damaged: an operation was" },
         { HEAD CHANNEL OPS "end\nmore\n", "something follows the end" },

@@ -206,8 +206,7 @@ static void strike(const char* text, int rank, long long step) {
 
 TEST(faults_happen_at_their_rank_and_step_alone) {
     static const struct { const char* text; int rank; long long step; int status; const char *out, *err; } cases[] = {
-        { "", 2, 7, 0, "00\n", "" },
-        { "2:7:kill", 2, 7, 1000 + SIGKILL, NULL, "FAULT ON PURPOSE: RANK 2, STEP 7: kill (--fault)\n" },
+        { "", 2, 7, 0, "00\n", "" }, { "2:7:kill", 2, 7, 1000 + SIGKILL, NULL, "FAULT ON PURPOSE: RANK 2, STEP 7: kill (--fault)\n" },
         { "2:7:kill", 1, 7, 0, "FAULT ON PURPOSE: RANK 2 IS KILLED AT STEP 7 (--fault)\n00\n", "" },
         { "2:7:kill", 2, 6, 0, "FAULT ON PURPOSE: RANK 2 IS KILLED AT STEP 7 (--fault)\n00\n", "" },
         { "2:7/1:kill", 2, 7, 0, "FAULT ON PURPOSE: RANK 2 IS KILLED AT STEP 7, MICRO-BATCH 1 (--fault)\n00\n", "" }, // not yet

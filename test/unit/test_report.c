@@ -77,25 +77,26 @@ TEST(offloaded_memory_is_beside_the_devices) {
     assert_report(offload_and_report, 1, 2, NULL, more);
 }
 
-static RankMemory chosen_memory(const size_t* bytes, int N, int wrong) {
+// Gives a rule of the control channel N ranks' records of so many bytes, and takes its answer into `chosen`, which is of that size, too.
+static void choose(ControlBytes (*rule)(void*, const ControlBytes*, int), const void* records, size_t bytes, int N, void* chosen) {
     ControlBytes given[4] = { { 0 } };
-    RankMemory chosen;
-    for (int q = 0; q < N; q++) {
-        RankMemory m;
-        memset(&m, 0, sizeof m);
-        m.rank = q;
-        m.predicted[MEMORY_GRADIENTS] = m.measured[MEMORY_GRADIENTS] = m.total = m.peak = bytes[q];
-        m.measured[MEMORY_GRADIENTS] -= q == wrong;
-        given[q] = control_bytes(&m, sizeof m);
-    }
-    ControlBytes answer = memory_choose(NULL, given, N);
-    memcpy(&chosen, answer.data, sizeof chosen);
+    for (int q = 0; q < N; q++) given[q] = control_bytes((const char*)records + (size_t)q * bytes, bytes);
+    ControlBytes answer = rule(NULL, given, N);
+    assert_int_equal(answer.bytes, bytes);
+    memcpy(chosen, answer.data, bytes);
     free(answer.data);
     for (int q = 0; q < N; q++) free(given[q].data);
-    return chosen;
 }
+// Of ranks that predict and hold so many bytes, of which rank `wrong` holds one less, -1: none, this rank's memory is shown.
 static void assert_memory_of(const size_t* bytes, int N, int wrong, int rank, bool named) {
-    RankMemory m = chosen_memory(bytes, N, wrong);
+    RankMemory given[4], m;
+    memset(given, 0, sizeof given);
+    for (int q = 0; q < N; q++) {
+        given[q].rank = q;
+        given[q].predicted[MEMORY_GRADIENTS] = given[q].measured[MEMORY_GRADIENTS] = given[q].total = given[q].peak = bytes[q];
+        given[q].measured[MEMORY_GRADIENTS] -= q == wrong;
+    }
+    choose(memory_choose, given, sizeof m, N, &m);
     assert_true(m.rank == rank && m.named == named && memory_as_predicted(&m) == (wrong < 0));
 }
 TEST(the_memory_of_a_rank_that_is_not_as_predicted_is_shown_else_of_the_one_that_has_most) {
@@ -151,27 +152,12 @@ TEST(memory_up_to_its_limit_can_be_had_and_not_a_byte_more) {
 }
 
 // ---- bytes sent, which each rank predicts and counts for itself ----
-// What sent_choose answers when the ranks give these (N): the bytes of the rank that it names.
-static SentBytes chosen_of(const SentBytes* ranks, int N) {
-    ControlBytes given[4] = { { 0 } };
-    SentReport chosen;
-    memset(given, 0, sizeof given);
-    for (int q = 0; q < N; q++) {
-        SentReport r = { ranks[q], q, false };
-        given[q] = control_bytes(&r, sizeof r);
-    }
-    ControlBytes answer = sent_choose(NULL, given, N);
-    assert_int_equal(answer.bytes, sizeof chosen);
-    memcpy(&chosen, answer.data, sizeof chosen);
-    free(answer.data);
-    for (int q = 0; q < N; q++) free(given[q].data);
-    assert_int_equal(memcmp(&chosen.bytes, &ranks[chosen.rank], sizeof chosen.bytes), 0);
-    assert_int_equal(chosen.named, N > 1);
-    return chosen.bytes;
-}
 static void assert_chosen(const SentBytes* ranks, int N, int expected) {
-    SentBytes s = chosen_of(ranks, N);
-    if (memcmp(&s, &ranks[expected], sizeof s) != 0) fail_msg("predicted %g, sent %g to %g", s.predicted, s.least, s.most);
+    SentReport given[4], s;
+    for (int q = 0; q < N; q++) given[q] = (SentReport){ ranks[q], q, false };
+    choose(sent_choose, given, sizeof s, N, &s);
+    assert_true(s.named == (N > 1));
+    if (s.rank != expected || memcmp(&s.bytes, &ranks[expected], sizeof s.bytes) != 0) fail_msg("rank %d, not %d", s.rank, expected);
 }
 TEST(a_rank_that_did_not_send_as_predicted_is_shown_else_the_one_that_sent_most) {
     const SentBytes good[] = { { 10, 10, 10 }, { 30, 30, 30 }, { 20, 20, 20 } }, fractions = { 32 / 3.0, 10.6666, 10.6667 };

@@ -106,8 +106,7 @@ TEST(a_header_must_be_utf8_json) {
 
 TEST(a_header_must_have_the_right_shape) {
     static const char* const headers[][2] = {
-        { "{\"a\":1}", "'a' is not an object" },
-        { "{\"__metadata__\":[]}", "'__metadata__' is not an object" },
+        { "{\"a\":1}", "'a' is not an object" }, { "{\"__metadata__\":[]}", "'__metadata__' is not an object" },
         { "{\"__metadata__\":{\"k\":1}}", "metadata's 'k' is not a string" },
         { "{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", "'a' has no dtype" },
         { "{\"a\":{\"dtype\":4,\"shape\":[1],\"data_offsets\":[0,4]}}", "'a' has no dtype" },

@@ -1,0 +1,20 @@
+"""Linear layers agree with the CPU's under the emulator in every way of computing them; and the real cuBLASLt, which needs no GPU for that,
+accepts our descriptors of their products."""
+import subprocess
+import pytest
+from emulated import compiled, flags, layer_tests, missing
+from suite import ROOT, command
+
+LONG = 3
+pytestmark = [pytest.mark.rest, missing("cublasLt")]
+test_a_layer_agrees_with_the_cpus = layer_tests("matmul", ["plain bf16", "asan fp32", "plain fp16"], "cublaslt")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_cublaslt_accepts_the_descriptors_of_all_products(precision):
+    """The kernels around them are compiled for the emulator and never run."""
+    link = subprocess.run(["sh", "dev/find_cuda.sh", "link", "cublasLt"], cwd=ROOT, capture_output=True, text=True)
+    if link.returncode: pytest.skip("cuBLAS is not here")
+    run = command([compiled("test/unit/test_cublaslt_descriptors.cu", "plain", f"-DPRECISION_{precision.upper()}", link.stdout,
+                            cpp=flags("cublasLt"))])
+    assert run.status == 0 and run.out.count("\nok ") == 7, run

@@ -1,0 +1,223 @@
+"""Training on several emulated GPUs, over MPI between ranks that share one and over NCCL where each has its own: every stage has the CPU's
+losses, norms and weights and the bytes that were predicted, in whatever order the emulator's seed runs streams, blocks and threads."""
+import json, re, shutil
+import pytest
+from emulated import SMALL, assert_has_numbers, assert_metrics, assert_predicted, emulated, missing, on_gpus, program
+from suite import REFERENCE, TOKENS, assert_different, assert_same, command, half, session, trained
+
+LONG = 5
+pytestmark = [pytest.mark.rest, missing("cublasLt", "cudnn", "nccl")]
+# The model and batch of each stage. ZeRO's and FSDP's third block reuses the first one's bucket, and with two rooms its room.
+OF_STAGE = {
+    "ddp": "--model d2 --seq-len 16 --batch-size 2 --total-batch-size 128 --steps 2 --bucket-mb 0.01",
+    "zero": "--model d3 --seq-len 16 --batch-size 2 --total-batch-size 64 --steps 3",
+    "fsdp": "--model d3 --seq-len 8 --batch-size 1 --steps 2",
+    "tp": "--model d2 --seq-len 16 --batch-size 2 --total-batch-size 64 --steps 2",
+    "pp": "--model d2 --layers 4 --seq-len 16 --batch-size 2 --total-batch-size 128 --steps 2",
+    "3d": "--model d2 --layers 4 --seq-len 16 --batch-size 2 --total-batch-size 128 --steps 2",
+    "compress": "--model d2 --seq-len 16 --batch-size 2 --total-batch-size 64 --steps 3"}
+ORDERED, SEQUENCE, AGAIN, WIDE = "--deterministic", "--sequence-parallel", "--recompute block", "--tp-reduce-dtype fp32"
+NAIVE, WINDOWS, DELAYED, CHUNKS = "--ddp naive", "--nccl-windows", "--schedule zb-h1", "--schedule interleaved"
+FOUR, COPIES, STAGES = "--total-batch-size 128", "--total-batch-size 128 --tensor-parallel 2", "--pipeline-parallel 2"
+ODD = "--heads 4 --channels 12 --vocab-size 300" # rows that are no whole pieces of 16 bytes: heads of 3 channels, one on each of 4 ranks
+EVALUATES = f"--val-data {TOKENS} --eval-every 2 --eval-steps 2 --sample-every 2 --sample-tokens 5"
+
+
+def gpu(stage, *arguments, **settings):
+    return emulated(stage, *arguments[:2], OF_STAGE[stage], *arguments[2:], **settings)
+
+
+def cpu(stage, ranks, *options, **settings):
+    return trained(stage, SMALL, OF_STAGE[stage], *options, ranks=ranks, **settings)
+
+
+def mesh(dp, tp, pp):
+    return f"--mesh dp={dp},tp={tp},pp={pp}"
+
+
+# stage, comm, ranks, what the CPU's run has as well, what only the GPUs' has; S: in strict mode, in which data is NaN until it is waited for
+NUMBERS = [
+    ("ddp", "mpi", 2, "", ""), ("ddp", "nccl", 2, "", ""), ("ddp", "nccl", 2, "", NAIVE), ("ddp", "mpi", 2, "", "S"), ("ddp", "nccl", 2, "", "S"),
+    ("ddp", "mpi", 4, "", ORDERED), ("ddp", "nccl", 4, "", ORDERED),
+    ("zero", "mpi", 2, "", "--zero-stage 3"), ("zero", "nccl", 2, "", "--zero-stage 2"),
+    ("zero", "mpi", 2, FOUR, "--zero-stage 3 S"), ("zero", "nccl", 2, FOUR, "--zero-stage 2 S"),
+    ("fsdp", "nccl", 2, "--total-batch-size 32", "--wrap-blocks 1"),
+    ("fsdp", "mpi", 2, "--total-batch-size 32", "--wrap-blocks 2 --cpu-offload --no-forward-prefetch"),
+    ("fsdp", "nccl", 4, "--sharding hybrid --shard-group 2", "--prefetch backward-pre"),
+    ("fsdp", "mpi", 4, "--sharding hybrid --shard-group 2", "--prefetch backward-post --wrap-blocks 2 --cpu-offload --no-forward-prefetch"),
+    ("fsdp", "nccl", 4, "--sharding hybrid --shard-group 2", f"--prefetch none --wrap-blocks 0 {AGAIN}"),
+    ("tp", "mpi", 2, "", ""), ("tp", "mpi", 2, "", f"{AGAIN} --keep-gathered {SEQUENCE}"), ("tp", "nccl", 2, "", "--no-overlap"),
+    ("tp", "nccl", 2, "", f"{SEQUENCE} --keep-gathered --no-overlap"), ("tp", "nccl", 2, "", f"{SEQUENCE} S"), ("tp", "mpi", 2, "", f"{SEQUENCE} S"),
+    ("tp", "mpi", 4, COPIES, ""), ("tp", "nccl", 4, COPIES, f"{SEQUENCE} {NAIVE}"), ("tp", "nccl", 4, COPIES, WINDOWS),
+    ("tp", "nccl", 2, "--tensor-parallel 1", ""), ("tp", "nccl", 4, ODD, SEQUENCE),
+    ("pp", "mpi", 2, "", ""), ("pp", "mpi", 2, "", f"{CHUNKS} --split 1,1,2,0 {AGAIN}"), ("pp", "nccl", 2, "", f"--schedule gpipe {AGAIN}"),
+    ("pp", "nccl", 2, "", f"{DELAYED} S"), ("pp", "nccl", 2, "", CHUNKS), ("pp", "mpi", 4, STAGES, ""),
+    ("pp", "nccl", 4, STAGES, f"{WINDOWS} {NAIVE} {DELAYED}"), ("pp", "nccl", 4, "", "--split 1,2,1,0"), # the last stage has the head alone
+    ("pp", "nccl", 2, EVALUATES, ""), ("pp", "nccl", 2, EVALUATES, CHUNKS),
+    ("3d", "nccl", 4, mesh(2, 2, 1), f"--zero-stage 1 {SEQUENCE} {AGAIN}"), ("3d", "nccl", 4, mesh(2, 1, 2), f"--zero-stage 1 {DELAYED}"),
+    ("3d", "mpi", 4, mesh(1, 2, 2), f"{DELAYED} {SEQUENCE} S"), ("3d", "mpi", 4, mesh(2, 2, 1), "--zero-stage 1 S"),
+    ("3d", "nccl", 8, mesh(2, 2, 2), f"--zero-stage 1 {WINDOWS} {SEQUENCE}"), ("3d", "nccl", 4, f"{mesh(1, 2, 2)} {EVALUATES}", SEQUENCE)]
+
+
+@pytest.mark.parametrize("seed, row", enumerate(NUMBERS), ids=["+".join(f"{x}" for x in row if x).replace("--", "").replace(" ", "_")
+                                                              .replace(",", ".").replace("=", "")[:90] for row in NUMBERS])
+def test_a_run_on_gpus_has_the_cpus_numbers_and_the_predicted_bytes(seed, row):
+    stage, comm, ranks, both, only = row
+    run = gpu(stage, comm, ranks, both, only.replace("S", ""), strict="S" in only, seed=seed)
+    assert_has_numbers(cpu(stage, ranks, both), run)
+    assert ("val_loss" in json.dumps(run.metrics)) == (EVALUATES in both)
+
+
+# ---- bits ----
+FSDP_BITS = ["--sharding full --prefetch backward-pre",
+             "--sharding full --prefetch backward-pre --wrap-blocks 2 --limit-all-gathers 3 --no-forward-prefetch",
+             "--sharding full --prefetch backward-post --wrap-blocks 2 --cpu-offload",
+             f"--sharding full --prefetch none --no-forward-prefetch --limit-all-gathers 1 {AGAIN}",
+             f"--sharding grad-op --prefetch backward-pre --cpu-offload {AGAIN}",
+             "--sharding grad-op --prefetch backward-post --wrap-blocks 2",
+             "--sharding none --prefetch backward-pre --wrap-blocks 2 --cpu-offload",
+             "--sharding none --prefetch backward-post --wrap-blocks 0"]
+
+
+@pytest.mark.parametrize("comm, setting, strict", [("nccl", k, False) for k in (0, 1, 2, 3, 5, 6)] + [("mpi", k, False) for k in (0, 2, 4, 7)]
+                         + [("nccl", 0, True), ("mpi", 0, True)])
+def test_fsdp_has_the_bits_of_ddp(comm, setting, strict):
+    """With offload AdamW runs on the host, where it rounds differently: such runs agree with one another to the bit."""
+    options = FSDP_BITS[setting]
+    offload = "--cpu-offload" in options
+    reference = gpu("fsdp", comm, 2, ORDERED, "--cpu-offload") if offload else emulated("ddp", comm, 2, OF_STAGE["fsdp"], ORDERED)
+    run = gpu("fsdp", comm, 2, ORDERED, options, strict=strict, seed=100 + setting)
+    assert_predicted(run)
+    assert_same(reference, run)
+
+
+@pytest.mark.parametrize("comm, ranks, options", [("nccl", 2, "--zero-stage 1"), ("nccl", 2, "--zero-stage 2"), ("mpi", 2, "--zero-stage 3"),
+                                                  ("nccl", 3, "--zero-stage 3 --total-batch-size 96")])  # 3: shards have padding
+def test_zero_has_the_bits_of_ddp(comm, ranks, options):
+    batch = "--total-batch-size 96" if ranks == 3 else ""
+    assert_same(emulated("ddp", comm, ranks, OF_STAGE["zero"], ORDERED, batch), gpu("zero", comm, ranks, ORDERED, options, seed=5))
+
+
+@pytest.mark.parametrize("stage, ranks, options, other", [
+    ("ddp", 2, "", ""), ("ddp", 2, "", NAIVE), ("ddp", 4, "", ""), ("fsdp", 2, "", WINDOWS), ("tp", 2, "", ""), ("pp", 2, "", CHUNKS),
+    ("3d", 4, mesh(2, 2, 1), "--zero-stage 1"), ("compress", 3, "--compress int4 --compress-from 1 --total-batch-size 96", "")])
+def test_in_rank_order_nccl_has_the_bits_of_mpi(stage, ranks, options, other):
+    mpi, nccl = (gpu(stage, comm, ranks, options, ORDERED, more) for comm, more in (("mpi", ""), ("nccl", other)))
+    assert_predicted(nccl)
+    assert_same(mpi, nccl)
+
+
+@pytest.mark.parametrize("ranks, method", [(2, "none"), (1, "int4")])
+def test_nothing_is_compressed_by_none_or_alone(ranks, method):
+    assert_same(emulated("ddp", "nccl", ranks, OF_STAGE["compress"], ORDERED), gpu("compress", "nccl", ranks, ORDERED, "--compress", method))
+
+
+# ---- masks and memory ----
+@pytest.mark.parametrize("comm", ["mpi", "nccl"])
+def test_masked_tokens_do_not_count(comm, tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp() / "masked"
+    folder.mkdir(exist_ok=True)
+    for file in "tokens.bin", "masked/tokens.mask": shutil.copy(f"{REFERENCE}/{file}", folder)
+    data = f"--data {folder}/tokens.bin" # another number of tokens counts on each rank
+    run = gpu("ddp", comm, 2, data)
+    assert_has_numbers(cpu("ddp", 2, data), run)
+    assert_different(cpu("ddp", 2), run)
+
+
+@pytest.mark.parametrize("comm, recompute", [("nccl", "none"), ("mpi", "block")])
+def test_recompute_auto_counts_the_ranks_that_share_a_gpu(comm, recompute):
+    """Each of two ranks needs 34 MB: both have room on GPUs of 60 MB only if each has its own."""
+    assert gpu("ddp", comm, 2, "--total-batch-size 64", memory=60).about["options"]["recompute"] == recompute
+
+
+# ---- compressed gradients ----
+def assert_has_nearly_the_numbers(cpu, gpu):
+    """GPU and CPU differ by roundings. Where a number lies between two that can be sent, they may send different ones, so one weight of a
+    thousand may be anywhere."""
+    assert_metrics(cpu, gpu, 1e-4)
+    assert_predicted(gpu)
+    ours, theirs = cpu.weights(), gpu.weights()
+    outside = sum((abs(ours[k] - theirs[k]) > 1e-6 + 1e-4 * abs(ours[k])).sum() for k in ours)
+    assert outside * 1000 <= sum(x.size for x in ours.values())
+
+
+@pytest.mark.parametrize("comm, method", [
+    ("nccl", "fp16 --error-feedback --bucket-mb 0.01"), ("mpi", "int8 --error-feedback"), ("nccl", "int4 --bucket-mb 0.01"),
+    ("mpi", "top-k --top-k-fraction 0.05"), ("nccl", "sign --error-feedback"), ("nccl", "onebit-adam --compress-from 1"),
+    ("mpi", "powersgd --compress-from 0 --rank 2"), ("nccl", "powersgd --compress-from 0 --rank 2")])
+def test_compressed_gradients_have_the_cpus_numbers(comm, method):
+    options = f"--compress {method}"
+    assert_has_nearly_the_numbers(cpu("compress", 2, options), gpu("compress", comm, 2, options, strict=comm == "nccl", seed=3))
+
+
+@pytest.mark.parametrize("method", ["int8", "powersgd"])
+def test_the_measured_bias_of_compression_is_the_cpus(method):
+    options = f"--compress {method} --compress-from 0 --total-batch-size 128 --measure-bias 1"
+    run = gpu("compress", "nccl", 4, options, seed=4)
+    assert len(run.series("compression_error")) == 3
+    assert_has_nearly_the_numbers(cpu("compress", 4, options), run)
+
+
+@pytest.mark.parametrize("method", ["int4", "onebit-adam", "powersgd --rank 2"])
+def test_a_run_continues_with_the_errors_and_q_it_had(method, tmp_path):
+    options = f"{ORDERED} --compress {method} --compress-from 1 --total-batch-size 96 --save-every 2 --keep 0"
+    whole = gpu("compress", "nccl", 3, options)
+    second = command([program("compress")], SMALL, OF_STAGE["compress"], options, "--resume --out", [half(whole, tmp_path / "run", step=2)],
+                     ranks=3, env=on_gpus("nccl", 3))
+    assert second.status == 0, second
+    second.folder = tmp_path / "run"
+    assert_same(whole, second)
+
+
+# ---- 16 bits: CPU and GPU round in different places ----
+@pytest.mark.parametrize("stage, comm, ranks, both, only", [
+    ("3d", "nccl", 4, mesh(2, 2, 1), "--attention own --zero-stage 1"), ("3d", "nccl", 4, mesh(2, 2, 1), "--attention cudnn"),
+    ("3d", "mpi", 4, mesh(2, 2, 1), "--attention cudnn --zero-stage 1 " + SEQUENCE), ("3d", "nccl", 4, mesh(1, 2, 2), f"{SEQUENCE} {DELAYED} S"),
+    ("3d", "nccl", 4, f"{mesh(1, 2, 2)} {WIDE}", CHUNKS), ("3d", "mpi", 4, f"{mesh(2, 2, 1)} {WIDE}", f"{SEQUENCE} S"),
+    ("3d", "nccl", 4, f"{mesh(1, 4, 1)} {ODD}", ""), ("compress", "nccl", 2, "--compress int8 --error-feedback", ""),
+    ("compress", "nccl", 2, "--compress powersgd --compress-from 1 --rank 2", "")])
+def test_in_bf16_losses_and_norms_are_near_the_cpus(stage, comm, ranks, both, only):
+    cudnn = "cudnn" in only # then an own kernel for attention would fail
+    run = gpu(stage, comm, ranks, both, only.replace("S", ""), strict="S" in only, precision="bf16", **{"fault": "cuda/attention"} if cudnn else {})
+    assert not cudnn or re.search("^device .*cuDNN .*attention", run.out, re.M), run
+    assert_predicted(run)
+    assert_metrics(cpu(stage, ranks, both, precision="bf16"), run, 2e-3)
+
+
+# ---- what the host does: products, waits ----
+TRIED, NONE_TRIED = "untried shapes 0, .* repeated [1-9][0-9]*, after a collective 0$", "with a bias gradient 0, failed 0, repeated 0, after a collective 0$"
+
+
+@pytest.mark.parametrize("stage, ranks, options, counts, more", [
+    ("fsdp", 2, f"--limit-all-gathers 3 --wrap-blocks 2 {AGAIN} --total-batch-size 32", TRIED, {}),
+    ("fsdp", 2, "", "failed [1-9].*, after a collective 0$", {"cublaslt_fails": 4}), ("fsdp", 2, ORDERED, NONE_TRIED, {}),
+    ("tp", 2, f"{SEQUENCE} {AGAIN} --total-batch-size 64", TRIED, {}), ("tp", 4, COPIES, TRIED, {}), ("tp", 2, ORDERED, NONE_TRIED, {}),
+    ("pp", 2, DELAYED, TRIED, {}), ("pp", 2, f"{CHUNKS} {AGAIN}", TRIED, {}), ("3d", 4, f"{mesh(2, 2, 1)} --zero-stage 1 {AGAIN}", TRIED, {}),
+    ("3d", 4, f"{mesh(2, 2, 1)} --zero-stage 1 {WIDE}", TRIED, {"precision": "bf16"}), ("3d", 4, f"{mesh(1, 2, 2)} {DELAYED} {SEQUENCE}", TRIED, {}),
+    ("compress", 2, "--compress powersgd --compress-from 0", TRIED, {})])
+def test_every_product_of_a_step_is_tried_before_ranks_exchange_anything(stage, ranks, options, counts, more, tmp_path):
+    """A deterministic run tries none, because what is timed may choose another order of sums."""
+    run = gpu(stage, "nccl", ranks, options, cublaslt_counts=tmp_path / "counts", **more)
+    assert_predicted(run)
+    said = (tmp_path / "counts").read_text()
+    assert len(re.findall(counts, said, re.M)) == ranks, said
+
+
+def waits(stage, options=""):
+    """How often the hosts of two ranks wait in four steps."""
+    counted = []
+    for steps in 2, 6:
+        file = session() / "-".join(["waits", stage, *options.split(), str(steps)])
+        emulated(stage, "nccl", 2, "--model d2 --layers 4 --seq-len 16 --batch-size 2", options, f"--steps {steps}", waits=file)
+        counts = [int(line.split()[3]) for line in file.read_text().splitlines()]
+        assert len(counts) == 2
+        counted.append(sum(counts))
+    return counted[1] - counted[0]
+
+
+@pytest.mark.parametrize("stage, options", [
+    ("tp", ""), ("tp", f"{SEQUENCE} {AGAIN} --total-batch-size 96"), ("pp", f"{DELAYED} --total-batch-size 256"), ("pp", f"{CHUNKS} {AGAIN}"),
+    ("3d", "--mesh dp=2 --zero-stage 1"), ("3d", "--mesh tp=2 --no-overlap"), ("3d", f"--mesh pp=2 {DELAYED}"),
+    ("compress", "--compress int8"), ("compress", "--compress powersgd --compress-from 0"), ("compress", "--compress onebit-adam --compress-from 1")])
+def test_the_host_waits_as_often_in_a_step_as_in_ddps(stage, options):
+    assert waits(stage, options) == waits("ddp") >= 8

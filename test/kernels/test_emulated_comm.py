@@ -1,0 +1,80 @@
+"""Collectives between emulated GPUs: by MPI between ranks that share a GPU, by NCCL where each has its own; started by mpirun or as torchrun
+does; and what a rank does when NCCL fails, or when another rank does not come."""
+import os, re, signal, socket, subprocess
+import pytest
+from emulated import missing, on_gpus, program
+from suite import TOKENS, assert_refused, command, environment, words
+
+pytestmark = [pytest.mark.rest, missing("cublasLt", "cudnn", "nccl")]
+TINY = f"--data {TOKENS} --val-data= --model d1 --channels 16 --heads 2 --seq-len 16 --batch-size 2 --sample-every 0 --eval-every 0"
+NCCL_FAILS = "error: NCCL: communication failed: remote process exited or there was a network error"
+
+
+def collectives(comm, ranks, *options, strict=False, **env):
+    return command([program("test/test_comm_cuda")], "--comm-timeout 60", *options, ranks=ranks, strict=strict,
+                   env=on_gpus(comm, ranks, **{f"CUDA_EMULATOR_{name.upper()}": value for name, value in env.items()}))
+
+
+@pytest.mark.parametrize("comm, ranks, options, settings", [
+    ("mpi", 2, "", {"seed": 1}), ("mpi", 2, "", {"seed": 2}), ("mpi", 2, "--deterministic", {}), ("mpi", 3, "--deterministic", {"strict": True}),
+    ("mpi", 3, "--allreduce ring", {}), ("mpi", 4, "", {}), ("nccl", 1, "--comm nccl", {}),
+    ("nccl", 2, "", {"seed": 1}), ("nccl", 2, "", {"seed": 2}), ("nccl", 2, "", {"seed": 3}), ("nccl", 2, "--deterministic", {}),
+    ("nccl", 3, "--deterministic", {"strict": True}), ("nccl", 3, "--allreduce ring", {}), ("nccl", 4, "", {}), ("nccl", 3, "--nccl-windows", {}),
+    ("nccl", 3, "--nccl-windows", {"nccl": "early"}), # NCCL gives communicators and windows before they are ready
+    ("nccl", 2, "--nccl-windows --windows-are local", {"nccl": "local-windows"}), # which the log does not call windows
+    ("nccl", 2, "--nccl-windows --windows-are none", {"nccl": "no-windows"})],
+    ids=lambda x: "-".join(f"{k}_{v}" for k, v in x.items()) if isinstance(x, dict) else str(x).replace("--", "").replace(" ", "_"))
+def test_every_claim_about_collectives_holds(comm, ranks, options, settings):
+    run = collectives(comm, ranks, options, **settings)
+    assert run.status == 0 and re.search(f"^# {comm} ", run.out, re.M | re.I) and re.search(r"^1\.\.\d+$", run.out, re.M), run
+
+
+def by_torchrun(folder, *arguments, fault=0, timeout=300):
+    """Two ranks as torchrun starts them: the meeting place is in their environment, and MPI is not used. `fault`: the operation of rank 1
+    that NCCL fails. Returns their statuses and what they said."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    started = []
+    for rank in 0, 1:
+        env = environment(2, **on_gpus("nccl", 2), WORLD_SIZE=2, LOCAL_WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=rank,
+                          LOCAL_RANK=rank, CUDA_EMULATOR_NCCL_FAULT=rank * fault)
+        with open(folder / f"rank{rank}", "w") as said:
+            started.append(subprocess.Popen(words(arguments), env=env, stdout=said, stderr=subprocess.STDOUT, start_new_session=True))
+    try:
+        statuses = [p.wait(timeout) for p in started]
+    finally:
+        for p in started:
+            if p.poll() is None: os.killpg(p.pid, signal.SIGKILL)
+    return statuses, [(folder / f"rank{rank}").read_text() for rank in (0, 1)]
+
+
+def test_ranks_that_torchrun_started_communicate_by_nccl(tmp_path):
+    statuses, said = by_torchrun(tmp_path, [program("test/test_comm_cuda")], "--comm-timeout 60")
+    assert statuses == [0, 0] and re.search("^# NCCL ", said[0], re.M) and re.search(r"^1\.\.\d+$", said[0], re.M), said
+
+
+# ---- errors ----
+@pytest.mark.parametrize("options, says", [("--comm nccl", ["ranks 0-1 share a GPU", "use --comm mpi"]),
+                                           ("--nccl-windows", ["nccl-windows: these ranks communicate by MPI"])])
+def test_what_nccl_cannot_do_on_one_gpu_is_refused(options, says):
+    assert_refused(collectives("mpi", 2, options), *says)
+
+
+def test_a_rank_that_does_not_come_is_named():
+    run = command([program("ddp")], TINY, "--fault 1:2:hang --comm-timeout 15", ranks=2, env=on_gpus("nccl", 2))
+    assert_refused(run, "rank 1 has not reached all-reduce")
+
+
+def test_an_error_of_nccl_ends_a_rank_while_a_kernel_waits(tmp_path):
+    """Destructors would wait for that kernel: exit() would not return. What was written is in the rank's files."""
+    run = command([program("test/test_comm_cuda"), "--comm", "nccl", "--journal", tmp_path / "journal"], timeout=120,
+                  env={"CUDA_EMULATOR_NCCL_FAULT": 5})
+    assert_refused(run, NCCL_FAILS)
+    assert "collectives_of_every_type" in (tmp_path / "journal").read_text()
+
+
+def test_an_error_of_nccl_is_told_to_the_other_rank_and_both_leave_their_last_operations(tmp_path):
+    statuses, said = by_torchrun(tmp_path, [program("ddp")], TINY, "--steps 30 --out", [tmp_path / "out"], fault=12)
+    assert statuses == [1, 1] and f"rank 1: {NCCL_FAILS}" in said[1] and "rank 0: error: rank 1 has left" in said[0], said
+    assert all((tmp_path / f"out/ops_rank_000{rank}.txt").stat().st_size for rank in (0, 1))

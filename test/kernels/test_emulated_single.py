@@ -1,0 +1,95 @@
+"""The whole training program on the CUDA code path, under the emulator: the CPU's losses, norms, samples and checkpoints, in whatever order
+streams, blocks and threads run; and the errors of a missing or failing GPU."""
+import re, shutil
+import pytest
+from emulated import assert_metrics, missing, program
+from suite import TOKENS, assert_close_tensors, assert_refused, assert_same, assert_same_metrics, command, tensors, train, trained
+
+LONG = 4
+pytestmark = [pytest.mark.rest, missing("cublasLt", "cudnn")]
+# 128 tokens in a micro-batch, two micro-batches in a step; T is 64, a whole tile of our attention.
+SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 32 --seq-len 64 --batch-size 2 --total-batch-size 256 --steps 6 --lr 3e-3 "
+         "--warmup-steps 3 --eps 1e-5 --eval-every 0 --sample-every 0")
+OFTEN = (f"--save-every 3 --keep 0 --val-data {TOKENS} --eval-every 6 --eval-steps 6 --sample-every 6 --sample-tokens 5 "
+         "--prompt ab") # enough that buffers are reused
+HEADS = "--heads 1 --channels 64 --seq-len 72 --total-batch-size 144 --steps 4" # in 16 bits on tensor cores; 72 is not a multiple of the tile
+
+
+def cpu(*options, precision="fp32"):
+    return trained("single", SMALL, *options, precision=precision)
+
+
+def gpu(*options, precision="fp32", debug=False, run=trained, **env):
+    return run("single", SMALL, *options, binary=program("single", precision, debug), env={f"CUDA_EMULATOR_{k.upper()}": v for k, v in env.items()})
+
+
+def sample_of(run):
+    return re.search(r"^sample after.*?(?=^saved)", run.out, re.M | re.S)[0]
+
+
+def test_a_run_has_the_cpus_numbers_state_and_sample_and_the_predicted_memory():
+    one, two = cpu(OFTEN), gpu(OFTEN)
+    assert_metrics(one, two, 1e-5)
+    for file in "model.safetensors", "optimizer.safetensors":
+        assert_close_tensors(tensors(one.checkpoint() / file), tensors(two.checkpoint() / file), 1e-4, 1e-6)
+    assert sample_of(one) == sample_of(two)
+    assert two.err == "" # for example no message that a library refused a call
+    for line in ("allocations while training: 0;", "  peak .* as predicted$", "device .*CUDA emulator; fp32; cuBLASLt .*own attention"):
+        assert re.search(f"^{line}", two.out, re.M), two
+
+
+@pytest.mark.parametrize("options, precision, rtol", [
+    ("--attention own --batch-size 4", "fp32", 1e-5), ("--recompute block", "fp32", 1e-5), ("--attention own", "bf16", 2e-3),
+    ("--attention cudnn", "bf16", 2e-3), ("--attention own", "fp16", 3e-4), ("--attention cudnn", "fp16", 3e-4),
+    (f"{HEADS} --attention own", "bf16", 2e-3)])
+def test_a_run_has_the_cpus_losses_and_norms(options, precision, rtol):
+    of_cpu = HEADS if HEADS in options else ""
+    run = gpu(options, precision=precision)
+    assert_metrics(cpu(of_cpu, precision=precision), run, rtol)
+    assert not of_cpu or re.search("^device .*own attention on tensor cores", run.out, re.M), run
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_a_deterministic_run_has_the_same_bits_in_whatever_order_threads_run(seed):
+    assert_same(gpu("--deterministic --steps 3", seed=1), gpu("--deterministic --steps 3", seed=seed))
+
+
+@pytest.mark.parametrize("first, second", [(cpu, gpu), (gpu, cpu)], ids=["the_cpus", "the_gpus"])
+def test_each_continues_the_others_checkpoints(first, second, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(first(OFTEN).folder, out)
+    shutil.rmtree(out / "step_00000006")
+    run = command([program("single") if second is gpu else "build/train_gpt2_single"], SMALL, OFTEN, "--resume --out", [out])
+    assert run.status == 0 and "step 3 of 6" in run.said, run
+    run.folder = out
+    assert_metrics(cpu(OFTEN), run, 1e-5)
+
+
+def test_a_debug_build_has_no_report_of_the_address_sanitizer_and_the_cpus_numbers():
+    """It waits after every kernel."""
+    assert_metrics(cpu("--steps 2"), gpu("--recompute block --steps 2 --sample-every 2 --sample-tokens 2", debug=True), 1e-5)
+
+
+# ---- a missing or failing GPU ----
+@pytest.mark.parametrize("env, debug, says", [
+    ({"devices": 0}, False, ["no GPU is visible", "DEVICE=cpu"]), ({"driver": 0}, False, ["no NVIDIA driver is loaded"]),
+    ({"driver": 11080}, False, ["driver is for CUDA 11.8", "built with CUDA 1[2-9]"]),
+    ({"memory": 20}, False, ["out of memory: .* for workspace", "the GPU's 0.02 GB", "--batch-size"]),
+    ({"fault": "encoder"}, False, ["illegal memory access", "DEBUG=1 names its layer"]),
+    ({"fault": "encoder"}, True, ["encoder_forward: .*illegal memory access"])], ids=["gpu", "driver", "old_driver", "memory", "kernel", "debug"])
+def test_what_is_wrong_with_the_gpu_is_told(env, debug, says):
+    assert_refused(gpu(debug=debug, run=train, **env), *says)
+
+
+def test_cudnn_is_refused_where_it_cannot_be_used():
+    assert_refused(gpu("--attention cudnn", run=train), "cuDNN cannot be used: its attention is for bf16 and fp16")
+    assert_refused(gpu("--attention cudnn", precision="bf16", run=train, cudnn=90905), "libcudnn.so.9 is cuDNN 9.9.5, but the minimum is 9.10.2")
+    run = gpu("--steps 1", precision="bf16", cudnn=90905)
+    assert re.search("own attention .*cuDNN: .*9.9.5", run.out), run
+
+
+def test_memory_limit_is_the_predicted_memory_to_the_byte():
+    bytes_ = sum(gpu("--steps 1 --recompute none").about["predicted_bytes"].values())
+    assert gpu("--steps 1 --recompute none", f"--memory-limit {bytes_}e-9").status == 0
+    less = gpu("--steps 1 --recompute none", f"--memory-limit {bytes_ - 8}e-9", run=train)
+    assert_refused(less, "out of memory: .* GB more for workspace", "are over --memory-limit 0", "or --recompute block")
