@@ -152,5 +152,5 @@ echo "For GPUs"
 report extra
 echo "The README's two commands"
 verdict demo 'demo' "about 1 minute" 0.3 1
-verdict test 'demo|test' "6 to 9 minutes" 0.4 2
+verdict test 'demo|test' "5 minutes" 0.4 2
 [ $works = yes ]

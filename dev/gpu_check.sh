@@ -1,7 +1,7 @@
 #!/bin/bash
 # gpu_check.sh - checks everything that needs a machine with an NVIDIA GPU: every CUDA layer against the CPU's, the training
 # programs against PyTorch's stored runs, ranks that share the GPU, speed compared with llm.c, PyTorch and the hardware's limits,
-# memory errors and races. Needs nvcc, NVIDIA's libraries and Open MPI; no network.
+# memory errors and races. Needs nvcc, NVIDIA's libraries, Open MPI and Python; no network.
 #
 #   sh dev/gpu_check.sh          all parts that fit in GPU_CHECK_SECONDS (570), in this order; ends with a page for doc/gpu.md
 #   sh dev/gpu_check.sh PART...  some of them:
@@ -77,9 +77,24 @@ if [ -d "$libs/mpi" ] && ! command -v mpicc > /dev/null; then
     export OPAL_PREFIX=$folder/mpi PRTE_PREFIX=$folder/mpi PMIX_PREFIX=$folder/mpi PATH=$folder/mpi/bin:$PATH
 fi
 
-# shellcheck source=../test/lib.sh
-. test/lib.sh        # reference_run, COMPARE, REFERENCE
-unset OMP_NUM_THREADS
+# --- runs that test/reference has of PyTorch, and comparisons ---
+REFERENCE=test/reference COMPARE=${COMPARE:-dev/bench/compare_runs.py}
+export OMP_WAIT_POLICY=passive # models as small as these wait more than they compute
+export OMPI_MCA_pml=ob1        # on one machine Open MPI ends up with it anyway; looking for other networks first takes a while
+. dev/on_ranks.sh
+on_ranks() { ranks_launcher "$1"; OMP_NUM_THREADS=1 $launcher -np "$@"; }
+reference_options=(--init-from $REFERENCE/initial --data $REFERENCE/tokens.bin --val-data= --seq-len 32 --batch-size 16
+    --total-batch-size 512 --steps 20 --lr 3e-3 --warmup-steps 5 --lr-schedule cosine --final-lr-fraction 0.1
+    --weight-decay 0.1 --beta1 0.9 --beta2 0.95 --eps 1e-5 --grad-clip 1.3 --seed 42 --eval-every 0 --sample-every 0)
+# reference_run PRECISION OPTION...
+reference_run() { "$(program "$1")" "${reference_options[@]}" "${@:2}"; }
+# same_run OUT OUT: both have the same metrics, weights and optimizer state, to the bit.
+same_run() {
+    "$COMPARE" metrics "$1/metrics.jsonl" "$2/metrics.jsonl" --bits && cmp "$1/step_00000020/model.safetensors" "$2/step_00000020/model.safetensors" &&
+        cmp "$1/step_00000020/optimizer.safetensors" "$2/step_00000020/optimizer.safetensors"
+}
+# strict COMMAND...: an operation runs when it is waited for, and until then its output is NaN.
+strict() { SHARD_COMM_STRICT=1 "$@"; }
 build_of() { case $1 in cpu) echo build ;; fp32) echo "build/$device" ;; *) echo "build/$device-$1" ;; esac; }
 program() { # what reference_run runs
     if [ "$1" = cpu ]; then echo build/train_gpt2_single; else echo "$(build_of "$1")/train_gpt2_single"; fi
@@ -117,7 +132,7 @@ note() { echo "| $1 | $2 | $3 |" | tee -a "$out/results.txt" >&2; }
 # --- build: everything at once, because one program at a time would leave most cores idle ---
 build_all() {
     local precision what pids='' pid status=0
-    make DEVICE=cpu PRECISION=fp32 build/train_gpt2_single build/train_gpt2_compress build/test/compare_run & pids=$!
+    make DEVICE=cpu PRECISION=fp32 build/train_gpt2_single build/train_gpt2_compress & pids=$!
     cc -std=c11 -O2 -fopenmp dev/bench/inputs.c -o "$out/inputs" -lm & pids="$pids $!"
     for precision in fp32 bf16 fp16; do
         what=programs

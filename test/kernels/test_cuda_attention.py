@@ -42,19 +42,49 @@ def test_attention_that_was_asked_for_and_cannot_be_is_an_error():
 
 
 # ---- the real cuDNN, without a GPU ----
-def real(name, *options):
-    """A program that is linked with the real cuDNN, and with a driver that does nothing; its run."""
-    cudnn = flags("cudnn")
+def real(source, *options):
+    """Runs a program that is linked with the real cuDNN, and with a driver that does nothing."""
     rpath = command("sh dev/find_cuda.sh rpath cudnn nvrtc")
-    if rpath.status: pytest.skip("NVRTC, which cuDNN compiles with, is not here: sh dev/setup.sh gets it")
+    if rpath.status: pytest.skip("cuDNN, or NVRTC, with which it compiles, is not here: sh dev/setup.sh gets them")
     cuda = command("sh dev/emulator/find_headers.sh").out.strip()
 
     def build(place):
-        for line in (["gcc -shared -fPIC -o", place / "libcuda.so.1", "-Wl,-soname,libcuda.so.1", f"{PLANS}/driver.c"],
-                     ["g++ -std=c++17 -O1 -fopenmp", f"{PLANS}/{name}.cpp", options, "-o", place / "program", "-isystem", cuda, cudnn.replace("\n", " "),
-                      rpath.out, "-ldl"]):
-            line = [str(x) for x in line if not isinstance(x, tuple)] + [x for x in line if isinstance(x, tuple) for x in x]
-            done = command(" ".join(line).replace(f"-isystem {cuda}", f"-isystem {cuda}/include", 1))
+        for line in (f"gcc -shared -fPIC -o {place}/libcuda.so.1 -Wl,-soname,libcuda.so.1 {PLANS}/driver.c",
+                     f"g++ -std=c++17 -O1 -fopenmp {PLANS}/{source} -o {place}/program -isystem {cuda}/include {flags('cudnn')} {rpath.out} -ldl"):
+            done = command(line, *options * line.startswith("g++"))
             assert done.status == 0, done
-    place = once(f"real {name} {options}", build)
+    place = once(f"real {source} {options}", build)
     return lambda *arguments: command([place / "program"], *arguments, env={"LD_LIBRARY_PATH": place})
+
+
+def plans(precision, shape):
+    """What the real cuDNN says to both directions of B T NH HS [deterministic]."""
+    return real("plans.cpp", f"-DPRECISION_{precision.upper()}")(f"{PLANS}/h100.json", shape)
+
+
+@pytest.mark.parametrize("precision, shape", [
+    ("bf16", "4 1024 12 64"), ("fp16", "4 1024 12 64"), ("bf16", "4 1024 12 64 deterministic"), ("bf16", "2 65 3 128"),
+    ("fp16", "2 65 3 128 deterministic"), ("bf16", "2 1 2 64"), ("bf16", "1 200 2 80")])
+def test_cudnn_has_a_plan_for_an_h100(precision, shape):
+    run = plans(precision, shape)
+    assert run.status == 0 and run.out.count(": engine ") == 2, run
+
+
+def test_cudnn_refuses_heads_that_are_no_multiple_of_8():
+    run = plans("bf16", "1 100 2 12")
+    assert run.status != 0 and len(re.findall("refused: .*multiple of 8", run.out)) == 2, run
+
+
+def test_the_deterministic_plan_stores_what_the_other_adds_up_at_once_in_any_order():
+    of_any, ordered = (int(re.search(r"^backward: engine \d+, (\d+) bytes", plans("bf16", shape).out, re.M)[1])
+                       for shape in ("2 256 4 64", "2 256 4 64 deterministic"))
+    assert of_any < 65536 and ordered >= 2 * 2 * 4 * 256 * 256
+
+
+def test_the_stand_in_answers_mistakes_as_cudnn_does():
+    """What cuDNN refuses, the stand-in refuses in the same words; graphs called good are accepted by both."""
+    ours = command([compiled(f"{PLANS}/mistakes.cpp", libraries="cudnn", cpp=flags("cudnn"))])
+    cudnns = real("mistakes.cpp")()
+    lines = cudnns.out.splitlines()
+    assert ours.status == cudnns.status == 0 and len(lines) >= 70 and len(re.findall("^a good .*SUCCESS", cudnns.out, re.M)) >= 6, cudnns
+    assert {line for line in lines if "SUCCESS" not in line or line.startswith("a good ")} <= set(ours.out.splitlines())

@@ -26,7 +26,7 @@ from make_reference import (HERE, RUN, finish_step, initial_model, load_our_tens
                             batch_of, read_safetensors, read_tokens, sequence_order, train, write_metrics, write_safetensors)
 
 SAVED_STEP = 10
-RTOL, ATOL = 1e-5, 1e-6  # the bound of test/runs/reference_run.t
+RTOL, ATOL = 1e-5, 1e-6  # the bound of test/runs/test_single.py
 
 
 @dataclass(frozen=True)

@@ -228,7 +228,7 @@ def random_permute(seed, stream, i, n):
 
 
 # ---------------------------------------------------------------------------- a training run: llmc/model/gpt2.h in plain PyTorch
-# test/runs/reference_run.t has the command that repeats it with our program.
+# test/runs/test_single.py has the command that repeats it with our program.
 
 RUN = dict(layers=2, heads=4, channels=32, vocab=257, seq_len=32, batch=16, steps=20, lr=3e-3, warmup=5, final_lr_fraction=0.1,
            weight_decay=0.1, betas=(0.9, 0.95), eps=1e-5, grad_clip=1.3, seed=42)

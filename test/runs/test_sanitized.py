@@ -32,28 +32,28 @@ ROWS = """
     rest 2 ddp.bf16 --bucket-mb 0.02
     sampled 2 zero --zero-stage 1 --recompute block
     sampled-strict 3 zero --zero-stage 2 --deterministic
-    rest-LEAKS 3 zero --zero-stage 3 --check-every 1
+    sampled-LEAKS 3 zero --zero-stage 3 --check-every 1
     rest 2 zero.bf16 --zero-stage 3
-    rest-LEAKS 3 fsdp --check-every 1
+    sampled-LEAKS 3 fsdp --check-every 1
     rest 4 fsdp --sharding hybrid --shard-group 2 --wrap-blocks 2 --cpu-offload --checkpoint sharded --prefetch backward-post
     sampled-strict 2 fsdp --sharding grad-op --prefetch none --no-forward-prefetch --recompute block
     sampled 2 fsdp --sharding none --limit-all-gathers 3
     rest 3 fsdp.bf16 --cpu-offload --reduce-dtype model --wrap-blocks 2
-    rest-LEAKS 2 tp --total-batch-size 64 --sequence-parallel --check-every 1
-    sampled 4 tp --tensor-parallel 2 --total-batch-size 128 --sequence-parallel --check-every 1 --bucket-mb 0.02
+    sampled-LEAKS 2 tp --total-batch-size 64 --sequence-parallel --check-every 1
+    rest 4 tp --tensor-parallel 2 --total-batch-size 128 --sequence-parallel --check-every 1 --bucket-mb 0.02
     sampled 4 tp --heads 4 --total-batch-size 64 --recompute block --no-overlap
     sampled-strict 2 tp --total-batch-size 64 --sequence-parallel --keep-gathered --ddp naive --deterministic
-    rest-LEAKS 2 pp --check-every 1
+    sampled-LEAKS 2 pp --check-every 1
     rest 4 pp --pipeline-parallel 2 --schedule zb-h1 --check-every 1 --bucket-mb 0.02
     sampled-strict 3 pp --schedule gpipe --split 1,2,0 --recompute block --ddp naive --deterministic
     sampled 2 pp --layers 4 --schedule interleaved
     sampled 1 pp --schedule interleaved --chunks 3
-    rest-LEAKS 4 3d --mesh dp=2,tp=2 --total-batch-size 128 --zero-stage 1 --check-every 1
+    sampled-LEAKS 4 3d --mesh dp=2,tp=2 --total-batch-size 128 --zero-stage 1 --check-every 1
     rest-strict 8 3d --mesh dp=2,tp=2,pp=2 --total-batch-size 128 --zero-stage 1 --sequence-parallel --schedule zb-h1 --check-every 1
     sampled 4 3d --mesh pp=2,dp=2 --layers 4 --schedule interleaved --recompute block
     sampled 4 3d --mesh tp=2,pp=2 --total-batch-size 128 --split 3,0 --sequence-parallel --keep-gathered --no-overlap --deterministic
     sampled 1 3d --zero-stage 1
-    rest-LEAKS 3 compress --compress int8 --error-feedback --measure-bias 2 --check-every 1
+    sampled-LEAKS 3 compress --compress int8 --error-feedback --measure-bias 2 --check-every 1
     sampled 2 compress --compress fp16 --error-feedback
     sampled-strict 2 compress --compress top-k --error-feedback
     sampled 2 compress --compress onebit-adam --compress-from 1 --error-feedback

@@ -362,16 +362,17 @@ ROWS = "--tensor-parallel 2 --sequence-parallel"
 
 @pytest.mark.parametrize("stage, column, ranks, shared, micro, options", [
     ("ddp", "ddp", 2, 1, 1, ""), rest("ddp", "ddp", 1, 1, 1, ""), ("ddp", "ddp", 3, 1, 2, "--recompute block"),
-    *[("zero", f"zero-{z}", 3, 1, 2, f"--zero-stage {z} --recompute block") for z in (1, 2, 3)],
-    *[rest("zero", f"zero-{z}", 2, 1, 1, f"--zero-stage {z}") for z in (1, 2, 3)],
-    rest("fsdp", "fsdp", 1, 1, 1, ""), ("fsdp", "fsdp", 3, 1, 2, "--recompute block"), ("fsdp", "fsdp", 2, 1, 2, "--wrap-blocks 2"),
+    *[rest("zero", f"zero-{z}", 3, 1, 2, f"--zero-stage {z} --recompute block") for z in (1, 2, 3)],
+    *[("zero", f"zero-{z}", 2, 1, 1, f"--zero-stage {z}") for z in (1, 2, 3)],
+    rest("fsdp", "fsdp", 1, 1, 1, ""), ("fsdp", "fsdp", 3, 1, 2, "--recompute block"), rest("fsdp", "fsdp", 2, 1, 2, "--wrap-blocks 2"),
     rest("fsdp", "fsdp", 2, 1, 2, "--wrap-blocks 0"), ("fsdp", "fsdp", 4, 1, 2, "--sharding hybrid --shard-group 2"),
-    ("tp", "tp 2", 2, 2, 1, "--tensor-parallel 2"), rest("tp", "tp 1", 1, 1, 1, "--tensor-parallel 1"),
+    rest("tp", "tp 2", 2, 2, 1, "--tensor-parallel 2"), rest("tp", "tp 1", 1, 1, 1, "--tensor-parallel 1"),
     ("tp", "tp 4", 4, 4, 2, "--tensor-parallel 4 --recompute block"), rest("tp", "tp 2", 4, 2, 1, "--tensor-parallel 2"),
     ("tp", "tp 2", 4, 2, 2, ROWS), rest("tp", "tp 2", 2, 2, 1, f"{ROWS} --recompute block"),
-    ("tp", "tp 2", 2, 2, 1, f"{ROWS} --keep-gathered"),
+    rest("tp", "tp 2", 2, 2, 1, f"{ROWS} --keep-gathered"),
     rest("pp", "rank 0", 1, 1, 2, "--pipeline-parallel 1 --schedule gpipe"), ("bf16 ddp", "ddp", 2, 1, 1, ""),
-    ("bf16 zero", "zero-3", 2, 1, 1, "--zero-stage 3"), ("bf16 fsdp", "fsdp", 2, 1, 1, ""), ("bf16 fsdp", "fsdp", 2, 1, 2, "--cpu-offload"),
+    ("bf16 zero", "zero-3", 2, 1, 1, "--zero-stage 3"), rest("bf16 fsdp", "fsdp", 2, 1, 1, ""),
+    ("bf16 fsdp", "fsdp", 2, 1, 2, "--cpu-offload"),
     ("bf16 fsdp", "fsdp", 2, 1, 2, "--sharding grad-op --reduce-dtype model"), rest("bf16 fsdp", "fsdp", 2, 1, 1, "--sharding none"),
     rest("bf16 tp", "tp 2", 4, 2, 1, ROWS), rest("bf16 pp", "rank 0", 3, 3, 2, "--pipeline-parallel 3 --schedule 1f1b")], ids=short)
 def test_bytes_are_the_stages_own(stage, column, ranks, shared, micro, options):
@@ -386,9 +387,9 @@ ALL = ("bf16", "fp16", "int8", "int4", "top-k", "sign", "onebit-adam", "powersgd
 
 
 @pytest.mark.parametrize("method, ranks, options, precision", [
-    ("bf16", 2, "", "fp32"), ("top-k", 2, "", "fp32"), ("powersgd", 3, "--rank 2", "fp32"),
+    ("top-k", 2, "", "fp32"), ("powersgd", 3, "--rank 2", "fp32"),
     ("int8", 3, "--error-feedback --bucket-mb 0.02", "fp32"),
-    *[rest(method, ranks, "", "fp32") for ranks in (2, 3, 4) for method in ALL if (method, ranks) not in (("bf16", 2), ("top-k", 2))],
+    *[rest(method, ranks, "", "fp32") for ranks in (2, 3, 4) for method in ALL if (method, ranks) != ("top-k", 2)],
     rest("top-k", 3, "--top-k-fraction 0.1 --error-feedback", "fp32"), rest("int4", 2, "--no-error-feedback", "fp32"),
     rest("powersgd", 4, "--rank 8 --no-error-feedback", "fp32"), rest("onebit-adam", 2, "--no-error-feedback", "fp32"),
     rest("int8", 2, "", "bf16"), rest("int8", 2, "--error-feedback", "fp16")], ids=short)
@@ -498,7 +499,7 @@ def test_this_machine_has_what_was_measured(tmp_path):
     (tmp_path / "wrong.json").write_text('{"ranks": 2}')
     assert_refused(command(program("plan"), f"--gpu cpu-here --here {tmp_path}/wrong.json --model d4"), "wrong.json: has no numbers")
     slow = here(tmp_path / "slow.json", 2e7) # with so many tokens an update takes no time, and ddp is as fast as any
-    assert re.search("^compressed gradients: .* train_gpt2_compress --compress int8, which sends 25 % of the bytes and takes .* a step would have",
+    assert re.search("^compressed gradients: .* train_gpt2_compress --compress int8, which sends 25 % of the bytes .* a step would have",
                      said(f"{SEARCH} --total-batch-size 6144 {slow} --ranks 2"), re.M)
 
 

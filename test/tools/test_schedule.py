@@ -4,7 +4,7 @@ import json, re
 import xml.etree.ElementTree as xml
 import pytest
 from rows import rows_of
-from suite import TOKENS, assert_refused, command, program, trained
+from suite import TOKENS, assert_refused, command, program, rest, trained
 
 D8 = "--model d8 --heads 4 --channels 16 --seq-len 16 --batch-size 2"
 
@@ -73,7 +73,8 @@ def step(begin, number):
     """1f1b on 2 ranks, 2 micro-batches, F 10 ms, D 20 ms. The first message comes 2 ms late; rank 0's D takes 16 and 24 ms."""
     slices = [(0, "F0 forward, block 0", 0, 10), (0, "F1 forward, block 0", 10, 10), (0, "wait for receive #3", 20, 22),
               (0, "D0 backward, block 0", 42, 16), (0, "D1 backward, block 0", 72, 24), (0, "update", 96, 50),
-              (1, "F0 forward, block 1", 12, 3), (1, "F0 head", 15, 7), (1, "D0 head", 22, 20), (1, "F1 forward, block 1", 42, 10), (1, "D1 head", 52, 20)]
+              (1, "F0 forward, block 1", 12, 3), (1, "F0 head", 15, 7), (1, "D0 head", 22, 20),
+              (1, "F1 forward, block 1", 42, 10), (1, "D1 head", 52, 20)]
     return [{"ph": "X", "name": name, "pid": rank, "tid": 0, "ts": (begin + at) * 1e3, "dur": ms * 1e3, "args": {"step": number}}
             for rank, name, at, ms in slices]
 
@@ -130,7 +131,8 @@ def traced(path, options, ranks=2):
 
 @pytest.mark.parametrize("ranks, options, name", [
     *[(2, f"--total-batch-size 128 --schedule {name} --emulate-ms 2,2,2", name) for name in ("gpipe", "1f1b", "zb-h1", "interleaved")],
-    (4, "--total-batch-size 256 --pipeline-parallel 2 --schedule gpipe", "gpipe")], ids=["gpipe", "1f1b", "zb-h1", "interleaved", "copies"])
+    rest(4, "--total-batch-size 256 --pipeline-parallel 2 --schedule gpipe", "gpipe")],
+    ids=["gpipe", "1f1b", "zb-h1", "interleaved", "copies"])
 def test_a_runs_schedule_is_found_and_the_parts_are_the_bubble(ranks, options, name, tmp_path):
     traced(tmp_path / "run.json", options, ranks)
     text = said(f"--trace {tmp_path}/run.json --columns 60")
@@ -145,7 +147,7 @@ def test_a_trace_of_one_stage_has_no_schedule(tmp_path):
     assert_refused(command(program("schedule"), f"--trace {tmp_path}/run.json"), "is of one stage")
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1"])
+@pytest.mark.parametrize("name", [rest("gpipe"), rest("1f1b"), "zb-h1"])
 def test_a_run_keeps_as_many_bytes_of_activations_as_are_printed(name):
     run = trained("pp", RUN, f"--total-batch-size 256 --steps 1 --split 4,4 --schedule {name}", ranks=2)
     printed = re.search(r"^rank 0 .* x .* x .*", said(f"--p 2 --schedule {name} --split 4,4 {D8}"), re.M)[0].split()[7]

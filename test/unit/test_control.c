@@ -519,7 +519,7 @@ TEST(the_time_to_err_is_a_number_of_seconds) {
     static const char* const wrong[] = { "", "x", "1x", "-1", "nan", "1e9" };
     expect_success(setenv("SHARD_LEAVE_SECONDS", "0.25", 1); ensure(control_leave_seconds() == 0.25));
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
-        expect_error(setenv("SHARD_LEAVE_SECONDS", wrong[i], 1); control_leave_seconds(), "SHARD_LEAVE_SECONDS must be seconds from 0 to 3600, not '");
+        expect_error(setenv("SHARD_LEAVE_SECONDS", wrong[i], 1); control_leave_seconds(), "must be seconds from 0 to 3600, not '");
 }
 
 // ---- hanging ----

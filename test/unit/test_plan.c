@@ -12,8 +12,9 @@ static GPT2Config named(const char* name) {
 static size_t plan_kind(const Plan* p, PlanStage stage, MemoryKind kind) { return plan_bytes(p, stage).memory[kind]; }
 static void assert_states(const Plan* p, PlanStage stage, size_t parameters, size_t gradients, size_t optimizer) {
     PlanBytes b = plan_bytes(p, stage);
-    bool same = b.memory[MEMORY_PARAMETERS] == parameters && b.memory[MEMORY_GRADIENTS] == gradients && b.memory[MEMORY_OPTIMIZER] == optimizer;
-    if (!same) fail_msg("%zu, %zu and %zu bytes", b.memory[MEMORY_PARAMETERS], b.memory[MEMORY_GRADIENTS], b.memory[MEMORY_OPTIMIZER]);
+    const size_t* m = b.memory;
+    bool same = m[MEMORY_PARAMETERS] == parameters && m[MEMORY_GRADIENTS] == gradients && m[MEMORY_OPTIMIZER] == optimizer;
+    if (!same) fail_msg("%zu, %zu and %zu bytes", m[MEMORY_PARAMETERS], m[MEMORY_GRADIENTS], m[MEMORY_OPTIMIZER]);
 }
 // Bytes for gathered parameters and for gradients being sent. DDP has neither, only what the communicator takes.
 static size_t plan_unit_buffers(const Plan* p, PlanStage stage) {

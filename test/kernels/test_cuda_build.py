@@ -1,0 +1,97 @@
+"""make DEVICE=cuda where something is missing says what, before the compiler does, and finds cuBLAS and cuDNN in a toolkit or in pip's wheels; its
+programs say so where there is no GPU."""
+import os, re, shutil
+import pytest
+from suite import ROOT, assert_refused, command
+
+pytestmark = pytest.mark.skipif(command("sh -c", ["echo '#include <cublasLt.h>' | cc -E -x c -"]).status == 0,
+                                reason="cuBLAS is installed system-wide, and cannot be missing")
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy without nvidia/, beside a toolkit that has nothing but its version; a function that runs a command there."""
+    clone, toolkit = tmp_path / "copy", tmp_path / "toolkit"
+    (clone / "dev").mkdir(parents=True)
+    (toolkit / "include").mkdir(parents=True)
+    shutil.copy(ROOT / "Makefile", clone)
+    shutil.copy(ROOT / "dev/find_cuda.sh", clone / "dev")
+    (toolkit / "include/cuda.h").write_text("#define CUDA_VERSION 13000\n")
+    for name in "train_gpt2_single.cu", "train_gpt2_ddp.cu": (clone / name).touch()
+
+    def run(*arguments, **env):
+        return command(*arguments, cwd=clone, env={"CUDA_HOME": toolkit, "PYTHON": "no-such-python"} | env)
+    run.clone, run.toolkit = clone, toolkit
+    return run
+
+
+def fill(place, major):
+    """Makes a place that has cuBLAS and cuDNN."""
+    for file in "include/cublasLt.h", f"lib/libcublasLt.so.{major}", "include/cudnn.h", "lib/libcudnn.so.9":
+        (place / file).parent.mkdir(parents=True, exist_ok=True)
+        (place / file).touch()
+
+
+def test_libraries_that_are_missing_are_named_with_the_ways_to_get_them(copy):
+    run = copy("make DEVICE=cuda find-libraries")
+    assert run.status == 2, run
+    for pattern in ("^cuBLAS for CUDA 13 is missing: .*sh dev/setup.sh", "^cuDNN for CUDA 13 is missing", "pip install nvidia-cudnn-cu13", "make DEVICE=cpu"):
+        assert re.search(pattern, run.said, re.M), run
+    run = copy("make DEVICE=cuda USE_CUDNN=0 find-libraries")
+    assert run.status == 2 and "cuBLAS for" in run.said and "cuDNN for" not in run.said, run
+
+
+def test_pips_wheels_are_found_if_they_are_of_the_toolkits_version(copy):
+    fill(copy.clone / "nvidia/cublas", 12)
+    run = copy("make DEVICE=cuda find-libraries")
+    assert run.status == 2 and "cuBLAS for CUDA 13 is missing" in run.said, run
+    fill(copy.clone / "nvidia/cu13", 13)
+    wheels = copy.clone / "nvidia/cu13"
+    assert copy("make DEVICE=cuda find-libraries").status == 0
+    linked = copy("sh dev/find_cuda.sh link cublasLt").out
+    assert re.search(f"-L{wheels}/lib .*-rpath -Xlinker {wheels}/lib .*-l:libcublasLt.so.13", linked), linked
+    assert f"-isystem {wheels}/include" in copy("sh dev/find_cuda.sh compile cudnn").out
+
+
+def test_the_toolkits_own_library_comes_first(copy):
+    fill(copy.clone / "nvidia/cu13", 13)
+    (copy.toolkit / "lib64").mkdir()
+    for file in "include/cublasLt.h", "lib64/libcublasLt.so", "lib64/libcublasLt.so.13": (copy.toolkit / file).touch()
+    assert re.search(f"-L{copy.toolkit}/lib64 .*-l:libcublasLt.so$", copy("sh dev/find_cuda.sh link cublasLt").out, re.M)
+
+
+def test_code_of_the_host_is_compiled_as_the_cpus_programs_are(copy):
+    """--cpu-offload's AdamW is the CPU's: every flag that decides what code it becomes must reach the compiler behind nvcc."""
+    fill(copy.clone / "nvidia/cu13", 13)
+    flags = set(re.findall(r" -(?:fopenmp|m[a-z]+=[a-z]+|f[a-z-]+=[a-z]+|fno-[a-z-]+)", copy("make -n DEVICE=cpu build/train_gpt2_single").out))
+    cuda = copy("make -n DEVICE=cuda USE_CUDNN=0 build/cuda-nocudnn/train_gpt2_single").out
+    assert len(flags) >= 4
+    for flag in flags: assert re.search(rf"-Xcompiler \S*{flag.strip()}[, ]", cuda), cuda
+
+
+def test_another_compiler_of_the_hosts_code_can_be_chosen(copy):
+    fill(copy.clone / "nvidia/cu13", 13)
+    run = copy("make -n DEVICE=cuda HOST_CXX=clang++ build/cuda-clang++/train_gpt2_single.o")
+    assert re.search("-ccbin clang[+][+] .* -c train_gpt2_single.cu", run.out), run
+
+
+def test_an_unknown_device_is_an_error(copy):
+    run = copy("make DEVICE=gpu")
+    assert run.status == 2 and "DEVICE must be cpu, cuda or emulated, not 'gpu'" in run.err, run
+
+
+def test_open_mpis_flags_leave_the_rpath_as_cudnn_needs_it(copy):
+    """An Open MPI that asks for the new style of rpath, which would not apply to the libraries that cuDNN opens at run time."""
+    fill(copy.clone / "nvidia/cu13", 13)
+    mpicc = copy.clone / "mpicc"
+    mpicc.write_text("#!/bin/sh\ncase $1 in *link) echo -L/mpi -Wl,-rpath -Wl,/mpi -Wl,--enable-new-dtags -lmpi ;; esac\n")
+    mpicc.chmod(0o755)
+    run = copy("make -n DEVICE=cuda build/cuda/train_gpt2_ddp", PATH=f"{copy.clone}:{os.environ['PATH']}")
+    assert run.status == 0 and re.search("-Xlinker -rpath -Xlinker /mpi  *-lmpi", run.out) and "enable-new-dtags" not in run.out, run
+
+
+@pytest.mark.skipif(not list(ROOT.glob("build/cuda*/train_gpt2_single")) or command("sh -c", ["nvidia-smi -L"]).status == 0,
+                    reason="make DEVICE=cuda has not been run, or there is a driver")
+def test_without_a_driver_a_gpus_program_says_so():
+    for path in ROOT.glob("build/cuda*/train_gpt2_single"):
+        assert_refused(command([path], "--steps 1"), "no NVIDIA driver is loaded", "make DEVICE=cpu")

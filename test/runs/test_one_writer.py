@@ -1,0 +1,186 @@
+"""A folder given by --out has one writer. A second run waits for the first one to end, for ten seconds at most, and then says which run is
+writing there. A run that was killed, or ranks whose launcher was, are waited for in the same way."""
+import contextlib, os, re, shutil, signal, socket, subprocess, time
+from concurrent.futures import ThreadPoolExecutor
+import pytest
+from shards import in_folder
+from suite import ROOT, TOKENS, assert_refused, assert_same, environment, launcher, program, rest, trained, words
+
+LONG = 12
+SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 32 --seq-len 16 --total-batch-size 768 --warmup-steps 0 --lr-schedule "
+         "constant --eval-every 0 --sample-every 0 --save-every 1 --keep 2 --deterministic")
+STAGES = { # the stage, its options
+    "single": ("single", ""), "ddp": ("ddp", ""), "zero3": ("zero", "--zero-stage 3"), "sharded": ("fsdp", "--checkpoint sharded"),
+    "mesh": ("tp", "--tensor-parallel 2"), "stages": ("pp", "--pipeline-parallel 2"), "axes": ("3d", "--mesh dp=2,tp=2 --zero-stage 1"),
+    "compressed": ("compress", "--compress int8 --error-feedback")}
+HOST = socket.gethostname()
+
+
+def options(name, ranks):
+    return [SMALL, "--batch-size", 48 // (ranks or 1), STAGES[name][1]]
+
+
+def second(folder, name, ranks, *more):
+    return in_folder(folder, STAGES[name][0], *options(name, ranks), *more, ranks=ranks, env={"OMP_NUM_THREADS": 1})
+
+
+def until(condition, seconds=120):
+    """Waits for what must come to be."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it has not come to be"
+        time.sleep(0.01)
+
+
+def newest(folder):
+    return max((int(path.name[5:]) for path in folder.glob("step_*")), default=-1)
+
+
+@contextlib.contextmanager
+def first(tmp_path, name, ranks=None):
+    """A run that would never end, and has saved: its folder, its process, and the process ids of its ranks."""
+    folder, stage, pids = tmp_path / "out", STAGES[name][0], tmp_path / "pid"
+    line = words([[program(f"train_gpt2_{stage}")], *options(name, ranks), "--steps 1000000", ["--out", folder]])
+    # In a session of its own a rank that is stopped is not woken when mpirun dies.
+    if ranks: line = [*launcher(), "-np", str(ranks), "setsid", "--wait", "sh", "-c",
+                      'echo $$ > "$0.$OMPI_COMM_WORLD_RANK"; exec "$@"', str(pids), *line]
+    with open(tmp_path / "first.log", "w") as log:
+        run = subprocess.Popen(line, cwd=ROOT, env=environment(ranks or 1, OMP_NUM_THREADS=1), stdout=log, stderr=log)
+    try:
+        until(lambda: newest(folder) > 0 or run.poll() is not None)
+        assert run.poll() is None, log
+        yield folder, run, [int((tmp_path / f"pid.{rank}").read_text()) for rank in range(ranks or 0)]
+    finally:
+        kill(run)
+
+
+def kill(process):
+    process.kill()
+    process.wait()
+
+
+def assert_waited(run, ranks, who):
+    """On every rank it has waited, and then said who writes there."""
+    assert_refused(run, *(rf"^rank {rank}: error: .*{who}" for rank in range(ranks or 0)), who)
+    assert f"waiting    up to 10 s: --out {run.folder}: " in run.out, run
+
+
+def assert_continues(folder, name, ranks=None):
+    """A run continues from the newest checkpoint, and leaves nothing else there."""
+    steps = newest(folder) + 100
+    run = second(folder, name, ranks, "--resume --save-every 0 --steps", steps)
+    assert run.status == 0 and newest(folder) == steps, run
+    assert {path.name.split("_")[0] for path in folder.iterdir()} <= {"step", "metrics.jsonl", "ops"}
+    return run
+
+
+@pytest.mark.parametrize("name, ranks", [("single", None), rest("zero3", 4)], ids=["alone", "4_ranks"])
+def test_another_run_waits_and_names_the_first_which_goes_on_saving(name, ranks, tmp_path):
+    with first(tmp_path, name, ranks) as (folder, run, pids):
+        who = rf"--out {folder}: the run of process {pids[0] if pids else run.pid} on {HOST} is writing there; wait until it has ended"
+        with ThreadPoolExecutor() as threads: # a run that continues it, and a new one
+            if not ranks: os.kill(run.pid, signal.SIGSTOP) # it needs no time meanwhile
+            others = [*threads.map(lambda more: second(folder, name, ranks, more), ["--resume", "--steps 5"])]
+            if not ranks: os.kill(run.pid, signal.SIGCONT)
+        for other in others: assert_waited(other, ranks, who)
+        step = newest(folder)
+        until(lambda: newest(folder) > step)
+        assert run.poll() is None
+        assert not re.search("error:|warning:", (tmp_path / "first.log").read_text())
+        kill(run)
+        more = assert_continues(folder, name, ranks)
+        assert ranks or "waiting" not in more.out # where ranks that have lost mpirun live on for a moment it may wait
+        log = (tmp_path / "first.log").read_text() # of ranks that lived on
+        assert not re.search("cannot be|is not there", log), log
+        steps = newest(folder)
+        unbroken = trained(STAGES[name][0], *options(name, ranks), "--save-every 0 --steps", steps, ranks=ranks, env={"OMP_NUM_THREADS": 1})
+        if ranks: assert_same(unbroken, more)
+
+
+def test_a_run_that_waits_takes_over_when_the_first_is_killed(tmp_path):
+    with first(tmp_path, "single") as (folder, run, _):
+        os.kill(run.pid, signal.SIGSTOP) # so that it saves nothing in the meantime
+        step, line = newest(folder), words([[program("train_gpt2_single")], *options("single", None), "--resume --save-every 0"])
+        with open(tmp_path / "second.log", "w+") as log:
+            other = subprocess.Popen([*line, "--steps", str(step + 100), "--out", str(folder)], cwd=ROOT, env=environment(), stdout=log, stderr=log)
+            until(lambda: "waiting" in (tmp_path / "second.log").read_text())
+            kill(run)
+            assert other.wait(120) == 0, (tmp_path / "second.log").read_text()
+        said = (tmp_path / "second.log").read_text()
+        assert re.search(rf"^waiting .*process {run.pid} on {HOST}", said, re.M) and re.search(f"^start *step {step} of", said, re.M), said
+
+
+# ---- a lock that a kill has left ----
+@pytest.fixture
+def left(tmp_path):
+    """A folder as after a kill, and what the lock says."""
+    with first(tmp_path, "single") as (folder, run, _): pass
+    return folder, (folder / "writer.lock"), (folder / "writer.lock").read_text(), run.pid
+
+
+def test_the_lock_of_another_machine_counts_until_it_is_removed(left):
+    folder, lock, text, pid = left
+    lock.write_text(re.sub(r" on [^,]*, boot [^,]*", " on elsewhere, boot 01234567-89ab", text))
+    assert lock.read_text() != text
+    assert_waited(second(folder, "single", None, "--resume"), None,
+                  f"process {pid} on elsewhere is writing there; this machine cannot see .* remove {lock}")
+    assert "on elsewhere" in lock.read_text()
+    lock.unlink()
+    assert "waiting" not in assert_continues(folder, "single").out
+
+
+@pytest.mark.parametrize("change", [
+    lambda text: re.sub("boot [^,]*", "boot 01234567-89ab", text), rest(lambda text: re.sub(" on [^,]*", " on container", text)),
+    rest(lambda text: text[:12])], ids=["before_the_reboot", "of_a_container_here", "torn"])
+def test_a_lock_without_a_living_run_does_not_count(left, change):
+    folder, lock, text, _ = left
+    assert change(text) != text
+    lock.write_text(change(text))
+    assert "waiting" not in assert_continues(folder, "single").out
+
+
+def test_what_is_no_lock_is_an_error_and_an_error_leaves_no_lock(left):
+    folder, lock, *_ = left
+    assert_refused(second(folder, "single", None, "--steps 2"), "checkpoints of another run")
+    assert not lock.exists()
+    for make, remove, pattern in (os.mkdir, os.rmdir, "cannot be opened: Is a directory"), (os.mkfifo, os.unlink, "is not a file"):
+        make(lock)
+        assert_refused(second(folder, "single", None, "--resume"), f"writer.lock: {pattern}")
+        remove(lock)
+
+
+def test_a_run_that_saves_nothing_needs_no_lock(left):
+    """Nothing can be made in the folder, but metrics.jsonl can be written."""
+    folder, lock, *_ = left
+    lock.unlink()
+    close, reopen = (["chattr", "+i", folder], ["chattr", "-i", folder]) if os.getuid() == 0 else (["chmod", "a-w", folder], ["chmod", "u+w", folder])
+    try: closed = subprocess.run(close, capture_output=True).returncode == 0
+    except FileNotFoundError: closed = False
+    if not closed: pytest.skip("this file system has no folder that root cannot write to")
+    try:
+        assert second(folder, "single", None, "--resume --steps", newest(folder)).status == 0
+        assert_refused(second(folder, "single", None, "--resume --steps", newest(folder) + 1), "cannot be made: .*; make it writable or choose another --out")
+    finally:
+        subprocess.run(reopen, check=True)
+
+
+# ---- ranks ----
+@pytest.mark.rest
+@pytest.mark.parametrize("name", [name for name in STAGES if name not in ("single", "zero3")])
+def test_after_mpirun_was_killed_the_next_run_continues(name, tmp_path):
+    with first(tmp_path, name, 4) as (folder, run, _):
+        kill(run)
+        assert_continues(folder, name, 4)
+
+
+@pytest.mark.rest
+def test_a_rank_that_was_stopped_may_still_write_and_is_waited_for(tmp_path):
+    """It ends when it wakes, because its mpirun was killed."""
+    with first(tmp_path, "sharded", 4) as (folder, run, pids):
+        os.kill(pids[2], signal.SIGSTOP)
+        kill(run)
+        for rank in 0, 1, 3:
+            with contextlib.suppress(ProcessLookupError): os.kill(pids[rank], signal.SIGKILL)
+        assert_waited(second(folder, "single", None, "--resume"), None, f"the run of process {pids[0]} on {HOST}")
+        os.kill(pids[2], signal.SIGCONT)
+        assert_continues(folder, "single")

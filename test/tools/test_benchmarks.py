@@ -1,0 +1,283 @@
+"""dev/bench/bench_gpu.sh and dev/gpu_check.sh where there is no GPU: on numbers that are known beforehand, and once from end to end with small
+programs in place of large ones."""
+import os, re, shutil, subprocess, time
+import pytest
+from suite import ROOT, TINY, assert_refused, command, trained
+
+PEERS = "ours llmc-ge0-r0 llmc-ge2-r0 torch-autocast torch-bf16"
+# 8 x 1024 tokens of 124439808 parameters: 6 x 124439808 + 6 x 12 x 768 x 1024 = 803261952 FLOPs each, 6580 GFLOP a step.
+KNOWN = """peak 0 copy 3000
+peak 0 product 400
+peak 0 product 800
+peak 0 product 900
+peak 0 sheet 1000
+ours 8 ms 20
+ours 8 ms 10
+ours 8 ms 40
+ours 8 ms 20
+ours 8 counted 5100000000
+ours 8 used 5500000000
+ours 8 used 6400000000
+llmc-ge0-r0 8 ms 30
+llmc-ge2-r0 8 ms 23
+torch-autocast 8 ms 30
+torch-bf16 8 ms 24
+"""
+
+
+def assert_says(text, *patterns, no=()):
+    __tracebackhide__ = True
+    for pattern in patterns: assert re.search(pattern, text, re.M), f"it did not say {pattern!r}:\n{text}"
+    for pattern in no: assert not re.search(pattern, text, re.M), f"it said {pattern!r}:\n{text}"
+
+
+def table(numbers, programs=PEERS, model="gpt2", sizes="12 768"):
+    run = command("awk -v", f"model={model}", "-v T=1024 -v", [f"programs={programs}"], "-v batches=8 -v", [f"sizes={sizes}"],
+                  "-f dev/bench/median.awk -f dev/bench/gpu_table.awk", input=numbers)
+    assert run.status == 0, run
+    return run.out
+
+
+# ---- the table, from numbers ----
+def test_medians_mfu_and_ratios_over_the_best_of_each_peer_stand_in_the_table():
+    """The median of 20, 10, 40, 20 is 20: 409600 tokens/s, 329.0 TFLOP/s of 1000, and of 800. llm.c's best is 23 ms."""
+    assert_says(table(KNOWN),
+                r"^124439808 parameters, 8.033e\+08 FLOPs a token. .* product 800 TFLOP/s, 1000 by the data sheet; a copy 3000 GB/s",
+                r"^\| ours \| 409600 \| 20.00 \| 10.0 to 40.0 \| 32.9 % \| 41.1 % \| 5.1 \| 6.4 \|$",
+                r"^\| llm.c -ge 0 -r 0 \| 273067 \| 30.00 \| 30.0 to 30.0 \| 21.9 % \| 27.4 % \| - \| - \|$",
+                "^- ours over llm.c -ge 2 -r 0: 1.150 times as fast. Goal 1.2: MISSED.$",
+                "^- ours over PyTorch, fp32 weights, autocast: 1.500 times as fast. Goal 1.3: reached.$",
+                "^- ours over PyTorch, bf16, no master weights: 1.200 times as fast. Goal 1.3: MISSED.$", no=["^- ours over llm.c -ge 0"])
+
+
+def test_what_failed_has_a_row_that_says_why_and_what_was_not_measured_has_none():
+    """One failure is enough: then times of other rounds do not count."""
+    assert_says(table(KNOWN + "llmc-ge2-r0 8 failed out of memory in round 2\n"),
+                r"^\| llm.c -ge 2 -r 0 \| failed: out of memory in round 2 \|", "^- ours over llm.c -ge 0 -r 0: 1.500")
+    assert_says(table(KNOWN + "ours 8 failed it was unwell\n"), r"^\| ours \| failed: it was unwell \|", no=[" over ", "NaN"])
+    assert_says(table(re.sub("(?m)^(llmc|torch).*\n", "", KNOWN), "ours"), r"^\| ours ", no=["llm.c", "PyTorch", " over "])
+    assert_says(table(KNOWN.replace("sheet 1000", "sheet 0")), "not known by the data sheet", r"^\| ours \| 409600 \| 20.00 \| 10.0 to 40.0 \| - \| 41.1 %")
+
+
+def test_a_larger_model_has_its_own_flops_and_goal():
+    """6 x 1557611200 + 6 x 48 x 1600 x 1024 = 9817526272 FLOPs a token; 8192 tokens in 125 ms: 643 TFLOP/s."""
+    numbers = re.sub("(?m)^ours.*\n", "", KNOWN) + "ours 8 ms 200\nours-recompute 8 ms 125\n"
+    assert_says(table(numbers, "ours ours-recompute ours-fsdp llmc-ge0-r0", "gpt2-xl", "48 1600"), r"^1557611200 parameters, 9.818e\+09 FLOPs",
+                r"^\| ours, --recompute block \| 65536 \| 125.00 \|.*\| 64.3 % \| 80.4 % \|",
+                "^- ours, --recompute block over llm.c -ge 0 -r 0: 0.240 times as fast.$",
+                "^- ours, --recompute block: 64.3 % MFU. Goal 60: reached.$", no=["FSDP"])
+
+
+def test_a_profile_has_the_kernels_of_the_last_step_by_name_the_longest_first():
+    """33 % and 34 % of 2 and 4 ms."""
+    kernels = [("try_kernel(int)", "9,000,000"), ("encoder_forward_kernel(floatX *, const int *)", "5,000"),
+               ("encoder_forward_kernel(floatX *, const int *)", "1,000,000"), ("void layernorm_backward_kernel<(int)8>(float, int)", "2,000,000"),
+               ("void layernorm_backward_kernel<(int)8>(float, int)", "4,000,000")]
+    lines = ["==PROF== Connected to process 7", '"ID","Process ID","Process Name","Host Name","Kernel Name",...,"Metric Name","Metric Unit","Metric Value"']
+    for k, (name, ns) in enumerate(kernels):
+        for metric in (f'dram__throughput.avg.pct_of_peak_sustained_elapsed","%","{30 + k}', f'gpu__time_duration.sum","ns","{ns}',
+                       'sm__throughput.avg.pct_of_peak_sustained_elapsed","%","10.5'):
+            lines.append(f'"{k}","7","train","host","{name}","1","7","(256, 1, 1)","(96, 1, 1)","0","9.0","metrics","{metric}"')
+    said = command("awk -f dev/bench/profile.awk", input="\n".join(lines) + "\n").out
+    assert_says(said, r"^3 kernels, 7.00 ms$", no=["try_kernel"])
+    assert said.index("| layernorm_backward_kernel | 2 | 6.000 | 85.7 % | 34 % | 10 % |") < \
+        said.index("| encoder_forward_kernel | 1 | 1.000 | 14.3 % | 32 % | 10 % |")
+    assert_refused(command("awk -f dev/bench/profile.awk /dev/null"), "there is no encoder_forward_kernel")
+
+
+# ---- bench_gpu.sh, with small programs in place of large ones ----
+STEP = 'echo "step $i/1000000 | loss 10.9 | grad norm 1.0 | param norm 9.00 | lr 1.00e-04 | mem 12.3 GB | 100 tok/s | MFU 1.0%"'
+STAND_INS = {
+    "build/train_gpt2_single": f"""case "$*" in *"--batch-size 3"*) echo "error: too many" >&2; exit 1 ;; esac
+        i=0; while i=$((i + 1)); do sleep 0.03; {STEP}; done""",
+    # It records its options and the beginning of its model file.
+    "llm.c/train_gpt2cu": """echo "$*" >> "$0.asked"
+        while [ $# -gt 1 ]; do
+            case $1 in -ge) ge=$2 ;; -r) r=$2 ;; -e) head -c 8 "$2" | od -An -td4 >> "$0.asked" ;; esac
+            shift 2
+        done
+        case $ge$r in 11|21) if [ -e "$0.fails" ]; then echo "[CUDA ERROR] at file x.cu:9:"; echo "out of memory"; exit 1; fi ;; esac
+        echo "num_parameters: 124475904 => bytes: 248951808"
+        echo "device memory usage: 7629 MiB / 81920 MiB"
+        echo "val loss 10.9"
+        i=0; while i=$((i + 1)); do
+            sleep 0.03
+            echo "step    $i/1000000 | loss 10.9 (+nanz)| norm 1.0 (+nanz)| lr 1.00e-04 | 9.99 ms | 1.0% bf16 MFU | 7 tok/s"
+        done""",
+    "bin/python": """case $* in -c*) exit 0 ;; *bf16*) [ ! -e "$0.hangs" ] || exec sleep 987 ;; esac
+        i=0; while i=$((i + 1)); do sleep 0.03; echo "step $i | loss 10.9 | grad norm 1.0 | mem 20.250 GB"; done""",
+    "build/bench_layers": 'echo "peaks: copy 3000 GB/s, product 800.0 TFLOP/s, data sheet 989.0 TFLOP/s"',
+    # 400 MiB at rest, up to 30000 while something runs
+    "bin/nvidia-smi": "echo 400; case $* in *lms*) echo 30000; echo 2000; exec sleep 987 ;; esac"}
+
+
+def stand_in(path, script):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def bench(tmp_path):
+    for name, script in STAND_INS.items(): stand_in(tmp_path / name, script)
+
+    def run(options, **env):
+        env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "PYTHON": tmp_path / "bin/python", "BUILD": tmp_path / "build"} | env
+        return command("sh dev/bench/bench_gpu.sh --model d1 --seq-len 16 --steps 3 --out", [tmp_path / "out"], options, env=env)
+    run.place = tmp_path
+    yield run
+    assert not subprocess.run(["pgrep", "-f", f"{tmp_path}/"], capture_output=True).stdout, "a program is left running"
+
+
+def test_programs_are_measured_in_turns_llmc_in_all_settings(bench):
+    run = bench(f"--rounds 2 --batch 2,4 --llmc {bench.place}/llm.c")
+    assert_says(run.out, r"^\| B=2 \|", r"^\| B=4 \|", r"^\| ours \| [0-9]* \| .*\| 12.3 \| 31.5 \|$", r"^\| ours, --recompute block \|",
+                r"^\| PyTorch, bf16, no master weights \| .* \| 20.2 \| 31.5 \|$", r"^\| PyTorch, fp32 weights, autocast \|",
+                r"^\| llm.c -ge 2 -r 0 \| .* \| 8.0 \| 31.5 \|$", r"^- ours over llm.c -ge", "^- ours over PyTorch, fp32 weights, autocast: ",
+                "^- llm.c with cuDNN: .* was built without", "^- FSDP on one rank: there is no")
+    results = (bench.place / "out/results").read_text()
+    # every setting in every round and for every batch, with 3 steps each; the 5 steps before them do not count
+    assert len(re.findall(r"^\| llm.c", run.out, re.M)) == 10 and len(re.findall("^llmc-ge[012]-r[01] [24] ms", results, re.M)) == 60, results
+    turns = [line.split()[0] for line in results.splitlines() if re.match(r"\S+ 2 ms", line)]
+    assert len([k for k, x in enumerate(turns) if x == "ours" and (k == 0 or turns[k - 1] != x)]) == 2, "rounds are not in turns"
+    # llm.c gets a model in its format in bf16, and options that it knows
+    assert_says((bench.place / "llm.c/train_gpt2cu.asked").read_text(), "-b 4 -t 16 -x 1000000 -v 1000000 .*-ge 1 -r 0$", "^ *20240326 *5$")
+
+
+def test_a_peer_that_fails_or_hangs_is_named_and_left_out(bench):
+    for name in "llm.c/train_gpt2cu.fails", "bin/python.hangs": (bench.place / name).touch()
+    run = bench(f"--rounds 1 --batch 2 --llmc {bench.place}/llm.c/train_gpt2cu", BENCH_SECONDS=20)
+    assert run.status == 0, run
+    assert_says(run.out, r"^\| llm.c -ge 2 -r 1 \| failed: .CUDA ERROR. at file x.cu:9: out of memory \|",
+                r"^\| PyTorch, bf16, no master weights \| failed: not done after 20 s \|", r"^\| llm.c -ge 2 -r 0 \| [0-9]",
+                "^- ours over PyTorch, fp32", no=["over PyTorch, bf16"])
+
+
+def test_if_one_of_our_programs_fails_the_script_fails(bench):
+    run = bench("--rounds 1 --batch 3", PYTHON="no-such-python")
+    assert run.status == 1 and "  ours, B=3 failed: error: too many\n" in run.err, run
+    assert_says(run.out, r"^\| ours \| failed: error: too many \|", "^- llm.c: neither --llmc nor LLMC", "^- PyTorch: no-such-python has no torch",
+                no=[r"^\| llm.c", r"^\| PyTorch"])
+
+
+def test_stopped_early_it_leaves_a_table_of_what_was_measured(bench):
+    (bench.place / "bin/python.hangs").touch() # PyTorch in bf16 would take longer
+    results, env = bench.place / "out/results", os.environ | {"PATH": f"{bench.place}/bin:{os.environ['PATH']}",
+                                                               "PYTHON": str(bench.place / "bin/python"), "BUILD": str(bench.place / "build")}
+    with subprocess.Popen(["timeout", "250", "sh", "dev/bench/bench_gpu.sh", "--model", "d1", "--seq-len", "16", "--steps", "3", "--rounds", "2",
+                           "--batch", "2", "--out", bench.place / "out"], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as p:
+        while p.poll() is None and not (results.exists() and "\ntorch-autocast 2 counted" in results.read_text()): time.sleep(0.1)
+        p.terminate() # timeout passes the signal on to everything it started
+        said = p.communicate()[0]
+    assert p.returncode != 0 and said == (bench.place / "out/table.md").read_text()
+    assert_says(said, "rounds: 2, stopped in round 1, steps a round: 3$", r"^\| ours \| [0-9]", r"^\| PyTorch, fp32 weights, autocast \| [0-9]",
+                no=[r"^\| PyTorch, bf16"])
+
+
+def test_bad_input_is_refused(bench):
+    for options, says in {"--model gpt5": "there is no model 'gpt5'; there are gpt2", "--batch 8,x": "batch must be a whole number, not 'x'",
+                          "--rounds 0": "rounds must be at least 1, not 0", "gpt2": "there is no option 'gpt2'"}.items():
+        assert_refused(bench(options), says)
+    assert_refused(bench("", BUILD=bench.place / "none"), "there is no .*none/train_gpt2_single: make DEVICE=cuda")
+
+
+def test_our_own_program_is_measured(bench):
+    (bench.place / "build/train_gpt2_single").unlink()
+    (bench.place / "build/train_gpt2_single").symlink_to(ROOT / "build/train_gpt2_single")
+    assert_says(bench("--rounds 1 --batch 2", PYTHON="no-such-python").out, r"^\| ours \| [0-9]* \| .*\| 0.1 \| 31.5 \|$")
+
+
+@pytest.mark.skipif(command("python3 -c", ["import torch"]).status != 0, reason="there is no PyTorch")
+def test_pytorchs_program_has_about_the_same_loss_in_each_precision():
+    for way in "fp32", "autocast", "bf16":
+        said = command("python3 dev/bench/pytorch_cuda.py eager", way, "d1 2 16 cpu").out
+        assert 10.5 < float(re.match(r"step 1 \| loss ([0-9.]*) \| grad norm [0-9.]* \| mem 0.000 GB", said)[1]) < 11.2, said
+
+
+# ---- gpu_check.sh ----
+@pytest.fixture
+def gpu_check(tmp_path):
+    """A copy of the project with scripts in place of its programs; a function that runs parts there."""
+    copy, bf16 = tmp_path / "copy", tmp_path / "copy/build/emulated-bf16"
+    for name in "dev", "llmc": shutil.copytree(ROOT / name, copy / name)
+    stand_in(bf16 / "bench_layers", f'{STAND_INS["build/bench_layers"]}; [ "$1" = --peaks ] || echo "asked for $*"')
+    stand_in(bf16 / "train_gpt2_single", "for i in 1 2 3 4 5 6 7; do echo \"step $i | loss 10 | mem 1.5 GB | 9 tok/s\"; sleep 0.02; done")
+    asked = "echo \"asked: $0 $*\""
+    stand_in(tmp_path / "compare", asked)
+
+    def run(parts, programs=(), **env):
+        for build in "emulated", "emulated-bf16", "emulated-fp16", ".":
+            for name in programs: stand_in(copy / "build" / build / name, asked)
+        done = command("bash", [copy / "dev/gpu_check.sh"], parts, cwd=copy, env={
+            "PYTHON": "no-such-python", "GPU_CHECK_OUT": tmp_path / "out", "GPU_CHECK_DEVICE": "emulated", "COMPARE": tmp_path / "compare"} | env)
+        done.log = "".join(x.read_text().replace("\n", " ") + "\n" for x in sorted((tmp_path / "out").glob("*.log")))
+        return done
+    run.copy, run.bf16, run.out = copy, bf16, tmp_path / "out"
+    return run
+
+
+def test_the_page_has_the_output_of_every_part_in_the_order_asked_for(gpu_check):
+    run = gpu_check("peers roofline")
+    assert_says(run.out, r"^## \d+-\d+-\d+, no GPU \(emulated\)$", "^### d1 in bf16, T=8: whole steps; rounds: 1, steps a round: 1$",
+                r"^\| ours \| [0-9]* \| .*\| 1.5 \| - \|$", "^### Operations of a step$", "^asked for --model d1 --vocab-size 100 1 8 1$")
+    assert re.findall(r"^\| ([a-z]+)\S* \| ok ", run.out, re.M) == ["peers", "roofline"] and run.out == (gpu_check.out / "page.md").read_text()
+
+
+def test_a_part_that_fails_or_takes_too_long_is_reported_and_stops_no_other(gpu_check):
+    stand_in(gpu_check.bf16 / "bench_layers", 'echo "error: it is | broken"; exit 3')
+    run = gpu_check("roofline peers speed")
+    assert run.status == 1, run
+    assert_says(run.out, r"^\| roofline-bf16 \| \*\*failed\*\*, status 3: error: it is / broken \| [0-9]* s \|$",
+                r"^\| peers \| \*\*failed\*\*, status 1: .*bench_layers --peaks failed", r"^\| speed \| not run: it is a GPU's \|")
+    stand_in(gpu_check.bf16 / "bench_layers", "exec sleep 100") # it takes all the time, and none is left for the next
+    assert_says(gpu_check("roofline peers", GPU_CHECK_SECONDS=2).out, r"^\| roofline-bf16 \| \*\*ran past [12] s\*\* \|",
+                r"^\| peers \| \*\*not run: no time left\*\* \|")
+
+
+def test_an_unknown_part_is_refused_before_any_runs(gpu_check):
+    assert_refused(gpu_check("roofline nonsense"), "there is no part 'nonsense'; there are build layers")
+    assert not (gpu_check.out / "results.txt").exists()
+
+
+@pytest.mark.parametrize("part, programs, own, asks, of_four", [
+    ("tp", ["train_gpt2_tp"], "nccl-1 mpi-4 mpi-4-copies mpi-4-sequence",
+     ["tensor-parallel 4 --batch-size 16 .*--sequence-parallel --recompute block", "metrics .*pytorch_fp32.jsonl .*tp-run/metrics.jsonl --rtol 1e-4"],
+     "-nccl-4 -sequence -gathered-once -copies -bf16 -order"),
+    ("pp", ["train_gpt2_pp"], "nccl-1 nccl-1-chunks mpi-2 mpi-4-copies mpi-4-zb mpi-4-strict",
+     ["pipeline-parallel 2 --batch-size 4 .*--schedule gpipe --recompute block",
+      "emulated-bf16/.*metrics .*pytorch_fp64.jsonl .*--rtol 4e-3 --only grad_norm"], "-zb -windows -bf16 -schedules -chunks"),
+    ("3d", ["train_gpt2_3d"], "nccl-1 nccl-1-zero mpi-4-dp-tp mpi-4-dp-tp-zero mpi-4-dp-pp mpi-4-dp-pp-zero mpi-4-tp-pp mpi-4-strict",
+     ["mesh dp=2,pp=2 --batch-size 4 .*--split 1,1 --zero-stage 1 --schedule zb-h1", "metrics .*pytorch_fp32.jsonl .*3d-run/metrics.jsonl --rtol 1e-4"],
+     "-dp-tp -dp-tp-zero -dp-pp -dp-pp-zero -tp-pp -bf16 -order"),
+    ("compress", ["train_gpt2_compress", "train_gpt2_ddp", "bench_compress"], "mpi-4-int8 mpi-4-int4 mpi-4-top-k mpi-4-sign mpi-4-onebit-adam mpi-4-powersgd rates-bf16",
+     ["asked: build/train_gpt2_compress .*--compress int4", "metrics .*compress-cpu/metrics.jsonl .*compress-gpu/metrics.jsonl --rtol 1e-3 --only loss"],
+     "-bits -int8 -int4 -top-k -sign -onebit-adam -powersgd")])
+def test_a_stage_is_checked_on_one_gpu_and_between_several(gpu_check, part, programs, own, asks, of_four):
+    """Programs and comparisons say what they are asked for."""
+    run = gpu_check(part, programs)
+    assert_says(run.out, *(rf"^\| {part}-{name} \| ok \|" for name in own.split()))
+    assert_says(run.log, *asks)
+    run = gpu_check("gpus", programs, CUDA_EMULATOR_DEVICES=4)
+    assert_says(run.out, *(rf"^\| {part}-{name.lstrip('-') if 'nccl' in name else 'nccl-4' + name} \| " for name in of_four.split()))
+    assert_says(gpu_check("gpus").out, r"^\| gpus \| not run: there are fewer than two GPUs \|")
+
+
+def test_the_profile_of_a_step_is_asked_of_a_gpu(gpu_check):
+    """A script stands in for ncu."""
+    stand_in(gpu_check.copy / "build/cuda-bf16/train_gpt2_single", 'case "$*" in *"--steps 2"*) ;; *) exit 1 ;; esac')
+    stand_in(gpu_check.copy / "bin/ncu", """while [ "$1" != --log-file ]; do shift; done
+        csv=$2; shift 2; "$@" || exit
+        for m in gpu__time_duration.sum dram__throughput.x sm__throughput.x; do
+            echo "\\"0\\",\\"1\\",\\"p\\",\\"h\\",\\"encoder_forward_kernel(int)\\",\\"1\\",\\"7\\",\\"b\\",\\"g\\",\\"0\\",\\"9.0\\",\\"s\\",\\"$m\\",\\"ns\\",\\"40\\""
+        done > "$csv" """)
+    run = gpu_check("profile", GPU_CHECK_DEVICE="cuda", PATH=f"{gpu_check.copy}/bin:{os.environ['PATH']}")
+    assert_says(run.out, "^### Kernels of a step", r"^\| encoder_forward_kernel \| 1 \| 0.000 \| 100.0 % \| 40 % \| 40 % \|$", r"^\| profile \| ok \|")
+
+
+def test_runs_are_compared_to_the_bit_or_within_a_share():
+    """dev/bench/compare_runs.py, by which gpu_check.sh compares."""
+    one, other = trained("single", TINY), trained("single", TINY, "--lr 2.999e-3")
+    for what, file in ("metrics", "metrics.jsonl"), ("weights", "step_00000020/model.safetensors"):
+        def status(a, b, options):
+            return command("dev/bench/compare_runs.py", what, [a.folder / file, b.folder / file], options).status
+        assert (status(one, one, "--bits"), status(one, other, "--bits"), status(one, other, "--rtol 1e-7"), status(one, other, "--rtol 0.5 --atol 0.01")) == (0, 1, 1, 0)
