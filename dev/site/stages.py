@@ -1,6 +1,6 @@
 """The stage files side by side: their definitions, rows of equal and changed lines, hunks, and the notes of the hunks.
 
-A definition is what test/check_stages.pl calls so: a top-level function, struct, macro or section heading with the comment above it.
+A definition is what make check-stages calls so: a top-level function, struct, macro or section heading with the comment above it.
 A hunk lies within one definition: changed lines, and those equal lines that lie between two changes that are close to each other.
 """
 import re

@@ -93,3 +93,7 @@ def test_bf16_needs_as_many_bytes_a_parameter_as_pytorchs_amp(name, ranks, micro
 def test_bounds_of_bf16_exclude_mistakes(mistake, field):
     with pytest.raises(AssertionError):
         assert_close(Stored("ddp/ranks_2_amp"), Stored(f"ddp/ranks_2_amp_{mistake}"), rtol=AMP_BOUNDS[field], atol=0, only=field)
+
+
+def test_naive_sends_as_much_with_4_micro_batches_as_with_one():
+    assert set(ddp(2, "--ddp naive", micro=4).series("comm_bytes")) == set(ddp(2, "--ddp naive").series("comm_bytes")) != {0}

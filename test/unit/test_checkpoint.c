@@ -872,7 +872,8 @@ static void crashes_lose_nothing(int shards, int least_calls) {
     for (bool was_killed = true; was_killed;) {
         save_step(1, 0, DTYPE_F32);
         *safe = 1;
-        Child c = child_does(save_twice_and_crash(shards, ++call));
+        call++; // here, because a child has variables of its own
+        Child c = child_does(save_twice_and_crash(shards, call));
         was_killed = c.status == 1000 + SIGKILL;
         if (!was_killed) assert_int_equal(c.status, 0);
         child_free(&c);

@@ -1,0 +1,185 @@
+"""Wrong options, foreign or damaged files, a full disk: each ends the run with status 1 and a message that names what is wrong, what was
+found and what to do; and no good checkpoint is lost. --help, the documents and the record of a run name the same options."""
+import os, re, shutil
+from pathlib import Path
+import pytest
+from shards import in_folder
+from suite import REFERENCE, ROOT, TINY, TOKENS, assert_refused, command, program, trained
+
+LONG = 10
+
+
+def run(*options, **settings):
+    return command([program("train_gpt2_single")], TINY, *options, **settings)
+
+
+# ---- options, the model's shape, files ----
+MORE_THAN_ONE = "--batch-size 1 --total-batch-size 0"
+
+
+@pytest.mark.parametrize("options, patterns", [
+    ("--frobnicate", ["unknown option '--frobnicate'", "--help"]), ("--steps ten", ["--steps", "'ten'"]),
+    ("--seq-len 0", ["between 1 and"]), ("--lr -1", ["--lr", "between 0 and"]), ("--lr nan", ["--lr"]),
+    ("--lr-schedule square", [r"cosine\|linear\|constant\|wsd", "'square'"]), ("--out", ["--out needs a value"]),
+    ("--model huge", ["--model", "huge", "gpt2-xl"]), ("--channels 15", ["--channels", "15", "2 heads"]),
+    ("--total-batch-size 500", ["--total-batch-size", "500", "256"]),
+    *(([f"--memory-limit={limit}"], ["--memory-limit"]) for limit in ("-1", "nan", "inf", "0.5GB", "", "1e7")),
+    ("--channels 65536 --layers 256", ["[Mm]emory", "GB"]),
+    (f"--model gpt2 --layers 1 --seq-len 2048 {MORE_THAN_ONE}", ["--seq-len 2048", "1024"]),
+    (f"--init-from {REFERENCE}/initial --heads 4 --channels 32 --seq-len 64", ["--seq-len 64", "32"]),
+    ("--vocab-size 200", ["--tokenizer", "257", "200"]),
+    ("--tokenizer none.json", ["none.json"]), ("--tokenizer README.md", ["README.md"]),
+    ("--data none.bin", ["--data", "none.bin"]), ("--data none*.bin", ["--data", r"none\*.bin"]),
+    ("--val-data none.bin", ["--val-data", "none.bin"]),
+    ("--data test", ["test: is a folder, not a file"]), ("--data build/train_gpt2_single", ["NUL"]),
+    ("--data /dev/zero", ["/dev/zero: is a device, not a file"]),
+    (f"--seq-len 8000 {MORE_THAN_ONE}", ["tokens.bin", "--seq-len", "8000"]),
+    ("--batch-size 500 --total-batch-size 0", ["tokens.bin", "sequences", "500"]),
+    ("--init-from none", ["none", "no such checkpoint"]), ("--init-from test", ["test", "state.json"]), ("--out README.md", ["README.md"]),
+    ("--out README.md/out", ["README.md", "Not a directory"]), ("--out /proc/none", ["/proc/none"])],
+    ids=lambda x: re.sub(r"[^\w.+-]+", "_", x if isinstance(x, str) else x[0])[:50])
+def test_a_wrong_option_is_refused(options, patterns):
+    assert_refused(run(options), *patterns)
+
+
+@pytest.mark.parametrize("option, name, text, patterns", [
+    ("--tokenizer", "vocab.json", "{ this is not a vocabulary", []), ("--data", "empty.txt", "", ["empty"]),
+    ("--data", "short.txt", "too short", ["--seq-len"]), ("--data", "fifo", None, ["is a pipe, not a file"]),
+    ("--data", "fifo.bin", None, ["is a pipe"]), ("--val-data", "fifo", None, ["is a pipe"]), ("--tokenizer", "fifo.json", None, ["is a pipe"])],
+    ids=["no_json", "empty", "short", "pipe", "pipe_of_tokens", "pipe_to_evaluate", "pipe_as_tokenizer"])
+def test_a_file_of_another_kind_is_refused_and_no_pipe_is_waited_for(option, name, text, patterns, tmp_path):
+    path = tmp_path / name
+    os.mkfifo(path) if text is None else path.write_text(text)
+    assert_refused(run(option, path), str(path), *patterns)
+
+
+# ---- tokens: a header of 1024 bytes, then two bytes a token ----
+@pytest.mark.parametrize("offset, value, size, patterns", [
+    (0, 20240521, 4, ["20240521", "20240520"]), (4, 2, 4, ["version 2", "version 1"]),
+    *((8, n, 4, [f"says {n} tokens", "6734"]) for n in (7000, 100, -1, 2**31 - 1)),
+    *((1024 + 2 * n, 999, 2, [f"token {n} is 999", "257"]) for n in (0, 3333, 6720))])
+def test_damaged_tokens_are_refused(offset, value, size, patterns, tmp_path):
+    data = bytearray(Path(TOKENS).read_bytes())
+    data[offset:offset + size] = (value % 256**size).to_bytes(size, "little")
+    (tmp_path / "tokens.bin").write_bytes(data)
+    assert_refused(run("--steps 40 --data", tmp_path / "tokens.bin"), str(tmp_path / "tokens.bin"), *patterns)
+
+
+@pytest.mark.parametrize("length", [0, 1, 4, 12, 1023, 1024, 1025, 1026, 5000, 14491])
+def test_tokens_cut_at_any_length_are_refused(length, tmp_path):
+    (tmp_path / "cut.bin").write_bytes(Path(TOKENS).read_bytes()[:length])
+    assert_refused(run("--data", tmp_path / "cut.bin"), "cut.bin", "tok")
+
+
+# ---- checkpoints ----
+FILES = ["model.safetensors", "optimizer.safetensors", "state.json"]
+
+
+def good():
+    return trained("single", TINY, "--steps 2 --save-every 1")
+
+
+@pytest.fixture
+def copy(tmp_path):
+    return shutil.copytree(good().folder, tmp_path / "out")
+
+
+def resume(folder, *options, **settings):
+    return in_folder(folder, "single", TINY, "--resume --steps 3", *options, **settings)
+
+
+@pytest.mark.parametrize("options, patterns", [
+    ("--init-from {0}", ["step_00000002"]), ("--init-from {0}/step_00000002 --layers 3", ["step_00000002", "2 layers", "3"]),
+    ("--init-from {0}/step_00000002 --channels 32", ["16 channels", "32"]),
+    ("--out {0} --steps 3", ["holds the checkpoints of another run", "--resume"])],
+    ids=["a_folder_of_checkpoints", "layers", "channels", "a_new_run_among_anothers"])
+def test_another_checkpoint_is_refused(options, patterns, copy):
+    assert_refused(run(options.format(copy)), *patterns)
+
+
+def lengths(size):
+    return [0, 1, 7, 8, 9, size // 3, size // 2, size - 1, size + 1]
+
+
+def flips(data):
+    """Places in the header, in the data and at the end; if it is the 17th digit of a number, which often changes nothing, the next."""
+    for at in 0, 7, 9, len(data) // 50, len(data) // 7, len(data) // 3, len(data) // 2, int(0.8 * len(data)), len(data) - 2:
+        while re.search(rb"[0-9.]{16}$", data[:at]): at += 1
+        yield at
+
+
+@pytest.mark.parametrize("file, how", [*((file, how) for file in FILES for how in ("cut_or_grown", "flipped")), (FILES[0], "missing")])
+def test_a_damaged_checkpoint_is_refused_with_the_one_to_fall_back_to(file, how, copy):
+    path = copy / "step_00000002" / file
+    data = path.read_bytes()
+    damaged = {"cut_or_grown": [data[:n] + b"\0" * (n - len(data)) for n in lengths(len(data))], "missing": [None],
+               "flipped": [data[:at] + bytes([data[at] ^ 1]) + data[at + 1:] for at in flips(data)]}[how]
+    for damage in damaged:
+        path.unlink() if damage is None else path.write_bytes(damage)
+        assert_refused(resume(copy), "step_00000002", f"fall back to {copy}/step_00000001")
+    path.write_bytes(data)
+    assert resume(copy).status == 0
+
+
+@pytest.mark.parametrize("file", [*(f"step_00000002/{file}" for file in FILES), "metrics.jsonl"])
+def test_a_pipe_in_a_checkpoint_is_not_waited_for(file, copy):
+    (copy / file).unlink()
+    os.mkfifo(copy / file)
+    assert_refused(resume(copy), f"{file.split('/')[-1]}: is a pipe, not a file")
+    if "/" in file: assert_refused(run("--init-from", copy / "step_00000002"), "is a pipe, not a file")
+
+
+def assert_nothing_is_lost(folder, run_of):
+    """A run that fails to save, after earlier saves succeeded."""
+    before = {path: path.read_bytes() for path in folder.glob("step_*/*")}
+    assert_refused(run_of(folder), str(folder), "another --out|make room")
+    assert [*folder.glob(".tmp*")] == [] and all(path.read_bytes() == data for path, data in before.items())
+    assert in_folder(folder, "single", TINY, "--resume --steps", max(int(path.name[5:]) for path in folder.glob("step_*"))).status == 0
+
+
+def test_no_space_for_a_file_leaves_the_existing_checkpoints(copy):
+    """Files may have at most 64 kB; the signal that would kill the program for a larger one is ignored."""
+    limited = ["bash", "-c", 'trap "" XFSZ; ulimit -f 64; exec "$@"', "-", program("train_gpt2_single")]
+    assert_nothing_is_lost(copy, lambda out: command(limited, TINY, "--resume --steps 5 --save-every 1 --out", out))
+    assert in_folder(copy, "single", TINY, "--resume --steps 5").status == 0
+
+
+def test_a_full_disk_leaves_the_existing_checkpoints(tmp_path):
+    if command("mount -t tmpfs -o size=512k tmpfs", tmp_path).status != 0: pytest.skip("only root may mount a small disk")
+    try:
+        out = tmp_path / "out"
+        assert in_folder(out, "single", TINY, "--steps 2 --save-every 1 --keep 0").status == 0
+        assert_nothing_is_lost(out, lambda _: in_folder(out, "single", TINY, "--resume --save-every 1 --keep 0"))
+    finally:
+        command("umount", tmp_path)
+
+
+# ---- options: --help, the documents, the record ----
+def options_of_help(stage="single", *more):
+    said = command([program(f"train_gpt2_{stage}")], *more, "--help")
+    assert said.status == 0 and said.err == ""
+    return set(re.findall(r"^ *(?:-\w, )?(--[a-z][a-z0-9-]*) ", said.out, re.M)) - {"--help"}
+
+
+def test_help_in_any_place_shows_the_values_given_and_nothing_runs(tmp_path):
+    said = run("--steps 3 --out", tmp_path / "never", "-h --frobnicate")
+    assert said.status == 0 and re.search(r"steps N .*\[3\]", said.out) and not (tmp_path / "never").exists()
+
+
+def test_a_run_records_every_option_and_nothing_else():
+    recorded = good().about["options"]
+    assert {f"--{name}" for name in recorded} == options_of_help() and len(recorded) > 35
+
+
+@pytest.mark.parametrize("stage", ["single", "ddp", "zero", "fsdp", "tp", "pp", "3d", "compress"])
+def test_commands_in_the_documents_have_options_that_exist(stage):
+    """What follows the program's name, up to the command's end, because mpirun has options as well."""
+    text = "".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "doc").glob("*.md")]).replace("\\\n", "")
+    commands = re.findall(rf"train_gpt2_{stage}([ \"`].*)", text)
+    named = {name for line in commands for name in re.findall(r"--[a-z][a-z0-9-]*", re.sub(r"[`|;].*| sh .*", "", line))}
+    assert len(named) > 3 and named <= options_of_help(stage) | {"--help"}
+
+
+def test_spellings_of_options_mix():
+    said = run("--steps=2 --lr-schedule=wsd --recompute block --grad-clip=0 -b 8 -t 8 --total-batch-size 128 --out=")
+    assert said.status == 0 and re.search(r"^step 2/2 \|", said.out, re.M)

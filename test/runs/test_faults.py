@@ -1,0 +1,118 @@
+"""A rank that dies, hangs or differs is named by all ranks: with its operation, and in a pipeline its stage and micro-batch. Ranks that find the
+same error each say so, and build/ranks finds from the ranks' last operations where they parted."""
+import re
+import pytest
+from suite import (TOKENS, assert_refused, assert_refused_by_all, assert_same, command, half, program, rest, train, trained)
+
+LONG = 10
+SMALL = (f"--eps 1e-5 --data {TOKENS} --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --total-batch-size 512 --lr 3e-3 "
+         "--warmup-steps 5 --eval-every 0 --sample-every 0 --steps 20 --batch-size 8")
+DEADLINE = "--comm-timeout 15" # a rank that is only slow must not be named
+
+
+def assert_named(run, ranks, pattern, dead=None):
+    """Each rank but the dead one says this, and nothing else."""
+    assert run.status not in (0, "no end") and "runtime error:" not in run.err and "Sanitizer" not in run.err, run
+    for rank in {*range(ranks)} - {dead}:
+        said = re.findall(f"^rank {rank}: error: (.*)", run.err, re.M)
+        assert len(said) == 1 and re.search(pattern, said[0]), f"rank {rank} did not say {pattern!r} once: {run}"
+
+
+@pytest.mark.parametrize("fault, options, pattern, dead", [
+    ("2:7:kill", "", "rank 2 has died.* during step 7", 2), ("2:7:hang", DEADLINE, "rank 2 has not reached all-reduce #.*step 7", None),
+    rest("0:7:hang", DEADLINE, "rank 0 has not reached", None),
+    ("1:7:bitflip", "--check-every 5", "after step 10 the parameters of unit 0 differ between rank 0 and rank 1", None)],
+    ids=["killed", "hangs", "0_hangs", "bit_flips"])
+def test_a_rank_that_fails_is_named_by_all(fault, options, pattern, dead):
+    assert_named(train("ddp", SMALL, "--save-every 5", options, "--fault", fault, ranks=4), 4, pattern, dead)
+
+
+def test_after_a_rank_was_killed_the_last_checkpoint_continues_to_the_bit(tmp_path):
+    options = [SMALL, "--save-every 5 --deterministic"]
+    run, out = train("ddp", *options, "--fault 2:7:kill", ranks=4), tmp_path / "out"
+    again = command([program("train_gpt2_ddp")], *options, "--resume", ["--out", half(run, out)], ranks=4)
+    again.folder = out
+    assert again.status == 0, again
+    assert_same(trained("ddp", *options, ranks=4), again)
+
+
+def ranks_tool(folder):
+    return command([program("ranks")], sorted(map(str, folder.glob("ops_rank_*.txt"))))
+
+
+def test_build_ranks_finds_the_rank_that_left_out_an_operation():
+    """MPI may crash before a deadline has passed."""
+    run = train("ddp", SMALL, DEADLINE, "--fault 2:7:skip", ranks=4)
+    assert run.status not in (0, "no end") and "rank 2" in ranks_tool(run.folder).out, run
+
+
+def operations(folder, rank, last, run="a"):
+    """The file of a rank whose last operation has this number."""
+    ops = [f"op {k} world all-reduce 100 fp32 - 2 finished 0.1 0.2 0.3\n" for k in range(last + 1)]
+    (folder / f"ops_rank_{rank:04}.txt").write_text(f"shard.c operations 1\nrun {run} rank {rank} of 3 step 2 operations {last + 1}\n"
+                                                    f"channel world collective - {last + 1} {last + 1}\n{''.join(ops)}end\n")
+
+
+@pytest.mark.parametrize("middle, status, pattern", [
+    ({"last": 7}, 0, "world: the same on all: 8 operations"), ({"last": 5}, 2, r"world: rank 1 never issued all-reduce #6 of world \(100 fp32, step 2\)"),
+    ({"last": 7, "run": "another"}, 1, "error: .*are of different runs"), (None, 0, "no file of rank 1 of 3")],
+    ids=["agree", "stopped", "of_other_runs", "missing"])
+def test_build_ranks_compares_the_ranks_files(middle, status, pattern, tmp_path):
+    for rank in 0, 2: operations(tmp_path, rank, 7)
+    if middle: operations(tmp_path, 1, **middle)
+    said = ranks_tool(tmp_path)
+    assert said.status == status and re.search(pattern, said.said), said
+
+
+def test_build_ranks_refuses_a_damaged_file_and_none(tmp_path):
+    assert ranks_tool(tmp_path).status != 0
+    operations(tmp_path, 1, 7)
+    with open(tmp_path / "ops_rank_0001.txt", "a") as file: file.write("more\n")
+    assert_refused(ranks_tool(tmp_path), "ops_rank_0001.txt:13: .*damaged")
+
+
+# ---- pipelines. Actions are a fraction of a millisecond, so a heartbeat that tells where a rank is comes much too late. ----
+# The first and the last rank, micro-batch and step; every schedule; copies of the model. A step has 12 micro-batches.
+PIPELINE = (f"--data {TOKENS} --val-data= --model d2 --layers 8 --heads 4 --channels 16 --seq-len 16 --total-batch-size 384 --batch-size 2 "
+            "--steps 10 --eval-every 0 --sample-every 0 --out=")
+
+
+@pytest.mark.parametrize("ranks, fault, stage, options", [ # stage: the rank's first
+    (4, "2:5/7:kill", 2, "1f1b"), (2, "1:3/4:hang", 1, "zb-h1"), rest(4, "0:1/0:kill", 0, "1f1b"), rest(4, "3:1/0:kill", 3, "zb-h1"),
+    rest(4, "0:10/11:kill", 0, "gpipe"), rest(4, "3:10/11:kill", 3, "1f1b"), rest(4, "1:3/5:kill", 1, "interleaved"),
+    rest(2, "0:6/10:kill", 0, "interleaved --chunks 4"), rest(2, "1:2/3:kill", 1, "zb-h1 --recompute block"),
+    rest(4, "2:7/4:kill", 0, "1f1b --pipeline-parallel 2"), rest(4, "3:4/5:kill", 1, "zb-h1 --pipeline-parallel 2"),
+    rest(4, "0:1/0:hang", 0, "1f1b"), rest(4, "3:3/11:hang", 3, "1f1b"), rest(4, "1:5/8:hang", 1, "gpipe"),
+    rest(4, "3:2/2:hang", 3, "interleaved"), rest(4, "1:3/2:hang", 1, "1f1b --pipeline-parallel 2")],
+    ids=lambda x: re.sub(r"[^\w-]+", "_", x) if isinstance(x, str) else str(x))
+def test_a_stage_that_fails_is_named_with_its_micro_batch(ranks, fault, stage, options):
+    rank, step, micro, kind = re.split("[:/]", fault)
+    run = train("pp", PIPELINE, "--schedule", options, "--fault", fault, DEADLINE if kind == "hang" else "", ranks=ranks)
+    assert re.search(rf"FAULT ON PURPOSE: RANK {rank} .* AT STEP {step}, MICRO-BATCH {micro} \(--fault\)", run.out), run
+    if kind == "kill": pattern = rf"rank {rank} has died .* during step {step}; it was in F{micro} on stage {stage}(;|$)"
+    else: pattern = rf"rank {rank} has not reached .*step {step}.*, and it is in F{micro} on stage {stage}(;|, and)"
+    assert_named(run, ranks, pattern, int(rank) if kind == "kill" else None)
+
+
+# ---- errors that every rank finds ----
+@pytest.mark.parametrize("ranks, stage, options, pattern", [
+    (2, "ddp", "--fault 1:3/4:kill", "only a pipeline, as in train_gpt2_pp"),
+    (2, "pp", f"{PIPELINE} --fault 1:3/12:kill", "there is no micro-batch 12; a step has 12"),
+    (4, "ddp", "--fault 4:1:kill", "there is no rank 4"), (3, "ddp", "", "--total-batch-size 512 must be a multiple.*3 ranks"),
+    (4, "ddp", "--seq-len 2048 --batch-size 1 --total-batch-size 0", "a step on 4 ranks needs")],
+    ids=["no_pipeline", "no_micro_batch", "no_rank", "batch", "sequences"])
+def test_what_does_not_fit_the_ranks_is_said_by_each(ranks, stage, options, pattern):
+    assert_refused_by_all(train(stage, SMALL, options, ranks=ranks), ranks, f".*{pattern}")
+
+
+@pytest.mark.parametrize("one, other, pattern", [
+    ("--lr 0.01", "--lr 0.02", r'do not agree: --lr is "0.01" on rank 0 and "0.02" on rank 1'),
+    (f"--data {TOKENS}", "--data README.md", "do not agree: --data")], ids=["option", "data"])
+def test_ranks_with_different_options_or_data_say_which(one, other, pattern):
+    line = f'[ $OMPI_COMM_WORLD_RANK = 0 ] && exec "$0" "$@" {one}; exec "$0" "$@" {other}'
+    assert_refused_by_all(command(["sh", "-c", line, program("train_gpt2_ddp")], SMALL, ranks=2), 2, f".*{pattern}")
+
+
+@pytest.mark.parametrize("stage", ["ddp", *map(rest, ("zero", "fsdp", "tp", "pp", "3d", "compress"))])
+def test_nccl_windows_on_one_rank_do_nothing_and_the_run_says_so(stage):
+    assert re.search("^ranks  *1, .*; --nccl-windows does nothing", trained(stage, SMALL, "--steps 1 --nccl-windows", ranks=1).out, re.M)
