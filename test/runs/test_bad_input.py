@@ -45,7 +45,8 @@ def test_a_wrong_option_is_refused(options, patterns):
 @pytest.mark.parametrize("option, name, text, patterns", [
     ("--tokenizer", "vocab.json", "{ this is not a vocabulary", []), ("--data", "empty.txt", "", ["empty"]),
     ("--data", "short.txt", "too short", ["--seq-len"]), ("--data", "fifo", None, ["is a pipe, not a file"]),
-    ("--data", "fifo.bin", None, ["is a pipe"]), ("--val-data", "fifo", None, ["is a pipe"]), ("--tokenizer", "fifo.json", None, ["is a pipe"])],
+    ("--data", "fifo.bin", None, ["is a pipe"]), ("--val-data", "fifo", None, ["is a pipe"]),
+    ("--tokenizer", "fifo.json", None, ["is a pipe"])],
     ids=["no_json", "empty", "short", "pipe", "pipe_of_tokens", "pipe_to_evaluate", "pipe_as_tokenizer"])
 def test_a_file_of_another_kind_is_refused_and_no_pipe_is_waited_for(option, name, text, patterns, tmp_path):
     path = tmp_path / name

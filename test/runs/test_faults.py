@@ -1,5 +1,5 @@
-"""A rank that dies, hangs or differs is named by all ranks: with its operation, and in a pipeline its stage and micro-batch. Ranks that find the
-same error each say so, and build/ranks finds from the ranks' last operations where they parted."""
+"""A rank that dies, hangs or differs is named by all ranks: with its operation, and in a pipeline its stage and micro-batch. Ranks that
+find the same error each say so, and build/ranks finds from the ranks' last operations where they parted."""
 import re
 import pytest
 from suite import (TOKENS, assert_refused, assert_refused_by_all, assert_same, command, half, program, rest, train, trained)
@@ -54,7 +54,8 @@ def operations(folder, rank, last, run="a"):
 
 
 @pytest.mark.parametrize("middle, status, pattern", [
-    ({"last": 7}, 0, "world: the same on all: 8 operations"), ({"last": 5}, 2, r"world: rank 1 never issued all-reduce #6 of world \(100 fp32, step 2\)"),
+    ({"last": 7}, 0, "world: the same on all: 8 operations"),
+    ({"last": 5}, 2, r"world: rank 1 never issued all-reduce #6 of world \(100 fp32, step 2\)"),
     ({"last": 7, "run": "another"}, 1, "error: .*are of different runs"), (None, 0, "no file of rank 1 of 3")],
     ids=["agree", "stopped", "of_other_runs", "missing"])
 def test_build_ranks_compares_the_ranks_files(middle, status, pattern, tmp_path):
