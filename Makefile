@@ -343,7 +343,7 @@ test-all-programs: test-programs
 	+$(CPU_MAKE) PRECISION=bf16 $(RANKS_TESTS:%=build/bf16/%)
 	+$(CPU_MAKE) PRECISION=fp16 $(LAYER_TESTS:%=build/fp16/%) $(RANKS_TESTS:%=build/fp16/%)
 	+$(CPU_MAKE) PRECISION=bf16 DEBUG=1 $(addprefix build/bf16-debug/,$(LAYER_TESTS) train_gpt2_single $(RANKS_TESTS))
-	+$(CPU_MAKE) PRECISION=fp16 DEBUG=1 $(LAYER_TESTS:%=build/fp16-debug/%)
+	+$(CPU_MAKE) PRECISION=fp16 DEBUG=1 $(addprefix build/fp16-debug/,$(LAYER_TESTS) train_gpt2_single)
 	$(if $(GPU),$(foreach p,fp32 bf16 fp16,$(MAKE) --no-print-directory DEVICE=cuda PRECISION=$p DEBUG= cuda-tests &&) true)
 # The first Python that has pytest, xdist and numpy. JOBS: three at a time, even on two cores, because many tests wait more than they compute.
 PYTEST = $(or $(shell for p in python3 /usr/bin/python3; do $$p -c 'import pytest, xdist, numpy' 2>/dev/null && echo $$p -m pytest && break; done),\

@@ -14,7 +14,14 @@ operation is arithmetic (library.cuh), that of a large matrix product.
 #define DEV_CUDA_VARIANTS_CUH
 #include "../../llmc/device/cuda/common.cuh"
 #include "../../llmc/device/cuda/device.cuh"
+#define CUDA_OWN_MAIN
 #include "../../test/unit/cuda_both.h"
+
+// Frees all arrays, and prepares the CPU's layers for these shapes. The variant prepares the device's layers.
+static inline void start_cpu(LayerShapes s) {
+    free_all();
+    cpu::layers_init(s);
+}
 #include <string>
 
 struct Shape { int rows, cols, depth = 0; }; // depth: of a sum, where that is a size of its own
