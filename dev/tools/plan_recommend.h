@@ -122,7 +122,9 @@ static inline json_t* recommend_json_row(const SearchResult* r, const SearchResu
     json_object_set_new(o, "seconds", json_real(r->time.seconds));
     json_object_set_new(o, "mfu", json_real(r->time.mfu));
     json_object_set_new(o, "tokens_per_s", json_real(r->time.tokens_per_s));
-    for (int k = 0; k < PARTS; k++) json_object_set_new(o, search_parts[k], json_real(search_part(&r->time, k)));
+    json_t* parts = json_object(); // an object of their own: one of them is named dp, as its ranks are
+    for (int k = 0; k < PARTS; k++) json_object_set_new(parts, search_parts[k], json_real(search_part(&r->time, k)));
+    json_object_set_new(o, "seconds_of", parts);
     return o;
 }
 static inline void recommend_print_json(const Search* s, const SearchFor* f) {
