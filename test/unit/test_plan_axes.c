@@ -75,12 +75,11 @@ TEST(emulated_actions) {
     assert_true(near(t.compute, 2 * 9 * 6, 1e-9));
     assert_true(near(t.seconds, 6 * (2 * 12 + 6), 1e-3));
 }
-static void parse_two(void* text) { emulation_parse((const char*)text); }
 TEST(emulation_that_is_none) {
     assert_false(emulation_parse("").is_on);
-    expect_death(parse_two, (void*)"1,2", "wants three numbers of milliseconds");
-    expect_death(parse_two, (void*)"1,2,3,4,5", "not '1,2,3,4,5'");
-    expect_death(parse_two, (void*)"1,2,-3", "not '1,2,-3'");
+    expect_error(emulation_parse("1,2"), "wants three numbers of milliseconds");
+    expect_error(emulation_parse("1,2,3,4,5"), "not '1,2,3,4,5'");
+    expect_error(emulation_parse("1,2,-3"), "not '1,2,-3'");
 }
 
 // A gather that takes longer than the blocks before it are computed delays a step by the difference.
@@ -118,22 +117,4 @@ TEST(what_holds_for_every_mesh) {
         p.accumulation = 16;
         assert_true(step_of(&p, &near_nodes).efficiency > a.efficiency);
     }
-}
-
-TEST(bytes_of_one_axis) {
-    for (int axis = 0; axis < 2; axis++) {
-        Plan p = axis ? plan_of(1, 1, 4) : plan_of(1, 4, 1);
-        p.pipe.rank = 0;
-        PlanBytes a = plan_bytes(&p, PLAN_3D), b = plan_bytes(&p, axis ? PLAN_PP : PLAN_TP);
-        for (int k = 0; k < MEMORY_KINDS; k++) if (k != MEMORY_ACTIVATIONS) assert_int_equal(a.memory[k], b.memory[k]);
-        assert_true(near(a.sent, b.sent, 1e-12) && near(a.sent_along[axis ? MESH_PP : MESH_TP], a.sent, 1e-12));
-    }
-    Plan both = plan_of(2, 2, 2);
-    both.pipe.rank = 0;
-    PlanBytes a = plan_bytes(&both, PLAN_3D);
-    both.zero_stage = 1;
-    PlanBytes b = plan_bytes(&both, PLAN_3D);
-    assert_int_equal(b.memory[MEMORY_OPTIMIZER], a.memory[MEMORY_OPTIMIZER] / 2); // no unit needs padding
-    assert_true(b.sent_along[MESH_DP] > a.sent_along[MESH_DP]);                   // by the norms
-    assert_true(near(b.sent_along[MESH_TP], a.sent_along[MESH_TP], 1e-12));
 }
