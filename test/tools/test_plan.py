@@ -107,7 +107,7 @@ GPT2 --tokens 1e10 --gpu h100 --price 2 => efficiency +hours +GPU-hours +kWh +pr
 --recommend --model gpt2 --node workstation --ranks 8 => RTX 4090 ~ ^ 1  dp=8,tp=1,pp=1 .* dp [0-9]+ %
 --recommend --model gpt3-13b --gpu h100 --ranks 64 --tokens 300e9 --total-batch-size 2097152 => ^ 1  dp=64,tp=1,pp=1 +1  ~ ^ 5  dp= ~
     ^It fits with .* GB and computes .* The next,  ~ ^3e\+11 tokens: .* hours, .* GPU-hours, .* kWh ~
-    ^    mpirun -np 64 ./train_gpt2_zero --model d40 --channels 5120 --heads 40 .* --batch-size 2 --total-batch-size 2097152 ~
+    ^    mpirun -np 64 ./train_gpt2_zero --model d40 --channels 5120 --heads 40 .* --zero-stage 1 --batch-size 2 --total-batch-size 2097152 ~
     dp=64,tp=1,pp=1 +zero 0: parameters, gradients and optimizer state alone are 205.7 GB of 85.52
 --recommend --model llama3-405b --gpu h100 --ranks 8 => of which 0 fit ~ ^why not
 --recommend --model d12 --gpu h100 --ranks 8 --seq-len 512 => ^d12: 12 blocks, 768 channels, 12 heads, 257 tokens ~
