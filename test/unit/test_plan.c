@@ -1,8 +1,8 @@
 // test_plan.c - build/plan's predictions: figures that courses and papers give, steps whose timeline can be drawn by hand, and properties
 // that every model and link must have. The bytes of stages are those of their own formulas: test/runs counts them by hand, and
 // test/tools/test_plan.py compares them with runs. Here is only what no run on a CPU shows.
+#include "../../dev/tools/plan_axes.h"
 #include "../../dev/tools/plan_nodes.h"
-#include "../../dev/tools/plan_pipeline.h"
 #include "test_folder.h"
 
 static GPT2Config named(const char* name) {
@@ -16,7 +16,8 @@ static Plan plan_of(const char* name, int N) {
                    .t = 1 };
 }
 
-static bool near(double x, double y) { return fabs(x - y) <= 1e-12 * fabs(y); }
+static bool within(double x, double y, double share) { return fabs(x - y) <= share * fabs(y); }
+static bool near(double x, double y) { return within(x, y, 1e-12); }
 
 // ---- states alone ----
 static double gigabytes(double params, PlanStage stage, double N, StateBytes one) {
@@ -481,7 +482,7 @@ TEST(a_balanced_pipelines_bubble_is_the_formulas) {
         PipelineTime t = pipeline_step(&plan, &w, s);
         assert_true(near(t.compute, 3.0 * 8 / p * m));
         assert_true(fabs(t.bubble - t.formula) < 1e-9);
-        assert_true(near(t.seconds, t.compute + t.bubble + t.exposed) && near(t.efficiency, t.compute / t.seconds));
+        assert_true(near(t.efficiency, t.compute / t.seconds));
         assert_true(near(t.tokens_per_s, 4.0 / p * m * 4096 / t.seconds));
     }
 }
@@ -624,6 +625,98 @@ TEST(what_holds_for_every_model_and_link) {
             tokens[link] = t.tokens_per_s;
         }
         if (link == 2) assert_true(tokens[0] >= tokens[2]); // a slower link never helps
+    }
+}
+
+// ---- a step of a mesh ----
+static const Emulation no_emulation = { { 0, 0, 0 }, 0, false };
+static Plan plan_of_mesh(int dp, int tp, int pp) {
+    Plan p = plan_of("gpt2", dp * tp * pp);
+    p.accumulation = 8; p.t = tp;
+    p.pipe = (PlanPipe){ pp, SCHEDULE_1F1B, 1, PLAN_MOST, "auto" };
+    return p;
+}
+static AxesTime mesh_step(const Plan* p, const Network* w) { return axes_step(p, w, plan_unit_seconds(p, 0.1), &no_emulation); }
+
+TEST(stages_alone_take_what_a_pipeline_takes) {
+    Network w = network_of("nvlink", "infiniband", 8);
+    for (int pp = 1; pp <= 8; pp *= 2) for (int schedule = SCHEDULE_GPIPE; schedule <= SCHEDULE_ZB_H1; schedule++) {
+        Plan p = plan_of_mesh(1, 1, pp);
+        p.pipe.schedule = schedule;
+        if (schedule == SCHEDULE_INTERLEAVED && pp == 8) continue; // 12 blocks have no 16 parts
+        p.pipe.v = schedule == SCHEDULE_INTERLEAVED ? 2 : 1;
+        AxesTime mesh = mesh_step(&p, &w);
+        PipelineTime pipe = pipeline_step(&p, &w, plan_unit_seconds(&p, 0.1));
+        bool same = within(mesh.seconds, pipe.seconds, 1e-9) && within(mesh.compute, pipe.compute, 1e-9);
+        if (!same) fail_msg("%d stages, schedule %d: %g and %g s", pp, schedule, mesh.seconds, pipe.seconds);
+        assert_true(fabs(mesh.tensor) < 1e-12 && fabs(mesh.bubble - pipe.bubble) < 1e-12);
+    }
+}
+
+TEST(parts_or_copies_alone_take_what_tp_or_ddp_takes) {
+    Network w = network_of("nvlink", "infiniband", 8);
+    static const struct { int dp, tp, rows, again; double share; } meshes[] = {
+        { 1, 4, 0, 0, 1e-9 }, { 1, 4, 1, 0, 1e-9 }, { 1, 4, 0, 1, 1e-9 }, { 1, 4, 1, 1, 1e-9 },
+        { 16, 1, 0, 0, 1e-3 } }; // gradients of a block become final at other times
+    for (size_t i = 0; i < sizeof meshes / sizeof meshes[0]; i++) {
+        Plan p = plan_of_mesh(meshes[i].dp, meshes[i].tp, 1);
+        p.sequence_parallel = meshes[i].rows;
+        p.recompute = meshes[i].again ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
+        AxesTime mesh = mesh_step(&p, &w);
+        double alone = plan_step(&p, p.t > 1 ? PLAN_TP : PLAN_DDP, &w, plan_unit_seconds(&p, 0.1)).seconds;
+        if (!within(mesh.seconds, alone, meshes[i].share)) fail_msg("row %zu: %g and %g s", i, mesh.seconds, alone);
+        assert_int_equal(mesh.tensor > 0, p.t > 1);
+    }
+}
+
+// Two stages of six blocks whose actions last 1, 2 and 3 s, two micro-batches, nothing to send: (2 + 1) x 6.
+TEST(actions_last_as_emulated) {
+    Network w = network_of("nvlink", "infiniband", 8);
+    Plan p = plan_of_mesh(1, 1, 2);
+    Emulation e = emulation_parse("1000,2000,3000");
+    p.accumulation = 2;
+    p.pipe.split = "6,6";
+    AxesTime t = axes_step(&p, &w, plan_unit_seconds(&p, 0.1), &e);
+    assert_true(within(t.seconds, 18, 1e-3) && within(t.compute, 12, 1e-9) && within(t.bubble, 6, 1e-9));
+    e = emulation_parse("1000,2000,3000,6"); // of a block: 6 and 12 blocks, the slower of which paces
+    t = axes_step(&p, &w, plan_unit_seconds(&p, 0.1), &e);
+    assert_true(within(t.compute, 2 * 9 * 6, 1e-9) && within(t.seconds, 6 * (2 * 12 + 6), 1e-3));
+    assert_false(emulation_parse("").is_on);
+    expect_error(emulation_parse("1,2"), "wants three numbers of milliseconds");
+    expect_error(emulation_parse("1,2,3,4,5"), "not '1,2,3,4,5'");
+    expect_error(emulation_parse("1,2,-3"), "not '1,2,-3'");
+}
+
+// A gather that takes longer than the blocks before it are computed delays a step by the difference.
+TEST(gathers_after_an_update) {
+    Network w = network_of("nvlink", "infiniband", 1);
+    w.between = link_of(0, 1e9);
+    Plan p = plan_of_mesh(2, 1, 1);
+    p.zero_stage = 1;
+    UnitSent block = axes_unit_sent(&p, &w, 1), root = axes_unit_sent(&p, &w, 0);
+    double bytes = 2 * (double)unit_elements(p.config, 1);
+    assert_true(near(block.gather, bytes / 2 / 1e9) && near(block.reduce, bytes / 2 / 1e9));
+    Times times = { 12, 1, 1 }; // a second for each block
+    Play y;
+    play(&y, plan_pipeline(&p), (PlayTimes){ &times, NULL, 0 });
+    assert_true(within(axes_gather_delay(&p, &y, block, root), root.gather + block.gather, 1e-9)); // later ones are there in time
+    block.gather = 2;
+    assert_true(within(axes_gather_delay(&p, &y, block, root), root.gather + 12 * 2 - 11, 1e-9));
+    play_free(&y);
+}
+
+TEST(what_holds_for_every_mesh) {
+    Network near_nodes = network_of("nvlink", "infiniband", 8), far_nodes = network_of("nvlink", "infiniband", 2);
+    for (int tp = 1; tp <= 4; tp *= 2) for (int pp = 1; pp <= 4; pp *= 2) for (int zero = 0; zero < 2; zero++) {
+        Plan p = plan_of_mesh(16 / tp / pp, tp, pp);
+        p.zero_stage = zero;
+        AxesTime a = mesh_step(&p, &near_nodes), b = mesh_step(&p, &far_nodes);
+        assert_true(within(a.compute, 8 * 0.1 / tp / pp, 1e-9)); // eight micro-batches of a copy of the model
+        assert_true(within(a.compute + a.tensor + a.bubble + a.exposed, a.seconds, 1e-9));
+        assert_true(a.tensor > -1e-12 && a.bubble > -1e-12 && a.exposed > -1e-12);
+        if (b.seconds < a.seconds - 1e-12) fail_msg("tp %d, pp %d: %g and %g s", tp, pp, a.seconds, b.seconds);
+        p.accumulation = 16;
+        assert_true(mesh_step(&p, &near_nodes).efficiency > a.efficiency);
     }
 }
 
