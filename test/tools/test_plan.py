@@ -218,15 +218,6 @@ def test_parts_of_times_are_what_they_should_be(tmp_path):
     assert len({seconds(f"{XL} --inter-link {tmp_path}/link.json {nics}", "ddp", "16") for nics in ("", "--nics 1")}) == 1
 
 
-def test_options_of_fsdp_and_cut_rows_trade_bytes():
-    whole, cut = (ways(GPT2, "--ranks 4 --tensor-parallel 4", *rows)["tp 4"] for rows in ([], ["--sequence-parallel"]))
-    assert cut["activations"] < 0.7 * whole["activations"]
-    full, kept = (columns(said(GPT2, "--exact", *how))["fsdp"] for how in ([], ["--sharding grad-op"]))
-    assert kept["sent per step"] < full["sent per step"] and kept["communication"] > full["communication"]
-    total, micro = (columns(said(GPT2, "--exact", how))["fsdp"] for how in ("--total-batch-size 1048576", "--accumulation 32"))
-    assert total["sent per step"] == micro["sent per step"] > 1e10
-
-
 def test_tokens_have_hours_energy_and_a_price():
     row = times("ddp", GPT2, "--tokens 1e10 --gpu h100 --price 2")["8"]
     hours = 1e10 / row["tokens_per_s"] / 3600

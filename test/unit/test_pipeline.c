@@ -27,29 +27,29 @@ static void for_all(void (*function)(Pipeline)) {
     } while (0)
 
 // ---- orders that papers show ----
-static void assert_order(Schedule s, int p, int m, int v, int rank, const char* expected) {
-    Pipeline l = { s, p, m, v };
-    char said[1024] = "";
-    for (int k = 0; k < pipeline_actions(l, rank); k++) {
-        Action a = pipeline_action(l, rank, k);
-        snprintf(said + strlen(said), sizeof said - strlen(said), "%s%c%d%.*s", k ? " " : "", "FDBW"[a.kind], a.micro, a.chunk, "''''");
-    }
-    assert_string_equal(said, expected);
-}
 TEST(orders_are_those_of_the_papers) {
-    assert_order(SCHEDULE_GPIPE, 3, 3, 1, 1, "F0 F1 F2 D0 D1 D2");
-    assert_order(SCHEDULE_1F1B, 4, 8, 1, 0, "F0 F1 F2 F3 D0 F4 D1 F5 D2 F6 D3 F7 D4 D5 D6 D7");
-    assert_order(SCHEDULE_1F1B, 4, 8, 1, 2, "F0 F1 D0 F2 D1 F3 D2 F4 D3 F5 D4 F6 D5 F7 D6 D7");
-    assert_order(SCHEDULE_1F1B, 4, 3, 1, 3, "F0 D0 F1 D1 F2 D2");
-    assert_order(SCHEDULE_1F1B, 8, 2, 1, 0, "F0 F1 D0 D1");
-    // A prime for each chunk after the first, as in figure 4 of arXiv 2104.04473.
-    assert_order(SCHEDULE_INTERLEAVED, 4, 4, 2, 0, "F0 F1 F2 F3 F0' F1' F2' F3' D0' D1' D2' D3' D0 D1 D2 D3");
-    assert_order(SCHEDULE_INTERLEAVED, 4, 8, 2, 3, "F0 F1 F2 F3 F0' D0' F1' D1' F2' D2' F3' D3' F4 D0 F5 D1 F6 D2 F7 D3"
-                                                   " F4' D4' F5' D5' F6' D6' F7' D7' D4 D5 D6 D7");
-    assert_order(SCHEDULE_INTERLEAVED, 2, 2, 3, 1, "F0 F1 F0' F1' F0'' D0'' F1'' D1'' D0' D1' D0 D1");
-    assert_order(SCHEDULE_ZB_H1, 3, 5, 1, 0, "F0 F1 F2 B0 W0 F3 B1 W1 F4 B2 W2 B3 W3 B4 W4");
-    assert_order(SCHEDULE_ZB_H1, 3, 5, 1, 2, "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 F4 B4 W2 W3 W4");
-    assert_order(SCHEDULE_ZB_H1, 4, 2, 1, 3, "F0 B0 F1 B1 W0 W1");
+    static const struct { Pipeline l; int rank; const char* order; } rows[] = {
+        { { SCHEDULE_GPIPE, 3, 3, 1 }, 1, "F0 F1 F2 D0 D1 D2" },
+        { { SCHEDULE_1F1B, 4, 8, 1 }, 0, "F0 F1 F2 F3 D0 F4 D1 F5 D2 F6 D3 F7 D4 D5 D6 D7" },
+        { { SCHEDULE_1F1B, 4, 8, 1 }, 2, "F0 F1 D0 F2 D1 F3 D2 F4 D3 F5 D4 F6 D5 F7 D6 D7" },
+        { { SCHEDULE_1F1B, 4, 3, 1 }, 3, "F0 D0 F1 D1 F2 D2" },
+        { { SCHEDULE_1F1B, 8, 2, 1 }, 0, "F0 F1 D0 D1" },
+        // A prime for each chunk after the first, as in figure 4 of arXiv 2104.04473.
+        { { SCHEDULE_INTERLEAVED, 4, 4, 2 }, 0, "F0 F1 F2 F3 F0' F1' F2' F3' D0' D1' D2' D3' D0 D1 D2 D3" },
+        { { SCHEDULE_INTERLEAVED, 4, 8, 2 }, 3, "F0 F1 F2 F3 F0' D0' F1' D1' F2' D2' F3' D3' F4 D0 F5 D1 F6 D2 F7 D3"
+                                                " F4' D4' F5' D5' F6' D6' F7' D7' D4 D5 D6 D7" },
+        { { SCHEDULE_INTERLEAVED, 2, 2, 3 }, 1, "F0 F1 F0' F1' F0'' D0'' F1'' D1'' D0' D1' D0 D1" },
+        { { SCHEDULE_ZB_H1, 3, 5, 1 }, 0, "F0 F1 F2 B0 W0 F3 B1 W1 F4 B2 W2 B3 W3 B4 W4" },
+        { { SCHEDULE_ZB_H1, 3, 5, 1 }, 2, "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 F4 B4 W2 W3 W4" },
+        { { SCHEDULE_ZB_H1, 4, 2, 1 }, 3, "F0 B0 F1 B1 W0 W1" } };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char said[1024] = "";
+        for (int k = 0; k < pipeline_actions(rows[i].l, rows[i].rank); k++) {
+            Action a = pipeline_action(rows[i].l, rows[i].rank, k);
+            snprintf(said + strlen(said), sizeof said - strlen(said), "%s%c%d%.*s", k ? " " : "", "FDBW"[a.kind], a.micro, a.chunk, "''''");
+        }
+        assert_string_equal(said, rows[i].order);
+    }
 }
 
 // ---- completeness ----
