@@ -1,5 +1,5 @@
-"""build/plan: its tables and JSON, its errors, and its bytes compared with what training programs predict and hold. (test_plan*.c have the
-formulas; dev/bench/plan_check.sh compares its seconds with measured ones.)"""
+"""build/plan: its tables and JSON, figures that courses give, its errors, and its bytes compared with what training programs predict and
+hold. (test_plan*.c have the formulas; dev/bench/plan_check.sh compares its seconds with measured ones.)"""
 import functools, json, re
 import pytest
 from rows import rows_of, short
@@ -70,7 +70,10 @@ PP4 --schedule 1f1b --ranks-per-node 1 => each in 0.140 ms, between nodes$
     ^  1024 +120.0 +30.09 +15.10 +0.12 ~ total +120 GB +31.4 GB +16.6 GB +1.9 GB ~ zero-2 +yes +10.8 B ~ ddp +no +1.5 B
 --params 1e12 => ^  256 +16000.0 +4046.9 +2054.7 +62.50
 --params 7e9 --master off --ranks 1 => 7e\+09 parameters in bf16: 2 \+ 2 \+ 8 bytes ~ total +84.0 GB
---params 1e9 --precision fp32 => 4 \+ 4 \+ 8 bytes
+--params 13e9 --master off --ranks 4 => total +156 GB .* 39.0 GB +52.0 GB
+--params 1e8 --ranks 2 => total +1.6 GB +1.0 GB +900 MB +800 MB +800 MB
+--params 10e9 --ranks 8 => total +160 GB .* 20.0 GB +20.0 GB
+--params 1e9 --precision fp32 --ranks 4 => 4 \+ 4 \+ 8 bytes ~ total +16.0 GB +10.0 GB
 --params 875e6 --master off --ranks 8 => parameters +1.8 GB +1.8 GB +1.8 GB +219 MB +438 MB ~ total +10.5 GB .* +1.8 GB$
 --params 1e9 --ranks 64 --memory 32 --reserve 0 => ^fits, largest +32 GB ~ ^  ddp +yes +2 B ~ ^  zero-1 +yes +7.64 B ~
     ^  zero-2 +yes +14.4 B ~ ^  zero-3 +yes +128 B

@@ -1,4 +1,4 @@
-// test_plan.c - build/plan's predictions: figures that courses and papers give, steps whose timeline can be drawn by hand, and properties
+// test_plan.c - build/plan's predictions: figures that papers give, steps whose timeline can be drawn by hand, and properties
 // that every model and link must have. The bytes of stages are those of their own formulas: test/runs counts them by hand, and
 // test/tools/test_plan.py compares them with runs. Here is only what no run on a CPU shows.
 #include "../../dev/tools/plan_axes.h"
@@ -19,25 +19,9 @@ static Plan plan_of(const char* name, int N) {
 static bool within(double x, double y, double share) { return fabs(x - y) <= share * fabs(y); }
 static bool near(double x, double y) { return within(x, y, 1e-12); }
 
-// ---- states alone ----
-static double gigabytes(double params, PlanStage stage, double N, StateBytes one) {
-    return 1e-9 * params * state_bytes_sum(state_bytes_sharded(one, stage, N));
-}
 // As the paper rounds: at most half a unit of the last digit that it gives.
 static void assert_rounds_to(double x, double given, double unit) {
     if (!(fabs(x - given) <= unit / 2 * (1 + 1e-9))) fail_msg("%.6g does not round to %g", x, given);
-}
-
-TEST(figures_that_courses_give) {
-    static const struct { double billions; PlanStage stage; int N; size_t X; bool master; double gb; } rows[] = {
-        { 7, PLAN_DDP, 1, 2, false, 84 }, { 13, PLAN_DDP, 1, 2, false, 156 }, { 13, PLAN_FSDP, 4, 2, false, 39 },
-        { 0.1, PLAN_DDP, 2, 2, true, 1.6 }, { 0.1, PLAN_ZERO2, 2, 2, true, 0.9 }, { 0.1, PLAN_FSDP, 2, 2, true, 0.8 },
-        { 10, PLAN_DDP, 8, 2, true, 160 }, { 10, PLAN_FSDP, 8, 2, true, 20 },
-        { 1, PLAN_DDP, 1, 4, false, 16 }, { 1, PLAN_ZERO1, 4, 4, false, 10 } // 4 + 4 + 8, and K = 8 on a base of 8
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        assert_rounds_to(gigabytes(1e9 * rows[i].billions, rows[i].stage, rows[i].N, state_bytes(rows[i].X, rows[i].master)), rows[i].gb,
-            1e-6);
 }
 
 // ---- our stages ----
