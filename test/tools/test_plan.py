@@ -261,6 +261,7 @@ def test_json_has_what_the_tables_have():
 --ranks-per-node 0 --inter-link hdr => inter-link is about nodes
 --model gpt2 --tensor-parallel 3 => tensor-parallel 3 does not divide 8 ranks; start a multiple of 3
 --model gpt2-xl --tensor-parallel 2 => tensor-parallel 2 does not divide 25 heads
+--model gpt2 --ranks 6 --tensor-parallel 3 --vocab-size 500 => tensor-parallel 3 does not divide the vocabulary
 --model gpt2 --tensor-parallel 4 --sequence-parallel --seq-len 1 --batch-size 1 => sequence-parallel cuts .* choose a multiple of 4
 --model gpt2 --keep-gathered => keep-gathered is about what --sequence-parallel gathers
 --model gpt2 --pipeline-parallel 3 => pipeline-parallel 3 does not divide 8 ranks; start a multiple of 3
