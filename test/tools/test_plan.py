@@ -147,6 +147,7 @@ def of(kind, *options):
 def test_as_many_ranks_share_a_copy_as_divide_ranks_and_heads():
     assert of("tp", "--model gpt2-medium --ranks 8") == ["tp 1", "tp 2", "tp 4", "tp 8"] and of("tp", XL) == ["tp 1"]
     assert list(times("tp of 8", "--model gpt2-medium --ranks 8")) == ["1", "2", "4", "8"]
+    assert of("tp", "--model gpt2-medium --ranks 8 --sequence-parallel --batch-size 1 --seq-len 4") == ["tp 1", "tp 2", "tp 4"]
     assert of("tp", "--model gpt2 --ranks 6 --tensor-parallel 3") == ["tp 3"]
     assert [row["ranks"] for row in times("tp 3", "--model gpt2 --ranks 6 --tensor-parallel 3").values()] == [3 << k for k in range(11)]
 
