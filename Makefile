@@ -179,7 +179,7 @@ $(BUILD)/plan_%_fp16.o: dev/tools/plan_%.c
 $(filter %_fp32.o,$(PLAN_FORMULAS)): PRECISION_FLAG := -DPRECISION_FP32
 $(filter %_bf16.o,$(PLAN_FORMULAS)): PRECISION_FLAG := -DPRECISION_BF16
 $(filter %_fp16.o,$(PLAN_FORMULAS)): PRECISION_FLAG := -DPRECISION_FP16
-$(BUILD)/plan $(BUILD)/test/test_plan $(BUILD)/test/test_plan_mesh $(BUILD)/test/test_plan_axes: LIBRARIES = $(PLAN_FORMULAS) -ldnnl $(STAGE_LIBRARIES)
+$(BUILD)/plan $(BUILD)/test/test_plan $(BUILD)/test/test_plan_mesh: LIBRARIES = $(PLAN_FORMULAS) -ldnnl $(STAGE_LIBRARIES)
 # What computes little need not compile for long: all but layers, and the tools that read whole corpora.
 SMALL := $(filter-out tokenize train_bpe,$(TOOLS)) $(addprefix test/,$(filter-out test_layers test_reference_layers test_compress,$(C_TESTS)))
 $(SMALL:%=$(BUILD)/%): OPTIMISE := $(subst -O3,-O1,$(OPTIMISE))
@@ -271,7 +271,7 @@ $(CPU_VARIANTS:%=$(BUILD)/cpu_variants/%): $(BUILD)/cpu_variants/%: dev/cpu/%.c
 	$(BUILD_C) $(LIBRARIES)
 run-cpu-variants: cpu-variants
 	@status=0; for v in $(CPU_VARIANTS); do $(BUILD)/cpu_variants/$$v || status=1; echo; done; exit $$status
-$(BUILD)/test/test_plan $(BUILD)/test/test_plan_mesh $(BUILD)/test/test_plan_axes: $(PLAN_FORMULAS)
+$(BUILD)/test/test_plan $(BUILD)/test/test_plan_mesh: $(PLAN_FORMULAS)
 # One of its tests runs a tool.
 $(BUILD)/test/test_checkpoint: | $(BUILD)/hf_export
 

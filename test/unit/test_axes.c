@@ -2,16 +2,12 @@
 #include "../../llmc/parallel/axes.h"
 #include "expect_death.h"
 
-static void assert_sizes(const char* text, int N, int dp, int tp, int pp) {
-    Axes a = axes_choose(text, N);
-    assert_true(a.size[MESH_DP] == dp && a.size[MESH_TP] == tp && a.size[MESH_PP] == pp);
-}
 TEST(all_axes_may_be_named_in_any_order) {
     static const char* const texts[] = { "dp=2,tp=3,pp=4", "dp=2,pp=4,tp=3", "tp=3,dp=2,pp=4", "tp=3,pp=4,dp=2", "pp=4,dp=2,tp=3",
                                          "pp=4,tp=3,dp=2" };
     for (int i = 0; i < 6; i++) {
-        assert_sizes(texts[i], 24, 2, 3, 4);
-        assert_int_equal(axes_choose(texts[i], 24).pp_outside, i >= 3);
+        Axes a = axes_choose(texts[i], 24);
+        assert_true(a.size[MESH_DP] == 2 && a.size[MESH_TP] == 3 && a.size[MESH_PP] == 4 && a.pp_outside == (i >= 3));
     }
 }
 
@@ -19,20 +15,19 @@ TEST(an_axis_that_is_not_named_takes_what_is_left_or_has_one_rank) {
     static const struct { const char* text; int N, dp, tp, pp; } rows[] = {
         { "", 8, 8, 1, 1 }, { "tp=2", 8, 4, 2, 1 }, { "pp=8", 8, 1, 1, 8 }, { "pp=2,tp=2", 8, 2, 2, 2 }, { "dp=2,tp=2", 8, 2, 2, 2 },
         { "dp=2,pp=2", 8, 2, 2, 2 }, { "dp=8", 8, 8, 1, 1 }, { "dp=1,tp=1", 1, 1, 1, 1 } };
-    for (int i = 0; i < 8; i++) assert_sizes(rows[i].text, rows[i].N, rows[i].dp, rows[i].tp, rows[i].pp);
-    assert_false(axes_choose("pp=2,tp=2", 8).pp_outside); // dp is
+    for (int i = 0; i < 8; i++) {
+        Axes a = axes_choose(rows[i].text, rows[i].N);
+        assert_true(a.size[MESH_DP] == rows[i].dp && a.size[MESH_TP] == rows[i].tp && a.size[MESH_PP] == rows[i].pp);
+        assert_false(a.pp_outside); // dp is outside, also where it is not named
+    }
 }
 
-static void choose_of_8(void* text) { axes_choose((const char*)text, 8); }
-static void refused(const char* text, const char* phrase) { expect_death(choose_of_8, (void*)text, phrase, "--mesh"); }
 TEST(what_is_no_mesh_is_refused) {
     static const char* const texts[] = { "2", "dp", "dp=", "dp=0", "dp=-2", "dp=2;tp=2", "dp=2,", ",dp=2", "dp=2 ,tp=2", "DP=2", "cp=2",
                                          "dp=2x", "dp=99999999999999999999", "dpx=2", "tp==2" };
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
-        refused(texts[i], "--mesh wants numbers of ranks for some of dp, tp and pp");
-        refused(texts[i], texts[i]);
-    }
-    refused("dp=2,tp=2,dp=2", "names dp twice");
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+        expect_error(axes_choose(texts[i], 8), "--mesh wants numbers of ranks for some of dp, tp and pp", texts[i]);
+    expect_error(axes_choose("dp=2,tp=2,dp=2", 8), "--mesh", "names dp twice");
 }
 
 TEST(what_is_no_mesh_of_these_ranks_is_refused) {
@@ -41,7 +36,7 @@ TEST(what_is_no_mesh_of_these_ranks_is_refused) {
         { "dp=2,tp=2,pp=4", "is a mesh of 16 ranks, and 8 were started" },
         { "tp=3", "3 does not divide 8 ranks" }, { "tp=16", "16 does not divide 8 ranks" },
         { "tp=1048576,pp=1048576", "1099511627776 does not divide 8 ranks" }, { "dp=4", "leaves 2 ranks, and names neither tp nor pp" } };
-    for (int i = 0; i < 6; i++) refused(rows[i][0], rows[i][1]);
+    for (int i = 0; i < 6; i++) expect_error(axes_choose(rows[i][0], 8), "--mesh", rows[i][1]);
 }
 
 // Every rank has a place of its own, and the place the rank.

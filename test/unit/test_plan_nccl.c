@@ -1,7 +1,7 @@
 // test_plan_nccl.c - build/plan's --algorithm nccl: the seconds that NCCL 2.30.7 expects, counted by hand from src/graph/tuning.cc, the
 // channels that its logs print, what was measured, and properties that hold for every group.
 #include "../../dev/tools/plan_gpus.h"
-#include "expect_death.h"
+#include "unit.h"
 
 static bool near(double x, double y) { return fabs(x - y) <= 1e-9 * fabs(y); }
 static NcclGroup group_of(const char* gpu, int ranks, int per_node) { return plan_gpu_group(plan_gpu(gpu), ranks, per_node, 8 / per_node); }
@@ -11,13 +11,6 @@ static double microseconds(const NcclGroup* g, NcclAlgorithm a, NcclProtocol p, 
 static double busbw(const NcclGroup* g, bool all_reduce, double bytes) { // as nccl-tests define it, in GB/s
     double N = g->ranks;
     return 1e-9 * bytes * (all_reduce ? 2 : 1) * (N - 1) / N / nccl_choose(g, all_reduce, bytes).seconds;
-}
-static void assert_choice(const NcclGroup* g, bool all_reduce, double bytes, NcclAlgorithm a, NcclProtocol p) {
-    NcclChoice c = nccl_choose(g, all_reduce, bytes);
-    if (c.algorithm != a || c.protocol != p) {
-        fail_msg("%g bytes on %d ranks: %s %s, not %s %s", bytes, g->ranks, nccl_algorithm_names[c.algorithm],
-                 nccl_protocol_names[c.protocol], nccl_algorithm_names[a], nccl_protocol_names[p]);
-    }
 }
 static void assert_graph(NcclGraph graph, int channels, double inside, double between) {
     if (graph.channels != channels || graph.speed_inside != inside || graph.speed != between)
@@ -38,57 +31,55 @@ TEST(channels_are_those_of_nccls_logs) {
     assert_graph(nccl_ring_graph(&pcie), 2, 12, 12);
 }
 
-TEST(seconds_inside_a_node_counted_by_hand) {
-    NcclGroup g = group_of("h100", 8, 8);
-    // a ring of 8: 14 hops of an all-reduce, 7 of a gather; 360 GB/s of busbw
-    assert_true(near(microseconds(&g, NCCL_RING, NCCL_SIMPLE, true, 36e6), 8.4 + 14 * 3.4 + 36e3 / (360 * 8 / 14.0)));
-    assert_true(near(microseconds(&g, NCCL_RING, NCCL_SIMPLE, false, 36e6), 8.4 + 7 * 3.4 + 36e3 / (360 * 8 / 7.0)));
-    assert_true(near(microseconds(&g, NCCL_RING, NCCL_LL128, false, 36e6), 14 + 7 * 1.9 + 36e3 / (.92 * 360 * 8 / 7)));
-    assert_true(near(microseconds(&g, NCCL_RING, NCCL_LL, true, 36e6), 6.6 + 14 * .6 + 36e3 / (141 * 8 / 14.0)));
-    // a chain of 8, twice; 36e6 / 64 is between 2^19 and 2^20, where Simple reaches 0.7
-    assert_true(near(microseconds(&g, NCCL_TREE, NCCL_SIMPLE, true, 36e6), 8.4 + 2 * 7 * 4 + 36e3 / (.92 * 360 / 2 * .7)));
-    // NVLS: 0.85 of 7/8 of 40 GB/s, in both directions of an all-reduce
-    double each = 2 * .85 * 40 * 7 / 8;
-    assert_true(near(microseconds(&g, NCCL_NVLS, NCCL_SIMPLE, true, 36e6), 25 + 36e3 / (8 * each * 8 / 14)));
-    assert_true(near(microseconds(&g, NCCL_NVLS, NCCL_SIMPLE, false, 36e6), 25 + 36e3 / (8 * each / 2 * 7 / 8)));
-}
-
-TEST(seconds_between_nodes_counted_by_hand) {
-    NcclGroup g = group_of("h100", 512, 8), a = group_of("a100-80", 64, 8);
-    // a ring of 512 in 64 nodes: 448 hops inside, 63 between; a channel of LL128 moves 36.7 GB/s at most
-    assert_true(near(microseconds(&g, NCCL_RING, NCCL_LL128, false, 61.5e6), 14 + 448 * 1.9 + 63 * 4 + 61.5e3 / (8 * 36.7 * 512 / 511)));
-    // Simple waits for a post to the network, 3 us, or for its own hop; a large all-reduce's ring has a plateau, 1.4
-    assert_true(near(microseconds(&g, NCCL_RING, NCCL_SIMPLE, true, 61.5e6),
-                     1.4 * (8.4 + 2 * (448 * 3.4 + 63 * 14)) + 61.5e3 / (360 * 512 / 1022.0)));
-    // trees: 7 hops inside, log2(64) between; there a channel moves 29 GB/s
-    assert_true(near(microseconds(&g, NCCL_TREE, NCCL_LL128, true, 61.5e6), 14 + 2 * (7 * 1.25 + 6 * 8.5) + 61.5e3 / (8 * 29 / 2.0 * .9)));
-    assert_true(near(microseconds(&g, NCCL_NVLS_TREE, NCCL_SIMPLE, true, 61.5e6), 25 + 12 * 20.9 + 61.5e3 / (8 * 45.5 * 512 / 1022)));
-    // the processors of an A100's node are AMD's, whose posts take 2 us
-    assert_true(near(microseconds(&a, NCCL_RING, NCCL_LL, false, 1e3), 6.6 + 56 * 2 + 7 * 2.7 + 1 / (19 * 64 / 63.0)));
-}
-
-TEST(what_nccl_does_not_do) {
-    NcclGroup node = group_of("h100", 8, 8), nodes = group_of("h100", 64, 8), pcie = group_of("rtx4090", 8, 8);
-    NcclGroup apart = group_of("h100", 64, 1);
-    assert_true(isinf(microseconds(&node, NCCL_TREE, NCCL_SIMPLE, false, 1e6)));      // trees only sum and tell
-    assert_true(isinf(microseconds(&node, NCCL_NVLS_TREE, NCCL_SIMPLE, true, 1e6)));
-    assert_true(isinf(microseconds(&nodes, NCCL_NVLS, NCCL_SIMPLE, true, 1e6)));      // would need the network to add up
-    assert_true(isinf(microseconds(&node, NCCL_NVLS, NCCL_LL, true, 1e6)));
-    assert_true(isinf(microseconds(&pcie, NCCL_RING, NCCL_LL128, true, 1e6)));        // PCIe does not keep 128 bytes together
-    assert_true(isinf(microseconds(&nodes, NCCL_PAT, NCCL_SIMPLE, false, 1e6)));      // one rank per node, and no all-reduce
-    assert_true(isinf(microseconds(&apart, NCCL_PAT, NCCL_SIMPLE, true, 1e6)));
-    assert_true(!isinf(microseconds(&apart, NCCL_PAT, NCCL_SIMPLE, false, 1e6)));
+TEST(seconds_counted_by_hand) {
+    double each = 2 * .85 * 40 * 7 / 8; // of a channel of NVLS: 0.85 of 7/8 of 40 GB/s, in both directions of an all-reduce
+    const struct { int per_node, ranks; NcclAlgorithm a; NcclProtocol p; bool all_reduce; double bytes, us; } rows[] = {
+        // in a node a ring of 8: 14 hops of an all-reduce, 7 of a gather; 360 GB/s of busbw
+        { 8, 8, NCCL_RING, NCCL_SIMPLE, true, 36e6, 8.4 + 14 * 3.4 + 36e3 / (360 * 8 / 14.0) },
+        { 8, 8, NCCL_RING, NCCL_SIMPLE, false, 36e6, 8.4 + 7 * 3.4 + 36e3 / (360 * 8 / 7.0) },
+        { 8, 8, NCCL_RING, NCCL_LL128, false, 36e6, 14 + 7 * 1.9 + 36e3 / (.92 * 360 * 8 / 7) },
+        { 8, 8, NCCL_RING, NCCL_LL, true, 36e6, 6.6 + 14 * .6 + 36e3 / (141 * 8 / 14.0) },
+        // a chain of 8, twice; 36e6 / 64 is between 2^19 and 2^20, where Simple reaches 0.7
+        { 8, 8, NCCL_TREE, NCCL_SIMPLE, true, 36e6, 8.4 + 2 * 7 * 4 + 36e3 / (.92 * 360 / 2 * .7) },
+        { 8, 8, NCCL_NVLS, NCCL_SIMPLE, true, 36e6, 25 + 36e3 / (8 * each * 8 / 14) },
+        { 8, 8, NCCL_NVLS, NCCL_SIMPLE, false, 36e6, 25 + 36e3 / (8 * each / 2 * 7 / 8) },
+        // a ring of 512 in 64 nodes: 448 hops inside, 63 between; a channel of LL128 moves 36.7 GB/s at most
+        { 8, 512, NCCL_RING, NCCL_LL128, false, 61.5e6, 14 + 448 * 1.9 + 63 * 4 + 61.5e3 / (8 * 36.7 * 512 / 511) },
+        // Simple waits for a post to the network, 3 us, or for its own hop; a large all-reduce's ring has a plateau, 1.4
+        { 8, 512, NCCL_RING, NCCL_SIMPLE, true, 61.5e6, 1.4 * (8.4 + 2 * (448 * 3.4 + 63 * 14)) + 61.5e3 / (360 * 512 / 1022.0) },
+        // trees: 7 hops inside, log2(64) between; there a channel moves 29 GB/s
+        { 8, 512, NCCL_TREE, NCCL_LL128, true, 61.5e6, 14 + 2 * (7 * 1.25 + 6 * 8.5) + 61.5e3 / (8 * 29 / 2.0 * .9) },
+        { 8, 512, NCCL_NVLS_TREE, NCCL_SIMPLE, true, 61.5e6, 25 + 12 * 20.9 + 61.5e3 / (8 * 45.5 * 512 / 1022) },
+        { 8, 8, NCCL_TREE, NCCL_SIMPLE, false, 1e6, INFINITY },      // trees only sum and tell
+        { 8, 8, NCCL_NVLS_TREE, NCCL_SIMPLE, true, 1e6, INFINITY },
+        { 8, 64, NCCL_NVLS, NCCL_SIMPLE, true, 1e6, INFINITY },      // would need the network to add up
+        { 8, 8, NCCL_NVLS, NCCL_LL, true, 1e6, INFINITY },
+        { 8, 64, NCCL_PAT, NCCL_SIMPLE, false, 1e6, INFINITY },      // one rank per node, and no all-reduce
+        { 1, 64, NCCL_PAT, NCCL_SIMPLE, true, 1e6, INFINITY } };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        NcclGroup g = group_of("h100", rows[i].ranks, rows[i].per_node);
+        double us = microseconds(&g, rows[i].a, rows[i].p, rows[i].all_reduce, rows[i].bytes);
+        if (us != rows[i].us && !near(us, rows[i].us)) fail_msg("row %zu: %.12g us, not %.12g", i, us, rows[i].us);
+    }
+    NcclGroup apart = group_of("h100", 64, 1), a100 = group_of("a100-80", 64, 8), pcie = group_of("rtx4090", 8, 8);
+    assert_true(isfinite(microseconds(&apart, NCCL_PAT, NCCL_SIMPLE, false, 1e6)));
+    // the processors of an A100's node are AMD's, whose posts take 2 us; PCIe does not keep 128 bytes together
+    assert_true(near(microseconds(&a100, NCCL_RING, NCCL_LL, false, 1e3), 6.6 + 56 * 2 + 7 * 2.7 + 1 / (19 * 64 / 63.0)));
+    assert_true(isinf(microseconds(&pcie, NCCL_RING, NCCL_LL128, true, 1e6)));
 }
 
 TEST(choices) {
-    NcclGroup node = group_of("h100", 8, 8), nodes = group_of("h100", 512, 8), a = group_of("a100-80", 8, 8);
-    assert_choice(&node, true, 1e3, NCCL_RING, NCCL_LL);
-    assert_choice(&node, true, 1e8, NCCL_NVLS, NCCL_SIMPLE);
-    assert_choice(&node, false, 1e8, NCCL_RING, NCCL_SIMPLE);
-    assert_choice(&a, true, 4e6, NCCL_RING, NCCL_LL128);
-    assert_choice(&nodes, true, 1e3, NCCL_TREE, NCCL_LL);
-    assert_choice(&nodes, true, 61.5e6, NCCL_NVLS_TREE, NCCL_SIMPLE); // a block of gpt2-xl
-    assert_choice(&nodes, false, 61.5e6, NCCL_RING, NCCL_LL128);
+    static const struct { const char* gpu; int ranks; bool all_reduce; double bytes; NcclAlgorithm a; NcclProtocol p; } rows[] = {
+        { "h100", 8, true, 1e3, NCCL_RING, NCCL_LL }, { "h100", 8, true, 1e8, NCCL_NVLS, NCCL_SIMPLE },
+        { "h100", 8, false, 1e8, NCCL_RING, NCCL_SIMPLE }, { "a100-80", 8, true, 4e6, NCCL_RING, NCCL_LL128 },
+        { "h100", 512, true, 1e3, NCCL_TREE, NCCL_LL }, { "h100", 512, true, 61.5e6, NCCL_NVLS_TREE, NCCL_SIMPLE }, // a block of gpt2-xl
+        { "h100", 512, false, 61.5e6, NCCL_RING, NCCL_LL128 } };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        NcclGroup g = group_of(rows[i].gpu, rows[i].ranks, 8);
+        NcclChoice c = nccl_choose(&g, rows[i].all_reduce, rows[i].bytes);
+        if (c.algorithm != rows[i].a || c.protocol != rows[i].p)
+            fail_msg("row %zu: %s %s", i, nccl_algorithm_names[c.algorithm], nccl_protocol_names[c.protocol]);
+    }
 }
 
 // NVIDIA/nccl-tests#212 and #290: in a node of H100s 480 GB/s with NVLS and 370 in rings; between nodes 46 to 48 per interface.

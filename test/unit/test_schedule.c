@@ -59,12 +59,8 @@ TEST(every_length_of_run_and_warmup_gives_a_sensible_rate) {
 }
 
 // ---- loss scale ----
-static LossScaler scaler(double scale, long long interval) {
-    LossScaler s = { scale, 0, interval, 0 };
-    return s;
-}
 TEST(the_scale_doubles_after_an_interval_of_good_steps_and_an_overflow_halves_it) {
-    LossScaler s = scaler(1024, 3);
+    LossScaler s = { .scale = 1024, .interval = 3 };
     const bool finite[] = { true, true, true, true, true, true, true, true, false, true, true, true, false, false, true };
     const double expected[] = { 1024, 1024, 2048, 2048, 2048, 4096, 4096, 4096, 2048, 2048, 2048, 4096, 2048, 1024, 1024 };
     const int bad[] = { 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 2, 0 };
@@ -76,7 +72,7 @@ TEST(the_scale_doubles_after_an_interval_of_good_steps_and_an_overflow_halves_it
 }
 
 TEST(the_scale_stays_a_finite_float_of_at_least_one) {
-    LossScaler s = scaler(65536, 1);
+    LossScaler s = { .scale = 65536, .interval = 1 };
     for (int i = 0; i < 50; i++) loss_scaler_update(&s, false);
     assert_near(s.scale, 1);
     assert_int_equal(s.bad_in_a_row, 50);
@@ -85,7 +81,7 @@ TEST(the_scale_stays_a_finite_float_of_at_least_one) {
 }
 
 TEST(without_an_interval_the_scale_is_fixed) {
-    LossScaler s = scaler(1, 0);
+    LossScaler s = { .scale = 1 };
     for (int i = 0; i < 5000; i++) loss_scaler_update(&s, i % 1000 != 0);
     loss_scaler_update(&s, false);
     assert_near(s.scale, 1);
