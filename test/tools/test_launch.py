@@ -3,7 +3,7 @@ program runs as on one node."""
 import os, re, socket, tempfile
 import pytest
 from kernels import emulated
-from suite import TOGETHER, TOKENS, assert_refused, assert_same, command, launcher, program, trained
+from suite import TOGETHER, TOKENS, assert_refused, assert_same, assert_says, command, executable, launcher, program, trained
 
 SMALL = (f"--data {TOKENS} --val-data= --model d1 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --steps 3 --warmup-steps 1 --lr 3e-3 "
          "--eval-every 0 --sample-every 0")
@@ -18,21 +18,14 @@ def script(name, *options, says=(), **settings):
     """Runs a script of dev/launch to its good end, and looks for these patterns in what it says."""
     run = launch(name, *options, **settings)
     assert run.status == 0, run
-    for pattern in says: assert re.search(pattern, run.said, re.M), f"there is no {pattern!r} in what was said by {run}"
+    assert_says(run.said, *says)
     return run
-
-
-def executable(path, text):
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
 
 
 @pytest.fixture
 def told(tmp_path):
     """A launcher that prints its arguments."""
-    return executable(tmp_path / "bin/srun", '#!/bin/sh\necho "$@"\n')
+    return executable(tmp_path / "bin/srun", 'echo "$@"')
 
 
 # ---- mpirun ----
@@ -67,7 +60,7 @@ def test_slurms_script_shards_within_a_node_and_resumes_if_there_is_a_checkpoint
 
 
 def test_slurms_script_passes_its_options_to_the_program(tmp_path):
-    executable(tmp_path / "bin/srun", f'#!/bin/bash\nshift 2\nOMP_NUM_THREADS=1 exec {" ".join(launcher())} -np 2 "$@"\n')
+    executable(tmp_path / "bin/srun", f'shift 2; OMP_NUM_THREADS=1 exec {" ".join(launcher())} -np 2 "$@"')
     slurm(tmp_path, "--tokenizer bytes", SMALL, "--batch-size 1 --total-batch-size 64", says=["saved step 3 under"])
     assert (tmp_path / "out/step_00000003/model-00002-of-00002.safetensors").exists()
 
