@@ -31,7 +31,7 @@ def assert_all_right(run, number):
 def assert_wrong(run, wrong, result, number):
     """This variant alone is wrong, and the others are right."""
     assert run.status == 1 and results(run).pop(wrong) == result and [*results(run).values()].count("right") == number - 1, run
-    assert_says(run.out, f"^# {wrong}.*: element [0-9]* of")
+    assert_says(run.out, r"^# .*: element \d+ of")
 
 
 def changed(folder, source, *changes):
@@ -207,7 +207,7 @@ def rows(run):
 # 769720320 a token. With recomputation most of a block's forward pass is counted twice.
 @ON_GPU
 @pytest.mark.parametrize("options, lines", [
-    ("100 1000 2 512", ["| qkv forward | 12 | 43.5 | 0.12 | 369 | compute | 0.435 |", "| sum | 247 | 788.2 | ",
+    ("100 1000 2 512", ["| qkv forward | 12 | 43.5 | 0.12 | 369 | compute | 0.435 |", "| sum | 228 | 788.2 | ",
                         "6 N + 6 L C T: 793.5 GFLOP a step", "| residual + layernorm forward | 25 | 0.0 | 0.16 | - | memory | 0.157 |",
                         "| AdamW, all units at once | 1 | 0.0 | 3.49 | - | memory | 3.485 |"]),
     ("1000 1000 2 512", ["| qkv dW + bias | 12 | 43.5 | 0.12 | 369 | memory | 0.118 |"]),
