@@ -3,7 +3,7 @@ command that an import ends with is one that works. A vocabulary may be smaller 
 import json, math, os, re, shutil
 import numpy as np
 import pytest
-from suite import REFERENCE, assert_refused, command, once, program, train, trained
+from suite import REFERENCE, assert_refused, command, once, program, succeeds, train, trained
 
 INITIAL = f"{REFERENCE}/initial"
 SMALL = "--model d1 --heads 2 --channels 16 --seq-len 16 --batch-size 8 --lr 3e-3 --warmup-steps 2"
@@ -25,9 +25,7 @@ def learned(vocabulary):
 
 
 def run(tool, *arguments):
-    done = command([program(tool)], *arguments)
-    assert done.status == 0, done
-    return done.out
+    return succeeds([program(tool)], *arguments).out
 
 
 def refused(place, tool, source, *patterns):
