@@ -130,7 +130,3 @@ def test_a_model_of_llmc_trains_without_a_tokenizer_as_the_import_says(llmc, tmp
 def test_a_broken_model_of_llmc_is_refused(llmc, tmp_path, change, pattern):
     llmc.write_bytes(change(llmc.read_bytes()))
     refused(tmp_path, "llmc_import", llmc, pattern)
-
-
-def test_the_current_folder_is_called_a_folder(tmp_path):
-    refused(tmp_path, "llmc_import", ".", r"\.: is a folder, not a file")

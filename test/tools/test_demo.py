@@ -19,8 +19,8 @@ def done(*arguments, **settings):
 def test_the_demo_trains_samples_saves_and_says_what_each_stage_keeps_and_how_to_go_on(tmp_path):
     for stage in "ddp", "zero": (tmp_path / f"train_gpt2_{stage}").symlink_to(ROOT / program(f"train_gpt2_{stage}"))
     run = done("demo", SMALL, "--batch-size 4 --steps 4 --eval-every 2 --eval-steps 1 --sample-every 2 --sample-tokens 8", env={"BUILD": tmp_path})
-    assert_says(run.out, "^sample after step 4:$", "^zero       stage 3: each rank keeps 1/4 of", f"^checkpoint: {tmp_path}/demo/step_00000004$",
-                "^validation loss: .* at the end$")
+    assert_says(run.out, "^sample after step 4:$", "^zero       stage 3: each rank keeps 1/4 of",
+                f"^checkpoint: {tmp_path}/demo/step_00000004$", "^validation loss: .* at the end$")
     assert len(re.findall(r"^    4 (?:ddp|zero [123]) ", run.out, re.M)) == 4
     assert (tmp_path / "demo/metrics.jsonl").exists() and (tmp_path / "demo/step_00000004").is_dir()
     assert command("sh -c", [run.out.splitlines()[-1]]).status == 0 and (tmp_path / "demo/step_00000008").is_dir()
@@ -78,7 +78,8 @@ def test_what_each_stage_keeps_and_sends_is_as_the_formulas_say_also_with_accumu
 def test_a_run_that_is_not_as_predicted_ends_the_table(tmp_path):
     (tmp_path / "train_gpt2_ddp").symlink_to(ROOT / program("train_gpt2_ddp"))
     executable(tmp_path / "train_gpt2_zero", 'echo "error: 8 bytes more than predicted" >&2; exit 1')
-    assert_refused(script("bench/zero_memory", "--ranks 4", SMALL, env={"BUILD": tmp_path}), "8 bytes more than predicted", "train_gpt2_zero on 4 rank")
+    run = script("bench/zero_memory", "--ranks 4", SMALL, env={"BUILD": tmp_path})
+    assert_refused(run, "8 bytes more than predicted", "train_gpt2_zero on 4 rank")
 
 
 @pytest.mark.rest

@@ -247,7 +247,7 @@ def two_ranks(folder, *ratios, **header):
     ((50, 90, 130), {}, "two ranks are slower than one up to 32 channels (32 thousand parameters), and faster from 64 on", "do not trust"),
     ((50, 130, 90), {}, "are mixed, so these runs do not answer it", "--quick"),
     ((50, 60, 90), {}, "two ranks are slower at every size that was tried, even with 64 thousand parameters.", "do not trust"),
-    ((50, 90, 130), {"busy_percent": 40}, "Other programs used 40 % of the machine before the first run: do not trust the speeds.", "--quick"),
+    ((50, 90, 130), {"busy_percent": 40}, "used 40 % of the machine before the first run: do not trust the speeds.", "--quick"),
     ((50, 90, 130), {"quick": "yes"}, "show that the script works, and nothing else", "do not trust"),
     ((50, 90, 130), {"speed": ""}, "Speeds are not in these results", "tokens per second of two")],
     ids=["slower_then_faster", "mixed", "slower", "busy", "quick", "no_speeds"])

@@ -256,7 +256,7 @@ def test_a_step_that_waits_is_reported_and_one_that_changes_each_time_is_an_erro
     run = roofline(SMALL, source=source, WAITS=1)
     assert_says(run.out, "^- all of its kernels: the host WAITS for the GPU meanwhile$", "^- its batch: issued in .* does not wait",
                 r"^It takes the GPU [\d.]+ ms; what waits cannot be a CUDA graph\.$")
-    assert_refused(roofline(SMALL, source=source), r"graph is not the step, .*loss ([\d.]+) and \1, .*gradients different, moments different")
+    assert_refused(roofline(SMALL, source=source), r"is not the step, .*loss ([\d.]+) and \1, .*gradients different, moments different")
 
 
 @ON_GPU
