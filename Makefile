@@ -275,11 +275,7 @@ $(BUILD)/test/test_plan $(BUILD)/test/test_plan_mesh: $(PLAN_FORMULAS)
 # One of its tests runs a tool.
 $(BUILD)/test/test_checkpoint: | $(BUILD)/hf_export
 
-$(BUILD)/test/compare_run: test/runs/compare_run.c
-	@mkdir -p $(@D)
-	$(BUILD_C) $(LIBRARIES)
-
-# Every layer of a GPU against the CPU's, on a GPU; test/kernels/*.t run the same under the emulator.
+# Every layer of a GPU against the CPU's, on a GPU; test/kernels runs the same under the emulator.
 CUDA_TESTS := $(patsubst test/unit/%.cu,%,$(wildcard test/unit/test_cuda_*.cu))
 cuda-tests: $(CUDA_TESTS:%=$(BUILD)/test/%)
 $(CUDA_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/unit/%.cu $(BUILD)/test/cpu_layers.o | find-libraries
@@ -328,7 +324,7 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 	sh test/unit/fuzz.sh $(or $(FUZZ_SECONDS),60)
 
 # Everything that the tests run, in one build.
-test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/test/compare_run $(BUILD)/comm_bench
+test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/comm_bench
 LAYER_TESTS := test/test_layers test/test_reference_layers test/test_compress
 RANKS_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp train_gpt2_tp train_gpt2_pp train_gpt2_3d train_gpt2_compress
 # (+: these are makes, and share -j.)

@@ -135,6 +135,22 @@ def command(*arguments, ranks=None, env={}, timeout=300, input=None, cwd=ROOT, s
     return Run(line, p.returncode, out, err)
 
 
+def succeeds(*arguments, **settings):
+    """A command() that must succeed."""
+    __tracebackhide__ = True
+    run = command(*arguments, **settings)
+    assert run.status == 0, run
+    return run
+
+
+def executable(path, script, shell="/bin/sh"):
+    """Writes a script, as one that stands in for a program. Returns its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!{shell}\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
 def once(key, make_it):
     """make_it(folder) is called once in a session for a key (str), by whoever comes first; returns the folder (Path)."""
     place = session() / hashlib.sha256(key.encode()).hexdigest()[:24]
@@ -267,6 +283,13 @@ def assert_as_predicted(run):
     assert "than predicted" not in run.out, run
     for row in ("total", "peak", "bytes"):
         assert re.search(rf"^  {row} .* as predicted$", run.out, re.M), run
+
+
+def assert_says(text, *patterns, no=()):
+    """A text has lines with all patterns, and none with those of no."""
+    __tracebackhide__ = True
+    for pattern in patterns: assert re.search(pattern, text, re.M), f"there is no {pattern!r} in\n{text}"
+    for pattern in no: assert not re.search(pattern, text, re.M), f"there is {pattern!r} in\n{text}"
 
 
 # ---- errors ----

@@ -95,7 +95,7 @@ def css_of(kind):
 def lexer_for(path):
     if path.endswith((".cu", ".cuh", ".h", ".c")):
         return CLexer(stripnl=False)
-    if path.endswith((".t", "/run")):
+    if path.endswith("/run"):
         return get_lexer_for_filename("x.sh", stripnl=False)
     try:
         return get_lexer_for_filename(path, stripnl=False)

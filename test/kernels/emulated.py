@@ -41,7 +41,7 @@ def layer_tests(name, builds, libraries="", *options):
     rows = [(*build.split(), claim) for build in builds for claim in claims if not ("fp32" in build and "cudnn" in claim)]
 
     def output(build, precision, chosen):
-        layers = once(f"the CPU's layers {precision}", lambda place: cpu_layers(place / "cpu_layers.o", precision)) / "cpu_layers.o"
+        layers = cpu_layers(precision)
         some = len(chosen) < len(claims) - 2
         only = [f'-DONLY=",{",".join(chosen)},"'] if some else []
         path = compiled(source, build, f"-DPRECISION_{precision.upper()}", "-DUSE_CUDNN=" + str(int("cudnn" in libraries)), only, layers,
@@ -62,10 +62,13 @@ def layer_tests(name, builds, libraries="", *options):
     return test
 
 
-def cpu_layers(path, precision):
-    done = command("gcc -std=c11 -O2 -march=native -fopenmp -ffp-contract=off", f"-DPRECISION_{precision.upper()}",
-                   "-c test/unit/cpu_layers.c -o", [path])
-    assert done.status == 0, done
+def cpu_layers(precision):
+    """An object that has them."""
+    def compile(place):
+        done = command("gcc -std=c11 -O2 -march=native -fopenmp -ffp-contract=off", f"-DPRECISION_{precision.upper()}",
+                       "-c test/unit/cpu_layers.c -o", [place / "cpu_layers.o"])
+        assert done.status == 0, done
+    return once(f"the CPU's layers {precision}", compile) / "cpu_layers.o"
 
 
 # ---- training programs ----

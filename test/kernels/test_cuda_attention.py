@@ -13,9 +13,8 @@ test_attention_agrees_with_the_cpus = layer_tests("attention", ["plain bf16", "a
 
 # ---- which attention computes ----
 def chosen(choice, channels, tokens=8, precision="bf16", **env):
-    layers = once(f"the CPU's layers {precision}", lambda place: cpu_layers(place / "cpu_layers.o", precision)) / "cpu_layers.o"
-    path = compiled("test/unit/test_cuda_attention.cu", "plain", f"-DPRECISION_{precision.upper()}", "-DUSE_CUDNN=1", [], layers, "-ldnnl -fopenmp",
-                    libraries="cudnn", cpp=flags("cublasLt", "cudnn"))
+    path = compiled("test/unit/test_cuda_attention.cu", "plain", f"-DPRECISION_{precision.upper()}", "-DUSE_CUDNN=1", cpu_layers(precision),
+                    "-ldnnl -fopenmp", libraries="cudnn", cpp=flags("cublasLt", "cudnn"))
     return command([path], "choose", choice, channels, tokens, env={f"CUDA_EMULATOR_{k.upper()}": v for k, v in env.items()})
 
 

@@ -2,6 +2,7 @@
 import json, re
 import numpy as np
 import pytest
+from kernels import emulated
 from suite import assert_refused, command, make, program, rest
 
 AWKWARD = "--op all -b 3 -e 160000 -f 6.1 -n 2 -w 1"  # no number of ranks divides these sizes, and one is less than an element
@@ -103,11 +104,10 @@ def test_a_mistake_or_a_rank_that_hangs_is_an_error_that_names_it(options, ranks
 
 
 @pytest.mark.rest
+@emulated.missing("cublasLt", "cudnn", "nccl")
 @pytest.mark.parametrize("backend, devices, options", [("NCCL", 2, ""), ("NCCL", 2, "--allreduce ring"), ("MPI", 1, "")])
-def test_emulated_gpus_are_right(backend, devices, options, tmp_path):
-    needs = "sh dev/emulator/find_headers.sh && sh dev/find_cuda.sh compile cublasLt cudnn nccl"
-    if command(["sh", "-c", needs]).status != 0: pytest.skip("the headers of CUDA, cuBLAS, cuDNN or NCCL are not here")
-    env = {"CUDA_EMULATOR_DEVICES": devices, "CUDA_EMULATOR_WORKERS": 1, "TMPDIR": tmp_path}
-    run = command(make("DEVICE=emulated", "build/emulated/comm_bench"), "--comm-timeout 60", AWKWARD, "-d fp32", options, ranks=2, env=env)
+def test_emulated_gpus_are_right(backend, devices, options):
+    run = command(make("DEVICE=emulated", "build/emulated/comm_bench"), "--comm-timeout 60", AWKWARD, "-d fp32", options, ranks=2,
+                  env=emulated.on_gpus(backend.lower(), 2))
     assert_right(run, 2, "fp32")
     assert f"# comm_bench on 2 ranks: {backend} " in run.out, run

@@ -3,7 +3,7 @@ command that an import ends with is one that works. A vocabulary may be smaller 
 import json, math, os, re, shutil
 import numpy as np
 import pytest
-from suite import REFERENCE, assert_refused, command, once, program, train, trained
+from suite import REFERENCE, assert_refused, command, once, program, succeeds, train, trained
 
 INITIAL = f"{REFERENCE}/initial"
 SMALL = "--model d1 --heads 2 --channels 16 --seq-len 16 --batch-size 8 --lr 3e-3 --warmup-steps 2"
@@ -25,9 +25,7 @@ def learned(vocabulary):
 
 
 def run(tool, *arguments):
-    done = command([program(tool)], *arguments)
-    assert done.status == 0, done
-    return done.out
+    return succeeds([program(tool)], *arguments).out
 
 
 def refused(place, tool, source, *patterns):
@@ -132,7 +130,3 @@ def test_a_model_of_llmc_trains_without_a_tokenizer_as_the_import_says(llmc, tmp
 def test_a_broken_model_of_llmc_is_refused(llmc, tmp_path, change, pattern):
     llmc.write_bytes(change(llmc.read_bytes()))
     refused(tmp_path, "llmc_import", llmc, pattern)
-
-
-def test_the_current_folder_is_called_a_folder(tmp_path):
-    refused(tmp_path, "llmc_import", ".", r"\.: is a folder, not a file")

@@ -1,7 +1,7 @@
 """The scripts of dev/bench that make the tables of chapters 5 and 6: on small models, and on programs that count wrongly."""
 import re
 import pytest
-from suite import ROOT, TOKENS, command, program, rest
+from suite import ROOT, TOKENS, assert_says, command, executable, program, rest, succeeds
 
 SMALL = f"--data {TOKENS} --heads 4 --channels 16 --seq-len 16 --batch-size 4"
 PP = f"{SMALL} --layers 4 --total-batch-size 256"
@@ -9,25 +9,16 @@ TP = f"{SMALL} --layers 2"
 
 
 def table(script, options, binary, more=[], **env):
-    run = command(f"sh dev/bench/{script}.sh", more, options, env={"PROGRAM": binary, **env} if binary else env)
-    assert run.status == 0, run
-    return run.out
-
-
-def assert_rows(text, *rows):
-    for row in rows: assert re.search(f"^ *{row.replace(' | ', ' +')}( |$)", text, re.M), f"there is no {row!r} in\n{text}"
+    return succeeds(f"sh dev/bench/{script}.sh", more, options, env={"PROGRAM": binary, **env} if binary else env).out
 
 
 def skewed(folder, stage, line, field):
     """A program like it whose metrics.jsonl says something else of a field in a line."""
-    path = folder / "skewed"
-    path.write_text(f"""#!/bin/bash
+    return executable(folder / "skewed", f"""
 "{ROOT}/{program(f'train_gpt2_{stage}')}" "$@" || exit 1
 while [ $# -gt 1 ]; do [ "$1" = --out ] && out=$2; shift; done
 [ "${{OMPI_COMM_WORLD_RANK:-0}}" != 0 ] || sed -i '{line}s/"{field}":[0-9]*/"{field}":1000/' "$out/metrics.jsonl"
 """)
-    path.chmod(0o755)
-    return path
 
 
 # 64 tokens of 16 channels: 4096 bytes; 4 micro-batches; the root: 384 + 16 + 2 rows. 2 blocks have two sums each, forward and backward.
@@ -46,8 +37,7 @@ while [ $# -gt 1 ]; do [ "$1" = --out ] && out=$2; shift; done
     ids=["pp", "pp-interleaved", "pp-copies", "tp", "tp-rows"])
 def test_messages_and_sums_are_counted(script, options, rows, absent):
     text = table(script, options, program(f"train_gpt2_{script[:2]}"))
-    assert_rows(text, *rows)
-    assert not re.search(absent, text, re.M)
+    assert_says(text, *(f"^ *{row.replace(' | ', ' +')}( |$)" for row in rows), no=[absent])
 
 
 def test_activations_and_state_are_those_of_the_formulas():

@@ -4,19 +4,13 @@ import json, re
 import xml.etree.ElementTree as xml
 import pytest
 from rows import rows_of
-from suite import TOKENS, assert_refused, command, program, rest, trained
+from suite import TOKENS, assert_refused, assert_says, command, program, rest, succeeds, trained
 
 D8 = "--model d8 --heads 4 --channels 16 --seq-len 16 --batch-size 2"
 
 
 def said(*options):
-    run = command(program("schedule"), *options)
-    assert run.status == 0, run
-    return run.out
-
-
-def assert_says(text, *patterns):
-    for pattern in patterns: assert re.search(pattern, text, re.M), f"there is no {pattern!r} in\n{text}"
+    return succeeds(program("schedule"), *options).out
 
 
 # With costs 3,1 there are 12 ms of work on average: 18 on the first stage, 6 on the second, which is waited for once, 1.5; so are messages.
@@ -125,16 +119,12 @@ def test_a_trace_that_is_cut_off_is_an_error(tmp_path):
 RUN = f"--data {TOKENS} --val-data= --eval-every 0 --sample-every 0 {D8}"
 
 
-def traced(path, options, ranks=2):
-    return trained("pp", RUN, options, f"--steps 4 --trace {path}", ranks=ranks)
-
-
 @pytest.mark.parametrize("ranks, options, name", [
     *[(2, f"--total-batch-size 128 --schedule {name} --emulate-ms 2,2,2", name) for name in ("gpipe", "1f1b", "zb-h1", "interleaved")],
     rest(4, "--total-batch-size 256 --pipeline-parallel 2 --schedule gpipe", "gpipe")],
     ids=["gpipe", "1f1b", "zb-h1", "interleaved", "copies"])
 def test_a_runs_schedule_is_found_and_the_parts_are_the_bubble(ranks, options, name, tmp_path):
-    traced(tmp_path / "run.json", options, ranks)
+    trained("pp", RUN, options, f"--steps 4 --trace {tmp_path}/run.json", ranks=ranks)
     text = said(f"--trace {tmp_path}/run.json --columns 60")
     assert_says(text, f"^{name}, 2 stages, 4 micro-batches")
     parts = [float(re.search(rf"^ *{re.escape(part)} +([-0-9.e+]+) ms ", text, re.M)[1])
@@ -143,7 +133,7 @@ def test_a_runs_schedule_is_found_and_the_parts_are_the_bubble(ranks, options, n
 
 
 def test_a_trace_of_one_stage_has_no_schedule(tmp_path):
-    traced(tmp_path / "run.json", "--total-batch-size 128 --pipeline-parallel 1")
+    trained("pp", RUN, f"--total-batch-size 128 --pipeline-parallel 1 --steps 4 --trace {tmp_path}/run.json", ranks=2)
     assert_refused(command(program("schedule"), f"--trace {tmp_path}/run.json"), "is of one stage")
 
 

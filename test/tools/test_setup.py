@@ -3,7 +3,7 @@ not, and which of README's commands will. Programs on the PATH stand in for a ma
 import os, re, shutil, tempfile
 from pathlib import Path
 import pytest
-from suite import ROOT, command
+from suite import ROOT, assert_says, command, executable, rest
 from terminal import on_terminal
 
 OTHER_USER = 65534
@@ -28,14 +28,23 @@ class Machine:
         (self.clone / "dev/doctor/probes.sh").write_text("\n".join(rows) + "\n")
 
     def fake(self, name, script):
-        (self.bin / name).write_text(f"#!/bin/sh\n{script}\n")
-        (self.bin / name).chmod(0o755)
+        executable(self.bin / name, script)
 
     def user(self, number, name):
         self.fake("id", f'case "$1" in -un) echo {name} ;; *) echo {number} ;; esac')
 
     def lacks(self, *components):
         for x in components: (self.place / f"no_{x}").touch()
+
+    def case(self, script, needs="", stand_ins="", lacks="", fakes={}, files={}, status=0, says=(), env={}, **more):
+        """A row of a table of machines: what it needs, lacks and has, and what is said. @ stands for its folder."""
+        if needs or stand_ins: self.needs(needs, stand_ins)
+        self.lacks(*lacks.split())
+        for name, script_of in fakes.items(): self.fake(name, script_of)
+        for name, text in files.items():
+            (self.place / name).parent.mkdir(exist_ok=True)
+            (self.place / name).write_text(text + "\n")
+        return self.run(script, status, *says, **more, **{k: str(v).replace("@", str(self.place)) for k, v in env.items()})
 
     def run(self, script, status, *says, options="", before=(), start=command, asks=None, **env):
         """Runs setup or doctor: its status, patterns that it says, and what apt-get and pip are asked, if that is given."""
@@ -46,8 +55,7 @@ class Machine:
         run = start(*before, ["/bin/sh", at], options, env=env)
         said = run.said.replace("\r", "")
         assert run.status == status, run
-        for pattern in says: assert re.search(pattern, said, re.M), f"it did not say {pattern!r}: {run}"
-        assert not re.search(r"^(E|W|ERROR): ", said, re.M), f"apt's and pip's words are indented, below our own: {run}"
+        assert_says(said, *says, no=["^(E|W|ERROR): "])  # apt's and pip's words are indented, below our own
         asked = self.asked_file.read_text().splitlines()
         if asks is not None: assert asked == asks, run
         return said, asked
@@ -83,27 +91,55 @@ case "$1" in update) echo "W: Failed to fetch http://deb.debian.org/debian/dists
     *) echo "E: Failed to fetch http://deb.debian.org/debian/pool/j.deb  Temporary failure resolving" >&2; exit 100 ;; esac"""
 
 
-@pytest.mark.parametrize("lacks, apt, status, says, asks, env", [
-    ("", APT, 0, ["^everything is here$"], [], {}),
-    ("jansson", APT, 0, ["missing: Jansson", "everything is here now"], [UPDATE, JANSSON], {}),
-    ("jansson", apt_says("E: Broken packages"), 1, [
+OLD_COMPILER = "[ \"$1\" != --version ] || { echo 'gcc (GCC) 4.8.5'; exit; }\n"
+TOO_OLD = {"__builtin_mul_overflow": 'exec cc -D__builtin_mul_overflow=gcc_5_has_it "$@"'} | {
+    flag: f"""case " $* " in *' {flag} '*) echo "error: unrecognized option '{flag}'" >&2; exit 1 ;; esac; exec cc "$@" """
+    for flag in ("-std=c11", "-march=native", "-fopenmp")}
+# Where nothing else is said, Jansson is missing, apt can install it, and in the end the status is 1.
+CASES_OF_SETUP = {
+    "nothing_missing": dict(lacks="", status=0, says=["^everything is here$"], asks=[]),
+    "one_missing": dict(status=0, says=["missing: Jansson", "everything is here now"], asks=[UPDATE, JANSSON]),
+    "broken_packages": dict(apt=apt_says("E: Broken packages"), asks=[UPDATE, JANSSON], says=[
         r"^apt-get install failed: see below\. Then run sh dev/setup.sh again\n    E: Broken", "still missing",
-        "missing: Jansson, needed for .*: it is not here$"], [UPDATE, JANSSON], {}),
-    ("jansson", NO_NETWORK, 1, [r"^apt-get update failed: no network; .*Going on with the package lists that are here\n    W: Failed",
-                                r"^apt-get install failed: no network; check it .*again\n    E: Failed"], [UPDATE, JANSSON], {}),
-    ("jansson", NO_NETWORK, 1, ["^without new package lists, apt knows no package libjansson-dev$"], [UPDATE], {"CANDIDATE": "(none)"}),
-    ("jansson", ASKED, 1, ["^this release has no package libjansson-dev: install it in another way$"], [UPDATE], {"CANDIDATE": "(none)"}),
-    ("jansson gnuplot", apt_says("E: You don't have enough free space in /var/cache/apt/archives/.", "*gnuplot"), 0, [
-        r"^apt-get install failed: a disk is full; free some space \(df -h shows where\).*\n    E: You",
-        "^what is missing is optional; the rest works without it$"], [UPDATE, JANSSON, INSTALL + "gnuplot-nox"], {}),
-    ("jansson", apt_says("E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 7 (apt)"), 1, [
-        r"^apt-get install failed: another program is installing packages; wait.*\n    E: Could"], None, {})],
-    ids="nothing_missing one_missing broken_packages no_network no_lists unknown_package full_disk another_apt".split())
-def test_setup_installs_what_is_missing_and_says_what_is_in_its_way(setup, lacks, apt, status, says, asks, env):
-    setup.fake("apt-get", apt)
-    setup.lacks(*lacks.split())
-    said, _ = setup.run("setup", status, *says, asks=asks, **env)
-    assert said.count("missing: Jansson") == ("jansson" in lacks) + ("still missing" in said and "Jansson" in said.split("still missing")[1])
+        "missing: Jansson, needed for .*: it is not here$"]),
+    "no_network": dict(apt=NO_NETWORK, asks=[UPDATE, JANSSON], says=[
+        r"^apt-get update failed: no network; .*Going on with the package lists that are here\n    W: Failed",
+        r"^apt-get install failed: no network; check it .*again\n    E: Failed"]),
+    "no_lists": dict(apt=NO_NETWORK, env={"CANDIDATE": "(none)"}, asks=[UPDATE], says=[
+        "^without new package lists, apt knows no package libjansson-dev$"]),
+    "unknown_package": dict(env={"CANDIDATE": "(none)"}, asks=[UPDATE], says=[
+        "^this release has no package libjansson-dev: install it in another way$"]),
+    "full_disk": dict(
+        lacks="jansson gnuplot", apt=apt_says("E: You don't have enough free space in /var/cache/apt/archives/.", "*gnuplot"), status=0,
+        asks=[UPDATE, JANSSON, INSTALL + "gnuplot-nox"], says=[
+            r"^apt-get install failed: a disk is full; free some space \(df -h shows where\).*\n    E: You",
+            "^what is missing is optional; the rest works without it$"]),
+    "another_apt": dict(apt=apt_says("E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 7 (apt)"), says=[
+        r"^apt-get install failed: another program is installing packages; wait.*\n    E: Could"]),
+    "python_and_ccache": dict(
+        needs="pytest", stand_ins="ccache", lacks="ccache", apt=ASKED, fakes={"python": "echo No module named xdist; exit 1"},
+        env={"PYTHON": "python"}, asks=[UPDATE, INSTALL + "python3-pytest python3-pytest-xdist python3-numpy", INSTALL + "ccache"],
+        says=["missing: pytest, needed for make test: No module named xdist .in a Python of your own: pip install pytest pytest-xdist"]),
+    "no_such_folder": dict(lacks="", env={"TMPDIR": "/no/such/folder"}, says=[r"\Athere is no folder /no/such/folder: set TMPDIR.*\n\Z"])}
+RARE_CASES_OF_SETUP = {
+    "chromium": dict(needs="make", stand_ins="chromium", lacks="chromium", status=0, says=["^everything is here$"], asks=[]),
+    "with_chromium": dict(needs="make", stand_ins="chromium", lacks="chromium", options="--with-chromium", status=0,
+                          says=[r"missing: Chromium \(optional\)"], asks=[UPDATE, INSTALL + "chromium"]),
+    "with_firefox": dict(options="--with-firefox", says=["^error: setup.sh has no option but --with-chromium, not '--with-firefox'$"]),
+    "libfuzzer_of_clangs_version": dict(needs="fuzzer", lacks="", env={"CLANG": "no-such-clang"}, status=0,
+                                        asks=[UPDATE, INSTALL + "clang libclang-rt-77-dev"]),
+    "not_gnus_make": dict(lacks="", fakes={"make": 'echo "usage: make [-BeikNnqrstWwX]" >&2; exit 2'}, says=[
+        "^not usable: make, needed for building everything: .*/bin/make is not GNU make; install that one"])} | {
+    f"compiler_without_{lacks.strip('_-')}": dict(lacks="", fakes={"old_cc": OLD_COMPILER + script}, env={"CC": "old_cc"}, says=[
+        rf"^not usable: C compiler, .*: gcc \(GCC\) 4.8.5 does not compile what is needed \(.*({lacks}|gcc_5_).*\); gcc 9 and later do",
+        "^still missing or not usable:"]) for lacks, script in TOO_OLD.items()}
+
+
+@pytest.mark.parametrize("case", [*CASES_OF_SETUP, *map(rest, RARE_CASES_OF_SETUP)])
+def test_setup_installs_what_is_missing_and_says_what_is_in_its_way(setup, case):
+    case = dict(lacks="jansson", apt=APT, status=1) | (CASES_OF_SETUP | RARE_CASES_OF_SETUP)[case]
+    setup.fake("apt-get", case.pop("apt"))
+    setup.case("setup", **case)
 
 
 REFUSES = 'echo "Sorry, ada may not run sudo here." >&2; exit 1'
@@ -139,49 +175,6 @@ def test_the_command_to_copy_has_the_names_of_the_systems_own_package_manager(se
     for name in "awk cat chmod cut dd df dirname env grep head ls mktemp paste rm sed sh tail timeout tr".split():
         (setup.bin / name).symlink_to(shutil.which(name))
     setup.run("setup", 1, *says, asks=[], PATH=setup.bin, CC="no-such-cc")
-
-
-def test_python_and_ccache_are_installed_by_their_packages(setup):
-    setup.needs("pytest", "ccache")
-    setup.lacks("ccache")
-    setup.fake("apt-get", ASKED)
-    setup.fake("python", "echo No module named xdist; exit 1")
-    setup.run("setup", 1, "missing: pytest, needed for make test: No module named xdist .in a Python of your own: pip install pytest pytest-xdist",
-              asks=[UPDATE, INSTALL + "python3-pytest python3-pytest-xdist python3-numpy", INSTALL + "ccache"], PYTHON="python")
-
-
-@pytest.mark.rest
-def test_chromium_is_installed_only_where_it_is_asked_for(setup):
-    setup.needs("make", "chromium")
-    setup.lacks("chromium")
-    setup.run("setup", 0, "^everything is here$", asks=[])
-    setup.run("setup", 0, r"missing: Chromium \(optional\)", options="--with-chromium", asks=[UPDATE, INSTALL + "chromium"])
-    setup.run("setup", 1, "^error: setup.sh has no option but --with-chromium, not '--with-firefox'$", options="--with-firefox")
-
-
-@pytest.mark.rest
-def test_libfuzzers_library_is_asked_for_in_clangs_version(setup):
-    setup.needs("fuzzer")
-    setup.run("setup", 0, asks=[UPDATE, INSTALL + "clang libclang-rt-77-dev"], CLANG="no-such-clang")
-
-
-OLD_COMPILER = "[ \"$1\" != --version ] || { echo 'gcc (GCC) 4.8.5'; exit; }\n"
-
-
-@pytest.mark.rest
-@pytest.mark.parametrize("lacks", ["__builtin_mul_overflow", "-std=c11", "-march=native", "-fopenmp"])
-def test_a_compiler_that_is_too_old_is_named_with_its_version_and_one_that_works(setup, lacks):
-    setup.fake("old_cc", OLD_COMPILER + ('exec cc -D__builtin_mul_overflow=gcc_5_has_it "$@"' if lacks[0] == "_" else
-               f"""case " $* " in *' {lacks} '*) echo "error: unrecognized option '{lacks}'" >&2; exit 1 ;; esac; exec cc "$@" """))
-    why = r"\(.*gcc_5_.*\)" if lacks[0] == "_" else rf"\(unrecognized .*{lacks}.*\)"
-    setup.run("setup", 1, rf"^not usable: C compiler, .*: gcc \(GCC\) 4.8.5 does not compile what is needed {why}; gcc 9 and later do",
-              "^still missing or not usable:", CC="old_cc")
-
-
-@pytest.mark.rest
-def test_a_make_that_is_not_gnus_is_named(setup):
-    setup.fake("make", 'echo "usage: make [-BeikNnqrstWwX]" >&2; exit 2')
-    setup.run("setup", 1, f"^not usable: make, needed for building everything: {setup.bin}/make is not GNU make; install that one")
 
 
 def of_another_user(folder):
@@ -229,11 +222,6 @@ def test_a_disk_in_the_way_is_named(setup, what, says):
     said, _ = setup.run("setup" if tmpdir else f"{disk}/dev/setup.sh", 1, says.replace("(.*)", str(disk)),
                         before=["unshare -rm sh -c", [DISK, how]], **{x: disk for x in tmpdir})
     assert len(said.splitlines()) == (1 if tmpdir else 2)
-
-
-def test_a_temporary_folder_that_does_not_exist_is_named(setup):
-    said, _ = setup.run("setup", 1, "^there is no folder /no/such/folder: set TMPDIR", TMPDIR="/no/such/folder")
-    assert len(said.splitlines()) == 1
 
 
 # ---- NVIDIA's libraries ----
@@ -304,7 +292,7 @@ CASES = {
     "two_missing": dict(lacks="cmocka jansson", status=1, says=[fails("test", lacks("Jansson", "cmocka"))]),
     "no_compiler": dict(env={"CC": "no-such-cc"}, status=1, says=["MISSING *C compiler *no no-such-cc", r"\(this machine has [0-9]", *[
         fails(x, lacks("C compiler")) for x in ("demo", "test")]]),
-    "old_compiler": dict(fakes={"old_cc": OLD_COMPILER + 'exec cc -D__builtin_mul_overflow=gcc_5_has_it "$@"'}, env={"CC": "old_cc"}, status=1, says=[
+    "old_compiler": dict(fakes={"old_cc": OLD_COMPILER + TOO_OLD["__builtin_mul_overflow"]}, env={"CC": "old_cc"}, status=1, says=[
         r"UNUSABLE *C compiler *gcc \(GCC\) 4.8.5 does not compile .*; gcc 9 and later do",
         fails("demo", "C compiler cannot be used, for the reason above")]),
     "no_launcher_for_4": dict(fakes={"launcher": LAUNCHER}, env={"MPIRUN": "launcher"}, status=1, says=[works("test"), fails("demo", "launcher "
@@ -328,16 +316,11 @@ CASES = {
 QUICK = "broken_header", "no_cmocka"
 
 
-@pytest.mark.parametrize("case", [x if x in QUICK else pytest.param(x, marks=pytest.mark.rest) for x in CASES])
+@pytest.mark.parametrize("case", [x if x in QUICK else rest(x) for x in CASES])
 def test_doctor_says_what_is_lacking_and_which_commands_of_readme_work(machine, case):
-    case = dict(real="", fakes={}, files={}, lacks="", env={}, status=0, says=[]) | CASES[case]
-    machine.needs("compiler make " + case["real"], " ".join({"jansson", "cmocka", "mpi", "fuzzer", "gnuplot"} - set(case["real"].split())))
-    machine.lacks(*case["lacks"].split())
-    for name, script in case["fakes"].items(): machine.fake(name, script)
-    for name, text in case["files"].items():
-        (machine.place / name).parent.mkdir(exist_ok=True)
-        (machine.place / name).write_text(text + "\n")
-    machine.run("doctor", case["status"], *case["says"], **{k: str(v).replace("@", str(machine.place)) for k, v in case["env"].items()})
+    real = CASES[case].get("real", "")
+    stand_ins = {"jansson", "cmocka", "mpi", "fuzzer", "gnuplot"} - {*real.split()}
+    machine.case("doctor", f"compiler make {real}", " ".join(stand_ins), **{k: v for k, v in CASES[case].items() if k != "real"})
 
 
 @pytest.mark.rest

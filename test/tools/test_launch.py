@@ -1,0 +1,147 @@
+"""dev/launch: what each script starts, where and with which variables; and two nodes made of network namespaces, on which the training
+program runs as on one node."""
+import os, re, socket, tempfile
+import pytest
+from kernels import emulated
+from suite import TOGETHER, TOKENS, assert_refused, assert_same, assert_says, command, executable, launcher, program, trained
+
+SMALL = (f"--data {TOKENS} --val-data= --model d1 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --steps 3 --warmup-steps 1 --lr 3e-3 "
+         "--eval-every 0 --sample-every 0")
+FSDP = "build/train_gpt2_fsdp"
+
+
+def launch(name, *options, **settings):
+    return command("bash" if name == "slurm" else "sh", f"dev/launch/{name}.sh", *options, **settings)
+
+
+def script(name, *options, says=(), **settings):
+    """Runs a script of dev/launch to its good end, and looks for these patterns in what it says."""
+    run = launch(name, *options, **settings)
+    assert run.status == 0, run
+    assert_says(run.said, *says)
+    return run
+
+
+@pytest.fixture
+def told(tmp_path):
+    """A launcher that prints its arguments."""
+    return executable(tmp_path / "bin/srun", 'echo "$@"')
+
+
+# ---- mpirun ----
+@pytest.mark.parametrize("env, pattern", [
+    ({}, r"--hostfile \S+/hosts --map-by slot .*-np 8( -x \w+)* ./program --steps 3"),
+    ({"OMP_NUM_THREADS": 2, "NCCL_DEBUG": "INFO"}, r".* -x NCCL_DEBUG .*-x OMP_NUM_THREADS ./program .*"),
+    ({"INTERFACE": "eth1"}, r".*--mca btl_tcp_if_include eth1 --mca oob_tcp_if_include eth1 -x NCCL_SOCKET_IFNAME ./program .*")],
+    ids=["slots", "variables", "interface"])
+def test_mpirun_gets_a_rank_for_each_slot_of_the_hostfile_and_the_variables_that_ranks_need(told, tmp_path, env, pattern):
+    (tmp_path / "hosts").write_text("# two nodes\n\nnode1 slots=4\nnode2 slots=3 # one is broken\nnode3\n")
+    script("mpirun", tmp_path / "hosts", "./program --steps 3", env=env | {"MPIRUN": told}, says=[f"^{pattern}$"])
+
+
+def test_two_ranks_on_this_machine_are_started_from_a_hostfile(tmp_path):
+    (tmp_path / "here").write_text("localhost slots=2\n")
+    script("mpirun", tmp_path / "here", [program("train_gpt2_fsdp")], SMALL, env={"OMP_NUM_THREADS": 1},
+           says=["^ranks  *2, 2 on this machine, found by OpenMPI", "^step 3/3 "])
+
+
+# ---- Slurm ----
+def slurm(folder, *options, **settings):
+    env = {"SLURM_NTASKS_PER_NODE": 2, "SLURM_CPUS_PER_TASK": 1, "OUT": folder / "out", "PROGRAM": FSDP,
+           "PATH": f"{folder}/bin:{os.environ['PATH']}"}
+    return script("slurm", *options, env=env, **settings)
+
+
+def test_slurms_script_shards_within_a_node_and_resumes_if_there_is_a_checkpoint(told, tmp_path):
+    run = slurm(tmp_path, "--lr 3e-4", says=[f"^--mpi=pmix --kill-on-bad-exit=1 {FSDP} --model gpt2-xl .*--shard-group 2 .*--lr 3e-4$"])
+    assert "--resume" not in run.out
+    (tmp_path / "out/step_00000250").mkdir(parents=True)
+    slurm(tmp_path, says=["--checkpoint sharded --resume$"])
+
+
+def test_slurms_script_passes_its_options_to_the_program(tmp_path):
+    executable(tmp_path / "bin/srun", f'shift 2; OMP_NUM_THREADS=1 exec {" ".join(launcher())} -np 2 "$@"')
+    slurm(tmp_path, "--tokenizer bytes", SMALL, "--batch-size 1 --total-batch-size 64", says=["saved step 3 under"])
+    assert (tmp_path / "out/step_00000003/model-00002-of-00002.safetensors").exists()
+
+
+# ---- by hand ----
+def a_free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def test_two_nodes_by_hand_number_their_ranks():
+    place = 'echo "$RANK of $WORLD_SIZE, here $LOCAL_RANK of $LOCAL_WORLD_SIZE, meeting at $MASTER_ADDR $MASTER_PORT"'
+    for node in 0, 1:
+        said = script("by_hand", node, "2 2 node1:2950 sh -c", [place]).out
+        assert sorted(said.splitlines()) == [f"{2 * node + k} of 4, here {k} of 2, meeting at node1 2950" for k in range(2)]
+
+
+def test_a_rank_that_fails_gives_its_status():
+    assert launch("by_hand", "0 1 3 here:2950 sh -c", ["exit $RANK"]).status == 2
+
+
+def test_ranks_by_hand_need_a_launcher_for_mpi():
+    assert_refused(launch("by_hand", "0 1 2", f"127.0.0.1:{a_free_port()}", [program("train_gpt2_fsdp")], SMALL), "error: .*mpirun")
+
+
+@pytest.mark.rest
+@emulated.missing("cublasLt", "cudnn", "nccl")
+def test_ranks_by_hand_need_no_launcher_for_nccl():
+    script("by_hand", "0 1 2", f"127.0.0.1:{a_free_port()}", [emulated.program("fsdp")], SMALL, env=emulated.on_gpus("nccl", 2),
+           says=["^ranks  *2, 2 on this machine, found by torchrun; NCCL", "^step 3/3 "])
+
+
+# ---- two nodes here ----
+@pytest.fixture
+def nodes(tmp_path):
+    """A function that trains on two nodes of two ranks, of which nothing is left afterwards. All ranks may say how they end."""
+    if command("ip netns add", f"try{os.getpid()}").status: pytest.skip("network namespaces need root, and ip")
+    command("ip netns del", f"try{os.getpid()}")
+    named = 'echo "shard$$" > "$0"; exec sh dev/launch/nodes_here.sh 2 "$@"'  # nodes are named by the script's process
+
+    def run(*options):
+        together = ["sh", "-c", TOGETHER, tempfile.mkdtemp(dir=tmp_path)]
+        return command("sh -c", [named, tmp_path / "name"], together, [program("train_gpt2_fsdp")], SMALL, *options,
+                       env={"OMP_NUM_THREADS": 1})
+    yield run
+    assert (tmp_path / "name").read_text().strip() not in command("ip netns list").out
+
+
+def test_two_nodes_train_as_one_does(nodes, tmp_path):
+    hybrid = "--sharding hybrid --shard-group 2 --deterministic"
+    two = nodes(hybrid, "--out", tmp_path / "two")
+    assert two.status == 0 and re.search("^ranks  *4, 2 on this machine", two.out, re.M), two
+    two.folder = tmp_path / "two"
+    assert_same(trained("fsdp", SMALL, hybrid, ranks=4), two)
+
+
+def test_less_goes_over_the_link_if_only_shards_of_gradients_do(nodes):
+    full, hybrid = (float(re.search(r"^over the link: ([\d.]+) MB", nodes("--channels 128 --sharding", sharding).out, re.M)[1])
+                    for sharding in ("full", "hybrid --shard-group 2"))
+    assert full > 1.5 * hybrid > 0
+
+
+def test_a_rank_that_dies_on_the_other_node_is_named(nodes):
+    run = nodes("--fault 3:2:kill")
+    assert run.status and re.search("rank 0: error: rank 3 has died", run.said), run
+
+
+# ---- errors ----
+@pytest.mark.parametrize("script, options, env, patterns", [
+    ("mpirun", "@/none ./program", {}, ["there is no hostfile .*/none"]), ("mpirun", "@/empty ./program", {}, ["names no node"]),
+    ("slurm", "", {"SLURM_NTASKS_PER_NODE": 2, "PROGRAM": "./none"}, ["there is no ./none here", "make train_gpt2_fsdp"]),
+    ("by_hand", "2 2 1 here:2950 true", {}, ["NODE must be at most 1 with 2 nodes"]),
+    ("by_hand", "0 1 1 here true", {}, ["ADDRESS:PORT must be like"]),
+    ("nodes_here", "many true", {}, ["RANKS-PER-NODE must be a whole number"])],
+    ids=["no_hostfile", "no_node", "no_program", "node_beyond", "no_port", "word"])
+def test_what_cannot_be_started_is_refused(tmp_path, script, options, env, patterns):
+    (tmp_path / "empty").write_text("# nothing\n")
+    assert_refused(launch(script, options.replace("@", str(tmp_path)), env=env), *patterns)
+
+
+def test_outside_of_a_job_slurms_script_says_how_to_use_it():
+    run = launch("slurm", env={"PROGRAM": FSDP})
+    assert run.status and "sbatch dev/launch/slurm.sh" in run.err, run
