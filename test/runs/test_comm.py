@@ -39,7 +39,8 @@ def test_a_program_without_mpi_is_a_rank_alone(tmp_path):
     ("world-first", 1, "comm_free of the world before 'part.0'"), ("overlap-before", 3, "all-to-all of 3 x 1 fp32 overlap"),
     ("overlap", 3, "all-to-all of 3 x 1 fp32 overlap"), ("message-too-long", 2, "receive failed"),
     ("wait-twice", 2, "^rank [01]: error: world: operation #0 is waited for a second time"),
-    ("orders-differ", 3, r"has reached all-reduce #[01] of world \(2 fp32"), ("sizes-differ", 2, r"has reached all-reduce #0 of world \([23] fp32")])
+    ("orders-differ", 3, r"has reached all-reduce #[01] of world \(2 fp32"),
+    ("sizes-differ", 2, r"has reached all-reduce #0 of world \([23] fp32")])
 def test_a_mistake_is_an_error_that_names_it(name, ranks, pattern):
     strict = name in ("orders-differ", "sizes-differ")  # only strict mode sees these
     assert_refused(command(program("test/test_comm"), "die", name, ranks=ranks if ranks > 1 else None, strict=strict), pattern)

@@ -1,5 +1,6 @@
 """A folder given by --out has one writer. A second run waits for the first one to end, for ten seconds at most, and then says which run is
-writing there. A run that was killed, or ranks whose launcher was, are waited for in the same way."""
+writing there. Ranks whose launcher was killed are waited for in the same way. (test/unit/test_writer_lock.c: locks that another machine, an
+earlier boot or a kill has left.)"""
 import contextlib, os, re, signal, socket, subprocess, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -60,6 +61,12 @@ def kill(process):
     process.wait()
 
 
+def stop(pid):
+    """Returns when none of its threads runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: all(stat.read_text().rsplit(") ", 1)[1][0] == "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")))
+
+
 def await_end(pids):
     """Of ranks that have lost their mpirun."""
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
@@ -85,7 +92,7 @@ def test_another_run_waits_and_names_the_first_which_goes_on_saving(name, ranks,
     with first(tmp_path, name, ranks) as (folder, run, pids):
         who = rf"--out {folder}: the run of process {pids[0] if pids else run.pid} on {HOST} is writing there; wait until it has ended"
         with ThreadPoolExecutor() as threads: # a run that continues it, and a new one
-            if not ranks: os.kill(run.pid, signal.SIGSTOP) # it needs no time meanwhile
+            if not ranks: stop(run.pid) # it needs no time meanwhile
             others = [*threads.map(lambda more: second(folder, name, ranks, more), ["--resume", "--steps 5"])]
             if not ranks: os.kill(run.pid, signal.SIGCONT)
         for other in others: assert_waited(other, ranks, who)
@@ -104,7 +111,7 @@ def test_another_run_waits_and_names_the_first_which_goes_on_saving(name, ranks,
 
 def test_a_run_that_waits_takes_over_when_the_first_is_killed(tmp_path):
     with first(tmp_path, "single") as (folder, run, _):
-        os.kill(run.pid, signal.SIGSTOP) # so that it saves nothing in the meantime
+        stop(run.pid) # so that it saves nothing in the meantime
         step, line = newest(folder), words([[program("train_gpt2_single")], *options("single", None), "--resume --save-every 0"])
         with open(tmp_path / "second.log", "w+") as log:
             line += ["--steps", str(step + 100), "--out", str(folder)]
@@ -116,58 +123,18 @@ def test_a_run_that_waits_takes_over_when_the_first_is_killed(tmp_path):
         assert re.search(rf"^waiting .*process {run.pid} on {HOST}", said, re.M) and re.search(f"^start *step {step} of", said, re.M), said
 
 
-# ---- a lock that a kill has left ----
-@pytest.fixture
-def left(tmp_path):
-    """A folder as after a kill, and what the lock says."""
-    with first(tmp_path, "single") as (folder, run, _): pass
-    return folder, (folder / "writer.lock"), (folder / "writer.lock").read_text(), run.pid
-
-
-def test_the_lock_of_another_machine_counts_until_it_is_removed(left):
-    folder, lock, text, pid = left
-    lock.write_text(re.sub(r" on [^,]*, boot [^,]*", " on elsewhere, boot 01234567-89ab", text))
-    assert lock.read_text() != text
-    assert_waited(second(folder, "single", None, "--resume"), None,
-                  f"process {pid} on elsewhere is writing there; this machine cannot see .* remove {lock}")
-    assert "on elsewhere" in lock.read_text()
-    lock.unlink()
-    assert WAITS not in assert_continues(folder, "single").out
-
-
-@pytest.mark.parametrize("change", [
-    lambda text: re.sub("boot [^,]*", "boot 01234567-89ab", text), rest(lambda text: re.sub(" on [^,]*", " on container", text)),
-    rest(lambda text: text[:12])], ids=["before_the_reboot", "of_a_container_here", "torn"])
-def test_a_lock_without_a_living_run_does_not_count(left, change):
-    folder, lock, text, _ = left
-    assert change(text) != text
-    lock.write_text(change(text))
-    assert WAITS not in assert_continues(folder, "single").out
-
-
-def test_what_is_no_lock_is_an_error_and_an_error_leaves_no_lock(left):
-    folder, lock, *_ = left
-    assert_refused(second(folder, "single", None, "--steps 2"), "checkpoints of another run")
-    assert not lock.exists()
-    for make, remove, pattern in (os.mkdir, os.rmdir, "cannot be opened: Is a directory"), (os.mkfifo, os.unlink, "is not a file"):
-        make(lock)
-        assert_refused(second(folder, "single", None, "--resume"), f"writer.lock: {pattern}")
-        remove(lock)
-
-
-def test_a_run_that_saves_nothing_needs_no_lock(left):
+def test_a_run_that_saves_nothing_needs_no_lock(tmp_path):
     """Nothing can be made in the folder, but metrics.jsonl can be written."""
-    folder, lock, *_ = left
-    lock.unlink()
-    change = "chattr {}i" if os.getuid() == 0 else "chmod u{}w" # root writes to what only lacks the permission
-    if command("sh", "-c", [f"{change.format('+' if 'chattr' in change else '-')} {folder}"]).status != 0:
-        pytest.skip("this file system has no folder that root cannot write to")
+    with first(tmp_path, "single") as (folder, *_): pass
+    (folder / "writer.lock").unlink() # that of the run that was killed
+    no, yes = ("chattr +i", "chattr -i") if os.getuid() == 0 else ("chmod u-w", "chmod u+w") # root may write to what lacks the permission
+    if command(no, folder).status != 0: pytest.skip("this file system has no folder that root cannot write to")
     try:
         assert second(folder, "single", None, "--resume --steps", newest(folder)).status == 0
         more = second(folder, "single", None, "--resume --steps", newest(folder) + 1)
         assert_refused(more, "cannot be made: .*; make it writable or choose another --out")
     finally:
-        command("sh", "-c", [f"{change.format('-' if 'chattr' in change else '+')} {folder}"])
+        command(yes, folder)
 
 
 # ---- ranks ----
@@ -184,7 +151,7 @@ def test_after_mpirun_was_killed_the_next_run_continues(name, tmp_path):
 def test_a_rank_that_was_stopped_may_still_write_and_is_waited_for(tmp_path):
     """It ends when it wakes, because its mpirun was killed."""
     with first(tmp_path, "sharded", 4) as (folder, run, pids):
-        os.kill(pids[2], signal.SIGSTOP)
+        stop(pids[2])
         kill(run)
         for rank in 0, 1, 3:
             with contextlib.suppress(ProcessLookupError): os.kill(pids[rank], signal.SIGKILL)
