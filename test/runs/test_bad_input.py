@@ -40,18 +40,28 @@ def test_a_wrong_option_is_refused(options, patterns):
     assert_refused(run(options), *patterns)
 
 
+GOOD, CUT = Path(TOKENS).read_bytes(), (0, 1, 4, 12, 1023, 1024, 1025, 1026, 5000, 14491) # a header of 1024 bytes, then two bytes a token
+
+
 @pytest.mark.parametrize("option, name, data, patterns", [
     ("--tokenizer", "vocab.json", b"{ this is not a vocabulary", []), ("--data", "empty.txt", b"", ["empty"]),
     ("--data", "short.txt", b"too short", ["--seq-len"]), ("--data", "fifo", None, ["is a pipe, not a file"]),
     ("--data", "fifo.bin", None, ["is a pipe"]), ("--val-data", "fifo", None, ["is a pipe"]),
-    ("--tokenizer", "fifo.json", None, ["is a pipe"]),
-    *(("--data", "cut.bin", Path(TOKENS).read_bytes()[:length], ["tok"]) for length in (0, 4, 1023, 1026, 14491))],
-    ids=["no_json", "empty", "short", "pipe", "pipe_of_tokens", "pipe_to_evaluate", "pipe_as_tokenizer", 0, 4, 1023, 1026, 14491])
+    ("--tokenizer", "fifo.json", None, ["is a pipe"]), *(("--data", "cut.bin", GOOD[:length], ["tok"]) for length in CUT)],
+    ids=["no_json", "empty", "short", "pipe", "pipe_of_tokens", "pipe_to_evaluate", "pipe_as_tokenizer", *CUT])
 def test_a_file_of_another_kind_or_cut_is_refused_and_no_pipe_is_waited_for(option, name, data, patterns, tmp_path):
-    """test/unit/test_tokens.c and test_dataloader.c damage all fields of a file of tokens."""
     path = tmp_path / name
     os.mkfifo(path) if data is None else path.write_bytes(data)
     assert_refused(run(option, path), str(path), *patterns)
+
+
+@pytest.mark.parametrize("offset, value, size, patterns", [
+    (0, 20240521, 4, ["20240521", "20240520"]), (4, 2, 4, ["version 2", "version 1"]),
+    *((8, n, 4, [f"says {n} tokens", "6734"]) for n in (7000, 100, -1, 2**31 - 1)),
+    *((1024 + 2 * n, 999, 2, [f"token {n} is 999", "257"]) for n in (0, 3333, 6720))])
+def test_damaged_tokens_are_refused(offset, value, size, patterns, tmp_path):
+    (tmp_path / "tokens.bin").write_bytes(GOOD[:offset] + (value % 256**size).to_bytes(size, "little") + GOOD[offset + size:])
+    assert_refused(run("--steps 40 --data", tmp_path / "tokens.bin"), str(tmp_path / "tokens.bin"), *patterns)
 
 
 # ---- checkpoints ----
