@@ -68,9 +68,9 @@ PIPELINE = (f"--data {TOKENS} --val-data= --model d2 --layers 8 --heads 4 --chan
 
 
 @pytest.mark.parametrize("ranks, fault, stage, options", [ # stage: the rank's first
-    (4, "2:5/7:kill", 2, "1f1b"), (2, "1:3/4:hang", 1, "zb-h1"), rest(4, "0:1/0:kill", 0, "1f1b"), rest(4, "3:1/0:kill", 3, "zb-h1"),
+    (4, "2:5/7:kill", 2, "1f1b"), (4, "0:1/0:hang", 0, "1f1b"), rest(4, "0:1/0:kill", 0, "1f1b"), rest(4, "3:1/0:kill", 3, "zb-h1"),
     rest(4, "0:10/11:kill", 0, "gpipe"), rest(2, "0:6/10:kill", 0, "interleaved --chunks 4"),
-    rest(4, "2:7/4:kill", 0, "1f1b --pipeline-parallel 2"), rest(4, "0:1/0:hang", 0, "1f1b"), rest(4, "3:2/2:hang", 3, "interleaved"),
+    rest(4, "2:7/4:kill", 0, "1f1b --pipeline-parallel 2"), rest(2, "1:3/4:hang", 1, "zb-h1"), rest(4, "3:2/2:hang", 3, "interleaved"),
     rest(4, "1:3/5:hang", 1, "gpipe --pipeline-parallel 2")],
     ids=lambda x: re.sub(r"[^\w-]+", "_", x) if isinstance(x, str) else str(x))
 def test_a_stage_that_fails_is_named_with_its_micro_batch(ranks, fault, stage, options):

@@ -557,7 +557,7 @@ static void see_carried(__attribute__((unused)) void* self, const CommEvent* e) 
     Carried x = { e->started, bytes / (world.world->options.link * 1e9 / 8) };
     if (bytes == 0) return;
     check(num_carried < 4096, "too many operations");
-    check(e->issued <= e->started + 1e-9 && e->finished - e->started > x.needs - 1e-9, "%s of %zu was over after %.6f s: its bytes need %.6f s",
+    check(e->issued <= e->started + 1e-9 && e->finished - e->started > x.needs - 1e-9, "%s of %zu was over after %.6f s, not %.6f s",
           comm_kind_names[e->kind], e->n, e->finished - e->started, x.needs);
     carried[num_carried++] = x;
 }

@@ -1,4 +1,5 @@
-// test_control.c - ranks that watch one another: several processes, one of which is killed, stopped, hangs or fails.
+// test_control.c - ranks that watch one another: several processes, one of which dies, stops, hangs or fails. test/runs/test_faults.py has
+// whole runs of which a rank is killed, or is waited for along a pipeline.
 // No test depends on how fast a rank is. Deadlines pass when a test has seen that all ranks are where they stay (the referee).
 #include "../../llmc/watch/agree.h"
 #include "expect_death.h"
@@ -233,36 +234,35 @@ static void run_ahead(Control* c) { // of rank 0, which answers nothing
 }
 TEST(small_messages_arrive_in_order) { team(7, .work = run_ahead); }
 
-// self: the rank that decides. The answer has the length of the longest string; its bytes are the sums of the strings' bytes.
-static ControlBytes add_bytes(void* self, const ControlBytes* given, int size) {
+// What rank r gives: nothing; a few bytes, rank 0 none; as much as can be, all alike; not alike. Byte i is i % 7 * (r + 1).
+static size_t given_bytes(int round, int r) {
+    return round == 0 ? 0 : round < 20 ? (size_t)((2 * r + round - 1) % 20) : CONTROL_MAX_MESSAGE - (size_t)(r * (round - 20));
+}
+// The answer has the length of the longest string; its bytes are the sums of the strings' bytes.
+static ControlBytes add_bytes(void* of_rank_0, const ControlBytes* given, int size) {
     ControlBytes sum = { NULL, 0 };
-    ensure(*(int*)self == 0 && size == team->size);
+    ensure(*(int*)of_rank_0 == 0 && size == team->size);
     for (int r = 0; r < size; r++) sum.bytes = size_max(sum.bytes, given[r].bytes);
     sum.data = (char*)xcalloc(sum.bytes + 1, 1);
     for (int r = 0; r < size; r++) for (size_t i = 0; i < given[r].bytes; i++) sum.data[i] += given[r].data[i];
     return sum;
 }
-// What rank r gives: nothing; a few bytes, rank 0 none; as much as can be, all alike; not alike.
-static size_t given_bytes(int round, int r) {
-    return round == 0 ? 0 : round < 20 ? (size_t)((2 * r + round - 1) % 20) : CONTROL_MAX_MESSAGE - (size_t)(r * (round - 20));
-}
 static void decide_on_sums(Control* c) {
-    int rank = c->ranks.rank, N = c->ranks.size;
+    char* own = (char*)xcalloc(CONTROL_MAX_MESSAGE, 1);
+    for (size_t i = 0; i < CONTROL_MAX_MESSAGE; i++) own[i] = (char)((i % 7) * (size_t)(c->ranks.rank + 1));
     for (int round = 0; round < 23; round++) {
-        size_t n = given_bytes(round, rank), most = 0;
-        char* own = (char*)xcalloc(n + 1, 1);
-        for (size_t i = 0; i < n; i++) own[i] = (char)((i % 7) * (size_t)(rank + 1));
-        ControlBytes answer = control_decide(c, n ? own : NULL, n, add_bytes, &rank);
-        for (int r = 0; r < N; r++) most = size_max(most, given_bytes(round, r));
+        size_t n = given_bytes(round, c->ranks.rank), most = 0;
+        ControlBytes answer = control_decide(c, n ? own : NULL, n, add_bytes, &c->ranks.rank);
+        for (int r = 0; r < c->ranks.size; r++) most = size_max(most, given_bytes(round, r));
         ensure(answer.bytes == most && answer.data[most] == '\0');
         for (size_t i = 0; i < most; i++) {
             int members = 0;
-            for (int r = 0; r < N; r++) members += i < given_bytes(round, r) ? r + 1 : 0;
+            for (int r = 0; r < c->ranks.size; r++) members += i < given_bytes(round, r) ? r + 1 : 0;
             ensure(answer.data[i] == (char)((i % 7) * (size_t)members));
         }
         free(answer.data);
-        free(own);
     }
+    free(own);
 }
 TEST(all_ranks_get_the_answer_to_what_all_of_them_gave_however_long) {
     for (int size = 1; size <= 7; size += 3) team(size, .work = decide_on_sums);
@@ -370,24 +370,6 @@ static void issue_in_two_threads(Control* c) {
 TEST(any_thread_may_note_operations_while_the_watchdog_reads) { team(3, .work = issue_in_two_threads); }
 
 // ---- death ----
-
-// A rank does tasks as fast as it can, and dies in the last one: no heartbeat has told of that, nor of the step.
-static void be_killed(Control* c) {
-    char text[OP_TASK];
-    for (int i = 0; i <= 37; i++) {
-        snprintf(text, sizeof text, "F%d on stage %d", i, c->ranks.rank);
-        oplog_task(&c->log, text);
-    }
-    oplog_step(&c->log, 5);
-    raise(SIGKILL);
-}
-TEST(a_killed_rank_is_named_by_all_others_without_a_deadline_with_the_task_it_was_in) {
-    for (int r = 0; r < 3; r++) {
-        char said[128];
-        snprintf(said, sizeof said, "rank %d has died (its connection closed) during step 5; it was in F37 on stage %d", r, r);
-        team(4, .harm = be_killed, .harmed = r, .status = KILLED, .says = { said, "without --out there is no checkpoint" });
-    }
-}
 
 __attribute__((no_sanitize("undefined")))
 static void crash(Control* c) {
@@ -518,7 +500,8 @@ static void hang_0_and_3(Control* c) {
 TEST(ranks_that_hang_are_named_with_the_operation_they_have_not_reached) {
     team(4, .late = true, .harm = hang, .harmed = 2,
          .says = { "rank 2 has not reached all-reduce #2 of world (5000 fp32, step 3)", "has waited",
-                   "the last operation that rank 2 issued there is all-reduce #1 of world (1000 fp32, step 2)" });
+                   "the last operation that rank 2 issued there is all-reduce #1 of world (1000 fp32, step 2)",
+                   "; without --out there is no checkpoint" });
     team(4, .late = true, .work = hang_0_and_3,
          .says = { "ranks 0 and 3 have not reached broadcast #0 of world (5000 fp32, root 0, step 0)", "issued there is none" });
 }
@@ -578,26 +561,6 @@ TEST(a_message_waits_for_its_other_end_alone) {
                    "the last operation that rank 0 issued there is receive #4 from rank 1" });
 }
 
-// Rank 3 waits longest, for rank 2, which itself waits for rank 1.
-static void hang_in_a_pipeline(Control* c) {
-    int rank = c->ranks.rank;
-    for (int i = 0; i < 2 && rank > 0; i++) {
-        if (rank > 1) issue_and_finish(c, "receive", rank - 1);
-        if (rank < 3) issue_and_finish(c, "send", rank + 1);
-    }
-    oplog_task(&c->log, rank == 1 ? "F2 on stage 1" : "F0 on stage 2");
-    if (rank == 2) await_count(1), usleep(400000);
-    if (rank > 1) begin_wait(c, "world", "receive", 5000, rank - 1);
-    if (rank == 3) count();
-    while (rank > 1) pause();
-    hang(c);
-}
-TEST(a_wait_along_a_pipeline_is_the_fault_of_where_it_begins) {
-    team(4, .late = true, .work = hang_in_a_pipeline,
-         .says = { "rank 1 has not reached its side of receive #2 from rank 1 of world (5000 fp32, step 0, F0 on stage 2), for which"
-                   " rank 2", "and it is in F2 on stage 1" });
-}
-
 // Rank 1 has left out a receive and waits for what comes later, rank 0 for the receive. `patient` has waited longer.
 static int patient;
 static void leave_out_a_receive(Control* c) {
@@ -612,19 +575,6 @@ TEST(a_message_that_was_left_out_is_named_and_not_what_others_wait_for) {
         for (patient = 0; patient < 2; patient++)
             team(size, .late = true, .work = leave_out_a_receive,
                  .says = { "rank 1 has not reached its side of send #0 to rank 1 of world (5000 fp32, step 0), for which rank 0" });
-}
-
-static void hang_in_a_group(Control* c) {
-    int rank = c->ranks.rank;
-    char name[24];
-    snprintf(name, sizeof name, "shard.%d", rank % 2);
-    oplog_join(&c->log, name);
-    if (rank == 1) wait_forever(c, name, "all-gather", 100, -1);
-    hang(c);
-}
-TEST(only_members_of_a_communicator_are_missed_there) {
-    team(4, .late = true, .work = hang_in_a_group,
-         .says = { "error: rank 3 has not reached all-gather #0 of shard.1 (100 fp32, step 0), for which rank 1 has waited" });
 }
 
 static void hang_in_a_comparison(Control* c) {

@@ -165,18 +165,6 @@ TEST(faults_are_parsed) {
     }
 }
 
-static void check_fault(const char* text, int micro_batches) {
-    Fault f = fault_parse(text, 4);
-    fault_check_micro(&f, micro_batches);
-}
-TEST(a_fault_at_a_micro_batch_that_never_comes_is_refused) {
-    expect_error(check_fault("1:5/3:kill", 0), "--fault 1:5/3: only a pipeline, as in train_gpt2_pp, has a fault at a micro-batch; leave");
-    expect_error(check_fault("1:5/3:kill", 3), "--fault 1:5/3: there is no micro-batch 3; a step has 3, counted from 0");
-    check_fault("1:5/3:kill", 4);
-    check_fault("1:5:kill", 0);
-    check_fault("", 0);
-}
-
 TEST(bad_faults_are_refused) {
     static const char wants[] = "--fault wants RANK:STEP:kill|hang|skip|bitflip|slow";
     static const char* const cases[][2] = {
