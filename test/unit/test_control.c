@@ -1,5 +1,5 @@
 // test_control.c - ranks that watch one another: several processes, one of which dies, stops, hangs or fails. test/runs/test_faults.py has
-// whole runs of which a rank is killed, or is waited for along a pipeline.
+// whole runs of which a rank is killed.
 // No test depends on how fast a rank is. Deadlines pass when a test has seen that all ranks are where they stay (the referee).
 #include "../../llmc/watch/agree.h"
 #include "expect_death.h"
@@ -561,6 +561,26 @@ TEST(a_message_waits_for_its_other_end_alone) {
                    "the last operation that rank 0 issued there is receive #4 from rank 1" });
 }
 
+// Rank 3 waits longest, for rank 2, which itself waits for rank 1.
+static void hang_in_a_pipeline(Control* c) {
+    int rank = c->ranks.rank;
+    for (int i = 0; i < 2 && rank > 0; i++) {
+        if (rank > 1) issue_and_finish(c, "receive", rank - 1);
+        if (rank < 3) issue_and_finish(c, "send", rank + 1);
+    }
+    oplog_task(&c->log, rank == 1 ? "F2 on stage 1" : "F0 on stage 2");
+    if (rank == 2) await_count(1), usleep(400000);
+    if (rank > 1) begin_wait(c, "world", "receive", 5000, rank - 1);
+    if (rank == 3) count();
+    while (rank > 1) pause();
+    hang(c);
+}
+TEST(a_wait_along_a_pipeline_is_the_fault_of_where_it_begins) {
+    team(4, .late = true, .work = hang_in_a_pipeline,
+         .says = { "rank 1 has not reached its side of receive #2 from rank 1 of world (5000 fp32, step 0, F0 on stage 2), for which"
+                   " rank 2", "and it is in F2 on stage 1" });
+}
+
 // Rank 1 has left out a receive and waits for what comes later, rank 0 for the receive. `patient` has waited longer.
 static int patient;
 static void leave_out_a_receive(Control* c) {
@@ -575,6 +595,19 @@ TEST(a_message_that_was_left_out_is_named_and_not_what_others_wait_for) {
         for (patient = 0; patient < 2; patient++)
             team(size, .late = true, .work = leave_out_a_receive,
                  .says = { "rank 1 has not reached its side of send #0 to rank 1 of world (5000 fp32, step 0), for which rank 0" });
+}
+
+static void hang_in_a_group(Control* c) {
+    int rank = c->ranks.rank;
+    char name[24];
+    snprintf(name, sizeof name, "shard.%d", rank % 2);
+    oplog_join(&c->log, name);
+    if (rank == 1) wait_forever(c, name, "all-gather", 100, -1);
+    hang(c);
+}
+TEST(only_members_of_a_communicator_are_missed_there) {
+    team(4, .late = true, .work = hang_in_a_group,
+         .says = { "error: rank 3 has not reached all-gather #0 of shard.1 (100 fp32, step 0), for which rank 1 has waited" });
 }
 
 static void hang_in_a_comparison(Control* c) {
