@@ -31,21 +31,19 @@ def test_a_program_without_mpi_is_a_rank_alone(tmp_path):
 
 
 @pytest.mark.parametrize("name, ranks, pattern", [
-    ("wait-twice", 1, "operation #0 is waited for a second time"), ("wait-unknown", 1, "operation #0, but only 0 were issued"),
-    ("never-waited", 1, "all-reduce, operation #0, was never waited for"), ("too-many", 1, "1024 operations are under way"),
-    ("send-to-itself", 1, "send of rank 0 cannot name rank 0 of 1"), ("send-unconnected", 1, "part.0: call comm_connect before"),
-    ("connect-twice", 1, "world: comm_connect was called twice"), ("no-such-root", 1, "broadcast of rank 0 cannot name rank 1 of 1"),
-    ("sum-of-bytes", 1, "reduce-scatter of bytes"), ("overlap", 1, "the two buffers of an all-to-all of 1 x 1 fp32 overlap"),
+    ("wait-unknown", 1, "operation #0, but only 0 were issued"), ("never-waited", 1, "all-reduce, operation #0, was never waited for"),
+    ("too-many", 1, "1024 operations are under way"), ("send-to-itself", 1, "send of rank 0 cannot name rank 0 of 1"),
+    ("send-unconnected", 1, "part.0: call comm_connect before"), ("connect-twice", 1, "world: comm_connect was called twice"),
+    ("no-such-root", 1, "broadcast of rank 0 cannot name rank 1 of 1"), ("sum-of-bytes", 1, "reduce-scatter of bytes"),
     ("split-in-flight", 1, "wait for the operations under way first"), ("split-twice", 1, "there is a communicator 'part.0' already"),
-    ("world-first", 1, "comm_free of the world before 'part.0'"), ("split-twice", 2, "there is a communicator 'part.0' already"),
-    ("overlap-before", 3, "all-to-all of 3 x 1 fp32 overlap"), ("overlap", 3, "all-to-all of 3 x 1 fp32 overlap"),
-    ("wait-twice", 2, "^rank [01]: error: world: operation #0 is waited for a second time"), ("message-too-long", 2, "receive failed"),
-    ("orders-differ", 3, r"has reached all-reduce #[01] of world \(2 fp32"), ("hang", 3, "rank 2 has not reached all-reduce #1"),
+    ("world-first", 1, "comm_free of the world before 'part.0'"), ("overlap-before", 3, "all-to-all of 3 x 1 fp32 overlap"),
+    ("overlap", 3, "all-to-all of 3 x 1 fp32 overlap"), ("message-too-long", 2, "receive failed"),
+    ("wait-twice", 2, "^rank [01]: error: world: operation #0 is waited for a second time"),
+    ("orders-differ", 3, r"has reached all-reduce #[01] of world \(2 fp32"),
     ("sizes-differ", 2, r"has reached all-reduce #0 of world \([23] fp32")])
 def test_a_mistake_is_an_error_that_names_it(name, ranks, pattern):
     strict = name in ("orders-differ", "sizes-differ")  # only strict mode sees these
-    timeout = "--comm-timeout 10" if strict or name == "hang" else ""
-    assert_refused(command(program("test/test_comm"), timeout, "die", name, ranks=ranks if ranks > 1 else None, strict=strict), pattern)
+    assert_refused(command(program("test/test_comm"), "die", name, ranks=ranks if ranks > 1 else None, strict=strict), pattern)
 
 
 @pytest.mark.parametrize("options, env, pattern", [

@@ -7,7 +7,7 @@ from suite import (TOKENS, assert_refused, assert_refused_by_all, assert_same, c
 LONG = 10
 SMALL = (f"--eps 1e-5 --data {TOKENS} --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --total-batch-size 512 --lr 3e-3 "
          "--warmup-steps 5 --eval-every 0 --sample-every 0 --steps 20 --batch-size 8")
-DEADLINE = "--comm-timeout 15" # a rank that is only slow must not be named
+DEADLINE = "--comm-timeout 5" # a rank that is only slow must not be named: with 12 processes a core half a second was enough
 
 
 def assert_named(run, ranks, pattern, dead=None):
@@ -20,9 +20,8 @@ def assert_named(run, ranks, pattern, dead=None):
 
 @pytest.mark.parametrize("fault, options, pattern, dead", [
     ("2:7:kill", "", "rank 2 has died.* during step 7", 2), ("2:7:hang", DEADLINE, "rank 2 has not reached all-reduce #.*step 7", None),
-    rest("0:7:hang", DEADLINE, "rank 0 has not reached", None),
     ("1:7:bitflip", "--check-every 5", "after step 10 the parameters of unit 0 differ between rank 0 and rank 1", None)],
-    ids=["killed", "hangs", "0_hangs", "bit_flips"])
+    ids=["killed", "hangs", "bit_flips"])
 def test_a_rank_that_fails_is_named_by_all(fault, options, pattern, dead):
     assert_named(train("ddp", SMALL, "--save-every 5", options, "--fault", fault, ranks=4), 4, pattern, dead)
 
@@ -46,30 +45,20 @@ def test_build_ranks_finds_the_rank_that_left_out_an_operation():
     assert run.status not in (0, "no end") and "rank 2" in ranks_tool(run.folder).out, run
 
 
-def operations(folder, rank, last, run="a"):
-    """The file of a rank whose last operation has this number."""
-    ops = [f"op {k} world all-reduce 100 fp32 - 2 finished 0.1 0.2 0.3\n" for k in range(last + 1)]
-    (folder / f"ops_rank_{rank:04}.txt").write_text(f"shard.c operations 1\nrun {run} rank {rank} of 3 step 2 operations {last + 1}\n"
-                                                    f"channel world collective - {last + 1} {last + 1}\n{''.join(ops)}end\n")
-
-
-@pytest.mark.parametrize("middle, status, pattern", [
-    ({"last": 7}, 0, "world: the same on all: 8 operations"),
-    ({"last": 5}, 2, r"world: rank 1 never issued all-reduce #6 of world \(100 fp32, step 2\)"),
-    ({"last": 7, "run": "another"}, 1, "error: .*are of different runs"), (None, 0, "no file of rank 1 of 3")],
-    ids=["agree", "stopped", "of_other_runs", "missing"])
-def test_build_ranks_compares_the_ranks_files(middle, status, pattern, tmp_path):
-    for rank in 0, 2: operations(tmp_path, rank, 7)
-    if middle: operations(tmp_path, 1, **middle)
+def test_build_ranks_says_what_its_files_say(tmp_path):
+    """test/unit/test_rank_files.c compares and refuses many more."""
+    for rank in 0, 1, 2:
+        last = 5 if rank == 1 else 7
+        ops = [f"op {k} world all-reduce 100 fp32 - 2 finished 0.1 0.2 0.3\n" for k in range(last + 1)]
+        (tmp_path / f"ops_rank_{rank:04}.txt").write_text(f"shard.c operations 1\nrun a rank {rank} of 3 step 2 operations {last + 1}\n"
+                                                          f"channel world collective - {last + 1} {last + 1}\n{''.join(ops)}end\n")
     said = ranks_tool(tmp_path)
-    assert said.status == status and re.search(pattern, said.said), said
-
-
-def test_build_ranks_refuses_a_damaged_file_and_none(tmp_path):
-    assert ranks_tool(tmp_path).status != 0
-    operations(tmp_path, 1, 7)
-    with open(tmp_path / "ops_rank_0001.txt", "a") as file: file.write("more\n")
-    assert_refused(ranks_tool(tmp_path), "ops_rank_0001.txt:13: .*damaged")
+    assert said.status == 2 and re.search(r"rank 1 never issued all-reduce #6 of world \(100 fp32, step 2\)", said.out), said
+    (tmp_path / "ops_rank_0001.txt").unlink()
+    said = ranks_tool(tmp_path)
+    assert said.status == 0 and "world: the same on all: 8 operations" in said.out and "no file of rank 1 of 3" in said.said, said
+    (tmp_path / "ops_rank_0001.txt").write_text("more\n")
+    assert_refused(ranks_tool(tmp_path), "ops_rank_0001.txt:")
 
 
 # ---- pipelines. Actions are a fraction of a millisecond, so a heartbeat that tells where a rank is comes much too late. ----
@@ -79,12 +68,10 @@ PIPELINE = (f"--data {TOKENS} --val-data= --model d2 --layers 8 --heads 4 --chan
 
 
 @pytest.mark.parametrize("ranks, fault, stage, options", [ # stage: the rank's first
-    (4, "2:5/7:kill", 2, "1f1b"), (2, "1:3/4:hang", 1, "zb-h1"), rest(4, "0:1/0:kill", 0, "1f1b"), rest(4, "3:1/0:kill", 3, "zb-h1"),
-    rest(4, "0:10/11:kill", 0, "gpipe"), rest(4, "3:10/11:kill", 3, "1f1b"), rest(4, "1:3/5:kill", 1, "interleaved"),
-    rest(2, "0:6/10:kill", 0, "interleaved --chunks 4"), rest(2, "1:2/3:kill", 1, "zb-h1 --recompute block"),
-    rest(4, "2:7/4:kill", 0, "1f1b --pipeline-parallel 2"), rest(4, "3:4/5:kill", 1, "zb-h1 --pipeline-parallel 2"),
-    rest(4, "0:1/0:hang", 0, "1f1b"), rest(4, "3:3/11:hang", 3, "1f1b"), rest(4, "1:5/8:hang", 1, "gpipe"),
-    rest(4, "3:2/2:hang", 3, "interleaved"), rest(4, "1:3/2:hang", 1, "1f1b --pipeline-parallel 2")],
+    (4, "2:5/7:kill", 2, "1f1b"), (4, "0:1/0:hang", 0, "1f1b"), rest(4, "0:1/0:kill", 0, "1f1b"), rest(4, "3:1/0:kill", 3, "zb-h1"),
+    rest(4, "0:10/11:kill", 0, "gpipe"), rest(2, "0:6/10:kill", 0, "interleaved --chunks 4"),
+    rest(4, "2:7/4:kill", 0, "1f1b --pipeline-parallel 2"), rest(2, "1:3/4:hang", 1, "zb-h1"), rest(4, "3:2/2:hang", 3, "interleaved"),
+    rest(4, "1:3/5:hang", 1, "gpipe --pipeline-parallel 2")],
     ids=lambda x: re.sub(r"[^\w-]+", "_", x) if isinstance(x, str) else str(x))
 def test_a_stage_that_fails_is_named_with_its_micro_batch(ranks, fault, stage, options):
     rank, step, micro, kind = re.split("[:/]", fault)

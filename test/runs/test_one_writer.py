@@ -1,6 +1,7 @@
 """A folder given by --out has one writer. A second run waits for the first one to end, for ten seconds at most, and then says which run is
-writing there. A run that was killed, or ranks whose launcher was, are waited for in the same way."""
-import contextlib, os, re, signal, socket, subprocess, time
+writing there. A run on another machine, and ranks whose launcher was killed, are waited for in the same way. (test/unit/test_writer_lock.c:
+ranks that come and go, and locks that an earlier boot or a kill has left.)"""
+import contextlib, os, re, shutil, signal, socket, subprocess, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import pytest
@@ -60,6 +61,12 @@ def kill(process):
     process.wait()
 
 
+def stop(pid):
+    """Returns when none of its threads runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: all(stat.read_text().rsplit(") ", 1)[1][0] == "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")))
+
+
 def await_end(pids):
     """Of ranks that have lost their mpirun."""
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
@@ -71,6 +78,10 @@ def assert_waited(run, ranks, who):
     assert f"{WAITS} 10 s: --out {run.folder}: " in run.out, run
 
 
+def whose(folder, pid):
+    return f"--out {folder}: the run of process {pid} on {HOST} is writing there"
+
+
 def assert_continues(folder, name, ranks=None):
     """A run continues from the newest checkpoint, and leaves nothing else there."""
     steps = newest(folder) + 100
@@ -80,31 +91,45 @@ def assert_continues(folder, name, ranks=None):
     return run
 
 
-@pytest.mark.parametrize("name, ranks", [("single", None), rest("zero3", 4)], ids=["alone", "4_ranks"])
-def test_another_run_waits_and_names_the_first_which_goes_on_saving(name, ranks, tmp_path):
-    with first(tmp_path, name, ranks) as (folder, run, pids):
-        who = rf"--out {folder}: the run of process {pids[0] if pids else run.pid} on {HOST} is writing there; wait until it has ended"
-        with ThreadPoolExecutor() as threads: # a run that continues it, and a new one
-            if not ranks: os.kill(run.pid, signal.SIGSTOP) # it needs no time meanwhile
-            others = [*threads.map(lambda more: second(folder, name, ranks, more), ["--resume", "--steps 5"])]
-            if not ranks: os.kill(run.pid, signal.SIGCONT)
-        for other in others: assert_waited(other, ranks, who)
+def test_other_runs_wait_and_name_the_first_which_goes_on_saving_or_another_machines(tmp_path):
+    """All wait at the same time. A copy of the folder has the lock of another machine, which counts until it is removed."""
+    with first(tmp_path, "single") as (folder, run, _):
+        stop(run.pid) # it needs no time meanwhile
+        elsewhere = shutil.copytree(folder, tmp_path / "elsewhere")
+        lock, text = elsewhere / "writer.lock", (folder / "writer.lock").read_text()
+        lock.write_text(re.sub(r" on [^,]*, boot [^,]*", " on elsewhere, boot 01234567-89ab", text))
+        with ThreadPoolExecutor() as threads:
+            resumed, new, there = threads.map(lambda args: second(args[0], "single", None, args[1]),
+                                              [(folder, "--resume"), (folder, "--steps 5"), (elsewhere, "--resume")])
+        os.kill(run.pid, signal.SIGCONT)
+        for other in resumed, new: assert_waited(other, None, f"{whose(folder, run.pid)}; wait until it has ended")
+        assert_waited(there, None, f"process {run.pid} on elsewhere is writing there; this machine cannot see .* remove {lock}")
+        assert "on elsewhere" in lock.read_text() != text
         step = newest(folder)
         until(lambda: newest(folder) > step)
-        assert run.poll() is None
-        assert not re.search("error:|warning:", (tmp_path / "first.log").read_text())
+        assert run.poll() is None and not re.search("error:|warning:", (tmp_path / "first.log").read_text())
+    lock.unlink()
+    for left in folder, elsewhere: assert WAITS not in assert_continues(left, "single").out
+
+
+@pytest.mark.rest
+def test_other_ranks_wait_and_each_names_the_first_which_goes_on_to_the_bit(tmp_path):
+    with first(tmp_path, "zero3", 4) as (folder, run, pids):
+        assert_waited(second(folder, "zero3", 4, "--resume"), 4, f"{whose(folder, pids[0])}; wait until it has ended")
+        step = newest(folder)
+        until(lambda: newest(folder) > step)
+        assert run.poll() is None and not re.search("error:|warning:", (tmp_path / "first.log").read_text())
         kill(run)
         await_end(pids)
-        more = assert_continues(folder, name, ranks)
-        assert WAITS not in more.out
-        log = (tmp_path / "first.log").read_text() # of ranks that lived on
-        assert not re.search("cannot be|is not there", log), log
-        if ranks: assert_same(trained(STAGES[name][0], *options(name, ranks), "--save-every 0 --steps", newest(folder), ranks=ranks), more)
+        more = assert_continues(folder, "zero3", 4)
+    assert WAITS not in more.out
+    assert not re.search("cannot be|is not there", (tmp_path / "first.log").read_text()) # said by ranks that lived on
+    assert_same(trained("zero", *options("zero3", 4), "--save-every 0 --steps", newest(folder), ranks=4), more)
 
 
 def test_a_run_that_waits_takes_over_when_the_first_is_killed(tmp_path):
     with first(tmp_path, "single") as (folder, run, _):
-        os.kill(run.pid, signal.SIGSTOP) # so that it saves nothing in the meantime
+        stop(run.pid) # so that it saves nothing in the meantime
         step, line = newest(folder), words([[program("train_gpt2_single")], *options("single", None), "--resume --save-every 0"])
         with open(tmp_path / "second.log", "w+") as log:
             line += ["--steps", str(step + 100), "--out", str(folder)]
@@ -116,37 +141,9 @@ def test_a_run_that_waits_takes_over_when_the_first_is_killed(tmp_path):
         assert re.search(rf"^waiting .*process {run.pid} on {HOST}", said, re.M) and re.search(f"^start *step {step} of", said, re.M), said
 
 
-# ---- a lock that a kill has left ----
-@pytest.fixture
-def left(tmp_path):
-    """A folder as after a kill, and what the lock says."""
-    with first(tmp_path, "single") as (folder, run, _): pass
-    return folder, (folder / "writer.lock"), (folder / "writer.lock").read_text(), run.pid
-
-
-def test_the_lock_of_another_machine_counts_until_it_is_removed(left):
-    folder, lock, text, pid = left
-    lock.write_text(re.sub(r" on [^,]*, boot [^,]*", " on elsewhere, boot 01234567-89ab", text))
-    assert lock.read_text() != text
-    assert_waited(second(folder, "single", None, "--resume"), None,
-                  f"process {pid} on elsewhere is writing there; this machine cannot see .* remove {lock}")
-    assert "on elsewhere" in lock.read_text()
-    lock.unlink()
-    assert WAITS not in assert_continues(folder, "single").out
-
-
-@pytest.mark.parametrize("change", [
-    lambda text: re.sub("boot [^,]*", "boot 01234567-89ab", text), rest(lambda text: re.sub(" on [^,]*", " on container", text)),
-    rest(lambda text: text[:12])], ids=["before_the_reboot", "of_a_container_here", "torn"])
-def test_a_lock_without_a_living_run_does_not_count(left, change):
-    folder, lock, text, _ = left
-    assert change(text) != text
-    lock.write_text(change(text))
-    assert WAITS not in assert_continues(folder, "single").out
-
-
-def test_what_is_no_lock_is_an_error_and_an_error_leaves_no_lock(left):
-    folder, lock, *_ = left
+def test_what_is_no_lock_is_an_error_and_an_error_leaves_no_lock(tmp_path):
+    with first(tmp_path, "single") as (folder, *_): pass
+    lock = folder / "writer.lock" # which the kill has left
     assert_refused(second(folder, "single", None, "--steps 2"), "checkpoints of another run")
     assert not lock.exists()
     for make, remove, pattern in (os.mkdir, os.rmdir, "cannot be opened: Is a directory"), (os.mkfifo, os.unlink, "is not a file"):
@@ -155,19 +152,18 @@ def test_what_is_no_lock_is_an_error_and_an_error_leaves_no_lock(left):
         remove(lock)
 
 
-def test_a_run_that_saves_nothing_needs_no_lock(left):
+def test_a_run_that_saves_nothing_needs_no_lock(tmp_path):
     """Nothing can be made in the folder, but metrics.jsonl can be written."""
-    folder, lock, *_ = left
-    lock.unlink()
-    change = "chattr {}i" if os.getuid() == 0 else "chmod u{}w" # root writes to what only lacks the permission
-    if command("sh", "-c", [f"{change.format('+' if 'chattr' in change else '-')} {folder}"]).status != 0:
-        pytest.skip("this file system has no folder that root cannot write to")
+    with first(tmp_path, "single") as (folder, *_): pass
+    (folder / "writer.lock").unlink()
+    no, yes = ("chattr +i", "chattr -i") if os.getuid() == 0 else ("chmod u-w", "chmod u+w") # root may write to what lacks the permission
+    if command(no, folder).status != 0: pytest.skip("this file system has no folder that root cannot write to")
     try:
         assert second(folder, "single", None, "--resume --steps", newest(folder)).status == 0
         more = second(folder, "single", None, "--resume --steps", newest(folder) + 1)
         assert_refused(more, "cannot be made: .*; make it writable or choose another --out")
     finally:
-        command("sh", "-c", [f"{change.format('-' if 'chattr' in change else '+')} {folder}"])
+        command(yes, folder)
 
 
 # ---- ranks ----
@@ -184,7 +180,7 @@ def test_after_mpirun_was_killed_the_next_run_continues(name, tmp_path):
 def test_a_rank_that_was_stopped_may_still_write_and_is_waited_for(tmp_path):
     """It ends when it wakes, because its mpirun was killed."""
     with first(tmp_path, "sharded", 4) as (folder, run, pids):
-        os.kill(pids[2], signal.SIGSTOP)
+        stop(pids[2])
         kill(run)
         for rank in 0, 1, 3:
             with contextlib.suppress(ProcessLookupError): os.kill(pids[rank], signal.SIGKILL)

@@ -98,11 +98,3 @@ def test_no_sanitizer_finds_anything_where_a_checkpoint_is_damaged(stage, option
     assert command(line, "--steps 2", ranks=3).status == 0
     flip(max(tmp_path.glob("step_*/optimizer*.safetensors")), 0.9)
     assert_refused(clean(command(line, "--steps 3 --resume", ranks=3)), "do not match their checksum")
-
-
-@pytest.mark.rest
-def test_a_leak_of_a_rank_is_found(tmp_path):
-    (tmp_path / "leak.c").write_text("#include <stdlib.h>\nvoid* volatile p;\nint main(void) { p = malloc(3); p = 0; return 0; }\n")
-    assert command("cc -fsanitize=address", tmp_path / "leak.c", "-o", tmp_path / "leak").status == 0
-    run = command([tmp_path / "leak"], ranks=1, env=LEAKS)
-    assert run.status != 0 and "LeakSanitizer" in run.said, run

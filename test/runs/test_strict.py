@@ -28,21 +28,15 @@ ROWS = """
     hybrid 4 fsdp --sharding hybrid --shard-group 2 --cpu-offload --wrap-blocks 2
     parts 2 tp
     parts 2 tp --no-overlap
-    parts 2 tp --recompute block
     rows 4 tp --tensor-parallel 2 --sequence-parallel
-    rows 4 tp --tensor-parallel 2 --sequence-parallel --no-overlap
     rows 4 tp --tensor-parallel 2 --sequence-parallel --keep-gathered --recompute block
     stages 2 pp
     stages 2 pp --schedule gpipe --recompute block
-    stages 2 pp --schedule zb-h1
     copies 4 3d --mesh dp=2,pp=2 --zero-stage 1
     copies 4 pp --pipeline-parallel 2 --bucket-mb 0.01
-    copies 4 pp --pipeline-parallel 2 --schedule zb-h1 --ddp naive
     mesh 4 3d --mesh tp=2,pp=2
     mesh 4 3d --mesh tp=2,pp=2 --schedule gpipe --recompute block
-    mesh 4 3d --mesh tp=2,pp=2 --schedule zb-h1 --no-overlap
     spread 4 3d --mesh dp=2,tp=2 --zero-stage 1 --sequence-parallel
-    spread 4 3d --mesh dp=2,tp=2 --sequence-parallel
     spread 4 3d --mesh dp=2,tp=2 --sequence-parallel --zero-stage 1 --keep-gathered --recompute block
     bits 3 compress --compress int8 --error-feedback
     signs 2 compress --compress sign --error-feedback
