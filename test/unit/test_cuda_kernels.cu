@@ -249,28 +249,71 @@ TEST(attention_survives_scores_that_exp_alone_would_overflow) {
 }
 
 // ---- classifier ----
-static void check_classifier(int N, int V, int Vp) {
+static Both<floatX> columns_of(const Both<floatX>& logits, int N, int Vp, TokenRange range) {
+    size_t width = (size_t)range.count;
+    return made_both(N * width, [&](size_t i) { return number(logits.start[i / width * Vp + range.first + i % width]); });
+}
+// The maximum and the target's logit are copies; the sum has its own roundings.
+static void expect_stats(const Both<float>& stats) {
+    std::vector<float> got = result_of(stats);
+    for (size_t i = 0; i < stats.n; i++) {
+        double want = number(stats.cpu[i]), tolerance = i % 3 == 1 ? 64 * F32_ROUNDING * want : 0;
+        expect(fabs(number(got[i]) - want) <= tolerance, "number %zu of row %zu is %.9g, not %.9g", i % 3, i / 3, got[i], want);
+    }
+}
+// apart: how much larger the logits of each part are than those of the part before.
+static void check_classifier(int N, int V, int Vp, int parts, float apart) {
     start(1, N, 1, 1, Vp);
-    Both<floatX> logits = random_both((size_t)N * Vp, 0, 3);
-    std::vector<int> random = random_tokens(N, V).start;
-    Both<int> targets = made_both<int>(N, [&](int i) { return N > 2 && i == 1 ? -1 : N > 2 && i == 2 ? V - 1 : random[i]; });
-    Both<float> losses = unset_both<float>(N);
+    std::vector<floatX> random = random_both((size_t)N * Vp, 0, 3).start;
+    Both<floatX> logits = made_both(random.size(), [&](size_t i) {
+        return i % Vp < (size_t)V ? to_float(random[i]) + apart * (float)(i % Vp / (Vp / parts)) : NAN;
+    });
+    std::vector<int> edges = tokens_at_edges(N, V, Vp, parts).start;
+    Both<int> targets = made_both<int>(N, [&](int i) { return i == 2 ? -1 : i == N - 1 ? V - 1 : edges[i]; });
+    Both<float> losses = unset_both<float>(N), again = unset_both<float>(N);
     NEAR(32, classifier_forward, losses, logits, targets, N, V, Vp);
     expect_bits("logits that only the loss was asked of", result_of(logits), logits.start);
     NEAR(32, classifier_forward_backward, losses, logits, targets, 0.125f, N, V, Vp);
-    std::vector<floatX> in_shared = result_of(logits);
+    std::vector<float> of_whole = result_of(losses);
+    std::vector<floatX> dlogits = result_of(logits);
     begin_again(logits);
     cuda_layers.shared_bytes = 0;
     classifier_forward_backward(losses.gpu, logits.gpu, targets.gpu, 0.125f, N, V, Vp);
-    expect_bits("dlogits of a row that does not fit in shared memory", result_of(logits), in_shared);
+    expect_bits("dlogits of a row that does not fit in shared memory", result_of(logits), dlogits);
+
+    std::vector<Both<floatX>> part;
+    std::vector<float> gathered;
+    for (int q = 0; q < parts; q++) {
+        TokenRange range = token_range(Vp, parts, q);
+        part.push_back(columns_of(logits, N, Vp, range));
+        Both<float> stats = unset_both<float>(3 * (size_t)N);
+        BOTH(classifier_part_stats, stats, part[q], targets, range, N, V);
+        expect_stats(stats);
+        expect_bits("logits that only numbers were made of", result_of(part[q]), part[q].start);
+        for (float x : result_of(stats)) gathered.push_back(x);
+    }
+    Both<float> all = both_of(gathered);
+    NEAR(32, classifier_part_forward, losses, all, targets, parts, N);
+    for (int q = 0; q < parts; q++) {
+        NEAR(32, classifier_part_forward_backward, again, part[q], all, targets, 0.125f, token_range(Vp, parts, q), parts, N, V);
+        expect_bits("losses beside gradients", result_of(again), result_of(losses));
+    }
+    if (parts > 1 || unaligned_array >= 0) return; // there the whole may be read in other pieces than its part
+    expect_bits("losses of one part", result_of(losses), of_whole);
+    expect_bits("dlogits of one part", result_of(part[0]), dlogits);
 }
-TEST(classifier_is_cross_entropy_over_the_vocabulary_without_its_padding) {
-    check_classifier(3, 50, 64);
-    check_classifier(1, 1, 1);
-    check_classifier(4, 129, 130);
-    check_classifier(3, 5, 128);
-    check_classifier(3, 257, 384);
-    check_classifier(3, 9001, 9088); // more than a block takes at once
+TEST(classifier_in_parts_is_the_whole_one_which_leaves_out_the_padding) {
+    check_classifier(1, 1, 1, 1, 0);
+    check_classifier(5, 50, 64, 1, 0);
+    check_classifier(4, 129, 130, 1, 0);
+    check_classifier(3, 5, 128, 1, 0);
+    check_classifier(5, 9001, 9088, 1, 0); // more than a block takes at once
+    check_classifier(5, 50, 64, 2, 100);   // exponentials that would overflow beside the other maximum
+    check_classifier(9, 257, 384, 3, 0);   // a part of one token
+    check_classifier(9, 257, 384, 4, -30); // a part of padding
+    check_classifier(4, 5, 28, 4, 0);      // parts of 7: not whole pieces
+    check_classifier(1, 1, 4, 4, 0);
+    if (!quick) check_classifier(300, 6, 8, 2, 0); // more rows than a block takes
 }
 // A row around a limit of shared memory: what every kernel may have, what this GPU gives a block, and what is left of either beside
 // the static memory of the kernel. From small to large, because what a kernel was once allowed it keeps.
@@ -295,60 +338,6 @@ TEST(classifier_at_the_limits_of_shared_memory) {
     check_classifier_around((48 << 10) - of_warps, 48 << 10); // a GPU that gives no block more
 }
 
-// ---- the classifier in parts ----
-static Both<floatX> columns_of(const Both<floatX>& logits, int N, int Vp, TokenRange range) {
-    size_t width = (size_t)range.count;
-    return made_both(N * width, [&](size_t i) { return number(logits.start[i / width * Vp + range.first + i % width]); });
-}
-// The maximum and the target's logit are copies; the sum has its own roundings.
-static void expect_stats(const Both<float>& stats) {
-    std::vector<float> got = result_of(stats);
-    for (size_t i = 0; i < stats.n; i++) {
-        double want = number(stats.cpu[i]), tolerance = i % 3 == 1 ? 64 * F32_ROUNDING * want : 0;
-        expect(fabs(number(got[i]) - want) <= tolerance, "number %zu of row %zu is %.9g, not %.9g", i % 3, i / 3, got[i], want);
-    }
-}
-// apart: how much larger the logits of each part are than those of the part before.
-static void check_classifier_in_parts(int N, int V, int Vp, int parts, float apart) {
-    start(1, N, 1, 1, Vp);
-    std::vector<floatX> random = random_both((size_t)N * Vp, 0, 3).start;
-    Both<floatX> logits = made_both(random.size(), [&](size_t i) {
-        return i % Vp < (size_t)V ? to_float(random[i]) + apart * (float)(i % Vp / (Vp / parts)) : NAN;
-    });
-    std::vector<int> edges = tokens_at_edges(N, V, Vp, parts).start;
-    Both<int> targets = made_both<int>(N, [&](size_t i) { return i == 2 ? -1 : edges[i]; });
-    std::vector<Both<floatX>> part;
-    std::vector<float> gathered;
-    for (int q = 0; q < parts; q++) {
-        TokenRange range = token_range(Vp, parts, q);
-        part.push_back(columns_of(logits, N, Vp, range));
-        Both<float> stats = unset_both<float>(3 * (size_t)N);
-        BOTH(classifier_part_stats, stats, part[q], targets, range, N, V);
-        expect_stats(stats);
-        expect_bits("logits that only numbers were made of", result_of(part[q]), part[q].start);
-        for (float x : result_of(stats)) gathered.push_back(x);
-    }
-    Both<float> all = both_of(gathered), losses = unset_both<float>(N), again = unset_both<float>(N);
-    NEAR(32, classifier_part_forward, losses, all, targets, parts, N);
-    for (int q = 0; q < parts; q++) {
-        NEAR(32, classifier_part_forward_backward, again, part[q], all, targets, 0.125f, token_range(Vp, parts, q), parts, N, V);
-        expect_bits("losses beside gradients", result_of(again), result_of(losses));
-    }
-    if (parts > 1 || unaligned_array >= 0) return; // there the whole may be read in other pieces than its part
-    classifier_forward_backward(again.gpu, logits.gpu, targets.gpu, 0.125f, N, V, Vp);
-    expect_bits("losses of one part", result_of(losses), result_of(again));
-    expect_bits("dlogits of one part", result_of(part[0]), result_of(logits));
-}
-TEST(classifier_in_parts_is_the_classifier) {
-    check_classifier_in_parts(5, 50, 64, 1, 0);
-    check_classifier_in_parts(5, 9001, 9088, 1, 0); // more than a block takes at once
-    check_classifier_in_parts(5, 50, 64, 2, 100);   // exponentials that would overflow beside the other maximum
-    check_classifier_in_parts(9, 257, 384, 3, 0);   // a part of one token
-    check_classifier_in_parts(9, 257, 384, 4, -30); // a part of padding
-    check_classifier_in_parts(4, 5, 28, 4, 0);      // parts of 7: not whole pieces
-    check_classifier_in_parts(1, 1, 4, 4, 0);
-    if (!quick) check_classifier_in_parts(300, 6, 8, 2, 0); // more rows than a block takes
-}
 typedef struct { std::vector<float> losses, again; std::vector<floatX> dlogits; } Classified; // dlogits part by part
 // parts 0: by the classifier that has all of it
 static Classified classified(const Both<floatX>& logits, const Both<int>& targets, int N, int V, int Vp, int parts) {
@@ -590,9 +579,8 @@ TEST(arrays_that_are_not_aligned_are_read_element_by_element) {
     if (quick) return;
     void (*checks[])(void) = {
         [] { check_encoder(1, 3, 16, 3, 4, 2); }, [] { check_layernorm(2, 16, 0); },
-        [] { check_bias_gelu(2, 16); }, [] { check_bias_backward(2, 16); }, [] { check_classifier(3, 10, 16); },
-        [] { check_classifier_in_parts(3, 27, 32, 2, 0); }, [] { check_attention(1, 3, 1, 16, 1); },
-        [] { check_attention(1, 3, 1, 64, 1); },
+        [] { check_bias_gelu(2, 16); }, [] { check_bias_backward(2, 16); }, [] { check_classifier(3, 27, 32, 2, 0); },
+        [] { check_attention(1, 3, 1, 16, 1); }, [] { check_attention(1, 3, 1, 64, 1); },
     };
     for (void (*check)(void) : checks) {
         for (unaligned_array = 0; unaligned_array == 0 || unaligned_array < arrays; unaligned_array++) check();
