@@ -13,6 +13,7 @@ first check that fails ends them all.
 #define COMM_WAITED_ROOM 64
 #include "../../llmc/comm/comm.h"
 #include "../../llmc/comm/sums.h"
+#include <algorithm>
 #include <deque>
 #include <vector>
 
