@@ -40,7 +40,8 @@ def test_auto_chooses_cudnn_where_it_is_right_and_says_why_not(precision, choice
 
 def test_attention_that_was_asked_for_and_cannot_be_is_an_error():
     assert_refused(chosen("cudnn", 12), "attention cudnn: cuDNN cannot be used: .* multiple of 8", "attention own")
-    assert_refused(chosen("cudnn", 16, precision="fp32"), "not for fp32")
+    assert_refused(chosen("cudnn", 16, precision="fp32"), "cuDNN cannot be used: its attention is for bf16 and fp16, not for fp32")
+    assert_refused(chosen("cudnn", 16, cudnn=90905), "libcudnn.so.9 is cuDNN 9.9.5, but the minimum is 9.10.2")
     assert_refused(chosen("auto", 136), "heads of 136 channels, but at most 128", "more --heads")
 
 
