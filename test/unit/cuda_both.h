@@ -222,7 +222,7 @@ static void on_both(const char* what, void (*cpus)(P...), void (*gpus)(P...), C 
         (compare(what, outputs), ...);
     }, std::tuple_cat(written<P>(arguments)...));
 }
-static const auto not_compared = [](const char*, const auto&) {};
+inline constexpr auto not_compared = [](const char*, const auto&) {};
 #define BOTH(f, ...) on_both(#f, cpu::f, f, not_compared, __VA_ARGS__)
 #define NEAR(roundings, f, ...) \
     on_both(#f, cpu::f, f, [&](const char* what, const auto& output) { expect_near(what, output, roundings); }, __VA_ARGS__)
