@@ -22,21 +22,25 @@ OWN, BY_CUDNN = r"own attention .*\(cuDNN: {}\)", "cuDNN 9.{} attention"
 TOO_OLD = OWN.format(r"libcudnn.so.9 is cuDNN 9\..*, but the minimum is 9.10.2, because attention in earlier ones has bugs; install .*")
 
 
-@pytest.mark.parametrize("choice, channels, tokens, version, says", [
-    ("auto", 16, 8, "", BY_CUDNN.format("[0-9.]*")), ("own", 16, 8, "", "own attention in fp32 arithmetic"),
-    ("own", 64, 8, "", "own attention on tensor cores"), ("auto", 12, 8, "", OWN.format(".* multiple of 8")),
+@pytest.mark.parametrize("precision, choice, channels, tokens, version, says", [
+    ("bf16", "auto", 16, 8, "", BY_CUDNN.format("[0-9.]*")), ("bf16", "own", 16, 8, "", "own attention in fp32 arithmetic"),
+    ("bf16", "own", 64, 8, "", "own attention on tensor cores"), ("bf16", "auto", 12, 8, "", OWN.format(".* multiple of 8")),
+    ("fp32", "own", 64, 8, "", "own attention in fp32 arithmetic"), ("fp32", "auto", 16, 8, "", OWN.format(".*not for fp32")),
     # what NVIDIA's front end refuses or works around: 9.10.0 and 9.10.1; up to 9.15.0 lengths that are not a multiple of 128; a single token
-    ("auto", 16, 128, 90905, TOO_OLD), ("auto", 16, 128, 91001, TOO_OLD), ("auto", 16, 128, 91002, BY_CUDNN.format("10.2")),
-    ("auto", 16, 65, 91500, OWN.format("before 9.15.1 it has a bug where T is not a multiple of 128")),
-    ("auto", 16, 65, 91501, BY_CUDNN.format("15.1")), ("auto", 16, 1, 91900, OWN.format("its backward does not support sequences of one token"))])
-def test_auto_chooses_cudnn_where_it_is_right_and_says_why_not(choice, channels, tokens, version, says):
-    run = chosen(choice, channels, tokens, **{"cudnn": version} if version else {})
+    ("bf16", "auto", 16, 128, 90905, TOO_OLD), ("bf16", "auto", 16, 128, 91001, TOO_OLD),
+    ("bf16", "auto", 16, 128, 91002, BY_CUDNN.format("10.2")),
+    ("bf16", "auto", 16, 65, 91500, OWN.format("before 9.15.1 it has a bug where T is not a multiple of 128")),
+    ("bf16", "auto", 16, 65, 91501, BY_CUDNN.format("15.1")),
+    ("bf16", "auto", 16, 1, 91900, OWN.format("its backward does not support sequences of one token"))])
+def test_auto_chooses_cudnn_where_it_is_right_and_says_why_not(precision, choice, channels, tokens, version, says):
+    run = chosen(choice, channels, tokens, precision, **{"cudnn": version} if version else {})
     assert re.fullmatch(says, run.out.strip()), run
 
 
 def test_attention_that_was_asked_for_and_cannot_be_is_an_error():
     assert_refused(chosen("cudnn", 12), "attention cudnn: cuDNN cannot be used: .* multiple of 8", "attention own")
-    assert_refused(chosen("cudnn", 16, precision="fp32"), "not for fp32")
+    assert_refused(chosen("cudnn", 16, precision="fp32"), "cuDNN cannot be used: its attention is for bf16 and fp16, not for fp32")
+    assert_refused(chosen("cudnn", 16, cudnn=90905), "libcudnn.so.9 is cuDNN 9.9.5, but the minimum is 9.10.2")
     assert_refused(chosen("auto", 136), "heads of 136 channels, but at most 128", "more --heads")
 
 

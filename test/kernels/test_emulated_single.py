@@ -81,13 +81,6 @@ def test_what_is_wrong_with_the_gpu_is_told(env, debug, says):
     assert_refused(gpu(debug=debug, run=train, **env), *says)
 
 
-def test_cudnn_is_refused_where_it_cannot_be_used():
-    assert_refused(gpu("--attention cudnn", run=train), "cuDNN cannot be used: its attention is for bf16 and fp16")
-    assert_refused(gpu("--attention cudnn", precision="bf16", run=train, cudnn=90905), "libcudnn.so.9 is cuDNN 9.9.5, but the minimum is 9.10.2")
-    run = gpu("--steps 1", precision="bf16", cudnn=90905)
-    assert re.search("own attention .*cuDNN: .*9.9.5", run.out), run
-
-
 def test_memory_limit_is_the_predicted_memory_to_the_byte():
     bytes_ = sum(gpu("--steps 1 --recompute none").about["predicted_bytes"].values())
     assert gpu("--steps 1 --recompute none", f"--memory-limit {bytes_}e-9").status == 0

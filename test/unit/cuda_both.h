@@ -1,9 +1,19 @@
 /*
-cuda_both.h - what the tests of llmc/device/cuda/ share: arrays that are both on the CPU and on the device, comparisons, TAP.
+cuda_both.h - what the tests of llmc/device/cuda/ share: arrays that are both on the CPU and on the device, layers that are called
+on both, comparisons, TAP.
 
-A test includes the layers that it tests, then this. It calls the CPU's layer on x.cpu (the same functions, in the namespace
-cpu: link with cpu_layers.o), the device's on x.gpu, and compares. Each array on the device is a separate allocation without
-padding at its end, so that an address sanitizer sees an access past it, and outputs hold NaN before they are written.
+A test includes the layers that it tests, then this, and is linked with cpu_layers.o, which has the CPU's under the same names
+(here in the namespace cpu):
+
+    Both<floatX> x = random_both(n), y = random_both(n), out = unset_both(n);
+    BOTH(add, out, x, y, n);         cpu::add(out.cpu, x.cpu, y.cpu, n), and twice add(out.gpu, x.gpu, y.gpu, n)
+    expect_near("out", out, 4);      the device's out is the CPU's within the rounding of stored values and 4 fp32 roundings
+    NEAR(4, add, out, x, y, n);      all that in a line, for each array that the layer's declaration does not call const
+    SAME_BITS(add, out, x, y, n);    and this if not a bit may differ
+
+Each of the calls finds what its outputs held at the beginning, and both of the device's must leave the same bits. Each array on the
+device is a separate allocation without padding at its end, so that an address sanitizer sees an access past it, and outputs hold
+NaN before they are written.
 */
 #ifndef TEST_CUDA_BOTH_H
 #define TEST_CUDA_BOTH_H
@@ -53,6 +63,7 @@ template <typename T> struct Both {
     size_t n;
     std::vector<T> start; // what both held at the beginning
 };
+template <typename T> static const Both<T> none = {}; // where a layer takes NULL
 static std::vector<void*> on_host, on_device;
 static uint64_t next_stream;
 
@@ -62,16 +73,23 @@ static inline void* device_bytes(size_t bytes) {
     on_device.push_back(p);
     return p;
 }
-template <typename T> static void to_device(T* dst, const T* src, size_t n) {
+static inline void to_device(void* dst, const void* src, size_t bytes) {
+    if (bytes == 0) return;
     cuda_check(cudaDeviceSynchronize(), "the kernels before a copy");
-    cuda_check(cudaMemcpy(dst, src, n * sizeof(T), cudaMemcpyHostToDevice), "a copy to the device");
+    cuda_check(cudaMemcpy(dst, src, bytes, cudaMemcpyHostToDevice), "a copy to the device");
     cuda_check(cudaDeviceSynchronize(), "a copy to the device"); // a copy from pageable memory may still be in flight
 }
 template <typename T> static std::vector<T> from_device(const T* src, size_t n) {
     std::vector<T> x(n);
     cuda_check(cudaStreamSynchronize(compute_stream), "the kernels before a copy");
-    cuda_check(cudaMemcpy(x.data(), src, n * sizeof(T), cudaMemcpyDeviceToHost), "a copy from the device");
+    if (n > 0) cuda_check(cudaMemcpy(x.data(), src, n * sizeof(T), cudaMemcpyDeviceToHost), "a copy from the device");
     return x;
+}
+template <typename T> static std::vector<T> result_of(const Both<T>& b) { return from_device(b.gpu, b.n); }
+template <typename T> static void begin_again(const Both<T>& b) { to_device(b.gpu, b.start.data(), b.n * sizeof(T)); }
+template <typename T> static void both_begin_again(const Both<T>& b) {
+    std::copy(b.start.begin(), b.start.end(), b.cpu);
+    begin_again(b);
 }
 // On the device the array begins `offset` elements after an aligned address.
 static int arrays, unaligned_array = -1; // the array of this number begins one element later
@@ -80,36 +98,47 @@ template <typename T> static Both<T> both_of(const std::vector<T>& start, size_t
     T* gpu = (T*)device_bytes((offset + start.size()) * sizeof(T)) + offset;
     Both<T> b = { (T*)xcalloc(start.size(), sizeof(T)), gpu, start.size(), start };
     on_host.push_back(b.cpu);
-    std::copy(start.begin(), start.end(), b.cpu);
-    to_device(b.gpu, start.data(), start.size());
+    both_begin_again(b);
     return b;
 }
-static inline void set(float* x, float value) { *x = value; }
+template <typename T> static inline void set(T* x, double value) { *x = (T)value; }
 #if !defined(PRECISION_FP32)
-static inline void set(floatX* x, float value) { *x = to_floatX(value); }
+static inline void set(floatX* x, double value) { *x = to_floatX((float)value); }
 static inline double number(floatX x) { return (double)to_float(x); }
 #endif
 static inline double number(float x) { return (double)x; }
 
+// value(i) for each of n elements
+template <typename T = floatX, typename F> static std::vector<T> numbers(size_t n, F value) {
+    std::vector<T> x(n);
+    for (size_t i = 0; i < n; i++) set(&x[i], value(i));
+    return x;
+}
+template <typename T = floatX, typename F> static Both<T> made_both(size_t n, F value, size_t offset = 0) {
+    return both_of(numbers<T>(n, value), offset);
+}
+template <typename T = floatX> static Both<T> same_both(size_t n, double value) { return made_both<T>(n, [=](size_t) { return value; }); }
 // n numbers from N(mean, std)
 template <typename T = floatX> static Both<T> random_both(size_t n, float mean = 0, float std = 1, size_t offset = 0) {
-    std::vector<T> x(n);
     next_stream++;
-    for (size_t i = 0; i < n; i++) set(&x[i], mean + std * random_normal(42, next_stream, i));
-    return both_of(x, offset);
+    return made_both<T>(n, [=](size_t i) { return mean + std * random_normal(42, next_stream, i); }, offset);
 }
 // n NaNs, which show where a write was forgotten
-template <typename T = floatX> static Both<T> unset_both(size_t n) {
-    std::vector<T> x(n);
-    for (size_t i = 0; i < n; i++) set(&x[i], NAN);
-    return both_of(x);
-}
+template <typename T = floatX> static Both<T> unset_both(size_t n) { return same_both<T>(n, NAN); }
 static inline Both<int> random_tokens(size_t n, int V) {
-    std::vector<int> x(n);
     next_stream++;
-    for (size_t i = 0; i < n; i++) x[i] = (int)(random_uniform(7, next_stream, i) * (float)V);
-    return both_of(x);
+    return made_both<int>(n, [=](size_t i) { return random_uniform(7, next_stream, i) * (float)V; });
 }
+// Elements [first, first + n) of what b held at the beginning, as an array of their own.
+template <typename T> static Both<T> piece_of(const Both<T>& b, size_t first, size_t n) {
+    return both_of(std::vector<T>(b.start.begin() + first, b.start.begin() + first + n));
+}
+// The same elements in their place.
+template <typename T> static Both<T> inside(const Both<T>& b, size_t first, size_t n) {
+    return { b.cpu + first, b.gpu + first, n, std::vector<T>(b.start.begin() + first, b.start.begin() + first + n) };
+}
+// The CPU's result as what both begin with.
+template <typename T> static Both<T> as_input(const Both<T>& b) { return both_of(std::vector<T>(b.cpu, b.cpu + b.n)); }
 
 static inline void free_all(void) {
     cpu::layers_free();
@@ -132,26 +161,17 @@ static inline void start_both(LayerShapes s, size_t workspace_bytes) {
 }
 
 // ---- comparisons ----
-template <typename T> static std::vector<T> result_of(const Both<T>& b) { return from_device(b.gpu, b.n); }
-template <typename T> static void begin_again(const Both<T>& b) { to_device(b.gpu, b.start.data(), b.n); }
 template <typename T> static void expect_bits(const char* what, const std::vector<T>& got, const std::vector<T>& want) {
-    for (size_t i = 0; i < want.size(); i++)
+    expect(got.size() == want.size(), "%s: %zu elements, not %zu", what, got.size(), want.size());
+    for (size_t i = 0; i < std::min(got.size(), want.size()); i++)
         if (memcmp(&got[i], &want[i], sizeof(T)) != 0) {
             fail("%s: element %zu of %zu differs", what, i, want.size());
             return;
         }
 }
-// Runs call() twice from the same beginning; `outputs` must be the same after both. (The race detector needs only one run.)
-template <typename F, typename... T> static void run_twice(const char* what, F call, const Both<T>&... outputs) {
-    call();
-    if (quick) return;
-    std::tuple<std::vector<T>...> first(result_of(outputs)...);
-    (begin_again(outputs), ...);
-    call();
-    std::apply([&](const std::vector<T>&... f) { (expect_bits(what, result_of(outputs), f), ...); }, first);
+template <typename T> static void expect_cpus_bits(const char* what, const Both<T>& b) {
+    expect_bits(what, result_of(b), std::vector<T>(b.cpu, b.cpu + b.n));
 }
-// Makes the CPU's result the input of the next layer on both sides.
-template <typename T> static Both<T> as_input(const Both<T>& b) { return both_of(std::vector<T>(b.cpu, b.cpu + b.n)); }
 // Compares the device's numbers with the CPU layer's. Each side rounds nearly the same number for itself; the numbers may differ
 // by `roundings` fp32 roundings of the largest result, and by more[i] if that is not empty.
 template <typename T>
@@ -171,6 +191,43 @@ static void expect_near(const char* what, const Both<T>& b, double roundings, co
 inline constexpr GradMode both_modes[2] = { GRAD_SET, GRAD_ADD };
 // The initial contents of a parameter gradient, before it is set or added to.
 static inline Both<floatX> gradient_before(size_t n, GradMode mode) { return mode == GRAD_SET ? unset_both(n) : random_both(n); }
+
+// ---- calls ----
+// Calls twice from the same beginning; `outputs` must be the same after both. (The race detector needs only one call.)
+template <typename F, typename... T> static void run_twice(const char* what, F call, const Both<T>&... outputs) {
+    (begin_again(outputs), ...);
+    call();
+    if (quick) return;
+    std::tuple<std::vector<T>...> first(result_of(outputs)...);
+    (begin_again(outputs), ...);
+    call();
+    std::apply([&](const std::vector<T>&... f) { (expect_bits(what, result_of(outputs), f), ...); }, first);
+}
+// Of an argument: what each side's function is given, and whether the function, which takes it as a P, may write to it.
+template <typename T> static T* of_cpu(const Both<T>& b) { return b.cpu; }
+template <typename T> static T* of_gpu(const Both<T>& b) { return b.gpu; }
+template <typename T> static T of_cpu(const T& x) { return x; }
+template <typename T> static T of_gpu(const T& x) { return x; }
+template <typename P, typename T> static auto written(const Both<T>& b) {
+    if constexpr (std::is_const_v<std::remove_pointer_t<P>>) return std::tuple<>();
+    else return std::tuple<const Both<T>&>(b);
+}
+template <typename P, typename T> static auto written(const T&) { return std::tuple<>(); }
+template <typename C, typename... P, typename... A>
+static void on_both(const char* what, void (*cpus)(P...), void (*gpus)(P...), C compare, const A&... arguments) {
+    std::apply([&](const auto&... outputs) {
+        (both_begin_again(outputs), ...);
+        cpus(of_cpu(arguments)...);
+        run_twice(what, [&] { gpus(of_gpu(arguments)...); }, outputs...);
+        (compare(what, outputs), ...);
+    }, std::tuple_cat(written<P>(arguments)...));
+}
+inline constexpr auto not_compared = [](const char*, const auto&) {};
+#define BOTH(f, ...) on_both(#f, cpu::f, f, not_compared, __VA_ARGS__)
+#define NEAR(roundings, f, ...) \
+    on_both(#f, cpu::f, f, [&](const char* what, const auto& output) { expect_near(what, output, roundings); }, __VA_ARGS__)
+#define SAME_BITS(f, ...) \
+    on_both(#f, cpu::f, f, [](const char* what, const auto& output) { expect_cpus_bits(what, output); }, __VA_ARGS__)
 
 // ---- tests ----
 // TEST(a_claim) { ... } is run by main(), in the order of the file. -DONLY='",a_claim,another,"' leaves other tests out of the program,

@@ -11,21 +11,17 @@ static void result(const char* name, bool good) {
     printf("%s %d - %s, " FLOATX_NAME "\n", good ? "ok" : "not ok", ++tests, name);
 }
 
-template <typename T> static bool is_set(MatmulPlan* plan, cublasLtMatmulDescAttributes_t attribute, T want) {
+// get is one of the library's functions that read an attribute.
+template <typename D, typename N, typename T>
+static bool is_set(cublasStatus_t (*get)(D, N, void*, size_t, size_t*), D descriptor, N attribute, T want) {
     T value;
     size_t written = 0;
-    cublasStatus_t status = cublasLtMatmulDescGetAttribute(plan->operation, attribute, &value, sizeof value, &written);
-    return status == CUBLAS_STATUS_SUCCESS && written == sizeof value && value == want;
-}
-template <typename T> static bool is_laid_out(cublasLtMatrixLayout_t m, cublasLtMatrixLayoutAttribute_t attribute, T want) {
-    T value;
-    size_t written = 0;
-    cublasStatus_t status = cublasLtMatrixLayoutGetAttribute(m, attribute, &value, sizeof value, &written);
-    return status == CUBLAS_STATUS_SUCCESS && written == sizeof value && value == want;
+    return get(descriptor, attribute, &value, sizeof value, &written) == CUBLAS_STATUS_SUCCESS && written == sizeof value && value == want;
 }
 static bool is_matrix(cublasLtMatrixLayout_t m, uint64_t rows, uint64_t cols) { // column-major, without gaps
-    return is_laid_out(m, CUBLASLT_MATRIX_LAYOUT_ROWS, rows) && is_laid_out(m, CUBLASLT_MATRIX_LAYOUT_COLS, cols)
-        && is_laid_out(m, CUBLASLT_MATRIX_LAYOUT_LD, (int64_t)rows) && is_laid_out(m, CUBLASLT_MATRIX_LAYOUT_ORDER, (int32_t)CUBLASLT_ORDER_COL);
+    auto is = [m](auto attribute, auto want) { return is_set(cublasLtMatrixLayoutGetAttribute, m, attribute, want); };
+    return is(CUBLASLT_MATRIX_LAYOUT_ROWS, rows) && is(CUBLASLT_MATRIX_LAYOUT_COLS, cols)
+        && is(CUBLASLT_MATRIX_LAYOUT_LD, (int64_t)rows) && is(CUBLASLT_MATRIX_LAYOUT_ORDER, (int32_t)CUBLASLT_ORDER_COL);
 }
 
 // A product as a layer makes it; A, B and D as the library must see them. Dies if the library refuses an attribute.
@@ -36,12 +32,11 @@ static void check(const char* layer, ProductShape shape, bool bias, bool aux, Ma
     MatmulPlan plan;
     memset(&plan, 0, sizeof plan);
     plan_describe(&plan, p);
-    bool good = is_set(&plan, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)shape.epilogue)
-        && is_set(&plan, CUBLASLT_MATMUL_DESC_COMPUTE_TYPE, (int32_t)CUBLAS_COMPUTE_32F)
-        && is_set(&plan, CUBLASLT_MATMUL_DESC_SCALE_TYPE, (int32_t)CUDA_R_32F)
-        && is_set(&plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, (void*)p.bias)
-        && is_set(&plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, (void*)p.aux)
-        && is_set(&plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)(aux ? d.rows : 0))
+    auto is = [&](auto attribute, auto want) { return is_set(cublasLtMatmulDescGetAttribute, plan.operation, attribute, want); };
+    bool good = is(CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)shape.epilogue)
+        && is(CUBLASLT_MATMUL_DESC_COMPUTE_TYPE, (int32_t)CUBLAS_COMPUTE_32F) && is(CUBLASLT_MATMUL_DESC_SCALE_TYPE, (int32_t)CUDA_R_32F)
+        && is(CUBLASLT_MATMUL_DESC_BIAS_POINTER, (void*)p.bias) && is(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, (void*)p.aux)
+        && is(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)(aux ? d.rows : 0))
         && is_matrix(plan.a, a.rows, a.cols) && is_matrix(plan.b, b.rows, b.cols) && is_matrix(plan.d, d.rows, d.cols);
     result(layer, good);
     plan_clear(&plan);

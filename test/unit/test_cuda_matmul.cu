@@ -43,16 +43,16 @@ static void expect_epilogues(void) {
     }
 }
 
-// Calls a layer in every way, twice each; `outputs` must be the same both times and pass verify().
-template <typename F, typename V, typename... T> static void every_way(const char* what, F call, V verify, const Both<T>&... outputs) {
-    call(); // makes the plans
+// Calls a layer in every way, and compares each of its outputs.
+template <typename V, typename... P, typename... A>
+static void every_way(const char* what, void (*cpus)(P...), void (*gpus)(P...), V compare, const A&... arguments) {
+    gpus(of_gpu(arguments)...); // makes the plans
     expect_epilogues();
-    for (int way = 0; failures_in_test == 0 && way < force_way(way) && !(quick && way == 2); way++) {
-        (begin_again(outputs), ...);
-        run_twice(what, call, outputs...);
-        verify();
-    }
+    for (int way = 0; failures_in_test == 0 && way < force_way(way) && !(quick && way == 2); way++)
+        on_both(what, cpus, gpus, compare, arguments...);
 }
+#define EVERY_WAY(roundings, f, ...) \
+    every_way(#f, cpu::f, f, [&](const char* what, const auto& output) { expect_near(what, output, roundings); }, __VA_ARGS__)
 
 // fp32 roundings by which a sum of k products may be off, in units of the largest such sum: they behave like a random walk.
 static double of_sum(int k) { return 8 + 2 * sqrt(k); }
@@ -78,65 +78,38 @@ static void check_forward(int N, int C, int OC) {
     start(N, OC);
     size_t n = (size_t)N * OC;
     Both<floatX> inp = random_both((size_t)N * C), w = random_both((size_t)OC * C), bias = random_both(OC, 0, 3);
-    Both<floatX> out = unset_both(n), pre = unset_both(n), biased = unset_both(n), act = unset_both(n);
-    cpu::matmul_forward(out.cpu, inp.cpu, w.cpu, NULL, N, C, OC);
-    every_way("matmul_forward", [&] { matmul_forward(out.gpu, inp.gpu, w.gpu, NULL, N, C, OC); },
-              [&] { expect_near("the product", out, of_sum(C)); }, out);
-    cpu::matmul_forward(biased.cpu, inp.cpu, w.cpu, bias.cpu, N, C, OC);
-    every_way("matmul_forward with bias", [&] { matmul_forward(biased.gpu, inp.gpu, w.gpu, bias.gpu, N, C, OC); },
-              [&] { expect_near("the product plus bias", biased, of_sum(C) + rounded_between()); }, biased);
-    cpu::matmul_gelu_forward(act.cpu, pre.cpu, inp.cpu, w.cpu, bias.cpu, N, C, OC);
-    every_way("matmul_gelu_forward", [&] { matmul_gelu_forward(act.gpu, pre.gpu, inp.gpu, w.gpu, bias.gpu, N, C, OC); }, [&] {
-        expect_near("what goes into gelu", pre, of_sum(C) + rounded_between());
-        expect_gelu(act, pre, of_sum(C) * 4 * sqrt(C));
-    }, act, pre);
+    Both<floatX> out = unset_both(n), pre = unset_both(n), act = unset_both(n);
+    EVERY_WAY(of_sum(C), matmul_forward, out, inp, w, nullptr, N, C, OC);
+    EVERY_WAY(of_sum(C) + rounded_between(), matmul_forward, out, inp, w, bias, N, C, OC);
+    every_way("matmul_gelu_forward", cpu::matmul_gelu_forward, matmul_gelu_forward, [&](const char* what, const Both<floatX>& output) {
+        if (output.gpu == pre.gpu) expect_near(what, pre, of_sum(C) + rounded_between());
+        else expect_gelu(act, pre, of_sum(C) * 4 * sqrt(C));
+    }, act, pre, inp, w, bias, N, C, OC);
 }
 // The same products with results in fp32, which round like fp32's sums: nothing is rounded to floatX.
-static void check_forward_fp32(int N, int C, int OC) {
+static void check_fp32(int N, int C, int OC) {
     start(N, OC);
     Both<floatX> inp = random_both((size_t)N * C), w = random_both((size_t)OC * C), bias = random_both(OC, 0, 3);
-    for (bool biased : { false, true }) {
-        Both<float> out = unset_both<float>((size_t)N * OC);
-        cpu::matmul_forward_fp32(out.cpu, inp.cpu, w.cpu, biased ? bias.cpu : NULL, N, C, OC);
-        every_way("matmul_forward_fp32", [&] { matmul_forward_fp32(out.gpu, inp.gpu, w.gpu, biased ? bias.gpu : NULL, N, C, OC); },
-                  [&] { expect_near(biased ? "the fp32 product plus bias" : "the fp32 product", out, of_sum(C)); }, out);
-    }
-}
-static void check_backward_input_fp32(int N, int C, int OC) {
-    start(N, OC);
-    Both<floatX> dout = random_both((size_t)N * OC), w = random_both((size_t)OC * C);
-    Both<float> dinp = unset_both<float>((size_t)N * C);
-    cpu::matmul_backward_input_fp32(dinp.cpu, dout.cpu, w.cpu, N, C, OC);
-    every_way("matmul_backward_input_fp32", [&] { matmul_backward_input_fp32(dinp.gpu, dout.gpu, w.gpu, N, C, OC); },
-              [&] { expect_near("dinp in fp32", dinp, of_sum(OC)); }, dinp);
+    Both<floatX> dout = random_both((size_t)N * OC);
+    Both<float> out = unset_both<float>((size_t)N * OC), dinp = unset_both<float>((size_t)N * C);
+    EVERY_WAY(of_sum(C), matmul_forward_fp32, out, inp, w, nullptr, N, C, OC);
+    EVERY_WAY(of_sum(C), matmul_forward_fp32, out, inp, w, bias, N, C, OC);
+    EVERY_WAY(of_sum(OC), matmul_backward_input_fp32, dinp, dout, w, N, C, OC);
 }
 static void check_backward_input(int N, int C, int OC) {
     start(N, OC);
     size_t n = (size_t)N * C;
-    Both<floatX> dout = random_both((size_t)N * OC), w = random_both((size_t)OC * C), pre = random_both(n);
-    Both<floatX> dinp = unset_both(n), dpre = unset_both(n);
-    cpu::matmul_backward_input(dinp.cpu, dout.cpu, w.cpu, N, C, OC);
-    every_way("matmul_backward_input", [&] { matmul_backward_input(dinp.gpu, dout.gpu, w.gpu, N, C, OC); },
-              [&] { expect_near("dinp", dinp, of_sum(OC)); }, dinp);
-    cpu::matmul_gelu_backward_input(dpre.cpu, dout.cpu, w.cpu, pre.cpu, N, C, OC);
-    every_way("matmul_gelu_backward_input", [&] { matmul_gelu_backward_input(dpre.gpu, dout.gpu, w.gpu, pre.gpu, N, C, OC); },
-              [&] { expect_near("gelu's dinp", dpre, of_sum(OC) + 8 + rounded_between()); }, dpre);
+    Both<floatX> dout = random_both((size_t)N * OC), w = random_both((size_t)OC * C), pre = random_both(n), dinp = unset_both(n);
+    EVERY_WAY(of_sum(OC), matmul_backward_input, dinp, dout, w, N, C, OC);
+    EVERY_WAY(of_sum(OC) + 8 + rounded_between(), matmul_gelu_backward_input, dinp, dout, w, pre, N, C, OC);
 }
 static void check_backward_weight(int N, int C, int OC) {
     start(N, OC);
     Both<floatX> dout = random_both((size_t)N * OC), inp = random_both((size_t)N * C);
     for (GradMode mode : both_modes) {
         Both<floatX> dw = gradient_before((size_t)OC * C, mode), dbias = gradient_before(OC, mode);
-        Both<floatX> dw_alone = gradient_before((size_t)OC * C, mode);
-        cpu::matmul_backward_weight(dw.cpu, dbias.cpu, dout.cpu, inp.cpu, N, C, OC, mode);
-        every_way("matmul_backward_weight", [&] { matmul_backward_weight(dw.gpu, dbias.gpu, dout.gpu, inp.gpu, N, C, OC, mode); }, [&] {
-            expect_near("dw", dw, of_sum(N));
-            expect_near("dbias", dbias, of_sum(N));
-        }, dw, dbias);
-        cpu::matmul_backward_weight(dw_alone.cpu, NULL, dout.cpu, inp.cpu, N, C, OC, mode);
-        every_way("matmul_backward_weight without bias", [&] {
-            matmul_backward_weight(dw_alone.gpu, NULL, dout.gpu, inp.gpu, N, C, OC, mode);
-        }, [&] { expect_near("dw without a bias", dw_alone, of_sum(N)); }, dw_alone);
+        EVERY_WAY(of_sum(N), matmul_backward_weight, dw, dbias, dout, inp, N, C, OC, mode);
+        EVERY_WAY(of_sum(N), matmul_backward_weight, dw, nullptr, dout, inp, N, C, OC, mode);
     }
 }
 
@@ -153,50 +126,43 @@ TEST(gradients_of_weights_and_biases_set_or_add_in_every_way) {
     for (const int* s : shapes) check_backward_weight(s[0], s[1], s[2]);
 }
 TEST(products_in_fp32_are_not_rounded_to_floatX) {
-    for (const int* s : shapes) {
-        check_forward_fp32(s[0], s[1], s[2]);
-        check_backward_input_fp32(s[0], s[1], s[2]);
-    }
+    for (const int* s : shapes) check_fp32(s[0], s[1], s[2]);
 }
 // The rows come in chunks, whose sum nearly cancels: rounded to 16 bits after each, it would be far off. Sums on the way are about
 // 8 sqrt(N/2) = 53, the largest result 0.2. N additions round there, on either side: by 53 / 0.2 sqrt(N), 2,500 roundings of the result,
 // as a standard deviation, of which the worst of 640 elements has several. A sum that is rounded to 16 bits on the way is off by 100,000.
 TEST(chunks_of_a_weight_gradient_are_rounded_once) {
-    const int rows = 24, N = 4 * rows - 8, C = 16, OC = 40; // the last chunk has fewer
+    static constexpr int rows = 24, N = 4 * rows - 8, C = 16, OC = 40; // the last chunk has fewer
     for (GradMode mode : both_modes) {
         start(N, OC);
-        std::vector<floatX> d(N * OC);
-        for (int i = 0; i < N * OC; i++) {
+        Both<floatX> dout = made_both(N * OC, [](size_t i) {
             float x = (float)random_normal(42, 1, i % (N / 2 * OC));
-            d[i] = to_floatX(i < N / 2 * OC ? 8 * x : -8 * x + 0.01f * (float)random_normal(42, 2, i));
-        }
-        Both<floatX> dout = both_of(d), inp = random_both((size_t)N * C), dw = gradient_before((size_t)OC * C, mode);
-        for (int i = 0; i < C * N / 2; i++) inp.cpu[N / 2 * C + i] = inp.start[N / 2 * C + i] = inp.start[i];
-        begin_again(inp);
+            return i < N / 2 * OC ? 8 * x : -8 * x + 0.01f * (float)random_normal(42, 2, i);
+        });
+        std::vector<floatX> half = random_both(N / 2 * C).start;
+        Both<floatX> inp = made_both(N * C, [&](size_t i) { return number(half[i % half.size()]); });
+        Both<floatX> dw = gradient_before((size_t)OC * C, mode);
         Both<float> sums = unset_both<float>(NEEDS_MASTER ? (size_t)OC * C : 0);
         cuda_layers.weight_sums = NEEDS_MASTER ? sums.gpu : NULL;
-        cpu::matmul_backward_weight(dw.cpu, NULL, dout.cpu, inp.cpu, N, C, OC, mode);
-        every_way("chunks of a weight's gradient", [&] {
-            for (int row = 0; row < N; row += rows) {
-                const floatX *some = dout.gpu + (size_t)row * OC, *x = inp.gpu + (size_t)row * C;
-                matmul_backward_weight_chunk(dw.gpu, some, x, row, std::min(rows, N - row), N, C, OC, mode);
-            }
-        }, [&] { expect_near("dw by chunks", dw, 16000); }, dw);
+        auto by_chunks = [](floatX* dw, floatX*, const floatX* dout, const floatX* inp, int, int, int, GradMode mode) {
+            for (int row = 0; row < N; row += rows)
+                matmul_backward_weight_chunk(dw, dout + row * OC, inp + row * C, row, std::min(rows, N - row), N, C, OC, mode);
+        };
+        every_way("a weight's gradient by chunks", cpu::matmul_backward_weight, +by_chunks, [](const char* what, const auto& output) {
+            expect_near(what, output, 16000);
+        }, dw, nullptr, dout, inp, N, C, OC, mode);
     }
 }
 TEST(arrays_that_are_not_aligned) {
-    void (*checks[5])(void) = {
-        [] { check_forward(8, 16, 24); }, [] { check_backward_input(8, 16, 24); }, [] { check_backward_weight(8, 16, 24); },
-        [] { check_forward_fp32(8, 16, 24); }, [] { check_backward_input_fp32(8, 16, 24); },
-    };
-    for (void (*check)(void) : checks) {
-        for (unaligned_array = 0; unaligned_array == 0 || unaligned_array < arrays; unaligned_array++) check();
-    }
+    for (auto check : { check_forward, check_backward_input, check_backward_weight, check_fp32 })
+        for (unaligned_array = 0; unaligned_array == 0 || unaligned_array < arrays; unaligned_array++) check(8, 16, 24);
     unaligned_array = -1;
 }
 
 // ---- which way is chosen, and that timing leaves no trace ----
-template <typename F> static int plans_that(F f) { return (int)std::count_if(std::begin(cuda_matmul.plans), std::end(cuda_matmul.plans), f); }
+template <typename F> static int plans_that(F f) {
+    return (int)std::count_if(std::begin(cuda_matmul.plans), std::end(cuda_matmul.plans), f);
+}
 static int timed_plans(void) { return plans_that([](MatmulPlan& p) { return p.timed; }); }
 static int plans_in_use(void) { return plans_that([](MatmulPlan& p) { return p.last_use > 0; }); }
 static int bias_gradient_plans(void) {
@@ -209,16 +175,9 @@ static void check_layer(int C, int OC) {
     Both<floatX> out = unset_both((size_t)N * OC), dout = random_both((size_t)N * OC), dinp = unset_both((size_t)N * C);
     Both<floatX> dw = random_both((size_t)OC * C), dbias = random_both(OC);
     for (GradMode mode : { GRAD_ADD, GRAD_SET, GRAD_ADD }) {
-        cpu::matmul_forward(out.cpu, inp.cpu, w.cpu, bias.cpu, N, C, OC);
-        cpu::matmul_backward_input(dinp.cpu, dout.cpu, w.cpu, N, C, OC);
-        cpu::matmul_backward_weight(dw.cpu, dbias.cpu, dout.cpu, inp.cpu, N, C, OC, mode);
-        matmul_forward(out.gpu, inp.gpu, w.gpu, bias.gpu, N, C, OC);
-        matmul_backward_input(dinp.gpu, dout.gpu, w.gpu, N, C, OC);
-        matmul_backward_weight(dw.gpu, dbias.gpu, dout.gpu, inp.gpu, N, C, OC, mode);
-        expect_near("out", out, of_sum(C) + rounded_between());
-        expect_near("dinp", dinp, of_sum(OC) + rounded_between());
-        expect_near("dw", dw, of_sum(N) + rounded_between());
-        expect_near("dbias", dbias, of_sum(N) + rounded_between());
+        NEAR(of_sum(C) + rounded_between(), matmul_forward, out, inp, w, bias, N, C, OC);
+        NEAR(of_sum(OC) + rounded_between(), matmul_backward_input, dinp, dout, w, N, C, OC);
+        NEAR(of_sum(N) + rounded_between(), matmul_backward_weight, dw, dbias, dout, inp, N, C, OC, mode);
     }
 }
 static void check_step(bool tries, int timed_wanted) {
@@ -242,21 +201,16 @@ static void prepare(LayerShapes s, bool deterministic) {
     expect(cuda_layers.workspace == NULL && !cuda_matmul.tries, "what was set while products are tried is left behind");
     cuda_layers.workspace = workspace;
 }
-// The products of a step: none of them makes a plan that was not tried.
-static void check_prepared(LayerShapes s, int timed_wanted) {
-    const int C = s.C;
-    prepare(s, false);
-    expect(timed_plans() == timed_wanted, "%d plans were timed, not %d", timed_plans(), timed_wanted);
-    expect(plans_in_use() == timed_wanted, "%d plans were made, and %d timed", plans_in_use(), timed_wanted);
-    check_layer(C, 3 * C);
-    check_layer(C, C);
-    expect(plans_in_use() == timed_wanted, "training makes %d plans that were not tried", plans_in_use() - timed_wanted);
-    check_layer(C, 2 * C); // no layer of a model
-    expect(plans_in_use() > timed_wanted && timed_plans() == timed_wanted, "another shape was timed");
-}
 TEST(every_product_of_a_step_is_tried_before_it) {
     // a layer has five (forward, dinp, dw; two of them also without epilogue), fcproj a sixth, the classifier three
-    check_prepared(small_model, 24);
+    const int C = small_model.C, tried = 24;
+    prepare(small_model, false);
+    expect(timed_plans() == tried && plans_in_use() == tried, "%d plans were made, and %d timed", plans_in_use(), timed_plans());
+    check_layer(C, 3 * C);
+    check_layer(C, C);
+    expect(plans_in_use() == tried, "training makes %d plans that were not tried", plans_in_use() - tried);
+    check_layer(C, 2 * C); // no layer of a model
+    expect(plans_in_use() > tried && timed_plans() == tried, "another shape was timed");
 }
 // One of two ranks that share the model: its partial products, in both precisions, with and without the bias that one rank adds.
 TEST(partial_products_are_tried_too) {
@@ -264,10 +218,11 @@ TEST(partial_products_are_tried_too) {
     LayerShapes s = { 2, 8, C, 2, Vp, 2 };
     prepare(s, false);
     int timed = timed_plans();
-    Both<floatX> wide = random_both((size_t)N * 2 * C), w = random_both((size_t)Vp * C), bias = random_both(C), out = unset_both((size_t)N * C);
+    Both<floatX> wide = random_both((size_t)N * 2 * C), w = random_both((size_t)Vp * C), bias = random_both(C);
+    Both<floatX> out = unset_both((size_t)N * C);
     Both<float> sums = unset_both<float>((size_t)N * C);
     for (int in : { C / 2, 2 * C }) { // proj, fcproj
-        for (const floatX* b : { (const floatX*)bias.gpu, (const floatX*)NULL }) {
+        for (const floatX* b : { bias.gpu, none<floatX>.gpu }) {
             matmul_forward(out.gpu, wide.gpu, w.gpu, b, N, in, C);
             matmul_forward_fp32(sums.gpu, wide.gpu, w.gpu, b, N, in, C);
         }
@@ -314,12 +269,9 @@ TEST(each_call_has_its_own_bias_and_gelu_input) {
     for (int layer = 0; layer < 2; layer++) {
         Both<floatX> bias = random_both(OC, 0, 3), pre = unset_both((size_t)N * OC), act = unset_both((size_t)N * OC);
         Both<floatX> dout = random_both((size_t)N * OC), dw = unset_both((size_t)OC * C), dbias = unset_both(OC);
-        cpu::matmul_gelu_forward(act.cpu, pre.cpu, inp.cpu, w.cpu, bias.cpu, N, C, OC);
-        matmul_gelu_forward(act.gpu, pre.gpu, inp.gpu, w.gpu, bias.gpu, N, C, OC);
+        BOTH(matmul_gelu_forward, act, pre, inp, w, bias, N, C, OC);
         expect_near("what goes into gelu", pre, of_sum(C) + rounded_between());
-        cpu::matmul_backward_weight(dw.cpu, dbias.cpu, dout.cpu, inp.cpu, N, C, OC, GRAD_SET);
-        matmul_backward_weight(dw.gpu, dbias.gpu, dout.gpu, inp.gpu, N, C, OC, GRAD_SET);
-        expect_near("dbias", dbias, of_sum(N));
+        NEAR(of_sum(N), matmul_backward_weight, dw, dbias, dout, inp, N, C, OC, GRAD_SET);
     }
 }
 TEST(plans_of_training_outlive_those_of_sampling) {

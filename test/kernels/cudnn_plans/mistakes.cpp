@@ -29,6 +29,18 @@ static cudnnStatus_t get_one(Descriptor d, Name name, Type type, void* value) {
     return cudnn.cudnnBackendGetAttribute(d, name, type, 1, &count, value);
 }
 static cudnnStatus_t finalize(Descriptor d) { return cudnn.cudnnBackendFinalize(d); }
+static void line(const char* what, Descriptor d) { line(what, finalize(d)); }
+// A descriptor with these attributes, names and values in turn. Where a descriptor is NULL its attribute is left out.
+static void set_each(Descriptor) {}
+template <typename T, typename... Rest> static void set_each(Descriptor d, Name name, T value, Rest... rest) {
+    if (attribute_type(value) != CUDNN_TYPE_BACKEND_DESCRIPTOR || value != T()) set_one(d, name, value);
+    set_each(d, rest...);
+}
+template <typename... A> static Descriptor with(cudnnBackendDescriptorType_t type, A... attributes) {
+    Descriptor d = make(type);
+    set_each(d, attributes...);
+    return d;
+}
 
 // A correct tensor, except that one attribute is left out.
 typedef std::vector<int64_t> Numbers;
@@ -82,7 +94,7 @@ static void mistakes_of_tensors(void) {
     for (int i = 0; i < 5; i++) {
         char what[64];
         snprintf(what, sizeof what, "a tensor without attribute %d", all[i]);
-        line(what, finalize(tensor_without(all[i], 1, { 2, 3, 4, 5 })));
+        line(what, tensor_without(all[i], 1, { 2, 3, 4, 5 }));
     }
     Descriptor t = tensor_without(CUDNN_ATTR_TENSOR_STRIDES, 1, { 2, 3, 4, 5 });
     set_many(t, CUDNN_ATTR_TENSOR_STRIDES, { 20, 5, 1 });
@@ -96,44 +108,30 @@ static void mistakes_of_tensors(void) {
 }
 
 static Descriptor matmul_of(Descriptor a, Descriptor b, Descriptor c) {
-    Descriptor math = make(CUDNN_BACKEND_MATMUL_DESCRIPTOR), operation = make(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
-    set_one(math, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_DATA_FLOAT);
+    Descriptor math = with(CUDNN_BACKEND_MATMUL_DESCRIPTOR, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_DATA_FLOAT);
     finalize(math);
-    if (a) set_one(operation, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a);
-    if (b) set_one(operation, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b);
-    if (c) set_one(operation, CUDNN_ATTR_OPERATION_MATMUL_CDESC, c);
-    set_one(operation, CUDNN_ATTR_OPERATION_MATMUL_DESC, math);
-    return operation;
+    return with(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b,
+                CUDNN_ATTR_OPERATION_MATMUL_CDESC, c, CUDNN_ATTR_OPERATION_MATMUL_DESC, math);
 }
-static Descriptor pointwise_of(cudnnPointwiseMode_t mode, Descriptor x, Descriptor b, Descriptor mask, Descriptor y,
-                               int64_t axis = -1) {
-    Descriptor math = make(CUDNN_BACKEND_POINTWISE_DESCRIPTOR), operation = make(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-    set_one(math, CUDNN_ATTR_POINTWISE_MODE, mode);
-    set_one(math, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_DATA_FLOAT);
+static Descriptor pointwise_of(cudnnPointwiseMode_t mode, Descriptor x, Descriptor b, Descriptor y, int64_t axis = -1) {
+    Descriptor math = with(CUDNN_BACKEND_POINTWISE_DESCRIPTOR, CUDNN_ATTR_POINTWISE_MODE, mode,
+                           CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_DATA_FLOAT);
     if (axis >= 0) set_one(math, CUDNN_ATTR_POINTWISE_AXIS, axis);
     finalize(math);
-    set_one(operation, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, math);
-    if (x) set_one(operation, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x);
-    if (b) set_one(operation, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b);
-    if (mask) set_one(operation, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, mask);
-    if (y) set_one(operation, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y);
-    return operation;
+    return with(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, math,
+                CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b,
+                CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y);
 }
 static Descriptor reduction_of(Descriptor x, Descriptor y) {
-    Descriptor math = make(CUDNN_BACKEND_REDUCTION_DESCRIPTOR), operation = make(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
-    set_one(math, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_REDUCE_TENSOR_ADD);
-    set_one(math, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_DATA_FLOAT);
+    Descriptor math = with(CUDNN_BACKEND_REDUCTION_DESCRIPTOR, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_REDUCE_TENSOR_ADD,
+                           CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_DATA_FLOAT);
     finalize(math);
-    set_one(operation, CUDNN_ATTR_OPERATION_REDUCTION_DESC, math);
-    if (x) set_one(operation, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x);
-    if (y) set_one(operation, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y);
-    return operation;
+    return with(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR, CUDNN_ATTR_OPERATION_REDUCTION_DESC, math,
+                CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y);
 }
 static Descriptor reshape_of(Descriptor x, Descriptor y) {
-    Descriptor operation = make(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
-    if (x) set_one(operation, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x);
-    if (y) set_one(operation, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y);
-    return operation;
+    return with(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x,
+                CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y);
 }
 static void mistakes_of_operations(void) {
     Descriptor a = tensor(1, { 2, 3, 4, 5 }), b = tensor(2, { 2, 3, 5, 6 }), c = tensor(3, { 2, 3, 4, 6 });
@@ -144,39 +142,39 @@ static void mistakes_of_operations(void) {
     Descriptor operation = make(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
     line("a tensor that is not finalised", set_one(operation, CUDNN_ATTR_OPERATION_MATMUL_ADESC, open));
     line("NULL for a tensor", set_one(operation, CUDNN_ATTR_OPERATION_MATMUL_ADESC, (Descriptor)NULL));
-    line("a good product", finalize(matmul_of(a, b, c)));
-    line("a product without A", finalize(matmul_of(NULL, b, c)));
-    line("a product without B", finalize(matmul_of(a, NULL, c)));
-    line("a product without C", finalize(matmul_of(a, b, NULL)));
-    line("a product of other inner sizes", finalize(matmul_of(a, wrong, c)));
-    line("a product of another result", finalize(matmul_of(a, b, a)));
-    line("a product of other heads", finalize(matmul_of(a, heads, c)));
-    line("a product of three dimensions", finalize(matmul_of(three, b, c)));
-    line("a product without its arithmetic", finalize(make(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)));
-    line("a product's arithmetic, not set", finalize(make(CUDNN_BACKEND_MATMUL_DESCRIPTOR)));
-    line("a pointwise operation's arithmetic, not set", finalize(make(CUDNN_BACKEND_POINTWISE_DESCRIPTOR)));
-    line("a reduction's arithmetic, not set", finalize(make(CUDNN_BACKEND_REDUCTION_DESCRIPTOR)));
-    line("a good sum", finalize(pointwise_of(CUDNN_POINTWISE_ADD, a, a, NULL, a)));
-    line("a good sum with a column", finalize(pointwise_of(CUDNN_POINTWISE_ADD, a, one, NULL, a)));
-    line("a good sum with a number", finalize(pointwise_of(CUDNN_POINTWISE_ADD, a, number, NULL, a)));
-    line("a sum without B", finalize(pointwise_of(CUDNN_POINTWISE_ADD, a, NULL, NULL, a)));
-    line("a sum without X", finalize(pointwise_of(CUDNN_POINTWISE_ADD, NULL, a, NULL, a)));
-    line("a sum without Y", finalize(pointwise_of(CUDNN_POINTWISE_ADD, a, a, NULL, NULL)));
-    line("a sum of other shapes", finalize(pointwise_of(CUDNN_POINTWISE_ADD, a, wrong, NULL, a)));
-    line("a sum of another result", finalize(pointwise_of(CUDNN_POINTWISE_ADD, a, a, NULL, wrong)));
-    line("an exponential with B", finalize(pointwise_of(CUDNN_POINTWISE_EXP, a, a, NULL, a)));
-    line("an exponential of another result", finalize(pointwise_of(CUDNN_POINTWISE_EXP, a, NULL, NULL, wrong)));
-    line("a choice without a mask", finalize(pointwise_of(CUDNN_POINTWISE_BINARY_SELECT, a, a, NULL, a)));
-    line("an index without an axis", finalize(pointwise_of(CUDNN_POINTWISE_GEN_INDEX, a, NULL, NULL, a)));
-    line("an index along axis 9", finalize(pointwise_of(CUDNN_POINTWISE_GEN_INDEX, a, NULL, NULL, a, 9)));
-    line("a good reduction", finalize(reduction_of(a, one)));
-    line("a reduction without X", finalize(reduction_of(NULL, one)));
-    line("a reduction without Y", finalize(reduction_of(a, NULL)));
-    line("a reduction to another shape", finalize(reduction_of(a, wrong)));
-    line("a good transposition", finalize(reshape_of(a, t)));
-    line("a transposition without X", finalize(reshape_of(NULL, t)));
-    line("a transposition without Y", finalize(reshape_of(a, NULL)));
-    line("a transposition to another size", finalize(reshape_of(a, wrong)));
+    line("a good product", matmul_of(a, b, c));
+    line("a product without A", matmul_of(NULL, b, c));
+    line("a product without B", matmul_of(a, NULL, c));
+    line("a product without C", matmul_of(a, b, NULL));
+    line("a product of other inner sizes", matmul_of(a, wrong, c));
+    line("a product of another result", matmul_of(a, b, a));
+    line("a product of other heads", matmul_of(a, heads, c));
+    line("a product of three dimensions", matmul_of(three, b, c));
+    line("a product without its arithmetic", make(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR));
+    line("a product's arithmetic, not set", make(CUDNN_BACKEND_MATMUL_DESCRIPTOR));
+    line("a pointwise operation's arithmetic, not set", make(CUDNN_BACKEND_POINTWISE_DESCRIPTOR));
+    line("a reduction's arithmetic, not set", make(CUDNN_BACKEND_REDUCTION_DESCRIPTOR));
+    line("a good sum", pointwise_of(CUDNN_POINTWISE_ADD, a, a, a));
+    line("a good sum with a column", pointwise_of(CUDNN_POINTWISE_ADD, a, one, a));
+    line("a good sum with a number", pointwise_of(CUDNN_POINTWISE_ADD, a, number, a));
+    line("a sum without B", pointwise_of(CUDNN_POINTWISE_ADD, a, NULL, a));
+    line("a sum without X", pointwise_of(CUDNN_POINTWISE_ADD, NULL, a, a));
+    line("a sum without Y", pointwise_of(CUDNN_POINTWISE_ADD, a, a, NULL));
+    line("a sum of other shapes", pointwise_of(CUDNN_POINTWISE_ADD, a, wrong, a));
+    line("a sum of another result", pointwise_of(CUDNN_POINTWISE_ADD, a, a, wrong));
+    line("an exponential with B", pointwise_of(CUDNN_POINTWISE_EXP, a, a, a));
+    line("an exponential of another result", pointwise_of(CUDNN_POINTWISE_EXP, a, NULL, wrong));
+    line("a choice without a mask", pointwise_of(CUDNN_POINTWISE_BINARY_SELECT, a, a, a));
+    line("an index without an axis", pointwise_of(CUDNN_POINTWISE_GEN_INDEX, a, NULL, a));
+    line("an index along axis 9", pointwise_of(CUDNN_POINTWISE_GEN_INDEX, a, NULL, a, 9));
+    line("a good reduction", reduction_of(a, one));
+    line("a reduction without X", reduction_of(NULL, one));
+    line("a reduction without Y", reduction_of(a, NULL));
+    line("a reduction to another shape", reduction_of(a, wrong));
+    line("a good transposition", reshape_of(a, t));
+    line("a transposition without X", reshape_of(NULL, t));
+    line("a transposition without Y", reshape_of(a, NULL));
+    line("a transposition to another size", reshape_of(a, wrong));
 }
 static Descriptor graph_of(std::vector<Descriptor> operations) {
     Descriptor g = make(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
@@ -189,19 +187,19 @@ static void mistakes_of_graphs(void) {
     const Numbers shape = { 2, 3, 4, 8 };
     Descriptor x = tensor(1, shape), y = tensor(2, shape), between = tensor(3, shape, CUDNN_DATA_FLOAT, true);
     Descriptor other = tensor(1, { 2, 3, 4, 16 }), result = tensor(9, { 2, 3, 4, 16 });
-    auto exp = [](Descriptor from, Descriptor to) { return pointwise_of(CUDNN_POINTWISE_EXP, from, NULL, NULL, to); };
+    auto exp = [](Descriptor from, Descriptor to) { return pointwise_of(CUDNN_POINTWISE_EXP, from, NULL, to); };
     Descriptor g = make(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     line("a graph without operations", finalize(g));
     line("an operation that is not finalised", set_one(g, CUDNN_ATTR_OPERATIONGRAPH_OPS, exp(x, y)));
-    line("a good graph", finalize(graph_of({ exp(x, y) })));
-    line("two tensors of one uid", finalize(graph_of({ exp(x, between), exp(other, result) })));
-    line("a virtual tensor that nothing computes", finalize(graph_of({ exp(between, y) })));
-    line("a tensor computed twice", finalize(graph_of({ exp(x, y), exp(x, y) })));
-    line("a tensor computed from itself", finalize(graph_of({ pointwise_of(CUDNN_POINTWISE_ADD, x, between, NULL, between) })));
-    line("operations in another order", finalize(graph_of({ exp(between, y), exp(x, between) })));
-    line("heuristics without a graph", finalize(make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)));
-    line("a plan without an engine", finalize(make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)));
-    line("an engine without a graph", finalize(make(CUDNN_BACKEND_ENGINE_DESCRIPTOR)));
+    line("a good graph", graph_of({ exp(x, y) }));
+    line("two tensors of one uid", graph_of({ exp(x, between), exp(other, result) }));
+    line("a virtual tensor that nothing computes", graph_of({ exp(between, y) }));
+    line("a tensor computed twice", graph_of({ exp(x, y), exp(x, y) }));
+    line("a tensor computed from itself", graph_of({ pointwise_of(CUDNN_POINTWISE_ADD, x, between, between) }));
+    line("operations in another order", graph_of({ exp(between, y), exp(x, between) }));
+    line("heuristics without a graph", make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR));
+    line("a plan without an engine", make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR));
+    line("an engine without a graph", make(CUDNN_BACKEND_ENGINE_DESCRIPTOR));
     Descriptor heuristics = make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
     line("a graph that is not finalised", set_one(heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph_of({})));
 }
@@ -210,7 +208,7 @@ static void mistakes_of_packs(void) {
     char somewhere[64];
     void *addresses[2] = { somewhere, somewhere + 16 }, *nowhere = NULL;
     Descriptor p = make(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR), x = tensor(1, { 1, 1, 1, 8 });
-    line("an empty pack", finalize(make(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)));
+    line("an empty pack", make(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR));
     line("uids", set_any(p, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 2, uids));
     line("one address for two uids", set_any(p, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 1, addresses));
     line("that pack", finalize(p));
