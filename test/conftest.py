@@ -1,6 +1,5 @@
 """Tiers, C tests as items of pytest, and the folder that a session's runs share."""
-import hashlib, os, re, shutil, subprocess, sys, tempfile
-from pathlib import Path
+import hashlib, os, re, shutil, subprocess, tempfile
 import pytest
 import suite
 

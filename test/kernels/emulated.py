@@ -1,7 +1,7 @@
 """What the tests of emulated GPUs share: programs, runs, and what they are compared with."""
-import functools, os, re, shutil, subprocess
+import functools, re, shutil, subprocess
 import pytest
-from suite import REFERENCE, ROOT, TOKENS, assert_as_predicted, assert_close_tensors, command, environment, once, paired_metrics, session, trained
+from suite import REFERENCE, ROOT, TOKENS, assert_as_predicted, assert_close_tensors, command, once, paired_metrics, session, trained
 
 SMALL = (f"--data {TOKENS} --val-data= --heads 2 --channels 16 --lr 3e-3 --warmup-steps 2 --eps 1e-5 --eval-every 0 --sample-every 0")
 # ThreadSanitizer cannot start in some address layouts.
