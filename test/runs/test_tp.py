@@ -24,10 +24,6 @@ def in_parts(mesh, *options, micro=1, rows=False, **settings):
     return reference(sizes(mesh, 1, micro), *options, data_parts=copies, tensor_parts=t, sequence_parts=t if rows else 1, **settings)
 
 
-def ddp(ranks, *options, **settings):
-    return trained("ddp", SMALL, batch(32, ranks), *options, ranks=ranks, **settings)
-
-
 # PyTorch's model has 384 tokens with the padding: of 4 parts the last one has nothing but padding.
 @pytest.mark.parametrize("mesh, options, strict", [
     ("1x2", "", False), ("2x2", "", False), ("1x2", SEQUENCE, True), ("2x2", SEQUENCE, True), ("2x2", f"{SEQUENCE} {KEEP} {AGAIN}", True),
@@ -56,20 +52,8 @@ def test_every_mesh_has_the_bits_of_its_parts(precision, mesh, options, rows, mi
 def test_sums_in_other_parts_have_other_bits(precision):
     whole, rows = in_parts("2x2", precision=precision), in_parts("2x2", rows=True, precision=precision)
     assert_different(whole, rows)
-    assert_different(whole, ddp(2, precision=precision))
+    assert_different(whole, in_parts("2x1", precision=precision))
     assert_different(rows, in_parts("2x2", rows=True, sequence_sum=1, precision=precision))
-
-
-@pytest.mark.parametrize("options", ["", rest(SEQUENCE)], ids=["plain", "sequence"])
-@pytest.mark.parametrize("precision", ["fp32", rest("bf16")])
-def test_copies_of_one_rank_have_the_bits_of_ddp(precision, options):
-    assert_same(ddp(2, precision=precision), tp("2x1", options, precision=precision))
-
-
-@pytest.mark.rest
-@pytest.mark.parametrize("micro", [1, 2])
-def test_ddp_of_devices_in_parts_has_the_bits_of_the_mesh(micro):
-    assert_same(reference(batch(32, 2, micro), ranks=2, tensor_parts=2), tp("2x2", micro=micro))
 
 
 @pytest.mark.rest
