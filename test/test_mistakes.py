@@ -14,18 +14,14 @@ PASSED, FAILED, SKIPPED, NOT_BUILT = 0, 1, 8, 9  # what pytest ends with in the 
 
 class Mistake:
     """A record of a list: name, file, what, tests (list of "MODULE:EXPRESSION", with a ! before those that must pass), survives (why, or ""),
-    old and new (lines without the blanks around them)."""
+    old and new (lines without the blanks around them). shared: the file and the tests of its paragraph."""
 
-    def __init__(self, record):
-        lines = record.splitlines()
-        self.name, self.survives = lines[0].strip(), ""
-        self.old, self.new = ([line[2:].strip() for line in lines if line[:2] == sign] for sign in ("- ", "+ "))
-        for line in lines[1:]:
-            if line[:2] in ("- ", "+ ") or not line.strip() or line[0] == "#": continue
-            field, _, value = line.partition(" ")
-            assert field in ("file", "what", "tests", "survives") and value, f"{self.name}: {line!r} is no line of a mistake"
-            setattr(self, field, value.strip())
-        self.tests = [entry.strip() for entry in self.tests.split(";")]
+    def __init__(self, shared, record):
+        heading, *lines = record.splitlines()
+        self.name, _, self.what = heading.partition(": ")
+        self.old, self.new = ([line[2:].strip() for line in lines if line[:2] in (sign, "  ")] for sign in ("- ", "+ "))
+        fields = {"survives": ""} | shared | fields_of(line for line in lines if line[:2] not in ("- ", "+ ", "  "))
+        self.file, self.survives, self.tests = fields["file"], fields["survives"], re.split("; *", fields["tests"])
         assert self.what and self.old != self.new, f"{self.name} changes nothing"
 
     def make_in(self, folder):
@@ -39,8 +35,20 @@ class Mistake:
         path.write_text("\n".join(lines))
 
 
+def fields_of(lines):
+    found = {}
+    for line in lines:
+        field, _, value = line.partition(" ")
+        assert field in ("file", "tests", "survives") and value, f"{line!r} is no line of a mistake"
+        found[field] = value.strip()
+    return found
+
+
 def mistakes_of(path):
-    found = [Mistake(record) for record in re.split(r"^== ", (suite.ROOT / path).read_text(), flags=re.M)[1:]]
+    found = []
+    for paragraph in (suite.ROOT / path).read_text().split("\n\n"):
+        shared, *records = re.split("^== ", re.sub("^#.*\n?", "", paragraph, flags=re.M), flags=re.M)
+        found += [Mistake(fields_of(shared.splitlines()), record) for record in records]
     assert len({mistake.name for mistake in found}) == len(found), f"{path} has two mistakes of one name"
     return found
 
@@ -85,7 +93,7 @@ def pass_without_a_mistake(entry):
     if int((suite.once(f"without a mistake: {entry}", run) / "status").read_text()) == SKIPPED: pytest.skip(f"nothing of {entry} can run here")
 
 
-@pytest.mark.parametrize("path", LISTS)
+@pytest.mark.parametrize("path", [*LISTS, "test/labs_mistakes.txt"])
 def test_every_mistake_can_be_made(path, tmp_path):
     for mistake in mistakes_of(path):
         copy = tmp_path / mistake.file

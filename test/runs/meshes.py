@@ -1,6 +1,7 @@
 """What the tests of tensor, pipeline and 3D parallelism share: small runs, and references of test/split that have a mesh's bits."""
-import functools, re
-from suite import TOKENS, Stored, assert_close, assert_same, command, half, make, train, trained
+import functools
+from shards import skipped_steps
+from suite import TOKENS, assert_same, make, trained
 
 SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 4 --channels 16 --seq-len 16 --steps 10 --lr 3e-3 --warmup-steps 5 "
          "--eval-every 0 --sample-every 0 --deterministic")
@@ -41,29 +42,9 @@ def batch(sequences, copies, micro=1):
     return f"--total-batch-size {16 * sequences} --batch-size {sequences // copies // micro}"
 
 
-def continued(run, folder, *command_line, **settings):
-    """A run that a command continues from where `run` was when it had saved step 5, in a new folder."""
-    second = command(*command_line, "--resume --out", [half(run, folder / "half")], **settings)
-    assert second.status == 0 and "step 5 of 10" in second.said, second
-    second.folder = folder / "half"
-    return second
-
-
-def assert_pytorchs(run):
-    assert_close(Stored("pytorch_fp32"), run)
-    assert_close(Stored("pytorch_fp32"), run, rtol=0, only="param_norm")
-
-
 def assert_same_skips(one, many):
     assert_same(one, many)
-    assert set(many.series("skipped")) == {False, True}, many
-
-
-def assert_same_samples(one, many):
-    """Also the same evaluations."""
-    assert_same(one, many)
-    texts = [re.findall(r"^sample after step \d+:\n(.*?)\n(?=step |saved )", run.out, re.M | re.S) for run in (one, many)]
-    assert texts[0] == texts[1] and len(texts[0]) == 2 and len(many.series("val_loss")) == 3, many
+    assert skipped_steps(many)
 
 
 def assert_bytes(run, sent, **held):
@@ -72,14 +53,3 @@ def assert_bytes(run, sent, **held):
     assert {name: predicted[name.replace("_", " ")] for name in held} == held
     assert set(run.series("comm_bytes")) == {sent}
     assert "than predicted" not in run.out and "allocations while training: 0;" in run.out, run
-
-
-def faulty(stage, ranks, *options, timeout=60):
-    """A run with a --fault that does not end well. Where a rank has to wait for another one in vain, it need not be so long."""
-    run = train(stage, SMALL, "--check-every 1 --comm-timeout", timeout, *options, ranks=ranks)
-    assert run.status not in (0, "no end"), run
-    return run
-
-
-def assert_all_say(run, ranks, pattern):
-    for rank in ranks: assert re.search(f"^rank {rank}: error: {pattern}", run.err, re.M), f"rank {rank} does not say {pattern!r}: {run}"

@@ -1,8 +1,8 @@
-"""What the tests of one device, DDP, ZeRO and FSDP share."""
-import re
+"""What the tests of training runs share."""
+import functools, json, math, re
 from pathlib import Path
 import pytest
-from suite import assert_close, assert_same_metrics, command, program, train
+from suite import TOKENS, Stored, assert_close, assert_same, assert_same_metrics, command, half, program, train, trained
 
 
 def sampled(*values, **options):
@@ -21,13 +21,6 @@ def shard(elements, ranks):
     return -(-elements // (16 * ranks)) * 16
 
 
-def samples(run):
-    """The text that a run has sampled, twice."""
-    found = re.findall(r"^sample after step \d+:\n(.*?)\n(?=step |saved )", run.out, re.M | re.S)
-    assert len(found) == 2 and all(found), run
-    return found
-
-
 def skipped_steps(run):
     """The steps of which fp16 skipped some, but not all."""
     skipped = run.series("skipped")
@@ -35,9 +28,9 @@ def skipped_steps(run):
     return skipped
 
 
-def in_folder(folder, stage, *options, ranks=None, precision="fp32", **settings):
+def in_folder(folder, stage, *options, ranks=None, precision="fp32", binary=None, **settings):
     """A run in a folder of the test's own."""
-    run = command([program(f"train_gpt2_{stage}", precision)], *options, ["--out", folder], ranks=ranks, **settings)
+    run = command([binary or program(f"train_gpt2_{stage}", precision)], *options, ["--out", folder], ranks=ranks, **settings)
     run.folder = Path(folder)
     return run
 
@@ -47,6 +40,12 @@ def resumed(*arguments, **settings):
     run = in_folder(*arguments, "--resume", **settings)
     assert run.status == 0, run
     return run
+
+
+def assert_pytorchs(run, name="pytorch_fp32"):
+    __tracebackhide__ = True
+    assert_close(Stored(name), run)
+    assert_close(Stored(name), run, rtol=0, only="param_norm")
 
 
 def assert_near_losses(a, b, rtol=1e-4):
@@ -63,9 +62,72 @@ def assert_same_files(a, b, step=None):
     assert [name for name in files if files[name] != others[name]] == []
 
 
-def assert_lost(stage, pattern, *options, ranks=4):
-    """The run with a --fault ends in error, and the ranks 0 and 3 name it."""
-    run = train(stage, *options, ranks=ranks, timeout=120)
+def assert_same_samples(a, b):
+    """Also the same metrics, evaluations, weights and optimizer state."""
+    __tracebackhide__ = True
+    assert_same(a, b)
+    texts = [re.findall(r"^sample after step \d+:\n(.*?)\n(?=step |saved )", run.out, re.M | re.S) for run in (a, b)]
+    assert texts[0] == texts[1] and len(texts[0]) == 2 and all(texts[0]) and len(b.series("val_loss")) > 2, b
+
+
+def faulty(stage, *options, ranks, timeout=60, **settings):
+    """A run with a --fault that does not end well. Where a rank has to wait for another one in vain, it need not be so long."""
+    run = train(stage, "--check-every 1 --comm-timeout", timeout, *options, ranks=ranks, **settings)
     assert run.status not in (0, "no end"), run
-    for rank in 0, 3:
-        assert re.search(f"^rank {rank}: error: .*{pattern}", run.err, re.M), f"rank {rank} does not say {pattern!r}: {run}"
+    return run
+
+
+def assert_all_say(run, ranks, pattern):
+    for rank in ranks: assert re.search(f"^rank {rank}: error: {pattern}", run.err, re.M), f"rank {rank} does not say {pattern!r}: {run}"
+
+
+# ---- runs that save steps 5 and 10 ----
+# 48 sequences a step divide over 1, 2, 3, 4 and 8 copies of the model; 10 steps are more than one epoch. FSDP's last group has one block.
+SAVES = (f"--eps 1e-5 --data {TOKENS} --val-data= --model d5 --heads 4 --channels 16 --seq-len 16 --total-batch-size 768 --lr 3e-3 "
+         "--warmup-steps 5 --eval-every 0 --sample-every 0 --steps 10 --save-every 5 --deterministic")
+MICRO_BATCHES = {"pp": 4, "3d": 4, "compress": 2}
+PROGRAMS = { # the stage, on so many ranks unless a test says otherwise, its options
+    "single": ("single", 1, ""), "ddp": ("ddp", 3, ""), "zero1": ("zero", 8, "--zero-stage 1"), "zero2": ("zero", 2, "--zero-stage 2"),
+    "zero3": ("zero", 4, "--zero-stage 3"), "full": ("fsdp", 3, "--wrap-blocks 2"), "model": ("fsdp", 3, "--wrap-blocks 0"),
+    "sharded": ("fsdp", 3, "--checkpoint sharded --wrap-blocks 2"), "whole": ("fsdp", 3, "--checkpoint sharded --wrap-blocks 0"),
+    "offload": ("fsdp", 2, "--checkpoint sharded --cpu-offload --sharding grad-op"),
+    "hybrid": ("fsdp", 4, "--checkpoint sharded --sharding hybrid --shard-group 2"),
+    "sharded16": ("fsdp", 3, "--checkpoint sharded --reduce-dtype model"),
+    "tp2": ("tp", 4, "--tensor-parallel 2"), "tp4": ("tp", 4, "--tensor-parallel 4"), "pp2": ("pp", 4, "--pipeline-parallel 2"),
+    "pp3": ("pp", 3, "--pipeline-parallel 3"), "pp4": ("pp", 4, "--pipeline-parallel 4"), "3x1x1z": ("3d", 3, "--mesh dp=3 --zero-stage 1"),
+    "2x2x1": ("3d", 4, "--mesh dp=2,tp=2"), "1x2x2": ("3d", 4, "--mesh tp=2,pp=2"), "2x1x2": ("3d", 4, "--mesh dp=2,pp=2"),
+    "2x1x2z": ("3d", 4, "--mesh dp=2,pp=2 --zero-stage 1"), "none": ("compress", 2, ""),
+    "2x2x2zs": ("3d", 8, "--mesh dp=2,tp=2,pp=2 --zero-stage 1 --sequence-parallel")}
+# A method of compression from the fourth step on: with + behind it errors are fed back, with - they are not.
+PROGRAMS |= {f"{method}{sign}": ("compress", 2, f"--compress {method} --compress-from 3 --{'no-' * (sign == '-')}error-feedback" +
+                                 " --rank 2" * (method == "powersgd"))
+             for method in ("bf16", "fp16", "int8", "int4", "top-k", "sign", "onebit-adam", "powersgd") for sign in "+-"}
+
+
+def train_by(verb, name, ranks, *more, **settings):
+    stage, usual, options = PROGRAMS[name]
+    ranks = ranks or usual
+    copies = ranks // math.prod(map(int, re.findall(r"(?:parallel |tp=|pp=)(\d)", options)))
+    return verb(stage, SAVES, "--batch-size", 48 // copies // MICRO_BATCHES.get(stage, 1), options, *more, ranks=ranks, **settings)
+
+
+def saved(name, ranks=None, *more, **settings):
+    """A run without a break."""
+    return train_by(trained, name, ranks, *more, **settings)
+
+
+def resume(folder, name, ranks=None, *more, **settings):
+    return train_by(functools.partial(in_folder, folder), name, ranks, *more, "--resume", **settings)
+
+
+def continued(run, folder, step, name, ranks=None, *more, **settings):
+    """A copy of the run as it was after a step is continued."""
+    again = resume(half(run, folder, step), name, ranks, *more, **settings)
+    assert again.status == 0 and f"step {step} of 10" in again.out, again
+    return again
+
+
+def header(path):
+    """What a safetensors file says of its tensors and of itself."""
+    data = path.read_bytes()
+    return json.loads(data[8:8 + int.from_bytes(data[:8], "little")])

@@ -4,9 +4,9 @@ gradients apart (test/split); with --sequence-parallel with one device with all 
 formulas in plain numbers."""
 import json, re
 import pytest
-from meshes import (AGAIN, EVALUATIONS, KEEP, LARGE_SCALE, SEQUENCE, SMALL, WIDE, assert_all_say, assert_bytes, assert_pytorchs, assert_same_samples,
-                    assert_same_skips, axes, batch, faulty, reference)
-from suite import PYTORCH, assert_different, assert_refused, assert_refused_by_all, assert_same, rest, train, trained
+from meshes import AGAIN, EVALUATIONS, KEEP, LARGE_SCALE, SEQUENCE, SMALL, WIDE, assert_bytes, assert_same_skips, axes, batch, reference
+from shards import assert_all_say, assert_pytorchs, assert_same_samples, faulty
+from suite import PYTORCH, assert_different, assert_refused_by_all, assert_same, rest, train, trained
 
 LONG = 10
 EIGHT = "--layers 8"
@@ -177,14 +177,14 @@ def test_every_rank_refuses_a_mesh_that_cannot_be(n, options, pattern):
 
 
 # ---- ranks that die, hang or differ: rank 5 is dp 1, pp 0, tp 1 ----
-FAULTY = f"{EIGHT} {batch(32, 2, 4)} --mesh dp=2,tp=2,pp=2 --fault"
+FAULTY = f"{SMALL} {EIGHT} {batch(32, 2, 4)} --mesh dp=2,tp=2,pp=2 --fault"
 
 
 @pytest.mark.parametrize("fault, options, pattern", [
     ("5:3:kill", "", r"rank 5 \(dp 1, pp 0, tp 1\) has died"),
     rest("6:3/1:kill", ZERO, r"rank 6 \(dp 1, pp 1, tp 0\) has died .* it was .*in F1 on stage 1")], ids=["place", "action"])
 def test_a_rank_that_dies_is_named_with_its_place_on_the_mesh(fault, options, pattern):
-    assert_all_say(faulty("3d", 8, FAULTY, fault, options), [r for r in range(8) if r != int(fault[0])], pattern)
+    assert_all_say(faulty("3d", FAULTY, fault, options, ranks=8), [r for r in range(8) if r != int(fault[0])], pattern)
 
 
 # Rank 7 waits for rank 6 in a sum, and rank 4 with a message: whoever's patience ends first says so.
@@ -193,14 +193,14 @@ def test_a_rank_that_dies_is_named_with_its_place_on_the_mesh(fault, options, pa
     ("6:3:hang", r"rank 6 \(dp 1, pp 1, tp 0\) has not reached .* of (tp\.3 .*F0 on stage 1|pp\.2 .*rank 4 has waited)"),
     ("6:3:skip", r"rank 6 \(dp 1, pp 1, tp 0\) has not reached its side of send .* to rank 6 of pp\.2 ")], ids=["hang", "message"])
 def test_a_rank_that_is_waited_for_is_named_with_its_axis(fault, pattern):
-    run = faulty("3d", 8, FAULTY, fault, timeout=15)
+    run = faulty("3d", FAULTY, fault, ranks=8, timeout=15)
     assert run.status == 1 and re.search(f"error: {pattern}", run.err), run
 
 
 # The next sum is taken for one that a rank has left out: the step does not end, whichever of the two ranks sees it first.
 @pytest.mark.rest
 def test_a_sum_that_is_left_out_ends_the_step():
-    run = faulty("3d", 8, FAULTY, "5:3:skip", timeout=15)
+    run = faulty("3d", FAULTY, "5:3:skip", ranks=8, timeout=15)
     assert not re.search("^step  *3/10", run.out, re.M), run
     assert re.search("^rank [45]: error: .*Do all ranks issue the same operations|error: rank [45] .*has ", run.err, re.M), run
 

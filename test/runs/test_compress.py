@@ -1,5 +1,5 @@
 """Compressed gradients: what is not compressed has DDP's bits, and what is sends the bytes of its method's formula, keeps ranks equal and waits for
-what it reads. And what training makes of it. (test_mesh_checkpoints.py has the errors in checkpoints.)"""
+what it reads. And what training makes of it. (test_compress_checkpoints.py has the errors in checkpoints.)"""
 import re
 import numpy as np
 import pytest

@@ -4,7 +4,7 @@ bounds."""
 import json
 import numpy as np
 import pytest
-from shards import sizes
+from shards import assert_pytorchs, sizes
 from suite import PYTORCH, REFERENCE, Stored, assert_close, assert_same, rest, tensors, trained
 
 RANKS = [rest(1), 2, 3, rest(4)]
@@ -16,22 +16,17 @@ def ddp(ranks, *options, micro=1, **settings):
     return trained("ddp", PYTORCH, sizes(ranks, micro), *options, ranks=ranks, **settings)
 
 
-def assert_pytorchs(name, run):
-    assert_close(Stored(f"ddp/{name}"), run)
-    assert_close(Stored(f"ddp/{name}"), run, rtol=0, only="param_norm")
-
-
 @by_ranks
 @pytest.mark.parametrize("options, strict", [
     (SMALL_BUCKETS, False), (SMALL_BUCKETS, True), ("--ddp naive", False), (f"{SMALL_BUCKETS} --allreduce ring", False),
     (f"{SMALL_BUCKETS} --deterministic", False)], ids=["bucketed", "bucketed-strict", "naive", "ring", "rank_order"])
 def test_ddp_has_the_losses_norms_and_weights_of_pytorchs(ranks, options, strict):
-    assert_pytorchs(f"ranks_{ranks}", ddp(ranks, options, strict=strict))
+    assert_pytorchs(ddp(ranks, options, strict=strict), f"ddp/ranks_{ranks}")
 
 
 @by_ranks
 def test_micro_batches_have_the_losses_norms_and_weights_of_pytorchs(ranks):
-    assert_pytorchs(f"ranks_{ranks}_accumulate_2", ddp(ranks, SMALL_BUCKETS, micro=2))
+    assert_pytorchs(ddp(ranks, SMALL_BUCKETS, micro=2), f"ddp/ranks_{ranks}_accumulate_2")
 
 
 @pytest.mark.parametrize("ranks", [rest(2), 3, rest(4)], ids="{}_ranks".format)

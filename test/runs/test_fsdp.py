@@ -2,9 +2,8 @@
 and recompute. Each rank holds and sends as many bytes as the formulas say, which are written here a second time, in plain numbers."""
 import collections, json, re
 import pytest
-from shards import assert_lost, assert_near_losses, sampled, samples, shard, skipped_steps
-from suite import (PYTORCH, TOKENS, Stored, assert_close, assert_refused, assert_same, assert_same_metrics, rest, train,
-                   trained)
+from shards import assert_all_say, assert_near_losses, assert_same_samples, faulty, sampled, shard, skipped_steps
+from suite import PYTORCH, TOKENS, Stored, assert_close, assert_refused, assert_same, assert_same_metrics, rest, train, trained
 
 LONG = 6
 # 5 blocks in groups of 2 or 3 leave a smaller last group.
@@ -150,8 +149,7 @@ def test_fsdp_summed_by_the_library_has_the_losses_norms_and_weights_of_pytorchs
 def test_evaluations_and_samples_gather_in_another_order_and_say_what_ddp_says(options):
     deep = (SMALL, f"--val-data {TOKENS} --eval-every 2 --eval-steps 3 --sample-every 3 --sample-tokens 20 --check-every 2 --batch-size 4")
     ddp, fsdp = trained("ddp", *deep, ranks=3), trained("fsdp", *deep, options, ranks=3, strict=True)
-    assert_same(ddp, fsdp)
-    assert samples(ddp) == samples(fsdp)
+    assert_same_samples(ddp, fsdp)
 
 
 # ---- what a rank holds and sends ----
@@ -264,13 +262,12 @@ def test_gathers_are_issued_where_prefetch_says(options, order, gathers, tmp_pat
 
 
 # ---- ranks that fail, and options that do not go together ----
-@pytest.mark.rest
-@pytest.mark.parametrize("pattern, options", [
-    ("rank 2 has died.* during step [67]", "--fault 2:7:kill --sharding hybrid --shard-group 2 --cpu-offload"),
-    ("rank 1 has not reached .*step 7", "--fault 1:7:hang --comm-timeout 10 --sharding hybrid --shard-group 2"),
-    ("differ", "--fault 1:7:bitflip --check-every 1 --sharding hybrid --shard-group 2")], ids=["killed", "hangs", "replicas_differ"])
-def test_a_rank_that_fails_is_named_by_the_others(pattern, options):
-    assert_lost("fsdp", pattern, SMALL, "--batch-size 4 --steps 20", options)
+@pytest.mark.parametrize("fault, options, pattern", [
+    ("2:7:kill", "--cpu-offload", "rank 2 has died.* during step [67]"), rest("1:7:bitflip", "", "differ")],
+    ids=["killed", "replicas_differ"])
+def test_a_rank_that_fails_is_named_by_the_others(fault, options, pattern):
+    run = faulty("fsdp", SMALL, "--batch-size 4 --steps 20 --sharding hybrid --shard-group 2", options, "--fault", fault, ranks=4)
+    assert_all_say(run, [0, 3], f".*{pattern}")
 
 
 @pytest.mark.parametrize("pattern, options", [

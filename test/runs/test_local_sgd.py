@@ -2,6 +2,7 @@
 What is compared here is equal to the bit, or exact except for rounding."""
 import os, shutil
 import pytest
+from shards import resumed
 from suite import (ROOT, TOKENS, assert_close, assert_close_tensors, assert_refused, assert_same, command, half, once, program, train, trained)
 
 pytestmark = pytest.mark.rest
@@ -71,12 +72,9 @@ def test_half_the_learning_rate_with_a_momentum_of_1_is_the_whole_one_in_the_fir
 
 # The anchor is all that one rank keeps without momentum, and a resumed run takes the weights for it.
 def test_the_anchor_is_that_of_the_last_outer_step(tmp_path):
-    options = f"{OPTIONS} --local-steps 5 --outer-lr 0.5 --outer-momentum 0"
-    whole = local_sgd(1, "--local-steps 5 --outer-lr 0.5 --outer-momentum 0 --save-every 5 --keep 0")
-    part = command([solution()], options, "--resume --out", [half(whole, tmp_path / "half")], ranks=1)
-    assert part.status == 0, part
-    part.folder = tmp_path / "half"
-    assert_same(whole, part)
+    options = "--local-steps 5 --outer-lr 0.5 --outer-momentum 0"
+    whole = local_sgd(1, options, "--save-every 5 --keep 0")
+    assert_same(whole, resumed(half(whole, tmp_path / "half"), "ddp", OPTIONS, options, ranks=1, binary=str(solution())))
 
 
 def test_an_outer_learning_rate_of_0_leaves_the_weights_where_they_began():

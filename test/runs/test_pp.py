@@ -3,8 +3,8 @@ with PyTorch's within rounding, and to the bit with one device whose tied matrix
 likewise. Bytes are as by formulas in plain numbers."""
 import json, re
 import pytest
-from meshes import (AGAIN, EVALUATIONS, LARGE_SCALE, SMALL, assert_bytes, assert_pytorchs, assert_same_samples, assert_same_skips, axes, batch, faulty,
-                    reference, split_program)
+from meshes import AGAIN, EVALUATIONS, LARGE_SCALE, SMALL, assert_bytes, assert_same_skips, axes, batch, reference, split_program
+from shards import assert_pytorchs, assert_same_samples, faulty, sampled
 from suite import PYTORCH, assert_different, assert_refused, assert_refused_by_all, assert_same, command, rest, train, trained
 
 LONG = 9
@@ -44,16 +44,10 @@ def test_pp_has_the_losses_norms_and_weights_of_pytorchs(mesh, options, strict):
                             strict=strict))
 
 
+@pytest.mark.parametrize("precision", ["fp32", sampled("bf16")])
+@pytest.mark.parametrize("mesh", ["1x4", *map(sampled, ("1x2", "1x3", "2x2", "2x3", "3x2", "4x2"))])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_every_schedule_has_the_bits_of_one_device_whose_tied_gradients_are_apart(schedule):
-    assert_same(tied(1), pp("1x4", "--check-every 4 --schedule", schedule))
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("mesh", ["1x2", "1x3", "2x2", "2x3", "3x2", "4x2"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_every_schedule_on_every_mesh_has_the_bits_of_the_copies(schedule, mesh, precision):
+def test_every_schedule_has_the_bits_of_copies_whose_tied_gradients_are_apart(schedule, mesh, precision):
     # interleaved takes micro-batches in groups of as many as there are stages
     assert_same(tied(axes(mesh)[0], precision=precision), pp(mesh, "--check-every 4 --schedule", schedule, precision=precision))
 
@@ -206,13 +200,13 @@ def test_every_rank_refuses_what_cannot_be(ranks, options, pattern):
 
 
 # ---- ranks that differ (test_faults.py: that die and hang) ----
-FAULTY = f"{EIGHT} {micro_batches(1)} --fault"
+FAULTY = f"{SMALL} {EIGHT} {micro_batches(1)} --fault"
 
 
 # MPI sends a smaller message even if nobody takes it.
 @pytest.mark.rest
 def test_a_message_that_is_left_out_is_missed():
-    run = faulty("pp", 4, FAULTY, "1:3:skip --batch-size 8", timeout=15)
+    run = faulty("pp", FAULTY, "1:3:skip --batch-size 8", ranks=4, timeout=15)
     assert_refused(run, "error: rank 1 has not reached its side of send .* to rank 1 of world .*F2 on stage 0")
 
 
@@ -222,8 +216,8 @@ def test_a_message_that_is_left_out_is_missed():
     (1, "after step 3: 36 messages went from rank 0 to rank 1 of world, and 35 were received"),
     (0, "after step 10: 120 messages went from rank 0 to rank 1 of world, and 119 were received")], ids=["next_step", "end"])
 def test_a_small_message_that_is_left_out_is_missed(check_every, pattern):
-    assert_refused(faulty("pp", 4, FAULTY, "1:3:skip --check-every", check_every), pattern)
+    assert_refused(faulty("pp", FAULTY, "1:3:skip --check-every", check_every, ranks=4), pattern)
 
 
 def test_a_bit_that_flips_in_one_copy_of_the_tied_matrix_is_found():
-    assert_refused(faulty("pp", 4, FAULTY, "3:3:bitflip"), "after step 3 the parameters of unit 0 differ between rank 0 and rank 3")
+    assert_refused(faulty("pp", FAULTY, "3:3:bitflip", ranks=4), "after step 3 the parameters of unit 0 differ between rank 0 and rank 3")

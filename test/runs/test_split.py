@@ -1,7 +1,8 @@
 """References of test/split: a stage that is compiled with headers that form sums in parts has the bits of ranks that share the work.
 Here are DDP and what a header leaves as it is; test_tp.py, test_pp.py and test_3d.py compare meshes, and see that other parts have other bits."""
 import pytest
-from meshes import EVALUATIONS, SMALL, assert_same_samples, batch, reference, split_program
+from meshes import EVALUATIONS, SMALL, batch, reference, split_program
+from shards import assert_same_samples
 from suite import assert_different, assert_same, rest, trained
 
 

@@ -1,8 +1,8 @@
 """Tensor parallelism: ranks that share a copy of the model, and copies that are data parallel. Runs are compared with PyTorch's of the whole
 model within rounding, and to the bit with one device that forms sums in the same parts (test/split). Bytes are as by formulas in plain numbers."""
 import pytest
-from meshes import (AGAIN, EVALUATIONS, KEEP, LARGE_SCALE, SEQUENCE, SMALL, WIDE, assert_all_say, assert_bytes, assert_pytorchs, assert_same_samples,
-                    assert_same_skips, axes, batch, faulty, reference)
+from meshes import AGAIN, EVALUATIONS, KEEP, LARGE_SCALE, SEQUENCE, SMALL, WIDE, assert_bytes, assert_same_skips, axes, batch, reference
+from shards import assert_all_say, assert_pytorchs, assert_same_samples, faulty, sampled
 from suite import PYTORCH, ROOT, assert_different, assert_refused, assert_refused_by_all, assert_same, make, rest, train, trained
 
 LONG = 8
@@ -24,10 +24,6 @@ def in_parts(mesh, *options, micro=1, rows=False, **settings):
     return reference(sizes(mesh, 1, micro), *options, data_parts=copies, tensor_parts=t, sequence_parts=t if rows else 1, **settings)
 
 
-def ddp(ranks, *options, **settings):
-    return trained("ddp", SMALL, batch(32, ranks), *options, ranks=ranks, **settings)
-
-
 # PyTorch's model has 384 tokens with the padding: of 4 parts the last one has nothing but padding.
 @pytest.mark.parametrize("mesh, options, strict", [
     ("1x2", "", False), ("2x2", "", False), ("1x2", SEQUENCE, True), ("2x2", SEQUENCE, True), ("2x2", f"{SEQUENCE} {KEEP} {AGAIN}", True),
@@ -40,17 +36,12 @@ def test_tp_has_the_losses_norms_and_weights_of_pytorchs(mesh, options, strict):
     assert_pytorchs(trained("tp", PYTORCH, "--tensor-parallel", t, "--batch-size", 16 // copies, options, ranks=copies * t, strict=strict))
 
 
-def test_ranks_that_share_the_model_have_the_bits_of_its_parts():
-    assert_same(in_parts("2x2"), tp("2x2", "--check-every 3", strict=True))
-    assert_same(in_parts("2x2", micro=2, rows=True), tp("2x2", SEQUENCE, micro=2))
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("mesh", ["1x2", "1x4", "2x2", "2x4", "4x2", "1x3", "3x1"])
+@pytest.mark.parametrize("precision", ["fp32", sampled("bf16")])
+@pytest.mark.parametrize("mesh", ["2x2", *map(sampled, ("1x2", "1x4", "2x4", "4x2", "1x3", "3x1"))])
 @pytest.mark.parametrize("options, rows, micro, strict", [
-    ("", False, 1, False), (f"{AGAIN} --no-overlap --ddp naive", False, 1, True), (f"{SEQUENCE} {KEEP}", True, 1, False),
-    (f"{SEQUENCE} {AGAIN} --bucket-mb 0.005", True, 1, True), (SEQUENCE, True, 4, False)],
+    ("--check-every 3", False, 1, True), sampled(f"{AGAIN} --no-overlap --ddp naive", False, 1, True),
+    sampled(f"{SEQUENCE} {KEEP}", True, 1, False),
+    sampled(f"{SEQUENCE} {AGAIN} --bucket-mb 0.005", True, 1, True), (SEQUENCE, True, 4, False)],
     ids=["plain", "recomputed", "rows_kept", "rows_recomputed", "rows_micro_batches"])
 def test_every_mesh_has_the_bits_of_its_parts(precision, mesh, options, rows, micro, strict):
     assert_same(in_parts(mesh, rows=rows, micro=micro, precision=precision), tp(mesh, options, micro=micro, precision=precision, strict=strict))
@@ -61,20 +52,8 @@ def test_every_mesh_has_the_bits_of_its_parts(precision, mesh, options, rows, mi
 def test_sums_in_other_parts_have_other_bits(precision):
     whole, rows = in_parts("2x2", precision=precision), in_parts("2x2", rows=True, precision=precision)
     assert_different(whole, rows)
-    assert_different(whole, ddp(2, precision=precision))
+    assert_different(whole, in_parts("2x1", precision=precision))
     assert_different(rows, in_parts("2x2", rows=True, sequence_sum=1, precision=precision))
-
-
-@pytest.mark.parametrize("options", ["", rest(SEQUENCE)], ids=["plain", "sequence"])
-@pytest.mark.parametrize("precision", ["fp32", rest("bf16")])
-def test_copies_of_one_rank_have_the_bits_of_ddp(precision, options):
-    assert_same(ddp(2, precision=precision), tp("2x1", options, precision=precision))
-
-
-@pytest.mark.rest
-@pytest.mark.parametrize("micro", [1, 2])
-def test_ddp_of_devices_in_parts_has_the_bits_of_the_mesh(micro):
-    assert_same(reference(batch(32, 2, micro), ranks=2, tensor_parts=2), tp("2x2", micro=micro))
 
 
 @pytest.mark.rest
@@ -153,17 +132,11 @@ def test_tensor_parallel_0_is_all_ranks():
 
 
 # ---- ranks that die, hang or differ ----
-FAULTY = f"{batch(32, 2, 2)} --tensor-parallel 2 --fault"
+FAULTY = f"{SMALL} {batch(32, 2, 2)} --tensor-parallel 2 --fault"
 
 
 def test_a_bit_that_flips_in_what_all_ranks_have_is_found():
-    assert_all_say(faulty("tp", 4, FAULTY, "1:3:bitflip"), range(4), "after step 3 the parameters of unit 0 differ between rank 0 and rank 1")
-
-
-@pytest.mark.parametrize("rank, options", [(3, ""), rest(0, SEQUENCE)])
-def test_a_rank_that_dies_is_named_by_the_others(rank, options):
-    others = [r for r in range(4) if r != rank]
-    assert_all_say(faulty("tp", 4, FAULTY, f"{rank}:3:kill", options), others, f"rank {rank} has died")
+    assert_all_say(faulty("tp", FAULTY, "1:3:bitflip", ranks=4), range(4), "after step 3 the parameters of unit 0 differ between rank 0 and rank 1")
 
 
 # --fault flips a bit of the first parameter, which all ranks have. This program flips one of the last, of which each rank has its own.
@@ -173,5 +146,5 @@ def test_a_bit_that_flips_in_a_part_is_found_by_the_other_copy():
     header.parent.mkdir(parents=True, exist_ok=True)
     header.write_text('#include "../../../llmc/run/run.h"\n#define run_step_begin(run, step, x) run_step_begin(run, step, x + g.num_params - 1)\n')
     program = make("DEVICE=cpu", "BUILD=build/split/flips", ["CFLAGS=-include build/split/flips/flips.h -O1"], "build/split/flips/train_gpt2_tp")
-    run = train("tp", SMALL, FAULTY, "3:3:bitflip --check-every 1 --comm-timeout 60", ranks=4, binary=program)
+    run = faulty("tp", FAULTY, "3:3:bitflip", ranks=4, binary=program)
     assert_all_say(run, range(4), "after step 3 the parameters of unit 2 differ between rank 1 and rank 3")

@@ -29,17 +29,10 @@ when the program runs. Where tensor.h and tied.h are included as well, include t
 #define DATA_WEIGHT_CHUNK DATA_LAYER(matmul_backward_weight_chunk)
 #endif
 
-// A parameter's gradient: `sum`, where the stage wants it, and what the parts have instead.
-typedef struct {
-    floatX* sum;   // (n) a view of the stage's memory
-    floatX* parts; // (N,n) owned, never freed
-    size_t n;
-} DataGradient;
 static struct {
-    int parts;               // of the batch that is being computed: N, but 1 for a single sequence, as samples have
-    DataGradient* gradients; // (num_gradients) owned, never freed
-    int num_gradients;
-    double* losses;          // (N) on the device: each part's sum of losses in this step, owned, never freed
+    int parts;                // of the batch that is being computed: N, but 1 for a single sequence, as samples have
+    SplitGradients gradients; // of all parameters: what each part has, (N,n)
+    double* losses;           // (N) on the device: each part's sum of losses in this step, owned, never freed
 } split_data;
 
 // ---- parts ----
@@ -72,30 +65,20 @@ static inline int data_matmul_rows(int N, int OC) { return split_role == ROLE_WT
 static inline floatX* data_gradient(floatX* sum, size_t n, int q) {
     if (sum == NULL) return NULL;
     require(split_data.parts == DATA_PARTS, "a batch of one sequence does not divide into %d parts", DATA_PARTS);
-    for (int i = 0; i < split_data.num_gradients; i++) {
-        DataGradient g = split_data.gradients[i];
-        if (g.sum != sum) continue;
-        require(n == 0 || n == g.n, "a gradient had %zu elements and has %zu now", g.n, n);
-        return g.parts + (size_t)q * g.n;
-    }
-    require(n > 0, "the embedding's gradient comes before the classifier's");
-    size_t count = (size_t)split_data.num_gradients++;
-    split_data.gradients = (DataGradient*)xrealloc(split_data.gradients, (count + 1) * sizeof(DataGradient));
-    DataGradient g = { sum, (floatX*)split_alloc((size_t)split_data.parts * n * sizeof(floatX)), n };
-    split_data.gradients[count] = g;
-    return g.parts + (size_t)q * n;
+    SplitGradient* g = split_gradient(&split_data.gradients, sum, n, DATA_PARTS);
+    return g->apart + (size_t)q * g->n;
 }
 
 // Where x (n) are gradients, they become their sums over the parts first.
 static inline void data_add_sum_squares(double* acc, const floatX* x, size_t n) {
-    for (int i = 0; i < split_data.num_gradients; i++) {
-        DataGradient g = split_data.gradients[i];
-        if (g.sum < x || g.sum >= x + n) continue;
-        require(g.sum + g.n <= x + n, "a gradient lies in two pieces of memory");
+    for (int i = 0; i < split_data.gradients.num; i++) {
+        SplitGradient g = split_data.gradients.all[i];
+        if (!split_is_in(&g, x, n)) continue;
+        require(g.stages + g.n <= x + n, "a gradient lies in two pieces of memory");
 #ifdef SPLIT_TIED_H
-        tied_meet(g.parts, (size_t)DATA_PARTS * g.n);
+        tied_meet(g.apart, (size_t)DATA_PARTS * g.n);
 #endif
-        split_sum(g.sum, g.parts, DATA_PARTS, g.n, (SplitSum)(DATA_SUM), false);
+        split_sum(g.stages, g.apart, DATA_PARTS, g.n, (SplitSum)(DATA_SUM), false);
     }
     add_sum_squares(acc, x, n);
 }

@@ -23,28 +23,13 @@ has other bits. Both may be expressions that are computed when the program runs.
 #undef layernorm_backward // data.h's
 #undef add_sum_squares
 
-// The gradient of a layernorm's weight or bias: `sum`, where the stage wants it, and what each part of each copy has instead.
-typedef struct {
-    floatX* sum;   // (C) a view of the stage's memory
-    floatX* terms; // (t,N,C), or (N,t,C) where the parts of a copy are summed first; owned, never freed
-    int C;
-} SequenceGradient;
-static struct {
-    SequenceGradient* gradients; // (num_gradients) owned, never freed
-    int num_gradients;
-} split_sequence;
+// Of layernorms: what each part of each copy has, (t,N,C), or (N,t,C) where the parts of a copy are summed first.
+static SplitGradients split_sequence;
 
 // The term that part q of copy k has of the gradient (C) that goes to sum.
 static inline floatX* sequence_term(floatX* sum, int C, int k, int q) {
-    int i = 0, t = SEQUENCE_PARTS, N = DATA_PARTS;
-    while (i < split_sequence.num_gradients && split_sequence.gradients[i].sum != sum) i++;
-    if (i == split_sequence.num_gradients) {
-        size_t count = (size_t)++split_sequence.num_gradients;
-        split_sequence.gradients = (SequenceGradient*)xrealloc(split_sequence.gradients, count * sizeof(SequenceGradient));
-        SequenceGradient g = { sum, (floatX*)split_alloc((size_t)(t * N * C) * sizeof(floatX)), C };
-        split_sequence.gradients[i] = g;
-    }
-    return split_sequence.gradients[i].terms + (SEQUENCE_SUM == 1 ? k * t + q : q * N + k) * C;
+    int t = SEQUENCE_PARTS, N = DATA_PARTS;
+    return split_gradient(&split_sequence, sum, (size_t)C, t * N)->apart + (SEQUENCE_SUM == 1 ? k * t + q : q * N + k) * C;
 }
 
 static inline void sequence_layernorm_backward(floatX* dinp, floatX* dw, floatX* db, const floatX* dout, const floatX* inp,
@@ -63,22 +48,22 @@ static inline void sequence_layernorm_backward(floatX* dinp, floatX* dw, floatX*
 }
 
 // Sums terms as (outer,inner,C): over inner first.
-static inline void sequence_sum(SequenceGradient g, int outer, int inner) {
-    size_t C = (size_t)g.C;
+static inline void sequence_sum(SplitGradient g, int outer, int inner) {
+    size_t C = g.n;
     floatX* sums = (floatX*)split_alloc((size_t)outer * C * sizeof(floatX));
     for (int i = 0; i < outer; i++) {
-        split_sum(sums + (size_t)i * C, g.terms + (size_t)(i * inner) * C, inner, C, SUM_IN_RANK_ORDER, false);
+        split_sum(sums + (size_t)i * C, g.apart + (size_t)(i * inner) * C, inner, C, SUM_IN_RANK_ORDER, false);
     }
-    split_sum(g.sum, sums, outer, C, SUM_IN_RANK_ORDER, false);
+    split_sum(g.stages, sums, outer, C, SUM_IN_RANK_ORDER, false);
     split_free(sums);
 }
 
 // Where x (n) are gradients, they become their sums first.
 static inline void sequence_add_sum_squares(double* acc, const floatX* x, size_t n) {
     int t = SEQUENCE_PARTS, N = DATA_PARTS;
-    for (int i = 0; i < split_sequence.num_gradients; i++) {
-        SequenceGradient g = split_sequence.gradients[i];
-        if (g.sum >= x && g.sum < x + n) sequence_sum(g, SEQUENCE_SUM == 1 ? N : t, SEQUENCE_SUM == 1 ? t : N);
+    for (int i = 0; i < split_sequence.num; i++) {
+        SplitGradient g = split_sequence.all[i];
+        if (split_is_in(&g, x, n)) sequence_sum(g, SEQUENCE_SUM == 1 ? N : t, SEQUENCE_SUM == 1 ? t : N);
     }
     data_add_sum_squares(acc, x, n);
 }

@@ -75,6 +75,30 @@ static inline void split_move(floatX* part, floatX* whole, SplitCut c, bool into
 static inline void split_take(floatX* part, const floatX* whole, SplitCut c) { split_move(part, (floatX*)whole, c, false); }
 static inline void split_put(const floatX* part, floatX* whole, SplitCut c) { split_move((floatX*)part, whole, c, true); }
 
+// ---- gradients that a header keeps apart, found by where the stage has them ----
+typedef struct {
+    floatX* stages; // (n) a view of the stage's memory
+    floatX* apart;  // some times n elements: terms of the stage's, owned, never freed
+    size_t n;
+    bool waits;     // tied.h: apart is still to be added
+} SplitGradient;
+typedef struct { SplitGradient* all; int num; } SplitGradients; // all (num) owned, never freed
+
+// That of the stage's gradient (n). If there is none it is made, with room for so many times n elements. n 0: there must be one.
+static inline SplitGradient* split_gradient(SplitGradients* g, floatX* stages, size_t n, int times) {
+    for (int i = 0; i < g->num; i++) {
+        if (g->all[i].stages != stages) continue;
+        require(n == 0 || n == g->all[i].n, "a gradient had %zu elements and has %zu now", g->all[i].n, n);
+        return &g->all[i];
+    }
+    require(n > 0, "the embedding's gradient comes before the classifier's, or is elsewhere");
+    g->all = (SplitGradient*)xrealloc(g->all, (size_t)(g->num + 1) * sizeof(SplitGradient));
+    SplitGradient made = { stages, (floatX*)split_alloc((size_t)times * n * sizeof(floatX)), n, false };
+    g->all[g->num] = made;
+    return &g->all[g->num++];
+}
+static inline bool split_is_in(const SplitGradient* g, const floatX* x, size_t n) { return g->stages >= x && g->stages < x + n; }
+
 // ---- sums ----
 // How terms are added up: in rank order, in fp32, and rounded once, as --deterministic all-reduces; in the opposite order;
 // or rounded after each. The last two are there to see that tests notice the difference.

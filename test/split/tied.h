@@ -27,53 +27,31 @@ nothing, so that one program also serves meshes of one stage.
 #define TIED_APART 1
 #endif
 
-// The gradient of wte: of the stage, or of a part of its batch.
-typedef struct {
-    floatX* head;      // where it is wanted, (n), a view
-    floatX* embedding; // (n) owned, never freed
-    size_t n;
-    bool apart;        // embedding is still to be added
-} TiedGradient;
-static struct {
-    TiedGradient* gradients; // (num_gradients) owned, never freed
-    int num_gradients;
-} split_tied;
+static SplitGradients split_tied; // of wte, of the stage or of a part of its batch: the head's is the stage's, the embedding's is apart
 
-// The two sums meet if head lies in x (n).
+// The two sums meet if the head's lies in x (n).
 static inline void tied_meet(const floatX* x, size_t n) {
-    for (TiedGradient* g = split_tied.gradients; g < split_tied.gradients + split_tied.num_gradients; g++) {
-        if (!g->apart || g->head < x || g->head >= x + n) continue;
-        add_in_place(g->head, g->embedding, g->n);
-        g->apart = false;
+    for (SplitGradient* g = split_tied.all; g < split_tied.all + split_tied.num; g++) {
+        if (!g->waits || !split_is_in(g, x, n)) continue;
+        add_in_place(g->stages, g->apart, g->n);
+        g->waits = false;
     }
-}
-
-// That whose head is there. n > 0: it is made, if there is none.
-static inline TiedGradient* tied_gradient(floatX* head, size_t n) {
-    for (TiedGradient* g = split_tied.gradients; g < split_tied.gradients + split_tied.num_gradients; g++)
-        if (g->head == head) return g;
-    require(n > 0, "the embedding's gradient is not where the head's is");
-    size_t count = (size_t)++split_tied.num_gradients;
-    split_tied.gradients = (TiedGradient*)xrealloc(split_tied.gradients, count * sizeof(TiedGradient));
-    TiedGradient g = { head, (floatX*)split_alloc(n * sizeof(floatX)), n, false };
-    split_tied.gradients[count - 1] = g;
-    return &split_tied.gradients[count - 1];
 }
 
 // ---- layers and operations, each as in layers.h or comm.h ----
 // (tensor.h asks for the name of the weights.)
 static inline void tied_matmul_backward_weight_chunk(floatX* dwte, const floatX* dout, const floatX* inp, int row, int n,
                                                      int N, int C, int OC, GradMode mode) {
-    tied_gradient(dwte, (size_t)OC * (size_t)C);
+    split_gradient(&split_tied, dwte, (size_t)OC * (size_t)C, 1);
     matmul_backward_weight_chunk(dwte, dout, inp, row, n, N, C, OC, mode);
 }
 static inline void tied_encoder_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const int* tokens,
                                          int B, int T, int C, GradMode mode) {
     if (!TIED_APART) { encoder_backward(dwte, dwpe, dout, tokens, B, T, C, mode); return; }
-    TiedGradient* g = tied_gradient(dwte, 0);
-    if (mode == GRAD_SET || TIED_EARLY) device_zero(g->embedding, g->n * sizeof(floatX));
-    encoder_backward(g->embedding, dwpe, dout, tokens, B, T, C, mode);
-    g->apart = true;
+    SplitGradient* g = split_gradient(&split_tied, dwte, 0, 1);
+    if (mode == GRAD_SET || TIED_EARLY) device_zero(g->apart, g->n * sizeof(floatX));
+    encoder_backward(g->apart, dwpe, dout, tokens, B, T, C, mode);
+    g->waits = true;
     if (TIED_EARLY) tied_meet(dwte, 1);
 }
 static inline void tied_add_sum_squares(double* acc, const floatX* x, size_t n) {
