@@ -69,32 +69,25 @@ static void write_range(CheckpointWriter* w, CheckpointPart part, int u, size_t 
     free(values); free(host);
 }
 
-// shards: the number of writers that each have a file; 0: a full checkpoint.
-typedef struct { const char* out; long long step, keep; DType dtype; int shards; } Save;
+// shards: the number of writers that each have a file; 0: a full checkpoint. added: what the last writer says that it will write, too.
+typedef struct { long long step, keep; DType dtype; int shards; const CheckpointRange* added; } Save;
 
-// Writes the ranges of shard `shard` of `shards`, at most SLICES a unit, into `ranges`; returns how many. Each unit is cut into
-// SLICES that end anywhere, padding included, and each slice belongs to a random shard. A single shard has all of them, so that
-// its pieces touch.
-enum { SLICES = 5, MAX_RANGES = 3 * SLICES };
-static int ranges_of(int shard, int shards, CheckpointRange ranges[MAX_RANGES]) {
-    int count = 0;
-    for (int u = 0; u <= config.L; u++) {
-        size_t end = unit_elements(config, u);
-        for (int slice = 0; slice < SLICES; slice++) { // from the unit's end: ranges need not be in order
-            Philox r = philox(11, (uint64_t)(u * SLICES + slice), (uint64_t)shards);
-            size_t stored = end - (u == 0 && slice == 0 ? 500 : 0); // cuts fall inside the stored part
-            size_t begin = slice == SLICES - 1 ? 0 : r.x[0] % (stored + 1);
-            CheckpointRange range = { u, begin, end };
-            if (begin < end && (int)(r.x[1] % (unsigned)shards) == shard) ranges[count++] = range;
-            end = begin;
-        }
+// The ranges of shard `shard` of `shards`: a slice of each unit that may end within a tensor. The last one has the padding; of more than 20
+// some have nothing.
+enum { UNITS = 3 };
+static void ranges_of(int shard, int shards, CheckpointRange ranges[UNITS]) {
+    size_t slice = (size_t)shard, slices = size_min((size_t)shards, 20);
+    for (int u = 0; u < UNITS; u++) {
+        size_t n = unit_elements(config, u), stored = n - (u == 0 ? (size_t)((config.Vp - config.V) * config.C) : 0);
+        ranges[u].unit = u;
+        ranges[u].begin = stored * size_min(slice, slices) / slices;
+        ranges[u].end = shard == shards - 1 ? n : stored * size_min(slice + 1, slices) / slices;
     }
-    return count;
 }
 
-static void write_ranges(CheckpointWriter* w, const CheckpointRange* ranges, int count) {
+static void write_ranges(CheckpointWriter* w, const CheckpointRange ranges[UNITS]) {
     for (int part = CHECKPOINT_PARTS - 1; part >= 0; part--)
-        for (int k = 0; k < count && checkpoint_has_part(&w->state, (CheckpointPart)part); k++) {
+        for (int k = 0; k < UNITS && checkpoint_has_part(&w->state, (CheckpointPart)part); k++) {
             CheckpointRange range = ranges[k];
             size_t middle = range.begin + (range.end - range.begin) / 3;
             write_range(w, (CheckpointPart)part, range.unit, middle, range.end);
@@ -110,14 +103,16 @@ static void add_up(CheckpointWriter* sum, const CheckpointWriter* w) {
 }
 
 static void save_sharded(const Save* save, TrainState s) {
-    CheckpointRange ranges[MAX_RANGES];
+    CheckpointRange ranges[UNITS + 1];
     CheckpointWriter first, w;
-    checkpoint_begin_sharded(save->out, &s);
+    checkpoint_begin_sharded(out, &s);
     for (int shard = 0; shard < save->shards; shard++) {
         CheckpointWriter* writer = shard == 0 ? &first : &w;
-        int count = ranges_of(shard, save->shards, ranges);
-        checkpoint_attach_shard(writer, save->out, &s, shard, save->shards, ranges, count);
-        write_ranges(writer, ranges, count);
+        bool adds = save->added != NULL && shard == save->shards - 1;
+        ranges_of(shard, save->shards, ranges);
+        if (adds) ranges[UNITS] = *save->added;
+        checkpoint_attach_shard(writer, out, &s, shard, save->shards, ranges, UNITS + adds);
+        write_ranges(writer, ranges);
         if (shard == 0) continue;
         checkpoint_detach(&w);
         add_up(&first, &w);
@@ -129,7 +124,7 @@ static void save(const Save* save) {
     TrainState s = state_at(save->step, save->dtype);
     if (save->shards > 0) { save_sharded(save, s); return; }
     CheckpointWriter w;
-    checkpoint_begin(&w, save->out, &s);
+    checkpoint_begin(&w, out, &s);
     for (int part = 0; part < CHECKPOINT_PARTS; part++)
         for (int u = 0; u <= config.L && checkpoint_has_part(&s, (CheckpointPart)part); u++)
             write_range(&w, (CheckpointPart)part, u, 0, unit_elements(config, u));
@@ -137,7 +132,7 @@ static void save(const Save* save) {
 }
 
 static void save_in_shards(long long step, long long keep, DType dtype, int shards) {
-    Save s = { out, step, keep, dtype, shards };
+    Save s = { step, keep, dtype, shards, NULL };
     Child c = child_does(save(&s));
     assert_string_equal(c.err, "");
     child_has_lived(c);
@@ -351,25 +346,6 @@ TEST(there_may_be_more_shards_than_open_files) {
     expect_success(load_with_few_files(step_2));
 }
 
-// Two shards divided at fixed places: wte's element 6, the 10th of each proj.weight. The argument says what the second shard adds
-// to its ranges, which it must not write.
-static const CheckpointRange halves[2][3] = { { { 0, 0, 30 }, { 1, 0, 110 }, { 2, 0, 110 } },
-                                              { { 0, 30, 536 }, { 1, 110, 244 }, { 2, 110, 244 } } };
-static void save_halves(const CheckpointRange* added) {
-    TrainState s = state_at(2, DTYPE_F32);
-    CheckpointWriter w[2];
-    CheckpointRange ranges[4];
-    memcpy(ranges, halves[1], sizeof halves[1]);
-    if (added) ranges[3] = *added;
-    checkpoint_begin_sharded(out, &s);
-    checkpoint_attach_shard(&w[0], out, &s, 0, 2, halves[0], 3);
-    checkpoint_attach_shard(&w[1], out, &s, 1, 2, ranges, added ? 4 : 3);
-    for (int shard = 0; shard < 2; shard++) write_ranges(&w[shard], halves[shard], 3);
-    checkpoint_detach(&w[1]);
-    add_up(&w[0], &w[1]);
-    checkpoint_commit(&w[0], 0);
-}
-
 // The text with the first place of `old` replaced; the caller frees it.
 static char* replaced(const char* text, const char* old, const char* new) {
     const char* at = strstr(text, old);
@@ -396,48 +372,48 @@ static void edit_header(const char* name, const char* old, const char* new) {
 #define FIRST "model-00001-of-00002.safetensors"
 #define SECOND "model-00002-of-00002.safetensors"
 static void expect_edit_refused(const char* file, const char* old, const char* new, const char* where, const char* says) {
-    expect_success(save_halves(NULL));
+    save_in_shards(2, 0, DTYPE_F32, 2);
     edit_header(file, old, new);
     expect_no_load(step_2, step_2, where, says, "copy it again from where it came (there is no older checkpoint beside it)");
 }
 TEST(every_piece_of_a_shard_is_checked) {
     static const char* const edits[][5] = { // file, old text, new text, and the phrases of the error
-        { FIRST, "\"wte[0:6]\"", "\"wte[1:7]\"", "model-*-of-00002.safetensors", "element 0 of tensor 'wte' is missing" },
-        { SECOND, "\"wte[6:40]\"", "\"wte[5:39]\"", "model-*-of-00002.safetensors", "element 5 of tensor 'wte' is there twice" },
-        { SECOND, "\"h.1.proj.weight[10:16]\"", "\"h.0.fc.weight[3:9]\"", "*", "3 of tensor 'h.0.fc.weight' is there twice" },
+        { FIRST, "\"wte[0:8]\"", "\"wte[1:9]\"", "model-*-of-00002.safetensors", "element 0 of tensor 'wte' is missing" },
+        { SECOND, "\"wte[8:40]\"", "\"wte[7:39]\"", "model-*-of-00002.safetensors", "element 7 of tensor 'wte' is there twice" },
+        { SECOND, "\"h.1.fc.weight[6:64]\"", "\"h.0.fc.weight[5:63]\"", "*", "5 of tensor 'h.0.fc.weight' is there twice" },
         { FIRST, "\"h.0.ln_1.bias[0:4]\"", "\"h.0.fc.bias[0:4]\"", "*", "element 0 of tensor 'h.0.ln_1.bias' is missing" },
-        { SECOND, "wte[6:40]", "wte[7:41]", SECOND, "'wte[7:41]' is not in state.json's model, nor a piece of a tensor" },
-        { FIRST, "\"wte[0:6]\"", "\"wte[0:7]\"", FIRST, "'wte[0:7]' does not have the shape (7, 0)" },
-        { FIRST, "\"shape\":[6]", "\"shape\":[6,1]", FIRST, "'wte[0:6]' does not have the shape (6, 0)" },
-        { FIRST, "\"shape\":[6]", "\"shape\":[7]", FIRST, "'wte[0:6]' takes 24 bytes where its shape and dtype need 28" },
+        { SECOND, "wte[8:40]", "wte[9:41]", SECOND, "'wte[9:41]' is not in state.json's model, nor a piece of a tensor" },
+        { FIRST, "\"wte[0:8]\"", "\"wte[0:9]\"", FIRST, "'wte[0:9]' does not have the shape (9, 0)" },
+        { FIRST, "\"shape\":[8]", "\"shape\":[8,1]", FIRST, "'wte[0:8]' does not have the shape (8, 0)" },
+        { FIRST, "\"shape\":[8]", "\"shape\":[9]", FIRST, "'wte[0:8]' takes 32 bytes where its shape and dtype need 36" },
         { FIRST, "\"F32\"", "\"I32\"", FIRST, "is stored as I32 where state.json says F32" },
         { FIRST, "\"ln_f.bias[0:4]\"", "\"ln_f.weight[0:4]\"", FIRST, "duplicate object key" },
         { FIRST, "\"shard.c\"", "\"pt\"", FIRST, "\"format\": \"pt\" where a checkpoint has \"shard.c\"" },
         { FIRST, "\"out_in\"", "\"in_out\"", FIRST, "\"layout\": \"in_out\" where a checkpoint has \"out_in\"" },
-        { "optimizer-00002-of-00002.safetensors", "m.wte[6:40]", "v.wte[5:39]", "optimizer-*-of-00002", "6 of tensor 'm.wte' is missing" },
+        { "optimizer-00002-of-00002.safetensors", "m.wte[8:40]", "v.wte[7:39]", "optimizer-*-of-00002", "8 of tensor 'm.wte' is missing" },
     };
-    static const char* const no_pieces[] = { "wtf[0:6]", "wt[0:6]", "wte[0:6", "wte[0:6] ", "wte[+0:6]", "wte[00:6]", "wte[6:0]",
-                                             "wte[-6:0]", "wte[36:18446744073709551616]", "wte[", "wte", "m.wte[0:6]" };
+    static const char* const no_pieces[] = { "wtf[0:8]", "wt[0:8]", "wte[0:8", "wte[0:8] ", "wte[+0:8]", "wte[00:8]", "wte[8:0]",
+                                             "wte[-8:0]", "wte[32:18446744073709551616]", "wte[", "wte", "m.wte[0:8]" };
     for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++)
         expect_edit_refused(edits[i][0], edits[i][1], edits[i][2], edits[i][3], edits[i][4]);
     for (size_t i = 0; i < sizeof no_pieces / sizeof no_pieces[0]; i++) {
         char says[64];
         snprintf(says, sizeof says, "'%s' is not in", no_pieces[i]);
-        expect_edit_refused(FIRST, "wte[0:6]", no_pieces[i], FIRST, says);
+        expect_edit_refused(FIRST, "wte[0:8]", no_pieces[i], FIRST, says);
     }
 }
 
 TEST(an_index_that_differs_from_its_files_is_noticed) {
     static const char* const edits[][3] = { // old text, new text, and the phrase of the error
         { FIRST, SECOND, "' is in " SECOND "; it is in " FIRST }, { FIRST, "../x", "' is in ../x; it is in " FIRST },
-        { "\"wte[0:6]\": \"" FIRST "\"", "\"wte[0:6]\": 1", "says that 'wte[0:6]' is in no file; it is in " FIRST },
-        { "\"wte[0:6]\"", "\"wte[0:5]\"", "says that 'wte[0:6]' is in no file; it is in " FIRST },
-        { "\"wte[0:6]\"", "\"wte[40:40]\": \"" FIRST "\", \"wte[0:6]\"", "or lists more than they hold" },
+        { "\"wte[0:8]\": \"" FIRST "\"", "\"wte[0:8]\": 1", "says that 'wte[0:8]' is in no file; it is in " FIRST },
+        { "\"wte[0:8]\"", "\"wte[0:7]\"", "says that 'wte[0:8]' is in no file; it is in " FIRST },
+        { "\"wte[0:8]\"", "\"wte[40:40]\": \"" FIRST "\", \"wte[0:8]\"", "or lists more than they hold" },
         { "\"total_size\": 2208", "\"total_size\": 2209", "has a total_size that is not the files'" },
         { "\"weight_map\"", "\"weight_map\": {}, \"weight_map\"", "is not valid JSON: duplicate object key" },
         { "\"weight_map\"", "\"map\"", "is in no file" }, { "{", "[", "is not valid JSON" },
     };
-    expect_success(save_halves(NULL));
+    save_in_shards(2, 0, DTYPE_F32, 2);
     size_t n;
     char* good = read_step_2("model.safetensors.index.json", &n);
     for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
@@ -494,7 +470,9 @@ static void write_a_shard(int shard, size_t end, bool begins) {
     TrainState s = state_at(2, DTYPE_F32);
     CheckpointWriter w;
     if (begins) checkpoint_begin_sharded(out, &s);
-    checkpoint_attach_shard(&w, out, &s, shard, 2, halves[shard > 0], 3);
+    CheckpointRange ranges[UNITS];
+    ranges_of(shard, 2, ranges);
+    checkpoint_attach_shard(&w, out, &s, shard, 2, ranges, UNITS);
     write_range(&w, CHECKPOINT_M, 1, 100, end);
 }
 // One writer's ranges, which are not the whole model although the writer claims to have written it.
@@ -509,15 +487,16 @@ static void save_too_little(size_t end, int shards) {
 }
 TEST(what_is_written_must_be_the_whole) {
     expect_error(write_master_of_fp32(), "a checkpoint in fp32 with optimizer state has no part \"master\"");
-    expect_error(write_a_shard(0, 111, true), "step_00000002: element 110 of unit 1 is in none of the ranges that");
+    expect_error(write_a_shard(0, 123, true), "step_00000002: element 122 of unit 1 is in none of the ranges that");
     expect_error(write_a_shard(1, 110, false), ".tmp_step_00000002/model-00002-of-00002.safetensors: cannot be written: No such file",
                  "make it a folder that every rank sees or choose another --out");
     expect_error(save_too_little(244, 2), SECOND ": cannot be opened", "--out must be a folder that every rank sees");
     expect_error(save_too_little(243, 1), "model-*-of-00001", "element 63 of tensor 'h.1.fcproj.weight' is missing");
     expect_error(write_a_shard(2, 110, false), "shard 2 of 2: a checkpoint has 1 to 65536 shards, counted from 0");
-    CheckpointRange twice = { 2, 243, 244 }, half = { 1, 20, 30 };
-    expect_error(save_halves(&twice), "model-*-of-00002.safetensors", "element 63 of tensor 'h.1.fcproj.weight' is there twice");
-    expect_error(save_halves(&half), "model-*-of-00002.safetensors", "of tensor 'h.0.proj.bias' is there twice");
+    Save twice = { 2, 0, DTYPE_F32, 2, &(CheckpointRange){ 2, 243, 244 } }, of_first = twice;
+    of_first.added = &(CheckpointRange){ 1, 20, 30 };
+    expect_error(save(&twice), "model-*-of-00002.safetensors", "element 63 of tensor 'h.1.fcproj.weight' is there twice");
+    expect_error(save(&of_first), "model-*-of-00002.safetensors", "of tensor 'h.0.proj.bias' is there twice");
     assert_int_equal(count_entries(), 0);
 }
 
@@ -616,7 +595,7 @@ static void any_file_may_fail(int shards, const char* const* files, int count) {
     bool failed[3] = { false, false, false }, is_saved = false;
     remove_tree(out);
     save_step(1, 1, DTYPE_F32);
-    Save second = { out, 2, 1, DTYPE_F32, shards };
+    Save second = { 2, 1, DTYPE_F32, shards, NULL };
     for (room = 500; !is_saved; room += 250) {
         Child c = child_does(save_with_little_room(&second));
         is_saved = c.status == 0;
@@ -639,7 +618,7 @@ TEST(a_save_that_has_no_room_leaves_the_last_good_checkpoint) {
 
 TEST(an_unwritable_folder_is_named) {
     assert_true(file_write(out, "a file", 6));
-    Save s = { out, 1, 0, DTYPE_F32, 2 };
+    Save s = { 1, 0, DTYPE_F32, 2, NULL };
     expect_error(save(&s), out, "cannot be made: Not a directory; make it writable or choose another --out", "checkpoint is none");
 }
 
@@ -650,7 +629,7 @@ static void crash_point(void) { if (crash_before > 0 && --crash_before == 0) kil
 
 static volatile long long* safe; // the last step that was reported safe: children write it, too
 static void save_twice_and_crash(int shards, int call) {
-    Save s = { out, 2, 1, DTYPE_BF16, shards };
+    Save s = { 2, 1, DTYPE_BF16, shards, NULL };
     crash_before = call;
     for (int times = 0; times < 2; times++) {
         save(&s);
