@@ -28,34 +28,22 @@ enum { MOST_UNITS = 4 };
 // Values of all parts of a checkpoint. MODEL: the masters, rounded as floatX.
 typedef struct { GPT2Config c; float* of[CHECKPOINT_PARTS][MOST_UNITS]; } Values; // (unit) owned
 
-static void values_init(Values* v, GPT2Config c) {
-    memset(v, 0, sizeof *v);
-    v->c = c;
-    for (int part = 0; part < CHECKPOINT_PARTS; part++)
-        for (int u = 0; u <= c.L; u++) v->of[part][u] = (float*)xcalloc(unit_elements(c, u), sizeof(float));
+// Initial weights, without moments; or random numbers that 16 bits cannot hold, except in the padding of wte, which is 0.
+static Values values_make(GPT2Config c, uint64_t seed, bool initial) {
+    Values v = { c, { { NULL } } };
+    for (int u = 0; u <= c.L; u++) for (int part = CHECKPOINT_PARTS - 1; part >= 0; part--) {
+        size_t n = unit_elements(c, u), stored = n - (u == 0 ? (size_t)(c.Vp - c.V) * (size_t)c.C : 0);
+        float* values = v.of[part][u] = (float*)xcalloc(n, sizeof(float));
+        if (initial && part == CHECKPOINT_MASTER) unit_init_weights(c, seed, u, 0, n, values);
+        for (size_t k = 0; k < stored && part != CHECKPOINT_MODEL && !initial; k++)
+            values[k] = random_normal(seed, (uint64_t)(10 * part + u), k);
+        for (size_t k = 0; k < n && part == CHECKPOINT_MODEL; k++)
+            values[k] = to_float(to_floatX(v.of[CHECKPOINT_MASTER][u][k]));
+    }
+    return v;
 }
 static void values_free(Values* v) {
     for (int u = 0; u <= v->c.L; u++) for (int part = 0; part < CHECKPOINT_PARTS; part++) free(v->of[part][u]);
-}
-static void values_round(Values* v) {
-    for (int u = 0; u <= v->c.L; u++)
-        for (size_t k = 0; k < unit_elements(v->c, u); k++)
-            v->of[CHECKPOINT_MODEL][u][k] = to_float(to_floatX(v->of[CHECKPOINT_MASTER][u][k]));
-}
-// Random numbers that 16 bits cannot hold, except in the padding of wte, which is 0.
-static void values_make(Values* v, GPT2Config c, uint64_t seed) {
-    size_t stored = unit_elements(c, 0) - (size_t)(c.Vp - c.V) * (size_t)c.C;
-    values_init(v, c);
-    for (int u = 0; u <= c.L; u++)
-        for (int part = CHECKPOINT_MASTER; part < CHECKPOINT_PARTS; part++)
-            for (size_t k = 0; k < (u == 0 ? stored : unit_elements(c, u)); k++)
-                v->of[part][u][k] = random_normal(seed, (uint64_t)(10 * part + u), k);
-    values_round(v);
-}
-static void values_initial(Values* v, GPT2Config c, uint64_t seed) {
-    values_init(v, c);
-    for (int u = 0; u <= c.L; u++) unit_init_weights(c, seed, u, 0, unit_elements(c, u), v->of[CHECKPOINT_MASTER][u]);
-    values_round(v);
 }
 
 // Returns true if part `part` of `parts` has element e of a tensor. All of gpt2.h's runs of elements follow from this.
@@ -218,8 +206,7 @@ static void check_initial(const Values* v, Cut cut, uint64_t seed) {
 TEST(initial_weights_are_the_units_however_they_are_cut) {
     const GPT2Config shapes[] = { small, odd, large };
     for (int s = 0; s < 3; s++) {
-        Values v;
-        values_initial(&v, shapes[s], 5);
+        Values v = values_make(shapes[s], 5, true);
         for (uint64_t seed = 0; seed < 6; seed++) for (int pieces = 1; pieces <= 5 && s < 2; pieces++)
             check_initial(&v, (Cut){ 0, 1, 0, 1, pieces, seed, (StoredAs)(seed % STORED_AS), seed % 2 == 1 }, 5);
         for (uint64_t seed = 0; seed < 4; seed++) for (int parts = 2; parts <= 4 && s == 0; parts *= 2)
@@ -290,6 +277,7 @@ static void save_cut(const char* out, TrainState s, const Values* v, Cut cut, bo
     Rank* ranks = ranks_make(v->c, cut);
     for (int q = 0; q < n; q++) rank_fill(&ranks[q], v);
     save_in_turn(out, s, ranks, n, sharded);
+    for (int q = 0; q < n; q++) assert_rank(&ranks[q], v, CHECKPOINT_MASTER, true); // saving changes nothing
     ranks_free(ranks, n);
 }
 // Loads such ranks, and checks what they have.
@@ -317,23 +305,6 @@ static void assert_same_files(const char* out, const char* other) {
     }
 }
 
-TEST(a_rank_alone_saves_and_loads) {
-    const GPT2Config shapes[] = { small, odd };
-    for (int s = 0; s < 2; s++) for (int sharded = 0; sharded < 2; sharded++) {
-        Cut cut = { 0, 1, 0, 1, 4, 2, (StoredAs)(1 + s), s == 1 };
-        TrainState saved = state_of(shapes[s]);
-        SaveShare share = { 0, 1, sharded, NULL, NULL };
-        Values v;
-        Rank* ranks = ranks_make(shapes[s], cut);
-        values_make(&v, shapes[s], 11);
-        rank_fill(ranks, &v);
-        pieces_save(&world, in_folder("alone"), &saved, 0, share, ranks[0].pieces, ranks[0].count);
-        assert_rank(ranks, &v, CHECKPOINT_MASTER, true); // saving changes nothing
-        load_cut("alone", &v, cut, CHECKPOINT_MASTER);
-        values_free(&v); ranks_free(ranks, 1);
-    }
-}
-
 // Ranks with this cut save the files of one that has it all, or files of their own; ranks with another cut load both.
 static void check_files(const Values* v, Cut cut, Cut other) {
     save_cut("cut", state_of(v->c), v, cut, false);
@@ -348,8 +319,7 @@ static void check_files(const Values* v, Cut cut, Cut other) {
 TEST(a_checkpoint_has_the_same_bytes_from_any_ranks_and_loads_into_any_others) {
     const GPT2Config shapes[] = { small, odd, large };
     for (int s = 0; s < 3; s++) {
-        Values v;
-        values_make(&v, shapes[s], 12);
+        Values v = values_make(shapes[s], 12, false);
         save_cut("whole", state_of(shapes[s]), &v, whole, false);
         for (uint64_t seed = 0; seed < 6 && s < 2; seed++) {
             Cut cut = { 0, 1, 0, 1 + (int)seed % 4, 1 + (int)seed % 3, seed, (StoredAs)(seed % STORED_AS), seed % 2 == 0 };
@@ -367,67 +337,29 @@ TEST(a_checkpoint_has_the_same_bytes_from_any_ranks_and_loads_into_any_others) {
 // ---- what is not as it should be ----
 
 // Saves all pieces of a model but one, or one of them twice. change: the number of pieces more or less.
-static void save_badly(int change) {
-    Cut cut = { 0, 1, 0, 1, 3, 2, AS_BOTH, false };
-    Values v;
-    Rank r;
+static void save_alone(const Values* v, int change) {
+    Rank* r = ranks_make(small, whole);
     TrainState s = state_of(small);
-    values_make(&v, small, 18);
-    rank_make(&r, small, cut);
-    rank_fill(&r, &v);
-    r.pieces[r.count] = r.pieces[r.count - 1];
-    r.count += change;
+    rank_fill(r, v);
+    r->pieces[r->count] = r->pieces[r->count - 1];
     SaveShare share = { 0, 1, false, NULL, NULL };
-    pieces_save(&world, in_folder("bad"), &s, 0, share, r.pieces, r.count);
+    pieces_save(&world, in_folder("alone"), &s, 0, share, r->pieces, r->count + change);
+    ranks_free(r, 1);
 }
 TEST(pieces_that_are_not_the_model_are_no_checkpoint) {
-    expect_error(save_badly(-1), "the ranks' shares do not add up to the model");
-    expect_error(save_badly(1), "the ranks' shares do not add up to the model");
-    assert_null(checkpoint_newest(in_folder("bad")));
-    expect_success(save_badly(0));
-}
-
-// A file of a rank's own, of *self floats.
-static void put_beside(void* self, CheckpointWriter* w) {
-    CheckpointErrors errors = { "top-k", 12 };
-    char name[] = "state", *path = checkpoint_errors_path(w->temporary, errors, 3);
-    SafeTensor wanted = safetensor_wanted(name, DTYPE_F32, *(size_t*)self, 0);
-    json_t* metadata = json_object();
-    bool made = safetensors_create(&w->files[0], path, &wanted, 1, metadata);
-    checkpoint_require_written(w, made && safetensors_sync(&w->files[0]), &w->files[0]);
-    json_decref(metadata);
-    free(path);
-}
-static void save_beside(size_t floats) {
-    Cut cut = { 0, 1, 0, 1, 3, 2, AS_BOTH, false };
-    TrainState s = state_of(small);
-    Rank* ranks = ranks_make(small, cut);
-    SaveShare share = { 0, 1, false, put_beside, &floats };
-    pieces_save(&world, in_folder("beside"), &s, 0, share, ranks[0].pieces, ranks[0].count);
-    ranks_free(ranks, 1);
-}
-TEST(a_file_beside_belongs_to_the_checkpoint) {
-    expect_error(save_beside((size_t)1 << 50), "errors_top-k_00003_of_00012.safetensors: cannot be written: ");
-    assert_null(checkpoint_newest(in_folder("beside")));
-    assert_true(folder_is_free(in_folder("beside"))); // also of a half
-    save_beside(5);
-    char* newest = checkpoint_newest(in_folder("beside"));
-    CheckpointErrors errors = checkpoint_errors(newest);
-    assert_string_equal(errors.method, "top-k");
-    assert_int_equal(errors.ranks, 12);
-    checkpoint_prune(in_folder("beside"), -1, 1); // keeps the newest
-    assert_int_equal(checkpoint_errors(newest).ranks, 12);
-    checkpoint_remove(in_folder("beside"), "", checkpoint_name_step(path_name(newest), ""));
-    assert_true(folder_is_free(in_folder("beside")));
-    assert_int_equal(checkpoint_errors(newest).ranks, 0);
-    free(newest);
+    Values v = values_make(small, 18, false);
+    expect_error(save_alone(&v, -1), "the ranks' shares do not add up to the model");
+    expect_error(save_alone(&v, 1), "the ranks' shares do not add up to the model");
+    assert_null(checkpoint_newest(in_folder("alone")));
+    save_alone(&v, 0);
+    load_cut("alone", &v, whole, CHECKPOINT_MASTER);
+    values_free(&v);
 }
 
 TEST(weights_alone_start_a_run_and_cannot_be_resumed) {
     Cut cut = { 0, 1, 0, 2, 3, 1, AS_BOTH, false }, parts = { 0, 2, 0, 1, 1, 0, AS_MASTER, true };
     TrainState s = state_of(small);
-    Values v;
-    values_make(&v, small, 16);
+    Values v = values_make(small, 16, false);
     s.has_optimizer = false;
     save_cut("weights", s, &v, parts, false);
     load_cut("weights", &v, cut, CHECKPOINT_MODEL);
