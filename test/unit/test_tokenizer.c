@@ -349,23 +349,20 @@ static void expect_vocab_refused(const char* old, const char* new, const char* p
     expect_refusal(write_text("vocab.json", changed), phrase);
     free(changed); free(text); json_decref(root);
 }
+#define GOOD "\"hell\":258"
 TEST(a_broken_vocabulary_is_refused) {
-    static const char* const changes[][3] = {
-        { ":0}", ":0", "not valid JSON" }, { ":0}", ":0}}", "not valid JSON" },
-        { "\"hell\":258", "\"hell\":258,\"hell\":258", "duplicate object key" },
-        { "\"a\":97", "\"aa\":97", "no token is the single byte 0x61" }, { "<|endoftext|>", "<|endoftexts|>", "no token <|endoftext|>" }
-    };
-    static const char* const instead[][2] = { // of "hell":258
-        { "\"hell\":257", "have the same id 257" }, { "\"hell\":263", "has id 263; the 263 tokens must have ids 0 to 262" },
-        { "\"hell\":-1", "has id -1" },
-        { "\"hell\":99999999999999999999", "not valid JSON" }, { "\"hell\":258.0", "no whole number" },
-        { "\"hell\":\"258\"", "no whole number" },
-        { "\"he ll\":258", "is not the byte-level text" }, { "\"\":258", "is not the byte-level text" },
-        { "\"he\xc5\x84\":258", "is not the byte-level text" }, // U+0144, one past the last
-        { "\"\xe4\xbd\xa0\":258", "is not the byte-level text" }, { "\"h\\u0000\":258", "not valid JSON" }
+    static const char* const changes[][3] = { // what is replaced by what, and what is said
+        { ":0}", ":0", "not valid JSON" }, { ":0}", ":0}}", "not valid JSON" }, { GOOD, GOOD "," GOOD, "duplicate object key" },
+        { "\"a\":97", "\"aa\":97", "no token is the single byte 0x61" }, { "<|endoftext|>", "<|endoftexts|>", "no token <|endoftext|>" },
+        { GOOD, "\"hell\":257", "have the same id 257" }, { GOOD, "\"hell\":-1", "has id -1" },
+        { GOOD, "\"hell\":263", "has id 263; the 263 tokens must have ids 0 to 262" },
+        { GOOD, "\"hell\":99999999999999999999", "not valid JSON" }, { GOOD, "\"hell\":258.0", "no whole number" },
+        { GOOD, "\"hell\":\"258\"", "no whole number" }, { GOOD, "\"he ll\":258", "is not the byte-level text" },
+        { GOOD, "\"\":258", "is not the byte-level text" }, { GOOD, "\"\xe4\xbd\xa0\":258", "is not the byte-level text" },
+        { GOOD, "\"he\xc5\x84\":258", "is not the byte-level text" }, // U+0144, one past the last
+        { GOOD, "\"h\\u0000\":258", "not valid JSON" }
     };
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) expect_vocab_refused(changes[i][0], changes[i][1], changes[i][2]);
-    for (size_t i = 0; i < sizeof instead / sizeof *instead; i++) expect_vocab_refused("\"hell\":258", instead[i][0], instead[i][1]);
     expect_refusal(write_text("vocab.json", "{}"), "is not a JSON object of tokens");
     expect_refusal(write_text("vocab.json", "{\"a\":0}"), "no token is the single byte 0x00");
     char deep[5000];
