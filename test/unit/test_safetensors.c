@@ -132,21 +132,6 @@ TEST(everything_that_a_header_says_is_checked) {
     expect_refusal("not valid JSON");
 }
 
-TEST(a_file_cut_anywhere_is_refused) {
-    const char* header = "{" TENSOR("a", "F32", "2", 0, 8) "}";
-    char bytes[256];
-    uint64_t n = strlen(header);
-    memcpy(bytes, &n, 8);
-    memcpy(bytes + 8, header, n);
-    memset(bytes + 8 + n, 0, 8);
-    for (size_t cut = 0; cut < n + 16; cut++) {
-        write_test_file(bytes, cut);
-        expect_refusal("file.safetensors");
-    }
-    write_test_file(bytes, n + 16);
-    open_file();
-}
-
 // Opens the file, which then loses so many bytes, and reads n elements of a tensor.
 static void read_some(const char* name, size_t begin, size_t n, int lost) {
     SafeTensors s;
