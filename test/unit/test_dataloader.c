@@ -1,23 +1,12 @@
 // test_dataloader.c - which rank sees which tokens when, checked by the numbers in the batches themselves.
 #include "../../llmc/data/dataloader.h"
-#include "test_folder.h"
+#include "write_tokens.h"
 
 #define VOCABULARY 65536
 // A failed test leaves loaders' threads behind, on a stack that the next test would use.
 void before_all(void) { setenv("CMOCKA_TEST_ABORT", "1", 1); }
 
-// ---- files ----
-// Writes n tokens first, first+1, ..., so that the first token of a row says which window it is.
-static const char* write_tokens(const char* name, int first, size_t n) {
-    const char* path = in_folder(name);
-    int* tokens = xcalloc(n, sizeof(int));
-    for (size_t i = 0; i < n; i++) tokens[i] = first + (int)i;
-    TokenWriter w = token_writer_open(path);
-    token_writer_append(&w, tokens, n);
-    token_writer_close(&w); free(tokens);
-    return path;
-}
-
+// The first token of a row says which window it is, because the tokens of a file are first, first+1, ...
 static DataShape shape(int B, int T, long long global_batch, int rank, int ranks) {
     DataShape s = { B, T, VOCABULARY, global_batch, rank, ranks, 42, MASK_AUTO };
     return s;
@@ -337,24 +326,9 @@ TEST(a_loader_can_be_closed_at_any_time) {
 }
 
 // ---- masks ----
-// Writes n tokens first, first+1, ... with a mask: token i counts if counts(i).
 static bool every_third(size_t i) { return i % 3 == 0; }
 static bool late_ones(size_t i) { return i >= 300 && i < 420; }
 static bool none(size_t i) { return i > 1000000; }
-static const char* write_masked(const char* name, int first, size_t n, bool (*counts)(size_t)) {
-    const char* path = in_folder(name);
-    TokenWriter w = token_writer_open(path);
-    MaskWriter m;
-    memset(&m, 0, sizeof m);
-    for (size_t i = 0; i < n; i++) {
-        int token = first + (int)i;
-        token_writer_append(&w, &token, 1);
-        mask_writer_append(&m, counts(i), 1);
-    }
-    mask_writer_close(&m, &w);
-    token_writer_close(&w);
-    return path;
-}
 
 // Each rank's targets are masked where they should be, and each rank knows how many targets count on all of them.
 static void check_masked_ranks(const char* path, bool (*counts)(size_t), int B, int T, int G, int ranks, MaskUse use) {

@@ -1,7 +1,7 @@
 // test_tokens.c - token files and masks: what is written is read back, and a mask that is not its token file's is refused. (Damaged token
 // files are given to whole programs by test/runs/test_bad_input.py.)
 #include "../../llmc/data/mask.h"
-#include "test_folder.h"
+#include "write_tokens.h"
 #include <sys/resource.h>
 
 static size_t files_in_folder(void) {
@@ -13,24 +13,11 @@ static size_t files_in_folder(void) {
     return count;
 }
 
-static void write_tokens(const char* path, size_t n) { // 0, 1, 2, ..., in pieces of different sizes
-    TokenWriter w = token_writer_open(path);
-    int piece[1000];
-    for (size_t done = 0, size = 1; done < n; done += size, size = size * 7 % 1000 + 1) {
-        size = size_min(size, n - done);
-        for (size_t i = 0; i < size; i++) piece[i] = (int)((done + i) % 65536);
-        token_writer_append(&w, piece, size);
-    }
-    token_writer_close(&w);
-}
-
 // ---- round trips ----
 TEST(tokens_written_are_tokens_read) {
     const size_t sizes[] = { 0, 1, 1000, TOKEN_WRITER_BUFFER - 1, TOKEN_WRITER_BUFFER, 3 * TOKEN_WRITER_BUFFER + 5 };
     for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
-        const char* path = in_folder("trip.bin");
-        write_tokens(path, sizes[k]);
-        TokenFile f = token_file_open(path);
+        TokenFile f = token_file_open(write_tokens("trip.bin", 0, sizes[k]));
         assert_int_equal(f.count, sizes[k]);
         uint16_t* tokens = xcalloc(f.count + 1, sizeof *tokens);
         size_t first = f.count / 3 * 2; // all of it, and any range
@@ -62,7 +49,7 @@ static void read_beyond(void) {
     token_file_read(&f, SIZE_MAX, 2, tokens);
 }
 TEST(reads_stay_inside_the_file) {
-    write_tokens(in_folder("trip.bin"), 8);
+    write_tokens("trip.bin", 0, 8);
     expect_error(read_beyond(), "trip.bin", "which has 8");
 }
 
@@ -73,11 +60,11 @@ static void write_one_token(const char* path, int token, size_t before) {
     w.count = before;
     token_writer_append(&w, &token, 1);
 }
-static void write_on_a_full_disk(const char* path) {
+static void write_on_a_full_disk(const char* name) {
     signal(SIGXFSZ, SIG_IGN);
     struct rlimit limit = { 100000, 100000 };
     if (setrlimit(RLIMIT_FSIZE, &limit) != 0) exit(2);
-    write_tokens(path, 3 * TOKEN_WRITER_BUFFER);
+    write_tokens(name, 0, 3 * TOKEN_WRITER_BUFFER);
 }
 static void write_and_be_killed(const char* path) {
     TokenWriter w = token_writer_open(path);
@@ -86,13 +73,12 @@ static void write_and_be_killed(const char* path) {
     raise(SIGKILL);
 }
 TEST(a_write_that_fails_leaves_what_was_there) {
-    const char* path = in_folder("kept.bin");
-    write_tokens(path, 5);
+    const char* path = write_tokens("kept.bin", 0, 5);
     size_t files = files_in_folder();
     expect_error(write_one_token(path, 65536, 0), "kept.bin", "16 bits", "65536");
     expect_error(write_one_token(path, -1, 0), "kept.bin", "16 bits");
     expect_error(write_one_token(path, 0, TOKENS_MAX_COUNT), "kept.bin", "2147483647", "shards");
-    expect_error(write_on_a_full_disk(path), "cannot write", "kept.bin", "File too large");
+    expect_error(write_on_a_full_disk("kept.bin"), "cannot write", "kept.bin", "File too large");
     assert_int_equal(files_in_folder(), files);
     Child c = child_does(write_and_be_killed(path));
     assert_int_equal(c.status, 1000 + SIGKILL);
@@ -108,29 +94,11 @@ TEST(an_impossible_path_is_named) {
 }
 
 // ---- masks ----
-// A token file of n tokens and its mask: token i counts if i*i % 7 < 3.
 static bool counts(size_t i) { return i * i % 7 < 3; }
-static const char* write_masked(const char* name, size_t n) {
-    const char* path = in_folder(name);
-    TokenWriter w = token_writer_open(path);
-    MaskWriter m;
-    memset(&m, 0, sizeof m);
-    for (size_t i = 0, some; i < n; i += some) { // runs of tokens that count, or do not
-        for (some = 1; i + some < n && counts(i + some) == counts(i); some++) { }
-        mask_writer_append(&m, counts(i), some);
-        for (size_t k = i; k < i + some; k++) {
-            int token = (int)(k % 65536);
-            token_writer_append(&w, &token, 1);
-        }
-    }
-    mask_writer_close(&m, &w);
-    token_writer_close(&w);
-    return path;
-}
 TEST(masks_written_are_masks_read) {
     const size_t sizes[] = { 0, 1, 7, 8, 9, 1000, TOKEN_WRITER_BUFFER + 5 };
     for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
-        TokenFile f = token_file_open(write_masked("masked.bin", sizes[k]));
+        TokenFile f = token_file_open(write_masked("masked.bin", 0, sizes[k], counts));
         TokenMask m = mask_open(in_folder("masked.mask"), &f);
         assert_int_equal(m.count, sizes[k]);
         size_t counted = 0;
@@ -166,7 +134,7 @@ static void open_mask(const char* path) {
 
 // Changes a byte of a whole mask of 1000 tokens, or its size, and expects an error with this phrase.
 static void expect_mask_refused(long byte, int value, long size, const char* phrase) {
-    write_masked("hostile.bin", 1000);
+    write_masked("hostile.bin", 0, 1000, counts);
     const char* path = in_folder("hostile.mask");
     int fd = open(path, O_RDWR);
     unsigned char old, changed = (unsigned char)value;
