@@ -355,16 +355,3 @@ TEST(pieces_that_are_not_the_model_are_no_checkpoint) {
     load_cut("alone", &v, whole, CHECKPOINT_MASTER);
     values_free(&v);
 }
-
-TEST(weights_alone_start_a_run_and_cannot_be_resumed) {
-    Cut cut = { 0, 1, 0, 2, 3, 1, AS_BOTH, false }, parts = { 0, 2, 0, 1, 1, 0, AS_MASTER, true };
-    TrainState s = state_of(small);
-    Values v = values_make(small, 16, false);
-    s.has_optimizer = false;
-    save_cut("weights", s, &v, parts, false);
-    load_cut("weights", &v, cut, CHECKPOINT_MODEL);
-    load_cut("weights", &v, parts, CHECKPOINT_MODEL);
-    values_free(&v);
-    expect_error(load_in_turn("weights", ranks_make(small, whole), 1, CHECKPOINT_MASTER), "holds weights only");
-}
-
