@@ -63,6 +63,9 @@ static inline int fuzz_vasprintf(char** out, const char* format, va_list args) {
 #define free fuzz_free
 #define vasprintf fuzz_vasprintf
 
+// What is allocated now stays, whichever reader dies.
+static inline void fuzz_keep(void) { fuzz_pieces.next = fuzz_pieces.previous = &fuzz_pieces; }
+
 // ---- death ----
 __attribute__((noreturn)) void __real_exit(int status);
 __attribute__((noreturn)) void __wrap_exit(int status);
@@ -117,5 +120,12 @@ static inline FuzzFile fuzz_file(void) {
 }
 static inline void fuzz_fill(int fd, const void* data, size_t n) {
     if (ftruncate(fd, 0) != 0 || pwrite(fd, data, n, 0) != (ssize_t)n) abort();
+}
+// Fills it with a sound header of n bytes, which `wrong` changes by exclusive or (zeros leave it), and data behind it.
+static inline void fuzz_fill_behind(int fd, void* header, size_t n, const uint8_t* wrong, size_t num_wrong, const uint8_t* data,
+                                    size_t left) {
+    for (size_t i = 0; i < num_wrong; i++) ((uint8_t*)header)[i] ^= wrong[i];
+    fuzz_fill(fd, header, n);
+    if (pwrite(fd, data, left, (off_t)n) != (ssize_t)left) abort();
 }
 #endif

@@ -24,21 +24,13 @@ static void fill_tokens(size_t count) {
 static void fill_mask(const uint8_t* data, size_t left, size_t count) {
     size_t n;
     bool is_whole = left > 0 && *fuzz_take(&data, &left, 1, &n) % 2 == 0;
-    static uint8_t file[1 << 16];
-    size_t header = 0;
-    if (!is_whole) {
-        const uint8_t* wrong = fuzz_take(&data, &left, MASK_HEADER_BYTES, &n);
-        uint64_t h[MASK_HEADER_WORDS] = { 0, count, 0, checksum_elements(data, 1, left, 0) };
-        memcpy(h, MASK_MAGIC, 8);
-        for (size_t i = 0; i < left; i++) h[MASK_HEADER_COUNTED] += (uint64_t)__builtin_popcount(data[i]);
-        if (!mask_sample(token_file.fd, count, &h[MASK_HEADER_SAMPLE])) abort();
-        for (size_t i = 0; i < n; i++) ((uint8_t*)h)[i] ^= wrong[i]; // zeros leave the valid values
-        memcpy(file, h, sizeof h);
-        header = sizeof h;
-    }
-    const uint8_t* rest = fuzz_take(&data, &left, sizeof file - header, &n);
-    memcpy(file + header, rest, n);
-    fuzz_fill(mask_file.fd, file, header + n);
+    if (is_whole) { fuzz_fill(mask_file.fd, data, left); return; }
+    const uint8_t* wrong = fuzz_take(&data, &left, MASK_HEADER_BYTES, &n);
+    uint64_t header[MASK_HEADER_WORDS] = { 0, count, 0, checksum_elements(data, 1, left, 0) };
+    memcpy(header, MASK_MAGIC, 8);
+    for (size_t i = 0; i < left; i++) header[MASK_HEADER_COUNTED] += (uint64_t)__builtin_popcount(data[i]);
+    if (!mask_sample(token_file.fd, count, &header[MASK_HEADER_SAMPLE])) abort();
+    fuzz_fill_behind(mask_file.fd, header, sizeof header, wrong, n, data, left);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);

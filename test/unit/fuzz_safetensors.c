@@ -1,27 +1,15 @@
 /*
-fuzz_safetensors.c - libFuzzer's target for files of weights: whatever the bytes, a reader returns or dies with a message.
+fuzz_safetensors.c - tests the readers of weights and of what describes them with hostile files.
 
 The first byte says what the rest is: 's' the text of a state.json; 'h' the text of a safetensors header, a 0 and data, to
 which the header's length is prepended; 'p' the same as the only shard of a checkpoint; 'i' the text of that shard's index;
 else a whole safetensors file, all of whose tensors are read. The fuzzer does not see the branches inside the JSON library,
-so mutations start from good inputs and recognise numbers. die() calls exit(), which is wrapped (-Wl,--wrap=exit) to return
-here; libFuzzer's own exits pass.
+so mutations start from good inputs and recognise numbers.
 */
+#include "fuzz.h"
 #include "../../llmc/save/checkpoint.h"
-#include <setjmp.h>
-#include <sys/mman.h>
 
-static jmp_buf back;
-static bool is_reading;
-
-void __real_exit(int status) __attribute__((noreturn));
-void __wrap_exit(int status) __attribute__((noreturn));
-void __wrap_exit(int status) {
-    if (is_reading) longjmp(back, 1);
-    __real_exit(status);
-}
-
-// Static, so that they survive the jump and can be freed after a reader dies.
+// What was read.
 static SafeTensors file;
 static json_t* json;
 static TrainState run_state;
@@ -74,39 +62,44 @@ static void read_index(const char* text, size_t n) {
 
 // Writes the file that the input stands for, in memory; returns its path.
 static const char* make_file(const char* input, size_t size) {
-    static int fd = -1;
-    static char path[64];
-    if (fd < 0) fd = memfd_create("fuzz", 0);
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    static FuzzFile made_file;
+    if (made_file.fd == 0) made_file = fuzz_file();
     uint64_t header = strnlen(input + 1, size - 1);
     size_t data = 1 + size_min(header + 1, size - 1);
-    bool is_text = input[0] == 'h' || input[0] == 'p', filled = ftruncate(fd, 0) == 0;
-    if (!is_text) filled = filled && pwrite_all(fd, input + 1, size - 1, 0);
-    else filled = filled && pwrite_all(fd, &header, 8, 0) && pwrite_all(fd, input + 1, header, 8)
-                         && pwrite_all(fd, input + data, size - data, 8 + header);
+    bool has_header = input[0] == 'h' || input[0] == 'p', filled = true;
+    if (has_header) fuzz_fill(made_file.fd, &header, 8);
+    else fuzz_fill(made_file.fd, input + 1, size - 1);
+    if (has_header) filled = pwrite_all(made_file.fd, input + 1, header, 8)
+                          && pwrite_all(made_file.fd, input + data, size - data, 8 + header);
     if (!filled) abort();
-    return path;
+    return made_file.path;
+}
+
+typedef struct { const char *bytes, *path; size_t size; } Input;
+static void read_input(void* argument) {
+    const Input* input = argument;
+    char kind = input->bytes[0];
+    if (kind == 's') read_state(input->bytes + 1, input->size - 1);
+    else if (kind == 'i') read_index(input->bytes + 1, input->size - 1);
+    else if (kind == 'p') read_shard(input->path);
+    else read_all_tensors(input->path);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (size == 0) return 0;
-    const char* path = make_file((const char*)data, size);
-    is_reading = true;
-    if (setjmp(back) == 0) {
-        if (data[0] == 's') read_state((const char*)data + 1, size - 1);
-        else if (data[0] == 'i') read_index((const char*)data + 1, size - 1);
-        else if (data[0] == 'p') read_shard(path);
-        else read_all_tensors(path);
+    Input input = { (const char*)data, make_file((const char*)data, size), size };
+    if (fuzz_reader(read_input, &input)) {
+        safetensors_close(&file);
+        checkpoint_free_pieces(pieces);
+        json_decref(json);
+        free(run_state.options);
     }
-    is_reading = false;
-    safetensors_close(&file);
-    checkpoint_free_pieces(pieces);
+    memset(&file, 0, sizeof file);
     memset(pieces, 0, sizeof pieces);
-    json_decref(json);
-    free(run_state.options);
     json = NULL;
     run_state.options = NULL;
+    fuzz_done();
     return 0;
 }
 
@@ -164,6 +157,7 @@ int LLVMFuzzerInitialize(int* argc, char*** argv) {
     (void)argv;
     static char shard[SHARD_SIZE];
     GPT2Config config = { 1, 1, 128, 1, 1, 1 };
+    json_set_alloc_funcs(fuzz_malloc, fuzz_free);
     json_t* weight_map;
     sharded.config = config; sharded.shards = 1;
     num_tensors = checkpoint_tensors(&sharded, CHECKPOINT_FILE_MODEL, &tensors);
@@ -172,6 +166,7 @@ int LLVMFuzzerInitialize(int* argc, char*** argv) {
     char* text = json_dumps(made, JSON_COMPACT);
     snprintf(good_index, sizeof good_index, "i%s", text);
     free(text);
+    fuzz_keep();
     return 0;
 }
 

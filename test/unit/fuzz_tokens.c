@@ -13,18 +13,10 @@ static void open_file(void* path) {
 static void fill(int fd, const uint8_t* data, size_t left) {
     size_t n;
     bool is_whole = left > 0 && *fuzz_take(&data, &left, 1, &n) % 2 == 0;
-    static uint8_t file[TOKENS_HEADER_BYTES + (1 << 20)];
-    size_t header = 0;
-    if (!is_whole) {
-        int32_t values[TOKENS_HEADER_INTS] = { TOKENS_MAGIC, TOKENS_VERSION };
-        const uint8_t* given = fuzz_take(&data, &left, 12, &n);
-        for (size_t i = 0; i < n; i++) ((uint8_t*)values)[i] ^= given[i]; // zeros leave the valid values
-        memcpy(file, values, sizeof values);
-        header = sizeof values;
-    }
-    const uint8_t* rest = fuzz_take(&data, &left, sizeof file - header, &n);
-    memcpy(file + header, rest, n);
-    fuzz_fill(fd, file, header + n);
+    if (is_whole) { fuzz_fill(fd, data, left); return; }
+    int32_t header[TOKENS_HEADER_INTS] = { TOKENS_MAGIC, TOKENS_VERSION };
+    const uint8_t* wrong = fuzz_take(&data, &left, 12, &n);
+    fuzz_fill_behind(fd, header, sizeof header, wrong, n, data, left);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);

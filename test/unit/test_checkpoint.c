@@ -1,6 +1,6 @@
 /*
-test_checkpoint.c - a checkpoint has the same bytes whichever ranks wrote it, is read back as it was saved, and any change
-to it is noticed; a crash or a full disk leaves the last good one.
+test_checkpoint.c - a checkpoint is read back as it was saved, in one file or in shards, and any change to it is noticed; a crash or a full
+disk leaves the last good one. (test_pieces.c: it has the same bytes whichever ranks wrote it.)
 Whatever may leave a folder half-written runs in a child process.
 */
 #include "../../llmc/base/common.h"
@@ -22,11 +22,15 @@ static void crash_point(void);
 #include <sys/mman.h>
 #include <sys/resource.h>
 
-static char out[sizeof folder + 8]; // a run's --out
+static char out[64], step_1[96], step_2[96]; // a run's --out, and two of its checkpoints
 static const GPT2Config config = { 4, 10, 128, 2, 2, 4 };
 
 static void remove_tree(const char* path) { nftw(path, test_folder_remove, 8, FTW_DEPTH | FTW_PHYS); }
-void before_all(void) { snprintf(out, sizeof out, "%s/out", folder); }
+void before_all(void) {
+    snprintf(out, sizeof out, "%s/out", folder);
+    snprintf(step_1, sizeof step_1, "%s/step_00000001", out);
+    snprintf(step_2, sizeof step_2, "%s/step_00000002", out);
+}
 void after_each(void) { remove_tree(out); }
 
 // ---- a run whose tensors are functions of the step ----
@@ -65,32 +69,25 @@ static void write_range(CheckpointWriter* w, CheckpointPart part, int u, size_t 
     free(values); free(host);
 }
 
-// shards: the number of writers that each have a file; 0: a full checkpoint.
-typedef struct { const char* out; long long step, keep; DType dtype; int shards; } Save;
+// shards: the number of writers that each have a file; 0: a full checkpoint. added: what the last writer says that it will write, too.
+typedef struct { long long step, keep; DType dtype; int shards; const CheckpointRange* added; } Save;
 
-// Writes the ranges of shard `shard` of `shards`, at most SLICES a unit, into `ranges`; returns how many. Each unit is cut into
-// SLICES that end anywhere, padding included, and each slice belongs to a random shard. A single shard has all of them, so that
-// its pieces touch.
-enum { SLICES = 5, MAX_RANGES = 3 * SLICES };
-static int ranges_of(int shard, int shards, CheckpointRange ranges[MAX_RANGES]) {
-    int count = 0;
-    for (int u = 0; u <= config.L; u++) {
-        size_t end = unit_elements(config, u);
-        for (int slice = 0; slice < SLICES; slice++) { // from the unit's end: ranges need not be in order
-            Philox r = philox(11, (uint64_t)(u * SLICES + slice), (uint64_t)shards);
-            size_t stored = end - (u == 0 && slice == 0 ? 500 : 0); // cuts fall inside the stored part
-            size_t begin = slice == SLICES - 1 ? 0 : r.x[0] % (stored + 1);
-            CheckpointRange range = { u, begin, end };
-            if (begin < end && (int)(r.x[1] % (unsigned)shards) == shard) ranges[count++] = range;
-            end = begin;
-        }
+// The ranges of shard `shard` of `shards`: a slice of each unit that may end within a tensor. The last one has the padding; of more than 20
+// some have nothing.
+enum { UNITS = 3 };
+static void ranges_of(int shard, int shards, CheckpointRange ranges[UNITS]) {
+    size_t slice = (size_t)shard, slices = size_min((size_t)shards, 20);
+    for (int u = 0; u < UNITS; u++) {
+        size_t n = unit_elements(config, u), stored = n - (u == 0 ? (size_t)((config.Vp - config.V) * config.C) : 0);
+        ranges[u].unit = u;
+        ranges[u].begin = stored * size_min(slice, slices) / slices;
+        ranges[u].end = shard == shards - 1 ? n : stored * size_min(slice + 1, slices) / slices;
     }
-    return count;
 }
 
-static void write_ranges(CheckpointWriter* w, const CheckpointRange* ranges, int count) {
+static void write_ranges(CheckpointWriter* w, const CheckpointRange ranges[UNITS]) {
     for (int part = CHECKPOINT_PARTS - 1; part >= 0; part--)
-        for (int k = 0; k < count && checkpoint_has_part(&w->state, (CheckpointPart)part); k++) {
+        for (int k = 0; k < UNITS && checkpoint_has_part(&w->state, (CheckpointPart)part); k++) {
             CheckpointRange range = ranges[k];
             size_t middle = range.begin + (range.end - range.begin) / 3;
             write_range(w, (CheckpointPart)part, range.unit, middle, range.end);
@@ -98,49 +95,48 @@ static void write_ranges(CheckpointWriter* w, const CheckpointRange* ranges, int
         }
 }
 
-static void add_up(CheckpointWriter* sum, const CheckpointWriter* w) {
-    for (int part = 0; part < CHECKPOINT_PARTS; part++) {
-        sum->checksum[part] += w->checksum[part];
-        sum->elements[part] += w->elements[part];
-    }
-}
-
-static void save_sharded(const Save* save, TrainState s) {
-    CheckpointRange ranges[MAX_RANGES];
+static void save(const Save* save) {
+    TrainState s = state_at(save->step, save->dtype);
+    CheckpointRange ranges[UNITS + 1];
     CheckpointWriter first, w;
-    checkpoint_begin_sharded(save->out, &s);
-    for (int shard = 0; shard < save->shards; shard++) {
+    if (save->shards == 0) checkpoint_begin(&first, out, &s);
+    else checkpoint_begin_sharded(out, &s);
+    for (int shard = 0, shards = save->shards ? save->shards : 1; shard < shards; shard++) {
         CheckpointWriter* writer = shard == 0 ? &first : &w;
-        int count = ranges_of(shard, save->shards, ranges);
-        checkpoint_attach_shard(writer, save->out, &s, shard, save->shards, ranges, count);
-        write_ranges(writer, ranges, count);
+        bool adds = save->added != NULL && shard == shards - 1;
+        ranges_of(shard, shards, ranges);
+        if (adds) ranges[UNITS] = *save->added;
+        if (save->shards > 0) checkpoint_attach_shard(writer, out, &s, shard, shards, ranges, UNITS + adds);
+        write_ranges(writer, ranges);
         if (shard == 0) continue;
         checkpoint_detach(&w);
-        add_up(&first, &w);
+        for (int part = 0; part < CHECKPOINT_PARTS; part++) {
+            first.checksum[part] += w.checksum[part];
+            first.elements[part] += w.elements[part];
+        }
     }
     checkpoint_commit(&first, save->keep);
 }
 
-static void save(const Save* save) {
-    TrainState s = state_at(save->step, save->dtype);
-    if (save->shards > 0) { save_sharded(save, s); return; }
-    CheckpointWriter w;
-    checkpoint_begin(&w, save->out, &s);
-    for (int part = 0; part < CHECKPOINT_PARTS; part++)
-        for (int u = 0; u <= config.L && checkpoint_has_part(&s, (CheckpointPart)part); u++)
-            write_range(&w, (CheckpointPart)part, u, 0, unit_elements(config, u));
-    checkpoint_commit(&w, save->keep);
-}
-
 static void save_in_shards(long long step, long long keep, DType dtype, int shards) {
-    Save s = { out, step, keep, dtype, shards };
+    Save s = { step, keep, dtype, shards, NULL };
     Child c = child_does(save(&s));
     assert_string_equal(c.err, "");
     child_has_lived(c);
 }
 static void save_step(long long step, long long keep, DType dtype) { save_in_shards(step, keep, dtype, 0); }
 
-static char* step_path(long long step) { return format_string("%s/step_%08lld", out, step); }
+// Paths under --out and in step 2, which stay valid for a few calls.
+static const char* in_out(const char* name) {
+    char path[96];
+    snprintf(path, sizeof path, "out/%s", name);
+    return in_folder(path);
+}
+static const char* in_step_2(const char* name) {
+    char path[96];
+    snprintf(path, sizeof path, "step_00000002/%s", name);
+    return in_out(path);
+}
 
 // Returns how many elements of a checkpoint differ from those of its step. Reads all parts, in pieces.
 static size_t count_wrong(CheckpointReader* r) {
@@ -172,131 +168,46 @@ static void load(const char* path) {
 static void assert_loads(const char* path) { expect_success(load(path)); }
 #define expect_no_load(path, ...) expect_error(load(path), __VA_ARGS__)
 
-// The bytes of a file of step 2, or of another; the caller frees them.
-static char* read_file(const char* path, size_t* n) {
-    FileSource from = { path, "" };
-    return file_read(from, 1 << 20, n);
-}
-static char* read_step_2(const char* name, size_t* n) {
-    char *path = format_string("%s/step_00000002/%s", out, name), *bytes = read_file(path, n);
-    free(path);
-    return bytes;
-}
+// The bytes of a file of step 2; the caller frees them.
+static char* read_step_2(const char* name, size_t* n) { return file_read((FileSource){ in_step_2(name), "" }, 1 << 20, n); }
 static void replace_step_2(const char* name, const char* text, size_t n) {
-    char* path = format_string("%s/step_00000002/%s", out, name);
-    unlink(path);
-    assert_true(file_write(path, text, n));
-    free(path);
+    unlink(in_step_2(name));
+    assert_true(file_write(in_step_2(name), text, n));
 }
 
 // ---- round trips ----
 
-static const int shard_counts[] = { 0, 1, 2, 3, 7 };
-enum { SHARD_COUNTS = sizeof shard_counts / sizeof shard_counts[0] };
-
-static void what_is_saved_comes_back_for(int d, int shards) {
-    save_in_shards(100 + d, 0, (DType)d, shards);
-    char* path = step_path(100 + d);
+static void what_is_saved_comes_back_for(DType d, int shards) {
+    save_in_shards(2, 0, d, shards);
     CheckpointReader r;
-    checkpoint_open(&r, path);
-    TrainState s = state_at(100 + d, (DType)d);
-    assert_memory_equal(&r.state.config, &config, sizeof config);
-    assert_true((int)r.state.dtype == d && r.state.shards == shards && r.state.has_optimizer && r.state.step == s.step);
-    assert_true(r.state.epoch == s.epoch && r.state.position == s.position && r.state.adamw_t == s.adamw_t);
-    assert_true(r.state.loss_scale == s.loss_scale && r.state.good_steps == s.good_steps);
-    assert_true(r.state.seed == s.seed && r.state.seq_len == s.seq_len);
+    checkpoint_open(&r, step_2);
     assert_string_equal(r.state.options, "{\"lr\":0.10000000000000001,\"model\":\"d2\"}");
-    assert_int_equal(count_wrong(&r), 0); // in shards, too
+    TrainState expected = state_at(2, d);
+    expected.shards = shards;
+    expected.options = r.state.options;
+    assert_memory_equal(&r.state, &expected, sizeof expected);
+    assert_int_equal(count_wrong(&r), 0);
     for (int part = 0; part < CHECKPOINT_PARTS; part++) assert_int_equal(r.elements[part], gpt2_num_parameters(config));
     checkpoint_close(&r);
-    free(path);
 }
-TEST(what_is_saved_comes_back) {
-    for (int k = 0; k < SHARD_COUNTS; k++)
-        for (int d = DTYPE_F32; d <= DTYPE_F16; d++) what_is_saved_comes_back_for(d, shard_counts[k]);
-}
-
-TEST(the_padding_is_not_stored) {
-    save_step(1, 0, DTYPE_BF16);
-    char* path = format_string("%s/step_00000001/model.safetensors", out);
+TEST(what_is_saved_comes_back_without_the_padding) {
+    static const int shard_counts[] = { 7, 3, 2, 1, 0 };
+    for (int k = 0; k < 5; k++) for (DType d = DTYPE_F32; d <= DTYPE_F16; d++) what_is_saved_comes_back_for(d, shard_counts[k]);
     SafeTensors s;
-    safetensors_open(&s, path, "");
+    safetensors_open(&s, in_step_2("model.safetensors"), "");
     const SafeTensor* wte = safetensors_find(&s, "wte");
-    assert_int_equal(wte->shape[0], config.V);
-    assert_int_equal(wte->shape[1], config.C);
-    size_t elements = 0;
-    for (int i = 0; i < s.count; i++) elements += s.tensors[i].elements;
-    assert_int_equal(elements, gpt2_num_parameters(config));
+    assert_true(wte->shape[0] == (size_t)config.V && wte->shape[1] == (size_t)config.C);
     safetensors_close(&s);
-    free(path);
 }
 
-// Three ranks write what they own in random pieces; rank 0 adds up the checksums and commits.
-static void save_by_three_ranks(void) {
-    TrainState s = state_at(2, DTYPE_BF16);
-    CheckpointWriter ranks[3];
-    checkpoint_begin(&ranks[0], out, &s);
-    checkpoint_attach(&ranks[1], out, &s);
-    checkpoint_attach(&ranks[2], out, &s);
-    for (int part = CHECKPOINT_PARTS - 1; part >= 0; part--) for (int u = 0; u <= config.L; u++)
-        for (size_t begin = 0, piece = 0, n = unit_elements(config, u); begin < n; begin += piece) {
-            Philox r = philox(9, (uint64_t)(part * 10 + u), begin);
-            piece = size_min(n - begin, 1 + r.x[0] % 77);
-            write_range(&ranks[r.x[1] % 3], (CheckpointPart)part, u, begin, begin + piece);
-        }
-    for (int rank = 1; rank < 3; rank++) {
-        checkpoint_detach(&ranks[rank]);
-        add_up(&ranks[0], &ranks[rank]);
-    }
-    checkpoint_commit(&ranks[0], 0);
-}
-
-TEST(any_number_of_ranks_writes_the_same_bytes) {
-    static const char* const files[] = { "model.safetensors", "optimizer.safetensors", "state.json" };
-    char *whole[3], *parts;
-    size_t n[3], m;
-    save_step(2, 0, DTYPE_BF16);
-    for (int f = 0; f < 3; f++) whole[f] = read_step_2(files[f], &n[f]);
-    remove_tree(out);
-    expect_success(save_by_three_ranks());
-    for (int f = 0; f < 3; f++) {
-        parts = read_step_2(files[f], &m);
-        assert_int_equal(m, n[f]);
-        assert_memory_equal(parts, whole[f], m);
-        free(parts); free(whole[f]);
-    }
-}
-
-static void write_master_of_fp32(void) {
-    TrainState s = state_at(1, DTYPE_F32);
-    CheckpointWriter w;
-    checkpoint_begin(&w, out, &s);
-    write_range(&w, CHECKPOINT_MASTER, 0, 0, 1);
-}
-static void forget_an_element(void) {
-    TrainState s = state_at(1, DTYPE_F32);
-    CheckpointWriter w;
-    checkpoint_begin(&w, out, &s);
-    for (int part = 0; part < CHECKPOINT_PARTS; part++)
-        for (int u = 0; u <= config.L && part != CHECKPOINT_MASTER; u++)
-            write_range(&w, (CheckpointPart)part, u, part == CHECKPOINT_V && u == 2, unit_elements(config, u));
-    checkpoint_commit(&w, 0);
-}
-
-// Returns how many entries `out` has, hidden ones included; -1 if it is not a folder.
+// Returns how many entries `out` has, hidden ones included.
 static int count_entries(void) {
     DIR* d = opendir(out);
-    if (d == NULL) return -1;
+    assert_non_null(d);
     int count = -2; // . and ..
     while (readdir(d) != NULL) count++;
     closedir(d);
     return count;
-}
-
-TEST(what_is_written_must_be_the_whole) {
-    expect_error(write_master_of_fp32(), "a checkpoint in fp32 with optimizer state has no part \"master\"");
-    expect_error(forget_an_element(), "step_00000001", "551 of the 552 elements of \"v\" were written");
-    assert_int_equal(count_entries(), 0);
 }
 
 static void save_weights(const char* path) {
@@ -307,32 +218,23 @@ static void save_weights(const char* path) {
     for (int u = 0; u <= config.L; u++) write_range(&w, CHECKPOINT_MODEL, u, 0, unit_elements(config, u));
     checkpoint_commit(&w, 1);
 }
-TEST(a_checkpoint_of_weights_starts_a_run_but_resumes_none) {
+TEST(weights_at_a_path_of_their_own_remove_no_steps_and_resume_no_run) {
     save_step(3, 0, DTYPE_F32);
-    char* path = format_string("%s/imported/", out);
-    expect_success(save_weights(path));
-    CheckpointReader r;
-    checkpoint_open(&r, path);
-    assert_false(r.state.has_optimizer);
-    float host[5];
-    checkpoint_read_unit(&r, CHECKPOINT_MODEL, 1, 3, 8, host);
-    for (size_t k = 0; k < 5; k++) assert_true(host[k] == value_at(CHECKPOINT_MODEL, 1, k + 3, 1, DTYPE_F32));
-    checkpoint_close(&r);
-    expect_no_load(path, "imported", "holds weights only", "--init-from");
-    free(path);
-    assert_int_equal(count_entries(), 2); // --keep 1 concerns step folders under --out only
+    expect_success(save_weights(in_out("imported/")));
+    expect_no_load(in_out("imported"), "imported", "holds weights only", "--init-from");
+    assert_int_equal(count_entries(), 2);
 }
 
 // ---- names, and which checkpoints stay ----
 
 static void assert_entries(int count, const char* const* names) {
-    for (int i = 0; i < count; i++) {
-        char* path = format_string("%s/%s", out, names[i]);
-        if (!path_exists(path)) fail_msg("%s is gone", path);
-        free(path);
-    }
+    for (int i = 0; i < count; i++) if (!path_exists(in_out(names[i]))) fail_msg("%s is gone", names[i]);
     assert_int_equal(count_entries(), count);
 }
+#define expect_entries(...) do { \
+        const char* const names_[] = { __VA_ARGS__ }; \
+        assert_entries((int)(sizeof names_ / sizeof *names_), names_); \
+    } while (0)
 
 static void assert_newest(const char* name) {
     char* newest = checkpoint_newest(out);
@@ -346,12 +248,10 @@ static void assert_newest(const char* name) {
 TEST(only_the_newest_stay) {
     assert_newest(NULL);
     for (long long step = 2; step <= 12; step += 5) save_step(step, 2, DTYPE_F32);
-    static const char* const two[] = { "step_00000007", "step_00000012" };
-    assert_entries(2, two);
+    expect_entries("step_00000007", "step_00000012");
     assert_newest("step_00000012");
     save_step(3, 2, DTYPE_F32); // never the one just written, though others are newer
-    static const char* const three[] = { "step_00000003", "step_00000007", "step_00000012" };
-    assert_entries(3, three);
+    expect_entries("step_00000003", "step_00000007", "step_00000012");
     save_step(100000000, 0, DTYPE_F32); // 0 keeps all, and eight digits are no limit
     assert_int_equal(count_entries(), 4);
     assert_newest("step_100000000");
@@ -360,48 +260,11 @@ TEST(only_the_newest_stay) {
 TEST(folders_that_are_not_ours_stay) {
     static const char* const names[] = { "step_1", "step_00000001x", "step_0000000a", "step_000000001", "xstep_00000001",
                                          "metrics.jsonl", ".tmp_mine", "step_00000003" };
-    for (int i = 0; i < 7; i++) {
-        char* path = format_string("%s/%s", out, names[i]);
-        assert_true(folder_make(path));
-        free(path);
-    }
+    for (int i = 0; i < 7; i++) assert_true(folder_make(in_out(names[i])));
     save_step(2, 1, DTYPE_F32);
     save_step(3, 1, DTYPE_F32);
     assert_entries(8, names);
     assert_newest("step_00000003");
-}
-
-// Makes what a crash between the two renames of a replacement leaves: the old one moved away, the new one not yet named.
-TEST(the_same_step_is_replaced_and_a_replacement_that_was_cut_short_loses_nothing) {
-    save_step(4, 0, DTYPE_F32);
-    save_step(5, 0, DTYPE_F32);
-    save_step(5, 0, DTYPE_BF16); // replaces it
-    char *path = step_path(5), *aside = format_string("%s/.replaced_step_00000005", out);
-    assert_int_equal(rename(path, aside), 0);
-    assert_newest(".replaced_step_00000005");
-    save_step(5, 0, DTYPE_F32);
-    static const char* const names[] = { "step_00000004", "step_00000005" };
-    assert_entries(2, names);
-    CheckpointReader r;
-    checkpoint_open(&r, path);
-    assert_int_equal(r.state.dtype, DTYPE_F32);
-    checkpoint_close(&r);
-    assert_newest("step_00000005");
-    free(path); free(aside);
-}
-
-TEST(what_a_crash_left_is_removed) {
-    static const char* const names[] = { "step_00000009" };
-    for (long long step = 7; step <= 9; step++) {
-        char* stale = format_string("%s/.tmp_step_%08lld", out, step);
-        assert_true(folder_make(stale));
-        char* file = format_string("%s/model.safetensors", stale);
-        assert_true(file_write(file, "half", 4));
-        free(file); free(stale);
-    }
-    assert_newest(NULL);
-    save_step(9, 0, DTYPE_F32);
-    assert_entries(1, names);
 }
 
 // ---- damage ----
@@ -426,31 +289,29 @@ static void flip_bit(const char* path, size_t place, int bit) {
 // Flips `flips` bits of each file of step 2, one at a time. In files from `first_tensors` on the last byte belongs to a value.
 static void flipped_bits_are_noticed(const char* const* files, int count, int first_tensors, size_t flips, int shards) {
     save_in_shards(2, 0, DTYPE_F16, shards);
-    char *dir = step_path(2), *older = step_path(1);
     save_step(1, 0, DTYPE_F16);
     for (int f = 0; f < count; f++) {
-        char* path = format_string("%s/%s", dir, files[f]);
+        const char* path = in_step_2(files[f]);
         size_t size = file_size(path), stride = size / flips;
         for (size_t k = 0; k < size; k += k < 8 ? 1 : stride) { // all of the header's length, then here and there
             size_t place = k < 8 ? k : k + philox(3, (uint64_t)f, k).x[0] % size_min(stride, size - k);
             int bit = (int)(philox(4, (uint64_t)f, k).x[0] % 8);
             flip_bit(path, place, bit);
-            Child c = child_does(load(dir));
-            bool noticed = c.status == 1 && strstr(c.err, dir) != NULL;
+            Child c = child_does(load(step_2));
+            bool noticed = c.status == 1 && strstr(c.err, step_2) != NULL;
             if (!noticed) print_error("%s: bit %d of byte %zu: status %d: %s\n", files[f], bit, place, c.status, c.err);
             assert_true(noticed);
             child_free(&c);
             flip_bit(path, place, bit);
         }
+        if (f < first_tensors) continue;
         flip_bit(path, size - 1, 0);
-        char* start = format_string("%s/%.5s", dir, files[f]); // a checksum is over all shards
-        if (f >= first_tensors)
-            expect_no_load(dir, shards ? start : path, "do not match their checksum: the file is damaged", older);
+        char start[6]; // of the name, because a checksum is over all shards
+        snprintf(start, sizeof start, "%s", files[f]);
+        expect_no_load(step_2, in_step_2(shards ? start : files[f]), "do not match their checksum: the file is damaged", step_1);
         flip_bit(path, size - 1, 0);
-        free(start); free(path);
     }
-    assert_loads(dir);
-    free(dir); free(older);
+    assert_loads(step_2);
 }
 TEST(any_flipped_bit_is_noticed_also_of_a_shard) {
     static const char* const files[] = { "state.json", "model.safetensors", "optimizer.safetensors" };
@@ -460,54 +321,7 @@ TEST(any_flipped_bit_is_noticed_also_of_a_shard) {
     flipped_bits_are_noticed(shards, 5, 3, 60, 3);
 }
 
-TEST(missing_and_truncated_files_are_noticed) {
-    save_step(2, 0, DTYPE_F32);
-    char *dir = step_path(2), *optimizer = format_string("%s/optimizer.safetensors", dir);
-    assert_int_equal(truncate(optimizer, (off_t)file_size(optimizer) - 1), 0);
-    expect_no_load(dir, optimizer, "truncated", "there is no older checkpoint beside it");
-    assert_int_equal(unlink(optimizer), 0);
-    expect_no_load(dir, optimizer, "cannot be opened: No such file");
-    free(optimizer); free(dir);
-}
-
 // ---- sharded checkpoints ----
-
-// Other programs see tensors, in files that the index names; all of them together are the model.
-TEST(an_index_says_what_is_where) {
-    save_in_shards(2, 0, DTYPE_BF16, 3);
-    char *dir = step_path(2), *path = format_string("%s/optimizer.safetensors.index.json", dir);
-    json_t *index = json_load_file(path, JSON_REJECT_DUPLICATES, NULL), *name_of_file;
-    assert_non_null(index);
-    const char* name;
-    size_t bytes = 0, count = 0;
-    json_object_foreach(json_object_get(index, "weight_map"), name, name_of_file) {
-        SafeTensors file;
-        char* file_path = format_string("%s/%s", dir, json_string_value(name_of_file));
-        safetensors_open(&file, file_path, "");
-        const SafeTensor* t = safetensors_find(&file, name);
-        assert_non_null(t);
-        const char* bracket = strchr(name, '[');
-        assert_non_null(bracket);
-        size_t begin, end;
-        assert_int_equal(sscanf(bracket, "[%zu:%zu]", &begin, &end), 2);
-        assert_int_equal(t->elements, end - begin);
-        if (strncmp(name, "v.h.1.fc.weight", 15) == 0) { // the values, by what gpt2.h says about places
-            float value;
-            size_t k = unit_tensor(config, 2, FCW).offset + begin;
-            safetensors_read(&file, t, 0, 1, &value, DTYPE_F32);
-            assert_true(value == value_at(CHECKPOINT_V, 2, k, 2, DTYPE_BF16));
-            count++;
-        }
-        bytes += t->end - t->begin;
-        safetensors_close(&file);
-        free(file_path);
-    }
-    assert_true(count > 0);
-    assert_int_equal(bytes, 3 * 4 * gpt2_num_parameters(config));
-    assert_int_equal(json_integer_value(json_object_get(json_object_get(index, "metadata"), "total_size")), bytes);
-    json_decref(index);
-    free(path); free(dir);
-}
 
 static void load_with_few_files(const char* path) {
     struct rlimit limit = { 20, 20 };
@@ -516,156 +330,136 @@ static void load_with_few_files(const char* path) {
 }
 TEST(there_may_be_more_shards_than_open_files) {
     save_in_shards(2, 0, DTYPE_F32, 40); // some of which are empty
-    char* dir = step_path(2);
-    expect_success(load_with_few_files(dir));
-    free(dir);
+    expect_success(load_with_few_files(step_2));
 }
 
-// Two shards divided at fixed places: wte's element 6, the 10th of each proj.weight. The argument says what the second shard adds
-// to its ranges, which it must not write.
-static const CheckpointRange halves[2][3] = { { { 0, 0, 30 }, { 1, 0, 110 }, { 2, 0, 110 } },
-                                              { { 0, 30, 536 }, { 1, 110, 244 }, { 2, 110, 244 } } };
-static void save_halves(const CheckpointRange* added) {
-    TrainState s = state_at(2, DTYPE_F32);
-    CheckpointWriter w[2];
-    CheckpointRange ranges[4];
-    memcpy(ranges, halves[1], sizeof halves[1]);
-    if (added) ranges[3] = *added;
-    checkpoint_begin_sharded(out, &s);
-    checkpoint_attach_shard(&w[0], out, &s, 0, 2, halves[0], 3);
-    checkpoint_attach_shard(&w[1], out, &s, 1, 2, ranges, added ? 4 : 3);
-    for (int shard = 0; shard < 2; shard++) write_ranges(&w[shard], halves[shard], 3);
-    checkpoint_detach(&w[1]);
-    add_up(&w[0], &w[1]);
-    checkpoint_commit(&w[0], 0);
+// The text with the first place of `old` replaced; the caller frees it.
+static char* replaced(const char* text, const char* old, const char* new) {
+    const char* at = strstr(text, old);
+    if (at == NULL) fail_msg("no '%s' in\n%s", old, text);
+    return format_string("%.*s%s%s", (int)(at - text), text, new, at + strlen(old));
 }
-
 // Replaces one text in a header by another, and adjusts the header's length.
 static void edit_header(const char* name, const char* old, const char* new) {
     size_t n;
     char* file = read_step_2(name, &n);
-    uint64_t length, padded;
+    uint64_t length, edited_length;
     memcpy(&length, file, 8);
-    char* header = format_string("%.*s", (int)length, file + 8);
-    char* at = strstr(header, old);
-    if (at == NULL) print_error("%s has no '%s':\n%s\n", name, old, header);
-    assert_non_null(at);
-    char* edited = format_string("%.*s%s%s", (int)(at - header), header, new, at + strlen(old));
-    padded = strlen(edited);
-    char* whole = xcalloc(8 + padded + n - 8 - length, 1);
-    memcpy(whole, &padded, 8);
-    memcpy(whole + 8, edited, padded);
-    memcpy(whole + 8 + padded, file + 8 + length, n - 8 - length);
-    replace_step_2(name, whole, 8 + padded + n - 8 - length);
-    free(whole); free(edited);
-    free(header); free(file);
+    char *header = format_string("%.*s", (int)length, file + 8), *edited = replaced(header, old, new);
+    edited_length = strlen(edited);
+    size_t data = n - 8 - length;
+    char* whole = xcalloc(8 + edited_length + data, 1);
+    memcpy(whole, &edited_length, 8);
+    memcpy(whole + 8, edited, edited_length);
+    memcpy(whole + 8 + edited_length, file + 8 + length, data);
+    replace_step_2(name, whole, 8 + edited_length + data);
+    free(whole); free(edited); free(header); free(file);
 }
 
 #define FIRST "model-00001-of-00002.safetensors"
 #define SECOND "model-00002-of-00002.safetensors"
 static void expect_edit_refused(const char* file, const char* old, const char* new, const char* where, const char* says) {
-    char* dir = step_path(2);
-    expect_success(save_halves(NULL));
+    save_in_shards(2, 0, DTYPE_F32, 2);
     edit_header(file, old, new);
-    expect_no_load(dir, dir, where, says, "copy it again from where it came");
-    free(dir);
+    expect_no_load(step_2, step_2, where, says, "copy it again from where it came (there is no older checkpoint beside it)");
 }
 TEST(every_piece_of_a_shard_is_checked) {
     static const char* const edits[][5] = { // file, old text, new text, and the phrases of the error
-        { FIRST, "\"wte[0:6]\"", "\"wte[1:7]\"", "model-*-of-00002.safetensors", "element 0 of tensor 'wte' is missing" },
-        { SECOND, "\"wte[6:40]\"", "\"wte[5:39]\"", "model-*-of-00002.safetensors", "element 5 of tensor 'wte' is there twice" },
-        { SECOND, "\"h.1.proj.weight[10:16]\"", "\"h.0.fc.weight[3:9]\"", "*", "3 of tensor 'h.0.fc.weight' is there twice" },
+        { FIRST, "\"wte[0:8]\"", "\"wte[1:9]\"", "model-*-of-00002.safetensors", "element 0 of tensor 'wte' is missing" },
+        { SECOND, "\"wte[8:40]\"", "\"wte[7:39]\"", "model-*-of-00002.safetensors", "element 7 of tensor 'wte' is there twice" },
+        { SECOND, "\"h.1.fc.weight[6:64]\"", "\"h.0.fc.weight[5:63]\"", "*", "5 of tensor 'h.0.fc.weight' is there twice" },
         { FIRST, "\"h.0.ln_1.bias[0:4]\"", "\"h.0.fc.bias[0:4]\"", "*", "element 0 of tensor 'h.0.ln_1.bias' is missing" },
-        { SECOND, "wte[6:40]", "wte[7:41]", SECOND, "'wte[7:41]' is not in state.json's model, nor a piece of a tensor" },
-        { FIRST, "\"wte[0:6]\"", "\"wte[0:7]\"", FIRST, "'wte[0:7]' does not have the shape (7, 0)" },
-        { FIRST, "\"shape\":[6]", "\"shape\":[6,1]", FIRST, "'wte[0:6]' does not have the shape (6, 0)" },
-        { FIRST, "\"shape\":[6]", "\"shape\":[7]", FIRST, "'wte[0:6]' takes 24 bytes where its shape and dtype need 28" },
+        { SECOND, "wte[8:40]", "wte[9:41]", SECOND, "'wte[9:41]' is not in state.json's model, nor a piece of a tensor" },
+        { FIRST, "\"wte[0:8]\"", "\"wte[0:9]\"", FIRST, "'wte[0:9]' does not have the shape (9, 0)" },
+        { FIRST, "\"shape\":[8]", "\"shape\":[8,1]", FIRST, "'wte[0:8]' does not have the shape (8, 0)" },
+        { FIRST, "\"shape\":[8]", "\"shape\":[9]", FIRST, "'wte[0:8]' takes 32 bytes where its shape and dtype need 36" },
         { FIRST, "\"F32\"", "\"I32\"", FIRST, "is stored as I32 where state.json says F32" },
         { FIRST, "\"ln_f.bias[0:4]\"", "\"ln_f.weight[0:4]\"", FIRST, "duplicate object key" },
         { FIRST, "\"shard.c\"", "\"pt\"", FIRST, "\"format\": \"pt\" where a checkpoint has \"shard.c\"" },
         { FIRST, "\"out_in\"", "\"in_out\"", FIRST, "\"layout\": \"in_out\" where a checkpoint has \"out_in\"" },
-        { "optimizer-00002-of-00002.safetensors", "m.wte[6:40]", "v.wte[5:39]", "optimizer-*-of-00002", "6 of tensor 'm.wte' is missing" },
+        { "optimizer-00002-of-00002.safetensors", "m.wte[8:40]", "v.wte[7:39]", "optimizer-*-of-00002", "8 of tensor 'm.wte' is missing" },
     };
-    static const char* const no_pieces[] = { "wtf[0:6]", "wt[0:6]", "wte[0:6", "wte[0:6] ", "wte[+0:6]", "wte[00:6]", "wte[6:0]", "wte[-6:0]",
-                                             "wte[36:18446744073709551616]", "wte[", "wte", "m.wte[0:6]" };
+    static const char* const no_pieces[] = { "wtf[0:8]", "wt[0:8]", "wte[0:8", "wte[0:8] ", "wte[+0:8]", "wte[00:8]", "wte[8:0]",
+                                             "wte[-8:0]", "wte[32:18446744073709551616]", "wte[", "wte", "m.wte[0:8]" };
     for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++)
         expect_edit_refused(edits[i][0], edits[i][1], edits[i][2], edits[i][3], edits[i][4]);
     for (size_t i = 0; i < sizeof no_pieces / sizeof no_pieces[0]; i++) {
-        char* says = format_string("'%s' is not in", no_pieces[i]);
-        expect_edit_refused(FIRST, "wte[0:6]", no_pieces[i], FIRST, says);
-        free(says);
+        char says[64];
+        snprintf(says, sizeof says, "'%s' is not in", no_pieces[i]);
+        expect_edit_refused(FIRST, "wte[0:8]", no_pieces[i], FIRST, says);
     }
 }
 
 TEST(an_index_that_differs_from_its_files_is_noticed) {
     static const char* const edits[][3] = { // old text, new text, and the phrase of the error
         { FIRST, SECOND, "' is in " SECOND "; it is in " FIRST }, { FIRST, "../x", "' is in ../x; it is in " FIRST },
-        { "\"wte[0:6]\": \"" FIRST "\"", "\"wte[0:6]\": 1", "says that 'wte[0:6]' is in no file; it is in " FIRST },
-        { "\"wte[0:6]\"", "\"wte[0:5]\"", "says that 'wte[0:6]' is in no file; it is in " FIRST },
-        { "\"wte[0:6]\"", "\"wte[40:40]\": \"" FIRST "\", \"wte[0:6]\"", "or lists more than they hold" },
+        { "\"wte[0:8]\": \"" FIRST "\"", "\"wte[0:8]\": 1", "says that 'wte[0:8]' is in no file; it is in " FIRST },
+        { "\"wte[0:8]\"", "\"wte[0:7]\"", "says that 'wte[0:8]' is in no file; it is in " FIRST },
+        { "\"wte[0:8]\"", "\"wte[40:40]\": \"" FIRST "\", \"wte[0:8]\"", "or lists more than they hold" },
         { "\"total_size\": 2208", "\"total_size\": 2209", "has a total_size that is not the files'" },
         { "\"weight_map\"", "\"weight_map\": {}, \"weight_map\"", "is not valid JSON: duplicate object key" },
         { "\"weight_map\"", "\"map\"", "is in no file" }, { "{", "[", "is not valid JSON" },
     };
-    char* dir = step_path(2);
-    expect_success(save_halves(NULL));
+    save_in_shards(2, 0, DTYPE_F32, 2);
     size_t n;
     char* good = read_step_2("model.safetensors.index.json", &n);
     for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
-        char* at = strstr(good, edits[i][0]);
-        if (at == NULL) print_error("no '%s' in\n%s\n", edits[i][0], good);
-        assert_non_null(at);
-        char* text = format_string("%.*s%s%s", (int)(at - good), good, edits[i][1], at + strlen(edits[i][0]));
+        char* text = replaced(good, edits[i][0], edits[i][1]);
         replace_step_2("model.safetensors.index.json", text, strlen(text));
-        expect_no_load(dir, dir, "model.safetensors.index.json: ", edits[i][2], "copy it again from where it came");
+        expect_no_load(step_2, step_2, "model.safetensors.index.json: ", edits[i][2], "copy it again from where it came");
         free(text);
     }
     for (size_t cut = 0; cut < n; cut += n / 7) {
         replace_step_2("model.safetensors.index.json", good, cut);
-        expect_no_load(dir, dir, "model.safetensors.index.json: line ", "is not valid JSON");
+        expect_no_load(step_2, step_2, "model.safetensors.index.json: line ", "is not valid JSON");
     }
     replace_step_2("model.safetensors.index.json", good, n);
-    assert_loads(dir);
-    free(good); free(dir);
+    assert_loads(step_2);
+    free(good);
 }
 
 TEST(a_missing_or_truncated_shard_is_named) {
     static const char* const names[] = { "model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors",
                                          "optimizer-00002-of-00003.safetensors", "model.safetensors.index.json",
                                          "optimizer.safetensors.index.json" };
-    char *dir = step_path(2), *older = step_path(1);
     save_step(1, 0, DTYPE_F32);
     for (int f = 0; f < 5; f++) {
         save_in_shards(2, 0, DTYPE_F32, 3);
-        char* path = format_string("%s/%s", dir, names[f]);
+        const char* path = in_step_2(names[f]);
         assert_int_equal(truncate(path, (off_t)file_size(path) - 3), 0);
-        expect_no_load(dir, path, f < 3 ? "truncated" : "is not valid JSON", "fall back to", older);
+        expect_no_load(step_2, path, f < 3 ? "truncated" : "is not valid JSON", "fall back to", step_1);
         assert_int_equal(unlink(path), 0);
-        expect_no_load(dir, path, "cannot be opened: No such file", "fall back to", older);
-        free(path);
+        expect_no_load(step_2, path, "cannot be opened: No such file", "fall back to", step_1);
     }
     // a whole shard that belongs elsewhere
     save_in_shards(2, 0, DTYPE_F32, 3);
     size_t n;
     char* shard = read_step_2(names[0], &n);
     replace_step_2(names[1], shard, n);
-    expect_no_load(dir, dir, "model-*-of-00003.safetensors: element ", "fall back to", older);
+    expect_no_load(step_2, step_2, "model-*-of-00003.safetensors: element ", "fall back to", step_1);
     free(shard);
     // and a state with a different number of them
     TrainState s = state_at(2, DTYPE_F32);
-    uint64_t sums[CHECKPOINT_PARTS] = { 0 };
     s.shards = 4;
-    char* text = train_state_text(&s, sums);
+    char* text = train_state_text(&s, (uint64_t[CHECKPOINT_PARTS]){ 0 });
     replace_step_2("state.json", text, strlen(text));
-    expect_no_load(dir, "model-00001-of-00004.safetensors: cannot be opened");
-    free(text); free(older); free(dir);
+    expect_no_load(step_2, "model-00001-of-00004.safetensors: cannot be opened");
+    free(text);
 }
 
+static void write_master_of_fp32(void) {
+    TrainState s = state_at(1, DTYPE_F32);
+    CheckpointWriter w;
+    checkpoint_begin(&w, out, &s);
+    write_range(&w, CHECKPOINT_MASTER, 0, 0, 1);
+}
 static void write_a_shard(int shard, size_t end, bool begins) {
     TrainState s = state_at(2, DTYPE_F32);
     CheckpointWriter w;
     if (begins) checkpoint_begin_sharded(out, &s);
-    checkpoint_attach_shard(&w, out, &s, shard, 2, halves[shard > 0], 3);
+    CheckpointRange ranges[UNITS];
+    ranges_of(shard, 2, ranges);
+    checkpoint_attach_shard(&w, out, &s, shard, 2, ranges, UNITS);
     write_range(&w, CHECKPOINT_M, 1, 100, end);
 }
 // One writer's ranges, which are not the whole model although the writer claims to have written it.
@@ -678,16 +472,18 @@ static void save_too_little(size_t end, int shards) {
     for (int part = 0; part < CHECKPOINT_PARTS; part++) w.elements[part] = gpt2_num_parameters(config);
     checkpoint_commit(&w, 0);
 }
-TEST(what_shards_hold_must_be_the_whole) {
-    expect_error(write_a_shard(0, 111, true), "step_00000002: element 110 of unit 1 is in none of the ranges that");
+TEST(what_is_written_must_be_the_whole) {
+    expect_error(write_master_of_fp32(), "a checkpoint in fp32 with optimizer state has no part \"master\"");
+    expect_error(write_a_shard(0, 123, true), "step_00000002: element 122 of unit 1 is in none of the ranges that");
     expect_error(write_a_shard(1, 110, false), ".tmp_step_00000002/model-00002-of-00002.safetensors: cannot be written: No such file",
                  "make it a folder that every rank sees or choose another --out");
     expect_error(save_too_little(244, 2), SECOND ": cannot be opened", "--out must be a folder that every rank sees");
     expect_error(save_too_little(243, 1), "model-*-of-00001", "element 63 of tensor 'h.1.fcproj.weight' is missing");
     expect_error(write_a_shard(2, 110, false), "shard 2 of 2: a checkpoint has 1 to 65536 shards, counted from 0");
-    CheckpointRange twice = { 2, 243, 244 }, half = { 1, 20, 30 };
-    expect_error(save_halves(&twice), "model-*-of-00002.safetensors", "element 63 of tensor 'h.1.fcproj.weight' is there twice");
-    expect_error(save_halves(&half), "model-*-of-00002.safetensors", "of tensor 'h.0.proj.bias' is there twice");
+    Save twice = { 2, 0, DTYPE_F32, 2, &(CheckpointRange){ 2, 243, 244 } }, of_first = twice;
+    of_first.added = &(CheckpointRange){ 1, 20, 30 };
+    expect_error(save(&twice), "model-*-of-00002.safetensors", "element 63 of tensor 'h.1.fcproj.weight' is there twice");
+    expect_error(save(&of_first), "model-*-of-00002.safetensors", "of tensor 'h.0.proj.bias' is there twice");
     assert_int_equal(count_entries(), 0);
 }
 
@@ -695,8 +491,7 @@ TEST(what_shards_hold_must_be_the_whole) {
 
 // Replaces step 2's state.json: `edit` is a JSON object whose members replace those of the same name, "" removing one.
 static void edit_state(const char* edit) {
-    char* path = format_string("%s/step_00000002/state.json", out);
-    json_t *root = json_load_file(path, 0, NULL), *changes = json_loads(edit, 0, NULL), *value;
+    json_t *root = json_load_file(in_step_2("state.json"), 0, NULL), *changes = json_loads(edit, 0, NULL), *value;
     assert_non_null(root);
     assert_non_null(changes);
     const char* key;
@@ -706,10 +501,9 @@ static void edit_state(const char* edit) {
         else if (json_is_object(value)) json_object_update(json_object_get(root, key), value);
         else json_object_set(root, key, value);
     }
-    assert_int_equal(json_dump_file(root, path, 0), 0);
+    assert_int_equal(json_dump_file(root, in_step_2("state.json"), 0), 0);
     json_decref(root);
     json_decref(changes);
-    free(path);
 }
 
 TEST(every_field_of_the_state_is_checked) {
@@ -743,23 +537,15 @@ TEST(every_field_of_the_state_is_checked) {
     for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
         save_step(2, 0, DTYPE_F32);
         edit_state(edits[i][0]);
-        char* dir = step_path(2);
-        expect_no_load(dir, "step_00000002", edits[i][1]);
-        free(dir);
+        expect_no_load(step_2, step_2, edits[i][1]);
     }
 }
 
 // ---- folders that are something else ----
 
-static void ask_for_six_layers(const char* path) {
-    CheckpointReader r;
-    checkpoint_open(&r, path);
-    GPT2Config wanted = config;
-    wanted.L = 6;
-    checkpoint_require_config(&r, wanted);
-}
 // Puts a file with one tensor in the place of step 2's model.
-static void replace_model(const char* path, const char* tensor) {
+static void replace_model(const char* tensor) {
+    const char* path = in_step_2("model.safetensors");
     SafeTensor wanted = safetensor_wanted((char*)(uintptr_t)tensor, DTYPE_F32, 10, 4);
     json_t* metadata = json_pack("{s:s}", "format", "pt");
     SafeTensors s;
@@ -771,17 +557,14 @@ static void replace_model(const char* path, const char* tensor) {
 
 TEST(other_things_are_called_by_their_name) {
     save_step(2, 0, DTYPE_F32);
-    char *dir = step_path(2), *file = format_string("%s/model.safetensors", dir), *other = format_string("%s/config.json", out);
-    expect_error(ask_for_six_layers(dir), "has 2 layers, this run asks for 6");
-    expect_no_load(out, "is a folder of checkpoints", dir);
-    expect_no_load(other, "there is no such checkpoint");
-    assert_true(file_write(other, "{}", 2));
+    expect_no_load(out, "is a folder of checkpoints", step_2);
+    expect_no_load(step_1, "there is no such checkpoint");
+    assert_true(file_write(in_out("config.json"), "{}", 2));
     expect_no_load(out, "this is a Hugging Face layout, use build/hf_import");
-    replace_model(file, "transformer.wte.weight"); // Hugging Face's weights under our state
-    expect_no_load(dir, file, "this is a Hugging Face layout");
-    replace_model(file, "wte"); // tensors that only look like ours
-    expect_no_load(dir, file, "\"format\": \"pt\" where a checkpoint has \"shard.c\"");
-    free(other); free(file); free(dir);
+    replace_model("transformer.wte.weight"); // Hugging Face's weights under our state
+    expect_no_load(step_2, in_step_2("model.safetensors"), "this is a Hugging Face layout");
+    replace_model("wte"); // tensors that only look like ours
+    expect_no_load(step_2, in_step_2("model.safetensors"), "\"format\": \"pt\" where a checkpoint has \"shard.c\"");
 }
 
 // ---- full disks and errors of the file system ----
@@ -794,42 +577,30 @@ static void save_with_little_room(const Save* s) {
     save(s);
 }
 
-TEST(a_failed_save_leaves_the_last_good_checkpoint) {
-    static const char* const names[] = { "step_00000001" };
-    save_step(1, 1, DTYPE_F32);
-    Save second = { out, 2, 1, DTYPE_F32, 0 };
-    room = 4000;
-    expect_error(save_with_little_room(&second), "safetensors: cannot be written: File too large", "free 1 MB or choose another --out",
-                 "the last good checkpoint is", "step_00000001");
-    assert_entries(1, names);
-    assert_newest("step_00000001");
-}
-
-// Allows more and more bytes of a sharded checkpoint, up to all of it: the first file that does not fit is named.
-TEST(every_file_of_a_sharded_save_may_fail) {
-    static const char* const files[] = { "model-0000", "optimizer-0000", "safetensors.index.json" };
-    static const char* const names[] = { "step_00000001" };
+// Allows more and more bytes of a checkpoint, up to all of it: the first file that does not fit is named.
+static void any_file_may_fail(int shards, const char* const* files, int count) {
     bool failed[3] = { false, false, false }, is_saved = false;
-    save_in_shards(1, 1, DTYPE_F32, 7);
-    Save second = { out, 2, 1, DTYPE_F32, 7 };
+    remove_tree(out);
+    save_step(1, 1, DTYPE_F32);
+    Save second = { 2, 1, DTYPE_F32, shards, NULL };
     for (room = 500; !is_saved; room += 250) {
         Child c = child_does(save_with_little_room(&second));
         is_saved = c.status == 0;
-        if (!is_saved) assert_entries(1, names);
-        if (!is_saved) assert_non_null(strstr(c.err, "cannot be written: File too large; free 1 MB or choose another --out"));
-        for (int f = 0; f < 3; f++) failed[f] = failed[f] || strstr(c.err, files[f]) != NULL;
+        if (!is_saved) {
+            expect_entries("step_00000001");
+            const char* said = strstr(c.err, "cannot be written: File too large; free 1 MB or choose another --out; the last good "
+                                             "checkpoint is ");
+            assert_true(said && strstr(said, step_1));
+        }
+        for (int f = 0; f < count; f++) failed[f] = failed[f] || strstr(c.err, files[f]) != NULL;
         child_free(&c);
     }
-    for (int f = 0; f < 3; f++) if (!failed[f]) fail_msg("%s always fitted", files[f]);
+    for (int f = 0; f < count; f++) if (!failed[f]) fail_msg("%s always fitted", files[f]);
     assert_newest("step_00000002");
 }
-
-TEST(an_unwritable_folder_is_named) {
-    assert_true(file_write(out, "a file", 6));
-    for (int shards = 0; shards <= 2; shards += 2) {
-        Save s = { out, 1, 0, DTYPE_F32, shards };
-        expect_error(save(&s), out, "cannot be made: Not a directory; make it writable or choose another --out", "checkpoint is none");
-    }
+TEST(a_save_that_has_no_room_leaves_the_last_good_checkpoint) {
+    any_file_may_fail(0, (const char* const[]){ "model.safetensors", "optimizer.safetensors" }, 2);
+    any_file_may_fail(7, (const char* const[]){ "model-0000", "optimizer-0000", "safetensors.index.json" }, 3);
 }
 
 // ---- crashes ----
@@ -839,7 +610,7 @@ static void crash_point(void) { if (crash_before > 0 && --crash_before == 0) kil
 
 static volatile long long* safe; // the last step that was reported safe: children write it, too
 static void save_twice_and_crash(int shards, int call) {
-    Save s = { out, 2, 1, DTYPE_BF16, shards };
+    Save s = { 2, 1, DTYPE_BF16, shards, NULL };
     crash_before = call;
     for (int times = 0; times < 2; times++) {
         save(&s);
@@ -858,7 +629,7 @@ static void assert_nothing_is_lost(void) {
     long long* steps;
     int count = checkpoint_list(out, "", &steps);
     for (int i = 0; i < count; i++) {
-        char* path = step_path(steps[i]);
+        char* path = format_string("%s/step_%08lld", out, steps[i]);
         assert_loads(path);
         free(path);
     }
@@ -866,7 +637,6 @@ static void assert_nothing_is_lost(void) {
 }
 
 static void crashes_lose_nothing(int shards, int least_calls) {
-    static const char* const names[] = { "step_00000003" };
     int call = 0;
     safe = (volatile long long*)mmap(NULL, sizeof *safe, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     for (bool was_killed = true; was_killed;) {
@@ -878,8 +648,8 @@ static void crashes_lose_nothing(int shards, int least_calls) {
         if (!was_killed) assert_int_equal(c.status, 0);
         child_free(&c);
         assert_nothing_is_lost();
-        save_in_shards(3, 1, DTYPE_F32, shards); // the next save works, and cleans up
-        assert_entries(1, names);
+        for (long long step = 2; step <= 3; step++) save_in_shards(step, 1, DTYPE_F32, shards); // the same step again, and the next
+        expect_entries("step_00000003"); // they have cleaned up
         remove_tree(out);
     }
     assert_true(call > least_calls);

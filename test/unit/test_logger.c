@@ -1,4 +1,4 @@
-// test_logger.c - what metrics.jsonl contains after a run, a resumed run, and one that was killed; and the lines for people.
+// test_logger.c - what metrics.jsonl contains after a run and a resumed run; and the lines for people.
 #include "../../llmc/run/logger.h"
 #include "test_folder.h"
 
@@ -34,13 +34,6 @@ static void log_steps(Logger* g, long long first, long long last) {
         StepLog s = step_log(step);
         logger_step(g, &s);
     }
-}
-
-static void append_text(const char* path, const char* text) {
-    FILE* f = fopen(path, "a");
-    assert_non_null(f);
-    assert_true(fputs(text, f) >= 0);
-    assert_int_equal(fclose(f), 0);
 }
 
 // Returns the lines of a metrics.jsonl, each of which must be one whole JSON object: an array that the caller owns.
@@ -84,28 +77,15 @@ static void assert_steps(const char* run, long long last) {
 }
 
 // ---- metrics.jsonl ----
-// A run of this name writes steps first to last, from a checkpoint of the step before or, from 1, anew; it is killed at the end if
-// `killed`.
-typedef struct { const char* run; long long first, last; bool killed; } Writing;
-static void write_steps(void* argument) {
-    const Writing* w = (const Writing*)argument;
+// A run of this name writes steps first to last, from a checkpoint of the step before or, from 1, anew.
+static void write_steps(const char* run, long long first, long long last) {
     Logger g;
-    open_log(&g, w->run, w->first - 1);
-    log_steps(&g, w->first, w->last);
-    if (w->killed) kill(getpid(), SIGKILL);
+    open_log(&g, run, first - 1);
+    log_steps(&g, first, last);
     logger_close(&g);
 }
+static void write_run(const char* run, long long first, long long last) { expect_success(write_steps(run, first, last)); }
 
-static void in_child(void (*function)(void*), void* argument, int status) {
-    Child c = child_run(function, argument);
-    if (c.status != status) print_error("%s\n", c.err);
-    assert_int_equal(c.status, status);
-    child_free(&c);
-}
-static void write_run(const char* run, long long first, long long last) {
-    Writing w = { run, first, last, false };
-    in_child(write_steps, &w, 0);
-}
 TEST(a_step_has_every_field_and_numbers_come_back_to_the_bit) {
     static const char* const names[] = { "grad_norm", "param_norm", "lr", "loss_scale", "tokens_per_s", "step_ms", "tokens", "mem_bytes",
                                          "mem_peak_bytes", "comm_bytes", "comm_exposed_ms" };
@@ -118,15 +98,15 @@ TEST(a_step_has_every_field_and_numbers_come_back_to_the_bit) {
     json_decref(lines);
 }
 
-static void write_facts(void* run) {
+static void write_facts(const char* run) {
     Logger g;
-    char* out = format_string("%s/%s/deep/down", folder, (const char*)run);
+    char* out = format_string("%s/%s/deep/down", folder, run);
     options.prompt = "caf\xE9"; // Latin-1
     logger_open(&g, &table, &options, out, 0, json_pack("{s:i}", "world_size", 4));
     logger_close(&g); free(out);
 }
 TEST(the_first_line_has_the_options_and_what_the_stage_adds) {
-    in_child(write_facts, (void*)"facts", 0);
+    expect_success(write_facts("facts"));
     json_t* lines = read_metrics("facts/deep/down");
     json_t* run = line_value(lines, 0, "run");
     assert_int_equal(json_integer_value(json_object_get(run, "world_size")), 4);
@@ -153,7 +133,7 @@ TEST(norms_have_32_bits_so_that_the_order_of_a_sum_is_not_seen) {
     for (double norm = 1e-6; norm < 8192; norm *= 1.7) assert_true(fabs(logged_norm(norm) - norm) < 1e-6);
 }
 
-static void write_odd_numbers(void* run) {
+static void write_odd_numbers(const char* run) {
     Logger g;
     open_log(&g, run, 0);
     StepLog s = step_log(1);
@@ -164,9 +144,9 @@ static void write_odd_numbers(void* run) {
     logger_close(&g);
 }
 TEST(nan_and_infinity_are_null) {
-    static const char *const of_step[] = { "loss", "grad_norm", "lr" }, *const of_evaluation[] = { "step", "val_loss",
-        "val_loss_per_byte" };
-    in_child(write_odd_numbers, (void*)"odd", 0);
+    static const char* const of_step[] = { "loss", "grad_norm", "lr" };
+    static const char* const of_evaluation[] = { "step", "val_loss", "val_loss_per_byte" };
+    expect_success(write_odd_numbers("odd"));
     json_t* lines = read_metrics("odd");
     assert_numbers(lines, 1, of_step, (const double[]){ NAN, NAN, 0.1 + 0.2 }, 3);
     assert_numbers(lines, 2, of_evaluation, (const double[]){ 1, 2.25, 0.75 }, 3);
@@ -179,10 +159,11 @@ TEST(nan_and_infinity_are_null) {
 TEST(a_resumed_run_has_each_step_once_and_what_is_not_a_whole_line_is_cut_off) {
     const char* const torn[] = { "", "{", "{\"step\":11,\"lo", "{\"step\":11}", "{\"step\":10}", "\n", "null\n", "[1]\n",
         "{\"step\":3,\"step\":4}\n" };
-    for (size_t i = 0; i < sizeof torn / sizeof torn[0]; i++) for (long long step = 6; step <= 10; step += 4) { // 10: directly on what stays
+    for (size_t i = 0; i < sizeof torn / sizeof torn[0]; i++) for (long long step = 6; step <= 10; step += 4) { // 10: where it was torn
         write_run("torn", 1, 10); // replaces an older run's
         assert_steps("torn", 10);
-        append_text(metrics_of("torn"), torn[i]);
+        FILE* f = fopen(metrics_of("torn"), "a");
+        assert_true(f && fputs(torn[i], f) >= 0 && fclose(f) == 0);
         write_run("torn", step + 1, 12);
         assert_steps("torn", 12);
     }
@@ -201,36 +182,18 @@ TEST(a_resumed_run_without_metrics_begins_them) {
     }
 }
 
-TEST(a_killed_run_has_lost_nothing) {
-    Writing w = { "killed", 1, 10, true };
-    in_child(write_steps, &w, 1000 + SIGKILL);
-    assert_steps("killed", 10);
-}
-
 // ---- errors ----
-TEST(a_folder_that_cannot_be_written_is_an_error) {
-    static const struct { Writing run; const char *what, *says; } cases[] = {
-        { { "file", 1, 1, false }, "file", "another" }, { { "file/below", 1, 1, false }, "file/below", "another" },
-        { { "taken", 1, 1, false }, "metrics.jsonl", "cannot be opened" } // its name is taken by a folder
-    };
-    append_text(in_folder("file"), "a file\n");
-    assert_true(folder_make(metrics_of("taken")));
-    for (int i = 0; i < 3; i++) expect_death(write_steps, (void*)(uintptr_t)&cases[i].run, "--out", cases[i].what, cases[i].says);
-}
-
-static void write_to_a_full_disk(void* unused) {
-    (void)unused;
+static void write_to_a_full_disk(void) {
     Logger g;
     open_log(&g, "full", 0);
     fclose(g.file);
     g.file = fopen("/dev/full", "w");
     log_steps(&g, 1, 1);
 }
-TEST(a_full_disk_is_an_error) { expect_death(write_to_a_full_disk, NULL, "metrics.jsonl", "No space left", "--resume"); }
+TEST(a_full_disk_is_an_error) { expect_error(write_to_a_full_disk(), "metrics.jsonl", "No space left", "--resume"); }
 
 // ---- the line for people ----
-static void print_lines(void* unused) {
-    (void)unused;
+static void print_lines(void) {
     Logger g;
     logger_open(&g, &table, &options, "", 0, NULL);
     StepLog s = step_log(12);
@@ -250,21 +213,21 @@ TEST(lines_say_what_matters_and_no_more) {
     static const char* const lines[] = {
         LINE_12, LINE_12 " | loss scale 32768 | skipped: gradients not finite", NULL, "step  50/300 | val loss 2.3457",
         "step  50/300 | val loss 4.5000 per token, 1.8765 per byte",
-            "step  50/300 | val loss 4.5000" // the tokenizer does not know all tokens
+        "step  50/300 | val loss 4.5000" // the tokenizer does not know all tokens
     };
-    Child c = child_run(print_lines, NULL);
+    Child c = child_does(print_lines());
     assert_int_equal(c.status, 0);
     char* line = strtok(c.out, "\n");
     for (int i = 0; i < 6; i++, line = strtok(NULL, "\n")) {
-        bool same = line && (lines[i] ? strcmp(line, lines[i]) == 0 : strstr(line, "step 300/300 | ") && strstr(line,
-            "| comm exposed 1.2 ms"));
+        bool same = line && (lines[i] ? strcmp(line, lines[i]) == 0
+                                      : strstr(line, "step 300/300 | ") && strstr(line, "| comm exposed 1.2 ms"));
         if (!same || strstr(line, "left")) fail_msg("%s", line); // nobody is watching
     }
     assert_null(line);
     child_free(&c);
 }
 
-static void write_every_tenth_line(void* run) {
+static void write_every_tenth_line(const char* run) {
     Logger g;
     options.log_every = 10;
     open_log(&g, run, 3);
@@ -276,7 +239,7 @@ static void write_every_tenth_line(void* run) {
     logger_close(&g);
 }
 TEST(log_every_leaves_out_lines_and_metrics_keep_every_step) {
-    Child c = child_run(write_every_tenth_line, "tenth");
+    Child c = child_does(write_every_tenth_line("tenth"));
     assert_int_equal(c.status, 0);
     long long expected = 4; // the first of this run; then every tenth, and 77, which was skipped
     for (char* line = strtok(c.out, "\n"); line; line = strtok(NULL, "\n")) {
@@ -292,7 +255,7 @@ TEST(log_every_leaves_out_lines_and_metrics_keep_every_step) {
     json_decref(lines);
 }
 
-static void show_live_lines(void* steps) {
+static void show_live_lines(bool dies) {
     Logger g;
     logger_open(&g, &table, &options, "", 0, NULL);
     g.terminal = true; g.every = 1000;
@@ -302,7 +265,7 @@ static void show_live_lines(void* steps) {
         g.last_shown = step == 149 ? now_seconds() + 1000 : 0; // 149 comes too soon after 148
         logger_step(&g, &s);
     }
-    if (steps) die("stopped");
+    if (dies) die("stopped");
     logger_say("sample\n");
     logger_close(&g);
 }
@@ -317,13 +280,13 @@ static void take_out_times(char* text) {
     }
 }
 TEST(a_terminal_gets_one_line_that_is_rewritten) {
-    Child c = child_run(show_live_lines, NULL);
+    Child c = child_does(show_live_lines(false));
     assert_int_equal(c.status, 0);
     take_out_times(c.out);
     assert_string_equal(c.out, "step 148/300 [#########...........] loss 4.0068 | 12346 tok/s |  left" ERASE_LINE "\r"
                         "step 150/300 [##########..........] loss 4.0067 | 12346 tok/s |  left" ERASE_LINE "\r" ERASE_LINE "sample\n");
     child_free(&c);
-    c = child_run(show_live_lines, &options);
+    c = child_does(show_live_lines(true));
     assert_int_equal(c.status, EXIT_FAILURE);
     assert_string_equal(c.out + strlen(c.out) - strlen("\r" ERASE_LINE), "\r" ERASE_LINE); // an error does not end in half a line
     assert_non_null(strstr(c.err, "error: stopped"));

@@ -28,34 +28,22 @@ enum { MOST_UNITS = 4 };
 // Values of all parts of a checkpoint. MODEL: the masters, rounded as floatX.
 typedef struct { GPT2Config c; float* of[CHECKPOINT_PARTS][MOST_UNITS]; } Values; // (unit) owned
 
-static void values_init(Values* v, GPT2Config c) {
-    memset(v, 0, sizeof *v);
-    v->c = c;
-    for (int part = 0; part < CHECKPOINT_PARTS; part++)
-        for (int u = 0; u <= c.L; u++) v->of[part][u] = (float*)xcalloc(unit_elements(c, u), sizeof(float));
+// Initial weights, without moments; or random numbers that 16 bits cannot hold, except in the padding of wte, which is 0.
+static Values values_make(GPT2Config c, uint64_t seed, bool initial) {
+    Values v = { c, { { NULL } } };
+    for (int u = 0; u <= c.L; u++) for (int part = CHECKPOINT_PARTS - 1; part >= 0; part--) {
+        size_t n = unit_elements(c, u), stored = n - (u == 0 ? (size_t)(c.Vp - c.V) * (size_t)c.C : 0);
+        float* values = v.of[part][u] = (float*)xcalloc(n, sizeof(float));
+        if (initial && part == CHECKPOINT_MASTER) unit_init_weights(c, seed, u, 0, n, values);
+        for (size_t k = 0; k < stored && part != CHECKPOINT_MODEL && !initial; k++)
+            values[k] = random_normal(seed, (uint64_t)(10 * part + u), k);
+        for (size_t k = 0; k < n && part == CHECKPOINT_MODEL; k++)
+            values[k] = to_float(to_floatX(v.of[CHECKPOINT_MASTER][u][k]));
+    }
+    return v;
 }
 static void values_free(Values* v) {
     for (int u = 0; u <= v->c.L; u++) for (int part = 0; part < CHECKPOINT_PARTS; part++) free(v->of[part][u]);
-}
-static void values_round(Values* v) {
-    for (int u = 0; u <= v->c.L; u++)
-        for (size_t k = 0; k < unit_elements(v->c, u); k++)
-            v->of[CHECKPOINT_MODEL][u][k] = to_float(to_floatX(v->of[CHECKPOINT_MASTER][u][k]));
-}
-// Random numbers that 16 bits cannot hold, except in the padding of wte, which is 0.
-static void values_make(Values* v, GPT2Config c, uint64_t seed) {
-    size_t stored = unit_elements(c, 0) - (size_t)(c.Vp - c.V) * (size_t)c.C;
-    values_init(v, c);
-    for (int u = 0; u <= c.L; u++)
-        for (int part = CHECKPOINT_MASTER; part < CHECKPOINT_PARTS; part++)
-            for (size_t k = 0; k < (u == 0 ? stored : unit_elements(c, u)); k++)
-                v->of[part][u][k] = random_normal(seed, (uint64_t)(10 * part + u), k);
-    values_round(v);
-}
-static void values_initial(Values* v, GPT2Config c, uint64_t seed) {
-    values_init(v, c);
-    for (int u = 0; u <= c.L; u++) unit_init_weights(c, seed, u, 0, unit_elements(c, u), v->of[CHECKPOINT_MASTER][u]);
-    values_round(v);
 }
 
 // Returns true if part `part` of `parts` has element e of a tensor. All of gpt2.h's runs of elements follow from this.
@@ -216,51 +204,17 @@ static void check_initial(const Values* v, Cut cut, uint64_t seed) {
     ranks_free(ranks, n);
 }
 TEST(initial_weights_are_the_units_however_they_are_cut) {
-    const GPT2Config shapes[] = { small, odd };
-    for (int s = 0; s < 2; s++) {
-        Values v;
-        values_initial(&v, shapes[s], 5);
-        for (int pieces = 1; pieces <= 5; pieces++) for (uint64_t seed = 0; seed < 6; seed++)
+    const GPT2Config shapes[] = { small, odd, large };
+    for (int s = 0; s < 3; s++) {
+        Values v = values_make(shapes[s], 5, true);
+        for (uint64_t seed = 0; seed < 6; seed++) for (int pieces = 1; pieces <= 5 && s < 2; pieces++)
             check_initial(&v, (Cut){ 0, 1, 0, 1, pieces, seed, (StoredAs)(seed % STORED_AS), seed % 2 == 1 }, 5);
+        for (uint64_t seed = 0; seed < 4; seed++) for (int parts = 2; parts <= 4 && s == 0; parts *= 2)
+            check_initial(&v, (Cut){ 0, parts, 0, 1 + (int)seed % 3, 1 + (int)seed, seed, (StoredAs)(seed % STORED_AS), seed % 2 == 0 }, 5);
+        for (int parts = 1; parts <= 2 && s == 2; parts++) // larger than what is staged
+            check_initial(&v, (Cut){ 0, parts, 0, 1, 1, 0, AS_BOTH, parts == 2 }, 5);
         values_free(&v);
     }
-}
-
-TEST(pieces_may_be_larger_than_what_is_staged) {
-    const size_t borders[] = { 0, 1, STAGED, STAGED + 1, 2 * STAGED + 1, unit_elements(large, 0) };
-    Values v;
-    Rank r;
-    values_initial(&v, large, 6);
-    assert_true(borders[4] < borders[5]);
-    for (int step = 1; step <= 5; step += 4) { // in five pieces, and in one
-        memset(&r, 0, sizeof r);
-        r.c = large;
-        for (int i = 0; i < 5; i += step) rank_add(&r, piece_range(large, 0, borders[i], borders[i + step] - borders[i]), AS_BOTH);
-        pieces_set_weights(r.pieces, r.count, large, 6, NULL, CHECKPOINT_MODEL);
-        assert_rank(&r, &v, CHECKPOINT_MASTER, false);
-        rank_free(&r);
-    }
-    check_initial(&v, (Cut){ 0, 2, 0, 1, 1, 0, AS_BOTH, true }, 6);
-    values_free(&v);
-}
-
-TEST(the_parts_of_a_unit_together_have_its_weights) {
-    Values v;
-    values_initial(&v, small, 7);
-    for (int parts = 1; parts <= 4; parts *= 2) {
-        size_t* places;
-        size_t counted = 0, copied = 0;
-        for (int part = 0; part < parts; part++) counted += part_places(small, 1, part, parts, &places), free(places);
-        for (int i = 0; i < BLOCK_TENSORS; i++) {
-            TensorInfo t = unit_tensor(small, 1, i);
-            if (t.cut == CUT_NONE) copied += tensor_elements(t);
-        }
-        assert_int_equal(copied, 6 * 16); // four of layernorms, two biases that are added once
-        assert_int_equal(counted, unit_elements(small, 1) + (size_t)(parts - 1) * copied);
-        for (uint64_t seed = 0; seed < 4; seed++)
-            check_initial(&v, (Cut){ 0, parts, 0, 1 + (int)seed % 3, 1 + (int)seed, seed, (StoredAs)(seed % STORED_AS), seed % 2 == 0 }, 7);
-    }
-    values_free(&v);
 }
 
 // ---- checkpoints ----
@@ -276,68 +230,45 @@ static const char* step_folder(const char* out) {
     return in_folder(name);
 }
 
-// The sums of all ranks, as checkpoint_add_up makes them: n of them, one after another, become the same.
-static void sums_add_up(CheckpointSums* sums, int n) {
-    ControlBytes* shares = (ControlBytes*)xcalloc((size_t)n, sizeof(ControlBytes));
-    for (int q = 0; q < n; q++) shares[q] = control_bytes(&sums[q], sizeof sums[q]);
-    ControlBytes all = checkpoint_sum(NULL, shares, n);
-    assert_int_equal(all.bytes, sizeof *sums);
-    for (int q = 0; q < n; q++) {
-        memcpy(&sums[q], all.data, sizeof sums[q]);
-        free(shares[q].data);
-    }
-    free(all.data); free(shares);
-}
-static CheckpointSums sums_of(const uint64_t checksum[CHECKPOINT_PARTS], const uint64_t elements[CHECKPOINT_PARTS]) {
-    CheckpointSums s;
-    memcpy(s.checksum, checksum, sizeof s.checksum);
-    memcpy(s.elements, elements, sizeof s.elements);
-    return s;
+static void add_up(uint64_t sums[CHECKPOINT_PARTS], const uint64_t share[CHECKPOINT_PARTS]) {
+    for (int part = 0; part < CHECKPOINT_PARTS; part++) sums[part] += share[part];
 }
 
 // pieces_save of n ranks, which take turns.
 static void save_in_turn(const char* out, TrainState s, Rank* ranks, int n, bool sharded) {
     CheckpointWriter first, w;
-    CheckpointSums* sums = (CheckpointSums*)xcalloc((size_t)n, sizeof(CheckpointSums));
     memset(&first, 0, sizeof first);
     if (sharded) checkpoint_begin_sharded(in_folder(out), &s);
     else checkpoint_begin(&first, in_folder(out), &s);
     for (int q = 0; q < n; q++) {
         CheckpointWriter* writer = q == 0 ? &first : &w;
         SaveShare share = { q, n, sharded, NULL, NULL };
-        memset(&w, 0, sizeof w);
         if (sharded) pieces_attach_shard(ranks[q].pieces, ranks[q].count, writer, in_folder(out), &s, share);
         else if (q > 0) checkpoint_attach(&w, in_folder(out), &s);
         pieces_write(ranks[q].pieces, ranks[q].count, writer);
-        if (q > 0) checkpoint_detach(&w);
-        sums[q] = sums_of(writer->checksum, writer->elements);
+        if (q == 0) continue;
+        checkpoint_detach(&w);
+        add_up(first.checksum, w.checksum);
+        add_up(first.elements, w.elements);
     }
-    sums_add_up(sums, n);
-    memcpy(first.checksum, sums[0].checksum, sizeof first.checksum);
-    memcpy(first.elements, sums[0].elements, sizeof first.elements);
-    free(sums);
     checkpoint_commit(&first, 0);
 }
 // run_load of n ranks, which take turns. weights: CHECKPOINT_MASTER for all that a resumed run needs, or CHECKPOINT_MODEL.
 // Dies if the checkpoint is damaged.
 static void load_in_turn(const char* out, Rank* ranks, int n, CheckpointPart weights) {
-    CheckpointReader* readers = (CheckpointReader*)xcalloc((size_t)n, sizeof(CheckpointReader));
-    CheckpointSums* sums = (CheckpointSums*)xcalloc((size_t)n, sizeof(CheckpointSums));
+    CheckpointReader first, r;
     for (int q = 0; q < n; q++) {
-        checkpoint_open(&readers[q], step_folder(out));
-        if (weights == CHECKPOINT_MASTER) pieces_load(ranks[q].pieces, ranks[q].count, &readers[q]);
-        else pieces_set_weights(ranks[q].pieces, ranks[q].count, ranks[q].c, 0, &readers[q], weights);
-        sums[q] = sums_of(readers[q].checksum, readers[q].elements);
+        CheckpointReader* reader = q == 0 ? &first : &r;
+        checkpoint_open(reader, step_folder(out));
+        if (weights == CHECKPOINT_MASTER) pieces_load(ranks[q].pieces, ranks[q].count, reader);
+        else pieces_set_weights(ranks[q].pieces, ranks[q].count, ranks[q].c, 0, reader, weights);
+        if (q == 0) continue;
+        add_up(first.checksum, r.checksum);
+        add_up(first.elements, r.elements);
+        checkpoint_close(&r);
     }
-    sums_add_up(sums, n);
-    for (int q = 0; q < n; q++) {
-        memcpy(readers[q].checksum, sums[q].checksum, sizeof sums[q].checksum);
-        memcpy(readers[q].elements, sums[q].elements, sizeof sums[q].elements);
-        require(sums[q].elements[weights] == gpt2_num_parameters(readers[q].state.config),
-                "%zu elements were counted", (size_t)sums[q].elements[weights]); // or their checksum is not compared
-        checkpoint_close(&readers[q]);
-    }
-    free(sums); free(readers);
+    assert_int_equal(first.elements[weights], gpt2_num_parameters(first.state.config)); // or their checksum is not compared
+    checkpoint_close(&first);
 }
 
 // Saves such ranks with these values.
@@ -346,6 +277,7 @@ static void save_cut(const char* out, TrainState s, const Values* v, Cut cut, bo
     Rank* ranks = ranks_make(v->c, cut);
     for (int q = 0; q < n; q++) rank_fill(&ranks[q], v);
     save_in_turn(out, s, ranks, n, sharded);
+    for (int q = 0; q < n; q++) assert_rank(&ranks[q], v, CHECKPOINT_MASTER, true); // saving changes nothing
     ranks_free(ranks, n);
 }
 // Loads such ranks, and checks what they have.
@@ -373,187 +305,53 @@ static void assert_same_files(const char* out, const char* other) {
     }
 }
 
-TEST(a_rank_alone_saves_and_loads) {
-    const GPT2Config shapes[] = { small, odd };
-    for (int s = 0; s < 2; s++) {
-        for (int sharded = 0; sharded < 2; sharded++) {
-            Cut cut = { 0, 1, 0, 1, 4, 2, (StoredAs)(1 + s), s == 1 }, other = { 0, 1, 0, 1, 3, 1, AS_BOTH, true };
-            TrainState saved = state_of(shapes[s]);
-            SaveShare share = { 0, 1, sharded, NULL, NULL };
-            Values v;
-            Rank* ranks = ranks_make(shapes[s], cut);
-            values_make(&v, shapes[s], 11);
-            rank_fill(ranks, &v);
-            pieces_save(&world, in_folder("alone"), &saved, 0, share, ranks[0].pieces, ranks[0].count);
-            assert_rank(ranks, &v, CHECKPOINT_MASTER, true); // saving changes nothing
-            load_cut("alone", &v, cut, CHECKPOINT_MASTER);
-            load_cut("alone", &v, other, CHECKPOINT_MASTER);
-            load_cut("alone", &v, other, CHECKPOINT_MODEL);
-            values_free(&v); ranks_free(ranks, 1);
-        }
+// Ranks with this cut save the files of one that has it all, or files of their own; ranks with another cut load both.
+static void check_files(const Values* v, Cut cut, Cut other) {
+    save_cut("cut", state_of(v->c), v, cut, false);
+    assert_same_files("whole", "cut");
+    for (int sharded = 0; sharded < 2; sharded++) {
+        if (sharded) save_cut("cut", state_of(v->c), v, cut, true);
+        load_cut("cut", v, cut, CHECKPOINT_MASTER);
+        load_cut("cut", v, other, CHECKPOINT_MASTER);
+        load_cut("cut", v, other, CHECKPOINT_MODEL);
     }
 }
-
-TEST(a_checkpoint_has_the_same_bytes_from_any_ranks_and_any_pieces) {
-    const GPT2Config shapes[] = { small, odd };
-    for (int s = 0; s < 2; s++) {
-        Values v;
-        values_make(&v, shapes[s], 12);
+TEST(a_checkpoint_has_the_same_bytes_from_any_ranks_and_loads_into_any_others) {
+    const GPT2Config shapes[] = { small, odd, large };
+    for (int s = 0; s < 3; s++) {
+        Values v = values_make(shapes[s], 12, false);
         save_cut("whole", state_of(shapes[s]), &v, whole, false);
-        for (uint64_t seed = 0; seed < 6; seed++) {
+        for (uint64_t seed = 0; seed < 6 && s < 2; seed++) {
             Cut cut = { 0, 1, 0, 1 + (int)seed % 4, 1 + (int)seed % 3, seed, (StoredAs)(seed % STORED_AS), seed % 2 == 0 };
-            save_cut("cut", state_of(shapes[s]), &v, cut, false);
-            assert_same_files("whole", "cut");
-            load_cut("cut", &v, cut, CHECKPOINT_MASTER);
+            check_files(&v, cut, (Cut){ 0, 1, 0, 1 + (int)seed % 5, 1, 3, AS_BOTH, true });
         }
+        for (int k = 0; k < 6 && s == 0; k++) { // matrices in 2 or 4 parts, each with 1 to 3 ranks
+            Cut cut = { 0, k % 2 ? 4 : 2, 0, 1 + k / 2, 2, (uint64_t)k, (StoredAs)(k % STORED_AS), k == 2 };
+            check_files(&v, cut, k < 2 ? whole : (Cut){ 0, 6 - cut.parts, 0, cut.shares, 2, 1, AS_BOTH, false });
+        }
+        if (s == 2) check_files(&v, (Cut){ 0, 2, 0, 1, 1, 0, AS_MASTER, false }, whole); // larger than what is staged
         values_free(&v);
     }
-    Cut halves = { 0, 2, 0, 1, 1, 0, AS_MASTER, false }; // pieces larger than what is staged
-    Values v;
-    values_make(&v, large, 15);
-    save_cut("whole", state_of(large), &v, whole, false);
-    save_cut("cut", state_of(large), &v, halves, false);
-    assert_same_files("whole", "cut");
-    load_cut("cut", &v, whole, CHECKPOINT_MASTER);
-    load_cut("whole", &v, halves, CHECKPOINT_MASTER);
-    values_free(&v);
-}
-
-TEST(parts_save_the_files_of_whole_units_and_load_into_any_parts) {
-    Values v;
-    values_make(&v, small, 14);
-    save_cut("whole", state_of(small), &v, whole, false);
-    for (int parts = 2; parts <= 4; parts *= 2) {
-        for (int shares = 1; shares <= 3; shares++) {
-            Cut cut = { 0, parts, 0, shares, 2, (uint64_t)shares, (StoredAs)(shares % STORED_AS), shares == 2 };
-            Cut other = cut;
-            other.parts = 6 - parts;
-            other.as = AS_BOTH;
-            save_cut("parts", state_of(small), &v, cut, false);
-            assert_same_files("whole", "parts");
-            load_cut("parts", &v, whole, CHECKPOINT_MASTER);
-            load_cut("parts", &v, other, CHECKPOINT_MASTER);
-            load_cut("parts", &v, other, CHECKPOINT_MODEL);
-            save_cut("sharded", state_of(small), &v, cut, true);
-            load_cut("sharded", &v, other, CHECKPOINT_MASTER);
-            load_cut("sharded", &v, other, CHECKPOINT_MODEL);
-        }
-    }
-    for (int writers = 1; writers <= 5; writers++) { // of whole units, with files of their own
-        Cut cut = { 0, 1, 0, writers, 2, (uint64_t)writers, AS_MASTER, false }, other = { 0, 1, 0, 6 - writers, 1, 3, AS_BOTH, true };
-        save_cut("sharded", state_of(small), &v, cut, true);
-        load_cut("sharded", &v, cut, CHECKPOINT_MASTER);
-        load_cut("sharded", &v, other, CHECKPOINT_MASTER);
-        load_cut("sharded", &v, other, CHECKPOINT_MODEL);
-    }
-    values_free(&v);
 }
 
 // ---- what is not as it should be ----
 
-// Loads the checkpoint "damaged" on ranks of this Cut, the last of which has no pieces: it takes part in the check.
-static void load_damaged(Cut c) {
-    int n = c.parts * c.shares;
-    Rank* ranks = (Rank*)xrealloc(ranks_make(small, c), (size_t)(n + 1) * sizeof(Rank));
-    memset(&ranks[n], 0, sizeof ranks[n]);
-    ranks[n].c = small;
-    load_in_turn("damaged", ranks, n + 1, CHECKPOINT_MASTER);
-}
-TEST(damage_is_found_by_any_ranks) {
-    static Cut cuts[] = {
-        { 0, 1, 0, 1, 1, 0, AS_BOTH, false }, { 0, 1, 0, 3, 2, 2, AS_BOTH, true }, { 0, 4, 0, 2, 1, 2, AS_MASTER, false }
-    };
-    static const char* const names[] = { "model.safetensors", "optimizer.safetensors" };
-    for (int damage = -1; damage < 2; damage++) {
-        Values v;
-        values_make(&v, small, 17);
-        save_cut("damaged", state_of(small), &v, whole, false);
-        if (damage >= 0) {
-            size_t n;
-            char *bytes = file_of("damaged", names[damage], &n), *path = format_string("damaged/step_00000007/%s", names[damage]);
-            bytes[n - 5] ^= 1; // of a value
-            write_file(path, bytes, n);
-            free(path); free(bytes);
-        }
-        for (size_t i = 0; i < sizeof cuts / sizeof cuts[0]; i++) {
-            bool is_read = damage == 1 || !NEEDS_MASTER; // a resumed run in 16 bits makes its model from the masters
-            if (damage >= 0 && is_read) expect_error(load_damaged(cuts[i]), names[damage], "do not match their checksum");
-            else expect_success(load_damaged(cuts[i]));
-        }
-        values_free(&v);
-    }
-}
-
 // Saves all pieces of a model but one, or one of them twice. change: the number of pieces more or less.
-static void save_badly(int change) {
-    Cut cut = { 0, 1, 0, 1, 3, 2, AS_BOTH, false };
-    Values v;
-    Rank r;
+static void save_alone(const Values* v, int change) {
+    Rank* r = ranks_make(small, whole);
     TrainState s = state_of(small);
-    values_make(&v, small, 18);
-    rank_make(&r, small, cut);
-    rank_fill(&r, &v);
-    r.pieces[r.count] = r.pieces[r.count - 1];
-    r.count += change;
+    rank_fill(r, v);
+    r->pieces[r->count] = r->pieces[r->count - 1];
     SaveShare share = { 0, 1, false, NULL, NULL };
-    pieces_save(&world, in_folder("bad"), &s, 0, share, r.pieces, r.count);
+    pieces_save(&world, in_folder("alone"), &s, 0, share, r->pieces, r->count + change);
+    ranks_free(r, 1);
 }
 TEST(pieces_that_are_not_the_model_are_no_checkpoint) {
-    expect_error(save_badly(-1), "the ranks' shares do not add up to the model");
-    expect_error(save_badly(1), "the ranks' shares do not add up to the model");
-    assert_null(checkpoint_newest(in_folder("bad")));
-    expect_success(save_badly(0));
-    char* newest = checkpoint_newest(in_folder("bad"));
-    assert_non_null(newest);
-    free(newest);
-}
-
-// A file of a rank's own, of *self floats.
-static void put_beside(void* self, CheckpointWriter* w) {
-    CheckpointErrors errors = { "top-k", 12 };
-    char name[] = "state", *path = checkpoint_errors_path(w->temporary, errors, 3);
-    SafeTensor wanted = safetensor_wanted(name, DTYPE_F32, *(size_t*)self, 0);
-    json_t* metadata = json_object();
-    bool made = safetensors_create(&w->files[0], path, &wanted, 1, metadata);
-    checkpoint_require_written(w, made && safetensors_sync(&w->files[0]), &w->files[0]);
-    json_decref(metadata);
-    free(path);
-}
-static void save_beside(size_t floats) {
-    Cut cut = { 0, 1, 0, 1, 3, 2, AS_BOTH, false };
-    TrainState s = state_of(small);
-    Rank* ranks = ranks_make(small, cut);
-    SaveShare share = { 0, 1, false, put_beside, &floats };
-    pieces_save(&world, in_folder("beside"), &s, 0, share, ranks[0].pieces, ranks[0].count);
-    ranks_free(ranks, 1);
-}
-TEST(a_file_beside_belongs_to_the_checkpoint) {
-    expect_error(save_beside((size_t)1 << 50), "errors_top-k_00003_of_00012.safetensors: cannot be written: ");
-    assert_null(checkpoint_newest(in_folder("beside")));
-    assert_true(folder_is_free(in_folder("beside"))); // also of a half
-    save_beside(5);
-    char* newest = checkpoint_newest(in_folder("beside"));
-    CheckpointErrors errors = checkpoint_errors(newest);
-    assert_string_equal(errors.method, "top-k");
-    assert_int_equal(errors.ranks, 12);
-    checkpoint_prune(in_folder("beside"), -1, 1); // keeps the newest
-    assert_int_equal(checkpoint_errors(newest).ranks, 12);
-    checkpoint_remove(in_folder("beside"), "", checkpoint_name_step(path_name(newest), ""));
-    assert_true(folder_is_free(in_folder("beside")));
-    assert_int_equal(checkpoint_errors(newest).ranks, 0);
-    free(newest);
-}
-
-TEST(weights_alone_start_a_run_and_cannot_be_resumed) {
-    Cut cut = { 0, 1, 0, 2, 3, 1, AS_BOTH, false }, parts = { 0, 2, 0, 1, 1, 0, AS_MASTER, true };
-    TrainState s = state_of(small);
-    Values v;
-    values_make(&v, small, 16);
-    s.has_optimizer = false;
-    save_cut("weights", s, &v, parts, false);
-    load_cut("weights", &v, cut, CHECKPOINT_MODEL);
-    load_cut("weights", &v, parts, CHECKPOINT_MODEL);
+    Values v = values_make(small, 18, false);
+    expect_error(save_alone(&v, -1), "the ranks' shares do not add up to the model");
+    expect_error(save_alone(&v, 1), "the ranks' shares do not add up to the model");
+    assert_null(checkpoint_newest(in_folder("alone")));
+    save_alone(&v, 0);
+    load_cut("alone", &v, whole, CHECKPOINT_MASTER);
     values_free(&v);
-    expect_error(load_in_turn("weights", ranks_make(small, whole), 1, CHECKPOINT_MASTER), "holds weights only");
 }
-

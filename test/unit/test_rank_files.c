@@ -66,40 +66,34 @@ static void expect_parting(Parting p, PartedBy by, long long number, const char*
 
 // ---- the log ----
 
-TEST(operations_are_numbered_on_their_channel) {
-    static const struct { const char *communicator, *collective; int peer, number; } operations[] = {
-        { "world", "all-reduce", -1, 0 }, { "world", "send", 1, 0 }, { "world", "send", 1, 1 }, { "world", "send", 2, 0 },
-        { "world", "receive", 1, 0 }, { "world", "broadcast", 1, 1 }, // whatever was sent in between
-        { "shard.1", "all-reduce", -1, 0 }
+TEST(operations_are_numbered_on_their_channel_and_have_words) {
+    static const struct { const char *communicator, *collective, *type; size_t elements; int peer; const char* words; } operations[] = {
+        { "world", "all-reduce", "bf16", 1048576, -1, "all-reduce #0 of world (1048576 bf16, step 7)" },
+        { "world", "send", "fp32", 5, 1, "send #0 to rank 1 of world (5 fp32, step 7)" },
+        { "world", "send", "fp32", 5, 1, "send #1 to rank 1 of world (5 fp32, step 7)" },
+        { "world", "send", "fp32", 5, 2, "send #0 to rank 2 of world (5 fp32, step 7)" },
+        { "world", "receive", "fp32", 5, 1, "receive #0 from rank 1 of world (5 fp32, step 7)" },
+        { "world", "broadcast", "fp32", 5, 3, "broadcast #1 of world (5 fp32, root 3, step 7)" }, // whatever was sent in between
+        // The names of llmc/comm/contract.h, which the log does not know: what is not a send or a receive is of all ranks.
+        { "world", "reduce-scatter", "fp32", 4, -1, "reduce-scatter #2 of world (4 fp32, step 7)" },
+        { "world", "all-gather", "fp32", 4, -1, "all-gather #3 of world (4 fp32, step 7)" },
+        { "world", "all-to-all", "fp32", 4, -1, "all-to-all #4 of world (4 fp32, step 7)" },
+        { "world", "barrier", "byte", 0, -1, "barrier #5 of world (step 7)" },
+        { "world", "split", "byte", 4, -1, "split #6 of world (4 byte, step 7)" },
+        { "world", "gather", "fp32", 4, -1, "gather #7 of world (4 fp32, step 7)" },
+        { "shard.1", "all-reduce", "fp32", 1, -1, "all-reduce #0 of shard.1 (1 fp32, step 7)" }
     };
-    OpLog l;
-    oplog_init(&l);
-    for (int i = 0; i < 7; i++) {
-        OpRecord r = oplog_issue(&l, operations[i].communicator, operations[i].collective, 1, "fp32", operations[i].peer);
-        assert_int_equal(r.number, operations[i].number);
-        assert_int_equal(r.place, i);
-    }
-    oplog_free(&l);
-}
-
-// The names of llmc/comm/contract.h, which the log does not know: whatever is not a send or a receive is of all ranks.
-TEST(all_operations_but_send_and_receive_are_collectives) {
-    static const char* const collectives[] = {
-        "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "barrier", "split", "gather"
-    };
-    const int n = (int)(sizeof collectives / sizeof collectives[0]);
     OpLog l;
     char text[OP_TEXT];
     oplog_init(&l);
-    for (int i = 0; i < n; i++) {
-        assert_int_equal(op_way(collectives[i]), WAY_COLLECTIVE);
-        assert_int_equal(oplog_issue(&l, "world", collectives[i], 4, "fp32", -1).number, i); // on one channel
+    oplog_step(&l, 7);
+    for (int i = 0; i < (int)(sizeof operations / sizeof *operations); i++) {
+        OpRecord r = oplog_issue(&l, operations[i].communicator, operations[i].collective, operations[i].elements, operations[i].type,
+                                 operations[i].peer);
+        assert_int_equal(r.place, i);
+        op_text(&r, text, sizeof text);
+        assert_string_equal(text, operations[i].words);
     }
-    assert_int_equal(l.num_channels, 1);
-    op_text(&l.ring[3], text, sizeof text);
-    assert_string_equal(text, "all-to-all #3 of world (4 fp32, step 0)");
-    assert_int_equal(op_way("send"), WAY_SEND);
-    assert_int_equal(op_way("receive"), WAY_RECEIVE);
     oplog_free(&l);
 }
 
@@ -113,26 +107,6 @@ TEST(an_operation_that_has_left_the_ring_can_still_finish) {
     assert_int_equal(old.state, OP_FINISHED);
     assert_int_equal(l.channels[0].finished, 1);
     for (int i = 0; i < OPLOG_LENGTH; i++) assert_int_equal(l.ring[i].state, OP_ISSUED);
-    oplog_free(&l);
-}
-
-TEST(words_for_an_operation) {
-    static const struct { const char *communicator, *collective, *type; size_t elements; int peer; const char* words; } operations[] = {
-        { "world", "all-reduce", "bf16", 1048576, -1, "all-reduce #0 of world (1048576 bf16, step 7)" },
-        { "shard.0", "broadcast", "fp32", 5, 3, "broadcast #0 of shard.0 (5 fp32, root 3, step 7)" },
-        { "world", "receive", "fp32", 5, 2, "receive #0 from rank 2 of world (5 fp32, step 7)" },
-        { "world", "barrier", "byte", 0, -1, "barrier #1 of world (step 7)" },
-    };
-    OpLog l;
-    char text[OP_TEXT];
-    oplog_init(&l);
-    oplog_step(&l, 7);
-    for (int i = 0; i < 4; i++) {
-        OpRecord r = oplog_issue(&l, operations[i].communicator, operations[i].collective, operations[i].elements, operations[i].type,
-                                 operations[i].peer);
-        op_text(&r, text, sizeof text);
-        assert_string_equal(text, operations[i].words);
-    }
     oplog_free(&l);
 }
 
@@ -166,50 +140,40 @@ TEST(a_file_reads_back_as_the_log_was) {
 
 // ---- where ranks parted ----
 
-TEST(equal_rings_part_nowhere) {
-    begin(4);
-    train(0, 3, 0, 100);
-    expect(4, PARTED_NOWHERE, 0, "the same on all: 100 operations, of which #36 to #99 could be compared");
-    begin(2);
-    expect(2, PARTED_NOWHERE, 0, "the same on all: 0 operations");
-}
+// Ranks first..last issue operations from..to-1 of the world; to 0: no more.
+typedef struct { int first, last, from, to; } Trained;
 
-TEST(one_that_stopped_never_issued_the_next) {
-    begin(4);
-    train(0, 3, 0, 41);
-    train(0, 1, 41, 43);
-    train(3, 3, 41, 42);
-    expect(4, PARTED_MISSING, 41, "rank 2 never issued all-reduce #41 of world (200 fp32, step 11)",
-           "ranks 0-1 and 3 did, and came as far as #42", "rank 2's last: all-reduce #40 of world (100 fp32, step 11), finished");
-}
-
-TEST(one_that_issued_nothing_or_is_far_behind_is_missed) {
-    begin(2);
-    train(0, 0, 0, 2);
-    expect(2, PARTED_MISSING, 0, "rank 1 never issued all-reduce #0 of world", "rank 1's last: none");
-    begin(3);
-    train(0, 2, 0, 20); // which the others have forgotten
-    train(0, 1, 20, 200);
-    expect(3, PARTED_MISSING, 20, "rank 2 never issued operation #20 (no file says any more what it was)",
-           "ranks 0-1 did, and came as far as #199", "rank 2's last: all-reduce #19 of world (400 fp32, step 5), finished");
-    begin(2);
-    train(0, 1, 0, 20); // which its own file has forgotten, too
-    train(0, 0, 20, 200);
-    for (int i = 0; i < 70; i++) issue(1, "pair", "all-reduce", 1, -1, OP_FINISHED);
-    expect(2, PARTED_MISSING, 20, "rank 1 never issued operation #20 (no file says any more what it was)",
-           "rank 0 did, and came as far as #199", "rank 1's last: no longer in its file");
-}
-
-TEST(an_operation_left_out_is_seen_where_the_others_differ) {
-    begin(4);
-    train(0, 3, 0, 41);
-    train(0, 1, 41, 60);
-    train(3, 3, 41, 60);
-    train(2, 2, 42, 59);
-    expect(4, PARTED_DIFFERENT, 41,
-           "ranks 0-1 and 3 issued all-reduce #41 of world (200 fp32, step 11), "
-           "rank 2 issued all-reduce #41 of world (300 fp32, step 11)",
-           "it looks as if rank 2 had left one out");
+TEST(where_ranks_parted_is_found_and_what_each_did_there) {
+    static const struct { int ranks; Trained trained[6]; int others; PartedBy by; long long number; const char* says[4]; } cases[] = {
+        { 4, { { 0, 3, 0, 100 } }, 0, PARTED_NOWHERE, 0, { "the same on all: 100 operations, of which #36 to #99 could be compared" } },
+        { 2, { { 0 } }, 0, PARTED_NOWHERE, 0, { "the same on all: 0 operations" } },
+        // One that stopped never issued the next.
+        { 4, { { 0, 3, 0, 41 }, { 0, 1, 41, 43 }, { 3, 3, 41, 42 } }, 0, PARTED_MISSING, 41,
+          { "rank 2 never issued all-reduce #41 of world (200 fp32, step 11)", "ranks 0-1 and 3 did, and came as far as #42",
+            "rank 2's last: all-reduce #40 of world (100 fp32, step 11), finished" } },
+        { 2, { { 0, 0, 0, 2 } }, 0, PARTED_MISSING, 0, { "rank 1 never issued all-reduce #0 of world", "rank 1's last: none" } },
+        // The others have forgotten what one that is far behind should do next, and it may have forgotten what it did last.
+        { 3, { { 0, 2, 0, 20 }, { 0, 1, 20, 200 } }, 0, PARTED_MISSING, 20,
+          { "rank 2 never issued operation #20 (no file says any more what it was)", "ranks 0-1 did, and came as far as #199",
+            "rank 2's last: all-reduce #19 of world (400 fp32, step 5), finished" } },
+        { 2, { { 0, 1, 0, 20 }, { 0, 0, 20, 200 } }, 70, PARTED_MISSING, 20,
+          { "rank 1 never issued operation #20 (no file says any more what it was)", "rank 0 did, and came as far as #199",
+            "rank 1's last: no longer in its file" } },
+        { 2, { { 0, 1, 0, 10 } }, 70, PARTED_UNKNOWN, 0, { "all issued 10 operations, but no two files hold the same one any more" } },
+        // One that is left out is seen where the others differ.
+        { 4, { { 0, 3, 0, 41 }, { 0, 1, 41, 60 }, { 3, 3, 41, 60 }, { 2, 2, 42, 59 } }, 0, PARTED_DIFFERENT, 41,
+          { "ranks 0-1 and 3 issued all-reduce #41 of world (200 fp32, step 11), "
+            "rank 2 issued all-reduce #41 of world (300 fp32, step 11)", "it looks as if rank 2 had left one out" } },
+        { 2, { { 0, 1, 0, 5 }, { 0, 0, 5, 200 }, { 1, 1, 6, 201 } }, 0, PARTED_DIFFERENT, 136,
+          { "left one out", "older operations are not in the files, so the ranks may have parted earlier" } },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        begin(cases[i].ranks);
+        for (const Trained* t = cases[i].trained; t->to > 0; t++) train(t->first, t->last, t->from, t->to);
+        // Operations of another communicator push the world's out of rank 1's ring.
+        for (int k = 0; k < cases[i].others; k++) issue(1, "pair", "all-reduce", 1, -1, OP_FINISHED);
+        expect_parting(compare(cases[i].ranks, world), cases[i].by, cases[i].number, cases[i].says);
+    }
 }
 
 TEST(one_left_out_among_equals_shows_in_the_step) {
@@ -266,46 +230,6 @@ TEST(what_all_issued_and_some_did_not_finish_is_named) {
            "on ranks 0 and 2 it did not finish");
 }
 
-TEST(rings_that_no_longer_overlap_cannot_be_compared) {
-    begin(2);
-    train(0, 1, 0, 10);
-    for (int r = 0; r < 2; r++) oplog_join(&logs[r], "pair");
-    // these push the world's out of rank 1's ring
-    for (int i = 0; i < 70; i++) issue(1, "pair", "all-reduce", 1, -1, OP_FINISHED);
-    expect(2, PARTED_UNKNOWN, 0, "all issued 10 operations, but no two files hold the same one any more");
-}
-
-TEST(what_differs_from_the_oldest_on_may_have_begun_before) {
-    begin(2);
-    train(0, 1, 0, 5);
-    train(0, 0, 5, 200);
-    train(1, 1, 6, 201);
-    expect(2, PARTED_DIFFERENT, 136, "left one out",
-           "older operations are not in the files, so the ranks may have parted earlier");
-}
-
-TEST(communicators_are_compared_each_by_itself) {
-    for (int wrong = 0; wrong < 2; wrong++) {
-        begin(4);
-        for (int r = 0; r < 4; r++) {
-            char group[24];
-            snprintf(group, sizeof group, "shard.%d", r % 2);
-            oplog_join(&logs[r], group);
-            for (int i = 0; i < 10; i++) {
-                issue(r, group, "all-gather", 10 + 1000 * (size_t)(r % 2), -1, OP_FINISHED);
-                if (r >= 2) issue(r, "world", "all-reduce", 50, -1, OP_FINISHED); // in another order with the group's
-            }
-            for (int i = 0; i < 10 && r < 2; i++) issue(r, "world", "all-reduce", 50, -1, OP_FINISHED);
-        }
-        issue(3, "shard.1", "all-gather", 77, -1, OP_FINISHED);
-        Sequence s = { "shard.0", -1, -1 };
-        if (wrong) s.communicator[6] = '1';
-        Parting p = compare(4, s);
-        if (wrong) expect_of(p, PARTED_MISSING, 10, "rank 1 never issued all-gather #10 of shard.1 (77 fp32", "rank 3 did");
-        else expect_of(p, PARTED_NOWHERE, 0, "10 operations");
-    }
-}
-
 TEST(sends_are_held_against_receives) {
     const Sequence pair = { "world", 0, 2 };
     begin(3);
@@ -327,10 +251,9 @@ TEST(sends_are_held_against_receives) {
 
 // ---- files ----
 
-static const char* damaged_path;
-static void read_damaged(__attribute__((unused)) void* unused) {
+static void read_file(const char* path) {
     alarm(60); // nothing may wait for what nobody writes into a pipe
-    free(rank_file_read(damaged_path));
+    free(rank_file_read(path));
     alarm(0);
 }
 
@@ -365,15 +288,14 @@ TEST(damaged_files_are_refused_with_the_line) {
         { HEAD CHANNEL OPS "end\n", NULL },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        damaged_path = write_file("damaged", cases[i].text, strlen(cases[i].text));
-        if (cases[i].says) expect_death(read_damaged, NULL, damaged_path, cases[i].says);
-        else read_damaged(NULL);
+        const char* path = write_file("damaged", cases[i].text, strlen(cases[i].text));
+        if (cases[i].says) expect_error(read_file(path), path, cases[i].says);
+        else read_file(path);
     }
-    unlink(damaged_path);
-    expect_death(read_damaged, NULL, damaged_path, "cannot be opened: No such file");
-    assert_int_equal(mkfifo(damaged_path, 0600), 0);
-    expect_death(read_damaged, NULL, damaged_path, "is a pipe, not a file");
-    unlink(damaged_path);
+    const char* pipe = in_folder("pipe");
+    expect_error(read_file(pipe), pipe, "cannot be opened: No such file");
+    assert_int_equal(mkfifo(pipe, 0600), 0);
+    expect_error(read_file(pipe), pipe, "is a pipe, not a file");
 }
 
 // A file that is cut or changed at any byte is either read or refused; nothing else may happen.
@@ -384,8 +306,8 @@ TEST(a_file_damaged_anywhere_is_read_or_refused) {
         char text[1024];
         memcpy(text, whole, n);
         if (at >= n) text[at - n] = (char)(text[at - n] ^ (1 + (int)(at * 2654435761u >> 7) % 127));
-        damaged_path = write_file("damaged", text, at < n ? at : n);
-        Child c = child_run(read_damaged, NULL);
+        const char* path = write_file("damaged", text, at < n ? at : n);
+        Child c = child_does(read_file(path));
         bool good = at >= n ? c.status == 0 || c.status == 1 : c.status == 1;
         good = good && !strstr(c.err, "Sanitizer") && !strstr(c.err, "runtime error");
         if (!good) fail_msg("byte %zu: status %d: %s", at, c.status, c.err);
@@ -410,9 +332,18 @@ TEST(files_of_different_runs_or_of_one_rank_are_not_mixed) {
     for (int i = 0; i < 2; i++) oplog_free(&logs[i]);
 }
 
-TEST(a_rank_without_a_file_is_told) {
+TEST(communicators_and_pairs_are_compared_each_by_itself_and_a_rank_without_a_file_is_told) {
     begin(4);
-    train(0, 3, 0, 10);
+    for (int r = 0; r < 4; r++) {
+        char group[24];
+        snprintf(group, sizeof group, "shard.%d", r % 2);
+        for (int i = 0; i < 10; i++) {
+            if (r >= 2) issue(r, "world", "all-reduce", 50, -1, OP_FINISHED); // in another order with the group's
+            issue(r, group, "all-gather", 10 + 1000 * (size_t)(r % 2), -1, OP_FINISHED);
+        }
+        for (int i = 0; i < 10 && r < 2; i++) issue(r, "world", "all-reduce", 50, -1, OP_FINISHED);
+    }
+    issue(3, "shard.1", "all-gather", 77, -1, OP_FINISHED);
     for (int i = 0; i < 4; i++) issue(i % 2, "world", i < 2 ? "send" : "receive", 10, 1 - i % 2, OP_FINISHED);
     RankFile* files[] = { made(0, "a", 4), made(1, "a", 4), made(3, "a", 4) };
     Child c = child_does(rank_files_compare(files, 3, stdout));
@@ -420,7 +351,9 @@ TEST(a_rank_without_a_file_is_told) {
     assert_string_equal(c.out, "no file of rank 2 of 4: killed before it could be written, or not given\n"
                         "world: the same on all: 10 operations, of which #0 to #9 could be compared\n"
                         "world, rank 0 to rank 1: the same on all: 1 operations, of which #0 to #0 could be compared\n"
-                        "world, rank 1 to rank 0: the same on all: 1 operations, of which #0 to #0 could be compared\n");
+                        "world, rank 1 to rank 0: the same on all: 1 operations, of which #0 to #0 could be compared\n"
+                        "shard.1: rank 1 never issued all-gather #10 of shard.1 (77 fp32, step 0); rank 3 did, and came as far as #10; "
+                        "rank 1's last: all-gather #9 of shard.1 (1010 fp32, step 0), finished\n");
     child_free(&c);
     for (int i = 0; i < 3; i++) free(files[i]);
     for (int r = 0; r < 4; r++) oplog_free(&logs[r]);

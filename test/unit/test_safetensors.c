@@ -31,7 +31,6 @@ static void write_header(const char* header, size_t data_size) { write_parts(str
 
 static void open_file(void) {
     SafeTensors s;
-    alarm(60); // nothing may wait for what nobody writes into a pipe
     safetensors_open(&s, path, "find another");
     safetensors_close(&s);
 }
@@ -43,39 +42,22 @@ static void open_file(void) {
 
 // ---- files that are not what they should be ----
 
-typedef struct { const char* header; size_t data_size; const char *says, *also; } BadHeader;
-static void headers_are_refused(const BadHeader* bad, int count) {
-    for (int i = 0; i < count; i++) {
-        write_header(bad[i].header, bad[i].data_size);
-        expect_refusal(bad[i].says, bad[i].also ? bad[i].also : "");
-    }
-}
-#define REFUSED(...) do { \
-        static const BadHeader bad_[] = { __VA_ARGS__ }; \
-        headers_are_refused(bad_, (int)(sizeof bad_ / sizeof *bad_)); \
-    } while (0)
-
-TEST(a_good_file_opens) {
-    write_header("{\"__metadata__\":{\"format\":\"pt\"}," TENSOR("b", "F32", "2,1", 4, 12) "," TENSOR("a", "BF16", "2", 0, 4) "}  ", 12);
+TEST(a_good_file_opens_also_with_tensors_that_have_no_elements) {
+    write_header("{\"__metadata__\":{\"format\":\"pt\"}," TENSOR("b", "F32", "2,1", 4, 12) "," TENSOR("a", "BF16", "2", 0, 4) ","
+                 TENSOR("none", "F32", "0,5", 12, 12) "," TENSOR("scalar", "F32", "", 12, 16) "}  ", 16);
     SafeTensors s;
     safetensors_open(&s, path, "find another");
-    assert_int_equal(s.count, 2);
+    assert_int_equal(s.count, 4);
     assert_string_equal(s.tensors[0].name, "a"); // by place
     assert_string_equal(json_string_value(json_object_get(s.metadata, "format")), "pt");
     const SafeTensor* b = safetensors_find(&s, "b");
-    assert_true(b && b->rank == 2 && b->elements == 2 && b->end == s.file_size);
+    assert_true(b && b->rank == 2 && b->elements == 2 && b->end == s.file_size - 4);
+    assert_int_equal(safetensors_find(&s, "none")->elements, 0);
+    assert_int_equal(safetensors_find(&s, "scalar")->elements, 1);
     assert_null(safetensors_find(&s, "c"));
     safetensors_close(&s);
-}
-
-TEST(a_file_that_is_not_there_is_refused) {
-    expect_refusal("cannot be opened", "No such file");
-    assert_int_equal(mkdir(path, 0777), 0);
-    expect_refusal("is a folder, not a file");
-    rmdir(path);
-    assert_int_equal(mkfifo(path, 0600), 0);
-    expect_refusal("is a pipe, not a file");
-    unlink(path);
+    write_header("{}", 0);
+    open_file();
 }
 
 TEST(a_header_length_is_not_believed) {
@@ -96,90 +78,58 @@ TEST(a_header_length_is_not_believed) {
     }
 }
 
-TEST(a_header_must_be_utf8_json) {
-    REFUSED({ "{\"\xff\":1}", 0, "not valid JSON", "0xff" }, { "{\"\xc0\x80\":1}", 0, "not valid JSON", "" }, // an overlong form
-            { "[]", 0, "does not begin with '{'", "" }, { " {}", 0, "does not begin with '{'", "" },
-            { "{\"a\":", 0, "not valid JSON", "" }, { "{} x", 0, "not valid JSON", "" });
+#define WITH(members) "{\"a\":{" members "}}"
+TEST(everything_that_a_header_says_is_checked) {
+    static const struct { size_t data_size; const char *header, *says; } cases[] = {
+        // UTF-8, JSON, an object
+        { 0, "{\"\xff\":1}", "not valid JSON" }, { 0, "{\"\xc0\x80\":1}", "not valid JSON" }, // an overlong form
+        { 0, "[]", "does not begin with '{'" }, { 0, " {}", "does not begin with '{'" }, { 0, "{\"a\":", "not valid JSON" },
+        { 0, "{} x", "not valid JSON" }, { 0, "{\"a\":1}", "'a' is not an object" },
+        { 0, "{\"__metadata__\":[]}", "'__metadata__' is not an object" },
+        { 0, "{\"__metadata__\":{\"k\":1}}", "metadata's 'k' is not a string" },
+        // each member
+        { 4, WITH("\"shape\":[1],\"data_offsets\":[0,4]"), "'a' has no dtype" },
+        { 4, WITH("\"dtype\":4,\"shape\":[1],\"data_offsets\":[0,4]"), "'a' has no dtype" },
+        { 4, "{" TENSOR("a", "F31", "1", 0, 4) "}", "unknown dtype 'F31'" },
+        { 4, "{" TENSOR("a", "f32", "1", 0, 4) "}", "unknown dtype 'f32'" },
+        { 4, WITH("\"dtype\":\"F32\",\"data_offsets\":[0,4]"), "'a' has no shape" },
+        { 4, WITH("\"dtype\":\"F32\",\"shape\":1,\"data_offsets\":[0,4]"), "'a' has no shape" },
+        { 4, "{" TENSOR("a", "F32", "1.0", 0, 4) "}", "'a' has no shape" },
+        { 4, "{" TENSOR("a", "F32", "-1,-1", 0, 4) "}", "'a' has no shape" },
+        { 4, "{" TENSOR("a", "F32", "1,1,1,1,1,1,1,1,1", 0, 4) "}", "'a' has no shape of at most 8" },
+        { 4, "{" TENSOR("a", "F32", "9223372036854775808", 0, 4) "}", "not valid JSON: too big integer" },
+        { 4, WITH("\"dtype\":\"F32\",\"shape\":[1]"), "'a' has no data_offsets" },
+        { 4, WITH("\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]"), "'a' has no data_offsets" },
+        { 4, WITH("\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,8]"), "'a' has no data_offsets" },
+        { 4, WITH("\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4.0]"), "'a' has no data_offsets" },
+        { 4, "{" TENSOR("a", "F32", "1", -4, 0) "}", "'a' has no data_offsets" },
+        // names that occur twice, also as an escape
+        { 8, "{" TENSOR("a", "F32", "1", 0, 4) "," TENSOR("a", "F32", "1", 4, 8) "}", "duplicate object key" },
+        { 8, "{" TENSOR("a", "F32", "1", 0, 4) "," TENSOR("\\u0061", "F32", "1", 4, 8) "}", "duplicate object key" },
+        { 4, WITH("\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]"), "duplicate object key" },
+        // holes and overlaps
+        { 8, "{" TENSOR("a", "F32", "1", 4, 8) "}", "'a' starts at byte 4 of the data where the one before ended at 0 (a hole)" },
+        { 12, "{" TENSOR("a", "F32", "1", 0, 4) "," TENSOR("b", "F32", "1", 8, 12) "}", "where the one before ended at 4 (a hole)" },
+        { 8, "{" TENSOR("a", "F32", "2", 0, 8) "," TENSOR("b", "F32", "1", 4, 8) "}", "where the one before ended at 8 (an overlap)" },
+        { 4, "{" TENSOR("a", "F32", "1", 0, 4) "," TENSOR("b", "F32", "1", 0, 4) "}", "(an overlap)" },
+        { 4, "{" TENSOR("a", "F32", "1", 0, 4) "," TENSOR("b", "F32", "1", 4, 0) "}", "'b' ends at byte 0, before it starts at 4" },
+        // a shape must fill its place, and tensors the file
+        { 4, "{" TENSOR("a", "F32", "2", 0, 4) "}", "'a' takes 4 bytes where its shape and dtype need 8" },
+        { 4, "{" TENSOR("a", "F32", "0", 0, 4) "}", "'a' takes 4 bytes where its shape and dtype need 0" },
+        { 4, "{" TENSOR("a", "F32", "4294967296,4294967296", 0, 4) "}", "'a' is larger than any memory" }, // 2^64: 0 if it wraps
+        { 0, "{" TENSOR("a", "F64", "4611686018427387904", 0, 0) "}", "'a' is larger than any memory" }, // 2^62 of 64 bits
+        { 8, "{" TENSOR("a", "U8", "9223372036854775807", 0, 9223372036854775807) "}", "'a' is larger than any memory" },
+        { 1, "{" TENSOR("a", "F4", "3", 0, 1) "}", "'a' takes 1 bytes" }, // a byte and a half
+        { 7, "{" TENSOR("a", "F32", "2", 0, 8) "}", "'a' ends at byte 8 of the data, of which there are 7: truncated" },
+        { 9, "{" TENSOR("a", "F32", "2", 0, 8) "}", "its tensors have 8 bytes and the file 9 after the header" },
+        { 1, "{}", "its tensors have 0 bytes and the file 1 after the header" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        write_header(cases[i].header, cases[i].data_size);
+        expect_refusal(cases[i].says);
+    }
     write_parts(3, "{}", 3, 0); // with a 0 at its end
     expect_refusal("not valid JSON");
-}
-
-TEST(a_header_must_have_the_right_shape) {
-    static const char* const headers[][2] = {
-        { "{\"a\":1}", "'a' is not an object" }, { "{\"__metadata__\":[]}", "'__metadata__' is not an object" },
-        { "{\"__metadata__\":{\"k\":1}}", "metadata's 'k' is not a string" },
-        { "{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", "'a' has no dtype" },
-        { "{\"a\":{\"dtype\":4,\"shape\":[1],\"data_offsets\":[0,4]}}", "'a' has no dtype" },
-        { "{" TENSOR("a", "F31", "1", 0, 4) "}", "unknown dtype 'F31'" },
-        { "{" TENSOR("a", "f32", "1", 0, 4) "}", "unknown dtype 'f32'" },
-        { "{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", "'a' has no shape" },
-        { "{\"a\":{\"dtype\":\"F32\",\"shape\":1,\"data_offsets\":[0,4]}}", "'a' has no shape" },
-        { "{" TENSOR("a", "F32", "1.0", 0, 4) "}", "'a' has no shape" },
-        { "{" TENSOR("a", "F32", "-1,-1", 0, 4) "}", "'a' has no shape" },
-        { "{" TENSOR("a", "F32", "1,1,1,1,1,1,1,1,1", 0, 4) "}", "'a' has no shape of at most 8" },
-        { "{" TENSOR("a", "F32", "9223372036854775808", 0, 4) "}", "not valid JSON: too big integer" },
-        { "{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", "'a' has no data_offsets" },
-        { "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", "'a' has no data_offsets" },
-        { "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,8]}}", "'a' has no data_offsets" },
-        { "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4.0]}}", "'a' has no data_offsets" },
-        { "{" TENSOR("a", "F32", "1", -4, 0) "}", "'a' has no data_offsets" },
-    };
-    for (size_t i = 0; i < sizeof headers / sizeof headers[0]; i++) {
-        write_header(headers[i][0], 4);
-        expect_refusal(headers[i][1]);
-    }
-}
-
-TEST(names_that_occur_twice_are_refused) {
-    REFUSED({ "{" TENSOR("a", "F32", "1", 0, 4) "," TENSOR("a", "F32", "1", 4, 8) "}", 8, "duplicate object key", "" },
-            { "{" TENSOR("a", "F32", "1", 0, 4) "," TENSOR("\\u0061", "F32", "1", 4, 8) "}", 8, "duplicate object key", "" }, // the same
-            { "{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "duplicate object key", "" });
-}
-
-TEST(holes_and_overlaps_are_refused) {
-    REFUSED({ "{" TENSOR("a", "F32", "1", 4, 8) "}", 8, "'a' starts at byte 4", "ended at 0 (a hole)" },
-            { "{" TENSOR("a", "F32", "1", 0, 4) "," TENSOR("b", "F32", "1", 8, 12) "}", 12, "'b' starts at byte 8", "ended at 4 (a hole)" },
-            { "{" TENSOR("a", "F32", "2", 0, 8) "," TENSOR("b", "F32", "1", 4, 8) "}", 8, "'b' starts at byte 4", "at 8 (an overlap)" },
-            { "{" TENSOR("a", "F32", "1", 0, 4) "," TENSOR("b", "F32", "1", 0, 4) "}", 4, "an overlap", "" },
-            { "{" TENSOR("a", "F32", "1", 0, 4) "," TENSOR("b", "F32", "1", 4, 0) "}", 4, "'b' ends at byte 0", "before it starts at 4" });
-}
-
-TEST(a_shape_must_fill_its_place_and_tensors_the_file) {
-    REFUSED({ "{" TENSOR("a", "F32", "2", 0, 4) "}", 4, "'a' takes 4 bytes where its shape and dtype need 8", "" },
-            { "{" TENSOR("a", "F32", "0", 0, 4) "}", 4, "'a' takes 4 bytes where its shape and dtype need 0", "" },
-            { "{" TENSOR("a", "F32", "4294967296,4294967296", 0, 4) "}", 4, "'a' is larger than any memory", "" }, // 2^64: 0 if it wraps
-            { "{" TENSOR("a", "F64", "4611686018427387904", 0, 0) "}", 0, "'a' is larger than any memory", "" }, // 2^62 of 64 bits
-            { "{" TENSOR("a", "F4", "3", 0, 1) "}", 1, "'a' takes 1 bytes", "" }, // a byte and a half
-            { "{" TENSOR("a", "F32", "2", 0, 8) "}", 7, "'a' ends at byte 8 of the data, of which there are 7: truncated", "" },
-            { "{" TENSOR("a", "F32", "2", 0, 8) "}", 9, "its tensors have 8 bytes and the file 9 after the header", "" },
-            { "{}", 1, "its tensors have 0 bytes and the file 1 after the header", "" },
-            { "{" TENSOR("a", "U8", "9223372036854775807", 0, 9223372036854775807) "}", 8, "'a' is larger than any memory", "" });
-}
-
-TEST(a_file_cut_anywhere_is_refused) {
-    const char* header = "{" TENSOR("a", "F32", "2", 0, 8) "}";
-    char bytes[256];
-    uint64_t n = strlen(header);
-    memcpy(bytes, &n, 8);
-    memcpy(bytes + 8, header, n);
-    memset(bytes + 8 + n, 0, 8);
-    for (size_t cut = 0; cut < n + 16; cut++) {
-        write_test_file(bytes, cut);
-        expect_refusal("file.safetensors");
-    }
-    write_test_file(bytes, n + 16);
-    open_file();
-}
-
-TEST(tensors_without_elements_are_fine) {
-    write_header("{" TENSOR("a", "F32", "1", 0, 4) "," TENSOR("none", "F32", "0,5", 0, 0) "," TENSOR("scalar", "F32", "", 4, 8) "}", 8);
-    SafeTensors s;
-    safetensors_open(&s, path, "");
-    assert_int_equal(safetensors_find(&s, "none")->elements, 0);
-    assert_int_equal(safetensors_find(&s, "scalar")->elements, 1);
-    safetensors_close(&s);
-    write_header("{}", 0);
-    open_file();
 }
 
 // Opens the file, which then loses so many bytes, and reads n elements of a tensor.
@@ -202,12 +152,6 @@ TEST(what_cannot_be_read_is_refused_when_it_is_read) {
 
 enum { ROWS = 301, COLS = 173 }; // more than a piece of the reader's
 
-static void create_file(SafeTensors* s, int count, const SafeTensor* wanted) {
-    json_t* metadata = json_pack("{s:s}", "format", "test");
-    assert_true(safetensors_create(s, path, wanted, count, metadata));
-    json_decref(metadata);
-}
-
 // A number that each of our dtypes holds exactly.
 static float small_number(size_t i) { return (float)((int)(i * 7 % 255) - 127) / 8; }
 
@@ -220,7 +164,9 @@ TEST(what_is_written_in_pieces_comes_back_in_other_pieces) {
     uint16_t *halves = (uint16_t*)xcalloc(n, 2), *halves_back = (uint16_t*)xcalloc(n, 2);
     for (size_t i = 0; i < n; i++) data[i] = small_number(i);
     SafeTensors s, other;
-    create_file(&s, 3, wanted);
+    json_t* metadata = json_pack("{s:s}", "format", "test");
+    assert_true(safetensors_create(&s, path, wanted, 3, metadata));
+    json_decref(metadata);
     safetensors_attach(&other, path, ""); // another rank's view of the same file
     for (int t = 0; t < 3; t++) {
         convert_dtype(halves, wanted[t].dtype == DTYPE_F16 ? DTYPE_F16 : DTYPE_BF16, data, DTYPE_F32, n);
@@ -263,11 +209,8 @@ TEST(nothing_is_written_over) {
     assert_int_equal(errno, EEXIST);
     json_decref(metadata);
     safetensors_close(&s);
-    size_t n;
-    FileSource from = { path, "" };
-    char* text = file_read(from, 100, &n);
-    assert_string_equal(text, "mine");
-    free(text);
+    struct stat info;
+    assert_true(stat(path, &info) == 0 && info.st_size == 4);
 }
 
 // A sparse file of 6 GiB: offsets that do not fit in 32 bits.

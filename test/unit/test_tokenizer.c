@@ -171,47 +171,25 @@ static size_t encode_slowly(const Tokenizer* t, const char* word, size_t n, int*
 }
 
 // ---- tests ----
+static void expect_end_of_text(const Tokenizer* t) { // text that spells it is text, and the token is shown as it
+    size_t length;
+    expect_round_trip(t, END_OF_TEXT, 13);
+    assert_memory_equal(tokenizer_decode(t, t->eot, &length), END_OF_TEXT, 13);
+    assert_int_equal(length, 13);
+}
 TEST(bytes_are_their_own_tokens) {
     Tokenizer t;
     tokenizer_open(&t, "bytes");
     assert_true(t.vocab_size == 257 && t.eot == 256);
     expect_encoding(&t, "a\xff\n", 'a', 255, '\n');
+    expect_end_of_text(&t);
     char all[256];
     for (int b = 0; b < 256; b++) all[b] = (char)b;
     expect_round_trip(&t, all, sizeof all);
     tokenizer_free(&t);
 }
 
-TEST(text_merges_by_rank) {
-    Tokenizer t;
-    size_t count = 1;
-    open_small(&t);
-    assert_true(t.vocab_size == 263 && t.eot == EOT);
-    expect_encoding(&t, "hello world", HELLO, SPACE_W, OR, 'l', 'd');
-    expect_encoding(&t, "lll", LL, 'l');
-    expect_encoding(&t, "hell", HELL);
-    expect_encoding(&t, "ell", 'e', LL);
-    expect_encoding(&t, "h", 'h');
-    free(tokenizer_encode(&t, "", 0, &count));
-    assert_int_equal(count, 0);
-    tokenizer_free(&t);
-}
-
-TEST(text_that_spells_end_of_text_is_text_and_the_token_is_shown_as_it) {
-    Vocabulary v = small_vocabulary();
-    const char* specs[] = { vocabulary_write_json(&v), vocabulary_write_bin(&v, EOT), "bytes" };
-    for (int i = 0; i < 3; i++) {
-        Tokenizer t;
-        size_t length;
-        tokenizer_open(&t, specs[i]);
-        expect_round_trip(&t, END_OF_TEXT, 13);
-        assert_memory_equal(tokenizer_decode(&t, t.eot, &length), END_OF_TEXT, 13);
-        assert_int_equal(length, 13);
-        tokenizer_free(&t);
-    }
-}
-
-TEST(a_folder_and_both_kinds_of_file_give_the_same_tokens) {
+TEST(text_merges_by_rank_whether_from_a_folder_or_from_either_kind_of_file) {
     Vocabulary v = small_vocabulary();
     const char* specs[] = { vocabulary_write_json(&v), folder, vocabulary_write_bin(&v, EOT), NULL };
     for (int i = 0; i < 4; i++) {
@@ -221,9 +199,17 @@ TEST(a_folder_and_both_kinds_of_file_give_the_same_tokens) {
             write_text("merges.txt", strchr(v.merges, '\n') + 1);
         }
         Tokenizer t;
+        size_t count = 1;
         tokenizer_open(&t, specs[i]);
         assert_true(t.vocab_size == 263 && t.eot == EOT);
         expect_encoding(&t, "hello worlld", HELLO, SPACE_W, OR, LL, 'd');
+        expect_encoding(&t, "lll", LL, 'l');
+        expect_encoding(&t, "hell", HELL);
+        expect_encoding(&t, "ell", 'e', LL);
+        expect_encoding(&t, "h", 'h');
+        free(tokenizer_encode(&t, "", 0, &count));
+        assert_int_equal(count, 0);
+        expect_end_of_text(&t);
         tokenizer_free(&t);
     }
 }
@@ -327,38 +313,28 @@ TEST(long_runs_take_no_quadratic_time) {
 }
 
 // ---- files that are not what they should be ----
-static void open_spec(void* spec) {
+static void open_spec(const char* spec) {
     Tokenizer t;
     tokenizer_open(&t, spec);
     tokenizer_free(&t);
 }
-static void decode_beyond(void* id) {
+static void decode_beyond(int id) {
     Tokenizer t;
     tokenizer_open(&t, "bytes");
     size_t length;
-    tokenizer_decode(&t, *(int*)id, &length);
+    tokenizer_decode(&t, id, &length);
 }
-
-#define expect_refusal(path, ...) do { \
-        char* copy_ = xstrdup(path); \
-        expect_death(open_spec, copy_, copy_, __VA_ARGS__); \
-        free(copy_); \
-    } while (0)
+static void expect_refusal(const char* path, const char* says) { expect_error(open_spec(path), path, says); }
 
 TEST(what_is_no_tokenizer_is_named) {
-    expect_refusal(in_folder("nothing"), "No such file", "vocab.json", "merges.txt");
+    expect_error(open_spec(in_folder("nothing")), "nothing", "No such file", "vocab.json", "merges.txt");
     expect_refusal("bytes2", "No such file");
     expect_refusal(write_text("empty", ""), "starts neither with {");
-    expect_refusal(write_text("words.txt", "hello"), "starts neither with {", "20240328");
-    expect_refusal("/dev/null", "is a device, not a file");
+    expect_refusal(write_text("words.txt", "hello"), "starts neither with {");
     assert_int_equal(mkdir(in_folder("sub"), 0700), 0);
-    char* sub = xstrdup(in_folder("sub"));
-    expect_death(open_spec, sub, "sub/vocab.json", "No such file");
-    assert_int_equal(rmdir(sub), 0);
-    free(sub);
-    int ids[] = { -1, 257 };
-    expect_death(decode_beyond, &ids[0], "token -1", "257");
-    expect_death(decode_beyond, &ids[1], "token 257", "257");
+    expect_error(open_spec(in_folder("sub")), "sub/vocab.json", "No such file");
+    expect_error(decode_beyond(-1), "token -1", "257");
+    expect_error(decode_beyond(257), "token 257", "257");
 }
 
 // Replaces a piece of the small vocabulary's vocab.json by another; with its merges beside it the file must be refused.
@@ -373,23 +349,20 @@ static void expect_vocab_refused(const char* old, const char* new, const char* p
     expect_refusal(write_text("vocab.json", changed), phrase);
     free(changed); free(text); json_decref(root);
 }
+#define GOOD "\"hell\":258"
 TEST(a_broken_vocabulary_is_refused) {
-    static const char* const changes[][3] = {
-        { ":0}", ":0", "not valid JSON" }, { ":0}", ":0}}", "not valid JSON" },
-        { "\"hell\":258", "\"hell\":258,\"hell\":258", "duplicate object key" },
-        { "\"a\":97", "\"aa\":97", "no token is the single byte 0x61" }, { "<|endoftext|>", "<|endoftexts|>", "no token <|endoftext|>" }
-    };
-    static const char* const instead[][2] = { // of "hell":258
-        { "\"hell\":257", "have the same id 257" }, { "\"hell\":263", "has id 263; the 263 tokens must have ids 0 to 262" },
-        { "\"hell\":-1", "has id -1" },
-        { "\"hell\":99999999999999999999", "not valid JSON" }, { "\"hell\":258.0", "no whole number" },
-        { "\"hell\":\"258\"", "no whole number" },
-        { "\"he ll\":258", "is not the byte-level text" }, { "\"\":258", "is not the byte-level text" },
-        { "\"he\xc5\x84\":258", "is not the byte-level text" }, // U+0144, one past the last
-        { "\"\xe4\xbd\xa0\":258", "is not the byte-level text" }, { "\"h\\u0000\":258", "not valid JSON" }
+    static const char* const changes[][3] = { // what is replaced by what, and what is said
+        { ":0}", ":0", "not valid JSON" }, { ":0}", ":0}}", "not valid JSON" }, { GOOD, GOOD "," GOOD, "duplicate object key" },
+        { "\"a\":97", "\"aa\":97", "no token is the single byte 0x61" }, { "<|endoftext|>", "<|endoftexts|>", "no token <|endoftext|>" },
+        { GOOD, "\"hell\":257", "have the same id 257" }, { GOOD, "\"hell\":-1", "has id -1" },
+        { GOOD, "\"hell\":263", "has id 263; the 263 tokens must have ids 0 to 262" },
+        { GOOD, "\"hell\":99999999999999999999", "not valid JSON" }, { GOOD, "\"hell\":258.0", "no whole number" },
+        { GOOD, "\"hell\":\"258\"", "no whole number" }, { GOOD, "\"he ll\":258", "is not the byte-level text" },
+        { GOOD, "\"\":258", "is not the byte-level text" }, { GOOD, "\"\xe4\xbd\xa0\":258", "is not the byte-level text" },
+        { GOOD, "\"he\xc5\x84\":258", "is not the byte-level text" }, // U+0144, one past the last
+        { GOOD, "\"h\\u0000\":258", "not valid JSON" }
     };
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) expect_vocab_refused(changes[i][0], changes[i][1], changes[i][2]);
-    for (size_t i = 0; i < sizeof instead / sizeof *instead; i++) expect_vocab_refused("\"hell\":258", instead[i][0], instead[i][1]);
     expect_refusal(write_text("vocab.json", "{}"), "is not a JSON object of tokens");
     expect_refusal(write_text("vocab.json", "{\"a\":0}"), "no token is the single byte 0x00");
     char deep[5000];
@@ -400,10 +373,9 @@ TEST(a_broken_vocabulary_is_refused) {
 
 static void expect_merges_refused(const char* merges, const char* phrase) {
     Vocabulary v = small_vocabulary();
-    char* path = xstrdup(vocabulary_write_json(&v));
+    const char* path = vocabulary_write_json(&v);
     write_text("merges.txt", merges);
-    expect_death(open_spec, path, "merges.txt", phrase);
-    free(path);
+    expect_error(open_spec(path), "merges.txt", phrase);
 }
 TEST(broken_merges_are_refused) {
     static const char* const merges[][2] = {
@@ -419,20 +391,7 @@ TEST(broken_merges_are_refused) {
     };
     for (size_t i = 0; i < sizeof merges / sizeof *merges; i++) expect_merges_refused(merges[i][0], merges[i][1]);
     assert_int_equal(unlink(in_folder("merges.txt")), 0);
-    expect_death(open_spec, folder, "merges.txt", "No such file");
-}
-
-TEST(merges_that_lack_lines_are_refused) {
-    static const int first_missing[] = { HE, LL, HELL, SPACE_W, OR, HELLO };
-    Vocabulary v = small_vocabulary();
-    char* end = strchr(v.merges, '\n');
-    for (int kept = 0; kept < 6; kept++, end = strchr(end + 1, '\n')) {
-        char cut[sizeof v.merges], phrase[120];
-        sprintf(cut, "%.*s", (int)(end + 1 - v.merges), v.merges);
-        sprintf(phrase, "its %d merges do not make %d of the vocabulary's tokens, the first of them token %d", kept, 6 - kept,
-            first_missing[kept]);
-        expect_merges_refused(cut, phrase);
-    }
+    expect_error(open_spec(folder), "merges.txt", "No such file");
 }
 
 // Tokens that no merge makes are fine where text never becomes them: those that trainers and people add to a vocabulary.
@@ -452,7 +411,7 @@ TEST(added_tokens_need_no_merge) {
         Vocabulary v = small_vocabulary();
         vocabulary_add(&v, text[i], strlen(text[i]));
         vocabulary_write_json(&v);
-        expect_death(open_spec, folder, "merges.txt", "make 1 of the vocabulary's tokens, the first of them token 263");
+        expect_error(open_spec(folder), "merges.txt", "make 1 of the vocabulary's tokens, the first of them token 263");
     }
 }
 
@@ -470,7 +429,7 @@ TEST(tokens_before_the_bytes_need_no_merge) {
     expect_encoding(&t, "PADlo", 2 + 'P', 2 + 'A', 2 + 'D', lo);
     tokenizer_free(&t);
     write_text("merges.txt", "");
-    expect_death(open_spec, folder, "do not make 1 of the vocabulary's tokens, the first of them token 258");
+    expect_error(open_spec(folder), "do not make 1 of the vocabulary's tokens, the first of them token 258");
 }
 
 // A token can be made by several merges, as in vocabularies of Hugging Face's trainers.
@@ -490,7 +449,7 @@ TEST(text_cannot_be_made_into_the_end_of_text) {
     int stem = vocabulary_add(&v, "<|endoftext|", 12);
     vocabulary_merge(&v, stem, '>');
     vocabulary_write_json(&v);
-    expect_refusal(folder, "merges.txt", "line 2 merges text into <|endoftext|>");
+    expect_error(open_spec(folder), "merges.txt", "line 2 merges text into <|endoftext|>");
 }
 
 TEST(a_broken_tokenizer_bin_is_refused) {
@@ -510,7 +469,7 @@ TEST(a_broken_tokenizer_bin_is_refused) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         memcpy(file, good, sizeof file);
         memcpy(file + 4 * cases[i].at, &cases[i].value, cases[i].at == 256 ? 1 : 4);
-        expect_refusal(write_file("t.bin", file, cases[i].bytes), cases[i].says, cases[i].more);
+        expect_error(open_spec(write_file("t.bin", file, cases[i].bytes)), "t.bin", cases[i].says, cases[i].more);
     }
     memcpy(v.bytes[HE], "ll", 2);
     expect_refusal(vocabulary_write_bin(&v, EOT), "tokens 256 and 257 are the same bytes");

@@ -1,7 +1,7 @@
-// test_tokens.c - token files: what is written is read back, and files that only look like token files are refused.
+// test_tokens.c - token files and masks: what is written is read back, and a mask that is not its token file's is refused. (Damaged token
+// files are given to whole programs by test/runs/test_bad_input.py.)
 #include "../../llmc/data/mask.h"
-#include "test_folder.h"
-#include <pthread.h>
+#include "write_tokens.h"
 #include <sys/resource.h>
 
 static size_t files_in_folder(void) {
@@ -13,35 +13,11 @@ static size_t files_in_folder(void) {
     return count;
 }
 
-// Writes a header with the given first values, and `bytes` bytes after it.
-static const char* write_header(const char* name, int32_t magic, int32_t version, int32_t count, size_t bytes) {
-    const char* path = in_folder(name);
-    int32_t header[TOKENS_HEADER_INTS] = { magic, version, count };
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    assert_int_equal(write(fd, header, sizeof header), sizeof header);
-    assert_int_equal(ftruncate(fd, (off_t)(sizeof header + bytes)), 0);
-    close(fd);
-    return path;
-}
-
-static void write_tokens(const char* path, size_t n) { // 0, 1, 2, ..., in pieces of different sizes
-    TokenWriter w = token_writer_open(path);
-    int piece[1000];
-    for (size_t done = 0, size = 1; done < n; done += size, size = size * 7 % 1000 + 1) {
-        size = size_min(size, n - done);
-        for (size_t i = 0; i < size; i++) piece[i] = (int)((done + i) % 65536);
-        token_writer_append(&w, piece, size);
-    }
-    token_writer_close(&w);
-}
-
 // ---- round trips ----
 TEST(tokens_written_are_tokens_read) {
     const size_t sizes[] = { 0, 1, 1000, TOKEN_WRITER_BUFFER - 1, TOKEN_WRITER_BUFFER, 3 * TOKEN_WRITER_BUFFER + 5 };
     for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
-        const char* path = in_folder("trip.bin");
-        write_tokens(path, sizes[k]);
-        TokenFile f = token_file_open(path);
+        TokenFile f = token_file_open(write_tokens("trip.bin", 0, sizes[k]));
         assert_int_equal(f.count, sizes[k]);
         uint16_t* tokens = xcalloc(f.count + 1, sizeof *tokens);
         size_t first = f.count / 3 * 2; // all of it, and any range
@@ -51,12 +27,6 @@ TEST(tokens_written_are_tokens_read) {
         token_file_read(&f, f.count, 0, tokens);
         free(tokens); token_file_close(&f);
     }
-}
-
-static void expect_count(const char* path, size_t count) {
-    TokenFile f = token_file_open(path);
-    assert_int_equal(f.count, count);
-    token_file_close(&f);
 }
 
 TEST(the_bytes_are_llmc_format) {
@@ -73,179 +43,62 @@ TEST(the_bytes_are_llmc_format) {
     assert_memory_equal(got, want, sizeof want);
 }
 
-static void* read_backwards(void* argument) {
-    const TokenFile* f = argument;
-    for (size_t i = f->count; i-- > 0; ) {
-        uint16_t token;
-        token_file_read(f, i, 1, &token);
-        if (token != i % 65536) return "wrong token";
-    }
-    return NULL;
-}
-TEST(threads_read_one_file_at_once) {
-    write_tokens(in_folder("threads.bin"), 20000);
-    TokenFile f = token_file_open(in_folder("threads.bin"));
-    pthread_t threads[4];
-    for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&threads[i], NULL, read_backwards, &f), 0);
-    for (int i = 0; i < 4; i++) {
-        void* wrong;
-        assert_int_equal(pthread_join(threads[i], &wrong), 0);
-        assert_null(wrong);
-    }
-    token_file_close(&f);
-}
-
-static bool detected(const char* path) { return token_file_detect((FileSource){ path, "give another" }); }
-TEST(only_token_files_are_detected) {
-    write_tokens(in_folder("detect.bin"), 1);
-    assert_true(detected(in_folder("detect.bin")));
-    assert_false(detected(write_header("other.bin", TOKENS_MAGIC + 1, 1, 0, 0)));
-    assert_false(detected(write_file("short", "ab", 2)));
-}
-
-// ---- files that are not what their header says ----
-static void open_file(void* path) {
-    alarm(60); // nothing may wait for what nobody writes into a pipe
-    TokenFile f = token_file_open(path);
-    token_file_close(&f);
-}
-static void detect_file(void* path) {
-    alarm(60);
-    detected(path);
-}
-static void read_beyond(void* path) {
-    TokenFile f = token_file_open(path);
+static void read_beyond(void) {
+    TokenFile f = token_file_open(in_folder("trip.bin"));
     uint16_t tokens[8];
     token_file_read(&f, SIZE_MAX, 2, tokens);
 }
-static void read_past_a_cut(void* path) {
-    TokenFile f = token_file_open(path);
-    if (truncate(path, TOKENS_HEADER_BYTES + 2) != 0) exit(2);
-    uint16_t tokens[8];
-    token_file_read(&f, 0, 8, tokens);
-}
-TEST(missing_files_folders_and_pipes_are_named) {
-    static const struct { const char *name, *says; } cases[] = { { "nothing.bin", "No such file" }, { ".", "is a folder, not a file" },
-        { "fifo", "is a pipe, not a file" } };
-    assert_int_equal(mkfifo(in_folder("fifo"), 0600), 0);
-    for (int i = 0; i < 3; i++) {
-        char path[64];
-        snprintf(path, sizeof path, "%s/%s", folder, cases[i].name);
-        expect_death(open_file, path, path, cases[i].says);
-        expect_death(detect_file, path, path, cases[i].says);
-    }
-    unlink(in_folder("fifo"));
-}
-
-#define expect_refusal(path, ...) do { \
-        char* copy_ = xstrdup(path); \
-        expect_death(open_file, copy_, copy_, __VA_ARGS__); \
-        free(copy_); \
-    } while (0)
-
-TEST(a_header_must_be_right) {
-    expect_refusal(write_header("magic.bin", 20240521, 1, 4, 8), "starts with 20240521", "20240520", "dev/data/tokenize");
-    expect_refusal(write_header("version.bin", TOKENS_MAGIC, 7, 4, 8), "version 7", "reads version 1");
-    const char* path = write_header("header.bin", TOKENS_MAGIC, 1, 4, 8);
-    assert_int_equal(truncate(path, 1023), 0);
-    expect_refusal(path, "has 1023 bytes", "1024");
-    assert_int_equal(truncate(path, 0), 0);
-    expect_refusal(path, "has 0 bytes");
-}
-
-TEST(the_count_must_fit_the_size_exactly) {
-    static const struct { int32_t count; size_t bytes; const char *says, *room; } cases[] = {
-        { 4, 10, "says 4 tokens", "room for 5" }, { 4, 6, "says 4 tokens", "room for 3" }, { 4, 9, "says 4 tokens", "cut or damaged" },
-        { -1, 8, "says -1 tokens", "" }, { INT32_MIN, 0, "says -2147483648 tokens", "" },
-        { INT32_MAX, 0, "says 2147483647 tokens", "room for 0" } };
-    for (int i = 0; i < 6; i++) expect_refusal(write_header("count.bin", TOKENS_MAGIC, 1, cases[i].count, cases[i].bytes), cases[i].says,
-        cases[i].room);
-}
-
 TEST(reads_stay_inside_the_file) {
-    char* path = xstrdup(in_folder("inside.bin"));
-    write_tokens(path, 8);
-    expect_death(read_beyond, path, "inside.bin", "which has 8");
-    expect_death(read_past_a_cut, path, "inside.bin", "cut after it was opened");
-    free(path);
+    write_tokens("trip.bin", 0, 8);
+    expect_error(read_beyond(), "trip.bin", "which has 8");
 }
 
 // ---- writing that fails ----
 // One token, after so many.
-typedef struct { const char* path; int token; size_t before; } OneToken;
-static void write_one_token(void* argument) {
-    OneToken* t = argument;
-    TokenWriter w = token_writer_open(t->path);
-    w.count = t->before;
-    token_writer_append(&w, &t->token, 1);
+static void write_one_token(const char* path, int token, size_t before) {
+    TokenWriter w = token_writer_open(path);
+    w.count = before;
+    token_writer_append(&w, &token, 1);
 }
-static void write_on_a_full_disk(void* path) {
+static void write_on_a_full_disk(const char* name) {
     signal(SIGXFSZ, SIG_IGN);
     struct rlimit limit = { 100000, 100000 };
     if (setrlimit(RLIMIT_FSIZE, &limit) != 0) exit(2);
-    write_tokens(path, 3 * TOKEN_WRITER_BUFFER);
+    write_tokens(name, 0, 3 * TOKEN_WRITER_BUFFER);
 }
-static void write_and_be_killed(void* path) {
+static void write_and_be_killed(const char* path) {
     TokenWriter w = token_writer_open(path);
     static int tokens[2 * TOKEN_WRITER_BUFFER];
     token_writer_append(&w, tokens, 2 * TOKEN_WRITER_BUFFER);
     raise(SIGKILL);
 }
-static void open_writer(void* path) { token_writer_open(path); }
-
-static void expect_untouched(const char* path, size_t files) {
-    expect_count(path, 5);
-    assert_int_equal(files_in_folder(), files);
-}
 TEST(a_write_that_fails_leaves_what_was_there) {
-    char* path = xstrdup(in_folder("kept.bin"));
-    OneToken ones[] = { { path, 65536, 0 }, { path, -1, 0 }, { path, 0, TOKENS_MAX_COUNT } };
-    static const char* const says[][2] = { { "16 bits", "65536" }, { "16 bits", "" }, { "2147483647", "shards" } };
-    write_tokens(path, 5);
+    const char* path = write_tokens("kept.bin", 0, 5);
     size_t files = files_in_folder();
-    for (int i = 0; i < 3; i++) {
-        expect_death(write_one_token, &ones[i], "kept.bin", says[i][0], says[i][1]);
-        expect_untouched(path, files);
-    }
-    expect_death(write_on_a_full_disk, path, "cannot write", "kept.bin", "File too large");
-    expect_untouched(path, files);
-    Child c = child_run(write_and_be_killed, path);
+    expect_error(write_one_token(path, 65536, 0), "kept.bin", "16 bits", "65536");
+    expect_error(write_one_token(path, -1, 0), "kept.bin", "16 bits");
+    expect_error(write_one_token(path, 0, TOKENS_MAX_COUNT), "kept.bin", "2147483647", "shards");
+    expect_error(write_on_a_full_disk("kept.bin"), "cannot write", "kept.bin", "File too large");
+    assert_int_equal(files_in_folder(), files);
+    Child c = child_does(write_and_be_killed(path));
     assert_int_equal(c.status, 1000 + SIGKILL);
     child_free(&c);
-    expect_untouched(path, files + 1); // and its temporary file, which it had no time to remove
-    free(path);
+    assert_int_equal(files_in_folder(), files + 1); // and its temporary file, which it had no time to remove
+    TokenFile f = token_file_open(path);
+    assert_int_equal(f.count, 5);
+    token_file_close(&f);
 }
 
 TEST(an_impossible_path_is_named) {
-    char path[64];
-    snprintf(path, sizeof path, "%s/no/such/folder.bin", folder);
-    expect_death(open_writer, path, "cannot create", "no/such/folder.bin", "No such file");
+    expect_error(token_writer_open(in_folder("no/such/folder.bin")), "cannot create", "no/such/folder.bin", "No such file");
 }
 
 // ---- masks ----
-// A token file of n tokens and its mask: token i counts if i*i % 7 < 3.
 static bool counts(size_t i) { return i * i % 7 < 3; }
-static const char* write_masked(const char* name, size_t n) {
-    const char* path = in_folder(name);
-    TokenWriter w = token_writer_open(path);
-    MaskWriter m;
-    memset(&m, 0, sizeof m);
-    for (size_t i = 0, some; i < n; i += some) { // runs of tokens that count, or do not
-        for (some = 1; i + some < n && counts(i + some) == counts(i); some++) { }
-        mask_writer_append(&m, counts(i), some);
-        for (size_t k = i; k < i + some; k++) {
-            int token = (int)(k % 65536);
-            token_writer_append(&w, &token, 1);
-        }
-    }
-    mask_writer_close(&m, &w);
-    token_writer_close(&w);
-    return path;
-}
 TEST(masks_written_are_masks_read) {
     const size_t sizes[] = { 0, 1, 7, 8, 9, 1000, TOKEN_WRITER_BUFFER + 5 };
     for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
-        TokenFile f = token_file_open(write_masked("masked.bin", sizes[k]));
+        TokenFile f = token_file_open(write_masked("masked.bin", 0, sizes[k], counts));
         TokenMask m = mask_open(in_folder("masked.mask"), &f);
         assert_int_equal(m.count, sizes[k]);
         size_t counted = 0;
@@ -273,15 +126,15 @@ TEST(a_mask_is_named_like_its_token_file) {
     }
 }
 
-static void open_mask(void* argument) {
+static void open_mask(const char* path) {
     TokenFile f = token_file_open(in_folder("hostile.bin"));
-    TokenMask m = mask_open(argument, &f);
+    TokenMask m = mask_open(path, &f);
     mask_close(&m); token_file_close(&f);
 }
 
 // Changes a byte of a whole mask of 1000 tokens, or its size, and expects an error with this phrase.
 static void expect_mask_refused(long byte, int value, long size, const char* phrase) {
-    write_masked("hostile.bin", 1000);
+    write_masked("hostile.bin", 0, 1000, counts);
     const char* path = in_folder("hostile.mask");
     int fd = open(path, O_RDWR);
     unsigned char old, changed = (unsigned char)value;
@@ -292,7 +145,7 @@ static void expect_mask_refused(long byte, int value, long size, const char* phr
     }
     if (size >= 0) assert_int_equal(ftruncate(fd, size), 0);
     close(fd);
-    expect_death(open_mask, (void*)path, "hostile.mask", phrase, "--mask none");
+    expect_error(open_mask(path), "hostile.mask", phrase, "--mask none");
 }
 TEST(every_field_of_a_mask_is_checked) {
     static const struct { long byte; int value; long size; const char* says; } cases[] = { // a byte, or the size, is changed
@@ -301,11 +154,11 @@ TEST(every_field_of_a_mask_is_checked) {
         { -1, 0, 64, "cut or damaged: it has 64 bytes, and a mask of 1000 tokens has 189" }, { 0, 'T', -1, "is not a mask" },
         { 7, '2', -1, "is not a mask" },
         { 8, 1, -1, "but" }, { 15, 0x80, -1, "but" }, // tokens
-        { 16, 1, -1, "not those that its header describes" },
-        { 24, 0x5a, -1, "not those that its header describes" }, // that count; checksum
+        { 16, 1, -1, "not those that its header describes" }, // that count
+        { 24, 0x5a, -1, "not those that its header describes" }, // checksum
         { 100, 0, -1, "not those that its header describes" }, { 188, 0, -1, "not those that its header describes" },
         { 32, 0x5a, -1, "is the mask of other tokens than those in" } // sample
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) expect_mask_refused(cases[i].byte, cases[i].value, cases[i].size,
-        cases[i].says);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        expect_mask_refused(cases[i].byte, cases[i].value, cases[i].size, cases[i].says);
 }

@@ -1,6 +1,6 @@
 /*
 test_writer_lock.c - a folder has one writer: what the lock does where processes begin and end in any order, where the file
-system has no locks, and where other machines share the folder. The runs themselves are tested by test/runs.
+system has no locks, and where a file is left. The runs themselves, also beside another machine's, are tested by test/runs.
 */
 #include "../../llmc/base/common.h"
 #include <fcntl.h>
@@ -87,44 +87,45 @@ static void other_is_killed(Other o) {
     close(o.hear);
     waitpid(o.pid, NULL, 0);
 }
+// Two ranks of another run, which has the lock.
+static void run_of_two(Other ranks[2]) {
+    for (int i = 0; i < 2; i++) ranks[i] = other_begin();
+    assert_true(other_can(ranks[0], 't'));
+    assert_true(other_can(ranks[1], 'j'));
+}
 
 // ---- one run after another ----
 
 // Before other tests: once this process has had the lock, a child that ends leaves without what atexit knows (child_leave).
 static void leave_at_once(int status) { _exit(status); }
-static void die_with_the_lock(void (*leave)(int)) {
+static void die_with_the_lock(void) {
     char* why;
-    if (leave) die_leave = leave;
+    die_leave = leave_at_once; // what a program sets where exit may not return
     if (writer_lock_take(folder, 0, &why) == WRITER_TAKEN && path_exists(lock_path())) die("this run is over");
 }
 TEST(an_error_ends_the_lock) {
-    expect_error(die_with_the_lock(NULL), "this run is over");
-    assert_false(path_exists(lock_path()));
-    expect_error(die_with_the_lock(leave_at_once), "this run is over"); // what a program sets where exit may not return
+    expect_error(die_with_the_lock(), "this run is over");
     assert_false(path_exists(lock_path()));
 }
 
 TEST(the_last_one_removes_the_file) {
-    Other rank_0 = other_begin(), rank_1 = other_begin();
-    assert_true(other_can(rank_0, 't'));
-    assert_true(other_can(rank_1, 'j'));
-    assert_true(other_can(rank_0, 'r'));
+    Other ranks[2];
+    run_of_two(ranks);
+    assert_true(other_can(ranks[0], 'r'));
     assert_true(path_exists(lock_path()));
     assert_busy("is writing there; wait until it has ended, or give another --out");
-    assert_true(other_can(rank_1, 'r'));
+    assert_true(other_can(ranks[1], 'r'));
     assert_false(path_exists(lock_path()));
     assert_taken();
-    other_is_killed(rank_0);
-    other_is_killed(rank_1);
+    for (int i = 0; i < 2; i++) other_is_killed(ranks[i]);
 }
 
 TEST(a_rank_that_lives_on_keeps_the_lock) {
-    Other rank_0 = other_begin(), rank_1 = other_begin();
-    assert_true(other_can(rank_0, 't'));
-    assert_true(other_can(rank_1, 'j'));
-    other_is_killed(rank_0);
-    assert_busy_by(rank_0.pid);
-    other_is_killed(rank_1);
+    Other ranks[2];
+    run_of_two(ranks);
+    other_is_killed(ranks[0]);
+    assert_busy_by(ranks[0].pid);
+    other_is_killed(ranks[1]);
     assert_taken(); // of two processes that were killed, nothing is left but the file
 }
 
@@ -178,15 +179,7 @@ TEST(nobody_removes_the_lock_of_another) {
     assert_false(path_exists(lock_path()));
 }
 
-// ---- machines ----
-
-TEST(a_file_of_another_machine_is_not_removed) {
-    write_lock("process 4711 on elsewhere, boot 0123, since 5.000000006\n");
-    assert_busy("writer.lock says that process 4711 on elsewhere is writing there");
-    assert_busy("this machine cannot see whether it still does");
-    assert_busy("if that run has ended, remove ");
-    assert_true(path_exists(lock_path()));
-}
+// ---- what is left ----
 
 static void assert_stale(const char* text) {
     write_lock(text);
@@ -211,16 +204,13 @@ TEST(a_file_of_this_machine_or_a_torn_one_is_stale) {
 
 TEST(without_locks_the_process_must_be_gone) {
     without_locks = true;
-    Other rank_0 = other_begin(), rank_1 = other_begin();
-    assert_true(other_can(rank_0, 't'));
-    assert_true(other_can(rank_1, 'j'));
-    assert_busy_by(rank_0.pid);
-    other_is_killed(rank_0);
+    Other ranks[2];
+    run_of_two(ranks);
+    assert_busy_by(ranks[0].pid);
+    other_is_killed(ranks[0]);
     assert_taken();
-    other_is_killed(rank_1);
+    other_is_killed(ranks[1]);
 }
-
-// ---- files that cannot be opened or written ----
 
 TEST(a_full_disk_takes_the_lock_without_a_text) {
     signal(SIGXFSZ, SIG_IGN);
@@ -240,13 +230,4 @@ TEST(a_full_disk_takes_the_lock_without_a_text) {
     other_is_killed(other);
     writer_lock_release();
     assert_false(path_exists(lock_path()));
-}
-
-TEST(what_is_no_file_is_refused) {
-    assert_int_equal(mkfifo(lock_path(), 0666), 0);
-    assert_busy("writer.lock: is not a file; remove it or give another --out");
-    unlink(lock_path());
-    assert_int_equal(mkdir(lock_path(), 0777), 0);
-    assert_busy("writer.lock: cannot be opened: Is a directory");
-    rmdir(lock_path());
 }
