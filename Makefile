@@ -272,8 +272,6 @@ $(CPU_VARIANTS:%=$(BUILD)/cpu_variants/%): $(BUILD)/cpu_variants/%: dev/cpu/%.c
 run-cpu-variants: cpu-variants
 	@status=0; for v in $(CPU_VARIANTS); do $(BUILD)/cpu_variants/$$v || status=1; echo; done; exit $$status
 $(BUILD)/test/test_plan $(BUILD)/test/test_plan_mesh: $(PLAN_FORMULAS)
-# One of its tests runs a tool.
-$(BUILD)/test/test_checkpoint: | $(BUILD)/hf_export
 
 # Every layer of a GPU against the CPU's, on a GPU; test/kernels runs the same under the emulator.
 CUDA_TESTS := $(patsubst test/unit/%.cu,%,$(wildcard test/unit/test_cuda_*.cu))
@@ -325,21 +323,21 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 
 # Everything that the tests run, in one build.
 test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/comm_bench
-LAYER_TESTS := test/test_layers test/test_reference_layers test/test_compress
+FLOATX_TESTS := test/test_layers test/test_reference_layers test/test_compress test/test_pieces
 RANKS_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp train_gpt2_tp train_gpt2_pp train_gpt2_3d train_gpt2_compress
 # (+: these are makes, and share -j.)
 test-programs: data/train.bin data/bpe/train.bin
 	+$(CPU_MAKE) test-build
-	+$(CPU_MAKE) PRECISION=bf16 $(LAYER_TESTS:%=build/bf16/%) $(addprefix build/bf16/train_gpt2_,single ddp zero fsdp)
+	+$(CPU_MAKE) PRECISION=bf16 $(FLOATX_TESTS:%=build/bf16/%) $(addprefix build/bf16/train_gpt2_,single ddp zero fsdp)
 	+$(CPU_MAKE) PRECISION=fp16 build/fp16/train_gpt2_single
 	+$(CPU_MAKE) DEBUG=1 build/debug/train_gpt2_ddp
 test-all-programs: test-programs
 	+$(CPU_MAKE) cpu-variants $(TSAN_TESTS) build/bench_layers build/bench_compress $(if $(CAN_FUZZ),$(FUZZERS:%=build/fuzz/%))
 	+$(CPU_MAKE) DEBUG=1 test-build
 	+$(CPU_MAKE) PRECISION=bf16 $(RANKS_TESTS:%=build/bf16/%)
-	+$(CPU_MAKE) PRECISION=fp16 $(LAYER_TESTS:%=build/fp16/%) $(RANKS_TESTS:%=build/fp16/%)
-	+$(CPU_MAKE) PRECISION=bf16 DEBUG=1 $(addprefix build/bf16-debug/,$(LAYER_TESTS) train_gpt2_single $(RANKS_TESTS))
-	+$(CPU_MAKE) PRECISION=fp16 DEBUG=1 $(addprefix build/fp16-debug/,$(LAYER_TESTS) train_gpt2_single)
+	+$(CPU_MAKE) PRECISION=fp16 $(FLOATX_TESTS:%=build/fp16/%) $(RANKS_TESTS:%=build/fp16/%)
+	+$(CPU_MAKE) PRECISION=bf16 DEBUG=1 $(addprefix build/bf16-debug/,$(FLOATX_TESTS) train_gpt2_single $(RANKS_TESTS))
+	+$(CPU_MAKE) PRECISION=fp16 DEBUG=1 $(addprefix build/fp16-debug/,$(FLOATX_TESTS) train_gpt2_single)
 	$(if $(GPU),$(foreach p,fp32 bf16 fp16,$(MAKE) --no-print-directory DEVICE=cuda PRECISION=$p DEBUG= cuda-tests &&) true)
 # The first Python that has pytest, xdist and numpy. JOBS: three at a time, even on two cores, because many tests wait more than they compute.
 PYTEST = $(or $(shell for p in python3 /usr/bin/python3; do $$p -c 'import pytest, xdist, numpy' 2>/dev/null && echo $$p -m pytest && break; done),\
