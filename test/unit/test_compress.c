@@ -3,47 +3,15 @@ test_compress.c - what compresses gradients, against definitions written here a 
 each precision. What is sent plus what is kept must be what there was, whatever the method.
 */
 #include "../../llmc/device/compress.h"
-#include "../../llmc/base/rng.h"
+#include "arrays.h"
 #include "expect_death.h"
 
-// ---- arrays ----
-static void* owned[256];
-static int owned_count;
-static uint64_t next_stream;
-
-static void* own(size_t bytes) {
-    require(owned_count < 256, "a test makes more than 256 arrays");
-    return owned[owned_count++] = xcalloc(bytes, 1);
-}
-static void free_owned(void) {
-    while (owned_count > 0) free(owned[--owned_count]);
-    next_stream = 0;
-}
-void after_each(void) { free_owned(); }
-static float* random_floats(size_t n, float std) {
-    float* x = (float*)own(n * sizeof(float));
-    next_stream++;
-    for (size_t i = 0; i < n; i++) x[i] = std * random_normal(42, next_stream, i);
-    return x;
-}
-static float* unset_floats(size_t n) {
-    float* x = (float*)own(n * sizeof(float));
-    for (size_t i = 0; i < n; i++) x[i] = NAN;
-    return x;
-}
-static floatX* random_gradients(size_t n, float std) {
-    floatX* x = (floatX*)own(n * sizeof(floatX));
-    next_stream++;
-    for (size_t i = 0; i < n; i++) x[i] = to_floatX(std * random_normal(42, next_stream, i));
-    return x;
-}
+void after_each(void) { free_arrays(); }
+static floatX* random_gradients(size_t n, float std) { return random_tensor(n, 0, std).x; }
+static floatX* unset_gradients(size_t n) { return unset_tensor(n).x; }
 // Bytes that a call is to overwrite, all of them.
-static void* unset_bytes(size_t n) { return memset(own(n), 0xa5, n); }
-static float* copy_of(const float* x, size_t n) { return (float*)memcpy(own(n * sizeof(float)), x, n * sizeof(float)); }
-static void expect_near(const char* what, double got, double want, double tolerance) {
-    if (!(fabs(got - want) <= tolerance)) fail_msg("%s: got %.9g, want %.9g within %.3g", what, got, want, tolerance);
-}
-static double largest(const float* x, size_t n) {
+static void* unset_bytes(size_t n) { return memset(own(n, 1), 0xa5, n); }
+static double largest_float(const float* x, size_t n) {
     double m = 0;
     for (size_t i = 0; i < n; i++) m = fmax(m, (double)fabsf(x[i]));
     return m;
@@ -56,8 +24,8 @@ TEST(16_bits_are_rounded_and_the_rest_is_kept) {
     const size_t n = 1000;
     floatX* g = random_gradients(n, 1e-3f);
     float *error = random_floats(n, 1e-4f), *kept = unset_floats(n), *x = unset_floats(n);
-    uint16_t* out = (uint16_t*)unset_bytes(2 * n);
-    floatX* back = (floatX*)unset_bytes(n * sizeof(floatX));
+    uint16_t* out = unset_bytes(2 * n);
+    floatX* back = unset_gradients(n);
     add_error(x, g, error, n);
     for (size_t i = 0; i < n; i++) assert_true(x[i] == to_float(g[i]) + error[i]);
     for (int half = 0; half < 2; half++) {
@@ -109,13 +77,13 @@ static void check_blocks(size_t n, int bits) {
     floatX* g = random_gradients(n, 0.5f);
     float *error = random_floats(n, 0.1f), *kept = unset_floats(n), *x = unset_floats(n), *sum = unset_floats(n);
     void *packed = unset_bytes(quantised_bytes(n, bits)), *again = unset_bytes(quantised_bytes(n, bits));
+    double want = 0; // the scale of a block
     add_error(x, g, error, n);
     quantise(packed, kept, g, error, n, bits);
     dequantise_sum_fp32(sum, packed, 1, n, bits);
     for (size_t i = 0; i < n; i++) {
         float scale, sent = packed_element(packed, i, bits, &scale);
-        size_t block = i / 256 * 256;
-        double want = largest(x + block, size_min(256, n - block)) / (bits == 8 ? 127 : 7);
+        if (i % 256 == 0) want = largest_float(x + i, size_min(256, n - i)) / (bits == 8 ? 127 : 7);
         expect_near("the scale", (double)scale, want, 1e-7 * want);
         expect_near("the round trip", (double)sent, (double)x[i], 0.500001 * (double)scale);
         assert_true(kept[i] == x[i] - sent && sum[i] == sent);
@@ -138,7 +106,7 @@ TEST(a_block_comes_back_within_half_a_scale) {
     for (int k = 0; k < LENGTHS; k++) {
         check_blocks(lengths[k], 8);
         check_blocks(lengths[k], 4);
-        free_owned();
+        free_arrays();
     }
     assert_int_equal(quantised_bytes(256, 8), 260);
     assert_int_equal(quantised_bytes(257, 4), 264);
@@ -148,8 +116,8 @@ TEST(rows_of_blocks_are_summed_in_their_order) {
     const size_t n = 600;
     for (int bits = 4; bits <= 8; bits += 4) {
         size_t row = quantised_bytes(n, bits);
-        char* packed = (char*)unset_bytes(3 * row);
-        floatX* out = (floatX*)unset_bytes(n * sizeof(floatX));
+        char* packed = unset_bytes(3 * row);
+        floatX* out = unset_gradients(n);
         float *sum = unset_floats(n), scale;
         for (size_t r = 0; r < 3; r++) quantise_fp32(packed + r * row, NULL, random_floats(n, 1), NULL, n, bits);
         dequantise_sum_fp32(sum, packed, 3, n, bits);
@@ -185,29 +153,23 @@ TEST(blocks_of_zeros_of_tiny_numbers_and_of_none) {
 
 // ---- signs ----
 static void check_signs(size_t n, SignScale kind) {
-    float *x = random_floats(n, 2), *kept = unset_floats(n), *sum = unset_floats(n), scale;
-    char* packed = (char*)unset_bytes(3 * signs_bytes(n));
+    float *x = random_floats(n, 2), *kept = unset_floats(n), *sum = unset_floats(n), *three = unset_floats(n), scale;
+    floatX* out = unset_gradients(n);
+    char* packed = unset_bytes(3 * signs_bytes(n));
     double want = 0;
     x[n / 2] = 0;
     for (size_t i = 0; i < n; i++) want += kind == SIGN_MEAN ? (double)fabsf(x[i]) : (double)x[i] * (double)x[i];
     want = kind == SIGN_MEAN ? want / (double)n : sqrt(want / (double)n);
-    for (int row = 0; row < 3; row++) {
-        memset(kept, 0xff, n * sizeof(float));
-        pack_signs(packed + (size_t)row * signs_bytes(n), kept, x, n, kind);
-    }
+    for (int row = 0; row < 3; row++) pack_signs(packed + row * signs_bytes(n), kept, x, n, kind);
     memcpy(&scale, packed, sizeof scale);
     expect_near("the scale", (double)scale, want, 1e-7 * want);
     unpack_signs_sum_fp32(sum, packed, 1, n);
-    for (size_t i = 0; i < n; i++) {
-        assert_true(sum[i] == (x[i] < 0 ? -scale : scale));
-        assert_true(kept[i] == x[i] - sum[i]);
-    }
-    unpack_signs_sum_fp32(sum, packed, 3, n);
-    floatX* out = (floatX*)unset_bytes(n * sizeof(floatX));
+    unpack_signs_sum_fp32(three, packed, 3, n);
     unpack_signs_sum(out, packed, 3, n);
     for (size_t i = 0; i < n; i++) {
         float one = x[i] < 0 ? -scale : scale;
-        assert_true(sum[i] == one + one + one && to_float(out[i]) == to_float(to_floatX(sum[i])));
+        assert_true(sum[i] == one && three[i] == one + one + one && to_float(out[i]) == to_float(to_floatX(three[i])));
+        assert_true(kept[i] == x[i] - one);
     }
     const uint32_t* words = (const uint32_t*)packed + 1;
     for (size_t i = n; i < round_up(n, 32); i++) assert_int_equal(words[i / 32] >> (i % 32) & 1, 0);
@@ -218,7 +180,7 @@ TEST(signs_take_a_bit_each_and_have_one_scale) {
     for (int k = 0; k < LENGTHS; k++) {
         check_signs(lengths[k], SIGN_MEAN);
         check_signs(lengths[k], SIGN_RMS);
-        free_owned();
+        free_arrays();
     }
     assert_int_equal(signs_bytes(32), 8);
     assert_int_equal(signs_bytes(33), 12);
@@ -232,38 +194,30 @@ TEST(signs_take_a_bit_each_and_have_one_scale) {
 }
 
 // ---- the k largest ----
-typedef struct { float magnitude; uint32_t index; } Candidate;
-static int by_magnitude_then_index(const void* a, const void* b) {
-    const Candidate *x = (const Candidate*)a, *y = (const Candidate*)b;
-    float mx = isnan(x->magnitude) ? INFINITY : x->magnitude, my = isnan(y->magnitude) ? INFINITY : y->magnitude;
-    if (mx != my) return mx > my ? -1 : 1;
-    return x->index < y->index ? -1 : x->index > y->index;
+static int descending(const void* a, const void* b) {
+    uint64_t x = *(const uint64_t*)a, y = *(const uint64_t*)b;
+    return x < y ? 1 : x > y ? -1 : 0;
 }
 static void check_top_k(const float* x, size_t n, size_t k) {
-    Candidate* all = (Candidate*)own(n * sizeof(Candidate));
-    char* chosen = (char*)own(n);
-    float* kept = unset_floats(n);
-    uint32_t* indices = (uint32_t*)unset_bytes(sparse_bytes(k));
+    uint64_t* order = own(n, sizeof(uint64_t)); // the bits of |x|, above which are those of NaN; then from the first index to the last
+    char* chosen = own(n, 1);
+    float *kept = unset_floats(n), *in_place = copy_of(x, n);
+    uint32_t *indices = unset_bytes(sparse_bytes(k)), bits;
     const float* values = (const float*)indices + k;
     for (size_t i = 0; i < n; i++) {
-        all[i].magnitude = fabsf(x[i]);
-        all[i].index = (uint32_t)i;
+        memcpy(&bits, &x[i], sizeof bits);
+        order[i] = (uint64_t)(bits & 0x7fffffff) << 32 | (UINT32_MAX - i);
     }
-    qsort(all, n, sizeof(Candidate), by_magnitude_then_index);
-    for (size_t i = 0; i < k; i++) chosen[all[i].index] = 1;
+    qsort(order, n, sizeof *order, descending);
+    for (size_t i = 0; i < k; i++) chosen[UINT32_MAX - (uint32_t)order[i]] = 1;
     pack_top_k(indices, kept, x, n, k);
-    size_t sent = 0;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0, sent = 0; i < n; i++) {
         if (!chosen[i]) assert_memory_equal(&kept[i], &x[i], sizeof(float));
         else {
-            assert_true(kept[i] == 0 && sent < k);
-            assert_int_equal(indices[sent], i);
-            assert_memory_equal(&values[sent], &x[i], sizeof(float));
-            sent++;
+            assert_true(kept[i] == 0 && indices[sent] == i);
+            assert_memory_equal(&values[sent++], &x[i], sizeof(float));
         }
     }
-    assert_int_equal(sent, k);
-    float* in_place = copy_of(x, n);
     pack_top_k(indices, in_place, in_place, n, k);
     assert_memory_equal(in_place, kept, n * sizeof(float));
 }
@@ -278,15 +232,15 @@ TEST(the_k_largest_are_found_and_equal_ones_by_their_index) {
             memset(x, 0, n * sizeof(float));
             check_top_k(x, n, counts[k]);
         }
-        free_owned();
+        free_arrays();
     }
     // magnitudes that differ only in the lowest digit, a NaN and an infinity
     float x[6] = { 1, nextafterf(1, 2), -nextafterf(1, 2), 0.5f, -1, nextafterf(1, 0) };
     for (size_t k = 1; k <= 6; k++) check_top_k(x, 6, k);
     x[3] = -NAN;
     check_top_k(x, 6, 1);
-    x[0] = INFINITY; // not compared with the NaN, which is above it
-    check_top_k(x, 6, 2);
+    x[0] = INFINITY; // the NaN is above it
+    for (size_t k = 1; k <= 2; k++) check_top_k(x, 6, k);
     assert_int_equal(top_k_count(1000, 0.01), 10);
     assert_int_equal(top_k_count(5, 0.01), 1);
     assert_int_equal(top_k_count(5, 1), 5);
@@ -294,8 +248,8 @@ TEST(the_k_largest_are_found_and_equal_ones_by_their_index) {
 }
 TEST(rows_of_elements_are_summed_in_their_order) {
     const size_t n = 5000, k = 700;
-    char* packed = (char*)unset_bytes(3 * sparse_bytes(k));
-    float *sum = unset_floats(n), *want = (float*)own(n * sizeof(float));
+    char* packed = unset_bytes(3 * sparse_bytes(k));
+    float *sum = unset_floats(n), *want = floats(n);
     for (size_t row = 0; row < 3; row++) {
         float *x = random_floats(n, 1), *kept = unset_floats(n);
         pack_top_k(packed + row * sparse_bytes(k), kept, x, n, k);
@@ -306,35 +260,34 @@ TEST(rows_of_elements_are_summed_in_their_order) {
 }
 
 // ---- matrices of low rank ----
+// The product of every step_a-th number of a and every step_b-th of b, n of each.
+static double dot(const float* a, int step_a, const float* b, int step_b, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += (double)a[i * step_a] * (double)b[i * step_b];
+    return sum;
+}
 static void check_products(int n, int k, int r) {
-    float *m = random_floats((size_t)n * k, 1), *q = random_floats((size_t)k * r, 1), *p = random_floats((size_t)n * r, 1);
-    float *mq = unset_floats((size_t)n * r), *mtp = unset_floats((size_t)k * r), *kept = unset_floats((size_t)n * k);
-    floatX* out = (floatX*)unset_bytes((size_t)n * k * sizeof(floatX));
+    float *m = random_floats(n * k, 1), *q = random_floats(k * r, 1), *p = random_floats(n * r, 1);
+    float *mq = unset_floats(n * r), *mtp = unset_floats(k * r), *kept = unset_floats(n * k);
+    floatX* out = unset_gradients(n * k);
     skinny_product(mq, m, q, n, k, r);
     skinny_product_transposed(mtp, m, p, n, k, r);
     low_rank_apply(out, kept, m, p, q, 0.25f, n, k, r);
-    for (int j = 0; j < r; j++) {
-        for (int row = 0; row < n; row++) {
-            double sum = 0;
-            for (int c = 0; c < k; c++) sum += (double)m[row * k + c] * (double)q[c * r + j];
-            expect_near("m q", (double)mq[row * r + j], sum, 1e-6 * sqrt(k) + 1e-6 * fabs(sum));
-        }
-        for (int c = 0; c < k; c++) {
-            double sum = 0;
-            for (int row = 0; row < n; row++) sum += (double)m[row * k + c] * (double)p[row * r + j];
-            expect_near("m^T p", (double)mtp[c * r + j], sum, 1e-6 * sqrt(n) + 1e-6 * fabs(sum));
-        }
+    for (int i = 0; i < n * r; i++) {
+        double want = dot(m + i / r * k, 1, q + i % r, r, k);
+        expect_near("m q", (double)mq[i], want, 1e-6 * sqrt(k) + 1e-6 * fabs(want));
     }
-    for (int row = 0; row < n; row++)
-        for (int c = 0; c < k; c++) {
-            double sum = 0, got = (double)to_float(out[row * k + c]);
-            for (int j = 0; j < r; j++) sum += (double)p[row * r + j] * (double)q[c * r + j];
-            expect_near("p q^T", got, sum, (NEEDS_MASTER ? 0.004 : 1e-6) * fabs(sum) + 1e-6 * sqrt(r));
-            assert_true(kept[row * k + c] == m[row * k + c] - 0.25f * to_float(out[row * k + c]));
-        }
-    float* in_place = copy_of(m, (size_t)n * k);
-    low_rank_apply(out, in_place, in_place, p, q, 0.25f, n, k, r);
-    assert_memory_equal(in_place, kept, (size_t)n * k * sizeof(float));
+    for (int i = 0; i < k * r; i++) {
+        double want = dot(m + i / r, k, p + i % r, r, n);
+        expect_near("m^T p", (double)mtp[i], want, 1e-6 * sqrt(n) + 1e-6 * fabs(want));
+    }
+    for (int i = 0; i < n * k; i++) {
+        double want = dot(p + i / k * r, 1, q + i % k * r, 1, r);
+        expect_near("p q^T", (double)to_float(out[i]), want, (NEEDS_MASTER ? 0.004 : 1e-6) * fabs(want) + 1e-6 * sqrt(r));
+        assert_true(kept[i] == m[i] - 0.25f * to_float(out[i]));
+    }
+    low_rank_apply(out, m, m, p, q, 0.25f, n, k, r); // in place
+    assert_memory_equal(m, kept, n * k * sizeof(float));
 }
 TEST(skinny_products) {
     check_products(1, 1, 1);
@@ -345,37 +298,26 @@ TEST(skinny_products) {
 }
 static void expect_orthonormal(const float* p, int n, int r) {
     for (int a = 0; a < r; a++)
-        for (int b = 0; b <= a; b++) {
-            double sum = 0;
-            for (int row = 0; row < n; row++) sum += (double)p[row * r + a] * (double)p[row * r + b];
-            expect_near("a product of columns", sum, a == b, 1e-6);
-        }
+        for (int b = 0; b <= a; b++) expect_near("a product of columns", dot(p + a, r, p + b, r, n), a == b, 1e-6);
 }
 TEST(columns_become_orthonormal) {
     const int shapes[][2] = { { 1, 1 }, { 7, 3 }, { 64, 4 }, { 1000, 16 }, { 12, 12 } };
     for (int s = 0; s < 5; s++) {
         int n = shapes[s][0], r = shapes[s][1];
-        float *p = random_floats((size_t)n * r, 10), *before = copy_of(p, (size_t)n * r);
+        float *p = random_floats(n * r, 10), *before = copy_of(p, n * r);
         orthonormalise(p, n, r);
         expect_orthonormal(p, n, r);
-        double length = 0, product = 0; // the first column keeps its direction
-        for (int row = 0; row < n; row++) {
-            length += (double)before[row * r] * (double)before[row * r];
-            product += (double)before[row * r] * (double)p[row * r];
-        }
-        expect_near("the first column", product, sqrt(length), 1e-6 * sqrt(length));
+        double length = sqrt(dot(before, r, before, r, n)); // the first column keeps its direction
+        expect_near("the first column", dot(before, r, p, r, n), length, 1e-6 * length);
     }
 }
 TEST(columns_that_depend_on_others_are_replaced) {
     const int n = 50, r = 4;
-    float* p = random_floats((size_t)n * r, 1);
-    for (int row = 0; row < n; row++) {
-        p[row * r + 1] = 3 * p[row * r];
-        p[row * r + 3] = 0;
-    }
+    float* p = random_floats(n * r, 1);
+    for (int i = 0; i < n * r; i++) p[i] = i % r == 1 ? 3 * p[i - 1] : i % r == 3 ? 0 : p[i];
     orthonormalise(p, n, r);
     expect_orthonormal(p, n, r);
-    memset(p, 0, (size_t)n * r * sizeof(float));
+    memset(p, 0, n * r * sizeof(float));
     orthonormalise(p, n, r);
     for (int i = 0; i < n * r; i++) assert_true(p[i] == (i / r == i % r ? 1.0f : 0.0f));
     // the column of the identity whose turn it is may be there already
@@ -383,8 +325,7 @@ TEST(columns_that_depend_on_others_are_replaced) {
     orthonormalise(square, 2, 2);
     assert_true(square[0] == 0 && square[1] == 1 && square[2] == 1 && square[3] == 0);
     // nearly dependent: a single Gram-Schmidt would leave an angle
-    for (int row = 0; row < n; row++)
-        for (int j = 0; j < r; j++) p[row * r + j] = 1 + 1e-4f * random_normal(5, (uint64_t)j, (uint64_t)row);
+    for (int i = 0; i < n * r; i++) p[i] = 1 + 1e-4f * random_normal(5, i % r, i / r);
     orthonormalise(p, n, r);
     expect_orthonormal(p, n, r);
     p[5] = NAN;
@@ -395,7 +336,7 @@ TEST(columns_that_depend_on_others_are_replaced) {
 TEST(momenta_of_ranks_sum_up_to_the_momentum_of_the_sum) {
     const size_t n = 1000;
     float *m = random_floats(n, 1), *x = unset_floats(n), grad_scale = 0.5f;
-    double* sum = (double*)own(n * sizeof(double)), *gradient = (double*)own(n * sizeof(double));
+    double* sum = doubles(n), *gradient = doubles(n);
     for (int rank = 0; rank < 4; rank++) {
         floatX* g = random_gradients(n, 1);
         float* error = random_floats(n, 1);
@@ -415,11 +356,10 @@ TEST(a_frozen_v_is_only_read) {
     const AdamW a = { 1e-3, 0.9, 0.95, 1e-8, 0.1, 30 };
     float *start = random_floats(n, 1), *momentum = random_floats(n, 1), *m = unset_floats(n), *v = random_floats(n, 1);
     float *master = copy_of(start, n), one = 1, zero = 0;
-    floatX* params = (floatX*)unset_bytes(n * sizeof(floatX));
+    floatX* params = unset_gradients(n);
     for (size_t i = 0; i < n; i++) v[i] = i % 10 == 7 ? 0 : v[i] * v[i];
-    for (size_t i = 0; i < n; i++) params[i] = to_floatX(start[i]);
-    float* v_before = copy_of(v, n);
-    float* weights = NEEDS_MASTER ? master : NULL;
+    from_fp32(params, start, n);
+    float *v_before = copy_of(v, n), *weights = NEEDS_MASTER ? master : NULL;
     adamw_update_frozen(a, 20, params, weights, m, v, momentum, &zero, n, no_decay);
     assert_true(isnan(m[0]) && to_float(params[0]) == to_float(to_floatX(start[0])) && master[0] == start[0]);
     adamw_update_frozen(a, 20, params, weights, m, v, momentum, &one, n, no_decay);
@@ -463,18 +403,14 @@ TEST(comparison) {
 }
 
 // ---- all of it ----
-static uint64_t hash_bytes(uint64_t h, const void* p, size_t n) {
-    for (size_t i = 0; i < n; i++) h = (h ^ ((const unsigned char*)p)[i]) * 1099511628211ull;
-    return h;
-}
 static uint64_t hash_of_everything(int threads) {
     const size_t n = 120000;
     const int rows = 400, cols = 300, r = 5;
     omp_set_num_threads(threads);
     next_stream = 0;
-    floatX *g = random_gradients(n, 1), *out = (floatX*)own(n * sizeof(floatX));
+    floatX *g = random_gradients(n, 1), *out = unset_gradients(n);
     float *x = unset_floats(n), *kept = unset_floats(n), *p = unset_floats(rows * r), *q = random_floats(cols * r, 1);
-    char* packed = (char*)own(8 * n);
+    char* packed = own(8 * n, 1);
     Comparison c = { 0, 0, 0 };
     uint64_t h = 14695981039346656037ull;
     add_error(x, g, NULL, n);

@@ -29,14 +29,8 @@ typedef struct {
 } Case;
 
 static void case_init(Case* t, GPT2Config c, int wrap, int S, int rank) {
-    memset(t, 0, sizeof *t);
+    *t = (Case){ .c = c, .how = { .wrap_blocks = wrap, .shards = S, .rooms = 2 }, .ranks = { .rank = rank, .size = S } };
     memset(t->units, 0xab, sizeof t->units); // whatever was there before
-    t->c = c;
-    t->how.wrap_blocks = wrap;
-    t->how.shards = S;
-    t->how.rooms = 2;
-    t->ranks.rank = rank;
-    t->ranks.size = S;
     t->y.shard_ranks = &t->ranks;
     layout_cut(&t->y, &t->how, c, t->units);
 }
@@ -135,22 +129,6 @@ static void check_pieces(Case* t) {
 }
 TEST(the_pieces_of_all_ranks_are_every_unit_once) { for_all(check_pieces); }
 
-TEST(a_rank_may_have_nothing_of_a_unit) {
-    static Case t;
-    Piece p;
-    size_t at;
-    case_init(&t, shapes[3], 1, 8, 2); // a root of 131 elements in shards of 32, a block of 25 in shards of 16
-    assert_true(layout_piece(&t.y, t.c, t.units, 0, &p, &at));
-    assert_false(layout_piece(&t.y, t.c, t.units, 1, &p, &at));
-    t.ranks.rank = 7;
-    assert_false(layout_piece(&t.y, t.c, t.units, 0, &p, &at));
-    t.ranks.rank = 1;
-    assert_true(layout_piece(&t.y, t.c, t.units, 1, &p, &at));
-    assert_int_equal(p.begin, 16);
-    assert_int_equal(p.n, 25 - 16); // the rest of its shard is padding
-    assert_int_equal(at, t.y.groups[1].shard.at);
-}
-
 // ---- by formula ----
 
 static void check_sizes(Case* t) {
@@ -162,8 +140,7 @@ static void check_sizes(Case* t) {
 TEST(sizes_by_formula_are_the_layouts) {
     static Case t;
     for_all(check_sizes);
-    GPT2Config c;
-    memset(&c, 0, sizeof c);
+    GPT2Config c = { 0 };
     assert_true(gpt2_named_config("gpt2-xl", &c));
     c.V = GPT2_VOCABULARY;
     c.Vp = gpt2_padded_vocabulary(c.V);
@@ -190,49 +167,36 @@ TEST(rooms_are_bounded_where_groups_are_freed) {
 
 static size_t fake_device_bytes(const CommOptions* o, int N) { return (o->ordered ? 1000 : 100) * (size_t)N; }
 TEST(the_bytes_of_communicators) {
-    static CommBackend backend;
+    CommBackend backend = { .device_bytes = fake_device_bytes };
     static CommWorld w;
-    static Comm world;
-    Sharding how;
-    memset(&how, 0, sizeof how);
-    backend.device_bytes = fake_device_bytes;
-    w.options.ordered = 1;
-    world.size = 6;
-    world.world = &w;
-    how.sharding = SHARD_HYBRID;
-    how.shards = 3;
-    assert_int_equal(layout_comm_bytes(&how, &world), 0); // a rank that is alone has no backend
+    Comm world = { .size = 6, .world = &w };
+    Sharding hybrid = { .sharding = SHARD_HYBRID, .shards = 3 };
+    assert_int_equal(layout_comm_bytes(&hybrid, &world), 0); // a rank that is alone has no backend
     w.backend = &backend;
-    assert_int_equal(layout_comm_bytes(&how, &world), COMM_NUMBER_BYTES + 6000 + 3000 + 2000);
-    w.options.ordered = 0;
-    assert_int_equal(layout_comm_bytes(&how, &world), COMM_NUMBER_BYTES + 600 + 300 + 200);
-    for (int kind = SHARD_FULL; kind <= SHARD_NONE; kind++) {
-        how.sharding = kind;
-        how.shards = kind == SHARD_NONE ? 1 : 6;
-        if (kind != SHARD_HYBRID) assert_int_equal(layout_comm_bytes(&how, &world), COMM_NUMBER_BYTES + 600);
+    for (int ordered = 0; ordered <= 1; ordered++) {
+        int of_rank = ordered ? 1000 : 100;
+        w.options.ordered = ordered;
+        assert_int_equal(layout_comm_bytes(&hybrid, &world), COMM_NUMBER_BYTES + (6 + 3 + 2) * of_rank);
+        for (int kind = SHARD_FULL; kind <= SHARD_NONE; kind++) {
+            Sharding how = { .sharding = kind, .shards = kind == SHARD_NONE ? 1 : 6 };
+            if (kind != SHARD_HYBRID) assert_int_equal(layout_comm_bytes(&how, &world), COMM_NUMBER_BYTES + 6 * of_rank);
+        }
     }
 }
 
 static void alone_in_every_way(void) {
     static Comm world;
     static Control control;
-    CommOptions o;
-    memset(&o, 0, sizeof o);
-    o.timeout = 1;
+    CommOptions o = { .timeout = 1 };
     device_init(0, 1);
     comm_init(&world, &o, ranks_alone(), &control);
     for (int kind = SHARD_FULL; kind <= SHARD_NONE; kind++) {
-        Layout y;
-        Sharding how;
-        memset(&y, 0, sizeof y);
-        memset(&how, 0, sizeof how);
-        how.sharding = kind;
-        how.shards = 1;
+        static Layout y;
+        Sharding how = { .sharding = kind, .shards = 1 };
         layout_split(&y, &how, &world);
         require(y.shard_ranks->size == 1 && y.replicas->size == 1, "%d shards, %d replicas", y.shard_ranks->size, y.replicas->size);
         require(y.shard_ranks != y.replicas, "shards and replicas are one communicator");
         layout_free(&y);
-        require(y.split[0].world == NULL && y.split[1].world == NULL, "a communicator is left");
     }
     comm_free(&world); // which dies if a communicator is left
 }
@@ -240,40 +204,25 @@ TEST(one_rank_alone_has_both_communicators_in_every_sharding) { expect_success(a
 
 // ---- options ----
 
-static Sharding sharding(int kind, long long shard_group, int rooms, int prefetch, int forward) {
-    Sharding how;
-    memset(&how, 0, sizeof how);
-    how.sharding = kind;
-    how.shard_group = shard_group;
-    how.rooms = rooms;
-    how.prefetch = prefetch;
-    how.forward_prefetch = forward;
-    return how;
-}
-TEST(options_that_do_not_go_together) {
-    static const struct { int kind, group, rooms, prefetch, forward; const char *says, *also; } cases[] = {
-        { SHARD_FULL, 3, 2, 0, 0, "--shard-group and --sharding hybrid go together", "" },
-        { SHARD_HYBRID, 0, 2, 0, 0, "--shard-group and --sharding hybrid go together", "" },
-        { SHARD_HYBRID, 4, 2, 0, 0, "--shard-group must divide", "4 does not divide 6" },
-        { SHARD_HYBRID, 12, 2, 0, 0, "12 does not divide 6", "" },
-        { SHARD_FULL, 0, 1, 0, 0, "--limit-all-gathers 1 leaves no room", "--prefetch none" },
-        { SHARD_FULL, 0, 1, PREFETCH_POST, 0, "--limit-all-gathers 1 leaves no room", "" },
-        { SHARD_FULL, 0, 1, PREFETCH_NONE, 1, "--limit-all-gathers 1 leaves no room", "" },
-        { SHARD_FULL, 0, 1, PREFETCH_NONE, 0, NULL, "" }, // gathers nothing ahead
-        { SHARD_GRAD_OP, 0, 1, 0, 0, NULL, "" },          // frees nothing, so every unit has a room
+TEST(options_that_do_not_go_together_and_the_number_of_shards) {
+    static const struct { Sharding how; const char *says, *also; int shards; } cases[] = { // on 6 ranks
+        { { .sharding = SHARD_FULL, .rooms = 2, .shard_group = 3 }, "--shard-group and --sharding hybrid go together", "", 0 },
+        { { .sharding = SHARD_HYBRID, .rooms = 2 }, "--shard-group and --sharding hybrid go together", "", 0 },
+        { { .sharding = SHARD_HYBRID, .rooms = 2, .shard_group = 4 }, "--shard-group must divide", "4 does not divide 6", 0 },
+        { { .sharding = SHARD_HYBRID, .rooms = 2, .shard_group = 12 }, "12 does not divide 6", "", 0 },
+        { { .rooms = 1, .prefetch = PREFETCH_PRE }, "--limit-all-gathers 1 leaves no room", "--prefetch none", 0 },
+        { { .rooms = 1, .prefetch = PREFETCH_POST }, "--limit-all-gathers 1 leaves no room", "", 0 },
+        { { .rooms = 1, .prefetch = PREFETCH_NONE, .forward_prefetch = 1 }, "--limit-all-gathers 1 leaves no room", "", 0 },
+        { { .rooms = 1, .prefetch = PREFETCH_NONE }, NULL, NULL, 6 },       // gathers nothing ahead
+        { { .rooms = 1, .sharding = SHARD_GRAD_OP }, NULL, NULL, 6 },       // frees nothing, so every unit has a room
+        { { .rooms = 2, .sharding = SHARD_HYBRID, .shard_group = 3 }, NULL, NULL, 3 },
+        { { .rooms = 2, .sharding = SHARD_NONE }, NULL, NULL, 1 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        Sharding how = sharding(cases[i].kind, cases[i].group, cases[i].rooms, cases[i].prefetch, cases[i].forward);
+        Sharding how = cases[i].how;
         if (cases[i].says) expect_error(sharding_check(&how, 6), cases[i].says, cases[i].also);
         else sharding_check(&how, 6);
-    }
-}
-TEST(the_number_of_shards) {
-    static const int kinds[] = { SHARD_FULL, SHARD_GRAD_OP, SHARD_HYBRID, SHARD_NONE }, shards[] = { 6, 6, 3, 1 };
-    for (int i = 0; i < 4; i++) {
-        Sharding how = sharding(kinds[i], kinds[i] == SHARD_HYBRID ? 3 : 0, 2, 0, 0);
-        sharding_check(&how, 6);
-        assert_int_equal(how.shards, shards[i]);
+        assert_int_equal(how.shards, cases[i].shards);
     }
 }
 
@@ -311,28 +260,24 @@ TEST(a_report_says_how_large_groups_are) {
 
 // What --cpu-offload adds with accumulation. An element's sum does not depend on the thread that forms it.
 TEST(gradients_on_the_host_are_added_by_all_threads) {
-    enum { N = 100 * COMM_SUM_BLOCK + 77, ROWS = 3 };
+    enum { N = 100 * COMM_SUM_BLOCK + 77 };
     static const CommType types[] = { COMM_F32, COMM_BF16, COMM_F16, COMM_F64 };
-    uint64_t *rows[ROWS], *together = xcalloc(N, 8), *alone = xcalloc(N, 8);
-    for (int q = 0; q < ROWS; q++) {
-        rows[q] = xcalloc(N, 8);
-        for (size_t i = 0; i < N; i++) { // two floats, four 16-bit numbers or a double around 1
-            Philox r = philox(3, (uint64_t)q, i);
-            rows[q][i] = ((uint64_t)r.x[0] << 32 | r.x[1]) & 0x83ff83ff83ff83ff;
-            rows[q][i] |= 0x3c003c003c003c00;
-        }
+    uint64_t *first = xcalloc(N, 8), *second = xcalloc(N, 8), *together = xcalloc(N, 8), *alone = xcalloc(N, 8);
+    for (size_t i = 0; i < N; i++) { // two floats, four 16-bit numbers or a double around 1
+        Philox r = philox(3, 0, i);
+        first[i] = (((uint64_t)r.x[0] << 32 | r.x[1]) & 0x83ff83ff83ff83ff) | 0x3c003c003c003c00;
+        second[i] = (((uint64_t)r.x[2] << 32 | r.x[3]) & 0x83ff83ff83ff83ff) | 0x3c003c003c003c00;
     }
-    const void* given[ROWS] = { rows[0], rows[1], rows[2] };
+    const void* rows[] = { first, second, first };
     int before = count_threads();
     for (int k = 0; k < 4; k++) {
         omp_set_num_threads(3);
-        comm_add_rows(together, given, ROWS, N, types[k]);
+        comm_add_rows(together, rows, 3, N, types[k]);
         assert_int_equal(count_threads(), before + 2);
         omp_set_num_threads(1);
-        comm_add_rows(alone, given, ROWS, N, types[k]);
+        comm_add_rows(alone, rows, 3, N, types[k]);
         assert_memory_equal(together, alone, N * 8);
-        assert_memory_not_equal(together, rows[0], N * comm_type_size(types[k]));
+        assert_memory_not_equal(together, first, N * comm_type_size(types[k]));
     }
-    for (int q = 0; q < ROWS; q++) free(rows[q]);
-    free(together); free(alone);
+    free(first); free(second); free(together); free(alone);
 }
