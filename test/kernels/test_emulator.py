@@ -30,8 +30,8 @@ def assert_reported(run, source, bug, pattern, messages=1, who=".*"):
     said = [line for line in run.said.splitlines() if line.startswith("cuda emulator: ")]
     line = "|".join(map(str, marked(source, bug)))
     assert run.status == 1 and (messages is None or len(said) == messages), run
-    assert any(re.search(f"^cuda emulator: {who}{SOURCES[source]}:[0-9]+: .*{pattern}", x) and re.search(f"{SOURCES[source]}:({line})[: ]", x)
-               for x in said), run
+    patterns = f"^cuda emulator: {who}{SOURCES[source]}:[0-9]+: ", f"{SOURCES[source]}:({line})[: ]", pattern
+    assert any(all(re.search(p, x) for p in patterns) for x in said), run
 
 
 @pytest.mark.parametrize("build", BUILDS)
