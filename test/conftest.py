@@ -27,6 +27,17 @@ def pytest_unconfigure(config):
         shutil.rmtree(config.shard_session, ignore_errors=True)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Whole modules go to one worker, because their tests share runs; but each mistake has a copy of the sources for itself."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByModule(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return nodeid if "test_a_mistake_fails" in nodeid else super()._split_scope(nodeid)
+    return ByModule(config, log)
+
+
 def commit():
     return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout
 
@@ -37,10 +48,11 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         is_rest = bool(item.get_closest_marker("rest") or item.get_closest_marker("sampled"))
         wanted = tier == "all" or is_rest == (tier == "rest")
-        if wanted and of_commit and item.get_closest_marker("sampled"):
-            wanted = hashlib.sha256((of_commit + item.nodeid).encode()).digest()[0] % 4 == 0
+        sampled = item.get_closest_marker("sampled")
+        if wanted and of_commit and sampled: # one by one, or together those that have the same word in their mark
+            wanted = hashlib.sha256((of_commit + (sampled.args or [item.nodeid])[0]).encode()).digest()[0] % 4 == 0
         (chosen if wanted else left).append(item)
-    # Whole modules go to one worker after another, the long ones first.
+    # The long modules come first.
     chosen.sort(key=lambda item: -getattr(getattr(item, "module", None), "LONG", 0))
     items[:] = chosen
     config.hook.pytest_deselected(items=left)

@@ -39,6 +39,7 @@ def layer_tests(name, builds, libraries="", *options):
     source = f"test/unit/test_cuda_{name}.cu"
     claims = re.findall(r"^TEST\((\w+)\)", (ROOT / source).read_text(), re.M)
     rows = [(*build.split(), claim) for build in builds for claim in claims if not ("fp32" in build and "cudnn" in claim)]
+    marks = {build: [pytest.mark.sampled(f"{name} {build}")] for build in builds[3:]} # a program with all its claims, or none of them
 
     def output(build, precision, chosen):
         layers = cpu_layers(precision)
@@ -53,7 +54,7 @@ def layer_tests(name, builds, libraries="", *options):
             (place / "said").write_text(done.said)
         return (once(f"run {path}", run) / "said").read_text()
 
-    @pytest.mark.parametrize("build, precision, claim", rows, ids=map("-".join, rows))
+    @pytest.mark.parametrize("build, precision, claim", [pytest.param(*row, marks=marks.get(" ".join(row[:2]), ()), id="-".join(row)) for row in rows])
     def test(build, precision, claim, request):
         chosen = [item.callspec.params for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
         chosen = [x["claim"] for x in chosen if (x.get("build"), x.get("precision")) == (build, precision)]

@@ -59,8 +59,12 @@ NUMBERS = [
     ("3d", "nccl", 8, mesh(2, 2, 2), f"--zero-stage 1 {WINDOWS} {SEQUENCE}"), ("3d", "nccl", 4, f"{mesh(1, 2, 2)} {EVALUATES}", SEQUENCE)]
 
 
-@pytest.mark.parametrize("seed, row", enumerate(NUMBERS), ids=["+".join(f"{x}" for x in row if x).replace("--", "").replace(" ", "_")
-                                                              .replace(",", ".").replace("=", "")[:90] for row in NUMBERS])
+FIRST = [next(i for i, row in enumerate(NUMBERS) if row[:2] == (stage, "nccl")) for stage in OF_STAGE if stage != "compress"]
+
+
+@pytest.mark.parametrize("seed, row", [pytest.param(i, row, marks=[pytest.mark.sampled] * (i not in FIRST)) for i, row in enumerate(NUMBERS)],
+                         ids=["+".join(f"{x}" for x in row if x).replace("--", "").replace(" ", "_")
+                              .replace(",", ".").replace("=", "")[:90] for row in NUMBERS])
 def test_a_run_on_gpus_has_the_cpus_numbers_and_the_predicted_bytes(seed, row):
     stage, comm, ranks, both, only = row
     run = gpu(stage, comm, ranks, both, only.replace("S", ""), strict="S" in only, seed=seed)
@@ -79,6 +83,7 @@ FSDP_BITS = ["--sharding full --prefetch backward-pre",
              "--sharding none --prefetch backward-post --wrap-blocks 0"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("comm, setting, strict", [("nccl", k, False) for k in (0, 1, 2, 3, 5, 6)] + [("mpi", k, False) for k in (0, 2, 4, 7)]
                          + [("nccl", 0, True), ("mpi", 0, True)])
 def test_fsdp_has_the_bits_of_ddp(comm, setting, strict):
@@ -98,6 +103,7 @@ def test_zero_has_the_bits_of_ddp(comm, ranks, options):
     assert_same(emulated("ddp", comm, ranks, OF_STAGE["zero"], ORDERED, batch), gpu("zero", comm, ranks, ORDERED, options, seed=5))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("stage, ranks, options, other", [
     ("ddp", 2, "", ""), ("ddp", 2, "", NAIVE), ("ddp", 4, "", ""), ("fsdp", 2, "", WINDOWS), ("tp", 2, "", ""), ("pp", 2, "", CHUNKS),
     ("3d", 4, mesh(2, 2, 1), "--zero-stage 1"), ("compress", 3, "--compress int4 --compress-from 1 --total-batch-size 96", "")])
@@ -141,6 +147,7 @@ def assert_has_nearly_the_numbers(cpu, gpu):
     assert outside * 1000 <= sum(x.size for x in ours.values())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("comm, method", [
     ("nccl", "fp16 --error-feedback --bucket-mb 0.01"), ("mpi", "int8 --error-feedback"), ("nccl", "int4 --bucket-mb 0.01"),
     ("mpi", "top-k --top-k-fraction 0.05"), ("nccl", "sign --error-feedback"), ("nccl", "onebit-adam --compress-from 1"),
@@ -170,6 +177,7 @@ def test_a_run_continues_with_the_errors_and_q_it_had(method, tmp_path):
 
 
 # ---- 16 bits: CPU and GPU round in different places ----
+@pytest.mark.sampled
 @pytest.mark.parametrize("stage, comm, ranks, both, only", [
     ("3d", "nccl", 4, mesh(2, 2, 1), "--attention own --zero-stage 1"), ("3d", "nccl", 4, mesh(2, 2, 1), "--attention cudnn"),
     ("3d", "mpi", 4, mesh(2, 2, 1), "--attention cudnn --zero-stage 1 " + SEQUENCE), ("3d", "nccl", 4, mesh(1, 2, 2), f"{SEQUENCE} {DELAYED} S"),
@@ -188,6 +196,7 @@ def test_in_bf16_losses_and_norms_are_near_the_cpus(stage, comm, ranks, both, on
 TRIED, NONE_TRIED = "untried shapes 0, .* repeated [1-9][0-9]*, after a collective 0$", "with a bias gradient 0, failed 0, repeated 0, after a collective 0$"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("stage, ranks, options, counts, more", [
     ("fsdp", 2, f"--limit-all-gathers 3 --wrap-blocks 2 {AGAIN} --total-batch-size 32", TRIED, {}),
     ("fsdp", 2, "", "failed [1-9].*, after a collective 0$", {"cublaslt_fails": 4}), ("fsdp", 2, ORDERED, NONE_TRIED, {}),
@@ -215,6 +224,7 @@ def waits(stage, options=""):
     return counted[1] - counted[0]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("stage, options", [
     ("tp", ""), ("tp", f"{SEQUENCE} {AGAIN} --total-batch-size 96"), ("pp", f"{DELAYED} --total-batch-size 256"), ("pp", f"{CHUNKS} {AGAIN}"),
     ("3d", "--mesh dp=2 --zero-stage 1"), ("3d", "--mesh tp=2 --no-overlap"), ("3d", f"--mesh pp=2 {DELAYED}"),
