@@ -61,8 +61,8 @@ mkdir -p "$out" && out=$(cd "$out" && pwd) || fail "$out cannot be made; --out n
 build=$(cd "$build" && pwd)
 work=$(mktemp -d)
 sampler=''
-end_sampler() {
-    if [ -n "$sampler" ]; then kill "$sampler" 2>/dev/null || true; wait "$sampler" 2>/dev/null || true; fi
+end_sampler() { # KILL, because a shell that has just been forked and is not nvidia-smi yet may lose a TERM
+    if [ -n "$sampler" ]; then kill -KILL "$sampler" 2>/dev/null || true; wait "$sampler" 2>/dev/null || true; fi
     sampler=''
 }
 trap 'end_sampler; rm -rf "$work"' EXIT
