@@ -108,18 +108,6 @@ TEST(a_range_of_bytes_is_one_number_where_its_ends_look_alike) {
     assert_string_equal(format_bytes_range(text, sizeof text, 8900000, 16800000), "8.9 MB to 16.8 MB");
 }
 
-TEST(the_record_of_a_run_says_what_it_is) {
-    GPT2Config gpt2 = { 1024, 50257, 50304, 12, 12, 768 };
-    size_t predicted[MEMORY_KINDS] = { 1, 2, 3, 4, 5, 6, 7 };
-    json_t* run = run_record(gpt2, predicted, 8);
-    assert_int_equal(json_integer_value(json_object_get(run, "parameters")), 124439808);
-    assert_int_equal(json_integer_value(json_object_get(run, "world_size")), 8);
-    json_t* bytes = json_object_get(run, "predicted_bytes");
-    assert_int_equal(json_object_size(bytes), MEMORY_KINDS);
-    for (int k = 0; k < MEMORY_KINDS; k++) assert_int_equal(json_integer_value(json_object_get(bytes, memory_kind_names[k])), predicted[k]);
-    json_decref(run);
-}
-
 // ---- steps, in a world of this rank alone ----
 static void world_alone(World* w) {
     device_init(0, 1);
