@@ -47,6 +47,7 @@ TEST(top_k_draws_among_the_k_likeliest_only_and_extremes_are_no_trouble) {
         { { -5, 0, -5, 0, 0, -5 }, 1, 3, { 0, 1.0/3, 0, 1.0/3, 1.0/3 } },
         { { -3e38f, 3e38f, -INFINITY, 2.9e38f, -3e38f, 0 }, 1, TOP_ALL, { 0, 1 } },
         { { -3e38f, 3e38f, -INFINITY, 2.9e38f, -3e38f, 0 }, 1e-30, TOP_ALL, { 0, 1 } },
+        { { 1000, -INFINITY, 1000, 999, 0, 1000 }, 1e-3, TOP_ALL, { 1.0/3, 0, 1.0/3, 0, 0, 1.0/3 } }, // whose exponentials overflow
         { { 1, 2, -INFINITY, 3, -INFINITY, -INFINITY }, 1e9, TOP_ALL, { 1.0/3, 1.0/3, 0, 1.0/3 } },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
