@@ -3,7 +3,7 @@
 #include "../../llmc/run/diagnosis.h"
 #include "../../llmc/run/single_run.h"
 #include "../../llmc/base/rng.h"
-#include "expect_death.h"
+#include "test_folder.h"
 #include <math.h>
 
 // ---- ranks with made-up times, in seconds ----
@@ -27,10 +27,10 @@ static double sum_of(const Causes* c) { return c->compute + c->rest + causes_exp
         double x_ = (x), expected_ = (expected); \
         if (!(fabs(x_ - expected_) < 1e-6)) fail_msg(#x " is %g, and is to be %g", x_, expected_); \
     } while (0)
-// n numbers are these.
-#define are(n, ...) do { \
+// Numbers, each with what it is to be.
+#define are(...) do { \
         const double pairs_[][2] = { __VA_ARGS__ }; \
-        for (int i_ = 0; i_ < (n); i_++) is(pairs_[i_][0], pairs_[i_][1]); \
+        for (size_t i_ = 0; i_ < sizeof pairs_ / sizeof pairs_[0]; i_++) is(pairs_[i_][0], pairs_[i_][1]); \
     } while (0)
 TEST(who_waits_least_waits_for_communication_the_others_for_it) {
     Causes c[4];
@@ -38,9 +38,8 @@ TEST(who_waits_least_waits_for_communication_the_others_for_it) {
     start(1, 100);
     for (int q = 0; q < 3; q++) op(q, "world", MESH_DP, COMM_ALL_REDUCE, 0, exposed[q], exposed[q] + 2);
     causes_of_ranks(c, pointers, 3);
-    for (int q = 0; q < 3; q++)
-        are(3, { c[q].exposed[MESH_DP][COMM_ALL_REDUCE], 4 }, { c[q].communication[MESH_DP], 6 }, { sum_of(&c[q]), 100 });
-    are(5, { c[0].waiting, 6 }, { c[1].waiting, 0 }, { c[2].waiting, 3 }, { c[0].compute, 90 }, { c[1].compute, 96 });
+    for (int q = 0; q < 3; q++) are({ c[q].exposed[MESH_DP][COMM_ALL_REDUCE], 4 }, { c[q].communication[MESH_DP], 6 });
+    are({ c[0].waiting, 6 }, { c[1].waiting, 0 }, { c[2].waiting, 3 }, { c[0].compute, 90 }, { c[1].compute, 96 });
 }
 
 TEST(communicators_kinds_and_steps_are_apart) {
@@ -52,10 +51,9 @@ TEST(communicators_kinds_and_steps_are_apart) {
     for (int q = 0; q < 2; q++) op(q, "dp.0", MESH_DP, COMM_ALL_REDUCE, q, 8, 0); // each is late once
     causes_of_ranks(c, pointers, 4);
     for (int q = 0; q < 4; q++) // 1 of two steps; 3, whose group has none that waited less
-        are(2, { c[q].exposed[MESH_TP][COMM_ALL_REDUCE], q < 2 ? 0.5 : 1.5 }, { sum_of(&c[q]), 100 });
-    are(5, { c[0].exposed[MESH_TP][COMM_ALL_GATHER], 0 }, { c[0].exposed[MESH_DP][COMM_ALL_REDUCE], 0 }, { c[0].waiting, 4.25 },
-        { c[1].waiting, 4.5 },
-        { c[2].waiting, 0 });
+        is(c[q].exposed[MESH_TP][COMM_ALL_REDUCE], q < 2 ? 0.5 : 1.5);
+    are({ c[0].exposed[MESH_TP][COMM_ALL_GATHER], 0 }, { c[0].exposed[MESH_DP][COMM_ALL_REDUCE], 0 },
+        { c[0].waiting, 4.25 }, { c[1].waiting, 4.5 }, { c[2].waiting, 0 });
 }
 
 TEST(a_pipeline_waits_for_messages_and_after_its_last_action) {
@@ -70,11 +68,9 @@ TEST(a_pipeline_waits_for_messages_and_after_its_last_action) {
     op(2, "pp.1", MESH_PP, COMM_ALL_REDUCE, 0, 1, 1);
     op(3, "pp.1", MESH_PP, COMM_ALL_REDUCE, 0, 4, 4);   // the other pipeline's last action is no reason
     causes_of_ranks(c, pointers, 4);
-    are(9, { c[0].bubble, 20 }, { c[0].communication[MESH_PP], 1 }, // what is received is another's message
-        { c[1].exposed[MESH_PP][COMM_SEND], 2 }, { c[1].communication[MESH_PP], 6 }, { c[1].per_token, 5 }, { c[1].bubble, 30 },
-        { c[1].waiting, 5 },
-        { c[3].bubble, 0 }, { c[3].waiting, 3 });
-    for (int q = 0; q < 4; q++) is(sum_of(&c[q]), 100);
+    are({ c[0].bubble, 20 }, { c[0].communication[MESH_PP], 1 }, // what is received is another's message
+        { c[1].exposed[MESH_PP][COMM_SEND], 2 }, { c[1].communication[MESH_PP], 6 }, { c[1].per_token, 5 },
+        { c[1].bubble, 30 }, { c[1].waiting, 5 }, { c[3].bubble, 0 }, { c[3].waiting, 3 });
 }
 
 TEST(what_is_neither_computing_nor_waiting_is_rest) {
@@ -87,9 +83,8 @@ TEST(what_is_neither_computing_nor_waiting_is_rest) {
     ranks[0].running[0] = 50;
     ranks[1].running[0] = 90; // it was busy while it waited
     causes_of_ranks(c, pointers, 3);
-    are(7, { c[0].data, 10 }, { c[0].compute, 50 }, { c[0].rest, 20 }, { c[1].compute, 70 }, { c[1].rest, 0 },
-        { c[2].compute, 70 }, // not known
-        { c[2].rest, 0 });
+    are({ c[0].data, 10 }, { c[0].compute, 50 }, { c[0].rest, 20 }, { c[1].compute, 70 }, { c[1].rest, 0 },
+        { c[2].compute, 70 }, { c[2].rest, 0 }); // not known
 }
 
 static double uniform(void) {
@@ -98,7 +93,6 @@ static double uniform(void) {
 }
 TEST(causes_add_up_whatever_ranks_did) {
     Causes c[4];
-    Diagnosis d;
     for (int round = 0; round < 50; round++) {
         start(7, 0);
         for (int q = 0; q < 4; q++) for (int s = 0; s < 7; s++) {
@@ -118,7 +112,7 @@ TEST(causes_add_up_whatever_ranks_did) {
             for (size_t i = 0; i < NUM_CAUSES; i++) assert_true((&c[q].step)[i] >= 0);
             assert_true(causes_exposed(&c[q]) <= causes_communication(&c[q]) + 1e-6);
         }
-        d = diagnose(pointers, 4);
+        Diagnosis d = diagnose(pointers, 4);
         assert_true(fabs(sum_of(&d.mean) - d.mean.step) < 1e-5);
     }
 }
@@ -129,9 +123,8 @@ TEST(ranges_means_median_and_the_slowest_rank) {
     for (int s = 0; s < 4; s++) for (int q = 0; q < 3; q++) op(q, "world", MESH_DP, COMM_ALL_REDUCE, s, q == 1 ? 1 : 4, 4);
     Diagnosis d = diagnose(pointers, 3);
     assert_int_equal(d.slowest, 1);
-    are(10, { d.seconds, 10 }, { d.first.step, 20 }, { d.least.step, 10 }, { d.most.step, 20 }, { d.mean.step, 40 / 3.0 },
-        { d.least.waiting, 0 },
-        { d.most.waiting, 3 }, { d.slowest_busy, 9 }, { d.others_busy, (16 + 6) / 2.0 }, { d.others_waiting, 3 });
+    are({ d.seconds, 10 }, { d.first.step, 20 }, { d.least.step, 10 }, { d.most.step, 20 }, { d.mean.step, 40 / 3.0 },
+        { d.least.waiting, 0 }, { d.most.waiting, 3 }, { d.slowest_busy, 9 }, { d.others_busy, (16 + 6) / 2.0 }, { d.others_waiting, 3 });
     for (int s = 0; s < 4; s++) for (int q = 0; q < 3; q++) ranks[q].running[s] = q == 1 ? 2 : 5;
     is(diagnose(pointers, 3).others_rest, (11 + 1) / 2.0); // not the slowest rank's, 7
     ranks[2].pipe = 0;
@@ -160,8 +153,7 @@ TEST(room_for_channels_ends) {
 static Diagnosis half_computing(void) { return (Diagnosis){ .ranks = 4, .steps = 3, .mean = { .step = 0.1, .compute = 0.05 } }; }
 static Setting plain(void) {
     return (Setting){ .local_size = 4, .cores = 4, .micro_batches = 2, .stages = 4, .batch_size = 16, .tokens_per_step = 1000,
-        .sent = 3.2e6,
-                      .halves = "make PRECISION=bf16 sends" };
+                      .sent = 3.2e6, .halves = "make PRECISION=bf16 sends" };
 }
 static void advice_is(const Diagnosis* d, const Setting* s, int n, const char* const* parts) {
     Advice a = diagnosis_advice(d, s);
@@ -185,24 +177,28 @@ TEST(no_advice_where_enough_is_computed) {
 
 TEST(the_largest_loss_comes_first) {
     // 4 x 60 ms and still 40 are 280
-    static const char bubble[] = "bubble: stages wait for 40.0 of 100.0 ms, with 2 micro-batches on 4 stages; with 8 (--total-batch-size 4000) it is"
-                                 " as long, and 14 % of a step instead of 40";
-    static const char waiting[] = "ranks wait for slower ones for 40.0 of 100.0 ms, and rank 3 least; a step keeps it busy for 90.0 ms and the others"
-                                  " for 50.0";
+    static const char bubble[] = "bubble: stages wait for 40.0 of 100.0 ms, with 2 micro-batches on 4 stages; with 8 (--total-batch-size"
+                                 " 4000) it is as long, and 14 % of a step instead of 40";
+    static const char waiting[] = "ranks wait for slower ones for 40.0 of 100.0 ms, and rank 3 least; a step keeps it busy for 90.0 ms"
+                                  " and the others for 50.0";
     static const char asleep[] = "rest: a rank slept or had no core for 40.0 of 100.0 ms";
     const struct { Causes mean; double rest, waiting, busy; int cores; double share; const char* says; } cases[] = {
         { { .rest = 0.045, .data = 0.02 }, 0.04, 0, 0, 4, 0, asleep }, // the slowest rank's also counts in the mean
         { { .rest = 0.045 }, 0.04, 0, 0, 2, 0, "cores: 4 ranks share 2, and a rank had none for 40.0 of 100.0 ms; start 2 ranks here" },
         { { .rest = 0.045 }, 0.04, 0, 0, 0, 0, asleep }, // GPUs
-        { { .waiting = 0.03 }, 0, 0.04, 0.09, 0, 0, waiting }, { { .bubble = 0.04 }, 0, 0, 0, 0, 0, bubble },
+        { { .waiting = 0.03 }, 0, 0.04, 0.09, 0, 0, waiting },
+        { { .bubble = 0.04 }, 0, 0, 0, 0, 0, bubble },
         { { .data = 0.04 }, 0, 0, 0, 0, 0, "data: steps wait for it for 40.0 of 100.0 ms" },
-        { { .data = 0 }, 0, 0.037, 0, 0, 0.012,
-        "computing: a rank computes for 50.0 ms, and a perfect share of one rank's step is 12.0" } };
+        { { .data = 0 }, 0, 0.037, 0, 0, 0.012, "computing: a rank computes for 50.0 ms, and a perfect share of one rank's step is 12.0" },
+    };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        Diagnosis d = half_computing();
+        Diagnosis d = { .ranks = 4, .steps = 3, .mean = cases[i].mean, .others_rest = cases[i].rest, .others_waiting = cases[i].waiting,
+                        .slowest = 3, .slowest_busy = cases[i].busy, .others_busy = 0.05 };
         Setting s = plain();
-        d.mean = cases[i].mean; d.mean.step = 0.1; d.mean.compute = 0.05; d.others_rest = cases[i].rest; d.others_waiting = cases[i].waiting;
-        d.slowest = 3; d.slowest_busy = cases[i].busy; d.others_busy = 0.05; s.cores = cases[i].cores; s.share = cases[i].share;
+        d.mean.step = 0.1;
+        d.mean.compute = 0.05;
+        s.cores = cases[i].cores;
+        s.share = cases[i].share;
         advice_is(&d, &s, 1, &cases[i].says);
     }
 }
@@ -252,14 +248,9 @@ typedef struct { const char *run, *steps; } File;
 #define GOOD "\"world_size\":1,\"precision\":\"" FLOATX_NAME "\",\"layers\":2,\"heads\":4,\"channels\":64,\"vocabulary\":257"
 #define T128 ",\"options\":{\"seq-len\":128}"
 static const char* path_of(const File* f) {
-    static char path[] = "/tmp/test_diagnosis.XXXXXX";
-    static bool made;
-    if (!made) close(mkstemp(path));
-    made = true;
-    FILE* out = fopen(path, "w");
-    if (f->run) fprintf(out, "{\"run\":{%s}}\n%s", f->run, f->steps);
-    fclose(out);
-    return path;
+    char text[2048] = "";
+    if (f->run) snprintf(text, sizeof text, "{\"run\":{%s}}\n%s", f->run, f->steps);
+    return write_file("metrics.jsonl", text, strlen(text));
 }
 #define STEP(n, tokens, rate) "{\"step\":" #n ",\"loss\":5,\"tokens\":" #tokens ",\"tokens_per_s\":" #rate "}\n"
 
@@ -278,17 +269,14 @@ TEST(a_file_of_one_rank_is_read) {
     is(s.tokens_per_second, 1234.5);
     assert_null(s.scaling);
     is(single_run_read("", &shape).tokens_per_second, 0);
-    remove(path_of(&f));
 }
 
-static void read_text(void* text) { single_run_read((const char*)text, &shape); }
 TEST(what_cannot_be_compared_is_refused) {
     const char* two = STEP(1, 2048, 1) STEP(2, 4096, 100);
-    static const char* const numbers[] = { "0", "-5", "inf", "nan", "1e999" };
-    for (int i = 0; i < 5; i++) expect_death(read_text, (void*)(uintptr_t)numbers[i], numbers[i], "must be a number above 0");
-    static const char* const names[] = { "/nowhere/metrics.jsonl", "12x" };
-    for (int i = 0; i < 2; i++)
-        expect_death(read_text, (void*)(uintptr_t)names[i], names[i], "neither a number of tokens per second above 0 nor a file");
+    static const char* const texts[] = { "0", "-5", "inf", "nan", "1e999", "/nowhere/metrics.jsonl", "12x" };
+    for (int i = 0; i < 7; i++)
+        expect_error(single_run_read(texts[i], &shape), texts[i],
+                     i < 5 ? "must be a number above 0" : "neither a number of tokens per second above 0 nor a file");
     const struct { File f; const char* says; } cases[] = {
         { { NULL, "" }, "the file is empty" },
         { { "\"stage\":\"x\"", two }, "its first line is not that of a metrics.jsonl" },
@@ -301,7 +289,8 @@ TEST(what_cannot_be_compared_is_refused) {
         { { GOOD T128, STEP(1, 4096, 1) STEP(2, 8192, 1) }, "a step of that run had 4096 tokens; give one with --total-batch-size 8192"
           " (strong scaling) or 8192 / 4 ranks (weak scaling)" },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        expect_death(read_text, (void*)(uintptr_t)path_of(&cases[i].f), cases[i].says, cases[i].says);
-    remove(path_of(&cases[0].f));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char* path = path_of(&cases[i].f);
+        expect_error(single_run_read(path, &shape), cases[i].says);
+    }
 }

@@ -4,6 +4,9 @@
 #include "expect_death.h"
 
 #define TOP_ALL 0
+#define LOG_2 0.69314718f
+#define LOG_3 1.09861229f
+#define LOG_5 1.60943791f
 
 TEST(temperature_zero_takes_the_likeliest_token) {
     float logits[] = { -3, 2, 7, 6.999f, -INFINITY };
@@ -35,19 +38,23 @@ TEST(tokens_come_as_often_as_softmax_says) {
     }
 }
 
-TEST(top_k_draws_among_the_k_likeliest_only) {
-    const float logits[] = { logf(2), -1, logf(5), logf(3), -INFINITY, -7 };
-    const double one[] = { 0, 0, 1, 0, 0, 0 }, two[] = { 0, 0, 5.0/8, 3.0/8, 0, 0 }, three[] = { 0.2, 0, 0.5, 0.3, 0, 0 };
-    assert_shares(logits, 6, 1, 1, one);
-    assert_shares(logits, 6, 1, 2, two);
-    assert_shares(logits, 6, 1, 3, three);
-}
-
-TEST(top_k_takes_the_first_of_those_that_are_equal) {
-    const float logits[] = { -5, 0, -5, 0, 0, -5 };
-    const double two[] = { 0, 0.5, 0, 0.5, 0, 0 }, third[] = { 0, 1.0/3, 0, 1.0/3, 1.0/3, 0 };
-    assert_shares(logits, 6, 1, 2, two);
-    assert_shares(logits, 6, 1, 3, third);
+TEST(top_k_draws_among_the_k_likeliest_only_and_extremes_are_no_trouble) {
+    static const struct { float logits[6]; double temperature; int top_k; double expected[6]; } cases[] = {
+        { { LOG_2, -1, LOG_5, LOG_3, -INFINITY, -7 }, 1, 1, { 0, 0, 1 } },
+        { { LOG_2, -1, LOG_5, LOG_3, -INFINITY, -7 }, 1, 2, { 0, 0, 5.0/8, 3.0/8 } },
+        { { LOG_2, -1, LOG_5, LOG_3, -INFINITY, -7 }, 1, 3, { 0.2, 0, 0.5, 0.3 } },
+        { { -5, 0, -5, 0, 0, -5 }, 1, 2, { 0, 0.5, 0, 0.5 } }, // the first of those that are equal
+        { { -5, 0, -5, 0, 0, -5 }, 1, 3, { 0, 1.0/3, 0, 1.0/3, 1.0/3 } },
+        { { -3e38f, 3e38f, -INFINITY, 2.9e38f, -3e38f, 0 }, 1, TOP_ALL, { 0, 1 } },
+        { { -3e38f, 3e38f, -INFINITY, 2.9e38f, -3e38f, 0 }, 1e-30, TOP_ALL, { 0, 1 } },
+        { { 1000, -INFINITY, 1000, 999, 0, 1000 }, 1e-3, TOP_ALL, { 1.0/3, 0, 1.0/3, 0, 0, 1.0/3 } }, // whose exponentials overflow
+        { { 1, 2, -INFINITY, 3, -INFINITY, -INFINITY }, 1e9, TOP_ALL, { 1.0/3, 1.0/3, 0, 1.0/3 } },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        assert_shares(cases[i].logits, 6, cases[i].temperature, cases[i].top_k, cases[i].expected);
+    const float first_impossible[] = { -INFINITY, 0 }, one[] = { -2 };
+    assert_int_equal(sample_token(first_impossible, 2, 1, TOP_ALL, 0), 1);
+    assert_int_equal(sample_token(one, 1, 1, 1, 0.99999994f), 0);
 }
 
 static int compare_floats(const void* a, const void* b) {
@@ -62,43 +69,26 @@ TEST(the_kth_largest_is_what_sorting_finds) {
     for (int k = 1; k <= V; k++) assert_int_equal(kth_largest(logits, V, k), float_order(sorted[k - 1]));
 }
 
-TEST(extreme_logits_and_temperatures_are_no_trouble) {
-    const float logits[] = { -3e38f, 3e38f, -INFINITY, 2.9e38f };
-    const double second[] = { 0, 1, 0, 0 }, three[] = { 1.0/3, 1.0/3, 0, 1.0/3 };
-    assert_shares(logits, 4, 1, TOP_ALL, second);
-    assert_shares(logits, 4, 1e-30, TOP_ALL, second);
-    const float flat[] = { 1, 2, -INFINITY, 3 };
-    assert_shares(flat, 4, 1e9, TOP_ALL, three);
-    const float first_impossible[] = { -INFINITY, 0 };
-    assert_int_equal(sample_token(first_impossible, 2, 1, TOP_ALL, 0), 1);
-    const float one[] = { -2 };
-    assert_int_equal(sample_token(one, 1, 1, 1, 0.99999994f), 0);
-}
-
-static void sample(void* logits) { sample_token(logits, 3, 1, TOP_ALL, 0.5f); }
 TEST(nan_and_infinity_are_errors_wherever_they_stand) {
     for (int at = 0; at < 3; at++) {
         float logits[] = { 1, 2, 3 };
         logits[at] = NAN;
-        expect_death(sample, logits, "NaN or Inf", "diverged");
+        expect_error(sample_token(logits, 3, 1, TOP_ALL, 0.5f), "NaN or Inf", "diverged");
         logits[at] = INFINITY;
-        expect_death(sample, logits, "NaN or Inf");
+        expect_error(sample_token(logits, 3, 1, TOP_ALL, 0.5f), "NaN or Inf");
     }
     float none[] = { -INFINITY, -INFINITY, -INFINITY };
-    expect_death(sample, none, "NaN or Inf");
+    expect_error(sample_token(none, 3, 1, TOP_ALL, 0.5f), "NaN or Inf");
 }
 
 // ---- printing ----
-static void print_in_pieces(void* argument) {
-    const char* const* pieces = argument;
-    TokenPrinter p;
-    memset(&p, 0, sizeof p);
+static void print_in_pieces(const char* const* pieces) {
+    TokenPrinter p = { 0 };
     for (; *pieces; pieces++) print_token(&p, *pieces, strlen(*pieces));
     print_token_end(&p);
 }
-
 static void assert_prints(const char* expected, const char* const* pieces) {
-    Child c = child_run(print_in_pieces, (void*)pieces);
+    Child c = child_does(print_in_pieces(pieces));
     assert_int_equal(c.status, 0);
     assert_string_equal(c.out, expected);
     child_free(&c);
