@@ -238,6 +238,8 @@ def test_json_has_what_the_tables_have():
     assert list(ways(GPT2, "--mesh dp=2,tp=2,pp=2")) == ["mesh"] and seconds(f"{GPT2} --mesh dp=2,tp=2,pp=2", "mesh", "8", "tp") > 0
     found = answer("--recommend --model gpt2 --gpu h100 --ranks 8")
     assert found["command"].startswith("mpirun -np 8 ./train_gpt2_") and any(x["why_not"] and "seconds" not in x for x in found["meshes"])
+    for mesh in (x for x in found["meshes"] if x["fits"]):
+        assert mesh["dp"] * mesh["tp"] * mesh["pp"] == 8 and sum(mesh["seconds_of"].values()) == pytest.approx(mesh["seconds"])
 
 
 # ---- errors ----
