@@ -343,7 +343,7 @@ test-all-programs: test-programs
 PYTEST = $(or $(shell for p in python3 /usr/bin/python3; do $$p -c 'import pytest, xdist, numpy' 2>/dev/null && echo $$p -m pytest && break; done),\
     $(error pytest, xdist or numpy is missing: sh dev/setup.sh installs them))
 JOBS ?= 3
-RUN_TESTS = $(PYTEST) -n $(JOBS) --dist loadscope --durations=20 $(TESTS)
+RUN_TESTS = $(PYTEST) -n $(JOBS) --durations=20 $(TESTS)
 RELIED_ON := layers and 20-step runs of every stage agree with PyTorch, stages with each other to the bit, bytes are as predicted, bad input \
     and dead ranks lose nothing
 # Every claim about the CPU's programs once, some minutes. TESTS='-k tp' chooses.

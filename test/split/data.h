@@ -6,15 +6,11 @@ Every layer is called once for each rank's rows. Each part has memory of its own
 up over the micro-batches of a step, as on a rank. When the gradients' norm is computed, before anything else reads them, their sums over
 the parts take their place: in rank order, in fp32, rounded once to floatX. The sum of the losses is made likewise, in double.
 
--DDATA_SUM=SUM_REVERSED, or SUM_ROUNDED_EACH, adds gradients up otherwise (see split.h). Both macros may be expressions that are computed
-when the program runs. Where tensor.h and tied.h are included as well, include them first.
+DATA_PARTS may be an expression that is computed when the program runs. Where tensor.h and tied.h are included as well, include them first.
 */
 #ifndef SPLIT_DATA_H
 #define SPLIT_DATA_H
 #include "split.h"
-#ifndef DATA_SUM
-#define DATA_SUM SUM_IN_RANK_ORDER
-#endif
 // What a part calls: tensor.h's version of a layer if there is one, else the layer.
 #ifdef SPLIT_TENSOR_H
 #define DATA_LAYER(name) tensor_##name
@@ -78,7 +74,7 @@ static inline void data_add_sum_squares(double* acc, const floatX* x, size_t n) 
 #ifdef SPLIT_TIED_H
         tied_meet(g.apart, (size_t)DATA_PARTS * g.n);
 #endif
-        split_sum(g.stages, g.apart, DATA_PARTS, g.n, (SplitSum)(DATA_SUM), false);
+        split_sum(g.stages, g.apart, DATA_PARTS, g.n, false);
     }
     add_sum_squares(acc, x, n);
 }

@@ -100,12 +100,9 @@ static inline SplitGradient* split_gradient(SplitGradients* g, floatX* stages, s
 static inline bool split_is_in(const SplitGradient* g, const floatX* x, size_t n) { return g->stages >= x && g->stages < x + n; }
 
 // ---- sums ----
-// How terms are added up: in rank order, in fp32, and rounded once, as --deterministic all-reduces; in the opposite order;
-// or rounded after each. The last two are there to see that tests notice the difference.
-typedef enum { SUM_IN_RANK_ORDER, SUM_REVERSED, SUM_ROUNDED_EACH } SplitSum;
-
-// out (n) = terms[0] + terms[1] + ... + terms[t-1], each (n): floatX or, where wide, fp32 that nobody has rounded.
-static inline void split_sum(floatX* out, const void* terms, int t, size_t n, SplitSum how, bool wide) {
+// out (n) = terms[0] + terms[1] + ... + terms[t-1], each (n): floatX or, where wide, fp32 that nobody has rounded. They are added in rank
+// order, in fp32, and rounded once, as --deterministic all-reduces.
+static inline void split_sum(floatX* out, const void* terms, int t, size_t n, bool wide) {
     size_t bytes = (size_t)t * n * (wide ? sizeof(float) : sizeof(floatX));
     void* host = xcalloc(bytes, 1);
     floatX* sums = (floatX*)xcalloc(n, sizeof(floatX));
@@ -113,10 +110,9 @@ static inline void split_sum(floatX* out, const void* terms, int t, size_t n, Sp
     for (size_t i = 0; i < n; i++) {
         float sum = 0;
         for (int q = 0; q < t; q++) {
-            size_t at = (size_t)(how == SUM_REVERSED ? t - 1 - q : q) * n + i;
+            size_t at = (size_t)q * n + i;
             float term = wide ? ((const float*)host)[at] : to_float(((const floatX*)host)[at]);
             sum = q == 0 ? term : sum + term;
-            if (how == SUM_ROUNDED_EACH) sum = to_float(to_floatX(sum));
         }
         sums[i] = to_floatX(sum);
     }

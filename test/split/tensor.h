@@ -59,7 +59,7 @@ static inline SplitCut tensor_weight_cut(int C, int OC, int t, int q) { // of w 
 // Room for all terms: they are floatX or fp32.
 static inline void* tensor_terms(size_t n) { return tensor_room_bytes(ROOM_TERMS, (size_t)TENSOR_PARTS * n * sizeof(float)); }
 static inline void tensor_sum(floatX* out, const void* terms, size_t n) {
-    split_sum(out, terms, TENSOR_PARTS, n, SUM_IN_RANK_ORDER, TENSOR_REDUCE_FP32);
+    split_sum(out, terms, TENSOR_PARTS, n, TENSOR_REDUCE_FP32);
 }
 
 // ---- linear layers: each as in layers.h ----
