@@ -305,6 +305,14 @@ TEST(utilizations_agree_with_seconds) {
     assert_within(first[2].value * percent, 39, 0.03, "torchtitan's MFU, compiled");
 }
 
+TEST(what_llmcs_log_says_of_weights_is_exact) {
+    // 2 bytes a parameter, and of three kinds of 4 bytes an eighth; llm.c pads the vocabulary
+    double elements = shape_parameters(shape("gpt2-xl")) + (50304 - 50257) * 1600.0;
+    assert_true(floor(2 * elements / PLAN_MIB) == find("LLMC", "gpt2-xl", SAYS_WEIGHTS_MIB, 8)->value);
+    assert_true(floor(2 * elements / PLAN_MIB) == find("LLMC", "gpt2-xl", SAYS_GRADIENTS_MIB, 8)->value);
+    assert_true(3 * floor(4 * elements / 8 / PLAN_MIB) == find("LLMC", "gpt2-xl", SAYS_OPTIMIZER_MIB, 8)->value);
+}
+
 TEST(lines_that_are_no_rows_are_refused) {
     static const struct { const char *text, *finding; } bad[] = {
         { "# only a comment\n", "has no rows" },
