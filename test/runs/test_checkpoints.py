@@ -127,33 +127,22 @@ def test_bf16_is_continued_on_other_ranks_with_nearly_the_same_losses(name, by, 
 
 # ---- damage is found by ranks that each read a part ----
 CHANGED = "do not match their checksum"
-FIRST, LAST = "optimizer-00001-of-00003.safetensors", "optimizer-00003-of-00003.safetensors"
-
-
-def cut(path):
-    os.truncate(path, path.stat().st_size - 100)
 
 
 @pytest.mark.parametrize("name, ranks, file, damage, pattern, more", [
     ("zero3", 3, "optimizer.safetensors", 0.30, f'optimizer.safetensors: .*"m" {CHANGED}', ""),
-    rest("zero3", 3, "optimizer.safetensors", 0.97, f'optimizer.safetensors: .*"v" {CHANGED}', ""),
     rest("zero3", 3, "model.safetensors", 0.50, f"model.safetensors: .*{CHANGED}", ""),
-    rest("zero3", 3, "optimizer.safetensors", cut, "optimizer.safetensors", ""),
     ("sharded", 2, "optimizer-00002-of-00003.safetensors", os.remove, "optimizer-00002-of-00003.safetensors: .*No such file", ""),
-    rest("sharded", 2, "model-00003-of-00003.safetensors", os.remove, "model-00003-of-00003.safetensors: .*No such file", ""),
-    rest("sharded", 2, LAST, cut, LAST, ""),
-    rest("sharded", 2, "model.safetensors.index.json", os.remove, "model.safetensors.index.json", ""),
-    rest("sharded", 2, FIRST, 0.40, fr'optimizer-\*-of-00003.safetensors.*: .*"m" {CHANGED}', ""),
+    rest("sharded", 2, "optimizer-00001-of-00003.safetensors", 0.40, fr'optimizer-\*-of-00003.safetensors.*: .*"m" {CHANGED}', ""),
     # Every rank reads all of it where nothing, or no group of ranks, is sharded.
     *(rest("sharded", 2, "model-00002-of-00003.safetensors", 0.60, fr"model-\*-of-00003.safetensors.*: .*{CHANGED}", more)
       for more in ("", "--sharding none", "--sharding hybrid --shard-group 1")),
     ("tp2", 4, "model.safetensors", 0.5, f"model.safetensors: .*{CHANGED}", ""),
-    rest("tp2", 4, "model.safetensors", cut, "model.safetensors", ""),
     rest("pp2", 4, "optimizer.safetensors", 0.97, f"optimizer.safetensors: .*{CHANGED}", ""),
-    rest("2x1x2z", 4, "optimizer.safetensors", cut, "optimizer.safetensors", "")],
-    ids=["m", "v", "weights", "moments_end_early", "no_moments", "no_weights", "shard_ends_early", "no_index", "shards_m", "shards_weights",
-         "not_sharded", "groups_of_1", "tp", "tp_ends_early", "pp_moments", "mesh_ends_early"])
+    rest("2x1x2z", 4, "optimizer.safetensors", 0.5, f"optimizer.safetensors: .*{CHANGED}", "")],
+    ids=["m", "weights", "no_moments", "shards_m", "shards_weights", "not_sharded", "groups_of_1", "tp", "pp_moments", "mesh"])
 def test_a_damaged_file_is_named_by_every_rank(name, ranks, file, damage, pattern, more, tmp_path):
+    """test/unit/test_checkpoint.c damages files in every way and place."""
     path = half(saved(name), tmp_path / "out") / "step_00000005" / file
     damage(path) if callable(damage) else flip(path, damage)
     assert_refused_by_all(resume(tmp_path / "out", name, ranks, more), ranks, f".*{pattern}")

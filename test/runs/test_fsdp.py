@@ -270,11 +270,7 @@ def test_a_rank_that_fails_is_named_by_the_others(fault, options, pattern):
     assert_all_say(run, [0, 3], f".*{pattern}")
 
 
-@pytest.mark.parametrize("pattern, options", [
-    ("--shard-group and --sharding hybrid go together", "--shard-group 1"),
-    ("--shard-group and --sharding hybrid go together", "--sharding hybrid"),
-    ("3 does not divide 1", "--sharding hybrid --shard-group 3"),
-    ("--limit-all-gathers 1 leaves no room to gather ahead: allow 2, or --prefetch none", "--limit-all-gathers 1"),
-    ("full|sharded", "--checkpoint half")], ids=["group", "hybrid", "divide", "room", "checkpoint"])
-def test_options_that_do_not_go_together_are_refused(pattern, options):
-    assert_refused(train("fsdp", SMALL, options), pattern)
+def test_options_that_do_not_go_together_are_refused():
+    """test/unit/test_sharding.c has all of them."""
+    assert_refused(train("fsdp", SMALL, "--limit-all-gathers 1"),
+                   "--limit-all-gathers 1 leaves no room to gather ahead: allow 2, or --prefetch none")

@@ -183,18 +183,15 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(precision, copies, schedul
         assert re.search("^memory  .*; blocks are recomputed$", pp(f"{D}x{p}", options, less, "--recompute auto", precision=precision).out, re.M)
 
 
-# ---- what cannot be ----
+# ---- what cannot be (test/unit/test_pipeline.c has more) ----
 @pytest.mark.parametrize("ranks, options, pattern", [
     (3, "--layers 2", "--pipeline-parallel 3 with --chunks 1 makes 3 parts of the model, more than its 2 blocks"),
     (2, "--split 4,5", "--split 4,5 adds up to 9 blocks, and the model has 8"),
-    rest(3, "--schedule interleaved --batch-size 6 --layers 9", "--schedule interleaved takes micro-batches in groups of 3"),
     rest(4, "--pipeline-parallel 3", "--pipeline-parallel 3 does not divide 4 ranks"),
-    rest(2, "--schedule interleaved --chunks 5", "--pipeline-parallel 2 with --chunks 5 makes 10 parts"),
-    rest(2, "--split 4;4", "--split 4;4 is not auto, nor 2 numbers"),
     rest(2, "--emulate-ms 20,24,16,x", "--emulate-ms wants three numbers .* not '20,24,16,x'"),
     rest(2, "--chunks 2", "--chunks 2: only --schedule interleaved"),
     rest(4, "--pipeline-parallel 2 --total-batch-size 96", "--total-batch-size 96 must be .* x 2 copies of the model = 64")],
-    ids=["stages", "split", "groups", "ranks", "chunks", "no_split", "no_times", "no_chunks", "batch"])
+    ids=["stages", "split", "ranks", "no_times", "no_chunks", "batch"])
 def test_every_rank_refuses_what_cannot_be(ranks, options, pattern):
     assert_refused_by_all(train("pp", SMALL, EIGHT, micro_batches(1), options, ranks=ranks), ranks, pattern)
 

@@ -47,14 +47,6 @@ def test_16_bits_have_the_losses_and_gradient_norms_of_pytorchs_within_their_rou
         assert_close(Stored("pytorch_fp64"), run, rtol=1e-5, atol=0, only="loss")
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_16_bits_halve_the_parameters_and_the_gradients(precision):
-    half, whole = pytorchs(precision=precision), pytorchs()
-    for kind in "parameters", "gradients":
-        assert 2 * half.about["predicted_bytes"][kind] == whole.about["predicted_bytes"][kind]
-    assert half.out.count("as predicted\n") >= 6 and "than predicted" not in half.out
-
-
 # ---- accumulation ----
 @pytest.mark.parametrize("micro", [8, 1], ids="batches_of_{}".format)
 def test_micro_batches_are_the_step_of_one_large_batch(micro):
@@ -204,10 +196,6 @@ def test_fp16_halves_the_scale_at_each_step_that_overflows_and_skips_it():
 def test_fp16_doubles_the_scale_after_an_interval_without_overflow():
     run = single("--loss-scale 16 --loss-scale-interval 4", precision="fp16")
     assert run.series("loss_scale") == [16.0 * 2 ** (i // 4) for i in range(20)]
-
-
-def test_gradient_norms_are_reported_without_the_scale():
-    assert_close(*(single("--loss-scale", scale, precision="fp16") for scale in (16, 1024)), rtol=1e-3, atol=0, only="grad_norm")
 
 
 def test_fp16_ends_after_max_bad_steps_that_overflow():

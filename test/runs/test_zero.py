@@ -158,7 +158,3 @@ def test_micro_batches_in_16_bits_round_in_other_places_from_stage_2_on(precisio
     if stage == 1: assert_same(ddp, zero)
     else: assert_near_losses(ddp, zero, bound)
     if precision == "fp16": assert skipped_steps(ddp) == skipped_steps(zero)
-
-
-def test_there_is_no_stage_4():
-    assert_refused(train("zero", "--zero-stage 4"), "--zero-stage", "1", "3")
