@@ -111,13 +111,6 @@ def test_an_export_of_an_import_is_the_model_again():
     assert different <= {"transformers_version", "torch_dtype", "_name_or_path"}, different
 
 
-def test_transformers_loads_the_export_with_equal_logits():
-    inputs, _ = windows(token_file("few.bin", CONTEXT * 3 + 1))
-    with torch.no_grad():
-        ours, theirs = (AutoModelForCausalLM.from_pretrained(path(name))(inputs).logits for name in ("again", "hf"))
-    assert torch.equal(ours, theirs)
-
-
 def test_a_model_that_we_trained_has_our_loss_in_transformers():
     tokens = token_file("tokens.bin", CONTEXT * 40 + 1)
     first = val_losses(path("run0"))[0]

@@ -3,7 +3,7 @@ virtual environment of its own (build/venv). It needs PyPI once."""
 import filecmp, json, re, shutil, sys
 from pathlib import Path
 import pytest
-from suite import command, once
+from suite import command, once, succeeds
 
 pytestmark = pytest.mark.rest
 LONG = 400
@@ -37,8 +37,7 @@ def make_environment(place):
 
 def raised(script):
     def run(place):
-        done = command([VENV / "bin/python", "-c", RUNNER, HERE, script, place / "raised.json"], timeout=3600)
-        assert done.status == 0, done
+        succeeds([VENV / "bin/python", "-c", RUNNER, HERE, script, place / "raised.json"], timeout=3600)
 
     once("interop environment", make_environment)
     return json.loads((once(f"interop {script}", run) / "raised.json").read_text())

@@ -1,7 +1,7 @@
 """What the tests of emulated GPUs share: programs, runs, and what they are compared with."""
 import functools, re, shutil, subprocess
 import pytest
-from suite import REFERENCE, ROOT, TOKENS, assert_as_predicted, assert_close_tensors, command, once, paired_metrics, session, trained
+from suite import ROOT, TOKENS, assert_as_predicted, assert_close_tensors, command, once, paired_metrics, session, succeeds, trained
 
 SMALL = (f"--data {TOKENS} --val-data= --heads 2 --channels 16 --lr 3e-3 --warmup-steps 2 --eps 1e-5 --eval-every 0 --sample-every 0")
 # ThreadSanitizer cannot start in some address layouts.
@@ -26,9 +26,8 @@ def missing(*libraries):
 def compiled(source, build="plain", *options, libraries="", cpp="", key=""):
     """A program for the emulator, compiled once in a session: its path."""
     def run(place):
-        done = command("sh dev/emulator/compile.sh", [source, place / "program", build], *options, timeout=900,
-                       env={"EMULATOR_LIBRARIES": libraries, "CPPFLAGS": cpp})
-        assert done.status == 0, done
+        succeeds("sh dev/emulator/compile.sh", [source, place / "program", build], *options, timeout=900,
+                 env={"EMULATOR_LIBRARIES": libraries, "CPPFLAGS": cpp})
     return once(f"emulated {source} {build} {options} {libraries} {key}", run) / "program"
 
 
@@ -66,9 +65,8 @@ def layer_tests(name, builds, libraries="", *options):
 def cpu_layers(precision):
     """An object that has them."""
     def compile(place):
-        done = command("gcc -std=c11 -O2 -march=native -fopenmp -ffp-contract=off", f"-DPRECISION_{precision.upper()}",
-                       "-c test/unit/cpu_layers.c -o", [place / "cpu_layers.o"])
-        assert done.status == 0, done
+        succeeds("gcc -std=c11 -O2 -march=native -fopenmp -ffp-contract=off", f"-DPRECISION_{precision.upper()}",
+                 "-c test/unit/cpu_layers.c -o", [place / "cpu_layers.o"])
     return once(f"the CPU's layers {precision}", compile) / "cpu_layers.o"
 
 
@@ -79,8 +77,7 @@ def program(stage, precision="fp32", debug=False):
     path = f"build/{variant}/{stage if '/' in stage else f'train_gpt2_{stage}'}"
 
     def run(place):
-        done = command("make --no-print-directory DEVICE=emulated", f"PRECISION={precision}", f"DEBUG={'1' * debug}", path, timeout=900)
-        assert done.status == 0, done
+        succeeds("make --no-print-directory DEVICE=emulated", f"PRECISION={precision}", f"DEBUG={'1' * debug}", path, timeout=900)
     once(f"make {path}", run)
     return path
 

@@ -113,11 +113,6 @@ def test_in_rank_order_nccl_has_the_bits_of_mpi(stage, ranks, options, other):
     assert_same(mpi, nccl)
 
 
-@pytest.mark.parametrize("ranks, method", [(2, "none"), (1, "int4")])
-def test_nothing_is_compressed_by_none_or_alone(ranks, method):
-    assert_same(emulated("ddp", "nccl", ranks, OF_STAGE["compress"], ORDERED), gpu("compress", "nccl", ranks, ORDERED, "--compress", method))
-
-
 # ---- masks and memory ----
 @pytest.mark.parametrize("comm", ["mpi", "nccl"])
 def test_masked_tokens_do_not_count(comm, tmp_path_factory):

@@ -167,9 +167,3 @@ def test_after_a_rank_died_in_a_compressed_step_the_last_checkpoint_continues_wi
     run = train_by(faulty, "powersgd+", 3, "--fault 1:7:kill")
     assert_all_say(run, [0, 2], ".*rank 1 has died.* during step [67]")
     assert_same(saved("powersgd+", 3), continued(run, tmp_path, 5, "powersgd+", 3))
-
-
-@pytest.mark.rest
-def test_build_ranks_says_which_rank_left_out_a_compressed_operation():
-    run = train_by(faulty, "int8+", 3, "--fault 1:7:skip --comm-timeout 15")
-    assert "rank 1" in command([program("ranks")], *sorted(run.folder.glob("ops_rank_*.txt"))).said

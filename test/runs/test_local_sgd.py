@@ -3,7 +3,8 @@ What is compared here is equal to the bit, or exact except for rounding."""
 import os, shutil
 import pytest
 from shards import resumed
-from suite import (ROOT, TOKENS, assert_close, assert_close_tensors, assert_refused, assert_same, command, half, once, program, train, trained)
+from suite import (ROOT, TOKENS, assert_close, assert_close_tensors, assert_refused, assert_same, half, once, program, succeeds,
+                   train, trained)
 
 pytestmark = pytest.mark.rest
 OPTIONS = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --batch-size 8 --steps 20 --lr 3e-3 --eps 1e-5 "
@@ -18,10 +19,8 @@ def solution():
         shutil.copy(ROOT / "Makefile", place)
         shutil.copy(ROOT / "train_gpt2_ddp.cu", place)
         for folder in "llmc", "dev": os.symlink(ROOT / folder, place / folder)
-        applied = command("git", "apply", ROOT / "test/exercises/local_sgd.diff", cwd=place, env={"GIT_CEILING_DIRECTORIES": place.parent})
-        assert applied.status == 0, applied
-        made = command("make -s --no-print-directory BUILD=build DEVICE=cpu PRECISION=fp32 DEBUG= CFLAGS=-O1 build/train_gpt2_ddp", cwd=place)
-        assert made.status == 0, made
+        succeeds("git", "apply", ROOT / "test/exercises/local_sgd.diff", cwd=place, env={"GIT_CEILING_DIRECTORIES": place.parent})
+        succeeds("make -s --no-print-directory BUILD=build DEVICE=cpu PRECISION=fp32 DEBUG= CFLAGS=-O1 build/train_gpt2_ddp", cwd=place)
 
     return once("local_sgd", build) / "build/train_gpt2_ddp"
 
@@ -57,7 +56,7 @@ def test_one_rank_trains_as_ddp_does():
 # 20 sequences, all the same: what a rank does alone is then what every rank does.
 def test_the_mean_of_the_weights_of_ranks_that_see_the_same_is_each_ones(tmp_path):
     (tmp_path / "period").write_text("what is period?")
-    assert command([program("tokenize")], "--out", tmp_path / "period.bin", 400 * [tmp_path / "period"]).status == 0
+    succeeds([program("tokenize")], "--out", tmp_path / "period.bin", 400 * [tmp_path / "period"])
     options = f"--data {tmp_path}/period.bin --local-steps 4 {MEAN}"
     one, two = local_sgd(1, options), local_sgd(2, options)
     assert_close_tensors(one.weights(), two.weights(), rtol=0, atol=0)

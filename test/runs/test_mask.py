@@ -4,7 +4,7 @@ import functools, json, shutil
 import pytest
 from shards import resumed
 from suite import (PYTORCH, REFERENCE, ROOT, TINY, TOKENS, Stored, assert_close, assert_refused, assert_same, command, half, once, program,
-                   rest, train, trained)
+                   rest, succeeds, train, trained)
 
 
 @functools.cache
@@ -100,9 +100,7 @@ def test_a_mask_is_not_data_and_data_may_have_to_have_a_mask():
 def test_validation_data_of_which_no_token_counts_and_shards_of_which_one_lacks_its_mask_are_refused(tmp_path):
     question = {"q": "a question that is long enough to fill some sequences, more than one of them", "a": "x"}
     (tmp_path / "q.jsonl").write_text(json.dumps(question) + "\n")
-    made = command([program("tokenize")], "--split jsonl --prompt-field q --response-field a --out", tmp_path / "a.bin",
-                   tmp_path / "q.jsonl")
-    assert made.status == 0, made
+    succeeds([program("tokenize")], "--split jsonl --prompt-field q --response-field a --out", tmp_path / "a.bin", tmp_path / "q.jsonl")
     assert_refused(train("single", TINY, "--steps 1 --batch-size 1 --total-batch-size 16 --eval-every 1 --eval-steps 1",
                          ["--val-data", tmp_path / "a.bin"]),
                    "--val-data .*a.bin: by its mask no target of the first 1 sequences counts", "--eval-steps")

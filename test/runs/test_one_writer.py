@@ -174,17 +174,3 @@ def test_after_mpirun_was_killed_the_next_run_continues(name, tmp_path):
         kill(run)
         await_end(pids)
         assert_continues(folder, name, 4)
-
-
-@pytest.mark.rest
-def test_a_rank_that_was_stopped_may_still_write_and_is_waited_for(tmp_path):
-    """It ends when it wakes, because its mpirun was killed."""
-    with first(tmp_path, "sharded", 4) as (folder, run, pids):
-        stop(pids[2])
-        kill(run)
-        for rank in 0, 1, 3:
-            with contextlib.suppress(ProcessLookupError): os.kill(pids[rank], signal.SIGKILL)
-        assert_waited(second(folder, "single", None, "--resume"), None, f"the run of process {pids[0]} on {HOST}")
-        os.kill(pids[2], signal.SIGCONT)
-        await_end(pids)
-        assert_continues(folder, "single")

@@ -3,21 +3,20 @@ program runs as on one node."""
 import os, re, socket, tempfile
 import pytest
 from kernels import emulated
-from suite import TOGETHER, TOKENS, assert_refused, assert_same, assert_says, command, executable, launcher, program, trained
+from suite import TOGETHER, TOKENS, assert_refused, assert_same, assert_says, command, executable, launcher, program, succeeds, trained
 
 SMALL = (f"--data {TOKENS} --val-data= --model d1 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --steps 3 --warmup-steps 1 --lr 3e-3 "
          "--eval-every 0 --sample-every 0")
 FSDP = "build/train_gpt2_fsdp"
 
 
-def launch(name, *options, **settings):
-    return command("bash" if name == "slurm" else "sh", f"dev/launch/{name}.sh", *options, **settings)
+def launch(name, *options, start=command, **settings):
+    return start("bash" if name == "slurm" else "sh", f"dev/launch/{name}.sh", *options, **settings)
 
 
 def script(name, *options, says=(), **settings):
     """Runs a script of dev/launch to its good end, and looks for these patterns in what it says."""
-    run = launch(name, *options, **settings)
-    assert run.status == 0, run
+    run = launch(name, *options, start=succeeds, **settings)
     assert_says(run.said, *says)
     return run
 

@@ -24,7 +24,6 @@ def said(*options):
 --p 4 --m 8 --times 20,24,16 --schedule zb-h1 => ^bubble by the formula +84 ms ~ ^bubble as played +84 ms
 --p 2 --m 4 --costs 3,1 --schedule gpipe --message-ms 0.5 => ^  imbalance +6 ms ~ ^  messages +1 ms ~ ^  ramp \(start and end\) +1.5 ms
 --model gpt2 --p 2 => ^split 9,3: ranks compute for 97.0 % ~ ^even  6,6: ranks compute for 76.2 %
---model gpt2 --p 4 => ^split 4,4,4,0: ranks compute for 80.0 % ~ ^even  3,3,3,3: ranks compute for 51.6 %
 --model gpt2 --p 2 --split 6,6 => ^split 6,6: ranks compute for 76.2 %
 --compare --p 8 --m 32 => ^1f1b +21 +17.95% +21.88% +21 +21 +8 +1 +1$ ~ ^interleaved v=2 .* 9.86% ~ ^zb-h1 .* 6.80% ~
     ^zb-h2 .* 6.80% +7.29% +7 +0 +15 ~ ^zb-v .* 3.52% +3.65% +3.5 +0 ~ ^dualpipe +3 .* 9 +1 +2$ ~

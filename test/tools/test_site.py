@@ -4,7 +4,7 @@ import functools, re, shutil, sys
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
 import pytest
-from suite import ROOT, command, once
+from suite import ROOT, command, once, succeeds
 
 SITE, PYTHON = ROOT / "build/site", "build/site_venv/bin/python"
 LONG = 200
@@ -20,13 +20,12 @@ def copy(tmp_path):
     return tmp_path
 
 
-def notes(folder):
-    return command([sys.executable, "dev/site/notes.py"], cwd=folder)
+def notes(folder, start=command):
+    return start([sys.executable, "dev/site/notes.py"], cwd=folder)
 
 
 def test_every_hunk_of_two_neighbouring_stages_has_a_note_and_every_note_a_hunk():
-    run = notes(ROOT)
-    assert run.status == 0, run
+    notes(ROOT, succeeds)
 
 
 FORWARD = "\nstatic void gpt2_forward(GPT2* g) {"
@@ -125,5 +124,4 @@ def test_in_a_browser_the_pages_are_as_a_reader_expects(site, what):
         PYTHON, "-m pip install -q --disable-pip-version-check -r dev/site/requirements_test.txt", timeout=900).status)))
     if command(PYTHON, "-c", ["import playwright"]).status:
         pytest.skip(f"playwright, which drives Chromium, cannot be had from PyPI here: {(needed / 'status').read_text()}")
-    run = command(PYTHON, "test/tools/site/browser.py", [chromium, SITE, "build/site_shots", what], timeout=900)
-    assert run.status == 0, run
+    succeeds(PYTHON, "test/tools/site/browser.py", [chromium, SITE, "build/site_shots", what], timeout=900)
