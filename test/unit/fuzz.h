@@ -22,6 +22,8 @@ an error that the fuzzer reports. Include this before anything of llmc/.
 #include <sys/mman.h>
 #include <unistd.h>
 
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+
 // ---- memory: a list has every piece that is allocated ----
 typedef struct FuzzPiece { struct FuzzPiece *previous, *next; } FuzzPiece; // lies directly before the memory itself
 static FuzzPiece fuzz_pieces = { &fuzz_pieces, &fuzz_pieces };

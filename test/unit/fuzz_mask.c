@@ -33,7 +33,6 @@ static void fill_mask(const uint8_t* data, size_t left, size_t count) {
     fuzz_fill_behind(mask_file.fd, header, sizeof header, wrong, n, data, left);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (token_file.fd == 0) { token_file = fuzz_file(); mask_file = fuzz_file(); }
     size_t n, count = size > 0 ? *fuzz_take(&data, &size, 1, &n) : 0;

@@ -85,7 +85,6 @@ static void read_input(void* argument) {
     else read_all_tensors(input->path);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (size == 0) return 0;
     Input input = { (const char*)data, make_file((const char*)data, size), size };

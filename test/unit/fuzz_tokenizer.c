@@ -90,7 +90,6 @@ static const uint8_t* next_part(const uint8_t** data, size_t* left, size_t* n) {
     return part;
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t left);
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t left) {
     static bool is_ready;
     if (!is_ready) {

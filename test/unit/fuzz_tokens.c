@@ -19,7 +19,6 @@ static void fill(int fd, const uint8_t* data, size_t left) {
     fuzz_fill_behind(fd, header, sizeof header, wrong, n, data, left);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static FuzzFile file;
     if (file.fd == 0) file = fuzz_file();

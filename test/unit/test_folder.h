@@ -20,22 +20,34 @@ __attribute__((constructor)) static void test_folder_begin(void) {
     atexit(test_folder_end);
 }
 
-// Returns a path in the folder; it stays valid for a few calls.
-static inline const char* in_folder(const char* name) {
+// Returns the path of what has this name in the folder; it stays valid for a few calls.
+PRINTF_LIKE(1, 2)
+static inline const char* in_folder(const char* format, ...) {
     static char paths[8][128];
     static int turn;
     turn = (turn + 1) % 8;
-    snprintf(paths[turn], sizeof paths[turn], "%s/%s", folder, name);
+    int begin = snprintf(paths[turn], sizeof paths[turn], "%s/", folder);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(paths[turn] + begin, sizeof paths[turn] - (size_t)begin, format, args);
+    va_end(args);
     return paths[turn];
 }
 
 // Writes a file with these n bytes in the folder; returns its path, as in_folder does.
 static inline const char* write_file(const char* name, const void* data, size_t n) {
-    const char* path = in_folder(name);
+    const char* path = in_folder("%s", name);
     FILE* f = fopen(path, "wb");
     assert_non_null(f);
     assert_int_equal(fwrite(data, 1, n, f), n);
     assert_int_equal(fclose(f), 0);
     return path;
+}
+
+// The text with the first place of `old` replaced; the caller frees it.
+static inline char* replaced(const char* text, const char* old, const char* new) {
+    const char* at = strstr(text, old);
+    if (at == NULL) fail_msg("no '%s' in\n%s", old, text);
+    return format_string("%.*s%s%s", (int)(at - text), text, new, at + strlen(old));
 }
 #endif

@@ -71,7 +71,8 @@ static size_t part_places(GPT2Config c, int u, int part, int parts, size_t** pla
 
 enum { MOST_PIECES = 32, GUARD = 64, FILL = 0x5a }; // bytes around each array, and in arrays that nothing has written
 typedef enum { AS_PARAMS, AS_MASTER, AS_BOTH, STORED_AS } StoredAs; // which of params and master there is
-typedef struct { GPT2Config c; int count; Piece pieces[MOST_PIECES]; } Rank; // owns the pieces' memory
+// Owns its pieces' memory, and the places that its part has of each unit.
+typedef struct { GPT2Config c; int count; Piece pieces[MOST_PIECES]; size_t* places[MOST_UNITS]; } Rank;
 
 static char* guarded_alloc(bool on_host, size_t bytes) {
     char* p = on_host ? (char*)offload_alloc(bytes + 2 * GUARD) : (char*)device_alloc(bytes + 2 * GUARD, MEMORY_PARAMETERS);
@@ -102,6 +103,7 @@ static void rank_free(Rank* r) {
         guarded_free(p, p->m, sizeof(float));
         guarded_free(p, p->v, sizeof(float));
     }
+    for (int u = 0; u <= r->c.L; u++) free(r->places[u]);
 }
 
 static int compare_places(const void* a, const void* b) {
@@ -117,9 +119,8 @@ static void rank_make(Rank* r, GPT2Config c, Cut cut) {
     memset(r, 0, sizeof *r);
     r->c = c;
     for (int u = 0; u <= c.L; u++) {
-        size_t* places, n = part_places(c, u, cut.part, cut.parts, &places), ends[MOST_PIECES] = { 0 };
+        size_t n = part_places(c, u, cut.part, cut.parts, &r->places[u]), ends[MOST_PIECES] = { 0 };
         int count = cut.shares * cut.pieces;
-        free(places);
         for (int i = 0; i < count; i++) ends[i] = i == 0 ? n : philox(cut.seed, (uint64_t)u, (uint64_t)i).x[0] % (n + 1);
         if (count > 2 && cut.seed % 3 == 0) ends[1] = 0; // the first piece is empty
         if (count > 2 && cut.seed % 3 == 1) ends[1] = n; // the last one is
@@ -152,16 +153,13 @@ static void ranks_free(Rank* ranks, int n) {
 // Copies values into a rank's pieces.
 static void rank_fill(Rank* r, const Values* values) {
     for (Piece* p = r->pieces; p < r->pieces + r->count; p++) {
-        size_t* places;
-        part_places(r->c, p->unit, p->part, p->parts, &places);
         for (size_t k = 0; k < p->n; k++) {
-            size_t place = places[p->begin + k];
+            size_t place = r->places[p->unit][p->begin + k];
             if (p->params) p->params[k] = to_floatX(values->of[CHECKPOINT_MASTER][p->unit][place]);
             if (p->master) p->master[k] = values->of[CHECKPOINT_MASTER][p->unit][place];
             p->m[k] = values->of[CHECKPOINT_M][p->unit][place];
             p->v[k] = values->of[CHECKPOINT_V][p->unit][place];
         }
-        free(places);
     }
 }
 static bool is_untouched(const void* memory, size_t bytes) {
@@ -176,10 +174,8 @@ static void assert_bits(const Piece* p, const char* what, size_t k, const void* 
 // set, and not still as rank_make left them.
 static void assert_rank(const Rank* r, const Values* values, CheckpointPart weights, bool has_moments) {
     for (const Piece* p = r->pieces; p < r->pieces + r->count; p++) {
-        size_t* places;
-        part_places(r->c, p->unit, p->part, p->parts, &places);
         for (size_t k = 0; k < p->n; k++) {
-            size_t place = places[p->begin + k];
+            size_t place = r->places[p->unit][p->begin + k];
             float rounded = p->params ? to_float(p->params[k]) : 0;
             if (p->params) assert_bits(p, "parameter", k, &rounded, values->of[CHECKPOINT_MODEL][p->unit][place]);
             if (p->master) assert_bits(p, "master", k, &p->master[k], values->of[weights][p->unit][place]);
@@ -187,7 +183,6 @@ static void assert_rank(const Rank* r, const Values* values, CheckpointPart weig
             if (has_moments) assert_bits(p, "v", k, &p->v[k], values->of[CHECKPOINT_V][p->unit][place]);
         }
         if (!has_moments) assert_true(is_untouched(p->m, p->n * sizeof(float)) && is_untouched(p->v, p->n * sizeof(float)));
-        free(places);
     }
 }
 
@@ -224,11 +219,7 @@ static TrainState state_of(GPT2Config c) {
     return (TrainState){ .config = c, .dtype = FLOATX_DTYPE, .has_optimizer = true, .step = 7, .loss_scale = 1, .seq_len = c.max_T,
                          .options = options };
 }
-static const char* step_folder(const char* out) {
-    char name[64];
-    snprintf(name, sizeof name, "%s/step_00000007", out);
-    return in_folder(name);
-}
+#define step_folder(out) in_folder("%s/step_00000007", out)
 
 static void add_up(uint64_t sums[CHECKPOINT_PARTS], const uint64_t share[CHECKPOINT_PARTS]) {
     for (int part = 0; part < CHECKPOINT_PARTS; part++) sums[part] += share[part];
@@ -237,14 +228,15 @@ static void add_up(uint64_t sums[CHECKPOINT_PARTS], const uint64_t share[CHECKPO
 // pieces_save of n ranks, which take turns.
 static void save_in_turn(const char* out, TrainState s, Rank* ranks, int n, bool sharded) {
     CheckpointWriter first, w;
+    const char* path = in_folder("%s", out);
     memset(&first, 0, sizeof first);
-    if (sharded) checkpoint_begin_sharded(in_folder(out), &s);
-    else checkpoint_begin(&first, in_folder(out), &s);
+    if (sharded) checkpoint_begin_sharded(path, &s);
+    else checkpoint_begin(&first, path, &s);
     for (int q = 0; q < n; q++) {
         CheckpointWriter* writer = q == 0 ? &first : &w;
         SaveShare share = { q, n, sharded, NULL, NULL };
-        if (sharded) pieces_attach_shard(ranks[q].pieces, ranks[q].count, writer, in_folder(out), &s, share);
-        else if (q > 0) checkpoint_attach(&w, in_folder(out), &s);
+        if (sharded) pieces_attach_shard(ranks[q].pieces, ranks[q].count, writer, path, &s, share);
+        else if (q > 0) checkpoint_attach(&w, path, &s);
         pieces_write(ranks[q].pieces, ranks[q].count, writer);
         if (q == 0) continue;
         checkpoint_detach(&w);
@@ -289,11 +281,7 @@ static void load_cut(const char* out, const Values* v, Cut cut, CheckpointPart w
     ranks_free(ranks, n);
 }
 static char* file_of(const char* out, const char* name, size_t* n) {
-    char* path = format_string("%s/%s", step_folder(out), name);
-    FileSource from = { path, "" };
-    char* bytes = file_read(from, SIZE_MAX, n);
-    free(path);
-    return bytes;
+    return file_read((FileSource){ in_folder("%s/step_00000007/%s", out, name), "" }, SIZE_MAX, n);
 }
 static void assert_same_files(const char* out, const char* other) {
     static const char* const names[] = { "model.safetensors", "optimizer.safetensors", "state.json" };

@@ -23,10 +23,6 @@ static char* lock_text(void) {
     if (fd >= 0) close(fd);
     return text;
 }
-static void write_lock(const char* text) {
-    unlink(lock_path());
-    assert_true(file_write(lock_path(), text, strlen(text)));
-}
 static void assert_taken(void) {
     char* why;
     if (writer_lock_take(folder, 0, &why) != WRITER_TAKEN) fail_msg("%s", why);
@@ -181,25 +177,19 @@ TEST(nobody_removes_the_lock_of_another) {
 
 // ---- what is left ----
 
-static void assert_stale(const char* text) {
-    write_lock(text);
-    assert_taken();
-    writer_lock_release();
-}
-static void assert_stale_record(WriterRecord r) {
-    char* text = writer_record_text(r);
-    assert_stale(text);
-    free(text);
-}
 TEST(a_file_of_this_machine_or_a_torn_one_is_stale) {
-    WriterRecord here = writer_of_this_process(), other = here;
-    assert_stale_record(here);
-    snprintf(other.boot, sizeof other.boot, "an-earlier-one");
-    assert_stale_record(other);
-    snprintf(here.host, sizeof here.host, "a-container"); // the kernel is the same
-    assert_stale_record(here);
-    static const char* const torn[] = { "", "process", "process 12 on some", "process x on some, boot y\n", "\xff\xff" };
-    for (size_t i = 0; i < sizeof torn / sizeof torn[0]; i++) assert_stale(torn[i]);
+    WriterRecord here = writer_of_this_process(), earlier = here, beside = here;
+    snprintf(earlier.boot, sizeof earlier.boot, "an-earlier-one");
+    snprintf(beside.host, sizeof beside.host, "a-container"); // the kernel is the same
+    char* whole[] = { writer_record_text(here), writer_record_text(earlier), writer_record_text(beside) };
+    const char* const texts[] = { whole[0], whole[1], whole[2], // and torn ones
+                                  "", "process", "process 12 on some", "process x on some, boot y\n", "\xff\xff" };
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        write_file(WRITER_LOCK, texts[i], strlen(texts[i]));
+        assert_taken();
+        writer_lock_release();
+    }
+    for (int i = 0; i < 3; i++) free(whole[i]);
 }
 
 TEST(without_locks_the_process_must_be_gone) {
