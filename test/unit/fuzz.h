@@ -22,8 +22,6 @@ an error that the fuzzer reports. Include this before anything of llmc/.
 #include <sys/mman.h>
 #include <unistd.h>
 
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
-
 // ---- memory: a list has every piece that is allocated ----
 typedef struct FuzzPiece { struct FuzzPiece *previous, *next; } FuzzPiece; // lies directly before the memory itself
 static FuzzPiece fuzz_pieces = { &fuzz_pieces, &fuzz_pieces };
@@ -70,7 +68,6 @@ static inline void fuzz_keep(void) { fuzz_pieces.next = fuzz_pieces.previous = &
 
 // ---- death ----
 __attribute__((noreturn)) void __real_exit(int status);
-__attribute__((noreturn)) void __wrap_exit(int status);
 static jmp_buf fuzz_back;
 static enum { FUZZ_OUTSIDE, FUZZ_READER, FUZZ_AFTER } fuzz_where;
 

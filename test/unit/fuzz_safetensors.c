@@ -150,7 +150,6 @@ static size_t make_any_shard(Philox random, char* text) {
     return size;
 }
 
-int LLVMFuzzerInitialize(int* argc, char*** argv);
 int LLVMFuzzerInitialize(int* argc, char*** argv) {
     (void)argc;
     (void)argv;
@@ -184,7 +183,6 @@ static size_t change_number(char* text, size_t size, size_t limit, uint32_t chos
 }
 
 size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t limit);
-size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t limit, unsigned int seed);
 size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t limit, unsigned int seed) {
     Philox random = philox(seed, 0, 0);
     static char shard[SHARD_SIZE];

@@ -1,7 +1,6 @@
 /*
-test_cuda_compress.cu - the kernels that compress gradients against the CPU's, on a GPU or under the emulator. As in
-test_cuda_kernels.cu each kernel runs twice and must leave the same bits. What the contract says is the same bits on every
-device is compared with the CPU's to the bit.
+test_cuda_compress.cu - the kernels that compress gradients against the CPU's, on a GPU or under the emulator. What the contract says is
+the same bits on every device is compared with the CPU's to the bit.
 */
 #include "../../llmc/device/cuda/compress.cuh"
 #include "cuda_both.h"
@@ -24,7 +23,6 @@ static Both<float> varied_both(size_t n) {
         return size * (i % 7 == 3 ? roundf(x) : x);
     });
 }
-static const Both<float> nothing = {}; // where a layer takes NULL
 
 // ---- the error, 16 bits ----
 TEST(16_bits) {
@@ -33,12 +31,12 @@ TEST(16_bits) {
         Both<floatX> g = random_both(n, 0, 1e-3f), back = unset_both(n);
         Both<float> error = random_both<float>(n, 0, 1e-4f), x = unset_both<float>(n), kept = unset_both<float>(n);
         SAME_BITS(add_error, x, g, error, n);
-        SAME_BITS(add_error, x, g, nothing, n);
+        SAME_BITS(add_error, x, g, none<float>, n);
         SAME_BITS(scale_in_place_fp32, as_input(x), 0.3f, n);
         for (DType to : { DTYPE_BF16, DTYPE_F16 }) {
             Both<uint16_t> out = same_both<uint16_t>(n, 0xa5a5), alone = both_of(out.start);
             SAME_BITS(round_16, out, kept, g, error, to, 3000, n);
-            SAME_BITS(round_16, alone, nothing, g, nothing, to, 1, n);
+            SAME_BITS(round_16, alone, none<float>, g, none<float>, to, 1, n);
             SAME_BITS(widen_16, back, out, to, 1 / 3000.0f, n);
         }
     }
@@ -52,7 +50,7 @@ static void check_blocks(size_t n, int bits) {
     Both<float> error = varied_both(n), kept = unset_both<float>(n), sum = unset_both<float>(n), x = varied_both(n);
     Both<uint32_t> rows = unset_bytes(3 * words * 4), one = unset_bytes(words * 4);
     for (int row = 0; row < 3; row++) // with and without an error, keeping it or not
-        SAME_BITS(quantise, inside(rows, row * words, words), row == 2 ? nothing : kept, g, row == 1 ? nothing : error, n, bits);
+        SAME_BITS(quantise, inside(rows, row * words, words), row == 2 ? none<float> : kept, g, row == 1 ? none<float> : error, n, bits);
     expect_cpus_bits("rows of blocks", rows);
     SAME_BITS(quantise_fp32, one, x, x, error, n, bits);
     SAME_BITS(dequantise_sum, out, rows, 3, n, bits);
@@ -74,7 +72,7 @@ TEST(blocks_hide_no_inf_or_nan) {
         });
         Both<float> kept = unset_both<float>(n), back = unset_both<float>(n);
         Both<uint32_t> packed = unset_bytes(quantised_bytes(n, bits));
-        BOTH(quantise_fp32, packed, kept, x, nothing, n, bits);
+        BOTH(quantise_fp32, packed, kept, x, none<float>, n, bits);
         expect_cpus_bits("blocks", packed);
         dequantise_sum_fp32(back.gpu, packed.gpu, 1, n, bits);
         std::vector<float> got = result_of(back), left = result_of(kept);
@@ -108,7 +106,7 @@ static void check_signs(size_t n, SignScale kind) {
     rows = both_of(got); // the same scales
     SAME_BITS(unpack_signs_sum, out, rows, 3, n);
     SAME_BITS(unpack_signs_sum_fp32, sum, rows, 3, n);
-    BOTH(pack_signs, one, nothing, x, n, kind);
+    BOTH(pack_signs, one, none<float>, x, n, kind);
     got.resize(words);
     expect_bits("pack_signs without an error", result_of(one), got);
 }
@@ -144,7 +142,7 @@ TEST(sparse_sum) {
     const size_t n = 3000, k = 500;
     Both<uint32_t> rows = unset_bytes(3 * sparse_bytes(k));
     for (int row = 0; row < 3; row++)
-        SAME_BITS(pack_top_k, inside(rows, row * 2 * k, 2 * k), nothing, random_both<float>(n), n, k);
+        SAME_BITS(pack_top_k, inside(rows, row * 2 * k, 2 * k), none<float>, random_both<float>(n), n, k);
     SAME_BITS(sparse_sum_fp32, unset_both<float>(n), rows, 3, n, k);
 }
 
@@ -209,14 +207,15 @@ TEST(momentum) {
     const size_t n = 700;
     Both<float> m = random_both<float>(n), error = random_both<float>(n), x = unset_both<float>(n), grad_scale = same_both<float>(1, 0.3f);
     Both<floatX> g = random_both(n);
-    NEAR(4, momentum_with_error, x, m, g, grad_scale, nothing, 0.9, 0.25, n);
+    NEAR(4, momentum_with_error, x, m, g, grad_scale, none<float>, 0.9, 0.25, n);
     NEAR(4, momentum_with_error, x, m, g, grad_scale, error, 0.9, 0.25, n);
 }
 TEST(adamw_with_a_frozen_v) {
     const AdamW a = { 1e-3, 0.9, 0.95, 1e-8, 0.1, 30 };
     for (size_t n : { 1, 700 }) {
         start();
-        Both<float> master = NEEDS_MASTER ? random_both<float>(n) : nothing, m = random_both<float>(n), momentum = random_both<float>(n);
+        Both<float> master = NEEDS_MASTER ? random_both<float>(n) : none<float>;
+        Both<float> m = random_both<float>(n), momentum = random_both<float>(n);
         std::vector<float> positive = random_both<float>(n, 5, 0.5f).start;
         Both<float> v = made_both<float>(n, [&](size_t i) { return i % 9 == 2 ? 0 : positive[i]; }); // 0: there never was a gradient
         Both<floatX> params = NEEDS_MASTER ? unset_both(n) : random_both(n);

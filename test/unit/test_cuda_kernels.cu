@@ -1,10 +1,4 @@
-/*
-test_cuda_kernels.cu - every kernel of llmc/device/cuda/ against the CPU's layer, on a GPU or under the emulator.
-
-Each kernel runs twice from the same beginning and must leave the same bits (the emulator runs threads and blocks in
-another order each time). The results must agree with the CPU's within the rounding of stored values plus a stated number
-of fp32 roundings of the largest result. Arrays have no padding, so that an address sanitizer sees an access past the end.
-*/
+// test_cuda_kernels.cu - every kernel of llmc/device/cuda/ against the CPU's layer, on a GPU or under the emulator.
 #include "../../llmc/device/cuda/common.cuh"
 #include "../../llmc/device/cuda/encoder.cuh"
 #include "../../llmc/device/cuda/layernorm.cuh"
@@ -97,11 +91,8 @@ static void check_layernorm(int N, int C, float mean_of_x) {
     }
 }
 TEST(layernorm_adds_the_residual_and_normalises) {
-    check_layernorm(5, 19, 0);
-    check_layernorm(1, 8, 0);
-    check_layernorm(3, 1, 0);
-    check_layernorm(40, 64, 0);
-    check_layernorm(9, 776, 0);
+    static const int shapes[][2] = { { 5, 19 }, { 1, 8 }, { 3, 1 }, { 40, 64 }, { 9, 776 } };
+    for (const int* s : shapes) check_layernorm(s[0], s[1], 0);
     check_layernorm(3, 64, 100); // far from 0, where E[x^2] - E[x]^2 would cancel
     check_layernorm(1030, 257, 0); // backward's blocks take a row at a time, three times
     if (quick) return;
@@ -154,10 +145,8 @@ static void check_bias_backward(int N, int OC) {
     }
 }
 TEST(bias_and_gelu_follow_a_product_and_their_gradients_precede_one) {
-    check_bias_gelu(1, 1);
-    check_bias_gelu(5, 33);
-    check_bias_gelu(3, 64);
-    check_bias_gelu(2, 264);
+    static const int shapes[][2] = { { 1, 1 }, { 5, 33 }, { 3, 64 }, { 2, 264 } };
+    for (const int* s : shapes) check_bias_gelu(s[0], s[1]);
     check_bias_backward(1, 1);
     check_bias_backward(7, 9);
     check_bias_backward(130, 264); // more columns than a block
@@ -226,22 +215,14 @@ TEST(attention_of_every_head_size) {
     for (int size : { 1, 8, 16, 31, 32, 63, 64, 65, 80, 127, 128 }) check_attention(1, 35, 2, size, 1);
 }
 TEST(attention_over_lengths_around_a_tile) {
-    check_attention(1, 1, 1, 1, 1);
-    check_attention(2, 1, 3, 16, 1);
-    check_attention(2, 64, 1, 16, 1);
-    check_attention(1, 65, 2, 56, 1);
-    check_attention(1, 130, 1, 24, 1);
-    check_attention(2, 66, 3, 8, 1);
-    check_attention(1, 97, 1, 128, 1);
+    static const int shapes[][4] = { // B, T, NH, HS
+        { 1, 1, 1, 1 }, { 2, 1, 3, 16 }, { 2, 64, 1, 16 }, { 1, 65, 2, 56 }, { 1, 130, 1, 24 }, { 2, 66, 3, 8 }, { 1, 97, 1, 128 } };
+    for (const int* s : shapes) check_attention(s[0], s[1], s[2], s[3], 1);
 }
 // Its blocks have 64 rows in warps of 16; tiles have 64 or 32 rows, and two tiles are in shared memory.
 TEST(attention_of_64_channels_over_lengths_around_a_tile) {
-    check_attention(1, 130, 1, 64, 1);
-    if (quick) return;
-    check_attention(1, 1, 1, 64, 1);
-    check_attention(2, 17, 2, 64, 1);
-    check_attention(1, 32, 1, 64, 1);
-    check_attention(1, 200, 1, 64, 1);
+    static const int shapes[][3] = { { 1, 130, 1 }, { 1, 1, 1 }, { 2, 17, 2 }, { 1, 32, 1 }, { 1, 200, 1 } }; // B, T, NH
+    for (const int* s : shapes) if (!quick || s == shapes[0]) check_attention(s[0], s[1], s[2], 64, 1);
 }
 TEST(attention_survives_scores_that_exp_alone_would_overflow) {
     check_attention(1, 70, 1, 16, 8);

@@ -116,18 +116,13 @@ static void check_backward_weight(int N, int C, int OC) {
 static const int shapes[][3] = { // N, C, OC
     { 1, 1, 1 }, { 1, 16, 32 }, { 5, 7, 3 }, { 33, 17, 65 }, { 2, 8, 8 }, { 64, 32, 96 }, { 96, 48, 64 }, { 40, 24, 130 },
 };
-TEST(products_with_bias_and_gelu_in_every_way) {
-    for (const int* s : shapes) check_forward(s[0], s[1], s[2]);
+static void over_shapes(void (*check)(int, int, int)) {
+    for (const int* s : shapes) check(s[0], s[1], s[2]);
 }
-TEST(gradients_of_inputs_in_every_way) {
-    for (const int* s : shapes) check_backward_input(s[0], s[1], s[2]);
-}
-TEST(gradients_of_weights_and_biases_set_or_add_in_every_way) {
-    for (const int* s : shapes) check_backward_weight(s[0], s[1], s[2]);
-}
-TEST(products_in_fp32_are_not_rounded_to_floatX) {
-    for (const int* s : shapes) check_fp32(s[0], s[1], s[2]);
-}
+TEST(products_with_bias_and_gelu_in_every_way) { over_shapes(check_forward); }
+TEST(gradients_of_inputs_in_every_way) { over_shapes(check_backward_input); }
+TEST(gradients_of_weights_and_biases_set_or_add_in_every_way) { over_shapes(check_backward_weight); }
+TEST(products_in_fp32_are_not_rounded_to_floatX) { over_shapes(check_fp32); }
 // The rows come in chunks, whose sum nearly cancels: rounded to 16 bits after each, it would be far off. Sums on the way are about
 // 8 sqrt(N/2) = 53, the largest result 0.2. N additions round there, on either side: by 53 / 0.2 sqrt(N), 2,500 roundings of the result,
 // as a standard deviation, of which the worst of 640 elements has several. A sum that is rounded to 16 bits on the way is off by 100,000.

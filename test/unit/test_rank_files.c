@@ -218,7 +218,7 @@ TEST(every_property_of_an_operation_is_compared_and_that_it_finished) {
             if (r == 1) oplog_finish(&logs[r], &op);
         }
         Parting p = compare(3, world);
-        if (i == kinds - 1) expect_of(p, PARTED_UNFINISHED, 5, "everyone issued broadcast #5 of world", "on ranks 0 and 2 it did not finish");
+        if (i == kinds - 1) expect_of(p, PARTED_UNFINISHED, 5, "everyone issued broadcast #5", "on ranks 0 and 2 it did not finish");
         else expect_of(p, PARTED_DIFFERENT, 5, "ranks 1-2 issued broadcast #5 of world (100 fp32, root 1, step 5), rank 0 issued");
         assert_null(strstr(p.text, "looks as if")); // nothing after it tells
     }

@@ -1,30 +1,21 @@
-/*
-test_safetensors.c - the reader checks everything that a file says about itself, and what is written is read back to the
-bit. For every check of the reference implementation there is a file here that fails only that check.
-*/
+// test_safetensors.c - the reader checks everything that a file says about itself, and what is written is read back to the bit. For every
+// check of the reference implementation there is a file here that fails only that check.
 #include "../../llmc/save/safetensors.h"
 #include "../../llmc/base/rng.h"
 #include "test_folder.h"
 
-static const char* path;
+#define NAME "file.safetensors"
+static char path[sizeof folder + sizeof NAME];
 
-void before_all(void) {
-    static char kept[sizeof folder + 32];
-    path = strcpy(kept, in_folder("file.safetensors"));
-}
+void before_all(void) { snprintf(path, sizeof path, "%s/" NAME, folder); }
 void after_each(void) { unlink(path); }
-
-static void write_test_file(const void* bytes, size_t n) {
-    unlink(path);
-    assert_true(file_write(path, bytes, n));
-}
 
 // header_size, the header's text and data_size bytes of zeros
 static void write_parts(uint64_t header_size, const char* header, size_t header_bytes, size_t data_size) {
     char* bytes = (char*)xcalloc(8 + header_bytes + data_size, 1);
     memcpy(bytes, &header_size, 8);
     memcpy(bytes + 8, header, header_bytes);
-    write_test_file(bytes, 8 + header_bytes + data_size);
+    write_file(NAME, bytes, 8 + header_bytes + data_size);
     free(bytes);
 }
 static void write_header(const char* header, size_t data_size) { write_parts(strlen(header), header, strlen(header), data_size); }
@@ -68,9 +59,9 @@ TEST(a_header_length_is_not_believed) {
         { 100000000, "should have 100000000 bytes and the whole file has 10: truncated" },
         { 3, "truncated" }, { 0, "does not begin with '{'" }
     };
-    write_test_file("", 0);
+    write_file(NAME, "", 0);
     expect_refusal("has 0 bytes, too few");
-    write_test_file("1234567", 7);
+    write_file(NAME, "1234567", 7);
     expect_refusal("has 7 bytes, too few");
     for (int i = 0; i < 6; i++) {
         write_parts(cases[i].length, "{}", 2, 0);
@@ -194,7 +185,7 @@ TEST(what_is_written_in_pieces_comes_back_in_other_pieces_and_types) {
 }
 
 TEST(nothing_is_written_over) {
-    write_test_file("mine", 4);
+    write_file(NAME, "mine", 4);
     char name[] = "a";
     SafeTensor wanted = safetensor_wanted(name, DTYPE_F32, 4, 0);
     SafeTensors s;
