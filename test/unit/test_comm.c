@@ -11,7 +11,7 @@ own results, and the first check that fails ends them all. Started alone it is a
 #else
 #define MANY 1000003
 #endif
-#include "../../llmc/comm/comm.h"
+#include "comm_numbers.h"
 #include "../../llmc/comm/ring.h"
 #include "../../llmc/comm/sums.h"
 #define UNIT_OWN_MAIN
@@ -24,48 +24,12 @@ own results, and the first check that fails ends them all. Started alone it is a
 static Comm world;
 static Control control;
 static const size_t sizes[] = { 0, 1, 7, MANY };
-enum { NUM_SIZES = sizeof sizes / sizeof sizes[0], SPARE = 3 }; // elements after every buffer that no operation may touch
-static const CommType types[] = { COMM_F32, COMM_BF16, COMM_F16, COMM_F64, COMM_BYTE };
-enum { NUM_TYPES = sizeof types / sizeof types[0], NUM_SUMMED = 4 };
+enum { NUM_SIZES = sizeof sizes / sizeof sizes[0], SPARE = 3 }; // bytes after every buffer that no operation may touch
+enum { MOST_RANKS = 8 };
 
 #define check require
 
-// ---- numbers ----
-
-static double element_get(const void* p, size_t i, CommType t) {
-    if (t == COMM_F32) return ((const float*)p)[i];
-    if (t == COMM_F64) return ((const double*)p)[i];
-    if (t == COMM_BYTE) return ((const uint8_t*)p)[i];
-    uint16_t bits = ((const uint16_t*)p)[i];
-    return t == COMM_BF16 ? float_from_bf16_bits(bits) : float_from_f16_bits(bits);
-}
-static void element_set(void* p, size_t i, CommType t, double x) {
-    if (t == COMM_F32) ((float*)p)[i] = (float)x;
-    else if (t == COMM_F64) ((double*)p)[i] = x;
-    else if (t == COMM_BYTE) ((uint8_t*)p)[i] = (uint8_t)x;
-    else ((uint16_t*)p)[i] = t == COMM_BF16 ? bf16_bits_from_float((float)x) : f16_bits_from_float((float)x);
-}
-
-// Small whole numbers that repeat after 256: sums over 8 ranks are exact in every type, in any order.
-enum { MOST_RANKS = 8, PERIOD = 256 };
-static double whole_numbers[MOST_RANKS][PERIOD], whole_sums[MOST_RANKS + 1][PERIOD]; // [ranks] sums over that many
-static void make_whole_numbers(void) {
-    for (int q = 0; q < MOST_RANKS; q++)
-        for (size_t i = 0; i < PERIOD; i++) {
-            whole_numbers[q][i] = (double)((i * 7 + (size_t)q * 5 + i / 16) % 16);
-            whole_sums[q + 1][i] = whole_sums[q][i] + whole_numbers[q][i];
-        }
-}
-static double whole(int rank, size_t i) { return whole_numbers[rank][i % PERIOD]; }
-static double whole_sum(int ranks, size_t i) { return whole_sums[ranks][i % PERIOD]; }
 static double zero(int rank, size_t i) { return 0.0 * rank * (double)i; }
-// Numbers whose sum depends on the order: signs alternate, sizes differ by a factor of 1000, all bits are in use.
-static double rough(int rank, size_t i) {
-    uint32_t h = (uint32_t)(i * 2654435761u) ^ (uint32_t)(rank + 1) * 40503u * 65537u;
-    h ^= h >> 15; h *= 2246822519u; h ^= h >> 13;
-    double x = (double)h / 4294967296.0 + 0.01;
-    return (h & 1 ? x : -x) * (h & 6 ? 1 : 1000);
-}
 
 // ---- buffers: n elements, of which number i is numbers(rank, first + i), and SPARE bytes of 0x5a behind them ----
 
@@ -211,18 +175,14 @@ static void exchange_with_all(void) {
     void *in[2][MOST_RANKS], *out[2][MOST_RANKS];
     CommOp ops[4 * MOST_RANKS];
     int count = 0;
-    for (int k = 0; k < 2 * world.size; k++) {
-        int q = k / 2, m = k % 2;
-        if (q == world.rank) continue;
+    for (int q = 0; q < world.size; q++) for (int m = 0; m < 2 && q != world.rank; m++) {
         out[m][q] = buffer(lengths[m], COMM_F32, whole, world.rank, (size_t)(q * 100 + m));
         in[m][q] = buffer(lengths[m], COMM_F32, zero, 0, 0);
         ops[count++] = comm_send(&world, out[m][q], lengths[m], COMM_F32, q);
         ops[count++] = comm_recv(&world, in[m][q], lengths[m], COMM_F32, q);
     }
     while (count > 0) comm_wait(&world, ops[--count]);
-    for (int k = 0; k < 2 * world.size; k++) {
-        int q = k / 2, m = k % 2;
-        if (q == world.rank) continue;
+    for (int q = 0; q < world.size; q++) for (int m = 0; m < 2 && q != world.rank; m++) {
         release(in[m][q], lengths[m], COMM_F32, whole, q, (size_t)(world.rank * 100 + m), "receive");
         free(out[m][q]);
     }
@@ -679,7 +639,6 @@ int main(int argc, char** argv) {
     size_t scratch = device_memory(MEMORY_COMMUNICATION);
     check(scratch == comm_world_bytes(&world), "the world takes %zu bytes", scratch);
     check(world.size <= MOST_RANKS, "the numbers are made for %d ranks at most", MOST_RANKS);
-    make_whole_numbers();
     if (table.operand_count == 2 && strcmp(table.operands[0], "die") == 0) {
         die_by(table.operands[1]);
         return EXIT_SUCCESS;

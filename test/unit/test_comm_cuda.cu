@@ -11,7 +11,7 @@ first check that fails ends them all.
 #define NCCL_PIECE (1 << 16)
 #define COMM_IN_FLIGHT 64    // so that few operations are many
 #define COMM_WAITED_ROOM 64
-#include "../../llmc/comm/comm.h"
+#include "comm_numbers.h"
 #include "../../llmc/comm/sums.h"
 #include <algorithm>
 #include <deque>
@@ -32,34 +32,14 @@ static int num_tests;
     static void test_##name(void)
 static const size_t sizes[] = { 0, 1, 7, 20011 };
 enum { NUM_SIZES = sizeof sizes / sizeof sizes[0], SPARE = 16 }; // bytes after every tensor that no operation may touch
-static const CommType types[] = { COMM_F32, COMM_BF16, COMM_F16, COMM_F64, COMM_BYTE };
-enum { NUM_TYPES = sizeof types / sizeof types[0], NUM_SUMMED = 4 };
 
 // ---- numbers of an index ----
-static void element_set(char* p, size_t i, CommType t, double x) {
-    float f = (float)x;
-    if (t == COMM_F64) memcpy(p + 8 * i, &x, 8);
-    else if (t == COMM_BYTE) p[i] = (char)(int)x;
-    else convert_dtype(p + i * comm_type_size(t), (DType)t, &f, DTYPE_F32, 1);
-}
-static double whole(int q, size_t i) { return (double)((i * 7 + (size_t)q * 5 + i / 16) % 16); } // sums are exact in every type
-// Numbers whose sum depends on the order: signs alternate, sizes differ by a factor of 1000, all bits are in use.
-static double rough(int q, size_t i) {
-    uint32_t h = (uint32_t)(i * 2654435761u) ^ (uint32_t)(q + 1) * 40503u * 65537u;
-    h ^= h >> 15; h *= 2246822519u; h ^= h >> 13;
-    double x = (double)h / 4294967296.0 + 0.01;
-    return (h & 1 ? x : -x) * (h & 6 ? 1 : 1000);
-}
 static double zero(size_t i) { (void)i; return 0; }
 static auto of_rank(int q) { return [q](size_t i) { return whole(q, i); }; }
 static auto rough_of_rank(int q) { return [q](size_t i) { return rough(q, i); }; }
 static auto mine(const Comm* c) { return of_rank(c->rank); }
 static auto sum_of(const Comm* c, size_t first = 0) { // of all ranks' numbers, from this index on
-    return [N = c->size, first](size_t i) {
-        double sum = 0;
-        for (int q = 0; q < N; q++) sum += whole(q, first + i);
-        return sum;
-    };
+    return [N = c->size, first](size_t i) { return whole_sum(N, first + i); };
 }
 static auto rows_of_ranks(size_t n) { return [n](size_t i) { return whole((int)(i / n), i % n); }; } // of n numbers
 

@@ -20,10 +20,12 @@ static const size_t lengths[] = { 1, 2, 31, 33, 255, 256, 257, 1000, 40001 };
 #define LENGTHS ((int)(sizeof lengths / sizeof lengths[0]))
 
 // ---- 16 bits ----
+// The numbers are so small that fp16 loses most of their digits where they are not multiplied.
 TEST(16_bits_are_rounded_and_the_rest_is_kept) {
     const size_t n = 1000;
-    floatX* g = random_gradients(n, 1e-3f);
-    float *error = random_floats(n, 1e-4f), *kept = unset_floats(n), *x = unset_floats(n);
+    const float factor = 65536;
+    floatX* g = random_gradients(n, 1e-6f);
+    float *error = random_floats(n, 1e-7f), *kept = unset_floats(n), *x = unset_floats(n);
     uint16_t* out = unset_bytes(2 * n);
     floatX* back = unset_gradients(n);
     add_error(x, g, error, n);
@@ -31,33 +33,21 @@ TEST(16_bits_are_rounded_and_the_rest_is_kept) {
     for (int half = 0; half < 2; half++) {
         DType to = half ? DTYPE_F16 : DTYPE_BF16;
         double unit = half ? 1.0 / 2048 : 1.0 / 256;
-        round_16(out, kept, g, error, to, 1024, n);
-        widen_16(back, out, to, 1.0f / 1024, n);
+        round_16(out, kept, g, error, to, factor, n);
+        widen_16(back, out, to, 1 / factor, n);
         for (size_t i = 0; i < n; i++) {
-            float sent = (half ? float_from_f16_bits(out[i]) : float_from_bf16_bits(out[i])) / 1024;
-            expect_near("sent", (double)sent, (double)x[i], unit * (double)fabsf(x[i]) + 1e-11);
+            float sent = (half ? float_from_f16_bits(out[i]) : float_from_bf16_bits(out[i])) / factor;
+            expect_near("sent", (double)sent, (double)x[i], unit * (double)fabsf(x[i]) + 1e-12);
             assert_true(kept[i] == x[i] - sent);
             assert_true(to_float(back[i]) == to_float(to_floatX(sent)));
         }
         float* in_place = copy_of(error, n);
-        round_16(out, in_place, g, in_place, to, 1024, n);
+        round_16(out, in_place, g, in_place, to, factor, n);
         assert_memory_equal(in_place, kept, n * sizeof(float));
         round_16(out, NULL, g, NULL, to, 1, n);
         for (size_t i = 0; i < n; i++)
             assert_int_equal(out[i], half ? f16_bits_from_float(to_float(g[i])) : bf16_bits_from_float(to_float(g[i])));
     }
-}
-TEST(a_factor_saves_small_gradients_from_fp16) {
-    floatX g = to_floatX(0x1p-24f), back;
-    float error = 0x1p-26f;
-    uint16_t out;
-    round_16(&out, NULL, &g, NULL, DTYPE_F16, 0x1p-2f, 1);
-    widen_16(&back, &out, DTYPE_F16, 4, 1);
-    assert_true(to_float(back) == 0); // too small
-    round_16(&out, &error, &g, &error, DTYPE_F16, 65536, 1);
-    widen_16(&back, &out, DTYPE_F16, 1.0f / 65536, 1);
-    assert_true(to_float(back) == to_float(to_floatX(0x1.4p-24f)));
-    assert_true(error == 0);
 }
 
 // ---- blocks ----

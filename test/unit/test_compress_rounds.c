@@ -1,6 +1,7 @@
 // test_compress_rounds.c - what ranks make together of compressed gradients (llmc/parallel/compress.h): all have the same, and what
 // a step leaves out comes later. The ranks are in one process, and a backend of this test moves their messages.
 #include "../../llmc/parallel/compress.h"
+#include "comm_numbers.h"
 #include "unit.h"
 
 enum { MOST_RANKS = 4, PACKETS = 2, MOST_OPS = 8 };
@@ -13,17 +14,11 @@ static struct { CommSlot* slots[MOST_OPS][MOST_RANKS]; bool moved[MOST_OPS]; } m
 static int num_ranks;
 
 // ---- the backend ----
-static float number_at(const void* p, size_t i, CommType t) {
-    float x;
-    convert_dtype(&x, DTYPE_F32, (const char*)p + i * comm_type_size(t), (DType)t, 1);
-    return x;
-}
 static void move_sum(CommSlot** s) {
     for (size_t i = 0; i < s[0]->n; i++) {
         float sum = 0;
-        for (int r = 0; r < num_ranks; r++) sum += number_at(s[r]->in, i, s[r]->type);
-        for (int r = 0; r < num_ranks; r++)
-            convert_dtype((char*)s[r]->out + i * comm_type_size(s[r]->type), (DType)s[r]->type, &sum, DTYPE_F32, 1);
+        for (int r = 0; r < num_ranks; r++) sum += (float)element_get(s[r]->in, i, s[r]->type);
+        for (int r = 0; r < num_ranks; r++) element_set(s[r]->out, i, s[r]->type, (double)sum);
     }
 }
 static void move(CommSlot** s) {
@@ -61,10 +56,7 @@ static void ranks_open(int N, int method, long long rank) {
         k->comm.world_rank = (int*)xcalloc((size_t)N, sizeof(int));
         k->grad_scale = 1;
         Compress* c = &k->c;
-        c->o.method = method;
-        c->o.feedback = 1;
-        c->o.fraction = 0.05;
-        c->o.rank = rank;
+        c->o = (CompressOptions){ .method = method, .feedback = 1, .fraction = 0.05, .rank = rank };
         c->method = &compress_methods[method];
         c->comm = &k->comm;
         c->num_elements = ELEMENTS;

@@ -2,14 +2,14 @@
 // whole runs of which a rank is killed.
 // No test depends on how fast a rank is. Deadlines pass when a test has seen that all ranks are where they stay (the referee).
 #include "../../llmc/watch/agree.h"
-#include "expect_death.h"
+#include "test_folder.h"
 #include <sys/mman.h>
 
 // ---- a team of processes ----
 
 #define MOST 8
 #define LONG 1800.0 // seconds that no wait takes
-#define HUNG 100.0  // seconds after which a team is killed, and its test fails
+#define HUNG 100    // seconds after which a rank is killed, and its test fails
 #define LAST_STEP 9 // a rank that has come to it does nothing more
 
 typedef struct { // shared by the processes of a test
@@ -37,6 +37,8 @@ typedef struct {
 static const Team* team;
 #define ANY -1
 #define KILLED (1000 + SIGKILL)
+#define ERRS(rank) .harmed = rank, .status = 1, .own = "rank " #rank " is in trouble" // in err()
+#define LEFT(rank) "rank " #rank " has left (its own message says why)"
 
 #define with_lock(c, ...) do { pthread_mutex_lock(&(c)->lock); __VA_ARGS__; pthread_mutex_unlock(&(c)->lock); } while (0)
 #define ensure(condition) require(condition, "this does not hold: %s", #condition) // within a rank
@@ -44,7 +46,12 @@ static void count(void) { __atomic_add_fetch(&meeting->count, 1, __ATOMIC_ACQ_RE
 static void await_ready(void) { while (!__atomic_load_n(&meeting->ready, __ATOMIC_ACQUIRE)) usleep(1000); }
 static void await_count(int n) { while (__atomic_load_n(&meeting->count, __ATOMIC_ACQUIRE) < n) usleep(1000); }
 
-static RankInfo rank_of(int rank, int size) { return (RankInfo){ rank, size, rank, size, "a test", "" }; }
+static char launchers_place[64]; // where ranks meet, if their launcher says so
+static RankInfo rank_of(int rank, int size) {
+    RankInfo r = { rank, size, rank, size, "a test", "" };
+    snprintf(r.meeting, sizeof r.meeting, "%s", launchers_place);
+    return r;
+}
 
 // Rank 0 publishes its address; the others wait for it, as they would in MPI_Bcast.
 static void join(Control* c, int rank, int size) {
@@ -161,31 +168,24 @@ static bool as_expected(const Team* t, int r, const Child* e) {
 static void run(const Team* t) {
     RunningChild children[MOST];
     Child ended[MOST] = { { 0, NULL, NULL } };
-    unsigned running = ((1u << t->size) - 1) & ~t->absent, bad = 0;
-    double start = now_seconds();
+    unsigned bad = 0;
     team = t;
     memset(meeting, 0, sizeof *meeting);
     for (int r = 0; r < t->size; r++) {
-        if (!(running >> r & 1)) continue;
-        children[r] = child_start();
-        if (children[r].pid > 0) continue;
+        if (t->absent >> r & 1 || (children[r] = child_start()).pid > 0) continue;
         static Control control;
         message_rank = r;
+        alarm(HUNG);
         (t->process ? t->process : be_rank)(&control, r);
         exit(0);
     }
-    for (; running; usleep(2000)) {
-        bool over = now_seconds() > start + HUNG || !(running & ~t->stops); // who is stopped does not end by itself
+    for (int turn = 0; turn < 2; turn++) // those that are stopped do not end by themselves, so they are killed after the others
         for (int r = 0; r < t->size; r++) {
-            if (!(running >> r & 1)) continue;
-            if (over) kill(children[r].pid, SIGKILL);
-            siginfo_t info = { 0 };
-            if (waitid(P_PID, (id_t)children[r].pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) continue;
+            if (t->absent >> r & 1 || (t->stops >> r & 1) != (unsigned)turn) continue;
+            if (turn == 1) kill(children[r].pid, SIGKILL);
             ended[r] = child_end(children[r]);
-            running &= ~(1u << r);
+            if (!as_expected(t, r, &ended[r])) bad |= 1u << r;
         }
-    }
-    for (int r = 0; r < t->size; r++) if (!(t->absent >> r & 1) && !as_expected(t, r, &ended[r])) bad |= 1u << r;
     for (int r = 0; r < t->size; r++) {
         const char* as = bad >> r & 1 ? " (unexpected)" : "";
         if (bad && ended[r].err) print_error("rank %d%s: status %d: %s\n", r, as, ended[r].status, ended[r].err);
@@ -202,21 +202,19 @@ static void run(const Team* t) {
 #define CRASHED(signal) (1000 + (signal))
 #endif
 
-static char folder[] = "/tmp/test_control_XXXXXX";
 void before_all(void) {
     meeting = (Meeting*)mmap(NULL, sizeof *meeting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    require(meeting != MAP_FAILED && mkdtemp(folder) != NULL, "cannot make what the ranks share: %s", strerror(errno));
+    require(meeting != MAP_FAILED, "cannot make what the ranks share: %s", strerror(errno));
     setenv("SHARD_LEAVE_SECONDS", "600", 1); // longer than a team may take: what is decided must be decided by what the ranks do
 }
-void after_all(void) { rmdir(folder); }
 
 // The file of a rank's last operations, which is removed. The caller frees it.
 static char* last_operations(int rank) {
-    char path[128];
-    snprintf(path, sizeof path, "%s/ops_rank_%04d.txt", folder, rank);
-    FILE* f = fopen(path, "r");
+    char name[32];
+    snprintf(name, sizeof name, "ops_rank_%04d.txt", rank);
+    FILE* f = fopen(in_folder(name), "r");
     assert_non_null(f);
-    unlink(path);
+    unlink(in_folder(name));
     return child_output(f);
 }
 
@@ -443,12 +441,10 @@ static void err_in_a_thread(Control* c) {
     for (;;) pause();
 }
 TEST(a_rank_that_exits_by_an_error_has_left_not_died) {
-    team(4, .harm = err, .harmed = 2, .status = 1, .own = "rank 2 is in trouble",
-         .says = { "rank 2 has left (its own message says why)" }, .out = folder);
+    team(4, .harm = err, ERRS(2), .says = { LEFT(2) }, .out = folder);
     for (int r = 0; r < 4; r++) free(last_operations(r)); // the one that leaves has written its last operations as well
-    team(4, .harm = err, .harmed = 0, .status = 1, .own = "rank 0 is in trouble", .says = { "rank 0 has left (its own message says why)" });
-    team(3, .harm = err_in_a_thread, .harmed = 1, .status = 1, .own = "rank 1 is in trouble",
-         .says = { "rank 1 has left (its own message says why)" });
+    team(4, .harm = err, ERRS(0), .says = { LEFT(0) });
+    team(3, .harm = err_in_a_thread, ERRS(1), .says = { LEFT(1) });
 }
 
 // Who has left is still there while another may have an error of its own to report. The default would not be time enough.
@@ -479,9 +475,8 @@ static void err_while_others_compute(Control* c) {
     for (;;) pause();
 }
 TEST(ranks_that_wait_for_one_that_left_are_not_given_the_time_to_err) {
-    team(4, .work = err_in_a_pipeline, .harmed = 1, .status = 1, .own = "rank 1 is in trouble", .says = { "rank 1 has left" });
-    team(4, .work = err_while_others_compute, .grace = 0.3, // no longer than this
-         .harmed = 1, .status = 1, .own = "rank 1 is in trouble", .says = { "rank 1 has left" });
+    team(4, .work = err_in_a_pipeline, ERRS(1), .says = { LEFT(1) });
+    team(4, .work = err_while_others_compute, ERRS(1), .says = { LEFT(1) }, .grace = 0.3); // no longer than this
 }
 
 TEST(the_time_to_err_is_a_number_of_seconds) {
@@ -538,24 +533,22 @@ TEST(a_wait_that_all_have_reached_is_the_fault_of_none_or_of_different_operation
          .says = { " issued all-reduce #0 of world (5000 fp32, step 0)", " issued all-gather #0 of world (5000 fp32, step 0)" });
 }
 
-static const char *first_way, *second_way; // what rank 1 does five times with rank 0, and what rank 0 does nine times with it
+static bool sends; // whether rank 1 sends five times to rank 0 and receives nine times from it, or the other way round
 static void hang_in_a_message(Control* c) {
     int rank = c->ranks.rank;
-    const char *one = rank == 1 ? first_way : second_way, *other = rank == 1 ? second_way : first_way;
+    bool one_is_send = (rank == 1) == sends;
+    const char *one = one_is_send ? "send" : "receive", *other = one_is_send ? "receive" : "send";
     for (int i = 0; i < 5 && rank < 2; i++) issue_and_finish(c, one, 1 - rank);
-    for (int i = 0; i < 9 && rank < 2; i++) issue_and_finish(c, other, 1 - rank); // the other way
-    for (int i = 0; i < 9 && rank == 0; i++) issue_and_finish(c, one, 2);          // with another rank
-    if (rank == 1) wait_forever(c, "world", first_way, 5000, 0);
+    for (int i = 0; i < 9 && rank < 2; i++) issue_and_finish(c, other, 1 - rank);
+    for (int i = 0; i < 9 && rank == 0; i++) issue_and_finish(c, one, 2); // with another rank
+    if (rank == 1) wait_forever(c, "world", one, 5000, 0);
     hang(c);
 }
 TEST(a_message_waits_for_its_other_end_alone) {
-    first_way = "receive";
-    second_way = "send";
     team(4, .late = true, .work = hang_in_a_message,
          .says = { "rank 0 has not reached its side of receive #5 from rank 0 of world (5000 fp32, step 0), for which rank 1",
                    "the last operation that rank 0 issued there is send #4 to rank 1" });
-    first_way = "send";
-    second_way = "receive";
+    sends = true;
     team(4, .late = true, .work = hang_in_a_message,
          .says = { "rank 0 has not reached its side of send #5 to rank 0 of world (5000 fp32, step 0)",
                    "the last operation that rank 0 issued there is receive #4 from rank 1" });
@@ -670,7 +663,7 @@ static void die_while_others_wait(Control* c) {
 }
 TEST(every_survivor_writes_its_last_operations) {
     team(3, .work = die_while_others_wait, .harmed = 1, .status = KILLED, .out = folder,
-         .says = { "rank 1 has died", "continue from the last checkpoint with --resume", "last operations: /tmp/test_control_",
+         .says = { "rank 1 has died", "continue from the last checkpoint with --resume", "last operations: /tmp/shard_test_",
                    "(build/ranks compares them)" });
     for (int r = 0; r < 3; r += 2) { // rank 1 could not write anything
         char who[64], *text = last_operations(r);
@@ -773,30 +766,27 @@ TEST(two_processes_of_one_rank_and_ranks_of_different_sizes_are_found) {
     team(2, .process = join_as_another, .says = { "rank 1 was started as one of 3 ranks, rank 0 as one of 2" });
 }
 
-static int their_port;
 static void join_where_the_launcher_says(Control* c, int rank) {
-    RankInfo r = rank_of(rank, team->size);
     char address[CONTROL_ADDRESS] = "";
-    snprintf(r.meeting, sizeof r.meeting, "%d run-7 localhost", their_port);
-    control_init(c, r, LONG, "");
+    control_init(c, rank_of(rank, team->size), LONG, "");
     if (rank == 0) control_listen(c, address);
     control_join(c, address); // nobody tells the others
     control_stop(c);
 }
-static void take_a_port_twice(void) {
-    static Control a, b;
-    RankInfo r = { 0, 2, 0, 1, "a test", "" };
+static void listen_twice(void) {
+    static Control c[2];
     char address[CONTROL_ADDRESS];
-    snprintf(r.meeting, sizeof r.meeting, "%d run-7 localhost", their_port);
-    control_init(&a, r, 1, "");
-    control_init(&b, r, 1, "");
-    control_listen(&a, address);
-    control_listen(&b, address);
+    for (int i = 0; i < 2; i++) {
+        control_init(&c[i], rank_of(0, 2), 1, "");
+        control_listen(&c[i], address);
+    }
 }
 TEST(ranks_meet_where_their_launcher_says_unless_that_port_is_in_use) {
-    int fd = port_of_its_own(&their_port);
+    int port, fd = port_of_its_own(&port);
+    snprintf(launchers_place, sizeof launchers_place, "%d run-7 localhost", port);
     team(3, .process = join_where_the_launcher_says);
-    expect_error(take_a_port_twice(), "cannot listen", "--master-port");
+    expect_error(listen_twice(), "cannot listen", "--master-port");
+    launchers_place[0] = '\0';
     close(fd);
 }
 

@@ -5,14 +5,14 @@
 #include "expect_death.h"
 #include <sys/mman.h>
 
-// Returns true if a report has this row, with any number of spaces between columns.
-static bool has_row(const char* report, const char* row) {
-    char* squeezed = xcalloc(strlen(report) + 1, 1);
+// A child must end with this status, after a report that has these rows (most, or until NULL), with any number of spaces between columns.
+static void expect_report(Child c, int status, const char* const* rows, int most) {
     size_t n = 0;
-    for (const char* c = report; *c; c++) if (*c != ' ' || c[1] != ' ') squeezed[n++] = *c;
-    bool found = strstr(squeezed, row) != NULL;
-    free(squeezed);
-    return found;
+    for (const char* p = c.out; *p; p++) if (*p != ' ' || p[1] != ' ') c.out[n++] = *p;
+    c.out[n] = '\0';
+    if (c.status != status) fail_msg("status %d: %s%s", c.status, c.out, c.err);
+    for (int k = 0; k < most && rows[k]; k++) if (!strstr(c.out, rows[k])) fail_msg("there is no '%s' in %s", rows[k], c.out);
+    child_free(&c);
 }
 
 // ---- memory of a run of one rank ----
@@ -48,13 +48,8 @@ TEST(memory_that_is_not_as_predicted_is_found_where_it_is) {
         { { 4000, [MEMORY_OFFLOADED] = 9000 }, { 4000, [MEMORY_OFFLOADED] = 9001 }, 0, 2,
           { " state on the host 9.0 kB 9.0 kB 1 bytes more than predicted\n" } },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        Child c = child_does(take_and_report(&cases[i]));
-        if (c.status != cases[i].status) fail_msg("status %d: %s%s", c.status, c.out, c.err);
-        for (int k = 0; k < 3 && cases[i].rows[k]; k++)
-            if (!has_row(c.out, cases[i].rows[k])) fail_msg("there is no '%s' in %s", cases[i].rows[k], c.out);
-        child_free(&c);
-    }
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        expect_report(child_does(take_and_report(&cases[i])), cases[i].status, cases[i].rows, 3);
 }
 
 // Takes 60 of 100 bytes, then as many as are asked for; frees and takes them again, because only bytes in use count.
@@ -193,13 +188,12 @@ TEST(times_of_actions_leave_out_the_first_step_and_waits) {
 }
 
 // ---- bytes sent, which each rank predicts and counts for itself ----
-// A run of N ranks, a process each. Rank q predicts and sends so much; in the second of its two steps `more` besides.
+// A run of N ranks. Rank q predicts and sends so much; in the second of its two steps `more` besides.
 typedef struct { int N; double predicted[3], sent[3], more[3]; int status; const char* row; } Ranks;
-typedef struct { volatile int ready; char address[CONTROL_ADDRESS]; int status[3]; } Meeting; // shared by the processes
-static Meeting* meeting;
+static struct Meeting { volatile int ready; char address[CONTROL_ADDRESS]; }* meeting; // shared by the processes
 
-// Rank `rank` says by its status what report_sent returns: 0 if all ranks sent as predicted, else 2.
-static int report_as(const Ranks* t, int rank) {
+// Ends a rank with what report_sent returns: 0 if all ranks sent as predicted, else 2.
+static void report_as(const Ranks* t, int rank) {
     static World w;
     RankInfo info = { rank, t->N, rank, t->N, "a test", "" };
     control_init(&w.control, info, 10, "");
@@ -209,27 +203,13 @@ static int report_as(const Ranks* t, int rank) {
     }
     while (!__atomic_load_n(&meeting->ready, __ATOMIC_ACQUIRE)) usleep(1000);
     control_join(&w.control, meeting->address);
-    if (rank > 0 && freopen("/dev/null", "w", stdout) == NULL) return 1; // only rank 0 prints, as comm_meet has it
     w.comm.size = t->N;
     w.steps = 2;
     w.least = t->sent[rank] + fmin(0, t->more[rank]);
     w.most = t->sent[rank] + fmax(0, t->more[rank]);
     bool as_predicted = report_sent(&w, t->predicted[rank]);
     control_stop(&w.control);
-    return as_predicted ? 0 : 2;
-}
-static void report_on_ranks(const Ranks* t) {
-    pid_t pids[3];
-    memset(meeting, 0, sizeof *meeting);
-    for (int q = 1; q < t->N; q++) {
-        pids[q] = fork();
-        if (pids[q] == 0) exit(report_as(t, q));
-    }
-    meeting->status[0] = report_as(t, 0);
-    for (int q = 1; q < t->N; q++) {
-        waitpid(pids[q], &meeting->status[q], 0);
-        meeting->status[q] = WIFEXITED(meeting->status[q]) ? WEXITSTATUS(meeting->status[q]) : -1;
-    }
+    exit(as_predicted ? 0 : 2);
 }
 // All ranks must find the same. The row of the first that did not send as predicted is shown, else of the one that sent most.
 TEST(every_rank_must_send_as_it_predicted_in_every_step) {
@@ -253,10 +233,10 @@ TEST(every_rank_must_send_as_it_predicted_in_every_step) {
     meeting = mmap(NULL, sizeof *meeting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(meeting != MAP_FAILED);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        Child c = child_does(report_on_ranks(&cases[i]));
-        if (c.status != 0 || !has_row(c.out, cases[i].row)) fail_msg("status %d, %s%s: no '%s'\n", c.status, c.out, c.err, cases[i].row);
-        for (int q = 0; q < cases[i].N; q++) assert_int_equal(meeting->status[q], cases[i].status);
-        child_free(&c);
+        RunningChild running[3];
+        meeting->ready = 0;
+        for (int q = 0; q < cases[i].N; q++) if ((running[q] = child_start()).pid == 0) report_as(&cases[i], q);
+        for (int q = 0; q < cases[i].N; q++) expect_report(child_end(running[q]), cases[i].status, &cases[i].row, 1);
     }
     munmap(meeting, sizeof *meeting);
 }

@@ -34,11 +34,6 @@ static void case_init(Case* t, GPT2Config c, int wrap, int S, int rank) {
     t->y.shard_ranks = &t->ranks;
     layout_cut(&t->y, &t->how, c, t->units);
 }
-static size_t group_elements(const Case* t, const Group* k) {
-    size_t n = 0;
-    for (int u = k->first_unit; u < k->first_unit + k->num_units; u++) n += unit_elements(t->c, u);
-    return n;
-}
 
 // Calls check for every shape, wrap and number of shards, as rank 0 has them.
 static void for_all(void (*check)(Case*)) {
@@ -78,7 +73,8 @@ static void check_shards(Case* t) {
     size_t at = 0, S = (size_t)t->how.shards;
     for (int k = 0; k < t->y.num_groups; k++) {
         Shard shard = t->y.groups[k].shard;
-        size_t elements = group_elements(t, &t->y.groups[k]);
+        const Unit* last = &t->units[t->y.groups[k].first_unit + t->y.groups[k].num_units - 1];
+        size_t elements = last->offset + last->size; // of the group
         assert_int_equal(shard.at, at);
         assert_true(shard.n > 0 && shard.n % SHARD_ALIGNMENT == 0);
         assert_true(S * shard.n >= elements);
@@ -147,6 +143,7 @@ TEST(sizes_by_formula_are_the_layouts) {
     for (int wrap = 0; wrap < c.L + 3; wrap++) for (int S = 1; S <= 1024; S *= 2) {
         case_init(&t, c, wrap, S, S - 1);
         check_sizes(&t);
+        check_groups(&t);
         check_shards(&t);
     }
 }
@@ -164,25 +161,6 @@ TEST(rooms_are_bounded_where_groups_are_freed) {
 }
 
 // ---- communicators ----
-
-static size_t fake_device_bytes(const CommOptions* o, int N) { return (o->ordered ? 1000 : 100) * (size_t)N; }
-TEST(the_bytes_of_communicators) {
-    CommBackend backend = { .device_bytes = fake_device_bytes };
-    static CommWorld w;
-    Comm world = { .size = 6, .world = &w };
-    Sharding hybrid = { .sharding = SHARD_HYBRID, .shards = 3 };
-    assert_int_equal(layout_comm_bytes(&hybrid, &world), 0); // a rank that is alone has no backend
-    w.backend = &backend;
-    for (int ordered = 0; ordered <= 1; ordered++) {
-        int of_rank = ordered ? 1000 : 100;
-        w.options.ordered = ordered;
-        assert_int_equal(layout_comm_bytes(&hybrid, &world), COMM_NUMBER_BYTES + (6 + 3 + 2) * of_rank);
-        for (int kind = SHARD_FULL; kind <= SHARD_NONE; kind++) {
-            Sharding how = { .sharding = kind, .shards = kind == SHARD_NONE ? 1 : 6 };
-            if (kind != SHARD_HYBRID) assert_int_equal(layout_comm_bytes(&how, &world), COMM_NUMBER_BYTES + 6 * of_rank);
-        }
-    }
-}
 
 static void alone_in_every_way(void) {
     static Comm world;
@@ -226,36 +204,21 @@ TEST(options_that_do_not_go_together_and_the_number_of_shards) {
     }
 }
 
-static void parse_and_report(void* option) {
-    Sharding how;
-    OptionTable table = options_table("test_sharding", "options of a layout");
-    char *name = (char*)"test_sharding", *hybrid = (char*)"--sharding=hybrid", *group = (char*)"--shard-group=2";
-    char* arguments[] = { name, (char*)option, hybrid, group, NULL };
-    GPT2Config c = { 32, 384, 384, 5, 4, 32 };
-    options_sharding(&table, &how);
-    options_parse(&table, ((char*)option)[0] ? 4 : 1, arguments);
-    sharding_check(&how, 4);
-    report_sharding(c, &how, 4);
-}
-// The report of a run with this option, or with the defaults if it is "", has this phrase.
-static void expect_report(const char* option, const char* phrase) {
-    Child c = child_run(parse_and_report, (void*)option);
-    if (c.status != 0 || !strstr(c.out, phrase)) print_error("%s: %s%s: there is no '%s'\n", option, c.out, c.err, phrase);
-    assert_int_equal(c.status, 0);
-    assert_non_null(strstr(c.out, phrase));
-    child_free(&c);
-}
 TEST(a_report_says_how_large_groups_are) {
-    expect_report("", "sharding full by block: each rank keeps 1/4 of everything, 0.21 % of it padding; gradients reduced");
-    expect_report("", "room for the root and 2 more\n");
-    expect_report("--wrap-blocks=1", "sharding hybrid by block: each rank keeps 1/2");
-    expect_report("--wrap-blocks=2", "sharding hybrid by 2 blocks:");
-    expect_report("--wrap-blocks=0", "sharding hybrid by model:");
-    expect_report("--wrap-blocks=0", "room for the root and 0 more\nreplicas   2, of 2 ranks each\n");
-    expect_report("--limit-all-gathers=7", "room for the root and 5 more\n");
-    expect_death(parse_and_report, (void*)"--wrap=block", "unknown option '--wrap'");
-    expect_death(parse_and_report, (void*)"--wrap-blocks=257", "--wrap-blocks", "257");
-    expect_death(parse_and_report, (void*)"--wrap-blocks=-1", "--wrap-blocks", "-1");
+    const GPT2Config c = { 32, 384, 384, 5, 4, 32 };
+    static const struct { Sharding how; const char* says; } cases[] = { // on 4 ranks
+        { { .wrap_blocks = 1, .shards = 4, .rooms = 2 }, "sharding full by block: each rank keeps 1/4 of everything, 0.21 % of it" },
+        { { .wrap_blocks = 1, .shards = 4, .rooms = 2 }, "room for the root and 2 more\n" },
+        { { .wrap_blocks = 1, .shards = 4, .rooms = 7 }, "room for the root and 5 more\n" },
+        { { .wrap_blocks = 2, .shards = 4, .rooms = 2 }, "sharding full by 2 blocks:" },
+        { { .shards = 2, .sharding = SHARD_HYBRID, .rooms = 2 }, "sharding hybrid by model: each rank keeps 1/2" },
+        { { .shards = 2, .sharding = SHARD_HYBRID, .rooms = 2 }, "room for the root and 0 more\nreplicas   2, of 2 ranks each\n" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Child said = child_does(report_sharding(c, &cases[i].how, 4));
+        if (said.status != 0 || !strstr(said.out, cases[i].says)) fail_msg("'%s' is not in %s%s", cases[i].says, said.out, said.err);
+        child_free(&said);
+    }
 }
 
 // What --cpu-offload adds with accumulation. An element's sum does not depend on the thread that forms it.
