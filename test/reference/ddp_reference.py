@@ -123,7 +123,7 @@ def run_rank(rank, job, folder, resume):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous_{resume}", rank=rank, world_size=job.ranks)
     tokens = read_tokens(os.path.join(HERE, "tokens.bin"))
-    order, _, _ = sequence_order(len(tokens), job.batch)
+    order = sequence_order(len(tokens), job.batch)
     checkpoint = os.path.join(folder, "checkpoint.pt")
     resident_before = resident_bytes("VmRSS")
     model, first_step = new_model(), 0
@@ -185,7 +185,7 @@ def run_and_resume(job):
 def single_in_fp64(batch):
     tokens = read_tokens(os.path.join(HERE, "tokens.bin"))
     model = initial_model(torch.float64)
-    steps = list(train(model, tokens, sequence_order(len(tokens), batch)[0]))
+    steps = list(train(model, tokens, sequence_order(len(tokens), batch)))
     return Result({}, steps, our_tensors(model))
 
 

@@ -324,14 +324,14 @@ def learning_rate(step):
 
 def sequence_order(num_tokens, batch=RUN["batch"]):
     """The sequence at each place of the run: (steps, batch). Each epoch has its own permutation; sequences at its end
-    that do not fill a batch are left out (llmc/data/dataloader.h). Also returns how many sequences and batches an epoch has."""
+    that do not fill a batch are left out (llmc/data/dataloader.h)."""
     r = RUN
     sequences = (num_tokens - 1) // r["seq_len"]
     batches = sequences // batch
     stream_data = 1 << 32
     order = [[random_permute(r["seed"], stream_data + step // batches, step % batches * batch + b, sequences)
               for b in range(batch)] for step in range(r["steps"])]
-    return np.array(order), sequences, batches
+    return np.array(order)
 
 
 def batch_of(tokens, sequences):
@@ -376,10 +376,8 @@ def train(model, tokens, order):
 
 def make_run():
     tokens = make_text()
-    order, sequences, batches = sequence_order(len(tokens))
+    order = sequence_order(len(tokens))
     write_tokens(os.path.join(HERE, "tokens.bin"), tokens)
-    write_safetensors(os.path.join(HERE, "order.safetensors"),
-                      {"order.sequences": order, "order.settings": [RUN["seed"], sequences, batches]})
     shape = {"layers": RUN["layers"], "heads": RUN["heads"], "channels": RUN["channels"], "vocab_size": RUN["vocab"], "max_seq_len": RUN["seq_len"]}
     write_checkpoint(os.path.join(HERE, "initial"), our_tensors(initial_model(torch.float32)), shape, RUN["seq_len"])
     for dtype, name in ((torch.float32, "fp32"), (torch.float64, "fp64")):

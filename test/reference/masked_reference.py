@@ -91,7 +91,7 @@ def run(dtype, tokens, mask, order, ranks):
 
 def main():
     tokens = read_tokens(os.path.join(HERE, "tokens.bin"))
-    order, _, _ = sequence_order(len(tokens))
+    order = sequence_order(len(tokens))
     mask = make_mask(len(tokens), order)
     os.makedirs(FOLDER, exist_ok=True)
     write_mask(os.path.join(FOLDER, "tokens.mask"), mask, tokens)

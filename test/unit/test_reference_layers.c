@@ -16,18 +16,17 @@ static const double floatX_bound = FLOATX_DTYPE == DTYPE_F32 ? 16 * ROUNDING : 2
 // ---- one test's tensors: what the file has of a layer ----
 typedef struct { float* data; int last_dim; size_t n; } Stored;
 
-static struct { SafeTensors layers, order; const char* layer; } reference; // layer: "layernorm.odd", before the tensor's own name
+static struct { SafeTensors layers; const char* layer; } reference; // layer: "layernorm.odd", before the tensor's own name
 
 static Stored stored(const char* name) {
     char full[64];
     snprintf(full, sizeof full, "%s.%s", reference.layer, name);
-    const SafeTensors* file = strcmp(reference.layer, "order") == 0 ? &reference.order : &reference.layers;
-    const SafeTensor* t = safetensors_find(file, full);
-    require_file(file->source, t != NULL, "has no tensor '%s'", full);
+    const SafeTensor* t = safetensors_find(&reference.layers, full);
+    require_file(reference.layers.source, t != NULL, "has no tensor '%s'", full);
     Stored r = { NULL, 1, 1 };
     for (int i = 0; i < t->rank; i++) r.n *= r.last_dim = (int)t->shape[i];
     r.data = floats(r.n);
-    safetensors_read(file, t, 0, r.n, r.data, DTYPE_F32);
+    safetensors_read(&reference.layers, t, 0, r.n, r.data, DTYPE_F32);
     return r;
 }
 static floatX* as_floatX(const char* name) {
@@ -207,27 +206,11 @@ TEST(clipped_adamw_agrees_with_pytorch) {
     adamw_agrees(8);
 }
 
-// The reference run's batches, as make_reference.py computed them with its own version of rng.h.
-TEST(order_of_the_data_agrees_with_the_reference) {
-    layers_for("order", 1, 1, 1, 1, 128);
-    Stored order = stored("sequences"), settings = stored("settings"); // (steps,batch); seed, sequences, batches in an epoch
-    uint64_t sequences = (uint64_t)settings.data[1], batches = (uint64_t)settings.data[2], batch = (uint64_t)order.last_dim;
-    for (uint64_t i = 0; i < order.n; i++) {
-        uint64_t epoch = i / (batches * batch), position = i % (batches * batch);
-        uint64_t ours = random_permute((uint64_t)settings.data[0], STREAM_DATA + epoch, position, sequences);
-        assert_int_equal(ours, (uint64_t)order.data[i]);
-    }
-    assert_true(order.n > batches * batch); // the second epoch is in it
-}
-
 void before_all(void) {
-    const char* remedy = "make it again with test/reference/make_reference.py";
     device_init(0, 1);
-    safetensors_open(&reference.layers, "test/reference/layers.safetensors", remedy);
-    safetensors_open(&reference.order, "test/reference/order.safetensors", remedy);
+    safetensors_open(&reference.layers, "test/reference/layers.safetensors", "make it again with test/reference/make_reference.py");
 }
 void after_all(void) {
     safetensors_close(&reference.layers);
-    safetensors_close(&reference.order);
     device_shutdown();
 }
