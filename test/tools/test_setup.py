@@ -122,10 +122,8 @@ CASES_OF_SETUP = {
         says=["missing: pytest, needed for make test: No module named xdist .in a Python of your own: pip install pytest pytest-xdist"]),
     "no_such_folder": dict(lacks="", env={"TMPDIR": "/no/such/folder"}, says=[r"\Athere is no folder /no/such/folder: set TMPDIR.*\n\Z"])}
 RARE_CASES_OF_SETUP = {
-    "chromium": dict(needs="make", stand_ins="chromium", lacks="chromium", status=0, says=["^everything is here$"], asks=[]),
     "with_chromium": dict(needs="make", stand_ins="chromium", lacks="chromium", options="--with-chromium", status=0,
                           says=[r"missing: Chromium \(optional\)"], asks=[UPDATE, INSTALL + "chromium"]),
-    "with_firefox": dict(options="--with-firefox", says=["^error: setup.sh has no option but --with-chromium, not '--with-firefox'$"]),
     "libfuzzer_of_clangs_version": dict(needs="fuzzer", lacks="", env={"CLANG": "no-such-clang"}, status=0,
                                         asks=[UPDATE, INSTALL + "clang libclang-rt-77-dev"]),
     "not_gnus_make": dict(lacks="", fakes={"make": 'echo "usage: make [-BeikNnqrstWwX]" >&2; exit 2'}, says=[
@@ -289,7 +287,6 @@ CASES = {
     "broken_library": dict(real="onednn", files={"lib/libdnnl.so": "not a library"}, env={"LDFLAGS": "-L@/lib"}, status=1, says=[
         "MISSING *oneDNN *.*libdnnl.so", "for: matrix products"]),
     "no_cmocka": dict(lacks="cmocka", status=1, says=[works("demo"), fails("test", lacks("cmocka"))]),
-    "two_missing": dict(lacks="cmocka jansson", status=1, says=[fails("test", lacks("Jansson", "cmocka"))]),
     "no_compiler": dict(env={"CC": "no-such-cc"}, status=1, says=["MISSING *C compiler *no no-such-cc", r"\(this machine has [0-9]", *[
         fails(x, lacks("C compiler")) for x in ("demo", "test")]]),
     "old_compiler": dict(fakes={"old_cc": OLD_COMPILER + TOO_OLD["__builtin_mul_overflow"]}, env={"CC": "old_cc"}, status=1, says=[
@@ -299,12 +296,9 @@ CASES = {
         r"does not start 4 ranks \(There are not enough slots for 4\); MPIRUN may name another launcher")]),
     "optional_ones": dict(lacks="gnuplot fuzzer", says=["missing *fuzzer *it is not here", "for: make fuzz", works("test"), works(
         "demo", ", without its plot: gnuplot is missing .sh dev/setup.sh.")]),
-    "clang_without_libfuzzer": dict(real="fuzzer", fakes={"clang": 'echo "cannot find libclang_rt.fuzzer" >&2; exit 1'}, says=[
-        "missing *fuzzer *cannot find", works("demo"), works("test")]),
     "no_gpu": dict(real="cublaslt", says=["missing *cuBLASLt *no no-such-nvcc", "get: sh dev/setup.sh; or pip install nvidia-cublas"]),
     "gpu_without_libraries": dict(real="nvcc cublaslt cudnn nccl", fakes=GPU, env={"NVCC": "nvcc"}, status=1, says=[fails(
         "demo", rf"{OF_A_GPU} \(see above; make GPU= demo leaves the GPU out\)"), fails("test", r".*make GPU= test leaves the GPU out\)")]),
-    "threads": dict(env={"OMP_NUM_THREADS": 3}, says=["a run uses 3 threads"]),
     "share_of_cores": dict(files=ONE_CORE, env=CGROUP, says=["this container may use 1.0 of them: set OMP_NUM_THREADS=1", "GB are free$",
         r"takes .* on two cores \(this machine has 1, so about twice that\)"]),
     "container_of_0.5_GB": dict(files=HALF_A_GB, env=CGROUP, says=[r"GB are free \(this container may use 0.5 GB\)",
