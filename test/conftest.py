@@ -49,8 +49,9 @@ def pytest_collection_modifyitems(config, items):
         is_rest = bool(item.get_closest_marker("rest") or item.get_closest_marker("sampled"))
         wanted = tier == "all" or is_rest == (tier == "rest")
         sampled = item.get_closest_marker("sampled")
-        if wanted and of_commit and sampled: # one by one, or together those that have the same word in their mark
-            wanted = hashlib.sha256((of_commit + (sampled.args or [item.nodeid])[0]).encode()).digest()[0] % 4 == 0
+        if wanted and of_commit and sampled: # one by one, or together those whose mark says the same: sampled("variants of {name}")
+            group = sampled.args[0].format(**item.callspec.params) if sampled.args else item.nodeid
+            wanted = hashlib.sha256((of_commit + group).encode()).digest()[0] % 4 == 0
         (chosen if wanted else left).append(item)
     # The long modules come first.
     chosen.sort(key=lambda item: -getattr(getattr(item, "module", None), "LONG", 0))

@@ -154,13 +154,13 @@ def test_a_mistake_fails_the_claims_meant_for_it_and_no_others(stage, name, tmp_
 
 
 # ---- what a student meets on the way ----
-@pytest.mark.rest
+@pytest.mark.sampled
 def test_the_first_two_tasks_of_ddp_make_four_claims_pass(tmp_path):
     run, passed, _ = grade("ddp", made("ddp", tmp_path, 2))
     assert passed == "loss naive-gradients naive-bytes waits".split() and "\nwrite next: gpt2_init_buckets, " in run.out, run
 
 
-@pytest.mark.rest
+@pytest.mark.sampled
 def test_a_later_task_alone_is_graded_too(tmp_path):
     own = re.search(r"^static void grad_ready\(.*?^}\n", (ROOT / "train_gpt2_ddp.cu").read_text(), re.M | re.S)[0]
     source = made("ddp", tmp_path) / "train_gpt2_ddp.cu"

@@ -21,7 +21,7 @@ def run_line(line, before=(), cwd=ROOT, **env):
     return command("env", unset, [f"{k}={v}" for k, v in env.items()], *before, "sh -c", [line], cwd=cwd, timeout=1800)
 
 
-@pytest.fixture(scope="module", params=[pytest.param("this_user", marks=pytest.mark.sampled("README as this user")), "plain_user"])
+@pytest.fixture(scope="module", params=[pytest.param(user, marks=pytest.mark.sampled(user)) for user in ("this_user", "plain_user")])
 def shell(request):
     """A function that runs a line in a clone, as this user in this one, or as nobody in his own, where nothing is built yet; and whether as root."""
     if request.param == "this_user":

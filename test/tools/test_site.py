@@ -114,7 +114,7 @@ def test_calls_of_llmc_lead_to_the_line_where_a_header_declares_them(site):
             assert re.search(rf"\b{name}\(", below[0]), f"{stage.name}: the link of {name} leads to {header}:{line}, which does not declare it"
 
 
-@pytest.mark.rest
+@pytest.mark.sampled
 @pytest.mark.parametrize("what", ["load", "reader", "pictures", "search", "plain"])
 def test_in_a_browser_the_pages_are_as_a_reader_expects(site, what):
     """site/browser.py says what that is."""

@@ -123,6 +123,7 @@ def emulated(program, *options, **env):
 
 
 @ON_GPU
+@pytest.mark.sampled("variants of {name}")
 @pytest.mark.parametrize("name", CUDA)
 def test_every_variant_of_a_kernel_is_right(name):
     """Of attention few tokens, because pairs of them take long."""
@@ -133,6 +134,7 @@ def test_every_variant_of_a_kernel_is_right(name):
 # Where a row is not a whole number of 16-byte pieces, some variants are not offered. Of attention there are also more tiles than fit in
 # shared memory at a time, and heads of a size other than 64.
 @ON_GPU
+@pytest.mark.sampled("variants of {name}")
 @pytest.mark.parametrize("name, options, least", [
     *((name, "--rows 3 --cols 131", 1) for name in CUDA),
     ("attention_forward", "--rows 131 --cols 64 --variant prefetch", 1), ("attention_forward", "--rows 300 --cols 64 --variant hopper", 1),
