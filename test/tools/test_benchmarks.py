@@ -204,7 +204,7 @@ def test_a_part_that_fails_or_takes_too_long_is_reported_and_stops_no_other(gpu_
     assert_says(run.out, r"^\| roofline-bf16 \| \*\*failed\*\*, status 3: error: it is / broken \| [0-9]* s \|$",
                 r"^\| peers \| \*\*failed\*\*, status 1: error: /", r"^\| speed \| not run: it is a GPU's \|")
     executable(gpu_check.bf16 / "bench_layers", "exec sleep 100") # it takes all the time, and none is left for the next
-    assert_says(gpu_check("roofline peers", GPU_CHECK_SECONDS=2).out, r"^\| roofline-bf16 \| \*\*ran past [12] s\*\* \|",
+    assert_says(gpu_check("roofline peers", GPU_CHECK_SECONDS=8).out, r"^\| roofline-bf16 \| \*\*ran past [1-8] s\*\* \|",
                 r"^\| peers \| \*\*not run: no time left\*\* \|")
 
 
