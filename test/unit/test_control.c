@@ -629,7 +629,8 @@ static void be_told(Control* c) {
     bool dies = team->status == KILLED && c->ranks.rank == team->harmed;
     two_steps(c);
     pthread_mutex_lock(&c->lock);
-    count(); // of one that dies of it
+    count();
+    await_count(2 * c->ranks.size); // no watchdog sees that one has died before all are stopped here
     raise(dies ? SIGKILL : SIGTERM);
     count();
     await_count(3 * c->ranks.size - (team->status == KILLED));
