@@ -180,8 +180,8 @@ $(filter %_fp32.o,$(PLAN_FORMULAS)): PRECISION_FLAG := -DPRECISION_FP32
 $(filter %_bf16.o,$(PLAN_FORMULAS)): PRECISION_FLAG := -DPRECISION_BF16
 $(filter %_fp16.o,$(PLAN_FORMULAS)): PRECISION_FLAG := -DPRECISION_FP16
 $(BUILD)/plan $(BUILD)/test/test_plan $(BUILD)/test/test_plan_mesh: LIBRARIES = $(PLAN_FORMULAS) -ldnnl $(STAGE_LIBRARIES)
-# What computes little need not compile for long: all but layers, and the tools that read whole corpora.
-SMALL := $(filter-out tokenize train_bpe,$(TOOLS)) $(addprefix test/,$(filter-out test_layers test_reference_layers test_compress,$(C_TESTS)))
+# What computes little need not compile for long: all but the tools that read whole corpora, and the layers, tested as the programs have them.
+SMALL := $(filter-out tokenize train_bpe,$(TOOLS)) $(addprefix test/,$(filter-out test_layers,$(C_TESTS)))
 $(SMALL:%=$(BUILD)/%): OPTIMISE := $(subst -O3,-O1,$(OPTIMISE))
 
 # The default data: the stages and llmc/ as bytes. Made once, so that runs can be compared; `make clean-data` to renew.
