@@ -114,7 +114,7 @@ def test_a_pipe_in_a_checkpoint_is_not_waited_for(file, copy):
 
 
 def test_a_full_disk_leaves_the_existing_checkpoints(tmp_path):
-    """(test/unit/test_checkpoint.c: every file of a checkpoint may have no room.)"""
+    """test/unit/test_checkpoint.c lets every file of a checkpoint have no room."""
     if command("mount -t tmpfs -o size=512k tmpfs", tmp_path).status != 0: pytest.skip("only root may mount a small disk")
     try:
         out = tmp_path / "out"
