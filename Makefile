@@ -326,10 +326,16 @@ test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/te
 FLOATX_TESTS := test/test_layers test/test_reference_layers test/test_compress test/test_pieces
 RANKS_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp train_gpt2_tp train_gpt2_pp train_gpt2_3d train_gpt2_compress
 # (+: these are makes, and share -j.)
-test-programs: data/train.bin data/bpe/train.bin
+TEST_PROGRAMS := test-fp32 test-bf16 test-fp16 test-debug # side by side, so that no core waits for the last program of one build
+test-programs: $(TEST_PROGRAMS)
+$(TEST_PROGRAMS): data/train.bin data/bpe/train.bin
+test-fp32:
 	+$(CPU_MAKE) test-build
+test-bf16:
 	+$(CPU_MAKE) PRECISION=bf16 $(FLOATX_TESTS:%=build/bf16/%) $(addprefix build/bf16/train_gpt2_,single ddp zero fsdp)
+test-fp16:
 	+$(CPU_MAKE) PRECISION=fp16 build/fp16/train_gpt2_single
+test-debug:
 	+$(CPU_MAKE) DEBUG=1 build/debug/train_gpt2_ddp
 test-all-programs: test-programs
 	+$(CPU_MAKE) cpu-variants $(TSAN_TESTS) build/bench_layers build/bench_compress $(if $(CAN_FUZZ),$(FUZZERS:%=build/fuzz/%))
@@ -365,7 +371,7 @@ clean:
 clean-data:
 	rm -rf data
 .PHONY: all lab lab-program check-lab find-libraries find-mpi find-nccl programs tools demo doctor bench experiments experiments-programs site \
-    variants run-variants cpu-variants run-cpu-variants fuzz test test-all test-rest test-programs test-all-programs test-build cuda-tests \
+    variants run-variants cpu-variants run-cpu-variants fuzz test test-all test-rest test-programs test-all-programs test-build $(TEST_PROGRAMS) cuda-tests \
     check-stages clean clean-data $(STAGES)
 .DELETE_ON_ERROR:
 .SUFFIXES:
