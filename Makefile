@@ -323,7 +323,7 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 
 # Everything that the tests run, in one build.
 test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/comm_bench
-FLOATX_TESTS := test/test_layers test/test_reference_layers test/test_compress test/test_pieces
+FLOATX_TESTS := test/test_layers test/test_reference_layers test/test_compress test/test_param_ranges
 RANKS_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp train_gpt2_tp train_gpt2_pp train_gpt2_3d train_gpt2_compress
 # (+: these are makes, and share -j.)
 TEST_PROGRAMS := test-fp32 test-bf16 test-fp16 test-debug # side by side, so that no core waits for the last program of one build

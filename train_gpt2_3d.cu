@@ -1,12 +1,12 @@
 /*
-Train GPT-2 on a mesh of data, tensor and pipeline parallelism: d copies of the model, each in p stages (train_gpt2_pp.cu),
+Train GPT-2 on a mesh of data, tensor and pipeline parallelism: d replicas of the model, each in p stages (train_gpt2_pp.cu),
 each of them on t ranks that share its matrices (train_gpt2_tp.cu): N = d*p*t ranks (Narayanan et al., arXiv 2104.04473).
 
 Mesh      --mesh dp=2,pp=2,tp=2. Ranks of tp are neighbours, because they send most, and wait for it inside every block. Of dp
           and pp the one that is named first is the outer one. Each axis has communicators of its own.
 --zero-stage 1  shards the optimizer's state over dp, as train_gpt2_zero.cu does.
 Once      The norms count each parameter once, although several ranks may have it: what all t ranks have counts on the first
-          of them, and the root on the first stage. A copy of the model needs no other one for this, except with ZeRO.
+          of them, and the root on the first stage. A replica of the model needs no other one for this, except with ZeRO.
 
 Memory    per rank, in bytes: as in train_gpt2_pp.cu, with 1/t of what is cut. Of the 16 bytes for each parameter --zero-stage 1
           divides 8 (fp32) or 12 (16 bits) by d.
@@ -20,16 +20,16 @@ Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: what is needed where 
 #include "llmc/base/common.h"          // defines: require, die, xcalloc
 #include "llmc/base/precision.h"       // defines: floatX, to_floatX, NEEDS_MASTER
 #include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_elements, LNFW, ..., FCPROJW
-#include "llmc/model/piece.h"          // defines: Piece, piece_part, piece_within
-#include "llmc/model/schedule.h"       // defines: learning_rate, LossScaler
+#include "llmc/model/param_range.h"    // defines: ParamRange, param_range_part, param_range_within
+#include "llmc/model/lr_schedule.h"    // defines: learning_rate, LossScaler
 #include "llmc/device/device.h"        // defines: device_alloc, device_zero, host_to_device, device_to_host
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_all_gather, comm_send, comm_wait
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
-#include "llmc/parallel/mesh.h"        // defines: Mesh, TensorParallel, partial_forward, add_piece_squares
+#include "llmc/parallel/mesh.h"        // defines: Mesh, TensorParallel, partial_forward, add_range_squares
 #include "llmc/parallel/pipeline.h"    // defines: Pipeline, Action, pipeline_action, pipeline_slot: the schedules
 #include "llmc/parallel/shard.h"       // defines: shard_of, NO_OP, comm_finish
-#include "llmc/parallel/stages.h"      // defines: Stages, stages_cut, Messages, messages_take, messages_send
+#include "llmc/parallel/stages.h"      // defines: Stages, stages_cut, P2P, p2p_wait, p2p_isend
 #include "llmc/run/report_stages.h"    // defines: report_stages, report_action
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
@@ -113,8 +113,8 @@ typedef struct {
     floatX *params, *grads;         // (num_params) owned
     float *master;                  // (num_sharded) fp32 weights, owned; NULL where floatX is fp32
     float *m, *v;                   // (num_sharded) AdamW moments, owned
-    int num_pieces;
-    Piece pieces[MAX_UNITS];        // all of this state, as the optimizer and checkpoints walk it; views
+    int num_ranges;
+    ParamRange ranges[MAX_UNITS];   // all of this state, as the optimizer and checkpoints walk it; views
     GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
     Slot* slots;                    // (num_slots) owned; with recomputation blocks share all but res1 (has_own_acts)
     int num_slots, most_blocks;     // most_blocks: blocks of this rank's largest stage
@@ -127,15 +127,15 @@ typedef struct {
     float *row_stats;               // (t,logits_rows,3) what the loss needs to know of every rank's logits
     float *losses;                  // (B,T)
     floatX *dres, *dbtc;            // (B,T,C) gradient of the residual stream; (B,T,C) scratch
-    Messages messages;              // (B,T,C) each: what comes next, what goes on to the next stage, and back; owned
+    P2P p2p;                        // (B,T,C) each: what comes next, what goes on to the next stage, and back; owned
     int *inputs, *targets;          // (B,T)
     StepStats *stats;               // on the device, read once a step
     float* partial;                 // (B,T,C) with --tp-reduce-dtype fp32: products that the t ranks add up; else NULL
     Mesh mesh;                      // owned
     Comm *tp, *pp, *tied, *dp;      // ranks with other parts of the same matrices; with other stages; of these the two with
-                                    // the root; with the same of other copies of the model. Views
-    TensorParallel how;             // --sequence-parallel, --keep-gathered, --overlap, --tp-reduce-dtype
-    PipelineParallel wanted;        // --schedule, --chunks, --split
+                                    // the root; with the same of other replicas of the model. Views
+    TensorParallel options;         // --sequence-parallel, --keep-gathered, --overlap, --tp-reduce-dtype
+    PipelineParallel pp_options;    // --schedule, --chunks, --split
     TokenRange tokens;              // whose rows of wte this rank has
     Stages stages;                  // which blocks are where
     Pipeline pipeline;              // the schedule
@@ -155,12 +155,12 @@ static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(fl
 static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
 
 // Rows of the residual stream that this rank has of N; in samples the last rank's may go beyond them.
-static size_t rows_kept(const GPT2* g, size_t N) { return g->how.sequence_parallel ? ceil_div(N, (size_t)g->tp->size) : N; }
+static size_t rows_kept(const GPT2* g, size_t N) { return g->options.sequence_parallel ? ceil_div(N, (size_t)g->tp->size) : N; }
 
 // Allocates everything except res1, which every block has for itself even when the rest is shared.
 static void block_acts_init(BlockActs* a, const GPT2* g, size_t BT) {
     size_t t = (size_t)g->tp->size, C = (size_t)g->config.C, D = C / t, NH = (size_t)g->config.NH / t;
-    size_t R = rows_kept(g, BT), ln = g->how.keep_gathered ? BT*C : R*C;
+    size_t R = rows_kept(g, BT), ln = g->options.keep_gathered ? BT*C : R*C;
     a->ln1 = acts_alloc(ln);     a->ln1_mean = stats_alloc(R); a->ln1_rstd = stats_alloc(R);
     a->qkv = acts_alloc(BT*3*D); a->att_stats = stats_alloc(BT*NH);
     a->atty = acts_alloc(BT*D);
@@ -211,18 +211,18 @@ static size_t shard_begin(const GPT2* g, int u) { return g->zero_stage == 1 ? (s
 
 // Lists what this rank has of the model, and where: its shards, without padding. The last stage's root is a copy of the
 // first one's.
-static void gpt2_init_pieces(GPT2* g) {
+static void gpt2_init_ranges(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         size_t begin = shard_begin(g, u), at = g->units[u].offset / (size_t)sharers(g);
         if (begin >= g->units[u].size) continue; // of other stages, or all padding
-        Piece p = piece_within(piece_part(g->config, u, g->tp->rank, g->tp->size), begin, shard_size(g, u));
-        p.is_copy = u == 0 && g->pp->rank > 0;
+        ParamRange p = param_range_within(param_range_part(g->config, u, g->tp->rank, g->tp->size), begin, shard_size(g, u));
+        p.is_replicated = u == 0 && g->pp->rank > 0;
         p.params = g->params + g->units[u].offset + begin;
         p.grads = g->grads + g->units[u].offset + begin;
         p.master = g->master ? g->master + at : NULL;
         p.m = g->m + at;
         p.v = g->v + at;
-        g->pieces[g->num_pieces++] = p;
+        g->ranges[g->num_ranges++] = p;
     }
 }
 
@@ -257,8 +257,8 @@ static void gpt2_init_acts(GPT2* g) {
     g->losses = stats_alloc(BT);
     g->dres = acts_alloc(R*C);
     g->dbtc = acts_alloc(BT*C);
-    if (g->how.sums_fp32) g->partial = (float*)device_alloc(BT*C * sizeof(float), MEMORY_COMMUNICATION);
-    messages_init(&g->messages, g->pp, g->pipeline, R*C);
+    if (g->options.sums_fp32) g->partial = (float*)device_alloc(BT*C * sizeof(float), MEMORY_COMMUNICATION);
+    p2p_init(&g->p2p, g->pp, g->pipeline, R*C);
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
 
@@ -270,7 +270,7 @@ static LayerShapes gpt2_shapes(const GPT2* g) {
 // Allocates everything. The fields of gpt2_configure are set.
 static void gpt2_init(GPT2* g) {
     gpt2_init_params(g);
-    gpt2_init_pieces(g);
+    gpt2_init_ranges(g);
     gpt2_init_acts(g);
     layers_init(gpt2_shapes(g));
 }
@@ -299,7 +299,7 @@ static void gpt2_free(GPT2* g) {
     for (int s = 0; s < g->num_slots; s++) slot_free(g, s);
     device_free(g->branch); device_free(g->logits); device_free(g->losses); device_free(g->dres); device_free(g->dbtc);
     device_free(g->stats); device_free(g->row_stats); device_free(g->partial);
-    messages_free(&g->messages);
+    p2p_free(&g->p2p);
     free(g->slots);
     mesh_free(&g->mesh);
 }
@@ -309,11 +309,11 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     size_t t = (size_t)g->tp->size, own = 0, X = sizeof(floatX), F = sizeof(float);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, D = C / t, slots = (size_t)g->num_slots;
-    size_t R = rows_kept(g, BT), ln_rows = g->how.keep_gathered ? BT : R, head = slots * stages_have_head(&g->stages);
+    size_t R = rows_kept(g, BT), ln_rows = g->options.keep_gathered ? BT : R, head = slots * stages_have_head(&g->stages);
     size_t blocks = slots * (size_t)g->most_blocks, one = size_min(blocks, 1);
     size_t grads_kept = g->pipeline.schedule == SCHEDULE_ZB_H1 ? (size_t)(num_sets(g) * g->most_blocks) : one;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? grads_kept : blocks;
-    size_t per_row = (blocks + blocks_kept + head + 1) * C*X + messages_elements(g->pipeline, C) * X // res1, res2, resf, dres
+    size_t per_row = (blocks + blocks_kept + head + 1) * C*X + p2p_elements(g->pipeline, C) * X // res1, res2, resf, dres
                    + (4 * blocks_kept + 2 * head) * F;                                               // layernorms
     size_t per_token = blocks_kept * (12*D*X + (size_t)c.NH / t * F) + grads_kept * (2*C + 7*D) * X
                      + (head + 2) * C*X + F + slots * 2 * sizeof(int); // outside the blocks
@@ -324,7 +324,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * own;
     bytes[MEMORY_ACTIVATIONS] = R * per_row + ln_rows * blocks_kept * 2*C*X + BT * per_token + sizeof(StepStats)
                               + (size_t)g->logits_rows * ((size_t)g->tokens.count * X + 3*t * sizeof(float));
-    bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh) + (g->how.sums_fp32 ? BT*C*F : 0);
+    bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh) + (g->options.sums_fp32 ? BT*C*F : 0);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
@@ -332,15 +332,15 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 // pp: messages and the root. dp: gradients, and with ZeRO parameters. Along each axis a few doubles are summed.
 static double gpt2_predict_sent(const GPT2* g, double sent[MESH_AXES]) {
     double t = g->tp->size, p = g->pp->size, N = g->dp->size, BT = (double)g->max_B * g->seq_len, C = g->config.C;
-    double X = sizeof(floatX), cut = g->how.sequence_parallel, zero = g->zero_stage, root = (double)unit_size(g, 0) * X;
+    double X = sizeof(floatX), cut = g->options.sequence_parallel, zero = g->zero_stage, root = (double)unit_size(g, 0) * X;
     double head = stages_have_head(&g->stages), embedding = g->pp->rank == 0, blocks = 0, gradients = 0;
     for (int u = 0; u <= g->config.L; u++) {
         blocks += u > 0 && stages_have(&g->stages, u);
         gradients += X * (zero ? N * (double)shard_size(g, u) : (double)unit_size(g, u));
     }
     double again = g->recompute == RECOMPUTE_BLOCK ? blocks : 0, products = 4*blocks + head + again;
-    double halves = 2 * (products + embedding) + cut * again + (g->how.keep_gathered ? 0 : 2*blocks);
-    double wider = g->how.sums_fp32 ? (2 - cut) * products * (sizeof(float) - X) : 0; // rows are gathered in floatX
+    double halves = 2 * (products + embedding) + cut * again + (g->options.keep_gathered ? 0 : 2*blocks);
+    double wider = g->options.sums_fp32 ? (2 - cut) * products * (sizeof(float) - X) : 0; // rows are gathered in floatX
     double sums = (halves * X + wider) * (t - 1) / t * BT*C + head * (t - 1) * BT*3 * sizeof(float);
     double messages = p == 1 ? 0 : (2 * g->stages.v - embedding - head) * (double)rows_kept(g, (size_t)BT) * C * X;
     double step = cut * (2*blocks + (root > 0)) * 2*C * X + 2 * sizeof(double); // layernorms, norms
@@ -355,13 +355,13 @@ static double gpt2_predict_sent(const GPT2* g, double sent[MESH_AXES]) {
 
 // Where this rank's rows are in memory of all rows, (B,T,C); in what a block keeps of ln1 or ln2; where all of those are.
 static floatX* own_rows(const GPT2* g, floatX* x) { return x + (size_t)g->first_row * (size_t)g->config.C; }
-static floatX* kept_rows(const GPT2* g, floatX* x) { return g->how.keep_gathered ? own_rows(g, x) : x; }
-static floatX* all_rows(const GPT2* g, floatX* x) { return g->how.keep_gathered ? x : g->branch; }
+static floatX* kept_rows(const GPT2* g, floatX* x) { return g->options.keep_gathered ? own_rows(g, x) : x; }
+static floatX* all_rows(const GPT2* g, floatX* x) { return g->options.keep_gathered ? x : g->branch; }
 
 // Makes rows the sum of what the t ranks have in x (B,T,C): rows is x, or with --sequence-parallel this rank's.
 static CommOp rows_sum_begin(GPT2* g, void* rows, void* x, CommType type) {
     size_t n = (size_t)g->rows * (size_t)g->config.C;
-    return g->how.sequence_parallel ? comm_reduce_scatter(g->tp, rows, x, n, type) : comm_all_reduce(g->tp, x, n, type);
+    return g->options.sequence_parallel ? comm_reduce_scatter(g->tp, rows, x, n, type) : comm_all_reduce(g->tp, x, n, type);
 }
 // Makes this rank's rows of x the sum of the t ranks' partial products (mesh.h). Each rank has its own in x, or if there is
 // g->partial in that: then sum_end rounds what has arrived.
@@ -381,7 +381,7 @@ static CommOp gather_begin(GPT2* g, floatX* all, const floatX* rows) {
     return comm_all_gather(g->tp, all, rows, (size_t)g->rows * (size_t)g->config.C, COMM_FLOATX);
 }
 static floatX* gather(GPT2* g, floatX* all, floatX* rows) {
-    if (!g->how.sequence_parallel) return rows; // they are all
+    if (!g->options.sequence_parallel) return rows; // they are all
     comm_wait(g->tp, gather_begin(g, all, rows));
     return all;
 }
@@ -427,11 +427,11 @@ static void grad_ready(GPT2* g, int u, int i) {
 // What a column-parallel layer's backward pass sends travels while something else is computed: its input's gradient, which
 // is a sum and so comes first, beside that of its weights; rows that are gathered again, beside its input's gradient.
 static CommOp beside(GPT2* g, CommOp op) {
-    if (!g->how.overlap) comm_finish(g->tp, &op);
+    if (!g->options.overlap) comm_finish(g->tp, &op);
     return op;
 }
 static CommOp again_begin(GPT2* g, const floatX* ln) {
-    return g->how.keep_gathered ? NO_OP : beside(g, gather_begin(g, g->branch, ln));
+    return g->options.keep_gathered ? NO_OP : beside(g, gather_begin(g, g->branch, ln));
 }
 
 // Copies all (B,T,C) rows of a gradient to `kept`, for W.
@@ -526,7 +526,7 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
     g->B = B;
     g->T = T;
     g->rows = (int)rows_kept(g, (size_t)B * (size_t)T);
-    g->first_row = g->how.sequence_parallel ? g->tp->rank * g->rows : 0;
+    g->first_row = g->options.sequence_parallel ? g->tp->rank * g->rows : 0;
     host_to_device(g->inputs, inputs, bytes);
     if (targets) host_to_device(g->targets, targets, bytes);
 }
@@ -554,7 +554,7 @@ static void gpt2_forward(GPT2* g) {
     RootParams root = root_view(c, unit_params(g, 0));
     if (is_first(g)) {
         trace_compute("forward, embedding", -1);
-        floatX* embedded = g->how.sequence_parallel ? g->branch : g->acts[0].res1;
+        floatX* embedded = g->options.sequence_parallel ? g->branch : g->acts[0].res1;
         encoder_part_forward(embedded, g->inputs, root.wte, added_once(g, root.wpe), g->tokens, g->B, g->T, c.C);
         comm_wait(g->tp, rows_sum_begin(g, g->acts[0].res1, embedded, COMM_FLOATX)); // exact: only one rank has a token's row
     }
@@ -568,7 +568,7 @@ static void gpt2_forward(GPT2* g) {
         branch = own_rows(g, g->branch);
     }
     if (!is_last(g)) { // on one device the next layernorm adds the two
-        floatX* out = messages_output(&g->messages);
+        floatX* out = p2p_send_buffer(&g->p2p);
         device_copy(out, x, n * sizeof(floatX));
         add_in_place(out, branch, n);
         return;
@@ -668,7 +668,7 @@ static void gpt2_begin_step(GPT2* g) {
     g->B = g->max_B;
     g->T = g->seq_len;
     g->rows = (int)rows_kept(g, (size_t)g->B * (size_t)g->T);
-    g->first_row = g->how.sequence_parallel ? g->tp->rank * g->rows : 0;
+    g->first_row = g->options.sequence_parallel ? g->tp->rank * g->rows : 0;
 }
 
 // Call before a backward pass of micro-batch `micro` of a step's `accumulation`. That of the last one makes gradients final.
@@ -688,7 +688,7 @@ static void gpt2_reduce_layernorms(GPT2* g) {
     }
 }
 
-// Call after the last backward pass. On return each gradient in g->pieces is the mean over the global batch, the same on every
+// Call after the last backward pass. On return each gradient in g->ranges is the mean over the global batch, the same on every
 // rank that has it, and g->stats->loss is the sum over all copies. dloss contains the division by their number.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
@@ -701,7 +701,7 @@ static void gpt2_reduce(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) comm_finish(g->dp, &g->reduced[u]);
     comm_wait(g->dp, loss);
     comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->loss, 1, COMM_F64)); // the last stage has it
-    if (g->how.sequence_parallel) gpt2_reduce_layernorms(g);
+    if (g->options.sequence_parallel) gpt2_reduce_layernorms(g);
 }
 
 // With ZeRO: begins to gather all parameters from the ranks' shards, in the order in which the next forward pass asks for
@@ -730,13 +730,13 @@ static size_t message_elements(const GPT2* g) { return (size_t)g->rows * (size_t
 static void gpt2_forward_only(GPT2* g) {
     for (int chunk = 0; chunk < g->stages.v; chunk++) {
         Action a = { ACT_FORWARD, 0, chunk };
-        messages_expect(&g->messages, a, message_elements(g));
-        messages_take(&g->messages, a, stage_input(g, 0, chunk), &g->dres);
+        p2p_irecv(&g->p2p, a, message_elements(g));
+        p2p_wait(&g->p2p, a, stage_input(g, 0, chunk), &g->dres);
         gpt2_select(g, 0, 0, chunk);
         gpt2_forward(g);
-        messages_send(&g->messages, a, message_elements(g), &g->dres);
+        p2p_isend(&g->p2p, a, message_elements(g), &g->dres);
     }
-    messages_finish(&g->messages);
+    p2p_wait_sends(&g->p2p);
 }
 
 // ----------------------------------------------------------------------------
@@ -744,8 +744,8 @@ static void gpt2_forward_only(GPT2* g) {
 
 // *acc += the sum of squares over all ranks' shards of x, which is laid out like the parameters. Copies count once.
 static void add_squares(GPT2* g, double* acc, const floatX* x) {
-    for (int i = 0; i < g->num_pieces; i++)
-        add_piece_squares(acc, g->config, &g->pieces[i], x + (g->pieces[i].params - g->params));
+    for (int i = 0; i < g->num_ranges; i++)
+        add_range_squares(acc, g->config, &g->ranges[i], x + (g->ranges[i].params - g->params));
     comm_wait(g->tp, comm_all_reduce(g->tp, acc, 1, COMM_F64));
     comm_wait(g->pp, comm_all_reduce(g->pp, acc, 1, COMM_F64));
     if (g->zero_stage == 1) comm_wait(g->dp, comm_all_reduce(g->dp, acc, 1, COMM_F64));
@@ -757,10 +757,10 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// Calls AdamW once per piece, then sums the squares of the new parameters for their norm.
+// Calls AdamW once per range, then sums the squares of the new parameters for their norm.
 static void gpt2_update(GPT2* g, AdamW adamw) {
-    for (int i = 0; i < g->num_pieces; i++) {
-        Piece p = g->pieces[i];
+    for (int i = 0; i < g->num_ranges; i++) {
+        ParamRange p = g->ranges[i];
         adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay);
     }
     add_squares(g, &g->stats->param_square, g->params);
@@ -782,7 +782,7 @@ static void gpt2_broadcast(GPT2* g) {
 // Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. With ZeRO each rank has its shards of
 // it; else the first copy has it first.
 static void gpt2_load(GPT2* g, Run* run) {
-    run_load(run, g->pieces, g->zero_stage == 1 || g->dp->rank == 0 ? g->num_pieces : 0);
+    run_load(run, g->ranges, g->zero_stage == 1 || g->dp->rank == 0 ? g->num_ranges : 0);
     if (g->zero_stage == 1) gpt2_gather(g);
     else gpt2_broadcast(g);
 }
@@ -790,7 +790,7 @@ static void gpt2_load(GPT2* g, Run* run) {
 // Each rank saves its shards; without ZeRO all copies are the same, and the ranks of the first one save what they have.
 static void gpt2_save(GPT2* g, Run* run, long long step) {
     gpt2_gather_finish(g); // the gathers' output contains this rank's shards
-    run_save(run, step, g->pieces, g->num_pieces);
+    run_save(run, step, g->ranges, g->num_ranges);
 }
 
 // ----------------------------------------------------------------------------
@@ -808,21 +808,21 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->tied = g->mesh.tied;
     g->dp = g->mesh.dp;
     g->tokens = token_range(g->config.Vp, g->tp->size, g->tp->rank);
-    g->stages = stages_cut(&g->wanted, g->config, g->pp->rank, g->pp->size);
+    g->stages = stages_cut(&g->pp_options, g->config, g->pp->rank, g->pp->size);
     g->most_blocks = stages_most_blocks(&g->stages);
-    Pipeline l = { (Schedule)g->wanted.schedule, g->stages.p, run->accumulation, g->stages.v };
+    Pipeline l = { (Schedule)g->pp_options.schedule, g->stages.p, run->accumulation, g->stages.v };
     pipeline_check(l);
     g->pipeline = l;
     g->num_slots = pipeline_slots(l, g->pp->rank);
     int rows = stages_have_head(&g->stages) ? classifier_rows(g->max_B * g->seq_len, g->tokens.count) : 1;
     g->logits_rows = rows > g->tp->size ? rows : g->tp->size; // there is also room for a row of all ranks' logits
-    mesh_check_rows(&g->how, g->tp->size, g->max_B, g->seq_len);
+    mesh_check_rows(&g->options, g->tp->size, g->max_B, g->seq_len);
     int model = g->pp->size * g->tp->size, place = g->pp->rank * g->tp->size + g->tp->rank;
     run->share.writer = g->zero_stage == 1 || g->dp->rank == 0 ? g->dp->rank * model + place : -1;
     run->share.writers = sharers(g) * model;
 }
 
-// Mean loss over the first --eval-steps global batches of the validation data. Each copy of the model sees its part of them.
+// Mean loss over the first --eval-steps global batches of the validation data. Each replica of the model sees its part of them.
 static EvalLoss evaluate(GPT2* g, Run* run) {
     double tokens = 0, bytes = 0;
     long long micro_batches = run_eval_begin(run);
@@ -867,7 +867,7 @@ static void gpt2_expect(GPT2* g, Run* run, int k) {
     if (k == pipeline_actions(g->pipeline, g->pp->rank)) return;
     Action a = pipeline_action(g->pipeline, g->pp->rank, k);
     report_action(&run->world, &g->times, &g->stages, a);
-    messages_expect(&g->messages, a, message_elements(g));
+    p2p_irecv(&g->p2p, a, message_elements(g));
 }
 
 // Action number k of a step: takes what another stage sent, begins to receive what the next action needs, computes, sends.
@@ -876,7 +876,7 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     Action a = pipeline_action(g->pipeline, rank, k);
     int slot = pipeline_slot(g->pipeline, rank, a.micro, a.chunk);
     report_action(&run->world, &g->times, &g->stages, a);
-    messages_take(&g->messages, a, stage_input(g, slot, a.chunk), &g->dres);
+    p2p_wait(&g->p2p, a, stage_input(g, slot, a.chunk), &g->dres);
     gpt2_select(g, slot, pipeline_set(g->pipeline, rank, a, g->recompute), a.chunk);
     gpt2_expect(g, run, k + 1);
     double began = report_action_begins(&run->world, &g->times, &g->stages, a);
@@ -888,9 +888,9 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
         gpt2_forward(g);
     } else if (a.kind == ACT_BACKWARD_WEIGHT) gpt2_backward_weight(g);
     else gpt2_backward(g, dloss);
-    stages_emulate(&g->wanted, &g->stages, a, began);
-    report_action_ends(&g->times, &g->messages);
-    messages_send(&g->messages, a, message_elements(g), &g->dres);
+    stages_emulate(&g->pp_options, &g->stages, a, began);
+    report_action_ends(&g->times, &g->p2p);
+    p2p_isend(&g->p2p, a, message_elements(g), &g->dres);
 }
 
 // One optimizer step, counted from 0: forward and backward over every micro-batch, clip, update.
@@ -902,7 +902,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     gpt2_begin_step(g);
     gpt2_expect(g, run, 0);
     for (int k = 0; k < pipeline_actions(g->pipeline, g->pp->rank); k++) gpt2_act(g, run, k, dloss);
-    messages_finish(&g->messages);
+    p2p_wait_sends(&g->p2p);
     report_no_action(&run->world, &g->times);
     gpt2_reduce(g);
     trace_compute("update", -1);
@@ -922,8 +922,8 @@ int main(int argc, char** argv) {
     run_options(&run, "train_gpt2_3d", "train GPT-2 on a mesh of data, tensor and pipeline parallelism");
     options_world(&run.table, &run.world);
     options_mesh(&run.table, &run.mesh_text);
-    options_tensor_parallel(&run.table, NULL, &g.how);
-    options_pipeline_parallel(&run.table, NULL, &g.wanted);
+    options_tensor_parallel(&run.table, NULL, &g.options);
+    options_pipeline_parallel(&run.table, NULL, &g.pp_options);
     option_int(&run.table, "zero-stage", &g.zero_stage, 0, 1, "what is sharded over dp: 0 nothing, 1 optimizer state");
     run_start(&run, argc, argv);
 
@@ -935,7 +935,7 @@ int main(int argc, char** argv) {
     comm_share_memory(g.dp); // --nccl-windows
     run.sent = gpt2_predict_sent(&g, run.sent_along);
     run_report(&run);
-    report_stages(&run.world, &g.mesh, &g.wanted, &g.stages, g.pipeline, g.config, memory_sum(run.predicted));
+    report_stages(&run.world, &g.mesh, &g.pp_options, &g.stages, g.pipeline, g.config, memory_sum(run.predicted));
     gpt2_load(&g, &run);
     run_begin(&run);
 

@@ -23,8 +23,8 @@ Before    train_gpt2_ddp.cu: what happens when a bucket is ready is replaced. --
 #include "llmc/base/common.h"          // defines: require, die, xcalloc
 #include "llmc/base/precision.h"       // defines: floatX, to_floatX, NEEDS_MASTER
 #include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_elements, LNFW, ..., FCPROJW
-#include "llmc/model/piece.h"          // defines: Piece, piece_range
-#include "llmc/model/schedule.h"       // defines: learning_rate, LossScaler
+#include "llmc/model/param_range.h"    // defines: ParamRange, param_range
+#include "llmc/model/lr_schedule.h"    // defines: learning_rate, LossScaler
 #include "llmc/device/device.h"        // defines: device_alloc, device_zero, host_to_device, device_to_host
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait
@@ -90,11 +90,11 @@ typedef struct {
 
 typedef enum { PASS_FORWARD, PASS_HEAD, PASS_BACKWARD } Pass;
 
-// Whole tensors that lie side by side in the gradient memory. They are all-reduced together, in place, or sent as a packet.
+// Whole tensors that lie side by side in the gradient memory. They are all-reduced together, in place, or sent as a compressed bucket.
 typedef struct {
     size_t begin, size;             // elements of GPT2.grads
     int tensors, missing;           // how many it has; how many of their gradients are not final yet
-    int packet;                     // of GPT2.compress; WHOLE: it is never compressed
+    int compressed;                 // of GPT2.compress; WHOLE: it is never compressed
     CommOp reduced;                 // its all-reduce, once missing is 0
 } Bucket;
 enum { WHOLE = -1 };
@@ -112,8 +112,8 @@ typedef struct {
     floatX *params, *grads;         // (num_params) owned
     float *master;                  // (num_params) fp32 weights, owned; NULL where floatX is fp32
     float *m, *v;                   // (num_params) AdamW moments, owned
-    int num_pieces;
-    Piece pieces[MAX_UNITS];        // all of this state, as the optimizer and checkpoints walk it; views
+    int num_ranges;
+    ParamRange ranges[MAX_UNITS];   // all of this state, as the optimizer and checkpoints walk it; views
     GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
     BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation the blocks share all but res1
     floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
@@ -163,16 +163,16 @@ static void gpt2_init_params(GPT2* g) {
 }
 
 // Lists what is held of the model, and where: all of every unit.
-static void gpt2_init_pieces(GPT2* g) {
+static void gpt2_init_ranges(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         size_t at = g->units[u].offset;
-        Piece p = piece_range(g->config, u, 0, g->units[u].size);
+        ParamRange p = param_range(g->config, u, 0, g->units[u].size);
         p.params = g->params + at;
         p.grads = g->grads + at;
         p.master = g->master ? g->master + at : NULL;
         p.m = g->m + at;
         p.v = g->v + at;
-        g->pieces[g->num_pieces++] = p;
+        g->ranges[g->num_ranges++] = p;
     }
 }
 
@@ -198,16 +198,16 @@ static void gpt2_init_acts(GPT2* g) {
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
 
-// Returns true if tensor t cannot join bucket b: one of them is compressed, or both are and packets are single tensors.
+// Returns true if tensor t cannot join bucket b: one of them is compressed, or both are and compressed buckets are single tensors.
 static bool bucket_excludes(const GPT2* g, const Bucket* b, TensorInfo t) {
     bool compressed = compress_takes(&g->compress, t.rows, t.cols);
-    return compressed != (b->packet != WHOLE) || (compressed && g->compress.method->per_tensor);
+    return compressed != (b->compressed != WHOLE) || (compressed && g->compress.method->per_tensor);
 }
 
-// A new, empty bucket for tensor t, which will be its last one. With what is compressed it makes a packet.
+// A new, empty bucket for tensor t, which will be its last one. With what is compressed it makes a compressed bucket.
 static Bucket* bucket_open(GPT2* g, TensorInfo t) {
     Bucket* b = &g->buckets[g->num_buckets++];
-    b->packet = compress_takes(&g->compress, t.rows, t.cols) ? compress_add(&g->compress) : WHOLE;
+    b->compressed = compress_takes(&g->compress, t.rows, t.cols) ? compress_add(&g->compress) : WHOLE;
     return b;
 }
 
@@ -216,8 +216,8 @@ static void bucket_add(GPT2* g, Bucket* b, TensorInfo t, size_t at) {
     b->begin = at;
     b->size += tensor_elements(t);
     b->tensors++;
-    if (b->packet == WHOLE) return;
-    Packet* p = &g->compress.packets[b->packet];
+    if (b->compressed == WHOLE) return;
+    CompressedBucket* p = &g->compress.buckets[b->compressed];
     p->at = b->begin;
     p->n += tensor_stored_elements(t); // without wte's padding, which ends its memory: signs have no 0, and it must stay 0
     p->rows = t.stored_rows;
@@ -251,7 +251,7 @@ static LayerShapes gpt2_shapes(const GPT2* g) {
 // Allocates everything. The fields of gpt2_configure are set.
 static void gpt2_init(GPT2* g) {
     gpt2_init_params(g);
-    gpt2_init_pieces(g);
+    gpt2_init_ranges(g);
     gpt2_init_acts(g);
     layers_init(gpt2_shapes(g));
     compress_init(&g->compress, g->grads);
@@ -298,12 +298,12 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 }
 
 // Bytes that this rank will send in step `step`, counted from 0: 2(N-1)/N of the loss and of all gradients, or of those
-// that are not compressed, and packets. Where onebit-adam sends momentum, it is fp32.
+// that are not compressed, and compressed buckets. Where onebit-adam sends momentum, it is fp32.
 static double gpt2_predict_sent(const GPT2* g, long long step) {
     const Compress* c = &g->compress;
-    bool compressed = c->num_packets > 0 && step >= c->o.from;
+    bool compressed = c->num_buckets > 0 && step >= c->o.from;
     size_t X = compressed && c->o.method == COMPRESS_ONEBIT_ADAM ? sizeof(float) : sizeof(floatX), whole = 0;
-    for (int i = 0; i < g->num_buckets; i++) if (!compressed || g->buckets[i].packet == WHOLE) whole += g->buckets[i].size;
+    for (int i = 0; i < g->num_buckets; i++) if (!compressed || g->buckets[i].compressed == WHOLE) whole += g->buckets[i].size;
     return ring_bytes((double)(whole * X + sizeof(double)), g->dp->size) + (compressed ? compress_predict_sent(c) : 0);
 }
 
@@ -333,7 +333,7 @@ static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, 
 static void bucket_send(GPT2* g, Bucket* b) {
     Compress* c = &g->compress;
     compress_measure_begin(c, b->begin, b->size);
-    if (c->active && b->packet != WHOLE) compress_begin(c, b->packet);
+    if (c->active && b->compressed != WHOLE) compress_begin(c, b->compressed);
     else if (compress_is_frozen(c)) b->reduced = compress_momentum_begin(c, b->begin, b->size);
     else b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
 }
@@ -509,7 +509,7 @@ static void gpt2_reduce(GPT2* g) {
     compress_finish(c);
     for (int i = 0; i < g->num_buckets; i++) {
         Bucket* b = &g->buckets[i];
-        if (!c->active || b->packet == WHOLE) comm_wait(g->dp, b->reduced);
+        if (!c->active || b->compressed == WHOLE) comm_wait(g->dp, b->reduced);
     }
     comm_wait(g->dp, loss);
     if (c->measures) compress_measure_end(c);
@@ -520,7 +520,7 @@ static void gpt2_reduce(GPT2* g) {
 
 // Computes the global gradient norm, and from it the factor that AdamW multiplies gradients by. Both stay on the device.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
-    for (int i = 0; i < g->num_pieces; i++) add_sum_squares(&g->stats->grad_square, g->pieces[i].grads, g->pieces[i].n);
+    for (int i = 0; i < g->num_ranges; i++) add_sum_squares(&g->stats->grad_square, g->ranges[i].grads, g->ranges[i].n);
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
@@ -533,25 +533,25 @@ static void gpt2_send_momentum(GPT2* g, float max_norm, float loss_scale) {
 // After the momentum has arrived: its norm is what is logged. If that is not finite, no rank updates.
 static void gpt2_check_momentum(GPT2* g) {
     device_zero(&g->stats->grad_square, sizeof g->stats->grad_square);
-    for (int i = 0; i < g->num_pieces; i++)
-        add_sum_squares_fp32(&g->stats->grad_square, g->compress.momentum + (g->pieces[i].m - g->m), g->pieces[i].n);
+    for (int i = 0; i < g->num_ranges; i++)
+        add_sum_squares_fp32(&g->stats->grad_square, g->compress.momentum + (g->ranges[i].m - g->m), g->ranges[i].n);
     clip_gradients(g->stats, 0, 1);
 }
 
 // Steps along the momentum, which becomes m. v stays as it was when it was frozen.
 static void gpt2_update_frozen(GPT2* g, AdamW adamw) {
-    for (int i = 0; i < g->num_pieces; i++) {
-        Piece p = g->pieces[i];
+    for (int i = 0; i < g->num_ranges; i++) {
+        ParamRange p = g->ranges[i];
         adamw_update_frozen(adamw, g->compress.frozen, p.params, p.master, p.m, p.v, g->compress.momentum + (p.m - g->m),
                             &g->stats->grad_scale, p.n, p.no_decay);
         add_sum_squares(&g->stats->param_square, p.params, p.n);
     }
 }
 
-// Calls AdamW once per piece, then sums the squares of the new parameters for their norm.
+// Calls AdamW once per range, then sums the squares of the new parameters for their norm.
 static void gpt2_update(GPT2* g, AdamW adamw) {
-    for (int i = 0; i < g->num_pieces; i++) {
-        Piece p = g->pieces[i];
+    for (int i = 0; i < g->num_ranges; i++) {
+        ParamRange p = g->ranges[i];
         adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay);
         add_sum_squares(&g->stats->param_square, p.params, p.n);
     }
@@ -574,7 +574,7 @@ static void gpt2_broadcast(GPT2* g) {
 static void gpt2_load(GPT2* g, Run* run) {
     char* resumed = run->o.resume && run->from_checkpoint ? xstrdup(run->checkpoint.path) : NULL;
     compress_share(&g->compress, &run->share);
-    run_load(run, g->pieces, g->dp->rank == 0 ? g->num_pieces : 0);
+    run_load(run, g->ranges, g->dp->rank == 0 ? g->num_ranges : 0);
     gpt2_broadcast(g);
     compress_load(&g->compress, resumed);
     free(resumed);
@@ -582,7 +582,7 @@ static void gpt2_load(GPT2* g, Run* run) {
 
 // All ranks have the same state, and rank 0 saves it; each rank saves its own errors.
 static void gpt2_save(GPT2* g, Run* run, long long step) {
-    run_save(run, step, g->pieces, g->num_pieces);
+    run_save(run, step, g->ranges, g->num_ranges);
 }
 
 // ----------------------------------------------------------------------------
@@ -597,7 +597,7 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->dp = &run->world.comm;
     g->compress.beta1 = run->o.beta1;
     compress_configure(&g->compress, &run->table, g->dp, run->o.seed, gpt2_num_elements(g->config));
-    gpt2_init_buckets(g); // now, because what packets take and send is predicted
+    gpt2_init_buckets(g); // now, because what compressed buckets take and send is predicted
 }
 
 // Mean loss over the first --eval-steps global batches of the validation data. Each rank sees its part of them.

@@ -22,8 +22,8 @@ Next      tensor and pipeline parallelism cut the computation as well.
 #include "llmc/base/common.h"          // defines: require, die, xcalloc
 #include "llmc/base/precision.h"       // defines: floatX, to_floatX, NEEDS_MASTER
 #include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_elements, LNFW, ..., FCPROJW
-#include "llmc/model/piece.h"          // defines: Piece, piece_range
-#include "llmc/model/schedule.h"       // defines: learning_rate, LossScaler
+#include "llmc/model/param_range.h"    // defines: ParamRange, param_range
+#include "llmc/model/lr_schedule.h"    // defines: learning_rate, LossScaler
 #include "llmc/device/device.h"        // defines: device_alloc, device_zero, host_to_device, device_to_host
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_reduce_scatter, comm_all_gather, comm_wait
@@ -99,11 +99,11 @@ typedef struct {
     bool first, last;               // of the step's first micro-batch; of its last
 } Bucket;
 
-// Room for the parameters of one group at a time.
+// GatherBuffer for the parameters of one group at a time.
 typedef struct {
     floatX* params;                 // (S,shard) owned
     int group;                      // whose they are, NO_GROUP after its release
-} Room;
+} GatherBuffer;
 
 typedef struct {
     GPT2Config config;
@@ -112,12 +112,12 @@ typedef struct {
     Pass pass;                      // what is being computed
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // L + 1
-    Sharding how;
-    Layout layout;                  // groups, and the S ranks that share a copy of the model
+    Sharding options;
+    Layout layout;                  // groups, and the S ranks that share a replica of the model
     Unit units[MAX_UNITS];          // offset: in its group's whole memory
     Shards state;                   // this rank's shards of all groups, (num_sharded) each
-    int num_pieces;
-    Piece pieces[MAX_UNITS];        // this rank's shards, as the optimizer and checkpoints walk them; views
+    int num_ranges;
+    ParamRange ranges[MAX_UNITS];   // this rank's shards, as the optimizer and checkpoints walk them; views
     GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
     BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation the blocks share all but res1
     floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
@@ -136,8 +136,8 @@ typedef struct {
     Bucket buckets[3];              // the root's, and two that the other groups take in turn
     CommOp gathering[MAX_UNITS];    // the all-gather of a group's parameters, while it is under way
     CommOp replicating[MAX_UNITS];  // the all-reduce of a group's shard between replicas, while it is under way
-    int num_rooms;
-    Room rooms[MAX_UNITS];          // the root's, and those that other groups take in turn
+    int num_gather_buffers;
+    GatherBuffer gather_buffers[MAX_UNITS]; // the root's, and those that other groups take in turn
 } GPT2;
 
 static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
@@ -156,19 +156,19 @@ static void block_acts_init(BlockActs* a, GPT2Config c, size_t BT) {
 }
 
 static void gpt2_init_params(GPT2* g) {
-    layout_cut(&g->layout, &g->how, g->config, g->units);
-    shards_init(&g->state, g->layout.num_sharded, reduce_type(&g->how), g->how.offload, g->accumulation > 1);
+    layout_cut(&g->layout, &g->options, g->config, g->units);
+    shards_init(&g->state, g->layout.num_sharded, reduce_type(&g->options), g->options.offload, g->accumulation > 1);
     for (int k = 0; k < g->layout.num_groups; k++) g->gathering[k] = g->replicating[k] = NO_OP;
 }
 
 // Lists what this rank keeps of the model, and where: its shard of every group, without padding.
-static void gpt2_init_pieces(GPT2* g) {
+static void gpt2_init_ranges(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
-        Piece p;
+        ParamRange p;
         size_t at;
-        if (!layout_piece(&g->layout, g->config, g->units, u, &p, &at)) continue; // it is in other ranks' shards
+        if (!layout_range(&g->layout, g->config, g->units, u, &p, &at)) continue; // it is in other ranks' shards
         shards_place(&g->state, &p, at);
-        g->pieces[g->num_pieces++] = p;
+        g->ranges[g->num_ranges++] = p;
     }
 }
 
@@ -199,19 +199,19 @@ static void gpt2_init_acts(GPT2* g) {
 static void gpt2_init_buckets(GPT2* g) {
     size_t S = (size_t)g->layout.shard_ranks->size;
     g->num_buckets = g->layout.num_groups < 3 ? g->layout.num_groups : 3;
-    g->num_rooms = is_at_home(&g->how) ? 0 : 1 + (int)sharding_rooms(&g->how, shard_sizes(g->config, &g->how));
+    g->num_gather_buffers = is_unsharded(&g->options) ? 0 : 1 + (int)sharding_buffers(&g->options, shard_sizes(g->config, &g->options));
     for (int k = 0; k < g->num_buckets; k++) {
         Bucket* b = &g->buckets[k];
         size_t whole = S * g->layout.groups[k > 0].shard.n;
         b->grads = (floatX*)device_alloc(whole * sizeof(floatX), MEMORY_COMMUNICATION);
-        if (reduces_wider(&g->how)) b->wide = (float*)device_alloc(whole * sizeof(float), MEMORY_COMMUNICATION);
+        if (reduces_wider(&g->options)) b->wide = (float*)device_alloc(whole * sizeof(float), MEMORY_COMMUNICATION);
         b->sent = b->wide ? (void*)b->wide : b->grads;
         b->reduced = NO_OP;
     }
-    for (int r = 0; r < g->num_rooms; r++) {
+    for (int r = 0; r < g->num_gather_buffers; r++) {
         size_t whole = S * g->layout.groups[r > 0].shard.n;
-        g->rooms[r].params = (floatX*)device_alloc(whole * sizeof(floatX), MEMORY_COMMUNICATION);
-        g->rooms[r].group = NO_GROUP;
+        g->gather_buffers[r].params = (floatX*)device_alloc(whole * sizeof(floatX), MEMORY_COMMUNICATION);
+        g->gather_buffers[r].group = NO_GROUP;
     }
 }
 
@@ -223,7 +223,7 @@ static LayerShapes gpt2_shapes(const GPT2* g) {
 // Allocates everything. The fields of gpt2_configure are set.
 static void gpt2_init(GPT2* g) {
     gpt2_init_params(g);
-    gpt2_init_pieces(g);
+    gpt2_init_ranges(g);
     gpt2_init_acts(g);
     gpt2_init_buckets(g);
     layers_init(gpt2_shapes(g));
@@ -244,27 +244,27 @@ static void gpt2_free(GPT2* g) {
     device_free(g->logits); device_free(g->losses); device_free(g->dres); device_free(g->dbtc); device_free(g->dbt4c);
     device_free(g->inputs); device_free(g->targets); device_free(g->stats);
     for (int k = 0; k < g->num_buckets; k++) { device_free(g->buckets[k].grads); device_free(g->buckets[k].wide); }
-    for (int r = 0; r < g->num_rooms; r++) device_free(g->rooms[r].params);
+    for (int r = 0; r < g->num_gather_buffers; r++) device_free(g->gather_buffers[r].params);
     layout_free(&g->layout);
 }
 
 // Bytes by kind that gpt2_init will allocate, from formulas: a run compares them with what it measured.
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
-    ShardSizes own = shard_sizes(c, &g->how);
-    size_t S = (size_t)g->how.shards, X = sizeof(floatX), sent = X + (reduces_wider(&g->how) ? sizeof(float) : 0);
+    ShardSizes own = shard_sizes(c, &g->options);
+    size_t S = (size_t)g->options.shards, X = sizeof(floatX), sent = X + (reduces_wider(&g->options) ? sizeof(float) : 0);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
     size_t per_token = L * C*X                                                 // res1
                      + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, its float statistics
                      + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);            // outside the blocks
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
-    shards_predict(own.all, reduce_type(&g->how), g->how.offload, g->accumulation > 1, bytes);
+    shards_predict(own.all, reduce_type(&g->options), g->options.offload, g->accumulation > 1, bytes);
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)classifier_rows((int)BT, c.Vp) * (size_t)c.Vp * X
                               + sizeof(StepStats);
-    bytes[MEMORY_COMMUNICATION] = layout_comm_bytes(&g->how, g->dp);
+    bytes[MEMORY_COMMUNICATION] = layout_comm_bytes(&g->options, g->dp);
     bytes[MEMORY_COMMUNICATION] += sent * S * (own.root + size_min(2, own.others) * own.other); // buckets
-    if (!is_at_home(&g->how)) bytes[MEMORY_COMMUNICATION] += X * S * (own.root + sharding_rooms(&g->how, own) * own.other);
+    if (!is_unsharded(&g->options)) bytes[MEMORY_COMMUNICATION] += X * S * (own.root + sharding_buffers(&g->options, own) * own.other);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
@@ -272,9 +272,9 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 // What stays gathered after its forward pass is gathered once a step, the rest twice a micro-batch. Replicas all-reduce
 // each shard once. Three doubles are summed as well: the loss, and two norms.
 static double gpt2_predict_sent(const GPT2* g) {
-    ShardSizes own = shard_sizes(g->config, &g->how);
-    double S = g->how.shards, N = g->dp->size, R = N / S, A = g->accumulation, all = (double)own.all;
-    double returns = reshards_after_forward(&g->how) ? all - (double)own.root : 0, reduced = (double)reduce_size(&g->how);
+    ShardSizes own = shard_sizes(g->config, &g->options);
+    double S = g->options.shards, N = g->dp->size, R = N / S, A = g->accumulation, all = (double)own.all;
+    double returns = reshards_after_forward(&g->options) ? all - (double)own.root : 0, reduced = (double)reduce_size(&g->options);
     return (S - 1) * ((all - returns + 2 * A * returns) * sizeof(floatX) + A * all * reduced)
          + 2 * (R - 1) / R * all * reduced
          + 2 * (N - 1) / N * sizeof(double) + 2 * 2 * (S - 1) / S * sizeof(double);
@@ -302,32 +302,32 @@ static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, 
     matmul_forward(g->branch, a.gelu, p.fcprojw, p.fcprojb, BT, 4*C, C);
 }
 
-// Returns a free room for a group, or NO_ROOM. A group that stays until its backward pass has its own, others take any.
-static int free_room(GPT2* g, int k) {
-    bool has_own = k == 0 || !reshards_after_forward(&g->how);
-    for (int r = has_own ? k : 1; r < g->num_rooms; r++) if (g->rooms[r].group == NO_GROUP) return r;
-    return NO_ROOM;
+// Returns a free room for a group, or NO_BUFFER. A group that stays until its backward pass has its own, others take any.
+static int find_free_buffer(GPT2* g, int k) {
+    bool has_own = k == 0 || !reshards_after_forward(&g->options);
+    for (int r = has_own ? k : 1; r < g->num_gather_buffers; r++) if (g->gather_buffers[r].group == NO_GROUP) return r;
+    return NO_BUFFER;
 }
 
 // Begins to gather a group's parameters, unless they are there or on their way. Layer calls that have been issued may still
 // read the room: the gather waits for them.
 static void group_gather(GPT2* g, int k) {
     Group* group = &g->layout.groups[k];
-    if (group->room != NO_ROOM || is_at_home(&g->how)) return;
-    group->room = free_room(g, k);
-    require(group->room != NO_ROOM, "no room to gather group %d: all %d are taken", k, g->num_rooms);
-    g->rooms[group->room].group = k;
-    g->gathering[k] = shards_gather(&g->state, g->layout.shard_ranks, g->rooms[group->room].params, group->shard.at,
+    if (group->buffer != NO_BUFFER || is_unsharded(&g->options)) return;
+    group->buffer = find_free_buffer(g, k);
+    require(group->buffer != NO_BUFFER, "no room to gather group %d: all %d are taken", k, g->num_gather_buffers);
+    g->gather_buffers[group->buffer].group = k;
+    g->gathering[k] = shards_gather(&g->state, g->layout.shard_ranks, g->gather_buffers[group->buffer].params, group->shard.at,
                                     group->shard.n);
 }
 
 // Begins to gather what comes after group k, as far ahead as there are rooms. Forward 0, 1, 2, ...; backward 0, ..., 2, 1.
 static void gather_ahead(GPT2* g, int k) {
     int last = g->layout.num_groups - 1;
-    for (int d = 1; d < g->how.rooms; d++) {
+    for (int d = 1; d < g->options.limit_all_gathers; d++) {
         int next = g->pass == PASS_FORWARD ? k + d : k == 0 ? last + 1 - d : k - d;
         if (next < 1 || next > last) return;
-        if (g->layout.groups[next].room == NO_ROOM && free_room(g, next) == NO_ROOM) return;
+        if (g->layout.groups[next].buffer == NO_BUFFER && find_free_buffer(g, next) == NO_BUFFER) return;
         group_gather(g, next);
     }
 }
@@ -351,7 +351,7 @@ static void grad_ready(GPT2* g, int u, int i) {
     int k = g->layout.group_of[u], S = g->layout.shard_ranks->size;
     Bucket* b = group_bucket(g, k);
     if (--b->missing > 0) return;
-    if (k > 0 && g->how.prefetch == PREFETCH_POST) gather_ahead(g, k); // first, because the reduction is needed later
+    if (k > 0 && g->options.prefetch == PREFETCH_POST) gather_ahead(g, k); // first, because the reduction is needed later
     Shard shard = g->layout.groups[k].shard;
     if (b->wide) to_fp32(b->wide, b->grads, (size_t)S * shard.n);
     b->first = g->first_micro;
@@ -404,16 +404,16 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
 static floatX* unit_params(GPT2* g, int u) {
     int k = g->layout.group_of[u];
     Group* group = &g->layout.groups[k];
-    if (is_at_home(&g->how)) return (floatX*)g->state.params + group->shard.at + g->units[u].offset;
+    if (is_unsharded(&g->options)) return (floatX*)g->state.params + group->shard.at + g->units[u].offset;
     group_gather(g, k);
-    if (g->pass == PASS_FORWARD && g->how.forward_prefetch) gather_ahead(g, k);
+    if (g->pass == PASS_FORWARD && g->options.forward_prefetch) gather_ahead(g, k);
     comm_finish(g->layout.shard_ranks, &g->gathering[k]);
-    return g->rooms[group->room].params + g->units[u].offset;
+    return g->gather_buffers[group->buffer].params + g->units[u].offset;
 }
 
 static void group_free(GPT2* g, Group* group) {
-    if (group->room != NO_ROOM) g->rooms[group->room].group = NO_GROUP;
-    group->room = NO_ROOM;
+    if (group->buffer != NO_BUFFER) g->gather_buffers[group->buffer].group = NO_GROUP;
+    group->buffer = NO_BUFFER;
 }
 
 // Ends the use of unit u's parameters until the next unit_params. The root stays until the step's last backward pass, and
@@ -422,7 +422,7 @@ static void unit_release(GPT2* g, int u) {
     int k = g->layout.group_of[u];
     Group* group = &g->layout.groups[k];
     bool is_backward = g->pass == PASS_BACKWARD;
-    bool stays = (k == 0 || !reshards_after_forward(&g->how)) && !(is_backward && g->last_micro);
+    bool stays = (k == 0 || !reshards_after_forward(&g->options)) && !(is_backward && g->last_micro);
     int last_used = is_backward ? group->first_unit : group->first_unit + group->num_units - 1;
     if (u == last_used && !stays) group_free(g, group);
 }
@@ -449,7 +449,7 @@ static floatX* unit_grads(GPT2* g, int u) {
         b->missing = g->layout.groups[k].tensors;
         bucket_zero_unwritten(g, b);
     }
-    if (g->how.prefetch == PREFETCH_PRE) gather_ahead(g, k);
+    if (g->options.prefetch == PREFETCH_PRE) gather_ahead(g, k);
     return b->grads + g->units[u].offset;
 }
 
@@ -586,10 +586,10 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// Calls AdamW once per piece, then sums the squares of the new parameters for their norm. The root comes first, and is
+// Calls AdamW once per range, then sums the squares of the new parameters for their norm. The root comes first, and is
 // gathered while blocks are updated.
 static void gpt2_update(GPT2* g, AdamW adamw) {
-    const Piece *p = g->pieces, *end = p + g->num_pieces;
+    const ParamRange *p = g->ranges, *end = p + g->num_ranges;
     shards_begin_update(&g->state, g->stats);
     for (int k = 0; k < g->layout.num_groups; k++) {
         for (; p < end && g->layout.group_of[p->unit] == k; p++) shards_update(&g->state, p, adamw, g->stats);
@@ -605,13 +605,13 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
 // Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. Each rank makes or reads only its
 // shards.
 static void gpt2_load(GPT2* g, Run* run) {
-    run_load(run, g->pieces, g->num_pieces);
+    run_load(run, g->ranges, g->num_ranges);
     gpt2_gather(g);
 }
 
-// Each rank of one copy of the model writes its shards, so nothing is gathered.
+// Each rank of one replica of the model writes its shards, so nothing is gathered.
 static void gpt2_save(GPT2* g, Run* run, long long step) {
-    run_save(run, step, g->pieces, g->num_pieces);
+    run_save(run, step, g->ranges, g->num_ranges);
 }
 
 // ----------------------------------------------------------------------------
@@ -625,11 +625,11 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->num_units = run->config.L + 1;
     g->dp = &run->world.comm;
     g->accumulation = run->accumulation;
-    sharding_check(&g->how, g->dp->size);
-    layout_split(&g->layout, &g->how, g->dp);
-    run->share.writer = g->dp->rank < g->how.shards ? g->dp->rank : -1; // other replicas hold the same
-    run->share.writers = g->how.shards;
-    run->share.sharded = g->how.checkpoint == CHECKPOINT_SHARDED;
+    sharding_check(&g->options, g->dp->size);
+    layout_split(&g->layout, &g->options, g->dp);
+    run->share.writer = g->dp->rank < g->options.shards ? g->dp->rank : -1; // other replicas hold the same
+    run->share.writers = g->options.shards;
+    run->share.sharded = g->options.checkpoint == CHECKPOINT_SHARDED;
 }
 
 // Mean loss over the first --eval-steps global batches of the validation data. Each rank sees its part of them.
@@ -706,7 +706,7 @@ int main(int argc, char** argv) {
     run_options(&run, "train_gpt2_fsdp",
                 "train GPT-2 fully sharded: each rank keeps a part of everything, and gathers ahead what it uses");
     options_world(&run.table, &run.world);
-    options_sharding(&run.table, &g.how);
+    options_sharding(&run.table, &g.options);
     run_start(&run, argc, argv);
 
     gpt2_configure(&g, &run);
@@ -717,7 +717,7 @@ int main(int argc, char** argv) {
     comm_share_memory(g.layout.shard_ranks); // --nccl-windows
     run.sent = gpt2_predict_sent(&g);
     run_report(&run);
-    report_sharding(g.config, &g.how, g.dp->size);
+    report_sharding(g.config, &g.options, g.dp->size);
     gpt2_load(&g, &run);
     run_begin(&run);
 

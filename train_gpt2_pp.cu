@@ -1,7 +1,7 @@
 /*
-Train GPT-2 with pipeline parallelism: p ranks share one copy of the model, and each has a stage: some of the blocks. A step's
+Train GPT-2 with pipeline parallelism: p ranks share one replica of the model, and each has a stage: some of the blocks. A step's
 micro-batches flow through the stages, activations forward and their gradients back, so that all stages compute at the same
-time (Narayanan et al., arXiv 2104.04473, section 2.2). With --pipeline-parallel p, N/p copies of the model are data parallel,
+time (Narayanan et al., arXiv 2104.04473, section 2.2). With --pipeline-parallel p, N/p replicas of the model are data parallel,
 as in train_gpt2_ddp.cu.
 
 Schedule  The order of a stage's actions: forward and backward passes of micro-batches. llmc/parallel/pipeline.h has a function
@@ -25,15 +25,15 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: stages, s
 #include "llmc/base/common.h"          // defines: require, die, xcalloc
 #include "llmc/base/precision.h"       // defines: floatX, to_floatX, NEEDS_MASTER
 #include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_elements, LNFW, ..., FCPROJW
-#include "llmc/model/piece.h"          // defines: Piece, piece_range
-#include "llmc/model/schedule.h"       // defines: learning_rate, LossScaler
+#include "llmc/model/param_range.h"    // defines: ParamRange, param_range
+#include "llmc/model/lr_schedule.h"    // defines: learning_rate, LossScaler
 #include "llmc/device/device.h"        // defines: device_alloc, device_zero, host_to_device, device_to_host
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_send, comm_recv
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/mesh.h"        // defines: Mesh, mesh_bytes, mesh_free
 #include "llmc/parallel/pipeline.h"    // defines: Pipeline, Action, pipeline_action, pipeline_slot: the schedules
-#include "llmc/parallel/stages.h"      // defines: Stages, stages_cut, Messages, messages_take, messages_send
+#include "llmc/parallel/stages.h"      // defines: Stages, stages_cut, P2P, p2p_wait, p2p_isend
 #include "llmc/run/report_stages.h"    // defines: report_stages, report_action
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
@@ -124,8 +124,8 @@ typedef struct {
     floatX *params, *grads;         // (num_params) owned
     float *master;                  // (num_params) fp32 weights, owned; NULL where floatX is fp32
     float *m, *v;                   // (num_params) AdamW moments, owned
-    int num_pieces;
-    Piece pieces[MAX_UNITS];        // all of this state, as the optimizer and checkpoints walk it; views
+    int num_ranges;
+    ParamRange ranges[MAX_UNITS];   // all of this state, as the optimizer and checkpoints walk it; views
     GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
     Slot* slots;                    // (num_slots) owned; with recomputation blocks share all but res1 (has_own_acts)
     int num_slots, most_blocks;     // most_blocks: blocks of this rank's largest stage
@@ -137,13 +137,13 @@ typedef struct {
     floatX *logits;                 // (logits_rows,Vp)
     float *losses;                  // (B,T)
     floatX *dres, *dbtc;            // (B,T,C) gradient of the residual stream; (B,T,C) scratch
-    Messages messages;              // (B,T,C) each: what comes next, what goes on to the next stage, and back; owned
+    P2P p2p;                        // (B,T,C) each: what comes next, what goes on to the next stage, and back; owned
     int *inputs, *targets;          // (B,T)
     StepStats *stats;               // on the device, read once a step
     Mesh mesh;                      // owned
-    Comm *pp, *tied, *dp;           // ranks that share a copy of the model; the two of them that have the root; the
+    Comm *pp, *tied, *dp;           // ranks that share a replica of the model; the two of them that have the root; the
                                     // data-parallel ranks, which have the same stages of other copies. Views
-    PipelineParallel wanted;        // --schedule, --chunks, --split
+    PipelineParallel options;       // --schedule, --chunks, --split
     Stages stages;                  // which blocks are where
     Pipeline pipeline;              // the schedule
     Action action;                  // the current action,
@@ -204,18 +204,18 @@ static void gpt2_init_params(GPT2* g) {
 }
 
 // Lists what this rank has of the model, and where. The last stage's root is a copy of the first one's.
-static void gpt2_init_pieces(GPT2* g) {
+static void gpt2_init_ranges(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         size_t at = g->units[u].offset;
         if (g->units[u].size == 0) continue;
-        Piece p = piece_range(g->config, u, 0, g->units[u].size);
-        p.is_copy = u == 0 && g->pp->rank > 0;
+        ParamRange p = param_range(g->config, u, 0, g->units[u].size);
+        p.is_replicated = u == 0 && g->pp->rank > 0;
         p.params = g->params + at;
         p.grads = g->grads + at;
         p.master = g->master ? g->master + at : NULL;
         p.m = g->m + at;
         p.v = g->v + at;
-        g->pieces[g->num_pieces++] = p;
+        g->ranges[g->num_ranges++] = p;
     }
 }
 
@@ -249,7 +249,7 @@ static void gpt2_init_acts(GPT2* g) {
     g->losses = stats_alloc(BT);
     g->dres = acts_alloc(BT*C);
     g->dbtc = acts_alloc(BT*C);
-    messages_init(&g->messages, g->pp, g->pipeline, BT*C);
+    p2p_init(&g->p2p, g->pp, g->pipeline, BT*C);
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
 
@@ -282,7 +282,7 @@ static LayerShapes gpt2_shapes(const GPT2* g) {
 // Allocates everything. The fields of gpt2_configure are set.
 static void gpt2_init(GPT2* g) {
     gpt2_init_params(g);
-    gpt2_init_pieces(g);
+    gpt2_init_ranges(g);
     gpt2_init_acts(g);
     gpt2_init_buckets(g);
     layers_init(gpt2_shapes(g));
@@ -312,7 +312,7 @@ static void gpt2_free(GPT2* g) {
     for (int s = 0; s < g->num_slots; s++) slot_free(g, s);
     device_free(g->branch); device_free(g->logits); device_free(g->losses); device_free(g->dres); device_free(g->dbtc);
     device_free(g->stats);
-    messages_free(&g->messages);
+    p2p_free(&g->p2p);
     free(g->slots);
     free(g->buckets);
     mesh_free(&g->mesh);
@@ -328,7 +328,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? grads_kept : blocks;
     size_t per_token = blocks * C*X + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * F) + grads_kept * 9*C*X
                      + slots * (stages_have_head(&g->stages) * (2*C*X + 2*F) + 2 * sizeof(int))
-                     + 3*C*X + messages_elements(g->pipeline, C) * X + F; // outside the blocks
+                     + 3*C*X + p2p_elements(g->pipeline, C) * X + F; // outside the blocks
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
     bytes[MEMORY_PARAMETERS] = X * P;
     bytes[MEMORY_GRADIENTS] = X * P;
@@ -488,7 +488,7 @@ static void gpt2_forward(GPT2* g) {
         branch = g->branch;
     }
     if (!is_last(g)) { // on one device the next layernorm adds the two
-        floatX* out = messages_output(&g->messages);
+        floatX* out = p2p_send_buffer(&g->p2p);
         device_copy(out, x, (size_t)BT * (size_t)c.C * sizeof(floatX));
         add_in_place(out, branch, (size_t)BT * (size_t)c.C);
         return;
@@ -617,13 +617,13 @@ static size_t message_elements(const GPT2* g) { return (size_t)g->B * (size_t)g-
 static void gpt2_forward_only(GPT2* g) {
     for (int chunk = 0; chunk < g->stages.v; chunk++) {
         Action a = { ACT_FORWARD, 0, chunk };
-        messages_expect(&g->messages, a, message_elements(g));
-        messages_take(&g->messages, a, stage_input(g, 0, chunk), &g->dres);
+        p2p_irecv(&g->p2p, a, message_elements(g));
+        p2p_wait(&g->p2p, a, stage_input(g, 0, chunk), &g->dres);
         gpt2_select(g, 0, 0, chunk);
         gpt2_forward(g);
-        messages_send(&g->messages, a, message_elements(g), &g->dres);
+        p2p_isend(&g->p2p, a, message_elements(g), &g->dres);
     }
-    messages_finish(&g->messages);
+    p2p_wait_sends(&g->p2p);
 }
 
 // ----------------------------------------------------------------------------
@@ -632,19 +632,19 @@ static void gpt2_forward_only(GPT2* g) {
 // Computes the global gradient norm, and from it the factor that AdamW multiplies gradients by. Both stay on the device.
 // Norm and loss are sums over the stages, in which the last stage's copy of the root does not count.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
-    for (int i = 0; i < g->num_pieces; i++)
-        if (!g->pieces[i].is_copy) add_sum_squares(&g->stats->grad_square, g->pieces[i].grads, g->pieces[i].n);
+    for (int i = 0; i < g->num_ranges; i++)
+        if (!g->ranges[i].is_replicated) add_sum_squares(&g->stats->grad_square, g->ranges[i].grads, g->ranges[i].n);
     comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->loss, 1, COMM_F64));
     comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->grad_square, 1, COMM_F64));
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// Calls AdamW once per piece, then sums the squares of the new parameters for their norm.
+// Calls AdamW once per range, then sums the squares of the new parameters for their norm.
 static void gpt2_update(GPT2* g, AdamW adamw) {
-    for (int i = 0; i < g->num_pieces; i++) {
-        Piece p = g->pieces[i];
+    for (int i = 0; i < g->num_ranges; i++) {
+        ParamRange p = g->ranges[i];
         adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay);
-        if (!p.is_copy) add_sum_squares(&g->stats->param_square, p.params, p.n);
+        if (!p.is_replicated) add_sum_squares(&g->stats->param_square, p.params, p.n);
     }
     comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->param_square, 1, COMM_F64));
 }
@@ -663,13 +663,13 @@ static void gpt2_broadcast(GPT2* g) {
 
 // Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. Rank 0 has it first.
 static void gpt2_load(GPT2* g, Run* run) {
-    run_load(run, g->pieces, g->dp->rank == 0 ? g->num_pieces : 0);
+    run_load(run, g->ranges, g->dp->rank == 0 ? g->num_ranges : 0);
     gpt2_broadcast(g);
 }
 
 // All copies are the same, and the ranks of the first one save what they have.
 static void gpt2_save(GPT2* g, Run* run, long long step) {
-    run_save(run, step, g->pieces, g->num_pieces);
+    run_save(run, step, g->ranges, g->num_ranges);
 }
 
 // ----------------------------------------------------------------------------
@@ -685,9 +685,9 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->pp = g->mesh.pp;
     g->tied = g->mesh.tied;
     g->dp = g->mesh.dp;
-    g->stages = stages_cut(&g->wanted, g->config, g->pp->rank, g->pp->size);
+    g->stages = stages_cut(&g->options, g->config, g->pp->rank, g->pp->size);
     g->most_blocks = stages_most_blocks(&g->stages);
-    Pipeline l = { (Schedule)g->wanted.schedule, g->stages.p, run->accumulation, g->stages.v };
+    Pipeline l = { (Schedule)g->options.schedule, g->stages.p, run->accumulation, g->stages.v };
     pipeline_check(l);
     g->pipeline = l;
     g->num_slots = pipeline_slots(l, g->pp->rank);
@@ -697,7 +697,7 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->divide = g->ddp == DDP_NAIVE && !run->o.deterministic; // there 1/3 must round in one place
 }
 
-// Mean loss over the first --eval-steps global batches of the validation data. Each copy of the model sees its part of them.
+// Mean loss over the first --eval-steps global batches of the validation data. Each replica of the model sees its part of them.
 static EvalLoss evaluate(GPT2* g, Run* run) {
     double tokens = 0, bytes = 0;
     long long micro_batches = run_eval_begin(run);
@@ -741,7 +741,7 @@ static void gpt2_expect(GPT2* g, Run* run, int k) {
     if (k == pipeline_actions(g->pipeline, g->pp->rank)) return;
     Action a = pipeline_action(g->pipeline, g->pp->rank, k);
     report_action(&run->world, &g->times, &g->stages, a);
-    messages_expect(&g->messages, a, message_elements(g));
+    p2p_irecv(&g->p2p, a, message_elements(g));
 }
 
 // Action number k of a step: takes what another stage sent, begins to receive what the next action needs, computes, sends.
@@ -750,7 +750,7 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     Action a = pipeline_action(g->pipeline, rank, k);
     int slot = pipeline_slot(g->pipeline, rank, a.micro, a.chunk);
     report_action(&run->world, &g->times, &g->stages, a);
-    messages_take(&g->messages, a, stage_input(g, slot, a.chunk), &g->dres);
+    p2p_wait(&g->p2p, a, stage_input(g, slot, a.chunk), &g->dres);
     gpt2_select(g, slot, pipeline_set(g->pipeline, rank, a, g->recompute), a.chunk);
     gpt2_expect(g, run, k + 1);
     double began = report_action_begins(&run->world, &g->times, &g->stages, a);
@@ -762,9 +762,9 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
         gpt2_forward(g);
     } else if (a.kind == ACT_BACKWARD_WEIGHT) gpt2_backward_weight(g);
     else gpt2_backward(g, dloss);
-    stages_emulate(&g->wanted, &g->stages, a, began);
-    report_action_ends(&g->times, &g->messages);
-    messages_send(&g->messages, a, message_elements(g), &g->dres);
+    stages_emulate(&g->options, &g->stages, a, began);
+    report_action_ends(&g->times, &g->p2p);
+    p2p_isend(&g->p2p, a, message_elements(g), &g->dres);
 }
 
 // One optimizer step, counted from 0: forward and backward over every micro-batch, clip, update.
@@ -780,7 +780,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     gpt2_begin_step(g);
     gpt2_expect(g, run, 0);
     for (int k = 0; k < pipeline_actions(g->pipeline, g->pp->rank); k++) gpt2_act(g, run, k, dloss);
-    messages_finish(&g->messages);
+    p2p_wait_sends(&g->p2p);
     report_no_action(&run->world, &g->times);
     gpt2_reduce(g);
     trace_compute("update", -1);
@@ -809,7 +809,7 @@ int main(int argc, char** argv) {
     static GPT2 g;
     run_options(&run, "train_gpt2_pp", "train GPT-2 with pipeline parallelism: each rank has some of the blocks");
     options_world(&run.table, &run.world);
-    options_pipeline_parallel(&run.table, &run.pipeline_parallel, &g.wanted);
+    options_pipeline_parallel(&run.table, &run.pipeline_parallel, &g.options);
     g.ddp = DDP_BUCKETED;
     g.bucket_mb = 25;
     option_choice(&run.table, "ddp", &g.ddp, "naive|bucketed",
@@ -825,7 +825,7 @@ int main(int argc, char** argv) {
     comm_share_memory(g.dp); // --nccl-windows
     run.sent = gpt2_predict_sent(&g);
     run_report(&run);
-    report_stages(&run.world, &g.mesh, &g.wanted, &g.stages, g.pipeline, g.config, memory_sum(run.predicted));
+    report_stages(&run.world, &g.mesh, &g.options, &g.stages, g.pipeline, g.config, memory_sum(run.predicted));
     gpt2_load(&g, &run);
     run_begin(&run);
 

@@ -18,8 +18,8 @@ Next      train_gpt2_ddp.cu runs this file's step on many devices at once.
 #include "llmc/base/common.h"          // defines: require, die, xcalloc
 #include "llmc/base/precision.h"       // defines: floatX, to_floatX, NEEDS_MASTER
 #include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_elements, LNFW, ..., FCPROJW
-#include "llmc/model/piece.h"          // defines: Piece, piece_range
-#include "llmc/model/schedule.h"       // defines: learning_rate, LossScaler
+#include "llmc/model/param_range.h"    // defines: ParamRange, param_range
+#include "llmc/model/lr_schedule.h"    // defines: learning_rate, LossScaler
 #include "llmc/device/device.h"        // defines: device_alloc, device_zero, host_to_device, device_to_host
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
@@ -93,8 +93,8 @@ typedef struct {
     floatX *params, *grads;         // (num_params) owned
     float *master;                  // (num_params) fp32 weights, owned; NULL where floatX is fp32
     float *m, *v;                   // (num_params) AdamW moments, owned
-    int num_pieces;
-    Piece pieces[MAX_UNITS];        // all of this state, as the optimizer and checkpoints walk it; views
+    int num_ranges;
+    ParamRange ranges[MAX_UNITS];   // all of this state, as the optimizer and checkpoints walk it; views
     GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
     BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation the blocks share all but res1
     floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
@@ -137,16 +137,16 @@ static void gpt2_init_params(GPT2* g) {
 }
 
 // Lists what is held of the model, and where: all of every unit.
-static void gpt2_init_pieces(GPT2* g) {
+static void gpt2_init_ranges(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         size_t at = g->units[u].offset;
-        Piece p = piece_range(g->config, u, 0, g->units[u].size);
+        ParamRange p = param_range(g->config, u, 0, g->units[u].size);
         p.params = g->params + at;
         p.grads = g->grads + at;
         p.master = g->master ? g->master + at : NULL;
         p.m = g->m + at;
         p.v = g->v + at;
-        g->pieces[g->num_pieces++] = p;
+        g->ranges[g->num_ranges++] = p;
     }
 }
 
@@ -180,7 +180,7 @@ static LayerShapes gpt2_shapes(const GPT2* g) {
 // Allocates everything. The fields of gpt2_configure are set.
 static void gpt2_init(GPT2* g) {
     gpt2_init_params(g);
-    gpt2_init_pieces(g);
+    gpt2_init_ranges(g);
     gpt2_init_acts(g);
     layers_init(gpt2_shapes(g));
 }
@@ -403,14 +403,14 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
 
 // Computes the global gradient norm, and from it the factor that AdamW multiplies gradients by. Both stay on the device.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
-    for (int i = 0; i < g->num_pieces; i++) add_sum_squares(&g->stats->grad_square, g->pieces[i].grads, g->pieces[i].n);
+    for (int i = 0; i < g->num_ranges; i++) add_sum_squares(&g->stats->grad_square, g->ranges[i].grads, g->ranges[i].n);
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// Calls AdamW once per piece, then sums the squares of the new parameters for their norm.
+// Calls AdamW once per range, then sums the squares of the new parameters for their norm.
 static void gpt2_update(GPT2* g, AdamW adamw) {
-    for (int i = 0; i < g->num_pieces; i++) {
-        Piece p = g->pieces[i];
+    for (int i = 0; i < g->num_ranges; i++) {
+        ParamRange p = g->ranges[i];
         adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay);
         add_sum_squares(&g->stats->param_square, p.params, p.n);
     }
@@ -421,12 +421,12 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
 
 // Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state.
 static void gpt2_load(GPT2* g, Run* run) {
-    run_load(run, g->pieces, g->num_pieces);
+    run_load(run, g->ranges, g->num_ranges);
 }
 
 // Saves all that a resumed run needs.
 static void gpt2_save(GPT2* g, Run* run, long long step) {
-    run_save(run, step, g->pieces, g->num_pieces);
+    run_save(run, step, g->ranges, g->num_ranges);
 }
 
 // ----------------------------------------------------------------------------

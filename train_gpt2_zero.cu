@@ -22,8 +22,8 @@ Next      train_gpt2_fsdp.cu gathers the next unit while this one is computed.
 #include "llmc/base/common.h"          // defines: require, die, xcalloc
 #include "llmc/base/precision.h"       // defines: floatX, to_floatX, NEEDS_MASTER
 #include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_elements, LNFW, ..., FCPROJW
-#include "llmc/model/piece.h"          // defines: Piece, piece_range
-#include "llmc/model/schedule.h"       // defines: learning_rate, LossScaler
+#include "llmc/model/param_range.h"    // defines: ParamRange, param_range
+#include "llmc/model/lr_schedule.h"    // defines: learning_rate, LossScaler
 #include "llmc/device/device.h"        // defines: device_alloc, device_zero, host_to_device, device_to_host
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_reduce_scatter, comm_all_gather, comm_wait
@@ -100,7 +100,7 @@ typedef struct {
 typedef struct {
     floatX* params;                 // (N,shard) owned
     int unit;                       // whose they are, NO_UNIT after its release
-} Room;
+} GatherBuffer;
 
 typedef struct {
     GPT2Config config;
@@ -117,8 +117,8 @@ typedef struct {
     floatX *grads;                  // stage 1: whole; 2, 3: (num_sharded); owned
     float *master;                  // (num_sharded) fp32 weights, owned; NULL where floatX is fp32
     float *m, *v;                   // (num_sharded) AdamW moments, owned
-    int num_pieces;
-    Piece pieces[MAX_UNITS];        // this rank's shards, as the optimizer and checkpoints walk them; views
+    int num_ranges;
+    ParamRange ranges[MAX_UNITS];   // this rank's shards, as the optimizer and checkpoints walk them; views
     GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
     BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation the blocks share all but res1
     floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
@@ -136,7 +136,7 @@ typedef struct {
     int num_buckets;
     Bucket buckets[MAX_UNITS];      // stage 1: each unit's; 2, 3: the root's, and two that the blocks take in turn
     CommOp gathering[MAX_UNITS];    // stages 1, 2: the all-gather of a unit's updated parameters, while it is under way
-    Room rooms[2];                  // stage 3: the root's, and one block's
+    GatherBuffer gather_buffers[2]; // stage 3: the root's, and one block's
 } GPT2;
 
 static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
@@ -183,17 +183,17 @@ static floatX* grad_shard(GPT2* g, int u) {
 }
 
 // Lists what this rank keeps of the model, and where: its shard of every unit, without padding.
-static void gpt2_init_pieces(GPT2* g) {
+static void gpt2_init_ranges(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         size_t at = g->shards[u].at, begin = (size_t)g->dp->rank * g->shards[u].n;
         if (begin >= g->units[u].size) continue; // this shard is all padding
-        Piece p = piece_range(g->config, u, begin, size_min(g->shards[u].n, g->units[u].size - begin));
+        ParamRange p = param_range(g->config, u, begin, size_min(g->shards[u].n, g->units[u].size - begin));
         p.params = param_shard(g, u);
         p.grads = grad_shard(g, u);
         p.master = g->master ? g->master + at : NULL;
         p.m = g->m + at;
         p.v = g->v + at;
-        g->pieces[g->num_pieces++] = p;
+        g->ranges[g->num_ranges++] = p;
     }
 }
 
@@ -231,8 +231,8 @@ static void gpt2_init_buckets(GPT2* g) {
         b->reduced = NO_OP;
     }
     for (int k = 0; k < 2 && g->zero_stage == 3; k++) {
-        g->rooms[k].params = (floatX*)device_alloc(N * g->shards[k].n * sizeof(floatX), MEMORY_COMMUNICATION);
-        g->rooms[k].unit = NO_UNIT;
+        g->gather_buffers[k].params = (floatX*)device_alloc(N * g->shards[k].n * sizeof(floatX), MEMORY_COMMUNICATION);
+        g->gather_buffers[k].unit = NO_UNIT;
     }
 }
 
@@ -244,7 +244,7 @@ static LayerShapes gpt2_shapes(const GPT2* g) {
 // Allocates everything. The fields of gpt2_configure are set.
 static void gpt2_init(GPT2* g) {
     gpt2_init_params(g);
-    gpt2_init_pieces(g);
+    gpt2_init_ranges(g);
     gpt2_init_acts(g);
     gpt2_init_buckets(g);
     layers_init(gpt2_shapes(g));
@@ -265,7 +265,7 @@ static void gpt2_free(GPT2* g) {
     device_free(g->logits); device_free(g->losses); device_free(g->dres); device_free(g->dbtc); device_free(g->dbt4c);
     device_free(g->inputs); device_free(g->targets); device_free(g->stats);
     for (int k = 0; k < g->num_buckets && g->zero_stage > 1; k++) device_free(g->buckets[k].grads);
-    device_free(g->rooms[0].params); device_free(g->rooms[1].params);
+    device_free(g->gather_buffers[0].params); device_free(g->gather_buffers[1].params);
 }
 
 // Bytes by kind that gpt2_init will allocate, from formulas: a run compares them with what it measured.
@@ -392,16 +392,16 @@ static floatX* unit_params(GPT2* g, int u) {
         comm_finish(g->dp, &g->gathering[u]);
         return g->params + g->units[u].offset;
     }
-    Room* room = &g->rooms[u > 0];
-    require(room->unit == NO_UNIT, "unit %d cannot be gathered: unit %d has not been released", u, room->unit);
-    comm_wait(g->dp, comm_all_gather(g->dp, room->params, param_shard(g, u), g->shards[u].n, COMM_FLOATX));
-    room->unit = u;
-    return room->params;
+    GatherBuffer* buffer = &g->gather_buffers[u > 0];
+    require(buffer->unit == NO_UNIT, "unit %d cannot be gathered: unit %d has not been released", u, buffer->unit);
+    comm_wait(g->dp, comm_all_gather(g->dp, buffer->params, param_shard(g, u), g->shards[u].n, COMM_FLOATX));
+    buffer->unit = u;
+    return buffer->params;
 }
 
 // Ends the use of unit u's parameters until the next unit_params. In stage 3 another unit may take their place.
 static void unit_release(GPT2* g, int u) {
-    if (g->zero_stage == 3) g->rooms[u > 0].unit = NO_UNIT;
+    if (g->zero_stage == 3) g->gather_buffers[u > 0].unit = NO_UNIT;
 }
 
 // Returns the memory that unit u's gradients go to.
@@ -540,15 +540,15 @@ static void gpt2_gather_finish(GPT2* g) {
 // Computes the global gradient norm, to which each rank adds its shards' part, and from it the factor that AdamW multiplies
 // gradients by. Both stay on the device.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
-    for (int i = 0; i < g->num_pieces; i++) add_sum_squares(&g->stats->grad_square, g->pieces[i].grads, g->pieces[i].n);
+    for (int i = 0; i < g->num_ranges; i++) add_sum_squares(&g->stats->grad_square, g->ranges[i].grads, g->ranges[i].n);
     comm_wait(g->dp, comm_all_reduce(g->dp, &g->stats->grad_square, 1, COMM_F64));
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// Calls AdamW once per piece, then sums the squares of the new parameters for their norm.
+// Calls AdamW once per range, then sums the squares of the new parameters for their norm.
 static void gpt2_update(GPT2* g, AdamW adamw) {
-    for (int i = 0; i < g->num_pieces; i++) {
-        Piece p = g->pieces[i];
+    for (int i = 0; i < g->num_ranges; i++) {
+        ParamRange p = g->ranges[i];
         adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay);
         add_sum_squares(&g->stats->param_square, p.params, p.n);
     }
@@ -563,14 +563,14 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
 // Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. Each rank makes or reads only its
 // shards.
 static void gpt2_load(GPT2* g, Run* run) {
-    run_load(run, g->pieces, g->num_pieces);
+    run_load(run, g->ranges, g->num_ranges);
     gpt2_gather(g);
 }
 
 // Each rank writes its shards into the same two files, so nothing is gathered.
 static void gpt2_save(GPT2* g, Run* run, long long step) {
     gpt2_gather_finish(g); // the gathers' output contains this rank's shards
-    run_save(run, step, g->pieces, g->num_pieces);
+    run_save(run, step, g->ranges, g->num_ranges);
 }
 
 // ----------------------------------------------------------------------------

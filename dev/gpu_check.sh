@@ -310,8 +310,8 @@ fsdp() {
     part fsdp-mpi-4-bits-strict 90 strict fsdp_bits bf16 4
 }
 
-# --- tp: ranks that share a copy of the model. Sums in parts have other bits than DDP's; a copy on each rank has the same ---
-# tp_run PRECISION RANKS T OUT OPTION...: RANKS / T copies of the model see 16 sequences
+# --- tp: ranks that share a replica of the model. Sums in parts have other bits than DDP's; a copy on each rank has the same ---
+# tp_run PRECISION RANKS T OUT OPTION...: RANKS / T replicas of the model see 16 sequences
 tp_run() {
     rm -rf "$4"
     on_ranks "$2" "$(build_of "$1")/train_gpt2_tp" "${reference_options[@]}" --tensor-parallel "$3" --batch-size $((16 * $3 / $2)) \
@@ -331,7 +331,7 @@ tp_is_near() {
         "$COMPARE" metrics "$stored" "$run/metrics.jsonl" --rtol "$2" --only loss &&
         "$COMPARE" metrics "$stored" "$run/metrics.jsonl" --rtol "$3" --only grad_norm
 }
-# tp_bits PRECISION RANKS OPTION...: with a copy of the model on each rank, DDP's metrics, weights and optimizer state.
+# tp_bits PRECISION RANKS OPTION...: with a replica of the model on each rank, DDP's metrics, weights and optimizer state.
 tp_bits() {
     zero_run "$1" "$2" "$out/tp-ddp" train_gpt2_ddp --deterministic "${@:3}" &&
         tp_run "$1" "$2" 1 "$out/tp-copies" --deterministic "${@:3}" && same_run "$out/tp-ddp" "$out/tp-copies"
@@ -357,9 +357,9 @@ tp() {
     part tp-mpi-4-order 90 tp_order 4 --sequence-parallel
 }
 
-# --- pp: ranks that share a copy of the model, each with some of its blocks. A copy on each rank has DDP's bits, and so have all
+# --- pp: ranks that share a replica of the model, each with some of its blocks. A copy on each rank has DDP's bits, and so have all
 # schedules among themselves ---
-# pp_run PRECISION RANKS P OUT OPTION...: RANKS / P copies of the model see 16 sequences, in micro-batches of 4
+# pp_run PRECISION RANKS P OUT OPTION...: RANKS / P replicas of the model see 16 sequences, in micro-batches of 4
 pp_run() {
     rm -rf "$4"
     on_ranks "$2" "$(build_of "$1")/train_gpt2_pp" "${reference_options[@]}" --pipeline-parallel "$3" --batch-size 4 --out "$4" "${@:5}"
@@ -380,7 +380,7 @@ pp_is_near() {
         "$COMPARE" metrics "$stored" "$run/metrics.jsonl" --rtol "$2" --only loss &&
         "$COMPARE" metrics "$stored" "$run/metrics.jsonl" --rtol "$3" --only grad_norm
 }
-# pp_bits PRECISION RANKS OPTION...: with a copy of the model on each rank, DDP's metrics, weights and optimizer state.
+# pp_bits PRECISION RANKS OPTION...: with a replica of the model on each rank, DDP's metrics, weights and optimizer state.
 pp_bits() {
     zero_run "$1" "$2" "$out/pp-ddp" train_gpt2_ddp --deterministic --batch-size 4 "${@:3}" &&
         pp_run "$1" "$2" 1 "$out/pp-copies" --deterministic "${@:3}" && same_run "$out/pp-ddp" "$out/pp-copies"
@@ -418,7 +418,7 @@ pp() {
 
 # --- 3d: ranks on a mesh, which share matrices, blocks and optimizer state. Copies alone have DDP's bits; on any mesh ZeRO and
 # schedules change no bit ---
-# mesh_run PRECISION RANKS MESH OUT OPTION...: all copies of the model together see 16 sequences, in micro-batches of 4
+# mesh_run PRECISION RANKS MESH OUT OPTION...: all replicas of the model together see 16 sequences, in micro-batches of 4
 mesh_run() {
     rm -rf "$4"
     on_ranks "$2" "$(build_of "$1")/train_gpt2_3d" "${reference_options[@]}" --mesh "$3" --batch-size 4 --out "$4" "${@:5}"

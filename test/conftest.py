@@ -5,7 +5,7 @@ import suite
 
 # Each test of test/unit/*.c runs in a plain build; of these programs also in the others. With sanitizers CI runs all, threads of some with
 # ThreadSanitizer; matrix products take other ways on processors without AVX-512.
-IN_16_BITS = ("test_layers", "test_reference_layers", "test_compress", "test_pieces")
+IN_16_BITS = ("test_layers", "test_reference_layers", "test_compress", "test_param_ranges")
 WITHOUT_AVX512 = ("test_layers",)
 WITH_TSAN = ("test_dataloader", "test_control")
 

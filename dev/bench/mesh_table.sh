@@ -3,7 +3,7 @@
 #
 #   sh dev/bench/mesh_table.sh [--meshes "4x1x1 1x2x2z ..."] [--steps 5] [--rounds 3] [OPTION OF THE PROGRAMS...]
 #
-# A mesh is DxTxP: copies of the model, parts of each matrix, stages; with z behind it --zero-stage 1, with s --sequence-parallel. All
+# A mesh is DxTxP: replicas of the model, parts of each matrix, stages; with z behind it --zero-stage 1, with s --sequence-parallel. All
 # have the same 16 sequences a step: where there are stages in micro-batches of 2 each, elsewhere in one micro-batch. Memory is that of
 # the rank that keeps most, bytes are those of rank 0; a run in which a rank keeps or sends anything but what it predicted, in all or
 # along an axis, ends this script. Times are medians over all steps but each run's first; the meshes take turns in every round, with a
@@ -36,7 +36,7 @@ axes() {
     case $1 in *z*) options='--zero-stage 1' ;; esac
     case $1 in *s*) options="$options --sequence-parallel" ;; esac
     N=$((d * t * p))
-    [ $((sequences % d)) = 0 ] || fail "mesh $1 has $d copies of the model, and $sequences sequences cannot be divided among them"
+    [ $((sequences % d)) = 0 ] || fail "mesh $1 has $d replicas of the model, and $sequences sequences cannot be divided among them"
     micro=$((sequences / d))
     if [ "$p" -gt 1 ]; then micro=2; fi
 }

@@ -3,7 +3,7 @@
 #
 #   sh dev/bench/zero_memory.sh [--ranks "1 2 4 8"] [--stages "ddp zero-1 zero-2 zero-3"] [--svg FILE] [OPTION OF THE PROGRAMS...]
 #
-# --stages also takes fsdp, tp, pp and 3d; ddp comes first. tp and pp share one copy of the model among all ranks; 3d has two copies,
+# --stages also takes fsdp, tp, pp and 3d; ddp comes first. tp and pp share one replica of the model among all ranks; 3d has two copies,
 # two parts of each matrix if there are four ranks or more, --zero-stage 1, and the rest of the ranks as stages.
 # Megabytes per rank by kind. state: parameters, gradients and optimizer state together, as a share of what DDP keeps; beside it
 # the same by the formulas of the ZeRO paper, which know of no padding, nor of what tp and pp do not divide. communication: buckets,
@@ -48,7 +48,7 @@ number() { sed -n "s/.*\"$1\":\([0-9.e+]*\).*/\1/p"; }
 # run N STAGE OPTION...: a step; adds "N STAGE PARAMETERS GRADIENTS OPTIMIZER COMMUNICATION OTHER TOTAL SENT A BYTES COPIES", a line.
 # What is predicted by kind is what was measured, or the program would have failed; the total and what was sent are measured.
 run() {
-    N=$1 stage=$2 copies=$1 # copies of the model, each of which has micro-batches of its own
+    N=$1 stage=$2 copies=$1 # replicas of the model, each of which has micro-batches of its own
     shift 2
     program=train_gpt2_$stage
     case $stage in

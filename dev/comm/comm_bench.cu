@@ -41,7 +41,7 @@ static void options_bench(OptionTable* t, BenchOptions* o) {
     option_letter(t, 'f');
     option_text(t, "stepbytes", &o->step_text, "SIZE", "bytes from one size to the next; '': --stepfactor is used");
     option_letter(t, 'i');
-    // times of operations must not be asked for between timed ones: llmc/comm/ first has COMM_WAITED_ROOM of them
+    // times of operations must not be asked for between timed ones: llmc/comm/ first has COMM_WAITED_CAPACITY of them
     option_int(t, "iters", &o->iters, 1, 1000, "timed operations per size");
     option_letter(t, 'n');
     option_int(t, "warmup_iters", &o->warmup, 0, 1000, "operations before the timed ones, per size");
@@ -205,7 +205,7 @@ static void fill(const Bench* b, const Shape* s, const Buffers* x) {
 static double time_operations(Bench* b, const Collective* k, const Shape* s, const Buffers* x) {
     for (long long i = 0; i < b->o.warmup; i++) comm_wait(&b->comm, k->run(&b->comm, x->out, x->in, s));
     comm_barrier(&b->comm);
-    comm_settle(&b->comm);
+    comm_collect_times(&b->comm);
     double begin = now_seconds();
     for (long long i = 0; i < b->o.iters; i++) comm_wait(&b->comm, k->run(&b->comm, x->out, x->in, s));
     device_synchronize();

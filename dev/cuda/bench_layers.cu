@@ -368,7 +368,7 @@ static void bench_step(GPT2Config c, int B, int T, int recompute) {
     g.num_units = c.L + 1;
     layers_prepare(gpt2_shapes(&g));
     gpt2_init(&g);
-    pieces_set_weights(g.pieces, g.num_pieces, c, 1, NULL, CHECKPOINT_MODEL);
+    param_ranges_set_weights(g.ranges, g.num_ranges, c, 1, NULL, CHECKPOINT_MODEL);
     AdamW adamw = { 0, 0.9, 0.95, 1e-8, 0.1, 1 }; // learning rate 0: the weights stay, so all steps have the same gradients
     auto load = [&] { gpt2_load_batch(&g, tokens.data(), tokens.data(), B, T); };
     auto step = [&] { // train_step's lines between the batch and the wait

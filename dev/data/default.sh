@@ -14,7 +14,7 @@ export LC_ALL
 
 # Files for validation, by name: a loss can then be compared with one from before an edit. The stages are near copies of each other,
 # so none of them is among these files: a model would only have to memorise them.
-validation='agree.h device.cuh device_contract.h logger.h matmul.cuh ring.h rng.h sampler.h schedule.h shard.h'
+validation='consistency.h device.cuh device_api.h logger.h matmul.cuh ring.h rng.h sampler.h lr_schedule.h shard.h'
 is_for_validation() { case " $validation " in *" ${1##*/} "*) ;; *) return 1 ;; esac; }
 
 # files train|val: the stages and their shared headers. With tests and tools the text would be too varied for a minute of training,

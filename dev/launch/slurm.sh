@@ -20,7 +20,7 @@ out=${OUT:-runs/gpt2-xl}
 program=${PROGRAM:-./train_gpt2_fsdp}
 [ -x "$program" ] || { echo "error: there is no $program here ($PWD); make train_gpt2_fsdp, and sbatch from that folder" >&2; exit 1; }
 
-# The ranks of a node hold one copy of the model: all-gathers stay within the node, and only gradients are added up between nodes.
+# The ranks of a node hold one replica of the model: all-gathers stay within the node, and only gradients are added up between nodes.
 # Each node needs memory for a whole copy; with --sharding full one copy is spread over all nodes.
 group=${SLURM_NTASKS_PER_NODE:?this is a script for sbatch: sbatch dev/launch/slurm.sh}
 resume=

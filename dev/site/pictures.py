@@ -76,6 +76,6 @@ def page():
             f'formulas; <a href="doc/plan.html">its chapter</a> says what it assumes. The page was made by</p>'
             f'<pre><code>{escape(shown)}</code></pre><p>and the same for the other numbers of ranks, precisions and models.</p>'
             f'{controls}<div class="picture" id="memory"></div><div class="picture" id="time"></div>'
-            f'<h2>Bytes of a rank, in GB</h2><p>Tensor parallelism cuts a copy of the model in at most 8 parts, a pipeline too; the other '
+            f'<h2>Bytes of a rank, in GB</h2><p>Tensor parallelism cuts a replica of the model in at most 8 parts, a pipeline too; the other '
             f'ranks have further copies. An empty cell is a number of ranks at which <code>plan</code> has no such way.</p>{tables}'
             f'<script type="application/json" id="plan-data">{embedded}</script>')

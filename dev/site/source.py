@@ -51,7 +51,7 @@ def link(from_url, to_url):
 # --- contracts: where functions, macros and types of llmc/ are declared ---
 
 DECLARATION = re.compile(r"^(?:static |inline |extern |typedef )*[A-Za-z_][\w ]*?[ *]+\**(\w+)\(")
-CONTRACTS = ["llmc/device/device_contract.h", "llmc/device/layers_contract.h", "llmc/device/compress_contract.h", "llmc/comm/contract.h"]
+CONTRACTS = ["llmc/device/device_api.h", "llmc/device/layers_api.h", "llmc/device/compress_api.h", "llmc/comm/comm_api.h"]
 
 
 class Contract:
@@ -139,9 +139,9 @@ def html(row, url, marks=()):
         for begin, end in zip(cuts, cuts[1:]):
             part = escape(piece.text[begin - at:end - at], quote=False)
             inner += f"<mark>{part}</mark>" if any(b <= begin and end <= e for b, e in marks) else part
-        if piece.href:
+        if param_range.href:
             title = f' title="{escape(piece.title)}"' if piece.title else ""
-            inner = f'<a href="{link(url, piece.href)}"{title}>{inner}</a>'
+            inner = f'<a href="{link(url, param_range.href)}"{title}>{inner}</a>'
         out.append(f'<span class="{piece.css}">{inner}</span>' if piece.css else inner)
         at += len(piece.text)
     return "".join(out)

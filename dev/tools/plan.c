@@ -12,7 +12,7 @@ plan - predicts what a model will need on a number of ranks, before anything is 
     build/plan --compress all --model gpt2 --ranks 4 --precision fp32 --compute-ms 10 --communication-ms 8
 
 The first prints bytes per rank by kind in every stage of the course, which devices it fits on and the largest dN that fits,
-and seconds per step on 1 to 4096 ranks; tensor parallelism is there for 1, 2, 4 and 8 ranks that share a copy of the model,
+and seconds per step on 1 to 4096 ranks; tensor parallelism is there for 1, 2, 4 and 8 ranks that share a replica of the model,
 or, as in the fourth, for the number that is asked for. So are pipelines of 2, 4 and 8 ranks. Asked for a number, as in the
 fifth, plan compares the schedules; asked for one of these, as in the sixth, it shows each rank, and seconds on more ranks. The
 second is given only a number of parameters: it prints the bytes kept for them, and the table of the ZeRO paper. The third uses

@@ -9,7 +9,7 @@ Messages  take alpha + n/bandwidth (Hockney 1994). A ring collective of N ranks 
           and Gropp 2005):
               seconds = k (N-1) alpha + k bytes (N-1)/N / busbw        k = 2 for an all-reduce, else 1
           busbw is defined as in nccl-tests. With several nodes, nodes-1 of the hops are between nodes, and the data that crosses
-          there is limited by the network interfaces. Of a mesh, t neighbours share a copy of the model, and ranks that are t
+          there is limited by the network interfaces. Of a mesh, t neighbours share a replica of the model, and ranks that are t
           apart the same part: these groups communicate at the same time, and share their nodes' interfaces. A tree moves the
           same data in (ranks of a node - 1) hops inside and log2(nodes) between nodes; NCCL has a tree for all-reduce and,
           from 2.23 on with one rank per node, for the others.
@@ -28,7 +28,7 @@ Compute   is FLOPs / (peak x MFU), or measured, and the same for every N, becaus
 #ifndef DEV_PLAN_H
 #define DEV_PLAN_H
 #include "../../llmc/base/folder.h"
-#include "../../llmc/device/layers_contract.h"
+#include "../../llmc/device/layers_api.h"
 #include "../../llmc/model/gpt2.h"
 #include "../../llmc/base/options.h"
 #include "../../llmc/parallel/pipeline.h"
@@ -101,7 +101,7 @@ static inline size_t plan_memory_total(const Plan* p, PlanStage stage) { return 
 // Bytes that N ranks together send per step. This is a whole number, which one rank's share of it need not be.
 static inline double plan_sent(const Plan* p, PlanStage stage) { return round(plan_bytes(p, stage).sent * p->N); }
 
-// Whether t ranks can share a copy of the model. If not, plan_bytes dies and says why.
+// Whether t ranks can share a replica of the model. If not, plan_bytes dies and says why.
 static inline bool plan_divides(const Plan* p) {
     if (p->N % p->t != 0 || p->config.NH % p->t != 0 || p->config.Vp % p->t != 0) return false;
     return !p->sequence_parallel || p->B * p->T % p->t == 0;
@@ -321,7 +321,7 @@ typedef struct {
     int num_groups;
     int blocks[MAX_UNITS];                       // of each group; the root's, group 0, has none unless it is the whole model
     double gather[MAX_UNITS], reduce[MAX_UNITS]; // seconds
-    double replicate[MAX_UNITS];                 // of summing a shard over the copies of the model; 0: there is one
+    double replicate[MAX_UNITS];                 // of summing a shard over the replicas of the model; 0: there is one
     double packing[MAX_UNITS], unpacking;        // of compressing what is reduced, and of setting all gradients
     bool stays;                                  // what is gathered stays until the step's end
     bool late;                                   // nothing is reduced before backward is over

@@ -19,7 +19,7 @@ static void plan_place(const Plan* p, GPT2* g, PlannedRanks* ranks) {
 // As gpt2_configure, once g has its place.
 static void plan_cut(const Plan* p, GPT2* g) {
     g->tokens = token_range(p->config.Vp, p->t, 0);
-    g->stages = stages_cut(&g->wanted, p->config, g->pp->rank, g->pp->size);
+    g->stages = stages_cut(&g->pp_options, p->config, g->pp->rank, g->pp->size);
     g->most_blocks = stages_most_blocks(&g->stages);
     Pipeline l = { (Schedule)p->pipe.schedule, g->stages.p, p->accumulation, g->stages.v };
     pipeline_check(l);
@@ -28,7 +28,7 @@ static void plan_cut(const Plan* p, GPT2* g) {
     int rows = classifier_rows_of(plan_classifier_elements(p), p->B * p->T, g->tokens.count);
     if (!stages_have_head(&g->stages)) rows = 1;
     g->logits_rows = rows > p->t ? rows : p->t;
-    mesh_check_rows(&g->how, p->t, p->B, p->T);
+    mesh_check_rows(&g->options, p->t, p->B, p->T);
 }
 
 PLAN_EXPORT PlanBytes PLAN_FORMULA(const Plan* p, PlanStage stage) {
@@ -41,13 +41,13 @@ PLAN_EXPORT PlanBytes PLAN_FORMULA(const Plan* p, PlanStage stage) {
             model, p->N, model);
     mesh_check_model("--mesh tp=", p->t, p->config);
     g.zero_stage = p->zero_stage;
-    g.how.sequence_parallel = p->sequence_parallel;
-    g.how.keep_gathered = p->keep_gathered;
-    g.wanted.from_mesh = true;
-    g.wanted.schedule = p->pipe.schedule;
-    g.wanted.chunks = p->pipe.v;
-    g.wanted.split = p->pipe.split;
-    g.wanted.emulate = "";
+    g.options.sequence_parallel = p->sequence_parallel;
+    g.options.keep_gathered = p->keep_gathered;
+    g.pp_options.from_mesh = true;
+    g.pp_options.schedule = p->pipe.schedule;
+    g.pp_options.chunks = p->pipe.v;
+    g.pp_options.split = p->pipe.split;
+    g.pp_options.emulate = "";
     plan_place(p, &g, &ranks);
     plan_cut(p, &g);
     return plan_ask_part(p, &g, g.tokens.count);

@@ -86,7 +86,7 @@ static inline void axes_times(const Plan* p, const TensorMessages* m, UnitSecond
 // ---- messages and sums ----
 static inline double axes_message_bytes(const Plan* p) { return pipe_message_bytes(p) / (p->sequence_parallel ? p->t : 1); }
 static inline bool axes_cross_nodes(const Plan* p, const Network* w) {
-    Plan model = *p; // the ranks of a copy of the model are neighbours
+    Plan model = *p; // the ranks of a replica of the model are neighbours
     model.pipe.p *= p->t;
     return p->pipe.p > 1 && pipe_crosses_nodes(&model, w);
 }

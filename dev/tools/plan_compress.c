@@ -23,9 +23,9 @@ static void plan_compress(const Plan* p, GPT2* g) {
     gpt2_init_buckets(g);
 }
 
-// Bytes that packing and unpacking a packet of n elements read and write, kernel by kernel (compress_contract.h), each array once
+// Bytes that packing and unpacking a compressed bucket of n elements read and write, kernel by kernel (compress_api.h), each array once
 // a pass. Gram-Schmidt and the sums of scales are not counted, because their arrays are small.
-static void plan_touched(const Compress* c, const Packet* p, PlanPackets* u) {
+static void plan_touched(const Compress* c, const CompressedBucket* p, PlanPackets* u) {
     double n = (double)p->n, N = compress_ranks(c), X = sizeof(floatX), F = sizeof(float), fed = c->o.feedback ? 2 * F : 0;
     double row = (double)c->method->cost(c, p).sent; // all N parts, or N rows
     double part = (n + (c->o.feedback ? 2 * n : 0) + n) * F / N; // fp32: a sum is written and read, its error too
@@ -55,9 +55,9 @@ static void plan_touched(const Compress* c, const Packet* p, PlanPackets* u) {
         u->unpacking += n * (F + X + fed / 2);
     }
 }
-// Adds what a packet is sent in.
-static void plan_packet(const Compress* c, const Packet* p, PlanPackets* u) {
-    PacketCost cost = c->method->cost(c, p);
+// Adds what a compressed bucket is sent in.
+static void plan_packet(const Compress* c, const CompressedBucket* p, PlanPackets* u) {
+    BucketCost cost = c->method->cost(c, p);
     bool exchanged = c->o.method == COMPRESS_INT8 || c->o.method == COMPRESS_INT4 || c->o.method == COMPRESS_ONEBIT_ADAM;
     plan_touched(c, p, u);
     if (exchanged) {
@@ -81,7 +81,7 @@ static PlanPackets plan_packets(const GPT2* g, size_t begin, size_t end) {
     for (int i = 0; i < g->num_buckets; i++) {
         const Bucket* b = &g->buckets[i];
         if (b->begin < begin || b->begin >= end) continue;
-        if (b->packet != WHOLE) plan_packet(c, &c->packets[b->packet], &u);
+        if (b->compressed != WHOLE) plan_packet(c, &c->buckets[b->compressed], &u);
         else {
             u.sums++;
             u.summed += (double)(b->size * X);
@@ -101,6 +101,6 @@ PLAN_EXPORT PlanBytes PLAN_FORMULA(const Plan* p, PlanStage stage) {
     b.root = plan_packets(&g, 0, root);
     b.blocks = plan_packets(&g, root, SIZE_MAX);
     free(g.buckets);
-    free(g.compress.packets);
+    free(g.compress.buckets);
     return b;
 }

@@ -13,7 +13,7 @@ the device or on the backend is corrected here.
 #define PLAN_EXPORT __attribute__((externally_visible))
 
 // Ranks as a stage's formulas see them. Nothing is ever sent.
-typedef struct { CommBackend backend; CommWorld world; Comm comm; } PlannedRanks;
+typedef struct { CommBackend backend; CommContext world; Comm comm; } PlannedRanks;
 
 // As mpi_device_bytes and nccl_device_bytes have it, whose headers need MPI's and NCCL's: MPI on host memory adds up in
 // pieces of COMM_PIECE; NCCL has a number per rank.

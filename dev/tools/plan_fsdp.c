@@ -8,7 +8,7 @@ PLAN_EXPORT PlanBytes PLAN_FORMULA(const Plan* p, PlanStage stage) {
     PlannedRanks ranks;
     (void)stage;
     plan_configure(p, &g, &ranks);
-    g.how = plan_sharding(p);
+    g.options = plan_sharding(p);
     g.accumulation = p->accumulation;
     return plan_ask(p, &g);
 }

@@ -81,7 +81,7 @@ static void options_of_model(OptionTable* t, PlanOptions* p) {
     option_int(t, "batch-size", &p->o.batch_size, 1, 1 << 20, "sequences per rank and micro-batch, B");
     option_letter(t, 'b');
     option_int(t, "accumulation", &p->accumulation, 0, MOST_MICRO_BATCHES,
-               "micro-batches per step of a copy of the model; 0: 1, or in a pipeline one per rank of it");
+               "micro-batches per step of a replica of the model; 0: 1, or in a pipeline one per rank of it");
     option_int(t, "total-batch-size", &p->o.total_batch_size, 0, 1e15,
                "tokens per step of all ranks, so that more ranks do less each; 0: --accumulation says it");
     option_choice(t, "recompute", &p->o.recompute, "none|block", "for the times; bytes are printed for both");
@@ -90,7 +90,7 @@ static void options_of_ranks(OptionTable* t, PlanOptions* p) {
     option_heading(t, "Ranks, and how they divide the work (bytes of the first five stages are always printed)");
     option_int(t, "ranks", &p->ranks, 1, 1 << 20, "number of ranks, N");
     option_int(t, "tensor-parallel", &p->tensor_parallel, 0, 1 << 20,
-               "neighbouring ranks that share a copy of the model and a micro-batch; 0: 1, 2, 4 and 8");
+               "neighbouring ranks that share a replica of the model and a micro-batch; 0: 1, 2, 4 and 8");
     option_flag(t, "sequence-parallel", &p->sequence_parallel, "they also cut the rows of layernorms and of the residual stream");
     option_flag(t, "keep-gathered", &p->keep_gathered, "with --sequence-parallel: gathered rows are kept for the backward pass");
     option_int(t, "pipeline-parallel", &p->pipeline_parallel, 0, MAX_UNITS - 1,
@@ -108,7 +108,7 @@ static void options_of_fsdp(OptionTable* t, PlanOptions* p) {
     option_heading(t, "The column fsdp, as train_gpt2_fsdp's options of these names");
     option_choice(t, "sharding", &p->sharding, "full|grad-op|hybrid|none",
                   "full: freed after each use; grad-op: kept until the backward pass; hybrid: full in groups; none: as DDP");
-    option_int(t, "shard-group", &p->shard_group, 0, 1 << 20, "ranks that hold one copy of the model; with --sharding hybrid");
+    option_int(t, "shard-group", &p->shard_group, 0, 1 << 20, "ranks that hold one replica of the model; with --sharding hybrid");
     option_int(t, "wrap-blocks", &p->wrap_blocks, 0, MAX_UNITS - 1, "blocks gathered at a time; 0: the whole model");
     option_int(t, "limit-all-gathers", &p->limit_all_gathers, 1, 256,
                "such groups that may be gathered at a time, besides the root");

@@ -7,7 +7,7 @@ Actions   A stage's F, B and W take what its blocks take. Of a block's backward 
 Schedule  It is played (schedule_play.h): each action begins when its rank is free and its input is there. So the bubble is
           that of these stages, also of unequal ones. A message takes alpha + n/bandwidth. All take as long as on the slowest
           link between neighbours: in 1f1b that link delays every micro-batch, and faster ones matter little.
-After it  A stage sums a block's gradients over the copies of the model once its last micro-batch has left the block, beside
+After it  A stage sums a block's gradients over the replicas of the model once its last micro-batch has left the block, beside
           what it still has to compute. The root's are first summed over the two stages that have it, when both are done.
           Then three numbers are summed over the stages: the loss and two norms.
 */
@@ -46,7 +46,7 @@ static inline double pipe_balance_of_even_split(const Plan* p) {
 }
 
 // ---- messages ----
-// Of a copy of the model in a step: how many, and the bytes of each.
+// Of a replica of the model in a step: how many, and the bytes of each.
 static inline int pipe_messages(const Plan* p) {
     return p->pipe.p == 1 ? 0 : 2 * p->accumulation * (p->pipe.p * p->pipe.v - 1);
 }

@@ -102,7 +102,7 @@ static void print_tensor_parallel_memory(const Ways* tp, const PlanOptions* p) {
                                 plan->N, plan->config.NH, plan->config.Vp);
         return;
     }
-    printf("\ntp t: t ranks share a copy of the model, and %d x %d tokens per micro-batch%s", plan->B, plan->T,
+    printf("\ntp t: t ranks share a replica of the model, and %d x %d tokens per micro-batch%s", plan->B, plan->T,
            !plan->sequence_parallel ? "" : plan->keep_gathered ? "; they cut its rows, and keep what they gather"
                                                                : "; they cut its rows");
     print_model_memory(tp, p->exact);
@@ -173,7 +173,7 @@ static void print_pipeline_memory(const Ways* pp, const PlanOptions* o) {
     const Plan* plan = &pp->ways[0].plan;
     bool one = o->pipeline_parallel && !o->compares;
     Ways ranks = one ? ways_of_ranks(*plan, PLAN_PP) : *pp;
-    printf("\npp p: p ranks share a copy of the model, each with some of its blocks; %d x %d tokens per micro-batch, ",
+    printf("\npp p: p ranks share a replica of the model, each with some of its blocks; %d x %d tokens per micro-batch, ",
            plan->B, plan->T);
     if (o->o.total_batch_size > 0) printf("%lld tokens a step\n", o->o.total_batch_size);
     else if (o->accumulation || o->pipeline_parallel) printf("%d a step\n", plan->accumulation);
@@ -194,7 +194,7 @@ static void print_mesh_memory(const Ways* mesh, const PlanOptions* o) {
     if (mesh->n == 0) return;
     const Plan* plan = &mesh->ways[0].plan;
     Ways ranks = ways_of_ranks(*plan, PLAN_3D);
-    printf("\nmesh dp=%d,tp=%d,pp=%d: copies of the model, ranks that share its matrices, stages; %d x %d tokens per micro-batch,"
+    printf("\nmesh dp=%d,tp=%d,pp=%d: replicas of the model, ranks that share its matrices, stages; %d x %d tokens per micro-batch,"
            " %d a step\n", axes_copies(plan), plan->t, plan->pipe.p, plan->B, plan->T, plan->accumulation);
     print_splits(mesh);
     print_model_memory(&ranks, o->exact);
@@ -214,7 +214,7 @@ static void print_sharding(const Plan* plan) {
     const PlanFsdp* f = &plan->fsdp;
     if (f->sharding == SHARD_FULL && f->reduce_dtype == REDUCE_FP32 && !f->offload) return;
     printf("fsdp       sharding %s", shardings[f->sharding]);
-    if (f->sharding == SHARD_HYBRID) printf(": %d copies of the model, of %d ranks each", plan->N / how.shards, how.shards);
+    if (f->sharding == SHARD_HYBRID) printf(": %d replicas of the model, of %d ranks each", plan->N / how.shards, how.shards);
     printf("; gradients reduced in %s%s\n", f->reduce_dtype == REDUCE_FP32 ? "fp32" : "the model's precision",
            f->offload ? "; shards on the host" : "");
 }

@@ -8,7 +8,7 @@ compiled for it as well, because there train_gpt2_compress keeps two copies of i
 */
 #ifndef DEV_PLAN_STAGE_H
 #define DEV_PLAN_STAGE_H
-#include "../../llmc/device/device_contract.h"
+#include "../../llmc/device/device_api.h"
 #include "../../llmc/model/gpt2.h"
 #include "../../llmc/parallel/axes.h"
 #include "../../llmc/parallel/layout.h"
@@ -18,7 +18,7 @@ compiled for it as well, because there train_gpt2_compress keeps two copies of i
 typedef enum { PLAN_DDP, PLAN_ZERO1, PLAN_ZERO2, PLAN_ZERO3, PLAN_FSDP, PLAN_STAGES, PLAN_TP = PLAN_STAGES, PLAN_PP,
                PLAN_3D } PlanStage;
 
-// pp: p ranks share a copy of the model, each with v chunks of its blocks.
+// pp: p ranks share a replica of the model, each with v chunks of its blocks.
 typedef struct {
     int p, schedule, v;  // as in llmc/parallel/pipeline.h
     int rank;            // of the p; PLAN_MOST: the one that keeps most
@@ -47,19 +47,19 @@ enum { PLAN_USUAL = -1 };
 
 typedef struct {
     GPT2Config config;
-    int B, T;            // a rank's micro-batch, or in tp that of the t ranks that share a copy of the model
-    int accumulation;    // micro-batches per step; in pp those of a copy of the model
+    int B, T;            // a rank's micro-batch, or in tp that of the t ranks that share a replica of the model
+    int accumulation;    // micro-batches per step; in pp those of a replica of the model
     int recompute;       // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     size_t X;            // bytes of floatX; 2: with an fp32 master copy
     int N;               // ranks
     bool gpu;            // the GPU's program (over NCCL), or the CPU's (over MPI)
     int rooms;           // fsdp: how many groups, besides the root, may be gathered at a time
     int wrap_blocks;     // fsdp: blocks of a group; 0: the whole model is one
-    int t;               // tp: ranks that share a copy of the model
+    int t;               // tp: ranks that share a replica of the model
     bool sequence_parallel, keep_gathered; // tp: as train_gpt2_tp's options of these names
     double memory_bandwidth; // of a rank's device, bytes per second; 0: the update takes no time
     PlanPipe pipe;
-    int zero_stage;      // 3d: what is sharded over copies of the model, 0 nothing, 1 the optimizer's state
+    int zero_stage;      // 3d: what is sharded over replicas of the model, 0 nothing, 1 the optimizer's state
     PlanFsdp fsdp;
     PlanCompress compress;
 } Plan;
@@ -99,7 +99,7 @@ static inline Sharding plan_sharding(const Plan* p) {
     how.reduce_dtype = p->fsdp.reduce_dtype;
     how.offload = p->fsdp.offload;
     how.wrap_blocks = p->wrap_blocks;
-    how.rooms = p->rooms;
+    how.limit_all_gathers = p->rooms;
     how.prefetch = p->rooms > 1 ? PREFETCH_PRE : PREFETCH_NONE;
     how.forward_prefetch = p->rooms > 1;
     sharding_check(&how, p->N);

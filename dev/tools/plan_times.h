@@ -14,7 +14,7 @@ Rows      First of all stages, then of compressed gradients, of ranks that share
 enum { MOST_ROWS = 16, MOST_TABLES = PLAN_STAGES + 3 };
 typedef struct {
     char name[32];          // number of ranks, or the way
-    int ranks, micro_batches; // of a copy of the model
+    int ranks, micro_batches; // of a replica of the model
     char why_not[128];      // "": it is timed
     PipelineTime time;      // of other stages without bubble and formula
     double tensor;          // of a mesh: seconds of its sums along tp

@@ -1,15 +1,15 @@
-// plan_ways.h - what the tables of build/plan compare: stages, numbers of ranks that share a copy of the model, schedules, and
+// plan_ways.h - what the tables of build/plan compare: stages, numbers of ranks that share a replica of the model, schedules, and
 // the ranks of a pipeline.
 #ifndef DEV_PLAN_WAYS_H
 #define DEV_PLAN_WAYS_H
 #include "plan_options.h"
 
-// What a table compares: stages, numbers of ranks that share a copy of the model, schedules, or ranks of a pipeline.
+// What a table compares: stages, numbers of ranks that share a replica of the model, schedules, or ranks of a pipeline.
 enum { MOST_WAYS = 6 };
 typedef struct { PlanStage stage; Plan plan; char name[32]; } Way;
 typedef struct { int n; Way ways[MOST_WAYS]; } Ways;
 
-// Ranks that share a copy of the model and its micro-batches.
+// Ranks that share a replica of the model and its micro-batches.
 static int copy_ranks(const Plan* plan, PlanStage stage) {
     return (stage == PLAN_TP || stage == PLAN_3D ? plan->t : 1) * (stage >= PLAN_PP ? plan->pipe.p : 1);
 }

@@ -1,5 +1,5 @@
 /*
-ranks.h - finds where ranks parted, from the files of last operations that they wrote when their run failed (llmc/watch/oplog.h).
+ranks.h - finds where ranks parted, from the files of last operations that they wrote when their run failed (llmc/watch/flight_recorder.h).
 
 Operations are compared sequence by sequence: the collectives of a communicator, and what one rank sends another. In each,
 the k-th operation of one rank belongs to the k-th of the others; the first k at which they do not match is where to look.
@@ -8,7 +8,7 @@ A file holds only a rank's last 64 operations, but also how many operations each
 #ifndef DEV_RANKS_H
 #define DEV_RANKS_H
 #include "../../llmc/base/folder.h"
-#include "../../llmc/watch/oplog.h"
+#include "../../llmc/watch/flight_recorder.h"
 #include "../../llmc/watch/ranks.h"
 
 typedef struct {
@@ -17,7 +17,7 @@ typedef struct {
     int rank, size;
     long long step, operations;
     OpChannel channels[1024];            // (num_channels)
-    OpRecord ops[OPLOG_LENGTH];          // (num_ops), oldest first
+    OpRecord ops[FLIGHT_RECORDER_LENGTH]; // (num_ops), oldest first
     int num_channels, num_ops;
 } RankFile;
 
@@ -84,7 +84,7 @@ static inline void rank_file_take_op(RankFile* f, const char* text, int line) {
     if (!shaped) damaged("an operation was expected, not '%.*s'", (int)strcspn(text, "\n"), text);
     for (r.state = OP_FINISHED; r.state >= 0 && strcmp(state, op_state_names[r.state]) != 0;) r.state--;
     if (r.state < 0) damaged("'%s' is not a state of an operation", state);
-    if (f->num_ops == OPLOG_LENGTH) damaged("there are more than %d operations", OPLOG_LENGTH);
+    if (f->num_ops == FLIGHT_RECORDER_LENGTH) damaged("there are more than %d operations", FLIGHT_RECORDER_LENGTH);
     OpWay way = op_way(r.collective);
     OpChannel* c = rank_file_channel(f, r.communicator, way, way == WAY_COLLECTIVE ? -1 : r.peer);
     if (c == NULL || r.number < 0 || r.number >= c->issued) damaged("its channel does not have operation %lld", r.number);
@@ -106,7 +106,7 @@ static inline RankFile* rank_file_read(const char* path) {
     while (fgets(text, sizeof text, in)) {
         line++;
         if (ended) damaged("something follows the end");
-        if (line == 1 && strcmp(text, OPLOG_MAGIC "\n") != 0) damaged("its first line is not '" OPLOG_MAGIC "'");
+        if (line == 1 && strcmp(text, FLIGHT_RECORDER_MAGIC "\n") != 0) damaged("its first line is not '" FLIGHT_RECORDER_MAGIC "'");
         if (line == 2) rank_file_take_owner(f, text, line);
         if (line <= 2) continue;
         if (strcmp(text, "end\n") == 0) ended = true;

@@ -626,7 +626,7 @@ static void print_why(const ScheduleOptions* o, Compared h1, Compared h2, Compar
     half.schedule = SCHEDULE_ZB_V;
     half.v = 2; half.p /= 2; half.m /= 2;
     half.of_stage.F *= 2; half.of_stage.B *= 2; half.of_stage.W *= 2;
-    printf("  dualpipe  a bubble of %.4g ms, with 2 stages on each rank, so twice the parameters; 2 copies of the model in %lld"
+    printf("  dualpipe  a bubble of %.4g ms, with 2 stages on each rank, so twice the parameters; 2 replicas of the model in %lld"
            " stage%s have as\n            many, and a bubble of %.4g ms with zb-v\n", dual.bubble, half.p,
            plural((double)half.p), compare_one(&half).bubble);
 }

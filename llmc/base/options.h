@@ -33,7 +33,7 @@ typedef struct {
     OptionHeading headings[MAX_HEADINGS];
     int heading_count;
     const char* operands_form;       // what --help calls the arguments that are not options: "IN OUT"; NULL: there are none
-    int least_operands, most_operands;
+    int min_operands, max_operands;
     const char** operands;           // (operand_count) those of the command line, after options_parse; owned
     int operand_count;
 } OptionTable;
@@ -100,10 +100,10 @@ static inline OptionTable options_table(const char* program, const char* purpose
 }
 
 // The command line also takes arguments that are not options: from `least` to `most` of them.
-static inline void options_operands(OptionTable* t, const char* form, int least, int most) {
+static inline void options_operands(OptionTable* t, const char* form, int min, int max) {
     t->operands_form = form;
-    t->least_operands = least;
-    t->most_operands = most;
+    t->min_operands = min;
+    t->max_operands = max;
 }
 
 static inline void options_add(OptionTable* t, OptionSpec spec) {
@@ -294,7 +294,7 @@ static inline void options_parse(OptionTable* t, int argc, char** argv) {
             option_set(s, argv[++i]);
         }
     }
-    require(t->operand_count >= t->least_operands && t->operand_count <= t->most_operands,
+    require(t->operand_count >= t->min_operands && t->operand_count <= t->max_operands,
             "usage: %s [options] %s; --help says more", t->program, t->operands_form);
 }
 

@@ -1,5 +1,5 @@
 /*
-comm.h - the one header of this folder that programs include; contract.h says what there is. It chooses the backend, and
+comm.h - the one header of this folder that programs include; comm_api.h says what there is. It chooses the backend, and
 makes and frees communicators.
 
 USE_MPI=1   for programs of several ranks: make defines it where it adds the flags of mpicc. Without it a program needs no
@@ -8,8 +8,8 @@ USE_NCCL=1  for those on GPUs, unless make is called with USE_NCCL=0
 */
 #ifndef LLMC_COMM_H
 #define LLMC_COMM_H
-#include "contract.h"
-#include "issue.h"
+#include "comm_api.h"
+#include "comm_operations.h"
 #ifndef USE_MPI
 #define USE_MPI 0
 #endif
@@ -42,7 +42,7 @@ static inline const CommBackend* comm_choose(Comm* c) {
 
 // All ranks find one another; from here on the watchdog watches them.
 static inline void comm_meet(Comm* c, const RankInfo* ranks) {
-    CommWorld* w = c->world;
+    CommContext* w = c->world;
     char address[CONTROL_ADDRESS] = "";
     message_rank = c->rank;
     if (c->rank > 0) // only rank 0 prints
@@ -54,14 +54,14 @@ static inline void comm_meet(Comm* c, const RankInfo* ranks) {
 }
 
 // Ends what comm_meet began.
-static inline void comm_leave(CommWorld* w) {
+static inline void comm_leave(CommContext* w) {
     if (w->mpi) mpi_leave(w);
 }
 
 #else // one rank: comm_require_possible sees to it
 static inline const CommBackend* comm_choose(Comm* c) { (void)c; return NULL; }
 static inline void comm_meet(Comm* c, const RankInfo* ranks) { (void)c; (void)ranks; }
-static inline void comm_leave(CommWorld* w) { (void)w; }
+static inline void comm_leave(CommContext* w) { (void)w; }
 #endif
 
 // ---- communicators ----
@@ -73,7 +73,7 @@ static inline size_t comm_world_bytes(const Comm* c) {
     return c->world->backend ? COMM_NUMBER_BYTES + comm_split_bytes(c, c->size) : 0;
 }
 
-static inline void comm_step(Comm* c, long long step) { oplog_step(c->world->log, step); }
+static inline void comm_step(Comm* c, long long step) { flight_recorder_step(c->world->recorder, step); }
 
 // Options that no backend can follow, and ranks that have none.
 static inline void comm_require_possible(const CommOptions* o, int size) {
@@ -87,18 +87,18 @@ static inline void comm_require_possible(const CommOptions* o, int size) {
 }
 
 // A communicator without its link; rank and size are set later.
-static inline void comm_open(Comm* c, CommWorld* w, const char* name) {
+static inline void comm_open(Comm* c, CommContext* w, const char* name) {
     memset(c, 0, sizeof *c);
     c->world = w;
     op_name_set(c->name, sizeof c->name, name);
     c->slots = (CommSlot*)xcalloc(COMM_IN_FLIGHT, sizeof(CommSlot));
     w->comms = (Comm**)xrealloc(w->comms, (size_t)(w->num_comms + 1) * sizeof(Comm*));
     w->comms[w->num_comms++] = c;
-    oplog_join(w->log, c->name);
+    flight_recorder_join(w->recorder, c->name);
 }
 
 static inline void comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Control* control) {
-    CommWorld* w = (CommWorld*)xcalloc(1, sizeof(CommWorld));
+    CommContext* w = (CommContext*)xcalloc(1, sizeof(CommContext));
     w->options = *o;
     const char* strict = getenv("SHARD_COMM_STRICT");
     require(strict == NULL || strcmp(strict, "0") == 0 || strcmp(strict, "1") == 0,
@@ -107,7 +107,7 @@ static inline void comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Cont
     comm_require_possible(o, ranks.size);
     w->control = control;
     control_init(control, ranks, o->timeout, o->out);
-    w->log = &control->log;
+    w->recorder = &control->recorder;
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->changed, NULL);
     comm_open(c, w, "world");
@@ -115,8 +115,8 @@ static inline void comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Cont
     c->size = ranks.size;
     c->world_rank = (int*)xcalloc((size_t)ranks.size, sizeof(int));
     for (int q = 0; q < ranks.size; q++) c->world_rank[q] = q;
-    w->waited_room = COMM_WAITED_ROOM;
-    w->waited = (CommWaited*)xcalloc((size_t)w->waited_room, sizeof(CommWaited));
+    w->waited_capacity = COMM_WAITED_CAPACITY;
+    w->waited = (CommWaited*)xcalloc((size_t)w->waited_capacity, sizeof(CommWaited));
     snprintf(w->description, sizeof w->description, "one rank, nothing to communicate");
     if (c->size > 1) comm_meet(c, &ranks);
     w->backend = comm_choose(c);
@@ -137,7 +137,7 @@ static inline void comm_split(Comm* c, Comm* parent, const char* name, int color
     require(color >= 0, "comm_split '%s': color %d is negative", name, color);
     char full_name[64];
     snprintf(full_name, sizeof full_name, "%s.%d", name, color);
-    CommWorld* w = parent->world;
+    CommContext* w = parent->world;
     for (int i = 0; i < w->num_comms; i++) {
         require(strcmp(w->comms[i]->name, full_name) != 0, "comm_split: there is a communicator '%s' already", full_name);
         for (int k = 0; k < COMM_IN_FLIGHT; k++)
@@ -149,7 +149,7 @@ static inline void comm_split(Comm* c, Comm* parent, const char* name, int color
 }
 
 static inline void comm_free(Comm* c) {
-    CommWorld* w = c->world;
+    CommContext* w = c->world;
     for (int i = 0; i < COMM_IN_FLIGHT; i++)
         require(!c->slots[i].live, "%s: %s, operation #%lld, was never waited for", c->name,
                 comm_kind_names[c->slots[i].kind], c->slots[i].number);
@@ -157,11 +157,11 @@ static inline void comm_free(Comm* c) {
     require(!is_world || w->num_comms == 1, "comm_free of the world before '%s'", w->comms[w->num_comms - 1]->name);
     if (is_world) {
         comm_barrier(c); // the watchdog can watch this wait, but not the library's own at its end
-        comm_settle(c);
+        comm_collect_times(c);
         if (w->backend) w->backend->close(c);
         comm_leave(w);
         control_stop(w->control);
-    } else comm_settle(c); // before its stats are gone
+    } else comm_collect_times(c); // before its stats are gone
     int at = 0;
     while (w->comms[at] != c) at++;
     w->num_comms--;

@@ -1,5 +1,5 @@
 /*
-mpi.h - the operations of contract.h over MPI, on host memory.
+mpi.h - the operations of comm_api.h over MPI, on host memory.
 
 MPI's non-blocking calls make little progress unless the program keeps calling MPI, so one thread per process does nothing else:
 it makes all MPI calls, including MPI_Init and MPI_Finalize. Collectives of a communicator run one after another in the order of
@@ -21,13 +21,13 @@ counts are enough. A piece is a few steps; each posts messages, and the next beg
 #define LLMC_COMM_MPI_H
 #define OMPI_SKIP_MPICXX 1
 #include <mpi.h>
-#include "issue.h"
+#include "comm_operations.h"
 #include "ring.h"
 #include "sums.h"
 #ifndef __CUDACC__
-#include "stage_cpu.h"
+#include "staging_cpu.h"
 #else
-#include "stage_cuda.cuh"
+#include "staging_cuda.cuh"
 #endif
 
 #ifndef COMM_PIECE
@@ -41,8 +41,8 @@ typedef struct MpiOp {
     CommSlot* slot;
     struct MpiOp* next;       // in the list of those on their way, in the order of issue
     int queue;                // 0: the collectives; 1 + 2 rank: sent to that rank; 2 + 2 rank: received from it
-    CommStage* stage;         // a view
-    CommMark mark;            // the layer calls that must be done before it begins
+    StagingBuffer* staging;   // a view
+    StagingEvent ready;       // the layer calls that must be done before it begins
     bool begun;
     size_t at, count;         // the piece: elements before it, and in it
     int step;                 // of the piece; 0: it must be fetched
@@ -51,7 +51,7 @@ typedef struct MpiOp {
     int posted;
     unsigned long long sent;  // bytes
     double until;             // --emulate-link: when the link has sent it; 0: that has not begun
-    long long agree[10];      // see mpi_step_agree
+    long long same[10];       // see mpi_step_check_same
     Ring ring;
 } MpiOp;
 
@@ -60,7 +60,7 @@ typedef struct MpiLink {
     MPI_Comm mpi;             // a duplicate, so that its messages cannot match others'
     MPI_Request* requests;    // (2N) of the one collective that runs, owned
     const void** rows;        // (N) inputs of that collective's sum, owned
-    CommStage stage;          // scratch for its sums
+    StagingBuffer staging;    // scratch for its sums
     MpiOp* ops;               // (COMM_IN_FLIGHT) one for each slot, owned
     long long* seen;          // (1+2N) the last look in which a queue had an unfinished operation, owned
     struct MpiLink* next;     // all of this process
@@ -106,7 +106,7 @@ static inline char* mpi_device(const MpiOp* o, const void* buf, int row) {
     return (char*)buf + ((size_t)row * o->slot->n + o->at) * mpi_element(o);
 }
 static inline char* mpi_view(const MpiOp* o, const void* buf, int row, int place) {
-    return stage_view(o->stage, mpi_device(o, buf, row), (size_t)place * mpi_slice(o) * mpi_element(o));
+    return staging_view(o->staging, mpi_device(o, buf, row), (size_t)place * mpi_slice(o) * mpi_element(o));
 }
 // A shard that is in host memory needs no staging.
 static inline char* mpi_of_shard(const MpiOp* o, const void* shard) {
@@ -122,7 +122,7 @@ static inline char* mpi_row(const MpiOp* o, int q) { return mpi_view(o, o->slot-
 static inline char* mpi_buf(const MpiOp* o) { return mpi_view(o, o->slot->out ? o->slot->out : o->slot->in, 0, 0); }
 // Where what rank q sends is kept until it is added.
 static inline char* mpi_scratch(const MpiOp* o, int q) {
-    return mpi_link(o)->stage.scratch + (size_t)q * mpi_slice(o) * mpi_element(o);
+    return mpi_link(o)->staging.scratch + (size_t)q * mpi_slice(o) * mpi_element(o);
 }
 
 // ---- messages ----
@@ -284,20 +284,20 @@ static inline bool mpi_step_split(MpiOp* o) {
 
 // Strict mode and emulated links, before a collective's first piece: all ranks must be about to run the same one. The maximum of a value and that of
 // its negative are equal except for the sign only if all ranks have the same value.
-static inline bool mpi_step_agree(MpiOp* o) {
+static inline bool mpi_step_check_same(MpiOp* o) {
     const CommSlot* s = o->slot;
     long long values[5] = { s->record.number, s->kind, (long long)s->n, s->type, s->peer };
     if (o->step == -1) {
         for (int i = 0; i < 5; i++) {
-            o->agree[i] = values[i];
-            o->agree[5 + i] = -values[i];
+            o->same[i] = values[i];
+            o->same[5 + i] = -values[i];
         }
-        int rc = MPI_Iallreduce(MPI_IN_PLACE, o->agree, 10, MPI_LONG_LONG, MPI_MAX, mpi_link(o)->mpi, mpi_request(o));
+        int rc = MPI_Iallreduce(MPI_IN_PLACE, o->same, 10, MPI_LONG_LONG, MPI_MAX, mpi_link(o)->mpi, mpi_request(o));
         mpi_check(rc, "MPI_Iallreduce");
         return true;
     }
     for (int i = 0; i < 5; i++) {
-        if (o->agree[i] == -o->agree[5 + i]) continue;
+        if (o->same[i] == -o->same[5 + i]) continue;
         char text[OP_TEXT];
         op_text(&s->record, text, sizeof text);
         die("rank %d has reached %s, and another rank a different operation: all ranks must issue, and in strict mode wait for,"
@@ -326,11 +326,11 @@ static inline void mpi_fetch(MpiOp* o) {
     const CommSlot* s = o->slot;
     size_t bytes = o->count * mpi_element(o);
     if (s->kind == COMM_REDUCE_SCATTER || s->kind == COMM_ALL_TO_ALL) {
-        for (int q = 0; q < o->comm->size; q++) stage_fetch(o->stage, mpi_part(o, q), mpi_device(o, s->in, q), bytes);
+        for (int q = 0; q < o->comm->size; q++) staging_fetch(o->staging, mpi_part(o, q), mpi_device(o, s->in, q), bytes);
     } else if (s->kind == COMM_ALL_GATHER) {
-        if (!s->on_host) stage_fetch(o->stage, mpi_own(o), mpi_device(o, s->in, 0), bytes);
+        if (!s->on_host) staging_fetch(o->staging, mpi_own(o), mpi_device(o, s->in, 0), bytes);
     } else if (s->in) {
-        stage_fetch(o->stage, mpi_buf(o), mpi_device(o, s->in, 0), bytes);
+        staging_fetch(o->staging, mpi_buf(o), mpi_device(o, s->in, 0), bytes);
     }
 }
 static inline void mpi_store(MpiOp* o) {
@@ -338,15 +338,15 @@ static inline void mpi_store(MpiOp* o) {
     size_t bytes = o->count * mpi_element(o);
     int rank = o->comm->rank;
     if (s->kind == COMM_REDUCE_SCATTER) {
-        if (!s->on_host) stage_store(o->stage, mpi_device(o, s->out, 0), mpi_sum(o), bytes);
+        if (!s->on_host) staging_store(o->staging, mpi_device(o, s->out, 0), mpi_sum(o), bytes);
     } else if (s->kind == COMM_ALL_GATHER) {
         for (int q = 0; q < o->comm->size; q++)
-            stage_store(o->stage, mpi_device(o, s->out, q), q == rank ? mpi_own(o) : mpi_shard(o, q), bytes);
+            staging_store(o->staging, mpi_device(o, s->out, q), q == rank ? mpi_own(o) : mpi_shard(o, q), bytes);
     } else if (s->kind == COMM_ALL_TO_ALL) {
         for (int q = 0; q < o->comm->size; q++)
-            stage_store(o->stage, mpi_device(o, s->out, q), q == rank ? mpi_part(o, q) : mpi_row(o, q), bytes);
+            staging_store(o->staging, mpi_device(o, s->out, q), q == rank ? mpi_part(o, q) : mpi_row(o, q), bytes);
     } else if (s->out) {
-        stage_store(o->stage, mpi_device(o, s->out, 0), mpi_buf(o), bytes);
+        staging_store(o->staging, mpi_device(o, s->out, 0), mpi_buf(o), bytes);
     }
 }
 
@@ -354,7 +354,7 @@ static inline void mpi_store(MpiOp* o) {
 static inline bool mpi_next(MpiOp* o) {
     CommKind k = o->slot->kind;
     if (o->step < 0) { // strict mode or an emulated link
-        o->step = mpi_step_agree(o) ? -2 : 0;
+        o->step = mpi_step_check_same(o) ? -2 : 0;
         return true;
     }
     if (k == COMM_SPLIT) return mpi_step_split(o); // it has no pieces
@@ -380,7 +380,7 @@ static inline bool mpi_next(MpiOp* o) {
 
 static inline void mpi_begin(MpiOp* o) {
     o->begun = true;
-    oplog_start(o->comm->world->log, &o->slot->record);
+    flight_recorder_start(o->comm->world->recorder, &o->slot->record);
     double now = now_seconds();
     pthread_mutex_lock(&o->comm->world->lock);
     o->slot->event.started = now;
@@ -391,7 +391,7 @@ static inline void mpi_begin(MpiOp* o) {
 // arrived, or the last piece of a message, which its receiver would see too early.
 static inline bool mpi_is_held(MpiOp* o) {
     CommSlot* s = o->slot;
-    CommWorld* w = o->comm->world;
+    CommContext* w = o->comm->world;
     MpiEngine* e = (MpiEngine*)w->mpi;
     if (w->options.link == 0 || o->step != 0) return false;
     double bytes = (double)(comm_sent_times_N(s->kind, s->n, o->comm->size) * mpi_element(o)) / o->comm->size;
@@ -411,12 +411,12 @@ static inline bool mpi_progress(MpiOp* o, bool* done) {
     int arrived = 1;
     *done = false;
     if (!o->begun) {
-        if (!stage_passed(&o->mark)) return false;
+        if (!staging_passed(&o->ready)) return false;
         mpi_begin(o);
     }
     if (o->posted > 0)
         mpi_check(MPI_Testall(o->posted, o->requests, &arrived, MPI_STATUSES_IGNORE), comm_kind_names[o->slot->kind]);
-    if (!arrived || !stage_idle(o->stage)) return false;
+    if (!arrived || !staging_idle(o->staging)) return false;
     o->posted = 0;
     if (mpi_is_held(o)) return false;
     *done = !mpi_next(o);
@@ -425,8 +425,8 @@ static inline bool mpi_progress(MpiOp* o, bool* done) {
 
 // Takes o, which is finished, out of the list; it comes after `before` (NULL: it is the first).
 static inline void mpi_retire(MpiEngine* e, MpiOp* o, MpiOp* before) {
-    CommWorld* w = e->world->world;
-    oplog_finish(w->log, &o->slot->record);
+    CommContext* w = e->world->world;
+    flight_recorder_finish(w->recorder, &o->slot->record);
     double now = now_seconds();
     pthread_mutex_lock(&w->lock);
     if (before) before->next = o->next;
@@ -476,7 +476,7 @@ static inline void mpi_thread_begin(MpiEngine* e) {
     Comm* c = e->world;
     MpiLink* l = (MpiLink*)c->link;
     int provided, rank, size;
-    stage_thread();
+    staging_thread();
     setenv("OMPI_MCA_mpi_yield_when_idle", "0", 0); // where ranks outnumber cores, Open MPI yields in every call: see mpi_rest
     mpi_check(MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
     require(provided >= MPI_THREAD_FUNNELED, "this MPI does not support programs with threads: install one that does");
@@ -500,7 +500,7 @@ static inline void mpi_thread_end(MpiEngine* e) {
 
 static inline void* mpi_thread(void* argument) {
     MpiEngine* e = (MpiEngine*)argument;
-    CommWorld* w = e->world->world;
+    CommContext* w = e->world->world;
     int idle = 0;
     mpi_thread_begin(e);
     pthread_mutex_lock(&w->lock);
@@ -536,7 +536,7 @@ static inline MpiLink* mpi_link_new(MpiEngine* e, int size) {
 
 // Starts the communication thread, and tells all ranks rank 0's address (CONTROL_ADDRESS).
 static inline void mpi_meet(Comm* c, char* address) {
-    CommWorld* w = c->world;
+    CommContext* w = c->world;
     MpiEngine* e = (MpiEngine*)xcalloc(1, sizeof(MpiEngine));
     w->mpi = e;
     e->world = c;
@@ -550,15 +550,15 @@ static inline void mpi_meet(Comm* c, char* address) {
 }
 
 static inline void mpi_open(Comm* c) {
-    CommWorld* w = c->world;
+    CommContext* w = c->world;
     char met[CONTROL_ADDRESS] = "", version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int n = 0;
     if (w->mpi == NULL) mpi_meet(c, met);
-    stage_init(&((MpiLink*)c->link)->stage, COMM_PIECE);
+    staging_init(&((MpiLink*)c->link)->staging, COMM_PIECE);
     MPI_Get_library_version(version, &n); // may be called at any time and from any thread
     version[strcspn(version, ",")] = '\0';
     if (strncmp(version, "Open MPI v", 10) == 0) memmove(version + 9, version + 10, strlen(version + 9));
-    int used = snprintf(w->description, sizeof w->description, "MPI (%.80s)" STAGE_TEXT ", all-reduce %s", version,
+    int used = snprintf(w->description, sizeof w->description, "MPI (%.80s)" STAGING_TEXT ", all-reduce %s", version,
                         comm_all_reduce_text(&w->options));
     if (w->options.link > 0)
         snprintf(w->description + used, sizeof w->description - (size_t)used, ", EMULATED LINK OF %g GBIT/S",
@@ -566,7 +566,7 @@ static inline void mpi_open(Comm* c) {
 }
 
 // Ends what mpi_meet began, and with it all communicators.
-static inline void mpi_leave(CommWorld* w) {
+static inline void mpi_leave(CommContext* w) {
     MpiEngine* e = (MpiEngine*)w->mpi;
     pthread_mutex_lock(&w->lock);
     e->stopping = true;
@@ -575,8 +575,8 @@ static inline void mpi_leave(CommWorld* w) {
     pthread_join(e->thread, NULL);
     for (MpiLink* l = e->links; l; ) {
         MpiLink* next = l->next;
-        stage_free(&l->stage);
-        for (int k = 0; k < COMM_IN_FLIGHT; k++) stage_mark_free(&l->ops[k].mark);
+        staging_free(&l->staging);
+        for (int k = 0; k < COMM_IN_FLIGHT; k++) staging_event_free(&l->ops[k].ready);
         free(l->requests);
         free(l->rows);
         free(l->ops);
@@ -591,24 +591,24 @@ static inline void mpi_split(Comm* c, Comm* parent, int color) {
     MpiLink* l = mpi_link_new((MpiEngine*)c->world->mpi, parent->size);
     c->link = l;
     comm_wait(parent, comm_issue(parent, COMM_SPLIT, c, NULL, 0, COMM_BYTE, -1, color));
-    if (c->size > 1) stage_init(&l->stage, COMM_PIECE);
+    if (c->size > 1) staging_init(&l->staging, COMM_PIECE);
 }
 
 static inline void mpi_start(Comm* c, CommSlot* s) {
-    CommWorld* w = c->world;
+    CommContext* w = c->world;
     MpiEngine* e = (MpiEngine*)w->mpi;
     MpiLink* l = (MpiLink*)c->link;
     MpiOp* o = &l->ops[s->number % COMM_IN_FLIGHT];
-    CommMark mark = o->mark; // it stays for the slot's next operation
+    StagingEvent ready = o->ready; // it stays for the slot's next operation
     memset(o, 0, sizeof *o);
-    o->mark = mark;
+    o->ready = ready;
     o->comm = c;
     o->slot = s;
     o->queue = s->kind == COMM_SEND ? 1 + 2 * s->peer : s->kind == COMM_RECV ? 2 + 2 * s->peer : 0;
-    o->stage = stage_of_queue(&l->stage, o->queue);
+    o->staging = staging_of_queue(&l->staging, o->queue);
     o->requests = o->queue == 0 ? l->requests : &o->one;
     o->step = (w->strict || w->options.link > 0) && o->queue == 0 ? -1 : 0;
-    stage_mark(&o->mark);
+    staging_record(&o->ready);
     pthread_mutex_lock(&w->lock);
     if (e->last) e->last->next = o;
     else e->first = o;
@@ -618,7 +618,7 @@ static inline void mpi_start(Comm* c, CommSlot* s) {
 }
 
 static inline void mpi_finish(Comm* c, CommSlot* s) {
-    CommWorld* w = c->world;
+    CommContext* w = c->world;
     pthread_mutex_lock(&w->lock);
     while (!s->finished) pthread_cond_wait(&w->changed, &w->lock);
     pthread_mutex_unlock(&w->lock);
@@ -626,7 +626,7 @@ static inline void mpi_finish(Comm* c, CommSlot* s) {
 
 static inline size_t mpi_device_bytes(const CommOptions* o, int N) {
     (void)o;
-    return N > 1 ? stage_device_bytes(COMM_PIECE) : 0;
+    return N > 1 ? staging_device_bytes(COMM_PIECE) : 0;
 }
 static inline void mpi_close(Comm* c) { (void)c; } // mpi_leave does it
 

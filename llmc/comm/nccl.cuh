@@ -1,5 +1,5 @@
 /*
-nccl.cuh - the operations of contract.h over NCCL, for ranks that have a GPU each.
+nccl.cuh - the operations of comm_api.h over NCCL, for ranks that have a GPU each.
 
 Operations of a communicator run on a stream beside the compute stream, in the order of their issue. Two events keep the order:
 the communication stream waits for what compute_stream had been given when the operation was issued (else it would send what is
@@ -21,7 +21,7 @@ nccl_library.cuh loads NCCL, and nccl_windows.cuh does --nccl-windows.
 */
 #ifndef LLMC_COMM_NCCL_CUH
 #define LLMC_COMM_NCCL_CUH
-#include "issue.h"
+#include "comm_operations.h"
 #include "nccl_library.cuh"
 #include "nccl_windows.cuh"
 #include "ring.h"
@@ -239,19 +239,19 @@ static inline void nccl_run_on_host(Comm* c, const CommSlot* s, NcclLink* l) {
 static inline bool nccl_passed(int mark) { return cuda_is_done(cudaEventQuery(cuda_marks.events[mark]), "communication"); }
 
 // Notes whether o has begun, and whether it is over, which it returns.
-static inline bool nccl_is_over(CommWorld* w, NcclOp* o) {
+static inline bool nccl_is_over(CommContext* w, NcclOp* o) {
     if (o->over) return true;
     if (!o->begun && !nccl_passed(o->started)) return false;
-    if (!o->begun) oplog_start(w->log, &o->record);
+    if (!o->begun) flight_recorder_start(w->recorder, &o->record);
     o->begun = true;
     if (!nccl_passed(o->finished)) return false;
-    oplog_finish(w->log, &o->record);
+    flight_recorder_finish(w->recorder, &o->record);
     return o->over = true;
 }
 
 // Notes what is over on l, up to the first operation that is not. Returns that one if it has begun and compute waits for it,
 // or NULL.
-static inline NcclOp* nccl_look_at(CommWorld* w, NcclLink* l) {
+static inline NcclOp* nccl_look_at(CommContext* w, NcclLink* l) {
     for (; l->done < l->issued; l->done++) {
         NcclOp* o = &l->ops[l->done % COMM_IN_FLIGHT];
         if (!nccl_is_over(w, o)) return o->begun && l->done < l->waited ? o : NULL;
@@ -270,14 +270,14 @@ static inline void nccl_look(void* self) {
         nccl_check(nccl.ncclCommGetAsyncError(l->nccl, &state), "ncclCommGetAsyncError");
         nccl_check(state, "communication");
     }
-    if (awaited && awaited != e->awaited) oplog_wait_begin(e->world->log, &awaited->record);
-    if (!awaited && e->awaited) oplog_wait_end(e->world->log);
+    if (awaited && awaited != e->awaited) flight_recorder_wait_begin(e->world->recorder, &awaited->record);
+    if (!awaited && e->awaited) flight_recorder_wait_end(e->world->recorder);
     e->awaited = awaited;
 }
 
 // Notes all that is over, while the host goes on: marks are freed next. An operation whose shard still goes to the host may
 // be before others that are over. This is no wait, so the watchdog is told of none.
-static inline void nccl_note(CommWorld* w) {
+static inline void nccl_note(CommContext* w) {
     for (NcclLink* l = ((NcclEngine*)w->nccl)->links; l; l = l->next) {
         nccl_look_at(w, l);
         for (long long k = l->done; k < l->issued; k++) nccl_is_over(w, &l->ops[k % COMM_IN_FLIGHT]);
@@ -285,10 +285,10 @@ static inline void nccl_note(CommWorld* w) {
 }
 // The host is COMM_IN_FLIGHT operations of l ahead of the GPU. Waits for the oldest, which compute waits for as well. The GPU
 // goes on with the others.
-static inline void nccl_await_oldest(CommWorld* w, NcclLink* l) {
+static inline void nccl_await_oldest(CommContext* w, NcclLink* l) {
     NcclEngine* e = (NcclEngine*)w->nccl;
     for (long long oldest = l->done; l->done == oldest; ) nccl_look(e);
-    if (e->awaited) oplog_wait_end(w->log); // else a later wait for the same operation would not be seen to begin
+    if (e->awaited) flight_recorder_wait_end(w->recorder); // else a later wait for the same operation would not be seen to begin
     e->awaited = NULL;
 }
 
@@ -311,7 +311,7 @@ static inline ControlBytes nccl_find_sharing(void* self, const ControlBytes* giv
 // Returns true if NCCL can serve these ranks; dies if --comm nccl was given and it cannot.
 static inline bool nccl_is_possible(Comm* c) {
     DeviceId own = device_id();
-    ControlBytes who = control_decide(c->world->control, &own, sizeof own, nccl_find_sharing, NULL);
+    ControlBytes who = control_all_reduce(c->world->control, &own, sizeof own, nccl_find_sharing, NULL);
     bool shared = who.bytes > 0;
     require(!shared || c->world->options.backend != COMM_NCCL, "--comm nccl: %s share a GPU, which NCCL refuses: start"
             " one rank per GPU, or use --comm mpi", who.data);
@@ -363,7 +363,7 @@ static inline void nccl_link_begin(Comm* c, NcclLink* l) {
 
 // NCCL's id of this run goes from rank 0 to all by the watchdog's connections: ranks that torchrun or srun started need no MPI.
 static inline void nccl_open(Comm* c) {
-    CommWorld* w = c->world;
+    CommContext* w = c->world;
     NcclEngine* e = (NcclEngine*)xcalloc(1, sizeof(NcclEngine));
     w->nccl = e;
     e->world = w;
@@ -376,13 +376,13 @@ static inline void nccl_open(Comm* c) {
     free(said.data);
     NcclLink* l = nccl_link_new();
     ncclConfig_t config = nccl_config();
-    OpRecord op = oplog_issue(w->log, "control", "connect", 0, "bytes", -1);
+    OpRecord op = flight_recorder_issue(w->recorder, "control", "connect", 0, "bytes", -1);
     // ncclCommAbort would end kernels that wait for a rank which has failed. But it waits itself, for threads of NCCL and
     // for the GPU, and only a process that goes on needs it: the driver ends the kernels of one that is over.
     die_leave = watchdog_leave;
     ncclResult_t r = nccl.ncclCommInitRankConfig(&l->nccl, c->size, id, c->rank, &config);
     nccl_await(w, &op, l->nccl, r, "joining the other ranks");
-    oplog_finish(w->log, &op);
+    flight_recorder_finish(w->recorder, &op);
     nccl_link_begin(c, l);
     cuda_waiting.look = nccl_look;
     cuda_waiting.self = e;
@@ -395,7 +395,7 @@ static inline void nccl_open(Comm* c) {
 
 static inline void nccl_close(Comm* c) {
     NcclEngine* e = (NcclEngine*)c->world->nccl;
-    OpRecord op = oplog_issue(c->world->log, "control", "disconnect", 0, "bytes", -1);
+    OpRecord op = flight_recorder_issue(c->world->recorder, "control", "disconnect", 0, "bytes", -1);
     cuda_waiting.look = NULL;
     for (NcclLink* l = e->links; l; l = l->next) { // before the communicator, because they may be windows on it
         device_free(l->scratch);
@@ -417,7 +417,7 @@ static inline void nccl_close(Comm* c) {
         l = next;
     }
     die_leave = NULL;
-    oplog_finish(c->world->log, &op);
+    flight_recorder_finish(c->world->recorder, &op);
     cuda_check(cudaStreamDestroy(e->from_host), "the stream for copies from the host");
     cuda_check(cudaStreamDestroy(e->to_host), "the stream for copies to the host");
     free(e->memory);
@@ -425,7 +425,7 @@ static inline void nccl_close(Comm* c) {
 }
 
 // Splits NCCL's communicator: ranks of the same color get a new one, in the order of their keys. NULL: without a color.
-static inline ncclComm_t nccl_split_off(CommWorld* w, const OpRecord* op, ncclComm_t parent, int color, int key) {
+static inline ncclComm_t nccl_split_off(CommContext* w, const OpRecord* op, ncclComm_t parent, int color, int key) {
     ncclComm_t made = NULL;
     ncclConfig_t config = nccl_config();
     ncclResult_t r = nccl.ncclCommSplit(parent, color, key, &made, &config);
@@ -437,21 +437,21 @@ static inline ncclComm_t nccl_split_off(CommWorld* w, const OpRecord* op, ncclCo
 // c's part of a split: NCCL makes the communicator, on which the ranks then exchange their numbers in the world.
 static inline void nccl_run_split(Comm* parent, const CommSlot* s) {
     Comm* c = (Comm*)s->out;
-    CommWorld* w = c->world;
+    CommContext* w = c->world;
     NcclLink* l = nccl_link_new();
     l->nccl = nccl_split_off(w, &s->record, ((NcclLink*)parent->link)->nccl, s->color, parent->rank);
     nccl_check(nccl.ncclCommUserRank(l->nccl, &c->rank), "ncclCommUserRank");
     nccl_check(nccl.ncclCommCount(l->nccl, &c->size), "ncclCommCount");
     nccl_link_begin(c, l);
     c->world_rank = (int*)xcalloc((size_t)c->size, sizeof(int));
-    oplog_wait_begin(w->log, &s->record);
+    flight_recorder_wait_begin(w->recorder, &s->record);
     host_to_device(l->numbers + c->rank, &parent->world_rank[parent->rank], sizeof(int));
     device_synchronize(); // the numbers are there
     ncclResult_t r = nccl.ncclAllGather(l->numbers + c->rank, l->numbers, 1, ncclInt32, l->nccl, l->stream);
     nccl_await(w, &s->record, l->nccl, r, "ncclAllGather");
-    oplog_wait_begin(w->log, &s->record);
+    flight_recorder_wait_begin(w->recorder, &s->record);
     cuda_check(cudaStreamSynchronize(l->stream), "comm_split");
-    oplog_wait_end(w->log);
+    flight_recorder_wait_end(w->recorder);
     device_to_host(c->world_rank, l->numbers, (size_t)c->size * sizeof(int));
 }
 static inline void nccl_split(Comm* c, Comm* parent, int color) {
@@ -469,9 +469,9 @@ static inline int nccl_partner(int rank, int N, int round) {
 
 // Two communicators for each pair of ranks, one each way: the sender is rank 0 there, the receiver rank 1.
 static inline void nccl_connect(Comm* c) {
-    CommWorld* w = c->world;
+    CommContext* w = c->world;
     NcclLink* l = (NcclLink*)c->link;
-    OpRecord op = oplog_issue(w->log, c->name, "connect", 0, "bytes", -1);
+    OpRecord op = flight_recorder_issue(w->recorder, c->name, "connect", 0, "bytes", -1);
     l->to = (NcclLink**)xcalloc((size_t)c->size, sizeof(NcclLink*));
     l->from = (NcclLink**)xcalloc((size_t)c->size, sizeof(NcclLink*));
     for (int k = 0; k < 2 * (c->size % 2 ? c->size : c->size - 1); k++) {
@@ -484,7 +484,7 @@ static inline void nccl_connect(Comm* c) {
         nccl_link_add((NcclEngine*)w->nccl, pair);
         (sends ? l->to : l->from)[partner] = pair;
     }
-    oplog_finish(w->log, &op);
+    flight_recorder_finish(w->recorder, &op);
 }
 
 static inline NcclLink* nccl_link_of(const Comm* c, const CommSlot* s) {
@@ -495,31 +495,31 @@ static inline NcclLink* nccl_link_of(const Comm* c, const CommSlot* s) {
 static inline void nccl_start(Comm* c, CommSlot* s) {
     NcclLink* l = nccl_link_of(c, s);
     if (s->kind == COMM_SPLIT) { // the host does it; nothing else is under way
-        oplog_start(c->world->log, &s->record);
+        flight_recorder_start(c->world->recorder, &s->record);
         s->event.started = now_seconds();
         nccl_run_split(c, s);
         s->event.finished = now_seconds();
-        oplog_finish(c->world->log, &s->record);
+        flight_recorder_finish(c->world->recorder, &s->record);
         return;
     }
     if (l->issued - l->done == COMM_IN_FLIGHT) nccl_await_oldest(c->world, l);
     cudaStream_t first = nccl_first_stream(c, s, l);
     nccl_follow(first, compute_stream, l->ready, comm_kind_names[s->kind]); // else it sends or overwrites what is not there yet
-    s->marks[MARK_STARTED] = cuda_mark(first);
+    s->events[EVENT_STARTED] = cuda_mark(first);
     if (s->on_host) nccl_run_on_host(c, s, l);
     else nccl_run(c, s, l);
-    s->marks[MARK_FINISHED] = cuda_mark(nccl_last_stream(c, s, l));
-    NcclOp o = { s->record, s->marks[MARK_STARTED], s->marks[MARK_FINISHED], false, false };
+    s->events[EVENT_FINISHED] = cuda_mark(nccl_last_stream(c, s, l));
+    NcclOp o = { s->record, s->events[EVENT_STARTED], s->events[EVENT_FINISHED], false, false };
     l->ops[l->issued++ % COMM_IN_FLIGHT] = o;
 }
 
 static inline void nccl_finish(Comm* c, CommSlot* s) {
     NcclLink* l = nccl_link_of(c, s);
     if (s->kind == COMM_SPLIT) return;
-    cudaEvent_t finished = cuda_marks.events[s->marks[MARK_FINISHED]];
+    cudaEvent_t finished = cuda_marks.events[s->events[EVENT_FINISHED]];
     cuda_check(cudaStreamWaitEvent(compute_stream, finished, 0), comm_kind_names[s->kind]); // else layers read too early
     for (long long k = l->waited; k < l->issued; k++)
-        if (l->ops[k % COMM_IN_FLIGHT].finished == s->marks[MARK_FINISHED]) l->waited = k + 1;
+        if (l->ops[k % COMM_IN_FLIGHT].finished == s->events[EVENT_FINISHED]) l->waited = k + 1;
     if (s->kind == COMM_BARRIER) device_synchronize();
 }
 

@@ -7,7 +7,7 @@ API: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
 */
 #ifndef LLMC_COMM_NCCL_LIBRARY_CUH
 #define LLMC_COMM_NCCL_LIBRARY_CUH
-#include "contract.h"
+#include "comm_api.h"
 #include "../device/cuda/check.cuh"
 #include <dlfcn.h>
 #include <nccl.h>
@@ -58,7 +58,7 @@ static inline void nccl_load(bool windows) {
 // ---- what belongs to a communicator ----
 
 // An operation that the GPU may not have finished.
-// started, finished: marks, which issue.h owns; they may be freed once it is over.
+// started, finished: marks, which comm_operations.h owns; they may be freed once it is over.
 typedef struct { OpRecord record; int started, finished; bool begun, over; } NcclOp;
 
 typedef struct NcclLink {
@@ -76,7 +76,7 @@ typedef struct NcclLink {
 
 typedef struct NcclMemory NcclMemory; // of nccl_windows.cuh
 typedef struct {
-    CommWorld* world;
+    CommContext* world;
     NcclMemory* memory;      // (num_memory) what nccl_windows.cuh has lent, owned
     int num_memory;
     NcclLink* links;         // owned
@@ -94,23 +94,23 @@ static inline void nccl_check(ncclResult_t r, const char* what) {
 constexpr double NCCL_SPIN = 150e-6;
 
 // Waits for the end of a call that may still be under way in NCCL. r: what it returned. op: what the watchdog is told.
-static inline void nccl_await(CommWorld* w, const OpRecord* op, ncclComm_t comm, ncclResult_t r, const char* what) {
+static inline void nccl_await(CommContext* w, const OpRecord* op, ncclComm_t comm, ncclResult_t r, const char* what) {
     const struct timespec nap = { 0, 20000 };
     if (r == ncclInProgress) {
         double spins_until = now_seconds() + NCCL_SPIN;
-        oplog_wait_begin(w->log, op);
+        flight_recorder_wait_begin(w->recorder, op);
         while (r == ncclInProgress) {
             ncclResult_t asked = nccl.ncclCommGetAsyncError(comm, &r);
             nccl_check(asked, what);
             if (r == ncclInProgress && now_seconds() > spins_until) nanosleep(&nap, NULL);
         }
-        oplog_wait_end(w->log);
+        flight_recorder_wait_end(w->recorder);
     }
     nccl_check(r, what);
 }
 // The same for ncclCommSplit and ncclCommWindowRegister, which return ncclSuccess while NCCL has only begun. Their result is
 // NULL until the communicator that was asked is ready again: only then may it be used, or its absence mean anything.
-static inline void nccl_await_result(CommWorld* w, const OpRecord* op, ncclComm_t asked, ncclResult_t r, const char* what) {
+static inline void nccl_await_result(CommContext* w, const OpRecord* op, ncclComm_t asked, ncclResult_t r, const char* what) {
     nccl_await(w, op, asked, r == ncclSuccess ? ncclInProgress : r, what);
 }
 #endif

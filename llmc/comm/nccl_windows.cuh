@@ -64,12 +64,12 @@ static inline bool nccl_is_shared(ncclWindow_t window) {
 // Where the GPUs of these ranks cannot reach one another's memory, operations run without windows. The log says "windows" where
 // all of the memory is shared, and "registered buffers" where NCCL knows it, but perhaps for this rank alone.
 static inline void nccl_share_memory(Comm* c) {
-    CommWorld* w = c->world;
+    CommContext* w = c->world;
     NcclEngine* e = (NcclEngine*)w->nccl;
     NcclLink* l = (NcclLink*)c->link;
     size_t end = strlen(w->description);
     int made = 0, shared = 0;
-    OpRecord op = oplog_issue(w->log, c->name, "share-memory", 0, "bytes", -1);
+    OpRecord op = flight_recorder_issue(w->recorder, c->name, "share-memory", 0, "bytes", -1);
     for (NcclMemory* m = e->memory; m < e->memory + e->num_memory; m++) {
         if (m->link) continue;
         ncclResult_t r = nccl.ncclCommWindowRegister(l->nccl, m->p, m->bytes, &m->window, NCCL_WIN_COLL_SYMMETRIC);
@@ -79,7 +79,7 @@ static inline void nccl_share_memory(Comm* c) {
         made++;
         shared += nccl_is_shared(m->window);
     }
-    oplog_finish(w->log, &op);
+    flight_recorder_finish(w->recorder, &op);
     const char* what = shared == made ? "window" : "registered buffer";
     snprintf(w->description + end, sizeof w->description - end, ", %d %s%s", made, what, made == 1 ? "" : "s");
 }

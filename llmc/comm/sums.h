@@ -1,7 +1,7 @@
 /* sums.h - sums over ranks in host memory, for a backend that moves data through it. */
 #ifndef LLMC_COMM_SUMS_H
 #define LLMC_COMM_SUMS_H
-#include "contract.h"
+#include "comm_api.h"
 
 static inline void comm_add_rows_fp64(double* out, const void* const* rows, int N, size_t begin, size_t n) {
     for (size_t i = begin; i < begin + n; i++) {

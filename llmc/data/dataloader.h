@@ -65,8 +65,8 @@ typedef struct {
     int accumulation;               // micro-batches per step and rank
     long long waits;                // how often dataloader_next found nothing read yet, except the first after a seek
 
-    int* wait_marks;                // (num_wait_marks) of these waits in training, where each begins and ends; owned
-    int num_wait_marks;
+    int* wait_events;               // (num_wait_events) of these waits in training, where each begins and ends; owned
+    int num_wait_events;
 
     // internal
     const char* option;             // "--data", for messages
@@ -344,19 +344,19 @@ static inline long long dataloader_targets(const DataLoader* d) {
 
 // Notes a wait between two marks. On a GPU it counts from where the GPU has run out of work.
 static inline void dataloader_note_wait(DataLoader* d, int begun) {
-    int* m = d->wait_marks = (int*)xrealloc(d->wait_marks, (size_t)(d->num_wait_marks + 2) * sizeof(int));
-    m[d->num_wait_marks++] = begun;
-    m[d->num_wait_marks++] = device_mark();
+    int* m = d->wait_events = (int*)xrealloc(d->wait_events, (size_t)(d->num_wait_events + 2) * sizeof(int));
+    m[d->num_wait_events++] = begun;
+    m[d->num_wait_events++] = device_event();
 }
 // Seconds that training waited for data since the last call. The device has passed these waits.
 static inline double dataloader_waited(DataLoader* d) {
     double seconds = 0;
-    for (int i = 0; i < d->num_wait_marks; i += 2) {
-        seconds += device_mark_seconds(d->wait_marks[i], d->wait_marks[i + 1]);
-        device_mark_free(d->wait_marks[i]);
-        device_mark_free(d->wait_marks[i + 1]);
+    for (int i = 0; i < d->num_wait_events; i += 2) {
+        seconds += device_event_seconds(d->wait_events[i], d->wait_events[i + 1]);
+        device_event_free(d->wait_events[i]);
+        device_event_free(d->wait_events[i + 1]);
     }
-    d->num_wait_marks = 0;
+    d->num_wait_events = 0;
     return seconds;
 }
 
@@ -368,7 +368,7 @@ static inline void dataloader_next(DataLoader* d) {
     if (new_step) d->held = d->consumed;
     pthread_cond_broadcast(&d->changed);
     if (d->produced == d->consumed && d->consumed > 0) d->waits++;
-    int begun = d->produced == d->consumed && d->use == DATA_TRAIN ? device_mark() : -1;
+    int begun = d->produced == d->consumed && d->use == DATA_TRAIN ? device_event() : -1;
     while (d->produced == d->consumed && d->error == NULL) pthread_cond_wait(&d->changed, &d->lock);
     bool failed = d->produced == d->consumed;
     int slot = (int)(d->consumed % d->slots);
@@ -450,8 +450,8 @@ static inline void dataloader_free(DataLoader* d) {
     free(d->slot_valid);
     free(d->scratch);
     free(d->row);
-    for (int i = 0; i < d->num_wait_marks; i++) device_mark_free(d->wait_marks[i]);
-    free(d->wait_marks);
+    for (int i = 0; i < d->num_wait_events; i++) device_event_free(d->wait_events[i]);
+    free(d->wait_events);
     pthread_mutex_destroy(&d->lock);
     pthread_cond_destroy(&d->changed);
     memset(d, 0, sizeof *d);

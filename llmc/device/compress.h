@@ -1,11 +1,11 @@
 /*
-compress.h - compressed gradients on the device that a program is built for. compress_contract.h is the header to read:
+compress.h - compressed gradients on the device that a program is built for. compress_api.h is the header to read:
 it says what each function does. For a C compiler the functions are those of cpu/compress.h, for nvcc those of
 cuda/compress.cuh.
 */
 #ifndef LLMC_COMPRESS_H
 #define LLMC_COMPRESS_H
-#include "compress_contract.h"
+#include "compress_api.h"
 #include "layers.h"
 #ifdef __CUDACC__
 #include "cuda/compress.cuh"

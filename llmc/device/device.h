@@ -1,10 +1,10 @@
 /*
-device.h - memory, copies and marks of the device that a program is built for. device_contract.h is the header to read: it
+device.h - memory, copies and marks of the device that a program is built for. device_api.h is the header to read: it
 says what each function does. For a C compiler the functions are those of cpu/device.h, for nvcc those of cuda/device.cuh.
 */
 #ifndef LLMC_DEVICE_H
 #define LLMC_DEVICE_H
-#include "device_contract.h"
+#include "device_api.h"
 #ifdef __CUDACC__
 #include "cuda/device.cuh"
 #else

@@ -4,7 +4,7 @@ marks are in use; and they share the host's cores between ranks. cpu/device.h an
 */
 #ifndef LLMC_DEVICE_MEMORY_H
 #define LLMC_DEVICE_MEMORY_H
-#include "device_contract.h"
+#include "device_api.h"
 #if defined(_OPENMP) && __has_include(<omp.h>) // clang may lack its OpenMP, but can compile what another one links
 #include <omp.h>
 #define HOST_HAS_THREADS

@@ -8,7 +8,7 @@ each sqrtf may set errno, the loop does not become vector code, and it takes six
 */
 #ifndef LLMC_HOST_ADAMW_H
 #define LLMC_HOST_ADAMW_H
-#include "layers_contract.h"
+#include "layers_api.h"
 
 static inline void host_check_type(DType t) {
     require(t == DTYPE_F32 || t == FLOATX_DTYPE, "numbers on the host must be fp32 or " FLOATX_NAME " here, not %s",

@@ -4,7 +4,7 @@ all at once, so wte gets its gradient so.
 */
 #ifndef LLMC_WEIGHT_CHUNKS_H
 #define LLMC_WEIGHT_CHUNKS_H
-#include "layers_contract.h"
+#include "layers_api.h"
 
 // As matmul_backward_weight_chunk. sums (OC,C) holds what the chunks have given so far; NULL where floatX is fp32.
 static inline void weight_add_chunk(float* sums, floatX* dw, const floatX* dout, const floatX* inp, int row, int n, int N, int C,

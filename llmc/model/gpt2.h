@@ -32,9 +32,9 @@ typedef enum {
     CUT_NONE,    // replicated: each part has all of it. Layernorms, wpe, the biases that are added once to a sum of parts.
                  // Where the sequence is cut as well, layernorms see a part of it, and their gradients are summed over the
                  // parts (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2)
-    CUT_ROWS,    // column-parallel: each part makes some of the outputs. fc; in wte, the logits of some of the vocabulary
+    CUT_OUTPUTS, // column-parallel: each part makes some of the outputs. fc; in wte, the logits of some of the vocabulary
     CUT_HEADS,   // column-parallel: qkv, whose outputs are three sections, q, k and v; of each a part makes the same heads
-    CUT_COLUMNS  // row-parallel: each part takes some of the inputs, and the parts' outputs are summed. proj, fcproj
+    CUT_INPUTS   // row-parallel: each part takes some of the inputs, and the parts' outputs are summed. proj, fcproj
 } TensorCut;
 
 typedef struct {
@@ -76,10 +76,10 @@ static inline TensorInfo unit_tensor(GPT2Config c, int u, int i) {
     const size_t root_rows[ROOT_TENSORS] = { C, C, T, Vp }, root_cols[ROOT_TENSORS] = { 0, 0, C, C };
     const size_t block_rows[BLOCK_TENSORS] = { C, C, 3*C, C, C, C, 4*C, C, 3*C, C, 4*C, C };
     const size_t block_cols[BLOCK_TENSORS] = { 0, 0, 0, 0, 0, 0, 0, 0, C, C, C, 4*C };
-    static const TensorCut root_cuts[ROOT_TENSORS] = { CUT_NONE, CUT_NONE, CUT_NONE, CUT_ROWS };
+    static const TensorCut root_cuts[ROOT_TENSORS] = { CUT_NONE, CUT_NONE, CUT_NONE, CUT_OUTPUTS };
     static const TensorCut block_cuts[BLOCK_TENSORS] = {
-        CUT_NONE, CUT_NONE, CUT_HEADS, CUT_NONE, CUT_NONE, CUT_NONE, CUT_ROWS, CUT_NONE,
-        CUT_HEADS, CUT_COLUMNS, CUT_ROWS, CUT_COLUMNS
+        CUT_NONE, CUT_NONE, CUT_HEADS, CUT_NONE, CUT_NONE, CUT_NONE, CUT_OUTPUTS, CUT_NONE,
+        CUT_HEADS, CUT_INPUTS, CUT_OUTPUTS, CUT_INPUTS
     };
     TensorInfo t;
     memset(&t, 0, sizeof t);
@@ -123,7 +123,7 @@ static inline TensorRuns tensor_part(GPT2Config c, int u, int i, int part, int p
     gpt2_check_parts(c, parts);
     require(part >= 0 && part < parts, "there is no part %d of %d", part, parts);
     if (t.cut == CUT_NONE) return r;
-    r.count = t.cut == CUT_HEADS ? 3 : t.cut == CUT_COLUMNS ? t.rows : 1;
+    r.count = t.cut == CUT_HEADS ? 3 : t.cut == CUT_INPUTS ? t.rows : 1;
     r.stride = all / r.count; // a section of q, k or v; a row; all rows
     r.n = r.stride / N;
     r.begin += p * r.n;

@@ -1,7 +1,7 @@
 /*
 axes.h - the axes of a mesh of ranks, and where each rank is on them.
 
-N ranks are dp copies of the model x pp stages x tp parts of each matrix. Ranks of tp are neighbours, because they send most.
+N ranks are dp replicas of the model x pp stages x tp parts of each matrix. Ranks of tp are neighbours, because they send most.
 Of the other two axes one is outside, and its ranks are farthest apart: dp, unless --mesh names pp before it (as in PyTorch's
 DeviceMesh, the axis on the left is the outer one).
 

@@ -8,13 +8,13 @@ state, what each float stands for (`layout`), a checksum of AdamW's m by which t
 and a checksum of all this.
 
 Errors belong to a method and a number of ranks: each rank's is what that rank has not sent. A run with another method,
-other packets or another number of ranks begins with none, and says so. A stage that does not compress loads the rest of the
+other buckets or another number of ranks begins with none, and says so. A stage that does not compress loads the rest of the
 checkpoint. A file that is missing, damaged, or another rank's or checkpoint's is refused.
 */
 #ifndef LLMC_PARALLEL_COMPRESS_STATE_H
 #define LLMC_PARALLEL_COMPRESS_STATE_H
-#include "../save/pieces.h"
-#include "../watch/agree.h"
+#include "../save/param_ranges.h"
+#include "../watch/consistency.h"
 #include "compress.h"
 
 #define ERRORS_STAGED ((size_t)1 << 20) // floats that pass through the host at a time
@@ -28,9 +28,9 @@ typedef struct {
 // A checksum of all that decides what a float of the state stands for.
 static inline uint64_t compress_layout(const Compress* c) {
     uint64_t sum = checksum_element((uint64_t)c->o.feedback, 0), place = 1;
-    for (int i = 0; i < c->num_packets; i++) {
-        const Packet* p = &c->packets[i];
-        PacketCost cost = c->method->cost(c, p);
+    for (int i = 0; i < c->num_buckets; i++) {
+        const CompressedBucket* p = &c->buckets[i];
+        BucketCost cost = c->method->cost(c, p);
         const size_t facts[] = { p->at, p->n, p->rows, p->cols, p->state, cost.x, cost.part, cost.q };
         for (int k = 0; k < 8; k++) sum += checksum_element(facts[k], place++);
     }
@@ -116,7 +116,7 @@ static inline ErrorsFacts errors_read_facts(const SafeTensors* s) {
     return f;
 }
 
-// Checks a whole file, that of rank `rank` of `ranks`. If that is this rank and the packets are the same, the state is set.
+// Checks a whole file, that of rank `rank` of `ranks`. If that is this rank and the buckets are the same, the state is set.
 // Returns true if it was.
 static inline bool errors_read(Compress* c, const SafeTensors* s, int rank, int ranks) {
     ErrorsFacts f = errors_read_facts(s), mine = errors_facts(c);
@@ -139,7 +139,7 @@ static inline bool errors_read(Compress* c, const SafeTensors* s, int rank, int 
                  "its values do not match their checksum: the file is damaged");
     require_file(s->source, f.moments == mine.moments,
                  "is of another run or step: it was not saved with this checkpoint's moments");
-    c->frozen = f.frozen; // the same on all ranks and in any packets
+    c->frozen = f.frozen; // the same on all ranks and in any buckets
     if (fits) c->loss_scale = f.loss_scale;
     return fits;
 }
@@ -166,11 +166,11 @@ static inline void compress_load(Compress* c, const char* folder) {
     bool same = strcmp(there.method, mine.method) == 0, own = same && there.ranks == mine.ranks;
     bool frozen = same && c->o.method == COMPRESS_ONEBIT_ADAM; // then others' errors also say when
     if ((own || frozen) && errors_load(c, folder, there, own)) return;
-    const char* packets = "other packets (--bucket-mb, --rank, --error-feedback, precision)";
+    const char* buckets = "other buckets (--bucket-mb, --rank, --error-feedback, precision)";
     char lost[128] = "";
-    if (own) snprintf(lost, sizeof lost, "; those of %s are lost", packets);
+    if (own) snprintf(lost, sizeof lost, "; those of %s are lost", buckets);
     else if (there.ranks > 0) snprintf(lost, sizeof lost, "; those of %s on %d ranks are lost", there.method, there.ranks);
     printf("compress   %s has no errors of %s on %d ranks%s: they begin at 0%s\n", folder, mine.method, mine.ranks,
-           own ? " with these packets" : "", lost);
+           own ? " with these buckets" : "", lost);
 }
 #endif

@@ -5,7 +5,7 @@ Units that are gathered and freed together are a group: the root (unit 0), and -
 them. In whole memory a group's units lie one after another. This memory is cut into S equal shards, one per rank. A rank
 keeps its shards of all groups side by side, in sharded memory.
 
-There are as many shards as ranks that together hold one copy of the model: all (full, grad-op), --shard-group of them
+There are as many shards as ranks that together hold one replica of the model: all (full, grad-op), --shard-group of them
 (hybrid), or one (none). Ranks that hold the same shard of different copies are replicas of one another.
 */
 #ifndef LLMC_LAYOUT_H
@@ -13,7 +13,7 @@ There are as many shards as ranks that together hold one copy of the model: all 
 #include "../base/options.h"
 #include "../base/precision.h"
 #include "../comm/comm.h"
-#include "../model/piece.h"
+#include "../model/param_range.h"
 #include "shard.h"
 
 // ---- options ----
@@ -29,71 +29,71 @@ typedef struct {
     int reduce_dtype;               // REDUCE_FP32, ...
     int offload, checkpoint;        // 0 or 1; CHECKPOINT_FULL, ...
     long long shard_group;          // --shard-group
-    long long rooms;                // --limit-all-gathers
+    long long limit_all_gathers;    // --limit-all-gathers
     int shards;                     // S, into which a group is cut; set by sharding_check
 } Sharding;
 
-static inline void options_sharding(OptionTable* t, Sharding* how) {
-    memset(how, 0, sizeof *how);
-    how->wrap_blocks = 1;
-    how->rooms = 2;
-    how->forward_prefetch = 1;
-    option_int(t, "wrap-blocks", &how->wrap_blocks, 0, MAX_UNITS - 1,
+static inline void options_sharding(OptionTable* t, Sharding* options) {
+    memset(options, 0, sizeof *options);
+    options->wrap_blocks = 1;
+    options->limit_all_gathers = 2;
+    options->forward_prefetch = 1;
+    option_int(t, "wrap-blocks", &options->wrap_blocks, 0, MAX_UNITS - 1,
                "number of consecutive blocks that are gathered at a time; 0: the whole model at once");
-    option_choice(t, "sharding", &how->sharding, "full|grad-op|hybrid|none",
+    option_choice(t, "sharding", &options->sharding, "full|grad-op|hybrid|none",
                   "full: parameters are freed after each use; grad-op: they stay from forward to backward;"
                   " hybrid: full within groups, replicated across them; none: every rank keeps everything");
-    option_int(t, "shard-group", &how->shard_group, 0, 1 << 20,
-               "number of ranks that together hold one copy of the model, with --sharding hybrid");
-    option_choice(t, "prefetch", &how->prefetch, "backward-pre|backward-post|none",
+    option_int(t, "shard-group", &options->shard_group, 0, 1 << 20,
+               "number of ranks that together hold one replica of the model, with --sharding hybrid");
+    option_choice(t, "prefetch", &options->prefetch, "backward-pre|backward-post|none",
                   "when the backward pass starts its next gather: before this unit's gradients, after them, or when needed");
-    option_flag(t, "forward-prefetch", &how->forward_prefetch,
+    option_flag(t, "forward-prefetch", &options->forward_prefetch,
                 "the forward pass starts its next gather before this unit's layers");
-    option_int(t, "limit-all-gathers", &how->rooms, 1, MAX_UNITS,
+    option_int(t, "limit-all-gathers", &options->limit_all_gathers, 1, MAX_UNITS,
                "how many groups, besides the root, may be gathered at a time");
-    option_choice(t, "reduce-dtype", &how->reduce_dtype, "fp32|model",
+    option_choice(t, "reduce-dtype", &options->reduce_dtype, "fp32|model",
                   "the precision in which gradients are sent and added; model: that of the parameters");
-    option_flag(t, "cpu-offload", &how->offload, "shards are kept on the host, and AdamW runs there");
-    option_choice(t, "checkpoint", &how->checkpoint, "full|sharded",
+    option_flag(t, "cpu-offload", &options->offload, "shards are kept on the host, and AdamW runs there");
+    option_choice(t, "checkpoint", &options->checkpoint, "full|sharded",
                   "full: the ranks save the whole model into common files; sharded: each rank saves its own files");
 }
 
-static inline bool reshards_after_forward(const Sharding* how) {
-    return how->sharding == SHARD_FULL || how->sharding == SHARD_HYBRID;
+static inline bool reshards_after_forward(const Sharding* options) {
+    return options->sharding == SHARD_FULL || options->sharding == SHARD_HYBRID;
 }
 
 // Dies if options do not go together. Sets the number of shards.
-static inline void sharding_check(Sharding* how, int N) {
-    bool is_hybrid = how->sharding == SHARD_HYBRID;
-    require(is_hybrid == (how->shard_group > 0), "--shard-group and --sharding hybrid go together: give both or neither");
-    how->shards = is_hybrid ? (int)how->shard_group : how->sharding == SHARD_NONE ? 1 : N;
-    require(N % how->shards == 0, "--shard-group must divide the number of ranks, and %d does not divide %d",
-            how->shards, N);
-    bool gathers_ahead = how->prefetch != PREFETCH_NONE || how->forward_prefetch;
-    require(how->rooms > 1 || !gathers_ahead || !reshards_after_forward(how),
+static inline void sharding_check(Sharding* options, int N) {
+    bool is_hybrid = options->sharding == SHARD_HYBRID;
+    require(is_hybrid == (options->shard_group > 0), "--shard-group and --sharding hybrid go together: give both or neither");
+    options->shards = is_hybrid ? (int)options->shard_group : options->sharding == SHARD_NONE ? 1 : N;
+    require(N % options->shards == 0, "--shard-group must divide the number of ranks, and %d does not divide %d",
+            options->shards, N);
+    bool gathers_ahead = options->prefetch != PREFETCH_NONE || options->forward_prefetch;
+    require(options->limit_all_gathers > 1 || !gathers_ahead || !reshards_after_forward(options),
             "--limit-all-gathers 1 leaves no room to gather ahead: allow 2, or --prefetch none and --no-forward-prefetch");
 }
 
-static inline CommType reduce_type(const Sharding* how) { return how->reduce_dtype == REDUCE_FP32 ? COMM_F32 : COMM_FLOATX; }
-static inline size_t reduce_size(const Sharding* how) { return comm_type_size(reduce_type(how)); }
+static inline CommType reduce_type(const Sharding* options) { return options->reduce_dtype == REDUCE_FP32 ? COMM_F32 : COMM_FLOATX; }
+static inline size_t reduce_size(const Sharding* options) { return comm_type_size(reduce_type(options)); }
 // True if whole gradients are copied to a wider type for the reduction.
-static inline bool reduces_wider(const Sharding* how) { return reduce_size(how) > sizeof(floatX); }
+static inline bool reduces_wider(const Sharding* options) { return reduce_size(options) > sizeof(floatX); }
 // True if a rank's shard is the whole, in the type that layers compute with, and on the device: then nothing has to be
 // gathered.
-static inline bool is_at_home(const Sharding* how) { return how->shards == 1 && !NEEDS_MASTER && !how->offload; }
+static inline bool is_unsharded(const Sharding* options) { return options->shards == 1 && !NEEDS_MASTER && !options->offload; }
 
 // ---- the layout ----
-enum { NO_GROUP = -1, NO_ROOM = -1 };
+enum { NO_GROUP = -1, NO_BUFFER = -1 };
 
 typedef struct {
     int first_unit, num_units;
     Shard shard;             // of the group
     int tensors;             // of its units
-    int room;                // set by the stage: where its parameters are gathered or soon will be, or NO_ROOM
+    int buffer;              // set by the stage: where its parameters are gathered or soon will be, or NO_BUFFER
 } Group;
 
 typedef struct {
-    Comm *shard_ranks;       // those that together hold one copy of the model, a view
+    Comm *shard_ranks;       // those that together hold one replica of the model, a view
     Comm *replicas;          // those that hold the same shard, a view
     Comm split[2];           // these two, where they are not the world
     int num_groups;
@@ -102,12 +102,12 @@ typedef struct {
     size_t num_sharded;      // elements of one shard of every group
 } Layout;
 
-// The ranks of one copy of the model are neighbours. Replicas are S apart. Collective.
-static inline void layout_split(Layout* y, const Sharding* how, Comm* world) {
-    int S = how->shards;
+// The ranks of one replica of the model are neighbours. Replicas are S apart. Collective.
+static inline void layout_split(Layout* y, const Sharding* options, Comm* world) {
+    int S = options->shards;
     y->shard_ranks = S == world->size ? world : &y->split[0];
     y->replicas = S == 1 && world->size > 1 ? world : &y->split[1];
-    if (how->sharding == SHARD_HYBRID) {
+    if (options->sharding == SHARD_HYBRID) {
         comm_split(&y->split[0], world, "shard", world->rank / S);
         comm_split(&y->split[1], world, "replica", world->rank % S);
         y->shard_ranks = &y->split[0];
@@ -117,23 +117,23 @@ static inline void layout_split(Layout* y, const Sharding* how, Comm* world) {
 }
 
 // Groups the units, and cuts the groups. units[u].offset becomes u's place in its group's whole memory.
-static inline void layout_cut(Layout* y, const Sharding* how, GPT2Config c, Unit units[MAX_UNITS]) {
+static inline void layout_cut(Layout* y, const Sharding* options, GPT2Config c, Unit units[MAX_UNITS]) {
     y->num_groups = 0;
     y->num_sharded = 0;
     for (int u = 0; u <= c.L; u++) {
-        bool begins = u == 0 || (how->wrap_blocks > 0 && (u - 1) % how->wrap_blocks == 0);
+        bool begins = u == 0 || (options->wrap_blocks > 0 && (u - 1) % options->wrap_blocks == 0);
         Group* k = &y->groups[begins ? y->num_groups++ : y->num_groups - 1];
         if (begins) {
             memset(k, 0, sizeof *k);
             k->first_unit = u;
-            k->room = NO_ROOM;
+            k->buffer = NO_BUFFER;
         }
         units[u].size = unit_elements(c, u);
         units[u].offset = begins ? 0 : units[u - 1].offset + units[u - 1].size;
         y->group_of[u] = y->num_groups - 1;
         k->num_units++;
         k->tensors += unit_tensors(u);
-        k->shard.n = shard_of(units[u].offset + units[u].size, how->shards);
+        k->shard.n = shard_of(units[u].offset + units[u].size, options->shards);
     }
     for (int k = 0; k < y->num_groups; k++) {
         y->groups[k].shard.at = y->num_sharded;
@@ -142,62 +142,62 @@ static inline void layout_cut(Layout* y, const Sharding* how, GPT2Config c, Unit
 }
 
 // Bytes of MEMORY_COMMUNICATION that the world and these communicators take.
-static inline size_t layout_comm_bytes(const Sharding* how, const Comm* world) {
+static inline size_t layout_comm_bytes(const Sharding* options, const Comm* world) {
     size_t bytes = comm_world_bytes(world);
-    if (how->sharding != SHARD_HYBRID) return bytes;
-    return bytes + comm_split_bytes(world, how->shards) + comm_split_bytes(world, world->size / how->shards);
+    if (options->sharding != SHARD_HYBRID) return bytes;
+    return bytes + comm_split_bytes(world, options->shards) + comm_split_bytes(world, world->size / options->shards);
 }
 
 static inline void layout_free(Layout* y) {
     for (int k = 1; k >= 0; k--) if (y->split[k].world) comm_free(&y->split[k]);
 }
 
-// What this rank has of unit u: a piece, and its place in sharded memory. Returns false if it has nothing.
-static inline bool layout_piece(const Layout* y, GPT2Config c, const Unit* units, int u, Piece* p, size_t* at) {
+// What this rank has of unit u: a range, and its place in sharded memory. Returns false if it has nothing.
+static inline bool layout_range(const Layout* y, GPT2Config c, const Unit* units, int u, ParamRange* p, size_t* at) {
     const Group* k = &y->groups[y->group_of[u]];
     size_t begin = (size_t)y->shard_ranks->rank * k->shard.n, end = begin + k->shard.n; // of the group's whole memory
     size_t low = size_max(begin, units[u].offset), high = size_min(end, units[u].offset + units[u].size);
     if (low >= high) return false;
-    *p = piece_range(c, u, low - units[u].offset, high - low);
+    *p = param_range(c, u, low - units[u].offset, high - low);
     *at = k->shard.at + (low - begin);
     return true;
 }
 
 // ---- by formula: elements of a rank's shards, before anything is laid out ----
 typedef struct { size_t root, other, all, others; } ShardSizes; // of the root's group; the largest other; all; how many others
-static inline ShardSizes shard_sizes(GPT2Config c, const Sharding* how) {
-    size_t L = (size_t)c.L, wrap = (size_t)how->wrap_blocks, block = unit_elements(c, 1);
+static inline ShardSizes shard_sizes(GPT2Config c, const Sharding* options) {
+    size_t L = (size_t)c.L, wrap = (size_t)options->wrap_blocks, block = unit_elements(c, 1);
     if (wrap == 0) {
-        size_t n = shard_of(gpt2_num_elements(c), how->shards);
+        size_t n = shard_of(gpt2_num_elements(c), options->shards);
         ShardSizes one = { n, 0, n, 0 };
         return one;
     }
-    size_t root = shard_elements(c, 0, how->shards), other = shard_of(size_min(wrap, L) * block, how->shards);
+    size_t root = shard_elements(c, 0, options->shards), other = shard_of(size_min(wrap, L) * block, options->shards);
     ShardSizes s = { root, other, 0, ceil_div(L, wrap) };
-    s.all = s.root + L / wrap * s.other + (L % wrap ? shard_of(L % wrap * block, how->shards) : 0);
+    s.all = s.root + L / wrap * s.other + (L % wrap ? shard_of(L % wrap * block, options->shards) : 0);
     return s;
 }
 // Number of rooms for groups other than the root's.
-static inline size_t sharding_rooms(const Sharding* how, ShardSizes s) {
-    return reshards_after_forward(how) ? size_min((size_t)how->rooms, s.others) : s.others;
+static inline size_t sharding_buffers(const Sharding* options, ShardSizes s) {
+    return reshards_after_forward(options) ? size_min((size_t)options->limit_all_gathers, s.others) : s.others;
 }
 
 // Prints what is sharded, and how it is gathered.
-static inline void report_sharding(GPT2Config c, const Sharding* how, int N) {
+static inline void report_sharding(GPT2Config c, const Sharding* options, int N) {
     static const char* const shardings[] = { "full", "grad-op", "hybrid", "none" };
     static const char* const prefetches[] = { "backward-pre", "backward-post", "none" };
-    ShardSizes s = shard_sizes(c, how);
+    ShardSizes s = shard_sizes(c, options);
     char group[32] = "model";
-    if (how->wrap_blocks == 1) snprintf(group, sizeof group, "block");
-    if (how->wrap_blocks > 1) snprintf(group, sizeof group, "%lld blocks", how->wrap_blocks);
-    size_t P = gpt2_num_elements(c), S = (size_t)how->shards;
+    if (options->wrap_blocks == 1) snprintf(group, sizeof group, "block");
+    if (options->wrap_blocks > 1) snprintf(group, sizeof group, "%lld blocks", options->wrap_blocks);
+    size_t P = gpt2_num_elements(c), S = (size_t)options->shards;
     printf("fsdp       sharding %s by %s: each rank keeps 1/%zu of everything%s, %.2f %% of it padding;"
            " gradients reduced in %s\n",
-           shardings[how->sharding], group, S, how->offload ? " on the host" : "",
-           100 * (1 - (double)P / (double)(S * s.all)), comm_type_name(reduce_type(how)));
-    if (S > 1) printf("gathers    prefetch %s%s; room for the root and %zu more\n", prefetches[how->prefetch],
-                      how->forward_prefetch ? ", and forward" : "", sharding_rooms(how, s));
-    if (how->sharding == SHARD_HYBRID) printf("replicas   %d, of %zu ranks each\n", N / (int)S, S);
+           shardings[options->sharding], group, S, options->offload ? " on the host" : "",
+           100 * (1 - (double)P / (double)(S * s.all)), comm_type_name(reduce_type(options)));
+    if (S > 1) printf("gathers    prefetch %s%s; room for the root and %zu more\n", prefetches[options->prefetch],
+                      options->forward_prefetch ? ", and forward" : "", sharding_buffers(options, s));
+    if (options->sharding == SHARD_HYBRID) printf("replicas   %d, of %zu ranks each\n", N / (int)S, S);
     fflush(stdout);
 }
 #endif

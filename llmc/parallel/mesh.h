@@ -1,5 +1,5 @@
 /*
-mesh.h - the ranks as a mesh: n neighbours together hold one copy of the model, each a part of every matrix (tensor
+mesh.h - the ranks as a mesh: n neighbours together hold one replica of the model, each a part of every matrix (tensor
 parallelism) or some of the blocks (pipeline parallelism); ranks that are n apart hold the same of different copies (data
 parallelism).
 */
@@ -8,32 +8,32 @@ parallelism).
 #include "../base/options.h"
 #include "../comm/comm.h"
 #include "../device/layers.h"
-#include "../model/piece.h"
-#include "../watch/agree.h"
+#include "../model/param_range.h"
+#include "../watch/consistency.h"
 #include "axes.h"
 
 // ---- options ----
 typedef struct { int sequence_parallel, keep_gathered, overlap, sums_fp32; } TensorParallel; // each 0 or 1
 
 // t NULL: the stage has --mesh.
-static inline void options_tensor_parallel(OptionTable* table, long long* t, TensorParallel* how) {
-    how->overlap = 1;
+static inline void options_tensor_parallel(OptionTable* table, long long* t, TensorParallel* options) {
+    options->overlap = 1;
     if (t) *t = 0;
-    if (t) option_int(table, "tensor-parallel", t, 0, 1 << 20, "neighbouring ranks that share one copy of the model; the copies"
+    if (t) option_int(table, "tensor-parallel", t, 0, 1 << 20, "neighbouring ranks that share one replica of the model; the copies"
                       " are data parallel; 0: all ranks share one");
-    option_flag(table, "sequence-parallel", &how->sequence_parallel,
-                "ranks that share a copy of the model also share the rows of layernorms and of the residual stream");
-    option_flag(table, "keep-gathered", &how->keep_gathered,
+    option_flag(table, "sequence-parallel", &options->sequence_parallel,
+                "ranks that share a replica of the model also share the rows of layernorms and of the residual stream");
+    option_flag(table, "keep-gathered", &options->keep_gathered,
                 "with --sequence-parallel: gathered rows are kept for the backward pass, and not gathered again");
-    option_flag(table, "overlap", &how->overlap, "what a block's backward pass sends travels while it computes");
-    option_choice(table, "tp-reduce-dtype", &how->sums_fp32, "model|fp32",
+    option_flag(table, "overlap", &options->overlap, "what a block's backward pass sends travels while it computes");
+    option_choice(table, "tp-reduce-dtype", &options->sums_fp32, "model|fp32",
                   "the precision in which partial products are kept, sent and added; model: that of the parameters; fp32: in 16"
                   " bits each is rounded once, as a sum, twice the bytes are sent, and B*T*C floats more are held");
 }
 
 static inline void options_mesh(OptionTable* table, const char** text) {
     *text = "";
-    option_text(table, "mesh", text, "dp=N,tp=N,pp=N", "how many ranks there are along each axis: copies of the model, parts of"
+    option_text(table, "mesh", text, "dp=N,tp=N,pp=N", "how many ranks there are along each axis: replicas of the model, parts of"
                 " each matrix, stages; one that is not named has 1, or what is left. Ranks of tp are neighbours; of dp and"
                 " pp the first one named is the outer one");
 }
@@ -41,7 +41,7 @@ static inline void options_mesh(OptionTable* table, const char** text) {
 // Dies unless the model has n parts. option: what has asked for them.
 static inline void mesh_check_model(const char* option, int n, GPT2Config c) {
     require(c.NH % n == 0, "%s%d does not divide %d heads, and a head is not cut; choose --heads as a"
-            " multiple of %d, or fewer ranks that share a copy of the model", option, n, c.NH, n);
+            " multiple of %d, or fewer ranks that share a replica of the model", option, n, c.NH, n);
     size_t multiple = 128; // of the padded vocabulary
     while (multiple % (size_t)n != 0) multiple += 128;
     require(c.Vp % n == 0, "%s%d does not divide the vocabulary, %d tokens with its padding; choose"
@@ -67,20 +67,20 @@ static inline void mesh_check_stages(long long* p, int N) {
 
 // Dies unless the rows of a micro-batch can be cut in t parts, where they are. Where they are not, all of them are kept. If
 // nothing is added, or floatX is fp32, --tp-reduce-dtype changes nothing.
-static inline void mesh_check_rows(TensorParallel* how, int t, int B, int T) {
-    require(how->sequence_parallel || !how->keep_gathered,
+static inline void mesh_check_rows(TensorParallel* options, int t, int B, int T) {
+    require(options->sequence_parallel || !options->keep_gathered,
             "--keep-gathered is about what --sequence-parallel gathers: give both or neither");
-    require(!how->sequence_parallel || B * T % t == 0, "--sequence-parallel cuts the tokens of a micro-batch into %d parts,"
+    require(!options->sequence_parallel || B * T % t == 0, "--sequence-parallel cuts the tokens of a micro-batch into %d parts,"
             " and --batch-size %d x --seq-len %d = %d does not divide; choose a multiple of %d", t, B, T, B * T, t);
-    if (!how->sequence_parallel) how->keep_gathered = 1;
-    if (t == 1 || !NEEDS_MASTER) how->sums_fp32 = 0;
+    if (!options->sequence_parallel) options->keep_gathered = 1;
+    if (t == 1 || !NEEDS_MASTER) options->sums_fp32 = 0;
 }
 
 // ---- the ranks ----
 typedef struct {
     Axes axes;
     Comm *tp, *pp, *dp;      // of this rank: those that have parts of the same matrices; those that have other blocks; those
-                             // that have the same of other copies of the model. Views
+                             // that have the same of other replicas of the model. Views
     Comm* tied;              // the first and the last of pp, in that order; any rank between them is alone. A view
     Comm *world, split[4];   // a view; these, where they are not the world
     const char* names[4];    // of split, which ranks open it with these colors
@@ -111,7 +111,7 @@ static inline void mesh_plan_axes(Mesh* m, Comm* world, Axes axes) {
     m->tied = p <= 2 ? m->pp
             : mesh_group(m, "tied", root ? 2 : 1, root && pp > 0, root ? copy * t + tp : world->size + world->rank);
 }
-// t neighbours share the same blocks, p neighbours of such groups a copy of the model.
+// t neighbours share the same blocks, p neighbours of such groups a replica of the model.
 static inline void mesh_plan(Mesh* m, Comm* world, int t, int p) {
     mesh_plan_axes(m, world, axes_of(t, p, world->size / (t * p), false));
 }
@@ -182,10 +182,10 @@ static inline void add_cut_squares(double* acc, GPT2Config c, int u, int parts, 
     }
 }
 
-// *acc += the sum of squares of what counts of a piece, x: what other parts also have counts in part 0, and nothing of a copy
-static inline void add_piece_squares(double* acc, GPT2Config c, const Piece* p, const floatX* x) {
+// *acc += the sum of squares of what counts of a range, x: what other parts also have counts in part 0, and nothing of a copy
+static inline void add_range_squares(double* acc, GPT2Config c, const ParamRange* p, const floatX* x) {
     size_t first = 0;
-    if (p->is_copy) return;
+    if (p->is_replicated) return;
     if (p->part == 0) { add_sum_squares(acc, x, p->n); return; }
     for (int i = 0; i < unit_tensors(p->unit); i++) {
         TensorInfo t = unit_tensor(c, p->unit, i);

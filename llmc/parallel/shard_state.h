@@ -12,7 +12,7 @@ gradients.
 #include "../comm/comm.h"
 #include "../comm/sums.h"
 #include "../device/layers.h"
-#include "../model/piece.h"
+#include "../model/param_range.h"
 #include "shard.h"
 
 typedef struct {
@@ -62,8 +62,8 @@ static inline void shards_predict(size_t n, CommType grad_type, bool on_host, bo
     if (on_host) bytes[MEMORY_OFFLOADED] += ((accumulates ? grad : 0) + (NEEDS_MASTER ? sizeof(floatX) : 0)) * n;
 }
 
-// Says where a piece lies whose first element is number `at` of the shards.
-static inline void shards_place(const Shards* s, Piece* p, size_t at) {
+// Says where a range lies whose first element is number `at` of the shards.
+static inline void shards_place(const Shards* s, ParamRange* p, size_t at) {
     p->on_host = s->on_host;
     p->params = NEEDS_MASTER ? s->rounded ? s->rounded + at : NULL : (floatX*)(s->params + at);
     p->master = NEEDS_MASTER ? s->params + at : NULL;
@@ -77,7 +77,7 @@ static inline void shards_place(const Shards* s, Piece* p, size_t at) {
 static inline CommOp shards_gather(const Shards* s, Comm* c, floatX* whole, size_t at, size_t n) {
     floatX* own = whole + (size_t)c->rank * n;
     const void* shard = s->rounded ? (const void*)(s->rounded + at) : s->params + at;
-    comm_about(c, s->params + at, n * sizeof(float));
+    comm_trace_data(c, s->params + at, n * sizeof(float));
     if (s->on_host) return comm_all_gather_from_host(c, whole, shard, n, COMM_FLOATX);
     from_fp32(own, s->params + at, n);
     return comm_all_gather(c, whole, own, n, COMM_FLOATX);
@@ -93,7 +93,7 @@ static inline char* shards_sum(const Shards* s, const Comm* c, void* whole, size
 // Begins to reduce whole (S,n) of grad_type to every rank's shard.
 static inline CommOp shards_reduce(const Shards* s, Comm* c, void* whole, size_t at, size_t n, bool first) {
     char* sum = shards_sum(s, c, whole, at, n, first);
-    comm_about(c, s->params + at, n * sizeof(float)); // whose gradients they are
+    comm_trace_data(c, s->params + at, n * sizeof(float)); // whose gradients they are
     return s->on_host ? comm_reduce_scatter_to_host(c, sum, whole, n, s->grad_type)
                       : comm_reduce_scatter(c, sum, whole, n, s->grad_type);
 }
@@ -112,7 +112,7 @@ static inline void shards_add(const Shards* s, const Comm* c, void* whole, size_
 // left to shards_replicated, which passes it through `there` (n), device memory that nothing else uses.
 static inline CommOp shards_replicate(const Shards* s, Comm* c, size_t at, size_t n) {
     if (s->on_host) return NO_OP;
-    comm_about(c, s->params + at, n * sizeof(float));
+    comm_trace_data(c, s->params + at, n * sizeof(float));
     return comm_all_reduce(c, s->grads + at * comm_type_size(s->grad_type), n, s->grad_type);
 }
 static inline void shards_replicated(const Shards* s, Comm* c, CommOp* op, void* there, size_t at, size_t n) {
@@ -120,7 +120,7 @@ static inline void shards_replicated(const Shards* s, Comm* c, CommOp* op, void*
     if (!s->on_host) { comm_finish(c, op); return; }
     device_synchronize(); // the gradients have arrived
     host_to_device(there, s->grads + at * size, n * size);
-    comm_about(c, s->params + at, n * sizeof(float));
+    comm_trace_data(c, s->params + at, n * sizeof(float));
     comm_wait(c, comm_all_reduce(c, there, n, s->grad_type));
     device_to_host(s->grads + at * size, there, n * size);
 }
@@ -157,8 +157,8 @@ static inline void shards_add_param_squares(const Shards* s, double* acc) {
 static inline void shards_begin_update(Shards* s, const StepStats* stats) {
     if (s->on_host) device_to_host(&s->grad_scale, &stats->grad_scale, sizeof s->grad_scale);
 }
-// AdamW on a piece.
-static inline void shards_update(const Shards* s, const Piece* p, AdamW adamw, const StepStats* stats) {
+// AdamW on a range.
+static inline void shards_update(const Shards* s, const ParamRange* p, AdamW adamw, const StepStats* stats) {
     size_t at = (size_t)(p->m - s->m);
     const void* grads = s->grads + at * comm_type_size(s->grad_type);
     float* weights = s->params + at;

@@ -2,7 +2,7 @@
 stages.h - pipeline parallelism besides its schedules (pipeline.h): its options, what each rank has of the model, and
 messages between stages.
 
-Of p ranks that share a copy of the model, rank r has v chunks: stages r, p + r, 2p + r, ... of p*v. The first stage, on
+Of p ranks that share a replica of the model, rank r has v chunks: stages r, p + r, 2p + r, ... of p*v. The first stage, on
 rank 0, also embeds; the last one, on rank p-1, also has the head. Both of these ranks have the root, whose wte is tied.
 */
 #ifndef LLMC_STAGES_H
@@ -26,37 +26,37 @@ typedef struct {
 } PipelineParallel;
 
 // p NULL: the stage has --mesh.
-static inline void options_pipeline_parallel(OptionTable* table, long long* p, PipelineParallel* how) {
+static inline void options_pipeline_parallel(OptionTable* table, long long* p, PipelineParallel* options) {
     if (p) *p = 0;
-    how->from_mesh = p == NULL;
-    how->schedule = SCHEDULE_1F1B;
-    how->split = "auto";
-    how->emulate = "";
-    if (p) option_int(table, "pipeline-parallel", p, 0, MAX_UNITS, "neighbouring ranks that share one copy of the model; the"
+    options->from_mesh = p == NULL;
+    options->schedule = SCHEDULE_1F1B;
+    options->split = "auto";
+    options->emulate = "";
+    if (p) option_int(table, "pipeline-parallel", p, 0, MAX_UNITS, "neighbouring ranks that share one replica of the model; the"
                       " copies are data parallel; 0: all ranks share one");
-    option_choice(table, "schedule", &how->schedule, SCHEDULE_WORDS,
+    option_choice(table, "schedule", &options->schedule, SCHEDULE_WORDS,
                   "what a rank does next: forward and backward passes of which micro-batch");
-    option_int(table, "chunks", &how->chunks, 0, MAX_UNITS,
+    option_int(table, "chunks", &options->chunks, 0, MAX_UNITS,
                "parts of the model that a rank has; 0: 2 with --schedule interleaved, 1 with others");
-    option_text(table, "split", &how->split, "auto|N,N,...",
+    option_text(table, "split", &options->split, "auto|N,N,...",
                 "blocks of each stage; auto: such that stages, one of which has the head, take about equal times");
-    option_text(table, "emulate-ms", &how->emulate, "F,B,W[,HEAD]",
+    option_text(table, "emulate-ms", &options->emulate, "F,B,W[,HEAD]",
                 "for tests: a rank sleeps after an action until it has lasted so many milliseconds: forward, backward for"
                 " the input, and for the weights; with HEAD these are a block's, and the head takes as long as HEAD of"
                 " them; '': never");
 }
 
 // Dies if the numbers of --emulate-ms are none.
-static inline void stages_parse_emulation(PipelineParallel* how) {
+static inline void stages_parse_emulation(PipelineParallel* options) {
     int used = 0, all = 0;
-    double* ms = how->ms;
-    how->head = 0;
-    if (how->emulate[0] == '\0') return;
-    bool good = sscanf(how->emulate, "%lf,%lf,%lf%n,%lf%n", &ms[0], &ms[1], &ms[2], &used, &how->head, &all) >= 3;
-    good = good && how->emulate[size_max((size_t)used, (size_t)all)] == '\0' && how->head >= 0 && how->head <= 1e6;
+    double* ms = options->ms;
+    options->head = 0;
+    if (options->emulate[0] == '\0') return;
+    bool good = sscanf(options->emulate, "%lf,%lf,%lf%n,%lf%n", &ms[0], &ms[1], &ms[2], &used, &options->head, &all) >= 3;
+    good = good && options->emulate[size_max((size_t)used, (size_t)all)] == '\0' && options->head >= 0 && options->head <= 1e6;
     for (int i = 0; i < 3; i++) good = good && ms[i] >= 0 && ms[i] <= 1e6;
     require(good, "--emulate-ms wants three numbers of milliseconds, as in 20,24,16, each from 0 to 1000000, and perhaps how"
-            " many blocks the head costs, not '%s'", how->emulate);
+            " many blocks the head costs, not '%s'", options->emulate);
 }
 
 // ---- what a rank has ----
@@ -66,17 +66,17 @@ typedef struct {
     int begin[MAX_UNITS + 1]; // (count+1) stage s has blocks [begin[s], begin[s+1])
 } Stages;
 
-static inline Stages stages_cut(PipelineParallel* how, GPT2Config c, int rank, int p) {
+static inline Stages stages_cut(PipelineParallel* options, GPT2Config c, int rank, int p) {
     Stages y;
     memset(&y, 0, sizeof y);
-    stages_parse_emulation(how);
-    if (how->chunks == 0) how->chunks = how->schedule == SCHEDULE_INTERLEAVED ? 2 : 1;
+    stages_parse_emulation(options);
+    if (options->chunks == 0) options->chunks = options->schedule == SCHEDULE_INTERLEAVED ? 2 : 1;
     y.rank = rank;
     y.p = p;
-    y.v = (int)how->chunks;
-    split_check_option(how->from_mesh ? "--mesh pp=" : "--pipeline-parallel ", c.L, p, y.v); // before p*v numbers are written
+    y.v = (int)options->chunks;
+    split_check_option(options->from_mesh ? "--mesh pp=" : "--pipeline-parallel ", c.L, p, y.v); // before p*v numbers are written
     y.count = p * y.v;
-    split_blocks(y.blocks, how->split, c.L, p, y.v, split_costs(c.Vp, c.C));
+    split_blocks(y.blocks, options->split, c.L, p, y.v, split_costs(c.Vp, c.C));
     for (int s = 0; s < y.count; s++) y.begin[s + 1] = y.begin[s] + y.blocks[s];
     return y;
 }
@@ -95,11 +95,11 @@ static inline bool stages_have(const Stages* y, int u) {
     return s % y->p == y->rank;
 }
 // Sleeps until an action that began at `began` has lasted as long as --emulate-ms says.
-static inline void stages_emulate(const PipelineParallel* how, const Stages* y, Action a, double began) {
-    const double ms[] = { how->ms[0], how->ms[1] + how->ms[2], how->ms[1], how->ms[2] }; // in the order of ActionKind
-    SplitCosts costs = { 0, how->head };
-    double part = how->head > 0 ? chunk_cost(y->blocks, stages_at(y, a.chunk), y->count, costs) : 1.0 / (double)how->chunks;
-    if (how->emulate[0] == '\0') return;
+static inline void stages_emulate(const PipelineParallel* options, const Stages* y, Action a, double began) {
+    const double ms[] = { options->ms[0], options->ms[1] + options->ms[2], options->ms[1], options->ms[2] }; // in the order of ActionKind
+    SplitCosts costs = { 0, options->head };
+    double part = options->head > 0 ? chunk_cost(y->blocks, stages_at(y, a.chunk), y->count, costs) : 1.0 / (double)options->chunks;
+    if (options->emulate[0] == '\0') return;
     device_synchronize();
     double rest = began + ms[a.kind] * 1e-3 * part - now_seconds();
     if (rest <= 0) return;
@@ -124,11 +124,11 @@ typedef struct {
     Comm* pp;                   // a view
     Pipeline pipeline;
     Message inbox, forth, back; // what comes next; what goes on to the next stage; what goes back
-    int held[2];                // marks before and after the last wait of messages_output, which is in an action; -1: none
-} Messages;
+    int held[2];                // marks before and after the last wait of p2p_send_buffer, which is in an action; -1: none
+} P2P;
 
 // n: elements of the longest message. Nothing is allocated where one stage is all there is.
-static inline void messages_init(Messages* m, Comm* pp, Pipeline l, size_t n) {
+static inline void p2p_init(P2P* m, Comm* pp, Pipeline l, size_t n) {
     Message empty = { NULL, NO_OP };
     Message* all[] = { &m->inbox, &m->forth, &m->back };
     m->pp = pp;
@@ -140,8 +140,8 @@ static inline void messages_init(Messages* m, Comm* pp, Pipeline l, size_t n) {
     }
     comm_connect(pp);
 }
-static inline size_t messages_elements(Pipeline l, size_t n) { return l.p * l.v > 1 ? 3 * n : 0; }
-static inline void messages_free(Messages* m) {
+static inline size_t p2p_elements(Pipeline l, size_t n) { return l.p * l.v > 1 ? 3 * n : 0; }
+static inline void p2p_free(P2P* m) {
     device_free(m->inbox.data); device_free(m->forth.data); device_free(m->back.data);
 }
 
@@ -153,12 +153,12 @@ static inline void message_swap(Message* m, floatX** there) {
 }
 
 // Begins to receive what an action starts from, n elements.
-static inline void messages_expect(Messages* m, Action a, size_t n) {
+static inline void p2p_irecv(P2P* m, Action a, size_t n) {
     int from = pipeline_from(m->pipeline, m->pp->rank, a);
     if (from != NO_NEIGHBOUR && from != m->pp->rank) m->inbox.op = comm_recv(m->pp, m->inbox.data, n, COMM_FLOATX, from);
 }
 // Waits for it: *input becomes the stage's input, or *gradient that of its output. Their memory takes the next message.
-static inline void messages_take(Messages* m, Action a, floatX** input, floatX** gradient) {
+static inline void p2p_wait(P2P* m, Action a, floatX** input, floatX** gradient) {
     int from = pipeline_from(m->pipeline, m->pp->rank, a);
     if (from == NO_NEIGHBOUR) return;
     bool alone = from == m->pp->rank; // it has made this input itself, just before; the gradient is in its place
@@ -168,19 +168,19 @@ static inline void messages_take(Messages* m, Action a, floatX** input, floatX**
 }
 
 // Where a stage's output may be written: the message before it has been sent.
-static inline floatX* messages_output(Messages* m) {
+static inline floatX* p2p_send_buffer(P2P* m) {
     for (int i = 0; i < 2; i++) { // those of an evaluation, which nobody has taken
-        if (m->held[i] >= 0) device_mark_free(m->held[i]);
+        if (m->held[i] >= 0) device_event_free(m->held[i]);
         m->held[i] = -1;
     }
     if (m->forth.op == NO_OP) return m->forth.data;
-    m->held[0] = device_mark();
+    m->held[0] = device_event();
     comm_finish(m->pp, &m->forth.op);
-    m->held[1] = device_mark();
+    m->held[1] = device_event();
     return m->forth.data;
 }
 // Sends what an action has made: that output, or *gradient, which gets other memory and may be written at once.
-static inline void messages_send(Messages* m, Action a, size_t n, floatX** gradient) {
+static inline void p2p_isend(P2P* m, Action a, size_t n, floatX** gradient) {
     int to = pipeline_to(m->pipeline, m->pp->rank, a);
     Message* out = a.kind == ACT_FORWARD ? &m->forth : &m->back;
     if (to == NO_NEIGHBOUR || to == m->pp->rank) return;
@@ -189,14 +189,14 @@ static inline void messages_send(Messages* m, Action a, size_t n, floatX** gradi
     out->op = comm_send(m->pp, out->data, n, COMM_FLOATX, to);
 }
 // Waits until all has been sent.
-static inline void messages_finish(Messages* m) {
+static inline void p2p_wait_sends(P2P* m) {
     comm_finish(m->pp, &m->forth.op);
     comm_finish(m->pp, &m->back.op);
 }
 
 // For the timeline, the caller of these is who communicates.
-#define messages_expect(m, ...) \
-    (comm_caller_begin((m)->pp, __func__), messages_expect(m, __VA_ARGS__), comm_caller_end((m)->pp))
-#define messages_send(m, ...) \
-    (comm_caller_begin((m)->pp, __func__), messages_send(m, __VA_ARGS__), comm_caller_end((m)->pp))
+#define p2p_irecv(m, ...) \
+    (comm_caller_begin((m)->pp, __func__), p2p_irecv(m, __VA_ARGS__), comm_caller_end((m)->pp))
+#define p2p_isend(m, ...) \
+    (comm_caller_begin((m)->pp, __func__), p2p_isend(m, __VA_ARGS__), comm_caller_end((m)->pp))
 #endif

@@ -222,7 +222,7 @@ static inline double efficiency_exposed(const Causes* c) { return c->compute / (
 typedef struct {
     int local_size;             // ranks on this machine,
     long cores;                 // and its cores; 0: ranks compute on GPUs
-    int micro_batches, stages;  // of a step and a copy of the model
+    int micro_batches, stages;  // of a step and a replica of the model
     long long batch_size, tokens_per_step;
     double sent;                // bytes, by a rank in a step
     const char* halves;         // what would halve them, "make PRECISION=bf16 sends"; NULL: no option would

@@ -10,7 +10,7 @@ report_compress.h - what a run says about compressed gradients: their share of P
 static inline const char* compress_idle(const Compress* c, long long steps) {
     if (c->o.method == COMPRESS_NONE) return "--compress none";
     if (compress_ranks(c) == 1) return "there is one rank";
-    if (c->num_packets == 0) return "every matrix has fewer elements than twice its P and Q; lower --rank";
+    if (c->num_buckets == 0) return "every matrix has fewer elements than twice its P and Q; lower --rank";
     return c->o.from >= steps ? "the run has no more steps than --compress-from; lower that" : NULL;
 }
 

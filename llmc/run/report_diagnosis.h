@@ -41,7 +41,7 @@ static inline double thread_seconds(void) {
 }
 static inline bool computes_on_cpu(void) { return strncmp(device_name(), "CPU", 3) == 0; }
 
-// Which axis of the mesh a communicator is. mesh NULL: all are of copies of the model.
+// Which axis of the mesh a communicator is. mesh NULL: all are of replicas of the model.
 static inline int axis_of(const Mesh* mesh, const Comm* c) {
     if (mesh == NULL) return MESH_DP;
     const Comm* const axes[MESH_AXES] = { mesh->tp, mesh->pp, mesh->dp };
@@ -52,9 +52,9 @@ static inline int axis_of(const Mesh* mesh, const Comm* c) {
 
 // Before and after a step. The world has settled.
 static inline void step_times_begin(StepTimes* t, World* w) {
-    const CommWorld* all = w->comm.world;
+    const CommContext* all = w->comm.world;
     trace_leave_out();
-    if (w->actions_done) device_mark_free(w->actions_over);
+    if (w->actions_done) device_event_free(w->actions_over);
     w->actions_done = false;
     for (int i = 0; i < all->num_comms && i < DIAGNOSIS_COMMS; i++)
         for (int k = 0; k < COMM_KINDS; k++) {
@@ -62,17 +62,17 @@ static inline void step_times_begin(StepTimes* t, World* w) {
             t->busy[i][k] = all->comms[i]->stats[k].busy;
         }
     t->running = thread_seconds();
-    t->began = device_mark();
+    t->began = device_event();
 }
 static inline void step_times_note(StepTimes* t, const World* w, const Mesh* mesh, double seconds, double data) {
-    const CommWorld* all = w->comm.world;
+    const CommContext* all = w->comm.world;
     RankSteps* r = &t->mine;
     int s = (int)(t->steps++ % DIAGNOSIS_STEPS);
     r->steps = t->steps < DIAGNOSIS_STEPS ? (int)t->steps : DIAGNOSIS_STEPS;
     r->seconds[s] = (float)seconds;
     r->data[s] = (float)data;
     r->running[s] = computes_on_cpu() ? (float)(thread_seconds() - t->running) : -1;
-    r->until[s] = w->actions_done ? (float)device_mark_seconds(t->began, w->actions_over) : 0;
+    r->until[s] = w->actions_done ? (float)device_event_seconds(t->began, w->actions_over) : 0;
     for (int i = 0; i < r->num_channels; i++) r->channels[i].exposed[s] = r->channels[i].busy[s] = 0;
     for (int i = 0; i < all->num_comms && i < DIAGNOSIS_COMMS; i++) {
         const Comm* c = all->comms[i];
@@ -88,7 +88,7 @@ static inline void step_times_note(StepTimes* t, const World* w, const Mesh* mes
 // seconds: of the step, of which `data` were waits for data.
 static inline void step_times_end(StepTimes* t, World* w, const Mesh* mesh, long long step, double seconds, double data) {
     if (t->warm) step_times_note(t, w, mesh, seconds, data);
-    device_mark_free(t->began);
+    device_event_free(t->began);
     t->warm = true;
     t->last = step;
 }
@@ -251,7 +251,7 @@ static inline bool find_causes(Diagnosis* d, StepTimes* t, World* w, const Optio
     if (w->comm.size == 1 || t->steps == 0) return false;
     for (int s = 0; s < t->mine.steps && is_emulated(table); s++) t->mine.running[s] = -1; // it sleeps instead of computing
     trace_steps(t);
-    free(control_decide(&w->control, &t->mine, rank_steps_bytes(&t->mine), diagnosis_decide, d).data);
+    free(control_all_reduce(&w->control, &t->mine, rank_steps_bytes(&t->mine), diagnosis_decide, d).data);
     return true;
 }
 // Adds what follows from them, on rank 0.

@@ -11,7 +11,7 @@ action a rank is at, how long actions take, and at the end how large the bubble 
 #include "world.h"
 
 // ---- how long actions take, by marks, so that a GPU's own times count ----
-typedef struct { ActionKind kind; int marks[4]; } TimedAction; // it begins, ends; a wait in it begins, ends; -1: there is none
+typedef struct { ActionKind kind; int events[4]; } TimedAction; // it begins, ends; a wait in it begins, ends; -1: there is none
 typedef struct { double seconds[4], until; long long done[4], steps; } ActionSums; // until: the end of a step's last action
 typedef struct {
     TimedAction* actions;   // (count) of the last step, owned
@@ -26,15 +26,15 @@ typedef struct {
 static inline void action_times_settle(ActionTimes* t) {
     for (int i = 0; i < t->count; i++) {
         TimedAction* x = &t->actions[i];
-        double held = x->marks[2] < 0 ? 0 : device_mark_seconds(x->marks[2], x->marks[3]);
+        double held = x->events[2] < 0 ? 0 : device_event_seconds(x->events[2], x->events[3]);
         if (t->warm) {
-            t->sums.seconds[x->kind] += device_mark_seconds(x->marks[0], x->marks[1]) - held;
+            t->sums.seconds[x->kind] += device_event_seconds(x->events[0], x->events[1]) - held;
             t->sums.done[x->kind]++;
         }
-        if (t->warm && i == t->count - 1) t->sums.until += device_mark_seconds(t->step_begins, x->marks[1]);
-        for (int k = 0; k < 4; k++) if (x->marks[k] >= 0) device_mark_free(x->marks[k]);
+        if (t->warm && i == t->count - 1) t->sums.until += device_event_seconds(t->step_begins, x->events[1]);
+        for (int k = 0; k < 4; k++) if (x->events[k] >= 0) device_event_free(x->events[k]);
     }
-    if (t->begun) device_mark_free(t->step_begins);
+    if (t->begun) device_event_free(t->step_begins);
     if (t->warm && t->over) t->sums.steps++;
     t->warm = t->warm || t->over;
     t->begun = t->over = false;
@@ -46,11 +46,11 @@ static inline void report_action(World* w, ActionTimes* t, const Stages* y, Acti
     static const char* const letters[] = { "F", "D", "B", "W" }; // as in parallel/pipeline.h
     char task[OP_TASK];
     snprintf(task, sizeof task, "%s%d on stage %d", letters[a.kind], a.micro, stages_at(y, a.chunk));
-    oplog_task(w->comm.world->log, task);
+    flight_recorder_task(w->comm.world->recorder, task);
     task[strcspn(task, " ")] = '\0';
     trace_task(task);
     if (t->over) action_times_settle(t);
-    if (!t->begun) t->step_begins = device_mark();
+    if (!t->begun) t->step_begins = device_event();
     t->begun = true;
 }
 // The same, as the action begins: --fault may want to strike in it. Returns the time. The mark "start" is the action's first
@@ -58,37 +58,37 @@ static inline void report_action(World* w, ActionTimes* t, const Stages* y, Acti
 static inline double report_action_begins(World* w, ActionTimes* t, const Stages* y, Action a) {
     report_action(w, t, y, a);
     trace_compute("start", -1);
-    if (a.kind == ACT_FORWARD) fault_strike_at(&w->fault, w->comm.rank, oplog_step_now(w->comm.world->log), a.micro);
+    if (a.kind == ACT_FORWARD) fault_strike_at(&w->fault, w->comm.rank, flight_recorder_step_now(w->comm.world->recorder), a.micro);
     if (t->count == t->capacity) {
         t->capacity = t->capacity ? 2 * t->capacity : 64;
         t->actions = (TimedAction*)xrealloc(t->actions, (size_t)t->capacity * sizeof(TimedAction));
     }
-    TimedAction x = { a.kind, { device_mark(), -1, -1, -1 } };
+    TimedAction x = { a.kind, { device_event(), -1, -1, -1 } };
     t->actions[t->count++] = x;
     return now_seconds();
 }
 // As it ends. A wait until the message before its own has left was no computing.
-static inline void report_action_ends(ActionTimes* t, Messages* m) {
+static inline void report_action_ends(ActionTimes* t, P2P* m) {
     TimedAction* x = &t->actions[t->count - 1];
-    x->marks[1] = device_mark();
+    x->events[1] = device_event();
     for (int i = 0; i < 2; i++) {
-        x->marks[2 + i] = m->held[i];
+        x->events[2 + i] = m->held[i];
         m->held[i] = -1;
     }
 }
 // From now on what is computed belongs to no action, until the next step begins.
 static inline void report_no_action(World* w, ActionTimes* t) {
-    oplog_task(w->comm.world->log, "");
+    flight_recorder_task(w->comm.world->recorder, "");
     trace_task("");
     t->over = true;
-    if (w->actions_done) device_mark_free(w->actions_over);
-    w->actions_over = device_mark();
+    if (w->actions_done) device_event_free(w->actions_over);
+    w->actions_over = device_event();
     w->actions_done = true;
 }
 
 // ---- the bubble, measured and by its formula ----
 typedef struct {
-    double busy, least, most; // seconds of a step that ranks compute, on average; the rank that computes least, and most
+    double busy, min, max; // seconds of a step that ranks compute, on average; the rank that computes least, and most
     double until;             // seconds until a step's last action is over, on any rank
     double formula;           // seconds that a rank of a balanced pipeline would wait, with actions that last as long
 } Bubble;
@@ -102,8 +102,8 @@ static inline Bubble bubble_of(Pipeline l, const ActionSums* ranks, int size) {
             each[k] = s->done[k] ? l.v * s->seconds[k] / (double)s->done[k] : 0;
         }
         b.busy += busy / size;
-        b.least = fmin(b.least, busy);
-        b.most = fmax(b.most, busy);
+        b.min = fmin(b.min, busy);
+        b.max = fmax(b.max, busy);
         b.until = fmax(b.until, s->until / steps);
         b.formula += pipeline_bubble(l, each[ACT_FORWARD], each[ACT_BACKWARD] + each[ACT_BACKWARD_INPUT],
                                      each[ACT_BACKWARD_WEIGHT]) / size;
@@ -125,14 +125,14 @@ static inline void report_bubble(World* w, ActionTimes* t, Pipeline l) {
     free(t->actions);
     t->actions = NULL;
     if (l.p == 1 || t->sums.steps == 0) return;
-    ControlBytes answer = control_decide(&w->control, &t->sums, sizeof t->sums, bubble_decide, &l);
+    ControlBytes answer = control_all_reduce(&w->control, &t->sums, sizeof t->sums, bubble_decide, &l);
     Bubble b;
     memcpy(&b, answer.data, sizeof b);
     free(answer.data);
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     bool crowded = strncmp(device_name(), "CPU", 3) == 0 && w->control.ranks.local_size > cores;
     printf("bubble     ranks computed for %.1f %% (%.1f to %.1f %%) of a step up to its last action, and waited for %.1f of"
-           " %.1f ms\n", 100 * b.busy / b.until, 100 * b.least / b.until, 100 * b.most / b.until, 1e3 * (b.until - b.busy),
+           " %.1f ms\n", 100 * b.busy / b.until, 100 * b.min / b.until, 100 * b.max / b.until, 1e3 * (b.until - b.busy),
            1e3 * b.until);
     if (l.schedule == SCHEDULE_ZB_H1 && l.m < l.p) printf("  zb-h1 has no formula for fewer micro-batches than stages");
     else printf("  the formula says %.1f %% and %.1f ms, if all stages took the average of these times; the rest is imbalance,"
@@ -154,29 +154,29 @@ static inline ControlBytes stages_gather(void* self, const ControlBytes* given, 
 }
 
 // Says in capitals that times are not those of the machine.
-static inline void report_emulation(const PipelineParallel* how, Pipeline l) {
-    const double* ms = how->ms;
+static inline void report_emulation(const PipelineParallel* options, Pipeline l) {
+    const double* ms = options->ms;
     double bubble = pipeline_bubble(l, ms[0], ms[1], ms[2]), step = l.m * (ms[0] + ms[1] + ms[2]) + bubble;
-    if (how->emulate[0] == '\0') return;
-    printf("EMULATED TIMES: F, B AND W %sLAST AT LEAST %g, %g AND %g MS (--emulate-ms); ", how->head > 0 ? "OF A BLOCK " : "",
+    if (options->emulate[0] == '\0') return;
+    printf("EMULATED TIMES: F, B AND W %sLAST AT LEAST %g, %g AND %g MS (--emulate-ms); ", options->head > 0 ? "OF A BLOCK " : "",
            ms[0], ms[1], ms[2]);
-    if (how->head > 0) printf("THE HEAD TAKES AS LONG AS %g BLOCKS\n", how->head);
+    if (options->head > 0) printf("THE HEAD TAKES AS LONG AS %g BLOCKS\n", options->head);
     else printf("A BUBBLE OF %.0f MS IN A STEP OF %.0f\n", bubble, step);
 }
 
 // Prints the schedule with its bubble, what each stage has, and how well they are balanced. bytes: what this rank will take.
 // Collective.
-static inline void report_stages(World* w, const Mesh* mesh, const PipelineParallel* how, const Stages* y, Pipeline l,
+static inline void report_stages(World* w, const Mesh* mesh, const PipelineParallel* options, const Stages* y, Pipeline l,
                                  GPT2Config c, size_t bytes) {
     static const char* const names[] = { "gpipe", "1f1b", "interleaved", "zb-h1" };
-    if (y->p == 1) { report_emulation(how, l); return; } // there is nothing to balance
+    if (y->p == 1) { report_emulation(options, l); return; } // there is nothing to balance
     SplitCosts costs = split_costs(c.Vp, c.C);
     StageReport mine;
     memset(&mine, 0, sizeof mine); // its padding is also sent
     for (int k = 0; k < y->v; k++) mine.blocks += y->blocks[stages_at(y, k)];
     mine.slots = pipeline_slots(l, y->rank);
     mine.bytes = bytes;
-    ControlBytes all = control_decide(&w->control, &mine, sizeof mine, stages_gather, NULL);
+    ControlBytes all = control_all_reduce(&w->control, &mine, sizeof mine, stages_gather, NULL);
     double bubble = pipeline_bubble(l, 1, 1, 1), work = 3.0 * l.m;
     int copies = mesh->dp->size, ranks = y->p * mesh->tp->size;
     printf("pipeline   %d cop%s of the model, each in %d stages on %d ranks; %s: with equal times a bubble of %.1f %% of a"
@@ -199,6 +199,6 @@ static inline void report_stages(World* w, const Mesh* mesh, const PipelineParal
     printf("split      ranks compute for %.0f %% of the time without a bubble; with equal numbers of blocks it is %.0f %%\n",
            100 * split_efficiency(y->blocks, y->p, y->v, costs), 100 * split_efficiency(even, y->p, y->v, costs));
     fflush(stdout);
-    report_emulation(how, l);
+    report_emulation(options, l);
 }
 #endif

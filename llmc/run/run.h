@@ -11,10 +11,10 @@ The order in which a stage calls these is that of its main:
 #define LLMC_RUN_H
 #include "../data/dataloader.h"
 #include "../data/tokenizer.h"
-#include "../model/schedule.h"
+#include "../model/lr_schedule.h"
 #include "../parallel/mesh.h"
-#include "../save/pieces.h"
-#include "facts.h"
+#include "../save/param_ranges.h"
+#include "run_fingerprint.h"
 #include "logger.h"
 #include "report.h"
 #include "report_diagnosis.h"
@@ -28,7 +28,7 @@ typedef struct {
     Options o;
     OptionTable table;
     World world;                    // a program that is not for several ranks is rank 0 of 1
-    long long tensor_parallel;      // neighbouring ranks that share a copy of the model, and see the same data;
+    long long tensor_parallel;      // neighbouring ranks that share a replica of the model, and see the same data;
     long long pipeline_parallel;    // those of a pipeline; 1 where a stage knows only the other
     const char* mesh_text;          // --mesh, which says both. NULL: the stage has no such option
     Axes axes;                      // who shares what
@@ -52,7 +52,7 @@ typedef struct {
     double sent;                    // bytes that this rank will send per step, set by the stage
     double sent_along[MESH_AXES];   // of these along each axis of the mesh, set by a stage that has --mesh;
     double sent_before[MESH_AXES];  // what it had sent before the step at hand,
-    double least[MESH_AXES], most[MESH_AXES]; // and in the step that sent least and most
+    double min[MESH_AXES], max[MESH_AXES]; // and in the step that sent least and most
     double step_began;              // now_seconds
     StepTimes times;                // what each step's time went for
     size_t allocations;             // before the first step
@@ -87,10 +87,10 @@ static inline void run_choose_axes(Run* run) {
 static inline void run_open_data(Run* run) {
     const Options* o = &run->o;
     int n = (int)(run->tensor_parallel * run->pipeline_parallel);
-    int rank = axes_place(run->axes, run->world.comm.rank).at[MESH_DP], N = run->axes.size[MESH_DP]; // of copies of the model
+    int rank = axes_place(run->axes, run->world.comm.rank).at[MESH_DP], N = run->axes.size[MESH_DP]; // of replicas of the model
     long long micro = o->batch_size * o->seq_len * N; // of all ranks together
     char ranks[48] = "";
-    if (N > 1) snprintf(ranks, sizeof ranks, " x %d %s", N, n > 1 ? "copies of the model" : "ranks");
+    if (N > 1) snprintf(ranks, sizeof ranks, " x %d %s", N, n > 1 ? "replicas of the model" : "ranks");
     run->tokens_per_step = o->total_batch_size ? o->total_batch_size : micro * run->pipeline_parallel;
     require(run->tokens_per_step % micro == 0,
             "--total-batch-size %lld must be a multiple of --batch-size %lld x --seq-len %lld%s = %lld tokens",
@@ -120,7 +120,7 @@ static inline void run_start(Run* run, int argc, char** argv) {
     run_choose_axes(run);
     run_open_data(run);
     fault_check_micro(&run->world.fault, pipelined ? run->accumulation : 0);
-    if (run->world.joins) require_agreement(&run->world.control, run_facts(&run->table, run->config, &run->train));
+    if (run->world.joins) require_same_fingerprint(&run->world.control, run_fingerprint(&run->table, run->config, &run->train));
     run->scaler = loss_scaler_init(o);
     run->share.writer = ranks.rank == 0 ? 0 : -1;
     run->share.writers = 1;
@@ -186,13 +186,13 @@ static inline void run_resume(Run* run, const TrainState* s) {
     run->scaler.good_steps = s->good_steps;
 }
 
-// Sets the weights in these pieces, by --seed or from the checkpoint, or all their state when resuming. Collective; a rank
-// whose state comes from others gives no pieces.
-static inline void run_load(Run* run, const Piece* pieces, int num_pieces) {
+// Sets the weights in these ranges, by --seed or from the checkpoint, or all their state when resuming. Collective; a rank
+// whose state comes from others gives no ranges.
+static inline void run_load(Run* run, const ParamRange* ranges, int num_ranges) {
     CheckpointReader* r = run->from_checkpoint ? &run->checkpoint : NULL;
-    trace_pieces(run->o.trace, pieces, num_pieces);
-    if (run->o.resume) pieces_load(pieces, num_pieces, r);
-    else pieces_set_weights(pieces, num_pieces, run->config, (uint64_t)run->o.seed, r, CHECKPOINT_MODEL);
+    trace_ranges(run->o.trace, ranges, num_ranges);
+    if (run->o.resume) param_ranges_load(ranges, num_ranges, r);
+    else param_ranges_set_weights(ranges, num_ranges, run->config, (uint64_t)run->o.seed, r, CHECKPOINT_MODEL);
     if (run->o.resume) run_resume(run, &r->state);
     if (r == NULL) return;
     printf("start      step %lld of %lld, from %s\n", run->first, run->o.steps, r->path);
@@ -279,8 +279,8 @@ static inline void run_sample(Run* run, long long step, NextLogits* next_logits,
     print_sample(&run->o, &run->tokenizer, run->config.V, step, next_logits, self);
 }
 
-// Saves these pieces, with all that a run needs to continue after `step`. Collective; who writes is run->share.
-static inline void run_save(Run* run, long long step, const Piece* pieces, int num_pieces) {
+// Saves these ranges, with all that a run needs to continue after `step`. Collective; who writes is run->share.
+static inline void run_save(Run* run, long long step, const ParamRange* ranges, int num_ranges) {
     TrainState state;
     memset(&state, 0, sizeof state);
     state.config = run->config;
@@ -296,7 +296,7 @@ static inline void run_save(Run* run, long long step, const Piece* pieces, int n
     state.seq_len = run->o.seq_len;
     json_t* options = options_to_json(&run->table);
     state.options = json_dumps(options, 0);
-    pieces_save(&run->world.comm, run->o.out, &state, run->o.keep, run->share, pieces, num_pieces);
+    param_ranges_save(&run->world.comm, run->o.out, &state, run->o.keep, run->share, ranges, num_ranges);
     free(state.options);
     json_decref(options);
     logger_say("saved step %lld under %s\n", step, run->o.out);
@@ -344,8 +344,8 @@ static inline void run_count_sent(Run* run) {
     mesh_sent(run->mesh, sent);
     for (int k = 0; k < MESH_AXES; k++) {
         double bytes = sent[k] - run->sent_before[k];
-        if (run->world.steps == 1 || bytes < run->least[k]) run->least[k] = bytes;
-        if (run->world.steps == 1 || bytes > run->most[k]) run->most[k] = bytes;
+        if (run->world.steps == 1 || bytes < run->min[k]) run->min[k] = bytes;
+        if (run->world.steps == 1 || bytes > run->max[k]) run->max[k] = bytes;
     }
 }
 
@@ -407,7 +407,7 @@ static inline bool run_end(Run* run) {
     bool as_predicted = report_memory(w, run->predicted);
     if (w->joins) as_predicted &= report_sent(w, run->sent);
     for (int k = 0; k < MESH_AXES && run->mesh_text && w->steps > 0; k++) {
-        SentBytes s = { run->sent_along[k], run->least[k], run->most[k] };
+        SentBytes s = { run->sent_along[k], run->min[k], run->max[k] };
         as_predicted &= report_sent_along(mesh_axis_names[k], s);
     }
     printf("allocations while training: %zu; times a step waited for data: %lld\n", device_allocations() - run->allocations,

@@ -10,7 +10,7 @@ compute stood still for communication. On a GPU marks are events on the stream: 
 the host issued it.
 
 An operation also says which function issued it, how long compute waited for it, and which units' parameters or gradients it moves,
-where the pieces of this rank tell that. The rank's part ends with what it has noted of its steps (run/diagnosis.h), so that
+where the ranges of this rank tell that. The rank's part ends with what it has noted of its steps (run/diagnosis.h), so that
 build/overlap finds the causes that the run itself prints.
 
 The same marks are ranges for a profiler (NVTX), with or without --trace.
@@ -23,7 +23,7 @@ Global state: `trace`, so that the lines in the stage files stay short. Without 
 #include "../device/device.h"
 #include "../base/folder.h"
 #include "../comm/comm.h"
-#include "../model/piece.h"
+#include "../model/param_range.h"
 
 #define TRACE_MOST 2000000 // slices of a rank; viewers cannot open a larger trace
 enum { TRACK_COMPUTE, TRACK_COMMUNICATION };
@@ -41,7 +41,7 @@ typedef struct {
 } TraceSlice;
 enum { NO_UNITS = -1 };
 typedef struct { const char* begin; size_t bytes; int unit; } TraceMemory;
-typedef struct { const char* what; int index, mark; char task[16]; } TraceMark; // mark: device_mark()'s
+typedef struct { const char* what; int index, mark; char task[16]; } TraceMark; // mark: device_event()'s
 
 static struct {
     char* path;           // of this rank's part, owned; NULL: there is no trace
@@ -102,7 +102,7 @@ static inline void trace_compute(const char* what, int index) {
         trace.marks_capacity = trace.marks_capacity ? 2 * trace.marks_capacity : 256;
         trace.marks = (TraceMark*)xrealloc(trace.marks, (size_t)trace.marks_capacity * sizeof(TraceMark));
     }
-    TraceMark m = { what, index, device_mark(), "" };
+    TraceMark m = { what, index, device_event(), "" };
     memcpy(m.task, trace.task, sizeof m.task);
     trace.marks[trace.num_marks++] = m;
 }
@@ -143,23 +143,23 @@ static inline void trace_step(long long step) {
     for (int i = 0; i + 1 < trace.num_marks; i++) {
         TraceMark* m = &trace.marks[i];
         if (m->what == NULL) continue;
-        TraceSlice* s = trace_add(TRACK_COMPUTE, device_mark_time(m->mark), device_mark_time(m[1].mark));
+        TraceSlice* s = trace_add(TRACK_COMPUTE, device_event_time(m->mark), device_event_time(m[1].mark));
         if (s == NULL) continue;
         int n = m->task[0] ? snprintf(s->name, sizeof s->name, "%s ", m->task) : 0;
         if (m->index < 0) snprintf(s->name + n, sizeof s->name - (size_t)n, "%s", m->what);
         else snprintf(s->name + n, sizeof s->name - (size_t)n, "%s %d", m->what, m->index);
     }
-    for (int i = 0; i < trace.num_marks; i++) device_mark_free(trace.marks[i].mark);
+    for (int i = 0; i < trace.num_marks; i++) device_event_free(trace.marks[i].mark);
     trace.num_marks = 0;
     trace_collect(step);
 }
 
 // Remembers where these units' parameters and gradients lie. path: of --trace.
-static inline void trace_pieces(const char* path, const Piece* pieces, int num_pieces) {
-    if (path[0] == '\0' || num_pieces == 0) return;
-    trace.memory = (TraceMemory*)xrealloc(trace.memory, (size_t)(trace.num_memory + 3 * num_pieces) * sizeof(TraceMemory));
-    for (int i = 0; i < num_pieces; i++) {
-        const Piece* p = &pieces[i];
+static inline void trace_ranges(const char* path, const ParamRange* ranges, int num_ranges) {
+    if (path[0] == '\0' || num_ranges == 0) return;
+    trace.memory = (TraceMemory*)xrealloc(trace.memory, (size_t)(trace.num_memory + 3 * num_ranges) * sizeof(TraceMemory));
+    for (int i = 0; i < num_ranges; i++) {
+        const ParamRange* p = &ranges[i];
         const void* const begins[] = { p->params, p->grads, p->master };
         const size_t sizes[] = { sizeof(floatX), sizeof(floatX), sizeof(float) };
         for (int k = 0; k < 3; k++) {

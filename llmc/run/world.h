@@ -4,7 +4,7 @@ agree on, faults on purpose, and what communication costs per step.
 */
 #ifndef LLMC_WORLD_H
 #define LLMC_WORLD_H
-#include "facts.h"
+#include "run_fingerprint.h"
 #include "../comm/comm.h"
 #include "../parallel/axes.h"
 #include "../watch/fault.h"
@@ -21,13 +21,13 @@ typedef struct {
     Control control;                  // this rank's watchdog
     Fault fault;
     // of the step at hand, or the last one
-    double bytes_before;              // sent by this rank before it, by the formulas of comm/contract.h
+    double bytes_before;              // sent by this rank before it, by the formulas of comm/comm_api.h
     double exposed_before;            // seconds
     double bytes, exposed;            // in it
     // of all steps
     long long steps;
     double otherwise;                 // bytes that the step at hand should send beyond what was predicted for all; set by the stage
-    double least, most;               // bytes of a step, less these
+    double min, max;                  // bytes of a step, less these
     double exposed_total, seconds_total;
     // of the step at hand, in a pipeline
     bool actions_done;                // all its actions were issued;
@@ -72,7 +72,7 @@ static inline void world_trace_operation(void* self, const CommEvent* e) {
              comm_type_name(e->type));
     trace_operation(name, e);
 }
-static inline void world_settle(void* self) { comm_settle(&((World*)self)->comm); }
+static inline void world_settle(void* self) { comm_collect_times(&((World*)self)->comm); }
 // Begins a timeline of all ranks, if path is not "".
 static inline void world_trace(World* w, const char* path) {
     comm_barrier(&w->comm); // time 0 for all
@@ -109,7 +109,7 @@ static inline bool world_memory_fits(World* w, const size_t predicted[MEMORY_KIN
     mine.needed = memory_missing(predicted);
     mine.free = device_memory_free();
     mine.fits = memory_fits(predicted);
-    ControlBytes answer = control_decide(&w->control, &mine, sizeof mine, world_rooms_fit, NULL);
+    ControlBytes answer = control_all_reduce(&w->control, &mine, sizeof mine, world_rooms_fit, NULL);
     bool all_fit = answer.data[0];
     free(answer.data);
     return all_fit;
@@ -128,17 +128,17 @@ static inline void world_step_begin(World* w, long long step, void* state) {
         host_to_device(state, &byte, 1);
         device_synchronize(); // the copy reads byte
     }
-    comm_settle(&w->comm); // earlier operations are not a cost of this step
+    comm_collect_times(&w->comm); // earlier operations are not a cost of this step
     w->bytes_before = comm_rank_bytes(&w->comm);
     w->exposed_before = comm_rank_exposed(&w->comm);
 }
 static inline void world_step_end(World* w, double seconds) {
-    comm_settle(&w->comm);
+    comm_collect_times(&w->comm);
     w->bytes = comm_rank_bytes(&w->comm) - w->bytes_before;
     w->exposed = comm_rank_exposed(&w->comm) - w->exposed_before;
     double usual = w->bytes - w->otherwise;
-    if (w->steps == 0 || usual < w->least) w->least = usual;
-    if (w->steps == 0 || usual > w->most) w->most = usual;
+    if (w->steps == 0 || usual < w->min) w->min = usual;
+    if (w->steps == 0 || usual > w->max) w->max = usual;
     w->steps++;
     w->exposed_total += w->exposed;
     w->seconds_total += seconds;
@@ -176,8 +176,8 @@ static inline ControlBytes costs_range(void* self, const ControlBytes* given, in
     memcpy(&all, given[0].data, sizeof all);
     for (int q = 1; q < size; q++) {
         memcpy(&c, given[q].data, sizeof c);
-        RankRange memory = { fmin(all.memory.least, c.memory.least), fmax(all.memory.most, c.memory.most) };
-        RankRange sent = { fmin(all.sent.least, c.sent.least), fmax(all.sent.most, c.sent.most) };
+        RankRange memory = { fmin(all.memory.min, c.memory.min), fmax(all.memory.max, c.memory.max) };
+        RankRange sent = { fmin(all.sent.min, c.sent.min), fmax(all.sent.max, c.sent.max) };
         all.memory = memory;
         all.sent = sent;
     }
@@ -187,7 +187,7 @@ static inline ControlBytes costs_range(void* self, const ControlBytes* given, in
 static inline RankCosts world_costs(World* w, const size_t predicted[MEMORY_KINDS], double sent) {
     double memory = (double)memory_sum(predicted);
     RankCosts all, mine = { { memory, memory }, { sent, sent } };
-    ControlBytes answer = control_decide(&w->control, &mine, sizeof mine, costs_range, NULL);
+    ControlBytes answer = control_all_reduce(&w->control, &mine, sizeof mine, costs_range, NULL);
     memcpy(&all, answer.data, sizeof all);
     free(answer.data);
     return all;
@@ -201,10 +201,10 @@ static inline void report_ranks(const World* w, RankRange bytes) {
     if (r->size == 1) printf("ranks      1, %s%s\n", r->found, w->options.windows ? no_windows : "");
     else printf("ranks      %d, %d on this machine, found by %s; %s%s; %s sent per rank and step\n", r->size, r->local_size,
                 r->found, comm_description(&w->comm), w->comm.world->strict ? " (STRICT MODE)" : "",
-                format_bytes_range(sent, sizeof sent, bytes.least, bytes.most));
+                format_bytes_range(sent, sizeof sent, bytes.min, bytes.max));
     if (r->size > 1 && w->options.link > 0)
         printf("EMULATED LINK OF %g GBIT/S (--emulate-link): WHAT A RANK SENDS IN A STEP TAKES AT LEAST %.1f MS\n",
-               w->options.link, 8e-6 * bytes.most / w->options.link);
+               w->options.link, 8e-6 * bytes.max / w->options.link);
     fflush(stdout);
 }
 
@@ -218,7 +218,7 @@ static inline json_t* world_record(json_t* run, const World* w, double bytes) {
 
 // Prints the axes of the mesh, the outer one first, and what this rank sends along each per step: bytes.
 static inline void report_axes(Axes a, const double sent[MESH_AXES]) {
-    static const char* const what[MESH_AXES] = { "parts of each matrix", "stages", "copies of the model" };
+    static const char* const what[MESH_AXES] = { "parts of each matrix", "stages", "replicas of the model" };
     const int order[MESH_AXES] = { a.pp_outside ? MESH_PP : MESH_DP, a.pp_outside ? MESH_DP : MESH_PP, MESH_TP };
     char text[32];
     for (int i = 0; i < MESH_AXES; i++)
@@ -266,17 +266,17 @@ static inline ControlBytes memory_choose(void* self, const ControlBytes* given, 
 // Prints the memory of a rank, beside what was predicted. Returns true if that of every rank is as it has predicted. Collective.
 static inline bool report_memory(World* w, const size_t predicted[MEMORY_KINDS]) {
     RankMemory m = rank_memory(w->control.ranks.rank, predicted);
-    ControlBytes chosen = control_decide(&w->control, &m, sizeof m, memory_choose, NULL);
+    ControlBytes chosen = control_all_reduce(&w->control, &m, sizeof m, memory_choose, NULL);
     memcpy(&m, chosen.data, sizeof m);
     free(chosen.data);
     return report_rank_memory(&m);
 }
 
 // What one rank was predicted to send per step, and what it sent in the step that sent least and most.
-typedef struct { double predicted, least, most; } SentBytes;
+typedef struct { double predicted, min, max; } SentBytes;
 typedef struct { SentBytes bytes; int rank; bool named; } SentReport; // named: as in RankMemory
 static inline bool sent_as_predicted(SentBytes s) {
-    return fabs(s.least - s.predicted) < 0.5 && fabs(s.most - s.predicted) < 0.5; // an all-reduce may end in thirds
+    return fabs(s.min - s.predicted) < 0.5 && fabs(s.max - s.predicted) < 0.5; // an all-reduce may end in thirds
 }
 // Finds a rank that did not send as predicted; if there is none, the one that sent most. ranks: SentReports.
 static inline ControlBytes sent_choose(void* self, const ControlBytes* ranks, int size) {
@@ -290,7 +290,7 @@ static inline ControlBytes sent_choose(void* self, const ControlBytes* ranks, in
         memcpy(&s, ranks[q].data, sizeof s);
         format_bytes(other, sizeof other, s.bytes.predicted);
         differ = differ || strcmp(first, other) != 0;
-        bool more = s.bytes.most > chosen.bytes.most;
+        bool more = s.bytes.max > chosen.bytes.max;
         if (sent_as_predicted(chosen.bytes) && (!sent_as_predicted(s.bytes) || more)) chosen = s;
     }
     chosen.named = differ || (size > 1 && !sent_as_predicted(chosen.bytes));
@@ -301,8 +301,8 @@ static inline ControlBytes sent_choose(void* self, const ControlBytes* ranks, in
 static inline bool report_sent_along(const char* axis, SentBytes s) {
     char name[32];
     snprintf(name, sizeof name, "bytes along %s", axis);
-    if (s.predicted > 0 || s.most > 0)
-        report_row(name, (size_t)llround(s.predicted), (size_t)llround(fabs(s.most - s.predicted) < 0.5 ? s.least : s.most));
+    if (s.predicted > 0 || s.max > 0)
+        report_row(name, (size_t)llround(s.predicted), (size_t)llround(fabs(s.max - s.predicted) < 0.5 ? s.min : s.max));
     return sent_as_predicted(s);
 }
 
@@ -311,19 +311,19 @@ static inline bool report_sent_along(const char* axis, SentBytes s) {
 // in every step. Collective.
 static inline bool report_sent(World* w, double predicted) {
     if (w->steps == 0) return true;
-    SentBytes s = { predicted, w->least, w->most };
+    SentBytes s = { predicted, w->min, w->max };
     SentReport r;
     memset(&r, 0, sizeof r); // its padding is also sent
     r.bytes = s;
     r.rank = w->control.ranks.rank;
-    ControlBytes chosen = control_decide(&w->control, &r, sizeof r, sent_choose, NULL);
+    ControlBytes chosen = control_all_reduce(&w->control, &r, sizeof r, sent_choose, NULL);
     memcpy(&r, chosen.data, sizeof r);
     free(chosen.data);
     s = r.bytes;
     char what[48] = "sent per rank and step";
     if (r.named) snprintf(what, sizeof what, "sent a step by rank %d%s", r.rank, sent_as_predicted(s) ? ", most" : "");
     report_header(what);
-    double sent = fabs(s.most - s.predicted) < 0.5 ? s.least : s.most; // in a step that was not as predicted, if any
+    double sent = fabs(s.max - s.predicted) < 0.5 ? s.min : s.max; // in a step that was not as predicted, if any
     report_row("bytes", (size_t)llround(s.predicted), (size_t)llround(sent));
     return sent_as_predicted(s);
 }

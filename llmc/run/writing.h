@@ -39,7 +39,7 @@ static inline char* writing_claim(Control* c, const Options* o, bool makes) {
     bool alone = c->ranks.size == 1; // else the other ranks wait for rank 0, which must not take longer than they do
     double patience = alone ? WRITING_PATIENCE : fmin(WRITING_PATIENCE, c->timeout / 2);
     WritingClaim claim = { o, patience, makes };
-    ControlBytes answer = control_decide(c, "", 0, writing_decide, &claim);
+    ControlBytes answer = control_all_reduce(c, "", 0, writing_decide, &claim);
     require(answer.bytes == 0 || answer.data[0] == '+', "%s", answer.data + 1);
     char* record = answer.bytes > 0 ? xstrdup(answer.data + 1) : NULL;
     free(answer.data);
@@ -62,7 +62,7 @@ static inline ControlBytes writing_first_error(void* self, const ControlBytes* g
 // The other ranks that write share the lock. Dies on every rank, with the same error, if one of them cannot. Collective.
 static inline void writing_share(Control* c, const char* out, const char* record, bool writes) {
     char* error = writes && c->ranks.rank > 0 ? writer_lock_join(out, record) : NULL;
-    ControlBytes first = control_decide(c, error ? error : "", error ? strlen(error) : 0, writing_first_error, NULL);
+    ControlBytes first = control_all_reduce(c, error ? error : "", error ? strlen(error) : 0, writing_first_error, NULL);
     require(first.bytes == 0, "%s", first.data);
     free(first.data);
     free(error);

@@ -4,7 +4,7 @@ path of the data.
 
 If a rank dies, hangs or leaves, all others name it within seconds of its death, or of the deadline of the wait for it, and
 end with status 1 (watchdog.h). A run cannot continue without a rank: it restarts from the last checkpoint. The same
-connections carry small messages between hosts, with which ranks compare their state and decide together (control_decide).
+connections carry small messages between hosts, with which ranks compare their state and decide together (control_all_reduce).
 On a rank that is alone every function returns at once.
 
 Usage, on every rank:
@@ -13,7 +13,7 @@ Usage, on every rank:
     if (ranks.rank == 0) control_listen(&c, address);
     ... every rank gets rank 0's address, for example by MPI_Bcast; or "", if the launcher names a place (ranks.meeting) ...
     control_join(&c, address);
-    ... oplog_issue(&c.log, ...) and so on: what the watchdog watches ...
+    ... flight_recorder_issue(&c.recorder, ...) and so on: what the watchdog watches ...
     control_stop(&c);
 
 Global state: watchdog_process (watchdog.h), which an exit() anywhere and signal handlers must find.
@@ -31,8 +31,8 @@ static inline void control_init(Control* c, RankInfo ranks, double timeout, cons
     c->timeout = timeout;
     c->grace = control_leave_seconds();
     c->out = out;
-    c->listener = c->wake[0] = c->wake[1] = c->places.fd = -1;
-    oplog_init(&c->log);
+    c->listener = c->wake[0] = c->wake[1] = c->progress.fd = -1;
+    flight_recorder_init(&c->recorder);
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->changed, NULL);
     for (int i = 0; i < CONTROL_STRANGERS; i++) c->strangers[i].fd = -1;
@@ -230,21 +230,21 @@ static inline void control_name_ranks(Control* c, char (*names)[RANK_NAME]) {
 }
 
 // Shares memory in which ranks write where they are. The watchdog may look at it from here on.
-static inline void control_share_places(Control* c) {
-    Places places = { -1, NULL, 0 };
-    PlacesAddress address;
+static inline void control_share_progress(Control* c) {
+    ProgressTable progress = { -1, NULL, 0 };
+    ProgressTableAddress address;
     memset(&address, 0, sizeof address);
-    if (c->ranks.rank == 0) address = places_create(&places, c->ranks.size);
+    if (c->ranks.rank == 0) address = progress_table_create(&progress, c->ranks.size);
     ControlBytes received = control_broadcast(c, &address, sizeof address);
     if (received.bytes == sizeof address) memcpy(&address, received.data, sizeof address);
     free(received.data);
-    if (c->ranks.rank > 0) places_open(&places, address, c->ranks.size);
+    if (c->ranks.rank > 0) progress_table_open(&progress, address, c->ranks.size);
     pthread_mutex_lock(&c->lock);
-    c->places = places;
+    c->progress = progress;
     pthread_mutex_unlock(&c->lock);
-    pthread_mutex_lock(&c->log.lock);
-    c->log.shared = places_of(&places, c->ranks.rank);
-    pthread_mutex_unlock(&c->log.lock);
+    pthread_mutex_lock(&c->recorder.lock);
+    c->recorder.shared = progress_of(&progress, c->ranks.rank);
+    pthread_mutex_unlock(&c->recorder.lock);
 }
 
 // Returns when all ranks have met; dies naming the ranks that are missing. address: what control_listen wrote on rank 0;
@@ -256,10 +256,10 @@ static inline void control_join(Control* c, const char* address) {
     bool shaped = sscanf(address, "%7s %64s%511[^\n]", port, c->word, hosts) == 3;
     require(shaped, "'%s' is not an address of rank 0 (PORT WORD HOST); start with mpirun, torchrun or srun", address);
     if (c->ranks.rank > 0) control_connect(c, port, hosts);
-    oplog_join(&c->log, "control");
+    flight_recorder_join(&c->recorder, "control");
     watchdog_start(c);
     if (c->ranks.rank == 0) control_await_all(c);
-    control_share_places(c); // no rank continues before all are here
+    control_share_progress(c); // no rank continues before all are here
     if (c->ranks.rank != 0) return;
     pthread_mutex_lock(&c->lock);
     close(c->listener);
@@ -286,8 +286,8 @@ static inline ControlBytes control_pop(Control* c, ControlPeer* p) {
 // ranks do not use parts.
 static inline void control_gather(Control* c, const void* data, size_t bytes, ControlBytes* parts) {
     require(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE, bytes);
-    OpRecord op = oplog_issue(&c->log, "control", "gather", 0, "bytes", 0);
-    oplog_wait_begin(&c->log, &op);
+    OpRecord op = flight_recorder_issue(&c->recorder, "control", "gather", 0, "bytes", 0);
+    flight_recorder_wait_begin(&c->recorder, &op);
     pthread_mutex_lock(&c->lock);
     if (c->ranks.rank > 0) {
         control_queue(&c->peers[0], MESSAGE_BYTES, data, bytes);
@@ -297,16 +297,16 @@ static inline void control_gather(Control* c, const void* data, size_t bytes, Co
         for (int r = 1; r < c->ranks.size; r++) parts[r] = control_pop(c, &c->peers[r]);
     }
     pthread_mutex_unlock(&c->lock);
-    oplog_wait_end(&c->log);
-    oplog_finish(&c->log, &op);
+    flight_recorder_wait_end(&c->recorder);
+    flight_recorder_finish(&c->recorder, &op);
 }
 
 // All other ranks get rank 0's bytes, and free them; rank 0 gets none.
 static inline ControlBytes control_broadcast(Control* c, const void* data, size_t bytes) {
     require(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE, bytes);
     ControlBytes received = { NULL, 0 };
-    OpRecord op = oplog_issue(&c->log, "control", "broadcast", 0, "bytes", 0);
-    oplog_wait_begin(&c->log, &op);
+    OpRecord op = flight_recorder_issue(&c->recorder, "control", "broadcast", 0, "bytes", 0);
+    flight_recorder_wait_begin(&c->recorder, &op);
     pthread_mutex_lock(&c->lock);
     if (c->ranks.rank > 0) received = control_pop(c, &c->peers[0]);
     else if (c->ranks.size > 1) {
@@ -314,19 +314,19 @@ static inline ControlBytes control_broadcast(Control* c, const void* data, size_
         control_wake(c);
     }
     pthread_mutex_unlock(&c->lock);
-    oplog_wait_end(&c->log);
-    oplog_finish(&c->log, &op);
+    flight_recorder_wait_end(&c->recorder);
+    flight_recorder_finish(&c->recorder, &op);
     return received;
 }
 
-// Rank 0's part of control_decide. given (size): what each rank gave, by rank; not owned. Returns the answer, made by
-// control_bytes, which control_decide takes over.
+// Rank 0's part of control_all_reduce. given (size): what each rank gave, by rank; not owned. Returns the answer, made by
+// control_bytes, which control_all_reduce takes over.
 typedef ControlBytes ControlDecide(void* self, const ControlBytes* given, int size);
 
 // Every rank gives `bytes` bytes, whose number may differ between ranks. Rank 0 calls decide(self, ...) on what all of them
 // gave, and every rank gets its answer: the caller frees its data. Other ranks do not use decide and self. Blocking and
 // collective. Dies if what a rank gives, or the answer, is longer than CONTROL_MAX_MESSAGE.
-static inline ControlBytes control_decide(Control* c, const void* mine, size_t bytes, ControlDecide* decide, void* self) {
+static inline ControlBytes control_all_reduce(Control* c, const void* mine, size_t bytes, ControlDecide* decide, void* self) {
     if (c->ranks.rank > 0) {
         control_gather(c, mine, bytes, NULL);
         return control_broadcast(c, NULL, 0);
@@ -349,8 +349,8 @@ static inline bool control_all_said_goodbye(const Control* c) {
 
 // Returns when all ranks are here; after it a rank may end.
 static inline void control_stop(Control* c) {
-    OpRecord op = oplog_issue(&c->log, "control", "goodbye", 0, "bytes", -1);
-    oplog_wait_begin(&c->log, &op);
+    OpRecord op = flight_recorder_issue(&c->recorder, "control", "goodbye", 0, "bytes", -1);
+    flight_recorder_wait_begin(&c->recorder, &op);
     if (c->ranks.size > 1) {
         pthread_mutex_lock(&c->lock);
         if (c->ranks.rank > 0) control_queue(&c->peers[0], MESSAGE_GOODBYE, NULL, 0);
@@ -361,11 +361,11 @@ static inline void control_stop(Control* c) {
         watchdog_stop(c);
     }
     for (int i = 0; i < c->num_peers; i++) control_peer_free(&c->peers[i]);
-    places_close(&c->places);
+    progress_table_close(&c->progress);
     free(c->names);
     free(c->peers);
     free(c->polled);
-    oplog_free(&c->log);
+    flight_recorder_free(&c->recorder);
     pthread_mutex_destroy(&c->lock);
     pthread_cond_destroy(&c->changed);
     memset(c, 0, sizeof *c);

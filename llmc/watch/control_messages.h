@@ -17,7 +17,7 @@ checked when they meet. Only the watchdog reads and writes sockets; other thread
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
-#include "oplog.h"
+#include "flight_recorder.h"
 #include "ranks.h"
 
 #define CONTROL_ADDRESS 512              // bytes of an address as text, the final 0 included: "PORT WORD HOST HOST ..."
@@ -60,7 +60,7 @@ typedef struct { // the first message of a rank that connects
 typedef struct { // a heartbeat; num_channels OpChannels follow
     double waited;    // seconds that the host has waited for `awaited`; -1: it does not wait
     OpRecord awaited;
-    Place place;
+    RankProgress progress;
     int num_channels;
 } ControlBeat;
 
@@ -91,8 +91,8 @@ typedef struct {
 
 typedef struct {
     RankInfo ranks;
-    OpLog log;
-    Places places;
+    FlightRecorder recorder;
+    ProgressTable progress;
     char (*names)[RANK_NAME];  // (size) what ranks are called besides their numbers: "dp 1, pp 0, tp 1"; owned. NULL: nothing
     double timeout, grace;     // grace: control_leave_seconds
     const char* out;           // not owned

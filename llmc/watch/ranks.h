@@ -26,7 +26,7 @@ static const RankVariables ranks_torchrun = { "torchrun", "RANK", "WORLD_SIZE", 
 static const RankVariables ranks_slurm = { "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL };
 
 // The whole number in an environment variable. Dies unless it is between least and most.
-static inline int ranks_number(const char* launcher, const char* variable, long least, long most) {
+static inline int ranks_number(const char* launcher, const char* variable, long min, long max) {
     const char* text = getenv(variable);
     require(text != NULL, "%s has not set %s, although it has set other variables; start with mpirun, torchrun or srun,"
             " or unset them to run alone", launcher, variable);
@@ -35,8 +35,8 @@ static inline int ranks_number(const char* launcher, const char* variable, long 
     long v = strtol(text, &end, 10);
     bool is_number = isdigit((unsigned char)text[0]) && *end == '\0' && errno == 0;
     require(is_number, "%s is '%s', which is not a number; %s should have set it", variable, text, launcher);
-    require(v >= least && v <= most, "%s is %ld, but it must be from %ld to %ld; %s should have set it",
-            variable, v, least, most, launcher);
+    require(v >= min && v <= max, "%s is %ld, but it must be from %ld to %ld; %s should have set it",
+            variable, v, min, max, launcher);
     return (int)v;
 }
 

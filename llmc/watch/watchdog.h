@@ -1,7 +1,7 @@
 /*
 watchdog.h - the thread that runs on every rank beside its work, and how it finds out which rank died, left or hangs.
 
-Five times a second each rank tells rank 0 how far it is (oplog.h). From that rank 0 finds out whether the run must end, and
+Five times a second each rank tells rank 0 how far it is (flight_recorder.h). From that rank 0 finds out whether the run must end, and
 why:
     a connection closed without a goodbye   that rank died
     a rank says that it leaves              it has reported an error of its own
@@ -16,7 +16,7 @@ The watchdog of a rank that crashes still runs for a moment: it writes the last 
 
 In this thread only watchdog_exit and watchdog_check_sigterm may end the process, by _exit or a signal: exit() would run
 code in which other threads may be stuck. (While NCCL is open, die ends it by watchdog_leave.) c->lock guards all of Control;
-c->log has a lock of its own, taken after it.
+c->recorder has a lock of its own, taken after it.
 */
 #ifndef LLMC_WATCHDOG_H
 #define LLMC_WATCHDOG_H
@@ -47,10 +47,10 @@ static inline void watchdog_end_run(Control* c, ControlReason reason, const char
     for (int r = 1; c->ranks.rank == 0 && r < c->num_peers; r++) control_queue_end(c, &c->peers[r]);
 }
 
-// Sets *place to where a peer is, or was when it died. Returns true if that is exact; else it may be a heartbeat old.
-static inline bool watchdog_place(const Control* c, const ControlPeer* p, Place* place) {
-    if (place_read(places_of(&c->places, control_rank_of(c, p)), place)) return true;
-    *place = p->beat.place;
+// Sets *progress to where a peer is, or was when it died. Returns true if that is exact; else it may be a heartbeat old.
+static inline bool watchdog_progress(const Control* c, const ControlPeer* p, RankProgress* progress) {
+    if (progress_read(progress_of(&c->progress, control_rank_of(c, p)), progress)) return true;
+    *progress = p->beat.progress;
     return false;
 }
 
@@ -64,14 +64,14 @@ static inline void watchdog_name(const Control* c, int r, char* out, size_t size
 static inline void watchdog_declare_dead(Control* c, const ControlPeer* p, const char* how) {
     char when[64], task[OP_TASK + 32] = "", name[RANK_NAME + 4];
     watchdog_name(c, control_rank_of(c, p), name, sizeof name);
-    Place place;
-    bool exact = watchdog_place(c, p, &place);
-    long long step = oplog_step_now(&c->log);
-    if (exact || place.step > step) step = place.step;
+    RankProgress progress;
+    bool exact = watchdog_progress(c, p, &progress);
+    long long step = flight_recorder_step_now(&c->recorder);
+    if (exact || progress.step > step) step = progress.step;
     if (step > 0) snprintf(when, sizeof when, "during step %lld", step);
     else snprintf(when, sizeof when, "before the first step");
-    if (place.task[0])
-        snprintf(task, sizeof task, "; it was %sin %.*s", exact ? "" : "last heard of ", OP_TASK - 1, place.task);
+    if (progress.task[0])
+        snprintf(task, sizeof task, "; it was %sin %.*s", exact ? "" : "last heard of ", OP_TASK - 1, progress.task);
     watchdog_end_run(c, REASON_DIED, "rank %d%s has died (%s) %s%s", control_rank_of(c, p), name, how, when, task);
 }
 
@@ -101,9 +101,9 @@ static inline void watchdog_describe_last(const Control* c, int r, const OpRecor
     char last[OP_TEXT] = "none";
     if (k && k->issued > 0) op_text(&k->last, last, sizeof last);
     size_t n = (size_t)snprintf(out, size, "; the last operation that rank %d issued there is %s", r, last);
-    Place place;
-    watchdog_place(c, &c->peers[r], &place);
-    if (place.task[0] && n < size) n += (size_t)snprintf(out + n, size - n, ", and it is in %.*s", OP_TASK - 1, place.task);
+    RankProgress progress;
+    watchdog_progress(c, &c->peers[r], &progress);
+    if (progress.task[0] && n < size) n += (size_t)snprintf(out + n, size - n, ", and it is in %.*s", OP_TASK - 1, progress.task);
     double silent = r == 0 ? 0 : now - c->peers[r].heard;
     if (silent > CONTROL_SILENCE && n < size)
         snprintf(out + n, size - n, ", and it has been silent for %.0f s (stopped, or its machine is gone)", silent);
@@ -376,20 +376,20 @@ static inline bool watchdog_write_log(Control* c, char* path, size_t size) {
     snprintf(path, size, "%s/ops_rank_%04d.txt", c->out, c->ranks.rank);
     FILE* f = fopen(path, "w");
     if (f == NULL) return false;
-    oplog_write(&c->log, f, c->word, c->ranks.rank, c->ranks.size);
+    flight_recorder_write(&c->recorder, f, c->word, c->ranks.rank, c->ranks.size);
     return fclose(f) == 0;
 }
 
 // Without a folder for the file: prints the last few operations.
 static inline void watchdog_print_log(Control* c) {
-    pthread_mutex_lock(&c->log.lock);
-    for (long long i = c->log.count > 4 ? c->log.count - 4 : 0; i < c->log.count; i++) {
+    pthread_mutex_lock(&c->recorder.lock);
+    for (long long i = c->recorder.count > 4 ? c->recorder.count - 4 : 0; i < c->recorder.count; i++) {
         char text[OP_TEXT];
-        const OpRecord* r = &c->log.ring[i % OPLOG_LENGTH];
+        const OpRecord* r = &c->recorder.ring[i % FLIGHT_RECORDER_LENGTH];
         op_text(r, text, sizeof text);
         fprintf(stderr, "rank %d: %s, %s\n", c->ranks.rank, text, op_state_names[r->state]);
     }
-    pthread_mutex_unlock(&c->log.lock);
+    pthread_mutex_unlock(&c->recorder.lock);
 }
 
 // What a rank says when it leaves because of another. One line in one piece, because all ranks write to the same place.
@@ -399,7 +399,7 @@ static inline void watchdog_report(Control* c) {
         fflush(stdout);
         funlockfile(stdout);
     }
-    bool in_training = oplog_step_now(&c->log) > 0;
+    bool in_training = flight_recorder_step_now(&c->recorder) > 0;
     bool history = in_training || c->reason < REASON_REFUSED; // an error at the start has none
     bool written = history && watchdog_write_log(c, path, sizeof path);
     if (history && !written) watchdog_print_log(c);
@@ -505,14 +505,14 @@ static inline void watchdog_beat(Control* c, double now) {
     ControlBuffer b = { NULL, 0, 0 };
     ControlBeat own;
     memset(&own, 0, sizeof own);
-    pthread_mutex_lock(&c->log.lock);
-    own.waited = c->log.waiting ? now - c->log.since : -1;
-    if (c->log.waiting) own.awaited = c->log.awaited;
-    own.place = c->log.place;
-    own.num_channels = (int)size_min((size_t)c->log.num_channels, (CONTROL_MAX_MESSAGE - sizeof own) / sizeof(OpChannel));
+    pthread_mutex_lock(&c->recorder.lock);
+    own.waited = c->recorder.waiting ? now - c->recorder.since : -1;
+    if (c->recorder.waiting) own.awaited = c->recorder.awaited;
+    own.progress = c->recorder.progress;
+    own.num_channels = (int)size_min((size_t)c->recorder.num_channels, (CONTROL_MAX_MESSAGE - sizeof own) / sizeof(OpChannel));
     control_buffer_add(&b, &own, sizeof own);
-    control_buffer_add(&b, c->log.channels, (size_t)own.num_channels * sizeof(OpChannel));
-    pthread_mutex_unlock(&c->log.lock);
+    control_buffer_add(&b, c->recorder.channels, (size_t)own.num_channels * sizeof(OpChannel));
+    pthread_mutex_unlock(&c->recorder.lock);
     if (c->ranks.rank == 0) {
         watchdog_take_beat(&c->peers[0], b.data, b.n);
         own.num_channels = 0; // the others only need to know that rank 0 is alive
@@ -530,7 +530,7 @@ static inline void watchdog_beat(Control* c, double now) {
 // This rank has reported an error of its own: the others have their time to do the same. What it has issued is told for the last time.
 static inline void watchdog_part(Control* c, double now) {
     char path[4096];
-    if (oplog_step_now(&c->log) > 0) watchdog_write_log(c, path, sizeof path);
+    if (flight_recorder_step_now(&c->recorder) > 0) watchdog_write_log(c, path, sizeof path);
     watchdog_beat(c, now);
     watchdog_end_run(c, REASON_LEFT, "rank %d has left (its own message says why)", c->ranks.rank);
     if (c->ranks.rank > 0) watchdog_announce_exit(c, REASON_LEFT);

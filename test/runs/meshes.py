@@ -32,7 +32,7 @@ def reference(*options, ranks=None, precision="fp32", headers=None, **parts):
 
 
 def axes(mesh):
-    """"2x4": of a tensor or pipeline parallel run, 2 copies of the model on 4 ranks each. "2x4x1": as --mesh dp=2,tp=4,pp=1."""
+    """"2x4": of a tensor or pipeline parallel run, 2 replicas of the model on 4 ranks each. "2x4x1": as --mesh dp=2,tp=4,pp=1."""
     return [int(n) for n in mesh.split("x")]
 
 

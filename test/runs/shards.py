@@ -82,7 +82,7 @@ def assert_all_say(run, ranks, pattern):
 
 
 # ---- runs that save steps 5 and 10 ----
-# 48 sequences a step divide over 1, 2, 3, 4 and 8 copies of the model; 10 steps are more than one epoch. FSDP's last group has one block.
+# 48 sequences a step divide over 1, 2, 3, 4 and 8 replicas of the model; 10 steps are more than one epoch. FSDP's last group has one block.
 SAVES = (f"--eps 1e-5 --data {TOKENS} --val-data= --model d5 --heads 4 --channels 16 --seq-len 16 --total-batch-size 768 --lr 3e-3 "
          "--warmup-steps 5 --eval-every 0 --sample-every 0 --steps 10 --save-every 5 --deterministic")
 MICRO_BATCHES = {"pp": 4, "3d": 4, "compress": 2}

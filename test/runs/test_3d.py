@@ -1,5 +1,5 @@
 """Data, tensor and pipeline parallelism on one mesh, and ZeRO on its data axis. Runs are compared with PyTorch's within rounding. To the bit they are
-compared with DDP on a rank for each copy of the model, whose layers form sums in as many parts as a matrix has, and whose tied matrix has its two
+compared with DDP on a rank for each replica of the model, whose layers form sums in as many parts as a matrix has, and whose tied matrix has its two
 gradients apart (test/split); with --sequence-parallel with one device with all of test/split. Bytes, in all and along each axis, are as by
 formulas in plain numbers."""
 import json, re

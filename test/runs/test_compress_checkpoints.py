@@ -49,7 +49,7 @@ def without_errors(run, folder):
 
 
 NONE = "has no errors of int8 on 3 ranks: they begin at 0"
-PACKETS = r"with these packets: they begin at 0; those of other packets \(--bucket-mb, --rank, --error-feedback, precision\) are lost"
+BUCKETS = r"with these buckets: they begin at 0; those of other buckets \(--bucket-mb, --rank, --error-feedback, precision\) are lost"
 
 
 @pytest.mark.parametrize("name, ranks, by, by_ranks, options, pattern", [
@@ -58,10 +58,10 @@ PACKETS = r"with these packets: they begin at 0; those of other packets \(--buck
     rest("int8+", 2, "none", 2, "", "those of int8 on 2 ranks: this run keeps none"),
     rest("int8+", 2, "int8+", 3, "", f"{NONE}; those of int8 on 2 ranks are lost"),
     rest("powersgd+", 3, "int8+", 3, "", f"{NONE}; those of powersgd on 3 ranks are lost"),
-    rest("int8+", 2, "int8+", 2, "--bucket-mb 0.01", f"has no errors of int8 on 2 ranks {PACKETS}"),
-    rest("powersgd+", 3, "powersgd+", 3, "--rank 1", f"has no errors of powersgd on 3 ranks {PACKETS}"),
-    rest("powersgd+", 3, "powersgd-", 3, "", f"has no errors of powersgd on 3 ranks {PACKETS}")],
-    ids=["ddp", "no_feedback", "none", "ranks", "method", "packets", "rank", "powersgd-"])
+    rest("int8+", 2, "int8+", 2, "--bucket-mb 0.01", f"has no errors of int8 on 2 ranks {BUCKETS}"),
+    rest("powersgd+", 3, "powersgd+", 3, "--rank 1", f"has no errors of powersgd on 3 ranks {BUCKETS}"),
+    rest("powersgd+", 3, "powersgd-", 3, "", f"has no errors of powersgd on 3 ranks {BUCKETS}")],
+    ids=["ddp", "no_feedback", "none", "ranks", "method", "buckets", "rank", "powersgd-"])
 def test_a_run_without_the_errors_says_what_is_lost_and_has_the_bits_of_one_that_has_none(tmp_path, name, ranks, by, by_ranks, options, pattern):
     run = continued(saved(name, ranks), tmp_path / "lost", 5, by, by_ranks, options)
     assert re.search(pattern, run.said), run
@@ -81,7 +81,7 @@ def test_every_stage_continues_a_compressed_run_and_is_continued_by_one(tmp_path
 
 @pytest.mark.rest
 @pytest.mark.parametrize("ranks, options, at, begins", [
-    (2, "", 3, True), (3, "--no-error-feedback", 3, True), (3, "--compress-from 7", 7, False)], ids=["other_ranks", "other_packets", "thawed"])
+    (2, "", 3, True), (3, "--no-error-feedback", 3, True), (3, "--compress-from 7", 7, False)], ids=["other_ranks", "other_buckets", "thawed"])
 def test_onebit_adam_keeps_when_v_was_frozen_unless_it_is_free_again(tmp_path, ranks, options, at, begins):
     run = continued(saved("onebit-adam+", 3), tmp_path, 5, "onebit-adam+", ranks, options)
     assert ("begin at 0" in run.said) == begins

@@ -46,7 +46,7 @@ def test_build_ranks_finds_the_rank_that_left_out_an_operation():
 
 
 # ---- pipelines. Actions are a fraction of a millisecond, so a heartbeat that tells where a rank is comes much too late. ----
-# The first and the last rank, micro-batch and step; every schedule; copies of the model. A step has 12 micro-batches.
+# The first and the last rank, micro-batch and step; every schedule; replicas of the model. A step has 12 micro-batches.
 PIPELINE = (f"--data {TOKENS} --val-data= --model d2 --layers 8 --heads 4 --channels 16 --seq-len 16 --total-batch-size 384 --batch-size 2 "
             "--steps 10 --eval-every 0 --sample-every 0 --out=")
 

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: ranks that share a copy of the model, each with some of its blocks, and copies that are data parallel. Runs are compared
+"""Pipeline parallelism: ranks that share a replica of the model, each with some of its blocks, and copies that are data parallel. Runs are compared
 with PyTorch's within rounding, and to the bit with one device whose tied matrix has its two gradients apart (test/split/tied.h), and with DDP
 likewise. Bytes are as by formulas in plain numbers."""
 import json, re
@@ -190,7 +190,7 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(precision, copies, schedul
     rest(4, "--pipeline-parallel 3", "--pipeline-parallel 3 does not divide 4 ranks"),
     rest(2, "--emulate-ms 20,24,16,x", "--emulate-ms wants three numbers .* not '20,24,16,x'"),
     rest(2, "--chunks 2", "--chunks 2: only --schedule interleaved"),
-    rest(4, "--pipeline-parallel 2 --total-batch-size 96", "--total-batch-size 96 must be .* x 2 copies of the model = 64")],
+    rest(4, "--pipeline-parallel 2 --total-batch-size 96", "--total-batch-size 96 must be .* x 2 replicas of the model = 64")],
     ids=["stages", "split", "ranks", "no_times", "no_chunks", "batch"])
 def test_every_rank_refuses_what_cannot_be(ranks, options, pattern):
     assert_refused_by_all(train("pp", SMALL, EIGHT, micro_batches(1), options, ranks=ranks), ranks, pattern)

@@ -55,7 +55,7 @@ def rows():
 
 
 def run(ranks, stage, options, **settings):
-    """Two micro-batches a step, or four where two ranks share a copy of the model."""
+    """Two micro-batches a step, or four where two ranks share a replica of the model."""
     return trained(stage, SHORT, "--total-batch-size", 32 * ranks, options, ranks=None if stage == "single" else ranks, **settings)
 
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism: ranks that share a copy of the model, and copies that are data parallel. Runs are compared with PyTorch's of the whole
+"""Tensor parallelism: ranks that share a replica of the model, and copies that are data parallel. Runs are compared with PyTorch's of the whole
 model within rounding, and to the bit with one device that forms sums in the same parts (test/split). Bytes are as by formulas in plain numbers."""
 import pytest
 from meshes import AGAIN, EVALUATIONS, KEEP, LARGE_SCALE, SEQUENCE, SMALL, WIDE, assert_bytes, assert_same_skips, axes, batch, reference
@@ -118,7 +118,7 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(precision, wide, mesh, seq
     (4, f"{SEQUENCE} --batch-size 1 --seq-len 15 --total-batch-size 0",
      "--sequence-parallel .* --batch-size 1 x --seq-len 15 = 15 does not divide; choose a multiple of 4"),
     rest(2, KEEP, "--keep-gathered is about what --sequence-parallel gathers"),
-    rest(4, "--tensor-parallel 2 --total-batch-size 100", "--total-batch-size 100 must be .* x 2 copies of the model = 128")],
+    rest(4, "--tensor-parallel 2 --total-batch-size 100", "--total-batch-size 100 must be .* x 2 replicas of the model = 128")],
     ids=["heads", "ranks", "vocabulary", "rows", "keep_alone", "batch"])
 def test_every_rank_refuses_what_does_not_divide(ranks, options, pattern):
     run = train("tp", SMALL, "--total-batch-size 512 --batch-size 4", options, ranks=ranks)

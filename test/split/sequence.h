@@ -1,10 +1,10 @@
 /*
 sequence.h - the reference of sequence parallelism (Korthikanti et al., arXiv 2205.05198, section 4.2.2). It adds to the references of
-tensor.h and data.h, which are included before it. Of the t ranks that share a copy of the model each has 1/t of a micro-batch's rows
+tensor.h and data.h, which are included before it. Of the t ranks that share a replica of the model each has 1/t of a micro-batch's rows
 wherever a layernorm is, and so makes a term of the gradients of its weights.
 
 The terms are added up over the micro-batches of a step, as on a rank. When the gradients' norm is computed they are summed as ranks sum
-them: over the copies of the model first, as all gradients are, then over the t parts of a copy. Each sum is in rank order, in fp32,
+them: over the replicas of the model first, as all gradients are, then over the t parts of a copy. Each sum is in rank order, in fp32,
 rounded once to floatX.
 
 -DSEQUENCE_PARTS replaces the number of parts; in one part it changes nothing. -DSEQUENCE_SUM=1 sums over the parts of a copy first, which

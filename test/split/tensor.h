@@ -49,10 +49,10 @@ static inline floatX* tensor_take(TensorRoom k, const floatX* whole, SplitCut c)
 }
 
 // Whether the current role's weights are cut by columns; else by rows.
-static inline bool tensor_cuts_columns(void) { return split_role == ROLE_PROJ || split_role == ROLE_FCPROJ; }
+static inline bool tensor_cuts_inputs(void) { return split_role == ROLE_PROJ || split_role == ROLE_FCPROJ; }
 static inline int tensor_groups(void) { return split_role == ROLE_QKV ? 3 : 1; }
 static inline SplitCut tensor_weight_cut(int C, int OC, int t, int q) { // of w (OC,C)
-    return tensor_cuts_columns() ? split_columns(OC, C, 1, t, q) : split_rows(OC, C, tensor_groups(), t, q);
+    return tensor_cuts_inputs() ? split_columns(OC, C, 1, t, q) : split_rows(OC, C, tensor_groups(), t, q);
 }
 
 // ---- a sum over the parts, of terms of n elements ----
@@ -94,7 +94,7 @@ static inline void tensor_column_parallel(floatX* out, floatX* pre, const floatX
     }
 }
 static inline void tensor_matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
-    if (tensor_cuts_columns()) tensor_row_parallel(out, inp, w, bias, N, C, OC);
+    if (tensor_cuts_inputs()) tensor_row_parallel(out, inp, w, bias, N, C, OC);
     else tensor_column_parallel(out, NULL, inp, w, bias, N, C, OC);
 }
 static inline void tensor_matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w,
@@ -130,7 +130,7 @@ static inline void tensor_column_parallel_backward(floatX* dinp, const floatX* d
     tensor_sum(dinp, terms, n);
 }
 static inline void tensor_matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
-    if (tensor_cuts_columns()) tensor_row_parallel_backward(dinp, dout, w, NULL, N, C, OC);
+    if (tensor_cuts_inputs()) tensor_row_parallel_backward(dinp, dout, w, NULL, N, C, OC);
     else tensor_column_parallel_backward(dinp, dout, w, N, C, OC);
 }
 static inline void tensor_matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre,
@@ -141,7 +141,7 @@ static inline void tensor_matmul_gelu_backward_input(floatX* dinp, const floatX*
 static inline void tensor_matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const floatX* inp,
                                                  int N, int C, int OC, GradMode mode) {
     int t = TENSOR_PARTS, groups = tensor_groups();
-    bool columns = tensor_cuts_columns();
+    bool columns = tensor_cuts_inputs();
     for (int q = 0; q < t; q++) {
         SplitCut cut = tensor_weight_cut(C, OC, t, q);
         SplitCut bias_cut = columns ? split_rows(OC, 1, 1, 1, 0) : split_rows(OC, 1, groups, t, q);

@@ -1,6 +1,6 @@
 /*
 tied.h - the reference of pipeline parallelism. A stage that is compiled with -include test/split/tied.h computes, to the bit, what the
-ranks of a pipeline compute with as many micro-batches, whatever the schedule: train_gpt2_single for one copy of the model, train_gpt2_ddp
+ranks of a pipeline compute with as many micro-batches, whatever the schedule: train_gpt2_single for one replica of the model, train_gpt2_ddp
 for several.
 
 wte is tied. One device adds the gradients of the embedding and of the head up in one memory, micro-batch after micro-batch, one after the

@@ -82,7 +82,7 @@ GPT2 --total-batch-size 1048576 => in 32 micro-batches per rank
 XL --node dgx-h100 => nodes of 8 ranks and 8 interfaces
 XL --gpu h100 => NCCL.s algorithms over H100 SXM ~ ^fits +h100$
 XL --gpu h100 --algorithm ring => ^rings over
-GPT2 --sharding hybrid --shard-group 4 => ^fsdp +sharding hybrid: 2 copies of the model, of 4 ranks each
+GPT2 --sharding hybrid --shard-group 4 => ^fsdp +sharding hybrid: 2 replicas of the model, of 4 ranks each
 GPT2 --cpu-offload => state on the host +0 B +0 B +0 B +0 B +280 MB ~ offloaded shards pass a link of 31.5 GB/s ~ ^  parameters .* 0 B$
 GPT2 --compress int8 => ^ddp int8: train_gpt2_compress, from the step on ~ compressing takes no time here ~
     ^  sent per step +436 MB +221 MB$ ~ ^ddp int8 +ranks

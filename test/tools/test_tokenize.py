@@ -216,7 +216,7 @@ def test_default_data_of_a_tree_without_validation_files_is_an_error(here):
     (here / "bare/llmc/comm").mkdir(parents=True)
     shutil.copy(ROOT / "llmc/comm/comm.h", "bare/llmc/comm")
     shutil.copy(ROOT / "train_gpt2_ddp.cu", "bare")
-    assert_refused(default_data("bare", here / "none", start=command), "none of these is under llmc/: agree.h")
+    assert_refused(default_data("bare", here / "none", start=command), "none of these is under llmc/: consistency.h")
     assert not (here / "none").exists()
 
 

@@ -18,7 +18,7 @@ NaN before they are written.
 #ifndef TEST_CUDA_BOTH_H
 #define TEST_CUDA_BOTH_H
 #include "../../llmc/base/rng.h"
-#include "../../llmc/device/device_contract.h"
+#include "../../llmc/device/device_api.h"
 #include <algorithm>
 #include <omp.h>
 #include <string_view>

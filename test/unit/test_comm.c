@@ -374,7 +374,7 @@ CLAIM(totals_are_what_this_rank_sends_also_within_groups) {
     size_t taken = device_memory(MEMORY_COMMUNICATION) - before_split;
     check(group.size == mine && taken == split, "a split of %d ranks takes %zu bytes, not %zu", group.size, taken, split);
     float *x = xcalloc(n * (size_t)N, sizeof(float)), *y = xcalloc(n * (size_t)N, sizeof(float));
-    comm_settle(&world);
+    comm_collect_times(&world);
     double sent = comm_rank_bytes(&world), exposed = comm_rank_exposed(&world), of_world = exposed_of_world();
     comm_wait(&group, comm_all_gather(&group, x, x + n * (size_t)group.rank, n, COMM_F32));
     comm_wait(&group, comm_all_to_all(&group, y, x, n, COMM_BF16));
@@ -382,7 +382,7 @@ CLAIM(totals_are_what_this_rank_sends_also_within_groups) {
     comm_wait(&alone, comm_all_reduce(&alone, x, n, COMM_F32));
     if (N > 1 && world.rank == 0) comm_wait(&world, comm_send(&world, x, 501, COMM_F64, N - 1));
     if (N > 1 && world.rank == N - 1) comm_wait(&world, comm_recv(&world, x, 501, COMM_F64, 0));
-    comm_settle(&world);
+    comm_collect_times(&world);
     sent = comm_rank_bytes(&world) - sent;
     double expected = 6.0 * (double)n * (mine - 1) + 8.0 * (double)n * (N - 1) / N + (N > 1 && world.rank == 0 ? 8 * 501 : 0);
     check(fabs(sent - expected) < 1e-6, "this rank sent %.9g bytes, not %.9g", sent, expected);
@@ -538,7 +538,7 @@ static void send_all_kinds(void) {
     exchange_with_all();
     comm_split(&half, &world, "half", world.rank % 2);
     all_reduce_on_both(&half);
-    comm_settle(&half);
+    comm_collect_times(&half);
     comm_free(&half);
 }
 CLAIM(an_emulated_link_is_as_slow_as_its_rate_and_operations_take_turns) {
@@ -567,13 +567,13 @@ static void see_in_order(void* self, const CommEvent* e) {
     next_seen++;
 }
 CLAIM(an_observer_sees_a_long_step_when_it_is_over) {
-    enum { LONG = 2 * COMM_WAITED_ROOM + 100 };
+    enum { LONG = 2 * COMM_WAITED_CAPACITY + 100 };
     float x = 0;
     comm_observe(&world, see_in_order, NULL);
     CommOp first = next_seen = world.issued;
     for (int k = 0; k < LONG; k++) comm_wait(&world, comm_broadcast(&world, &x, 1, COMM_F32, 0));
     check(next_seen == first, "%lld operations were seen within the step", next_seen - first);
-    comm_settle(&world);
+    comm_collect_times(&world);
     check(next_seen == first + LONG, "%lld of %d operations were seen", next_seen - first, LONG);
     comm_observe(&world, NULL, NULL);
 }
@@ -630,7 +630,7 @@ int main(int argc, char** argv) {
     int deterministic = 0;
     option_flag(&table, "deterministic", &deterministic, "sums in rank order");
     table.operands_form = "[PATTERN...] | die NAME";
-    table.most_operands = 100;
+    table.max_operands = 100;
     options_parse(&table, argc, argv);
     o.ordered = deterministic;
     device_init(ranks.local_rank, ranks.local_size);

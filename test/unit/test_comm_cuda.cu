@@ -10,7 +10,7 @@ first check that fails ends them all.
 #define COMM_PIECE (1 << 14) // several pieces without much data
 #define NCCL_PIECE (1 << 16)
 #define COMM_IN_FLIGHT 64    // so that few operations are many
-#define COMM_WAITED_ROOM 64
+#define COMM_WAITED_CAPACITY 64
 #include "comm_numbers.h"
 #include "../../llmc/comm/sums.h"
 #include <algorithm>
@@ -249,9 +249,9 @@ TEST(copies_of_host_shards_hold_up_no_operation) {
     if (world.world->nccl == NULL || world.world->strict) return;
     Tensor full(N * n, COMM_F32, mine(&world)), x(n, COMM_F32, mine(&world));
     float *down = (float*)offload_alloc(n * sizeof(float)), *up = (float*)offload_alloc(n * sizeof(float));
-    auto event = [](CommOp op, int mark) { return cuda_marks.events[world.slots[op % COMM_IN_FLIGHT].marks[mark]]; };
+    auto event = [](CommOp op, int mark) { return cuda_marks.events[world.slots[op % COMM_IN_FLIGHT].events[mark]]; };
     CommOp reduce = comm_reduce_scatter_to_host(&world, down, full.p, n, COMM_F32), next = comm_all_reduce(&world, x.p, n, COMM_F32);
-    cuda_check(cudaEventSynchronize(event(next, MARK_FINISHED)), "the all-reduce");
+    cuda_check(cudaEventSynchronize(event(next, EVENT_FINISHED)), "the all-reduce");
     require(isnan(down[0]), "an all-reduce waited until the shard before it was on the host");
     comm_wait(&world, reduce);
     comm_wait(&world, next);
@@ -260,7 +260,7 @@ TEST(copies_of_host_shards_hold_up_no_operation) {
     for (size_t i = 0; i < n; i++) up[i] = (float)whole(world.rank, i);
     CommOp before = comm_all_reduce(&world, x.p, n, COMM_F32), gather = comm_all_gather_from_host(&world, full.p, up, n, COMM_F32);
     cuda_check(cudaEventSynchronize(((NcclLink*)world.link)->passed_on), "the copy");
-    require(cudaEventQuery(event(before, MARK_FINISHED)) == cudaErrorNotReady, "the copy of a shard waited for an all-reduce");
+    require(cudaEventQuery(event(before, EVENT_FINISHED)) == cudaErrorNotReady, "the copy of a shard waited for an all-reduce");
     comm_wait(&world, before);
     comm_wait(&world, gather);
     full.is("all-gather from the host", rows_of_ranks(n));
@@ -351,22 +351,22 @@ static unsigned long long waits_for_device(void) {
 // What is over in the middle of a step gives its marks back there, though the host never waits; and NCCL's side, which looks at
 // the same marks, has seen that it is over. (Before the next test, after which there is more room.)
 static void poll_for_device(void) {
-    int mark = device_mark();
-    while (!device_mark_passed(mark)) {}
-    device_mark_free(mark);
+    int mark = device_event();
+    while (!device_event_passed(mark)) {}
+    device_event_free(mark);
 }
 TEST(operations_that_are_over_give_their_marks_back_within_a_step) {
-    enum { MANY = 3 * COMM_WAITED_ROOM, n = 8 };
+    enum { MANY = 3 * COMM_WAITED_CAPACITY, n = 8 };
     Tensor x(n, COMM_F32, zero);
-    comm_settle(&world);
+    comm_collect_times(&world);
     for (int k = 0; k < MANY; k++) {
         comm_wait(&world, comm_all_reduce(&world, x.p, n, COMM_F32));
         if (k % 20 == 19) poll_for_device();
     }
-    require(world.world->num_waited <= COMM_WAITED_ROOM && world.world->waited_room == COMM_WAITED_ROOM,
+    require(world.world->num_waited <= COMM_WAITED_CAPACITY && world.world->waited_capacity == COMM_WAITED_CAPACITY,
             "%d operations that were over have kept their marks", world.world->num_waited);
     poll_for_device();
-    comm_settle(&world);
+    comm_collect_times(&world);
 #if USE_NCCL
     const NcclLink* l = (NcclLink*)world.link;
     long long unseen = world.world->nccl ? l->issued - l->done : 0;
@@ -376,7 +376,7 @@ TEST(operations_that_are_over_give_their_marks_back_within_a_step) {
     CommOp to_host = comm_reduce_scatter_to_host(&world, shard, full.p, n, COMM_F32); // it may end after the next one
     comm_wait(&world, comm_all_reduce(&world, x.p, n, COMM_F32));
     poll_for_device();
-    comm_settle(&world);
+    comm_collect_times(&world);
     require(world.world->nccl == NULL || l->ops[(l->issued - 1) % COMM_IN_FLIGHT].over, "nor that of one after a copy");
     comm_wait(&world, to_host);
     device_synchronize();
@@ -390,7 +390,7 @@ TEST(times_cost_one_question_per_operation_and_no_wait_in_a_step) {
     enum { MANY = COMM_IN_FLIGHT + 50, n = 8 };
     Tensor x(n, COMM_F32, zero);
     comm_barrier(&world);
-    comm_settle(&world);
+    comm_collect_times(&world);
     double before = comm_rank_exposed(&world);
     unsigned long long asked = emulator_calls("cudaEventElapsedTime"), waits = waits_for_device();
     for (int k = 0; k < MANY; k++) comm_wait(&world, comm_all_reduce(&world, x.p, n, COMM_F32));
@@ -398,7 +398,7 @@ TEST(times_cost_one_question_per_operation_and_no_wait_in_a_step) {
     require(world.world->strict || waits == 0, "the host waited for the GPU %llu times in the middle of a step", waits);
     device_synchronize();
     waits = waits_for_device();
-    comm_settle(&world);
+    comm_collect_times(&world);
     waits = waits_for_device() - waits;
     asked = emulator_calls("cudaEventElapsedTime") - asked;
     require(waits == 0, "the host waited for the GPU %llu times, and all was done", waits);

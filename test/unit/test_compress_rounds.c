@@ -4,8 +4,8 @@
 #include "comm_numbers.h"
 #include "unit.h"
 
-enum { MOST_RANKS = 4, PACKETS = 2, MOST_OPS = 8 };
-static const size_t rows[PACKETS] = { 37, 20 }, cols[PACKETS] = { 24, 50 }; // 4 blocks: of 3 ranks, one has no part
+enum { MOST_RANKS = 4, BUCKETS = 2, MOST_OPS = 8 };
+static const size_t rows[BUCKETS] = { 37, 20 }, cols[BUCKETS] = { 24, 50 }; // 4 blocks: of 3 ranks, one has no part
 enum { ELEMENTS = 37 * 24 + 20 * 50 };
 
 static Comm world;
@@ -61,9 +61,9 @@ static void ranks_open(int N, int method, long long rank) {
         c->comm = &k->comm;
         c->num_elements = ELEMENTS;
         size_t at = 0;
-        for (int i = 0; i < PACKETS; i++) {
+        for (int i = 0; i < BUCKETS; i++) {
             compress_add(c);
-            Packet* p = &c->packets[i];
+            CompressedBucket* p = &c->buckets[i];
             p->at = at;
             p->n = rows[i] * cols[i];
             p->rows = rows[i];
@@ -87,11 +87,11 @@ static void ranks_close(void) {
 static void ranks_step(long long step) {
     for (int r = 0; r < num_ranks; r++) compress_step_begin(&ranks[r].c, step, 1, 1);
     memset(&messages, 0, sizeof messages);
-    for (int i = 0; i < PACKETS; i++) for (int r = 0; r < num_ranks; r++) compress_begin(&ranks[r].c, i);
-    for (int i = 0; i < PACKETS; i++) {
-        bool last_needs_two = i == PACKETS - 1 && ranks[0].c.method->middle;
-        for (int r = 0; r < num_ranks && last_needs_two; r++) compress_advance(&ranks[r].c, &ranks[r].c.packets[i]);
-        for (int r = 0; r < num_ranks; r++) compress_advance(&ranks[r].c, &ranks[r].c.packets[i]);
+    for (int i = 0; i < BUCKETS; i++) for (int r = 0; r < num_ranks; r++) compress_begin(&ranks[r].c, i);
+    for (int i = 0; i < BUCKETS; i++) {
+        bool last_needs_two = i == BUCKETS - 1 && ranks[0].c.method->middle;
+        for (int r = 0; r < num_ranks && last_needs_two; r++) compress_advance(&ranks[r].c, &ranks[r].c.buckets[i]);
+        for (int r = 0; r < num_ranks; r++) compress_advance(&ranks[r].c, &ranks[r].c.buckets[i]);
     }
 }
 static void ranks_step_end(bool skipped) { for (int r = 0; r < num_ranks; r++) compress_step_end(&ranks[r].c, skipped); }
@@ -105,10 +105,10 @@ static double kept(size_t i) {
     double sum = 0;
     for (int r = 0; r < num_ranks; r++) {
         Compress* c = &ranks[r].c;
-        const Packet* p = &c->packets[i >= c->packets[1].at];
+        const CompressedBucket* p = &c->buckets[i >= c->buckets[1].at];
         size_t k = i - p->at, part = c->method->cost(c, p).part;
         sum += c->state[p->state + k];
-        if (part > 0 && k / part == (size_t)r) sum += packet_part(c, p, c->state)[k % part];
+        if (part > 0 && k / part == (size_t)r) sum += bucket_part(c, p, c->state)[k % part];
     }
     return sum;
 }
@@ -143,8 +143,8 @@ TEST(what_was_sent_and_what_is_kept_are_the_sum_of_all_gradients) {
 // Sum over ranks of gradients that are one matrix b (cols,r) times matrices of their own.
 static void set_low_rank(size_t r, double* truth) {
     memset(truth, 0, ELEMENTS * sizeof *truth);
-    for (int q = 0; q < num_ranks; q++) for (int k = 0; k < PACKETS; k++) {
-        size_t at = ranks[q].c.packets[k].at;
+    for (int q = 0; q < num_ranks; q++) for (int k = 0; k < BUCKETS; k++) {
+        size_t at = ranks[q].c.buckets[k].at;
         for (size_t i = 0; i < rows[k] * cols[k]; i++) {
             float sum = 0;
             for (size_t j = 0; j < r; j++)

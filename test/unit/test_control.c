@@ -1,7 +1,7 @@
 // test_control.c - ranks that watch one another: several processes, one of which dies, stops, hangs or fails. test/runs/test_faults.py has
 // whole runs of which a rank is killed.
 // No test depends on how fast a rank is. Deadlines pass when a test has seen that all ranks are where they stay (the referee).
-#include "../../llmc/watch/agree.h"
+#include "../../llmc/watch/consistency.h"
 #include "test_folder.h"
 #include <sys/mman.h>
 
@@ -63,7 +63,7 @@ static void join(Control* c, int rank, int size) {
     }
     await_ready();
     control_join(c, meeting->address);
-    oplog_join(&c->log, "world");
+    flight_recorder_join(&c->recorder, "world");
 }
 
 // Returns true if rank 0 knows that rank r stays where it is; of one that stops it then waits until it has been silent for long.
@@ -71,7 +71,7 @@ static bool stays(const Control* c, int r, double now) {
     const ControlBeat* b = &c->peers[r].beat;
     if (team->stops >> r & 1 && meeting->told[r]) return now - c->peers[r].heard > CONTROL_SILENCE + 0.1;
     bool in_meeting = b->awaited.place == 0, passes = r > 0 && strcmp(b->awaited.collective, "gather") == 0;
-    return (b->waited >= 0 && !in_meeting && !passes) || b->place.step == LAST_STEP;
+    return (b->waited >= 0 && !in_meeting && !passes) || b->progress.step == LAST_STEP;
 }
 // A thread of rank 0 that lets the deadline pass when nothing more will change. A rank that is stopped can say nothing: once the others
 // know why they end, it is killed, so that nobody waits for its last word.
@@ -97,14 +97,14 @@ static void* referee(void* control) {
 
 // A collective of all ranks of the team, which exists only in the log.
 static void issue_and_finish(Control* c, const char* collective, int peer) {
-    OpRecord op = oplog_issue(&c->log, "world", collective, 1000, "fp32", peer);
-    oplog_start(&c->log, &op);
-    oplog_finish(&c->log, &op);
+    OpRecord op = flight_recorder_issue(&c->recorder, "world", collective, 1000, "fp32", peer);
+    flight_recorder_start(&c->recorder, &op);
+    flight_recorder_finish(&c->recorder, &op);
 }
 static void begin_wait(Control* c, const char* communicator, const char* collective, size_t n, int peer) {
-    OpRecord op = oplog_issue(&c->log, communicator, collective, n, "fp32", peer);
-    oplog_start(&c->log, &op);
-    oplog_wait_begin(&c->log, &op);
+    OpRecord op = flight_recorder_issue(&c->recorder, communicator, collective, n, "fp32", peer);
+    flight_recorder_start(&c->recorder, &op);
+    flight_recorder_wait_begin(&c->recorder, &op);
 }
 static void wait_forever(Control* c, const char* communicator, const char* collective, size_t n, int peer) {
     begin_wait(c, communicator, collective, n, peer);
@@ -113,17 +113,17 @@ static void wait_forever(Control* c, const char* communicator, const char* colle
 static void wait_for_all(Control* c) { wait_forever(c, "world", "all-reduce", 5000, -1); }
 static void await_told(Control* c) { while (!__atomic_load_n(&meeting->told[c->ranks.rank], __ATOMIC_ACQUIRE)) usleep(1000); }
 static void hang(Control* c) {
-    oplog_step(&c->log, LAST_STEP);
+    flight_recorder_step(&c->recorder, LAST_STEP);
     for (;;) pause();
 }
 
 // Two steps' worth of operations, so that there is something to name. Returns when all ranks have done them.
 static void two_steps(Control* c) {
     for (long long step = 1; step <= 2; step++) {
-        oplog_step(&c->log, step);
+        flight_recorder_step(&c->recorder, step);
         issue_and_finish(c, "all-reduce", -1);
     }
-    oplog_step(&c->log, 3);
+    flight_recorder_step(&c->recorder, 3);
     count();
     await_count(team->size);
 }
@@ -250,7 +250,7 @@ static void decide_on_sums(Control* c) {
     for (size_t i = 0; i < CONTROL_MAX_MESSAGE; i++) own[i] = (char)((i % 7) * (size_t)(c->ranks.rank + 1));
     for (int round = 0; round < 23; round++) {
         size_t n = given_bytes(round, c->ranks.rank), most = 0;
-        ControlBytes answer = control_decide(c, n ? own : NULL, n, add_bytes, &c->ranks.rank);
+        ControlBytes answer = control_all_reduce(c, n ? own : NULL, n, add_bytes, &c->ranks.rank);
         for (int r = 0; r < c->ranks.size; r++) most = size_max(most, given_bytes(round, r));
         ensure(answer.bytes == most && answer.data[most] == '\0');
         for (size_t i = 0; i < most; i++) {
@@ -270,7 +270,7 @@ static ControlBytes say_too_much(void* unused, const ControlBytes* given, int si
     (void)unused, (void)given, (void)size;
     return (ControlBytes){ (char*)xcalloc(CONTROL_MAX_MESSAGE + 2, 1), CONTROL_MAX_MESSAGE + 1 };
 }
-static void decide_too_much(Control* c) { control_decide(c, "x", 1, say_too_much, NULL); }
+static void decide_too_much(Control* c) { control_all_reduce(c, "x", 1, say_too_much, NULL); }
 TEST(an_answer_that_is_too_long_ends_every_rank) {
     team(3, .work = decide_too_much, .harmed = 0, .status = 1, .own = "a message between hosts holds 1048576 bytes, not 1048577",
          .says = { "rank 0 has left" });
@@ -363,7 +363,7 @@ static void issue_in_two_threads(Control* c) {
     ensure(pthread_create(&other, NULL, issue_many, c) == 0);
     issue_many(c);
     pthread_join(other, NULL);
-    ensure(c->log.channels[1].issued == 40000 && c->log.channels[1].finished == 40000);
+    ensure(c->recorder.channels[1].issued == 40000 && c->recorder.channels[1].finished == 40000);
 }
 TEST(any_thread_may_note_operations_while_the_watchdog_reads) { team(3, .work = issue_in_two_threads); }
 
@@ -388,11 +388,11 @@ TEST(a_rank_that_crashes_says_how_and_writes_its_last_operations) {
 
 // A rank on another machine shares no memory: its last heartbeat is what is known.
 static void be_killed_elsewhere(Control* c) {
-    if (c->ranks.rank == 2) c->log.shared = NULL;
+    if (c->ranks.rank == 2) c->recorder.shared = NULL;
     two_steps(c);
     if (c->ranks.rank < 2) wait_for_all(c);
-    oplog_task(&c->log, "D5 on stage 2");
-    oplog_step(&c->log, LAST_STEP);
+    flight_recorder_task(&c->recorder, "D5 on stage 2");
+    flight_recorder_step(&c->recorder, LAST_STEP);
     await_told(c);
     raise(SIGKILL);
 }
@@ -403,29 +403,29 @@ TEST(on_another_machine_with_what_it_was_last_heard_of_in) {
 
 // What a rank was writing when it was killed is not read; an address of another run or machine is refused.
 TEST(places_are_whole_and_of_this_run) {
-    Places p = { -1, NULL, 0 }, q = p;
-    Place a = { 3, "F1 on stage 0" }, b = { 3, "F2 on stage 0" }, found;
-    PlacesAddress address = places_create(&p, 2), wrong = address;
+    ProgressTable p = { -1, NULL, 0 }, q = p;
+    RankProgress a = { 3, "F1 on stage 0" }, b = { 3, "F2 on stage 0" }, found;
+    ProgressTableAddress address = progress_table_create(&p, 2), wrong = address;
     assert_non_null(p.memory);
     wrong.mark += 1;
-    places_open(&q, wrong, 2);
+    progress_table_open(&q, wrong, 2);
     assert_null(q.memory);
-    places_open(&q, address, 3);
+    progress_table_open(&q, address, 3);
     assert_null(q.memory);
-    places_open(&q, address, 2);
+    progress_table_open(&q, address, 2);
     assert_non_null(q.memory);
-    assert_false(place_read(places_of(&q, 1), &found));
-    place_write(places_of(&p, 1), &a);
-    place_write(places_of(&p, 1), &b);
-    SharedPlace* s = places_of(&p, 1);
+    assert_false(progress_read(progress_of(&q, 1), &found));
+    progress_write(progress_of(&p, 1), &a);
+    progress_write(progress_of(&p, 1), &b);
+    SharedProgress* s = progress_of(&p, 1);
     for (int damaged = 0; damaged < 2; damaged++) {
-        if (damaged) memset(&s->half[1 - s->last], 'x', sizeof(Place) / 2);
-        assert_true(place_read(places_of(&q, 1), &found) && strcmp(found.task, b.task) == 0 && found.step == 3);
+        if (damaged) memset(&s->half[1 - s->last], 'x', sizeof(RankProgress) / 2);
+        assert_true(progress_read(progress_of(&q, 1), &found) && strcmp(found.task, b.task) == 0 && found.step == 3);
     }
-    assert_false(place_read(places_of(&q, 0), &found));
-    places_close(&q);
-    places_close(&p);
-    assert_false(place_read(places_of(&p, 1), &found));
+    assert_false(progress_read(progress_of(&q, 0), &found));
+    progress_table_close(&q);
+    progress_table_close(&p);
+    assert_false(progress_read(progress_of(&p, 1), &found));
 }
 
 // ---- ranks that leave, by an error of their own ----
@@ -504,7 +504,7 @@ TEST(ranks_that_hang_are_named_with_the_operation_they_have_not_reached) {
 static bool waiting;
 static void stop(Control* c) {
     if (waiting) begin_wait(c, "world", "all-reduce", 5000, -1);
-    else oplog_step(&c->log, LAST_STEP);
+    else flight_recorder_step(&c->recorder, LAST_STEP);
     await_told(c);
     meeting->stopped = getpid();
     raise(SIGSTOP);
@@ -561,7 +561,7 @@ static void hang_in_a_pipeline(Control* c) {
         if (rank > 1) issue_and_finish(c, "receive", rank - 1);
         if (rank < 3) issue_and_finish(c, "send", rank + 1);
     }
-    oplog_task(&c->log, rank == 1 ? "F2 on stage 1" : "F0 on stage 2");
+    flight_recorder_task(&c->recorder, rank == 1 ? "F2 on stage 1" : "F0 on stage 2");
     if (rank == 2) await_count(1), usleep(400000);
     if (rank > 1) begin_wait(c, "world", "receive", 5000, rank - 1);
     if (rank == 3) count();
@@ -594,7 +594,7 @@ static void hang_in_a_group(Control* c) {
     int rank = c->ranks.rank;
     char name[24];
     snprintf(name, sizeof name, "shard.%d", rank % 2);
-    oplog_join(&c->log, name);
+    flight_recorder_join(&c->recorder, name);
     if (rank == 1) wait_forever(c, name, "all-gather", 100, -1);
     hang(c);
 }
@@ -613,7 +613,7 @@ static ControlBytes think_forever(void* control, const ControlBytes* given, int 
     while (size > 0) hang((Control*)control);
     return given[0];
 }
-static void hang_in_a_decision(Control* c) { control_decide(c, "x", 1, think_forever, c); }
+static void hang_in_a_decision(Control* c) { control_all_reduce(c, "x", 1, think_forever, c); }
 static void hang_at_the_end(Control* c) { if (c->ranks.rank == 1) hang(c); }
 TEST(small_messages_decisions_and_the_end_have_the_same_deadline) {
     team(3, .late = true, .work = hang_in_a_comparison, .says = { "rank 1 has not reached gather #1 of control (root 0, step 0)" });
@@ -684,7 +684,7 @@ static void await_absent(Control* c, int rank) {
     control_init(c, rank_of(rank, team->size), LONG, "");
     control_listen(c, meeting->address);
     ensure(sscanf(meeting->address, "%7s %64s", port, c->word) == 2);
-    oplog_join(&c->log, "control");
+    flight_recorder_join(&c->recorder, "control");
     watchdog_start(c);
     __atomic_store_n(&meeting->ready, 1, __ATOMIC_RELEASE);
     for (int joined = 0; joined < 2; usleep(1000)) with_lock(c, joined = c->joined);

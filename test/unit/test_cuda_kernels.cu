@@ -390,7 +390,7 @@ static Optimizer random_optimizer(size_t n, float scale, size_t offset = 0) {
     o.v = made_both<float>(n, [&](size_t i) { return fabsf(o.v.start[i]); }, offset);
     return o;
 }
-static void update_piece(Optimizer& o, size_t begin, size_t end, size_t no_decay) {
+static void update_range(Optimizer& o, size_t begin, size_t end, size_t no_decay) {
     float* master = NEEDS_MASTER ? o.master.gpu + begin : NULL;
     adamw_update(adamw_example, o.params.gpu + begin, master, o.m.gpu + begin, o.v.gpu + begin, o.grads.gpu + begin,
                  o.scale.gpu, end - begin, no_decay > begin ? size_min(no_decay, end) - begin : 0);
@@ -417,15 +417,15 @@ TEST(adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit) {
     const size_t n = 2051;
     start(1, 1, 1, 1, 1);
     Optimizer whole = random_optimizer(n, 1);
-    update_piece(whole, 0, n, 1001);
+    update_range(whole, 0, n, 1001);
     for (size_t cut : { 1, 3, 17, 1024, 2050 }) {
         Optimizer pieces = random_optimizer(n, 1);
-        update_piece(pieces, 0, cut, 1001);
-        update_piece(pieces, cut, n, 1001);
+        update_range(pieces, 0, cut, 1001);
+        update_range(pieces, cut, n, 1001);
         expect_same_optimizer("AdamW in two pieces", pieces, whole);
     }
     Optimizer elsewhere = random_optimizer(n, 1, 1);
-    update_piece(elsewhere, 0, n, 1001);
+    update_range(elsewhere, 0, n, 1001);
     expect_same_optimizer("AdamW of arrays that are not aligned", elsewhere, whole);
 }
 // fp32 params and widened gradients, as a sharded stage updates them; and weights that nobody needs in floatX. In fp32 params are their
@@ -439,7 +439,7 @@ TEST(adamw_of_fp32_and_without_params_gives_the_master_weights_to_the_bit) {
             Both<float> master = both_of(NEEDS_MASTER ? o.master.start : widened(o.params.start), place % 2);
             Both<float> m = both_of(o.m.start, place / 2 % 2), v = both_of(o.v.start, place / 2 % 2);
             Both<float> grads = both_of(widened(o.grads.start));
-            update_piece(o, 0, n, n / 3);
+            update_range(o, 0, n, n / 3);
             run_twice("another AdamW", [&] {
                 if (of_fp32) adamw_update_fp32(adamw_example, master.gpu, m.gpu, v.gpu, grads.gpu, o.scale.gpu, n, n / 3);
                 else adamw_update(adamw_example, NULL, master.gpu, m.gpu, v.gpu, o.grads.gpu, o.scale.gpu, n, n / 3);
@@ -475,7 +475,7 @@ TEST(adamw_changes_nothing_when_the_step_is_skipped) {
     Optimizer o = random_optimizer(100, 0), before = random_optimizer(100, 0);
     o.grads.start[7] = to_floatX(NAN);
     begin_again(o.grads);
-    update_piece(o, 0, 100, 10);
+    update_range(o, 0, 100, 10);
     expect_same_optimizer("a step that is skipped", o, before);
     if (NEEDS_MASTER) adamw_update(adamw_example, NULL, o.master.gpu, o.m.gpu, o.v.gpu, o.grads.gpu, o.scale.gpu, 100, 10);
     expect_same_optimizer("a step without params that is skipped", o, before);

@@ -1,6 +1,6 @@
 // test_gpt2.c - llmc/model/gpt2.h: the number of parameters, the tensors in memory and their parts, the initial weights.
 #include "../../llmc/model/gpt2.h"
-#include "../../llmc/model/piece.h"
+#include "../../llmc/model/param_range.h"
 #include "expect_death.h"
 
 static GPT2Config named(const char* name) {
@@ -128,7 +128,7 @@ TEST(a_part_of_a_unit_is_the_parts_of_its_tensors) {
                 n += r.n * r.count;
                 if (unit_tensor(c, u, i).cols == 0) no_decay += r.n * r.count;
             }
-            Piece p = piece_part(c, u, parts - 1, parts);
+            ParamRange p = param_range_part(c, u, parts - 1, parts);
             assert_int_equal(p.n, n);
             assert_int_equal(p.begin, 0);
             assert_int_equal(p.no_decay, no_decay);

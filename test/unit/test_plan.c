@@ -695,7 +695,7 @@ TEST(what_holds_for_every_mesh) {
         Plan p = plan_of_mesh(16 / tp / pp, tp, pp);
         p.zero_stage = zero;
         AxesTime a = mesh_step(&p, &near_nodes), b = mesh_step(&p, &far_nodes);
-        assert_true(within(a.compute, 8 * 0.1 / tp / pp, 1e-9)); // eight micro-batches of a copy of the model
+        assert_true(within(a.compute, 8 * 0.1 / tp / pp, 1e-9)); // eight micro-batches of a replica of the model
         assert_true(within(a.compute + a.tensor + a.bubble + a.exposed, a.seconds, 1e-9));
         assert_true(a.tensor > -1e-12 && a.bubble > -1e-12 && a.exposed > -1e-12);
         if (b.seconds < a.seconds - 1e-12) fail_msg("tp %d, pp %d: %g and %g s", tp, pp, a.seconds, b.seconds);

@@ -3,28 +3,28 @@
 #include "test_folder.h"
 
 #define MOST 4
-static OpLog logs[MOST];
+static FlightRecorder logs[MOST];
 static char paths[MOST][64];
 
 static void begin(int ranks) {
     for (int r = 0; r < ranks; r++) {
-        oplog_init(&logs[r]);
-        oplog_join(&logs[r], "world");
+        flight_recorder_init(&logs[r]);
+        flight_recorder_join(&logs[r], "world");
         snprintf(paths[r], sizeof paths[r], "%s/ops_rank_%04d.txt", folder, r);
     }
 }
 
 static void issue(int rank, const char* communicator, const char* collective, size_t elements, int peer, OpState state) {
-    OpRecord op = oplog_issue(&logs[rank], communicator, collective, elements, "fp32", peer);
-    if (state >= OP_STARTED) oplog_start(&logs[rank], &op);
-    if (state >= OP_FINISHED) oplog_finish(&logs[rank], &op);
+    OpRecord op = flight_recorder_issue(&logs[rank], communicator, collective, elements, "fp32", peer);
+    if (state >= OP_STARTED) flight_recorder_start(&logs[rank], &op);
+    if (state >= OP_FINISHED) flight_recorder_finish(&logs[rank], &op);
 }
 
 // Issues four buckets a step, of 100, 200, 300 and 400 elements, on ranks first..last: operations `from` to `to` - 1.
 static void train(int first, int last, int from, int to) {
     for (int r = first; r <= last; r++) {
         for (int i = from; i < to; i++) {
-            oplog_step(&logs[r], 1 + i / 4);
+            flight_recorder_step(&logs[r], 1 + i / 4);
             issue(r, "world", "all-reduce", 100 * (size_t)(1 + i % 4), -1, OP_FINISHED);
         }
     }
@@ -33,7 +33,7 @@ static void train(int first, int last, int from, int to) {
 static void write_log(int rank, const char* run, int ranks) {
     FILE* f = fopen(paths[rank], "w");
     assert_non_null(f);
-    oplog_write(&logs[rank], f, run, rank, ranks);
+    flight_recorder_write(&logs[rank], f, run, rank, ranks);
     assert_int_equal(fclose(f), 0);
 }
 
@@ -43,7 +43,7 @@ static Parting compare(int ranks, Sequence s) {
     Member members[MOST];
     for (int r = 0; r < ranks; r++) {
         write_log(r, "a", ranks);
-        oplog_free(&logs[r]);
+        flight_recorder_free(&logs[r]);
         files[r] = rank_file_read(paths[r]);
         unlink(paths[r]);
     }
@@ -74,7 +74,7 @@ TEST(operations_are_numbered_on_their_channel_and_have_words) {
         { "world", "send", "fp32", 5, 2, "send #0 to rank 2 of world (5 fp32, step 7)" },
         { "world", "receive", "fp32", 5, 1, "receive #0 from rank 1 of world (5 fp32, step 7)" },
         { "world", "broadcast", "fp32", 5, 3, "broadcast #1 of world (5 fp32, root 3, step 7)" }, // whatever was sent in between
-        // The names of llmc/comm/contract.h, which the log does not know: what is not a send or a receive is of all ranks.
+        // The names of llmc/comm/comm_api.h, which the log does not know: what is not a send or a receive is of all ranks.
         { "world", "reduce-scatter", "fp32", 4, -1, "reduce-scatter #2 of world (4 fp32, step 7)" },
         { "world", "all-gather", "fp32", 4, -1, "all-gather #3 of world (4 fp32, step 7)" },
         { "world", "all-to-all", "fp32", 4, -1, "all-to-all #4 of world (4 fp32, step 7)" },
@@ -83,39 +83,39 @@ TEST(operations_are_numbered_on_their_channel_and_have_words) {
         { "world", "gather", "fp32", 4, -1, "gather #7 of world (4 fp32, step 7)" },
         { "shard.1", "all-reduce", "fp32", 1, -1, "all-reduce #0 of shard.1 (1 fp32, step 7)" }
     };
-    OpLog l;
+    FlightRecorder l;
     char text[OP_TEXT];
-    oplog_init(&l);
-    oplog_step(&l, 7);
+    flight_recorder_init(&l);
+    flight_recorder_step(&l, 7);
     for (int i = 0; i < (int)(sizeof operations / sizeof *operations); i++) {
-        OpRecord r = oplog_issue(&l, operations[i].communicator, operations[i].collective, operations[i].elements, operations[i].type,
+        OpRecord r = flight_recorder_issue(&l, operations[i].communicator, operations[i].collective, operations[i].elements, operations[i].type,
                                  operations[i].peer);
         assert_int_equal(r.place, i);
         op_text(&r, text, sizeof text);
         assert_string_equal(text, operations[i].words);
     }
-    oplog_free(&l);
+    flight_recorder_free(&l);
 }
 
 TEST(an_operation_that_has_left_the_ring_can_still_finish) {
-    OpLog l;
-    oplog_init(&l);
-    OpRecord old = oplog_issue(&l, "world", "all-reduce", 1, "fp32", -1);
-    for (int i = 0; i < OPLOG_LENGTH; i++) oplog_issue(&l, "world", "all-reduce", 2, "fp32", -1);
-    oplog_start(&l, &old);
-    oplog_finish(&l, &old);
+    FlightRecorder l;
+    flight_recorder_init(&l);
+    OpRecord old = flight_recorder_issue(&l, "world", "all-reduce", 1, "fp32", -1);
+    for (int i = 0; i < FLIGHT_RECORDER_LENGTH; i++) flight_recorder_issue(&l, "world", "all-reduce", 2, "fp32", -1);
+    flight_recorder_start(&l, &old);
+    flight_recorder_finish(&l, &old);
     assert_int_equal(old.state, OP_FINISHED);
     assert_int_equal(l.channels[0].finished, 1);
-    for (int i = 0; i < OPLOG_LENGTH; i++) assert_int_equal(l.ring[i].state, OP_ISSUED);
-    oplog_free(&l);
+    for (int i = 0; i < FLIGHT_RECORDER_LENGTH; i++) assert_int_equal(l.ring[i].state, OP_ISSUED);
+    flight_recorder_free(&l);
 }
 
 TEST(names_that_a_file_could_not_hold_are_refused) {
-    OpLog l;
-    oplog_init(&l);
-    expect_error(oplog_join(&l, "my group"), "'my group' cannot be a name");
-    expect_error(oplog_join(&l, "a-group-of-ranks-with-a-long-name"), "'a-group-of-ranks-with-a-long-name'", "1 to 23 characters");
-    oplog_free(&l);
+    FlightRecorder l;
+    flight_recorder_init(&l);
+    expect_error(flight_recorder_join(&l, "my group"), "'my group' cannot be a name");
+    expect_error(flight_recorder_join(&l, "a-group-of-ranks-with-a-long-name"), "'a-group-of-ranks-with-a-long-name'", "1 to 23 characters");
+    flight_recorder_free(&l);
 }
 
 TEST(a_file_reads_back_as_the_log_was) {
@@ -135,7 +135,7 @@ TEST(a_file_reads_back_as_the_log_was) {
         assert_string_equal(a.type, b.type);
         assert_true(fabs(a.issued - b.issued) < 1e-6 && fabs(a.finished - b.finished) < 1e-6);
     }
-    oplog_free(&logs[0]); free(f);
+    flight_recorder_free(&logs[0]); free(f);
 }
 
 // ---- where ranks parted ----
@@ -180,7 +180,7 @@ TEST(one_left_out_among_equals_shows_in_the_step) {
     begin(3);
     for (int r = 0; r < 3; r++) {
         for (int i = 0; i < 24; i++) {
-            oplog_step(&logs[r], 1 + i / 8);
+            flight_recorder_step(&logs[r], 1 + i / 8);
             if (r != 1 || i != 10) issue(r, "world", "all-reduce", 100, -1, OP_FINISHED);
         }
     }
@@ -211,11 +211,11 @@ TEST(every_property_of_an_operation_is_compared_and_that_it_finished) {
         for (int r = 0; r < 3; r++) {
             int which = r == 0 ? i : kinds - 1;
             train(r, r, 0, 5);
-            oplog_step(&logs[r], changed[which].step);
-            OpRecord op = oplog_issue(&logs[r], "world", changed[which].collective, changed[which].elements, changed[which].type,
+            flight_recorder_step(&logs[r], changed[which].step);
+            OpRecord op = flight_recorder_issue(&logs[r], "world", changed[which].collective, changed[which].elements, changed[which].type,
                                       changed[which].peer);
-            oplog_start(&logs[r], &op);
-            if (r == 1) oplog_finish(&logs[r], &op);
+            flight_recorder_start(&logs[r], &op);
+            if (r == 1) flight_recorder_finish(&logs[r], &op);
         }
         Parting p = compare(3, world);
         if (i == kinds - 1) expect_of(p, PARTED_UNFINISHED, 5, "everyone issued broadcast #5", "on ranks 0 and 2 it did not finish");
@@ -251,15 +251,15 @@ static void read_file(const char* path) {
     alarm(0);
 }
 
-#define HEAD OPLOG_MAGIC "\nrun a rank 1 of 4 step 3 operations 2\n"
+#define HEAD FLIGHT_RECORDER_MAGIC "\nrun a rank 1 of 4 step 3 operations 2\n"
 #define CHANNEL "channel world collective - 2 1\n"
 #define OPS "op 0 world all-reduce 10 fp32 - 3 finished 1 2 3\nop 1 world all-reduce 10 fp32 - 3 started 1 2 0\n"
 
 TEST(damaged_files_are_refused_with_the_line) {
     static const struct { const char *text, *says; } cases[] = {
         { "", ":0: this is not a file of last operations, or it is damaged: it is cut off" }, { "step,loss\n", ":1: this is not a file" },
-        { OPLOG_MAGIC "\nrun a rank 4 of 4 step 3 operations 2\nend\n", ":2: " },
-        { OPLOG_MAGIC "\nrun a rank 1 of 99999999 step 3 operations 2\nend\n", ":2: " }, { OPLOG_MAGIC "\nrank 1\nend\n", ":2: " },
+        { FLIGHT_RECORDER_MAGIC "\nrun a rank 4 of 4 step 3 operations 2\nend\n", ":2: " },
+        { FLIGHT_RECORDER_MAGIC "\nrun a rank 1 of 99999999 step 3 operations 2\nend\n", ":2: " }, { FLIGHT_RECORDER_MAGIC "\nrank 1\nend\n", ":2: " },
         { HEAD CHANNEL OPS, "it is cut off" },
         { HEAD CHANNEL "op 0 world all-reduce 10", ":4: this is not a file of last operations, or it is damaged: an operation was" },
         { HEAD CHANNEL OPS "end\nmore\n", "something follows the end" },
@@ -323,7 +323,7 @@ TEST(files_of_different_runs_or_of_one_rank_are_not_mixed) {
     expect_error(rank_files_compare(twice, 2, stdout), "is of rank 0, of which there is another file already");
     RankFile* all[] = { first, runs[1], sizes[1], twice[1] };
     for (int i = 0; i < 4; i++) free(all[i]);
-    for (int i = 0; i < 2; i++) oplog_free(&logs[i]);
+    for (int i = 0; i < 2; i++) flight_recorder_free(&logs[i]);
 }
 
 TEST(communicators_and_pairs_are_compared_each_by_itself_and_a_rank_without_a_file_is_told) {
@@ -350,5 +350,5 @@ TEST(communicators_and_pairs_are_compared_each_by_itself_and_a_rank_without_a_fi
                         "rank 1's last: all-gather #9 of shard.1 (1010 fp32, step 0), finished\n");
     child_free(&c);
     for (int i = 0; i < 3; i++) free(files[i]);
-    for (int r = 0; r < 4; r++) oplog_free(&logs[r]);
+    for (int r = 0; r < 4; r++) flight_recorder_free(&logs[r]);
 }

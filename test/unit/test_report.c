@@ -129,7 +129,7 @@ TEST(a_step_counts_what_is_sent_in_it) {
     for (int i = 0; i < 4; i++) {
         take_step(&w, 1 + i, sent[i]);
         w.comm.stats[COMM_ALL_GATHER].bytes_times_N += 7; // between steps, by an evaluation
-        assert_true(w.bytes == 1.0 + (double)sent[i] && w.least == (double)least[i] && w.most == (double)most[i]);
+        assert_true(w.bytes == 1.0 + (double)sent[i] && w.min == (double)least[i] && w.max == (double)most[i]);
         assert_int_equal(w.steps, 1 + i);
     }
     assert_true(w.seconds_total == 1);
@@ -143,7 +143,7 @@ TEST(a_bubble_is_what_ranks_wait_for_beside_its_formula) {
                                  { { .112, .336, 0, 0 }, .500, { 8, 8, 0, 0 }, 2 } };
     Pipeline l = { SCHEDULE_1F1B, 2, 4, 1 }, interleaved = { SCHEDULE_INTERLEAVED, 3, 3, 2 }, zb_h1 = { SCHEDULE_ZB_H1, 3, 4, 1 };
     Bubble b = bubble_of(l, ranks, 2);
-    is(b.busy, .192); is(b.least, .160); is(b.most, .224);
+    is(b.busy, .192); is(b.min, .160); is(b.max, .224);
     is(b.until, .300);
     is(b.formula, .048); // (p-1)(F + D), on average
     // 3 stages, 3 micro-batches in 2 chunks, each F 4 ms and D 8: (p-1) 2(F + D)/2
@@ -162,7 +162,7 @@ static void sleep_ms(double ms) {
 TEST(times_of_actions_leave_out_the_first_step_and_waits) {
     static World w;
     ActionTimes t = { 0 };
-    Messages m = { 0 };
+    P2P m = { 0 };
     Stages y = { 0, 1, 1, 1, { 2 }, { 0, 2 } };
     world_alone(&w);
     for (int step = 0; step < 3; step++) {
@@ -171,9 +171,9 @@ TEST(times_of_actions_leave_out_the_first_step_and_waits) {
             m.held[0] = m.held[1] = -1;
             report_action_begins(&w, &t, &y, a);
             sleep_ms(10);
-            if (i == 1) m.held[0] = device_mark();
+            if (i == 1) m.held[0] = device_event();
             sleep_ms(i == 1 ? 30 : 0);
-            if (i == 1) m.held[1] = device_mark();
+            if (i == 1) m.held[1] = device_event();
             report_action_ends(&t, &m);
         }
         report_no_action(&w, &t);
@@ -205,8 +205,8 @@ static void report_as(const Ranks* t, int rank) {
     control_join(&w.control, meeting->address);
     w.comm.size = t->N;
     w.steps = 2;
-    w.least = t->sent[rank] + fmin(0, t->more[rank]);
-    w.most = t->sent[rank] + fmax(0, t->more[rank]);
+    w.min = t->sent[rank] + fmin(0, t->more[rank]);
+    w.max = t->sent[rank] + fmax(0, t->more[rank]);
     bool as_predicted = report_sent(&w, t->predicted[rank]);
     control_stop(&w.control);
     exit(as_predicted ? 0 : 2);

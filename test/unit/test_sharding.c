@@ -22,17 +22,17 @@ enum { NUM_WRAPS = sizeof wraps / sizeof wraps[0] };
 // A case: a layout as rank `rank` of S has it.
 typedef struct {
     GPT2Config c;
-    Sharding how;
+    Sharding options;
     Comm ranks;              // only rank and size
     Layout y;
     Unit units[MAX_UNITS];
 } Case;
 
 static void case_init(Case* t, GPT2Config c, int wrap, int S, int rank) {
-    *t = (Case){ .c = c, .how = { .wrap_blocks = wrap, .shards = S, .rooms = 2 }, .ranks = { .rank = rank, .size = S } };
+    *t = (Case){ .c = c, .options = { .wrap_blocks = wrap, .shards = S, .limit_all_gathers = 2 }, .ranks = { .rank = rank, .size = S } };
     memset(t->units, 0xab, sizeof t->units); // whatever was there before
     t->y.shard_ranks = &t->ranks;
-    layout_cut(&t->y, &t->how, c, t->units);
+    layout_cut(&t->y, &t->options, c, t->units);
 }
 
 // Calls check for every shape, wrap and number of shards, as rank 0 has them.
@@ -47,7 +47,7 @@ static void for_all(void (*check)(Case*)) {
 // ---- groups ----
 
 static void check_groups(Case* t) {
-    int wrap = (int)t->how.wrap_blocks, L = t->c.L, unit = 0;
+    int wrap = (int)t->options.wrap_blocks, L = t->c.L, unit = 0;
     const Layout* y = &t->y;
     assert_int_equal(y->num_groups, wrap == 0 ? 1 : 1 + (L + wrap - 1) / wrap);
     for (int k = 0; k < y->num_groups; k++) {
@@ -55,7 +55,7 @@ static void check_groups(Case* t) {
         bool is_smaller = k == y->num_groups - 1 && wrap > 0 && L % wrap > 0; // the last group
         int tensors = 0, expected = wrap == 0 ? L + 1 : k == 0 ? 1 : is_smaller ? L % wrap : wrap;
         size_t offset = 0;
-        assert_true(group->first_unit == unit && group->num_units == expected && group->room == NO_ROOM);
+        assert_true(group->first_unit == unit && group->num_units == expected && group->buffer == NO_BUFFER);
         for (; unit < group->first_unit + group->num_units; unit++) {
             assert_int_equal(y->group_of[unit], k);
             assert_int_equal(t->units[unit].offset, offset);
@@ -70,7 +70,7 @@ static void check_groups(Case* t) {
 TEST(every_unit_is_in_one_group_and_units_lie_there_one_after_another) { for_all(check_groups); }
 
 static void check_shards(Case* t) {
-    size_t at = 0, S = (size_t)t->how.shards;
+    size_t at = 0, S = (size_t)t->options.shards;
     for (int k = 0; k < t->y.num_groups; k++) {
         Shard shard = t->y.groups[k].shard;
         const Unit* last = &t->units[t->y.groups[k].first_unit + t->y.groups[k].num_units - 1];
@@ -92,9 +92,9 @@ TEST(shards_are_aligned_and_lie_side_by_side) { for_all(check_shards); }
 static void mark_pieces(const Case* t, unsigned char* seen) {
     size_t end = 0; // of the piece before, in sharded memory
     for (int u = 0; u <= t->c.L; u++) {
-        Piece p;
+        ParamRange p;
         size_t at, size = unit_elements(t->c, u), decayed = unit_no_decay(t->c, u);
-        if (layout_piece(&t->y, t->c, t->units, u, &p, &at)) {
+        if (layout_range(&t->y, t->c, t->units, u, &p, &at)) {
             Shard shard = t->y.groups[t->y.group_of[u]].shard;
             size_t first = (size_t)t->ranks.rank * shard.n; // of this rank's shard, in the group's whole memory
             assert_int_equal(p.unit, u);
@@ -114,13 +114,13 @@ static void mark_pieces(const Case* t, unsigned char* seen) {
 static void check_pieces(Case* t) {
     size_t n = gpt2_num_elements(t->c);
     unsigned char* seen = (unsigned char*)xcalloc(n, 1);
-    for (int rank = 0; rank < t->how.shards; rank++) {
+    for (int rank = 0; rank < t->options.shards; rank++) {
         t->ranks.rank = rank;
         mark_pieces(t, seen);
     }
     for (size_t e = 0; e < n; e++)
         if (seen[e] != 1)
-            fail_msg("wrap %lld, %d shards: element %zu is in %d of them", t->how.wrap_blocks, t->how.shards, e, seen[e]);
+            fail_msg("wrap %lld, %d shards: element %zu is in %d of them", t->options.wrap_blocks, t->options.shards, e, seen[e]);
     free(seen);
 }
 TEST(the_pieces_of_all_ranks_are_every_unit_once) { for_all(check_pieces); }
@@ -129,7 +129,7 @@ TEST(the_pieces_of_all_ranks_are_every_unit_once) { for_all(check_pieces); }
 
 static void check_sizes(Case* t) {
     const Layout* y = &t->y;
-    ShardSizes s = shard_sizes(t->c, &t->how);
+    ShardSizes s = shard_sizes(t->c, &t->options);
     assert_true(s.all == y->num_sharded && s.root == y->groups[0].shard.n && (int)s.others == y->num_groups - 1);
     assert_int_equal(s.other, y->num_groups > 1 ? y->groups[1].shard.n : 0);
 }
@@ -154,9 +154,9 @@ TEST(rooms_are_bounded_where_groups_are_freed) {
     for (int i = 0; i < 4; i++) for (int rooms = 1; rooms < 8; rooms++) {
         bool frees = kinds[i] == SHARD_FULL || kinds[i] == SHARD_HYBRID;
         case_init(&t, shapes[2], 2, 2, 0); // 3 groups besides the root
-        t.how.sharding = kinds[i];
-        t.how.rooms = rooms;
-        assert_int_equal(sharding_rooms(&t.how, shard_sizes(t.c, &t.how)), frees && rooms < 3 ? rooms : 3);
+        t.options.sharding = kinds[i];
+        t.options.limit_all_gathers = rooms;
+        assert_int_equal(sharding_buffers(&t.options, shard_sizes(t.c, &t.options)), frees && rooms < 3 ? rooms : 3);
     }
 }
 
@@ -170,8 +170,8 @@ static void alone_in_every_way(void) {
     comm_init(&world, &o, ranks_alone(), &control);
     for (int kind = SHARD_FULL; kind <= SHARD_NONE; kind++) {
         static Layout y;
-        Sharding how = { .sharding = kind, .shards = 1 };
-        layout_split(&y, &how, &world);
+        Sharding options = { .sharding = kind, .shards = 1 };
+        layout_split(&y, &options, &world);
         require(y.shard_ranks->size == 1 && y.replicas->size == 1, "%d shards, %d replicas", y.shard_ranks->size, y.replicas->size);
         require(y.shard_ranks != y.replicas, "shards and replicas are one communicator");
         layout_free(&y);
@@ -183,39 +183,39 @@ TEST(one_rank_alone_has_both_communicators_in_every_sharding) { expect_success(a
 // ---- options ----
 
 TEST(options_that_do_not_go_together_and_the_number_of_shards) {
-    static const struct { Sharding how; const char *says, *also; int shards; } cases[] = { // on 6 ranks
-        { { .sharding = SHARD_FULL, .rooms = 2, .shard_group = 3 }, "--shard-group and --sharding hybrid go together", "", 0 },
-        { { .sharding = SHARD_HYBRID, .rooms = 2 }, "--shard-group and --sharding hybrid go together", "", 0 },
-        { { .sharding = SHARD_HYBRID, .rooms = 2, .shard_group = 4 }, "--shard-group must divide", "4 does not divide 6", 0 },
-        { { .sharding = SHARD_HYBRID, .rooms = 2, .shard_group = 12 }, "12 does not divide 6", "", 0 },
-        { { .rooms = 1, .prefetch = PREFETCH_PRE }, "--limit-all-gathers 1 leaves no room", "--prefetch none", 0 },
-        { { .rooms = 1, .prefetch = PREFETCH_POST }, "--limit-all-gathers 1 leaves no room", "", 0 },
-        { { .rooms = 1, .prefetch = PREFETCH_NONE, .forward_prefetch = 1 }, "--limit-all-gathers 1 leaves no room", "", 0 },
-        { { .rooms = 1, .prefetch = PREFETCH_NONE }, NULL, NULL, 6 },       // gathers nothing ahead
-        { { .rooms = 1, .sharding = SHARD_GRAD_OP }, NULL, NULL, 6 },       // frees nothing, so every unit has a room
-        { { .rooms = 2, .sharding = SHARD_HYBRID, .shard_group = 3 }, NULL, NULL, 3 },
-        { { .rooms = 2, .sharding = SHARD_NONE }, NULL, NULL, 1 },
+    static const struct { Sharding options; const char *says, *also; int shards; } cases[] = { // on 6 ranks
+        { { .sharding = SHARD_FULL, .limit_all_gathers = 2, .shard_group = 3 }, "--shard-group and --sharding hybrid go together", "", 0 },
+        { { .sharding = SHARD_HYBRID, .limit_all_gathers = 2 }, "--shard-group and --sharding hybrid go together", "", 0 },
+        { { .sharding = SHARD_HYBRID, .limit_all_gathers = 2, .shard_group = 4 }, "--shard-group must divide", "4 does not divide 6", 0 },
+        { { .sharding = SHARD_HYBRID, .limit_all_gathers = 2, .shard_group = 12 }, "12 does not divide 6", "", 0 },
+        { { .limit_all_gathers = 1, .prefetch = PREFETCH_PRE }, "--limit-all-gathers 1 leaves no room", "--prefetch none", 0 },
+        { { .limit_all_gathers = 1, .prefetch = PREFETCH_POST }, "--limit-all-gathers 1 leaves no room", "", 0 },
+        { { .limit_all_gathers = 1, .prefetch = PREFETCH_NONE, .forward_prefetch = 1 }, "--limit-all-gathers 1 leaves no room", "", 0 },
+        { { .limit_all_gathers = 1, .prefetch = PREFETCH_NONE }, NULL, NULL, 6 }, // gathers nothing ahead
+        { { .limit_all_gathers = 1, .sharding = SHARD_GRAD_OP }, NULL, NULL, 6 }, // frees nothing, so every unit has a room
+        { { .limit_all_gathers = 2, .sharding = SHARD_HYBRID, .shard_group = 3 }, NULL, NULL, 3 },
+        { { .limit_all_gathers = 2, .sharding = SHARD_NONE }, NULL, NULL, 1 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        Sharding how = cases[i].how;
-        if (cases[i].says) expect_error(sharding_check(&how, 6), cases[i].says, cases[i].also);
-        else sharding_check(&how, 6);
-        assert_int_equal(how.shards, cases[i].shards);
+        Sharding options = cases[i].options;
+        if (cases[i].says) expect_error(sharding_check(&options, 6), cases[i].says, cases[i].also);
+        else sharding_check(&options, 6);
+        assert_int_equal(options.shards, cases[i].shards);
     }
 }
 
 TEST(a_report_says_how_large_groups_are) {
     const GPT2Config c = { 32, 384, 384, 5, 4, 32 };
-    static const struct { Sharding how; const char* says; } cases[] = { // on 4 ranks
-        { { .wrap_blocks = 1, .shards = 4, .rooms = 2 }, "sharding full by block: each rank keeps 1/4 of everything, 0.21 % of it" },
-        { { .wrap_blocks = 1, .shards = 4, .rooms = 2 }, "room for the root and 2 more\n" },
-        { { .wrap_blocks = 1, .shards = 4, .rooms = 7 }, "room for the root and 5 more\n" },
-        { { .wrap_blocks = 2, .shards = 4, .rooms = 2 }, "sharding full by 2 blocks:" },
-        { { .shards = 2, .sharding = SHARD_HYBRID, .rooms = 2 }, "sharding hybrid by model: each rank keeps 1/2" },
-        { { .shards = 2, .sharding = SHARD_HYBRID, .rooms = 2 }, "room for the root and 0 more\nreplicas   2, of 2 ranks each\n" },
+    static const struct { Sharding options; const char* says; } cases[] = { // on 4 ranks
+        { { .wrap_blocks = 1, .shards = 4, .limit_all_gathers = 2 }, "sharding full by block: each rank keeps 1/4 of everything, 0.21 % of it" },
+        { { .wrap_blocks = 1, .shards = 4, .limit_all_gathers = 2 }, "room for the root and 2 more\n" },
+        { { .wrap_blocks = 1, .shards = 4, .limit_all_gathers = 7 }, "room for the root and 5 more\n" },
+        { { .wrap_blocks = 2, .shards = 4, .limit_all_gathers = 2 }, "sharding full by 2 blocks:" },
+        { { .shards = 2, .sharding = SHARD_HYBRID, .limit_all_gathers = 2 }, "sharding hybrid by model: each rank keeps 1/2" },
+        { { .shards = 2, .sharding = SHARD_HYBRID, .limit_all_gathers = 2 }, "room for the root and 0 more\nreplicas   2, of 2 ranks each\n" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        Child said = child_does(report_sharding(c, &cases[i].how, 4));
+        Child said = child_does(report_sharding(c, &cases[i].options, 4));
         if (said.status != 0 || !strstr(said.out, cases[i].says)) fail_msg("'%s' is not in %s%s", cases[i].says, said.out, said.err);
         child_free(&said);
     }

@@ -1,10 +1,10 @@
 /*
-cpu/compress.h - compress_contract.h for the CPU, formula by formula. No result depends on the number of threads: each
+cpu/compress.h - compress_api.h for the CPU, formula by formula. No result depends on the number of threads: each
 element has one thread, and a sum has an order that follows from the shapes.
 */
 #ifndef LLMC_CPU_COMPRESS_H
 #define LLMC_CPU_COMPRESS_H
-#include "../compress_contract.h"
+#include "../compress_api.h"
 #include "../host_adamw.h"
 
 // ---- the error ----

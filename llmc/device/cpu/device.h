@@ -1,4 +1,4 @@
-/* cpu/device.h - device_contract.h for the CPU: its memory is the host's, and work is done when its call returns. */
+/* cpu/device.h - device_api.h for the CPU: its memory is the host's, and work is done when its call returns. */
 #ifndef LLMC_CPU_DEVICE_H
 #define LLMC_CPU_DEVICE_H
 #include "../device_memory.h"
@@ -63,7 +63,7 @@ void device_synchronize(void) {}
 
 // ---- marks ----
 static struct { double* times; MarkPool pool; } cpu_marks; // times (pool.capacity) owned
-int device_mark(void) {
+int device_event(void) {
     if (mark_pool_is_empty(&cpu_marks.pool)) {
         mark_pool_grow(&cpu_marks.pool);
         cpu_marks.times = (double*)xrealloc(cpu_marks.times, (size_t)cpu_marks.pool.capacity * sizeof(double));
@@ -72,11 +72,11 @@ int device_mark(void) {
     cpu_marks.times[mark] = now_seconds();
     return mark;
 }
-bool device_mark_passed(int mark) { (void)mark; return true; }
-double device_mark_time(int mark) { return cpu_marks.times[mark]; }
-double device_mark_seconds(int from, int to) { return cpu_marks.times[to] - cpu_marks.times[from]; }
+bool device_event_passed(int mark) { (void)mark; return true; }
+double device_event_time(int mark) { return cpu_marks.times[mark]; }
+double device_event_seconds(int from, int to) { return cpu_marks.times[to] - cpu_marks.times[from]; }
 void device_range(const char* name) { (void)name; }
-void device_mark_free(int mark) { mark_pool_give(&cpu_marks.pool, mark); }
+void device_event_free(int mark) { mark_pool_give(&cpu_marks.pool, mark); }
 
 // In parallel, so that each page lies near the thread that will use it and all memory channels take part.
 void device_zero(void* p, size_t bytes) {

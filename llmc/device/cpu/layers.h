@@ -1,5 +1,5 @@
 /*
-cpu/layers.h - layers_contract.h for the CPU: C, OpenMP, and oneDNN's matrix products.
+cpu/layers.h - layers_api.h for the CPU: C, OpenMP, and oneDNN's matrix products.
 
 This is the reference that other devices are tested against, so each function follows its formula line by line, and
 its result does not depend on the number of threads: work is cut into pieces whose size depends on the shapes alone,
@@ -7,7 +7,7 @@ and partial sums are combined in the order of the pieces. (Matrix products are t
 */
 #ifndef LLMC_CPU_LAYERS_H
 #define LLMC_CPU_LAYERS_H
-#include "../device_contract.h"
+#include "../device_api.h"
 #include "encoder.h"
 #include "layernorm.h"
 #include "matmul.h"

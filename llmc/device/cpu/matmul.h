@@ -257,7 +257,7 @@ static void product_by_tiles(Product p) {
 #define COPY_STRIDE (MATMUL_COPY + 16) // floats from row to row of a piece; see CONFLICT_FLOATS
 
 // dst (rows, cols), whose rows are COPY_STRIDE apart, = src, whose rows are `stride` elements apart
-static void widen_piece(float* dst, const floatX* src, int rows, int cols, int stride) {
+static void widen_range(float* dst, const floatX* src, int rows, int cols, int stride) {
     #pragma omp parallel for schedule(static)
     for (int r = 0; r < rows; r++) {
         float* d = dst + (size_t)r * COPY_STRIDE;
@@ -301,10 +301,10 @@ static void product_by_copies(Product p) {
             int rows = int_min(MATMUL_COPY, s.M - m), cols = int_min(MATMUL_COPY, s.N - n);
             for (int k = 0; k < s.K; k += MATMUL_COPY) {
                 int depth = int_min(MATMUL_COPY, s.K - k);
-                if (s.a_transposed) widen_piece(a, p.a + (size_t)k * lda + m, depth, rows, lda);
-                else widen_piece(a, p.a + (size_t)m * lda + k, rows, depth, lda);
-                if (s.b_transposed) widen_piece(b, p.b + (size_t)n * ldb + k, cols, depth, ldb);
-                else widen_piece(b, p.b + (size_t)k * ldb + n, depth, cols, ldb);
+                if (s.a_transposed) widen_range(a, p.a + (size_t)k * lda + m, depth, rows, lda);
+                else widen_range(a, p.a + (size_t)m * lda + k, rows, depth, lda);
+                if (s.b_transposed) widen_range(b, p.b + (size_t)n * ldb + k, cols, depth, ldb);
+                else widen_range(b, p.b + (size_t)k * ldb + n, depth, cols, ldb);
                 matmul_check(dnnl_sgemm(s.a_transposed ? 'T' : 'N', s.b_transposed ? 'T' : 'N', rows, cols, depth,
                                         1.0f, a, COPY_STRIDE, b, COPY_STRIDE, k == 0 ? 0.0f : 1.0f, sum, cols), "sgemm");
             }

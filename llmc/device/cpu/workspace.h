@@ -4,7 +4,7 @@ layers. layers.h allocates it, and each layer says how much it needs.
 */
 #ifndef LLMC_CPU_WORKSPACE_H
 #define LLMC_CPU_WORKSPACE_H
-#include "../layers_contract.h"
+#include "../layers_api.h"
 #include <omp.h>
 
 typedef struct {

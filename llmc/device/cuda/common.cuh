@@ -10,7 +10,7 @@ How every kernel of this folder is built:
 */
 #ifndef LLMC_CUDA_COMMON_CUH
 #define LLMC_CUDA_COMMON_CUH
-#include "../layers_contract.h"
+#include "../layers_api.h"
 #include "check.cuh"
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

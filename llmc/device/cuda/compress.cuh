@@ -1,5 +1,5 @@
 /*
-cuda/compress.cuh - compress_contract.h for a GPU. Most of it is a pass over memory with little arithmetic, so what counts
+cuda/compress.cuh - compress_api.h for a GPU. Most of it is a pass over memory with little arithmetic, so what counts
 is how often the gradients are read and written: each kernel says so.
 
 Where the contract wants the bits of the CPU, a product that is added to something is rounded first (__fmul_rn), because the
@@ -7,7 +7,7 @@ compiler would make one fused operation of the two.
 */
 #ifndef LLMC_CUDA_COMPRESS_CUH
 #define LLMC_CUDA_COMPRESS_CUH
-#include "../compress_contract.h"
+#include "../compress_api.h"
 #include "adamw.cuh"
 #include "common.cuh"
 #include "stats.cuh"

@@ -1,4 +1,4 @@
-/* cuda/device.cuh - device_contract.h for an NVIDIA GPU. */
+/* cuda/device.cuh - device_api.h for an NVIDIA GPU. */
 #ifndef LLMC_CUDA_DEVICE_CUH
 #define LLMC_CUDA_DEVICE_CUH
 #include "../device_memory.h"
@@ -173,16 +173,16 @@ void device_range(const char* name) {
     inside = name != NULL;
 #endif
 }
-int device_mark(void) { return cuda_mark(compute_stream); }
+int device_event(void) { return cuda_mark(compute_stream); }
 static double cuda_seconds(cudaEvent_t from, cudaEvent_t to) {
     float ms = 0;
     cuda_check(cudaEventElapsedTime(&ms, from, to), "a mark");
     return 1e-3 * ms;
 }
-bool device_mark_passed(int mark) { return cuda_is_done(cudaEventQuery(cuda_marks.events[mark]), "a mark"); }
-double device_mark_time(int mark) { return cuda_marks.zero + cuda_seconds(cuda_marks.first, cuda_marks.events[mark]); }
-double device_mark_seconds(int from, int to) { return cuda_seconds(cuda_marks.events[from], cuda_marks.events[to]); }
-void device_mark_free(int mark) { mark_pool_give(&cuda_marks.pool, mark); }
+bool device_event_passed(int mark) { return cuda_is_done(cudaEventQuery(cuda_marks.events[mark]), "a mark"); }
+double device_event_time(int mark) { return cuda_marks.zero + cuda_seconds(cuda_marks.first, cuda_marks.events[mark]); }
+double device_event_seconds(int from, int to) { return cuda_seconds(cuda_marks.events[from], cuda_marks.events[to]); }
+void device_event_free(int mark) { mark_pool_give(&cuda_marks.pool, mark); }
 
 // ---- work on the stream ----
 // What the host does while it waits for the GPU: comm/nccl.cuh checks its operations then. NULL: nothing.

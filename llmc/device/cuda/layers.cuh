@@ -1,12 +1,12 @@
 /*
-cuda/layers.cuh - layers_contract.h for an NVIDIA GPU of compute capability 8.0 or later.
+cuda/layers.cuh - layers_api.h for an NVIDIA GPU of compute capability 8.0 or later.
 
 Matrix products are cuBLASLt's, attention is cuDNN's or ours, everything else is kernels of our own. Read common.cuh first,
 then the layers in the order of the includes below.
 */
 #ifndef LLMC_CUDA_LAYERS_CUH
 #define LLMC_CUDA_LAYERS_CUH
-#include "../device_contract.h"
+#include "../device_api.h"
 #include "common.cuh"
 #include "encoder.cuh"
 #include "layernorm.cuh"

@@ -1,19 +1,19 @@
 /*
-facts.h - the facts of a run that must be the same on all ranks when it starts: its options, program, model and data.
+run_fingerprint.h - the facts of a run that must be the same on all ranks when it starts: its options, program, model and data.
 */
-#ifndef LLMC_FACTS_H
-#define LLMC_FACTS_H
+#ifndef LLMC_RUN_FINGERPRINT_H
+#define LLMC_RUN_FINGERPRINT_H
 #include "../base/checksum.h"
 #include "../base/folder.h"
 #include "../base/options.h"
 #include "../data/dataloader.h"
 #include "../model/gpt2.h"
 #include "../save/train_state.h"
-#include "../watch/agree.h"
+#include "../watch/consistency.h"
 #include "logger.h"
 
 // self: rank 0's facts (json_t, an object). Returns the first that differs, in words, which the caller frees, or NULL.
-static inline char* facts_compare(void* self, ControlBytes bytes, int rank) {
+static inline char* fingerprint_compare(void* self, ControlBytes bytes, int rank) {
     json_t *mine = (json_t*)self, *theirs = json_loadb(bytes.data, bytes.bytes, 0, NULL), *value;
     char* difference = NULL;
     const char* key;
@@ -31,9 +31,9 @@ static inline char* facts_compare(void* self, ControlBytes bytes, int rank) {
 }
 
 // Dies on every rank if the facts (an object, taken over) are not the same on all of them.
-static inline void require_agreement(Control* c, json_t* facts) {
+static inline void require_same_fingerprint(Control* c, json_t* facts) {
     char* text = json_dumps(facts, JSON_COMPACT | JSON_SORT_KEYS);
-    require_same(c, text, strlen(text), facts_compare, facts,
+    require_same(c, text, strlen(text), fingerprint_compare, facts,
                  "; start all of them with one command, from one build and with one data set");
     free(text);
     json_decref(facts);
@@ -75,12 +75,12 @@ static inline uint64_t data_mask_checksum(const DataLoader* d) {
     return sum;
 }
 
-static inline void facts_add(json_t* facts, const char* key, uint64_t value) {
+static inline void fingerprint_add(json_t* facts, const char* key, uint64_t value) {
     json_object_set_new(facts, key, checkpoint_hex(value));
 }
 
 // The options, program, model and data of this rank.
-static inline json_t* run_facts(const OptionTable* t, GPT2Config c, const DataLoader* data) {
+static inline json_t* run_fingerprint(const OptionTable* t, GPT2Config c, const DataLoader* data) {
     json_t* facts = json_object();
     for (int i = 0; i < t->count; i++) {
         char* key = format_string("--%s", t->specs[i].name);
@@ -89,10 +89,10 @@ static inline json_t* run_facts(const OptionTable* t, GPT2Config c, const DataLo
         json_object_set_new(facts, key, json_text(value));
         free(key);
     }
-    facts_add(facts, "the program (as a checksum)", program_checksum());
-    facts_add(facts, "the data of --data (as a checksum)", data_checksum(data));
-    facts_add(facts, "the mask of --data (as a checksum)", data_mask_checksum(data));
-    facts_add(facts, "the model's shape (as a checksum)", checksum_elements(&c, sizeof(int), sizeof c / sizeof(int), 0));
+    fingerprint_add(facts, "the program (as a checksum)", program_checksum());
+    fingerprint_add(facts, "the data of --data (as a checksum)", data_checksum(data));
+    fingerprint_add(facts, "the mask of --data (as a checksum)", data_mask_checksum(data));
+    fingerprint_add(facts, "the model's shape (as a checksum)", checksum_elements(&c, sizeof(int), sizeof c / sizeof(int), 0));
     return facts;
 }
 #endif

@@ -1,16 +1,16 @@
 /*
-issue.h - from the call of an operation to the end of its wait: counting, strict mode, the wait, and its times.
+comm_operations.h - from the call of an operation to the end of its wait: counting, strict mode, the wait, and its times.
 
 An operation has a slot of its communicator from its issue to its wait. The backend begins it at the issue, or in strict mode
 at the wait. A rank that is alone has no backend: its operations are copies, done here.
 */
-#ifndef LLMC_COMM_ISSUE_H
-#define LLMC_COMM_ISSUE_H
-#include "contract.h"
+#ifndef LLMC_COMM_OPERATIONS_H
+#define LLMC_COMM_OPERATIONS_H
+#include "comm_api.h"
 
 // ---- what an operation sends, reads and writes ----
 
-// Elements that a rank sends by the formulas of contract.h, times N.
+// Elements that a rank sends by the formulas of comm_api.h, times N.
 static inline unsigned long long comm_sent_times_N(CommKind k, size_t n, int N) {
     unsigned long long others = (unsigned long long)N - 1, all = (unsigned long long)N;
     switch (k) {
@@ -84,11 +84,11 @@ static inline void comm_begin(Comm* c, CommSlot* s) {
     }
     s->begun = true;
     if (!comm_is_alone(c)) { c->world->backend->start(c, s); return; }
-    oplog_start(c->world->log, &s->record);
+    flight_recorder_start(c->world->recorder, &s->record);
     s->event.started = now_seconds();
     comm_copy_alone(s);
     s->event.finished = now_seconds();
-    oplog_finish(c->world->log, &s->record);
+    flight_recorder_finish(c->world->recorder, &s->record);
     s->finished = true;
 }
 
@@ -106,13 +106,13 @@ static inline CommOp comm_caller_end_of(Comm* c, CommOp op) {
     return op;
 }
 // The next operation of this process sends or receives this data (bytes) in another form, from or to another buffer.
-static inline void comm_about(Comm* c, const void* data, size_t bytes) {
+static inline void comm_trace_data(Comm* c, const void* data, size_t bytes) {
     c->world->about = data;
     c->world->about_bytes = bytes;
 }
 
 static inline void comm_event_begin(Comm* c, CommSlot* s) {
-    CommWorld* w = c->world;
+    CommContext* w = c->world;
     CommEvent* e = &s->event;
     bool shard_in = s->kind == COMM_ALL_GATHER || s->kind == COMM_SEND; // the other buffer is of all ranks, or there is none
     memset(e, 0, sizeof *e);
@@ -141,8 +141,8 @@ static inline CommOp comm_issue_at(Comm* c, CommKind kind, void* out, const void
     s->number = c->issued++;
     s->live = true;
     comm_event_begin(c, s);
-    for (int k = 0; k < COMM_MARKS; k++) s->marks[k] = -1;
-    s->marks[MARK_ISSUED] = device_mark();
+    for (int k = 0; k < COMM_EVENTS; k++) s->events[k] = -1;
+    s->events[EVENT_ISSUED] = device_event();
     c->stats[kind].calls++;
     unsigned long long sent = comm_sent_times_N(kind, n, c->size);
     c->stats[kind].elements_times_N += sent;
@@ -153,7 +153,7 @@ static inline CommOp comm_issue_at(Comm* c, CommKind kind, void* out, const void
         c->world->skips = false;
         return s->number;
     }
-    s->record = oplog_issue(c->world->log, c->name, comm_kind_names[kind], n, comm_type_name(t), world_peer);
+    s->record = flight_recorder_issue(c->world->recorder, c->name, comm_kind_names[kind], n, comm_type_name(t), world_peer);
     if (c->world->strict) comm_poison(c, s);
     else comm_begin(c, s);
     return s->number;
@@ -225,7 +225,7 @@ static inline CommOp comm_recv(Comm* c, void* buf, size_t n, CommType t, int fro
 // waits, two ranks that exchange messages and wait for their receives first would wait forever. And the receives before it from
 // the same rank, because messages do not overtake one another.
 static inline void comm_begin_messages(Comm* awaited_on, const CommSlot* awaited) {
-    CommWorld* w = awaited_on->world;
+    CommContext* w = awaited_on->world;
     for (int i = 0; i < w->num_comms; i++) {
         Comm* c = w->comms[i];
         for (CommOp op = c->issued > COMM_IN_FLIGHT ? c->issued - COMM_IN_FLIGHT : 0; op < c->issued; op++) {
@@ -240,11 +240,11 @@ static inline void comm_begin_messages(Comm* awaited_on, const CommSlot* awaited
 // ---- times of operations that were waited for ----
 
 // How many of them the device has passed. Waits are passed in their order, and with a wait all marks of its operation.
-static inline int comm_count_passed(const CommWorld* w) {
+static inline int comm_count_passed(const CommContext* w) {
     int passed = 0, end = w->num_waited; // those before `passed` are, those from `end` on may not be
     while (passed < end) {
         int middle = passed + (end - passed) / 2;
-        if (device_mark_passed(w->waited[middle].marks[MARK_WAIT_ENDED])) passed = middle + 1;
+        if (device_event_passed(w->waited[middle].events[EVENT_WAIT_ENDED])) passed = middle + 1;
         else end = middle;
     }
     return passed;
@@ -252,71 +252,71 @@ static inline int comm_count_passed(const CommWorld* w) {
 
 static inline void comm_count_busy(CommWaited* x) {
     const CommEvent* e = &x->event;
-    const int* m = x->marks;
-    bool marked = m[MARK_STARTED] >= 0;
-    x->stats->busy += marked ? device_mark_seconds(m[MARK_STARTED], m[MARK_FINISHED]) : e->finished - e->started;
+    const int* m = x->events;
+    bool marked = m[EVENT_STARTED] >= 0;
+    x->stats->busy += marked ? device_event_seconds(m[EVENT_STARTED], m[EVENT_FINISHED]) : e->finished - e->started;
 }
 
-static inline void comm_show(const CommWorld* w, CommWaited* x) {
+static inline void comm_show(const CommContext* w, CommWaited* x) {
     CommEvent* e = &x->event;
-    double* times[COMM_MARKS] = { &e->issued, &e->wait_begun, &e->wait_ended, &e->started, &e->finished };
-    const int* m = x->marks;
-    for (int k = 0; k < COMM_MARKS; k++) if (m[k] >= 0) *times[k] = device_mark_time(m[k]);
+    double* times[COMM_EVENTS] = { &e->issued, &e->wait_begun, &e->wait_ended, &e->started, &e->finished };
+    const int* m = x->events;
+    for (int k = 0; k < COMM_EVENTS; k++) if (m[k] >= 0) *times[k] = device_event_time(m[k]);
     w->observer(w->observer_self, e);
 }
 
 // Settles the oldest n, which the device has passed.
-static inline void comm_settle_oldest(CommWorld* w, int n) {
+static inline void comm_collect_oldest(CommContext* w, int n) {
     if (n > 0 && w->backend && w->backend->look) w->backend->look(w);
     for (int i = 0; i < n; i++) {
         CommWaited* x = &w->waited[i];
-        x->stats->exposed += device_mark_seconds(x->marks[MARK_WAIT_BEGUN], x->marks[MARK_WAIT_ENDED]);
+        x->stats->exposed += device_event_seconds(x->events[EVENT_WAIT_BEGUN], x->events[EVENT_WAIT_ENDED]);
         if (w->observer || w->counts_busy) comm_count_busy(x);
         if (w->observer) comm_show(w, x);
-        for (int k = 0; k < COMM_MARKS; k++) if (x->marks[k] >= 0) device_mark_free(x->marks[k]);
+        for (int k = 0; k < COMM_EVENTS; k++) if (x->events[k] >= 0) device_event_free(x->events[k]);
     }
     w->num_waited -= n;
     memmove(w->waited, w->waited + n, (size_t)w->num_waited * sizeof(CommWaited));
 }
 
-static inline void comm_settle(Comm* c) {
-    CommWorld* w = c->world;
-    if (w->num_waited > 0 && !device_mark_passed(w->waited[w->num_waited - 1].marks[MARK_WAIT_ENDED])) device_synchronize();
-    comm_settle_oldest(w, w->num_waited);
+static inline void comm_collect_times(Comm* c) {
+    CommContext* w = c->world;
+    if (w->num_waited > 0 && !device_event_passed(w->waited[w->num_waited - 1].events[EVENT_WAIT_ENDED])) device_synchronize();
+    comm_collect_oldest(w, w->num_waited);
 }
 
 // Makes room for one more in the middle of a step, where the device must not run dry: what it has not passed yet stays. An
-// observer sees all at comm_settle, because run/trace.h first needs the compute into which the waits cut.
-static inline void comm_make_room(CommWorld* w) {
-    if (w->num_waited < w->waited_room) return;
-    if (w->observer == NULL) comm_settle_oldest(w, comm_count_passed(w));
-    if (w->num_waited <= w->waited_room / 2) return;
-    w->waited_room *= 2;
-    w->waited = (CommWaited*)xrealloc(w->waited, (size_t)w->waited_room * sizeof(CommWaited));
+// observer sees all at comm_collect_times, because run/trace.h first needs the compute into which the waits cut.
+static inline void comm_make_room(CommContext* w) {
+    if (w->num_waited < w->waited_capacity) return;
+    if (w->observer == NULL) comm_collect_oldest(w, comm_count_passed(w));
+    if (w->num_waited <= w->waited_capacity / 2) return;
+    w->waited_capacity *= 2;
+    w->waited = (CommWaited*)xrealloc(w->waited, (size_t)w->waited_capacity * sizeof(CommWaited));
 }
 
 static inline void comm_wait(Comm* c, CommOp op) {
     require(op >= 0 && op < c->issued, "%s: comm_wait for operation #%lld, but only %lld were issued", c->name, op, c->issued);
     CommSlot* s = &c->slots[op % COMM_IN_FLIGHT];
     require(s->number == op && s->live, "%s: operation #%lld is waited for a second time", c->name, op);
-    s->marks[MARK_WAIT_BEGUN] = device_mark();
+    s->events[EVENT_WAIT_BEGUN] = device_event();
     if (c->world->strict) comm_begin_messages(c, s);
     if (!s->begun) comm_begin(c, s);
     if (!comm_is_alone(c) && s->record.communicator[0]) { // else it was skipped
-        oplog_wait_begin(c->world->log, &s->record);
+        flight_recorder_wait_begin(c->world->recorder, &s->record);
         c->world->backend->finish(c, s);
-        oplog_wait_end(c->world->log);
+        flight_recorder_wait_end(c->world->recorder);
     }
     if (c->world->strict && s->on_host && s->kind == COMM_REDUCE_SCATTER) // this part is scratch, though only NCCL uses it
         comm_set_nan(comm_own_part(c, s), s->n * comm_type_size(s->type), false);
-    s->marks[MARK_WAIT_ENDED] = device_mark();
+    s->events[EVENT_WAIT_ENDED] = device_event();
     s->live = false;
-    CommWorld* w = c->world;
+    CommContext* w = c->world;
     comm_make_room(w);
     CommWaited* x = &w->waited[w->num_waited++];
     x->event = s->event;
     x->stats = &c->stats[s->kind];
-    memcpy(x->marks, s->marks, sizeof x->marks);
+    memcpy(x->events, s->events, sizeof x->events);
 }
 
 static inline void comm_barrier(Comm* c) {
@@ -334,7 +334,7 @@ static inline double comm_host_sum(Comm* c, double x) {
 }
 
 static inline void comm_observe(Comm* c, CommObserver observer, void* self) {
-    comm_settle(c);
+    comm_collect_times(c);
     c->world->observer = observer;
     c->world->observer_self = self;
 }
@@ -342,7 +342,7 @@ static inline void comm_observe(Comm* c, CommObserver observer, void* self) {
 // ---- totals ----
 
 static inline double comm_rank_bytes(const Comm* world) {
-    const CommWorld* w = world->world;
+    const CommContext* w = world->world;
     double bytes = 0;
     for (int i = 0; i < w->num_comms; i++) {
         const Comm* c = w->comms[i];
@@ -353,7 +353,7 @@ static inline double comm_rank_bytes(const Comm* world) {
     return bytes;
 }
 static inline double comm_rank_exposed(const Comm* world) {
-    const CommWorld* w = world->world;
+    const CommContext* w = world->world;
     double seconds = 0;
     for (int i = 0; i < w->num_comms; i++)
         for (int k = 0; k < COMM_KINDS; k++) seconds += w->comms[i]->stats[k].exposed;

@@ -1,6 +1,6 @@
-// test_pieces.c - a model that is cut into pieces, between ranks or within tensors, has the same weights, and a checkpoint
-// with the same bytes (llmc/save/pieces.h). Ranks that share a checkpoint take turns in one process.
-#include "../../llmc/save/pieces.h"
+// test_param_ranges.c - a model that is cut into pieces, between ranks or within tensors, has the same weights, and a checkpoint
+// with the same bytes (llmc/save/param_ranges.h). Ranks that share a checkpoint take turns in one process.
+#include "../../llmc/save/param_ranges.h"
 #include "test_folder.h"
 
 static Comm world; // of one rank
@@ -50,9 +50,9 @@ static void values_free(Values* v) {
 static bool has_element(TensorInfo t, size_t e, int part, int parts) {
     size_t cols = t.cols ? t.cols : 1, row = e / cols, p = (size_t)part, N = (size_t)parts;
     switch (t.cut) {
-        case CUT_ROWS: return row / (t.rows / N) == p;
+        case CUT_OUTPUTS: return row / (t.rows / N) == p;
         case CUT_HEADS: return row % (t.rows / 3) / (t.rows / 3 / N) == p;
-        case CUT_COLUMNS: return e % cols / (cols / N) == p;
+        case CUT_INPUTS: return e % cols / (cols / N) == p;
         default: return true;
     }
 }
@@ -72,14 +72,14 @@ static size_t part_places(GPT2Config c, int u, int part, int parts, size_t** pla
 enum { MOST_PIECES = 32, GUARD = 64, FILL = 0x5a }; // bytes around each array, and in arrays that nothing has written
 typedef enum { AS_PARAMS, AS_MASTER, AS_BOTH, STORED_AS } StoredAs; // which of params and master there is
 // Owns its pieces' memory, and the places that its part has of each unit.
-typedef struct { GPT2Config c; int count; Piece pieces[MOST_PIECES]; size_t* places[MOST_UNITS]; } Rank;
+typedef struct { GPT2Config c; int count; ParamRange ranges[MOST_PIECES]; size_t* places[MOST_UNITS]; } Rank;
 
 static char* guarded_alloc(bool on_host, size_t bytes) {
     char* p = on_host ? (char*)offload_alloc(bytes + 2 * GUARD) : (char*)device_alloc(bytes + 2 * GUARD, MEMORY_PARAMETERS);
     memset(p, FILL, bytes + 2 * GUARD); // the CPU's device memory is the host's
     return p + GUARD;
 }
-static void guarded_free(const Piece* p, void* memory, size_t element) {
+static void guarded_free(const ParamRange* p, void* memory, size_t element) {
     if (memory == NULL) return;
     const unsigned char* bytes = (unsigned char*)memory - GUARD;
     for (size_t i = 0; i < GUARD; i++) assert_true(bytes[i] == FILL && bytes[GUARD + p->n * element + i] == FILL); // written beside a piece
@@ -87,17 +87,17 @@ static void guarded_free(const Piece* p, void* memory, size_t element) {
     else device_free((char*)memory - GUARD);
 }
 
-static void rank_add(Rank* r, Piece p, StoredAs as) {
+static void rank_add(Rank* r, ParamRange p, StoredAs as) {
     size_t bytes = p.n * sizeof(float);
     if (as != AS_MASTER) p.params = (floatX*)guarded_alloc(p.on_host, p.n * sizeof(floatX));
     if (as != AS_PARAMS || NEEDS_MASTER) p.master = (float*)guarded_alloc(p.on_host, bytes);
     p.m = (float*)guarded_alloc(p.on_host, bytes);
     p.v = (float*)guarded_alloc(p.on_host, bytes);
     assert_true(r->count < MOST_PIECES);
-    r->pieces[r->count++] = p;
+    r->ranges[r->count++] = p;
 }
 static void rank_free(Rank* r) {
-    for (Piece* p = r->pieces; p < r->pieces + r->count; p++) {
+    for (ParamRange* p = r->ranges; p < r->ranges + r->count; p++) {
         guarded_free(p, p->params, sizeof(floatX));
         guarded_free(p, p->master, sizeof(float));
         guarded_free(p, p->m, sizeof(float));
@@ -127,7 +127,7 @@ static void rank_make(Rank* r, GPT2Config c, Cut cut) {
         qsort(ends, (size_t)count, sizeof *ends, compare_places);
         for (int i = cut.share * cut.pieces; i < (cut.share + 1) * cut.pieces; i++) {
             size_t begin = i == 0 ? 0 : ends[i - 1];
-            Piece p = piece_range(c, u, begin, ends[i] - begin);
+            ParamRange p = param_range(c, u, begin, ends[i] - begin);
             p.part = cut.part;
             p.parts = cut.parts;
             p.on_host = cut.on_host;
@@ -152,7 +152,7 @@ static void ranks_free(Rank* ranks, int n) {
 
 // Copies values into a rank's pieces.
 static void rank_fill(Rank* r, const Values* values) {
-    for (Piece* p = r->pieces; p < r->pieces + r->count; p++) {
+    for (ParamRange* p = r->ranges; p < r->ranges + r->count; p++) {
         for (size_t k = 0; k < p->n; k++) {
             size_t place = r->places[p->unit][p->begin + k];
             if (p->params) p->params[k] = to_floatX(values->of[CHECKPOINT_MASTER][p->unit][place]);
@@ -166,14 +166,14 @@ static bool is_untouched(const void* memory, size_t bytes) {
     for (size_t i = 0; i < bytes; i++) if (((const unsigned char*)memory)[i] != FILL) return false;
     return true;
 }
-static void assert_bits(const Piece* p, const char* what, size_t k, const void* value, float expected) {
+static void assert_bits(const ParamRange* p, const char* what, size_t k, const void* value, float expected) {
     if (memcmp(value, &expected, sizeof expected) != 0)
         fail_msg("unit %d, part %d of %d, from %zu on: %s %zu is wrong", p->unit, p->part, p->parts, p->begin, what, k);
 }
 // What pieces hold must be these values, to the bit. weights: which part of them the masters are. has_moments: m and v are
 // set, and not still as rank_make left them.
 static void assert_rank(const Rank* r, const Values* values, CheckpointPart weights, bool has_moments) {
-    for (const Piece* p = r->pieces; p < r->pieces + r->count; p++) {
+    for (const ParamRange* p = r->ranges; p < r->ranges + r->count; p++) {
         for (size_t k = 0; k < p->n; k++) {
             size_t place = r->places[p->unit][p->begin + k];
             float rounded = p->params ? to_float(p->params[k]) : 0;
@@ -193,7 +193,7 @@ static void check_initial(const Values* v, Cut cut, uint64_t seed) {
     int n = cut.parts * cut.shares;
     Rank* ranks = ranks_make(v->c, cut);
     for (int q = 0; q < n; q++) {
-        pieces_set_weights(ranks[q].pieces, ranks[q].count, v->c, seed, NULL, CHECKPOINT_MODEL);
+        param_ranges_set_weights(ranks[q].ranges, ranks[q].count, v->c, seed, NULL, CHECKPOINT_MODEL);
         assert_rank(&ranks[q], v, CHECKPOINT_MASTER, false);
     }
     ranks_free(ranks, n);
@@ -225,7 +225,7 @@ static void add_up(uint64_t sums[CHECKPOINT_PARTS], const uint64_t share[CHECKPO
     for (int part = 0; part < CHECKPOINT_PARTS; part++) sums[part] += share[part];
 }
 
-// pieces_save of n ranks, which take turns.
+// param_ranges_save of n ranks, which take turns.
 static void save_in_turn(const char* out, TrainState s, Rank* ranks, int n, bool sharded) {
     CheckpointWriter first, w;
     const char* path = in_folder("%s", out);
@@ -235,9 +235,9 @@ static void save_in_turn(const char* out, TrainState s, Rank* ranks, int n, bool
     for (int q = 0; q < n; q++) {
         CheckpointWriter* writer = q == 0 ? &first : &w;
         SaveShare share = { q, n, sharded, NULL, NULL };
-        if (sharded) pieces_attach_shard(ranks[q].pieces, ranks[q].count, writer, path, &s, share);
+        if (sharded) param_ranges_attach_shard(ranks[q].ranges, ranks[q].count, writer, path, &s, share);
         else if (q > 0) checkpoint_attach(&w, path, &s);
-        pieces_write(ranks[q].pieces, ranks[q].count, writer);
+        param_ranges_write(ranks[q].ranges, ranks[q].count, writer);
         if (q == 0) continue;
         checkpoint_detach(&w);
         add_up(first.checksum, w.checksum);
@@ -252,8 +252,8 @@ static void load_in_turn(const char* out, Rank* ranks, int n, CheckpointPart wei
     for (int q = 0; q < n; q++) {
         CheckpointReader* reader = q == 0 ? &first : &r;
         checkpoint_open(reader, step_folder(out));
-        if (weights == CHECKPOINT_MASTER) pieces_load(ranks[q].pieces, ranks[q].count, reader);
-        else pieces_set_weights(ranks[q].pieces, ranks[q].count, ranks[q].c, 0, reader, weights);
+        if (weights == CHECKPOINT_MASTER) param_ranges_load(ranks[q].ranges, ranks[q].count, reader);
+        else param_ranges_set_weights(ranks[q].ranges, ranks[q].count, ranks[q].c, 0, reader, weights);
         if (q == 0) continue;
         add_up(first.checksum, r.checksum);
         add_up(first.elements, r.elements);
@@ -329,9 +329,9 @@ static void save_alone(const Values* v, int change) {
     Rank* r = ranks_make(small, whole);
     TrainState s = state_of(small);
     rank_fill(r, v);
-    r->pieces[r->count] = r->pieces[r->count - 1];
+    r->ranges[r->count] = r->ranges[r->count - 1];
     SaveShare share = { 0, 1, false, NULL, NULL };
-    pieces_save(&world, in_folder("alone"), &s, 0, share, r->pieces, r->count + change);
+    param_ranges_save(&world, in_folder("alone"), &s, 0, share, r->ranges, r->count + change);
     ranks_free(r, 1);
 }
 TEST(pieces_that_are_not_the_model_are_no_checkpoint) {

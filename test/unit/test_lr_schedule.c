@@ -1,5 +1,5 @@
-// test_schedule.c - the learning rate where the schedule changes and in between; the loss scale after good and bad steps.
-#include "../../llmc/model/schedule.h"
+// test_lr_schedule.c - the learning rate where the schedule changes and in between; the loss scale after good and bad steps.
+#include "../../llmc/model/lr_schedule.h"
 #include "expect_death.h"
 
 #define assert_near(x, expected) do { \

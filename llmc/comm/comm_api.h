@@ -1,5 +1,5 @@
 /*
-contract.h - what ranks do together: the collectives a stage may use, documented once. Programs include comm.h.
+comm_api.h - what ranks do together: the collectives a stage may use, documented once. Programs include comm.h.
 
 Every operation is asynchronous: it is ordered after all layer calls issued so far, returns at once, and hands back a CommOp.
 Until comm_wait(c, op) its buffers belong to it: an output must not be read, an input must not be written. Waits may come in
@@ -25,20 +25,20 @@ A Comm must stay where it is from comm_init or comm_split to comm_free; there is
 
 Each header of this folder uses what it includes, and the prototypes here, which stages also call:
 
-    contract.h  types, options, prototypes                issue.h  issues operations and waits for them
+    comm_api.h  types, options, prototypes                comm_operations.h  issues operations and waits for them
     sums.h      sums in rank order, in host memory        ring.h   an all-reduce made of sends and receives
-    mpi.h       a backend: MPI, with stage_cpu.h or stage_cuda.cuh
+    mpi.h       a backend: MPI, with staging_cpu.h or staging_cuda.cuh
     nccl.cuh    a backend: NCCL, with nccl_library.cuh and nccl_windows.cuh
     comm.h      includes those that a program needs, chooses the backend, makes and frees communicators
 */
-#ifndef LLMC_COMM_CONTRACT_H
-#define LLMC_COMM_CONTRACT_H
+#ifndef LLMC_COMM_API_H
+#define LLMC_COMM_API_H
 #include "../base/common.h"
 #include "../base/options.h"
 #include "../base/precision.h"
 #include "../device/device.h"
 #include "../watch/control.h"
-#include "../watch/oplog.h"
+#include "../watch/flight_recorder.h"
 #include "../watch/ranks.h"
 #include <pthread.h>
 
@@ -98,8 +98,8 @@ typedef long long CommOp; // number of an operation on its communicator, from 0
 typedef struct {
     unsigned long long calls, elements_times_N, bytes_times_N; // sent per rank, by the formula
     unsigned long long posted; // bytes that this rank actually sent, counted where our code sends and not the library
-    double exposed;            // seconds that compute stood still in comm_wait; comm_settle updates this and the next
-    double busy;               // seconds from start to finish of each operation, added up, if CommWorld says so
+    double exposed;            // seconds that compute stood still in comm_wait; comm_collect_times updates this and the next
+    double busy;               // seconds from start to finish of each operation, added up, if CommContext says so
 } CommStats;
 
 // The times of an operation, by now_seconds(): when compute reached its issue and its wait, and when it continued after the wait;
@@ -116,7 +116,7 @@ typedef struct {
     const void* data;     // what it is about: parameters, gradients, activations, as they are before they are packed; a view,
     size_t bytes;         // and how much of it this rank has there
 } CommEvent;
-enum { MARK_ISSUED, MARK_WAIT_BEGUN, MARK_WAIT_ENDED, MARK_STARTED, MARK_FINISHED, COMM_MARKS };
+enum { EVENT_ISSUED, EVENT_WAIT_BEGUN, EVENT_WAIT_ENDED, EVENT_STARTED, EVENT_FINISHED, COMM_EVENTS };
 typedef void (*CommObserver)(void* self, const CommEvent* e);
 
 typedef struct {
@@ -134,13 +134,13 @@ typedef struct {
     bool finished;        // set by the backend under the world's lock, as are `event`'s started and finished
     OpRecord record;      // as the log of operations has it
     CommEvent event;      // a backend that sets no marks sets started and finished; the rest comes from `marks`
-    int marks[COMM_MARKS]; // marks of device.h, owned; -1: none
+    int events[COMM_EVENTS]; // marks of device.h, owned; -1: none
 } CommSlot;
 
 // An operation that was waited for, and whose times are not known yet.
-typedef struct { CommEvent event; CommStats* stats; int marks[COMM_MARKS]; } CommWaited;
-#ifndef COMM_WAITED_ROOM
-#define COMM_WAITED_ROOM 1024 // for so many of them at first
+typedef struct { CommEvent event; CommStats* stats; int events[COMM_EVENTS]; } CommWaited;
+#ifndef COMM_WAITED_CAPACITY
+#define COMM_WAITED_CAPACITY 1024 // for so many of them at first
 #endif
 
 struct CommBackend;
@@ -155,7 +155,7 @@ typedef struct {
     bool strict;
     bool skips;               // --fault skip: the next operation with other ranks is left out, and they wait for it
     Control* control;         // not owned
-    OpLog* log;               // a view of control's
+    FlightRecorder* recorder; // a view of control's
     Comm** comms;             // (num_comms) all that exist; the array is owned, they are not
     int num_comms;
     pthread_mutex_t lock;     // guards what the backend's thread and the host both write
@@ -163,14 +163,14 @@ typedef struct {
     CommObserver observer;
     void* observer_self;
     bool counts_busy;         // CommStats.busy also counts without an observer, for one more time per operation
-    CommWaited* waited;       // (waited_room) num_waited operations in the order of their waits, owned
-    int num_waited, waited_room;
+    CommWaited* waited;       // (waited_capacity) num_waited operations in the order of their waits, owned
+    int num_waited, waited_capacity;
     double* number;           // device memory of comm_host_sum, owned
     const char* caller;       // of the operation that is issued next; NULL: not known,
     const char* within;       // or the caller of the function of llmc/ that issues it; NULL: none does,
     const void* about;        // and the data it is about; NULL: its buffer,
     size_t about_bytes;
-} CommWorld;
+} CommContext;
 
 #ifndef COMM_IN_FLIGHT
 #define COMM_IN_FLIGHT 1024   // operations of a communicator that may be under way
@@ -179,7 +179,7 @@ struct Comm {
     int rank, size;           // this process, and how many there are
     CommStats stats[COMM_KINDS];
     char name[24];            // "world"; "shard.1": group 1 of the split "shard"
-    CommWorld* world;         // owned by the world's Comm
+    CommContext* world;       // owned by the world's Comm
     CommOp issued;            // operations so far
     bool connected;           // comm_connect was called
     CommSlot* slots;          // (COMM_IN_FLIGHT) operation k has slot k % COMM_IN_FLIGHT, owned
@@ -197,7 +197,7 @@ typedef struct CommBackend {
     void (*start)(Comm* c, CommSlot* s);      // begins s after all layer calls issued so far; returns at once
     void (*finish)(Comm* c, CommSlot* s);     // layer calls issued from now on see the result of s
     size_t (*device_bytes)(const CommOptions* o, int N); // of MEMORY_COMMUNICATION that a communicator of N ranks takes
-    void (*look)(CommWorld* w);               // notes which operations are over, whose marks are freed next; NULL: no need
+    void (*look)(CommContext* w);             // notes which operations are over, whose marks are freed next; NULL: no need
 } CommBackend;
 
 // ---- what a stage calls ----
@@ -242,7 +242,7 @@ static inline double comm_host_sum(Comm* c, double x);    // the sum over ranks 
 // Adds up the times of the operations waited for since the last call, and shows each to comm_observe's function. Waits for the
 // device only if it has not passed all these waits. After a step it has, because the stage has read the loss: so the step's line
 // in the log says what this step exposed, without another wait. Without an observer it asks for one time per operation.
-static inline void   comm_settle(Comm* c);
+static inline void   comm_collect_times(Comm* c);
 
 // What a rank of c has sent so far by the formulas above.
 static inline double comm_elements_sent(const Comm* c, CommKind k) { return (double)c->stats[k].elements_times_N / c->size; }

@@ -1,12 +1,12 @@
 /*
-device_contract.h - where tensors live, and what every byte of that memory is for. Implemented by cpu/device.h and
+device_api.h - where tensors live, and what every byte of that memory is for. Implemented by cpu/device.h and
 cuda/device.cuh; programs include device.h, which picks one.
 
 CPU: ordinary memory. CUDA: device memory, and one compute stream on which every copy and layer call is ordered.
 All amounts are bytes. Nothing is allocated once training has begun: device_allocations() lets a run prove it.
 */
-#ifndef LLMC_DEVICE_CONTRACT_H
-#define LLMC_DEVICE_CONTRACT_H
+#ifndef LLMC_DEVICE_API_H
+#define LLMC_DEVICE_API_H
 #include "../base/common.h"
 
 // What memory is for: the rows of the table "predicted against measured" that ends every run.
@@ -46,11 +46,11 @@ double device_peak_flops(void);                                 // dense FLOP/s 
 void device_synchronize(void);                                  // returns when everything issued so far is done
 
 // Moments, for timelines: a mark is passed when all that was issued before it is done.
-int    device_mark(void);                                       // the caller's until device_mark_free
-bool   device_mark_passed(int mark);                            // true if it was; does not wait
-double device_mark_time(int mark);                              // when it was passed, in now_seconds(); it must have been
-double device_mark_seconds(int from, int to);                   // between two, more precise than their times; the same
-void   device_mark_free(int mark);
+int    device_event(void);                                      // the caller's until device_event_free
+bool   device_event_passed(int mark);                           // true if it was; does not wait
+double device_event_time(int mark);                             // when it was passed, in now_seconds(); it must have been
+double device_event_seconds(int from, int to);                  // between two, more precise than their times; the same
+void   device_event_free(int mark);
 void   device_range(const char* name);                          // names for a profiler what is issued from here on; NULL: ends it
 
 // Ordered after everything issued before. The host side of a copy must not be touched before the copy is done:

@@ -1,5 +1,5 @@
 /*
-compress_contract.h - what compressed gradients are made of: fewer bits a number, fewer numbers, matrices of low rank.
+compress_api.h - what compressed gradients are made of: fewer bits a number, fewer numbers, matrices of low rank.
 
 Implemented by cpu/compress.h and cuda/compress.cuh; programs include compress.h, which picks one. Arrays are device
 memory, calls are ordered like layer calls, and layers_init comes first: the GPU's kernels use the layers' workspace.
@@ -14,9 +14,9 @@ Others    float arrays begin anywhere; from a multiple of 16 bytes on, the GPU r
 NaN       A NaN or an infinity that is sent gives NaN or an infinity to everyone, so that all ranks skip the same step.
 Equal     What 16 bits, blocks and the k largest send and keep is the same bits on every device; other results are close.
 */
-#ifndef LLMC_COMPRESS_CONTRACT_H
-#define LLMC_COMPRESS_CONTRACT_H
-#include "layers_contract.h"
+#ifndef LLMC_COMPRESS_API_H
+#define LLMC_COMPRESS_API_H
+#include "layers_api.h"
 
 // ---- the error ----
 void add_error(float* x, const floatX* grads, const float* error, size_t n); // x (n) = grads + error; x may be error

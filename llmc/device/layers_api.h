@@ -1,5 +1,5 @@
 /*
-layers_contract.h - every layer's forward and backward: what a stage file may call, documented once.
+layers_api.h - every layer's forward and backward: what a stage file may call, documented once.
 
 Implemented by cpu/ (C and OpenMP, the readable reference) and cuda/; programs include layers.h, which picks one. Tensors
 are row-major in device memory; floatX is their stored precision, all sums are fp32 or wider. N is a number of rows, usually
@@ -13,8 +13,8 @@ GradMode  says what happens to parameter gradients: the first micro-batch of a s
 Aliasing  is allowed only where a comment says so.
 Failures  There are none at run time: shapes are checked by layers_init, and a device error dies with the layer's name.
 */
-#ifndef LLMC_LAYERS_CONTRACT_H
-#define LLMC_LAYERS_CONTRACT_H
+#ifndef LLMC_LAYERS_API_H
+#define LLMC_LAYERS_API_H
 #include "../base/precision.h"
 
 typedef enum { GRAD_SET, GRAD_ADD } GradMode;

@@ -1,8 +1,8 @@
 /*
 schedule.h - numbers that change from step to step: the learning rate, and the loss scale of fp16.
 */
-#ifndef LLMC_SCHEDULE_H
-#define LLMC_SCHEDULE_H
+#ifndef LLMC_LR_SCHEDULE_H
+#define LLMC_LR_SCHEDULE_H
 #include "../base/common.h"
 #include "../base/options.h"
 #include "../base/precision.h"

@@ -1,80 +1,80 @@
 /*
-stage_cuda.cuh - how MPI reaches the memory of tensors, for a GPU: through pinned host memory. Included by mpi.h;
-stage_cpu.h has the same functions where there is nothing to do.
+staging_cuda.cuh - how MPI reaches the memory of tensors, for a GPU: through pinned host memory. Included by mpi.h;
+staging_cpu.h has the same functions where there is nothing to do.
 
 An operation waits for an event on compute_stream, which stands for the layer calls before it. Then, a piece at a time, its
 input is copied to the host and its output back, on a stream beside the compute stream, by the thread that talks to MPI. That
 thread looks whether a copy is done before it goes on, and an operation counts as finished only when its last copy is. So layer
 calls that are issued after comm_wait come after it, with no event between.
 */
-#ifndef LLMC_COMM_STAGE_CUDA_CUH
-#define LLMC_COMM_STAGE_CUDA_CUH
+#ifndef LLMC_STAGING_CUDA_CUH
+#define LLMC_STAGING_CUDA_CUH
 #include "../device/device.h"
 #include "../device/cuda/check.cuh"
 
-typedef struct CommStage {
+typedef struct StagingBuffer {
     size_t bytes;           // of a piece
     char* scratch;          // (bytes) host memory for sums, owned; NULL where nothing is added
     char* view;             // (bytes) pinned host memory, what MPI sends from and receives into, owned
     cudaStream_t stream;    // for copies, owned
     int queue;
-    struct CommStage* next; // of the communicator's other queues, owned
-} CommStage;
-typedef struct { cudaEvent_t event; } CommMark; // owned; NULL until it is first set
+    struct StagingBuffer* next; // of the communicator's other queues, owned
+} StagingBuffer;
+typedef struct { cudaEvent_t event; } StagingEvent; // owned; NULL until it is first set
 
-#define STAGE_TEXT " through host memory"
-static inline size_t stage_device_bytes(size_t bytes) { (void)bytes; return 0; } // all of it is the host's
+#define STAGING_TEXT " through host memory"
+static inline size_t staging_device_bytes(size_t bytes) { (void)bytes; return 0; } // all of it is the host's
 
-static inline void stage_open(CommStage* s, int queue, size_t bytes) {
+static inline void staging_open(StagingBuffer* s, int queue, size_t bytes) {
     s->bytes = bytes;
     s->queue = queue;
     s->view = (char*)host_alloc(bytes);
     cuda_check(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "a stream for copies to the host");
 }
-static inline void stage_init(CommStage* s, size_t bytes) {
-    stage_open(s, 0, bytes);
+static inline void staging_init(StagingBuffer* s, size_t bytes) {
+    staging_open(s, 0, bytes);
     s->scratch = (char*)xcalloc(bytes, 1);
 }
-static inline void stage_free(CommStage* s) {
+static inline void staging_free(StagingBuffer* s) {
     if (s->view == NULL) return;
     cuda_check(cudaStreamDestroy(s->stream), "a stream for copies to the host");
     host_free(s->view);
     free(s->scratch);
-    if (s->next) stage_free(s->next);
+    if (s->next) staging_free(s->next);
     free(s->next);
 }
 
 // What one queue of operations is staged in: queues run beside each other, so each needs memory of its own. That of a pair of
 // ranks is made with their first message.
-static inline CommStage* stage_of_queue(CommStage* s, int queue) {
+static inline StagingBuffer* staging_of_queue(StagingBuffer* s, int queue) {
     while (s->queue != queue && s->next) s = s->next;
     if (s->queue == queue) return s;
-    s->next = (CommStage*)xcalloc(1, sizeof(CommStage));
-    stage_open(s->next, queue, s->bytes);
+    s->next = (StagingBuffer*)xcalloc(1, sizeof(StagingBuffer));
+    staging_open(s->next, queue, s->bytes);
     return s->next;
 }
 
 // ---- for the thread that issues operations ----
-static inline void stage_mark(CommMark* m) {
+static inline void staging_record(StagingEvent* m) {
     if (m->event == NULL) cuda_check(cudaEventCreateWithFlags(&m->event, cudaEventDisableTiming), "an operation's event");
     cuda_check(cudaEventRecord(m->event, compute_stream), "an operation's event");
 }
-static inline void stage_mark_free(CommMark* m) {
+static inline void staging_event_free(StagingEvent* m) {
     if (m->event) cuda_check(cudaEventDestroy(m->event), "an operation's event");
 }
 
 // ---- for the communication thread ----
-static inline void stage_thread(void) {
+static inline void staging_thread(void) {
     cuda_check(cudaSetDevice(cuda_device_number), "the communication thread");
     host_set_threads(cuda_host_threads); // the cores are free for its sums: layers run on the GPU
 }
-static inline bool stage_passed(const CommMark* m) { return cuda_is_done(cudaEventQuery(m->event), "communication"); }
-static inline bool stage_idle(CommStage* s) { return cuda_is_done(cudaStreamQuery(s->stream), "communication"); }
-static inline char* stage_view(CommStage* s, char* device, size_t at) { (void)device; return s->view + at; }
-static inline void stage_fetch(CommStage* s, char* view, const char* device, size_t bytes) {
+static inline bool staging_passed(const StagingEvent* m) { return cuda_is_done(cudaEventQuery(m->event), "communication"); }
+static inline bool staging_idle(StagingBuffer* s) { return cuda_is_done(cudaStreamQuery(s->stream), "communication"); }
+static inline char* staging_view(StagingBuffer* s, char* device, size_t at) { (void)device; return s->view + at; }
+static inline void staging_fetch(StagingBuffer* s, char* view, const char* device, size_t bytes) {
     cuda_check(cudaMemcpyAsync(view, device, bytes, cudaMemcpyDeviceToHost, s->stream), "a copy for MPI");
 }
-static inline void stage_store(CommStage* s, char* device, const char* view, size_t bytes) {
+static inline void staging_store(StagingBuffer* s, char* device, const char* view, size_t bytes) {
     cuda_check(cudaMemcpyAsync(device, view, bytes, cudaMemcpyHostToDevice, s->stream), "a copy from MPI");
 }
 #endif

@@ -1,5 +1,5 @@
 /*
-oplog.h - what this rank has asked of the others: its last 64 operations, and how far it has come on each communicator.
+flight_recorder.h - what this rank has asked of the others: its last 64 operations, and how far it has come on each communicator.
 
 comm/ notes every operation here as it is issued, started and finished, and the one that the host waits for. The watchdog
 tells rank 0 about it five times a second, and when a run fails every rank writes its last operations to a file, from
@@ -9,12 +9,12 @@ A channel is a sequence that must be the same on all its ranks: the collectives 
 to another. Operations are numbered on their channel, from 0, so the k-th of one rank belongs to the k-th of the others,
 however many messages some of them have exchanged in between.
 */
-#ifndef LLMC_OPLOG_H
-#define LLMC_OPLOG_H
-#include "places.h"
+#ifndef LLMC_FLIGHT_RECORDER_H
+#define LLMC_FLIGHT_RECORDER_H
+#include "rank_progress.h"
 #include <pthread.h>
 
-#define OPLOG_LENGTH 64
+#define FLIGHT_RECORDER_LENGTH 64
 #define OP_TEXT 256 // bytes that the words for an operation may take
 typedef enum { OP_ISSUED, OP_STARTED, OP_FINISHED } OpState;
 static const char* const op_state_names[] = { "issued", "started", "finished" };
@@ -27,7 +27,7 @@ typedef struct {
     long long place;                   // among all operations of this rank, from 0
     long long step;                    // as the log counts them, from 1; 0: before the first
     unsigned long long elements;
-    double issued, started, finished;  // seconds since this rank's oplog_init; not yet: 0
+    double issued, started, finished;  // seconds since this rank's flight_recorder_init; not yet: 0
     int peer;                          // world rank of the root, the receiver or the sender; -1: there is none
     int state;                         // OpState
     char communicator[24];             // "world"; different groups need different names: "shard.1"
@@ -46,24 +46,24 @@ typedef struct {
 
 typedef struct {
     pthread_mutex_t lock;
-    OpRecord ring[OPLOG_LENGTH]; // operation `place` is at place % OPLOG_LENGTH
+    OpRecord ring[FLIGHT_RECORDER_LENGTH]; // operation `place` is at place % FLIGHT_RECORDER_LENGTH
     long long count;             // operations so far
-    Place place;                 // where this rank is,
-    SharedPlace* shared;         // and where others can see it; a view. NULL: they cannot
+    RankProgress progress;       // where this rank is,
+    SharedProgress* shared;      // and where others can see it; a view. NULL: they cannot
     OpChannel* channels;         // (num_channels), owned
     int num_channels;
     bool waiting;                // the host waits for `awaited`, since `since` of now_seconds()
     OpRecord awaited;
     double since, origin;
-} OpLog;
+} FlightRecorder;
 
-static inline void oplog_init(OpLog* l) {
+static inline void flight_recorder_init(FlightRecorder* l) {
     memset(l, 0, sizeof *l);
     pthread_mutex_init(&l->lock, NULL);
     l->origin = now_seconds();
 }
 
-static inline void oplog_free(OpLog* l) {
+static inline void flight_recorder_free(FlightRecorder* l) {
     free(l->channels);
     pthread_mutex_destroy(&l->lock);
     memset(l, 0, sizeof *l);
@@ -82,7 +82,7 @@ static inline void op_name_set(char* to, size_t size, const char* name) {
 }
 
 // The channel, made if it is new. The caller holds the lock.
-static inline OpChannel* oplog_channel(OpLog* l, const char* communicator, OpWay way, int peer) {
+static inline OpChannel* flight_recorder_channel(FlightRecorder* l, const char* communicator, OpWay way, int peer) {
     for (int i = 0; i < l->num_channels; i++) {
         OpChannel* c = &l->channels[i];
         if (c->way == (int)way && c->peer == peer && strcmp(c->communicator, communicator) == 0) return c;
@@ -98,37 +98,37 @@ static inline OpChannel* oplog_channel(OpLog* l, const char* communicator, OpWay
 
 // Notes that this rank belongs to a communicator. Without this, nobody would miss a rank that hangs before its first
 // operation there.
-static inline void oplog_join(OpLog* l, const char* communicator) {
+static inline void flight_recorder_join(FlightRecorder* l, const char* communicator) {
     pthread_mutex_lock(&l->lock);
-    oplog_channel(l, communicator, WAY_COLLECTIVE, -1);
+    flight_recorder_channel(l, communicator, WAY_COLLECTIVE, -1);
     pthread_mutex_unlock(&l->lock);
 }
 
 // From now on operations belong to this step.
-static inline void oplog_step(OpLog* l, long long step) {
+static inline void flight_recorder_step(FlightRecorder* l, long long step) {
     pthread_mutex_lock(&l->lock);
-    l->place.step = step;
-    place_write(l->shared, &l->place);
+    l->progress.step = step;
+    progress_write(l->shared, &l->progress);
     pthread_mutex_unlock(&l->lock);
 }
 
 // From now on operations are for this: "F3 on stage 1". "": they are for the step as a whole.
-static inline void oplog_task(OpLog* l, const char* task) {
+static inline void flight_recorder_task(FlightRecorder* l, const char* task) {
     pthread_mutex_lock(&l->lock);
-    snprintf(l->place.task, sizeof l->place.task, "%.*s", OP_TASK - 1, task);
-    place_write(l->shared, &l->place);
+    snprintf(l->progress.task, sizeof l->progress.task, "%.*s", OP_TASK - 1, task);
+    progress_write(l->shared, &l->progress);
     pthread_mutex_unlock(&l->lock);
 }
 
-static inline long long oplog_step_now(OpLog* l) {
+static inline long long flight_recorder_step_now(FlightRecorder* l) {
     pthread_mutex_lock(&l->lock);
-    long long step = l->place.step;
+    long long step = l->progress.step;
     pthread_mutex_unlock(&l->lock);
     return step;
 }
 
 // Notes a new operation. The functions below identify it by this record.
-static inline OpRecord oplog_issue(OpLog* l, const char* communicator, const char* collective, size_t elements,
+static inline OpRecord flight_recorder_issue(FlightRecorder* l, const char* communicator, const char* collective, size_t elements,
                                    const char* type, int peer) {
     OpRecord r;
     memset(&r, 0, sizeof r);
@@ -140,51 +140,51 @@ static inline OpRecord oplog_issue(OpLog* l, const char* communicator, const cha
     r.state = OP_ISSUED;
     OpWay way = op_way(collective);
     pthread_mutex_lock(&l->lock);
-    OpChannel* c = oplog_channel(l, communicator, way, way == WAY_COLLECTIVE ? -1 : peer);
+    OpChannel* c = flight_recorder_channel(l, communicator, way, way == WAY_COLLECTIVE ? -1 : peer);
     r.number = c->issued++;
     r.place = l->count++;
-    r.step = l->place.step;
-    memcpy(r.task, l->place.task, sizeof r.task);
+    r.step = l->progress.step;
+    memcpy(r.task, l->progress.task, sizeof r.task);
     r.issued = now_seconds() - l->origin;
     c->last = r;
-    l->ring[r.place % OPLOG_LENGTH] = r;
+    l->ring[r.place % FLIGHT_RECORDER_LENGTH] = r;
     pthread_mutex_unlock(&l->lock);
     return r;
 }
 
 // The caller holds the lock. An operation that is no longer in the ring is ignored.
-static inline void oplog_note(OpLog* l, const OpRecord* r) {
-    OpRecord* kept = &l->ring[r->place % OPLOG_LENGTH];
+static inline void flight_recorder_note(FlightRecorder* l, const OpRecord* r) {
+    OpRecord* kept = &l->ring[r->place % FLIGHT_RECORDER_LENGTH];
     if (kept->place == r->place) *kept = *r;
 }
 
-static inline void oplog_start(OpLog* l, OpRecord* r) {
+static inline void flight_recorder_start(FlightRecorder* l, OpRecord* r) {
     pthread_mutex_lock(&l->lock);
     r->state = OP_STARTED;
     r->started = now_seconds() - l->origin;
-    oplog_note(l, r);
+    flight_recorder_note(l, r);
     pthread_mutex_unlock(&l->lock);
 }
 
-static inline void oplog_finish(OpLog* l, OpRecord* r) {
+static inline void flight_recorder_finish(FlightRecorder* l, OpRecord* r) {
     OpWay way = op_way(r->collective);
     pthread_mutex_lock(&l->lock);
     r->state = OP_FINISHED;
     r->finished = now_seconds() - l->origin;
-    oplog_channel(l, r->communicator, way, way == WAY_COLLECTIVE ? -1 : r->peer)->finished++;
-    oplog_note(l, r);
+    flight_recorder_channel(l, r->communicator, way, way == WAY_COLLECTIVE ? -1 : r->peer)->finished++;
+    flight_recorder_note(l, r);
     pthread_mutex_unlock(&l->lock);
 }
 
-// The host waits for r from here to oplog_wait_end: this is the wait that has a deadline.
-static inline void oplog_wait_begin(OpLog* l, const OpRecord* r) {
+// The host waits for r from here to flight_recorder_wait_end: this is the wait that has a deadline.
+static inline void flight_recorder_wait_begin(FlightRecorder* l, const OpRecord* r) {
     pthread_mutex_lock(&l->lock);
     l->waiting = true;
     l->awaited = *r;
     l->since = now_seconds();
     pthread_mutex_unlock(&l->lock);
 }
-static inline void oplog_wait_end(OpLog* l) {
+static inline void flight_recorder_wait_end(FlightRecorder* l) {
     pthread_mutex_lock(&l->lock);
     l->waiting = false;
     pthread_mutex_unlock(&l->lock);
@@ -204,24 +204,24 @@ static inline void op_text(const OpRecord* r, char* out, size_t size) {
 
 // ---- the file: first two lines, a line for each channel, a line for each operation ----
 
-#define OPLOG_MAGIC "shard.c operations 1"
+#define FLIGHT_RECORDER_MAGIC "shard.c operations 1"
 
 // The last operations as text, oldest first. Format, in words separated by blanks; "-" stands for no peer:
 //   channel COMMUNICATOR collective|send|receive PEER ISSUED FINISHED
 //   op NUMBER COMMUNICATOR COLLECTIVE ELEMENTS TYPE PEER STEP STATE ISSUED STARTED FINISHED
 // run: a word that identifies the run.
-static inline void oplog_write(OpLog* l, FILE* f, const char* run, int rank, int size) {
+static inline void flight_recorder_write(FlightRecorder* l, FILE* f, const char* run, int rank, int size) {
     static const char* const ways[] = { "collective", "send", "receive" };
     pthread_mutex_lock(&l->lock);
-    fprintf(f, OPLOG_MAGIC "\nrun %s rank %d of %d step %lld operations %lld\n", run, rank, size, l->place.step, l->count);
+    fprintf(f, FLIGHT_RECORDER_MAGIC "\nrun %s rank %d of %d step %lld operations %lld\n", run, rank, size, l->progress.step, l->count);
     for (int i = 0; i < l->num_channels; i++) {
         const OpChannel* c = &l->channels[i];
         char peer[16] = "-";
         if (c->peer >= 0) snprintf(peer, sizeof peer, "%d", c->peer);
         fprintf(f, "channel %s %s %s %lld %lld\n", c->communicator, ways[c->way], peer, c->issued, c->finished);
     }
-    for (long long i = l->count > OPLOG_LENGTH ? l->count - OPLOG_LENGTH : 0; i < l->count; i++) {
-        const OpRecord* r = &l->ring[i % OPLOG_LENGTH];
+    for (long long i = l->count > FLIGHT_RECORDER_LENGTH ? l->count - FLIGHT_RECORDER_LENGTH : 0; i < l->count; i++) {
+        const OpRecord* r = &l->ring[i % FLIGHT_RECORDER_LENGTH];
         char peer[16] = "-";
         if (r->peer >= 0) snprintf(peer, sizeof peer, "%d", r->peer);
         fprintf(f, "op %lld %s %s %llu %s %s %lld %s %.6f %.6f %.6f\n", r->number, r->communicator, r->collective,

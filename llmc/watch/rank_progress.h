@@ -1,5 +1,5 @@
 /*
-places.h - where each rank is: its step, and the task that it does there. A rank that is killed cannot say it any more, so it
+rank_progress.h - where each rank is: its step, and the task that it does there. A rank that is killed cannot say it any more, so it
 writes it down as each task begins.
 
 The ranks on rank 0's machine write into memory that they share, because that takes 0.1 us, and what a killed process wrote
@@ -9,8 +9,8 @@ is known.
 The memory is a file without a name, which rank 0 makes and the others open by its number (/proc/PID/fd/N): no killed run
 leaves anything behind. Where this is not possible, all ranks are like those on other machines.
 */
-#ifndef LLMC_PLACES_H
-#define LLMC_PLACES_H
+#ifndef LLMC_RANK_PROGRESS_H
+#define LLMC_RANK_PROGRESS_H
 #include "../base/common.h"
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -19,80 +19,80 @@ leaves anything behind. Where this is not possible, all ranks are like those on 
 typedef struct {
     long long step;     // as the log counts them, from 1; 0: before the first
     char task[OP_TASK]; // "F3 on stage 1"; "": no more is known
-} Place;
+} RankProgress;
 
 // Its rank writes the half that is not the last one, and then makes it the last: a killed rank leaves one that is whole.
-typedef struct { int last; Place half[2]; } SharedPlace;
+typedef struct { int last; RankProgress half[2]; } SharedProgress;
 
 typedef struct {
     int fd;             // of rank 0; -1: none
     char* memory;       // (bytes) the mark of this run, then (size) SharedPlaces; NULL: nothing is shared. Owned
     size_t bytes;
-} Places;
+} ProgressTable;
 
-typedef struct { double mark; int pid, fd; } PlacesAddress; // plain data, sent to the other ranks; fd -1: there is none
+typedef struct { double mark; int pid, fd; } ProgressTableAddress; // plain data, sent to the other ranks; fd -1: there is none
 #define PLACES_MARK 64 // bytes before the first place
 
-static inline void places_map(Places* p, int fd, int size) {
-    p->bytes = PLACES_MARK + (size_t)size * sizeof(SharedPlace);
+static inline void progress_table_map(ProgressTable* p, int fd, int size) {
+    p->bytes = PLACES_MARK + (size_t)size * sizeof(SharedProgress);
     void* memory = mmap(NULL, p->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     p->memory = memory == MAP_FAILED ? NULL : (char*)memory;
 }
 
-static inline void places_close(Places* p) {
+static inline void progress_table_close(ProgressTable* p) {
     if (p->memory) munmap(p->memory, p->bytes);
     if (p->fd >= 0) close(p->fd);
     p->memory = NULL;
     p->fd = -1;
 }
 
-// On rank 0, for `size` ranks. Returns what the others need for places_open.
-static inline PlacesAddress places_create(Places* p, int size) {
-    PlacesAddress a;
+// On rank 0, for `size` ranks. Returns what the others need for progress_table_open.
+static inline ProgressTableAddress progress_table_create(ProgressTable* p, int size) {
+    ProgressTableAddress a;
     memset(&a, 0, sizeof a); // its padding is also sent
     a.mark = now_seconds();
     a.pid = getpid();
     p->fd = memfd_create("shard.c places", MFD_CLOEXEC);
-    off_t bytes = (off_t)(PLACES_MARK + (size_t)size * sizeof(SharedPlace));
-    if (p->fd >= 0 && ftruncate(p->fd, bytes) == 0) places_map(p, p->fd, size); // zeros
+    off_t bytes = (off_t)(PLACES_MARK + (size_t)size * sizeof(SharedProgress));
+    if (p->fd >= 0 && ftruncate(p->fd, bytes) == 0) progress_table_map(p, p->fd, size); // zeros
     if (p->memory) memcpy(p->memory, &a.mark, sizeof a.mark);
-    else places_close(p);
+    else progress_table_close(p);
     a.fd = p->fd;
     return a;
 }
 
 // On another rank. On another machine, or where /proc is not rank 0's, there is no such file, or it has another mark.
-static inline void places_open(Places* p, PlacesAddress a, int size) {
+static inline void progress_table_open(ProgressTable* p, ProgressTableAddress a, int size) {
     char path[64];
     struct stat file;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", a.pid, a.fd);
-    off_t bytes = (off_t)(PLACES_MARK + (size_t)size * sizeof(SharedPlace));
+    off_t bytes = (off_t)(PLACES_MARK + (size_t)size * sizeof(SharedProgress));
     bool looks_right = a.fd >= 0 && stat(path, &file) == 0 && S_ISREG(file.st_mode) && file.st_size == bytes;
     int fd = looks_right ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (fd < 0) return;
-    places_map(p, fd, size);
+    progress_table_map(p, fd, size);
     close(fd);
-    if (p->memory && memcmp(p->memory, &a.mark, sizeof a.mark) != 0) places_close(p);
+    if (p->memory && memcmp(p->memory, &a.mark, sizeof a.mark) != 0) progress_table_close(p);
 }
 
 // Rank r's; NULL: nothing is shared.
-static inline SharedPlace* places_of(const Places* p, int r) {
-    return p->memory ? (SharedPlace*)(void*)(p->memory + PLACES_MARK) + r : NULL;
+static inline SharedProgress* progress_of(const ProgressTable* p, int r) {
+    return p->memory ? (SharedProgress*)(void*)(p->memory + PLACES_MARK) + r : NULL;
 }
 
 // This rank is there now. s NULL: nobody else can see it.
-static inline void place_write(SharedPlace* s, const Place* place) {
+static inline void progress_write(SharedProgress* s, const RankProgress* progress) {
     if (s == NULL) return;
     int next = 1 - s->last;
-    s->half[next] = *place;
+    s->half[next] = *progress;
     __atomic_store_n(&s->last, next, __ATOMIC_RELEASE);
 }
-// Sets *place to what a rank wrote last. Returns false if it has written nothing, as on another machine.
-static inline bool place_read(const SharedPlace* s, Place* place) {
+// Sets *progress to what a rank wrote last. Returns false if it has written nothing, as on another machine.
+static inline bool progress_read(const SharedProgress* s, RankProgress* progress) {
     if (s == NULL) return false;
     int last = __atomic_load_n(&s->last, __ATOMIC_ACQUIRE);
-    *place = s->half[last == 1];
-    place->task[OP_TASK - 1] = '\0';
-    return place->step > 0;
+    *progress = s->half[last == 1];
+    progress->task[OP_TASK - 1] = '\0';
+    return progress->step > 0;
 }
 #endif
