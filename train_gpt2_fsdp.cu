@@ -1,20 +1,20 @@
 /*
 Train GPT-2 with fully sharded data parallelism: ZeRO's third stage as it is used in practice (Zhao et al., PyTorch FSDP,
 arXiv 2304.11277, sections 3 and 4). Each rank keeps fp32 shards of the parameters and AdamW's moments, and shards of the
-gradients. A group of units is gathered in floatX, ahead of its use, into one of a few rooms, and freed after it.
+gradients. A group of units is gathered in floatX, ahead of its use, into one of a few gather buffers, and freed after it.
 
 A gather costs no time if it ends before its group is needed, and --prefetch says how early it begins. But each group
-gathered ahead needs a room: --limit-all-gathers trades memory for overlap. --sharding says how long a group stays gathered,
+gathered ahead needs a gather buffer: --limit-all-gathers trades memory for overlap. --sharding says how long a group stays gathered,
 and --wrap-blocks how large a group is.
 
 Memory    per rank, in bytes, with P parameters cut S ways: 16P/S (14P/S where gradients are reduced in 16 bits), and
-          activations. Rooms: for the parameters of the root and of --limit-all-gathers groups (grad-op: of all). Buckets:
+          activations. Gather buffers: for the parameters of the root and of --limit-all-gathers groups (grad-op: of all). Buckets:
           for the gradients of the root and of two groups, in floatX, and also in fp32 where they are reduced in it.
 Sent      per rank and step with A micro-batches, in elements: full: (A(3P - 2root) + root) (S-1)/S, because the root stays
           gathered until the last micro-batch; grad-op: (A+1)P (S-1)/S, because every group does. AP (S-1)/S of these are in
           --reduce-dtype, the others in floatX. hybrid with R = N/S replicas: 2P/S (R-1)/R more, once. Also three doubles.
 Run       make train_gpt2_fsdp && mpirun -np 4 ./train_gpt2_fsdp            (--help lists the options)
-Before    train_gpt2_zero.cu: the same shards, gathered when they are needed. New here: groups, rooms, gathers ahead of use.
+Before    train_gpt2_zero.cu: the same shards, gathered when they are needed. New here: groups, gather buffers, gathers ahead of use.
 Next      tensor and pipeline parallelism cut the computation as well.
 */
 // ----------------------------------------------------------------------------
@@ -310,7 +310,7 @@ static int find_free_buffer(GPT2* g, int k) {
 }
 
 // Begins to gather a group's parameters, unless they are there or on their way. Layer calls that have been issued may still
-// read the room: the gather waits for them.
+// read the gather buffer: the gather waits for them.
 static void group_gather(GPT2* g, int k) {
     Group* group = &g->layout.groups[k];
     if (group->buffer != NO_BUFFER || is_unsharded(&g->options)) return;
@@ -321,7 +321,7 @@ static void group_gather(GPT2* g, int k) {
                                     group->shard.n);
 }
 
-// Begins to gather what comes after group k, as far ahead as there are rooms. Forward 0, 1, 2, ...; backward 0, ..., 2, 1.
+// Begins to gather what comes after group k, as far ahead as there are gather buffers. Forward 0, 1, 2, ...; backward 0, ..., 2, 1.
 static void gather_ahead(GPT2* g, int k) {
     int last = g->layout.num_groups - 1;
     for (int d = 1; d < g->options.limit_all_gathers; d++) {
@@ -417,7 +417,7 @@ static void group_free(GPT2* g, Group* group) {
 }
 
 // Ends the use of unit u's parameters until the next unit_params. The root stays until the step's last backward pass, and
-// so does every group that is not resharded after its forward pass. Another group may take a freed room.
+// so does every group that is not resharded after its forward pass. Another group may take a freed gather buffer.
 static void unit_release(GPT2* g, int u) {
     int k = g->layout.group_of[u];
     Group* group = &g->layout.groups[k];
@@ -544,7 +544,7 @@ static void gpt2_backward(GPT2* g, float dloss) {
 }
 
 // Call before micro-batch `micro` of a step's `accumulation`. Each micro-batch overwrites the buckets, and shards are added
-// up. A step begins with the blocks' rooms free, because an evaluation may have left groups in them.
+// up. A step begins with the blocks' gather buffers free, because an evaluation may have left groups in them.
 static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->grad_mode = GRAD_SET;
     g->first_micro = micro == 0;

@@ -286,7 +286,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
                               + sizeof(StepStats);
     bytes[MEMORY_COMMUNICATION] = comm_world_bytes(g->dp);
     if (g->zero_stage > 1) bytes[MEMORY_COMMUNICATION] += X * (root + (L > 1 ? 2 : 1) * block); // buckets
-    if (g->zero_stage == 3) bytes[MEMORY_COMMUNICATION] += X * (root + block);                  // rooms
+    if (g->zero_stage == 3) bytes[MEMORY_COMMUNICATION] += X * (root + block);                  // gather buffers
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
