@@ -90,6 +90,7 @@ static inline void comm_require_possible(const CommOptions* o, int size) {
 static inline void comm_open(Comm* c, CommContext* w, const char* name) {
     memset(c, 0, sizeof *c);
     c->world = w;
+    c->backend = &comm_alone_backend; // until it has other ranks
     op_name_set(c->name, sizeof c->name, name);
     c->slots = (CommSlot*)xcalloc(COMM_IN_FLIGHT, sizeof(CommSlot));
     w->comms = (Comm**)xrealloc(w->comms, (size_t)(w->num_comms + 1) * sizeof(Comm*));
@@ -123,6 +124,7 @@ static inline void comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Cont
     if (w->backend) {
         w->number = (double*)device_alloc(COMM_NUMBER_BYTES, MEMORY_COMMUNICATION);
         w->backend->open(c);
+        c->backend = w->backend;
     }
 }
 
@@ -146,6 +148,7 @@ static inline void comm_split(Comm* c, Comm* parent, const char* name, int color
     if (comm_is_alone(parent)) { comm_alone(c, parent, full_name); return; }
     comm_open(c, w, full_name);
     w->backend->split(c, parent, color);
+    if (c->size > 1 || (w->nccl && c->link)) c->backend = w->backend; // --comm nccl uses NCCL even for one rank, so one GPU is enough
 }
 
 static inline void comm_free(Comm* c) {

@@ -180,6 +180,7 @@ struct Comm {
     CommStats stats[COMM_KINDS];
     char name[24];            // "world"; "shard.1": group 1 of the split "shard"
     CommContext* world;       // owned by the world's Comm
+    const struct CommBackend* backend; // the world's; of a rank that is alone here, one that copies
     CommOp issued;            // operations so far
     bool connected;           // comm_connect was called
     CommSlot* slots;          // (COMM_IN_FLIGHT) operation k has slot k % COMM_IN_FLIGHT, owned

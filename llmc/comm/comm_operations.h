@@ -22,9 +22,6 @@ static inline unsigned long long comm_sent_times_N(CommKind k, size_t n, int N) 
     }
 }
 
-// --comm nccl uses NCCL even for a single rank, so one GPU is enough to try it.
-static inline bool comm_is_alone(const Comm* c) { return c->size == 1 && (c->world->nccl == NULL || c->link == NULL); }
-
 // Bytes that an operation writes.
 static inline size_t comm_output_bytes(const Comm* c, const CommSlot* s) {
     size_t bytes = s->n * comm_type_size(s->type);
@@ -67,29 +64,31 @@ static inline void comm_poison(const Comm* c, CommSlot* s) {
 
 // ---- issuing ----
 
-// Alone: one part is the whole.
-static inline void comm_copy_alone(CommSlot* s) {
+// The backend of a communicator of one rank: one part is the whole, so an operation is a copy.
+static inline void comm_alone_start(Comm* c, CommSlot* s) {
     size_t bytes = s->n * comm_type_size(s->type);
+    flight_recorder_start(c->world->recorder, &s->record);
+    s->event.started = now_seconds();
     if (s->on_host && s->kind == COMM_ALL_GATHER) host_to_device(s->out, s->in, bytes);
     else if (s->on_host) device_to_host(s->out, s->in, bytes);
     else if (s->in && s->out && s->in != s->out) device_copy(s->out, s->in, bytes);
+    s->event.finished = now_seconds();
+    flight_recorder_finish(c->world->recorder, &s->record);
+    s->finished = true;
 }
+static const CommBackend comm_alone_backend = { NULL, NULL, NULL, NULL, NULL, comm_alone_start, NULL, NULL, NULL };
+static inline bool comm_is_alone(const Comm* c) { return c->backend == &comm_alone_backend; }
 
+// Strict mode: begins an operation that was issued before, with its input as it was then.
 static inline void comm_begin(Comm* c, CommSlot* s) {
-    if (s->kept) { // strict mode: the input as it was issued
+    if (s->kept) {
         host_to_device(s->own, s->kept, s->n * comm_type_size(s->type));
         device_synchronize();
         free(s->kept);
         s->kept = NULL;
     }
     s->begun = true;
-    if (!comm_is_alone(c)) { c->world->backend->start(c, s); return; }
-    flight_recorder_start(c->world->recorder, &s->record);
-    s->event.started = now_seconds();
-    comm_copy_alone(s);
-    s->event.finished = now_seconds();
-    flight_recorder_finish(c->world->recorder, &s->record);
-    s->finished = true;
+    c->backend->start(c, s);
 }
 
 // ---- who calls, and what an operation is about: for the observer ----
@@ -130,8 +129,8 @@ static inline void comm_event_begin(Comm* c, CommSlot* s) {
 }
 
 // peer: the other end or the root, a rank of c; -1: there is none. color: of a split. on_host: the shard is in host memory.
-static inline CommOp comm_issue_at(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer, int color,
-                                   bool on_host) {
+static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer, int color,
+                                bool on_host) {
     CommSlot* s = &c->slots[c->issued % COMM_IN_FLIGHT];
     require(!s->live, "%s: %d operations are under way; %s, #%lld, was never waited for", c->name, COMM_IN_FLIGHT,
             comm_kind_names[s->kind], s->number);
@@ -154,13 +153,10 @@ static inline CommOp comm_issue_at(Comm* c, CommKind kind, void* out, const void
         return s->number;
     }
     s->record = flight_recorder_issue(c->world->recorder, c->name, comm_kind_names[kind], n, comm_type_name(t), world_peer);
-    if (c->world->strict) comm_poison(c, s);
-    else comm_begin(c, s);
+    if (c->world->strict) { comm_poison(c, s); return s->number; } // it begins at its wait
+    s->begun = true;
+    c->backend->start(c, s);
     return s->number;
-}
-
-static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer, int color) {
-    return comm_issue_at(c, kind, out, in, n, t, peer, color, false);
 }
 
 // ---- the operations ----
@@ -174,49 +170,49 @@ static inline void comm_require_peer(const Comm* c, CommKind k, int peer) {
 }
 static inline CommOp comm_all_reduce(Comm* c, void* buf, size_t n, CommType t) {
     comm_require_sum(c, COMM_ALL_REDUCE, t);
-    return comm_issue(c, COMM_ALL_REDUCE, buf, buf, n, t, -1, 0);
+    return comm_issue(c, COMM_ALL_REDUCE, buf, buf, n, t, -1, 0, false);
 }
 static inline CommOp comm_reduce_scatter(Comm* c, void* shard, const void* full, size_t n, CommType t) {
     comm_require_sum(c, COMM_REDUCE_SCATTER, t);
-    return comm_issue(c, COMM_REDUCE_SCATTER, shard, full, n, t, -1, 0);
+    return comm_issue(c, COMM_REDUCE_SCATTER, shard, full, n, t, -1, 0, false);
 }
 static inline CommOp comm_all_gather(Comm* c, void* full, const void* shard, size_t n, CommType t) {
-    return comm_issue(c, COMM_ALL_GATHER, full, shard, n, t, -1, 0);
+    return comm_issue(c, COMM_ALL_GATHER, full, shard, n, t, -1, 0, false);
 }
 static inline CommOp comm_reduce_scatter_to_host(Comm* c, void* shard, void* full, size_t n, CommType t) {
     comm_require_sum(c, COMM_REDUCE_SCATTER, t);
-    return comm_issue_at(c, COMM_REDUCE_SCATTER, shard, full, n, t, -1, 0, true);
+    return comm_issue(c, COMM_REDUCE_SCATTER, shard, full, n, t, -1, 0, true);
 }
 static inline CommOp comm_all_gather_from_host(Comm* c, void* full, const void* shard, size_t n, CommType t) {
-    return comm_issue_at(c, COMM_ALL_GATHER, full, shard, n, t, -1, 0, true);
+    return comm_issue(c, COMM_ALL_GATHER, full, shard, n, t, -1, 0, true);
 }
 static inline CommOp comm_all_to_all(Comm* c, void* out, const void* in, size_t n, CommType t) {
     uintptr_t a = (uintptr_t)out, b = (uintptr_t)in, bytes = (size_t)c->size * n * comm_type_size(t);
     require(a + bytes <= b || b + bytes <= a, "%s: the two buffers of an all-to-all of %d x %zu %s overlap: give it separate"
             " ones", c->name, c->size, n, comm_type_name(t));
-    return comm_issue(c, COMM_ALL_TO_ALL, out, in, n, t, -1, 0);
+    return comm_issue(c, COMM_ALL_TO_ALL, out, in, n, t, -1, 0, false);
 }
 static inline CommOp comm_broadcast(Comm* c, void* buf, size_t n, CommType t, int root) {
     comm_require_peer(c, COMM_BROADCAST, root);
-    return comm_issue(c, COMM_BROADCAST, buf, buf, n, t, root, 0);
+    return comm_issue(c, COMM_BROADCAST, buf, buf, n, t, root, 0, false);
 }
 static inline void comm_connect(Comm* c) {
     require(!c->connected, "%s: comm_connect was called twice", c->name);
-    if (!comm_is_alone(c) && c->world->backend->connect) c->world->backend->connect(c);
+    if (c->backend->connect) c->backend->connect(c);
     c->connected = true;
 }
 static inline void comm_share_memory(Comm* c) {
-    if (c->world->options.windows && !comm_is_alone(c)) c->world->backend->share_memory(c);
+    if (c->world->options.windows && c->backend->share_memory) c->backend->share_memory(c);
 }
 static inline CommOp comm_send(Comm* c, const void* buf, size_t n, CommType t, int to) {
     require(c->connected, "%s: call comm_connect before the first send", c->name);
     comm_require_peer(c, COMM_SEND, to);
-    return comm_issue(c, COMM_SEND, NULL, buf, n, t, to, 0);
+    return comm_issue(c, COMM_SEND, NULL, buf, n, t, to, 0, false);
 }
 static inline CommOp comm_recv(Comm* c, void* buf, size_t n, CommType t, int from) {
     require(c->connected, "%s: call comm_connect before the first receive", c->name);
     comm_require_peer(c, COMM_RECV, from);
-    return comm_issue(c, COMM_RECV, buf, NULL, n, t, from, 0);
+    return comm_issue(c, COMM_RECV, buf, NULL, n, t, from, 0, false);
 }
 
 // ---- waiting ----
@@ -304,7 +300,7 @@ static inline void comm_wait(Comm* c, CommOp op) {
     if (!s->begun) comm_begin(c, s);
     if (!comm_is_alone(c) && s->record.communicator[0]) { // else it was skipped
         flight_recorder_wait_begin(c->world->recorder, &s->record);
-        c->world->backend->finish(c, s);
+        c->backend->finish(c, s);
         flight_recorder_wait_end(c->world->recorder);
     }
     if (c->world->strict && s->on_host && s->kind == COMM_REDUCE_SCATTER) // this part is scratch, though only NCCL uses it
@@ -321,7 +317,7 @@ static inline void comm_wait(Comm* c, CommOp op) {
 
 static inline void comm_barrier(Comm* c) {
     device_synchronize(); // a rank is "here" when its earlier work is done
-    comm_wait(c, comm_issue(c, COMM_BARRIER, NULL, NULL, 0, COMM_BYTE, -1, 0));
+    comm_wait(c, comm_issue(c, COMM_BARRIER, NULL, NULL, 0, COMM_BYTE, -1, 0, false));
 }
 
 static inline double comm_host_sum(Comm* c, double x) {

@@ -35,6 +35,10 @@ counts are enough. A piece is a few steps; each posts messages, and the next beg
 #endif
 enum { MPI_TAG_COLLECTIVE = 1, MPI_TAG_PAIR = 2 };
 
+// Posts the next messages of an operation's piece. Returns false if the piece has no more steps.
+struct MpiOp;
+typedef bool MpiStep(struct MpiOp* o);
+
 // An operation on its way: what the communication thread knows about a CommSlot.
 typedef struct MpiOp {
     Comm* comm;
@@ -45,6 +49,7 @@ typedef struct MpiOp {
     StagingEvent ready;       // the layer calls that must be done before it begins
     bool begun;
     size_t at, count;         // the piece: elements before it, and in it
+    MpiStep* post;            // the steps of its kind
     int step;                 // of the piece; 0: it must be fetched
     MPI_Request* requests;    // the messages of the step, a view: the link's, or `one` where that is enough
     MPI_Request one;
@@ -164,7 +169,7 @@ static inline void mpi_ring_add(void* self, void* into, const void* from, size_t
 }
 static const RingCarrier mpi_ring_carrier = { mpi_ring_exchange, mpi_ring_add };
 
-// ---- the steps of each kind: each posts the next messages, and returns false when the piece has no more steps ----
+// ---- the steps of each kind (MpiStep) ----
 
 static inline bool mpi_step_all_reduce_library(MpiOp* o) {
     if (o->step > 1) return false;
@@ -306,16 +311,17 @@ static inline bool mpi_step_check_same(MpiOp* o) {
     return false;
 }
 
-static inline bool mpi_step(MpiOp* o) {
-    const CommOptions* options = &o->comm->world->options;
-    switch (o->slot->kind) {
+// The steps of an operation of this kind.
+static inline MpiStep* mpi_choose_step(const CommOptions* o, CommKind kind) {
+    switch (kind) {
     case COMM_ALL_REDUCE:
-        if (options->ordered) return mpi_step_all_reduce_ordered(o);
-        return options->all_reduce == ALL_REDUCE_RING ? mpi_step_all_reduce_ring(o) : mpi_step_all_reduce_library(o);
-    case COMM_REDUCE_SCATTER: return mpi_step_reduce_scatter(o);
-    case COMM_ALL_GATHER: return mpi_step_all_gather(o);
-    case COMM_ALL_TO_ALL: return mpi_step_all_to_all(o);
-    default: return mpi_step_one_message(o);
+        return o->ordered ? mpi_step_all_reduce_ordered
+             : o->all_reduce == ALL_REDUCE_RING ? mpi_step_all_reduce_ring : mpi_step_all_reduce_library;
+    case COMM_REDUCE_SCATTER: return mpi_step_reduce_scatter;
+    case COMM_ALL_GATHER: return mpi_step_all_gather;
+    case COMM_ALL_TO_ALL: return mpi_step_all_to_all;
+    case COMM_SPLIT: return mpi_step_split;
+    default: return mpi_step_one_message;
     }
 }
 
@@ -350,32 +356,6 @@ static inline void mpi_store(MpiOp* o) {
     }
 }
 
-// Called when everything that was posted is done: posts what comes next. Returns false if the operation is done.
-static inline bool mpi_next(MpiOp* o) {
-    CommKind k = o->slot->kind;
-    if (o->step < 0) { // strict mode or an emulated link
-        o->step = mpi_step_check_same(o) ? -2 : 0;
-        return true;
-    }
-    if (k == COMM_SPLIT) return mpi_step_split(o); // it has no pieces
-    if (o->step == 0) {
-        size_t total = k == COMM_BARRIER ? 1 : o->slot->n;
-        if (o->at == total) return false;
-        o->count = size_min(total - o->at, mpi_piece(o));
-        mpi_fetch(o);
-        o->step = 1;
-        return true;
-    }
-    if (mpi_step(o)) {
-        o->step++;
-        return true;
-    }
-    mpi_store(o);
-    o->at += o->count;
-    o->step = 0;
-    return true;
-}
-
 // ---- the communication thread ----
 
 static inline void mpi_begin(MpiOp* o) {
@@ -406,10 +386,9 @@ static inline bool mpi_is_held(MpiOp* o) {
     return at_end && now_seconds() < o->until;
 }
 
-// Advances an operation as far as it goes. Returns true if there was progress; sets *done when the operation has finished.
-static inline bool mpi_progress(MpiOp* o, bool* done) {
+// Returns true if an operation may go on: the layer calls before it are done, and so is everything that it has posted.
+static inline bool mpi_is_ready(MpiOp* o) {
     int arrived = 1;
-    *done = false;
     if (!o->begun) {
         if (!staging_passed(&o->ready)) return false;
         mpi_begin(o);
@@ -418,9 +397,30 @@ static inline bool mpi_progress(MpiOp* o, bool* done) {
         mpi_check(MPI_Testall(o->posted, o->requests, &arrived, MPI_STATUSES_IGNORE), comm_kind_names[o->slot->kind]);
     if (!arrived || !staging_idle(o->staging)) return false;
     o->posted = 0;
-    if (mpi_is_held(o)) return false;
-    *done = !mpi_next(o);
-    return true;
+    return !mpi_is_held(o);
+}
+
+// Takes an operation that is ready to its next step. Returns true if it has finished.
+static inline bool mpi_advance(MpiOp* o) {
+    CommKind k = o->slot->kind;
+    if (o->step < 0) { // strict mode or an emulated link
+        o->step = mpi_step_check_same(o) ? -2 : 0;
+    } else if (k == COMM_SPLIT) { // it has no pieces
+        return !o->post(o);
+    } else if (o->step == 0) {
+        size_t total = k == COMM_BARRIER ? 1 : o->slot->n;
+        if (o->at == total) return true;
+        o->count = size_min(total - o->at, mpi_piece(o));
+        mpi_fetch(o);
+        o->step = 1;
+    } else if (o->post(o)) {
+        o->step++;
+    } else {
+        mpi_store(o);
+        o->at += o->count;
+        o->step = 0;
+    }
+    return false;
 }
 
 // Takes o, which is finished, out of the list; it comes after `before` (NULL: it is the first).
@@ -454,11 +454,11 @@ static inline bool mpi_look(MpiEngine* e, MpiOp* first, const MpiOp* last) {
     MpiOp* before = NULL;
     e->looks++;
     for (MpiOp *o = first, *next; !at_end; o = next) {
-        bool done = false;
         at_end = o == last;
         next = at_end ? NULL : o->next;
-        if (mpi_heads_queue(e, o)) moved |= mpi_progress(o, &done);
-        if (done) mpi_retire(e, o, before);
+        bool ready = mpi_heads_queue(e, o) && mpi_is_ready(o);
+        moved |= ready;
+        if (ready && mpi_advance(o)) mpi_retire(e, o, before);
         else before = o;
     }
     return moved;
@@ -590,7 +590,7 @@ static inline void mpi_leave(CommContext* w) {
 static inline void mpi_split(Comm* c, Comm* parent, int color) {
     MpiLink* l = mpi_link_new((MpiEngine*)c->world->mpi, parent->size);
     c->link = l;
-    comm_wait(parent, comm_issue(parent, COMM_SPLIT, c, NULL, 0, COMM_BYTE, -1, color));
+    comm_wait(parent, comm_issue(parent, COMM_SPLIT, c, NULL, 0, COMM_BYTE, -1, color, false));
     if (c->size > 1) staging_init(&l->staging, COMM_PIECE);
 }
 
@@ -605,6 +605,7 @@ static inline void mpi_start(Comm* c, CommSlot* s) {
     o->comm = c;
     o->slot = s;
     o->queue = s->kind == COMM_SEND ? 1 + 2 * s->peer : s->kind == COMM_RECV ? 2 + 2 * s->peer : 0;
+    o->post = mpi_choose_step(&w->options, s->kind);
     o->staging = staging_of_queue(&l->staging, o->queue);
     o->requests = o->queue == 0 ? l->requests : &o->one;
     o->step = (w->strict || w->options.link > 0) && o->queue == 0 ? -1 : 0;

@@ -455,7 +455,7 @@ static inline void nccl_run_split(Comm* parent, const CommSlot* s) {
     device_to_host(c->world_rank, l->numbers, (size_t)c->size * sizeof(int));
 }
 static inline void nccl_split(Comm* c, Comm* parent, int color) {
-    comm_wait(parent, comm_issue(parent, COMM_SPLIT, c, NULL, 0, COMM_BYTE, -1, color));
+    comm_wait(parent, comm_issue(parent, COMM_SPLIT, c, NULL, 0, COMM_BYTE, -1, color, false));
 }
 
 // The partner of `rank` of N in a round, so that each meets each once in N rounds, or N-1 if N is even. -1: none.

@@ -53,6 +53,7 @@ static void ranks_open(int N, int method, long long rank) {
         comm_open(&k->comm, world.world, name);
         k->comm.rank = r;
         k->comm.size = N;
+        k->comm.backend = &backend;
         k->comm.world_rank = (int*)xcalloc((size_t)N, sizeof(int));
         k->grad_scale = 1;
         Compress* c = &k->c;
@@ -74,10 +75,8 @@ static void ranks_open(int N, int method, long long rank) {
         c->m = k->m; // 0, and beta1 is 0: the momentum is the gradient
         c->grad_scale = &k->grad_scale;
     }
-    world.world->backend = &backend;
 }
 static void ranks_close(void) {
-    world.world->backend = NULL;
     for (int r = 0; r < num_ranks; r++) {
         compress_free(&ranks[r].c);
         comm_free(&ranks[r].comm);
