@@ -17,8 +17,8 @@ static inline uint64_t checksum_element(uint64_t bits, uint64_t place) {
     return x ^ (x >> 32);
 }
 
-// Checksum of n elements of `size` (1, 2 or 4) bytes, the first of which is number `place` of its array. It uses memcpy
-// because they may be floats, and the compiler may assume that an integer pointer never points to one.
+// Returns the checksum of n elements of `size` (1, 2 or 4) bytes, the first of which is number `place` of its array. It uses
+// memcpy because they may be floats, and the compiler may assume that an integer pointer never points to one.
 static inline uint64_t checksum_elements(const void* data, size_t size, size_t n, uint64_t place) {
     const unsigned char* p = (const unsigned char*)data;
     uint64_t sum = 0;

@@ -95,7 +95,7 @@ static inline size_t round_up(size_t a, size_t multiple) { return ceil_div(a, mu
 static inline bool size_multiply(size_t a, size_t b, size_t* out) { return !__builtin_mul_overflow(a, b, out); }
 static inline bool size_add(size_t a, size_t b, size_t* out) { return !__builtin_add_overflow(a, b, out); }
 
-// Seconds on a clock that never jumps.
+// Returns the seconds on a clock that never jumps.
 static inline double now_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

@@ -47,7 +47,7 @@ static inline void die_file_at(const char* code_file, int line, FileSource from,
 }
 #define require_file(from, cond, ...) do { if (!(cond)) die_file_at(__FILE__, __LINE__, from, __VA_ARGS__); } while (0)
 
-// What is at a path where a file is wanted, in words.
+// Returns what is at a path where a file is wanted, in words.
 static inline const char* file_kind(mode_t mode) {
     return S_ISDIR(mode) ? "folder" : S_ISFIFO(mode) ? "pipe" : S_ISSOCK(mode) ? "socket" : "device";
 }
@@ -66,7 +66,7 @@ static inline int file_open(FileSource from, int access, size_t* size) {
     return fd;
 }
 
-// The whole of a small file (at most `limit` bytes), 0-terminated, its length in *n; the caller frees it.
+// Returns the whole of a small file (at most `limit` bytes), 0-terminated, its length in *n; the caller frees it.
 static inline char* file_read(FileSource from, size_t limit, size_t* n) {
     int fd = file_open(from, O_RDONLY, n);
     require_file(from, *n <= limit, "has %zu bytes where at most %zu make sense", *n, limit);
@@ -76,7 +76,7 @@ static inline char* file_read(FileSource from, size_t limit, size_t* n) {
     return text;
 }
 
-// A new file of n bytes, on the disk when this returns true.
+// Makes a new file of n bytes, which is on the disk when this returns true.
 static inline bool file_write(const char* path, const void* data, size_t n) {
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) return false;
@@ -96,7 +96,7 @@ static inline const char* path_name(const char* path) {
     const char* slash = strrchr(path, '/');
     return slash == NULL ? path : slash + 1;
 }
-// A copy without trailing slashes.
+// Returns a copy without trailing slashes.
 static inline char* path_trim(const char* path) {
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/') n--;
@@ -162,7 +162,7 @@ static inline bool folder_is_free(const char* path) {
 static char* folder_unfinished;
 static inline void folder_abandon(void) { if (folder_unfinished) folder_remove(folder_unfinished); }
 
-// Where a folder is filled: beside its final place, and hidden. The caller frees it.
+// Returns where a folder is filled: beside its final place, and hidden. The caller frees it.
 static inline char* folder_temporary(const char* path) {
     char* parent = path_parent(path);
     char* temporary = format_string("%s/.tmp_%s", parent, path_name(path));

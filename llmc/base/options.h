@@ -137,7 +137,7 @@ static inline void option_heading(OptionTable* t, const char* text) {
     OptionHeading h = { t->count, text };
     t->headings[t->heading_count++] = h;
 }
-// A one-letter name for the option added last.
+// Gives the option added last a one-letter name.
 static inline void option_letter(OptionTable* t, char letter) { t->specs[t->count - 1].letter = letter; }
 
 static inline void options_common(OptionTable* t, Options* o) {
@@ -256,7 +256,8 @@ static inline void option_set(const OptionSpec* s, const char* text) {
     }
 }
 
-// The option that an argument names in its first `length` characters, or NULL. *off: it is a switch, named as --no-NAME.
+// Returns the option that an argument names in its first `length` characters, or NULL. *off: it is a switch, named as
+// --no-NAME.
 static inline OptionSpec* option_find(OptionTable* t, const char* argument, size_t length, bool* off) {
     for (int i = 0; i < t->count; i++) {
         OptionSpec* s = &t->specs[i];

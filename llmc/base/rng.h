@@ -68,7 +68,7 @@ static inline float random_normal(uint64_t seed, uint64_t stream, uint64_t i) {
     return sqrtf(-2 * random_log(u1)) * random_cosine_turn(u2);
 }
 
-// Where element i goes in a pseudo-random permutation of [0,n): a Feistel network over the next even number of bits,
+// Returns where element i goes in a pseudo-random permutation of [0,n): a Feistel network over the next even number of bits,
 // walked along its cycle until it lands inside (Black and Rogaway 2002). It needs no memory, and gives any element at any time.
 static inline uint64_t random_permute(uint64_t seed, uint64_t stream, uint64_t i, uint64_t n) {
     if (n < 2) return 0;

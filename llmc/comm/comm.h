@@ -29,7 +29,8 @@ USE_NCCL=1  for those on GPUs, unless make is called with USE_NCCL=0
 // ---- what ranks communicate by ----
 #if USE_MPI
 
-// The backend that moves the data; NULL: none is needed. This is the only place where it is chosen, after all ranks have met.
+// Returns the backend that moves the data; NULL: none is needed. This is the only place where it is chosen, after all ranks
+// have met.
 static inline const CommBackend* comm_choose(Comm* c) {
     int asked = c->world->options.backend;
     if (c->size == 1 && asked != COMM_NCCL) return NULL;
@@ -86,7 +87,7 @@ static inline void comm_require_possible(const CommOptions* o, int size) {
             "--deterministic adds in rank order and --allreduce ring in the ring's order: leave one of them out");
 }
 
-// A communicator without its link; rank and size are set later.
+// Makes a communicator without its link; rank and size are set later.
 static inline void comm_open(Comm* c, CommContext* w, const char* name) {
     memset(c, 0, sizeof *c);
     c->world = w;

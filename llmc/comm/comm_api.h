@@ -245,10 +245,10 @@ static inline double comm_host_sum(Comm* c, double x);    // the sum over ranks 
 // in the log says what this step exposed, without another wait. Without an observer it asks for one time per operation.
 static inline void   comm_collect_times(Comm* c);
 
-// What a rank of c has sent so far by the formulas above.
+// Returns what a rank of c has sent so far by the formulas above.
 static inline double comm_elements_sent(const Comm* c, CommKind k) { return (double)c->stats[k].elements_times_N / c->size; }
 static inline double comm_bytes_sent(const Comm* c, CommKind k) { return (double)c->stats[k].bytes_times_N / c->size; }
-// What this rank has sent so far by the formulas above, and how long it stood still, on the world and all existing
+// Returns what this rank has sent so far by the formulas above, and how long it stood still, on the world and all existing
 // communicators split off it.
 static inline double comm_rank_bytes(const Comm* world);
 static inline double comm_rank_exposed(const Comm* world);
@@ -256,7 +256,8 @@ static inline double comm_rank_exposed(const Comm* world);
 static inline void   comm_observe(Comm* c, CommObserver observer, void* self);
 
 static inline const char* comm_description(const Comm* c) { return c->world->description; }
-// Bytes of MEMORY_COMMUNICATION that the world takes, and each communicator of N ranks split off it, until the world's comm_free.
+// Returns the bytes of MEMORY_COMMUNICATION that the world takes, and each communicator of N ranks split off it, until the
+// world's comm_free.
 static inline size_t comm_world_bytes(const Comm* c);
 static inline size_t comm_split_bytes(const Comm* c, int N);
 #define COMM_NUMBER_BYTES 64 // of the world where there is a backend, for comm_host_sum

@@ -10,7 +10,7 @@ at the wait. A rank that is alone has no backend: its operations are copies, don
 
 // ---- what an operation sends, reads and writes ----
 
-// Elements that a rank sends by the formulas of comm_api.h, times N.
+// Returns the elements that a rank sends by the formulas of comm_api.h, times N.
 static inline unsigned long long comm_sent_times_N(CommKind k, size_t n, int N) {
     unsigned long long others = (unsigned long long)N - 1, all = (unsigned long long)N;
     switch (k) {
@@ -22,7 +22,7 @@ static inline unsigned long long comm_sent_times_N(CommKind k, size_t n, int N) 
     }
 }
 
-// Bytes that an operation writes.
+// Returns the bytes that an operation writes.
 static inline size_t comm_output_bytes(const Comm* c, const CommSlot* s) {
     size_t bytes = s->n * comm_type_size(s->type);
     if (s->kind == COMM_SEND || s->kind == COMM_BARRIER || s->kind == COMM_SPLIT) return 0;
@@ -37,7 +37,7 @@ static inline char* comm_own_part(const Comm* c, const CommSlot* s) {
 
 // ---- strict mode ----
 
-// NaN in every type.
+// Sets p (bytes) to NaN, in every type.
 static inline void comm_set_nan(void* p, size_t bytes, bool on_host) {
     char* nan = on_host ? (char*)p : (char*)xcalloc(bytes, 1);
     if (on_host) device_synchronize(); // an earlier operation may still write there
@@ -235,7 +235,7 @@ static inline void comm_begin_messages(Comm* awaited_on, const CommSlot* awaited
 
 // ---- times of operations that were waited for ----
 
-// How many of them the device has passed. Waits are passed in their order, and with a wait all marks of its operation.
+// Returns how many of them the device has passed. Waits are passed in their order, and with a wait all marks of its operation.
 static inline int comm_count_passed(const CommContext* w) {
     int passed = 0, end = w->num_waited; // those before `passed` are, those from `end` on may not be
     while (passed < end) {

@@ -95,8 +95,8 @@ static inline void mpi_check(int rc, const char* what) {
 
 static inline MpiLink* mpi_link(const MpiOp* o) { return (MpiLink*)o->comm->link; }
 static inline size_t mpi_element(const MpiOp* o) { return comm_type_size(o->slot->type); }
-// Elements that a rank owns of a piece: N such slices fit in the scratch and in staging memory; of an all-to-all, whose input
-// and output are both staged, 2N.
+// Returns the elements that a rank owns of a piece: N such slices fit in the scratch and in staging memory; of an all-to-all,
+// whose input and output are both staged, 2N.
 static inline size_t mpi_slice(const MpiOp* o) {
     size_t rows = (size_t)o->comm->size * (o->slot->kind == COMM_ALL_TO_ALL ? 2 : 1);
     return size_max(1, COMM_PIECE / mpi_element(o) / rows);
@@ -125,7 +125,7 @@ static inline char* mpi_own(const MpiOp* o) { return mpi_of_shard(o, o->slot->in
 static inline char* mpi_shard(const MpiOp* o, int q) { return mpi_view(o, o->slot->out, q, q); }
 static inline char* mpi_row(const MpiOp* o, int q) { return mpi_view(o, o->slot->out, q, o->comm->size + q); }
 static inline char* mpi_buf(const MpiOp* o) { return mpi_view(o, o->slot->out ? o->slot->out : o->slot->in, 0, 0); }
-// Where what rank q sends is kept until it is added.
+// Returns where what rank q sends is kept until it is added.
 static inline char* mpi_scratch(const MpiOp* o, int q) {
     return mpi_link(o)->staging.scratch + (size_t)q * mpi_slice(o) * mpi_element(o);
 }
@@ -311,7 +311,7 @@ static inline bool mpi_step_check_same(MpiOp* o) {
     return false;
 }
 
-// The steps of an operation of this kind.
+// Returns the steps of an operation of this kind.
 static inline MpiStep* mpi_choose_step(const CommOptions* o, CommKind kind) {
     switch (kind) {
     case COMM_ALL_REDUCE:

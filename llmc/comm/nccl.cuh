@@ -85,7 +85,7 @@ static inline void nccl_recv(Comm* c, const CommSlot* s, void* data, size_t n, i
     if (n > 0) nccl_check(nccl.ncclRecv(data, n, nccl_type(s->type), from, l->nccl, l->stream), "ncclRecv");
 }
 
-// Elements that a rank owns of a piece: N such slices fit in the scratch; row q is what rank q sent.
+// Returns the elements that a rank owns of a piece: N such slices fit in the scratch; row q is what rank q sent.
 static inline size_t nccl_slice(const Comm* c, CommType t) {
     return size_max(1, NCCL_PIECE / comm_type_size(t) / (size_t)c->size);
 }
@@ -206,8 +206,8 @@ static inline void nccl_follow(cudaStream_t later, cudaStream_t earlier, cudaEve
     cuda_check(cudaStreamWaitEvent(later, event, 0), what);
 }
 
-// The streams on which an operation begins and ends. A shard in host memory is copied on a stream of its own, so that NCCL's
-// next operation need not wait for the copy; and one for each way, because a GPU copies both ways at once.
+// Returns the streams on which an operation begins and ends. A shard in host memory is copied on a stream of its own, so that
+// NCCL's next operation need not wait for the copy; and one for each way, because a GPU copies both ways at once.
 static inline cudaStream_t nccl_first_stream(const Comm* c, const CommSlot* s, const NcclLink* l) {
     return s->on_host && s->kind == COMM_ALL_GATHER ? ((NcclEngine*)c->world->nccl)->from_host : l->stream;
 }
@@ -259,7 +259,7 @@ static inline NcclOp* nccl_look_at(CommContext* w, NcclLink* l) {
     return NULL;
 }
 
-// Called over and over while the host waits for the GPU, and once when that is over.
+// The host calls this over and over while it waits for the GPU, and once when that is over.
 static inline void nccl_look(void* self) {
     NcclEngine* e = (NcclEngine*)self;
     NcclOp* awaited = NULL;
@@ -458,7 +458,7 @@ static inline void nccl_split(Comm* c, Comm* parent, int color) {
     comm_wait(parent, comm_issue(parent, COMM_SPLIT, c, NULL, 0, COMM_BYTE, -1, color, false));
 }
 
-// The partner of `rank` of N in a round, so that each meets each once in N rounds, or N-1 if N is even. -1: none.
+// Returns the partner of `rank` of N in a round, so that each meets each once in N rounds, or N-1 if N is even. -1: none.
 static inline int nccl_partner(int rank, int N, int round) {
     // i and j of M meet when i + j = round (mod M), and a rank that would meet itself meets `last`
     int M = N % 2 ? N : N - 1, last = N % 2 ? -1 : N - 1;

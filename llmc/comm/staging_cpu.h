@@ -16,7 +16,7 @@ static inline size_t staging_device_bytes(size_t bytes) { return bytes; } // of 
 static inline void staging_init(StagingBuffer* s, size_t bytes) { s->scratch = (char*)device_alloc(bytes, MEMORY_COMMUNICATION); }
 static inline void staging_free(StagingBuffer* s) { device_free(s->scratch); }
 
-// What one queue of operations is staged in: queues run beside each other, so on a GPU each needs memory of its own.
+// Returns what one queue of operations is staged in: queues run beside each other, so on a GPU each needs memory of its own.
 static inline StagingBuffer* staging_of_queue(StagingBuffer* s, int queue) { (void)queue; return s; }
 
 // ---- for the thread that issues operations ----
@@ -27,7 +27,7 @@ static inline void staging_event_free(StagingEvent* m) { (void)m; }
 static inline void staging_thread(void) { host_set_threads(1); } // is called first; layers need the other cores
 static inline bool staging_passed(const StagingEvent* m) { (void)m; return true; } // the layer calls before the mark are done
 static inline bool staging_idle(StagingBuffer* s) { (void)s; return true; }  // the copies begun here are done
-// Where MPI finds what is at `device`; at: its place in the piece's host memory.
+// Returns where MPI finds what is at `device`; at: its place in the piece's host memory.
 static inline char* staging_view(StagingBuffer* s, char* device, size_t at) { (void)s; (void)at; return device; }
 static inline void staging_fetch(StagingBuffer* s, char* view, const char* device, size_t bytes) {
     (void)s; (void)view; (void)device; (void)bytes;

@@ -44,8 +44,8 @@ static inline void staging_free(StagingBuffer* s) {
     free(s->next);
 }
 
-// What one queue of operations is staged in: queues run beside each other, so each needs memory of its own. That of a pair of
-// ranks is made with their first message.
+// Returns what one queue of operations is staged in: queues run beside each other, so each needs memory of its own. That of a
+// pair of ranks is made with their first message.
 static inline StagingBuffer* staging_of_queue(StagingBuffer* s, int queue) {
     while (s->queue != queue && s->next) s = s->next;
     if (s->queue == queue) return s;

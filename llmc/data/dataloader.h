@@ -149,7 +149,7 @@ static inline void data_shard_read(const DataShard* s, size_t first, size_t n, u
     for (size_t i = 0; i < n; i++) out[i] = scratch[i];
 }
 
-// Number of a shard's windows: of T targets each, and in evaluation a shorter last one.
+// Returns the number of a shard's windows: of T targets each, and in evaluation a shorter last one.
 static inline long long data_shard_sequences(const DataShard* s, int T, DataUse use) {
     size_t targets = s->count > 0 ? s->count - 1 : 0;
     return (long long)(use == DATA_TRAIN ? targets / (size_t)T : ceil_div(targets, (size_t)T));
@@ -250,8 +250,8 @@ static inline char* dataloader_fill(DataLoader* d, DataCursor c, int slot) {
     return NULL;
 }
 
-// Bytes of text behind the targets (n) that count. The end-of-text token counts as one byte: it separates two documents, and a
-// model of bytes has the same loss per token and per byte.
+// Returns the bytes of text behind the targets (n) that count. The end-of-text token counts as one byte: it separates two
+// documents, and a model of bytes has the same loss per token and per byte.
 static inline double dataloader_bytes(const Tokenizer* t, const int* targets, size_t n) {
     double bytes = 0;
     for (size_t i = 0; i < n; i++) {
@@ -264,7 +264,7 @@ static inline double dataloader_bytes(const Tokenizer* t, const int* targets, si
     return bytes;
 }
 
-// The micro-batch after c: what the thread reads next and what is handed out next both follow from it.
+// Returns the micro-batch after c: what the thread reads next and what is handed out next both follow from it.
 static inline DataCursor dataloader_after(const DataLoader* d, DataCursor c) {
     if (++c.micro < d->accumulation) return c;
     c.micro = 0;
@@ -348,7 +348,7 @@ static inline void dataloader_note_wait(DataLoader* d, int begun) {
     m[d->num_wait_events++] = begun;
     m[d->num_wait_events++] = device_event();
 }
-// Seconds that training waited for data since the last call. The device has passed these waits.
+// Returns the seconds that training waited for data since the last call. The device has passed these waits.
 static inline double dataloader_waited(DataLoader* d) {
     double seconds = 0;
     for (int i = 0; i < d->num_wait_events; i += 2) {

@@ -36,7 +36,7 @@ static inline FileSource mask_source(const char* path) {
     return from;
 }
 
-// The name of a token file's mask: "a/train.mask" of "a/train.bin". The caller frees it.
+// Returns the name of a token file's mask: "a/train.mask" of "a/train.bin". The caller frees it.
 static inline char* mask_path(const char* token_path) {
     size_t stem = strlen(token_path);
     if (stem > 4 && strcmp(token_path + stem - 4, ".bin") == 0) stem -= 4;
@@ -54,7 +54,7 @@ static inline bool mask_detect(FileSource from) {
 
 static inline bool mask_bit(const TokenMask* m, size_t i) { return (m->bits[i / 8] >> (i % 8) & 1) != 0; }
 
-// How many of the tokens first..first+n-1 count.
+// Returns how many of the tokens first..first+n-1 count.
 static inline size_t mask_count(const TokenMask* m, size_t first, size_t n) {
     size_t counted = 0, i = first, end = first + n;
     for (; i < end && i % 8 != 0; i++) counted += mask_bit(m, i);

@@ -76,7 +76,7 @@ typedef struct {
     TokenizerScratch* scratch;  // NULL for "bytes", owned. Changed by encoding: one thread at a time per tokenizer
 } Tokenizer;
 
-// The bytes of one token and their number. Not terminated. The end-of-text token reads "<|endoftext|>", for display.
+// Returns the bytes of one token and their number. Not terminated. The end-of-text token reads "<|endoftext|>", for display.
 static inline const char* tokenizer_decode(const Tokenizer* t, int id, size_t* length) {
     require(id >= 0 && id < t->vocab_size, "token %d is not one of the tokenizer's %d", id, t->vocab_size);
     *length = t->start[id + 1] - t->start[id];
@@ -97,7 +97,7 @@ static inline uint64_t hash_bytes(const char* s, size_t n) { // FNV-1a, and a la
     return h ^ (h >> 29);
 }
 
-// The slot where these bytes are, or would be put.
+// Returns the slot where these bytes are, or would be put.
 static inline int* token_map_slot(const TokenMap* m, const Tokenizer* t, const char* s, size_t n) {
     for (size_t i = hash_bytes(s, n);; i++) {
         int* slot = &m->slots[i & (m->count - 1)];
@@ -288,7 +288,7 @@ static inline long bytes_from_text(const int byte_of[BYTE_CHARACTERS], const cha
     return count;
 }
 
-// The keys of vocab.json, whose values must be 0..vocab_size-1, by id. Views into `root`; the caller frees the array.
+// Returns the keys of vocab.json, whose values must be 0..vocab_size-1, by id. Views into `root`; the caller frees the array.
 static inline const char** vocab_by_id(FileSource from, json_t* root) {
     size_t n = json_object_size(root);
     const char** by_id = (const char**)xcalloc(n, sizeof *by_id);
@@ -591,7 +591,8 @@ static inline size_t encode_word(const Tokenizer* t, const char* word, size_t n,
 // ----------------------------------------------------------------------------
 // encoding text
 
-// Length of the UTF-8 character at s (n > 0 bytes are there), 0 if there is none: table 3-7 of the Unicode Standard.
+// Returns the length of the UTF-8 character at s (n > 0 bytes are there), 0 if there is none: table 3-7 of the Unicode
+// Standard.
 static inline size_t utf8_length(const char* text, size_t n) {
     const unsigned char* s = (const unsigned char*)text;
     if (s[0] < 0x80) return 1;
@@ -605,7 +606,7 @@ static inline size_t utf8_length(const char* text, size_t n) {
     return length;
 }
 
-// Length of the longest stretch from s that is valid UTF-8 throughout, or invalid throughout.
+// Returns the length of the longest stretch from s that is valid UTF-8 throughout, or invalid throughout.
 static inline size_t utf8_stretch(const char* s, size_t n, bool* valid) {
     *valid = utf8_length(s, n) > 0;
     size_t at = 0;
@@ -623,7 +624,7 @@ static inline size_t utf8_stretch(const char* s, size_t n, bool* valid) {
     return at;
 }
 
-// Length of the first word at `at` in valid UTF-8 text (n).
+// Returns the length of the first word at `at` in valid UTF-8 text (n).
 static inline size_t word_length(const Tokenizer* t, const char* text, size_t n, size_t at) {
     pcre2_match_data* match = t->scratch->match;
     int result = pcre2_match(t->word_pattern, (PCRE2_SPTR)text, n, at, PCRE2_NO_UTF_CHECK, match, NULL);
@@ -650,7 +651,7 @@ static inline WordCursor word_first(const char* text, size_t n) {
     return c;
 }
 
-// The next word and its length; NULL after the last.
+// Returns the next word and its length; NULL after the last.
 static inline const char* word_next(const Tokenizer* t, WordCursor* c, size_t* length) {
     if (c->at == c->n) return NULL;
     if (c->at == c->end) {
@@ -663,7 +664,7 @@ static inline const char* word_next(const Tokenizer* t, WordCursor* c, size_t* l
     return c->text + c->at - *length;
 }
 
-// The tokens of any bytes (n), without an end-of-text token. A new array of *count, which the caller frees.
+// Returns the tokens of any bytes (n), without an end-of-text token. A new array of *count, which the caller frees.
 static inline int* tokenizer_encode(const Tokenizer* t, const char* text, size_t n, size_t* count) {
     int* out = (int*)xcalloc(n, sizeof *out); // a token is at least one byte
     *count = 0;

@@ -51,13 +51,13 @@ const char* layers_description(void);         // how matrix products are compute
 
 // ---- a part of the vocabulary: several ranks share wte by rows ----
 typedef struct { int first, count; } TokenRange; // of the padded vocabulary: tokens [first, first + count)
-// What part number `part` has when Vp tokens are divided into `parts`, which Vp must be a multiple of.
+// Returns what part number `part` has when Vp tokens are divided into `parts`, which Vp must be a multiple of.
 static inline TokenRange token_range(int Vp, int parts, int part) {
     require(Vp % parts == 0, "%d tokens of the padded vocabulary do not divide into %d parts", Vp, parts);
     TokenRange r = { part * (Vp / parts), Vp / parts };
     return r;
 }
-// How many tokens of a range are in the vocabulary: the rest, which may be all, is padding.
+// Returns how many tokens of a range are in the vocabulary: the rest, which may be all, is padding.
 static inline int tokens_in_range(TokenRange range, int V) {
     int n = V - range.first;
     return n < 0 ? 0 : n < range.count ? n : range.count;
@@ -128,7 +128,7 @@ static inline int classifier_rows_of(int elements, int N, int Vp) {
     int rows = elements / Vp > 64 ? elements / Vp / 64 * 64 : 64;
     return rows < N ? rows : N;
 }
-// Elements of the fp32 sums of wte's gradient: none where there is one chunk, or where the gradient itself is fp32.
+// Returns the elements of the fp32 sums of wte's gradient: none where there is one chunk, or where the gradient itself is fp32.
 static inline size_t classifier_sums_of(int elements, int N, int C, int Vp) {
     return NEEDS_MASTER && classifier_rows_of(elements, N, Vp) < N ? (size_t)Vp * (size_t)C : 0;
 }

@@ -115,7 +115,7 @@ static inline void gpt2_check_parts(GPT2Config c, int parts) {
             " %d parts; choose a number of parts that divides it, such as a power of two", c.Vp, parts);
 }
 
-// What part `part` of `parts` has of tensor i of unit u. Dies as gpt2_check_parts does.
+// Returns what part `part` of `parts` has of tensor i of unit u. Dies as gpt2_check_parts does.
 static inline TensorRuns tensor_part(GPT2Config c, int u, int i, int part, int parts) {
     TensorInfo t = unit_tensor(c, u, i);
     size_t p = (size_t)part, N = (size_t)parts, all = tensor_elements(t);
@@ -130,7 +130,7 @@ static inline TensorRuns tensor_part(GPT2Config c, int u, int i, int part, int p
     return r;
 }
 
-// Elements that each of `parts` parts has: of a tensor, of a unit, of the model.
+// Returns the elements that each of `parts` parts has: of a tensor, of a unit, of the model.
 static inline size_t tensor_part_elements(TensorInfo t, int parts) {
     return t.cut == CUT_NONE ? tensor_elements(t) : tensor_elements(t) / (size_t)parts;
 }
@@ -158,7 +158,7 @@ static inline void unit_init_weights(GPT2Config c, uint64_t seed, int u, size_t 
     }
 }
 
-// Elements of all parameters as they lie in memory, with the padding of the vocabulary.
+// Returns the elements of all parameters as they lie in memory, with the padding of the vocabulary.
 static inline size_t gpt2_num_elements(GPT2Config c) {
     size_t n = 0;
     for (int u = 0; u <= c.L; u++) n += unit_elements(c, u);

@@ -7,13 +7,13 @@ schedule.h - numbers that change from step to step: the learning rate, and the l
 #include "../base/options.h"
 #include "../base/precision.h"
 
-// How far a span of steps is done at `step`: 0 at its first step, 1 at its last and beyond.
+// Returns how far a span of steps is done at `step`: 0 at its first step, 1 at its last and beyond.
 static inline double schedule_progress(long long step, long long first, long long last) {
     if (step >= last) return 1;
     return step <= first ? 0 : (double)(step - first) / (double)(last - first);
 }
 
-// The learning rate of a step, counted from 0. Linear warm-up that reaches --lr at its last step, then by --lr-schedule
+// Returns the learning rate of a step, counted from 0. Linear warm-up that reaches --lr at its last step, then by --lr-schedule
 // down to the final fraction at the run's last step: cosine (Loshchilov and Hutter, arXiv 1608.03983), linear, or
 // warm-up-stable-decay, which falls linearly over the last fifth of the run (Hu et al., arXiv 2404.06395).
 static inline double learning_rate(const Options* o, long long step) {

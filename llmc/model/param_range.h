@@ -19,7 +19,7 @@ typedef struct {
     float *master, *m, *v;   // (n) views. master NULL: params are fp32 and their own master
 } ParamRange;
 
-// Elements [begin, begin+n) of unit u, in device memory. The caller sets where they lie.
+// Returns the elements [begin, begin+n) of unit u, in device memory. The caller sets where they lie.
 static inline ParamRange param_range(GPT2Config c, int u, size_t begin, size_t n) {
     size_t no_decay = unit_no_decay(c, u);
     ParamRange p;

@@ -5,14 +5,14 @@ sampler.h - from logits to a token, and from a token's bytes to a terminal.
 #define LLMC_SAMPLER_H
 #include "../base/common.h"
 
-// A float's bits as an unsigned number that orders as floats do (except NaN).
+// Returns a float's bits as an unsigned number that orders as floats do (except NaN).
 static inline uint32_t float_order(float f) {
     uint32_t u;
     memcpy(&u, &f, sizeof u);
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-// The order of the k-th largest of logits (V), 1 <= k <= V. Bisection over the 32 bits: 32 passes that vectorise, and
+// Returns the order of the k-th largest of logits (V), 1 <= k <= V. Bisection over the 32 bits: 32 passes that vectorise, and
 // neither a sort nor a copy.
 static inline uint32_t kth_largest(const float* logits, int V, long long k) {
     uint32_t threshold = 0;
@@ -65,7 +65,7 @@ typedef struct {
 
 static inline void print_replacement(void) { fputs("\xEF\xBF\xBD", stdout); }
 
-// Length of a character in bytes, by its first byte; 0: no character begins with that.
+// Returns the length of a character in bytes, by its first byte; 0: no character begins with that.
 static inline int utf8_character_length(unsigned char c) {
     return c < 0x80 ? 1 : c < 0xC2 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF5 ? 4 : 0;
 }

@@ -21,7 +21,7 @@ static inline Axes axes_of(int tp, int pp, int dp, bool pp_outside) {
     return a;
 }
 
-// Where a rank of the world is, and which rank is there.
+// Returns where a rank of the world is, and which rank is there.
 static inline AxesPlace axes_place(Axes a, int rank) {
     int inner = a.pp_outside ? MESH_DP : MESH_PP, outer = MESH_PP + MESH_DP - inner;
     AxesPlace p;
@@ -56,8 +56,8 @@ static inline Axes axes_parse(const char* text) {
     return a;
 }
 
-// The axes of N ranks by --mesh's text. Axes that it does not name have one rank, except one of them, which has all ranks
-// that are left: dp, if that is not named. Dies if these are no axes of N ranks.
+// Returns the axes of N ranks by --mesh's text. Axes that it does not name have one rank, except one of them, which has all
+// ranks that are left: dp, if that is not named. Dies if these are no axes of N ranks.
 static inline Axes axes_choose(const char* text, int N) {
     Axes a = axes_parse(text);
     long long named = 1;

@@ -101,7 +101,7 @@ static inline const float* bucket_error(const Compress* c, const CompressedBucke
     return c->o.feedback ? c->state + p->state : NULL;
 }
 static inline float* bucket_kept(const Compress* c, const CompressedBucket* p) { return c->o.feedback ? bucket_x(c, p) : NULL; }
-// The same of this rank's part of the sum, and Q, in one copy of the state.
+// Returns the same of this rank's part of the sum, and Q, in one copy of the state.
 static inline float* bucket_part(const Compress* c, const CompressedBucket* p, float* copy) {
     return c->o.feedback ? copy + p->state + c->method->cost(c, p).x : NULL;
 }
@@ -110,7 +110,7 @@ static inline float* bucket_q(const Compress* c, const CompressedBucket* p, floa
     return copy + p->state + cost.x + cost.part;
 }
 static inline double ring_bytes(double bytes, int N) { return 2.0 * (N - 1) / N * bytes; }
-// Elements of x: without error feedback only where the method works on it.
+// Returns the elements of x: without error feedback only where the method works on it.
 static inline size_t compress_x(const Compress* c, const CompressedBucket* p) {
     return c->o.feedback || c->method->needs_x ? p->n : 0;
 }
@@ -138,7 +138,7 @@ static inline void half_end(Compress* c, CompressedBucket* p) {
 // Their sums would overflow, and blocks have different scales. So each rank sums its part of everyone's in fp32, in rank
 // order, and sends the sum to all, quantised again (as ZeRO++, Wang et al. 2023, arXiv 2306.10209). That has an error, too.
 static inline int compress_bits(const Compress* c) { return c->o.method == COMPRESS_INT8 ? 8 : 4; }
-// Elements of each of the N parts, which are cut between blocks. The last parts may have less, or nothing.
+// Returns the elements of each of the N parts, which are cut between blocks. The last parts may have less, or nothing.
 static inline size_t blocks_part(const Compress* c, const CompressedBucket* p) {
     return ceil_div(ceil_div(p->n, QUANTISE_BLOCK), (size_t)compress_ranks(c)) * QUANTISE_BLOCK;
 }
@@ -342,7 +342,7 @@ static inline bool compress_takes(const Compress* c, size_t rows, size_t cols) {
     return c->o.method != COMPRESS_POWERSGD || 2 * (rows + cols) * (size_t)c->o.rank <= rows * cols;
 }
 
-// A new compressed bucket: its number. The caller sets at, n, rows and cols before anything else here is called.
+// Adds a compressed bucket, and returns its number. The caller sets at, n, rows and cols before anything else here is called.
 static inline int compress_add(Compress* c) {
     if (c->num_buckets == c->capacity) {
         c->capacity = c->capacity ? 2 * c->capacity : 64;
@@ -370,7 +370,7 @@ static inline void compress_predict_memory(const Compress* c, size_t bytes[MEMOR
     if (c->o.measure > 0) bytes[MEMORY_ERRORS] += c->num_elements * sizeof(float) + sizeof(Comparison);
 }
 
-// Bytes that a rank sends for compressed buckets, in a step that is compressed.
+// Returns the bytes that a rank sends for compressed buckets, in a step that is compressed.
 static inline double compress_predict_sent(const Compress* c) {
     double bytes = 0;
     for (int i = 0; i < c->num_buckets; i++) bytes += c->method->cost(c, &c->buckets[i]).bytes;

@@ -25,7 +25,7 @@ typedef struct {
     uint64_t layout, moments;
 } ErrorsFacts;
 
-// A checksum of all that decides what a float of the state stands for.
+// Returns a checksum of all that decides what a float of the state stands for.
 static inline uint64_t compress_layout(const Compress* c) {
     uint64_t sum = checksum_element((uint64_t)c->o.feedback, 0), place = 1;
     for (int i = 0; i < c->num_buckets; i++) {
@@ -43,7 +43,7 @@ static inline ErrorsFacts errors_facts(const Compress* c) {
     return f;
 }
 
-// What the checksum of a file has besides its n floats: the facts, and whose they are.
+// Returns what the checksum of a file has besides its n floats: the facts, and whose they are.
 static inline uint64_t errors_facts_checksum(ErrorsFacts f, size_t n, int rank, int ranks) {
     uint64_t facts[] = { (uint64_t)f.frozen, 0, f.layout, f.moments, (uint64_t)rank, (uint64_t)ranks }, sum = 0;
     memcpy(&facts[1], &f.loss_scale, sizeof f.loss_scale);

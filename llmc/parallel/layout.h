@@ -141,7 +141,7 @@ static inline void layout_cut(Layout* y, const Sharding* options, GPT2Config c, 
     }
 }
 
-// Bytes of MEMORY_COMMUNICATION that the world and these communicators take.
+// Returns the bytes of MEMORY_COMMUNICATION that the world and these communicators take.
 static inline size_t layout_comm_bytes(const Sharding* options, const Comm* world) {
     size_t bytes = comm_world_bytes(world);
     if (options->sharding != SHARD_HYBRID) return bytes;
@@ -152,7 +152,7 @@ static inline void layout_free(Layout* y) {
     for (int k = 1; k >= 0; k--) if (y->split[k].world) comm_free(&y->split[k]);
 }
 
-// What this rank has of unit u: a range, and its place in sharded memory. Returns false if it has nothing.
+// Sets what this rank has of unit u: a range, and its place in sharded memory. Returns false if it has nothing.
 static inline bool layout_range(const Layout* y, GPT2Config c, const Unit* units, int u, ParamRange* p, size_t* at) {
     const Group* k = &y->groups[y->group_of[u]];
     size_t begin = (size_t)y->shard_ranks->rank * k->shard.n, end = begin + k->shard.n; // of the group's whole memory
@@ -177,7 +177,7 @@ static inline ShardSizes shard_sizes(GPT2Config c, const Sharding* options) {
     s.all = s.root + L / wrap * s.other + (L % wrap ? shard_of(L % wrap * block, options->shards) : 0);
     return s;
 }
-// Number of rooms for groups other than the root's.
+// Returns how many gather buffers there are for groups other than the root's.
 static inline size_t sharding_buffers(const Sharding* options, ShardSizes s) {
     return reshards_after_forward(options) ? size_min((size_t)options->limit_all_gathers, s.others) : s.others;
 }

@@ -128,7 +128,7 @@ static inline void mesh_split(Mesh* m) {
     }
 }
 
-// Bytes of MEMORY_COMMUNICATION that the world and these communicators take.
+// Returns the bytes of MEMORY_COMMUNICATION that the world and these communicators take.
 static inline size_t mesh_bytes(const Mesh* m) {
     size_t bytes = comm_world_bytes(m->world);
     for (int k = 0; k < m->num_splits; k++)

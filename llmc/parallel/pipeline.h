@@ -65,13 +65,13 @@ static inline Action interleaved_backward(Pipeline l, int j) {
     Action a = { ACT_BACKWARD, j / (l.p * l.v) * l.p + j % l.p, l.v - 1 - j / l.p % l.v };
     return a;
 }
-// The number of a micro-batch's forward pass in a chunk.
+// Returns the number of a micro-batch's forward pass in a chunk.
 static inline int interleaved_number(Pipeline l, int micro, int chunk) {
     return micro / l.p * l.p * l.v + chunk * l.p + micro % l.p;
 }
 
 // ---- how far a rank runs ahead ----
-// How many forward passes a rank begins with, before forward and backward passes take turns.
+// Returns how many forward passes a rank begins with, before forward and backward passes take turns.
 static inline int pipeline_warmup(Pipeline l, int rank) {
     int after = l.p - 1 - rank, all = l.m * l.v; // stages after this one, forward passes
     int ahead = after;
@@ -80,14 +80,14 @@ static inline int pipeline_warmup(Pipeline l, int rank) {
     return ahead < all ? ahead : all;
 }
 
-// The most (micro-batch, chunk) whose activations are alive at a time: those of the warm-up and one more; in zb-h1 also
+// Returns the most (micro-batch, chunk) whose activations are alive at a time: those of the warm-up and one more; in zb-h1 also
 // those whose W is delayed.
 static inline int pipeline_slots(Pipeline l, int rank) {
     int alive = pipeline_warmup(l, rank) + 1 + (l.schedule == SCHEDULE_ZB_H1 ? rank : 0), all = l.m * l.v;
     return alive < all ? alive : all;
 }
 
-// The slot, from 0, of a micro-batch's activations in a chunk. The first forward passes take the slots in turn; each
+// Returns the slot, from 0, of a micro-batch's activations in a chunk. The first forward passes take the slots in turn; each
 // later one takes the slot that was freed last. With one chunk that is micro % slots.
 static inline int pipeline_slot(Pipeline l, int rank, int micro, int chunk) {
     int slots = pipeline_slots(l, rank), j = interleaved_number(l, micro, chunk);
@@ -99,15 +99,15 @@ static inline int pipeline_slot(Pipeline l, int rank, int micro, int chunk) {
 }
 
 // ---- with recomputation ----
-// How many sets of activations are alive at a time. Without recomputation each slot has one. With it a slot keeps only what
-// its blocks began with; a set lives from B or D, which computes it again, to the end of W or D, so a rank that delays r W
+// Returns how many sets of activations are alive at a time. Without recomputation each slot has one. With it a slot keeps only
+// what its blocks began with; a set lives from B or D, which computes it again, to the end of W or D, so a rank that delays r W
 // has r + 1 of them.
 static inline int pipeline_sets(Pipeline l, int rank, bool recomputed) {
     int alive = l.schedule == SCHEDULE_ZB_H1 ? rank + 1 : 1;
     return !recomputed ? pipeline_slots(l, rank) : alive < l.m ? alive : l.m;
 }
-// The set that an action uses. A recomputed F's is scratch, and must not be one that waits for its W: it takes the set of the
-// rank's next B, which is free.
+// Returns the set that an action uses. A recomputed F's is scratch, and must not be one that waits for its W: it takes the set
+// of the rank's next B, which is free.
 static inline int pipeline_set(Pipeline l, int rank, Action a, bool recomputed) {
     int after = a.micro - pipeline_warmup(l, rank), next_b = after > 0 ? after : 0;
     if (!recomputed) return pipeline_slot(l, rank, a.micro, a.chunk);
@@ -159,7 +159,7 @@ static inline Action zb_h1_action(Pipeline l, int rank, int k) {
     return pipeline_act(ACT_BACKWARD_WEIGHT, (l.m > rank ? l.m - rank : 0) + k);
 }
 
-// How many actions a rank has in a step, and its action number k.
+// Returns how many actions a rank has in a step, and its action number k.
 static inline int pipeline_actions(Pipeline l, int rank) {
     (void)rank; // all have as many
     return (l.schedule == SCHEDULE_ZB_H1 ? 3 : 2) * l.m * l.v;
@@ -176,8 +176,8 @@ static inline Action pipeline_action(Pipeline l, int rank, int k) {
 // ---- between ranks ----
 enum { RECEIVES_AHEAD = 1 }; // before a rank computes action k, the receives of actions up to k + RECEIVES_AHEAD are issued
 enum { NO_NEIGHBOUR = -1 };
-// The rank from which an action's input comes, and the one to which its output goes. NO_NEIGHBOUR: none, as for W, for F of
-// the first chunk, which reads tokens, and for B of the last, which begins at the loss. With p = 1 it is the rank itself:
+// Returns the rank from which an action's input comes, and the one to which its output goes. NO_NEIGHBOUR: none, as for W, for
+// F of the first chunk, which reads tokens, and for B of the last, which begins at the loss. With p = 1 it is the rank itself:
 // no message.
 static inline int pipeline_from(Pipeline l, int rank, Action a) {
     int number = a.chunk * l.p + rank;
@@ -191,8 +191,8 @@ static inline int pipeline_to(Pipeline l, int rank, Action a) {
 }
 
 // ---- the bubble ----
-// Seconds of a step in which a rank of a balanced pipeline waits, by the formulas above; that of zb-h1 needs m >= p. One
-// paper gives its share of the work m(tF + tB + tW), another that of the whole step.
+// Returns the seconds of a step in which a rank of a balanced pipeline waits, by the formulas above; that of zb-h1 needs m >=
+// p. One paper gives its share of the work m(tF + tB + tW), another that of the whole step.
 static inline double pipeline_bubble(Pipeline l, double tF, double tB, double tW) {
     double zb_h1 = tF + tB - tW > tF ? tF + tB - tW : tF; // no W fills the time before the last stage's first F
     return (l.p - 1) * (l.schedule == SCHEDULE_ZB_H1 ? zb_h1 : (tF + tB + tW) / l.v);

@@ -17,7 +17,7 @@ typedef struct {
     size_t at; // where this rank's begins in memory that has one shard of every unit
 } Shard;
 
-// Elements of each of N shards of `elements`.
+// Returns the elements of each of N shards of `elements`.
 static inline size_t shard_of(size_t elements, int N) { return round_up(ceil_div(elements, (size_t)N), SHARD_ALIGNMENT); }
 static inline size_t shard_elements(GPT2Config c, int u, int N) { return shard_of(unit_elements(c, u), N); }
 // All units together: what each rank keeps of P parameters, P/N plus padding.

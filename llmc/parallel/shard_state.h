@@ -83,8 +83,8 @@ static inline CommOp shards_gather(const Shards* s, Comm* c, floatX* whole, size
     return comm_all_gather(c, whole, own, n, COMM_FLOATX);
 }
 
-// Where a reduction puts this rank's sum. first: of a step's first micro-batch, which overwrites the gradients; that of a
-// later one is added to them.
+// Returns where a reduction puts this rank's sum. first: of a step's first micro-batch, which overwrites the gradients; that of
+// a later one is added to them.
 static inline char* shards_sum(const Shards* s, const Comm* c, void* whole, size_t at, size_t n, bool first) {
     size_t size = comm_type_size(s->grad_type);
     if (first) return s->grads + at * size;

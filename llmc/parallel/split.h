@@ -27,7 +27,7 @@ static inline void split_check_option(const char* option, int L, int p, int v) {
 }
 static inline void split_check(int L, int p, int v) { split_check_option("--pipeline-parallel ", L, p, v); }
 
-// The cost of chunk number g of `chunks`, and of all chunks of a rank.
+// Returns the cost of chunk number g of `chunks`, and of all chunks of a rank.
 static inline double chunk_cost(const int* blocks, int g, int chunks, SplitCosts costs) {
     return blocks[g] + (g == 0 ? costs.embedding : 0) + (g == chunks - 1 ? costs.head : 0);
 }
@@ -37,7 +37,7 @@ static inline double rank_cost(const int* blocks, int rank, int p, int v, SplitC
     return sum;
 }
 
-// The share of the time in which ranks compute if there is no bubble: their mean cost divided by the largest.
+// Returns the share of the time in which ranks compute if there is no bubble: their mean cost divided by the largest.
 static inline double split_efficiency(const int* blocks, int p, int v, SplitCosts costs) {
     double sum = 0, largest = 0;
     for (int r = 0; r < p; r++) {

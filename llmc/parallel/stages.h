@@ -46,7 +46,7 @@ static inline void options_pipeline_parallel(OptionTable* table, long long* p, P
                 " them; '': never");
 }
 
-// Dies if the numbers of --emulate-ms are none.
+// Dies if --emulate-ms is malformed.
 static inline void stages_parse_emulation(PipelineParallel* options) {
     int used = 0, all = 0;
     double* ms = options->ms;
@@ -81,11 +81,11 @@ static inline Stages stages_cut(PipelineParallel* options, GPT2Config c, int ran
     return y;
 }
 
-// The number of a chunk of this rank among all stages.
+// Returns the number of a chunk of this rank among all stages.
 static inline int stages_at(const Stages* y, int chunk) { return chunk * y->p + y->rank; }
 static inline bool stages_have_head(const Stages* y) { return y->rank == y->p - 1; }
-// The chunk whose forward passes take the next micro-batch of the data: that of the embedding, else that of the head. (Where
-// one rank has both, forward passes of a micro-batch follow one another.)
+// Returns the chunk whose forward passes take the next micro-batch of the data: that of the embedding, else that of the head.
+// (Where one rank has both, forward passes of a micro-batch follow one another.)
 static inline int stages_data_chunk(const Stages* y) { return y->rank > 0 && stages_have_head(y) ? y->v - 1 : 0; }
 // True if this rank has unit u.
 static inline bool stages_have(const Stages* y, int u) {
@@ -167,7 +167,7 @@ static inline void p2p_wait(P2P* m, Action a, floatX** input, floatX** gradient)
     else if (!alone) message_swap(&m->inbox, gradient);
 }
 
-// Where a stage's output may be written: the message before it has been sent.
+// Returns where a stage's output may be written: the message before it has been sent.
 static inline floatX* p2p_send_buffer(P2P* m) {
     for (int i = 0; i < 2; i++) { // those of an evaluation, which nobody has taken
         if (m->held[i] >= 0) device_event_free(m->held[i]);

@@ -49,7 +49,7 @@ static inline size_t rank_steps_bytes(const RankSteps* r) {
     return offsetof(RankSteps, channels) + (size_t)r->num_channels * sizeof(Channel);
 }
 
-// The channel of these operations, a new one if need be. NULL: there is no room for another.
+// Returns the channel of these operations, a new one if need be. NULL: there is no room for another.
 static inline Channel* rank_channel(RankSteps* r, const char* comm, int axis, int kind) {
     for (int i = 0; i < r->num_channels; i++)
         if (r->channels[i].kind == kind && strcmp(r->channels[i].comm, comm) == 0) return &r->channels[i];
@@ -115,7 +115,7 @@ static inline LeastTable least_of(const RankSteps* const* ranks, int N) {
     return t;
 }
 
-// How long after this rank's last action in step s the last one of its pipeline was over.
+// Returns how long after this rank's last action in step s the last one of its pipeline was over.
 static inline double drain_of(const RankSteps* const* ranks, int N, int rank, int s) {
     const RankSteps* r = ranks[rank];
     double last = r->until[s];
@@ -281,7 +281,7 @@ static inline void advise_on_cause(Advice* a, const Diagnosis* d, const Setting*
     if (largest == 4) advise_on_share(a, m, s);
 }
 
-// The axis along which most is exposed.
+// Returns the axis along which most is exposed.
 static inline int most_exposed_axis(const Causes* m) {
     int axis = 0;
     for (int i = 1; i < DIAGNOSIS_AXES; i++) if (causes_exposed_along(m, i) > causes_exposed_along(m, axis)) axis = i;

@@ -53,16 +53,16 @@ typedef struct {
     double seconds_per_step;  // smoothed; 0: not known yet
 } Logger;
 
-// A norm as it is logged: rounded to 32 significant bits, without the sign that a NaN may have. Ranks that each hold a part of the
-// model add up squares in another order than one that holds all of it, and only later bits show that. At a norm of 22 the rounding
-// is 2e-9, below 8192 it is less than 1e-6.
+// Returns a norm as it is logged: rounded to 32 significant bits, without the sign that a NaN may have. Ranks that each hold a
+// part of the model add up squares in another order than one that holds all of it, and only later bits show that. At a norm of
+// 22 the rounding is 2e-9, below 8192 it is less than 1e-6.
 static inline double logged_norm(double norm) {
     int exponent = 0;
     double fraction = frexp(norm, &exponent); // in [0.5,1)
     return fabs(ldexp(nearbyint(ldexp(fraction, 32)), exponent - 32));
 }
 
-// Bytes as people read them, in powers of 1000: "512 B", "12.3 MB". The text lives in out (size).
+// Returns the bytes as people read them, in powers of 1000: "512 B", "12.3 MB". The text lives in out (size).
 static inline const char* format_bytes(char* out, size_t size, double bytes) {
     static const char* const units[] = { "B", "kB", "MB", "GB", "TB" };
     int u = 0;
@@ -121,7 +121,7 @@ static inline void logger_write(Logger* g, json_t* object) {
     json_decref(object);
 }
 
-// Whether a line of metrics.jsonl is whole and speaks of no step after `last`.
+// Returns whether a line of metrics.jsonl is whole and speaks of no step after `last`.
 static inline bool logger_line_stays(const char* line, size_t n, long long last) {
     if (n == 0 || line[n - 1] != '\n') return false;
     json_t* object = json_loadb(line, n, JSON_REJECT_DUPLICATES, NULL);

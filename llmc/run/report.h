@@ -13,7 +13,7 @@ A difference between the two is a bug in a formula or in the program.
 #include "../base/options.h"
 #include "../base/precision.h"
 
-// The sum over the device's memory, without what is offloaded.
+// Returns the sum over the device's memory, without what is offloaded.
 static inline size_t memory_sum(const size_t bytes[MEMORY_KINDS]) {
     size_t total = 0;
     for (int k = 0; k < MEMORY_KINDS; k++) if (k != MEMORY_OFFLOADED) total += bytes[k];

@@ -6,7 +6,7 @@ report_compress.h - what a run says about compressed gradients: their share of P
 #include "../parallel/compress.h"
 #include "run.h"
 
-// Why nothing will be compressed, or NULL.
+// Returns why nothing will be compressed, or NULL.
 static inline const char* compress_idle(const Compress* c, long long steps) {
     if (c->o.method == COMPRESS_NONE) return "--compress none";
     if (compress_ranks(c) == 1) return "there is one rank";

@@ -33,7 +33,7 @@ typedef struct {
     bool warm;            // a step is over
 } StepTimes;
 
-// Seconds that this thread has had a core, so far.
+// Returns the seconds that this thread has had a core, so far.
 static inline double thread_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -41,7 +41,7 @@ static inline double thread_seconds(void) {
 }
 static inline bool computes_on_cpu(void) { return strncmp(device_name(), "CPU", 3) == 0; }
 
-// Which axis of the mesh a communicator is. mesh NULL: all are of replicas of the model.
+// Returns which axis of the mesh a communicator is. mesh NULL: all are of replicas of the model.
 static inline int axis_of(const Mesh* mesh, const Comm* c) {
     if (mesh == NULL) return MESH_DP;
     const Comm* const axes[MESH_AXES] = { mesh->tp, mesh->pp, mesh->dp };
@@ -107,7 +107,7 @@ static inline ControlBytes diagnosis_decide(void* self, const ControlBytes* give
 }
 
 // ---- what the options say ----
-// An option's value as text; "": there is no such option, or it is empty.
+// Returns an option's value as text; "": there is no such option, or it is empty.
 static inline const char* option_text_of(const OptionTable* t, const char* name, char* out, size_t size) {
     out[0] = '\0';
     for (int i = 0; i < t->count; i++) if (strcmp(t->specs[i].name, name) == 0) option_format(&t->specs[i], out, size);
@@ -124,7 +124,7 @@ static inline void what_hides_more(const char* hides[DIAGNOSIS_AXES], const Opti
     if (strcmp(option_text_of(t, "overlap", value, sizeof value), "off") == 0) hides[MESH_TP] = "leave out --no-overlap";
 }
 
-// What would halve the bytes that are sent; NULL: no option would.
+// Returns what would halve the bytes that are sent; NULL: no option would.
 static inline const char* what_halves_bytes(const OptionTable* t) {
     static const struct { const char *method, *halves; } methods[] = {
         { "none", sizeof(floatX) > 2 ? "--compress bf16 sends" : "--compress int8 sends" },

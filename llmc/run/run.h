@@ -364,7 +364,7 @@ static inline void run_step_end(Run* run, long long step, const StepStats* stats
 
 // ---- the end ----
 
-// What advice about the time needs to know of the run.
+// Returns what advice about the time needs to know of the run.
 static inline Setting run_setting(const Run* run) {
     Setting s;
     memset(&s, 0, sizeof s);

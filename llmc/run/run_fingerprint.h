@@ -39,7 +39,7 @@ static inline void require_same_fingerprint(Control* c, json_t* facts) {
     json_decref(facts);
 }
 
-// Checksum of this program's executable file, which differs between two builds.
+// Returns the checksum of this program's executable file, which differs between two builds.
 static inline uint64_t program_checksum(void) {
     size_t n;
     FileSource from = { "/proc/self/exe", "it is this program" };
@@ -49,8 +49,8 @@ static inline uint64_t program_checksum(void) {
     return sum;
 }
 
-// Checksum of a sample of the data: 64 spans of up to 64 tokens, spread over each shard. The loader's thread reads at the
-// same time, so this has its own buffers.
+// Returns the checksum of a sample of the data: 64 spans of up to 64 tokens, spread over each shard. The loader's thread reads
+// at the same time, so this has its own buffers.
 static inline uint64_t data_checksum(const DataLoader* d) {
     enum { SPAN = 64, SPANS = 64 };
     uint16_t scratch[SPAN];
@@ -68,7 +68,7 @@ static inline uint64_t data_checksum(const DataLoader* d) {
     return sum;
 }
 
-// Checksum of the shards' masks; 0: there is none.
+// Returns the checksum of the shards' masks; 0: there is none.
 static inline uint64_t data_mask_checksum(const DataLoader* d) {
     uint64_t sum = 0;
     for (int i = 0; i < d->num_shards && d->masked; i++) sum += checksum_element(d->shards[i].mask.checksum, (uint64_t)i);
@@ -79,7 +79,7 @@ static inline void fingerprint_add(json_t* facts, const char* key, uint64_t valu
     json_object_set_new(facts, key, checkpoint_hex(value));
 }
 
-// The options, program, model and data of this rank.
+// Returns the options, program, model and data of this rank.
 static inline json_t* run_fingerprint(const OptionTable* t, GPT2Config c, const DataLoader* data) {
     json_t* facts = json_object();
     for (int i = 0; i < t->count; i++) {

@@ -11,7 +11,7 @@
 // Computes logits (V), on the host, of the token that follows tokens (T).
 typedef void NextLogits(void* self, const int* tokens, int T, floatX* logits);
 
-// The next token, drawn from the model's distribution. tokens (n): what it follows; random (0..1) decides.
+// Returns the next token, drawn from the model's distribution. tokens (n): what it follows; random (0..1) decides.
 static inline int sample_next(const Options* o, const Tokenizer* t, int V, const int* tokens, size_t n, float random,
                               NextLogits* next_logits, void* self) {
     floatX* row = (floatX*)xcalloc((size_t)V, sizeof(floatX));

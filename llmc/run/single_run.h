@@ -51,7 +51,7 @@ static inline void single_run_compare(SingleRun* s, const char* path, long long 
             now->ranks);
 }
 
-// The median of the steps after the first in a metrics.jsonl.
+// Returns the median of the steps after the first in a metrics.jsonl.
 static inline SingleRun single_run_of_file(const char* path, const RunShape* now) {
     SingleRun s = { 0, NULL, "" };
     char* text = NULL;

@@ -8,7 +8,7 @@ start.h - what a run starts from: the checkpoint that --resume or --init-from na
 #include "../base/options.h"
 #include "../data/tokenizer.h"
 
-// The shape that --model and its overrides ask for. context: max_T of a dN, whose name does not say it.
+// Returns the shape that --model and its overrides ask for. context: max_T of a dN, whose name does not say it.
 static inline GPT2Config config_from_options(const Options* o, const Tokenizer* tokenizer, int context) {
     GPT2Config c;
     memset(&c, 0, sizeof c);
@@ -25,7 +25,7 @@ static inline GPT2Config config_from_options(const Options* o, const Tokenizer* 
     return c;
 }
 
-// Why a new run cannot have --out: there are checkpoints. The caller frees it; NULL: there are none.
+// Returns why a new run cannot have --out: there are checkpoints. The caller frees it; NULL: there are none.
 static inline char* other_run_under(const char* out) {
     char* newest = checkpoint_newest(out);
     char* error = newest ? format_string("--out %s holds the checkpoints of another run, the newest in %s: continue it with"
@@ -53,7 +53,7 @@ static inline bool open_checkpoint(const Options* o, CheckpointReader* r) {
     return true;
 }
 
-// The model's shape: the checkpoint's, which must agree with every option that was given; else the options'.
+// Returns the model's shape: the checkpoint's, which must agree with every option that was given; else the options'.
 static inline GPT2Config config_for_run(const Options* o, OptionTable* table, const Tokenizer* tokenizer, const CheckpointReader* r) {
     static const char* const shape_options[] = { "model", "layers", "heads", "channels", "vocab-size" };
     bool asked = r == NULL;

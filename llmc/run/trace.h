@@ -61,7 +61,7 @@ static struct {
     char* notes;          // lines for the end of this rank's part, owned; NULL: none
 } trace;
 
-// The file of one rank's part, until trace_merge.
+// Returns the file of one rank's part, until trace_merge.
 static inline char* trace_part(const char* path, int rank) { return format_string("%s.rank%d", path, rank); }
 
 // Begins a trace, if path is not "". The ranks must have met just before.

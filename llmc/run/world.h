@@ -183,7 +183,7 @@ static inline ControlBytes costs_range(void* self, const ControlBytes* given, in
     }
     return control_bytes(&all, sizeof all);
 }
-// What ranks will take and send, from what each of them has predicted: bytes. Collective.
+// Returns what ranks will take and send, from what each of them has predicted: bytes. Collective.
 static inline RankCosts world_costs(World* w, const size_t predicted[MEMORY_KINDS], double sent) {
     double memory = (double)memory_sum(predicted);
     RankCosts all, mine = { { memory, memory }, { sent, sent } };

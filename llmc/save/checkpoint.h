@@ -23,7 +23,7 @@ Failures   end the process with the file's name and the remedy; the temporary fo
 
 // ---- folders and their names ----
 
-// The step of a name that is exactly prefix and step_NNNNNNNN, else -1.
+// Returns the step of a name that is exactly prefix and step_NNNNNNNN, else -1.
 static inline long long checkpoint_name_step(const char* name, const char* prefix) {
     size_t n = strlen(prefix);
     if (strncmp(name, prefix, n) != 0 || strncmp(name + n, "step_", 5) != 0) return -1;
@@ -57,7 +57,7 @@ static inline int checkpoint_list(const char* out, const char* prefix, long long
 // A checkpoint that is being replaced waits under this prefix until the new one has its name.
 #define CHECKPOINT_REPLACED ".replaced_"
 
-// Path of the newest checkpoint under `out` that is older than step `before`, or NULL. The caller frees it.
+// Returns the path of the newest checkpoint under `out` that is older than step `before`, or NULL. The caller frees it.
 static inline char* checkpoint_newest_before(const char* out, long long before) {
     static const char* const prefixes[] = { "", CHECKPOINT_REPLACED };
     char* newest = NULL;
@@ -78,7 +78,7 @@ static inline char* checkpoint_newest_before(const char* out, long long before) 
 }
 static inline char* checkpoint_newest(const char* out) { return checkpoint_newest_before(out, INT64_MAX); }
 
-// The advice that ends every message about a damaged checkpoint: which older one there is. The caller frees it.
+// Returns the advice that ends every message about a damaged checkpoint: which older one there is. The caller frees it.
 static inline char* checkpoint_remedy(const char* dir) {
     char *parent = path_parent(dir), *older = NULL;
     long long step = checkpoint_name_step(path_name(dir), "");
@@ -457,7 +457,7 @@ static inline size_t checkpoint_read_some(CheckpointReader* r, CheckpointPart pa
     return count;
 }
 
-// The part whose values `part` has: the master copy of a model in fp32 is the model.
+// Returns the part whose values `part` has: the master copy of a model in fp32 is the model.
 static inline CheckpointPart checkpoint_stored_part(const TrainState* s, CheckpointPart part) {
     return part == CHECKPOINT_MASTER && s->dtype == DTYPE_F32 ? CHECKPOINT_MODEL : part;
 }

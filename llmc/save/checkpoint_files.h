@@ -49,8 +49,8 @@ static inline char* checkpoint_index_path(const char* dir, CheckpointFile f) {
 
 // ---- places ----
 
-// Place of the first element of unit u; for the unit after the last one, how many places a part has. The padding, at unit 0's
-// end, has none.
+// Returns the place of the first element of unit u; for the unit after the last one, how many places a part has. The padding,
+// at unit 0's end, has none.
 static inline size_t checkpoint_place(GPT2Config c, int u) {
     size_t padding = (size_t)(c.Vp - c.V) * (size_t)c.C;
     return u == 0 ? 0 : unit_elements(c, 0) - padding + (size_t)(u - 1) * unit_elements(c, 1);
@@ -105,7 +105,8 @@ static inline char* checkpoint_piece_name(const CheckpointTensor* whole, size_t 
     return format_string("%s[%zu:%zu]", whole->name, begin, end);
 }
 
-// The tensor that a name in a file means, and which of its elements: all, or in a shard those in brackets. NULL if there is none.
+// Returns the tensor that a name in a file means, and which of its elements: all, or in a shard those in brackets. NULL if
+// there is none.
 static inline const CheckpointTensor* checkpoint_parse_name(const CheckpointTensor* tensors, int count, bool in_shard,
                                                             const char* name, size_t* begin, size_t* end) {
     size_t n = in_shard ? strcspn(name, "[") : strlen(name);
@@ -175,7 +176,7 @@ static inline void checkpoint_free_pieces(CheckpointPieces pieces[CHECKPOINT_PAR
     for (int part = 0; part < CHECKPOINT_PARTS; part++) free(pieces[part].list);
 }
 
-// The piece that has this place, or NULL.
+// Returns the piece that has this place, or NULL.
 static inline const CheckpointPiece* checkpoint_find_piece(const CheckpointPieces* pieces, size_t place) {
     size_t low = 0, high = pieces->count; // if there is one, it is in [low, high)
     while (high - low > 1) {

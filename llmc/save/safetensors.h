@@ -44,7 +44,7 @@ typedef struct {
 
 typedef struct { const char* name; size_t bits; bool readable; DType dtype; } SafeDType;
 
-// The format's dtypes by name, NULL for an unknown one.
+// Returns the format's dtypes by name, NULL for an unknown one.
 static inline const SafeDType* safetensors_dtype(const char* name) {
     static const SafeDType known[] = {
         { "F32", 32, true, DTYPE_F32 }, { "BF16", 16, true, DTYPE_BF16 }, { "F16", 16, true, DTYPE_F16 },
@@ -200,7 +200,7 @@ static inline bool safetensors_close(SafeTensors* s) {
 
 // ---- reading ----
 
-// The tensor of that name, owned by s, or NULL.
+// Returns the tensor of that name, owned by s, or NULL.
 static inline const SafeTensor* safetensors_find(const SafeTensors* s, const char* name) {
     for (int i = 0; i < s->count; i++) if (strcmp(s->tensors[i].name, name) == 0) return &s->tensors[i];
     return NULL;
@@ -228,7 +228,7 @@ static inline void safetensors_read(const SafeTensors* s, const SafeTensor* t, s
 
 // ---- writing ----
 
-// A tensor for safetensors_create to make room for: cols 0 for a 1-D tensor. `name` is copied by safetensors_create.
+// Returns a tensor for safetensors_create to make room for: cols 0 for a 1-D tensor. `name` is copied by safetensors_create.
 static inline SafeTensor safetensor_wanted(char* name, DType dtype, size_t rows, size_t cols) {
     SafeTensor t;
     memset(&t, 0, sizeof t);

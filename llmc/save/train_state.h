@@ -47,7 +47,7 @@ static inline json_t* checkpoint_hex(uint64_t value) {
     return json_string(text);
 }
 
-// The checksum of a state's fields: of its JSON without white space, keys sorted.
+// Returns the checksum of a state's fields: of its JSON without white space, keys sorted.
 static inline json_t* train_state_checksum(const json_t* root) {
     char* text = json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS);
     require(text != NULL, "out of host memory while writing state.json");
@@ -84,7 +84,7 @@ static inline char* train_state_text(const TrainState* s, const uint64_t checksu
     return text;
 }
 
-// A member of `object` that is a whole number within [low, high].
+// Returns a member of `object` that is a whole number within [low, high].
 static inline long long train_state_integer(const json_t* object, const char* key, long long low, long long high,
                                             FileSource from) {
     const json_t* value = json_object_get(object, key);

@@ -54,7 +54,7 @@ static inline char* writer_record_text(WriterRecord r) {
     return format_string("process %lld on %s, boot %s, since %lld.%09ld\n", r.pid, r.host, r.boot, (long long)t.tv_sec,
                          t.tv_nsec);
 }
-// The whole text of a lock file; the caller frees it.
+// Returns the whole text of a lock file; the caller frees it.
 static inline char* writer_read(int fd) {
     char text[512];
     ssize_t n = pread(fd, text, sizeof text - 1, 0);

@@ -47,7 +47,7 @@ static inline OpChannel channel_of(ControlBytes channels, size_t i) {
     memcpy(&k, channels.data + i * sizeof k, sizeof k);
     return k;
 }
-// How many messages rank `from` has sent to rank `to`, or the other way received from it, on a communicator.
+// Returns how many messages rank `from` has sent to rank `to`, or the other way received from it, on a communicator.
 static inline long long messages_counted(ControlBytes channels, OpWay way, const char* communicator, int other) {
     for (size_t i = 0; (i + 1) * sizeof(OpChannel) <= channels.bytes; i++) {
         OpChannel k = channel_of(channels, i);
@@ -93,7 +93,8 @@ static inline void require_same_messages(Control* c, long long step) {
 
 // ---- while training ----
 
-// Checksum of n elements of `size` bytes in device memory; the first is number `place` of a larger sum. host (bytes): scratch.
+// Returns the checksum of n elements of `size` bytes in device memory; the first is number `place` of a larger sum. host
+// (bytes): scratch.
 static inline uint64_t device_checksum_by(const void* device, size_t size, size_t n, uint64_t place, void* host, size_t bytes) {
     uint64_t sum = 0;
     for (size_t done = 0, count; done < n; done += count) {
@@ -103,7 +104,7 @@ static inline uint64_t device_checksum_by(const void* device, size_t size, size_
     }
     return sum;
 }
-// The same of all there are.
+// Returns the same of all there are.
 static inline uint64_t device_checksum(const void* device, size_t size, size_t n) {
     const size_t staged = 1 << 22; // bytes
     void* host = xcalloc(staged, 1);

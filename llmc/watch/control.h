@@ -43,7 +43,7 @@ static inline void control_init(Control* c, RankInfo ranks, double timeout, cons
     c->polled = (struct pollfd*)xcalloc((size_t)c->num_peers + CONTROL_STRANGERS + 2, sizeof(struct pollfd));
 }
 
-// A listening socket on every interface, or on the loopback interface only; -1 if the family is not available.
+// Returns a listening socket on every interface, or on the loopback interface only; -1 if the family is not available.
 static inline int control_bind(int family, bool only_here, int port) {
     int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), on = 1, off = 0;
     if (fd < 0) return -1;

@@ -30,8 +30,9 @@ checked when they meet. Only the watchdog reads and writes sockets; other thread
 #define CONTROL_SILENCE 1.0              // seconds without a heartbeat after which messages mention it
 #define CONTROL_FAREWELL 1.0             // seconds that rank 0 waits at most for the others to have written everything
 
-// Seconds in which the others may report errors of their own, before that of a rank that leaves ends them: SHARD_LEAVE_SECONDS,
-// 0.5 unless it is set. Tests in which all ranks must speak set a long time. It ends early once no other rank can report anything.
+// Returns the seconds in which the others may report errors of their own, before that of a rank that leaves ends them:
+// SHARD_LEAVE_SECONDS, 0.5 unless it is set. Tests in which all ranks must speak set a long time. It ends early once no other
+// rank can report anything.
 static inline double control_leave_seconds(void) {
     const char* text = getenv("SHARD_LEAVE_SECONDS");
     if (text == NULL) return 0.5;
@@ -117,7 +118,7 @@ typedef struct {
     double leave_at;           // when this rank leaves because of it
 } Control;
 
-// The rank that `p` is the connection to.
+// Returns the rank that `p` is the connection to.
 static inline int control_rank_of(const Control* c, const ControlPeer* p) {
     return c->ranks.rank == 0 ? (int)(p - c->peers) : 0;
 }
@@ -134,7 +135,7 @@ static inline void control_wait_changed(Control* c, double until) {
 
 // ---- messages ----
 
-// A copy of n bytes, which the caller owns.
+// Returns a copy of n bytes, which the caller owns.
 static inline ControlBytes control_bytes(const void* data, size_t n) {
     ControlBytes b = { (char*)xcalloc(n + 1, 1), n };
     if (n) memcpy(b.data, data, n);

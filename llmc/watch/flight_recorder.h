@@ -81,7 +81,7 @@ static inline void op_name_set(char* to, size_t size, const char* name) {
     memcpy(to, name, n + 1);
 }
 
-// The channel, made if it is new. The caller holds the lock.
+// Returns the channel, made if it is new. The caller holds the lock.
 static inline OpChannel* flight_recorder_channel(FlightRecorder* l, const char* communicator, OpWay way, int peer) {
     for (int i = 0; i < l->num_channels; i++) {
         OpChannel* c = &l->channels[i];

@@ -25,7 +25,7 @@ static const RankVariables ranks_torchrun = { "torchrun", "RANK", "WORLD_SIZE", 
 // number.
 static const RankVariables ranks_slurm = { "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL };
 
-// The whole number in an environment variable. Dies unless it is between least and most.
+// Returns the whole number in an environment variable. Dies unless it is between least and most.
 static inline int ranks_number(const char* launcher, const char* variable, long min, long max) {
     const char* text = getenv(variable);
     require(text != NULL, "%s has not set %s, although it has set other variables; start with mpirun, torchrun or srun,"
@@ -40,7 +40,7 @@ static inline int ranks_number(const char* launcher, const char* variable, long 
     return (int)v;
 }
 
-// How many tasks Slurm runs on a node, from "2(x3),1": two each on the first three nodes, one on the fourth.
+// Returns how many tasks Slurm runs on a node, from "2(x3),1": two each on the first three nodes, one on the fourth.
 static inline int ranks_slurm_tasks_on(const char* text, int node, int size) {
     for (const char* p = text; p != NULL && *p;) {
         int tasks = 0, times = 1, used = 0;

@@ -75,7 +75,7 @@ static inline void watchdog_declare_dead(Control* c, const ControlPeer* p, const
     watchdog_end_run(c, REASON_DIED, "rank %d%s has died (%s) %s%s", control_rank_of(c, p), name, how, when, task);
 }
 
-// The channel on which rank r's operation belongs to `op` of rank `by`; NULL: it has none.
+// Returns the channel on which rank r's operation belongs to `op` of rank `by`; NULL: it has none.
 static inline OpChannel* watchdog_counterpart(const Control* c, int r, const OpRecord* op, int by) {
     OpWay way = op_way(op->collective);
     if (way == WAY_SEND || way == WAY_RECEIVE) way = way == WAY_SEND ? WAY_RECEIVE : WAY_SEND;
@@ -130,7 +130,7 @@ static inline void watchdog_end_stuck_run(Control* c, const OpRecord* op, int by
                      " the data is not moving", text, by, c->peers[by].beat.waited);
 }
 
-// The rank that has waited longest beyond the deadline; -1: none has.
+// Returns the rank that has waited longest beyond the deadline; -1: none has.
 static inline int watchdog_longest_waiting(const Control* c) {
     int by = -1;
     double longest = c->timeout + CONTROL_SETTLE;

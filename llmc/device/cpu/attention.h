@@ -25,7 +25,7 @@ static inline size_t attention_scratch_floats(int T, int HS) {
     return 8 * (size_t)T * (size_t)HS + 2 * ATTENTION_ROWS * (size_t)attention_stride(T);
 }
 
-// The head whose first element is src, in fp32: where it lies if it is fp32, else a copy in `copy` (T,HS).
+// Returns the head whose first element is src, in fp32: where it lies if it is fp32, else a copy in `copy` (T,HS).
 static HeadRows head_rows(const floatX* src, int stride, float* copy, int T, int HS) {
     HeadRows h = { (const float*)src, stride };
     if (!NEEDS_MASTER) return h;

@@ -71,8 +71,8 @@ void classifier_part_stats(float* stats, const floatX* logits, const int* target
     }
 }
 
-// The loss of row i, and its maximum and sum over the whole vocabulary, from all (parts,N,3). A part's exponentials are relative
-// to its own maximum, so its sum is worth exp(that maximum - the whole's) as much.
+// Returns the loss of row i, and its maximum and sum over the whole vocabulary, from all (parts,N,3). A part's exponentials are
+// relative to its own maximum, so its sum is worth exp(that maximum - the whole's) as much.
 static float classifier_row_of_parts(float* max, float* sum, const float* all, int i, int parts, int N) {
     float m = -FLT_MAX, s = 0, target_logit = 0; // only one part has a target's logit that is not 0
     const float* stats = all + 3 * (size_t)i;

@@ -45,7 +45,7 @@ static inline uint32_t magnitude_bits(float x) {
     return bits & 0x7fffffff;
 }
 static inline int quantise_limit(int bits) { return bits == 8 ? 127 : 7; }
-// The scale of n elements, at most a block.
+// Returns the scale of n elements, at most a block.
 static inline float block_scale(const float* x, size_t n, int limit) {
     uint32_t largest = 0;
     float value;

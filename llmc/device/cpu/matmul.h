@@ -137,7 +137,7 @@ static void matmul_slot_fill(MatmulSlot* s) {
     for (int i = 0; i < 4; i++) matrix_desc_free(descs[i]);
 }
 
-// The slot of a shape; if there is none yet it takes the place of the one not used for longest.
+// Returns the slot of a shape; if there is none yet it takes the place of the one not used for longest.
 static MatmulSlot* matmul_slot(ProductShape shape) {
     MatmulSlot* oldest = &cpu_matmul.slots[0];
     MatmulSlot* found = NULL;

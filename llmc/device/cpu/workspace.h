@@ -22,7 +22,7 @@ typedef struct {
 } CpuLayers;
 static CpuLayers cpu_layers;
 
-// The row of a token in a matrix that has a range's rows; -1 if it has none.
+// Returns the row of a token in a matrix that has a range's rows; -1 if it has none.
 static inline int token_row(TokenRange range, int token) {
     int row = token - range.first;
     return row >= 0 && row < range.count ? row : -1;

@@ -115,7 +115,7 @@ static inline void attention_init(LayerShapes all) {
     a->shapes = s;
 }
 
-// The larger of what cuDNN's and our own kernels need.
+// Returns the larger of what cuDNN's and our own kernels need.
 static inline size_t attention_workspace_bytes(LayerShapes s) {
     attention_init(s);
     size_t own = attention_own_workspace_bytes(attention_shapes_of(s));

@@ -136,8 +136,8 @@ static inline bool cudnn_attention_plan(CudnnGraph* g) {
     else attention_backward_graph(g, cudnn_attention.shape, cudnn_attention.deterministic);
     return graph_plan(g);
 }
-// Why cuDNN's backward must not be used for T tokens, though it makes a plan, or "". NVIDIA's front end refuses one token,
-// and gives cuDNN up to 9.15.0 a mask of sequence lengths where T is not a multiple of 128: without that mask, which our
+// Returns why cuDNN's backward must not be used for T tokens, though it makes a plan, or "". NVIDIA's front end refuses one
+// token, and gives cuDNN up to 9.15.0 a mask of sequence lengths where T is not a multiple of 128: without that mask, which our
 // graph lacks, the backward may touch memory outside of its arrays.
 static inline const char* cudnn_attention_refusal(int64_t T) {
     if (T == 1) return "its backward does not support sequences of one token";

@@ -75,8 +75,8 @@ __device__ inline void rows_store(floatX* dst, const float (&sum)[HEAD / 8][4], 
         if (r < there) *(uint32_t*)(dst + r * stride + d * 8 + col) = pair;
     }
 }
-// Where this lane's row of four matrices lies in shared memory, 16 rows from `row` and 16 columns from `col`: the first two one
-// below the other, or side by side.
+// Returns where this lane's row of four matrices lies in shared memory, 16 rows from `row` and 16 columns from `col`: the first
+// two one below the other, or side by side.
 __device__ inline const floatX* below(const floatX* tile, int row, int col, int stride = TILE_STRIDE) {
     int lane = threadIdx.x % WARP;
     return tile + (row + lane % 16) * stride + col + lane / 16 * 8;

@@ -94,7 +94,7 @@ template <typename... T> static inline bool rows_are_vectors(size_t cols, const 
 // e^x where many are needed: the GPU's own instruction is off by a few ulp, which a floatX of 16 bits does not show.
 __device__ inline float fast_exp(float x) { return NEEDS_MASTER ? __expf(x) : expf(x); }
 
-// The row of a token in a matrix that has a range's rows; -1 if it has none.
+// Returns the row of a token in a matrix that has a range's rows; -1 if it has none.
 __device__ inline int token_row(TokenRange range, int token) {
     int row = token - range.first;
     return row >= 0 && row < range.count ? row : -1;

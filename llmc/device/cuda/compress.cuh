@@ -92,7 +92,7 @@ __host__ __device__ constexpr int block_words(int bits) { return 1 + QUANTISE_BL
 
 // The order of these bits is that of |x|, and a NaN is above every number, which a maximum of floats would lose.
 __device__ inline uint32_t magnitude_bits(float x) { return __float_as_uint(x) & 0x7fffffff; }
-// The scale of a warp's block: the same in all lanes.
+// Returns the scale of a warp's block: the same in all lanes.
 __device__ inline float block_scale(Floats<PART> x, int limit) {
     uint32_t largest = 0;
     #pragma unroll
@@ -306,7 +306,8 @@ __global__ void top_k_count_kernel(TopK* t, const float* x, size_t n, size_t chu
     if (threadIdx.x == 0) t->greater[blockIdx.x] = greater;
     if (threadIdx.x == 0) t->equal[blockIdx.x] = equal;
 }
-// How many of the block's threads before this one have `flag`; *all is how many have it. of_warps (32) is shared memory.
+// Returns how many of the block's threads before this one have `flag`; *all is how many have it. of_warps (32) is shared
+// memory.
 __device__ inline uint32_t count_before(bool flag, uint32_t* of_warps, uint32_t* all) {
     uint32_t votes = __ballot_sync(~0u, flag), before = __popc(votes & ((1u << threadIdx.x % WARP) - 1));
     __syncthreads(); // an earlier use of of_warps has been read

@@ -263,7 +263,7 @@ static inline CudnnTensor graph_causal(CudnnGraph* g, CudnnTensor x, CudnnTensor
     pointwise_end(g, pointwise_mode(g, CUDNN_POINTWISE_CMP_GE, CUDNN_DATA_BOOLEAN), row, &col, NULL, seen);
     return pointwise_end(g, pointwise_mode(g, CUDNN_POINTWISE_BINARY_SELECT, CUDNN_DATA_FLOAT), x, &b, &seen, y);
 }
-// The sum or the largest of each row, (rows,1)
+// Returns the sum or the largest of each row, (rows,1)
 static inline CudnnTensor graph_reduce(CudnnGraph* g, cudnnReduceTensorOp_t op, CudnnTensor x) {
     g->step = "a reduction";
     CudnnTensor y = tensor_between(g, CUDNN_DATA_FLOAT, x.dim[0], x.dim[1], x.dim[2], 1);

@@ -116,8 +116,8 @@ template <int W> __device__ inline Floats<W> norm_gradient(Floats<W> gradient, c
     for (int k = 0; k < W; k++) gradient.x[k] += r * (p.g.x[k] - mean.x - p.n.x[k] * mean.y);
     return gradient;
 }
-// The mean over a row's C channels of what its threads, those of one threadIdx.y, have added up. All of the block call this
-// together. `of_warps` (32) is shared memory: two calls in a row must have different ones, and then one barrier is enough,
+// Returns the mean over a row's C channels of what its threads, those of one threadIdx.y, have added up. All of the block call
+// this together. `of_warps` (32) is shared memory: two calls in a row must have different ones, and then one barrier is enough,
 // because a thread that writes to the first again has passed the second's, and so all have read the first.
 __device__ inline float2 row_mean(float2 sum, float2* of_warps, int C) {
     int warps = blockDim.x / WARP, first = threadIdx.y * warps;

@@ -137,14 +137,14 @@ static inline void plan_clear(MatmulPlan* plan) {
     memset(plan, 0, sizeof *plan);
 }
 
-// The largest power of two, up to 16, that divides every address of a product. A thread and TMA need no more; and with a
-// higher bound the algorithm would depend on where a stage keeps its parameters.
+// Returns the largest power of two, up to 16, that divides every address of a product. A thread and TMA need no more; and with
+// a higher bound the algorithm would depend on where a stage keeps its parameters.
 static inline int product_alignment(Product p) {
     uintptr_t bits = (uintptr_t)p.a | (uintptr_t)p.b | (uintptr_t)p.d | (uintptr_t)p.bias | (uintptr_t)p.aux | 16;
     return (int)(bits & -bits);
 }
 
-// The plan of a product; if there is none yet it takes the place of the least recently used one.
+// Returns the plan of a product; if there is none yet it takes the place of the least recently used one.
 static inline MatmulPlan* matmul_plan(Product p) {
     MatmulPlan *oldest = NULL, *found = NULL;
     p.shape.alignment = product_alignment(p);
