@@ -134,7 +134,7 @@ typedef struct {
     Mesh mesh;                      // owned
     Comm *tp, *pp, *tied, *dp;      // ranks with other parts of the same matrices; with other stages; of these the two with
                                     // the root; with the same of other replicas of the model. Views
-    TensorParallel options;         // --sequence-parallel, --keep-gathered, --overlap, --tp-reduce-dtype
+    TensorParallel tp_options;      // --sequence-parallel, --keep-gathered, --overlap, --tp-reduce-dtype
     PipelineParallel pp_options;    // --schedule, --chunks, --split
     TokenRange tokens;              // whose rows of wte this rank has
     Stages stages;                  // which blocks are where
@@ -155,12 +155,12 @@ static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(fl
 static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
 
 // Rows of the residual stream that this rank has of N; in samples the last rank's may go beyond them.
-static size_t rows_kept(const GPT2* g, size_t N) { return g->options.sequence_parallel ? ceil_div(N, (size_t)g->tp->size) : N; }
+static size_t rows_kept(const GPT2* g, size_t N) { return g->tp_options.sequence_parallel ? ceil_div(N, (size_t)g->tp->size) : N; }
 
 // Allocates everything except res1, which every block has for itself even when the rest is shared.
 static void block_acts_init(BlockActs* a, const GPT2* g, size_t BT) {
     size_t t = (size_t)g->tp->size, C = (size_t)g->config.C, D = C / t, NH = (size_t)g->config.NH / t;
-    size_t R = rows_kept(g, BT), ln = g->options.keep_gathered ? BT*C : R*C;
+    size_t R = rows_kept(g, BT), ln = g->tp_options.keep_gathered ? BT*C : R*C;
     a->ln1 = acts_alloc(ln);     a->ln1_mean = stats_alloc(R); a->ln1_rstd = stats_alloc(R);
     a->qkv = acts_alloc(BT*3*D); a->att_stats = stats_alloc(BT*NH);
     a->atty = acts_alloc(BT*D);
@@ -257,7 +257,7 @@ static void gpt2_init_acts(GPT2* g) {
     g->losses = stats_alloc(BT);
     g->dres = acts_alloc(R*C);
     g->dbtc = acts_alloc(BT*C);
-    if (g->options.sums_fp32) g->partial = (float*)device_alloc(BT*C * sizeof(float), MEMORY_COMMUNICATION);
+    if (g->tp_options.sums_fp32) g->partial = (float*)device_alloc(BT*C * sizeof(float), MEMORY_COMMUNICATION);
     p2p_init(&g->p2p, g->pp, g->pipeline, R*C);
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
@@ -309,7 +309,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     size_t t = (size_t)g->tp->size, own = 0, X = sizeof(floatX), F = sizeof(float);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, D = C / t, slots = (size_t)g->num_slots;
-    size_t R = rows_kept(g, BT), ln_rows = g->options.keep_gathered ? BT : R, head = slots * stages_have_head(&g->stages);
+    size_t R = rows_kept(g, BT), ln_rows = g->tp_options.keep_gathered ? BT : R, head = slots * stages_have_head(&g->stages);
     size_t blocks = slots * (size_t)g->most_blocks, one = size_min(blocks, 1);
     size_t grads_kept = g->pipeline.schedule == SCHEDULE_ZB_H1 ? (size_t)(num_sets(g) * g->most_blocks) : one;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? grads_kept : blocks;
@@ -324,7 +324,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * own;
     bytes[MEMORY_ACTIVATIONS] = R * per_row + ln_rows * blocks_kept * 2*C*X + BT * per_token + sizeof(StepStats)
                               + (size_t)g->logits_rows * ((size_t)g->tokens.count * X + 3*t * sizeof(float));
-    bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh) + (g->options.sums_fp32 ? BT*C*F : 0);
+    bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh) + (g->tp_options.sums_fp32 ? BT*C*F : 0);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
@@ -332,15 +332,15 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 // pp: messages and the root. dp: gradients, and with ZeRO parameters. Along each axis a few doubles are summed.
 static double gpt2_predict_sent(const GPT2* g, double sent[MESH_AXES]) {
     double t = g->tp->size, p = g->pp->size, N = g->dp->size, BT = (double)g->max_B * g->seq_len, C = g->config.C;
-    double X = sizeof(floatX), cut = g->options.sequence_parallel, zero = g->zero_stage, root = (double)unit_size(g, 0) * X;
+    double X = sizeof(floatX), cut = g->tp_options.sequence_parallel, zero = g->zero_stage, root = (double)unit_size(g, 0) * X;
     double head = stages_have_head(&g->stages), embedding = g->pp->rank == 0, blocks = 0, gradients = 0;
     for (int u = 0; u <= g->config.L; u++) {
         blocks += u > 0 && stages_have(&g->stages, u);
         gradients += X * (zero ? N * (double)shard_size(g, u) : (double)unit_size(g, u));
     }
     double again = g->recompute == RECOMPUTE_BLOCK ? blocks : 0, products = 4*blocks + head + again;
-    double halves = 2 * (products + embedding) + cut * again + (g->options.keep_gathered ? 0 : 2*blocks);
-    double wider = g->options.sums_fp32 ? (2 - cut) * products * (sizeof(float) - X) : 0; // rows are gathered in floatX
+    double halves = 2 * (products + embedding) + cut * again + (g->tp_options.keep_gathered ? 0 : 2*blocks);
+    double wider = g->tp_options.sums_fp32 ? (2 - cut) * products * (sizeof(float) - X) : 0; // rows are gathered in floatX
     double sums = (halves * X + wider) * (t - 1) / t * BT*C + head * (t - 1) * BT*3 * sizeof(float);
     double messages = p == 1 ? 0 : (2 * g->stages.v - embedding - head) * (double)rows_kept(g, (size_t)BT) * C * X;
     double step = cut * (2*blocks + (root > 0)) * 2*C * X + 2 * sizeof(double); // layernorms, norms
@@ -355,13 +355,13 @@ static double gpt2_predict_sent(const GPT2* g, double sent[MESH_AXES]) {
 
 // Where this rank's rows are in memory of all rows, (B,T,C); in what a block keeps of ln1 or ln2; where all of those are.
 static floatX* own_rows(const GPT2* g, floatX* x) { return x + (size_t)g->first_row * (size_t)g->config.C; }
-static floatX* kept_rows(const GPT2* g, floatX* x) { return g->options.keep_gathered ? own_rows(g, x) : x; }
-static floatX* all_rows(const GPT2* g, floatX* x) { return g->options.keep_gathered ? x : g->branch; }
+static floatX* kept_rows(const GPT2* g, floatX* x) { return g->tp_options.keep_gathered ? own_rows(g, x) : x; }
+static floatX* all_rows(const GPT2* g, floatX* x) { return g->tp_options.keep_gathered ? x : g->branch; }
 
 // Makes rows the sum of what the t ranks have in x (B,T,C): rows is x, or with --sequence-parallel this rank's.
 static CommOp rows_sum_begin(GPT2* g, void* rows, void* x, CommType type) {
     size_t n = (size_t)g->rows * (size_t)g->config.C;
-    return g->options.sequence_parallel ? comm_reduce_scatter(g->tp, rows, x, n, type) : comm_all_reduce(g->tp, x, n, type);
+    return g->tp_options.sequence_parallel ? comm_reduce_scatter(g->tp, rows, x, n, type) : comm_all_reduce(g->tp, x, n, type);
 }
 // Makes this rank's rows of x the sum of the t ranks' partial products (mesh.h). Each rank has its own in x, or if there is
 // g->partial in that: then sum_end rounds what has arrived.
@@ -381,7 +381,7 @@ static CommOp gather_begin(GPT2* g, floatX* all, const floatX* rows) {
     return comm_all_gather(g->tp, all, rows, (size_t)g->rows * (size_t)g->config.C, COMM_FLOATX);
 }
 static floatX* gather(GPT2* g, floatX* all, floatX* rows) {
-    if (!g->options.sequence_parallel) return rows; // they are all
+    if (!g->tp_options.sequence_parallel) return rows; // they are all
     comm_wait(g->tp, gather_begin(g, all, rows));
     return all;
 }
@@ -427,11 +427,11 @@ static void grad_ready(GPT2* g, int u, int i) {
 // What a column-parallel layer's backward pass sends travels while something else is computed: its input's gradient, which
 // is a sum and so comes first, beside that of its weights; rows that are gathered again, beside its input's gradient.
 static CommOp beside(GPT2* g, CommOp op) {
-    if (!g->options.overlap) comm_finish(g->tp, &op);
+    if (!g->tp_options.overlap) comm_finish(g->tp, &op);
     return op;
 }
 static CommOp again_begin(GPT2* g, const floatX* ln) {
-    return g->options.keep_gathered ? NO_OP : beside(g, gather_begin(g, g->branch, ln));
+    return g->tp_options.keep_gathered ? NO_OP : beside(g, gather_begin(g, g->branch, ln));
 }
 
 // Copies all (B,T,C) rows of a gradient to `kept`, for W.
@@ -526,7 +526,7 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
     g->B = B;
     g->T = T;
     g->rows = (int)rows_kept(g, (size_t)B * (size_t)T);
-    g->first_row = g->options.sequence_parallel ? g->tp->rank * g->rows : 0;
+    g->first_row = g->tp_options.sequence_parallel ? g->tp->rank * g->rows : 0;
     host_to_device(g->inputs, inputs, bytes);
     if (targets) host_to_device(g->targets, targets, bytes);
 }
@@ -554,7 +554,7 @@ static void gpt2_forward(GPT2* g) {
     RootParams root = root_view(c, unit_params(g, 0));
     if (is_first(g)) {
         trace_compute("forward, embedding", -1);
-        floatX* embedded = g->options.sequence_parallel ? g->branch : g->acts[0].res1;
+        floatX* embedded = g->tp_options.sequence_parallel ? g->branch : g->acts[0].res1;
         encoder_part_forward(embedded, g->inputs, root.wte, added_once(g, root.wpe), g->tokens, g->B, g->T, c.C);
         comm_wait(g->tp, rows_sum_begin(g, g->acts[0].res1, embedded, COMM_FLOATX)); // exact: only one rank has a token's row
     }
@@ -668,7 +668,7 @@ static void gpt2_begin_step(GPT2* g) {
     g->B = g->max_B;
     g->T = g->seq_len;
     g->rows = (int)rows_kept(g, (size_t)g->B * (size_t)g->T);
-    g->first_row = g->options.sequence_parallel ? g->tp->rank * g->rows : 0;
+    g->first_row = g->tp_options.sequence_parallel ? g->tp->rank * g->rows : 0;
 }
 
 // Call before a backward pass of micro-batch `micro` of a step's `accumulation`. That of the last one makes gradients final.
@@ -701,7 +701,7 @@ static void gpt2_reduce(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) comm_finish(g->dp, &g->reduced[u]);
     comm_wait(g->dp, loss);
     comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->loss, 1, COMM_F64)); // the last stage has it
-    if (g->options.sequence_parallel) gpt2_reduce_layernorms(g);
+    if (g->tp_options.sequence_parallel) gpt2_reduce_layernorms(g);
 }
 
 // With ZeRO: begins to gather all parameters from the ranks' shards, in the order in which the next forward pass asks for
@@ -816,7 +816,7 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->num_slots = pipeline_slots(l, g->pp->rank);
     int rows = stages_have_head(&g->stages) ? classifier_rows(g->max_B * g->seq_len, g->tokens.count) : 1;
     g->logits_rows = rows > g->tp->size ? rows : g->tp->size; // there is also room for a row of all ranks' logits
-    mesh_check_rows(&g->options, g->tp->size, g->max_B, g->seq_len);
+    mesh_check_rows(&g->tp_options, g->tp->size, g->max_B, g->seq_len);
     int model = g->pp->size * g->tp->size, place = g->pp->rank * g->tp->size + g->tp->rank;
     run->share.writer = g->zero_stage == 1 || g->dp->rank == 0 ? g->dp->rank * model + place : -1;
     run->share.writers = sharers(g) * model;
@@ -922,7 +922,7 @@ int main(int argc, char** argv) {
     run_options(&run, "train_gpt2_3d", "train GPT-2 on a mesh of data, tensor and pipeline parallelism");
     options_world(&run.table, &run.world);
     options_mesh(&run.table, &run.mesh_text);
-    options_tensor_parallel(&run.table, NULL, &g.options);
+    options_tensor_parallel(&run.table, NULL, &g.tp_options);
     options_pipeline_parallel(&run.table, NULL, &g.pp_options);
     option_int(&run.table, "zero-stage", &g.zero_stage, 0, 1, "what is sharded over dp: 0 nothing, 1 optimizer state");
     run_start(&run, argc, argv);

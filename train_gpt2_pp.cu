@@ -143,7 +143,7 @@ typedef struct {
     Mesh mesh;                      // owned
     Comm *pp, *tied, *dp;           // ranks that share a replica of the model; the two of them that have the root; the
                                     // data-parallel ranks, which have the same stages of other copies. Views
-    PipelineParallel options;       // --schedule, --chunks, --split
+    PipelineParallel pp_options;    // --schedule, --chunks, --split
     Stages stages;                  // which blocks are where
     Pipeline pipeline;              // the schedule
     Action action;                  // the current action,
@@ -685,9 +685,9 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->pp = g->mesh.pp;
     g->tied = g->mesh.tied;
     g->dp = g->mesh.dp;
-    g->stages = stages_cut(&g->options, g->config, g->pp->rank, g->pp->size);
+    g->stages = stages_cut(&g->pp_options, g->config, g->pp->rank, g->pp->size);
     g->most_blocks = stages_most_blocks(&g->stages);
-    Pipeline l = { (Schedule)g->options.schedule, g->stages.p, run->accumulation, g->stages.v };
+    Pipeline l = { (Schedule)g->pp_options.schedule, g->stages.p, run->accumulation, g->stages.v };
     pipeline_check(l);
     g->pipeline = l;
     g->num_slots = pipeline_slots(l, g->pp->rank);
@@ -762,7 +762,7 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
         gpt2_forward(g);
     } else if (a.kind == ACT_BACKWARD_WEIGHT) gpt2_backward_weight(g);
     else gpt2_backward(g, dloss);
-    stages_emulate(&g->options, &g->stages, a, began);
+    stages_emulate(&g->pp_options, &g->stages, a, began);
     report_action_ends(&g->times, &g->p2p);
     p2p_isend(&g->p2p, a, message_elements(g), &g->dres);
 }
@@ -809,7 +809,7 @@ int main(int argc, char** argv) {
     static GPT2 g;
     run_options(&run, "train_gpt2_pp", "train GPT-2 with pipeline parallelism: each rank has some of the blocks");
     options_world(&run.table, &run.world);
-    options_pipeline_parallel(&run.table, &run.pipeline_parallel, &g.options);
+    options_pipeline_parallel(&run.table, &run.pipeline_parallel, &g.pp_options);
     g.ddp = DDP_BUCKETED;
     g.bucket_mb = 25;
     option_choice(&run.table, "ddp", &g.ddp, "naive|bucketed",
@@ -825,7 +825,7 @@ int main(int argc, char** argv) {
     comm_share_memory(g.dp); // --nccl-windows
     run.sent = gpt2_predict_sent(&g);
     run_report(&run);
-    report_stages(&run.world, &g.mesh, &g.options, &g.stages, g.pipeline, g.config, memory_sum(run.predicted));
+    report_stages(&run.world, &g.mesh, &g.pp_options, &g.stages, g.pipeline, g.config, memory_sum(run.predicted));
     gpt2_load(&g, &run);
     run_begin(&run);
 

@@ -128,7 +128,7 @@ typedef struct {
     int *inputs, *targets;          // (B,T)
     StepStats *stats;               // on the device, read once a step
     float* partial;                 // (B,T,C) with --tp-reduce-dtype fp32: products that the t ranks add up; else NULL
-    TensorParallel options;         // --sequence-parallel, --keep-gathered, --overlap, --tp-reduce-dtype
+    TensorParallel tp_options;      // --sequence-parallel, --keep-gathered, --overlap, --tp-reduce-dtype
     Mesh mesh;                      // owned
     Comm *tp, *dp;                  // the t ranks that share this replica of the model; the data-parallel ranks; views
     TokenRange tokens;              // whose rows of wte this rank has
@@ -146,12 +146,12 @@ static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(fl
 static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
 
 // Rows of the residual stream that this rank has of N; in samples the last rank's may go beyond them.
-static size_t rows_kept(const GPT2* g, size_t N) { return g->options.sequence_parallel ? ceil_div(N, (size_t)g->tp->size) : N; }
+static size_t rows_kept(const GPT2* g, size_t N) { return g->tp_options.sequence_parallel ? ceil_div(N, (size_t)g->tp->size) : N; }
 
 // Allocates everything except res1, which every block has for itself even when the rest is shared.
 static void block_acts_init(BlockActs* a, const GPT2* g, size_t BT) {
     size_t t = (size_t)g->tp->size, C = (size_t)g->config.C, D = C / t, NH = (size_t)g->config.NH / t;
-    size_t R = rows_kept(g, BT), ln = g->options.keep_gathered ? BT*C : R*C;
+    size_t R = rows_kept(g, BT), ln = g->tp_options.keep_gathered ? BT*C : R*C;
     a->ln1 = acts_alloc(ln);     a->ln1_mean = stats_alloc(R); a->ln1_rstd = stats_alloc(R);
     a->qkv = acts_alloc(BT*3*D); a->att_stats = stats_alloc(BT*NH);
     a->atty = acts_alloc(BT*D);
@@ -205,7 +205,7 @@ static void gpt2_init_acts(GPT2* g) {
     g->dres = acts_alloc(R*C);
     g->dbtc = acts_alloc(BT*C);
     g->dbt4c = acts_alloc(BT*4*C / t);
-    if (g->options.sums_fp32) g->partial = (float*)device_alloc(BT*C * sizeof(float), MEMORY_COMMUNICATION);
+    if (g->tp_options.sums_fp32) g->partial = (float*)device_alloc(BT*C * sizeof(float), MEMORY_COMMUNICATION);
     g->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
     g->targets = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
@@ -272,7 +272,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     size_t t = (size_t)g->tp->size, P = gpt2_part_elements(c, g->tp->size), X = sizeof(floatX);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, D = C / t, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
-    size_t R = rows_kept(g, BT), ln_rows = g->options.keep_gathered ? BT : R, F = sizeof(float);
+    size_t R = rows_kept(g, BT), ln_rows = g->tp_options.keep_gathered ? BT : R, F = sizeof(float);
     size_t per_row = (L + blocks_kept + 2) * C*X + (4 * blocks_kept + 2) * F; // res1, res2; resf, dres; layernorms
     size_t per_token = blocks_kept * (12*D*X + (size_t)c.NH / t * F)          // the rest of a block but for ln1 and ln2
                      + (3*C + 4*D)*X + F + 2 * sizeof(int);                   // the rest outside the blocks
@@ -282,7 +282,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * P;
     bytes[MEMORY_ACTIVATIONS] = R * per_row + ln_rows * blocks_kept * 2*C*X + BT * per_token + sizeof(StepStats)
                               + (size_t)g->logits_rows * ((size_t)g->tokens.count * X + 3*t * sizeof(float));
-    bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh) + (g->options.sums_fp32 ? BT*C*F : 0);
+    bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh) + (g->tp_options.sums_fp32 ? BT*C*F : 0);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
@@ -290,10 +290,10 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 // among the data-parallel ranks all gradients and the loss.
 static double gpt2_predict_sent(const GPT2* g) {
     double t = g->tp->size, N = g->dp->size, BT = (double)g->max_B * g->seq_len, L = g->config.L;
-    double X = sizeof(floatX), C = g->config.C, cut = g->options.sequence_parallel;
+    double X = sizeof(floatX), C = g->config.C, cut = g->tp_options.sequence_parallel;
     double again = g->recompute == RECOMPUTE_BLOCK ? L : 0, products = 4*L + 1 + again; // sums but for the embedding's
-    double halves = 2 * (products + 1) + cut * again + (g->options.keep_gathered ? 0 : 2*L); // reduce-scatters and all-gathers
-    double wider = g->options.sums_fp32 ? (2 - cut) * products * (sizeof(float) - X) : 0; // rows are gathered in floatX
+    double halves = 2 * (products + 1) + cut * again + (g->tp_options.keep_gathered ? 0 : 2*L); // reduce-scatters and all-gathers
+    double wider = g->tp_options.sums_fp32 ? (2 - cut) * products * (sizeof(float) - X) : 0; // rows are gathered in floatX
     double micro = (halves * X + wider) * (t - 1) / t * BT*C + (t - 1) * BT*3 * sizeof(float);
     double step = cut * (2*L + 1) * 2*C * X + 2 * sizeof(double); // layernorms, norms
     double gradients = (double)gpt2_part_elements(g->config, g->tp->size) * X;
@@ -305,13 +305,13 @@ static double gpt2_predict_sent(const GPT2* g) {
 
 // Where this rank's rows are in memory of all rows, (B,T,C); in what a block keeps of ln1 or ln2; where all of those are.
 static floatX* own_rows(const GPT2* g, floatX* x) { return x + (size_t)g->first_row * (size_t)g->config.C; }
-static floatX* kept_rows(const GPT2* g, floatX* x) { return g->options.keep_gathered ? own_rows(g, x) : x; }
-static floatX* all_rows(const GPT2* g, floatX* x) { return g->options.keep_gathered ? x : g->branch; }
+static floatX* kept_rows(const GPT2* g, floatX* x) { return g->tp_options.keep_gathered ? own_rows(g, x) : x; }
+static floatX* all_rows(const GPT2* g, floatX* x) { return g->tp_options.keep_gathered ? x : g->branch; }
 
 // Makes rows the sum of what the t ranks have in x (B,T,C): rows is x, or with --sequence-parallel this rank's.
 static CommOp rows_sum_begin(GPT2* g, void* rows, void* x, CommType type) {
     size_t n = (size_t)g->rows * (size_t)g->config.C;
-    return g->options.sequence_parallel ? comm_reduce_scatter(g->tp, rows, x, n, type) : comm_all_reduce(g->tp, x, n, type);
+    return g->tp_options.sequence_parallel ? comm_reduce_scatter(g->tp, rows, x, n, type) : comm_all_reduce(g->tp, x, n, type);
 }
 // Makes this rank's rows of x the sum of the t ranks' partial products (mesh.h). Each rank has its own in x, or if there is
 // g->partial in that: then sum_end rounds what has arrived.
@@ -331,7 +331,7 @@ static CommOp gather_begin(GPT2* g, floatX* all, const floatX* rows) {
     return comm_all_gather(g->tp, all, rows, (size_t)g->rows * (size_t)g->config.C, COMM_FLOATX);
 }
 static floatX* gather(GPT2* g, floatX* all, floatX* rows) {
-    if (!g->options.sequence_parallel) return rows; // they are all
+    if (!g->tp_options.sequence_parallel) return rows; // they are all
     comm_wait(g->tp, gather_begin(g, all, rows));
     return all;
 }
@@ -374,11 +374,11 @@ static void grad_ready(GPT2* g, int u, int i) {
 // What a column-parallel layer's backward pass sends travels while something else is computed: its input's gradient, which
 // is a sum and so comes first, beside that of its weights; rows that are gathered again, beside its input's gradient.
 static CommOp beside(GPT2* g, CommOp op) {
-    if (!g->options.overlap) comm_finish(g->tp, &op);
+    if (!g->tp_options.overlap) comm_finish(g->tp, &op);
     return op;
 }
 static CommOp again_begin(GPT2* g, const floatX* ln) {
-    return g->options.keep_gathered ? NO_OP : beside(g, gather_begin(g, g->branch, ln));
+    return g->tp_options.keep_gathered ? NO_OP : beside(g, gather_begin(g, g->branch, ln));
 }
 
 // g->dres holds the gradient of the block's output on entry, of its input on return.
@@ -454,7 +454,7 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
     g->B = B;
     g->T = T;
     g->rows = (int)rows_kept(g, (size_t)B * (size_t)T);
-    g->first_row = g->options.sequence_parallel ? g->tp->rank * g->rows : 0;
+    g->first_row = g->tp_options.sequence_parallel ? g->tp->rank * g->rows : 0;
     host_to_device(g->inputs, inputs, bytes);
     if (targets) host_to_device(g->targets, targets, bytes);
 }
@@ -465,7 +465,7 @@ static void gpt2_forward(GPT2* g) {
     g->pass = PASS_FORWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     trace_compute("forward, embedding", -1);
-    floatX* embedded = g->options.sequence_parallel ? g->branch : g->acts[0].res1;
+    floatX* embedded = g->tp_options.sequence_parallel ? g->branch : g->acts[0].res1;
     encoder_part_forward(embedded, g->inputs, root.wte, added_once(g, root.wpe), g->tokens, g->B, g->T, c.C);
     comm_wait(g->tp, rows_sum_begin(g, g->acts[0].res1, embedded, COMM_FLOATX)); // exact: only one rank has a token's row
     const floatX *x = g->acts[0].res1, *branch = NULL;
@@ -588,7 +588,7 @@ static void gpt2_reduce(GPT2* g) {
     if (g->ddp == DDP_NAIVE) gpt2_reduce_naive(g);
     else for (int i = 0; i < g->num_buckets; i++) comm_wait(g->dp, g->buckets[i].reduced);
     comm_wait(g->dp, loss);
-    if (g->options.sequence_parallel) gpt2_reduce_layernorms(g);
+    if (g->tp_options.sequence_parallel) gpt2_reduce_layernorms(g);
 }
 
 // ----------------------------------------------------------------------------
@@ -657,7 +657,7 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->accumulation = run->accumulation;
     int rows = classifier_rows(g->max_B * g->seq_len, g->tokens.count);
     g->logits_rows = rows > g->tp->size ? rows : g->tp->size; // there is also room for a row of all ranks' logits
-    mesh_check_rows(&g->options, g->tp->size, g->max_B, g->seq_len);
+    mesh_check_rows(&g->tp_options, g->tp->size, g->max_B, g->seq_len);
     run->share.writer = g->dp->rank == 0 ? g->tp->rank : -1;
     run->share.writers = g->tp->size;
     g->divide = g->ddp == DDP_NAIVE && !run->o.deterministic; // there 1/3 must round in one place
@@ -732,7 +732,7 @@ int main(int argc, char** argv) {
     static GPT2 g;
     run_options(&run, "train_gpt2_tp", "train GPT-2 with tensor parallelism: each rank has a part of every matrix");
     options_world(&run.table, &run.world);
-    options_tensor_parallel(&run.table, &run.tensor_parallel, &g.options);
+    options_tensor_parallel(&run.table, &run.tensor_parallel, &g.tp_options);
     g.ddp = DDP_BUCKETED;
     g.bucket_mb = 25;
     option_choice(&run.table, "ddp", &g.ddp, "naive|bucketed",

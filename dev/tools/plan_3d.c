@@ -28,7 +28,7 @@ static void plan_cut(const Plan* p, GPT2* g) {
     int rows = classifier_rows_of(plan_classifier_elements(p), p->B * p->T, g->tokens.count);
     if (!stages_have_head(&g->stages)) rows = 1;
     g->logits_rows = rows > p->t ? rows : p->t;
-    mesh_check_rows(&g->options, p->t, p->B, p->T);
+    mesh_check_rows(&g->tp_options, p->t, p->B, p->T);
 }
 
 PLAN_EXPORT PlanBytes PLAN_FORMULA(const Plan* p, PlanStage stage) {
@@ -41,8 +41,8 @@ PLAN_EXPORT PlanBytes PLAN_FORMULA(const Plan* p, PlanStage stage) {
             model, p->N, model);
     mesh_check_model("--mesh tp=", p->t, p->config);
     g.zero_stage = p->zero_stage;
-    g.options.sequence_parallel = p->sequence_parallel;
-    g.options.keep_gathered = p->keep_gathered;
+    g.tp_options.sequence_parallel = p->sequence_parallel;
+    g.tp_options.keep_gathered = p->keep_gathered;
     g.pp_options.from_mesh = true;
     g.pp_options.schedule = p->pipe.schedule;
     g.pp_options.chunks = p->pipe.v;

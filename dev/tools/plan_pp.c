@@ -30,12 +30,12 @@ PLAN_EXPORT PlanBytes PLAN_FORMULA(const Plan* p, PlanStage stage) {
     g.pp = g.mesh.pp;
     g.tied = g.mesh.tied;
     g.dp = g.mesh.dp;
-    g.options.schedule = p->pipe.schedule;
-    g.options.chunks = p->pipe.v;
-    g.options.split = p->pipe.split;
-    g.options.emulate = "";
+    g.pp_options.schedule = p->pipe.schedule;
+    g.pp_options.chunks = p->pipe.v;
+    g.pp_options.split = p->pipe.split;
+    g.pp_options.emulate = "";
     // the rest as gpt2_configure
-    g.stages = stages_cut(&g.options, p->config, g.pp->rank, g.pp->size);
+    g.stages = stages_cut(&g.pp_options, p->config, g.pp->rank, g.pp->size);
     g.most_blocks = stages_most_blocks(&g.stages);
     Pipeline l = { (Schedule)p->pipe.schedule, g.stages.p, p->accumulation, g.stages.v };
     pipeline_check(l);

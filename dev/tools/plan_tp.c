@@ -10,9 +10,9 @@ PLAN_EXPORT PlanBytes PLAN_FORMULA(const Plan* p, PlanStage stage) {
     (void)stage;
     plan_configure(p, &g, &ranks);
     mesh_check(&t, p->N, p->config);
-    g.options.sequence_parallel = p->sequence_parallel;
-    g.options.keep_gathered = p->keep_gathered;
-    mesh_check_rows(&g.options, p->t, p->B, p->T);
+    g.tp_options.sequence_parallel = p->sequence_parallel;
+    g.tp_options.keep_gathered = p->keep_gathered;
+    mesh_check_rows(&g.tp_options, p->t, p->B, p->T);
     mesh_plan(&g.mesh, &ranks.comm, p->t, 1);
     g.tp = g.mesh.tp;
     g.dp = g.mesh.dp;

@@ -31,10 +31,10 @@ typedef struct {
 } ProgressTable;
 
 typedef struct { double mark; int pid, fd; } ProgressTableAddress; // plain data, sent to the other ranks; fd -1: there is none
-#define PLACES_MARK 64 // bytes before the first place
+#define PROGRESS_TABLE_MARK 64 // bytes before the first place
 
 static inline void progress_table_map(ProgressTable* p, int fd, int size) {
-    p->bytes = PLACES_MARK + (size_t)size * sizeof(SharedProgress);
+    p->bytes = PROGRESS_TABLE_MARK + (size_t)size * sizeof(SharedProgress);
     void* memory = mmap(NULL, p->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     p->memory = memory == MAP_FAILED ? NULL : (char*)memory;
 }
@@ -53,7 +53,7 @@ static inline ProgressTableAddress progress_table_create(ProgressTable* p, int s
     a.mark = now_seconds();
     a.pid = getpid();
     p->fd = memfd_create("shard.c places", MFD_CLOEXEC);
-    off_t bytes = (off_t)(PLACES_MARK + (size_t)size * sizeof(SharedProgress));
+    off_t bytes = (off_t)(PROGRESS_TABLE_MARK + (size_t)size * sizeof(SharedProgress));
     if (p->fd >= 0 && ftruncate(p->fd, bytes) == 0) progress_table_map(p, p->fd, size); // zeros
     if (p->memory) memcpy(p->memory, &a.mark, sizeof a.mark);
     else progress_table_close(p);
@@ -66,7 +66,7 @@ static inline void progress_table_open(ProgressTable* p, ProgressTableAddress a,
     char path[64];
     struct stat file;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", a.pid, a.fd);
-    off_t bytes = (off_t)(PLACES_MARK + (size_t)size * sizeof(SharedProgress));
+    off_t bytes = (off_t)(PROGRESS_TABLE_MARK + (size_t)size * sizeof(SharedProgress));
     bool looks_right = a.fd >= 0 && stat(path, &file) == 0 && S_ISREG(file.st_mode) && file.st_size == bytes;
     int fd = looks_right ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (fd < 0) return;
@@ -77,7 +77,7 @@ static inline void progress_table_open(ProgressTable* p, ProgressTableAddress a,
 
 // Rank r's; NULL: nothing is shared.
 static inline SharedProgress* progress_of(const ProgressTable* p, int r) {
-    return p->memory ? (SharedProgress*)(void*)(p->memory + PLACES_MARK) + r : NULL;
+    return p->memory ? (SharedProgress*)(void*)(p->memory + PROGRESS_TABLE_MARK) + r : NULL;
 }
 
 // This rank is there now. s NULL: nobody else can see it.
