@@ -689,7 +689,7 @@ static void gpt2_reduce_layernorms(GPT2* g) {
 }
 
 // Call after the last backward pass. On return each gradient in g->ranges is the mean over the global batch, the same on every
-// rank that has it, and g->stats->loss is the sum over all copies. dloss contains the division by their number.
+// rank that has it, and g->stats->loss is the sum over all replicas. dloss contains the division by their number.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
@@ -780,14 +780,14 @@ static void gpt2_broadcast(GPT2* g) {
 }
 
 // Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. With ZeRO each rank has its shards of
-// it; else the first copy has it first.
+// it; else the first replica has it first.
 static void gpt2_load(GPT2* g, Run* run) {
     run_load(run, g->ranges, g->zero_stage == 1 || g->dp->rank == 0 ? g->num_ranges : 0);
     if (g->zero_stage == 1) gpt2_gather(g);
     else gpt2_broadcast(g);
 }
 
-// Each rank saves its shards; without ZeRO all copies are the same, and the ranks of the first one save what they have.
+// Each rank saves its shards; without ZeRO all replicas are the same, and the ranks of the first one save what they have.
 static void gpt2_save(GPT2* g, Run* run, long long step) {
     gpt2_gather_finish(g); // the gathers' output contains this rank's shards
     run_save(run, step, g->ranges, g->num_ranges);

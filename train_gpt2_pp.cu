@@ -142,7 +142,7 @@ typedef struct {
     StepStats *stats;               // on the device, read once a step
     Mesh mesh;                      // owned
     Comm *pp, *tied, *dp;           // ranks that share a replica of the model; the two of them that have the root; the
-                                    // data-parallel ranks, which have the same stages of other copies. Views
+                                    // data-parallel ranks, which have the same stages of other replicas. Views
     PipelineParallel pp_options;    // --schedule, --chunks, --split
     Stages stages;                  // which blocks are where
     Pipeline pipeline;              // the schedule
@@ -592,7 +592,7 @@ static void gpt2_reduce_naive(GPT2* g) {
 }
 
 // Call after the last backward pass. On return each gradient is the mean over the global batch, the same on every rank that
-// has its unit, and g->stats->loss is the last stage's, summed over copies. The division by their number is here or in dloss.
+// has its unit, and g->stats->loss is the last stage's, summed over replicas. The division by their number is here or in dloss.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
@@ -667,7 +667,7 @@ static void gpt2_load(GPT2* g, Run* run) {
     gpt2_broadcast(g);
 }
 
-// All copies are the same, and the ranks of the first one save what they have.
+// All replicas are the same, and the ranks of the first one save what they have.
 static void gpt2_save(GPT2* g, Run* run, long long step) {
     run_save(run, step, g->ranges, g->num_ranges);
 }

@@ -5,7 +5,7 @@ Actions   are those of plan_pipeline.h on 1/t of the work, and in each block the
           whole backward pass, hides what dW can hide; B of zb-h1 hides nothing, because its W comes later. With --emulate-ms
           they last as long as that says.
 Messages  between stages are as long as a rank's rows: 1/t where rows are cut.
-After it  What a rank has is summed over the copies, unit by unit as it becomes complete, beside what it still computes; with
+After it  What a rank has is summed over the replicas, unit by unit as it becomes complete, beside what it still computes; with
           --zero-stage 1 it is reduced and, when the update is over, gathered. The next step's first forward passes hide as
           much of that as they can wait for.
 */
@@ -122,7 +122,7 @@ static inline double axes_gather_delay(const Plan* p, const Play* y, UnitSent bl
 
 // ---- a step ----
 // tensor: what an average rank waits for inside its actions; bubble: without messages; exposed: what messages and the sums and
-// gathers over copies add; communication: these alone.
+// gathers over replicas add; communication: these alone.
 typedef struct { double compute, tensor, bubble, communication, exposed, seconds, efficiency, tokens_per_s; } AxesTime;
 
 // When all ranks have what the update needs. *communication: of the rank that communicates longest.

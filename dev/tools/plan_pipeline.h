@@ -57,7 +57,7 @@ static inline int pipe_messages_of(const Plan* p, int rank) {
     return p->accumulation * (2 * p->pipe.v - (rank == 0) - (rank == last)) * (last > 0);
 }
 
-// True if some neighbours that share a copy are in different nodes.
+// True if some neighbours that share a replica are in different nodes.
 static inline bool pipe_crosses_nodes(const Plan* p, const Network* w) {
     return p->pipe.p > 1 && w->ranks_per_node > 0 && w->ranks_per_node < p->N && w->ranks_per_node % p->pipe.p != 0;
 }

@@ -3,7 +3,7 @@
 #include "../../train_gpt2_pp.cu"
 #include "plan_formulas.h"
 
-// Of what a rank sends: the stage's formula without micro-batches, and without other copies, says how much these are.
+// Of what a rank sends: the stage's formula without micro-batches, and without other replicas, says how much these are.
 static void plan_sent_by_kind(GPT2* g, PlanBytes* b) {
     double p = g->pp->size, rest;
     Comm alone = *g->dp, *dp = g->dp;

@@ -119,7 +119,7 @@ static void print_compressed_memory(const Ways* w, const PlanOptions* o) {
 
 // What a rank of a pipeline sends, by kind.
 static void print_sent_kinds(const Ways* w, bool exact) {
-    static const char* const names[SENT_KINDS] = { "messages", "root", "to other copies", "loss and norms" };
+    static const char* const names[SENT_KINDS] = { "messages", "root", "to other replicas", "loss and norms" };
     for (int k = 0; k < SENT_KINDS; k++) {
         printf("    %-20s", names[k]);
         for (int i = 0; i < w->n; i++) print_bytes(floor(way_bytes(&w->ways[i], RECOMPUTE_NONE).sent_as[k] + 1e-3), exact);

@@ -65,7 +65,7 @@ typedef struct {
 } Plan;
 
 // What a rank of a pipeline sends: activations and their gradients to its neighbours; the root's gradients to the rank that
-// also has it; gradients and loss to other copies; the loss and two norms to all stages.
+// also has it; gradients and loss to other replicas; the loss and two norms to all stages.
 typedef enum { SENT_MESSAGES, SENT_ROOT, SENT_COPIES, SENT_NUMBERS, SENT_KINDS } SentKind;
 
 // What compressed gradients are sent in: how many operations, and the bytes of their largest buffers together; and the bytes of

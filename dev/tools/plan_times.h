@@ -2,8 +2,8 @@
 plan_times.h - the seconds of a step of every way that plan_ways.h compares, as tables of rows. A row that cannot be timed says
 why.
 
-Rows      First of all stages, then of compressed gradients, of ranks that share a copy, of pipelines. Most tables have a row for
-          each power of two up to 4096 ranks and for the number asked for; those that compare numbers of ranks that share a copy,
+Rows      First of all stages, then of compressed gradients, of ranks that share a replica, of pipelines. Most tables have a row for
+          each power of two up to 4096 ranks and for the number asked for; those that compare numbers of ranks that share a replica,
           or schedules, are for that number.
 */
 #ifndef DEV_PLAN_TIMES_H
@@ -104,7 +104,7 @@ static void tables_add_ranks(TimeTables* t, const PlanOptions* o, const Way* way
         table->rows[table->n++] = time_row(o, plan, way->stage, w, s, NULL);
     }
 }
-// All ways of `ways` on the ranks that are asked for. shows_number: of the ranks that share a copy, instead of the name.
+// All ways of `ways` on the ranks that are asked for. shows_number: of the ranks that share a replica, instead of the name.
 static void tables_add_ways(TimeTables* t, const PlanOptions* o, const Ways* ways, const char* title, bool shows_number,
                             const Network* w, UnitSeconds s) {
     TimeTable* table = tables_add(t, ways->ways[0].stage, title, shows_number ? "t" : o->compares ? "" : "p");

@@ -6,7 +6,7 @@ them. In whole memory a group's units lie one after another. This memory is cut 
 keeps its shards of all groups side by side, in sharded memory.
 
 There are as many shards as ranks that together hold one replica of the model: all (full, grad-op), --shard-group of them
-(hybrid), or one (none). Ranks that hold the same shard of different copies are replicas of one another.
+(hybrid), or one (none). Ranks that hold the same shard belong to different replicas of the model.
 */
 #ifndef LLMC_LAYOUT_H
 #define LLMC_LAYOUT_H

@@ -1,6 +1,6 @@
 /*
 mesh.h - the ranks as a mesh: n neighbours together hold one replica of the model, each a part of every matrix (tensor
-parallelism) or some of the blocks (pipeline parallelism); ranks that are n apart hold the same of different copies (data
+parallelism) or some of the blocks (pipeline parallelism); ranks that are n apart hold the same of different replicas (data
 parallelism).
 */
 #ifndef LLMC_MESH_H
@@ -19,7 +19,7 @@ typedef struct { int sequence_parallel, keep_gathered, overlap, sums_fp32; } Ten
 static inline void options_tensor_parallel(OptionTable* table, long long* t, TensorParallel* options) {
     options->overlap = 1;
     if (t) *t = 0;
-    if (t) option_int(table, "tensor-parallel", t, 0, 1 << 20, "neighbouring ranks that share one replica of the model; the copies"
+    if (t) option_int(table, "tensor-parallel", t, 0, 1 << 20, "neighbouring ranks that share one replica of the model; the replicas"
                       " are data parallel; 0: all ranks share one");
     option_flag(table, "sequence-parallel", &options->sequence_parallel,
                 "ranks that share a replica of the model also share the rows of layernorms and of the residual stream");
@@ -48,7 +48,7 @@ static inline void mesh_check_model(const char* option, int n, GPT2Config c) {
             " --vocab-size %zu", option, n, c.Vp, round_up((size_t)c.V, multiple));
 }
 
-// Dies unless N ranks can be copies of t ranks, and the model has t parts. t 0 becomes N.
+// Dies unless N ranks can be replicas of t ranks, and the model has t parts. t 0 becomes N.
 static inline void mesh_check(long long* t, int N, GPT2Config c) {
     if (*t == 0) *t = N;
     int n = (int)*t;
@@ -57,7 +57,7 @@ static inline void mesh_check(long long* t, int N, GPT2Config c) {
     mesh_check_model("--tensor-parallel ", n, c);
 }
 
-// Dies unless N ranks can be copies of p ranks. p 0 becomes N.
+// Dies unless N ranks can be replicas of p ranks. p 0 becomes N.
 static inline void mesh_check_stages(long long* p, int N) {
     if (*p == 0) *p = N;
     int n = (int)*p;
@@ -101,15 +101,15 @@ static inline Comm* mesh_group(Mesh* m, const char* name, int size, int rank, in
 // Sets who shares what. The fields of `m` are 0 before.
 static inline void mesh_plan_axes(Mesh* m, Comm* world, Axes axes) {
     AxesPlace place = axes_place(axes, world->rank);
-    int t = axes.size[MESH_TP], p = axes.size[MESH_PP], tp = place.at[MESH_TP], pp = place.at[MESH_PP], copy = place.at[MESH_DP];
+    int t = axes.size[MESH_TP], p = axes.size[MESH_PP], tp = place.at[MESH_TP], pp = place.at[MESH_PP], replica = place.at[MESH_DP];
     bool root = pp == 0 || pp == p - 1;
     m->axes = axes;
     m->world = world;
     m->tp = mesh_group(m, "tp", t, tp, world->rank / t);
-    m->pp = mesh_group(m, "pp", p, pp, copy * t + tp);
-    m->dp = mesh_group(m, "dp", axes.size[MESH_DP], copy, pp * t + tp);
+    m->pp = mesh_group(m, "pp", p, pp, replica * t + tp);
+    m->dp = mesh_group(m, "dp", axes.size[MESH_DP], replica, pp * t + tp);
     m->tied = p <= 2 ? m->pp
-            : mesh_group(m, "tied", root ? 2 : 1, root && pp > 0, root ? copy * t + tp : world->size + world->rank);
+            : mesh_group(m, "tied", root ? 2 : 1, root && pp > 0, root ? replica * t + tp : world->size + world->rank);
 }
 // t neighbours share the same blocks, p neighbours of such groups a replica of the model.
 static inline void mesh_plan(Mesh* m, Comm* world, int t, int p) {
@@ -151,7 +151,7 @@ static inline void mesh_sent(const Mesh* m, double sent[MESH_AXES]) {
 
 // Prints who shares what.
 static inline void report_mesh(int N, int t) {
-    printf("mesh       %d cop%s of the model, %son %d ranks with 1/%d of each matrix\n", N / t, N == t ? "y" : "ies",
+    printf("mesh       %d replica%s of the model, %son %d ranks with 1/%d of each matrix\n", N / t, N == t ? "" : "s",
            N == t ? "" : "each ", t, t);
     fflush(stdout);
 }
@@ -171,7 +171,7 @@ static inline void partial_backward_input(float* wide, floatX* dinp, const float
     else matmul_backward_input(dinp + at, dout, w, N, C, OC);
 }
 
-// ---- parts of a unit, x: the tensors that are cut, and the copies that every part has ----
+// ---- parts of a unit, x: the tensors that are cut, and those that every part has ----
 // *acc += the sum of squares of what is cut
 static inline void add_cut_squares(double* acc, GPT2Config c, int u, int parts, const floatX* x) {
     for (int i = 0; i < unit_tensors(u); i++) {
@@ -182,7 +182,7 @@ static inline void add_cut_squares(double* acc, GPT2Config c, int u, int parts, 
     }
 }
 
-// *acc += the sum of squares of what counts of a range, x: what other parts also have counts in part 0, and nothing of a copy
+// *acc += the sum of squares of what counts of a range, x: what other parts also have counts in part 0, and nothing of what is replicated
 static inline void add_range_squares(double* acc, GPT2Config c, const ParamRange* p, const floatX* x) {
     size_t first = 0;
     if (p->is_replicated) return;
@@ -195,8 +195,8 @@ static inline void add_range_squares(double* acc, GPT2Config c, const ParamRange
     }
 }
 
-// For --check-every: a checksum of the copies
-static inline uint64_t copies_checksum(GPT2Config c, int u, int parts, const floatX* x) {
+// For --check-every: returns a checksum of the replicated tensors.
+static inline uint64_t replicated_checksum(GPT2Config c, int u, int parts, const floatX* x) {
     uint64_t sum = 0;
     for (int i = 0; i < unit_tensors(u); i++) {
         TensorInfo t = unit_tensor(c, u, i);

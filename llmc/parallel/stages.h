@@ -33,7 +33,7 @@ static inline void options_pipeline_parallel(OptionTable* table, long long* p, P
     options->split = "auto";
     options->emulate = "";
     if (p) option_int(table, "pipeline-parallel", p, 0, MAX_UNITS, "neighbouring ranks that share one replica of the model; the"
-                      " copies are data parallel; 0: all ranks share one");
+                      " replicas are data parallel; 0: all ranks share one");
     option_choice(table, "schedule", &options->schedule, SCHEDULE_WORDS,
                   "what a rank does next: forward and backward passes of which micro-batch");
     option_int(table, "chunks", &options->chunks, 0, MAX_UNITS,

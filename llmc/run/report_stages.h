@@ -178,14 +178,14 @@ static inline void report_stages(World* w, const Mesh* mesh, const PipelineParal
     mine.bytes = bytes;
     ControlBytes all = control_all_reduce(&w->control, &mine, sizeof mine, stages_gather, NULL);
     double bubble = pipeline_bubble(l, 1, 1, 1), work = 3.0 * l.m;
-    int copies = mesh->dp->size, ranks = y->p * mesh->tp->size;
-    printf("pipeline   %d cop%s of the model, each in %d stages on %d ranks; %s: with equal times a bubble of %.1f %% of a"
-           " step, %.1f %% of the work\n", copies, copies == 1 ? "y" : "ies", y->count, ranks, names[l.schedule],
+    int replicas = mesh->dp->size, ranks = y->p * mesh->tp->size;
+    printf("pipeline   %d replica%s of the model, each in %d stages on %d ranks; %s: with equal times a bubble of %.1f %% of a"
+           " step, %.1f %% of the work\n", replicas, replicas == 1 ? "" : "s", y->count, ranks, names[l.schedule],
            100 * bubble / (work + bubble), 100 * bubble / work);
     for (int q = 0; q < y->p; q++) {
         char text[32];
         StageReport r;
-        AxesPlace place = { { 0, q, 0 } }; // tp, pp, dp: of the first copy
+        AxesPlace place = { { 0, q, 0 } }; // tp, pp, dp: of the first replica
         int rank = axes_rank(mesh->axes, place);
         memcpy(&r, all.data + (size_t)rank * sizeof r, sizeof r);
         format_bytes(text, sizeof text, (double)r.bytes);

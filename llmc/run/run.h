@@ -245,7 +245,7 @@ static inline bool run_checks(const Run* run, long long step) {
 }
 
 // Of units of which each rank has a part (parallel/mesh.h): dies unless ranks with the same part have the same parameters, and all
-// ranks the same tensors of which there are copies. params has the parts of the units, one after another.
+// ranks the same replicated tensors. params has the parts of the units, one after another.
 typedef struct { const Run* run; const Unit* units; const floatX* params; } PartsOfUnits;
 static inline uint64_t part_checksum(void* self, int u) {
     PartsOfUnits* p = (PartsOfUnits*)self;
@@ -255,7 +255,7 @@ static inline uint64_t part_checksum(void* self, int u) {
 static inline uint64_t part_copies_checksum(void* self, int u) {
     PartsOfUnits* p = (PartsOfUnits*)self;
     if (p->units[u].size == 0) return UNIT_ELSEWHERE;
-    return copies_checksum(p->run->config, u, (int)p->run->tensor_parallel, p->params + p->units[u].offset);
+    return replicated_checksum(p->run->config, u, (int)p->run->tensor_parallel, p->params + p->units[u].offset);
 }
 static inline void run_check_parts(Run* run, long long step, const Unit* units, const floatX* params) {
     PartsOfUnits p = { run, units, params };

@@ -294,7 +294,7 @@ TEST(steps_that_can_be_drawn_by_hand) {
         { PLAN_FSDP, 2, 2, 1, 18, 15, 25, SHARD_FULL, 2, 2 },
         // without room to gather ahead only the root's gather is saved: 5 gathers and 3 reductions
         { PLAN_FSDP, 1, 2, 1, 9, 8, 17, SHARD_FULL, 2, 1 },
-        // as on 2 ranks, and then each shard is summed over the copies in 2 s, once a step: the reductions of the second micro-batch end
+        // as on 2 ranks, and then each shard is summed over the replicas in 2 s, once a step: the reductions of the second micro-batch end
         // at 22, 24 and 25, and the sums at 24, 26 and 28
         { PLAN_FSDP, 2, 2, 1, 18, 21, 28, SHARD_HYBRID, 4, 2 },
         // blocks stay from forward to backward, and from one micro-batch to the next; nothing is gathered or scattered: ddp
@@ -439,7 +439,7 @@ TEST(sums_are_exposed_but_for_what_dw_hides) {
         // summed 6: 1 + 4 + 1 + 1 + 1 + 2 + 1 + 6. Backward the two reduce-scatters are hidden, and so are the gathers beside dX
         { 100, 2, 1, 1, 0, 0, 300, 17 + 2 + 2, 17 }, { 100, 2, 1, 1, 1, 0, 300, 19, 17 },
         { 100, 2, 1, 0, 0, 1, 400, 15, 11 }, { 100, 2, 1, 1, 0, 1, 400, 24, 20 }, // proj's sum again; as two, and a gather
-        // with a second copy the block's gradients and the root's, 2 s each, when the last micro-batch's backward pass has ended
+        // with a second replica the block's gradients and the root's, 2 s each, when the last micro-batch's backward pass has ended
         { 100, 4, 2, 0, 0, 0, 600, 2 * 13 + 4, 2 * 9 + 4 }
     };
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
