@@ -9,7 +9,7 @@ says by how much.
 --compress sign           one bit an element, one scale a matrix
 --compress onebit-adam    freezes Adam's v, then sends signs of the momentum
 --compress powersgd       P and Q of low rank instead of a matrix
-(llmc/parallel/compress.h has them, and the papers that they are from.)
+(llmc/parallel/compress_methods.h has them, and the papers that they are from.)
 
 Memory    as in train_gpt2_ddp.cu, the messages, and what is not sent yet: 4P where errors are fed back (fp16: 8P).
 Sent      bytes per rank and step, for P elements of matrices (n,k) on N ranks, where ddp sends 8P (N-1)/N: bf16, fp16
@@ -29,7 +29,7 @@ Before    train_gpt2_ddp.cu: what happens when a bucket is ready is replaced. --
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
-#include "llmc/parallel/compress.h"    // defines: Compress, compress_begin, compress_finish: the methods
+#include "llmc/parallel/compress_methods.h" // defines: Compress, compress_begin, compress_finish: the methods
 #include "llmc/parallel/compress_state.h" // defines: compress_share, compress_load
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages

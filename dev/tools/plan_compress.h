@@ -8,7 +8,7 @@ Compressing reads and writes memory, counted kernel by kernel (plan_compress.c) 
 */
 #ifndef DEV_PLAN_COMPRESS_H
 #define DEV_PLAN_COMPRESS_H
-#include "../../llmc/parallel/compress.h"
+#include "../../llmc/parallel/compress_methods.h"
 #include "plan_stage.h"
 
 // As train_gpt2_compress has it with --compress METHOD alone.

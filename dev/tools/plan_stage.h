@@ -36,7 +36,7 @@ typedef struct {
 
 // ddp: train_gpt2_compress's options of these names, from the step on in which it compresses.
 typedef struct {
-    int method;            // COMPRESS_NONE, ... of llmc/parallel/compress.h
+    int method;            // COMPRESS_NONE, ... of llmc/parallel/compress_methods.h
     int feedback;          // 0, 1, or PLAN_USUAL: as the method has it by default
     double fraction;       // top-k
     int rank;              // powersgd

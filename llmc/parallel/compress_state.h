@@ -3,7 +3,7 @@ compress_state.h - the errors of compressed gradients in a checkpoint: a file pe
 
     OUT/step_00000100/errors_int8_00001_of_00004.safetensors
 
-It has the tensor `state`, as compress.h lays it out. Its metadata say at which update v was frozen, the loss scale of the
+It has the tensor `state`, as compress_methods.h lays it out. Its metadata say at which update v was frozen, the loss scale of the
 state, what each float stands for (`layout`), a checksum of AdamW's m by which the file knows its checkpoint (`moments`),
 and a checksum of all this.
 
@@ -15,7 +15,7 @@ checkpoint. A file that is missing, damaged, or another rank's or checkpoint's i
 #define LLMC_PARALLEL_COMPRESS_STATE_H
 #include "../save/param_ranges.h"
 #include "../watch/consistency.h"
-#include "compress.h"
+#include "compress_methods.h"
 
 #define ERRORS_STAGED ((size_t)1 << 20) // floats that pass through the host at a time
 

@@ -3,7 +3,7 @@ report_compress.h - what a run says about compressed gradients: their share of P
 */
 #ifndef LLMC_REPORT_COMPRESS_H
 #define LLMC_REPORT_COMPRESS_H
-#include "../parallel/compress.h"
+#include "../parallel/compress_methods.h"
 #include "run.h"
 
 // Returns why nothing will be compressed, or NULL.

@@ -1,6 +1,6 @@
-// test_compress_rounds.c - what ranks make together of compressed gradients (llmc/parallel/compress.h): all have the same, and what
+// test_compress_rounds.c - what ranks make together of compressed gradients (llmc/parallel/compress_methods.h): all have the same, and what
 // a step leaves out comes later. The ranks are in one process, and a backend of this test moves their messages.
-#include "../../llmc/parallel/compress.h"
+#include "../../llmc/parallel/compress_methods.h"
 #include "comm_numbers.h"
 #include "unit.h"
 

@@ -1,5 +1,5 @@
 /*
-compress.h - what a data-parallel rank sends in place of its gradients: a table of methods, and a compressed bucket's way through them.
+compress_methods.h - what a data-parallel rank sends in place of its gradients: a table of methods, and a compressed bucket's way through them.
 
 A compressed bucket is a bucket of gradients that travels compressed. Its method packs it and issues its first operation
 (compress_begin). A method of two rounds makes the second message out of the first one's result when the next compressed bucket
@@ -17,8 +17,8 @@ State     is fp32 memory of MEMORY_ERRORS, per compressed bucket: x, gradient + 
           clears the state.
 Alone     On one rank nothing is compressed, and there are no compressed buckets.
 */
-#ifndef LLMC_PARALLEL_COMPRESS_H
-#define LLMC_PARALLEL_COMPRESS_H
+#ifndef LLMC_COMPRESS_METHODS_H
+#define LLMC_COMPRESS_METHODS_H
 #include "../base/checksum.h"
 #include "../base/options.h"
 #include "../base/rng.h"
