@@ -89,7 +89,7 @@ NVCC_HOST := $(if $(HOST_CXX),-ccbin $(HOST_CXX)) $(if $(findstring clang,$(HOST
 # The GPUs that are here, if they are new enough; otherwise the most common ones for training, and PTX, which the driver compiles
 # for newer ones.
 QUERY := nvidia-smi --query-gpu=compute_cap --format=csv,noheader
-CAPABILITIES := $(shell $(QUERY) 2>/dev/null | grep -x '[0-9]*\.[0-9]' | tr -d . | awk '$$1 >= 80' | sort -u)
+CAPABILITIES := $(shell $(QUERY) 2>/dev/null | sed -nE 's/^([89]|[1-9][0-9])\.([0-9])$$/\1\2/p' | sort -u)
 GENCODE := $(foreach c,$(or $(CAPABILITIES),80 90),-gencode arch=compute_$c$(comma)code=sm_$c)
 GENCODE += $(if $(CAPABILITIES),,-gencode arch=compute_90$(comma)code=compute_90)
 NVCC_FLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -lineinfo -DDEBUG,-O3) $(GENCODE) --threads 0 -Xcompiler -march=native \
@@ -210,7 +210,7 @@ bench:
 #   make lab STAGE=ddp         makes labs/ddp, with a list of what to write
 #   make check-lab STAGE=ddp   builds it and says which claims hold; LAB=FOLDER: one that is elsewhere
 # A blank compiles, but not everything is called yet. -O1 because a student waits for each build.
-LABS := $(patsubst labs/%.lab,%,$(wildcard labs/*.lab))
+LABS := $(patsubst labs/%.toml,%,$(wildcard labs/*.toml))
 ifneq ($(filter lab lab-program check-lab,$(MAKECMDGOALS)),)
 ifeq ($(filter $(LABS),$(STAGE)),)
 $(error STAGE must be one of: $(LABS); not '$(STAGE)'. For example: make $(firstword $(filter lab lab-program check-lab,$(MAKECMDGOALS))) STAGE=ddp)
@@ -223,10 +223,10 @@ $(LAB_PROGRAM): LAB_LIBRARIES = $(shell mpicc --showme:link)
 $(LAB_PROGRAM): | find-mpi
 endif
 lab:
-	@perl labs/make_lab.pl $(STAGE) $(LAB)
+	@python3 labs/make_lab.py $(STAGE) $(LAB)
 lab-program: $(LAB_PROGRAM) data/train.bin
 check-lab:
-	@bash labs/check_lab.sh $(STAGE) $(LAB)
+	@python3 labs/check_lab.py $(STAGE) $(LAB)
 $(LAB)/train_gpt2_$(STAGE).cu:
 	@echo "error: there is no $@: make lab STAGE=$(STAGE)$(if $(filter-out labs/$(STAGE),$(LAB)), LAB=$(LAB)) makes it" >&2; exit 1
 $(LAB_PROGRAM): $(LAB)/train_gpt2_$(STAGE).cu

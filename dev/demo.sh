@@ -28,9 +28,13 @@ sh dev/bench/plot.sh "$out/metrics.jsonl" || echo "(no plot: see above; everythi
 printf '\nWhat a rank of 4 keeps of this model, and sends:\n'
 sh dev/bench/zero_memory.sh --ranks 4 "$@"
 checkpoint=$(find "$out" -name 'step_*' -type d | sort | tail -n 1)
-steps=$(echo "${checkpoint##*_}" | awk '{ print 2 * $1 }')
-awk '{ if (match($0, /"val_loss_per_byte" *: *[0-9.]+/)) { text = substr($0, RSTART, RLENGTH); sub(/.*: */, "", text); last = text; if (!n++) first = text } }
-    END { if (n > 1) printf "\nvalidation loss: %.2f nats per byte at first, %.2f at the end\n", first, last }' "$out/metrics.jsonl"
+step=${checkpoint##*_}
+steps=$((2 * ${step#"${step%%[!0]*}"}))
+losses=$(sed -n 's/.*"val_loss_per_byte" *: *\([0-9.]*\).*/\1/p' "$out/metrics.jsonl" | sed -n '1p;$p')
+case $losses in *"
+"*) # shellcheck disable=SC2086 # two numbers
+    printf '\nvalidation loss: %.2f nats per byte at first, %.2f at the end\n' $losses ;;
+esac
 cat <<END
 metrics: $out/metrics.jsonl, a line a step
 checkpoint: $checkpoint

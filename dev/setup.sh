@@ -19,8 +19,7 @@ case $#/${1-} in
     *) echo "error: setup.sh has no option but --with-chromium, not '$*'" >&2; exit 1 ;;
 esac
 here=$(dirname -- "$0")
-probes=$here/doctor
-. "$probes/probes.sh"
+. "$here/doctor/probes.sh"
 make_scratch
 
 # Writes the table's lines for what is not here to $scratch/missing, and why to $scratch/why.KEY; sets required_missing to
@@ -29,18 +28,15 @@ look() {
     : >"$scratch/missing"
     components | grep -v '|extra|' | grep -v "^${without:-|}|" >"$scratch/wanted"
     required_missing=
-    while IFS='|' read -r key name class rest; do
+    while IFS='|' read -r key name class others; do
         "probe_$key" >"$scratch/why.$key" 2>/dev/null </dev/null
-        status=$?
-        [ $status = 0 ] && continue
-        [ $status = 2 ] && class=$class,unusable
-        echo "$key|$name|$class|$rest" >>"$scratch/missing"
-        if is_required "${class%,*}"; then required_missing="${required_missing:+$required_missing, }$name"; fi
+        case $? in 0) continue ;; 2) unusable=,unusable ;; *) unusable= ;; esac
+        echo "$key|$name|$class$unusable|$others" >>"$scratch/missing"
+        if is_required "$class"; then required_missing="$required_missing $name"; fi
     done <"$scratch/wanted"
 }
-
 say_missing() { # [why]
-    while IFS='|' read -r key name class purpose rest; do
+    while IFS='|' read -r key name class purpose _; do
         why=$(head -n 1 "$scratch/why.$key")
         case $class in
             *,unusable) echo "not usable: $name, needed for $purpose: $why" ;; # apt rarely helps, so say why at once
@@ -50,36 +46,32 @@ say_missing() { # [why]
     done <"$scratch/missing"
 }
 
-# packages COLUMN: one package manager's names of the missing packages, each once, on one line.
-packages() { cut -d '|' -f "$1" "$scratch/missing" | tr -s ' ' '\n' | awk '!seen[$0]++' | paste -s -d ' ' -; }
-
 # libFuzzer's run-time library must have clang's version, and its package has another name in every release. Where clang is
 # not installed yet, the version is that of the package clang depends on.
 fuzzer_runtime() {
-    if has "${CLANG:-clang}"; then version=$("${CLANG:-clang}" -dumpversion | cut -d . -f 1)
-    else version=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]*\)$/\1/p' | head -n 1); fi
-    for package in "libclang-rt-$version-dev" "libclang-common-$version-dev"; do
+    if has "$clang"; then release=$("$clang" -dumpversion | cut -d . -f 1)
+    else release=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]*\)$/\1/p' | head -n 1); fi
+    for package in "libclang-rt-$release-dev" "libclang-common-$release-dev"; do
         if has_candidate "$package"; then echo "$package"; return; fi
     done
     echo libclang-rt-dev
 }
 has_candidate() { LC_ALL=C apt-cache policy "$1" 2>/dev/null | grep -q '^ *Candidate: [^(]'; }
-
-# apt_packages CLASS: what apt must install for the missing components of a class, "required" or "optional", on one line.
-apt_packages() {
-    while IFS='|' read -r key name class purpose packages rest; do
-        if is_required "${class%,*}"; then class=required; fi
-        [ "$class" = "$1" ] || continue
-        for package in $packages; do
-            if [ "$package" = libclang-rt-dev ]; then fuzzer_runtime; else echo "$package"; fi
+# packages COLUMN [CLASSES]: one package manager's names of the missing packages, each once, on one line. What is required comes
+# first, because what is optional is much larger, and may not fit on the disk.
+packages() {
+    chosen=
+    for class in ${2-demo,test optional}; do
+        for package in $(grep -E "^[^|]*\|[^|]*\|($(echo "$class" | tr , '|'))[,|]" "$scratch/missing" | cut -d '|' -f "$1"); do
+            if [ "$package" = libclang-rt-dev ]; then package=$(fuzzer_runtime); fi
+            case " $chosen " in *" $package "*) ;; *) chosen="$chosen${chosen:+ }$package" ;; esac
         done
-    done <"$scratch/missing" | awk '!seen[$0]++' | paste -s -d ' ' -
+    done
+    echo "$chosen"
 }
-all_apt_packages() { echo "$(apt_packages required) $(apt_packages optional)" | sed -e 's/^ //' -e 's/ $//'; }
 
 # by_hand REASON COMMAND: why nothing is installed, and the command to copy.
 by_hand() { printf '%s\n    %s\n' "$1" "$2" >&2; return 1; }
-
 # explain LINE: that line, then the last lines of what a command wrote to $scratch/log; its errors and warnings if it has any.
 explain() {
     echo "$1" >&2
@@ -90,12 +82,10 @@ explain() {
 # Why a command failed, from $scratch/log, and what to do.
 reason() {
     said() { grep -qiE "$1" "$scratch/log"; }
-    if said 'no space left|enough free space|disk quota'; then
-        echo "a disk is full; free some space (df -h shows where)"
+    if said 'no space left|enough free space|disk quota'; then echo "a disk is full; free some space (df -h shows where)"
     elif said 'could not get lock|unable to acquire|unable to lock'; then
         echo "another program is installing packages; wait until it has finished"
-    elif said 'dpkg was interrupted'; then
-        echo "an earlier installation was interrupted; run dpkg --configure -a as root"
+    elif said 'dpkg was interrupted'; then echo "an earlier installation was interrupted; run dpkg --configure -a as root"
     elif said 'resolving|name resolution|resolve host|could not connect|unable to connect|cannot initiate' ||
         said 'unreachable|timed out|connection refused|max retries'; then
         echo "no network; check it (behind a proxy, set http_proxy and https_proxy)"
@@ -104,7 +94,7 @@ reason() {
 
 # Sets as_root to what gives a command root's rights; returns 1 if there is no way, and says so.
 become_root() {
-    line="apt-get update && apt-get install -y --no-install-recommends $(all_apt_packages)"
+    line="apt-get update && apt-get install -y --no-install-recommends $(packages 5)"
     if [ "$(id -u)" = 0 ]; then as_root=
     elif ! has sudo; then
         by_hand "only root may install packages, and there is no sudo here; with root's password, run:" "su -c '$line'"
@@ -115,39 +105,34 @@ become_root() {
     else by_hand "sudo does not let $(id -un) install packages; ask an administrator to run:" "$line"
     fi
 }
-apt_install() { # PACKAGE...
-    echo "installing: $*"
-    # shellcheck disable=SC2086 # sudo and its options
-    $as_root env LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" \
-        </dev/null >"$scratch/log" 2>&1 ||
-        explain "apt-get install failed: $(reason). Then run sh dev/setup.sh again"
-}
+# shellcheck disable=SC2086 # sudo and its options, and lists of packages
 install_with_apt() {
     become_root || return 1
+    lists="without new package lists, apt knows no package" unknown=
     echo "fetching the package lists ..."
     # Without a network its status is 0, and it only warns.
-    # shellcheck disable=SC2086
     if $as_root env LC_ALL=C apt-get update -q </dev/null >"$scratch/log" 2>&1 &&
-        ! grep -q '^W: .*ailed to \(fetch\|download\)' "$scratch/log"; then lists=new
-    else
-        lists=old
-        explain "apt-get update failed: $(reason). Going on with the package lists that are here"
+        ! grep -q '^W: .*ailed to \(fetch\|download\)' "$scratch/log"; then lists="this release has no package"
+    else explain "apt-get update failed: $(reason). Going on with the package lists that are here"
     fi
-    unknown=
-    # What is required comes first: what is optional is much larger, and may not fit on the disk.
-    for class in required optional; do
-        chosen=
-        for package in $(apt_packages $class); do
-            if has_candidate "$package"; then chosen="$chosen $package"; else unknown="$unknown $package"; fi
+    for classes in demo,test optional; do
+        known=
+        for package in $(packages 5 $classes); do
+            if has_candidate "$package"; then known="$known $package"; else unknown="$unknown $package"; fi
         done
-        # shellcheck disable=SC2086 # a list of words
-        if [ -n "$chosen" ]; then apt_install $chosen || break; fi
+        [ -n "$known" ] || continue
+        echo "installing:$known"
+        $as_root env LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $known \
+            </dev/null >"$scratch/log" 2>&1 && continue
+        explain "apt-get install failed: $(reason). Then run sh dev/setup.sh again"
+        break
     done
-    if [ -z "$unknown" ]; then return 0; fi
-    if [ $lists = new ]; then echo "this release has no package$unknown: install it in another way" >&2
-    else echo "without new package lists, apt knows no package$unknown" >&2; fi
+    case $unknown/$lists in
+        /*) ;;
+        */this*) echo "$lists$unknown: install it in another way" >&2 ;;
+        *) echo "$lists$unknown" >&2 ;;
+    esac
 }
-
 # with_admin COMMAND: how this user runs it with root's rights.
 with_admin() { if [ "$(id -u)" = 0 ]; then echo "$1"; elif has sudo; then echo "sudo $1"; else echo "su -c '$1'"; fi; }
 # Returns 1 if nothing could be tried.
@@ -158,7 +143,8 @@ install_missing() {
     elif has pacman; then by_hand "$only_apt" "$(with_admin "pacman -S --needed $(packages 7)")"
     elif has brew; then by_hand "$only_apt" "brew install $(packages 8)"
     else by_hand "there is no apt-get, dnf, pacman or brew here; install these in this system's way (the names are Debian's):" \
-        "$(packages 5)"; fi
+        "$(packages 5)"
+    fi
 }
 
 # ---- for a GPU ----
@@ -173,8 +159,8 @@ wheels() {
 }
 # A Python with pip: the one that is here, or a virtual environment made by it.
 python_with_pip() {
-    if "${PYTHON:-python3}" -m pip --version >/dev/null 2>&1; then echo "${PYTHON:-python3}"; return; fi
-    "${PYTHON:-python3}" -m venv "$scratch/venv" >/dev/null 2>&1 && echo "$scratch/venv/bin/python"
+    if "$python" -m pip --version >/dev/null 2>&1; then echo "$python"; return; fi
+    "$python" -m venv "$scratch/venv" >/dev/null 2>&1 && echo "$scratch/venv/bin/python"
 }
 lacks_cuda_library() {
     for library in cublasLt cudnn nvrtc nccl; do
@@ -183,22 +169,20 @@ lacks_cuda_library() {
     return 1
 }
 fetch_cuda_libraries() {
-    has "${NVCC:-nvcc}" && library=$(lacks_cuda_library) || return 0
-    toolkit=$("${NVCC:-nvcc}" --version | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p')
-    why=$(clone_is_writable nvidia) || { echo "missing: $library, for GPUs; not fetched, because $why" >&2; return; }
+    has "$nvcc" && library=$(lacks_cuda_library) || return 0
+    toolkit=$("$nvcc" --version | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p')
+    why=$(clone_is_writable "$clone/nvidia") || { echo "missing: $library, for GPUs; not fetched, because $why" >&2; return; }
     echo "missing: $library, for CUDA $toolkit; fetching NVIDIA's libraries into nvidia/, about 1 GB ..."
-    python=$(python_with_pip) || { echo "there is no pip: install python3-pip or python3-venv, then run this again" >&2; return; }
+    pip=$(python_with_pip) || { echo "there is no pip: install python3-pip or python3-venv, then run this again" >&2; return; }
     # Unpacked beside it and renamed, so that nvidia/ is never half full.
-    rm -rf "$here/../nvidia.new"
+    rm -rf "$clone/nvidia.new"
     # shellcheck disable=SC2046 # a list of words
-    if "$python" -m pip install -q --no-deps --target "$here/../nvidia.new" $(wheels) >"$scratch/log" 2>&1; then
-        rm -rf "$here/../nvidia"
-        mv "$here/../nvidia.new/nvidia" "$here/../nvidia"
-        rm -rf "$here/../nvidia.new"
-    else
-        explain "pip install failed: $(reason). Without NVIDIA's libraries make DEVICE=cuda does not work; the rest does"
-        rm -rf "$here/../nvidia.new"
+    if "$pip" -m pip install -q --no-deps --target "$clone/nvidia.new" $(wheels) >"$scratch/log" 2>&1; then
+        rm -rf "$clone/nvidia"
+        mv "$clone/nvidia.new/nvidia" "$clone/nvidia"
+    else explain "pip install failed: $(reason). Without NVIDIA's libraries make DEVICE=cuda does not work; the rest does"
     fi
+    rm -rf "$clone/nvidia.new"
 }
 
 look
@@ -218,5 +202,5 @@ else
     fi
 fi
 fetch_cuda_libraries
-why=$(clone_is_writable build data) || { echo "make cannot build here: $why" >&2; exit 1; }
+why=$(clone_is_writable "$clone/build" "$clone/data") || { echo "make cannot build here: $why" >&2; exit 1; }
 [ -z "$required_missing" ]

@@ -1,13 +1,16 @@
 """Labs. Blanks are made from the sources as they are now, and never over what a student has written. Each is proved: it compiles, ends at its
-first task, and meets no claim; the course's own bodies meet all; and mistakes, most of them those of test/exercises/list.txt, fail the
+first task, and meets no claim; the course's own bodies meet all; and mistakes, most of them those of test/exercises/list.toml, fail the
 claims that are meant for them and no others."""
-import re, shutil
+import re, shutil, sys
 import pytest
 from suite import ROOT, TINY, assert_refused, command
 from test_mistakes import mistakes_of
 
+sys.path.append(str(ROOT / "labs"))
+from make_lab import read_lab
+
 LONG = 2
-STAGES = sorted(path.stem for path in (ROOT / "labs").glob("*.lab"))
+STAGES = sorted(path.stem for path in (ROOT / "labs").glob("*.toml"))
 # stage, ranks and options with which a blank itself ends at a task
 RUNS = {"single": (None, ""), "ddp": (2, ""), "zero": (2, ""), "fsdp": (2, ""), "tp": (2, "--tensor-parallel 2"),
         "pp": (2, "--pipeline-parallel 2 --split 1,1 --total-batch-size 256"), "compress": (2, "--compress int8"), "3d": (4, "--mesh dp=2,tp=2 --total-batch-size 256")}
@@ -27,7 +30,7 @@ MISTAKES = {
 
 
 def make_lab(*arguments, cwd=ROOT):
-    return command("perl labs/make_lab.pl", *arguments, cwd=cwd)
+    return command("python3 labs/make_lab.py", *arguments, cwd=cwd)
 
 
 def assert_not_made(run, why):
@@ -42,18 +45,18 @@ def made(stage, folder, tasks=None):
 
 
 def blanks(stage):
-    """(number, function, file, lines) of each task."""
-    return [line.split("\t") for line in make_lab("--blanks", stage).out.splitlines()]
+    """(number, function, file) of each task."""
+    return [(task["number"], task["title"], task["file"]) for task in read_lab(stage)["tasks"]]
 
 
 def claims(stage):
     """{claim: the functions that it is about}."""
-    return {claim: about.split(",") for claim, about, *_ in (line.split("\t") for line in command("perl labs/claims.pl list", stage).out.splitlines())}
+    return {claim: about.split(", ") for claim, (about, *_) in read_lab(stage)["claims"].items()}
 
 
 def grade(stage, folder, seconds=600):
     """The Run, and the names of claims that passed and that did not."""
-    run = command("bash labs/check_lab.sh", stage, folder, env={"LAB_SECONDS": seconds}, timeout=1200)
+    run = command("python3 labs/check_lab.py", stage, folder, env={"LAB_SECONDS": seconds}, timeout=1200)
     return run, *(re.findall(rf"^{verdict} +([^:]*):", run.out, re.M) for verdict in ("passed", "not yet"))
 
 
@@ -61,9 +64,9 @@ def grade(stage, folder, seconds=600):
 @pytest.mark.parametrize("stage", STAGES)
 def test_each_blank_dies_with_its_name_and_tasks_md_has_it(stage, tmp_path):
     made(stage, tmp_path)
-    for number, name, file, lines in blanks(stage):
+    for number, name, file in blanks(stage):
         assert f'die("{name} is not written yet: it is task {number} in TASKS.md")' in (tmp_path / file).read_text()
-        assert f"\n### Task {number}. {name}\n" in (tmp_path / "TASKS.md").read_text() and int(lines) >= 1
+        assert f"\n### Task {number}. {name}\n" in (tmp_path / "TASKS.md").read_text()
     sources = [path.read_text() for pattern in ("*.cu", "llmc/**/*.h") for path in tmp_path.glob(pattern)]
     assert sum(text.count("is not written yet: it is task") for text in sources) == len(blanks(stage))
 
@@ -77,7 +80,7 @@ def test_with_all_tasks_written_it_is_the_stage(stage, tmp_path):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_each_task_has_a_claim_about_nothing_else(stage):
-    assert {name for _, name, *_ in blanks(stage)} == {about[0] for about in claims(stage).values() if len(about) == 1}
+    assert {name for _, name, _ in blanks(stage)} == {about[0] for about in claims(stage).values() if len(about) == 1}
 
 
 def test_the_readme_has_the_table_of_labs():
@@ -145,7 +148,7 @@ def test_the_courses_own_bodies_meet_all_claims(stage, tmp_path):
 @pytest.mark.sampled
 @pytest.mark.parametrize("stage, name", [(stage, name) for stage in STAGES for name in MISTAKES[stage]])
 def test_a_mistake_fails_the_claims_meant_for_it_and_no_others(stage, name, tmp_path):
-    mistake, = {m.name: m for m in mistakes_of("test/labs_mistakes.txt") + mistakes_of("test/exercises/list.txt") if m.name == name}.values()
+    mistake, = {m.name: m for m in mistakes_of("test/labs_mistakes.toml") + mistakes_of("test/exercises/list.toml") if m.name == name}.values()
     mistake.make_in(made(stage, tmp_path, "all"))
     run, _, not_yet = grade(stage, tmp_path, seconds=160 if name == "rank-1-stays" else 600)
     assert run.status != 0 and sorted(not_yet) == sorted(MISTAKES[stage][name].split()), run

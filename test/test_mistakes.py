@@ -1,28 +1,26 @@
 """Mistakes made on purpose: each is made in a copy of the sources, and the tests that are meant for it must fail there.
 
-test/exercises/list.txt has those of the chapters' exercises, test/mutations/list.txt small bugs in kernels, around them and in compressed
+test/exercises/list.toml has those of the chapters' exercises, test/mutations/list.toml small bugs in kernels, around them and in compressed
 gradients; their heads say how to write one. `pytest test/test_mistakes.py --tier all -k forget-1-over-N -s` makes one, and shows what failed.
 In the copy a program is built when a test asks for it, with little optimisation, because compiling takes longer than running."""
-import contextlib, fcntl, functools, re, shutil, sys
+import contextlib, fcntl, functools, re, shutil, sys, tomllib
 import pytest
 import suite
 
 LONG = 3
-LISTS = "test/exercises/list.txt", "test/mutations/list.txt"
+LISTS = "test/exercises/list.toml", "test/mutations/list.toml"
 PASSED, FAILED, SKIPPED, NOT_BUILT = 0, 1, 8, 9  # what pytest ends with in the copy, and what is made of that
 
 
 class Mistake:
-    """A record of a list: name, file, what, tests (list of "MODULE:EXPRESSION", with a ! before those that must pass), survives (why, or ""),
-    old and new (lines without the blanks around them). shared: the file and the tests of its paragraph."""
+    """Of a list: name, file, what, tests (list of "MODULE:EXPRESSION", with a ! before those that must pass), survives (why, or ""),
+    old and new (lines without the blanks around them)."""
 
-    def __init__(self, shared, record):
-        heading, *lines = record.splitlines()
-        self.name, _, self.what = heading.partition(": ")
-        self.old, self.new = ([line[2:].strip() for line in lines if line[:2] in (sign, "  ")] for sign in ("- ", "+ "))
-        fields = {"survives": ""} | shared | fields_of(line for line in lines if line[:2] not in ("- ", "+ ", "  "))
-        self.file, self.survives, self.tests = fields["file"], fields["survives"], re.split("; *", fields["tests"])
-        assert self.what and self.old != self.new, f"{self.name} changes nothing"
+    def __init__(self, name, what, diff, file, tests, survives=""):
+        self.name, self.file, self.what, self.survives = name, file, " ".join(what.split()), " ".join(survives.split())
+        self.tests = re.split("; *", " ".join(tests.split()))
+        self.old, self.new = ([line[2:].strip() for line in diff.splitlines() if line[:2] in (sign, "  ")] for sign in ("- ", "+ "))
+        assert self.old != self.new, f"{name} changes nothing"
 
     def make_in(self, folder):
         """Replaces the old lines, which follow one another in exactly one place of the file."""
@@ -35,20 +33,11 @@ class Mistake:
         path.write_text("\n".join(lines))
 
 
-def fields_of(lines):
-    found = {}
-    for line in lines:
-        field, _, value = line.partition(" ")
-        assert field in ("file", "tests", "survives") and value, f"{line!r} is no line of a mistake"
-        found[field] = value.strip()
-    return found
-
-
 def mistakes_of(path):
     found = []
-    for paragraph in (suite.ROOT / path).read_text().split("\n\n"):
-        shared, *records = re.split("^== ", re.sub("^#.*\n?", "", paragraph, flags=re.M), flags=re.M)
-        found += [Mistake(fields_of(shared.splitlines()), record) for record in records]
+    for group in tomllib.loads((suite.ROOT / path).read_text())["group"]:
+        shared = {key: group.pop(key) for key in ("file", "tests") if key in group}
+        found += [Mistake(name, **shared | fields) for name, fields in group.items()]
     assert len({mistake.name for mistake in found}) == len(found), f"{path} has two mistakes of one name"
     return found
 
@@ -95,7 +84,7 @@ def pass_without_a_mistake(entry):
     if int((suite.once(f"without a mistake: {asked}", run) / "status").read_text()) == SKIPPED: pytest.skip(f"nothing of {entry} can run here")
 
 
-@pytest.mark.parametrize("path", [*LISTS, "test/labs_mistakes.txt"])
+@pytest.mark.parametrize("path", [*LISTS, "test/labs_mistakes.toml"])
 def test_every_mistake_can_be_made(path, tmp_path):
     for mistake in mistakes_of(path):
         copy = tmp_path / mistake.file

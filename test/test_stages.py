@@ -26,11 +26,10 @@ def definitions(stage):
 
 
 def reasons(stage):
-    """{name: why it may differ} of test/stages.list."""
-    lines = re.findall(rf"^{stage} (.+?): (.+)$", (ROOT / "test/stages.list").read_text(), re.M)
-    names = [name for listed, _ in lines for name in listed.split()]
-    assert len(names) == len(set(names)), f"{stage} has two reasons for one name"
-    return {name: why for listed, why in lines for name in listed.split()}
+    """{name: why it may differ} of test/stages.toml."""
+    found = [(name, why) for listed, why in stages.differences()[stage].items() if listed != "bases" for name in listed.split()]
+    assert len(found) == len(dict(found)), f"{stage} has two reasons for one name"
+    return dict(found)
 
 
 def added(old, new):
@@ -67,8 +66,8 @@ def test_a_stage_differs_from_its_bases_only_where_the_list_gives_a_reason(stage
     shared = {name for theirs in bases.values() for name in theirs if name}
     assert not allowed.keys() - shared, "the list names what no base has"
     differ = {name for name in shared if not any(theirs.get(name) == own.get(name, "") for theirs in bases.values())}
-    assert differ - allowed.keys() == set(), "they differ without a reason in test/stages.list"
-    assert allowed.keys() - differ == set(), "test/stages.list has a reason, and they are the same"
+    assert differ - allowed.keys() == set(), "they differ without a reason in test/stages.toml"
+    assert allowed.keys() - differ == set(), "test/stages.toml has a reason, and they are the same"
 
 
 @pytest.mark.parametrize("stage", stages.STAGES[1:])

@@ -15,18 +15,17 @@ static bool kernel_runs(int device) {
 }
 
 int main(int argc, char** argv) {
-    int version = 0, driver = 0, devices = 0;
+    int version = 0, driver = 0, devices = 0, failed = 0;
     cudaRuntimeGetVersion(&version);
-    if (argc > 1 && strcmp(argv[1], "toolkit") == 0) { printf("%d.%d\n", version / 1000, version % 1000 / 10); return 0; }
+    if (argc > 1 && strcmp(argv[1], "toolkit") == 0) return printf("%d.%d\n", version / 1000, version % 1000 / 10) < 0;
     cudaDriverGetVersion(&driver);
-    if (driver == 0) { printf("no driver: libcuda.so.1 is not here or cannot be loaded\n"); return 1; }
     cudaError_t error = cudaGetDeviceCount(&devices);
-    if (error == cudaErrorInsufficientDriver)
+    if (driver == 0) printf("no driver: libcuda.so.1 is not here or cannot be loaded\n");
+    else if (error == cudaErrorInsufficientDriver)
         printf("the driver is for CUDA %d.%d, older than the toolkit's %d.%d: update the driver or use an older toolkit\n", driver / 1000,
                driver % 1000 / 10, version / 1000, version % 1000 / 10);
     else if (error != cudaSuccess || devices == 0) printf("%s\n", cudaGetErrorString(error));
-    if (error != cudaSuccess || devices == 0) return 1;
-    int failed = 0;
+    if (driver == 0 || error != cudaSuccess || devices == 0) return 1;
     for (int i = 0; i < devices; i++) {
         cudaDeviceProp p;
         cudaGetDeviceProperties(&p, i);

@@ -1,16 +1,16 @@
-# probes.sh - what this project needs, and how to find out whether a machine has it. Sourced by setup.sh and doctor.sh,
-# which set `here` to dev/ and `probes` to this folder; make_scratch sets `scratch` to a temporary one.
+# probes.sh - what this project needs, and how to find out whether a machine has it. Sourced by setup.sh and doctor.sh, which set
+# `here` to dev/; make_scratch sets `scratch` to a temporary folder.
 #
-# No package manager is asked: a library is present if a program that uses it compiles, links, runs and gets the right
-# answer. CC, CPPFLAGS, LDFLAGS, CLANG, NVCC, MPICC, MPIRUN and PYTHON say what to use, as in the Makefile.
+# No package manager is asked: a library is present if a program that uses it compiles, links, runs and gets the right answer, with
+# the Makefile's flags. CC, CPPFLAGS, LDFLAGS, CLANG, NVCC, MPICC, MPIRUN and PYTHON say what to use, as in the Makefile.
 
 # One line per component: key | name | class | what it is for | packages of apt | of dnf | of pacman | of brew
 #   demo      make demo and make test need it
 #   test      make test needs it
 #   optional  something does not work without it, and the fourth column says what; setup.sh installs it all the same
 #   extra     for GPUs: doctor.sh reports it, setup.sh does not install it; the fifth column says how to get it
-# A new component is a line here and a function probe_KEY below, which prints the version, or what is wrong. Its status is
-# 0 if the component works, 1 if it is missing, and 2 if it is there but cannot be used.
+# A new component is a line here and a function probe_KEY below, which prints the version, or what is wrong. Its status is 0 if the
+# component works, 1 if it is missing, and 2 if it is there but cannot be used.
 components() {
     sed -e 's/ *| */|/g' <<'END'
 compiler  | C compiler    | demo     | building everything                               | gcc libc6-dev   | gcc               | gcc     | gcc
@@ -27,7 +27,7 @@ fuzzer    | fuzzer        | optional | make fuzz, and the fuzzing in make test-a
 gnuplot   | gnuplot       | optional | the plots of make demo                            | gnuplot-nox     | gnuplot-minimal   | gnuplot | gnuplot
 curl      | curl          | optional | the download scripts under dev/data, and their test | curl ca-certificates | curl           | curl    | curl
 ccache    | ccache        | optional | compiling sooner what has been compiled before    | ccache          | ccache            | ccache  | ccache
-python    | Python + venv | optional | make site, and Hugging Face's libraries in make test-all | python3 python3-venv | python3 | python  | python
+python    | Python + venv | optional | make lab, make site, and Hugging Face's libraries in make test-all | python3 python3-venv | python3 | python  | python
 chromium  | Chromium      | optional | the pages of make site, tested (setup.sh --with-chromium) | chromium        | chromium          | chromium | chromium
 nvcc      | CUDA toolkit  | extra    | the GPU build                                     | NVIDIA's CUDA Toolkit (developer.nvidia.com/cuda-downloads)
 gpu       | GPU           | extra    | running the GPU build                             | an NVIDIA GPU, and its driver
@@ -38,65 +38,58 @@ nccl      | NCCL          | extra    | several GPUs                             
 END
 }
 
+clone=$(cd "$here/.." && pwd)
+cc=${CC:-cc} nvcc=${NVCC:-nvcc} clang=${CLANG:-clang} python=${PYTHON:-python3}
+
 is_required() { [ "$1" = demo ] || [ "$1" = test ]; }
-
 has() { command -v "$1" >/dev/null 2>&1; }
+needs() { has "$1" || { echo "no $1"; return 1; }; } # PROGRAM: the same, with a message
 
-gigabytes() { awk -v bytes="$1" 'BEGIN { printf "%.1f GB", bytes / 1e9 }'; }
-free_bytes() { df -P -k "$1" 2>/dev/null | awk 'END { printf "%.0f", $4 * 1024 }'; }
+tenths() { echo "$(($1 / 10)).$(($1 % 10))"; }
+gigabytes() { echo "$(tenths $((($1 / 1000000 + 50) / 100))) GB"; }
+free_bytes() { df -P -k "$1" 2>/dev/null | { read -r _ && read -r _ _ _ free _ && echo $((free * 1024)); }; }
 
-# can_write FOLDER: returns 0 if a file of 1 MB can be written there. Otherwise prints why not, and returns 1 if the folder
-# belongs to another user, 2 if its disk is full, 3 if its file system is read-only, 4 for other reasons.
+# can_write FOLDER [REMEDY]: returns 0 if a file of 1 MB can be written there, otherwise prints why not, and what to do.
+# shellcheck disable=SC2012 # stat has other options on other systems
 can_write() {
-    [ -d "$1" ] || { echo "there is no folder $1"; return 4; }
+    [ -d "$1" ] || { echo "there is no folder $1: $2"; return 1; }
     if trial=$(LC_ALL=C mktemp "$1/.trial.XXXXXX" 2>&1); then
-        LC_ALL=C dd if=/dev/zero of="$trial" bs=65536 count=16 2>/dev/null
-        status=$?
+        dd if=/dev/zero of="$trial" bs=65536 count=16 2>/dev/null && rm "$trial" && return
         rm -f "$trial"
-        [ $status = 0 ] && return
         trial="No space"
     fi
-    me=$(id -un) owner=$(owner_of "$1")
+    me=$(id -un) owner=$(ls -ld "$1" | { read -r _ _ owner _ && echo "$owner"; })
     case $trial in
-        *"No space"* | *uota*) echo "the disk that holds $1 is full ($(gigabytes "$(free_bytes "$1")") free)"; return 2 ;;
-        *"Read-only"*) echo "$1 is on a read-only file system"; return 3 ;;
+        *"No space"* | *uota*)
+            why="the disk that holds $1 is full ($(gigabytes "$(free_bytes "$1")") free)"
+            remedy="free some space there, or clone onto another disk" ;;
+        *"Read-only"*) why="$1 is on a read-only file system" remedy="clone onto another disk" ;;
+        *) why="$1 is write-protected" remedy="run chmod u+w $1, or clone into another folder"
+            if [ "$owner" != "$me" ]; then
+                why="$1 belongs to $owner, and $me may not write there"
+                remedy="run sudo chown -R $me $1, or clone into a folder of your own"
+            fi ;;
     esac
-    if [ "$owner" != "$me" ]; then echo "$1 belongs to $owner, and $me may not write there"; return 1; fi
-    echo "$1 is write-protected"
-    return 4
+    echo "$why: ${2:-$remedy}"
+    return 1
 }
-# shellcheck disable=SC2012 # stat has other options on other systems
-owner_of() { ls -ld "$1" | awk '{ print $3 }'; }
-
-# clone_is_writable [FOLDER...]: returns 0 if files can be written in the clone, and in these folders of it where they exist;
-# otherwise prints why not, and what to do.
+# clone_is_writable [FOLDER...]: the same of the clone, and of these folders of it where they exist.
 clone_is_writable() {
-    clone=$(cd "$here/.." && pwd)
-    for folder in . "$@"; do
-        case $folder in .) folder=$clone ;; *) folder=$clone/$folder ;; esac
-        [ -d "$folder" ] || continue
-        why=$(can_write "$folder")
-        case $? in
-            0) continue ;;
-            1) echo "$why: run sudo chown -R $(id -un) $folder, or clone into a folder of your own" ;;
-            2) echo "$why: free some space there, or clone onto another disk" ;;
-            3) echo "$why: clone onto another disk" ;;
-            *) echo "$why: run chmod u+w $folder, or clone into another folder" ;;
-        esac
-        return 1
+    for folder in "$clone" "$@"; do
+        [ ! -d "$folder" ] || can_write "$folder" || return 1
     done
 }
-
 # make_scratch: sets scratch to a temporary folder, or ends the script if programs cannot be built and run there.
 make_scratch() {
     tmp=${TMPDIR:-/tmp}
-    why=$(can_write "$tmp") && scratch=$(mktemp -d) || { echo "$why: set TMPDIR to a folder that has room" >&2; exit 1; }
+    can_write "$tmp" "set TMPDIR to a folder that has room" >&2 && scratch=$(mktemp -d) || exit 1
     trap 'rm -rf "$scratch"' EXIT
     trap 'exit 1' HUP INT TERM
     printf '#!/bin/sh\n' >"$scratch/run"
     chmod +x "$scratch/run"
-    "$scratch/run" 2>/dev/null ||
-        { echo "programs cannot be run in $tmp (is it mounted noexec?): set TMPDIR to another folder" >&2; exit 1; }
+    "$scratch/run" 2>/dev/null && return
+    echo "programs cannot be run in $tmp (is it mounted noexec?): set TMPDIR to another folder" >&2
+    exit 1
 }
 
 # The most informative line that a compiler, linker or loader printed.
@@ -104,7 +97,6 @@ complaint() {
     grep -m 1 -E 'error|cannot|not found|undefined' "$scratch/log" | sed -e 's/.*error: //' -e 's/^.*ld: //' | cut -c 1-150 | grep . ||
         grep -m 1 '[a-z]' "$scratch/log" | cut -c 1-150 | grep . || echo "it failed and printed nothing"
 }
-
 # attempt COMMAND...: prints its output, or why it failed. A command that hangs has failed.
 attempt() {
     if has timeout; then set -- timeout 30 "$@"; fi
@@ -112,131 +104,120 @@ attempt() {
     if [ -s "$scratch/out" ]; then cat "$scratch/out"; else complaint; fi
     return 1
 }
-
-# build_probe COMPILER SOURCE FLAGS...: compiles and links one of the programs beside this file into $scratch/probe.
-build_probe() {
+# build COMPILER SOURCE FLAGS...: compiles and links a program beside this file into $scratch/probe.
+# shellcheck disable=SC2086 # compilers and flags are lists of words
+build() {
     compiler=$1 source=$2
     shift 2
-    has "${compiler%% *}" || { echo "no ${compiler%% *}"; return 1; }
-    # shellcheck disable=SC2086 # compilers and flags are lists of words
-    $compiler ${CPPFLAGS-} "$probes/$source" -o "$scratch/probe" ${LDFLAGS-} "$@" >"$scratch/log" 2>&1 || { complaint; return 1; }
+    needs "${compiler%% *}" || return 1
+    $compiler ${CPPFLAGS-} "$here/doctor/$source" -o "$scratch/probe" ${LDFLAGS-} "$@" >"$scratch/log" 2>&1 || { complaint; return 1; }
 }
-# run_c SOURCE FLAGS...: builds it with the C compiler, and runs it. Returns 1 if it cannot be built, 2 if it fails.
-run_c() { build_probe "${CC:-cc}" "$@" || return 1; attempt "$scratch/probe" || return 2; }
+# run_c NAME FLAGS...: builds that part of probe.c, and runs it. Returns 1 if it cannot be built, 2 if it fails.
+run_c() { part=$1; shift; build "$cc" probe.c "-DPROBE_$part" "$@" || return 1; attempt "$scratch/probe" || return 2; }
 # quietly COMMAND...: prints the first line of its output, and only if it fails.
-quietly() {
-    "$@" >"$scratch/said" && return
-    status=$?
-    head -n 1 "$scratch/said"
-    return $status
-}
+quietly() { "$@" >"$scratch/said" || { status=$?; head -n 1 "$scratch/said"; return $status; }; }
+# version PROGRAM SCRIPT: what sed makes of its --version.
+version() { needs "$1" && attempt "$1" --version | sed -n "$2" | grep .; }
 
 # The Makefile's options. Only compiled with -fopenmp: linking that is probe_openmp's.
+# shellcheck disable=SC2086
 probe_compiler() {
-    cc=${CC:-cc}
-    has "${cc%% *}" || { echo "no ${cc%% *}"; return 1; }
-    if ! $cc -std=c11 -O3 -march=native -ffp-contract=off -fno-math-errno -fopenmp -Wall -Wextra -Werror ${CPPFLAGS-} \
-        -c "$probes/compiler.c" -o "$scratch/compiler.o" >"$scratch/log" 2>&1; then
+    needs "${cc%% *}" || return 1
+    if ! $cc -std=c11 -O3 -march=native -ffp-contract=off -fno-math-errno -fopenmp -Wall -Wextra -Werror ${CPPFLAGS-} -DPROBE_COMPILER \
+        -c "$here/doctor/probe.c" -o "$scratch/compiler.o" >"$scratch/log" 2>&1; then
         why=$(complaint)
         printf 'int main(void) { return 0; }\n' >"$scratch/empty.c"
         # without the C library's headers any compiler fails
-        if $cc -c "$scratch/empty.c" -o "$scratch/empty.o" 2>"$scratch/log" && ! echo "$why" | grep -q '\.h: No such file'; then
-            echo "$(compiler_name) does not compile what is needed ($why);" \
-                "gcc 9 and later do: install one, then run export CC=gcc-9 (or whatever it is called)"
-            return 2
+        if ! $cc -c "$scratch/empty.c" -o "$scratch/empty.o" 2>"$scratch/log" || echo "$why" | grep -q '\.h: No such file'; then
+            echo "$why"
+            return 1
         fi
-        echo "$why"
-        return 1
+        called=$($cc --version 2>/dev/null | head -n 1 | grep . || echo "$cc")
+        echo "$called does not compile what is needed ($why);" \
+            "gcc 9 and later do: install one, then run export CC=gcc-9 (or whatever it is called)"
+        return 2
     fi
     $cc "$scratch/compiler.o" -o "$scratch/probe" ${LDFLAGS-} -lm 2>"$scratch/log" || { complaint; return 1; }
     attempt "$scratch/probe" || return 2
     $cc --version | head -n 1
 }
-compiler_name() { $cc --version 2>/dev/null | head -n 1 | grep . || echo "$cc"; }
 probe_make() {
-    has make || { echo "no make"; return 1; }
-    make --version 2>/dev/null | sed -n 's/^GNU Make //p' | grep . && return
+    needs make || return 1
+    version make 's/^GNU Make //p' && return
     echo "$(command -v make) is not GNU make; install that one, and put it first in PATH under the name make"
     return 2
 }
-probe_openmp()  { quietly run_c machine.c -fopenmp && echo "specification of $(${CC:-cc} -fopenmp -dM -E - </dev/null | sed -n 's/.*_OPENMP //p')"; }
-probe_onednn()  { run_c onednn.c -ldnnl; }
-probe_jansson() { run_c jansson.c -ljansson; }
-probe_pcre2()   { run_c pcre2.c -lpcre2-8; }
-probe_cmocka()  { quietly run_c cmocka.c -lcmocka && echo "runs a test"; }
+probe_openmp()  { quietly run_c MACHINE -fopenmp && echo "specification of $($cc -fopenmp -dM -E - </dev/null | sed -n 's/.*_OPENMP //p')"; }
+probe_onednn()  { run_c ONEDNN -ldnnl; }
+probe_jansson() { run_c JANSSON -ljansson; }
+probe_pcre2()   { run_c PCRE2 -lpcre2-8; }
+probe_cmocka()  { quietly run_c CMOCKA -lcmocka && echo "runs a test"; }
 # The first Python that can run the tests, as in the Makefile.
 probe_pytest() {
-    found="no ${PYTHON:-python3}"
-    for python in "${PYTHON:-python3}" /usr/bin/python3; do
-        if has "$python" && found=$(attempt "$python" -c '
-try: import numpy, pytest, xdist
+    found="no $python"
+    for of_tests in "$python" /usr/bin/python3; do
+        if has "$of_tests" && found=$(attempt "$of_tests" -c '
+try: import numpy, pytest, tomllib, xdist
 except ImportError as e: raise SystemExit(print(e) or 1)
-print(f"{pytest.__version__}, xdist {xdist.__version__}, numpy {numpy.__version__}")'); then echo "$found in $python"; return; fi
+print(f"{pytest.__version__}, xdist {xdist.__version__}, numpy {numpy.__version__}")'); then echo "$found in $of_tests"; return; fi
     done
     echo "$found (in a Python of your own: pip install pytest pytest-xdist numpy)"
     return 1
 }
 probe_sanitizer() {
-    run_c sanitizer.c -g -fsanitize=address,undefined || return
+    run_c SANITIZER -g -fsanitize=address,undefined || return
     "$scratch/probe" overrun 2>"$scratch/log" || true
     grep -q 'ERROR: AddressSanitizer' "$scratch/log" || { echo "they do not notice a read out of bounds"; return 2; }
-    run_c sanitizer.c -g -fsanitize=thread || return
-    echo "for addresses, undefined behaviour and threads"
+    run_c SANITIZER -g -fsanitize=thread && echo "for addresses, undefined behaviour and threads"
 }
 probe_fuzzer() {
-    build_probe "${CLANG:-clang}" fuzzer.c -fsanitize=fuzzer,address && quietly attempt "$scratch/probe" -runs=1 &&
-        echo "${CLANG:-clang} $(${CLANG:-clang} -dumpversion) with libFuzzer"
+    build "$clang" probe.c -DPROBE_FUZZER -fsanitize=fuzzer,address && quietly attempt "$scratch/probe" -runs=1 &&
+        echo "$clang $($clang -dumpversion) with libFuzzer"
 }
 probe_gnuplot() {
-    has gnuplot || { echo "no gnuplot"; return 1; }
-    attempt gnuplot -e "set terminal pngcairo; set output '$scratch/plot.png'; plot x" || return 1
-    [ -s "$scratch/plot.png" ] && gnuplot --version | sed 's/gnuplot //'
+    needs gnuplot && attempt gnuplot -e "set terminal pngcairo; set output '$scratch/plot.png'; plot x" && [ -s "$scratch/plot.png" ] &&
+        version gnuplot 's/gnuplot //p'
 }
 probe_curl() {
-    has curl || { echo "no curl"; return 1; }
     echo fetched >"$scratch/page"
-    quietly attempt curl -fsS "file://$scratch/page" && curl --version | sed -n 's/^curl \([0-9.]*\).*/\1/p'
+    needs curl && quietly attempt curl -fsS "file://$scratch/page" && version curl 's/^curl \([0-9.]*\).*/\1/p'
 }
-probe_ccache() {
-    has ccache || { echo "no ccache"; return 1; }
-    attempt ccache --version | sed -n 's/^ccache version //p' | grep .
-}
+probe_ccache() { version ccache 's/^ccache version //p'; }
 probe_python() {
-    has "${PYTHON:-python3}" || { echo "no ${PYTHON:-python3}"; return 1; }
-    attempt "${PYTHON:-python3}" -c 'import sys, venv, ensurepip; print(".".join(map(str, sys.version_info[:3])))'
+    needs "$python" && attempt "$python" -c 'import sys
+version = ".".join(map(str, sys.version_info[:3]))
+if sys.version_info < (3, 11): raise SystemExit(print(version, "is older than 3.11") or 1)
+import venv, ensurepip
+print(version)'
 }
-
 # Only its version: a page takes it seconds, and more on a machine that is busy.
 probe_chromium() {
     for browser in chromium chromium-browser google-chrome; do
-        if has $browser; then attempt $browser --version | sed -n 's/^[A-Za-z ]* \([0-9.]*\).*/\1/p' | grep . && return; fi
+        if has $browser; then version $browser 's/^[A-Za-z ]* \([0-9.]*\).*/\1/p' && return; fi
     done
-    echo "no chromium"
-    return 1
+    needs chromium
 }
-
 probe_mpi() {
-    build_probe "${MPICC:-mpicc}" mpi.c || return 1
+    build "${MPICC:-mpicc}" probe.c -DPROBE_MPI || return 1
     # Open MPI refuses root otherwise
     # shellcheck disable=SC2086 # a command and its options
     OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 attempt ${MPIRUN:-mpirun} --oversubscribe -np 2 "$scratch/probe" || return 2
 }
-probe_nvcc() { build_probe "${NVCC:-nvcc}" cuda.cu && echo "CUDA $("$scratch/probe" toolkit)"; }
+probe_nvcc() { build "$nvcc" cuda.cu && echo "CUDA $("$scratch/probe" toolkit)"; }
 probe_gpu() {
-    if has "${NVCC:-nvcc}"; then build_probe "${NVCC:-nvcc}" cuda.cu && attempt "$scratch/probe"; return; fi
+    if has "$nvcc"; then build "$nvcc" cuda.cu && attempt "$scratch/probe"; return; fi
     has nvidia-smi || { echo "no nvidia-smi, so no driver"; return 1; }
     attempt nvidia-smi --query-gpu=index,name,compute_cap,memory.total,driver_version --format=csv,noheader
 }
-probe_cublaslt() { run_cuda cublaslt.c cublasLt; }
-probe_cudnn()    { run_cuda cudnn.c cudnn; }
-probe_nvrtc()    { run_cuda nvrtc.c nvrtc; }
-probe_nccl()     { run_cuda nccl.c nccl; }
-
-# run_cuda SOURCE LIBRARY: builds it with the library that the Makefile would use, and runs it.
+# run_cuda NAME LIBRARY: builds that part of probe.c with the library that the Makefile would use, and runs it.
 run_cuda() {
-    has "${NVCC:-nvcc}" || { echo "no ${NVCC:-nvcc}"; return 1; }
-    found=$(sh "$probes/../find_cuda.sh" folder "$2" 2>/dev/null) || { echo "not found"; return 1; }
+    needs "$nvcc" || return 1
+    folder=$(sh "$here/find_cuda.sh" folder "$2" 2>/dev/null) || { echo "not found"; return 1; }
     # shellcheck disable=SC2046 # lists of flags
-    build_probe "${NVCC:-nvcc}" "$1" $(sh "$probes/../find_cuda.sh" compile "$2") $(sh "$probes/../find_cuda.sh" link "$2") || return 1
-    version=$(attempt "$scratch/probe") && echo "$version in $found" || { echo "$version"; return 1; }
+    build "$nvcc" probe.c "-DPROBE_$1" $(sh "$here/find_cuda.sh" compile "$2") $(sh "$here/find_cuda.sh" link "$2") || return 1
+    found=$(attempt "$scratch/probe") && echo "$found in $folder" || { echo "$found"; return 1; }
 }
+probe_cublaslt() { run_cuda CUBLASLT cublasLt; }
+probe_cudnn()    { run_cuda CUDNN cudnn; }
+probe_nvrtc()    { run_cuda NVRTC nvrtc; }
+probe_nccl()     { run_cuda NCCL nccl; }

@@ -1,6 +1,6 @@
 #!/bin/sh
 # compile.sh SOURCE.cu OUT [plain|asan|tsan] [g++ flags, objects, libraries...]
-# Compiles CUDA C++ for the emulator: kernels run on the CPU. Needs g++, perl and CUDA's headers; no nvcc, no GPU.
+# Compiles CUDA C++ for the emulator: kernels run on the CPU. Needs g++, python3 and CUDA's headers; no nvcc, no GPU.
 #   plain   barriers, warp functions, alignment, undefined behaviour, endless loops are checked
 #   asan    also accesses out of bounds (AddressSanitizer), in global and in shared memory
 #   tsan    also races between threads (ThreadSanitizer)
@@ -48,7 +48,7 @@ for flag; do
 done
 g++ $common -O1 $flags -x c++ -include "$here/emulator.h" -ftrack-macro-expansion=0 -E "$source" -o "$out.in.ii" \
     -MMD -MP -MF "$out.d" -MT "$out"
-perl "$here/launch.pl" "$out.in.ii" > "$out.ii"
+python3 "$here/launch.py" "$out.in.ii" > "$out.ii"
 rm -f "$out.in.ii"
 case $out in *.o) object=$out ;; *) object=$out.o ;; esac
 $ccache g++ $common $checks -O1 -fpreprocessed $flags -c "$out.ii" -o "$object"

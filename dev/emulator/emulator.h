@@ -145,7 +145,7 @@ inline Launch launch(const char* kernel, Site site, dim3 grid, dim3 block, size_
 }
 } // namespace emulator
 
-// launch.pl rewrites __shared__ declarations and launches; the rest of the language is names.
+// launch.py rewrites __shared__ declarations and launches; the rest of the language is names.
 #undef __shared__
 #undef __launch_bounds__
 #define __launch_bounds__(...)

@@ -20,8 +20,11 @@ case ${1-} in -h|--help) usage 0 ;; esac
 hosts=$1
 shift
 [ -r "$hosts" ] || fail "there is no hostfile $hosts; it has lines like: node1 slots=4"
-ranks=$(awk '!/^[ \t]*(#|$)/ { n = 1; for (i = 2; i <= NF; i++) if ($i ~ /^slots=[0-9]+$/) { n = $i; sub(/slots=/, "", n) } sum += n }
-             END { print sum + 0 }' "$hosts")
+# The sum of the slots, 1 of a node that names none.
+ranks=0
+for slots in $(sed -nE '/^[ \t]*(#|$)/d; s/.*[ \t]slots=([0-9]+)([ \t].*)?$/\1/; t show
+    s/.*/1/; :show
+    p' "$hosts"); do ranks=$((ranks + slots)); done
 [ "$ranks" -gt 0 ] || fail "$hosts names no node; it has lines like: node1 slots=4"
 
 # Left alone, MPI also picks interfaces that do not lead to the other nodes, such as a container's bridge.

@@ -45,5 +45,8 @@ END
 chmod +x "$work/agent"
 ip netns exec "$id-0" $(mpirun_command) --mca plm rsh --mca plm_rsh_agent "$work/agent" --host "10.77.0.1:$per_node,10.77.0.2:$per_node" \
     --mca oob_tcp_if_include link0 --mca btl_tcp_if_include link0 -np $((2 * per_node)) "$@"
-sent() { ip netns exec "$id-$1" cat /sys/class/net/link0/statistics/tx_bytes | awk '{ printf "%.1f MB", 1e-6 * $1 }'; }
+sent() { # NODE
+    tenths=$((($(ip netns exec "$id-$1" cat /sys/class/net/link0/statistics/tx_bytes) + 50000) / 100000))
+    echo "$((tenths / 10)).$((tenths % 10)) MB"
+}
 echo "over the link: $(sent 0) from node 0, $(sent 1) from node 1"

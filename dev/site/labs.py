@@ -1,5 +1,5 @@
-"""The table of all labs, from the heads of labs/*.lab."""
-import re
+"""The table of all labs, from the heads of labs/*.toml."""
+import re, tomllib
 from html import escape
 
 from source import link, url_of
@@ -7,19 +7,9 @@ from stages import ROOT, STAGES, chapter_number
 
 
 def heads():
-    """The head of each lab, {key: value}, in the course's order: the lines before the first blank one."""
-    found = []
-    for stage in STAGES:
-        path = ROOT / f"labs/{stage}.lab"
-        if not path.exists():
-            continue
-        head = {"stage": stage}
-        for line in path.read_text().split("\n\n")[0].splitlines():
-            if not line.startswith("#"):
-                key, _, value = line.partition(" ")
-                head[key] = value
-        found.append(head)
-    return found
+    """The list of each lab, in the course's order."""
+    lists = {stage: ROOT / f"labs/{stage}.toml" for stage in STAGES}
+    return [{"stage": stage} | tomllib.loads(path.read_text()) for stage, path in lists.items() if path.exists()]
 
 
 def markup(text):
@@ -31,8 +21,8 @@ def page(url):
     for head in heads():
         chapter = head.get("chapter", "")
         where = f'<a href="{link(url, url_of(chapter))}">{chapter_number(chapter)}</a>' if chapter_number(chapter) else escape(chapter)
-        rows += (f'<tr><td><code>{head["stage"]}</code></td><td>{markup(head["title"])}</td><td>{markup(head["writes"])}</td><td>{escape(head["hours"])}</td>'
-                 f'<td>{escape(head["difficulty"])} of 5</td>'
+        rows += (f'<tr><td><code>{head["stage"]}</code></td><td>{markup(head["title"])}</td><td>{markup(head["writes"])}</td><td>{head["hours"]}</td>'
+                 f'<td>{head["difficulty"]} of 5</td>'
                  f'<td>{where}</td><td>{markup(head["before"])}</td></tr>')
     guide = f'<p><a href="{link(url, "labs/index.html")}">labs/README.md</a> says how labs are graded, and has paths through them.</p>'
     return (f'<h1>Labs</h1><p>A lab is a stage without the bodies that are its lesson; you write them, and '

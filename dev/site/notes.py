@@ -1,26 +1,17 @@
-"""The notes of the stage reader: notes/LEFT-RIGHT.txt for each stage and its base, and which hunk each note belongs to.
-
-A file is a list of records. A record is one or more keys at the left, `DEFINITION: TEXT`, and a note, indented by four spaces:
-
-    grad_ready: if (--b->missing == 0) b->reduced
-        The hook sends a bucket. -> doc/02_ddp.md#the-diff-in-the-files-order
-
-TEXT is part of a line that the hunk changes. A key must belong to exactly one hunk, and every hunk needs a note. The link after -> is the
-section of a chapter that says more. A note `as ddp-tp` stands for the notes that ddp-tp.txt has of the same definition.
-"""
-import re
+"""The notes of the stage reader, notes.toml, and which hunk each note belongs to."""
+import tomllib
 from functools import lru_cache
 
 import stages
 from stages import CHAPTERS, ROOT
 
-FOLDER = ROOT / "dev/site/notes"
+FILE = "dev/site/notes.toml"
 
 
 class Note:
-    def __init__(self, left, right, line):
-        self.left, self.right, self.line = left, right, line
-        self.keys, self.text, self.section = [], "", None
+    """`section` is a link to a chapter's section; None: the text is "as LEFT-RIGHT"."""
+    def __init__(self, left, right, text, section=None):
+        self.left, self.right, self.keys, self.text, self.section = left, right, [], text, section
 
 
 class NoteError(Exception):
@@ -28,32 +19,28 @@ class NoteError(Exception):
 
 
 @lru_cache
+def tables():
+    try:
+        return tomllib.loads((ROOT / FILE).read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise NoteError(f"{FILE}: {error}") from error
+
+
+@lru_cache
 def read(left, right):
-    path = FOLDER / f"{left}-{right}.txt"
-    if not path.exists():
-        raise NoteError(f"{path.relative_to(ROOT)}: there is no such file; it has the notes of {left} beside {right}")
+    if f"{left}-{right}" not in tables():
+        raise NoteError(f"{FILE}: there is no table {left}-{right}; it has the notes of {left} beside {right}")
     notes = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        if not line.strip() or line.startswith("#!"):
-            continue
-        if line.startswith("    "):
-            if not notes:
-                raise NoteError(f"{path.relative_to(ROOT)}:{number}: a note without a key above it")
-            notes[-1].text += (" " if notes[-1].text else "") + line.strip()
-            continue
-        name, colon, text = line.partition(": ")
-        if not colon or not text.strip():
-            raise NoteError(f"{path.relative_to(ROOT)}:{number}: '{line}' is no key; write DEFINITION: TEXT OF A CHANGED LINE")
-        if not notes or notes[-1].text:
-            notes.append(Note(left, right, number))
-        notes[-1].keys.append((name, text.strip()))
-    for note in notes:
-        if re.fullmatch(r"as \w+-\w+", note.text):
-            continue
-        found = re.search(r"\s*-> (\S+)$", note.text)
-        if not found:
-            raise NoteError(f"{path.relative_to(ROOT)}:{note.line}: the note ends with no link; write -> doc/NN_chapter.md#section")
-        note.text, note.section = note.text[:found.start()], found[1]
+    for key, value in tables()[f"{left}-{right}"].items():
+        name, colon, text = key.partition(": ")
+        if not colon or not text:
+            raise NoteError(f"{FILE}: '{key}' is no key; write DEFINITION: TEXT OF A CHANGED LINE")
+        match value:
+            case "as above" if notes: pass
+            case str() if value.startswith("as ") and value[3:] in tables(): notes.append(Note(left, right, value))
+            case [section, about]: notes.append(Note(left, right, " ".join(about.split()), f"{CHAPTERS[right]}#{section}"))
+            case _: raise NoteError(f"{FILE}: '{key}' has no note; write [SECTION, TEXT], \"as above\", or \"as LEFT-RIGHT\"")
+        notes[-1].keys.append((name, text))
     return notes
 
 
@@ -64,22 +51,21 @@ def has(left, right, hunk, key):
 def of_hunks(left, right):
     """For each hunk of a stage and its base its notes, and what is wrong, in words."""
     hunks, wrong = stages.hunks(left, right), []
-    file = f"dev/site/notes/{left}-{right}.txt"
     found = [[] for _ in hunks]
     for note in read(left, right):
         for key in note.keys:
             of = [i for i, hunk in enumerate(hunks) if has(left, right, hunk, key)]
             if len(of) != 1:
-                wrong.append(f"{file}:{note.line}: the key '{key[0]}: {key[1]}' belongs to {len(of)} hunks, not to one: renew it")
+                wrong.append(f"{FILE}: {left}-{right}: the key '{key[0]}: {key[1]}' belongs to {len(of)} hunks, not to one: renew it")
             meant = [note] if note.section else [n for n in read(*note.text[3:].split("-")) if key[0] in (name for name, _ in n.keys)]
             if not meant:
-                wrong.append(f"{file}:{note.line}: '{note.text}': {note.text[3:]}.txt has no note of {key[0]}")
+                wrong.append(f"{FILE}: {left}-{right}: '{note.text}': it has no note of {key[0]}")
             for i in of[:1]:
                 found[i] += [n for n in meant if n not in found[i]]
     for hunk, notes in zip(hunks, found):
         if not notes:
             changed = next(stages.changed_lines(left, right, hunk))
-            wrong.append(f"{file}: no note for the hunk of {hunk.name} that changes '{changed}'")
+            wrong.append(f"{FILE}: {left}-{right}: no note for the hunk of {hunk.name} that changes '{changed}'")
     return found, wrong
 
 

@@ -3,7 +3,7 @@
 A definition is what make check-stages calls so: a top-level function, struct, macro or section heading with the comment above it.
 A hunk lies within one definition: changed lines, and those equal lines that lie between two changes that are close to each other.
 """
-import re
+import re, tomllib
 from difflib import SequenceMatcher
 from functools import lru_cache
 from itertools import combinations
@@ -32,14 +32,14 @@ def pairs():
 
 
 @lru_cache
+def differences():
+    """test/stages.toml: of each stage its bases, and what differs from them."""
+    return tomllib.loads((ROOT / "test/stages.toml").read_text())
+
+
 def bases():
-    """Each stage's bases, as test/stages.list says: {"ddp": ["single"], ...}."""
-    found = {}
-    for line in (ROOT / "test/stages.list").read_text().splitlines():
-        if line.startswith("BASE "):
-            _, stage, *of = line.split()
-            found[stage] = of
-    return found
+    """Each stage's bases: {"ddp": ["single"], ...}."""
+    return {stage: found["bases"] for stage, found in differences().items()}
 
 
 def neighbours():

@@ -1,6 +1,6 @@
-"""dev/bench/bench_gpu.sh and dev/gpu_check.sh where there is no GPU: on numbers that are known beforehand, and once from end to end with small
+"""dev/bench/bench_gpu.sh and dev/gpu_check.py where there is no GPU: on numbers that are known beforehand, and once from end to end with small
 programs in place of large ones."""
-import os, re, shutil, subprocess, time
+import os, re, shutil, subprocess, sys, time
 import pytest
 from suite import ROOT, TINY, assert_refused, assert_says, command, environment, executable, succeeds, trained
 
@@ -168,7 +168,7 @@ def test_pytorchs_program_has_about_the_same_loss_in_each_precision():
         assert 10.5 < float(re.match(r"step 1 \| loss ([0-9.]*) \| grad norm [0-9.]* \| mem 0.000 GB", said)[1]) < 11.2, said
 
 
-# ---- gpu_check.sh ----
+# ---- gpu_check.py ----
 @pytest.fixture
 def gpu_check(tmp_path):
     """A copy of the project with scripts in place of its programs; a function that runs parts there."""
@@ -182,7 +182,7 @@ def gpu_check(tmp_path):
     def run(parts, programs=(), **env):
         for build in "emulated", "emulated-bf16", "emulated-fp16", ".":
             for name in programs: executable(copy / "build" / build / name, asked)
-        done = command("bash", [copy / "dev/gpu_check.sh"], parts, cwd=copy, env={
+        done = command(sys.executable, [copy / "dev/gpu_check.py"], parts, cwd=copy, env={
             "PYTHON": "no-such-python", "GPU_CHECK_OUT": tmp_path / "out", "GPU_CHECK_DEVICE": "emulated", "COMPARE": tmp_path / "compare"} | env)
         done.log = "".join(x.read_text().replace("\n", " ") + "\n" for x in sorted((tmp_path / "out").glob("*.log")))
         return done
@@ -255,7 +255,7 @@ def test_the_profile_of_a_step_is_asked_of_a_gpu(gpu_check):
 
 
 def test_runs_are_compared_to_the_bit_or_within_a_share():
-    """dev/bench/compare_runs.py, by which gpu_check.sh compares."""
+    """dev/bench/compare_runs.py, by which gpu_check.py compares."""
     one, other = trained("single", TINY), trained("single", TINY, "--lr 2.999e-3")
     for what, file in ("metrics", "metrics.jsonl"), ("weights", "step_00000020/model.safetensors"):
         def status(a, b, options):

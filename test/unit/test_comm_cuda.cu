@@ -1,6 +1,6 @@
 /*
 test_comm_cuda.cu - collectives between GPUs, or ranks that share one, against sums made on the host; test_comm.c says more
-about each. test/kernels/test_emulated.py starts it on several ranks, and dev/gpu_check.sh on a GPU. Every rank checks its results; the
+about each. test/kernels/test_emulated.py starts it on several ranks, and dev/gpu_check.py on a GPU. Every rank checks its results; the
 first check that fails ends them all.
 
     test_comm_cuda [--comm nccl|mpi] [--deterministic | --allreduce ring]    every claim below, as TAP from rank 0

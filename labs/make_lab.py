@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""make_lab.py STAGE [FOLDER]   makes a lab: the stage's file with the bodies taken out that labs/STAGE.toml lists, the headers of
+                             llmc/, and TASKS.md. Default FOLDER, seen from the repository's root: labs/STAGE. What a student has
+                             written there is not overwritten.
+make_lab.py STAGE FOLDER N   the same with tasks 1 to N written, as the course writes them (a test tries how far each task gets)
+make_lab.py --table          prints the table of all labs that labs/README.md contains
+
+labs/STAGE.toml has title, hours, difficulty (1 to 5), chapter (a file), before (what to have done), writes (what is written, for
+the table), file (where tasks are that name none; without it, the stage's file), what labs/check_lab.py reads, and a table for each
+task, in the order in which to write them. Its name is that of the function, and in parentheses which part of it is meant.
+  step                 a heading for this task and those that follow
+  file                 the stage's file, or a header of llmc/
+  task, given, result  the text; section: which heading of the chapter explains it; chapter: another chapter
+  when                 the blank ends the run only if this C expression holds, so that other ways to train work before it is
+                       written; in a function that returns something also `otherwise`, a statement that returns if it does not
+  from, to             of a part: its first line, and its last one, as they are in the function, without the blanks around them
+  keep                 of a part: a line that stands in place of declarations that later lines of the function need"""
+import hashlib, re, sys, textwrap, tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WIDTH = 120        # columns of TASKS.md, and of the comments that are written into the blanks
+MANIFEST = ".lab"  # in the lab's folder: a sum and a path for each file as it was made
+HEAD = {"title", "hours", "difficulty", "chapter", "before", "writes", "options", "tasks", "runs", "claims"}
+TASK = {"file", "task", "given", "result", "section"}
+
+
+def fail(message):
+    sys.exit(f"{Path(sys.argv[0]).name}: {message}")
+
+
+def stages():
+    return sorted(path.stem for path in (ROOT / "labs").glob("*.toml"))
+
+
+def elsewhere(stage, folder):
+    return "" if str(folder) == f"labs/{stage}" else f" LAB={folder}"
+
+
+def check_keys(where, table, needed, optional):
+    for key in (needed - table.keys()) | (table.keys() - needed - optional):
+        fail(f"{where}: {'there is no key' if key in table else 'it has no'} '{key}'; labs/make_lab.py explains the keys")
+
+
+def unwrapped(value):
+    """The value with texts on one line each."""
+    if isinstance(value, dict): return {key: unwrapped(inner) for key, inner in value.items()}
+    if isinstance(value, list): return [unwrapped(inner) for inner in value]
+    return " ".join(value.split()) if isinstance(value, str) else value
+
+
+def read_lab(stage):
+    """labs/STAGE.toml, checked. `tasks` is a list; each also has its title, number, function's name and `where` for messages."""
+    path = f"labs/{stage}.toml"
+    if stage not in stages():
+        fail(f"there is no lab '{stage}'; there are: {' '.join(stages())}")
+    try:
+        lab = unwrapped(tomllib.loads((ROOT / path).read_text()))
+    except tomllib.TOMLDecodeError as error:
+        fail(f"{path}: {error}")
+    check_keys(path, lab, HEAD, {"file"})
+    step, tasks = "", []
+    for number, (title, table) in enumerate(lab["tasks"].items(), 1):
+        step = table.get("step", step)
+        task = {"step": step, "chapter": lab["chapter"], "file": lab.get("file", f"train_gpt2_{stage}.cu")} | table
+        check_keys(f"{path}: {title}", task, TASK, {"chapter", "step", "when", "otherwise", "from", "to", "keep"})
+        tasks.append(task | {"title": title, "number": number, "name": title.split()[0], "where": f"{path}: {title}"})
+        if ("from" in task) != ("(" in title) or ("to" in task) != ("(" in title):
+            fail(f"{path}: {title}: a part needs both 'from' and 'to', and a whole body has neither")
+        if not re.search(rf"^#+ +{re.escape(task['section'])} *$", (ROOT / task["chapter"]).read_text(), re.M):
+            fail(f"{path}: {title}: {task['chapter']} has no heading '{task['section']}'")
+    return lab | {"stage": stage, "tasks": tasks}
+
+
+# ---- blanks ----
+def died(task):
+    return f'die("{task["title"]} is not written yet'
+
+
+def blank_lines(task, indent):
+    """The comment and the statement that stand where a body was."""
+    def comment(text, hanging="  "):
+        return textwrap.wrap(text, WIDTH, initial_indent=f"{indent}// ", subsequent_indent=f"{indent}// {hanging}",
+                             break_long_words=False, break_on_hyphens=False)
+    lines = [indent + task["keep"]] if "keep" in task else []
+    lines += comment(f"TASK {task['number']}. {task['task']}", "")
+    for text in f"Given: {task['given']}", f"Result: {task['result']}", f'Read: {task["chapter"]}, "{task["section"]}"':
+        lines += comment(text)
+    condition = f"if ({task['when']}) " if "when" in task else ""
+    lines.append(f'{indent}{condition}{died(task)}: it is task {task["number"]} in TASKS.md");')
+    return lines + ([indent + task["otherwise"]] if "otherwise" in task else [])
+
+
+def find_function(lines, task, path):
+    """The first line of a function's definition and its last one, which are the same if it has one line."""
+    name, where = task["name"], f"{task['where']}: {path}"
+    declared = [i for i, line in enumerate(lines) if re.match(rf"\w[^=;(]*?\b{name}\(", line)]
+    found = [i for i in declared if not re.fullmatch(r"[^{]*;\s*", lines[i])]
+    if len(found) != 1:
+        fail(f"{where} defines {name} {len(found)} times" if found else f"{where} defines no function {name}")
+    if re.search(r"\{.*\}\s*(//.*)?$", lines[found[0]]):
+        return found[0], found[0]
+    end = next((i for i in range(found[0], len(lines)) if lines[i].startswith("}")), None)
+    return found[0], end or fail(f"{where}: the body of {name} has no end")
+
+
+def find_part(lines, task, first, last):
+    """The part of a function's lines first to last that the task leaves to write."""
+    found = [i for i in range(first, last + 1) if lines[i].strip() == task["from"]]
+    if len(found) != 1:
+        fail(f"{task['where']}: the line '{task['from']}' is in {len(found)} places of {task['name']}, not in one")
+    end = next((i for i in range(found[0], last + 1) if lines[i].strip() == task["to"]), None)
+    return found[0], end or fail(f"{task['where']}: {task['name']} has no line '{task['to']}' from there on")
+
+
+def take_out(lines, task):
+    """Replaces the lines that the task leaves to write. Returns how many there were, without empty ones."""
+    begin, end = find_function(lines, task, task["file"])
+    if begin == end:  # a body on the line of its name is first given lines of its own
+        head, body = re.match(r"([^{]*)\{ *(.*?) *\}", lines[begin]).groups()
+        lines[begin:begin + 1] = [head + "{", "    " + body, "}"]
+        end += 2
+    opening = next(i for i in range(begin, end) if re.search(r"\{\s*(//.*)?$", lines[i]))
+    first, last = find_part(lines, task, begin, end) if "from" in task else (opening + 1, end - 1)
+    count = sum(line.strip() != "" for line in lines[first:last + 1])
+    lines[first:last + 1] = blank_lines(task, re.match(r"\s*", lines[first])[0])
+    return count
+
+
+def lab_files(lab, written=0):
+    """The lab's files, {path: text}, with its blanks but for those of the first `written` tasks. Notes in a task how many lines it
+    has in the course's version."""
+    paths = [f"train_gpt2_{lab['stage']}.cu", *(str(path.relative_to(ROOT)) for path in (ROOT / "llmc").rglob("*.h"))]
+    files = {path: (ROOT / path).read_text() for path in paths}
+    for task in lab["tasks"][written:]:
+        if task["file"] not in files:
+            fail(f"{task['where']}: {task['file']} is neither {paths[0]} nor a header of llmc/")
+        lines = files[task["file"]].split("\n")
+        task["lines"] = take_out(lines, task)
+        files[task["file"]] = "\n".join(lines)
+    return files
+
+
+# ---- the folder ----
+def tasks_md(lab, folder):
+    paragraphs = [
+        f"# Lab: {lab['title']}",
+        f"About {lab['hours']} hours; difficulty {lab['difficulty']} of 5. Chapter: {lab['chapter']}. Before it: {lab['before']}.",
+        "Write the tasks in this order. Each body is marked in its file by a comment that begins with TASK and says the same as "
+        "this list; replace the comment and the statement `die(...)` below it. All else is as in the course's own program. After "
+        "each task:",
+        f"    make check-lab STAGE={lab['stage']}{elsewhere(lab['stage'], folder)}",
+        f"shows which claims hold, and what to write next. The course's version is train_gpt2_{lab['stage']}.cu and llmc/ in the "
+        "repository's root: read it after your own version works."]
+    step = ""
+    for task in lab["tasks"]:
+        paragraphs += [f"## {task['step']}"] * (task["step"] != step)
+        step, lines = task["step"], f"{task['lines']} line{'s' * (task['lines'] != 1)}"
+        paragraphs += [f"### Task {task['number']}. {task['title']}",
+                       f"In {task['file']}; the course's version has {lines}.", task["task"],
+                       f"Given: {task['given']}", f"Result: {task['result']}", f'Read: {task["chapter"]}, "{task["section"]}".']
+    wrap = {"width": WIDTH, "break_long_words": False, "break_on_hyphens": False}
+    return "\n\n".join(text if text[0] in "# " else textwrap.fill(text, **wrap) for text in paragraphs) + "\n"
+
+
+def sum_of(text):
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def check_folder(stage, folder, files):
+    """Ends if anything in the folder would be overwritten that this script has not written."""
+    manifest = Path(folder, MANIFEST)
+    made = dict(reversed(line.split(" ", 1)) for line in manifest.read_text().splitlines()) if manifest.exists() else {}
+    for path in sorted(files):
+        there = Path(folder, path)
+        if there.exists() and (path not in made or sum_of(there.read_text()) != made[path]):
+            why = "has been changed since the lab was made" if path in made else "was not made by this script"
+            fail(f"{there} {why}, so nothing is overwritten. Go on with make check-lab STAGE={stage}; to begin again, first move "
+                 f"the folder away: mv {folder} {folder}.old")
+
+
+def make_lab(stage, folder=None, written="0"):
+    lab, folder = read_lab(stage), (folder or f"labs/{stage}").rstrip("/")
+    tasks = lab["tasks"]
+    if not written.isdigit() or int(written) > len(tasks):
+        fail(f"{stage} has {len(tasks)} tasks; N must be 0 to that, not '{written}'")
+    lab_files(lab)  # counts their lines
+    files = lab_files(lab, int(written)) | {"TASKS.md": tasks_md(lab, folder)}
+    check_folder(stage, folder, files)
+    for path, text in (files | {MANIFEST: "".join(f"{sum_of(files[path])} {path}\n" for path in sorted(files))}).items():
+        Path(folder, path).parent.mkdir(parents=True, exist_ok=True)
+        Path(folder, path).write_text(text)
+    print(f"{folder}: {len(tasks)} tasks, about {lab['hours']} hours; {folder}/TASKS.md lists them.")
+    for first in tasks[int(written):][:1]:
+        check = f"make check-lab STAGE={stage}{elsewhere(stage, folder)}"
+        print(f"Begin with {first['title']} in {folder}/{first['file']}, then: {check}")
+
+
+def print_table():
+    print("| lab | hours | difficulty | what is written | tasks | lines of the course's version | chapter |")
+    print("|---" * 7 + "|")
+    for lab in sorted(map(read_lab, stages()), key=lambda lab: lab["chapter"]):
+        lab_files(lab)
+        number = int(re.match(r"doc/(\d+)_", lab["chapter"])[1])
+        print(f"| {lab['stage']} | {lab['hours']} | {lab['difficulty']} | {lab['writes']} | {len(lab['tasks'])} "
+              f"| {sum(task['lines'] for task in lab['tasks'])} | [{number}](../{lab['chapter']}) |")
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["--table"]: print_table()
+        case [stage, *rest] if len(rest) <= 2 and not stage.startswith("-"): make_lab(stage, *rest)
+        case _: sys.exit("usage: python3 labs/make_lab.py STAGE [FOLDER [N]] | --table; STAGE is one of: " + " ".join(stages()))
