@@ -33,6 +33,8 @@ Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: what is needed where 
 #include "llmc/run/report_stages.h"    // defines: report_stages, report_action
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
+#include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
+#include "llmc/run/mesh_run.h"         // defines: mesh_start, mesh_recompute: what a mesh of ranks adds
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
@@ -782,7 +784,7 @@ static void gpt2_broadcast(GPT2* g) {
 // Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. With ZeRO each rank has its shards of
 // it; else the first replica has it first.
 static void gpt2_load(GPT2* g, Run* run) {
-    run_load(run, g->ranges, g->zero_stage == 1 || g->dp->rank == 0 ? g->num_ranges : 0);
+    ranks_load(run, g->ranges, g->zero_stage == 1 || g->dp->rank == 0 ? g->num_ranges : 0);
     if (g->zero_stage == 1) gpt2_gather(g);
     else gpt2_broadcast(g);
 }
@@ -790,7 +792,7 @@ static void gpt2_load(GPT2* g, Run* run) {
 // Each rank saves its shards; without ZeRO all replicas are the same, and the ranks of the first one save what they have.
 static void gpt2_save(GPT2* g, Run* run, long long step) {
     gpt2_gather_finish(g); // the gathers' output contains this rank's shards
-    run_save(run, step, g->ranges, g->num_ranges);
+    ranks_save(run, step, g->ranges, g->num_ranges);
 }
 
 // ----------------------------------------------------------------------------
@@ -802,7 +804,6 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->max_B = (int)run->o.batch_size;
     g->seq_len = (int)run->o.seq_len;
     g->num_units = run->config.L + 1;
-    run_mesh(run, &g->mesh);
     g->tp = g->mesh.tp;
     g->pp = g->mesh.pp;
     g->tied = g->mesh.tied;
@@ -818,8 +819,8 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->logits_rows = rows > g->tp->size ? rows : g->tp->size; // there is also room for a row of all ranks' logits
     mesh_check_rows(&g->tp_options, g->tp->size, g->max_B, g->seq_len);
     int model = g->pp->size * g->tp->size, place = g->pp->rank * g->tp->size + g->tp->rank;
-    run->share.writer = g->zero_stage == 1 || g->dp->rank == 0 ? g->dp->rank * model + place : -1;
-    run->share.writers = sharers(g) * model;
+    run->ranks->share.writer = g->zero_stage == 1 || g->dp->rank == 0 ? g->dp->rank * model + place : -1;
+    run->ranks->share.writers = sharers(g) * model;
 }
 
 // Mean loss over the first --eval-steps global batches of the validation data. Each replica of the model sees its part of them.
@@ -866,7 +867,7 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
 static void gpt2_expect(GPT2* g, Run* run, int k) {
     if (k == pipeline_actions(g->pipeline, g->pp->rank)) return;
     Action a = pipeline_action(g->pipeline, g->pp->rank, k);
-    report_action(&run->world, &g->times, &g->stages, a);
+    report_action(&run->ranks->world, &g->times, &g->stages, a);
     p2p_irecv(&g->p2p, a, message_elements(g));
 }
 
@@ -875,11 +876,11 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     int rank = g->pp->rank;
     Action a = pipeline_action(g->pipeline, rank, k);
     int slot = pipeline_slot(g->pipeline, rank, a.micro, a.chunk);
-    report_action(&run->world, &g->times, &g->stages, a);
+    report_action(&run->ranks->world, &g->times, &g->stages, a);
     p2p_wait(&g->p2p, a, stage_input(g, slot, a.chunk), &g->dres);
     gpt2_select(g, slot, pipeline_set(g->pipeline, rank, a, g->recompute), a.chunk);
     gpt2_expect(g, run, k + 1);
-    double began = report_action_begins(&run->world, &g->times, &g->stages, a);
+    double began = report_action_begins(&run->ranks->world, &g->times, &g->stages, a);
     g->action = a;
     gpt2_begin_micro(g, a.micro, g->pipeline.m);
     if (a.kind == ACT_FORWARD) {
@@ -903,11 +904,12 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     gpt2_expect(g, run, 0);
     for (int k = 0; k < pipeline_actions(g->pipeline, g->pp->rank); k++) gpt2_act(g, run, k, dloss);
     p2p_wait_sends(&g->p2p);
-    report_no_action(&run->world, &g->times);
+    report_no_action(&run->ranks->world, &g->times);
     gpt2_reduce(g);
     trace_compute("update", -1);
     gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
-    AdamW adamw = { learning_rate(o, step), o->beta1, o->beta2, o->eps, o->weight_decay, run->updates + 1 };
+    run->lr = learning_rate(o, step);
+    AdamW adamw = { run->lr, o->beta1, o->beta2, o->eps, o->weight_decay, run->updates + 1 };
     gpt2_update(g, adamw);
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
@@ -920,24 +922,25 @@ int main(int argc, char** argv) {
     static Run run;
     static GPT2 g;
     run_options(&run, "train_gpt2_3d", "train GPT-2 on a mesh of data, tensor and pipeline parallelism");
-    options_world(&run.table, &run.world);
-    options_mesh(&run.table, &run.mesh_text);
+    options_ranks(&run);
+    options_mesh(&run.table, &g.mesh.text);
     options_tensor_parallel(&run.table, NULL, &g.tp_options);
     options_pipeline_parallel(&run.table, NULL, &g.pp_options);
     option_int(&run.table, "zero-stage", &g.zero_stage, 0, 1, "what is sharded over dp: 0 nothing, 1 optimizer state");
-    run_start(&run, argc, argv);
+    mesh_start(&run, &g.mesh, argc, argv);
 
     gpt2_configure(&g, &run);
     gpt2_predict_memory(&g, run.predicted); // first as if nothing were recomputed
-    g.recompute = run_recompute(&run);      // --recompute auto: blocks, where that has no room
+    g.recompute = mesh_recompute(&run);     // --recompute auto: blocks, where that has no room
     gpt2_predict_memory(&g, run.predicted);
     gpt2_init(&g);
     comm_share_memory(g.dp); // --nccl-windows
-    run.sent = gpt2_predict_sent(&g, run.sent_along);
-    run_report(&run);
-    report_stages(&run.world, &g.mesh, &g.pp_options, &g.stages, g.pipeline, g.config, memory_sum(run.predicted));
+    run.ranks->sent = gpt2_predict_sent(&g, g.mesh.sent_along);
+    ranks_report(&run);
+    mesh_report(&run);
+    report_stages(&run.ranks->world, &g.mesh, &g.pp_options, &g.stages, g.pipeline, g.config, memory_sum(run.predicted));
     gpt2_load(&g, &run);
-    run_begin(&run);
+    ranks_begin(&run);
 
     for (long long step = run.first; ; step++) {
         if (run_evaluates(&run, step)) logger_eval(&run.log, step, evaluate(&g, &run));
@@ -945,17 +948,17 @@ int main(int argc, char** argv) {
         if (run_saves(&run, step)) gpt2_save(&g, &run, step);
         if (step == run.o.steps) break;
 
-        run_step_begin(&run, step, g.params);
+        ranks_step_begin(&run, step, g.params);
         StepStats stats = train_step(&g, &run, step);
-        run_step_end(&run, step, &stats);
-        if (!run_checks(&run, step + 1)) continue;
+        ranks_step_end(&run, step, &stats);
+        if (!ranks_checks(&run, step + 1)) continue;
         gpt2_gather_finish(&g);
-        run_check_parts(&run, step + 1, g.units, g.params);
+        mesh_check_parts(&run, step + 1, g.units, g.params);
     }
     gpt2_gather_finish(&g);
-    bool as_predicted = run_end(&run);
-    report_bubble(&run.world, &g.times, g.pipeline);
+    bool as_predicted = ranks_end(&run);
+    report_bubble(&run.ranks->world, &g.times, g.pipeline);
     gpt2_free(&g);
-    run_stop(&run);
+    ranks_stop(&run);
     return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -33,6 +33,7 @@ Before    train_gpt2_ddp.cu: what happens when a bucket is ready is replaced. --
 #include "llmc/parallel/compress_state.h" // defines: compress_share, compress_load
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
+#include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
 #include "llmc/run/report_compress.h"  // defines: report_compress, report_bias
 
 // ----------------------------------------------------------------------------
@@ -573,8 +574,8 @@ static void gpt2_broadcast(GPT2* g) {
 // its own errors.
 static void gpt2_load(GPT2* g, Run* run) {
     char* resumed = run->o.resume && run->from_checkpoint ? xstrdup(run->checkpoint.path) : NULL;
-    compress_share(&g->compress, &run->share);
-    run_load(run, g->ranges, g->dp->rank == 0 ? g->num_ranges : 0);
+    compress_share(&g->compress, &run->ranks->share);
+    ranks_load(run, g->ranges, g->dp->rank == 0 ? g->num_ranges : 0);
     gpt2_broadcast(g);
     compress_load(&g->compress, resumed);
     free(resumed);
@@ -582,7 +583,7 @@ static void gpt2_load(GPT2* g, Run* run) {
 
 // All ranks have the same state, and rank 0 saves it; each rank saves its own errors.
 static void gpt2_save(GPT2* g, Run* run, long long step) {
-    run_save(run, step, g->ranges, g->num_ranges);
+    ranks_save(run, step, g->ranges, g->num_ranges);
 }
 
 // ----------------------------------------------------------------------------
@@ -594,7 +595,7 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->max_B = (int)run->o.batch_size;
     g->seq_len = (int)run->o.seq_len;
     g->num_units = run->config.L + 1;
-    g->dp = &run->world.comm;
+    g->dp = &run->ranks->world.comm;
     g->compress.beta1 = run->o.beta1;
     compress_configure(&g->compress, &run->table, g->dp, run->o.seed, gpt2_num_elements(g->config));
     gpt2_init_buckets(g); // now, because what compressed buckets take and send is predicted
@@ -654,7 +655,8 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     trace_compute("update", -1);
     if (frozen) gpt2_check_momentum(g);
     else gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
-    AdamW adamw = { learning_rate(o, step), o->beta1, o->beta2, o->eps, o->weight_decay, run->updates + 1 };
+    run->lr = learning_rate(o, step);
+    AdamW adamw = { run->lr, o->beta1, o->beta2, o->eps, o->weight_decay, run->updates + 1 };
     if (frozen) gpt2_update_frozen(g, adamw);
     else gpt2_update(g, adamw);
     StepStats stats;
@@ -678,23 +680,23 @@ int main(int argc, char** argv) {
     static Run run;
     static GPT2 g;
     run_options(&run, "train_gpt2_compress", "train GPT-2 with data parallelism that compresses gradients");
-    options_world(&run.table, &run.world);
+    options_ranks(&run);
     g.bucket_mb = 25;
     options_compress(&run.table, &g.compress.o);
     option_float(&run.table, "bucket-mb", &g.bucket_mb, 1e-6, 1e6, "MiB of gradients per bucket; the first has 1 at most");
-    run_start(&run, argc, argv);
+    ranks_start(&run, argc, argv);
 
     gpt2_configure(&g, &run);
     gpt2_predict_memory(&g, run.predicted); // first as if nothing were recomputed
-    g.recompute = run_recompute(&run);      // --recompute auto: blocks, where that has no room
+    g.recompute = ranks_recompute(&run);    // --recompute auto: blocks, where that has no room
     gpt2_predict_memory(&g, run.predicted);
     gpt2_init(&g);
     comm_share_memory(g.dp); // --nccl-windows
-    run.sent = gpt2_predict_sent(&g, run.o.steps - 1); // as from the last step on
-    run_report(&run);
+    run.ranks->sent = gpt2_predict_sent(&g, run.o.steps - 1); // as from the last step on
+    ranks_report(&run);
     report_compress(&g.compress, &run, gpt2_predict_sent(&g, -1)); // before any step that is compressed
     gpt2_load(&g, &run);
-    run_begin(&run);
+    ranks_begin(&run);
 
     for (long long step = run.first; ; step++) {
         if (run_evaluates(&run, step)) logger_eval(&run.log, step, evaluate(&g, &run));
@@ -702,15 +704,15 @@ int main(int argc, char** argv) {
         if (run_saves(&run, step)) gpt2_save(&g, &run, step);
         if (step == run.o.steps) break;
 
-        run_step_begin(&run, step, g.params);
+        ranks_step_begin(&run, step, g.params);
         StepStats stats = train_step(&g, &run, step);
-        run.world.otherwise = gpt2_predict_sent(&g, step) - run.sent + compress_measure_bytes(&g.compress);
-        run_step_end(&run, step, &stats);
+        run.ranks->world.otherwise = gpt2_predict_sent(&g, step) - run.ranks->sent + compress_measure_bytes(&g.compress);
+        ranks_step_end(&run, step, &stats);
         report_bias(&g.compress, &run.log, step + 1);
-        if (run_checks(&run, step + 1)) world_check_units(&run.world, step + 1, g.num_units, unit_checksum, &g);
+        if (ranks_checks(&run, step + 1)) world_check_units(&run.ranks->world, step + 1, g.num_units, unit_checksum, &g);
     }
-    bool as_predicted = run_end(&run);
+    bool as_predicted = ranks_end(&run);
     gpt2_free(&g);
-    run_stop(&run);
+    ranks_stop(&run);
     return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
 }

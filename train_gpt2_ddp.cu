@@ -26,6 +26,7 @@ Next      train_gpt2_zero.cu stops keeping N copies of the same state.
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
+#include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
@@ -501,13 +502,13 @@ static void gpt2_broadcast(GPT2* g) {
 
 // Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. Rank 0 has it first.
 static void gpt2_load(GPT2* g, Run* run) {
-    run_load(run, g->ranges, g->dp->rank == 0 ? g->num_ranges : 0);
+    ranks_load(run, g->ranges, g->dp->rank == 0 ? g->num_ranges : 0);
     gpt2_broadcast(g);
 }
 
 // All ranks have the same state, and rank 0 saves it.
 static void gpt2_save(GPT2* g, Run* run, long long step) {
-    run_save(run, step, g->ranges, g->num_ranges);
+    ranks_save(run, step, g->ranges, g->num_ranges);
 }
 
 // ----------------------------------------------------------------------------
@@ -519,7 +520,7 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->max_B = (int)run->o.batch_size;
     g->seq_len = (int)run->o.seq_len;
     g->num_units = run->config.L + 1;
-    g->dp = &run->world.comm;
+    g->dp = &run->ranks->world.comm;
     g->divide = g->ddp == DDP_NAIVE && !run->o.deterministic; // there 1/3 must round in one place
 }
 
@@ -577,7 +578,8 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     gpt2_reduce(g);
     trace_compute("update", -1);
     gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
-    AdamW adamw = { learning_rate(o, step), o->beta1, o->beta2, o->eps, o->weight_decay, run->updates + 1 };
+    run->lr = learning_rate(o, step);
+    AdamW adamw = { run->lr, o->beta1, o->beta2, o->eps, o->weight_decay, run->updates + 1 };
     gpt2_update(g, adamw);
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
@@ -599,24 +601,24 @@ int main(int argc, char** argv) {
     static Run run;
     static GPT2 g;
     run_options(&run, "train_gpt2_ddp", "train GPT-2 with data parallelism: every rank has the whole model");
-    options_world(&run.table, &run.world);
+    options_ranks(&run);
     g.ddp = DDP_BUCKETED;
     g.bucket_mb = 25;
     option_choice(&run.table, "ddp", &g.ddp, "naive|bucketed",
                   "naive: all-reduce after the backward pass; bucketed: in buckets during it");
     option_float(&run.table, "bucket-mb", &g.bucket_mb, 1e-6, 1e6, "MiB of gradients per bucket; the first has 1 at most");
-    run_start(&run, argc, argv);
+    ranks_start(&run, argc, argv);
 
     gpt2_configure(&g, &run);
     gpt2_predict_memory(&g, run.predicted); // first as if nothing were recomputed
-    g.recompute = run_recompute(&run);      // --recompute auto: blocks, where that has no room
+    g.recompute = ranks_recompute(&run);    // --recompute auto: blocks, where that has no room
     gpt2_predict_memory(&g, run.predicted);
     gpt2_init(&g);
     comm_share_memory(g.dp); // --nccl-windows
-    run.sent = gpt2_predict_sent(&g);
-    run_report(&run);
+    run.ranks->sent = gpt2_predict_sent(&g);
+    ranks_report(&run);
     gpt2_load(&g, &run);
-    run_begin(&run);
+    ranks_begin(&run);
 
     for (long long step = run.first; ; step++) {
         if (run_evaluates(&run, step)) logger_eval(&run.log, step, evaluate(&g, &run));
@@ -624,13 +626,13 @@ int main(int argc, char** argv) {
         if (run_saves(&run, step)) gpt2_save(&g, &run, step);
         if (step == run.o.steps) break;
 
-        run_step_begin(&run, step, g.params);
+        ranks_step_begin(&run, step, g.params);
         StepStats stats = train_step(&g, &run, step);
-        run_step_end(&run, step, &stats);
-        if (run_checks(&run, step + 1)) world_check_units(&run.world, step + 1, g.num_units, unit_checksum, &g);
+        ranks_step_end(&run, step, &stats);
+        if (ranks_checks(&run, step + 1)) world_check_units(&run.ranks->world, step + 1, g.num_units, unit_checksum, &g);
     }
-    bool as_predicted = run_end(&run);
+    bool as_predicted = ranks_end(&run);
     gpt2_free(&g);
-    run_stop(&run);
+    ranks_stop(&run);
     return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
 }

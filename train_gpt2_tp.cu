@@ -35,6 +35,8 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tenso
 #include "llmc/parallel/shard.h"       // defines: NO_OP, comm_finish
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
+#include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
+#include "llmc/run/mesh_run.h"         // defines: mesh_start, mesh_recompute: what a mesh of ranks adds
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
@@ -632,13 +634,13 @@ static void gpt2_broadcast(GPT2* g) {
 
 // Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. Rank 0 has it first.
 static void gpt2_load(GPT2* g, Run* run) {
-    run_load(run, g->ranges, g->dp->rank == 0 ? g->num_ranges : 0);
+    ranks_load(run, g->ranges, g->dp->rank == 0 ? g->num_ranges : 0);
     gpt2_broadcast(g);
 }
 
 // All replicas are the same, and the ranks of the first one save their parts.
 static void gpt2_save(GPT2* g, Run* run, long long step) {
-    run_save(run, step, g->ranges, g->num_ranges);
+    ranks_save(run, step, g->ranges, g->num_ranges);
 }
 
 // ----------------------------------------------------------------------------
@@ -650,7 +652,6 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->max_B = (int)run->o.batch_size;
     g->seq_len = (int)run->o.seq_len;
     g->num_units = run->config.L + 1;
-    run_mesh(run, &g->mesh);
     g->tp = g->mesh.tp;
     g->dp = g->mesh.dp;
     g->tokens = token_range(g->config.Vp, g->tp->size, g->tp->rank);
@@ -658,8 +659,8 @@ static void gpt2_configure(GPT2* g, Run* run) {
     int rows = classifier_rows(g->max_B * g->seq_len, g->tokens.count);
     g->logits_rows = rows > g->tp->size ? rows : g->tp->size; // there is also room for a row of all ranks' logits
     mesh_check_rows(&g->tp_options, g->tp->size, g->max_B, g->seq_len);
-    run->share.writer = g->dp->rank == 0 ? g->tp->rank : -1;
-    run->share.writers = g->tp->size;
+    run->ranks->share.writer = g->dp->rank == 0 ? g->tp->rank : -1;
+    run->ranks->share.writers = g->tp->size;
     g->divide = g->ddp == DDP_NAIVE && !run->o.deterministic; // there 1/3 must round in one place
 }
 
@@ -718,7 +719,8 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     gpt2_reduce(g);
     trace_compute("update", -1);
     gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
-    AdamW adamw = { learning_rate(o, step), o->beta1, o->beta2, o->eps, o->weight_decay, run->updates + 1 };
+    run->lr = learning_rate(o, step);
+    AdamW adamw = { run->lr, o->beta1, o->beta2, o->eps, o->weight_decay, run->updates + 1 };
     gpt2_update(g, adamw);
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
@@ -731,25 +733,26 @@ int main(int argc, char** argv) {
     static Run run;
     static GPT2 g;
     run_options(&run, "train_gpt2_tp", "train GPT-2 with tensor parallelism: each rank has a part of every matrix");
-    options_world(&run.table, &run.world);
-    options_tensor_parallel(&run.table, &run.tensor_parallel, &g.tp_options);
+    options_ranks(&run);
+    options_tensor_parallel(&run.table, &run.ranks->tensor_parallel, &g.tp_options);
     g.ddp = DDP_BUCKETED;
     g.bucket_mb = 25;
     option_choice(&run.table, "ddp", &g.ddp, "naive|bucketed",
                   "naive: all-reduce after the backward pass; bucketed: in buckets during it");
     option_float(&run.table, "bucket-mb", &g.bucket_mb, 1e-6, 1e6, "MiB of gradients per bucket; the first has 1 at most");
-    run_start(&run, argc, argv);
+    mesh_start(&run, &g.mesh, argc, argv);
 
     gpt2_configure(&g, &run);
     gpt2_predict_memory(&g, run.predicted); // first as if nothing were recomputed
-    g.recompute = run_recompute(&run);      // --recompute auto: blocks, where that has no room
+    g.recompute = mesh_recompute(&run);     // --recompute auto: blocks, where that has no room
     gpt2_predict_memory(&g, run.predicted);
     gpt2_init(&g);
     comm_share_memory(g.dp); // --nccl-windows
-    run.sent = gpt2_predict_sent(&g);
-    run_report(&run);
+    run.ranks->sent = gpt2_predict_sent(&g);
+    ranks_report(&run);
+    mesh_report(&run);
     gpt2_load(&g, &run);
-    run_begin(&run);
+    ranks_begin(&run);
 
     for (long long step = run.first; ; step++) {
         if (run_evaluates(&run, step)) logger_eval(&run.log, step, evaluate(&g, &run));
@@ -757,13 +760,13 @@ int main(int argc, char** argv) {
         if (run_saves(&run, step)) gpt2_save(&g, &run, step);
         if (step == run.o.steps) break;
 
-        run_step_begin(&run, step, g.params);
+        ranks_step_begin(&run, step, g.params);
         StepStats stats = train_step(&g, &run, step);
-        run_step_end(&run, step, &stats);
-        if (run_checks(&run, step + 1)) run_check_parts(&run, step + 1, g.units, g.params);
+        ranks_step_end(&run, step, &stats);
+        if (ranks_checks(&run, step + 1)) mesh_check_parts(&run, step + 1, g.units, g.params);
     }
-    bool as_predicted = run_end(&run);
+    bool as_predicted = ranks_end(&run);
     gpt2_free(&g);
-    run_stop(&run);
+    ranks_stop(&run);
     return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
 }

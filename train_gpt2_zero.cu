@@ -31,6 +31,7 @@ Next      train_gpt2_fsdp.cu gathers the next unit while this one is computed.
 #include "llmc/parallel/shard.h"       // defines: Shard, shard_elements, comm_finish, report_zero
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
+#include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
@@ -563,14 +564,14 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
 // Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. Each rank makes or reads only its
 // shards.
 static void gpt2_load(GPT2* g, Run* run) {
-    run_load(run, g->ranges, g->num_ranges);
+    ranks_load(run, g->ranges, g->num_ranges);
     gpt2_gather(g);
 }
 
 // Each rank writes its shards into the same two files, so nothing is gathered.
 static void gpt2_save(GPT2* g, Run* run, long long step) {
     gpt2_gather_finish(g); // the gathers' output contains this rank's shards
-    run_save(run, step, g->ranges, g->num_ranges);
+    ranks_save(run, step, g->ranges, g->num_ranges);
 }
 
 // ----------------------------------------------------------------------------
@@ -582,10 +583,10 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->max_B = (int)run->o.batch_size;
     g->seq_len = (int)run->o.seq_len;
     g->num_units = run->config.L + 1;
-    g->dp = &run->world.comm;
+    g->dp = &run->ranks->world.comm;
     g->accumulation = run->accumulation;
-    run->share.writer = g->dp->rank; // each rank saves its shards
-    run->share.writers = g->dp->size;
+    run->ranks->share.writer = g->dp->rank; // each rank saves its shards
+    run->ranks->share.writers = g->dp->size;
 }
 
 // Mean loss over the first --eval-steps global batches of the validation data. Each rank sees its part of them.
@@ -638,7 +639,8 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     gpt2_reduce(g);
     trace_compute("update", -1);
     gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
-    AdamW adamw = { learning_rate(o, step), o->beta1, o->beta2, o->eps, o->weight_decay, run->updates + 1 };
+    run->lr = learning_rate(o, step);
+    AdamW adamw = { run->lr, o->beta1, o->beta2, o->eps, o->weight_decay, run->updates + 1 };
     gpt2_update(g, adamw);
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
@@ -661,23 +663,23 @@ int main(int argc, char** argv) {
     static GPT2 g;
     run_options(&run, "train_gpt2_zero",
                 "train GPT-2 with ZeRO: each rank keeps a part of the optimizer's state, gradients and parameters");
-    options_world(&run.table, &run.world);
+    options_ranks(&run);
     g.zero_stage = 1;
     option_int(&run.table, "zero-stage", &g.zero_stage, 1, 3,
                "what is sharded: 1 optimizer state, 2 also gradients, 3 also parameters");
-    run_start(&run, argc, argv);
+    ranks_start(&run, argc, argv);
 
     gpt2_configure(&g, &run);
     gpt2_predict_memory(&g, run.predicted); // first as if nothing were recomputed
-    g.recompute = run_recompute(&run);      // --recompute auto: blocks, where that has no room
+    g.recompute = ranks_recompute(&run);    // --recompute auto: blocks, where that has no room
     gpt2_predict_memory(&g, run.predicted);
     gpt2_init(&g);
     comm_share_memory(g.dp); // --nccl-windows
-    run.sent = gpt2_predict_sent(&g);
-    run_report(&run);
+    run.ranks->sent = gpt2_predict_sent(&g);
+    ranks_report(&run);
     report_zero((int)g.zero_stage, g.config, g.dp->size);
     gpt2_load(&g, &run);
-    run_begin(&run);
+    ranks_begin(&run);
 
     for (long long step = run.first; ; step++) {
         if (run_evaluates(&run, step)) logger_eval(&run.log, step, evaluate(&g, &run));
@@ -685,14 +687,14 @@ int main(int argc, char** argv) {
         if (run_saves(&run, step)) gpt2_save(&g, &run, step);
         if (step == run.o.steps) break;
 
-        run_step_begin(&run, step, g.params);
+        ranks_step_begin(&run, step, g.params);
         StepStats stats = train_step(&g, &run, step);
-        run_step_end(&run, step, &stats);
-        if (run_checks(&run, step + 1)) world_check_units(&run.world, step + 1, g.num_units, unit_checksum, &g);
+        ranks_step_end(&run, step, &stats);
+        if (ranks_checks(&run, step + 1)) world_check_units(&run.ranks->world, step + 1, g.num_units, unit_checksum, &g);
     }
     gpt2_gather_finish(&g);
-    bool as_predicted = run_end(&run);
+    bool as_predicted = ranks_end(&run);
     gpt2_free(&g);
-    run_stop(&run);
+    ranks_stop(&run);
     return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -1,7 +1,8 @@
 """Stages differ only where they must, and headers of llmc/ use only what is below them. `make check-stages` also prints how much there is
 to read from one stage to the next."""
-import graphlib, re, subprocess, sys
+import graphlib, os, re, subprocess, sys
 from collections import defaultdict
+from functools import lru_cache
 from pathlib import Path
 import pytest
 
@@ -98,7 +99,7 @@ def includes(path):
 
 def uses():
     """{header: {header: names}}: what a header includes, and what it uses of those that alone have a name. Where a function has a
-    prototype, that is its home, so that a header which implements what another one documents makes no circle."""
+    prototype, that is its home, so that a header which implements what another one documents makes no circle. `struct X` alone uses nothing of X."""
     homes, announced = defaultdict(set), defaultdict(set)
     for path in HEADERS:
         for name in {name for pattern in DECLARATIONS for name in re.findall(pattern, code(path), re.M)}: homes[name].add(path)
@@ -106,7 +107,7 @@ def uses():
     homes |= announced
     found = {path: defaultdict(set, {to: {"include"} for to in includes(path)}) for path in HEADERS}
     for path in HEADERS:
-        for name in set(re.findall(r"(?<![.\w>])\w+\b(?=\s*\()|\b[A-Z]\w+\b", code(path))):
+        for name in set(re.findall(r"(?<![.\w>])\w+\b(?=\s*\()|(?<!struct )\b[A-Z]\w+\b", code(path))):
             if len(homes.get(name, ())) == 1 and path not in homes[name]: found[path][min(homes[name])].add(name)
     return found
 
@@ -120,6 +121,67 @@ def test_headers_use_only_folders_below_their_own():
 def test_headers_neither_include_nor_use_one_another_in_circles():
     [*graphlib.TopologicalSorter(uses()).static_order()]
     assert all((ROOT / "llmc" / to).exists() for path in HEADERS for to in includes(path))
+
+
+# ---- what a stage includes ----
+@lru_cache
+def closure(stage):
+    """{path: lines} of all that a stage includes on the CPU, itself with it. A header of llmc/ is named by its path there."""
+    flags = ["-MM", "-MG", "-x", "c", f"-DUSE_MPI={int(stage != 'single')}"]
+    made = subprocess.run(["cc", *flags, stages.stage_file(stage)], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    paths = {(ROOT / name).resolve() for name in made.split() if (ROOT / name).is_file()}
+    return {os.path.relpath(path, ROOT).removeprefix("llmc/"): len(path.read_text().splitlines()) for path in paths}
+
+
+def reached(stage, without):
+    """The headers of llmc/ that a stage includes by others than those in `without`."""
+    found, ahead = set(), [*map(Path, re.findall(r'^#include "llmc/(.*?)"', "\n".join(stages.lines(stage)), re.M))]
+    while ahead:
+        if str(path := ahead.pop()) in found | without: continue
+        found.add(str(path))
+        ahead += includes(path)
+    return found
+
+
+def test_one_device_includes_nothing_of_ranks_and_has_at_most_7800_lines():
+    assert not [path for path in closure("single") if path.startswith(("comm/", "watch/", "parallel/"))]
+    assert sum(closure("single").values()) <= 7800
+
+
+@pytest.mark.parametrize("stage", stages.STAGES[1:])
+def test_only_stages_that_are_a_mesh_include_it(stage):
+    """But for the diagnosis, which names the axes of any mesh."""
+    mesh = {f"parallel/{name}.h" for name in ("mesh", "axes", "stages", "pipeline")} | {"run/mesh_run.h"}
+    seen = reached(stage, {"run/diagnosis.h", "run/report_diagnosis.h"})
+    assert {"comm/comm.h", "watch/control.h", "run/ranks_run.h"} <= seen
+    assert bool(mesh & seen) == (stage in ("tp", "pp", "3d"))
+
+
+def reading_order():
+    """{stage: ({header: lines}, lines of all that it includes)} of llmc/README.md; rows without a stage belong to the one above."""
+    found = {}
+    for row in (ROOT / "llmc/README.md").read_text().splitlines():
+        cells = [cell.strip() for cell in row.split("|")]
+        if len(cells) != 7 or not cells[4].replace(",", "").isdigit(): continue
+        if name := re.search(r"train_gpt2_(\w+)\.cu\) (\d+)", cells[1]):
+            rows = {stages.stage_file(name[1]): int(name[2])}
+            found[name[1]] = rows, int(cells[5].replace(",", ""))
+        rows |= {header: int(n) for header, n in re.findall(r"`([\w/]+\.h)` (\d+)", cells[3])}
+    return found
+
+
+@pytest.mark.parametrize("stage", stages.STAGES)
+def test_the_readme_has_what_a_stage_includes_with_its_lines(stage):
+    """Lines are rounded: a header's may be off by 20, or by a fifth, and those of all by 2 %."""
+    rows, above, ahead = reading_order(), {}, [stage]
+    while ahead:
+        above |= rows[ahead[-1]][0]
+        ahead += stages.bases().get(ahead.pop(), [])
+    above = {path: n for path, n in above.items() if not path.startswith("train") or path == stages.stage_file(stage)}
+    assert above.keys() == closure(stage).keys()
+    assert not {path: (above[path], n) for path, n in closure(stage).items() if abs(above[path] - n) > max(20, n / 5)}
+    whole = sum(closure(stage).values())
+    assert abs(rows[stage][1] - whole) <= 0.02 * whole, whole
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ inputs.c - makes up what the measured programs read, so that nothing need be dow
 #include "../../llmc/model/gpt2.h"
 #include "../../llmc/base/precision.h"
 #include "../../llmc/base/rng.h"
-#include "../../llmc/data/tokens.h"
+#include "../../llmc/data/token_writer.h"
 
 #define TOKENS (1 << 20)
 #define SEED 1337

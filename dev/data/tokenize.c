@@ -13,9 +13,8 @@ the training text.
 #include "../../llmc/base/common.h"
 #include "../../llmc/base/options.h"
 #include "../../llmc/base/rng.h"
-#include "../../llmc/data/mask.h"
+#include "../../llmc/data/token_writer.h"
 #include "../../llmc/data/tokenizer.h"
-#include "../../llmc/data/tokens.h"
 #include "documents.h"
 
 // One of the two sides: a token file, or numbered shards of one.

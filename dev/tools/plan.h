@@ -30,7 +30,7 @@ Compute   is FLOPs / (peak x MFU), or measured, and the same for every N, becaus
 #include "../../llmc/base/folder.h"
 #include "../../llmc/device/layers_api.h"
 #include "../../llmc/model/gpt2.h"
-#include "../../llmc/base/options.h"
+#include "../../llmc/model/training_options.h"
 #include "../../llmc/parallel/pipeline.h"
 #include "../../llmc/parallel/split.h"
 #include "plan_compress.h"

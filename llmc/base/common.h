@@ -95,6 +95,15 @@ static inline size_t round_up(size_t a, size_t multiple) { return ceil_div(a, mu
 static inline bool size_multiply(size_t a, size_t b, size_t* out) { return !__builtin_mul_overflow(a, b, out); }
 static inline bool size_add(size_t a, size_t b, size_t* out) { return !__builtin_add_overflow(a, b, out); }
 
+// Returns the bytes as people read them, in powers of 1000: "512 B", "12.3 MB". The text lives in out (size).
+static inline const char* format_bytes(char* out, size_t size, double bytes) {
+    static const char* const units[] = { "B", "kB", "MB", "GB", "TB" };
+    int u = 0;
+    while (bytes >= 999.5 && u < 4) { bytes /= 1000; u++; }
+    snprintf(out, size, u > 0 && bytes < 99.95 ? "%.1f %s" : "%.0f %s", bytes, units[u]);
+    return out;
+}
+
 // Returns the seconds on a clock that never jumps.
 static inline double now_seconds(void) {
     struct timespec t;

@@ -78,9 +78,6 @@ static inline bool mask_sample(int fd, size_t count, uint64_t* sum) {
     return true;
 }
 
-// ----------------------------------------------------------------------------
-// reading
-
 // Opens the mask of a token file; dies unless it is whole and belongs to that file. mask_close() ends it.
 static inline TokenMask mask_open(const char* path, const TokenFile* tokens) {
     FileSource from = mask_source(path);
@@ -116,56 +113,5 @@ static inline TokenMask mask_open(const char* path, const TokenFile* tokens) {
 static inline void mask_close(TokenMask* m) {
     free(m->bits);
     memset(m, 0, sizeof *m);
-}
-
-// ----------------------------------------------------------------------------
-// writing
-
-typedef struct {
-    TokenMask mask;  // so far; its bits are owned
-    size_t capacity; // of tokens
-} MaskWriter;
-
-// Adds n tokens, which count or do not.
-static inline void mask_writer_append(MaskWriter* w, bool counts, size_t n) {
-    TokenMask* m = &w->mask;
-    if (m->count + n > w->capacity) {
-        size_t bytes = ceil_div(w->capacity, 8);
-        w->capacity = round_up(size_max(m->count + n, 2 * w->capacity), 8);
-        m->bits = (unsigned char*)xrealloc(m->bits, w->capacity / 8);
-        memset(m->bits + bytes, 0, w->capacity / 8 - bytes);
-    }
-    for (size_t i = m->count; counts && i < m->count + n; i++) m->bits[i / 8] |= (unsigned char)(1 << i % 8);
-    m->count += n;
-    m->counted += counts ? n : 0;
-}
-
-// Writes the mask of the tokens that `tokens` has, all of which have been appended to both, and frees it. To be called before
-// token_writer_close: whoever finds the token file under its name then finds its mask, too.
-static inline void mask_writer_close(MaskWriter* w, TokenWriter* tokens) {
-    TokenMask* m = &w->mask;
-    require(m->count == tokens->count, "a mask of %zu tokens for %zu tokens", m->count, tokens->count);
-    size_t bytes = ceil_div(m->count, 8);
-    char *path = mask_path(tokens->path), *temporary = format_string("%s.tmp%d", path, (int)getpid());
-    char* file = (char*)xcalloc(MASK_HEADER_BYTES + bytes, 1);
-    uint64_t h[MASK_HEADER_WORDS] = { 0, m->count, m->counted, checksum_elements(m->bits, 1, bytes, 0) };
-    memcpy(h, MASK_MAGIC, 8);
-    token_writer_flush(tokens);
-    token_writer_check(tokens, mask_sample(tokens->fd, tokens->count, &h[MASK_HEADER_SAMPLE]), "read back");
-    memcpy(file, h, sizeof h);
-    if (bytes > 0) memcpy(file + MASK_HEADER_BYTES, m->bits, bytes);
-    unlink(temporary); // of a process with the same number that was killed
-    bool done = file_write(temporary, file, MASK_HEADER_BYTES + bytes) && rename(temporary, path) == 0;
-    if (!done) {
-        const char* reason = strerror(errno);
-        unlink(temporary);
-        unlink(tokens->temporary);
-        die("cannot write %s: %s; nothing new is under that name", path, reason);
-    }
-    free(file);
-    free(temporary);
-    free(path);
-    free(m->bits);
-    memset(w, 0, sizeof *w);
 }
 #endif

@@ -4,9 +4,7 @@ tokens.h - files of tokens: llm.c's .bin format, so that its published datasets 
     256 int32 of header: magic 20240520, version 1, number of tokens, zeros; then the tokens as uint16.
     All little-endian, which is also what every machine that we run on uses in memory.
 
-A reader never trusts a header: magic, version and count must agree with the size of the file. A writer works on a
-temporary file beside the final one and renames it when all of it is on the disk, so that a crash or a full disk
-leaves what was there before.
+A reader never trusts a header: magic, version and count must agree with the size of the file. (token_writer.h writes them.)
 */
 #ifndef LLMC_TOKENS_H
 #define LLMC_TOKENS_H
@@ -18,9 +16,6 @@ leaves what was there before.
 #define TOKENS_HEADER_INTS 256
 #define TOKENS_HEADER_BYTES (TOKENS_HEADER_INTS * sizeof(int32_t))
 #define TOKENS_MAX_COUNT INT32_MAX // what the header's int32 can say
-
-// ----------------------------------------------------------------------------
-// reading
 
 typedef struct {
     char* path;   // owned
@@ -79,77 +74,5 @@ static inline void token_file_close(TokenFile* f) {
     f->fd = -1;
     f->path = NULL;
     f->count = 0;
-}
-
-// ----------------------------------------------------------------------------
-// writing
-
-#define TOKEN_WRITER_BUFFER 65536 // tokens
-
-typedef struct {
-    char* path;       // final name, owned
-    char* temporary;  // name until then, owned
-    int fd;
-    size_t count;     // tokens appended so far
-    uint16_t* buffer; // (TOKEN_WRITER_BUFFER) the last ones, not yet written, owned
-    size_t buffered;
-} TokenWriter;
-
-// Removes the half-written file and dies unless `done`, with the reason in errno.
-static inline void token_writer_check(const TokenWriter* w, bool done, const char* action) {
-    if (done) return;
-    const char* reason = strerror(errno);
-    unlink(w->temporary);
-    die("cannot %s %s: %s; nothing new is under that name", action, w->path, reason);
-}
-
-// Starts a token file, which appears under `path`, replacing what was there, when token_writer_close() is done with it.
-static inline TokenWriter token_writer_open(const char* path) {
-    TokenWriter w;
-    w.path = xstrdup(path);
-    w.temporary = format_string("%s.tmp%d", path, (int)getpid());
-    w.fd = open(w.temporary, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); // mask.h reads a sample of it
-    require(w.fd >= 0, "cannot create %s: %s", w.temporary, strerror(errno));
-    w.count = w.buffered = 0;
-    w.buffer = (uint16_t*)xcalloc(TOKEN_WRITER_BUFFER, sizeof *w.buffer);
-    return w;
-}
-
-static inline void token_writer_flush(TokenWriter* w) {
-    size_t offset = TOKENS_HEADER_BYTES + (w->count - w->buffered) * sizeof *w->buffer;
-    token_writer_check(w, pwrite_all(w->fd, w->buffer, w->buffered * sizeof *w->buffer, offset), "write");
-    w->buffered = 0;
-}
-
-// Adds tokens (n). Dies if one does not fit in 16 bits, or the file would have more than its header can say.
-static inline void token_writer_append(TokenWriter* w, const int* tokens, size_t n) {
-    errno = EOVERFLOW;
-    token_writer_check(w, n <= (size_t)TOKENS_MAX_COUNT - w->count, "put more than 2147483647 tokens (make shards instead) in");
-    for (size_t i = 0; i < n; i++) {
-        bool fits = tokens[i] >= 0 && tokens[i] <= UINT16_MAX;
-        errno = ERANGE;
-        token_writer_check(w, fits, "put a token that does not fit in 16 bits (65536 is the largest vocabulary) in");
-        w->buffer[w->buffered++] = (uint16_t)tokens[i];
-        w->count++;
-        if (w->buffered == TOKEN_WRITER_BUFFER) token_writer_flush(w);
-    }
-}
-
-// Writes what is buffered and the header, syncs, and gives the file its name.
-static inline void token_writer_close(TokenWriter* w) {
-    token_writer_flush(w);
-    int32_t header[TOKENS_HEADER_INTS] = { TOKENS_MAGIC, TOKENS_VERSION, (int32_t)w->count };
-    token_writer_check(w, pwrite_all(w->fd, header, sizeof header, 0), "write");
-    token_writer_check(w, fsync(w->fd) == 0, "sync");
-    token_writer_check(w, close(w->fd) == 0, "close");
-    token_writer_check(w, rename(w->temporary, w->path) == 0, "rename the finished file to");
-    char* folder = path_parent(w->path);
-    require(folder_sync(folder), "cannot sync folder %s: %s", folder, strerror(errno));
-    free(folder);
-    free(w->path);
-    free(w->temporary);
-    free(w->buffer);
-    memset(w, 0, sizeof *w);
-    w->fd = -1;
 }
 #endif

@@ -3,9 +3,8 @@ schedule.h - numbers that change from step to step: the learning rate, and the l
 */
 #ifndef LLMC_LR_SCHEDULE_H
 #define LLMC_LR_SCHEDULE_H
-#include "../base/common.h"
-#include "../base/options.h"
 #include "../base/precision.h"
+#include "training_options.h"
 
 // Returns how far a span of steps is done at `step`: 0 at its first step, 1 at its last and beyond.
 static inline double schedule_progress(long long step, long long first, long long last) {

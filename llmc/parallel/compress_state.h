@@ -13,8 +13,8 @@ checkpoint. A file that is missing, damaged, or another rank's or checkpoint's i
 */
 #ifndef LLMC_PARALLEL_COMPRESS_STATE_H
 #define LLMC_PARALLEL_COMPRESS_STATE_H
-#include "../save/param_ranges.h"
-#include "../watch/consistency.h"
+#include "../device/checksum.h"
+#include "../save/ranks_param_ranges.h"
 #include "compress_methods.h"
 
 #define ERRORS_STAGED ((size_t)1 << 20) // floats that pass through the host at a time

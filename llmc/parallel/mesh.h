@@ -9,7 +9,7 @@ parallelism).
 #include "../comm/comm.h"
 #include "../device/layers.h"
 #include "../model/param_range.h"
-#include "../watch/consistency.h"
+#include "../device/checksum.h"
 #include "axes.h"
 
 // ---- options ----
@@ -85,6 +85,8 @@ typedef struct {
     Comm *world, split[4];   // a view; these, where they are not the world
     const char* names[4];    // of split, which ranks open it with these colors
     int colors[4], num_splits;
+    const char* text;        // --mesh; NULL: the stage has no such option
+    double sent_along[MESH_AXES]; // bytes that this rank will send per step along each axis, set by a stage that has --mesh
 } Mesh;
 
 // The ranks that give the same color, of which there are `size`: sets sizes and ranks, which can be used at once.
@@ -138,22 +140,6 @@ static inline size_t mesh_bytes(const Mesh* m) {
 
 static inline void mesh_free(Mesh* m) {
     while (m->num_splits > 0) comm_free(&m->split[--m->num_splits]);
-}
-
-// Bytes that this rank has sent so far along each axis. (Where one axis has all ranks, the others are alone.)
-static inline void mesh_sent(const Mesh* m, double sent[MESH_AXES]) {
-    const Comm* const comms[MESH_AXES + 1] = { m->tp, m->pp, m->dp, m->tied == m->pp ? NULL : m->tied };
-    for (int i = 0; i < MESH_AXES; i++) sent[i] = 0;
-    for (int i = 0; i <= MESH_AXES; i++)
-        for (int k = 0; k < COMM_KINDS && comms[i] && comms[i]->size > 1; k++)
-            sent[i < MESH_AXES ? i : MESH_PP] += comm_bytes_sent(comms[i], (CommKind)k);
-}
-
-// Prints who shares what.
-static inline void report_mesh(int N, int t) {
-    printf("mesh       %d replica%s of the model, %son %d ranks with 1/%d of each matrix\n", N / t, N == t ? "" : "s",
-           N == t ? "" : "each ", t, t);
-    fflush(stdout);
 }
 
 // ---- partial products: this rank's term of a product that is a sum over the t ranks. wide, if it is not NULL, has it in fp32; else

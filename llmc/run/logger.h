@@ -18,9 +18,9 @@ written at once, so a run that is killed loses at most the line that it was writ
 #include "../base/common.h"
 #include "../device/device.h"
 #include "../base/folder.h"
-#include "../base/options.h"
+#include "../base/json.h"
 #include "../base/terminal.h"
-#include <jansson.h>
+#include "../model/training_options.h"
 
 typedef struct {
     long long step;                   // counted from 1
@@ -60,30 +60,6 @@ static inline double logged_norm(double norm) {
     int exponent = 0;
     double fraction = frexp(norm, &exponent); // in [0.5,1)
     return fabs(ldexp(nearbyint(ldexp(fraction, 32)), exponent - 32));
-}
-
-// Returns the bytes as people read them, in powers of 1000: "512 B", "12.3 MB". The text lives in out (size).
-static inline const char* format_bytes(char* out, size_t size, double bytes) {
-    static const char* const units[] = { "B", "kB", "MB", "GB", "TB" };
-    int u = 0;
-    while (bytes >= 999.5 && u < 4) { bytes /= 1000; u++; }
-    snprintf(out, size, u > 0 && bytes < 99.95 ? "%.1f %s" : "%.0f %s", bytes, units[u]);
-    return out;
-}
-
-// ---- JSON ----
-
-static inline json_t* json_number(double x) { return isfinite(x) ? json_real(x) : json_null(); }
-
-// JSON is UTF-8; a text that is not gets a ? for each byte beyond ASCII.
-static inline json_t* json_text(const char* text) {
-    json_t* j = json_string(text);
-    if (j) return j;
-    char* ascii = xstrdup(text);
-    for (char* c = ascii; *c; c++) if ((unsigned char)*c >= 0x80) *c = '?';
-    j = json_string(ascii);
-    free(ascii);
-    return j;
 }
 
 // Options by name, each as the kind of value it is. The caller owns the object.
@@ -232,14 +208,11 @@ static inline void logger_print_step(Logger* g, const StepLog* s) {
     fflush(stdout);
 }
 
-// The run's first and last steps have a full line, and so does a step that changed no weights.
-static inline bool logger_line_is_due(const Logger* g, const StepLog* s) {
-    return s->step % g->every == 0 || s->step == g->first + 1 || s->step == g->steps || s->skipped;
-}
-
 // A step of training: prints its line, if one is due, and writes its object.
 static inline void logger_step(Logger* g, const StepLog* s) {
-    if (logger_line_is_due(g, s)) logger_print_step(g, s);
+    // The run's first and last steps have a full line, and so does a step that changed no weights.
+    bool due = s->step % g->every == 0 || s->step == g->first + 1 || s->step == g->steps || s->skipped;
+    if (due) logger_print_step(g, s);
     logger_live(g, s);
     json_t* o = json_object();
     json_object_set_new(o, "step", json_integer(s->step));

@@ -4,14 +4,13 @@ A difference between the two is a bug in a formula or in the program.
 */
 #ifndef LLMC_REPORT_H
 #define LLMC_REPORT_H
-#include "../base/common.h"
-#include "../device/device.h"
-#include "../model/gpt2.h"
-#include "../device/layers.h"
-#include "../data/dataloader.h"
-#include "logger.h"
-#include "../base/options.h"
+#include "../base/json.h"
 #include "../base/precision.h"
+#include "../data/dataloader.h"
+#include "../device/device.h"
+#include "../device/layers.h"
+#include "../model/gpt2.h"
+#include "../model/training_options.h"
 
 // Returns the sum over the device's memory, without what is offloaded.
 static inline size_t memory_sum(const size_t bytes[MEMORY_KINDS]) {
@@ -24,28 +23,15 @@ static inline size_t memory_sum(const size_t bytes[MEMORY_KINDS]) {
 static inline size_t memory_missing(const size_t predicted[MEMORY_KINDS]) { return memory_sum(predicted) - device_memory_total(); }
 static inline bool memory_fits(const size_t predicted[MEMORY_KINDS]) { return memory_missing(predicted) <= device_memory_available(); }
 
-// Two amounts of bytes as text: "8.9 MB", or "8.9 MB to 16.8 MB" if they differ there. The text lives in out (size).
-static inline const char* format_bytes_range(char* out, size_t size, double min, double max) {
-    char a[32], b[32];
-    format_bytes(a, sizeof a, min);
-    format_bytes(b, sizeof b, max);
-    bool differ = strcmp(a, b) != 0;
-    snprintf(out, size, "%s%s%s", a, differ ? " to " : "", differ ? b : "");
-    return out;
-}
-
-typedef struct { double min, max; } RankRange;            // bytes of the rank that has least, and of that which has most
-typedef struct { RankRange memory, sent; } RankCosts;     // on the device; per step
-
-// What is about to be trained, on what, and the bytes per rank that it will take, `offloaded` of them on the host.
-static inline void report_run(GPT2Config c, RankRange memory, size_t on_host, long long tokens_per_step,
+// What is about to be trained, on what, and the bytes per rank that it will take, as text, and on the host.
+static inline void report_run(GPT2Config c, const char* memory, size_t on_host, long long tokens_per_step,
                               int accumulation, int recompute) {
-    char bytes[80], offloaded[32];
+    char offloaded[32];
     printf("model      %d layers, %d heads, %d channels, vocabulary %d, context %d: %zu parameters\n",
            c.L, c.NH, c.C, c.V, c.max_T, gpt2_num_parameters(c));
     printf("device     %s; " FLOATX_NAME "; %s\n", device_name(), layers_description());
     printf("step       %lld tokens in %d micro-batch%s per rank\n", tokens_per_step, accumulation, accumulation == 1 ? "" : "es");
-    printf("memory     %s per rank", format_bytes_range(bytes, sizeof bytes, memory.min, memory.max));
+    printf("memory     %s per rank", memory);
     if (on_host > 0) printf(", and %s on the host", format_bytes(offloaded, sizeof offloaded, (double)on_host));
     printf("%s\n", recompute == RECOMPUTE_BLOCK ? "; blocks are recomputed" : "");
     fflush(stdout);

@@ -4,7 +4,7 @@ report_compress.h - what a run says about compressed gradients: their share of P
 #ifndef LLMC_REPORT_COMPRESS_H
 #define LLMC_REPORT_COMPRESS_H
 #include "../parallel/compress_methods.h"
-#include "run.h"
+#include "ranks_run.h"
 
 // Returns why nothing will be compressed, or NULL.
 static inline const char* compress_idle(const Compress* c, long long steps) {
@@ -14,7 +14,7 @@ static inline const char* compress_idle(const Compress* c, long long steps) {
     return c->o.from >= steps ? "the run has no more steps than --compress-from; lower that" : NULL;
 }
 
-// whole: bytes per rank and step without compression; run->sent are those with it.
+// whole: bytes per rank and step without compression; run->ranks->sent are those with it.
 static inline void report_compress(const Compress* c, const Run* run, double whole) {
     char a[32], b[32], from[64] = "";
     const char* idle = compress_idle(c, run->o.steps);
@@ -23,7 +23,7 @@ static inline void report_compress(const Compress* c, const Run* run, double who
     if (idle) printf("compress   nothing: %s\n", idle);
     else printf("compress   %s: %s; %.2f %% of the parameters%s; errors are %s; %s sent per rank and step, ddp sends %s"
                 " (%.1f times)\n", c->method->name, c->method->text, 100 * share, from, c->o.feedback ? "kept" : "dropped",
-                format_bytes(a, sizeof a, run->sent), format_bytes(b, sizeof b, whole), whole / run->sent);
+                format_bytes(a, sizeof a, run->ranks->sent), format_bytes(b, sizeof b, whole), whole / run->ranks->sent);
     fflush(stdout);
 }
 

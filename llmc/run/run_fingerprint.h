@@ -5,12 +5,12 @@ run_fingerprint.h - the facts of a run that must be the same on all ranks when i
 #define LLMC_RUN_FINGERPRINT_H
 #include "../base/checksum.h"
 #include "../base/folder.h"
+#include "../base/json.h"
 #include "../base/options.h"
 #include "../data/dataloader.h"
 #include "../model/gpt2.h"
 #include "../save/train_state.h"
 #include "../watch/consistency.h"
-#include "logger.h"
 
 // self: rank 0's facts (json_t, an object). Returns the first that differs, in words, which the caller frees, or NULL.
 static inline char* fingerprint_compare(void* self, ControlBytes bytes, int rank) {

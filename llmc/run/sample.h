@@ -1,11 +1,11 @@
 /* sample.h - text from the model: what --sample-every prints. */
 #ifndef LLMC_SAMPLE_H
 #define LLMC_SAMPLE_H
-#include "../base/options.h"
 #include "../base/precision.h"
 #include "../base/rng.h"
 #include "../data/tokenizer.h"
 #include "../model/sampler.h"
+#include "../model/training_options.h"
 #include "logger.h"
 
 // Computes logits (V), on the host, of the token that follows tokens (T).

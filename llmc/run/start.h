@@ -1,12 +1,14 @@
 /*
-start.h - what a run starts from: the checkpoint that --resume or --init-from names, and the model's shape.
+start.h - what a run starts from: the checkpoint that --resume or --init-from names, the model's shape, and the folder --out, under
+which nobody else writes (save/writer_lock.h).
 */
 #ifndef LLMC_START_H
 #define LLMC_START_H
-#include "../save/checkpoint.h"
-#include "../model/gpt2.h"
-#include "../base/options.h"
 #include "../data/tokenizer.h"
+#include "../model/gpt2.h"
+#include "../model/training_options.h"
+#include "../save/checkpoint.h"
+#include "../save/writer_lock.h"
 
 // Returns the shape that --model and its overrides ask for. context: max_T of a dN, whose name does not say it.
 static inline GPT2Config config_from_options(const Options* o, const Tokenizer* tokenizer, int context) {
@@ -31,6 +33,22 @@ static inline char* other_run_under(const char* out) {
     char* error = newest ? format_string("--out %s holds the checkpoints of another run, the newest in %s: continue it with"
                                          " --resume, or give another folder", out, newest) : NULL;
     free(newest);
+    return error;
+}
+
+#define OUT_PATIENCE 10.0 // seconds: ranks whose launcher was killed live for two or three
+
+// Claims --out for this run, if it is there. makes: it is made. Returns an error if another run is still writing there after
+// `patience` seconds, which the caller frees; or NULL. Nothing is locked where nothing can be made.
+static inline char* out_claim(const Options* o, double patience, bool makes) {
+    struct stat info;
+    char* error = NULL;
+    if (makes && !folder_make(o->out))
+        return format_string("--out %s: this folder cannot be made: %s; give another", o->out, strerror(errno));
+    bool is_folder = stat(o->out, &info) == 0 && S_ISDIR(info.st_mode);
+    if (is_folder) error = writer_lock_take(o->out, patience);
+    bool taken = error == NULL && writer_lock.record;
+    if (taken && makes && !o->resume) error = other_run_under(o->out); // it may have come and gone since this run looked
     return error;
 }
 

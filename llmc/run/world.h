@@ -4,16 +4,23 @@ agree on, faults on purpose, and what communication costs per step.
 */
 #ifndef LLMC_WORLD_H
 #define LLMC_WORLD_H
-#include "run_fingerprint.h"
 #include "../comm/comm.h"
-#include "../parallel/axes.h"
+#include "../watch/consistency.h"
 #include "../watch/fault.h"
 #include "logger.h"
+#include "ranks_trace.h"
 #include "report.h"
-#include "trace.h"
+
+// What this rank sends in a step by some of its communicators, those along an axis of a mesh: bytes.
+typedef struct {
+    const char* name;                 // of the axis
+    const Comm* comms[2];             // views; NULL: there is no second
+    double predicted;
+    double before, least, most;       // sent before the step at hand; in the step that sent least, and most
+} SentAlong;
+#define MAX_SENT_ALONG 3
 
 typedef struct {
-    bool joins;                       // options_world was called: this program runs on several ranks
     CommOptions options;
     const char* fault_text;           // --fault
     long long check_every;            // --check-every
@@ -28,6 +35,8 @@ typedef struct {
     long long steps;
     double otherwise;                 // bytes that the step at hand should send beyond what was predicted for all; set by the stage
     double min, max;                  // bytes of a step, less these
+    SentAlong along[MAX_SENT_ALONG];  // parts of what is sent, which a mesh counts
+    int num_along;
     double exposed_total, seconds_total;
     // of the step at hand, in a pipeline
     bool actions_done;                // all its actions were issued;
@@ -35,9 +44,7 @@ typedef struct {
     const char* single_text;          // --single-throughput
 } World;
 
-// Call it in programs that run on several ranks. In others every process is rank 0 of 1.
 static inline void options_world(OptionTable* t, World* w) {
-    w->joins = true;
     options_comm(t, &w->options);
     w->fault_text = w->single_text = "";
     option_int(t, "check-every", &w->check_every, 0, 1e9,
@@ -52,16 +59,13 @@ static inline void options_world(OptionTable* t, World* w) {
 
 // Joins the ranks, as OpenMPI, torchrun or Slurm started them. Call it after device_init.
 static inline void world_start(World* w, const Options* o, RankInfo ranks) {
-    if (!w->joins) w->options.timeout = 1; // nobody is waited for
     w->options.ordered = o->deterministic;
     w->options.out = o->out;
     comm_init(&w->comm, &w->options, ranks, &w->control);
-    w->fault = fault_parse(w->joins ? w->fault_text : "", ranks.size);
+    w->fault = fault_parse(w->fault_text, ranks.size);
     fault_announce(&w->fault);
-    w->comm.world->counts_busy = w->joins && w->comm.size > 1; // for the diagnosis at the end
+    w->comm.world->counts_busy = w->comm.size > 1; // for the diagnosis at the end
 }
-
-static inline void world_stop(World* w) { comm_free(&w->comm); }
 
 // Puts an operation that has been waited for onto the timeline.
 static inline void world_trace_operation(void* self, const CommEvent* e) {
@@ -116,6 +120,13 @@ static inline bool world_memory_fits(World* w, const size_t predicted[MEMORY_KIN
 }
 
 // ---- the cost of a step ----
+// Returns the bytes that this rank has sent so far. (Where one axis has all ranks, the others are alone.)
+static inline double sent_along(const SentAlong* s) {
+    double sent = 0;
+    for (int i = 0; i < 2; i++)
+        for (int k = 0; k < COMM_KINDS && s->comms[i] && s->comms[i]->size > 1; k++) sent += comm_bytes_sent(s->comms[i], (CommKind)k);
+    return sent;
+}
 // Before step `step`, counted from 1, and after it. state: device memory in whose first byte --fault bitflip flips a bit.
 static inline void world_step_begin(World* w, long long step, void* state) {
     comm_step(&w->comm, step);
@@ -131,15 +142,23 @@ static inline void world_step_begin(World* w, long long step, void* state) {
     comm_collect_times(&w->comm); // earlier operations are not a cost of this step
     w->bytes_before = comm_rank_bytes(&w->comm);
     w->exposed_before = comm_rank_exposed(&w->comm);
+    for (int i = 0; i < w->num_along; i++) w->along[i].before = sent_along(&w->along[i]);
+}
+// The least and the most of `steps` steps, of which the last one sent this.
+static inline void sent_range(double* least, double* most, double sent, long long steps) {
+    if (steps == 1 || sent < *least) *least = sent;
+    if (steps == 1 || sent > *most) *most = sent;
 }
 static inline void world_step_end(World* w, double seconds) {
     comm_collect_times(&w->comm);
     w->bytes = comm_rank_bytes(&w->comm) - w->bytes_before;
     w->exposed = comm_rank_exposed(&w->comm) - w->exposed_before;
-    double usual = w->bytes - w->otherwise;
-    if (w->steps == 0 || usual < w->min) w->min = usual;
-    if (w->steps == 0 || usual > w->max) w->max = usual;
     w->steps++;
+    sent_range(&w->min, &w->max, w->bytes - w->otherwise, w->steps);
+    for (int i = 0; i < w->num_along; i++) {
+        SentAlong* s = &w->along[i];
+        sent_range(&s->min, &s->max, sent_along(s) - s->before, w->steps);
+    }
     w->exposed_total += w->exposed;
     w->seconds_total += seconds;
 }
@@ -169,6 +188,19 @@ static inline void world_check_units(World* w, long long step, int num_units, Un
 }
 
 // ---- reports ----
+// Two amounts of bytes as text: "8.9 MB", or "8.9 MB to 16.8 MB" if they differ there. The text lives in out (size).
+static inline const char* format_bytes_range(char* out, size_t size, double min, double max) {
+    char a[32], b[32];
+    format_bytes(a, sizeof a, min);
+    format_bytes(b, sizeof b, max);
+    bool differ = strcmp(a, b) != 0;
+    snprintf(out, size, "%s%s%s", a, differ ? " to " : "", differ ? b : "");
+    return out;
+}
+
+typedef struct { double min, max; } RankRange;            // bytes of the rank that has least, and of that which has most
+typedef struct { RankRange memory, sent; } RankCosts;     // on the device; per step
+
 // self: nothing; given: RankCosts. The answer is their range.
 static inline ControlBytes costs_range(void* self, const ControlBytes* given, int size) {
     (void)self;
@@ -214,31 +246,6 @@ static inline json_t* world_record(json_t* run, const World* w, double bytes) {
     json_object_set_new(run, "communication", json_text(comm_description(&w->comm)));
     json_object_set_new(run, "predicted_comm_bytes", json_real(bytes));
     return run;
-}
-
-// Prints the axes of the mesh, the outer one first, and what this rank sends along each per step: bytes.
-static inline void report_axes(Axes a, const double sent[MESH_AXES]) {
-    static const char* const what[MESH_AXES] = { "parts of each matrix", "stages", "replicas of the model" };
-    const int order[MESH_AXES] = { a.pp_outside ? MESH_PP : MESH_DP, a.pp_outside ? MESH_DP : MESH_PP, MESH_TP };
-    char text[32];
-    for (int i = 0; i < MESH_AXES; i++)
-        printf("%s%s %d (%s)", i == 0 ? "mesh       " : " x ", mesh_axis_names[order[i]], a.size[order[i]], what[order[i]]);
-    for (int i = 0; i < MESH_AXES; i++)
-        printf("%s%s along %s", i == 0 ? "; a rank sends " : ", ", format_bytes(text, sizeof text, sent[order[i]]),
-               mesh_axis_names[order[i]]);
-    printf(" per step\n");
-    fflush(stdout);
-}
-
-// And the mesh of a stage that has --mesh. sent: bytes per step that were predicted along each axis.
-static inline void axes_record(json_t* run, Axes a, const double sent[MESH_AXES]) {
-    json_t *mesh = json_object(), *bytes = json_object();
-    for (int k = 0; k < MESH_AXES; k++) {
-        json_object_set_new(mesh, mesh_axis_names[k], json_integer(a.size[k]));
-        json_object_set_new(bytes, mesh_axis_names[k], json_real(sent[k]));
-    }
-    json_object_set_new(run, "mesh", mesh);
-    json_object_set_new(run, "predicted_comm_bytes_along", bytes);
 }
 
 // self: nothing; given: RankMemorys. The answer is one that is not as predicted; if there is none, that of rank 0, or where
@@ -297,15 +304,6 @@ static inline ControlBytes sent_choose(void* self, const ControlBytes* ranks, in
     return control_bytes(&chosen, sizeof chosen);
 }
 
-// The row of one axis of a mesh, of this rank. Returns true if every step was as predicted.
-static inline bool report_sent_along(const char* axis, SentBytes s) {
-    char name[32];
-    snprintf(name, sizeof name, "bytes along %s", axis);
-    if (s.predicted > 0 || s.max > 0)
-        report_row(name, (size_t)llround(s.predicted), (size_t)llround(fabs(s.max - s.predicted) < 0.5 ? s.min : s.max));
-    return sent_as_predicted(s);
-}
-
 // Prints what was sent per step beside what was predicted. Ranks may send different
 // amounts: it shows one that is not as predicted, or the one that sends most. Returns true if every rank sent as predicted
 // in every step. Collective.
@@ -326,6 +324,21 @@ static inline bool report_sent(World* w, double predicted) {
     double sent = fabs(s.max - s.predicted) < 0.5 ? s.min : s.max; // in a step that was not as predicted, if any
     report_row("bytes", (size_t)llround(s.predicted), (size_t)llround(sent));
     return sent_as_predicted(s);
+}
+
+// The rows of the axes of a mesh, of this rank. Returns true if every step was as predicted.
+static inline bool report_sent_along(const World* w) {
+    bool as_predicted = true;
+    for (int i = 0; i < w->num_along && w->steps > 0; i++) {
+        const SentAlong* a = &w->along[i];
+        SentBytes s = { a->predicted, a->min, a->max };
+        char name[32];
+        snprintf(name, sizeof name, "bytes along %s", a->name);
+        double sent = fabs(s.max - s.predicted) < 0.5 ? s.min : s.max;
+        if (s.predicted > 0 || s.max > 0) report_row(name, (size_t)llround(s.predicted), (size_t)llround(sent));
+        as_predicted &= sent_as_predicted(s);
+    }
+    return as_predicted;
 }
 
 // Prints how long the steps waited for communication.

@@ -1,14 +1,10 @@
 /*
-writing.h - a run is the only one that writes under its --out, and all its ranks agree on that (save/writer_lock.h).
+writing.h - all ranks of a run agree that it is the only one that writes under its --out (start.h).
 */
 #ifndef LLMC_WRITING_H
 #define LLMC_WRITING_H
-#include "../base/options.h"
-#include "../save/writer_lock.h"
 #include "../watch/control.h"
 #include "start.h"
-
-#define WRITING_PATIENCE 10.0 // seconds: ranks whose launcher was killed live for two or three
 
 typedef struct { const Options* o; double patience; bool makes; } WritingClaim; // makes: --out, if it is not there
 
@@ -16,28 +12,20 @@ typedef struct { const Options* o; double patience; bool makes; } WritingClaim; 
 // locked: --out is not there yet, or nothing can be made there.
 static inline ControlBytes writing_decide(void* self, const ControlBytes* given, int size) {
     const WritingClaim* w = (const WritingClaim*)self;
-    const char* out = w->o->out;
-    struct stat info;
-    char* error = NULL;
-    bool taken = false;
     (void)given; (void)size;
-    if (w->makes && !folder_make(out))
-        error = format_string("--out %s: this folder cannot be made: %s; give another", out, strerror(errno));
-    else if (stat(out, &info) == 0 && S_ISDIR(info.st_mode))
-        taken = writer_lock_take(out, w->patience, &error) == WRITER_TAKEN;
-    if (taken && w->makes && !w->o->resume) error = other_run_under(out); // it may have come and gone since this run looked
-    char* answer = error ? format_string("-%s", error) : taken ? format_string("+%s", writer_lock.record) : xstrdup("");
+    char *error = out_claim(w->o, w->patience, w->makes), *record = writer_lock.record;
+    char* answer = error ? format_string("-%s", error) : record ? format_string("+%s", record) : xstrdup("");
     ControlBytes bytes = control_bytes(answer, strlen(answer));
     free(answer);
     free(error);
     return bytes;
 }
 
-// Claims --out for this run. Dies on every rank if another run is still writing there after WRITING_PATIENCE. Returns what
+// Claims --out for this run. Dies on every rank if another run is still writing there after OUT_PATIENCE. Returns what
 // the lock's file says, which the caller frees, or NULL if nothing is locked. Collective.
 static inline char* writing_claim(Control* c, const Options* o, bool makes) {
     bool alone = c->ranks.size == 1; // else the other ranks wait for rank 0, which must not take longer than they do
-    double patience = alone ? WRITING_PATIENCE : fmin(WRITING_PATIENCE, c->timeout / 2);
+    double patience = alone ? OUT_PATIENCE : fmin(OUT_PATIENCE, c->timeout / 2);
     WritingClaim claim = { o, patience, makes };
     ControlBytes answer = control_all_reduce(c, "", 0, writing_decide, &claim);
     require(answer.bytes == 0 || answer.data[0] == '+', "%s", answer.data + 1);

@@ -10,11 +10,9 @@ Tensors are those of gpt2.h, in that order, weights as (out, in). A folder witho
 import makes it: a run can start from it (--init-from), but not resume. In a sharded checkpoint every writer has a model and an
 optimizer file of its own, and two indices say what is where (checkpoint_files.h); readers see no difference.
 
-Saving     rank 0: checkpoint_begin - the others: checkpoint_attach - every rank: checkpoint_write_unit for what it owns -
-           the others: checkpoint_detach - rank 0, after adding up everyone's w.checksum and w.elements: checkpoint_commit.
-           Sharded - rank 0: checkpoint_begin_sharded - every writer, also rank 0: checkpoint_attach_shard - then as above.
-           The caller puts barriers between these. All of it happens under a temporary name beside the final one and is
-           synced before it is renamed, so a crash at any instant leaves the last good checkpoint.
+Saving     checkpoint_begin - checkpoint_write_unit - checkpoint_commit; ranks_checkpoint.h has what several ranks add. All of it
+           happens under a temporary name beside the final one and is synced before it is renamed, so a crash at any instant
+           leaves the last good checkpoint.
 Failures   end the process with the file's name and the remedy; the temporary folder is removed.
 */
 #ifndef LLMC_CHECKPOINT_H
@@ -199,43 +197,6 @@ static inline void checkpoint_begin(CheckpointWriter* w, const char* out, const 
     free(path);
 }
 
-// Joins what rank 0 has begun with the same arguments.
-static inline void checkpoint_attach(CheckpointWriter* w, const char* out, const TrainState* s) {
-    char* path = checkpoint_step_path(out, s);
-    checkpoint_writer_init(w, path, s, 0);
-    free(path);
-    for (int f = 0; f < CHECKPOINT_FILES; f++) {
-        if (!checkpoint_has_file(s, (CheckpointFile)f)) continue;
-        path = checkpoint_file_path(w->temporary, &w->state, (CheckpointFile)f, 0);
-        safetensors_attach(&w->files[f], path, "--out must be a folder that every rank sees");
-        free(path);
-    }
-    checkpoint_writer_pieces(w);
-}
-
-// Begins OUT/step_NNNNNNNN for files that each writer, rank 0 included, makes by checkpoint_attach_shard.
-static inline void checkpoint_begin_sharded(const char* out, const TrainState* s) {
-    checkpoint_remove_stale(out);
-    CheckpointWriter w;
-    char* path = checkpoint_step_path(out, s);
-    checkpoint_writer_init(&w, path, s, 0);
-    checkpoint_begin_folder(&w);
-    checkpoint_writer_free(&w);
-    free(path);
-}
-
-// Makes the files of writer `shard` (from 0) of `shards`, and reserves their space: one for the model, one for the optimizer,
-// with room for these ranges of every part. No two writers' ranges overlap, and all of them together are the model.
-static inline void checkpoint_attach_shard(CheckpointWriter* w, const char* out, const TrainState* s, int shard, int shards,
-                                           const CheckpointRange* ranges, int num_ranges) {
-    require(shard >= 0 && shard < shards && shards <= CHECKPOINT_MAX_SHARDS,
-            "shard %d of %d: a checkpoint has 1 to %d shards, counted from 0", shard, shards, CHECKPOINT_MAX_SHARDS);
-    char* path = checkpoint_step_path(out, s);
-    checkpoint_writer_init(w, path, s, shards);
-    checkpoint_create_files(w, shard, ranges, num_ranges);
-    free(path);
-}
-
 // Elements [begin, end) of unit u, laid out as in memory (with wte's padding rows, which are left out of the file).
 // host (end - begin): of state.dtype for CHECKPOINT_MODEL, else float.
 static inline void checkpoint_write_unit(CheckpointWriter* w, CheckpointPart part, int u, size_t begin, size_t end,
@@ -264,12 +225,6 @@ static inline void checkpoint_sync_files(CheckpointWriter* w) {
     for (int f = 0; f < CHECKPOINT_FILES; f++)
         if (checkpoint_has_file(&w->state, (CheckpointFile)f))
             checkpoint_require_written(w, safetensors_sync(&w->files[f]), &w->files[f]);
-}
-
-// Ends an attached rank's share: what it wrote is on the disk. w.checksum and w.elements stay.
-static inline void checkpoint_detach(CheckpointWriter* w) {
-    checkpoint_sync_files(w);
-    checkpoint_writer_free(w);
 }
 
 // Removes the checkpoint OUT/PREFIXstep_NNNNNNNN. It loses its name first, so that half of it is not taken for all of it.
@@ -306,35 +261,21 @@ static inline void checkpoint_publish(CheckpointWriter* w) {
     free(parent);
 }
 
-// For a sharded checkpoint: checks the files that all writers have put into the folder, and writes the indices.
-static inline void checkpoint_write_indices(const CheckpointWriter* w) {
-    CheckpointPieces pieces[CHECKPOINT_PARTS];
-    memset(pieces, 0, sizeof pieces);
-    for (int f = 0; f < CHECKPOINT_FILES; f++) {
-        if (!checkpoint_has_file(&w->state, (CheckpointFile)f)) continue;
-        json_t* index = checkpoint_scan_files(pieces, w->temporary, &w->state, (CheckpointFile)f,
-                                              "--out must be a folder that every rank sees");
-        char *text = json_dumps(index, JSON_INDENT(2)), *path = checkpoint_index_path(w->temporary, (CheckpointFile)f);
-        require(text != NULL, "out of host memory while writing %s", path);
-        if (!file_write(path, text, strlen(text))) checkpoint_fail(w, path, "written");
-        free(path);
-        free(text);
-        json_decref(index);
-    }
-    checkpoint_free_pieces(pieces);
-}
-
-// Makes the checkpoint real: syncs all bytes, gives it its final name, and only then removes older ones beyond the `keep`
-// newest (0: none). Every element must have been written exactly once, by whichever rank.
-static inline void checkpoint_commit(CheckpointWriter* w, long long keep) {
+// Dies unless every element was written exactly once, by whichever rank.
+static inline void checkpoint_require_whole(const CheckpointWriter* w) {
     uint64_t expected = gpt2_num_parameters(w->state.config);
     for (int part = 0; part < CHECKPOINT_PARTS; part++) {
         bool is_whole = !checkpoint_has_part(&w->state, (CheckpointPart)part) || w->elements[part] == expected;
         require(is_whole, "%s: %llu of the %llu elements of \"%s\" were written: the ranks' shares do not add up to the model",
                 w->final_path, (unsigned long long)w->elements[part], (unsigned long long)expected, checkpoint_part_names[part]);
     }
+}
+
+// Makes the checkpoint real: syncs all bytes, gives it its final name, and only then removes older ones beyond the `keep`
+// newest (0: none).
+static inline void checkpoint_commit(CheckpointWriter* w, long long keep) {
+    checkpoint_require_whole(w);
     checkpoint_sync_files(w);
-    if (w->state.shards > 0) checkpoint_write_indices(w);
     char* text = train_state_text(&w->state, w->checksum);
     char* path = format_string("%s/state.json", w->temporary);
     if (!file_write(path, text, strlen(text))) checkpoint_fail(w, path, "written");

@@ -1,11 +1,10 @@
 /*
 param_ranges.h - sets, loads and saves the state that a list of ranges names (model/param_range.h), whatever stage and cut it comes
 from. A rank makes, reads and writes only what it has, so nothing is gathered, and a checkpoint knows nothing of the ranks
-that wrote it.
+that wrote it (ranks_param_ranges.h: how they save together).
 */
 #ifndef LLMC_PARAM_RANGES_H
 #define LLMC_PARAM_RANGES_H
-#include "../comm/comm.h"
 #include "../device/device.h"
 #include "../model/param_range.h"
 #include "checkpoint.h"
@@ -118,16 +117,6 @@ static inline void param_ranges_load(const ParamRange* ranges, int num_ranges, C
 
 // ---- saving ----
 
-// Who saves: this rank is number `writer` of `writers`, or -1 where another rank saves the same state. Rank 0 is writer 0.
-typedef struct {
-    int writer, writers;
-    bool sharded; // each writer saves files of its own
-    // Every rank, writer or not: makes a file of its own, w->files[0], in w->temporary, and dies as checkpoint_fail says if it
-    // cannot. NULL: there is none.
-    void (*beside)(void* self, CheckpointWriter* w);
-    void* beside_self;
-} SaveShare;
-
 // Writes elements [k, k+n) of a range. host and rounded (n) are scratch.
 static inline void param_range_write(const ParamRange* p, RangeRuns* runs, size_t k, size_t n, float* host, floatX* rounded) {
     const float* const state[CHECKPOINT_PARTS] = { NULL, p->master, p->m, p->v };
@@ -163,80 +152,11 @@ static inline void param_ranges_write(const ParamRange* ranges, int num_ranges, 
     free(rounded);
 }
 
-// A sharded checkpoint's writer says first which elements it will write.
-typedef struct { CheckpointRange* ranges; int count, unit; } RangeList;
-static inline void run_list(void* self, size_t at, size_t k, size_t n, bool is_replicated) {
-    RangeList* r = (RangeList*)self;
-    CheckpointRange range = { r->unit, at, at + n };
-    (void)k;
-    if (is_replicated) return; // another rank writes it
-    if ((r->count & (r->count - 1)) == 0) // it is full: 0, 1, 2, 4, ...
-        r->ranges = (CheckpointRange*)xrealloc(r->ranges, (size_t)(r->count ? 2 * r->count : 1) * sizeof(CheckpointRange));
-    r->ranges[r->count++] = range;
-}
-static inline void param_ranges_attach_shard(const ParamRange* ranges, int num_ranges, CheckpointWriter* w, const char* out,
-                                       const TrainState* s, SaveShare share) {
-    RangeList list = { NULL, 0, 0 };
-    for (const ParamRange* p = ranges; p < ranges + num_ranges; p++) {
-        list.unit = p->unit;
-        param_range_runs(s->config, p, p->begin, p->begin + p->n, run_list, &list);
-    }
-    checkpoint_attach_shard(w, out, s, share.writer, share.writers, list.ranges, list.count);
-    free(list.ranges);
-}
-
-// After each rank has written or read its share of a checkpoint: checksum and elements become those of all ranks together.
-typedef struct { uint64_t checksum[CHECKPOINT_PARTS], elements[CHECKPOINT_PARTS]; } CheckpointSums;
-static inline ControlBytes checkpoint_sum(void* self, const ControlBytes* shares, int ranks) {
-    CheckpointSums all, one;
-    (void)self;
-    memset(&all, 0, sizeof all);
-    for (int q = 0; q < ranks; q++) {
-        memcpy(&one, shares[q].data, sizeof one);
-        for (int k = 0; k < CHECKPOINT_PARTS; k++) {
-            all.checksum[k] += one.checksum[k];
-            all.elements[k] += one.elements[k];
-        }
-    }
-    return control_bytes(&all, sizeof all);
-}
-static inline void checkpoint_add_up(Comm* c, uint64_t checksum[CHECKPOINT_PARTS], uint64_t elements[CHECKPOINT_PARTS]) {
-    CheckpointSums sums;
-    memcpy(sums.checksum, checksum, sizeof sums.checksum);
-    memcpy(sums.elements, elements, sizeof sums.elements);
-    ControlBytes all = control_all_reduce(c->world->control, &sums, sizeof sums, checkpoint_sum, NULL);
-    memcpy(&sums, all.data, sizeof sums);
-    memcpy(checksum, sums.checksum, sizeof sums.checksum);
-    memcpy(elements, sums.elements, sizeof sums.elements);
-    free(all.data);
-}
-
-static inline void param_ranges_save_beside(Comm* c, const char* out, const TrainState* state, SaveShare share) {
+// Saves a checkpoint under `out`, and removes all but the `keep` newest (0: none). The ranges are the model.
+static inline void param_ranges_save(const char* out, const TrainState* state, long long keep, const ParamRange* ranges, int num_ranges) {
     CheckpointWriter w;
-    char* path = checkpoint_step_path(out, state);
-    checkpoint_writer_init(&w, path, state, c->size); // as many files: that is what a full disk has no room for
-    share.beside(share.beside_self, &w);
-    checkpoint_writer_free(&w);
-    free(path);
-}
-
-// Saves a checkpoint under `out`, and removes all but the `keep` newest (0: none). Collective over c, which is the world.
-// The writers' ranges together are the model. No rank returns before the checkpoint has its name.
-static inline void param_ranges_save(Comm* c, const char* out, const TrainState* state, long long keep, SaveShare share,
-                               const ParamRange* ranges, int num_ranges) {
-    CheckpointWriter w;
-    memset(&w, 0, sizeof w);
-    bool writes = share.writer >= 0;
-    if (c->rank == 0 && share.sharded) checkpoint_begin_sharded(out, state);
-    else if (c->rank == 0) checkpoint_begin(&w, out, state);
-    comm_barrier(c); // now the folder exists
-    if (share.beside) param_ranges_save_beside(c, out, state, share);
-    if (writes && share.sharded) param_ranges_attach_shard(ranges, num_ranges, &w, out, state, share);
-    else if (writes && c->rank > 0) checkpoint_attach(&w, out, state);
-    if (writes) param_ranges_write(ranges, num_ranges, &w);
-    if (writes && c->rank > 0) checkpoint_detach(&w);
-    checkpoint_add_up(c, w.checksum, w.elements); // all ranks have written
-    if (c->rank == 0) checkpoint_commit(&w, keep);
-    comm_barrier(c);
+    checkpoint_begin(&w, out, state);
+    param_ranges_write(ranges, num_ranges, &w);
+    checkpoint_commit(&w, keep);
 }
 #endif

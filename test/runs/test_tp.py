@@ -144,7 +144,7 @@ def test_a_bit_that_flips_in_what_all_ranks_have_is_found():
 def test_a_bit_that_flips_in_a_part_is_found_by_the_other_copy():
     header = ROOT / "build/split/flips/flips.h"
     header.parent.mkdir(parents=True, exist_ok=True)
-    header.write_text('#include "../../../llmc/run/run.h"\n#define run_step_begin(run, step, x) run_step_begin(run, step, x + g.num_params - 1)\n')
+    header.write_text('#include "../../../llmc/run/ranks_run.h"\n#define ranks_step_begin(run, step, x) ranks_step_begin(run, step, x + g.num_params - 1)\n')
     program = make("DEVICE=cpu", "BUILD=build/split/flips", ["CFLAGS=-include build/split/flips/flips.h -O1"], "build/split/flips/train_gpt2_tp")
     run = faulty("tp", FAULTY, "3:3:bitflip", ranks=4, binary=program)
     assert_all_say(run, range(4), "after step 3 the parameters of unit 2 differ between rank 1 and rank 3")

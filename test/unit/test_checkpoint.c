@@ -17,7 +17,7 @@ static void crash_point(void);
 #define rename(from, to) (crash_point(), rename(from, to))
 #define unlinkat(folder, name, flags) (crash_point(), unlinkat(folder, name, flags))
 #define rmdir(path) (crash_point(), rmdir(path))
-#include "../../llmc/save/checkpoint.h"
+#include "../../llmc/save/ranks_checkpoint.h"
 #include "test_folder.h"
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -113,7 +113,7 @@ static void save(const Save* save) {
             first.elements[part] += w.elements[part];
         }
     }
-    checkpoint_commit(&first, save->keep);
+    ranks_checkpoint_commit(&first, save->keep);
 }
 
 static void save_in_shards(long long step, long long keep, DType dtype, int shards) {
@@ -437,7 +437,7 @@ static void save_too_little(size_t end, int shards) {
     checkpoint_begin_sharded(out, &s);
     checkpoint_attach_shard(&w, out, &s, 0, shards, ranges, 3);
     for (int part = 0; part < CHECKPOINT_PARTS; part++) w.elements[part] = gpt2_num_parameters(config);
-    checkpoint_commit(&w, 0);
+    ranks_checkpoint_commit(&w, 0);
 }
 TEST(what_is_written_must_be_the_whole) {
     expect_error(write_master_of_fp32(), "a checkpoint in fp32 with optimizer state has no part \"master\"");

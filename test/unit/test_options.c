@@ -1,5 +1,5 @@
 // test_options.c - every option in every spelling, every way to get one wrong, and --help.
-#include "../../llmc/base/options.h"
+#include "../../llmc/model/training_options.h"
 #include "expect_death.h"
 
 typedef struct { Options o; OptionTable table; } Parsed;

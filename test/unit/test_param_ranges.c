@@ -1,6 +1,6 @@
 // test_param_ranges.c - a model that is cut into pieces, between ranks or within tensors, has the same weights, and a checkpoint
 // with the same bytes (llmc/save/param_ranges.h). Ranks that share a checkpoint take turns in one process.
-#include "../../llmc/save/param_ranges.h"
+#include "../../llmc/save/ranks_param_ranges.h"
 #include "test_folder.h"
 
 static Comm world; // of one rank
@@ -225,7 +225,7 @@ static void add_up(uint64_t sums[CHECKPOINT_PARTS], const uint64_t share[CHECKPO
     for (int part = 0; part < CHECKPOINT_PARTS; part++) sums[part] += share[part];
 }
 
-// param_ranges_save of n ranks, which take turns.
+// ranks_pieces_save of n ranks, which take turns.
 static void save_in_turn(const char* out, TrainState s, Rank* ranks, int n, bool sharded) {
     CheckpointWriter first, w;
     const char* path = in_folder("%s", out);
@@ -243,7 +243,7 @@ static void save_in_turn(const char* out, TrainState s, Rank* ranks, int n, bool
         add_up(first.checksum, w.checksum);
         add_up(first.elements, w.elements);
     }
-    checkpoint_commit(&first, 0);
+    ranks_checkpoint_commit(&first, 0);
 }
 // run_load of n ranks, which take turns. weights: CHECKPOINT_MASTER for all that a resumed run needs, or CHECKPOINT_MODEL.
 // Dies if the checkpoint is damaged.
@@ -331,7 +331,7 @@ static void save_alone(const Values* v, int change) {
     rank_fill(r, v);
     r->ranges[r->count] = r->ranges[r->count - 1];
     SaveShare share = { 0, 1, false, NULL, NULL };
-    param_ranges_save(&world, in_folder("alone"), &s, 0, share, r->ranges, r->count + change);
+    ranks_pieces_save(&world, in_folder("alone"), &s, 0, share, r->ranges, r->count + change);
     ranks_free(r, 1);
 }
 TEST(pieces_that_are_not_the_model_are_no_checkpoint) {

@@ -5,6 +5,7 @@ system has no locks, and where a file is left. The runs themselves, also beside 
 #include "../../llmc/base/common.h"
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 
 static bool without_locks; // of the file system
 #define fcntl(fd, command, lock) (without_locks ? (errno = ENOLCK, -1) : fcntl(fd, command, lock))
@@ -24,15 +25,13 @@ static char* lock_text(void) {
     return text;
 }
 static void assert_taken(void) {
-    char* why;
-    if (writer_lock_take(folder, 0, &why) != WRITER_TAKEN) fail_msg("%s", why);
-    assert_null(why);
+    char* error = writer_lock_take(folder, 0);
+    if (error) fail_msg("%s", error);
 }
 static void assert_busy(const char* phrase) {
-    char* why;
-    assert_int_equal(writer_lock_take(folder, 0, &why), WRITER_FAILED);
-    if (strstr(why, phrase) == NULL) fail_msg("%s\nexpected in it: %s", why, phrase);
-    free(why);
+    char* error = writer_lock_take(folder, 0);
+    if (error == NULL || strstr(error, phrase) == NULL) fail_msg("%s\nexpected in it: %s", error, phrase);
+    free(error);
 }
 static void assert_busy_by(pid_t pid) {
     char* who = format_string("the run of process %d on ", (int)pid);
@@ -42,45 +41,40 @@ static void assert_busy_by(pid_t pid) {
 
 // ---- another process ----
 
-// It does what each byte in `tell` says, and answers with a byte in `hear`.
-typedef struct { pid_t pid; int tell, hear; } Other;
+// It does what each byte says that it gets through `talk`, and answers with a byte.
+typedef struct { pid_t pid; int talk; } Other;
 
 // 't': takes the lock. 'j': shares what the file says. 'J': shares what another run's file would say. 'r': ends its lock.
 static char other_does(char what, const char* record) {
-    char* why = NULL;
-    if (what == 't') return writer_lock_take(folder, 0, &why) == WRITER_TAKEN ? 'y' : 'n';
+    if (what == 't') return writer_lock_take(folder, 0) == NULL ? 'y' : 'n';
     if (what == 'j') return writer_lock_join(folder, record) == NULL ? 'y' : 'n';
     if (what == 'J') return writer_lock_join(folder, "process 1 on gone, boot b, since 2\n") == NULL ? 'y' : 'n';
     writer_lock_release();
     return 'y';
 }
 static Other other_begin(void) {
-    int there[2], back[2];
-    assert_int_equal(pipe(there), 0);
-    assert_int_equal(pipe(back), 0);
-    Other o = { fork(), there[1], back[0] };
-    if (o.pid > 0) {
-        close(there[0]);
-        close(back[1]);
-        return o;
-    }
+    int ends[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    Other o = { fork(), ends[0] };
+    if (o.pid == 0) close(ends[0]);
+    else close(ends[1]);
     char what;
-    while (read(there[0], &what, 1) == 1) {
+    while (o.pid == 0 && read(ends[1], &what, 1) == 1) {
         char *record = lock_text(), answer = other_does(what, record ? record : "");
-        if (write(back[1], &answer, 1) != 1) break;
+        if (write(ends[1], &answer, 1) != 1) break;
     }
-    _exit(0);
+    if (o.pid == 0) _exit(0);
+    return o;
 }
 static bool other_can(Other o, char what) {
     char answer = 'n';
-    assert_int_equal(write(o.tell, &what, 1), 1);
-    assert_int_equal(read(o.hear, &answer, 1), 1);
+    assert_int_equal(write(o.talk, &what, 1), 1);
+    assert_int_equal(read(o.talk, &answer, 1), 1);
     return answer == 'y';
 }
 static void other_is_killed(Other o) {
     kill(o.pid, SIGKILL);
-    close(o.tell);
-    close(o.hear);
+    close(o.talk);
     waitpid(o.pid, NULL, 0);
 }
 // Two ranks of another run, which has the lock.
@@ -95,9 +89,8 @@ static void run_of_two(Other ranks[2]) {
 // Before other tests: once this process has had the lock, a child that ends leaves without what atexit knows (child_leave).
 static void leave_at_once(int status) { _exit(status); }
 static void die_with_the_lock(void) {
-    char* why;
     die_leave = leave_at_once; // what a program sets where exit may not return
-    if (writer_lock_take(folder, 0, &why) == WRITER_TAKEN && path_exists(lock_path())) die("this run is over");
+    if (writer_lock_take(folder, 0) == NULL && path_exists(lock_path())) die("this run is over");
 }
 TEST(an_error_ends_the_lock) {
     expect_error(die_with_the_lock(), "this run is over");
@@ -154,8 +147,9 @@ TEST(a_child_does_not_end_its_parents_lock) {
 // Processes take and end the lock as fast as they can, until each has had it 50 times: each time the file says that it is theirs.
 static void take_often(void) {
     for (int times = 0; times < 50;) {
-        char* why;
-        if (writer_lock_take(folder, 0, &why) != WRITER_TAKEN) { free(why); continue; }
+        char* error = writer_lock_take(folder, 0);
+        free(error);
+        if (error) continue;
         times++;
         char* text = lock_text(); // by its name: NULL if another process has removed the file
         if (text == NULL || strcmp(text, writer_lock.record) != 0) _exit(1);
@@ -178,18 +172,17 @@ TEST(nobody_removes_the_lock_of_another) {
 // ---- what is left ----
 
 TEST(a_file_of_this_machine_or_a_torn_one_is_stale) {
-    WriterRecord here = writer_of_this_process(), earlier = here, beside = here;
-    snprintf(earlier.boot, sizeof earlier.boot, "an-earlier-one");
-    snprintf(beside.host, sizeof beside.host, "a-container"); // the kernel is the same
-    char* whole[] = { writer_record_text(here), writer_record_text(earlier), writer_record_text(beside) };
-    const char* const texts[] = { whole[0], whole[1], whole[2], // and torn ones
-                                  "", "process", "process 12 on some", "process x on some, boot y\n", "\xff\xff" };
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
-        write_file(WRITER_LOCK, texts[i], strlen(texts[i]));
+    Writer here = writer_here();
+    const char* const hosts[] = { here.host, here.host, "a-container" };
+    const char* const boots[] = { here.boot, "an-earlier-one", here.boot };
+    const char* const torn[] = { "", "process", "process 12 on some", "process x on some, boot y\n", "\xff\xff" };
+    for (size_t i = 0; i < 8; i++) {
+        char* text = i < 3 ? format_string("process 12 on %s, boot %s, since 1.5\n", hosts[i], boots[i]) : xstrdup(torn[i - 3]);
+        write_file(WRITER_LOCK, text, strlen(text));
+        free(text);
         assert_taken();
         writer_lock_release();
     }
-    for (int i = 0; i < 3; i++) free(whole[i]);
 }
 
 TEST(without_locks_the_process_must_be_gone) {

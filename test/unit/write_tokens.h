@@ -1,6 +1,7 @@
-// write_tokens.h - files of tokens and masks for tests to read. Include this after llmc/data/mask.h.
+// write_tokens.h - files of tokens and masks for tests to read.
 #ifndef TEST_WRITE_TOKENS_H
 #define TEST_WRITE_TOKENS_H
+#include "../../llmc/data/token_writer.h"
 #include "test_folder.h"
 
 // Writes n tokens first, first+1, ... in pieces of different sizes, and unless `counts` is NULL a mask of which of them count (by their

@@ -1,0 +1,145 @@
+/*
+mesh_run.h - what a mesh of ranks adds to a run on several ranks (ranks_run.h): who shares what, and what is sent along each axis.
+*/
+#ifndef LLMC_MESH_RUN_H
+#define LLMC_MESH_RUN_H
+#include "../parallel/mesh.h"
+#include "ranks_run.h"
+
+// ---- before the model ----
+
+// Dies if the options do not fit the ranks or the model.
+static inline Axes mesh_choose_axes(Run* run, const Mesh* mesh) {
+    RanksRun* r = run->ranks;
+    int N = r->world.comm.size;
+    if (mesh->text) {
+        Axes axes = axes_choose(mesh->text, N);
+        r->tensor_parallel = axes.size[MESH_TP];
+        r->pipeline_parallel = axes.size[MESH_PP];
+        mesh_check_model("--mesh tp=", axes.size[MESH_TP], run->config);
+        return axes;
+    }
+    mesh_check(&r->tensor_parallel, N, run->config);
+    mesh_check_stages(&r->pipeline_parallel, N);
+    int t = (int)r->tensor_parallel, p = (int)r->pipeline_parallel;
+    return axes_of(t, p, N / (t * p), false);
+}
+
+// Messages name ranks by where they are.
+static inline void mesh_name_ranks(Control* c, Axes axes) {
+    int N = c->ranks.size;
+    char (*names)[RANK_NAME] = (char (*)[RANK_NAME])xcalloc((size_t)N, RANK_NAME);
+    for (int r = 0; r < N; r++) axes_text(axes, r, names[r], RANK_NAME);
+    control_name_ranks(c, names);
+}
+
+// Sets who shares what, in `mesh`. mesh_recompute opens its communicators, because that is an exchange of messages, and
+// layers_prepare comes before any.
+static inline void mesh_choose(Run* run, Mesh* mesh) {
+    RanksRun* r = run->ranks;
+    mesh_plan_axes(mesh, &r->world.comm, mesh_choose_axes(run, mesh));
+    r->mesh = mesh;
+    AxesPlace place = axes_place(mesh->axes, r->world.comm.rank);
+    if (r->pipeline_parallel > 1) r->pipe = place.at[MESH_DP] * mesh->axes.size[MESH_TP] + place.at[MESH_TP];
+}
+// Ranks that share a replica of the model see the same data.
+static inline DataReaders mesh_readers(const Run* run) {
+    const RanksRun* r = run->ranks;
+    Axes axes = r->mesh->axes;
+    int rank = axes_place(axes, r->world.comm.rank).at[MESH_DP], N = axes.size[MESH_DP]; // of replicas of the model
+    bool shared = r->tensor_parallel * r->pipeline_parallel > 1;
+    DataReaders copies = { rank, N, shared ? "replicas of the model" : "ranks", r->pipeline_parallel };
+    return copies;
+}
+
+static inline void mesh_start(Run* run, Mesh* mesh, int argc, char** argv) {
+    bool pipelined = run->ranks->pipeline_parallel == 0 || mesh->text; // as options_pipeline_parallel has set it
+    ranks_join(run, argc, argv);
+    mesh_choose(run, mesh);
+    ranks_open_data(run, mesh_readers(run), pipelined);
+    if (mesh->text) mesh_name_ranks(&run->ranks->world.control, mesh->axes);
+}
+
+static inline int mesh_recompute(Run* run) {
+    run_prepare(run, (int)run->ranks->tensor_parallel);
+    mesh_split(run->ranks->mesh);
+    return ranks_choose_recompute(run);
+}
+
+// ---- before the first step ----
+
+// Prints who shares what.
+static inline void report_copies(int N, int t) {
+    printf("mesh       %d replica%s of the model, %son %d ranks with 1/%d of each matrix\n", N / t, N == t ? "" : "s",
+           N == t ? "" : "each ", t, t);
+    fflush(stdout);
+}
+
+// Prints the axes of the mesh, the outer one first, and what this rank sends along each per step: bytes.
+static inline void report_axes(Axes a, const double sent[MESH_AXES]) {
+    static const char* const what[MESH_AXES] = { "parts of each matrix", "stages", "replicas of the model" };
+    const int order[MESH_AXES] = { a.pp_outside ? MESH_PP : MESH_DP, a.pp_outside ? MESH_DP : MESH_PP, MESH_TP };
+    char text[32];
+    for (int i = 0; i < MESH_AXES; i++)
+        printf("%s%s %d (%s)", i == 0 ? "mesh       " : " x ", mesh_axis_names[order[i]], a.size[order[i]], what[order[i]]);
+    for (int i = 0; i < MESH_AXES; i++)
+        printf("%s%s along %s", i == 0 ? "; a rank sends " : ", ", format_bytes(text, sizeof text, sent[order[i]]),
+               mesh_axis_names[order[i]]);
+    printf(" per step\n");
+    fflush(stdout);
+}
+
+// The same for metrics.jsonl's first line. sent: bytes per step that were predicted along each axis.
+static inline void axes_record(json_t* run, Axes a, const double sent[MESH_AXES]) {
+    json_t *mesh = json_object(), *bytes = json_object();
+    for (int k = 0; k < MESH_AXES; k++) {
+        json_object_set_new(mesh, mesh_axis_names[k], json_integer(a.size[k]));
+        json_object_set_new(bytes, mesh_axis_names[k], json_real(sent[k]));
+    }
+    json_object_set_new(run, "mesh", mesh);
+    json_object_set_new(run, "predicted_comm_bytes_along", bytes);
+}
+
+// From here on what is sent along each axis is counted beside what was predicted.
+static inline void mesh_count_sent(World* w, const Mesh* m) {
+    const Comm* const comms[MESH_AXES] = { m->tp, m->pp, m->dp };
+    for (int k = 0; k < MESH_AXES; k++) {
+        const Comm* also = k == MESH_PP && m->tied != m->pp ? m->tied : NULL;
+        SentAlong s = { mesh_axis_names[k], { comms[k], also }, m->sent_along[k], 0, 0, 0 };
+        w->along[w->num_along++] = s;
+    }
+}
+
+// Prints the mesh, after ranks_report.
+static inline void mesh_report(Run* run) {
+    RanksRun* r = run->ranks;
+    const Mesh* m = r->mesh;
+    if (m->text == NULL && r->tensor_parallel > 1) report_copies(r->world.comm.size, (int)r->tensor_parallel);
+    if (m->text == NULL) return;
+    report_axes(m->axes, m->sent_along);
+    axes_record(run->record, m->axes, m->sent_along);
+    mesh_count_sent(&r->world, m);
+}
+
+// ---- --check-every ----
+
+// Of units of which each rank has a part (parallel/mesh.h): dies unless ranks with the same part have the same parameters, and all
+// ranks the same replicated tensors. params has the parts of the units, one after another.
+typedef struct { const Run* run; const Unit* units; const floatX* params; } PartsOfUnits;
+static inline uint64_t part_checksum(void* self, int u) {
+    PartsOfUnits* p = (PartsOfUnits*)self;
+    if (p->units[u].size == 0) return UNIT_ELSEWHERE;
+    return device_checksum(p->params + p->units[u].offset, sizeof(floatX), p->units[u].size);
+}
+static inline uint64_t part_copies_checksum(void* self, int u) {
+    PartsOfUnits* p = (PartsOfUnits*)self;
+    if (p->units[u].size == 0) return UNIT_ELSEWHERE;
+    return replicated_checksum(p->run->config, u, (int)p->run->ranks->tensor_parallel, p->params + p->units[u].offset);
+}
+static inline void mesh_check_parts(Run* run, long long step, const Unit* units, const floatX* params) {
+    PartsOfUnits p = { run, units, params };
+    int num_units = run->config.L + 1;
+    world_check_units(&run->ranks->world, step, num_units, part_copies_checksum, &p);
+    world_check_parts(&run->ranks->world, step, (int)run->ranks->tensor_parallel, num_units, part_checksum, &p);
+}
+#endif

@@ -1,0 +1,207 @@
+/*
+ranks_run.h - what several ranks add to a run (run.h): they find one another, agree on what they train, share the data and what is
+saved, count what they send, and say at the end where the time went.
+
+A stage calls ranks_start where one device has run_start, and so on. What has no such name here is alike on one device and on many.
+*/
+#ifndef LLMC_RANKS_RUN_H
+#define LLMC_RANKS_RUN_H
+#include "../save/ranks_param_ranges.h"
+#include "run_fingerprint.h"
+#include "report_diagnosis.h"
+#include "run.h"
+#include "world.h"
+#include "writing.h"
+
+typedef struct RanksRun {
+    World world;
+    SaveShare share;                // who saves; set by the stage, at first: rank 0 alone
+    char* writes;                   // what the lock on --out says; owned. NULL: there is no lock (yet)
+    double sent;                    // bytes that this rank will send per step, set by the stage
+    StepTimes times;                // what each step's time went for
+    long long tensor_parallel;      // neighbouring ranks that share a replica of the model, and see the same data;
+    long long pipeline_parallel;    // those of a pipeline; 1 where a stage has no such option
+    Mesh* mesh;                     // a view; NULL: the ranks are no mesh
+    int pipe;                       // which pipeline this rank is in; -1: in none
+} RanksRun;
+
+// Call it in programs that run on several ranks, after run_options.
+static inline void options_ranks(Run* run) {
+    run->ranks = (RanksRun*)xcalloc(1, sizeof(RanksRun));
+    run->ranks->tensor_parallel = run->ranks->pipeline_parallel = 1;
+    run->ranks->pipe = -1;
+    options_world(&run->table, &run->ranks->world);
+}
+
+// ---- before the model ----
+
+// Reads the options, joins the ranks, and opens what the run starts from, except the data.
+static inline void ranks_join(Run* run, int argc, char** argv) {
+    World* w = &run->ranks->world;
+    options_parse(&run->table, argc, argv);
+    RankInfo ranks = ranks_find();
+    run_open_device(run, ranks.local_rank, ranks.local_size);
+    world_start(w, &run->o, ranks);
+    run->ranks->writes = writing_claim(&w->control, &run->o, false); // before it is asked what is saved there
+    run_open(run);
+}
+
+// Opens the data, and has the ranks agree on it and on all else. pipelined: --fault may name a micro-batch.
+static inline void ranks_open_data(Run* run, DataReaders readers, bool pipelined) {
+    RanksRun* r = run->ranks;
+    World* w = &r->world;
+    run_open_data(run, readers);
+    fault_check_micro(&w->fault, pipelined ? run->accumulation : 0);
+    require_same_fingerprint(&w->control, run_fingerprint(&run->table, run->config, &run->train));
+    r->share.writer = w->comm.rank == 0 ? 0 : -1;
+    r->share.writers = 1;
+    RunShape shape = { run->config, run->o.seq_len, run->tokens_per_step, w->comm.size };
+    if (w->comm.rank == 0) r->times.single = single_run_read(w->single_text, &shape);
+}
+
+static inline void ranks_start(Run* run, int argc, char** argv) {
+    ranks_join(run, argc, argv);
+    DataReaders all = { run->ranks->world.comm.rank, run->ranks->world.comm.size, "ranks", 1 };
+    ranks_open_data(run, all, false);
+}
+
+// --recompute; auto: none if the bytes in run->predicted fit, on every rank, else block.
+static inline int ranks_choose_recompute(Run* run) {
+    Options* o = &run->o;
+    if (o->recompute == RECOMPUTE_AUTO)
+        o->recompute = world_memory_fits(&run->ranks->world, run->predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
+    return o->recompute;
+}
+// Called before anything is allocated.
+static inline int ranks_recompute(Run* run) {
+    run_prepare(run, 1);
+    return ranks_choose_recompute(run);
+}
+
+// ---- before the first step ----
+
+// Prints what is about to be trained, on what, and what each rank will take and send. Collective.
+static inline void ranks_report(Run* run) {
+    World* w = &run->ranks->world;
+    RankCosts costs = world_costs(w, run->predicted, run->ranks->sent);
+    char memory[80];
+    run_describe(run, format_bytes_range(memory, sizeof memory, costs.memory.least, costs.memory.most), w->comm.size);
+    report_ranks(w, costs.sent);
+    world_record(run->record, w, run->ranks->sent);
+}
+
+// As run_load, collective; a rank whose state comes from others gives no pieces.
+static inline void ranks_load(Run* run, const ParamRange* ranges, int num_ranges) {
+    trace_ranges(run->o.trace, ranges, num_ranges);
+    CheckpointReader* r = run_read(run, ranges, num_ranges, run->ranks->share.beside != NULL);
+    if (r == NULL) return;
+    if (run->ranks->share.writer < 0) { // another rank holds the same, and counts what it read
+        memset(r->checksum, 0, sizeof r->checksum);
+        memset(r->elements, 0, sizeof r->elements);
+    }
+    checkpoint_add_up(&run->ranks->world.comm, r->checksum, r->elements);
+    checkpoint_close(r);
+}
+
+// Opens the log and the timeline. From here on nothing but this run writes under --out.
+static inline void ranks_begin(Run* run) {
+    RanksRun* r = run->ranks;
+    World* w = &r->world;
+    if (run->o.out[0] && r->writes == NULL) r->writes = writing_claim(&w->control, &run->o, true);
+    if (r->writes) writing_share(&w->control, run->o.out, r->writes, r->share.writer >= 0 || r->share.beside);
+    run_open_log(run, w->comm.rank == 0 ? run->o.out : "");
+    run->log.ranks = w->comm.size;
+    world_trace(w, run->o.trace);
+    run->allocations = device_allocations();
+}
+
+static inline bool ranks_checks(const Run* run, long long step) {
+    return step > run->first && is_due(run->ranks->world.check_every, step, run->o.steps);
+}
+
+// As run_save, collective; who writes is run->ranks->share.
+static inline void ranks_save(Run* run, long long step, const ParamRange* ranges, int num_ranges) {
+    TrainState state = run_state(run, step);
+    ranks_pieces_save(&run->ranks->world.comm, run->o.out, &state, run->o.keep, run->ranks->share, ranges, num_ranges);
+    free(state.options);
+    logger_say("saved step %lld under %s\n", step, run->o.out);
+}
+
+// ---- a step ----
+
+// Before step `step`, counted from 0. state: device memory that --fault bitflip may change.
+static inline void ranks_step_begin(Run* run, long long step, void* state) {
+    World* w = &run->ranks->world;
+    world_step_begin(w, step + 1, state);
+    run_step_begin(run);
+    step_times_begin(&run->ranks->times, w);
+    fault_delay(&w->fault, w->comm.rank, step + 1);
+}
+
+static inline void ranks_step_end(Run* run, long long step, const StepStats* stats) {
+    RanksRun* r = run->ranks;
+    double seconds = now_seconds() - run->step_began;
+    world_step_end(&r->world, seconds);
+    step_times_end(&r->times, &r->world, r->mesh, step + 1, seconds, dataloader_waited(&run->train));
+    run->comm_bytes = r->world.bytes;
+    run->comm_exposed = r->world.exposed;
+    run_log_step(run, step, stats, seconds);
+    if (r->world.comm.world->strict) world_check_messages(&r->world, step + 1);
+}
+
+// ---- the end ----
+
+// Returns what advice about the time needs to know of the run.
+static inline Setting run_setting(const Run* run) {
+    Setting s;
+    memset(&s, 0, sizeof s);
+    s.local_size = run->ranks->world.control.ranks.local_size;
+    s.cores = computes_on_cpu() ? sysconf(_SC_NPROCESSORS_ONLN) : 0;
+    s.micro_batches = run->accumulation;
+    s.stages = (int)run->ranks->pipeline_parallel;
+    s.batch_size = run->o.batch_size;
+    s.tokens_per_step = run->tokens_per_step;
+    s.sent = run->ranks->sent;
+    s.halves = what_halves_bytes(&run->table);
+    what_hides_more(s.to_hide, &run->table);
+    return s;
+}
+
+// Finds where the time went, and writes it to the log while that is open. Returns true if there is something to print.
+// Collective.
+static inline bool ranks_find_causes(Run* run, Finding* f) {
+    RanksRun* r = run->ranks;
+    World* w = &r->world;
+    r->times.mine.pipe = r->pipe;
+    if (!find_causes(&f->diagnosis, &r->times, w, &run->table) || w->comm.rank > 0) return false;
+    finish_finding(f, run_setting(run), &r->times, &run->table, w);
+    logger_write(&run->log, diagnosis_record(f));
+    return true;
+}
+
+// As run_end, with what was sent, and where the time went. Collective.
+static inline bool ranks_end(Run* run) {
+    World* w = &run->ranks->world;
+    Finding finding;
+    bool found = ranks_find_causes(run, &finding);
+    run_close(run);
+    trace_forget_pieces();
+    comm_barrier(&w->comm); // all parts of the timeline are written
+    world_check_messages(w, run->o.steps);
+    if (w->comm.rank == 0) trace_merge(run->o.trace, w->comm.size);
+    bool as_predicted = report_memory(w, run->predicted);
+    as_predicted &= report_sent(w, run->ranks->sent);
+    as_predicted &= report_sent_along(w);
+    run_report_waits(run);
+    if (found) report_diagnosis(&finding);
+    else report_exposed(w);
+    return as_predicted;
+}
+
+static inline void ranks_stop(Run* run) {
+    comm_free(&run->ranks->world.comm);
+    free(run->ranks->writes);
+    free(run->ranks);
+    run_stop(run);
+}
+#endif
