@@ -129,9 +129,7 @@ FIND_LIBRARIES = sh dev/find_cuda.sh compile cublasLt $(CUDNN) >/dev/null
 endif
 
 STAGES := $(patsubst %.cu,%,$(wildcard train_gpt2_*.cu))
-TOOLS := tokenize train_bpe hf_export hf_import llmc_import ranks overlap schedule plan
-# A stage's formulas in a precision, for plan: an object that exports one function, named like its file.
-PLAN_FORMULAS := $(foreach s,ddp zero fsdp tp pp 3d compress,$(foreach p,fp32 bf16,$(BUILD)/plan_$s_$p.o)) $(BUILD)/plan_compress_fp16.o
+TOOLS := tokenize train_bpe hf_export hf_import llmc_import ranks overlap schedule
 C_TESTS := $(patsubst test/unit/%.c,%,$(wildcard test/unit/test_*.c))
 
 # The tools that make data, and most tests, are always built for the CPU.
@@ -152,7 +150,7 @@ $(BUILD)/train_gpt2_%: train_gpt2_%.cu $(EMULATOR) | find-libraries
 	@mkdir -p $(@D)
 	$(BUILD_STAGE)
 
-tools: $(TOOLS:%=$(BUILD)/%)
+tools: $(TOOLS:%=$(BUILD)/%) $(BUILD)/plan
 $(TOOLS:%=$(BUILD)/%): $(BUILD)/%:
 	@mkdir -p $(@D)
 	$(BUILD_C) $(LIBRARIES)
@@ -164,22 +162,26 @@ $(BUILD)/llmc_import: dev/tools/llmc_import.c
 $(BUILD)/ranks: dev/tools/ranks.c
 $(BUILD)/overlap: dev/tools/overlap.c
 $(BUILD)/schedule: dev/tools/schedule.c
-$(BUILD)/plan: dev/tools/plan.c $(PLAN_FORMULAS)
-# -fwhole-program makes all that is not exported local, so that stages with functions of the same names can be linked together.
-COMPILE_FORMULA = $(CACHE) $(CC) $(CFLAGS_ALL) -fwhole-program -DPLAN_FORMULA=$(basename $(@F)) -c $< -o $@
-$(BUILD)/plan_%_fp32.o: dev/tools/plan_%.c
-	@mkdir -p $(@D)
-	$(COMPILE_FORMULA)
-$(BUILD)/plan_%_bf16.o: dev/tools/plan_%.c
-	@mkdir -p $(@D)
-	$(COMPILE_FORMULA)
-$(BUILD)/plan_%_fp16.o: dev/tools/plan_%.c
-	@mkdir -p $(@D)
-	$(COMPILE_FORMULA)
-$(filter %_fp32.o,$(PLAN_FORMULAS)): PRECISION_FLAG := -DPRECISION_FP32
-$(filter %_bf16.o,$(PLAN_FORMULAS)): PRECISION_FLAG := -DPRECISION_BF16
-$(filter %_fp16.o,$(PLAN_FORMULAS)): PRECISION_FLAG := -DPRECISION_FP16
-$(BUILD)/plan $(BUILD)/test/test_plan $(BUILD)/test/test_plan_mesh: LIBRARIES = $(PLAN_FORMULAS) -ldnnl $(STAGE_LIBRARIES)
+# build/plan, whose code is dev/tools/plan, and the stage programs that it asks (--predict). These compute little, so they are
+# hardly optimised, and they need no MPI.
+PLAN_STAGES := $(foreach s,ddp zero fsdp tp pp 3d compress,$(foreach p,fp32 bf16,$(BUILD)/predict/train_gpt2_$s.$p)) \
+    $(BUILD)/predict/train_gpt2_compress.fp16
+$(BUILD)/plan: Makefile $(PLAN_STAGES)
+	@printf '#!/bin/sh\nPLAN_STAGES="$$(dirname -- "$$0")/predict" exec python3 "%s/dev/tools/plan" "$$@"\n' '$(CURDIR)' >$@
+	@chmod +x $@
+$(filter %.fp32,$(PLAN_STAGES)): PRECISION_FLAG := -DPRECISION_FP32
+$(filter %.bf16,$(PLAN_STAGES)): PRECISION_FLAG := -DPRECISION_BF16
+$(filter %.fp16,$(PLAN_STAGES)): PRECISION_FLAG := -DPRECISION_FP16
+# A search of meshes asks two of them for every stage of every pipeline.
+PLAN_SEARCHED := $(filter $(BUILD)/predict/train_gpt2_pp.% $(BUILD)/predict/train_gpt2_3d.%,$(PLAN_STAGES))
+$(PLAN_SEARCHED): OPTIMISE := $(subst -O3,-O1,$(OPTIMISE))
+$(filter-out $(PLAN_SEARCHED),$(PLAN_STAGES)): OPTIMISE := $(subst -O3,-O0,$(OPTIMISE))
+define PLAN_STAGE
+$$(filter %.$1,$$(PLAN_STAGES)): $$(BUILD)/predict/%.$1: %.cu
+	@mkdir -p $$(@D)
+	$$(BUILD_C) $$(LIBRARIES)
+endef
+$(foreach p,fp32 bf16 fp16,$(eval $(call PLAN_STAGE,$p)))
 # What computes little need not compile for long: all but the tools that read whole corpora, and the layers, tested as the programs have them.
 SMALL := $(filter-out tokenize train_bpe,$(TOOLS)) $(addprefix test/,$(filter-out test_layers,$(C_TESTS)))
 $(SMALL:%=$(BUILD)/%): OPTIMISE := $(subst -O3,-O1,$(OPTIMISE))
@@ -271,7 +273,6 @@ $(CPU_VARIANTS:%=$(BUILD)/cpu_variants/%): $(BUILD)/cpu_variants/%: dev/cpu/%.c
 	$(BUILD_C) $(LIBRARIES)
 run-cpu-variants: cpu-variants
 	@status=0; for v in $(CPU_VARIANTS); do $(BUILD)/cpu_variants/$$v || status=1; echo; done; exit $$status
-$(BUILD)/test/test_plan $(BUILD)/test/test_plan_mesh: $(PLAN_FORMULAS)
 
 # Every layer of a GPU against the CPU's, on a GPU; test/kernels runs the same under the emulator.
 CUDA_TESTS := $(patsubst test/unit/%.cu,%,$(wildcard test/unit/test_cuda_*.cu))
@@ -322,7 +323,7 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 	sh test/unit/fuzz.sh $(or $(FUZZ_SECONDS),60)
 
 # Everything that the tests run, in one build.
-test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/comm_bench
+test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(BUILD)/plan $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/comm_bench
 FLOATX_TESTS := test/test_layers test/test_reference_layers test/test_compress test/test_param_ranges
 RANKS_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp train_gpt2_tp train_gpt2_pp train_gpt2_3d train_gpt2_compress
 # (+: these are makes, and share -j.)
@@ -375,4 +376,5 @@ clean-data:
     check-stages clean clean-data $(STAGES)
 .DELETE_ON_ERROR:
 .SUFFIXES:
--include $(wildcard $(BUILD)/*.d $(BUILD)/test/*.d $(BUILD)/variants/*.d $(BUILD)/cpu_variants/*.d build/tsan/test/*.d build/fuzz/*.d)
+# plan.d is of a plan that was a program of C.
+-include $(filter-out $(BUILD)/plan.d,$(wildcard $(BUILD)/*.d)) $(wildcard $(BUILD)/predict/*.d $(BUILD)/test/*.d $(BUILD)/variants/*.d $(BUILD)/cpu_variants/*.d build/tsan/test/*.d build/fuzz/*.d)

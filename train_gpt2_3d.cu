@@ -35,6 +35,7 @@ Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: what is needed where 
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
 #include "llmc/run/mesh_run.h"         // defines: mesh_start, mesh_recompute: what a mesh of ranks adds
+#include "llmc/run/predict.h"          // defines: run_predict
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
@@ -918,6 +919,16 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     return stats;
 }
 
+// For --predict: what the formulas say, and nothing else.
+static void gpt2_predict(void* model, Run* run) {
+    GPT2* g = (GPT2*)model;
+    mesh_predict(run, &g->mesh);
+    gpt2_configure(g, run);
+    g->recompute = run->o.recompute;
+    gpt2_predict_memory(g, run->predicted);
+    run->ranks->sent = gpt2_predict_sent(g, g->mesh.sent_along);
+}
+
 int main(int argc, char** argv) {
     static Run run;
     static GPT2 g;
@@ -927,6 +938,7 @@ int main(int argc, char** argv) {
     options_tensor_parallel(&run.table, NULL, &g.tp_options);
     options_pipeline_parallel(&run.table, NULL, &g.pp_options);
     option_int(&run.table, "zero-stage", &g.zero_stage, 0, 1, "what is sharded over dp: 0 nothing, 1 optimizer state");
+    run_predict(&run, argc, argv, gpt2_predict, &g, sizeof g);
     mesh_start(&run, &g.mesh, argc, argv);
 
     gpt2_configure(&g, &run);

@@ -34,6 +34,7 @@ Before    train_gpt2_ddp.cu: what happens when a bucket is ready is replaced. --
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
+#include "llmc/run/predict.h"          // defines: run_predict
 #include "llmc/run/report_compress.h"  // defines: report_compress, report_bias
 
 // ----------------------------------------------------------------------------
@@ -306,6 +307,21 @@ static double gpt2_predict_sent(const GPT2* g, long long step) {
     size_t X = compressed && c->o.method == COMPRESS_ONEBIT_ADAM ? sizeof(float) : sizeof(floatX), whole = 0;
     for (int i = 0; i < g->num_buckets; i++) if (!compressed || g->buckets[i].compressed == WHOLE) whole += g->buckets[i].size;
     return ring_bytes((double)(whole * X + sizeof(double)), g->dp->size) + (compressed ? compress_predict_sent(c) : 0);
+}
+
+// For --predict: of each bucket its first element, its elements, and the bytes of its compressed bucket's buffers; 0: it is sent whole.
+static json_t* gpt2_predict_buckets(const GPT2* g) {
+    json_t* buckets = json_array();
+    for (int i = 0; i < g->num_buckets; i++) {
+        const Bucket* b = &g->buckets[i];
+        bool whole = b->compressed == WHOLE;
+        const CompressedBucket* p = whole ? NULL : &g->compress.buckets[b->compressed];
+        BucketCost cost = { 0, 0, 0, 0, 0, 0, 0 };
+        if (!whole) cost = g->compress.method->cost(&g->compress, p);
+        json_array_append_new(buckets, json_pack("[I, I, I, I]", (json_int_t)b->begin, (json_int_t)(whole ? b->size : p->n),
+                                                 (json_int_t)cost.sent, (json_int_t)cost.received));
+    }
+    return buckets;
 }
 
 // ----------------------------------------------------------------------------
@@ -676,6 +692,17 @@ static uint64_t unit_checksum(void* self, int u) {
     return sum;
 }
 
+// For --predict: what the formulas say, and nothing else.
+static void gpt2_predict(void* model, Run* run) {
+    GPT2* g = (GPT2*)model;
+    ranks_predict(run);
+    gpt2_configure(g, run);
+    g->recompute = run->o.recompute;
+    gpt2_predict_memory(g, run->predicted);
+    run->ranks->sent = gpt2_predict_sent(g, run->o.steps - 1);
+    run->ranks->predicted_more = gpt2_predict_buckets(g);
+}
+
 int main(int argc, char** argv) {
     static Run run;
     static GPT2 g;
@@ -684,6 +711,7 @@ int main(int argc, char** argv) {
     g.bucket_mb = 25;
     options_compress(&run.table, &g.compress.o);
     option_float(&run.table, "bucket-mb", &g.bucket_mb, 1e-6, 1e6, "MiB of gradients per bucket; the first has 1 at most");
+    run_predict(&run, argc, argv, gpt2_predict, &g, sizeof g);
     ranks_start(&run, argc, argv);
 
     gpt2_configure(&g, &run);

@@ -27,6 +27,7 @@ Next      train_gpt2_zero.cu stops keeping N copies of the same state.
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
+#include "llmc/run/predict.h"          // defines: run_predict
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
@@ -597,6 +598,16 @@ static uint64_t unit_checksum(void* self, int u) {
     return sum;
 }
 
+// For --predict: what the formulas say, and nothing else.
+static void gpt2_predict(void* model, Run* run) {
+    GPT2* g = (GPT2*)model;
+    ranks_predict(run);
+    gpt2_configure(g, run);
+    g->recompute = run->o.recompute;
+    gpt2_predict_memory(g, run->predicted);
+    run->ranks->sent = gpt2_predict_sent(g);
+}
+
 int main(int argc, char** argv) {
     static Run run;
     static GPT2 g;
@@ -607,6 +618,7 @@ int main(int argc, char** argv) {
     option_choice(&run.table, "ddp", &g.ddp, "naive|bucketed",
                   "naive: all-reduce after the backward pass; bucketed: in buckets during it");
     option_float(&run.table, "bucket-mb", &g.bucket_mb, 1e-6, 1e6, "MiB of gradients per bucket; the first has 1 at most");
+    run_predict(&run, argc, argv, gpt2_predict, &g, sizeof g);
     ranks_start(&run, argc, argv);
 
     gpt2_configure(&g, &run);

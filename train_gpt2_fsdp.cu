@@ -33,6 +33,7 @@ Next      tensor and pipeline parallelism cut the computation as well.
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
+#include "llmc/run/predict.h"          // defines: run_predict
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
@@ -627,7 +628,6 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->dp = &run->ranks->world.comm;
     g->accumulation = run->accumulation;
     sharding_check(&g->options, g->dp->size);
-    layout_split(&g->layout, &g->options, g->dp);
     run->ranks->share.writer = g->dp->rank < g->options.shards ? g->dp->rank : -1; // other replicas hold the same
     run->ranks->share.writers = g->options.shards;
     run->ranks->share.sharded = g->options.checkpoint == CHECKPOINT_SHARDED;
@@ -702,6 +702,16 @@ static uint64_t unit_checksum(void* self, int u) {
     return sum;
 }
 
+// For --predict: what the formulas say, and nothing else.
+static void gpt2_predict(void* model, Run* run) {
+    GPT2* g = (GPT2*)model;
+    ranks_predict(run);
+    gpt2_configure(g, run);
+    g->recompute = run->o.recompute;
+    gpt2_predict_memory(g, run->predicted);
+    run->ranks->sent = gpt2_predict_sent(g);
+}
+
 int main(int argc, char** argv) {
     static Run run;
     static GPT2 g;
@@ -709,12 +719,14 @@ int main(int argc, char** argv) {
                 "train GPT-2 fully sharded: each rank keeps a part of everything, and gathers ahead what it uses");
     options_ranks(&run);
     options_sharding(&run.table, &g.options);
+    run_predict(&run, argc, argv, gpt2_predict, &g, sizeof g);
     ranks_start(&run, argc, argv);
 
     gpt2_configure(&g, &run);
     gpt2_predict_memory(&g, run.predicted); // first as if nothing were recomputed
     g.recompute = ranks_recompute(&run);    // --recompute auto: blocks, where that has no room
     gpt2_predict_memory(&g, run.predicted);
+    layout_split(&g.layout, &g.options, g.dp);
     gpt2_init(&g);
     comm_share_memory(g.layout.shard_ranks); // --nccl-windows
     run.ranks->sent = gpt2_predict_sent(&g);

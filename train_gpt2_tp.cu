@@ -37,6 +37,7 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tenso
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
 #include "llmc/run/mesh_run.h"         // defines: mesh_start, mesh_recompute: what a mesh of ranks adds
+#include "llmc/run/predict.h"          // defines: run_predict
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
@@ -729,6 +730,16 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     return stats;
 }
 
+// For --predict: what the formulas say, and nothing else.
+static void gpt2_predict(void* model, Run* run) {
+    GPT2* g = (GPT2*)model;
+    mesh_predict(run, &g->mesh);
+    gpt2_configure(g, run);
+    g->recompute = run->o.recompute;
+    gpt2_predict_memory(g, run->predicted);
+    run->ranks->sent = gpt2_predict_sent(g);
+}
+
 int main(int argc, char** argv) {
     static Run run;
     static GPT2 g;
@@ -740,6 +751,7 @@ int main(int argc, char** argv) {
     option_choice(&run.table, "ddp", &g.ddp, "naive|bucketed",
                   "naive: all-reduce after the backward pass; bucketed: in buckets during it");
     option_float(&run.table, "bucket-mb", &g.bucket_mb, 1e-6, 1e6, "MiB of gradients per bucket; the first has 1 at most");
+    run_predict(&run, argc, argv, gpt2_predict, &g, sizeof g);
     mesh_start(&run, &g.mesh, argc, argv);
 
     gpt2_configure(&g, &run);

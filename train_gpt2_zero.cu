@@ -32,6 +32,7 @@ Next      train_gpt2_fsdp.cu gathers the next unit while this one is computed.
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
+#include "llmc/run/predict.h"          // defines: run_predict
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
@@ -658,6 +659,16 @@ static uint64_t unit_checksum(void* self, int u) {
     return sum;
 }
 
+// For --predict: what the formulas say, and nothing else.
+static void gpt2_predict(void* model, Run* run) {
+    GPT2* g = (GPT2*)model;
+    ranks_predict(run);
+    gpt2_configure(g, run);
+    g->recompute = run->o.recompute;
+    gpt2_predict_memory(g, run->predicted);
+    run->ranks->sent = gpt2_predict_sent(g);
+}
+
 int main(int argc, char** argv) {
     static Run run;
     static GPT2 g;
@@ -667,6 +678,7 @@ int main(int argc, char** argv) {
     g.zero_stage = 1;
     option_int(&run.table, "zero-stage", &g.zero_stage, 1, 3,
                "what is sharded: 1 optimizer state, 2 also gradients, 3 also parameters");
+    run_predict(&run, argc, argv, gpt2_predict, &g, sizeof g);
     ranks_start(&run, argc, argv);
 
     gpt2_configure(&g, &run);

@@ -133,12 +133,12 @@ static inline size_t classifier_sums_of(int elements, int N, int C, int Vp) {
     return NEEDS_MASTER && classifier_rows_of(elements, N, Vp) < N ? (size_t)Vp * (size_t)C : 0;
 }
 #ifdef __CUDACC__
-#define CLASSIFIER_ELEMENTS CLASSIFIER_ELEMENTS_CUDA
+static int classifier_elements = CLASSIFIER_ELEMENTS_CUDA; // --predict may speak of the other device
 #else
-#define CLASSIFIER_ELEMENTS CLASSIFIER_ELEMENTS_CPU
+static int classifier_elements = CLASSIFIER_ELEMENTS_CPU;
 #endif
-static inline int classifier_rows(int N, int Vp) { return classifier_rows_of(CLASSIFIER_ELEMENTS, N, Vp); }
-static inline size_t classifier_sums(int N, int C, int Vp) { return classifier_sums_of(CLASSIFIER_ELEMENTS, N, C, Vp); }
+static inline int classifier_rows(int N, int Vp) { return classifier_rows_of(classifier_elements, N, Vp); }
+static inline size_t classifier_sums(int N, int C, int Vp) { return classifier_sums_of(classifier_elements, N, C, Vp); }
 // losses (N) = -log softmax(logits)[target]; targets (N) in [0,V), or -1: a row without a target, loss and gradient 0
 void classifier_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp);
 // the same, and logits (N,Vp) become their own gradient in place: (softmax - onehot) * dloss, 0 in the padding

@@ -60,6 +60,15 @@ static inline void mesh_start(Run* run, Mesh* mesh, int argc, char** argv) {
     if (mesh->text) mesh_name_ranks(&run->ranks->world.control, mesh->axes);
 }
 
+// The same for --predict (predict.h), which starts nothing: for a rank of stage predicted_stage.
+static inline void mesh_predict(Run* run, Mesh* mesh) {
+    AxesPlace place = { { 0, run->ranks->predicted_stage, 0 } }; // tp, pp, dp
+    run->ranks->world.comm.rank = axes_rank(mesh_choose_axes(run, mesh), place);
+    mesh_choose(run, mesh);
+    run_choose_batch(run, mesh_readers(run));
+    if (mesh->text) run->ranks->sent_along = mesh->sent_along;
+}
+
 static inline int mesh_recompute(Run* run) {
     run_prepare(run, (int)run->ranks->tensor_parallel);
     mesh_split(run->ranks->mesh);

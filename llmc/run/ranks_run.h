@@ -18,6 +18,9 @@ typedef struct RanksRun {
     SaveShare share;                // who saves; set by the stage, at first: rank 0 alone
     char* writes;                   // what the lock on --out says; owned. NULL: there is no lock (yet)
     double sent;                    // bytes that this rank will send per step, set by the stage
+    const double* sent_along;       // (3) of these along tp, pp and dp; a view of a stage's that has --mesh, else NULL
+    json_t* predicted_more;         // what else --predict prints, set by the stage; NULL: nothing
+    int predicted_stage;            // --predict: the stage of the pipeline whose rank this is
     StepTimes times;                // what each step's time went for
     long long tensor_parallel;      // neighbouring ranks that share a replica of the model, and see the same data;
     long long pipeline_parallel;    // those of a pipeline; 1 where a stage has no such option
@@ -59,11 +62,18 @@ static inline void ranks_open_data(Run* run, DataReaders readers, bool pipelined
     if (w->comm.rank == 0) r->times.single = single_run_read(w->single_text, &shape);
 }
 
+// Each rank reads a part of every step.
+static inline DataReaders ranks_readers(const Run* run) {
+    DataReaders all = { run->ranks->world.comm.rank, run->ranks->world.comm.size, "ranks", 1 };
+    return all;
+}
+
 static inline void ranks_start(Run* run, int argc, char** argv) {
     ranks_join(run, argc, argv);
-    DataReaders all = { run->ranks->world.comm.rank, run->ranks->world.comm.size, "ranks", 1 };
-    ranks_open_data(run, all, false);
+    ranks_open_data(run, ranks_readers(run), false);
 }
+// The same for --predict (predict.h), which starts nothing.
+static inline void ranks_predict(Run* run) { run_choose_batch(run, ranks_readers(run)); }
 
 // --recompute; auto: none if the bytes in run->predicted fit, on every rank, else block.
 static inline int ranks_choose_recompute(Run* run) {
@@ -85,7 +95,7 @@ static inline void ranks_report(Run* run) {
     World* w = &run->ranks->world;
     RankCosts costs = world_costs(w, run->predicted, run->ranks->sent);
     char memory[80];
-    run_describe(run, format_bytes_range(memory, sizeof memory, costs.memory.least, costs.memory.most), w->comm.size);
+    run_describe(run, format_bytes_range(memory, sizeof memory, costs.memory.min, costs.memory.max), w->comm.size);
     report_ranks(w, costs.sent);
     world_record(run->record, w, run->ranks->sent);
 }

@@ -46,7 +46,7 @@ static inline void trace_ranges(const char* path, const ParamRange* ranges, int 
     TraceMemories* t = &trace_memories;
     t->list = (TraceMemory*)xrealloc(t->list, (size_t)(t->n + 3 * num_ranges) * sizeof(TraceMemory));
     for (int i = 0; i < num_ranges; i++) {
-        const ParamRange* p = &pieces[i];
+        const ParamRange* p = &ranges[i];
         const void* const begins[] = { p->params, p->grads, p->master };
         const size_t sizes[] = { sizeof(floatX), sizeof(floatX), sizeof(float) };
         for (int k = 0; k < 3; k++) {

@@ -16,7 +16,7 @@ typedef struct {
     const char* name;                 // of the axis
     const Comm* comms[2];             // views; NULL: there is no second
     double predicted;
-    double before, least, most;       // sent before the step at hand; in the step that sent least, and most
+    double before, min, max;           // sent before the step at hand; in the step that sent least, and most
 } SentAlong;
 #define MAX_SENT_ALONG 3
 
@@ -145,9 +145,9 @@ static inline void world_step_begin(World* w, long long step, void* state) {
     for (int i = 0; i < w->num_along; i++) w->along[i].before = sent_along(&w->along[i]);
 }
 // The least and the most of `steps` steps, of which the last one sent this.
-static inline void sent_range(double* least, double* most, double sent, long long steps) {
-    if (steps == 1 || sent < *least) *least = sent;
-    if (steps == 1 || sent > *most) *most = sent;
+static inline void sent_range(double* min, double* max, double sent, long long steps) {
+    if (steps == 1 || sent < *min) *min = sent;
+    if (steps == 1 || sent > *max) *max = sent;
 }
 static inline void world_step_end(World* w, double seconds) {
     comm_collect_times(&w->comm);

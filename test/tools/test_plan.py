@@ -1,9 +1,9 @@
 """build/plan: its tables and JSON, figures that courses give, its errors, and its bytes compared with what training programs predict and
-hold. (test_plan*.c have the formulas; dev/bench/plan_check.sh compares its seconds with measured ones.)"""
-import functools, json, re
+hold. (test_plan_steps.py and test_plan_mesh.py have the formulas; dev/bench/plan_check.sh compares its seconds with measured ones.)"""
+import functools, json, re, subprocess
 import pytest
 from rows import rows_of, short
-from suite import TOKENS, assert_refused, assert_says, command, program, rest, succeeds, train, trained
+from suite import ROOT, TOKENS, assert_refused, assert_says, command, program, rest, succeeds, train, trained
 
 XL = "--model gpt2-xl --ranks 8 --seq-len 1024 --batch-size 4"
 GPT2 = "--model gpt2 --ranks 8 --seq-len 1024 --batch-size 4"
@@ -299,6 +299,22 @@ def test_errors(options, patterns):
 MODEL = "--model d3 --heads 4 --channels 48 --seq-len 24" # units that 2 ranks cannot share without padding
 RUN = f"--data {TOKENS} --val-data= --eval-every 0 --sample-every 0"
 KINDS = ("parameters", "gradients", "optimizer state", "communication", "activations")
+
+
+def test_a_stage_answers_what_it_predicts_without_data_tokenizer_or_device():
+    nothing = "--data /none --val-data /none --tokenizer /none --out /none --init-from /none"
+    one = f"--predict 1048576 --model d1 --layers 4 --zero-stage 3 {nothing}"
+    alone = succeeds(program("train_gpt2_zero"), one).out
+    answer, (rank,) = json.loads(alone), json.loads(alone)["ranks"]
+    assert answer["axes"] == {"tp": 1, "pp": 1, "dp": 1048576} and rank["bytes"]["parameters"] == 4 * (5 * 16) # 16 elements of each unit
+    many = subprocess.run([ROOT / program("train_gpt2_pp"), "--predict", "-"], capture_output=True, text=True, input=f"""
+--predict 8 --model gpt2 --pipeline-parallel 4 {nothing}
+--predict 4 --model gpt2 --pipeline-parallel 4
+--predict 8 --model gpt2 --pipeline-parallel 3""")
+    of_8, of_4 = map(json.loads, many.stdout.splitlines()) # a question knows nothing of the one before
+    assert [r["rank"] for r in of_8["ranks"]] == [0, 1, 2, 3] and of_8["axes"]["dp"] == 2 and of_4["axes"]["dp"] == 1
+    assert [r["bytes"]["activations"] for r in of_8["ranks"]] == [r["bytes"]["activations"] for r in of_4["ranks"]]
+    assert many.returncode == 1 and "error: --pipeline-parallel 3 does not divide 8 ranks" in many.stderr
 
 
 def options_of_both(options, batch, copies, micro):

@@ -1,0 +1,49 @@
+"""plan - predicts what a model will need on a number of ranks, before anything is run.
+
+    build/plan --model gpt2-xl --ranks 8 --seq-len 1024 --batch-size 4
+    build/plan --params 7.5e9 --ranks 64
+    build/plan --model gpt2 --link measured.json --compute-ms 120
+    build/plan --model d32 --ranks 64 --tensor-parallel 8 --sequence-parallel
+    build/plan --model gpt2 --ranks 8 --pipeline-parallel 4 --accumulation 16
+    build/plan --model gpt2 --ranks 8 --pipeline-parallel 4 --accumulation 16 --schedule 1f1b --split 4,4,4,0
+    build/plan --recommend --model gpt3-13b --gpu h100 --ranks 64 --tokens 300e9
+    build/plan --validate
+    build/plan --compress all --model gpt2 --ranks 4 --precision fp32 --compute-ms 10 --communication-ms 8
+
+The first prints bytes per rank by kind in every stage of the course, which devices it fits on and the largest dN that fits,
+and seconds per step on 1 to 4096 ranks; tensor parallelism is there for 1, 2, 4 and 8 ranks that share a replica of the model,
+or, as in the fourth, for the number that is asked for. So are pipelines of 2, 4 and 8 ranks. Asked for a number, as in the
+fifth, plan compares the schedules; asked for one of these, as in the sixth, it shows each rank, and seconds on more ranks. The
+second is given only a number of parameters: it prints the bytes kept for them, and the table of the ZeRO paper. The third uses
+measured links and compute (comm_bench --json, a run on one rank). Two know any mesh and more models, by coarser formulas:
+one searches the best mesh and says why, the other compares with published figures. The last compares all ways to compress
+gradients. GB are 1e9 bytes.
+
+    options.py       the options, and what a device (machines.py) says of those not given; command_line.py parses them stages.py
+    bytes, by the stages' own formulas: it asks train_gpt2_* --predict network.py       seconds of messages; nccl.py: of a
+    collective, as NCCL expects them steps.py         seconds of a step; pipelines.py: of pipelines and meshes, schedules.py plays
+    them; compressed.py: what compresses ways.py          what tables compare, and its seconds; print_tables.py prints them;
+    answers.py: other questions, and JSON mesh.py          any mesh of any model (shapes.py); search.py chooses one; validate.py
+    compares with published.toml"""
+import sys
+import answers
+import options
+import print_tables
+import validate
+import ways
+from common import dump_json
+
+
+def answer(o):
+    """The answer as JSON, or None if it has been printed."""
+    if o.validate: return (validate.json_validation if o.json else validate.print_validation)(o.published, 1e9 * o.reserve)
+    if o.recommend: return (answers.json_recommendation if o.json else answers.print_recommendation)(o)
+    if o.params > 0: return (answers.json_params if o.json else answers.print_params)(o)
+    compared = ways.Compared(o)
+    timer = ways.Timer(o, compared.plan)
+    if o.compress == "all": return (answers.json_methods if o.json else answers.print_methods)(o, compared.plan, timer)
+    return (answers.json_model if o.json else print_tables.print_model)(compared, timer, o)
+
+
+found = answer(options.parse(sys.argv[1:]))
+if found is not None: print(dump_json(found))

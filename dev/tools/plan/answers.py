@@ -1,0 +1,285 @@
+"""Other questions than the tables of stages, --params, --recommend and --compress all; and all tables as JSON: bytes, seconds,
+shares of 1."""
+import math
+from common import format_bytes, require
+from compressed import METHODS, QUANTISE_BLOCK, is_possible, packets_of, pytorch_int8_bytes, touched_seconds
+from machines import share_machine
+from mesh import INPUTS
+from options import GPU_NAMES, shape_named, with_compression
+from print_tables import print_row, print_sizes
+from search import (Asked, PARTS, bound_of, command_of, is_gpt2, mesh_name, plan_of, program_of, search, stage_of, why, why_first)
+from shapes import SHAPES, Shape
+from stages import DDP, FSDP, KINDS, MESH, STAGES, STAGE_NAMES, ZERO1, ZERO2, ZERO3, Compress, bytes_of, copy_ranks, total_of
+from ways import cost_of, device_sizes
+
+
+# ---- --params: bytes of a model of which only the number of parameters is known ----
+def state_bytes(o, stage):
+    """Of a parameter before anything is sharded: in 16 bits 2 + 2 + 12, with an fp32 master copy and two moments (Rajbhandari et
+    al. 2020, section 3.1); in fp32 4 + 4 + 8. Our fsdp's shards are fp32, also where nobody else has a master copy."""
+    halves = o.precision != "fp32" and stage != FSDP
+    X = 2 if halves else 4
+    return X, X, 8 + (4 if halves and o.master == "on" else 0)
+
+
+def sharded_bytes(o, stage, N):
+    """The same on one of N ranks: stage 1 shards the optimizer's state, stage 2 also gradients, stage 3 and FSDP everything."""
+    parameters, gradients, optimizer = state_bytes(o, stage)
+    def divided(x, since): return x / N if stage >= since else x
+    return divided(parameters, ZERO3), divided(gradients, ZERO2), divided(optimizer, ZERO1)
+
+
+def params_bytes(o, stage, N):
+    return o.params * sum(sharded_bytes(o, stage, N))
+
+
+def params_rows(o):
+    """The ranks of the ZeRO paper's table 1, and those that are asked for."""
+    return sorted({1, 4, 16, 64, 256, 1024, o.ranks})
+
+
+def print_params(o):
+    one, sizes = state_bytes(o, DDP), device_sizes(o)
+    print(f"{o.params:.4g} parameters in {o.precision}: {one[0]} + {one[1]} + {one[2]} bytes each, without activations and buffers")
+    print_row(f"\nbytes per rank of {o.ranks}".ljust(25), STAGE_NAMES[:5])
+    for k, name in enumerate(("parameters", "gradients", "optimizer state", "total")):
+        parts = [sharded_bytes(o, stage, o.ranks) for stage in STAGES]
+        print_row(f"  {name}", [format_bytes(o.params * (sum(part) if k == 3 else part[k])) for part in parts])
+    print_row("\nGB per rank".ljust(25), STAGE_NAMES[:5])
+    for N in params_rows(o):
+        gbs = [1e-9 * params_bytes(o, stage, N) for stage in STAGES]
+        print_row(f"  {N}", [f"{gb:.2f}" if gb < 100 else f"{gb:.1f}" for gb in gbs])
+    print_sizes("fits, largest", sizes)
+    for stage in STAGES:
+        needs = params_bytes(o, stage, o.ranks)
+        print(f"  {STAGE_NAMES[stage]:<22}" + "".join(
+            f"    {'yes' if needs <= room else 'no':<3} {1e-9 * o.params * room / needs:7.3g} B" for _, room in sizes))
+
+
+def json_params(o):
+    return {"parameters": o.params, "ranks": o.ranks, "bytes_per_rank": [
+        {"ranks": N, **{STAGE_NAMES[stage]: params_bytes(o, stage, N) for stage in STAGES}} for N in params_rows(o)]}
+
+
+# ---- --compress all: every method beside train_gpt2_ddp, and what each sends on more ranks ----
+# Efficiency is printed by both definitions, as at the end of a run: compute / (compute + communication), and with what is exposed
+# of it. Neither counts the time of compressing, which the step has.
+def method_rows(o, plan, timer):
+    """(method, bytes sent, of errors, of message buffers, time) of each; None where gradients have 16 bits already."""
+    buffers = bytes_of(plan, DDP).memory.get("communication", 0)
+    for method in METHODS:
+        way = with_compression(o, plan, method)
+        if not is_possible(way): yield method, None
+        else:
+            b = bytes_of(way, DDP)
+            yield method, (b.sent, b.memory.get("errors", 0), b.memory.get("communication", 0) - buffers, timer.step(way, DDP))
+
+
+def efficiency(t, communication):
+    return t.compute / (t.compute + communication)
+
+
+def print_methods(o, plan, timer):
+    rows = dict(method_rows(o, plan, timer))
+    whole, _, _, ddp = rows["none"]
+    given = f", and summing all gradients {o.communication_ms:.4g} ms" if o.communication_ms > 0 else ""
+    print(f"{plan.config.parameters()} parameters, {o.precision}; {plan.N} ranks, {plan.B} x {plan.T} tokens in {plan.accumulation}"
+          f" micro-batch{'' if plan.accumulation == 1 else 'es'} each; computing takes {1e3 * ddp.compute:.4g} ms{given}")
+    widths = (11, 8, 11, 11, 8, 8, 8, 8, 8, 9, 9)
+    for head, words in (("", ("sent", "of", "", "message", "compress", "communi-", "", "", "step of", "compute /", "(compute+")),
+                        ("ms of a step", ("a step", "ddp's", "errors", "buffers", "ing", "cation", "exposed", "step", "ddp's", "commun.)",
+                                          "exposed)"))):
+        print(f"{head:<14}" + "".join(f" {word:>{width}}" for word, width in zip(words, widths)))
+    for method, found in rows.items():
+        if found is None: print(f"  {method:<12} gradients have 16 bits already")
+        else: print(f"  {method:<12}" + method_text(o, found, whole, ddp))
+    print_growth(o)
+
+
+def method_text(o, found, whole, ddp):
+    sent, errors, buffers, t = found
+    cells = [str(math.floor(n + 1e-3)) if o.exact else format_bytes(n) for n in (sent, errors, buffers)]
+    return (f" {cells[0]:>11} {100 * sent / whole:7.1f}% {cells[1]:>11} {cells[2]:>11} {1e3 * t.compressing:8.2f}"
+            f" {1e3 * t.communication:8.2f} {1e3 * t.exposed:8.2f} {1e3 * t.seconds:8.2f} {t.seconds / ddp.seconds:8.2f}"
+            f" {100 * efficiency(t, t.communication):8.1f}% {100 * efficiency(t, t.exposed):8.1f}%")
+
+
+def print_growth(o):
+    """Bytes that a rank sends for each element of a large matrix. PyTorch's hook gathers the int8 gradients of all ranks, and so do
+    signs and top-k; the others grow to a limit."""
+    ranks, block = (2, 4, 8, 16, 64, 512), 4 / QUANTISE_BLOCK
+    def ring(N): return 2 * (N - 1) / N
+    growth = {"fp32, ring": lambda N: 4 * ring(N), "bf16, ring": lambda N: 2 * ring(N),
+              "int8, parts exchanged": lambda N: (1 + block) * ring(N),
+              "int4, parts exchanged": lambda N: (0.5 + block) * ring(N), "sign, gathered": lambda N: (N - 1) / 8,
+              "top-k, gathered": lambda N: 8 * o.top_k_fraction * (N - 1),
+              "PyTorch's int8 hook, gathered": lambda N: pytorch_int8_bytes(1, 0, N)}
+    print("\nsent by each rank, bytes per element     " + "".join(f" {N:7d}" for N in ranks) + " ranks")
+    for name, of in growth.items(): print(f"  {name:<39}" + "".join(f" {of(N):7.3f}" for N in ranks))
+    print("  The hook quantises a bucket with one scale, and every rank gathers the buckets of all. From 4 ranks on it sends as much as\n"
+          "  a ring in bf16, from 8 on as much as one in fp32, and with more ranks more than either.")
+
+
+def json_methods(o, plan, timer):
+    rows = []
+    for method, found in method_rows(o, plan, timer):
+        rows.append({"method": method, "possible": found is not None})
+        if found is None: continue
+        sent, errors, buffers, t = found
+        rows[-1] |= {"sent_per_step": float(sent), "errors": float(errors), "message_buffers": float(buffers),
+                     "compressing": float(t.compressing), "communication": t.communication, "exposed": t.exposed, "seconds": t.seconds,
+                     "efficiency_communication": efficiency(t, t.communication), "efficiency_exposed": efficiency(t, t.exposed)}
+    return {"ranks": plan.N, "methods": rows}
+
+
+# ---- the tables of stages ----
+def json_bytes(b):
+    return {**{kind: b.memory.get(kind, 0) for kind in KINDS}, "total": b.total}
+
+
+def json_device(w, room):
+    found = {"fits": w.fits(room)}
+    if w.stage == MESH or w.plan.pipe.split != "auto": return found # another depth has another split
+    largest = w.largest(room)
+    return {**found, "largest_depth": largest.L if largest else 0}
+
+
+def json_way(w, sizes):
+    kept = w.bytes()
+    return {"name": w.name, "ranks": w.plan.N, "ranks_of_a_copy": copy_ranks(w.plan, w.stage), "sent_per_step": float(kept.sent),
+            "bytes": json_bytes(kept), "bytes_recomputed": json_bytes(w.bytes(True)),
+            "devices": {name: json_device(w, room) for name, room in sizes}}
+
+
+def json_row(o, row):
+    found, t = {"name": row.name, "ranks": row.ranks}, row.time
+    if row.why_not: return {**found, "why_not": row.why_not}
+    numbers = {"seconds": t.seconds, "compute": t.compute, "bubble": t.bubble, "tp": t.tensor, "communication": t.communication,
+               "exposed": t.exposed, "efficiency": t.efficiency, "tokens_per_s": t.tokens_per_s,
+               "tokens_per_s_per_rank": t.tokens_per_s / row.ranks, "mfu": row.mfu}
+    if o.tokens > 0:
+        numbers |= {"hours": row.cost.hours, "gpu_hours": row.cost.gpu_hours, "kwh": row.cost.kwh if o.watts > 0 else math.nan,
+                    "price": row.cost.price if o.price > 0 else math.nan}
+    return {**found, "micro_batches": row.micro_batches, **{name: float(x) for name, x in numbers.items()}}
+
+
+def json_model(c, timer, o):
+    m, sizes = c.plan.config, device_sizes(o)
+    return {"model": {"name": o.model, "layers": m.L, "heads": m.NH, "channels": m.C, "vocabulary": m.V, "parameters": m.parameters()},
+            "step": {"batch_size": c.plan.B, "seq_len": c.plan.T, "accumulation": c.plan.accumulation,
+                     "total_batch_size": o.total_batch_size, "precision": o.precision},
+            "ranks": c.plan.N, "ways": [json_way(w, sizes) for w in c.all()],
+            "times": [{"table": table.title, "rows": [json_row(o, row) for row in table.rows]} for table in timer.tables(c)]}
+
+
+# ---- --recommend ----
+def shape_of(o):
+    """A published shape, or that of a dN, with the numbers that are given in place of its own."""
+    known, named, changed = SHAPES.get(o.model), shape_named(o.model), o.layers or o.heads or o.channels or o.vocab_size
+    require(known or named, f"--recommend knows no --model {o.model}: dN, {', '.join(SHAPES)}")
+    s = known or Shape(o.model, named[0], named[2], named[1], 0, 0, 257, o.seq_len)
+    require(not s.llama or not changed,
+            f"--model {s.name}: --layers, --heads, --channels and --vocab-size are for models with GPT-2's blocks")
+    s = s._replace(L=o.layers or s.L, NH=o.heads or s.NH, C=o.channels or s.C, V=o.vocab_size or s.V)
+    require(s.C % s.NH == 0, f"{s.C} channels do not divide over {s.NH} heads")
+    if not s.llama: s = s._replace(NKV=s.NH, F=4 * s.C)
+    return s._replace(T=o.seq_len) if "seq-len" in o.given and not is_gpt2(s) else s
+
+
+def asked_of(o):
+    require(o.device_gpu, f"--recommend needs a --gpu whose peak is known: {GPU_NAMES}")
+    shape = shape_of(o)
+    gpu = o.device_gpu if o.device_gpu.peak16 > 0 else share_machine(o.device_gpu, o.ranks)
+    T = o.seq_len if "seq-len" in o.given else shape.T
+    tokens = o.total_batch_size or max(524288, o.ranks * T)
+    require(T <= shape.T, f"--seq-len {T} is longer than the {shape.T} positions of {shape.name}")
+    require(tokens % T == 0, f"--total-batch-size {tokens} is no multiple of --seq-len {T}")
+    return Asked(shape, gpu, o.ranks, tokens // T, T, 1e9 * o.reserve)
+
+
+def print_recommendation(o):
+    """At most five, then why; then for every other mesh the first reason why not."""
+    asked = asked_of(o)
+    results, fits, tried = search(asked)
+    s, gpu, first = asked.shape, asked.gpu, results[0]
+    print(f"{s.name}: {s.L} blocks, {s.C} channels, {s.NH} heads, {s.V} tokens, {1e-9 * s.parameters():.4g} B parameters")
+    print(f"{asked.batch} x {asked.T} tokens a step, on {asked.ranks} ranks, each with one {gpu.what} of {1e-9 * gpu.memory:.4g} GB,"
+          f" {1e-9 * asked.reserve:.4g} of these in reserve")
+    print(f"{tried} ways of {len(results)} meshes and stages of ZeRO, of which {fits} fit\n")
+    if fits:
+        print(f"    {'mesh':<20} {'zero':>5} {'chunks':>7} {'micro':>6} {'kept':<10} {'GB':>8} {'step ms':>9} {'MFU':>7}"
+              "  most of the step")
+        for i, r in enumerate(results[:min(fits, 5)], 1): print_result(i, r)
+        print(f"\n{why_first(results, fits)}")
+        print_bytes(o, first)
+        print_compression(first)
+        print_cost(o, first)
+        print(f"\n    {command_of(first.plan)}")
+    print("\nwhy not")
+    for r in results[1 if fits else 0:]:
+        print(f"  {mesh_name(r.plan):<20} zero {r.plan.zero}: {why(r, first)}")
+
+
+def print_result(i, r):
+    p, t, bound = r.plan, r.time, bound_of(r.time)
+    print(f"{i:2d}  {mesh_name(p):<20} {p.zero:5d} {p.chunks:7d} {p.micro:6d} {'inputs' if p.kept == INPUTS else 'all':<10}"
+          f" {1e-9 * r.bytes.total:8.1f} {1e3 * t.seconds:9.1f} {100 * t.mfu:6.1f}%  {PARTS[bound]}"
+          f" {100 * getattr(t, bound) / t.seconds:.0f} %")
+
+
+def print_bytes(o, first):
+    """By kind, on the rank that needs most, by the formulas of the program that runs it."""
+    p = first.plan
+    if p.shape.llama:
+        print("bytes are estimated (mesh.py): no program of this course has such a model")
+        return
+    kinds = [(kind, n) for kind, n in bytes_of(plan_of(p), stage_of(p)).memory.items() if n > 0]
+    print(f"bytes are train_gpt2_{program_of(p)}'s own, of the rank that needs most: "
+          + ", ".join(f"{kind} {n if o.exact else format_bytes(n)}" for kind, n in kinds)
+          + "; not counted: the rest of the layers' workspace")
+
+
+def print_compression(first):
+    """What --compress int8 would change. Exposed communication falls at least as its bytes do."""
+    p, ms, exposed = first.plan, 1e3 * first.time.seconds, 1e3 * first.time.data
+    share = (1 + 4 / QUANTISE_BLOCK) / p.program.element_bytes
+    if p.dp == 1: return
+    print(f"compressed gradients: dp's communication is exposed for {exposed:.1f} of {ms:.1f} ms", end="")
+    if exposed < 0.01 * ms: print(", so there is nothing to gain")
+    elif program_of(p) != "ddp" or p.shape.llama:
+        print(f"; int8 would be {100 * share:.0f} % of the bytes, but no program here compresses them on such a mesh")
+    else:
+        plan = plan_of(p)
+        int8 = plan._replace(compress=Compress("int8"), memory_bandwidth=p.gpu.bandwidth)
+        more = total_of(int8, DDP) - total_of(plan, DDP)
+        touched = sum(part for u in packets_of(int8) for part in (u.packing, u.unpacking))
+        print(f"; with train_gpt2_compress --compress int8, which sends {100 * share:.0f} % of the bytes and takes"
+              f" {format_bytes(more)} more, a step would have about {ms - exposed * (1 - share) + 1e3 * touched_seconds(int8, touched):.1f} ms")
+
+
+def print_cost(o, first):
+    if o.tokens == 0: return
+    c = cost_of(o, first.time.tokens_per_s, first.plan.ranks)
+    price = f", {c.price:.0f} at {o.price:.4g} each" if o.price > 0 else ""
+    print(f"{o.tokens:.4g} tokens: {c.hours:.4g} hours, {c.gpu_hours:.4g} GPU-hours, {c.kwh:.4g} kWh of {o.watts:.0f} W each{price}")
+
+
+def json_result(r, first):
+    p, t = r.plan, r.time
+    found = {"dp": p.dp, "tp": p.tp, "pp": p.pp, "zero": p.zero, "chunks": p.chunks, "micro": p.micro, "recompute": p.kept == INPUTS,
+             "fits": r.error is None, "why_not": "" if r is first and not r.error else why(r, first)}
+    if r.bytes: found["bytes"] = float(r.total)
+    if r.bytes and not p.shape.llama:
+        memory = bytes_of(plan_of(p), stage_of(p)).memory
+        found |= {"bytes_of": {kind: memory.get(kind, 0) for kind in KINDS}, "command": command_of(p)}
+    if r.error: return found
+    return {**found, "seconds": t.seconds, "mfu": t.mfu, "tokens_per_s": t.tokens_per_s,
+            "seconds_of": {name: float(getattr(t, part)) for part, name in PARTS.items()}}
+
+
+def json_recommendation(o):
+    asked = asked_of(o)
+    results, fits, _ = search(asked)
+    return {"model": asked.shape.name, "bytes_are_exact": not asked.shape.llama, "gpu": asked.gpu.name, "ranks": asked.ranks,
+            "batch": asked.batch, "seq_len": asked.T, "why": why_first(results, fits) if fits else "",
+            "command": command_of(results[0].plan) if fits else "", "meshes": [json_result(r, results[0]) for r in results]}

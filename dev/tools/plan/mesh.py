@@ -1,0 +1,292 @@
+"""Bytes and seconds of any model on any mesh: data, tensor and pipeline parallelism together, ZeRO on the data axis, on known GPUs.
+The other modules predict what this course's programs do, to the byte; this is for models and meshes that they do not have, so that
+published figures can be compared, and for the search of a mesh.
+
+Compute   A block's products take FLOPs / (peak x what large products reach of it); all else that it does moves bytes, and
+          takes bytes / (bandwidth x what copies reach of it). So small models reach less of the peak, and cut ones.
+Tensor    Each half of a block ends with a sum over t ranks (or a reduce-scatter, and begins with a gather, if rows are
+          cut). The backward pass hides each behind one product, dW.
+Pipeline  The slowest stage sets the pace, which may be the one with the head; p-1 such times, divided by the chunks of a
+          rank, are the bubble. This course's programs give stages blocks such that they take about equal times (split.h);
+          there the bubble is one micro-batch's time in all stages but the slowest. Messages are divided over t ranks, and
+          are not hidden.
+Data      What dp sums is hidden behind the backward pass of the last micro-batch. ZeRO-1 and 2 reduce and gather instead, which
+          takes longer where NCCL has trees for sums alone; a forward pass hides their gathers. If parameters are sharded, all
+          passes hide what they send. Only the rest is exposed, and what the first block or the root must wait for. Megatron's
+          early versions hide nothing.
+Update    28 bytes for each parameter that a rank updates: a gradient and a weight of 2, and a master copy and two moments in
+          fp32, each read and written.
+"""
+from typing import NamedTuple
+import nccl
+from common import ceil_div
+from machines import HOPPER, Gpu
+from schedules import head_cost, rank_cost, split_auto
+from shapes import Shape
+from stages import padded
+
+# What is kept of a block: everything that its backward pass needs; that without attention's (T,T) matrices, which are computed
+# again; half of the products' inputs (the other half, and all that is not a product, is computed again); only its input.
+ALL, SELECTED, HALF, INPUTS = "all", "selected", "operations", "inputs"
+
+
+class Program(NamedTuple):
+    """How a program computes, which its mesh does not say."""
+    flash: bool              # attention never has its (T,T) matrices in memory
+    hides_sums: bool         # of tensor parallelism, behind dW
+    hides_data: bool         # what dp sends, where it can be
+    passes: float            # over memory for all that is not a product, by those of fused kernels without dropout
+    gradient_bytes: float    # of each, where it is kept and sent
+    logit_bytes: float       # of each, with the gradient and copies; of all tokens of a micro-batch
+    gathers: float = 2       # blocks that are gathered at a time, where parameters are sharded
+    element_bytes: int = 2   # of weights and activations; 2: with an fp32 master copy
+    most_busbw: float = 0    # bytes/s that its gathers and sums over dp reach at most, by its own doing; 0: what the links have
+    balances: bool = False   # its stages take about equal times
+
+
+# DeepSpeed's ZeRO-3 of 2021 gathered one matrix after another, waited for each, and copied it. With 5.1 B parameters on 8 A100 and
+# NVLink a forward pass took 470 ms, of which 60 computed (github.com/deepspeedai/DeepSpeed, issue 1174 and pull request 1188, which
+# says that "the async version is not async at all"). So 10.2 GB were gathered in 410 ms; 900 ms backward agree.
+DEEPSPEED_BUSBW = 10.2e9 * 7 / 8 / 0.410
+SHARD = Program(True, True, True, 1, 2, 2, balances=True)
+SHARD_FP32 = Program(True, True, True, 1, 4, 4, element_bytes=4, balances=True)
+LLMC = Program(True, True, True, 1, 2, 2)
+MEGATRON_2021 = Program(False, False, False, 1.3, 2, 6) # dropout; the optimizer after one all-reduce
+MEGATRON_2022 = Program(False, True, False, 1.3, 2, 6)  # an all-reduce "overlaps with the linear weight's gradient"
+DEEPSPEED_2021 = Program(False, False, False, 1.3, 2, 6, gathers=1 / 3.0, most_busbw=DEEPSPEED_BUSBW) # a matrix at a time
+FSDP_MINGPT = Program(False, False, True, 1.3, 4, 10)   # attention and GELU written out
+TITAN_EAGER = Program(True, False, True, 2.5, 4, 10)
+TITAN = Program(True, False, True, 1, 4, 10)            # compiled; the loss in fp32
+
+# What large products and copies reach: set by llm.c's runs on A100s and H100s. Passes of Megatron and of eager programs were set by
+# table 4 of arXiv 2205.05198 and torchtitan's first row. The other published rows are predictions. A machine that was measured
+# (cpu-here) reaches what was measured.
+OUTSIDE, INSIDE = 10, 14 # times C: numbers per token that a block's forward pass reads or writes too
+
+
+def products_reach(gpu):
+    return 1 if gpu.peak16 == 0 else 0.62 if gpu.generation >= HOPPER else 0.75
+
+
+def copies_reach(gpu):
+    return 1 if gpu.peak16 == 0 else 0.9
+
+
+class MeshBytes(NamedTuple):
+    """Of the most loaded rank."""
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    gathered: float
+    total: float
+
+
+class MeshTime(NamedTuple):
+    compute: float           # these six add up to `seconds`
+    tensor: float
+    bubble: float
+    messages: float
+    data: float
+    update: float
+    seconds: float
+    mfu: float               # without recomputation, by causal FLOPs
+    tokens_per_s: float      # of all ranks
+
+
+class MeshPlan(NamedTuple):
+    shape: Shape
+    gpu: Gpu
+    dp: int                  # ranks of each axis
+    tp: int
+    pp: int
+    zero: int                # what dp shards: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too
+    batch: int               # sequences of a step, of a micro-batch; tokens of a sequence
+    micro: int
+    T: int
+    chunks: int = 1          # parts of the model that a rank of a pipeline has
+    rows: bool = False       # tp also cuts what is outside the products
+    kept: str = ALL
+    program: Program = SHARD
+    reserve: float = 0       # bytes that a rank cannot use: context, NCCL, fragmentation
+
+    @property
+    def ranks(self):
+        return self.dp * self.tp * self.pp
+
+    @property
+    def micro_batches(self): # of a rank
+        return self.batch // (self.dp * self.micro)
+
+    @property
+    def tokens(self): # of a micro-batch
+        return float(self.micro) * self.T
+
+    @property
+    def blocks(self): # of a rank, as equal as they can be
+        return ceil_div(self.shape.L, self.pp)
+
+    @property
+    def peak(self):
+        return self.gpu.peak16 if self.program.element_bytes == 2 else self.gpu.peak32
+
+    def error(self):
+        """None, or why there cannot be such a mesh."""
+        if self.shape.NH % self.tp != 0 or self.shape.NKV % self.tp != 0: return "heads do not divide"
+        if self.batch % (self.dp * self.micro) != 0: return "the batch does not divide"
+        if self.shape.L < self.pp * self.chunks: return "there are fewer blocks than stages"
+        even = self.pp > 1 and self.micro_batches % self.pp == 0
+        if self.chunks > 1 and not even: return "micro-batches do not divide over stages"
+        if self.rows and self.micro * self.T % self.tp != 0: return "rows do not divide"
+        return None
+
+    # ---- groups ----
+    def group(self, ranks, apart):
+        """The ranks that share a stage are neighbours; then come the stages, then the copies. The groups of an axis use a node's
+        interfaces together."""
+        node = self.gpu.per_node
+        return nccl.gpu_group(self.gpu, ranks, min(ranks, max(node // apart, 1)), min(apart, node))
+
+    def collective(self, ranks, apart, all_reduce, nbytes):
+        """Seconds of an all-reduce, or of a gather or reduce-scatter, of so many ranks. nbytes: of the largest buffer."""
+        if ranks == 1: return 0
+        g = self.group(ranks, apart)
+        if self.gpu.nccl_inside > 0: return nccl.choose(g, all_reduce, nbytes).seconds
+        busbw = 1e9 * g.nic * g.nics if g.nodes > 1 else self.gpu.inside # a plain ring where NCCL is not
+        return (2 if all_reduce else 1) * ((ranks - 1) * self.gpu.hop + nbytes * (ranks - 1) / ranks / busbw)
+
+    def data_collective(self, all_reduce, nbytes):
+        """The same of dp."""
+        link, most = self.collective(self.dp, self.tp * self.pp, all_reduce, nbytes), self.program.most_busbw
+        return max(link, (2 if all_reduce else 1) * nbytes * (self.dp - 1) / self.dp / most) if most > 0 else link
+
+    # ---- bytes ----
+    def block_parameters(self):
+        return (self.shape.block_weights() + self.shape.block_vectors()) / self.tp
+
+    def parameters(self):
+        """Of the rank that has most: the root is with the first and the last stage, or one half of it if the head is not tied."""
+        root = self.shape.root_parameters() / self.tp
+        return self.blocks * self.block_parameters() + (root / 2 if self.shape.llama and self.pp > 1 else root)
+
+    def needed(self):
+        """Numbers of 16 bits per token that a block has on a rank for its backward pass, when none of them is computed again."""
+        scores = 0 if self.program.flash else 2.5 * self.shape.NH * self.T / self.tp # 5as of arXiv 2205.05198, in bytes
+        return self.shape.block_activations(self.tp, self.rows) + scores
+
+    def kept_numbers(self):
+        """The same of what it keeps until then."""
+        s, C = self.shape, float(self.shape.C)
+        if self.kept == INPUTS: return C / (self.tp if self.rows else 1)
+        if self.kept == HALF:
+            return 2 * C / (self.tp if self.rows else 1) + (3 * C + 2 * s.kv_channels() + (2 if s.llama else 1) * s.F) / 2 / self.tp
+        return self.needed() if self.kept == ALL else s.block_activations(self.tp, self.rows)
+
+    def in_flight(self):
+        """Micro-batches whose activations the first stage keeps, in blocks of that stage: p of 1F1B, and some more if it has
+        chunks."""
+        more = (self.pp - 1.0) / (self.pp * self.chunks) if self.chunks > 1 else 0
+        return min(self.micro_batches, self.pp * (1 + more))
+
+    def bytes(self):
+        P, gradient, e, sharded = self.parameters(), self.program.gradient_bytes, self.program.element_bytes, self.zero == 3
+        parameters = 4 * P / self.dp if sharded else e * P # shards are the fp32 master copy
+        gradients = (4 if sharded else gradient) * P / (self.dp if self.zero >= 2 else 1)
+        optimizer = (8 if sharded or e == 4 else 12) * P / (self.dp if self.zero >= 1 else 1)
+        # the root and some blocks as they are computed with, and the gradients of the root and of one block
+        root, gathers = self.shape.root_parameters() / self.tp, self.program.gathers
+        gathered = (e + gradient) * root + (e * gathers + gradient * min(gathers, 1)) * self.block_parameters() if sharded else 0
+        again = self.needed() if self.kept == INPUTS else 0 # of the block at work
+        # the last stage of a pipeline has them, but few micro-batches in flight
+        logits = self.program.logit_bytes * self.tokens * self.shape.V / self.tp if self.pp == 1 else 0
+        activations = e * self.tokens * (self.blocks * self.in_flight() * self.kept_numbers() + again) + logits
+        total = parameters + gradients + optimizer + gathered + activations + self.reserve
+        return MeshBytes(parameters, gradients, optimizer, activations, gathered, total)
+
+    def fits(self):
+        return self.bytes().total <= self.gpu.memory
+
+    # ---- seconds ----
+    def moved(self, nbytes):
+        return nbytes / (self.gpu.bandwidth * copies_reach(self.gpu))
+
+    def multiplied(self, flops):
+        return flops / (self.peak * products_reach(self.gpu))
+
+    def block_compute(self):
+        """Of a block and micro-batch: forward, backward, what is computed again; of the head: forward."""
+        s, C, tokens, e, tp = self.shape, self.shape.C, self.tokens, self.program.element_bytes, self.tp
+        outside, inside = float(OUTSIDE) * C / (tp if self.rows else 1), float(INSIDE) * C / tp
+        scores = 0 if self.program.flash else 6.5 * s.NH * self.T / tp # by softmax, dropout and their neighbours
+        nbytes = e * tokens * ((outside + inside) * self.program.passes + scores)
+        attention = s.attention_flops(self.T, self.program.flash) / 3 * tokens / tp
+        flops = 2 * s.block_weights() * tokens / tp + attention
+        forward, again = self.multiplied(flops) + self.moved(nbytes), 0
+        if self.kept == INPUTS: again = forward
+        if self.kept == HALF: again = self.multiplied(flops - attention) / 2 + self.moved(nbytes)
+        if self.kept == SELECTED and not self.program.flash: again = self.multiplied(attention) + self.moved(e * tokens * scores)
+        head = self.multiplied(2.0 * C * s.V * tokens / tp) + self.moved(2 * e * tokens * s.V / tp)
+        return forward, 2 * forward, again, head
+
+    def tensor_waits(self):
+        """What t ranks wait for in a block and micro-batch. Each of the two sums of the backward pass is hidden behind one dW."""
+        s, C, tokens, hides = self.shape, float(self.shape.C), self.tokens, self.program.hides_sums
+        total = self.collective(self.tp, 1, not self.rows, self.program.element_bytes * tokens * C)
+        gather = total if self.rows else 0
+        qkv = self.multiplied(2 * tokens * C * (C + 2 * s.kv_channels()) / self.tp) if hides else 0
+        fc = self.multiplied(2 * tokens * C * s.F * (2 if s.llama else 1) / self.tp) if hides else 0
+        backward = 2 * gather + max(0, total - qkv) + max(0, total - fc)
+        again = 2 * gather + total if self.kept == INPUTS else 0 # the last sum need not be repeated
+        return 2 * (total + gather) + backward + again
+
+    def data_waits(self, busy, backward, forward):
+        """How much of what dp sends in a step is waited for. Seconds beside which it can be sent: all that is computed, and a
+        micro-batch's backward and forward pass."""
+        if self.dp == 1: return 0
+        block, program = self.block_parameters(), self.program
+        gradient, e, hides = program.gradient_bytes, program.element_bytes, program.hides_data
+        root = self.parameters() - self.blocks * block
+        if self.zero == 0:
+            last = self.data_collective(True, gradient * root)
+            sums = self.blocks * self.data_collective(True, gradient * block) + last
+            return max(last, sums - backward) if hides else sums
+        last, first = self.data_collective(False, gradient * root), self.data_collective(False, e * root)
+        reduce, gather = self.data_collective(False, gradient * block), self.data_collective(False, e * block)
+        if self.zero == 3:
+            roots = first + last
+            sent = self.micro_batches * self.blocks * (2 * gather + reduce) + roots
+            return max(gather + roots, sent - busy) if hides else sent
+        # ZeRO-2 reduces in every micro-batch, and the next one hides these sums as well; the next step's first one hides the
+        # gathers
+        sums, gathers, before = self.blocks * reduce, self.blocks * gather, self.micro_batches - 1 if self.zero == 2 else 0
+        if not hides: return (before + 1) * (sums + last) + gathers + first
+        between = max(0, sums + last - backward - forward)
+        return before * between + max(last, sums + last - backward) + max(first, gathers + first - forward)
+
+    def stages(self, block, head):
+        """Seconds of a micro-batch in the slowest stage, and in all others together. block, head: seconds of one."""
+        L = self.shape.L
+        if not self.program.balances or self.pp == 1:
+            slowest = self.blocks * block + head
+            return slowest, (self.pp - 1) * slowest
+        blocks = split_auto(L, self.pp, self.chunks, head_cost(padded(self.shape.V), self.shape.C))
+        slowest = max(block * rank_cost(blocks, r, self.pp, head / block) for r in range(self.pp))
+        return slowest, L * block + head - slowest
+
+    def step(self):
+        forward, backward, again, head = self.block_compute()
+        m, waits, L, pp = self.micro_batches, self.tensor_waits(), self.shape.L, self.pp
+        block, head = forward + backward + again, 3 * head
+        slowest, others = self.stages(block + waits, head)
+        compute, tensor = m * (L * block + head) / pp, m * L * waits / pp
+        bubble = m * slowest + others / self.chunks - compute - tensor if pp > 1 else 0
+        message = self.program.element_bytes * self.tokens * self.shape.C / self.tp
+        link = self.gpu.inside
+        if self.tp * pp > self.gpu.per_node: link = min(1e9 * self.group(2 if pp > 1 else 1, self.tp).nic, link)
+        messages = 2 * self.chunks * (m + pp - 1) * (message / link + 10e-6) if pp > 1 else 0
+        data = self.data_waits(compute + tensor, self.blocks * (backward + again), self.blocks * forward)
+        update = self.moved(28 * self.parameters() / (self.dp if self.zero > 0 else 1))
+        seconds = compute + tensor + bubble + messages + data + update
+        tokens_per_s = float(self.batch) * self.T / seconds
+        mfu = self.shape.flops(self.T, True) * tokens_per_s / (self.ranks * self.peak)
+        return MeshTime(compute, tensor, bubble, messages, data, update, seconds, mfu, tokens_per_s)

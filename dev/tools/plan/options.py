@@ -1,0 +1,334 @@
+"""The options of build/plan: their table, what a device or node says of those that are not given, which do not go together, and the
+run that they describe."""
+import math
+import re
+from command_line import Table
+from common import require
+from compressed import METHODS
+from machines import GPUS, GPU_NAMES, LINKS, NODES, NODE_NAMES, link_of, node_gpu, open_link, passes, this_machine, ALL_REDUCE
+from network import Network
+from pipelines import parse_emulation
+from schedules import SCHEDULES
+from shapes import SHAPES
+from stages import FSDP, MAX_UNITS, MESH, PP, TP, DDP, Compress, Config, Fsdp, Pipe, Plan, answer_of, bytes_of, padded, question
+from validate import PUBLISHED
+
+MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES = 1 << 16, 4096 # in a step of data parallelism; of a pipeline
+PEAK = {"fp32": 67e12, "bf16": 989e12, "fp16": 989e12}     # an H100's, which a rank reaches if nothing is said of its device
+LINK_NAMES = "|".join(LINKS) + "|FILE"
+
+
+def table_of_model(t):
+    t.heading("Model and batch")
+    t.text("model", "d4", "NAME", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-*, or dN: N layers, 64N channels, N heads", "m")
+    t.int("layers", 0, 0, 256, "number of layers; 0: the model's")
+    t.int("heads", 0, 0, 65536, "number of heads; 0: the model's")
+    t.int("channels", 0, 0, 65536, "number of channels, C; 0: the model's")
+    t.int("vocab-size", 0, 0, 1 << 24, "number of tokens, V; 0: 257 (bytes) for dN, 50257 for gpt2*")
+    t.float("params", 0, 0, 1e15, "number of parameters, if no shape is known; 0: --model's")
+    t.choice("precision", "bf16", "fp32|bf16|fp16", "of parameters, gradients and activations")
+    t.choice("master", "on", "on|off", "off: no fp32 copy of 16-bit weights; only with --params")
+    t.int("seq-len", 128, 1, 1 << 20, "tokens per sequence, T", "t")
+    t.int("batch-size", 16, 1, 1 << 20, "sequences per rank and micro-batch, B", "b")
+    t.int("accumulation", 0, 0, MOST_MICRO_BATCHES,
+          "micro-batches per step of a replica of the model; 0: 1, or in a pipeline one per rank of it")
+    t.int("total-batch-size", 0, 0, 1e15, "tokens per step of all ranks, so that more ranks do less each; 0: --accumulation says it")
+    t.choice("recompute", "none", "none|block", "for the times; bytes are printed for both")
+
+
+def table_of_ranks(t):
+    t.heading("Ranks, and how they divide the work (bytes of the first five stages are always printed)")
+    t.int("ranks", 8, 1, 1 << 20, "number of ranks, N")
+    t.int("tensor-parallel", 0, 0, 1 << 20, "neighbouring ranks that share a replica of the model and a micro-batch; 0: 1, 2, 4 and 8")
+    t.flag("sequence-parallel", "they also cut the rows of layernorms and of the residual stream")
+    t.flag("keep-gathered", "with --sequence-parallel: gathered rows are kept for the backward pass")
+    t.int("pipeline-parallel", 0, 0, MAX_UNITS - 1, "neighbouring ranks that each have some blocks of a copy; 0: 2, 4 and 8")
+    t.choice("schedule", "1f1b", "|".join(SCHEDULES), "of one pipeline; not given: all four are compared")
+    t.int("chunks", 0, 0, MAX_UNITS - 1, "parts of the model on each rank; 0: 2 if interleaved, else 1")
+    t.text("split", "auto", "auto|N,N,...", "blocks of each part; auto: such that ranks take about equal times")
+    t.text("mesh", "", "dp=N,tp=N,pp=N", "only this mesh of train_gpt2_3d: how many of --ranks are along each axis; '': none")
+    t.int("zero-stage", 0, 0, 1, "of --mesh: what is sharded over dp, 0 nothing, 1 optimizer state")
+    t.text("emulate-ms", "", "F,B,W[,HEAD]",
+           "of --mesh: actions last so many ms, as in a run with this option; '': as long as computing takes")
+
+
+def table_of_fsdp(t):
+    t.heading("The column fsdp, as train_gpt2_fsdp's options of these names")
+    t.choice("sharding", "full", "full|grad-op|hybrid|none",
+             "full: freed after each use; grad-op: kept until the backward pass; hybrid: full in groups; none: as DDP")
+    t.int("shard-group", 0, 0, 1 << 20, "ranks that hold one replica of the model; with --sharding hybrid")
+    t.int("wrap-blocks", 1, 0, MAX_UNITS - 1, "blocks gathered at a time; 0: the whole model")
+    t.int("limit-all-gathers", 2, 1, 256, "such groups that may be gathered at a time, besides the root")
+    t.choice("reduce-dtype", "fp32", "fp32|model", "the precision in which gradients are sent and added")
+    t.flag("cpu-offload", "shards are kept on the host, and AdamW runs there")
+    t.float("host-link", 31.5e9, 1, 1e15, "bytes/s between a device and its host, with --cpu-offload; the default is PCIe 4.0 x16")
+    t.float("host-bandwidth", 51.2e9, 1, 1e15,
+            "bytes/s of host memory for a rank's AdamW, with --cpu-offload; the default is an eighth of a DGX A100's")
+    t.heading("Compressed gradients beside ddp, as train_gpt2_compress's options of these names")
+    t.choice("compress", "none", "|".join(METHODS) + "|all", "how the gradients of matrices travel; all: only a table of the methods")
+    t.flag("error-feedback", "keep what was not sent; default: on for int4, onebit-adam and powersgd")
+    t.float("top-k-fraction", 0.01, 1e-6, 1, "share of a matrix's elements that top-k sends")
+    t.int("rank", 4, 1, 1024, "rank of powersgd's matrices")
+    t.float("bucket-mb", 25, 1e-6, 1e6, "MiB of gradients per bucket")
+    t.float("communication-ms", 0, 0, 1e9, "ms in which ranks sum all gradients whole; all others take by their bytes. 0: from the links")
+
+
+def table_of_device(t):
+    t.heading("Device")
+    t.text("gpu", "", GPU_NAMES, "peak, memory and its bandwidth, links, nodes, --algorithm nccl, where not given; '': none")
+    t.text("here", "build/here.json", "FILE", "what sh dev/bench/here.sh has measured, for --gpu cpu-here")
+    t.text("node", "", "NAME", f"machine: {NODE_NAMES}; '': none")
+    t.choice("device", "gpu", "gpu|cpu", "which program: NCCL or MPI, and how many logits it keeps")
+    t.float("memory", 0, 0, 1e9, "GB of a rank's device; 0: --gpu's, or several in the tables")
+    t.float("reserve", 2, 0, 1e6, "GB of it that a rank cannot use: context, NCCL, fragmentation")
+    t.float("peak-flops", 0, 0, 1e18, "dense FLOP/s of a rank's device; 0: an H100's, 989e12, fp32 67e12")
+    t.float("mfu", 0.4, 1e-6, 1, "the share of --peak-flops that one rank alone reaches")
+    t.float("compute-ms", 0, 0, 1e9, "measured ms of a micro-batch on one rank; 0: from peak and MFU")
+    t.float("memory-bandwidth", 0, 0, 1e15,
+            "bytes/s of a device's memory, for AdamW's 28 bytes a parameter; 0: it takes no time")
+
+
+def table_of_links(t):
+    t.heading("Links")
+    t.text("link", "nvlink", LINK_NAMES, "inside a node; FILE: from comm_bench --json")
+    t.text("inter-link", "infiniband", LINK_NAMES, "between nodes")
+    t.int("ranks-per-node", 8, 0, 1 << 20, "ranks in each node; 0: all are in one node")
+    t.int("nics", 0, 0, 1 << 20, "network interfaces of each node; 0: one for each rank")
+    t.choice("algorithm", "ring", "ring|tree|nccl", "of collectives; nccl: what NCCL takes on --gpu for each")
+    t.float("efficiency", 1, 1e-3, 1, "the share of the links' bandwidth that collectives reach")
+    t.float("sm-share", 0, 0, 1, "the share of a device's processors that communication takes from compute")
+
+
+def table_of_output(t):
+    t.heading("Cost of a run")
+    t.float("tokens", 0, 0, 1e18, "of the whole run, which gives hours and GPU-hours; 0: no cost")
+    t.float("price", 0, 0, 1e6, "of a GPU for an hour, in any currency; 0: none")
+    t.float("watts", 0, 0, 1e6, "of a GPU, for kWh; 0: --gpu's at most")
+    t.heading("Other questions, and how answers are printed")
+    t.flag("recommend", "search the best mesh for --model on --ranks of --gpu: dp, tp, pp, ZeRO, recomputation, micro-batches")
+    t.flag("validate", "compare predictions with what others have published")
+    t.text("published", PUBLISHED, "FILE", "the figures for --validate")
+    t.flag("json", "all tables as one JSON object; bytes and seconds")
+    t.flag("exact", "print all digits of bytes")
+
+
+def parse(arguments):
+    t = Table("plan", "predict bytes per rank and seconds per step of a model on many ranks, by formula")
+    for part in (table_of_model, table_of_ranks, table_of_fsdp, table_of_device, table_of_links, table_of_output): part(t)
+    o = t.parse(arguments)
+    o.order = [option.name for option in t.options]
+    o.emulation = parse_emulation(o.emulate_ms)
+    o.feedback = o.error_feedback if "error-feedback" in o.given else None
+    o.compares = o.pipeline_parallel > 0 and "schedule" not in o.given and o.split == "auto" # all schedules
+    take_device(o)
+    check(o)
+    return o
+
+
+# ---- the device: o.device_gpu, and what it says of everything that is not given ----
+def gpu_of(o):
+    """None: nothing is known of it."""
+    require(o.node in ("", *NODES), f"--node {o.node} is not known; give one of {NODE_NAMES}")
+    if o.node:
+        gpu = node_gpu(o.node)
+        require(o.gpu in ("", gpu.name), f"--node {o.node} has {gpu.name}, not --gpu {o.gpu}; leave out one of the two")
+        return gpu
+    if o.gpu == "cpu-here": return this_machine(o.here)
+    require(o.gpu in ("", *GPUS), f"--gpu {o.gpu} is not known; give one of {GPU_NAMES}")
+    return GPUS.get(o.gpu)
+
+
+def take_device(o):
+    gpu = o.device_gpu = gpu_of(o)
+    o.gpu_links = False # its links, because no others are given
+    if gpu: take_gpu(o, gpu)
+    is_h100 = not gpu and o.device == "gpu" and o.compute_ms == 0 and "peak-flops" not in o.given # its peak is taken
+    memory = 1e9 * o.memory if o.memory > 0 else gpu.memory if gpu else GPUS["h100"].memory if is_h100 else math.inf
+    o.room = memory - 1e9 * o.reserve # bytes that a rank can use; inf: not known
+    o.shares_room = o.memory == 0 and gpu is not None and gpu.peak16 == 0 # all ranks together, because they are on this machine
+    o.room_of = f"{o.memory:.4g} GB" if o.memory > 0 else gpu.name if gpu else "an h100"
+    require(o.room > 0, f"--reserve {o.reserve:g} leaves nothing of {1e-9 * memory:.4g} GB; lower it")
+
+
+def take_gpu(o, gpu):
+    def take(condition, name, value):
+        if condition and name not in o.given: setattr(o, name.replace("-", "_"), value)
+    is_here, is_measured = gpu.peak16 == 0, gpu.peak16 == 0 and gpu.peak32 > 0
+    require(not is_here or is_measured or (o.compute_ms > 0 and "link" in o.given),
+            f"--gpu cpu-here knows only the memory, because there is no {o.here}: measure a micro-batch and the link, and give"
+            " --compute-ms and --link FILE, or let sh dev/bench/here.sh measure")
+    take(is_here, "device", "cpu")
+    take(is_measured, "precision", "fp32")
+    take(is_measured, "mfu", 1.0)
+    take(is_measured, "link", o.here)
+    o.gpu_links = not is_here and not {"link", "inter-link"} & o.given
+    take(True, "peak-flops", gpu.peak32 if o.precision == "fp32" else gpu.peak16)
+    take(True, "memory-bandwidth", gpu.bandwidth)
+    take(True, "ranks-per-node", gpu.per_node)
+    take(True, "nics", gpu.nics)
+    take(o.gpu_links and gpu.nccl_inside > 0, "algorithm", "nccl")
+    take(True, "watts", gpu.watts)
+
+
+def room_of(o, N):
+    return o.room / N if o.shares_room else o.room
+
+
+def peak_of(o):
+    """FLOP/s; NaN: not known."""
+    return o.peak_flops if o.peak_flops > 0 else math.nan if o.compute_ms > 0 else PEAK[o.precision]
+
+
+# ---- checks ----
+OF_PARAMS = "params master precision ranks gpu node here memory reserve json"
+OF_RECOMMEND = ("recommend model layers heads channels vocab-size ranks seq-len total-batch-size tokens price watts gpu node here reserve"
+                " json exact")
+OF_VALIDATE = "validate published reserve json"
+OF_STAGES = "sharding shard-group wrap-blocks limit-all-gathers reduce-dtype cpu-offload compress"
+
+
+def forbid(o, names, others, question, why):
+    """Dies if one of names (or, with others, an option that is none of them) is given beside --question."""
+    for name in o.order:
+        require(name not in o.given or (name in names.split()) == others,
+                f"--{name} cannot be used with --{question}, which {why}; leave one of the two out")
+
+
+def check(o):
+    check_questions(o)
+    check_model(o)
+    check_sharding(o)
+    check_links(o)
+    check_pipelines(o)
+
+
+def check_questions(o):
+    """--params, --recommend and --validate leave out what the tables of stages need."""
+    require(not (o.recommend and o.validate), "--recommend and --validate are two questions: give one of them")
+    require(o.validate or "published" not in o.given, "--published is for --validate; give it as well")
+    if o.recommend: forbid(o, OF_RECOMMEND, True, "recommend", "tries all of them")
+    elif o.validate: forbid(o, OF_VALIDATE, True, "validate", "takes those of each published row")
+    elif o.params > 0: forbid(o, OF_PARAMS, True, "params", "describes a model of unknown shape")
+
+
+def check_model(o):
+    require(o.params == 0 or o.params >= 1, f"--params must be at least 1, not {o.params:g}")
+    require(o.params > 0 or "master" not in o.given,
+            "--master is for --params: our stages always keep an fp32 copy of 16-bit weights; leave it out")
+    require(o.precision != "fp32" or "master" not in o.given,
+            "--master cannot be used with --precision fp32, whose weights are the master copy")
+    require(o.compute_ms == 0 or not {"peak-flops", "mfu"} & o.given,
+            "--compute-ms replaces --peak-flops and --mfu: give either that or these")
+    require(o.total_batch_size == 0 or "accumulation" not in o.given,
+            f"--total-batch-size {o.total_batch_size} decides how many micro-batches a step has; leave out --accumulation")
+    require(o.total_batch_size % o.seq_len == 0 or o.recommend,
+            f"--total-batch-size {o.total_batch_size} is no multiple of --seq-len {o.seq_len}; choose one that is")
+    require(o.tokens > 0 or not {"price", "watts"} & o.given,
+            f"--{'price' if 'price' in o.given else 'watts'} is for the cost of a run; give its --tokens as well")
+
+
+def check_sharding(o):
+    if o.mesh: forbid(o, OF_STAGES, False, "mesh", "is train_gpt2_3d, without fsdp and compression")
+    require(o.cpu_offload or not {"host-link", "host-bandwidth"} & o.given,
+            f"--{'host-link' if 'host-link' in o.given else 'host-bandwidth'} is for --cpu-offload; give it as well")
+    require(o.shard_group <= o.ranks, f"--shard-group {o.shard_group} is more than the {o.ranks} ranks; lower it, or raise --ranks")
+    require(o.compress in ("all", "top-k") or "top-k-fraction" not in o.given,
+            "--top-k-fraction is for --compress top-k; give it as well")
+    require(o.compress in ("all", "powersgd") or "rank" not in o.given, "--rank is for --compress powersgd; give it as well")
+    require(o.compress != "none" or not {"error-feedback", "bucket-mb", "communication-ms"} & o.given,
+            "--error-feedback, --bucket-mb and --communication-ms are for --compress; give it as well")
+    require(o.communication_ms == 0 or o.ranks > 1,
+            f"--communication-ms {o.communication_ms:g}: one rank sends nothing; raise --ranks")
+
+
+def check_links(o):
+    require(o.ranks_per_node > 0 or not {"nics", "inter-link"} & o.given,
+            f"--{'nics' if 'nics' in o.given else 'inter-link'} is about nodes, and --ranks-per-node 0 says that there is one; give"
+            " --ranks-per-node as well")
+    require(o.algorithm != "nccl" or (o.device_gpu and o.device_gpu.nccl_inside > 0),
+            "--algorithm nccl depends on the device: give --gpu and one of NVIDIA's")
+    require(o.algorithm != "nccl" or o.gpu_links, "--algorithm nccl takes --gpu's links: leave out --link and --inter-link")
+
+
+def check_pipelines(o):
+    one = o.pipeline_parallel > 0 or o.mesh
+    require(not o.mesh or not {"tensor-parallel", "pipeline-parallel"} & o.given,
+            f"--mesh {o.mesh} has tensor and pipeline parallelism; leave out --tensor-parallel and --pipeline-parallel")
+    require(o.mesh or not {"zero-stage", "emulate-ms"} & o.given, "--zero-stage and --emulate-ms are for --mesh; give it as well")
+    require(one or o.split == "auto", f"--split {o.split} is for one number of ranks; give --pipeline-parallel as well")
+    require(not one or o.accumulation <= PLAYED_MICRO_BATCHES, f"--accumulation {o.accumulation}: a pipeline is played with"
+            f" {PLAYED_MICRO_BATCHES} micro-batches at most, and its bubble is short by then; lower it")
+    require(one or "schedule" in o.given or o.chunks == 0, f"--chunks {o.chunks} is for --schedule interleaved; give it as well")
+
+
+# ---- the run that they describe ----
+NAMED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+
+
+def shape_named(name):
+    """Blocks, heads and channels of gpt2* and dN; None: it is no such name."""
+    if name in NAMED: return SHAPES[name].L, SHAPES[name].NH, SHAPES[name].C
+    d = int(name[1:]) if re.fullmatch("d[0-9]{1,3}", name) else 0
+    return (d, d, 64 * d) if 1 <= d < MAX_UNITS else None
+
+
+def config_of(o):
+    """GPT-3's names are the options that say the same. Llama's blocks are in no stage."""
+    shape, named = SHAPES.get(o.model), shape_named(o.model)
+    vocabulary = 50257 if o.model in NAMED else 257
+    if shape and not named:
+        require(not shape.llama, f"--model {o.model} has grouped queries, a gated MLP and an untied head, which no stage of this"
+                " course has: only --recommend plans it")
+        named, vocabulary = (shape.L, shape.NH, shape.C), shape.V
+    require(named, f"--model {o.model} is not known: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN with N from 1 to {MAX_UNITS - 1}")
+    L, NH, C = (given or x for given, x in zip((o.layers, o.heads, o.channels), named))
+    require(C % NH == 0, f"--model, --layers, --heads, --channels, --vocab-size: {C} channels do not divide over {NH} heads")
+    max_T = 1024 if o.model in NAMED else o.seq_len
+    require(o.seq_len <= max_T, f"--seq-len {o.seq_len} is longer than the {max_T} positions of the model; lower it or choose a model"
+            " with more")
+    V = o.vocab_size or vocabulary
+    return Config(max_T, V, padded(V), L, NH, C)
+
+
+def with_pipe(o, plan, p, schedule):
+    """How p ranks are planned with a schedule."""
+    interleaved = schedule == "interleaved"
+    v = o.chunks if o.chunks > 0 and (interleaved or not o.compares) else 2 if interleaved else 1
+    return plan._replace(pipe=Pipe(p, schedule, v, o.split), accumulation=o.accumulation or p)
+
+
+def with_mesh(o, plan):
+    """The mesh that --mesh asks for: train_gpt2_3d says how many ranks are along each axis."""
+    words = question(plan, DDP)
+    axes = answer_of(plan, MESH, words[:words.index("--total-batch-size")] + ["--mesh", o.mesh])["axes"]
+    return with_pipe(o, plan, axes["pp"], o.schedule)._replace(t=axes["tp"], zero_stage=o.zero_stage)
+
+
+def with_compression(o, plan, method):
+    return plan._replace(compress=Compress(method, o.feedback, o.top_k_fraction, o.rank, o.bucket_mb))
+
+
+def plan_of(o):
+    """Dies, in the stages' words, if they cannot be run so. These errors come before any table."""
+    fsdp = Fsdp(o.sharding, o.shard_group, o.reduce_dtype, o.cpu_offload, o.host_link, o.host_bandwidth)
+    plan = Plan(config_of(o), o.batch_size, o.seq_len, o.ranks, o.precision, o.accumulation or 1, False, o.device == "gpu",
+                o.limit_all_gathers, o.wrap_blocks, o.tensor_parallel or 1, o.sequence_parallel, o.keep_gathered, o.memory_bandwidth,
+                fsdp=fsdp)
+    if o.mesh: bytes_of(with_mesh(o, plan), MESH)
+    else:
+        bytes_of(plan, FSDP)
+        bytes_of(plan, TP)
+        if o.pipeline_parallel: bytes_of(with_pipe(o, plan, o.pipeline_parallel, o.schedule), PP)
+    return plan._replace(recompute=o.recompute == "block")
+
+
+def network_of(o, plan):
+    if o.communication_ms > 0: # one link that is so fast that `plan` takes so long to sum all gradients, whatever the messages
+        nbytes = float(plan.config.elements() * plan.X) * (plan.N - 1) / plan.N
+        link = link_of(0.0, passes(ALL_REDUCE) * nbytes / (1e-3 * o.communication_ms))
+        return Network(link, link, sm_share=o.sm_share)
+    gpu, inside, between = o.device_gpu, open_link(o.link), open_link(o.inter_link)
+    if o.gpu_links:
+        inside = link_of(LINKS["nvlink" if gpu.nvlink else "pcie"][1], gpu.inside)
+        between = link_of(LINKS["infiniband"][1], gpu.nic)
+    return Network(inside, between, o.ranks_per_node, o.nics or o.ranks_per_node, o.algorithm, gpu, o.efficiency, o.sm_share)

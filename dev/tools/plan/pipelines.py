@@ -1,0 +1,225 @@
+"""Seconds of a step of train_gpt2_pp, and of train_gpt2_3d, which has copies of p stages of t ranks.
+
+Actions   A stage's F, B and W take what its blocks take. Of a block's backward pass W is the four products that make
+          gradients of matrices, and B the rest, with recomputation also another F. The last stage's B has the head, its
+          forward pass included, because the program computes logits only there. Embedding takes no time. On a mesh they are 1/t of
+          that, and in each block are the sums of tensor parallelism: D, a whole backward pass, hides what dW can hide; B of
+          zb-h1 hides nothing, because its W comes later. With --emulate-ms they last as long as that says.
+Schedule  It is played: each action begins when its rank is free and its input is there. So the bubble is that of these stages, also
+          of unequal ones. A message takes alpha + n/bandwidth. All take as long as on the slowest link between neighbours: in 1f1b
+          that link delays every micro-batch, and faster ones matter little. On a mesh messages are as long as a rank's rows: 1/t
+          where rows are cut.
+After it  A stage sums a block's gradients over the replicas of the model once its last micro-batch has left the block, beside
+          what it still has to compute. The root's are first summed over the two stages that have it, when both are done.
+          Then three numbers are summed over the stages: the loss and two norms. With --zero-stage 1 gradients are reduced and, when
+          the update is over, gathered. The next step's first forward passes hide as much of that as they can wait for.
+"""
+from typing import NamedTuple
+from common import require
+from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from network import Group
+from schedules import actions_of, blocks_of, bubble, part_cost, pipeline_of, play, split_of
+from stages import MESH, PP
+from steps import StepTime, Timeline, block_flops, tensor_backward, tensor_forward, tensor_messages, update_seconds
+
+
+# ---- messages ----
+def messages_of(plan):
+    """Of a replica of the model in a step: how many."""
+    return 0 if plan.pipe.p == 1 else 2 * plan.accumulation * (plan.pipe.p * plan.pipe.v - 1)
+
+
+def messages_of_rank(plan, rank):
+    last = plan.pipe.p - 1
+    return plan.accumulation * (2 * plan.pipe.v - (rank == 0) - (rank == last)) if last > 0 else 0
+
+
+def message_bytes(plan):
+    return float(plan.tokens) * plan.config.C * plan.X
+
+
+def message_seconds(plan, w):
+    return w.message(message_bytes(plan), w.crosses(plan.N, plan.pipe.p)) if plan.pipe.p > 1 else 0
+
+
+def tied_group(plan, w):
+    """The two ranks of a copy that have the root. If they are in different nodes, they use one of its interfaces."""
+    apart = w.crosses(plan.N, plan.pipe.p)
+    return Group(2 if plan.pipe.p > 1 else 1, 1 if apart else 2, w.nics if apart else 1)
+
+
+# ---- train_gpt2_pp ----
+def weight_seconds(plan, s):
+    """Of W in a block: 2 FLOPs for each weight of its matrices and token."""
+    return s.block_forward * 24.0 * plan.config.C * plan.config.C / (block_flops(plan) / 3)
+
+
+def pipe_times(plan, s):
+    """F, B and W of each part of the model."""
+    W = weight_seconds(plan, s)
+    times = [[n * s.block_forward, n * (s.block_backward - W), n * W] for n in split_of(plan)]
+    times[-1][1] += s.head
+    return tuple(map(tuple, times))
+
+
+def sum_blocks(plan, y, rank, m, t):
+    """Sums rank's blocks over the copies, each when it is complete, in t's queue; t.now becomes the time when the rank has computed
+    all."""
+    blocks = split_of(plan)
+    for (kind, micro, part), begin, end in zip(actions_of(y.l, rank), y.begins[rank], y.ends[rank]):
+        if micro < y.l.m - 1 or kind not in "DW": continue
+        n = blocks[part * plan.pipe.p + rank]
+        each = m.each["DW".index(kind)] or (end - begin) / (n + 1)
+        for left in range(n - 1, -1, -1): # the head, if it is there, comes before the blocks
+            t.now = end - left * each
+            t.send(m.block[0])
+    t.now = y.end(rank)
+
+
+class Sums(NamedTuple):
+    """What follows the last micro-batches, in seconds."""
+    pp: Group                # all stages; the two that have the root
+    tied: Group
+    message: float           # between two stages
+    block: tuple             # of a block and of the root: its sum over the copies, and its gather after the update
+    root: tuple
+    layernorms: float = 0    # of one, among the t ranks that cut its rows
+    each: tuple = (0, 0)     # of a block in D, in W; 0: all blocks take equal parts of an action, and as much comes before them
+
+
+def end_of(plan, w, y, m):
+    """When all ranks have what the update needs, and the communication of the rank that communicates longest."""
+    last, number = plan.pipe.p - 1, w.seconds(ALL_REDUCE, 8.0, m.pp)
+    root = w.seconds(ALL_REDUCE, float(plan.config.unit(0, plan.t)) * plan.X, m.tied)
+    end = communication = 0.0
+    for r in range(plan.pipe.p):
+        t = Timeline(messages_of_rank(plan, r) * m.message)
+        sum_blocks(plan, y, r, m, t)
+        if r in (0, last):
+            t.wait(max(y.end(0), y.end(last)))
+            t.wait_shared(root)
+            t.send(m.root[0])
+        t.wait(t.arrived)
+        for _ in range(2 * blocks_of(plan, r) + 1): t.wait_shared(m.layernorms)
+        end = max(end, t.now)
+        communication = max(communication, t.communication + 3 * number)
+    return end + 3 * number + gather_delay(plan, y, m.block[1], m.root[1]), communication
+
+
+def pipeline_step(plan, w, s):
+    """Of plan.N ranks. s: of a whole model on one rank."""
+    plan = plan._replace(t=1, zero_stage=0)
+    l, times = pipeline_of(plan), pipe_times(plan, s)
+    silent = play(l, times, 0)
+    compute = sum(busy / l.p for busy in silent.busy)
+    waits = silent.step - compute
+    formula = bubble(l, *(sum(part[k] / l.p for part in times) for k in range(3)))
+    message, dp = message_seconds(plan, w), w.apart(plan.N, l.p)
+    block, root = ((w.seconds(ALL_REDUCE, float(plan.config.unit(u)) * plan.X, dp), 0) for u in (1, 0))
+    sums = Sums(w.neighbours(plan.N, l.p), tied_group(plan, w), message, block, root, each=(s.block_backward, weight_seconds(plan, s)))
+    seconds, communication = end_of(plan, w, play(l, times, message), sums)
+    exposed = seconds - compute - waits
+    seconds += update_seconds(plan, PP)
+    tokens = float(plan.N // l.p) * l.m * plan.B * plan.T
+    return StepTime(compute, communication, exposed, seconds, compute / seconds, tokens / seconds, bubble=waits, formula=formula)
+
+
+# ---- train_gpt2_3d ----
+class Emulation(NamedTuple):
+    """Actions of --emulate-ms: F, B and W of a rank, or if there is a head of a block."""
+    ms: tuple
+    head: float
+
+
+def parse_emulation(text):
+    """None: ''. Dies if the text is none that a stage accepts."""
+    if text == "": return None
+    try: numbers = [float(x) for x in text.split(",")]
+    except ValueError: numbers = []
+    require(len(numbers) in (3, 4) and all(x >= 0 for x in numbers), "--emulate-ms wants three numbers of milliseconds, as in 20,24,16,"
+            f" and perhaps how many blocks the head costs, not '{text}'")
+    return Emulation(tuple(numbers[:3]), numbers[3] if len(numbers) > 3 else 0.0)
+
+
+def emulated_times(plan, e):
+    """As train_gpt2_pp and train_gpt2_3d sleep."""
+    blocks = split_of(plan)
+    parts = [1e-3 * (part_cost(blocks, g, e.head) if e.head > 0 else 1.0 / plan.pipe.v) for g in range(len(blocks))]
+    return tuple(tuple(ms * part for ms in e.ms) for part in parts)
+
+
+def block_times(plan, m, s):
+    """F, B and W of a block of one rank. B + W is D, unless --schedule cuts it."""
+    t, forward = Timeline(), s.block_forward / plan.t
+    tensor_forward(m, forward, False, t)
+    F = t.now
+    if plan.recompute: tensor_forward(m, forward, True, t)
+    again = t.now - F
+    tensor_backward(plan, m, forward, t)
+    D, W = t.now - F, weight_seconds(plan, s) / plan.t
+    if plan.pipe.schedule != "zb-h1": return F, D - W, W
+    B = again + 2 * forward - W + 2 * (m.gather + m.sum)
+    return F, B, W + (0 if plan.keep_gathered else 2 * max(0, m.gather - W / 2))
+
+
+def mesh_times(plan, m, s):
+    F, B, W = block_times(plan, m, s)
+    times = [[n * F, n * B, n * W] for n in split_of(plan)]
+    times[0][0] += m.sum    # of embeddings,
+    times[0][1] += m.gather # and the rows of their gradients
+    times[-1][0] += m.gather
+    times[-1][1] += s.head / plan.t + m.stats + m.sum
+    return tuple(map(tuple, times))
+
+
+def mesh_crosses(plan, w):
+    """The ranks of a replica of the model are neighbours."""
+    return plan.pipe.p > 1 and w.crosses(plan.N, plan.pipe.p * plan.t)
+
+
+def mesh_message_seconds(plan, w):
+    nbytes = message_bytes(plan) / (plan.t if plan.rows else 1)
+    return w.message(nbytes, mesh_crosses(plan, w)) if plan.pipe.p > 1 else 0
+
+
+def unit_sent(plan, w, unit):
+    """Seconds of what is sent of a unit over the copies before the update, and after it."""
+    dp, nbytes = w.apart(plan.N, plan.t * plan.pipe.p), float(plan.config.unit(unit, plan.t)) * plan.X
+    if plan.zero_stage == 0: return w.seconds(ALL_REDUCE, nbytes, dp), 0
+    return w.seconds(REDUCE_SCATTER, nbytes, dp), w.seconds(ALL_GATHER, nbytes, dp)
+
+
+def gather_delay(plan, y, block, root):
+    """By how much the gathers of an update delay the next step: a rank computes its first blocks as they arrive. block, root:
+    seconds of a gather."""
+    most, p = 0.0, plan.pipe.p
+    for r in range(p if plan.zero_stage else 0):
+        begin, n = y.begins[r][0], blocks_of(plan, r)
+        arrived, computes = root if r in (0, p - 1) else 0, y.ends[r][0] - begin
+        for i in range(n):
+            arrived += block
+            most = max(most, arrived - begin - i * computes * plan.pipe.v / n)
+    return most
+
+
+def mesh_sums(plan, w, m):
+    p, node = plan.pipe.p, 1 if mesh_crosses(plan, w) else None # ranks of a group in a node, if it has several nodes
+    return Sums(Group(p, node or p, plan.t), Group(2 if p > 1 else 1, node or 2, plan.t), mesh_message_seconds(plan, w),
+                unit_sent(plan, w, 1), unit_sent(plan, w, 0), m.layernorms)
+
+
+def mesh_step(plan, w, s, emulation):
+    """A step of plan.N ranks. s: of a whole model on one rank; emulation: the times of actions instead, if there is one."""
+    l, m = pipeline_of(plan), tensor_messages(plan, w)
+    times = emulated_times(plan, emulation) if emulation else mesh_times(plan, m, s)
+    silent = play(l, times, 0)
+    busy = sum(x / l.p for x in silent.busy)
+    whole = l.m * (plan.config.L * (s.block_forward + s.block_backward) + s.head)
+    compute, waits = busy if emulation else whole / (plan.t * l.p), silent.step - busy
+    sums = mesh_sums(plan, w, m)
+    seconds, communication = end_of(plan, w, play(l, times, sums.message), sums)
+    exposed = seconds - busy - waits
+    seconds += w.sm_share * max(0, communication - exposed) # compute, while something is sent beside it
+    seconds += update_seconds(plan, MESH)
+    tokens = float(plan.N // (plan.t * l.p)) * l.m * plan.B * plan.T
+    return StepTime(compute, communication, exposed, seconds, compute / seconds, tokens / seconds, bubble=waits, tensor=busy - compute)

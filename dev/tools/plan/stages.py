@@ -1,0 +1,297 @@
+"""Asks the stage programs what a run keeps and sends, by their own formulas (llmc/run/predict.h), and the few formulas of shapes
+and layouts that the times need.
+
+A run is a Plan. It is asked of the program of its stage, built for the precision, because a program's precision is chosen when it
+is compiled. (fp16 has bf16's size; only train_gpt2_compress keeps more there.) A program is started at its first question and
+answers one line for one line."""
+import atexit
+import functools
+import json
+import os
+import subprocess
+import sys
+from typing import NamedTuple
+from common import ceil_div, require
+
+# Data parallel alone, where every rank has a micro-batch of its own: DDP to FSDP. In TP t ranks share one; in PP micro-batches pass
+# through p ranks; 3D has copies of p stages of t ranks.
+DDP, ZERO1, ZERO2, ZERO3, FSDP, TP, PP, MESH = range(8)
+STAGE_NAMES = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp", "tp", "pp", "3d")
+STAGES = range(5)
+KINDS = ("parameters", "gradients", "optimizer state", "activations", "communication", "workspace", "errors", "state on the host")
+MAX_UNITS = 257 # the root and 256 blocks
+
+
+class Config(NamedTuple):
+    max_T: int               # longest sequence
+    V: int                   # tokens; Vp: the same, padded to a multiple of 128
+    Vp: int
+    L: int                   # blocks, heads, channels
+    NH: int
+    C: int
+
+    def unit(self, u, t=1):
+        """Elements of the root (0) or a block that one of t ranks has."""
+        C = self.C
+        return self.Vp * C // t + (self.max_T + 2) * C if u == 0 else 12 * C * C // t + 7 * C // t + 6 * C
+
+    def elements(self):
+        return self.unit(0) + self.L * self.unit(1)
+
+    def parameters(self):
+        return self.elements() - (self.Vp - self.V) * self.C
+
+    def flops_per_token(self, T):
+        """6 per parameter for forward and backward, and attention's two (T,T) products, whose causal half is 6 L C T."""
+        return 6.0 * self.parameters() + 6.0 * self.L * self.C * T
+
+
+def padded(V):
+    return ceil_div(V, 128) * 128
+
+
+class Pipe(NamedTuple):
+    """p ranks share a replica of the model, each with v chunks of its blocks; split: as train_gpt2_pp's --split."""
+    p: int = 1
+    schedule: str = "1f1b"
+    v: int = 1
+    split: str = "auto"
+    rank: int = -1           # of the p; -1: the one that keeps most
+
+
+class Fsdp(NamedTuple):
+    """train_gpt2_fsdp's options of these names, and what an offloaded state is moved with."""
+    sharding: str = "full"
+    shard_group: int = 0
+    reduce_dtype: str = "fp32"
+    offload: bool = False
+    host_link: float = 0     # bytes per second between a rank's device and the host, each way; 0: it takes no time
+    host_bandwidth: float = 0 # of the host's memory, for one rank's AdamW; 0: it takes no time
+
+
+class Compress(NamedTuple):
+    """train_gpt2_compress's options of these names, from the step on in which it compresses."""
+    method: str = "none"
+    feedback: bool = None    # None: as the method has it by default
+    fraction: float = 0.01
+    rank: int = 4
+    bucket_mb: float = 25
+
+
+class Plan(NamedTuple):
+    config: Config
+    B: int                   # a rank's micro-batch, or in tp that of the t ranks that share a replica of the model
+    T: int
+    N: int                   # ranks
+    precision: str = "bf16"
+    accumulation: int = 1    # micro-batches per step; in pp those of a replica of the model
+    recompute: bool = False
+    gpu: bool = True         # the GPU's program (over NCCL), or the CPU's (over MPI)
+    rooms: int = 2           # fsdp: how many groups, besides the root, may be gathered at a time
+    wrap_blocks: int = 1     # fsdp: blocks of a group; 0: the whole model is one
+    t: int = 1               # tp: ranks that share a replica of the model
+    rows: bool = False       # tp: --sequence-parallel, --keep-gathered
+    keep_gathered: bool = False
+    memory_bandwidth: float = 0 # of a rank's device, bytes per second; 0: the update takes no time
+    pipe: Pipe = Pipe()
+    zero_stage: int = 0      # 3d: what is sharded over replicas of the model, 0 nothing, 1 the optimizer's state
+    fsdp: Fsdp = Fsdp()
+    compress: Compress = Compress()
+
+    @property
+    def X(self):
+        """Bytes of an element."""
+        return 4 if self.precision == "fp32" else 2
+
+    @property
+    def tokens(self):
+        """Of a micro-batch."""
+        return self.B * self.T
+
+    def with_pipe(self, **changes):
+        return self._replace(pipe=self.pipe._replace(**changes))
+
+
+# ---- questions ----
+def options_of(plan, stage):
+    """What the stage's program is told besides the model and the batch."""
+    f, c, l = plan.fsdp, plan.compress, plan.pipe
+    rows = ["--sequence-parallel"] * plan.rows + ["--keep-gathered"] * plan.keep_gathered
+    pipe = ["--schedule", l.schedule, "--chunks", l.v, "--split", l.split]
+    if stage == DDP and c.method != "none":
+        feedback = [] if c.feedback is None else ["--error-feedback" if c.feedback else "--no-error-feedback"]
+        return ["--compress", c.method, "--bucket-mb", repr(c.bucket_mb), *feedback,
+                *(["--top-k-fraction", repr(c.fraction)] if c.method == "top-k" else []),
+                *(["--rank", c.rank] if c.method == "powersgd" else [])]
+    if stage in (ZERO1, ZERO2, ZERO3): return ["--zero-stage", stage - ZERO1 + 1]
+    if stage == FSDP: # with both prefetches where they have room
+        return ["--wrap-blocks", plan.wrap_blocks, "--sharding", f.sharding, "--shard-group", f.shard_group, "--reduce-dtype",
+                f.reduce_dtype, "--limit-all-gathers", plan.rooms, *["--cpu-offload"] * f.offload,
+                *(["--prefetch", "none", "--no-forward-prefetch"] if plan.rooms == 1 else [])]
+    if stage == TP: return ["--tensor-parallel", plan.t, *rows]
+    if stage == PP: return ["--pipeline-parallel", l.p, *pipe]
+    if stage == MESH: return ["--mesh", f"tp={plan.t},pp={l.p}", "--zero-stage", plan.zero_stage, *rows, *pipe]
+    return []
+
+
+def copy_ranks(plan, stage):
+    """Ranks that share a replica of the model and its micro-batches."""
+    return (plan.t if stage in (TP, MESH) else 1) * (plan.pipe.p if stage in (PP, MESH) else 1)
+
+
+def question(plan, stage):
+    c = plan.config
+    named = c.max_T != plan.T # gpt2 brings its positions with it
+    model = ["gpt2", "--layers", c.L] if named else [f"d{c.L}"]
+    tokens = plan.tokens * plan.accumulation * max(1, plan.N // copy_ranks(plan, stage))
+    return ["--predict", plan.N, "--predict-device", "gpu" if plan.gpu else "cpu", "--model", *model, "--channels", c.C, "--heads", c.NH,
+            "--vocab-size", c.V, "--seq-len", plan.T, "--batch-size", plan.B, "--total-batch-size", tokens,
+            "--recompute", "block" if plan.recompute else "none", *options_of(plan, stage)]
+
+
+@functools.lru_cache(None)
+def program(name, precision):
+    path = os.path.join(os.environ.get("PLAN_STAGES", "build/predict"), f"train_gpt2_{name}.{precision}")
+    require(os.access(path, os.X_OK), f"there is no {path}, whose formulas are asked; make build/plan")
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([path, "--predict", "-"], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    atexit.register(process.kill)
+    return process
+
+
+@functools.lru_cache(None)
+def ask(name, precision, line):
+    """The program's answer. What it refuses ends this program in its words."""
+    process = program(name, precision)
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+    answer = process.stdout.readline()
+    if answer: return json.loads(answer)
+    said = process.stderr.read()
+    require(said, f"train_gpt2_{name} has ended without an answer to {line}")
+    sys.stdout.flush()
+    sys.stderr.write(said)
+    sys.exit(1)
+
+
+def answer_of(plan, stage, words=None):
+    compressed = stage == DDP and plan.compress.method != "none"
+    name = "compress" if compressed else "zero" if stage in (ZERO1, ZERO2, ZERO3) else STAGE_NAMES[stage]
+    precision = "bf16" if plan.precision == "fp16" and not compressed else plan.precision
+    return ask(name, precision, " ".join(map(str, words or question(plan, stage))))
+
+
+# ---- answers ----
+class Bytes(NamedTuple):
+    memory: dict             # by kind, per rank; kinds that are 0 are left out. Of the layers' workspace only wte's fp32 sums
+    total: int               # of these, on the device
+    sent: float              # per rank and step
+    along: dict              # 3d: parts of it, by axis
+
+
+@functools.lru_cache(None)
+def all_ranks(plan, stage):
+    """Of a rank of each stage of the pipeline."""
+    return [Bytes(rank["bytes"], sum(rank["bytes"].values()) - rank["bytes"].get("state on the host", 0), rank["sent"],
+                  rank.get("sent_along", {})) for rank in answer_of(plan, stage)["ranks"]]
+
+
+# Options of a plan that its bytes do not depend on, set to the same, so that a question is asked once.
+def asked(plan):
+    return plan._replace(memory_bandwidth=0, pipe=plan.pipe._replace(rank=-1), fsdp=plan.fsdp._replace(host_link=0, host_bandwidth=0))
+
+
+def extreme_rank(plan, stage, most=True):
+    """The rank of a pipeline that keeps most, or that keeps least; of equal ones the first."""
+    totals = [b.total for b in all_ranks(asked(plan), stage)]
+    return totals.index((max if most else min)(totals))
+
+
+def bytes_of(plan, stage):
+    ranks = all_ranks(asked(plan), stage)
+    if len(ranks) == 1: return ranks[0]
+    return ranks[extreme_rank(plan, stage) if plan.pipe.rank < 0 else plan.pipe.rank]
+
+
+def total_of(plan, stage):
+    return bytes_of(plan, stage).total
+
+
+def sent_of_all(plan, stage):
+    """Bytes that N ranks together send per step. This is a whole number, which one rank's share of it need not be."""
+    return float(round_half_away(bytes_of(plan, stage).sent * plan.N))
+
+
+def round_half_away(x):
+    return int(x + 0.5)
+
+
+def sent_by_kind(plan):
+    """What a rank of a pipeline sends: messages, which grow with the micro-batches; sums over replicas of the model; three numbers;
+    and the rest, the root's gradients, to the rank that also has them."""
+    p, sent = plan.pipe.p, bytes_of(plan, PP).sent
+    twice = bytes_of(plan._replace(accumulation=2 * plan.accumulation).with_pipe(rank=own_rank(plan)), PP).sent
+    alone = bytes_of(plan._replace(N=p).with_pipe(rank=own_rank(plan)), PP).sent
+    messages, copies, numbers = twice - sent, sent - alone, 2 * (p - 1) / p * 3 * 8
+    return messages, sent - messages - copies - numbers, copies, numbers
+
+
+def own_rank(plan):
+    return extreme_rank(plan, PP) if plan.pipe.rank < 0 else plan.pipe.rank
+
+
+# ---- how units are sharded ----
+def shard_of(elements, shards):
+    """Elements of each of so many shards; every shard begins at a multiple of 16."""
+    return ceil_div(ceil_div(elements, shards), 16) * 16
+
+
+def shards_of(plan, stage):
+    """Into how many shards a group of units is cut."""
+    f = plan.fsdp
+    return plan.N if stage != FSDP or f.sharding in ("full", "grad-op") else f.shard_group if f.sharding == "hybrid" else 1
+
+
+def groups_of(plan, stage):
+    """What is gathered and reduced at a time: (blocks, elements) of each group. The root's is the first."""
+    c, wrap = plan.config, plan.wrap_blocks if stage == FSDP else 1
+    if wrap == 0: return [(c.L, c.elements())]
+    blocks = [wrap] * (c.L // wrap) + [c.L % wrap] * (c.L % wrap > 0)
+    return [(0, c.unit(0)), *((n, n * c.unit(1)) for n in blocks)]
+
+
+def shard_elements(plan):
+    """Elements of all of a rank's shards in fsdp."""
+    return sum(shard_of(n, shards_of(plan, FSDP)) for _, n in groups_of(plan, FSDP))
+
+
+# ---- what can be ----
+def tensor_divides(plan):
+    """Whether t ranks can share a replica of the model; if not, the program refuses, and says why."""
+    divides = plan.N % plan.t == 0 and plan.config.NH % plan.t == 0 and plan.config.Vp % plan.t == 0
+    return divides and (not plan.rows or plan.tokens % plan.t == 0)
+
+
+def pipe_divides(plan):
+    """The same of p ranks of a pipeline; a split in numbers is another matter."""
+    l = plan.pipe
+    micro = l.schedule != "interleaved" or plan.accumulation % l.p == 0
+    return plan.N % l.p == 0 and l.p * l.v <= plan.config.L and micro
+
+
+def of_depth(plan, d):
+    """The same with a dN: N blocks and heads, 64N channels."""
+    return plan._replace(config=plan.config._replace(L=d, NH=d, C=64 * d))
+
+
+@functools.lru_cache(None)
+def largest_depth(plan, stage, room):
+    """The largest dN that a rank with so many bytes can train; 0: none. Bytes grow with N."""
+    can = [d for d in range(1, MAX_UNITS) if (stage != TP or tensor_divides(of_depth(plan, d)))
+           and (stage != PP or pipe_divides(of_depth(plan, d)))]
+    low, high = 0, len(can) # the first `low` fit, those from `high` on do not
+    while low < high:
+        middle = (low + high) // 2
+        if total_of(of_depth(plan, can[middle]), stage) <= room: low = middle + 1
+        else: high = middle
+    return can[low - 1] if low else 0

@@ -1,0 +1,281 @@
+"""Seconds of a step of the stages that have no pipeline.
+
+Overlap   is a timeline of two queues, compute and communication, each doing one thing at a time in order of issue. A unit is
+          computed once it has been gathered (micro_batch); time that compute waits is exposed. So exposed <= communication.
+          Where fsdp gathers groups of blocks, "unit" means such a group. A third queue has what a communicator of its own
+          sends: with tensor parallelism activations, where a sum is exposed except what one product, dW, hides in the backward
+          pass; with fsdp's replicas the sums of shards. The queues do not slow each other down.
+Offload   moves a group's shard over the link to the host before its gather and after its reduction, and AdamW reads the host's
+          memory.
+Compute   is FLOPs / (peak x MFU), or measured, and the same for every N, because each rank has its own batch. t ranks that
+          share one take 1/t of it. AdamW takes no time, unless the bandwidth of a device's memory is given. Communication
+          takes as much from compute beside it as --sm-share says; that smaller products reach less of the peak is ignored.
+"""
+from typing import NamedTuple
+from common import ceil_div
+from compressed import compressed_messages
+from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from stages import (DDP, FSDP, MESH, PP, TP, ZERO1, ZERO2, ZERO3, all_ranks, asked, bytes_of, groups_of, shard_elements, shard_of,
+                    shards_of)
+
+
+# ---- compute ----
+class UnitSeconds(NamedTuple):
+    """Of each kind of unit, in one micro-batch; head: the root's, forward and backward."""
+    block_forward: float
+    block_backward: float
+    head: float
+
+
+def block_flops(plan):
+    """Of a token: a third forward and two thirds backward; recomputation does the forward third again."""
+    return 6.0 * plan.config.unit(1) + 6.0 * plan.config.C * plan.T
+
+
+def flops_done(plan):
+    """Of a token, including recomputed ones, which flops_per_token and so MFU leave out."""
+    return plan.config.flops_per_token(plan.T) + (plan.config.L * block_flops(plan) / 3 if plan.recompute else 0)
+
+
+def unit_seconds(plan, micro_batch_seconds):
+    block, per_flop = block_flops(plan), micro_batch_seconds / flops_done(plan)
+    return UnitSeconds(per_flop * block / 3, per_flop * block * (3 if plan.recompute else 2) / 3,
+                       per_flop * (plan.config.flops_per_token(plan.T) - plan.config.L * block))
+
+
+class Timeline:
+    """All queues. now: when compute has finished all it was given; arrived: when everything sent so far will have arrived; shared:
+    the same of what tensor parallelism sends among t ranks."""
+    def __init__(self, communication=0.0):
+        self.now = self.arrived = self.shared = self.exposed = 0.0
+        self.communication = communication
+
+    def send(self, seconds):
+        """Returns when the message will have arrived."""
+        self.arrived = max(self.arrived, self.now) + seconds
+        self.communication += seconds
+        return self.arrived
+
+    def send_shared(self, seconds):
+        self.shared = max(self.shared, self.now) + seconds
+        self.communication += seconds
+        return self.shared
+
+    def wait(self, until):
+        if until <= self.now: return
+        self.exposed += until - self.now
+        self.now = until
+
+    def wait_shared(self, seconds):
+        self.wait(self.send_shared(seconds))
+
+
+class StepTime(NamedTuple):
+    compute: float
+    communication: float
+    exposed: float
+    seconds: float
+    efficiency: float
+    tokens_per_s: float
+    compressing: float = 0   # of this, what compressing takes from compute
+    bubble: float = 0        # of a pipeline, without messages; exposed is then what messages and sums add
+    formula: float = float("nan") # the bubble of equal stages; NaN: there is none
+    tensor: float = 0        # of a mesh: what an average rank waits for inside its actions
+
+
+# ---- what a stage gathers and reduces at a time: units, or fsdp's groups of units ----
+class Messages(NamedTuple):
+    """A number of each group. The root's, the first, has no blocks unless it is the whole model."""
+    blocks: list
+    gather: list             # seconds
+    reduce: list
+    replicate: list          # of summing a shard over the replicas of the model; 0: there is one
+    packing: list            # of compressing what is reduced, and of setting all gradients
+    unpacking: float = 0
+    stays: bool = False      # what is gathered stays until the step's end
+    late: bool = False       # nothing is reduced before backward is over
+
+
+def gradient_bytes(plan, stage):
+    """Of an element of gradients where they are sent."""
+    return 4 if stage == FSDP and plan.fsdp.reduce_dtype == "fp32" else plan.X
+
+
+def fsdp_group(plan, w, shard):
+    """The seconds in which fsdp gathers and reduces a group, and sums it over replicas, by its shard's size. Offloaded shards pass
+    the link to the host first or last; of their replicas' sums both ways."""
+    S, f, X, gradient = shards_of(plan, FSDP), plan.fsdp, plan.X, gradient_bytes(plan, FSDP)
+    ranks, replicas = w.neighbours(plan.N, S), w.apart(plan.N, S)
+    host = shard / f.host_link if f.offload and f.host_link > 0 else 0 # for each byte of an element
+    home = S == 1 and X == 4 and not f.offload
+    gather = 0 if home else w.seconds(ALL_GATHER, S * shard * X, ranks) + X * host
+    reduce = w.seconds(REDUCE_SCATTER, S * shard * gradient, ranks) + gradient * host
+    replicate = w.seconds(ALL_REDUCE, shard * gradient, replicas)
+    return gather, reduce, replicate + 2 * gradient * host if replicate > 0 else 0
+
+
+def group_messages(plan, stage, w, elements):
+    shard = shard_of(elements, shards_of(plan, stage))
+    if stage == FSDP: return fsdp_group(plan, w, float(shard))
+    padded = plan.N * float(shard) * plan.X
+    gather = w.world_seconds(ALL_GATHER, padded, plan.N)
+    if stage == DDP: return gather, w.world_seconds(ALL_REDUCE, float(elements) * plan.X, plan.N), 0
+    return gather, w.world_seconds(REDUCE_SCATTER, padded, plan.N), 0
+
+
+def messages_of(plan, stage, w):
+    groups = groups_of(plan, stage)
+    known = {n: group_messages(plan, stage, w, n) for n in {n for _, n in groups}}
+    gather, reduce, replicate = (list(x) for x in zip(*(known[n] for _, n in groups)))
+    m = Messages([blocks for blocks, _ in groups], gather, reduce, replicate, [0.0] * len(groups),
+                 stays=stage == FSDP and plan.fsdp.sharding in ("grad-op", "none"))
+    if stage != DDP or plan.compress.method == "none": return m
+    reduce, packing, unpacking = compressed_messages(plan, w, len(groups))
+    late = plan.compress.method == "onebit-adam" # ranks clip their gradients before momentum is made of them
+    return m._replace(reduce=reduce, packing=packing, unpacking=unpacking, late=late)
+
+
+def send_gradients(m, k, last, t):
+    """Reduces a group's gradients; compressing them comes first. Where there are replicas, they sum the shard on a communicator of
+    their own, in the step's last micro-batch."""
+    t.now += m.packing[k]
+    reduced = t.send(m.reduce[k])
+    if not last or m.replicate[k] == 0: return
+    t.shared = max(t.shared, reduced) + m.replicate[k]
+    t.communication += m.replicate[k]
+
+
+def micro_batch(plan, stage, m, s, micro, t):
+    """Units are used in the order root (embedding), blocks 1..L, root (head, both passes), blocks L..1. A stage that gathers does
+    so `ahead` uses early: ZeRO-1 and -2 gather all parameters at once after the update, so only in the first micro-batch; ZeRO-3
+    gathers a unit when it is needed; FSDP gathers as early as it has memory, and the root only once a step, while the blocks are
+    updated. How long the update takes is not known here, so none of the root's gather is counted as hidden. What stays after its
+    forward pass (grad-op, none) is gathered once a step. Gradients are sent when a unit's backward pass ends, the root's at the
+    end."""
+    head = len(m.blocks)
+    order = [*range(head), 0, *range(head - 1, 0, -1)] # the group of each use
+    uses = len(order)
+    ahead = 0 if stage == ZERO3 else plan.rooms - 1 if stage == FSDP else uses
+    gathers = uses if stage in (ZERO3, FSDP) else head if stage in (ZERO1, ZERO2) and micro == 0 else 0
+    last = micro == plan.accumulation - 1
+    reduces = last or stage in (ZERO2, ZERO3, FSDP)
+    arrives, gathered = [0.0] * uses, 0
+    for use, k in enumerate(order):
+        while gathered < gathers and gathered <= use + ahead:
+            again = gathered >= head or micro > 0
+            is_here = stage == FSDP and again and (order[gathered] == 0 or m.stays)
+            if not is_here: arrives[gathered] = t.send(m.gather[order[gathered]])
+            gathered += 1
+        t.wait(arrives[use])
+        if use == head: t.now += s.head
+        t.now += m.blocks[k] * (s.block_forward if use < head else s.block_backward)
+        if reduces and use > head and not m.late: send_gradients(m, k, last, t)
+    if reduces and m.late:
+        for k in range(head - 1, 0, -1): send_gradients(m, k, last, t)
+    if reduces: send_gradients(m, 0, last, t)
+
+
+# ---- tensor parallelism ----
+class TensorMessages(NamedTuple):
+    """Seconds of what t ranks send to each other in a micro-batch, and N/t ranks at its end."""
+    sum: float               # of an activation (B,T,C): an all-reduce, or a reduce-scatter where rows are cut
+    gather: float            # of its rows, where they are cut; else 0
+    stats: float             # what the losses of a micro-batch need
+    layernorms: float        # gradients of a layernorm, once a step, where rows are cut; else 0
+    block: float             # all-reduce of a unit's gradients among the copies
+    root: float
+    hides: tuple             # the share of a block's forward compute that makes the weight gradient of qkv, of fc
+
+
+def classifier_rows(plan):
+    """Rows of logits that one of t ranks computes at a time (llmc/device/layers_api.h)."""
+    rows = (1 << (28 if plan.gpu else 24)) // (plan.config.Vp // plan.t)
+    return min(max(rows // 64 * 64, 64), plan.tokens)
+
+
+def tensor_messages(plan, w):
+    tp, dp = w.neighbours(plan.N, plan.t), w.apart(plan.N, plan.t)
+    C, X = plan.config.C, plan.X
+    activation, chunks = float(plan.tokens) * C * X, ceil_div(plan.tokens, classifier_rows(plan))
+    forward = block_flops(plan) / 6 # in multiply-adds per token, as are the weights of a matrix
+    block, root = (w.seconds(ALL_REDUCE, float(plan.config.unit(u, plan.t)) * X, dp) for u in (1, 0))
+    return TensorMessages(
+        w.seconds(REDUCE_SCATTER if plan.rows else ALL_REDUCE, activation, tp), w.seconds(ALL_GATHER, activation, tp) if plan.rows else 0,
+        chunks * w.seconds(ALL_GATHER, plan.tokens / chunks * plan.t * 3 * 4, tp),
+        w.seconds(ALL_REDUCE, 2.0 * C * X, tp) if plan.rows else 0,
+        block, root, (3.0 * C * C / forward, 4.0 * C * C / forward))
+
+
+def tensor_forward(m, seconds, recomputed, t):
+    """Both halves of a block's forward pass: rows are gathered, computed with, and summed. Recomputation omits the last sum."""
+    for half in (0, 1):
+        t.wait_shared(m.gather)
+        t.now += seconds / 2
+        if half == 0 or not recomputed: t.wait_shared(m.sum)
+
+
+def tensor_backward(plan, m, forward, t):
+    """Both halves of its backward pass, which takes 2 x `forward` seconds. The sum of dX travels beside dW; layernorm's output, if
+    it is gathered again, beside dX."""
+    for half in (1, 0):
+        product = m.hides[half] * forward # as long for dX as for dW
+        t.wait_shared(m.gather)
+        t.now += (1 - m.hides[0] - m.hides[1]) * forward # all that is not one of these four products
+        again = 0 if plan.keep_gathered else t.send_shared(m.gather)
+        t.now += product
+        summed = t.send_shared(m.sum)
+        t.wait(again)
+        t.now += product
+        t.wait(summed)
+
+
+def tensor_micro_batch(plan, m, s, last, t):
+    """s: of a rank that has 1/t of the compute. Gradients are sent as ddp's are, on a queue of their own."""
+    t.wait_shared(m.sum) # of embeddings
+    for _ in range(plan.config.L): tensor_forward(m, s.block_forward, False, t)
+    t.wait_shared(m.gather)
+    t.wait_shared(m.stats)
+    t.now += s.head
+    t.wait_shared(m.sum)
+    for _ in range(plan.config.L):
+        if plan.recompute: tensor_forward(m, s.block_forward, True, t)
+        tensor_backward(plan, m, s.block_forward, t)
+        if last: t.send(m.block)
+    t.wait_shared(m.gather)
+    if last: t.send(m.root)
+
+
+def tensor_step(plan, w, s, t):
+    m = tensor_messages(plan, w)
+    for micro in range(plan.accumulation): tensor_micro_batch(plan, m, s, micro == plan.accumulation - 1, t)
+    t.wait(t.arrived)
+    for _ in range(2 * plan.config.L + 1): t.send_shared(m.layernorms)
+    t.wait(t.shared)
+
+
+# ---- a step of N ranks ----
+def update_seconds(plan, stage):
+    """Seconds of AdamW, on the rank that has most to update. It reads and writes 28 bytes for each parameter: in fp32 a gradient,
+    and a weight and two moments twice; in 16 bits a gradient and a weight of 2 bytes, and a master copy and two moments twice."""
+    kept = 8 if plan.X == 4 or stage == FSDP else 12 # bytes of its state
+    if stage == FSDP and plan.fsdp.offload:
+        return 28 * float(shard_elements(plan)) / plan.fsdp.host_bandwidth if plan.fsdp.host_bandwidth > 0 else 0
+    if plan.memory_bandwidth == 0: return 0
+    ranks = all_ranks(asked(plan), stage) if stage in (PP, MESH) else [bytes_of(plan, stage)]
+    return 28 * max(b.memory.get("optimizer state", 0) / kept for b in ranks) / plan.memory_bandwidth
+
+
+def step(plan, stage, w, s):
+    t, m, shared = Timeline(), None, plan.t if stage == TP else 1
+    s = UnitSeconds(*(x / shared for x in s))
+    if stage == TP: tensor_step(plan, w, s, t)
+    else:
+        m = messages_of(plan, stage, w)
+        for micro in range(plan.accumulation): micro_batch(plan, stage, m, s, micro, t)
+    t.wait(max(t.arrived, t.shared)) # the update needs all gradients
+    compute = plan.accumulation * (plan.config.L * (s.block_forward + s.block_backward) + s.head)
+    slowed = w.sm_share * (t.communication - t.exposed) # compute, while something is sent beside it
+    compressing = m.unpacking + sum(m.packing) if m else 0
+    seconds = compute + compressing + t.exposed + slowed + update_seconds(plan, stage)
+    tokens = float(plan.N // shared) * plan.B * plan.T * plan.accumulation # batches at the same time
+    return StepTime(compute, t.communication, t.exposed, seconds, compute / seconds, tokens / seconds, compressing)

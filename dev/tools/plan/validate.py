@@ -1,0 +1,179 @@
+"""What the mesh model predicts for published figures (published.toml says what they are and where they come from), side by side.
+
+A row's program is known by its source: what it fuses, what it hides, what it keeps. The GPUs of torchtitan's rows have 96 GB of
+slower memory and 500 W; its document says that their peak is between those of the H100's SXM and NVL forms, so the latter's,
+835 TFLOP/s, is taken. Rows in fp8, and those that cut the sequence (cp), are not predicted.
+"""
+import math
+import statistics
+import tomllib
+from typing import NamedTuple
+from common import die, read_text, require
+from machines import GPUS, MIB
+from mesh import (DEEPSPEED_2021, FSDP_MINGPT, LLMC, MEGATRON_2021, MEGATRON_2022, SELECTED, TITAN, TITAN_EAGER, ALL, HALF, INPUTS,
+                  MeshPlan)
+from shapes import SHAPES
+
+PUBLISHED = "dev/tools/plan/published.toml"
+BYTES = ("state_gb", "largest_b", "largest_ran_b", "parameters_b", "fits", "peak_gib", "weights_mib", "gradients_mib", "optimizer_mib",
+         "activations_mib")
+TIMES = ("tflops", "seconds", "tokens", "mfu", "hfu", "forward_ms", "backward_ms")
+REPEATED = ("mfu", "parameters_b") # an MFU says again what a row of seconds says
+
+
+class Row(NamedTuple):
+    source: str
+    kind: str
+    value: float
+    model: str = "-"
+    gpu: str = "-"
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    chunks: int = 1
+    sp: bool = False
+    zero: int = 0
+    batch: int = 0
+    micro: int = 1
+    T: int = 0
+    kept: str = ""           # "": the source does not say
+    bits: int = 16
+    note: str = ""
+
+    @property
+    def gpus(self):
+        return self.dp * self.tp * self.pp * self.cp
+
+
+def rows_of(source, given):
+    """A row for each figure; a list has one for each stage of ZeRO."""
+    shape = {**source.get("shared", {}), **{key: x for key, x in given.items() if key not in BYTES + TIMES}}
+    for kind, x in given.items():
+        if kind not in BYTES + TIMES: continue
+        values = x if isinstance(x, list) else [x]
+        for k, value in enumerate(values):
+            row = Row(source["name"], kind, float(value), **{**shape, "zero": shape.get("zero", 0) + k})
+            numbers = (row.dp, row.tp, row.pp, row.cp, row.chunks, row.zero, row.batch, row.micro, row.T)
+            if not all(isinstance(n, int) and n >= 0 for n in numbers) or row.gpus == 0: raise ValueError("numbers")
+            if row.kept not in ("", ALL, SELECTED, HALF, INPUTS) or row.bits not in (8, 16): raise ValueError("kept or bits")
+            yield row
+
+
+def read_published(path):
+    remedy = f"rows are tables of a model, a GPU, ranks and figures, as in {PUBLISHED}"
+    text, rows = read_text(path, remedy), []
+    try: sources = tomllib.loads(text).get("sources", [])
+    except tomllib.TOMLDecodeError as error: die(f"{path}: is not TOML: {error}; {remedy}")
+    for number, (source, given) in enumerate(((s, row) for s in sources for row in s.get("rows", [])), 1):
+        try: found = list(rows_of(source, given))
+        except (TypeError, ValueError, KeyError, AttributeError): found = []
+        require(found, f"{path}: row {number}, {given}, is none; {remedy}")
+        rows += found
+    require(rows, f"{path}: has no rows; {remedy}")
+    return rows
+
+
+# ---- a row ----
+PROGRAMS = {"MEG1": MEGATRON_2021, "MEG2": MEGATRON_2021, "KOR4": MEGATRON_2022, "KOR5": MEGATRON_2022, "FSDP": FSDP_MINGPT,
+            "TITAN": TITAN_EAGER, "TITANTP": TITAN, "LLMC": LLMC}
+H100_96 = GPUS["h100"]._replace(name="h100-96", peak16=835e12, bandwidth=2.4e12, memory=96e9)
+
+
+def plan_of(r, reserve):
+    """None: the row cannot be expressed."""
+    shape, gpu, program = SHAPES.get(r.model), {**GPUS, "h100-96": H100_96}.get(r.gpu), PROGRAMS.get(r.source)
+    if r.source == "MEG2" and r.zero == 3: program = DEEPSPEED_2021
+    if r.note == "compiled": program = TITAN
+    if shape is None or gpu is None or program is None or r.cp != 1 or r.bits != 16 or r.kept == "": return None
+    return MeshPlan(shape, gpu, r.dp, r.tp, r.pp, r.zero, r.batch, r.micro, r.T, r.chunks, r.sp, r.kept, program, reserve)
+
+
+def state_bytes(r):
+    """Of states per parameter, by stage: not divided, and divided by dp (arXiv 1910.02054, section 3.1)."""
+    whole, divided = ((16, 0), (4, 12), (2, 14), (0, 16))[r.zero]
+    return whole + divided / r.dp
+
+
+def flops_of(r, s):
+    """As the source counts them: Megatron all of attention's scores, and in tflops what is recomputed."""
+    causal = r.source == "LLMC"
+    return s.flops_recomputed(r.T, causal) if r.kind == "tflops" and r.kept == INPUTS else s.flops(r.T, causal)
+
+
+def seconds_of(r, p):
+    t, (forward, backward, again, _) = p.step(), p.block_compute()
+    each = t.tokens_per_s / r.gpus
+    sends = (4 if p.rows else 2) * p.collective(p.tp, 1, not p.rows, 2 * p.tokens * p.shape.C) # of a block's forward pass
+    return {"seconds": t.seconds, "tokens": each, "tflops": 1e-12 * each * flops_of(r, p.shape),
+            "mfu": 100 * each * flops_of(r, p.shape) / p.gpu.peak16, "forward_ms": 1e3 * (forward + sends),
+            "backward_ms": 1e3 * (backward + again + p.tensor_waits() - sends)}.get(r.kind, math.nan)
+
+
+def bytes_of(r, p):
+    b = p.bytes()
+    return {"peak_gib": b.total / 1073741824, "weights_mib": b.parameters / MIB, "gradients_mib": b.gradients / MIB,
+            "optimizer_mib": b.optimizer / MIB, "activations_mib": b.activations / MIB, "fits": float(p.fits())}.get(r.kind, math.nan)
+
+
+def predict(r, reserve):
+    """What is predicted for a row, in its unit; NaN: nothing."""
+    if r.kind == "state_gb": return 1e-9 * float(r.model) * state_bytes(r)
+    if r.kind == "largest_b": return 32 * r.tp / state_bytes(r)
+    if r.kind == "parameters_b": return 1e-9 * SHAPES[r.model].parameters()
+    p = plan_of(r, reserve)
+    return math.nan if p is None else seconds_of(r, p) if r.kind in TIMES else bytes_of(r, p)
+
+
+# ---- all rows ----
+def off(ratio):
+    """How much slower or larger one is than the other."""
+    return max(ratio, 1 / ratio) - 1
+
+
+def offs(pairs, kinds):
+    """Of the rows of these kinds that are predicted."""
+    return [off(x / r.value) for r, x in pairs if r.kind in kinds and r.kind != "fits" and not math.isnan(x)]
+
+
+def median(numbers):
+    return statistics.median(numbers) if numbers else math.nan
+
+
+def summary(pairs):
+    """Medians of bytes and of times, and the furthest."""
+    kinds = [[kind for kind in group if kind not in REPEATED] for group in (BYTES, TIMES)]
+    return median(offs(pairs, kinds[0])), median(offs(pairs, kinds[1])), max(offs(pairs, BYTES + TIMES), default=math.nan)
+
+
+def row_text(r, x):
+    mesh = f"{r.dp} x {r.tp} x {r.pp}"
+    text = f"{r.source:<8} {r.model:<14} {r.gpu:<8} {r.gpus:5d} {mesh:<12} {r.zero:5d} {r.kind:<15} {r.value:10.5g} "
+    if r.kind == "fits": return text + f"{x:10.0f} {'same' if x == r.value else 'not':>7}  {r.note}"
+    if math.isnan(x): return text + f"{'-':>10} {'-':>7}  {r.note}"
+    return text + f"{x:10.5g} {x / r.value:7.3f}  {r.note}"
+
+
+def print_validation(path, reserve):
+    """All rows, the medians of each source and how far its furthest row is off, and the medians of all."""
+    pairs = [(r, predict(r, reserve)) for r in read_published(path)]
+    print(f"{'source':<8} {'model':<14} {'gpu':<8} {'gpus':>5} {'dp x tp x pp':<12} {'zero':>5} {'kind':<15} {'published':>10}"
+          f" {'predicted':>10} {'ratio':>7}")
+    for r, x in pairs: print(row_text(r, x))
+    print(f"\n{'source':<8} {'rows':>6} {'bytes':>8} {'times':>8} {'furthest':>8}")
+    for source in dict.fromkeys(r.source for r, _ in pairs):
+        mine = [pair for pair in pairs if pair[0].source == source]
+        shares = (f" {'-':>8}" if math.isnan(x) else f" {100 * x:6.1f} %" for x in summary(mine))
+        print(f"{source:<8} {len(mine):6d}" + "".join(shares))
+    counted = [[kind for kind in group if kind not in REPEATED] for group in (BYTES, TIMES)]
+    for name, kinds, x in zip(("\nbytes ", "times "), counted, summary(pairs)):
+        print(f"{name}   {len(offs(pairs, kinds)):3d} rows, half of them within {100 * x:.1f} %")
+    fits = [r.value == x for r, x in pairs if r.kind == "fits"]
+    print(f"fits     {sum(fits)} of {len(fits)} right\nnot predicted: {sum(math.isnan(x) for r, x in pairs if r.kind != 'fits')} rows, in"
+          " fp8, of cut sequences, or what a paper calls HFU")
+
+
+def json_validation(path, reserve):
+    return {"rows": [{"source": r.source, "model": r.model, "gpu": r.gpu, "dp": r.dp, "tp": r.tp, "pp": r.pp, "zero": r.zero,
+                      "kind": r.kind, "published": r.value, "note": r.note, "predicted": predict(r, reserve)}
+                     for r in read_published(path)]}

@@ -1,0 +1,167 @@
+/*
+predict.h - --predict N: what a stage's formulas say about a run on N ranks, as a line of JSON. No rank is started, and no device,
+data, tokenizer or MPI is touched, so N may be any number. build/plan (dev/tools/plan) asks the stages so.
+
+    ./train_gpt2_zero --predict 64 --model gpt2-xl --zero-stage 3 --batch-size 4
+    {"parameters":1557611200,"accumulation":1,"axes":{"tp":1,"pp":1,"dp":64},"ranks":[{"rank":0,"bytes":{...},"sent":...}]}
+
+"ranks" has one rank of each stage of a pipeline: on every stage all ranks keep and send the same. Bytes of the layers' workspace
+are only those of wte's fp32 sums, because the rest depends on libraries and threads. With --predict - there are many questions:
+each line of standard input has the options of one, its --predict N among them. What a run would refuse ends the program with the
+same message.
+*/
+#ifndef LLMC_RUN_PREDICT_H
+#define LLMC_RUN_PREDICT_H
+#include "ranks_run.h"
+
+// Sets run->predicted and run->ranks->sent of a model by its formulas, after ranks_predict or mesh_predict.
+typedef void PredictModel(void* model, Run* run);
+typedef struct { const char* ranks; int device; } PredictOptions;
+enum { PREDICT_OWN, PREDICT_CPU, PREDICT_GPU }; // of --predict-device
+#ifdef __CUDACC__
+enum { PREDICT_OWN_IS_GPU = 1 };
+#else
+enum { PREDICT_OWN_IS_GPU = 0 };
+#endif
+typedef struct {
+    Run *run, *clean;          // clean: as before its options were read, owned
+    RanksRun* clean_ranks;     // the same of run->ranks, owned
+    void *model, *clean_model; // the same of the stage's model
+    size_t size;               // bytes of the model
+    PredictModel* predict;
+    PredictOptions o;
+    CommContext world;         // of ranks that nobody joins
+    CommBackend backend;
+} Predictor;
+
+// As mpi_device_bytes and nccl_device_bytes have it, which need MPI and NCCL: MPI on host memory adds up in pieces, NCCL has a
+// number per rank.
+static inline size_t predict_mpi_bytes(const CommOptions* o, int N) {
+    (void)o;
+    return N > 1 ? 4 << 20 : 0;
+}
+static inline size_t predict_nccl_bytes(const CommOptions* o, int N) {
+    (void)o;
+    return (size_t)N * sizeof(int);
+}
+
+// Becomes N ranks of that device's program, of which this is the first.
+static inline void predict_ranks(Predictor* p) {
+    Run* run = p->run;
+    char* end;
+    long N = strtol(p->o.ranks, &end, 10);
+    require(*end == '\0' && N >= 1 && N <= 1 << 20, "--predict wants a number of ranks between 1 and 1048576, not '%s'",
+            p->o.ranks);
+    bool gpu = p->o.device == PREDICT_GPU || (p->o.device == PREDICT_OWN && PREDICT_OWN_IS_GPU);
+    classifier_elements = gpu ? CLASSIFIER_ELEMENTS_CUDA : CLASSIFIER_ELEMENTS_CPU;
+    p->backend.device_bytes = gpu ? predict_nccl_bytes : predict_mpi_bytes;
+    p->world.backend = N > 1 ? &p->backend : NULL; // a rank that is alone has none
+    run->ranks->world.comm.world = &p->world;
+    run->ranks->world.comm.size = (int)N;
+}
+
+// Sets run as run_start does, for a rank of this stage of the pipeline.
+static inline void predict_start(Predictor* p, int argc, char** argv, int stage) {
+    Run* run = p->run;
+    memcpy(run, p->clean, sizeof *run);
+    memcpy(run->ranks, p->clean_ranks, sizeof *run->ranks);
+    memcpy(p->model, p->clean_model, p->size);
+    p->o.ranks = "";
+    p->o.device = PREDICT_OWN;
+    options_parse(&run->table, argc, argv);
+    predict_ranks(p);
+    run->tokenizer.vocab_size = run->o.vocab_size ? 0 : 257; // bytes
+    run->config = config_for_run(&run->o, &run->table, &run->tokenizer, NULL);
+    LayerShapes shapes = { (int)run->o.batch_size, (int)run->o.seq_len, run->config.C, run->config.NH, run->config.Vp, 1 };
+    layer_shapes_check(shapes);
+    run->ranks->predicted_stage = stage;
+}
+
+// A rank's bytes by kind, those that are not 0.
+static inline void predict_print_rank(const Run* run) {
+    const RanksRun* r = run->ranks;
+    int BT = (int)(run->o.batch_size * run->o.seq_len), Vp = run->config.Vp / (int)r->tensor_parallel;
+    size_t bytes[MEMORY_KINDS];
+    memcpy(bytes, run->predicted, sizeof bytes);
+    bytes[MEMORY_WORKSPACE] = classifier_sums(BT, run->config.C, Vp) * sizeof(float);
+    printf("{\"rank\":%d,\"bytes\":{", r->world.comm.rank);
+    for (int k = 0, n = 0; k < MEMORY_KINDS; k++)
+        if (bytes[k] > 0) printf("%s\"%s\":%zu", n++ ? "," : "", memory_kind_names[k], bytes[k]);
+    printf("},\"sent\":%.17g", r->sent);
+    if (r->sent_along) printf(",\"sent_along\":{\"tp\":%.17g,\"pp\":%.17g,\"dp\":%.17g}", r->sent_along[0], r->sent_along[1],
+                              r->sent_along[2]);
+    printf("}");
+}
+
+// Answers one question: a rank of each stage.
+static inline void predict_answer(Predictor* p, int argc, char** argv) {
+    Run* run = p->run;
+    RanksRun* r = run->ranks;
+    for (int stage = 0; stage == 0 || stage < r->pipeline_parallel; stage++) {
+        predict_start(p, argc, argv, stage);
+        p->predict(p->model, run);
+        long long tp = r->tensor_parallel, pp = r->pipeline_parallel;
+        if (stage == 0) printf("{\"parameters\":%zu,\"accumulation\":%d,\"axes\":{\"tp\":%lld,\"pp\":%lld,\"dp\":%lld},\"ranks\":[",
+                               gpt2_num_parameters(run->config), run->accumulation, tp, pp, r->world.comm.size / (tp * pp));
+        else printf(",");
+        predict_print_rank(run);
+    }
+    printf("]");
+    if (r->predicted_more) {
+        char* more = json_dumps(r->predicted_more, JSON_COMPACT);
+        printf(",\"more\":%s", more);
+        free(more);
+        json_decref(r->predicted_more);
+    }
+    printf("}\n");
+    fflush(stdout);
+}
+
+// Answers a line's question: its words are options.
+static inline void predict_answer_line(Predictor* p, char* line) {
+    enum { MOST_WORDS = 128 };
+    char *words[MOST_WORDS] = { NULL }, *rest = NULL;
+    int n = 1;
+    for (char* w = strtok_r(line, " \t\n", &rest); w != NULL; w = strtok_r(NULL, " \t\n", &rest)) {
+        require(n < MOST_WORDS, "a line for --predict - has more than %d words", MOST_WORDS);
+        words[n++] = w;
+    }
+    if (n > 1) predict_answer(p, n, words);
+}
+
+static inline bool predict_is_asked(int argc, char** argv) {
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) return false;
+        if (strcmp(argv[i], "--predict") == 0 || strncmp(argv[i], "--predict=", 10) == 0) return true;
+    }
+    return false;
+}
+// Adds its options to the table. If --predict is given, answers, and the program ends. model: of `size` bytes.
+static inline void run_predict(Run* run, int argc, char** argv, PredictModel* predict, void* model, size_t size) {
+    static Predictor p; // the table points to its options
+    p.o.ranks = "";
+    option_text(&run->table, "predict", &p.o.ranks, "N|-", "print as JSON what the formulas say about a run on N ranks, and exit;"
+                " nothing is started. -: read many questions, each a line of options");
+    option_choice(&run->table, "predict-device", &p.o.device, "own|cpu|gpu", "of which program's memory --predict speaks");
+    if (!predict_is_asked(argc, argv)) return;
+    p.run = run;
+    p.model = model;
+    p.size = size;
+    p.predict = predict;
+    p.clean = (Run*)memcpy(xcalloc(1, sizeof *run), run, sizeof *run);
+    p.clean_ranks = (RanksRun*)memcpy(xcalloc(1, sizeof *run->ranks), run->ranks, sizeof *run->ranks);
+    p.clean_model = memcpy(xcalloc(1, size), model, size);
+    options_parse(&run->table, argc, argv);
+    if (strcmp(p.o.ranks, "-") != 0) predict_answer(&p, argc, argv);
+    else {
+        char* line = NULL;
+        size_t room = 0;
+        while (getline(&line, &room, stdin) >= 0) predict_answer_line(&p, line);
+        free(line);
+    }
+    free(p.clean);
+    free(p.clean_ranks);
+    free(p.clean_model);
+    exit(EXIT_SUCCESS);
+}
+#endif

@@ -1,0 +1,352 @@
+"""build/plan's model of any mesh: tables of models, GPUs and published rows, each checked against another figure of the same source
+or against a count; steps that can be counted by hand; properties; how near it comes to what others have published; the search of a
+mesh with its reasons; and the seconds that NCCL 2.30.7 expects, counted by hand from src/graph/tuning.cc, the channels that its
+logs print, and what was measured."""
+import itertools, math, re
+import pytest
+from planned import plan_of
+from machines import GPUS, MIB
+from mesh import DEEPSPEED_2021, INPUTS, LLMC, MeshPlan
+from nccl import (LL, LL128, NVLS, NVLS_TREE, PAT, RING, SIMPLE, TREE, Graph, choose, gpu_group, nvls_graph, ring_graph, seconds_of, tree_graph)
+from search import PARTS, Asked, as_long, search, simplicity, why, why_first
+from shapes import SHAPES
+from validate import PUBLISHED, TIMES, offs, predict, read_published, state_bytes, summary
+
+near = lambda x: pytest.approx(x, rel=1e-9, abs=1e-15)
+ROWS = read_published(PUBLISHED)
+
+
+def mesh_of(shape, gpu, dp, tp, pp, zero, batch, micro, **changes):
+    return MeshPlan(SHAPES[shape], GPUS[gpu], dp, tp, pp, zero, batch, micro, 1024, **changes)
+
+
+# ---- shapes ----
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"])
+def test_gpt2s_shapes_are_the_programs(name):
+    s, c = SHAPES[name], plan_of(name, 1).config
+    assert (s.L, s.NH, s.NKV, s.C, s.F, s.T) == (c.L, c.NH, c.NH, c.C, 4 * c.C, c.max_T) and s.parameters() == c.parameters()
+    # flops_per_token, like llm.c's, counts 6 for every parameter: also for vectors and positions
+    others = s.L * s.block_vectors() + (s.T + 2) * s.C
+    assert s.flops(1024, True) == near(c.flops_per_token(1024) - 6 * others)
+
+
+@pytest.mark.parametrize("name, parameters, times, multiple", [
+    # two embeddings of 128256 x 4096, 32 blocks of 2 x 4096^2 + 2 x 4096 x 1024 + 3 x 4096 x 14336 + 2 x 4096, a norm of 4096; the
+    # widths of torchtitan's rule: 8/3 C, times 1.3 or 1.2, in multiples of 1024 or 4096
+    ("llama3-8b", 8030261248, 1.3, 1024), ("llama3-70b", 70553706496, 1.3, 4096), ("llama3-405b", 405853388800, 1.2, 4096)])
+def test_llamas_parameters_can_be_counted(name, parameters, times, multiple):
+    s = SHAPES[name]
+    assert s.parameters() == parameters and s.F == -(-int(times * int(8.0 * s.C / 3)) // multiple) * multiple
+
+
+def test_every_shape_divides_and_has_the_flops_of_equation_3():
+    given = {"125m": 125e6, "350m": 350e6, "760m": 760e6, "1.3b": 1.3e9, "2.7b": 2.7e9, "6.7b": 6.7e9, "13b": 13e9, "175b": 175e9}
+    for name, x in given.items(): # table 2.1 of the GPT-3 paper, whose figures are rounded to the model's name
+        assert SHAPES[f"gpt3-{name}"].parameters() == pytest.approx(x, rel=0.02)
+    for s in SHAPES.values():
+        assert s.C % s.NH == 0 and s.NH % s.NKV == 0 and (s.llama or s.F == 4 * s.C)
+        if s.llama: continue
+        F = 96 * s.L * s.C * s.C * (1 + 2048 / (6 * s.C) + s.V / (16 * s.L * s.C)) # per token
+        assert s.flops_recomputed(2048, False) == near(F)
+        assert s.flops(2048, False) - s.flops(2048, True) == near(6 * s.L * s.C * 2048) # the masked half
+
+
+def test_activations_of_a_block():
+    gpt, llama = SHAPES["gpt2"], SHAPES["llama3-8b"]
+    assert gpt.block_activations(1, False) == 16 * 768 and gpt.block_activations(4, True) == 16 / 4 * 768
+    assert gpt.block_activations(4, False) == (4 + 12 / 4) * 768 # as train_gpt2_tp, doc/plan.md
+    # 2 norms in and out, q and the output of attention, k and v of 1024, and 3 of 14336
+    assert llama.block_activations(1, False) == 6 * 4096 + 2 * 1024 + 3 * 14336
+
+
+def test_presets_of_gpus():
+    for gb, g in zip((40, 80, 80, 141, 180, 24, 192), GPUS.values(), strict=True): # by the data sheets
+        # a data sheet's GB is 1e9 or 2^30 bytes, and some are kept back for error correction
+        assert 0.99 * gb * 1e9 < g.memory <= gb * 1073741824 and g.peak16 > g.peak32 and g.bandwidth > g.inside > g.nic
+        assert 1e9 * g.nccl_inside < g.inside and (g.nccl_inside == 0 or 1e9 * g.nccl_inside > 0.75 * g.inside) # less than the wire
+    assert GPUS["h100"].memory == 81559 * MIB
+
+
+# ---- by hand ----
+def test_a_step_of_one_gpu():
+    p = mesh_of("gpt2", "h100", 1, 1, 1, 0, 8, 4) # two micro-batches of 4096 tokens
+    C, tokens, peak, memory = 768, 4096, 989e12 * 0.62, 3350e9 * 0.9
+    # forward: 24 C^2 FLOPs and the unmasked half of attention's; 24 C numbers of 2 bytes, read or written
+    block = (24 * C * C + 2 * C * 1024) * tokens / peak + 2 * 24 * C * tokens / memory
+    head = 2 * C * 50257 * tokens / peak + 2 * 2 * 50257 * tokens / memory
+    t = p.step()
+    assert t.compute == near(2 * (12 * 3 * block + 3 * head)) and t.update == near(28 * 124439808.0 / memory)
+    assert (t.tensor, t.bubble, t.messages, t.data) == (0, 0, 0, 0) and t.tokens_per_s == near(8 * 1024 / t.seconds)
+    assert p._replace(kept=INPUTS).step().compute == near(2 * (12 * 4 * block + 3 * head)) # another forward pass
+
+
+@pytest.mark.parametrize("zero, each", [(0, 16), (1, 4 + 12 / 8), (2, 2 + 14 / 8), (3, 16 / 8)])
+def test_bytes_of_states(zero, each):
+    b = mesh_of("gpt2", "h100", 8, 1, 1, zero, 8, 1).bytes()
+    assert b.parameters + b.gradients + b.optimizer == near(each * 124439808) and (b.gathered > 0) == (zero == 3)
+    assert b.activations == near(1024 * (12 * 2 * 16 * 768.0 + 2 * 50257.0)) # and the logits
+    p = mesh_of("gpt2", "h100", 1, 4, 1, 0, 1, 1)
+    saved = p.bytes().activations - p._replace(rows=True).bytes().activations
+    assert saved == near(1024 * 12 * 2 * 3 * 768.0) # C of 4 C are left
+
+
+def test_a_pipeline():
+    p = mesh_of("gpt2", "h100", 1, 1, 2, 0, 8, 1, program=LLMC) # equal stages
+    forward, backward, _, head = p.block_compute()
+    stage, t, chunked = 6 * (forward + backward) + 3 * head, p.step(), p._replace(chunks=2) # the last
+    assert 2 * t.compute == near(p._replace(pp=1).step().compute)
+    assert t.compute + t.bubble == near((8 + 1) * stage) # 8 micro-batches, and one bubble
+    assert t.messages == near(2 * 9 * (2 * 1024 * 768 / 450e9 + 10e-6))
+    assert t.compute + chunked.step().bubble == near(8.5 * stage)
+    # it keeps two micro-batches of six blocks, and with two chunks a half more of the difference
+    assert p.bytes().activations == near(2 * 6 * 1024 * 2 * 16 * 768.0) and chunked.bytes().activations == near(2.5 * 6 * 1024 * 2 * 16 * 768.0)
+
+
+def test_stages_of_our_programs_are_balanced():
+    """12 blocks and a head of 5.46 blocks are cut into 9 and 3."""
+    p = mesh_of("gpt2", "h100", 1, 1, 2, 0, 8, 1)
+    forward, backward, _, head = p.block_compute()
+    block, t = forward + backward, p.step()
+    slowest = max(9 * block, 3 * block + 3 * head)
+    assert t.compute + t.bubble == near(8 * slowest + (12 * block + 3 * head - slowest))
+
+
+def test_what_zero_sends():
+    """Two nodes of one GPU, whose hops take no time: ZeRO-1 reduces and gathers once a step, ZeRO-2 reduces in each of 4
+    micro-batches."""
+    gpu = GPUS["mi300x"]._replace(per_node=1, nics=1, hop=0, nic=1e6) # plain rings; nothing hides what takes so long
+    p = mesh_of("gpt2", "mi300x", 2, 1, 1, 1, 8, 1)._replace(gpu=gpu)
+    half, (forward, backward, _, _) = 2 * p.shape.parameters() / 2 / 1e6, p.block_compute() # of all parameters, seconds
+    data = lambda zero: p._replace(zero=zero).step().data
+    assert data(1) == near(half - 12 * backward + half - 12 * forward)
+    assert data(2) == near(3 * (half - 12 * backward - 12 * forward) + half - 12 * backward + half - 12 * forward)
+    assert data(0) == near(2 * half - 12 * backward)
+
+
+def test_groups_of_a_mesh():
+    p = mesh_of("gpt3-175b", "h100", 8, 4, 4, 0, 8, 1)
+    tp, dp, pp = p.group(4, 1), p.group(8, 16), p.group(4, 4)
+    assert (tp.per_node, tp.nodes) == (4, 1) and (dp.per_node, dp.nodes, dp.nics, dp.nic) == (1, 8, 1, 50)
+    assert (pp.per_node, pp.nodes, pp.nics) == (2, 2, 2) # two stages in a node; 4 groups, 8 interfaces
+    poor, wide = gpu_group(GPUS["rtx4090"], 8, 1, 8), mesh_of("gpt3-175b", "h100", 1, 16, 1, 0, 8, 1)
+    assert (poor.nics, poor.nic) == near((1, 12.5 / 8)) # one interface for 8 groups
+    assert wide.group(16, 1).nodes == 2 and wide.collective(16, 1, False, 1e8) > wide.collective(8, 1, False, 1e8)
+
+
+@pytest.mark.parametrize("shape, dp, tp, pp, zero, chunks, batch, error", [
+    ("gpt2", 1, 8, 1, 0, 1, 8, "heads do not divide"), ("llama3-8b", 1, 16, 1, 0, 1, 16, "heads do not divide"), # 8 of keys and values
+    ("gpt2", 3, 1, 1, 0, 1, 8, "the batch does not divide"), ("gpt2", 1, 1, 13, 0, 1, 8, "there are fewer blocks than stages"),
+    ("gpt2", 1, 1, 3, 0, 2, 8, "micro-batches do not divide over stages"), ("gpt2", 2, 2, 2, 1, 1, 8, None)])
+def test_what_cannot_be(shape, dp, tp, pp, zero, chunks, batch, error):
+    assert mesh_of(shape, "h100", dp, tp, pp, zero, batch, 1, chunks=chunks).error() == error
+
+
+@pytest.mark.parametrize("gpu, zero", itertools.product(GPUS, range(4)))
+def test_what_holds_for_every_mesh(gpu, zero):
+    for shape, tp in itertools.product(SHAPES, (1, 2, 4, 8)):
+        p = mesh_of(shape, gpu, 16, tp, 1 if zero > 1 else 4, zero, 512, 1)
+        if p.error(): continue
+        t, b, inputs, before = p.step(), p.bytes(), p._replace(kept=INPUTS), p._replace(zero=max(zero - 1, 0)).bytes()
+        assert sum(getattr(t, part) for part in PARTS) == near(t.seconds) and min(getattr(t, part) for part in PARTS) >= 0
+        assert 0 < t.mfu < (0.62 if p.gpu.generation >= 2 else 0.75)
+        # recomputation computes more and keeps less; a higher stage keeps less of the states
+        assert inputs.step().compute > t.compute and inputs.step().seconds > 0.9999 * t.seconds and inputs.bytes().activations < b.activations
+        assert zero == 0 or sum(b[:3]) < sum(before[:3])
+
+
+# ---- what others have published ----
+def published(source, model, kind, gpus=8):
+    return next(r for r in ROWS if (r.source, r.model, r.kind, r.gpus) == (source, model, kind, gpus))
+
+
+def test_published_rows_are_possible():
+    assert len(ROWS) == 200
+    for r in ROWS:
+        assert (r.value > 0 or r.kind == "fits") and (r.gpu in GPUS or r.gpu in ("v100-32", "h100-96"))
+        if r.source.startswith("ZERO"): continue
+        s = SHAPES[r.model]
+        assert s.NH % r.tp == 0 and r.batch % (r.micro * r.dp) == 0, r
+        # 126 blocks on 8 ranks do not divide: embedding and head count as one block each
+        assert (s.L + (2 if s.L == 126 else 0)) % (r.pp * r.chunks) == 0, r
+
+
+@pytest.mark.parametrize("model, gpus", [("22b", 8), ("175b", 64), ("530b", 280), ("1t", 512), ("530b", 2240)])
+def test_korthikantis_utilizations_agree_with_seconds(model, gpus):
+    mfu = published("KOR5", f"megatron-{model}", "mfu", gpus)
+    t, after, s = ROWS[ROWS.index(mfu) - 1], ROWS[ROWS.index(mfu) + 1], SHAPES[mfu.model] # rows cut, attention recomputed
+    assert (t.kind, t.gpus, t.kept) == ("seconds", gpus, "selected")
+    assert 100 * t.batch * t.T / (t.value * gpus * 312e12) * s.flops(t.T, False) == pytest.approx(mfu.value, rel=0.006)
+    if after.kind == "hfu": assert after.value / mfu.value == pytest.approx(1 + t.T / (6 * s.C), rel=0.01) # section 6.3, "approximately"
+
+
+def test_other_utilizations_agree_with_seconds():
+    seconds, tokens = published("LLMC", "gpt2-xl", "seconds"), published("LLMC", "gpt2-xl", "tokens")
+    assert 1024 * 1024 / (tokens.value * 8) == pytest.approx(seconds.value, rel=1e-4)
+    mfu = 100 * plan_of("gpt2-xl", 1).config.flops_per_token(1024) * 1048576 / (seconds.value * 8 * 989e12) # llm.c's own count
+    assert mfu == pytest.approx(published("LLMC", "gpt2-xl", "mfu").value, rel=0.002)
+    first = ROWS.index(published("TITAN", "llama3-8b", "tokens")) # torchtitan: "33% to 39% MFU" of its first two rows
+    percent = 100 * SHAPES["llama3-8b"].flops(8192, False) / 989e12
+    assert ROWS[first].value * percent == pytest.approx(33.5, rel=0.03) and ROWS[first + 2].value * percent == pytest.approx(39, rel=0.03)
+
+
+def test_what_llmcs_log_says_of_weights_is_exact():
+    """2 bytes a parameter, and of three kinds of 4 bytes an eighth; llm.c pads the vocabulary."""
+    elements = SHAPES["gpt2-xl"].parameters() + (50304 - 50257) * 1600
+    for kind, mib in (("weights_mib", 2 * elements // MIB), ("gradients_mib", 2 * elements // MIB), ("optimizer_mib", 3 * (4 * elements / 8 // MIB))):
+        assert published("LLMC", "gpt2-xl", kind).value == mib
+
+
+@pytest.mark.parametrize("text, finding", [
+    ("# only a comment", "has no rows"), ("[[sources", "is not TOML"),
+    ('rows = [{ model = "gpt2" }]', "row 1, .*, is none"), ('rows = [{ seconds = 3 }, { years = 3 }]', "row 2, .*, is none"), # no figure
+    ('rows = [{ dp = "eight", seconds = 3 }]', "row 1, .*, is none"), ('rows = [{ bits = 32, seconds = 3 }]', "row 1, .*, is none"),
+    ('rows = [{ seconds = "3 s" }]', "row 1, .*, is none")])
+def test_rows_that_are_none_are_refused(text, finding, tmp_path, capsys):
+    path = tmp_path / "rows.toml"
+    path.write_text(f'[[sources]]\nname = "MEG1"\n{text}' if text.startswith("rows") else text)
+    with pytest.raises(SystemExit): read_published(str(path))
+    said = capsys.readouterr().err
+    assert re.search(finding, said) and f"error: {path}: " in said and "rows are tables of a model" in said
+
+
+@pytest.mark.parametrize("source, times, sharded, n, most", [ # sharded: ZeRO-3's
+    ("ZERO1", False, False, 54, 0.025), ("ZERO2", False, False, 20, 0.025), ("LLMC", False, False, 4, 0.012), ("TITAN", False, False, 4, 0.14),
+    ("MEG1", False, False, 10, 0.03), ("MEG1", True, False, 10, 0.13), ("MEG2", True, False, 6, 0.10), ("KOR4", True, False, 10, 0.05),
+    ("KOR5", True, False, 14, 0.12), ("LLMC", True, False, 6, 0.06), ("FSDP", True, True, 3, 0.22), ("TITAN", True, True, 4, 0.25),
+    ("TITANTP", True, True, 4, 0.37), ("MEG2", True, True, 6, 0.28)])
+def test_published_bytes_and_times(source, times, sharded, n, most):
+    rows = [r for r in ROWS if r.source == source and (r.kind in TIMES) == times and (times and r.zero == 3) == sharded]
+    found = offs([(r, predict(r, 2e9)) for r in rows], {r.kind for r in rows})
+    assert len(found) == n and max(found) <= most
+
+
+def test_medians_of_published_rows_and_largest_models_that_ran():
+    assert all(r.value <= 32 * r.tp / state_bytes(r) for r in ROWS if r.kind == "largest_ran_b")
+    of_bytes, of_times, _ = summary([(r, predict(r, 2e9)) for r in ROWS])
+    assert of_bytes < 0.05 and of_times < 0.10
+
+
+def test_gathers_that_are_slower_than_links():
+    """DeepSpeed's of 2021: 5.1e9 parameters in 16 bits in 410 ms on 8 ranks, whatever the links have; and nothing hides them."""
+    p = mesh_of("gpt3-13b", "a100-80", 8, 1, 1, 3, 8, 1)
+    slow, s = p._replace(program=DEEPSPEED_2021), p.shape
+    assert p.data_collective(False, 10.2e9) < 0.1
+    assert (slow.data_collective(False, 10.2e9), slow.data_collective(True, 10.2e9)) == near((0.410, 0.820))
+    once = 2 / 10.2e9 * 0.410 # of a parameter
+    assert slow.step().data == near(once * (3 * s.parameters() - s.root_parameters())) # twice gathered, once reduced; the root gathered once
+
+
+# ---- search ----
+def search_of(shape, gpu, ranks, batch, T):
+    return search(Asked(SHAPES[shape], GPUS[gpu], ranks, batch, T, 2e9))
+
+
+@pytest.mark.parametrize("shape, gpu, ranks, batch, T", [
+    ("gpt2", "h100", 8, 512, 1024), ("gpt2-xl", "rtx4090", 8, 64, 1024), ("gpt3-175b", "h100", 512, 1536, 2048),
+    ("llama3-8b", "h200", 64, 512, 8192), ("llama3-405b", "b200", 1024, 2048, 8192), ("gpt3-13b", "mi300x", 16, 256, 2048)])
+def test_results_are_in_order(shape, gpu, ranks, batch, T):
+    results, fits, _ = search_of(shape, gpu, ranks, batch, T)
+    first, fastest = results[0], min(results[:fits], key=lambda r: r.time.seconds)
+    assert fits > 0 and as_long(first, fastest) and why_first(results, fits).startswith("It fits with")
+    for i, r in enumerate(results):
+        assert r.plan.ranks == ranks and (r.error is None) == (r.time is not None) == (i < fits) # nothing is timed that does not fit
+        if i < fits: # none that takes as long as the fastest has less machinery than the first
+            assert r.total <= r.plan.gpu.memory and r.time.seconds > 0.995 * first.time.seconds
+            assert i == 0 or not as_long(r, fastest) or simplicity(r) >= simplicity(first)
+        assert i == 0 or len(why(r, first)) > 10
+
+
+def test_what_is_found():
+    p = search_of("gpt2", "h100", 8, 512, 1024)[0][0].plan
+    assert p.dp == 8 and p.zero <= 1 and p.kept == "all" # it fits on one: data parallelism
+    results, _, _ = search_of("gpt3-175b", "h100", 512, 1536, 2048)
+    p = results[0].plan
+    assert 1 < p.tp <= 8 and p.pp > 1 # in a node, and between nodes
+    wide = next(r for r in results if (r.plan.tp, r.plan.pp) == (16, 1))
+    assert "t = 16 crosses nodes" in why(wide, results[0])
+
+
+# ---- NCCL ----
+def group_of(gpu, ranks, per_node):
+    return gpu_group(GPUS[gpu], ranks, per_node, 8 // per_node)
+
+
+def busbw(g, all_reduce, nbytes):
+    """As nccl-tests define it, in GB/s."""
+    return 1e-9 * nbytes * (2 if all_reduce else 1) * (g.ranks - 1) / g.ranks / choose(g, all_reduce, nbytes).seconds
+
+
+def test_channels_are_those_of_nccls_logs():
+    """nChannels 12, bw 30.000000/30.000000"""
+    h, a, nodes = group_of("h100", 8, 8), group_of("a100-80", 8, 8), group_of("h100", 16, 8)
+    assert ring_graph(h) == Graph(12, 30, 30)           # pattern 4 of NVIDIA/nccl#1197; 370.8 GB/s hold 6 of 60, each doubled
+    assert tree_graph(h) == Graph(12, 30, 30)           # pattern 1
+    assert nvls_graph(h) == Graph(8, 40, 60)            # pattern 5; 9 of 40 are 360
+    assert ring_graph(a) == Graph(12, 20, 20)           # 240 GB/s hold 6 of 40
+    assert nvls_graph(a).channels == 0                  # Ampere's switch does not add up
+    assert ring_graph(nodes) == Graph(8, 45, 45)        # 8 interfaces of 50 hold one of 48 each, NVLink only 7 of these
+    assert ring_graph(group_of("h100", 8, 1)) == Graph(2, 24, 24) # one interface holds one of 48, which is doubled
+    assert ring_graph(group_of("rtx4090", 8, 8)) == Graph(2, 12, 12)
+
+
+EACH = 2 * .85 * 40 * 7 / 8 # of a channel of NVLS: 0.85 of 7/8 of 40 GB/s, in both directions of an all-reduce
+
+
+@pytest.mark.parametrize("gpu, per_node, ranks, algorithm, protocol, all_reduce, nbytes, us", [
+    # in a node a ring of 8: 14 hops of an all-reduce, 7 of a gather; 360 GB/s of busbw
+    ("h100", 8, 8, RING, SIMPLE, True, 36e6, 8.4 + 14 * 3.4 + 36e3 / (360 * 8 / 14)),
+    ("h100", 8, 8, RING, SIMPLE, False, 36e6, 8.4 + 7 * 3.4 + 36e3 / (360 * 8 / 7)),
+    ("h100", 8, 8, RING, LL128, False, 36e6, 14 + 7 * 1.9 + 36e3 / (.92 * 360 * 8 / 7)),
+    ("h100", 8, 8, RING, LL, True, 36e6, 6.6 + 14 * .6 + 36e3 / (141 * 8 / 14)),
+    # a chain of 8, twice; 36e6 / 64 is between 2^19 and 2^20, where Simple reaches 0.7
+    ("h100", 8, 8, TREE, SIMPLE, True, 36e6, 8.4 + 2 * 7 * 4 + 36e3 / (.92 * 360 / 2 * .7)),
+    ("h100", 8, 8, NVLS, SIMPLE, True, 36e6, 25 + 36e3 / (8 * EACH * 8 / 14)),
+    ("h100", 8, 8, NVLS, SIMPLE, False, 36e6, 25 + 36e3 / (8 * EACH / 2 * 7 / 8)),
+    # a ring of 512 in 64 nodes: 448 hops inside, 63 between; a channel of LL128 moves 36.7 GB/s at most
+    ("h100", 8, 512, RING, LL128, False, 61.5e6, 14 + 448 * 1.9 + 63 * 4 + 61.5e3 / (8 * 36.7 * 512 / 511)),
+    # Simple waits for a post to the network, 3 us, or for its own hop; a large all-reduce's ring has a plateau, 1.4
+    ("h100", 8, 512, RING, SIMPLE, True, 61.5e6, 1.4 * (8.4 + 2 * (448 * 3.4 + 63 * 14)) + 61.5e3 / (360 * 512 / 1022)),
+    # trees: 7 hops inside, log2(64) between; there a channel moves 29 GB/s
+    ("h100", 8, 512, TREE, LL128, True, 61.5e6, 14 + 2 * (7 * 1.25 + 6 * 8.5) + 61.5e3 / (8 * 29 / 2 * .9)),
+    ("h100", 8, 512, NVLS_TREE, SIMPLE, True, 61.5e6, 25 + 12 * 20.9 + 61.5e3 / (8 * 45.5 * 512 / 1022)),
+    ("h100", 8, 8, TREE, SIMPLE, False, 1e6, math.inf),      # trees only sum and tell
+    ("h100", 8, 8, NVLS_TREE, SIMPLE, True, 1e6, math.inf),
+    ("h100", 8, 64, NVLS, SIMPLE, True, 1e6, math.inf),      # would need the network to add up
+    ("h100", 8, 8, NVLS, LL, True, 1e6, math.inf),
+    ("h100", 8, 64, PAT, SIMPLE, False, 1e6, math.inf),      # one rank per node, and no all-reduce
+    ("h100", 1, 64, PAT, SIMPLE, True, 1e6, math.inf), ("rtx4090", 8, 8, RING, LL128, True, 1e6, math.inf), # PCIe does not keep 128 bytes together
+    # the processors of an A100's node are AMD's, whose posts take 2 us
+    ("a100-80", 8, 64, RING, LL, False, 1e3, 6.6 + 56 * 2 + 7 * 2.7 + 1 / (19 * 64 / 63))])
+def test_seconds_counted_by_hand(gpu, per_node, ranks, algorithm, protocol, all_reduce, nbytes, us):
+    assert 1e6 * seconds_of(group_of(gpu, ranks, per_node), algorithm, protocol, all_reduce, nbytes) == near(us)
+
+
+@pytest.mark.parametrize("gpu, ranks, all_reduce, nbytes, choice", [
+    ("h100", 8, True, 1e3, (RING, LL)), ("h100", 8, True, 1e8, (NVLS, SIMPLE)), ("h100", 8, False, 1e8, (RING, SIMPLE)),
+    ("a100-80", 8, True, 4e6, (RING, LL128)), ("h100", 512, True, 1e3, (TREE, LL)),
+    ("h100", 512, True, 61.5e6, (NVLS_TREE, SIMPLE)), ("h100", 512, False, 61.5e6, (RING, LL128))]) # a block of gpt2-xl
+def test_choices(gpu, ranks, all_reduce, nbytes, choice):
+    assert choose(group_of(gpu, ranks, 8), all_reduce, nbytes)[:2] == choice
+
+
+def test_measured_bandwidths():
+    """NVIDIA/nccl-tests#212 and #290: in a node of H100s 480 GB/s with NVLS and 370 in rings; between nodes 46 to 48 per
+    interface."""
+    node, nodes = group_of("h100", 8, 8), group_of("h100", 64, 8)
+    assert busbw(node, True, 8e9) == pytest.approx(480, rel=0.02) and busbw(node, False, 8e9) == pytest.approx(370, rel=0.03)
+    assert busbw(nodes, True, 8e9) / 8 == pytest.approx(47, rel=0.04)
+
+
+def test_what_holds_for_every_group():
+    for gpu, per_node, nodes in itertools.product((g for g in GPUS.values() if g.nccl_inside), (1, 2, 4, 8), (1 << k for k in range(9))):
+        g = gpu_group(gpu, nodes * per_node, per_node, 8 // per_node)
+        if g.ranks == 1: continue
+        for nbytes in (10.0 ** k for k in range(11)):
+            total, gather = choose(g, True, nbytes).seconds, choose(g, False, nbytes).seconds
+            link = 1e9 * g.nic * g.nics if nodes > 1 else 1e9 * g.inside # none is faster than the links
+            assert 0 < total < math.inf and nbytes * (g.ranks - 1) / g.ranks / link < gather < math.inf
+            assert choose(g, True, 10 * nbytes).seconds > total
+    slow = group_of("h100", 64, 8)._replace(nic=0.01) # less than any channel that NCCL tries
+    assert 1e6 * seconds_of(slow, RING, SIMPLE, False, 1e9) == near(8.4 + 56 * 3.4 + 7 * 14 + 1e6 / (0.08 * 64 / 63))
+    assert choose(group_of("h100", 1, 1), True, 1e9).seconds == 0
+    assert math.isfinite(seconds_of(group_of("h100", 64, 1), PAT, SIMPLE, False, 1e6))
