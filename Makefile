@@ -129,7 +129,8 @@ FIND_LIBRARIES = sh dev/find_cuda.sh compile cublasLt $(CUDNN) >/dev/null
 endif
 
 STAGES := $(patsubst %.cu,%,$(wildcard train_gpt2_*.cu))
-TOOLS := tokenize train_bpe hf_export hf_import llmc_import ranks overlap schedule
+TOOLS := tokenize train_bpe hf_export hf_import llmc_import schedule_play
+PYTHON_TOOLS := advise overlap ranks schedule
 C_TESTS := $(patsubst test/unit/%.c,%,$(wildcard test/unit/test_*.c))
 
 # The tools that make data, and most tests, are always built for the CPU.
@@ -150,7 +151,7 @@ $(BUILD)/train_gpt2_%: train_gpt2_%.cu $(EMULATOR) | find-libraries
 	@mkdir -p $(@D)
 	$(BUILD_STAGE)
 
-tools: $(TOOLS:%=$(BUILD)/%) $(BUILD)/plan
+tools: $(TOOLS:%=$(BUILD)/%) $(PYTHON_TOOLS:%=$(BUILD)/%) $(BUILD)/plan
 $(TOOLS:%=$(BUILD)/%): $(BUILD)/%:
 	@mkdir -p $(@D)
 	$(BUILD_C) $(LIBRARIES)
@@ -159,9 +160,12 @@ $(BUILD)/train_bpe: dev/data/train_bpe.c
 $(BUILD)/hf_export: dev/tools/hf_export.c
 $(BUILD)/hf_import: dev/tools/hf_import.c
 $(BUILD)/llmc_import: dev/tools/llmc_import.c
-$(BUILD)/ranks: dev/tools/ranks.c
-$(BUILD)/overlap: dev/tools/overlap.c
-$(BUILD)/schedule: dev/tools/schedule.c
+$(BUILD)/schedule_play: dev/tools/schedule_play.c
+# What is in Python is linked under the same name, and reads the files beside the script.
+$(PYTHON_TOOLS:%=$(BUILD)/%): $(BUILD)/%: dev/tools/%.py
+	@mkdir -p $(@D)
+	@ln -sf $(if $(variant),../)../$< $@
+$(BUILD)/schedule: | $(BUILD)/schedule_play
 # build/plan, whose code is dev/tools/plan, and the stage programs that it asks (--predict). These compute little, so they are
 # hardly optimised, and they need no MPI.
 PLAN_STAGES := $(foreach s,ddp zero fsdp tp pp 3d compress,$(foreach p,fp32 bf16,$(BUILD)/predict/train_gpt2_$s.$p)) \
@@ -323,7 +327,7 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 	sh test/unit/fuzz.sh $(or $(FUZZ_SECONDS),60)
 
 # Everything that the tests run, in one build.
-test-build: $(STAGES:%=$(BUILD)/%) $(TOOLS:%=$(BUILD)/%) $(BUILD)/plan $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/comm_bench
+test-build: $(STAGES:%=$(BUILD)/%) tools $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/comm_bench
 FLOATX_TESTS := test/test_layers test/test_reference_layers test/test_compress test/test_param_ranges
 RANKS_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp train_gpt2_tp train_gpt2_pp train_gpt2_3d train_gpt2_compress
 # (+: these are makes, and share -j.)
@@ -376,5 +380,5 @@ clean-data:
     check-stages clean clean-data $(STAGES)
 .DELETE_ON_ERROR:
 .SUFFIXES:
-# plan.d is of a plan that was a program of C.
--include $(filter-out $(BUILD)/plan.d,$(wildcard $(BUILD)/*.d)) $(wildcard $(BUILD)/predict/*.d $(BUILD)/test/*.d $(BUILD)/variants/*.d $(BUILD)/cpu_variants/*.d build/tsan/test/*.d build/fuzz/*.d)
+# Some tools were programs of C; old folders still have what they included.
+-include $(filter-out $(patsubst %,$(BUILD)/%.d,plan $(PYTHON_TOOLS)),$(wildcard $(BUILD)/*.d)) $(wildcard $(BUILD)/predict/*.d $(BUILD)/test/*.d $(BUILD)/variants/*.d $(BUILD)/cpu_variants/*.d build/tsan/test/*.d build/fuzz/*.d)

@@ -133,16 +133,6 @@ def closure(stage):
     return {os.path.relpath(path, ROOT).removeprefix("llmc/"): len(path.read_text().splitlines()) for path in paths}
 
 
-def reached(stage, without):
-    """The headers of llmc/ that a stage includes by others than those in `without`."""
-    found, ahead = set(), [*map(Path, re.findall(r'^#include "llmc/(.*?)"', "\n".join(stages.lines(stage)), re.M))]
-    while ahead:
-        if str(path := ahead.pop()) in found | without: continue
-        found.add(str(path))
-        ahead += includes(path)
-    return found
-
-
 def test_one_device_includes_nothing_of_ranks_and_has_at_most_7800_lines():
     assert not [path for path in closure("single") if path.startswith(("comm/", "watch/", "parallel/"))]
     assert sum(closure("single").values()) <= 7800
@@ -150,9 +140,8 @@ def test_one_device_includes_nothing_of_ranks_and_has_at_most_7800_lines():
 
 @pytest.mark.parametrize("stage", stages.STAGES[1:])
 def test_only_stages_that_are_a_mesh_include_it(stage):
-    """But for the diagnosis, which names the axes of any mesh."""
     mesh = {f"parallel/{name}.h" for name in ("mesh", "axes", "stages", "pipeline")} | {"run/mesh_run.h"}
-    seen = reached(stage, {"run/diagnosis.h", "run/report_diagnosis.h"})
+    seen = closure(stage).keys()
     assert {"comm/comm.h", "watch/control.h", "run/ranks_run.h"} <= seen
     assert bool(mesh & seen) == (stage in ("tp", "pp", "3d"))
 

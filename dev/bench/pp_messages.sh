@@ -39,7 +39,7 @@ blocks=$(sed -n 's/^  rank [0-9]* *\([0-9]*\) block.*/\1/p' "$work/log" | tr '\n
 # "step       4096 tokens in 8 micro-batches per rank"
 micro=$(sed -n 's/^step  *[0-9]* tokens in \([0-9]*\) micro.*/\1/p' "$work/log")
 
-# In the file a communication slice comes right before the moment of its issue (dev/tools/overlap.c reads the same).
+# In the file a communication slice comes right before the moment of its issue (dev/tools/overlap_trace.py reads the same).
 awk -v counted="$counted" -v ranks="$ranks" -v p="$p" -v m="$micro" -v v="$(option chunks)" -v blocks="$blocks" -v B="$(option batch-size)" \
     -v T="$(option seq-len)" -v C="$(shape ', \([0-9]*\) channels')" -v V="$(shape 'vocabulary \([0-9]*\)')" '
     function number(key) { return match($0, "\"" key "\":[0-9.]*") ? substr($0, RSTART + length(key) + 3, RLENGTH - length(key) - 3) + 0 : 0 }

@@ -31,7 +31,7 @@ OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} on_ranks "$ranks" "$program" --val-data= -
 grep -E '^(model|step   |mesh)' "$work/log"
 counted=$(sed -n 's/^{"step":1,.*"comm_bytes":\([0-9]*\).*/\1/p' "$work/out/metrics.jsonl")
 
-# In the file a communication slice comes right before the moment of its issue (dev/tools/overlap.c reads the same).
+# In the file a communication slice comes right before the moment of its issue (dev/tools/overlap_trace.py reads the same).
 awk -v counted="$counted" -v ranks="$ranks" -v t="$t" '
     function number(key) { return match($0, "\"" key "\":[0-9.]*") ? substr($0, RSTART + length(key) + 3, RLENGTH - length(key) - 3) + 0 : 0 }
     !/"pid":0,/ { next }

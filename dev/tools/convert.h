@@ -23,13 +23,24 @@ static inline void hf_name(int u, int i, char* out) {
 }
 static inline bool hf_is_transposed(int u, int i) { return u > 0 && i >= QKVW; }
 
-// dst (cols, rows) = transpose of src (rows, cols), in tiles that fit the cache
-static inline void transpose(float* dst, const float* src, size_t rows, size_t cols) {
+// Its shape in a file of theirs. *cols 0: it is a vector.
+static inline void hf_shape(GPT2Config c, int u, int i, size_t* rows, size_t* cols) {
+    TensorInfo t = unit_tensor(c, u, i);
+    *rows = hf_is_transposed(u, i) ? t.cols : t.stored_rows;
+    *cols = hf_is_transposed(u, i) ? t.stored_rows : t.cols;
+}
+
+// A tensor's data (rows, cols) as the other side stores it, in its place: matrices of blocks are turned, in tiles that fit the cache.
+static inline float* hf_turn(float* data, int u, int i, size_t rows, size_t cols) {
     const size_t tile = 32;
+    if (!hf_is_transposed(u, i)) return data;
+    float* turned = (float*)xcalloc(rows * cols, sizeof(float));
     for (size_t r0 = 0; r0 < rows; r0 += tile)
         for (size_t c0 = 0; c0 < cols; c0 += tile)
             for (size_t r = r0; r < size_min(r0 + tile, rows); r++)
-                for (size_t c = c0; c < size_min(c0 + tile, cols); c++) dst[c * rows + r] = src[r * cols + c];
+                for (size_t c = c0; c < size_min(c0 + tile, cols); c++) turned[c * rows + r] = data[r * cols + c];
+    free(data);
+    return turned;
 }
 
 // The operands of every converter's command line: what to read, and a folder that must not exist or be empty.

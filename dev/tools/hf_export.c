@@ -56,12 +56,11 @@ static void create_weights(const Export* e, SafeTensors* s, GPT2Config c, DType 
     int count = 0;
     for (int u = 0; u <= c.L; u++)
         for (int i = 0; i < unit_tensors(u); i++) {
-            TensorInfo t = unit_tensor(c, u, i);
             char name[64];
+            size_t rows, cols;
             hf_name(u, i, name);
-            bool turned = hf_is_transposed(u, i);
-            wanted[count++] = safetensor_wanted(format_string(HF_PREFIX "%s", name), dtype,
-                                                turned ? t.cols : t.stored_rows, turned ? t.stored_rows : t.cols);
+            hf_shape(c, u, i, &rows, &cols);
+            wanted[count++] = safetensor_wanted(format_string(HF_PREFIX "%s", name), dtype, rows, cols);
         }
     json_t* metadata = json_pack("{s:s}", "format", "pt");
     char* path = format_string("%s/model.safetensors", e->temporary);
@@ -74,15 +73,11 @@ static void create_weights(const Export* e, SafeTensors* s, GPT2Config c, DType 
 // Writes tensor i of unit u to `to`.
 static void copy_tensor(const Export* e, CheckpointReader* r, SafeTensors* s, const SafeTensor* to, int u, int i) {
     TensorInfo t = unit_tensor(r->state.config, u, i);
-    float *data = (float*)xcalloc(to->elements, sizeof(float)), *turned = data;
+    float* data = (float*)xcalloc(to->elements, sizeof(float));
     checkpoint_read_unit(r, CHECKPOINT_MODEL, u, t.offset, t.offset + to->elements, data);
-    if (hf_is_transposed(u, i)) {
-        turned = (float*)xcalloc(to->elements, sizeof(float));
-        transpose(turned, data, t.rows, t.cols);
-        free(data);
-    }
-    require_written(e, safetensors_write(s, to, 0, to->elements, turned, DTYPE_F32), "model.safetensors");
-    free(turned);
+    data = hf_turn(data, u, i, t.rows, t.cols);
+    require_written(e, safetensors_write(s, to, 0, to->elements, data, DTYPE_F32), "model.safetensors");
+    free(data);
 }
 
 static void write_weights(const Export* e, CheckpointReader* r, DType dtype) {

@@ -98,8 +98,8 @@ static const SafeTensor* find_tensor(const SafeTensors* s, GPT2Config c, int u, 
     require_file(s->source, long_form || short_form, "has no tensor '%s' with or without \"%s\"", name, HF_PREFIX);
     require_file(s->source, !long_form || !short_form, "has the tensor '%s' twice: with and without \"%s\"", name, HF_PREFIX);
     const SafeTensor* found = long_form ? long_form : short_form;
-    TensorInfo t = unit_tensor(c, u, i);
-    size_t rows = hf_is_transposed(u, i) ? t.cols : t.stored_rows, cols = hf_is_transposed(u, i) ? t.stored_rows : t.cols;
+    size_t rows, cols;
+    hf_shape(c, u, i, &rows, &cols);
     bool fits = found->rank == (cols ? 2 : 1) && found->shape[0] == rows && (cols == 0 || found->shape[1] == cols);
     require_file(s->source, fits, "tensor '%s' does not have the shape (%zu, %zu) that config.json asks for",
                  found->name, rows, cols);
@@ -157,18 +157,14 @@ static DType check_tensors(const SafeTensors* s, GPT2Config c) {
 
 static void copy_tensor(const SafeTensors* s, CheckpointWriter* w, int u, int i) {
     const SafeTensor* from = find_tensor(s, w->state.config, u, i);
-    float *data = (float*)xcalloc(from->elements, sizeof(float)), *turned = data;
-    safetensors_read(s, from, 0, from->elements, data, DTYPE_F32);
-    if (hf_is_transposed(u, i)) {
-        turned = (float*)xcalloc(from->elements, sizeof(float));
-        transpose(turned, data, from->shape[0], from->shape[1]);
-        free(data);
-    }
+    float* data = (float*)xcalloc(from->elements, sizeof(float));
     void* stored = xcalloc(from->elements, dtype_size(w->state.dtype));
-    convert_dtype(stored, w->state.dtype, turned, DTYPE_F32, from->elements);
+    safetensors_read(s, from, 0, from->elements, data, DTYPE_F32);
+    data = hf_turn(data, u, i, from->shape[0], from->shape[1]);
+    convert_dtype(stored, w->state.dtype, data, DTYPE_F32, from->elements);
     import_tensor(w, u, i, stored, s->source, from->name);
     free(stored);
-    free(turned);
+    free(data);
 }
 
 int main(int argc, char** argv) {

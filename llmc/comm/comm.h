@@ -92,6 +92,7 @@ static inline void comm_open(Comm* c, CommContext* w, const char* name) {
     memset(c, 0, sizeof *c);
     c->world = w;
     c->backend = &comm_alone_backend; // until it has other ranks
+    c->axis = AXIS_DP;
     op_name_set(c->name, sizeof c->name, name);
     c->slots = (CommSlot*)xcalloc(COMM_IN_FLIGHT, sizeof(CommSlot));
     w->comms = (Comm**)xrealloc(w->comms, (size_t)(w->num_comms + 1) * sizeof(Comm*));

@@ -145,6 +145,7 @@ typedef struct { CommEvent event; CommStats* stats; int events[COMM_EVENTS]; } C
 
 struct CommBackend;
 typedef struct Comm Comm;
+enum { AXIS_TP, AXIS_PP, AXIS_DP, AXIS_ALL, COMM_AXES }; // of a mesh, in the order of parallel/axes.h; AXIS_ALL: along several of them
 
 // What all communicators of a process share.
 typedef struct {
@@ -179,6 +180,7 @@ struct Comm {
     int rank, size;           // this process, and how many there are
     CommStats stats[COMM_KINDS];
     char name[24];            // "world"; "shard.1": group 1 of the split "shard"
+    int axis;                 // AXIS_DP unless a mesh has set another
     CommContext* world;       // owned by the world's Comm
     const struct CommBackend* backend; // the world's; of a rank that is alone here, one that copies
     CommOp issued;            // operations so far

@@ -77,7 +77,7 @@ static inline void mesh_check_rows(TensorParallel* options, int t, int B, int T)
 }
 
 // ---- the ranks ----
-typedef struct {
+typedef struct Mesh {
     Axes axes;
     Comm *tp, *pp, *dp;      // of this rank: those that have parts of the same matrices; those that have other blocks; those
                              // that have the same of other replicas of the model. Views
@@ -128,6 +128,11 @@ static inline void mesh_split(Mesh* m) {
         if (mesh_all_alone(m, k)) comm_alone(&m->split[k], m->world, m->names[k]);
         else comm_split(&m->split[k], m->world, m->names[k], m->colors[k]);
     }
+    m->world->axis = AXIS_ALL;
+    m->tied->axis = AXIS_PP;
+    m->dp->axis = AXIS_DP;
+    m->pp->axis = AXIS_PP;
+    m->tp->axis = AXIS_TP; // that of a communicator with several names is the first of tp, pp and dp
 }
 
 // Returns the bytes of MEMORY_COMMUNICATION that the world and these communicators take.

@@ -6,6 +6,7 @@ A stage calls ranks_start where one device has run_start, and so on. What has no
 */
 #ifndef LLMC_RANKS_RUN_H
 #define LLMC_RANKS_RUN_H
+#include "../device/checksum.h"
 #include "../save/ranks_param_ranges.h"
 #include "run_fingerprint.h"
 #include "report_diagnosis.h"
@@ -24,7 +25,7 @@ typedef struct RanksRun {
     StepTimes times;                // what each step's time went for
     long long tensor_parallel;      // neighbouring ranks that share a replica of the model, and see the same data;
     long long pipeline_parallel;    // those of a pipeline; 1 where a stage has no such option
-    Mesh* mesh;                     // a view; NULL: the ranks are no mesh
+    struct Mesh* mesh;              // a view; NULL: the ranks are no mesh
     int pipe;                       // which pipeline this rank is in; -1: in none
 } RanksRun;
 
@@ -152,7 +153,7 @@ static inline void ranks_step_end(Run* run, long long step, const StepStats* sta
     RanksRun* r = run->ranks;
     double seconds = now_seconds() - run->step_began;
     world_step_end(&r->world, seconds);
-    step_times_end(&r->times, &r->world, r->mesh, step + 1, seconds, dataloader_waited(&run->train));
+    step_times_end(&r->times, &r->world, step + 1, seconds, dataloader_waited(&run->train));
     run->comm_bytes = r->world.bytes;
     run->comm_exposed = r->world.exposed;
     run_log_step(run, step, stats, seconds);
@@ -161,19 +162,13 @@ static inline void ranks_step_end(Run* run, long long step, const StepStats* sta
 
 // ---- the end ----
 
-// Returns what advice about the time needs to know of the run.
 static inline Setting run_setting(const Run* run) {
     Setting s;
-    memset(&s, 0, sizeof s);
-    s.local_size = run->ranks->world.control.ranks.local_size;
+    s.local_ranks = run->ranks->world.control.ranks.local_size;
     s.cores = computes_on_cpu() ? sysconf(_SC_NPROCESSORS_ONLN) : 0;
     s.micro_batches = run->accumulation;
     s.stages = (int)run->ranks->pipeline_parallel;
-    s.batch_size = run->o.batch_size;
     s.tokens_per_step = run->tokens_per_step;
-    s.sent = run->ranks->sent;
-    s.halves = what_halves_bytes(&run->table);
-    what_hides_more(s.to_hide, &run->table);
     return s;
 }
 
@@ -203,7 +198,7 @@ static inline bool ranks_end(Run* run) {
     as_predicted &= report_sent(w, run->ranks->sent);
     as_predicted &= report_sent_along(w);
     run_report_waits(run);
-    if (found) report_diagnosis(&finding);
+    if (found) report_diagnosis(&finding, run->o.out);
     else report_exposed(w);
     return as_predicted;
 }

@@ -3,7 +3,7 @@ ranks_trace.h - what several ranks add to the timeline (trace.h): their communic
 
 An arrow goes from the moment at which an operation was issued to the operation. An operation also says which function issued it,
 how long compute waited for it, and which units' parameters or gradients it moves, where the pieces of this rank tell that. The rank's
-part ends with what it has noted of its steps (run/diagnosis.h), so that build/overlap finds the causes that the run itself prints.
+part ends with how long its steps took (run/diagnosis.h), so that build/overlap finds the same figures that the run itself prints.
 
 Global state: `trace_memories`, beside trace.h's.
 */

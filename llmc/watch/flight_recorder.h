@@ -3,7 +3,7 @@ flight_recorder.h - what this rank has asked of the others: its last 64 operatio
 
 comm/ notes every operation here as it is issued, started and finished, and the one that the host waits for. The watchdog
 tells rank 0 about it five times a second, and when a run fails every rank writes its last operations to a file, from
-which dev/tools/ranks.c finds where the ranks diverged. Every function may be called from any thread.
+which build/ranks finds where the ranks diverged. Every function may be called from any thread.
 
 A channel is a sequence that must be the same on all its ranks: the collectives of a communicator, or what one rank sends
 to another. Operations are numbered on their channel, from 0, so the k-th of one rank belongs to the k-th of the others,

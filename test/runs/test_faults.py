@@ -36,7 +36,7 @@ def test_after_a_rank_was_killed_the_last_checkpoint_continues_to_the_bit(tmp_pa
 
 
 def test_build_ranks_finds_the_rank_that_left_out_an_operation():
-    """MPI may crash before a deadline has passed. test/unit/test_rank_files.c compares and refuses many more files."""
+    """MPI may crash before a deadline has passed. test/tools/test_ranks_tool.py compares and refuses many more files."""
     run = train("ddp", SMALL, DEADLINE, "--fault 2:7:skip", ranks=4)
     assert run.status not in (0, "no end"), run
     files = sorted(map(str, run.folder.glob("ops_rank_*.txt")))

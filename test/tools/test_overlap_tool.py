@@ -120,7 +120,7 @@ def made_up():
                 ("reduce-scatter #2 (8 fp32)", 1080, 16, 1075, {"waited": 10e3, "caller": "grad_ready", **units}),
                 ("all-reduce #0 (1 fp64)", 900, 50, 900, {"waited": 50e3, "caller": "evaluate", "outside": True})]:
             events += [slice_of(r, name, begin, duration, 2, 1, ranks=2, **more), {"ph": "s", "name": "issued", "pid": r, "tid": 0, "ts": at * 1e3}]
-        events.append({"ph": "M", "name": "step", "pid": r, "args": {"step": 2, "seconds": 0.1, "data": 0, "running": 0.06 + 0.02*r, "until": 0}})
+        events.append({"ph": "M", "name": "step", "pid": r, "args": {"step": 2, "seconds": 0.1, "data": 0, "running": 0.06 + 0.02*r}})
     return events
 
 

@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""overlap - reads a timeline (--trace FILE) and says in a terminal how much of the communication was hidden behind compute.
+
+    build/overlap trace.json [--step N] [--columns 100] [--svg FILE] [--callers] [--flame] [--flame-svg FILE] [--json]
+
+The table has a line per rank, of mean milliseconds a step, without the first step: compute; communication; its exposed part, in
+which nothing was computed; efficiency = compute / (compute + exposed); and how long before the end of the backward pass
+communication began (negative: after it). The picture below it shows one step: a row of compute (e embedding, f forward, h head, b
+backward, . waiting, u update) and a row of communication (#) per rank. --svg draws the same step into a file, for a browser or a
+page, in which exposed communication has its own colour.
+
+Then communication is split by kind, by unit and by communicator, and with --callers by the function of the stage that issued it: of
+a step in total, exposed, and in waits for ranks that were late. These are means of all ranks, of the steps and by the definitions
+of the diagnosis that a run prints at its end, and so are the two efficiencies. --flame is a tree of a step's time.
+
+    overlap_trace.py   reads the file                   overlap_split.py   the tables
+    overlap_flame.py   the tree, as text and picture
+"""
+import json, math
+from itertools import groupby
+from overlap_flame import flame_of, print_flame, write_flame
+from overlap_split import Split
+from overlap_trace import Trace
+from tool import Picture, die, parse_options, real, switch, text, whole
+
+OPTIONS = [
+    whole("step", 0, 0, 1e9, "the step to draw; 0: the shortest"),
+    whole("columns", 100, 10, 1000, "width of the picture, in characters"),
+    text("svg", "", "FILE", "also draw the step into this file"),
+    real("svg-ms", 0, 0, 1e9, "milliseconds that the width of --svg's picture shows; 0: the step"),
+    switch("callers", "also split communication by the function that issued it"),
+    switch("flame", "also print where a step's time goes: by phase, function, kind of operation and unit"),
+    text("flame-svg", "", "FILE", "draw the same into this file"),
+    switch("json", "print only how communication is split, as one JSON object; ms of a step"),
+]
+
+
+# ---- the table ----
+def by_step(rank): return [(step, list(slices)) for step, slices in groupby(rank.compute, lambda s: s.step)]
+
+
+def head_start(rank, first_step):
+    """The time from the first operation that begins in a step to the end of its backward pass, added up over steps."""
+    total, backward_end = 0, 0
+    for step, slices in by_step(rank):
+        ends = [s.end for s in slices if s.letter in "beh"]  # the last before the wait: the embedding's
+        backward_end = ends[-1] if ends else backward_end
+        first = next((o for o in rank.communication if o.begin >= slices[0].begin), None)
+        if step >= first_step and first and first.step == step: total += backward_end - first.begin
+    return total
+
+
+def rank_totals(rank, first_step):
+    """Compute, communication and its exposed part, in microseconds of all steps that count."""
+    compute = sum(s.end - s.begin for s in rank.compute if s.step >= first_step and s.letter != ".")
+    communication, exposed, done = 0, 0, -math.inf
+    for s in rank.communication:
+        begin = max(s.begin, done)  # messages may overlap: time up to here has been counted
+        if s.step < first_step or s.end <= begin: continue
+        communication += s.end - begin
+        exposed += s.end - begin - rank.computed_within(begin, s.end)
+        done = s.end
+    return compute, communication, exposed
+
+
+def print_table(ranks, first_step):
+    print("ms a step    compute  communication    exposed  efficiency  begins before the end of backward")
+    for i, rank in enumerate(ranks):
+        compute, communication, exposed = rank_totals(rank, first_step)
+        steps = len({s.step for s in rank.compute if s.step >= first_step})
+        ms = 1e-3 / steps if steps else 0
+        efficiency = 100 * compute / (compute + exposed) if compute > 0 else 0
+        print(f"rank {i:<4} {ms * compute:10.2f} {ms * communication:14.2f} {ms * exposed:10.2f} {efficiency:10.1f}% "
+              f"{ms * head_start(rank, first_step):12.2f}")
+
+
+# ---- a step ----
+def step_spans(ranks):
+    """When each step's compute begins on the first rank and ends on the last. Messages sent in that time may end in the next
+    step."""
+    spans = {}
+    for s in (s for rank in ranks for s in rank.compute):
+        begin, end = spans.get(s.step, (math.inf, -math.inf))
+        spans[s.step] = min(begin, s.begin), max(end, s.end)
+    return spans
+
+
+def choose_step(trace, step):
+    """The step to draw, with its begin and end: the one asked for, or the shortest, which other programs disturbed least."""
+    spans, of_first = step_spans(trace.ranks), trace.ranks[0].compute
+    if step == 0:
+        candidates = [s for s in sorted(spans) if of_first[0].step <= s <= of_first[-1].step and spans[s][0] < spans[s][1]]
+        step = min(candidates, key=lambda s: spans[s][1] - spans[s][0], default=of_first[0].step)
+    begin, end = spans.get(step, (0, 0))
+    if begin >= end: die(f"--step {step}: the trace has no such step")
+    return step, begin, end
+
+
+def row_of(track, begin, per_column, columns):
+    row = [" "] * columns
+    for s in track:
+        if s.end <= begin or s.begin >= begin + per_column * columns: continue
+        first, end = int(max(s.begin - begin, 0) / per_column), math.ceil((s.end - begin) / per_column)
+        for c in range(first, min(columns, max(end, first + 1))): row[c] = s.letter  # even a short slice gets a column
+    return "".join(row)
+
+
+def print_step(ranks, step, begin, end, columns):
+    print(f"\nstep {step}, {1e-3 * (end - begin):.2f} ms: e embedding, f forward, h head, b backward, . waiting, u update; # "
+          "communication")
+    for i, rank in enumerate(ranks):
+        for title, track in zip((f"rank {i:<3}", "        "), rank.tracks):
+            print(f"{title} |{row_of(track, begin, (end - begin) / columns, columns)}|")
+
+
+# ---- the same as a picture for a page: numbers are pixels ----
+LEFT, WIDTH, TOP, RANK, ROW = 60, 800, 34, 46, 18
+COLOURS = {"e": ("#8ecae6", "embedding"), "f": ("#3a86b7", "forward"), "h": ("#1d3557", "head"), "b": ("#f4a259", "backward"),
+           ".": ("#eeeeee", "waiting"), "u": ("#8d99ae", "update"), "+": ("#7fb069", "communication hidden"),
+           "#": ("#c1121f", "exposed")}
+
+
+def write_svg(path, ranks, begin, end, span_ms):
+    """span_ms: the time that the picture's width stands for, so that several pictures can be compared; 0: the step's duration."""
+    per_pixel = (1e3 * span_ms if span_ms > 0 else end - begin) / WIDTH
+    height = TOP + len(ranks) * RANK + 22
+    picture = Picture(LEFT + WIDTH + 30, height)
+
+    def box(box_begin, box_end, y, letter):
+        first, last = max(box_begin, begin), min(box_end, end)
+        colour, _ = COLOURS.get(letter, COLOURS["#"])
+        if first < last: picture.box(LEFT + (first - begin) / per_pixel, y, (last - first) / per_pixel, ROW, colour)
+
+    picture.legend(LEFT, 10, COLOURS.values())
+    picture.axis(LEFT, WIDTH, height - 6, 1e-3 * per_pixel * WIDTH)
+    for i, rank in enumerate(ranks):
+        y = TOP + i * RANK
+        picture.add(f'<text x="8" y="{y + ROW}">rank {i}</text>')
+        for s in rank.compute: box(s.begin, s.end, y, s.letter)
+        for s in rank.communication:  # all of it is drawn as exposed; then compute that runs at the same time hides it
+            box(s.begin, s.end, y + ROW, "#")
+            for c in rank.compute:
+                if c.letter != ".": box(max(s.begin, c.begin), min(s.end, c.end), y + ROW, "+")
+    picture.write("--svg", path)
+    print(f"\npicture: {path}")
+
+
+def show_overlap(trace, o):
+    """The table of the ranks, and one step."""
+    compute = trace.ranks[0].compute
+    first, last = compute[0].step, compute[-1].step
+    print_table(trace.ranks, first + 1 if first < last else first)  # the first step also touches memory for the first time
+    step, begin, end = choose_step(trace, o.step)
+    print_step(trace.ranks, step, begin, end, o.columns)
+    if o.svg: write_svg(o.svg, trace.ranks, begin, end, o.svg_ms)
+
+
+def rounded(x):
+    """JSON's numbers have nine digits."""
+    if isinstance(x, dict): return {key: rounded(value) for key, value in x.items()}
+    return float("%.9g" % x) if isinstance(x, float) else x
+
+
+def main():
+    purpose = "where a run's communication was hidden behind compute, and who issued it, from its --trace"
+    o = parse_options("overlap", purpose, OPTIONS, "TRACE", 1)
+    trace = Trace(o.operands[0])
+    if not trace.ranks[0].compute: die(f"{trace.path} has no compute slices of rank 0")
+    if o.callers and not trace.has_callers:
+        die(f"--callers: {trace.path} does not say who issued its operations, because an older program wrote it, or nothing was "
+            "exchanged; run the program again with --trace")
+    if not o.json: show_overlap(trace, o)
+    split = Split(trace)
+    if o.json: print(json.dumps(rounded(split.record()), indent=1))
+    else: split.print(o.callers)
+    if o.flame and not o.json: print_flame(flame_of(split))
+    if o.flame_svg: write_flame(o.flame_svg, split)
+    if o.flame_svg and not o.json: print(f"\npicture: {o.flame_svg}")
+
+
+if __name__ == "__main__": main()

@@ -1,0 +1,251 @@
+#!/usr/bin/env python3
+"""ranks - says where ranks parted, from the files of last operations that they wrote when their run failed (llmc/watch/flight_recorder.h).
+
+    build/ranks OUT/ops_rank_*.txt
+
+Operations are compared sequence by sequence: the collectives of a communicator, and what one rank sends another. In each, the k-th
+operation of one rank belongs to the k-th of the others; the first k at which they do not match is where to look. A file holds only
+a rank's last 64 operations, but also how many operations each sequence had in all.
+
+Status 0: the files show no difference; 2: the ranks parted; 1: a file cannot be read.
+"""
+import re, sys
+from dataclasses import dataclass
+from tool import die, read_bytes
+
+MAGIC, LENGTH, MOST_RANKS = "shard.c operations 1", 64, 65536
+WHOLE, REAL = r"(-?\d+)", r"-?[\d.]+"
+OWNER = re.compile(rf"run (\S{{1,64}}) rank {WHOLE} of {WHOLE} step {WHOLE} operations {WHOLE}\n")
+CHANNEL = re.compile(rf"channel (\S{{1,23}}) (\S{{1,15}}) (\S{{1,15}}) {WHOLE} {WHOLE}\n")
+OPERATION = re.compile(rf"op {WHOLE} (\S{{1,23}}) (\S{{1,15}}) (\d+) (\S{{1,7}}) (\S{{1,15}}) {WHOLE} (\S{{1,15}}) {REAL} {REAL} "
+                       rf"{REAL}\n")
+STATES = "issued", "started", "finished"
+
+
+@dataclass
+class Operation:
+    number: int          # on its channel
+    communicator: str
+    collective: str      # or "send", "receive": these are between two ranks
+    elements: int
+    type: str
+    peer: int            # the root, the receiver or the sender; -1: there is none
+    step: int
+    state: str
+
+    is_message = property(lambda self: self.collective in ("send", "receive"))
+
+    def channel(self):
+        return (self.communicator, self.collective, self.peer) if self.is_message else (self.communicator, "collective", -1)
+
+    def same(self, other):
+        """True if both describe the same operation. A send and its receive differ in name and peer."""
+        mine, theirs = ((o.elements, o.step, o.type, *([] if self.is_message else [o.peer, o.collective])) for o in (self, other))
+        return mine == theirs
+
+    def __str__(self):
+        """ "broadcast #0 of world (64 bf16, root 0, step 1)", "send #3 to rank 2 of pp.0 (64 bf16, step 1)" """
+        to = f" {'to' if self.collective == 'send' else 'from'} rank {self.peer}" if self.is_message else ""
+        what = f"{self.elements} {self.type}, " if self.elements else ""
+        root = f"root {self.peer}, " if not self.is_message and self.peer >= 0 else ""
+        return f"{self.collective} #{self.number}{to} of {self.communicator} ({what}{root}step {self.step})"
+
+
+# ---- reading ----
+class File:
+    """A rank's last operations; dies with the file's name and the line if they are damaged."""
+
+    def __init__(self, path):
+        self.path, self.line, self.channels, self.count = path, 0, {}, 0
+        text = read_bytes(path, "give the files of last operations that ranks left in their --out").decode("latin-1")
+        lines = re.findall(r"[^\n]*\n|[^\n]+", text)
+        for self.line, line in enumerate(lines, 1):
+            if self.line == 1: self.require(line == f"{MAGIC}\n", f"its first line is not '{MAGIC}'")
+            elif self.line == 2: self.read_owner(line)
+            elif line.startswith("channel "): self.read_channel(line)
+            elif line != "end\n": self.read_operation(line)
+            elif self.line < len(lines):
+                self.line += 1
+                self.require(False, "something follows the end")
+        self.require(lines and lines[-1] == "end\n", "it is cut off")
+        for (communicator, _, _), c in self.channels.items():
+            has_last = not c.operations or c.issued - 1 in c.operations
+            self.require(has_last, f"the last operations of {communicator} are not there")
+
+    def require(self, condition, message):
+        if not condition: die(f"{self.path}:{self.line}: this is not a file of last operations, or it is damaged: {message}")
+
+    def peer(self, text):
+        """A rank, -1 for "-"; None if it is neither."""
+        if text == "-": return -1
+        return int(text) if text.isdigit() and int(text) < self.size else None
+
+    def read_owner(self, line):
+        found = OWNER.fullmatch(line)
+        self.run, self.rank, self.size = (found[1], int(found[2]), int(found[3])) if found else ("", 0, 0)
+        self.require(0 <= self.rank < self.size <= MOST_RANKS, "its run, rank or number of ranks cannot be read")
+
+    def read_channel(self, line):
+        found = CHANNEL.fullmatch(line)
+        peer = self.peer(found[3]) if found else None
+        self.require(peer is not None, f"a channel was expected, not '{line.rstrip(chr(10))}'")
+        way, key, issued, finished = found[2], (found[1], found[2], peer), int(found[4]), int(found[5])
+        is_known = peer >= 0 if way in ("send", "receive") else way == "collective" and peer < 0
+        self.require(is_known, f"'{way}' with peer '{found[3]}' is not a channel")
+        self.require(0 <= finished <= issued, f"{issued} issued and {finished} finished is impossible")
+        self.require(key not in self.channels, "this channel is there twice")
+        self.channels[key] = Channel(issued, {})
+
+    def read_operation(self, line):
+        found = OPERATION.fullmatch(line)
+        peer = self.peer(found[6]) if found else None
+        self.require(peer is not None, f"an operation was expected, not '{line.rstrip(chr(10))}'")
+        o = Operation(int(found[1]), found[2], found[3], int(found[4]), found[5], peer, int(found[7]), found[8])
+        self.require(o.state in STATES, f"'{o.state}' is not a state of an operation")
+        self.require(self.count < LENGTH, f"there are more than {LENGTH} operations")
+        channel = self.channels.get(o.channel(), Channel(0, {}))
+        self.require(0 <= o.number < channel.issued, f"its channel does not have operation {o.number}")
+        last = max(channel.operations, default=o.number - 1)
+        self.require(o.number == last + 1, f"{o.number} follows {last}")
+        channel.operations[o.number] = o
+        self.count += 1
+
+
+@dataclass
+class Channel:
+    issued: int          # how many in all
+    operations: dict     # the last of them, by number
+
+
+# ---- comparing ----
+@dataclass
+class Member:
+    """A rank that takes part in a sequence; of one that issued nothing there the channel is empty."""
+    rank: int
+    channel: Channel
+
+    issued = property(lambda self: self.channel.issued)
+    def at(self, k): return self.channel.operations.get(k)
+
+
+def is_same_at(a, b, k): return bool(a.at(k) and b.at(k) and a.at(k).same(b.at(k)))
+
+
+def ranks_text(ranks):
+    """ "rank 2", "ranks 0-2, 5 and 7" """
+    ranks, spans = sorted(set(ranks)), []
+    for r in ranks:
+        if spans and spans[-1][1] == r - 1: spans[-1][1] = r
+        else: spans.append([r, r])
+    words = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
+    if not words: return "no rank"
+    return f"rank{'s' * (len(ranks) > 1)} {' and '.join([', '.join(words[:-1]), words[-1]] if len(words) > 1 else words)}"
+
+
+def is_left_out(a, b, k):
+    """True if from k on operation j of b is operation j + 1 of a: b has left one out."""
+    pairs = [(a.at(j + 1), b.at(j)) for j in range(k, b.issued)]
+    pairs = [(later, o) for later, o in pairs if later and o]
+    return bool(pairs) and all(later.same(o) for later, o in pairs)
+
+
+def text_of_different(members, k, is_oldest):
+    """Which ranks issued what as operation k, the largest party first, and whether a shift explains it."""
+    largest = max(members, key=lambda m: sum(is_same_at(m, other, k) for other in members))
+    parts, told = [], []
+    for m in [largest, *members]:
+        if m.at(k) is None or m in told: continue
+        party = [other for other in members if is_same_at(m, other, k)]
+        told += party
+        parts.append(f"{ranks_text(other.rank for other in party)} issued {m.at(k)}")
+    said = ", ".join(parts)
+    for odd in members:
+        if odd.at(k) is None or is_same_at(odd, largest, k): continue
+        how = "left one out" if is_left_out(largest, odd, k) else "issued one too many" if is_left_out(odd, largest, k) else None
+        if how: said += f"; from there on it looks as if rank {odd.rank} had {how}, this or an equal one before it"
+    if is_oldest and k > 0: said += "; older operations are not in the files, so the ranks may have parted earlier"
+    return said
+
+
+def text_of_missing(members, k):
+    """Which members did not issue operation k, and what each of them issued last."""
+    what = next((m.at(k) for m in members if m.at(k)), f"operation #{k} (no file says any more what it was)")
+    behind, ahead = [m for m in members if m.issued <= k], [m for m in members if m.issued > k]
+    said = (f"{ranks_text(m.rank for m in behind)} never issued {what}; {ranks_text(m.rank for m in ahead)} did, and came as far "
+            f"as #{max(m.issued for m in members) - 1}")
+    for m in behind:
+        last = m.at(k - 1)
+        said += f"; rank {m.rank}'s last: " + (f"{last}, {last.state}" if last else "none" if k == 0 else "no longer in its file")
+    return said
+
+
+def text_of_unfinished(members, k):
+    """Where operation k, which all issued, did not finish; None: it did everywhere."""
+    known = [m for m in members if m.at(k)]
+    unfinished = [m for m in known if m.at(k).state != "finished"]
+    if not unfinished: return None
+    everywhere = ", that is, nowhere" if len(unfinished) == len(known) else ""
+    return f"everyone issued {unfinished[-1].at(k)}, but on {ranks_text(m.rank for m in unfinished)} it did not finish{everywhere}"
+
+
+def compare(members):
+    """True if the members of a sequence did not part, and what the files show, in words."""
+    issued = [m.issued for m in members]
+    begin = min([min(m.channel.operations) for m in members if m.channel.operations] + [min(issued)])
+    compared = next((k for k in range(begin, max(issued)) if sum(m.at(k) is not None for m in members) > 1), None) # in two files
+    for k in range(begin, max(issued)):
+        found = [m.at(k) for m in members if m.at(k)]
+        if any(not found[0].same(o) for o in found): return False, text_of_different(members, k, k == compared)
+        if min(issued) <= k: return False, text_of_missing(members, k)
+    for k in range(begin, max(issued)):
+        if said := text_of_unfinished(members, k): return False, said
+    if max(issued) == 0: return True, "the same on all: 0 operations"
+    if compared is None:
+        return False, f"all issued {max(issued)} operations, but no two files hold the same one any more: they cannot be compared"
+    return True, f"the same on all: {max(issued)} operations, of which #{compared} to #{max(issued) - 1} could be compared"
+
+
+def check_files(files):
+    """Dies unless the files are of one run and each of another rank; says which ranks have none."""
+    absent = set(range(files[0].size))
+    for f in files:
+        if (f.size, f.run) != (files[0].size, files[0].run): die(f"{files[0].path} and {f.path} are of different runs; give the "
+                                                                 "files of one")
+        if f.rank not in absent: die(f"{f.path} is of rank {f.rank}, of which there is another file already")
+        absent.remove(f.rank)
+    if absent: print(f"no file of {ranks_text(absent)} of {files[0].size}: killed before it could be written, or not given")
+
+
+def sequences_of(files):
+    """Of each sequence in the files its name and the members that have a file."""
+    found = {}
+    for f in files:
+        for communicator, way, peer in f.channels:
+            ends = {"collective": None, "send": (f.rank, peer), "receive": (peer, f.rank)}[way]
+            found[communicator, ends] = None
+    for communicator, ends in found:
+        if ends is None:
+            key, name = (communicator, "collective", -1), communicator
+            yield name, [Member(f.rank, f.channels[key]) for f in files if key in f.channels]
+        else:
+            keys = {ends[1]: (communicator, "receive", ends[0]), ends[0]: (communicator, "send", ends[1])}
+            yield f"{communicator}, rank {ends[0]} to rank {ends[1]}", [
+                Member(f.rank, f.channels.get(keys[f.rank], Channel(0, {}))) for f in files if f.rank in ends]
+
+
+def main():
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        print(f"usage: {sys.argv[0]} OUT/ops_rank_*.txt\nSays at which operation the ranks of a failed run parted.")
+        sys.exit(sys.argv[1:] not in (["--help"], ["-h"]))
+    files = [File(path) for path in sys.argv[1:]]
+    check_files(files)
+    together = True
+    for name, members in sequences_of(files):
+        if len(members) < 2: continue  # nothing to compare
+        same, said = compare(members)
+        print(f"{name}: {said}")
+        together &= same
+    sys.exit(0 if together else 2)
+
+
+if __name__ == "__main__": main()

@@ -1,0 +1,571 @@
+#!/usr/bin/env python3
+"""schedule - draws a pipeline's schedule and says where its bubble comes from: of numbers that you give, or of a run.
+
+    build/schedule --p 4 --m 8 --schedule 1f1b
+    build/schedule --p 4 --m 8 --schedule interleaved --v 2 --times 20,24,16 --svg interleaved.svg
+    build/schedule --p 4 --m 8 --model gpt2 --batch-size 4 --seq-len 1024 --precision bf16
+    build/schedule --p 4 --m 8 --costs 3,3,3,8.5
+    build/schedule --p 8 --m 32 --compare
+    build/schedule --trace run.json
+
+The picture has a row per rank. F0 is the forward pass of micro-batch 0, D0 its backward pass, B0 and W0 the two halves of one: the
+gradient of the input, and those of the weights. Each chunk after the first has a prime; dots are waiting. Below the picture are
+each rank's times, its peak of activations, and the bubble: as played, with its parts, and by the formula of balanced stages
+(llmc/parallel/pipeline.h). Papers state it as a share of the step or of the work; both are printed.
+
+--times are those of 1/p of the model. --costs make stages unequal, and so does --model, which also gives the bytes that ranks keep
+and send. --trace shows a step of a run of train_gpt2_pp as it was, and finds out its schedule: the same picture, and a bubble that
+also has jitter and late messages. --compare prints a line per schedule, and why three of them are not in train_gpt2_pp.
+
+    schedule_play.c    plays schedules, in the order that train_gpt2_pp has      schedule_trace.py   reads a run's actions
+"""
+import json, math, re, subprocess, sys
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from schedule_trace import Trace
+from tool import Picture, choice, die, parse_options, real, switch, text, whole
+
+SCHEDULES = "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe"
+OF_RUNS = SCHEDULES[:4]
+RAMP = "ramp (start and end)"
+MOST_CHUNKS = 1024
+OPTIONS = [
+    choice("schedule", "1f1b", "|".join(SCHEDULES), "the order of a rank's actions"),
+    whole("p", 4, 1, 256, "stages, each on a rank of its own"),
+    whole("m", 8, 1, 4096, "micro-batches in a step"),
+    whole("v", 0, 0, 64, "chunks of blocks on each rank; 0: 2 if the schedule has several, else 1"),
+    text("times", "1,1,1", "F,B,W",
+         "ms that a micro-batch takes in 1/p of the model: forward, gradient of the input, gradients of the weights"),
+    text("costs", "", "A,B,..", "what each chunk costs, in the model's order, in any unit; '': all the same"),
+    text("model", "", "NAME", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN: N layers, 64N channels, N heads:"
+         " chunks take as long as their blocks and their head, and bytes are printed; '': equal chunks, no bytes"),
+    whole("layers", 0, 0, 256, "number of layers; 0: the model's"),
+    whole("heads", 0, 0, 65536, "number of heads; 0: the model's"),
+    whole("channels", 0, 0, 65536, "number of channels, C; 0: the model's"),
+    whole("vocab-size", 0, 0, 1 << 24, "number of tokens, V; 0: 257 (bytes) for dN, 50257 for gpt2*"),
+    whole("seq-len", 128, 1, 1 << 20, "tokens per sequence, T", "t"),
+    whole("batch-size", 16, 1, 1 << 20, "sequences per micro-batch, B", "b"),
+    choice("precision", "fp32", "fp32|bf16|fp16", "of activations and messages"),
+    text("split", "auto", "auto|even|9,3", "blocks of each chunk, in the model's order; auto: balanced by cost"),
+    real("message-ms", 0, 0, 1e6, "how long a message between two ranks takes"),
+    switch("compare", "print a line for each schedule, instead of one's picture"),
+    text("trace", "", "FILE", "show a step of a run of train_gpt2_pp, which wrote FILE with --trace; its --schedule, --p and --v "
+         "are found out, and may be given"),
+    whole("step", 0, 0, 1e9, "with --trace: the step to show; 0: the shortest without the first"),
+    whole("columns", 0, 0, 10000, "width of the picture, in characters; 0: wide enough to read, at most 150"),
+    text("svg", "", "FILE", "also draw the picture into FILE"),
+    real("svg-ms", 0, 0, 1e9, "ms that the width of --svg's picture stands for; 0: the step"),
+]
+OF_MODELS = "layers", "heads", "channels", "vocab-size", "seq-len", "batch-size", "precision", "split"
+
+
+# ---- the program that plays ----
+@cache
+def player():
+    path = Path(sys.argv[0]).parent / "schedule_play"
+    if not path.exists(): die(f"{path} is missing, which plays schedules; make tools builds it")
+    return subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def ask(**request):
+    """The player's answer to a request; of an error it has told the reason."""
+    print(json.dumps(request), file=player().stdin, flush=True)
+    answer = player().stdout.readline()
+    return json.loads(answer) if answer else sys.exit(1)
+
+
+@dataclass
+class Case:
+    schedule: str
+    p: int             # stages,
+    m: int             # micro-batches
+    v: int             # and chunks a rank
+    times: list        # F, B, W of 1/p of the model
+    message: float     # how long one takes
+    costs: str
+    split: str
+    config: dict       # of the model; None: there is none
+
+    # Of the model; with dualpipe two ranks have each.
+    parts = property(lambda self: self.p if self.schedule == "dualpipe" else self.p * self.v)
+    work = property(lambda self: self.m * sum(self.times))
+
+    def play(self, of_chunk=None, **more):
+        """What the player says. of_chunk: times of each chunk, else those that the model and options give."""
+        if of_chunk is None and "of_action" not in more: of_chunk = self.times_of_chunks()
+        return ask(schedule=self.schedule, p=self.p, m=self.m, v=self.v, times=self.times, message=self.message,
+                   of_chunk=of_chunk, **more)
+
+    def plan(self):
+        """Of each rank the actions in their order, and its chunks' numbers in the model."""
+        return self.play([[0, 0, 0]] * (self.p * self.v), boxes=True)["ranks"]
+
+    def blocks(self):
+        """Of each chunk."""
+        L, v = self.config["L"], self.parts // self.p
+        if self.parts > L:
+            die(f"--p {self.p} with --v {v} makes {self.parts} parts of the model, more than its {L} blocks; lower one of them")
+        if self.schedule == "zb-v" and self.split == "auto": return self.balance()
+        blocks = ask(split=self.split, p=self.p, v=v, **{name: self.config[name] for name in ("L", "Vp", "C")})["blocks"]
+        return blocks * (self.p * self.v // self.parts)
+
+    def cost(self, blocks, g): return blocks[g] + (self.config["head"] if g % self.parts == self.parts - 1 else 0)
+
+    def balance(self):
+        """As the player's split, for zb-v, whose chunks lie on other ranks: block after block goes to the rank that has the least
+        to do."""
+        rank_of, last = {g: rank["chunks"] for rank in self.plan() for g in rank["chunks"]}, self.parts - 1
+        blocks = [1] * last + [0]
+        for _ in range(self.config["L"] - last):
+            blocks[min(rank_of, key=lambda g: (sum(self.cost(blocks, c) for c in rank_of[g]), self.cost(blocks, g), g))] += 1
+        return blocks
+
+    def times_of_chunks(self):
+        """By the model's blocks, by --costs, whose mean over the ranks is 1/p of the model, or all the same."""
+        if self.config: return self.times_by_model()
+        shares = [1 if self.schedule == "dualpipe" else 1 / self.v] * self.parts
+        if self.costs:
+            costs = read_numbers("costs", self.costs, self.parts)
+            if sum(costs) == 0: die(f"--costs {self.costs}: all are 0; at least one chunk must cost something")
+            shares = [cost / sum(costs) * self.p for cost in costs]
+        return [[share * t for t in self.times] for share in shares * (self.p * self.v // self.parts)]
+
+    def times_by_model(self):
+        """The head's forward pass is part of B, because its logits are not kept."""
+        (F, B, W), head, blocks = self.times, self.config["head"], self.blocks()
+        one = self.p / (self.config["L"] + head)  # a block's share of a stage
+        heads = [one * head if g % self.parts == self.parts - 1 else 0 for g in range(len(blocks))]
+        return [[one * n * F, one * n * B + h * (F + B + W), one * n * W] for n, h in zip(blocks, heads)]
+
+
+def case_of(o, config):
+    return Case(o.schedule, o.p, o.m, o.v or default_chunks(o.schedule), o.times, o.message_ms, o.costs, o.split, config)
+
+
+# ---- options ----
+def read_numbers(option, text, n):
+    try:
+        found = [float(x) for x in text.split(",") if re.fullmatch(r"[!-^`-~]+", x)]
+    except ValueError:
+        found = []
+    if len(found) != n or text.count(",") != n - 1 or not all(0 <= x < math.inf for x in found):
+        die(f"--{option} {text} is not {n} numbers from 0 on with commas between")
+    return found
+
+
+def default_chunks(schedule): return 2 if schedule in ("interleaved", "zb-v", "dualpipe") else 1
+
+
+def why_not_dualpipe(p, m):
+    return None if p % 2 == 0 and m % 2 == 0 and m >= 2 * p else "needs an even --p, and an even --m of at least 2p"
+
+
+def check_schedule(o):
+    v, default, is_interleaved = o.v or default_chunks(o.schedule), default_chunks(o.schedule), o.schedule == "interleaved"
+    if not is_interleaved and v != default:
+        die(f"--v {v}: --schedule {o.schedule} has {default} chunk{'s' * (default > 1)} a rank, and only --schedule interleaved "
+            "has any number; leave --v out")
+    if is_interleaved and v == 1:
+        die("--v 1: --schedule interleaved with one chunk a rank interleaves nothing; choose 2 or more, or --schedule 1f1b")
+    if is_interleaved and o.m % o.p:
+        die(f"--m {o.m}: --schedule interleaved takes micro-batches in groups of {o.p}, one per stage; choose an --m that --p "
+            "divides")
+    if o.schedule == "dualpipe" and why_not_dualpipe(o.p, o.m):
+        die(f"--schedule dualpipe {why_not_dualpipe(o.p, o.m)}; --p {o.p} and --m {o.m} are not")
+    if o.p * v > MOST_CHUNKS: die(f"--p {o.p} with --v {v} are more than {MOST_CHUNKS} chunks; lower one of them")
+
+
+def read_model(o):
+    """What the player says of --model; None: there is none."""
+    for name in OF_MODELS:
+        if not o.model and name in o.given: die(f"--{name} is one of --model's; give both")
+    if o.model and o.costs: die("--costs and --model both say what chunks cost; give one of them")
+    if not o.model: return None
+    names = "model", "layers", "heads", "channels", "vocab-size", "seq-len"
+    config = ask(model={name: getattr(o, name.replace("-", "_")) for name in names})
+    if o.seq_len > config["max_T"]:
+        die(f"--seq-len {o.seq_len} is longer than the {config['max_T']} positions of the model; lower it, or choose a model with "
+            "more")
+    return config | {"tokens": o.batch_size * o.seq_len, "bytes": 4 if o.precision == "fp32" else 2}
+
+
+def read_options():
+    o = parse_options("schedule", "draw a pipeline's schedule, and say where its bubble comes from", OPTIONS)
+    if o.compare and (o.costs or o.svg or o.given & {"split", "schedule", "v"}):
+        die("--compare shows all schedules, and draws nothing; leave out --schedule, --v, --costs, --split and --svg")
+    if o.svg_ms and not o.svg: die("--svg-ms is one of --svg's; give both")
+    if o.step and not o.trace: die("--step is one of --trace's; give both")
+    times = read_numbers("times", o.times, 3)
+    if sum(times) == 0: die(f"--times {o.times}: all are 0; give milliseconds of F, B, W")
+    o.times = times
+    config = read_model(o)
+    if not o.trace: check_schedule(o)
+    return o, config
+
+
+# ---- the picture as text ----
+def name_of(letter, micro, chunk): return f"{letter}{micro}{chr(39) * min(chunk, 8)}"
+
+
+def draw_text(o, case, ranks, step):
+    shortest = min((end - begin for boxes in ranks for *_, begin, end in boxes if end > begin), default=math.inf)
+    letters = (3 if case.m > 10 else 2) + case.v
+    columns = o.columns or int(min(150, math.ceil(letters * step / shortest)))
+    per_column = step / columns
+    for r, boxes in enumerate(ranks):
+        row = ["."] * columns
+        for letter, micro, chunk, begin, end in boxes:
+            name, first, last = name_of(letter, micro, chunk), int(begin / per_column + 0.5), int(end / per_column + 0.5)
+            for c in range(first, min(last, columns)): row[c] = name[c - first] if c - first < len(name) else "-"
+        print(f"rank {r:<3} |{''.join(row)}|")
+
+
+# ---- the same as a picture for a page: numbers are pixels ----
+LEFT, WIDTH, TOP, RANK, ROW = 60, 800, 34, 26, 22
+PLACES = {"F": 0, "D": 1, "B": 1, "W": 2}  # of an action's time in (F, B, W)
+COLOURS = {"F": "#3a86b7", "D": "#f4a259", "B": "#f4a259", "W": "#7fb069"}
+NAMES = {"F": "forward", "D": "backward", "B": "backward, input", "W": "backward, weights"}
+
+
+def add_box(picture, box, per_ms, y, v):
+    """Later chunks are paler."""
+    letter, micro, chunk, begin, end = box
+    x, width = LEFT + begin * per_ms, (end - begin) * per_ms
+    if begin * per_ms >= WIDTH or width < 0.1: return
+    width = min(width, LEFT + WIDTH - x)
+    picture.box(x, y, width, ROW, COLOURS[letter], f' fill-opacity="{1 - 0.6 * chunk / v:.2f}" stroke="white"')
+    if width >= 7 * (2 if micro > 9 else 1) + 3:
+        picture.add(f'<text x="{x + width / 2:.2f}" y="{y + 15}" text-anchor="middle">{micro}</text>')
+
+
+def write_svg(o, case, ranks, step):
+    ms, height = o.svg_ms or step, TOP + case.p * RANK + 22
+    picture = Picture(LEFT + WIDTH + 30, height)
+    letters = "FBW" if case.schedule.startswith("zb") or case.schedule == "dualpipe" else "FD"
+    waiting = ("#eeeeee", f"waiting{'; paler: later chunks' * (case.v > 1)}")
+    picture.legend(LEFT, 10, [*((COLOURS[x], NAMES[x]) for x in letters), waiting])
+    split = f", split {','.join(map(str, case.blocks()[:case.parts]))}" if case.config else ""
+    title = f"{case.schedule}{split}: {step:.4g} ms, of which the bubble is {100 * (1 - case.work / step):.1f} %"
+    picture.add(f'<text x="{LEFT + WIDTH}" y="20" text-anchor="end" font-weight="bold">{title}</text>')
+    for r, boxes in enumerate(ranks):
+        top = TOP + r * RANK
+        picture.add(f'<text x="8" y="{top + 15}">rank {r}</text>')
+        picture.add(f'<rect x="{LEFT}" y="{top}" width="{min(1, step / ms) * WIDTH:.2f}" height="{ROW}" fill="#eeeeee"/>')
+        for box in boxes: add_box(picture, box, WIDTH / ms, top, case.v)
+    picture.axis(LEFT, WIDTH, height - 6, ms)
+    picture.write("--svg", o.svg)
+    print(f"\npicture: {o.svg}")
+
+
+# ---- numbers ----
+def s(n): return "" if n == 1 else "s"
+def es(n): return "" if n == 1 else "es"
+
+
+def format_bytes(n):
+    unit = 0
+    while n >= 999.5 and unit < 4: n, unit = n / 1000, unit + 1
+    return f"{n:.1f} {' kMGT'[unit]}B" if unit > 0 and n < 99.95 else f"{n:.0f} {' kMGT'[unit].strip()}B"
+
+
+def print_ranks(case, ranks, step):
+    print("\n           computes, ms   waits, ms   share   activations at most        by the formula")
+    for r, rank in enumerate(ranks):
+        peak = f"{rank['peak']} micro-batch{es(rank['peak'])}{', a chunk each' * (case.v > 1)}"
+        formula = rank["slots"] if rank["slots"] >= 0 else "-"
+        print(f"rank {r:<3} {rank['busy']:14.6g} {step - rank['busy']:11.6g} {100 * rank['busy'] / step:6.1f}%   {peak:<30} "
+              f"{formula}")
+
+
+def slot_bytes(case, played, rank, blocks):
+    """Bytes that a micro-batch keeps in one chunk of a rank, from its F to its D or W: per token and block 16C elements, with the
+    9C gradients that W needs where D is cut, and 4 + NH floats of layernorms and attention. (gpt2_predict_memory of
+    train_gpt2_pp.cu)"""
+    C, X = case.config["C"], case.config["bytes"]
+    most = max(blocks[g] for g in rank["chunks"])
+    per_token = most * ((25 if played["cut"] else 16) * C * X + 4 * (4 + case.config["NH"])) + rank["head"] * (2 * C * X + 8) + 8
+    return case.config["tokens"] * per_token
+
+
+def print_bytes(case, played):
+    """What a rank keeps at its peak, and sends in a step, with --model."""
+    config, blocks = case.config, case.blocks()
+    message = config["tokens"] * config["C"] * config["bytes"]
+    print("\n           blocks   activations at the peak, bytes                     messages in a step, bytes")
+    for r, rank in enumerate(played["ranks"]):
+        slot, n = slot_bytes(case, played, rank, blocks), rank["sends"]
+        kept = f"{rank['peak']} x {slot} = {rank['peak'] * slot} ({format_bytes(rank['peak'] * slot)})"
+        count = sum(blocks[g] for g in rank["chunks"])
+        print(f"rank {r:<3} {count:9}   {kept:<50} {n} x {message} = {n * message} ({format_bytes(n * message)})")
+    print(f"a micro-batch in a chunk of n blocks: BT (n ({25 if played['cut'] else 16}C X + 4 (4 + NH)) + 8) bytes; with the head "
+          f"BT (2C X + 8) more; BT {config['tokens']:g}, C {config['C']:g}, NH {config['NH']}, X {config['bytes']}")
+    print(f"messages: {sum(rank['sends'] for rank in played['ranks']):g} of BT C X bytes in all; by the formula "
+          f"{played['messages']:g}")
+
+
+def print_part(name, ms, step, work):
+    print(f"{name:<26} {ms:10.6g} ms   {100 * ms / step:6.2f} % of the step   {100 * ms / work:6.2f} % of the work")
+
+
+def print_formula(ms, work):
+    if ms is None: print("bubble by the formula      there is none for these numbers")
+    else: print_part("bubble by the formula", ms, work + ms, work)
+
+
+def print_bubble(title, how, step, work, parts):
+    print(f"\nstep {step:.6g} ms{title}: {work:.6g} ms of work, which is the mean of the ranks, and the bubble")
+    print_part(f"bubble as {how}", step - work, step, work)
+    for name, ms in parts.items(): print_part(f"  {name}", ms, step, work)
+
+
+def print_played_bubble(case, played):
+    """The bubble as it was played = the ramp, when some ranks have nothing to do yet or any more + imbalance, by which the slowest
+    rank's work exceeds the mean + messages, without which the step would be shorter."""
+    work, step, slowest, parts = case.work, played["step"], max(rank["busy"] for rank in played["ranks"]), {}
+    if slowest > work * (1 + 1e-9) or case.message > 0:
+        silent = replace(case, message=0).play()["step"]
+        parts = {RAMP: silent - slowest, "imbalance": slowest - work, "messages": step - silent}
+    print_bubble("", "played", step, work, parts)
+    print_formula(played["bubble"], work)
+
+
+def longest_rank(played):
+    """A step takes so long if each rank begins its next one before the others have ended this one."""
+    return max(rank["end"] - rank["begin"] for rank in played["ranks"])
+
+
+def print_unclipped(case, played):
+    """Of schedules whose papers count the bubble between a rank's own first and last action."""
+    if case.schedule in OF_RUNS[:3] or case.p == 1: return
+    step = longest_rank(played)
+    print_part("bubble without clipping", step - case.work, step, case.work)
+    print("  if a rank could begin its next step before the others have ended this one. Clipping by the norm of all\n"
+          "  gradients makes it wait for them, before its first action or after its last (--compare).")
+
+
+# ---- a model's blocks ----
+def print_blocks(name, case, played):
+    """played: gives which chunks a rank has."""
+    blocks, step = case.blocks(), case.play()["step"]
+    costs = [sum(case.cost(blocks, g) for g in rank["chunks"]) for rank in played["ranks"]]
+    print(f"{name} {','.join(map(str, blocks[:case.parts]))}: ranks compute for {100 * (sum(costs) / (case.p * max(costs))):.1f} "
+          f"% of the time without a bubble, for {100 * case.work / step:.1f} % with it; step {step:.6g} ms")
+
+
+def print_model(o, case, played):
+    print_bytes(case, played)
+    print(f"\n{o.model}: {case.config['L']} blocks; the head costs as much as {case.config['head']:.2f} of them")
+    print_blocks("split", case, played)
+    for name in "even", "auto":
+        if case.split != name: print_blocks(f"{name} ", replace(case, split=name), played)
+
+
+def show(o, config):
+    case = case_of(o, config)
+    played = case.play(boxes=True)
+    boxes = [rank["boxes"] for rank in played["ranks"]]
+    F, B, W = case.times
+    print(f"{case.schedule}, {case.p} stage{s(case.p)}, {case.m} micro-batch{es(case.m)}, {case.v} chunk{s(case.v)} each; F, B, W "
+          f"of 1/{case.p} of the model {F:g}, {B:g}, {W:g} ms\n")
+    draw_text(o, case, boxes, played["step"])
+    print_ranks(case, played["ranks"], played["step"])
+    print_played_bubble(case, played)
+    print_unclipped(case, played)
+    if config: print_model(o, case, played)
+    if o.svg: write_svg(o, case, boxes, played["step"])
+
+
+# ---- a run's step ----
+def why_no_fit(case, step):
+    """In what a step's actions differ from those of a schedule, in words; None: in nothing."""
+    of = f"{case.schedule} with {case.p} stages, {case.v} chunk{s(case.v)} each and {case.m} micro-batches has"
+    for r, rank in enumerate(case.plan()):
+        expected, seen = [tuple(box[:2]) for box in rank["boxes"]], [action for action, _ in step.ranks[r]]
+        for k, (letter, micro) in enumerate(seen):
+            wanted = expected[min(k, len(expected) - 1)]
+            if k >= len(expected) or wanted != (letter, micro):
+                return f"action {k} of rank {r} in step {step.number} is {letter}{micro}, where {of} {wanted[0]}{wanted[1]}"
+        if len(seen) != len(expected): return f"rank {r} has {len(seen)} actions in step {step.number}, where {of} {len(expected)}"
+    return None
+
+
+def find_case(o, trace, step):
+    """The schedule and the chunks of the run: those that were given, or the first whose actions are those of the trace."""
+    first, groups = None, "interleaved takes micro-batches in groups of as many as there are stages"
+    for schedule in ("1f1b", "gpipe", "zb-h1", "interleaved"):
+        is_interleaved = schedule == "interleaved"
+        chunks = [o.v] if o.v else range(2, MOST_CHUNKS // o.p + 1) if is_interleaved else [1]
+        if ("schedule" in o.given and o.schedule != schedule) or is_interleaved != (chunks[0] > 1): continue
+        for v in chunks:
+            if is_interleaved and o.m % o.p: continue
+            if first and len(step.ranks[0]) != (3 if schedule == "zb-h1" else 2) * o.m * v: continue
+            case = replace(case_of(o, None), schedule=schedule, v=v)
+            why = why_no_fit(case, step)
+            if why is None: return case
+            first = first or why
+    is_given = "schedule" in o.given or o.v > 0 or o.p != trace.ranks
+    remedy = "leave --schedule, --v and --p out, or give the run's" if is_given else "it is no whole step of train_gpt2_pp"
+    die(f"--trace {o.trace}: {first or groups}; {remedy}")
+
+
+def read_trace(o):
+    """The numbers of stages and micro-batches are those of the run, and so is the schedule. Without --step the shortest step: other
+    programs disturbed it least."""
+    for name in ("m", "times", "costs", "model", "message-ms", "compare"):
+        if name in o.given: die(f"--{name} cannot be used with --trace, which has the run's own times")
+    if o.schedule not in OF_RUNS: die(f"--schedule {o.schedule}: no run has it; leave it out, and the trace shows the run's")
+    trace = Trace(o.trace)
+    copies = trace.copies if trace.copies > 0 and trace.ranks % trace.copies == 0 else 1
+    if "p" not in o.given: o.p = trace.ranks // copies
+    o.m = trace.m
+    if trace.ranks % o.p:
+        die(f"--p {o.p} does not divide the {trace.ranks} ranks of --trace; leave it out, or give the run's --pipeline-parallel")
+    if o.p == 1: die(f"--trace {o.trace} is of one stage, which has no bubble; give the trace of a run with more")
+    steps = trace.whole_steps(o.p)
+    if not steps: die(f"--trace {o.trace} has no step with all of its actions")
+    number = o.step or min(steps, key=lambda x: x.end - x.begin).number
+    step = next((x for x in trace.steps(o.p) if x.number == number), None)
+    if step is None:
+        die(f"--step {number}: the trace has no such step; it has {trace.slices[0].step} to {trace.slices[-1].step}")
+    return find_case(o, trace, step), steps, step
+
+
+def boxes_of(actions, planned, zero):
+    """The slices of a rank's actions, (action, slices); one that goes on where the one before it ended belongs to it."""
+    boxes = []
+    for (_, slices), (letter, micro, chunk, *_) in zip(actions, planned):
+        for x in slices:
+            begin, end = x.begin - zero, x.end - zero
+            if boxes and boxes[-1][:3] == [letter, micro, chunk] and begin - boxes[-1][4] < 1e-3: boxes[-1][4] = end
+            else: boxes.append([letter, micro, chunk, begin, end])
+    return boxes
+
+
+def print_cause(parts, slowest_rank, ratio):
+    """Names the largest part, and what makes it smaller."""
+    words = {
+        RAMP: "the ramp; more micro-batches, or a schedule with a smaller bubble, make it a smaller share (--compare)",
+        "imbalance": f"imbalance; rank {slowest_rank} computes {ratio:.2f} times the mean, and the others wait for it: choose "
+                     "another --split",
+        "jitter": "jitter; the same action takes now more, now less time: does anything else run on these devices?",
+        "late messages": "late messages; they are large for these links, or their sender delays them: try fewer sequences in a "
+                         "micro-batch, or fewer chunks"}
+    print(f"largest part: {words[max(parts, key=parts.get)]}")
+
+
+def print_measured_bubble(case, busy, step, of_chunk, of_action):
+    """Takes a run's bubble apart. Imbalance is by how much the slowest rank's work exceeds the mean. The ramp is what is left if
+    the step is played with each chunk's mean times and messages that take no time: ranks wait until work has reached them, and
+    after the last has left them. Jitter is what the actual time of each action adds to that. The rest of the step passed while
+    messages were on their way, or were sent late."""
+    work, slowest = case.work, max(busy)
+    mean, each = case.play(of_chunk), case.play(of_action=of_action)
+    parts = {RAMP: mean["step"] - slowest, "imbalance": slowest - work, "jitter": each["step"] - mean["step"],
+             "late messages": step - each["step"]}
+    print_bubble(", from its first action to its last", "measured", step, work, parts)
+    if parts["jitter"] < -0.01 * step: print("  (jitter is below 0 where actions were short when others waited for them)")
+    if parts["late messages"] < -0.01 * step: print("  (late messages are below 0 where a rank sends before its action ends)")
+    print_formula(mean["bubble"], work)
+    print_cause(parts, busy.index(slowest), slowest / work)
+
+
+def show_trace(o):
+    case, steps, seen = read_trace(o)
+    plan, step = case.plan(), seen.end - seen.begin
+    of_action = [[sum(x.end - x.begin for x in slices) for _, slices in rank] for rank in seen.ranks]
+    of_chunk = [[0, 0, 0] for _ in range(case.p * case.v)]  # means over the micro-batches; of D the whole is B
+    for actions, rank in zip(of_action, plan):
+        for ms, (letter, _, chunk, *_) in zip(actions, rank["boxes"]):
+            of_chunk[rank["chunks"][chunk]][PLACES[letter]] += ms / case.m
+    case.times = [sum(t[i] / case.p for t in of_chunk) for i in range(3)]
+    F, B, W = case.times
+    print(f"{case.schedule}, {case.p} stages, {case.m} micro-batches, {case.v} chunk{s(case.v)} each; step {seen.number} of "
+          f"{o.trace}, mean of stages: "
+          f"F {F:.4g} ms, {f'B {B:.4g} ms, W {W:.4g} ms' if case.schedule == 'zb-h1' else f'D {B:.4g} ms'}\n")
+    boxes = [boxes_of(seen_rank, rank["boxes"], seen.begin) for seen_rank, rank in zip(seen.ranks, plan)]
+    busy = [sum(rank) for rank in of_action]
+    draw_text(o, case, boxes, step)
+    print_ranks(case, [{"busy": ms, "peak": rank["slots"], "slots": rank["slots"]} for ms, rank in zip(busy, plan)], step)
+    print_measured_bubble(case, busy, step, of_chunk, of_action)
+    bubbles = sorted(x.bubble() for x in steps)
+    if len(bubbles) > 1:
+        median = (bubbles[len(bubbles) // 2] + bubbles[(len(bubbles) - 1) // 2]) / 2
+        print(f"bubble of {len(bubbles)} steps, without the first: median {median:.6g} ms, from {bubbles[0]:.6g} to "
+              f"{bubbles[-1]:.6g}")
+    if o.svg: write_svg(o, case, boxes, step)
+
+
+# ---- all schedules ----
+def why_unplayable(case):
+    if case.schedule == "interleaved" and case.m % case.p: return "needs an --m that --p divides"
+    if case.schedule == "dualpipe" and why_not_dualpipe(case.p, case.m): return why_not_dualpipe(case.p, case.m)
+    if case.p * case.v > MOST_CHUNKS: return "has too many chunks"
+    return "needs more blocks than the model has" if case.config and case.parts > case.config["L"] else None
+
+
+def compare_one(case):
+    """Bubble, bubble without clipping, peak in micro-batches of a stage, bytes of activations, messages relative to 1f1b's,
+    formula."""
+    played = case.play()
+    share = 1 if case.schedule == "dualpipe" else 1 / case.v
+    blocks = case.blocks() if case.config else []
+    kept = max(rank["peak"] * slot_bytes(case, played, rank, blocks) for rank in played["ranks"]) if case.config else 0
+    return {"bubble": played["step"] - case.work, "unclipped": longest_rank(played) - case.work, "bytes": kept,
+            "formula": played["bubble"], "peak": max(rank["peak"] * share for rank in played["ranks"]),
+            "sent": 1 if case.p == 1 else played["messages"] / (2 * case.m * (case.p - 1))}
+
+
+def print_compared(case):
+    """Returns what it prints; None: the schedule cannot be played."""
+    name, why = f"{case.schedule} v={case.v}" if case.schedule == "interleaved" else case.schedule, why_unplayable(case)
+    if why:
+        print(f"{name:<16} {why}")
+        return None
+    c, work = compare_one(case), case.work
+    formula = "-" if c["formula"] is None else f"{c['formula']:.6g}"
+    print(f"{name:<16} {c['bubble']:10.6g} {100 * c['bubble'] / (work + c['bubble']):11.2f}% {100 * c['bubble'] / work:11.2f}% "
+          f"{formula:>12} {c['unclipped']:12.4g} {c['peak']:8.3g} {c['sent']:9.3g} {2 if case.schedule == 'dualpipe' else 1:11}"
+          + (f" {format_bytes(c['bytes']):>12}" if case.config else ""))
+    return c
+
+
+def print_why(case, h1, h2, zbv, dual):
+    """What the three schedules that train_gpt2_pp does not have are worth there."""
+    print("\nwhy the last three are not in train_gpt2_pp: it clips by the norm of all gradients, so a step ends with a sum over "
+          "all ranks,\nand a rank waits for the others before its first action or after its last.")
+    print(f"  zb-h2     a bubble of {h2['unclipped']:.4g} ms without clipping, of {h2['bubble']:.4g} ms with it; zb-h1 has "
+          f"{h1['bubble']:.4g} ms, and keeps {h1['peak']:g} micro-batches instead of {h2['peak']:g}")
+    print(f"  zb-v      a bubble of {zbv['unclipped']:.4g} ms without clipping, of {zbv['bubble']:.4g} ms with it; zb-h1 has "
+          f"{h1['bubble']:.4g} ms, and sends 1/{zbv['sent'] / h1['sent']:.3g} of its messages")
+    if dual is None: return
+    twice = [2 * t for t in case.times]
+    half = replace(case, schedule="zb-v", v=2, p=case.p // 2, m=case.m // 2, times=twice)  # as many parameters a rank
+    print(f"  dualpipe  a bubble of {dual['bubble']:.4g} ms, with 2 stages on each rank, so twice the parameters; 2 copies of the "
+          f"model in {half.p} stage{s(half.p)} have as\n            many, and a bubble of {compare_one(half)['bubble']:.4g} ms "
+          "with zb-v")
+
+
+def compare(o, config):
+    case = case_of(o, config)
+    F, B, W = case.times
+    print(f"{o.p} stage{s(o.p)}, {o.m} micro-batch{es(o.m)}; F, B, W of 1/{o.p} of the model {F:g}, {B:g}, {W:g} ms\n")
+    print(f"{'':16} {'bubble, ms':>10} {'of the step':>12} {'of the work':>12} {'formula, ms':>12} {'no clip, ms':>12} "
+          f"{'peak':>8} {'messages':>9} {'parameters':>11}{'  activations' if config else ''}")
+    shown = {}
+    for schedule, v in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2),
+                        ("dualpipe", 2)):
+        shown[schedule] = print_compared(replace(case, schedule=schedule, v=v))
+    print("\nno clip: the bubble if a rank could begin its next step before the others have ended this one;\n"
+          "peak: activations on the rank with the most, in micro-batches of a stage; messages and parameters: relative to 1f1b's")
+    if o.p > 1 and shown["zb-v"]: print_why(case, *(shown[name] for name in ("zb-h1", "zb-h2", "zb-v", "dualpipe")))
+
+
+def main():
+    o, config = read_options()
+    if o.trace: show_trace(o)
+    elif o.compare: compare(o, config)
+    else: show(o, config)
+
+
+if __name__ == "__main__": main()
