@@ -210,7 +210,7 @@ bench:
 	$(CPU_MAKE) build/train_gpt2_single
 	$(CPU_MAKE) PRECISION=bf16 build/bf16/train_gpt2_single
 	$(if $(shell command -v mpicc),$(CPU_MAKE) build/train_gpt2_ddp build/train_gpt2_fsdp)
-	sh dev/bench/bench.sh
+	python3 dev/bench/bench.py
 
 # --- labs: stages with bodies to write (labs/README.md) ---
 #   make lab STAGE=ddp         makes labs/ddp, with a list of what to write
@@ -242,9 +242,9 @@ $(LAB_PROGRAM): $(LAB)/train_gpt2_$(STAGE).cu
 -include $(LAB_PROGRAM).d
 endif
 
-# Questions with scripts, results and pages (experiments/). It takes up to an hour, and leaves out what is done: see run_all.sh.
+# Questions with scripts, results and pages (experiments/). It takes up to an hour, and leaves out what is done: see run.py.
 experiments: experiments-programs
-	sh experiments/run_all.sh
+	python3 experiments/run.py
 experiments-programs: data/train.bin
 	+$(MAKE) --no-print-directory PRECISION=fp32 DEBUG= $(addprefix $(subst /cpu,,build/$(DEVICE))/train_gpt2_,single ddp fsdp)
 	+$(MAKE) --no-print-directory PRECISION=bf16 DEBUG= $(addprefix build/$(subst cpu-,,$(DEVICE)-)bf16/train_gpt2_,ddp zero fsdp)

@@ -24,9 +24,11 @@ rm -rf "$out"
 on_ranks 4 "$program" --zero-stage 3 --out "$out" "$@"
 
 echo
-sh dev/bench/plot.sh "$out/metrics.jsonl" || echo "(no plot: see above; everything else is there)"
-printf '\nWhat a rank of 4 keeps of this model, and sends:\n'
-sh dev/bench/zero_memory.sh --ranks 4 "$@"
+! command -v python3 >/dev/null || python3 dev/bench/plot.py "$out/metrics.jsonl" || echo "(no plot: see above; everything else is there)"
+if command -v python3 >/dev/null; then
+    printf '\nWhat a rank of 4 keeps of this model, and sends:\n'
+    python3 dev/bench/zero_memory.py --ranks 4 "$@"
+else echo "(no plot, and no table of what each stage keeps: python3 is missing; sh dev/setup.sh installs it)"; fi
 checkpoint=$(find "$out" -name 'step_*' -type d | sort | tail -n 1)
 step=${checkpoint##*_}
 steps=$((2 * ${step#"${step%%[!0]*}"}))

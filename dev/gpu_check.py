@@ -12,7 +12,7 @@ memory errors and races. Needs nvcc, NVIDIA's libraries, Open MPI and Python; no
       ranks                    collectives and DDP over NCCL, with and without windows, and over MPI
       hopper                   the kernels with wgmma and TMA, at sizes with remainders; one that waits forever is stopped
       roofline                 GPT-2 124M and 1.5B, operation by operation
-      peers                    GPT-2 124M against llm.c and PyTorch (dev/bench/bench_gpu.sh)
+      peers                    GPT-2 124M against llm.c and PyTorch (dev/bench/bench_gpu.py)
       zero fsdp tp pp 3d       over NCCL and MPI, against PyTorch and one another
       compress                 likewise, against DDP and the CPU; then how fast the kernels are that compress gradients
       gpus                     where there are several: all of this between them, hybrid sharding, a killed rank, scaling
@@ -28,7 +28,7 @@ GPU_CHECK_LIBS=DIR    a folder made by --pack (default build/carry, if it exists
 GPU_CHECK_OUT=DIR     where logs and the page go (default build/gpu_check)
 GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU, on small shapes; without `layers sanitizer hopper
                       profile speed experiments`
-LLMC=PATH             llm.c's train_gpt2cu, or its folder (dev/bench/bench_gpu.sh says how to build it); PYTHON: one that has torch
+LLMC=PATH             llm.c's train_gpt2cu, or its folder (dev/bench/bench_gpu.py says how to build it); PYTHON: one that has torch
 
 Every part has a time limit, and a part that fails does not stop the next. The status is 0 if every part that ran succeeded."""
 import datetime, os, re, shutil, statistics, subprocess, sys, time
@@ -38,8 +38,8 @@ os.chdir(Path(__file__).resolve().parent.parent)
 LIBS, DEVICE = Path(os.environ.get("GPU_CHECK_LIBS", "build/carry")).resolve(), os.environ.get("GPU_CHECK_DEVICE", "cuda")
 OUT = Path(os.environ.get("GPU_CHECK_OUT", "build/gpu_check")).resolve()
 PYTHON, COMPARE = os.environ.get("PYTHON", "python3"), os.environ.get("COMPARE", "dev/bench/compare_runs.py")
-BENCH_GPU, SCALING, PROFILE = "sh dev/bench/bench_gpu.sh", "sh dev/bench/scaling.sh", "awk -f dev/bench/profile.awk"
-EXPERIMENTS = "sh experiments/run_all.sh --quick"
+BENCH_GPU, SCALING, PROFILE = "python3 dev/bench/bench_gpu.py", "python3 dev/bench/scaling.py", "python3 dev/bench/kernel_profile.py"
+EXPERIMENTS = "python3 experiments/run.py --quick"
 REFERENCE, LAST = "test/reference", "step_00000020"
 REFERENCE_OPTIONS = f"""--init-from {REFERENCE}/initial --data {REFERENCE}/tokens.bin --val-data= --seq-len 32 --batch-size 16
     --total-batch-size 512 --steps 20 --lr 3e-3 --warmup-steps 5 --lr-schedule cosine --final-lr-fraction 0.1

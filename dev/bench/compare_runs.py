@@ -9,13 +9,15 @@
 Prints the worst deviation as a share of what is allowed; the status is 0 if all agree, else 1."""
 import argparse, array, json, math, sys
 
-FIELDS = ("loss", "grad_norm", "param_norm", "lr", "loss_scale", "tokens", "counted", "val_loss", "compression_error", "compression_norm_ratio",
+FIELDS = ("loss", "grad_norm", "param_norm", "lr", "loss_scale", "tokens", "counted", "val_loss", "compression_error",
+          "compression_norm_ratio",
           "compression_cosine")
 
 
 def metrics(path):
     with open(path) as file: lines = [x for x in map(json.loads, file) if "step" in x]
-    return {(x["step"], field): x[field] for x in lines for field in FIELDS if field in x and not (field == "loss" and x.get("counted") == 0)}
+    return {(x["step"], field): x[field] for x in lines for field in FIELDS if field in x
+            and not (field == "loss" and x.get("counted") == 0)}
 
 
 def weights(path):
@@ -54,7 +56,8 @@ def main():
 
     shares = {key: share(a[key], b[key]) for key in a}
     worst, outside = max(shares, key=shares.get), sum(x > 1 for x in shares.values())
-    print(f"{len(a)} numbers compared, {outside} of them outside; the worst is {worst}: {a[worst]} and {b[worst]}, {shares[worst]:.3g} of what is allowed")
+    print(f"{len(a)} numbers compared, {outside} of them outside; the worst is {worst}: {a[worst]} and {b[worst]}, "
+          f"{shares[worst]:.3g} of what is allowed")
     return outside > 0
 
 

@@ -1,4 +1,4 @@
-"""GPT-2 trained by PyTorch on a GPU: what dev/bench/bench_gpu.sh compares with.
+"""GPT-2 trained by PyTorch on a GPU: what dev/bench/bench_gpu.py compares with.
 
     python pytorch_cuda.py eager|compile fp32|autocast|bf16 MODEL B T [cuda|cpu]
 

@@ -27,7 +27,7 @@ fuzzer    | fuzzer        | optional | make fuzz, and the fuzzing in make test-a
 gnuplot   | gnuplot       | optional | the plots of make demo                            | gnuplot-nox     | gnuplot-minimal   | gnuplot | gnuplot
 curl      | curl          | optional | the download scripts under dev/data, and their test | curl ca-certificates | curl           | curl    | curl
 ccache    | ccache        | optional | compiling sooner what has been compiled before    | ccache          | ccache            | ccache  | ccache
-python    | Python + venv | optional | make lab, make site, and Hugging Face's libraries in make test-all | python3 python3-venv | python3 | python  | python
+python    | Python + venv | optional | make lab, bench, experiments, site, tables of make demo; Hugging Face's libraries in make test-all | python3 python3-venv | python3 | python  | python
 chromium  | Chromium      | optional | the pages of make site, tested (setup.sh --with-chromium) | chromium        | chromium          | chromium | chromium
 nvcc      | CUDA toolkit  | extra    | the GPU build                                     | NVIDIA's CUDA Toolkit (developer.nvidia.com/cuda-downloads)
 gpu       | GPU           | extra    | running the GPU build                             | an NVIDIA GPU, and its driver

@@ -177,7 +177,7 @@ static inline json_t* diagnosis_record(const Finding* f) {
     return json_pack("{s:{sI, sI, so, si, so, so, so, so, so, so, so, so, so, so, si, sI, si, si, sI}}", "diagnosis",
         "from", (json_int_t)(f->last - d->steps + 1), "to", (json_int_t)f->last,
         "rank_0", causes_record(&d->first), "slowest_rank", d->slowest, "slowest", causes_record(&d->slow),
-        "others", causes_record(&d->others), "mean", causes_record(&d->mean), // dev/bench/compress_link.sh takes the last of a name
+        "others", causes_record(&d->others), "mean", causes_record(&d->mean), // dev/bench/compress_link.py takes the last of a name
         "efficiency_communication", json_number(efficiency_communication(&d->mean)),
         "efficiency_exposed", json_number(efficiency_exposed(&d->mean)),
         "tokens_per_second", json_number(f->rate), "single_tokens_per_second", positive_number(f->single.tokens_per_second),

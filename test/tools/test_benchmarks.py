@@ -1,24 +1,33 @@
-"""dev/bench/bench_gpu.sh and dev/gpu_check.py where there is no GPU: on numbers that are known beforehand, and once from end to end with small
+"""dev/bench/bench_gpu.py and dev/gpu_check.py where there is no GPU: on numbers that are known beforehand, and once from end to end with small
 programs in place of large ones."""
-import os, re, shutil, subprocess, sys, time
+import json, os, re, shutil, subprocess, sys, time
 import pytest
 from suite import ROOT, TINY, assert_refused, assert_says, command, environment, executable, succeeds, trained
 
 PEERS = "ours llmc-ge0-r0 llmc-ge2-r0 torch-autocast torch-bf16"
 # 8 x 1024 tokens of 124439808 parameters: 6 x 124439808 + 6 x 12 x 768 x 1024 = 803261952 FLOPs each, 6580 GFLOP a step.
-KNOWN = "".join(f"{line}\n" for line in [
-    "peak 0 copy 3000", *(f"peak 0 product {x}" for x in (400, 800, 900)), "peak 0 sheet 1000",
-    *(f"ours 8 ms {x}" for x in (20, 10, 40, 20)), "ours 8 counted 5100000000", "ours 8 used 5500000000", "ours 8 used 6400000000",
-    "llmc-ge0-r0 8 ms 30", "llmc-ge2-r0 8 ms 23", "torch-autocast 8 ms 30", "torch-bf16 8 ms 24"])
+PEAKS = [{"run": "peak", "round": i, "copy": 3000, "product": product, "sheet": 1000} for i, product in enumerate((400, 800, 900))]
 
 
-def table(numbers, programs=PEERS, model="gpt2", sizes="12 768"):
-    return succeeds("awk -v", f"model={model}", "-v T=1024 -v", [f"programs={programs}"], "-v batches=8 -v", [f"sizes={sizes}"],
-                    "-f dev/bench/median.awk -f dev/bench/gpu_table.awk", input=numbers).out
+def steps(program, *ms, **more):
+    return [{"run": f"{program} 8", "round": 1, "ms": ms} | more]
+
+
+KNOWN = PEAKS + steps("ours", 20, 10, 40, 20, counted=5.1e9, used=6.4e9) + steps("llmc-ge0-r0", 30) + steps("llmc-ge2-r0", 23) + \
+    steps("torch-autocast", 30) + steps("torch-bf16", 24)
+
+
+@pytest.fixture
+def table(tmp_path):
+    def table(runs, programs=PEERS, model="gpt2"):
+        header = {"record": "header", "model": model, "T": 1024, "programs": programs.split(), "batches": [8], "rounds": 1, "steps": 4, "absent": []}
+        (tmp_path / "known.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [header, *runs]))
+        return succeeds("python3 dev/bench/bench_gpu.py --from", tmp_path / "known.jsonl").out
+    return table
 
 
 # ---- the table, from numbers ----
-def test_medians_mfu_and_ratios_over_the_best_of_each_peer_stand_in_the_table():
+def test_medians_mfu_and_ratios_over_the_best_of_each_peer_stand_in_the_table(table):
     """The median of 20, 10, 40, 20 is 20: 409600 tokens/s, 329.0 TFLOP/s of 1000, and of 800. llm.c's best is 23 ms."""
     assert_says(table(KNOWN),
                 r"^124439808 parameters, 8.033e\+08 FLOPs a token. .* product 800 TFLOP/s, 1000 by the data sheet; a copy 3000 GB/s",
@@ -29,25 +38,26 @@ def test_medians_mfu_and_ratios_over_the_best_of_each_peer_stand_in_the_table():
                 "^- ours over PyTorch, bf16, no master weights: 1.200 times as fast. Goal 1.3: MISSED.$", no=["^- ours over llm.c -ge 0"])
 
 
-def test_what_failed_has_a_row_that_says_why_and_what_was_not_measured_has_none():
+def test_what_failed_has_a_row_that_says_why_and_what_was_not_measured_has_none(table):
     """One failure is enough: then times of other rounds do not count."""
-    assert_says(table(KNOWN + "llmc-ge2-r0 8 failed out of memory in round 2\n"),
+    assert_says(table(KNOWN + [{"run": "llmc-ge2-r0 8", "round": 2, "failed": "out of memory in round 2"}]),
                 r"^\| llm.c -ge 2 -r 0 \| failed: out of memory in round 2 \|", "^- ours over llm.c -ge 0 -r 0: 1.500")
-    assert_says(table(KNOWN + "ours 8 failed it was unwell\n"), r"^\| ours \| failed: it was unwell \|", no=[" over ", "NaN"])
-    assert_says(table(re.sub("(?m)^(llmc|torch).*\n", "", KNOWN), "ours"), r"^\| ours ", no=["llm.c", "PyTorch", " over "])
-    assert_says(table(KNOWN.replace("sheet 1000", "sheet 0")), "not known by the data sheet", r"^\| ours \| 409600 \| 20.00 \| 10.0 to 40.0 \| - \| 41.1 %")
+    assert_says(table(KNOWN + [{"run": "ours 8", "round": 2, "failed": "it was unwell"}]), r"^\| ours \| failed: it was unwell \|", no=[" over ", "nan"])
+    assert_says(table(KNOWN[:4], "ours"), r"^\| ours ", no=["llm.c", "PyTorch", " over "])
+    assert_says(table([peak | {"sheet": 0} for peak in PEAKS] + KNOWN[3:]), "not known by the data sheet",
+                r"^\| ours \| 409600 \| 20.00 \| 10.0 to 40.0 \| - \| 41.1 %")
 
 
-def test_a_larger_model_has_its_own_flops_and_goal():
+def test_a_larger_model_has_its_own_flops_and_goal(table):
     """6 x 1557611200 + 6 x 48 x 1600 x 1024 = 9817526272 FLOPs a token; 8192 tokens in 125 ms: 643 TFLOP/s."""
-    numbers = re.sub("(?m)^ours.*\n", "", KNOWN) + "ours 8 ms 200\nours-recompute 8 ms 125\n"
-    assert_says(table(numbers, "ours ours-recompute ours-fsdp llmc-ge0-r0", "gpt2-xl", "48 1600"), r"^1557611200 parameters, 9.818e\+09 FLOPs",
+    numbers = PEAKS + KNOWN[4:] + steps("ours", 200) + steps("ours-recompute", 125)
+    assert_says(table(numbers, "ours ours-recompute ours-fsdp llmc-ge0-r0", "gpt2-xl"), r"^1557611200 parameters, 9.818e\+09 FLOPs",
                 r"^\| ours, --recompute block \| 65536 \| 125.00 \|.*\| 64.3 % \| 80.4 % \|",
                 "^- ours, --recompute block over llm.c -ge 0 -r 0: 0.240 times as fast.$",
                 "^- ours, --recompute block: 64.3 % MFU. Goal 60: reached.$", no=["FSDP"])
 
 
-def test_a_profile_has_the_kernels_of_the_last_step_by_name_the_longest_first():
+def test_a_profile_has_the_kernels_of_the_last_step_by_name_the_longest_first(tmp_path):
     """33 % and 34 % of 2 and 4 ms."""
     kernels = [("try_kernel(int)", "9,000,000"), ("encoder_forward_kernel(floatX *, const int *)", "5,000"),
                ("encoder_forward_kernel(floatX *, const int *)", "1,000,000"), ("void layernorm_backward_kernel<(int)8>(float, int)", "2,000,000"),
@@ -57,14 +67,15 @@ def test_a_profile_has_the_kernels_of_the_last_step_by_name_the_longest_first():
         for metric in (f'dram__throughput.avg.pct_of_peak_sustained_elapsed","%","{30 + k}', f'gpu__time_duration.sum","ns","{ns}',
                        'sm__throughput.avg.pct_of_peak_sustained_elapsed","%","10.5'):
             lines.append(f'"{k}","7","train","host","{name}","1","7","(256, 1, 1)","(96, 1, 1)","0","9.0","metrics","{metric}"')
-    said = command("awk -f dev/bench/profile.awk", input="\n".join(lines) + "\n").out
+    (tmp_path / "profile.csv").write_text("\n".join(lines) + "\n")
+    said = succeeds("python3 dev/bench/kernel_profile.py", tmp_path / "profile.csv").out
     assert_says(said, r"^3 kernels, 7.00 ms$", no=["try_kernel"])
     assert said.index("| layernorm_backward_kernel | 2 | 6.000 | 85.7 % | 34 % | 10 % |") < \
         said.index("| encoder_forward_kernel | 1 | 1.000 | 14.3 % | 32 % | 10 % |")
-    assert_refused(command("awk -f dev/bench/profile.awk /dev/null"), "there is no encoder_forward_kernel")
+    assert_refused(command("python3 dev/bench/kernel_profile.py /dev/null"), "there is no encoder_forward_kernel")
 
 
-# ---- bench_gpu.sh, with small programs in place of large ones ----
+# ---- bench_gpu.py, with small programs in place of large ones ----
 # A step goes on when nvidia-smi's stand-in has been read three times, so a table's memory does not depend on which of them is faster.
 STEPS = """sampled=$(dirname "$0")/../bin/nvidia-smi.sampled; until [ -e "$sampled" ]; do sleep 0.01; done; rm "$sampled"
         i=0; while i=$((i + 1)); do sleep 0.003; echo "step $i/1000000 | loss 10.9 | %s"; done"""
@@ -95,7 +106,7 @@ def bench(tmp_path):
 
     def run(options, **env):
         return command(run.line, options, env=run.env | env)
-    run.place, run.line = tmp_path, [*"sh dev/bench/bench_gpu.sh --model d1 --seq-len 16 --steps 3 --out".split(), tmp_path / "out"]
+    run.place, run.line = tmp_path, [*"python3 dev/bench/bench_gpu.py --model d1 --seq-len 16 --steps 3 --out".split(), tmp_path / "out"]
     run.env = environment(PATH=f"{tmp_path}/bin:{os.environ['PATH']}", PYTHON=tmp_path / "bin/python", BUILD=tmp_path / "build")
     yield run
     assert not subprocess.run(["pgrep", "-f", f"{tmp_path}/"], capture_output=True).stdout, "a program is left running"
@@ -107,24 +118,22 @@ def test_programs_are_measured_in_turns_llmc_in_all_settings(bench):
                 r"^\| PyTorch, bf16, no master weights \| .* \| 20.2 \| 31.5 \|$", r"^\| PyTorch, fp32 weights, autocast \|",
                 r"^\| llm.c -ge 2 -r 0 \| .* \| 8.0 \| 31.5 \|$", "^- ours.* over llm.c -ge", "^- ours.* over PyTorch, fp32 weights, ",
                 "^- llm.c with cuDNN: .* was built without", "^- FSDP on one rank: there is no")
-    results = (bench.place / "out/results").read_text()
+    results = [json.loads(line) for line in (bench.place / "out/results.jsonl").read_text().splitlines()]
     # every setting in every round and for every batch, with 3 steps each; the 5 steps before them do not count
-    assert len(re.findall(r"^\| llm.c", run.out, re.M)) == 10 and len(re.findall("^llmc-ge[012]-r[01] [24] ms", results, re.M)) == 60, results
-    turns = [line.split()[0] for line in results.splitlines() if re.match(r"\S+ 2 ms", line)]
-    assert len([k for k, x in enumerate(turns) if x == "ours" and (k == 0 or turns[k - 1] != x)]) == 2, "rounds are not in turns"
+    assert len(re.findall(r"^\| llm.c", run.out, re.M)) == 10
+    assert [len(x["ms"]) for x in results if x.get("run", "").startswith("llmc")] == [3] * 20, results
+    turns = [line.split(",")[0] for line in run.err.splitlines() if " ms" in line and "B=2" in line]
+    assert len(turns) == 18 and turns[:9] == turns[9:], "rounds are not in turns"
     # llm.c gets a model in its format in bf16, and options that it knows
     assert_says((bench.place / "llm.c/train_gpt2cu.asked").read_text(), "-b 4 -t 16 -x 1000000 -v 1000000 .*-ge 1 -r 0$", "^ *20240326 *5$")
 
 
 def test_a_peer_that_fails_or_hangs_is_named_and_left_out(bench):
     for name in "llm.c/train_gpt2cu.fails", "bin/python.hangs": (bench.place / name).touch()
-    # What hangs, and it alone, has a second in place of 20.
-    executable(bench.place / "bin/timeout", f"""case "$*" in *"compile bf16"*) shift 2; set -- --foreground 1 "$@" ;; esac
-        exec {shutil.which("timeout")} "$@" """)
-    run = bench(f"--rounds 1 --batch 2 --llmc {bench.place}/llm.c/train_gpt2cu", BENCH_SECONDS=20)
+    run = bench(f"--rounds 1 --batch 2 --llmc {bench.place}/llm.c/train_gpt2cu", BENCH_SECONDS=10)
     assert run.status == 0, run
     assert_says(run.out, r"^\| llm.c -ge 2 -r 1 \| failed: .CUDA ERROR. at file x.cu:9: out of memory \|",
-                r"^\| PyTorch, bf16, no master weights \| failed: not done after 20 s \|", r"^\| llm.c -ge 2 -r 0 \| [0-9]",
+                r"^\| PyTorch, bf16, no master weights \| failed: not done after 10 s \|", r"^\| llm.c -ge 2 -r 0 \| [0-9]",
                 "^- ours.* over PyTorch, fp32", no=["over PyTorch, bf16"])
 
 
@@ -137,10 +146,10 @@ def test_if_one_of_our_programs_fails_the_script_fails(bench):
 
 def test_stopped_early_it_leaves_a_table_of_what_was_measured(bench):
     (bench.place / "bin/python.hangs").touch() # PyTorch in bf16 would take longer
-    results = bench.place / "out/results"
+    results = bench.place / "out/results.jsonl"
     line = ["timeout", "250", *bench.line, "--rounds", "2", "--batch", "2"]
     with subprocess.Popen(line, env=bench.env, stdout=subprocess.PIPE, text=True) as p:
-        while p.poll() is None and not (results.exists() and "\ntorch-autocast 2 counted" in results.read_text()): time.sleep(0.1)
+        while p.poll() is None and not (results.exists() and '"torch-autocast 2"' in results.read_text()): time.sleep(0.1)
         p.terminate() # timeout passes the signal on to everything it started
         said = p.communicate()[0]
     assert p.returncode != 0 and said == (bench.place / "out/table.md").read_text()

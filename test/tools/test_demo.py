@@ -8,7 +8,7 @@ SMALL = "--model d2 --channels 16 --heads 2 --seq-len 16"
 
 def script(name, *options, start=command, **settings):
     settings["env"] = {"BUILD": "build"} | settings.get("env", {})
-    return start("sh", f"dev/{name}.sh", *options, **settings)
+    return start(*(("python3", f"dev/{name}.py") if name.startswith("bench/") else ("sh", f"dev/{name}.sh")), *options, **settings)
 
 
 def done(*arguments, **settings):

@@ -1,10 +1,10 @@
 """What measures: the benchmarks and tables of dev/, and experiments/. Each runs to its end in its quick form and makes its page, and computes
 from numbers that are known beforehand what it should. How fast anything is, nobody asks here."""
-import json, os, re, shutil, subprocess, sys
+import ast, json, os, re, shutil, subprocess, sys, time
 import pytest
 from suite import ROOT, TOKENS, assert_refused, assert_says, command, environment, executable, program, rest, succeeds
 
-EXPERIMENTS = sorted(path.parent.name for path in (ROOT / "experiments").glob("*/run.sh"))
+EXPERIMENTS = sorted(path.parent.name for path in (ROOT / "experiments").glob("*/experiment.py"))
 
 
 def script(path, text):
@@ -12,37 +12,46 @@ def script(path, text):
     return executable(path, f"import json, os, sys, time\noptions = dict(zip(sys.argv[1:], sys.argv[2:]))\n{text}", sys.executable)
 
 
+HEADER = {"record": "header", "experiment": "x", "date": "2000-01-02", "machine": "a machine", "device": "cpu", "commit": "abc",
+          "busy_percent": 0, "quick": "", "speed": "yes"}
+
+
 # ---- make bench ----
-@pytest.fixture
-def measure(tmp_path):
-    succeeds(os.environ.get("CC", "cc"), "-std=c11 -O2 dev/bench/measure.c -o", tmp_path / "measure", "-lm")
-    return tmp_path / "measure"
+def timed(*arguments):
+    """What dev/bench/measure.py says of a program: (ms of its steps, the most memory, why there are none)."""
+    ask = "import sys; sys.path.append('dev/bench'); import measure; t = measure.Timed(sys.argv[3:], *map(int, sys.argv[1:3])); print([t.ms, t.rss, t.error])"
+    run = command(sys.executable, "-c", [ask], *arguments)
+    return run if run.status else ast.literal_eval(run.out)
 
 
-def test_a_programs_steps_and_memory_are_measured_from_outside_and_it_is_stopped(measure, tmp_path):
+def test_a_programs_steps_and_memory_are_measured_from_outside_and_it_is_stopped(tmp_path):
     steps = script(tmp_path / "steps", "memory = bytearray(b'1') * (40 << 20)\nprint('not a step', flush=True)\n"
                    "for i in range(10**9): time.sleep(0.02); print(f'step {i}: {memory[i]}', flush=True)")
-    rows = [line.split() for line in succeeds(measure, 1, 3, steps).out.splitlines()]
-    assert [key for key, *_ in rows].count("ms") == 3 and all(float(value) > 0 for key, value, *_ in rows if key == "ms")
-    assert [40e6 < float(value) < 200e6 for key, value, *_ in rows if key == "rss"] == [True]
+    ms, memory, why = timed(1, 3, steps)
+    assert len(ms) == 3 and min(ms) > 0 and 40e6 < memory < 200e6 and not why
 
 
-def test_a_program_that_ends_too_early_is_an_error_with_its_last_words(measure):
-    assert_says(command(measure, 1, 2, "echo sorry").err, "ended after 0 of 3 steps", "sorry")
-    assert_says(command(measure, 1, 2, "no-such-program").err, "no-such-program cannot be started")
+def test_a_program_that_ends_too_early_is_an_error_with_its_last_words():
+    assert_says(timed(1, 2, "echo sorry")[2], "ended after 0 of 3 steps", "sorry")
+    assert_refused(timed(1, 2, "no-such-program"), "no-such-program cannot be started")
 
 
-def bench_table(*rows):
-    return succeeds(["sh", "-c", "awk -f dev/bench/median.awk -f dev/bench/table.awk"], input="\n".join(rows) + "\n").out
+def bench_table(folder, *rows):
+    """The table of "RUN KEY NUMBER..." lines."""
+    lines = [HEADER | {"steps": 3, "threads": 2, "finished": 1, "absent": []}]
+    for row in rows:
+        run, key, numbers = re.fullmatch(r"(\S+(?: \d+)?) ([a-z]\w*) (.*)", row).groups()
+        lines.append({"run": run, "round": len(lines), key: [*map(float, numbers.split())]})
+    (folder / "bench.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return succeeds("python3 dev/bench/bench.py --from", folder / "bench.jsonl").out
 
 
-def test_the_benchmarks_table_has_medians_rates_and_ratios_and_judges_goals():
+def test_the_benchmarks_table_has_medians_rates_and_ratios_and_judges_goals(tmp_path):
     table = bench_table(
-        "peak 0 sgemm 400", "peak 0 bf16 800", "peak 0 copy 40", "ours-fp32 64 ms 700", "ours-fp32 64 ms 500", "ours-fp32 64 ms 400",
-        "ours-fp32 64 rss 2e9", "ours-fp32 64 predicted 1990000000", "torch-fp32 64 ms 1000", "llmc-fp32 64 ms 1500", "ours-bf16 64 ms 250",
+        tmp_path, "peak sgemm 400", "peak bf16 800", "peak copy 40", "ours-fp32 64 ms 700 500", "ours-fp32 64 ms 400", "ours-fp32 64 rss 2e9",
+        "ours-fp32 64 predicted 1.99e9", "torch-fp32 64 ms 1000", "llmc-fp32 64 ms 1500", "ours-bf16 64 ms 250",
         "ours-fp32 1024 ms 10000", "ours-fp32 1024 rss 4e9", "torch-fp32 1024 ms 20000", "torch-fp32 1024 rss 1e10",
-        *[f"ddp-naive 2048 exposed {ms}" for ms in (900, 40, 300)], "ddp-bucketed 2048 exposed 16",
-        *[f"fsdp-none 256 exposed {ms}" for ms in (9, 30, 31)], "fsdp-backward-post 256 exposed 20", "fsdp-backward-pre 256 exposed 25")
+        "ddp-naive exposed 900 40 300", "ddp-bucketed exposed 16", "fsdp-none exposed 9 30 31", "fsdp-backward-post exposed 20", "fsdp-backward-pre exposed 25")
     # 191.14 GFLOP in the median step of 500 ms: 382 GFLOP/s of 400
     assert_says(table, "ours, fp32 *500 *512 *382 *96 % *2.00 *1.99", "faster than PyTorch.* 2.00 times *goal 1.5: reached",
                 "faster than llm.c.* 3.00 times *goal 3.5: MISSED", "of the fp32 matrix product.* 95.57 % *goal 82: reached",
@@ -51,42 +60,36 @@ def test_the_benchmarks_table_has_medians_rates_and_ratios_and_judges_goals():
                 "FSDP without prefetch over post .* 1.50 times$")
 
 
-def test_what_was_not_measured_has_no_row_and_no_goal():
-    table = bench_table("peak 0 sgemm 400", "peak 0 bf16 0", "peak 0 copy 40", "ours-fp32 64 ms 500")
-    assert_says(table, "no bf16", "of the fp32 matrix product", no=["PyTorch|llm.c|T=1024|exposed"])
-
-
-@pytest.mark.rest
-def test_every_modes_exposed_communication_is_measured_without_the_first_step():
-    rows = [line.split() for line in succeeds("sh dev/bench/exposed.sh 2").out.splitlines()]
-    for mode in "ddp-naive ddp-bucketed fsdp-none fsdp-backward-post fsdp-backward-pre".split():
-        assert len([ms for name, _, what, ms in rows if name == mode and what == "exposed" and float(ms) > 0]) == 2, mode
+def test_what_was_not_measured_has_no_row_and_no_goal(tmp_path):
+    table = bench_table(tmp_path, "peak sgemm 400", "peak bf16 0", "peak copy 40", "ours-fp32 64 ms 500")
+    assert_says(table, "no bf16", "of the fp32 matrix product", no=["PyTorch|llm.c|exposed|^T=1024|over"])
 
 
 @pytest.mark.rest
 def test_a_benchmark_without_time_or_interrupted_prints_the_table_of_what_it_has(tmp_path):
     script(tmp_path / "train_gpt2_single", """
 os.makedirs(options["--out"], exist_ok=True)
-open(options["--out"] + "/metrics.jsonl", "w").write('{"predicted_bytes":{"params":7},"mem_peak_bytes":7}')
+open(options["--out"] + "/metrics.jsonl", "w").write('{"run":{"predicted_bytes":{"params":7}}}\\n{"step":1,"loss":5,"mem_peak_bytes":7}\\n{"step":')
 for i in range(1000): time.sleep(0.02 if options["--seq-len"] == "64" else 0.3); print(f"step {i}: ...", flush=True)
 """)
     settings = {"BUILD": tmp_path, "PYTHON": "false", "BENCH_STEPS": 2}
-    short = succeeds("sh dev/bench/bench.sh", env=settings | {"BENCH_SECONDS": 0})
+    short = succeeds("python3 dev/bench/bench.py --into", tmp_path / "stored", env=settings | {"BENCH_SECONDS": 0})
     assert_says(short.err, "^T=64 *ours, fp32")
     assert_says(short.out, "finished rounds: 1,", "^  ours, fp32 ", "ours-fp32 at T=1024: it would take about .* BENCH_SECONDS is 0")
-    with subprocess.Popen(["sh", "dev/bench/bench.sh"], env=environment(**settings, BENCH_ROUNDS=500, BENCH_SECONDS=900), text=True,
+    with subprocess.Popen(["python3", "dev/bench/bench.py"], env=environment(**settings, BENCH_ROUNDS=500, BENCH_SECONDS=900), text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE) as bench:
         while not re.match("T=64 *ours, fp32", bench.stderr.readline()): assert bench.poll() is None
         bench.terminate()
         out, err = bench.communicate(timeout=120)
     assert bench.returncode == 1 and "interrupted" in err
     assert_says(out, "^  ours, fp32 ", "finished rounds: 0,")
+    assert succeeds("python3 dev/bench/bench.py --from", tmp_path / "stored").out == short.out  # the table is made from what is stored
 
 
 # ---- tables of runs ----
 @pytest.mark.rest
 def test_the_table_of_an_emulated_link_has_what_runs_and_the_plan_say():
-    out = succeeds("sh dev/bench/compress_link.sh --model d2 --seq-len 64 --batch-size 8 --steps 4 --methods", ["none int8"]).out
+    out = succeeds("python3 dev/bench/compress_link.py --model d2 --seq-len 64 --batch-size 8 --steps 4 --methods", ["none int8"]).out
     assert_says(out, "EMULATED LINK on which ddp.s communication takes 0.8 of its computing")
     rows = {cells[0]: [0] + [float(cell.rstrip("%")) for cell in cells[1:]] for cells in map(str.split, out.splitlines())
             if cells and cells[0] in ("ddp", "none", "int8") and re.match(r"\w+ +[\d.]+%", " ".join(cells))}
@@ -127,7 +130,7 @@ def test_the_table_of_compression_methods_computes_equal_time_and_runs_only_what
 
     def table(*options, breaks="", count=None):
         runs.write_text("")
-        run = command("sh dev/compress_table.sh --sizes 1x16 --steps 100 --rounds 1 --time-steps 5 --out", out, ["--seeds", "1 2"],
+        run = command("python3 dev/bench/compress_table.py --sizes 1x16 --steps 100 --rounds 1 --time-steps 5 --out", out, ["--seeds", "1 2"],
                       ["--variants", "none int8 onebit-adam@20"], ["--rates", "0.1 100"], *options,
                       env={"BUILD": tmp_path / "build", "RUNS": runs, "BREAKS": breaks})
         if count is None: assert run.status != 0, run
@@ -158,7 +161,7 @@ def test_the_table_of_compression_methods_computes_equal_time_and_runs_only_what
 
 @pytest.mark.rest
 def test_the_table_of_compression_methods_measures_the_training_program(tmp_path):
-    succeeds("sh dev/compress_table.sh --quick --out", tmp_path / "out", "--data", TOKENS, "--val-data", TOKENS, timeout=900)
+    succeeds("python3 dev/bench/compress_table.py --quick --out", tmp_path / "out", "--data", TOKENS, "--val-data", TOKENS, timeout=900)
     assert len(re.findall(r"^\| .sign.*\| [0-9.]+ times \| .* ms \|", (tmp_path / "out/table.md").read_text(), re.M)) == 2
     assert (tmp_path / "out/feedback_1x16.svg").stat().st_size
 
@@ -180,7 +183,7 @@ print(ranks, options["--batch-size"], file=open(os.environ["RUNS"], "a"))
 @pytest.mark.rest
 def test_scaling_has_medians_without_the_first_step_speed_up_efficiency_and_the_exposed_share(tmp_path):
     settings = {"PROGRAM": script(tmp_path / "program", SCALING), "RUNS": tmp_path / "runs"}
-    out = succeeds("sh dev/bench/scaling.sh --batch-size 2 --steps 3 --out", tmp_path / "out", ["--ranks", "1 2 4"], env=settings).out
+    out = succeeds("python3 dev/bench/scaling.py --batch-size 2 --steps 3 --out", tmp_path / "out", ["--ranks", "1 2 4"], env=settings).out
     # strong with 8, 4 and 2 sequences on a rank, weak with 2
     assert sorted((tmp_path / "runs").read_text().splitlines()) == ["1 2", "1 8", "2 2", "2 4", "4 2"]
     assert len(re.findall("^    1         103      1.00       100 %      5 %", out, re.M)) == 2
@@ -190,19 +193,15 @@ def test_scaling_has_medians_without_the_first_step_speed_up_efficiency_and_the_
 
 @pytest.mark.rest
 def test_scaling_measures_the_training_program(tmp_path):
-    out = succeeds("sh dev/bench/scaling.sh --batch-size 2 --steps 3 --model d1 --channels 16 --heads 2 --seq-len 16 --data", TOKENS, "--out",
+    out = succeeds("python3 dev/bench/scaling.py --batch-size 2 --steps 3 --model d1 --channels 16 --heads 2 --seq-len 16 --data", TOKENS, "--out",
                    tmp_path / "out", ["--ranks", "1 2"], env={"PROGRAM": program("train_gpt2_ddp")}).out
     assert len(re.findall(r"^ +[12] +[1-9]\d* +[\d.]+ +\d+ % +\d+ %$", out, re.M)) == 4
     if shutil.which("gnuplot"): assert (tmp_path / "out/scaling.png").read_bytes()[1:4] == b"PNG"
 
 
 # ---- experiments/ ----
-HEADER = {"record": "header", "experiment": "x", "date": "2000-01-02", "machine": "a machine", "device": "cpu", "commit": "abc",
-          "busy_percent": 0, "quick": "", "speed": "yes"}
-
-
 def report(*arguments, start=command):
-    return start("perl experiments/report.pl", *arguments)
+    return start("python3 experiments/report.py", *arguments)
 
 
 def page(folder, experiment, *runs, **header):
@@ -272,43 +271,60 @@ def test_incomplete_results_are_errors(tmp_path):
 
 
 def test_a_run_that_kept_other_bytes_than_it_predicted_is_an_error(tmp_path):
-    def summary(kept):
-        (tmp_path / "metrics.jsonl").write_text(
-            '{"run":{"parameters":1,"precision":"fp32","predicted_bytes":{"parameters":8,"state on the host":3}}}\n{"step":1,"loss":5,"tokens":1,'
-            f'"tokens_per_s":1,"step_ms":1,"comm_exposed_ms":0,"comm_bytes":2,"mem_peak_bytes":{kept}}}\n')
-        return command(f"perl experiments/summary.pl run speed=yes log=/dev/null metrics={tmp_path}/metrics.jsonl run=a round=1")
-    assert '"memory":8,' in summary(8).out
-    assert "a kept 9 bytes and predicted 8" in summary(9).err
+    place = here(tmp_path)
+    metrics = ('{"run":{"parameters":1,"precision":"fp32","predicted_bytes":{"parameters":8,"state on the host":3}}}\\n{"step":1,"loss":5,"tokens":1,'
+               '"tokens_per_s":1,"step_ms":1,"comm_exposed_ms":0,"comm_bytes":2,"mem_peak_bytes":%s}\\n')
+    experiment(place, "one", 'x.run("a", 1, "single")', '["single"]')
+    for kept, status in (8, 0), (9, 1):
+        script(place / "build/train_gpt2_single", f"open(options['--out'] + '/metrics.jsonl', 'w').write('{metrics % kept}')")
+        run = command("python3", place / "experiments/run.py", "one --quick", env={"DEVICE": "cpu"})
+        assert run.status == status and ("a kept 9 bytes and predicted 8" in run.err) == (kept == 9), run
+    assert '"memory":8,' in (place / "build/experiments/one.jsonl").read_text()
 
 
 @pytest.mark.parametrize("script, options, why", [
-    ("bench/compress_link.sh", "--ranks 1", "--ranks 1: one rank sends nothing"), ("bench/compress_link.sh", "--ratio 0", "wants a number above 0, not '0'"),
-    ("bench/scaling.sh", ["--ranks", "1 3 4", "--batch-size", "1"], "4 sequences does not divide over 3"), ("bench/scaling.sh", ["--ranks", "2 1"], "must grow"),
-    rest("bench/scaling.sh", "--no-such-option 1", "strong on 1 ranks failed"), ("../experiments/recompute/run.sh", "--rounds many", "not 'many'"),
-    ("../experiments/recompute/run.sh", "--quick", "there is no build/nothing/train_gpt2_fsdp; make experiments-programs")])
+    ("dev/bench/compress_link", "--ranks 1", "one rank sends nothing"), ("dev/bench/compress_link", "--ratio 0", "wants a number above 0, not '0'"),
+    ("dev/bench/scaling", ["--ranks", "1 3 4", "--batch-size", "1"], "4 sequences does not divide over 3"), ("dev/bench/scaling", ["--ranks", "2 1"], "must grow"),
+    rest("dev/bench/scaling", "--no-such-option 1", "strong on 1 ranks failed"), ("experiments/run", "recompute --rounds many", "not 'many'"),
+    ("experiments/run", "no_such", "no_such is no experiment and no option"), ("dev/bench/tp_memory", "--tp", "--tp wants a value"),
+    ("experiments/run", "recompute --quick", "there is no build/nothing/train_gpt2_fsdp; make experiments-programs")])
 def test_what_cannot_be_measured_is_refused(script, options, why):
-    assert_refused(command(f"sh dev/{script}", options, env={"PROGRAM": program("train_gpt2_ddp"), "DEVICE": "nothing"}), why)
+    assert_refused(command(f"python3 {script}.py", options, env={"PROGRAM": program("train_gpt2_ddp"), "DEVICE": "nothing"}), why)
 
 
 @pytest.mark.rest
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_an_experiment_runs_to_its_end_in_its_quick_form_and_has_a_page(tmp_path, experiment):
-    before = {path: path.stat().st_mtime_ns for path in (ROOT / "experiments").rglob("*")}
-    succeeds(f"sh experiments/{experiment}/run.sh --quick --into", tmp_path / "results.jsonl", env={"DEVICE": "cpu"}, timeout=900)
+    def files(): return {path: path.stat().st_mtime_ns for path in (ROOT / "experiments").rglob("*") if "__pycache__" not in str(path) and path.is_file()}
+    before = files()
+    succeeds(f"python3 experiments/run.py {experiment} --quick --into", tmp_path / "results.jsonl", env={"DEVICE": "cpu"}, timeout=900)
     report("--results", tmp_path / "results.jsonl", "--out", tmp_path / "page", f"experiments/{experiment}", start=succeeds)
     assert_says((tmp_path / "page/README.md").read_text(), "^## Answer", "results of `--quick`")
-    assert before == {path: path.stat().st_mtime_ns for path in (ROOT / "experiments").rglob("*")}  # stores nothing
+    assert before == files()  # stores nothing
+
+
+def here(folder):
+    """A copy of the scripts that make experiments, without an experiment."""
+    for name in "experiments", "dev/bench": shutil.copytree(ROOT / name, folder / name, ignore=lambda _, names: [x for x in names if not x.endswith(".py")])
+    shutil.copy("dev/on_ranks.sh", folder / "dev")
+    return folder
+
+
+def experiment(folder, name, runs, needs="[]"):
+    (folder / "experiments" / name).mkdir(exist_ok=True)
+    (folder / "experiments" / name / "experiment.py").write_text(f"from report import m\nROUNDS, NEEDS = 1, {needs}\ndef runs(x): {runs}\n")
 
 
 @pytest.mark.rest
 def test_all_experiments_run_also_after_one_that_fails_and_what_is_done_is_left_out_the_next_time(tmp_path):
-    for name, text in ("one", 'echo one "$@" >> said'), ("two", "echo two >> said; [ -e fixed ]"):
-        (tmp_path / "experiments" / name).mkdir(parents=True)
-        (tmp_path / "experiments" / name / "run.sh").write_text(text)
-    shutil.copy("experiments/run_all.sh", tmp_path / "experiments")
-    (tmp_path / "experiments/report.pl").write_text('open my $f, ">>", "said"; print $f "pages\\n"')
-    states = [command("sh", tmp_path / "experiments/run_all.sh", "--rounds 2").status]
-    (tmp_path / "fixed").touch()
-    states += [command("sh", tmp_path / "experiments/run_all.sh", options).status for options in ("", "", "--quick")]
-    assert states == [1, 0, 0, 0]
-    assert (tmp_path / "said").read_text().splitlines() == ["one --rounds 2", "two", "pages", "two", "pages", "pages", "one --quick", "two"]
+    place = here(tmp_path)
+    say = 'open("said", "a").write(f"{x.name} {x.rounds}\\n")'
+    experiment(place, "one", say)
+    experiment(place, "two", f'{say}; m.Path("fixed").exists() or m.fail("not yet")')
+    (place / "experiments/report.py").write_text((place / "experiments/report.py").read_text() + '\ndef make(): open("said", "a").write("pages\\n")\n')
+    runs = [command("python3", place / "experiments/run.py", "--rounds 2")]
+    (place / "fixed").touch()
+    runs += [command("python3", place / "experiments/run.py", options) for options in ("", "", "--quick")]
+    assert [run.status for run in runs] == [1, 0, 0, 0] and "error: not yet" in runs[0].err and "error: failed, as said above: two" in runs[0].err, runs
+    assert (place / "said").read_text().splitlines() == ["one 2", "two 2", "pages", "two 1", "pages", "pages", "one 1", "two 1"]
+    assert {path.name for path in (place / "experiments").glob("*/results/*.jsonl")} == {time.strftime("%F.jsonl")}

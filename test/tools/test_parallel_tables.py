@@ -9,7 +9,7 @@ TP = f"{SMALL} --layers 2"
 
 
 def table(script, options, binary, more=[], **env):
-    return succeeds(f"sh dev/bench/{script}.sh", more, options, env={"PROGRAM": binary, **env} if binary else env).out
+    return succeeds(f"python3 dev/bench/{script}.py", more, options, env={"PROGRAM": binary, **env} if binary else env).out
 
 
 def skewed(folder, stage, line, field):
@@ -54,7 +54,7 @@ def test_activations_and_state_are_those_of_the_formulas():
     rest("pp_memory", 1, "activations", ["--ranks", "2", "--schedules", "gpipe"], PP, "has activations of 1000 bytes, by formula"),
     rest("tp_memory", 1, "gradients", ["--tp", "1 2"], TP, "by formula")], ids=["pp_messages", "tp_sums", "pp_memory", "tp_memory"])
 def test_a_program_that_counts_otherwise_is_found(script, line, field, more, options, pattern, tmp_path):
-    run = command(f"sh dev/bench/{script}.sh", more, options, env={"PROGRAM": skewed(tmp_path, script[:2], line, field)})
+    run = command(f"python3 dev/bench/{script}.py", more, options, env={"PROGRAM": skewed(tmp_path, script[:2], line, field)})
     assert run.status != 0 and re.search(pattern, run.said), run
 
 

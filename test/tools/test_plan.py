@@ -1,5 +1,5 @@
 """build/plan: its tables and JSON, figures that courses give, its errors, and its bytes compared with what training programs predict and
-hold. (test_plan_steps.py and test_plan_mesh.py have the formulas; dev/bench/plan_check.sh compares its seconds with measured ones.)"""
+hold. (test_plan_steps.py and test_plan_mesh.py have the formulas; dev/bench/plan_check.py compares its seconds with measured ones.)"""
 import functools, json, re, subprocess
 import pytest
 from rows import rows_of, short
@@ -288,7 +288,7 @@ PP4 --accumulation 5000 => accumulation 5000: a pipeline is played with 4096
 --recommend --gpu h100 --model gpt2 --heads 7 => 768 channels do not divide over 7 heads
 --recommend --gpu h100 --model gpt2 --seq-len 2048 => seq-len 2048 is longer than the 1024 positions of gpt2
 --recommend --gpu h100 --model gpt2 --total-batch-size 1000 => 1000 is no multiple of --seq-len 1024
---recommend --gpu cpu-here --here /no/file --model d4 => there is no /no/file: .*let sh dev/bench/here.sh measure
+--recommend --gpu cpu-here --here /no/file --model d4 => there is no /no/file: .*let python3 dev/bench/here.py measure
 --gpu cpu-here --here /no/file => measure a micro-batch and the link
 """, **NAMES)
 def test_errors(options, patterns):
@@ -437,7 +437,7 @@ SEARCH = "--recommend --model d4 --layers 8 --heads 4 --channels 48 --seq-len 24
 
 
 def here(path, busbw=3e9):
-    """What dev/bench/here.sh would have measured."""
+    """What dev/bench/here.py would have measured."""
     links = {name: {"alpha": 1e-5, "busbw": busbw} for name in ("all-reduce", "reduce-scatter", "all-gather")}
     path.write_text(json.dumps({"gflops": 50, "copy": 20, "ranks": 16, "backend": "b", "collectives": links}))
     return f"--gpu cpu-here --here {path} --reserve 0.01"
@@ -483,14 +483,14 @@ def test_this_machine_has_what_was_measured(tmp_path):
 @pytest.mark.rest
 def test_here_sh_measures_this_machine(tmp_path):
     path = tmp_path / "here.json"
-    assert command("sh dev/bench/here.sh --out", path).status == 0 and json.loads(path.read_text())["gflops"] > 0
+    assert command("python3 dev/bench/here.py --out", path).status == 0 and json.loads(path.read_text())["gflops"] > 0
     assert "\n    mpirun -np 2 ./train_gpt2_" in said(f"{SEARCH} --gpu cpu-here --here {path} --ranks 2")
-    assert_refused(command("sh dev/bench/here.sh --ranks 1"), "a link needs two")
+    assert_refused(command("python3 dev/bench/here.py --ranks 1"), "a link needs two")
 
 
 @pytest.mark.rest
 def test_plan_check_has_a_row_for_each_program_and_does_not_crowd_ranks_unasked():
-    run = command(f"sh dev/bench/plan_check.sh --model d2 --seq-len 16 --batch-size 2 --steps 3 --data {TOKENS}", timeout=900)
+    run = command(f"python3 dev/bench/plan_check.py --model d2 --seq-len 16 --batch-size 2 --steps 3 --data {TOKENS}", timeout=900)
     assert_says(run.out, "^half of them within", *(rf"^{row} +[0-9.]+ +[0-9.]+ +[0-9.]+$" for row in (
         "ddp", "zero 3", "fsdp", "tp 2", "pp 2, zb-h1", "3d 2 x 1 x 1", "3d 1 x 1 x 2")))
-    assert_refused(command("sh dev/bench/plan_check.sh --ranks 64"), "oversubscribe yes")
+    assert_refused(command("python3 dev/bench/plan_check.py --ranks 64"), "oversubscribe yes")

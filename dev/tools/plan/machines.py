@@ -1,4 +1,4 @@
-"""Presets of GPUs, of the nodes in which they are sold, and of links; and this machine, as dev/bench/here.sh has measured it.
+"""Presets of GPUs, of the nodes in which they are sold, and of links; and this machine, as dev/bench/here.py has measured it.
 
 FLOP/s    are dense, of the matrix units in 16 bits, and of the vector units in fp32. Data sheets print twice the former for
           H100 and later "with sparsity".
@@ -159,13 +159,13 @@ def this_machine(path):
     here = GPUS["a100-40"]._replace(name="cpu-here", what="equal share of this machine", memory=memory, peak16=0, peak32=0, bandwidth=0,
                                     inside=0, nic=0, nccl_inside=0, watts=0, per_node=0, nics=0)
     if not os.access(path, os.R_OK): return here
-    remedy = "--here wants the file that dev/bench/here.sh wrote"
+    remedy = "--here wants the file that dev/bench/here.py wrote"
     root, link = read_json(path, remedy), read_link(path)
 
     def number(key):
         """gflops: of large fp32 products; copy: GB/s of memory, read and written."""
         x = root.get(key)
-        require(is_number(x) and x > 0, f'{path}: has no number "{key}" above 0; renew it with dev/bench/here.sh; {remedy}')
+        require(is_number(x) and x > 0, f'{path}: has no number "{key}" above 0; renew it with dev/bench/here.py; {remedy}')
         return 1e9 * x
     return here._replace(peak32=number("gflops"), bandwidth=number("copy"), inside=link.busbw[ALL_GATHER], nic=link.busbw[ALL_GATHER],
                          hop=link.alpha[ALL_GATHER])

@@ -76,7 +76,7 @@ def table_of_fsdp(t):
 def table_of_device(t):
     t.heading("Device")
     t.text("gpu", "", GPU_NAMES, "peak, memory and its bandwidth, links, nodes, --algorithm nccl, where not given; '': none")
-    t.text("here", "build/here.json", "FILE", "what sh dev/bench/here.sh has measured, for --gpu cpu-here")
+    t.text("here", "build/here.json", "FILE", "what python3 dev/bench/here.py has measured, for --gpu cpu-here")
     t.text("node", "", "NAME", f"machine: {NODE_NAMES}; '': none")
     t.choice("device", "gpu", "gpu|cpu", "which program: NCCL or MPI, and how many logits it keeps")
     t.float("memory", 0, 0, 1e9, "GB of a rank's device; 0: --gpu's, or several in the tables")
@@ -156,7 +156,7 @@ def take_gpu(o, gpu):
     is_here, is_measured = gpu.peak16 == 0, gpu.peak16 == 0 and gpu.peak32 > 0
     require(not is_here or is_measured or (o.compute_ms > 0 and "link" in o.given),
             f"--gpu cpu-here knows only the memory, because there is no {o.here}: measure a micro-batch and the link, and give"
-            " --compute-ms and --link FILE, or let sh dev/bench/here.sh measure")
+            " --compute-ms and --link FILE, or let python3 dev/bench/here.py measure")
     take(is_here, "device", "cpu")
     take(is_measured, "precision", "fp32")
     take(is_measured, "mfu", 1.0)

@@ -1,0 +1,275 @@
+"""bench_gpu.py - how fast a step of GPT-2 is on a GPU in bf16, against llm.c and PyTorch: same model, batch and sequence length.
+
+  python3 dev/bench/bench_gpu.py [--model gpt2] [--batch 16,32] [--seq-len 1024] [--rounds 3] [--steps 20] [--llmc PATH] [--out DIR]
+      [--from DIR/results.jsonl]
+
+--model    gpt2 is 124M; gpt2-xl, 1.5B, also with recomputation and under FSDP; --batch: sequences a step, a table for each
+--llmc     llm.c's train_gpt2cu or the folder that has it, built there with cuDNN's attention (its README says what that needs):
+           make train_gpt2cu USE_CUDNN=1 NO_MULTI_GPU=1 NO_USE_MPI=1. Without this option or LLMC, llm.c is left out
+--out      folder for the programs' logs, results.jsonl and table.md (build/bench_gpu)
+PYTHON     a Python whose torch sees the GPU (python3); without one PyTorch is left out
+BUILD      where our programs are (build/cuda-bf16): make DEVICE=cuda PRECISION=bf16 programs build/cuda-bf16/bench_layers
+
+Programs start from random weights, on random tokens; their steps are timed from outside by one clock (dev/bench/measure.py).
+They take turns, round after round, so that a GPU that slows down slows all of them; medians count. llm.c has a row for each
+setting worth trying. PyTorch has two, because neither is what our programs do: fp32 weights under autocast, and bf16 with no
+master copy. MFU counts the same 6 N + 6 L C T FLOPs a token for every program (N: all parameters, without the vocabulary's
+padding; attention's causal half), over the data sheet's rate; the next column is the share of a large product's measured rate.
+Recomputed FLOPs do not count. The status is 1 if one of our programs failed; if a peer failed, its row says why."""
+import os, re, shutil, subprocess, sys, threading
+from pathlib import Path
+import measure as m
+
+SIZES = {"gpt2": (12, 768), "gpt2-medium": (24, 1024), "gpt2-large": (36, 1280), "gpt2-xl": (48, 1600)} # layers, channels
+UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+OURS = {"ours": ("single", "none"), "ours-recompute": ("single", "block"), "ours-fsdp": ("fsdp", "none"),
+        "ours-fsdp-recompute": ("fsdp", "block")}
+WARMUP = 5
+
+
+def sizes_of(model):
+    if re.fullmatch(r"d[1-9]\d?", model): return int(model[1:]), 64 * int(model[1:])
+    return SIZES.get(model) or m.fail(f"there is no model '{model}'; there are {', '.join(SIZES)} and dN")
+
+
+def number(name, text, least=1):
+    if not re.fullmatch(r"\d{1,9}", text): m.fail(f"{name} must be a whole number, not '{text}'")
+    if int(text) < least: m.fail(f"{name} must be at least {least}, not {text}")
+    return int(text)
+
+
+class Sampler:
+    """The most memory that nvidia-smi sees in use while something runs."""
+
+    def __init__(self, command):
+        self.process = m.start([*command, "-lms", "100"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                               text=True) if command else None
+        self.most = 0
+        if self.process:
+            self.thread = threading.Thread(target=self.read)
+            self.thread.start()
+
+    def read(self):
+        for line in self.process.stdout: self.most = max(self.most, int(line) if line.strip().isdigit() else 0)
+
+    def end(self):
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+            self.thread.join()
+        return self.most << 20
+
+
+class Bench:
+    """What there is to measure; what is not measured, and why."""
+
+    def __init__(self, o):
+        self.o, self.out, self.absent, self.work = o, Path(o.out), [], m.work()
+        self.build, self.python = Path(m.environ("BUILD", "build/cuda-bf16")), m.environ("PYTHON", "python3")
+        for name in "train_gpt2_single", "bench_layers":
+            if not os.access(self.build / name, os.X_OK):
+                m.fail(f"there is no {self.build}/{name}: make DEVICE=cuda PRECISION=bf16 build/cuda-bf16/{name}")
+        try: self.out.mkdir(parents=True, exist_ok=True)
+        except OSError: m.fail(f"{self.out} cannot be made; --out names another folder")
+        self.build = self.build.resolve()
+        if m.ask(m.environ("CC", "cc"), "-std=c11 -O3 -fopenmp dev/bench/inputs.c -o", self.work / "inputs", "-lm") is None:
+            m.fail("dev/bench/inputs.c cannot be built")
+        m.output(self.work / "inputs", "tokens", self.work / "tokens.bin")
+        for old in [*self.out.glob("*.log"), *self.out.glob("results.jsonl")]: old.unlink()
+        self.programs = self.ours() + self.llmc() + self.torch()
+        self.find_memory()
+
+    def ours(self):
+        if self.o.model == "gpt2": return ["ours"]
+        if os.access(self.build / "train_gpt2_fsdp", os.X_OK): return [*OURS]
+        self.absent.append(f"FSDP on one rank: there is no {self.build}/train_gpt2_fsdp, which needs MPI and NCCL to be built")
+        return ["ours", "ours-recompute"]
+
+    def llmc(self):
+        llmc = self.llmc_path = self.o.llmc and Path(self.o.llmc, "train_gpt2cu" if os.path.isdir(self.o.llmc) else "").resolve()
+        if not llmc: self.absent.append("llm.c: neither --llmc nor LLMC says where its train_gpt2cu is")
+        elif not os.access(llmc, os.X_OK):
+            m.fail(f"there is no program {llmc}; in llm.c's folder: make train_gpt2cu USE_CUDNN=1 NO_MULTI_GPU=1 NO_USE_MPI=1")
+        elif not shutil.which("stdbuf"):
+            self.absent.append("llm.c: there is no stdbuf (coreutils), without which its lines arrive late")
+        if not llmc or not shutil.which("stdbuf"): return []
+        m.output(self.work / "inputs", "llmc", self.work / "model.bin", self.o.model, "bf16")
+        if "cudnn" not in (m.ask("ldd", llmc, stderr=subprocess.DEVNULL) or ""):
+            self.absent.append(f"llm.c with cuDNN: {llmc} was built without it, so its own kernels compute attention. Build it "
+                               "with USE_CUDNN=1")
+        return [f"llmc-ge{setting}" for setting in ("0-r0", "1-r0", "2-r0", "0-r1", "2-r1")]
+
+    def torch(self):
+        sees_gpu = m.ask(self.python, "-c", ["import torch; assert torch.cuda.is_available()"], stderr=subprocess.DEVNULL)
+        if sees_gpu is not None: return ["torch-autocast", "torch-bf16"]
+        self.absent.append(f"PyTorch: {self.python} has no torch that sees a GPU; PYTHON names another")
+        return []
+
+    def find_memory(self):
+        gpu = m.environ("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        self.smi = m.words("nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits -i", gpu)
+        held = (m.ask(self.smi) or "").strip()
+        if not held.isdigit():
+            self.smi = None
+            self.absent.append("memory as nvidia-smi sees it: it does not answer")
+        elif int(held) >= 1000: m.note(f"another program holds {held} MiB of this GPU: do not trust these figures")
+
+    def command(self, name, B):
+        o = self.o
+        if name.startswith("torch"):
+            return [self.python, m.ROOT / "dev/bench/pytorch_cuda.py", "compile", name[len("torch-"):], o.model, B, o.seq_len]
+        if name.startswith("llmc"): # it validates at its first step, and would at the last
+            ge, r = re.findall(r"\d", name)
+            return ["stdbuf", "-oL", self.llmc_path, *m.words(
+                f"-i tokens.bin -j tokens.bin -e model.bin -b {B} -t {o.seq_len} -x 1000000 -v 1000000 -m 1 -s 0 -l 0.0001 -c 0.1 "
+                f"-ge {ge} -r {r}")]
+        stage, recompute = OURS[name] # --steps is far more than are timed: the program is stopped after the timed steps
+        return [self.build / f"train_gpt2_{stage}", *m.words(
+            m.QUIET, "--data tokens.bin --vocab-size 50257 --steps 1000000 --eval-every 0",
+            f"--model {o.model} --batch-size {B} --seq-len {o.seq_len} --recompute {recompute}")]
+
+    def measure(self, d, name, B, round):
+        log, sampler = self.out / f"{name}-B{B}-{round}.log", Sampler(self.smi)
+        try:
+            with open(self.work / "stderr", "w") as errors:
+                timed = m.Timed(self.command(name, B), WARMUP, self.o.steps, log, limit(), cwd=self.work, stderr=errors)
+        finally: used = sampler.end()
+        with open(log, "a") as file: file.write((self.work / "stderr").read_text(errors="replace"))
+        text = log.read_text(errors="replace")
+        if timed.error:
+            why = timed.error if timed.error.startswith("not done") else last_words(text)
+            d.add(f"{name} {B}", round, failed=why)
+            return m.note(f"  {name}, B={B} failed: {why}")
+        d.add(f"{name} {B}", round, ms=timed.ms, counted=counted(text), used=used)
+        m.note(f"  {name}, B={B}: {' '.join(f'{ms:.1f}' for ms in timed.ms)} ms")
+
+    def round(self, d, number):
+        m.note(f"round {number} of {self.o.rounds}")
+        # peaks: copy X GB/s, product Y TFLOP/s, data sheet Z TFLOP/s
+        words = m.output(self.build / "bench_layers", "--peaks").split("peaks:")[-1].split()
+        d.add("peak", number, copy=float(words[1]), product=float(words[4]),
+              sheet=float(words[8]) if re.match(r"[\d.]+$", words[8]) else 0)
+        for B in self.o.batch:
+            for name in self.programs:
+                self.measure(d, name, B, number)
+                d.write(self.out / "results.jsonl")
+
+
+def limit():
+    return number("BENCH_SECONDS", m.environ("BENCH_SECONDS", "300"))
+
+
+def last_words(text):
+    """The last line that mentions an error, with the next line if it ends in a colon, or else the last line."""
+    last = error = goes_on = ""
+    for last in filter(str.strip, text.splitlines()):
+        if goes_on: error, goes_on = f"{error} {last}", False
+        elif re.search("error|out of memory|assert", last, re.I): error, goes_on = last, last.endswith(":")
+    return (error or last)[:150].replace("|", "/")
+
+
+def counted(log):
+    """The memory that a program reports: ours all that it has allocated, PyTorch the peak of all tensors, llm.c all in use on the
+    GPU."""
+    ours = re.findall(r"^step .*mem ([\d.]+) ([kMGT]?B)", log, re.M)
+    llmc = re.findall(r"^device memory usage: (\d+) MiB", log, re.M)
+    return float(ours[-1][0]) * UNITS[ours[-1][1]] if ours else float(llmc[-1]) * 1048576 if llmc else 0
+
+
+# ---- the tables ----
+class Tables:
+    def __init__(self, d):
+        h = d.header
+        self.d, self.model, self.T, (L, C) = d, h["model"], h["T"], sizes_of(h["model"])
+        self.parameters = (50257 + 1024) * C + L * (12 * C + 13) * C + 2 * C
+        self.flops = 6 * self.parameters + 6 * L * C * self.T # a token
+        self.product, self.sheet = (1e12 * d.value("peak", key) if d.runs("peak") else 0 for key in ("product", "sheet"))
+
+    def failure(self, name, B):
+        """A program that failed in one round has no figure for the others."""
+        return next((r["failed"] for r in self.d.rounds.get(f"{name} {B}", {}).values() if "failed" in r), None)
+
+    def ms(self, name, B):
+        known = f"{name} {B}" in self.d.rounds and not self.failure(name, B)
+        return m.median(self.d.all(f"{name} {B}", "ms")) if known else 0
+
+    def rate(self, name, B): return 1e3 * B * self.T * self.flops / self.ms(name, B)
+
+    def row(self, name, B):
+        why, ms = self.failure(name, B), self.ms(name, B)
+        if why is not None: return [title(name), f"failed: {why}", *[""] * 6]
+        times, rate = self.d.all(f"{name} {B}", "ms"), self.rate(name, B)
+        memory = [max(r.get(key) or 0 for r in self.d.each_round(f"{name} {B}")) for key in ("counted", "used")]
+        return [title(name), f"{1e3 * B * self.T / ms:.0f}", f"{ms:.2f}", f"{min(times):.1f} to {max(times):.1f}",
+                percent(rate, self.sheet), percent(rate, self.product), *(f"{1e-9 * x:.1f}" if x else "-" for x in memory)]
+
+    def best(self, prefix, B, programs):
+        """The fastest program whose name begins so."""
+        return min((name for name in programs if name.startswith(prefix) and self.ms(name, B)), key=lambda name: self.ms(name, B),
+                   default=None)
+
+    def comparisons(self, B, programs):
+        us, named = self.best("ours", B, programs), self.model == "gpt2" and self.T == 1024
+        for prefix, goal in ("llmc", 1.2), ("torch-autocast", 1.3), ("torch-bf16", 1.3):
+            them = self.best(prefix, B, programs)
+            if us and them:
+                times = self.ms(them, B) / self.ms(us, B)
+                yield f"- {title(us)} over {title(them)}: {times:.3f} times as fast.{judged(times, goal) if named else ''}"
+        if us and self.model == "gpt2-xl" and self.sheet:
+            yield f"- {title(us)}: {percent(self.rate(us, B), self.sheet)} MFU.{judged(100 * self.rate(us, B) / self.sheet, 60)}"
+
+    def text(self, stopped=""):
+        h, d = self.d.header, self.d
+        lines = [f"### {self.model} in bf16, T={self.T}: whole steps; rounds: {h['rounds']}{stopped}, steps a round: {h['steps']}",
+                 "", f"{self.parameters} parameters, {self.flops:.4g} FLOPs a token. This GPU: a large product "
+                 f"{1e-12 * self.product:.0f} TFLOP/s, {f'{1e-12 * self.sheet:.0f}' if self.sheet else 'not known'} by the data "
+                 f"sheet; a copy {d.value('peak', 'copy') if d.runs('peak') else 0:.0f} GB/s."]
+        for B in h["batches"]:
+            programs = [name for name in h["programs"] if f"{name} {B}" in d.rounds]
+            head = [f"B={B}", "tokens/s", "ms a step", "from, to", "MFU", "of the product", "GB by its own count",
+                    "GB by nvidia-smi"]
+            lines += ["", m.table(head, *(self.row(name, B) for name in programs)).rstrip("\n")]
+            said = [*self.comparisons(B, programs)]
+            lines += [""] * bool(said) + said
+        if h["absent"]: lines += ["", "Not measured:", ""] + [f"- {why}" for why in h["absent"]]
+        return "\n".join(lines) + "\n"
+
+
+def percent(a, b): return f"{100 * a / b:.1f} %" if b else "-"
+def judged(reached, goal): return f" Goal {goal}: {'reached' if reached >= goal else 'MISSED'}."
+
+
+def title(name):
+    """The name shown in the table; llmc-ge2-r0 becomes its command line's "-ge 2 -r 0"."""
+    if name.startswith("llmc"): return "llm.c -ge {} -r {}".format(*re.findall(r"\d", name))
+    peers = {"torch-autocast": "PyTorch, fp32 weights, autocast", "torch-bf16": "PyTorch, bf16, no master weights"}
+    return peers.get(name) or f"ours{', FSDP on one rank' * ('fsdp' in name)}{', --recompute block' * ('recompute' in name)}"
+
+
+def main():
+    here = os.getcwd()
+    o = m.options(__doc__, more=False, model="gpt2", batch="32", seq_len="1024", rounds="3", steps="20",
+                  llmc=os.environ.get("LLMC", ""), out="")
+    if vars(o)["from"]:
+        print(Tables(m.Results.read(vars(o)["from"])).text(), end="")
+        return 0
+    sizes_of(o.model)
+    batches = o.batch.replace(",", " ").split() or m.fail(f"--batch must be a list of whole numbers, not '{o.batch}'")
+    o.batch = [number("--batch", B) for B in batches]
+    o.seq_len, o.rounds, o.steps = number("--seq-len", o.seq_len), number("--rounds", o.rounds), number("--steps", o.steps)
+    limit()
+    o.llmc, o.out = o.llmc and os.path.join(here, o.llmc), os.path.join(here, o.out) if o.out else "build/bench_gpu"
+    bench = Bench(o)
+    d = m.Results(m.header("cuda") | {"model": o.model, "T": o.seq_len, "rounds": o.rounds, "steps": o.steps,
+                                      "programs": bench.programs, "batches": o.batch, "absent": bench.absent})
+    stopped = ""
+    try:
+        for round in range(1, o.rounds + 1): bench.round(d, round)
+    except m.Interrupted: stopped = f", stopped in round {round}"
+    text = Tables(d).text(stopped)
+    (bench.out / "table.md").write_text(text)
+    print(text, end="")
+    return bool(stopped) or any("failed" in r for run in d.runs("^ours") for r in d.each_round(run))
+
+
+sys.exit(main())

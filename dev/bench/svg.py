@@ -1,0 +1,63 @@
+"""Pictures as SVG: of rectangles, lines and words, for tables and experiments."""
+
+
+def number(x):
+    return str(x) if isinstance(x, int) else f"{x:.1f}"
+
+
+def escaped(text):
+    return str(text).replace("&", "&amp;").replace("<", "&lt;")
+
+
+def tick_of(length, n):
+    """1, 2 or 5 times a power of ten, so that there are about n of them in the length."""
+    tick = next(10.0 ** k for k in range(-9, 19) if length / 10.0 ** k <= 2.5 * n)
+    if length / tick > 1.5 * n: tick *= 2
+    return tick * 2.5 if length / tick > 1.5 * n else tick
+
+
+class Svg:
+    def __init__(self, width, height):
+        self.parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+                      'font-family="sans-serif" font-size="12">', '<rect width="100%" height="100%" fill="white"/>']
+
+    def __str__(self):
+        return "\n".join([*self.parts, "</svg>\n"])
+
+    def add(self, tag, content=None, more="", **attributes):
+        """An element, for example a line; x_1 is the attribute x-1. more: further attributes as text."""
+        names = "".join(f' {name.replace("_", "-")}="{number(x) if isinstance(x, (int, float)) else x}"' for name,
+                        x in attributes.items()) + more
+        self.parts.append(f"<{tag}{names}/>" if content is None else f"<{tag}{names}>{escaped(content)}</{tag}>")
+
+    def rect(self, x, y, width, height, colour):
+        self.add("rect", x=x, y=y, width=width, height=height, fill=colour)
+
+    def text(self, x, y, text, anchor=None, **more):
+        self.add("text", text, x=x, y=y, **({"text_anchor": anchor} if anchor else {}), **more)
+
+    def line(self, x1, y1, x2, y2, stroke, **more):
+        self.add("line", x1=x1, y1=y1, x2=x2, y2=y2, stroke=stroke, **more)
+
+    def curve(self, points, colour, dashed=False):
+        if points:
+            self.add("polyline", points="".join(f"{x:.1f},{y:.1f} " for x, y in points), fill="none", stroke=colour, stroke_width=2,
+                     **({"stroke_dasharray": "5 4"} if dashed else {}))
+
+
+def bars(title, rows, mark=None):
+    """Horizontal bars: rows of (label, value, text); mark: a value at which a line stands, and its text."""
+    left, width, row = 230, 350, 26
+    most = max([value for _, value, _ in rows] + ([mark[0]] if mark else [])) or 1
+    svg, bottom = Svg(700, 44 + row * len(rows) + (18 if mark else 6)), 34 + row * len(rows)
+    svg.text(10, 20, title, font_weight="bold")
+    for i, (label, value, text) in enumerate(rows):
+        y = 34 + row * i
+        svg.text(left - 8, y + 14, label, "end")
+        svg.rect(left, y, width * value / most, 18, "#3a86b7")
+        svg.text(left + width * value / most + 5, y + 14, text)
+    if mark:
+        x = left + width * mark[0] / most
+        svg.add("path", d=f"M {x:.1f} 30 V {bottom}", stroke="#c1121f", stroke_dasharray="4 3", fill="none")
+        svg.text(x, bottom + 13, mark[1], "middle", fill="#c1121f")
+    return str(svg)

@@ -1,0 +1,44 @@
+"""What does recomputing blocks cost in time, and what memory does it free? FSDP on two ranks, with short and with long
+sequences."""
+from report import DATA, SMALL, percent, size, times, words
+
+ROUNDS, NEEDS = 5, ["fsdp"]
+TITLE = "What does recomputation cost?"
+QUESTION = """With `--recompute block` a block keeps only its input, and its forward pass runs again in the backward pass. How much
+memory does that free, and how much longer does a step take?"""
+NOTES = """An extra forward pass is a third of the arithmetic of a block. Embedding, head and update are not repeated, so a step of
+a whole model takes less than 4/3 of the time. No message is added: a block is gathered for its backward pass anyway. [Chapter
+4](../../doc/04_fsdp.md#recomputation-and-offload-memory-against-time) explains it."""
+
+
+def runs(x):
+    shapes, steps = {"short": "--model d6 --batch-size 8 --seq-len 64", "long": "--model d6 --batch-size 2 --seq-len 256"}, 13
+    if x.quick:
+        shapes, steps = {case: f"{SMALL} --batch-size 2 --seq-len {T}" for case, T in (("short", 16), ("long", 64))}, 3
+    for _ in x.in_turns():
+        for way in "none", "block":
+            for case, shape in shapes.items(): x.run(f"{case}-{way}", 2, "fsdp", DATA, shape, f"--steps {steps} --recompute {way}")
+
+
+def short(d):
+    longer = f", and a step takes {d.ratio('short-block', 'short-none', 'step_ms')[0]:.2f} times as long" if d.speed else ""
+    return f"A rank keeps {percent(d.share('short-block', 'short-none', 'memory'))} of the memory{longer}."
+
+
+def answer(d):
+    for case in "short", "long":
+        block, none = f"{case}-block", f"{case}-none"
+        longer = f" A step takes {times(d.ratio(block, none, 'step_ms'))} times as long." if d.speed else ""
+        yield (f"With {case} sequences a rank keeps {size(d.value(block, 'memory'))} instead of {size(d.value(none, 'memory'))}, "
+               f"which is {percent(d.share(block, none, 'memory'))}.{longer}")
+
+
+def table(d):
+    yield ["run", "memory of a rank", "of it activations", "sent by a rank in a step"] + ["time of a step, beside none"] * d.speed
+    for run in d.runs():
+        sizes = [size(d.value(run, key)) for key in ("memory", "kinds/activations", "sent")]
+        yield [run, *sizes, *d.beside(run, run.split("-")[0] + "-none", "step_ms")]
+
+
+def plot(d):
+    return words(d, {run: run for run in d.runs()}, "memory of a rank, MB", "memory", 1e6)

@@ -1,0 +1,139 @@
+"""run.py - makes the runs of experiments, and stores their results.
+
+  python3 experiments/run.py [EXPERIMENT...] [OPTION...] [-- OPTION OF THE PROGRAMS...]
+
+Without an EXPERIMENT all of them run, one after the other, and their pages are made. What is done is left out the next time, so
+this can be interrupted and begun again: build/experiments/NAME.done says so; remove these files to begin anew. An experiment that
+fails, as one that needs more memory than there is, does not keep the others from running. --quick stores nothing, makes no pages
+and leaves no such file.
+
+--quick         a small model and one round, in seconds: shows that the script works, and measures nothing
+--rounds N      how often each run is repeated, in turns (each experiment has its default)
+--no-speed      leave speeds out, because the machine is busy; memory and bytes do not depend on that
+--into FILE     where the results go; default experiments/NAME/results/DATE.jsonl, with --quick build/experiments/NAME.jsonl
+-- OPTION...    further options of the programs, which overrule the script's
+
+DEVICE=cuda|cpu    which build; default: cuda where nvcc and a GPU are there
+OMP_NUM_THREADS    threads of a rank on the CPU (default 1, for one rank as for many)
+MPIRUN             how to start ranks (dev/on_ranks.sh)"""
+import json, os, shutil, sys, time
+from pathlib import Path
+import report
+from report import HERE, m
+
+
+def rounded(x):
+    return float(f"{x:.4g}") if x % 1 else int(float(f"{x:.4g}"))
+
+
+def summary(name, run, speed):
+    """What a run measured: times are medians over its steps without the first, bytes those of the last step, the shares of a step
+    the program's own diagnosis, means of its ranks. A run that keeps other bytes than it predicted is an error."""
+    kinds, memory = run.kinds(), max(step["mem_peak_bytes"] for step in run.steps)
+    if memory != sum(kinds.values()): m.fail(f"{name} kept {memory} bytes and predicted {sum(kinds.values())}")
+    found = dict(parameters=run.about["parameters"], precision=run.about["precision"], kinds=kinds, memory=memory,
+                 sent=run.last("comm_bytes"), host=run.about["predicted_bytes"].get("state on the host", 0), steps=len(run.steps),
+                 first_loss=rounded(run.steps[0]["loss"]), loss=rounded(run.last("loss")))
+    if not speed: return found
+    for key in "tokens_per_s", "step_ms", "comm_exposed_ms": found[key] = rounded(m.median(run.values(key) or [run.last(key)]))
+    if not run.diagnosis: return found
+    mean, exposed = run.diagnosis["mean"], {}
+    for axis in mean["exposed"].values():
+        for kind, ms in axis.items(): exposed[kind] = exposed.get(kind, 0) + ms
+    shares = {key: mean[key] for key in ("total", "computing", "rest", "waiting", "data")} | exposed
+    return found | {"shares": {key: rounded(x) for key, x in shares.items()}} | {
+        key: rounded(run.diagnosis[key]) for key in ("efficiency_communication", "efficiency_exposed")}
+
+
+class Experiment:
+    """The runs of an experiment, as its experiment.py asks for them."""
+
+    def __init__(self, name, e, o, device):
+        self.name, self.quick, self.device, self.more, self.round = name, o.quick, device, o.more, 1
+        self.rounds = 1 if o.quick else o.rounds or e.ROUNDS
+        self.speed = not o.no_speed and not getattr(e, "BYTES_ONLY_RUNS", False)
+        for stage in e.NEEDS: m.need(self.program(stage), "experiments-programs")
+        header = m.header(device) | {"experiment": name, "device": device, "quick": "yes" * o.quick, "speed": "yes" * self.speed}
+        self.d = m.Results(header)
+
+    def program(self, stage):
+        """The path of STAGE[:PRECISION]."""
+        stage, _, precision = stage.partition(":")
+        variant = "-".join(filter(None, (self.device * (self.device != "cpu"), precision)))
+        return "/".join(filter(None, ("build", variant, f"train_gpt2_{stage}")))
+
+    def in_turns(self):
+        for self.round in range(1, self.rounds + 1): yield self.round
+
+    def run(self, name, ranks, stage, *options, until=None, refused=False, launched=False):
+        """One run, whose record is added to the results. until: it ends after so many steps, so that a large model writes no
+        checkpoint; refused: it may be out of memory; launched: also one rank is started by the launcher."""
+        m.note(f"  {self.name}{f', round {self.round}' if self.rounds > 1 else ''}: {name}")
+        options = m.words(*options, self.more)
+        run = m.train(f"{name} on {ranks} ranks", self.program(stage), options, m.QUIET, "--eval-every 0", until=until,
+                      refused=refused, ranks=ranks if ranks > 1 or launched else None, threads=m.environ("OMP_NUM_THREADS", 1))
+        measured = {"refused": run} if isinstance(run, str) else summary(name, run, self.speed)
+        self.d.add(name, self.round, ranks=ranks, stage=stage, options=" ".join(options), **measured)
+
+    def plan(self, name, *options):
+        """Adds what build/plan predicts that a rank keeps this way with blocks recomputed."""
+        plan = json.loads(m.output(m.need("build/plan", "experiments-programs"), *options, "--device",
+                                   "cpu" if self.device == "cpu" else "gpu", "--json"))
+        way = next((way for way in plan["ways"] if way["name"] == name), None) or m.fail(f"build/plan has no line for {name}")
+        self.d.add(name, stage="plan", ranks=plan["ranks"], parameters=plan["model"]["parameters"],
+                   memory=way["bytes_recomputed"]["total"], sent=way["sent_per_step"])
+
+
+def device():
+    """cuda where nvcc and a GPU are there, unless DEVICE says otherwise."""
+    has_gpu = shutil.which("nvcc") and m.ask("nvidia-smi -L") is not None
+    return m.environ("DEVICE", "cuda" if has_gpu else "cpu")
+
+
+def run(name, o):
+    """Makes the runs of an experiment. The results of one that is interrupted are not complete, so they reach their place only at
+    the end."""
+    e = report.load(HERE / name)
+    experiment = Experiment(name, e, o, device())
+    e.runs(experiment)
+    into = o.into or (f"build/experiments/{name}.jsonl" if o.quick else f"experiments/{name}/results/{time.strftime('%F')}.jsonl")
+    experiment.d.write(into)
+    m.note(f"results: {into}; python3 experiments/report.py experiments/{name} makes the page of what is stored")
+
+
+def run_all(o):
+    failed = []
+    os.makedirs("build/experiments", exist_ok=True)
+    for name in sorted(path.parent.name for path in HERE.glob("*/experiment.py")):
+        done = Path(f"build/experiments/{name}.done")
+        if not o.quick and done.exists():
+            m.note(f"{name} is done ({done})")
+            continue
+        try: run(name, o)
+        except m.Interrupted: raise
+        except SystemExit as error:
+            m.note(error)
+            failed.append(name)
+        else:
+            if not o.quick: done.touch()
+    if not o.quick: report.make()
+    if failed: m.fail(f"failed, as said above: {' '.join(failed)}")
+
+
+def main():
+    names = [word for word in sys.argv[1:] if (HERE / word / "experiment.py").exists()]
+    if len(names) == 1 and {"-h", "--help"} & {*sys.argv}: print(report.load(HERE / names[0]).__doc__.strip(), end="\n\n")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive") # ranks may outnumber cores
+    begin = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    more, sys.argv[begin:] = sys.argv[begin + 1:], []
+    o = m.options(__doc__, flags=("quick", "no_speed"), rounds=0)
+    unknown = [word for word in o.more if word not in names]
+    if unknown:
+        m.fail(f"{unknown[0]} is no experiment and no option; --help lists the options, and those of the programs come after --")
+    names, o.more = o.more, more
+    if o.into and len(names) != 1: m.fail(f"--into is for one experiment, not for {len(names) or 'all'}")
+    for name in names: run(name, o)
+    if not names: run_all(o)
+
+
+if __name__ == "__main__": main()
