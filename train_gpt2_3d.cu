@@ -868,7 +868,7 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
 static void gpt2_expect(GPT2* g, Run* run, int k) {
     if (k == pipeline_actions(g->pipeline, g->pp->rank)) return;
     Action a = pipeline_action(g->pipeline, g->pp->rank, k);
-    report_action(&run->ranks->world, &g->times, &g->stages, a);
+    report_action(&run->ranks->context, &g->times, &g->stages, a);
     p2p_irecv(&g->p2p, a, message_elements(g));
 }
 
@@ -877,11 +877,11 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     int rank = g->pp->rank;
     Action a = pipeline_action(g->pipeline, rank, k);
     int slot = pipeline_slot(g->pipeline, rank, a.micro, a.chunk);
-    report_action(&run->ranks->world, &g->times, &g->stages, a);
+    report_action(&run->ranks->context, &g->times, &g->stages, a);
     p2p_wait(&g->p2p, a, stage_input(g, slot, a.chunk), &g->dres);
     gpt2_select(g, slot, pipeline_set(g->pipeline, rank, a, g->recompute), a.chunk);
     gpt2_expect(g, run, k + 1);
-    double began = report_action_begins(&run->ranks->world, &g->times, &g->stages, a);
+    double began = report_action_begins(&run->ranks->context, &g->times, &g->stages, a);
     g->action = a;
     gpt2_begin_micro(g, a.micro, g->pipeline.m);
     if (a.kind == ACT_FORWARD) {
@@ -905,7 +905,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     gpt2_expect(g, run, 0);
     for (int k = 0; k < pipeline_actions(g->pipeline, g->pp->rank); k++) gpt2_act(g, run, k, dloss);
     p2p_wait_sends(&g->p2p);
-    report_no_action(&run->ranks->world, &g->times);
+    report_no_action(&run->ranks->context, &g->times);
     gpt2_reduce(g);
     trace_compute("update", -1);
     gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
@@ -950,7 +950,7 @@ int main(int argc, char** argv) {
     run.ranks->sent = gpt2_predict_sent(&g, g.mesh.sent_along);
     ranks_report(&run);
     mesh_report(&run);
-    report_stages(&run.ranks->world, &g.mesh, &g.pp_options, &g.stages, g.pipeline, g.config, memory_sum(run.predicted));
+    report_stages(&run.ranks->context, &g.mesh, &g.pp_options, &g.stages, g.pipeline, g.config, memory_sum(run.predicted));
     gpt2_load(&g, &run);
     ranks_begin(&run);
 
@@ -969,7 +969,7 @@ int main(int argc, char** argv) {
     }
     gpt2_gather_finish(&g);
     bool as_predicted = ranks_end(&run);
-    report_bubble(&run.ranks->world, &g.times, g.pipeline);
+    report_bubble(&run.ranks->context, &g.times, g.pipeline);
     gpt2_free(&g);
     ranks_stop(&run);
     return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;

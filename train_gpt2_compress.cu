@@ -611,7 +611,7 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->max_B = (int)run->o.batch_size;
     g->seq_len = (int)run->o.seq_len;
     g->num_units = run->config.L + 1;
-    g->dp = &run->ranks->world.comm;
+    g->dp = &run->ranks->context.comm;
     g->compress.beta1 = run->o.beta1;
     compress_configure(&g->compress, &run->table, g->dp, run->o.seed, gpt2_num_elements(g->config));
     gpt2_init_buckets(g); // now, because what compressed buckets take and send is predicted
@@ -734,10 +734,10 @@ int main(int argc, char** argv) {
 
         ranks_step_begin(&run, step, g.params);
         StepStats stats = train_step(&g, &run, step);
-        run.ranks->world.otherwise = gpt2_predict_sent(&g, step) - run.ranks->sent + compress_measure_bytes(&g.compress);
+        run.ranks->context.otherwise = gpt2_predict_sent(&g, step) - run.ranks->sent + compress_measure_bytes(&g.compress);
         ranks_step_end(&run, step, &stats);
         report_bias(&g.compress, &run.log, step + 1);
-        if (ranks_checks(&run, step + 1)) world_check_units(&run.ranks->world, step + 1, g.num_units, unit_checksum, &g);
+        if (ranks_checks(&run, step + 1)) context_check_units(&run.ranks->context, step + 1, g.num_units, unit_checksum, &g);
     }
     bool as_predicted = ranks_end(&run);
     gpt2_free(&g);

@@ -521,7 +521,7 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->max_B = (int)run->o.batch_size;
     g->seq_len = (int)run->o.seq_len;
     g->num_units = run->config.L + 1;
-    g->dp = &run->ranks->world.comm;
+    g->dp = &run->ranks->context.comm;
     g->divide = g->ddp == DDP_NAIVE && !run->o.deterministic; // there 1/3 must round in one place
 }
 
@@ -641,7 +641,7 @@ int main(int argc, char** argv) {
         ranks_step_begin(&run, step, g.params);
         StepStats stats = train_step(&g, &run, step);
         ranks_step_end(&run, step, &stats);
-        if (ranks_checks(&run, step + 1)) world_check_units(&run.ranks->world, step + 1, g.num_units, unit_checksum, &g);
+        if (ranks_checks(&run, step + 1)) context_check_units(&run.ranks->context, step + 1, g.num_units, unit_checksum, &g);
     }
     bool as_predicted = ranks_end(&run);
     gpt2_free(&g);

@@ -73,23 +73,23 @@ enum {
     CAUSE_COMPUTING, CAUSE_REST, CAUSE_EXPOSED, CAUSE_BUBBLE = CAUSE_EXPOSED + COMM_AXES * COMM_KINDS, CAUSE_WAITING,
     CAUSE_DATA, CAUSE_STEP, CAUSE_COMMUNICATION, CAUSE_PER_TOKEN = CAUSE_COMMUNICATION + COMM_AXES, CAUSES
 };
-typedef struct { double of[CAUSES]; } Causes;
+typedef struct { double of[CAUSES]; } TimeBreakdown;
 static inline int exposed_at(int axis, int kind) { return CAUSE_EXPOSED + axis * COMM_KINDS + kind; }
 
-static inline double causes_sum(const Causes* c, int begin, int end) {
+static inline double breakdown_sum(const TimeBreakdown* c, int begin, int end) {
     double sum = 0;
     for (int i = begin; i < end; i++) sum += c->of[i];
     return sum;
 }
-static inline double causes_exposed(const Causes* c) { return causes_sum(c, CAUSE_EXPOSED, CAUSE_BUBBLE); }
-static inline double causes_communication(const Causes* c) { return causes_sum(c, CAUSE_COMMUNICATION, CAUSE_PER_TOKEN); }
+static inline double breakdown_exposed(const TimeBreakdown* c) { return breakdown_sum(c, CAUSE_EXPOSED, CAUSE_BUBBLE); }
+static inline double breakdown_communication(const TimeBreakdown* c) { return breakdown_sum(c, CAUSE_COMMUNICATION, CAUSE_PER_TOKEN); }
 
 // The course's figure, and the one of communication that nothing hides. Both leave out what is no communication.
-static inline double efficiency_communication(const Causes* c) {
-    return c->of[CAUSE_COMPUTING] / (c->of[CAUSE_COMPUTING] + causes_communication(c));
+static inline double efficiency_communication(const TimeBreakdown* c) {
+    return c->of[CAUSE_COMPUTING] / (c->of[CAUSE_COMPUTING] + breakdown_communication(c));
 }
-static inline double efficiency_exposed(const Causes* c) {
-    return c->of[CAUSE_COMPUTING] / (c->of[CAUSE_COMPUTING] + causes_exposed(c));
+static inline double efficiency_exposed(const TimeBreakdown* c) {
+    return c->of[CAUSE_COMPUTING] / (c->of[CAUSE_COMPUTING] + breakdown_exposed(c));
 }
 
 // Of the operations of each channel the least of all ranks in each step: *n channels, owned by the caller.
@@ -121,7 +121,7 @@ static inline double drain_of(const RankSteps* const* ranks, int N, int rank, in
 }
 
 // Adds what rank `rank` did in step s. least (n): of each channel.
-static inline void causes_add_step(Causes* c, const RankSteps* const* ranks, int N, int rank, int s, const Channel* least, int n) {
+static inline void breakdown_add_step(TimeBreakdown* c, const RankSteps* const* ranks, int N, int rank, int s, const Channel* least, int n) {
     const RankSteps* r = ranks[rank];
     double waits = 0, late = 0; // all of them; of these the waits for others that were late in a collective
     for (int i = 0; i < r->num_channels; i++) {
@@ -147,12 +147,12 @@ static inline void causes_add_step(Causes* c, const RankSteps* const* ranks, int
 }
 
 // causes (N) = those of each rank.
-static inline void causes_of_ranks(Causes* causes, const RankSteps* const* ranks, int N) {
+static inline void breakdown_of_ranks(TimeBreakdown* causes, const RankSteps* const* ranks, int N) {
     int n;
     Channel* least = least_of(ranks, N, &n);
     memset(causes, 0, (size_t)N * sizeof *causes);
     for (int q = 0; q < N; q++) {
-        for (int s = 0; s < ranks[q]->steps; s++) causes_add_step(&causes[q], ranks, N, q, s, least, n);
+        for (int s = 0; s < ranks[q]->steps; s++) breakdown_add_step(&causes[q], ranks, N, q, s, least, n);
         for (int i = 0; i < CAUSES; i++) causes[q].of[i] /= ranks[q]->steps;
     }
     free(least);
@@ -161,9 +161,9 @@ static inline void causes_of_ranks(Causes* causes, const RankSteps* const* ranks
 // ---- all ranks together ----
 typedef struct {
     int ranks, steps;
-    Causes first, least, most, mean; // rank 0's; of each cause the least, the most and the mean of all ranks
+    TimeBreakdown first, least, most, mean; // rank 0's; of each cause the least, the most and the mean of all ranks
     int slowest;                     // the rank that waited least for others,
-    Causes slow, others;             // its causes, and means of the others: its rest makes them wait, and counts there
+    TimeBreakdown slow, others;             // its causes, and means of the others: its rest makes them wait, and counts there
     double seconds;                  // of rank 0's median step
 } Diagnosis;
 
@@ -180,9 +180,9 @@ static inline double median_of(const float* x, int n) {
 
 static inline Diagnosis diagnose(const RankSteps* const* ranks, int N) {
     Diagnosis d;
-    Causes* all = (Causes*)xcalloc((size_t)N, sizeof(Causes));
+    TimeBreakdown* all = (TimeBreakdown*)xcalloc((size_t)N, sizeof(TimeBreakdown));
     memset(&d, 0, sizeof d);
-    causes_of_ranks(all, ranks, N);
+    breakdown_of_ranks(all, ranks, N);
     d.ranks = N;
     d.steps = ranks[0]->steps;
     d.first = d.least = d.most = all[0];

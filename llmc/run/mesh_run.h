@@ -11,7 +11,7 @@ mesh_run.h - what a mesh of ranks adds to a run on several ranks (ranks_run.h): 
 // Dies if the options do not fit the ranks or the model.
 static inline Axes mesh_choose_axes(Run* run, const Mesh* mesh) {
     RanksRun* r = run->ranks;
-    int N = r->world.comm.size;
+    int N = r->context.comm.size;
     if (mesh->text) {
         Axes axes = axes_choose(mesh->text, N);
         r->tensor_parallel = axes.size[MESH_TP];
@@ -37,16 +37,16 @@ static inline void mesh_name_ranks(Control* c, Axes axes) {
 // layers_prepare comes before any.
 static inline void mesh_choose(Run* run, Mesh* mesh) {
     RanksRun* r = run->ranks;
-    mesh_plan_axes(mesh, &r->world.comm, mesh_choose_axes(run, mesh));
+    mesh_plan_axes(mesh, &r->context.comm, mesh_choose_axes(run, mesh));
     r->mesh = mesh;
-    AxesPlace place = axes_place(mesh->axes, r->world.comm.rank);
+    AxesPlace place = axes_place(mesh->axes, r->context.comm.rank);
     if (r->pipeline_parallel > 1) r->pipe = place.at[MESH_DP] * mesh->axes.size[MESH_TP] + place.at[MESH_TP];
 }
 // Ranks that share a replica of the model see the same data.
 static inline DataReaders mesh_readers(const Run* run) {
     const RanksRun* r = run->ranks;
     Axes axes = r->mesh->axes;
-    int rank = axes_place(axes, r->world.comm.rank).at[MESH_DP], N = axes.size[MESH_DP]; // of replicas of the model
+    int rank = axes_place(axes, r->context.comm.rank).at[MESH_DP], N = axes.size[MESH_DP]; // of replicas of the model
     bool shared = r->tensor_parallel * r->pipeline_parallel > 1;
     DataReaders copies = { rank, N, shared ? "replicas of the model" : "ranks", r->pipeline_parallel };
     return copies;
@@ -57,13 +57,13 @@ static inline void mesh_start(Run* run, Mesh* mesh, int argc, char** argv) {
     ranks_join(run, argc, argv);
     mesh_choose(run, mesh);
     ranks_open_data(run, mesh_readers(run), pipelined);
-    if (mesh->text) mesh_name_ranks(&run->ranks->world.control, mesh->axes);
+    if (mesh->text) mesh_name_ranks(&run->ranks->context.control, mesh->axes);
 }
 
 // The same for --predict (predict.h), which starts nothing: for a rank of stage predicted_stage.
 static inline void mesh_predict(Run* run, Mesh* mesh) {
     AxesPlace place = { { 0, run->ranks->predicted_stage, 0 } }; // tp, pp, dp
-    run->ranks->world.comm.rank = axes_rank(mesh_choose_axes(run, mesh), place);
+    run->ranks->context.comm.rank = axes_rank(mesh_choose_axes(run, mesh), place);
     mesh_choose(run, mesh);
     run_choose_batch(run, mesh_readers(run));
     if (mesh->text) run->ranks->sent_along = mesh->sent_along;
@@ -110,7 +110,7 @@ static inline void axes_record(json_t* run, Axes a, const double sent[MESH_AXES]
 }
 
 // From here on what is sent along each axis is counted beside what was predicted.
-static inline void mesh_count_sent(World* w, const Mesh* m) {
+static inline void mesh_count_sent(RankContext* w, const Mesh* m) {
     const Comm* const comms[MESH_AXES] = { m->tp, m->pp, m->dp };
     for (int k = 0; k < MESH_AXES; k++) {
         const Comm* also = k == MESH_PP && m->tied != m->pp ? m->tied : NULL;
@@ -123,11 +123,11 @@ static inline void mesh_count_sent(World* w, const Mesh* m) {
 static inline void mesh_report(Run* run) {
     RanksRun* r = run->ranks;
     const Mesh* m = r->mesh;
-    if (m->text == NULL && r->tensor_parallel > 1) report_copies(r->world.comm.size, (int)r->tensor_parallel);
+    if (m->text == NULL && r->tensor_parallel > 1) report_copies(r->context.comm.size, (int)r->tensor_parallel);
     if (m->text == NULL) return;
     report_axes(m->axes, m->sent_along);
     axes_record(run->record, m->axes, m->sent_along);
-    mesh_count_sent(&r->world, m);
+    mesh_count_sent(&r->context, m);
 }
 
 // ---- --check-every ----
@@ -148,7 +148,7 @@ static inline uint64_t part_copies_checksum(void* self, int u) {
 static inline void mesh_check_parts(Run* run, long long step, const Unit* units, const floatX* params) {
     PartsOfUnits p = { run, units, params };
     int num_units = run->config.L + 1;
-    world_check_units(&run->ranks->world, step, num_units, part_copies_checksum, &p);
-    world_check_parts(&run->ranks->world, step, (int)run->ranks->tensor_parallel, num_units, part_checksum, &p);
+    context_check_units(&run->ranks->context, step, num_units, part_copies_checksum, &p);
+    context_check_parts(&run->ranks->context, step, (int)run->ranks->tensor_parallel, num_units, part_checksum, &p);
 }
 #endif

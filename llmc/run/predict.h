@@ -56,8 +56,8 @@ static inline void predict_ranks(Predictor* p) {
     classifier_elements = gpu ? CLASSIFIER_ELEMENTS_CUDA : CLASSIFIER_ELEMENTS_CPU;
     p->backend.device_bytes = gpu ? predict_nccl_bytes : predict_mpi_bytes;
     p->world.backend = N > 1 ? &p->backend : NULL; // a rank that is alone has none
-    run->ranks->world.comm.world = &p->world;
-    run->ranks->world.comm.size = (int)N;
+    run->ranks->context.comm.world = &p->world;
+    run->ranks->context.comm.size = (int)N;
 }
 
 // Sets run as run_start does, for a rank of this stage of the pipeline.
@@ -84,7 +84,7 @@ static inline void predict_print_rank(const Run* run) {
     size_t bytes[MEMORY_KINDS];
     memcpy(bytes, run->predicted, sizeof bytes);
     bytes[MEMORY_WORKSPACE] = classifier_sums(BT, run->config.C, Vp) * sizeof(float);
-    printf("{\"rank\":%d,\"bytes\":{", r->world.comm.rank);
+    printf("{\"rank\":%d,\"bytes\":{", r->context.comm.rank);
     for (int k = 0, n = 0; k < MEMORY_KINDS; k++)
         if (bytes[k] > 0) printf("%s\"%s\":%zu", n++ ? "," : "", memory_kind_names[k], bytes[k]);
     printf("},\"sent\":%.17g", r->sent);
@@ -102,7 +102,7 @@ static inline void predict_answer(Predictor* p, int argc, char** argv) {
         p->predict(p->model, run);
         long long tp = r->tensor_parallel, pp = r->pipeline_parallel;
         if (stage == 0) printf("{\"parameters\":%zu,\"accumulation\":%d,\"axes\":{\"tp\":%lld,\"pp\":%lld,\"dp\":%lld},\"ranks\":[",
-                               gpt2_num_parameters(run->config), run->accumulation, tp, pp, r->world.comm.size / (tp * pp));
+                               gpt2_num_parameters(run->config), run->accumulation, tp, pp, r->context.comm.size / (tp * pp));
         else printf(",");
         predict_print_rank(run);
     }

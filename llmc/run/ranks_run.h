@@ -11,11 +11,11 @@ A stage calls ranks_start where one device has run_start, and so on. What has no
 #include "run_fingerprint.h"
 #include "report_diagnosis.h"
 #include "run.h"
-#include "world.h"
+#include "rank_context.h"
 #include "writing.h"
 
 typedef struct RanksRun {
-    World world;
+    RankContext context;
     SaveShare share;                // who saves; set by the stage, at first: rank 0 alone
     char* writes;                   // what the lock on --out says; owned. NULL: there is no lock (yet)
     double sent;                    // bytes that this rank will send per step, set by the stage
@@ -34,18 +34,18 @@ static inline void options_ranks(Run* run) {
     run->ranks = (RanksRun*)xcalloc(1, sizeof(RanksRun));
     run->ranks->tensor_parallel = run->ranks->pipeline_parallel = 1;
     run->ranks->pipe = -1;
-    options_world(&run->table, &run->ranks->world);
+    options_context(&run->table, &run->ranks->context);
 }
 
 // ---- before the model ----
 
 // Reads the options, joins the ranks, and opens what the run starts from, except the data.
 static inline void ranks_join(Run* run, int argc, char** argv) {
-    World* w = &run->ranks->world;
+    RankContext* w = &run->ranks->context;
     options_parse(&run->table, argc, argv);
     RankInfo ranks = ranks_find();
     run_open_device(run, ranks.local_rank, ranks.local_size);
-    world_start(w, &run->o, ranks);
+    context_start(w, &run->o, ranks);
     run->ranks->writes = writing_claim(&w->control, &run->o, false); // before it is asked what is saved there
     run_open(run);
 }
@@ -53,7 +53,7 @@ static inline void ranks_join(Run* run, int argc, char** argv) {
 // Opens the data, and has the ranks agree on it and on all else. pipelined: --fault may name a micro-batch.
 static inline void ranks_open_data(Run* run, DataReaders readers, bool pipelined) {
     RanksRun* r = run->ranks;
-    World* w = &r->world;
+    RankContext* w = &r->context;
     run_open_data(run, readers);
     fault_check_micro(&w->fault, pipelined ? run->accumulation : 0);
     require_same_fingerprint(&w->control, run_fingerprint(&run->table, run->config, &run->train));
@@ -65,7 +65,7 @@ static inline void ranks_open_data(Run* run, DataReaders readers, bool pipelined
 
 // Each rank reads a part of every step.
 static inline DataReaders ranks_readers(const Run* run) {
-    DataReaders all = { run->ranks->world.comm.rank, run->ranks->world.comm.size, "ranks", 1 };
+    DataReaders all = { run->ranks->context.comm.rank, run->ranks->context.comm.size, "ranks", 1 };
     return all;
 }
 
@@ -80,7 +80,7 @@ static inline void ranks_predict(Run* run) { run_choose_batch(run, ranks_readers
 static inline int ranks_choose_recompute(Run* run) {
     Options* o = &run->o;
     if (o->recompute == RECOMPUTE_AUTO)
-        o->recompute = world_memory_fits(&run->ranks->world, run->predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
+        o->recompute = context_memory_fits(&run->ranks->context, run->predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
     return o->recompute;
 }
 // Called before anything is allocated.
@@ -93,12 +93,12 @@ static inline int ranks_recompute(Run* run) {
 
 // Prints what is about to be trained, on what, and what each rank will take and send. Collective.
 static inline void ranks_report(Run* run) {
-    World* w = &run->ranks->world;
-    RankCosts costs = world_costs(w, run->predicted, run->ranks->sent);
+    RankContext* w = &run->ranks->context;
+    RankCosts costs = context_costs(w, run->predicted, run->ranks->sent);
     char memory[80];
     run_describe(run, format_bytes_range(memory, sizeof memory, costs.memory.min, costs.memory.max), w->comm.size);
     report_ranks(w, costs.sent);
-    world_record(run->record, w, run->ranks->sent);
+    context_record(run->record, w, run->ranks->sent);
 }
 
 // As run_load, collective; a rank whose state comes from others gives no pieces.
@@ -110,30 +110,30 @@ static inline void ranks_load(Run* run, const ParamRange* ranges, int num_ranges
         memset(r->checksum, 0, sizeof r->checksum);
         memset(r->elements, 0, sizeof r->elements);
     }
-    checkpoint_add_up(&run->ranks->world.comm, r->checksum, r->elements);
+    checkpoint_add_up(&run->ranks->context.comm, r->checksum, r->elements);
     checkpoint_close(r);
 }
 
 // Opens the log and the timeline. From here on nothing but this run writes under --out.
 static inline void ranks_begin(Run* run) {
     RanksRun* r = run->ranks;
-    World* w = &r->world;
+    RankContext* w = &r->context;
     if (run->o.out[0] && r->writes == NULL) r->writes = writing_claim(&w->control, &run->o, true);
     if (r->writes) writing_share(&w->control, run->o.out, r->writes, r->share.writer >= 0 || r->share.beside);
     run_open_log(run, w->comm.rank == 0 ? run->o.out : "");
     run->log.ranks = w->comm.size;
-    world_trace(w, run->o.trace);
+    context_trace(w, run->o.trace);
     run->allocations = device_allocations();
 }
 
 static inline bool ranks_checks(const Run* run, long long step) {
-    return step > run->first && is_due(run->ranks->world.check_every, step, run->o.steps);
+    return step > run->first && is_due(run->ranks->context.check_every, step, run->o.steps);
 }
 
 // As run_save, collective; who writes is run->ranks->share.
 static inline void ranks_save(Run* run, long long step, const ParamRange* ranges, int num_ranges) {
     TrainState state = run_state(run, step);
-    ranks_pieces_save(&run->ranks->world.comm, run->o.out, &state, run->o.keep, run->ranks->share, ranges, num_ranges);
+    ranks_pieces_save(&run->ranks->context.comm, run->o.out, &state, run->o.keep, run->ranks->share, ranges, num_ranges);
     free(state.options);
     logger_say("saved step %lld under %s\n", step, run->o.out);
 }
@@ -142,8 +142,8 @@ static inline void ranks_save(Run* run, long long step, const ParamRange* ranges
 
 // Before step `step`, counted from 0. state: device memory that --fault bitflip may change.
 static inline void ranks_step_begin(Run* run, long long step, void* state) {
-    World* w = &run->ranks->world;
-    world_step_begin(w, step + 1, state);
+    RankContext* w = &run->ranks->context;
+    context_step_begin(w, step + 1, state);
     run_step_begin(run);
     step_times_begin(&run->ranks->times, w);
     fault_delay(&w->fault, w->comm.rank, step + 1);
@@ -152,19 +152,19 @@ static inline void ranks_step_begin(Run* run, long long step, void* state) {
 static inline void ranks_step_end(Run* run, long long step, const StepStats* stats) {
     RanksRun* r = run->ranks;
     double seconds = now_seconds() - run->step_began;
-    world_step_end(&r->world, seconds);
-    step_times_end(&r->times, &r->world, step + 1, seconds, dataloader_waited(&run->train));
-    run->comm_bytes = r->world.bytes;
-    run->comm_exposed = r->world.exposed;
+    context_step_end(&r->context, seconds);
+    step_times_end(&r->times, &r->context, step + 1, seconds, dataloader_waited(&run->train));
+    run->comm_bytes = r->context.bytes;
+    run->comm_exposed = r->context.exposed;
     run_log_step(run, step, stats, seconds);
-    if (r->world.comm.world->strict) world_check_messages(&r->world, step + 1);
+    if (r->context.comm.world->strict) context_check_messages(&r->context, step + 1);
 }
 
 // ---- the end ----
 
-static inline Setting run_setting(const Run* run) {
-    Setting s;
-    s.local_ranks = run->ranks->world.control.ranks.local_size;
+static inline DiagnosisRun diagnosis_run(const Run* run) {
+    DiagnosisRun s;
+    s.local_ranks = run->ranks->context.control.ranks.local_size;
     s.cores = computes_on_cpu() ? sysconf(_SC_NPROCESSORS_ONLN) : 0;
     s.micro_batches = run->accumulation;
     s.stages = (int)run->ranks->pipeline_parallel;
@@ -174,37 +174,37 @@ static inline Setting run_setting(const Run* run) {
 
 // Finds where the time went, and writes it to the log while that is open. Returns true if there is something to print.
 // Collective.
-static inline bool ranks_find_causes(Run* run, Finding* f) {
+static inline bool ranks_find_breakdown(Run* run, DiagnosisReport* f) {
     RanksRun* r = run->ranks;
-    World* w = &r->world;
+    RankContext* w = &r->context;
     r->times.mine.pipe = r->pipe;
-    if (!find_causes(&f->diagnosis, &r->times, w, &run->table) || w->comm.rank > 0) return false;
-    finish_finding(f, run_setting(run), &r->times, &run->table, w);
+    if (!find_breakdown(&f->diagnosis, &r->times, w, &run->table) || w->comm.rank > 0) return false;
+    finish_report(f, diagnosis_run(run), &r->times, &run->table, w);
     logger_write(&run->log, diagnosis_record(f));
     return true;
 }
 
 // As run_end, with what was sent, and where the time went. Collective.
 static inline bool ranks_end(Run* run) {
-    World* w = &run->ranks->world;
-    Finding finding;
-    bool found = ranks_find_causes(run, &finding);
+    RankContext* w = &run->ranks->context;
+    DiagnosisReport diagnosis;
+    bool found = ranks_find_breakdown(run, &diagnosis);
     run_close(run);
     trace_forget_pieces();
     comm_barrier(&w->comm); // all parts of the timeline are written
-    world_check_messages(w, run->o.steps);
+    context_check_messages(w, run->o.steps);
     if (w->comm.rank == 0) trace_merge(run->o.trace, w->comm.size);
     bool as_predicted = report_memory(w, run->predicted);
     as_predicted &= report_sent(w, run->ranks->sent);
     as_predicted &= report_sent_along(w);
     run_report_waits(run);
-    if (found) report_diagnosis(&finding, run->o.out);
+    if (found) report_diagnosis(&diagnosis, run->o.out);
     else report_exposed(w);
     return as_predicted;
 }
 
 static inline void ranks_stop(Run* run) {
-    comm_free(&run->ranks->world.comm);
+    comm_free(&run->ranks->context.comm);
     free(run->ranks->writes);
     free(run->ranks);
     run_stop(run);

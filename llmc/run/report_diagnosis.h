@@ -10,7 +10,7 @@ to try first if too much is lost.
 #include "logger.h"
 #include "single_run.h"
 #include "trace.h"
-#include "world.h"
+#include "rank_context.h"
 
 // What advice needs to know of the run besides its options.
 typedef struct {
@@ -18,16 +18,16 @@ typedef struct {
     long cores;                 // and its cores; 0: ranks compute on GPUs
     int micro_batches, stages;  // of a step and a replica of the model
     long long tokens_per_step;
-} Setting;
+} DiagnosisRun;
 // What is found at the end, on rank 0.
 typedef struct {
     Diagnosis diagnosis;
-    Setting setting;
+    DiagnosisRun setting;
     SingleRun single;
     long long last;       // step
     double rate, scaling; // tokens per second, and the measured efficiency; 0: not known
     char artificial[160]; // as what_is_artificial says
-} Finding;
+} DiagnosisReport;
 
 #define DIAGNOSIS_COMMS 8 // a stage has five at most
 typedef struct {
@@ -49,7 +49,7 @@ static inline double thread_seconds(void) {
 static inline bool computes_on_cpu(void) { return strncmp(device_name(), "CPU", 3) == 0; }
 
 // Before and after a step. The world has settled.
-static inline void step_times_begin(StepTimes* t, World* w) {
+static inline void step_times_begin(StepTimes* t, RankContext* w) {
     const CommContext* all = w->comm.world;
     trace_leave_out();
     if (w->actions_done) device_event_free(w->actions_over);
@@ -62,7 +62,7 @@ static inline void step_times_begin(StepTimes* t, World* w) {
     t->running = thread_seconds();
     t->began = device_event();
 }
-static inline void step_times_note(StepTimes* t, const World* w, double seconds, double data) {
+static inline void step_times_note(StepTimes* t, const RankContext* w, double seconds, double data) {
     const CommContext* all = w->comm.world;
     RankSteps* r = &t->mine;
     int s = (int)(t->steps++ % DIAGNOSIS_STEPS);
@@ -84,7 +84,7 @@ static inline void step_times_note(StepTimes* t, const World* w, double seconds,
     }
 }
 // seconds: of the step, of which `data` were waits for data.
-static inline void step_times_end(StepTimes* t, World* w, long long step, double seconds, double data) {
+static inline void step_times_end(StepTimes* t, RankContext* w, long long step, double seconds, double data) {
     if (t->warm) step_times_note(t, w, seconds, data);
     device_event_free(t->began);
     t->warm = true;
@@ -107,7 +107,7 @@ static inline bool is_emulated(const OptionTable* t) {
     return false;
 }
 // What makes the times others than those of this machine; "": nothing.
-static inline void what_is_artificial(char* out, size_t size, const OptionTable* t, const World* w) {
+static inline void what_is_artificial(char* out, size_t size, const OptionTable* t, const RankContext* w) {
     snprintf(out, size, "%s%s%s%s", is_emulated(t) ? " EMULATED TIMES (--emulate-ms);" : "",
              w->options.link > 0 ? " EMULATED LINK (--emulate-link);" : "",
              w->comm.world->strict ? " STRICT MODE, WHICH HIDES NOTHING;" : "",
@@ -147,7 +147,7 @@ static inline void report_scaling(const SingleRun* one, double rate, double effi
 }
 
 // ---- metrics.jsonl: a line {"diagnosis": {...}}, in ms of a step ----
-static inline json_t* causes_record(const Causes* c) {
+static inline json_t* breakdown_record(const TimeBreakdown* c) {
     static const struct { const char* name; int cause; } parts[] = {
         { "total", CAUSE_STEP }, { "computing", CAUSE_COMPUTING }, { "rest", CAUSE_REST }, { "bubble", CAUSE_BUBBLE },
         { "waiting", CAUSE_WAITING }, { "data", CAUSE_DATA }, { "per_token", CAUSE_PER_TOKEN }
@@ -171,13 +171,13 @@ static inline json_t* causes_record(const Causes* c) {
     return o;
 }
 static inline json_t* positive_number(double x) { return x > 0 ? json_number(x) : json_null(); }
-static inline json_t* diagnosis_record(const Finding* f) {
+static inline json_t* diagnosis_record(const DiagnosisReport* f) {
     const Diagnosis* d = &f->diagnosis;
-    const Setting* s = &f->setting;
+    const DiagnosisRun* s = &f->setting;
     return json_pack("{s:{sI, sI, so, si, so, so, so, so, so, so, so, so, so, so, si, sI, si, si, sI}}", "diagnosis",
         "from", (json_int_t)(f->last - d->steps + 1), "to", (json_int_t)f->last,
-        "rank_0", causes_record(&d->first), "slowest_rank", d->slowest, "slowest", causes_record(&d->slow),
-        "others", causes_record(&d->others), "mean", causes_record(&d->mean), // dev/bench/compress_link.py takes the last of a name
+        "rank_0", breakdown_record(&d->first), "slowest_rank", d->slowest, "slowest", breakdown_record(&d->slow),
+        "others", breakdown_record(&d->others), "mean", breakdown_record(&d->mean), // dev/bench/compress_link.py takes the last of a name
         "efficiency_communication", json_number(efficiency_communication(&d->mean)),
         "efficiency_exposed", json_number(efficiency_exposed(&d->mean)),
         "tokens_per_second", json_number(f->rate), "single_tokens_per_second", positive_number(f->single.tokens_per_second),
@@ -199,7 +199,7 @@ static inline void trace_steps(const StepTimes* t) {
     }
 }
 // Finds the causes and sets *d on rank 0. Returns false, on all ranks, if there is one rank or no step but the first. Collective.
-static inline bool find_causes(Diagnosis* d, StepTimes* t, World* w, const OptionTable* table) {
+static inline bool find_breakdown(Diagnosis* d, StepTimes* t, RankContext* w, const OptionTable* table) {
     if (w->comm.size == 1 || t->steps == 0) return false;
     for (int s = 0; s < t->mine.steps && is_emulated(table); s++) t->mine.running[s] = -1; // it sleeps instead of computing
     trace_steps(t);
@@ -207,8 +207,8 @@ static inline bool find_causes(Diagnosis* d, StepTimes* t, World* w, const Optio
     return true;
 }
 // Adds what follows from them, on rank 0.
-static inline void finish_finding(Finding* f, Setting setting, const StepTimes* t, const OptionTable* table,
-                                  const World* w) {
+static inline void finish_report(DiagnosisReport* f, DiagnosisRun setting, const StepTimes* t, const OptionTable* table,
+                                  const RankContext* w) {
     double all = t->single.tokens_per_second * f->diagnosis.ranks; // as if nothing were lost
     f->single = t->single;
     f->last = t->last;
@@ -218,7 +218,7 @@ static inline void finish_finding(Finding* f, Setting setting, const StepTimes* 
     what_is_artificial(f->artificial, sizeof f->artificial, table, w);
 }
 // out: where metrics.jsonl is; "": there is none.
-static inline void report_diagnosis(const Finding* f, const char* out) {
+static inline void report_diagnosis(const DiagnosisReport* f, const char* out) {
     const Diagnosis* d = &f->diagnosis;
     char title[80];
     snprintf(title, sizeof title, "diagnosis  in ms, means of steps %lld to %lld", f->last - d->steps + 1, f->last);

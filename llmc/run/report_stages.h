@@ -8,7 +8,7 @@ action a rank is at, how long actions take, and at the end how large the bubble 
 #include "../parallel/stages.h"
 #include "logger.h"
 #include "trace.h"
-#include "world.h"
+#include "rank_context.h"
 
 // ---- how long actions take, by marks, so that a GPU's own times count ----
 typedef struct { ActionKind kind; int events[4]; } TimedAction; // it begins, ends; a wait in it begins, ends; -1: there is none
@@ -42,7 +42,7 @@ static inline void action_times_settle(ActionTimes* t) {
 }
 
 // From now on what is computed and sent belongs to this action: the timeline and the watchdog say so.
-static inline void report_action(World* w, ActionTimes* t, const Stages* y, Action a) {
+static inline void report_action(RankContext* w, ActionTimes* t, const Stages* y, Action a) {
     static const char* const letters[] = { "F", "D", "B", "W" }; // as in parallel/pipeline.h
     char task[OP_TASK];
     snprintf(task, sizeof task, "%s%d on stage %d", letters[a.kind], a.micro, stages_at(y, a.chunk));
@@ -55,7 +55,7 @@ static inline void report_action(World* w, ActionTimes* t, const Stages* y, Acti
 }
 // The same, as the action begins: --fault may want to strike in it. Returns the time. The mark "start" is the action's first
 // slice in the timeline, so that an action of a stage without blocks also has one.
-static inline double report_action_begins(World* w, ActionTimes* t, const Stages* y, Action a) {
+static inline double report_action_begins(RankContext* w, ActionTimes* t, const Stages* y, Action a) {
     report_action(w, t, y, a);
     trace_compute("start", -1);
     if (a.kind == ACT_FORWARD) fault_strike_at(&w->fault, w->comm.rank, flight_recorder_step_now(w->comm.world->recorder), a.micro);
@@ -77,7 +77,7 @@ static inline void report_action_ends(ActionTimes* t, P2P* m) {
     }
 }
 // From now on what is computed belongs to no action, until the next step begins.
-static inline void report_no_action(World* w, ActionTimes* t) {
+static inline void report_no_action(RankContext* w, ActionTimes* t) {
     flight_recorder_task(w->comm.world->recorder, "");
     trace_task("");
     t->over = true;
@@ -120,7 +120,7 @@ static inline ControlBytes bubble_decide(void* self, const ControlBytes* given, 
 }
 // Prints how much of the time the ranks computed beside what the formula says with their own times, and frees these. Nothing
 // is said of a single stage, nor of the first step. Collective; call it when the last step is over.
-static inline void report_bubble(World* w, ActionTimes* t, Pipeline l) {
+static inline void report_bubble(RankContext* w, ActionTimes* t, Pipeline l) {
     action_times_settle(t);
     free(t->actions);
     t->actions = NULL;
@@ -166,7 +166,7 @@ static inline void report_emulation(const PipelineParallel* options, Pipeline l)
 
 // Prints the schedule with its bubble, what each stage has, and how well they are balanced. bytes: what this rank will take.
 // Collective.
-static inline void report_stages(World* w, const Mesh* mesh, const PipelineParallel* options, const Stages* y, Pipeline l,
+static inline void report_stages(RankContext* w, const Mesh* mesh, const PipelineParallel* options, const Stages* y, Pipeline l,
                                  GPT2Config c, size_t bytes) {
     static const char* const names[] = { "gpipe", "1f1b", "interleaved", "zb-h1" };
     if (y->p == 1) { report_emulation(options, l); return; } // there is nothing to balance

@@ -144,5 +144,5 @@ def test_commands_in_the_documents_have_options_that_exist(stage):
     """What follows the program's name, up to the command's end, because mpirun has options as well."""
     text = "".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "doc").glob("*.md")]).replace("\\\n", "")
     commands = re.findall(rf"train_gpt2_{stage}([ \"`].*)", text)
-    named = {name for line in commands for name in re.findall(r"--[a-z][a-z0-9-]*", re.sub(r"[`|;].*| sh .*", "", line))}
+    named = {name for line in commands for name in re.findall(r"--[a-z][a-z0-9-]*", re.sub(r"[`|;].*| (?:sh|python3) .*", "", line))}
     assert len(named) > 3 and named <= options_of_help(stage) | {"--help"}

@@ -22,7 +22,7 @@ static void op(int rank, const char* comm, int axis, CommKind kind, int step, fl
     assert_non_null(c);
     c->exposed[step] = exposed; c->busy[step] = busy;
 }
-static double sum_of(const Causes* c) { return causes_sum(c, CAUSE_COMPUTING, CAUSE_STEP); }
+static double sum_of(const TimeBreakdown* c) { return breakdown_sum(c, CAUSE_COMPUTING, CAUSE_STEP); }
 #define is(x, expected) do { \
         double x_ = (x), expected_ = (expected); \
         if (!(fabs(x_ - expected_) < 1e-6)) fail_msg(#x " is %g, and is to be %g", x_, expected_); \
@@ -33,11 +33,11 @@ static double sum_of(const Causes* c) { return causes_sum(c, CAUSE_COMPUTING, CA
         for (size_t i_ = 0; i_ < sizeof pairs_ / sizeof pairs_[0]; i_++) is(pairs_[i_][0], pairs_[i_][1]); \
     } while (0)
 TEST(who_waits_least_waits_for_communication_the_others_for_it) {
-    Causes c[4];
+    TimeBreakdown c[4];
     static const float exposed[3] = { 10, 4, 7 };
     start(1, 100);
     for (int q = 0; q < 3; q++) op(q, "world", AXIS_DP, COMM_ALL_REDUCE, 0, exposed[q], exposed[q] + 2);
-    causes_of_ranks(c, pointers, 3);
+    breakdown_of_ranks(c, pointers, 3);
     for (int q = 0; q < 3; q++)
         are({ c[q].of[exposed_at(AXIS_DP, COMM_ALL_REDUCE)], 4 }, { c[q].of[CAUSE_COMMUNICATION + AXIS_DP], 6 });
     are({ c[0].of[CAUSE_WAITING], 6 }, { c[1].of[CAUSE_WAITING], 0 }, { c[2].of[CAUSE_WAITING], 3 },
@@ -45,13 +45,13 @@ TEST(who_waits_least_waits_for_communication_the_others_for_it) {
 }
 
 TEST(communicators_kinds_and_steps_are_apart) {
-    Causes c[4];
+    TimeBreakdown c[4];
     start(2, 100);
     for (int q = 0; q < 4; q++) op(q, q < 2 ? "tp.0" : "tp.1", AXIS_TP, COMM_ALL_REDUCE, 0, (float)(q + 1), 0);
     op(0, "tp.0", AXIS_TP, COMM_ALL_GATHER, 0, 0.5f, 0); // the other rank waited for none
     op(1, "tp.0", AXIS_TP, COMM_ALL_GATHER, 0, 0, 0);
     for (int q = 0; q < 2; q++) op(q, "dp.0", AXIS_DP, COMM_ALL_REDUCE, q, 8, 0); // each is late once
-    causes_of_ranks(c, pointers, 4);
+    breakdown_of_ranks(c, pointers, 4);
     for (int q = 0; q < 4; q++) // 1 of two steps; 3, whose group has none that waited less
         is(c[q].of[exposed_at(AXIS_TP, COMM_ALL_REDUCE)], q < 2 ? 0.5 : 1.5);
     are({ c[0].of[exposed_at(AXIS_TP, COMM_ALL_GATHER)], 0 }, { c[0].of[exposed_at(AXIS_DP, COMM_ALL_REDUCE)], 0 },
@@ -59,7 +59,7 @@ TEST(communicators_kinds_and_steps_are_apart) {
 }
 
 TEST(a_pipeline_waits_for_messages_and_after_its_last_action) {
-    Causes c[4];
+    TimeBreakdown c[4];
     start(1, 100);
     static const float until[4] = { 90, 60, 80, 80 };
     for (int q = 0; q < 4; q++) { ranks[q].pipe = q / 2; ranks[q].until[0] = until[q]; } // two pipelines
@@ -69,7 +69,7 @@ TEST(a_pipeline_waits_for_messages_and_after_its_last_action) {
     op(1, "pp.0", AXIS_PP, COMM_ALL_REDUCE, 0, 36, 36); // 30 of them until rank 0's last action, 5 because that is late afterwards
     op(2, "pp.1", AXIS_PP, COMM_ALL_REDUCE, 0, 1, 1);
     op(3, "pp.1", AXIS_PP, COMM_ALL_REDUCE, 0, 4, 4);   // the other pipeline's last action is no reason
-    causes_of_ranks(c, pointers, 4);
+    breakdown_of_ranks(c, pointers, 4);
     are({ c[0].of[CAUSE_BUBBLE], 20 }, { c[0].of[CAUSE_COMMUNICATION + AXIS_PP], 1 }, // what is received is another's message
         { c[1].of[exposed_at(AXIS_PP, COMM_SEND)], 2 }, { c[1].of[CAUSE_COMMUNICATION + AXIS_PP], 6 },
         { c[1].of[CAUSE_PER_TOKEN], 5 }, { c[1].of[CAUSE_BUBBLE], 30 }, { c[1].of[CAUSE_WAITING], 5 }, { c[3].of[CAUSE_BUBBLE], 0 },
@@ -77,7 +77,7 @@ TEST(a_pipeline_waits_for_messages_and_after_its_last_action) {
 }
 
 TEST(what_is_neither_computing_nor_waiting_is_rest) {
-    Causes c[4];
+    TimeBreakdown c[4];
     start(1, 100);
     for (int q = 0; q < 3; q++) {
         op(q, "world", AXIS_DP, COMM_ALL_REDUCE, 0, 20, 20);
@@ -85,7 +85,7 @@ TEST(what_is_neither_computing_nor_waiting_is_rest) {
     }
     ranks[0].running[0] = 50;
     ranks[1].running[0] = 90; // it was busy while it waited
-    causes_of_ranks(c, pointers, 3);
+    breakdown_of_ranks(c, pointers, 3);
     are({ c[0].of[CAUSE_DATA], 10 }, { c[0].of[CAUSE_COMPUTING], 50 }, { c[0].of[CAUSE_REST], 20 },
         { c[1].of[CAUSE_COMPUTING], 70 }, { c[1].of[CAUSE_REST], 0 }, { c[2].of[CAUSE_COMPUTING], 70 }, { c[2].of[CAUSE_REST], 0 }); // not known
 }
@@ -95,7 +95,7 @@ static double uniform(void) {
     return random_uniform(1, 2, count++);
 }
 TEST(causes_add_up_whatever_ranks_did) {
-    Causes c[4];
+    TimeBreakdown c[4];
     for (int round = 0; round < 50; round++) {
         start(7, 0);
         for (int q = 0; q < 4; q++) for (int s = 0; s < 7; s++) {
@@ -109,11 +109,11 @@ TEST(causes_add_up_whatever_ranks_did) {
                 op(q, q % 2 ? "pp.1" : "pp.0", AXIS_PP, (CommKind)k, s, (float)uniform(), (float)uniform());
             }
         }
-        causes_of_ranks(c, pointers, 4);
+        breakdown_of_ranks(c, pointers, 4);
         for (int q = 0; q < 4; q++) {
             assert_true(fabs(sum_of(&c[q]) - 30) < 1e-5);
             for (int i = 0; i < CAUSES; i++) assert_true(c[q].of[i] >= 0);
-            assert_true(causes_exposed(&c[q]) <= causes_communication(&c[q]) + 1e-6);
+            assert_true(breakdown_exposed(&c[q]) <= breakdown_communication(&c[q]) + 1e-6);
         }
         Diagnosis d = diagnose(pointers, 4);
         assert_true(fabs(sum_of(&d.mean) - d.mean.of[CAUSE_STEP]) < 1e-5);
@@ -128,8 +128,8 @@ TEST(ranges_means_median_and_the_slowest_rank) {
     assert_int_equal(d.slowest, 1);
     are({ d.seconds, 10 }, { d.first.of[CAUSE_STEP], 20 }, { d.least.of[CAUSE_STEP], 10 }, { d.most.of[CAUSE_STEP], 20 },
         { d.mean.of[CAUSE_STEP], 40 / 3.0 }, { d.least.of[CAUSE_WAITING], 0 }, { d.most.of[CAUSE_WAITING], 3 },
-        { causes_sum(&d.slow, CAUSE_COMPUTING, CAUSE_EXPOSED), 9 },
-        { causes_sum(&d.others, CAUSE_COMPUTING, CAUSE_EXPOSED), (16 + 6) / 2.0 }, { d.others.of[CAUSE_WAITING], 3 });
+        { breakdown_sum(&d.slow, CAUSE_COMPUTING, CAUSE_EXPOSED), 9 },
+        { breakdown_sum(&d.others, CAUSE_COMPUTING, CAUSE_EXPOSED), (16 + 6) / 2.0 }, { d.others.of[CAUSE_WAITING], 3 });
     for (int s = 0; s < 4; s++) for (int q = 0; q < 3; q++) ranks[q].running[s] = q == 1 ? 2 : 5;
     is(diagnose(pointers, 3).others.of[CAUSE_REST], (11 + 1) / 2.0); // not the slowest rank's, 7
     ranks[2].pipe = 0;

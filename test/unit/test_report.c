@@ -1,7 +1,7 @@
 // test_report.c - the reports of predicted and measured bytes, in memory and between ranks: what agrees, what does not, and by how much.
 #include "../../llmc/run/report.h"
 #include "../../llmc/run/report_stages.h"
-#include "../../llmc/run/world.h"
+#include "../../llmc/run/rank_context.h"
 #include "expect_death.h"
 #include <sys/mman.h>
 
@@ -20,7 +20,7 @@ typedef struct { size_t predicted[MEMORY_KINDS], taken[MEMORY_KINDS], briefly; i
 
 // Takes bytes of parameters briefly, then what is to be taken. Exits with 0 if the report finds that all is as predicted, else with 2.
 static void take_and_report(const MemoryCase* t) {
-    static World w;
+    static RankContext w;
     device_init(0, 1);
     device_memory_limit(memory_sum(t->taken) + t->briefly); // the device's, without what is offloaded
     void* first = device_alloc(t->briefly, MEMORY_PARAMETERS);
@@ -104,25 +104,25 @@ TEST(a_range_of_bytes_is_one_number_where_its_ends_look_alike) {
 }
 
 // ---- steps, in a world of this rank alone ----
-static void world_alone(World* w) {
+static void context_alone(RankContext* w) {
     device_init(0, 1);
     w->options.timeout = 1;
     w->options.out = "";
     comm_init(&w->comm, &w->options, ranks_alone(), &w->control);
 }
-static void world_end(World* w) { comm_free(&w->comm); device_shutdown(); }
+static void context_end(RankContext* w) { comm_free(&w->comm); device_shutdown(); }
 
 // Sends `bytes` in a step, by the count of a communicator.
-static void take_step(World* w, long long step, unsigned long long bytes) {
+static void take_step(RankContext* w, long long step, unsigned long long bytes) {
     static float state[1];
-    world_step_begin(w, step, state);
+    context_step_begin(w, step, state);
     w->comm.stats[COMM_ALL_GATHER].bytes_times_N += bytes;
     w->comm.stats[COMM_SEND].bytes_times_N += 1;
-    world_step_end(w, 0.25);
+    context_step_end(w, 0.25);
 }
 TEST(a_step_counts_what_is_sent_in_it) {
-    static World w;
-    world_alone(&w);
+    static RankContext w;
+    context_alone(&w);
     assert_true(report_sent(&w, 5)); // nothing was sent in a run of no steps
     w.comm.stats[COMM_ALL_GATHER].bytes_times_N = 99; // by what comes before the steps
     static const unsigned long long sent[] = { 40, 60, 20, 50 }, least[] = { 41, 41, 21, 21 }, most[] = { 41, 61, 61, 61 };
@@ -133,7 +133,7 @@ TEST(a_step_counts_what_is_sent_in_it) {
         assert_int_equal(w.steps, 1 + i);
     }
     assert_true(w.seconds_total == 1);
-    world_end(&w);
+    context_end(&w);
 }
 
 #define is(x, expected) assert_true(fabs((x) - (expected)) < 1e-12)
@@ -160,11 +160,11 @@ static void sleep_ms(double ms) {
 }
 // Three steps of two actions; the first one does not count. In the second action 30 ms are a wait for a message.
 TEST(times_of_actions_leave_out_the_first_step_and_waits) {
-    static World w;
+    static RankContext w;
     ActionTimes t = { 0 };
     P2P m = { 0 };
     Stages y = { 0, 1, 1, 1, { 2 }, { 0, 2 } };
-    world_alone(&w);
+    context_alone(&w);
     for (int step = 0; step < 3; step++) {
         for (int i = 0; i < 2; i++) { // as long as the loop lasts, 50 ms
             Action a = { i == 0 ? ACT_FORWARD : ACT_BACKWARD, 0, 0 };
@@ -184,7 +184,7 @@ TEST(times_of_actions_leave_out_the_first_step_and_waits) {
     assert_true(forward >= .01 && backward >= .01 && until >= .05 - 1e-9);
     assert_true(forward + backward <= until - .03 + 1e-9); // the wait is in neither
     free(t.actions);
-    world_end(&w);
+    context_end(&w);
 }
 
 // ---- bytes sent, which each rank predicts and counts for itself ----
@@ -194,7 +194,7 @@ static struct Meeting { volatile int ready; char address[CONTROL_ADDRESS]; }* me
 
 // Ends a rank with what report_sent returns: 0 if all ranks sent as predicted, else 2.
 static void report_as(const Ranks* t, int rank) {
-    static World w;
+    static RankContext w;
     RankInfo info = { rank, t->N, rank, t->N, "a test", "" };
     control_init(&w.control, info, 10, "");
     if (rank == 0) {

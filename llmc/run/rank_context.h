@@ -1,9 +1,9 @@
 /*
-world.h - all that a stage on several ranks has besides its model: the ranks, their communicator and watchdog, what they must
+rank_context.h - all that a stage on several ranks has besides its model: the ranks, their communicator and watchdog, what they must
 agree on, faults on purpose, and what communication costs per step.
 */
-#ifndef LLMC_WORLD_H
-#define LLMC_WORLD_H
+#ifndef LLMC_RANK_CONTEXT_H
+#define LLMC_RANK_CONTEXT_H
 #include "../comm/comm.h"
 #include "../watch/consistency.h"
 #include "../watch/fault.h"
@@ -42,9 +42,9 @@ typedef struct {
     bool actions_done;                // all its actions were issued;
     int actions_over;                 // a mark, passed when they are over
     const char* single_text;          // --single-throughput
-} World;
+} RankContext;
 
-static inline void options_world(OptionTable* t, World* w) {
+static inline void options_context(OptionTable* t, RankContext* w) {
     options_comm(t, &w->options);
     w->fault_text = w->single_text = "";
     option_int(t, "check-every", &w->check_every, 0, 1e9,
@@ -58,7 +58,7 @@ static inline void options_world(OptionTable* t, World* w) {
 }
 
 // Joins the ranks, as OpenMPI, torchrun or Slurm started them. Call it after device_init.
-static inline void world_start(World* w, const Options* o, RankInfo ranks) {
+static inline void context_start(RankContext* w, const Options* o, RankInfo ranks) {
     w->options.ordered = o->deterministic;
     w->options.out = o->out;
     comm_init(&w->comm, &w->options, ranks, &w->control);
@@ -68,7 +68,7 @@ static inline void world_start(World* w, const Options* o, RankInfo ranks) {
 }
 
 // Puts an operation that has been waited for onto the timeline.
-static inline void world_trace_operation(void* self, const CommEvent* e) {
+static inline void context_trace_operation(void* self, const CommEvent* e) {
     char name[64], group[32] = "";
     (void)self;
     if (strcmp(e->communicator, "world") != 0) snprintf(group, sizeof group, " of %s", e->communicator);
@@ -76,22 +76,22 @@ static inline void world_trace_operation(void* self, const CommEvent* e) {
              comm_type_name(e->type));
     trace_operation(name, e);
 }
-static inline void world_settle(void* self) { comm_collect_times(&((World*)self)->comm); }
+static inline void context_settle(void* self) { comm_collect_times(&((RankContext*)self)->comm); }
 // Begins a timeline of all ranks, if path is not "".
-static inline void world_trace(World* w, const char* path) {
+static inline void context_trace(RankContext* w, const char* path) {
     comm_barrier(&w->comm); // time 0 for all
     trace_open(path, w->comm.rank);
     if (path[0] == '\0') return;
-    comm_observe(&w->comm, world_trace_operation, NULL);
-    trace.collect = world_settle;
+    comm_observe(&w->comm, context_trace_operation, NULL);
+    trace.collect = context_settle;
     trace.collect_self = w;
 }
 
-typedef struct { DeviceId device; size_t needed, free; bool fits; } WorldRoom;
-// given: WorldRooms. The answer is one byte: 1 if all of them fit, else 0.
-static inline ControlBytes world_rooms_fit(void* self, const ControlBytes* given, int size) {
+typedef struct { DeviceId device; size_t needed, free; bool fits; } DeviceMemoryLeft;
+// given: DeviceMemoryLeft. The answer is one byte: 1 if all of them fit, else 0.
+static inline ControlBytes context_all_fit(void* self, const ControlBytes* given, int size) {
     (void)self;
-    WorldRoom a, b;
+    DeviceMemoryLeft a, b;
     char all_fit = 1;
     for (int i = 0; i < size; i++) {
         size_t needed = 0;
@@ -106,14 +106,14 @@ static inline ControlBytes world_rooms_fit(void* self, const ControlBytes* given
 }
 // Returns true, on all ranks, if the predicted bytes fit on every device, shared ones included. A rank that alone
 // recomputed what the others keep would make them wait. Collective.
-static inline bool world_memory_fits(World* w, const size_t predicted[MEMORY_KINDS]) {
-    WorldRoom mine;
+static inline bool context_memory_fits(RankContext* w, const size_t predicted[MEMORY_KINDS]) {
+    DeviceMemoryLeft mine;
     memset(&mine, 0, sizeof mine); // its padding is also sent
     mine.device = device_id();
     mine.needed = memory_missing(predicted);
     mine.free = device_memory_free();
     mine.fits = memory_fits(predicted);
-    ControlBytes answer = control_all_reduce(&w->control, &mine, sizeof mine, world_rooms_fit, NULL);
+    ControlBytes answer = control_all_reduce(&w->control, &mine, sizeof mine, context_all_fit, NULL);
     bool all_fit = answer.data[0];
     free(answer.data);
     return all_fit;
@@ -128,7 +128,7 @@ static inline double sent_along(const SentAlong* s) {
     return sent;
 }
 // Before step `step`, counted from 1, and after it. state: device memory in whose first byte --fault bitflip flips a bit.
-static inline void world_step_begin(World* w, long long step, void* state) {
+static inline void context_step_begin(RankContext* w, long long step, void* state) {
     comm_step(&w->comm, step);
     fault_strike(&w->fault, w->comm.rank, step);
     if (fault_now(&w->fault, w->comm.rank, step, FAULT_SKIP)) w->comm.world->skips = true;
@@ -149,7 +149,7 @@ static inline void sent_range(double* min, double* max, double sent, long long s
     if (steps == 1 || sent < *min) *min = sent;
     if (steps == 1 || sent > *max) *max = sent;
 }
-static inline void world_step_end(World* w, double seconds) {
+static inline void context_step_end(RankContext* w, double seconds) {
     comm_collect_times(&w->comm);
     w->bytes = comm_rank_bytes(&w->comm) - w->bytes_before;
     w->exposed = comm_rank_exposed(&w->comm) - w->exposed_before;
@@ -165,7 +165,7 @@ static inline void world_step_end(World* w, double seconds) {
 
 // ---- checks between ranks ----
 // Dies on every rank if a message was sent and not received. Nothing is asked where ranks exchange none. Collective.
-static inline void world_check_messages(World* w, long long step) {
+static inline void context_check_messages(RankContext* w, long long step) {
     bool exchanged = false;
     for (int i = 0; i < w->comm.world->num_comms; i++) exchanged = exchanged || w->comm.world->comms[i]->connected;
     if (exchanged && w->comm.size > 1) require_same_messages(&w->control, step);
@@ -175,16 +175,16 @@ typedef uint64_t UnitChecksum(void* self, int u); // of unit u's parameters, gat
 
 // Every parts-th rank computes with the same parameters, so they must be equal to the bit. Dies on every rank, naming ranks and
 // unit, if they are not. Collective.
-static inline void world_check_parts(World* w, long long step, int parts, int num_units, UnitChecksum* unit_checksum,
+static inline void context_check_parts(RankContext* w, long long step, int parts, int num_units, UnitChecksum* unit_checksum,
                                      void* self) {
     uint64_t sums[MAX_UNITS];
-    world_check_messages(w, step);
+    context_check_messages(w, step);
     for (int u = 0; u < num_units; u++) sums[u] = unit_checksum(self, u);
     require_same_units(&w->control, "parameters", sums, num_units, parts, step);
 }
 // The same where all ranks have them.
-static inline void world_check_units(World* w, long long step, int num_units, UnitChecksum* unit_checksum, void* self) {
-    world_check_parts(w, step, 1, num_units, unit_checksum, self);
+static inline void context_check_units(RankContext* w, long long step, int num_units, UnitChecksum* unit_checksum, void* self) {
+    context_check_parts(w, step, 1, num_units, unit_checksum, self);
 }
 
 // ---- reports ----
@@ -216,7 +216,7 @@ static inline ControlBytes costs_range(void* self, const ControlBytes* given, in
     return control_bytes(&all, sizeof all);
 }
 // Returns what ranks will take and send, from what each of them has predicted: bytes. Collective.
-static inline RankCosts world_costs(World* w, const size_t predicted[MEMORY_KINDS], double sent) {
+static inline RankCosts context_costs(RankContext* w, const size_t predicted[MEMORY_KINDS], double sent) {
     double memory = (double)memory_sum(predicted);
     RankCosts all, mine = { { memory, memory }, { sent, sent } };
     ControlBytes answer = control_all_reduce(&w->control, &mine, sizeof mine, costs_range, NULL);
@@ -226,7 +226,7 @@ static inline RankCosts world_costs(World* w, const size_t predicted[MEMORY_KIND
 }
 
 // Prints how many ranks there are, how they communicate, and what each will send per step.
-static inline void report_ranks(const World* w, RankRange bytes) {
+static inline void report_ranks(const RankContext* w, RankRange bytes) {
     char sent[80];
     const RankInfo* r = &w->control.ranks;
     const char* no_windows = "; --nccl-windows does nothing: there is no other GPU to share memory with";
@@ -241,7 +241,7 @@ static inline void report_ranks(const World* w, RankRange bytes) {
 }
 
 // The same for metrics.jsonl's first line: run_record's object with more in it.
-static inline json_t* world_record(json_t* run, const World* w, double bytes) {
+static inline json_t* context_record(json_t* run, const RankContext* w, double bytes) {
     json_object_set_new(run, "ranks_found_by", json_text(w->control.ranks.found));
     json_object_set_new(run, "communication", json_text(comm_description(&w->comm)));
     json_object_set_new(run, "predicted_comm_bytes", json_real(bytes));
@@ -271,7 +271,7 @@ static inline ControlBytes memory_choose(void* self, const ControlBytes* given, 
     return control_bytes(&chosen, sizeof chosen);
 }
 // Prints the memory of a rank, beside what was predicted. Returns true if that of every rank is as it has predicted. Collective.
-static inline bool report_memory(World* w, const size_t predicted[MEMORY_KINDS]) {
+static inline bool report_memory(RankContext* w, const size_t predicted[MEMORY_KINDS]) {
     RankMemory m = rank_memory(w->control.ranks.rank, predicted);
     ControlBytes chosen = control_all_reduce(&w->control, &m, sizeof m, memory_choose, NULL);
     memcpy(&m, chosen.data, sizeof m);
@@ -307,7 +307,7 @@ static inline ControlBytes sent_choose(void* self, const ControlBytes* ranks, in
 // Prints what was sent per step beside what was predicted. Ranks may send different
 // amounts: it shows one that is not as predicted, or the one that sends most. Returns true if every rank sent as predicted
 // in every step. Collective.
-static inline bool report_sent(World* w, double predicted) {
+static inline bool report_sent(RankContext* w, double predicted) {
     if (w->steps == 0) return true;
     SentBytes s = { predicted, w->min, w->max };
     SentReport r;
@@ -327,7 +327,7 @@ static inline bool report_sent(World* w, double predicted) {
 }
 
 // The rows of the axes of a mesh, of this rank. Returns true if every step was as predicted.
-static inline bool report_sent_along(const World* w) {
+static inline bool report_sent_along(const RankContext* w) {
     bool as_predicted = true;
     for (int i = 0; i < w->num_along && w->steps > 0; i++) {
         const SentAlong* a = &w->along[i];
@@ -342,7 +342,7 @@ static inline bool report_sent_along(const World* w) {
 }
 
 // Prints how long the steps waited for communication.
-static inline void report_exposed(const World* w) {
+static inline void report_exposed(const RankContext* w) {
     if (w->steps > 0 && w->comm.size > 1)
         printf("communication exposed: %.1f ms of %.1f ms a step; compute / (compute + exposed) = %.1f %%\n",
                1e3 * w->exposed_total / (double)w->steps, 1e3 * w->seconds_total / (double)w->steps,
