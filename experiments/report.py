@@ -27,9 +27,17 @@ class Results(m.Results):
     def share(self, run, base, key):
         return self.value(run, key) / self.value(base, key)
 
-    def beside(self, run, base, key):
-        """A cell with the ratio to another run, or none where speeds were not measured."""
-        return [times(self.ratio(run, base, key))] if self.speed else []
+    def size(self, run, key="memory"):
+        return size(self.value(run, key))
+
+    def beside(self, run, base, key="step_ms"):
+        return times(self.ratio(run, base, key))
+
+    def longer(self, run, base, what="A step"):
+        """A sentence about the time of a step beside another run's, or none where speeds were not measured."""
+        if not self.speed: return ""
+        ratio = self.ratio(run, base, "step_ms")
+        return f" {what} takes {times(ratio)} times as long.{no_difference(ratio)}"
 
 
 # ---- numbers in words ----
@@ -55,9 +63,26 @@ def no_difference(*ratios):
     return f" {'Both ranges include' if len(ratios) > 1 else 'The range includes'} 1, so these rounds show no difference."
 
 
-def words(d, runs, title, key, unit, text=size):
-    """A plot of a number of each run, for which a table has words."""
-    return {"title": title, "rows": [(word, d.value(run, key) / unit, text(d.value(run, key))) for run, word in runs.items()]}
+# ---- what an experiment need not say itself ----
+def word(e, d, run):
+    """How a page names a run: an experiment has a function for it, or WORDS."""
+    return e.words(d, run) if hasattr(e, "words") else e.WORDS.get(run, run)
+
+
+def table(e, d):
+    """COLUMNS of an experiment are {head: the key of a number of bytes, or a function of the results and the run}; SPEEDS are those
+    that are there where speeds were measured. A row is a run."""
+    columns = e.COLUMNS | (e.SPEEDS if d.speed else {})
+    yield [getattr(e, "RUNS", "run"), *columns]
+    for run in d.runs():
+        yield [word(e, d, run), *(d.size(run, cell) if isinstance(cell, str) else cell(d, run) for cell in columns.values())]
+
+
+def plot(e, d):
+    """PLOT of an experiment is a title, the key of a number of bytes, and its unit."""
+    if hasattr(e, "plot"): return e.plot(d)
+    title, key, unit = e.PLOT
+    return {"title": title, "rows": [(word(e, d, run), d.value(run, key) / unit, d.size(run, key)) for run in d.runs()]}
 
 
 # ---- a page ----
@@ -97,8 +122,8 @@ def page(name, e, d):
     if h["quick"]: yield fold("These are results of `--quick`: they show that the script works, and nothing else.")
     if d.speed and h["busy_percent"] > 5:
         yield fold(f"Other programs used {h['busy_percent']} % of the machine before the first run: do not trust the speeds.")
-    plot = e.plot(d)
-    yield "## Numbers\n\n" + m.table(*e.table(d), blank=" ") + (f"\n![{plot['title']}](plot.svg)\n" if plot else "")
+    rows, picture = e.table(d) if hasattr(e, "table") else table(e, d), plot(e, d)
+    yield "## Numbers\n\n" + m.table(*rows, blank=" ") + (f"\n![{picture['title']}](plot.svg)\n" if picture else "")
     yield "## How\n\n" + fold(f"`python3 experiments/run.py {name}` made these "
                               f"runs{f', {rounds} times in turns' if rounds > 1 else ''}:")
     yield "".join(f"    {command(d.first(run))}\n" for run in d.runs())
@@ -120,8 +145,8 @@ def make(folders=(), results=None, out=None):
         to = folder if not out else Path(out, folder.name if len(folders) > 1 else "")
         to.mkdir(parents=True, exist_ok=True)
         (to / "README.md").write_text("\n".join(page(folder.name, e, d)))
-        plot = e.plot(d) if d else None
-        if plot: (to / "plot.svg").write_text(bars(**plot))
+        picture = plot(e, d) if d else None
+        if picture: (to / "plot.svg").write_text(bars(**picture))
         else: (to / "plot.svg").unlink(missing_ok=True)
         state = d.header["date"] + ", bytes only" * (not d.speed) if d else "no results yet"
         short, command = e.short(d) if d else "", f"`python3 experiments/run.py {folder.name}`"

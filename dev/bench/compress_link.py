@@ -1,9 +1,5 @@
 """compress_link.py - what compressed gradients gain on a slow network: real runs, whose link is emulated.
 
-  python3 dev/bench/compress_link.py [--ranks 2] [--ratio 0.8] [--methods "none bf16 int8"] [--steps 12] [--model d4]
-      [--seq-len 128]
-      [--batch-size 16] [--bucket-mb 2] [--into FILE | --from FILE]
-
 First a run of train_gpt2_ddp says how long a rank computes in a step of this model on this machine. From that follows the rate of a
 link on which what ddp sends takes --ratio of it: 0.8 is the course outline's example of 10 ms of computing and 8 of communication.
 Then ddp and each method of train_gpt2_compress run with --emulate-link at that rate. A line for each: the bytes sent, as a share of
@@ -57,16 +53,17 @@ def line(r, ddp, whole):
         100 * r["by_communication"], 100 * r["by_exposed"], *r["planned"], lasts(r) / lasts(ddp)))
 
 
-def main():
-    o = m.options(__doc__, more=False, least={"ranks": (2, "one rank sends nothing; give 2 or more"),
-                                              "steps": (3, "the first step does not count")},
-                  ranks=2, ratio="0.8", methods=METHODS, steps=12, model="d4", seq_len=128, batch_size=16, bucket_mb="2")
+def check(o):
     if not re.fullmatch(r"\d{1,3}(\.\d*)?|\.\d+", o.ratio) or float(o.ratio) <= 0:
         m.fail(f"--ratio wants a number above 0, not '{o.ratio}'")
-    d = m.results(o, lambda d: measure(d, o))
-    alone, ddp, *_ = rows = [d.first(run) for run in d.runs()]
+
+
+def show(d, o):
+    alone, ddp, *methods = d.records()
     print(alone["title"], HEAD, sep="\n")
-    for r in rows[1:]: line(r, ddp, alone["sent"])
+    for r in ddp, *methods: line(r, ddp, alone["sent"])
 
 
-main()
+m.script(__doc__, measure, show, check, more=False, ranks=2, ratio="0.8", methods=METHODS, steps=12, model="d4", seq_len=128,
+         batch_size=16, bucket_mb="2", placeholders={"methods": "none bf16 int8"},
+         least={"ranks": (2, "one rank sends nothing; give 2 or more"), "steps": (3, "the first step does not count")})

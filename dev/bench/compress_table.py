@@ -25,8 +25,9 @@ try the script.
 BUILD   folder of the program (default build; make builds it)    MPIRUN  how to start ranks (dev/on_ranks.sh)"""
 import json, re, shutil, sys
 from pathlib import Path
-import compress_plot
+from types import SimpleNamespace
 import measure as m
+from svg import Panels
 
 USUAL = dict(out="runs/compress_table", only="", ranks=2, sizes=["2x64", "2x128"], seeds=[1, 2, 3], steps=300, rounds=5,
              time_steps=30, links=[],
@@ -279,6 +280,51 @@ def page(runs, figures, times):
     if runs.o.ranks > m.cores(): yield "There are more ranks than cores: a step's time is that of shared cores."
 
 
+# ---- pictures: the loss over simulated time, a panel for each rate; and over steps with and without error feedback, by method ----
+COLOURS = {"none": "#000000", "bf16": "#8a8a8a", "fp16": "#bbbbbb", "int8": "#3a86b7", "int4": "#17a398", "top-k": "#f08c00",
+           "sign": "#c1121f", "onebit-adam": "#7b2cbf", "powersgd": "#5a9a2f"}
+
+
+def base(variant): return variant.split("@")[0].removesuffix("-ef")
+
+
+def curve(variant, points, end, note="", wins=False, dashed=False):
+    return SimpleNamespace(points=points, end=end, wins=wins, dashed=dashed, colour=COLOURS.get(base(variant), "#555555"),
+                           label=f"{variant.replace('-ef', ', feedback', 1)} {end:.2f}{note}")
+
+
+def time_picture(f, name):
+    """Each method with or without error feedback, as has the lower loss after equal steps; not fp16 beside bf16."""
+    # unit: seconds of computing
+    unit, shown, has_bf16 = f["rows"][0]["compute"] / 1000, {}, any(r["variant"] == "bf16" for r in f["rows"])
+    for r in f["rows"]:
+        if base(r["variant"]) == "fp16" and has_bf16: continue
+        if base(r["variant"]) not in shown or r["loss"][0] < shown[base(r["variant"])]["loss"][0]: shown[base(r["variant"])] = r
+    names = [r["variant"] for r in shown.values()]
+    bottom = min(end["loss"][0] for rate in f["rates"] for end in rate["ends"]) - 0.05
+    picture = Panels(f"validation loss over simulated time, {name}: computing as measured + bytes / rate", len(f["rates"]), bottom,
+                     bottom + 1.25)
+    for rate in f["rates"]:
+        curves = [curve(end["variant"], [(x / unit, y) for x, y in end["points"]], end["loss"][0], f" ({end['steps']})", end["best"])
+                  for end in rate["ends"] if end["variant"] in names]
+        picture.add(f"{rate['rate']:g} Gb/s", "simulated time, in steps of pure computing", rate["seconds"] / unit, curves)
+        picture.svg.text(picture.left + picture.WIDE + 10, picture.top - 12, "loss at the end (steps)")
+    return str(picture.svg)
+
+
+def feedback_picture(f, name):
+    names = [r["variant"] for r in f["rows"]]
+    methods = [base(v) for v in names if "-ef" in v and base(v) in names]
+    curves = {r["variant"]: curve(r["variant"], r["curve"], r["curve"][-1][1], dashed="-ef" in r["variant"]) for r in f["rows"]}
+    ends = [curve.end for curve in curves.values()]
+    picture = Panels(f"validation loss over steps with (dashed) and without error feedback, {name}", len(methods),
+                     min(ends) - 0.05, max(ends) + 0.3)
+    for method in methods:
+        picture.add(method, "steps", curves["none"].points[-1][0], [
+            curves[v] for v in names if v == "none" or base(v) == method or method == "sign" and v == "onebit-adam"])
+    return str(picture.svg)
+
+
 def main():
     defaults = USUAL | (TINY if "--quick" in sys.argv else {})
     o = m.options(__doc__, flags=("keep", "quick"), least={"ranks": (2,), "steps": (10,)}, **defaults)
@@ -300,7 +346,7 @@ def main():
     (runs.out / "table.md").write_text("\n".join(page(runs, figures, times)) + "\n")
     print((runs.out / "table.md").read_text())
     for f in figures:
-        for kind, picture in ("time", compress_plot.time), ("feedback", compress_plot.feedback):
+        for kind, picture in ("time", time_picture), ("feedback", feedback_picture):
             if times if kind == "time" else any(variant.endswith("-ef") for variant in o.variants):
                 (runs.out / f"{kind}_{f['size']}.svg").write_text(picture(f, blocks_of(f["size"])))
                 print(f"picture: {runs.out}/{kind}_{f['size']}.svg")

@@ -70,6 +70,34 @@ def options(doc, flags=(), least={}, more=True, **defaults):
     return o
 
 
+def shown(name, default, placeholders):
+    """An option as a usage has it, with its default or a placeholder."""
+    value = placeholders.get(name) or (" ".join(map(str, default)) if isinstance(default, list) else str(default)) or "FILE"
+    if " " in value: value = f'"{value}"'
+    return f"[--{name.replace('_', '-')} {value}]"
+
+
+def script(doc, measure, show, check=None, more=True, placeholders={}, least={}, **defaults):
+    """A script that makes a table: its results are measured by measure(results, options) and stored, or are those of the file that
+    --from names; show(results, options) prints them. check(options) ends the script if they cannot be meant. The usage goes below
+    the first paragraph of the doc."""
+    name, (first, rest) = Path(sys.argv[0]).stem, doc.split("\n\n", 1)
+    usage = [f"  python3 dev/bench/{name}.py"]
+    for word in [*(shown(*option, placeholders) for option in defaults.items()), "[--into FILE | --from FILE]",
+                 *["[OPTION OF THE PROGRAMS...]"] * more]:
+        if len(usage[-1]) + len(word) > 126: usage.append("     ")
+        usage[-1] += f" {word}"
+    o = options("\n\n".join((first, "\n".join(usage), rest)), least=least, more=more, **defaults)
+    if check: check(o)
+    file = vars(o)["from"]
+    d = Results.read(file) if file else Results(header())
+    if d.header.get("table") != name: fail(f"{file} has no results of {name}")
+    if not file:
+        measure(d, o)
+        d.write(o.into or f"build/bench/{name}.jsonl")
+    show(d, o)
+
+
 def option(words, name, default=None):
     """The last value that a command line gives an option."""
     return next((b for a, b in reversed([*itertools.pairwise(words)]) if a == name), default)
@@ -97,6 +125,10 @@ def need(path, make=None):
     """A program that must be there."""
     if not os.access(path, os.X_OK): fail(f"there is no {path}; make {make or os.path.basename(path)}")
     return str(path)
+
+
+def built(stage):
+    return need(f"{environ('BUILD', 'build')}/train_gpt2_{stage}")
 
 
 def on_ranks_sh(script, *arguments, **settings):
@@ -200,8 +232,19 @@ class Run:
         """The bytes that a rank predicted, by what they are for; they are those that it kept, or it would have failed."""
         return {kind: n for kind, n in self.about["predicted_bytes"].items() if kind != "state on the host"}
 
-    width = property(lambda self: 4 if self.about["precision"] == "fp32" else 2, doc="bytes of a number")
-    model = property(lambda self: self.said(r"^model +(.*)"))
+    @property
+    def shape(self):
+        """What the formulas of a table need of the model and of a micro-batch, and the model in words. width: bytes of a number."""
+        settings = self.about["options"]
+        return {key: self.about[key] for key in ("layers", "heads", "channels", "vocabulary", "context")} | dict(
+            model=self.said(r"^model +(.*)"), width=4 if self.about["precision"] == "fp32" else 2, B=settings["batch-size"],
+            T=settings["seq-len"], chunks=settings.get("chunks", 1))
+
+    @property
+    def speeds(self):
+        """Of the steps but the first; waits: the percentage of a step in which nothing is computed for want of communication."""
+        found = {key: self.values(key) for key in ("tokens_per_s", "step_ms", "comm_exposed_ms")}
+        return found | {"waits": [100 * wait / ms for wait, ms in zip(found["comm_exposed_ms"], found["step_ms"])]}
 
 
 def train(name, program, *arguments, ranks=None, out=None, threads=1, until=None, refused=False):
@@ -221,16 +264,25 @@ def train(name, program, *arguments, ranks=None, out=None, threads=1, until=None
     return Run(out, log)
 
 
-def operations(trace, step=None):
-    """(rank, part of the step, operation) for each communication in a timeline, in order. It belongs to the part in which it was
-    issued; in the file its slice comes right before the moment of its issue (dev/tools/overlap.c reads the same)."""
+def traced(stage, o, *arguments):
+    """A step of PROGRAM on --ranks with a timeline: the run, and its operations."""
+    program, trace = need(environ("PROGRAM", f"build/train_gpt2_{stage}")), work() / "trace.json"
+    ranks_can_start(o.ranks, quiet=True)
+    run = train(program, program, QUIET, o.more, *arguments, f"--steps 1 --save-every 0 --trace {trace}", ranks=o.ranks,
+                threads=environ("OMP_NUM_THREADS", 1))
+    return run, [*operations(trace)]
+
+
+def operations(trace):
+    """(rank, part of the step, operation) for each communication of step 1 in a timeline, in order. It belongs to the part in which
+    it was issued; in the file its slice comes right before the moment of its issue (dev/tools/overlap.py reads the same)."""
     parts, issued, last = {}, [], None
     for event in json.loads(Path(trace).read_text())["traceEvents"]:
         name, rank = event["name"], event["pid"]
         if event["ph"] == "X" and event["tid"] == 0 and not name.startswith("wait"):
             parts.setdefault(rank, []).append((event["ts"], name))
         if event["ph"] == "X" and event["tid"] == 1: last = event
-        if event["ph"] == "s" and step in (None, last["args"].get("step")): issued.append((rank, event["ts"], last["name"]))
+        if event["ph"] == "s" and last["args"].get("step") in (None, 1): issued.append((rank, event["ts"], last["name"]))
     for rank, when, name in issued:
         begun = [part for part in parts.get(rank, []) if part[0] <= when]
         yield rank, max(begun, key=lambda part: part[0])[1] if begun else "before", name
@@ -341,6 +393,10 @@ class Results:
     def first(self, run):
         return self.each_round(run)[0]
 
+    def records(self):
+        """Of each run the first round."""
+        return [self.first(run) for run in self.rounds]
+
     def field(self, record, key):
         """A number of a record, of a list the median; key may be "shares/computing"."""
         value = record
@@ -365,22 +421,19 @@ class Results:
         return median(ratios), min(ratios), max(ratios)
 
 
+    def print_table(self, *rows, trust=""):
+        """Prints Markdown. trust: what nobody should trust if other programs ran."""
+        print(table(*rows), end="")
+        if trust: self.say_if_busy(trust)
+
+    def say_if_busy(self, what):
+        if self.header["busy_percent"] > 5:
+            print(f"\nOther programs used {self.header['busy_percent']} % of this machine before the first run: do not trust {what}.")
+
+
 def header(device="cpu"):
     return {"record": "header", "table": Path(sys.argv[0]).stem, "arguments": shlex.join(sys.argv[1:]), "commit": commit(),
             "date": time.strftime("%F"), "machine": machine_in_words(device), "cores": cores(), "busy_percent": busy_percent()}
-
-
-def results(o, measure):
-    """The results of a table: of the file that --from names, or measured by measure(results) and stored."""
-    file, name = vars(o)["from"], Path(sys.argv[0]).stem
-    if file:
-        stored = Results.read(file)
-        if stored.header.get("table") != name: fail(f"{file} has no results of {name}")
-        return stored
-    made = Results(header())
-    measure(made)
-    made.write(o.into or f"build/bench/{name}.jsonl")
-    return made
 
 
 # ---- pages ----
@@ -391,6 +444,15 @@ def table(*rows, blank=""):
     return "".join(f"|{'|'.join(line)}|\n" for line in lines)
 
 
-def say_if_busy(d, what):
-    if d.header["busy_percent"] > 5:
-        print(f"\nOther programs used {d.header['busy_percent']} % of this machine before the first run: do not trust {what}.")
+def padded(vocabulary):
+    """The rows of an embedding."""
+    return (vocabulary + 127) // 128 * 128
+
+
+def picture(file, svg):
+    """Writes what --svg wants, if it is given."""
+    if not file: return
+    Path(file).write_text(svg())
+    print(f"\npicture: {file}")
+
+

@@ -1,8 +1,5 @@
 """mesh_table.py - the tables of chapter 8: what meshes of ranks keep on a rank, send along each axis, and gain, measured here.
 
-  python3 dev/bench/mesh_table.py [--meshes "4x1x1 1x2x2z ..."] [--steps 5] [--rounds 3] [--into FILE | --from FILE]
-      [OPTION OF THE PROGRAMS...]
-
 A mesh is DxTxP: replicas of the model, parts of each matrix, stages; with z behind it --zero-stage 1, with s --sequence-parallel. All
 have the same 16 sequences a step: where there are stages in micro-batches of 2 each, elsewhere in one micro-batch. Memory is that
 of the rank that keeps most, bytes are those of rank 0; a run in which a rank keeps or sends anything but what it predicted, in all
@@ -41,20 +38,17 @@ def kept(log):
 
 
 def measure(d, o):
-    build, common = m.environ("BUILD", "build"), f"--layers 8 --channels 256 --heads 4 --seq-len 128 --lr 1e-3 {m.QUIET}"
+    common = f"--layers 8 --channels 256 --heads 4 --seq-len 128 --lr 1e-3 {m.QUIET}"
     meshes, tokens = {name: Mesh(name) for name in o.meshes}, SEQUENCES * int(m.option(o.more, "--seq-len", 128))
-    single, program = (m.need(f"{build}/train_gpt2_{stage}") for stage in ("single", "3d"))
+    single, program = m.built("single"), m.built("3d")
     m.ranks_can_start(max(mesh.ranks for mesh in meshes.values()))
-
-    def add(name, number, run, **fields):
-        d.add(name, number, model=run.model, step_ms=run.values("step_ms"), **fields,
-              waits=[100 * wait / ms for wait, ms in zip(run.values("comm_exposed_ms"), run.values("step_ms"))])
     for number in range(1, o.rounds + 1):
-        add("single", number, m.train("single", single, common, f"--batch-size {SEQUENCES}", o.more, f"--steps {o.steps}"))
+        run = m.train("single", single, common, f"--batch-size {SEQUENCES}", o.more, f"--steps {o.steps}")
+        d.add("single", number, **run.shape, **run.speeds)
         for name, mesh in meshes.items():
             run = m.train(name, program, common, mesh.options, f"--batch-size {mesh.micro} --total-batch-size {tokens}", o.more,
                           f"--steps {o.steps}", ranks=mesh.ranks)
-            add(name, number, run, kept=kept(run.log), along=run.about["predicted_comm_bytes_along"])
+            d.add(name, number, kept=kept(run.log), along=run.about["predicted_comm_bytes_along"], **run.speeds)
             m.note(f"  round {number}: {name}")
     # With one round more, of actions that last as long as they would on so many devices. A copy's sums last no time then.
     for name, mesh in meshes.items():
@@ -89,18 +83,20 @@ def speed(d, name):
     yield ", ".join(r.get("computes", ""))
 
 
-def main():
-    o = m.options(__doc__, least={"steps": (2, "the first is not counted")}, meshes=MESHES, steps=5, rounds=3)
+def check(o):
     for name in o.meshes: Mesh(name)
-    d = m.results(o, lambda d: measure(d, o))
+
+
+def show(d, o):
     names = d.runs()[1:]
     print(d.first("single")["model"], end="\n\n")
-    print(m.table(["dp x tp x pp", "parameters", "gradients", "optimizer", "activations", "communication", "all"],
-                  *([title(name), *memory(d, name)] for name in names)))
-    print(m.table(["dp x tp x pp", "micro-batches", "along tp", "along pp", "along dp", "step", "efficiency of "
-                   f"{d.header['cores']} cores", "waits",
-                   "computes: formula, measured"], *([title(name), *speed(d, name)] for name in names)), end="")
-    m.say_if_busy(d, "these times")
+    d.print_table(["dp x tp x pp", "parameters", "gradients", "optimizer", "activations", "communication", "all"],
+                  *([title(name), *memory(d, name)] for name in names))
+    print()
+    d.print_table(["dp x tp x pp", "micro-batches", "along tp", "along pp", "along dp", "step",
+                   f"efficiency of {d.header['cores']} cores", "waits", "computes: formula, measured"],
+                  *([title(name), *speed(d, name)] for name in names), trust="these times")
 
 
-main()
+m.script(__doc__, measure, show, check, least={"steps": (2, "the first is not counted")}, placeholders={"meshes": "4x1x1 1x2x2z ..."},
+         meshes=MESHES, steps=5, rounds=3)

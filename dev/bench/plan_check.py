@@ -1,8 +1,5 @@
 """plan_check.py - steps that build/plan predicts from what was measured here, beside steps of the programs.
 
-  python3 dev/bench/plan_check.py [--ranks 2] [--steps 8] [--oversubscribe yes] [--data FILE] [--into FILE | --from FILE]
-      [OPTION OF THE MODEL...]
-
 Measured first: the link between that many ranks (build/comm_bench), and what a micro-batch and an update take one rank, from steps
 of one and of two micro-batches. Ranks share caches, memory and perhaps cores, so one rank is measured while as many copies of
 train_gpt2_single run as there will be ranks, each with one thread; the slowest of them counts, before the programs run or after.
@@ -91,13 +88,14 @@ class Check:
                      "micro": self.micro, "update": self.update}
 
 
-def main():
-    o = m.options(__doc__, least={"ranks": (2,), "steps": (2,)}, ranks=2, steps=8, oversubscribe="no", data="data/train.bin")
+def check(o):
     for name, default in ("--batch-size", "4"), ("--seq-len", "128"), ("--model", "d4"):
         if name not in o.more: o.more = [name, default, *o.more]
     if o.ranks > m.cores() and o.oversubscribe != "yes":
         m.fail(f"{o.ranks} ranks are more than the {m.cores()} cores; give --oversubscribe yes to compare all the same")
-    d = m.results(o, lambda d: Check(o).measure(d))
+
+
+def show(d, o):
     h, off = d.header, []
     if h["busy_percent"] > 20:
         m.note(f"other programs keep this machine busy for {h['busy_percent']} % of the time: these figures mean little")
@@ -106,11 +104,13 @@ def main():
           f"before and {h['after']:.1f} after, of it a micro-batch {h['micro']:.1f} and an update {h['update']:.1f}; busy "
           f"{h['busy_percent']} %")
     print("%-22s %12s %12s %7s" % ("", "predicted ms", "measured ms", "ratio"))
-    for r in map(d.first, d.runs()):
+    for r in d.records():
         ratio = r["predicted"] / r["measured"]
         off.append(max(ratio, 1 / ratio) - 1)
         print("%-22s %12.1f %12.1f %7.2f" % (r["run"], r["predicted"], r["measured"], ratio))
     print(f"half of them within {100 * m.median(off):.0f} %, all within {100 * max(off):.0f} %")
 
 
-main()
+
+m.script(__doc__, lambda d, o: Check(o).measure(d), show, check, least={"ranks": (2,), "steps": (2,)}, ranks=2, steps=8,
+         oversubscribe="no", data="data/train.bin", placeholders={"oversubscribe": "yes", "data": "FILE"})

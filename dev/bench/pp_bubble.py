@@ -1,9 +1,5 @@
 """pp_bubble.py - the bubble of pipelined runs whose actions last as long as --emulate-ms says, beside the formula.
 
-  python3 dev/bench/pp_bubble.py [--stages "2 4"] [--micro "1 4 8"] [--schedules "1f1b"] [--times 20,20,20] [--steps 12] [--traces
-  FOLDER]
-      [--into FILE | --from FILE]
-
 A line for each schedule, number of stages and of micro-batches: the bubble by the formula for --times (ms of F, B and W) and as
 measured, the median over the steps but the first; which share of the time a rank computes, by both; and how long a step was. Each
 rank is a process that mostly sleeps, so more ranks than cores show the same bubble, if actions last 20 ms or more and nothing else
@@ -34,15 +30,15 @@ def measure(d, o):
               measured=float(found[1]), formula=float(known[1]) if known else None)
 
 
-def main():
-    o = m.options(__doc__, more=False, least={"steps": (2, "the first is not measured")}, stages=[2, 4], micro=[1, 4, 8],
-                  schedules=["1f1b"], times="20,20,20", steps=12, traces="")
+def check(o):
     if max(o.stages) > 8: m.fail(f"--stages {max(o.stages)}: the model of this script has 8 blocks; give at most 8")
-    d = m.results(o, lambda d: measure(d, o))
+
+
+def show(d, o):
     first = d.first(d.runs()[0])
     print(f"F, B and W last {first['times']} ms; {first['steps']} steps each; load average {first['load']:.2f}\n"
           "schedule      p   m   formula ms  measured ms   ratio   computes by: formula, measured   step ms")
-    for r in map(d.first, d.runs()):
+    for r in d.records():
         work, formula, measured = r["m"] * sum(map(float, r["times"].split(","))), r["formula"], r["measured"]
         by_formula = (f"{formula:.1f}", f"{measured / formula:.3f}", f"{100 * work / (work + formula):.1f}%") if formula else "---"
         step = work + measured
@@ -50,4 +46,5 @@ def main():
             r["schedule"], r["p"], r["m"], by_formula[0], measured, *by_formula[1:], 100 * work / step, step))
 
 
-main()
+m.script(__doc__, measure, show, check, more=False, least={"steps": (2, "the first is not measured")}, stages=[2, 4], micro=[1, 4, 8],
+         schedules=["1f1b"], times="20,20,20", steps=12, traces="", placeholders={"traces": "FOLDER"})

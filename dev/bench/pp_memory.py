@@ -1,8 +1,5 @@
 """pp_memory.py - what each rank of a pipeline keeps with each schedule, measured in a step of training beside the formulas.
 
-  python3 dev/bench/pp_memory.py [--ranks 4] [--schedules "gpipe 1f1b interleaved zb-h1"] [--into FILE | --from FILE] [OPTION OF THE
-  PROGRAM...]
-
 Megabytes per rank. at a time: micro-batches (in one chunk, if a rank has several) whose activations are alive. kept: the memory of
 these, by formula. state: parameters, gradients and optimizer state. total: with all else, as the program predicts it; a rank that
 measures another number of bytes ends this script, and so do activations of rank 0 that are not those of the formulas.
@@ -20,15 +17,13 @@ def measure(d, o):
                       "--save-every 0", m.QUIET, ranks=o.ranks, threads=None)
         # "  rank 1    2 blocks; activations of 3 micro-batches; 83.6 MB", the first also with ", embedding", the last with ", head"
         ranks = re.findall(r"^  rank \d+ +(\d+) block[^;]*; activations of (\d+) [^;]*; (.*)$", run.log, re.M)
-        d.add(schedule, model=run.model, micro=run.said(r"^step +\d+ tokens (in \d+ micro-batch(?:es)?) "), width=run.width,
-              ranks=[[int(blocks), int(slots), total] for blocks, slots, total in ranks], activations=run.kinds()["activations"],
-              chunks=run.about["options"].get("chunks", 1), B=run.about["options"]["batch-size"], T=run.about["options"]["seq-len"],
-              **{key: run.about[key] for key in ("heads", "channels", "vocabulary", "context")})
+        d.add(schedule, micro=run.said(r"^step +\d+ tokens (in \d+ micro-batch(?:es)?) "), activations=run.kinds()["activations"],
+              ranks=[[int(blocks), int(slots), total] for blocks, slots, total in ranks], **run.shape)
 
 
 def rows(r):
     C, X, v, p, tokens, delayed = r["channels"], r["width"], r["chunks"], len(r["ranks"]), r["B"] * r["T"], r["run"] == "zb-h1"
-    Vp = (r["vocabulary"] + 127) // 128 * 128
+    Vp = m.padded(r["vocabulary"])
     for rank, (blocks, slots, total) in enumerate(r["ranks"]):
         largest = (blocks + v - 1) // v # of its chunks
         state = (blocks * (12 * C * C + 13 * C) + ((Vp + r["context"] + 2) * C if rank in (0, p - 1) else 0)) * 16
@@ -42,12 +37,10 @@ def rows(r):
         print("%-12s %4d %7d %10d %9.1f %9.1f %9s" % (r["run"], rank, blocks, slots, kept / 1e6, state / 1e6, total))
 
 
-def main():
-    o = m.options(__doc__, least={"ranks": (2,)}, ranks=4, schedules="gpipe 1f1b interleaved zb-h1".split())
-    d = m.results(o, lambda d: measure(d, o))
-    first = d.first(d.runs()[0])
+def show(d, o):
+    first = d.records()[0]
     print(f"{first['model']}; a step {first['micro']}\n\nschedule     rank  blocks  at a time      kept     state     total")
-    for run in d.runs(): rows(d.first(run))
+    for r in d.records(): rows(r)
 
 
-main()
+m.script(__doc__, measure, show, least={"ranks": (2,)}, ranks=4, schedules="gpipe 1f1b interleaved zb-h1".split())

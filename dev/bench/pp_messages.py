@@ -1,7 +1,5 @@
 """pp_messages.py - what each rank of a pipeline sends in a step, counted in a timeline of one step, beside the formulas.
 
-  python3 dev/bench/pp_messages.py [--ranks 4] [--pipeline-parallel P] [--into FILE | --from FILE] [OPTION OF THE PROGRAM...]
-
 A line for each rank and kind of message: how many, the bytes of each, and what this rank sends for all of them. A message that is
 issued in a forward pass is an activation, in a backward pass a gradient. Sums: the root, over the two ranks that have it, the loss
 and two norms, and between replicas of the model their gradients. The script fails if a rank's bytes are not those of the formulas, or
@@ -13,14 +11,13 @@ from collections import Counter
 import measure as m
 
 KINDS = ("activations, to the next stage", "gradients, to the stage before", "all-reduce of the root",
-         "all-reduce of the loss and norms",
-         "all-reduce over copies")
+         "all-reduce of the loss and norms", "all-reduce over replicas")
 
 
-def messages(trace, ranks, p):
-    """(rank, what, bytes of one): how many are sent in step 1."""
+def messages(operations, ranks, p):
+    """(rank, what, bytes of one): how many are sent."""
     found = Counter()
-    for rank, part, name in m.operations(trace, step=1):
+    for rank, part, name in operations:
         kind, n, X = m.operation(name)
         N = ranks // p if " of dp" in name else p if X == 8 else 2
         if kind in ("receive", "barrier") or kind == "all-reduce" and N == 1: continue
@@ -33,32 +30,26 @@ def formulas(r, rank):
     """What a rank sends of each kind."""
     p, m_, v, C, X, B, T = (r[key] for key in ("p", "micro", "chunks", "channels", "width", "B", "T"))
     stage, N = rank % p, r["ranks"] // p
-    message, root = m_ * B * T * C * X, ((r["vocabulary"] + 127) // 128 * 128 + T + 2) * C * X if stage in (0, p - 1) else 0
+    message, root = m_ * B * T * C * X, (m.padded(r["vocabulary"]) + T + 2) * C * X if stage in (0, p - 1) else 0
     bytes_ = r["blocks"][stage] * (12 * C * C + 13 * C) * X + root
     return [message * (v - (stage == p - 1)) if p > 1 else 0, message * (v - (stage == 0)) if p > 1 else 0, root if p > 1 else 0,
             2 * (p - 1) / p * 24, 2 * (N - 1) / N * (bytes_ + 8)]
 
 
+def check(o):
+    o.p = m.whole_number("--pipeline-parallel", o.pipeline_parallel) if o.pipeline_parallel else o.ranks
+
+
 def measure(d, o):
-    program, trace = m.need(m.environ("PROGRAM", "build/train_gpt2_pp"), "build/train_gpt2_pp"), m.work() / "trace.json"
-    p = int(o.pipeline_parallel or o.ranks)
-    m.ranks_can_start(o.ranks, quiet=True)
-    run = m.train(program, program, m.QUIET, "--eval-every 0", o.more, f"--pipeline-parallel {p} --steps 1 --save-every 0 --trace "
-                  f"{trace}", ranks=o.ranks, threads=m.environ("OMP_NUM_THREADS", 1))
-    settings = run.about["options"]
+    run, operations = m.traced("pp", o, f"--pipeline-parallel {o.p}")
     d.add("messages", about=re.findall("^(?:model|step   |pipeline).*", run.log, re.M), counted=run.last("comm_bytes"),
-          ranks=o.ranks, p=p, width=run.width,
-          micro=int(run.said(r"^step +\d+ tokens in (\d+) micro")),
+          ranks=o.ranks, p=o.p, micro=int(run.said(r"^step +\d+ tokens in (\d+) micro")),
           blocks=[int(x) for x in re.findall(r"^  rank \d+ +(\d+) block", run.log, re.M)],
-          channels=run.about["channels"], vocabulary=run.about["vocabulary"], chunks=settings.get("chunks", 1),
-          B=settings["batch-size"],
-          T=settings["seq-len"], messages=[[*key, count] for key, count in messages(trace, o.ranks, p).items()])
+          messages=[[*key, count] for key, count in messages(operations, o.ranks, o.p).items()], **run.shape)
 
 
-def main():
-    o = m.options(__doc__, ranks=4, pipeline_parallel="")
-    if o.pipeline_parallel: m.whole_number("--pipeline-parallel", o.pipeline_parallel)
-    r, wrong = m.results(o, lambda d: measure(d, o)).first("messages"), []
+def show(d, o):
+    r, wrong = d.first("messages"), []
     print(*r["about"], "%4s  %-34s %7s %14s %14s" % ("rank", "message", "number", "bytes of each", "sent"), sep="\n")
     for rank in range(r["ranks"]):
         mine = [(what, size, count) for q, what, size, count in r["messages"] if q == rank]
@@ -73,4 +64,4 @@ def main():
     if wrong: m.fail("\n".join(wrong))
 
 
-main()
+m.script(__doc__, measure, show, check, placeholders={"pipeline_parallel": "P"}, ranks=4, pipeline_parallel="")

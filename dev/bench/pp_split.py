@@ -1,8 +1,5 @@
 """pp_split.py - what balance and schedule of a pipeline are worth: its throughput beside that of as many single devices.
 
-  python3 dev/bench/pp_split.py [--stages "2 4 8"] [--schedules "1f1b zb-h1"] [--model gpt2] [--micro 8] [--times 20,24,16]
-      [--into FILE | --from FILE]
-
 Ranks play pipelines whose stages are as unequal as those of --model: --times are the milliseconds of F, B and W of one of its
 blocks, and its head takes as long as it does beside a block (train_gpt2_pp's --emulate-ms; in fact a small model is trained). Each
 line is one split: equal numbers of blocks, or --split auto. Its balance is the mean cost of the stages over the largest. The share
@@ -39,15 +36,12 @@ def measure(d, o):
             play(f"{which} {p} {name}", p, name, split, balance=balance, share=share)
 
 
-def main():
-    o = m.options(__doc__, more=False, stages=[2, 4, 8], schedules=["1f1b", "zb-h1"], model="gpt2", micro=8, times="20,24,16")
-    d = m.results(o, lambda d: measure(d, o))
-    one, *rows = map(d.first, d.runs())
+def show(d, o):
+    one, *rows = d.records()
     print(one["about"], end="\n\n")
-    rows = [[r["p"], r["schedule"], r["split"], f"{r['balance']} %", f"{r['share']} %",
-             f"{100 * one['ms'] / r['ms'] / r['p']:.1f} %"] for r in rows]
-    print(m.table(["stages", "schedule", "blocks of each", "balance", "share, predicted", "measured"], *rows), end="")
-    m.say_if_busy(d, "the measured shares")
+    d.print_table(["stages", "schedule", "blocks of each", "balance", "share, predicted", "measured"], *(
+        [r["p"], r["schedule"], r["split"], f"{r['balance']} %", f"{r['share']} %", f"{100 * one['ms'] / r['ms'] / r['p']:.1f} %"]
+        for r in rows), trust="the measured shares")
 
 
-main()
+m.script(__doc__, measure, show, more=False, stages=[2, 4, 8], schedules=["1f1b", "zb-h1"], model="gpt2", micro=8, times="20,24,16")

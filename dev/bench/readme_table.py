@@ -1,8 +1,5 @@
 """readme_table.py - the table in README.md: what each stage keeps on a rank, sends, and gains, measured here.
 
-  python3 dev/bench/readme_table.py [--table stages|tp|pp] [--steps 12] [--rounds 3] [--into FILE | --from FILE] [OPTION OF THE
-  PROGRAMS...]
-
 Two ranks with a thread each; the single program has the batch of both on one thread. Memory and bytes sent are measured, and a run
 in which they differ from the program's prediction ends this script. Speeds are medians over all steps but each run's first, as
 multiples of the first line's in the same round; the programs take turns in every round. Needs two cores that do nothing else:
@@ -36,18 +33,14 @@ def most_memory(run):
 
 
 def measure(d, o):
-    build, rows = m.environ("BUILD", "build"), TABLES[o.table]
-    for stage, *_ in rows.values(): m.need(f"{build}/train_gpt2_{stage}")
+    rows, tokens = TABLES[o.table], 8 * int(m.option(o.more, "--seq-len", 64))
+    programs = {stage: m.built(stage) for stage, *_ in rows.values()}
     m.ranks_can_start(2)
     for number in range(1, o.rounds + 1):
         for title, (stage, sequences, options) in rows.items():
-            tokens = 8 * int(m.option(o.more, "--seq-len", 64))
-            run = m.train(title, f"{build}/train_gpt2_{stage}", f"--model d6 --seq-len 64 --lr 1e-3 --batch-size {sequences}",
-                          m.QUIET,
+            run = m.train(title, programs[stage], f"--model d6 --seq-len 64 --lr 1e-3 --batch-size {sequences} {m.QUIET}",
                           options.replace("@", str(tokens)), o.more, f"--steps {o.steps}", ranks=None if stage == "single" else 2)
-            d.add(title, number, model=run.model, memory=most_memory(run), sent=run.last("comm_bytes"),
-                  tokens_per_s=run.values("tokens_per_s"),
-                  waits=[100 * wait / ms for wait, ms in zip(run.values("comm_exposed_ms"), run.values("step_ms"))])
+            d.add(title, number, memory=most_memory(run), sent=run.last("comm_bytes"), **run.shape, **run.speeds)
             m.note(f"  round {number}: {title}")
 
 
@@ -58,14 +51,15 @@ def row(d, title):
     return title, memory, f"{d.first(title)['sent'] / 1e6:.1f} MB", f"x {speed:.2f}", f"{m.median(d.all(title, 'waits')):.1f} %"
 
 
-def main():
-    o = m.options(__doc__, least={"steps": (2, "the first is not counted")}, table="stages", steps=12, rounds=3)
+def check(o):
     if o.table not in TABLES: m.fail(f"--table wants stages, tp or pp, not '{o.table}'")
-    d = m.results(o, lambda d: measure(d, o))
-    print(d.first(d.runs()[-1])["model"], end="\n\n")
-    print(m.table(["", "memory per rank", "sent per rank and step", "tokens per second", "waiting for communication"],
-                  *(row(d, title) for title in d.runs())), end="")
-    m.say_if_busy(d, "these speeds")
 
 
-main()
+def show(d, o):
+    print(d.records()[-1]["model"], end="\n\n")
+    d.print_table(["", "memory per rank", "sent per rank and step", "tokens per second", "waiting for communication"],
+                  *(row(d, title) for title in d.runs()), trust="these speeds")
+
+
+m.script(__doc__, measure, show, check, least={"steps": (2, "the first is not counted")},
+         placeholders={"table": "stages|tp|pp"}, table="stages", steps=12, rounds=3)

@@ -1,8 +1,5 @@
 """scaling.py - how much faster more ranks are: a training program on 1, 2 and 4 of them, as a table and a plot.
 
-  python3 dev/bench/scaling.py [--ranks "1 2 4"] [--batch-size 8] [--steps 12] [--out FOLDER] [--into FILE | --from FILE]
-      [OPTION OF THE PROGRAM...]
-
 strong   the batch of a step stays as it is (--batch-size sequences for each of the most ranks) and is divided among them
 weak     every rank has --batch-size sequences a step, so that more ranks do more work
 
@@ -30,11 +27,10 @@ def measure(d, o):
             m.note(f"{kind}, {N} rank(s) ...")
             run = m.train(f"{kind} on {N} ranks", program, m.QUIET, o.more, f"--batch-size {sequences} --steps {o.steps}", ranks=N,
                           out=folder / f"{kind}_{N}", threads=threads)
-            d.add(f"{kind} {N}", **fields, sequences=sequences, cpu=bool(run.said("^(device  *CPU)")),
-                  **{key: run.values(key) for key in ("tokens_per_s", "step_ms", "comm_exposed_ms")})
+            d.add(f"{kind} {N}", **fields, sequences=sequences, cpu=bool(run.said("^(device  *CPU)")), **run.speeds)
 
 
-def show(d, kind):
+def speed_ups(d, kind):
     """Prints a table; returns its speed-ups: (ranks, speed-up)."""
     rows = [d.first(run) for run in d.runs(f"^{kind}")]
     print("ranks    tokens/s  speed-up  efficiency  exposed")
@@ -56,30 +52,33 @@ def plot(o, series):
         measured = [f"'{m.work()}/{kind}' title '{kind}' {style}" for kind, style in (("strong", strong), ("weak", weak))]
         return ", ".join([f"x / {least}.0 title 'ideal' {ideal}", *measured])
     png = m.Path(o.out or m.work()) / "scaling.png"
+    png.parent.mkdir(parents=True, exist_ok=True)
     draw(png, curves("with lines dt 2", "with linespoints pt 7", "with linespoints pt 5"),
          curves("with dots", "with points pt 's'", "with points pt 'w'"),
          f"set key top left; set xrange [0:{most} + 0.5]; set yrange [0:{most} / {least}.0 + 0.5]", "ranks", "speed-up")
     if o.out: print(f"plot: {png}")
 
 
-def main():
-    o = m.options(__doc__, least={"steps": (2, "the first is not counted")}, ranks=[1, 2, 4], batch_size=8, steps=12, out="")
+def check(o):
     if sorted(set(o.ranks)) != o.ranks: m.fail(f"--ranks must grow: '{' '.join(map(str, o.ranks))}'")
     for N in o.ranks:
         if o.batch_size * max(o.ranks) % N:
             whole = f"{o.batch_size} x {max(o.ranks)} sequences"
             m.fail(f"a batch of {whole} does not divide over {N} ranks; give another --batch-size")
-    d, series = m.results(o, lambda d: measure(d, o)), {}
+
+
+def show(d, o):
     most = d.first(d.runs("^strong")[-1])
     print(f"\nstrong: {most['sequences'] * most['ranks']} sequences a step, divided among the ranks")
-    series["strong"] = show(d, "strong")
+    strong = speed_ups(d, "strong")
     print(f"\nweak: {most['sequences']} sequences a step on every rank")
-    series["weak"] = show(d, "weak")
+    weak = speed_ups(d, "weak")
     if most["cpu"] and most["ranks"] * most["threads"] > d.header["cores"]:
         print(f"\nThis machine has {d.header['cores']} cores. Ranks x {most['threads']} thread(s) beyond that take turns: they "
               "cannot gain.")
-    m.say_if_busy(d, "these figures")
-    plot(o, series)
+    d.say_if_busy("these figures")
+    plot(o, {"strong": strong, "weak": weak})
 
 
-main()
+m.script(__doc__, measure, show, check, least={"steps": (2, "the first is not counted")}, ranks=[1, 2, 4], batch_size=8, steps=12,
+         out="", placeholders={"out": "FOLDER"})

@@ -45,6 +45,54 @@ class Svg:
                      **({"stroke_dasharray": "5 4"} if dashed else {}))
 
 
+class Panels:
+    """Panels with curves in two columns; all have values from bottom to ceiling."""
+    WIDE, HIGH = 260, 230
+
+    def __init__(self, head, panels, bottom, ceiling):
+        self.svg, self.bottom, self.ceiling, self.panels = Svg(1080, 60 + 320 * ((panels + 1) // 2)), bottom, ceiling, 0
+        self.svg.text(20, 22, head, font_size=14)
+
+    def y(self, loss): return self.top + (self.ceiling - loss) * self.HIGH / (self.ceiling - self.bottom)
+
+    def clipped(self, points, longest):
+        """The part of a curve that is below the ceiling, in the picture's units."""
+        placed = []
+        for i, (x, y) in enumerate(points):
+            for before in [points[i - 1]] if i else []:
+                if (before[1] > self.ceiling) != (y > self.ceiling):
+                    placed.append((before[0] + (x - before[0]) * (self.ceiling - before[1]) / (y - before[1]), self.ceiling))
+            if y <= self.ceiling: placed.append((x, y))
+        return [(self.left + x * self.WIDE / longest, self.y(y)) for x, y in placed]
+
+    def add(self, title, unit, longest, curves):
+        """Curves have points, the value at their end, a colour and a label, and may win or be dashed. The lowest is on top, and
+        first in the list beside the panel."""
+        svg, self.left, self.top = self.svg, 50 + self.panels % 2 * 525, 60 + self.panels // 2 * 320
+        self.panels += 1
+        self.frame(title, unit, longest)
+        curves = sorted(curves, key=lambda curve: curve.end)
+        for curve in reversed(curves): svg.curve(self.clipped(curve.points, longest), curve.colour, curve.dashed)
+        for i, curve in enumerate(curves):
+            x, y = self.left + self.WIDE + 10, self.top + 8 + 18 * i
+            svg.line(x, y - 4, x + 18, y - 4, curve.colour, stroke_width=3, **({"stroke_dasharray": "5 4"} if curve.dashed else {}))
+            svg.text(x + 24, y, curve.label, **({"font_weight": "bold"} if curve.wins else {}))
+
+    def frame(self, title, unit, longest):
+        svg, left, top, height = self.svg, self.left, self.top, self.ceiling - self.bottom
+        svg.text(left, top - 12, title, font_size=14, font_weight="bold")
+        tick = 0.2 if height > 0.8 else 0.1 if height > 0.3 else 0.02
+        for i in range(int(self.bottom / tick + 1), int(self.ceiling / tick) + 1):
+            svg.line(left, self.y(i * tick), left + self.WIDE, self.y(i * tick), "#dddddd")
+            svg.text(left - 6, self.y(i * tick) + 4, f"{i * tick:.1f}", "end")
+        tick = tick_of(longest, 5)
+        for i in range(int(longest * 1.0001 / tick) + 1):
+            x = left + i * tick * self.WIDE / longest
+            svg.line(x, top, x, top + self.HIGH, "#eeeeee")
+            svg.text(x, top + self.HIGH + 16, f"{i * tick:g}", "middle")
+        svg.text(left + self.WIDE, top + self.HIGH + 32, unit, "end")
+
+
 def bars(title, rows, mark=None):
     """Horizontal bars: rows of (label, value, text); mark: a value at which a line stands, and its text."""
     left, width, row = 230, 350, 26

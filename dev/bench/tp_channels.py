@@ -1,8 +1,5 @@
 """tp_channels.py - what share of a step tensor parallelism communicates, in models of more and more channels.
 
-  python3 dev/bench/tp_channels.py [--channels "128 256 512 1024"] [--rounds 3] [--steps 8] [--svg FILE] [--into FILE | --from FILE]
-      [OPTION OF THE PROGRAM...]
-
 Two ranks with a thread each share models of 4 layers with heads of 64 channels, and always have the same tokens. --no-overlap, so
 that a step either computes or communicates: communicating is what the log calls exposed, computing is the rest of the step.
 Both are medians over all steps but each run's first, as multiples of the line above. At fixed tokens the bytes grow with the
@@ -15,15 +12,13 @@ from svg import Svg
 
 
 def measure(d, o):
-    program = m.need(f"{m.environ('BUILD', 'build')}/train_gpt2_tp")
+    program = m.built("tp")
     m.ranks_can_start(2)
     for number in range(1, o.rounds + 1):
         for C in o.channels:
             run = m.train(f"{C} channels", program, f"--data {m.TOKENS} --eval-every 0 --layers 4 --channels {C} --heads {C // 64} "
                           f"--batch-size 4 --seq-len 128 --no-overlap {m.QUIET}", o.more, f"--steps {o.steps}", ranks=2)
-            waits, ms = run.values("comm_exposed_ms"), run.values("step_ms")
-            d.add(str(C), number, sent=run.last("comm_bytes"), waits=waits, computes=[b - a for a, b in zip(waits, ms)],
-                  share=[a / b for a, b in zip(waits, ms)])
+            d.add(str(C), number, sent=run.last("comm_bytes"), **run.speeds)
             m.note(f"  round {number}: {C} channels")
 
 
@@ -42,7 +37,7 @@ def picture(C, lines, shares):
     for c, at, share in zip(C, x, shares):
         svg.line(px(at), 330, px(at), 40, "#dddddd")
         svg.text(px(at), 348, c, "middle")
-        svg.text(px(at), 364, f"{100 * share:.0f} %", "middle")
+        svg.text(px(at), 364, f"{share:.0f} %", "middle")
     svg.text(310, 388, "channels C, and the share of a step that communicates", "middle")
     for v, law, (name, colour, power_text, _, _) in zip(values, laws, lines):
         svg.line(px(x[0]), py(law), px(x[-1]), py(v[-1]), colour, stroke_dasharray="5 4")
@@ -53,25 +48,24 @@ def picture(C, lines, shares):
     return str(svg)
 
 
-def main():
-    o = m.options(__doc__, least={"steps": (2, "the first is not counted")}, channels=[128, 256, 512, 1024], rounds=3, steps=8,
-                  svg="")
+def check(o):
     for C in o.channels:
         if C % 128: m.fail(f"{C} channels are not a multiple of 128: two ranks with whole heads of 64")
-    d = m.results(o, lambda d: measure(d, o))
+
+
+def show(d, o):
     C = [int(run) for run in d.runs()]
-    computes, waits, shares = ([m.median(d.all(run, key)) for run in d.runs()] for key in ("computes", "waits", "share"))
+    waits, shares = ([m.median(d.all(run, key)) for run in d.runs()] for key in ("comm_exposed_ms", "waits"))
+    computes = [m.median(ms - wait for ms, wait in zip(d.all(run, "step_ms"), d.all(run, "comm_exposed_ms"))) for run in d.runs()]
     rows = [["", "", "", ""]] + [[f"{computes[i] / computes[i - 1]:.1f}", f"{(C[i] / C[i - 1]) ** 2:.3g}",
                                   f"{waits[i] / waits[i - 1]:.1f}", f"{C[i] / C[i - 1]:.3g}"] for i in range(1, len(C))]
-    print("\n" + m.table(["channels", "sent", "computing, over the line above", "C squared", "communicating, over the line above",
-                          "C", "share of a step that communicates"],
-                         *([c, f"{d.first(str(c))['sent'] / 1e6:.1f} MB", *row, f"{100 * s:.1f} %"] for c, row,
-                           s in zip(C, rows, shares))), end="")
-    m.say_if_busy(d, "these figures")
-    if o.svg:
-        m.Path(o.svg).write_text(picture(C, [("computing", "#3a86b7", "C squared", 2, computes),
-                                             ("communicating", "#c1121f", "C", 1, waits)], shares))
-        print(f"\npicture: {o.svg}")
+    print()
+    d.print_table(["channels", "sent", "computing, over the line above", "C squared", "communicating, over the line above", "C",
+                   "share of a step that communicates"], *([c, f"{d.first(str(c))['sent'] / 1e6:.1f} MB", *row, f"{share:.1f} %"]
+                                                           for c, row, share in zip(C, rows, shares)), trust="these figures")
+    m.picture(o.svg, lambda: picture(C, [("computing", "#3a86b7", "C squared", 2, computes),
+                                         ("communicating", "#c1121f", "C", 1, waits)], shares))
 
 
-main()
+m.script(__doc__, measure, show, check, least={"steps": (2, "the first is not counted")}, channels=[128, 256, 512, 1024], rounds=3,
+         steps=8, svg="")

@@ -1,7 +1,5 @@
 """tp_drift.py - how far a run with tensor parallelism may differ from one device although nothing is wrong.
 
-  python3 dev/bench/tp_drift.py [--tp "2 4"] [--at "1 10 20 40"] [--into FILE | --from FILE] [OPTION OF THE PROGRAMS...]
-
 Trains one model on one device and on t ranks that share it, in fp32 and in bf16, with the same data and the same global batch.
 The table has the largest relative differences of the loss and of the gradient norm to the single program of the same precision,
 over the steps up to each of --at. Its last line compares the single program in fp32 and in bf16. All other options are the
@@ -41,12 +39,10 @@ def row(d, title, run, like):
     return [title, *(f"{furthest('losses', step)} / {furthest('norms', step)}" for step in a["at"])]
 
 
-def main():
-    o = m.options(__doc__, tp=[2, 4], at=[1, 10, 20, 40])
-    d = m.results(o, lambda d: measure(d, o))
-    print(m.table(["loss / gradient norm", *("step 1" if step == 1 else f"up to step {step}" for step in d.first("fp32")["at"])],
-                  *(row(d, run, run, d.first(run)["like"]) for run in d.runs() if d.first(run)["like"]),
-                  row(d, "bf16 against fp32, one device", "bf16", "fp32")), end="")
+def show(d, o):
+    d.print_table(["loss / gradient norm", *("step 1" if step == 1 else f"up to step {step}" for step in d.first("fp32")["at"])],
+                  *(row(d, r["run"], r["run"], r["like"]) for r in d.records() if r["like"]),
+                  row(d, "bf16 against fp32, one device", "bf16", "fp32"))
 
 
-main()
+m.script(__doc__, measure, show, tp=[2, 4], at=[1, 10, 20, 40])

@@ -1,7 +1,5 @@
 """tp_memory.py - what a rank keeps with tensor parallelism, measured in a step of training beside the formulas.
 
-  python3 dev/bench/tp_memory.py [--tp "1 2 4"] [--into FILE | --from FILE] [OPTION OF THE PROGRAM...]
-
 Megabytes per rank. state: parameters, gradients and optimizer state; not cut: the part of it that every rank has. block: the
 activations that a block keeps, in numbers for each token and channel, of fp32 or of 16 bits, by formula. other: communication and
 workspace. sent: in a step, by a rank. A run that measures another number of bytes than it predicted ends this script.
@@ -20,13 +18,12 @@ def measure(d, o):
             if t == 1 and way: continue
             run = m.train(f"{program} on {t} rank(s)", program, o.more, f"--tensor-parallel {t} --steps 1 --save-every 0", m.QUIET,
                           options, ranks=t, threads=None)
-            d.add(f"{t} {way}", t=t, way=way, width=run.width, sent=run.last("comm_bytes"), kinds=run.kinds(),
-                  **{key: run.about[key] for key in ("layers", "channels", "vocabulary", "context")})
+            d.add(f"{t} {way}", t=t, way=way, sent=run.last("comm_bytes"), kinds=run.kinds(), **run.shape)
 
 
 def row(r):
     t, X, L, C, T, kinds = r["t"], r["width"], r["layers"], r["channels"], r["context"], r["kinds"]
-    Vp, bytes_ = (r["vocabulary"] + 127) // 128 * 128, 16 if X == 4 else 2 * X + 12 # of a parameter's state
+    Vp, bytes_ = m.padded(r["vocabulary"]), 16 if X == 4 else 2 * X + 12 # of a parameter's state
     copies = (6 * C * L + (T + 2) * C) * bytes_
     block = {"": 4 + 12 / t, "sequence parallel": 16 / t, "keeps gathered": 2 + 14 / t}[r["way"]]
     kept = [kinds["parameters"], kinds["gradients"], kinds["optimizer state"]]
@@ -38,11 +35,9 @@ def row(r):
         *(x / 1e6 for x in (other, state + kinds["activations"] + other, r["sent"]))))
 
 
-def main():
-    o = m.options(__doc__, tp=[1, 2, 4])
-    d = m.results(o, lambda d: measure(d, o))
+def show(d, o):
     print(" t                    parameters gradients optimizer   state  not cut activations  block  other  total   sent")
-    for run in d.runs(): row(d.first(run))
+    for r in d.records(): row(r)
 
 
-main()
+m.script(__doc__, measure, show, tp=[1, 2, 4])

@@ -1,7 +1,5 @@
 """tp_sums.py - what a rank sends in each part of a step with tensor parallelism, counted in a timeline of one step.
 
-  python3 dev/bench/tp_sums.py [--ranks 2] [--tensor-parallel T] [--into FILE | --from FILE] [OPTION OF THE PROGRAM...]
-
 A line for each part of a step, operation and length: how many, how many bytes of values each is about, and the bytes that this
 rank sends for one of them and for all. An operation belongs to the part in which it was issued. The sum of all is compared with
 the bytes that the program has counted, and the script fails if they differ. Operations between replicas of the model are marked.
@@ -12,10 +10,10 @@ from collections import Counter
 import measure as m
 
 
-def sums(trace, ranks, t):
+def sums(operations, ranks, t):
     """(part, kind, bytes of values, bytes sent for one): how many, of rank 0."""
     found = Counter()
-    for rank, part, name in m.operations(trace):
+    for rank, part, name in operations:
         N = t if " of tp" in name else ranks // t if " of dp" in name else ranks
         kind, n, X = m.operation(name)
         if rank or N == 1 or kind == "barrier": continue
@@ -24,27 +22,25 @@ def sums(trace, ranks, t):
     return found
 
 
+def check(o):
+    o.t = m.whole_number("--tensor-parallel", o.tensor_parallel) if o.tensor_parallel else o.ranks
+
+
 def measure(d, o):
-    program, trace = m.need(m.environ("PROGRAM", "build/train_gpt2_tp")), m.work() / "trace.json"
-    t = int(o.tensor_parallel or o.ranks)
-    m.ranks_can_start(o.ranks, quiet=True)
-    run = m.train(program, program, m.QUIET, o.more, f"--tensor-parallel {t} --steps 1 --save-every 0 --trace {trace}",
-                  ranks=o.ranks, threads=m.environ("OMP_NUM_THREADS", 1))
+    run, operations = m.traced("tp", o, f"--tensor-parallel {o.t}")
     d.add("sums", about=re.findall("^(?:model|step   |mesh).*", run.log, re.M), counted=run.last("comm_bytes"),
-          sums=[[*key, count] for key, count in sums(trace, o.ranks, t).items()])
+          sums=[[*key, count] for key, count in sums(operations, o.ranks, o.t).items()])
 
 
-def main():
-    o = m.options(__doc__, ranks=2, tensor_parallel="")
-    if o.tensor_parallel: m.whole_number("--tensor-parallel", o.tensor_parallel)
-    r = m.results(o, lambda d: measure(d, o)).first("sums")
+def show(d, o):
+    r, total = d.first("sums"), 0
     print(*r["about"], sep="\n")
     print("%-22s %-22s %6s %13s %13s %13s" % ("part of a step", "operation", "number", "bytes of each", "sent for one", "sent"))
     for part, kind, values, sent, count in r["sums"]:
         print("%-22s %-22s %6d %13d %13d %13d" % (part, kind, count, values, sent, count * sent))
-    total = sum(sent * count for *_, sent, count in r["sums"])
+        total += count * sent
     print("%-22s %-22s %6s %13s %13s %13d" % ("all", "", "", "", "", total))
     if abs(total - r["counted"]) > 1: m.fail(f"the program has counted {r['counted']} bytes")
 
 
-main()
+m.script(__doc__, measure, show, check, placeholders={"tensor_parallel": "T"}, ranks=2, tensor_parallel="")

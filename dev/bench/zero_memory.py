@@ -1,9 +1,5 @@
 """zero_memory.py - what each stage keeps on a rank and sends, measured in a step of training beside the formulas.
 
-  python3 dev/bench/zero_memory.py [--ranks "1 2 4 8"] [--stages "ddp zero-1 zero-2 zero-3"] [--svg FILE] [--into FILE | --from
-  FILE]
-      [OPTION OF THE PROGRAMS...]
-
 --stages also takes fsdp, tp, pp and 3d; ddp comes first. tp and pp share one replica of the model among all ranks; 3d has two copies,
 two parts of each matrix if there are four ranks or more, --zero-stage 1, and the rest of the ranks as stages.
 Megabytes per rank by kind. state: parameters, gradients and optimizer state together, as a share of what DDP keeps; beside it
@@ -41,10 +37,9 @@ def measure(d, o):
             copies, options = layout(stage, N)
             run = m.train(f"{os.path.basename(program(stage))} on {N} rank(s)", program(stage), o.more, options,
                           "--steps 1 --save-every 0", m.QUIET, ranks=N, threads=None)
-            settings = run.about["options"]
-            micro = run.last("tokens") // (settings["batch-size"] * settings["seq-len"] * copies)
-            d.add(f"{N} {stage}", ranks=N, stage=stage, copies=copies, micro=micro, width=run.width, kinds=run.kinds(),
-                  memory=run.last("mem_peak_bytes"), sent=run.last("comm_bytes"), model=run.model)
+            micro = run.last("tokens") // (run.shape["B"] * run.shape["T"] * copies)
+            d.add(f"{N} {stage}", ranks=N, stage=stage, copies=copies, micro=micro, kinds=run.kinds(),
+                  memory=run.last("mem_peak_bytes"), sent=run.last("comm_bytes"), **run.shape)
 
 
 def formulas(r):
@@ -64,7 +59,8 @@ def groups(r):
     return kept + [r["kinds"]["activations"] + r["kinds"]["workspace"]]
 
 
-def show(rows):
+def show(d, o):
+    rows = d.records()
     print(rows[0]["model"], "fp32; MB per rank\n" if rows[0]["width"] == 4 else "16 bits; MB per rank\n", sep="\n")
     print("ranks stage  parameters gradients optimizer    state formula communication  other   total micro   sent formula")
     for i, r in enumerate(rows):
@@ -77,6 +73,7 @@ def show(rows):
         print("%5d %-6s %10.1f %9.1f %9.1f" % (r["ranks"], r["stage"].replace("-", " "), *(x / 1e6 for x in kept[:3])),
               "%6.1f %% %5.1f %% %13.1f %6.1f %7.1f %5d %6.3f" % (100 * sum(kept[:3]) / ddp, 100 * state, *other),
               "%7.3f" % sent if sent is not None else "%7s" % "-")
+    m.picture(o.svg, lambda: picture(rows))
 
 
 def picture(rows):
@@ -109,17 +106,10 @@ def picture(rows):
     return str(svg)
 
 
-def main():
-    o = m.options(__doc__, ranks=[1, 2, 4, 8], stages=STAGES[:4], svg="")
+def check(o):
     if o.stages[0] != "ddp": m.fail(f"--stages begins with ddp, which the others are compared with, not '{' '.join(o.stages)}'")
     for stage in o.stages:
         if stage not in STAGES: m.fail(f"--stages wants some of {', '.join(STAGES[:-1])} and 3d, not '{stage}'")
-    d = m.results(o, lambda d: measure(d, o))
-    rows = [d.first(run) for run in d.runs()]
-    show(rows)
-    if o.svg:
-        m.Path(o.svg).write_text(picture(rows))
-        print(f"\npicture: {o.svg}")
 
 
-main()
+m.script(__doc__, measure, show, check, ranks=[1, 2, 4, 8], stages=STAGES[:4], svg="")

@@ -1,5 +1,5 @@
 """What does it cost to keep shards on the host (--cpu-offload), alone and with recomputation? FSDP on two ranks."""
-from report import DATA, SMALL, no_difference, percent, size, times, words
+from report import DATA, SMALL, percent
 
 ROUNDS, NEEDS = 5, ["fsdp"]
 TITLE = "What does offloading cost?"
@@ -7,6 +7,9 @@ QUESTION = """With `--cpu-offload` a rank's shards of parameters, gradients and 
 How much device memory does that free, and how much longer does a step take?"""
 NOTES = "[Chapter 4](../../doc/04_fsdp.md#offload) says what is copied when."
 WORDS = {"device": "shards on the device", "host": "shards on the host", "recomputed": "shards on the host and blocks recomputed"}
+RUNS, COLUMNS = "", {"device memory of a rank": "memory", "on the host": "host", "sent by a rank in a step": "sent"}
+SPEEDS = {"time of a step": lambda d, run: d.beside(run, "device")}
+PLOT = "device memory of a rank, MB", "memory", 1e6
 
 
 def runs(x):
@@ -26,24 +29,8 @@ def short(d):
 
 def answer(d):
     for run in "host", "recomputed":
-        text = (f"With {WORDS[run]} a rank keeps {size(d.value(run, 'memory'))} on the device, which is "
-                f"{percent(d.share(run, 'device', 'memory'))} of {size(d.value('device', 'memory'))}, and "
-                f"{size(d.value(run, 'host'))} on the host.")
-        if d.speed:
-            ratio = d.ratio(run, "device", "step_ms")
-            text += f" A step takes {times(ratio)} times as long.{no_difference(ratio)}"
-        yield text
+        yield (f"With {WORDS[run]} a rank keeps {d.size(run)} on the device, which is {percent(d.share(run, 'device', 'memory'))} of "
+               f"{d.size('device')}, and {d.size(run, 'host')} on the host.{d.longer(run, 'device')}")
     if d.header["device"] == "cpu":
         yield ("This ran on a CPU, where host and device are the same memory: a copy between them stays within it, and the time of "
                "PCIe is missing.")
-
-
-def table(d):
-    yield ["", "device memory of a rank", "on the host", "sent by a rank in a step"] + ["time of a step"] * d.speed
-    for run in d.runs():
-        sizes = [size(d.value(run, key)) for key in ("memory", "host", "sent")]
-        yield [WORDS[run], *sizes, *d.beside(run, "device", "step_ms")]
-
-
-def plot(d):
-    return words(d, {run: WORDS[run] for run in d.runs()}, "device memory of a rank, MB", "memory", 1e6)

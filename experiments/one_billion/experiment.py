@@ -24,7 +24,7 @@ def runs(x):
 
 
 def short(d):
-    fp32, ddp = (size(d.value(run, "memory")) for run in ("fp32", "ddp"))
+    fp32, ddp = (d.size(run) for run in ("fp32", "ddp"))
     return f"Under FSDP {count(d.value('fp32', 'parameters'))} parameters take {fp32} on each of two ranks; DDP would take {ddp}."
 
 
@@ -39,19 +39,19 @@ def answer(d):
         share = d.value("fp32", "comm_exposed_ms") / d.value("fp32", "step_ms")
         exposed = f" Exposed communication takes {percent(share)} of a step."
     yield (f"With sums in fp32 the loss is {d.value('fp32', 'first_loss'):.3g} in the first step and {d.value('fp32', 'loss'):.3g} "
-           f"in step {d.value('fp32', 'steps')}. A rank sends {size(d.value('fp32', 'sent'))} in each step, and with sums in bf16 "
-           f"{size(d.value('model', 'sent'))}.{exposed}")
-    yield (f"What makes it fit: blocks are recomputed, so that activations are {size(d.value('fp32', 'kinds/activations'))}; a "
+           f"in step {d.value('fp32', 'steps')}. A rank sends {d.size('fp32', 'sent')} in each step, and with sums in bf16 "
+           f"{d.size('model', 'sent')}.{exposed}")
+    yield (f"What makes it fit: blocks are recomputed, so that activations are {d.size('fp32', 'kinds/activations')}; a "
            "rank has a sequence of 64 tokens; the vocabulary is bytes; and besides its shards a rank has "
-           f"{size(d.value('fp32', 'kinds/communication'))} for gathered blocks and buckets.")
+           f"{d.size('fp32', 'kinds/communication')} for gathered blocks and buckets.")
 
 
 def table(d):
     yield ["run", "parameters", "gradients", "optimizer state", "activations", "rooms and buckets", "total of a rank", "both ranks",
            "sent by a rank in a step"]
     for run in d.runs():
-        kinds = [""] * 5 if run == "ddp" else [size(d.value(run, f"kinds/{kind}")) for kind in KINDS]
-        yield [WORDS[run], *kinds, size(d.value(run, "memory")), size(2 * d.value(run, "memory")), size(d.value(run, "sent"))]
+        kinds = [""] * 5 if run == "ddp" else [d.size(run, f"kinds/{kind}") for kind in KINDS]
+        yield [WORDS[run], *kinds, d.size(run), size(2 * d.value(run, "memory")), d.size(run, "sent")]
 
 
 def plot(d):

@@ -34,14 +34,14 @@ def short(d):
 
 def answer(d):
     parameters = {run: count(d.value(run, "parameters")) for run in WORDS if not refused(d, run)}
-    memory = {run: size(d.value(run, "memory")) for run in parameters}
+    memory = {run: d.size(run) for run in parameters}
     yield (f"A rank may use {size(1e9 * limit(d))}. A model of {parameters['ddp-1']} parameters fits both: DDP keeps "
            f"{memory['ddp-1']} of it on a rank, and FSDP {memory['fsdp-1']}.")
     why = refused(d, "ddp-2")
     ends = f'ends with "{re.sub(";.*", "", why)}"' if why else "still fits"
     yield f"With {parameters['fsdp-2']} parameters DDP {ends}. FSDP keeps {memory['fsdp-2']}."
     yield (f"FSDP also trains {parameters['fsdp-3']} parameters in {memory['fsdp-3']}, and with shards on the host "
-           f"{parameters['fsdp-8']} in {memory['fsdp-8']}, and {size(d.value('fsdp-8', 'host'))} there.")
+           f"{parameters['fsdp-8']} in {memory['fsdp-8']}, and {d.size('fsdp-8', 'host')} there.")
     if d.speed:
         speed = d.ratio("fsdp-1", "ddp-1", "tokens_per_s")
         yield f"Where both fit, FSDP reaches {times(speed)} times DDP's tokens per second.{no_difference(speed)}"
@@ -54,8 +54,8 @@ def table(d):
         if refused(d, run): yield [WORDS[run], "", "out of memory", "", ""] + [""] * d.speed
         else:
             host = d.value(run, "host")
-            yield [WORDS[run], count(d.value(run, "parameters")), size(d.value(run, "memory")), size(host) if host else "",
-                   size(d.value(run, "sent")), *d.beside(run, "ddp-1", "tokens_per_s")]
+            yield [WORDS[run], count(d.value(run, "parameters")), d.size(run), size(host) if host else "",
+                   d.size(run, "sent"), *([d.beside(run, "ddp-1", "tokens_per_s")] if d.speed else [])]
 
 
 def plot(d):

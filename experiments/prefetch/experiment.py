@@ -1,7 +1,7 @@
 """What does gathering ahead gain? FSDP on two ranks with each --prefetch, and without gathering ahead in the forward pass: as fast
 as this machine sends, and over a slower link (--emulate-link), where messages take as long as a network needs and no core."""
 import re
-from report import DATA, no_difference, percent, size, times
+from report import DATA, no_difference, percent, times
 
 ROUNDS, NEEDS = 6, ["fsdp"]
 TITLE = "What does gathering ahead gain?"
@@ -27,6 +27,12 @@ def runs(x):
 def rate(d): return re.search(r"--emulate-link (\S+)", d.first("link-none")["options"])[1] + " Gbit/s"
 def words(d, run): return f"{run.removeprefix('link-')}, {rate(d)}" if run.startswith("link-") else run
 def exposed(d, run): return d.value(run, "comm_exposed_ms") / d.value(run, "step_ms")
+def base(run): return "link-none" if run.startswith("link-") else "none"
+
+
+COLUMNS = {"memory of a rank": "memory", "sent by a rank in a step": "sent"}
+SPEEDS = {"exposed, of a step": lambda d, run: percent(exposed(d, run)),
+          "time of a step, beside none over the same link": lambda d, run: d.beside(run, base(run))}
 
 
 def short(d):
@@ -39,7 +45,7 @@ def short(d):
 
 def answer(d):
     if not d.speed:
-        yield f"All of them send {size(d.value('none', 'sent'))} and keep {size(d.value('none', 'memory'))} per rank."
+        yield f"All of them send {d.size('none', 'sent')} and keep {d.size('none')} per rank."
         return
     for link, where in ("", "On this machine's own link"), ("link-", f"Over a link of {rate(d)}"):
         none, post, pre, forward = (percent(exposed(d, link + run))
@@ -52,15 +58,6 @@ def answer(d):
         yield (f"Without gathering ahead in the forward pass {forward} of a step are exposed, and it takes "
                f"{times(d.ratio(f'{link}no-forward', f'{link}backward-pre', 'step_ms'))} times as long as with backward-pre, which "
                "does both.")
-
-
-def table(d):
-    yield ["run", "memory of a rank", "sent by a rank in a step"] + [
-        "exposed, of a step", "time of a step, beside none over the same link"] * d.speed
-    for run in d.runs():
-        none = "link-none" if run.startswith("link-") else "none"
-        speeds = [percent(exposed(d, run)), times(d.ratio(run, none, "step_ms"))] if d.speed else []
-        yield [words(d, run), size(d.value(run, "memory")), size(d.value(run, "sent")), *speeds]
 
 
 def plot(d):

@@ -1,6 +1,6 @@
 """What does recomputing blocks cost in time, and what memory does it free? FSDP on two ranks, with short and with long
 sequences."""
-from report import DATA, SMALL, percent, size, times, words
+from report import DATA, SMALL, percent
 
 ROUNDS, NEEDS = 5, ["fsdp"]
 TITLE = "What does recomputation cost?"
@@ -9,6 +9,9 @@ memory does that free, and how much longer does a step take?"""
 NOTES = """An extra forward pass is a third of the arithmetic of a block. Embedding, head and update are not repeated, so a step of
 a whole model takes less than 4/3 of the time. No message is added: a block is gathered for its backward pass anyway. [Chapter
 4](../../doc/04_fsdp.md#recomputation-and-offload-memory-against-time) explains it."""
+WORDS, PLOT = {}, ("memory of a rank, MB", "memory", 1e6)
+COLUMNS = {"memory of a rank": "memory", "of it activations": "kinds/activations", "sent by a rank in a step": "sent"}
+SPEEDS = {"time of a step, beside none": lambda d, run: d.beside(run, run.split("-")[0] + "-none")}
 
 
 def runs(x):
@@ -28,17 +31,5 @@ def short(d):
 def answer(d):
     for case in "short", "long":
         block, none = f"{case}-block", f"{case}-none"
-        longer = f" A step takes {times(d.ratio(block, none, 'step_ms'))} times as long." if d.speed else ""
-        yield (f"With {case} sequences a rank keeps {size(d.value(block, 'memory'))} instead of {size(d.value(none, 'memory'))}, "
-               f"which is {percent(d.share(block, none, 'memory'))}.{longer}")
-
-
-def table(d):
-    yield ["run", "memory of a rank", "of it activations", "sent by a rank in a step"] + ["time of a step, beside none"] * d.speed
-    for run in d.runs():
-        sizes = [size(d.value(run, key)) for key in ("memory", "kinds/activations", "sent")]
-        yield [run, *sizes, *d.beside(run, run.split("-")[0] + "-none", "step_ms")]
-
-
-def plot(d):
-    return words(d, {run: run for run in d.runs()}, "memory of a rank, MB", "memory", 1e6)
+        yield (f"With {case} sequences a rank keeps {d.size(block)} instead of {d.size(none)}, which is "
+               f"{percent(d.share(block, none, 'memory'))}.{d.longer(block, none)}")

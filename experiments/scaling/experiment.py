@@ -1,6 +1,6 @@
 """Why are two ranks not twice as fast as one? DDP and FSDP on one and two ranks, with the same batch in all (strong) and with the
 same batch on each rank (weak)."""
-from report import DATA, SMALL, m, percent, size, times
+from report import DATA, SMALL, m, percent, times
 
 ROUNDS, NEEDS = 5, ["ddp", "fsdp"]
 TITLE = "Why are two ranks not twice as fast?"
@@ -52,7 +52,7 @@ def short(d):
 
 def answer(d):
     if not d.speed:
-        kept = (f"{size(d.value(stage + '-strong-2', 'memory'))} ({title})" for stage, title in STAGES.items())
+        kept = (f"{d.size(stage + '-strong-2')} ({title})" for stage, title in STAGES.items())
         yield f"A rank of two keeps {' and '.join(kept)}."
         return
     for stage, title in STAGES.items():
@@ -68,7 +68,7 @@ def table(d):
     yield ["", "DDP", "FSDP"]
     for text, run, key in (("memory of one rank", "strong-1", "memory"), ("memory of each of two", "strong-2", "memory"),
                            ("sent by each of two in a step", "strong-2", "sent")):
-        yield [text, *(size(d.value(f"{stage}-{run}", key)) for stage in STAGES)]
+        yield [text, *(d.size(f"{stage}-{run}", key) for stage in STAGES)]
     if not d.speed: return
     yield ["tokens per second of two, beside one: same batch", *(times(gain(d, stage)) for stage in STAGES)]
     yield ["the same batch on each rank", *(times(gain(d, stage, "weak")) for stage in STAGES)]

@@ -55,7 +55,7 @@ def found(d, length, ratios):
 
 
 def answer(d):
-    if not d.speed: yield f"A rank of two sends {', '.join(size(d.value(run, 'sent')) for run in d.runs('^two-'))} in a step."
+    if not d.speed: yield f"A rank of two sends {', '.join(d.size(run, 'sent') for run in d.runs('^two-'))} in a step."
     for length in lengths(d) if d.speed else ():
         ratios = gains(d, length)
         unclear = [str(C) for C, (_, least, most) in ratios.items() if least < 1 < most]

@@ -1,6 +1,6 @@
 """Does ZeRO stage 1 in bf16 save as much of all memory as it promises of the state? DDP and stage 1 with GPT-2 124M on 2 and 4
 ranks, and few tokens, so that activations are small beside the state. Needs 8 GB in all, and measures bytes only."""
-from report import DATA, SMALL, count, size, words
+from report import DATA, SMALL, count, size
 
 ROUNDS, NEEDS, BYTES_ONLY, BYTES_ONLY_RUNS = 1, ["ddp:bf16", "zero:bf16"], True, True
 TITLE = "Does ZeRO stage 1 save as much as it promises?"
@@ -23,7 +23,17 @@ def runs(x):
 def promised(n): return f"{100 * (4 + 12 / n) / 16:.1f} %"
 def kept(d, run): return f"{100 * d.share(run, 'ddp-' + run.split('-')[1], 'memory'):.1f} %"
 def numbers(d): return [int(run.removeprefix("ddp-")) for run in d.runs("^ddp-")]
-def title(run): return "{}, {} ranks".format({"ddp": "DDP", "zero1": "stage 1"}[run.split("-")[0]], run.split("-")[1])
+def words(d, run): return "{}, {} ranks".format({"ddp": "DDP", "zero1": "stage 1"}[run.split("-")[0]], run.split("-")[1])
+
+
+def rest(d, run): return size(d.value(run, "memory") - sum(d.value(run, f"kinds/{kind}") for kind in KINDS))
+
+
+COLUMNS = {kind: f"kinds/{kind}" for kind in KINDS} | {
+    "everything else": rest, "total of a rank": "memory", "of DDP's": kept,
+    "promised of the state": lambda d, run: "" if run.startswith("ddp") else promised(int(run.split("-")[1])),
+    "sent by a rank in a step": "sent"}
+SPEEDS, PLOT = {}, ("all memory of a rank, GB", "memory", 1e9)
 
 
 def short(d):
@@ -34,20 +44,6 @@ def short(d):
 def answer(d):
     for n in numbers(d):
         yield (f"On {n} ranks a model of {count(d.value(f'ddp-{n}', 'parameters'))} parameters takes "
-               f"{size(d.value(f'ddp-{n}', 'memory'))} per rank with DDP and {size(d.value(f'zero1-{n}', 'memory'))} with stage 1, "
+               f"{d.size(f'ddp-{n}')} per rank with DDP and {d.size(f'zero1-{n}')} with stage 1, "
                f"activations and everything else counted: {kept(d, f'zero1-{n}')} of DDP's total, where {promised(n)} of its state "
                "is promised.")
-
-
-def table(d):
-    yield ["run", "parameters", "gradients", "optimizer state", "everything else", "total of a rank", "of DDP's",
-           "promised of the state",
-           "sent by a rank in a step"]
-    for run in d.runs():
-        kinds, total, n = [d.value(run, f"kinds/{kind}") for kind in KINDS], d.value(run, "memory"), int(run.split("-")[1])
-        yield [title(run), *map(size, (*kinds, total - sum(kinds), total)), kept(d, run),
-               "" if run.startswith("ddp") else promised(n), size(d.value(run, "sent"))]
-
-
-def plot(d):
-    return words(d, {run: title(run) for run in d.runs()}, "all memory of a rank, GB", "memory", 1e9)
