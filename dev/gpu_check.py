@@ -228,61 +228,38 @@ def is_near(stage, precision, ranks, shape, options=""):
     near(f"{REFERENCE}/pytorch_fp64.jsonl", out, precision)
 
 
-def agree(precision, ranks, first, *others, options="", fields=("",), strict=False):
-    """In rank order the others have the first one's bits. Each is (stage, shape, options)."""
+def runs_with_the_same_bits(check, ranks, shape):
+    """(stage, shape, options) of each run of a check, all in rank order. Options of compress are a check that makes it twice."""
+    ddp, by_four = ("ddp", None, ""), ("ddp", None, "--batch-size 4")
+    chunks = ["--schedule interleaved"] * (shape != 4)  # 4 ranks would have 8 chunks of 4 blocks
+    schedules = "", "--schedule gpipe", "--schedule zb-h1", *chunks, "--schedule 1f1b --recompute block"
+    meshes = ("", "--zero-stage 1", "--schedule zb-h1 --zero-stage 1", "--schedule interleaved",
+              "--schedule gpipe --recompute block --no-overlap")
+    return {"ddp": [("ddp", None, own) for own in ("--ddp naive", "--bucket-mb 0.02")],
+            "zero": [ddp, *(("zero", None, f"--zero-stage {stage}") for stage in (1, 2, 3))],
+            "fsdp": [ddp, *(("fsdp", None, f"--reduce-dtype model {setting}") for setting in FSDP_SETTINGS)],
+            "tp": [ddp, ("tp", 1, "")],  # here and below a replica of the model is on each rank
+            "pp": [by_four, ("pp", 1, "")],
+            "3d": [by_four, *(("3d", f"dp={ranks}", f"--zero-stage {zero}") for zero in (0, 1))],
+            "compress": [ddp, ("compress", None, "--compress none")],
+            "tp-order": [("tp", ranks, own) for own in ("", "--no-overlap")],  # what travels beside other work
+            "pp-order": [("pp", shape, own) for own in schedules],
+            "3d-order": [("3d", shape, own) for own in meshes]}.get(check, [("compress", None, check)] * 2)
+
+
+def agree(check, precision, ranks, shape=None, options="", strict=False):
+    """All runs of a check have the first one's bits; of fsdp the same loss and gradient norm. Those with a shape are deep."""
+    first, *others = runs_with_the_same_bits(check, ranks, shape)
+    options = f"{DEEP} {options}" if shape else options
     def trained(name, stage, shape, own):
         return train(f"{others[0][0]}-{name}", stage, precision, ranks, shape, f"--deterministic {own} {options}", strict)
     one = trained("first", *first)
     for other in others:
         try:
-            same_run(one, trained("other", *other), fields)
+            same_run(one, trained("other", *other), ("loss", "grad_norm") if check == "fsdp" else ("",))
         except Failed:
             print(f"error: with {other[0]} {other[2]}", file=log, flush=True)
             raise
-
-
-def ddp_bits(ranks):
-    agree("fp32", ranks, ("ddp", None, "--ddp naive"), ("ddp", None, "--bucket-mb 0.02"))
-
-
-def zero_bits(precision, ranks, options="", strict=False):
-    stages = [("zero", None, f"--zero-stage {stage}") for stage in (1, 2, 3)]
-    agree(precision, ranks, ("ddp", None, ""), *stages, options=options, strict=strict)
-
-
-def fsdp_bits(precision, ranks, options="", strict=False):
-    settings = [("fsdp", None, f"--reduce-dtype model {setting}") for setting in FSDP_SETTINGS]
-    agree(precision, ranks, ("ddp", None, ""), *settings, options=options, fields=("loss", "grad_norm"), strict=strict)
-
-
-def copies_bits(stage, precision, ranks, options=""):
-    """With a replica of the model on each rank, DDP's bits; of 3d also with ZeRO."""
-    batch = "" if stage == "tp" else "--batch-size 4"
-    copies = [("3d", f"dp={ranks}", f"--zero-stage {zero}") for zero in (0, 1)] if stage == "3d" else [(stage, 1, "")]
-    agree(precision, ranks, ("ddp", None, batch), *copies, options=options)
-
-
-def tp_order(ranks, options=""):
-    """What travels beside other work makes no difference."""
-    agree("bf16", ranks, ("tp", ranks, ""), ("tp", ranks, "--no-overlap"), options=options)
-
-
-def pp_schedules(ranks, shape, options=""):
-    """Every schedule has the same bits, with and without recomputation."""
-    names = ["gpipe", "zb-h1", *["interleaved"] * (shape != 4), "1f1b --recompute block"]  # 4 ranks would have 8 chunks of 4 blocks
-    schedules = [("pp", shape, f"--schedule {name}") for name in names]
-    agree("bf16", ranks, ("pp", shape, ""), *schedules, options=f"{DEEP} {options}")
-
-
-def mesh_order(ranks, shape, options=""):
-    """ZeRO, schedules and recomputation change no bit."""
-    owns = ("--zero-stage 1", "--schedule zb-h1 --zero-stage 1", "--schedule interleaved",
-            "--schedule gpipe --recompute block --no-overlap")
-    agree("bf16", ranks, ("3d", shape, ""), *(("3d", shape, own) for own in owns), options=f"{DEEP} {options}")
-
-
-def compress_bits(precision, ranks, options=""):
-    agree(precision, ranks, ("ddp", None, ""), ("compress", None, "--compress none"), options=options)
 
 
 def compress_is_near(comm, ranks, setting):
@@ -293,11 +270,6 @@ def compress_is_near(comm, ranks, setting):
     gpu = train("compress-gpu", "compress", "fp32", ranks, None, f"{options} --comm {comm}")
     compare(cpu / "metrics.jsonl", gpu, "--rtol 1e-3 --only loss")
     compare(cpu / "metrics.jsonl", gpu, "--rtol 1e-2")
-
-
-def compress_repeats(precision, ranks, setting, strict=False):
-    run_of = "compress", None, f"--compress {setting} --compress-from 5"
-    agree(precision, ranks, run_of, run_of, strict=strict)
 
 
 # ---- build: everything at once, because one program at a time would leave most cores idle ----
@@ -379,7 +351,7 @@ def ranks():
         part(f"ddp-mpi-{n}-naive", 60, matches, "ddp", n, None, "--ddp naive")
     part("ddp-mpi-4-ring", 60, matches, "ddp", 4, None, "--allreduce ring")
     part("ddp-mpi-4-strict", 60, matches, "ddp", 4, None, "--bucket-mb 0.02", strict=True)
-    part("ddp-mpi-4-bits", 60, ddp_bits, 4)
+    part("ddp-mpi-4-bits", 60, agree, "ddp", "fp32", 4)
 
 
 # ---- zero, fsdp: a stage whose memory or traffic is not as predicted ends with an error; in rank order all have DDP's bits ----
@@ -387,9 +359,9 @@ def zero():
     for stage in 1, 2, 3:
         part(f"zero-nccl-1-stage{stage}", 60, matches, "zero", 1, None, f"--zero-stage {stage} --comm nccl")
         part(f"zero-mpi-4-stage{stage}", 60, matches, "zero", 4, None, f"--zero-stage {stage}")
-    part("zero-nccl-1-bits", 60, zero_bits, "fp32", 1, "--comm nccl")
-    for precision in "fp32", "bf16", "fp16": part(f"zero-mpi-4-bits-{precision}", 60, zero_bits, precision, 4)
-    part("zero-mpi-4-bits-strict", 60, zero_bits, "bf16", 4, strict=True)
+    part("zero-nccl-1-bits", 60, agree, "zero", "fp32", 1, None, "--comm nccl")
+    for precision in "fp32", "bf16", "fp16": part(f"zero-mpi-4-bits-{precision}", 60, agree, "zero", precision, 4)
+    part("zero-mpi-4-bits-strict", 60, agree, "zero", "bf16", 4, strict=True)
 
 
 def fsdp():
@@ -399,43 +371,43 @@ def fsdp():
     part("fsdp-mpi-4", 60, matches, "fsdp", 4)
     part("fsdp-mpi-4-offload", 60, matches, "fsdp", 4, None, "--cpu-offload --wrap-blocks 2")
     part("fsdp-mpi-4-hybrid", 60, matches, "fsdp", 4, None, "--sharding hybrid --shard-group 2")
-    part("fsdp-nccl-1-bits", 60, fsdp_bits, "fp32", 1, "--comm nccl")
-    for precision in "fp32", "bf16", "fp16": part(f"fsdp-mpi-4-bits-{precision}", 90, fsdp_bits, precision, 4)
-    part("fsdp-mpi-4-bits-strict", 90, fsdp_bits, "bf16", 4, strict=True)
+    part("fsdp-nccl-1-bits", 60, agree, "fsdp", "fp32", 1, None, "--comm nccl")
+    for precision in "fp32", "bf16", "fp16": part(f"fsdp-mpi-4-bits-{precision}", 90, agree, "fsdp", precision, 4)
+    part("fsdp-mpi-4-bits-strict", 90, agree, "fsdp", "bf16", 4, strict=True)
 
 
 # ---- tp, pp, 3d: sums in parts have other bits than DDP's; a replica of the model on each rank has the same, and so have all
 # schedules among themselves ----
 def tp():
     part("tp-nccl-1", 60, matches, "tp", 1, 1, "--comm nccl")
-    part("tp-nccl-1-bits", 60, copies_bits, "tp", "bf16", 1, "--comm nccl")
+    part("tp-nccl-1-bits", 60, agree, "tp", "bf16", 1, None, "--comm nccl")
     part("tp-mpi-4", 60, matches, "tp", 4, 4)
     part("tp-mpi-4-copies", 60, matches, "tp", 4, 2, "--batch-size 4")
     part("tp-mpi-4-sequence", 60, matches, "tp", 4, 4, "--sequence-parallel --recompute block")
     part("tp-mpi-4-strict", 60, matches, "tp", 4, 2, "--sequence-parallel --keep-gathered", strict=True)
     for precision in "bf16", "fp16": part(f"tp-mpi-4-{precision}", 60, is_near, "tp", precision, 4, 4)
-    part("tp-mpi-4-bits", 90, copies_bits, "tp", "fp32", 4)
-    part("tp-mpi-4-order", 90, tp_order, 4, "--sequence-parallel")
+    part("tp-mpi-4-bits", 90, agree, "tp", "fp32", 4)
+    part("tp-mpi-4-order", 90, agree, "tp-order", "bf16", 4, None, "--sequence-parallel")
 
 
 def pp():
     part("pp-nccl-1", 60, matches, "pp", 1, 1, "--comm nccl")
     part("pp-nccl-1-chunks", 60, matches, "pp", 1, 1, "--comm nccl --schedule interleaved")
-    part("pp-nccl-1-bits", 60, copies_bits, "pp", "bf16", 1, "--comm nccl")
+    part("pp-nccl-1-bits", 60, agree, "pp", "bf16", 1, None, "--comm nccl")
     part("pp-mpi-2", 60, matches, "pp", 2, 2)
     part("pp-mpi-4-copies", 60, matches, "pp", 4, 2)
     part("pp-mpi-4-zb", 60, matches, "pp", 4, 2, "--schedule zb-h1")
     part("pp-mpi-4-strict", 60, matches, "pp", 4, 2, "--schedule gpipe --recompute block", strict=True)
     for precision in "bf16", "fp16": part(f"pp-mpi-4-{precision}", 60, is_near, "pp", precision, 4, 2)
-    part("pp-mpi-4-bits", 90, copies_bits, "pp", "fp32", 4)
-    part("pp-mpi-4-schedules", 90, pp_schedules, 4, 4)
-    part("pp-mpi-4-chunks", 90, pp_schedules, 4, 2)
+    part("pp-mpi-4-bits", 90, agree, "pp", "fp32", 4)
+    part("pp-mpi-4-schedules", 90, agree, "pp-order", "bf16", 4, 4)
+    part("pp-mpi-4-chunks", 90, agree, "pp-order", "bf16", 4, 2)
 
 
 def mesh():
     part("3d-nccl-1", 60, matches, "3d", 1, "dp=1", "--comm nccl")
     part("3d-nccl-1-zero", 60, matches, "3d", 1, "dp=1", "--comm nccl --zero-stage 1 --schedule interleaved")
-    part("3d-nccl-1-bits", 60, copies_bits, "3d", "bf16", 1, "--comm nccl")
+    part("3d-nccl-1-bits", 60, agree, "3d", "bf16", 1, None, "--comm nccl")
     part("3d-mpi-4-dp-tp", 60, matches, "3d", 4, "dp=2,tp=2")
     part("3d-mpi-4-dp-tp-zero", 60, matches, "3d", 4, "dp=2,tp=2", "--zero-stage 1 --sequence-parallel --recompute block")
     part("3d-mpi-4-dp-pp", 60, matches, "3d", 4, "dp=2,pp=2")
@@ -443,19 +415,19 @@ def mesh():
     part("3d-mpi-4-tp-pp", 60, matches, "3d", 4, "tp=2,pp=2", "--sequence-parallel --schedule zb-h1")
     part("3d-mpi-4-strict", 60, matches, "3d", 4, "pp=2,dp=2", "--zero-stage 1 --schedule gpipe --recompute block", strict=True)
     for precision in "bf16", "fp16": part(f"3d-mpi-4-{precision}", 60, is_near, "3d", precision, 4, "dp=2,tp=2", "--zero-stage 1")
-    part("3d-mpi-4-bits", 90, copies_bits, "3d", "fp32", 4)
-    part("3d-mpi-4-order", 90, mesh_order, 4, "dp=2,pp=2")
-    part("3d-mpi-4-order-tp", 90, mesh_order, 4, "dp=2,tp=2", "--sequence-parallel")
+    part("3d-mpi-4-bits", 90, agree, "3d", "fp32", 4)
+    part("3d-mpi-4-order", 90, agree, "3d-order", "bf16", 4, "dp=2,pp=2")
+    part("3d-mpi-4-order-tp", 90, agree, "3d-order", "bf16", 4, "dp=2,tp=2", "--sequence-parallel")
 
 
 # ---- compress: gradients that travel compressed. Uncompressed ones have DDP's bits, and each method has losses near the CPU's ----
 def compress():
-    part("compress-nccl-1-bits", 60, compress_bits, "bf16", 1, "--comm nccl")
-    part("compress-mpi-4-bits", 60, compress_bits, "fp32", 4)
+    part("compress-nccl-1-bits", 60, agree, "compress", "bf16", 1, None, "--comm nccl")
+    part("compress-mpi-4-bits", 60, agree, "compress", "fp32", 4)
     for setting in COMPRESS_SETTINGS: part(f"compress-mpi-4-{setting.split()[0]}", 60, compress_is_near, "auto", 4, setting)
-    part("compress-mpi-4-bf16", 60, compress_repeats, "bf16", 4, "int8 --error-feedback")
-    part("compress-mpi-4-fp16", 60, compress_repeats, "fp16", 4, "powersgd --rank 2")
-    part("compress-mpi-4-strict", 60, compress_repeats, "fp32", 4, "onebit-adam", strict=True)
+    part("compress-mpi-4-bf16", 60, agree, "--compress int8 --error-feedback --compress-from 5", "bf16", 4)
+    part("compress-mpi-4-fp16", 60, agree, "--compress powersgd --rank 2 --compress-from 5", "fp16", 4)
+    part("compress-mpi-4-strict", 60, agree, "--compress onebit-adam --compress-from 5", "fp32", 4, strict=True)
     sizes = "16777216 50" if DEVICE == "cuda" else "4096 1"
     for precision in "bf16", "fp32": part(f"compress-rates-{precision}", 60, run, f"{build_of(precision)}/bench_compress", sizes)
 
@@ -491,33 +463,33 @@ def gpus():
     check("ddp", matches, "ddp", n, None, f"{nccl} --bucket-mb 0.02")
     check("ddp-ring", matches, "ddp", n, None, f"{nccl} --allreduce ring")
     for stage in 1, 2, 3: check(f"zero-stage{stage}", matches, "zero", n, None, f"--zero-stage {stage} {nccl}")
-    check("zero-bits", zero_bits, "bf16", n, nccl, limit=90)
+    check("zero-bits", agree, "zero", "bf16", n, None, nccl, limit=90)
     check("fsdp", matches, "fsdp", n, None, nccl)
     check("fsdp-windows", matches, "fsdp", n, None, f"{nccl} --nccl-windows")
     check("fsdp-offload", matches, "fsdp", n, None, f"{nccl} --cpu-offload")
     if n == 4: check("fsdp-hybrid", matches, "fsdp", n, None, f"{nccl} --sharding hybrid --shard-group 2")
-    check("fsdp-bits", fsdp_bits, "bf16", n, nccl, limit=120)
+    check("fsdp-bits", agree, "fsdp", "bf16", n, None, nccl, limit=120)
     check("tp", matches, "tp", n, n, nccl)
     check("tp-sequence", matches, "tp", n, n, f"{nccl} --sequence-parallel")
     check("tp-gathered-once", matches, "tp", n, n, f"{nccl} --sequence-parallel --keep-gathered --recompute block")
     if n == 4: check("tp-copies", matches, "tp", n, 2, f"{nccl} --nccl-windows")
     check("tp-bf16", is_near, "tp", "bf16", n, n, nccl)
-    check("tp-order", tp_order, n, nccl, limit=90)
+    check("tp-order", agree, "tp-order", "bf16", n, None, nccl, limit=90)
     check("pp", matches, "pp", n, 2, nccl)
     check("pp-zb", matches, "pp", n, 2, f"{nccl} --schedule zb-h1")
     if n == 4: check("pp-windows", matches, "pp", n, 2, f"{nccl} --nccl-windows")
     check("pp-bf16", is_near, "pp", "bf16", n, 2, nccl)
-    check("pp-schedules", pp_schedules, n, n, nccl, limit=90)
+    check("pp-schedules", agree, "pp-order", "bf16", n, n, nccl, limit=90)
     if n == 4:
-        check("pp-chunks", pp_schedules, n, 2, nccl, limit=90)
+        check("pp-chunks", agree, "pp-order", "bf16", n, 2, nccl, limit=90)
         check("3d-dp-tp", matches, "3d", 4, "dp=2,tp=2", nccl)
         check("3d-dp-tp-zero", matches, "3d", 4, "dp=2,tp=2", f"{nccl} --zero-stage 1 --sequence-parallel")
         check("3d-dp-pp", matches, "3d", 4, "dp=2,pp=2", f"{nccl} --schedule zb-h1")
         check("3d-dp-pp-zero", matches, "3d", 4, "dp=2,pp=2", f"{nccl} --zero-stage 1 --nccl-windows")
         check("3d-tp-pp", matches, "3d", 4, "tp=2,pp=2", nccl)
         check("3d-bf16", is_near, "3d", "bf16", 4, "tp=2,pp=2", f"{nccl} --sequence-parallel")
-        check("3d-order", mesh_order, 4, "dp=2,pp=2", nccl, limit=90)
-    check("compress-bits", compress_bits, "bf16", n, nccl)
+        check("3d-order", agree, "3d-order", "bf16", 4, "dp=2,pp=2", nccl, limit=90)
+    check("compress-bits", agree, "compress", "bf16", n, None, nccl)
     for setting in COMPRESS_SETTINGS: check(f"compress-{setting.split()[0]}", compress_is_near, "nccl", n, setting)
     part(f"killed-rank-{n}", 120, killed, n)
     if DEVICE == "cuda":

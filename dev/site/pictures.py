@@ -1,9 +1,9 @@
 """Memory and time of every stage, as build/plan predicts them: all combinations are asked of it once, and the page only looks them up."""
-import json
-import subprocess
+import json, subprocess
 from functools import lru_cache
 from html import escape
 
+from source import wide_table
 from stages import ROOT
 
 MODELS = ["gpt2", "gpt2-medium", "gpt2-xl"]
@@ -62,13 +62,11 @@ def page():
     tables = ""
     for m in MODELS:
         for p in PRECISIONS:
-            head = "".join(f"<th>{n}</th>" for n in RANKS)
-            rows = ""
-            for key, name in WAYS.items():
-                cells = "".join(f"<td>{gb(d[key]['total']) if key in (d := data()[f'{m}/{p}/{n}']) else ''}</td>" for n in RANKS)
-                rows += f"<tr><th>{name}</th>{cells}</tr>"
-            tables += (f'<details{" open" if (m, p) == (model, precision) else ""}><summary>{m}, {p}</summary><div class="wide"><table>'
-                       f'<thead><tr><th>ranks</th>{head}</tr></thead><tbody>{rows}</tbody></table></div></details>')
+            cases = [data()[f"{m}/{p}/{n}"] for n in RANKS]
+            rows = [f"<th>{name}</th>" + "".join(f"<td>{gb(case[key]['total']) if key in case else ''}</td>" for case in cases)
+                    for key, name in WAYS.items()]
+            tables += (f'<details{" open" if (m, p) == (model, precision) else ""}><summary>{m}, {p}</summary>'
+                       f'{wide_table("<th>ranks</th>" + "".join(f"<th>{n}</th>" for n in RANKS), rows)}</details>')
     shown = " ".join(command(model, precision, ranks))
     embedded = json.dumps({"ways": WAYS, "kinds": KINDS, "cases": data(), "default": list(DEFAULT)}, separators=(",", ":")).replace("<", "\\u003c")
     return (f'<h1>Memory and time by stage</h1><p>What a rank keeps, and where its time goes, for 4 sequences of 1024 tokens in a '

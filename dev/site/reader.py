@@ -1,12 +1,11 @@
 """The pages of the stage reader: two stage files side by side."""
-import re
 from difflib import SequenceMatcher
 from html import escape
 
 import notes
 import source
 import stages
-from source import link, pair_url, url_of
+from source import anchor, link, markup, pair_url, url_of, wide_table
 from stages import CHAPTERS, STAGES, WORDS, stage_file
 
 CONTEXT = 3  # so many equal lines are shown beside a hunk; the rest is folded
@@ -59,11 +58,10 @@ class Page:
 
     def note(self, note):
         step = "" if (note.left, note.right) == (self.left, self.right) else f"<b>{note.left} → {note.right}:</b> "
-        document, _, anchor = note.section.partition("#")
-        href = link(self.url, document[:-len(".md")] + ".html") + (f"#{anchor}" if anchor else "")
+        document, hash, section = note.section.partition("#")
+        href = link(self.url, document[:-len(".md")] + ".html") + hash + section
         where = f"chapter {stages.chapter_number(document)}" if stages.chapter_number(document) else document
-        text = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(note.text))
-        return f'<p>{step}{text} <a href="{href}">More in {where}</a></p>'
+        return f'<p>{step}{markup(note.text, True)} <a href="{href}">More in {where}</a></p>'
 
     def hunk(self, number, part, its_notes):
         left, right = part.rows[0]
@@ -109,42 +107,38 @@ class Page:
                 f'<div class="reader highlight">{self.names()}{"".join(out)}</div>')
 
     def names(self):
-        cells = "".join(f'<div><a href="{link(self.url, url_of(f))}">{f}</a></div>' for f in self.files)
+        cells = "".join(f"<div>{anchor(self.url, url_of(f), f)}</div>" for f in self.files)
         return f'<div class="names">{cells}</div>'
 
     def head(self, count):
         choosers = ""
         for label, own, other in (("Left", self.left, self.right), ("Right", self.right, self.left)):
             items = "".join(f"<b>{s}</b>" if s == own else f'<span>{s}</span>' if s == other else
-                            f'<a href="{link(self.url, pair_url(s, other))}">{s}</a>' for s in STAGES)
+                            anchor(self.url, pair_url(s, other), s) for s in STAGES)
             choosers += f'<div class="choose"><span class="label">{label}</span>{items}</div>'
         steps = notes.way(self.left, self.right)
         way = "" if len(steps) == 1 else "<p>These two are no neighbours: notes are those of the steps between them, " + ", ".join(
-            f'<a href="{link(self.url, pair_url(*s))}">{s[0]} → {s[1]}</a>' for s in steps) + ".</p>"
+            anchor(self.url, pair_url(*s), " → ".join(s)) for s in steps) + ".</p>"
         chapter = CHAPTERS[self.right]
         return (f'<h1>{self.left} beside {self.right}</h1>{choosers}'
                 f'<p>{count} hunks, each with a note. Equal lines are folded: open them to read them. Calls of <code>llmc/</code> lead to '
                 f'their contracts, numbers of lines to the whole file. '
-                f'<a href="{link(self.url, chapter[:-3] + ".html")}">Chapter {stages.chapter_number(chapter)}</a> explains {self.right}. '
+                f'{anchor(self.url, chapter[:-3] + ".html", f"Chapter {stages.chapter_number(chapter)}")} explains {self.right}. '
                 f'<span class="keys">Keys: <kbd>j</kbd> and <kbd>k</kbd> go from hunk to hunk, <kbd>o</kbd> opens or folds all.</span></p>{way}')
 
 
 def overview(url):
     """The table of all pairs."""
-    head = "".join(f"<th>{s}</th>" for s in STAGES[1:])
-    rows = ""
-    for i, left in enumerate(STAGES[:-1]):
-        cells = ""
-        for right in STAGES[1:]:
-            if STAGES.index(right) <= i:
-                cells += "<td></td>"
-                continue
-            near = ' class="near"' if (left, right) in stages.neighbours() else ""
-            cells += f'<td{near}><a href="{link(url, pair_url(left, right))}">{len(stages.hunks(left, right))}</a></td>'
-        rows += f"<tr><th>{left}</th>{cells}</tr>"
-    way = "".join(f'<li><a href="{link(url, pair_url(a, b))}">{a} → {b}</a>, with '
-                  f'<a href="{link(url, CHAPTERS[b][:-3] + ".html")}">chapter {stages.chapter_number(CHAPTERS[b])}</a></li>' for a, b in stages.neighbours())
+    def cell(left, right):
+        if (left, right) not in stages.pairs(): return "<td></td>"
+        near = ' class="near"' if (left, right) in stages.neighbours() else ""
+        return f"<td{near}>{anchor(url, pair_url(left, right), len(stages.hunks(left, right)))}</td>"
+    head = "<th></th>" + "".join(f"<th>{s}</th>" for s in STAGES[1:])
+    rows = [f"<th>{left}</th>" + "".join(cell(left, right) for right in STAGES[1:]) for left in STAGES[:-1]]
+    way = "".join(f"<li>{anchor(url, pair_url(a, b), f'{a} → {b}')}, with "
+                  f"{anchor(url, CHAPTERS[b][:-3] + '.html', f'chapter {stages.chapter_number(CHAPTERS[b])}')}</li>"
+                  for a, b in stages.neighbours())
     return (f'<h1>Stages side by side</h1><p>Each stage is a diff of the one before. A page shows two of them with the equal parts folded, '
             f'the differences marked to the word, and a note at each.</p><h2>In the order of the course</h2><ol>{way}</ol>'
             f'<h2>Any two</h2><p>The numbers are numbers of hunks; neighbours are in bold.</p>'
-            f'<div class="wide"><table class="pairs"><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table></div>')
+            + wide_table(head, rows, ' class="pairs"'))

@@ -1,12 +1,12 @@
 """Source files as highlighted HTML: a line each, with an anchor, links from calls to their contracts, and links from #include to files."""
-import re
-import subprocess
+import re, subprocess
+from collections import namedtuple
 from functools import lru_cache
 from html import escape
 from posixpath import dirname, normpath, relpath
 
-from pygments.lexers import CLexer, get_lexer_for_filename
-from pygments.token import STANDARD_TYPES, Comment, Name, Token
+from pygments.lexers import CLexer, TextLexer, get_lexer_for_filename
+from pygments.token import STANDARD_TYPES, Comment, Name
 from pygments.util import ClassNotFound
 
 from stages import ROOT, STAGES, stage_file
@@ -48,15 +48,26 @@ def link(from_url, to_url):
     return relpath(to_url, dirname(from_url) or ".")
 
 
+def anchor(from_url, to_url, text):
+    return f'<a href="{link(from_url, to_url)}">{text}</a>'
+
+
+def markup(text, quote=False):
+    """Text whose `code` is between backticks, as HTML."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text, quote=quote))
+
+
+def wide_table(head, rows, css=""):
+    """A table that scrolls by itself. head, rows: the cells as HTML."""
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    return f'<div class="wide"><table{css}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
 # --- contracts: where functions, macros and types of llmc/ are declared ---
 
 DECLARATION = re.compile(r"^(?:static |inline |extern |typedef )*[A-Za-z_][\w ]*?[ *]+\**(\w+)\(")
 CONTRACTS = ["llmc/device/device_api.h", "llmc/device/layers_api.h", "llmc/device/compress_api.h", "llmc/comm/comm_api.h"]
-
-
-class Contract:
-    def __init__(self, path, first, line, text):
-        self.path, self.first, self.line, self.text = path, first, line, text  # lines count from 1; first: its comment's
+Contract = namedtuple("Contract", "path first text")  # the first line of its comment, counted from 1, and what that says
 
 
 @lru_cache
@@ -75,15 +86,13 @@ def contracts():
             while first > 0 and text[first - 1].startswith("//") and not text[first - 1].startswith("// ---"):
                 first -= 1
             comment = " ".join(c[2:].strip() for c in text[first:at])
-            found[declared[1]] = Contract(path, first + 1, at + 1, comment)
+            found[declared[1]] = Contract(path, first + 1, comment)
     return found
 
 
 # --- highlighting ---
 
-class Piece:
-    def __init__(self, css, text, href=None, title=None):
-        self.css, self.text, self.href, self.title = css, text, href, title
+Piece = namedtuple("Piece", "css text href title")
 
 
 def css_of(kind):
@@ -92,39 +101,37 @@ def css_of(kind):
     return STANDARD_TYPES[kind]
 
 
+def is_c(path):
+    return path.endswith((".cu", ".cuh", ".h", ".c"))
+
+
 def lexer_for(path):
-    if path.endswith((".cu", ".cuh", ".h", ".c")):
-        return CLexer(stripnl=False)
-    if path.endswith("/run"):
-        return get_lexer_for_filename("x.sh", stripnl=False)
+    if is_c(path): return CLexer(stripnl=False)
     try:
-        return get_lexer_for_filename(path, stripnl=False)
+        return get_lexer_for_filename("x.sh" if path.endswith("/run") else path, stripnl=False)
     except ClassNotFound:
-        return get_lexer_for_filename("x.txt", stripnl=False)
+        return TextLexer(stripnl=False)
 
 
 @lru_cache(maxsize=None)
 def pieces(path):
     """The lines of a file, each a list of Pieces; links are paths of this repository with anchors, to be made relative by html()."""
     text = (ROOT / path).read_text(errors="replace").expandtabs(4)
-    is_c = path.endswith((".cu", ".cuh", ".h", ".c"))
     tokens = list(lexer_for(path).get_tokens(text))
-    own = {m[1] for m in re.finditer(r"^(?:static |int )[^=;(\n]*?\b(\w+)\(", text, re.M)} if is_c else set()
+    own = {m[1] for m in re.finditer(r"^(?:static |int )[^=;(\n]*?\b(\w+)\(", text, re.M)} if is_c(path) else set()
     rows = [[]]
     for at, (kind, value) in enumerate(tokens):
         href = title = None
-        if is_c and kind in Name:
+        if is_c(path) and kind in Name:
             following = next((v for _, v in tokens[at + 1:at + 3] if not v.isspace()), "")
             contract = contracts().get(value)
             if contract and following.startswith("(") and value not in own:
                 href, title = f"{url_of(contract.path)}#L{contract.first}", contract.text or None
-        elif is_c and kind in Comment.PreprocFile and value[1:-1] in tracked():
+        elif is_c(path) and kind in Comment.PreprocFile and value[1:-1] in tracked():
             href = url_of(value[1:-1])
         for number, part in enumerate(value.split("\n")):
-            if number:
-                rows.append([])
-            if part:
-                rows[-1].append(Piece(css_of(kind), part, href, title))
+            if number: rows.append([])
+            if part: rows[-1].append(Piece(css_of(kind), part, href, title))
     while rows and not rows[-1]:
         rows.pop()
     return rows
@@ -139,9 +146,9 @@ def html(row, url, marks=()):
         for begin, end in zip(cuts, cuts[1:]):
             part = escape(piece.text[begin - at:end - at], quote=False)
             inner += f"<mark>{part}</mark>" if any(b <= begin and end <= e for b, e in marks) else part
-        if param_range.href:
+        if piece.href:
             title = f' title="{escape(piece.title)}"' if piece.title else ""
-            inner = f'<a href="{link(url, param_range.href)}"{title}>{inner}</a>'
+            inner = f'<a href="{link(url, piece.href)}"{title}>{inner}</a>'
         out.append(f'<span class="{piece.css}">{inner}</span>' if piece.css else inner)
         at += len(piece.text)
     return "".join(out)
@@ -149,12 +156,9 @@ def html(row, url, marks=()):
 
 def page(path, url):
     """A source file's page."""
-    readers = ""
-    for stage in STAGES:
-        if path == stage_file(stage):
-            others = [s for s in STAGES if s != stage]
-            places = [f'<a href="{link(url, pair_url(stage, s))}">{s}</a>' for s in others]
-            readers = f"<p>Side by side with {', '.join(places)}.</p>"
+    stage = next((s for s in STAGES if path == stage_file(s)), None)
+    places = ", ".join(anchor(url, pair_url(stage, s), s) for s in STAGES if stage and s != stage)
+    readers = f"<p>Side by side with {places}.</p>" if stage else ""
     rows = "".join(f'<a class="ln" id="L{n}" href="#L{n}">{n}</a><code>{html(row, url)}</code>\n'
                    for n, row in enumerate(pieces(path), 1))
     return f'<h1>{escape(path)}</h1>{readers}<div class="source highlight">{rows}</div>'
@@ -172,7 +176,7 @@ def folder_page(path, url, shown):
     for name in names:
         inner = f"{path}/{name}"
         item = f"<code>{escape(name)}</code>"
-        items += f'<li><a href="{link(url, url_of(inner))}">{item}</a></li>' if inner in shown or inner.endswith(".md") else f"<li>{item}</li>"
+        items += f"<li>{anchor(url, url_of(inner), item) if inner in shown or inner.endswith('.md') else item}</li>"
     return f"<h1>{escape(path)}/</h1><ul>{items}</ul>"
 
 

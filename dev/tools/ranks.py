@@ -10,7 +10,7 @@ a rank's last 64 operations, but also how many operations each sequence had in a
 Status 0: the files show no difference; 2: the ranks parted; 1: a file cannot be read.
 """
 import re, sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from tool import die, read_bytes
 
 MAGIC, LENGTH, MOST_RANKS = "shard.c operations 1", 64, 65536
@@ -49,6 +49,16 @@ class Operation:
         what = f"{self.elements} {self.type}, " if self.elements else ""
         root = f"root {self.peer}, " if not self.is_message and self.peer >= 0 else ""
         return f"{self.collective} #{self.number}{to} of {self.communicator} ({what}{root}step {self.step})"
+
+
+@dataclass
+class Channel:
+    """A rank's part of a sequence."""
+    rank: int
+    issued: int = 0      # how many in all
+    operations: dict = field(default_factory=dict)  # the last of them, by number
+
+    def at(self, k): return self.operations.get(k)
 
 
 # ---- reading ----
@@ -94,7 +104,7 @@ class File:
         self.require(is_known, f"'{way}' with peer '{found[3]}' is not a channel")
         self.require(0 <= finished <= issued, f"{issued} issued and {finished} finished is impossible")
         self.require(key not in self.channels, "this channel is there twice")
-        self.channels[key] = Channel(issued, {})
+        self.channels[key] = Channel(self.rank, issued)
 
     def read_operation(self, line):
         found = OPERATION.fullmatch(line)
@@ -103,7 +113,7 @@ class File:
         o = Operation(int(found[1]), found[2], found[3], int(found[4]), found[5], peer, int(found[7]), found[8])
         self.require(o.state in STATES, f"'{o.state}' is not a state of an operation")
         self.require(self.count < LENGTH, f"there are more than {LENGTH} operations")
-        channel = self.channels.get(o.channel(), Channel(0, {}))
+        channel = self.channels.get(o.channel(), Channel(self.rank))
         self.require(0 <= o.number < channel.issued, f"its channel does not have operation {o.number}")
         last = max(channel.operations, default=o.number - 1)
         self.require(o.number == last + 1, f"{o.number} follows {last}")
@@ -111,23 +121,7 @@ class File:
         self.count += 1
 
 
-@dataclass
-class Channel:
-    issued: int          # how many in all
-    operations: dict     # the last of them, by number
-
-
 # ---- comparing ----
-@dataclass
-class Member:
-    """A rank that takes part in a sequence; of one that issued nothing there the channel is empty."""
-    rank: int
-    channel: Channel
-
-    issued = property(lambda self: self.channel.issued)
-    def at(self, k): return self.channel.operations.get(k)
-
-
 def is_same_at(a, b, k): return bool(a.at(k) and b.at(k) and a.at(k).same(b.at(k)))
 
 
@@ -191,7 +185,7 @@ def text_of_unfinished(members, k):
 def compare(members):
     """True if the members of a sequence did not part, and what the files show, in words."""
     issued = [m.issued for m in members]
-    begin = min([min(m.channel.operations) for m in members if m.channel.operations] + [min(issued)])
+    begin = min([min(m.operations) for m in members if m.operations] + [min(issued)])
     compared = next((k for k in range(begin, max(issued)) if sum(m.at(k) is not None for m in members) > 1), None) # in two files
     for k in range(begin, max(issued)):
         found = [m.at(k) for m in members if m.at(k)]
@@ -217,20 +211,16 @@ def check_files(files):
 
 
 def sequences_of(files):
-    """Of each sequence in the files its name and the members that have a file."""
+    """Of each sequence in the files its name and the channels of its members; one that issued nothing has an empty one."""
     found = {}
     for f in files:
-        for communicator, way, peer in f.channels:
-            ends = {"collective": None, "send": (f.rank, peer), "receive": (peer, f.rank)}[way]
-            found[communicator, ends] = None
-    for communicator, ends in found:
-        if ends is None:
-            key, name = (communicator, "collective", -1), communicator
-            yield name, [Member(f.rank, f.channels[key]) for f in files if key in f.channels]
-        else:
-            keys = {ends[1]: (communicator, "receive", ends[0]), ends[0]: (communicator, "send", ends[1])}
-            yield f"{communicator}, rank {ends[0]} to rank {ends[1]}", [
-                Member(f.rank, f.channels.get(keys[f.rank], Channel(0, {}))) for f in files if f.rank in ends]
+        for (communicator, way, peer), channel in f.channels.items():
+            ends = {"collective": (), "send": (f.rank, peer), "receive": (peer, f.rank)}[way]
+            found.setdefault((communicator, ends), {})[f.rank] = channel
+    for (communicator, ends), channels in found.items():
+        name = f"{communicator}, rank {ends[0]} to rank {ends[1]}" if ends else communicator
+        members = [f.rank for f in files if f.rank in channels or f.rank in ends]
+        yield name, [channels.get(rank, Channel(rank)) for rank in members]
 
 
 def main():
