@@ -129,7 +129,7 @@ FIND_LIBRARIES = sh dev/find_cuda.sh compile cublasLt $(CUDNN) >/dev/null
 endif
 
 STAGES := $(patsubst %.cu,%,$(wildcard train_gpt2_*.cu))
-TOOLS := tokenize train_bpe hf_export hf_import llmc_import schedule_order
+TOOLS := tokenize train_bpe hf_export hf_import llmc_import schedule_play
 PYTHON_TOOLS := advise overlap ranks schedule
 C_TESTS := $(patsubst test/unit/%.c,%,$(wildcard test/unit/test_*.c))
 
@@ -160,12 +160,12 @@ $(BUILD)/train_bpe: dev/data/train_bpe.c
 $(BUILD)/hf_export: dev/tools/hf_export.c
 $(BUILD)/hf_import: dev/tools/hf_import.c
 $(BUILD)/llmc_import: dev/tools/llmc_import.c
-$(BUILD)/schedule_order: dev/tools/schedule_order.c
+$(BUILD)/schedule_play: dev/tools/schedule_play.c
 # What is in Python is linked under the same name, and reads the files beside the script.
 $(PYTHON_TOOLS:%=$(BUILD)/%): $(BUILD)/%: dev/tools/%.py
 	@mkdir -p $(@D)
 	@ln -sf $(if $(variant),../)../$< $@
-$(BUILD)/schedule: | $(BUILD)/schedule_order
+$(BUILD)/schedule: | $(BUILD)/schedule_play
 # build/plan, whose code is dev/tools/plan, and the stage programs that it asks (--predict). These compute little, so they are
 # hardly optimised, and they need no MPI.
 PLAN_STAGES := $(foreach s,ddp zero fsdp tp pp 3d compress,$(foreach p,fp32 bf16,$(BUILD)/predict/train_gpt2_$s.$p)) \

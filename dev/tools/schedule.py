@@ -17,16 +17,17 @@ each rank's times, its peak of activations, and the bubble: as played, with its 
 and send. --trace shows a step of a run of train_gpt2_pp as it was, and finds out its schedule: the same picture, and a bubble that
 also has jitter and late messages. --compare prints a line per schedule, and why three of them are not in train_gpt2_pp.
 
-    schedule_play.py    plays schedules          schedule_trace.py   reads a run's actions
-    schedule_order.c    has the order of those of train_gpt2_pp
+    schedule_play.c    plays schedules, in the order that train_gpt2_pp has      schedule_trace.py   reads a run's actions
 """
-import math, re
+import json, math, re, subprocess, sys
 from dataclasses import dataclass, replace
-from statistics import median
-from schedule_play import OF_RUNS, SCHEDULES, Pipeline, ask, play
+from functools import cache
+from pathlib import Path
 from schedule_trace import Trace
 from tool import Picture, choice, die, parse_options, real, switch, text, whole
 
+SCHEDULES = "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe"
+OF_RUNS = SCHEDULES[:4]
 RAMP = "ramp (start and end)"
 MOST_CHUNKS = 1024
 OPTIONS = [
@@ -59,25 +60,46 @@ OPTIONS = [
 OF_MODELS = "layers", "heads", "channels", "vocab-size", "seq-len", "batch-size", "precision", "split"
 
 
+# ---- the program that plays ----
+@cache
+def player():
+    path = Path(sys.argv[0]).parent / "schedule_play"
+    if not path.exists(): die(f"{path} is missing, which plays schedules; make tools builds it")
+    return subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def ask(**request):
+    """The player's answer to a request; of an error it has told the reason."""
+    print(json.dumps(request), file=player().stdin, flush=True)
+    answer = player().stdout.readline()
+    return json.loads(answer) if answer else sys.exit(1)
+
+
 @dataclass
-class Case(Pipeline):
+class Case:
+    schedule: str
+    p: int             # stages,
+    m: int             # micro-batches
+    v: int             # and chunks a rank
     times: list        # F, B, W of 1/p of the model
     message: float     # how long one takes
     costs: str
     split: str
     config: dict       # of the model; None: there is none
 
+    # Of the model; with dualpipe two ranks have each.
+    parts = property(lambda self: self.p if self.schedule == "dualpipe" else self.p * self.v)
     work = property(lambda self: self.m * sum(self.times))
 
-    def play(self, of_chunk=None, of_action=None):
-        """A step, with the times of each chunk, those that the model and options give, or those of each action of each rank."""
-        if of_action: return play(self, self.times, lambda rank, k, *_: of_action[rank][k], self.message)
-        of_letter = [{"F": F, "B": B, "W": W, "D": B + W} for F, B, W in of_chunk or self.times_of_chunks()]
-        return play(self, self.times, lambda rank, k, letter, g: of_letter[g][letter], self.message)
+    def play(self, of_chunk=None, **more):
+        """What the player says. of_chunk: times of each chunk, else those that the model and options give."""
+        if of_chunk is None and "of_action" not in more: of_chunk = self.times_of_chunks()
+        return ask(schedule=self.schedule, p=self.p, m=self.m, v=self.v, times=self.times, message=self.message,
+                   of_chunk=of_chunk, **more)
 
     def plan(self):
         """Of each rank the actions in their order, and its chunks' numbers in the model."""
-        return self.play([[0, 0, 0]] * (self.p * self.v))["ranks"]
+        return self.play([[0, 0, 0]] * (self.p * self.v), boxes=True)["ranks"]
 
     def blocks(self):
         """Of each chunk."""
@@ -88,21 +110,21 @@ class Case(Pipeline):
         blocks = ask(split=self.split, p=self.p, v=v, **{name: self.config[name] for name in ("L", "Vp", "C")})["blocks"]
         return blocks * (self.p * self.v // self.parts)
 
-    def cost(self, blocks, g): return blocks[g] + self.config["head"] * self.is_last(g)
+    def cost(self, blocks, g): return blocks[g] + (self.config["head"] if g % self.parts == self.parts - 1 else 0)
 
     def balance(self):
-        """As llmc/parallel/split.h, for zb-v, whose chunks lie on other ranks: block after block goes to the rank that has the
-        least to do."""
-        last = self.parts - 1
+        """As the player's split, for zb-v, whose chunks lie on other ranks: block after block goes to the rank that has the least
+        to do."""
+        rank_of, last = {g: rank["chunks"] for rank in self.plan() for g in rank["chunks"]}, self.parts - 1
         blocks = [1] * last + [0]
-        def costs(g): return self.cost(blocks, g) + self.cost(blocks, last - g), self.cost(blocks, g), g  # of the rank, the chunk
-        for _ in range(self.config["L"] - last): blocks[min(range(self.parts), key=costs)] += 1
+        for _ in range(self.config["L"] - last):
+            blocks[min(rank_of, key=lambda g: (sum(self.cost(blocks, c) for c in rank_of[g]), self.cost(blocks, g), g))] += 1
         return blocks
 
     def times_of_chunks(self):
         """By the model's blocks, by --costs, whose mean over the ranks is 1/p of the model, or all the same."""
         if self.config: return self.times_by_model()
-        shares = [1 if self.is_dual else 1 / self.v] * self.parts
+        shares = [1 if self.schedule == "dualpipe" else 1 / self.v] * self.parts
         if self.costs:
             costs = read_numbers("costs", self.costs, self.parts)
             if sum(costs) == 0: die(f"--costs {self.costs}: all are 0; at least one chunk must cost something")
@@ -113,7 +135,7 @@ class Case(Pipeline):
         """The head's forward pass is part of B, because its logits are not kept."""
         (F, B, W), head, blocks = self.times, self.config["head"], self.blocks()
         one = self.p / (self.config["L"] + head)  # a block's share of a stage
-        heads = [one * head * self.is_last(g) for g in range(len(blocks))]
+        heads = [one * head if g % self.parts == self.parts - 1 else 0 for g in range(len(blocks))]
         return [[one * n * F, one * n * B + h * (F + B + W), one * n * W] for n, h in zip(blocks, heads)]
 
 
@@ -142,7 +164,7 @@ def why_not_dualpipe(p, m):
 def check_schedule(o):
     v, default, is_interleaved = o.v or default_chunks(o.schedule), default_chunks(o.schedule), o.schedule == "interleaved"
     if not is_interleaved and v != default:
-        die(f"--v {v}: --schedule {o.schedule} has {count(default, 'chunk')} a rank, and only --schedule interleaved "
+        die(f"--v {v}: --schedule {o.schedule} has {default} chunk{'s' * (default > 1)} a rank, and only --schedule interleaved "
             "has any number; leave --v out")
     if is_interleaved and v == 1:
         die("--v 1: --schedule interleaved with one chunk a rank interleaves nothing; choose 2 or more, or --schedule 1f1b")
@@ -155,7 +177,7 @@ def check_schedule(o):
 
 
 def read_model(o):
-    """The numbers of --model; None: there is none."""
+    """What the player says of --model; None: there is none."""
     for name in OF_MODELS:
         if not o.model and name in o.given: die(f"--{name} is one of --model's; give both")
     if o.model and o.costs: die("--costs and --model both say what chunks cost; give one of them")
@@ -220,7 +242,7 @@ def add_box(picture, box, per_ms, y, v):
 def write_svg(o, case, ranks, step):
     ms, height = o.svg_ms or step, TOP + case.p * RANK + 22
     picture = Picture(LEFT + WIDTH + 30, height)
-    letters = "FBW" if case.is_cut else "FD"
+    letters = "FBW" if case.schedule.startswith("zb") or case.schedule == "dualpipe" else "FD"
     waiting = ("#eeeeee", f"waiting{'; paler: later chunks' * (case.v > 1)}")
     picture.legend(LEFT, 10, [*((COLOURS[x], NAMES[x]) for x in letters), waiting])
     split = f", split {','.join(map(str, case.blocks()[:case.parts]))}" if case.config else ""
@@ -237,7 +259,8 @@ def write_svg(o, case, ranks, step):
 
 
 # ---- numbers ----
-def count(n, word): return f"{n} {word}{'' if n == 1 else 'es' if word == 'micro-batch' else 's'}"
+def s(n): return "" if n == 1 else "s"
+def es(n): return "" if n == 1 else "es"
 
 
 def format_bytes(n):
@@ -249,19 +272,19 @@ def format_bytes(n):
 def print_ranks(case, ranks, step):
     print("\n           computes, ms   waits, ms   share   activations at most        by the formula")
     for r, rank in enumerate(ranks):
-        peak = f"{count(rank['peak'], 'micro-batch')}{', a chunk each' * (case.v > 1)}"
-        formula = rank["formula"] if rank["formula"] >= 0 else "-"
+        peak = f"{rank['peak']} micro-batch{es(rank['peak'])}{', a chunk each' * (case.v > 1)}"
+        formula = rank["slots"] if rank["slots"] >= 0 else "-"
         print(f"rank {r:<3} {rank['busy']:14.6g} {step - rank['busy']:11.6g} {100 * rank['busy'] / step:6.1f}%   {peak:<30} "
               f"{formula}")
 
 
-def slot_bytes(case, rank, blocks):
+def slot_bytes(case, played, rank, blocks):
     """Bytes that a micro-batch keeps in one chunk of a rank, from its F to its D or W: per token and block 16C elements, with the
     9C gradients that W needs where D is cut, and 4 + NH floats of layernorms and attention. (gpt2_predict_memory of
     train_gpt2_pp.cu)"""
     C, X = case.config["C"], case.config["bytes"]
-    most, has_head = max(blocks[g] for g in rank["chunks"]), any(map(case.is_last, rank["chunks"]))
-    per_token = most * ((25 if case.is_cut else 16) * C * X + 4 * (4 + case.config["NH"])) + has_head * (2 * C * X + 8) + 8
+    most = max(blocks[g] for g in rank["chunks"])
+    per_token = most * ((25 if played["cut"] else 16) * C * X + 4 * (4 + case.config["NH"])) + rank["head"] * (2 * C * X + 8) + 8
     return case.config["tokens"] * per_token
 
 
@@ -271,14 +294,14 @@ def print_bytes(case, played):
     message = config["tokens"] * config["C"] * config["bytes"]
     print("\n           blocks   activations at the peak, bytes                     messages in a step, bytes")
     for r, rank in enumerate(played["ranks"]):
-        slot, n = slot_bytes(case, rank, blocks), rank["sends"]
+        slot, n = slot_bytes(case, played, rank, blocks), rank["sends"]
         kept = f"{rank['peak']} x {slot} = {rank['peak'] * slot} ({format_bytes(rank['peak'] * slot)})"
-        print(f"rank {r:<3} {sum(blocks[g] for g in rank['chunks']):9}   {kept:<50} {n} x {message} = {n * message} "
-              f"({format_bytes(n * message)})")
-    print(f"a micro-batch in a chunk of n blocks: BT (n ({25 if case.is_cut else 16}C X + 4 (4 + NH)) + 8) bytes; with the head "
+        count = sum(blocks[g] for g in rank["chunks"])
+        print(f"rank {r:<3} {count:9}   {kept:<50} {n} x {message} = {n * message} ({format_bytes(n * message)})")
+    print(f"a micro-batch in a chunk of n blocks: BT (n ({25 if played['cut'] else 16}C X + 4 (4 + NH)) + 8) bytes; with the head "
           f"BT (2C X + 8) more; BT {config['tokens']:g}, C {config['C']:g}, NH {config['NH']}, X {config['bytes']}")
     print(f"messages: {sum(rank['sends'] for rank in played['ranks']):g} of BT C X bytes in all; by the formula "
-          f"{case.messages():g}")
+          f"{played['messages']:g}")
 
 
 def print_part(name, ms, step, work):
@@ -340,10 +363,10 @@ def print_model(o, case, played):
 
 def show(o, config):
     case = case_of(o, config)
-    played = case.play()
+    played = case.play(boxes=True)
     boxes = [rank["boxes"] for rank in played["ranks"]]
     F, B, W = case.times
-    print(f"{case.schedule}, {count(case.p, 'stage')}, {count(case.m, 'micro-batch')}, {count(case.v, 'chunk')} each; F, B, W "
+    print(f"{case.schedule}, {case.p} stage{s(case.p)}, {case.m} micro-batch{es(case.m)}, {case.v} chunk{s(case.v)} each; F, B, W "
           f"of 1/{case.p} of the model {F:g}, {B:g}, {W:g} ms\n")
     draw_text(o, case, boxes, played["step"])
     print_ranks(case, played["ranks"], played["step"])
@@ -356,7 +379,7 @@ def show(o, config):
 # ---- a run's step ----
 def why_no_fit(case, step):
     """In what a step's actions differ from those of a schedule, in words; None: in nothing."""
-    of = f"{case.schedule} with {case.p} stages, {count(case.v, 'chunk')} each and {case.m} micro-batches has"
+    of = f"{case.schedule} with {case.p} stages, {case.v} chunk{s(case.v)} each and {case.m} micro-batches has"
     for r, rank in enumerate(case.plan()):
         expected, seen = [tuple(box[:2]) for box in rank["boxes"]], [action for action, _ in step.ranks[r]]
         for k, (letter, micro) in enumerate(seen):
@@ -457,18 +480,19 @@ def show_trace(o):
             of_chunk[rank["chunks"][chunk]][PLACES[letter]] += ms / case.m
     case.times = [sum(t[i] / case.p for t in of_chunk) for i in range(3)]
     F, B, W = case.times
-    print(f"{case.schedule}, {case.p} stages, {case.m} micro-batches, {count(case.v, 'chunk')} each; step {seen.number} of "
+    print(f"{case.schedule}, {case.p} stages, {case.m} micro-batches, {case.v} chunk{s(case.v)} each; step {seen.number} of "
           f"{o.trace}, mean of stages: "
           f"F {F:.4g} ms, {f'B {B:.4g} ms, W {W:.4g} ms' if case.schedule == 'zb-h1' else f'D {B:.4g} ms'}\n")
     boxes = [boxes_of(seen_rank, rank["boxes"], seen.begin) for seen_rank, rank in zip(seen.ranks, plan)]
     busy = [sum(rank) for rank in of_action]
     draw_text(o, case, boxes, step)
-    print_ranks(case, [{"busy": ms, "peak": rank["formula"], "formula": rank["formula"]} for ms, rank in zip(busy, plan)], step)
+    print_ranks(case, [{"busy": ms, "peak": rank["slots"], "slots": rank["slots"]} for ms, rank in zip(busy, plan)], step)
     print_measured_bubble(case, busy, step, of_chunk, of_action)
-    bubbles = [x.bubble() for x in steps]
+    bubbles = sorted(x.bubble() for x in steps)
     if len(bubbles) > 1:
-        print(f"bubble of {len(bubbles)} steps, without the first: median {median(bubbles):.6g} ms, from {min(bubbles):.6g} to "
-              f"{max(bubbles):.6g}")
+        median = (bubbles[len(bubbles) // 2] + bubbles[(len(bubbles) - 1) // 2]) / 2
+        print(f"bubble of {len(bubbles)} steps, without the first: median {median:.6g} ms, from {bubbles[0]:.6g} to "
+              f"{bubbles[-1]:.6g}")
     if o.svg: write_svg(o, case, boxes, step)
 
 
@@ -484,12 +508,12 @@ def compare_one(case):
     """Bubble, bubble without clipping, peak in micro-batches of a stage, bytes of activations, messages relative to 1f1b's,
     formula."""
     played = case.play()
-    share = 1 if case.is_dual else 1 / case.v
+    share = 1 if case.schedule == "dualpipe" else 1 / case.v
     blocks = case.blocks() if case.config else []
-    kept = max(rank["peak"] * slot_bytes(case, rank, blocks) for rank in played["ranks"]) if case.config else 0
+    kept = max(rank["peak"] * slot_bytes(case, played, rank, blocks) for rank in played["ranks"]) if case.config else 0
     return {"bubble": played["step"] - case.work, "unclipped": longest_rank(played) - case.work, "bytes": kept,
             "formula": played["bubble"], "peak": max(rank["peak"] * share for rank in played["ranks"]),
-            "sent": 1 if case.p == 1 else case.messages() / (2 * case.m * (case.p - 1))}
+            "sent": 1 if case.p == 1 else played["messages"] / (2 * case.m * (case.p - 1))}
 
 
 def print_compared(case):
@@ -501,7 +525,7 @@ def print_compared(case):
     c, work = compare_one(case), case.work
     formula = "-" if c["formula"] is None else f"{c['formula']:.6g}"
     print(f"{name:<16} {c['bubble']:10.6g} {100 * c['bubble'] / (work + c['bubble']):11.2f}% {100 * c['bubble'] / work:11.2f}% "
-          f"{formula:>12} {c['unclipped']:12.4g} {c['peak']:8.3g} {c['sent']:9.3g} {1 + case.is_dual:11}"
+          f"{formula:>12} {c['unclipped']:12.4g} {c['peak']:8.3g} {c['sent']:9.3g} {2 if case.schedule == 'dualpipe' else 1:11}"
           + (f" {format_bytes(c['bytes']):>12}" if case.config else ""))
     return c
 
@@ -517,15 +541,15 @@ def print_why(case, h1, h2, zbv, dual):
     if dual is None: return
     twice = [2 * t for t in case.times]
     half = replace(case, schedule="zb-v", v=2, p=case.p // 2, m=case.m // 2, times=twice)  # as many parameters a rank
-    print(f"  dualpipe  a bubble of {dual['bubble']:.4g} ms, with 2 stages on each rank, so twice the parameters; 2 replicas of "
-          f"the model in {count(half.p, 'stage')} have as\n            many, and a bubble of {compare_one(half)['bubble']:.4g} ms "
+    print(f"  dualpipe  a bubble of {dual['bubble']:.4g} ms, with 2 stages on each rank, so twice the parameters; 2 copies of the "
+          f"model in {half.p} stage{s(half.p)} have as\n            many, and a bubble of {compare_one(half)['bubble']:.4g} ms "
           "with zb-v")
 
 
 def compare(o, config):
     case = case_of(o, config)
     F, B, W = case.times
-    print(f"{count(o.p, 'stage')}, {count(o.m, 'micro-batch')}; F, B, W of 1/{o.p} of the model {F:g}, {B:g}, {W:g} ms\n")
+    print(f"{o.p} stage{s(o.p)}, {o.m} micro-batch{es(o.m)}; F, B, W of 1/{o.p} of the model {F:g}, {B:g}, {W:g} ms\n")
     print(f"{'':16} {'bubble, ms':>10} {'of the step':>12} {'of the work':>12} {'formula, ms':>12} {'no clip, ms':>12} "
           f"{'peak':>8} {'messages':>9} {'parameters':>11}{'  activations' if config else ''}")
     shown = {}

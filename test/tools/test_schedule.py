@@ -1,13 +1,10 @@
 """build/schedule: what it draws and prints of schedules whose times are known, of a run's timeline, and the bytes that a run keeps.
-(test/unit/test_pipeline.c has the orders of those that a stage has.)"""
-import json, re, sys
+(test/unit/test_pipeline.c has the schedules.)"""
+import json, re
 import xml.etree.ElementTree as xml
 import pytest
 from rows import rows_of
 from suite import TOKENS, assert_refused, assert_says, command, program, rest, succeeds, trained
-
-sys.path.insert(0, "dev/tools")
-from schedule import Case
 
 D8 = "--model d8 --heads 4 --channels 16 --seq-len 16 --batch-size 2"
 
@@ -62,59 +59,6 @@ def test_a_picture_has_a_box_for_each_action_at_its_place(tmp_path):
 """)
 def test_errors(options, patterns):
     assert_refused(command(program("schedule"), options), *patterns)
-
-
-# ---- bubbles and peaks, of all schedules with up to 8 stages, 32 micro-batches and 4 chunks ----
-@pytest.fixture(params=[(1, 1, 1), (1, 1.2, 0.8), (1, 1.3, 1), (1, 0.9, 1.1), (20, 24, 16)], ids=str)
-def times(request, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [program("schedule")])
-    return request.param
-
-
-def played(times, name, stages, micro_batches, chunks=(1,)):
-    """Each step of a schedule, with its p, m, v, what the bubble is, and the peaks of its ranks."""
-    for p in stages:
-        for m in micro_batches(p):
-            for v in chunks:
-                if name == "interleaved" and m % p: continue
-                case = Case(name, p, m, v, times, 0, "", "auto", None)
-                step = case.play()
-                yield p, m, v, step, step["step"] - case.work, [rank["peak"] for rank in step["ranks"]]
-
-
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zb-h1"])
-def test_bubbles_and_peaks_are_those_of_the_papers(name, times):
-    F, B, W = times
-    chunks = range(2, 5) if name == "interleaved" else (1,)
-    for p, m, v, step, bubble, peaks in played(times, name, range(1, 9), lambda p: range(1, 33), chunks):
-        paper = (p - 1) * (max(F + B - W, F) if name == "zb-h1" else (F + B + W) / v)
-        assert peaks == [rank["formula"] for rank in step["ranks"]]
-        if name == "zb-h1" and m < p: # the paper has no formula
-            assert step["bubble"] is None
-            continue
-        assert [bubble, step["bubble"]] == pytest.approx([paper] * 2, rel=1e-9, abs=1e-9 * step["step"]), (p, m, v)
-        if name != "zb-h1" or F == B == W: # as a share of the step: (p-1)/(m+p-1), (p-1)/(vm+p-1), (p-1)/(3m+p-1)
-            assert bubble / step["step"] == pytest.approx((p - 1) / ((3 if name == "zb-h1" else v) * m + p - 1), abs=1e-12)
-
-
-def test_zero_bubble_is_not_zero_with_clipping(times):
-    """A step that ends in a sum over ranks cannot have a bubble of 0, whatever the schedule."""
-    F, B, W = times
-    for p, _, _, step, bubble, peaks in played(times, "zb-h2", range(1, 9), lambda p: range(2 * p - 1, 33)):
-        assert bubble == pytest.approx((p - 1) * F, abs=1e-9 * step["step"]) and peaks[0] == 2 * p - 1
-    for p, _, _, step, bubble, peaks in played(times, "zb-v", range(1, 9), lambda p: range(2 * p - 1, 33), (2,)):
-        assert bubble >= (p - 1) * F / 2 - 1e-9 * step["step"] and peaks == [2 * p] * p
-        assert F != B or B != W or bubble == pytest.approx((p - 1) * F / 2, abs=1e-9 * step["step"])
-
-
-def test_dualpipe_halves_the_bubble_for_twice_the_parameters(times):
-    """Each micro-batch passes every stage once in its own direction. The bubble is half of zb-h1's and less."""
-    F, B, W = times
-    for p, m, _, step, bubble, peaks in played(times, "dualpipe", range(2, 9, 2), lambda p: range(2 * p, 33, 2), (2,)):
-        work = m * (F + B + W)
-        assert bubble == pytest.approx((p / 2 - 1) * max(F + B - W, F), abs=1e-9 * work)
-        assert [rank["busy"] for rank in step["ranks"]] == pytest.approx([work] * p, abs=1e-9 * work)
-        assert peaks[0] == p + 1 and all(1 <= peak <= p + 1 for peak in peaks)
 
 
 # ---- a run's timeline ----

@@ -1,6 +1,6 @@
 // test_pipeline.c - pipeline schedules: complete, in order, with slots that do not collide; played over channels that block and that do
-// not. Splits of blocks, balanced by cost. (test/tools/test_schedule.py plays them in time: their bubbles are those of the papers.)
-#include "../../llmc/parallel/pipeline.h"
+// not; their bubble is that of the papers. Splits of blocks, balanced by cost.
+#include "../../dev/tools/schedule_play.h"
 #include "../../llmc/parallel/split.h"
 #include "expect_death.h"
 
@@ -21,7 +21,7 @@ static void for_all(void (*function)(Pipeline)) {
         }
 }
 #define fail_in(l, rank, ...) do { \
-        print_error("schedule %d p %d m %d v %d rank %d: ", (int)(l).schedule, (l).p, (l).m, (l).v, rank); \
+        print_error("%s p %d m %d v %d rank %d: ", schedule_names[(l).schedule], (l).p, (l).m, (l).v, rank); \
         print_error(__VA_ARGS__); \
         fail(); \
     } while (0)
@@ -245,6 +245,78 @@ static void in_order(Pipeline l) {
     }
 }
 TEST(messages_are_received_in_the_order_in_which_they_are_sent) { for_all(in_order); }
+
+// ---- the bubble ----
+static const Times ratios[] = { { 1, 1, 1 }, { 1, 1.2, 0.8 }, { 1, 1.3, 1 }, { 1, 0.9, 1.1 }, { 20, 24, 16 } };
+enum { RATIOS = sizeof ratios / sizeof ratios[0] };
+
+static void play_chunks(Play* y, Pipeline l, const Times* of_chunk) { play(y, l, (PlayTimes){ of_chunk, NULL, 0 }); }
+
+static double played_bubble(Pipeline l, Times t, Play* y) {
+    Times times[MOST_CHUNKS];
+    for (int g = 0; g < l.p * l.v; g++) times[g] = (Times){ t.F / l.v, t.B / l.v, t.W / l.v };
+    play_chunks(y, l, times);
+    return y->step - l.m * (t.F + t.B + t.W);
+}
+
+static void bubble_is_the_formulas(Pipeline l) {
+    for (int i = 0; i < RATIOS; i++) {
+        Times t = ratios[i];
+        Play y;
+        double bubble = played_bubble(l, t, &y), work = t.F + t.B + t.W, paper = (l.p - 1) * work;
+        if (l.schedule == SCHEDULE_INTERLEAVED) paper /= l.v;
+        if (l.schedule == SCHEDULE_ZB_H1) paper = (l.p - 1) * fmax(t.F + t.B - t.W, t.F);
+        for (int r = 0; r < l.p; r++)
+            if (y.peak[r] != pipeline_slots(l, r)) fail_in(l, r, "%d activations, %d slots\n", y.peak[r], pipeline_slots(l, r));
+        play_free(&y);
+        if (l.schedule == SCHEDULE_ZB_H1 && l.m < l.p) continue; // the paper has no formula
+        if (!(fabs(bubble - paper) <= 1e-9 * work * l.m))
+            fail_in(l, 0, "F %g B %g W %g: bubble %.12g, not %.12g\n", t.F, t.B, t.W, bubble, paper);
+        if (!(fabs(pipeline_bubble(l, t.F, t.B, t.W) - paper) <= 1e-12 * paper)) fail_in(l, 0, "pipeline_bubble\n");
+        // As a share of the step: (p-1)/(m+p-1), of interleaved (p-1)/(vm+p-1), of zb-h1 at equal times (p-1)/(3m+p-1).
+        double share = (l.p - 1.0) / ((i == 0 && l.schedule == SCHEDULE_ZB_H1 ? 3 : l.v) * l.m + l.p - 1);
+        if ((i == 0 || l.schedule != SCHEDULE_ZB_H1) && !(fabs(bubble / y.step - share) <= 1e-12)) fail_in(l, 0, "share\n");
+    }
+}
+TEST(bubbles_are_those_of_the_papers) { for_all(bubble_is_the_formulas); }
+
+// A step that ends in a sum over ranks cannot have a bubble of 0, whatever the schedule.
+TEST(zero_bubble_is_not_zero_with_clipping) {
+    for (int p = 1; p <= MOST_P; p++) for (int m = 2 * p - 1; m <= MOST_M; m++) {
+        Pipeline h2 = { (Schedule)SCHEDULE_ZB_H2, p, m, 1 }, in_v = { (Schedule)SCHEDULE_ZB_V, p, m, 2 };
+        for (int i = 0; i < RATIOS; i++) {
+            Play y;
+            double bubble = played_bubble(h2, ratios[i], &y);
+            assert_near(bubble, (p - 1) * ratios[i].F, 1e-9 * y.step);
+            assert_int_equal(y.peak[0], 2 * p - 1);
+            play_free(&y);
+            bubble = played_bubble(in_v, ratios[i], &y);
+            if (i == 0) assert_near(bubble, (p - 1) * 0.5, 1e-9 * y.step);
+            assert_true(bubble >= (p - 1) * ratios[i].F * 0.5 - 1e-9 * y.step);
+            for (int r = 0; r < p; r++) assert_int_equal(y.peak[r], 2 * p);
+            play_free(&y);
+        }
+    }
+}
+
+// Each micro-batch passes every stage once in its own direction, and play finds no deadlock. Its bubble is half of zb-h1's and less.
+TEST(dualpipe_halves_the_bubble_for_twice_the_parameters) {
+    for (int p = 2; p <= MOST_P; p += 2) for (int m = 2 * p; m <= MOST_M; m += 2) for (int i = 0; i < RATIOS; i++) {
+        Pipeline l = { (Schedule)SCHEDULE_DUALPIPE, p, m, 2 };
+        Times t = ratios[i], times[MOST_CHUNKS];
+        for (int g = 0; g < 2 * p; g++) times[g] = t;
+        Play y;
+        play_chunks(&y, l, times);
+        double work = m * (t.F + t.B + t.W);
+        assert_near(y.step - work, (p / 2 - 1) * fmax(t.F + t.B - t.W, t.F), 1e-9 * work);
+        for (int r = 0; r < p; r++) {
+            assert_near(y.busy[r], work, 1e-9 * work);
+            assert_in_range(y.peak[r], 1, p + 1);
+        }
+        assert_int_equal(y.peak[0], p + 1);
+        play_free(&y);
+    }
+}
 
 // ---- splits ----
 // The largest cost of a rank in the best of all splits of `left` blocks over ranks from `rank` on.
