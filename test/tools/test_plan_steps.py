@@ -585,5 +585,5 @@ def test_qis_samples_within_six_percent_and_memory_within_three(L, C, NH, p, B, 
     # Megatron kept masks of dropout, and attention's (T,T) matrix: 5as/h + 2 bytes more of the sbh of table 2 of Korthikanti et al.
     plan = qi_plan(L, C, NH, p, B, "1f1b", 8 * p)
     rank = extreme_rank(plan, PP)
-    more = (5.0 * NH * plan.T / C + 2) * plan.T * B * C * blocks_of(plan, rank) * slots(pipeline_of(plan), rank)
+    more = (5.0 * NH * plan.T / C + 2) * plan.T * B * C * blocks_of(plan, rank) * slots(plan, rank)
     assert rank == 1 and abs(1e-9 * (total_of(plan, PP) + more) / gb - 1) < 0.03

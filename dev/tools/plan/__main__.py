@@ -26,12 +26,14 @@ gradients. GB are 1e9 bytes.
     answers.py: other questions, and JSON mesh.py          any mesh of any model (shapes.py); search.py chooses one; validate.py
     compares with published.toml"""
 import sys
+from pathlib import Path
+sys.path.append(str(Path(__file__).resolve().parents[1])) # tool.py
 import answers
 import options
 import print_tables
 import validate
 import ways
-from common import dump_json
+from tool import dump_json
 
 
 def answer(o):
@@ -45,5 +47,5 @@ def answer(o):
     return (answers.json_model if o.json else print_tables.print_model)(compared, timer, o)
 
 
-found = answer(options.parse(sys.argv[1:]))
+found = answer(options.parse())
 if found is not None: print(dump_json(found))

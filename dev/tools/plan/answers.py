@@ -1,7 +1,7 @@
 """Other questions than the tables of stages, --params, --recommend and --compress all; and all tables as JSON: bytes, seconds,
 shares of 1."""
 import math
-from common import format_bytes, require
+from tool import format_bytes, require
 from compressed import METHODS, QUANTISE_BLOCK, is_possible, packets_of, pytorch_int8_bytes, touched_seconds
 from machines import share_machine
 from mesh import INPUTS

@@ -19,9 +19,9 @@ Update    28 bytes for each parameter that a rank updates: a gradient and a weig
 """
 from typing import NamedTuple
 import nccl
-from common import ceil_div
+from tool import ceil_div
 from machines import HOPPER, Gpu
-from schedules import head_cost, rank_cost, split_auto
+from schedules import split
 from shapes import Shape
 from stages import padded
 
@@ -269,8 +269,9 @@ class MeshPlan(NamedTuple):
         if not self.program.balances or self.pp == 1:
             slowest = self.blocks * block + head
             return slowest, (self.pp - 1) * slowest
-        blocks = split_auto(L, self.pp, self.chunks, head_cost(padded(self.shape.V), self.shape.C))
-        slowest = max(block * rank_cost(blocks, r, self.pp, head / block) for r in range(self.pp))
+        *blocks, last = split("auto", self.pp, self.chunks, L, padded(self.shape.V), self.shape.C)["blocks"]
+        blocks.append(last + head / block)
+        slowest = max(block * sum(blocks[r::self.pp]) for r in range(self.pp))
         return slowest, L * block + head - slowest
 
     def step(self):

@@ -12,7 +12,7 @@ counted as NCCL counts them when it chooses an algorithm (src/graph/tuning.cc).
 import math
 from typing import NamedTuple
 import nccl
-from common import ceil_div
+from tool import ceil_div
 from machines import ALL_GATHER, ALL_REDUCE, Gpu, Link, passes
 
 

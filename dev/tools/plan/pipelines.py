@@ -14,11 +14,12 @@ After it  A stage sums a block's gradients over the replicas of the model once i
           Then three numbers are summed over the stages: the loss and two norms. With --zero-stage 1 gradients are reduced and, when
           the update is over, gathered. The next step's first forward passes hide as much of that as they can wait for.
 """
+import math
 from typing import NamedTuple
-from common import require
+from tool import require
 from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from network import Group
-from schedules import actions_of, blocks_of, bubble, part_cost, pipeline_of, play, split_of
+from schedules import blocks_of, pipeline_of, play, split_of
 from stages import MESH, PP
 from steps import StepTime, Timeline, block_flops, tensor_backward, tensor_forward, tensor_messages, update_seconds
 
@@ -66,14 +67,14 @@ def sum_blocks(plan, y, rank, m, t):
     """Sums rank's blocks over the copies, each when it is complete, in t's queue; t.now becomes the time when the rank has computed
     all."""
     blocks = split_of(plan)
-    for (kind, micro, part), begin, end in zip(actions_of(y.l, rank), y.begins[rank], y.ends[rank]):
-        if micro < y.l.m - 1 or kind not in "DW": continue
+    for kind, micro, part, begin, end in y["ranks"][rank]["boxes"]:
+        if micro < plan.accumulation - 1 or kind not in "DW": continue
         n = blocks[part * plan.pipe.p + rank]
         each = m.each["DW".index(kind)] or (end - begin) / (n + 1)
         for left in range(n - 1, -1, -1): # the head, if it is there, comes before the blocks
             t.now = end - left * each
             t.send(m.block[0])
-    t.now = y.end(rank)
+    t.now = y["ranks"][rank]["end"]
 
 
 class Sums(NamedTuple):
@@ -96,7 +97,7 @@ def end_of(plan, w, y, m):
         t = Timeline(messages_of_rank(plan, r) * m.message)
         sum_blocks(plan, y, r, m, t)
         if r in (0, last):
-            t.wait(max(y.end(0), y.end(last)))
+            t.wait(max(y["ranks"][k]["end"] for k in (0, last)))
             t.wait_shared(root)
             t.send(m.root[0])
         t.wait(t.arrived)
@@ -106,14 +107,18 @@ def end_of(plan, w, y, m):
     return end + 3 * number + gather_delay(plan, y, m.block[1], m.root[1]), communication
 
 
+def alone(l, times):
+    """Seconds that a rank computes, those that it waits if messages take no time, and the formula's; NaN: there is none."""
+    y = play(l, times, 0, False)
+    busy = sum(rank["busy"] / l.p for rank in y["ranks"])
+    return busy, y["step"] - busy, math.nan if y["bubble"] is None else y["bubble"]
+
+
 def pipeline_step(plan, w, s):
     """Of plan.N ranks. s: of a whole model on one rank."""
     plan = plan._replace(t=1, zero_stage=0)
     l, times = pipeline_of(plan), pipe_times(plan, s)
-    silent = play(l, times, 0)
-    compute = sum(busy / l.p for busy in silent.busy)
-    waits = silent.step - compute
-    formula = bubble(l, *(sum(part[k] / l.p for part in times) for k in range(3)))
+    compute, waits, formula = alone(l, times)
     message, dp = message_seconds(plan, w), w.apart(plan.N, l.p)
     block, root = ((w.seconds(ALL_REDUCE, float(plan.config.unit(u)) * plan.X, dp), 0) for u in (1, 0))
     sums = Sums(w.neighbours(plan.N, l.p), tied_group(plan, w), message, block, root, each=(s.block_backward, weight_seconds(plan, s)))
@@ -144,7 +149,8 @@ def parse_emulation(text):
 def emulated_times(plan, e):
     """As train_gpt2_pp and train_gpt2_3d sleep."""
     blocks = split_of(plan)
-    parts = [1e-3 * (part_cost(blocks, g, e.head) if e.head > 0 else 1.0 / plan.pipe.v) for g in range(len(blocks))]
+    costs = [*blocks[:-1], blocks[-1] + e.head] if e.head > 0 else [1 / plan.pipe.v] * len(blocks)
+    parts = [1e-3 * cost for cost in costs]
     return tuple(tuple(ms * part for ms in e.ms) for part in parts)
 
 
@@ -194,8 +200,8 @@ def gather_delay(plan, y, block, root):
     seconds of a gather."""
     most, p = 0.0, plan.pipe.p
     for r in range(p if plan.zero_stage else 0):
-        begin, n = y.begins[r][0], blocks_of(plan, r)
-        arrived, computes = root if r in (0, p - 1) else 0, y.ends[r][0] - begin
+        n, (_, _, _, begin, end) = blocks_of(plan, r), y["ranks"][r]["boxes"][0]
+        arrived, computes = root if r in (0, p - 1) else 0, end - begin
         for i in range(n):
             arrived += block
             most = max(most, arrived - begin - i * computes * plan.pipe.v / n)
@@ -212,10 +218,9 @@ def mesh_step(plan, w, s, emulation):
     """A step of plan.N ranks. s: of a whole model on one rank; emulation: the times of actions instead, if there is one."""
     l, m = pipeline_of(plan), tensor_messages(plan, w)
     times = emulated_times(plan, emulation) if emulation else mesh_times(plan, m, s)
-    silent = play(l, times, 0)
-    busy = sum(x / l.p for x in silent.busy)
+    busy, waits, _ = alone(l, times)
     whole = l.m * (plan.config.L * (s.block_forward + s.block_backward) + s.head)
-    compute, waits = busy if emulation else whole / (plan.t * l.p), silent.step - busy
+    compute = busy if emulation else whole / (plan.t * l.p)
     sums = mesh_sums(plan, w, m)
     seconds, communication = end_of(plan, w, play(l, times, sums.message), sums)
     exposed = seconds - busy - waits

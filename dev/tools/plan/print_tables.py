@@ -1,10 +1,10 @@
 """Prints what ways.py compares and times, as tables to read."""
 import math
-from common import format_bytes
+from tool import format_bytes
 from machines import link_description
 from options import peak_of
 from pipelines import message_bytes, message_seconds, messages_of
-from schedules import balance, blocks_of, pipeline_of, slots, split_even, split_of
+from schedules import blocks_of, plan_split, slots
 from stages import KINDS, MESH, PP, own_rank, sent_by_kind, sent_of_all
 from ways import device_sizes, rank_ways
 
@@ -98,7 +98,7 @@ def print_extremes(name, ways, recompute, most):
 def print_slots(ways):
     """In an interleaved schedule each of one chunk."""
     ranks = [own_rank(w.plan) if w.stage == PP else w.plan.pipe.rank for w in ways]
-    print_row("  activations at a time", [slots(pipeline_of(w.plan), rank) for w, rank in zip(ways, ranks)])
+    print_row("  activations at a time", [slots(w.plan, rank) for w, rank in zip(ways, ranks)])
 
 
 def print_splits(ways):
@@ -106,9 +106,9 @@ def print_splits(ways):
     firsts = {}
     for w in ways: firsts.setdefault(w.plan.pipe.p * w.plan.pipe.v, w)
     for w in firsts.values():
-        blocks, even = split_of(w.plan), split_even(w.plan.config.L, w.plan.pipe.p, w.plan.pipe.v)
-        print(f"split      {','.join(map(str, blocks))}: ranks compute for {100 * balance(w.plan, blocks):.0f} % of the time without a"
-              f" bubble; with equal numbers of blocks for {100 * balance(w.plan, even):.0f} %")
+        own, even = plan_split(w.plan), plan_split(w.plan, "even")
+        print(f"split      {','.join(map(str, own['blocks']))}: ranks compute for {100 * own['efficiency']:.0f} % of the time without a"
+              f" bubble; with equal numbers of blocks for {100 * even['efficiency']:.0f} %")
 
 
 # ---- bytes ----

@@ -4,14 +4,10 @@ and layouts that the times need.
 A run is a Plan. It is asked of the program of its stage, built for the precision, because a program's precision is chosen when it
 is compiled. (fp16 has bf16's size; only train_gpt2_compress keeps more there.) A program is started at its first question and
 answers one line for one line."""
-import atexit
 import functools
-import json
 import os
-import subprocess
-import sys
 from typing import NamedTuple
-from common import ceil_div, require
+from tool import ask, ceil_div, started
 
 # Data parallel alone, where every rank has a micro-batch of its own: DDP to FSDP. In TP t ranks share one; in PP micro-batches pass
 # through p ranks; 3D has copies of p stages of t ranks.
@@ -149,36 +145,21 @@ def question(plan, stage):
             "--recompute", "block" if plan.recompute else "none", *options_of(plan, stage)]
 
 
-@functools.lru_cache(None)
-def program(name, precision):
-    path = os.path.join(os.environ.get("PLAN_STAGES", "build/predict"), f"train_gpt2_{name}.{precision}")
-    require(os.access(path, os.X_OK), f"there is no {path}, whose formulas are asked; make build/plan")
-    pipe = subprocess.PIPE
-    process = subprocess.Popen([path, "--predict", "-"], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-    atexit.register(process.kill)
-    return process
+FOLDER = os.environ.get("PLAN_STAGES", "build/predict")
 
 
 @functools.lru_cache(None)
-def ask(name, precision, line):
-    """The program's answer. What it refuses ends this program in its words."""
-    process = program(name, precision)
-    process.stdin.write(line + "\n")
-    process.stdin.flush()
-    answer = process.stdout.readline()
-    if answer: return json.loads(answer)
-    said = process.stderr.read()
-    require(said, f"train_gpt2_{name} has ended without an answer to {line}")
-    sys.stdout.flush()
-    sys.stderr.write(said)
-    sys.exit(1)
+def ask_stage(name, precision, line):
+    """A program's answer. What it refuses ends this program in its words."""
+    path = os.path.join(FOLDER, f"train_gpt2_{name}.{precision}")
+    return ask(started(path, f"there is no {path}, whose formulas are asked; make build/plan", "--predict", "-"), line)
 
 
 def answer_of(plan, stage, words=None):
     compressed = stage == DDP and plan.compress.method != "none"
     name = "compress" if compressed else "zero" if stage in (ZERO1, ZERO2, ZERO3) else STAGE_NAMES[stage]
     precision = "bf16" if plan.precision == "fp16" and not compressed else plan.precision
-    return ask(name, precision, " ".join(map(str, words or question(plan, stage))))
+    return ask_stage(name, precision, " ".join(map(str, words or question(plan, stage))))
 
 
 # ---- answers ----

@@ -12,7 +12,7 @@ Compute   is FLOPs / (peak x MFU), or measured, and the same for every N, becaus
           takes as much from compute beside it as --sm-share says; that smaller products reach less of the peak is ignored.
 """
 from typing import NamedTuple
-from common import ceil_div
+from tool import ceil_div
 from compressed import compressed_messages
 from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from stages import (DDP, FSDP, MESH, PP, TP, ZERO1, ZERO2, ZERO3, all_ranks, asked, bytes_of, groups_of, shard_elements, shard_of,

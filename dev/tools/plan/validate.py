@@ -8,7 +8,7 @@ import math
 import statistics
 import tomllib
 from typing import NamedTuple
-from common import die, read_text, require
+from tool import die, read_bytes, require
 from machines import GPUS, MIB
 from mesh import (DEEPSPEED_2021, FSDP_MINGPT, LLMC, MEGATRON_2021, MEGATRON_2022, SELECTED, TITAN, TITAN_EAGER, ALL, HALF, INPUTS,
                   MeshPlan)
@@ -62,7 +62,7 @@ def rows_of(source, given):
 
 def read_published(path):
     remedy = f"rows are tables of a model, a GPU, ranks and figures, as in {PUBLISHED}"
-    text, rows = read_text(path, remedy), []
+    text, rows = read_bytes(path, remedy).decode(errors="replace"), []
     try: sources = tomllib.loads(text).get("sources", [])
     except tomllib.TOMLDecodeError as error: die(f"{path}: is not TOML: {error}; {remedy}")
     for number, (source, given) in enumerate(((s, row) for s in sources for row in s.get("rows", [])), 1):

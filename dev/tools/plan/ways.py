@@ -6,7 +6,7 @@ Rows      First of all stages, then of compressed gradients, of ranks that share
           or schedules, are for that number.
 """
 from typing import NamedTuple
-from common import format_bytes
+from tool import format_bytes
 from options import (MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES, network_of, peak_of, plan_of, room_of, with_compression, with_mesh,
                      with_pipe)
 from pipelines import mesh_step, pipeline_step
