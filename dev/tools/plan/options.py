@@ -276,7 +276,7 @@ def with_pipe(o, plan, p, schedule):
     """How p ranks are planned with a schedule."""
     interleaved = schedule == "interleaved"
     v = o.chunks if o.chunks > 0 and (interleaved or not o.compares) else 2 if interleaved else 1
-    return plan._replace(pipe=Pipe(p, schedule, v, o.split), accumulation=o.accumulation or p)
+    return plan._replace(pipe=Pipe(p, schedule, v, o.split), accumulation=o.accumulation or p, t=1)
 
 
 def with_mesh(o, plan):

@@ -39,14 +39,41 @@ def message_bytes(plan):
     return float(plan.tokens) * plan.config.C * plan.X
 
 
+def crosses(plan, w):
+    """True if some of the ranks of a replica of the model, which are neighbours, are in different nodes."""
+    return plan.pipe.p > 1 and w.crosses(plan.N, plan.pipe.p * plan.t)
+
+
 def message_seconds(plan, w):
-    return w.message(message_bytes(plan), w.crosses(plan.N, plan.pipe.p)) if plan.pipe.p > 1 else 0
+    nbytes = message_bytes(plan) / (plan.t if plan.rows else 1)
+    return w.message(nbytes, crosses(plan, w)) if plan.pipe.p > 1 else 0
 
 
 def tied_group(plan, w):
     """The two ranks of a copy that have the root. If they are in different nodes, they use one of its interfaces."""
-    apart = w.crosses(plan.N, plan.pipe.p)
+    apart = crosses(plan, w)
     return Group(2 if plan.pipe.p > 1 else 1, 1 if apart else 2, w.nics if apart else 1)
+
+
+# ---- sums over replicas of the model, and gathers ----
+def unit_sent(plan, w, unit):
+    """Seconds of what is sent of a unit over the copies before the update, and after it."""
+    dp, nbytes = w.apart(plan.N, plan.t * plan.pipe.p), float(plan.config.unit(unit, plan.t)) * plan.X
+    if plan.zero_stage == 0: return w.seconds(ALL_REDUCE, nbytes, dp), 0
+    return w.seconds(REDUCE_SCATTER, nbytes, dp), w.seconds(ALL_GATHER, nbytes, dp)
+
+
+def gather_delay(plan, y, block, root):
+    """By how much the gathers of an update delay the next step: a rank computes its first blocks as they arrive. block, root:
+    seconds of a gather."""
+    most, p = 0.0, plan.pipe.p
+    for r in range(p if plan.zero_stage else 0):
+        n, (_, _, _, begin, end) = blocks_of(plan, r), y["ranks"][r]["boxes"][0]
+        arrived, computes = root if r in (0, p - 1) else 0, end - begin
+        for i in range(n):
+            arrived += block
+            most = max(most, arrived - begin - i * computes * plan.pipe.v / n)
+    return most
 
 
 # ---- train_gpt2_pp ----
@@ -107,26 +134,26 @@ def end_of(plan, w, y, m):
     return end + 3 * number + gather_delay(plan, y, m.block[1], m.root[1]), communication
 
 
-def alone(l, times):
-    """Seconds that a rank computes, those that it waits if messages take no time, and the formula's; NaN: there is none."""
-    y = play(l, times, 0, False)
+def played_step(plan, stage, w, times, sums, compute=None):
+    """Of plan.N ranks, by the times of actions. compute: of these, what an average rank computes; None: all."""
+    l, y = pipeline_of(plan), play(pipeline_of(plan), times, 0, False)
     busy = sum(rank["busy"] / l.p for rank in y["ranks"])
-    return busy, y["step"] - busy, math.nan if y["bubble"] is None else y["bubble"]
+    waits, compute = y["step"] - busy, busy if compute is None else compute
+    seconds, communication = end_of(plan, w, play(l, times, sums.message), sums)
+    exposed = seconds - busy - waits
+    if stage == MESH: seconds += w.sm_share * max(0, communication - exposed) # compute, while something is sent beside it
+    seconds += update_seconds(plan, stage)
+    formula = math.nan if y["bubble"] is None else y["bubble"]
+    tokens = float(plan.N // (plan.t * l.p)) * l.m * plan.tokens
+    return StepTime(compute, communication, exposed, seconds, tokens, bubble=waits, formula=formula, tensor=busy - compute)
 
 
 def pipeline_step(plan, w, s):
     """Of plan.N ranks. s: of a whole model on one rank."""
     plan = plan._replace(t=1, zero_stage=0)
-    l, times = pipeline_of(plan), pipe_times(plan, s)
-    compute, waits, formula = alone(l, times)
-    message, dp = message_seconds(plan, w), w.apart(plan.N, l.p)
-    block, root = ((w.seconds(ALL_REDUCE, float(plan.config.unit(u)) * plan.X, dp), 0) for u in (1, 0))
-    sums = Sums(w.neighbours(plan.N, l.p), tied_group(plan, w), message, block, root, each=(s.block_backward, weight_seconds(plan, s)))
-    seconds, communication = end_of(plan, w, play(l, times, message), sums)
-    exposed = seconds - compute - waits
-    seconds += update_seconds(plan, PP)
-    tokens = float(plan.N // l.p) * l.m * plan.B * plan.T
-    return StepTime(compute, communication, exposed, seconds, compute / seconds, tokens / seconds, bubble=waits, formula=formula)
+    sums = Sums(w.neighbours(plan.N, plan.pipe.p), tied_group(plan, w), message_seconds(plan, w), unit_sent(plan, w, 1),
+                unit_sent(plan, w, 0), each=(s.block_backward, weight_seconds(plan, s)))
+    return played_step(plan, PP, w, pipe_times(plan, s), sums)
 
 
 # ---- train_gpt2_3d ----
@@ -178,53 +205,15 @@ def mesh_times(plan, m, s):
     return tuple(map(tuple, times))
 
 
-def mesh_crosses(plan, w):
-    """The ranks of a replica of the model are neighbours."""
-    return plan.pipe.p > 1 and w.crosses(plan.N, plan.pipe.p * plan.t)
-
-
-def mesh_message_seconds(plan, w):
-    nbytes = message_bytes(plan) / (plan.t if plan.rows else 1)
-    return w.message(nbytes, mesh_crosses(plan, w)) if plan.pipe.p > 1 else 0
-
-
-def unit_sent(plan, w, unit):
-    """Seconds of what is sent of a unit over the copies before the update, and after it."""
-    dp, nbytes = w.apart(plan.N, plan.t * plan.pipe.p), float(plan.config.unit(unit, plan.t)) * plan.X
-    if plan.zero_stage == 0: return w.seconds(ALL_REDUCE, nbytes, dp), 0
-    return w.seconds(REDUCE_SCATTER, nbytes, dp), w.seconds(ALL_GATHER, nbytes, dp)
-
-
-def gather_delay(plan, y, block, root):
-    """By how much the gathers of an update delay the next step: a rank computes its first blocks as they arrive. block, root:
-    seconds of a gather."""
-    most, p = 0.0, plan.pipe.p
-    for r in range(p if plan.zero_stage else 0):
-        n, (_, _, _, begin, end) = blocks_of(plan, r), y["ranks"][r]["boxes"][0]
-        arrived, computes = root if r in (0, p - 1) else 0, end - begin
-        for i in range(n):
-            arrived += block
-            most = max(most, arrived - begin - i * computes * plan.pipe.v / n)
-    return most
-
-
 def mesh_sums(plan, w, m):
-    p, node = plan.pipe.p, 1 if mesh_crosses(plan, w) else None # ranks of a group in a node, if it has several nodes
-    return Sums(Group(p, node or p, plan.t), Group(2 if p > 1 else 1, node or 2, plan.t), mesh_message_seconds(plan, w),
+    p, node = plan.pipe.p, 1 if crosses(plan, w) else None # ranks of a group in a node, if it has several nodes
+    return Sums(Group(p, node or p, plan.t), Group(2 if p > 1 else 1, node or 2, plan.t), message_seconds(plan, w),
                 unit_sent(plan, w, 1), unit_sent(plan, w, 0), m.layernorms)
 
 
 def mesh_step(plan, w, s, emulation):
-    """A step of plan.N ranks. s: of a whole model on one rank; emulation: the times of actions instead, if there is one."""
-    l, m = pipeline_of(plan), tensor_messages(plan, w)
-    times = emulated_times(plan, emulation) if emulation else mesh_times(plan, m, s)
-    busy, waits, _ = alone(l, times)
-    whole = l.m * (plan.config.L * (s.block_forward + s.block_backward) + s.head)
-    compute = busy if emulation else whole / (plan.t * l.p)
-    sums = mesh_sums(plan, w, m)
-    seconds, communication = end_of(plan, w, play(l, times, sums.message), sums)
-    exposed = seconds - busy - waits
-    seconds += w.sm_share * max(0, communication - exposed) # compute, while something is sent beside it
-    seconds += update_seconds(plan, MESH)
-    tokens = float(plan.N // (plan.t * l.p)) * l.m * plan.B * plan.T
-    return StepTime(compute, communication, exposed, seconds, compute / seconds, tokens / seconds, bubble=waits, tensor=busy - compute)
+    """The same. emulation: the times of actions instead, if there is one."""
+    m = tensor_messages(plan, w)
+    if emulation: return played_step(plan, MESH, w, emulated_times(plan, emulation), mesh_sums(plan, w, m))
+    whole = plan.accumulation * (plan.config.L * (s.block_forward + s.block_backward) + s.head)
+    return played_step(plan, MESH, w, mesh_times(plan, m, s), mesh_sums(plan, w, m), whole / (plan.t * plan.pipe.p))

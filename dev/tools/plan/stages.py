@@ -241,11 +241,6 @@ def groups_of(plan, stage):
     return [(0, c.unit(0)), *((n, n * c.unit(1)) for n in blocks)]
 
 
-def shard_elements(plan):
-    """Elements of all of a rank's shards in fsdp."""
-    return sum(shard_of(n, shards_of(plan, FSDP)) for _, n in groups_of(plan, FSDP))
-
-
 # ---- what can be ----
 def tensor_divides(plan):
     """Whether t ranks can share a replica of the model; if not, the program refuses, and says why."""
