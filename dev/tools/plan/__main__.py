@@ -19,12 +19,14 @@ measured links and compute (comm_bench --json, a run on one rank). Two know any 
 one searches the best mesh and says why, the other compares with published figures. The last compares all ways to compress
 gradients. GB are 1e9 bytes.
 
-    options.py       the options, and what a device (machines.py) says of those not given; command_line.py parses them stages.py
-    bytes, by the stages' own formulas: it asks train_gpt2_* --predict network.py       seconds of messages; nccl.py: of a
-    collective, as NCCL expects them steps.py         seconds of a step; pipelines.py: of pipelines and meshes, schedules.py plays
-    them; compressed.py: what compresses ways.py          what tables compare, and its seconds; print_tables.py prints them;
-    answers.py: other questions, and JSON mesh.py          any mesh of any model (shapes.py); search.py chooses one; validate.py
-    compares with published.toml"""
+    options.py        the options, what a device (machines.py) says of those that are not given, and the run that they describe
+    stages.py         bytes, by the stages' own formulas: it asks train_gpt2_* --predict
+    network.py        seconds of messages; nccl.py: of a collective, as NCCL expects them
+    steps.py          seconds of a step; pipelines.py: of pipelines and meshes, which schedules.py has played; compressed.py
+    ways.py           what tables compare, and its seconds; print_tables.py prints them
+    answers.py        other questions, and JSON
+    mesh.py           any mesh of any model (shapes.py); search.py chooses one; validate.py compares with published.toml
+"""
 import sys
 from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1])) # tool.py

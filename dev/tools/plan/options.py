@@ -133,23 +133,19 @@ def take_device(o):
 
 
 def take_gpu(o, gpu):
-    def take(condition, name, value):
-        if condition and name not in o.given: setattr(o, name.replace("-", "_"), value)
     is_here, is_measured = gpu.peak16 == 0, gpu.peak16 == 0 and gpu.peak32 > 0
     require(not is_here or is_measured or (o.compute_ms > 0 and "link" in o.given),
             f"--gpu cpu-here knows only the memory, because there is no {o.here}: measure a micro-batch and the link, and give"
             " --compute-ms and --link FILE, or let python3 dev/bench/here.py measure")
-    take(is_here, "device", "cpu")
-    take(is_measured, "precision", "fp32")
-    take(is_measured, "mfu", 1.0)
-    take(is_measured, "link", o.here)
+
+    def take(**values):
+        vars(o).update({name: x for name, x in values.items() if name.replace("_", "-") not in o.given})
+    if is_here: take(device="cpu")
+    if is_measured: take(precision="fp32", mfu=1.0, link=o.here)
     o.gpu_links = not is_here and not {"link", "inter-link"} & o.given
-    take(True, "peak-flops", gpu.peak32 if o.precision == "fp32" else gpu.peak16)
-    take(True, "memory-bandwidth", gpu.bandwidth)
-    take(True, "ranks-per-node", gpu.per_node)
-    take(True, "nics", gpu.nics)
-    take(o.gpu_links and gpu.nccl_inside > 0, "algorithm", "nccl")
-    take(True, "watts", gpu.watts)
+    take(peak_flops=gpu.peak32 if o.precision == "fp32" else gpu.peak16, memory_bandwidth=gpu.bandwidth, ranks_per_node=gpu.per_node,
+         nics=gpu.nics, watts=gpu.watts)
+    if o.gpu_links and gpu.nccl_inside > 0: take(algorithm="nccl")
 
 
 def room_of(o, N):
@@ -176,10 +172,15 @@ def forbid(o, names, others, question, why):
                 f"--{name} cannot be used with --{question}, which {why}; leave one of the two out")
 
 
+def needs(o, names, holds, why):
+    """Dies if one of names is given, though what it needs does not hold."""
+    for name in names.split(): require(holds or name not in o.given, f"--{name} {why}")
+
+
 def check(o):
     check_questions(o)
     check_model(o)
-    check_sharding(o)
+    check_ranks(o)
     check_links(o)
     check_pipelines(o)
 
@@ -187,36 +188,31 @@ def check(o):
 def check_questions(o):
     """--params, --recommend and --validate leave out what the tables of stages need."""
     require(not (o.recommend and o.validate), "--recommend and --validate are two questions: give one of them")
-    require(o.validate or "published" not in o.given, "--published is for --validate; give it as well")
+    needs(o, "published", o.validate, "is for --validate; give it as well")
     if o.recommend: forbid(o, OF_RECOMMEND, True, "recommend", "tries all of them")
     elif o.validate: forbid(o, OF_VALIDATE, True, "validate", "takes those of each published row")
     elif o.params > 0: forbid(o, OF_PARAMS, True, "params", "describes a model of unknown shape")
 
 
 def check_model(o):
+    total = f"--total-batch-size {o.total_batch_size}"
     require(o.params == 0 or o.params >= 1, f"--params must be at least 1, not {o.params:g}")
-    require(o.params > 0 or "master" not in o.given,
-            "--master is for --params: our stages always keep an fp32 copy of 16-bit weights; leave it out")
-    require(o.precision != "fp32" or "master" not in o.given,
-            "--master cannot be used with --precision fp32, whose weights are the master copy")
+    needs(o, "master", o.params > 0, "is for --params: our stages always keep an fp32 copy of 16-bit weights; leave it out")
+    needs(o, "master", o.precision != "fp32", "cannot be used with --precision fp32, whose weights are the master copy")
     require(o.compute_ms == 0 or not {"peak-flops", "mfu"} & o.given,
             "--compute-ms replaces --peak-flops and --mfu: give either that or these")
     require(o.total_batch_size == 0 or "accumulation" not in o.given,
-            f"--total-batch-size {o.total_batch_size} decides how many micro-batches a step has; leave out --accumulation")
-    require(o.total_batch_size % o.seq_len == 0 or o.recommend,
-            f"--total-batch-size {o.total_batch_size} is no multiple of --seq-len {o.seq_len}; choose one that is")
-    require(o.tokens > 0 or not {"price", "watts"} & o.given,
-            f"--{'price' if 'price' in o.given else 'watts'} is for the cost of a run; give its --tokens as well")
+            f"{total} decides how many micro-batches a step has; leave out --accumulation")
+    require(o.total_batch_size % o.seq_len == 0 or o.recommend, f"{total} is no multiple of --seq-len {o.seq_len}; choose one that is")
+    needs(o, "price watts", o.tokens > 0, "is for the cost of a run; give its --tokens as well")
 
 
-def check_sharding(o):
+def check_ranks(o):
     if o.mesh: forbid(o, OF_STAGES, False, "mesh", "is train_gpt2_3d, without fsdp and compression")
-    require(o.cpu_offload or not {"host-link", "host-bandwidth"} & o.given,
-            f"--{'host-link' if 'host-link' in o.given else 'host-bandwidth'} is for --cpu-offload; give it as well")
+    needs(o, "host-link host-bandwidth", o.cpu_offload, "is for --cpu-offload; give it as well")
     require(o.shard_group <= o.ranks, f"--shard-group {o.shard_group} is more than the {o.ranks} ranks; lower it, or raise --ranks")
-    require(o.compress in ("all", "top-k") or "top-k-fraction" not in o.given,
-            "--top-k-fraction is for --compress top-k; give it as well")
-    require(o.compress in ("all", "powersgd") or "rank" not in o.given, "--rank is for --compress powersgd; give it as well")
+    needs(o, "top-k-fraction", o.compress in ("all", "top-k"), "is for --compress top-k; give it as well")
+    needs(o, "rank", o.compress in ("all", "powersgd"), "is for --compress powersgd; give it as well")
     require(o.compress != "none" or not {"error-feedback", "bucket-mb", "communication-ms"} & o.given,
             "--error-feedback, --bucket-mb and --communication-ms are for --compress; give it as well")
     require(o.communication_ms == 0 or o.ranks > 1,
@@ -224,12 +220,12 @@ def check_sharding(o):
 
 
 def check_links(o):
-    require(o.ranks_per_node > 0 or not {"nics", "inter-link"} & o.given,
-            f"--{'nics' if 'nics' in o.given else 'inter-link'} is about nodes, and --ranks-per-node 0 says that there is one; give"
-            " --ranks-per-node as well")
-    require(o.algorithm != "nccl" or (o.device_gpu and o.device_gpu.nccl_inside > 0),
+    needs(o, "nics inter-link", o.ranks_per_node > 0,
+          "is about nodes, and --ranks-per-node 0 says that there is one; give --ranks-per-node as well")
+    if o.algorithm != "nccl": return
+    require(o.device_gpu and o.device_gpu.nccl_inside > 0,
             "--algorithm nccl depends on the device: give --gpu and one of NVIDIA's")
-    require(o.algorithm != "nccl" or o.gpu_links, "--algorithm nccl takes --gpu's links: leave out --link and --inter-link")
+    require(o.gpu_links, "--algorithm nccl takes --gpu's links: leave out --link and --inter-link")
 
 
 def check_pipelines(o):
