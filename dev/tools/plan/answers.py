@@ -29,8 +29,7 @@ def sharded_bytes(o, stage, N):
     return divided(parameters, ZERO3), divided(gradients, ZERO2), divided(optimizer, ZERO1)
 
 
-def params_bytes(o, stage, N):
-    return o.params * sum(sharded_bytes(o, stage, N))
+def params_bytes(o, stage, N): return o.params * sum(sharded_bytes(o, stage, N))
 
 
 def params_rows(o):
@@ -126,8 +125,7 @@ def json_methods(o, plan, timer):
 
 
 # ---- the tables of stages ----
-def json_bytes(b):
-    return {**{kind: b.memory.get(kind, 0) for kind in KINDS}, "total": b.total}
+def json_bytes(b): return {**{kind: b.memory.get(kind, 0) for kind in KINDS}, "total": b.total}
 
 
 def json_device(w, room):

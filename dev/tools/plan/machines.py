@@ -79,8 +79,7 @@ ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all-reduce", "reduce-scatter", "all-ga
 COLLECTIVES = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER)
 
 
-def passes(collective):
-    return 2 if collective == ALL_REDUCE else 1
+def passes(collective): return 2 if collective == ALL_REDUCE else 1
 
 
 class Link(NamedTuple):
@@ -105,20 +104,10 @@ def link_of(alpha, busbw):
     return Link(dict.fromkeys(COLLECTIVES, alpha), dict.fromkeys(COLLECTIVES, busbw))
 
 
-def open_link(name):
-    return link_of(*LINKS[name][1:]) if name in LINKS else read_link(name)
-
-
-def link_description(name):
-    return LINKS[name][0] if name in LINKS else name
-
-
-def is_number(x):
-    return isinstance(x, (int, float)) and not isinstance(x, bool)
-
-
-def dict_of(x):
-    return x if isinstance(x, dict) else {}
+def open_link(name): return link_of(*LINKS[name][1:]) if name in LINKS else read_link(name)
+def link_description(name): return LINKS[name][0] if name in LINKS else name
+def is_number(x): return isinstance(x, (int, float)) and not isinstance(x, bool)
+def dict_of(x): return x if isinstance(x, dict) else {}
 
 
 def read_link(path):

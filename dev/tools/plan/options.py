@@ -1,7 +1,6 @@
 """The options of build/plan: their table, what a device or node says of those that are not given, which do not go together, and the
 run that they describe."""
-import math
-import re
+import math, re
 from tool import Option, choice, parse_options, real, require, switch, text, whole
 from compressed import METHODS
 from machines import GPUS, GPU_NAMES, LINKS, NODES, NODE_NAMES, link_of, node_gpu, open_link, passes, this_machine, ALL_REDUCE
@@ -148,8 +147,7 @@ def take_gpu(o, gpu):
     if o.gpu_links and gpu.nccl_inside > 0: take(algorithm="nccl")
 
 
-def room_of(o, N):
-    return o.room / N if o.shares_room else o.room
+def room_of(o, N): return o.room / N if o.shares_room else o.room
 
 
 def peak_of(o):

@@ -35,8 +35,7 @@ def messages_of_rank(plan, rank):
     return plan.accumulation * (2 * plan.pipe.v - (rank == 0) - (rank == last)) if last > 0 else 0
 
 
-def message_bytes(plan):
-    return float(plan.tokens) * plan.config.C * plan.X
+def message_bytes(plan): return float(plan.tokens) * plan.config.C * plan.X
 
 
 def crosses(plan, w):

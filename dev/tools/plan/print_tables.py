@@ -9,8 +9,7 @@ from stages import KINDS, MESH, PP, own_rank, sent_by_kind, sent_of_all
 from ways import device_sizes, rank_ways
 
 
-def micro_batches(plan):
-    return f"{plan.accumulation} micro-batch{'' if plan.accumulation == 1 else 'es'}"
+def micro_batches(plan): return f"{plan.accumulation} micro-batch{'' if plan.accumulation == 1 else 'es'}"
 
 
 def print_row(name, cells):
@@ -90,8 +89,7 @@ def print_title(title, ways):
     print_row(title, [w.name for w in ways])
 
 
-def is_of_most(ways):
-    return ways[0].stage == PP and ways[0].plan.pipe.rank < 0
+def is_of_most(ways): return ways[0].stage == PP and ways[0].plan.pipe.rank < 0
 
 
 def print_extremes(name, ways, recompute, most):
@@ -163,8 +161,7 @@ def print_sizes(title, sizes):
 
 
 # ---- seconds ----
-def ms(title, width, field):
-    return title, width, ".2f", lambda row: 1e3 * getattr(row.time, field)
+def ms(title, width, field): return title, width, ".2f", lambda row: 1e3 * getattr(row.time, field)
 
 
 def speed(width):

@@ -4,8 +4,7 @@ does in which order (pipeline.h), and when, if every rank does its actions in or
 A step has m micro-batches; a rank has v parts of the model, part number c of rank r being number c*p + r of all. An action is one
 micro-batch in one part: F forward, B the gradient of the input, W the gradients of the weights, D both.
 """
-import functools
-import os
+import functools, os
 from typing import NamedTuple
 from stages import FOLDER
 from tool import ask_player
@@ -25,12 +24,8 @@ def plan_split(plan, text=None):
     return split(text or l.split, l.p, l.v, c.L, c.Vp, c.C)
 
 
-def split_of(plan):
-    return plan_split(plan)["blocks"]
-
-
-def blocks_of(plan, rank):
-    return sum(split_of(plan)[rank::plan.pipe.p])
+def split_of(plan): return plan_split(plan)["blocks"]
+def blocks_of(plan, rank): return sum(split_of(plan)[rank::plan.pipe.p])
 
 
 class Pipeline(NamedTuple):
@@ -40,8 +35,7 @@ class Pipeline(NamedTuple):
     v: int
 
 
-def pipeline_of(plan):
-    return Pipeline(plan.pipe.schedule, plan.pipe.p, plan.accumulation, plan.pipe.v)
+def pipeline_of(plan): return Pipeline(plan.pipe.schedule, plan.pipe.p, plan.accumulation, plan.pipe.v)
 
 
 @functools.lru_cache(16)

@@ -4,8 +4,7 @@ and layouts that the times need.
 A run is a Plan. It is asked of the program of its stage, built for the precision, because a program's precision is chosen when it
 is compiled. (fp16 has bf16's size; only train_gpt2_compress keeps more there.) A program is started at its first question and
 answers one line for one line."""
-import functools
-import os
+import functools, os
 from typing import NamedTuple
 from tool import ask, ceil_div, started
 
@@ -31,19 +30,15 @@ class Config(NamedTuple):
         C = self.C
         return self.Vp * C // t + (self.max_T + 2) * C if u == 0 else 12 * C * C // t + 7 * C // t + 6 * C
 
-    def elements(self):
-        return self.unit(0) + self.L * self.unit(1)
-
-    def parameters(self):
-        return self.elements() - (self.Vp - self.V) * self.C
+    def elements(self): return self.unit(0) + self.L * self.unit(1)
+    def parameters(self): return self.elements() - (self.Vp - self.V) * self.C
 
     def flops_per_token(self, T):
         """6 per parameter for forward and backward, and attention's two (T,T) products, whose causal half is 6 L C T."""
         return 6.0 * self.parameters() + 6.0 * self.L * self.C * T
 
 
-def padded(V):
-    return ceil_div(V, 128) * 128
+def padded(V): return ceil_div(V, 128) * 128
 
 
 class Pipe(NamedTuple):
@@ -104,8 +99,7 @@ class Plan(NamedTuple):
         """Of a micro-batch."""
         return self.B * self.T
 
-    def with_pipe(self, **changes):
-        return self._replace(pipe=self.pipe._replace(**changes))
+    def with_pipe(self, **changes): return self._replace(pipe=self.pipe._replace(**changes))
 
 
 # ---- questions ----
@@ -194,8 +188,7 @@ def bytes_of(plan, stage):
     return ranks[extreme_rank(plan, stage) if plan.pipe.rank < 0 else plan.pipe.rank]
 
 
-def total_of(plan, stage):
-    return bytes_of(plan, stage).total
+def total_of(plan, stage): return bytes_of(plan, stage).total
 
 
 def sent_of_all(plan, stage):
@@ -203,8 +196,7 @@ def sent_of_all(plan, stage):
     return float(round_half_away(bytes_of(plan, stage).sent * plan.N))
 
 
-def round_half_away(x):
-    return int(x + 0.5)
+def round_half_away(x): return int(x + 0.5)
 
 
 def sent_by_kind(plan):
@@ -217,8 +209,7 @@ def sent_by_kind(plan):
     return messages, sent - messages - copies - numbers, copies, numbers
 
 
-def own_rank(plan):
-    return extreme_rank(plan, PP) if plan.pipe.rank < 0 else plan.pipe.rank
+def own_rank(plan): return extreme_rank(plan, PP) if plan.pipe.rank < 0 else plan.pipe.rank
 
 
 # ---- how units are sharded ----

@@ -4,9 +4,7 @@ A row's program is known by its source: what it fuses, what it hides, what it ke
 slower memory and 500 W; its document says that their peak is between those of the H100's SXM and NVL forms, so the latter's,
 835 TFLOP/s, is taken. Rows in fp8, and those that cut the sequence (cp), are not predicted.
 """
-import math
-import statistics
-import tomllib
+import math, statistics, tomllib
 from typing import NamedTuple
 from tool import die, read_bytes, require
 from machines import GPUS, MIB
@@ -41,9 +39,7 @@ class Row(NamedTuple):
     bits: int = 16
     note: str = ""
 
-    @property
-    def gpus(self):
-        return self.dp * self.tp * self.pp * self.cp
+    gpus = property(lambda self: self.dp * self.tp * self.pp * self.cp)
 
 
 def rows_of(source, given):
@@ -136,8 +132,7 @@ def offs(pairs, kinds):
     return [off(x / r.value) for r, x in pairs if r.kind in kinds and r.kind != "fits" and not math.isnan(x)]
 
 
-def median(numbers):
-    return statistics.median(numbers) if numbers else math.nan
+def median(numbers): return statistics.median(numbers) if numbers else math.nan
 
 
 def summary(pairs):

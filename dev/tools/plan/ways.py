@@ -23,8 +23,7 @@ class Way(NamedTuple):
     plan: Plan
     name: str
 
-    def bytes(self, recompute=False):
-        return bytes_of(self.plan._replace(recompute=recompute), self.stage)
+    def bytes(self, recompute=False): return bytes_of(self.plan._replace(recompute=recompute), self.stage)
 
     def extreme(self, recompute=False, most=True):
         return extreme_rank(self.plan._replace(recompute=recompute), self.stage, most)
@@ -95,8 +94,7 @@ class Compared:
         self.tensor = tensor_ways(o, self.plan)
         self.pipelines = pipeline_ways(o, self.plan)
 
-    def all(self):
-        return [*self.stages, *self.compressed, *self.tensor, *self.pipelines, *self.mesh]
+    def all(self): return [*self.stages, *self.compressed, *self.tensor, *self.pipelines, *self.mesh]
 
 
 def device_sizes(o):
