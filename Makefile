@@ -166,11 +166,11 @@ $(PYTHON_TOOLS:%=$(BUILD)/%): $(BUILD)/%: dev/tools/%.py
 	@mkdir -p $(@D)
 	@ln -sf $(if $(variant),../)../$< $@
 $(BUILD)/schedule: | $(BUILD)/schedule_play
-# build/plan, whose code is dev/tools/plan, and the stage programs that it asks (--predict). These compute little, so they are
-# hardly optimised, and they need no MPI.
+# build/plan, whose code is dev/tools/plan, and the programs that it asks: schedule_play, and the stages' --predict. The latter compute
+# little, so they are hardly optimised, and they need no MPI.
 PLAN_STAGES := $(foreach s,ddp zero fsdp tp pp 3d compress,$(foreach p,fp32 bf16,$(BUILD)/predict/train_gpt2_$s.$p)) \
     $(BUILD)/predict/train_gpt2_compress.fp16
-$(BUILD)/plan: Makefile $(PLAN_STAGES)
+$(BUILD)/plan: Makefile $(PLAN_STAGES) $(BUILD)/schedule_play
 	@printf '#!/bin/sh\nPLAN_STAGES="$$(dirname -- "$$0")/predict" exec python3 "%s/dev/tools/plan" "$$@"\n' '$(CURDIR)' >$@
 	@chmod +x $@
 $(filter %.fp32,$(PLAN_STAGES)): PRECISION_FLAG := -DPRECISION_FP32

@@ -19,12 +19,11 @@ also has jitter and late messages. --compare prints a line per schedule, and why
 
     schedule_play.c    plays schedules, in the order that train_gpt2_pp has      schedule_trace.py   reads a run's actions
 """
-import json, math, re, subprocess, sys
+import math, re, sys
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from schedule_trace import Trace
-from tool import Picture, choice, die, parse_options, real, switch, text, whole
+from tool import Picture, ask_player, choice, die, parse_options, real, switch, text, whole
 
 SCHEDULES = "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe"
 OF_RUNS = SCHEDULES[:4]
@@ -60,19 +59,7 @@ OPTIONS = [
 OF_MODELS = "layers", "heads", "channels", "vocab-size", "seq-len", "batch-size", "precision", "split"
 
 
-# ---- the program that plays ----
-@cache
-def player():
-    path = Path(sys.argv[0]).parent / "schedule_play"
-    if not path.exists(): die(f"{path} is missing, which plays schedules; make tools builds it")
-    return subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def ask(**request):
-    """The player's answer to a request; of an error it has told the reason."""
-    print(json.dumps(request), file=player().stdin, flush=True)
-    answer = player().stdout.readline()
-    return json.loads(answer) if answer else sys.exit(1)
+def ask(**request): return ask_player(Path(sys.argv[0]).parent, **request)
 
 
 @dataclass

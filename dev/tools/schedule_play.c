@@ -5,7 +5,7 @@ train_gpt2_pp. It reads a JSON object a line, and answers each with a line:
     {"model": {"model": "gpt2", "layers": 0, "heads": 0, "channels": 0, "vocab-size": 0, "seq-len": 1024}}
         {"L", "C", "NH", "Vp", "max_T", "head": what the head costs, in blocks}
     {"split": "auto", "p", "v", "L", "Vp", "C"}
-        {"blocks": [of each chunk]}
+        {"blocks": [of each chunk], "efficiency": the share of the time in which ranks compute if there is no bubble}
     {"schedule": "1f1b", "p", "m", "v", "times": [F, B, W of 1/p of the model], "of_chunk": [[F, B, W], ..], "message": ms}
         {"step": ms, "bubble": ms by the formula, "messages": of all ranks by the formula, "parts": of the model, "cut", "ranks": [..]}
         each with {"busy", "begin", "end", "peak", "slots": the peak by the formula, "sends", "chunks": their numbers in the model,
@@ -51,11 +51,12 @@ static json_t* answer_model(const json_t* request) {
 static json_t* answer_split(const json_t* request) {
     int p = whole_of(request, "p"), v = whole_of(request, "v"), L = whole_of(request, "L"), blocks[PLAY_CHUNKS];
     const char* split = text_of(request, "split");
+    SplitCosts costs = split_costs(whole_of(request, "Vp"), whole_of(request, "C"));
     json_t* list = json_array();
     if (strcmp(split, "even") == 0) split_even(blocks, L, p, v);
-    else split_blocks(blocks, split, L, p, v, split_costs(whole_of(request, "Vp"), whole_of(request, "C")));
+    else split_blocks(blocks, split, L, p, v, costs);
     for (int g = 0; g < p * v; g++) json_array_append_new(list, json_integer(blocks[g]));
-    return json_pack("{s:o}", "blocks", list);
+    return json_pack("{s:o, s:f}", "blocks", list, "efficiency", split_efficiency(blocks, p, v, costs));
 }
 
 // ---- a schedule ----

@@ -1,20 +1,22 @@
-"""What the tools in Python share: errors, options, files, and pictures (SVG).
+"""What the tools in Python share: errors, options, files, numbers, programs that they ask, and pictures (SVG).
 
 One table of options is both the parser and --help, in the same words as those of the programs in C (llmc/base/options.h): unknown
 options, bad numbers and values out of range are errors that name the option and the allowed range.
 """
-import json, math, os, re, signal, stat, sys
+import json, math, os, re, signal, stat, subprocess, sys
 from dataclasses import dataclass
+from functools import cache
 from types import SimpleNamespace
-
-signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as of programs in C: "... | head" ends without a word
-sys.stdout.reconfigure(errors="surrogateescape")  # names of files may be any bytes
 
 
 def die(message):
     sys.stdout.flush()  # keep the order in which things happened when both go to one place
     print(f"error: {message}", file=sys.stderr)
     sys.exit(1)
+
+
+def require(condition, message):
+    if not condition: die(message)
 
 
 # ---- options ----
@@ -45,26 +47,34 @@ class Option:
             die(f"--{self.name} must be between {between % (self.low, self.high)}, not {value if is_whole else text}")
         return value
 
-    def show(self):
-        """The default, as --help shows it."""
-        if isinstance(self.default, bool): return "on" if self.default else "off"
-        if isinstance(self.default, str): return self.default if self.is_choice else f"'{self.default}'"
-        return "%g" % self.default if isinstance(self.default, float) else str(self.default)
+    def show(self, value):
+        """A value, as --help shows it."""
+        if isinstance(value, bool): return "on" if value else "off"
+        if isinstance(value, str): return value if self.is_choice else f"'{value}'"
+        return "%g" % value if isinstance(value, float) else str(value)
 
 
-def text(name, default, form, help): return Option(name, default, help, form)
+def text(name, default, form, help, letter=""): return Option(name, default, help, form, letter=letter)
 def whole(name, default, low, high, help, letter=""): return Option(name, default, help, "N", low, high, letter)
 def real(name, default, low, high, help): return Option(name, float(default), help, "X", low, high)
 def choice(name, default, words, help): return Option(name, default, help, words, is_choice=True)
 def switch(name, help): return Option(name, False, help)
 
 
-def print_help(program, purpose, options, operands):
+def field_of(name): return name.replace("-", "_")
+
+
+def print_help(program, purpose, table, operands, values):
+    """values: as the words before --help have set them."""
     print(f"{program}: {purpose}\n\nusage: {program} [options]{' ' * bool(operands)}{operands}\n")
-    for o in options:
+    for i, o in enumerate(table):
+        if isinstance(o, str):
+            print("\n" * (i > 0) + o)
+            continue
         left = f"{f'-{o.letter}, ' if o.letter else '    '}--{o.name} {o.form}"
         line_break = f"\n{'':48}" if len(left) > 45 else ""
-        print(f"  {left:<46}{line_break}{o.help}  [{o.show()}]")
+        print(f"  {left:<46}{line_break}{o.help}  [{o.show(getattr(values, field_of(o.name)))}]")
+    if any(isinstance(o, str) for o in table): print()
     print(f"  {'-h, --help':<46}print this and exit\n\nWhat is [on] or [off] is a switch: --NAME turns it on, --no-NAME off.")
 
 
@@ -76,15 +86,18 @@ def find_option(options, argument):
     die(f"unknown option '{argument}'; --help lists them all")
 
 
-def parse_options(program, purpose, options, operands="", count=0):
+def parse_options(program, purpose, table, operands="", count=0):
     """Values by name ("svg-ms" is .svg_ms), .given: the names on the command line, and .operands, of which there must be `count`.
-    Options may stand before, between and after operands; "--" ends them, "-" is an operand."""
-    found = SimpleNamespace(given=set(), operands=[], **{o.name.replace("-", "_"): o.default for o in options})
+    Options may stand before, between and after operands; "--" ends them, "-" is an operand. A text in the table is a heading."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as of programs in C: "... | head" ends without a word
+    sys.stdout.reconfigure(errors="surrogateescape")  # names of files may be any bytes
+    options = [o for o in table if isinstance(o, Option)]
+    found = SimpleNamespace(given=set(), operands=[], **{field_of(o.name): o.default for o in options})
     arguments = sys.argv[1:]
     while arguments:
         a = arguments.pop(0)
         if a in ("--help", "-h"):
-            print_help(program, purpose, options, operands)
+            print_help(program, purpose, table, operands, found)
             sys.exit(0)
         if operands and a == "--":
             found.operands += arguments
@@ -101,7 +114,7 @@ def parse_options(program, purpose, options, operands="", count=0):
             if not has_value and not arguments: die(f"--{o.name} needs a value: {o.form}")
             value = o.read(value if has_value else arguments.pop(0))
         found.given.add(o.name)
-        setattr(found, o.name.replace("-", "_"), value)
+        setattr(found, field_of(o.name), value)
     if len(found.operands) != count: die(f"usage: {program} [options] {operands}; --help says more")
     return found
 
@@ -122,22 +135,32 @@ def read_bytes(path, remedy):
 def refuse_constant(name): raise ValueError(f"{name} is no number of JSON")
 
 
-def parse_json(data):
-    """JSON as the standard has it: no NaN, no Inf, and no number beyond a double."""
+def unique_keys(pairs):
+    found = dict(pairs)
+    if len(found) < len(pairs): raise ValueError("duplicate object key")
+    return found
+
+
+def parse_json(data, **how):
+    """JSON as the standard has it: no NaN, no Inf, and no number beyond a double. how: more arguments of json.loads."""
     def number(digits):
         x = float(digits)
         return x if math.isfinite(x) else refuse_constant(digits)
-    return json.loads(data.decode("utf-8"), parse_constant=refuse_constant, parse_float=number)
+    return json.loads(data.decode("utf-8"), parse_constant=refuse_constant, parse_float=number, **how)
 
 
-def read_events(path, remedy):
-    """The events of a timeline."""
+def read_json(path, remedy, **how):
     try:
-        root = parse_json(read_bytes(path, remedy))
+        return parse_json(read_bytes(path, remedy), **how)
     except json.JSONDecodeError as e:
         die(f"{path}: is not JSON: line {e.lineno}, {e.msg}; {remedy}")
     except (ValueError, RecursionError) as e:
         die(f"{path}: is not JSON: line 1, {e}; {remedy}")
+
+
+def read_events(path, remedy):
+    """The events of a timeline."""
+    root = read_json(path, remedy)
     events = root.get("traceEvents") if isinstance(root, dict) else None
     return events if isinstance(events, list) else None
 
@@ -147,6 +170,56 @@ def has(event, **types):
     kinds = {float: (int, float), int: (int,), str: (str,), dict: (dict,)}
     return isinstance(event, dict) and all(isinstance(event.get(name), kinds[t]) and not isinstance(event[name], bool)
                                            for name, t in types.items())
+
+
+# ---- numbers ----
+def ceil_div(a, b): return -(-a // b)
+
+
+def format_bytes(n):
+    """As llmc/run/logger.h: "12.3 MB"."""
+    unit = 0
+    while n >= 999.5 and unit < 4: n, unit = n / 1000, unit + 1
+    return ("%.1f" if unit > 0 and n < 99.95 else "%.0f") % n + (" B", " kB", " MB", " GB", " TB")[unit]
+
+
+def dump_number(x):
+    """As Jansson prints a real number with nine digits; null where it is not finite."""
+    if not math.isfinite(x): return "null"
+    digits, e, exponent = ("%.9g" % x).partition("e")
+    return f"{digits}e{int(exponent)}" if e else digits if "." in digits else digits + ".0"
+
+
+def dump_json(x, indent=1):
+    """JSON with an indent of one, and numbers as above."""
+    if isinstance(x, float): return dump_number(x)
+    if not isinstance(x, (dict, list)) or not x: return json.dumps(x, ensure_ascii=False)
+    lines = [dump_json(value, indent + 1) for value in (x.values() if isinstance(x, dict) else x)]
+    if isinstance(x, dict): lines = [f"{json.dumps(key, ensure_ascii=False)}: {line}" for key, line in zip(x, lines)]
+    begin, end = "{}" if isinstance(x, dict) else "[]"
+    space = "\n" + " " * indent
+    return begin + space + ("," + space).join(lines) + space[:-1] + end
+
+
+# ---- programs that answer a line with a line of JSON ----
+@cache
+def started(path, missing, *arguments):
+    require(os.access(path, os.X_OK), missing)
+    return subprocess.Popen([path, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def ask(program, line):
+    """The answer of a started program; of an error it has told the reason."""
+    sys.stdout.flush()
+    print(line, file=program.stdin, flush=True)
+    answer = program.stdout.readline()
+    return json.loads(answer) if answer else sys.exit(1)
+
+
+def ask_player(folder, **request):
+    """What schedule_play in this folder says; dev/tools/schedule_play.c lists the requests."""
+    path = os.path.join(folder, "schedule_play")
+    return ask(started(path, f"{path} is missing, which plays schedules; make tools builds it"), json.dumps(request))
 
 
 # ---- pictures; numbers are pixels ----

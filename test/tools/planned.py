@@ -3,7 +3,7 @@ import os
 import sys
 from suite import ROOT
 
-sys.path.insert(0, str(ROOT / "dev/tools/plan"))
+sys.path[:0] = [str(ROOT / "dev/tools/plan"), str(ROOT / "dev/tools")]
 os.environ.setdefault("PLAN_STAGES", str(ROOT / "build/predict"))
 
 from machines import link_of, open_link  # noqa: E402 (the path comes first)

@@ -11,7 +11,7 @@ from pipelines import (gather_delay, mesh_step, message_seconds, parse_emulation
                        weight_seconds)
 from schedules import SCHEDULES, blocks_of, pipeline_of, play, slots
 from stages import (DDP, FSDP, PP, STAGES, TP, ZERO1, ZERO2, ZERO3, Compress, Fsdp, all_ranks, bytes_of, extreme_rank,
-                    largest_depth, of_depth, sent_by_kind, sent_of_all, shard_elements, total_of)
+                    largest_depth, of_depth, sent_by_kind, sent_of_all, total_of)
 from steps import UnitSeconds, flops_done, step, unit_seconds, update_seconds
 
 near = lambda x, relative=1e-9, absolute=1e-12: pytest.approx(x, rel=relative, abs=absolute)
@@ -258,7 +258,7 @@ def test_the_last_group_is_the_first_to_go_backward():
 
 
 def test_offloaded_shards_pass_the_link_to_the_host():
-    p, every = plan_of("gpt2", 8), shard_elements(plan_of("gpt2", 8))
+    p, every = plan_of("gpt2", 8), kind(plan_of("gpt2", 8), FSDP, "optimizer state") / 8
     root = -(-p.config.unit(0) // 8 // 16) * 16
     # blocks are gathered twice in 2 bytes an element, the root once, and gradients come back in 4
     moved = (2 * every - root) * 2 + every * 4
@@ -585,5 +585,5 @@ def test_qis_samples_within_six_percent_and_memory_within_three(L, C, NH, p, B, 
     # Megatron kept masks of dropout, and attention's (T,T) matrix: 5as/h + 2 bytes more of the sbh of table 2 of Korthikanti et al.
     plan = qi_plan(L, C, NH, p, B, "1f1b", 8 * p)
     rank = extreme_rank(plan, PP)
-    more = (5.0 * NH * plan.T / C + 2) * plan.T * B * C * blocks_of(plan, rank) * slots(pipeline_of(plan), rank)
+    more = (5.0 * NH * plan.T / C + 2) * plan.T * B * C * blocks_of(plan, rank) * slots(plan, rank)
     assert rank == 1 and abs(1e-9 * (total_of(plan, PP) + more) / gb - 1) < 0.03

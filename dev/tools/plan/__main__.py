@@ -19,19 +19,23 @@ measured links and compute (comm_bench --json, a run on one rank). Two know any 
 one searches the best mesh and says why, the other compares with published figures. The last compares all ways to compress
 gradients. GB are 1e9 bytes.
 
-    options.py       the options, and what a device (machines.py) says of those not given; command_line.py parses them stages.py
-    bytes, by the stages' own formulas: it asks train_gpt2_* --predict network.py       seconds of messages; nccl.py: of a
-    collective, as NCCL expects them steps.py         seconds of a step; pipelines.py: of pipelines and meshes, schedules.py plays
-    them; compressed.py: what compresses ways.py          what tables compare, and its seconds; print_tables.py prints them;
-    answers.py: other questions, and JSON mesh.py          any mesh of any model (shapes.py); search.py chooses one; validate.py
-    compares with published.toml"""
+    options.py        the options, what a device (machines.py) says of those that are not given, and the run that they describe
+    stages.py         bytes, by the stages' own formulas: it asks train_gpt2_* --predict
+    network.py        seconds of messages; nccl.py: of a collective, as NCCL expects them
+    steps.py          seconds of a step; pipelines.py: of pipelines and meshes, which schedules.py has played; compressed.py
+    ways.py           what tables compare, and its seconds; print_tables.py prints them
+    answers.py        other questions, and JSON
+    mesh.py           any mesh of any model (shapes.py); search.py chooses one; validate.py compares with published.toml
+"""
 import sys
+from pathlib import Path
+sys.path.append(str(Path(__file__).resolve().parents[1])) # tool.py
 import answers
 import options
 import print_tables
 import validate
 import ways
-from common import dump_json
+from tool import dump_json
 
 
 def answer(o):
@@ -45,5 +49,5 @@ def answer(o):
     return (answers.json_model if o.json else print_tables.print_model)(compared, timer, o)
 
 
-found = answer(options.parse(sys.argv[1:]))
+found = answer(options.parse())
 if found is not None: print(dump_json(found))

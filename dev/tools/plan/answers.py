@@ -1,12 +1,12 @@
 """Other questions than the tables of stages, --params, --recommend and --compress all; and all tables as JSON: bytes, seconds,
 shares of 1."""
 import math
-from common import format_bytes, require
+from tool import format_bytes, require
 from compressed import METHODS, QUANTISE_BLOCK, is_possible, packets_of, pytorch_int8_bytes, touched_seconds
 from machines import share_machine
 from mesh import INPUTS
 from options import GPU_NAMES, shape_named, with_compression
-from print_tables import print_row, print_sizes
+from print_tables import cell, micro_batches, print_row, print_sizes
 from search import (Asked, PARTS, bound_of, command_of, is_gpt2, mesh_name, plan_of, program_of, search, stage_of, why, why_first)
 from shapes import SHAPES, Shape
 from stages import DDP, FSDP, KINDS, MESH, STAGES, STAGE_NAMES, ZERO1, ZERO2, ZERO3, Compress, bytes_of, copy_ranks, total_of
@@ -29,8 +29,7 @@ def sharded_bytes(o, stage, N):
     return divided(parameters, ZERO3), divided(gradients, ZERO2), divided(optimizer, ZERO1)
 
 
-def params_bytes(o, stage, N):
-    return o.params * sum(sharded_bytes(o, stage, N))
+def params_bytes(o, stage, N): return o.params * sum(sharded_bytes(o, stage, N))
 
 
 def params_rows(o):
@@ -65,43 +64,43 @@ def json_params(o):
 # Efficiency is printed by both definitions, as at the end of a run: compute / (compute + communication), and with what is exposed
 # of it. Neither counts the time of compressing, which the step has.
 def method_rows(o, plan, timer):
-    """(method, bytes sent, of errors, of message buffers, time) of each; None where gradients have 16 bits already."""
-    buffers = bytes_of(plan, DDP).memory.get("communication", 0)
+    """What each sends and takes; None where gradients have 16 bits already."""
+    rows, buffers = {}, bytes_of(plan, DDP).memory.get("communication", 0)
     for method in METHODS:
-        way = with_compression(o, plan, method)
-        if not is_possible(way): yield method, None
-        else:
-            b = bytes_of(way, DDP)
-            yield method, (b.sent, b.memory.get("errors", 0), b.memory.get("communication", 0) - buffers, timer.step(way, DDP))
+        way, rows[method] = with_compression(o, plan, method), None
+        if not is_possible(way): continue
+        b, t = bytes_of(way, DDP), timer.step(way, DDP)
+        rows[method] = {name: float(x) for name, x in {
+            "sent_per_step": b.sent, "errors": b.memory.get("errors", 0), "message_buffers": b.memory.get("communication", 0) - buffers,
+            "compressing": t.compressing, "communication": t.communication, "exposed": t.exposed, "seconds": t.seconds,
+            "efficiency_communication": t.compute / (t.compute + t.communication),
+            "efficiency_exposed": t.compute / (t.compute + t.exposed)}.items()}
+    return rows
 
 
-def efficiency(t, communication):
-    return t.compute / (t.compute + communication)
+# Two words above each column, its width and format, and what is in it, of a row and of ddp's.
+METHOD_COLUMNS = (
+    ("sent", "a step", 11, "B", lambda r, ddp: r["sent_per_step"]),
+    ("of", "ddp's", 8, ".1%", lambda r, ddp: r["sent_per_step"] / ddp["sent_per_step"]),
+    ("", "errors", 11, "B", lambda r, ddp: r["errors"]), ("message", "buffers", 11, "B", lambda r, ddp: r["message_buffers"]),
+    ("compress", "ing", 8, ".2f", lambda r, ddp: 1e3 * r["compressing"]),
+    ("communi-", "cation", 8, ".2f", lambda r, ddp: 1e3 * r["communication"]),
+    ("", "exposed", 8, ".2f", lambda r, ddp: 1e3 * r["exposed"]), ("", "step", 8, ".2f", lambda r, ddp: 1e3 * r["seconds"]),
+    ("step of", "ddp's", 8, ".2f", lambda r, ddp: r["seconds"] / ddp["seconds"]),
+    ("compute /", "commun.)", 9, ".1%", lambda r, ddp: r["efficiency_communication"]),
+    ("(compute+", "exposed)", 9, ".1%", lambda r, ddp: r["efficiency_exposed"]))
 
 
 def print_methods(o, plan, timer):
-    rows = dict(method_rows(o, plan, timer))
-    whole, _, _, ddp = rows["none"]
+    rows = method_rows(o, plan, timer)
     given = f", and summing all gradients {o.communication_ms:.4g} ms" if o.communication_ms > 0 else ""
-    print(f"{plan.config.parameters()} parameters, {o.precision}; {plan.N} ranks, {plan.B} x {plan.T} tokens in {plan.accumulation}"
-          f" micro-batch{'' if plan.accumulation == 1 else 'es'} each; computing takes {1e3 * ddp.compute:.4g} ms{given}")
-    widths = (11, 8, 11, 11, 8, 8, 8, 8, 8, 9, 9)
-    for head, words in (("", ("sent", "of", "", "message", "compress", "communi-", "", "", "step of", "compute /", "(compute+")),
-                        ("ms of a step", ("a step", "ddp's", "errors", "buffers", "ing", "cation", "exposed", "step", "ddp's", "commun.)",
-                                          "exposed)"))):
-        print(f"{head:<14}" + "".join(f" {word:>{width}}" for word, width in zip(words, widths)))
-    for method, found in rows.items():
-        if found is None: print(f"  {method:<12} gradients have 16 bits already")
-        else: print(f"  {method:<12}" + method_text(o, found, whole, ddp))
+    print(f"{plan.config.parameters()} parameters, {o.precision}; {plan.N} ranks, {plan.B} x {plan.T} tokens in {micro_batches(plan)} each;"
+          f" computing takes {1e3 * timer.step(plan, DDP).compute:.4g} ms{given}")
+    for i, left in enumerate(("", "ms of a step")): print(f"{left:<14}" + "".join(f" {c[i]:>{c[2]}}" for c in METHOD_COLUMNS))
+    for method, row in rows.items():
+        cells = [cell(of(row, rows["none"]), width, form, o.exact) for _, _, width, form, of in METHOD_COLUMNS] if row else []
+        print(f"  {method:<12}" + ("".join(cells) or " gradients have 16 bits already"))
     print_growth(o)
-
-
-def method_text(o, found, whole, ddp):
-    sent, errors, buffers, t = found
-    cells = [str(math.floor(n + 1e-3)) if o.exact else format_bytes(n) for n in (sent, errors, buffers)]
-    return (f" {cells[0]:>11} {100 * sent / whole:7.1f}% {cells[1]:>11} {cells[2]:>11} {1e3 * t.compressing:8.2f}"
-            f" {1e3 * t.communication:8.2f} {1e3 * t.exposed:8.2f} {1e3 * t.seconds:8.2f} {t.seconds / ddp.seconds:8.2f}"
-            f" {100 * efficiency(t, t.communication):8.1f}% {100 * efficiency(t, t.exposed):8.1f}%")
 
 
 def print_growth(o):
@@ -121,20 +120,12 @@ def print_growth(o):
 
 
 def json_methods(o, plan, timer):
-    rows = []
-    for method, found in method_rows(o, plan, timer):
-        rows.append({"method": method, "possible": found is not None})
-        if found is None: continue
-        sent, errors, buffers, t = found
-        rows[-1] |= {"sent_per_step": float(sent), "errors": float(errors), "message_buffers": float(buffers),
-                     "compressing": float(t.compressing), "communication": t.communication, "exposed": t.exposed, "seconds": t.seconds,
-                     "efficiency_communication": efficiency(t, t.communication), "efficiency_exposed": efficiency(t, t.exposed)}
-    return {"ranks": plan.N, "methods": rows}
+    rows = method_rows(o, plan, timer).items()
+    return {"ranks": plan.N, "methods": [{"method": method, "possible": row is not None, **(row or {})} for method, row in rows]}
 
 
 # ---- the tables of stages ----
-def json_bytes(b):
-    return {**{kind: b.memory.get(kind, 0) for kind in KINDS}, "total": b.total}
+def json_bytes(b): return {**{kind: b.memory.get(kind, 0) for kind in KINDS}, "total": b.total}
 
 
 def json_device(w, room):

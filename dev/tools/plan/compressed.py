@@ -79,8 +79,7 @@ def packets_of(plan):
     return root, blocks
 
 
-def touched_seconds(plan, nbytes):
-    return nbytes / plan.memory_bandwidth if plan.memory_bandwidth > 0 else 0
+def touched_seconds(plan, nbytes): return nbytes / plan.memory_bandwidth if plan.memory_bandwidth > 0 else 0
 
 
 def compressed_messages(plan, w, groups):

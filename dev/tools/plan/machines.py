@@ -16,10 +16,9 @@ Sources   NVIDIA's data sheets of A100 (1758950-r4), H100, H200, Blackwell (3384
           paper; AMD's of the Instinct MI300X. Peaks agree with torchtitan/tools/utils.py (b5bcd76), which names the same
           sheets; it rounds the MI300X's.
 """
-import json
 import os
 from typing import NamedTuple
-from common import die, read_text, require
+from tool import read_json, require, unique_keys
 
 AMPERE, HOPPER, BLACKWELL = 1, 2, 3 # generations of NVIDIA's GPUs, 0: Volta
 MIB = 1048576
@@ -80,8 +79,7 @@ ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all-reduce", "reduce-scatter", "all-ga
 COLLECTIVES = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER)
 
 
-def passes(collective):
-    return 2 if collective == ALL_REDUCE else 1
+def passes(collective): return 2 if collective == ALL_REDUCE else 1
 
 
 class Link(NamedTuple):
@@ -106,43 +104,21 @@ def link_of(alpha, busbw):
     return Link(dict.fromkeys(COLLECTIVES, alpha), dict.fromkeys(COLLECTIVES, busbw))
 
 
-def open_link(name):
-    return link_of(*LINKS[name][1:]) if name in LINKS else read_link(name)
-
-
-def link_description(name):
-    return LINKS[name][0] if name in LINKS else name
-
-
-def is_number(x):
-    return isinstance(x, (int, float)) and not isinstance(x, bool)
-
-
-def unique_keys(pairs):
-    keys = [key for key, _ in pairs]
-    if len(set(keys)) < len(keys): raise ValueError("line 1, duplicate object key")
-    return dict(pairs)
-
-
-def read_json(path, remedy):
-    text = read_text(path, remedy)
-    try: return json.loads(text, object_pairs_hook=unique_keys)
-    except json.JSONDecodeError as error: die(f"{path}: is not JSON: line {error.lineno}, {error.msg}; {remedy}")
-    except (ValueError, RecursionError) as error: die(f"{path}: is not JSON: {error}; {remedy}")
+def open_link(name): return link_of(*LINKS[name][1:]) if name in LINKS else read_link(name)
+def link_description(name): return LINKS[name][0] if name in LINKS else name
+def is_number(x): return isinstance(x, (int, float)) and not isinstance(x, bool)
+def dict_of(x): return x if isinstance(x, dict) else {}
 
 
 def read_link(path):
     """What dev/comm measured on ranks of one machine. Its alpha is for a whole call, ours for a hop."""
     remedy = f"--link and --inter-link want {', '.join(LINKS)} or a file that comm_bench --json wrote"
-    root = read_json(path, remedy)
-    root = root if isinstance(root, dict) else {}
-    ranks = root.get("ranks")
+    root = dict_of(read_json(path, remedy, object_pairs_hook=unique_keys))
+    ranks, collectives = root.get("ranks"), dict_of(root.get("collectives"))
     require(is_number(ranks) and 2 <= ranks <= 1e6, f'{path}: "ranks" must be a number from 2 on; {remedy}')
     alphas, busbws = {}, {}
     for name in COLLECTIVES:
-        measured = root.get("collectives")
-        measured = measured.get(name) if isinstance(measured, dict) else None
-        alpha, busbw = (measured.get("alpha"), measured.get("busbw")) if isinstance(measured, dict) else (None, None)
+        alpha, busbw = (dict_of(collectives.get(name)).get(key) for key in ("alpha", "busbw"))
         require(is_number(alpha) and is_number(busbw),
                 f'{path}: has no numbers "alpha" and "busbw" of "{name}" under "collectives"; {remedy}')
         require(alpha >= 0 and busbw > 0, f'{path}: has "alpha" below 0 or "busbw" not above 0 for "{name}"; {remedy}')

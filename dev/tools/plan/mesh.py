@@ -19,9 +19,9 @@ Update    28 bytes for each parameter that a rank updates: a gradient and a weig
 """
 from typing import NamedTuple
 import nccl
-from common import ceil_div
+from tool import ceil_div
 from machines import HOPPER, Gpu
-from schedules import head_cost, rank_cost, split_auto
+from schedules import split
 from shapes import Shape
 from stages import padded
 
@@ -64,12 +64,8 @@ TITAN = Program(True, False, True, 1, 4, 10)            # compiled; the loss in 
 OUTSIDE, INSIDE = 10, 14 # times C: numbers per token that a block's forward pass reads or writes too
 
 
-def products_reach(gpu):
-    return 1 if gpu.peak16 == 0 else 0.62 if gpu.generation >= HOPPER else 0.75
-
-
-def copies_reach(gpu):
-    return 1 if gpu.peak16 == 0 else 0.9
+def products_reach(gpu): return 1 if gpu.peak16 == 0 else 0.62 if gpu.generation >= HOPPER else 0.75
+def copies_reach(gpu): return 1 if gpu.peak16 == 0 else 0.9
 
 
 class MeshBytes(NamedTuple):
@@ -110,25 +106,11 @@ class MeshPlan(NamedTuple):
     program: Program = SHARD
     reserve: float = 0       # bytes that a rank cannot use: context, NCCL, fragmentation
 
-    @property
-    def ranks(self):
-        return self.dp * self.tp * self.pp
-
-    @property
-    def micro_batches(self): # of a rank
-        return self.batch // (self.dp * self.micro)
-
-    @property
-    def tokens(self): # of a micro-batch
-        return float(self.micro) * self.T
-
-    @property
-    def blocks(self): # of a rank, as equal as they can be
-        return ceil_div(self.shape.L, self.pp)
-
-    @property
-    def peak(self):
-        return self.gpu.peak16 if self.program.element_bytes == 2 else self.gpu.peak32
+    ranks = property(lambda self: self.dp * self.tp * self.pp)
+    micro_batches = property(lambda self: self.batch // (self.dp * self.micro)) # of a rank
+    tokens = property(lambda self: float(self.micro) * self.T)  # of a micro-batch
+    blocks = property(lambda self: ceil_div(self.shape.L, self.pp))  # of a rank, as equal as they can be
+    peak = property(lambda self: self.gpu.peak16 if self.program.element_bytes == 2 else self.gpu.peak32)
 
     def error(self):
         """None, or why there cannot be such a mesh."""
@@ -161,8 +143,7 @@ class MeshPlan(NamedTuple):
         return max(link, (2 if all_reduce else 1) * nbytes * (self.dp - 1) / self.dp / most) if most > 0 else link
 
     # ---- bytes ----
-    def block_parameters(self):
-        return (self.shape.block_weights() + self.shape.block_vectors()) / self.tp
+    def block_parameters(self): return (self.shape.block_weights() + self.shape.block_vectors()) / self.tp
 
     def parameters(self):
         """Of the rank that has most: the root is with the first and the last stage, or one half of it if the head is not tied."""
@@ -203,15 +184,11 @@ class MeshPlan(NamedTuple):
         total = parameters + gradients + optimizer + gathered + activations + self.reserve
         return MeshBytes(parameters, gradients, optimizer, activations, gathered, total)
 
-    def fits(self):
-        return self.bytes().total <= self.gpu.memory
+    def fits(self): return self.bytes().total <= self.gpu.memory
 
     # ---- seconds ----
-    def moved(self, nbytes):
-        return nbytes / (self.gpu.bandwidth * copies_reach(self.gpu))
-
-    def multiplied(self, flops):
-        return flops / (self.peak * products_reach(self.gpu))
+    def moved(self, nbytes): return nbytes / (self.gpu.bandwidth * copies_reach(self.gpu))
+    def multiplied(self, flops): return flops / (self.peak * products_reach(self.gpu))
 
     def block_compute(self):
         """Of a block and micro-batch: forward, backward, what is computed again; of the head: forward."""
@@ -269,8 +246,9 @@ class MeshPlan(NamedTuple):
         if not self.program.balances or self.pp == 1:
             slowest = self.blocks * block + head
             return slowest, (self.pp - 1) * slowest
-        blocks = split_auto(L, self.pp, self.chunks, head_cost(padded(self.shape.V), self.shape.C))
-        slowest = max(block * rank_cost(blocks, r, self.pp, head / block) for r in range(self.pp))
+        *blocks, last = split("auto", self.pp, self.chunks, L, padded(self.shape.V), self.shape.C)["blocks"]
+        blocks.append(last + head / block)
+        slowest = max(block * sum(blocks[r::self.pp]) for r in range(self.pp))
         return slowest, L * block + head - slowest
 
     def step(self):

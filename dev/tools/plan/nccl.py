@@ -14,8 +14,7 @@ Channels  NCCL searches rings and trees in the machine's topology. Here the sear
 Not here  CollNet (SHARP), broadcast, user buffers, POWER's CPUs, nodes of unequal size, and RCCL, which has other
           constants.
 """
-import functools
-import math
+import functools, math
 from typing import NamedTuple
 from machines import AMPERE, BLACKWELL, HOPPER
 
@@ -36,9 +35,7 @@ class Group(NamedTuple):
     ranks: int
     per_node: int
 
-    @property
-    def nodes(self):
-        return -(-self.ranks // self.per_node)
+    nodes = property(lambda self: -(-self.ranks // self.per_node))
 
 
 class Graph(NamedTuple):
@@ -63,8 +60,7 @@ SPEEDS_100 = ((90, 80, 70, 60, 50, 45, 40, 30, 24, 20, 19, 18),
               (96, 86, 80, 48, 45.1, 42, 40, 30, 24, 22, 20, 17.5, 15, 12, 6, 3, 2.4, 1.2, .24, .12))
 
 
-def speeds_of(g):
-    return {HOPPER: SPEEDS_90, BLACKWELL: SPEEDS_100}.get(g.generation, SPEEDS)[g.nodes > 1]
+def speeds_of(g): return {HOPPER: SPEEDS_90, BLACKWELL: SPEEDS_100}.get(g.generation, SPEEDS)[g.nodes > 1]
 
 
 def room(g, speed, link):
@@ -253,8 +249,7 @@ def seconds_of(g, algorithm, protocol, all_reduce, nbytes):
 
 
 @functools.lru_cache(None)
-def candidates(g, all_reduce):
-    return [(a, p) for a in range(5) for p in range(3) if figures(g, a, p, all_reduce)[0] > 0]
+def candidates(g, all_reduce): return [(a, p) for a in range(5) for p in range(3) if figures(g, a, p, all_reduce)[0] > 0]
 
 
 class Choice(NamedTuple):

@@ -12,7 +12,7 @@ counted as NCCL counts them when it chooses an algorithm (src/graph/tuning.cc).
 import math
 from typing import NamedTuple
 import nccl
-from common import ceil_div
+from tool import ceil_div
 from machines import ALL_GATHER, ALL_REDUCE, Gpu, Link, passes
 
 
@@ -33,8 +33,7 @@ class Network(NamedTuple):
     efficiency: float = 1    # share of the links' bandwidth that collectives reach
     sm_share: float = 0      # share of a device's processors that communication takes beside compute
 
-    def world(self, N):
-        return Group(N, self.per_node if 0 < self.per_node < N else N)
+    def world(self, N): return Group(N, self.per_node if 0 < self.per_node < N else N)
 
     def neighbours(self, N, t):
         """t neighbours. If t does not divide a node's ranks, some of the groups are in two nodes, and the others wait for them."""
@@ -60,8 +59,7 @@ class Network(NamedTuple):
         hops = inside * self.inside.alpha[collective] + between * self.between.alpha[collective]
         return passes(collective) * (hops + nbytes * (g.N - 1) / g.N / (busbw * self.efficiency))
 
-    def world_seconds(self, collective, nbytes, N):
-        return self.seconds(collective, nbytes, self.world(N))
+    def world_seconds(self, collective, nbytes, N): return self.seconds(collective, nbytes, self.world(N))
 
     def crosses(self, N, p):
         """True if some of p neighbours are in different nodes."""

@@ -1,9 +1,7 @@
 """The options of build/plan: their table, what a device or node says of those that are not given, which do not go together, and the
 run that they describe."""
-import math
-import re
-from command_line import Table
-from common import require
+import math, re
+from tool import Option, choice, parse_options, real, require, switch, text, whole
 from compressed import METHODS
 from machines import GPUS, GPU_NAMES, LINKS, NODES, NODE_NAMES, link_of, node_gpu, open_link, passes, this_machine, ALL_REDUCE
 from network import Network
@@ -18,105 +16,88 @@ PEAK = {"fp32": 67e12, "bf16": 989e12, "fp16": 989e12}     # an H100's, which a 
 LINK_NAMES = "|".join(LINKS) + "|FILE"
 
 
-def table_of_model(t):
-    t.heading("Model and batch")
-    t.text("model", "d4", "NAME", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-*, or dN: N layers, 64N channels, N heads", "m")
-    t.int("layers", 0, 0, 256, "number of layers; 0: the model's")
-    t.int("heads", 0, 0, 65536, "number of heads; 0: the model's")
-    t.int("channels", 0, 0, 65536, "number of channels, C; 0: the model's")
-    t.int("vocab-size", 0, 0, 1 << 24, "number of tokens, V; 0: 257 (bytes) for dN, 50257 for gpt2*")
-    t.float("params", 0, 0, 1e15, "number of parameters, if no shape is known; 0: --model's")
-    t.choice("precision", "bf16", "fp32|bf16|fp16", "of parameters, gradients and activations")
-    t.choice("master", "on", "on|off", "off: no fp32 copy of 16-bit weights; only with --params")
-    t.int("seq-len", 128, 1, 1 << 20, "tokens per sequence, T", "t")
-    t.int("batch-size", 16, 1, 1 << 20, "sequences per rank and micro-batch, B", "b")
-    t.int("accumulation", 0, 0, MOST_MICRO_BATCHES,
-          "micro-batches per step of a replica of the model; 0: 1, or in a pipeline one per rank of it")
-    t.int("total-batch-size", 0, 0, 1e15, "tokens per step of all ranks, so that more ranks do less each; 0: --accumulation says it")
-    t.choice("recompute", "none", "none|block", "for the times; bytes are printed for both")
+OPTIONS = [
+    "Model and batch",
+    text("model", "d4", "NAME", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-*, or dN: N layers, 64N channels, N heads", "m"),
+    whole("layers", 0, 0, 256, "number of layers; 0: the model's"),
+    whole("heads", 0, 0, 65536, "number of heads; 0: the model's"),
+    whole("channels", 0, 0, 65536, "number of channels, C; 0: the model's"),
+    whole("vocab-size", 0, 0, 1 << 24, "number of tokens, V; 0: 257 (bytes) for dN, 50257 for gpt2*"),
+    real("params", 0, 0, 1e15, "number of parameters, if no shape is known; 0: --model's"),
+    choice("precision", "bf16", "fp32|bf16|fp16", "of parameters, gradients and activations"),
+    choice("master", "on", "on|off", "off: no fp32 copy of 16-bit weights; only with --params"),
+    whole("seq-len", 128, 1, 1 << 20, "tokens per sequence, T", "t"),
+    whole("batch-size", 16, 1, 1 << 20, "sequences per rank and micro-batch, B", "b"),
+    whole("accumulation", 0, 0, MOST_MICRO_BATCHES,
+          "micro-batches per step of a replica of the model; 0: 1, or in a pipeline one per rank of it"),
+    whole("total-batch-size", 0, 0, 1e15, "tokens per step of all ranks, so that more ranks do less each; 0: --accumulation says it"),
+    choice("recompute", "none", "none|block", "for the times; bytes are printed for both"),
+    "Ranks, and how they divide the work (bytes of the first five stages are always printed)",
+    whole("ranks", 8, 1, 1 << 20, "number of ranks, N"),
+    whole("tensor-parallel", 0, 0, 1 << 20, "neighbouring ranks that share a replica of the model and a micro-batch; 0: 1, 2, 4 and 8"),
+    switch("sequence-parallel", "they also cut the rows of layernorms and of the residual stream"),
+    switch("keep-gathered", "with --sequence-parallel: gathered rows are kept for the backward pass"),
+    whole("pipeline-parallel", 0, 0, MAX_UNITS - 1, "neighbouring ranks that each have some blocks of a copy; 0: 2, 4 and 8"),
+    choice("schedule", "1f1b", "|".join(SCHEDULES), "of one pipeline; not given: all four are compared"),
+    whole("chunks", 0, 0, MAX_UNITS - 1, "parts of the model on each rank; 0: 2 if interleaved, else 1"),
+    text("split", "auto", "auto|N,N,...", "blocks of each part; auto: such that ranks take about equal times"),
+    text("mesh", "", "dp=N,tp=N,pp=N", "only this mesh of train_gpt2_3d: how many of --ranks are along each axis; '': none"),
+    whole("zero-stage", 0, 0, 1, "of --mesh: what is sharded over dp, 0 nothing, 1 optimizer state"),
+    text("emulate-ms", "", "F,B,W[,HEAD]",
+           "of --mesh: actions last so many ms, as in a run with this option; '': as long as computing takes"),
+    "The column fsdp, as train_gpt2_fsdp's options of these names",
+    choice("sharding", "full", "full|grad-op|hybrid|none",
+          "full: freed after each use; grad-op: kept until the backward pass; hybrid: full in groups; none: as DDP"),
+    whole("shard-group", 0, 0, 1 << 20, "ranks that hold one replica of the model; with --sharding hybrid"),
+    whole("wrap-blocks", 1, 0, MAX_UNITS - 1, "blocks gathered at a time; 0: the whole model"),
+    whole("limit-all-gathers", 2, 1, 256, "such groups that may be gathered at a time, besides the root"),
+    choice("reduce-dtype", "fp32", "fp32|model", "the precision in which gradients are sent and added"),
+    switch("cpu-offload", "shards are kept on the host, and AdamW runs there"),
+    real("host-link", 31.5e9, 1, 1e15, "bytes/s between a device and its host, with --cpu-offload; the default is PCIe 4.0 x16"),
+    real("host-bandwidth", 51.2e9, 1, 1e15,
+         "bytes/s of host memory for a rank's AdamW, with --cpu-offload; the default is an eighth of a DGX A100's"),
+    "Compressed gradients beside ddp, as train_gpt2_compress's options of these names",
+    choice("compress", "none", "|".join(METHODS) + "|all", "how the gradients of matrices travel; all: only a table of the methods"),
+    switch("error-feedback", "keep what was not sent; default: on for int4, onebit-adam and powersgd"),
+    real("top-k-fraction", 0.01, 1e-6, 1, "share of a matrix's elements that top-k sends"),
+    whole("rank", 4, 1, 1024, "rank of powersgd's matrices"),
+    real("bucket-mb", 25, 1e-6, 1e6, "MiB of gradients per bucket"),
+    real("communication-ms", 0, 0, 1e9, "ms in which ranks sum all gradients whole; all others take by their bytes. 0: from the links"),
+    "Device",
+    text("gpu", "", GPU_NAMES, "peak, memory and its bandwidth, links, nodes, --algorithm nccl, where not given; '': none"),
+    text("here", "build/here.json", "FILE", "what python3 dev/bench/here.py has measured, for --gpu cpu-here"),
+    text("node", "", "NAME", f"machine: {NODE_NAMES}; '': none"),
+    choice("device", "gpu", "gpu|cpu", "which program: NCCL or MPI, and how many logits it keeps"),
+    real("memory", 0, 0, 1e9, "GB of a rank's device; 0: --gpu's, or several in the tables"),
+    real("reserve", 2, 0, 1e6, "GB of it that a rank cannot use: context, NCCL, fragmentation"),
+    real("peak-flops", 0, 0, 1e18, "dense FLOP/s of a rank's device; 0: an H100's, 989e12, fp32 67e12"),
+    real("mfu", 0.4, 1e-6, 1, "the share of --peak-flops that one rank alone reaches"),
+    real("compute-ms", 0, 0, 1e9, "measured ms of a micro-batch on one rank; 0: from peak and MFU"),
+    real("memory-bandwidth", 0, 0, 1e15,
+         "bytes/s of a device's memory, for AdamW's 28 bytes a parameter; 0: it takes no time"),
+    "Links",
+    text("link", "nvlink", LINK_NAMES, "inside a node; FILE: from comm_bench --json"),
+    text("inter-link", "infiniband", LINK_NAMES, "between nodes"),
+    whole("ranks-per-node", 8, 0, 1 << 20, "ranks in each node; 0: all are in one node"),
+    whole("nics", 0, 0, 1 << 20, "network interfaces of each node; 0: one for each rank"),
+    choice("algorithm", "ring", "ring|tree|nccl", "of collectives; nccl: what NCCL takes on --gpu for each"),
+    real("efficiency", 1, 1e-3, 1, "the share of the links' bandwidth that collectives reach"),
+    real("sm-share", 0, 0, 1, "the share of a device's processors that communication takes from compute"),
+    "Cost of a run",
+    real("tokens", 0, 0, 1e18, "of the whole run, which gives hours and GPU-hours; 0: no cost"),
+    real("price", 0, 0, 1e6, "of a GPU for an hour, in any currency; 0: none"),
+    real("watts", 0, 0, 1e6, "of a GPU, for kWh; 0: --gpu's at most"),
+    "Other questions, and how answers are printed",
+    switch("recommend", "search the best mesh for --model on --ranks of --gpu: dp, tp, pp, ZeRO, recomputation, micro-batches"),
+    switch("validate", "compare predictions with what others have published"),
+    text("published", PUBLISHED, "FILE", "the figures for --validate"),
+    switch("json", "all tables as one JSON object; bytes and seconds"),
+    switch("exact", "print all digits of bytes"),
+]
 
 
-def table_of_ranks(t):
-    t.heading("Ranks, and how they divide the work (bytes of the first five stages are always printed)")
-    t.int("ranks", 8, 1, 1 << 20, "number of ranks, N")
-    t.int("tensor-parallel", 0, 0, 1 << 20, "neighbouring ranks that share a replica of the model and a micro-batch; 0: 1, 2, 4 and 8")
-    t.flag("sequence-parallel", "they also cut the rows of layernorms and of the residual stream")
-    t.flag("keep-gathered", "with --sequence-parallel: gathered rows are kept for the backward pass")
-    t.int("pipeline-parallel", 0, 0, MAX_UNITS - 1, "neighbouring ranks that each have some blocks of a copy; 0: 2, 4 and 8")
-    t.choice("schedule", "1f1b", "|".join(SCHEDULES), "of one pipeline; not given: all four are compared")
-    t.int("chunks", 0, 0, MAX_UNITS - 1, "parts of the model on each rank; 0: 2 if interleaved, else 1")
-    t.text("split", "auto", "auto|N,N,...", "blocks of each part; auto: such that ranks take about equal times")
-    t.text("mesh", "", "dp=N,tp=N,pp=N", "only this mesh of train_gpt2_3d: how many of --ranks are along each axis; '': none")
-    t.int("zero-stage", 0, 0, 1, "of --mesh: what is sharded over dp, 0 nothing, 1 optimizer state")
-    t.text("emulate-ms", "", "F,B,W[,HEAD]",
-           "of --mesh: actions last so many ms, as in a run with this option; '': as long as computing takes")
-
-
-def table_of_fsdp(t):
-    t.heading("The column fsdp, as train_gpt2_fsdp's options of these names")
-    t.choice("sharding", "full", "full|grad-op|hybrid|none",
-             "full: freed after each use; grad-op: kept until the backward pass; hybrid: full in groups; none: as DDP")
-    t.int("shard-group", 0, 0, 1 << 20, "ranks that hold one replica of the model; with --sharding hybrid")
-    t.int("wrap-blocks", 1, 0, MAX_UNITS - 1, "blocks gathered at a time; 0: the whole model")
-    t.int("limit-all-gathers", 2, 1, 256, "such groups that may be gathered at a time, besides the root")
-    t.choice("reduce-dtype", "fp32", "fp32|model", "the precision in which gradients are sent and added")
-    t.flag("cpu-offload", "shards are kept on the host, and AdamW runs there")
-    t.float("host-link", 31.5e9, 1, 1e15, "bytes/s between a device and its host, with --cpu-offload; the default is PCIe 4.0 x16")
-    t.float("host-bandwidth", 51.2e9, 1, 1e15,
-            "bytes/s of host memory for a rank's AdamW, with --cpu-offload; the default is an eighth of a DGX A100's")
-    t.heading("Compressed gradients beside ddp, as train_gpt2_compress's options of these names")
-    t.choice("compress", "none", "|".join(METHODS) + "|all", "how the gradients of matrices travel; all: only a table of the methods")
-    t.flag("error-feedback", "keep what was not sent; default: on for int4, onebit-adam and powersgd")
-    t.float("top-k-fraction", 0.01, 1e-6, 1, "share of a matrix's elements that top-k sends")
-    t.int("rank", 4, 1, 1024, "rank of powersgd's matrices")
-    t.float("bucket-mb", 25, 1e-6, 1e6, "MiB of gradients per bucket")
-    t.float("communication-ms", 0, 0, 1e9, "ms in which ranks sum all gradients whole; all others take by their bytes. 0: from the links")
-
-
-def table_of_device(t):
-    t.heading("Device")
-    t.text("gpu", "", GPU_NAMES, "peak, memory and its bandwidth, links, nodes, --algorithm nccl, where not given; '': none")
-    t.text("here", "build/here.json", "FILE", "what python3 dev/bench/here.py has measured, for --gpu cpu-here")
-    t.text("node", "", "NAME", f"machine: {NODE_NAMES}; '': none")
-    t.choice("device", "gpu", "gpu|cpu", "which program: NCCL or MPI, and how many logits it keeps")
-    t.float("memory", 0, 0, 1e9, "GB of a rank's device; 0: --gpu's, or several in the tables")
-    t.float("reserve", 2, 0, 1e6, "GB of it that a rank cannot use: context, NCCL, fragmentation")
-    t.float("peak-flops", 0, 0, 1e18, "dense FLOP/s of a rank's device; 0: an H100's, 989e12, fp32 67e12")
-    t.float("mfu", 0.4, 1e-6, 1, "the share of --peak-flops that one rank alone reaches")
-    t.float("compute-ms", 0, 0, 1e9, "measured ms of a micro-batch on one rank; 0: from peak and MFU")
-    t.float("memory-bandwidth", 0, 0, 1e15,
-            "bytes/s of a device's memory, for AdamW's 28 bytes a parameter; 0: it takes no time")
-
-
-def table_of_links(t):
-    t.heading("Links")
-    t.text("link", "nvlink", LINK_NAMES, "inside a node; FILE: from comm_bench --json")
-    t.text("inter-link", "infiniband", LINK_NAMES, "between nodes")
-    t.int("ranks-per-node", 8, 0, 1 << 20, "ranks in each node; 0: all are in one node")
-    t.int("nics", 0, 0, 1 << 20, "network interfaces of each node; 0: one for each rank")
-    t.choice("algorithm", "ring", "ring|tree|nccl", "of collectives; nccl: what NCCL takes on --gpu for each")
-    t.float("efficiency", 1, 1e-3, 1, "the share of the links' bandwidth that collectives reach")
-    t.float("sm-share", 0, 0, 1, "the share of a device's processors that communication takes from compute")
-
-
-def table_of_output(t):
-    t.heading("Cost of a run")
-    t.float("tokens", 0, 0, 1e18, "of the whole run, which gives hours and GPU-hours; 0: no cost")
-    t.float("price", 0, 0, 1e6, "of a GPU for an hour, in any currency; 0: none")
-    t.float("watts", 0, 0, 1e6, "of a GPU, for kWh; 0: --gpu's at most")
-    t.heading("Other questions, and how answers are printed")
-    t.flag("recommend", "search the best mesh for --model on --ranks of --gpu: dp, tp, pp, ZeRO, recomputation, micro-batches")
-    t.flag("validate", "compare predictions with what others have published")
-    t.text("published", PUBLISHED, "FILE", "the figures for --validate")
-    t.flag("json", "all tables as one JSON object; bytes and seconds")
-    t.flag("exact", "print all digits of bytes")
-
-
-def parse(arguments):
-    t = Table("plan", "predict bytes per rank and seconds per step of a model on many ranks, by formula")
-    for part in (table_of_model, table_of_ranks, table_of_fsdp, table_of_device, table_of_links, table_of_output): part(t)
-    o = t.parse(arguments)
-    o.order = [option.name for option in t.options]
+def parse():
+    o = parse_options("plan", "predict bytes per rank and seconds per step of a model on many ranks, by formula", OPTIONS)
     o.emulation = parse_emulation(o.emulate_ms)
     o.feedback = o.error_feedback if "error-feedback" in o.given else None
     o.compares = o.pipeline_parallel > 0 and "schedule" not in o.given and o.split == "auto" # all schedules
@@ -151,27 +132,22 @@ def take_device(o):
 
 
 def take_gpu(o, gpu):
-    def take(condition, name, value):
-        if condition and name not in o.given: setattr(o, name.replace("-", "_"), value)
     is_here, is_measured = gpu.peak16 == 0, gpu.peak16 == 0 and gpu.peak32 > 0
     require(not is_here or is_measured or (o.compute_ms > 0 and "link" in o.given),
             f"--gpu cpu-here knows only the memory, because there is no {o.here}: measure a micro-batch and the link, and give"
             " --compute-ms and --link FILE, or let python3 dev/bench/here.py measure")
-    take(is_here, "device", "cpu")
-    take(is_measured, "precision", "fp32")
-    take(is_measured, "mfu", 1.0)
-    take(is_measured, "link", o.here)
+
+    def take(**values):
+        vars(o).update({name: x for name, x in values.items() if name.replace("_", "-") not in o.given})
+    if is_here: take(device="cpu")
+    if is_measured: take(precision="fp32", mfu=1.0, link=o.here)
     o.gpu_links = not is_here and not {"link", "inter-link"} & o.given
-    take(True, "peak-flops", gpu.peak32 if o.precision == "fp32" else gpu.peak16)
-    take(True, "memory-bandwidth", gpu.bandwidth)
-    take(True, "ranks-per-node", gpu.per_node)
-    take(True, "nics", gpu.nics)
-    take(o.gpu_links and gpu.nccl_inside > 0, "algorithm", "nccl")
-    take(True, "watts", gpu.watts)
+    take(peak_flops=gpu.peak32 if o.precision == "fp32" else gpu.peak16, memory_bandwidth=gpu.bandwidth, ranks_per_node=gpu.per_node,
+         nics=gpu.nics, watts=gpu.watts)
+    if o.gpu_links and gpu.nccl_inside > 0: take(algorithm="nccl")
 
 
-def room_of(o, N):
-    return o.room / N if o.shares_room else o.room
+def room_of(o, N): return o.room / N if o.shares_room else o.room
 
 
 def peak_of(o):
@@ -189,15 +165,20 @@ OF_STAGES = "sharding shard-group wrap-blocks limit-all-gathers reduce-dtype cpu
 
 def forbid(o, names, others, question, why):
     """Dies if one of names (or, with others, an option that is none of them) is given beside --question."""
-    for name in o.order:
+    for name in (option.name for option in OPTIONS if isinstance(option, Option)):
         require(name not in o.given or (name in names.split()) == others,
                 f"--{name} cannot be used with --{question}, which {why}; leave one of the two out")
+
+
+def needs(o, names, holds, why):
+    """Dies if one of names is given, though what it needs does not hold."""
+    for name in names.split(): require(holds or name not in o.given, f"--{name} {why}")
 
 
 def check(o):
     check_questions(o)
     check_model(o)
-    check_sharding(o)
+    check_ranks(o)
     check_links(o)
     check_pipelines(o)
 
@@ -205,36 +186,31 @@ def check(o):
 def check_questions(o):
     """--params, --recommend and --validate leave out what the tables of stages need."""
     require(not (o.recommend and o.validate), "--recommend and --validate are two questions: give one of them")
-    require(o.validate or "published" not in o.given, "--published is for --validate; give it as well")
+    needs(o, "published", o.validate, "is for --validate; give it as well")
     if o.recommend: forbid(o, OF_RECOMMEND, True, "recommend", "tries all of them")
     elif o.validate: forbid(o, OF_VALIDATE, True, "validate", "takes those of each published row")
     elif o.params > 0: forbid(o, OF_PARAMS, True, "params", "describes a model of unknown shape")
 
 
 def check_model(o):
+    total = f"--total-batch-size {o.total_batch_size}"
     require(o.params == 0 or o.params >= 1, f"--params must be at least 1, not {o.params:g}")
-    require(o.params > 0 or "master" not in o.given,
-            "--master is for --params: our stages always keep an fp32 copy of 16-bit weights; leave it out")
-    require(o.precision != "fp32" or "master" not in o.given,
-            "--master cannot be used with --precision fp32, whose weights are the master copy")
+    needs(o, "master", o.params > 0, "is for --params: our stages always keep an fp32 copy of 16-bit weights; leave it out")
+    needs(o, "master", o.precision != "fp32", "cannot be used with --precision fp32, whose weights are the master copy")
     require(o.compute_ms == 0 or not {"peak-flops", "mfu"} & o.given,
             "--compute-ms replaces --peak-flops and --mfu: give either that or these")
     require(o.total_batch_size == 0 or "accumulation" not in o.given,
-            f"--total-batch-size {o.total_batch_size} decides how many micro-batches a step has; leave out --accumulation")
-    require(o.total_batch_size % o.seq_len == 0 or o.recommend,
-            f"--total-batch-size {o.total_batch_size} is no multiple of --seq-len {o.seq_len}; choose one that is")
-    require(o.tokens > 0 or not {"price", "watts"} & o.given,
-            f"--{'price' if 'price' in o.given else 'watts'} is for the cost of a run; give its --tokens as well")
+            f"{total} decides how many micro-batches a step has; leave out --accumulation")
+    require(o.total_batch_size % o.seq_len == 0 or o.recommend, f"{total} is no multiple of --seq-len {o.seq_len}; choose one that is")
+    needs(o, "price watts", o.tokens > 0, "is for the cost of a run; give its --tokens as well")
 
 
-def check_sharding(o):
+def check_ranks(o):
     if o.mesh: forbid(o, OF_STAGES, False, "mesh", "is train_gpt2_3d, without fsdp and compression")
-    require(o.cpu_offload or not {"host-link", "host-bandwidth"} & o.given,
-            f"--{'host-link' if 'host-link' in o.given else 'host-bandwidth'} is for --cpu-offload; give it as well")
+    needs(o, "host-link host-bandwidth", o.cpu_offload, "is for --cpu-offload; give it as well")
     require(o.shard_group <= o.ranks, f"--shard-group {o.shard_group} is more than the {o.ranks} ranks; lower it, or raise --ranks")
-    require(o.compress in ("all", "top-k") or "top-k-fraction" not in o.given,
-            "--top-k-fraction is for --compress top-k; give it as well")
-    require(o.compress in ("all", "powersgd") or "rank" not in o.given, "--rank is for --compress powersgd; give it as well")
+    needs(o, "top-k-fraction", o.compress in ("all", "top-k"), "is for --compress top-k; give it as well")
+    needs(o, "rank", o.compress in ("all", "powersgd"), "is for --compress powersgd; give it as well")
     require(o.compress != "none" or not {"error-feedback", "bucket-mb", "communication-ms"} & o.given,
             "--error-feedback, --bucket-mb and --communication-ms are for --compress; give it as well")
     require(o.communication_ms == 0 or o.ranks > 1,
@@ -242,12 +218,12 @@ def check_sharding(o):
 
 
 def check_links(o):
-    require(o.ranks_per_node > 0 or not {"nics", "inter-link"} & o.given,
-            f"--{'nics' if 'nics' in o.given else 'inter-link'} is about nodes, and --ranks-per-node 0 says that there is one; give"
-            " --ranks-per-node as well")
-    require(o.algorithm != "nccl" or (o.device_gpu and o.device_gpu.nccl_inside > 0),
+    needs(o, "nics inter-link", o.ranks_per_node > 0,
+          "is about nodes, and --ranks-per-node 0 says that there is one; give --ranks-per-node as well")
+    if o.algorithm != "nccl": return
+    require(o.device_gpu and o.device_gpu.nccl_inside > 0,
             "--algorithm nccl depends on the device: give --gpu and one of NVIDIA's")
-    require(o.algorithm != "nccl" or o.gpu_links, "--algorithm nccl takes --gpu's links: leave out --link and --inter-link")
+    require(o.gpu_links, "--algorithm nccl takes --gpu's links: leave out --link and --inter-link")
 
 
 def check_pipelines(o):
@@ -294,7 +270,7 @@ def with_pipe(o, plan, p, schedule):
     """How p ranks are planned with a schedule."""
     interleaved = schedule == "interleaved"
     v = o.chunks if o.chunks > 0 and (interleaved or not o.compares) else 2 if interleaved else 1
-    return plan._replace(pipe=Pipe(p, schedule, v, o.split), accumulation=o.accumulation or p)
+    return plan._replace(pipe=Pipe(p, schedule, v, o.split), accumulation=o.accumulation or p, t=1)
 
 
 def with_mesh(o, plan):

@@ -14,11 +14,12 @@ After it  A stage sums a block's gradients over the replicas of the model once i
           Then three numbers are summed over the stages: the loss and two norms. With --zero-stage 1 gradients are reduced and, when
           the update is over, gathered. The next step's first forward passes hide as much of that as they can wait for.
 """
+import math
 from typing import NamedTuple
-from common import require
+from tool import require
 from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from network import Group
-from schedules import actions_of, blocks_of, bubble, part_cost, pipeline_of, play, split_of
+from schedules import blocks_of, pipeline_of, play, split_of
 from stages import MESH, PP
 from steps import StepTime, Timeline, block_flops, tensor_backward, tensor_forward, tensor_messages, update_seconds
 
@@ -34,18 +35,44 @@ def messages_of_rank(plan, rank):
     return plan.accumulation * (2 * plan.pipe.v - (rank == 0) - (rank == last)) if last > 0 else 0
 
 
-def message_bytes(plan):
-    return float(plan.tokens) * plan.config.C * plan.X
+def message_bytes(plan): return float(plan.tokens) * plan.config.C * plan.X
+
+
+def crosses(plan, w):
+    """True if some of the ranks of a replica of the model, which are neighbours, are in different nodes."""
+    return plan.pipe.p > 1 and w.crosses(plan.N, plan.pipe.p * plan.t)
 
 
 def message_seconds(plan, w):
-    return w.message(message_bytes(plan), w.crosses(plan.N, plan.pipe.p)) if plan.pipe.p > 1 else 0
+    nbytes = message_bytes(plan) / (plan.t if plan.rows else 1)
+    return w.message(nbytes, crosses(plan, w)) if plan.pipe.p > 1 else 0
 
 
 def tied_group(plan, w):
     """The two ranks of a copy that have the root. If they are in different nodes, they use one of its interfaces."""
-    apart = w.crosses(plan.N, plan.pipe.p)
+    apart = crosses(plan, w)
     return Group(2 if plan.pipe.p > 1 else 1, 1 if apart else 2, w.nics if apart else 1)
+
+
+# ---- sums over replicas of the model, and gathers ----
+def unit_sent(plan, w, unit):
+    """Seconds of what is sent of a unit over the copies before the update, and after it."""
+    dp, nbytes = w.apart(plan.N, plan.t * plan.pipe.p), float(plan.config.unit(unit, plan.t)) * plan.X
+    if plan.zero_stage == 0: return w.seconds(ALL_REDUCE, nbytes, dp), 0
+    return w.seconds(REDUCE_SCATTER, nbytes, dp), w.seconds(ALL_GATHER, nbytes, dp)
+
+
+def gather_delay(plan, y, block, root):
+    """By how much the gathers of an update delay the next step: a rank computes its first blocks as they arrive. block, root:
+    seconds of a gather."""
+    most, p = 0.0, plan.pipe.p
+    for r in range(p if plan.zero_stage else 0):
+        n, (_, _, _, begin, end) = blocks_of(plan, r), y["ranks"][r]["boxes"][0]
+        arrived, computes = root if r in (0, p - 1) else 0, end - begin
+        for i in range(n):
+            arrived += block
+            most = max(most, arrived - begin - i * computes * plan.pipe.v / n)
+    return most
 
 
 # ---- train_gpt2_pp ----
@@ -66,14 +93,14 @@ def sum_blocks(plan, y, rank, m, t):
     """Sums rank's blocks over the copies, each when it is complete, in t's queue; t.now becomes the time when the rank has computed
     all."""
     blocks = split_of(plan)
-    for (kind, micro, part), begin, end in zip(actions_of(y.l, rank), y.begins[rank], y.ends[rank]):
-        if micro < y.l.m - 1 or kind not in "DW": continue
+    for kind, micro, part, begin, end in y["ranks"][rank]["boxes"]:
+        if micro < plan.accumulation - 1 or kind not in "DW": continue
         n = blocks[part * plan.pipe.p + rank]
         each = m.each["DW".index(kind)] or (end - begin) / (n + 1)
         for left in range(n - 1, -1, -1): # the head, if it is there, comes before the blocks
             t.now = end - left * each
             t.send(m.block[0])
-    t.now = y.end(rank)
+    t.now = y["ranks"][rank]["end"]
 
 
 class Sums(NamedTuple):
@@ -96,7 +123,7 @@ def end_of(plan, w, y, m):
         t = Timeline(messages_of_rank(plan, r) * m.message)
         sum_blocks(plan, y, r, m, t)
         if r in (0, last):
-            t.wait(max(y.end(0), y.end(last)))
+            t.wait(max(y["ranks"][k]["end"] for k in (0, last)))
             t.wait_shared(root)
             t.send(m.root[0])
         t.wait(t.arrived)
@@ -106,22 +133,26 @@ def end_of(plan, w, y, m):
     return end + 3 * number + gather_delay(plan, y, m.block[1], m.root[1]), communication
 
 
+def played_step(plan, stage, w, times, sums, compute=None):
+    """Of plan.N ranks, by the times of actions. compute: of these, what an average rank computes; None: all."""
+    l, y = pipeline_of(plan), play(pipeline_of(plan), times, 0, False)
+    busy = sum(rank["busy"] / l.p for rank in y["ranks"])
+    waits, compute = y["step"] - busy, busy if compute is None else compute
+    seconds, communication = end_of(plan, w, play(l, times, sums.message), sums)
+    exposed = seconds - busy - waits
+    if stage == MESH: seconds += w.sm_share * max(0, communication - exposed) # compute, while something is sent beside it
+    seconds += update_seconds(plan, stage)
+    formula = math.nan if y["bubble"] is None else y["bubble"]
+    tokens = float(plan.N // (plan.t * l.p)) * l.m * plan.tokens
+    return StepTime(compute, communication, exposed, seconds, tokens, bubble=waits, formula=formula, tensor=busy - compute)
+
+
 def pipeline_step(plan, w, s):
     """Of plan.N ranks. s: of a whole model on one rank."""
     plan = plan._replace(t=1, zero_stage=0)
-    l, times = pipeline_of(plan), pipe_times(plan, s)
-    silent = play(l, times, 0)
-    compute = sum(busy / l.p for busy in silent.busy)
-    waits = silent.step - compute
-    formula = bubble(l, *(sum(part[k] / l.p for part in times) for k in range(3)))
-    message, dp = message_seconds(plan, w), w.apart(plan.N, l.p)
-    block, root = ((w.seconds(ALL_REDUCE, float(plan.config.unit(u)) * plan.X, dp), 0) for u in (1, 0))
-    sums = Sums(w.neighbours(plan.N, l.p), tied_group(plan, w), message, block, root, each=(s.block_backward, weight_seconds(plan, s)))
-    seconds, communication = end_of(plan, w, play(l, times, message), sums)
-    exposed = seconds - compute - waits
-    seconds += update_seconds(plan, PP)
-    tokens = float(plan.N // l.p) * l.m * plan.B * plan.T
-    return StepTime(compute, communication, exposed, seconds, compute / seconds, tokens / seconds, bubble=waits, formula=formula)
+    sums = Sums(w.neighbours(plan.N, plan.pipe.p), tied_group(plan, w), message_seconds(plan, w), unit_sent(plan, w, 1),
+                unit_sent(plan, w, 0), each=(s.block_backward, weight_seconds(plan, s)))
+    return played_step(plan, PP, w, pipe_times(plan, s), sums)
 
 
 # ---- train_gpt2_3d ----
@@ -144,7 +175,8 @@ def parse_emulation(text):
 def emulated_times(plan, e):
     """As train_gpt2_pp and train_gpt2_3d sleep."""
     blocks = split_of(plan)
-    parts = [1e-3 * (part_cost(blocks, g, e.head) if e.head > 0 else 1.0 / plan.pipe.v) for g in range(len(blocks))]
+    costs = [*blocks[:-1], blocks[-1] + e.head] if e.head > 0 else [1 / plan.pipe.v] * len(blocks)
+    parts = [1e-3 * cost for cost in costs]
     return tuple(tuple(ms * part for ms in e.ms) for part in parts)
 
 
@@ -172,54 +204,15 @@ def mesh_times(plan, m, s):
     return tuple(map(tuple, times))
 
 
-def mesh_crosses(plan, w):
-    """The ranks of a replica of the model are neighbours."""
-    return plan.pipe.p > 1 and w.crosses(plan.N, plan.pipe.p * plan.t)
-
-
-def mesh_message_seconds(plan, w):
-    nbytes = message_bytes(plan) / (plan.t if plan.rows else 1)
-    return w.message(nbytes, mesh_crosses(plan, w)) if plan.pipe.p > 1 else 0
-
-
-def unit_sent(plan, w, unit):
-    """Seconds of what is sent of a unit over the copies before the update, and after it."""
-    dp, nbytes = w.apart(plan.N, plan.t * plan.pipe.p), float(plan.config.unit(unit, plan.t)) * plan.X
-    if plan.zero_stage == 0: return w.seconds(ALL_REDUCE, nbytes, dp), 0
-    return w.seconds(REDUCE_SCATTER, nbytes, dp), w.seconds(ALL_GATHER, nbytes, dp)
-
-
-def gather_delay(plan, y, block, root):
-    """By how much the gathers of an update delay the next step: a rank computes its first blocks as they arrive. block, root:
-    seconds of a gather."""
-    most, p = 0.0, plan.pipe.p
-    for r in range(p if plan.zero_stage else 0):
-        begin, n = y.begins[r][0], blocks_of(plan, r)
-        arrived, computes = root if r in (0, p - 1) else 0, y.ends[r][0] - begin
-        for i in range(n):
-            arrived += block
-            most = max(most, arrived - begin - i * computes * plan.pipe.v / n)
-    return most
-
-
 def mesh_sums(plan, w, m):
-    p, node = plan.pipe.p, 1 if mesh_crosses(plan, w) else None # ranks of a group in a node, if it has several nodes
-    return Sums(Group(p, node or p, plan.t), Group(2 if p > 1 else 1, node or 2, plan.t), mesh_message_seconds(plan, w),
+    p, node = plan.pipe.p, 1 if crosses(plan, w) else None # ranks of a group in a node, if it has several nodes
+    return Sums(Group(p, node or p, plan.t), Group(2 if p > 1 else 1, node or 2, plan.t), message_seconds(plan, w),
                 unit_sent(plan, w, 1), unit_sent(plan, w, 0), m.layernorms)
 
 
 def mesh_step(plan, w, s, emulation):
-    """A step of plan.N ranks. s: of a whole model on one rank; emulation: the times of actions instead, if there is one."""
-    l, m = pipeline_of(plan), tensor_messages(plan, w)
-    times = emulated_times(plan, emulation) if emulation else mesh_times(plan, m, s)
-    silent = play(l, times, 0)
-    busy = sum(x / l.p for x in silent.busy)
-    whole = l.m * (plan.config.L * (s.block_forward + s.block_backward) + s.head)
-    compute, waits = busy if emulation else whole / (plan.t * l.p), silent.step - busy
-    sums = mesh_sums(plan, w, m)
-    seconds, communication = end_of(plan, w, play(l, times, sums.message), sums)
-    exposed = seconds - busy - waits
-    seconds += w.sm_share * max(0, communication - exposed) # compute, while something is sent beside it
-    seconds += update_seconds(plan, MESH)
-    tokens = float(plan.N // (plan.t * l.p)) * l.m * plan.B * plan.T
-    return StepTime(compute, communication, exposed, seconds, compute / seconds, tokens / seconds, bubble=waits, tensor=busy - compute)
+    """The same. emulation: the times of actions instead, if there is one."""
+    m = tensor_messages(plan, w)
+    if emulation: return played_step(plan, MESH, w, emulated_times(plan, emulation), mesh_sums(plan, w, m))
+    whole = plan.accumulation * (plan.config.L * (s.block_forward + s.block_backward) + s.head)
+    return played_step(plan, MESH, w, mesh_times(plan, m, s), mesh_sums(plan, w, m), whole / (plan.t * plan.pipe.p))

@@ -1,12 +1,15 @@
 """Prints what ways.py compares and times, as tables to read."""
 import math
-from common import format_bytes
+from tool import format_bytes
 from machines import link_description
 from options import peak_of
 from pipelines import message_bytes, message_seconds, messages_of
-from schedules import balance, blocks_of, pipeline_of, slots, split_even, split_of
+from schedules import blocks_of, plan_split, slots
 from stages import KINDS, MESH, PP, own_rank, sent_by_kind, sent_of_all
 from ways import device_sizes, rank_ways
+
+
+def micro_batches(plan): return f"{plan.accumulation} micro-batch{'' if plan.accumulation == 1 else 'es'}"
 
 
 def print_row(name, cells):
@@ -86,8 +89,7 @@ def print_title(title, ways):
     print_row(title, [w.name for w in ways])
 
 
-def is_of_most(ways):
-    return ways[0].stage == PP and ways[0].plan.pipe.rank < 0
+def is_of_most(ways): return ways[0].stage == PP and ways[0].plan.pipe.rank < 0
 
 
 def print_extremes(name, ways, recompute, most):
@@ -98,7 +100,7 @@ def print_extremes(name, ways, recompute, most):
 def print_slots(ways):
     """In an interleaved schedule each of one chunk."""
     ranks = [own_rank(w.plan) if w.stage == PP else w.plan.pipe.rank for w in ways]
-    print_row("  activations at a time", [slots(pipeline_of(w.plan), rank) for w, rank in zip(ways, ranks)])
+    print_row("  activations at a time", [slots(w.plan, rank) for w, rank in zip(ways, ranks)])
 
 
 def print_splits(ways):
@@ -106,9 +108,9 @@ def print_splits(ways):
     firsts = {}
     for w in ways: firsts.setdefault(w.plan.pipe.p * w.plan.pipe.v, w)
     for w in firsts.values():
-        blocks, even = split_of(w.plan), split_even(w.plan.config.L, w.plan.pipe.p, w.plan.pipe.v)
-        print(f"split      {','.join(map(str, blocks))}: ranks compute for {100 * balance(w.plan, blocks):.0f} % of the time without a"
-              f" bubble; with equal numbers of blocks for {100 * balance(w.plan, even):.0f} %")
+        own, even = plan_split(w.plan), plan_split(w.plan, "even")
+        print(f"split      {','.join(map(str, own['blocks']))}: ranks compute for {100 * own['efficiency']:.0f} % of the time without a"
+              f" bubble; with equal numbers of blocks for {100 * even['efficiency']:.0f} %")
 
 
 # ---- bytes ----
@@ -159,19 +161,18 @@ def print_sizes(title, sizes):
 
 
 # ---- seconds ----
-def ms(title, width, field):
-    return title, width, ".2f", lambda t: 1e3 * getattr(t, field)
+def ms(title, width, field): return title, width, ".2f", lambda row: 1e3 * getattr(row.time, field)
 
 
 def speed(width):
-    return ("tokens/s", width, ".0f", lambda t: t.tokens_per_s), ("efficiency", 11, ".1f%", lambda t: 100 * t.efficiency)
+    return ("tokens/s", width, ".0f", lambda row: row.time.tokens_per_s), ("efficiency", 11, ".1%", lambda row: row.time.efficiency)
 
 
 # Of a table of a pipeline, of a mesh and of other stages: title, width and format of each column, and what is in it.
 COLUMNS = {
     PP: (ms("compute", 9, "compute"), ms("bubble", 9, "bubble"),
-         ("of step", 8, ".1f%", lambda t: 100 * t.bubble / (t.compute + t.bubble)),
-         ("of work", 8, ".1f%", lambda t: 100 * t.bubble / t.compute), ms("formula", 9, "formula"),
+         ("of step", 8, ".1%", lambda row: row.time.bubble / (row.time.compute + row.time.bubble)),
+         ("of work", 8, ".1%", lambda row: row.time.bubble / row.time.compute), ms("formula", 9, "formula"),
          ms("communication", 14, "communication"), ms("exposed", 9, "exposed"), ms("step ms", 9, "seconds"), *speed(12)),
     MESH: (ms("compute ms", 12, "compute"), ms("tp", 10, "tensor"), ms("bubble", 10, "bubble"),
            ms("communication", 14, "communication"), ms("exposed", 10, "exposed"), ms("step ms", 10, "seconds"), *speed(12)),
@@ -180,23 +181,25 @@ COLUMNS = {
 
 
 def cost_columns(o):
-    columns = [("hours", 9, "hours"), ("GPU-hours", 10, "gpu_hours")] * (o.tokens > 0)
-    return columns + [("kWh", 10, "kwh")] * (o.tokens > 0 and o.watts > 0) + [("price", 12, "price")] * (o.price > 0)
+    known = (("hours", 9, o.tokens), ("GPU-hours", 10, o.tokens), ("kWh", 10, o.tokens and o.watts), ("price", 12, o.price))
+    return [(title, width, ".4g", lambda row, k=k: row.cost[k]) for k, (title, width, is_known) in enumerate(known) if is_known > 0]
 
 
-def cell(x, width, form):
-    if math.isnan(x): return f" {'-':>{width}}"
-    return f" {format(x, form.rstrip('%')) + '%' * form.count('%'):>{width}}"
+def cell(x, width, form, exact=False):
+    """A number as its column's format says; B: bytes."""
+    if math.isnan(x): text = "-"
+    elif form == "B": text = str(math.floor(x + 1e-3)) if exact else format_bytes(x)
+    else: text = format(x, form)
+    return f" {text:>{width}}"
 
 
 def print_time_table(table, o):
-    columns, costs = COLUMNS.get(table.stage, COLUMNS[None]), cost_columns(o)
+    columns = (*COLUMNS.get(table.stage, COLUMNS[None]), *cost_columns(o))
     left = max(14 - len(table.title), 6) # of the first column, for what the rows are
-    print(f"{table.title}{table.rows_are:>{left}}" + "".join(f" {title:>{width}}" for title, width, *_ in (*columns, *costs)))
+    print(f"{table.title}{table.rows_are:>{left}}" + "".join(f" {title:>{width}}" for title, width, *_ in columns))
     for row in table.rows:
-        if row.why_not: print(f"{row.name:>14}  {row.why_not}")
-        else: print(f"{row.name:>14}" + "".join(cell(of(row.time), width, form) for _, width, form, of in columns)
-                    + "".join(f" {getattr(row.cost, name):>{width}.4g}" for _, width, name in costs))
+        print(f"{row.name:>14}" + (f"  {row.why_not}" if row.why_not else
+                                   "".join(cell(of(row), width, form) for _, width, form, of in columns)))
 
 
 def print_messages(ways, w):
@@ -230,7 +233,7 @@ def print_assumptions(o, plan, w):
 def print_model(c, timer, o):
     plan, m, printer, tables = c.plan, c.plan.config, BytesPrinter(o.exact), timer.tables(c)
     print(f"model      {m.L} layers, {m.NH} heads, {m.C} channels, vocabulary {m.V}, context {m.max_T}: {m.parameters()} parameters")
-    print(f"step       {plan.B} x {plan.T} tokens in {plan.accumulation} micro-batch{'' if plan.accumulation == 1 else 'es'} per rank;"
+    print(f"step       {plan.B} x {plan.T} tokens in {micro_batches(plan)} per rank;"
           f" {o.precision}, on a {'GPU' if plan.gpu else 'CPU'}")
     print_sharding(plan)
     printer.mesh(c.mesh)

@@ -77,8 +77,7 @@ def command_of(p):
             f" --total-batch-size {p.batch * p.T} --recompute {'block' if p.kept == INPUTS else 'none'}")
 
 
-def mesh_name(p):
-    return f"dp={p.dp},tp={p.tp},pp={p.pp}"
+def mesh_name(p): return f"dp={p.dp},tp={p.tp},pp={p.pp}"
 
 
 # ---- order ----
@@ -98,9 +97,7 @@ class Result(NamedTuple):
     time: MeshTime           # None: it does not fit
     error: str               # None: it fits
 
-    @property
-    def total(self):
-        return self.bytes.total if self.bytes else math.inf
+    total = property(lambda self: self.bytes.total if self.bytes else math.inf)
 
 
 def machinery(p):
@@ -113,8 +110,7 @@ def as_long(a, b):
     return abs(a.time.seconds / b.time.seconds - 1) <= 0.005
 
 
-def simplicity(r):
-    return machinery(r.plan), -r.plan.micro, r.time.seconds
+def simplicity(r): return machinery(r.plan), -r.plan.micro, r.time.seconds
 
 
 def rank_of(r):

@@ -26,8 +26,7 @@ class Shape(NamedTuple):
     T: int                   # longest sequence
     llama: bool = False      # gated MLP, RMS norms, rotary positions, an untied head, no biases; else GPT's of each
 
-    def kv_channels(self):
-        return self.C / self.NH * self.NKV
+    def kv_channels(self): return self.C / self.NH * self.NKV
 
     def block_weights(self):
         """Of a block's matrices."""
@@ -42,17 +41,10 @@ class Shape(NamedTuple):
         """The embedding of tokens and positions, the last norm, and an untied head."""
         return 2.0 * self.V * self.C + self.C if self.llama else (float(self.V) + self.T + 2) * self.C
 
-    def parameters(self):
-        return self.L * (self.block_weights() + self.block_vectors()) + self.root_parameters()
-
-    def attention_flops(self, T, causal):
-        return (6.0 if causal else 12.0) * self.C * T
-
-    def block_flops(self, T, causal):
-        return 6 * self.block_weights() + self.attention_flops(T, causal)
-
-    def flops(self, T, causal):
-        return self.L * self.block_flops(T, causal) + 6.0 * self.C * self.V
+    def parameters(self): return self.L * (self.block_weights() + self.block_vectors()) + self.root_parameters()
+    def attention_flops(self, T, causal): return (6.0 if causal else 12.0) * self.C * T
+    def block_flops(self, T, causal): return 6 * self.block_weights() + self.attention_flops(T, causal)
+    def flops(self, T, causal): return self.L * self.block_flops(T, causal) + 6.0 * self.C * self.V
 
     def flops_recomputed(self, T, causal):
         """With every block's forward pass done again. Without the causal half these are equation 3 of arXiv 2104.04473."""
@@ -66,8 +58,7 @@ class Shape(NamedTuple):
         return 4.0 * self.C / (t if rows else 1) + inside / t
 
 
-def gpt(name, L, C, NH, V, T):
-    return Shape(name, L, C, NH, NH, 4 * C, V, T)
+def gpt(name, L, C, NH, V, T): return Shape(name, L, C, NH, NH, 4 * C, V, T)
 
 
 SHAPES = {shape.name: shape for shape in (

@@ -4,14 +4,9 @@ and layouts that the times need.
 A run is a Plan. It is asked of the program of its stage, built for the precision, because a program's precision is chosen when it
 is compiled. (fp16 has bf16's size; only train_gpt2_compress keeps more there.) A program is started at its first question and
 answers one line for one line."""
-import atexit
-import functools
-import json
-import os
-import subprocess
-import sys
+import functools, os
 from typing import NamedTuple
-from common import ceil_div, require
+from tool import ask, ceil_div, started
 
 # Data parallel alone, where every rank has a micro-batch of its own: DDP to FSDP. In TP t ranks share one; in PP micro-batches pass
 # through p ranks; 3D has copies of p stages of t ranks.
@@ -35,19 +30,15 @@ class Config(NamedTuple):
         C = self.C
         return self.Vp * C // t + (self.max_T + 2) * C if u == 0 else 12 * C * C // t + 7 * C // t + 6 * C
 
-    def elements(self):
-        return self.unit(0) + self.L * self.unit(1)
-
-    def parameters(self):
-        return self.elements() - (self.Vp - self.V) * self.C
+    def elements(self): return self.unit(0) + self.L * self.unit(1)
+    def parameters(self): return self.elements() - (self.Vp - self.V) * self.C
 
     def flops_per_token(self, T):
         """6 per parameter for forward and backward, and attention's two (T,T) products, whose causal half is 6 L C T."""
         return 6.0 * self.parameters() + 6.0 * self.L * self.C * T
 
 
-def padded(V):
-    return ceil_div(V, 128) * 128
+def padded(V): return ceil_div(V, 128) * 128
 
 
 class Pipe(NamedTuple):
@@ -108,8 +99,7 @@ class Plan(NamedTuple):
         """Of a micro-batch."""
         return self.B * self.T
 
-    def with_pipe(self, **changes):
-        return self._replace(pipe=self.pipe._replace(**changes))
+    def with_pipe(self, **changes): return self._replace(pipe=self.pipe._replace(**changes))
 
 
 # ---- questions ----
@@ -149,36 +139,21 @@ def question(plan, stage):
             "--recompute", "block" if plan.recompute else "none", *options_of(plan, stage)]
 
 
-@functools.lru_cache(None)
-def program(name, precision):
-    path = os.path.join(os.environ.get("PLAN_STAGES", "build/predict"), f"train_gpt2_{name}.{precision}")
-    require(os.access(path, os.X_OK), f"there is no {path}, whose formulas are asked; make build/plan")
-    pipe = subprocess.PIPE
-    process = subprocess.Popen([path, "--predict", "-"], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-    atexit.register(process.kill)
-    return process
+FOLDER = os.environ.get("PLAN_STAGES", "build/predict")
 
 
 @functools.lru_cache(None)
-def ask(name, precision, line):
-    """The program's answer. What it refuses ends this program in its words."""
-    process = program(name, precision)
-    process.stdin.write(line + "\n")
-    process.stdin.flush()
-    answer = process.stdout.readline()
-    if answer: return json.loads(answer)
-    said = process.stderr.read()
-    require(said, f"train_gpt2_{name} has ended without an answer to {line}")
-    sys.stdout.flush()
-    sys.stderr.write(said)
-    sys.exit(1)
+def ask_stage(name, precision, line):
+    """A program's answer. What it refuses ends this program in its words."""
+    path = os.path.join(FOLDER, f"train_gpt2_{name}.{precision}")
+    return ask(started(path, f"there is no {path}, whose formulas are asked; make build/plan", "--predict", "-"), line)
 
 
 def answer_of(plan, stage, words=None):
     compressed = stage == DDP and plan.compress.method != "none"
     name = "compress" if compressed else "zero" if stage in (ZERO1, ZERO2, ZERO3) else STAGE_NAMES[stage]
     precision = "bf16" if plan.precision == "fp16" and not compressed else plan.precision
-    return ask(name, precision, " ".join(map(str, words or question(plan, stage))))
+    return ask_stage(name, precision, " ".join(map(str, words or question(plan, stage))))
 
 
 # ---- answers ----
@@ -213,8 +188,7 @@ def bytes_of(plan, stage):
     return ranks[extreme_rank(plan, stage) if plan.pipe.rank < 0 else plan.pipe.rank]
 
 
-def total_of(plan, stage):
-    return bytes_of(plan, stage).total
+def total_of(plan, stage): return bytes_of(plan, stage).total
 
 
 def sent_of_all(plan, stage):
@@ -222,8 +196,7 @@ def sent_of_all(plan, stage):
     return float(round_half_away(bytes_of(plan, stage).sent * plan.N))
 
 
-def round_half_away(x):
-    return int(x + 0.5)
+def round_half_away(x): return int(x + 0.5)
 
 
 def sent_by_kind(plan):
@@ -236,8 +209,7 @@ def sent_by_kind(plan):
     return messages, sent - messages - copies - numbers, copies, numbers
 
 
-def own_rank(plan):
-    return extreme_rank(plan, PP) if plan.pipe.rank < 0 else plan.pipe.rank
+def own_rank(plan): return extreme_rank(plan, PP) if plan.pipe.rank < 0 else plan.pipe.rank
 
 
 # ---- how units are sharded ----
@@ -258,11 +230,6 @@ def groups_of(plan, stage):
     if wrap == 0: return [(c.L, c.elements())]
     blocks = [wrap] * (c.L // wrap) + [c.L % wrap] * (c.L % wrap > 0)
     return [(0, c.unit(0)), *((n, n * c.unit(1)) for n in blocks)]
-
-
-def shard_elements(plan):
-    """Elements of all of a rank's shards in fsdp."""
-    return sum(shard_of(n, shards_of(plan, FSDP)) for _, n in groups_of(plan, FSDP))
 
 
 # ---- what can be ----

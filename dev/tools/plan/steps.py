@@ -12,11 +12,10 @@ Compute   is FLOPs / (peak x MFU), or measured, and the same for every N, becaus
           takes as much from compute beside it as --sm-share says; that smaller products reach less of the peak is ignored.
 """
 from typing import NamedTuple
-from common import ceil_div
+from tool import ceil_div
 from compressed import compressed_messages
 from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from stages import (DDP, FSDP, MESH, PP, TP, ZERO1, ZERO2, ZERO3, all_ranks, asked, bytes_of, groups_of, shard_elements, shard_of,
-                    shards_of)
+from stages import (DDP, FSDP, MESH, PP, TP, ZERO1, ZERO2, ZERO3, all_ranks, asked, bytes_of, groups_of, shard_of, shards_of)
 
 
 # ---- compute ----
@@ -75,12 +74,14 @@ class StepTime(NamedTuple):
     communication: float
     exposed: float
     seconds: float
-    efficiency: float
-    tokens_per_s: float
+    tokens: float            # of all ranks
     compressing: float = 0   # of this, what compressing takes from compute
     bubble: float = 0        # of a pipeline, without messages; exposed is then what messages and sums add
     formula: float = float("nan") # the bubble of equal stages; NaN: there is none
     tensor: float = 0        # of a mesh: what an average rank waits for inside its actions
+
+    efficiency = property(lambda self: self.compute / self.seconds)
+    tokens_per_s = property(lambda self: self.tokens / self.seconds)
 
 
 # ---- what a stage gathers and reduces at a time: units, or fsdp's groups of units ----
@@ -258,11 +259,12 @@ def update_seconds(plan, stage):
     """Seconds of AdamW, on the rank that has most to update. It reads and writes 28 bytes for each parameter: in fp32 a gradient,
     and a weight and two moments twice; in 16 bits a gradient and a weight of 2 bytes, and a master copy and two moments twice."""
     kept = 8 if plan.X == 4 or stage == FSDP else 12 # bytes of its state
-    if stage == FSDP and plan.fsdp.offload:
-        return 28 * float(shard_elements(plan)) / plan.fsdp.host_bandwidth if plan.fsdp.host_bandwidth > 0 else 0
-    if plan.memory_bandwidth == 0: return 0
+    bandwidth = plan.memory_bandwidth
+    if stage == FSDP and plan.fsdp.offload: # the state is as large on the device
+        plan, bandwidth = plan._replace(fsdp=plan.fsdp._replace(offload=False)), plan.fsdp.host_bandwidth
+    if bandwidth == 0: return 0
     ranks = all_ranks(asked(plan), stage) if stage in (PP, MESH) else [bytes_of(plan, stage)]
-    return 28 * max(b.memory.get("optimizer state", 0) / kept for b in ranks) / plan.memory_bandwidth
+    return 28 * max(b.memory.get("optimizer state", 0) / kept for b in ranks) / bandwidth
 
 
 def step(plan, stage, w, s):
@@ -277,5 +279,5 @@ def step(plan, stage, w, s):
     slowed = w.sm_share * (t.communication - t.exposed) # compute, while something is sent beside it
     compressing = m.unpacking + sum(m.packing) if m else 0
     seconds = compute + compressing + t.exposed + slowed + update_seconds(plan, stage)
-    tokens = float(plan.N // shared) * plan.B * plan.T * plan.accumulation # batches at the same time
-    return StepTime(compute, t.communication, t.exposed, seconds, compute / seconds, tokens / seconds, compressing)
+    tokens = float(plan.N // shared) * plan.tokens * plan.accumulation # batches at the same time
+    return StepTime(compute, t.communication, t.exposed, seconds, tokens, compressing)

@@ -4,11 +4,9 @@ A row's program is known by its source: what it fuses, what it hides, what it ke
 slower memory and 500 W; its document says that their peak is between those of the H100's SXM and NVL forms, so the latter's,
 835 TFLOP/s, is taken. Rows in fp8, and those that cut the sequence (cp), are not predicted.
 """
-import math
-import statistics
-import tomllib
+import math, statistics, tomllib
 from typing import NamedTuple
-from common import die, read_text, require
+from tool import die, read_bytes, require
 from machines import GPUS, MIB
 from mesh import (DEEPSPEED_2021, FSDP_MINGPT, LLMC, MEGATRON_2021, MEGATRON_2022, SELECTED, TITAN, TITAN_EAGER, ALL, HALF, INPUTS,
                   MeshPlan)
@@ -41,9 +39,7 @@ class Row(NamedTuple):
     bits: int = 16
     note: str = ""
 
-    @property
-    def gpus(self):
-        return self.dp * self.tp * self.pp * self.cp
+    gpus = property(lambda self: self.dp * self.tp * self.pp * self.cp)
 
 
 def rows_of(source, given):
@@ -62,7 +58,7 @@ def rows_of(source, given):
 
 def read_published(path):
     remedy = f"rows are tables of a model, a GPU, ranks and figures, as in {PUBLISHED}"
-    text, rows = read_text(path, remedy), []
+    text, rows = read_bytes(path, remedy).decode(errors="replace"), []
     try: sources = tomllib.loads(text).get("sources", [])
     except tomllib.TOMLDecodeError as error: die(f"{path}: is not TOML: {error}; {remedy}")
     for number, (source, given) in enumerate(((s, row) for s in sources for row in s.get("rows", [])), 1):
@@ -136,8 +132,7 @@ def offs(pairs, kinds):
     return [off(x / r.value) for r, x in pairs if r.kind in kinds and r.kind != "fits" and not math.isnan(x)]
 
 
-def median(numbers):
-    return statistics.median(numbers) if numbers else math.nan
+def median(numbers): return statistics.median(numbers) if numbers else math.nan
 
 
 def summary(pairs):

@@ -6,7 +6,7 @@ Rows      First of all stages, then of compressed gradients, of ranks that share
           or schedules, are for that number.
 """
 from typing import NamedTuple
-from common import format_bytes
+from tool import format_bytes
 from options import (MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES, network_of, peak_of, plan_of, room_of, with_compression, with_mesh,
                      with_pipe)
 from pipelines import mesh_step, pipeline_step
@@ -23,8 +23,7 @@ class Way(NamedTuple):
     plan: Plan
     name: str
 
-    def bytes(self, recompute=False):
-        return bytes_of(self.plan._replace(recompute=recompute), self.stage)
+    def bytes(self, recompute=False): return bytes_of(self.plan._replace(recompute=recompute), self.stage)
 
     def extreme(self, recompute=False, most=True):
         return extreme_rank(self.plan._replace(recompute=recompute), self.stage, most)
@@ -95,8 +94,7 @@ class Compared:
         self.tensor = tensor_ways(o, self.plan)
         self.pipelines = pipeline_ways(o, self.plan)
 
-    def all(self):
-        return [*self.stages, *self.compressed, *self.tensor, *self.pipelines, *self.mesh]
+    def all(self): return [*self.stages, *self.compressed, *self.tensor, *self.pipelines, *self.mesh]
 
 
 def device_sizes(o):
