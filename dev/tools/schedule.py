@@ -528,8 +528,8 @@ def print_why(case, h1, h2, zbv, dual):
     if dual is None: return
     twice = [2 * t for t in case.times]
     half = replace(case, schedule="zb-v", v=2, p=case.p // 2, m=case.m // 2, times=twice)  # as many parameters a rank
-    print(f"  dualpipe  a bubble of {dual['bubble']:.4g} ms, with 2 stages on each rank, so twice the parameters; 2 copies of the "
-          f"model in {half.p} stage{s(half.p)} have as\n            many, and a bubble of {compare_one(half)['bubble']:.4g} ms "
+    print(f"  dualpipe  a bubble of {dual['bubble']:.4g} ms, with 2 stages on each rank, so twice the parameters; 2 replicas of "
+          f"the model in {half.p} stage{s(half.p)} have as\n            many, and a bubble of {compare_one(half)['bubble']:.4g} ms "
           "with zb-v")
 
 

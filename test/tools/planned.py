@@ -9,7 +9,7 @@ os.environ.setdefault("PLAN_STAGES", str(ROOT / "build/predict"))
 from machines import link_of, open_link  # noqa: E402 (the path comes first)
 from network import Network  # noqa: E402
 from options import shape_named  # noqa: E402
-from stages import Config, Pipe, Plan  # noqa: E402
+from questions import Config, Pipe, Plan  # noqa: E402
 
 
 def plan_of(name, N, **changes):

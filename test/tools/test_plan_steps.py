@@ -10,7 +10,7 @@ from nccl import choose, gpu_group
 from pipelines import (gather_delay, mesh_step, message_seconds, parse_emulation, pipe_times, pipeline_step, tied_group, unit_sent,
                        weight_seconds)
 from schedules import SCHEDULES, blocks_of, pipeline_of, play, slots
-from stages import (DDP, FSDP, PP, STAGES, TP, ZERO1, ZERO2, ZERO3, Compress, Fsdp, all_ranks, bytes_of, extreme_rank,
+from questions import (DDP, FSDP, PP, STAGES, TP, ZERO1, ZERO2, ZERO3, Compress, Fsdp, all_ranks, bytes_of, extreme_rank,
                     largest_depth, of_depth, sent_by_kind, sent_of_all, total_of)
 from steps import UnitSeconds, flops_done, step, unit_seconds, update_seconds
 

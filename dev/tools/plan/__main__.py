@@ -20,7 +20,7 @@ one searches the best mesh and says why, the other compares with published figur
 gradients. GB are 1e9 bytes.
 
     options.py        the options, what a device (machines.py) says of those that are not given, and the run that they describe
-    stages.py         bytes, by the stages' own formulas: it asks train_gpt2_* --predict
+    questions.py      bytes, by the stages' own formulas: it asks train_gpt2_* --predict
     network.py        seconds of messages; nccl.py: of a collective, as NCCL expects them
     steps.py          seconds of a step; pipelines.py: of pipelines and meshes, which schedules.py has played; compressed.py
     ways.py           what tables compare, and its seconds; print_tables.py prints them

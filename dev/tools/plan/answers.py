@@ -9,7 +9,7 @@ from options import GPU_NAMES, shape_named, with_compression
 from print_tables import cell, micro_batches, print_row, print_sizes
 from search import (Asked, PARTS, bound_of, command_of, is_gpt2, mesh_name, plan_of, program_of, search, stage_of, why, why_first)
 from shapes import SHAPES, Shape
-from stages import DDP, FSDP, KINDS, MESH, STAGES, STAGE_NAMES, ZERO1, ZERO2, ZERO3, Compress, bytes_of, copy_ranks, total_of
+from questions import DDP, FSDP, KINDS, MESH, STAGES, STAGE_NAMES, ZERO1, ZERO2, ZERO3, Compress, bytes_of, copy_ranks, total_of
 from ways import cost_of, device_sizes
 
 

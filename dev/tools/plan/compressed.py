@@ -8,7 +8,7 @@ Compressing reads and writes memory, counted kernel by kernel (llmc/device/compr
 """
 from dataclasses import dataclass
 from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from stages import DDP, answer_of, question
+from questions import DDP, answer_of, question
 
 METHODS = ("none", "bf16", "fp16", "int8", "int4", "top-k", "sign", "onebit-adam", "powersgd")
 FED_BY_DEFAULT = ("int4", "onebit-adam", "powersgd")

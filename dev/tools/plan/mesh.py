@@ -23,7 +23,7 @@ from tool import ceil_div
 from machines import HOPPER, Gpu
 from schedules import split
 from shapes import Shape
-from stages import padded
+from questions import padded
 
 # What is kept of a block: everything that its backward pass needs; that without attention's (T,T) matrices, which are computed
 # again; half of the products' inputs (the other half, and all that is not a product, is computed again); only its input.

@@ -8,7 +8,7 @@ from network import Network
 from pipelines import parse_emulation
 from schedules import SCHEDULES
 from shapes import SHAPES
-from stages import FSDP, MAX_UNITS, MESH, PP, TP, DDP, Compress, Config, Fsdp, Pipe, Plan, answer_of, bytes_of, padded, question
+from questions import FSDP, MAX_UNITS, MESH, PP, TP, DDP, Compress, Config, Fsdp, Pipe, Plan, answer_of, bytes_of, padded, question
 from validate import PUBLISHED
 
 MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES = 1 << 16, 4096 # in a step of data parallelism; of a pipeline

@@ -20,7 +20,7 @@ from tool import require
 from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from network import Group
 from schedules import blocks_of, pipeline_of, play, split_of
-from stages import MESH, PP
+from questions import MESH, PP
 from steps import StepTime, Timeline, block_flops, tensor_backward, tensor_forward, tensor_messages, update_seconds
 
 

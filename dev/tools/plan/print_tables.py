@@ -5,7 +5,7 @@ from machines import link_description
 from options import peak_of
 from pipelines import message_bytes, message_seconds, messages_of
 from schedules import blocks_of, plan_split, slots
-from stages import KINDS, MESH, PP, own_rank, sent_by_kind, sent_of_all
+from questions import KINDS, MESH, PP, own_rank, sent_by_kind, sent_of_all
 from ways import device_sizes, rank_ways
 
 

@@ -6,7 +6,7 @@ micro-batch in one part: F forward, B the gradient of the input, W the gradients
 """
 import functools, os
 from typing import NamedTuple
-from stages import FOLDER
+from questions import FOLDER
 from tool import ask_player
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from machines import Gpu
 from mesh import ALL, INPUTS, SHARD, SHARD_FP32, MeshBytes, MeshPlan, MeshTime
 from shapes import SHAPES, Shape
-from stages import DDP, FSDP, MAX_UNITS, MESH, PP, TP, ZERO1, ZERO2, Config, Pipe, Plan, bytes_of, padded
+from questions import DDP, FSDP, MAX_UNITS, MESH, PP, TP, ZERO1, ZERO2, Config, Pipe, Plan, bytes_of, padded
 
 
 # ---- the program of this course that runs a way ----

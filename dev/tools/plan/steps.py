@@ -15,7 +15,7 @@ from typing import NamedTuple
 from tool import ceil_div
 from compressed import compressed_messages
 from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from stages import (DDP, FSDP, MESH, PP, TP, ZERO1, ZERO2, ZERO3, all_ranks, asked, bytes_of, groups_of, shard_of, shards_of)
+from questions import (DDP, FSDP, MESH, PP, TP, ZERO1, ZERO2, ZERO3, all_ranks, asked, bytes_of, groups_of, shard_of, shards_of)
 
 
 # ---- compute ----

@@ -11,7 +11,7 @@ from options import (MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES, network_of, peak_
                      with_pipe)
 from pipelines import mesh_step, pipeline_step
 from schedules import SCHEDULES
-from stages import (DDP, FSDP, MESH, PP, STAGES, STAGE_NAMES, TP, Plan, bytes_of, copy_ranks, extreme_rank, largest_depth, of_depth,
+from questions import (DDP, FSDP, MESH, PP, STAGES, STAGE_NAMES, TP, Plan, bytes_of, copy_ranks, extreme_rank, largest_depth, of_depth,
                     pipe_divides, tensor_divides, total_of)
 from steps import StepTime, flops_done, step, unit_seconds
 
