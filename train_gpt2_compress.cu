@@ -92,7 +92,8 @@ typedef struct {
 
 typedef enum { PASS_FORWARD, PASS_HEAD, PASS_BACKWARD } Pass;
 
-// Whole tensors that lie side by side in the gradient memory. They are all-reduced together, in place, or sent as a compressed bucket.
+// Whole tensors that lie side by side in the gradient memory. They are all-reduced together, in place, or sent as a compressed
+// bucket.
 typedef struct {
     size_t begin, size;             // elements of GPT2.grads
     int tensors, missing;           // how many it has; how many of their gradients are not final yet
@@ -309,7 +310,8 @@ static double gpt2_predict_sent(const GPT2* g, long long step) {
     return ring_bytes((double)(whole * X + sizeof(double)), g->dp->size) + (compressed ? compress_predict_sent(c) : 0);
 }
 
-// For --predict: of each bucket its first element, its elements, and the bytes of its compressed bucket's buffers; 0: it is sent whole.
+// For --predict: of each bucket its first element, its elements, and the bytes of its compressed bucket's buffers; 0: it is
+// sent whole.
 static json_t* gpt2_predict_buckets(const GPT2* g) {
     json_t* buckets = json_array();
     for (int i = 0; i < g->num_buckets; i++) {

@@ -101,7 +101,7 @@ typedef struct {
     bool first, last;               // of the step's first micro-batch; of its last
 } Bucket;
 
-// GatherBuffer for the parameters of one group at a time.
+// Holds the parameters of one group at a time.
 typedef struct {
     floatX* params;                 // (S,shard) owned
     int group;                      // whose they are, NO_GROUP after its release

@@ -59,9 +59,9 @@ static void attention_1_naive(Problem* p) {
 }
 
 // ---- 2: a query at a time ----
-// A query needs only its row of scores: T numbers, which the nearest cache holds. The loops are reordered so that the inner ones
-// go along memory, and may use vectors: dot products in any order, exponentials from llmc/device/cpu/math.h, and v's rows added to the
-// result one by one.
+// A query needs only its row of scores: T numbers, which the nearest cache holds. The loops are reordered so that the inner
+// ones go along memory, and may use vectors: dot products in any order, exponentials from llmc/device/cpu/math.h, and v's rows
+// added to the result one by one.
 static void attention_2_rows(Problem* p) {
     float scale = 1.0f / sqrtf((float)p->HS);
     #pragma omp parallel for collapse(2) schedule(dynamic, 16)

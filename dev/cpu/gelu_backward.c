@@ -79,9 +79,9 @@ static void gelu_backward_4_quotient(Problem* p) {
 }
 
 // ---- 5: llmc/'s ----
-// The exponential is a polynomial (llmc/device/cpu/math.h) of -|2u|, so neither s nor 1 - s is a difference. It is the loop at the end
-// of matmul_gelu_backward_input, which finds dout in the cache, where a product has just left it, after thousands of operations
-// for each number. What 4 may save here would not show there, but its lost digits could.
+// The exponential is a polynomial (llmc/device/cpu/math.h) of -|2u|, so neither s nor 1 - s is a difference. It is the loop at
+// the end of matmul_gelu_backward_input, which finds dout in the cache, where a product has just left it, after thousands of
+// operations for each number. What 4 may save here would not show there, but its lost digits could.
 static void gelu_backward_5_llmc(Problem* p) {
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < p->n; i++) p->dx[i] = p->dout[i] * gelu_derivative_f32(p->x[i]);

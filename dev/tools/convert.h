@@ -30,7 +30,8 @@ static inline void hf_shape(GPT2Config c, int u, int i, size_t* rows, size_t* co
     *cols = hf_is_transposed(u, i) ? t.stored_rows : t.cols;
 }
 
-// A tensor's data (rows, cols) as the other side stores it, in its place: matrices of blocks are turned, in tiles that fit the cache.
+// A tensor's data (rows, cols) as the other side stores it, in its place: matrices of blocks are turned, in tiles that fit the
+// cache.
 static inline float* hf_turn(float* data, int u, int i, size_t rows, size_t cols) {
     const size_t tile = 32;
     if (!hf_is_transposed(u, i)) return data;

@@ -287,8 +287,8 @@ static inline bool mpi_step_split(MpiOp* o) {
     return false;
 }
 
-// Strict mode and emulated links, before a collective's first piece: all ranks must be about to run the same one. The maximum of a value and that of
-// its negative are equal except for the sign only if all ranks have the same value.
+// Strict mode and emulated links, before a collective's first piece: all ranks must be about to run the same one. The maximum
+// of a value and that of its negative are equal except for the sign only if all ranks have the same value.
 static inline bool mpi_step_check_same(MpiOp* o) {
     const CommSlot* s = o->slot;
     long long values[5] = { s->record.number, s->kind, (long long)s->n, s->type, s->peer };

@@ -173,7 +173,8 @@ static inline void add_cut_squares(double* acc, GPT2Config c, int u, int parts, 
     }
 }
 
-// *acc += the sum of squares of what counts of a range, x: what other parts also have counts in part 0, and nothing of what is replicated
+// *acc += the sum of squares of what counts of a range, x: what other parts also have counts in part 0, and nothing of what is
+// replicated
 static inline void add_range_squares(double* acc, GPT2Config c, const ParamRange* p, const floatX* x) {
     size_t first = 0;
     if (p->is_replicated) return;

@@ -159,8 +159,8 @@ static inline void run_resume(Run* run, const TrainState* s) {
     run->scaler.good_steps = s->good_steps;
 }
 
-// Sets the weights in these ranges, by --seed or from the checkpoint, or all their state when resuming. keeps_errors: the run goes on
-// with errors of compressed gradients, if they are its own. Returns the checkpoint, which is still open, or NULL.
+// Sets the weights in these ranges, by --seed or from the checkpoint, or all their state when resuming. keeps_errors: the run
+// goes on with errors of compressed gradients, if they are its own. Returns the checkpoint, which is still open, or NULL.
 static inline CheckpointReader* run_read(Run* run, const ParamRange* ranges, int num_ranges, bool keeps_errors) {
     CheckpointReader* r = run->from_checkpoint ? &run->checkpoint : NULL;
     if (run->o.resume) param_ranges_load(ranges, num_ranges, r);

@@ -440,7 +440,8 @@ static inline bool watchdog_needs(const Control* c, int r, int q) {
     return certain || c->peers[r].beat.waited > CONTROL_PATIENCE;
 }
 
-// On rank 0: if all ranks that have not spoken wait for ranks that have, or for one another because of those, they need no more time.
+// On rank 0: if all ranks that have not spoken wait for ranks that have, or for one another because of those, they need no more
+// time.
 static inline void watchdog_check_silence(Control* c, double now) {
     if (c->reason < REASON_LEFT || now >= c->leave_at) return;
     int N = c->ranks.size, silent = 0;
@@ -527,7 +528,8 @@ static inline void watchdog_beat(Control* c, double now) {
     else watchdog_check_rank_0(c, &own, now);
 }
 
-// This rank has reported an error of its own: the others have their time to do the same. What it has issued is told for the last time.
+// This rank has reported an error of its own: the others have their time to do the same. What it has issued is told for the
+// last time.
 static inline void watchdog_part(Control* c, double now) {
     char path[4096];
     if (flight_recorder_step_now(&c->recorder) > 0) watchdog_write_log(c, path, sizeof path);

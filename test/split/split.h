@@ -100,8 +100,8 @@ static inline SplitGradient* split_gradient(SplitGradients* g, floatX* stages, s
 static inline bool split_is_in(const SplitGradient* g, const floatX* x, size_t n) { return g->stages >= x && g->stages < x + n; }
 
 // ---- sums ----
-// out (n) = terms[0] + terms[1] + ... + terms[t-1], each (n): floatX or, where wide, fp32 that nobody has rounded. They are added in rank
-// order, in fp32, and rounded once, as --deterministic all-reduces.
+// out (n) = terms[0] + terms[1] + ... + terms[t-1], each (n): floatX or, where wide, fp32 that nobody has rounded. They are
+// added in rank order, in fp32, and rounded once, as --deterministic all-reduces.
 static inline void split_sum(floatX* out, const void* terms, int t, size_t n, bool wide) {
     size_t bytes = (size_t)t * n * (wide ? sizeof(float) : sizeof(floatX));
     void* host = xcalloc(bytes, 1);

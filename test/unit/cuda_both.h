@@ -149,7 +149,8 @@ static inline void free_all(void) {
     next_stream = 0;
     arrays = 0;
 }
-// Frees all arrays, and prepares both sides for these shapes. The device's workspace holds NaN and is no larger than its layers ask for.
+// Frees all arrays, and prepares both sides for these shapes. The device's workspace holds NaN and is no larger than its layers
+// ask for.
 static inline void start_both(LayerShapes s, size_t workspace_bytes) {
     free_all();
     cpu::layers_init(s);
@@ -230,8 +231,8 @@ inline constexpr auto not_compared = [](const char*, const auto&) {};
     on_both(#f, cpu::f, f, [](const char* what, const auto& output) { expect_cpus_bits(what, output); }, __VA_ARGS__)
 
 // ---- tests ----
-// TEST(a_claim) { ... } is run by main(), in the order of the file. -DONLY='",a_claim,another,"' leaves other tests out of the program,
-// which then compiles faster.
+// TEST(a_claim) { ... } is run by main(), in the order of the file. -DONLY='",a_claim,another,"' leaves other tests out of the
+// program, which then compiles faster.
 static std::vector<std::pair<const char*, void (*)(void)>> all_tests;
 #ifndef ONLY
 #define ONLY ""

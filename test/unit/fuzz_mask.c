@@ -1,6 +1,6 @@
-// fuzz_mask.c - tests the reader of masks with hostile files beside a sound token file. Input: a byte that is the number of tokens, a byte
-// that says how, then the mask: either all of it, or what is wrong with a sound header (bytes that are added to its own by exclusive or)
-// and the bits, whose checksum and number the header then has.
+// fuzz_mask.c - tests the reader of masks with hostile files beside a sound token file. Input: a byte that is the number of
+// tokens, a byte that says how, then the mask: either all of it, or what is wrong with a sound header (bytes that are added to
+// its own by exclusive or) and the bits, whose checksum and number the header then has.
 #include "fuzz.h"
 #include "../../llmc/data/mask.h"
 

@@ -1,6 +1,6 @@
-// fuzz_tokenizer.c - tests the readers of tokenizer files with hostile files, and the tokenizers they accept with hostile text. Input: a
-// byte that says which, then parts that end with the byte 0x1F: vocab.json, merges.txt or a .bin, and text. A small valid part replaces one
-// that is not given, so that mutation need not first find 256 tokens.
+// fuzz_tokenizer.c - tests the readers of tokenizer files with hostile files, and the tokenizers they accept with hostile text.
+// Input: a byte that says which, then parts that end with the byte 0x1F: vocab.json, merges.txt or a .bin, and text. A small
+// valid part replaces one that is not given, so that mutation need not first find 256 tokens.
 #include "fuzz.h"
 #define CACHE_SLOTS 64
 #include "../../llmc/data/tokenizer.h"

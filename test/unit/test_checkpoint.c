@@ -72,8 +72,8 @@ static void write_range(CheckpointWriter* w, CheckpointPart part, int u, size_t 
 // shards: the number of writers that each have a file; 0: a full checkpoint.
 typedef struct { long long step, keep; DType dtype; int shards; } Save;
 
-// The ranges of shard `shard` of `shards`: a slice of each unit that may end within a tensor. The last one has the padding; of more than 20
-// some have nothing.
+// The ranges of shard `shard` of `shards`: a slice of each unit that may end within a tensor. The last one has the padding; of
+// more than 20 some have nothing.
 enum { UNITS = 3 };
 static void ranges_of(int shard, int shards, CheckpointRange ranges[UNITS]) {
     size_t slice = (size_t)shard, slices = size_min((size_t)shards, 20);

@@ -326,8 +326,8 @@ CLAIM(in_ordered_mode_sums_are_in_rank_order_to_the_bit) {
 
 // ---- what is counted ----
 
-// All ranks together really send N times what the formulas say for one, and comm_host_sum adds up what each has sent; what a library sends
-// is not counted.
+// All ranks together really send N times what the formulas say for one, and comm_host_sum adds up what each has sent; what a
+// library sends is not counted.
 CLAIM(counts_are_the_formulas_and_what_is_really_sent) {
     const size_t n = 300007, N = (size_t)world.size, all = (N - 1) * N;
     const unsigned long long calls[COMM_KINDS] = { 2, 1, 1, 1, 1, 0, 0, 0, 0 };
@@ -414,7 +414,8 @@ static bool all_nan(const float* x, size_t n) {
     return true;
 }
 static void set_all(float* x, size_t n, float value) { for (size_t i = 0; i < n; i++) x[i] = value; }
-// Waits for an operation whose output (n) must be NaN until then. What is written into its input (m) before the wait is what it reads.
+// Waits for an operation whose output (n) must be NaN until then. What is written into its input (m) before the wait is what it
+// reads.
 static void wait_strictly(CommOp op, const float* out, size_t n, float* in, size_t m, float written) {
     check(all_nan(out, n), "an output can be read before its wait");
     set_all(in, m, written);

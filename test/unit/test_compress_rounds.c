@@ -1,5 +1,5 @@
-// test_compress_rounds.c - what ranks make together of compressed gradients (llmc/parallel/compress_methods.h): all have the same, and what
-// a step leaves out comes later. The ranks are in one process, and a backend of this test moves their messages.
+// test_compress_rounds.c - what ranks make together of compressed gradients (llmc/parallel/compress_methods.h): all have the
+// same, and what a step leaves out comes later. The ranks are in one process, and a backend of this test moves their messages.
 #include "../../llmc/parallel/compress_methods.h"
 #include "comm_numbers.h"
 #include "unit.h"
@@ -153,7 +153,8 @@ static void set_low_rank(size_t r, double* truth) {
         }
     }
 }
-// The error of what PowerSGD with `rank` columns makes of such a sum in the last of some steps without feedback, relative to the sum.
+// The error of what PowerSGD with `rank` columns makes of such a sum in the last of some steps without feedback, relative to
+// the sum.
 static double error_after(int steps, int N, long long rank, size_t rank_of_sum) {
     static double truth[ELEMENTS];
     double error = 0, norm = 0;

@@ -1,6 +1,6 @@
-// test_control.c - ranks that watch one another: several processes, one of which dies, stops, hangs or fails. test/runs/test_faults.py has
-// whole runs of which a rank is killed.
-// No test depends on how fast a rank is. Deadlines pass when a test has seen that all ranks are where they stay (the referee).
+// test_control.c - ranks that watch one another: several processes, one of which dies, stops, hangs or fails.
+// test/runs/test_faults.py has whole runs of which a rank is killed. No test depends on how fast a rank is. Deadlines pass when
+// a test has seen that all ranks are where they stay (the referee).
 #include "../../llmc/device/checksum.h"
 #include "../../llmc/watch/consistency.h"
 #include "test_folder.h"
@@ -74,8 +74,8 @@ static bool stays(const Control* c, int r, double now) {
     bool in_meeting = b->awaited.place == 0, passes = r > 0 && strcmp(b->awaited.collective, "gather") == 0;
     return (b->waited >= 0 && !in_meeting && !passes) || b->progress.step == LAST_STEP;
 }
-// A thread of rank 0 that lets the deadline pass when nothing more will change. A rank that is stopped can say nothing: once the others
-// know why they end, it is killed, so that nobody waits for its last word.
+// A thread of rank 0 that lets the deadline pass when nothing more will change. A rank that is stopped can say nothing: once
+// the others know why they end, it is killed, so that nobody waits for its last word.
 static void* referee(void* control) {
     Control* c = (Control*)control;
     for (bool all = false, ends = false; !ends; usleep(1000)) {

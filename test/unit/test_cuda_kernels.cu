@@ -343,8 +343,8 @@ static Classified classified(const Both<floatX>& logits, const Both<int>& target
     c.again = result_of(again);
     return c;
 }
-// Rows of masked tokens may hold anything, even what has no finite softmax: their losses and gradients are 0, and those of the other
-// rows are what they are without a mask. Every `counts`th row counts, with 0 none.
+// Rows of masked tokens may hold anything, even what has no finite softmax: their losses and gradients are 0, and those of the
+// other rows are what they are without a mask. Every `counts`th row counts, with 0 none.
 static void check_masked_rows(int counts, int parts) {
     const int N = 7, V = 50, Vp = 64, width = parts > 1 ? Vp / parts : Vp;
     start(1, N, 1, 1, Vp);
@@ -428,8 +428,8 @@ TEST(adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit) {
     update_range(elsewhere, 0, n, 1001);
     expect_same_optimizer("AdamW of arrays that are not aligned", elsewhere, whole);
 }
-// fp32 params and widened gradients, as a sharded stage updates them; and weights that nobody needs in floatX. In fp32 params are their
-// own master.
+// fp32 params and widened gradients, as a sharded stage updates them; and weights that nobody needs in floatX. In fp32 params
+// are their own master.
 TEST(adamw_of_fp32_and_without_params_gives_the_master_weights_to_the_bit) {
     start(1, 1, 1, 1, 1);
     for (size_t n : { 1, 8, 4099 }) {

@@ -123,9 +123,10 @@ TEST(products_with_bias_and_gelu_in_every_way) { over_shapes(check_forward); }
 TEST(gradients_of_inputs_in_every_way) { over_shapes(check_backward_input); }
 TEST(gradients_of_weights_and_biases_set_or_add_in_every_way) { over_shapes(check_backward_weight); }
 TEST(products_in_fp32_are_not_rounded_to_floatX) { over_shapes(check_fp32); }
-// The rows come in chunks, whose sum nearly cancels: rounded to 16 bits after each, it would be far off. Sums on the way are about
-// 8 sqrt(N/2) = 53, the largest result 0.2. N additions round there, on either side: by 53 / 0.2 sqrt(N), 2,500 roundings of the result,
-// as a standard deviation, of which the worst of 640 elements has several. A sum that is rounded to 16 bits on the way is off by 100,000.
+// The rows come in chunks, whose sum nearly cancels: rounded to 16 bits after each, it would be far off. Sums on the way are
+// about 8 sqrt(N/2) = 53, the largest result 0.2. N additions round there, on either side: by 53 / 0.2 sqrt(N), 2,500 roundings
+// of the result, as a standard deviation, of which the worst of 640 elements has several. A sum that is rounded to 16 bits on
+// the way is off by 100,000.
 TEST(chunks_of_a_weight_gradient_are_rounded_once) {
     static constexpr int rows = 24, N = 4 * rows - 8, C = 16, OC = 40; // the last chunk has fewer
     for (GradMode mode : both_modes) {

@@ -13,8 +13,8 @@ static DataShape shape(int B, int T, long long global_batch, int rank, int ranks
 }
 
 // ---- training ----
-// Reads one rank's part of the next global batch: the first token of each row goes to its position in windows (global_batch). Every row
-// must have consecutive tokens, and every target the token after its input.
+// Reads one rank's part of the next global batch: the first token of each row goes to its position in windows (global_batch).
+// Every row must have consecutive tokens, and every target the token after its input.
 static void next_windows(DataLoader* d, int* windows) {
     DataShape s = d->shape;
     for (int m = 0; m < d->accumulation; m++) {
@@ -29,8 +29,8 @@ static void next_windows(DataLoader* d, int* windows) {
     }
 }
 
-// Returns `steps` global batches of `ranks` ranks, one rank after the other, from an epoch and position on: windows (steps, G), owned by
-// the caller. Each place is filled by exactly one rank.
+// Returns `steps` global batches of `ranks` ranks, one rank after the other, from an epoch and position on: windows (steps, G),
+// owned by the caller. Each place is filled by exactly one rank.
 static int* windows_of_ranks(const char* path, DataShape s, long long epoch, long long position, int steps) {
     int G = (int)s.global_batch;
     int* windows = xcalloc((size_t)(steps * G), sizeof(int));

@@ -1,5 +1,5 @@
-// test_folder.h - a temporary folder for the files that a test program's tests write. It is made before main and removed at the end, with
-// all that is in it; a program needs no hooks for it.
+// test_folder.h - a temporary folder for the files that a test program's tests write. It is made before main and removed at the
+// end, with all that is in it; a program needs no hooks for it.
 #ifndef TEST_TEST_FOLDER_H
 #define TEST_TEST_FOLDER_H
 #include "../../llmc/base/folder.h"

@@ -406,8 +406,8 @@ static void expect_stats(const float* stats, Tensor part, const int* targets, To
         expect_near("a part's target", (double)stats[3*i + 2], target, 0);
     }
 }
-// apart: how much larger the logits of each part are than those of the part before. A row's padding, and a row without a target, are not
-// numbers. One part has the bits of the whole.
+// apart: how much larger the logits of each part are than those of the part before. A row's padding, and a row without a
+// target, are not numbers. One part has the bits of the whole.
 static void check_classifier(int N, int V, int Vp, int parts, double apart) {
     start(1, N, 1, 1, Vp);
     size_t n = N * Vp;
@@ -534,8 +534,8 @@ TEST(sums_are_exact_to_double_and_add_to_what_is_there) {
         assert_true(isinf(squares));
     }
 }
-// One rounding may be off by half a unit in the last place; fp32's own sum and product also round once. Widening is exact, narrowing
-// rounds like every other store; sums of fp32 are fp32's own.
+// One rounding may be off by half a unit in the last place; fp32's own sum and product also round once. Widening is exact,
+// narrowing rounds like every other store; sums of fp32 are fp32's own.
 TEST(scaling_adding_and_narrowing_round_once) {
     const size_t sizes[5] = { 0, 1, 7, 1000, 40003 };
     for (int k = 0; k < 10; k++) {

@@ -1,5 +1,5 @@
-// test_pipeline.c - pipeline schedules: complete, in order, with slots that do not collide; played over channels that block and that do
-// not; their bubble is that of the papers. Splits of blocks, balanced by cost.
+// test_pipeline.c - pipeline schedules: complete, in order, with slots that do not collide; played over channels that block and
+// that do not; their bubble is that of the papers. Splits of blocks, balanced by cost.
 #include "../../dev/tools/schedule_play.h"
 #include "../../llmc/parallel/split.h"
 #include "expect_death.h"
@@ -53,7 +53,8 @@ TEST(orders_are_those_of_the_papers) {
 }
 
 // ---- completeness ----
-// On every rank and chunk, each of F, and D or B and W, is done once, in the order of the micro-batches, and never before its input.
+// On every rank and chunk, each of F, and D or B and W, is done once, in the order of the micro-batches, and never before its
+// input.
 static void complete(Pipeline l) {
     for (int r = 0; r < l.p; r++) {
         int done[4][MOST_V] = { { 0 } }; // by kind and chunk: so many micro-batches
@@ -105,8 +106,8 @@ static void slots_hold(Pipeline l) {
 TEST(slots_never_collide_and_are_as_many_as_the_formula_says) { for_all(slots_hold); }
 
 // ---- sets of recomputed activations ----
-// B or D fills its micro-batch's set, which must wait for nobody's W then; W or D must find it as B left it. An F between them writes into
-// a set that waits for none. For every rank, each set is needed.
+// B or D fills its micro-batch's set, which must wait for nobody's W then; W or D must find it as B left it. An F between them
+// writes into a set that waits for none. For every rank, each set is needed.
 static void sets_hold(Pipeline l) {
     for (int r = 0; r < l.p; r++) {
         int sets = pipeline_sets(l, r, true), most = 0, expected = l.schedule == SCHEDULE_ZB_H1 ? r + 1 : 1;
@@ -299,7 +300,8 @@ TEST(zero_bubble_is_not_zero_with_clipping) {
     }
 }
 
-// Each micro-batch passes every stage once in its own direction, and play finds no deadlock. Its bubble is half of zb-h1's and less.
+// Each micro-batch passes every stage once in its own direction, and play finds no deadlock. Its bubble is half of zb-h1's and
+// less.
 TEST(dualpipe_halves_the_bubble_for_twice_the_parameters) {
     for (int p = 2; p <= MOST_P; p += 2) for (int m = 2 * p; m <= MOST_M; m += 2) for (int i = 0; i < RATIOS; i++) {
         Pipeline l = { (Schedule)SCHEDULE_DUALPIPE, p, m, 2 };

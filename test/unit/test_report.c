@@ -1,11 +1,13 @@
-// test_report.c - the reports of predicted and measured bytes, in memory and between ranks: what agrees, what does not, and by how much.
+// test_report.c - the reports of predicted and measured bytes, in memory and between ranks: what agrees, what does not, and by
+// how much.
 #include "../../llmc/run/report.h"
 #include "../../llmc/run/report_stages.h"
 #include "../../llmc/run/rank_context.h"
 #include "expect_death.h"
 #include <sys/mman.h>
 
-// A child must end with this status, after a report that has these rows (most, or until NULL), with any number of spaces between columns.
+// A child must end with this status, after a report that has these rows (most, or until NULL), with any number of spaces
+// between columns.
 static void expect_report(Child c, int status, const char* const* rows, int most) {
     size_t n = 0;
     for (const char* p = c.out; *p; p++) if (*p != ' ' || p[1] != ' ') c.out[n++] = *p;
@@ -18,7 +20,8 @@ static void expect_report(Child c, int status, const char* const* rows, int most
 // ---- memory of a run of one rank ----
 typedef struct { size_t predicted[MEMORY_KINDS], taken[MEMORY_KINDS], briefly; int status; const char* rows[3]; } MemoryCase;
 
-// Takes bytes of parameters briefly, then what is to be taken. Exits with 0 if the report finds that all is as predicted, else with 2.
+// Takes bytes of parameters briefly, then what is to be taken. Exits with 0 if the report finds that all is as predicted, else
+// with 2.
 static void take_and_report(const MemoryCase* t) {
     static RankContext w;
     device_init(0, 1);

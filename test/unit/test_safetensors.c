@@ -1,5 +1,5 @@
-// test_safetensors.c - the reader checks everything that a file says about itself, and what is written is read back to the bit. For every
-// check of the reference implementation there is a file here that fails only that check.
+// test_safetensors.c - the reader checks everything that a file says about itself, and what is written is read back to the bit.
+// For every check of the reference implementation there is a file here that fails only that check.
 #include "../../llmc/save/safetensors.h"
 #include "../../llmc/base/rng.h"
 #include "test_folder.h"

@@ -1,5 +1,5 @@
-// test_tokens.c - token files and masks: what is written is read back, and a mask that is not its token file's is refused. (Damaged token
-// files are given to whole programs by test/runs/test_bad_input.py.)
+// test_tokens.c - token files and masks: what is written is read back, and a mask that is not its token file's is refused.
+// (Damaged token files are given to whole programs by test/runs/test_bad_input.py.)
 #include "write_tokens.h"
 #include <sys/resource.h>
 

@@ -23,8 +23,8 @@ __device__ inline float gelu_derivative(float x) {
     return fmaf(x * larger * smaller, 2.0f * du, x < 0 ? smaller : larger);
 }
 
-// out (N,OC), floatX or fp32, += bias (OC); act (N,OC) = gelu(out) of floatX, act NULL: not wanted. One block per row, W columns per
-// thread. Reads and writes a row, writes another for act: 4 or 6 N OC bytes in 16 bits; 8 where out is fp32.
+// out (N,OC), floatX or fp32, += bias (OC); act (N,OC) = gelu(out) of floatX, act NULL: not wanted. One block per row, W
+// columns per thread. Reads and writes a row, writes another for act: 4 or 6 N OC bytes in 16 bits; 8 where out is fp32.
 template <int W, typename T>
 __global__ void bias_gelu_forward_kernel(floatX* act, T* out, const floatX* bias, int OC) {
     size_t row = (size_t)blockIdx.x * OC;
