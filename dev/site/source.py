@@ -146,9 +146,9 @@ def html(row, url, marks=()):
         for begin, end in zip(cuts, cuts[1:]):
             part = escape(piece.text[begin - at:end - at], quote=False)
             inner += f"<mark>{part}</mark>" if any(b <= begin and end <= e for b, e in marks) else part
-        if param_range.href:
+        if piece.href:
             title = f' title="{escape(piece.title)}"' if piece.title else ""
-            inner = f'<a href="{link(url, param_range.href)}"{title}>{inner}</a>'
+            inner = f'<a href="{link(url, piece.href)}"{title}>{inner}</a>'
         out.append(f'<span class="{piece.css}">{inner}</span>' if piece.css else inner)
         at += len(piece.text)
     return "".join(out)
