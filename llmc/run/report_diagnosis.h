@@ -228,7 +228,7 @@ static inline void report_diagnosis(const DiagnosisReport* f, const char* out) {
     printf("compute / (compute + communication) = %.1f %%; compute / (compute + exposed) = %.1f %% (means of all ranks)\n",
            100 * efficiency_communication(&d->mean), 100 * efficiency_exposed(&d->mean));
     report_scaling(&f->single, f->rate, f->scaling, d->ranks);
-    printf("advice     build/advise %s/metrics.jsonl says what to try first%s\n", out[0] ? out : "DIR",
+    printf("advice     python3 dev/tools/advise.py %s/metrics.jsonl says what to try first%s\n", out[0] ? out : "DIR",
            out[0] ? "" : ", of a run with --out DIR");
 }
 #endif

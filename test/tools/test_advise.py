@@ -96,7 +96,7 @@ def test_a_run_names_the_command_that_gives_its_advice():
     run = trained("ddp", f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 32 --seq-len 32 --batch-size 4 --steps 8 --eval-every 0 "
                   "--sample-every 0 --save-every 0", ranks=2)
     path = run.folder / "metrics.jsonl"
-    assert_says(run.said, f"^advice     build/advise {path} says what to try first$")
+    assert_says(run.said, f"^advice     python3 dev/tools/advise.py {path} says what to try first$")
     said, found = advise(path).out, run.lines[-1]["diagnosis"]
     assert_says(said, f"^ms of a step, means of 2 ranks and steps 2 to 8; a step takes {found['mean']['total']:.2f}$",
                 rf"^  computing +{found['mean']['computing']:.2f} .* the rest of a step", "^(all figures reach|below) 60 %")
