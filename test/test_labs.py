@@ -17,7 +17,7 @@ RUNS = {"single": (None, ""), "ddp": (2, ""), "zero": (2, ""), "fsdp": (2, ""), 
 # the claims that a mistake fails
 MISTAKES = {
     "single": {"square-for-norm": "square factor decay whole",
-               "mean-of-a-micro-batch": "micro-batches square factor every-piece correction moments decay whole"},
+               "mean-of-a-micro-batch": "micro-batches square factor every-range correction moments decay whole"},
     "ddp": {"loss-of-one-rank": "loss naive-bytes no-sync", "sync-every-micro-bucketed": "bucket-cut no-sync accumulated-gradients same-bits",
             "rank-1-stays": "waits bucket-cut bucket-gradients no-sync accumulated-gradients overlap ring-sum same-bits"},
     "zero": {"norm-of-one-shard": "no-sync norm parameter-norm stage-2-bytes stage-3-bytes", "accumulation-overwrites": "bucket accumulation"},
