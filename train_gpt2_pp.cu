@@ -189,7 +189,7 @@ static void block_grads_init(BlockActs* a, GPT2Config c, size_t BT) {
 static int num_sets(const GPT2* g) { return pipeline_sets(g->pipeline, g->pp->rank, g->recompute); }
 static bool is_delayed(const GPT2* g, int s) { return g->pipeline.schedule == SCHEDULE_ZB_H1 && s < num_sets(g); }
 // True if block i of slot s has memory of its own for the gradients that its W needs, and for its activations. Others share
-// that of block 0 of slot 0, because D needs both for one block at a time.
+// that of block 0 of slot 0, because B needs both for one block at a time.
 static bool has_own_grads(const GPT2* g, int s, int i) { return s + i == 0 || is_delayed(g, s); }
 static bool has_own_acts(const GPT2* g, int s, int i) { return has_own_grads(g, s, i) || g->recompute == RECOMPUTE_NONE; }
 
@@ -384,7 +384,7 @@ static void grad_ready(GPT2* g, int u, int i) {
     if (--b->missing == 0) b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
 }
 
-// B: g->dres holds the gradient of the block's output on entry, of its input on return. What W needs stays in a.
+// I: g->dres holds the gradient of the block's output on entry, of its input on return. What W needs stays in a.
 static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockActs a) {
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
     GradMode mode = g->grad_mode;
@@ -561,7 +561,7 @@ static void gpt2_backward(GPT2* g, float dloss) {
     unit_release(g, 0);
 }
 
-// W: computes the gradients of matrices that B has put off.
+// W: computes the gradients of matrices that I has put off.
 static void gpt2_backward_weight(GPT2* g) {
     for (int l = g->last - 1; l >= g->first; l--) {
         trace_compute("weights, block", l);

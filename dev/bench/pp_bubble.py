@@ -1,6 +1,6 @@
 """pp_bubble.py - the bubble of pipelined runs whose actions last as long as --emulate-ms says, beside the formula.
 
-A line for each schedule, number of stages and of micro-batches: the bubble by the formula for --times (ms of F, B and W) and as
+A line for each schedule, number of stages and of micro-batches: the bubble by the formula for --times (ms of F, I and W) and as
 measured, the median over the steps but the first; which share of the time a rank computes, by both; and how long a step was. Each
 rank is a process that mostly sleeps, so more ranks than cores show the same bubble, if actions last 20 ms or more and nothing else
 runs. --traces FOLDER keeps the runs' timelines there, as SCHEDULE_P_M.json, for build/schedule --trace.
@@ -36,7 +36,7 @@ def check(o):
 
 def show(d, o):
     first = d.first(d.runs()[0])
-    print(f"F, B and W last {first['times']} ms; {first['steps']} steps each; load average {first['load']:.2f}\n"
+    print(f"F, I and W last {first['times']} ms; {first['steps']} steps each; load average {first['load']:.2f}\n"
           "schedule      p   m   formula ms  measured ms   ratio   computes by: formula, measured   step ms")
     for r in d.records():
         work, formula, measured = r["m"] * sum(map(float, r["times"].split(","))), r["formula"], r["measured"]

@@ -1,6 +1,6 @@
 """pp_split.py - what balance and schedule of a pipeline are worth: its throughput beside that of as many single devices.
 
-Ranks play pipelines whose stages are as unequal as those of --model: --times are the milliseconds of F, B and W of one of its
+Ranks play pipelines whose stages are as unequal as those of --model: --times are the milliseconds of F, I and W of one of its
 blocks, and its head takes as long as it does beside a block (train_gpt2_pp's --emulate-ms; in fact a small model is trained). Each
 line is one split: equal numbers of blocks, or --split auto. Its balance is the mean cost of the stages over the largest. The share
 is the throughput of p stages over p times that of one device which has all blocks and the same batch of --micro micro-batches;

@@ -16,7 +16,7 @@ MOST_STEPS = 128               # of which a rank makes notes (llmc/run/diagnosis
 MOST_UNITS = 257               # the root and 256 blocks (llmc/model/gpt2.h)
 KINDS = "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "send", "receive", "barrier", "split"
 PHASES = "forward", "head", "backward", "weights", "wait for gradients", "update", "other"
-ACTIONS = {"F": "forward", "D": "backward", "B": "backward", "W": "weights"}  # of a pipeline; the first slice is "F3 start"
+ACTIONS = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}  # of a pipeline; the first slice is "F3 start"
 
 
 @dataclass(slots=True)

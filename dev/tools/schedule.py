@@ -8,7 +8,7 @@
     build/schedule --p 8 --m 32 --compare
     build/schedule --trace run.json
 
-The picture has a row per rank. F0 is the forward pass of micro-batch 0, D0 its backward pass, B0 and W0 the two halves of one: the
+The picture has a row per rank. F0 is the forward pass of micro-batch 0, B0 its backward pass, I0 and W0 the two halves of one: the
 gradient of the input, and those of the weights. Each chunk after the first has a prime; dots are waiting. Below the picture are
 each rank's times, its peak of activations, and the bubble: as played, with its parts, and by the formula of balanced stages
 (llmc/parallel/pipeline.h). Papers state it as a share of the step or of the work; both are printed.
@@ -34,7 +34,7 @@ OPTIONS = [
     whole("p", 4, 1, 256, "stages, each on a rank of its own"),
     whole("m", 8, 1, 4096, "micro-batches in a step"),
     whole("v", 0, 0, 64, "chunks of blocks on each rank; 0: 2 if the schedule has several, else 1"),
-    text("times", "1,1,1", "F,B,W",
+    text("times", "1,1,1", "F,I,W",
          "ms that a micro-batch takes in 1/p of the model: forward, gradient of the input, gradients of the weights"),
     text("costs", "", "A,B,..", "what each chunk costs, in the model's order, in any unit; '': all the same"),
     text("model", "", "NAME", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN: N layers, 64N channels, N heads:"
@@ -68,7 +68,7 @@ class Case:
     p: int             # stages,
     m: int             # micro-batches
     v: int             # and chunks a rank
-    times: list        # F, B, W of 1/p of the model
+    times: list        # F, I, W of 1/p of the model
     message: float     # how long one takes
     costs: str
     split: str
@@ -119,11 +119,11 @@ class Case:
         return [[share * t for t in self.times] for share in shares * (self.p * self.v // self.parts)]
 
     def times_by_model(self):
-        """The head's forward pass is part of B, because its logits are not kept."""
-        (F, B, W), head, blocks = self.times, self.config["head"], self.blocks()
+        """The head's forward pass is part of I, because its logits are not kept."""
+        (F, I, W), head, blocks = self.times, self.config["head"], self.blocks()
         one = self.p / (self.config["L"] + head)  # a block's share of a stage
         heads = [one * head if g % self.parts == self.parts - 1 else 0 for g in range(len(blocks))]
-        return [[one * n * F, one * n * B + h * (F + B + W), one * n * W] for n, h in zip(blocks, heads)]
+        return [[one * n * F, one * n * I + h * (F + I + W), one * n * W] for n, h in zip(blocks, heads)]
 
 
 def case_of(o, config):
@@ -184,7 +184,7 @@ def read_options():
     if o.svg_ms and not o.svg: die("--svg-ms is one of --svg's; give both")
     if o.step and not o.trace: die("--step is one of --trace's; give both")
     times = read_numbers("times", o.times, 3)
-    if sum(times) == 0: die(f"--times {o.times}: all are 0; give milliseconds of F, B, W")
+    if sum(times) == 0: die(f"--times {o.times}: all are 0; give milliseconds of F, I, W")
     o.times = times
     config = read_model(o)
     if not o.trace: check_schedule(o)
@@ -210,9 +210,9 @@ def draw_text(o, case, ranks, step):
 
 # ---- the same as a picture for a page: numbers are pixels ----
 LEFT, WIDTH, TOP, RANK, ROW = 60, 800, 34, 26, 22
-PLACES = {"F": 0, "D": 1, "B": 1, "W": 2}  # of an action's time in (F, B, W)
-COLOURS = {"F": "#3a86b7", "D": "#f4a259", "B": "#f4a259", "W": "#7fb069"}
-NAMES = {"F": "forward", "D": "backward", "B": "backward, input", "W": "backward, weights"}
+PLACES = {"F": 0, "B": 1, "I": 1, "W": 2}  # of an action's time in (F, I, W)
+COLOURS = {"F": "#3a86b7", "B": "#f4a259", "I": "#f4a259", "W": "#7fb069"}
+NAMES = {"F": "forward", "B": "backward", "I": "backward, input", "W": "backward, weights"}
 
 
 def add_box(picture, box, per_ms, y, v):
@@ -229,7 +229,7 @@ def add_box(picture, box, per_ms, y, v):
 def write_svg(o, case, ranks, step):
     ms, height = o.svg_ms or step, TOP + case.p * RANK + 22
     picture = Picture(LEFT + WIDTH + 30, height)
-    letters = "FBW" if case.schedule.startswith("zb") or case.schedule == "dualpipe" else "FD"
+    letters = "FIW" if case.schedule.startswith("zb") or case.schedule == "dualpipe" else "FB"
     waiting = ("#eeeeee", f"waiting{'; paler: later chunks' * (case.v > 1)}")
     picture.legend(LEFT, 10, [*((COLOURS[x], NAMES[x]) for x in letters), waiting])
     split = f", split {','.join(map(str, case.blocks()[:case.parts]))}" if case.config else ""
@@ -266,8 +266,8 @@ def print_ranks(case, ranks, step):
 
 
 def slot_bytes(case, played, rank, blocks):
-    """Bytes that a micro-batch keeps in one chunk of a rank, from its F to its D or W: per token and block 16C elements, with the
-    9C gradients that W needs where D is cut, and 4 + NH floats of layernorms and attention. (gpt2_predict_memory of
+    """Bytes that a micro-batch keeps in one chunk of a rank, from its F to its B or W: per token and block 16C elements, with the
+    9C gradients that W needs where B is cut, and 4 + NH floats of layernorms and attention. (gpt2_predict_memory of
     train_gpt2_pp.cu)"""
     C, X = case.config["C"], case.config["bytes"]
     most = max(blocks[g] for g in rank["chunks"])
@@ -352,9 +352,9 @@ def show(o, config):
     case = case_of(o, config)
     played = case.play(boxes=True)
     boxes = [rank["boxes"] for rank in played["ranks"]]
-    F, B, W = case.times
-    print(f"{case.schedule}, {case.p} stage{s(case.p)}, {case.m} micro-batch{es(case.m)}, {case.v} chunk{s(case.v)} each; F, B, W "
-          f"of 1/{case.p} of the model {F:g}, {B:g}, {W:g} ms\n")
+    F, I, W = case.times
+    print(f"{case.schedule}, {case.p} stage{s(case.p)}, {case.m} micro-batch{es(case.m)}, {case.v} chunk{s(case.v)} each; F, I, W "
+          f"of 1/{case.p} of the model {F:g}, {I:g}, {W:g} ms\n")
     draw_text(o, case, boxes, played["step"])
     print_ranks(case, played["ranks"], played["step"])
     print_played_bubble(case, played)
@@ -461,15 +461,15 @@ def show_trace(o):
     case, steps, seen = read_trace(o)
     plan, step = case.plan(), seen.end - seen.begin
     of_action = [[sum(x.end - x.begin for x in slices) for _, slices in rank] for rank in seen.ranks]
-    of_chunk = [[0, 0, 0] for _ in range(case.p * case.v)]  # means over the micro-batches; of D the whole is B
+    of_chunk = [[0, 0, 0] for _ in range(case.p * case.v)]  # means over the micro-batches; of B the whole is I
     for actions, rank in zip(of_action, plan):
         for ms, (letter, _, chunk, *_) in zip(actions, rank["boxes"]):
             of_chunk[rank["chunks"][chunk]][PLACES[letter]] += ms / case.m
     case.times = [sum(t[i] / case.p for t in of_chunk) for i in range(3)]
-    F, B, W = case.times
+    F, I, W = case.times
     print(f"{case.schedule}, {case.p} stages, {case.m} micro-batches, {case.v} chunk{s(case.v)} each; step {seen.number} of "
           f"{o.trace}, mean of stages: "
-          f"F {F:.4g} ms, {f'B {B:.4g} ms, W {W:.4g} ms' if case.schedule == 'zb-h1' else f'D {B:.4g} ms'}\n")
+          f"F {F:.4g} ms, {f'I {I:.4g} ms, W {W:.4g} ms' if case.schedule == 'zb-h1' else f'B {I:.4g} ms'}\n")
     boxes = [boxes_of(seen_rank, rank["boxes"], seen.begin) for seen_rank, rank in zip(seen.ranks, plan)]
     busy = [sum(rank) for rank in of_action]
     draw_text(o, case, boxes, step)
@@ -535,8 +535,8 @@ def print_why(case, h1, h2, zbv, dual):
 
 def compare(o, config):
     case = case_of(o, config)
-    F, B, W = case.times
-    print(f"{o.p} stage{s(o.p)}, {o.m} micro-batch{es(o.m)}; F, B, W of 1/{o.p} of the model {F:g}, {B:g}, {W:g} ms\n")
+    F, I, W = case.times
+    print(f"{o.p} stage{s(o.p)}, {o.m} micro-batch{es(o.m)}; F, I, W of 1/{o.p} of the model {F:g}, {I:g}, {W:g} ms\n")
     print(f"{'':16} {'bubble, ms':>10} {'of the step':>12} {'of the work':>12} {'formula, ms':>12} {'no clip, ms':>12} "
           f"{'peak':>8} {'messages':>9} {'parameters':>11}{'  activations' if config else ''}")
     shown = {}

@@ -6,7 +6,7 @@ train_gpt2_pp. It reads a JSON object a line, and answers each with a line:
         {"L", "C", "NH", "Vp", "max_T", "head": what the head costs, in blocks}
     {"split": "auto", "p", "v", "L", "Vp", "C"}
         {"blocks": [of each chunk], "efficiency": the share of the time in which ranks compute if there is no bubble}
-    {"schedule": "1f1b", "p", "m", "v", "times": [F, B, W of 1/p of the model], "of_chunk": [[F, B, W], ..], "message": ms}
+    {"schedule": "1f1b", "p", "m", "v", "times": [F, I, W of 1/p of the model], "of_chunk": [[F, I, W], ..], "message": ms}
         {"step": ms, "bubble": ms by the formula, "messages": of all ranks by the formula, "parts": of the model, "cut", "ranks": [..]}
         each with {"busy", "begin", "end", "peak", "slots": the peak by the formula, "sends", "chunks": their numbers in the model,
         "head": it has the last one}, and if "boxes" is true {"boxes": [[letter, micro-batch, chunk, begin, end], ..]}.
@@ -89,13 +89,13 @@ static json_t* boxes_of(const Play* y, int rank) {
     json_t* boxes = json_array();
     for (int k = 0; k < y->counts[rank]; k++) {
         const Box* b = &y->boxes[rank][k];
-        json_array_append_new(boxes, json_pack("[s#, i, i, f, f]", &"FDBW"[b->action.kind], 1, b->action.micro, b->action.chunk,
+        json_array_append_new(boxes, json_pack("[s#, i, i, f, f]", &"FBIW"[b->action.kind], 1, b->action.micro, b->action.chunk,
                                                b->begin, b->end));
     }
     return boxes;
 }
 
-// How many messages a rank sends in a step: outputs of F to the next chunk's rank, and of B and D to the one before.
+// How many messages a rank sends in a step: outputs of F to the next chunk's rank, and of I and B to the one before.
 static int play_messages(const Play* y, int rank) {
     int n = 0;
     for (int k = 0; k < y->counts[rank]; k++) {

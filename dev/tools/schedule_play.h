@@ -5,8 +5,8 @@ and each as early as its input is there. Also three schedules that no stage file
     zb-h2     (Qi et al. 2023, arXiv 2401.10241, section 2.2) runs ahead twice as far as zb-h1: min(m, 2p-1) activations
     zb-v      (section 6 there) two chunks a rank, r and 2p-1-r, so that rank 0 has the first and the last; p activations
     dualpipe  (DeepSeek-V3, arXiv 2412.19437, section 3.2.1) half of the micro-batches begin at each end, so a rank has the
-              stages r and p-1-r: twice the parameters, p+1 activations. It is made for overlapping an F and a D of the other
-              direction; here D follows F. The paper's bubble is longer, because there both end when the pair ends
+              stages r and p-1-r: twice the parameters, p+1 activations. It is made for overlapping an F and a B of the other
+              direction; here B follows F. The paper's bubble is longer, because there both end when the pair ends
 
 The bubble of zb-h2 and zb-v is 0 only if a rank may begin its next step before the others have ended this one. A step that
 ends in a sum over ranks, as that of the gradient norm, waits for the last stage, which cannot begin before (p-1) tF (zb-v:
@@ -20,7 +20,7 @@ enum { SCHEDULE_ZB_H2 = SCHEDULE_ZB_H1 + 1, SCHEDULE_ZB_V, SCHEDULE_DUALPIPE, SC
 static const char* const schedule_names[SCHEDULES] = { "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe" };
 
 enum { PLAY_RANKS = 256, PLAY_CHUNKS = 1024 };              // at most
-typedef struct { double F, B, W; } Times;                   // of an action, in any unit
+typedef struct { double F, I, W; } Times;                   // of an action, in any unit
 typedef struct { Action action; double begin, end; } Box;   // an action as it was played
 typedef struct {
     Pipeline l;
@@ -66,21 +66,21 @@ static inline void play_add_zb_h2(Play* y, int rank) {
 
 // By the rule of PyTorch's ScheduleZBVZeroBubble.
 static inline void play_add_zb_v(Play* y, int rank) {
-    const ActionKind F = ACT_FORWARD, B = ACT_BACKWARD_INPUT, W = ACT_BACKWARD_WEIGHT;
+    const ActionKind F = ACT_FORWARD, I = ACT_BACKWARD_INPUT, W = ACT_BACKWARD_WEIGHT;
     int p = y->l.p, n = y->l.m > 2 * p - 1 ? y->l.m : 2 * p - 1, f[2] = { 0, 0 }, b[2] = { 0, 0 }, w[2];
     for (int i = 0; i < 2 * (p - rank) - 1; i++) play_add(y, rank, F, f[0]++, 0);
     for (int i = 0; i < rank; i++) { play_add(y, rank, F, f[1]++, 1); play_add(y, rank, F, f[0]++, 0); }
     for (int i = 0; i < p - rank; i++) {
-        play_add(y, rank, F, f[1]++, 1); play_add(y, rank, B, b[1], 1); play_add(y, rank, W, b[1]++, 1);
+        play_add(y, rank, F, f[1]++, 1); play_add(y, rank, I, b[1], 1); play_add(y, rank, W, b[1]++, 1);
     }
     while (f[1] < f[0] || f[0] < n) {
         if (f[0] < n) play_add(y, rank, F, f[0]++, 0);
-        play_add(y, rank, B, b[0], 0); play_add(y, rank, W, b[0]++, 0);
-        play_add(y, rank, F, f[1]++, 1); play_add(y, rank, B, b[1], 1); play_add(y, rank, W, b[1]++, 1);
+        play_add(y, rank, I, b[0], 0); play_add(y, rank, W, b[0]++, 0);
+        play_add(y, rank, F, f[1]++, 1); play_add(y, rank, I, b[1], 1); play_add(y, rank, W, b[1]++, 1);
     }
     w[0] = b[0]; w[1] = b[1];
-    for (int i = 0; i < rank; i++) { play_add(y, rank, B, b[0]++, 0); play_add(y, rank, B, b[1]++, 1); }
-    for (int i = 0; i < p - rank; i++) { play_add(y, rank, B, b[0]++, 0); play_add(y, rank, W, w[0]++, 0); }
+    for (int i = 0; i < rank; i++) { play_add(y, rank, I, b[0]++, 0); play_add(y, rank, I, b[1]++, 1); }
+    for (int i = 0; i < p - rank; i++) { play_add(y, rank, I, b[0]++, 0); play_add(y, rank, W, w[0]++, 0); }
     while (w[1] < b[1]) play_add(y, rank, W, w[1]++, 1);
     while (w[0] < b[0]) play_add(y, rank, W, w[0]++, 0);
 }
@@ -160,7 +160,7 @@ static inline double play_ready(const Play* y, const Done* d, int rank, Action a
 }
 
 static inline double action_time(ActionKind kind, Times t) {
-    return kind == ACT_FORWARD ? t.F : kind == ACT_BACKWARD_INPUT ? t.B : kind == ACT_BACKWARD_WEIGHT ? t.W : t.B + t.W;
+    return kind == ACT_FORWARD ? t.F : kind == ACT_BACKWARD_INPUT ? t.I : kind == ACT_BACKWARD_WEIGHT ? t.W : t.I + t.W;
 }
 
 // Plays rank's action number k after the one before it; returns false if its input does not come yet.
@@ -212,10 +212,10 @@ static inline void play_free(Play* y) { for (int r = 0; r < y->l.p; r++) free(y-
 // is none.
 static inline double schedule_bubble(Pipeline l, Times t) {
     int schedule = l.schedule, least = schedule <= SCHEDULE_INTERLEAVED ? 1 : schedule == SCHEDULE_ZB_H1 ? l.p : 2 * l.p - 1;
-    bool equal = t.F == t.B && t.B == t.W;
-    if (schedule == SCHEDULE_DUALPIPE) return (l.p / 2 - 1) * fmax(t.F + t.B - t.W, t.F);
+    bool equal = t.F == t.I && t.I == t.W;
+    if (schedule == SCHEDULE_DUALPIPE) return (l.p / 2 - 1) * fmax(t.F + t.I - t.W, t.F);
     if (l.m < least || (schedule == SCHEDULE_ZB_V && !equal)) return NAN;
-    if (schedule <= SCHEDULE_ZB_H1) return pipeline_bubble(l, t.F, t.B, t.W);
+    if (schedule <= SCHEDULE_ZB_H1) return pipeline_bubble(l, t.F, t.I, t.W);
     return (l.p - 1) * t.F / (schedule == SCHEDULE_ZB_V ? 2 : 1);
 }
 

@@ -27,7 +27,7 @@ class Slice:
 def slice_of(e):
     """A slice of an action; None: an event is something else."""
     if not has(e, ph=str, name=str, pid=int, tid=int, ts=float, dur=float) or not has(e.get("args"), step=int): return None
-    found = re.match(r"([FDBW])(\d+)", e["name"])
+    found = re.match(r"([FBIW])(\d+)", e["name"])
     if e["ph"] != "X" or e["tid"] != 0 or not found: return None
     begin, end = 1e-3 * e["ts"], 1e-3 * (e["ts"] + e["dur"])
     return Slice(e["args"]["step"], e["pid"], (found[1], int(found[2])), begin, end, " head" in e["name"])

@@ -5,21 +5,21 @@ A model is cut into p*v chunks of consecutive blocks; chunk c of rank r is numbe
 action is one micro-batch in one chunk:
 
     F  forward
-    B  the gradient of the input, which the chunk before it waits for
+    B  backward: I and W
+    I  the gradient of the input, which the chunk before it waits for
     W  the gradients of the weights
-    D  B and W
 
-F needs the output of F in the chunk before it; B and D need the gradient from B or D in the chunk after it. If all stages
-take equal times, and tF, tB, tW are the seconds of an action in all v chunks of a rank, then a step lasts m(tF + tB + tW)
+F needs the output of F in the chunk before it; I and B need the gradient from I or B in the chunk after it. If all stages
+take equal times, and tF, tI, tW are the seconds of an action in all v chunks of a rank, then a step lasts m(tF + tI + tW)
 plus the bubble, in which the rank waits:
 
                    bubble, seconds                 activations that are alive at a time on rank r, at most
-    gpipe          (p-1)(tF + tB + tW)             m
-    1f1b           (p-1)(tF + tB + tW)             min(m, p-r)
-    interleaved    (p-1)(tF + tB + tW) / v         min(mv, 2(p-r-1) + (v-1)p + 1), each of 1/v of the rank's blocks
-    zb-h1          (p-1) max(tF + tB - tW, tF)     min(m, p)
+    gpipe          (p-1)(tF + tI + tW)             m
+    1f1b           (p-1)(tF + tI + tW)             min(m, p-r)
+    interleaved    (p-1)(tF + tI + tW) / v         min(mv, 2(p-r-1) + (v-1)p + 1), each of 1/v of the rank's blocks
+    zb-h1          (p-1) max(tF + tI - tW, tF)     min(m, p)
 
-Activations are those of a micro-batch in one chunk, from its F to its D or W. Every chunk's gradients of weights are
+Activations are those of a micro-batch in one chunk, from its F to its B or W. Every chunk's gradients of weights are
 added up in the order of the micro-batches, so the four schedules give the same bits.
 
 Deadlock: two neighbours may send to each other at the same time. Therefore a rank issues the receive of its next action
@@ -35,7 +35,7 @@ All functions are pure, and allocate nothing. (test/unit/test_pipeline.c plays t
 #define LLMC_PIPELINE_H
 #include "../base/common.h"
 
-typedef enum { ACT_FORWARD, ACT_BACKWARD, ACT_BACKWARD_INPUT, ACT_BACKWARD_WEIGHT } ActionKind; // F, D, B, W
+typedef enum { ACT_FORWARD, ACT_BACKWARD, ACT_BACKWARD_INPUT, ACT_BACKWARD_WEIGHT } ActionKind; // F, B, I, W
 typedef struct { ActionKind kind; int micro, chunk; } Action;          // chunk 0..v-1 of this rank
 typedef enum { SCHEDULE_GPIPE, SCHEDULE_1F1B, SCHEDULE_INTERLEAVED, SCHEDULE_ZB_H1 } Schedule;
 #define SCHEDULE_WORDS "gpipe|1f1b|interleaved|zb-h1"                  // for option_choice, in the order of Schedule
@@ -100,14 +100,14 @@ static inline int pipeline_slot(Pipeline l, int rank, int micro, int chunk) {
 
 // ---- with recomputation ----
 // Returns how many sets of activations are alive at a time. Without recomputation each slot has one. With it a slot keeps only
-// what its blocks began with; a set lives from B or D, which computes it again, to the end of W or D, so a rank that delays r W
+// what its blocks began with; a set lives from I or B, which computes it again, to the end of W or B, so a rank that delays r W
 // has r + 1 of them.
 static inline int pipeline_sets(Pipeline l, int rank, bool recomputed) {
     int alive = l.schedule == SCHEDULE_ZB_H1 ? rank + 1 : 1;
     return !recomputed ? pipeline_slots(l, rank) : alive < l.m ? alive : l.m;
 }
 // Returns the set that an action uses. A recomputed F's is scratch, and must not be one that waits for its W: it takes the set
-// of the rank's next B, which is free.
+// of the rank's next I, which is free.
 static inline int pipeline_set(Pipeline l, int rank, Action a, bool recomputed) {
     int after = a.micro - pipeline_warmup(l, rank), next_b = after > 0 ? after : 0;
     if (!recomputed) return pipeline_slot(l, rank, a.micro, a.chunk);
@@ -143,15 +143,15 @@ static inline Action interleaved_action(Pipeline l, int rank, int k) {
     return (k - w) % 2 == 0 ? interleaved_forward(l, w + (k - w) / 2) : interleaved_backward(l, (k - w) / 2);
 }
 
-// ZB-H1 (Qi et al. 2023, arXiv 2401.10241, section 2.1): 1F1B whose D is cut, so that the stage before waits only for B,
-// and W fills the bubble. Rank r delays r of its W. Here they are done first in, first out, so that gradients are added
-// up in the order of 1f1b; the paper's code merges W with B where it can, in another order. Bubble and memory are the
+// ZB-H1 (Qi et al. 2023, arXiv 2401.10241, section 2.1, where I is called B): 1F1B whose B is cut, so that the stage before
+// waits only for I, and W fills the bubble. Rank r delays r of its W. Here they are done first in, first out, so that gradients
+// are added up in the order of 1f1b; the paper's code merges W with I where it can, in another order. Bubble and memory are the
 // same.
 static inline Action zb_h1_action(Pipeline l, int rank, int k) {
     int w = pipeline_warmup(l, rank);
     if (k < w) return pipeline_act(ACT_FORWARD, k);
     k -= w;
-    for (int j = 0; j < l.m; j++) { // in turns: an F if one is left, a B, and the oldest W if more than r are delayed
+    for (int j = 0; j < l.m; j++) { // in turns: an F if one is left, an I, and the oldest W if more than r are delayed
         if (w + j < l.m && k-- == 0) return pipeline_act(ACT_FORWARD, w + j);
         if (k-- == 0) return pipeline_act(ACT_BACKWARD_INPUT, j);
         if (j >= rank && k-- == 0) return pipeline_act(ACT_BACKWARD_WEIGHT, j - rank);
@@ -177,7 +177,7 @@ static inline Action pipeline_action(Pipeline l, int rank, int k) {
 enum { RECEIVES_AHEAD = 1 }; // before a rank computes action k, the receives of actions up to k + RECEIVES_AHEAD are issued
 enum { NO_NEIGHBOUR = -1 };
 // Returns the rank from which an action's input comes, and the one to which its output goes. NO_NEIGHBOUR: none, as for W, for
-// F of the first chunk, which reads tokens, and for B of the last, which begins at the loss. With p = 1 it is the rank itself:
+// F of the first chunk, which reads tokens, and for I of the last, which begins at the loss. With p = 1 it is the rank itself:
 // no message.
 static inline int pipeline_from(Pipeline l, int rank, Action a) {
     int number = a.chunk * l.p + rank;
@@ -192,9 +192,9 @@ static inline int pipeline_to(Pipeline l, int rank, Action a) {
 
 // ---- the bubble ----
 // Returns the seconds of a step in which a rank of a balanced pipeline waits, by the formulas above; that of zb-h1 needs m >=
-// p. One paper gives its share of the work m(tF + tB + tW), another that of the whole step.
-static inline double pipeline_bubble(Pipeline l, double tF, double tB, double tW) {
-    double zb_h1 = tF + tB - tW > tF ? tF + tB - tW : tF; // no W fills the time before the last stage's first F
-    return (l.p - 1) * (l.schedule == SCHEDULE_ZB_H1 ? zb_h1 : (tF + tB + tW) / l.v);
+// p. One paper gives its share of the work m(tF + tI + tW), another that of the whole step.
+static inline double pipeline_bubble(Pipeline l, double tF, double tI, double tW) {
+    double zb_h1 = tF + tI - tW > tF ? tF + tI - tW : tF; // no W fills the time before the last stage's first F
+    return (l.p - 1) * (l.schedule == SCHEDULE_ZB_H1 ? zb_h1 : (tF + tI + tW) / l.v);
 }
 #endif

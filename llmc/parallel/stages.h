@@ -21,7 +21,7 @@ typedef struct {
     bool from_mesh;            // --mesh says how many stages there are
     long long chunks;
     const char *split, *emulate;
-    double ms[3];              // --emulate-ms: of F, B and W on all chunks of a rank; 0: they last as long as they last
+    double ms[3];              // --emulate-ms: of F, I and W on all chunks of a rank; 0: they last as long as they last
     double head;               // if it is not 0, ms are those of a block, and the head lasts as long as so many blocks
 } PipelineParallel;
 
@@ -40,7 +40,7 @@ static inline void options_pipeline_parallel(OptionTable* table, long long* p, P
                "parts of the model that a rank has; 0: 2 with --schedule interleaved, 1 with others");
     option_text(table, "split", &options->split, "auto|N,N,...",
                 "blocks of each stage; auto: such that stages, one of which has the head, take about equal times");
-    option_text(table, "emulate-ms", &options->emulate, "F,B,W[,HEAD]",
+    option_text(table, "emulate-ms", &options->emulate, "F,I,W[,HEAD]",
                 "for tests: a rank sleeps after an action until it has lasted so many milliseconds: forward, backward for"
                 " the input, and for the weights; with HEAD these are a block's, and the head takes as long as HEAD of"
                 " them; '': never");

@@ -43,7 +43,7 @@ static inline void action_times_settle(ActionTimes* t) {
 
 // From now on what is computed and sent belongs to this action: the timeline and the watchdog say so.
 static inline void report_action(RankContext* w, ActionTimes* t, const Stages* y, Action a) {
-    static const char* const letters[] = { "F", "D", "B", "W" }; // as in parallel/pipeline.h
+    static const char* const letters[] = { "F", "B", "I", "W" }; // as in parallel/pipeline.h
     char task[OP_TASK];
     snprintf(task, sizeof task, "%s%d on stage %d", letters[a.kind], a.micro, stages_at(y, a.chunk));
     flight_recorder_task(w->comm.world->recorder, task);
@@ -158,7 +158,7 @@ static inline void report_emulation(const PipelineParallel* options, Pipeline l)
     const double* ms = options->ms;
     double bubble = pipeline_bubble(l, ms[0], ms[1], ms[2]), step = l.m * (ms[0] + ms[1] + ms[2]) + bubble;
     if (options->emulate[0] == '\0') return;
-    printf("EMULATED TIMES: F, B AND W %sLAST AT LEAST %g, %g AND %g MS (--emulate-ms); ", options->head > 0 ? "OF A BLOCK " : "",
+    printf("EMULATED TIMES: F, I AND W %sLAST AT LEAST %g, %g AND %g MS (--emulate-ms); ", options->head > 0 ? "OF A BLOCK " : "",
            ms[0], ms[1], ms[2]);
     if (options->head > 0) printf("THE HEAD TAKES AS LONG AS %g BLOCKS\n", options->head);
     else printf("A BUBBLE OF %.0f MS IN A STEP OF %.0f\n", bubble, step);

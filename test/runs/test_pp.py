@@ -110,8 +110,8 @@ def test_evaluations_and_samples_are_those_of_one_device(mesh, options):
 # ---- traces and the log ----
 @pytest.mark.rest
 @pytest.mark.parametrize("schedule, names", [
-    ("zb-h1", {"F3 forward, block 0", "B11 backward, block 7", "W0 weights, block 0", "W11 weights, block 7"}),
-    ("interleaved", {"F11 forward, block 0", "F0 forward, block 7", "D11 backward, block 7", "D0 backward, block 0"})],
+    ("zb-h1", {"F3 forward, block 0", "I11 backward, block 7", "W0 weights, block 0", "W11 weights, block 7"}),
+    ("interleaved", {"F11 forward, block 0", "F0 forward, block 7", "B11 backward, block 7", "B0 backward, block 0"})],
     ids=["zb-h1", "interleaved"])
 def test_a_trace_names_actions(tmp_path, schedule, names):
     pp("1x2", "--steps 2 --schedule", schedule, "--trace", tmp_path / "trace.json")

@@ -357,15 +357,15 @@ def test_a_balanced_pipelines_bubble_is_the_formulas(p, m, schedule):
 
 
 @pytest.mark.parametrize("schedule, blocks, m, N, alpha, compute, bubble, communication, exposed", [
-    # F 0-1 on rank 0; rank 1: F 1-2, D 2-7, F 7-8, D 8-13; rank 0's last D 13-15: the mean of 6 and 12 is computed. With gpipe F
-    # 1-2, F 2-3, D 3-8, D 8-13
+    # F 0-1 on rank 0; rank 1: F 1-2, B 2-7, F 7-8, B 8-13; rank 0's last B 13-15: the mean of 6 and 12 is computed. With gpipe F
+    # 1-2, F 2-3, B 3-8, B 8-13
     ("1f1b", 2, 2, 2, 0, 9, 6, 0, 0), ("gpipe", 2, 2, 2, 0, 9, 6, 0, 0),
-    # with a second for a hop: F 2-3 and D 3-8 on rank 1, D 9-11 on rank 0. The root's sum takes 2, and three numbers 2 each
+    # with a second for a hop: F 2-3 and B 3-8 on rank 1, B 9-11 on rank 0. The root's sum takes 2, and three numbers 2 each
     ("1f1b", 2, 1, 2, 1, 4.5, 4.5, 1 + 2 + 6, 2 + 2 + 6),
-    # two copies, of which only the second micro-batch's gradients are summed. Rank 1: F 2-3, D 3-8, F 8-9, D 9-14; rank 0's last D
+    # two copies, of which only the second micro-batch's gradients are summed. Rank 1: F 2-3, B 3-8, F 8-9, B 9-14; rank 0's last B
     # 15-17. Its block is summed 17-19, beside the root over two ranks; then the root over the copies 19-21
     ("1f1b", 2, 2, 4, 1, 9, 6, 2 + 2 + 2 + 2 + 6, 2 + 2 + 2 + 6),
-    # slow links: F 0-1, F 11-14 and D 14-23 with the head first, D 33-35. Rank 1's blocks are ready at 19, 21, 23, and summed until
+    # slow links: F 0-1, F 11-14 and B 14-23 with the head first, B 33-35. Rank 1's blocks are ready at 19, 21, 23, and summed until
     # 79; the root, over two ranks 35-55, follows until 99
     ("1f1b", 4, 1, 4, 10, 7.5, 7.5, 10 + 20 + 60 + 20 + 60, 99 - 15 + 60)])
 def test_steps_of_a_pipeline_that_can_be_drawn_by_hand(schedule, blocks, m, N, alpha, compute, bubble, communication, exposed):
@@ -380,7 +380,7 @@ def test_w_is_four_products_of_a_block():
     p, W = piped(plan_of("gpt2", 2), 2, "zb-h1", split="4,8"), 12.0 * 768 / (12 * 768 + 13 + 1024)
     first, last = pipe_times(p, ONE)
     assert weight_seconds(p, ONE) == near(W)
-    assert first == near((4, 4 * (2 - W), 4 * W)) and last == near((8, 8 * (2 - W) + 3, 8 * W)) # the head is in B
+    assert first == near((4, 4 * (2 - W), 4 * W)) and last == near((8, 8 * (2 - W) + 3, 8 * W)) # the head is in I
 
 
 def test_neighbours_in_different_nodes_use_the_link_between_them():

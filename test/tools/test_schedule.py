@@ -16,11 +16,11 @@ def said(*options):
 # With costs 3,1 there are 12 ms of work on average: 18 on the first stage, 6 on the second, which is waited for once, 1.5; so are messages.
 # D8: 4 ranks of 2 blocks, C = 16, NH = 4, 32 tokens, fp32: a micro-batch's activations are 32 (2 (16 C 4 + 4 x 8) + 8) = 67840 bytes.
 @rows_of(r"""
---p 2 --m 2 => ^rank 0   \|F0-F1-\.{6}D0----\.{3}D1----\|$ ~ ^rank 1   \|\.{3}F0-D0----F1-D1----\.{6}\|$ ~ ^step 9 ms: 6 ms of work ~
+--p 2 --m 2 => ^rank 0   \|F0-F1-\.{6}B0----\.{3}B1----\|$ ~ ^rank 1   \|\.{3}F0-B0----F1-B1----\.{6}\|$ ~ ^step 9 ms: 6 ms of work ~
     ^bubble as played +3 ms +33.33 % of the step +50.00 % of the work$ ~ ^bubble by the formula +3 ms +33.33 % of the step +50.00 % ~
     ^rank 0 +6 +3 +66.7% +2 micro-batches +2$ ~ ^rank 1 +6 +3 +66.7% +1 micro-batch +1$
 --p 2 --m 2 --schedule interleaved => \|F0--F1--F0 ~ ^bubble as played +1.5 ms ~ ^bubble by the formula +1.5 ms
---p 2 --m 2 --schedule zb-h1 => ^rank 0   \|F0-F1-\.{3}B0-W0-B1-W1-\|$ ~ ^bubble as played +1 ms ~ ^bubble by the formula +1 ms
+--p 2 --m 2 --schedule zb-h1 => ^rank 0   \|F0-F1-\.{3}I0-W0-I1-W1-\|$ ~ ^bubble as played +1 ms ~ ^bubble by the formula +1 ms
 --p 4 --m 8 --times 20,24,16 --schedule zb-h1 => ^bubble by the formula +84 ms ~ ^bubble as played +84 ms
 --p 2 --m 4 --costs 3,1 --schedule gpipe --message-ms 0.5 => ^  imbalance +6 ms ~ ^  messages +1 ms ~ ^  ramp \(start and end\) +1.5 ms
 --model gpt2 --p 2 => ^split 9,3: ranks compute for 97.0 % ~ ^even  6,6: ranks compute for 76.2 %
@@ -63,11 +63,11 @@ def test_errors(options, patterns):
 
 # ---- a run's timeline ----
 def step(begin, number):
-    """1f1b on 2 ranks, 2 micro-batches, F 10 ms, D 20 ms. The first message comes 2 ms late; rank 0's D takes 16 and 24 ms."""
+    """1f1b on 2 ranks, 2 micro-batches, F 10 ms, B 20 ms. The first message comes 2 ms late; rank 0's B takes 16 and 24 ms."""
     slices = [(0, "F0 forward, block 0", 0, 10), (0, "F1 forward, block 0", 10, 10), (0, "wait for receive #3", 20, 22),
-              (0, "D0 backward, block 0", 42, 16), (0, "D1 backward, block 0", 72, 24), (0, "update", 96, 50),
-              (1, "F0 forward, block 1", 12, 3), (1, "F0 head", 15, 7), (1, "D0 head", 22, 20),
-              (1, "F1 forward, block 1", 42, 10), (1, "D1 head", 52, 20)]
+              (0, "B0 backward, block 0", 42, 16), (0, "B1 backward, block 0", 72, 24), (0, "update", 96, 50),
+              (1, "F0 forward, block 1", 12, 3), (1, "F0 head", 15, 7), (1, "B0 head", 22, 20),
+              (1, "F1 forward, block 1", 42, 10), (1, "B1 head", 52, 20)]
     return [{"ph": "X", "name": name, "pid": rank, "tid": 0, "ts": (begin + at) * 1e3, "dur": ms * 1e3, "args": {"step": number}}
             for rank, name, at, ms in slices]
 
@@ -87,7 +87,7 @@ def renamed(old, new):
 def test_a_step_of_a_run_is_drawn_as_it_was_and_its_bubble_has_parts(tmp_path):
     run = trace(tmp_path / "run.json", STEPS)
     assert_says(said(run, "--columns 48 --svg", tmp_path / "b.svg"), "^1f1b, 2 stages, 2 micro-batches, 1 chunk each; step 2 of ",
-                r"^rank 0   \|F0---F1---\.{11}D0------\.{7}D1----------\|$", r"^rank 1   \|\.{6}F0---D0--------F1---D1--------\.{12}\|$",
+                r"^rank 0   \|F0---F1---\.{11}B0------\.{7}B1----------\|$", r"^rank 1   \|\.{6}F0---B0--------F1---B1--------\.{12}\|$",
                 "^step 96 ms, from its first action to its last: 60 ms of work", "^bubble as measured  *36 ms", "^  imbalance  *0 ms",
                 r"^  ramp \(start and end\) +30 ms", "^  jitter +4 ms", "^  late messages +2 ms", "^largest part: the ramp;",
                 "^bubble by the formula +30 ms", "^rank 0 +60 +36 +62.5% +2 micro-batches +2$", "^rank 1 +60 +36 +62.5% +1 micro-batch +1$",
@@ -98,10 +98,10 @@ def test_a_step_of_a_run_is_drawn_as_it_was_and_its_bubble_has_parts(tmp_path):
 
 
 @pytest.mark.parametrize("slices, options, pattern", [
-    (STEPS, "--schedule zb-h1", "action 2 of rank 0 in step 2 is D0, where zb-h1 .* has B0"), (STEPS, "--step 7", "has no such step"),
+    (STEPS, "--schedule zb-h1", "action 2 of rank 0 in step 2 is B0, where zb-h1 .* has I0"), (STEPS, "--step 7", "has no such step"),
     (STEPS, "--times 1,2,3", "cannot be used with --trace"), (STEPS, "--batch-size 2", "batch-size is one of --model's"),
-    (renamed("^[FD][01] ", ""), "", "no slices whose names begin with an action"),
-    ([x for x in STEPS if x["name"] != "D1 head"], "", "rank 1 has 3 actions .* has 4; it is no whole step"),
+    (renamed("^[FB][01] ", ""), "", "no slices whose names begin with an action"),
+    ([x for x in STEPS if x["name"] != "B1 head"], "", "rank 1 has 3 actions .* has 4; it is no whole step"),
     (renamed("F0 forward, block 1", "F1 forward, block 1"), "", "action 0 of rank 1 .* is F1, where 1f1b .* has F0; it is no whole step")],
     ids=["schedule", "step", "times", "model", "program", "torn", "order"])
 def test_errors_of_a_trace(slices, options, pattern, tmp_path):

@@ -29,31 +29,31 @@ static void for_all(void (*function)(Pipeline)) {
 // ---- orders that papers show ----
 TEST(orders_are_those_of_the_papers) {
     static const struct { Pipeline l; int rank; const char* order; } rows[] = {
-        { { SCHEDULE_GPIPE, 3, 3, 1 }, 1, "F0 F1 F2 D0 D1 D2" },
-        { { SCHEDULE_1F1B, 4, 8, 1 }, 0, "F0 F1 F2 F3 D0 F4 D1 F5 D2 F6 D3 F7 D4 D5 D6 D7" },
-        { { SCHEDULE_1F1B, 4, 8, 1 }, 2, "F0 F1 D0 F2 D1 F3 D2 F4 D3 F5 D4 F6 D5 F7 D6 D7" },
-        { { SCHEDULE_1F1B, 4, 3, 1 }, 3, "F0 D0 F1 D1 F2 D2" },
-        { { SCHEDULE_1F1B, 8, 2, 1 }, 0, "F0 F1 D0 D1" },
+        { { SCHEDULE_GPIPE, 3, 3, 1 }, 1, "F0 F1 F2 B0 B1 B2" },
+        { { SCHEDULE_1F1B, 4, 8, 1 }, 0, "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7" },
+        { { SCHEDULE_1F1B, 4, 8, 1 }, 2, "F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7" },
+        { { SCHEDULE_1F1B, 4, 3, 1 }, 3, "F0 B0 F1 B1 F2 B2" },
+        { { SCHEDULE_1F1B, 8, 2, 1 }, 0, "F0 F1 B0 B1" },
         // A prime for each chunk after the first, as in figure 4 of arXiv 2104.04473.
-        { { SCHEDULE_INTERLEAVED, 4, 4, 2 }, 0, "F0 F1 F2 F3 F0' F1' F2' F3' D0' D1' D2' D3' D0 D1 D2 D3" },
-        { { SCHEDULE_INTERLEAVED, 4, 8, 2 }, 3, "F0 F1 F2 F3 F0' D0' F1' D1' F2' D2' F3' D3' F4 D0 F5 D1 F6 D2 F7 D3"
-                                                " F4' D4' F5' D5' F6' D6' F7' D7' D4 D5 D6 D7" },
-        { { SCHEDULE_INTERLEAVED, 2, 2, 3 }, 1, "F0 F1 F0' F1' F0'' D0'' F1'' D1'' D0' D1' D0 D1" },
-        { { SCHEDULE_ZB_H1, 3, 5, 1 }, 0, "F0 F1 F2 B0 W0 F3 B1 W1 F4 B2 W2 B3 W3 B4 W4" },
-        { { SCHEDULE_ZB_H1, 3, 5, 1 }, 2, "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 F4 B4 W2 W3 W4" },
-        { { SCHEDULE_ZB_H1, 4, 2, 1 }, 3, "F0 B0 F1 B1 W0 W1" } };
+        { { SCHEDULE_INTERLEAVED, 4, 4, 2 }, 0, "F0 F1 F2 F3 F0' F1' F2' F3' B0' B1' B2' B3' B0 B1 B2 B3" },
+        { { SCHEDULE_INTERLEAVED, 4, 8, 2 }, 3, "F0 F1 F2 F3 F0' B0' F1' B1' F2' B2' F3' B3' F4 B0 F5 B1 F6 B2 F7 B3"
+                                                " F4' B4' F5' B5' F6' B6' F7' B7' B4 B5 B6 B7" },
+        { { SCHEDULE_INTERLEAVED, 2, 2, 3 }, 1, "F0 F1 F0' F1' F0'' B0'' F1'' B1'' B0' B1' B0 B1" },
+        { { SCHEDULE_ZB_H1, 3, 5, 1 }, 0, "F0 F1 F2 I0 W0 F3 I1 W1 F4 I2 W2 I3 W3 I4 W4" },
+        { { SCHEDULE_ZB_H1, 3, 5, 1 }, 2, "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 W3 W4" },
+        { { SCHEDULE_ZB_H1, 4, 2, 1 }, 3, "F0 I0 F1 I1 W0 W1" } };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char said[1024] = "";
         for (int k = 0; k < pipeline_actions(rows[i].l, rows[i].rank); k++) {
             Action a = pipeline_action(rows[i].l, rows[i].rank, k);
-            snprintf(said + strlen(said), sizeof said - strlen(said), "%s%c%d%.*s", k ? " " : "", "FDBW"[a.kind], a.micro, a.chunk, "''''");
+            snprintf(said + strlen(said), sizeof said - strlen(said), "%s%c%d%.*s", k ? " " : "", "FBIW"[a.kind], a.micro, a.chunk, "''''");
         }
         assert_string_equal(said, rows[i].order);
     }
 }
 
 // ---- completeness ----
-// On every rank and chunk, each of F, and D or B and W, is done once, in the order of the micro-batches, and never before its
+// On every rank and chunk, each of F, and B or I and W, is done once, in the order of the micro-batches, and never before its
 // input.
 static void complete(Pipeline l) {
     for (int r = 0; r < l.p; r++) {
@@ -70,7 +70,7 @@ static void complete(Pipeline l) {
         bool cut = l.schedule == SCHEDULE_ZB_H1;
         for (int c = 0; c < l.v; c++) for (int kind = 0; kind < 4; kind++) {
             int expected = kind == ACT_FORWARD || (kind == ACT_BACKWARD) != cut ? l.m : 0;
-            if (done[kind][c] != expected) fail_in(l, r, "%d actions %c in chunk %d\n", done[kind][c], "FDBW"[kind], c);
+            if (done[kind][c] != expected) fail_in(l, r, "%d actions %c in chunk %d\n", done[kind][c], "FBIW"[kind], c);
         }
     }
 }
@@ -106,7 +106,7 @@ static void slots_hold(Pipeline l) {
 TEST(slots_never_collide_and_are_as_many_as_the_formula_says) { for_all(slots_hold); }
 
 // ---- sets of recomputed activations ----
-// B or D fills its micro-batch's set, which must wait for nobody's W then; W or D must find it as B left it. An F between them
+// I or B fills its micro-batch's set, which must wait for nobody's W then; W or B must find it as I left it. An F between them
 // writes into a set that waits for none. For every rank, each set is needed.
 static void sets_hold(Pipeline l) {
     for (int r = 0; r < l.p; r++) {
@@ -255,25 +255,25 @@ static void play_chunks(Play* y, Pipeline l, const Times* of_chunk) { play(y, l,
 
 static double played_bubble(Pipeline l, Times t, Play* y) {
     Times times[MOST_CHUNKS];
-    for (int g = 0; g < l.p * l.v; g++) times[g] = (Times){ t.F / l.v, t.B / l.v, t.W / l.v };
+    for (int g = 0; g < l.p * l.v; g++) times[g] = (Times){ t.F / l.v, t.I / l.v, t.W / l.v };
     play_chunks(y, l, times);
-    return y->step - l.m * (t.F + t.B + t.W);
+    return y->step - l.m * (t.F + t.I + t.W);
 }
 
 static void bubble_is_the_formulas(Pipeline l) {
     for (int i = 0; i < RATIOS; i++) {
         Times t = ratios[i];
         Play y;
-        double bubble = played_bubble(l, t, &y), work = t.F + t.B + t.W, paper = (l.p - 1) * work;
+        double bubble = played_bubble(l, t, &y), work = t.F + t.I + t.W, paper = (l.p - 1) * work;
         if (l.schedule == SCHEDULE_INTERLEAVED) paper /= l.v;
-        if (l.schedule == SCHEDULE_ZB_H1) paper = (l.p - 1) * fmax(t.F + t.B - t.W, t.F);
+        if (l.schedule == SCHEDULE_ZB_H1) paper = (l.p - 1) * fmax(t.F + t.I - t.W, t.F);
         for (int r = 0; r < l.p; r++)
             if (y.peak[r] != pipeline_slots(l, r)) fail_in(l, r, "%d activations, %d slots\n", y.peak[r], pipeline_slots(l, r));
         play_free(&y);
         if (l.schedule == SCHEDULE_ZB_H1 && l.m < l.p) continue; // the paper has no formula
         if (!(fabs(bubble - paper) <= 1e-9 * work * l.m))
-            fail_in(l, 0, "F %g B %g W %g: bubble %.12g, not %.12g\n", t.F, t.B, t.W, bubble, paper);
-        if (!(fabs(pipeline_bubble(l, t.F, t.B, t.W) - paper) <= 1e-12 * paper)) fail_in(l, 0, "pipeline_bubble\n");
+            fail_in(l, 0, "F %g I %g W %g: bubble %.12g, not %.12g\n", t.F, t.I, t.W, bubble, paper);
+        if (!(fabs(pipeline_bubble(l, t.F, t.I, t.W) - paper) <= 1e-12 * paper)) fail_in(l, 0, "pipeline_bubble\n");
         // As a share of the step: (p-1)/(m+p-1), of interleaved (p-1)/(vm+p-1), of zb-h1 at equal times (p-1)/(3m+p-1).
         double share = (l.p - 1.0) / ((i == 0 && l.schedule == SCHEDULE_ZB_H1 ? 3 : l.v) * l.m + l.p - 1);
         if ((i == 0 || l.schedule != SCHEDULE_ZB_H1) && !(fabs(bubble / y.step - share) <= 1e-12)) fail_in(l, 0, "share\n");
@@ -309,8 +309,8 @@ TEST(dualpipe_halves_the_bubble_for_twice_the_parameters) {
         for (int g = 0; g < 2 * p; g++) times[g] = t;
         Play y;
         play_chunks(&y, l, times);
-        double work = m * (t.F + t.B + t.W);
-        assert_near(y.step - work, (p / 2 - 1) * fmax(t.F + t.B - t.W, t.F), 1e-9 * work);
+        double work = m * (t.F + t.I + t.W);
+        assert_near(y.step - work, (p / 2 - 1) * fmax(t.F + t.I - t.W, t.F), 1e-9 * work);
         for (int r = 0; r < p; r++) {
             assert_near(y.busy[r], work, 1e-9 * work);
             assert_in_range(y.peak[r], 1, p + 1);

@@ -43,7 +43,7 @@ OPTIONS = [
     text("split", "auto", "auto|N,N,...", "blocks of each part; auto: such that ranks take about equal times"),
     text("mesh", "", "dp=N,tp=N,pp=N", "only this mesh of train_gpt2_3d: how many of --ranks are along each axis; '': none"),
     whole("zero-stage", 0, 0, 1, "of --mesh: what is sharded over dp, 0 nothing, 1 optimizer state"),
-    text("emulate-ms", "", "F,B,W[,HEAD]",
+    text("emulate-ms", "", "F,I,W[,HEAD]",
            "of --mesh: actions last so many ms, as in a run with this option; '': as long as computing takes"),
     "The column fsdp, as train_gpt2_fsdp's options of these names",
     choice("sharding", "full", "full|grad-op|hybrid|none",

@@ -1,9 +1,9 @@
 """Seconds of a step of train_gpt2_pp, and of train_gpt2_3d, which has copies of p stages of t ranks.
 
-Actions   A stage's F, B and W take what its blocks take. Of a block's backward pass W is the four products that make
-          gradients of matrices, and B the rest, with recomputation also another F. The last stage's B has the head, its
+Actions   A stage's F, I and W take what its blocks take. Of a block's backward pass W is the four products that make
+          gradients of matrices, and I the rest, with recomputation also another F. The last stage's I has the head, its
           forward pass included, because the program computes logits only there. Embedding takes no time. On a mesh they are 1/t of
-          that, and in each block are the sums of tensor parallelism: D, a whole backward pass, hides what dW can hide; B of
+          that, and in each block are the sums of tensor parallelism: B, a whole backward pass, hides what dW can hide; I of
           zb-h1 hides nothing, because its W comes later. With --emulate-ms they last as long as that says.
 Schedule  It is played: each action begins when its rank is free and its input is there. So the bubble is that of these stages, also
           of unequal ones. A message takes alpha + n/bandwidth. All take as long as on the slowest link between neighbours: in 1f1b
@@ -82,7 +82,7 @@ def weight_seconds(plan, s):
 
 
 def pipe_times(plan, s):
-    """F, B and W of each part of the model."""
+    """F, I and W of each part of the model."""
     W = weight_seconds(plan, s)
     times = [[n * s.block_forward, n * (s.block_backward - W), n * W] for n in split_of(plan)]
     times[-1][1] += s.head
@@ -94,9 +94,9 @@ def sum_blocks(plan, y, rank, m, t):
     all."""
     blocks = split_of(plan)
     for kind, micro, part, begin, end in y["ranks"][rank]["boxes"]:
-        if micro < plan.accumulation - 1 or kind not in "DW": continue
+        if micro < plan.accumulation - 1 or kind not in "BW": continue
         n = blocks[part * plan.pipe.p + rank]
-        each = m.each["DW".index(kind)] or (end - begin) / (n + 1)
+        each = m.each["BW".index(kind)] or (end - begin) / (n + 1)
         for left in range(n - 1, -1, -1): # the head, if it is there, comes before the blocks
             t.now = end - left * each
             t.send(m.block[0])
@@ -111,7 +111,7 @@ class Sums(NamedTuple):
     block: tuple             # of a block and of the root: its sum over the copies, and its gather after the update
     root: tuple
     layernorms: float = 0    # of one, among the t ranks that cut its rows
-    each: tuple = (0, 0)     # of a block in D, in W; 0: all blocks take equal parts of an action, and as much comes before them
+    each: tuple = (0, 0)     # of a block in B, in W; 0: all blocks take equal parts of an action, and as much comes before them
 
 
 def end_of(plan, w, y, m):
@@ -157,7 +157,7 @@ def pipeline_step(plan, w, s):
 
 # ---- train_gpt2_3d ----
 class Emulation(NamedTuple):
-    """Actions of --emulate-ms: F, B and W of a rank, or if there is a head of a block."""
+    """Actions of --emulate-ms: F, I and W of a rank, or if there is a head of a block."""
     ms: tuple
     head: float
 
@@ -181,22 +181,22 @@ def emulated_times(plan, e):
 
 
 def block_times(plan, m, s):
-    """F, B and W of a block of one rank. B + W is D, unless --schedule cuts it."""
+    """F, I and W of a block of one rank. I + W is B, unless --schedule cuts it."""
     t, forward = Timeline(), s.block_forward / plan.t
     tensor_forward(m, forward, False, t)
     F = t.now
     if plan.recompute: tensor_forward(m, forward, True, t)
     again = t.now - F
     tensor_backward(plan, m, forward, t)
-    D, W = t.now - F, weight_seconds(plan, s) / plan.t
-    if plan.pipe.schedule != "zb-h1": return F, D - W, W
-    B = again + 2 * forward - W + 2 * (m.gather + m.sum)
-    return F, B, W + (0 if plan.keep_gathered else 2 * max(0, m.gather - W / 2))
+    B, W = t.now - F, weight_seconds(plan, s) / plan.t
+    if plan.pipe.schedule != "zb-h1": return F, B - W, W
+    I = again + 2 * forward - W + 2 * (m.gather + m.sum)
+    return F, I, W + (0 if plan.keep_gathered else 2 * max(0, m.gather - W / 2))
 
 
 def mesh_times(plan, m, s):
-    F, B, W = block_times(plan, m, s)
-    times = [[n * F, n * B, n * W] for n in split_of(plan)]
+    F, I, W = block_times(plan, m, s)
+    times = [[n * F, n * I, n * W] for n in split_of(plan)]
     times[0][0] += m.sum    # of embeddings,
     times[0][1] += m.gather # and the rows of their gradients
     times[-1][0] += m.gather

@@ -2,7 +2,7 @@
 does in which order (pipeline.h), and when, if every rank does its actions in order and each as early as its input is there.
 
 A step has m micro-batches; a rank has v parts of the model, part number c of rank r being number c*p + r of all. An action is one
-micro-batch in one part: F forward, B the gradient of the input, W the gradients of the weights, D both.
+micro-batch in one part: F forward, I the gradient of the input, W the gradients of the weights, B both.
 """
 import functools, os
 from typing import NamedTuple
@@ -41,7 +41,7 @@ def pipeline_of(plan): return Pipeline(plan.pipe.schedule, plan.pipe.p, plan.acc
 @functools.lru_cache(16)
 def play(l, times, message, boxes=True):
     """The step of "ranks", with their actions in "boxes": [kind, micro-batch, part, begin, end]. "bubble": by formula, if it were
-    balanced. times: (F, B, W) of each part of the model; message: seconds between two ranks."""
+    balanced. times: (F, I, W) of each part of the model; message: seconds between two ranks."""
     mean = [sum(part[k] / l.p for part in times) for k in range(3)]
     return ask_player(PLAYER, **l._asdict(), times=mean, of_chunk=times, message=message, boxes=boxes)
 
