@@ -157,8 +157,10 @@ static bool is_last(const GPT2* g) { return g->stage == g->stages.count - 1; }
 static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
 static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
 
-// Rows of the residual stream that this rank has of N; in samples the last rank's may go beyond them.
-static size_t rows_kept(const GPT2* g, size_t N) { return g->tp_options.sequence_parallel ? ceil_div(N, (size_t)g->tp->size) : N; }
+// Rows of the residual stream that this rank has of these; in samples the last rank's may go beyond them.
+static size_t rows_kept(const GPT2* g, size_t rows) {
+    return g->tp_options.sequence_parallel ? ceil_div(rows, (size_t)g->tp->size) : rows;
+}
 
 // Allocates everything except res1, which every block has for itself even when the rest is shared.
 static void block_acts_init(BlockActs* a, const GPT2* g, size_t BT) {
@@ -334,12 +336,12 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 // Bytes that this rank will send per step along each axis, and their sum. tp: sums in its blocks, and what the losses need.
 // pp: messages and the root. dp: gradients, and with ZeRO parameters. Along each axis a few doubles are summed.
 static double gpt2_predict_sent(const GPT2* g, double sent[MESH_AXES]) {
-    double t = g->tp->size, p = g->pp->size, N = g->dp->size, BT = (double)g->max_B * g->seq_len, C = g->config.C;
+    double t = g->tp->size, p = g->pp->size, d = g->dp->size, BT = (double)g->max_B * g->seq_len, C = g->config.C;
     double X = sizeof(floatX), cut = g->tp_options.sequence_parallel, zero = g->zero_stage, root = (double)unit_size(g, 0) * X;
     double head = stages_have_head(&g->stages), embedding = g->pp->rank == 0, blocks = 0, gradients = 0;
     for (int u = 0; u <= g->config.L; u++) {
         blocks += u > 0 && stages_have(&g->stages, u);
-        gradients += X * (zero ? N * (double)shard_size(g, u) : (double)unit_size(g, u));
+        gradients += X * (zero ? d * (double)shard_size(g, u) : (double)unit_size(g, u));
     }
     double again = g->recompute == RECOMPUTE_BLOCK ? blocks : 0, products = 4*blocks + head + again;
     double halves = 2 * (products + embedding) + cut * again + (g->tp_options.keep_gathered ? 0 : 2*blocks);
@@ -349,7 +351,7 @@ static double gpt2_predict_sent(const GPT2* g, double sent[MESH_AXES]) {
     double step = cut * (2*blocks + (root > 0)) * 2*C * X + 2 * sizeof(double); // layernorms, norms
     sent[MESH_TP] = g->pipeline.m * sums + 2 * (t - 1) / t * step;
     sent[MESH_PP] = g->pipeline.m * messages + (p > 1 ? root : 0) + 2 * (p - 1) / p * 3 * sizeof(double);
-    sent[MESH_DP] = 2 * (N - 1) / N * (gradients + (1 + 2 * zero) * sizeof(double));
+    sent[MESH_DP] = 2 * (d - 1) / d * (gradients + (1 + 2 * zero) * sizeof(double));
     return sent[MESH_TP] + sent[MESH_PP] + sent[MESH_DP];
 }
 

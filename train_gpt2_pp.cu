@@ -342,16 +342,16 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 }
 
 // Bytes that this rank will send per step. Each of its stages sends a message per micro-batch to the next one, and one back
-// to the one before, if there is one. Then the root, the loss and two norms; among data-parallel ranks 2(N-1)/N of its
+// to the one before, if there is one. Then the root, the loss and two norms; among data-parallel ranks 2(d-1)/d of its
 // gradients and of the loss.
 static double gpt2_predict_sent(const GPT2* g) {
-    double p = g->pp->size, N = g->dp->size, X = sizeof(floatX);
+    double p = g->pp->size, d = g->dp->size, X = sizeof(floatX);
     double gradients = (double)stages_elements(&g->stages, g->config) * X;
     double messages = p == 1 ? 0 : 2 * g->stages.v - (g->pp->rank == 0) - (g->pp->rank == g->pp->size - 1);
     double micro = messages * g->max_B * g->seq_len * g->config.C * X;
     double root = p > 1 && stages_have(&g->stages, 0) ? (double)unit_elements(g->config, 0) * X : 0;
     return g->pipeline.m * micro + root + 2 * (p - 1) / p * 3 * sizeof(double)
-         + 2 * (N - 1) / N * (gradients + sizeof(double));
+         + 2 * (d - 1) / d * (gradients + sizeof(double));
 }
 
 // ----------------------------------------------------------------------------

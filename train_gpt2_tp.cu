@@ -148,8 +148,10 @@ typedef struct {
 static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
 static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
 
-// Rows of the residual stream that this rank has of N; in samples the last rank's may go beyond them.
-static size_t rows_kept(const GPT2* g, size_t N) { return g->tp_options.sequence_parallel ? ceil_div(N, (size_t)g->tp->size) : N; }
+// Rows of the residual stream that this rank has of these; in samples the last rank's may go beyond them.
+static size_t rows_kept(const GPT2* g, size_t rows) {
+    return g->tp_options.sequence_parallel ? ceil_div(rows, (size_t)g->tp->size) : rows;
+}
 
 // Allocates everything except res1, which every block has for itself even when the rest is shared.
 static void block_acts_init(BlockActs* a, const GPT2* g, size_t BT) {
@@ -292,7 +294,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 // Bytes that this rank will send per step: among t ranks in each micro-batch sums and what the losses need, and the norms;
 // among the data-parallel ranks all gradients and the loss.
 static double gpt2_predict_sent(const GPT2* g) {
-    double t = g->tp->size, N = g->dp->size, BT = (double)g->max_B * g->seq_len, L = g->config.L;
+    double t = g->tp->size, d = g->dp->size, BT = (double)g->max_B * g->seq_len, L = g->config.L;
     double X = sizeof(floatX), C = g->config.C, cut = g->tp_options.sequence_parallel;
     double again = g->recompute == RECOMPUTE_BLOCK ? L : 0, products = 4*L + 1 + again; // sums but for the embedding's
     double halves = 2 * (products + 1) + cut * again + (g->tp_options.keep_gathered ? 0 : 2*L); // reduce-scatters and all-gathers
@@ -300,7 +302,7 @@ static double gpt2_predict_sent(const GPT2* g) {
     double micro = (halves * X + wider) * (t - 1) / t * BT*C + (t - 1) * BT*3 * sizeof(float);
     double step = cut * (2*L + 1) * 2*C * X + 2 * sizeof(double); // layernorms, norms
     double gradients = (double)gpt2_part_elements(g->config, g->tp->size) * X;
-    return g->accumulation * micro + 2 * (t - 1) / t * step + 2 * (N - 1) / N * (gradients + sizeof(double));
+    return g->accumulation * micro + 2 * (t - 1) / t * step + 2 * (d - 1) / d * (gradients + sizeof(double));
 }
 
 // ----------------------------------------------------------------------------

@@ -46,9 +46,9 @@ static inline void mesh_choose(Run* run, Mesh* mesh) {
 static inline DataReaders mesh_readers(const Run* run) {
     const RanksRun* r = run->ranks;
     Axes axes = r->mesh->axes;
-    int rank = axes_place(axes, r->context.comm.rank).at[MESH_DP], N = axes.size[MESH_DP]; // of replicas of the model
+    int rank = axes_place(axes, r->context.comm.rank).at[MESH_DP], d = axes.size[MESH_DP]; // of replicas of the model
     bool shared = r->tensor_parallel * r->pipeline_parallel > 1;
-    DataReaders copies = { rank, N, shared ? "replicas of the model" : "ranks", r->pipeline_parallel };
+    DataReaders copies = { rank, d, shared ? "replicas of the model" : "ranks", r->pipeline_parallel };
     return copies;
 }
 
