@@ -40,7 +40,7 @@ static inline RunningChild child_start(void) { // pid is 0 in the child
     assert_true(c.pid >= 0);
     if (c.pid > 0) return c;
     const int caught[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGSYS }; // by cmocka, whose handlers belong to the parent
-    for (size_t i = 0; i < sizeof caught / sizeof caught[0]; i++) signal(caught[i], SIG_DFL);
+    for (size_t i = 0; i < COUNT(caught); i++) signal(caught[i], SIG_DFL);
     on_exit(child_leave, NULL);
     dup2(fileno(c.out), STDOUT_FILENO);
     dup2(fileno(c.err), STDERR_FILENO);

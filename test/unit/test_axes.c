@@ -25,7 +25,7 @@ TEST(an_axis_that_is_not_named_takes_what_is_left_or_has_one_rank) {
 TEST(what_is_no_mesh_is_refused) {
     static const char* const texts[] = { "2", "dp", "dp=", "dp=0", "dp=-2", "dp=2;tp=2", "dp=2,", ",dp=2", "dp=2 ,tp=2", "DP=2", "cp=2",
                                          "dp=2x", "dp=99999999999999999999", "dpx=2", "tp==2" };
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+    for (size_t i = 0; i < COUNT(texts); i++)
         expect_error(axes_choose(texts[i], 8), "--mesh wants numbers of ranks for some of dp, tp and pp", texts[i]);
     expect_error(axes_choose("dp=2,tp=2,dp=2", 8), "--mesh", "names dp twice");
 }

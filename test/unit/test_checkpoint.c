@@ -354,9 +354,9 @@ TEST(every_piece_of_a_shard_is_checked) {
     };
     static const char* const no_pieces[] = { "wtf[0:8]", "wt[0:8]", "wte[0:8", "wte[0:8] ", "wte[+0:8]", "wte[00:8]", "wte[8:0]",
                                              "wte[-8:0]", "wte[32:18446744073709551616]", "wte[", "wte", "m.wte[0:8]" };
-    for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++)
+    for (size_t i = 0; i < COUNT(edits); i++)
         expect_edit_refused(edits[i][0], edits[i][1], edits[i][2], edits[i][3], edits[i][4]);
-    for (size_t i = 0; i < sizeof no_pieces / sizeof no_pieces[0]; i++) {
+    for (size_t i = 0; i < COUNT(no_pieces); i++) {
         char says[64];
         snprintf(says, sizeof says, "'%s' is not in", no_pieces[i]);
         expect_edit_refused(FIRST, "wte[0:8]", no_pieces[i], FIRST, says);
@@ -389,7 +389,7 @@ TEST(an_index_that_differs_from_its_files_is_noticed) {
         { "\"weight_map\"", "\"map\"", "is in no file" }, { "{", "[", "is not valid JSON" },
     };
     save_in_shards(2, 0, DTYPE_F32, 2);
-    expect_edits_noticed("model.safetensors.index.json", edits, sizeof edits / sizeof edits[0]);
+    expect_edits_noticed("model.safetensors.index.json", edits, COUNT(edits));
     size_t n;
     char* good = read_step_2("model.safetensors.index.json", &n);
     for (size_t cut = 0; cut < n; cut += n / 7) {
@@ -481,7 +481,7 @@ TEST(every_field_of_the_state_is_checked) {
         { "\"position\": 17", "\"position\": 18", "does not match its own checksum: it was damaged or edited" },
     };
     save_step(2, 0, DTYPE_F32);
-    expect_edits_noticed("state.json", edits, sizeof edits / sizeof edits[0]);
+    expect_edits_noticed("state.json", edits, COUNT(edits));
 }
 
 // ---- folders that are something else ----

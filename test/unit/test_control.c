@@ -483,7 +483,7 @@ TEST(ranks_that_wait_for_one_that_left_are_not_given_the_time_to_err) {
 TEST(the_time_to_err_is_a_number_of_seconds) {
     static const char* const wrong[] = { "", "x", "1x", "-1", "nan", "1e9" };
     expect_success(setenv("SHARD_LEAVE_SECONDS", "0.25", 1); ensure(control_leave_seconds() == 0.25));
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+    for (size_t i = 0; i < COUNT(wrong); i++)
         expect_error(setenv("SHARD_LEAVE_SECONDS", wrong[i], 1); control_leave_seconds(), "must be seconds from 0 to 3600, not '");
 }
 

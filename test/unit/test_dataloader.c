@@ -53,7 +53,7 @@ TEST(ranks_together_see_what_one_rank_sees_from_any_step_on) {
     static const struct { int windows, more; long long epoch, step; } cases[] = {
         { 840, 0, 0, 0 }, { 841, 1, 0, 0 }, { 1679, 2, 0, 0 }, { 2003, 3, 0, 0 }, { 3 * 840 + 17, 0, 1, 2 } // the last step of an epoch
     };
-    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+    for (size_t k = 0; k < COUNT(cases); k++) {
         const char* path = write_tokens("ranks.bin", 0, (size_t)(cases[k].windows * T + 1 + cases[k].more));
         int* expected = windows_of_ranks(path, shape(1, T, G, 0, 1), cases[k].epoch, cases[k].step * G, STEPS);
         for (int ranks = 1; ranks <= 8; ranks++) for (int i = 0; i < 4; i++) {
@@ -84,7 +84,7 @@ TEST(ranks_share_no_sequence_and_do_equally_many_steps) {
     for (int ranks = 1; ranks <= 8; ranks++) for (int B = 1; B <= 3; B += 2) for (int accumulation = 1; accumulation <= 2; accumulation++) {
         int G = ranks * B * accumulation;
         const int lengths[] = { G, G + 1, 2 * G - 1, 2 * G, 3 * G + G / 2, 101 };
-        for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {
+        for (size_t k = 0; k < COUNT(lengths); k++) {
             const char* path = write_tokens("share.bin", 0, (size_t)(lengths[k] * 3 + 1) + k % 3);
             check_epochs_of_ranks(path, lengths[k], shape(B, 3, G, 0, ranks));
         }
@@ -197,7 +197,7 @@ static void check_evaluation(const char* path, int n, int B, int T, int G, int r
 }
 TEST(evaluation_covers_every_token_once_however_few_there_are) {
     const int lengths[] = { 2, 3, 8, 9, 10, 17, 40, 65, 100 };
-    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+    for (size_t i = 0; i < COUNT(lengths); i++) {
         const char* path = write_tokens("val.bin", 0, (size_t)lengths[i]);
         for (int ranks = 1; ranks <= 8; ranks++) {
             check_evaluation(path, lengths[i], 1, 8, ranks, ranks);
@@ -404,7 +404,7 @@ TEST(data_that_cannot_be_used_are_an_error_that_says_what_helps) {
         { TRAIN("some.bin", one, .position = -1), { "sequence -1" } },
         { TRAIN("some.bin", one, .epoch = -1), { "epoch -1" } },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         Child c = child_does(attempt(&cases[i].a));
         if (cases[i].says[0] == NULL) child_has_lived(c);
         else child_has_died(c, cases[i].says);

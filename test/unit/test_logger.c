@@ -147,7 +147,7 @@ TEST(nan_and_infinity_are_null) {
 TEST(a_resumed_run_has_each_step_once_and_what_is_not_a_whole_line_is_cut_off) {
     const char* const torn[] = { "", "{", "{\"step\":11,\"lo", "{\"step\":11}", "{\"step\":10}", "\n", "null\n", "[1]\n",
         "{\"step\":3,\"step\":4}\n" };
-    for (size_t i = 0; i < sizeof torn / sizeof torn[0]; i++) for (long long step = 6; step <= 10; step += 4) { // 10: where it was torn
+    for (size_t i = 0; i < COUNT(torn); i++) for (long long step = 6; step <= 10; step += 4) { // 10: where it was torn
         write_run("torn", 1, 10); // replaces an older run's
         assert_steps("torn", 1, 10);
         FILE* f = fopen(metrics_of("torn"), "a");

@@ -133,7 +133,7 @@ TEST(unknown_options_are_named) {
         { "--no-steps", NULL, "unknown option '--no-steps'", NULL },
         { "--no-", NULL, "unknown option '--no-'", NULL }
     };
-    assert_wrong(wrong, sizeof wrong / sizeof *wrong);
+    assert_wrong(wrong, COUNT(wrong));
 }
 
 TEST(bad_values_are_named_with_their_option) {
@@ -151,7 +151,7 @@ TEST(bad_values_are_named_with_their_option) {
         { "--resume=yes", NULL, "--resume is a switch", "--no-resume turns it off" },
         { "--no-resume=yes", NULL, "--resume is a switch", NULL }
     };
-    assert_wrong(wrong, sizeof wrong / sizeof *wrong);
+    assert_wrong(wrong, COUNT(wrong));
 }
 
 static void fill_the_table(void) {

@@ -4,12 +4,6 @@
 #include "../../llmc/parallel/split.h"
 #include "expect_death.h"
 
-// In double precision; fails on NaN.
-#define assert_near(x, expected, tolerance) do { \
-        double x_ = (x), expected_ = (expected); \
-        if (!(fabs(x_ - expected_) <= (tolerance))) fail_msg(#x " is %.17g, not %.17g", x_, expected_); \
-    } while (0)
-
 enum { MOST_P = 8, MOST_M = 32, MOST_V = 4, MOST_ACTIONS = 2 * MOST_M * MOST_V, MOST_CHUNKS = MOST_P * MOST_V };
 
 // Calls a function for every schedule, p, m and v.
@@ -42,7 +36,7 @@ TEST(orders_are_those_of_the_papers) {
         { { SCHEDULE_ZB_H1, 3, 5, 1 }, 0, "F0 F1 F2 B0 W0 F3 B1 W1 F4 B2 W2 B3 W3 B4 W4" },
         { { SCHEDULE_ZB_H1, 3, 5, 1 }, 2, "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 F4 B4 W2 W3 W4" },
         { { SCHEDULE_ZB_H1, 4, 2, 1 }, 3, "F0 B0 F1 B1 W0 W1" } };
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < COUNT(rows); i++) {
         char said[1024] = "";
         for (int k = 0; k < pipeline_actions(rows[i].l, rows[i].rank); k++) {
             Action a = pipeline_action(rows[i].l, rows[i].rank, k);
@@ -249,7 +243,7 @@ TEST(messages_are_received_in_the_order_in_which_they_are_sent) { for_all(in_ord
 
 // ---- the bubble ----
 static const Times ratios[] = { { 1, 1, 1 }, { 1, 1.2, 0.8 }, { 1, 1.3, 1 }, { 1, 0.9, 1.1 }, { 20, 24, 16 } };
-enum { RATIOS = sizeof ratios / sizeof ratios[0] };
+enum { RATIOS = COUNT(ratios) };
 
 static void play_chunks(Play* y, Pipeline l, const Times* of_chunk) { play(y, l, (PlayTimes){ of_chunk, NULL, 0 }); }
 
@@ -389,7 +383,7 @@ TEST(numbers_of_blocks_can_be_given_and_must_add_up) {
     assert_int_equal(rank_cost(blocks, 0, 2, 2, costs), 11);
     split_blocks(blocks, "auto", 12, 2, 1, costs);
     assert_int_equal(blocks[0], 9);
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+    for (size_t i = 0; i < COUNT(bad); i++)
         expect_error(split_blocks(blocks, bad[i], 12, 2, 2, costs), "--split", "4 numbers");
     expect_error(split_blocks(blocks, "3,3,3,4", 12, 2, 2, costs), "--split 3,3,3,4 adds up to 13", "the model has 12");
     expect_error(split_auto(blocks, 12, 4, 4, costs), "--pipeline-parallel 4 with --chunks 4 makes 16 parts", "12 blocks");

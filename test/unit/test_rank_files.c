@@ -23,7 +23,7 @@ TEST(operations_are_numbered_on_their_channel_and_have_words) {
     char text[OP_TEXT];
     flight_recorder_init(&l);
     flight_recorder_step(&l, 7);
-    for (int i = 0; i < (int)(sizeof operations / sizeof *operations); i++) {
+    for (int i = 0; i < (int)(COUNT(operations)); i++) {
         OpRecord r = flight_recorder_issue(&l, operations[i].communicator, operations[i].collective, operations[i].elements, operations[i].type,
                                  operations[i].peer);
         assert_int_equal(r.place, i);

@@ -14,7 +14,7 @@ static void set_environment(const char* const* variables) {
         "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
         "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST"
     };
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) unsetenv(known[i]);
+    for (size_t i = 0; i < COUNT(known); i++) unsetenv(known[i]);
     for (; *variables; variables++) {
         char name[64];
         size_t n = strcspn(*variables, "=");
@@ -57,7 +57,7 @@ TEST(each_launcher_is_understood) {
         { environment(SLURM("5", "7")), 5, 7, 1, 2, "Slurm", "23456 123456 gpu07" },
         // A batch script itself is no task.
         { environment("SLURM_JOB_ID=1", "SLURM_PROCID=0", "SLURM_NTASKS=8", "SLURM_LOCALID=0"), 0, 1, 0, 1, "started alone", "" } };
-    expect_launched(cases, sizeof cases / sizeof cases[0]);
+    expect_launched(cases, COUNT(cases));
 }
 TEST(a_launcher_inside_another_is_the_one_that_counts) {
     const Launched cases[] = {
@@ -66,7 +66,7 @@ TEST(a_launcher_inside_another_is_the_one_that_counts) {
         { environment(TORCHRUN("9", "14"), "GROUP_WORLD_SIZE=7", SLURM("4", "7")), 9, 14, 1, 2, "torchrun", "29501 none gpu01" },
         { environment(OPENMPI("1", "2"), TORCHRUN("1", "2")), 1, 2, 1, 2, "OpenMPI", "" },
         { environment(TORCHRUN("5", "7"), SLURM("5", "7")), 5, 7, 1, 2, "torchrun", "29501 none gpu01" } };
-    expect_launched(cases, sizeof cases / sizeof cases[0]);
+    expect_launched(cases, COUNT(cases));
 }
 
 TEST(slurm_counts_tasks_by_node) {
@@ -83,7 +83,7 @@ TEST(the_first_of_slurms_nodes) {
         { "gpu01", "gpu01" }, { "gpu01,gpu02", "gpu01" }, { "gpu[07-12,20],login", "gpu07" },
         { "rack[1-2]node[03,05]", "rack1node03" }, { "a[9].cluster,b", "a9.cluster" }, { "broken[12", "broken12" }, { "", "" }
     };
-    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+    for (size_t i = 0; i < COUNT(lists); i++) {
         char name[256];
         ranks_first_node(lists[i][0], name, sizeof name);
         assert_string_equal(name, lists[i][1]);
@@ -118,7 +118,7 @@ TEST(bad_and_missing_numbers_name_their_variable) {
         { "SLURM_STEP_TASKS_PER_NODE is '2(x0)'", environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=2(x0)") },
         { "does not tell how many tasks run on this node", environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=2(x2)") },
         { "SLURM_STEP_TASKS_PER_NODE is 'many'", environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=many") } };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) expect_error(found_with(cases[i].variables), cases[i].says);
+    for (size_t i = 0; i < COUNT(cases); i++) expect_error(found_with(cases[i].variables), cases[i].says);
 }
 
 // ---- words ----
@@ -174,7 +174,7 @@ TEST(bad_faults_are_refused) {
         { "-1:7:kill", wants }, { "2: 7:kill", wants }, { "2:7.5:kill", wants }, { "2:7/-5:kill", wants },
         { "2:7/5:skip", "only kill and hang can wait for a micro-batch; leave out /5" }, { "2:77777777777777777777:kill", wants },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) expect_error(fault_parse(cases[i][0], 4), cases[i][0], cases[i][1]);
+    for (size_t i = 0; i < COUNT(cases); i++) expect_error(fault_parse(cases[i][0], 4), cases[i][0], cases[i][1]);
 }
 
 static void strike(const char* text, int rank, long long step) {
@@ -196,7 +196,7 @@ TEST(faults_happen_at_their_rank_and_step_alone) {
         { "2:7:bitflip", 2, 7, 0, "FAULT ON PURPOSE: RANK 2 FLIPS A BIT AT STEP 7 (--fault)\n01\n",
           "FAULT ON PURPOSE: RANK 2, STEP 7: bitflip (--fault)\n" },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         RunningChild running = child_start();
         if (running.pid == 0) { strike(cases[i].text, cases[i].rank, cases[i].step); exit(0); }
         if (cases[i].status == 1000 + SIGTERM) { // once it has said that it hangs, one that does not has the time to end

@@ -51,7 +51,7 @@ TEST(memory_that_is_not_as_predicted_is_found_where_it_is) {
         { { 4000, [MEMORY_OFFLOADED] = 9000 }, { 4000, [MEMORY_OFFLOADED] = 9001 }, 0, 2,
           { " state on the host 9.0 kB 9.0 kB 1 bytes more than predicted\n" } },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+    for (size_t i = 0; i < COUNT(cases); i++)
         expect_report(child_does(take_and_report(&cases[i])), cases[i].status, cases[i].rows, 3);
 }
 
@@ -139,7 +139,7 @@ TEST(a_step_counts_what_is_sent_in_it) {
     context_end(&w);
 }
 
-#define is(x, expected) assert_true(fabs((x) - (expected)) < 1e-12)
+#define is(x, want) assert_near(x, want, 1e-12)
 // Two steps of 2 stages and 4 micro-batches. Rank 0: F 10 ms, D 30; rank 1: F 14, D 42.
 TEST(a_bubble_is_what_ranks_wait_for_beside_its_formula) {
     const ActionSums ranks[] = { { { .080, .240, 0, 0 }, .600, { 8, 8, 0, 0 }, 2 },
@@ -235,7 +235,7 @@ TEST(every_rank_must_send_as_it_predicted_in_every_step) {
     };
     meeting = mmap(NULL, sizeof *meeting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(meeting != MAP_FAILED);
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         RunningChild running[3];
         meeting->ready = 0;
         for (int q = 0; q < cases[i].N; q++) if ((running[q] = child_start()).pid == 0) report_as(&cases[i], q);

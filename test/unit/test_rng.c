@@ -17,11 +17,6 @@ TEST(philox_gives_the_known_answers) {
     }
 }
 
-#define assert_near(x, expected, tolerance) do { \
-        double x_ = (x), expected_ = (expected), tolerance_ = (tolerance); \
-        if (!(fabs(x_ - expected_) <= tolerance_)) fail_msg(#x " is %g, not %g +- %g", x_, expected_, tolerance_); \
-    } while (0)
-
 TEST(uniform_numbers_fill_the_unit_interval_evenly) {
     enum { N = 1000000, BUCKETS = 64 };
     int counts[BUCKETS] = { 0 };

@@ -115,7 +115,7 @@ TEST(everything_that_a_header_says_is_checked) {
         { 9, "{" TENSOR("a", "F32", "2", 0, 8) "}", "its tensors have 8 bytes and the file 9 after the header" },
         { 1, "{}", "its tensors have 0 bytes and the file 1 after the header" },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         write_header(cases[i].header, cases[i].data_size);
         expect_refusal(cases[i].says);
     }

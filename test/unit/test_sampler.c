@@ -51,7 +51,7 @@ TEST(top_k_draws_among_the_k_likeliest_only_and_extremes_are_no_trouble) {
         { { 1000, -INFINITY, 1000, 999, 0, 1000 }, 1e-3, TOP_ALL, { 1.0/3, 0, 1.0/3, 0, 0, 1.0/3 } }, // whose exponentials overflow
         { { 1, 2, -INFINITY, 3, -INFINITY, -INFINITY }, 1e9, TOP_ALL, { 1.0/3, 1.0/3, 0, 1.0/3 } },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+    for (size_t i = 0; i < COUNT(cases); i++)
         assert_shares(cases[i].logits, 6, cases[i].temperature, cases[i].top_k, cases[i].expected);
     const float first_impossible[] = { -INFINITY, 0 }, one[] = { -2 };
     assert_int_equal(sample_token(first_impossible, 2, 1, TOP_ALL, 0), 1);
@@ -125,5 +125,5 @@ TEST(what_is_not_utf8_is_replaced) {
         { BAD "é", "\xE2\xC3", "\xA9" }, { BAD BAD, "\xC0\x80" }, { BAD BAD BAD, "\xE0\x9F\xBF" }, // one begins inside another; overlong
         { BAD BAD BAD, "\xED\xA0\x80" }, { BAD BAD BAD BAD, "\xF4\x90\x80\x80" }, { BAD BAD, "\xFE\xFF" } // a surrogate; beyond U+10FFFF
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) assert_prints(cases[i][0], cases[i] + 1);
+    for (size_t i = 0; i < COUNT(cases); i++) assert_prints(cases[i][0], cases[i] + 1);
 }

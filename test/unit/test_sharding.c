@@ -15,9 +15,9 @@ static const GPT2Config shapes[] = { // max_T, V, Vp, L, NH, C
     { 32, 384, 384, 2, 4, 32 },
     { 2, 3, 128, MAX_UNITS - 1, 1, 2 },
 };
-enum { NUM_SHAPES = sizeof shapes / sizeof shapes[0] };
+enum { NUM_SHAPES = COUNT(shapes) };
 static const int wraps[] = { 0, 1, 2, 3, 4, 5, 7, MAX_UNITS - 1 }; // --wrap-blocks: that of a model with fewer blocks, too
-enum { NUM_WRAPS = sizeof wraps / sizeof wraps[0] };
+enum { NUM_WRAPS = COUNT(wraps) };
 
 // A case: a layout as rank `rank` of S has it.
 typedef struct {
@@ -196,7 +196,7 @@ TEST(options_that_do_not_go_together_and_the_number_of_shards) {
         { { .limit_all_gathers = 2, .sharding = SHARD_HYBRID, .shard_group = 3 }, NULL, NULL, 3 },
         { { .limit_all_gathers = 2, .sharding = SHARD_NONE }, NULL, NULL, 1 },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         Sharding options = cases[i].options;
         if (cases[i].says) expect_error(sharding_check(&options, 6), cases[i].says, cases[i].also);
         else sharding_check(&options, 6);
@@ -214,7 +214,7 @@ TEST(a_report_says_how_large_groups_are) {
         { { .shards = 2, .sharding = SHARD_HYBRID, .limit_all_gathers = 2 }, "sharding hybrid by model: each rank keeps 1/2" },
         { { .shards = 2, .sharding = SHARD_HYBRID, .limit_all_gathers = 2 }, "room for the root and 0 more\nreplicas   2, of 2 ranks each\n" },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         Child said = child_does(report_sharding(c, &cases[i].options, 4));
         if (said.status != 0 || !strstr(said.out, cases[i].says)) fail_msg("'%s' is not in %s%s", cases[i].says, said.out, said.err);
         child_free(&said);

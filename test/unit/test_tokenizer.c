@@ -135,7 +135,7 @@ static void expect_tokens(const Tokenizer* t, const char* text, const int* want,
 }
 #define expect_encoding(t, text, ...) do { \
         const int want_[] = { __VA_ARGS__ }; \
-        expect_tokens(t, text, want_, sizeof want_ / sizeof *want_); \
+        expect_tokens(t, text, want_, COUNT(want_)); \
     } while (0)
 
 static void expect_round_trip(const Tokenizer* t, const char* text, size_t n) {
@@ -233,7 +233,7 @@ TEST(words_are_cut_as_gpt2_cuts_them) {
     };
     Tokenizer t;
     tokenizer_open(&t, write_small());
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         char cut[200] = "";
         WordCursor c = word_first(cases[i].text, strlen(cases[i].text));
         size_t length;
@@ -249,8 +249,8 @@ TEST(only_shortest_utf8_of_real_characters_is_valid) {
         "\xf4\x8f\xbf\xbf" };
     static const char* const invalid[] = { "\x80", "\xc1\xbf", "\xc0\x80", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xf0\x8f\xbf\xbf",
         "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "\xc2", "\xe2\x82", "\xf0\x9f\x98", "\xc2" "a", "\xe2\x82" "a" };
-    for (size_t i = 0; i < sizeof valid / sizeof *valid; i++) assert_int_equal(utf8_length(valid[i], strlen(valid[i])), strlen(valid[i]));
-    for (size_t i = 0; i < sizeof invalid / sizeof *invalid; i++) assert_int_equal(utf8_length(invalid[i], strlen(invalid[i])), 0);
+    for (size_t i = 0; i < COUNT(valid); i++) assert_int_equal(utf8_length(valid[i], strlen(valid[i])), strlen(valid[i]));
+    for (size_t i = 0; i < COUNT(invalid); i++) assert_int_equal(utf8_length(invalid[i], strlen(invalid[i])), 0);
 }
 
 TEST(the_fast_merge_is_the_slow_one) {
@@ -330,7 +330,7 @@ TEST(a_broken_vocabulary_is_refused) {
     };
     size_t n;
     char* good = file_read((FileSource){ write_small(), "" }, 1 << 16, &n); // with its merges beside it
-    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+    for (size_t i = 0; i < COUNT(changes); i++) {
         char* text = replaced(good, changes[i][0], changes[i][1]);
         expect_refusal(write_text("vocab.json", text), changes[i][2]);
         free(text);
@@ -357,7 +357,7 @@ TEST(broken_merges_are_refused) {
         { "h e\nl l\nhe ll\nhell o\no r\n", "make 1 of the vocabulary's tokens, the first of them token 259" } // without the fourth
     };
     write_small();
-    for (size_t i = 0; i < sizeof merges / sizeof *merges; i++) {
+    for (size_t i = 0; i < COUNT(merges); i++) {
         write_text("merges.txt", merges[i][0]);
         expect_error(open_spec(folder), "merges.txt", merges[i][1]);
     }
@@ -370,7 +370,7 @@ TEST(added_tokens_need_no_merge) {
     static const char* const added[] = { "<pad>", "[UNK]", "<|im_start|>", "madeupword0000", "<|endoftext|><|endoftext|>" };
     static const char* const text[] = { "pad", " pad", "\n\n", "<>", "12", "\xc3\xa9", "\xe2\x82" };
     Tokenizer t;
-    for (size_t i = 0; i < sizeof added / sizeof *added; i++) {
+    for (size_t i = 0; i < COUNT(added); i++) {
         Vocabulary v = small_vocabulary();
         int id = vocabulary_add(&v, added[i], strlen(added[i]));
         tokenizer_open(&t, vocabulary_write_json(&v));
@@ -378,7 +378,7 @@ TEST(added_tokens_need_no_merge) {
         expect_encoding(&t, "hello", HELLO);
         tokenizer_free(&t);
     }
-    for (size_t i = 0; i < sizeof text / sizeof *text; i++) {
+    for (size_t i = 0; i < COUNT(text); i++) {
         Vocabulary v = small_vocabulary();
         vocabulary_add(&v, text[i], strlen(text[i]));
         vocabulary_write_json(&v);
@@ -420,7 +420,7 @@ TEST(a_broken_tokenizer_bin_is_refused) {
         { n, 3, INT32_MIN, "end-of-text token", "tokens 0 to 262" }, { n, 3, 'a', "end-of-text token is 97, which is a single byte", "" },
         { n, 256, 0, "token 0 is empty", "" } // behind the header
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         memcpy(file, good, sizeof file);
         memcpy(file + 4 * cases[i].at, &cases[i].value, cases[i].at == 256 ? 1 : 4);
         expect_error(open_spec(write_file("t.bin", file, cases[i].bytes)), "t.bin", cases[i].says, cases[i].more);

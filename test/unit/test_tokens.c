@@ -15,7 +15,7 @@ static size_t files_in_folder(void) {
 // ---- round trips ----
 TEST(tokens_written_are_tokens_read) {
     const size_t sizes[] = { 0, 1, 1000, TOKEN_WRITER_BUFFER - 1, TOKEN_WRITER_BUFFER, 3 * TOKEN_WRITER_BUFFER + 5 };
-    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+    for (size_t k = 0; k < COUNT(sizes); k++) {
         TokenFile f = token_file_open(write_tokens("trip.bin", 0, sizes[k]));
         assert_int_equal(f.count, sizes[k]);
         uint16_t* tokens = xcalloc(f.count + 1, sizeof *tokens);
@@ -78,7 +78,7 @@ TEST(a_write_that_fails_leaves_what_was_there) {
 static bool counts(size_t i) { return i * i % 7 < 3; }
 TEST(masks_written_are_masks_read) {
     const size_t sizes[] = { 0, 1, 7, 8, 9, 1000, TOKEN_WRITER_BUFFER + 5 };
-    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+    for (size_t k = 0; k < COUNT(sizes); k++) {
         TokenFile f = token_file_open(write_masked("masked.bin", 0, sizes[k], counts));
         TokenMask m = mask_open(in_folder("masked.mask"), &f);
         assert_int_equal(m.count, sizes[k]);
@@ -100,7 +100,7 @@ TEST(masks_written_are_masks_read) {
 TEST(a_mask_is_named_like_its_token_file) {
     const char* const names[][2] = { { "a/train.bin", "a/train.mask" }, { "train_000003.bin", "train_000003.mask" },
                                      { "tokens", "tokens.mask" }, { ".bin", ".bin.mask" }, { "a.bin/b", "a.bin/b.mask" } };
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    for (size_t i = 0; i < COUNT(names); i++) {
         char* path = mask_path(names[i][0]);
         assert_string_equal(path, names[i][1]);
         free(path);
@@ -128,7 +128,7 @@ TEST(every_field_of_a_mask_is_checked) {
     write_masked("hostile.bin", 0, 1000, counts);
     size_t n;
     char* good = file_read((FileSource){ in_folder("hostile.mask"), "" }, 1000, &n);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         char bad[200] = { 0 };
         memcpy(bad, good, n);
         if (cases[i].byte >= 0) bad[cases[i].byte] = (char)cases[i].value;
