@@ -61,29 +61,33 @@ static inline void child_free(Child* c) {
 }
 
 static inline void child_has_died(Child c, const char* const* phrases) {
-    bool as_expected = c.status == 1 && strncmp(c.err, "error: ", 7) == 0 && strchr(c.err, '\n') == c.err + strlen(c.err) - 1;
-    while (as_expected && *phrases && strstr(c.err, *phrases)) phrases++;
-    as_expected = as_expected && *phrases == NULL;
-    if (!as_expected) print_error("status %d, stderr: %s\n", c.status, c.err);
-    if (!as_expected && *phrases) print_error("expected in it: %s\n", *phrases);
+    bool one_error = c.status == 1 && strncmp(c.err, "error: ", 7) == 0 && strchr(c.err, '\n') == c.err + strlen(c.err) - 1;
+    while (*phrases && strstr(c.err, *phrases)) phrases++;
+    if (!one_error || *phrases) fail_msg("status %d, stderr: %s\nexpected in it: %s", c.status, c.err, *phrases ? *phrases : "one error");
     child_free(&c);
-    assert_true(as_expected);
 }
 // The statement must end a child with status 1 and one line of error that contains each of the phrases.
 #define expect_error(statement, ...) do { \
         const char* const phrases_[] = { __VA_ARGS__, NULL }; \
         child_has_died(child_does(statement), phrases_); \
     } while (0)
-#define expect_death(function, argument, ...) expect_error(function(argument), __VA_ARGS__)
 
 // The statement must come to its end in a child.
 static inline void child_has_lived(Child c) {
-    if (c.status != 0) print_error("status %d: %s%s\n", c.status, c.out, c.err);
-    int status = c.status;
+    if (c.status != 0) fail_msg("status %d: %s%s", c.status, c.out, c.err);
     child_free(&c);
-    assert_int_equal(status, 0);
 }
 #define expect_success(...) child_has_lived(child_does(__VA_ARGS__))
+
+
+// The statement must come to its end in a child that prints this, and no error.
+static inline void child_has_said(Child c, const char* text) {
+    if (c.status != 0) fail_msg("status %d: %s", c.status, c.err);
+    assert_string_equal(c.out, text);
+    assert_string_equal(c.err, "");
+    child_free(&c);
+}
+#define expect_output(text, ...) child_has_said(child_does(__VA_ARGS__), text)
 
 // Ends a test that cannot run on this machine.
 #define skip_test(reason) do { print_message("# skipped: %s\n", reason); return; } while (0)

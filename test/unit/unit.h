@@ -30,6 +30,11 @@ static int unit_tear_down(void** state) { (void)state; if (after_each) after_eac
 static void unit_run(void** claim) { ((const Claim*)*claim)->run(); }
 #define TEST(name) CLAIM(name)
 
+// What a variable has is freed at the end of its block: FREED char* text = ...; FREED_BY(tokenizer_free) Tokenizer t;
+static inline void free_pointer(void* variable) { free(*(void**)variable); }
+#define FREED_BY(function) __attribute__((cleanup(function)))
+#define FREED FREED_BY(free_pointer)
+
 // |got - want| <= tolerance; NaN fails
 static inline void expect_near(const char* what, double got, double want, double tolerance) {
     if (!(fabs(got - want) <= tolerance)) fail_msg("%s: got %.17g, want %.17g within %.3g", what, got, want, tolerance);
