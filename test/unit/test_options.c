@@ -171,7 +171,7 @@ TEST(help_lists_every_option_with_its_default_and_ends_well) {
     const char* const spellings[] = { "--help", "-h" };
     for (int k = 0; k < 2; k++) {
         const char* const arguments[] = { "--steps", "77", spellings[k], "--no-such-option", NULL };
-        Child c = child_does(parse_alone(arguments));
+        FREED_BY(child_free) Child c = child_does(parse_alone(arguments));
         assert_int_equal(c.status, 0);
         assert_string_equal(c.err, "");
         assert_non_null(strstr(c.out, "train_gpt2_test: a test"));
@@ -190,7 +190,6 @@ TEST(help_lists_every_option_with_its_default_and_ends_well) {
             assert_non_null(help);
             assert_true(strncmp(help + strlen(s.help), end, strlen(end)) == 0);
         }
-        child_free(&c);
     }
 }
 
@@ -204,9 +203,8 @@ static void help_in_groups(void) {
     options_help(&t);
 }
 TEST(headings_stand_above_their_options) {
-    Child c = child_does(help_in_groups());
+    FREED_BY(child_free) Child c = child_does(help_in_groups());
     const char *first = strstr(c.out, "\n\nFirst\n"), *one = strstr(c.out, "--one N"), *second = strstr(c.out, "[1]\n\nSecond\n");
     assert_true(first != NULL && one > first && second > one && strstr(c.out, "--two N") > second);
     assert_non_null(strstr(c.out, "[2]\n\n  -h, --help"));
-    child_free(&c);
 }

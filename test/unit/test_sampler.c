@@ -89,10 +89,7 @@ static void print_in_pieces(const char* const* pieces) {
     print_token_end(&p);
 }
 static void assert_prints(const char* expected, const char* const* pieces) {
-    Child c = child_does(print_in_pieces(pieces));
-    assert_int_equal(c.status, 0);
-    assert_string_equal(c.out, expected);
-    child_free(&c);
+    expect_output(expected, print_in_pieces(pieces));
 }
 #define assert_printed(expected, ...) do { \
         const char* const pieces_[] = { __VA_ARGS__, NULL }; \
