@@ -22,7 +22,6 @@ enum { SPARE = 16, MOST_RANKS = 8 }; // bytes after every buffer that no operati
 static double zero(int rank, size_t i) { return 0.0 * rank * (double)i; }
 
 // ---- buffers: n elements on the device, and SPARE bytes of 0x5a behind them ----
-
 typedef struct { char* p; size_t n; CommType t; bool on_host; } Buffer;
 typedef double (*Numbers)(int rank, size_t i); // element i of a rank, or of so many ranks
 
@@ -86,7 +85,6 @@ static void release(Buffer b, Numbers numbers, int rank, size_t first, const cha
 }
 
 // ---- how all-reduce is done ----
-
 enum { LIBRARY, RING, ORDERED, MODES };
 static const char* const mode_names[] = { "library", "ring", "rank order" };
 // Nothing is under way when it is called. Returns false if this run has no such mode.
@@ -100,7 +98,6 @@ static bool set_mode(int mode) {
 }
 
 // ---- each collective. how: the mode, the root, or where a shard is ----
-
 enum { APART, IN_PLACE, ON_HOST };
 typedef void (*Collective)(Comm* c, size_t n, CommType t, int how);
 static void every_size_and_type(Collective f, int num_types, int how) {
@@ -239,7 +236,6 @@ CLAIM(nothing_waits_for_a_collective_but_its_own_wait) {
 }
 
 // ---- several at a time ----
-
 // A communicator and the world at once.
 static void all_reduce_on_both(Comm* part) {
     Buffer x = buffer(MANY, COMM_F32, whole, part->rank, 0), y = buffer(MANY, COMM_F32, whole, world.rank, 0);
@@ -298,7 +294,6 @@ CLAIM(nobody_leaves_a_barrier_before_the_last_has_come) {
 }
 
 // ---- rounding ----
-
 // The sum in rank order, in fp32 (fp64: in double), rounded once.
 static void sum_in_rank_order(void* out, size_t i, CommType t) {
     char one[8];
@@ -330,7 +325,6 @@ CLAIM(in_ordered_mode_sums_are_in_rank_order_to_the_bit) {
 }
 
 // ---- the program ----
-
 static void more_options(OptionTable* table);  // what a program has besides the options of communication
 static bool does_another_thing(OptionTable* table); // than to run claims
 static void before_claim(const char* name);

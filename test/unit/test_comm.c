@@ -19,7 +19,6 @@ test/runs/test_comm.py starts it on several ranks. Started alone it is a test of
 #define check require
 
 // ---- several at a time, and rounding ----
-
 // Between two ranks a message and a part of a collective are in flight at once, and each rank issues them in another order.
 CLAIM(messages_are_not_taken_for_parts_of_collectives) {
     if (world.size == 1) return;
@@ -74,7 +73,6 @@ CLAIM(rough_sums_are_right_within_rounding_the_same_twice_and_on_every_rank) {
 }
 
 // ---- what is counted ----
-
 // All ranks together really send N times what the formulas say for one, and comm_host_sum adds up what each has sent; what a
 // library sends is not counted.
 CLAIM(counts_are_the_formulas_and_what_is_really_sent) {
@@ -157,7 +155,6 @@ CLAIM(totals_are_exact_where_they_are_whole_numbers) {
 }
 
 // ---- strict mode, and its absence ----
-
 static bool all_nan(const float* x, size_t n) {
     for (size_t i = 0; i < n; i++) if (!isnan(x[i])) return false;
     return true;
@@ -204,7 +201,6 @@ CLAIM(in_strict_mode_outputs_are_nan_and_inputs_are_read_at_the_wait) {
 }
 
 // ---- time ----
-
 static CommEvent seen;
 static int seen_count;
 static void see(void* self, const CommEvent* e) {
@@ -329,7 +325,6 @@ CLAIM(an_observer_sees_a_long_step_when_it_is_over) {
 }
 
 // ---- the ring's chunks ----
-
 CLAIM(the_rings_chunks_cover_every_buffer_once) {
     for (int N = 1; N <= 9; N++)
         for (size_t n = 0; n < 50; n++)
@@ -343,7 +338,6 @@ CLAIM(the_rings_chunks_cover_every_buffer_once) {
 }
 
 // ---- mistakes ----
-
 #define MISTAKE(text, ...) if (strcmp(name, text) == 0) { __VA_ARGS__; return; }
 static void die_by(const char* name) {
     static float x[8];
@@ -373,7 +367,6 @@ static void die_by(const char* name) {
 }
 
 // ---- the program ----
-
 static void more_options(OptionTable* table) { (void)table; }
 static void before_claim(const char* name) { (void)name; }
 static bool does_another_thing(OptionTable* table) {

@@ -243,7 +243,6 @@ CLAIM(the_streams_of_nccl_have_the_highest_priority) {
 #endif
 
 // ---- the program ----
-
 static const char* journal = "";
 static void more_options(OptionTable* table) {
     option_choice(table, "windows-are", &windows_are, "windows|local|none", "what NCCL makes of windows here");

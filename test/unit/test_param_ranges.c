@@ -2,6 +2,7 @@
 // with the same bytes (llmc/save/param_ranges.h). Ranks that share a checkpoint take turns in one process.
 #include "../../llmc/save/ranks_param_ranges.h"
 #include "test_folder.h"
+#include "world_alone.h"
 
 static Comm world; // of one rank
 static Control control;
@@ -11,24 +12,19 @@ static const GPT2Config small = { 8, 50, 128, 2, 4, 16 };  // 4 parts of wte: al
 static const GPT2Config odd = { 3, 129, 256, 3, 1, 13 };
 static const GPT2Config large = { 4, 33000, 33024, 1, 4, 64 }; // half of wte is still more than STAGED
 
-void before_all(void) {
-    CommOptions o = { .timeout = 1, .out = "" };
-    device_init(0, 1);
-    omp_set_num_threads(1); // a child of this process would wait for threads that it does not have
-    comm_init(&world, &o, ranks_alone(), &control);
-}
-void after_all(void) {
-    comm_free(&world);
-    device_shutdown();
-}
+void before_all(void) { world_alone(&world, &control); }
+void after_all(void) { world_end(&world); }
 
 // ---- what a model holds, unit by unit ----
-
 enum { MOST_UNITS = 4 };
 // Values of all parts of a checkpoint. MODEL: the masters, rounded as floatX.
 typedef struct { GPT2Config c; float* of[CHECKPOINT_PARTS][MOST_UNITS]; } Values; // (unit) owned
 
 // Initial weights, without moments; or random numbers that 16 bits cannot hold, except in the padding of wte, which is 0.
+#define VALUES FREED_BY(values_free) Values
+static void values_free(Values* v) {
+    for (int u = 0; u <= v->c.L; u++) for (int part = 0; part < CHECKPOINT_PARTS; part++) free(v->of[part][u]);
+}
 static Values values_make(GPT2Config c, uint64_t seed, bool initial) {
     Values v = { c, { { NULL } } };
     for (int u = 0; u <= c.L; u++) for (int part = CHECKPOINT_PARTS - 1; part >= 0; part--) {
@@ -41,9 +37,6 @@ static Values values_make(GPT2Config c, uint64_t seed, bool initial) {
             values[k] = to_float(to_floatX(v.of[CHECKPOINT_MASTER][u][k]));
     }
     return v;
-}
-static void values_free(Values* v) {
-    for (int u = 0; u <= v->c.L; u++) for (int part = 0; part < CHECKPOINT_PARTS; part++) free(v->of[part][u]);
 }
 
 // Returns true if part `part` of `parts` has element e of a tensor. All of gpt2.h's runs of elements follow from this.
@@ -68,7 +61,6 @@ static size_t part_places(GPT2Config c, int u, int part, int parts, size_t** pla
 }
 
 // ---- a rank's pieces ----
-
 enum { MOST_PIECES = 32, GUARD = 64, FILL = 0x5a }; // bytes around each array, and in arrays that nothing has written
 typedef enum { AS_PARAMS, AS_MASTER, AS_BOTH, STORED_AS } StoredAs; // which of params and master there is
 // Owns its pieces' memory, and the places that its part has of each unit.
@@ -187,7 +179,6 @@ static void assert_rank(const Rank* r, const Values* values, CheckpointPart weig
 }
 
 // ---- initial weights ----
-
 // Sets the weights of such ranks, and checks them.
 static void check_initial(const Values* v, Cut cut, uint64_t seed) {
     int n = cut.parts * cut.shares;
@@ -201,19 +192,17 @@ static void check_initial(const Values* v, Cut cut, uint64_t seed) {
 TEST(initial_weights_are_the_units_however_they_are_cut) {
     const GPT2Config shapes[] = { small, odd, large };
     for (int s = 0; s < 3; s++) {
-        Values v = values_make(shapes[s], 5, true);
+        VALUES v = values_make(shapes[s], 5, true);
         for (uint64_t seed = 0; seed < 6; seed++) for (int pieces = 1; pieces <= 5 && s < 2; pieces++)
             check_initial(&v, (Cut){ 0, 1, 0, 1, pieces, seed, (StoredAs)(seed % STORED_AS), seed % 2 == 1 }, 5);
         for (uint64_t seed = 0; seed < 4; seed++) for (int parts = 2; parts <= 4 && s == 0; parts *= 2)
             check_initial(&v, (Cut){ 0, parts, 0, 1 + (int)seed % 3, 1 + (int)seed, seed, (StoredAs)(seed % STORED_AS), seed % 2 == 0 }, 5);
         for (int parts = 1; parts <= 2 && s == 2; parts++) // larger than what is staged
             check_initial(&v, (Cut){ 0, parts, 0, 1, 1, 0, AS_BOTH, parts == 2 }, 5);
-        values_free(&v);
     }
 }
 
 // ---- checkpoints ----
-
 static TrainState state_of(GPT2Config c) {
     static char options[] = "{\"lr\":0.1}";
     return (TrainState){ .config = c, .dtype = FLOATX_DTYPE, .has_optimizer = true, .step = 7, .loss_scale = 1, .seq_len = c.max_T,
@@ -287,9 +276,8 @@ static void assert_same_files(const char* out, const char* other) {
     static const char* const names[] = { "model.safetensors", "optimizer.safetensors", "state.json" };
     for (int i = 0; i < 3; i++) {
         size_t n, m;
-        char *a = file_of(out, names[i], &n), *b = file_of(other, names[i], &m);
+        FREED char *a = file_of(out, names[i], &n), *b = file_of(other, names[i], &m);
         if (n != m || memcmp(a, b, n) != 0) fail_msg("%s of %s and of %s differ", names[i], out, other);
-        free(a); free(b);
     }
 }
 
@@ -307,7 +295,7 @@ static void check_files(const Values* v, Cut cut, Cut other) {
 TEST(a_checkpoint_has_the_same_bytes_from_any_ranks_and_loads_into_any_others) {
     const GPT2Config shapes[] = { small, odd, large };
     for (int s = 0; s < 3; s++) {
-        Values v = values_make(shapes[s], 12, false);
+        VALUES v = values_make(shapes[s], 12, false);
         save_cut("whole", state_of(shapes[s]), &v, whole, false);
         for (uint64_t seed = 0; seed < 6 && s < 2; seed++) {
             Cut cut = { 0, 1, 0, 1 + (int)seed % 4, 1 + (int)seed % 3, seed, (StoredAs)(seed % STORED_AS), seed % 2 == 0 };
@@ -318,12 +306,10 @@ TEST(a_checkpoint_has_the_same_bytes_from_any_ranks_and_loads_into_any_others) {
             check_files(&v, cut, k < 2 ? whole : (Cut){ 0, 6 - cut.parts, 0, cut.shares, 2, 1, AS_BOTH, false });
         }
         if (s == 2) check_files(&v, (Cut){ 0, 2, 0, 1, 1, 0, AS_MASTER, false }, whole); // larger than what is staged
-        values_free(&v);
     }
 }
 
 // ---- what is not as it should be ----
-
 // Saves all pieces of a model but one, or one of them twice. change: the number of pieces more or less.
 static void save_alone(const Values* v, int change) {
     Rank* r = ranks_make(small, whole);
@@ -335,11 +321,10 @@ static void save_alone(const Values* v, int change) {
     ranks_free(r, 1);
 }
 TEST(pieces_that_are_not_the_model_are_no_checkpoint) {
-    Values v = values_make(small, 18, false);
+    VALUES v = values_make(small, 18, false);
     expect_error(save_alone(&v, -1), "the ranks' shares do not add up to the model");
     expect_error(save_alone(&v, 1), "the ranks' shares do not add up to the model");
     assert_null(checkpoint_newest(in_folder("alone")));
     save_alone(&v, 0);
     load_cut("alone", &v, whole, CHECKPOINT_MASTER);
-    values_free(&v);
 }

@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 
 // ---- variables ----
-
 // Sets these "NAME=VALUE" and unsets all other variables of launchers, including those that this test was started with.
 static void set_environment(const char* const* variables) {
     static const char* const known[] = {
@@ -122,7 +121,6 @@ TEST(bad_and_missing_numbers_name_their_variable) {
 }
 
 // ---- words ----
-
 static void expect_words(const char* members, const char* expected) {
     bool in[32];
     char text[64];
@@ -153,7 +151,6 @@ TEST(ranks_that_do_not_fit_are_cut_off) {
 }
 
 // ---- deliberate faults ----
-
 TEST(faults_are_parsed) {
     static const struct { const char* text; Fault is; } cases[] = {
         { "", { FAULT_NONE, 0, 0, -1 } }, { "2:7:kill", { FAULT_KILL, 2, 7, -1 } }, { "0:1:hang", { FAULT_HANG, 0, 1, -1 } },

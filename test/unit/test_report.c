@@ -4,6 +4,7 @@
 #include "../../llmc/run/report_stages.h"
 #include "../../llmc/run/rank_context.h"
 #include "expect_death.h"
+#include "world_alone.h"
 #include <sys/mman.h>
 
 // A child must end with this status, after a report that has these rows (most, or until NULL), with any number of spaces
@@ -107,13 +108,8 @@ TEST(a_range_of_bytes_is_one_number_where_its_ends_look_alike) {
 }
 
 // ---- steps, in a world of this rank alone ----
-static void context_alone(RankContext* w) {
-    device_init(0, 1);
-    w->options.timeout = 1;
-    w->options.out = "";
-    comm_init(&w->comm, &w->options, ranks_alone(), &w->control);
-}
-static void context_end(RankContext* w) { comm_free(&w->comm); device_shutdown(); }
+static void context_alone(RankContext* w) { world_alone(&w->comm, &w->control); }
+static void context_end(RankContext* w) { world_end(&w->comm); }
 
 // Sends `bytes` in a step, by the count of a communicator.
 static void take_step(RankContext* w, long long step, unsigned long long bytes) {

@@ -34,7 +34,6 @@ static void open_file(void) { OPENED s = opened(); }
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" #begin "," #end "]}"
 
 // ---- files that are not what they should be ----
-
 TEST(a_good_file_opens_also_with_tensors_that_have_no_elements) {
     write_header("{\"__metadata__\":{\"format\":\"pt\"}," TENSOR("b", "F32", "2,1", 4, 12) "," TENSOR("a", "BF16", "2", 0, 4) ","
                  TENSOR("none", "F32", "0,5", 12, 12) "," TENSOR("scalar", "F32", "", 12, 16) "}  ", 16);
@@ -139,7 +138,6 @@ TEST(what_cannot_be_read_is_refused_when_it_is_read) {
 }
 
 // ---- what is written ----
-
 enum { ROWS = 301, COLS = 173 }; // more than a piece of the reader's
 
 // A number that each of our dtypes holds exactly.

@@ -4,6 +4,7 @@
 #include "../../llmc/comm/sums.h"
 #include "count_threads.h"
 #include "expect_death.h"
+#include "world_alone.h"
 
 enum { MOST_SHARDS = 8 };
 static const GPT2Config shapes[] = { // max_T, V, Vp, L, NH, C
@@ -43,7 +44,6 @@ static void for_all(void (*check)(Case*)) {
 }
 
 // ---- groups ----
-
 static void check_groups(Case* t) {
     int wrap = (int)t->options.wrap_blocks, L = t->c.L, unit = 0;
     const Layout* y = &t->y;
@@ -85,7 +85,6 @@ static void check_shards(Case* t) {
 TEST(shards_are_aligned_and_lie_side_by_side) { for_all(check_shards); }
 
 // ---- pieces ----
-
 // Marks in seen (elements of all units, one after another) the elements that the rank of t has.
 static void mark_pieces(const Case* t, unsigned char* seen) {
     size_t end = 0; // of the piece before, in sharded memory
@@ -123,7 +122,6 @@ static void check_pieces(Case* t) {
 TEST(the_pieces_of_all_ranks_are_every_unit_once) { for_all(check_pieces); }
 
 // ---- by formula ----
-
 static void check_sizes(Case* t) {
     const Layout* y = &t->y;
     ShardSizes s = shard_sizes(t->c, &t->options);
@@ -158,13 +156,10 @@ TEST(rooms_are_bounded_where_groups_are_freed) {
 }
 
 // ---- communicators ----
-
 static void alone_in_every_way(void) {
     static Comm world;
     static Control control;
-    CommOptions o = { .timeout = 1 };
-    device_init(0, 1);
-    comm_init(&world, &o, ranks_alone(), &control);
+    world_alone(&world, &control);
     for (int kind = SHARD_FULL; kind <= SHARD_NONE; kind++) {
         static Layout y;
         Sharding options = { .sharding = kind, .shards = 1 };
@@ -173,12 +168,11 @@ static void alone_in_every_way(void) {
         require(y.shard_ranks != y.replicas, "shards and replicas are one communicator");
         layout_free(&y);
     }
-    comm_free(&world); // which dies if a communicator is left
+    world_end(&world);
 }
 TEST(one_rank_alone_has_both_communicators_in_every_sharding) { expect_success(alone_in_every_way()); }
 
 // ---- options ----
-
 TEST(options_that_do_not_go_together_and_the_number_of_shards) {
     static const struct { Sharding options; const char *says, *also; int shards; } cases[] = { // on 6 ranks
         { { .sharding = SHARD_FULL, .limit_all_gathers = 2, .shard_group = 3 }, "--shard-group and --sharding hybrid go together", "", 0 },

@@ -38,7 +38,6 @@ static void assert_busy_by(pid_t pid) {
 }
 
 // ---- another process ----
-
 // It does what each byte says that it gets through `talk`, and answers with a byte.
 typedef struct { pid_t pid; int talk; } Other;
 
@@ -88,7 +87,6 @@ static void run_of_two(Other ranks[2]) {
 }
 
 // ---- one run after another ----
-
 // Before other tests: once this process has had the lock, a child that ends leaves without what atexit knows (child_leave).
 static void leave_at_once(int status) { _exit(status); }
 static void die_with_the_lock(void) {
@@ -164,7 +162,6 @@ TEST(nobody_removes_the_lock_of_another) {
 }
 
 // ---- what is left ----
-
 TEST(a_file_of_this_machine_or_a_torn_one_is_stale) {
     Writer here = writer_here();
     const char* const hosts[] = { here.host, here.host, "a-container" };
