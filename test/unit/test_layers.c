@@ -212,15 +212,13 @@ static void check_linear(int N, int C, int OC) {
     }
     Tensor out = unset_tensor(n), pre = unset_tensor(n), back = unset_tensor(inp.n);
     float *sums = unset_floats(n), *back_sums = unset_floats(inp.n);
-    matmul_forward(out.x, inp.x, w.x, NULL, N, C, OC);
-    expect_tensor("matmul_forward without bias", out.x, product, n, sum_error(C));
-    matmul_forward_fp32(sums, inp.x, w.x, NULL, N, C, OC);
-    expect_floats("matmul_forward_fp32 without bias", sums, product, n, sum_error(C));
-    matmul_forward(out.x, inp.x, w.x, bias.x, N, C, OC);
-    expect_tensor("matmul_forward with a bias", out.x, with_bias, n, sum_error(C));
-    matmul_forward_fp32(sums, inp.x, w.x, bias.x, N, C, OC);
-    expect_floats("matmul_forward_fp32 with a bias", sums, with_bias, n, sum_error(C));
-    if (!NEEDS_MASTER) assert_memory_equal(sums, out.x, n * sizeof(float));
+    for (int biased = 0; biased < 2; biased++) {
+        matmul_forward(out.x, inp.x, w.x, biased ? bias.x : NULL, N, C, OC);
+        expect_tensor(biased ? "matmul_forward with a bias" : "matmul_forward", out.x, biased ? with_bias : product, n, sum_error(C));
+        matmul_forward_fp32(sums, inp.x, w.x, biased ? bias.x : NULL, N, C, OC);
+        expect_floats(biased ? "matmul_forward_fp32 with a bias" : "matmul_forward_fp32", sums, biased ? with_bias : product, n, sum_error(C));
+        if (!NEEDS_MASTER) assert_memory_equal(sums, out.x, n * sizeof(float));
+    }
     matmul_gelu_forward(out.x, pre.x, inp.x, w.x, bias.x, N, C, OC);
     expect_tensor("matmul_gelu_forward's pre", pre.x, with_bias, n, sum_error(C));
     for (size_t i = 0; i < n; i++) gelu[i] = gelu_definition((double)to_float(pre.x[i]));
