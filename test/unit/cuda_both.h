@@ -245,6 +245,7 @@ constexpr bool is_wanted(std::string_view name) { return *ONLY == 0 || std::stri
     } \
     static void test_##name(void)
 
+void before_each(void) __attribute__((weak)); // may prepare both sides (start_both) before a test
 // The program's arguments: [quick] [PART OF A NAME...]. Results as TAP; returns main's result.
 static inline int run_tests(int argc, char** argv) {
     quick = argc > 1 && strcmp(argv[1], "quick") == 0;
@@ -256,6 +257,7 @@ static inline int run_tests(int argc, char** argv) {
         for (int k = 1 + quick; k < argc; k++) wanted |= strstr(c->name, argv[k]) != NULL;
         if (!wanted) continue;
         failures_in_test = 0;
+        if (before_each) before_each();
         c->run();
         free_all();
         failures += failures_in_test > 0;

@@ -53,7 +53,6 @@ static inline Child child_end(RunningChild c) {
 }
 // What a child does with this statement, which may use the test's variables. Getting to its end is exit(0).
 #define child_does(...) ({ RunningChild c_ = child_start(); if (c_.pid == 0) { __VA_ARGS__; exit(0); } child_end(c_); })
-static inline Child child_run(void (*function)(void*), void* argument) { return child_does(function(argument)); }
 
 static inline void child_free(Child* c) {
     free(c->out);
