@@ -62,7 +62,7 @@ static inline void child_free(Child* c) {
 static inline void child_has_died(Child c, const char* const* phrases) {
     bool one_error = c.status == 1 && strncmp(c.err, "error: ", 7) == 0 && strchr(c.err, '\n') == c.err + strlen(c.err) - 1;
     while (*phrases && strstr(c.err, *phrases)) phrases++;
-    if (!one_error || *phrases) fail_msg("status %d, stderr: %s\nexpected in it: %s", c.status, c.err, *phrases ? *phrases : "one error");
+    if (!one_error || *phrases) fail_msg("status %d, stderr: %s\nexpected in it: %s", c.status, c.err, *phrases ? *phrases : "an error");
     child_free(&c);
 }
 // The statement must end a child with status 1 and one line of error that contains each of the phrases.

@@ -79,7 +79,7 @@ CLAIM(so_it_does_where_shards_are_on_the_host) {
         device_zero(full.p, N * bytes);
     }
     for (int k = 0; k < STEPS; k++) {
-        for (int q = 0; q < world.size; q++) check_numbers(part_of(results[k], q * n, n), whole, q, (size_t)k, "a step of shards on the host");
+        for (int q = 0; q < world.size; q++) check_numbers(part_of(results[k], q * n, n), whole, q, (size_t)k, "a step on the host");
         offload_free(shards[k]);
     }
 }

@@ -216,7 +216,8 @@ static void check_linear(int N, int C, int OC) {
         matmul_forward(out.x, inp.x, w.x, biased ? bias.x : NULL, N, C, OC);
         expect_tensor(biased ? "matmul_forward with a bias" : "matmul_forward", out.x, biased ? with_bias : product, n, sum_error(C));
         matmul_forward_fp32(sums, inp.x, w.x, biased ? bias.x : NULL, N, C, OC);
-        expect_floats(biased ? "matmul_forward_fp32 with a bias" : "matmul_forward_fp32", sums, biased ? with_bias : product, n, sum_error(C));
+        expect_floats(biased ? "matmul_forward_fp32 with a bias" : "matmul_forward_fp32", sums, biased ? with_bias : product, n,
+                      sum_error(C));
         if (!NEEDS_MASTER) assert_memory_equal(sums, out.x, n * sizeof(float));
     }
     matmul_gelu_forward(out.x, pre.x, inp.x, w.x, bias.x, N, C, OC);

@@ -94,8 +94,8 @@ TEST(launchers_that_disagree_are_named_and_so_is_the_variable_of_a_bad_or_missin
 
 // ---- words ----
 TEST(ranks_in_words) {
-    static const char* const cases[][2] = { { "....", "no rank" }, { "..x.", "rank 2" }, { "x..x", "ranks 0 and 3" }, { "xx..", "ranks 0-1" },
-        { "xxxx", "ranks 0-3" }, { "xxx..x.x", "ranks 0-2, 5 and 7" }, { "x.x.xx", "ranks 0, 2 and 4-5" } };
+    static const char* const cases[][2] = { { "....", "no rank" }, { "..x.", "rank 2" }, { "x..x", "ranks 0 and 3" },
+        { "xx..", "ranks 0-1" }, { "xxxx", "ranks 0-3" }, { "xxx..x.x", "ranks 0-2, 5 and 7" }, { "x.x.xx", "ranks 0, 2 and 4-5" } };
     for (size_t i = 0; i < COUNT(cases); i++) {
         bool in[32];
         char text[64];
