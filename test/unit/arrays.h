@@ -4,7 +4,6 @@
 #include "../../llmc/base/precision.h"
 #include "../../llmc/base/rng.h"
 #include "unit.h"
-#include <math.h>
 
 #define F32_ROUNDING 0x1p-24 // half a unit in the last place, relative; below, that of floatX
 #define ROUNDING (FLOATX_DTYPE == DTYPE_F32 ? 0x1p-24 : FLOATX_DTYPE == DTYPE_BF16 ? 0x1p-8 : 0x1p-11)
@@ -59,10 +58,6 @@ static inline double largest(const double* d, size_t n) {
     double m = 0;
     for (size_t i = 0; i < n; i++) m = fmax(m, fabs(d[i]));
     return m;
-}
-// |got - want| <= tolerance; NaN fails
-static inline void expect_near(const char* what, double got, double want, double tolerance) {
-    if (!(fabs(got - want) <= tolerance)) fail_msg("%s: got %.9g, want %.9g within %.3g", what, got, want, tolerance);
 }
 static inline uint64_t hash_bytes(uint64_t h, const void* p, size_t n) {
     for (size_t i = 0; i < n; i++) h = (h ^ ((const unsigned char*)p)[i]) * 1099511628211ull;

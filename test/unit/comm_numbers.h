@@ -2,9 +2,10 @@
 #ifndef TEST_COMM_NUMBERS_H
 #define TEST_COMM_NUMBERS_H
 #include "../../llmc/comm/comm.h"
+#include "claims.h"
 
 static const CommType types[] = { COMM_F32, COMM_BF16, COMM_F16, COMM_F64, COMM_BYTE };
-enum { NUM_TYPES = sizeof types / sizeof types[0], NUM_SUMMED = 4 };
+enum { NUM_TYPES = COUNT(types), NUM_SUMMED = 4 };
 
 static inline double element_get(const void* p, size_t i, CommType t) {
     float x;

@@ -19,6 +19,7 @@ NaN before they are written.
 #define TEST_CUDA_BOTH_H
 #include "../../llmc/base/rng.h"
 #include "../../llmc/device/device_api.h"
+#include "claims.h"
 #include <algorithm>
 #include <omp.h>
 #include <string_view>
@@ -233,34 +234,34 @@ inline constexpr auto not_compared = [](const char*, const auto&) {};
 // ---- tests ----
 // TEST(a_claim) { ... } is run by main(), in the order of the file. -DONLY='",a_claim,another,"' leaves other tests out of the
 // program, which then compiles faster.
-static std::vector<std::pair<const char*, void (*)(void)>> all_tests;
 #ifndef ONLY
 #define ONLY ""
 #endif
 constexpr bool is_wanted(std::string_view name) { return *ONLY == 0 || std::string_view(ONLY).find(name) != std::string_view::npos; }
 #define TEST(name) \
     static void test_##name(void); \
-    [[maybe_unused]] static const bool registered_##name = [] { \
-        if constexpr (is_wanted("," #name ",")) all_tests.push_back({ #name, test_##name }); \
-        return true; \
-    }(); \
+    __attribute__((constructor)) static void register_##name(void) { \
+        if constexpr (is_wanted("," #name ",")) claim_add(#name, test_##name, __COUNTER__); \
+    } \
     static void test_##name(void)
 
+void before_each(void) __attribute__((weak)); // may prepare both sides (start_both) before a test
 // The program's arguments: [quick] [PART OF A NAME...]. Results as TAP; returns main's result.
 static inline int run_tests(int argc, char** argv) {
     quick = argc > 1 && strcmp(argv[1], "quick") == 0;
     cpu::device_init(0, 1);
     omp_set_num_threads(1); // a race detector does not see how OpenMP's threads wait for each other
     int tests = 0, failures = 0;
-    for (auto [name, test] : all_tests) {
+    for (const Claim* c = claims; c < claims + num_claims; c++) {
         bool wanted = argc <= 1 + quick;
-        for (int k = 1 + quick; k < argc; k++) wanted |= strstr(name, argv[k]) != NULL;
+        for (int k = 1 + quick; k < argc; k++) wanted |= strstr(c->name, argv[k]) != NULL;
         if (!wanted) continue;
         failures_in_test = 0;
-        test();
+        if (before_each) before_each();
+        c->run();
         free_all();
         failures += failures_in_test > 0;
-        printf("%s %d - %s, " FLOATX_NAME "\n", failures_in_test ? "not ok" : "ok", ++tests, name);
+        printf("%s %d - %s, " FLOATX_NAME "\n", failures_in_test ? "not ok" : "ok", ++tests, c->name);
         fflush(stdout);
     }
     require(tests > 0, "no test has such a name");

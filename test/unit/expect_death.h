@@ -40,7 +40,7 @@ static inline RunningChild child_start(void) { // pid is 0 in the child
     assert_true(c.pid >= 0);
     if (c.pid > 0) return c;
     const int caught[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGSYS }; // by cmocka, whose handlers belong to the parent
-    for (size_t i = 0; i < sizeof caught / sizeof caught[0]; i++) signal(caught[i], SIG_DFL);
+    for (size_t i = 0; i < COUNT(caught); i++) signal(caught[i], SIG_DFL);
     on_exit(child_leave, NULL);
     dup2(fileno(c.out), STDOUT_FILENO);
     dup2(fileno(c.err), STDERR_FILENO);
@@ -53,7 +53,6 @@ static inline Child child_end(RunningChild c) {
 }
 // What a child does with this statement, which may use the test's variables. Getting to its end is exit(0).
 #define child_does(...) ({ RunningChild c_ = child_start(); if (c_.pid == 0) { __VA_ARGS__; exit(0); } child_end(c_); })
-static inline Child child_run(void (*function)(void*), void* argument) { return child_does(function(argument)); }
 
 static inline void child_free(Child* c) {
     free(c->out);
@@ -61,29 +60,33 @@ static inline void child_free(Child* c) {
 }
 
 static inline void child_has_died(Child c, const char* const* phrases) {
-    bool as_expected = c.status == 1 && strncmp(c.err, "error: ", 7) == 0 && strchr(c.err, '\n') == c.err + strlen(c.err) - 1;
-    while (as_expected && *phrases && strstr(c.err, *phrases)) phrases++;
-    as_expected = as_expected && *phrases == NULL;
-    if (!as_expected) print_error("status %d, stderr: %s\n", c.status, c.err);
-    if (!as_expected && *phrases) print_error("expected in it: %s\n", *phrases);
+    bool one_error = c.status == 1 && strncmp(c.err, "error: ", 7) == 0 && strchr(c.err, '\n') == c.err + strlen(c.err) - 1;
+    while (*phrases && strstr(c.err, *phrases)) phrases++;
+    if (!one_error || *phrases) fail_msg("status %d, stderr: %s\nexpected in it: %s", c.status, c.err, *phrases ? *phrases : "an error");
     child_free(&c);
-    assert_true(as_expected);
 }
 // The statement must end a child with status 1 and one line of error that contains each of the phrases.
 #define expect_error(statement, ...) do { \
         const char* const phrases_[] = { __VA_ARGS__, NULL }; \
         child_has_died(child_does(statement), phrases_); \
     } while (0)
-#define expect_death(function, argument, ...) expect_error(function(argument), __VA_ARGS__)
 
 // The statement must come to its end in a child.
 static inline void child_has_lived(Child c) {
-    if (c.status != 0) print_error("status %d: %s%s\n", c.status, c.out, c.err);
-    int status = c.status;
+    if (c.status != 0) fail_msg("status %d: %s%s", c.status, c.out, c.err);
     child_free(&c);
-    assert_int_equal(status, 0);
 }
 #define expect_success(...) child_has_lived(child_does(__VA_ARGS__))
+
+
+// The statement must come to its end in a child that prints this, and no error.
+static inline void child_has_said(Child c, const char* text) {
+    if (c.status != 0) fail_msg("status %d: %s", c.status, c.err);
+    assert_string_equal(c.out, text);
+    assert_string_equal(c.err, "");
+    child_free(&c);
+}
+#define expect_output(text, ...) child_has_said(child_does(__VA_ARGS__), text)
 
 // Ends a test that cannot run on this machine.
 #define skip_test(reason) do { print_message("# skipped: %s\n", reason); return; } while (0)

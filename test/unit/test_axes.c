@@ -2,41 +2,32 @@
 #include "../../llmc/parallel/axes.h"
 #include "expect_death.h"
 
-TEST(all_axes_may_be_named_in_any_order) {
-    static const char* const texts[] = { "dp=2,tp=3,pp=4", "dp=2,pp=4,tp=3", "tp=3,dp=2,pp=4", "tp=3,pp=4,dp=2", "pp=4,dp=2,tp=3",
-                                         "pp=4,tp=3,dp=2" };
-    for (int i = 0; i < 6; i++) {
-        Axes a = axes_choose(texts[i], 24);
-        assert_true(a.size[MESH_DP] == 2 && a.size[MESH_TP] == 3 && a.size[MESH_PP] == 4 && a.pp_outside == (i >= 3));
-    }
-}
-
-TEST(an_axis_that_is_not_named_takes_what_is_left_or_has_one_rank) {
-    static const struct { const char* text; int N, dp, tp, pp; } rows[] = {
-        { "", 8, 8, 1, 1 }, { "tp=2", 8, 4, 2, 1 }, { "pp=8", 8, 1, 1, 8 }, { "pp=2,tp=2", 8, 2, 2, 2 }, { "dp=2,tp=2", 8, 2, 2, 2 },
-        { "dp=2,pp=2", 8, 2, 2, 2 }, { "dp=8", 8, 8, 1, 1 }, { "dp=1,tp=1", 1, 1, 1, 1 } };
-    for (int i = 0; i < 8; i++) {
+TEST(axes_may_be_named_in_any_order_and_one_that_is_not_takes_what_is_left_or_has_one_rank) {
+    static const struct { const char* text; int N, dp, tp, pp; bool pp_outside; } rows[] = { // of dp, also where dp is not named
+        { "dp=2,tp=3,pp=4", 24, 2, 3, 4, false }, { "dp=2,pp=4,tp=3", 24, 2, 3, 4, false }, { "tp=3,dp=2,pp=4", 24, 2, 3, 4, false },
+        { "tp=3,pp=4,dp=2", 24, 2, 3, 4, true }, { "pp=4,dp=2,tp=3", 24, 2, 3, 4, true }, { "pp=4,tp=3,dp=2", 24, 2, 3, 4, true },
+        { "", 8, 8, 1, 1, false }, { "tp=2", 8, 4, 2, 1, false }, { "pp=8", 8, 1, 1, 8, false }, { "pp=2,tp=2", 8, 2, 2, 2, false },
+        { "dp=2,tp=2", 8, 2, 2, 2, false }, { "dp=2,pp=2", 8, 2, 2, 2, false }, { "dp=8", 8, 8, 1, 1, false },
+        { "dp=1,tp=1", 1, 1, 1, 1, false } };
+    for (size_t i = 0; i < COUNT(rows); i++) {
         Axes a = axes_choose(rows[i].text, rows[i].N);
-        assert_true(a.size[MESH_DP] == rows[i].dp && a.size[MESH_TP] == rows[i].tp && a.size[MESH_PP] == rows[i].pp);
-        assert_false(a.pp_outside); // dp is outside, also where it is not named
+        bool same = a.size[MESH_DP] == rows[i].dp && a.size[MESH_TP] == rows[i].tp && a.size[MESH_PP] == rows[i].pp;
+        if (!same || a.pp_outside != rows[i].pp_outside) fail_msg("%s of %d ranks is another mesh", rows[i].text, rows[i].N);
     }
 }
 
-TEST(what_is_no_mesh_is_refused) {
+TEST(what_is_no_mesh_or_none_of_these_ranks_is_refused) {
     static const char* const texts[] = { "2", "dp", "dp=", "dp=0", "dp=-2", "dp=2;tp=2", "dp=2,", ",dp=2", "dp=2 ,tp=2", "DP=2", "cp=2",
                                          "dp=2x", "dp=99999999999999999999", "dpx=2", "tp==2" };
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+    for (size_t i = 0; i < COUNT(texts); i++)
         expect_error(axes_choose(texts[i], 8), "--mesh wants numbers of ranks for some of dp, tp and pp", texts[i]);
-    expect_error(axes_choose("dp=2,tp=2,dp=2", 8), "--mesh", "names dp twice");
-}
-
-TEST(what_is_no_mesh_of_these_ranks_is_refused) {
     static const char* const rows[][2] = {
+        { "dp=2,tp=2,dp=2", "names dp twice" },
         { "dp=2,tp=2,pp=1", "is a mesh of 4 ranks, and 8 were started; start 4" },
         { "dp=2,tp=2,pp=4", "is a mesh of 16 ranks, and 8 were started" },
         { "tp=3", "3 does not divide 8 ranks" }, { "tp=16", "16 does not divide 8 ranks" },
         { "tp=1048576,pp=1048576", "1099511627776 does not divide 8 ranks" }, { "dp=4", "leaves 2 ranks, and names neither tp nor pp" } };
-    for (int i = 0; i < 6; i++) expect_error(axes_choose(rows[i][0], 8), "--mesh", rows[i][1]);
+    for (size_t i = 0; i < COUNT(rows); i++) expect_error(axes_choose(rows[i][0], 8), "--mesh", rows[i][1]);
 }
 
 // Every rank has a place of its own, and the place the rank.

@@ -34,21 +34,11 @@ void before_all(void) {
 void after_each(void) { remove_tree(out); }
 
 // ---- a run whose tensors are functions of the step ----
-
 static TrainState state_at(long long step, DType dtype) {
     static char options[] = "{\"lr\":0.1,\"model\":\"d2\"}";
-    TrainState s;
-    memset(&s, 0, sizeof s);
-    s.config = config;
-    s.dtype = dtype;
-    s.has_optimizer = true;
-    s.step = step;
-    s.epoch = 3; s.position = 17;
-    s.adamw_t = step - 1;
-    s.loss_scale = 65536.5;
-    s.good_steps = step / 2;
-    s.seed = 1337; s.seq_len = 3;
-    s.options = options;
+    static TrainState s; // without bytes between its fields that are not set
+    s = (TrainState){ .config = config, .dtype = dtype, .has_optimizer = true, .step = step, .epoch = 3, .position = 17, .seed = 1337,
+                      .adamw_t = step - 1, .loss_scale = 65536.5, .good_steps = step / 2, .seq_len = 3, .options = options };
     return s;
 }
 
@@ -61,12 +51,11 @@ static float value_at(CheckpointPart part, int u, size_t k, long long step, DTyp
 }
 
 static void write_range(CheckpointWriter* w, CheckpointPart part, int u, size_t begin, size_t end) {
-    float* values = (float*)xcalloc(end - begin, sizeof(float));
-    void* host = xcalloc(end - begin, sizeof(float));
+    FREED float* values = (float*)xcalloc(end - begin, sizeof(float));
+    FREED void* host = xcalloc(end - begin, sizeof(float));
     for (size_t k = begin; k < end; k++) values[k - begin] = value_at(part, u, k, w->state.step, w->state.dtype);
     convert_dtype(host, part == CHECKPOINT_MODEL ? w->state.dtype : DTYPE_F32, values, DTYPE_F32, end - begin);
     checkpoint_write_unit(w, part, u, begin, end, host);
-    free(values); free(host);
 }
 
 // shards: the number of writers that each have a file; 0: a full checkpoint.
@@ -118,13 +107,12 @@ static void save(const Save* save) {
 
 static void save_in_shards(long long step, long long keep, DType dtype, int shards) {
     Save s = { step, keep, dtype, shards };
-    Child c = child_does(save(&s));
-    assert_string_equal(c.err, "");
-    child_has_lived(c);
+    expect_output("", save(&s));
 }
 static void save_step(long long step, long long keep, DType dtype) { save_in_shards(step, keep, dtype, 0); }
 
 // Paths under --out and in step 2, which stay valid for a few calls.
+#define in_out_step(step) in_folder("out/step_%08lld", step)
 #define in_out(name) in_folder("out/%s", name)
 #define in_step_2(name) in_folder("out/step_00000002/%s", name)
 
@@ -151,7 +139,7 @@ static void load(const char* path) {
     CheckpointReader r;
     checkpoint_open(&r, path);
     size_t wrong = count_wrong(&r);
-    checkpoint_close(&r);
+    checkpoint_close(&r); // compares checksums
     if (wrong > 0) exit(2);
 }
 
@@ -166,10 +154,9 @@ static void replace_step_2(const char* name, const char* text, size_t n) {
 }
 
 // ---- round trips ----
-
 static void what_is_saved_comes_back_for(DType d, int shards) {
     save_in_shards(2, 0, d, shards);
-    CheckpointReader r;
+    FREED_BY(checkpoint_close) CheckpointReader r;
     checkpoint_open(&r, step_2);
     assert_string_equal(r.state.options, "{\"lr\":0.10000000000000001,\"model\":\"d2\"}");
     TrainState expected = state_at(2, d);
@@ -178,16 +165,14 @@ static void what_is_saved_comes_back_for(DType d, int shards) {
     assert_memory_equal(&r.state, &expected, sizeof expected);
     assert_int_equal(count_wrong(&r), 0);
     for (int part = 0; part < CHECKPOINT_PARTS; part++) assert_int_equal(r.elements[part], gpt2_num_parameters(config));
-    checkpoint_close(&r);
 }
 TEST(what_is_saved_comes_back_without_the_padding) {
     static const int shard_counts[] = { 7, 3, 2, 1, 0 };
     for (int k = 0; k < 5; k++) for (DType d = DTYPE_F32; d <= DTYPE_F16; d++) what_is_saved_comes_back_for(d, shard_counts[k]);
-    SafeTensors s;
+    FREED_BY(safetensors_close) SafeTensors s;
     safetensors_open(&s, in_step_2("model.safetensors"), "");
     const SafeTensor* wte = safetensors_find(&s, "wte");
     assert_true(wte->shape[0] == (size_t)config.V && wte->shape[1] == (size_t)config.C);
-    safetensors_close(&s);
 }
 
 // `out` must have entries of these names, hidden ones included, in order.
@@ -218,14 +203,12 @@ TEST(weights_at_a_path_of_their_own_remove_no_steps_and_resume_no_run) {
 }
 
 // ---- names, and which checkpoints stay ----
-
 static void assert_newest(const char* name) {
-    char* newest = checkpoint_newest(out);
+    FREED char* newest = checkpoint_newest(out);
     if (name == NULL) { assert_null(newest); return; }
     assert_non_null(newest);
     assert_string_equal(path_name(newest), name);
     assert_loads(newest);
-    free(newest);
 }
 
 TEST(only_the_newest_stay) {
@@ -251,7 +234,6 @@ TEST(folders_that_are_not_ours_stay) {
 }
 
 // ---- damage ----
-
 static size_t file_size(const char* path) {
     struct stat info;
     assert_int_equal(stat(path, &info), 0);
@@ -280,11 +262,9 @@ static void flipped_bits_are_noticed(const char* const* files, int count, int fi
             size_t place = k < 8 ? k : k + philox(3, (uint64_t)f, k).x[0] % size_min(stride, size - k);
             int bit = (int)(philox(4, (uint64_t)f, k).x[0] % 8);
             flip_bit(path, place, bit);
-            Child c = child_does(load(step_2));
+            FREED_BY(child_free) Child c = child_does(load(step_2));
             bool noticed = c.status == 1 && strstr(c.err, step_2) != NULL;
-            if (!noticed) print_error("%s: bit %d of byte %zu: status %d: %s\n", files[f], bit, place, c.status, c.err);
-            assert_true(noticed);
-            child_free(&c);
+            if (!noticed) fail_msg("%s: bit %d of byte %zu: status %d: %s", files[f], bit, place, c.status, c.err);
             flip_bit(path, place, bit);
         }
         if (f < first_tensors) continue;
@@ -305,7 +285,6 @@ TEST(any_flipped_bit_is_noticed_also_of_a_shard) {
 }
 
 // ---- sharded checkpoints ----
-
 TEST(there_may_be_more_shards_than_open_files) {
     struct rlimit few = { 20, 20 };
     save_in_shards(2, 0, DTYPE_F32, 40); // some of which are empty
@@ -315,18 +294,17 @@ TEST(there_may_be_more_shards_than_open_files) {
 // Replaces one text in a header by another, and adjusts the header's length.
 static void edit_header(const char* name, const char* old, const char* new) {
     size_t n;
-    char* file = read_step_2(name, &n);
+    FREED char* file = read_step_2(name, &n);
     uint64_t length, edited_length;
     memcpy(&length, file, 8);
-    char *header = format_string("%.*s", (int)length, file + 8), *edited = replaced(header, old, new);
+    FREED char *header = format_string("%.*s", (int)length, file + 8), *edited = replaced(header, old, new);
     edited_length = strlen(edited);
     size_t data = n - 8 - length;
-    char* whole = xcalloc(8 + edited_length + data, 1);
+    FREED char* whole = xcalloc(8 + edited_length + data, 1);
     memcpy(whole, &edited_length, 8);
     memcpy(whole + 8, edited, edited_length);
     memcpy(whole + 8 + edited_length, file + 8 + length, data);
     replace_step_2(name, whole, 8 + edited_length + data);
-    free(whole); free(edited); free(header); free(file);
 }
 
 #define FIRST "model-00001-of-00002.safetensors"
@@ -354,9 +332,9 @@ TEST(every_piece_of_a_shard_is_checked) {
     };
     static const char* const no_pieces[] = { "wtf[0:8]", "wt[0:8]", "wte[0:8", "wte[0:8] ", "wte[+0:8]", "wte[00:8]", "wte[8:0]",
                                              "wte[-8:0]", "wte[32:18446744073709551616]", "wte[", "wte", "m.wte[0:8]" };
-    for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++)
+    for (size_t i = 0; i < COUNT(edits); i++)
         expect_edit_refused(edits[i][0], edits[i][1], edits[i][2], edits[i][3], edits[i][4]);
-    for (size_t i = 0; i < sizeof no_pieces / sizeof no_pieces[0]; i++) {
+    for (size_t i = 0; i < COUNT(no_pieces); i++) {
         char says[64];
         snprintf(says, sizeof says, "'%s' is not in", no_pieces[i]);
         expect_edit_refused(FIRST, "wte[0:8]", no_pieces[i], FIRST, says);
@@ -366,16 +344,14 @@ TEST(every_piece_of_a_shard_is_checked) {
 // Each edit of a file of step 2 must be noticed: old text, new text, and the phrase of the error.
 static void expect_edits_noticed(const char* name, const char* const edits[][3], size_t count) {
     size_t n;
-    char* good = read_step_2(name, &n);
+    FREED char* good = read_step_2(name, &n);
     for (size_t i = 0; i < count; i++) {
-        char* text = replaced(good, edits[i][0], edits[i][1]);
+        FREED char* text = replaced(good, edits[i][0], edits[i][1]);
         replace_step_2(name, text, strlen(text));
         expect_no_load(step_2, in_step_2(name), edits[i][2]);
-        free(text);
     }
     replace_step_2(name, good, n);
     assert_loads(step_2);
-    free(good);
 }
 
 TEST(an_index_that_differs_from_its_files_is_noticed) {
@@ -389,14 +365,13 @@ TEST(an_index_that_differs_from_its_files_is_noticed) {
         { "\"weight_map\"", "\"map\"", "is in no file" }, { "{", "[", "is not valid JSON" },
     };
     save_in_shards(2, 0, DTYPE_F32, 2);
-    expect_edits_noticed("model.safetensors.index.json", edits, sizeof edits / sizeof edits[0]);
+    expect_edits_noticed("model.safetensors.index.json", edits, COUNT(edits));
     size_t n;
-    char* good = read_step_2("model.safetensors.index.json", &n);
+    FREED char* good = read_step_2("model.safetensors.index.json", &n);
     for (size_t cut = 0; cut < n; cut += n / 7) {
         replace_step_2("model.safetensors.index.json", good, cut);
         expect_no_load(step_2, step_2, "model.safetensors.index.json: line ", "is not valid JSON");
     }
-    free(good);
 }
 
 TEST(a_missing_or_truncated_shard_is_named) {
@@ -451,7 +426,6 @@ TEST(what_is_written_must_be_the_whole) {
 }
 
 // ---- state.json ----
-
 TEST(every_field_of_the_state_is_checked) {
     static const char* const edits[][3] = {
         { "\"format\"", "\"kind\"", "is not the state of a shard.c checkpoint" },
@@ -481,21 +455,18 @@ TEST(every_field_of_the_state_is_checked) {
         { "\"position\": 17", "\"position\": 18", "does not match its own checksum: it was damaged or edited" },
     };
     save_step(2, 0, DTYPE_F32);
-    expect_edits_noticed("state.json", edits, sizeof edits / sizeof edits[0]);
+    expect_edits_noticed("state.json", edits, COUNT(edits));
 }
 
 // ---- folders that are something else ----
-
 // Puts a file with one tensor in the place of step 2's model.
 static void replace_model(const char* tensor) {
     const char* path = in_step_2("model.safetensors");
     SafeTensor wanted = safetensor_wanted((char*)(uintptr_t)tensor, DTYPE_F32, 10, 4);
-    json_t* metadata = json_pack("{s:s}", "format", "pt");
-    SafeTensors s;
+    FREED_BY(json_decrefp) json_t* metadata = json_pack("{s:s}", "format", "pt");
+    FREED_BY(safetensors_close) SafeTensors s;
     unlink(path);
     assert_true(safetensors_create(&s, path, &wanted, 1, metadata));
-    safetensors_close(&s);
-    json_decref(metadata);
 }
 
 TEST(other_things_are_called_by_their_name) {
@@ -511,7 +482,6 @@ TEST(other_things_are_called_by_their_name) {
 }
 
 // ---- full disks and errors of the file system ----
-
 static rlim_t room; // no file may be longer
 static void save_with_little_room(const Save* s) {
     signal(SIGXFSZ, SIG_IGN); // otherwise the limit would kill the process; a full disk only gives an error
@@ -527,7 +497,7 @@ static void any_file_may_fail(int shards, const char* const* files, int count) {
     save_step(1, 1, DTYPE_F32);
     Save second = { 2, 1, DTYPE_F32, shards };
     for (room = 500; !is_saved; room += 250) {
-        Child c = child_does(save_with_little_room(&second));
+        FREED_BY(child_free) Child c = child_does(save_with_little_room(&second));
         is_saved = c.status == 0;
         if (!is_saved) {
             assert_entries("step_00000001");
@@ -536,7 +506,6 @@ static void any_file_may_fail(int shards, const char* const* files, int count) {
             assert_true(said && strstr(said, step_1));
         }
         for (int f = 0; f < count; f++) failed[f] = failed[f] || strstr(c.err, files[f]) != NULL;
-        child_free(&c);
     }
     for (int f = 0; f < count; f++) if (!failed[f]) fail_msg("%s always fitted", files[f]);
     assert_newest("step_00000002");
@@ -547,7 +516,6 @@ TEST(a_save_that_has_no_room_leaves_the_last_good_checkpoint) {
 }
 
 // ---- crashes ----
-
 static int crash_before; // the system call, counted from 1, before which the process is killed; 0: none
 static void crash_point(void) { if (crash_before > 0 && --crash_before == 0) kill(getpid(), SIGKILL); }
 
@@ -563,20 +531,15 @@ static void save_twice_and_crash(int shards, int call) {
 
 // No step that was reported safe is lost, and every folder with a checkpoint's name is complete.
 static void assert_nothing_is_lost(void) {
-    char* newest = checkpoint_newest(out);
+    FREED char* newest = checkpoint_newest(out);
     assert_non_null(newest);
     const char* name = path_name(newest);
     long long found = checkpoint_name_step(name, name[0] == '.' ? CHECKPOINT_REPLACED : "");
     assert_true(found == *safe || found == *safe + 1);
     assert_loads(newest);
-    long long* steps;
+    FREED long long* steps;
     int count = checkpoint_list(out, "", &steps);
-    for (int i = 0; i < count; i++) {
-        char* path = format_string("%s/step_%08lld", out, steps[i]);
-        assert_loads(path);
-        free(path);
-    }
-    free(steps); free(newest);
+    for (int i = 0; i < count; i++) assert_loads(in_out_step(steps[i]));
 }
 
 static void crashes_lose_nothing(int shards, int least_calls) {
@@ -586,10 +549,9 @@ static void crashes_lose_nothing(int shards, int least_calls) {
         save_step(1, 0, DTYPE_F32);
         *safe = 1;
         call++; // here, because a child has variables of its own
-        Child c = child_does(save_twice_and_crash(shards, call));
+        FREED_BY(child_free) Child c = child_does(save_twice_and_crash(shards, call));
         was_killed = c.status == 1000 + SIGKILL;
         if (!was_killed) assert_int_equal(c.status, 0);
-        child_free(&c);
         assert_nothing_is_lost();
         for (long long step = 2; step <= 3; step++) save_in_shards(step, 1, DTYPE_F32, shards); // the same step again, and the next
         assert_entries("step_00000003"); // they have cleaned up

@@ -17,7 +17,7 @@ static double largest_float(const float* x, size_t n) {
     return m;
 }
 static const size_t lengths[] = { 1, 2, 31, 33, 255, 256, 257, 1000, 40001 };
-#define LENGTHS ((int)(sizeof lengths / sizeof lengths[0]))
+#define LENGTHS ((int)(COUNT(lengths)))
 
 // ---- 16 bits ----
 // The numbers are so small that fp16 loses most of their digits where they are not multiplied.

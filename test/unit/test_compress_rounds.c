@@ -3,6 +3,7 @@
 #include "../../llmc/parallel/compress_methods.h"
 #include "comm_numbers.h"
 #include "unit.h"
+#include "world_alone.h"
 
 enum { MOST_RANKS = 4, BUCKETS = 2, MOST_OPS = 8 };
 static const size_t rows[BUCKETS] = { 37, 20 }, cols[BUCKETS] = { 24, 50 }; // 4 blocks: of 3 ranks, one has no part
@@ -206,16 +207,11 @@ TEST(errors_follow_the_loss_scale) {
     ranks_close();
 }
 
-// A world of one rank, whose arrays are too small to share among threads.
 void before_all(void) {
-    CommOptions o = { .timeout = 60, .out = "" };
-    LayerShapes shapes = { 1, 16, 64, 1, 128, 1 };
-    device_init(0, 1);
-    omp_set_num_threads(1);
-    layers_init(shapes);
-    comm_init(&world, &o, ranks_alone(), &control);
+    world_alone(&world, &control);
+    layers_init((LayerShapes){ 1, 16, 64, 1, 128, 1 });
 }
 void after_all(void) {
-    comm_free(&world); layers_free();
-    device_shutdown();
+    layers_free();
+    world_end(&world);
 }

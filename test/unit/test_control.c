@@ -7,7 +7,6 @@
 #include <sys/mman.h>
 
 // ---- a team of processes ----
-
 #define MOST 8
 #define LONG 1800.0 // seconds that no wait takes
 #define HUNG 100    // seconds after which a rank is killed, and its test fails
@@ -95,7 +94,6 @@ static void* referee(void* control) {
 }
 
 // ---- operations that move nothing: the log entries that comm.h would make ----
-
 // A collective of all ranks of the team, which exists only in the log.
 static void issue_and_finish(Control* c, const char* collective, int peer) {
     OpRecord op = flight_recorder_issue(&c->recorder, "world", collective, 1000, "fp32", peer);
@@ -130,7 +128,6 @@ static void two_steps(Control* c) {
 }
 
 // ---- how teams end ----
-
 static void be_rank(Control* c, int rank) {
     pthread_t thread;
     join(c, rank, team->size);
@@ -220,7 +217,6 @@ static char* last_operations(int rank) {
 }
 
 // ---- small messages and decisions ----
-
 static void run_ahead(Control* c) { // of rank 0, which answers nothing
     ControlBytes parts[MOST];
     for (int round = 0; round < 50; round++) {
@@ -278,7 +274,6 @@ TEST(an_answer_that_is_too_long_ends_every_rank) {
 }
 
 // ---- what must be the same on all ranks ----
-
 // Of three units the last may be in parts: ranks that are 2 apart then hold the same. From rank `differs` on one unit is another.
 static int parts, differs;
 static void compare_units(Control* c) {
@@ -342,7 +337,6 @@ TEST(the_checksum_of_device_memory_does_not_depend_on_the_scratch) {
 }
 
 // ---- further good runs ----
-
 static void be_slow(Control* c, int rank) {
     join(c, rank, team->size);
     usleep((unsigned)rank * 100000);
@@ -369,7 +363,6 @@ static void issue_in_two_threads(Control* c) {
 TEST(any_thread_may_note_operations_while_the_watchdog_reads) { team(3, .work = issue_in_two_threads); }
 
 // ---- death ----
-
 __attribute__((no_sanitize("undefined")))
 static void crash(Control* c) {
     volatile int* volatile nowhere = NULL;
@@ -430,7 +423,6 @@ TEST(places_are_whole_and_of_this_run) {
 }
 
 // ---- ranks that leave, by an error of their own ----
-
 static void err(Control* c) { die("rank %d is in trouble", c->ranks.rank); }
 static void* err_in_thread(void* control) {
     err((Control*)control);
@@ -483,12 +475,11 @@ TEST(ranks_that_wait_for_one_that_left_are_not_given_the_time_to_err) {
 TEST(the_time_to_err_is_a_number_of_seconds) {
     static const char* const wrong[] = { "", "x", "1x", "-1", "nan", "1e9" };
     expect_success(setenv("SHARD_LEAVE_SECONDS", "0.25", 1); ensure(control_leave_seconds() == 0.25));
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+    for (size_t i = 0; i < COUNT(wrong); i++)
         expect_error(setenv("SHARD_LEAVE_SECONDS", wrong[i], 1); control_leave_seconds(), "must be seconds from 0 to 3600, not '");
 }
 
 // ---- hanging ----
-
 static void hang_0_and_3(Control* c) {
     if (c->ranks.rank % 3 == 0) hang(c);
     wait_forever(c, "world", "broadcast", 5000, 0);
@@ -624,7 +615,6 @@ TEST(small_messages_decisions_and_the_end_have_the_same_deadline) {
 }
 
 // ---- SIGTERM, which launchers send to the rest when one rank has ended ----
-
 // No watchdog acts before all ranks have got their signals.
 static void be_told(Control* c) {
     bool dies = team->status == KILLED && c->ranks.rank == team->harmed;
@@ -652,7 +642,6 @@ TEST(being_told_to_end_because_another_died_leaves_time_to_say_so) {
 }
 
 // ---- the file of last operations ----
-
 static void die_while_others_wait(Control* c) {
     two_steps(c);
     if (c->ranks.rank == 1) {
@@ -668,16 +657,15 @@ TEST(every_survivor_writes_its_last_operations) {
          .says = { "rank 1 has died", "continue from the last checkpoint with --resume", "last operations: /tmp/shard_test_",
                    "(build/ranks compares them)" });
     for (int r = 0; r < 3; r += 2) { // rank 1 could not write anything
-        char who[64], *text = last_operations(r);
+        FREED char* text = last_operations(r);
+        char who[64];
         snprintf(who, sizeof who, " rank %d of 3 step 3 operations ", r);
         assert_non_null(strstr(text, who));
         assert_non_null(strstr(text, "\nop 2 world reduce-scatter 77 fp32 - 3 started "));
-        free(text);
     }
 }
 
 // ---- meeting ----
-
 // The time is over once the ranks that exist have joined.
 static void await_absent(Control* c, int rank) {
     if (rank > 0) join(c, rank, team->size);

@@ -13,6 +13,7 @@ OF_CPU(low_rank_apply) OF_CPU(momentum_with_error) OF_CPU(adamw_update_frozen) O
 } }
 
 static void start(void) { start_both({ 1, 1, 1, 1, 1, 1 }, COMPRESS_WORKSPACE); }
+void before_each(void) { start(); }
 // n bytes that are to be overwritten
 static Both<uint32_t> unset_bytes(size_t n) { return same_both<uint32_t>(n / 4, 0xa5a5a5a5); }
 // Some elements are 0, large, tiny, or equal in magnitude; both signs occur.
@@ -64,7 +65,6 @@ TEST(blocks) {
     }
 }
 TEST(blocks_hide_no_inf_or_nan) {
-    start();
     const size_t n = 1024;
     for (int bits : { 4, 8 }) {
         Both<float> x = made_both<float>(n, [](size_t i) {
@@ -138,7 +138,6 @@ TEST(top_k) {
     check_top_k(varied_both(140000), 15000); // blocks of several tiles
 }
 TEST(sparse_sum) {
-    start();
     const size_t n = 3000, k = 500;
     Both<uint32_t> rows = unset_bytes(3 * sparse_bytes(k));
     for (int row = 0; row < 3; row++)
@@ -181,7 +180,6 @@ TEST(low_rank) {
     check_transposed(140, 1200, 300); // it would take three chunks of rows, and the workspace has room for two
 }
 TEST(orthonormalise) {
-    start();
     NEAR(64, orthonormalise, random_both<float>(1), 1, 1);
     NEAR(64, orthonormalise, random_both<float>(7 * 3), 7, 3);
     NEAR(64, orthonormalise, random_both<float>(200 * 4, 0, 100), 200, 4);
@@ -203,7 +201,6 @@ TEST(orthonormalise) {
 
 // ---- Adam with a frozen v ----
 TEST(momentum) {
-    start();
     const size_t n = 700;
     Both<float> m = random_both<float>(n), error = random_both<float>(n), x = unset_both<float>(n), grad_scale = same_both<float>(1, 0.3f);
     Both<floatX> g = random_both(n);

@@ -15,6 +15,8 @@ static void start(int B, int T, int C, int NH, int Vp) {
                              attention_own_workspace_bytes(s), stats_workspace_bytes(s) }));
 }
 
+void before_each(void) { start(1, 1, 1, 1, 1); }
+
 // ---- embeddings ----
 // n tokens in [0,V), the first of which are the first and the last token of each part, as far as there are such.
 static Both<int> tokens_at_edges(size_t n, int V, int Vp, int parts) {
@@ -405,7 +407,6 @@ static std::vector<float> widened(const std::vector<floatX>& x) {
     return numbers<float>(x.size(), [&](size_t i) { return to_float(x[i]); });
 }
 TEST(adamw_follows_the_cpu) {
-    start(1, 1, 1, 1, 1);
     for (size_t n : { 1, 7, 8, 1000, 4099 }) {
         for (size_t no_decay : { (size_t)0, n / 3, n }) {
             Optimizer o = random_optimizer(n, 0.5f);
@@ -415,7 +416,6 @@ TEST(adamw_follows_the_cpu) {
 }
 TEST(adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit) {
     const size_t n = 2051;
-    start(1, 1, 1, 1, 1);
     Optimizer whole = random_optimizer(n, 1);
     update_range(whole, 0, n, 1001);
     for (size_t cut : { 1, 3, 17, 1024, 2050 }) {
@@ -431,7 +431,6 @@ TEST(adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit) {
 // fp32 params and widened gradients, as a sharded stage updates them; and weights that nobody needs in floatX. In fp32 params
 // are their own master.
 TEST(adamw_of_fp32_and_without_params_gives_the_master_weights_to_the_bit) {
-    start(1, 1, 1, 1, 1);
     for (size_t n : { 1, 8, 4099 }) {
         for (size_t place = 0; place < 8; place++) { // the arrays' alignment must not change the result
             bool of_fp32 = place < 4;
@@ -453,7 +452,6 @@ TEST(adamw_of_fp32_and_without_params_gives_the_master_weights_to_the_bit) {
 }
 // What --cpu-offload updates: the host's form as the GPU's compiler made it, against the CPU's layers.
 TEST(adamw_of_shards_on_the_host_gives_the_bits_of_the_cpu) {
-    start(1, 1, 1, 1, 1);
     for (size_t n : { 1, 8193, 16390 }) {
         for (size_t no_decay : { (size_t)0, (size_t)8197, n }) { // 8197: in the second slice
             Optimizer o = random_optimizer(n, 0.5f), host = o; // the host's are the vectors that o began with
@@ -471,7 +469,6 @@ TEST(adamw_of_shards_on_the_host_gives_the_bits_of_the_cpu) {
     }
 }
 TEST(adamw_changes_nothing_when_the_step_is_skipped) {
-    start(1, 1, 1, 1, 1);
     Optimizer o = random_optimizer(100, 0), before = random_optimizer(100, 0);
     o.grads.start[7] = to_floatX(NAN);
     begin_again(o.grads);
@@ -493,7 +490,6 @@ template <typename T> static void check_sum(const char* what, Sum<T> cpus, Sum<T
     expect_bits("a sum of numbers that are not aligned", result_of(other), result_of(sum));
 }
 TEST(sums_depend_on_the_number_of_elements_alone) {
-    start(1, 1, 1, 1, 1);
     for (size_t n : { 0, 1, 7, 1000, 10003, 150001 }) {
         if (quick && n > 10003) break;
         check_sum<float>("add_sum", cpu::add_sum, add_sum, n);
@@ -503,7 +499,6 @@ TEST(sums_depend_on_the_number_of_elements_alone) {
 }
 // In either type: --cpu-offload sums shards on the host.
 TEST(sums_on_the_host_have_the_bits_of_the_cpu) {
-    start(1, 1, 1, 1, 1);
     for (size_t n : { 0, 1, 1000, 33001 }) {
         Both<floatX> x = random_both(n, 0.5f);
         double narrow = host_sum_squares(x.start.data(), FLOATX_DTYPE, n);
@@ -514,7 +509,6 @@ TEST(sums_on_the_host_have_the_bits_of_the_cpu) {
 }
 // An array's alignment decides which thread reads what, and nothing else.
 TEST(arrays_are_scaled_and_added_to_the_bit_as_on_the_cpu) {
-    start(1, 1, 1, 1, 1);
     for (size_t n : { 0, 1, 7, 8, 1000, 4099 }) {
         for (size_t place = 0; place < 4; place++) {
             Both<floatX> x = random_both(n, 0, 1, place % 2), y = random_both(n, 0, 0.1f, place / 2);
@@ -527,7 +521,6 @@ TEST(arrays_are_scaled_and_added_to_the_bit_as_on_the_cpu) {
     }
 }
 TEST(clipping_follows_the_cpu_to_the_bit) {
-    start(1, 1, 1, 1, 1);
     for (double square : { 0.0, 4.0, 2.0, 1e-12, 1e12, (double)INFINITY, (double)NAN }) {
         for (float max_norm : { 0.0f, 1.0f }) {
             for (float loss_scale : { 1.0f, 1024.0f }) {
@@ -542,7 +535,6 @@ TEST(clipping_follows_the_cpu_to_the_bit) {
     }
 }
 TEST(casts_round_as_the_cpu_does) {
-    start(1, 1, 1, 1, 1);
     for (size_t offset : { 0, 1 }) {
         Both<float> wide = random_both<float>(1003, 0, 1, offset), back = unset_both<float>(1003);
         Both<floatX> narrowed = unset_both(1003);

@@ -12,6 +12,13 @@ static DataShape shape(int B, int T, long long global_batch, int rank, int ranks
     return s;
 }
 
+// A loader, which is freed at the end of its block.
+#define LOADER(d, option, path, tokenizer, shape, use) \
+    FREED_BY(dataloader_free) DataLoader d; \
+    dataloader_init(&d, option, path, tokenizer, shape, use)
+#define TRAINING(d, path, shape) LOADER(d, "--data", path, NULL, shape, DATA_TRAIN)
+#define EVALUATION(d, path, shape) LOADER(d, "--val-data", path, NULL, shape, DATA_EVAL)
+
 // ---- training ----
 // Reads one rank's part of the next global batch: the first token of each row goes to its position in windows (global_batch).
 // Every row must have consecutive tokens, and every target the token after its input.
@@ -36,15 +43,13 @@ static int* windows_of_ranks(const char* path, DataShape s, long long epoch, lon
     int* windows = xcalloc((size_t)(steps * G), sizeof(int));
     for (int i = 0; i < steps * G; i++) windows[i] = -1;
     for (s.rank = 0; s.rank < s.ranks; s.rank++) {
-        DataLoader d;
-        dataloader_init(&d, "--data", path, NULL, s, DATA_TRAIN);
+        TRAINING(d, path, s);
         dataloader_seek(&d, epoch, position);
         for (int i = 0; i < steps; i++) next_windows(&d, windows + i * G);
         long long done = position / G + steps; // on every rank the same
         assert_int_equal(d.steps_per_epoch, d.num_sequences / G);
         if (position % G == 0) assert_int_equal(d.epoch, epoch + done / d.steps_per_epoch);
         if (position % G == 0) assert_int_equal(d.position, done % d.steps_per_epoch * G);
-        dataloader_free(&d);
     }
     return windows;
 }
@@ -53,17 +58,15 @@ TEST(ranks_together_see_what_one_rank_sees_from_any_step_on) {
     static const struct { int windows, more; long long epoch, step; } cases[] = {
         { 840, 0, 0, 0 }, { 841, 1, 0, 0 }, { 1679, 2, 0, 0 }, { 2003, 3, 0, 0 }, { 3 * 840 + 17, 0, 1, 2 } // the last step of an epoch
     };
-    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+    for (size_t k = 0; k < COUNT(cases); k++) {
         const char* path = write_tokens("ranks.bin", 0, (size_t)(cases[k].windows * T + 1 + cases[k].more));
-        int* expected = windows_of_ranks(path, shape(1, T, G, 0, 1), cases[k].epoch, cases[k].step * G, STEPS);
+        FREED int* expected = windows_of_ranks(path, shape(1, T, G, 0, 1), cases[k].epoch, cases[k].step * G, STEPS);
         for (int ranks = 1; ranks <= 8; ranks++) for (int i = 0; i < 4; i++) {
             int B = (const int[]){ 1, 8, 15, G / ranks }[i];
             if (G % (ranks * B) != 0) continue;
-            int* together = windows_of_ranks(path, shape(B, T, G, 0, ranks), cases[k].epoch, cases[k].step * G, STEPS);
+            FREED int* together = windows_of_ranks(path, shape(B, T, G, 0, ranks), cases[k].epoch, cases[k].step * G, STEPS);
             assert_memory_equal(together, expected, STEPS * G * sizeof(int));
-            free(together);
         }
-        free(expected);
     }
 }
 
@@ -71,20 +74,19 @@ TEST(ranks_together_see_what_one_rank_sees_from_any_step_on) {
 static void check_epochs_of_ranks(const char* path, int n, DataShape s) {
     int G = (int)s.global_batch, share = n / G * G;
     for (int epoch = 0; epoch < 2; epoch++) {
-        int* windows = windows_of_ranks(path, s, epoch, 0, share / G);
-        char* seen = xcalloc((size_t)n, 1);
+        FREED int* windows = windows_of_ranks(path, s, epoch, 0, share / G);
+        FREED char* seen = xcalloc((size_t)n, 1);
         for (int i = 0; i < share; i++) {
             assert_in_range(windows[i] / s.T, 0, n - 1);
             assert_int_equal(seen[windows[i] / s.T]++, 0);
         }
-        free(windows); free(seen);
     }
 }
 TEST(ranks_share_no_sequence_and_do_equally_many_steps) {
     for (int ranks = 1; ranks <= 8; ranks++) for (int B = 1; B <= 3; B += 2) for (int accumulation = 1; accumulation <= 2; accumulation++) {
         int G = ranks * B * accumulation;
         const int lengths[] = { G, G + 1, 2 * G - 1, 2 * G, 3 * G + G / 2, 101 };
-        for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {
+        for (size_t k = 0; k < COUNT(lengths); k++) {
             const char* path = write_tokens("share.bin", 0, (size_t)(lengths[k] * 3 + 1) + k % 3);
             check_epochs_of_ranks(path, lengths[k], shape(B, 3, G, 0, ranks));
         }
@@ -96,21 +98,20 @@ TEST(epochs_and_seeds_have_orders_of_their_own) {
     const char* path = write_tokens("orders.bin", 0, N * 2 + 1);
     DataShape s = shape(1, 2, N, 0, 1), other = s;
     other.seed++;
-    int *two_epochs = windows_of_ranks(path, s, 0, 0, 2), *of_other = windows_of_ranks(path, other, 0, 0, 1), same = 0;
+    FREED int *two_epochs = windows_of_ranks(path, s, 0, 0, 2), *of_other = windows_of_ranks(path, other, 0, 0, 1);
+    int same = 0;
     for (int i = 0; i < N; i++) {
         same += two_epochs[i] == two_epochs[N + i];
         same += of_other[i] == two_epochs[i] || of_other[i] == two_epochs[N + i];
     }
     assert_in_range(same, 0, 15); // two random orders share one place on average
-    free(two_epochs); free(of_other);
 }
 
 TEST(a_sought_position_continues_to_the_bit) {
     enum { T = 4, G = 12, STEPS = 30 };
     const char* path = write_tokens("seek.bin", 0, 100 * T + 1); // 8 steps an epoch: into the fourth epoch
     static int windows[STEPS + 3][G], again[G];
-    DataLoader d;
-    dataloader_init(&d, "--data", path, NULL, shape(3, T, G, 0, 1), DATA_TRAIN);
+    TRAINING(d, path, shape(3, T, G, 0, 1));
     for (int i = 0; i < STEPS + 3; i++) next_windows(&d, windows[i]);
     for (int i = 0; i < STEPS; i++) {
         dataloader_seek(&d, i / 8, i % 8 * G); // in a loader that has been elsewhere
@@ -121,17 +122,15 @@ TEST(a_sought_position_continues_to_the_bit) {
             assert_memory_equal(again, windows[k], sizeof again);
         }
     }
-    dataloader_free(&d);
 }
 
 TEST(another_batch_size_continues_where_the_first_stopped) {
     const char* path = write_tokens("resize.bin", 0, 100 * 4 + 1);
-    int* epoch = windows_of_ranks(path, shape(1, 4, 100, 0, 1), 1, 0, 1);
-    int* rest = windows_of_ranks(path, shape(1, 4, 12, 0, 1), 1, 40, 6);
+    FREED int* epoch = windows_of_ranks(path, shape(1, 4, 100, 0, 1), 1, 0, 1);
+    FREED int* rest = windows_of_ranks(path, shape(1, 4, 12, 0, 1), 1, 40, 6);
     assert_memory_equal(rest, epoch + 40, 5 * 12 * sizeof(int)); // no repetition, no gap
-    int* next = windows_of_ranks(path, shape(1, 4, 12, 0, 1), 2, 0, 1);
+    FREED int* next = windows_of_ranks(path, shape(1, 4, 12, 0, 1), 2, 0, 1);
     assert_memory_equal(rest + 5 * 12, next, 12 * sizeof(int));  // what is left of 100 is less than a step
-    free(epoch); free(rest); free(next);
 }
 
 static int compare_ints(const void* a, const void* b) { return *(const int*)a - *(const int*)b; }
@@ -143,13 +142,11 @@ TEST(shards_are_read_in_the_order_of_their_names_and_windows_stay_inside) {
     write_tokens("shard_d.bin", 4000, 11);  // 1
     const char* pattern = in_folder("shard_*.bin");
     const int expected[] = { 1000, 1010, 1020, 2000, 2010, 2020, 2030, 4000 };
-    int* windows = windows_of_ranks(pattern, shape(1, T, 8, 0, 1), 0, 0, 1);
+    FREED int* windows = windows_of_ranks(pattern, shape(1, T, 8, 0, 1), 0, 0, 1);
     qsort(windows, 8, sizeof(int), compare_ints);
     assert_memory_equal(windows, expected, sizeof expected);
-    free(windows);
 
-    DataLoader d; // in evaluation the order is that of the names
-    dataloader_init(&d, "--val-data", pattern, NULL, shape(1, T, 1, 0, 1), DATA_EVAL);
+    EVALUATION(d, pattern, shape(1, T, 1, 0, 1)); // whose order is that of the names
     assert_int_equal(d.num_tokens, 97);
     const int in_order[] = { 2000, 2010, 2020, 2030, 1000, 1010, 1020, 1030, 3000, 4000 };
     const int valid[] = { 10, 10, 10, 10, 10, 10, 10, 4, 9, 10 };
@@ -159,17 +156,15 @@ TEST(shards_are_read_in_the_order_of_their_names_and_windows_stay_inside) {
         assert_int_equal(d.inputs[0], in_order[i]);
         assert_int_equal(d.valid, valid[i]);
     }
-    dataloader_free(&d);
 }
 
 // ---- evaluation ----
 // Every token except the first is a target once, in its place; padding has input 0 and target -1.
 static void check_evaluation(const char* path, int n, int B, int T, int G, int ranks) {
-    char* counted = xcalloc((size_t)n, 1);
+    FREED char* counted = xcalloc((size_t)n, 1);
     int valid = 0;
     for (int rank = 0; rank < ranks; rank++) {
-        DataLoader d;
-        dataloader_init(&d, "--val-data", path, NULL, shape(B, T, G, rank, ranks), DATA_EVAL);
+        EVALUATION(d, path, shape(B, T, G, rank, ranks));
         assert_int_equal(d.num_batches, (n - 1 + G * T - 1) / (G * T));
         for (int pass = 0; pass < 2; pass++) { // a second evaluation is the same as the first
             dataloader_seek(&d, 0, 0);
@@ -189,15 +184,13 @@ static void check_evaluation(const char* path, int n, int B, int T, int G, int r
                 valid += here;
             }
         }
-        dataloader_free(&d);
     }
     assert_int_equal(valid, 2 * (n - 1));
     for (int i = 1; i < n; i++) assert_int_equal(counted[i], 2);
-    free(counted);
 }
 TEST(evaluation_covers_every_token_once_however_few_there_are) {
     const int lengths[] = { 2, 3, 8, 9, 10, 17, 40, 65, 100 };
-    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+    for (size_t i = 0; i < COUNT(lengths); i++) {
         const char* path = write_tokens("val.bin", 0, (size_t)lengths[i]);
         for (int ranks = 1; ranks <= 8; ranks++) {
             check_evaluation(path, lengths[i], 1, 8, ranks, ranks);
@@ -208,18 +201,15 @@ TEST(evaluation_covers_every_token_once_however_few_there_are) {
 
 // ---- text ----
 TEST(text_is_tokenised_after_an_end_of_text_token) {
-    Tokenizer tokenizer;
+    FREED_BY(tokenizer_free) Tokenizer tokenizer;
     tokenizer_open(&tokenizer, "bytes");
-    const char* path = write_file("text.txt", "shard", 5);
-    DataLoader d;
     DataShape s = shape(1, 5, 1, 0, 1);
     s.V = tokenizer.vocab_size;
-    dataloader_init(&d, "--data", path, &tokenizer, s, DATA_TRAIN);
+    LOADER(d, "--data", write_file("text.txt", "shard", 5), &tokenizer, s, DATA_TRAIN);
     dataloader_next(&d);
     const int inputs[] = { tokenizer.eot, 's', 'h', 'a', 'r' }, targets[] = { 's', 'h', 'a', 'r', 'd' };
     assert_memory_equal(d.inputs, inputs, sizeof inputs);
     assert_memory_equal(d.targets, targets, sizeof targets);
-    dataloader_free(&d); tokenizer_free(&tokenizer);
 }
 
 // ---- reading ahead ----
@@ -238,8 +228,7 @@ TEST(reading_ahead_changes_nothing_whoever_is_faster) {
     for (uint64_t seed = 0; seed < 60; seed++) {
         DataShape s = shape(B, T, G, 0, 1);
         s.seed = seed;
-        DataLoader d;
-        dataloader_init(&d, "--data", path, NULL, s, DATA_TRAIN);
+        TRAINING(d, path, s);
         for (int step = 0; step < 2 * (n / G); step++) {
             uint64_t epoch = (uint64_t)(step / (n / G)), position = (uint64_t)(step % (n / G) * G);
             for (uint64_t row = 0; row < (uint64_t)G; row++) {
@@ -251,13 +240,11 @@ TEST(reading_ahead_changes_nothing_whoever_is_faster) {
                 assert_int_equal(d.inputs[row % (uint64_t)B * (uint64_t)T], window * (uint64_t)T);
             }
         }
-        dataloader_free(&d);
     }
 }
 
 TEST(what_has_been_read_is_not_waited_for_and_stays_until_the_next_step) {
-    DataLoader d;
-    dataloader_init(&d, "--data", write_tokens("buffers.bin", 0, 1001), NULL, shape(2, 10, 8, 0, 1), DATA_TRAIN);
+    TRAINING(d, write_tokens("buffers.bin", 0, 1001), shape(2, 10, 8, 0, 1));
     for (int step = 0; step < 6; step++) {
         const int* views[4];
         int copies[4][2 * 10];
@@ -271,18 +258,15 @@ TEST(what_has_been_read_is_not_waited_for_and_stays_until_the_next_step) {
         for (int micro = 0; micro < 4; micro++) assert_memory_equal(views[micro], copies[micro], sizeof copies[micro]);
     }
     assert_int_equal(d.waits, 0);
-    dataloader_free(&d);
 }
 
 TEST(a_loader_can_be_closed_at_any_time) {
     const char* path = write_tokens("close.bin", 0, 5001);
     for (unsigned i = 0; i < 50; i++) {
-        DataLoader d;
-        dataloader_init(&d, "--data", path, NULL, shape(4, 10, 16, 0, 1), DATA_TRAIN);
+        TRAINING(d, path, shape(4, 10, 16, 0, 1));
         for (unsigned k = 0; k < i % 7; k++) dataloader_next(&d);
         nap(i % 3 * 30);
         if (i % 2) dataloader_seek(&d, i, 0);
-        dataloader_free(&d);
     }
 }
 
@@ -295,10 +279,9 @@ static bool none(size_t i) { return i > 1000000; }
 static void check_masked_ranks(const char* path, bool (*counts)(size_t), int B, int T, int G, int ranks, MaskUse use) {
     long long found[9] = { 0 }, said[9];
     for (int rank = 0; rank < ranks; rank++) {
-        DataLoader d;
         DataShape s = shape(B, T, G, rank, ranks);
         s.mask = use;
-        dataloader_init(&d, "--data", path, NULL, s, DATA_TRAIN);
+        TRAINING(d, path, s);
         assert_int_equal(d.masked, use == MASK_AUTO);
         assert_int_equal(d.masks_unused, use == MASK_NONE);
         for (int step = 0; step < 9; step++) { // into the next epoch
@@ -317,7 +300,6 @@ static void check_masked_ranks(const char* path, bool (*counts)(size_t), int B, 
                 found[step] += valid;
             }
         }
-        dataloader_free(&d);
     }
     assert_memory_equal(found, said, sizeof found);
 }
@@ -336,8 +318,7 @@ TEST(all_ranks_know_how_many_targets_of_a_step_count) {
 TEST(masks_of_shards_count_from_each_shards_first_token) {
     write_masked("maskedshard_0.bin", 0, 100, every_third);
     write_masked("maskedshard_1.bin", 1000, 50, late_ones); // none of its tokens
-    DataLoader d;
-    dataloader_init(&d, "--val-data", in_folder("maskedshard_*.bin"), NULL, shape(3, 8, 3, 0, 1), DATA_EVAL);
+    EVALUATION(d, in_folder("maskedshard_*.bin"), shape(3, 8, 3, 0, 1));
     assert_int_equal(d.num_counted, 33);
     assert_int_equal(dataloader_targets_of(&d, 0, 0, d.num_batches * 3), 33);
     int valid = 0;
@@ -347,20 +328,17 @@ TEST(masks_of_shards_count_from_each_shards_first_token) {
         for (int k = 0; k < 3 * 8; k++) assert_true(d.targets[k] == -1 || (d.targets[k] < 100 && d.targets[k] % 3 == 0));
     }
     assert_int_equal(valid, 33);
-    dataloader_free(&d);
 }
 
 // ---- errors ----
 typedef struct { const char *option, *name; DataShape shape; DataUse use; int micro_batches; long long epoch, position; } Attempt;
 
 static void attempt(const Attempt* a) {
-    Tokenizer bytes;
+    FREED_BY(tokenizer_free) Tokenizer bytes;
     tokenizer_open(&bytes, "bytes");
-    DataLoader d;
-    dataloader_init(&d, a->option, in_folder(a->name), &bytes, a->shape, a->use);
+    LOADER(d, a->option, in_folder(a->name), &bytes, a->shape, a->use);
     if (a->epoch || a->position) dataloader_seek(&d, a->epoch, a->position);
     for (int i = 0; i < a->micro_batches; i++) dataloader_next(&d);
-    dataloader_free(&d); tokenizer_free(&bytes);
 }
 
 #define TRAIN(file, ...) { .option = "--data", .name = file, .shape = __VA_ARGS__ }
@@ -404,7 +382,7 @@ TEST(data_that_cannot_be_used_are_an_error_that_says_what_helps) {
         { TRAIN("some.bin", one, .position = -1), { "sequence -1" } },
         { TRAIN("some.bin", one, .epoch = -1), { "epoch -1" } },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         Child c = child_does(attempt(&cases[i].a));
         if (cases[i].says[0] == NULL) child_has_lived(c);
         else child_has_died(c, cases[i].says);
@@ -412,8 +390,7 @@ TEST(data_that_cannot_be_used_are_an_error_that_says_what_helps) {
 }
 
 static void read_a_file_that_shrinks(const char* path) {
-    DataLoader d;
-    dataloader_init(&d, "--data", path, NULL, shape(1, 8, 1, 0, 1), DATA_TRAIN);
+    TRAINING(d, path, shape(1, 8, 1, 0, 1));
     if (truncate(path, 2000) != 0) exit(3);
     for (int i = 0; i < 1000; i++) dataloader_next(&d);
 }

@@ -23,14 +23,11 @@ static void op(int rank, const char* comm, int axis, CommKind kind, int step, fl
     c->exposed[step] = exposed; c->busy[step] = busy;
 }
 static double sum_of(const TimeBreakdown* c) { return breakdown_sum(c, CAUSE_COMPUTING, CAUSE_STEP); }
-#define is(x, expected) do { \
-        double x_ = (x), expected_ = (expected); \
-        if (!(fabs(x_ - expected_) < 1e-6)) fail_msg(#x " is %g, and is to be %g", x_, expected_); \
-    } while (0)
+#define is(x, want) assert_near(x, want, 1e-6)
 // Numbers, each with what it is to be.
 #define are(...) do { \
         const double pairs_[][2] = { __VA_ARGS__ }; \
-        for (size_t i_ = 0; i_ < sizeof pairs_ / sizeof pairs_[0]; i_++) is(pairs_[i_][0], pairs_[i_][1]); \
+        for (size_t i_ = 0; i_ < COUNT(pairs_); i_++) is(pairs_[i_][0], pairs_[i_][1]); \
     } while (0)
 TEST(who_waits_least_waits_for_communication_the_others_for_it) {
     TimeBreakdown c[4];
@@ -201,7 +198,7 @@ TEST(what_cannot_be_compared_is_refused) {
         { { GOOD T128, STEP(1, 4096, 1) STEP(2, 8192, 1) }, "a step of that run had 4096 tokens; give one with --total-batch-size 8192"
           " (strong scaling) or 8192 / 4 ranks (weak scaling)" },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         const char* path = path_of(&cases[i].f);
         expect_error(single_run_read(path, &shape), cases[i].says);
     }

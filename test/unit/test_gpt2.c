@@ -43,13 +43,12 @@ TEST(tensors_tile_their_unit_and_the_first_ones_are_not_decayed) {
 static void measure(GPT2Config c, int u, int i, double* mean, double* deviation) {
     TensorInfo t = unit_tensor(c, u, i);
     size_t n = tensor_stored_elements(t);
-    float* w = (float*)xcalloc(n, sizeof(float));
+    FREED float* w = (float*)xcalloc(n, sizeof(float));
     unit_init_weights(c, 1337, u, t.offset, t.offset + n, w);
     double sum = 0, squares = 0;
     for (size_t k = 0; k < n; k++) { sum += w[k]; squares += (double)w[k] * w[k]; }
     *mean = sum / (double)n;
     *deviation = sqrt(squares / (double)n - *mean * *mean);
-    free(w);
 }
 TEST(initial_weights_have_gpt2s_distribution) {
     GPT2Config c = named("d4");

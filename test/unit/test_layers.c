@@ -130,7 +130,7 @@ TEST(encoder_adds_token_and_position_and_sums_their_gradients_also_in_parts) {
         { 1, 1, 1, 1, 2, 2 },
         { 3, 12, 300, 5, 8, 2 }, // more channels than are summed at a time, tokens that occur often
     };
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+    for (size_t i = 0; i < COUNT(shapes); i++) {
         const int* s = shapes[i];
         check_encoder(s[0], s[1], s[2], s[3], s[4], s[5]);
     }
@@ -212,15 +212,14 @@ static void check_linear(int N, int C, int OC) {
     }
     Tensor out = unset_tensor(n), pre = unset_tensor(n), back = unset_tensor(inp.n);
     float *sums = unset_floats(n), *back_sums = unset_floats(inp.n);
-    matmul_forward(out.x, inp.x, w.x, NULL, N, C, OC);
-    expect_tensor("matmul_forward without bias", out.x, product, n, sum_error(C));
-    matmul_forward_fp32(sums, inp.x, w.x, NULL, N, C, OC);
-    expect_floats("matmul_forward_fp32 without bias", sums, product, n, sum_error(C));
-    matmul_forward(out.x, inp.x, w.x, bias.x, N, C, OC);
-    expect_tensor("matmul_forward with a bias", out.x, with_bias, n, sum_error(C));
-    matmul_forward_fp32(sums, inp.x, w.x, bias.x, N, C, OC);
-    expect_floats("matmul_forward_fp32 with a bias", sums, with_bias, n, sum_error(C));
-    if (!NEEDS_MASTER) assert_memory_equal(sums, out.x, n * sizeof(float));
+    for (int biased = 0; biased < 2; biased++) {
+        matmul_forward(out.x, inp.x, w.x, biased ? bias.x : NULL, N, C, OC);
+        expect_tensor(biased ? "matmul_forward with a bias" : "matmul_forward", out.x, biased ? with_bias : product, n, sum_error(C));
+        matmul_forward_fp32(sums, inp.x, w.x, biased ? bias.x : NULL, N, C, OC);
+        expect_floats(biased ? "matmul_forward_fp32 with a bias" : "matmul_forward_fp32", sums, biased ? with_bias : product, n,
+                      sum_error(C));
+        if (!NEEDS_MASTER) assert_memory_equal(sums, out.x, n * sizeof(float));
+    }
     matmul_gelu_forward(out.x, pre.x, inp.x, w.x, bias.x, N, C, OC);
     expect_tensor("matmul_gelu_forward's pre", pre.x, with_bias, n, sum_error(C));
     for (size_t i = 0; i < n; i++) gelu[i] = gelu_definition((double)to_float(pre.x[i]));
@@ -264,7 +263,7 @@ TEST(linear_layers_are_a_product_plus_bias_their_derivatives_and_gelu) {
         { 300, 64, 500 },                  // tiles in several parts
         { 40, 512, 896 },                  // rows of w that share sets of the cache, in several panels
     };
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) check_linear(shapes[i][0], shapes[i][1], shapes[i][2]);
+    for (size_t i = 0; i < COUNT(shapes); i++) check_linear(shapes[i][0], shapes[i][1], shapes[i][2]);
 }
 
 // ---- attention ----
@@ -575,7 +574,7 @@ TEST(clipping_scales_down_to_the_norm_and_skips_what_is_not_finite) {
         { INFINITY, 1, 1, INFINITY, 0 }, { INFINITY, 0, 1, INFINITY, 0 },
         { NAN, 1, 1, NAN, 0 }, { NAN, 0, 1, NAN, 0 },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         StepStats s = { .grad_square = cases[i].grad_square };
         clip_gradients(&s, cases[i].max_norm, cases[i].loss_scale);
         if (!(s.grad_norm == cases[i].norm || (isnan(s.grad_norm) && isnan(cases[i].norm))) || s.grad_scale != (float)cases[i].scale)

@@ -12,9 +12,10 @@ void before_each(void) {
 }
 
 static const char* metrics_of(const char* run) { return in_folder("%s/metrics.jsonl", run); }
-static void open_log(Logger* g, const char* run, long long resumed_step) {
-    logger_open(g, &table, &options, in_folder("%s", run), resumed_step, NULL);
-}
+// A run's log, which is closed at the end of its block.
+#define LOG(g, run, resumed_step) \
+    FREED_BY(logger_close) Logger g; \
+    logger_open(&g, &table, &options, in_folder("%s", run), resumed_step, NULL)
 
 static StepLog step_log(long long step) {
     return (StepLog){ .step = step, .loss = 4 + 1.0 / (double)step, .grad_norm = 0.1, .param_norm = 45.678, .lr = 1e-3, .loss_scale = 1,
@@ -29,12 +30,13 @@ static void log_steps(Logger* g, long long first, long long last) {
     }
 }
 
-// Returns the lines of a metrics.jsonl, each of which must be one whole JSON object: an array that the caller owns.
+// The lines of a metrics.jsonl, each of which must be one whole JSON object: LINES lines = read_metrics("run").
+#define LINES FREED_BY(json_decrefp) json_t*
 static json_t* read_metrics(const char* run) {
     FILE* f = fopen(metrics_of(run), "r");
     assert_non_null(f);
     json_t* lines = json_array();
-    char* line = NULL;
+    FREED char* line = NULL;
     size_t capacity = 0;
     while (getline(&line, &capacity, f) > 0) {
         assert_int_equal(line[strlen(line) - 1], '\n');
@@ -42,7 +44,6 @@ static json_t* read_metrics(const char* run) {
         assert_true(json_is_object(object));
         json_array_append_new(lines, object);
     }
-    free(line);
     fclose(f);
     return lines;
 }
@@ -59,23 +60,20 @@ static void assert_numbers(json_t* lines, size_t i, const char* const* names, co
 
 // The first line is the run's record, and those after it are steps first, ... last.
 static void assert_steps(const char* run, long long first, long long last) {
-    json_t* lines = read_metrics(run);
+    LINES lines = read_metrics(run);
     assert_int_equal(json_array_size(lines), 2 + last - first);
     assert_non_null(line_value(lines, 0, "run"));
     for (long long step = first; step <= last; step++) {
         assert_int_equal(json_integer_value(line_value(lines, (size_t)(1 + step - first), "step")), step);
         assert_true(json_real_value(line_value(lines, (size_t)(1 + step - first), "loss")) == 4 + 1.0 / (double)step); // to the bit
     }
-    json_decref(lines);
 }
 
 // ---- metrics.jsonl ----
 // A run of this name writes steps first to last, from a checkpoint of the step before or, from 1, anew.
 static void write_steps(const char* run, long long first, long long last) {
-    Logger g;
-    open_log(&g, run, first - 1);
+    LOG(g, run, first - 1);
     log_steps(&g, first, last);
-    logger_close(&g);
 }
 static void write_run(const char* run, long long first, long long last) { expect_success(write_steps(run, first, last)); }
 
@@ -85,21 +83,19 @@ TEST(a_step_has_every_field_and_numbers_come_back_to_the_bit) {
     static const double values[] = { 0.1, 45.678, 1e-3, 1, 12345.6, 165.9, 2048 * 3, 100000000, 123456789, 0, 0 };
     write_run("fields", 1, 10);
     assert_steps("fields", 1, 10);
-    json_t* lines = read_metrics("fields");
+    LINES lines = read_metrics("fields");
     assert_numbers(lines, 3, names, values, 11);
     assert_true(json_is_real(line_value(lines, 3, "comm_exposed_ms")) && json_is_false(line_value(lines, 3, "skipped")));
-    json_decref(lines);
 }
 
 static void write_facts(const char* run) {
-    Logger g;
+    FREED_BY(logger_close) Logger g;
     options.prompt = "caf\xE9"; // Latin-1
     logger_open(&g, &table, &options, in_folder("%s/deep/down", run), 0, json_pack("{s:i}", "world_size", 4));
-    logger_close(&g);
 }
 TEST(the_first_line_has_the_options_and_what_the_stage_adds) {
     expect_success(write_facts("facts"));
-    json_t* lines = read_metrics("facts/deep/down");
+    LINES lines = read_metrics("facts/deep/down");
     json_t* run = line_value(lines, 0, "run");
     assert_int_equal(json_integer_value(json_object_get(run, "world_size")), 4);
     assert_string_equal(json_string_value(json_object_get(run, "stage")), "train_gpt2_test");
@@ -111,7 +107,6 @@ TEST(the_first_line_has_the_options_and_what_the_stage_adds) {
     assert_string_equal(json_string_value(json_object_get(given, "data")), options.data);
     assert_true(json_is_false(json_object_get(given, "resume")));
     assert_string_equal(json_string_value(json_object_get(given, "prompt")), "caf?");
-    json_decref(lines);
 }
 
 TEST(norms_have_32_bits) {
@@ -122,32 +117,29 @@ TEST(norms_have_32_bits) {
 }
 
 static void write_odd_numbers(const char* run) {
-    Logger g;
-    open_log(&g, run, 0);
+    LOG(g, run, 0);
     StepLog s = step_log(1);
     s.loss = NAN; s.grad_norm = INFINITY; s.skipped = true; s.lr = 0.1 + 0.2;
     logger_step(&g, &s);
     logger_eval(&g, 1, (EvalLoss){ 2.25, 0.75 });
     logger_eval(&g, 1, (EvalLoss){ -INFINITY, NAN });
-    logger_close(&g);
 }
 TEST(nan_and_infinity_are_null) {
     static const char* const of_step[] = { "loss", "grad_norm", "lr" };
     static const char* const of_evaluation[] = { "step", "val_loss", "val_loss_per_byte" };
     expect_success(write_odd_numbers("odd"));
-    json_t* lines = read_metrics("odd");
+    LINES lines = read_metrics("odd");
     assert_numbers(lines, 1, of_step, (const double[]){ NAN, NAN, 0.1 + 0.2 }, 3);
     assert_numbers(lines, 2, of_evaluation, (const double[]){ 1, 2.25, 0.75 }, 3);
     assert_numbers(lines, 3, of_evaluation, (const double[]){ 1, NAN, NAN }, 3);
     assert_true(json_is_true(line_value(lines, 1, "skipped")));
-    json_decref(lines);
 }
 
 // ---- resume ----
 TEST(a_resumed_run_has_each_step_once_and_what_is_not_a_whole_line_is_cut_off) {
     const char* const torn[] = { "", "{", "{\"step\":11,\"lo", "{\"step\":11}", "{\"step\":10}", "\n", "null\n", "[1]\n",
         "{\"step\":3,\"step\":4}\n" };
-    for (size_t i = 0; i < sizeof torn / sizeof torn[0]; i++) for (long long step = 6; step <= 10; step += 4) { // 10: where it was torn
+    for (size_t i = 0; i < COUNT(torn); i++) for (long long step = 6; step <= 10; step += 4) { // 10: where it was torn
         write_run("torn", 1, 10); // replaces an older run's
         assert_steps("torn", 1, 10);
         FILE* f = fopen(metrics_of("torn"), "a");
@@ -168,8 +160,7 @@ TEST(a_resumed_run_without_metrics_begins_them) {
 
 // ---- errors ----
 static void write_to_a_full_disk(void) {
-    Logger g;
-    open_log(&g, "full", 0);
+    LOG(g, "full", 0);
     fclose(g.file);
     g.file = fopen("/dev/full", "w");
     log_steps(&g, 1, 1);
@@ -179,9 +170,8 @@ TEST(a_full_disk_is_an_error) { expect_error(write_to_a_full_disk(), "metrics.js
 // ---- the line for people ----
 static void write_lines(void) {
     static const EvalLoss losses[] = { { 2.34567, 2.34567 }, { 4.5, 1.87654 }, { 4.5, NAN } };
-    Logger g;
     options.log_every = 10;
-    open_log(&g, "lines", 11);
+    LOG(g, "lines", 11);
     for (long long step = 12; step <= 300; step++) {
         StepLog s = step_log(step);
         s.skipped = step == 17;
@@ -191,27 +181,22 @@ static void write_lines(void) {
         if (step < 30 || step == 300) logger_step(&g, &s);
     }
     for (int i = 0; i < 3; i++) logger_eval(&g, 50, losses[i]);
-    logger_close(&g);
 }
 TEST(lines_say_what_matters_and_log_every_leaves_out_some_that_metrics_have) {
 #define LINE(step, loss) "step " step "/300 | loss " loss " | grad norm 0.1000 | param norm 45.68 | lr 1.00e-03 | mem 123 MB | 12346 tok/s"
-    Child c = child_does(write_lines());
-    assert_int_equal(c.status, 0);
-    assert_string_equal(c.out, LINE(" 12", "4.0833") "\n" // the first of this run
-                        LINE(" 17", "4.0588") " | loss scale 32768 | skipped: gradients not finite\n"
-                        LINE(" 20", "4.0500") "\n"
-                        LINE("300", "4.0033") " | comm exposed 1.2 ms\n"
-                        "step  50/300 | val loss 2.3457\n"
-                        "step  50/300 | val loss 4.5000 per token, 1.8765 per byte\n"
-                        "step  50/300 | val loss 4.5000\n"); // the tokenizer does not know all tokens
-    child_free(&c);
-    json_t* lines = read_metrics("lines");
+    expect_output(LINE(" 12", "4.0833") "\n" // the first of this run
+                  LINE(" 17", "4.0588") " | loss scale 32768 | skipped: gradients not finite\n"
+                  LINE(" 20", "4.0500") "\n"
+                  LINE("300", "4.0033") " | comm exposed 1.2 ms\n"
+                  "step  50/300 | val loss 2.3457\n"
+                  "step  50/300 | val loss 4.5000 per token, 1.8765 per byte\n"
+                  "step  50/300 | val loss 4.5000\n", write_lines()); // the tokenizer does not know all tokens
+    LINES lines = read_metrics("lines");
     assert_int_equal(json_array_size(lines), 1 + 18 + 1 + 3);
-    json_decref(lines);
 }
 
 static void show_live_lines(void) {
-    Logger g;
+    FREED_BY(logger_close) Logger g;
     logger_open(&g, &table, &options, "", 0, NULL);
     g.terminal = true; g.every = 1000;
     for (long long step = 148; step <= 150; step++) {
@@ -221,10 +206,9 @@ static void show_live_lines(void) {
         logger_step(&g, &s);
     }
     logger_say("sample\n");
-    logger_close(&g);
 }
 TEST(a_terminal_gets_one_line_that_is_rewritten) {
-    Child c = child_does(show_live_lines());
+    FREED_BY(child_free) Child c = child_does(show_live_lines());
     assert_int_equal(c.status, 0);
     static const char* const pieces[] = { "step 148/300 [#########...........] loss 4.0068 | 12346 tok/s | 4h", " left" ERASE_LINE "\r",
                                           "step 150/300 [##########..........] loss 4.0067 | 12346 tok/s | 4h", " left" ERASE_LINE "\r",
@@ -235,7 +219,6 @@ TEST(a_terminal_gets_one_line_that_is_rewritten) {
         assert_int_equal(strncmp(at, pieces[i], strlen(pieces[i])), 0);
     }
     assert_string_equal(at, "");
-    child_free(&c);
 }
 
 TEST(bytes_are_given_in_readable_units) {

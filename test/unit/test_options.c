@@ -115,29 +115,15 @@ TEST(numbers_at_the_ends_of_their_range_are_taken_and_beyond_are_errors) {
     }
 }
 
-// An argument, or two, and what its error says besides the first argument in quotes.
-typedef struct { const char *first, *second, *says, *more; } Wrong;
-static void assert_wrong(const Wrong* w, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        const char* const given[] = { w[i].first, w[i].second, NULL };
-        expect_error(parse_alone(given), w[i].says, w[i].more ? w[i].more : "");
-    }
-}
-TEST(unknown_options_are_named) {
-    static const Wrong wrong[] = {
+TEST(unknown_options_are_named_and_so_are_bad_values_with_their_option) {
+    static const struct { const char *first, *second, *says, *more; } wrong[] = { // an argument, or two, and what the error says
         { "--stepz", "5", "unknown option '--stepz'", "--help" }, { "--stepz=5", NULL, "unknown option '--stepz'", NULL },
         { "--step", "5", "unknown option '--step'", NULL }, // no abbreviations: they would change meaning later
         { "-steps", "5", "unknown option '-steps'", NULL }, { "-x", NULL, "unknown option '-x'", NULL },
         { "steps", NULL, "unknown option 'steps'", NULL },
         { "--", NULL, "unknown option '--'", NULL }, { "", NULL, "unknown option ''", NULL },
         { "--no-steps", NULL, "unknown option '--no-steps'", NULL },
-        { "--no-", NULL, "unknown option '--no-'", NULL }
-    };
-    assert_wrong(wrong, sizeof wrong / sizeof *wrong);
-}
-
-TEST(bad_values_are_named_with_their_option) {
-    static const Wrong wrong[] = {
+        { "--no-", NULL, "unknown option '--no-'", NULL },
         { "--steps", NULL, "--steps needs a value", "N" }, { "--steps", "ten", "--steps wants a whole number", "'ten'" },
         { "--steps", "10x", "--steps wants a whole number", "'10x'" }, { "--steps", "1.5", "--steps wants a whole number", "'1.5'" },
         { "--steps", " 1", "--steps wants a whole number", "' 1'" }, { "--steps=", NULL, "--steps wants a whole number", "''" },
@@ -151,7 +137,10 @@ TEST(bad_values_are_named_with_their_option) {
         { "--resume=yes", NULL, "--resume is a switch", "--no-resume turns it off" },
         { "--no-resume=yes", NULL, "--resume is a switch", NULL }
     };
-    assert_wrong(wrong, sizeof wrong / sizeof *wrong);
+    for (size_t i = 0; i < COUNT(wrong); i++) {
+        const char* const given[] = { wrong[i].first, wrong[i].second, NULL };
+        expect_error(parse_alone(given), wrong[i].says, wrong[i].more ? wrong[i].more : "");
+    }
 }
 
 static void fill_the_table(void) {
@@ -171,7 +160,7 @@ TEST(help_lists_every_option_with_its_default_and_ends_well) {
     const char* const spellings[] = { "--help", "-h" };
     for (int k = 0; k < 2; k++) {
         const char* const arguments[] = { "--steps", "77", spellings[k], "--no-such-option", NULL };
-        Child c = child_does(parse_alone(arguments));
+        FREED_BY(child_free) Child c = child_does(parse_alone(arguments));
         assert_int_equal(c.status, 0);
         assert_string_equal(c.err, "");
         assert_non_null(strstr(c.out, "train_gpt2_test: a test"));
@@ -190,7 +179,6 @@ TEST(help_lists_every_option_with_its_default_and_ends_well) {
             assert_non_null(help);
             assert_true(strncmp(help + strlen(s.help), end, strlen(end)) == 0);
         }
-        child_free(&c);
     }
 }
 
@@ -204,9 +192,8 @@ static void help_in_groups(void) {
     options_help(&t);
 }
 TEST(headings_stand_above_their_options) {
-    Child c = child_does(help_in_groups());
+    FREED_BY(child_free) Child c = child_does(help_in_groups());
     const char *first = strstr(c.out, "\n\nFirst\n"), *one = strstr(c.out, "--one N"), *second = strstr(c.out, "[1]\n\nSecond\n");
     assert_true(first != NULL && one > first && second > one && strstr(c.out, "--two N") > second);
     assert_non_null(strstr(c.out, "[2]\n\n  -h, --help"));
-    child_free(&c);
 }

@@ -2,6 +2,7 @@
 // with the same bytes (llmc/save/param_ranges.h). Ranks that share a checkpoint take turns in one process.
 #include "../../llmc/save/ranks_param_ranges.h"
 #include "test_folder.h"
+#include "world_alone.h"
 
 static Comm world; // of one rank
 static Control control;
@@ -11,23 +12,18 @@ static const GPT2Config small = { 8, 50, 128, 2, 4, 16 };  // 4 parts of wte: al
 static const GPT2Config odd = { 3, 129, 256, 3, 1, 13 };
 static const GPT2Config large = { 4, 33000, 33024, 1, 4, 64 }; // half of wte is still more than STAGED
 
-void before_all(void) {
-    CommOptions o = { .timeout = 1, .out = "" };
-    device_init(0, 1);
-    omp_set_num_threads(1); // a child of this process would wait for threads that it does not have
-    comm_init(&world, &o, ranks_alone(), &control);
-}
-void after_all(void) {
-    comm_free(&world);
-    device_shutdown();
-}
+void before_all(void) { world_alone(&world, &control); }
+void after_all(void) { world_end(&world); }
 
 // ---- what a model holds, unit by unit ----
-
 enum { MOST_UNITS = 4 };
 // Values of all parts of a checkpoint. MODEL: the masters, rounded as floatX.
 typedef struct { GPT2Config c; float* of[CHECKPOINT_PARTS][MOST_UNITS]; } Values; // (unit) owned
 
+#define VALUES FREED_BY(values_free) Values
+static void values_free(Values* v) {
+    for (int u = 0; u <= v->c.L; u++) for (int part = 0; part < CHECKPOINT_PARTS; part++) free(v->of[part][u]);
+}
 // Initial weights, without moments; or random numbers that 16 bits cannot hold, except in the padding of wte, which is 0.
 static Values values_make(GPT2Config c, uint64_t seed, bool initial) {
     Values v = { c, { { NULL } } };
@@ -41,9 +37,6 @@ static Values values_make(GPT2Config c, uint64_t seed, bool initial) {
             values[k] = to_float(to_floatX(v.of[CHECKPOINT_MASTER][u][k]));
     }
     return v;
-}
-static void values_free(Values* v) {
-    for (int u = 0; u <= v->c.L; u++) for (int part = 0; part < CHECKPOINT_PARTS; part++) free(v->of[part][u]);
 }
 
 // Returns true if part `part` of `parts` has element e of a tensor. All of gpt2.h's runs of elements follow from this.
@@ -68,7 +61,6 @@ static size_t part_places(GPT2Config c, int u, int part, int parts, size_t** pla
 }
 
 // ---- a rank's pieces ----
-
 enum { MOST_PIECES = 32, GUARD = 64, FILL = 0x5a }; // bytes around each array, and in arrays that nothing has written
 typedef enum { AS_PARAMS, AS_MASTER, AS_BOTH, STORED_AS } StoredAs; // which of params and master there is
 // Owns its pieces' memory, and the places that its part has of each unit.
@@ -135,19 +127,21 @@ static void rank_make(Rank* r, GPT2Config c, Cut cut) {
         }
     }
 }
-static Rank* ranks_make(GPT2Config c, Cut cut) { // (parts * shares) one rank for each share of each part
+typedef struct { int n; Rank* of; } Ranks; // (n) one rank for each share of each part, owned
+#define RANKS FREED_BY(ranks_free) Ranks
+static Ranks ranks_make(GPT2Config c, Cut cut) {
     int n = cut.parts * cut.shares;
-    Rank* ranks = (Rank*)xcalloc((size_t)n, sizeof(Rank));
+    Ranks ranks = { n, (Rank*)xcalloc((size_t)n, sizeof(Rank)) };
     for (int q = 0; q < n; q++) {
         cut.part = q / cut.shares;
         cut.share = q % cut.shares;
-        rank_make(&ranks[q], c, cut);
+        rank_make(&ranks.of[q], c, cut);
     }
     return ranks;
 }
-static void ranks_free(Rank* ranks, int n) {
-    for (int q = 0; q < n; q++) rank_free(&ranks[q]);
-    free(ranks);
+static void ranks_free(Ranks* ranks) {
+    for (int q = 0; q < ranks->n; q++) rank_free(&ranks->of[q]);
+    free(ranks->of);
 }
 
 // Copies values into a rank's pieces.
@@ -187,33 +181,28 @@ static void assert_rank(const Rank* r, const Values* values, CheckpointPart weig
 }
 
 // ---- initial weights ----
-
 // Sets the weights of such ranks, and checks them.
 static void check_initial(const Values* v, Cut cut, uint64_t seed) {
-    int n = cut.parts * cut.shares;
-    Rank* ranks = ranks_make(v->c, cut);
-    for (int q = 0; q < n; q++) {
-        param_ranges_set_weights(ranks[q].ranges, ranks[q].count, v->c, seed, NULL, CHECKPOINT_MODEL);
-        assert_rank(&ranks[q], v, CHECKPOINT_MASTER, false);
+    RANKS ranks = ranks_make(v->c, cut);
+    for (Rank* r = ranks.of; r < ranks.of + ranks.n; r++) {
+        param_ranges_set_weights(r->ranges, r->count, v->c, seed, NULL, CHECKPOINT_MODEL);
+        assert_rank(r, v, CHECKPOINT_MASTER, false);
     }
-    ranks_free(ranks, n);
 }
 TEST(initial_weights_are_the_units_however_they_are_cut) {
     const GPT2Config shapes[] = { small, odd, large };
     for (int s = 0; s < 3; s++) {
-        Values v = values_make(shapes[s], 5, true);
+        VALUES v = values_make(shapes[s], 5, true);
         for (uint64_t seed = 0; seed < 6; seed++) for (int pieces = 1; pieces <= 5 && s < 2; pieces++)
             check_initial(&v, (Cut){ 0, 1, 0, 1, pieces, seed, (StoredAs)(seed % STORED_AS), seed % 2 == 1 }, 5);
         for (uint64_t seed = 0; seed < 4; seed++) for (int parts = 2; parts <= 4 && s == 0; parts *= 2)
             check_initial(&v, (Cut){ 0, parts, 0, 1 + (int)seed % 3, 1 + (int)seed, seed, (StoredAs)(seed % STORED_AS), seed % 2 == 0 }, 5);
         for (int parts = 1; parts <= 2 && s == 2; parts++) // larger than what is staged
             check_initial(&v, (Cut){ 0, parts, 0, 1, 1, 0, AS_BOTH, parts == 2 }, 5);
-        values_free(&v);
     }
 }
 
 // ---- checkpoints ----
-
 static TrainState state_of(GPT2Config c) {
     static char options[] = "{\"lr\":0.1}";
     return (TrainState){ .config = c, .dtype = FLOATX_DTYPE, .has_optimizer = true, .step = 7, .loss_scale = 1, .seq_len = c.max_T,
@@ -226,18 +215,18 @@ static void add_up(uint64_t sums[CHECKPOINT_PARTS], const uint64_t share[CHECKPO
 }
 
 // ranks_pieces_save of n ranks, which take turns.
-static void save_in_turn(const char* out, TrainState s, Rank* ranks, int n, bool sharded) {
+static void save_in_turn(const char* out, TrainState s, Ranks ranks, bool sharded) {
     CheckpointWriter first, w;
     const char* path = in_folder("%s", out);
     memset(&first, 0, sizeof first);
     if (sharded) checkpoint_begin_sharded(path, &s);
     else checkpoint_begin(&first, path, &s);
-    for (int q = 0; q < n; q++) {
+    for (int q = 0; q < ranks.n; q++) {
         CheckpointWriter* writer = q == 0 ? &first : &w;
-        SaveShare share = { q, n, sharded, NULL, NULL };
-        if (sharded) param_ranges_attach_shard(ranks[q].ranges, ranks[q].count, writer, path, &s, share);
+        SaveShare share = { q, ranks.n, sharded, NULL, NULL };
+        if (sharded) param_ranges_attach_shard(ranks.of[q].ranges, ranks.of[q].count, writer, path, &s, share);
         else if (q > 0) checkpoint_attach(&w, path, &s);
-        param_ranges_write(ranks[q].ranges, ranks[q].count, writer);
+        param_ranges_write(ranks.of[q].ranges, ranks.of[q].count, writer);
         if (q == 0) continue;
         checkpoint_detach(&w);
         add_up(first.checksum, w.checksum);
@@ -247,13 +236,14 @@ static void save_in_turn(const char* out, TrainState s, Rank* ranks, int n, bool
 }
 // run_load of n ranks, which take turns. weights: CHECKPOINT_MASTER for all that a resumed run needs, or CHECKPOINT_MODEL.
 // Dies if the checkpoint is damaged.
-static void load_in_turn(const char* out, Rank* ranks, int n, CheckpointPart weights) {
+static void load_in_turn(const char* out, Ranks ranks, CheckpointPart weights) {
     CheckpointReader first, r;
-    for (int q = 0; q < n; q++) {
+    for (int q = 0; q < ranks.n; q++) {
+        const Rank* rank = &ranks.of[q];
         CheckpointReader* reader = q == 0 ? &first : &r;
         checkpoint_open(reader, step_folder(out));
-        if (weights == CHECKPOINT_MASTER) param_ranges_load(ranks[q].ranges, ranks[q].count, reader);
-        else param_ranges_set_weights(ranks[q].ranges, ranks[q].count, ranks[q].c, 0, reader, weights);
+        if (weights == CHECKPOINT_MASTER) param_ranges_load(rank->ranges, rank->count, reader);
+        else param_ranges_set_weights(rank->ranges, rank->count, rank->c, 0, reader, weights);
         if (q == 0) continue;
         add_up(first.checksum, r.checksum);
         add_up(first.elements, r.elements);
@@ -265,20 +255,16 @@ static void load_in_turn(const char* out, Rank* ranks, int n, CheckpointPart wei
 
 // Saves such ranks with these values.
 static void save_cut(const char* out, TrainState s, const Values* v, Cut cut, bool sharded) {
-    int n = cut.parts * cut.shares;
-    Rank* ranks = ranks_make(v->c, cut);
-    for (int q = 0; q < n; q++) rank_fill(&ranks[q], v);
-    save_in_turn(out, s, ranks, n, sharded);
-    for (int q = 0; q < n; q++) assert_rank(&ranks[q], v, CHECKPOINT_MASTER, true); // saving changes nothing
-    ranks_free(ranks, n);
+    RANKS ranks = ranks_make(v->c, cut);
+    for (int q = 0; q < ranks.n; q++) rank_fill(&ranks.of[q], v);
+    save_in_turn(out, s, ranks, sharded);
+    for (int q = 0; q < ranks.n; q++) assert_rank(&ranks.of[q], v, CHECKPOINT_MASTER, true); // saving changes nothing
 }
 // Loads such ranks, and checks what they have.
 static void load_cut(const char* out, const Values* v, Cut cut, CheckpointPart weights) {
-    int n = cut.parts * cut.shares;
-    Rank* ranks = ranks_make(v->c, cut);
-    load_in_turn(out, ranks, n, weights);
-    for (int q = 0; q < n; q++) assert_rank(&ranks[q], v, weights, weights == CHECKPOINT_MASTER);
-    ranks_free(ranks, n);
+    RANKS ranks = ranks_make(v->c, cut);
+    load_in_turn(out, ranks, weights);
+    for (int q = 0; q < ranks.n; q++) assert_rank(&ranks.of[q], v, weights, weights == CHECKPOINT_MASTER);
 }
 static char* file_of(const char* out, const char* name, size_t* n) {
     return file_read((FileSource){ in_folder("%s/step_00000007/%s", out, name), "" }, SIZE_MAX, n);
@@ -287,9 +273,8 @@ static void assert_same_files(const char* out, const char* other) {
     static const char* const names[] = { "model.safetensors", "optimizer.safetensors", "state.json" };
     for (int i = 0; i < 3; i++) {
         size_t n, m;
-        char *a = file_of(out, names[i], &n), *b = file_of(other, names[i], &m);
+        FREED char *a = file_of(out, names[i], &n), *b = file_of(other, names[i], &m);
         if (n != m || memcmp(a, b, n) != 0) fail_msg("%s of %s and of %s differ", names[i], out, other);
-        free(a); free(b);
     }
 }
 
@@ -307,7 +292,7 @@ static void check_files(const Values* v, Cut cut, Cut other) {
 TEST(a_checkpoint_has_the_same_bytes_from_any_ranks_and_loads_into_any_others) {
     const GPT2Config shapes[] = { small, odd, large };
     for (int s = 0; s < 3; s++) {
-        Values v = values_make(shapes[s], 12, false);
+        VALUES v = values_make(shapes[s], 12, false);
         save_cut("whole", state_of(shapes[s]), &v, whole, false);
         for (uint64_t seed = 0; seed < 6 && s < 2; seed++) {
             Cut cut = { 0, 1, 0, 1 + (int)seed % 4, 1 + (int)seed % 3, seed, (StoredAs)(seed % STORED_AS), seed % 2 == 0 };
@@ -318,28 +303,25 @@ TEST(a_checkpoint_has_the_same_bytes_from_any_ranks_and_loads_into_any_others) {
             check_files(&v, cut, k < 2 ? whole : (Cut){ 0, 6 - cut.parts, 0, cut.shares, 2, 1, AS_BOTH, false });
         }
         if (s == 2) check_files(&v, (Cut){ 0, 2, 0, 1, 1, 0, AS_MASTER, false }, whole); // larger than what is staged
-        values_free(&v);
     }
 }
 
 // ---- what is not as it should be ----
-
 // Saves all pieces of a model but one, or one of them twice. change: the number of pieces more or less.
 static void save_alone(const Values* v, int change) {
-    Rank* r = ranks_make(small, whole);
+    RANKS ranks = ranks_make(small, whole);
+    Rank* r = ranks.of;
     TrainState s = state_of(small);
     rank_fill(r, v);
     r->ranges[r->count] = r->ranges[r->count - 1];
     SaveShare share = { 0, 1, false, NULL, NULL };
     ranks_pieces_save(&world, in_folder("alone"), &s, 0, share, r->ranges, r->count + change);
-    ranks_free(r, 1);
 }
 TEST(pieces_that_are_not_the_model_are_no_checkpoint) {
-    Values v = values_make(small, 18, false);
+    VALUES v = values_make(small, 18, false);
     expect_error(save_alone(&v, -1), "the ranks' shares do not add up to the model");
     expect_error(save_alone(&v, 1), "the ranks' shares do not add up to the model");
     assert_null(checkpoint_newest(in_folder("alone")));
     save_alone(&v, 0);
     load_cut("alone", &v, whole, CHECKPOINT_MASTER);
-    values_free(&v);
 }

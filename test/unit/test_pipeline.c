@@ -4,12 +4,6 @@
 #include "../../llmc/parallel/split.h"
 #include "expect_death.h"
 
-// In double precision; fails on NaN.
-#define assert_near(x, expected, tolerance) do { \
-        double x_ = (x), expected_ = (expected); \
-        if (!(fabs(x_ - expected_) <= (tolerance))) fail_msg(#x " is %.17g, not %.17g", x_, expected_); \
-    } while (0)
-
 enum { MOST_P = 8, MOST_M = 32, MOST_V = 4, MOST_ACTIONS = 2 * MOST_M * MOST_V, MOST_CHUNKS = MOST_P * MOST_V };
 
 // Calls a function for every schedule, p, m and v.
@@ -42,7 +36,7 @@ TEST(orders_are_those_of_the_papers) {
         { { SCHEDULE_ZB_H1, 3, 5, 1 }, 0, "F0 F1 F2 I0 W0 F3 I1 W1 F4 I2 W2 I3 W3 I4 W4" },
         { { SCHEDULE_ZB_H1, 3, 5, 1 }, 2, "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 W3 W4" },
         { { SCHEDULE_ZB_H1, 4, 2, 1 }, 3, "F0 I0 F1 I1 W0 W1" } };
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < COUNT(rows); i++) {
         char said[1024] = "";
         for (int k = 0; k < pipeline_actions(rows[i].l, rows[i].rank); k++) {
             Action a = pipeline_action(rows[i].l, rows[i].rank, k);
@@ -249,27 +243,29 @@ TEST(messages_are_received_in_the_order_in_which_they_are_sent) { for_all(in_ord
 
 // ---- the bubble ----
 static const Times ratios[] = { { 1, 1, 1 }, { 1, 1.2, 0.8 }, { 1, 1.3, 1 }, { 1, 0.9, 1.1 }, { 20, 24, 16 } };
-enum { RATIOS = sizeof ratios / sizeof ratios[0] };
+enum { RATIOS = COUNT(ratios) };
 
-static void play_chunks(Play* y, Pipeline l, const Times* of_chunk) { play(y, l, (PlayTimes){ of_chunk, NULL, 0 }); }
-
-static double played_bubble(Pipeline l, Times t, Play* y) {
+// A step that is played in these times, which chunks share; it is freed at the end of its block.
+#define PLAYED FREED_BY(play_free) Play
+static Play played(Pipeline l, Times t) {
     Times times[MOST_CHUNKS];
-    for (int g = 0; g < l.p * l.v; g++) times[g] = (Times){ t.F / l.v, t.I / l.v, t.W / l.v };
-    play_chunks(y, l, times);
-    return y->step - l.m * (t.F + t.I + t.W);
+    Play y;
+    int share = l.schedule == (Schedule)SCHEDULE_DUALPIPE ? 1 : l.v; // its two chunks are two stages
+    for (int g = 0; g < l.p * l.v; g++) times[g] = (Times){ t.F / share, t.I / share, t.W / share };
+    play(&y, l, (PlayTimes){ times, NULL, 0 });
+    return y;
 }
+static double bubble_of(const Play* y, Pipeline l, Times t) { return y->step - l.m * (t.F + t.I + t.W); }
 
 static void bubble_is_the_formulas(Pipeline l) {
     for (int i = 0; i < RATIOS; i++) {
         Times t = ratios[i];
-        Play y;
-        double bubble = played_bubble(l, t, &y), work = t.F + t.I + t.W, paper = (l.p - 1) * work;
+        PLAYED y = played(l, t);
+        double bubble = bubble_of(&y, l, t), work = t.F + t.I + t.W, paper = (l.p - 1) * work;
         if (l.schedule == SCHEDULE_INTERLEAVED) paper /= l.v;
         if (l.schedule == SCHEDULE_ZB_H1) paper = (l.p - 1) * fmax(t.F + t.I - t.W, t.F);
         for (int r = 0; r < l.p; r++)
             if (y.peak[r] != pipeline_slots(l, r)) fail_in(l, r, "%d activations, %d slots\n", y.peak[r], pipeline_slots(l, r));
-        play_free(&y);
         if (l.schedule == SCHEDULE_ZB_H1 && l.m < l.p) continue; // the paper has no formula
         if (!(fabs(bubble - paper) <= 1e-9 * work * l.m))
             fail_in(l, 0, "F %g I %g W %g: bubble %.12g, not %.12g\n", t.F, t.I, t.W, bubble, paper);
@@ -286,16 +282,13 @@ TEST(zero_bubble_is_not_zero_with_clipping) {
     for (int p = 1; p <= MOST_P; p++) for (int m = 2 * p - 1; m <= MOST_M; m++) {
         Pipeline h2 = { (Schedule)SCHEDULE_ZB_H2, p, m, 1 }, in_v = { (Schedule)SCHEDULE_ZB_V, p, m, 2 };
         for (int i = 0; i < RATIOS; i++) {
-            Play y;
-            double bubble = played_bubble(h2, ratios[i], &y);
-            assert_near(bubble, (p - 1) * ratios[i].F, 1e-9 * y.step);
+            PLAYED y = played(h2, ratios[i]), z = played(in_v, ratios[i]);
+            double bubble = bubble_of(&z, in_v, ratios[i]);
+            assert_near(bubble_of(&y, h2, ratios[i]), (p - 1) * ratios[i].F, 1e-9 * y.step);
             assert_int_equal(y.peak[0], 2 * p - 1);
-            play_free(&y);
-            bubble = played_bubble(in_v, ratios[i], &y);
-            if (i == 0) assert_near(bubble, (p - 1) * 0.5, 1e-9 * y.step);
-            assert_true(bubble >= (p - 1) * ratios[i].F * 0.5 - 1e-9 * y.step);
-            for (int r = 0; r < p; r++) assert_int_equal(y.peak[r], 2 * p);
-            play_free(&y);
+            if (i == 0) assert_near(bubble, (p - 1) * 0.5, 1e-9 * z.step);
+            assert_true(bubble >= (p - 1) * ratios[i].F * 0.5 - 1e-9 * z.step);
+            for (int r = 0; r < p; r++) assert_int_equal(z.peak[r], 2 * p);
         }
     }
 }
@@ -305,10 +298,8 @@ TEST(zero_bubble_is_not_zero_with_clipping) {
 TEST(dualpipe_halves_the_bubble_for_twice_the_parameters) {
     for (int p = 2; p <= MOST_P; p += 2) for (int m = 2 * p; m <= MOST_M; m += 2) for (int i = 0; i < RATIOS; i++) {
         Pipeline l = { (Schedule)SCHEDULE_DUALPIPE, p, m, 2 };
-        Times t = ratios[i], times[MOST_CHUNKS];
-        for (int g = 0; g < 2 * p; g++) times[g] = t;
-        Play y;
-        play_chunks(&y, l, times);
+        Times t = ratios[i];
+        PLAYED y = played(l, t);
         double work = m * (t.F + t.I + t.W);
         assert_near(y.step - work, (p / 2 - 1) * fmax(t.F + t.I - t.W, t.F), 1e-9 * work);
         for (int r = 0; r < p; r++) {
@@ -316,7 +307,6 @@ TEST(dualpipe_halves_the_bubble_for_twice_the_parameters) {
             assert_in_range(y.peak[r], 1, p + 1);
         }
         assert_int_equal(y.peak[0], p + 1);
-        play_free(&y);
     }
 }
 
@@ -389,7 +379,7 @@ TEST(numbers_of_blocks_can_be_given_and_must_add_up) {
     assert_int_equal(rank_cost(blocks, 0, 2, 2, costs), 11);
     split_blocks(blocks, "auto", 12, 2, 1, costs);
     assert_int_equal(blocks[0], 9);
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+    for (size_t i = 0; i < COUNT(bad); i++)
         expect_error(split_blocks(blocks, bad[i], 12, 2, 2, costs), "--split", "4 numbers");
     expect_error(split_blocks(blocks, "3,3,3,4", 12, 2, 2, costs), "--split 3,3,3,4 adds up to 13", "the model has 12");
     expect_error(split_auto(blocks, 12, 4, 4, costs), "--pipeline-parallel 4 with --chunks 4 makes 16 parts", "12 blocks");

@@ -86,7 +86,7 @@ TEST(arrays_convert_between_all_pairs_of_types) {
     enum { N = 1003 };
     static const DType types[] = { DTYPE_F32, DTYPE_BF16, DTYPE_F16 };
     float numbers[N], before[N], after[N];
-    void *from = xcalloc(N, 4), *to = xcalloc(N, 4);
+    FREED void *from = xcalloc(N, 4), *to = xcalloc(N, 4);
     for (int i = 0; i < N; i++) numbers[i] = random_normal(5, 0, (uint64_t)i);
     for (int a = 0; a < 3; a++) for (int b = 0; b < 3; b++) {
         convert_dtype(from, types[a], numbers, DTYPE_F32, N);
@@ -98,14 +98,13 @@ TEST(arrays_convert_between_all_pairs_of_types) {
             assert_true(after[i] == defined_conversion(types[b], before[i]));
         }
     }
-    free(from); free(to);
 }
 
 // More than a slice: other threads convert a part, and every element is what one thread makes of it.
 TEST(large_arrays_are_converted_by_all_threads) {
     enum { N = 5 * CONVERT_SLICE + 77 };
-    float* numbers = xcalloc(N, sizeof(float));
-    uint16_t *together = xcalloc(N + 1, sizeof(uint16_t)), *alone = xcalloc(N + 1, sizeof(uint16_t));
+    FREED float* numbers = xcalloc(N, sizeof(float));
+    FREED uint16_t *together = xcalloc(N + 1, sizeof(uint16_t)), *alone = xcalloc(N + 1, sizeof(uint16_t));
     for (int i = 0; i < N; i++) numbers[i] = random_normal(7, 0, (uint64_t)i);
     omp_set_num_threads(3);
     int before = count_threads();
@@ -113,7 +112,6 @@ TEST(large_arrays_are_converted_by_all_threads) {
     assert_int_equal(count_threads(), before + 2);
     convert_slice(alone, DTYPE_BF16, numbers, DTYPE_F32, N);
     assert_memory_equal(together, alone, (N + 1) * sizeof(uint16_t));
-    free(numbers); free(together); free(alone);
 }
 
 TEST(floatX_is_what_the_build_asked_for) {

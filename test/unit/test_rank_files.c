@@ -2,6 +2,9 @@
 #include "../../llmc/watch/flight_recorder.h"
 #include "test_folder.h"
 
+// A new log, which is freed at the end of its block.
+#define RECORDER(l) FREED_BY(flight_recorder_free) FlightRecorder l; flight_recorder_init(&l)
+
 TEST(operations_are_numbered_on_their_channel_and_have_words) {
     static const struct { const char *communicator, *collective, *type; size_t elements; int peer; const char* words; } operations[] = {
         { "world", "all-reduce", "bf16", 1048576, -1, "all-reduce #0 of world (1048576 bf16, step 7)" },
@@ -19,23 +22,20 @@ TEST(operations_are_numbered_on_their_channel_and_have_words) {
         { "world", "gather", "fp32", 4, -1, "gather #7 of world (4 fp32, step 7)" },
         { "shard.1", "all-reduce", "fp32", 1, -1, "all-reduce #0 of shard.1 (1 fp32, step 7)" }
     };
-    FlightRecorder l;
+    RECORDER(l);
     char text[OP_TEXT];
-    flight_recorder_init(&l);
     flight_recorder_step(&l, 7);
-    for (int i = 0; i < (int)(sizeof operations / sizeof *operations); i++) {
-        OpRecord r = flight_recorder_issue(&l, operations[i].communicator, operations[i].collective, operations[i].elements, operations[i].type,
-                                 operations[i].peer);
+    for (int i = 0; i < (int)(COUNT(operations)); i++) {
+        OpRecord r = flight_recorder_issue(&l, operations[i].communicator, operations[i].collective, operations[i].elements,
+                                           operations[i].type, operations[i].peer);
         assert_int_equal(r.place, i);
         op_text(&r, text, sizeof text);
         assert_string_equal(text, operations[i].words);
     }
-    flight_recorder_free(&l);
 }
 
 TEST(an_operation_that_has_left_the_ring_can_still_finish) {
-    FlightRecorder l;
-    flight_recorder_init(&l);
+    RECORDER(l);
     OpRecord old = flight_recorder_issue(&l, "world", "all-reduce", 1, "fp32", -1);
     for (int i = 0; i < FLIGHT_RECORDER_LENGTH; i++) flight_recorder_issue(&l, "world", "all-reduce", 2, "fp32", -1);
     flight_recorder_start(&l, &old);
@@ -43,24 +43,20 @@ TEST(an_operation_that_has_left_the_ring_can_still_finish) {
     assert_int_equal(old.state, OP_FINISHED);
     assert_int_equal(l.channels[0].finished, 1);
     for (int i = 0; i < FLIGHT_RECORDER_LENGTH; i++) assert_int_equal(l.ring[i].state, OP_ISSUED);
-    flight_recorder_free(&l);
 }
 
 TEST(names_that_a_file_could_not_hold_are_refused) {
-    FlightRecorder l;
-    flight_recorder_init(&l);
+    RECORDER(l);
     expect_error(flight_recorder_join(&l, "my group"), "'my group' cannot be a name");
     expect_error(flight_recorder_join(&l, "a-group-of-ranks-with-a-long-name"), "'a-group-of-ranks-with-a-long-name'", "1 to 23 characters");
-    flight_recorder_free(&l);
 }
 
 TEST(a_file_has_the_last_operations_of_the_log) {
     static const char head[] = FLIGHT_RECORDER_MAGIC "\nrun run-5 rank 0 of 3 step 8 operations 66\n"
                                "channel world collective - 65 64\nchannel pair.3 send 2 1 0\nop 2 world all-reduce 100 fp32 - 1 finished ";
     static const char sent[] = "\nop 0 pair.3 send 12345678901 fp32 2 8 started ", last[] = "\nop 64 world broadcast 7 fp32 1 8 issued ";
-    FlightRecorder l;
+    RECORDER(l);
     char text[16384] = "";
-    flight_recorder_init(&l);
     for (int i = 0; i < 64; i++) {
         flight_recorder_step(&l, 1 + i / 9);
         OpRecord op = flight_recorder_issue(&l, "world", "all-reduce", 100, "fp32", -1);
@@ -84,5 +80,4 @@ TEST(a_file_has_the_last_operations_of_the_log) {
     assert_int_equal(sscanf(text + sizeof head - 1, "%lf %lf %lf\n", &issued, &started, &finished), 3);
     assert_true(0 <= issued && issued <= started && started <= finished);
     assert_true(fabs(finished - l.ring[2].finished) < 1e-6);
-    flight_recorder_free(&l);
 }

@@ -5,27 +5,10 @@
 #include <sys/stat.h>
 
 // ---- variables ----
-
-// Sets these "NAME=VALUE" and unsets all other variables of launchers, including those that this test was started with.
-static void set_environment(const char* const* variables) {
-    static const char* const known[] = {
-        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
-        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-        "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
-        "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST"
-    };
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) unsetenv(known[i]);
-    for (; *variables; variables++) {
-        char name[64];
-        size_t n = strcspn(*variables, "=");
-        memcpy(name, *variables, n);
-        name[n] = '\0';
-        setenv(name, *variables + n + 1, 1);
-    }
-}
-
+// Which rank a process is that has these variables, "NAME=VALUE", and no others, not even those that this test was started with.
 static RankInfo found_with(const char* const* variables) {
-    set_environment(variables);
+    assert_int_equal(clearenv(), 0);
+    for (; *variables; variables++) assert_int_equal(putenv((char*)(uintptr_t)*variables), 0);
     return ranks_find();
 }
 
@@ -38,35 +21,28 @@ static RankInfo found_with(const char* const* variables) {
     "SLURM_PROCID=" rank, "SLURM_NTASKS=" size, "SLURM_STEP_NUM_TASKS=" size, "SLURM_LOCALID=1", "SLURM_NODEID=2", \
     "SLURM_STEP_TASKS_PER_NODE=2(x3),1", "SLURM_JOB_ID=123456", "SLURM_STEP_NODELIST=gpu[07-12,20],login1"
 
-typedef struct { const char* const* variables; int rank, size, local_rank, local_size; const char *found, *meeting; } Launched;
-static void expect_launched(const Launched* cases, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        RankInfo r = found_with(cases[i].variables);
-        assert_true(r.rank == cases[i].rank && r.size == cases[i].size);
-        assert_true(r.local_rank == cases[i].local_rank && r.local_size == cases[i].local_size);
-        assert_string_equal(r.found, cases[i].found);
-        assert_string_equal(r.meeting, cases[i].meeting);
-    }
-}
-TEST(each_launcher_is_understood) {
-    const Launched cases[] = {
+TEST(each_launcher_is_understood_and_inside_another_it_is_the_one_that_counts) {
+    const struct { const char* const* variables; int rank, size, local_rank, local_size; const char *found, *meeting; } cases[] = {
         { environment("HOME=/"), 0, 1, 0, 1, "started alone", "" },
         { environment(OPENMPI("5", "7")), 5, 7, 1, 2, "OpenMPI", "" }, // MPI itself tells where rank 0 is
         { environment(TORCHRUN("3", "4")), 3, 4, 1, 2, "torchrun", "29501 none gpu01" },
         { environment(TORCHRUN("3", "4"), "TORCHELASTIC_RUN_ID=run-8"), 3, 4, 1, 2, "torchrun", "29501 run-8 gpu01" },
         { environment(SLURM("5", "7")), 5, 7, 1, 2, "Slurm", "23456 123456 gpu07" },
         // A batch script itself is no task.
-        { environment("SLURM_JOB_ID=1", "SLURM_PROCID=0", "SLURM_NTASKS=8", "SLURM_LOCALID=0"), 0, 1, 0, 1, "started alone", "" } };
-    expect_launched(cases, sizeof cases / sizeof cases[0]);
-}
-TEST(a_launcher_inside_another_is_the_one_that_counts) {
-    const Launched cases[] = {
+        { environment("SLURM_JOB_ID=1", "SLURM_PROCID=0", "SLURM_NTASKS=8", "SLURM_LOCALID=0"), 0, 1, 0, 1, "started alone", "" },
         { environment(OPENMPI("5", "8"), SLURM("1", "7")), 5, 8, 1, 2, "OpenMPI", "" },
         // A torchrun on each of 7 nodes; launchers that agree.
         { environment(TORCHRUN("9", "14"), "GROUP_WORLD_SIZE=7", SLURM("4", "7")), 9, 14, 1, 2, "torchrun", "29501 none gpu01" },
         { environment(OPENMPI("1", "2"), TORCHRUN("1", "2")), 1, 2, 1, 2, "OpenMPI", "" },
         { environment(TORCHRUN("5", "7"), SLURM("5", "7")), 5, 7, 1, 2, "torchrun", "29501 none gpu01" } };
-    expect_launched(cases, sizeof cases / sizeof cases[0]);
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        RankInfo r = found_with(cases[i].variables);
+        bool same = r.rank == cases[i].rank && r.size == cases[i].size;
+        bool same_here = r.local_rank == cases[i].local_rank && r.local_size == cases[i].local_size;
+        if (!same || !same_here) fail_msg("case %zu: rank %d of %d, here %d of %d", i, r.rank, r.size, r.local_rank, r.local_size);
+        assert_string_equal(r.found, cases[i].found);
+        assert_string_equal(r.meeting, cases[i].meeting);
+    }
 }
 
 TEST(slurm_counts_tasks_by_node) {
@@ -83,22 +59,17 @@ TEST(the_first_of_slurms_nodes) {
         { "gpu01", "gpu01" }, { "gpu01,gpu02", "gpu01" }, { "gpu[07-12,20],login", "gpu07" },
         { "rack[1-2]node[03,05]", "rack1node03" }, { "a[9].cluster,b", "a9.cluster" }, { "broken[12", "broken12" }, { "", "" }
     };
-    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+    for (size_t i = 0; i < COUNT(lists); i++) {
         char name[256];
         ranks_first_node(lists[i][0], name, sizeof name);
         assert_string_equal(name, lists[i][1]);
     }
 }
 
-TEST(launchers_that_disagree_are_an_error_that_names_both) {
-    expect_error(found_with(environment(OPENMPI("1", "2"), TORCHRUN("0", "2"))),
-                 "OpenMPI says that this is rank 1 of 2, torchrun that it is rank 0 of 2");
-    expect_error(found_with(environment(TORCHRUN("1", "4"), SLURM("1", "7"))),
-                 "torchrun says that this is rank 1 of 4, Slurm that it is rank 1 of 7");
-}
-
-TEST(bad_and_missing_numbers_name_their_variable) {
+TEST(launchers_that_disagree_are_named_and_so_is_the_variable_of_a_bad_or_missing_number) {
     const struct { const char* says; const char* const* variables; } cases[] = {
+        { "OpenMPI says that this is rank 1 of 2, torchrun that it is rank 0 of 2", environment(OPENMPI("1", "2"), TORCHRUN("0", "2")) },
+        { "torchrun says that this is rank 1 of 4, Slurm that it is rank 1 of 7", environment(TORCHRUN("1", "4"), SLURM("1", "7")) },
         { "OMPI_COMM_WORLD_RANK is 2, but it must be from 0 to 1", environment(OPENMPI("2", "2")) },
         { "OMPI_COMM_WORLD_SIZE is 0", environment(OPENMPI("1", "0")) },
         { "OMPI_COMM_WORLD_LOCAL_SIZE is 2, but it must be from 1 to 1", environment(OPENMPI("0", "1")) },
@@ -118,28 +89,21 @@ TEST(bad_and_missing_numbers_name_their_variable) {
         { "SLURM_STEP_TASKS_PER_NODE is '2(x0)'", environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=2(x0)") },
         { "does not tell how many tasks run on this node", environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=2(x2)") },
         { "SLURM_STEP_TASKS_PER_NODE is 'many'", environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=many") } };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) expect_error(found_with(cases[i].variables), cases[i].says);
+    for (size_t i = 0; i < COUNT(cases); i++) expect_error(found_with(cases[i].variables), cases[i].says);
 }
 
 // ---- words ----
-
-static void expect_words(const char* members, const char* expected) {
-    bool in[32];
-    char text[64];
-    int n = (int)strlen(members);
-    for (int i = 0; i < n; i++) in[i] = members[i] == 'x';
-    ranks_text(in, n, text, sizeof text);
-    assert_string_equal(text, expected);
-}
-
 TEST(ranks_in_words) {
-    expect_words("....", "no rank");
-    expect_words("..x.", "rank 2");
-    expect_words("x..x", "ranks 0 and 3");
-    expect_words("xx..", "ranks 0-1");
-    expect_words("xxxx", "ranks 0-3");
-    expect_words("xxx..x.x", "ranks 0-2, 5 and 7");
-    expect_words("x.x.xx", "ranks 0, 2 and 4-5");
+    static const char* const cases[][2] = { { "....", "no rank" }, { "..x.", "rank 2" }, { "x..x", "ranks 0 and 3" },
+        { "xx..", "ranks 0-1" }, { "xxxx", "ranks 0-3" }, { "xxx..x.x", "ranks 0-2, 5 and 7" }, { "x.x.xx", "ranks 0, 2 and 4-5" } };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        bool in[32];
+        char text[64];
+        int n = (int)strlen(cases[i][0]);
+        for (int k = 0; k < n; k++) in[k] = cases[i][0][k] == 'x';
+        ranks_text(in, n, text, sizeof text);
+        assert_string_equal(text, cases[i][1]);
+    }
 }
 
 TEST(ranks_that_do_not_fit_are_cut_off) {
@@ -153,7 +117,6 @@ TEST(ranks_that_do_not_fit_are_cut_off) {
 }
 
 // ---- deliberate faults ----
-
 TEST(faults_are_parsed) {
     static const struct { const char* text; Fault is; } cases[] = {
         { "", { FAULT_NONE, 0, 0, -1 } }, { "2:7:kill", { FAULT_KILL, 2, 7, -1 } }, { "0:1:hang", { FAULT_HANG, 0, 1, -1 } },
@@ -174,7 +137,7 @@ TEST(bad_faults_are_refused) {
         { "-1:7:kill", wants }, { "2: 7:kill", wants }, { "2:7.5:kill", wants }, { "2:7/-5:kill", wants },
         { "2:7/5:skip", "only kill and hang can wait for a micro-batch; leave out /5" }, { "2:77777777777777777777:kill", wants },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) expect_error(fault_parse(cases[i][0], 4), cases[i][0], cases[i][1]);
+    for (size_t i = 0; i < COUNT(cases); i++) expect_error(fault_parse(cases[i][0], 4), cases[i][0], cases[i][1]);
 }
 
 static void strike(const char* text, int rank, long long step) {
@@ -196,7 +159,7 @@ TEST(faults_happen_at_their_rank_and_step_alone) {
         { "2:7:bitflip", 2, 7, 0, "FAULT ON PURPOSE: RANK 2 FLIPS A BIT AT STEP 7 (--fault)\n01\n",
           "FAULT ON PURPOSE: RANK 2, STEP 7: bitflip (--fault)\n" },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         RunningChild running = child_start();
         if (running.pid == 0) { strike(cases[i].text, cases[i].rank, cases[i].step); exit(0); }
         if (cases[i].status == 1000 + SIGTERM) { // once it has said that it hangs, one that does not has the time to end
@@ -205,10 +168,9 @@ TEST(faults_happen_at_their_rank_and_step_alone) {
             usleep(100000);
             kill(running.pid, SIGTERM);
         }
-        Child c = child_end(running);
+        FREED_BY(child_free) Child c = child_end(running);
         assert_int_equal(c.status, cases[i].status);
         if (cases[i].out) assert_string_equal(c.out, cases[i].out);
         assert_string_equal(c.err, cases[i].err);
-        child_free(&c);
     }
 }

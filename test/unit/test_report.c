@@ -4,6 +4,7 @@
 #include "../../llmc/run/report_stages.h"
 #include "../../llmc/run/rank_context.h"
 #include "expect_death.h"
+#include "world_alone.h"
 #include <sys/mman.h>
 
 // A child must end with this status, after a report that has these rows (most, or until NULL), with any number of spaces
@@ -51,7 +52,7 @@ TEST(memory_that_is_not_as_predicted_is_found_where_it_is) {
         { { 4000, [MEMORY_OFFLOADED] = 9000 }, { 4000, [MEMORY_OFFLOADED] = 9001 }, 0, 2,
           { " state on the host 9.0 kB 9.0 kB 1 bytes more than predicted\n" } },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+    for (size_t i = 0; i < COUNT(cases); i++)
         expect_report(child_does(take_and_report(&cases[i])), cases[i].status, cases[i].rows, 3);
 }
 
@@ -107,13 +108,8 @@ TEST(a_range_of_bytes_is_one_number_where_its_ends_look_alike) {
 }
 
 // ---- steps, in a world of this rank alone ----
-static void context_alone(RankContext* w) {
-    device_init(0, 1);
-    w->options.timeout = 1;
-    w->options.out = "";
-    comm_init(&w->comm, &w->options, ranks_alone(), &w->control);
-}
-static void context_end(RankContext* w) { comm_free(&w->comm); device_shutdown(); }
+static void context_alone(RankContext* w) { world_alone(&w->comm, &w->control); }
+static void context_end(RankContext* w) { world_end(&w->comm); }
 
 // Sends `bytes` in a step, by the count of a communicator.
 static void take_step(RankContext* w, long long step, unsigned long long bytes) {
@@ -139,7 +135,7 @@ TEST(a_step_counts_what_is_sent_in_it) {
     context_end(&w);
 }
 
-#define is(x, expected) assert_true(fabs((x) - (expected)) < 1e-12)
+#define is(x, want) assert_near(x, want, 1e-12)
 // Two steps of 2 stages and 4 micro-batches. Rank 0: F 10 ms, D 30; rank 1: F 14, D 42.
 TEST(a_bubble_is_what_ranks_wait_for_beside_its_formula) {
     const ActionSums ranks[] = { { { .080, .240, 0, 0 }, .600, { 8, 8, 0, 0 }, 2 },
@@ -235,7 +231,7 @@ TEST(every_rank_must_send_as_it_predicted_in_every_step) {
     };
     meeting = mmap(NULL, sizeof *meeting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(meeting != MAP_FAILED);
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         RunningChild running[3];
         meeting->ready = 0;
         for (int q = 0; q < cases[i].N; q++) if ((running[q] = child_start()).pid == 0) report_as(&cases[i], q);

@@ -17,11 +17,6 @@ TEST(philox_gives_the_known_answers) {
     }
 }
 
-#define assert_near(x, expected, tolerance) do { \
-        double x_ = (x), expected_ = (expected), tolerance_ = (tolerance); \
-        if (!(fabs(x_ - expected_) <= tolerance_)) fail_msg(#x " is %g, not %g +- %g", x_, expected_, tolerance_); \
-    } while (0)
-
 TEST(uniform_numbers_fill_the_unit_interval_evenly) {
     enum { N = 1000000, BUCKETS = 64 };
     int counts[BUCKETS] = { 0 };
@@ -65,13 +60,12 @@ TEST(seeds_and_streams_have_nothing_in_common) {
 }
 
 static void assert_permutation(uint64_t seed, uint64_t n) {
-    unsigned char* hit = xcalloc(n, 1);
+    FREED unsigned char* hit = xcalloc(n, 1);
     for (uint64_t i = 0; i < n; i++) {
         uint64_t k = random_permute(seed, STREAM_DATA, i, n);
         if (k >= n || hit[k]) fail_msg("n = %zu: %zu goes to %zu, a second time or beyond", (size_t)n, (size_t)i, (size_t)k);
         hit[k] = 1;
     }
-    free(hit);
 }
 TEST(permute_is_a_permutation_of_any_size) {
     for (uint64_t n = 1; n <= 2000; n++) assert_permutation(n % 5, n);

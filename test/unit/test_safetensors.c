@@ -12,19 +12,21 @@ void after_each(void) { unlink(path); }
 
 // header_size, the header's text and data_size bytes of zeros
 static void write_parts(uint64_t header_size, const char* header, size_t header_bytes, size_t data_size) {
-    char* bytes = (char*)xcalloc(8 + header_bytes + data_size, 1);
+    FREED char* bytes = (char*)xcalloc(8 + header_bytes + data_size, 1);
     memcpy(bytes, &header_size, 8);
     memcpy(bytes + 8, header, header_bytes);
     write_file(NAME, bytes, 8 + header_bytes + data_size);
-    free(bytes);
 }
 static void write_header(const char* header, size_t data_size) { write_parts(strlen(header), header, strlen(header), data_size); }
 
-static void open_file(void) {
+// The file, open until the end of the block: OPENED s = opened();
+#define OPENED FREED_BY(safetensors_close) SafeTensors
+static SafeTensors opened(void) {
     SafeTensors s;
     safetensors_open(&s, path, "find another");
-    safetensors_close(&s);
+    return s;
 }
+static void open_file(void) { OPENED s = opened(); }
 
 #define expect_refusal(...) expect_error(open_file(), path, "; find another", __VA_ARGS__)
 
@@ -32,12 +34,10 @@ static void open_file(void) {
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" #begin "," #end "]}"
 
 // ---- files that are not what they should be ----
-
 TEST(a_good_file_opens_also_with_tensors_that_have_no_elements) {
     write_header("{\"__metadata__\":{\"format\":\"pt\"}," TENSOR("b", "F32", "2,1", 4, 12) "," TENSOR("a", "BF16", "2", 0, 4) ","
                  TENSOR("none", "F32", "0,5", 12, 12) "," TENSOR("scalar", "F32", "", 12, 16) "}  ", 16);
-    SafeTensors s;
-    safetensors_open(&s, path, "find another");
+    OPENED s = opened();
     assert_int_equal(s.count, 4);
     assert_string_equal(s.tensors[0].name, "a"); // by place
     assert_string_equal(json_string_value(json_object_get(s.metadata, "format")), "pt");
@@ -46,7 +46,6 @@ TEST(a_good_file_opens_also_with_tensors_that_have_no_elements) {
     assert_int_equal(safetensors_find(&s, "none")->elements, 0);
     assert_int_equal(safetensors_find(&s, "scalar")->elements, 1);
     assert_null(safetensors_find(&s, "c"));
-    safetensors_close(&s);
     write_header("{}", 0);
     open_file();
 }
@@ -115,7 +114,7 @@ TEST(everything_that_a_header_says_is_checked) {
         { 9, "{" TENSOR("a", "F32", "2", 0, 8) "}", "its tensors have 8 bytes and the file 9 after the header" },
         { 1, "{}", "its tensors have 0 bytes and the file 1 after the header" },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         write_header(cases[i].header, cases[i].data_size);
         expect_refusal(cases[i].says);
     }
@@ -125,9 +124,8 @@ TEST(everything_that_a_header_says_is_checked) {
 
 // Opens the file, which then loses so many bytes, and reads n elements of a tensor.
 static void read_some(const char* name, size_t begin, size_t n, int lost) {
-    SafeTensors s;
+    SafeTensors s = opened();
     float out[8];
-    safetensors_open(&s, path, "find another");
     if (truncate(path, (off_t)s.file_size - lost) != 0) return;
     safetensors_read(&s, safetensors_find(&s, name), begin, n, out, DTYPE_F32);
 }
@@ -140,7 +138,6 @@ TEST(what_cannot_be_read_is_refused_when_it_is_read) {
 }
 
 // ---- what is written ----
-
 enum { ROWS = 301, COLS = 173 }; // more than a piece of the reader's
 
 // A number that each of our dtypes holds exactly.
@@ -154,9 +151,8 @@ TEST(what_is_written_in_pieces_comes_back_in_other_pieces_and_types) {
     const size_t n = ROWS * COLS;
     for (size_t i = 0; i < n; i++) data[i] = small_number(i);
     SafeTensors s, other;
-    json_t* metadata = json_pack("{s:s}", "format", "test");
+    FREED_BY(json_decrefp) json_t* metadata = json_pack("{s:s}", "format", "test");
     assert_true(safetensors_create(&s, path, wanted, 3, metadata));
-    json_decref(metadata);
     safetensors_attach(&other, path, ""); // another rank's view of the same file
     for (int t = 0; t < 3; t++) for (size_t begin = 0, piece = 0; begin < n; begin += piece) {
         piece = size_min(n - begin, 1 + philox(1, (uint64_t)t, begin).x[0] % 30000);
@@ -168,7 +164,7 @@ TEST(what_is_written_in_pieces_comes_back_in_other_pieces_and_types) {
     assert_true(safetensors_sync(&s));
     assert_true(safetensors_close(&s));
     assert_true(safetensors_close(&other));
-    safetensors_open(&s, path, "");
+    s = opened();
     assert_int_equal(s.tensors[0].begin % 8, 0);
     for (int t = 0; t < 3; t++) {
         const SafeTensor* from = safetensors_find(&s, wanted[t].name);
@@ -188,12 +184,10 @@ TEST(nothing_is_written_over) {
     write_file(NAME, "mine", 4);
     char name[] = "a";
     SafeTensor wanted = safetensor_wanted(name, DTYPE_F32, 4, 0);
-    SafeTensors s;
-    json_t* metadata = json_object();
+    OPENED s;
+    FREED_BY(json_decrefp) json_t* metadata = json_object();
     assert_false(safetensors_create(&s, path, &wanted, 1, metadata));
     assert_int_equal(errno, EEXIST);
-    json_decref(metadata);
-    safetensors_close(&s);
     struct stat info;
     assert_true(stat(path, &info) == 0 && info.st_size == 4);
 }
@@ -205,7 +199,7 @@ TEST(tensors_beyond_4_gib_are_found) {
     struct stat info;
     assert_int_equal(stat(path, &info), 0);
     if (truncate(path, info.st_size + (off_t)(2 * n)) != 0) skip_test("this file system has no large sparse files");
-    SafeTensors s;
+    OPENED s;
     safetensors_attach(&s, path, "");
     const float data[3] = { 1, 2, 3 };
     float back[3];
@@ -214,5 +208,4 @@ TEST(tensors_beyond_4_gib_are_found) {
     assert_memory_equal(back, data, sizeof data);
     safetensors_read(&s, s.tensors, (n - 3) % ((size_t)1 << 31), 3, back, DTYPE_F32);
     assert_true(back[0] == 0 && back[1] == 0 && back[2] == 0);
-    safetensors_close(&s);
 }

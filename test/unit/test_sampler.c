@@ -51,7 +51,7 @@ TEST(top_k_draws_among_the_k_likeliest_only_and_extremes_are_no_trouble) {
         { { 1000, -INFINITY, 1000, 999, 0, 1000 }, 1e-3, TOP_ALL, { 1.0/3, 0, 1.0/3, 0, 0, 1.0/3 } }, // whose exponentials overflow
         { { 1, 2, -INFINITY, 3, -INFINITY, -INFINITY }, 1e9, TOP_ALL, { 1.0/3, 1.0/3, 0, 1.0/3 } },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+    for (size_t i = 0; i < COUNT(cases); i++)
         assert_shares(cases[i].logits, 6, cases[i].temperature, cases[i].top_k, cases[i].expected);
     const float first_impossible[] = { -INFINITY, 0 }, one[] = { -2 };
     assert_int_equal(sample_token(first_impossible, 2, 1, TOP_ALL, 0), 1);
@@ -88,42 +88,24 @@ static void print_in_pieces(const char* const* pieces) {
     for (; *pieces; pieces++) print_token(&p, *pieces, strlen(*pieces));
     print_token_end(&p);
 }
-static void assert_prints(const char* expected, const char* const* pieces) {
-    Child c = child_does(print_in_pieces(pieces));
-    assert_int_equal(c.status, 0);
-    assert_string_equal(c.out, expected);
-    child_free(&c);
-}
-#define assert_printed(expected, ...) do { \
-        const char* const pieces_[] = { __VA_ARGS__, NULL }; \
-        assert_prints(expected, pieces_); \
-    } while (0)
 #define BAD "\xEF\xBF\xBD"
 
-TEST(text_is_printed_as_it_is_however_it_is_cut) {
-    assert_printed("plain text\n\tand more", "plain text\n", "\tand more");
-    assert_printed("é€😀", "\xC3", "\xA9\xE2", "\x82\xAC\xF0\x9F", "\x98", "\x80");
-    assert_printed("\xC2\xA0 \xDF\xBF \xE0\xA0\x80 \xED\x9F\xBF \xEF\xBF\xBF \xF0\x90\x80\x80 \xF4\x8F\xBF\xBF", // edges
-                   "\xC2\xA0 \xDF\xBF \xE0\xA0\x80 \xED\x9F\xBF \xEF\xBF\xBF \xF0\x90\x80\x80 \xF4\x8F\xBF\xBF");
-}
-
-TEST(control_characters_do_not_reach_the_terminal) {
-    assert_printed(BAD "[31mred" BAD "]0;title" BAD, "\x1B[31mred", "\x1B]0;title\x07");
-    assert_printed("a" BAD "b" BAD "c" BAD, "a\rb\x7F" "c\b");
-    assert_printed(BAD BAD "[2J", "\xC2\x9B[2J"); // U+009B, an escape sequence's start in one character
-    for (int c = 1; c < 0x20; c++) {
-        char text[2] = { (char)c, 0 };
-        if (c == '\n' || c == '\t') assert_printed(text, text);
-        else assert_printed(BAD, text);
-    }
-}
-
-TEST(what_is_not_utf8_is_replaced) {
-    static const char* const cases[][4] = { // what is printed, and the pieces
-        { BAD "a", "\x80" "a" }, { BAD "a", "\xE2\x82", "a" },
-        { "x" BAD, "x\xF0\x9F" },  // a continuation of nothing, broken off, at the end
-        { BAD "é", "\xE2\xC3", "\xA9" }, { BAD BAD, "\xC0\x80" }, { BAD BAD BAD, "\xE0\x9F\xBF" }, // one begins inside another; overlong
-        { BAD BAD BAD, "\xED\xA0\x80" }, { BAD BAD BAD BAD, "\xF4\x90\x80\x80" }, { BAD BAD, "\xFE\xFF" } // a surrogate; beyond U+10FFFF
+TEST(text_is_printed_as_it_is_however_it_is_cut_without_control_characters_and_what_is_not_utf8) {
+    static const char* const cases[][7] = { // what is printed, and the pieces
+        { "plain text\n\tand more", "plain text\n", "\tand more" }, { "é€😀", "\xC3", "\xA9\xE2", "\x82\xAC\xF0\x9F", "\x98", "\x80" },
+        { "\xC2\xA0 \xDF\xBF \xE0\xA0\x80 \xED\x9F\xBF \xEF\xBF\xBF \xF0\x90\x80\x80 \xF4\x8F\xBF\xBF", // edges
+          "\xC2\xA0 \xDF\xBF \xE0\xA0\x80 \xED\x9F\xBF \xEF\xBF\xBF \xF0\x90\x80\x80 \xF4\x8F\xBF\xBF" },
+        // escape sequences, and what else moves a cursor; U+009B begins one in a single character
+        { BAD "[31mred" BAD "]0;title" BAD, "\x1B[31mred", "\x1B]0;title\x07" }, { "a" BAD "b" BAD "c" BAD, "a\rb\x7F" "c\b" },
+        { BAD BAD "[2J", "\xC2\x9B[2J" },
+        // not UTF-8: a continuation of nothing, broken off, at the end; one begins inside another; overlong; a surrogate; beyond U+10FFFF
+        { BAD "a", "\x80" "a" }, { BAD "a", "\xE2\x82", "a" }, { "x" BAD, "x\xF0\x9F" }, { BAD "é", "\xE2\xC3", "\xA9" },
+        { BAD BAD, "\xC0\x80" }, { BAD BAD BAD, "\xE0\x9F\xBF" }, { BAD BAD BAD, "\xED\xA0\x80" },
+        { BAD BAD BAD BAD, "\xF4\x90\x80\x80" }, { BAD BAD, "\xFE\xFF" }
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) assert_prints(cases[i][0], cases[i] + 1);
+    for (size_t i = 0; i < COUNT(cases); i++) expect_output(cases[i][0], print_in_pieces(cases[i] + 1));
+    for (int c = 1; c < 0x20; c++) {
+        const char text[2] = { (char)c, 0 }, *const pieces[2] = { text, NULL };
+        expect_output(c == '\n' || c == '\t' ? text : BAD, print_in_pieces(pieces));
+    }
 }

@@ -4,6 +4,7 @@
 #include "../../llmc/comm/sums.h"
 #include "count_threads.h"
 #include "expect_death.h"
+#include "world_alone.h"
 
 enum { MOST_SHARDS = 8 };
 static const GPT2Config shapes[] = { // max_T, V, Vp, L, NH, C
@@ -15,9 +16,7 @@ static const GPT2Config shapes[] = { // max_T, V, Vp, L, NH, C
     { 32, 384, 384, 2, 4, 32 },
     { 2, 3, 128, MAX_UNITS - 1, 1, 2 },
 };
-enum { NUM_SHAPES = sizeof shapes / sizeof shapes[0] };
 static const int wraps[] = { 0, 1, 2, 3, 4, 5, 7, MAX_UNITS - 1 }; // --wrap-blocks: that of a model with fewer blocks, too
-enum { NUM_WRAPS = sizeof wraps / sizeof wraps[0] };
 
 // A case: a layout as rank `rank` of S has it.
 typedef struct {
@@ -38,14 +37,13 @@ static void case_init(Case* t, GPT2Config c, int wrap, int S, int rank) {
 // Calls check for every shape, wrap and number of shards, as rank 0 has them.
 static void for_all(void (*check)(Case*)) {
     static Case t;
-    for (int i = 0; i < NUM_SHAPES; i++) for (int w = 0; w < NUM_WRAPS; w++) for (int S = 1; S <= MOST_SHARDS; S++) {
+    for (size_t i = 0; i < COUNT(shapes); i++) for (size_t w = 0; w < COUNT(wraps); w++) for (int S = 1; S <= MOST_SHARDS; S++) {
         case_init(&t, shapes[i], wraps[w], S, 0);
         check(&t);
     }
 }
 
 // ---- groups ----
-
 static void check_groups(Case* t) {
     int wrap = (int)t->options.wrap_blocks, L = t->c.L, unit = 0;
     const Layout* y = &t->y;
@@ -87,7 +85,6 @@ static void check_shards(Case* t) {
 TEST(shards_are_aligned_and_lie_side_by_side) { for_all(check_shards); }
 
 // ---- pieces ----
-
 // Marks in seen (elements of all units, one after another) the elements that the rank of t has.
 static void mark_pieces(const Case* t, unsigned char* seen) {
     size_t end = 0; // of the piece before, in sharded memory
@@ -113,7 +110,7 @@ static void mark_pieces(const Case* t, unsigned char* seen) {
 }
 static void check_pieces(Case* t) {
     size_t n = gpt2_num_elements(t->c);
-    unsigned char* seen = (unsigned char*)xcalloc(n, 1);
+    FREED unsigned char* seen = (unsigned char*)xcalloc(n, 1);
     for (int rank = 0; rank < t->options.shards; rank++) {
         t->ranks.rank = rank;
         mark_pieces(t, seen);
@@ -121,12 +118,10 @@ static void check_pieces(Case* t) {
     for (size_t e = 0; e < n; e++)
         if (seen[e] != 1)
             fail_msg("wrap %lld, %d shards: element %zu is in %d of them", t->options.wrap_blocks, t->options.shards, e, seen[e]);
-    free(seen);
 }
 TEST(the_pieces_of_all_ranks_are_every_unit_once) { for_all(check_pieces); }
 
 // ---- by formula ----
-
 static void check_sizes(Case* t) {
     const Layout* y = &t->y;
     ShardSizes s = shard_sizes(t->c, &t->options);
@@ -161,13 +156,10 @@ TEST(rooms_are_bounded_where_groups_are_freed) {
 }
 
 // ---- communicators ----
-
 static void alone_in_every_way(void) {
     static Comm world;
     static Control control;
-    CommOptions o = { .timeout = 1 };
-    device_init(0, 1);
-    comm_init(&world, &o, ranks_alone(), &control);
+    world_alone(&world, &control);
     for (int kind = SHARD_FULL; kind <= SHARD_NONE; kind++) {
         static Layout y;
         Sharding options = { .sharding = kind, .shards = 1 };
@@ -176,12 +168,11 @@ static void alone_in_every_way(void) {
         require(y.shard_ranks != y.replicas, "shards and replicas are one communicator");
         layout_free(&y);
     }
-    comm_free(&world); // which dies if a communicator is left
+    world_end(&world);
 }
 TEST(one_rank_alone_has_both_communicators_in_every_sharding) { expect_success(alone_in_every_way()); }
 
 // ---- options ----
-
 TEST(options_that_do_not_go_together_and_the_number_of_shards) {
     static const struct { Sharding options; const char *says, *also; int shards; } cases[] = { // on 6 ranks
         { { .sharding = SHARD_FULL, .limit_all_gathers = 2, .shard_group = 3 }, "--shard-group and --sharding hybrid go together", "", 0 },
@@ -196,7 +187,7 @@ TEST(options_that_do_not_go_together_and_the_number_of_shards) {
         { { .limit_all_gathers = 2, .sharding = SHARD_HYBRID, .shard_group = 3 }, NULL, NULL, 3 },
         { { .limit_all_gathers = 2, .sharding = SHARD_NONE }, NULL, NULL, 1 },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         Sharding options = cases[i].options;
         if (cases[i].says) expect_error(sharding_check(&options, 6), cases[i].says, cases[i].also);
         else sharding_check(&options, 6);
@@ -214,10 +205,9 @@ TEST(a_report_says_how_large_groups_are) {
         { { .shards = 2, .sharding = SHARD_HYBRID, .limit_all_gathers = 2 }, "sharding hybrid by model: each rank keeps 1/2" },
         { { .shards = 2, .sharding = SHARD_HYBRID, .limit_all_gathers = 2 }, "room for the root and 0 more\nreplicas   2, of 2 ranks each\n" },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        Child said = child_does(report_sharding(c, &cases[i].options, 4));
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        FREED_BY(child_free) Child said = child_does(report_sharding(c, &cases[i].options, 4));
         if (said.status != 0 || !strstr(said.out, cases[i].says)) fail_msg("'%s' is not in %s%s", cases[i].says, said.out, said.err);
-        child_free(&said);
     }
 }
 
@@ -225,7 +215,7 @@ TEST(a_report_says_how_large_groups_are) {
 TEST(gradients_on_the_host_are_added_by_all_threads) {
     enum { N = 100 * COMM_SUM_BLOCK + 77 };
     static const CommType types[] = { COMM_F32, COMM_BF16, COMM_F16, COMM_F64 };
-    uint64_t *first = xcalloc(N, 8), *second = xcalloc(N, 8), *together = xcalloc(N, 8), *alone = xcalloc(N, 8);
+    FREED uint64_t *first = xcalloc(N, 8), *second = xcalloc(N, 8), *together = xcalloc(N, 8), *alone = xcalloc(N, 8);
     for (size_t i = 0; i < N; i++) { // two floats, four 16-bit numbers or a double around 1
         Philox r = philox(3, 0, i);
         first[i] = (((uint64_t)r.x[0] << 32 | r.x[1]) & 0x83ff83ff83ff83ff) | 0x3c003c003c003c00;
@@ -242,5 +232,4 @@ TEST(gradients_on_the_host_are_added_by_all_threads) {
         assert_memory_equal(together, alone, N * 8);
         assert_memory_not_equal(together, first, N * comm_type_size(types[k]));
     }
-    free(first); free(second); free(together); free(alone);
 }

@@ -45,14 +45,15 @@ static void append_text(char* out, const char* bytes, size_t n) {
 }
 
 static int vocabulary_merge(Vocabulary* v, int left, int right) {
-    append_text(v->merges, v->bytes[left], v->length[left]);
-    strcat(v->merges, " ");
-    append_text(v->merges, v->bytes[right], v->length[right]);
-    strcat(v->merges, "\n");
+    const int parts[2] = { left, right };
     char both[128];
-    memcpy(both, v->bytes[left], v->length[left]);
-    memcpy(both + v->length[left], v->bytes[right], v->length[right]);
-    return vocabulary_add(v, both, v->length[left] + v->length[right]);
+    size_t n = 0;
+    for (int k = 0; k < 2; n += v->length[parts[k++]]) {
+        append_text(v->merges, v->bytes[parts[k]], v->length[parts[k]]);
+        strcat(v->merges, k == 0 ? " " : "\n");
+        memcpy(both + n, v->bytes[parts[k]], v->length[parts[k]]);
+    }
+    return vocabulary_add(v, both, n);
 }
 
 // Writes vocab.json, and merges.txt beside it. Returns the path of the first.
@@ -88,12 +89,8 @@ static const char* vocabulary_write_bin(const Vocabulary* v, int eot) {
 enum { HE = 256, LL, HELL, SPACE_W, OR, HELLO, EOT }; // tokens of this small vocabulary
 static Vocabulary small_vocabulary(void) {
     Vocabulary v = vocabulary_of_bytes();
-    assert_int_equal(vocabulary_merge(&v, 'h', 'e'), HE);
-    assert_int_equal(vocabulary_merge(&v, 'l', 'l'), LL);
-    assert_int_equal(vocabulary_merge(&v, HE, LL), HELL);
-    assert_int_equal(vocabulary_merge(&v, ' ', 'w'), SPACE_W);
-    assert_int_equal(vocabulary_merge(&v, 'o', 'r'), OR);
-    assert_int_equal(vocabulary_merge(&v, HELL, 'o'), HELLO);
+    static const int merged[][2] = { { 'h', 'e' }, { 'l', 'l' }, { HE, LL }, { ' ', 'w' }, { 'o', 'r' }, { HELL, 'o' } };
+    for (int i = 0; i < 6; i++) assert_int_equal(vocabulary_merge(&v, merged[i][0], merged[i][1]), HE + i);
     assert_int_equal(vocabulary_add(&v, END_OF_TEXT, strlen(END_OF_TEXT)), EOT);
     return v;
 }
@@ -110,8 +107,7 @@ static Vocabulary random_vocabulary(uint64_t seed) {
         Philox r = philox(seed, 7, i);
         int ids[2];
         for (int k = 0; k < 2; k++) {
-            int n = 3 + (v.count - 256);
-            int pick = (int)(r.x[k] % (uint32_t)n);
+            int pick = (int)(r.x[k] % (uint32_t)(3 + v.count - 256));
             ids[k] = pick < 3 ? 'a' + pick : 256 + pick - 3;
         }
         size_t length = v.length[ids[0]] + v.length[ids[1]];
@@ -126,21 +122,27 @@ static Vocabulary random_vocabulary(uint64_t seed) {
 }
 
 // ---- what encoding must give ----
+// A tokenizer that is freed at the end of its block: OPENED t = opened("bytes").
+#define OPENED FREED_BY(tokenizer_free) Tokenizer
+static Tokenizer opened(const char* spec) {
+    Tokenizer t;
+    tokenizer_open(&t, spec);
+    return t;
+}
 static void expect_tokens(const Tokenizer* t, const char* text, const int* want, size_t num_want) {
     size_t count;
-    int* ids = tokenizer_encode(t, text, strlen(text), &count);
+    FREED int* ids = tokenizer_encode(t, text, strlen(text), &count);
     assert_int_equal(count, num_want);
     assert_memory_equal(ids, want, num_want * sizeof(int));
-    free(ids);
 }
 #define expect_encoding(t, text, ...) do { \
         const int want_[] = { __VA_ARGS__ }; \
-        expect_tokens(t, text, want_, sizeof want_ / sizeof *want_); \
+        expect_tokens(t, text, want_, COUNT(want_)); \
     } while (0)
 
 static void expect_round_trip(const Tokenizer* t, const char* text, size_t n) {
     size_t count, at = 0;
-    int* ids = tokenizer_encode(t, text, n, &count);
+    FREED int* ids = tokenizer_encode(t, text, n, &count);
     for (size_t i = 0; i < count; i++) {
         size_t length;
         const char* bytes = tokenizer_decode(t, ids[i], &length);
@@ -150,7 +152,6 @@ static void expect_round_trip(const Tokenizer* t, const char* text, size_t n) {
         at += length;
     }
     assert_int_equal(at, n);
-    free(ids);
 }
 
 // The definition: while any neighbours merge, merge the leftmost pair of the lowest rank.
@@ -178,15 +179,13 @@ static void expect_end_of_text(const Tokenizer* t) { // text that spells it is t
     assert_int_equal(length, 13);
 }
 TEST(bytes_are_their_own_tokens) {
-    Tokenizer t;
-    tokenizer_open(&t, "bytes");
+    OPENED t = opened("bytes");
     assert_true(t.vocab_size == 257 && t.eot == 256);
     expect_encoding(&t, "a\xff\n", 'a', 255, '\n');
     expect_end_of_text(&t);
     char all[256];
     for (int b = 0; b < 256; b++) all[b] = (char)b;
     expect_round_trip(&t, all, sizeof all);
-    tokenizer_free(&t);
 }
 
 TEST(text_merges_by_rank_whether_from_a_folder_or_from_either_kind_of_file) {
@@ -198,9 +197,8 @@ TEST(text_merges_by_rank_whether_from_a_folder_or_from_either_kind_of_file) {
             specs[3] = vocabulary_write_json(&v);
             write_text("merges.txt", strchr(v.merges, '\n') + 1);
         }
-        Tokenizer t;
+        OPENED t = opened(specs[i]);
         size_t count = 1;
-        tokenizer_open(&t, specs[i]);
         assert_true(t.vocab_size == 263 && t.eot == EOT);
         expect_encoding(&t, "hello worlld", HELLO, SPACE_W, OR, LL, 'd');
         expect_encoding(&t, "lll", LL, 'l');
@@ -210,7 +208,6 @@ TEST(text_merges_by_rank_whether_from_a_folder_or_from_either_kind_of_file) {
         free(tokenizer_encode(&t, "", 0, &count));
         assert_int_equal(count, 0);
         expect_end_of_text(&t);
-        tokenizer_free(&t);
     }
 }
 
@@ -231,9 +228,8 @@ TEST(words_are_cut_as_gpt2_cuts_them) {
         { "ok \xff\xfe ok", "ok| |\xff\xfe| ok" },                     // what is no UTF-8 is a word of its own
         { "ok\xe2\x82", "ok|\xe2\x82" },
     };
-    Tokenizer t;
-    tokenizer_open(&t, write_small());
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    OPENED t = opened(write_small());
+    for (size_t i = 0; i < COUNT(cases); i++) {
         char cut[200] = "";
         WordCursor c = word_first(cases[i].text, strlen(cases[i].text));
         size_t length;
@@ -241,7 +237,6 @@ TEST(words_are_cut_as_gpt2_cuts_them) {
             sprintf(cut + strlen(cut), "%s%.*s", *cut ? "|" : "", (int)length, word);
         assert_string_equal(cut, cases[i].cut);
     }
-    tokenizer_free(&t);
 }
 
 TEST(only_shortest_utf8_of_real_characters_is_valid) {
@@ -249,15 +244,14 @@ TEST(only_shortest_utf8_of_real_characters_is_valid) {
         "\xf4\x8f\xbf\xbf" };
     static const char* const invalid[] = { "\x80", "\xc1\xbf", "\xc0\x80", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xf0\x8f\xbf\xbf",
         "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "\xc2", "\xe2\x82", "\xf0\x9f\x98", "\xc2" "a", "\xe2\x82" "a" };
-    for (size_t i = 0; i < sizeof valid / sizeof *valid; i++) assert_int_equal(utf8_length(valid[i], strlen(valid[i])), strlen(valid[i]));
-    for (size_t i = 0; i < sizeof invalid / sizeof *invalid; i++) assert_int_equal(utf8_length(invalid[i], strlen(invalid[i])), 0);
+    for (size_t i = 0; i < COUNT(valid); i++) assert_int_equal(utf8_length(valid[i], strlen(valid[i])), strlen(valid[i]));
+    for (size_t i = 0; i < COUNT(invalid); i++) assert_int_equal(utf8_length(invalid[i], strlen(invalid[i])), 0);
 }
 
 TEST(the_fast_merge_is_the_slow_one) {
     for (uint64_t seed = 0; seed < 20; seed++) {
         Vocabulary v = random_vocabulary(seed);
-        Tokenizer t;
-        tokenizer_open(&t, seed % 2 ? vocabulary_write_json(&v) : vocabulary_write_bin(&v, v.count - 1));
+        OPENED t = opened(seed % 2 ? vocabulary_write_json(&v) : vocabulary_write_bin(&v, v.count - 1));
         for (uint64_t i = 0; i < 300; i++) {
             char word[400];
             int fast[400], slow[400];
@@ -269,15 +263,13 @@ TEST(the_fast_merge_is_the_slow_one) {
                 assert_memory_equal(fast, slow, count * sizeof(int));
             }
         }
-        tokenizer_free(&t);
     }
 }
 
 TEST(long_runs_take_no_quadratic_time) {
     const size_t n = 1 << 20; // n*n steps would take hours
-    Tokenizer t;
-    tokenizer_open(&t, write_small());
-    char* text = xcalloc(n, 1);
+    OPENED t = opened(write_small());
+    FREED char* text = xcalloc(n, 1);
     static const char fills[] = { 'l', ' ', '!', '7', '\xff', '\0' };
     alarm(120);
     for (size_t i = 0; i < sizeof fills; i++) {
@@ -287,30 +279,23 @@ TEST(long_runs_take_no_quadratic_time) {
     for (size_t i = 0; i < n; i++) text[i] = i % 2 ? 'a' : '\xff'; // as many stretches as there can be
     expect_round_trip(&t, text, n);
     alarm(0);
-    free(text); tokenizer_free(&t);
 }
 
 // ---- files that are not what they should be ----
-static void open_spec(const char* spec) {
-    Tokenizer t;
-    tokenizer_open(&t, spec);
-    tokenizer_free(&t);
-}
 static void decode_beyond(int id) {
-    Tokenizer t;
-    tokenizer_open(&t, "bytes");
+    OPENED t = opened("bytes");
     size_t length;
     tokenizer_decode(&t, id, &length);
 }
-static void expect_refusal(const char* path, const char* says) { expect_error(open_spec(path), path, says); }
+static void expect_refusal(const char* path, const char* says) { expect_error(opened(path), path, says); }
 
 TEST(what_is_no_tokenizer_is_named) {
-    expect_error(open_spec(in_folder("nothing")), "nothing", "No such file", "vocab.json", "merges.txt");
+    expect_error(opened(in_folder("nothing")), "nothing", "No such file", "vocab.json", "merges.txt");
     expect_refusal("bytes2", "No such file");
     expect_refusal(write_text("empty", ""), "starts neither with {");
     expect_refusal(write_text("words.txt", "hello"), "starts neither with {");
     assert_int_equal(mkdir(in_folder("sub"), 0700), 0);
-    expect_error(open_spec(in_folder("sub")), "sub/vocab.json", "No such file");
+    expect_error(opened(in_folder("sub")), "sub/vocab.json", "No such file");
     expect_error(decode_beyond(-1), "token -1", "257");
     expect_error(decode_beyond(257), "token 257", "257");
 }
@@ -329,13 +314,11 @@ TEST(a_broken_vocabulary_is_refused) {
         { GOOD, "\"h\\u0000\":258", "not valid JSON" }
     };
     size_t n;
-    char* good = file_read((FileSource){ write_small(), "" }, 1 << 16, &n); // with its merges beside it
-    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
-        char* text = replaced(good, changes[i][0], changes[i][1]);
+    FREED char* good = file_read((FileSource){ write_small(), "" }, 1 << 16, &n); // with its merges beside it
+    for (size_t i = 0; i < COUNT(changes); i++) {
+        FREED char* text = replaced(good, changes[i][0], changes[i][1]);
         expect_refusal(write_text("vocab.json", text), changes[i][2]);
-        free(text);
     }
-    free(good);
     expect_refusal(write_text("vocab.json", "{}"), "is not a JSON object of tokens");
     expect_refusal(write_text("vocab.json", "{\"a\":0}"), "no token is the single byte 0x00");
     char deep[5000];
@@ -357,32 +340,30 @@ TEST(broken_merges_are_refused) {
         { "h e\nl l\nhe ll\nhell o\no r\n", "make 1 of the vocabulary's tokens, the first of them token 259" } // without the fourth
     };
     write_small();
-    for (size_t i = 0; i < sizeof merges / sizeof *merges; i++) {
+    for (size_t i = 0; i < COUNT(merges); i++) {
         write_text("merges.txt", merges[i][0]);
-        expect_error(open_spec(folder), "merges.txt", merges[i][1]);
+        expect_error(opened(folder), "merges.txt", merges[i][1]);
     }
     assert_int_equal(unlink(in_folder("merges.txt")), 0);
-    expect_error(open_spec(folder), "merges.txt", "No such file");
+    expect_error(opened(folder), "merges.txt", "No such file");
 }
 
 // Tokens that no merge makes are fine where text never becomes them: those that trainers and people add to a vocabulary.
 TEST(added_tokens_need_no_merge) {
     static const char* const added[] = { "<pad>", "[UNK]", "<|im_start|>", "madeupword0000", "<|endoftext|><|endoftext|>" };
     static const char* const text[] = { "pad", " pad", "\n\n", "<>", "12", "\xc3\xa9", "\xe2\x82" };
-    Tokenizer t;
-    for (size_t i = 0; i < sizeof added / sizeof *added; i++) {
+    for (size_t i = 0; i < COUNT(added); i++) {
         Vocabulary v = small_vocabulary();
         int id = vocabulary_add(&v, added[i], strlen(added[i]));
-        tokenizer_open(&t, vocabulary_write_json(&v));
+        OPENED t = opened(vocabulary_write_json(&v));
         assert_int_equal(t.vocab_size, id + 1);
         expect_encoding(&t, "hello", HELLO);
-        tokenizer_free(&t);
     }
-    for (size_t i = 0; i < sizeof text / sizeof *text; i++) {
+    for (size_t i = 0; i < COUNT(text); i++) {
         Vocabulary v = small_vocabulary();
         vocabulary_add(&v, text[i], strlen(text[i]));
         vocabulary_write_json(&v);
-        expect_error(open_spec(folder), "merges.txt", "make 1 of the vocabulary's tokens, the first of them token 263");
+        expect_error(opened(folder), "merges.txt", "make 1 of the vocabulary's tokens, the first of them token 263");
     }
 }
 
@@ -392,10 +373,8 @@ TEST(two_merges_may_make_one_token) {
     int ab = vocabulary_merge(&v, 'a', 'b'), bc = vocabulary_merge(&v, 'b', 'c'), abc = vocabulary_merge(&v, ab, 'c');
     strcat(v.merges, "a bc\n");
     vocabulary_add(&v, END_OF_TEXT, strlen(END_OF_TEXT));
-    Tokenizer t;
-    tokenizer_open(&t, vocabulary_write_json(&v));
+    OPENED t = opened(vocabulary_write_json(&v));
     expect_encoding(&t, "abcbc", abc, bc);
-    tokenizer_free(&t);
 }
 
 TEST(text_cannot_be_made_into_the_end_of_text) {
@@ -403,7 +382,7 @@ TEST(text_cannot_be_made_into_the_end_of_text) {
     int stem = vocabulary_add(&v, "<|endoftext|", 12);
     vocabulary_merge(&v, stem, '>');
     vocabulary_write_json(&v);
-    expect_error(open_spec(folder), "merges.txt", "line 2 merges text into <|endoftext|>");
+    expect_error(opened(folder), "merges.txt", "line 2 merges text into <|endoftext|>");
 }
 
 TEST(a_broken_tokenizer_bin_is_refused) {
@@ -420,10 +399,10 @@ TEST(a_broken_tokenizer_bin_is_refused) {
         { n, 3, INT32_MIN, "end-of-text token", "tokens 0 to 262" }, { n, 3, 'a', "end-of-text token is 97, which is a single byte", "" },
         { n, 256, 0, "token 0 is empty", "" } // behind the header
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         memcpy(file, good, sizeof file);
         memcpy(file + 4 * cases[i].at, &cases[i].value, cases[i].at == 256 ? 1 : 4);
-        expect_error(open_spec(write_file("t.bin", file, cases[i].bytes)), "t.bin", cases[i].says, cases[i].more);
+        expect_error(opened(write_file("t.bin", file, cases[i].bytes)), "t.bin", cases[i].says, cases[i].more);
     }
     memcpy(v.bytes[HE], "ll", 2);
     expect_refusal(vocabulary_write_bin(&v, EOT), "tokens 256 and 257 are the same bytes");

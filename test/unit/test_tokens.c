@@ -3,6 +3,7 @@
 #include "write_tokens.h"
 #include <sys/resource.h>
 
+#define OPENED FREED_BY(token_file_close) TokenFile
 static size_t files_in_folder(void) {
     size_t count = 0;
     DIR* d = opendir(folder);
@@ -15,16 +16,15 @@ static size_t files_in_folder(void) {
 // ---- round trips ----
 TEST(tokens_written_are_tokens_read) {
     const size_t sizes[] = { 0, 1, 1000, TOKEN_WRITER_BUFFER - 1, TOKEN_WRITER_BUFFER, 3 * TOKEN_WRITER_BUFFER + 5 };
-    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
-        TokenFile f = token_file_open(write_tokens("trip.bin", 0, sizes[k]));
+    for (size_t k = 0; k < COUNT(sizes); k++) {
+        OPENED f = token_file_open(write_tokens("trip.bin", 0, sizes[k]));
         assert_int_equal(f.count, sizes[k]);
-        uint16_t* tokens = xcalloc(f.count + 1, sizeof *tokens);
+        FREED uint16_t* tokens = xcalloc(f.count + 1, sizeof *tokens);
         size_t first = f.count / 3 * 2; // all of it, and any range
         token_file_read(&f, first, f.count - first, tokens + first);
         token_file_read(&f, 0, first, tokens);
         for (size_t i = 0; i < f.count; i++) assert_int_equal(tokens[i], i % 65536);
         token_file_read(&f, f.count, 0, tokens);
-        free(tokens); token_file_close(&f);
     }
 }
 
@@ -65,22 +65,20 @@ TEST(a_write_that_fails_leaves_what_was_there) {
     expect_error(write_one_token(path, 0, TOKENS_MAX_COUNT), "kept.bin", "2147483647", "shards");
     expect_error(write_on_a_full_disk("kept.bin"), "cannot write", "kept.bin", "File too large");
     assert_int_equal(files_in_folder(), files);
-    Child c = child_does(write_and_be_killed(path));
+    FREED_BY(child_free) Child c = child_does(write_and_be_killed(path));
     assert_int_equal(c.status, 1000 + SIGKILL);
-    child_free(&c);
     assert_int_equal(files_in_folder(), files + 1); // and its temporary file, which it had no time to remove
-    TokenFile f = token_file_open(path);
+    OPENED f = token_file_open(path);
     assert_int_equal(f.count, 5);
-    token_file_close(&f);
 }
 
 // ---- masks ----
 static bool counts(size_t i) { return i * i % 7 < 3; }
 TEST(masks_written_are_masks_read) {
     const size_t sizes[] = { 0, 1, 7, 8, 9, 1000, TOKEN_WRITER_BUFFER + 5 };
-    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
-        TokenFile f = token_file_open(write_masked("masked.bin", 0, sizes[k], counts));
-        TokenMask m = mask_open(in_folder("masked.mask"), &f);
+    for (size_t k = 0; k < COUNT(sizes); k++) {
+        OPENED f = token_file_open(write_masked("masked.bin", 0, sizes[k], counts));
+        FREED_BY(mask_close) TokenMask m = mask_open(in_folder("masked.mask"), &f);
         assert_int_equal(m.count, sizes[k]);
         size_t counted = 0;
         for (size_t i = 0; i < m.count; i++) {
@@ -93,24 +91,21 @@ TEST(masks_written_are_masks_read) {
             for (size_t i = first; i < first + n; i++) want += counts(i);
             assert_int_equal(mask_count(&m, first, n), want);
         }
-        mask_close(&m); token_file_close(&f);
     }
 }
 
 TEST(a_mask_is_named_like_its_token_file) {
     const char* const names[][2] = { { "a/train.bin", "a/train.mask" }, { "train_000003.bin", "train_000003.mask" },
                                      { "tokens", "tokens.mask" }, { ".bin", ".bin.mask" }, { "a.bin/b", "a.bin/b.mask" } };
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        char* path = mask_path(names[i][0]);
+    for (size_t i = 0; i < COUNT(names); i++) {
+        FREED char* path = mask_path(names[i][0]);
         assert_string_equal(path, names[i][1]);
-        free(path);
     }
 }
 
 static void open_mask(const char* path) {
-    TokenFile f = token_file_open(in_folder("hostile.bin"));
-    TokenMask m = mask_open(path, &f);
-    mask_close(&m); token_file_close(&f);
+    OPENED f = token_file_open(in_folder("hostile.bin"));
+    FREED_BY(mask_close) TokenMask m = mask_open(path, &f);
 }
 
 TEST(every_field_of_a_mask_is_checked) {
@@ -127,13 +122,12 @@ TEST(every_field_of_a_mask_is_checked) {
     };
     write_masked("hostile.bin", 0, 1000, counts);
     size_t n;
-    char* good = file_read((FileSource){ in_folder("hostile.mask"), "" }, 1000, &n);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    FREED char* good = file_read((FileSource){ in_folder("hostile.mask"), "" }, 1000, &n);
+    for (size_t i = 0; i < COUNT(cases); i++) {
         char bad[200] = { 0 };
         memcpy(bad, good, n);
         if (cases[i].byte >= 0) bad[cases[i].byte] = (char)cases[i].value;
         const char* path = write_file("hostile.mask", bad, cases[i].size >= 0 ? (size_t)cases[i].size : n);
         expect_error(open_mask(path), path, cases[i].says, "--mask none");
     }
-    free(good);
 }

@@ -29,18 +29,15 @@ static void assert_taken(void) {
     if (error) fail_msg("%s", error);
 }
 static void assert_busy(const char* phrase) {
-    char* error = writer_lock_take(folder, 0);
+    FREED char* error = writer_lock_take(folder, 0);
     if (error == NULL || strstr(error, phrase) == NULL) fail_msg("%s\nexpected in it: %s", error, phrase);
-    free(error);
 }
 static void assert_busy_by(pid_t pid) {
-    char* who = format_string("the run of process %d on ", (int)pid);
+    FREED char* who = format_string("the run of process %d on ", (int)pid);
     assert_busy(who);
-    free(who);
 }
 
 // ---- another process ----
-
 // It does what each byte says that it gets through `talk`, and answers with a byte.
 typedef struct { pid_t pid; int talk; } Other;
 
@@ -77,6 +74,11 @@ static void other_is_killed(Other o) {
     close(o.talk);
     waitpid(o.pid, NULL, 0);
 }
+static void assert_others_cannot_take(void) {
+    Other other = other_begin();
+    assert_false(other_can(other, 't'));
+    other_is_killed(other);
+}
 // Two ranks of another run, which has the lock.
 static void run_of_two(Other ranks[2]) {
     for (int i = 0; i < 2; i++) ranks[i] = other_begin();
@@ -85,7 +87,6 @@ static void run_of_two(Other ranks[2]) {
 }
 
 // ---- one run after another ----
-
 // Before other tests: once this process has had the lock, a child that ends leaves without what atexit knows (child_leave).
 static void leave_at_once(int status) { _exit(status); }
 static void die_with_the_lock(void) {
@@ -121,17 +122,16 @@ TEST(a_rank_that_lives_on_keeps_the_lock) {
 TEST(a_rank_that_comes_too_late_is_refused) {
     Other rank_1 = other_begin();
     assert_taken();
-    char *error, *text = lock_text(), *after;
+    FREED char *text = lock_text();
     assert_false(other_can(rank_1, 'J')); // its rank 0 has died, and we have the folder
-    after = lock_text();
+    FREED char* after = lock_text();
     assert_string_equal(text, after);
     writer_lock_release();
     assert_false(other_can(rank_1, 'J')); // nobody has it
     assert_false(path_exists(lock_path()));
-    error = writer_lock_join(folder, "process 1 on gone, boot b, since 2\n");
+    FREED char* error = writer_lock_join(folder, "process 1 on gone, boot b, since 2\n");
     assert_non_null(strstr(error, "writer.lock: is not the one that rank 0 wrote"));
     assert_non_null(strstr(error, "--out must be a folder that every rank sees"));
-    free(error); free(text); free(after);
     other_is_killed(rank_1);
 }
 
@@ -139,47 +139,37 @@ TEST(a_child_does_not_end_its_parents_lock) {
     assert_taken();
     expect_success(writer_lock_release());
     assert_true(path_exists(lock_path()));
-    Other other = other_begin();
-    assert_false(other_can(other, 't'));
-    other_is_killed(other);
+    assert_others_cannot_take();
 }
 
 // Processes take and end the lock as fast as they can, until each has had it 50 times: each time the file says that it is theirs.
 static void take_often(void) {
     for (int times = 0; times < 50;) {
-        char* error = writer_lock_take(folder, 0);
-        free(error);
+        FREED char* error = writer_lock_take(folder, 0);
         if (error) continue;
         times++;
-        char* text = lock_text(); // by its name: NULL if another process has removed the file
+        FREED char* text = lock_text(); // by its name: NULL if another process has removed the file
         if (text == NULL || strcmp(text, writer_lock.record) != 0) _exit(1);
-        free(text);
         writer_lock_release();
     }
     _exit(0);
 }
 TEST(nobody_removes_the_lock_of_another) {
-    pid_t children[4];
-    for (int i = 0; i < 4; i++) if ((children[i] = fork()) == 0) take_often();
-    for (int i = 0; i < 4; i++) {
-        int status;
-        waitpid(children[i], &status, 0);
-        assert_int_equal(status, 0);
-    }
+    RunningChild children[4];
+    for (int i = 0; i < 4; i++) if ((children[i] = child_start()).pid == 0) take_often();
+    for (int i = 0; i < 4; i++) child_has_lived(child_end(children[i]));
     assert_false(path_exists(lock_path()));
 }
 
 // ---- what is left ----
-
 TEST(a_file_of_this_machine_or_a_torn_one_is_stale) {
     Writer here = writer_here();
     const char* const hosts[] = { here.host, here.host, "a-container" };
     const char* const boots[] = { here.boot, "an-earlier-one", here.boot };
     const char* const torn[] = { "", "process", "process 12 on some", "process x on some, boot y\n", "\xff\xff" };
     for (size_t i = 0; i < 8; i++) {
-        char* text = i < 3 ? format_string("process 12 on %s, boot %s, since 1.5\n", hosts[i], boots[i]) : xstrdup(torn[i - 3]);
+        FREED char* text = i < 3 ? format_string("process 12 on %s, boot %s, since 1.5\n", hosts[i], boots[i]) : xstrdup(torn[i - 3]);
         write_file(WRITER_LOCK, text, strlen(text));
-        free(text);
         assert_taken();
         writer_lock_release();
     }
@@ -204,13 +194,10 @@ TEST(a_full_disk_takes_the_lock_without_a_text) {
     setrlimit(RLIMIT_FSIZE, &none);
     assert_taken();
     setrlimit(RLIMIT_FSIZE, &before);
-    char* text = lock_text();
+    FREED char* text = lock_text();
     assert_string_equal(text, "");
-    free(text);
     assert_string_equal(writer_lock.record, "");
-    Other other = other_begin();
-    assert_false(other_can(other, 't'));
-    other_is_killed(other);
+    assert_others_cannot_take();
     writer_lock_release();
     assert_false(path_exists(lock_path()));
 }
