@@ -26,11 +26,12 @@ Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: what is needed where 
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_all_gather, comm_send, comm_wait
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
-#include "llmc/parallel/mesh.h"        // defines: Mesh, TensorParallel, partial_forward, add_range_squares
+#include "llmc/parallel/mesh.h"        // defines: Mesh, TensorParallel, add_range_squares
 #include "llmc/parallel/pipeline.h"    // defines: Pipeline, Action, pipeline_action, pipeline_slot: the schedules
 #include "llmc/parallel/shard.h"       // defines: shard_of, NO_OP, comm_finish
 #include "llmc/parallel/stages.h"      // defines: Stages, stages_cut, P2P, p2p_wait, p2p_isend
-#include "llmc/run/report_stages.h"    // defines: report_stages, report_action
+#include "llmc/parallel/tp_rows.h"     // defines: TpRows, tp_own, tp_gather, tp_reduce: rows and sums of t ranks
+#include "llmc/run/report_stages.h"    // defines: report_stages, ActionTimes, action_begin, action_end
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
@@ -106,7 +107,7 @@ typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
-    int rows, first_row;            // this rank's of its B*T: all, or with --sequence-parallel 1/t
+    TpRows rows;                    // this rank's of its B*T, by --sequence-parallel, --keep-gathered, --overlap
     Pass pass;                      // what is being computed
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // L + 1
@@ -133,18 +134,16 @@ typedef struct {
     P2P p2p;                        // (B,T,C) each: what comes next, what goes on to the next stage, and back; owned
     int *inputs, *targets;          // (B,T)
     StepStats *stats;               // on the device, read once a step
-    float* partial;                 // (B,T,C) with --tp-reduce-dtype fp32: products that the t ranks add up; else NULL
     Mesh mesh;                      // owned
     Comm *tp, *pp, *tied, *dp;      // ranks with other parts of the same matrices; with other stages; of these the two with
                                     // the root; with the same of other replicas of the model. Views
-    TensorParallel tp_options;      // --sequence-parallel, --keep-gathered, --overlap, --tp-reduce-dtype
     PipelineParallel pp_options;    // --schedule, --chunks, --split
     TokenRange tokens;              // whose rows of wte this rank has
     Stages stages;                  // which blocks are where
     Pipeline pipeline;              // the schedule
     Action action;                  // the current action,
     int stage, first, last;         // its stage, and that stage's blocks: [first, last)
-    ActionTimes times;              // how long actions take
+    ActionTimes times;              // how long actions take, for the report
     bool last_micro;                // this micro-batch makes the step's gradients final
     int missing[MAX_UNITS];         // how many of a unit's gradients are not final yet
     CommOp reduced[MAX_UNITS];      // the sum of its gradients over dp, and the gather of its updated parameters, while
@@ -157,15 +156,10 @@ static bool is_last(const GPT2* g) { return g->stage == g->stages.count - 1; }
 static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
 static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
 
-// Rows of the residual stream that this rank has of these; in samples the last rank's may go beyond them.
-static size_t rows_kept(const GPT2* g, size_t rows) {
-    return g->tp_options.sequence_parallel ? ceil_div(rows, (size_t)g->tp->size) : rows;
-}
-
 // Allocates everything except res1, which every block has for itself even when the rest is shared.
 static void block_acts_init(BlockActs* a, const GPT2* g, size_t BT) {
     size_t t = (size_t)g->tp->size, C = (size_t)g->config.C, D = C / t, NH = (size_t)g->config.NH / t;
-    size_t R = rows_kept(g, BT), ln = g->tp_options.keep_gathered ? BT*C : R*C;
+    size_t R = tp_count(&g->rows, BT), ln = g->rows.options.keep_gathered ? BT*C : R*C;
     a->ln1 = acts_alloc(ln);     a->ln1_mean = stats_alloc(R); a->ln1_rstd = stats_alloc(R);
     a->qkv = acts_alloc(BT*3*D); a->att_stats = stats_alloc(BT*NH);
     a->atty = acts_alloc(BT*D);
@@ -233,7 +227,7 @@ static void gpt2_init_ranges(GPT2* g) {
 
 static void slot_init(GPT2* g, int s) {
     GPT2Config c = g->config;
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, R = rows_kept(g, BT), C = (size_t)c.C;
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, R = tp_count(&g->rows, BT), C = (size_t)c.C;
     Slot* slot = &g->slots[s];
     slot->acts = (BlockActs*)xcalloc((size_t)g->most_blocks + 1, sizeof(BlockActs));
     for (int i = 0; i < g->most_blocks; i++) {
@@ -253,16 +247,15 @@ static void slot_init(GPT2* g, int s) {
 
 static void gpt2_init_acts(GPT2* g) {
     GPT2Config c = g->config;
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, R = rows_kept(g, BT), C = (size_t)c.C, t = (size_t)g->tp->size;
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, R = tp_count(&g->rows, BT), C = (size_t)c.C, t = (size_t)g->tp->size;
     g->slots = (Slot*)xcalloc((size_t)g->num_slots, sizeof(Slot));
     for (int s = 0; s < g->num_slots; s++) slot_init(g, s);
-    g->branch = acts_alloc(BT*C);
+    g->branch = g->rows.gathered = acts_alloc(BT*C);
     g->logits = acts_alloc((size_t)g->logits_rows * (size_t)g->tokens.count);
     g->row_stats = stats_alloc(t * (size_t)g->logits_rows * 3);
     g->losses = stats_alloc(BT);
     g->dres = acts_alloc(R*C);
     g->dbtc = acts_alloc(BT*C);
-    if (g->tp_options.sums_fp32) g->partial = (float*)device_alloc(BT*C * sizeof(float), MEMORY_COMMUNICATION);
     p2p_init(&g->p2p, g->pp, g->pipeline, R*C);
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
@@ -303,7 +296,7 @@ static void gpt2_free(GPT2* g) {
     device_free(g->params); device_free(g->grads); device_free(g->master); device_free(g->m); device_free(g->v);
     for (int s = 0; s < g->num_slots; s++) slot_free(g, s);
     device_free(g->branch); device_free(g->logits); device_free(g->losses); device_free(g->dres); device_free(g->dbtc);
-    device_free(g->stats); device_free(g->row_stats); device_free(g->partial);
+    device_free(g->stats); device_free(g->row_stats);
     p2p_free(&g->p2p);
     free(g->slots);
     mesh_free(&g->mesh);
@@ -314,7 +307,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     size_t t = (size_t)g->tp->size, own = 0, X = sizeof(floatX), F = sizeof(float);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, D = C / t, slots = (size_t)g->num_slots;
-    size_t R = rows_kept(g, BT), ln_rows = g->tp_options.keep_gathered ? BT : R, head = slots * stages_have_head(&g->stages);
+    size_t R = tp_count(&g->rows, BT), ln_rows = g->rows.options.keep_gathered ? BT : R, head = slots * stages_have_head(&g->stages);
     size_t blocks = slots * (size_t)g->most_blocks, one = size_min(blocks, 1);
     size_t grads_kept = g->pipeline.schedule == SCHEDULE_ZB_H1 ? (size_t)(num_sets(g) * g->most_blocks) : one;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? grads_kept : blocks;
@@ -329,7 +322,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * own;
     bytes[MEMORY_ACTIVATIONS] = R * per_row + ln_rows * blocks_kept * 2*C*X + BT * per_token + sizeof(StepStats)
                               + (size_t)g->logits_rows * ((size_t)g->tokens.count * X + 3*t * sizeof(float));
-    bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh) + (g->tp_options.sums_fp32 ? BT*C*F : 0);
+    bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
@@ -337,17 +330,16 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 // pp: messages and the root. dp: gradients, and with ZeRO parameters. Along each axis a few doubles are summed.
 static double gpt2_predict_sent(const GPT2* g, double sent[MESH_AXES]) {
     double t = g->tp->size, p = g->pp->size, d = g->dp->size, BT = (double)g->max_B * g->seq_len, C = g->config.C;
-    double X = sizeof(floatX), cut = g->tp_options.sequence_parallel, zero = g->zero_stage, root = (double)unit_size(g, 0) * X;
+    double X = sizeof(floatX), cut = g->rows.options.sequence_parallel, zero = g->zero_stage, root = (double)unit_size(g, 0) * X;
     double head = stages_have_head(&g->stages), embedding = g->pp->rank == 0, blocks = 0, gradients = 0;
     for (int u = 0; u <= g->config.L; u++) {
         blocks += u > 0 && stages_have(&g->stages, u);
         gradients += X * (zero ? d * (double)shard_size(g, u) : (double)unit_size(g, u));
     }
-    double again = g->recompute == RECOMPUTE_BLOCK ? blocks : 0, products = 4*blocks + head + again;
-    double halves = 2 * (products + embedding) + cut * again + (g->tp_options.keep_gathered ? 0 : 2*blocks);
-    double wider = g->tp_options.sums_fp32 ? (2 - cut) * products * (sizeof(float) - X) : 0; // rows are gathered in floatX
-    double sums = (halves * X + wider) * (t - 1) / t * BT*C + head * (t - 1) * BT*3 * sizeof(float);
-    double messages = p == 1 ? 0 : (2 * g->stages.v - embedding - head) * (double)rows_kept(g, (size_t)BT) * C * X;
+    double again = g->recompute == RECOMPUTE_BLOCK ? blocks : 0;
+    double halves = 2 * (4*blocks + embedding + head + again) + cut * again + (g->rows.options.keep_gathered ? 0 : 2*blocks);
+    double sums = halves * (t - 1) / t * BT*C * X + head * (t - 1) * BT*3 * sizeof(float);
+    double messages = p == 1 ? 0 : (2 * g->stages.v - embedding - head) * (double)tp_count(&g->rows, (size_t)BT) * C * X;
     double step = cut * (2*blocks + (root > 0)) * 2*C * X + 2 * sizeof(double); // layernorms, norms
     sent[MESH_TP] = g->pipeline.m * sums + 2 * (t - 1) / t * step;
     sent[MESH_PP] = g->pipeline.m * messages + (p > 1 ? root : 0) + 2 * (p - 1) / p * 3 * sizeof(double);
@@ -358,64 +350,29 @@ static double gpt2_predict_sent(const GPT2* g, double sent[MESH_AXES]) {
 // ----------------------------------------------------------------------------
 // 4. one transformer block
 
-// Where this rank's rows are in memory of all rows, (B,T,C); in what a block keeps of ln1 or ln2; where all of those are.
-static floatX* own_rows(const GPT2* g, floatX* x) { return x + (size_t)g->first_row * (size_t)g->config.C; }
-static floatX* kept_rows(const GPT2* g, floatX* x) { return g->tp_options.keep_gathered ? own_rows(g, x) : x; }
-static floatX* all_rows(const GPT2* g, floatX* x) { return g->tp_options.keep_gathered ? x : g->branch; }
-
-// Makes rows the sum of what the t ranks have in x (B,T,C): rows is x, or with --sequence-parallel this rank's.
-static CommOp rows_sum_begin(GPT2* g, void* rows, void* x, CommType type) {
-    size_t n = (size_t)g->rows * (size_t)g->config.C;
-    return g->tp_options.sequence_parallel ? comm_reduce_scatter(g->tp, rows, x, n, type) : comm_all_reduce(g->tp, x, n, type);
-}
-// Makes this rank's rows of x the sum of the t ranks' partial products (mesh.h). Each rank has its own in x, or if there is
-// g->partial in that: then sum_end rounds what has arrived.
-static float* own_partial(const GPT2* g) { return g->partial + (size_t)g->first_row * (size_t)g->config.C; }
-static CommOp sum_begin(GPT2* g, floatX* x) {
-    if (g->partial) return rows_sum_begin(g, own_partial(g), g->partial, COMM_F32);
-    return rows_sum_begin(g, own_rows(g, x), x, COMM_FLOATX);
-}
-static void sum_end(GPT2* g, CommOp* op, floatX* x) {
-    comm_finish(g->tp, op);
-    if (g->partial) from_fp32(own_rows(g, x), own_partial(g), (size_t)g->rows * (size_t)g->config.C);
-}
-static void sum(GPT2* g, floatX* x) { CommOp op = sum_begin(g, x); sum_end(g, &op, x); }
-
-// Makes all (B,T,C) the rows of all ranks.
-static CommOp gather_begin(GPT2* g, floatX* all, const floatX* rows) {
-    return comm_all_gather(g->tp, all, rows, (size_t)g->rows * (size_t)g->config.C, COMM_FLOATX);
-}
-static floatX* gather(GPT2* g, floatX* all, floatX* rows) {
-    if (!g->tp_options.sequence_parallel) return rows; // they are all
-    comm_wait(g->tp, gather_begin(g, all, rows));
-    return all;
-}
-
-// Of what is summed over t ranks, one adds the bias.
-static floatX* added_once(const GPT2* g, floatX* bias) { return g->tp->rank == 0 ? bias : NULL; }
-
 // Computes everything in a block's forward pass that its backward pass needs. The block's input is x + branch. branch NULL:
 // the input is x alone, which is then a.res1 itself.
 static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int B = g->B, T = g->T, C = g->config.C, t = g->tp->size, D = C / t, NH = g->config.NH / t, BT = B * T;
-    residual_layernorm_forward(a.res1, kept_rows(g, a.ln1), a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, g->rows, C);
-    floatX* ln1 = gather(g, all_rows(g, a.ln1), kept_rows(g, a.ln1));
-    matmul_forward(a.qkv, ln1, p.qkvw, p.qkvb, BT, C, 3*D);
+    const TpRows* r = &g->rows;
+    residual_layernorm_forward(a.res1, tp_kept(r, a.ln1), a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, r->count, C);
+    floatX* ln1 = tp_gather(r, tp_gathered(r, a.ln1), tp_kept(r, a.ln1));
+    matmul_forward(a.qkv, ln1, p.qkvw, p.qkvb, BT, C, 3*D); // column-parallel
     attention_forward(a.atty, a.att_stats, a.qkv, B, T, D, NH);
-    partial_forward(g->partial, g->branch, a.atty, p.projw, added_once(g, p.projb), BT, D, C);
-    sum(g, g->branch);
-    residual_layernorm_forward(a.res2, kept_rows(g, a.ln2), a.ln2_mean, a.ln2_rstd, a.res1, own_rows(g, g->branch),
-                               p.ln2w, p.ln2b, g->rows, C);
-    floatX* ln2 = gather(g, all_rows(g, a.ln2), kept_rows(g, a.ln2));
-    matmul_gelu_forward(a.gelu, a.fch, ln2, p.fcw, p.fcb, BT, C, 4*D);
+    matmul_forward(g->branch, a.atty, p.projw, tp_bias(r, p.projb), BT, D, C); // row-parallel
+    tp_reduce(r, g->branch);
+    residual_layernorm_forward(a.res2, tp_kept(r, a.ln2), a.ln2_mean, a.ln2_rstd, a.res1, tp_own(r, g->branch),
+                               p.ln2w, p.ln2b, r->count, C);
+    floatX* ln2 = tp_gather(r, tp_gathered(r, a.ln2), tp_kept(r, a.ln2));
+    matmul_gelu_forward(a.gelu, a.fch, ln2, p.fcw, p.fcb, BT, C, 4*D); // column-parallel
 }
 
 // The block's output is the pair a.res2, g->branch: the next layernorm adds the two.
 static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int BT = g->B * g->T, C = g->config.C, D = C / g->tp->size;
     block_activations(g, p, a, x, branch);
-    partial_forward(g->partial, g->branch, a.gelu, p.fcprojw, added_once(g, p.fcprojb), BT, 4*D, C);
-    sum(g, g->branch);
+    matmul_forward(g->branch, a.gelu, p.fcprojw, tp_bias(&g->rows, p.fcprojb), BT, 4*D, C); // row-parallel
+    tp_reduce(&g->rows, g->branch);
 }
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final, and
@@ -429,42 +386,27 @@ static void grad_ready(GPT2* g, int u, int i) {
                   : comm_reduce_scatter(g->dp, grads + shard_begin(g, u), grads, shard_size(g, u), COMM_FLOATX);
 }
 
-// What a column-parallel layer's backward pass sends travels while something else is computed: its input's gradient, which
-// is a sum and so comes first, beside that of its weights; rows that are gathered again, beside its input's gradient.
-static CommOp beside(GPT2* g, CommOp op) {
-    if (!g->tp_options.overlap) comm_finish(g->tp, &op);
-    return op;
-}
-static CommOp again_begin(GPT2* g, const floatX* ln) {
-    return g->tp_options.keep_gathered ? NO_OP : beside(g, gather_begin(g, g->branch, ln));
-}
-
-// Copies all (B,T,C) rows of a gradient to `kept`, for W.
-static void gather_kept(GPT2* g, floatX* kept, floatX* rows) {
-    if (gather(g, kept, rows) != kept) device_copy(kept, rows, (size_t)g->rows * (size_t)g->config.C * sizeof(floatX));
-}
-
 // W: nothing waits for the gradients of matrices and their biases but the update. Those behind the second layernorm, and
 // those behind the first.
 static void mlp_backward_weight(GPT2* g, int u, BlockParams dp, BlockActs a) {
     int C = g->config.C, D = C / g->tp->size, BT = g->B * g->T;
-    CommOp again = again_begin(g, a.ln2);
+    CommOp regather = tp_regather_begin(&g->rows, a.ln2);
     matmul_backward_weight(dp.fcprojw, dp.fcprojb, a.dout, a.gelu, BT, 4*D, C, g->grad_mode);
     grad_ready(g, u, FCPROJW);
     grad_ready(g, u, FCPROJB);
-    comm_finish(g->tp, &again);
-    matmul_backward_weight(dp.fcw, dp.fcb, a.dgelu, all_rows(g, a.ln2), BT, C, 4*D, g->grad_mode);
+    comm_finish(g->tp, &regather);
+    matmul_backward_weight(dp.fcw, dp.fcb, a.dgelu, tp_gathered(&g->rows, a.ln2), BT, C, 4*D, g->grad_mode);
     grad_ready(g, u, FCW);
     grad_ready(g, u, FCB);
 }
 static void attention_backward_weight(GPT2* g, int u, BlockParams dp, BlockActs a) {
     int C = g->config.C, D = C / g->tp->size, BT = g->B * g->T;
-    CommOp again = again_begin(g, a.ln1);
+    CommOp regather = tp_regather_begin(&g->rows, a.ln1);
     matmul_backward_weight(dp.projw, dp.projb, a.dmid, a.atty, BT, D, C, g->grad_mode);
     grad_ready(g, u, PROJW);
     grad_ready(g, u, PROJB);
-    comm_finish(g->tp, &again);
-    matmul_backward_weight(dp.qkvw, dp.qkvb, a.dqkv, all_rows(g, a.ln1), BT, C, 3*D, g->grad_mode);
+    comm_finish(g->tp, &regather);
+    matmul_backward_weight(dp.qkvw, dp.qkvb, a.dqkv, tp_gathered(&g->rows, a.ln1), BT, C, 3*D, g->grad_mode);
     grad_ready(g, u, QKVW);
     grad_ready(g, u, QKVB);
 }
@@ -475,31 +417,31 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
     int B = g->B, T = g->T, C = g->config.C, t = g->tp->size, D = C / t, NH = g->config.NH / t, BT = B * T;
     GradMode mode = g->grad_mode;
     bool delayed = g->action.kind != ACT_BACKWARD;
-    floatX* dln = own_rows(g, g->dbtc);         // where the sum of a column-parallel layer's input gradient arrives
+    floatX* dln = tp_own(&g->rows, g->dbtc);    // where the sum of a column-parallel layer's input gradient arrives
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
-    gather_kept(g, a.dout, g->dres);
+    tp_gather_kept(&g->rows, a.dout, g->dres);
     matmul_gelu_backward_input(a.dgelu, a.dout, p.fcprojw, a.fch, BT, 4*D, C);
     // fch = ln2 fcw^T + fcb
-    partial_backward_input(g->partial, g->dbtc, a.dgelu, p.fcw, 0, BT, C, 4*D);
-    CommOp input_sum = beside(g, sum_begin(g, g->dbtc));
+    matmul_backward_input(g->dbtc, a.dgelu, p.fcw, BT, C, 4*D);
+    CommOp reduce = tp_reduce_begin(&g->rows, g->dbtc);
     if (!delayed) mlp_backward_weight(g, u, dp, a);
-    sum_end(g, &input_sum, g->dbtc);
+    comm_finish(g->tp, &reduce);
     // ln2 = layernorm(res2)
-    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, dln, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, g->rows, C, mode);
+    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, dln, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, g->rows.count, C, mode);
     grad_ready(g, u, LN2W);
     grad_ready(g, u, LN2B);
     // res2 = res1 + atty projw^T + projb
-    gather_kept(g, a.dmid, g->dres);
+    tp_gather_kept(&g->rows, a.dmid, g->dres);
     matmul_backward_input(g->dbtc, a.dmid, p.projw, BT, D, C);
     // atty = attention(qkv)
     attention_backward(a.dqkv, g->dbtc, a.qkv, a.atty, a.att_stats, B, T, D, NH);
     // qkv = ln1 qkvw^T + qkvb
-    partial_backward_input(g->partial, g->dbtc, a.dqkv, p.qkvw, 0, BT, C, 3*D);
-    input_sum = beside(g, sum_begin(g, g->dbtc));
+    matmul_backward_input(g->dbtc, a.dqkv, p.qkvw, BT, C, 3*D);
+    reduce = tp_reduce_begin(&g->rows, g->dbtc);
     if (!delayed) attention_backward_weight(g, u, dp, a);
-    sum_end(g, &input_sum, g->dbtc);
+    comm_finish(g->tp, &reduce);
     // ln1 = layernorm(res1)
-    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, dln, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, g->rows, C, mode);
+    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, dln, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, g->rows.count, C, mode);
     grad_ready(g, u, LN1W);
     grad_ready(g, u, LN1B);
 }
@@ -530,8 +472,7 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
     size_t bytes = (size_t)B * (size_t)T * sizeof(int);
     g->B = B;
     g->T = T;
-    g->rows = (int)rows_kept(g, (size_t)B * (size_t)T);
-    g->first_row = g->tp_options.sequence_parallel ? g->tp->rank * g->rows : 0;
+    tp_begin(&g->rows, B * T);
     host_to_device(g->inputs, inputs, bytes);
     if (targets) host_to_device(g->targets, targets, bytes);
 }
@@ -554,14 +495,14 @@ static void gpt2_select(GPT2* g, int slot, int set, int chunk) {
 // is g->lnf, the classifier's input.
 static void gpt2_forward(GPT2* g) {
     GPT2Config c = g->config;
-    size_t n = (size_t)g->rows * (size_t)c.C;
+    size_t n = tp_elements(&g->rows);
     g->pass = PASS_FORWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     if (is_first(g)) {
         trace_compute("forward, embedding", -1);
-        floatX* embedded = g->tp_options.sequence_parallel ? g->branch : g->acts[0].res1;
-        encoder_part_forward(embedded, g->inputs, root.wte, added_once(g, root.wpe), g->tokens, g->B, g->T, c.C);
-        comm_wait(g->tp, rows_sum_begin(g, g->acts[0].res1, embedded, COMM_FLOATX)); // exact: only one rank has a token's row
+        floatX* embedded = g->rows.options.sequence_parallel ? g->branch : g->acts[0].res1;
+        encoder_part_forward(embedded, g->inputs, root.wte, tp_bias(&g->rows, root.wpe), g->tokens, g->B, g->T, c.C);
+        tp_reduce_to(&g->rows, g->acts[0].res1, embedded); // exact: only one rank has a token's row
     }
     const floatX *x = g->first < g->last ? g->acts[g->first].res1 : g->resf, *branch = NULL;
     for (int l = g->first; l < g->last; l++) {
@@ -570,7 +511,7 @@ static void gpt2_forward(GPT2* g) {
         block_forward(g, p, g->acts[l], x, branch);
         unit_release(g, 1 + l);
         x = g->acts[l].res2;
-        branch = own_rows(g, g->branch);
+        branch = tp_own(&g->rows, g->branch);
     }
     if (!is_last(g)) { // on one device the next layernorm adds the two
         floatX* out = p2p_send_buffer(&g->p2p);
@@ -580,9 +521,9 @@ static void gpt2_forward(GPT2* g) {
     }
     g->pass = PASS_HEAD;
     trace_compute("head", -1);
-    floatX* lnf = own_rows(g, g->lnf);
-    residual_layernorm_forward(g->resf, lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, g->rows, c.C);
-    gather(g, g->lnf, lnf);
+    floatX* lnf = tp_own(&g->rows, g->lnf);
+    residual_layernorm_forward(g->resf, lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, g->rows.count, c.C);
+    tp_gather(&g->rows, g->lnf, lnf);
     unit_release(g, 0);
 }
 
@@ -618,9 +559,9 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
                                          n, c.V);
         // logits = lnf wte^T, column-parallel
         matmul_backward_weight_chunk(dwte, g->logits, lnf, row, n, BT, c.C, g->tokens.count, g->grad_mode);
-        partial_backward_input(g->partial, g->dbtc, g->logits, wte, row, n, c.C, g->tokens.count);
+        matmul_backward_input(g->dbtc + (size_t)row*c.C, g->logits, wte, n, c.C, g->tokens.count);
     }
-    sum(g, g->dbtc);
+    tp_reduce(&g->rows, g->dbtc);
 }
 
 // Computes a stage's gradients, from that of its output in g->dres. The last one adds this micro-batch's losses to g->stats.
@@ -635,9 +576,9 @@ static void gpt2_backward(GPT2* g, float dloss) {
         head_forward_backward(g, root.wte, droot.wte, dloss);
         add_sum(&g->stats->loss, g->losses, (size_t)BT);
         // lnf = layernorm(resf)
-        device_zero(g->dres, (size_t)g->rows * (size_t)c.C * sizeof(floatX));
-        layernorm_backward(g->dres, droot.lnfw, droot.lnfb, own_rows(g, g->dbtc), g->resf, root.lnfw, g->lnf_mean,
-                           g->lnf_rstd, g->rows, c.C, g->grad_mode);
+        device_zero(g->dres, tp_elements(&g->rows) * sizeof(floatX));
+        layernorm_backward(g->dres, droot.lnfw, droot.lnfb, tp_own(&g->rows, g->dbtc), g->resf, root.lnfw, g->lnf_mean,
+                           g->lnf_rstd, g->rows.count, c.C, g->grad_mode);
     }
     for (int l = g->last - 1; l >= g->first; l--) {
         trace_compute("backward, block", l);
@@ -650,7 +591,7 @@ static void gpt2_backward(GPT2* g, float dloss) {
     if (!is_first(g)) return;
     trace_compute("backward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
-    const floatX* dres = gather(g, g->branch, g->dres);
+    const floatX* dres = tp_gather(&g->rows, g->branch, g->dres);
     encoder_part_backward(droot.wte, droot.wpe, dres, g->inputs, g->tokens, g->B, g->T, c.C, g->grad_mode);
     unit_release(g, 0);
 }
@@ -672,8 +613,7 @@ static void gpt2_begin_step(GPT2* g) {
     if (g->pp->size > 1) device_zero(unit_grads(g, 0), g->units[0].size * sizeof(floatX));
     g->B = g->max_B;
     g->T = g->seq_len;
-    g->rows = (int)rows_kept(g, (size_t)g->B * (size_t)g->T);
-    g->first_row = g->tp_options.sequence_parallel ? g->tp->rank * g->rows : 0;
+    tp_begin(&g->rows, g->B * g->T);
 }
 
 // Call before a backward pass of micro-batch `micro` of a step's `accumulation`. That of the last one makes gradients final.
@@ -706,7 +646,7 @@ static void gpt2_reduce(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) comm_finish(g->dp, &g->reduced[u]);
     comm_wait(g->dp, loss);
     comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->loss, 1, COMM_F64)); // the last stage has it
-    if (g->tp_options.sequence_parallel) gpt2_reduce_layernorms(g);
+    if (g->rows.options.sequence_parallel) gpt2_reduce_layernorms(g);
 }
 
 // With ZeRO: begins to gather all parameters from the ranks' shards, in the order in which the next forward pass asks for
@@ -729,7 +669,7 @@ static floatX** stage_input(GPT2* g, int slot, int chunk) {
     Slot* s = &g->slots[slot];
     return g->stages.blocks[stages_at(&g->stages, chunk)] > 0 ? &s->acts[0].res1 : &s->resf;
 }
-static size_t message_elements(const GPT2* g) { return (size_t)g->rows * (size_t)g->config.C; }
+static size_t message_elements(const GPT2* g) { return tp_elements(&g->rows); }
 
 // Computes g->lnf on the last stage from g->inputs of slot 0, in all stages, without a backward pass.
 static void gpt2_forward_only(GPT2* g) {
@@ -818,9 +758,11 @@ static void gpt2_configure(GPT2* g, Run* run) {
     pipeline_check(l);
     g->pipeline = l;
     g->num_slots = pipeline_slots(l, g->pp->rank);
+    action_times_init(&g->times, &run->ranks->context, &g->pp_options, &g->stages, &g->p2p);
     int rows = stages_have_head(&g->stages) ? classifier_rows(g->max_B * g->seq_len, g->tokens.count) : 1;
     g->logits_rows = rows > g->tp->size ? rows : g->tp->size; // there is also room for a row of all ranks' logits
-    mesh_check_rows(&g->tp_options, g->tp->size, g->max_B, g->seq_len);
+    mesh_check_rows(&g->rows.options, g->tp->size, g->max_B, g->seq_len);
+    tp_init(&g->rows, g->tp, g->config);
     int model = g->pp->size * g->tp->size, place = g->pp->rank * g->tp->size + g->tp->rank;
     run->ranks->share.writer = g->zero_stage == 1 || g->dp->rank == 0 ? g->dp->rank * model + place : -1;
     run->ranks->share.writers = sharers(g) * model;
@@ -867,10 +809,10 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
 }
 
 // Begins to receive what action number k of a step starts from.
-static void gpt2_expect(GPT2* g, Run* run, int k) {
+static void gpt2_expect(GPT2* g, int k) {
     if (k == pipeline_actions(g->pipeline, g->pp->rank)) return;
     Action a = pipeline_action(g->pipeline, g->pp->rank, k);
-    report_action(&run->ranks->context, &g->times, &g->stages, a);
+    action_announce(&g->times, a);
     p2p_irecv(&g->p2p, a, message_elements(g));
 }
 
@@ -879,11 +821,11 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     int rank = g->pp->rank;
     Action a = pipeline_action(g->pipeline, rank, k);
     int slot = pipeline_slot(g->pipeline, rank, a.micro, a.chunk);
-    report_action(&run->ranks->context, &g->times, &g->stages, a);
+    action_announce(&g->times, a);
     p2p_wait(&g->p2p, a, stage_input(g, slot, a.chunk), &g->dres);
     gpt2_select(g, slot, pipeline_set(g->pipeline, rank, a, g->recompute), a.chunk);
-    gpt2_expect(g, run, k + 1);
-    double began = report_action_begins(&run->ranks->context, &g->times, &g->stages, a);
+    gpt2_expect(g, k + 1);
+    action_begin(&g->times, a);
     g->action = a;
     gpt2_begin_micro(g, a.micro, g->pipeline.m);
     if (a.kind == ACT_FORWARD) {
@@ -892,8 +834,7 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
         gpt2_forward(g);
     } else if (a.kind == ACT_BACKWARD_WEIGHT) gpt2_backward_weight(g);
     else gpt2_backward(g, dloss);
-    stages_emulate(&g->pp_options, &g->stages, a, began);
-    report_action_ends(&g->times, &g->p2p);
+    action_end(&g->times, a);
     p2p_isend(&g->p2p, a, message_elements(g), &g->dres);
 }
 
@@ -904,10 +845,10 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     float dloss = (float)(run->scaler.scale / run->divisor);
     device_zero(g->stats, sizeof *g->stats);
     gpt2_begin_step(g);
-    gpt2_expect(g, run, 0);
+    gpt2_expect(g, 0);
     for (int k = 0; k < pipeline_actions(g->pipeline, g->pp->rank); k++) gpt2_act(g, run, k, dloss);
     p2p_wait_sends(&g->p2p);
-    report_no_action(&run->ranks->context, &g->times);
+    actions_end(&g->times);
     gpt2_reduce(g);
     trace_compute("update", -1);
     gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
@@ -937,7 +878,7 @@ int main(int argc, char** argv) {
     run_options(&run, "train_gpt2_3d", "train GPT-2 on a mesh of data, tensor and pipeline parallelism");
     options_ranks(&run);
     options_mesh(&run.table, &g.mesh.text);
-    options_tensor_parallel(&run.table, NULL, &g.tp_options);
+    options_tensor_parallel(&run.table, NULL, &g.rows.options);
     options_pipeline_parallel(&run.table, NULL, &g.pp_options);
     option_int(&run.table, "zero-stage", &g.zero_stage, 0, 1, "what is sharded over dp: 0 nothing, 1 optimizer state");
     run_predict(&run, argc, argv, gpt2_predict, &g, sizeof g);
@@ -952,7 +893,7 @@ int main(int argc, char** argv) {
     run.ranks->sent = gpt2_predict_sent(&g, g.mesh.sent_along);
     ranks_report(&run);
     mesh_report(&run);
-    report_stages(&run.ranks->context, &g.mesh, &g.pp_options, &g.stages, g.pipeline, g.config, memory_sum(run.predicted));
+    report_stages(&g.times, &g.mesh, g.pipeline, g.config, memory_sum(run.predicted));
     gpt2_load(&g, &run);
     ranks_begin(&run);
 
@@ -971,7 +912,7 @@ int main(int argc, char** argv) {
     }
     gpt2_gather_finish(&g);
     bool as_predicted = ranks_end(&run);
-    report_bubble(&run.ranks->context, &g.times, g.pipeline);
+    report_bubble(&g.times, g.pipeline);
     gpt2_free(&g);
     ranks_stop(&run);
     return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;

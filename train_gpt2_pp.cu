@@ -19,6 +19,7 @@ Sent      per stage and micro-batch: BTC elements to the next stage and BTC back
           rank and step: the root on the first and the last, three doubles, and what DDP sends, of this rank's parameters.
 Run       make train_gpt2_pp && mpirun -np 4 ./train_gpt2_pp --schedule 1f1b               (--help lists the options)
 Before    train_gpt2_ddp.cu: every rank has the whole model. New here: stages, slots for micro-batches, and a schedule.
+          A bucket of DDP is a unit here.
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
@@ -31,10 +32,11 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: stages, s
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_send, comm_recv
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
-#include "llmc/parallel/mesh.h"        // defines: Mesh, mesh_bytes, mesh_free
+#include "llmc/parallel/mesh.h"        // defines: Mesh, add_range_squares
 #include "llmc/parallel/pipeline.h"    // defines: Pipeline, Action, pipeline_action, pipeline_slot: the schedules
+#include "llmc/parallel/shard.h"       // defines: NO_OP, comm_finish
 #include "llmc/parallel/stages.h"      // defines: Stages, stages_cut, P2P, p2p_wait, p2p_isend
-#include "llmc/run/report_stages.h"    // defines: report_stages, report_action
+#include "llmc/run/report_stages.h"    // defines: report_stages, ActionTimes, action_begin, action_end
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
@@ -106,15 +108,6 @@ typedef struct {
 
 typedef enum { PASS_FORWARD, PASS_HEAD, PASS_BACKWARD } Pass;
 
-// Whole tensors that lie side by side in the gradient memory. They are all-reduced together, in place.
-typedef struct {
-    size_t begin, size;             // elements of GPT2.grads
-    int tensors, missing;           // how many it has; how many of their gradients are not final yet
-    CommOp reduced;                 // its all-reduce, once missing is 0
-} Bucket;
-enum { DDP_NAIVE, DDP_BUCKETED };
-#define FIRST_BUCKET_MB 1           // at most, so that the first all-reduce starts early with any --bucket-mb
-
 typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
@@ -151,14 +144,10 @@ typedef struct {
     Pipeline pipeline;              // the schedule
     Action action;                  // the current action,
     int stage, first, last;         // its stage, and that stage's blocks: [first, last)
-    ActionTimes times;              // how long actions take
-    int ddp;                        // DDP_NAIVE or DDP_BUCKETED
-    double bucket_mb;               // MiB of gradients per bucket
-    bool divide;                    // sums over the ranks are divided by N, the number of ranks; else 1/N is in dloss
+    ActionTimes times;              // how long actions take, for the report
     bool last_micro;                // this micro-batch makes the step's gradients final
-    int num_buckets;
-    Bucket* buckets;                // (num_buckets) in the order in which the backward pass fills them, owned
-    int bucket_of[MAX_UNITS][BLOCK_TENSORS]; // which bucket a tensor of a unit is in
+    int missing[MAX_UNITS];         // how many of a unit's gradients are not final yet
+    CommOp reduced[MAX_UNITS];      // the sum of its gradients over dp, while it is under way
 } GPT2;
 
 static bool is_first(const GPT2* g) { return g->stage == 0; }
@@ -168,18 +157,18 @@ static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(fl
 static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
 
 // Allocates everything except res1, which every block has for itself even when the rest is shared.
-static void block_acts_init(BlockActs* a, GPT2Config c, size_t BT) {
-    size_t C = (size_t)c.C;
+static void block_acts_init(BlockActs* a, const GPT2* g, size_t BT) {
+    size_t C = (size_t)g->config.C;
     a->ln1 = acts_alloc(BT*C);   a->ln1_mean = stats_alloc(BT); a->ln1_rstd = stats_alloc(BT);
-    a->qkv = acts_alloc(BT*3*C); a->att_stats = stats_alloc(BT*(size_t)c.NH);
+    a->qkv = acts_alloc(BT*3*C); a->att_stats = stats_alloc(BT*(size_t)g->config.NH);
     a->atty = acts_alloc(BT*C);
     a->res2 = acts_alloc(BT*C);
     a->ln2 = acts_alloc(BT*C);   a->ln2_mean = stats_alloc(BT); a->ln2_rstd = stats_alloc(BT);
     a->fch = acts_alloc(BT*4*C);
     a->gelu = acts_alloc(BT*4*C);
 }
-static void block_grads_init(BlockActs* a, GPT2Config c, size_t BT) {
-    size_t C = (size_t)c.C;
+static void block_grads_init(BlockActs* a, const GPT2* g, size_t BT) {
+    size_t C = (size_t)g->config.C;
     a->dout = acts_alloc(BT*C);
     a->dgelu = acts_alloc(BT*4*C);
     a->dmid = acts_alloc(BT*C);
@@ -193,11 +182,15 @@ static bool is_delayed(const GPT2* g, int s) { return g->pipeline.schedule == SC
 static bool has_own_grads(const GPT2* g, int s, int i) { return s + i == 0 || is_delayed(g, s); }
 static bool has_own_acts(const GPT2* g, int s, int i) { return has_own_grads(g, s, i) || g->recompute == RECOMPUTE_NONE; }
 
+// Elements that this rank has of a unit.
+static size_t unit_size(const GPT2* g, int u) { return stages_have(&g->stages, u) ? unit_elements(g->config, u) : 0; }
+
 static void gpt2_init_params(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         g->units[u].offset = g->num_params;
-        g->units[u].size = stages_have(&g->stages, u) ? unit_elements(g->config, u) : 0;
+        g->units[u].size = unit_size(g, u);
         g->num_params += g->units[u].size;
+        g->reduced[u] = NO_OP;
     }
     g->params = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_PARAMETERS);
     g->grads = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_GRADIENTS);
@@ -230,8 +223,8 @@ static void slot_init(GPT2* g, int s) {
     for (int i = 0; i < g->most_blocks; i++) {
         BlockActs *a = &slot->acts[i], shared = g->slots[0].acts[0];
         *a = shared;
-        if (has_own_acts(g, s, i)) block_acts_init(a, c, BT);
-        if (has_own_grads(g, s, i)) block_grads_init(a, c, BT);
+        if (has_own_acts(g, s, i)) block_acts_init(a, g, BT);
+        if (has_own_grads(g, s, i)) block_grads_init(a, g, BT);
         a->res1 = acts_alloc(BT*C);
     }
     if (stages_have_head(&g->stages)) {
@@ -256,27 +249,6 @@ static void gpt2_init_acts(GPT2* g) {
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
 
-// Cuts the gradient memory into buckets from its end to its beginning, because the backward pass makes gradients in nearly
-// that order. The tensor that fills a bucket closes it.
-static void gpt2_init_buckets(GPT2* g) {
-    double limit = fmin(FIRST_BUCKET_MB, g->bucket_mb);
-    g->buckets = (Bucket*)xcalloc((size_t)g->num_units * BLOCK_TENSORS, sizeof(Bucket)); // one per tensor at most
-    Bucket* b = NULL;
-    for (int u = g->num_units - 1; u >= 0; u--) {
-        for (int i = g->units[u].size == 0 ? -1 : unit_tensors(u) - 1; i >= 0; i--) {
-            TensorInfo t = unit_tensor(g->config, u, i);
-            if (b == NULL || (double)(b->size * sizeof(floatX)) >= limit * (1 << 20)) {
-                if (b != NULL) limit = g->bucket_mb;
-                b = &g->buckets[g->num_buckets++];
-            }
-            b->begin = g->units[u].offset + t.offset;
-            b->size += tensor_elements(t);
-            b->tensors++;
-            g->bucket_of[u][i] = g->num_buckets - 1;
-        }
-    }
-}
-
 static LayerShapes gpt2_shapes(const GPT2* g) {
     LayerShapes s = { g->max_B, g->seq_len, g->config.C, g->config.NH, g->config.Vp, 1 };
     return s;
@@ -287,7 +259,6 @@ static void gpt2_init(GPT2* g) {
     gpt2_init_params(g);
     gpt2_init_ranges(g);
     gpt2_init_acts(g);
-    gpt2_init_buckets(g);
     layers_init(gpt2_shapes(g));
 }
 
@@ -317,7 +288,6 @@ static void gpt2_free(GPT2* g) {
     device_free(g->stats);
     p2p_free(&g->p2p);
     free(g->slots);
-    free(g->buckets);
     mesh_free(&g->mesh);
 }
 
@@ -377,55 +347,62 @@ static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, 
 }
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final, and
-// a bucket's all-reduce begins after its last tensor. The sums must not be read before gpt2_reduce has waited for them.
+// after a unit's last tensor the sum over dp begins. It must not be read before gpt2_reduce has waited.
 static void grad_ready(GPT2* g, int u, int i) {
-    if (g->ddp == DDP_NAIVE || !g->last_micro) return;
-    Bucket* b = &g->buckets[g->bucket_of[u][i]];
-    if (--b->missing == 0) b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
+    (void)i;
+    if (!g->last_micro || --g->missing[u] > 0) return;
+    g->reduced[u] = comm_all_reduce(g->dp, g->grads + g->units[u].offset, g->units[u].size, COMM_FLOATX);
 }
 
-// I: g->dres holds the gradient of the block's output on entry, of its input on return. What W needs stays in a.
+// W: nothing waits for the gradients of matrices and their biases but the update. Those behind the second layernorm, and
+// those behind the first.
+static void mlp_backward_weight(GPT2* g, int u, BlockParams dp, BlockActs a) {
+    int C = g->config.C, BT = g->B * g->T;
+    matmul_backward_weight(dp.fcprojw, dp.fcprojb, a.dout, a.gelu, BT, 4*C, C, g->grad_mode);
+    grad_ready(g, u, FCPROJW);
+    grad_ready(g, u, FCPROJB);
+    matmul_backward_weight(dp.fcw, dp.fcb, a.dgelu, a.ln2, BT, C, 4*C, g->grad_mode);
+    grad_ready(g, u, FCW);
+    grad_ready(g, u, FCB);
+}
+static void attention_backward_weight(GPT2* g, int u, BlockParams dp, BlockActs a) {
+    int C = g->config.C, BT = g->B * g->T;
+    matmul_backward_weight(dp.projw, dp.projb, a.dmid, a.atty, BT, C, C, g->grad_mode);
+    grad_ready(g, u, PROJW);
+    grad_ready(g, u, PROJB);
+    matmul_backward_weight(dp.qkvw, dp.qkvb, a.dqkv, a.ln1, BT, C, 3*C, g->grad_mode);
+    grad_ready(g, u, QKVW);
+    grad_ready(g, u, QKVB);
+}
+
+// I, and in B also W: g->dres holds the gradient of the block's output on entry, of its input on return. What W needs stays
+// in a.
 static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockActs a) {
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
     GradMode mode = g->grad_mode;
+    bool delayed = g->action.kind != ACT_BACKWARD;
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
     device_copy(a.dout, g->dres, (size_t)BT * (size_t)C * sizeof(floatX));
-    matmul_gelu_backward_input(a.dgelu, g->dres, p.fcprojw, a.fch, BT, 4*C, C);
+    matmul_gelu_backward_input(a.dgelu, a.dout, p.fcprojw, a.fch, BT, 4*C, C);
     // fch = ln2 fcw^T + fcb
     matmul_backward_input(g->dbtc, a.dgelu, p.fcw, BT, C, 4*C);
+    if (!delayed) mlp_backward_weight(g, u, dp, a);
     // ln2 = layernorm(res2)
     layernorm_backward(g->dres, dp.ln2w, dp.ln2b, g->dbtc, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, BT, C, mode);
     grad_ready(g, u, LN2W);
     grad_ready(g, u, LN2B);
     // res2 = res1 + atty projw^T + projb
     device_copy(a.dmid, g->dres, (size_t)BT * (size_t)C * sizeof(floatX));
-    matmul_backward_input(g->dbtc, g->dres, p.projw, BT, C, C);
+    matmul_backward_input(g->dbtc, a.dmid, p.projw, BT, C, C);
     // atty = attention(qkv)
     attention_backward(a.dqkv, g->dbtc, a.qkv, a.atty, a.att_stats, B, T, C, NH);
     // qkv = ln1 qkvw^T + qkvb
     matmul_backward_input(g->dbtc, a.dqkv, p.qkvw, BT, C, 3*C);
+    if (!delayed) attention_backward_weight(g, u, dp, a);
     // ln1 = layernorm(res1)
     layernorm_backward(g->dres, dp.ln1w, dp.ln1b, g->dbtc, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, BT, C, mode);
     grad_ready(g, u, LN1W);
     grad_ready(g, u, LN1B);
-}
-
-// W: nothing waits for the gradients of matrices and their biases but the update.
-static void block_backward_weight(GPT2* g, int u, BlockParams dp, BlockActs a) {
-    int C = g->config.C, BT = g->B * g->T;
-    GradMode mode = g->grad_mode;
-    matmul_backward_weight(dp.fcprojw, dp.fcprojb, a.dout, a.gelu, BT, 4*C, C, mode);
-    grad_ready(g, u, FCPROJW);
-    grad_ready(g, u, FCPROJB);
-    matmul_backward_weight(dp.fcw, dp.fcb, a.dgelu, a.ln2, BT, C, 4*C, mode);
-    grad_ready(g, u, FCW);
-    grad_ready(g, u, FCB);
-    matmul_backward_weight(dp.projw, dp.projb, a.dmid, a.atty, BT, C, C, mode);
-    grad_ready(g, u, PROJW);
-    grad_ready(g, u, PROJB);
-    matmul_backward_weight(dp.qkvw, dp.qkvb, a.dqkv, a.ln1, BT, C, 3*C, mode);
-    grad_ready(g, u, QKVW);
-    grad_ready(g, u, QKVB);
 }
 
 // ----------------------------------------------------------------------------
@@ -551,7 +528,6 @@ static void gpt2_backward(GPT2* g, float dloss) {
         BlockParams dp = block_view(c, unit_grads(g, 1 + l));
         if (g->recompute == RECOMPUTE_BLOCK) block_activations(g, p, g->acts[l], g->acts[l].res1, NULL);
         block_backward(g, 1 + l, p, dp, g->acts[l]);
-        if (g->action.kind == ACT_BACKWARD) block_backward_weight(g, 1 + l, dp, g->acts[l]);
         unit_release(g, 1 + l);
     }
     if (!is_first(g)) return;
@@ -565,14 +541,16 @@ static void gpt2_backward(GPT2* g, float dloss) {
 static void gpt2_backward_weight(GPT2* g) {
     for (int l = g->last - 1; l >= g->first; l--) {
         trace_compute("weights, block", l);
-        block_backward_weight(g, 1 + l, block_view(g->config, unit_grads(g, 1 + l)), g->acts[l]);
+        BlockParams dp = block_view(g->config, unit_grads(g, 1 + l));
+        mlp_backward_weight(g, 1 + l, dp, g->acts[l]);
+        attention_backward_weight(g, 1 + l, dp, g->acts[l]);
     }
 }
 
 // Call before a step. A stage computes only some of the root's gradients: the rest must be 0, not the sum of the step
 // before, which would be added to the other stage's.
 static void gpt2_begin_step(GPT2* g) {
-    for (int i = 0; i < g->num_buckets; i++) g->buckets[i].missing = g->buckets[i].tensors;
+    for (int u = 0; u < g->num_units; u++) g->missing[u] = unit_tensors(u);
     if (g->pp->size > 1) device_zero(unit_grads(g, 0), g->units[0].size * sizeof(floatX));
     g->B = g->max_B;
     g->T = g->seq_len;
@@ -584,18 +562,8 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->last_micro = micro == accumulation - 1;
 }
 
-// The textbook method: when all gradients are complete, sum them over the ranks, unit by unit, and divide by the number of
-// ranks.
-static void gpt2_reduce_naive(GPT2* g) {
-    for (int u = 0; u < g->num_units; u++) {
-        if (g->units[u].size == 0) continue;
-        comm_wait(g->dp, comm_all_reduce(g->dp, unit_grads(g, u), g->units[u].size, COMM_FLOATX));
-        if (g->divide) scale_in_place(unit_grads(g, u), 1.0f / (float)g->dp->size, g->units[u].size);
-    }
-}
-
-// Call after the last backward pass. On return each gradient is the mean over the global batch, the same on every rank that
-// has its unit, and g->stats->loss is the last stage's, summed over replicas. The division by their number is here or in dloss.
+// Call after the last backward pass. On return each gradient is the mean over the global batch, the same on every rank that has
+// it, and g->stats->loss is the sum over all replicas. dloss contains the division by their number.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
@@ -604,9 +572,9 @@ static void gpt2_reduce(GPT2* g) {
     size_t root = g->units[0].size;
     if (root > 0) comm_wait(g->tied, comm_all_reduce(g->tied, unit_grads(g, 0), root, COMM_FLOATX));
     for (int i = 0; i < ROOT_TENSORS && root > 0; i++) grad_ready(g, 0, i);
-    if (g->ddp == DDP_NAIVE) gpt2_reduce_naive(g);
-    else for (int i = 0; i < g->num_buckets; i++) comm_wait(g->dp, g->buckets[i].reduced);
+    for (int u = 0; u < g->num_units; u++) comm_finish(g->dp, &g->reduced[u]);
     comm_wait(g->dp, loss);
+    comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->loss, 1, COMM_F64)); // the last stage has it
 }
 
 // Where a stage's input is: res1 of its first block, or resf if it has only the head.
@@ -632,13 +600,16 @@ static void gpt2_forward_only(GPT2* g) {
 // ----------------------------------------------------------------------------
 // 6. the optimizer
 
-// Computes the global gradient norm, and from it the factor that AdamW multiplies gradients by. Both stay on the device.
-// Norm and loss are sums over the stages, in which the last stage's copy of the root does not count.
-static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
+// *acc += the sum of squares over all stages of x, which is laid out like the parameters. The root's copy does not count.
+static void add_squares(GPT2* g, double* acc, const floatX* x) {
     for (int i = 0; i < g->num_ranges; i++)
-        if (!g->ranges[i].is_replicated) add_sum_squares(&g->stats->grad_square, g->ranges[i].grads, g->ranges[i].n);
-    comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->loss, 1, COMM_F64));
-    comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->grad_square, 1, COMM_F64));
+        add_range_squares(acc, g->config, &g->ranges[i], x + (g->ranges[i].params - g->params));
+    comm_wait(g->pp, comm_all_reduce(g->pp, acc, 1, COMM_F64));
+}
+
+// Computes the global gradient norm, and from it the factor that AdamW multiplies gradients by. Both stay on the device.
+static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
+    add_squares(g, &g->stats->grad_square, g->grads);
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
@@ -647,9 +618,8 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
     for (int i = 0; i < g->num_ranges; i++) {
         ParamRange p = g->ranges[i];
         adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay);
-        if (!p.is_replicated) add_sum_squares(&g->stats->param_square, p.params, p.n);
     }
-    comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->param_square, 1, COMM_F64));
+    add_squares(g, &g->stats->param_square, g->params);
 }
 
 // ----------------------------------------------------------------------------
@@ -693,10 +663,10 @@ static void gpt2_configure(GPT2* g, Run* run) {
     pipeline_check(l);
     g->pipeline = l;
     g->num_slots = pipeline_slots(l, g->pp->rank);
+    action_times_init(&g->times, &run->ranks->context, &g->pp_options, &g->stages, &g->p2p);
     g->logits_rows = stages_have_head(&g->stages) ? classifier_rows(g->max_B * g->seq_len, g->config.Vp) : 1; // for samples
     run->ranks->share.writer = g->dp->rank == 0 ? g->pp->rank : -1;
     run->ranks->share.writers = g->pp->size;
-    g->divide = g->ddp == DDP_NAIVE && !run->o.deterministic; // there 1/3 must round in one place
 }
 
 // Mean loss over the first --eval-steps global batches of the validation data. Each replica of the model sees its part of them.
@@ -739,10 +709,10 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
 }
 
 // Begins to receive what action number k of a step starts from.
-static void gpt2_expect(GPT2* g, Run* run, int k) {
+static void gpt2_expect(GPT2* g, int k) {
     if (k == pipeline_actions(g->pipeline, g->pp->rank)) return;
     Action a = pipeline_action(g->pipeline, g->pp->rank, k);
-    report_action(&run->ranks->context, &g->times, &g->stages, a);
+    action_announce(&g->times, a);
     p2p_irecv(&g->p2p, a, message_elements(g));
 }
 
@@ -751,11 +721,11 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     int rank = g->pp->rank;
     Action a = pipeline_action(g->pipeline, rank, k);
     int slot = pipeline_slot(g->pipeline, rank, a.micro, a.chunk);
-    report_action(&run->ranks->context, &g->times, &g->stages, a);
+    action_announce(&g->times, a);
     p2p_wait(&g->p2p, a, stage_input(g, slot, a.chunk), &g->dres);
     gpt2_select(g, slot, pipeline_set(g->pipeline, rank, a, g->recompute), a.chunk);
-    gpt2_expect(g, run, k + 1);
-    double began = report_action_begins(&run->ranks->context, &g->times, &g->stages, a);
+    gpt2_expect(g, k + 1);
+    action_begin(&g->times, a);
     g->action = a;
     gpt2_begin_micro(g, a.micro, g->pipeline.m);
     if (a.kind == ACT_FORWARD) {
@@ -764,26 +734,21 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
         gpt2_forward(g);
     } else if (a.kind == ACT_BACKWARD_WEIGHT) gpt2_backward_weight(g);
     else gpt2_backward(g, dloss);
-    stages_emulate(&g->pp_options, &g->stages, a, began);
-    report_action_ends(&g->times, &g->p2p);
+    action_end(&g->times, a);
     p2p_isend(&g->p2p, a, message_elements(g), &g->dres);
 }
 
 // One optimizer step, counted from 0: forward and backward over every micro-batch, clip, update.
 static StepStats train_step(GPT2* g, Run* run, long long step) {
     const Options* o = &run->o;
-    // A token's share of the mean over the global batch. It includes 1/N, so the sum of the gradients is their average. The
-    // textbook takes the mean over this rank's tokens, sums, and divides. Both give the same result except for rounding,
-    // because a gradient is linear in dloss; but only while all ranks have as many tokens that count. Where some are masked, a
-    // mean of the ranks' means weighs a token more on a rank that has few of them. So either way divides by the whole step's.
-    double tokens = g->divide ? run->divisor / g->dp->size : run->divisor;
-    float dloss = (float)(run->scaler.scale / tokens);
+    // A token's share of the mean over the global batch. It includes 1/N, so the sum of the gradients is their average.
+    float dloss = (float)(run->scaler.scale / run->divisor);
     device_zero(g->stats, sizeof *g->stats);
     gpt2_begin_step(g);
-    gpt2_expect(g, run, 0);
+    gpt2_expect(g, 0);
     for (int k = 0; k < pipeline_actions(g->pipeline, g->pp->rank); k++) gpt2_act(g, run, k, dloss);
     p2p_wait_sends(&g->p2p);
-    report_no_action(&run->ranks->context, &g->times);
+    actions_end(&g->times);
     gpt2_reduce(g);
     trace_compute("update", -1);
     gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
@@ -823,11 +788,6 @@ int main(int argc, char** argv) {
     run_options(&run, "train_gpt2_pp", "train GPT-2 with pipeline parallelism: each rank has some of the blocks");
     options_ranks(&run);
     options_pipeline_parallel(&run.table, &run.ranks->pipeline_parallel, &g.pp_options);
-    g.ddp = DDP_BUCKETED;
-    g.bucket_mb = 25;
-    option_choice(&run.table, "ddp", &g.ddp, "naive|bucketed",
-                  "naive: all-reduce after the backward pass; bucketed: in buckets during it");
-    option_float(&run.table, "bucket-mb", &g.bucket_mb, 1e-6, 1e6, "MiB of gradients per bucket; the first has 1 at most");
     run_predict(&run, argc, argv, gpt2_predict, &g, sizeof g);
     mesh_start(&run, &g.mesh, argc, argv);
 
@@ -839,7 +799,7 @@ int main(int argc, char** argv) {
     comm_share_memory(g.dp); // --nccl-windows
     run.ranks->sent = gpt2_predict_sent(&g);
     ranks_report(&run);
-    report_stages(&run.ranks->context, &g.mesh, &g.pp_options, &g.stages, g.pipeline, g.config, memory_sum(run.predicted));
+    report_stages(&g.times, &g.mesh, g.pipeline, g.config, memory_sum(run.predicted));
     gpt2_load(&g, &run);
     ranks_begin(&run);
 
@@ -855,7 +815,7 @@ int main(int argc, char** argv) {
         if (ranks_checks(&run, step + 1)) context_check_units(&run.ranks->context, step + 1, g.num_units, unit_checksum, &g);
     }
     bool as_predicted = ranks_end(&run);
-    report_bubble(&run.ranks->context, &g.times, g.pipeline);
+    report_bubble(&g.times, g.pipeline);
     gpt2_free(&g);
     ranks_stop(&run);
     return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -15,10 +15,10 @@ Memory    per rank, in bytes: 16 for each of ((12C^2 + 7C)/t + 6C) L + (Vp/t + m
           block keeps (4 + 12/t)C elements per token, with --sequence-parallel 16C/t (with --keep-gathered (2 + 14/t)C).
 Sent      per rank and micro-batch: 4L + 2 sums of BTC elements, 2BTC (t-1)/t each (and L more with --recompute block, and L
           more where --sequence-parallel gathers twice), and 3BT(t-1) floats. Per step the norms, two doubles, and what DDP
-          sends, of this rank's part; --sequence-parallel also sums the gradients of layernorms. With --tp-reduce-dtype fp32
-          a sum of products in 16 bits sends 4 bytes per element, not 2, and a rank holds 4BTC more; gathers are the same.
+          sends, of this rank's part; --sequence-parallel also sums the gradients of layernorms.
 Run       make train_gpt2_tp && mpirun -np 4 ./train_gpt2_tp --tensor-parallel 2     (--help lists the options)
-Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tensors, and sums inside a block.
+Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tensors, and sums inside a block. A bucket of DDP
+          is a unit here.
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
@@ -31,8 +31,9 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tenso
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_all_gather, comm_wait
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
-#include "llmc/parallel/mesh.h"        // defines: Mesh, TensorParallel, partial_forward
+#include "llmc/parallel/mesh.h"        // defines: Mesh, TensorParallel, add_range_squares
 #include "llmc/parallel/shard.h"       // defines: NO_OP, comm_finish
+#include "llmc/parallel/tp_rows.h"     // defines: TpRows, tp_own, tp_gather, tp_reduce: rows and sums of t ranks
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
@@ -94,20 +95,11 @@ typedef struct {
 
 typedef enum { PASS_FORWARD, PASS_HEAD, PASS_BACKWARD } Pass;
 
-// Whole tensors that lie side by side in the gradient memory. They are all-reduced together, in place.
-typedef struct {
-    size_t begin, size;             // elements of GPT2.grads
-    int tensors, missing;           // how many it has; how many of their gradients are not final yet
-    CommOp reduced;                 // its all-reduce, once missing is 0
-} Bucket;
-enum { DDP_NAIVE, DDP_BUCKETED };
-#define FIRST_BUCKET_MB 1           // at most, so that the first all-reduce starts early with any --bucket-mb
-
 typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
-    int rows, first_row;            // this rank's of its B*T: all, or with --sequence-parallel 1/t
+    TpRows rows;                    // this rank's of its B*T, by --sequence-parallel, --keep-gathered, --overlap
     Pass pass;                      // what is being computed
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // L + 1
@@ -130,33 +122,22 @@ typedef struct {
     floatX *dres, *dbtc, *dbt4c;    // (B,T,C) gradient of the residual stream; (B,T,C) and (B,T,4D) scratch
     int *inputs, *targets;          // (B,T)
     StepStats *stats;               // on the device, read once a step
-    float* partial;                 // (B,T,C) with --tp-reduce-dtype fp32: products that the t ranks add up; else NULL
-    TensorParallel tp_options;      // --sequence-parallel, --keep-gathered, --overlap, --tp-reduce-dtype
     Mesh mesh;                      // owned
     Comm *tp, *dp;                  // the t ranks that share this replica of the model; the data-parallel ranks; views
     TokenRange tokens;              // whose rows of wte this rank has
     int accumulation;               // micro-batches per step
-    int ddp;                        // DDP_NAIVE or DDP_BUCKETED
-    double bucket_mb;               // MiB of gradients per bucket
-    bool divide;                    // sums over the ranks are divided by N, the number of ranks; else 1/N is in dloss
     bool last_micro;                // this micro-batch makes the step's gradients final
-    int num_buckets;
-    Bucket* buckets;                // (num_buckets) in the order in which the backward pass fills them, owned
-    int bucket_of[MAX_UNITS][BLOCK_TENSORS]; // which bucket a tensor of a unit is in
+    int missing[MAX_UNITS];         // how many of a unit's gradients are not final yet
+    CommOp reduced[MAX_UNITS];      // the sum of its gradients over dp, once missing is 0
 } GPT2;
 
 static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
 static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
 
-// Rows of the residual stream that this rank has of these; in samples the last rank's may go beyond them.
-static size_t rows_kept(const GPT2* g, size_t rows) {
-    return g->tp_options.sequence_parallel ? ceil_div(rows, (size_t)g->tp->size) : rows;
-}
-
 // Allocates everything except res1, which every block has for itself even when the rest is shared.
 static void block_acts_init(BlockActs* a, const GPT2* g, size_t BT) {
     size_t t = (size_t)g->tp->size, C = (size_t)g->config.C, D = C / t, NH = (size_t)g->config.NH / t;
-    size_t R = rows_kept(g, BT), ln = g->tp_options.keep_gathered ? BT*C : R*C;
+    size_t R = tp_count(&g->rows, BT), ln = g->rows.options.keep_gathered ? BT*C : R*C;
     a->ln1 = acts_alloc(ln);     a->ln1_mean = stats_alloc(R); a->ln1_rstd = stats_alloc(R);
     a->qkv = acts_alloc(BT*3*D); a->att_stats = stats_alloc(BT*NH);
     a->atty = acts_alloc(BT*D);
@@ -195,13 +176,13 @@ static void gpt2_init_ranges(GPT2* g) {
 
 static void gpt2_init_acts(GPT2* g) {
     GPT2Config c = g->config;
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, R = rows_kept(g, BT), C = (size_t)c.C, t = (size_t)g->tp->size;
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, R = tp_count(&g->rows, BT), C = (size_t)c.C, t = (size_t)g->tp->size;
     for (int l = 0; l < c.L; l++) {
         if (l > 0 && g->recompute == RECOMPUTE_BLOCK) g->acts[l] = g->acts[0];
         else block_acts_init(&g->acts[l], g, BT);
         g->acts[l].res1 = acts_alloc(R*C);
     }
-    g->branch = acts_alloc(BT*C);
+    g->branch = g->rows.gathered = acts_alloc(BT*C);
     g->resf = acts_alloc(R*C);
     g->lnf = acts_alloc(BT*C);   g->lnf_mean = stats_alloc(R); g->lnf_rstd = stats_alloc(R);
     g->logits = acts_alloc((size_t)g->logits_rows * (size_t)g->tokens.count);
@@ -210,32 +191,9 @@ static void gpt2_init_acts(GPT2* g) {
     g->dres = acts_alloc(R*C);
     g->dbtc = acts_alloc(BT*C);
     g->dbt4c = acts_alloc(BT*4*C / t);
-    if (g->tp_options.sums_fp32) g->partial = (float*)device_alloc(BT*C * sizeof(float), MEMORY_COMMUNICATION);
     g->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
     g->targets = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
-}
-
-// Cuts the gradient memory into buckets from its end to its beginning, because the backward pass makes gradients in nearly
-// that order. The tensor that fills a bucket closes it.
-static void gpt2_init_buckets(GPT2* g) {
-    double limit = fmin(FIRST_BUCKET_MB, g->bucket_mb);
-    g->buckets = (Bucket*)xcalloc((size_t)g->num_units * BLOCK_TENSORS, sizeof(Bucket)); // one per tensor at most
-    Bucket* b = NULL;
-    for (int u = g->num_units - 1; u >= 0; u--) {
-        size_t at = g->units[u].offset + g->units[u].size;
-        for (int i = unit_tensors(u) - 1; i >= 0; i--) {
-            size_t n = tensor_part_elements(unit_tensor(g->config, u, i), g->tp->size);
-            if (b == NULL || (double)(b->size * sizeof(floatX)) >= limit * (1 << 20)) {
-                if (b != NULL) limit = g->bucket_mb;
-                b = &g->buckets[g->num_buckets++];
-            }
-            b->begin = at -= n;
-            b->size += n;
-            b->tensors++;
-            g->bucket_of[u][i] = g->num_buckets - 1;
-        }
-    }
 }
 
 static LayerShapes gpt2_shapes(const GPT2* g) {
@@ -248,7 +206,6 @@ static void gpt2_init(GPT2* g) {
     gpt2_init_params(g);
     gpt2_init_ranges(g);
     gpt2_init_acts(g);
-    gpt2_init_buckets(g);
     layers_init(gpt2_shapes(g));
 }
 
@@ -264,10 +221,9 @@ static void gpt2_free(GPT2* g) {
         device_free(a.att_stats); device_free(a.ln2_mean); device_free(a.ln2_rstd);
     }
     device_free(g->branch); device_free(g->resf); device_free(g->lnf); device_free(g->lnf_mean); device_free(g->lnf_rstd);
-    device_free(g->row_stats); device_free(g->partial);
+    device_free(g->row_stats);
     device_free(g->logits); device_free(g->losses); device_free(g->dres); device_free(g->dbtc); device_free(g->dbt4c);
     device_free(g->inputs); device_free(g->targets); device_free(g->stats);
-    free(g->buckets);
     mesh_free(&g->mesh);
 }
 
@@ -277,7 +233,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     size_t t = (size_t)g->tp->size, P = gpt2_part_elements(c, g->tp->size), X = sizeof(floatX);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, D = C / t, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
-    size_t R = rows_kept(g, BT), ln_rows = g->tp_options.keep_gathered ? BT : R, F = sizeof(float);
+    size_t R = tp_count(&g->rows, BT), ln_rows = g->rows.options.keep_gathered ? BT : R, F = sizeof(float);
     size_t per_row = (L + blocks_kept + 2) * C*X + (4 * blocks_kept + 2) * F; // res1, res2; resf, dres; layernorms
     size_t per_token = blocks_kept * (12*D*X + (size_t)c.NH / t * F)          // the rest of a block but for ln1 and ln2
                      + (3*C + 4*D)*X + F + 2 * sizeof(int);                   // the rest outside the blocks
@@ -287,20 +243,20 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * P;
     bytes[MEMORY_ACTIVATIONS] = R * per_row + ln_rows * blocks_kept * 2*C*X + BT * per_token + sizeof(StepStats)
                               + (size_t)g->logits_rows * ((size_t)g->tokens.count * X + 3*t * sizeof(float));
-    bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh) + (g->tp_options.sums_fp32 ? BT*C*F : 0);
+    bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
-// Bytes that this rank will send per step: among t ranks in each micro-batch sums and what the losses need, and the norms;
-// among the data-parallel ranks all gradients and the loss.
+// Bytes that this rank will send per step. Among t ranks a sum of BTC elements sends 2BTC (t-1)/t, and half of it is a gather or
+// a scattered sum: in a micro-batch 4L + 2 sums, and what is gathered or recomputed again; 3 numbers per row for the loss; in a
+// step layernorms and two norms. Among the data-parallel ranks all gradients and the loss.
 static double gpt2_predict_sent(const GPT2* g) {
     double t = g->tp->size, d = g->dp->size, BT = (double)g->max_B * g->seq_len, L = g->config.L;
-    double X = sizeof(floatX), C = g->config.C, cut = g->tp_options.sequence_parallel;
-    double again = g->recompute == RECOMPUTE_BLOCK ? L : 0, products = 4*L + 1 + again; // sums but for the embedding's
-    double halves = 2 * (products + 1) + cut * again + (g->tp_options.keep_gathered ? 0 : 2*L); // reduce-scatters and all-gathers
-    double wider = g->tp_options.sums_fp32 ? (2 - cut) * products * (sizeof(float) - X) : 0; // rows are gathered in floatX
-    double micro = (halves * X + wider) * (t - 1) / t * BT*C + (t - 1) * BT*3 * sizeof(float);
-    double step = cut * (2*L + 1) * 2*C * X + 2 * sizeof(double); // layernorms, norms
+    double X = sizeof(floatX), C = g->config.C, cut = g->rows.options.sequence_parallel;
+    double again = g->recompute == RECOMPUTE_BLOCK ? L : 0;
+    double halves = 2 * (4*L + 2 + again) + cut * again + (g->rows.options.keep_gathered ? 0 : 2*L);
+    double micro = halves * (t - 1) / t * BT*C * X + (t - 1) * BT*3 * sizeof(float);
+    double step = cut * (2*L + 1) * 2*C * X + 2 * sizeof(double);
     double gradients = (double)gpt2_part_elements(g->config, g->tp->size) * X;
     return g->accumulation * micro + 2 * (t - 1) / t * step + 2 * (d - 1) / d * (gradients + sizeof(double));
 }
@@ -308,111 +264,68 @@ static double gpt2_predict_sent(const GPT2* g) {
 // ----------------------------------------------------------------------------
 // 4. one transformer block
 
-// Where this rank's rows are in memory of all rows, (B,T,C); in what a block keeps of ln1 or ln2; where all of those are.
-static floatX* own_rows(const GPT2* g, floatX* x) { return x + (size_t)g->first_row * (size_t)g->config.C; }
-static floatX* kept_rows(const GPT2* g, floatX* x) { return g->tp_options.keep_gathered ? own_rows(g, x) : x; }
-static floatX* all_rows(const GPT2* g, floatX* x) { return g->tp_options.keep_gathered ? x : g->branch; }
-
-// Makes rows the sum of what the t ranks have in x (B,T,C): rows is x, or with --sequence-parallel this rank's.
-static CommOp rows_sum_begin(GPT2* g, void* rows, void* x, CommType type) {
-    size_t n = (size_t)g->rows * (size_t)g->config.C;
-    return g->tp_options.sequence_parallel ? comm_reduce_scatter(g->tp, rows, x, n, type) : comm_all_reduce(g->tp, x, n, type);
-}
-// Makes this rank's rows of x the sum of the t ranks' partial products (mesh.h). Each rank has its own in x, or if there is
-// g->partial in that: then sum_end rounds what has arrived.
-static float* own_partial(const GPT2* g) { return g->partial + (size_t)g->first_row * (size_t)g->config.C; }
-static CommOp sum_begin(GPT2* g, floatX* x) {
-    if (g->partial) return rows_sum_begin(g, own_partial(g), g->partial, COMM_F32);
-    return rows_sum_begin(g, own_rows(g, x), x, COMM_FLOATX);
-}
-static void sum_end(GPT2* g, CommOp* op, floatX* x) {
-    comm_finish(g->tp, op);
-    if (g->partial) from_fp32(own_rows(g, x), own_partial(g), (size_t)g->rows * (size_t)g->config.C);
-}
-static void sum(GPT2* g, floatX* x) { CommOp op = sum_begin(g, x); sum_end(g, &op, x); }
-
-// Makes all (B,T,C) the rows of all ranks.
-static CommOp gather_begin(GPT2* g, floatX* all, const floatX* rows) {
-    return comm_all_gather(g->tp, all, rows, (size_t)g->rows * (size_t)g->config.C, COMM_FLOATX);
-}
-static floatX* gather(GPT2* g, floatX* all, floatX* rows) {
-    if (!g->tp_options.sequence_parallel) return rows; // they are all
-    comm_wait(g->tp, gather_begin(g, all, rows));
-    return all;
-}
-
-// Of what is summed over t ranks, one adds the bias.
-static floatX* added_once(const GPT2* g, floatX* bias) { return g->tp->rank == 0 ? bias : NULL; }
-
 // Computes everything in a block's forward pass that its backward pass needs. The block's input is x + branch. branch NULL:
 // the input is x alone, which is then a.res1 itself.
 static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int B = g->B, T = g->T, C = g->config.C, t = g->tp->size, D = C / t, NH = g->config.NH / t, BT = B * T;
-    residual_layernorm_forward(a.res1, kept_rows(g, a.ln1), a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, g->rows, C);
-    floatX* ln1 = gather(g, all_rows(g, a.ln1), kept_rows(g, a.ln1));
-    matmul_forward(a.qkv, ln1, p.qkvw, p.qkvb, BT, C, 3*D);
+    const TpRows* r = &g->rows;
+    residual_layernorm_forward(a.res1, tp_kept(r, a.ln1), a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, r->count, C);
+    floatX* ln1 = tp_gather(r, tp_gathered(r, a.ln1), tp_kept(r, a.ln1));
+    matmul_forward(a.qkv, ln1, p.qkvw, p.qkvb, BT, C, 3*D); // column-parallel
     attention_forward(a.atty, a.att_stats, a.qkv, B, T, D, NH);
-    partial_forward(g->partial, g->branch, a.atty, p.projw, added_once(g, p.projb), BT, D, C);
-    sum(g, g->branch);
-    residual_layernorm_forward(a.res2, kept_rows(g, a.ln2), a.ln2_mean, a.ln2_rstd, a.res1, own_rows(g, g->branch),
-                               p.ln2w, p.ln2b, g->rows, C);
-    floatX* ln2 = gather(g, all_rows(g, a.ln2), kept_rows(g, a.ln2));
-    matmul_gelu_forward(a.gelu, a.fch, ln2, p.fcw, p.fcb, BT, C, 4*D);
+    matmul_forward(g->branch, a.atty, p.projw, tp_bias(r, p.projb), BT, D, C); // row-parallel
+    tp_reduce(r, g->branch);
+    residual_layernorm_forward(a.res2, tp_kept(r, a.ln2), a.ln2_mean, a.ln2_rstd, a.res1, tp_own(r, g->branch),
+                               p.ln2w, p.ln2b, r->count, C);
+    floatX* ln2 = tp_gather(r, tp_gathered(r, a.ln2), tp_kept(r, a.ln2));
+    matmul_gelu_forward(a.gelu, a.fch, ln2, p.fcw, p.fcb, BT, C, 4*D); // column-parallel
 }
 
 // The block's output is the pair a.res2, g->branch: the next layernorm adds the two.
 static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int BT = g->B * g->T, C = g->config.C, D = C / g->tp->size;
     block_activations(g, p, a, x, branch);
-    partial_forward(g->partial, g->branch, a.gelu, p.fcprojw, added_once(g, p.fcprojb), BT, 4*D, C);
-    sum(g, g->branch);
+    matmul_forward(g->branch, a.gelu, p.fcprojw, tp_bias(&g->rows, p.fcprojb), BT, 4*D, C); // row-parallel
+    tp_reduce(&g->rows, g->branch);
 }
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final, and
-// a bucket's all-reduce begins after its last tensor. The sums must not be read before gpt2_reduce has waited for them.
+// after a unit's last tensor the sum over dp begins. It must not be read before gpt2_reduce has waited.
 static void grad_ready(GPT2* g, int u, int i) {
-    if (g->ddp == DDP_NAIVE || !g->last_micro) return;
-    Bucket* b = &g->buckets[g->bucket_of[u][i]];
-    if (--b->missing == 0) b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
+    (void)i;
+    if (!g->last_micro || --g->missing[u] > 0) return;
+    g->reduced[u] = comm_all_reduce(g->dp, g->grads + g->units[u].offset, g->units[u].size, COMM_FLOATX);
 }
 
-// What a column-parallel layer's backward pass sends travels while something else is computed: its input's gradient, which
-// is a sum and so comes first, beside that of its weights; rows that are gathered again, beside its input's gradient.
-static CommOp beside(GPT2* g, CommOp op) {
-    if (!g->tp_options.overlap) comm_finish(g->tp, &op);
-    return op;
-}
-static CommOp again_begin(GPT2* g, const floatX* ln) {
-    return g->tp_options.keep_gathered ? NO_OP : beside(g, gather_begin(g, g->branch, ln));
-}
-
-// g->dres holds the gradient of the block's output on entry, of its input on return.
+// g->dres holds the gradient of the block's output on entry, of its input on return. What a column-parallel layer sends travels
+// while it computes: the sum of its input's gradient beside the gradient of its weights; rows that are gathered again beside its
+// input's gradient.
 static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockActs a) {
     int B = g->B, T = g->T, C = g->config.C, t = g->tp->size, D = C / t, NH = g->config.NH / t, BT = B * T;
+    const TpRows* r = &g->rows;
     GradMode mode = g->grad_mode;
     floatX *dgelu = g->dbt4c, *dqkv = g->dbt4c; // never needed at the same time
-    floatX* dln = own_rows(g, g->dbtc);         // where the sum of a column-parallel layer's input gradient arrives
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
-    floatX* dres = gather(g, g->branch, g->dres);
+    floatX* dres = tp_gather(r, g->branch, g->dres);
     matmul_backward_weight(dp.fcprojw, dp.fcprojb, dres, a.gelu, BT, 4*D, C, mode);
     grad_ready(g, u, FCPROJW);
     grad_ready(g, u, FCPROJB);
     matmul_gelu_backward_input(dgelu, dres, p.fcprojw, a.fch, BT, 4*D, C);
     // fch = ln2 fcw^T + fcb
-    CommOp again = again_begin(g, a.ln2);
-    partial_backward_input(g->partial, g->dbtc, dgelu, p.fcw, 0, BT, C, 4*D);
-    CommOp input_sum = beside(g, sum_begin(g, g->dbtc));
-    comm_finish(g->tp, &again);
-    matmul_backward_weight(dp.fcw, dp.fcb, dgelu, all_rows(g, a.ln2), BT, C, 4*D, mode);
+    CommOp regather = tp_regather_begin(r, a.ln2);
+    matmul_backward_input(g->dbtc, dgelu, p.fcw, BT, C, 4*D);
+    CommOp reduce = tp_reduce_begin(r, g->dbtc);
+    comm_finish(g->tp, &regather);
+    matmul_backward_weight(dp.fcw, dp.fcb, dgelu, tp_gathered(r, a.ln2), BT, C, 4*D, mode);
     grad_ready(g, u, FCW);
     grad_ready(g, u, FCB);
-    sum_end(g, &input_sum, g->dbtc);
+    comm_finish(g->tp, &reduce);
     // ln2 = layernorm(res2)
-    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, dln, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, g->rows, C, mode);
+    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, tp_own(r, g->dbtc), a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, r->count, C, mode);
     grad_ready(g, u, LN2W);
     grad_ready(g, u, LN2B);
     // res2 = res1 + atty projw^T + projb
-    dres = gather(g, g->branch, g->dres);
+    dres = tp_gather(r, g->branch, g->dres);
     matmul_backward_weight(dp.projw, dp.projb, dres, a.atty, BT, D, C, mode);
     grad_ready(g, u, PROJW);
     grad_ready(g, u, PROJB);
@@ -420,16 +333,16 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
     // atty = attention(qkv)
     attention_backward(dqkv, g->dbtc, a.qkv, a.atty, a.att_stats, B, T, D, NH);
     // qkv = ln1 qkvw^T + qkvb
-    again = again_begin(g, a.ln1);
-    partial_backward_input(g->partial, g->dbtc, dqkv, p.qkvw, 0, BT, C, 3*D);
-    input_sum = beside(g, sum_begin(g, g->dbtc));
-    comm_finish(g->tp, &again);
-    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, all_rows(g, a.ln1), BT, C, 3*D, mode);
+    regather = tp_regather_begin(r, a.ln1);
+    matmul_backward_input(g->dbtc, dqkv, p.qkvw, BT, C, 3*D);
+    reduce = tp_reduce_begin(r, g->dbtc);
+    comm_finish(g->tp, &regather);
+    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, tp_gathered(r, a.ln1), BT, C, 3*D, mode);
     grad_ready(g, u, QKVW);
     grad_ready(g, u, QKVB);
-    sum_end(g, &input_sum, g->dbtc);
+    comm_finish(g->tp, &reduce);
     // ln1 = layernorm(res1)
-    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, dln, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, g->rows, C, mode);
+    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, tp_own(r, g->dbtc), a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, r->count, C, mode);
     grad_ready(g, u, LN1W);
     grad_ready(g, u, LN1B);
 }
@@ -458,8 +371,7 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
     size_t bytes = (size_t)B * (size_t)T * sizeof(int);
     g->B = B;
     g->T = T;
-    g->rows = (int)rows_kept(g, (size_t)B * (size_t)T);
-    g->first_row = g->tp_options.sequence_parallel ? g->tp->rank * g->rows : 0;
+    tp_begin(&g->rows, B * T);
     host_to_device(g->inputs, inputs, bytes);
     if (targets) host_to_device(g->targets, targets, bytes);
 }
@@ -470,9 +382,9 @@ static void gpt2_forward(GPT2* g) {
     g->pass = PASS_FORWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     trace_compute("forward, embedding", -1);
-    floatX* embedded = g->tp_options.sequence_parallel ? g->branch : g->acts[0].res1;
-    encoder_part_forward(embedded, g->inputs, root.wte, added_once(g, root.wpe), g->tokens, g->B, g->T, c.C);
-    comm_wait(g->tp, rows_sum_begin(g, g->acts[0].res1, embedded, COMM_FLOATX)); // exact: only one rank has a token's row
+    floatX* embedded = g->rows.options.sequence_parallel ? g->branch : g->acts[0].res1;
+    encoder_part_forward(embedded, g->inputs, root.wte, tp_bias(&g->rows, root.wpe), g->tokens, g->B, g->T, c.C);
+    tp_reduce_to(&g->rows, g->acts[0].res1, embedded); // exact: only one rank has a token's row
     const floatX *x = g->acts[0].res1, *branch = NULL;
     for (int l = 0; l < c.L; l++) {
         trace_compute("forward, block", l);
@@ -480,13 +392,13 @@ static void gpt2_forward(GPT2* g) {
         block_forward(g, p, g->acts[l], x, branch);
         unit_release(g, 1 + l);
         x = g->acts[l].res2;
-        branch = own_rows(g, g->branch);
+        branch = tp_own(&g->rows, g->branch);
     }
     g->pass = PASS_HEAD;
     trace_compute("head", -1);
-    floatX* lnf = own_rows(g, g->lnf);
-    residual_layernorm_forward(g->resf, lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, g->rows, c.C);
-    gather(g, g->lnf, lnf);
+    floatX* lnf = tp_own(&g->rows, g->lnf);
+    residual_layernorm_forward(g->resf, lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, g->rows.count, c.C);
+    tp_gather(&g->rows, g->lnf, lnf);
     unit_release(g, 0);
 }
 
@@ -522,9 +434,9 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
                                          n, c.V);
         // logits = lnf wte^T, column-parallel
         matmul_backward_weight_chunk(dwte, g->logits, lnf, row, n, BT, c.C, g->tokens.count, g->grad_mode);
-        partial_backward_input(g->partial, g->dbtc, g->logits, wte, row, n, c.C, g->tokens.count);
+        matmul_backward_input(g->dbtc + (size_t)row*c.C, g->logits, wte, n, c.C, g->tokens.count);
     }
-    sum(g, g->dbtc);
+    tp_reduce(&g->rows, g->dbtc);
 }
 
 // Adds this micro-batch's losses to g->stats, and computes its gradients.
@@ -537,9 +449,9 @@ static void gpt2_backward(GPT2* g, float dloss) {
     head_forward_backward(g, root.wte, droot.wte, dloss);
     add_sum(&g->stats->loss, g->losses, (size_t)BT);
     // lnf = layernorm(resf)
-    device_zero(g->dres, (size_t)g->rows * (size_t)c.C * sizeof(floatX));
-    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, own_rows(g, g->dbtc), g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd,
-                       g->rows, c.C, g->grad_mode);
+    device_zero(g->dres, tp_elements(&g->rows) * sizeof(floatX));
+    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, tp_own(&g->rows, g->dbtc), g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd,
+                       g->rows.count, c.C, g->grad_mode);
     grad_ready(g, 0, LNFW);
     grad_ready(g, 0, LNFB);
     for (int l = c.L - 1; l >= 0; l--) {
@@ -552,7 +464,7 @@ static void gpt2_backward(GPT2* g, float dloss) {
     }
     trace_compute("backward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
-    const floatX* dres = gather(g, g->branch, g->dres);
+    const floatX* dres = tp_gather(&g->rows, g->branch, g->dres);
     encoder_part_backward(droot.wte, droot.wpe, dres, g->inputs, g->tokens, g->B, g->T, c.C, g->grad_mode);
     grad_ready(g, 0, WPE);
     grad_ready(g, 0, WTE);
@@ -563,16 +475,7 @@ static void gpt2_backward(GPT2* g, float dloss) {
 static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
     g->last_micro = micro == accumulation - 1;
-    for (int i = 0; i < g->num_buckets; i++) g->buckets[i].missing = g->buckets[i].tensors;
-}
-
-// The textbook method: when all gradients are complete, sum them over the ranks, unit by unit, and divide by the number of
-// ranks.
-static void gpt2_reduce_naive(GPT2* g) {
-    for (int u = 0; u < g->num_units; u++) {
-        comm_wait(g->dp, comm_all_reduce(g->dp, unit_grads(g, u), g->units[u].size, COMM_FLOATX));
-        if (g->divide) scale_in_place(unit_grads(g, u), 1.0f / (float)g->dp->size, g->units[u].size);
-    }
+    for (int u = 0; u < g->num_units; u++) g->missing[u] = unit_tensors(u);
 }
 
 // With --sequence-parallel a rank's gradients of layernorms are its rows' alone. Weight and bias are side by side.
@@ -585,15 +488,14 @@ static void gpt2_reduce_layernorms(GPT2* g) {
     }
 }
 
-// Call after the backward pass. On return each gradient is the mean over the global batch, the same on every rank, and
-// g->stats->loss is the sum over all ranks. The division by the number of ranks happens here or in dloss (see train_step).
+// Call after the backward pass. On return each gradient is the mean over the global batch, the same on every rank that has it,
+// and g->stats->loss is the sum over all replicas. dloss contains the division by their number.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
-    if (g->ddp == DDP_NAIVE) gpt2_reduce_naive(g);
-    else for (int i = 0; i < g->num_buckets; i++) comm_wait(g->dp, g->buckets[i].reduced);
+    for (int u = 0; u < g->num_units; u++) comm_wait(g->dp, g->reduced[u]);
     comm_wait(g->dp, loss);
-    if (g->tp_options.sequence_parallel) gpt2_reduce_layernorms(g);
+    if (g->rows.options.sequence_parallel) gpt2_reduce_layernorms(g);
 }
 
 // ----------------------------------------------------------------------------
@@ -601,10 +503,8 @@ static void gpt2_reduce(GPT2* g) {
 
 // *acc += the sum of squares over the t ranks' parts of x, which is laid out like the parameters. Copies count once.
 static void add_squares(GPT2* g, double* acc, const floatX* x) {
-    for (int u = 0; u < g->num_units; x += g->units[u++].size) {
-        if (g->tp->rank == 0) add_sum_squares(acc, x, g->units[u].size);
-        else add_cut_squares(acc, g->config, u, g->tp->size, x);
-    }
+    for (int i = 0; i < g->num_ranges; i++)
+        add_range_squares(acc, g->config, &g->ranges[i], x + (g->ranges[i].params - g->params));
     comm_wait(g->tp, comm_all_reduce(g->tp, acc, 1, COMM_F64));
 }
 
@@ -661,10 +561,10 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->accumulation = run->accumulation;
     int rows = classifier_rows(g->max_B * g->seq_len, g->tokens.count);
     g->logits_rows = rows > g->tp->size ? rows : g->tp->size; // there is also room for a row of all ranks' logits
-    mesh_check_rows(&g->tp_options, g->tp->size, g->max_B, g->seq_len);
+    mesh_check_rows(&g->rows.options, g->tp->size, g->max_B, g->seq_len);
+    tp_init(&g->rows, g->tp, g->config);
     run->ranks->share.writer = g->dp->rank == 0 ? g->tp->rank : -1;
     run->ranks->share.writers = g->tp->size;
-    g->divide = g->ddp == DDP_NAIVE && !run->o.deterministic; // there 1/3 must round in one place
 }
 
 // Mean loss over the first --eval-steps global batches of the validation data. Each rank sees its part of them.
@@ -705,12 +605,8 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
 // One optimizer step, counted from 0: forward and backward over every micro-batch, clip, update.
 static StepStats train_step(GPT2* g, Run* run, long long step) {
     const Options* o = &run->o;
-    // A token's share of the mean over the global batch. It includes 1/N, so the sum of the gradients is their average. The
-    // textbook takes the mean over this rank's tokens, sums, and divides. Both give the same result except for rounding,
-    // because a gradient is linear in dloss; but only while all ranks have as many tokens that count. Where some are masked, a
-    // mean of the ranks' means weighs a token more on a rank that has few of them. So either way divides by the whole step's.
-    double tokens = g->divide ? run->divisor / g->dp->size : run->divisor;
-    float dloss = (float)(run->scaler.scale / tokens);
+    // A token's share of the mean over the global batch. It includes 1/N, so the sum of the gradients is their average.
+    float dloss = (float)(run->scaler.scale / run->divisor);
     device_zero(g->stats, sizeof *g->stats);
     for (int micro = 0; micro < run->accumulation; micro++) {
         dataloader_next(&run->train);
@@ -747,12 +643,7 @@ int main(int argc, char** argv) {
     static GPT2 g;
     run_options(&run, "train_gpt2_tp", "train GPT-2 with tensor parallelism: each rank has a part of every matrix");
     options_ranks(&run);
-    options_tensor_parallel(&run.table, &run.ranks->tensor_parallel, &g.tp_options);
-    g.ddp = DDP_BUCKETED;
-    g.bucket_mb = 25;
-    option_choice(&run.table, "ddp", &g.ddp, "naive|bucketed",
-                  "naive: all-reduce after the backward pass; bucketed: in buckets during it");
-    option_float(&run.table, "bucket-mb", &g.bucket_mb, 1e-6, 1e6, "MiB of gradients per bucket; the first has 1 at most");
+    options_tensor_parallel(&run.table, &run.ranks->tensor_parallel, &g.rows.options);
     run_predict(&run, argc, argv, gpt2_predict, &g, sizeof g);
     mesh_start(&run, &g.mesh, argc, argv);
 

@@ -26,8 +26,6 @@ def measure(d, o):
     for precision in "fp32", "bf16":
         add(precision, None, precision)
         for t in o.tp: add(f"{precision}, {t} ranks", precision, precision, t)
-    if "--tp-reduce-dtype" in m.output(programs["bf16", "tp"], "--help"):
-        for t in o.tp: add(f"bf16, {t} ranks, `--tp-reduce-dtype fp32`", "bf16", "bf16", t, "--tp-reduce-dtype fp32")
 
 
 def row(d, title, run, like):

@@ -91,14 +91,10 @@ void layernorm_backward(floatX* dinp, floatX* dw, floatX* db, const floatX* dout
 // ---- linear layers ----
 // out (N,OC) = inp (N,C) w^T (OC,C) + bias (OC); bias NULL: none
 void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC);
-// the same, not rounded: where floatX is fp32, the bits of matmul_forward. For a sum over ranks that is formed in fp32
-void matmul_forward_fp32(float* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC);
 // pre (N,OC) = inp w^T + bias; out (N,OC) = gelu(pre), the tanh form
 void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC);
 // dinp (N,C) = dout (N,OC) w (OC,C)
 void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC);
-// the same, not rounded: where floatX is fp32, the bits of matmul_backward_input
-void matmul_backward_input_fp32(float* dinp, const floatX* dout, const floatX* w, int N, int C, int OC);
 // dinp (N,C) = (dout w) * gelu'(pre), pre (N,C): the layer's input was gelu(pre)
 void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre, int N, int C, int OC);
 // dw (OC,C) set or += dout^T inp; dbias (OC) set or += column sums of dout; dbias NULL: none

@@ -13,7 +13,7 @@ parallelism).
 #include "axes.h"
 
 // ---- options ----
-typedef struct { int sequence_parallel, keep_gathered, overlap, sums_fp32; } TensorParallel; // each 0 or 1
+typedef struct { int sequence_parallel, keep_gathered, overlap; } TensorParallel; // each 0 or 1
 
 // t NULL: the stage has --mesh.
 static inline void options_tensor_parallel(OptionTable* table, long long* t, TensorParallel* options) {
@@ -26,9 +26,6 @@ static inline void options_tensor_parallel(OptionTable* table, long long* t, Ten
     option_flag(table, "keep-gathered", &options->keep_gathered,
                 "with --sequence-parallel: gathered rows are kept for the backward pass, and not gathered again");
     option_flag(table, "overlap", &options->overlap, "what a block's backward pass sends travels while it computes");
-    option_choice(table, "tp-reduce-dtype", &options->sums_fp32, "model|fp32",
-                  "the precision in which partial products are kept, sent and added; model: that of the parameters; fp32: in 16"
-                  " bits each is rounded once, as a sum, twice the bytes are sent, and B*T*C floats more are held");
 }
 
 static inline void options_mesh(OptionTable* table, const char** text) {
@@ -65,15 +62,13 @@ static inline void mesh_check_stages(long long* p, int N) {
             n, N, n, N);
 }
 
-// Dies unless the rows of a micro-batch can be cut in t parts, where they are. Where they are not, all of them are kept. If
-// nothing is added, or floatX is fp32, --tp-reduce-dtype changes nothing.
+// Dies unless the rows of a micro-batch can be cut in t parts, where they are. Where they are not, all of them are kept.
 static inline void mesh_check_rows(TensorParallel* options, int t, int B, int T) {
     require(options->sequence_parallel || !options->keep_gathered,
             "--keep-gathered is about what --sequence-parallel gathers: give both or neither");
     require(!options->sequence_parallel || B * T % t == 0, "--sequence-parallel cuts the tokens of a micro-batch into %d parts,"
             " and --batch-size %d x --seq-len %d = %d does not divide; choose a multiple of %d", t, B, T, B * T, t);
     if (!options->sequence_parallel) options->keep_gathered = 1;
-    if (t == 1 || !NEEDS_MASTER) options->sums_fp32 = 0;
 }
 
 // ---- the ranks ----
@@ -147,32 +142,7 @@ static inline void mesh_free(Mesh* m) {
     while (m->num_splits > 0) comm_free(&m->split[--m->num_splits]);
 }
 
-// ---- partial products: this rank's term of a product that is a sum over the t ranks. wide, if it is not NULL, has it in fp32; else
-// the result has it, rounded ----
-static inline void partial_forward(float* wide, floatX* out, const floatX* inp, const floatX* w, const floatX* bias,
-                                   int N, int C, int OC) {
-    if (wide) matmul_forward_fp32(wide, inp, w, bias, N, C, OC);
-    else matmul_forward(out, inp, w, bias, N, C, OC);
-}
-// rows [row, row + N) of dinp, or of wide
-static inline void partial_backward_input(float* wide, floatX* dinp, const floatX* dout, const floatX* w,
-                                          int row, int N, int C, int OC) {
-    size_t at = (size_t)row * (size_t)C;
-    if (wide) matmul_backward_input_fp32(wide + at, dout, w, N, C, OC);
-    else matmul_backward_input(dinp + at, dout, w, N, C, OC);
-}
-
 // ---- parts of a unit, x: the tensors that are cut, and those that every part has ----
-// *acc += the sum of squares of what is cut
-static inline void add_cut_squares(double* acc, GPT2Config c, int u, int parts, const floatX* x) {
-    for (int i = 0; i < unit_tensors(u); i++) {
-        TensorInfo t = unit_tensor(c, u, i);
-        size_t n = tensor_part_elements(t, parts);
-        if (t.cut != CUT_NONE) add_sum_squares(acc, x, n);
-        x += n;
-    }
-}
-
 // *acc += the sum of squares of what counts of a range, x: what other parts also have counts in part 0, and nothing of what is
 // replicated
 static inline void add_range_squares(double* acc, GPT2Config c, const ParamRange* p, const floatX* x) {

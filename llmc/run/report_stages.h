@@ -20,7 +20,19 @@ typedef struct {
     int step_begins;        // a mark, if it has begun
     bool warm;              // an earlier step, which makes caches and communicators warm, is over
     ActionSums sums;        // of all steps after the first: seconds of actions and how many, by kind
+    double clock;           // when the current action began, for --emulate-ms
+    RankContext* context;   // these are views
+    const PipelineParallel* options;
+    const Stages* stages;
+    P2P* p2p;
 } ActionTimes;
+
+static inline void action_times_init(ActionTimes* t, RankContext* w, const PipelineParallel* options, const Stages* y, P2P* m) {
+    t->context = w;
+    t->options = options;
+    t->stages = y;
+    t->p2p = m;
+}
 
 // Adds up the last step. The device has done all of it.
 static inline void action_times_settle(ActionTimes* t) {
@@ -42,21 +54,22 @@ static inline void action_times_settle(ActionTimes* t) {
 }
 
 // From now on what is computed and sent belongs to this action: the timeline and the watchdog say so.
-static inline void report_action(RankContext* w, ActionTimes* t, const Stages* y, Action a) {
+static inline void action_announce(ActionTimes* t, Action a) {
     static const char* const letters[] = { "F", "B", "I", "W" }; // as in parallel/pipeline.h
     char task[OP_TASK];
-    snprintf(task, sizeof task, "%s%d on stage %d", letters[a.kind], a.micro, stages_at(y, a.chunk));
-    flight_recorder_task(w->comm.world->recorder, task);
+    snprintf(task, sizeof task, "%s%d on stage %d", letters[a.kind], a.micro, stages_at(t->stages, a.chunk));
+    flight_recorder_task(t->context->comm.world->recorder, task);
     task[strcspn(task, " ")] = '\0';
     trace_task(task);
     if (t->over) action_times_settle(t);
     if (!t->begun) t->step_begins = device_event();
     t->begun = true;
 }
-// The same, as the action begins: --fault may want to strike in it. Returns the time. The mark "start" is the action's first
-// slice in the timeline, so that an action of a stage without blocks also has one.
-static inline double report_action_begins(RankContext* w, ActionTimes* t, const Stages* y, Action a) {
-    report_action(w, t, y, a);
+// The same, as the action begins: --fault may want to strike in it. The mark "start" is the action's first slice in the
+// timeline, so that an action of a stage without blocks also has one.
+static inline void action_begin(ActionTimes* t, Action a) {
+    RankContext* w = t->context;
+    action_announce(t, a);
     trace_compute("start", -1);
     if (a.kind == ACT_FORWARD) fault_strike_at(&w->fault, w->comm.rank, flight_recorder_step_now(w->comm.world->recorder), a.micro);
     if (t->count == t->capacity) {
@@ -65,19 +78,21 @@ static inline double report_action_begins(RankContext* w, ActionTimes* t, const 
     }
     TimedAction x = { a.kind, { device_event(), -1, -1, -1 } };
     t->actions[t->count++] = x;
-    return now_seconds();
+    t->clock = now_seconds();
 }
-// As it ends. A wait until the message before its own has left was no computing.
-static inline void report_action_ends(ActionTimes* t, P2P* m) {
+// As it ends, with --emulate-ms when its time is over. A wait until the message before its own has left was no computing.
+static inline void action_end(ActionTimes* t, Action a) {
     TimedAction* x = &t->actions[t->count - 1];
+    stages_emulate(t->options, t->stages, a, t->clock);
     x->events[1] = device_event();
     for (int i = 0; i < 2; i++) {
-        x->events[2 + i] = m->held[i];
-        m->held[i] = -1;
+        x->events[2 + i] = t->p2p->held[i];
+        t->p2p->held[i] = -1;
     }
 }
 // From now on what is computed belongs to no action, until the next step begins.
-static inline void report_no_action(RankContext* w, ActionTimes* t) {
+static inline void actions_end(ActionTimes* t) {
+    RankContext* w = t->context;
     flight_recorder_task(w->comm.world->recorder, "");
     trace_task("");
     t->over = true;
@@ -120,7 +135,8 @@ static inline ControlBytes bubble_decide(void* self, const ControlBytes* given, 
 }
 // Prints how much of the time the ranks computed beside what the formula says with their own times, and frees these. Nothing
 // is said of a single stage, nor of the first step. Collective; call it when the last step is over.
-static inline void report_bubble(RankContext* w, ActionTimes* t, Pipeline l) {
+static inline void report_bubble(ActionTimes* t, Pipeline l) {
+    RankContext* w = t->context;
     action_times_settle(t);
     free(t->actions);
     t->actions = NULL;
@@ -164,10 +180,12 @@ static inline void report_emulation(const PipelineParallel* options, Pipeline l)
     else printf("A BUBBLE OF %.0f MS IN A STEP OF %.0f\n", bubble, step);
 }
 
-// Prints the schedule with its bubble, what each stage has, and how well they are balanced. bytes: what this rank will take.
-// Collective.
-static inline void report_stages(RankContext* w, const Mesh* mesh, const PipelineParallel* options, const Stages* y, Pipeline l,
-                                 GPT2Config c, size_t bytes) {
+// Prints the schedule with its bubble, what each stage has, and how well they are balanced. t: its views are set. bytes: what this
+// rank will take. Collective.
+static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipeline l, GPT2Config c, size_t bytes) {
+    RankContext* w = t->context;
+    const PipelineParallel* options = t->options;
+    const Stages* y = t->stages;
     static const char* const names[] = { "gpipe", "1f1b", "interleaved", "zb-h1" };
     if (y->p == 1) { report_emulation(options, l); return; } // there is nothing to balance
     SplitCosts costs = split_costs(c.Vp, c.C);

@@ -4,7 +4,7 @@ gradients apart (test/split); with --sequence-parallel with one device with all 
 formulas in plain numbers."""
 import json, re
 import pytest
-from meshes import AGAIN, EVALUATIONS, KEEP, LARGE_SCALE, SEQUENCE, SMALL, WIDE, assert_bytes, assert_same_skips, axes, batch, reference
+from meshes import AGAIN, EVALUATIONS, KEEP, LARGE_SCALE, SEQUENCE, SMALL, assert_bytes, assert_same_skips, axes, batch, reference
 from shards import assert_all_say, assert_pytorchs, assert_same_samples, faulty
 from suite import PYTORCH, assert_different, assert_refused_by_all, assert_same, rest, train, trained
 
@@ -101,14 +101,6 @@ def test_stages_may_be_farther_apart_than_copies():
 def test_a_mesh_of_some_axes_has_the_bits_of_their_stage(stage, of_stage, mesh, of_mesh):
     d, t, p = axes(mesh)
     assert_same(trained(stage, SMALL, EIGHT, batch(32, d, 4), of_stage, ranks=d * t * p), ranks(mesh, of_mesh))
-
-
-@pytest.mark.rest
-def test_tp_reduce_dtype_fp32_adds_terms_that_are_not_rounded():
-    wide = copies("2x2x2", precision="bf16", tensor_reduce_fp32=1)
-    assert_same(wide, ranks("2x2x2", WIDE, ZERO, precision="bf16"))
-    rows = device("2x2x2", rows=True, precision="bf16", tensor_reduce_fp32=1)
-    assert_same(rows, ranks("2x2x2", WIDE, ZB, SEQUENCE, precision="bf16"))
 
 
 @pytest.mark.rest

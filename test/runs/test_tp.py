@@ -1,7 +1,7 @@
 """Tensor parallelism: ranks that share a replica of the model, and copies that are data parallel. Runs are compared with PyTorch's of the whole
 model within rounding, and to the bit with one device that forms sums in the same parts (test/split). Bytes are as by formulas in plain numbers."""
 import pytest
-from meshes import AGAIN, EVALUATIONS, KEEP, LARGE_SCALE, SEQUENCE, SMALL, WIDE, assert_bytes, assert_same_skips, axes, batch, reference
+from meshes import AGAIN, EVALUATIONS, KEEP, LARGE_SCALE, SEQUENCE, SMALL, assert_bytes, assert_same_skips, axes, batch, reference
 from shards import assert_all_say, assert_pytorchs, assert_same_samples, faulty, sampled
 from suite import PYTORCH, ROOT, assert_different, assert_refused, assert_refused_by_all, assert_same, make, rest, train, trained
 
@@ -57,24 +57,6 @@ def test_sums_in_other_parts_have_other_bits(precision):
 
 
 @pytest.mark.rest
-@pytest.mark.parametrize("mesh", ["1x2", "1x4", "2x2"])
-def test_tp_reduce_dtype_fp32_adds_terms_that_are_not_rounded(mesh):
-    wide = in_parts(mesh, precision="bf16", tensor_reduce_fp32=1)
-    assert_same(wide, tp(mesh, WIDE, precision="bf16"))
-    assert_same(wide, tp(mesh, WIDE, AGAIN, "--no-overlap", precision="bf16", strict=True))
-    assert_different(wide, in_parts(mesh, precision="bf16"))
-    rows = in_parts(mesh, precision="bf16", tensor_reduce_fp32=1, micro=2, rows=True)
-    assert_same(rows, tp(mesh, WIDE, SEQUENCE, micro=2, precision="bf16"))
-    assert_same(rows, tp(mesh, WIDE, SEQUENCE, KEEP, AGAIN, micro=2, precision="bf16", strict=True))
-
-
-@pytest.mark.rest
-@pytest.mark.parametrize("mesh, precision", [("2x1", "bf16"), ("1x2", "fp32")])
-def test_tp_reduce_dtype_fp32_changes_nothing_where_nothing_is_added_or_rounded(mesh, precision):
-    assert_same(tp(mesh, precision=precision), tp(mesh, WIDE, precision=precision))
-
-
-@pytest.mark.rest
 @pytest.mark.parametrize("rows", [False, True], ids=["plain", "sequence"])
 def test_ranks_skip_the_same_steps_in_fp16(rows):
     assert_same_skips(in_parts("2x2", LARGE_SCALE, rows=rows, precision="fp16"), tp("2x2", LARGE_SCALE, SEQUENCE * rows, precision="fp16"))
@@ -87,27 +69,25 @@ def test_evaluations_and_samples_are_those_of_one_device(mesh, options, rows):
 
 
 # ---- bytes: 2 layers, 4 heads, 16 channels, a vocabulary of 384 with its padding, 16 positions; a copy has 512 / copies tokens ----
-@pytest.mark.parametrize("precision, wide, mesh, sequence, keep, again", [
-    ("fp32", 0, "1x2", 0, 0, 0), rest("fp32", 0, "1x4", 1, 1, 0), rest("fp32", 0, "4x2", 1, 0, 1), rest("fp32", 0, "1x4", 0, 0, 1),
-    rest("fp32", 0, "2x1", 0, 0, 0), rest("fp32", 1, "1x2", 1, 0, 0), rest("bf16", 0, "2x2", 1, 0, 0), rest("bf16", 1, "2x2", 1, 0, 1),
-    rest("bf16", 1, "1x4", 1, 1, 0), rest("bf16", 1, "1x4", 0, 0, 1), rest("bf16", 1, "2x1", 0, 0, 0)])
-def test_a_rank_holds_and_sends_what_the_formulas_say(precision, wide, mesh, sequence, keep, again):
+@pytest.mark.parametrize("precision, mesh, sequence, keep, again", [
+    ("fp32", "1x2", 0, 0, 0), rest("fp32", "1x4", 1, 1, 0), rest("fp32", "4x2", 1, 0, 1), rest("fp32", "1x4", 0, 0, 1),
+    rest("fp32", "2x1", 0, 0, 0), rest("bf16", "2x2", 1, 0, 0), rest("bf16", "2x2", 1, 0, 1), rest("bf16", "1x4", 1, 1, 0),
+    rest("bf16", "1x4", 0, 0, 1)])
+def test_a_rank_holds_and_sends_what_the_formulas_say(precision, mesh, sequence, keep, again):
     options = [SEQUENCE] * sequence + [KEEP] * (sequence and keep) + [AGAIN] * again
     communication = tp(mesh, *options, "--steps 1", precision=precision).about["predicted_bytes"]["communication"]
-    run = tp(mesh, *options, *[WIDE] * wide, "--steps 2", precision=precision)
+    run = tp(mesh, *options, "--steps 2", precision=precision)
     D, t = axes(mesh)
     X, C, L, BT = 2 if precision == "bf16" else 4, 16, 2, 512 // D
-    wide = wide and X == 2 and t > 1 # there must be something to add, and 16 bits
     rows, kept = BT // t if sequence else BT, 1 if again else L
     gathered = sequence and not keep
     P = L * ((12*C*C + 7*C) // t + 6*C) + (384 // t + 16 + 2) * C
     activations = L * rows*C*X + kept * (rows * (C*X + 16) + (rows if gathered else BT) * 2*C*X + BT * (12*C // t * X + 4 // t * 4))
     activations += rows * (2*C*X + 8) + BT * (3*C*X + 4*C // t * X + 12) + BT * (384 // t * X + 3*t*4)
-    halves = X * (2 * (4*L + 2) + again * (2 + sequence) * L + 2*L * gathered) # bytes an element of halves of sums
-    halves += wide * (2 - sequence) * (4*L + 1 + again*L) * 2                  # all but the embedding's, and what is gathered
-    sent = D * (t - 1) * (halves*BT*C + t*BT*12 + 2 * (sequence * (2*L + 1) * 2*C*X + 16)) + t * 2 * (D - 1) * (X*P + 8)
+    halves = 2 * (4*L + 2) + again * (2 + sequence) * L + 2*L * gathered # a sum has two, a gather is one
+    sent = D * (t - 1) * (halves*BT*C*X + t*BT*12 + 2 * (sequence * (2*L + 1) * 2*C*X + 16)) + t * 2 * (D - 1) * (X*P + 8)
     assert_bytes(run, sent // (D*t), parameters=X*P, gradients=X*P, optimizer_state=(12 if X == 2 else 8) * P,
-                 activations=activations + 40, communication=communication + wide*BT*C*4) # 40: StepStats
+                 activations=activations + 40, communication=communication) # 40: StepStats
 
 
 # ---- what cannot be ----

@@ -74,7 +74,7 @@ static inline void data_add_sum_squares(double* acc, const floatX* x, size_t n) 
 #ifdef SPLIT_TIED_H
         tied_meet(g.apart, (size_t)DATA_PARTS * g.n);
 #endif
-        split_sum(g.stages, g.apart, DATA_PARTS, g.n, false);
+        split_sum(g.stages, g.apart, DATA_PARTS, g.n);
     }
     add_sum_squares(acc, x, n);
 }

@@ -100,18 +100,17 @@ static inline SplitGradient* split_gradient(SplitGradients* g, floatX* stages, s
 static inline bool split_is_in(const SplitGradient* g, const floatX* x, size_t n) { return g->stages >= x && g->stages < x + n; }
 
 // ---- sums ----
-// out (n) = terms[0] + terms[1] + ... + terms[t-1], each (n): floatX or, where wide, fp32 that nobody has rounded. They are
-// added in rank order, in fp32, and rounded once, as --deterministic all-reduces.
-static inline void split_sum(floatX* out, const void* terms, int t, size_t n, bool wide) {
-    size_t bytes = (size_t)t * n * (wide ? sizeof(float) : sizeof(floatX));
-    void* host = xcalloc(bytes, 1);
+// out (n) = terms[0] + terms[1] + ... + terms[t-1], each (n). They are added in rank order, in fp32, and rounded once,
+// as --deterministic all-reduces.
+static inline void split_sum(floatX* out, const floatX* terms, int t, size_t n) {
+    size_t bytes = (size_t)t * n * sizeof(floatX);
+    floatX* host = (floatX*)xcalloc(bytes, 1);
     floatX* sums = (floatX*)xcalloc(n, sizeof(floatX));
     device_to_host(host, terms, bytes);
     for (size_t i = 0; i < n; i++) {
         float sum = 0;
         for (int q = 0; q < t; q++) {
-            size_t at = (size_t)q * n + i;
-            float term = wide ? ((const float*)host)[at] : to_float(((const floatX*)host)[at]);
+            float term = to_float(host[(size_t)q * n + i]);
             sum = q == 0 ? term : sum + term;
         }
         sums[i] = to_floatX(sum);

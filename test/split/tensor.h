@@ -10,8 +10,7 @@ order:
   attention       goes by heads.
   the loss        comes from each part's maximum, sum of exponentials and target's logit: see tensor_row_loss.
 
-Terms are rounded to floatX, as they would be sent, added in fp32 in rank order, and rounded once. -DTENSOR_REDUCE_FP32=1 does not round
-them before they are added: --tp-reduce-dtype fp32. Every product has a rank's shapes. Embedding and layernorms give a rank's bits without
+Terms are rounded to floatX, as they would be sent, added in fp32 in rank order, and rounded once. Every product has a rank's shapes. Embedding and layernorms give a rank's bits without
 help: a token's row lies on one rank, and activations are whole. Only for the CPU, because of the loss. TENSOR_PARTS may be an expression
 that is computed when the program runs.
 */
@@ -20,9 +19,6 @@ that is computed when the program runs.
 #include "split.h"
 #ifdef __CUDACC__
 #error "tensor.h computes the loss with functions of llmc/device/cpu/"
-#endif
-#ifndef TENSOR_REDUCE_FP32
-#define TENSOR_REDUCE_FP32 0
 #endif
 
 // Scratch for parts of a call's arguments: each is allocated once for the largest call so far.
@@ -56,24 +52,20 @@ static inline SplitCut tensor_weight_cut(int C, int OC, int t, int q) { // of w 
 }
 
 // ---- a sum over the parts, of terms of n elements ----
-// Room for all terms: they are floatX or fp32.
-static inline void* tensor_terms(size_t n) { return tensor_room_bytes(ROOM_TERMS, (size_t)TENSOR_PARTS * n * sizeof(float)); }
-static inline void tensor_sum(floatX* out, const void* terms, size_t n) {
-    split_sum(out, terms, TENSOR_PARTS, n, TENSOR_REDUCE_FP32);
-}
+static inline floatX* tensor_terms(size_t n) { return tensor_room(ROOM_TERMS, (size_t)TENSOR_PARTS * n); }
+static inline void tensor_sum(floatX* out, const floatX* terms, size_t n) { split_sum(out, terms, TENSOR_PARTS, n); }
 
 // ---- linear layers: each as in layers.h ----
 // out = the sum of the parts' products of their columns of inp
 static inline void tensor_row_parallel(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
     int t = TENSOR_PARTS;
     size_t n = (size_t)N * OC;
-    void* terms = tensor_terms(n);
+    floatX* terms = tensor_terms(n);
     for (int q = 0; q < t; q++) {
         const floatX* part_w = tensor_take(ROOM_WEIGHT, w, tensor_weight_cut(C, OC, t, q));
         const floatX* part_inp = tensor_take(ROOM_INPUT, inp, split_columns(N, C, 1, t, q));
         const floatX* part_bias = q == 0 ? bias : NULL;
-        if (TENSOR_REDUCE_FP32) matmul_forward_fp32((float*)terms + q * n, part_inp, part_w, part_bias, N, C / t, OC);
-        else matmul_forward((floatX*)terms + q * n, part_inp, part_w, part_bias, N, C / t, OC);
+        matmul_forward(terms + q * n, part_inp, part_w, part_bias, N, C / t, OC);
     }
     tensor_sum(out, terms, n);
 }
@@ -120,12 +112,11 @@ static inline void tensor_row_parallel_backward(floatX* dinp, const floatX* dout
 static inline void tensor_column_parallel_backward(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
     int t = TENSOR_PARTS;
     size_t n = (size_t)N * C;
-    void* terms = tensor_terms(n);
+    floatX* terms = tensor_terms(n);
     for (int q = 0; q < t; q++) {
         const floatX* part_w = tensor_take(ROOM_WEIGHT, w, tensor_weight_cut(C, OC, t, q));
         const floatX* part_dout = tensor_take(ROOM_INPUT, dout, split_columns(N, OC, tensor_groups(), t, q));
-        if (TENSOR_REDUCE_FP32) matmul_backward_input_fp32((float*)terms + q * n, part_dout, part_w, N, C, OC / t);
-        else matmul_backward_input((floatX*)terms + q * n, part_dout, part_w, N, C, OC / t);
+        matmul_backward_input(terms + q * n, part_dout, part_w, N, C, OC / t);
     }
     tensor_sum(dinp, terms, n);
 }

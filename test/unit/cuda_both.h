@@ -31,8 +31,8 @@ NaN before they are written.
 namespace cpu { extern "C" {
 OF_CPU(device_init) OF_CPU(layers_init) OF_CPU(layers_free) OF_CPU(encoder_forward) OF_CPU(encoder_backward)
 OF_CPU(encoder_part_forward) OF_CPU(encoder_part_backward) OF_CPU(residual_layernorm_forward) OF_CPU(layernorm_backward)
-OF_CPU(matmul_forward) OF_CPU(matmul_forward_fp32) OF_CPU(matmul_gelu_forward) OF_CPU(matmul_backward_input)
-OF_CPU(matmul_backward_input_fp32) OF_CPU(matmul_gelu_backward_input) OF_CPU(matmul_backward_weight) OF_CPU(attention_forward)
+OF_CPU(matmul_forward) OF_CPU(matmul_gelu_forward) OF_CPU(matmul_backward_input)
+OF_CPU(matmul_gelu_backward_input) OF_CPU(matmul_backward_weight) OF_CPU(attention_forward)
 OF_CPU(attention_backward) OF_CPU(classifier_forward) OF_CPU(classifier_forward_backward) OF_CPU(classifier_part_stats)
 OF_CPU(classifier_part_forward) OF_CPU(classifier_part_forward_backward) OF_CPU(add_sum) OF_CPU(add_sum_squares)
 OF_CPU(scale_in_place) OF_CPU(add_in_place) OF_CPU(add_in_place_fp32) OF_CPU(add_sum_squares_fp32) OF_CPU(clip_gradients)

@@ -86,16 +86,6 @@ static void check_forward(int N, int C, int OC) {
         else expect_gelu(act, pre, of_sum(C) * 4 * sqrt(C));
     }, act, pre, inp, w, bias, N, C, OC);
 }
-// The same products with results in fp32, which round like fp32's sums: nothing is rounded to floatX.
-static void check_fp32(int N, int C, int OC) {
-    start(N, OC);
-    Both<floatX> inp = random_both((size_t)N * C), w = random_both((size_t)OC * C), bias = random_both(OC, 0, 3);
-    Both<floatX> dout = random_both((size_t)N * OC);
-    Both<float> out = unset_both<float>((size_t)N * OC), dinp = unset_both<float>((size_t)N * C);
-    EVERY_WAY(of_sum(C), matmul_forward_fp32, out, inp, w, nullptr, N, C, OC);
-    EVERY_WAY(of_sum(C), matmul_forward_fp32, out, inp, w, bias, N, C, OC);
-    EVERY_WAY(of_sum(OC), matmul_backward_input_fp32, dinp, dout, w, N, C, OC);
-}
 static void check_backward_input(int N, int C, int OC) {
     start(N, OC);
     size_t n = (size_t)N * C;
@@ -122,7 +112,6 @@ static void over_shapes(void (*check)(int, int, int)) {
 TEST(products_with_bias_and_gelu_in_every_way) { over_shapes(check_forward); }
 TEST(gradients_of_inputs_in_every_way) { over_shapes(check_backward_input); }
 TEST(gradients_of_weights_and_biases_set_or_add_in_every_way) { over_shapes(check_backward_weight); }
-TEST(products_in_fp32_are_not_rounded_to_floatX) { over_shapes(check_fp32); }
 // The rows come in chunks, whose sum nearly cancels: rounded to 16 bits after each, it would be far off. Sums on the way are
 // about 8 sqrt(N/2) = 53, the largest result 0.2. N additions round there, on either side: by 53 / 0.2 sqrt(N), 2,500 roundings
 // of the result, as a standard deviation, of which the worst of 640 elements has several. A sum that is rounded to 16 bits on
@@ -150,7 +139,7 @@ TEST(chunks_of_a_weight_gradient_are_rounded_once) {
     }
 }
 TEST(arrays_that_are_not_aligned) {
-    for (auto check : { check_forward, check_backward_input, check_backward_weight, check_fp32 })
+    for (auto check : { check_forward, check_backward_input, check_backward_weight })
         for (unaligned_array = 0; unaligned_array == 0 || unaligned_array < arrays; unaligned_array++) check(8, 16, 24);
     unaligned_array = -1;
 }
@@ -208,7 +197,7 @@ TEST(every_product_of_a_step_is_tried_before_it) {
     check_layer(C, 2 * C); // no layer of a model
     expect(plans_in_use() > tried && timed_plans() == tried, "another shape was timed");
 }
-// One of two ranks that share the model: its partial products, in both precisions, with and without the bias that one rank adds.
+// One of two ranks that share the model: its partial products, with and without the bias that one rank adds.
 TEST(partial_products_are_tried_too) {
     const int N = 16, C = 32, Vp = 64;
     LayerShapes s = { 2, 8, C, 2, Vp, 2 };
@@ -216,19 +205,11 @@ TEST(partial_products_are_tried_too) {
     int timed = timed_plans();
     Both<floatX> wide = random_both((size_t)N * 2 * C), w = random_both((size_t)Vp * C), bias = random_both(C);
     Both<floatX> out = unset_both((size_t)N * C);
-    Both<float> sums = unset_both<float>((size_t)N * C);
     for (int in : { C / 2, 2 * C }) { // proj, fcproj
-        for (const floatX* b : { bias.gpu, none<floatX>.gpu }) {
-            matmul_forward(out.gpu, wide.gpu, w.gpu, b, N, in, C);
-            matmul_forward_fp32(sums.gpu, wide.gpu, w.gpu, b, N, in, C);
-        }
+        for (const floatX* b : { bias.gpu, none<floatX>.gpu }) matmul_forward(out.gpu, wide.gpu, w.gpu, b, N, in, C);
     }
-    for (int outputs : { 3 * C / 2, 2 * C, Vp }) { // qkv, fc, the classifier
-        matmul_backward_input(out.gpu, wide.gpu, w.gpu, N, C, outputs);
-        matmul_backward_input_fp32(sums.gpu, wide.gpu, w.gpu, N, C, outputs);
-    }
-    // in 16 bits four more, because fc's and the classifier's have one shape here; in fp32 the two types are one
-    expect(timed == 21 + (NEEDS_MASTER ? 4 : 0), "%d plans were timed", timed);
+    for (int outputs : { 3 * C / 2, 2 * C, Vp }) matmul_backward_input(out.gpu, wide.gpu, w.gpu, N, C, outputs); // qkv, fc, the classifier
+    expect(timed == 21, "%d plans were timed", timed);
     expect(plans_in_use() == timed, "training makes %d plans that were not tried", plans_in_use() - timed);
 }
 TEST(deterministic_runs_time_nothing_and_leave_biases_to_our_kernel) {

@@ -211,14 +211,9 @@ static void check_linear(int N, int C, int OC) {
         db[o] += g;
     }
     Tensor out = unset_tensor(n), pre = unset_tensor(n), back = unset_tensor(inp.n);
-    float *sums = unset_floats(n), *back_sums = unset_floats(inp.n);
     for (int biased = 0; biased < 2; biased++) {
         matmul_forward(out.x, inp.x, w.x, biased ? bias.x : NULL, N, C, OC);
         expect_tensor(biased ? "matmul_forward with a bias" : "matmul_forward", out.x, biased ? with_bias : product, n, sum_error(C));
-        matmul_forward_fp32(sums, inp.x, w.x, biased ? bias.x : NULL, N, C, OC);
-        expect_floats(biased ? "matmul_forward_fp32 with a bias" : "matmul_forward_fp32", sums, biased ? with_bias : product, n,
-                      sum_error(C));
-        if (!NEEDS_MASTER) assert_memory_equal(sums, out.x, n * sizeof(float));
     }
     matmul_gelu_forward(out.x, pre.x, inp.x, w.x, bias.x, N, C, OC);
     expect_tensor("matmul_gelu_forward's pre", pre.x, with_bias, n, sum_error(C));
@@ -227,9 +222,6 @@ static void check_linear(int N, int C, int OC) {
 
     matmul_backward_input(back.x, dout.x, w.x, N, C, OC);
     expect_tensor("matmul_backward_input", back.x, dinp, inp.n, sum_error(OC));
-    matmul_backward_input_fp32(back_sums, dout.x, w.x, N, C, OC);
-    expect_floats("matmul_backward_input_fp32", back_sums, dinp, inp.n, sum_error(OC));
-    if (!NEEDS_MASTER) assert_memory_equal(back_sums, back.x, inp.n * sizeof(float));
     Gradient of_w = gradient("matmul_backward_weight's dw", dw, w.n, sum_error(N));
     Gradient of_bias = gradient("matmul_backward_weight's dbias", db, OC, sum_error(N));
     FOR_BOTH_MODES {
@@ -757,7 +749,7 @@ static Record run_all_layers(int threads) {
     Tensor fc = random_tensor(4 * C * C, 0, 1), fcb = random_tensor(4 * C, 0, 1), wide = random_tensor(N * 4 * C, 0, 1);
     Tensor pre = unset_tensor(wide.n), logits = random_tensor(N * Vp, 0, 1), many = random_tensor(100003, 0, 1);
     Optimizer o = random_optimizer(20011);
-    float mean[N], rstd[N], stats[N * NH], losses[N], sums[N * 4 * C];
+    float mean[N], rstd[N], stats[N * NH], losses[N];
     double square = 0;
     #define KEEP(name, t) record(&r, false, name, (t).x, (t).n * sizeof(floatX))
     #define KEEP_PRODUCT(name, t) record(&r, true, name, (t).x, (t).n * sizeof(floatX))
@@ -765,8 +757,6 @@ static Record run_all_layers(int threads) {
     KEEP_PRODUCT("a linear dw", fc); KEEP("a linear dbias", fcb);
     matmul_gelu_forward(wide.x, pre.x, y.x, fc.x, fcb.x, N, C, 4 * C);            KEEP_PRODUCT("linear forward", wide);
     matmul_backward_input(y.x, wide.x, fc.x, N, C, 4 * C);                        KEEP_PRODUCT("a linear dinp", y);
-    matmul_forward_fp32(sums, x.x, fc.x, fcb.x, N, C, 4 * C);
-    record(&r, true, "linear forward in fp32", sums, sizeof sums);
     encoder_forward(x.x, tokens, wte.x, wpe.x, B, T, C);                          KEEP("encoder_forward", x);
     encoder_backward(wte.x, wpe.x, x.x, tokens, B, T, C, GRAD_SET);               KEEP("dwte", wte); KEEP("dwpe", wpe);
     residual_layernorm_forward(x.x, y.x, mean, rstd, x.x, NULL, w.x, b.x, N, C);  KEEP("layernorm's out", y);

@@ -162,20 +162,22 @@ TEST(times_of_actions_leave_out_the_first_step_and_waits) {
     static RankContext w;
     ActionTimes t = { 0 };
     P2P m = { 0 };
+    PipelineParallel options = { .emulate = "" };
     Stages y = { 0, 1, 1, 1, { 2 }, { 0, 2 } };
     context_alone(&w);
+    action_times_init(&t, &w, &options, &y, &m);
     for (int step = 0; step < 3; step++) {
         for (int i = 0; i < 2; i++) { // as long as the loop lasts, 50 ms
             Action a = { i == 0 ? ACT_FORWARD : ACT_BACKWARD, 0, 0 };
             m.held[0] = m.held[1] = -1;
-            report_action_begins(&w, &t, &y, a);
+            action_begin(&t, a);
             sleep_ms(10);
             if (i == 1) m.held[0] = device_event();
             sleep_ms(i == 1 ? 30 : 0);
             if (i == 1) m.held[1] = device_event();
-            report_action_ends(&t, &m);
+            action_end(&t, a);
         }
-        report_no_action(&w, &t);
+        actions_end(&t);
     }
     action_times_settle(&t);
     double forward = t.sums.seconds[ACT_FORWARD] / 2, backward = t.sums.seconds[ACT_BACKWARD] / 2, until = t.sums.until / 2;

@@ -355,33 +355,22 @@ static inline size_t matmul_scratch_floats(int threads, int N, int C) {
     return NEEDS_MASTER ? matmul_copies_floats() + (size_t)int_min(matmul_rows(threads), N) * 4 * (size_t)C : 0;
 }
 
-// Element i of out, which is fp32 or floatX.
-static inline void* out_element(void* out, int out_type, size_t i) {
-    return (char*)out + i * (out_type == DTYPE_F32 ? sizeof(float) : sizeof(floatX));
-}
-
 // out (N,OC) = inp (N,C) w^T (OC,C) + bias: the whole units of rows, which a primitive may do, and the rest
-static void linear_rows(void* out, int out_type, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
+static void linear_rows(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
     int rest = N % MATMUL_ROW_UNIT, whole = N - rest;
-    Product p = { { 0, 1, whole, OC, C, bias != NULL, 0, out_type }, out, inp, w, bias };
+    Product p = { { 0, 1, whole, OC, C, bias != NULL, 0, FLOATX_DTYPE }, out, inp, w, bias };
     if (whole > 0) product(p);
     p.shape.M = rest;
-    p.out = out_element(out, out_type, (size_t)whole * OC);
+    p.out = out + (size_t)whole * OC;
     p.a = inp + (size_t)whole * C;
     if (rest > 0) product(p);
 }
 
-static void linear_forward(void* out, int out_type, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
+void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
     int step = matmul_rows(cpu_layers.threads);
     for (int i = 0; i < N; i += step) {
-        linear_rows(out_element(out, out_type, (size_t)i * OC), out_type, inp + (size_t)i * C, w, bias, int_min(step, N - i), C, OC);
+        linear_rows(out + (size_t)i * OC, inp + (size_t)i * C, w, bias, int_min(step, N - i), C, OC);
     }
-}
-void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
-    linear_forward(out, FLOATX_DTYPE, inp, w, bias, N, C, OC);
-}
-void matmul_forward_fp32(float* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
-    linear_forward(out, DTYPE_F32, inp, w, bias, N, C, OC);
 }
 
 void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
@@ -389,26 +378,20 @@ void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floa
     for (int i = 0; i < N; i += step) {
         int rows = int_min(step, N - i);
         floatX *o = out + (size_t)i * OC, *p = pre + (size_t)i * OC;
-        linear_rows(p, FLOATX_DTYPE, inp + (size_t)i * C, w, bias, rows, C, OC);
+        linear_rows(p, inp + (size_t)i * C, w, bias, rows, C, OC);
         #pragma omp parallel for simd schedule(static)
         for (size_t k = 0; k < (size_t)rows * OC; k++) o[k] = to_floatX(gelu_f32(to_float(p[k])));
     }
 }
 
 // forward: out = inp w^T, so dinp = dout w
-static void linear_backward_input(void* dinp, int out_type, const floatX* dout, const floatX* w, int N, int C, int OC) {
+void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
     int step = matmul_rows(cpu_layers.threads);
     for (int i = 0; i < N; i += step) {
-        ProductShape shape = { 0, 0, int_min(step, N - i), C, OC, 0, 0, out_type };
-        Product p = { shape, out_element(dinp, out_type, (size_t)i * C), dout + (size_t)i * OC, w, NULL };
+        ProductShape shape = { 0, 0, int_min(step, N - i), C, OC, 0, 0, FLOATX_DTYPE };
+        Product p = { shape, dinp + (size_t)i * C, dout + (size_t)i * OC, w, NULL };
         product(p);
     }
-}
-void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
-    linear_backward_input(dinp, FLOATX_DTYPE, dout, w, N, C, OC);
-}
-void matmul_backward_input_fp32(float* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
-    linear_backward_input(dinp, DTYPE_F32, dout, w, N, C, OC);
 }
 
 // forward: out = gelu(pre) w^T, so dpre = (dout w) * gelu'(pre). The product stays in fp32 until it is multiplied.

@@ -23,10 +23,10 @@ __device__ inline float gelu_derivative(float x) {
     return fmaf(x * larger * smaller, 2.0f * du, x < 0 ? smaller : larger);
 }
 
-// out (N,OC), floatX or fp32, += bias (OC); act (N,OC) = gelu(out) of floatX, act NULL: not wanted. One block per row, W
-// columns per thread. Reads and writes a row, writes another for act: 4 or 6 N OC bytes in 16 bits; 8 where out is fp32.
-template <int W, typename T>
-__global__ void bias_gelu_forward_kernel(floatX* act, T* out, const floatX* bias, int OC) {
+// out (N,OC) += bias (OC); act (N,OC) = gelu(out), act NULL: not wanted. One block per row, W columns per thread. Reads and
+// writes a row, writes another for act: 4 or 6 N OC bytes in 16 bits.
+template <int W>
+__global__ void bias_gelu_forward_kernel(floatX* act, floatX* out, const floatX* bias, int OC) {
     size_t row = (size_t)blockIdx.x * OC;
     for (int c = threadIdx.x * W; c < OC; c += blockDim.x * W) {
         Floats<W> x = load<W>(out + row + c), b = load<W>(bias + c);
@@ -39,9 +39,9 @@ __global__ void bias_gelu_forward_kernel(floatX* act, T* out, const floatX* bias
         store(act + row + c, x);
     }
 }
-template <typename T> static inline void bias_gelu_forward(floatX* act, T* out, const floatX* bias, int N, int OC) {
+static inline void bias_gelu_forward(floatX* act, floatX* out, const floatX* bias, int N, int OC) {
     bool vectors = rows_are_vectors(OC, act, out, bias);
-    auto kernel = vectors ? bias_gelu_forward_kernel<VEC, T> : bias_gelu_forward_kernel<1, T>;
+    auto kernel = vectors ? bias_gelu_forward_kernel<VEC> : bias_gelu_forward_kernel<1>;
     kernel<<<N, row_threads(OC, vectors), 0, compute_stream>>>(act, out, bias, OC);
     check_launch("bias and gelu");
 }

@@ -267,12 +267,6 @@ void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const float
     int epilogue = bias != NULL ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     product({ "matmul_forward", { 1, 0, OC, N, C, epilogue, 0, 0 }, out, w, inp, (floatX*)bias, NULL, 0 });
 }
-// An epilogue takes a bias only of the type of D, so our kernel adds this one.
-void matmul_forward_fp32(float* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
-    if (!NEEDS_MASTER) return matmul_forward((floatX*)out, inp, w, bias, N, C, OC);
-    product({ "matmul_forward_fp32", { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_DEFAULT, 1, 0 }, out, w, inp, NULL, NULL, 0 });
-    if (bias != NULL) bias_gelu_forward(NULL, out, bias, N, OC);
-}
 // pre^T = w inp^T + bias, out = gelu(pre)
 void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
     ProductShape shape = { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0, 0 };
@@ -282,10 +276,6 @@ void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floa
 void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
     ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DEFAULT, 0, 0 };
     product({ "matmul_backward_input", shape, dinp, w, dout, NULL, NULL, 0 });
-}
-void matmul_backward_input_fp32(float* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
-    ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DEFAULT, NEEDS_MASTER, 0 };
-    product({ "matmul_backward_input_fp32", shape, dinp, w, dout, NULL, NULL, 0 });
 }
 // forward: out = gelu(pre) w^T, so dpre^T = w^T dout^T * gelu'(pre)^T
 void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre, int N, int C, int OC) {
@@ -337,8 +327,7 @@ static inline size_t scratch_place(MatmulScratch* m, char* memory, LayerShapes s
 }
 
 // Makes every product of a step once, by the layers themselves: a block's four, then the classifier's. Of ranks that share the
-// model, one adds the biases of the second and the fourth; a product with a bias is also tried without it. Their partial products
-// may stay fp32, which is not known here: they are tried in both types.
+// model, one adds the biases of the second and the fourth; a product with a bias is also tried without it.
 static inline void make_every_product(MatmulScratch m, LayerShapes s) {
     int N = s.B * s.T, C = s.C, D = C / s.parts, at_a_time = classifier_rows(N, s.Vp);
     const int inputs[] = { C, D, C, 4 * D }, outputs[] = { 3 * D, C, 4 * D, C };
@@ -348,8 +337,6 @@ static inline void make_every_product(MatmulScratch m, LayerShapes s) {
         else matmul_forward(m.wide, m.a, m.w, m.bias, N, in, out);
         if (i == 3) matmul_gelu_backward_input(m.a, m.wide, m.w, m.b, N, in, out);
         else matmul_backward_input(m.a, m.wide, m.w, N, in, out);
-        if (s.parts > 1 && i % 2 == 1) matmul_forward_fp32((float*)m.wide, m.a, m.w, NULL, N, in, out);
-        if (s.parts > 1 && i % 2 == 0) matmul_backward_input_fp32((float*)m.a, m.wide, m.w, N, in, out);
         matmul_backward_weight(m.w, m.bias, m.wide, m.a, N, in, out, GRAD_SET);
     }
     for (int rows : { at_a_time, N % at_a_time }) {
@@ -358,7 +345,6 @@ static inline void make_every_product(MatmulScratch m, LayerShapes s) {
         if (classifier_sums(N, C, s.Vp) > 0) matmul_backward_weight_fp32(m.sums, m.wide, m.a, rows, C, s.Vp, GRAD_SET);
         else matmul_backward_weight(m.w, NULL, m.wide, m.a, rows, C, s.Vp, GRAD_SET);
         matmul_backward_input(m.a, m.wide, m.w, rows, C, s.Vp);
-        if (s.parts > 1) matmul_backward_input_fp32((float*)m.a, m.wide, m.w, rows, C, s.Vp);
     }
 }
 

@@ -1,0 +1,91 @@
+/*
+tp_rows.h - the rows (B,T,C) of a micro-batch among t ranks of tensor parallelism: every rank has all of them, or with
+--sequence-parallel 1/t (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
+
+A column-parallel layer takes all rows (tp_gather), and a row-parallel one makes a term of a sum (tp_reduce). Where every rank has
+all rows, a gather sends nothing and a sum is an all-reduce; else they are an all-gather and a reduce-scatter, which together send
+as much.
+*/
+#ifndef LLMC_TP_ROWS_H
+#define LLMC_TP_ROWS_H
+#include "mesh.h"
+#include "shard.h"
+
+typedef struct {
+    Comm* tp;               // the t ranks, a view
+    TensorParallel options;
+    size_t C;
+    int count, first;       // this rank's rows of the micro-batch are [first, first + count)
+    floatX* gathered;       // (B,T,C) for rows that are gathered and not kept, a view
+} TpRows;
+
+// The options are set.
+static inline void tp_init(TpRows* r, Comm* tp, GPT2Config c) {
+    r->tp = tp;
+    r->C = (size_t)c.C;
+}
+// Returns how many of so many rows are this rank's; in samples the last rank's may go beyond them.
+static inline size_t tp_count(const TpRows* r, size_t rows) {
+    return r->options.sequence_parallel ? ceil_div(rows, (size_t)r->tp->size) : rows;
+}
+// Call it when a micro-batch of so many rows begins.
+static inline void tp_begin(TpRows* r, int rows) {
+    r->count = (int)tp_count(r, (size_t)rows);
+    r->first = r->options.sequence_parallel ? r->tp->rank * r->count : 0;
+}
+static inline size_t tp_elements(const TpRows* r) { return (size_t)r->count * r->C; }
+
+// Returns where this rank's rows are in x (B,T,C).
+static inline floatX* tp_own(const TpRows* r, floatX* x) { return x + (size_t)r->first * r->C; }
+// The same of what a block keeps of a layernorm's output: with --keep-gathered all rows, else only this rank's.
+static inline floatX* tp_kept(const TpRows* r, floatX* ln) { return r->options.keep_gathered ? tp_own(r, ln) : ln; }
+// Returns where all rows of it are, once tp_gather has gathered them.
+static inline floatX* tp_gathered(const TpRows* r, floatX* ln) { return r->options.keep_gathered ? ln : r->gathered; }
+
+// Of what is summed over t ranks, one adds the bias.
+static inline floatX* tp_bias(const TpRows* r, floatX* bias) { return r->tp->rank == 0 ? bias : NULL; }
+
+// What a block's backward pass sends travels while something else is computed, unless --no-overlap says otherwise.
+static inline CommOp tp_beside(const TpRows* r, CommOp op) {
+    if (!r->options.overlap) comm_finish(r->tp, &op);
+    return op;
+}
+
+// Makes `own` this rank's rows of the sum of the ranks' x (B,T,C). Where every rank has all rows, own is x.
+static inline CommOp tp_issue_sum(const TpRows* r, floatX* own, floatX* x) {
+    return r->options.sequence_parallel ? (comm_reduce_scatter)(r->tp, own, x, tp_elements(r), COMM_FLOATX)
+                                        : (comm_all_reduce)(r->tp, x, tp_elements(r), COMM_FLOATX);
+}
+static inline void tp_reduce_to(const TpRows* r, floatX* own, floatX* x) { comm_wait(r->tp, tp_issue_sum(r, own, x)); }
+// The same in place: what this rank has of the sum is tp_own(r, x).
+static inline void tp_reduce(const TpRows* r, floatX* x) { tp_reduce_to(r, tp_own(r, x), x); }
+static inline CommOp tp_reduce_begin(const TpRows* r, floatX* x) { return tp_beside(r, tp_issue_sum(r, tp_own(r, x), x)); }
+
+// Makes `all` (B,T,C) the rows of all ranks. Returns where they are: where every rank has all, that is where they were.
+static inline floatX* tp_gather(const TpRows* r, floatX* all, floatX* own) {
+    if (!r->options.sequence_parallel) return own;
+    comm_wait(r->tp, (comm_all_gather)(r->tp, all, own, tp_elements(r), COMM_FLOATX));
+    return all;
+}
+// Copies all rows of a gradient to `kept` (B,T,C).
+static inline void tp_gather_kept(const TpRows* r, floatX* kept, floatX* own) {
+    if (tp_gather(r, kept, own) != kept) device_copy(kept, own, tp_elements(r) * sizeof(floatX));
+}
+// Gathers in the backward pass what the forward pass gathered and did not keep.
+static inline CommOp tp_regather_begin(const TpRows* r, floatX* ln) {
+    if (r->options.keep_gathered) return NO_OP;
+    return tp_beside(r, (comm_all_gather)(r->tp, r->gathered, ln, tp_elements(r), COMM_FLOATX));
+}
+
+// For the timeline, the caller of these is who communicates.
+static inline const TpRows* tp_from(const TpRows* r, const char* caller) {
+    comm_from(r->tp, caller);
+    return r;
+}
+#define tp_reduce_to(r, ...) tp_reduce_to(tp_from(r, __func__), __VA_ARGS__)
+#define tp_reduce(r, ...) tp_reduce(tp_from(r, __func__), __VA_ARGS__)
+#define tp_reduce_begin(r, ...) tp_reduce_begin(tp_from(r, __func__), __VA_ARGS__)
+#define tp_gather(r, ...) tp_gather(tp_from(r, __func__), __VA_ARGS__)
+#define tp_gather_kept(r, ...) tp_gather_kept(tp_from(r, __func__), __VA_ARGS__)
+#define tp_regather_begin(r, ...) tp_regather_begin(tp_from(r, __func__), __VA_ARGS__)
+#endif
