@@ -1,72 +1,16 @@
-"""The notes of the stage reader, notes.toml, and which hunk each note belongs to."""
-import tomllib
+"""The notes of the stage reader, test/stages.toml: which of them belong to a hunk."""
 from functools import lru_cache
 
 import stages
-from stages import CHAPTERS, ROOT
+from stages import CHAPTERS
 
-FILE = "dev/site/notes.toml"
+FILE = "test/stages.toml"
 
 
 class Note:
-    """`section` is a link to a chapter's section; None: the text is "as LEFT-RIGHT"."""
-    def __init__(self, left, right, text, section=None):
-        self.left, self.right, self.keys, self.text, self.section = left, right, [], text, section
-
-
-class NoteError(Exception):
-    pass
-
-
-@lru_cache
-def tables():
-    try:
-        return tomllib.loads((ROOT / FILE).read_text())
-    except tomllib.TOMLDecodeError as error:
-        raise NoteError(f"{FILE}: {error}") from error
-
-
-@lru_cache
-def read(left, right):
-    if f"{left}-{right}" not in tables():
-        raise NoteError(f"{FILE}: there is no table {left}-{right}; it has the notes of {left} beside {right}")
-    notes = []
-    for key, value in tables()[f"{left}-{right}"].items():
-        name, colon, text = key.partition(": ")
-        if not colon or not text:
-            raise NoteError(f"{FILE}: '{key}' is no key; write DEFINITION: TEXT OF A CHANGED LINE")
-        match value:
-            case "as above" if notes: pass
-            case str() if value.startswith("as ") and value[3:] in tables(): notes.append(Note(left, right, value))
-            case [section, about]: notes.append(Note(left, right, " ".join(about.split()), f"{CHAPTERS[right]}#{section}"))
-            case _: raise NoteError(f"{FILE}: '{key}' has no note; write [SECTION, TEXT], \"as above\", or \"as LEFT-RIGHT\"")
-        notes[-1].keys.append((name, text))
-    return notes
-
-
-def has(left, right, hunk, key):
-    return hunk.name == key[0] and any(key[1] in line for line in stages.changed_lines(left, right, hunk))
-
-
-def of_hunks(left, right):
-    """For each hunk of a stage and its base its notes, and what is wrong, in words."""
-    hunks, wrong = stages.hunks(left, right), []
-    found = [[] for _ in hunks]
-    for note in read(left, right):
-        for key in note.keys:
-            of = [i for i, hunk in enumerate(hunks) if has(left, right, hunk, key)]
-            if len(of) != 1:
-                wrong.append(f"{FILE}: {left}-{right}: the key '{key[0]}: {key[1]}' belongs to {len(of)} hunks, not to one: renew it")
-            meant = [note] if note.section else [n for n in read(*note.text[3:].split("-")) if key[0] in (name for name, _ in n.keys)]
-            if not meant:
-                wrong.append(f"{FILE}: {left}-{right}: '{note.text}': it has no note of {key[0]}")
-            for i in of[:1]:
-                found[i] += [n for n in meant if n not in found[i]]
-    for hunk, notes in zip(hunks, found):
-        if not notes:
-            changed = next(stages.changed_lines(left, right, hunk))
-            wrong.append(f"{FILE}: {left}-{right}: no note for the hunk of {hunk.name} that changes '{changed}'")
-    return found, wrong
+    """Why a definition of stage `right` is another one than in `left`; `section` is a link to a chapter's section."""
+    def __init__(self, left, right, section, text):
+        self.left, self.right, self.section, self.text = left, right, f"{CHAPTERS[right]}#{section}", " ".join(text.split())
 
 
 @lru_cache
@@ -79,38 +23,39 @@ def way(left, right):
     return [step for step in stages.neighbours() if step in (up(left) | up(right)) - both]
 
 
+@lru_cache
+def of_definition(left, right, name):
+    """The notes of the steps from one stage to the other. What a stage has from its other base has that one's."""
+    def of(base, stage):
+        noted = stages.notes(stage)
+        if name in noted: return [Note(base, stage, *noted[name])]
+        return [note for other in stages.bases().get(stage, []) if other != base and (base, stage) == (left, right)
+                for step in way(base, other) for note in of(*step)]
+    return [note for step in way(left, right) for note in of(*step)]
+
+
 def of_pair(left, right):
-    """The notes of every hunk of any two stages. Where they are not neighbours, those of the steps between them that concern its lines,
-    or else its definition."""
-    if (left, right) in stages.neighbours():
-        return of_hunks(left, right)[0]
-    result = []
+    """The notes of every hunk of any two stages: those of a definition stand at its first hunk."""
+    seen, result = set(), []
     for hunk in stages.hunks(left, right):
-        changed = list(stages.changed_lines(left, right, hunk))
-        steps = [note for step in way(left, right) for note in read(*step) if note.section]
-        named = [n for n in steps if any(name == hunk.name for name, _ in n.keys)]
-        exact = [n for n in named if any(name == hunk.name and any(text in c for c in changed) for name, text in n.keys)]
-        result.append(exact or named)
+        result.append([] if hunk.name in seen else of_definition(left, right, hunk.name))
+        seen.add(hunk.name)
     return result
 
 
 def check():
     """What is wrong with the notes of all pairs, in words."""
-    wrong = []
-    for left, right in stages.neighbours():
-        try:
-            wrong += of_hunks(left, right)[1]
-        except NoteError as error:
-            wrong.append(str(error))
-    if not wrong:
-        for left, right in stages.pairs():
-            for hunk, notes in zip(stages.hunks(left, right), of_pair(left, right)):
-                if not notes:
-                    wrong.append(f"{left} beside {right}: no step between them has a note for {hunk.name}")
-    return wrong
+    wrong = [f"{FILE}: {stage}: '{key}' has no note; write [SECTION, TEXT]" for stage, table in stages.differences().items()
+             for key, value in table.items() if key != "bases" and not (isinstance(value, list) and len(value) == 2)]
+    for left, right in stages.neighbours() if not wrong else []:
+        named = {hunk.name for base in stages.bases()[right] for hunk in stages.hunks(base, right)}
+        wrong += [f"{FILE}: {right}: there is no difference in '{name}'" for name in stages.notes(right) if name not in named]
+        wrong += [f"{FILE}: {right}: no note for {name}, which differs from {left}" for name in
+                  dict.fromkeys(hunk.name for hunk in stages.hunks(left, right)) if not of_definition(left, right, name)]
+    return list(dict.fromkeys(wrong))
 
 
 if __name__ == "__main__":
     problems = check()
-    print("\n".join(problems) if problems else f"{sum(len(stages.hunks(*p)) for p in stages.neighbours())} hunks, each with its note")
+    print("\n".join(problems) if problems else f"{sum(len(stages.hunks(*p)) for p in stages.neighbours())} hunks, each definition with its note")
     raise SystemExit(bool(problems))

@@ -20,6 +20,7 @@ def chapter_number(document):
     return int(found[1]) if found else None
 
 
+INCLUDES = "section 1. libraries, in reading order"
 JOIN = 3  # so many equal lines between two changes of a definition make no new hunk
 
 
@@ -33,8 +34,15 @@ def pairs():
 
 @lru_cache
 def differences():
-    """test/stages.toml: of each stage its bases, and what differs from them."""
+    """test/stages.toml: of each stage its bases, and notes of what differs from them."""
     return tomllib.loads((ROOT / "test/stages.toml").read_text())
+
+
+@lru_cache
+def notes(stage):
+    """{definition: [section, text]}: why it is another one than in the stage's bases."""
+    return {INCLUDES if name == "includes" else name: note for names, note in differences().get(stage, {}).items() if names != "bases"
+            for name in names.split()}
 
 
 def bases():
