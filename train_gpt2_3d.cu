@@ -356,15 +356,13 @@ static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX*
     int B = g->B, T = g->T, C = g->config.C, t = g->tp->size, D = C / t, NH = g->config.NH / t, BT = B * T;
     const TpRows* r = &g->rows;
     residual_layernorm_forward(a.res1, tp_kept(r, a.ln1), a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, r->count, C);
-    floatX* ln1 = tp_gather(r, tp_gathered(r, a.ln1), tp_kept(r, a.ln1));
-    matmul_forward(a.qkv, ln1, p.qkvw, p.qkvb, BT, C, 3*D); // column-parallel
+    matmul_forward(a.qkv, tp_gather_norm(r, a.ln1), p.qkvw, p.qkvb, BT, C, 3*D); // column-parallel
     attention_forward(a.atty, a.att_stats, a.qkv, B, T, D, NH);
     matmul_forward(g->branch, a.atty, p.projw, tp_bias(r, p.projb), BT, D, C); // row-parallel
     tp_reduce(r, g->branch);
     residual_layernorm_forward(a.res2, tp_kept(r, a.ln2), a.ln2_mean, a.ln2_rstd, a.res1, tp_own(r, g->branch),
                                p.ln2w, p.ln2b, r->count, C);
-    floatX* ln2 = tp_gather(r, tp_gathered(r, a.ln2), tp_kept(r, a.ln2));
-    matmul_gelu_forward(a.gelu, a.fch, ln2, p.fcw, p.fcb, BT, C, 4*D); // column-parallel
+    matmul_gelu_forward(a.gelu, a.fch, tp_gather_norm(r, a.ln2), p.fcw, p.fcb, BT, C, 4*D); // column-parallel
 }
 
 // The block's output is the pair a.res2, g->branch: the next layernorm adds the two.

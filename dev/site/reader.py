@@ -121,7 +121,7 @@ class Page:
             anchor(self.url, pair_url(*s), " → ".join(s)) for s in steps) + ".</p>"
         chapter = CHAPTERS[self.right]
         return (f'<h1>{self.left} beside {self.right}</h1>{choosers}'
-                f'<p>{count} hunks, each with a note. Equal lines are folded: open them to read them. Calls of <code>llmc/</code> lead to '
+                f'<p>{count} hunks; each definition has a note at its first one. Equal lines are folded: open them to read them. Calls of <code>llmc/</code> lead to '
                 f'their contracts, numbers of lines to the whole file. '
                 f'{anchor(self.url, chapter[:-3] + ".html", f"Chapter {stages.chapter_number(chapter)}")} explains {self.right}. '
                 f'<span class="keys">Keys: <kbd>j</kbd> and <kbd>k</kbd> go from hunk to hunk, <kbd>o</kbd> opens or folds all.</span></p>{way}')
@@ -139,6 +139,6 @@ def overview(url):
                   f"{anchor(url, CHAPTERS[b][:-3] + '.html', f'chapter {stages.chapter_number(CHAPTERS[b])}')}</li>"
                   for a, b in stages.neighbours())
     return (f'<h1>Stages side by side</h1><p>Each stage is a diff of the one before. A page shows two of them with the equal parts folded, '
-            f'the differences marked to the word, and a note at each.</p><h2>In the order of the course</h2><ol>{way}</ol>'
+            f'the differences marked to the word, and a note at each definition.</p><h2>In the order of the course</h2><ol>{way}</ol>'
             f'<h2>Any two</h2><p>The numbers are numbers of hunks; neighbours are in bold.</p>'
             + wide_table(head, rows, ' class="pairs"'))

@@ -67,6 +67,8 @@ static inline floatX* tp_gather(const TpRows* r, floatX* all, floatX* own) {
     comm_wait(r->tp, (comm_all_gather)(r->tp, all, own, tp_elements(r), COMM_FLOATX));
     return all;
 }
+// Gathers what a block keeps of a layernorm's output, for a column-parallel layer.
+static inline floatX* tp_gather_norm(const TpRows* r, floatX* ln) { return tp_gather(r, tp_gathered(r, ln), tp_kept(r, ln)); }
 // Copies all rows of a gradient to `kept` (B,T,C).
 static inline void tp_gather_kept(const TpRows* r, floatX* kept, floatX* own) {
     if (tp_gather(r, kept, own) != kept) device_copy(kept, own, tp_elements(r) * sizeof(floatX));
@@ -86,6 +88,7 @@ static inline const TpRows* tp_from(const TpRows* r, const char* caller) {
 #define tp_reduce(r, ...) tp_reduce(tp_from(r, __func__), __VA_ARGS__)
 #define tp_reduce_begin(r, ...) tp_reduce_begin(tp_from(r, __func__), __VA_ARGS__)
 #define tp_gather(r, ...) tp_gather(tp_from(r, __func__), __VA_ARGS__)
+#define tp_gather_norm(r, ...) tp_gather_norm(tp_from(r, __func__), __VA_ARGS__)
 #define tp_gather_kept(r, ...) tp_gather_kept(tp_from(r, __func__), __VA_ARGS__)
 #define tp_regather_begin(r, ...) tp_regather_begin(tp_from(r, __func__), __VA_ARGS__)
 #endif
