@@ -101,14 +101,11 @@ typedef struct {
     int *inputs, *targets;          // (B,T) (B,T)
 } Slot;
 
-typedef enum { PASS_FORWARD, PASS_HEAD, PASS_BACKWARD } Pass;
-
 typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
     TpRows rows;                    // this rank's of its B*T, by --sequence-parallel, --keep-gathered, --overlap
-    Pass pass;                      // what is being computed
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // L + 1
     long long zero_stage;           // 0, or 1: each of the dp ranks has the optimizer's state of one shard of every unit
@@ -494,7 +491,6 @@ static void gpt2_select(GPT2* g, int slot, int set, int chunk) {
 static void gpt2_forward(GPT2* g) {
     GPT2Config c = g->config;
     size_t n = tp_elements(&g->rows);
-    g->pass = PASS_FORWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     if (is_first(g)) {
         trace_compute("forward, embedding", -1);
@@ -517,7 +513,6 @@ static void gpt2_forward(GPT2* g) {
         add_in_place(out, branch, n);
         return;
     }
-    g->pass = PASS_HEAD;
     trace_compute("head", -1);
     floatX* lnf = tp_own(&g->rows, g->lnf);
     residual_layernorm_forward(g->resf, lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, g->rows.count, c.C);
@@ -566,7 +561,6 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
 static void gpt2_backward(GPT2* g, float dloss) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
-    g->pass = PASS_BACKWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     RootParams droot = root_view(c, unit_grads(g, 0));
     if (is_last(g)) {

@@ -106,13 +106,10 @@ typedef struct {
     int *inputs, *targets;          // (B,T) (B,T)
 } Slot;
 
-typedef enum { PASS_FORWARD, PASS_HEAD, PASS_BACKWARD } Pass;
-
 typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
-    Pass pass;                      // what is being computed
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // L + 1
     Unit units[MAX_UNITS];
@@ -452,7 +449,6 @@ static void gpt2_select(GPT2* g, int slot, int set, int chunk) {
 static void gpt2_forward(GPT2* g) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
-    g->pass = PASS_FORWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     if (is_first(g)) {
         trace_compute("forward, embedding", -1);
@@ -473,7 +469,6 @@ static void gpt2_forward(GPT2* g) {
         add_in_place(out, branch, (size_t)BT * (size_t)c.C);
         return;
     }
-    g->pass = PASS_HEAD;
     trace_compute("head", -1);
     residual_layernorm_forward(g->resf, g->lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, BT, c.C);
     unit_release(g, 0);
@@ -510,7 +505,6 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
 static void gpt2_backward(GPT2* g, float dloss) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
-    g->pass = PASS_BACKWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     RootParams droot = root_view(c, unit_grads(g, 0));
     if (is_last(g)) {
@@ -766,7 +760,6 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
 static uint64_t unit_checksum(void* self, int u) {
     GPT2* g = (GPT2*)self;
     if (g->units[u].size == 0) return UNIT_ELSEWHERE;
-    g->pass = PASS_FORWARD; // in whose order the units are asked for
     uint64_t sum = device_checksum(unit_params(g, u), sizeof(floatX), g->units[u].size);
     unit_release(g, u);
     return sum;

@@ -79,13 +79,10 @@ typedef struct {
     float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
 } BlockActs;
 
-typedef enum { PASS_FORWARD, PASS_HEAD, PASS_BACKWARD } Pass;
-
 typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
-    Pass pass;                      // what is being computed
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // L + 1
     Unit units[MAX_UNITS];
@@ -315,7 +312,6 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
 static void gpt2_forward(GPT2* g) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
-    g->pass = PASS_FORWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     trace_compute("forward, embedding", -1);
     encoder_forward(g->acts[0].res1, g->inputs, root.wte, root.wpe, g->B, g->T, c.C);
@@ -328,7 +324,6 @@ static void gpt2_forward(GPT2* g) {
         x = g->acts[l].res2;
         branch = g->branch;
     }
-    g->pass = PASS_HEAD;
     trace_compute("head", -1);
     residual_layernorm_forward(g->resf, g->lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, BT, c.C);
     unit_release(g, 0);
@@ -365,7 +360,6 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
 static void gpt2_backward(GPT2* g, float dloss) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
-    g->pass = PASS_BACKWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     RootParams droot = root_view(c, unit_grads(g, 0));
     head_forward_backward(g, root.wte, droot.wte, dloss);

@@ -93,14 +93,11 @@ typedef struct {
     float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
 } BlockActs;
 
-typedef enum { PASS_FORWARD, PASS_HEAD, PASS_BACKWARD } Pass;
-
 typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
     TpRows rows;                    // this rank's of its B*T, by --sequence-parallel, --keep-gathered, --overlap
-    Pass pass;                      // what is being computed
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // L + 1
     Unit units[MAX_UNITS];
@@ -377,7 +374,6 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
 // Computes g->lnf, the classifier's input, from g->inputs.
 static void gpt2_forward(GPT2* g) {
     GPT2Config c = g->config;
-    g->pass = PASS_FORWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     trace_compute("forward, embedding", -1);
     floatX* embedded = g->rows.options.sequence_parallel ? g->branch : g->acts[0].res1;
@@ -392,7 +388,6 @@ static void gpt2_forward(GPT2* g) {
         x = g->acts[l].res2;
         branch = tp_own(&g->rows, g->branch);
     }
-    g->pass = PASS_HEAD;
     trace_compute("head", -1);
     floatX* lnf = tp_own(&g->rows, g->lnf);
     residual_layernorm_forward(g->resf, lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, g->rows.count, c.C);
@@ -441,7 +436,6 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
 static void gpt2_backward(GPT2* g, float dloss) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
-    g->pass = PASS_BACKWARD;
     RootParams root = root_view(c, unit_params(g, 0));
     RootParams droot = root_view(c, unit_grads(g, 0));
     head_forward_backward(g, root.wte, droot.wte, dloss);
