@@ -17,16 +17,18 @@ each rank's times, its peak of activations, and the bubble: as played, with its 
 and send. --trace shows a step of a run of train_gpt2_pp as it was, and finds out its schedule: the same picture, and a bubble that
 also has jitter and late messages. --compare prints a line per schedule, and why three of them are not in train_gpt2_pp.
 
-    schedule_play.c    plays schedules, in the order that train_gpt2_pp has      schedule_trace.py   reads a run's actions
+    schedule_play.py   plays schedules, in the order that train_gpt2_pp has      schedule_trace.py   reads a run's actions
 """
 import math, re, sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from schedule_play import SCHEDULES, Pipeline, ask_player, play
 from schedule_trace import Trace
-from tool import Picture, ask_player, choice, die, parse_options, real, switch, text, whole
+from tool import Picture, choice, die, format_bytes, parse_options, real, switch, text, whole
 
-SCHEDULES = "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe"
+FOLDER = Path(sys.argv[0]).parent
 OF_RUNS = SCHEDULES[:4]
+CHUNKS = {"interleaved": 2, "zb-v": 2, "dualpipe": 2}  # of a rank; of the other schedules 1
 RAMP = "ramp (start and end)"
 MOST_CHUNKS = 1024
 OPTIONS = [
@@ -59,9 +61,6 @@ OPTIONS = [
 OF_MODELS = "layers", "heads", "channels", "vocab-size", "seq-len", "batch-size", "precision", "split"
 
 
-def ask(**request): return ask_player(Path(sys.argv[0]).parent, **request)
-
-
 @dataclass
 class Case:
     schedule: str
@@ -74,36 +73,33 @@ class Case:
     split: str
     config: dict       # of the model; None: there is none
 
-    # Of the model; with dualpipe two ranks have each.
-    parts = property(lambda self: self.p if self.schedule == "dualpipe" else self.p * self.v)
+    pipeline = property(lambda self: Pipeline(self.schedule, self.p, self.m, self.v))
+    parts = property(lambda self: self.p if self.schedule == "dualpipe" else self.p * self.v)  # with dualpipe two ranks have each
+    copies = property(lambda self: self.p * self.v // self.parts)
     work = property(lambda self: self.m * sum(self.times))
 
-    def play(self, of_chunk=None, **more):
-        """What the player says. of_chunk: times of each chunk, else those that the model and options give."""
-        if of_chunk is None and "of_action" not in more: of_chunk = self.times_of_chunks()
-        return ask(schedule=self.schedule, p=self.p, m=self.m, v=self.v, times=self.times, message=self.message,
-                   of_chunk=of_chunk, **more)
+    def play(self, of_chunk=None, of_action=None):
+        """of_chunk: times of each chunk, else those that the model and options give."""
+        if not of_action: of_chunk = of_chunk or self.times_of_chunks()
+        return play(FOLDER, self.pipeline, self.times, of_chunk, of_action, self.message)
 
     def plan(self):
-        """Of each rank the actions in their order, and its chunks' numbers in the model."""
-        return self.play([[0, 0, 0]] * (self.p * self.v), boxes=True)["ranks"]
+        """Of each rank the actions in their order, in no time."""
+        return self.play([(0, 0, 0)] * (self.p * self.v))["ranks"]
 
     def blocks(self):
         """Of each chunk."""
-        L, v = self.config["L"], self.parts // self.p
-        if self.parts > L:
-            die(f"--p {self.p} with --v {v} makes {self.parts} parts of the model, more than its {L} blocks; lower one of them")
         if self.schedule == "zb-v" and self.split == "auto": return self.balance()
-        blocks = ask(split=self.split, p=self.p, v=v, **{name: self.config[name] for name in ("L", "Vp", "C")})["blocks"]
-        return blocks * (self.p * self.v // self.parts)
+        config = {name: self.config[name] for name in ("L", "Vp", "C")}
+        return ask_player(FOLDER, split=self.split, p=self.p, v=self.parts // self.p, **config)["blocks"] * self.copies
 
     def cost(self, blocks, g): return blocks[g] + (self.config["head"] if g % self.parts == self.parts - 1 else 0)
 
     def balance(self):
-        """As the player's split, for zb-v, whose chunks lie on other ranks: block after block goes to the rank that has the least
+        """As schedule_order's split, for zb-v, whose chunks lie on other ranks: block after block goes to the rank that has the least
         to do."""
-        rank_of, last = {g: rank["chunks"] for rank in self.plan() for g in rank["chunks"]}, self.parts - 1
-        blocks = [1] * last + [0]
+        blocks, last, rank_of = [1] * (self.parts - 1) + [0], self.parts - 1, {}
+        for rank in range(self.p): rank_of |= dict.fromkeys(self.pipeline.chunks(rank), self.pipeline.chunks(rank))
         for _ in range(self.config["L"] - last):
             blocks[min(rank_of, key=lambda g: (sum(self.cost(blocks, c) for c in rank_of[g]), self.cost(blocks, g), g))] += 1
         return blocks
@@ -114,9 +110,8 @@ class Case:
         shares = [1 if self.schedule == "dualpipe" else 1 / self.v] * self.parts
         if self.costs:
             costs = read_numbers("costs", self.costs, self.parts)
-            if sum(costs) == 0: die(f"--costs {self.costs}: all are 0; at least one chunk must cost something")
             shares = [cost / sum(costs) * self.p for cost in costs]
-        return [[share * t for t in self.times] for share in shares * (self.p * self.v // self.parts)]
+        return [[share * t for t in self.times] for share in shares * self.copies]
 
     def times_by_model(self):
         """The head's forward pass is part of I, because its logits are not kept."""
@@ -125,9 +120,20 @@ class Case:
         heads = [one * head if g % self.parts == self.parts - 1 else 0 for g in range(len(blocks))]
         return [[one * n * F, one * n * I + h * (F + I + W), one * n * W] for n, h in zip(blocks, heads)]
 
+    def why_unplayable(self):
+        """None: it can be played."""
+        chunks, is_interleaved = CHUNKS.get(self.schedule, 1), self.schedule == "interleaved"
+        if not is_interleaved and self.v != chunks: return f"needs --v {chunks}: only --schedule interleaved has any number of chunks"
+        if is_interleaved and self.v == 1: return "needs --v 2 or more: with one chunk a rank it interleaves nothing"
+        if is_interleaved and self.m % self.p: return "needs an --m that --p divides"
+        if self.schedule == "dualpipe" and (self.p % 2 or self.m % 2 or self.m < 2 * self.p):
+            return "needs an even --p, and an even --m of at least 2p"
+        if self.p * self.v > MOST_CHUNKS: return f"has more than {MOST_CHUNKS} chunks"
+        return "needs more blocks than the model has" if self.config and self.parts > self.config["L"] else None
+
 
 def case_of(o, config):
-    return Case(o.schedule, o.p, o.m, o.v or default_chunks(o.schedule), o.times, o.message_ms, o.costs, o.split, config)
+    return Case(o.schedule, o.p, o.m, o.v or CHUNKS.get(o.schedule, 1), o.times, o.message_ms, o.costs, o.split, config)
 
 
 # ---- options ----
@@ -136,41 +142,19 @@ def read_numbers(option, text, n):
         found = [float(x) for x in text.split(",") if re.fullmatch(r"[!-^`-~]+", x)]
     except ValueError:
         found = []
-    if len(found) != n or text.count(",") != n - 1 or not all(0 <= x < math.inf for x in found):
-        die(f"--{option} {text} is not {n} numbers from 0 on with commas between")
+    if len(found) != n or text.count(",") != n - 1 or not all(0 <= x < math.inf for x in found) or not any(found):
+        die(f"--{option} {text} is not {n} numbers from 0 on, one of them above it, with commas between")
     return found
 
 
-def default_chunks(schedule): return 2 if schedule in ("interleaved", "zb-v", "dualpipe") else 1
-
-
-def why_not_dualpipe(p, m):
-    return None if p % 2 == 0 and m % 2 == 0 and m >= 2 * p else "needs an even --p, and an even --m of at least 2p"
-
-
-def check_schedule(o):
-    v, default, is_interleaved = o.v or default_chunks(o.schedule), default_chunks(o.schedule), o.schedule == "interleaved"
-    if not is_interleaved and v != default:
-        die(f"--v {v}: --schedule {o.schedule} has {default} chunk{'s' * (default > 1)} a rank, and only --schedule interleaved "
-            "has any number; leave --v out")
-    if is_interleaved and v == 1:
-        die("--v 1: --schedule interleaved with one chunk a rank interleaves nothing; choose 2 or more, or --schedule 1f1b")
-    if is_interleaved and o.m % o.p:
-        die(f"--m {o.m}: --schedule interleaved takes micro-batches in groups of {o.p}, one per stage; choose an --m that --p "
-            "divides")
-    if o.schedule == "dualpipe" and why_not_dualpipe(o.p, o.m):
-        die(f"--schedule dualpipe {why_not_dualpipe(o.p, o.m)}; --p {o.p} and --m {o.m} are not")
-    if o.p * v > MOST_CHUNKS: die(f"--p {o.p} with --v {v} are more than {MOST_CHUNKS} chunks; lower one of them")
-
-
 def read_model(o):
-    """What the player says of --model; None: there is none."""
+    """What schedule_order says of --model; None: there is none."""
     for name in OF_MODELS:
         if not o.model and name in o.given: die(f"--{name} is one of --model's; give both")
     if o.model and o.costs: die("--costs and --model both say what chunks cost; give one of them")
     if not o.model: return None
     names = "model", "layers", "heads", "channels", "vocab-size", "seq-len"
-    config = ask(model={name: getattr(o, name.replace("-", "_")) for name in names})
+    config = ask_player(FOLDER, **{name: getattr(o, name.replace("-", "_")) for name in names})
     if o.seq_len > config["max_T"]:
         die(f"--seq-len {o.seq_len} is longer than the {config['max_T']} positions of the model; lower it, or choose a model with "
             "more")
@@ -183,11 +167,11 @@ def read_options():
         die("--compare shows all schedules, and draws nothing; leave out --schedule, --v, --costs, --split and --svg")
     if o.svg_ms and not o.svg: die("--svg-ms is one of --svg's; give both")
     if o.step and not o.trace: die("--step is one of --trace's; give both")
-    times = read_numbers("times", o.times, 3)
-    if sum(times) == 0: die(f"--times {o.times}: all are 0; give milliseconds of F, I, W")
-    o.times = times
+    o.times = read_numbers("times", o.times, 3)
     config = read_model(o)
-    if not o.trace: check_schedule(o)
+    case = case_of(o, config)
+    if not o.trace and not o.compare and case.why_unplayable():
+        die(f"--schedule {o.schedule} {case.why_unplayable()}; --p {o.p}, --m {o.m} and --v {case.v} are given")
     return o, config
 
 
@@ -250,28 +234,22 @@ def s(n): return "" if n == 1 else "s"
 def es(n): return "" if n == 1 else "es"
 
 
-def format_bytes(n):
-    unit = 0
-    while n >= 999.5 and unit < 4: n, unit = n / 1000, unit + 1
-    return f"{n:.1f} {' kMGT'[unit]}B" if unit > 0 and n < 99.95 else f"{n:.0f} {' kMGT'[unit].strip()}B"
-
-
 def print_ranks(case, ranks, step):
     print("\n           computes, ms   waits, ms   share   activations at most        by the formula")
     for r, rank in enumerate(ranks):
         peak = f"{rank['peak']} micro-batch{es(rank['peak'])}{', a chunk each' * (case.v > 1)}"
-        formula = rank["slots"] if rank["slots"] >= 0 else "-"
+        formula = "-" if rank["slots"] is None else rank["slots"]
         print(f"rank {r:<3} {rank['busy']:14.6g} {step - rank['busy']:11.6g} {100 * rank['busy'] / step:6.1f}%   {peak:<30} "
               f"{formula}")
 
 
-def slot_bytes(case, played, rank, blocks):
+def slot_bytes(case, rank, blocks):
     """Bytes that a micro-batch keeps in one chunk of a rank, from its F to its B or W: per token and block 16C elements, with the
     9C gradients that W needs where B is cut, and 4 + NH floats of layernorms and attention. (gpt2_predict_memory of
     train_gpt2_pp.cu)"""
     C, X = case.config["C"], case.config["bytes"]
     most = max(blocks[g] for g in rank["chunks"])
-    per_token = most * ((25 if played["cut"] else 16) * C * X + 4 * (4 + case.config["NH"])) + rank["head"] * (2 * C * X + 8) + 8
+    per_token = most * ((25 if case.pipeline.is_cut else 16) * C * X + 4 * (4 + case.config["NH"])) + rank["head"] * (2 * C * X + 8) + 8
     return case.config["tokens"] * per_token
 
 
@@ -281,14 +259,14 @@ def print_bytes(case, played):
     message = config["tokens"] * config["C"] * config["bytes"]
     print("\n           blocks   activations at the peak, bytes                     messages in a step, bytes")
     for r, rank in enumerate(played["ranks"]):
-        slot, n = slot_bytes(case, played, rank, blocks), rank["sends"]
+        slot, n = slot_bytes(case, rank, blocks), rank["sends"]
         kept = f"{rank['peak']} x {slot} = {rank['peak'] * slot} ({format_bytes(rank['peak'] * slot)})"
         count = sum(blocks[g] for g in rank["chunks"])
         print(f"rank {r:<3} {count:9}   {kept:<50} {n} x {message} = {n * message} ({format_bytes(n * message)})")
-    print(f"a micro-batch in a chunk of n blocks: BT (n ({25 if played['cut'] else 16}C X + 4 (4 + NH)) + 8) bytes; with the head "
+    print(f"a micro-batch in a chunk of n blocks: BT (n ({25 if case.pipeline.is_cut else 16}C X + 4 (4 + NH)) + 8) bytes; with the head "
           f"BT (2C X + 8) more; BT {config['tokens']:g}, C {config['C']:g}, NH {config['NH']}, X {config['bytes']}")
     print(f"messages: {sum(rank['sends'] for rank in played['ranks']):g} of BT C X bytes in all; by the formula "
-          f"{played['messages']:g}")
+          f"{case.pipeline.messages():g}")
 
 
 def print_part(name, ms, step, work):
@@ -350,7 +328,7 @@ def print_model(o, case, played):
 
 def show(o, config):
     case = case_of(o, config)
-    played = case.play(boxes=True)
+    played = case.play()
     boxes = [rank["boxes"] for rank in played["ranks"]]
     F, I, W = case.times
     print(f"{case.schedule}, {case.p} stage{s(case.p)}, {case.m} micro-batch{es(case.m)}, {case.v} chunk{s(case.v)} each; F, I, W "
@@ -367,13 +345,12 @@ def show(o, config):
 def why_no_fit(case, step):
     """In what a step's actions differ from those of a schedule, in words; None: in nothing."""
     of = f"{case.schedule} with {case.p} stages, {case.v} chunk{s(case.v)} each and {case.m} micro-batches has"
-    for r, rank in enumerate(case.plan()):
-        expected, seen = [tuple(box[:2]) for box in rank["boxes"]], [action for action, _ in step.ranks[r]]
-        for k, (letter, micro) in enumerate(seen):
-            wanted = expected[min(k, len(expected) - 1)]
-            if k >= len(expected) or wanted != (letter, micro):
-                return f"action {k} of rank {r} in step {step.number} is {letter}{micro}, where {of} {wanted[0]}{wanted[1]}"
-        if len(seen) != len(expected): return f"rank {r} has {len(seen)} actions in step {step.number}, where {of} {len(expected)}"
+    for r, (rank, actions) in enumerate(zip(case.plan(), step.ranks)):
+        for k, ((action, _), (*wanted, _, _, _)) in enumerate(zip(actions, rank["boxes"])):
+            if action != tuple(wanted):
+                return "action %d of rank %d in step %d is %s%d, where %s %s%d" % (k, r, step.number, *action, of, *wanted)
+        n, most = len(actions), len(rank["boxes"])
+        if n != most: return f"rank {r} has {n} actions in step {step.number}, where {of} {most}"
     return None
 
 
@@ -475,7 +452,7 @@ def show_trace(o):
     draw_text(o, case, boxes, step)
     print_ranks(case, [{"busy": ms, "peak": rank["slots"], "slots": rank["slots"]} for ms, rank in zip(busy, plan)], step)
     print_measured_bubble(case, busy, step, of_chunk, of_action)
-    bubbles = sorted(x.bubble() for x in steps)
+    bubbles = sorted(x.bubble for x in steps)
     if len(bubbles) > 1:
         median = (bubbles[len(bubbles) // 2] + bubbles[(len(bubbles) - 1) // 2]) / 2
         print(f"bubble of {len(bubbles)} steps, without the first: median {median:.6g} ms, from {bubbles[0]:.6g} to "
@@ -484,28 +461,21 @@ def show_trace(o):
 
 
 # ---- all schedules ----
-def why_unplayable(case):
-    if case.schedule == "interleaved" and case.m % case.p: return "needs an --m that --p divides"
-    if case.schedule == "dualpipe" and why_not_dualpipe(case.p, case.m): return why_not_dualpipe(case.p, case.m)
-    if case.p * case.v > MOST_CHUNKS: return "has too many chunks"
-    return "needs more blocks than the model has" if case.config and case.parts > case.config["L"] else None
-
-
 def compare_one(case):
     """Bubble, bubble without clipping, peak in micro-batches of a stage, bytes of activations, messages relative to 1f1b's,
     formula."""
     played = case.play()
     share = 1 if case.schedule == "dualpipe" else 1 / case.v
     blocks = case.blocks() if case.config else []
-    kept = max(rank["peak"] * slot_bytes(case, played, rank, blocks) for rank in played["ranks"]) if case.config else 0
+    kept = max(rank["peak"] * slot_bytes(case, rank, blocks) for rank in played["ranks"]) if case.config else 0
     return {"bubble": played["step"] - case.work, "unclipped": longest_rank(played) - case.work, "bytes": kept,
             "formula": played["bubble"], "peak": max(rank["peak"] * share for rank in played["ranks"]),
-            "sent": 1 if case.p == 1 else played["messages"] / (2 * case.m * (case.p - 1))}
+            "sent": 1 if case.p == 1 else case.pipeline.messages() / (2 * case.m * (case.p - 1))}
 
 
 def print_compared(case):
     """Returns what it prints; None: the schedule cannot be played."""
-    name, why = f"{case.schedule} v={case.v}" if case.schedule == "interleaved" else case.schedule, why_unplayable(case)
+    name, why = f"{case.schedule} v={case.v}" if case.schedule == "interleaved" else case.schedule, case.why_unplayable()
     if why:
         print(f"{name:<16} {why}")
         return None
