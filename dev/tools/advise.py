@@ -168,7 +168,7 @@ def explain(run):
 
 
 def main():
-    o = parse_options("advise", "what a run's times mean and what to try first, from its metrics.jsonl", [], "METRICS", 1)
+    o = parse_options("advise", "what a run's times mean and what to try first, from its metrics.jsonl", [], "METRICS")
     try:
         explain(Run(o.operands[0]))
     except (KeyError, TypeError, AttributeError, ZeroDivisionError):
