@@ -26,8 +26,8 @@ static inline bool hf_is_transposed(int u, int i) { return u > 0 && i >= QKVW; }
 // Its shape in a file of theirs. *cols 0: it is a vector.
 static inline void hf_shape(GPT2Config c, int u, int i, size_t* rows, size_t* cols) {
     TensorInfo t = unit_tensor(c, u, i);
-    *rows = hf_is_transposed(u, i) ? t.cols : t.stored_rows;
-    *cols = hf_is_transposed(u, i) ? t.stored_rows : t.cols;
+    *(hf_is_transposed(u, i) ? cols : rows) = t.stored_rows;
+    *(hf_is_transposed(u, i) ? rows : cols) = t.cols;
 }
 
 // A tensor's data (rows, cols) as the other side stores it, in its place: matrices of blocks are turned, in tiles that fit the
@@ -44,15 +44,14 @@ static inline float* hf_turn(float* data, int u, int i, size_t rows, size_t cols
     return turned;
 }
 
-// The operands of every converter's command line: what to read, and a folder that must not exist or be empty.
-typedef struct { const char *in, *out; } InOut;
-static inline InOut parse_in_out(OptionTable* t, const char* form, int argc, char** argv) {
+// Reads the command line, whose operands are what to read, and a folder that must not exist or be empty.
+static inline void parse_in_out(OptionTable* t, const char* form, int argc, char** argv, const char** in, const char** out) {
     options_operands(t, form, 2, 2);
     options_parse(t, argc, argv);
-    InOut io = { t->operands[0], t->operands[1] };
+    *in = t->operands[0];
+    *out = t->operands[1];
     free(t->operands);
-    require(folder_is_free(io.out), "%s is there already and is not an empty folder; remove it or choose another", io.out);
-    return io;
+    require(folder_is_free(*out), "%s is there already and is not an empty folder; remove it or choose another", *out);
 }
 
 // Begins a checkpoint of weights at exactly `out`.
@@ -66,20 +65,18 @@ static inline void import_begin(CheckpointWriter* w, const char* out, GPT2Config
     checkpoint_begin_at(w, out, &s);
 }
 
-// Tensor i of unit u; data holds its stored rows, in the checkpoint's dtype. from, name: where they come from. Dies if one
-// is NaN or infinite, because then every loss is.
-static inline void import_tensor(CheckpointWriter* w, int u, int i, const void* data, FileSource from, const char* name) {
+// Tensor i of unit u; data holds its stored rows, and is freed. from, name: where they come from. Dies if one is NaN or infinite,
+// because then every loss is.
+static inline void import_tensor(CheckpointWriter* w, int u, int i, float* data, FileSource from, const char* name) {
     TensorInfo t = unit_tensor(w->state.config, u, i);
-    size_t n = tensor_stored_elements(t), size = dtype_size(w->state.dtype), count;
-    float piece[4096];
-    for (size_t done = 0; done < n; done += count) {
-        count = size_min(n - done, sizeof piece / sizeof *piece);
-        convert_dtype(piece, DTYPE_F32, (const char*)data + done * size, w->state.dtype, count);
-        for (size_t k = 0; k < count; k++)
-            require_file(from, isfinite(piece[k]), "tensor '%s' has a value that is %f: nothing can be trained from it",
-                         name, (double)piece[k]);
-    }
-    checkpoint_write_unit(w, CHECKPOINT_MODEL, u, t.offset, t.offset + n, data);
+    size_t n = tensor_stored_elements(t);
+    for (size_t k = 0; k < n; k++)
+        require_file(from, isfinite(data[k]), "tensor '%s' has a value that is %f: nothing can be trained from it", name, (double)data[k]);
+    void* stored = xcalloc(n, dtype_size(w->state.dtype));
+    convert_dtype(stored, w->state.dtype, data, DTYPE_F32, n);
+    checkpoint_write_unit(w, CHECKPOINT_MODEL, u, t.offset, t.offset + n, stored);
+    free(stored);
+    free(data);
 }
 
 static inline void import_finish(CheckpointWriter* w, const char* out) {

@@ -44,24 +44,28 @@ static void open_model(LlmcModel* m, const char* path) {
 
 // Reads the file's next tensor, which is tensor i of unit u.
 static void copy_tensor(LlmcModel* m, CheckpointWriter* w, int u, int i) {
-    size_t bytes = tensor_elements(unit_tensor(m->config, u, i)) * dtype_size(m->dtype);
-    void* data = xcalloc(bytes, 1);
-    require(pread_all(m->fd, data, bytes, m->place), "%s: cannot be read: %s", m->path, errno ? strerror(errno) : "it shrank");
+    TensorInfo t = unit_tensor(m->config, u, i);
+    size_t n = tensor_elements(t), bytes = n * dtype_size(m->dtype);
+    void* raw = xcalloc(bytes, 1);
+    float* data = (float*)xcalloc(n, sizeof(float));
     FileSource from = { m->path, "give another, or copy it again" };
-    import_tensor(w, u, i, data, from, unit_tensor(m->config, u, i).name);
-    free(data);
+    require_file(from, pread_all(m->fd, raw, bytes, m->place), "cannot be read: %s", errno ? strerror(errno) : "it shrank");
+    convert_dtype(data, DTYPE_F32, raw, m->dtype, n);
+    free(raw);
+    import_tensor(w, u, i, data, from, t.name);
     m->place += bytes;
 }
 
 int main(int argc, char** argv) {
     OptionTable table = options_table("llmc_import", "make a checkpoint from a model file of llm.c");
-    InOut io = parse_in_out(&table, "MODEL.bin OUT_DIR", argc, argv);
+    const char *in, *out;
+    parse_in_out(&table, "MODEL.bin OUT_DIR", argc, argv, &in, &out);
     LlmcModel m;
-    open_model(&m, io.in);
+    open_model(&m, in);
     GPT2Config c = m.config;
     c.Vp = gpt2_padded_vocabulary(c.V);
     CheckpointWriter w;
-    import_begin(&w, io.out, c, m.dtype);
+    import_begin(&w, out, c, m.dtype);
     static const int block_order[BLOCK_TENSORS] = {
         LN1W, LN1B, QKVW, QKVB, PROJW, PROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB
     };
@@ -72,6 +76,6 @@ int main(int argc, char** argv) {
     copy_tensor(&m, &w, 0, LNFW);
     copy_tensor(&m, &w, 0, LNFB);
     close(m.fd);
-    import_finish(&w, io.out);
+    import_finish(&w, out);
     return 0;
 }
