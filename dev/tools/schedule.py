@@ -22,6 +22,7 @@ also has jitter and late messages. --compare prints a line per schedule, and why
 import math, re, sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from schedule_play import SCHEDULES, Pipeline, ask_player, play
 from schedule_trace import Trace
 from tool import Picture, choice, die, format_bytes, parse_options, real, switch, text, whole
@@ -172,13 +173,10 @@ def read_options():
     case = case_of(o, config)
     if not o.trace and not o.compare and case.why_unplayable():
         die(f"--schedule {o.schedule} {case.why_unplayable()}; --p {o.p}, --m {o.m} and --v {case.v} are given")
-    return o, config
+    return o, case
 
 
 # ---- the picture as text ----
-def name_of(letter, micro, chunk): return f"{letter}{micro}{chr(39) * min(chunk, 8)}"
-
-
 def draw_text(o, case, ranks, step):
     shortest = min((end - begin for boxes in ranks for *_, begin, end in boxes if end > begin), default=math.inf)
     letters = (3 if case.m > 10 else 2) + case.v
@@ -187,7 +185,7 @@ def draw_text(o, case, ranks, step):
     for r, boxes in enumerate(ranks):
         row = ["."] * columns
         for letter, micro, chunk, begin, end in boxes:
-            name, first, last = name_of(letter, micro, chunk), int(begin / per_column + 0.5), int(end / per_column + 0.5)
+            name, first, last = f"{letter}{micro}{chr(39) * min(chunk, 8)}", int(begin / per_column + 0.5), int(end / per_column + 0.5)
             for c in range(first, min(last, columns)): row[c] = name[c - first] if c - first < len(name) else "-"
         print(f"rank {r:<3} |{''.join(row)}|")
 
@@ -273,15 +271,13 @@ def print_part(name, ms, step, work):
     print(f"{name:<26} {ms:10.6g} ms   {100 * ms / step:6.2f} % of the step   {100 * ms / work:6.2f} % of the work")
 
 
-def print_formula(ms, work):
-    if ms is None: print("bubble by the formula      there is none for these numbers")
-    else: print_part("bubble by the formula", ms, work + ms, work)
-
-
-def print_bubble(title, how, step, work, parts):
+def print_bubble(title, how, step, work, parts, formula, notes=()):
     print(f"\nstep {step:.6g} ms{title}: {work:.6g} ms of work, which is the mean of the ranks, and the bubble")
     print_part(f"bubble as {how}", step - work, step, work)
     for name, ms in parts.items(): print_part(f"  {name}", ms, step, work)
+    for note in notes: print(f"  ({note})")
+    if formula is None: print("bubble by the formula      there is none for these numbers")
+    else: print_part("bubble by the formula", formula, work + formula, work)
 
 
 def print_played_bubble(case, played):
@@ -291,8 +287,7 @@ def print_played_bubble(case, played):
     if slowest > work * (1 + 1e-9) or case.message > 0:
         silent = replace(case, message=0).play()["step"]
         parts = {RAMP: silent - slowest, "imbalance": slowest - work, "messages": step - silent}
-    print_bubble("", "played", step, work, parts)
-    print_formula(played["bubble"], work)
+    print_bubble("", "played", step, work, parts, played["bubble"])
 
 
 def longest_rank(played):
@@ -310,10 +305,9 @@ def print_unclipped(case, played):
 
 
 # ---- a model's blocks ----
-def print_blocks(name, case, played):
-    """played: gives which chunks a rank has."""
+def print_blocks(name, case):
     blocks, step = case.blocks(), case.play()["step"]
-    costs = [sum(case.cost(blocks, g) for g in rank["chunks"]) for rank in played["ranks"]]
+    costs = [sum(case.cost(blocks, g) for g in case.pipeline.chunks(r)) for r in range(case.p)]
     print(f"{name} {','.join(map(str, blocks[:case.parts]))}: ranks compute for {100 * (sum(costs) / (case.p * max(costs))):.1f} "
           f"% of the time without a bubble, for {100 * case.work / step:.1f} % with it; step {step:.6g} ms")
 
@@ -321,13 +315,12 @@ def print_blocks(name, case, played):
 def print_model(o, case, played):
     print_bytes(case, played)
     print(f"\n{o.model}: {case.config['L']} blocks; the head costs as much as {case.config['head']:.2f} of them")
-    print_blocks("split", case, played)
+    print_blocks("split", case)
     for name in "even", "auto":
-        if case.split != name: print_blocks(f"{name} ", replace(case, split=name), played)
+        if case.split != name: print_blocks(f"{name} ", replace(case, split=name))
 
 
-def show(o, config):
-    case = case_of(o, config)
+def show(o, case):
     played = case.play()
     boxes = [rank["boxes"] for rank in played["ranks"]]
     F, I, W = case.times
@@ -337,7 +330,7 @@ def show(o, config):
     print_ranks(case, played["ranks"], played["step"])
     print_played_bubble(case, played)
     print_unclipped(case, played)
-    if config: print_model(o, case, played)
+    if case.config: print_model(o, case, played)
     if o.svg: write_svg(o, case, boxes, played["step"])
 
 
@@ -354,23 +347,26 @@ def why_no_fit(case, step):
     return None
 
 
-def find_case(o, trace, step):
-    """The schedule and the chunks of the run: those that were given, or the first whose actions are those of the trace."""
-    first, groups = None, "interleaved takes micro-batches in groups of as many as there are stages"
-    for schedule in ("1f1b", "gpipe", "zb-h1", "interleaved"):
-        is_interleaved = schedule == "interleaved"
-        chunks = [o.v] if o.v else range(2, MOST_CHUNKS // o.p + 1) if is_interleaved else [1]
-        if ("schedule" in o.given and o.schedule != schedule) or is_interleaved != (chunks[0] > 1): continue
-        for v in chunks:
-            if is_interleaved and o.m % o.p: continue
-            if first and len(step.ranks[0]) != (3 if schedule == "zb-h1" else 2) * o.m * v: continue
+def candidates(o):
+    """Schedules and chunks that the run may have: those that were given, or all."""
+    for schedule in [o.schedule] if "schedule" in o.given else ["1f1b", "gpipe", "zb-h1", "interleaved"]:
+        for v in [o.v] if o.v else range(2, MOST_CHUNKS // o.p + 1) if schedule == "interleaved" else [1]:
             case = replace(case_of(o, None), schedule=schedule, v=v)
-            why = why_no_fit(case, step)
-            if why is None: return case
-            first = first or why
+            if case.why_unplayable() is None: yield case
+
+
+def find_case(o, trace, step):
+    """The first candidate whose actions are those of the trace."""
+    first = None
+    for case in candidates(o):
+        if first and len(step.ranks[0]) != (3 if case.schedule == "zb-h1" else 2) * o.m * case.v: continue
+        why = why_no_fit(case, step)
+        if why is None: return case
+        first = first or why
+    first = first or f"no schedule has {o.m} micro-batches and these options"
     is_given = "schedule" in o.given or o.v > 0 or o.p != trace.ranks
     remedy = "leave --schedule, --v and --p out, or give the run's" if is_given else "it is no whole step of train_gpt2_pp"
-    die(f"--trace {o.trace}: {first or groups}; {remedy}")
+    die(f"--trace {o.trace}: {first}; {remedy}")
 
 
 def read_trace(o):
@@ -406,32 +402,27 @@ def boxes_of(actions, planned, zero):
     return boxes
 
 
-def print_cause(parts, slowest_rank, ratio):
-    """Names the largest part, and what makes it smaller."""
-    words = {
-        RAMP: "the ramp; more micro-batches, or a schedule with a smaller bubble, make it a smaller share (--compare)",
-        "imbalance": f"imbalance; rank {slowest_rank} computes {ratio:.2f} times the mean, and the others wait for it: choose "
-                     "another --split",
-        "jitter": "jitter; the same action takes now more, now less time: does anything else run on these devices?",
-        "late messages": "late messages; they are large for these links, or their sender delays them: try fewer sequences in a "
-                         "micro-batch, or fewer chunks"}
-    print(f"largest part: {words[max(parts, key=parts.get)]}")
-
-
 def print_measured_bubble(case, busy, step, of_chunk, of_action):
-    """Takes a run's bubble apart. Imbalance is by how much the slowest rank's work exceeds the mean. The ramp is what is left if
-    the step is played with each chunk's mean times and messages that take no time: ranks wait until work has reached them, and
-    after the last has left them. Jitter is what the actual time of each action adds to that. The rest of the step passed while
-    messages were on their way, or were sent late."""
+    """Takes a run's bubble apart, and says what makes its largest part smaller. Imbalance is by how much the slowest rank's work
+    exceeds the mean. The ramp is what is left if the step is played with each chunk's mean times and messages that take no time:
+    ranks wait until work has reached them, and after the last has left them. Jitter is what the actual time of each action adds to
+    that. The rest of the step passed while messages were on their way, or were sent late."""
     work, slowest = case.work, max(busy)
     mean, each = case.play(of_chunk), case.play(of_action=of_action)
     parts = {RAMP: mean["step"] - slowest, "imbalance": slowest - work, "jitter": each["step"] - mean["step"],
              "late messages": step - each["step"]}
-    print_bubble(", from its first action to its last", "measured", step, work, parts)
-    if parts["jitter"] < -0.01 * step: print("  (jitter is below 0 where actions were short when others waited for them)")
-    if parts["late messages"] < -0.01 * step: print("  (late messages are below 0 where a rank sends before its action ends)")
-    print_formula(mean["bubble"], work)
-    print_cause(parts, busy.index(slowest), slowest / work)
+    below = {"jitter": "jitter is below 0 where actions were short when others waited for them",
+             "late messages": "late messages are below 0 where a rank sends before its action ends"}
+    notes = [note for name, note in below.items() if parts[name] < -0.01 * step]
+    print_bubble(", from its first action to its last", "measured", step, work, parts, mean["bubble"], notes)
+    words = {
+        RAMP: "the ramp; more micro-batches, or a schedule with a smaller bubble, make it a smaller share (--compare)",
+        "imbalance": f"imbalance; rank {busy.index(slowest)} computes {slowest / work:.2f} times the mean, and the others wait for it: "
+                     "choose another --split",
+        "jitter": "jitter; the same action takes now more, now less time: does anything else run on these devices?",
+        "late messages": "late messages; they are large for these links, or their sender delays them: try fewer sequences in a "
+                         "micro-batch, or fewer chunks"}
+    print(f"largest part: {words[max(parts, key=parts.get)]}")
 
 
 def show_trace(o):
@@ -452,11 +443,10 @@ def show_trace(o):
     draw_text(o, case, boxes, step)
     print_ranks(case, [{"busy": ms, "peak": rank["slots"], "slots": rank["slots"]} for ms, rank in zip(busy, plan)], step)
     print_measured_bubble(case, busy, step, of_chunk, of_action)
-    bubbles = sorted(x.bubble for x in steps)
+    bubbles = [x.bubble for x in steps]
     if len(bubbles) > 1:
-        median = (bubbles[len(bubbles) // 2] + bubbles[(len(bubbles) - 1) // 2]) / 2
-        print(f"bubble of {len(bubbles)} steps, without the first: median {median:.6g} ms, from {bubbles[0]:.6g} to "
-              f"{bubbles[-1]:.6g}")
+        print(f"bubble of {len(bubbles)} steps, without the first: median {median(bubbles):.6g} ms, from {min(bubbles):.6g} to "
+              f"{max(bubbles):.6g}")
     if o.svg: write_svg(o, case, boxes, step)
 
 
@@ -503,12 +493,11 @@ def print_why(case, h1, h2, zbv, dual):
           "with zb-v")
 
 
-def compare(o, config):
-    case = case_of(o, config)
+def compare(o, case):
     F, I, W = case.times
     print(f"{o.p} stage{s(o.p)}, {o.m} micro-batch{es(o.m)}; F, I, W of 1/{o.p} of the model {F:g}, {I:g}, {W:g} ms\n")
     print(f"{'':16} {'bubble, ms':>10} {'of the step':>12} {'of the work':>12} {'formula, ms':>12} {'no clip, ms':>12} "
-          f"{'peak':>8} {'messages':>9} {'parameters':>11}{'  activations' if config else ''}")
+          f"{'peak':>8} {'messages':>9} {'parameters':>11}{'  activations' if case.config else ''}")
     shown = {}
     for schedule, v in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2),
                         ("dualpipe", 2)):
@@ -519,10 +508,10 @@ def compare(o, config):
 
 
 def main():
-    o, config = read_options()
+    o, case = read_options()
     if o.trace: show_trace(o)
-    elif o.compare: compare(o, config)
-    else: show(o, config)
+    elif o.compare: compare(o, case)
+    else: show(o, case)
 
 
 if __name__ == "__main__": main()
