@@ -71,7 +71,8 @@ static inline void import_tensor(CheckpointWriter* w, int u, int i, float* data,
     TensorInfo t = unit_tensor(w->state.config, u, i);
     size_t n = tensor_stored_elements(t);
     for (size_t k = 0; k < n; k++)
-        require_file(from, isfinite(data[k]), "tensor '%s' has a value that is %f: nothing can be trained from it", name, (double)data[k]);
+        require_file(from, isfinite(data[k]), "tensor '%s' has a value that is %f: nothing can be trained from it",
+                     name, (double)data[k]);
     void* stored = xcalloc(n, dtype_size(w->state.dtype));
     convert_dtype(stored, w->state.dtype, data, DTYPE_F32, n);
     checkpoint_write_unit(w, CHECKPOINT_MODEL, u, t.offset, t.offset + n, stored);

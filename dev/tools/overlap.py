@@ -80,7 +80,7 @@ def choose_step(ranks, step):
         spans[s.step] = min(begin, s.begin), max(end, s.end)
     if step == 0:
         steps = {s.step for s in ranks[0].compute if spans[s.step][0] < spans[s.step][1]}
-        step = min(sorted(steps), key=lambda s: spans[s][1] - spans[s][0], default=0)
+        step = min(sorted(steps), key=lambda s: spans[s][1] - spans[s][0], default=ranks[0].compute[0].step)
     begin, end = spans.get(step, (0, 0))
     if begin >= end: die(f"--step {step}: the trace has no such step")
     return step, begin, end

@@ -104,13 +104,13 @@ class Split:
         return found
 
     def count_communication(self, channels):
-        """Of a collective what counts is the rank of the communicator that waited least, in each step. A receive is the same message
-        as another's send."""
+        """Of a collective what counts in each step is the rank of the communicator that waited least. A receive is the same
+        message as another's send."""
         for kind, comm in {key for of_rank in channels for key in of_rank}:
             alike = [of_rank[kind, comm] for of_rank in channels if (kind, comm) in of_rank]
             least = [*zip(map(min, zip(*(c.exposed for c in alike))), map(min, zip(*(c.busy for c in alike))))]
-            for c in alike:
-                c.communication = [*zip(c.exposed, c.busy)] if kind == "send" else [(0, 0)] * len(least) if kind == "receive" else least
+            if kind == "receive": least = [(0, 0)] * len(least)
+            for c in alike: c.communication = [*zip(c.exposed, c.busy)] if kind == "send" else least
 
     def means_of(self, channels):
         """Seconds of a step, means of all ranks: the step, computing, exposed communication, and all communication."""

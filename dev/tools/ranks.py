@@ -34,7 +34,9 @@ class Operation(NamedTuple):
     state: str
 
     is_message = property(lambda self: self.collective in ("send", "receive"))
-    channel = property(lambda self: (self.communicator, *((self.collective, self.peer) if self.is_message else ("collective", -1))))
+
+    def channel(self):
+        return (self.communicator, self.collective, self.peer) if self.is_message else (self.communicator, "collective", -1)
 
     def what(self):
         """Equal if both describe the same operation. A send and its receive differ in name and peer."""
@@ -108,10 +110,11 @@ class File:
 
     def read_operation(self, line):
         number, communicator, collective, elements, type, peer, step, state = self.match(OPERATION, line, "an operation")
-        o = Operation(int(number), communicator, collective, int(elements), type, self.peer(peer, "an operation"), int(step), state)
+        peer = self.peer(peer, "an operation")
+        o = Operation(int(number), communicator, collective, int(elements), type, peer, int(step), state)
         self.require(state in STATES, f"'{state}' is not a state of an operation")
         self.require(self.count < LENGTH, f"there are more than {LENGTH} operations")
-        channel = self.channels.get(o.channel, Channel(self.rank))
+        channel = self.channels.get(o.channel(), Channel(self.rank))
         self.require(0 <= o.number < channel.issued, f"its channel does not have operation {number}")
         last = max(channel.operations, default=o.number - 1)
         self.require(o.number == last + 1, f"{number} follows {last}")
@@ -144,8 +147,9 @@ def text_of_different(members, k, is_oldest):
         if m.at(k): parties.setdefault(m.what(k), []).append(m)
     largest, *others = sorted(parties.values(), key=len, reverse=True)
     said = ", ".join(f"{ranks_text(m.rank for m in party)} issued {party[0].at(k)}" for party in [largest, *others])
+    usual = largest[0]
     for odd in sum(others, []):
-        how = "left one out" if is_left_out(largest[0], odd, k) else "issued one too many" if is_left_out(odd, largest[0], k) else None
+        how = "left one out" if is_left_out(usual, odd, k) else "issued one too many" if is_left_out(odd, usual, k) else None
         if how: said += f"; from there on it looks as if rank {odd.rank} had {how}, this or an equal one before it"
     if is_oldest and k > 0: said += "; older operations are not in the files, so the ranks may have parted earlier"
     return said

@@ -124,7 +124,7 @@ class Case:
     def why_unplayable(self):
         """None: it can be played."""
         chunks, is_interleaved = CHUNKS.get(self.schedule, 1), self.schedule == "interleaved"
-        if not is_interleaved and self.v != chunks: return f"needs --v {chunks}: only --schedule interleaved has any number of chunks"
+        if not is_interleaved and self.v != chunks: return f"needs --v {chunks}: only interleaved has any number of chunks"
         if is_interleaved and self.v == 1: return "needs --v 2 or more: with one chunk a rank it interleaves nothing"
         if is_interleaved and self.m % self.p: return "needs an --m that --p divides"
         if self.schedule == "dualpipe" and (self.p % 2 or self.m % 2 or self.m < 2 * self.p):
@@ -247,8 +247,8 @@ def slot_bytes(case, rank, blocks):
     train_gpt2_pp.cu)"""
     C, X = case.config["C"], case.config["bytes"]
     most = max(blocks[g] for g in rank["chunks"])
-    per_token = most * ((25 if case.pipeline.is_cut else 16) * C * X + 4 * (4 + case.config["NH"])) + rank["head"] * (2 * C * X + 8) + 8
-    return case.config["tokens"] * per_token
+    per_block = (25 if case.pipeline.is_cut else 16) * C * X + 4 * (4 + case.config["NH"])
+    return case.config["tokens"] * (most * per_block + rank["head"] * (2 * C * X + 8) + 8)
 
 
 def print_bytes(case, played):
@@ -261,8 +261,8 @@ def print_bytes(case, played):
         kept = f"{rank['peak']} x {slot} = {rank['peak'] * slot} ({format_bytes(rank['peak'] * slot)})"
         count = sum(blocks[g] for g in rank["chunks"])
         print(f"rank {r:<3} {count:9}   {kept:<50} {n} x {message} = {n * message} ({format_bytes(n * message)})")
-    print(f"a micro-batch in a chunk of n blocks: BT (n ({25 if case.pipeline.is_cut else 16}C X + 4 (4 + NH)) + 8) bytes; with the head "
-          f"BT (2C X + 8) more; BT {config['tokens']:g}, C {config['C']:g}, NH {config['NH']}, X {config['bytes']}")
+    print(f"a micro-batch in a chunk of n blocks: BT (n ({25 if case.pipeline.is_cut else 16}C X + 4 (4 + NH)) + 8) bytes; with "
+          f"the head BT (2C X + 8) more; BT {config['tokens']:g}, C {config['C']:g}, NH {config['NH']}, X {config['bytes']}")
     print(f"messages: {sum(rank['sends'] for rank in played['ranks']):g} of BT C X bytes in all; by the formula "
           f"{case.pipeline.messages():g}")
 
@@ -417,8 +417,8 @@ def print_measured_bubble(case, busy, step, of_chunk, of_action):
     print_bubble(", from its first action to its last", "measured", step, work, parts, mean["bubble"], notes)
     words = {
         RAMP: "the ramp; more micro-batches, or a schedule with a smaller bubble, make it a smaller share (--compare)",
-        "imbalance": f"imbalance; rank {busy.index(slowest)} computes {slowest / work:.2f} times the mean, and the others wait for it: "
-                     "choose another --split",
+        "imbalance": f"imbalance; rank {busy.index(slowest)} computes {slowest / work:.2f} times the mean, and the others wait for "
+                     "it: choose another --split",
         "jitter": "jitter; the same action takes now more, now less time: does anything else run on these devices?",
         "late messages": "late messages; they are large for these links, or their sender delays them: try fewer sequences in a "
                          "micro-batch, or fewer chunks"}

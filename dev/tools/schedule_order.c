@@ -32,8 +32,8 @@ static json_t* answer_model(json_t* request) {
 static json_t* answer_split(json_t* request) {
     const char* split;
     int p, v, L, Vp, C;
-    if (json_unpack(request, "{s:s, s:i, s:i, s:i, s:i, s:i}", "split", &split, "p", &p, "v", &v, "L", &L, "Vp", &Vp, "C", &C) != 0)
-        return NULL;
+    if (json_unpack(request, "{s:s, s:i, s:i, s:i, s:i, s:i}", "split", &split, "p", &p, "v", &v, "L", &L,
+                    "Vp", &Vp, "C", &C) != 0) return NULL;
     SplitCosts costs = split_costs(Vp, C);
     int* blocks = (int*)xcalloc((size_t)(p * v), sizeof(int));
     json_t* list = json_array();
@@ -72,8 +72,8 @@ int main(void) {
         if (answer == NULL) answer = answer_split(request);
         if (answer == NULL) answer = answer_schedule(request);
         require(answer != NULL, "a line is no request; dev/tools/schedule_play.py writes what this program reads");
-        require(json_dumpf(answer, stdout, JSON_COMPACT | JSON_REAL_PRECISION(17)) == 0 && printf("\n") > 0 && fflush(stdout) == 0,
-                "an answer cannot be written: %s", strerror(errno));
+        bool written = json_dumpf(answer, stdout, JSON_COMPACT | JSON_REAL_PRECISION(17)) == 0 && printf("\n") > 0;
+        require(written && fflush(stdout) == 0, "an answer cannot be written: %s", strerror(errno));
         json_decref(answer);
         json_decref(request);
     }

@@ -32,16 +32,16 @@ class Pipeline(NamedTuple):
 
     def chunks(self, rank):
         """Their numbers in the model. Those of dualpipe's second direction are p to 2p-1."""
-        if self.schedule in ("zb-v", "dualpipe"): return [rank, 2 * self.p - 1 - rank]
-        return list(range(rank, self.p * self.v, self.p))
+        turns_back = self.schedule in ("zb-v", "dualpipe")
+        return [rank, 2 * self.p - 1 - rank] if turns_back else list(range(rank, self.p * self.v, self.p))
 
     # A micro-batch begins and ends in these chunks.
     def is_first(self, g): return g == 0 or (self.is_dual and g == self.p)
     def is_last(self, g): return g == self.p * self.v - 1 or (self.is_dual and g == self.p - 1)
 
     def messages(self):
-        """Of all ranks in a step: a micro-batch crosses each boundary between chunks of two ranks twice. Chunks p-1 and p of zb-v are
-        on one rank."""
+        """Of all ranks in a step: a micro-batch crosses each boundary between chunks of two ranks twice. Chunks p-1 and p of zb-v
+        are on one rank."""
         boundaries = self.p - 1 if self.is_dual else self.p * self.v - 1 - (self.schedule == "zb-v")
         return 2 * self.m * boundaries if self.p > 1 else 0
 
@@ -98,8 +98,8 @@ def actions_of(l, words):
 
 @lru_cache(16)
 def schedule_of(folder, l, F, I, W):
-    """Of each rank its actions in order and, by formula, the most (micro-batch, chunk) that it keeps activations of; and by formula the
-    bubble of a balanced pipeline, in the unit of F, I, W, which are the times of all chunks of a rank. None: there is no formula."""
+    """Of each rank its actions in order, and by formula the most (micro-batch, chunk) that it keeps activations of; by formula also
+    the bubble of a balanced pipeline, in the unit of F, I, W, which are the times of all chunks of a rank. None: there is none."""
     if l.schedule in SCHEDULES[:4]:
         found = ask_player(folder, **l._asdict() | {"schedule": SCHEDULES.index(l.schedule)}, times=(F, I, W))
         return found["orders"], found["slots"], found["bubble"] if l.schedule != "zb-h1" or l.m >= l.p else None
@@ -113,8 +113,8 @@ def schedule_of(folder, l, F, I, W):
 
 # ---- time ----
 def rules_of(l, rank, of_chunk, message):
-    """By letter and chunk of a rank's actions: (needs, delay, place, time, sends). The ends of what they need are in `ended` from `needs`
-    on, by micro-batch, and count from `delay` later; their own ends go to where `place` begins."""
+    """By letter and chunk of a rank's actions: (needs, delay, place, time, sends). The ends of what they need are in `ended` from
+    `needs` on, by micro-batch, and count from `delay` later; their own ends go to where `place` begins."""
     all, m, rules = l.p * l.v, l.m, {}
     always, nowhere = 2 * all * m, (2 * all + 1) * m
     own = l.chunks(rank)
@@ -129,8 +129,8 @@ def rules_of(l, rank, of_chunk, message):
 
 
 def play(folder, l, times, of_chunk=None, of_action=None, message=0):
-    """A step of "ranks". times: (F, I, W) of all chunks of a rank, for the formulas. of_chunk: the same of each chunk in the model; or
-    of_action: how long each action of each rank takes. message: between two ranks."""
+    """A step of "ranks". times: (F, I, W) of all chunks of a rank, for the formulas. of_chunk: the same of each chunk in the model;
+    or of_action: how long each action of each rank takes. message: between two ranks."""
     orders, slots, bubble = schedule_of(folder, l, *times)
     rules = [rules_of(l, r, of_chunk or [(0, 0, 0)] * (l.p * l.v), message) for r in range(l.p)]
     ended = [None] * (2 * l.p * l.v * l.m) + [0] * l.m + [None] * l.m  # of F and of B or I by chunk; see rules_of

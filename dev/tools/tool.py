@@ -35,7 +35,8 @@ class Option:
             value = kind(text if re.fullmatch(r"[!-^`-~]+", text) else "none")
         except ValueError:
             die(f"--{self.name} wants a {what}, not '{text}'")
-        if not self.low <= value <= self.high: die(f"--{self.name} must be between {self.low:.12g} and {self.high:.12g}, not {text}")
+        if not self.low <= value <= self.high:
+            die(f"--{self.name} must be between {self.low:.12g} and {self.high:.12g}, not {text}")
         return value
 
 
@@ -51,7 +52,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse_options(program, purpose, table, operand=""):
-    """Values by name ("svg-ms" is .svg_ms), .given: the names on the command line, and .operands, a list of one if the tool has one.
+    """Values by name ("svg-ms" is .svg_ms), .given: the names on the command line, and .operands, a list of one if the tool has it.
     A text in the table is a heading."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as of programs in C: "... | head" ends without a word
     sys.stdout.reconfigure(errors="surrogateescape")  # names of files may be any bytes
