@@ -157,10 +157,7 @@ $(TOOLS:%=$(BUILD)/%): $(BUILD)/%:
 	$(BUILD_C) $(LIBRARIES)
 $(BUILD)/tokenize: dev/data/tokenize.c
 $(BUILD)/train_bpe: dev/data/train_bpe.c
-$(BUILD)/hf_export: dev/tools/hf_export.c
-$(BUILD)/hf_import: dev/tools/hf_import.c
-$(BUILD)/llmc_import: dev/tools/llmc_import.c
-$(BUILD)/schedule_order: dev/tools/schedule_order.c
+$(addprefix $(BUILD)/,hf_export hf_import llmc_import schedule_order): $(BUILD)/%: dev/tools/%.c
 # What is in Python is linked under the same name, and reads the files beside the script.
 $(PYTHON_TOOLS:%=$(BUILD)/%): $(BUILD)/%: dev/tools/%.py
 	@mkdir -p $(@D)

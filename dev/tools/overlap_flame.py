@@ -68,27 +68,19 @@ def print_flame(root):
 
 
 # ---- as a picture ----
-def draw_name(picture, f, x, y, width):
-    """As much of a frame's name as there is room for."""
-    room = int((width - 6) / LETTER)
-    name = f.name
-    if len(name) > room and name.startswith("block "): name = name[6:]  # its number says more than its first letters
-    if room >= 5 or len(name) <= room:
-        picture.add(f'<text x="{x + 4:.2f}" y="{y + 15}" stroke="white" stroke-width="2" paint-order="stroke">'
-                    f"{name[:max(room, 0)]}</text>")
-
-
 def draw_frame(picture, f, way, x, per_ms, whole, row):
     """way: "step > forward", which the text that a browser shows at the frame begins with."""
-    parts, y, width = f.parts(), TOP + row * ROW, f.ms * per_ms
+    parts, y, at, room = f.parts(), TOP + row * ROW, x, int((f.ms * per_ms - 6) / LETTER)
     words = ", ".join(f"{word} {ms:.3f}" for word, ms in zip(("computing", "exposed", "waiting", "hidden"), parts))
     picture.add(f"<g><title>{way}: {f.ms:.3f} ms, {100 * f.ms / whole:.1f} %; {words}</title>")
-    at = x
     for (colour, _), ms in zip(COLOURS, parts):
         if ms * per_ms >= 0.01: picture.box(at, y, ms * per_ms, ROW - 1, colour)
         at += ms * per_ms
-    picture.box(x, y, width, ROW - 1, "none", ' stroke="white"')
-    draw_name(picture, f, x, y, width)
+    picture.box(x, y, f.ms * per_ms, ROW - 1, "none", ' stroke="white"')
+    name = f.name.removeprefix("block ") if len(f.name) > room else f.name  # its number says more than its first letters
+    if room >= 5 or len(name) <= room:  # as much of it as there is room for
+        picture.add(f'<text x="{x + 4:.2f}" y="{y + 15}" stroke="white" stroke-width="2" paint-order="stroke">'
+                    f"{name[:max(room, 0)]}</text>")
     picture.add("</g>")
     for child in f.sorted:
         draw_frame(picture, child, f"{way} &gt; {child.name}", x, per_ms, whole, row + 1)
