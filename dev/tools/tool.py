@@ -56,7 +56,7 @@ def parse_options(program, purpose, table, operand=""):
     A text in the table is a heading."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as of programs in C: "... | head" ends without a word
     sys.stdout.reconfigure(errors="surrogateescape")  # names of files may be any bytes
-    parser = group = Parser(program, f"{program} [options] {operand}", f"{program}: {purpose}", allow_abbrev=False)
+    parser = group = Parser(program, f"{program} [options] {operand}".rstrip(), f"{program}: {purpose}", allow_abbrev=False)
     for o in table:
         if isinstance(o, str):
             group = parser.add_argument_group(o)

@@ -107,7 +107,7 @@ def test_a_picture_has_a_box_for_each_action_at_its_place(tmp_path):
 
 @rows_of(r"""
 --schedule interleaved --m 6 => needs an --m that --p divides; --p 4, --m 6
---v 2 => only --schedule interleaved
+--v 2 => needs --v 1: only interleaved has any number
 --p 2 --model gpt2 --split 9,2 => adds up to 11 blocks
 --p 16 --model gpt2 => needs more blocks than the model has
 --costs 1,2,3 => is not 4 numbers
