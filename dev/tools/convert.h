@@ -11,23 +11,25 @@ Hugging Face's GPT-2 keeps the Conv1D of OpenAI's code: it stores the matrices o
 
 #define HF_PREFIX "transformer." // begins the names in a model with a language-modelling head; a bare GPT2Model has no prefix
 
-// Writes the name of tensor i of unit u, without the prefix, into out (64).
-static inline void hf_name(int u, int i, char* out) {
+static inline bool hf_is_transposed(int u, int i) { return u > 0 && i >= QKVW; }
+
+// Our tensors in our order as a file of theirs has them, (checkpoint_tensor_count); the caller frees them with
+// checkpoint_free_wanted.
+static inline SafeTensor* hf_tensors(GPT2Config c, DType dtype) {
     static const char* const root[ROOT_TENSORS] = { "ln_f.weight", "ln_f.bias", "wpe.weight", "wte.weight" };
     static const char* const block[BLOCK_TENSORS] = {
         "ln_1.weight", "ln_1.bias", "attn.c_attn.bias", "attn.c_proj.bias", "ln_2.weight", "ln_2.bias",
         "mlp.c_fc.bias", "mlp.c_proj.bias", "attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"
     };
-    if (u == 0) snprintf(out, 64, "%s", root[i]);
-    else snprintf(out, 64, "h.%d.%s", u - 1, block[i]);
-}
-static inline bool hf_is_transposed(int u, int i) { return u > 0 && i >= QKVW; }
-
-// Its shape in a file of theirs. *cols 0: it is a vector.
-static inline void hf_shape(GPT2Config c, int u, int i, size_t* rows, size_t* cols) {
-    TensorInfo t = unit_tensor(c, u, i);
-    *(hf_is_transposed(u, i) ? cols : rows) = t.stored_rows;
-    *(hf_is_transposed(u, i) ? rows : cols) = t.cols;
+    SafeTensor *list = (SafeTensor*)xcalloc(checkpoint_tensor_count(c), sizeof(SafeTensor)), *next = list;
+    for (int u = 0; u <= c.L; u++)
+        for (int i = 0; i < unit_tensors(u); i++) {
+            TensorInfo t = unit_tensor(c, u, i);
+            bool turned = hf_is_transposed(u, i);
+            char* name = u == 0 ? format_string(HF_PREFIX "%s", root[i]) : format_string(HF_PREFIX "h.%d.%s", u - 1, block[i]);
+            *next++ = safetensor_wanted(name, dtype, turned ? t.cols : t.stored_rows, turned ? t.stored_rows : t.cols);
+        }
+    return list;
 }
 
 // A tensor's data (rows, cols) as the other side stores it, in its place: matrices of blocks are turned, in tiles that fit the

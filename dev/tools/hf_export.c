@@ -44,30 +44,14 @@ static void write_config(const char* out, GPT2Config c, DType dtype, int eot) {
 
 // ---- model.safetensors ----
 
-static void create_weights(const char* out, SafeTensors* s, GPT2Config c, DType dtype) {
-    SafeTensor* wanted = (SafeTensor*)xcalloc(checkpoint_tensor_count(c), sizeof(SafeTensor));
-    int count = 0;
-    for (int u = 0; u <= c.L; u++)
-        for (int i = 0; i < unit_tensors(u); i++) {
-            char name[64];
-            size_t rows, cols;
-            hf_name(u, i, name);
-            hf_shape(c, u, i, &rows, &cols);
-            wanted[count++] = safetensor_wanted(format_string(HF_PREFIX "%s", name), dtype, rows, cols);
-        }
-    json_t* metadata = json_pack("{s:s}", "format", "pt");
-    char* path = file_path(out, "model.safetensors");
-    require_written(out, safetensors_create(s, path, wanted, count, metadata), "model.safetensors");
-    free(path);
-    json_decref(metadata);
-    checkpoint_free_wanted(wanted, count);
-}
-
 static void write_weights(const char* out, CheckpointReader* r, DType dtype) {
     SafeTensors s;
-    create_weights(out, &s, r->state.config, dtype);
+    int count = (int)checkpoint_tensor_count(r->state.config);
+    SafeTensor* wanted = hf_tensors(r->state.config, dtype);
+    json_t* metadata = json_pack("{s:s}", "format", "pt");
+    char* path = file_path(out, "model.safetensors");
+    bool written = safetensors_create(&s, path, wanted, count, metadata);
     const SafeTensor* to = s.tensors;
-    bool written = true;
     for (int u = 0; u <= r->state.config.L; u++)
         for (int i = 0; i < unit_tensors(u) && written; i++, to++) {
             TensorInfo t = unit_tensor(r->state.config, u, i);
@@ -79,6 +63,9 @@ static void write_weights(const char* out, CheckpointReader* r, DType dtype) {
         }
     written = written && safetensors_sync(&s) && safetensors_close(&s);
     require_written(out, written, "model.safetensors");
+    free(path);
+    json_decref(metadata);
+    checkpoint_free_wanted(wanted, count);
 }
 
 // ---- the tokenizer's files ----

@@ -75,19 +75,16 @@ static void open_weights(SafeTensors* s, const char* dir) {
     free(index);
 }
 
-// Finds the file's tensor for one of ours, by its name with or without the prefix. Its shape must be the config's.
-static const SafeTensor* find_tensor(const SafeTensors* s, GPT2Config c, int u, int i) {
-    char prefixed[80] = HF_PREFIX, *name = prefixed + strlen(HF_PREFIX);
-    hf_name(u, i, name);
-    const SafeTensor *long_form = safetensors_find(s, prefixed), *short_form = safetensors_find(s, name);
+// Finds the file's tensor by its name with or without the prefix. Its shape must be the config's.
+static const SafeTensor* find_tensor(const SafeTensors* s, const SafeTensor* wanted) {
+    const char* name = wanted->name + strlen(HF_PREFIX);
+    const SafeTensor *long_form = safetensors_find(s, wanted->name), *short_form = safetensors_find(s, name);
     require_file(s->source, long_form || short_form, "has no tensor '%s' with or without \"%s\"", name, HF_PREFIX);
     require_file(s->source, !long_form || !short_form, "has the tensor '%s' twice: with and without \"%s\"", name, HF_PREFIX);
     const SafeTensor* found = long_form ? long_form : short_form;
-    size_t rows, cols;
-    hf_shape(c, u, i, &rows, &cols);
-    bool fits = found->rank == (cols ? 2 : 1) && found->shape[0] == rows && (cols == 0 || found->shape[1] == cols);
+    bool fits = found->rank == wanted->rank && memcmp(found->shape, wanted->shape, (size_t)found->rank * sizeof(size_t)) == 0;
     require_file(s->source, fits, "tensor '%s' does not have the shape (%zu, %zu) that config.json asks for",
-                 found->name, rows, cols);
+                 found->name, wanted->shape[0], wanted->shape[1]);
     require_file(s->source, found->readable, "tensor '%s' is stored as %s; only F32, BF16 and F16 can be read",
                  found->name, found->stored_as);
     return found;
@@ -107,36 +104,29 @@ static void check_tied(const SafeTensors* s, const SafeTensor* head, const SafeT
 }
 
 // Dies if the checkpoint would lose a tensor of the file. Causal masks, which older files contain, are no weights.
-static void check_other(const SafeTensors* s, GPT2Config c, const SafeTensor* t) {
+static void check_other(const SafeTensors* s, int layers, const SafeTensor* t, const SafeTensor* wte) {
     const char* name = t->name + (strncmp(t->name, HF_PREFIX, strlen(HF_PREFIX)) == 0 ? strlen(HF_PREFIX) : 0);
     int layer = -1, end = 0;
     sscanf(name, "h.%d.attn.%n", &layer, &end);
-    bool is_attention = end > 0 && layer >= 0 && layer < c.L;
+    bool is_attention = end > 0 && layer >= 0 && layer < layers;
     if (is_attention && (strcmp(name + end, "bias") == 0 || strcmp(name + end, "masked_bias") == 0)) return;
     require_file(s->source, strcmp(name, "lm_head.weight") == 0, "tensor '%s' has no place in this GPT-2", t->name);
-    check_tied(s, t, find_tensor(s, c, 0, WTE));
+    check_tied(s, t, wte);
 }
 
-// Returns the precision that all weights have in common, else fp32, which holds each exactly. Also checks that all are there.
-static DType check_tensors(const SafeTensors* s, GPT2Config c) {
+// Finds the file's tensors in our order, found (checkpoint_tensor_count); dies unless all are there, and no others. Returns the
+// precision that all have in common, else fp32, which holds each exactly.
+static DType find_tensors(const SafeTensors* s, GPT2Config c, const SafeTensor** found) {
+    int count = (int)checkpoint_tensor_count(c);
+    SafeTensor* wanted = hf_tensors(c, DTYPE_F32);
     bool* used = (bool*)xcalloc((size_t)s->count, sizeof(bool));
-    DType dtype = find_tensor(s, c, 0, WTE)->dtype;
-    for (int u = 0; u <= c.L; u++)
-        for (int i = 0; i < unit_tensors(u); i++) {
-            const SafeTensor* t = find_tensor(s, c, u, i);
-            used[t - s->tensors] = true;
-            if (t->dtype != dtype) dtype = DTYPE_F32;
-        }
-    for (int k = 0; k < s->count; k++) if (!used[k]) check_other(s, c, &s->tensors[k]);
+    for (int k = 0; k < count; k++) used[(found[k] = find_tensor(s, &wanted[k])) - s->tensors] = true;
+    DType dtype = found[WTE]->dtype;
+    for (int k = 0; k < count; k++) if (found[k]->dtype != dtype) dtype = DTYPE_F32;
+    for (int k = 0; k < s->count; k++) if (!used[k]) check_other(s, c.L, &s->tensors[k], found[WTE]);
+    checkpoint_free_wanted(wanted, count);
     free(used);
     return dtype;
-}
-
-static void copy_tensor(const SafeTensors* s, CheckpointWriter* w, int u, int i) {
-    const SafeTensor* from = find_tensor(s, w->state.config, u, i);
-    float* data = (float*)xcalloc(from->elements, sizeof(float));
-    safetensors_read(s, from, 0, from->elements, data, DTYPE_F32);
-    import_tensor(w, u, i, hf_turn(data, u, i, from->shape[0], from->shape[1]), s->source, from->name);
 }
 
 int main(int argc, char** argv) {
@@ -146,10 +136,17 @@ int main(int argc, char** argv) {
     GPT2Config c = read_config(in);
     SafeTensors s;
     open_weights(&s, in);
+    const SafeTensor **found = (const SafeTensor**)xcalloc(checkpoint_tensor_count(c), sizeof *found), **from = found;
     CheckpointWriter w;
-    import_begin(&w, out, c, check_tensors(&s, c));
+    import_begin(&w, out, c, find_tensors(&s, c, found));
     for (int u = 0; u <= c.L; u++)
-        for (int i = 0; i < unit_tensors(u); i++) copy_tensor(&s, &w, u, i);
+        for (int i = 0; i < unit_tensors(u); i++, from++) {
+            float* data = (float*)xcalloc((*from)->elements, sizeof(float));
+            safetensors_read(&s, *from, 0, (*from)->elements, data, DTYPE_F32);
+            data = hf_turn(data, u, i, (*from)->shape[0], (*from)->shape[1]);
+            import_tensor(&w, u, i, data, s.source, (*from)->name);
+        }
+    free(found);
     safetensors_close(&s);
     import_finish(&w, out);
     return 0;
