@@ -37,13 +37,12 @@ class Shares:
     exposed: float = 0.0
     hidden: float = 0.0       # beside computing
     others: float = 0.0       # waits for ranks that were late, and for messages
+    computing: float = 0.0    # of what is no operation
 
     total = property(lambda self: self.exposed + self.hidden)
 
     def add(self, other):
-        self.exposed += other.exposed
-        self.hidden += other.hidden
-        self.others += other.others
+        for name in "exposed", "hidden", "others", "computing": setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 @dataclass
