@@ -10,7 +10,7 @@ ours are. Version 3 holds fp32, version 5 bf16; the checkpoint keeps that precis
 #define LLMC_HEADER_BYTES (256 * sizeof(int32_t))
 
 typedef struct {
-    const char* path;
+    FileSource from;
     int fd;
     GPT2Config config; // Vp: rows of the file's token embedding, even if we would pad differently
     DType dtype;
@@ -19,8 +19,7 @@ typedef struct {
 
 static void open_model(LlmcModel* m, const char* path) {
     int32_t header[256];
-    m->path = path;
-    FileSource from = { path, "give llm.c's model .bin" };
+    const FileSource from = m->from = (FileSource){ path, "give llm.c's model .bin, or copy it again" };
     size_t size;
     m->fd = file_open(from, O_RDONLY, &size);
     require_file(from, size >= sizeof header, "has %zu bytes, less than the %zu of a header", size, sizeof header);
@@ -39,7 +38,7 @@ static void open_model(LlmcModel* m, const char* path) {
     size_t elements = 0;
     for (int u = 0; u <= c.L; u++) elements += unit_elements(c, u);
     size_t expected = LLMC_HEADER_BYTES + elements * dtype_size(m->dtype);
-    require(size == expected, "%s: has %zu bytes where its header's model needs %zu; copy it again", path, size, expected);
+    require_file(from, size == expected, "has %zu bytes where its header's model needs %zu", size, expected);
 }
 
 // Reads the file's next tensor, which is tensor i of unit u.
@@ -48,11 +47,10 @@ static void copy_tensor(LlmcModel* m, CheckpointWriter* w, int u, int i) {
     size_t n = tensor_elements(t), bytes = n * dtype_size(m->dtype);
     void* raw = xcalloc(bytes, 1);
     float* data = (float*)xcalloc(n, sizeof(float));
-    FileSource from = { m->path, "give another, or copy it again" };
-    require_file(from, pread_all(m->fd, raw, bytes, m->place), "cannot be read: %s", errno ? strerror(errno) : "it shrank");
+    require_file(m->from, pread_all(m->fd, raw, bytes, m->place), "cannot be read: %s", errno ? strerror(errno) : "it shrank");
     convert_dtype(data, DTYPE_F32, raw, m->dtype, n);
     free(raw);
-    import_tensor(w, u, i, data, from, t.name);
+    import_tensor(w, u, i, data, m->from, t.name);
     m->place += bytes;
 }
 

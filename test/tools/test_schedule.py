@@ -23,7 +23,7 @@ P, M, V = 6, 20, 3 # at most
 def played(schedule, p, m, v, times):
     """A step of a balanced pipeline, and its bubble in units of the mean action."""
     l = Pipeline(schedule, p, m, v)
-    y = play(ROOT / "build", l, times, [[t / (1 if l.is_dual else v) for t in times]] * (p * v))
+    y = play((ROOT / program("schedule")).parent, l, times, [[t / (1 if l.is_dual else v) for t in times]] * (p * v))
     assert all(rank["busy"] == pytest.approx(m * sum(times)) for rank in y["ranks"])
     return y, y["step"] - m * sum(times)
 
@@ -68,8 +68,8 @@ def test_dualpipe_halves_the_bubble_for_twice_the_parameters(times):
         peaks = [rank["peak"] for rank in y["ranks"]]
         assert peaks[0] == p + 1 == max(peaks)
 
-# ---- build/schedule ----
 
+# ---- build/schedule ----
 # With costs 3,1 there are 12 ms of work on average: 18 on the first stage, 6 on the second, which is waited for once, 1.5; so are messages.
 # D8: 4 ranks of 2 blocks, C = 16, NH = 4, 32 tokens, fp32: a micro-batch's activations are 32 (2 (16 C 4 + 4 x 8) + 8) = 67840 bytes.
 @rows_of(r"""
