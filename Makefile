@@ -129,7 +129,7 @@ FIND_LIBRARIES = sh dev/find_cuda.sh compile cublasLt $(CUDNN) >/dev/null
 endif
 
 STAGES := $(patsubst %.cu,%,$(wildcard train_gpt2_*.cu))
-TOOLS := tokenize train_bpe hf_export hf_import llmc_import schedule_play
+TOOLS := tokenize train_bpe hf_export hf_import llmc_import schedule_order
 PYTHON_TOOLS := advise overlap ranks schedule
 C_TESTS := $(patsubst test/unit/%.c,%,$(wildcard test/unit/test_*.c))
 
@@ -157,20 +157,17 @@ $(TOOLS:%=$(BUILD)/%): $(BUILD)/%:
 	$(BUILD_C) $(LIBRARIES)
 $(BUILD)/tokenize: dev/data/tokenize.c
 $(BUILD)/train_bpe: dev/data/train_bpe.c
-$(BUILD)/hf_export: dev/tools/hf_export.c
-$(BUILD)/hf_import: dev/tools/hf_import.c
-$(BUILD)/llmc_import: dev/tools/llmc_import.c
-$(BUILD)/schedule_play: dev/tools/schedule_play.c
+$(addprefix $(BUILD)/,hf_export hf_import llmc_import schedule_order): $(BUILD)/%: dev/tools/%.c
 # What is in Python is linked under the same name, and reads the files beside the script.
 $(PYTHON_TOOLS:%=$(BUILD)/%): $(BUILD)/%: dev/tools/%.py
 	@mkdir -p $(@D)
 	@ln -sf $(if $(variant),../)../$< $@
-$(BUILD)/schedule: | $(BUILD)/schedule_play
-# build/plan, whose code is dev/tools/plan, and the programs that it asks: schedule_play, and the stages' --predict. The latter compute
+$(BUILD)/schedule: | $(BUILD)/schedule_order
+# build/plan, whose code is dev/tools/plan, and the programs that it asks: schedule_order, and the stages' --predict. The latter compute
 # little, so they are hardly optimised, and they need no MPI.
 PLAN_STAGES := $(foreach s,ddp zero fsdp tp pp 3d compress,$(foreach p,fp32 bf16,$(BUILD)/predict/train_gpt2_$s.$p)) \
     $(BUILD)/predict/train_gpt2_compress.fp16
-$(BUILD)/plan: Makefile $(PLAN_STAGES) $(BUILD)/schedule_play
+$(BUILD)/plan: Makefile $(PLAN_STAGES) $(BUILD)/schedule_order
 	@printf '#!/bin/sh\nPLAN_STAGES="$$(dirname -- "$$0")/predict" exec python3 "%s/dev/tools/plan" "$$@"\n' '$(CURDIR)' >$@
 	@chmod +x $@
 $(filter %.fp32,$(PLAN_STAGES)): PRECISION_FLAG := -DPRECISION_FP32

@@ -54,44 +54,26 @@ class Run:
 
 
 # ---- what is no communication ----
-def advise_on_rest(run):
-    """Where ranks do not compute, or compute for longer than they should."""
-    ranks, cores, of_step = run.found["local_ranks"], run.found["cores"], f"for {run.others['rest']:.1f} of {run.step:.1f} ms"
-    if 0 < cores < ranks: return f"cores: {ranks} ranks share {cores}, and a rank had none {of_step}; start {cores} ranks here"
-    return f"rest: a rank slept or had no core {of_step}; see what else runs on this machine"
-
-
-def advise_on_waiting(run):
-    slow, others = (sum(causes[name] for name in ("computing", "rest", "data")) for causes in (run.found["slowest"], run.others))
-    return (f"slowest rank: ranks wait for slower ones for {run.others['waiting']:.1f} of {run.step:.1f} ms, and rank "
-            f"{run.found['slowest_rank']} least; a step keeps it busy for {slow:.1f} ms and the others for {others:.1f}; see what "
-            "else runs there")
-
-
-def advise_on_bubble(run):
-    bubble, m, more = run.mean["bubble"], run.found["micro_batches"], 4
-    share = 100 * bubble / (more * (run.step - bubble) + bubble)
-    return (f"bubble: stages wait for {bubble:.1f} of {run.step:.1f} ms, with {m} micro-batch{'' if m == 1 else 'es'} on "
-            f"{run.found['stages']} stages; with {more * m} (--total-batch-size {more * run.found['tokens_per_step']}) it is as "
-            f"long, and {share:.0f} % of a step instead of {100 * bubble / run.step:.0f}")
-
-
-def advise_on_data(run):
-    return f"data: steps wait for it for {run.mean['data']:.1f} of {run.step:.1f} ms; put --data on a faster disk"
-
-
-def advise_on_share(run):
-    return (f"computing: a rank computes for {run.computing:.1f} ms, and a perfect share of one rank's step is {run.share:.1f}; "
-            "ranks share memory or cores, repeat work such as the update, or have products too small to be fast")
-
-
-def advise_on_cause(run):
-    """The largest loss that is no communication, if it is larger than what is exposed and a tenth of a step."""
-    losses = [(run.others["rest"], advise_on_rest), (run.others["waiting"], advise_on_waiting),
-              (run.mean["bubble"], advise_on_bubble), (run.mean["data"], advise_on_data),
-              (run.computing - run.share if run.share else 0, advise_on_share)]
-    loss, advise = max(losses, key=lambda x: x[0])
-    return [advise(run)] if loss > max(run.exposed, 0.1 * run.step) else []
+def losses(run):
+    """(ms of a step, what to do about it) of each."""
+    found, step, others, bubble = run.found, run.step, run.others, run.mean["bubble"]
+    ranks, cores, of_step = found["local_ranks"], found["cores"], f"for {others['rest']:.1f} of {step:.1f} ms"
+    rest = f"rest: a rank slept or had no core {of_step}; see what else runs on this machine"
+    if 0 < cores < ranks: rest = f"cores: {ranks} ranks share {cores}, and a rank had none {of_step}; start {cores} ranks here"
+    slow, usual = (sum(causes[name] for name in ("computing", "rest", "data")) for causes in (found["slowest"], others))
+    waiting = (f"slowest rank: ranks wait for slower ones for {others['waiting']:.1f} of {step:.1f} ms, and rank "
+               f"{found['slowest_rank']} least; a step keeps it busy for {slow:.1f} ms and the others for {usual:.1f}; see what else "
+               "runs there")
+    m, more = found["micro_batches"], 4
+    stages = (f"bubble: stages wait for {bubble:.1f} of {step:.1f} ms, with {m} micro-batch{'' if m == 1 else 'es'} on "
+              f"{found['stages']} stages; with {more * m} (--total-batch-size {more * found['tokens_per_step']}) it is as long, and "
+              f"{100 * bubble / (more * (step - bubble) + bubble):.0f} % of a step instead of {100 * bubble / step:.0f}")
+    data = f"data: steps wait for it for {run.mean['data']:.1f} of {step:.1f} ms; put --data on a faster disk"
+    lost = [(others["rest"], rest), (others["waiting"], waiting), (bubble, stages), (run.mean["data"], data)]
+    if not run.share: return lost
+    return [*lost, (run.computing - run.share, f"computing: a rank computes for {run.computing:.1f} ms, and a perfect share of one "
+                    f"rank's step is {run.share:.1f}; ranks share memory or cores, repeat work such as the update, or have products "
+                    "too small to be fast")]
 
 
 # ---- communication ----
@@ -151,8 +133,9 @@ def advice_for(run):
     scaling = run.found["scaling_efficiency"]
     scales = scaling is None or scaling >= GOAL
     if not sends_too_much and scales and run.computing >= GOAL * run.step: return []
-    advice = advise_on_cause(run)
-    return advice + advise_on_communication(run) if sends_too_much or not advice else advice
+    loss, advice = max(losses(run), key=lambda x: x[0])
+    is_largest = loss > max(run.exposed, 0.1 * run.step)  # of what is no communication
+    return [advice] * is_largest + advise_on_communication(run) * (sends_too_much or not is_largest)
 
 
 def explain(run):
@@ -168,7 +151,7 @@ def explain(run):
 
 
 def main():
-    o = parse_options("advise", "what a run's times mean and what to try first, from its metrics.jsonl", [], "METRICS", 1)
+    o = parse_options("advise", "what a run's times mean and what to try first, from its metrics.jsonl", [], "METRICS")
     try:
         explain(Run(o.operands[0]))
     except (KeyError, TypeError, AttributeError, ZeroDivisionError):

@@ -11,23 +11,25 @@ Hugging Face's GPT-2 keeps the Conv1D of OpenAI's code: it stores the matrices o
 
 #define HF_PREFIX "transformer." // begins the names in a model with a language-modelling head; a bare GPT2Model has no prefix
 
-// Writes the name of tensor i of unit u, without the prefix, into out (64).
-static inline void hf_name(int u, int i, char* out) {
+static inline bool hf_is_transposed(int u, int i) { return u > 0 && i >= QKVW; }
+
+// Our tensors in our order as a file of theirs has them, (checkpoint_tensor_count); the caller frees them with
+// checkpoint_free_wanted.
+static inline SafeTensor* hf_tensors(GPT2Config c, DType dtype) {
     static const char* const root[ROOT_TENSORS] = { "ln_f.weight", "ln_f.bias", "wpe.weight", "wte.weight" };
     static const char* const block[BLOCK_TENSORS] = {
         "ln_1.weight", "ln_1.bias", "attn.c_attn.bias", "attn.c_proj.bias", "ln_2.weight", "ln_2.bias",
         "mlp.c_fc.bias", "mlp.c_proj.bias", "attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"
     };
-    if (u == 0) snprintf(out, 64, "%s", root[i]);
-    else snprintf(out, 64, "h.%d.%s", u - 1, block[i]);
-}
-static inline bool hf_is_transposed(int u, int i) { return u > 0 && i >= QKVW; }
-
-// Its shape in a file of theirs. *cols 0: it is a vector.
-static inline void hf_shape(GPT2Config c, int u, int i, size_t* rows, size_t* cols) {
-    TensorInfo t = unit_tensor(c, u, i);
-    *rows = hf_is_transposed(u, i) ? t.cols : t.stored_rows;
-    *cols = hf_is_transposed(u, i) ? t.stored_rows : t.cols;
+    SafeTensor *list = (SafeTensor*)xcalloc(checkpoint_tensor_count(c), sizeof(SafeTensor)), *next = list;
+    for (int u = 0; u <= c.L; u++)
+        for (int i = 0; i < unit_tensors(u); i++) {
+            TensorInfo t = unit_tensor(c, u, i);
+            bool turned = hf_is_transposed(u, i);
+            char* name = u == 0 ? format_string(HF_PREFIX "%s", root[i]) : format_string(HF_PREFIX "h.%d.%s", u - 1, block[i]);
+            *next++ = safetensor_wanted(name, dtype, turned ? t.cols : t.stored_rows, turned ? t.stored_rows : t.cols);
+        }
+    return list;
 }
 
 // A tensor's data (rows, cols) as the other side stores it, in its place: matrices of blocks are turned, in tiles that fit the
@@ -44,15 +46,14 @@ static inline float* hf_turn(float* data, int u, int i, size_t rows, size_t cols
     return turned;
 }
 
-// The operands of every converter's command line: what to read, and a folder that must not exist or be empty.
-typedef struct { const char *in, *out; } InOut;
-static inline InOut parse_in_out(OptionTable* t, const char* form, int argc, char** argv) {
+// Reads the command line, whose operands are what to read, and a folder that must not exist or be empty.
+static inline void parse_in_out(OptionTable* t, const char* form, int argc, char** argv, const char** in, const char** out) {
     options_operands(t, form, 2, 2);
     options_parse(t, argc, argv);
-    InOut io = { t->operands[0], t->operands[1] };
+    *in = t->operands[0];
+    *out = t->operands[1];
     free(t->operands);
-    require(folder_is_free(io.out), "%s is there already and is not an empty folder; remove it or choose another", io.out);
-    return io;
+    require(folder_is_free(*out), "%s is there already and is not an empty folder; remove it or choose another", *out);
 }
 
 // Begins a checkpoint of weights at exactly `out`.
@@ -66,20 +67,19 @@ static inline void import_begin(CheckpointWriter* w, const char* out, GPT2Config
     checkpoint_begin_at(w, out, &s);
 }
 
-// Tensor i of unit u; data holds its stored rows, in the checkpoint's dtype. from, name: where they come from. Dies if one
-// is NaN or infinite, because then every loss is.
-static inline void import_tensor(CheckpointWriter* w, int u, int i, const void* data, FileSource from, const char* name) {
+// Tensor i of unit u; data holds its stored rows, and is freed. from, name: where they come from. Dies if one is NaN or infinite,
+// because then every loss is.
+static inline void import_tensor(CheckpointWriter* w, int u, int i, float* data, FileSource from, const char* name) {
     TensorInfo t = unit_tensor(w->state.config, u, i);
-    size_t n = tensor_stored_elements(t), size = dtype_size(w->state.dtype), count;
-    float piece[4096];
-    for (size_t done = 0; done < n; done += count) {
-        count = size_min(n - done, sizeof piece / sizeof *piece);
-        convert_dtype(piece, DTYPE_F32, (const char*)data + done * size, w->state.dtype, count);
-        for (size_t k = 0; k < count; k++)
-            require_file(from, isfinite(piece[k]), "tensor '%s' has a value that is %f: nothing can be trained from it",
-                         name, (double)piece[k]);
-    }
-    checkpoint_write_unit(w, CHECKPOINT_MODEL, u, t.offset, t.offset + n, data);
+    size_t n = tensor_stored_elements(t);
+    for (size_t k = 0; k < n; k++)
+        require_file(from, isfinite(data[k]), "tensor '%s' has a value that is %f: nothing can be trained from it",
+                     name, (double)data[k]);
+    void* stored = xcalloc(n, dtype_size(w->state.dtype));
+    convert_dtype(stored, w->state.dtype, data, DTYPE_F32, n);
+    checkpoint_write_unit(w, CHECKPOINT_MODEL, u, t.offset, t.offset + n, stored);
+    free(stored);
+    free(data);
 }
 
 static inline void import_finish(CheckpointWriter* w, const char* out) {

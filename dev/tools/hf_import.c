@@ -9,22 +9,7 @@ weights, tensors that have no place in it. The checkpoint keeps the file's preci
 #define COPY_AGAIN "save it again with save_pretrained(), or download it again"
 
 // ---- config.json ----
-
-static int config_integer(const json_t* root, const char* key, FileSource from) {
-    const json_t* value = json_object_get(root, key);
-    require_file(from, json_is_integer(value), "has no whole number \"%s\"", key);
-    require_file(from, json_integer_value(value) >= 1 && json_integer_value(value) <= 1 << 24,
-                 "\"%s\" is %lld", key, (long long)json_integer_value(value));
-    return (int)json_integer_value(value);
-}
-
-// Dies unless a switch has the one value that our GPT-2 supports, which is also its default.
-static void config_check_switch(const json_t* root, const char* key, bool expected, FileSource from) {
-    const json_t* value = json_object_get(root, key);
-    bool agrees = value == NULL || (json_is_boolean(value) && json_is_true(value) == expected);
-    require_file(from, agrees, "\"%s\" must be %s: this GPT-2 has nothing else", key, expected ? "true" : "false");
-}
-
+// Dies if our GPT-2 cannot compute what the config describes. What is not there has its default, which it can.
 static void config_check_variant(const json_t* root, int channels, FileSource from) {
     const char* type = json_string_value(json_object_get(root, "model_type"));
     require_file(from, type != NULL && strcmp(type, "gpt2") == 0,
@@ -36,16 +21,20 @@ static void config_check_variant(const json_t* root, int channels, FileSource fr
                  "\"activation_function\" is %s; only gelu_new, the tanh form, can be computed", name ? name : "no text");
     require_file(from, epsilon == NULL || (float)json_number_value(epsilon) == 1e-5f, // layers compute with it in fp32
                  "\"layer_norm_epsilon\" is %.9g; only 1e-05 can be computed", json_number_value(epsilon));
-    const json_t* quantization = json_object_get(root, "quantization_config");
+    const json_t *quantization = json_object_get(root, "quantization_config"), *inner = json_object_get(root, "n_inner");
     require_file(from, quantization == NULL || json_is_null(quantization), "has a \"quantization_config\", and quantised"
                  " weights cannot be read: load the model in Python, dequantize() it and save it again");
-    const json_t* inner = json_object_get(root, "n_inner");
     require_file(from, inner == NULL || json_is_null(inner) || json_integer_value(inner) == 4 * (json_int_t)channels,
                  "\"n_inner\" must be 4 times n_embd, %d", 4 * channels);
-    config_check_switch(root, "scale_attn_weights", true, from);
-    config_check_switch(root, "scale_attn_by_inverse_layer_idx", false, from);
-    config_check_switch(root, "add_cross_attention", false, from);
-    config_check_switch(root, "tie_word_embeddings", true, from);
+    static const struct { const char* key; bool expected; } switches[] = {
+        { "scale_attn_weights", true }, { "scale_attn_by_inverse_layer_idx", false }, { "add_cross_attention", false },
+        { "tie_word_embeddings", true } };
+    for (int i = 0; i < 4; i++) {
+        const json_t* value = json_object_get(root, switches[i].key);
+        bool agrees = value == NULL || (json_is_boolean(value) && json_is_true(value) == switches[i].expected);
+        require_file(from, agrees, "\"%s\" must be %s: this GPT-2 has nothing else", switches[i].key,
+                     switches[i].expected ? "true" : "false");
+    }
 }
 
 static GPT2Config read_config(const char* dir) {
@@ -57,11 +46,15 @@ static GPT2Config read_config(const char* dir) {
     json_t* root = json_loadb(text, n, JSON_REJECT_DUPLICATES, &error);
     require_file(from, root != NULL, "line %d is not valid JSON: %s", error.line, error.text);
     GPT2Config c;
-    c.L = config_integer(root, "n_layer", from);
-    c.NH = config_integer(root, "n_head", from);
-    c.C = config_integer(root, "n_embd", from);
-    c.V = config_integer(root, "vocab_size", from);
-    c.max_T = config_integer(root, "n_positions", from);
+    int* const numbers[] = { &c.L, &c.NH, &c.C, &c.V, &c.max_T };
+    static const char* const keys[] = { "n_layer", "n_head", "n_embd", "vocab_size", "n_positions" };
+    for (int i = 0; i < 5; i++) {
+        const json_t* value = json_object_get(root, keys[i]);
+        long long number = (long long)json_integer_value(value);
+        require_file(from, json_is_integer(value), "has no whole number \"%s\"", keys[i]);
+        require_file(from, number >= 1 && number <= 1 << 24, "\"%s\" is %lld", keys[i], number);
+        *numbers[i] = (int)number;
+    }
     c.Vp = gpt2_padded_vocabulary(c.V);
     gpt2_check_config(c, path);
     config_check_variant(root, c.C, from);
@@ -72,7 +65,6 @@ static GPT2Config read_config(const char* dir) {
 }
 
 // ---- model.safetensors ----
-
 static void open_weights(SafeTensors* s, const char* dir) {
     char *path = format_string("%s/model.safetensors", dir), *index = format_string("%s/model.safetensors.index.json", dir);
     require(path_exists(path) || !path_exists(index), "%s: the weights are in several files; "
@@ -83,26 +75,16 @@ static void open_weights(SafeTensors* s, const char* dir) {
     free(index);
 }
 
-// "h.0.ln_1.weight" of "transformer.h.0.ln_1.weight"
-static const char* without_prefix(const char* name) {
-    return strncmp(name, HF_PREFIX, strlen(HF_PREFIX)) == 0 ? name + strlen(HF_PREFIX) : name;
-}
-
-// Finds the file's tensor for one of ours, by its name with or without the prefix. Its shape must be the config's.
-static const SafeTensor* find_tensor(const SafeTensors* s, GPT2Config c, int u, int i) {
-    char name[64];
-    hf_name(u, i, name);
-    char* prefixed = format_string(HF_PREFIX "%s", name);
-    const SafeTensor *long_form = safetensors_find(s, prefixed), *short_form = safetensors_find(s, name);
-    free(prefixed);
+// Finds the file's tensor by its name with or without the prefix. Its shape must be the config's.
+static const SafeTensor* find_tensor(const SafeTensors* s, const SafeTensor* wanted) {
+    const char* name = wanted->name + strlen(HF_PREFIX);
+    const SafeTensor *long_form = safetensors_find(s, wanted->name), *short_form = safetensors_find(s, name);
     require_file(s->source, long_form || short_form, "has no tensor '%s' with or without \"%s\"", name, HF_PREFIX);
     require_file(s->source, !long_form || !short_form, "has the tensor '%s' twice: with and without \"%s\"", name, HF_PREFIX);
     const SafeTensor* found = long_form ? long_form : short_form;
-    size_t rows, cols;
-    hf_shape(c, u, i, &rows, &cols);
-    bool fits = found->rank == (cols ? 2 : 1) && found->shape[0] == rows && (cols == 0 || found->shape[1] == cols);
+    bool fits = found->rank == wanted->rank && memcmp(found->shape, wanted->shape, (size_t)found->rank * sizeof(size_t)) == 0;
     require_file(s->source, fits, "tensor '%s' does not have the shape (%zu, %zu) that config.json asks for",
-                 found->name, rows, cols);
+                 found->name, wanted->shape[0], wanted->shape[1]);
     require_file(s->source, found->readable, "tensor '%s' is stored as %s; only F32, BF16 and F16 can be read",
                  found->name, found->stored_as);
     return found;
@@ -121,63 +103,51 @@ static void check_tied(const SafeTensors* s, const SafeTensor* head, const SafeT
     require_file(s->source, is_tied, "'%s' differs from the token embedding: this GPT-2 ties them", head->name);
 }
 
-// Tensors that are not weights: causal masks, which older files contain.
-static bool is_mask(const char* name, int layers) {
+// Dies if the checkpoint would lose a tensor of the file. Causal masks, which older files contain, are no weights.
+static void check_other(const SafeTensors* s, int layers, const SafeTensor* t, const SafeTensor* wte) {
+    const char* name = t->name + (strncmp(t->name, HF_PREFIX, strlen(HF_PREFIX)) == 0 ? strlen(HF_PREFIX) : 0);
     int layer = -1, end = 0;
     sscanf(name, "h.%d.attn.%n", &layer, &end);
     bool is_attention = end > 0 && layer >= 0 && layer < layers;
-    return is_attention && (strcmp(name + end, "bias") == 0 || strcmp(name + end, "masked_bias") == 0);
+    if (is_attention && (strcmp(name + end, "bias") == 0 || strcmp(name + end, "masked_bias") == 0)) return;
+    require_file(s->source, strcmp(name, "lm_head.weight") == 0, "tensor '%s' has no place in this GPT-2", t->name);
+    check_tied(s, t, wte);
 }
 
-// Dies if the file has a tensor that the checkpoint would lose.
-static void check_others(const SafeTensors* s, GPT2Config c, const bool* used) {
-    for (int k = 0; k < s->count; k++) {
-        const char* name = without_prefix(s->tensors[k].name);
-        if (used[k] || is_mask(name, c.L)) continue;
-        require_file(s->source, strcmp(name, "lm_head.weight") == 0,
-                     "tensor '%s' has no place in this GPT-2", s->tensors[k].name);
-        check_tied(s, &s->tensors[k], find_tensor(s, c, 0, WTE));
-    }
-}
-
-// Returns the precision that all weights have in common, else fp32, which holds each exactly. Also checks that all are there.
-static DType check_tensors(const SafeTensors* s, GPT2Config c) {
+// Finds the file's tensors in our order, found (checkpoint_tensor_count); dies unless all are there, and no others. Returns the
+// precision that all have in common, else fp32, which holds each exactly.
+static DType find_tensors(const SafeTensors* s, GPT2Config c, const SafeTensor** found) {
+    int count = (int)checkpoint_tensor_count(c);
+    SafeTensor* wanted = hf_tensors(c, DTYPE_F32);
     bool* used = (bool*)xcalloc((size_t)s->count, sizeof(bool));
-    DType dtype = find_tensor(s, c, 0, WTE)->dtype;
-    for (int u = 0; u <= c.L; u++)
-        for (int i = 0; i < unit_tensors(u); i++) {
-            const SafeTensor* t = find_tensor(s, c, u, i);
-            used[t - s->tensors] = true;
-            if (t->dtype != dtype) dtype = DTYPE_F32;
-        }
-    check_others(s, c, used);
+    for (int k = 0; k < count; k++) used[(found[k] = find_tensor(s, &wanted[k])) - s->tensors] = true;
+    DType dtype = found[WTE]->dtype;
+    for (int k = 0; k < count; k++) if (found[k]->dtype != dtype) dtype = DTYPE_F32;
+    for (int k = 0; k < s->count; k++) if (!used[k]) check_other(s, c.L, &s->tensors[k], found[WTE]);
+    checkpoint_free_wanted(wanted, count);
     free(used);
     return dtype;
 }
 
-static void copy_tensor(const SafeTensors* s, CheckpointWriter* w, int u, int i) {
-    const SafeTensor* from = find_tensor(s, w->state.config, u, i);
-    float* data = (float*)xcalloc(from->elements, sizeof(float));
-    void* stored = xcalloc(from->elements, dtype_size(w->state.dtype));
-    safetensors_read(s, from, 0, from->elements, data, DTYPE_F32);
-    data = hf_turn(data, u, i, from->shape[0], from->shape[1]);
-    convert_dtype(stored, w->state.dtype, data, DTYPE_F32, from->elements);
-    import_tensor(w, u, i, stored, s->source, from->name);
-    free(stored);
-    free(data);
-}
-
 int main(int argc, char** argv) {
     OptionTable table = options_table("hf_import", "make a checkpoint from a Hugging Face GPT-2 folder");
-    InOut io = parse_in_out(&table, "HF_DIR OUT_DIR", argc, argv);
-    GPT2Config c = read_config(io.in);
+    const char *in, *out;
+    parse_in_out(&table, "HF_DIR OUT_DIR", argc, argv, &in, &out);
+    GPT2Config c = read_config(in);
     SafeTensors s;
-    open_weights(&s, io.in);
+    open_weights(&s, in);
+    const SafeTensor **found = (const SafeTensor**)xcalloc(checkpoint_tensor_count(c), sizeof *found), **from = found;
     CheckpointWriter w;
-    import_begin(&w, io.out, c, check_tensors(&s, c));
+    import_begin(&w, out, c, find_tensors(&s, c, found));
     for (int u = 0; u <= c.L; u++)
-        for (int i = 0; i < unit_tensors(u); i++) copy_tensor(&s, &w, u, i);
+        for (int i = 0; i < unit_tensors(u); i++, from++) {
+            float* data = (float*)xcalloc((*from)->elements, sizeof(float));
+            safetensors_read(&s, *from, 0, (*from)->elements, data, DTYPE_F32);
+            data = hf_turn(data, u, i, (*from)->shape[0], (*from)->shape[1]);
+            import_tensor(&w, u, i, data, s.source, (*from)->name);
+        }
+    free(found);
     safetensors_close(&s);
-    import_finish(&w, io.out);
+    import_finish(&w, out);
     return 0;
 }

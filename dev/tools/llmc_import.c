@@ -10,7 +10,7 @@ ours are. Version 3 holds fp32, version 5 bf16; the checkpoint keeps that precis
 #define LLMC_HEADER_BYTES (256 * sizeof(int32_t))
 
 typedef struct {
-    const char* path;
+    FileSource from;
     int fd;
     GPT2Config config; // Vp: rows of the file's token embedding, even if we would pad differently
     DType dtype;
@@ -19,8 +19,7 @@ typedef struct {
 
 static void open_model(LlmcModel* m, const char* path) {
     int32_t header[256];
-    m->path = path;
-    FileSource from = { path, "give llm.c's model .bin" };
+    const FileSource from = m->from = (FileSource){ path, "give llm.c's model .bin, or copy it again" };
     size_t size;
     m->fd = file_open(from, O_RDONLY, &size);
     require_file(from, size >= sizeof header, "has %zu bytes, less than the %zu of a header", size, sizeof header);
@@ -39,29 +38,32 @@ static void open_model(LlmcModel* m, const char* path) {
     size_t elements = 0;
     for (int u = 0; u <= c.L; u++) elements += unit_elements(c, u);
     size_t expected = LLMC_HEADER_BYTES + elements * dtype_size(m->dtype);
-    require(size == expected, "%s: has %zu bytes where its header's model needs %zu; copy it again", path, size, expected);
+    require_file(from, size == expected, "has %zu bytes where its header's model needs %zu", size, expected);
 }
 
 // Reads the file's next tensor, which is tensor i of unit u.
 static void copy_tensor(LlmcModel* m, CheckpointWriter* w, int u, int i) {
-    size_t bytes = tensor_elements(unit_tensor(m->config, u, i)) * dtype_size(m->dtype);
-    void* data = xcalloc(bytes, 1);
-    require(pread_all(m->fd, data, bytes, m->place), "%s: cannot be read: %s", m->path, errno ? strerror(errno) : "it shrank");
-    FileSource from = { m->path, "give another, or copy it again" };
-    import_tensor(w, u, i, data, from, unit_tensor(m->config, u, i).name);
-    free(data);
+    TensorInfo t = unit_tensor(m->config, u, i);
+    size_t n = tensor_elements(t), bytes = n * dtype_size(m->dtype);
+    void* raw = xcalloc(bytes, 1);
+    float* data = (float*)xcalloc(n, sizeof(float));
+    require_file(m->from, pread_all(m->fd, raw, bytes, m->place), "cannot be read: %s", errno ? strerror(errno) : "it shrank");
+    convert_dtype(data, DTYPE_F32, raw, m->dtype, n);
+    free(raw);
+    import_tensor(w, u, i, data, m->from, t.name);
     m->place += bytes;
 }
 
 int main(int argc, char** argv) {
     OptionTable table = options_table("llmc_import", "make a checkpoint from a model file of llm.c");
-    InOut io = parse_in_out(&table, "MODEL.bin OUT_DIR", argc, argv);
+    const char *in, *out;
+    parse_in_out(&table, "MODEL.bin OUT_DIR", argc, argv, &in, &out);
     LlmcModel m;
-    open_model(&m, io.in);
+    open_model(&m, in);
     GPT2Config c = m.config;
     c.Vp = gpt2_padded_vocabulary(c.V);
     CheckpointWriter w;
-    import_begin(&w, io.out, c, m.dtype);
+    import_begin(&w, out, c, m.dtype);
     static const int block_order[BLOCK_TENSORS] = {
         LN1W, LN1B, QKVW, QKVB, PROJW, PROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB
     };
@@ -72,6 +74,6 @@ int main(int argc, char** argv) {
     copy_tensor(&m, &w, 0, LNFW);
     copy_tensor(&m, &w, 0, LNFB);
     close(m.fd);
-    import_finish(&w, io.out);
+    import_finish(&w, out);
     return 0;
 }

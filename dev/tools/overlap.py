@@ -16,12 +16,11 @@ of the diagnosis that a run prints at its end, and so are the two efficiencies. 
     overlap_trace.py   reads the file                   overlap_split.py   the tables
     overlap_flame.py   the tree, as text and picture
 """
-import json, math
-from itertools import groupby
+import math
 from overlap_flame import flame_of, print_flame, write_flame
 from overlap_split import Split
 from overlap_trace import Trace
-from tool import Picture, die, parse_options, real, switch, text, whole
+from tool import Picture, die, dump_json, parse_options, real, switch, text, whole
 
 OPTIONS = [
     whole("step", 0, 0, 1e9, "the step to draw; 0: the shortest"),
@@ -36,13 +35,10 @@ OPTIONS = [
 
 
 # ---- the table ----
-def by_step(rank): return [(step, list(slices)) for step, slices in groupby(rank.compute, lambda s: s.step)]
-
-
 def head_start(rank, first_step):
     """The time from the first operation that begins in a step to the end of its backward pass, added up over steps."""
     total, backward_end = 0, 0
-    for step, slices in by_step(rank):
+    for step, slices in rank.by_step():
         ends = [s.end for s in slices if s.letter in "beh"]  # the last before the wait: the embedding's
         backward_end = ends[-1] if ends else backward_end
         first = next((o for o in rank.communication if o.begin >= slices[0].begin), None)
@@ -75,22 +71,16 @@ def print_table(ranks, first_step):
 
 
 # ---- a step ----
-def step_spans(ranks):
-    """When each step's compute begins on the first rank and ends on the last. Messages sent in that time may end in the next
-    step."""
+def choose_step(ranks, step):
+    """The step to draw, with its begin and end: the one asked for, or the shortest, which other programs disturbed least. It lasts
+    from the first rank's compute to the last's; messages sent in that time may end in the next step."""
     spans = {}
     for s in (s for rank in ranks for s in rank.compute):
         begin, end = spans.get(s.step, (math.inf, -math.inf))
         spans[s.step] = min(begin, s.begin), max(end, s.end)
-    return spans
-
-
-def choose_step(trace, step):
-    """The step to draw, with its begin and end: the one asked for, or the shortest, which other programs disturbed least."""
-    spans, of_first = step_spans(trace.ranks), trace.ranks[0].compute
     if step == 0:
-        candidates = [s for s in sorted(spans) if of_first[0].step <= s <= of_first[-1].step and spans[s][0] < spans[s][1]]
-        step = min(candidates, key=lambda s: spans[s][1] - spans[s][0], default=of_first[0].step)
+        steps = {s.step for s in ranks[0].compute if spans[s.step][0] < spans[s.step][1]}
+        step = min(sorted(steps), key=lambda s: spans[s][1] - spans[s][0], default=ranks[0].compute[0].step)
     begin, end = spans.get(step, (0, 0))
     if begin >= end: die(f"--step {step}: the trace has no such step")
     return step, begin, end
@@ -109,7 +99,7 @@ def print_step(ranks, step, begin, end, columns):
     print(f"\nstep {step}, {1e-3 * (end - begin):.2f} ms: e embedding, f forward, h head, b backward, . waiting, u update; # "
           "communication")
     for i, rank in enumerate(ranks):
-        for title, track in zip((f"rank {i:<3}", "        "), rank.tracks):
+        for title, track in ((f"rank {i:<3}", rank.compute), ("        ", rank.communication)):
             print(f"{title} |{row_of(track, begin, (end - begin) / columns, columns)}|")
 
 
@@ -150,20 +140,14 @@ def show_overlap(trace, o):
     compute = trace.ranks[0].compute
     first, last = compute[0].step, compute[-1].step
     print_table(trace.ranks, first + 1 if first < last else first)  # the first step also touches memory for the first time
-    step, begin, end = choose_step(trace, o.step)
+    step, begin, end = choose_step(trace.ranks, o.step)
     print_step(trace.ranks, step, begin, end, o.columns)
     if o.svg: write_svg(o.svg, trace.ranks, begin, end, o.svg_ms)
 
 
-def rounded(x):
-    """JSON's numbers have nine digits."""
-    if isinstance(x, dict): return {key: rounded(value) for key, value in x.items()}
-    return float("%.9g" % x) if isinstance(x, float) else x
-
-
 def main():
     purpose = "where a run's communication was hidden behind compute, and who issued it, from its --trace"
-    o = parse_options("overlap", purpose, OPTIONS, "TRACE", 1)
+    o = parse_options("overlap", purpose, OPTIONS, "TRACE")
     trace = Trace(o.operands[0])
     if not trace.ranks[0].compute: die(f"{trace.path} has no compute slices of rank 0")
     if o.callers and not trace.has_callers:
@@ -171,7 +155,7 @@ def main():
             "exchanged; run the program again with --trace")
     if not o.json: show_overlap(trace, o)
     split = Split(trace)
-    if o.json: print(json.dumps(rounded(split.record()), indent=1))
+    if o.json: print(dump_json(split.record()))
     else: split.print(o.callers)
     if o.flame and not o.json: print_flame(flame_of(split))
     if o.flame_svg: write_flame(o.flame_svg, split)

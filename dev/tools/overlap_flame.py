@@ -15,24 +15,20 @@ COLOURS = (("#8ecae6", "computing"), ("#c1121f", "exposed communication"), ("#dd
            ("#7fb069", "hidden communication"))
 
 
-class Frame:
+class Frame(Shares):
     def __init__(self, name, order=0):
-        self.name, self.order, self.computing, self.shares, self.children = name, order, 0, Shares(), {}
+        super().__init__()
+        self.name, self.order, self.children = name, order, {}
 
-    ms = property(lambda self: self.computing + self.shares.total + self.shares.others)
+    ms = property(lambda self: self.computing + self.total + self.others)
+    parts = property(lambda self: (self.computing, self.exposed, self.others, self.hidden))
     depth = property(lambda self: max((1 + f.depth for f in self.children.values()), default=0))
     sorted = property(lambda self: sorted(self.children.values(), key=lambda f: (f.order, -f.ms, f.name)))
 
-    def add(self, way, computing=0, shares=Shares()):
+    def add_along(self, way, shares):
         """Adds ms along the way, of (name, order), from this frame to a leaf."""
-        f = self
-        for name, order in [*way, (None, 0)]:
-            f.computing += computing
-            f.shares.add(shares)
-            if name is not None: f = f.children.setdefault(name, Frame(name, order))
-
-    def parts(self):
-        return self.computing, self.shares.exposed, self.shares.others, self.shares.hidden
+        self.add(shares)
+        if way: self.children.setdefault(way[0][0], Frame(*way[0])).add_along(way[1:], shares)
 
 
 def flame_of(split):
@@ -42,22 +38,22 @@ def flame_of(split):
             if s.letter == "." or s.phase is None or s.step not in split.index: continue
             unit = [] if s.unit is None else [(unit_name(s.unit, s.unit), s.unit)]
             ms = 1e-3 * (s.end - s.begin) / len(split.numbers) / len(trace.ranks)
-            root.add([(s.phase, PHASES.index(s.phase)), ("computing", -1), *unit], computing=ms)
+            root.add_along([(s.phase, PHASES.index(s.phase)), ("computing", -1), *unit], Shares(computing=ms))
     for o in split.operations:
         caller = o.caller or "function not known"
-        root.add([(o.phase, PHASES.index(o.phase)), (caller, 0), name_by("kind", o), name_by("unit", o)], shares=o.shares)
+        root.add_along([(o.phase, PHASES.index(o.phase)), (caller, 0), name_by("kind", o), name_by("unit", o)], o.shares)
     trace.require(root.ms > 0, "has no time in the steps that count")
     return root
 
 
 # ---- as text ----
 def print_frame(f, whole, depth):
-    computing, exposed, others, _ = f.parts()
+    computing, exposed, others, _ = f.parts
     columns = [(c + 0.5) * whole / BAR for c in range(int(BAR * f.ms / whole + 0.5))]
     bar = "".join("=" if at < computing else "#" if at < computing + exposed else "." if at < computing + exposed + others else "+"
                   for at in columns)
-    print(f"{' ' * 2 * depth}{f.name:<{30 - 2 * depth}} {f.ms:9.3f} {100 * f.ms / whole:6.1f} % {f.shares.exposed:9.3f} "
-          f"{f.shares.hidden:9.3f} {f.shares.others:9.3f}  {bar}")
+    print(f"{' ' * 2 * depth}{f.name:<{30 - 2 * depth}} {f.ms:9.3f} {100 * f.ms / whole:6.1f} % {exposed:9.3f} "
+          f"{f.hidden:9.3f} {others:9.3f}  {bar}")
     for child in f.sorted: print_frame(child, whole, depth + 1)
 
 
@@ -68,27 +64,19 @@ def print_flame(root):
 
 
 # ---- as a picture ----
-def draw_name(picture, f, x, y, width):
-    """As much of a frame's name as there is room for."""
-    room = int((width - 6) / LETTER)
-    name = f.name
-    if len(name) > room and name.startswith("block "): name = name[6:]  # its number says more than its first letters
-    if room >= 5 or len(name) <= room:
-        picture.add(f'<text x="{x + 4:.2f}" y="{y + 15}" stroke="white" stroke-width="2" paint-order="stroke">'
-                    f"{name[:max(room, 0)]}</text>")
-
-
 def draw_frame(picture, f, way, x, per_ms, whole, row):
     """way: "step > forward", which the text that a browser shows at the frame begins with."""
-    parts, y, width = f.parts(), TOP + row * ROW, f.ms * per_ms
+    parts, y, at, room = f.parts, TOP + row * ROW, x, int((f.ms * per_ms - 6) / LETTER)
     words = ", ".join(f"{word} {ms:.3f}" for word, ms in zip(("computing", "exposed", "waiting", "hidden"), parts))
     picture.add(f"<g><title>{way}: {f.ms:.3f} ms, {100 * f.ms / whole:.1f} %; {words}</title>")
-    at = x
     for (colour, _), ms in zip(COLOURS, parts):
         if ms * per_ms >= 0.01: picture.box(at, y, ms * per_ms, ROW - 1, colour)
         at += ms * per_ms
-    picture.box(x, y, width, ROW - 1, "none", ' stroke="white"')
-    draw_name(picture, f, x, y, width)
+    picture.box(x, y, f.ms * per_ms, ROW - 1, "none", ' stroke="white"')
+    name = f.name.removeprefix("block ") if len(f.name) > room else f.name  # its number says more than its first letters
+    if room >= 5 or len(name) <= room:  # as much of it as there is room for
+        picture.add(f'<text x="{x + 4:.2f}" y="{y + 15}" stroke="white" stroke-width="2" paint-order="stroke">'
+                    f"{name[:max(room, 0)]}</text>")
     picture.add("</g>")
     for child in f.sorted:
         draw_frame(picture, child, f"{way} &gt; {child.name}", x, per_ms, whole, row + 1)

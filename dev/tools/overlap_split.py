@@ -7,7 +7,6 @@ diagnosis' own figures.
 """
 import math
 from array import array
-from itertools import groupby
 from overlap_trace import MOST_STEPS, MOST_UNITS, Shares, Step
 
 MOST_CHANNELS = 20  # of a rank (llmc/run/diagnosis.h)
@@ -17,21 +16,15 @@ class Channel:
     """A rank's operations of one kind on one communicator: how many seconds of each step they were waited for, and took. The
     program keeps seconds in 32 bits."""
 
-    def __init__(self, kind, comm, steps):
-        self.kind, self.comm, self.operations = kind, comm, [[] for _ in range(steps)]
-        self.exposed, self.busy = array("f", [0] * steps), array("f", [0] * steps)
+    def __init__(self, steps):
+        self.operations, self.exposed, self.busy = [[] for _ in range(steps)], array("f", [0] * steps), array("f", [0] * steps)
+        self.communication = []  # of each step how long it waited for communication, and how long that took
 
     def add(self, s, operation):
         waited, busy = array("f", [1e-6 * operation.waited, 1e-6 * (operation.end - operation.begin)])
         self.operations[s].append(operation)
         self.exposed[s] += waited
         self.busy[s] += busy
-
-    def communication(self, s, least):
-        """How long step s waited for communication, and how long that took; a receive is the same message as another's send. least:
-        of the rank of the communicator that waited least."""
-        if self.kind == "receive": return 0, 0
-        return (self.exposed[s], self.busy[s]) if self.kind == "send" else least[s]
 
 
 def part_of(whole, part, all): return whole * part / all if all > 0 else 0
@@ -61,19 +54,19 @@ class Split:
         self.keep_common_steps()
         self.share_units()
         channels = [self.find_channels(r) for r in range(len(trace.ranks))]
-        least = self.least_of(channels)
-        self.mean = self.means_of(channels, least)
+        self.count_communication(channels)
+        self.mean = self.means_of(channels)
         for rank, of_rank in zip(trace.ranks, channels):
-            for c in of_rank:
-                for s in range(len(self.numbers)): self.split_channel(rank, c, s, least[c.kind, c.comm])
+            for c in of_rank.values():
+                for s in range(len(self.numbers)): self.split_channel(rank, c, s)
 
     # ---- steps ----
     def make_steps(self):
         """An older program's steps: all but the first, or the last of them."""
         first = min(r.compute[0].step for r in self.trace.ranks if r.compute)
         for r in self.trace.ranks:
-            for number, slices in groupby(r.compute, lambda s: s.step):
-                slices, last = list(slices), r.compute[-1].step
+            for number, slices in r.by_step():
+                last = r.compute[-1].step
                 if (number != first or first == last) and number > last - MOST_STEPS:
                     r.steps.append(Step(number, 1e-6 * (slices[-1].end - slices[0].begin)))
 
@@ -105,27 +98,28 @@ class Split:
         for o in r.operations:
             if o.waited < 0: o.waited = o.end - o.begin - r.computed_within(o.begin, o.end)
             if o.outside or o.ranks < 2 or o.step not in self.index: continue
-            channel = found.setdefault((o.kind, o.comm), Channel(o.kind, o.comm, len(self.numbers)))
-            self.trace.require(len(found) <= MOST_CHANNELS,
-                               f"has more than {MOST_CHANNELS} kinds of operations on communicators of rank {rank}")
-            channel.add(self.index[o.step], o)
-        return list(found.values())
+            found.setdefault((o.kind, o.comm), Channel(len(self.numbers))).add(self.index[o.step], o)
+        self.trace.require(len(found) <= MOST_CHANNELS,
+                           f"has more than {MOST_CHANNELS} kinds of operations on communicators of rank {rank}")
+        return found
 
-    def least_of(self, channels):
-        """Of the operations of one kind on one communicator the least waits and times of all ranks, in each step."""
-        alike = {}
-        for c in sum(channels, []): alike.setdefault((c.kind, c.comm), []).append(c)
-        return {key: [(min(c.exposed[s] for c in cs), min(c.busy[s] for c in cs)) for s in range(len(self.numbers))]
-                for key, cs in alike.items()}
+    def count_communication(self, channels):
+        """Of a collective what counts in each step is the rank of the communicator that waited least. A receive is the same
+        message as another's send."""
+        for kind, comm in {key for of_rank in channels for key in of_rank}:
+            alike = [of_rank[kind, comm] for of_rank in channels if (kind, comm) in of_rank]
+            least = [*zip(map(min, zip(*(c.exposed for c in alike))), map(min, zip(*(c.busy for c in alike))))]
+            if kind == "receive": least = [(0, 0)] * len(least)
+            for c in alike: c.communication = [*zip(c.exposed, c.busy)] if kind == "send" else least
 
-    def means_of(self, channels, least):
+    def means_of(self, channels):
         """Seconds of a step, means of all ranks: the step, computing, exposed communication, and all communication."""
         means = [0, 0, 0, 0]
         for r, of_rank in zip(self.trace.ranks, channels):
             sums = [0, 0, 0, 0]
             for s, step in enumerate(r.steps):
-                rest = step.seconds - sum(c.exposed[s] for c in of_rank) - step.data
-                parts = [c.communication(s, least[c.kind, c.comm]) for c in of_rank]
+                rest = step.seconds - sum(c.exposed[s] for c in of_rank.values()) - step.data
+                parts = [c.communication[s] for c in of_rank.values()]
                 of_step = (step.seconds, rest if step.running < 0 else min(rest, step.running),
                            sum(exposed for exposed, _ in parts), sum(max(part) for part in parts))
                 sums = [x + y for x, y in zip(sums, of_step)]
@@ -138,22 +132,19 @@ class Split:
         whole = self.mean["compute"] + self.mean[what]
         return self.mean["compute"] / whole if whole else math.nan
 
-    def split_channel(self, rank, channel, s, least):
+    def split_channel(self, rank, channel, s):
         """Gives the operations of one channel in one step their shares, phases, and units if they do not say them."""
-        exposed, busy = channel.communication(s, least)
-        waited, found = channel.exposed[s], channel.operations[s]
-        for o in found:
-            o.shares = Shares(part_of(exposed, 1e-6 * o.waited, waited), 0, part_of(waited - exposed, 1e-6 * o.waited, waited))
-            o.shares.hidden = max(0, 1e-6 * (o.end - o.begin) - o.shares.exposed)  # a weight, for now
-            when = rank.slice_at(o.issued)
-            o.phase = when.phase if when else "other"
-            if o.first is None and when and not o.is_message and self.trace.has_callers: o.first = o.last = when.unit
-        hidden, beyond = max(busy - exposed, 0), sum(o.shares.hidden for o in found)
-        for o in found:
-            weighed, o.shares = o.shares, Shares()
-            weighed.hidden = part_of(hidden, weighed.hidden, beyond) if beyond > 0 else hidden / len(found)
-            o.shares.add(weighed, 1e3 / len(self.numbers) / len(self.trace.ranks))
+        (exposed, busy), waited, found = channel.communication[s], channel.exposed[s], channel.operations[s]
+        of_each = [part_of(exposed, 1e-6 * o.waited, waited) for o in found]
+        beyond = [max(0, 1e-6 * (o.end - o.begin) - x) for o, x in zip(found, of_each)]
+        hidden, all, ms = max(busy - exposed, 0), sum(beyond), 1e3 / len(self.numbers) / len(self.trace.ranks)
+        for o, x, more in zip(found, of_each, beyond):
+            o.shares = Shares(ms * x, ms * (part_of(hidden, more, all) if all > 0 else hidden / len(found)),
+                              ms * part_of(waited - exposed, 1e-6 * o.waited, waited))
             self.all.add(o.shares)
+            when = rank.slice_at(o.issued)
+            if when: o.phase = when.phase
+            if o.first is None and when and not o.is_message and self.trace.has_callers: o.first = o.last = when.unit
         self.operations += found
 
     # ---- tables ----
@@ -162,13 +153,6 @@ class Split:
         rows = {}
         for o in self.operations: rows.setdefault(name_by(way, o), Shares()).add(o.shares)
         return [(name, shares) for (name, _), shares in sorted(rows.items(), key=lambda x: (x[0][1], -x[1].total, x[0][0]))]
-
-    def print_table(self, way):
-        step = 1e3 * self.mean["step"]
-        print(f"{f'by {way}':<28} {'total':>9} {'of a step':>10} {'exposed':>10} {'of a step':>10} {'waits for ranks':>15}")
-        for name, shares in [*self.table(way), ("all", self.all)]:
-            print(f"  {name:<26} {shares.total:9.3f} {100 * shares.total / step:8.2f} % {shares.exposed:10.3f} "
-                  f"{100 * shares.exposed / step:8.2f} % {shares.others:15.3f}")
 
     def ways(self): return ["kind", "unit", "communicator"] + ["caller"] * self.trace.has_callers
 
@@ -180,19 +164,21 @@ class Split:
         if not self.operations:
             print("\nno communication between ranks in the steps that count")
             return
-        n = len(self.trace.ranks)
+        n, step, has_callers = len(self.trace.ranks), 1e3 * self.mean["step"], self.trace.has_callers
         print(f"\ncommunication in ms of a step, means of {n} rank{'s' * (n > 1)} and steps {self.numbers[0]} to "
-              f"{self.numbers[-1]}; a step takes {1e3 * self.mean['step']:.3f}")
+              f"{self.numbers[-1]}; a step takes {step:.3f}")
         if not self.trace.has_notes:
             print("Without notes of its steps, as in an older trace or a run of one step: exposed is the time of operations in "
                   "which nothing was computed.")
-        if not self.trace.has_callers: print("An older program wrote this trace: it has neither units nor callers.")
+        if not has_callers: print("An older program wrote this trace: it has neither units nor callers.")
         if self.is_cut: print("Later steps are not in the timelines of all ranks, and do not count.")
-        left_out = {"caller"} if not callers else set()
-        if not self.trace.has_callers: left_out.add("unit")
-        if len(self.table("communicator")) < 2: left_out.add("communicator")
+        is_shown = {"unit": has_callers, "communicator": len(self.table("communicator")) > 1, "caller": callers}
         for way in self.ways():
-            if way not in left_out: self.print_table(way)
+            if not is_shown.get(way, True): continue
+            print(f"{f'by {way}':<28} {'total':>9} {'of a step':>10} {'exposed':>10} {'of a step':>10} {'waits for ranks':>15}")
+            for name, shares in [*self.table(way), ("all", self.all)]:
+                print(f"  {name:<26} {shares.total:9.3f} {100 * shares.total / step:8.2f} % {shares.exposed:10.3f} "
+                      f"{100 * shares.exposed / step:8.2f} % {shares.others:15.3f}")
         print(f"{self.efficiency_text()} (means of all ranks)")
 
     def record(self):

@@ -7,7 +7,9 @@ lasts from its first slice of compute to its last, and compute waits for an oper
 import re
 from array import array
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
 from tool import die, has, read_events
 
 REMEDY = "a trace is what --trace FILE of a training program writes"
@@ -19,14 +21,14 @@ PHASES = "forward", "head", "backward", "weights", "wait for gradients", "update
 ACTIONS = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}  # of a pipeline; the first slice is "F3 start"
 
 
-@dataclass(slots=True)
-class Slice:
-    begin: float              # microseconds
+class Slice(NamedTuple):
+    """Of compute."""
+    begin: float       # microseconds
     end: float
     step: int
     letter: str
-    phase: str | None = None  # of compute; None: it waits for an operation
-    unit: int | None = None   # None: of no unit
+    phase: str | None  # None: it waits for an operation
+    unit: int | None   # None: of no unit
 
 
 @dataclass
@@ -35,16 +37,15 @@ class Shares:
     exposed: float = 0.0
     hidden: float = 0.0       # beside computing
     others: float = 0.0       # waits for ranks that were late, and for messages
+    computing: float = 0.0    # of what is no operation
 
     total = property(lambda self: self.exposed + self.hidden)
 
-    def add(self, other, factor=1):
-        self.exposed += factor * other.exposed
-        self.hidden += factor * other.hidden
-        self.others += factor * other.others
+    def add(self, other):
+        for name in "exposed", "hidden", "others", "computing": setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-@dataclass(slots=True)
+@dataclass
 class Operation:
     kind: str
     number: int
@@ -60,8 +61,9 @@ class Operation:
     last: int | None
     outside: bool             # of the steps
     phase: str = "other"      # in which it was issued
-    shares: Shares = field(default_factory=Shares)
+    shares: Shares = None
 
+    letter = "#"
     is_message = property(lambda self: self.kind in ("send", "receive"))
 
 
@@ -75,15 +77,15 @@ class Step:
 
 class Rank:
     def __init__(self):
-        self.tracks, self.operations, self.steps = ([], []), [], []
-
-    compute = property(lambda self: self.tracks[COMPUTE])
-    communication = property(lambda self: self.tracks[COMMUNICATION])
+        self.compute, self.operations, self.steps = [], [], []  # operations: in the order of the file
 
     def sort(self):
-        """Slices of a track do not overlap, so their ends are sorted as well."""
-        for track in self.tracks: track.sort(key=lambda s: s.begin)
+        """Slices of compute do not overlap, so their ends are sorted as well."""
+        self.compute.sort(key=lambda s: s.begin)
+        self.communication = sorted(self.operations, key=lambda o: o.begin)
         self.begins, self.ends = [s.begin for s in self.compute], [s.end for s in self.compute]
+
+    def by_step(self): return [(step, list(slices)) for step, slices in groupby(self.compute, lambda s: s.step)]
 
     def computed_within(self, begin, end):
         """The time between begin and end in which something is computed."""
@@ -113,50 +115,46 @@ def compute_slice(begin, end, step, name):
 
 def is_word(name, length):
     """Of letters, digits and these, as programs give names. Only such names are printed, and written into pictures."""
-    return isinstance(name, str) and 0 < len(name) < length and re.fullmatch(r"[A-Za-z0-9_.-]+", name) is not None
+    return isinstance(name, str) and len(name) < length and re.fullmatch(r"[A-Za-z0-9_.-]+", name) is not None
 
 
 class Trace:
     def __init__(self, path):
-        self.path, self.ranks, self.has_notes, self.has_callers = path, [], False, False
+        self.path, self.ranks = path, []
         events = read_events(path, REMEDY)
         self.require(events is not None, 'has no "traceEvents"')
-        for i, event in enumerate(events): self.read_event(i, event)
+        for i, event in enumerate(events):
+            if has(event, ph=str, name=str, pid=int): self.read_event(i, event)
         self.require(self.ranks, "has no slices")
         for r in self.ranks: r.sort()
+        self.has_notes = any(r.steps for r in self.ranks)
+        self.has_callers = any(o.caller for r in self.ranks for o in r.operations)
 
     def require(self, condition, message):
         if not condition: die(f"{self.path}: {message}; {REMEDY}")
 
     def read_event(self, i, e):
-        if not has(e, ph=str, name=str, pid=int): return
-        is_slice = e["ph"] == "X" and has(e, tid=int, ts=float, dur=float) and has(e.get("args"), step=int)
-        is_arrow = e["ph"] == "s" and has(e, ts=float)
-        is_note = e["ph"] == "M" and 0 <= e["pid"] < len(self.ranks)  # the names of tracks come before the first slice
-        if not (is_slice or is_arrow or is_note): return
-        pid, track, duration = (e["pid"], e["tid"], e["dur"]) if is_slice else (e["pid"], -1, 0)
-        self.require(0 <= pid < 65536 and (not is_slice or track in (COMPUTE, COMMUNICATION)),
-                     f"was not written by --trace: event {i} has pid {pid}, tid {track}")
-        self.require(duration >= 0, f"was not written by --trace: event {i} lasts {duration:g}")
-        while len(self.ranks) <= pid: self.ranks.append(Rank())
-        rank = self.ranks[pid]
-        if is_note: self.read_note(i, rank, e)
-        elif is_slice: self.read_slice(i, rank, e)
-        elif rank.operations: rank.operations[-1].issued = e["ts"]  # where the operation before it was issued
+        pid, args = e["pid"], e.get("args")
+        if e["ph"] == "X" and has(e, tid=int, ts=float, dur=float) and has(args, step=int):
+            self.require(0 <= pid < 65536 and e["tid"] in (COMPUTE, COMMUNICATION),
+                         f"was not written by --trace: event {i} has pid {pid}, tid {e['tid']}")
+            self.require(e["dur"] >= 0, f"was not written by --trace: event {i} lasts {e['dur']:g}")
+            while len(self.ranks) <= pid: self.ranks.append(Rank())
+            times = e["ts"], e["ts"] + e["dur"], args["step"]
+            if e["tid"] == COMPUTE: self.ranks[pid].compute.append(compute_slice(*times, e["name"]))
+            else: self.ranks[pid].operations.append(self.read_operation(i, e["name"], *times, args))
+        elif not 0 <= pid < len(self.ranks): return  # the names of tracks come before the first slice
+        elif e["ph"] == "s" and has(e, ts=float) and self.ranks[pid].operations:
+            self.ranks[pid].operations[-1].issued = e["ts"]  # where the operation before it was issued
+        elif e["ph"] == "M" and e["name"] == "step":
+            steps, is_step = self.ranks[pid].steps, has(args, step=int, seconds=float, data=float, running=float)
+            self.require(is_step and len(steps) < MOST_STEPS, f"event {i} is no note of a step, or one of too many")
+            steps.append(Step(args["step"], args["seconds"], args["data"], args["running"]))
 
-    def read_slice(self, i, rank, e):
-        begin, end, step = e["ts"], e["ts"] + e["dur"], e["args"]["step"]
-        if e["tid"] == COMPUTE:
-            rank.compute.append(compute_slice(begin, end, step, e["name"]))
-            return
-        rank.communication.append(Slice(begin, end, step, "#"))
-        rank.operations.append(self.read_operation(i, e["name"], begin, end, e["args"]))
-
-    def read_operation(self, i, name, begin, end, args):
+    def read_operation(self, i, name, begin, end, step, args):
         """ "all-gather #12 of shard.0 (24992 fp32)"; without "of", of all ranks."""
-        kind, _, rest = name.partition(" #")
-        found = re.match(r"\s*([+-]?\d+)(?: of ([^ ]*))?", rest)
-        comm = found and ("world" if found[2] is None else found[2])
+        found = re.match(r"(.*?) #\s*([+-]?\d+)(?: of ([^ ]*))?", name)
+        kind, number, comm = found.groups("world") if found else ("", 0, "")
         args = {"waited": -1, "ranks": 2, "units": [-1, -1], "caller": "", **args}
         self.require(kind in KINDS and is_word(comm, 24) and has(args, waited=float, ranks=int),
                      f"was not written by --trace: event {i}, '{name[:60]}', is no operation between ranks")
@@ -164,15 +162,6 @@ class Trace:
         are_units = isinstance(units, list) and [type(u) for u in units] == [int, int] and -1 <= units[0] <= units[1] < MOST_UNITS
         self.require(are_units, f"event {i} has units {' to '.join(map(str, units)) if isinstance(units, list) else units}")
         self.require(caller == "" or is_word(caller, 48), f"event {i}: '{caller!s:.60}' is no function")
-        self.has_callers |= caller != ""
         first, last = units if units[0] >= 0 else (None, None)
-        return Operation(kind, int(found[1]), comm, args["step"], begin, end, begin, args["waited"], args["ranks"], caller,
-                         first, last, args.get("outside") is True)
-
-    def read_note(self, i, rank, e):
-        """A step, as noted at the end of a rank's part."""
-        if e["name"] != "step": return
-        is_step = has(e.get("args"), step=int, seconds=float, data=float, running=float) and len(rank.steps) < MOST_STEPS
-        self.require(is_step, f"event {i} is no note of a step, or one of too many")
-        rank.steps.append(Step(*(e["args"][name] for name in ("step", "seconds", "data", "running"))))
-        self.has_notes = True
+        return Operation(kind, int(number), comm, step, begin, end, begin, args["waited"], args["ranks"], caller, first, last,
+                         args.get("outside") is True)

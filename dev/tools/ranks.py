@@ -11,6 +11,7 @@ Status 0: the files show no difference; 2: the ranks parted; 1: a file cannot be
 """
 import re, sys
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from tool import die, read_bytes
 
 MAGIC, LENGTH, MOST_RANKS = "shard.c operations 1", 64, 65536
@@ -22,8 +23,7 @@ OPERATION = re.compile(rf"op {WHOLE} (\S{{1,23}}) (\S{{1,15}}) (\d+) (\S{{1,7}})
 STATES = "issued", "started", "finished"
 
 
-@dataclass
-class Operation:
+class Operation(NamedTuple):
     number: int          # on its channel
     communicator: str
     collective: str      # or "send", "receive": these are between two ranks
@@ -38,10 +38,9 @@ class Operation:
     def channel(self):
         return (self.communicator, self.collective, self.peer) if self.is_message else (self.communicator, "collective", -1)
 
-    def same(self, other):
-        """True if both describe the same operation. A send and its receive differ in name and peer."""
-        mine, theirs = ((o.elements, o.step, o.type, *([] if self.is_message else [o.peer, o.collective])) for o in (self, other))
-        return mine == theirs
+    def what(self):
+        """Equal if both describe the same operation. A send and its receive differ in name and peer."""
+        return self.elements, self.step, self.type, *(() if self.is_message else (self.peer, self.collective))
 
     def __str__(self):
         """ "broadcast #0 of world (64 bf16, root 0, step 1)", "send #3 to rank 2 of pp.0 (64 bf16, step 1)" """
@@ -59,6 +58,7 @@ class Channel:
     operations: dict = field(default_factory=dict)  # the last of them, by number
 
     def at(self, k): return self.operations.get(k)
+    def what(self, k): return self.at(k) and self.at(k).what()
 
 
 # ---- reading ----
@@ -74,9 +74,7 @@ class File:
             elif self.line == 2: self.read_owner(line)
             elif line.startswith("channel "): self.read_channel(line)
             elif line != "end\n": self.read_operation(line)
-            elif self.line < len(lines):
-                self.line += 1
-                self.require(False, "something follows the end")
+            else: self.require(self.line == len(lines), "something follows the end")
         self.require(lines and lines[-1] == "end\n", "it is cut off")
         for (communicator, _, _), c in self.channels.items():
             has_last = not c.operations or c.issued - 1 in c.operations
@@ -85,46 +83,46 @@ class File:
     def require(self, condition, message):
         if not condition: die(f"{self.path}:{self.line}: this is not a file of last operations, or it is damaged: {message}")
 
-    def peer(self, text):
-        """A rank, -1 for "-"; None if it is neither."""
-        if text == "-": return -1
-        return int(text) if text.isdigit() and int(text) < self.size else None
+    def match(self, pattern, line, what):
+        found = pattern.fullmatch(line)
+        self.require(found, f"{what} was expected, not '{line.rstrip(chr(10))}'")
+        return found.groups()
+
+    def peer(self, text, what):
+        """A rank; -1 for "-"."""
+        is_rank = text.isdecimal() and int(text) < self.size
+        self.require(text == "-" or is_rank, f"{what} was expected, and there is no rank '{text}'")
+        return int(text) if is_rank else -1
 
     def read_owner(self, line):
-        found = OWNER.fullmatch(line)
-        self.run, self.rank, self.size = (found[1], int(found[2]), int(found[3])) if found else ("", 0, 0)
-        self.require(0 <= self.rank < self.size <= MOST_RANKS, "its run, rank or number of ranks cannot be read")
+        self.run, rank, size, _, _ = self.match(OWNER, line, "its run, rank and number of ranks")
+        self.rank, self.size = int(rank), int(size)
+        self.require(0 <= self.rank < self.size <= MOST_RANKS, f"rank {rank} of {size} is impossible")
 
     def read_channel(self, line):
-        found = CHANNEL.fullmatch(line)
-        peer = self.peer(found[3]) if found else None
-        self.require(peer is not None, f"a channel was expected, not '{line.rstrip(chr(10))}'")
-        way, key, issued, finished = found[2], (found[1], found[2], peer), int(found[4]), int(found[5])
-        is_known = peer >= 0 if way in ("send", "receive") else way == "collective" and peer < 0
-        self.require(is_known, f"'{way}' with peer '{found[3]}' is not a channel")
-        self.require(0 <= finished <= issued, f"{issued} issued and {finished} finished is impossible")
+        communicator, way, peer, issued, finished = self.match(CHANNEL, line, "a channel")
+        key = communicator, way, self.peer(peer, "a channel")
+        is_known = key[2] >= 0 if way in ("send", "receive") else way == "collective" and key[2] < 0
+        self.require(is_known, f"'{way}' with peer '{peer}' is not a channel")
+        self.require(0 <= int(finished) <= int(issued), f"{issued} issued and {finished} finished is impossible")
         self.require(key not in self.channels, "this channel is there twice")
-        self.channels[key] = Channel(self.rank, issued)
+        self.channels[key] = Channel(self.rank, int(issued))
 
     def read_operation(self, line):
-        found = OPERATION.fullmatch(line)
-        peer = self.peer(found[6]) if found else None
-        self.require(peer is not None, f"an operation was expected, not '{line.rstrip(chr(10))}'")
-        o = Operation(int(found[1]), found[2], found[3], int(found[4]), found[5], peer, int(found[7]), found[8])
-        self.require(o.state in STATES, f"'{o.state}' is not a state of an operation")
+        number, communicator, collective, elements, type, peer, step, state = self.match(OPERATION, line, "an operation")
+        peer = self.peer(peer, "an operation")
+        o = Operation(int(number), communicator, collective, int(elements), type, peer, int(step), state)
+        self.require(state in STATES, f"'{state}' is not a state of an operation")
         self.require(self.count < LENGTH, f"there are more than {LENGTH} operations")
         channel = self.channels.get(o.channel(), Channel(self.rank))
-        self.require(0 <= o.number < channel.issued, f"its channel does not have operation {o.number}")
+        self.require(0 <= o.number < channel.issued, f"its channel does not have operation {number}")
         last = max(channel.operations, default=o.number - 1)
-        self.require(o.number == last + 1, f"{o.number} follows {last}")
+        self.require(o.number == last + 1, f"{number} follows {last}")
         channel.operations[o.number] = o
         self.count += 1
 
 
 # ---- comparing ----
-def is_same_at(a, b, k): return bool(a.at(k) and b.at(k) and a.at(k).same(b.at(k)))
-
-
 def ranks_text(ranks):
     """ "rank 2", "ranks 0-2, 5 and 7" """
     ranks, spans = sorted(set(ranks)), []
@@ -138,24 +136,20 @@ def ranks_text(ranks):
 
 def is_left_out(a, b, k):
     """True if from k on operation j of b is operation j + 1 of a: b has left one out."""
-    pairs = [(a.at(j + 1), b.at(j)) for j in range(k, b.issued)]
-    pairs = [(later, o) for later, o in pairs if later and o]
-    return bool(pairs) and all(later.same(o) for later, o in pairs)
+    pairs = [(a.what(j + 1), b.what(j)) for j in range(k, b.issued) if a.at(j + 1) and b.at(j)]
+    return bool(pairs) and all(later == what for later, what in pairs)
 
 
 def text_of_different(members, k, is_oldest):
     """Which ranks issued what as operation k, the largest party first, and whether a shift explains it."""
-    largest = max(members, key=lambda m: sum(is_same_at(m, other, k) for other in members))
-    parts, told = [], []
-    for m in [largest, *members]:
-        if m.at(k) is None or m in told: continue
-        party = [other for other in members if is_same_at(m, other, k)]
-        told += party
-        parts.append(f"{ranks_text(other.rank for other in party)} issued {m.at(k)}")
-    said = ", ".join(parts)
-    for odd in members:
-        if odd.at(k) is None or is_same_at(odd, largest, k): continue
-        how = "left one out" if is_left_out(largest, odd, k) else "issued one too many" if is_left_out(odd, largest, k) else None
+    parties = {}
+    for m in members:
+        if m.at(k): parties.setdefault(m.what(k), []).append(m)
+    largest, *others = sorted(parties.values(), key=len, reverse=True)
+    said = ", ".join(f"{ranks_text(m.rank for m in party)} issued {party[0].at(k)}" for party in [largest, *others])
+    usual = largest[0]
+    for odd in sum(others, []):
+        how = "left one out" if is_left_out(usual, odd, k) else "issued one too many" if is_left_out(odd, usual, k) else None
         if how: said += f"; from there on it looks as if rank {odd.rank} had {how}, this or an equal one before it"
     if is_oldest and k > 0: said += "; older operations are not in the files, so the ranks may have parted earlier"
     return said
@@ -188,8 +182,7 @@ def compare(members):
     begin = min([min(m.operations) for m in members if m.operations] + [min(issued)])
     compared = next((k for k in range(begin, max(issued)) if sum(m.at(k) is not None for m in members) > 1), None) # in two files
     for k in range(begin, max(issued)):
-        found = [m.at(k) for m in members if m.at(k)]
-        if any(not found[0].same(o) for o in found): return False, text_of_different(members, k, k == compared)
+        if len({m.what(k) for m in members if m.at(k)}) > 1: return False, text_of_different(members, k, k == compared)
         if min(issued) <= k: return False, text_of_missing(members, k)
     for k in range(begin, max(issued)):
         if said := text_of_unfinished(members, k): return False, said

@@ -17,16 +17,19 @@ each rank's times, its peak of activations, and the bubble: as played, with its 
 and send. --trace shows a step of a run of train_gpt2_pp as it was, and finds out its schedule: the same picture, and a bubble that
 also has jitter and late messages. --compare prints a line per schedule, and why three of them are not in train_gpt2_pp.
 
-    schedule_play.c    plays schedules, in the order that train_gpt2_pp has      schedule_trace.py   reads a run's actions
+    schedule_play.py   plays schedules, in the order that train_gpt2_pp has      schedule_trace.py   reads a run's actions
 """
 import math, re, sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
+from schedule_play import SCHEDULES, Pipeline, ask_player, play
 from schedule_trace import Trace
-from tool import Picture, ask_player, choice, die, parse_options, real, switch, text, whole
+from tool import Picture, choice, die, format_bytes, parse_options, real, switch, text, whole
 
-SCHEDULES = "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe"
+FOLDER = Path(sys.argv[0]).parent
 OF_RUNS = SCHEDULES[:4]
+CHUNKS = {"interleaved": 2, "zb-v": 2, "dualpipe": 2}  # of a rank; of the other schedules 1
 RAMP = "ramp (start and end)"
 MOST_CHUNKS = 1024
 OPTIONS = [
@@ -59,9 +62,6 @@ OPTIONS = [
 OF_MODELS = "layers", "heads", "channels", "vocab-size", "seq-len", "batch-size", "precision", "split"
 
 
-def ask(**request): return ask_player(Path(sys.argv[0]).parent, **request)
-
-
 @dataclass
 class Case:
     schedule: str
@@ -74,36 +74,33 @@ class Case:
     split: str
     config: dict       # of the model; None: there is none
 
-    # Of the model; with dualpipe two ranks have each.
-    parts = property(lambda self: self.p if self.schedule == "dualpipe" else self.p * self.v)
+    pipeline = property(lambda self: Pipeline(self.schedule, self.p, self.m, self.v))
+    parts = property(lambda self: self.p if self.schedule == "dualpipe" else self.p * self.v)  # with dualpipe two ranks have each
+    copies = property(lambda self: self.p * self.v // self.parts)
     work = property(lambda self: self.m * sum(self.times))
 
-    def play(self, of_chunk=None, **more):
-        """What the player says. of_chunk: times of each chunk, else those that the model and options give."""
-        if of_chunk is None and "of_action" not in more: of_chunk = self.times_of_chunks()
-        return ask(schedule=self.schedule, p=self.p, m=self.m, v=self.v, times=self.times, message=self.message,
-                   of_chunk=of_chunk, **more)
+    def play(self, of_chunk=None, of_action=None):
+        """of_chunk: times of each chunk, else those that the model and options give."""
+        if not of_action: of_chunk = of_chunk or self.times_of_chunks()
+        return play(FOLDER, self.pipeline, self.times, of_chunk, of_action, self.message)
 
     def plan(self):
-        """Of each rank the actions in their order, and its chunks' numbers in the model."""
-        return self.play([[0, 0, 0]] * (self.p * self.v), boxes=True)["ranks"]
+        """Of each rank the actions in their order, in no time."""
+        return self.play([(0, 0, 0)] * (self.p * self.v))["ranks"]
 
     def blocks(self):
         """Of each chunk."""
-        L, v = self.config["L"], self.parts // self.p
-        if self.parts > L:
-            die(f"--p {self.p} with --v {v} makes {self.parts} parts of the model, more than its {L} blocks; lower one of them")
         if self.schedule == "zb-v" and self.split == "auto": return self.balance()
-        blocks = ask(split=self.split, p=self.p, v=v, **{name: self.config[name] for name in ("L", "Vp", "C")})["blocks"]
-        return blocks * (self.p * self.v // self.parts)
+        config = {name: self.config[name] for name in ("L", "Vp", "C")}
+        return ask_player(FOLDER, split=self.split, p=self.p, v=self.parts // self.p, **config)["blocks"] * self.copies
 
     def cost(self, blocks, g): return blocks[g] + (self.config["head"] if g % self.parts == self.parts - 1 else 0)
 
     def balance(self):
-        """As the player's split, for zb-v, whose chunks lie on other ranks: block after block goes to the rank that has the least
+        """As schedule_order's split, for zb-v, whose chunks lie on other ranks: block after block goes to the rank that has the least
         to do."""
-        rank_of, last = {g: rank["chunks"] for rank in self.plan() for g in rank["chunks"]}, self.parts - 1
-        blocks = [1] * last + [0]
+        blocks, last, rank_of = [1] * (self.parts - 1) + [0], self.parts - 1, {}
+        for rank in range(self.p): rank_of |= dict.fromkeys(self.pipeline.chunks(rank), self.pipeline.chunks(rank))
         for _ in range(self.config["L"] - last):
             blocks[min(rank_of, key=lambda g: (sum(self.cost(blocks, c) for c in rank_of[g]), self.cost(blocks, g), g))] += 1
         return blocks
@@ -114,9 +111,8 @@ class Case:
         shares = [1 if self.schedule == "dualpipe" else 1 / self.v] * self.parts
         if self.costs:
             costs = read_numbers("costs", self.costs, self.parts)
-            if sum(costs) == 0: die(f"--costs {self.costs}: all are 0; at least one chunk must cost something")
             shares = [cost / sum(costs) * self.p for cost in costs]
-        return [[share * t for t in self.times] for share in shares * (self.p * self.v // self.parts)]
+        return [[share * t for t in self.times] for share in shares * self.copies]
 
     def times_by_model(self):
         """The head's forward pass is part of I, because its logits are not kept."""
@@ -125,9 +121,20 @@ class Case:
         heads = [one * head if g % self.parts == self.parts - 1 else 0 for g in range(len(blocks))]
         return [[one * n * F, one * n * I + h * (F + I + W), one * n * W] for n, h in zip(blocks, heads)]
 
+    def why_unplayable(self):
+        """None: it can be played."""
+        chunks, is_interleaved = CHUNKS.get(self.schedule, 1), self.schedule == "interleaved"
+        if not is_interleaved and self.v != chunks: return f"needs --v {chunks}: only interleaved has any number of chunks"
+        if is_interleaved and self.v == 1: return "needs --v 2 or more: with one chunk a rank it interleaves nothing"
+        if is_interleaved and self.m % self.p: return "needs an --m that --p divides"
+        if self.schedule == "dualpipe" and (self.p % 2 or self.m % 2 or self.m < 2 * self.p):
+            return "needs an even --p, and an even --m of at least 2p"
+        if self.p * self.v > MOST_CHUNKS: return f"has more than {MOST_CHUNKS} chunks"
+        return "needs more blocks than the model has" if self.config and self.parts > self.config["L"] else None
+
 
 def case_of(o, config):
-    return Case(o.schedule, o.p, o.m, o.v or default_chunks(o.schedule), o.times, o.message_ms, o.costs, o.split, config)
+    return Case(o.schedule, o.p, o.m, o.v or CHUNKS.get(o.schedule, 1), o.times, o.message_ms, o.costs, o.split, config)
 
 
 # ---- options ----
@@ -136,41 +143,19 @@ def read_numbers(option, text, n):
         found = [float(x) for x in text.split(",") if re.fullmatch(r"[!-^`-~]+", x)]
     except ValueError:
         found = []
-    if len(found) != n or text.count(",") != n - 1 or not all(0 <= x < math.inf for x in found):
-        die(f"--{option} {text} is not {n} numbers from 0 on with commas between")
+    if len(found) != n or text.count(",") != n - 1 or not all(0 <= x < math.inf for x in found) or not any(found):
+        die(f"--{option} {text} is not {n} numbers from 0 on, one of them above it, with commas between")
     return found
 
 
-def default_chunks(schedule): return 2 if schedule in ("interleaved", "zb-v", "dualpipe") else 1
-
-
-def why_not_dualpipe(p, m):
-    return None if p % 2 == 0 and m % 2 == 0 and m >= 2 * p else "needs an even --p, and an even --m of at least 2p"
-
-
-def check_schedule(o):
-    v, default, is_interleaved = o.v or default_chunks(o.schedule), default_chunks(o.schedule), o.schedule == "interleaved"
-    if not is_interleaved and v != default:
-        die(f"--v {v}: --schedule {o.schedule} has {default} chunk{'s' * (default > 1)} a rank, and only --schedule interleaved "
-            "has any number; leave --v out")
-    if is_interleaved and v == 1:
-        die("--v 1: --schedule interleaved with one chunk a rank interleaves nothing; choose 2 or more, or --schedule 1f1b")
-    if is_interleaved and o.m % o.p:
-        die(f"--m {o.m}: --schedule interleaved takes micro-batches in groups of {o.p}, one per stage; choose an --m that --p "
-            "divides")
-    if o.schedule == "dualpipe" and why_not_dualpipe(o.p, o.m):
-        die(f"--schedule dualpipe {why_not_dualpipe(o.p, o.m)}; --p {o.p} and --m {o.m} are not")
-    if o.p * v > MOST_CHUNKS: die(f"--p {o.p} with --v {v} are more than {MOST_CHUNKS} chunks; lower one of them")
-
-
 def read_model(o):
-    """What the player says of --model; None: there is none."""
+    """What schedule_order says of --model; None: there is none."""
     for name in OF_MODELS:
         if not o.model and name in o.given: die(f"--{name} is one of --model's; give both")
     if o.model and o.costs: die("--costs and --model both say what chunks cost; give one of them")
     if not o.model: return None
     names = "model", "layers", "heads", "channels", "vocab-size", "seq-len"
-    config = ask(model={name: getattr(o, name.replace("-", "_")) for name in names})
+    config = ask_player(FOLDER, **{name: getattr(o, name.replace("-", "_")) for name in names})
     if o.seq_len > config["max_T"]:
         die(f"--seq-len {o.seq_len} is longer than the {config['max_T']} positions of the model; lower it, or choose a model with "
             "more")
@@ -183,18 +168,15 @@ def read_options():
         die("--compare shows all schedules, and draws nothing; leave out --schedule, --v, --costs, --split and --svg")
     if o.svg_ms and not o.svg: die("--svg-ms is one of --svg's; give both")
     if o.step and not o.trace: die("--step is one of --trace's; give both")
-    times = read_numbers("times", o.times, 3)
-    if sum(times) == 0: die(f"--times {o.times}: all are 0; give milliseconds of F, I, W")
-    o.times = times
+    o.times = read_numbers("times", o.times, 3)
     config = read_model(o)
-    if not o.trace: check_schedule(o)
-    return o, config
+    case = case_of(o, config)
+    if not o.trace and not o.compare and case.why_unplayable():
+        die(f"--schedule {o.schedule} {case.why_unplayable()}; --p {o.p}, --m {o.m} and --v {case.v} are given")
+    return o, case
 
 
 # ---- the picture as text ----
-def name_of(letter, micro, chunk): return f"{letter}{micro}{chr(39) * min(chunk, 8)}"
-
-
 def draw_text(o, case, ranks, step):
     shortest = min((end - begin for boxes in ranks for *_, begin, end in boxes if end > begin), default=math.inf)
     letters = (3 if case.m > 10 else 2) + case.v
@@ -203,7 +185,7 @@ def draw_text(o, case, ranks, step):
     for r, boxes in enumerate(ranks):
         row = ["."] * columns
         for letter, micro, chunk, begin, end in boxes:
-            name, first, last = name_of(letter, micro, chunk), int(begin / per_column + 0.5), int(end / per_column + 0.5)
+            name, first, last = f"{letter}{micro}{chr(39) * min(chunk, 8)}", int(begin / per_column + 0.5), int(end / per_column + 0.5)
             for c in range(first, min(last, columns)): row[c] = name[c - first] if c - first < len(name) else "-"
         print(f"rank {r:<3} |{''.join(row)}|")
 
@@ -250,29 +232,23 @@ def s(n): return "" if n == 1 else "s"
 def es(n): return "" if n == 1 else "es"
 
 
-def format_bytes(n):
-    unit = 0
-    while n >= 999.5 and unit < 4: n, unit = n / 1000, unit + 1
-    return f"{n:.1f} {' kMGT'[unit]}B" if unit > 0 and n < 99.95 else f"{n:.0f} {' kMGT'[unit].strip()}B"
-
-
 def print_ranks(case, ranks, step):
     print("\n           computes, ms   waits, ms   share   activations at most        by the formula")
     for r, rank in enumerate(ranks):
         peak = f"{rank['peak']} micro-batch{es(rank['peak'])}{', a chunk each' * (case.v > 1)}"
-        formula = rank["slots"] if rank["slots"] >= 0 else "-"
+        formula = "-" if rank["slots"] is None else rank["slots"]
         print(f"rank {r:<3} {rank['busy']:14.6g} {step - rank['busy']:11.6g} {100 * rank['busy'] / step:6.1f}%   {peak:<30} "
               f"{formula}")
 
 
-def slot_bytes(case, played, rank, blocks):
+def slot_bytes(case, rank, blocks):
     """Bytes that a micro-batch keeps in one chunk of a rank, from its F to its B or W: per token and block 16C elements, with the
     9C gradients that W needs where B is cut, and 4 + NH floats of layernorms and attention. (gpt2_predict_memory of
     train_gpt2_pp.cu)"""
     C, X = case.config["C"], case.config["bytes"]
     most = max(blocks[g] for g in rank["chunks"])
-    per_token = most * ((25 if played["cut"] else 16) * C * X + 4 * (4 + case.config["NH"])) + rank["head"] * (2 * C * X + 8) + 8
-    return case.config["tokens"] * per_token
+    per_block = (25 if case.pipeline.is_cut else 16) * C * X + 4 * (4 + case.config["NH"])
+    return case.config["tokens"] * (most * per_block + rank["head"] * (2 * C * X + 8) + 8)
 
 
 def print_bytes(case, played):
@@ -281,29 +257,27 @@ def print_bytes(case, played):
     message = config["tokens"] * config["C"] * config["bytes"]
     print("\n           blocks   activations at the peak, bytes                     messages in a step, bytes")
     for r, rank in enumerate(played["ranks"]):
-        slot, n = slot_bytes(case, played, rank, blocks), rank["sends"]
+        slot, n = slot_bytes(case, rank, blocks), rank["sends"]
         kept = f"{rank['peak']} x {slot} = {rank['peak'] * slot} ({format_bytes(rank['peak'] * slot)})"
         count = sum(blocks[g] for g in rank["chunks"])
         print(f"rank {r:<3} {count:9}   {kept:<50} {n} x {message} = {n * message} ({format_bytes(n * message)})")
-    print(f"a micro-batch in a chunk of n blocks: BT (n ({25 if played['cut'] else 16}C X + 4 (4 + NH)) + 8) bytes; with the head "
-          f"BT (2C X + 8) more; BT {config['tokens']:g}, C {config['C']:g}, NH {config['NH']}, X {config['bytes']}")
+    print(f"a micro-batch in a chunk of n blocks: BT (n ({25 if case.pipeline.is_cut else 16}C X + 4 (4 + NH)) + 8) bytes; with "
+          f"the head BT (2C X + 8) more; BT {config['tokens']:g}, C {config['C']:g}, NH {config['NH']}, X {config['bytes']}")
     print(f"messages: {sum(rank['sends'] for rank in played['ranks']):g} of BT C X bytes in all; by the formula "
-          f"{played['messages']:g}")
+          f"{case.pipeline.messages():g}")
 
 
 def print_part(name, ms, step, work):
     print(f"{name:<26} {ms:10.6g} ms   {100 * ms / step:6.2f} % of the step   {100 * ms / work:6.2f} % of the work")
 
 
-def print_formula(ms, work):
-    if ms is None: print("bubble by the formula      there is none for these numbers")
-    else: print_part("bubble by the formula", ms, work + ms, work)
-
-
-def print_bubble(title, how, step, work, parts):
+def print_bubble(title, how, step, work, parts, formula, notes=()):
     print(f"\nstep {step:.6g} ms{title}: {work:.6g} ms of work, which is the mean of the ranks, and the bubble")
     print_part(f"bubble as {how}", step - work, step, work)
     for name, ms in parts.items(): print_part(f"  {name}", ms, step, work)
+    for note in notes: print(f"  ({note})")
+    if formula is None: print("bubble by the formula      there is none for these numbers")
+    else: print_part("bubble by the formula", formula, work + formula, work)
 
 
 def print_played_bubble(case, played):
@@ -313,8 +287,7 @@ def print_played_bubble(case, played):
     if slowest > work * (1 + 1e-9) or case.message > 0:
         silent = replace(case, message=0).play()["step"]
         parts = {RAMP: silent - slowest, "imbalance": slowest - work, "messages": step - silent}
-    print_bubble("", "played", step, work, parts)
-    print_formula(played["bubble"], work)
+    print_bubble("", "played", step, work, parts, played["bubble"])
 
 
 def longest_rank(played):
@@ -332,10 +305,9 @@ def print_unclipped(case, played):
 
 
 # ---- a model's blocks ----
-def print_blocks(name, case, played):
-    """played: gives which chunks a rank has."""
+def print_blocks(name, case):
     blocks, step = case.blocks(), case.play()["step"]
-    costs = [sum(case.cost(blocks, g) for g in rank["chunks"]) for rank in played["ranks"]]
+    costs = [sum(case.cost(blocks, g) for g in case.pipeline.chunks(r)) for r in range(case.p)]
     print(f"{name} {','.join(map(str, blocks[:case.parts]))}: ranks compute for {100 * (sum(costs) / (case.p * max(costs))):.1f} "
           f"% of the time without a bubble, for {100 * case.work / step:.1f} % with it; step {step:.6g} ms")
 
@@ -343,14 +315,13 @@ def print_blocks(name, case, played):
 def print_model(o, case, played):
     print_bytes(case, played)
     print(f"\n{o.model}: {case.config['L']} blocks; the head costs as much as {case.config['head']:.2f} of them")
-    print_blocks("split", case, played)
+    print_blocks("split", case)
     for name in "even", "auto":
-        if case.split != name: print_blocks(f"{name} ", replace(case, split=name), played)
+        if case.split != name: print_blocks(f"{name} ", replace(case, split=name))
 
 
-def show(o, config):
-    case = case_of(o, config)
-    played = case.play(boxes=True)
+def show(o, case):
+    played = case.play()
     boxes = [rank["boxes"] for rank in played["ranks"]]
     F, I, W = case.times
     print(f"{case.schedule}, {case.p} stage{s(case.p)}, {case.m} micro-batch{es(case.m)}, {case.v} chunk{s(case.v)} each; F, I, W "
@@ -359,7 +330,7 @@ def show(o, config):
     print_ranks(case, played["ranks"], played["step"])
     print_played_bubble(case, played)
     print_unclipped(case, played)
-    if config: print_model(o, case, played)
+    if case.config: print_model(o, case, played)
     if o.svg: write_svg(o, case, boxes, played["step"])
 
 
@@ -367,33 +338,35 @@ def show(o, config):
 def why_no_fit(case, step):
     """In what a step's actions differ from those of a schedule, in words; None: in nothing."""
     of = f"{case.schedule} with {case.p} stages, {case.v} chunk{s(case.v)} each and {case.m} micro-batches has"
-    for r, rank in enumerate(case.plan()):
-        expected, seen = [tuple(box[:2]) for box in rank["boxes"]], [action for action, _ in step.ranks[r]]
-        for k, (letter, micro) in enumerate(seen):
-            wanted = expected[min(k, len(expected) - 1)]
-            if k >= len(expected) or wanted != (letter, micro):
-                return f"action {k} of rank {r} in step {step.number} is {letter}{micro}, where {of} {wanted[0]}{wanted[1]}"
-        if len(seen) != len(expected): return f"rank {r} has {len(seen)} actions in step {step.number}, where {of} {len(expected)}"
+    for r, (rank, actions) in enumerate(zip(case.plan(), step.ranks)):
+        for k, ((action, _), (*wanted, _, _, _)) in enumerate(zip(actions, rank["boxes"])):
+            if action != tuple(wanted):
+                return "action %d of rank %d in step %d is %s%d, where %s %s%d" % (k, r, step.number, *action, of, *wanted)
+        n, most = len(actions), len(rank["boxes"])
+        if n != most: return f"rank {r} has {n} actions in step {step.number}, where {of} {most}"
     return None
 
 
-def find_case(o, trace, step):
-    """The schedule and the chunks of the run: those that were given, or the first whose actions are those of the trace."""
-    first, groups = None, "interleaved takes micro-batches in groups of as many as there are stages"
-    for schedule in ("1f1b", "gpipe", "zb-h1", "interleaved"):
-        is_interleaved = schedule == "interleaved"
-        chunks = [o.v] if o.v else range(2, MOST_CHUNKS // o.p + 1) if is_interleaved else [1]
-        if ("schedule" in o.given and o.schedule != schedule) or is_interleaved != (chunks[0] > 1): continue
-        for v in chunks:
-            if is_interleaved and o.m % o.p: continue
-            if first and len(step.ranks[0]) != (3 if schedule == "zb-h1" else 2) * o.m * v: continue
+def candidates(o):
+    """Schedules and chunks that the run may have: those that were given, or all."""
+    for schedule in [o.schedule] if "schedule" in o.given else ["1f1b", "gpipe", "zb-h1", "interleaved"]:
+        for v in [o.v] if o.v else range(2, MOST_CHUNKS // o.p + 1) if schedule == "interleaved" else [1]:
             case = replace(case_of(o, None), schedule=schedule, v=v)
-            why = why_no_fit(case, step)
-            if why is None: return case
-            first = first or why
+            if case.why_unplayable() is None: yield case
+
+
+def find_case(o, trace, step):
+    """The first candidate whose actions are those of the trace."""
+    first = None
+    for case in candidates(o):
+        if first and len(step.ranks[0]) != (3 if case.schedule == "zb-h1" else 2) * o.m * case.v: continue
+        why = why_no_fit(case, step)
+        if why is None: return case
+        first = first or why
+    first = first or f"no schedule has {o.m} micro-batches and these options"
     is_given = "schedule" in o.given or o.v > 0 or o.p != trace.ranks
     remedy = "leave --schedule, --v and --p out, or give the run's" if is_given else "it is no whole step of train_gpt2_pp"
-    die(f"--trace {o.trace}: {first or groups}; {remedy}")
+    die(f"--trace {o.trace}: {first}; {remedy}")
 
 
 def read_trace(o):
@@ -429,32 +402,27 @@ def boxes_of(actions, planned, zero):
     return boxes
 
 
-def print_cause(parts, slowest_rank, ratio):
-    """Names the largest part, and what makes it smaller."""
-    words = {
-        RAMP: "the ramp; more micro-batches, or a schedule with a smaller bubble, make it a smaller share (--compare)",
-        "imbalance": f"imbalance; rank {slowest_rank} computes {ratio:.2f} times the mean, and the others wait for it: choose "
-                     "another --split",
-        "jitter": "jitter; the same action takes now more, now less time: does anything else run on these devices?",
-        "late messages": "late messages; they are large for these links, or their sender delays them: try fewer sequences in a "
-                         "micro-batch, or fewer chunks"}
-    print(f"largest part: {words[max(parts, key=parts.get)]}")
-
-
 def print_measured_bubble(case, busy, step, of_chunk, of_action):
-    """Takes a run's bubble apart. Imbalance is by how much the slowest rank's work exceeds the mean. The ramp is what is left if
-    the step is played with each chunk's mean times and messages that take no time: ranks wait until work has reached them, and
-    after the last has left them. Jitter is what the actual time of each action adds to that. The rest of the step passed while
-    messages were on their way, or were sent late."""
+    """Takes a run's bubble apart, and says what makes its largest part smaller. Imbalance is by how much the slowest rank's work
+    exceeds the mean. The ramp is what is left if the step is played with each chunk's mean times and messages that take no time:
+    ranks wait until work has reached them, and after the last has left them. Jitter is what the actual time of each action adds to
+    that. The rest of the step passed while messages were on their way, or were sent late."""
     work, slowest = case.work, max(busy)
     mean, each = case.play(of_chunk), case.play(of_action=of_action)
     parts = {RAMP: mean["step"] - slowest, "imbalance": slowest - work, "jitter": each["step"] - mean["step"],
              "late messages": step - each["step"]}
-    print_bubble(", from its first action to its last", "measured", step, work, parts)
-    if parts["jitter"] < -0.01 * step: print("  (jitter is below 0 where actions were short when others waited for them)")
-    if parts["late messages"] < -0.01 * step: print("  (late messages are below 0 where a rank sends before its action ends)")
-    print_formula(mean["bubble"], work)
-    print_cause(parts, busy.index(slowest), slowest / work)
+    below = {"jitter": "jitter is below 0 where actions were short when others waited for them",
+             "late messages": "late messages are below 0 where a rank sends before its action ends"}
+    notes = [note for name, note in below.items() if parts[name] < -0.01 * step]
+    print_bubble(", from its first action to its last", "measured", step, work, parts, mean["bubble"], notes)
+    words = {
+        RAMP: "the ramp; more micro-batches, or a schedule with a smaller bubble, make it a smaller share (--compare)",
+        "imbalance": f"imbalance; rank {busy.index(slowest)} computes {slowest / work:.2f} times the mean, and the others wait for "
+                     "it: choose another --split",
+        "jitter": "jitter; the same action takes now more, now less time: does anything else run on these devices?",
+        "late messages": "late messages; they are large for these links, or their sender delays them: try fewer sequences in a "
+                         "micro-batch, or fewer chunks"}
+    print(f"largest part: {words[max(parts, key=parts.get)]}")
 
 
 def show_trace(o):
@@ -475,37 +443,29 @@ def show_trace(o):
     draw_text(o, case, boxes, step)
     print_ranks(case, [{"busy": ms, "peak": rank["slots"], "slots": rank["slots"]} for ms, rank in zip(busy, plan)], step)
     print_measured_bubble(case, busy, step, of_chunk, of_action)
-    bubbles = sorted(x.bubble() for x in steps)
+    bubbles = [x.bubble for x in steps]
     if len(bubbles) > 1:
-        median = (bubbles[len(bubbles) // 2] + bubbles[(len(bubbles) - 1) // 2]) / 2
-        print(f"bubble of {len(bubbles)} steps, without the first: median {median:.6g} ms, from {bubbles[0]:.6g} to "
-              f"{bubbles[-1]:.6g}")
+        print(f"bubble of {len(bubbles)} steps, without the first: median {median(bubbles):.6g} ms, from {min(bubbles):.6g} to "
+              f"{max(bubbles):.6g}")
     if o.svg: write_svg(o, case, boxes, step)
 
 
 # ---- all schedules ----
-def why_unplayable(case):
-    if case.schedule == "interleaved" and case.m % case.p: return "needs an --m that --p divides"
-    if case.schedule == "dualpipe" and why_not_dualpipe(case.p, case.m): return why_not_dualpipe(case.p, case.m)
-    if case.p * case.v > MOST_CHUNKS: return "has too many chunks"
-    return "needs more blocks than the model has" if case.config and case.parts > case.config["L"] else None
-
-
 def compare_one(case):
     """Bubble, bubble without clipping, peak in micro-batches of a stage, bytes of activations, messages relative to 1f1b's,
     formula."""
     played = case.play()
     share = 1 if case.schedule == "dualpipe" else 1 / case.v
     blocks = case.blocks() if case.config else []
-    kept = max(rank["peak"] * slot_bytes(case, played, rank, blocks) for rank in played["ranks"]) if case.config else 0
+    kept = max(rank["peak"] * slot_bytes(case, rank, blocks) for rank in played["ranks"]) if case.config else 0
     return {"bubble": played["step"] - case.work, "unclipped": longest_rank(played) - case.work, "bytes": kept,
             "formula": played["bubble"], "peak": max(rank["peak"] * share for rank in played["ranks"]),
-            "sent": 1 if case.p == 1 else played["messages"] / (2 * case.m * (case.p - 1))}
+            "sent": 1 if case.p == 1 else case.pipeline.messages() / (2 * case.m * (case.p - 1))}
 
 
 def print_compared(case):
     """Returns what it prints; None: the schedule cannot be played."""
-    name, why = f"{case.schedule} v={case.v}" if case.schedule == "interleaved" else case.schedule, why_unplayable(case)
+    name, why = f"{case.schedule} v={case.v}" if case.schedule == "interleaved" else case.schedule, case.why_unplayable()
     if why:
         print(f"{name:<16} {why}")
         return None
@@ -533,12 +493,11 @@ def print_why(case, h1, h2, zbv, dual):
           "with zb-v")
 
 
-def compare(o, config):
-    case = case_of(o, config)
+def compare(o, case):
     F, I, W = case.times
     print(f"{o.p} stage{s(o.p)}, {o.m} micro-batch{es(o.m)}; F, I, W of 1/{o.p} of the model {F:g}, {I:g}, {W:g} ms\n")
     print(f"{'':16} {'bubble, ms':>10} {'of the step':>12} {'of the work':>12} {'formula, ms':>12} {'no clip, ms':>12} "
-          f"{'peak':>8} {'messages':>9} {'parameters':>11}{'  activations' if config else ''}")
+          f"{'peak':>8} {'messages':>9} {'parameters':>11}{'  activations' if case.config else ''}")
     shown = {}
     for schedule, v in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2),
                         ("dualpipe", 2)):
@@ -549,10 +508,10 @@ def compare(o, config):
 
 
 def main():
-    o, config = read_options()
+    o, case = read_options()
     if o.trace: show_trace(o)
-    elif o.compare: compare(o, config)
-    else: show(o, config)
+    elif o.compare: compare(o, case)
+    else: show(o, case)
 
 
 if __name__ == "__main__": main()

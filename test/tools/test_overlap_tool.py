@@ -192,8 +192,8 @@ def test_a_picture_has_a_box_for_each_slice_at_its_place(two_steps, tmp_path):
 
 
 @pytest.mark.parametrize("options, pattern", [
-    ("--step 9", "the trace has no such step"), ("--svg /no/such/folder/a.svg", "cannot be opened for writing"),
-    ("--flame-svg /no/such/folder/a.svg", "flame-svg /no/such/folder/a.svg: cannot be opened")], ids=["step", "svg", "flame_svg"])
+    ("--step 9", "the trace has no such step"), ("--svg /no/such/folder/a.svg", "cannot be written"),
+    ("--flame-svg /no/such/folder/a.svg", "flame-svg /no/such/folder/a.svg: cannot be written")], ids=["step", "svg", "flame_svg"])
 def test_a_missing_step_or_folder_is_refused(two_steps, options, pattern):
     assert_refused(overlap(two_steps, options, start=command), pattern)
 

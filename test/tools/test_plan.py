@@ -94,7 +94,7 @@ METHODS => computing takes 10 ms, and summing all gradients 8 ms$ ~ ^  none +747
     ^  bf16 .* 50.0% .* 4.00 .* 71.4%  ~ ^  int8 .* 83.1%  ~ ^  powersgd .* 99.4%  ~ ^  fp32, ring +4.000 +6.000 +7.000  ~
     ^  PyTorch.s int8 hook, gathered +1.000 +3.000 +7.000 +15.000 
 GPT2 --tokens 1e10 --gpu h100 --price 2 => efficiency +hours +GPU-hours +kWh +price$
---help => ^Model and batch$ ~ ^Links$
+--help => ^Model and batch:$ ~ ^Links:$
 --recommend --model gpt2 --node workstation --ranks 8 => RTX 4090 ~ ^ 1  dp=8,tp=1,pp=1 .* dp [0-9]+ %
 --recommend --model gpt3-13b --gpu h100 --ranks 64 --tokens 300e9 --total-batch-size 2097152 => ^ 1  dp=64,tp=1,pp=1 +1  ~ ^ 5  dp= ~
     ^It fits with .* GB and computes .* The next,  ~ ^3e\+11 tokens: .* hours, .* GPU-hours, .* kWh ~

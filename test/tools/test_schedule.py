@@ -1,10 +1,12 @@
-"""build/schedule: what it draws and prints of schedules whose times are known, of a run's timeline, and the bytes that a run keeps.
-(test/unit/test_pipeline.c has the schedules.)"""
-import json, re
+"""Pipeline schedules played in time: their bubbles and activations are those of the papers' formulas. build/schedule: what it draws and
+prints of schedules whose times are known, of a run's timeline, and the bytes that a run keeps. (test/unit/test_pipeline.c has the orders.)"""
+import itertools, json, re, sys
 import xml.etree.ElementTree as xml
 import pytest
 from rows import rows_of
-from suite import TOKENS, assert_refused, assert_says, command, program, rest, succeeds, trained
+from suite import ROOT, TOKENS, assert_refused, assert_says, command, program, rest, succeeds, trained
+sys.path.append(str(ROOT / "dev/tools"))
+from schedule_play import SCHEDULES, Pipeline, play # noqa: E402
 
 D8 = "--model d8 --heads 4 --channels 16 --seq-len 16 --batch-size 2"
 
@@ -13,6 +15,61 @@ def said(*options):
     return succeeds(program("schedule"), *options).out
 
 
+# ---- in time ----
+RATIOS = (1, 1, 1), (1, 1.2, 0.8), (1, 1.3, 1), (1, 0.9, 1.1), (20, 24, 16) # F, I, W of all chunks of a rank
+P, M, V = 6, 20, 3 # at most
+
+
+def played(schedule, p, m, v, times):
+    """A step of a balanced pipeline, and its bubble in units of the mean action."""
+    l = Pipeline(schedule, p, m, v)
+    y = play((ROOT / program("schedule")).parent, l, times, [[t / (1 if l.is_dual else v) for t in times]] * (p * v))
+    assert all(rank["busy"] == pytest.approx(m * sum(times)) for rank in y["ranks"])
+    return y, y["step"] - m * sum(times)
+
+
+def near(x, work): return pytest.approx(x, abs=1e-9 * work)
+
+
+@pytest.mark.parametrize("times", RATIOS, ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES[:4])
+def test_bubbles_are_those_of_the_papers(schedule, times):
+    work = sum(times)
+    is_interleaved = schedule == "interleaved"
+    for p, m, v in itertools.product(range(1, P + 1), range(1, M + 1), range(2, V + 1) if is_interleaved else [1]):
+        if is_interleaved and m % p: continue
+        y, bubble = played(schedule, p, m, v, times)
+        assert all(rank["peak"] == rank["slots"] for rank in y["ranks"])
+        if schedule == "zb-h1" and m < p: continue # the paper has no formula
+        assert bubble == near(y["bubble"], work * m), (p, m, v)
+        # As a share of the step: (p-1)/(m+p-1), of interleaved (p-1)/(vm+p-1), of zb-h1 at equal times (p-1)/(3m+p-1).
+        if schedule != "zb-h1" or times == (1, 1, 1):
+            assert bubble / y["step"] == near((p - 1) / ((3 if schedule == "zb-h1" else v) * m + p - 1), 1e-3)
+
+
+@pytest.mark.parametrize("times", RATIOS, ids=str)
+def test_zero_bubble_is_not_zero_with_clipping(times):
+    """A step that ends in a sum over ranks cannot have a bubble of 0, whatever the schedule."""
+    for p, m in ((p, m) for p in range(1, P + 1) for m in range(2 * p - 1, M + 1)):
+        (y, h2), (z, in_v), all = played("zb-h2", p, m, 1, times), played("zb-v", p, m, 2, times), m * sum(times)
+        assert h2 == near((p - 1) * times[0], all) and h2 == near(y["bubble"], all) and y["ranks"][0]["peak"] == 2 * p - 1
+        assert in_v >= (p - 1) * times[0] / 2 - 1e-9 * all
+        assert times != (1, 1, 1) or (in_v == near((p - 1) / 2, all) and in_v == near(z["bubble"], all))
+        assert {rank["peak"] for rank in z["ranks"]} == {2 * p}
+
+
+@pytest.mark.parametrize("times", RATIOS, ids=str)
+def test_dualpipe_halves_the_bubble_for_twice_the_parameters(times):
+    """Each micro-batch passes every stage once in its own direction. The bubble is half of zb-h1's and less."""
+    F, I, W = times
+    for p, m in ((p, m) for p in range(2, P + 1, 2) for m in range(2 * p, M + 1, 2)):
+        y, bubble = played("dualpipe", p, m, 2, times)
+        assert bubble == near((p / 2 - 1) * max(F + I - W, F), m * sum(times)) and bubble == near(y["bubble"], m * sum(times))
+        peaks = [rank["peak"] for rank in y["ranks"]]
+        assert peaks[0] == p + 1 == max(peaks)
+
+
+# ---- build/schedule ----
 # With costs 3,1 there are 12 ms of work on average: 18 on the first stage, 6 on the second, which is waited for once, 1.5; so are messages.
 # D8: 4 ranks of 2 blocks, C = 16, NH = 4, 32 tokens, fp32: a micro-batch's activations are 32 (2 (16 C 4 + 4 x 8) + 8) = 67840 bytes.
 @rows_of(r"""
@@ -49,13 +106,13 @@ def test_a_picture_has_a_box_for_each_action_at_its_place(tmp_path):
 
 
 @rows_of(r"""
---schedule interleaved --m 6 => groups of 4
---v 2 => only --schedule interleaved
+--schedule interleaved --m 6 => needs an --m that --p divides; --p 4, --m 6
+--v 2 => needs --v 1: only interleaved has any number
 --p 2 --model gpt2 --split 9,2 => adds up to 11 blocks
---p 16 --model gpt2 => 16 parts
+--p 16 --model gpt2 => needs more blocks than the model has
 --costs 1,2,3 => is not 4 numbers
 --times 1,-1,2 => is not 3 numbers
---svg /no/such/folder/a.svg => cannot be opened for writing
+--svg /no/such/folder/a.svg => cannot be written
 """)
 def test_errors(options, patterns):
     assert_refused(command(program("schedule"), options), *patterns)
@@ -111,7 +168,7 @@ def test_errors_of_a_trace(slices, options, pattern, tmp_path):
 def test_a_trace_that_is_cut_off_is_an_error(tmp_path):
     cut = trace(tmp_path / "cut.json", STEPS)
     (tmp_path / "cut.json").write_text((tmp_path / "cut.json").read_text()[:900])
-    assert_refused(command(program("schedule"), cut), "cut.json: is not JSON: line [0-9]*, ")
+    assert_refused(command(program("schedule"), cut), "cut.json: is not JSON: .* line [0-9]+ ")
 
 
 # ---- real runs ----

@@ -1,6 +1,7 @@
 // test_pipeline.c - pipeline schedules: complete, in order, with slots that do not collide; played over channels that block and
-// that do not; their bubble is that of the papers. Splits of blocks, balanced by cost.
-#include "../../dev/tools/schedule_play.h"
+// that do not; the formula of their bubble is that of the papers. Splits of blocks, balanced by cost. (test/tools/test_schedule.py
+// plays schedules in time: their bubble is that of the formula.)
+#include "../../llmc/parallel/pipeline.h"
 #include "../../llmc/parallel/split.h"
 #include "expect_death.h"
 
@@ -14,6 +15,7 @@ static void for_all(void (*function)(Pipeline)) {
             if (s != SCHEDULE_INTERLEAVED || m % p == 0) function(l);
         }
 }
+static const char* const schedule_names[] = { "gpipe", "1f1b", "interleaved", "zb-h1" };
 #define fail_in(l, rank, ...) do { \
         print_error("%s p %d m %d v %d rank %d: ", schedule_names[(l).schedule], (l).p, (l).m, (l).v, rank); \
         print_error(__VA_ARGS__); \
@@ -242,73 +244,16 @@ static void in_order(Pipeline l) {
 TEST(messages_are_received_in_the_order_in_which_they_are_sent) { for_all(in_order); }
 
 // ---- the bubble ----
-static const Times ratios[] = { { 1, 1, 1 }, { 1, 1.2, 0.8 }, { 1, 1.3, 1 }, { 1, 0.9, 1.1 }, { 20, 24, 16 } };
-enum { RATIOS = COUNT(ratios) };
-
-// A step that is played in these times, which chunks share; it is freed at the end of its block.
-#define PLAYED FREED_BY(play_free) Play
-static Play played(Pipeline l, Times t) {
-    Times times[MOST_CHUNKS];
-    Play y;
-    int share = l.schedule == (Schedule)SCHEDULE_DUALPIPE ? 1 : l.v; // its two chunks are two stages
-    for (int g = 0; g < l.p * l.v; g++) times[g] = (Times){ t.F / share, t.I / share, t.W / share };
-    play(&y, l, (PlayTimes){ times, NULL, 0 });
-    return y;
-}
-static double bubble_of(const Play* y, Pipeline l, Times t) { return y->step - l.m * (t.F + t.I + t.W); }
-
-static void bubble_is_the_formulas(Pipeline l) {
-    for (int i = 0; i < RATIOS; i++) {
-        Times t = ratios[i];
-        PLAYED y = played(l, t);
-        double bubble = bubble_of(&y, l, t), work = t.F + t.I + t.W, paper = (l.p - 1) * work;
+static void bubble_is_the_papers(Pipeline l) {
+    static const double ratios[][3] = { { 1, 1, 1 }, { 1, 1.2, 0.8 }, { 1, 1.3, 1 }, { 1, 0.9, 1.1 }, { 20, 24, 16 } };
+    for (size_t i = 0; i < COUNT(ratios); i++) {
+        double F = ratios[i][0], I = ratios[i][1], W = ratios[i][2], paper = (l.p - 1) * (F + I + W);
         if (l.schedule == SCHEDULE_INTERLEAVED) paper /= l.v;
-        if (l.schedule == SCHEDULE_ZB_H1) paper = (l.p - 1) * fmax(t.F + t.I - t.W, t.F);
-        for (int r = 0; r < l.p; r++)
-            if (y.peak[r] != pipeline_slots(l, r)) fail_in(l, r, "%d activations, %d slots\n", y.peak[r], pipeline_slots(l, r));
-        if (l.schedule == SCHEDULE_ZB_H1 && l.m < l.p) continue; // the paper has no formula
-        if (!(fabs(bubble - paper) <= 1e-9 * work * l.m))
-            fail_in(l, 0, "F %g I %g W %g: bubble %.12g, not %.12g\n", t.F, t.I, t.W, bubble, paper);
-        if (!(fabs(pipeline_bubble(l, t.F, t.I, t.W) - paper) <= 1e-12 * paper)) fail_in(l, 0, "pipeline_bubble\n");
-        // As a share of the step: (p-1)/(m+p-1), of interleaved (p-1)/(vm+p-1), of zb-h1 at equal times (p-1)/(3m+p-1).
-        double share = (l.p - 1.0) / ((i == 0 && l.schedule == SCHEDULE_ZB_H1 ? 3 : l.v) * l.m + l.p - 1);
-        if ((i == 0 || l.schedule != SCHEDULE_ZB_H1) && !(fabs(bubble / y.step - share) <= 1e-12)) fail_in(l, 0, "share\n");
+        if (l.schedule == SCHEDULE_ZB_H1) paper = (l.p - 1) * fmax(F + I - W, F);
+        if (!(fabs(pipeline_bubble(l, F, I, W) - paper) <= 1e-12 * paper)) fail_in(l, 0, "pipeline_bubble\n");
     }
 }
-TEST(bubbles_are_those_of_the_papers) { for_all(bubble_is_the_formulas); }
-
-// A step that ends in a sum over ranks cannot have a bubble of 0, whatever the schedule.
-TEST(zero_bubble_is_not_zero_with_clipping) {
-    for (int p = 1; p <= MOST_P; p++) for (int m = 2 * p - 1; m <= MOST_M; m++) {
-        Pipeline h2 = { (Schedule)SCHEDULE_ZB_H2, p, m, 1 }, in_v = { (Schedule)SCHEDULE_ZB_V, p, m, 2 };
-        for (int i = 0; i < RATIOS; i++) {
-            PLAYED y = played(h2, ratios[i]), z = played(in_v, ratios[i]);
-            double bubble = bubble_of(&z, in_v, ratios[i]);
-            assert_near(bubble_of(&y, h2, ratios[i]), (p - 1) * ratios[i].F, 1e-9 * y.step);
-            assert_int_equal(y.peak[0], 2 * p - 1);
-            if (i == 0) assert_near(bubble, (p - 1) * 0.5, 1e-9 * z.step);
-            assert_true(bubble >= (p - 1) * ratios[i].F * 0.5 - 1e-9 * z.step);
-            for (int r = 0; r < p; r++) assert_int_equal(z.peak[r], 2 * p);
-        }
-    }
-}
-
-// Each micro-batch passes every stage once in its own direction, and play finds no deadlock. Its bubble is half of zb-h1's and
-// less.
-TEST(dualpipe_halves_the_bubble_for_twice_the_parameters) {
-    for (int p = 2; p <= MOST_P; p += 2) for (int m = 2 * p; m <= MOST_M; m += 2) for (int i = 0; i < RATIOS; i++) {
-        Pipeline l = { (Schedule)SCHEDULE_DUALPIPE, p, m, 2 };
-        Times t = ratios[i];
-        PLAYED y = played(l, t);
-        double work = m * (t.F + t.I + t.W);
-        assert_near(y.step - work, (p / 2 - 1) * fmax(t.F + t.I - t.W, t.F), 1e-9 * work);
-        for (int r = 0; r < p; r++) {
-            assert_near(y.busy[r], work, 1e-9 * work);
-            assert_in_range(y.peak[r], 1, p + 1);
-        }
-        assert_int_equal(y.peak[0], p + 1);
-    }
-}
+TEST(bubbles_are_those_of_the_papers) { for_all(bubble_is_the_papers); }
 
 // ---- splits ----
 // The largest cost of a rank in the best of all splits of `left` blocks over ranks from `rank` on.

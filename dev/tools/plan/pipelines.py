@@ -135,7 +135,7 @@ def end_of(plan, w, y, m):
 
 def played_step(plan, stage, w, times, sums, compute=None):
     """Of plan.N ranks, by the times of actions. compute: of these, what an average rank computes; None: all."""
-    l, y = pipeline_of(plan), play(pipeline_of(plan), times, 0, False)
+    l, y = pipeline_of(plan), play(pipeline_of(plan), times, 0)
     busy = sum(rank["busy"] / l.p for rank in y["ranks"])
     waits, compute = y["step"] - busy, busy if compute is None else compute
     seconds, communication = end_of(plan, w, play(l, times, sums.message), sums)

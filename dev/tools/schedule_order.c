@@ -1,0 +1,82 @@
+/*
+schedule_order - tells tools in Python what a pipeline of train_gpt2_pp does: the order of a rank's actions and the formulas
+(llmc/parallel/pipeline.h), and the split of blocks (split.h). It reads a JSON object a line, and answers each with a line:
+
+    {"model": "gpt2", "layers": 0, "heads": 0, "channels": 0, "vocab-size": 0, "seq-len": 1024}
+        {"L", "C", "NH", "Vp", "max_T", "head": what the head costs, in blocks}
+    {"split": "auto", "p", "v", "L", "Vp", "C"}
+        {"blocks": [of each chunk], "efficiency": the share of the time in which ranks compute if there is no bubble}
+    {"schedule": its number in pipeline.h, "p", "m", "v", "times": [F, I, W of all chunks of a rank]}
+        {"orders": [of each rank [[letter, micro-batch, chunk], ..]], "slots": [of each rank], "bubble": in the unit of the times}
+
+What is impossible ends the program with an error.
+*/
+#include "../../llmc/parallel/pipeline.h"
+#include "../../llmc/parallel/split.h"
+#include "../../llmc/run/logger.h"
+#include "../../llmc/run/start.h"
+
+static json_t* answer_model(json_t* request) {
+    Options o = options_defaults();
+    Tokenizer bytes;
+    memset(&bytes, 0, sizeof bytes);
+    bytes.vocab_size = 257;
+    int T;
+    if (json_unpack(request, "{s:s, s:I, s:I, s:I, s:I, s:i}", "model", &o.model, "layers", &o.layers, "heads", &o.heads,
+                    "channels", &o.channels, "vocab-size", &o.vocab_size, "seq-len", &T) != 0) return NULL;
+    GPT2Config c = config_from_options(&o, &bytes, T);
+    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:f}", "L", c.L, "C", c.C, "NH", c.NH, "Vp", c.Vp, "max_T", c.max_T,
+                     "head", split_costs(c.Vp, c.C).head);
+}
+
+static json_t* answer_split(json_t* request) {
+    const char* split;
+    int p, v, L, Vp, C;
+    if (json_unpack(request, "{s:s, s:i, s:i, s:i, s:i, s:i}", "split", &split, "p", &p, "v", &v, "L", &L,
+                    "Vp", &Vp, "C", &C) != 0) return NULL;
+    SplitCosts costs = split_costs(Vp, C);
+    int* blocks = (int*)xcalloc((size_t)(p * v), sizeof(int));
+    json_t* list = json_array();
+    if (strcmp(split, "even") == 0) split_even(blocks, L, p, v);
+    else split_blocks(blocks, split, L, p, v, costs);
+    for (int g = 0; g < p * v; g++) json_array_append_new(list, json_integer(blocks[g]));
+    json_t* answer = json_pack("{s:o, s:f}", "blocks", list, "efficiency", split_efficiency(blocks, p, v, costs));
+    free(blocks);
+    return answer;
+}
+
+static json_t* answer_schedule(json_t* request) {
+    int schedule, p, m, v;
+    double F, I, W;
+    if (json_unpack(request, "{s:i, s:i, s:i, s:i, s:[F, F, F]}", "schedule", &schedule, "p", &p, "m", &m, "v", &v,
+                    "times", &F, &I, &W) != 0) return NULL;
+    Pipeline l = { (Schedule)schedule, p, m, v };
+    json_t *orders = json_array(), *slots = json_array();
+    for (int r = 0; r < p; r++) {
+        json_t* order = json_array();
+        for (int k = 0; k < pipeline_actions(l, r); k++) {
+            Action a = pipeline_action(l, r, k);
+            json_array_append_new(order, json_pack("[s#, i, i]", &"FBIW"[a.kind], 1, a.micro, a.chunk));
+        }
+        json_array_append_new(orders, order);
+        json_array_append_new(slots, json_integer(pipeline_slots(l, r)));
+    }
+    return json_pack("{s:o, s:o, s:f}", "orders", orders, "slots", slots, "bubble", pipeline_bubble(l, F, I, W));
+}
+
+int main(void) {
+    char* line = NULL;
+    size_t room = 0;
+    for (ssize_t n; (n = getline(&line, &room, stdin)) > 0;) {
+        json_t *request = json_loadb(line, (size_t)n, 0, NULL), *answer = answer_model(request);
+        if (answer == NULL) answer = answer_split(request);
+        if (answer == NULL) answer = answer_schedule(request);
+        require(answer != NULL, "a line is no request; dev/tools/schedule_play.py writes what this program reads");
+        bool written = json_dumpf(answer, stdout, JSON_COMPACT | JSON_REAL_PRECISION(17)) == 0 && printf("\n") > 0;
+        require(written && fflush(stdout) == 0, "an answer cannot be written: %s", strerror(errno));
+        json_decref(answer);
+        json_decref(request);
+    }
+    free(line);
+    return EXIT_SUCCESS;
+}
