@@ -5,7 +5,7 @@ from functools import lru_cache
 import stages
 from stages import CHAPTERS, ROOT
 
-FILE = "dev/site/notes.toml"
+FILE, USUAL = "dev/site/notes.toml", "the-diff-in-the-files-order"
 
 
 class Note:
@@ -32,15 +32,14 @@ def read(left, right):
         raise NoteError(f"{FILE}: there is no table {left}-{right}; it has the notes of {left} beside {right}")
     notes = []
     for key, value in tables()[f"{left}-{right}"].items():
-        name, colon, text = key.partition(": ")
-        if not colon or not text:
-            raise NoteError(f"{FILE}: '{key}' is no key; write DEFINITION: TEXT OF A CHANGED LINE")
-        match value:
+        section, about = value if isinstance(value, list) and len(value) == 2 else (USUAL, value)
+        match about:
             case "as above" if notes: pass
-            case str() if value.startswith("as ") and value[3:] in tables(): notes.append(Note(left, right, value))
-            case [section, about]: notes.append(Note(left, right, " ".join(about.split()), f"{CHAPTERS[right]}#{section}"))
-            case _: raise NoteError(f"{FILE}: '{key}' has no note; write [SECTION, TEXT], \"as above\", or \"as LEFT-RIGHT\"")
-        notes[-1].keys.append((name, text))
+            case str() if about.startswith("as ") and about[3:] in tables(): notes.append(Note(left, right, about))
+            case str() if not about.startswith("as "):
+                notes.append(Note(left, right, " ".join(about.split()), f"{CHAPTERS[right]}#{section}"))
+            case _: raise NoteError(f"{FILE}: '{key}' has no note; write TEXT, [SECTION, TEXT], \"as above\", or \"as LEFT-RIGHT\"")
+        notes[-1].keys += [place.partition(": ")[::2] for place in key.split(" | ")]
     return notes
 
 
@@ -56,7 +55,7 @@ def of_hunks(left, right):
         for key in note.keys:
             of = [i for i, hunk in enumerate(hunks) if has(left, right, hunk, key)]
             if len(of) != 1:
-                wrong.append(f"{FILE}: {left}-{right}: the key '{key[0]}: {key[1]}' belongs to {len(of)} hunks, not to one: renew it")
+                wrong.append(f"{FILE}: {left}-{right}: the key '{': '.join(filter(None, key))}' belongs to {len(of)} hunks, not to one: renew it")
             meant = [note] if note.section else [n for n in read(*note.text[3:].split("-")) if key[0] in (name for name, _ in n.keys)]
             if not meant:
                 wrong.append(f"{FILE}: {left}-{right}: '{note.text}': it has no note of {key[0]}")
