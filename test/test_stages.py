@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "dev/site"))
-import stages  # noqa: E402
+import notes, stages  # noqa: E402
 
 
 # ---- stages ----
@@ -24,13 +24,6 @@ def definitions(stage):
             found[""] = found.get("", "") + rest + "\n"
         if name != "head": found[name] = text
     return found
-
-
-def reasons(stage):
-    """{name: why it may differ} of test/stages.toml."""
-    found = [(name, why) for listed, why in stages.differences()[stage].items() if listed != "bases" for name in listed.split()]
-    assert len(found) == len(dict(found)), f"{stage} has two reasons for one name"
-    return dict(found)
 
 
 def added(old, new):
@@ -60,15 +53,11 @@ def print_sizes(stage, own, bases):
 
 
 @pytest.mark.parametrize("stage", stages.STAGES[1:])
-def test_a_stage_differs_from_its_bases_only_where_the_list_gives_a_reason(stage):
-    own, bases, allowed = definitions(stage), {base: definitions(base) for base in stages.bases()[stage]}, reasons(stage)
+def test_a_stage_differs_from_its_bases_only_where_a_note_gives_a_reason(stage):
+    bases = stages.bases()[stage]
     print()
-    print_sizes(stage, own, bases)
-    shared = {name for theirs in bases.values() for name in theirs if name}
-    assert not allowed.keys() - shared, "the list names what no base has"
-    differ = {name for name in shared if not any(theirs.get(name) == own.get(name, "") for theirs in bases.values())}
-    assert differ - allowed.keys() == set(), "they differ without a reason in test/stages.toml"
-    assert allowed.keys() - differ == set(), "test/stages.toml has a reason, and they are the same"
+    print_sizes(stage, definitions(stage), {base: definitions(base) for base in bases})
+    for base in bases: assert notes.of_hunks(base, stage)[1] == []
 
 
 @pytest.mark.parametrize("stage", stages.STAGES[1:])

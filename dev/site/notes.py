@@ -1,11 +1,10 @@
 """The notes of the stage reader, notes.toml, and which hunk each note belongs to."""
-import tomllib
 from functools import lru_cache
 
 import stages
-from stages import CHAPTERS, ROOT
+from stages import CHAPTERS, NOTES
 
-FILE, USUAL = "dev/site/notes.toml", "the-diff-in-the-files-order"
+USUAL = "the-diff-in-the-files-order"
 
 
 class Note:
@@ -14,31 +13,17 @@ class Note:
         self.left, self.right, self.keys, self.text, self.section = left, right, [], text, section
 
 
-class NoteError(Exception):
-    pass
-
-
-@lru_cache
-def tables():
-    try:
-        return tomllib.loads((ROOT / FILE).read_text())
-    except tomllib.TOMLDecodeError as error:
-        raise NoteError(f"{FILE}: {error}") from error
-
-
 @lru_cache
 def read(left, right):
-    if f"{left}-{right}" not in tables():
-        raise NoteError(f"{FILE}: there is no table {left}-{right}; it has the notes of {left} beside {right}")
     notes = []
-    for key, value in tables()[f"{left}-{right}"].items():
+    for key, value in stages.noted()[f"{left}-{right}"].items():
         section, about = value if isinstance(value, list) and len(value) == 2 else (USUAL, value)
         match about:
             case "as above" if notes: pass
-            case str() if about.startswith("as ") and about[3:] in tables(): notes.append(Note(left, right, about))
+            case str() if about.startswith("as ") and about[3:] in stages.noted(): notes.append(Note(left, right, about))
             case str() if not about.startswith("as "):
                 notes.append(Note(left, right, " ".join(about.split()), f"{CHAPTERS[right]}#{section}"))
-            case _: raise NoteError(f"{FILE}: '{key}' has no note; write TEXT, [SECTION, TEXT], \"as above\", or \"as LEFT-RIGHT\"")
+            case _: raise SystemExit(f"error: {NOTES}: '{key}' has no note; write TEXT, [SECTION, TEXT], as above, or as LEFT-RIGHT")
         notes[-1].keys += [place.partition(": ")[::2] for place in key.split(" | ")]
     return notes
 
@@ -55,16 +40,17 @@ def of_hunks(left, right):
         for key in note.keys:
             of = [i for i, hunk in enumerate(hunks) if has(left, right, hunk, key)]
             if len(of) != 1:
-                wrong.append(f"{FILE}: {left}-{right}: the key '{': '.join(filter(None, key))}' belongs to {len(of)} hunks, not to one: renew it")
+                place = ": ".join(filter(None, key))
+                wrong.append(f"{NOTES}: {left}-{right}: the key '{place}' belongs to {len(of)} hunks, not to one: renew it")
             meant = [note] if note.section else [n for n in read(*note.text[3:].split("-")) if key[0] in (name for name, _ in n.keys)]
             if not meant:
-                wrong.append(f"{FILE}: {left}-{right}: '{note.text}': it has no note of {key[0]}")
+                wrong.append(f"{NOTES}: {left}-{right}: '{note.text}': it has no note of {key[0]}")
             for i in of[:1]:
                 found[i] += [n for n in meant if n not in found[i]]
     for hunk, notes in zip(hunks, found):
         if not notes:
             changed = next(stages.changed_lines(left, right, hunk))
-            wrong.append(f"{FILE}: {left}-{right}: no note for the hunk of {hunk.name} that changes '{changed}'")
+            wrong.append(f"{NOTES}: {left}-{right}: no note for the hunk of {hunk.name} that changes '{changed}'")
     return found, wrong
 
 
@@ -95,12 +81,7 @@ def of_pair(left, right):
 
 def check():
     """What is wrong with the notes of all pairs, in words."""
-    wrong = []
-    for left, right in stages.neighbours():
-        try:
-            wrong += of_hunks(left, right)[1]
-        except NoteError as error:
-            wrong.append(str(error))
+    wrong = [why for pair in stages.neighbours() for why in of_hunks(*pair)[1]]
     if not wrong:
         for left, right in stages.pairs():
             for hunk, notes in zip(stages.hunks(left, right), of_pair(left, right)):

@@ -10,6 +10,7 @@ from itertools import combinations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+NOTES = "dev/site/notes.toml"
 STAGES = ["single", "ddp", "zero", "fsdp", "tp", "pp", "compress", "3d"]
 CHAPTERS = {"single": "doc/01_single.md", "ddp": "doc/02_ddp.md", "zero": "doc/03_zero.md", "fsdp": "doc/04_fsdp.md",
             "tp": "doc/05_tp.md", "pp": "doc/06_pp.md", "compress": "doc/07_compress.md", "3d": "doc/08_3d.md"}
@@ -32,14 +33,17 @@ def pairs():
 
 
 @lru_cache
-def differences():
-    """test/stages.toml: of each stage its bases, and what differs from them."""
-    return tomllib.loads((ROOT / "test/stages.toml").read_text())
+def noted():
+    """notes.toml: a table for each stage and its base, "BASE-STAGE"."""
+    try: return tomllib.loads((ROOT / NOTES).read_text())
+    except tomllib.TOMLDecodeError as error: raise SystemExit(f"error: {NOTES}: {error}")
 
 
 def bases():
     """Each stage's bases: {"ddp": ["single"], ...}."""
-    return {stage: found["bases"] for stage, found in differences().items()}
+    found = {}
+    for base, stage in (pair.split("-") for pair in noted()): found.setdefault(stage, []).append(base)
+    return found
 
 
 def neighbours():

@@ -14,8 +14,6 @@ LONG = 200
 @pytest.fixture
 def copy(tmp_path):
     shutil.copytree(ROOT / "dev/site", tmp_path / "dev/site")
-    (tmp_path / "test").mkdir()
-    shutil.copy(ROOT / "test/stages.toml", tmp_path / "test")
     for stage in ROOT.glob("train_gpt2_*.cu"): shutil.copy(stage, tmp_path)
     return tmp_path
 
