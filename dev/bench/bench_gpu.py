@@ -117,7 +117,8 @@ class Bench:
     def command(self, name, B):
         o = self.o
         if name.startswith("torch"):
-            return [self.python, m.ROOT / "dev/bench/pytorch_cuda.py", "compile", name[len("torch-"):], o.model, B, o.seq_len]
+            way = name.removeprefix("torch-")
+            return [self.python, m.ROOT / "dev/bench/pytorch_gpt2.py", "compile", way, o.model, B, o.seq_len, "cuda"]
         if name.startswith("llmc"): # it validates at its first step, and would at the last
             ge, r = re.findall(r"\d", name)
             return ["stdbuf", "-oL", self.llmc_path, *m.words(
