@@ -21,8 +21,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 120        # columns of TASKS.md, and of the comments that are written into the blanks
 MANIFEST = ".lab"  # in the lab's folder: a sum and a path for each file as it was made
-HEAD = {"title", "hours", "difficulty", "chapter", "before", "writes", "options", "tasks", "runs", "claims"}
-TASK = {"file", "task", "given", "result", "section"}
 
 
 def fail(message):
@@ -37,11 +35,6 @@ def elsewhere(stage, folder):
     return "" if str(folder) == f"labs/{stage}" else f" LAB={folder}"
 
 
-def check_keys(where, table, needed, optional):
-    for key in (needed - table.keys()) | (table.keys() - needed - optional):
-        fail(f"{where}: {'there is no key' if key in table else 'it has no'} '{key}'; labs/make_lab.py explains the keys")
-
-
 def unwrapped(value):
     """The value with texts on one line each."""
     if isinstance(value, dict): return {key: unwrapped(inner) for key, inner in value.items()}
@@ -52,18 +45,15 @@ def unwrapped(value):
 def read_lab(stage):
     """labs/STAGE.toml, checked. `tasks` is a list; each also has its title, number, function's name and `where` for messages."""
     path = f"labs/{stage}.toml"
-    if stage not in stages():
-        fail(f"there is no lab '{stage}'; there are: {' '.join(stages())}")
+    if stage not in stages(): fail(f"there is no lab '{stage}'; there are: {' '.join(stages())}")
     try:
         lab = unwrapped(tomllib.loads((ROOT / path).read_text()))
     except tomllib.TOMLDecodeError as error:
         fail(f"{path}: {error}")
-    check_keys(path, lab, HEAD, {"file"})
     step, tasks = "", []
     for number, (title, table) in enumerate(lab["tasks"].items(), 1):
         step = table.get("step", step)
         task = {"step": step, "chapter": lab["chapter"], "file": lab.get("file", f"train_gpt2_{stage}.cu")} | table
-        check_keys(f"{path}: {title}", task, TASK, {"chapter", "step", "when", "otherwise", "from", "to", "keep"})
         tasks.append(task | {"title": title, "number": number, "name": title.split()[0], "where": f"{path}: {title}"})
         if ("from" in task) != ("(" in title) or ("to" in task) != ("(" in title):
             fail(f"{path}: {title}: a part needs both 'from' and 'to', and a whole body has neither")
@@ -98,8 +88,7 @@ def find_function(lines, task, path):
     found = [i for i in declared if not re.fullmatch(r"[^{]*;\s*", lines[i])]
     if len(found) != 1:
         fail(f"{where} defines {name} {len(found)} times" if found else f"{where} defines no function {name}")
-    if re.search(r"\{.*\}\s*(//.*)?$", lines[found[0]]):
-        return found[0], found[0]
+    if re.search(r"\{.*\}\s*(//.*)?$", lines[found[0]]): return found[0], found[0]
     end = next((i for i in range(found[0], len(lines)) if lines[i].startswith("}")), None)
     return found[0], end or fail(f"{where}: the body of {name} has no end")
 

@@ -43,10 +43,8 @@ def of_hunks(left, right):
                 place = ": ".join(filter(None, key))
                 wrong.append(f"{NOTES}: {left}-{right}: the key '{place}' belongs to {len(of)} hunks, not to one: renew it")
             meant = [note] if note.section else [n for n in read(*note.text[3:].split("-")) if key[0] in (name for name, _ in n.keys)]
-            if not meant:
-                wrong.append(f"{NOTES}: {left}-{right}: '{note.text}': it has no note of {key[0]}")
-            for i in of[:1]:
-                found[i] += [n for n in meant if n not in found[i]]
+            if not meant: wrong.append(f"{NOTES}: {left}-{right}: '{note.text}': it has no note of {key[0]}")
+            for i in of[:1]: found[i] += [n for n in meant if n not in found[i]]
     for hunk, notes in zip(hunks, found):
         if not notes:
             changed = next(stages.changed_lines(left, right, hunk))
@@ -67,8 +65,7 @@ def way(left, right):
 def of_pair(left, right):
     """The notes of every hunk of any two stages. Where they are not neighbours, those of the steps between them that concern its lines,
     or else its definition."""
-    if (left, right) in stages.neighbours():
-        return of_hunks(left, right)[0]
+    if (left, right) in stages.neighbours(): return of_hunks(left, right)[0]
     result = []
     for hunk in stages.hunks(left, right):
         changed = list(stages.changed_lines(left, right, hunk))

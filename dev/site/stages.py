@@ -96,8 +96,7 @@ def words(line):
 @lru_cache(maxsize=None)
 def likeness(a, b):
     """From 0 to 1: the share of two lines' letters that stand in equal words in the same order."""
-    if not words(a) or not words(b):
-        return 0.0
+    if not words(a) or not words(b): return 0.0
     same = sum(sum(map(len, words(a)[m.a:m.a + m.size])) for m in SequenceMatcher(None, words(a), words(b), False).get_matching_blocks())
     return 2 * same / (sum(map(len, words(a))) + sum(map(len, words(b))))
 
