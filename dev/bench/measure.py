@@ -41,8 +41,8 @@ def value_of(option, text, default, least):
     """The text as what the default is: a whole number, words, whole numbers, or text."""
     if isinstance(default, int): return whole_number(option, text, *least)
     if not isinstance(default, list): return text
-    if not text.split(): fail(f"{option} is empty")
-    return [whole_number(option, word, *least) if default and isinstance(default[0], int) else word for word in text.split()]
+    found = text.replace(",", " ").split() or fail(f"{option} is empty")
+    return [whole_number(option, word, *least) if default and isinstance(default[0], int) else word for word in found]
 
 
 def options(doc, flags=(), least={}, more=True, **defaults):
