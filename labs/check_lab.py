@@ -17,6 +17,9 @@ from pathlib import Path
 
 from make_lab import ROOT, died, elsewhere, find_function, find_part, read_lab, stages
 
+sys.path.append(str(ROOT / "dev/bench"))
+from measure import operations
+
 WORDS = {"loss": "loss", "grad_norm": "gradient norm", "param_norm": "parameter norm", "comm_bytes": "bytes sent",
          "mem_bytes": "bytes kept"}
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "BUILD")}
@@ -156,10 +159,6 @@ def short(number):
     return "not a number" if number is None else f"{number:.6g}"
 
 
-def by_time(events):
-    return sorted(events, key=lambda event: event["ts"])
-
-
 class Grader:
     """Makes runs, once each, and compares them. A check returns the number that says that a claim holds, or raises NotYet with the
     one that says that it does not."""
@@ -226,31 +225,18 @@ class Grader:
             if not run.steps: raise NotYet(f"{run.name}: no step was made")
         return [self.runs[name] for name in names]
 
-    def events(self, name, rank, kind):
-        events = json.loads((self.work / f"{name}.trace").read_text())["traceEvents"]
-        return by_time(event for event in events if event["pid"] == int(rank) and event["ph"] == kind)
-
     def slices(self, name, rank):
         """What a rank computed, in order, without where it stood still. Of a pipeline's action, "F0 start" is the first."""
-        names = [event["name"] for event in self.events(name, rank, "X") if event["tid"] == 0]
-        return [name for name in names if not name.startswith("wait")]
+        events = json.loads((self.work / f"{name}.trace").read_text())["traceEvents"]
+        mine = [e for e in events if e["pid"] == int(rank) and e["ph"] == "X" and e["tid"] == 0 and not e["name"].startswith("wait")]
+        return [event["name"] for event in sorted(mine, key=lambda event: event["ts"])]
 
     def operations(self, name, rank, kind):
         """The operations of a kind that a rank issued, in order: (what, during what, step)."""
-        slices = self.events(name, rank, "X")
-        compute = [event for event in slices if event["tid"] == 0 and not re.match("wait for .*#", event["name"])]
-        begun_at, found = {}, []
-        for event in slices:
-            if event["tid"] != 0:
-                begun_at.setdefault(event["ts"], []).append((re.sub(r" #\d+", "", event["name"]), event["args"]["step"]))
-        begun = {event["id"]: event["ts"] for event in self.events(name, rank, "f")}
-        for flow in self.events(name, rank, "s"):
-            there = begun_at.get(begun.get(flow["id"]))
-            what, step = there.pop(0) if there else ("", 0)
-            during = [event["name"] for event in compute if event["ts"] <= flow["ts"]]
-            if step > 0 and during:  # what was issued before the first step may or may not be in its part of the timeline
-                found.append((what, during[-1], step))
-        return [operation for operation in found if re.match(kind, operation[0])]
+        found = [(when, re.sub(r" #\d+", "", what), during, step)
+                 for q, during, what, step, when in operations(self.work / f"{name}.trace", "wait for .*#")
+                 if q == int(rank) and step > 0 and during != "before"]  # before the first step it may or may not be in its part
+        return [operation for _, *operation in sorted(found, key=lambda x: x[0]) if re.match(kind, operation[0])]
 
     def compare(self, equal, a, b, fields):
         x, y = (run.steps for run in self.get(a, b))

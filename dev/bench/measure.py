@@ -265,27 +265,28 @@ def train(name, program, *arguments, ranks=None, out=None, threads=1, until=None
 
 
 def traced(stage, o, *arguments):
-    """A step of PROGRAM on --ranks with a timeline: the run, and its operations."""
+    """A step of PROGRAM on --ranks with a timeline: the run, and (rank, part, operation) for each communication."""
     program, trace = need(environ("PROGRAM", f"build/train_gpt2_{stage}")), work() / "trace.json"
     ranks_can_start(o.ranks, quiet=True)
     run = train(program, program, QUIET, o.more, *arguments, f"--steps 1 --save-every 0 --trace {trace}", ranks=o.ranks,
                 threads=environ("OMP_NUM_THREADS", 1))
-    return run, [*operations(trace)]
+    return run, [(rank, part, name) for rank, part, name, step, _ in operations(trace) if step in (None, 1)]
 
 
-def operations(trace):
-    """(rank, part of the step, operation) for each communication of step 1 in a timeline, in order. It belongs to the part in which
-    it was issued; in the file its slice comes right before the moment of its issue (dev/tools/overlap.py reads the same)."""
+def operations(trace, waits="wait"):
+    """(rank, part of a step, operation, step or None, microsecond of its issue) for each communication of a timeline, in order. It
+    belongs to the part in which it was issued, or to "before"; what matches waits is no part. In the file its slice comes right before
+    the moment of its issue (dev/tools/overlap.py reads the same)."""
     parts, issued, last = {}, [], None
     for event in json.loads(Path(trace).read_text())["traceEvents"]:
         name, rank = event["name"], event["pid"]
-        if event["ph"] == "X" and event["tid"] == 0 and not name.startswith("wait"):
+        if event["ph"] == "X" and event["tid"] == 0 and not re.match(waits, name):
             parts.setdefault(rank, []).append((event["ts"], name))
         if event["ph"] == "X" and event["tid"] == 1: last = event
-        if event["ph"] == "s" and last["args"].get("step") in (None, 1): issued.append((rank, event["ts"], last["name"]))
-    for rank, when, name in issued:
+        if event["ph"] == "s": issued.append((rank, last["name"], last["args"].get("step"), event["ts"]))
+    for rank, name, step, when in issued:
         begun = [part for part in parts.get(rank, []) if part[0] <= when]
-        yield rank, max(begun, key=lambda part: part[0])[1] if begun else "before", name
+        yield rank, max(begun, key=lambda part: part[0])[1] if begun else "before", name, step, when
 
 
 def operation(name):
