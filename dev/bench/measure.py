@@ -77,11 +77,15 @@ def shown(name, default, placeholders):
     return f"[--{name.replace('_', '-')} {value}]"
 
 
-def script(doc, measure, show, check=None, more=True, placeholders={}, least={}, **defaults):
+FOLDER = "BUILD   folder of the programs (default build; make builds them)"
+
+
+def script(doc, measure, show, check=None, more=True, placeholders={}, least={}, programs=FOLDER, **defaults):
     """A script that makes a table: its results are measured by measure(results, options) and stored, or are those of the file that
     --from names; show(results, options) prints them. check(options) ends the script if they cannot be meant. The usage goes below
-    the first paragraph of the doc."""
+    the first paragraph of the doc, and at its end what the environment says: programs, and how ranks are started."""
     name, (first, rest) = Path(sys.argv[0]).stem, doc.split("\n\n", 1)
+    rest += f"\n\n{programs}    MPIRUN  how to start ranks (dev/on_ranks.sh)"
     usage = [f"  python3 dev/bench/{name}.py"]
     for word in [*(shown(*option, placeholders) for option in defaults.items()), "[--into FILE | --from FILE]",
                  *["[OPTION OF THE PROGRAMS...]"] * more]:
