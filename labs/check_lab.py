@@ -9,8 +9,8 @@ LAB_SECONDS=N  no run is begun when runs have taken so many seconds (50). The de
                another for 8 seconds, or for a twentieth of it if that is more
 
 labs/STAGE.toml has `options`, of every run; `runs`, where a program is lab, strict (the lab's in strict mode) or a stage, and
-course-NAME is the run NAME by the course's own program; and `claims`: [tasks, check, what it says, hint]. A run is made when a claim
-asks for it first. The checks are methods of Grader."""
+course-NAME is the run NAME by the course's own program; and `claims`: [tasks, check, what it says, hint]. A run is made when
+a claim asks for it first. The checks are methods of Grader."""
 import contextlib, fcntl, itertools, json, os, re, shutil, signal, subprocess, sys, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

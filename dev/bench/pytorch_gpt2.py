@@ -3,10 +3,10 @@
     python pytorch_gpt2.py eager|compile fp32|autocast|bf16 MODEL B T cuda|cpu
 
 The same step as train_gpt2_single's: forward, backward, clipping by the global norm, AdamW with decay on 2-D tensors only, on
-random tokens from random weights, with what is fastest in PyTorch: fused attention, fused AdamW, on a GPU torch.compile of the
-model. autocast keeps fp32 parameters, gradients and moments and computes in bf16. bf16 has all of them in bf16 and no fp32 master
-copy, so it moves fewer bytes than our programs do, and trains worse. fp32 means fp32: no TF32. Runs until it is stopped and prints
-a line "step ..." each step, on a GPU with the most memory that tensors have taken.
+random tokens from random weights, with what is fastest in PyTorch: fused attention, fused AdamW, on a GPU torch.compile of
+the model. autocast keeps fp32 parameters, gradients and moments and computes in bf16. bf16 has all of them in bf16 and no
+fp32 master copy, so it moves fewer bytes than our programs do, and trains worse. fp32 means fp32: no TF32. Runs until it is
+stopped and prints a line "step ..." each step, on a GPU with the most memory that tensors have taken.
 """
 import itertools
 import sys

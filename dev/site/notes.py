@@ -15,16 +15,23 @@ class Note:
 
 @lru_cache
 def read(left, right):
-    notes = []
+    notes, copies = [], {}
     for key, value in stages.noted()[f"{left}-{right}"].items():
         section, about = value if isinstance(value, list) and len(value) == 2 else (USUAL, value)
+        places = [place.partition(": ")[::2] for place in key.split(" | ")]
         match about:
             case "as above" if notes: pass
+            case str() if about.startswith("as ") and about.endswith(f"-{right}"): # a note beside the other base
+                for place in places:
+                    for n in [n for n in read(*about[3:].split("-")) if place[0] in (name for name, _ in n.keys)]:
+                        if n not in copies: notes.append(copies.setdefault(n, Note(left, right, n.text, n.section)))
+                        copies[n].keys.append(place)
+                continue
             case str() if about.startswith("as ") and about[3:] in stages.noted(): notes.append(Note(left, right, about))
             case str() if not about.startswith("as "):
                 notes.append(Note(left, right, " ".join(about.split()), f"{CHAPTERS[right]}#{section}"))
-            case _: raise SystemExit(f"error: {NOTES}: '{key}' has no note; write TEXT, [SECTION, TEXT], as above, or as LEFT-RIGHT")
-        notes[-1].keys += [place.partition(": ")[::2] for place in key.split(" | ")]
+            case _: raise SystemExit(f"error: {NOTES}: '{key}' has no note: write TEXT, [SECTION, TEXT] or as LEFT-RIGHT")
+        notes[-1].keys += places
     return notes
 
 
