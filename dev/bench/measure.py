@@ -77,20 +77,21 @@ def shown(name, default, placeholders):
     return f"[--{name.replace('_', '-')} {value}]"
 
 
-FOLDER = "BUILD   folder of the programs (default build; make builds them)"
-
-
-def script(doc, measure, show, check=None, more=True, placeholders={}, least={}, programs=FOLDER, **defaults):
+def script(doc, measure, show, check=None, more=True, placeholders={}, least={}, program="", folder="build; make builds them",
+           **defaults):
     """A script that makes a table: its results are measured by measure(results, options) and stored, or are those of the file that
     --from names; show(results, options) prints them. check(options) ends the script if they cannot be meant. The usage goes below
-    the first paragraph of the doc, and at its end what the environment says: programs, and how ranks are started."""
+    the first paragraph of the doc, and at its end what the environment says: the program, or the folder of programs, and how ranks are
+    started."""
     name, (first, rest) = Path(sys.argv[0]).stem, doc.split("\n\n", 1)
-    rest += f"\n\n{programs}    MPIRUN  how to start ranks (dev/on_ranks.sh)"
+    where = f"PROGRAM  default {program}" if program else f"BUILD   folder of the programs (default {folder})"
+    rest += f"\n\n{where}    MPIRUN  how to start ranks (dev/on_ranks.sh)"
     usage = [f"  python3 dev/bench/{name}.py"]
     for word in [*(shown(*option, placeholders) for option in defaults.items()), "[--into FILE | --from FILE]",
                  *["[OPTION OF THE PROGRAMS...]"] * more]:
         if len(usage[-1]) + len(word) > 126: usage.append("     ")
         usage[-1] += f" {word}"
+    least = {"steps": (2, "the first is not counted")} | least
     o = options("\n\n".join((first, "\n".join(usage), rest)), least=least, more=more, **defaults)
     if check: check(o)
     file = vars(o)["from"]

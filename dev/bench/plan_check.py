@@ -110,5 +110,5 @@ def show(d, o):
 
 
 
-m.script(__doc__, lambda d, o: Check(o).measure(d), show, check, least={"ranks": (2,), "steps": (2,)}, ranks=2, steps=8,
-         oversubscribe="no", data="data/train.bin", placeholders={"oversubscribe": "yes", "data": "FILE"})
+m.script(__doc__, lambda d, o: Check(o).measure(d), show, check, least={"ranks": (2,)}, ranks=2, steps=8, oversubscribe="no",
+         data="data/train.bin", placeholders={"oversubscribe": "yes", "data": "FILE"})

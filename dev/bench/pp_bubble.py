@@ -44,6 +44,5 @@ def show(d, o):
             r["schedule"], r["p"], r["m"], by_formula[0], measured, *by_formula[1:], 100 * work / step, step))
 
 
-m.script(__doc__, measure, show, check, more=False, least={"steps": (2, "the first is not measured")}, stages=[2, 4],
-         micro=[1, 4, 8], schedules=["1f1b"], times="20,20,20", steps=12, traces="", placeholders={"traces": "FOLDER"},
-         programs="PROGRAM  default build/train_gpt2_pp")
+m.script(__doc__, measure, show, check, more=False, stages=[2, 4], micro=[1, 4, 8], schedules=["1f1b"], times="20,20,20",
+         steps=12, traces="", placeholders={"traces": "FOLDER"}, program="build/train_gpt2_pp")

@@ -42,4 +42,4 @@ def show(d, o):
 
 
 m.script(__doc__, measure, show, least={"ranks": (2,)}, ranks=4, schedules="gpipe 1f1b interleaved zb-h1".split(),
-         programs="PROGRAM  default build/train_gpt2_pp")
+         program="build/train_gpt2_pp")

@@ -63,4 +63,4 @@ def show(d, o):
 
 
 m.script(__doc__, measure, show, check, placeholders={"pipeline_parallel": "P"}, ranks=4, pipeline_parallel="",
-         programs="PROGRAM  default build/train_gpt2_pp")
+         program="build/train_gpt2_pp")

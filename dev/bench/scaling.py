@@ -79,5 +79,5 @@ def show(d, o):
     plot(o, {"strong": strong, "weak": weak})
 
 
-m.script(__doc__, measure, show, check, least={"steps": (2, "the first is not counted")}, ranks=[1, 2, 4], batch_size=8, steps=12,
-         out="", placeholders={"out": "FOLDER"}, programs="PROGRAM  default ./train_gpt2_ddp")
+m.script(__doc__, measure, show, check, ranks=[1, 2, 4], batch_size=8, steps=12, out="", placeholders={"out": "FOLDER"},
+         program="./train_gpt2_ddp")

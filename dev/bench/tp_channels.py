@@ -65,5 +65,4 @@ def show(d, o):
                                          ("communicating", "#c1121f", "C", 1, waits)], shares))
 
 
-m.script(__doc__, measure, show, check, least={"steps": (2, "the first is not counted")}, channels=[128, 256, 512, 1024], rounds=3,
-         steps=8, svg="")
+m.script(__doc__, measure, show, check, channels=[128, 256, 512, 1024], rounds=3, steps=8, svg="")

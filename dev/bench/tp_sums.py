@@ -42,4 +42,4 @@ def show(d, o):
 
 
 m.script(__doc__, measure, show, check, placeholders={"tensor_parallel": "T"}, ranks=2, tensor_parallel="",
-         programs="PROGRAM  default build/train_gpt2_tp")
+         program="build/train_gpt2_tp")

@@ -110,5 +110,4 @@ def check(o):
         if stage not in STAGES: m.fail(f"--stages wants some of {', '.join(STAGES[:-1])} and 3d, not '{stage}'")
 
 
-m.script(__doc__, measure, show, check, ranks=[1, 2, 4, 8], stages=STAGES[:4], svg="",
-         programs="BUILD   folder of the programs (default .)")
+m.script(__doc__, measure, show, check, ranks=[1, 2, 4, 8], stages=STAGES[:4], svg="", folder=".")

@@ -111,13 +111,6 @@ def test_the_table_of_meshes_has_what_is_sent_along_each_axis():
         r"2 x 1 x 1, ZeRO (?:\| [\d.]+ MB ){6}", r"1 x 2 x 2 (?:\| [\d.]+ MB ){6}")))
 
 
-@pytest.mark.parametrize("name, options, pattern", [
-    ("mesh_table", ["--meshes", "2x2"], "--meshes wants meshes such as .* not '2x2'"), ("readme_table", ["--steps", "1"], "at least 2"),
-    ("zero_memory", ["--stages", "tp pp"], "--stages begins with ddp")], ids=["mesh", "steps", "stages"])
-def test_options_of_tables_that_mean_nothing_are_refused(name, options, pattern):
-    assert_refused(script(f"bench/{name}", options), pattern)
-
-
 # ---- plots ----
 needs_gnuplot = pytest.mark.skipif(not shutil.which("gnuplot"), reason="there is no gnuplot")
 
