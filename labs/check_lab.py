@@ -228,8 +228,8 @@ class Grader:
     def slices(self, name, rank):
         """What a rank computed, in order, without where it stood still. Of a pipeline's action, "F0 start" is the first."""
         events = json.loads((self.work / f"{name}.trace").read_text())["traceEvents"]
-        mine = [e for e in events if e["pid"] == int(rank) and e["ph"] == "X" and e["tid"] == 0 and not e["name"].startswith("wait")]
-        return [event["name"] for event in sorted(mine, key=lambda event: event["ts"])]
+        mine = sorted((e["ts"], e["name"]) for e in events if e["pid"] == int(rank) and e["ph"] == "X" and e["tid"] == 0)
+        return [what for _, what in mine if not what.startswith("wait")]
 
     def operations(self, name, rank, kind):
         """The operations of a kind that a rank issued, in order: (what, during what, step)."""

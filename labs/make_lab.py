@@ -55,7 +55,8 @@ def read_lab(stage):
     step, section, tasks = "", "", []
     for number, (title, table) in enumerate(lab["tasks"].items(), 1):
         step, section = table.get("step", step), table.get("section", section)
-        task = {"step": step, "section": section, "chapter": lab["chapter"], "file": lab.get("file", f"train_gpt2_{stage}.cu")} | table
+        task = {"step": step, "section": section, "chapter": lab["chapter"]} | table
+        task.setdefault("file", lab.get("file", f"train_gpt2_{stage}.cu"))
         tasks.append(task | {"title": title, "number": number, "name": title.split()[0], "where": f"{path}: {title}"})
         if ("from" in task) != ("(" in title): fail(f"{path}: {title}: a part needs 'from', and a whole body has none")
         if not re.search(rf"^#+ +{re.escape(task['section'])} *$", (ROOT / task["chapter"]).read_text(), re.M):

@@ -243,8 +243,8 @@ def title(name):
 
 def main():
     here = os.getcwd()
-    o = m.options(__doc__, more=False, model="gpt2", batch=[32], seq_len=1024, rounds=3, steps=20, llmc=os.environ.get("LLMC", ""),
-                  out="")
+    o = m.options(__doc__, more=False, model="gpt2", batch=[32], seq_len=1024, rounds=3, steps=20,
+                  llmc=os.environ.get("LLMC", ""), out="")
     if vars(o)["from"]:
         print(Tables(m.Results.read(vars(o)["from"])).text(), end="")
         return 0

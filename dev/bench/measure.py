@@ -81,8 +81,7 @@ def script(doc, measure, show, check=None, more=True, placeholders={}, least={},
            **defaults):
     """A script that makes a table: its results are measured by measure(results, options) and stored, or are those of the file that
     --from names; show(results, options) prints them. check(options) ends the script if they cannot be meant. The usage goes below
-    the first paragraph of the doc, and at its end what the environment says: the program, or the folder of programs, and how ranks are
-    started."""
+    the first paragraph of the doc, and at its end what the environment says: the program or its folder, how ranks are started."""
     name, (first, rest) = Path(sys.argv[0]).stem, doc.split("\n\n", 1)
     where = f"PROGRAM  default {program}" if program else f"BUILD   folder of the programs (default {folder})"
     rest += f"\n\n{where}    MPIRUN  how to start ranks (dev/on_ranks.sh)"
@@ -279,9 +278,9 @@ def traced(stage, o, *arguments):
 
 
 def operations(trace, waits="wait"):
-    """(rank, part of a step, operation, step or None, microsecond of its issue) for each communication of a timeline, in order. It
-    belongs to the part in which it was issued, or to "before"; what matches waits is no part. In the file its slice comes right before
-    the moment of its issue (dev/tools/overlap.py reads the same)."""
+    """(rank, part of a step, operation, step or None, microsecond of its issue) for each communication of a timeline, in order.
+    It belongs to the part in which it was issued, or to "before"; what matches waits is no part. In the file its slice comes
+    right before the moment of its issue (dev/tools/overlap.py reads the same)."""
     parts, issued, last = {}, [], None
     for event in json.loads(Path(trace).read_text())["traceEvents"]:
         name, rank = event["name"], event["pid"]

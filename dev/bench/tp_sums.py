@@ -2,7 +2,7 @@
 
 A line for each part of a step, operation and length: how many, how many bytes of values each is about, and the bytes that this
 rank sends for one of them and for all. An operation belongs to the part in which it was issued. The sum of all is compared with
-the bytes that the program has counted, and the script fails if they differ. Operations between replicas of the model are marked."""
+the bytes that the program has counted, and the script fails if they differ. Operations between replicas are marked."""
 import re
 from collections import Counter
 import measure as m
