@@ -83,7 +83,8 @@ def script(doc, measure, show, check=None, more=True, placeholders={}, least={},
     --from names; show(results, options) prints them. check(options) ends the script if they cannot be meant. The usage goes below
     the first paragraph of the doc, and at its end what the environment says: the program or its folder, how ranks are started."""
     name, (first, rest) = Path(sys.argv[0]).stem, doc.split("\n\n", 1)
-    where = f"PROGRAM  default {program}" if program else f"BUILD   folder of the programs (default {folder})"
+    path = program if "/" in program else f"build/train_gpt2_{program}" # of a stage
+    where = f"PROGRAM  default {path}" if program else f"BUILD   folder of the programs (default {folder})"
     rest += f"\n\n{where}    MPIRUN  how to start ranks (dev/on_ranks.sh)"
     usage = [f"  python3 dev/bench/{name}.py"]
     for word in [*(shown(*option, placeholders) for option in defaults.items()), "[--into FILE | --from FILE]",

@@ -45,4 +45,4 @@ def show(d, o):
 
 
 m.script(__doc__, measure, show, check, more=False, stages=[2, 4], micro=[1, 4, 8], schedules=["1f1b"], times="20,20,20",
-         steps=12, traces="", placeholders={"traces": "FOLDER"}, program="build/train_gpt2_pp")
+         steps=12, traces="", placeholders={"traces": "FOLDER"}, program="pp")

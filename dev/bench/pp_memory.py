@@ -41,5 +41,4 @@ def show(d, o):
     for r in d.records(): rows(r)
 
 
-m.script(__doc__, measure, show, least={"ranks": (2,)}, ranks=4, schedules="gpipe 1f1b interleaved zb-h1".split(),
-         program="build/train_gpt2_pp")
+m.script(__doc__, measure, show, least={"ranks": (2,)}, ranks=4, schedules="gpipe 1f1b interleaved zb-h1".split(), program="pp")

@@ -62,5 +62,4 @@ def show(d, o):
     if wrong: m.fail("\n".join(wrong))
 
 
-m.script(__doc__, measure, show, check, placeholders={"pipeline_parallel": "P"}, ranks=4, pipeline_parallel="",
-         program="build/train_gpt2_pp")
+m.script(__doc__, measure, show, check, placeholders={"pipeline_parallel": "P"}, ranks=4, pipeline_parallel="", program="pp")

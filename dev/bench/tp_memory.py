@@ -38,4 +38,4 @@ def show(d, o):
     for r in d.records(): row(r)
 
 
-m.script(__doc__, measure, show, tp=[1, 2, 4], program="build/train_gpt2_tp")
+m.script(__doc__, measure, show, tp=[1, 2, 4], program="tp")

@@ -41,5 +41,4 @@ def show(d, o):
     if abs(total - r["counted"]) > 1: m.fail(f"the program has counted {r['counted']} bytes")
 
 
-m.script(__doc__, measure, show, check, placeholders={"tensor_parallel": "T"}, ranks=2, tensor_parallel="",
-         program="build/train_gpt2_tp")
+m.script(__doc__, measure, show, check, placeholders={"tensor_parallel": "T"}, ranks=2, tensor_parallel="", program="tp")
