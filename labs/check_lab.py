@@ -9,15 +9,17 @@ LAB_SECONDS=N  no run is begun when runs have taken so many seconds (50). The de
                another for 8 seconds, or for a twentieth of it if that is more
 
 labs/STAGE.toml has `options`, of every run; `runs`, where a program is lab, strict (the lab's in strict mode) or a stage, and
-course-NAME is the run NAME by the course's own program; and `claims`. A run is made when a claim asks for it first. The checks are
-the methods of Grader that CHECKS names."""
+course-NAME is the run NAME by the course's own program; and `claims`: [tasks, check, what it says, hint]. A run is made when
+a claim asks for it first. The checks are methods of Grader."""
 import contextlib, fcntl, itertools, json, os, re, shutil, signal, subprocess, sys, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from make_lab import ROOT, died, elsewhere, find_function, find_part, read_lab, stages
 
-CHECKS = "near same weights sent kept steps places lines ends issued order".split()
+sys.path.append(str(ROOT / "dev/bench"))
+from measure import operations
+
 WORDS = {"loss": "loss", "grad_norm": "gradient norm", "param_norm": "parameter norm", "comm_bytes": "bytes sent",
          "mem_bytes": "bytes kept"}
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "BUILD")}
@@ -33,19 +35,10 @@ def say(text):
 
 
 def claims_of(lab):
-    """[(name, tasks, check, what it says, hint)] of a lab's list, checked."""
-    titles, claims = [task["title"] for task in lab["tasks"]], []
-    for name, claim in lab["claims"].items():
-        where = f"labs/{lab['stage']}.toml: {name}"
-        if len(claim) != 4:
-            fail(f"{where} has {len(claim)} parts; a claim is [tasks, check, what it says, hint]")
-        about, check = claim[0].split(", "), claim[1].split()[0]
-        for title in set(about) - set(titles):
-            fail(f"{where}: there is no task '{title}'; there are: {', '.join(titles)}")
-        if check not in CHECKS:
-            fail(f"{where}: there is no check '{check}'; there are: {' '.join(CHECKS)}")
-        claims.append((name, about, *claim[1:]))
-        for run in set(re.findall(r"course-(\S+)", claim[1])) & lab["runs"].keys():
+    """[(name, tasks, check, what it says, hint)] of a lab's list; adds the runs by the course's own program that they name."""
+    claims = [(name, about.split(", "), *claim) for name, (about, *claim) in lab["claims"].items()]
+    for _, _, check, *_ in claims:
+        for run in set(re.findall(r"course-(\S+)", check)) & lab["runs"].keys():
             lab["runs"][f"course-{run}"] = re.sub(r"^\w+", lab["stage"], lab["runs"][run])
     return claims
 
@@ -166,10 +159,6 @@ def short(number):
     return "not a number" if number is None else f"{number:.6g}"
 
 
-def by_time(events):
-    return sorted(events, key=lambda event: event["ts"])
-
-
 class Grader:
     """Makes runs, once each, and compares them. A check returns the number that says that a claim holds, or raises NotYet with the
     one that says that it does not."""
@@ -201,8 +190,7 @@ class Grader:
                                errors="replace", env=environment)
         run.log = ended.stdout
         self.judge(run, ended, seconds)
-        if run.failed and not run.wrong:
-            return
+        if run.failed and not run.wrong: return
         metrics = self.work / run.name / "metrics.jsonl"
         if not metrics.exists():
             run.failed, run.wrong = "it wrote no metrics", False
@@ -233,42 +221,26 @@ class Grader:
             if not run.done:
                 run.done = True
                 self.make(run)
-            if run.failed and (as_predicted or not run.wrong):
-                raise NotYet(f"{run.name}: {run.failed}")
-            if not run.steps:
-                raise NotYet(f"{run.name}: no step was made")
+            if run.failed and (as_predicted or not run.wrong): raise NotYet(f"{run.name}: {run.failed}")
+            if not run.steps: raise NotYet(f"{run.name}: no step was made")
         return [self.runs[name] for name in names]
-
-    def events(self, name, rank, kind):
-        events = json.loads((self.work / f"{name}.trace").read_text())["traceEvents"]
-        return by_time(event for event in events if event["pid"] == int(rank) and event["ph"] == kind)
 
     def slices(self, name, rank):
         """What a rank computed, in order, without where it stood still. Of a pipeline's action, "F0 start" is the first."""
-        names = [event["name"] for event in self.events(name, rank, "X") if event["tid"] == 0]
-        return [name for name in names if not name.startswith("wait")]
+        events = json.loads((self.work / f"{name}.trace").read_text())["traceEvents"]
+        mine = sorted((e["ts"], e["name"]) for e in events if e["pid"] == int(rank) and e["ph"] == "X" and e["tid"] == 0)
+        return [what for _, what in mine if not what.startswith("wait")]
 
     def operations(self, name, rank, kind):
         """The operations of a kind that a rank issued, in order: (what, during what, step)."""
-        slices = self.events(name, rank, "X")
-        compute = [event for event in slices if event["tid"] == 0 and not re.match("wait for .*#", event["name"])]
-        begun_at, found = {}, []
-        for event in slices:
-            if event["tid"] != 0:
-                begun_at.setdefault(event["ts"], []).append((re.sub(r" #\d+", "", event["name"]), event["args"]["step"]))
-        begun = {event["id"]: event["ts"] for event in self.events(name, rank, "f")}
-        for flow in self.events(name, rank, "s"):
-            there = begun_at.get(begun.get(flow["id"]))
-            what, step = there.pop(0) if there else ("", 0)
-            during = [event["name"] for event in compute if event["ts"] <= flow["ts"]]
-            if step > 0 and during:  # what was issued before the first step may or may not be in its part of the timeline
-                found.append((what, during[-1], step))
-        return [operation for operation in found if re.match(kind, operation[0])]
+        found = [(when, re.sub(r" #\d+", "", what), during, step)
+                 for q, during, what, step, when in operations(self.work / f"{name}.trace", "wait for .*#")
+                 if q == int(rank) and step > 0 and during != "before"]  # before the first step it may or may not be in its part
+        return [operation for _, *operation in sorted(found, key=lambda x: x[0]) if re.match(kind, operation[0])]
 
     def compare(self, equal, a, b, fields):
         x, y = (run.steps for run in self.get(a, b))
-        if len(x) != len(y):
-            raise NotYet(f"{len(x)} steps in {a}, {len(y)} in {b}")
+        if len(x) != len(y): raise NotYet(f"{len(x)} steps in {a}, {len(y)} in {b}")
         fields = [field.partition("@")[::2] for field in fields or ("loss", "grad_norm", "param_norm")]
         for number, (left, right) in enumerate(zip(x, y), 1):
             for field, only in fields:
@@ -293,8 +265,7 @@ class Grader:
         elements = 0
         for file in "model.safetensors", "optimizer.safetensors":
             x, y = (sorted((self.work / name).glob(f"step_*/{file}"))[-1:] for name in (a, b))
-            if not x:
-                raise NotYet(f"{a} has saved no {file}")
+            if not x: raise NotYet(f"{a} has saved no {file}")
             x, y = x[0].read_bytes(), y[0].read_bytes() if y else b""
             elements += len(x) / 4
             if x != y:
@@ -328,10 +299,8 @@ class Grader:
     def all_equal(self, x, y, differ, equal):
         """The two lists are equal, and not empty; differ(i, p, q) says how items number i differ."""
         for i, (p, q) in enumerate(itertools.zip_longest(x, y)):
-            if p != q:
-                raise NotYet(differ(i, p or "nothing", q or "nothing"))
-        if not x:
-            raise NotYet(equal)
+            if p != q: raise NotYet(differ(i, p or "nothing", q or "nothing"))
+        if not x: raise NotYet(equal)
         return equal
 
     def steps(self, a, b, rank):
@@ -372,8 +341,7 @@ class Grader:
         fewest = min(inside.count(step) for step in range(1, len(run.steps) + 1))
         text = (f"{fewest} {kind} issued during {during} in a step, of {len(operations) / len(run.steps):.0f}; "
                 f"{'one' if count == '1' else count} or more are to be")
-        if fewest < int(count):
-            raise NotYet(text)
+        if fewest < int(count): raise NotYet(text)
         return text
 
     def order(self, a, b, rank, kind):
@@ -390,8 +358,7 @@ def verdict(claim, missing, grader):
     """Whether a claim holds, and why."""
     _, about, test, _, hint = claim
     without = [title for title in about if title in missing]
-    if without:
-        return False, f"{' and '.join(without)} {'is' if len(without) == 1 else 'are'} not written yet"
+    if without: return False, f"{' and '.join(without)} {'is' if len(without) == 1 else 'are'} not written yet"
     check, *arguments = test.split()
     try:
         return True, getattr(grader, check)(*arguments)
@@ -439,5 +406,4 @@ def main(stage="", folder=None):
         sys.exit(0 if grade(lab, claims, folder, Grader(lab, graded, Path(work)), begun) else 1)
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:3])
+if __name__ == "__main__": main(*sys.argv[1:3])

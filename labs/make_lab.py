@@ -10,10 +10,12 @@ the table), file (where tasks are that name none; without it, the stage's file),
 task, in the order in which to write them. Its name is that of the function, and in parentheses which part of it is meant.
   step                 a heading for this task and those that follow
   file                 the stage's file, or a header of llmc/
-  task, given, result  the text; section: which heading of the chapter explains it; chapter: another chapter
+  task, given, result  the text; chapter: another chapter
+  section              which heading of the chapter explains this task and those that follow
   when                 the blank ends the run only if this C expression holds, so that other ways to train work before it is
                        written; in a function that returns something also `otherwise`, a statement that returns if it does not
-  from, to             of a part: its first line, and its last one, as they are in the function, without the blanks around them
+  from, to             of a part: its first line, and its last one if it has more, as they are in the function, without the blanks
+                       around them
   keep                 of a part: a line that stands in place of declarations that later lines of the function need"""
 import hashlib, re, sys, textwrap, tomllib
 from pathlib import Path
@@ -21,8 +23,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 120        # columns of TASKS.md, and of the comments that are written into the blanks
 MANIFEST = ".lab"  # in the lab's folder: a sum and a path for each file as it was made
-HEAD = {"title", "hours", "difficulty", "chapter", "before", "writes", "options", "tasks", "runs", "claims"}
-TASK = {"file", "task", "given", "result", "section"}
 
 
 def fail(message):
@@ -37,11 +37,6 @@ def elsewhere(stage, folder):
     return "" if str(folder) == f"labs/{stage}" else f" LAB={folder}"
 
 
-def check_keys(where, table, needed, optional):
-    for key in (needed - table.keys()) | (table.keys() - needed - optional):
-        fail(f"{where}: {'there is no key' if key in table else 'it has no'} '{key}'; labs/make_lab.py explains the keys")
-
-
 def unwrapped(value):
     """The value with texts on one line each."""
     if isinstance(value, dict): return {key: unwrapped(inner) for key, inner in value.items()}
@@ -52,21 +47,18 @@ def unwrapped(value):
 def read_lab(stage):
     """labs/STAGE.toml, checked. `tasks` is a list; each also has its title, number, function's name and `where` for messages."""
     path = f"labs/{stage}.toml"
-    if stage not in stages():
-        fail(f"there is no lab '{stage}'; there are: {' '.join(stages())}")
+    if stage not in stages(): fail(f"there is no lab '{stage}'; there are: {' '.join(stages())}")
     try:
         lab = unwrapped(tomllib.loads((ROOT / path).read_text()))
     except tomllib.TOMLDecodeError as error:
         fail(f"{path}: {error}")
-    check_keys(path, lab, HEAD, {"file"})
-    step, tasks = "", []
+    step, section, tasks = "", "", []
     for number, (title, table) in enumerate(lab["tasks"].items(), 1):
-        step = table.get("step", step)
-        task = {"step": step, "chapter": lab["chapter"], "file": lab.get("file", f"train_gpt2_{stage}.cu")} | table
-        check_keys(f"{path}: {title}", task, TASK, {"chapter", "step", "when", "otherwise", "from", "to", "keep"})
+        step, section = table.get("step", step), table.get("section", section)
+        task = {"step": step, "section": section, "chapter": lab["chapter"]} | table
+        task.setdefault("file", lab.get("file", f"train_gpt2_{stage}.cu"))
         tasks.append(task | {"title": title, "number": number, "name": title.split()[0], "where": f"{path}: {title}"})
-        if ("from" in task) != ("(" in title) or ("to" in task) != ("(" in title):
-            fail(f"{path}: {title}: a part needs both 'from' and 'to', and a whole body has neither")
+        if ("from" in task) != ("(" in title): fail(f"{path}: {title}: a part needs 'from', and a whole body has none")
         if not re.search(rf"^#+ +{re.escape(task['section'])} *$", (ROOT / task["chapter"]).read_text(), re.M):
             fail(f"{path}: {title}: {task['chapter']} has no heading '{task['section']}'")
     return lab | {"stage": stage, "tasks": tasks}
@@ -98,8 +90,7 @@ def find_function(lines, task, path):
     found = [i for i in declared if not re.fullmatch(r"[^{]*;\s*", lines[i])]
     if len(found) != 1:
         fail(f"{where} defines {name} {len(found)} times" if found else f"{where} defines no function {name}")
-    if re.search(r"\{.*\}\s*(//.*)?$", lines[found[0]]):
-        return found[0], found[0]
+    if re.search(r"\{.*\}\s*(//.*)?$", lines[found[0]]): return found[0], found[0]
     end = next((i for i in range(found[0], len(lines)) if lines[i].startswith("}")), None)
     return found[0], end or fail(f"{where}: the body of {name} has no end")
 
@@ -109,8 +100,9 @@ def find_part(lines, task, first, last):
     found = [i for i in range(first, last + 1) if lines[i].strip() == task["from"]]
     if len(found) != 1:
         fail(f"{task['where']}: the line '{task['from']}' is in {len(found)} places of {task['name']}, not in one")
-    end = next((i for i in range(found[0], last + 1) if lines[i].strip() == task["to"]), None)
-    return found[0], end or fail(f"{task['where']}: {task['name']} has no line '{task['to']}' from there on")
+    to = task.get("to", task["from"])
+    end = next((i for i in range(found[0], last + 1) if lines[i].strip() == to), None)
+    return found[0], end or fail(f"{task['where']}: {task['name']} has no line '{to}' from there on")
 
 
 def take_out(lines, task):

@@ -99,7 +99,9 @@ class Bench:
 
     def command(self, program, T):
         kind, precision = program.split("-")
-        if kind == "torch": return [self.python, "dev/bench/pytorch_gpt2.py", precision, "4", T]
+        if kind == "torch":
+            way = "autocast" if precision == "bf16" else precision
+            return [self.python, "dev/bench/pytorch_gpt2.py", "eager", way, "gpt2", "4", T, "cpu"]
         if kind == "llmc": return ["stdbuf", "-oL", self.llmc]
         # --steps is far more than are timed: the program is stopped before it saves anything
         program = f"{self.build}{'/bf16' * (precision == 'bf16')}/train_gpt2_single"

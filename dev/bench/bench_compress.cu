@@ -25,68 +25,48 @@ typedef struct {
     Comparison* acc;
 } Arrays;
 
-typedef struct {
-    const char *name, *what;
-    double bytes;                      // an element
-    void (*call)(Arrays* a);
-} Kernel;
-
 #define G ((double)sizeof(floatX))
 #define BYTE_BLOCKS (260 / 256.0)      // bytes an element, packed
 #define HALF_BLOCKS (132 / 256.0)
 #define SENT (1 / 100.0)               // of the elements, by top-k
 static const AdamW adamw = { 1e-5, 0.9, 0.95, 1e-8, 0.1, 30 };
 
-static void call_add_error(Arrays* a) { add_error(a->x, a->grads, a->error, a->n); }
-static void call_round(Arrays* a) { round_16(a->half, a->kept, a->grads, a->error, DTYPE_BF16, 1, a->n); }
-static void call_round_fp16(Arrays* a) { round_16(a->half, a->kept, a->grads, a->error, DTYPE_F16, 1024, a->n); }
-static void call_widen(Arrays* a) { widen_16(a->out, a->half, DTYPE_F16, 1 / 1024.0f, a->n); }
-static void call_quantise8(Arrays* a) { quantise(a->blocks8, a->kept, a->grads, a->error, a->n, 8); }
-static void call_quantise8_alone(Arrays* a) { quantise(a->blocks8, NULL, a->grads, NULL, a->n, 8); }
-static void call_quantise4(Arrays* a) { quantise(a->blocks4, a->kept, a->grads, a->error, a->n, 4); }
-static void call_sum8(Arrays* a) { dequantise_sum_fp32(a->x, a->blocks8, ROWS, a->n, 8); }
-static void call_sum4(Arrays* a) { dequantise_sum_fp32(a->x, a->blocks4, ROWS, a->n, 4); }
-static void call_dequantise8(Arrays* a) { dequantise_sum(a->out, a->blocks8, 1, a->n, 8); }
-static void call_dequantise4(Arrays* a) { dequantise_sum(a->out, a->blocks4, 1, a->n, 4); }
-static void call_signs(Arrays* a) { pack_signs(a->signs, a->kept, a->error, a->n, SIGN_MEAN); }
-static void call_signs_sum(Arrays* a) { unpack_signs_sum(a->out, a->signs, ROWS, a->n); }
-static void call_top_k(Arrays* a) { pack_top_k(a->sparse, a->kept, a->error, a->n, a->k); }
-static void call_sparse_sum(Arrays* a) { sparse_sum_fp32(a->x, a->sparse, ROWS, a->n, a->k); }
-static void call_product(Arrays* a) { skinny_product(a->p, a->error, a->q, a->rows, COLS, RANK); }
-static void call_transposed(Arrays* a) { skinny_product_transposed(a->q, a->error, a->p, a->rows, COLS, RANK); }
-static void call_orthonormalise(Arrays* a) { orthonormalise(a->p, a->rows, RANK); }
-static void call_low_rank(Arrays* a) { low_rank_apply(a->out, a->kept, a->error, a->p, a->q, 0.25f, a->rows, COLS, RANK); }
-static void call_momentum(Arrays* a) { momentum_with_error(a->x, a->kept, a->grads, a->one, a->error, 0.9, 0.25, a->n); }
-static void call_frozen(Arrays* a) {
-    adamw_update_frozen(adamw, 20, a->out, NEEDS_MASTER ? a->x : NULL, a->kept, a->v, a->error, a->one, a->n, 0);
-}
-static void call_compare(Arrays* a) { add_comparison(a->acc, a->grads, a->error, a->n); }
 
-// In an order in which what a kernel reads has been written.
-static const Kernel kernels[] = {
-    { "add_error", "x = gradient + error", G + 8, call_add_error },
-    { "round_16", "bf16", G + 10, call_round },
-    { "round_16", "fp16", G + 10, call_round_fp16 },
-    { "widen_16", "fp16", 2 + G, call_widen },
-    { "quantise", "8 bits", G + 8 + BYTE_BLOCKS, call_quantise8 },
-    { "quantise", "8 bits, no error", G + BYTE_BLOCKS, call_quantise8_alone },
-    { "quantise", "4 bits", G + 8 + HALF_BLOCKS, call_quantise4 },
-    { "dequantise_sum_fp32", "8 bits, 4 rows", ROWS * BYTE_BLOCKS + 4, call_sum8 },
-    { "dequantise_sum_fp32", "4 bits, 4 rows", ROWS * HALF_BLOCKS + 4, call_sum4 },
-    { "dequantise_sum", "8 bits, 1 row", BYTE_BLOCKS + G, call_dequantise8 },
-    { "dequantise_sum", "4 bits, 1 row", HALF_BLOCKS + G, call_dequantise4 },
-    { "pack_signs", "mean", 8 + 1 / 8.0, call_signs },
-    { "unpack_signs_sum", "4 rows", ROWS / 8.0 + G, call_signs_sum },
-    { "pack_top_k", "1 %", 8 + 8 * SENT, call_top_k },
-    { "sparse_sum_fp32", "1 %, 4 rows", 4 + 16 * ROWS * SENT, call_sparse_sum }, // a sum is read and written for each
-    { "skinny_product", "rank 4", 4 + 4.0 * RANK / COLS, call_product },
-    { "orthonormalise", "rank 4, of P", 8.0 * RANK / COLS, call_orthonormalise },
-    { "skinny_product_transposed", "rank 4", 4 + 4.0 * RANK / COLS, call_transposed },
-    { "low_rank_apply", "rank 4", 8 + G, call_low_rank },
-    { "momentum_with_error", "", G + 12, call_momentum },
-    { "adamw_update_frozen", "", 20 + (NEEDS_MASTER ? G : 0), call_frozen },
-    { "add_comparison", "", G + 4, call_compare },
-};
+// Each kernel, what it is of, its bytes an element, and a call. In an order in which what a kernel reads has been written.
+#define KERNELS(KERNEL) \
+    KERNEL(add_error, "x = gradient + error", G + 8, a->x, a->grads, a->error, a->n) \
+    KERNEL(round_16, "bf16", G + 10, a->half, a->kept, a->grads, a->error, DTYPE_BF16, 1, a->n) \
+    KERNEL(round_16, "fp16", G + 10, a->half, a->kept, a->grads, a->error, DTYPE_F16, 1024, a->n) \
+    KERNEL(widen_16, "fp16", 2 + G, a->out, a->half, DTYPE_F16, 1 / 1024.0f, a->n) \
+    KERNEL(quantise, "8 bits", G + 8 + BYTE_BLOCKS, a->blocks8, a->kept, a->grads, a->error, a->n, 8) \
+    KERNEL(quantise, "8 bits, no error", G + BYTE_BLOCKS, a->blocks8, NULL, a->grads, NULL, a->n, 8) \
+    KERNEL(quantise, "4 bits", G + 8 + HALF_BLOCKS, a->blocks4, a->kept, a->grads, a->error, a->n, 4) \
+    KERNEL(dequantise_sum_fp32, "8 bits, 4 rows", ROWS * BYTE_BLOCKS + 4, a->x, a->blocks8, ROWS, a->n, 8) \
+    KERNEL(dequantise_sum_fp32, "4 bits, 4 rows", ROWS * HALF_BLOCKS + 4, a->x, a->blocks4, ROWS, a->n, 4) \
+    KERNEL(dequantise_sum, "8 bits, 1 row", BYTE_BLOCKS + G, a->out, a->blocks8, 1, a->n, 8) \
+    KERNEL(dequantise_sum, "4 bits, 1 row", HALF_BLOCKS + G, a->out, a->blocks4, 1, a->n, 4) \
+    KERNEL(pack_signs, "mean", 8 + 1 / 8.0, a->signs, a->kept, a->error, a->n, SIGN_MEAN) \
+    KERNEL(unpack_signs_sum, "4 rows", ROWS / 8.0 + G, a->out, a->signs, ROWS, a->n) \
+    KERNEL(pack_top_k, "1 %", 8 + 8 * SENT, a->sparse, a->kept, a->error, a->n, a->k) \
+    /* a sum is read and written for each */ \
+    KERNEL(sparse_sum_fp32, "1 %, 4 rows", 4 + 16 * ROWS * SENT, a->x, a->sparse, ROWS, a->n, a->k) \
+    KERNEL(skinny_product, "rank 4", 4 + 4.0 * RANK / COLS, a->p, a->error, a->q, a->rows, COLS, RANK) \
+    KERNEL(orthonormalise, "rank 4, of P", 8.0 * RANK / COLS, a->p, a->rows, RANK) \
+    KERNEL(skinny_product_transposed, "rank 4", 4 + 4.0 * RANK / COLS, a->q, a->error, a->p, a->rows, COLS, RANK) \
+    KERNEL(low_rank_apply, "rank 4", 8 + G, a->out, a->kept, a->error, a->p, a->q, 0.25f, a->rows, COLS, RANK) \
+    KERNEL(momentum_with_error, "", G + 12, a->x, a->kept, a->grads, a->one, a->error, 0.9, 0.25, a->n) \
+    KERNEL(adamw_update_frozen, "", 20 + (NEEDS_MASTER ? G : 0), adamw, 20, a->out, NEEDS_MASTER ? a->x : NULL, a->kept, a->v, \
+           a->error, a->one, a->n, 0) \
+    KERNEL(add_comparison, "", G + 4, a->acc, a->grads, a->error, a->n)
+
+enum { COPY = -2, UPDATE = -1 }; // what kernels are compared with
+static void call(int kernel, Arrays* a) {
+    int k = 0;
+    if (kernel == COPY) device_copy(a->x, a->kept, a->n * sizeof(float));
+    if (kernel == UPDATE) scale_in_place_fp32(a->x, 1, a->n);
+#define CALL(name, what, bytes, ...) if (kernel == k++) name(__VA_ARGS__);
+    KERNELS(CALL)
+}
 
 static float* floats(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_GRADIENTS); }
 static void* bytes_of_rows(size_t row) { return device_alloc(ROWS * row, MEMORY_COMMUNICATION); }
@@ -138,26 +118,25 @@ static int by_size(const void* a, const void* b) {
     double x = *(const double*)a, y = *(const double*)b;
     return (x > y) - (x < y);
 }
-static double seconds_of(void (*call)(Arrays* a), Arrays* a) {
+static double seconds_of(int kernel, Arrays* a) {
     double begin = now_seconds();
-    for (int i = 0; i < CALLS; i++) call(a);
+    for (int i = 0; i < CALLS; i++) call(kernel, a);
     device_synchronize();
     return (now_seconds() - begin) / CALLS;
 }
-static void call_copy(Arrays* a) { device_copy(a->x, a->kept, a->n * sizeof(float)); }
-static void call_scale(Arrays* a) { scale_in_place_fp32(a->x, 1, a->n); }
 
-static void print_row(const Kernel* k, Arrays* a, double* times[3], int repetitions) {
-    k->call(a); // warms up
+static void print_row(int kernel, const char* name, const char* what, double bytes, Arrays* a, double* times[3],
+                      int repetitions) {
+    call(kernel, a); // warms up
     for (int i = 0; i < repetitions; i++) {
-        times[0][i] = seconds_of(k->call, a);
-        times[1][i] = seconds_of(call_copy, a);
-        times[2][i] = seconds_of(call_scale, a);
+        times[0][i] = seconds_of(kernel, a);
+        times[1][i] = seconds_of(COPY, a);
+        times[2][i] = seconds_of(UPDATE, a);
     }
     for (int t = 0; t < 3; t++) qsort(times[t], (size_t)repetitions, sizeof(double), by_size);
     double seconds = times[0][repetitions / 2], copy = fmin(times[1][repetitions / 2], times[2][repetitions / 2]);
-    double n = (double)a->n, rate = k->bytes * n / seconds;
-    printf("| %s | %s | %.2f | %.3f | %.1f | %.0f %% |\n", k->name, k->what, k->bytes, 1e3 * seconds, 1e-9 * rate,
+    double n = (double)a->n, rate = bytes * n / seconds;
+    printf("| %s | %s | %.2f | %.3f | %.1f | %.0f %% |\n", name, what, bytes, 1e3 * seconds, 1e-9 * rate,
            100 * rate / (8 * n / copy));
     fflush(stdout);
 }
@@ -182,7 +161,9 @@ int main(int argc, char** argv) {
     for (int t = 0; t < 3; t++) times[t] = (double*)xcalloc((size_t)repetitions, sizeof(double));
     printf("Kernels of compressed gradients, " FLOATX_NAME ", %zu elements, %s\n\n", n, device_name());
     printf("| kernel | of | bytes an element | ms | GB/s | of a copy |\n|---|---|---|---|---|---|\n");
-    for (size_t k = 0; k < sizeof kernels / sizeof kernels[0]; k++) print_row(&kernels[k], &a, times, repetitions);
+    int kernel = 0;
+#define PRINT(name, what, bytes, ...) print_row(kernel++, #name, what, bytes, &a, times, repetitions);
+    KERNELS(PRINT)
     for (int t = 0; t < 3; t++) free(times[t]);
     arrays_free(&a);
     layers_free();

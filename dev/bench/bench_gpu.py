@@ -32,12 +32,6 @@ def sizes_of(model):
     return SIZES.get(model) or m.fail(f"there is no model '{model}'; there are {', '.join(SIZES)} and dN")
 
 
-def number(name, text, least=1):
-    if not re.fullmatch(r"\d{1,9}", text): m.fail(f"{name} must be a whole number, not '{text}'")
-    if int(text) < least: m.fail(f"{name} must be at least {least}, not {text}")
-    return int(text)
-
-
 class Sampler:
     """The most memory that nvidia-smi sees in use while something runs."""
 
@@ -117,7 +111,8 @@ class Bench:
     def command(self, name, B):
         o = self.o
         if name.startswith("torch"):
-            return [self.python, m.ROOT / "dev/bench/pytorch_cuda.py", "compile", name[len("torch-"):], o.model, B, o.seq_len]
+            way = name.removeprefix("torch-")
+            return [self.python, m.ROOT / "dev/bench/pytorch_gpt2.py", "compile", way, o.model, B, o.seq_len, "cuda"]
         if name.startswith("llmc"): # it validates at its first step, and would at the last
             ge, r = re.findall(r"\d", name)
             return ["stdbuf", "-oL", self.llmc_path, *m.words(
@@ -156,7 +151,7 @@ class Bench:
 
 
 def limit():
-    return number("BENCH_SECONDS", m.environ("BENCH_SECONDS", "300"))
+    return m.whole_number("BENCH_SECONDS", m.environ("BENCH_SECONDS", "300"))
 
 
 def last_words(text):
@@ -248,15 +243,12 @@ def title(name):
 
 def main():
     here = os.getcwd()
-    o = m.options(__doc__, more=False, model="gpt2", batch="32", seq_len="1024", rounds="3", steps="20",
+    o = m.options(__doc__, more=False, model="gpt2", batch=[32], seq_len=1024, rounds=3, steps=20,
                   llmc=os.environ.get("LLMC", ""), out="")
     if vars(o)["from"]:
         print(Tables(m.Results.read(vars(o)["from"])).text(), end="")
         return 0
     sizes_of(o.model)
-    batches = o.batch.replace(",", " ").split() or m.fail(f"--batch must be a list of whole numbers, not '{o.batch}'")
-    o.batch = [number("--batch", B) for B in batches]
-    o.seq_len, o.rounds, o.steps = number("--seq-len", o.seq_len), number("--rounds", o.rounds), number("--steps", o.steps)
     limit()
     o.llmc, o.out = o.llmc and os.path.join(here, o.llmc), os.path.join(here, o.out) if o.out else "build/bench_gpu"
     bench = Bench(o)

@@ -10,8 +10,7 @@ Prints the worst deviation as a share of what is allowed; the status is 0 if all
 import argparse, array, json, math, sys
 
 FIELDS = ("loss", "grad_norm", "param_norm", "lr", "loss_scale", "tokens", "counted", "val_loss", "compression_error",
-          "compression_norm_ratio",
-          "compression_cosine")
+          "compression_norm_ratio", "compression_cosine")
 
 
 def metrics(path):

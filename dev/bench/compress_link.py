@@ -5,9 +5,7 @@ link on which what ddp sends takes --ratio of it: 0.8 is the course outline's ex
 Then ddp and each method of train_gpt2_compress run with --emulate-link at that rate. A line for each: the bytes sent, as a share of
 ddp's; computing, communication and what of it was exposed, if ddp's computing is 10; both efficiencies as the run's last lines
 have them, and as build/plan predicts them; computing and exposed together as a share of ddp's. Compressing counts as computing
-here, not in the plan. All steps that count are compressed; the first does not count. Nothing else should run on the machine.
-
-BUILD   default build         MPIRUN   how to start ranks (dev/on_ranks.sh)"""
+here, not in the plan. All steps that count are compressed; the first does not count. Nothing else should run on the machine."""
 import re
 import measure as m
 

@@ -41,8 +41,8 @@ def value_of(option, text, default, least):
     """The text as what the default is: a whole number, words, whole numbers, or text."""
     if isinstance(default, int): return whole_number(option, text, *least)
     if not isinstance(default, list): return text
-    if not text.split(): fail(f"{option} is empty")
-    return [whole_number(option, word, *least) if default and isinstance(default[0], int) else word for word in text.split()]
+    found = text.replace(",", " ").split() or fail(f"{option} is empty")
+    return [whole_number(option, word, *least) if default and isinstance(default[0], int) else word for word in found]
 
 
 def options(doc, flags=(), least={}, more=True, **defaults):
@@ -77,16 +77,21 @@ def shown(name, default, placeholders):
     return f"[--{name.replace('_', '-')} {value}]"
 
 
-def script(doc, measure, show, check=None, more=True, placeholders={}, least={}, **defaults):
+def script(doc, measure, show, check=None, more=True, placeholders={}, least={}, program="", folder="build; make builds them",
+           **defaults):
     """A script that makes a table: its results are measured by measure(results, options) and stored, or are those of the file that
     --from names; show(results, options) prints them. check(options) ends the script if they cannot be meant. The usage goes below
-    the first paragraph of the doc."""
+    the first paragraph of the doc, and at its end what the environment says: the program or its folder, how ranks are started."""
     name, (first, rest) = Path(sys.argv[0]).stem, doc.split("\n\n", 1)
+    path = program if "/" in program else f"build/train_gpt2_{program}" # of a stage
+    where = f"PROGRAM  default {path}" if program else f"BUILD   folder of the programs (default {folder})"
+    rest += f"\n\n{where}    MPIRUN  how to start ranks (dev/on_ranks.sh)"
     usage = [f"  python3 dev/bench/{name}.py"]
     for word in [*(shown(*option, placeholders) for option in defaults.items()), "[--into FILE | --from FILE]",
                  *["[OPTION OF THE PROGRAMS...]"] * more]:
         if len(usage[-1]) + len(word) > 126: usage.append("     ")
         usage[-1] += f" {word}"
+    least = {"steps": (2, "the first is not counted")} | least
     o = options("\n\n".join((first, "\n".join(usage), rest)), least=least, more=more, **defaults)
     if check: check(o)
     file = vars(o)["from"]
@@ -265,27 +270,28 @@ def train(name, program, *arguments, ranks=None, out=None, threads=1, until=None
 
 
 def traced(stage, o, *arguments):
-    """A step of PROGRAM on --ranks with a timeline: the run, and its operations."""
+    """A step of PROGRAM on --ranks with a timeline: the run, and (rank, part, operation) for each communication."""
     program, trace = need(environ("PROGRAM", f"build/train_gpt2_{stage}")), work() / "trace.json"
     ranks_can_start(o.ranks, quiet=True)
     run = train(program, program, QUIET, o.more, *arguments, f"--steps 1 --save-every 0 --trace {trace}", ranks=o.ranks,
                 threads=environ("OMP_NUM_THREADS", 1))
-    return run, [*operations(trace)]
+    return run, [(rank, part, name) for rank, part, name, step, _ in operations(trace) if step in (None, 1)]
 
 
-def operations(trace):
-    """(rank, part of the step, operation) for each communication of step 1 in a timeline, in order. It belongs to the part in which
-    it was issued; in the file its slice comes right before the moment of its issue (dev/tools/overlap.py reads the same)."""
+def operations(trace, waits="wait"):
+    """(rank, part of a step, operation, step or None, microsecond of its issue) for each communication of a timeline, in order.
+    It belongs to the part in which it was issued, or to "before"; what matches waits is no part. In the file its slice comes
+    right before the moment of its issue (dev/tools/overlap.py reads the same)."""
     parts, issued, last = {}, [], None
     for event in json.loads(Path(trace).read_text())["traceEvents"]:
         name, rank = event["name"], event["pid"]
-        if event["ph"] == "X" and event["tid"] == 0 and not name.startswith("wait"):
+        if event["ph"] == "X" and event["tid"] == 0 and not re.match(waits, name):
             parts.setdefault(rank, []).append((event["ts"], name))
         if event["ph"] == "X" and event["tid"] == 1: last = event
-        if event["ph"] == "s" and last["args"].get("step") in (None, 1): issued.append((rank, event["ts"], last["name"]))
-    for rank, when, name in issued:
+        if event["ph"] == "s": issued.append((rank, last["name"], last["args"].get("step"), event["ts"]))
+    for rank, name, step, when in issued:
         begun = [part for part in parts.get(rank, []) if part[0] <= when]
-        yield rank, max(begun, key=lambda part: part[0])[1] if begun else "before", name
+        yield rank, max(begun, key=lambda part: part[0])[1] if begun else "before", name, step, when
 
 
 def operation(name):

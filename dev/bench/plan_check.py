@@ -6,9 +6,7 @@ train_gpt2_single run as there will be ranks, each with one thread; the slowest 
 Communication takes the time of the core that also computes: --sm-share 1. Then each program runs. Other work on this machine can
 only hold a step up, so the fastest step counts, of the programs as of one rank. More ranks than cores run only with --oversubscribe
 yes, and the table says so: a rank that waits leaves its core to others, which no plan counts. The model is --model d4 --seq-len 128
---batch-size 4 where nothing else is given.
-
-BUILD   the folder of the programs (default build)    MPIRUN  how to start ranks (dev/on_ranks.sh)"""
+--batch-size 4 where nothing else is given."""
 import json
 from concurrent.futures import ThreadPoolExecutor
 import here
@@ -112,5 +110,5 @@ def show(d, o):
 
 
 
-m.script(__doc__, lambda d, o: Check(o).measure(d), show, check, least={"ranks": (2,), "steps": (2,)}, ranks=2, steps=8,
-         oversubscribe="no", data="data/train.bin", placeholders={"oversubscribe": "yes", "data": "FILE"})
+m.script(__doc__, lambda d, o: Check(o).measure(d), show, check, least={"ranks": (2,)}, ranks=2, steps=8, oversubscribe="no",
+         data="data/train.bin", placeholders={"oversubscribe": "yes", "data": "FILE"})

@@ -3,9 +3,7 @@
 A line for each schedule, number of stages and of micro-batches: the bubble by the formula for --times (ms of F, I and W) and as
 measured, the median over the steps but the first; which share of the time a rank computes, by both; and how long a step was. Each
 rank is a process that mostly sleeps, so more ranks than cores show the same bubble, if actions last 20 ms or more and nothing else
-runs. --traces FOLDER keeps the runs' timelines there, as SCHEDULE_P_M.json, for build/schedule --trace.
-
-PROGRAM   default build/train_gpt2_pp    MPIRUN  how to start ranks (dev/on_ranks.sh)"""
+runs. --traces FOLDER keeps the runs' timelines there, as SCHEDULE_P_M.json, for build/schedule --trace."""
 import os, re, shutil
 import measure as m
 
@@ -46,5 +44,5 @@ def show(d, o):
             r["schedule"], r["p"], r["m"], by_formula[0], measured, *by_formula[1:], 100 * work / step, step))
 
 
-m.script(__doc__, measure, show, check, more=False, least={"steps": (2, "the first is not measured")}, stages=[2, 4], micro=[1, 4, 8],
-         schedules=["1f1b"], times="20,20,20", steps=12, traces="", placeholders={"traces": "FOLDER"})
+m.script(__doc__, measure, show, check, more=False, stages=[2, 4], micro=[1, 4, 8], schedules=["1f1b"], times="20,20,20",
+         steps=12, traces="", placeholders={"traces": "FOLDER"}, program="pp")

@@ -2,9 +2,7 @@
 
 Megabytes per rank. at a time: micro-batches (in one chunk, if a rank has several) whose activations are alive. kept: the memory of
 these, by formula. state: parameters, gradients and optimizer state. total: with all else, as the program predicts it; a rank that
-measures another number of bytes ends this script, and so do activations of rank 0 that are not those of the formulas.
-
-PROGRAM   default build/train_gpt2_pp    MPIRUN  how to start ranks (dev/on_ranks.sh)"""
+measures another number of bytes ends this script, and so do activations of rank 0 that are not those of the formulas."""
 import re
 import measure as m
 
@@ -43,4 +41,4 @@ def show(d, o):
     for r in d.records(): rows(r)
 
 
-m.script(__doc__, measure, show, least={"ranks": (2,)}, ranks=4, schedules="gpipe 1f1b interleaved zb-h1".split())
+m.script(__doc__, measure, show, least={"ranks": (2,)}, ranks=4, schedules="gpipe 1f1b interleaved zb-h1".split(), program="pp")

@@ -3,9 +3,7 @@
 A line for each rank and kind of message: how many, the bytes of each, and what this rank sends for all of them. A message that is
 issued in a forward pass is an activation, in a backward pass a gradient. Sums: the root, over the two ranks that have it, the loss
 and two norms, and between replicas of the model their gradients. The script fails if a rank's bytes are not those of the formulas, or
-if rank 0's are not those that the program has counted.
-
-PROGRAM   default build/train_gpt2_pp    MPIRUN  how to start ranks (dev/on_ranks.sh)"""
+if rank 0's are not those that the program has counted."""
 import re
 from collections import Counter
 import measure as m
@@ -64,4 +62,4 @@ def show(d, o):
     if wrong: m.fail("\n".join(wrong))
 
 
-m.script(__doc__, measure, show, check, placeholders={"pipeline_parallel": "P"}, ranks=4, pipeline_parallel="")
+m.script(__doc__, measure, show, check, placeholders={"pipeline_parallel": "P"}, ranks=4, pipeline_parallel="", program="pp")

@@ -4,9 +4,7 @@ Ranks play pipelines whose stages are as unequal as those of --model: --times ar
 blocks, and its head takes as long as it does beside a block (train_gpt2_pp's --emulate-ms; in fact a small model is trained). Each
 line is one split: equal numbers of blocks, or --split auto. Its balance is the mean cost of the stages over the largest. The share
 is the throughput of p stages over p times that of one device which has all blocks and the same batch of --micro micro-batches;
-build/schedule predicts it. No more ranks than blocks, and actions of 20 ms or more, because a few cores have to play all ranks.
-
-BUILD   folder of the programs (default build; make builds them)    MPIRUN  how to start ranks (dev/on_ranks.sh)"""
+build/schedule predicts it. No more ranks than blocks, and actions of 20 ms or more, because a few cores play all ranks."""
 import re
 import measure as m
 

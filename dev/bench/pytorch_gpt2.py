@@ -1,10 +1,12 @@
-"""GPT-2 124M trained by PyTorch in eager mode: what `make bench` compares with.
+"""GPT-2 trained by PyTorch: what `make bench` and dev/bench/bench_gpu.py compare with.
 
-    python pytorch_gpt2.py fp32|bf16 B T
+    python pytorch_gpt2.py eager|compile fp32|autocast|bf16 MODEL B T cuda|cpu
 
-The same step as train_gpt2_single's: forward, backward, clipping by the global norm, AdamW with decay on 2-D tensors
-only, on random tokens from random weights. It uses what is fastest in PyTorch on a CPU, fused attention and fused
-AdamW; bf16 is autocast, with fp32 parameters. Runs until it is stopped and prints a line "step ..." each step.
+The same step as train_gpt2_single's: forward, backward, clipping by the global norm, AdamW with decay on 2-D tensors only, on
+random tokens from random weights, with what is fastest in PyTorch: fused attention, fused AdamW, on a GPU torch.compile of
+the model. autocast keeps fp32 parameters, gradients and moments and computes in bf16. bf16 has all of them in bf16 and no
+fp32 master copy, so it moves fewer bytes than our programs do, and trains worse. fp32 means fp32: no TF32. Runs until it is
+stopped and prints a line "step ..." each step, on a GPU with the most memory that tensors have taken.
 """
 import itertools
 import sys
@@ -63,25 +65,30 @@ class GPT2(nn.Module):
         return F.cross_entropy(logits.view(-1, PADDED_V), targets.reshape(-1))
 
 
-def main(precision, B, T):
+def main(mode, precision, name, B, T, device):
     torch.manual_seed(1337)
-    model = GPT2()
-    matrices = [p for p in model.parameters() if p.dim() == 2]
-    vectors = [p for p in model.parameters() if p.dim() == 1]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    torch.backends.cuda.matmul.allow_tf32 = False
+    with torch.device(device):
+        model = GPT2(name)
+    if precision == "bf16":
+        model = model.bfloat16()
+    groups = [{"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": 0.1},
+              {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    forward = torch.compile(model) if mode == "compile" else model
     for step in itertools.count(1):
-        tokens = torch.randint(V, (B, T + 1))
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
-            loss = model(tokens[:, :-1], tokens[:, 1:])
+        tokens = torch.randint(V, (B, T + 1)).to(device)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "autocast"):
+            loss = forward(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        print(f"step {step}: loss {loss.item():.4f}, grad norm {norm.item():.4f}", flush=True)
+        gb = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else 0
+        print(f"step {step} | loss {loss.item():.4f} | grad norm {norm.item():.4f} | mem {gb:.3f} GB", flush=True)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4 or sys.argv[1] not in ("fp32", "bf16"):
-        sys.exit("usage: pytorch_gpt2.py fp32|bf16 B T")
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    if len(sys.argv) != 7 or sys.argv[1] not in ("eager", "compile") or sys.argv[2] not in ("fp32", "autocast", "bf16"):
+        sys.exit("usage: pytorch_gpt2.py eager|compile fp32|autocast|bf16 MODEL B T cuda|cpu")
+    main(*sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5]), sys.argv[6])

@@ -7,8 +7,7 @@ All other options are the program's: --model gpt2 --seq-len 1024, --ddp naive, .
 which nothing was computed for want of gradients are rank 0's medians over the steps, without the first. Efficiency is the
 speed-up over what the number of ranks would give at best. --out keeps each run's folder and log, and scaling.png.
 
-OMP_NUM_THREADS  threads of a rank (default 1, for one rank as for many, or there would be nothing to compare with)
-PROGRAM          default ./train_gpt2_ddp    MPIRUN  how to start ranks (dev/on_ranks.sh)"""
+OMP_NUM_THREADS  threads of a rank (default 1, for one rank as for many, or there would be nothing to compare with)"""
 import shutil
 import measure as m
 from plot import draw
@@ -80,5 +79,5 @@ def show(d, o):
     plot(o, {"strong": strong, "weak": weak})
 
 
-m.script(__doc__, measure, show, check, least={"steps": (2, "the first is not counted")}, ranks=[1, 2, 4], batch_size=8, steps=12,
-         out="", placeholders={"out": "FOLDER"})
+m.script(__doc__, measure, show, check, ranks=[1, 2, 4], batch_size=8, steps=12, out="", placeholders={"out": "FOLDER"},
+         program="./train_gpt2_ddp")

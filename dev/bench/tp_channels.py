@@ -3,9 +3,7 @@
 Two ranks with a thread each share models of 4 layers with heads of 64 channels, and always have the same tokens. --no-overlap, so
 that a step either computes or communicates: communicating is what the log calls exposed, computing is the rest of the step.
 Both are medians over all steps but each run's first, as multiples of the line above. At fixed tokens the bytes grow with the
-channels C and the matrix products with C squared; the table has these laws beside what was measured. --svg draws both.
-
-BUILD   folder of the program (default build; make builds it)    MPIRUN  how to start ranks (dev/on_ranks.sh)"""
+channels C and the matrix products with C squared; the table has these laws beside what was measured. --svg draws both."""
 from math import log2
 import measure as m
 from svg import Svg
@@ -67,5 +65,4 @@ def show(d, o):
                                          ("communicating", "#c1121f", "C", 1, waits)], shares))
 
 
-m.script(__doc__, measure, show, check, least={"steps": (2, "the first is not counted")}, channels=[128, 256, 512, 1024], rounds=3,
-         steps=8, svg="")
+m.script(__doc__, measure, show, check, channels=[128, 256, 512, 1024], rounds=3, steps=8, svg="")

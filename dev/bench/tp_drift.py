@@ -3,9 +3,7 @@
 Trains one model on one device and on t ranks that share it, in fp32 and in bf16, with the same data and the same global batch.
 The table has the largest relative differences of the loss and of the gradient norm to the single program of the same precision,
 over the steps up to each of --at. Its last line compares the single program in fp32 and in bf16. All other options are the
-programs'.
-
-BUILD   folder of the fp32 programs (default build; the bf16 ones are in BUILD/bf16)    MPIRUN  how to start ranks"""
+programs'. Those in bf16 are in BUILD/bf16."""
 import measure as m
 
 

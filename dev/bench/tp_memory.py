@@ -2,9 +2,7 @@
 
 Megabytes per rank. state: parameters, gradients and optimizer state; not cut: the part of it that every rank has. block: the
 activations that a block keeps, in numbers for each token and channel, of fp32 or of 16 bits, by formula. other: communication and
-workspace. sent: in a step, by a rank. A run that measures another number of bytes than it predicted ends this script.
-
-PROGRAM   default build/train_gpt2_tp    MPIRUN  how to start ranks (dev/on_ranks.sh)"""
+workspace. sent: in a step, by a rank. A run that measures another number of bytes than it predicted ends this script."""
 import measure as m
 
 WAYS = {"": "", "sequence parallel": "--sequence-parallel", "keeps gathered": "--sequence-parallel --keep-gathered"}
@@ -40,4 +38,4 @@ def show(d, o):
     for r in d.records(): row(r)
 
 
-m.script(__doc__, measure, show, tp=[1, 2, 4])
+m.script(__doc__, measure, show, tp=[1, 2, 4], program="tp")

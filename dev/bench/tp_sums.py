@@ -2,9 +2,7 @@
 
 A line for each part of a step, operation and length: how many, how many bytes of values each is about, and the bytes that this
 rank sends for one of them and for all. An operation belongs to the part in which it was issued. The sum of all is compared with
-the bytes that the program has counted, and the script fails if they differ. Operations between replicas of the model are marked.
-
-PROGRAM   default build/train_gpt2_tp    MPIRUN  how to start ranks (dev/on_ranks.sh)"""
+the bytes that the program has counted, and the script fails if they differ. Operations between replicas are marked."""
 import re
 from collections import Counter
 import measure as m
@@ -43,4 +41,4 @@ def show(d, o):
     if abs(total - r["counted"]) > 1: m.fail(f"the program has counted {r['counted']} bytes")
 
 
-m.script(__doc__, measure, show, check, placeholders={"tensor_parallel": "T"}, ranks=2, tensor_parallel="")
+m.script(__doc__, measure, show, check, placeholders={"tensor_parallel": "T"}, ranks=2, tensor_parallel="", program="tp")

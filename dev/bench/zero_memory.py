@@ -6,9 +6,7 @@ Megabytes per rank by kind. state: parameters, gradients and optimizer state tog
 the same by the formulas of the ZeRO paper, which know of no padding, nor of what tp and pp do not divide. communication: buckets,
 gathered units, scratch. other: activations and workspace. micro: micro-batches in a step. sent: numbers that a rank sends in it,
 per parameter, and by formula if that does not depend on the tokens. Where ranks differ (pp, 3d), it is rank 0. A run that
-measures another number of bytes than it predicted, for any kind, ends this script. --svg draws a bar for each line.
-
-BUILD   folder of the programs (default .)    MPIRUN  how to start ranks (dev/on_ranks.sh)"""
+measures another number of bytes than it predicted, for any kind, ends this script. --svg draws a bar for each line."""
 import os
 import measure as m
 from svg import Svg
@@ -112,4 +110,4 @@ def check(o):
         if stage not in STAGES: m.fail(f"--stages wants some of {', '.join(STAGES[:-1])} and 3d, not '{stage}'")
 
 
-m.script(__doc__, measure, show, check, ranks=[1, 2, 4, 8], stages=STAGES[:4], svg="")
+m.script(__doc__, measure, show, check, ranks=[1, 2, 4, 8], stages=STAGES[:4], svg="", folder=".")

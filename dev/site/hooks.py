@@ -32,8 +32,7 @@ def linked_sources():
     for document in documents():
         for _, target, _ in LINK.findall((ROOT / document).read_text()):
             path = source.resolve(document, target)
-            if path:
-                found.add(path)
+            if path: found.add(path)
     for folder in [path for path in found if path in source.folders()]:
         found |= {n for n in source.tracked() if n.startswith(folder + "/")}
     found |= {parent for path in found for parent in source.parents(path)}
@@ -81,8 +80,7 @@ def on_files(files, config):
 def rewrite(document, found):
     text, target, anchor = found.groups()
     path = source.resolve(document, target)
-    if not path or path.endswith(".svg"):
-        return found[0]
+    if not path or path.endswith(".svg"): return found[0]
     return f"{text}({relpath(source.page_of(path), dirname(document) or '.')}{anchor or ''})"
 
 
@@ -95,15 +93,13 @@ def on_page_markdown(markdown, page, config, files):
             page.title = re.sub(r"^reader/(\w+)-(\w+)$", r"\1 beside \2", name.removesuffix(".md").removesuffix("/index"))
         return ""
     fenced = re.split(r"(^```.*?^```$)", markdown, flags=re.S | re.M)
-    for i in range(0, len(fenced), 2):
-        fenced[i] = LINK.sub(partial(rewrite, name), fenced[i])
+    for i in range(0, len(fenced), 2): fenced[i] = LINK.sub(partial(rewrite, name), fenced[i])
     return "".join(fenced)
 
 
 def on_page_content(html, page, config, files):
     name = page.file.src_uri
-    if name in made:
-        return made[name]()
+    if name in made: return made[name]()
     return html.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
 
 

@@ -45,8 +45,8 @@ def of_pair(left, right):
 
 def check():
     """What is wrong with the notes of all pairs, in words."""
-    wrong = [f"{FILE}: {stage}: '{key}' has no note; write [SECTION, TEXT]" for stage, table in stages.differences().items()
-             for key, value in table.items() if key != "bases" and not (isinstance(value, list) and len(value) == 2)]
+    wrong = [f"{FILE}: {stage}: '{key}' has no note; write TEXT or [SECTION, TEXT]" for stage, table in stages.differences().items()
+             for key, value in table.items() if key != "bases" and isinstance(value, list) and len(value) != 2]
     for left, right in stages.neighbours() if not wrong else []:
         named = {hunk.name for base in stages.bases()[right] for hunk in stages.hunks(base, right)}
         wrong += [f"{FILE}: {right}: there is no difference in '{name}'" for name in stages.notes(right) if name not in named]

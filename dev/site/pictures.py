@@ -27,8 +27,7 @@ def ask(model, precision, ranks):
     times = {f"{table['table']}/{row['name']}": row for table in plan["times"] for row in table["rows"]}
     for key in WAYS:
         found = [way for way in plan["ways"] if way["name"] == key or way["name"].startswith(key + " ") and way["ranks"] == ranks]
-        if not found:
-            continue
+        if not found: continue
         way = found[-1]
         row = times.get(f"{key}/{ranks}") or times.get(f"{key} of {ranks}/{way['name']}")
         shown[key] = {"name": way["name"], "bytes": [way["bytes"][kind] for kind in KINDS], "total": way["bytes"]["total"],

@@ -16,13 +16,11 @@ def word_marks(a, b):
     left, right = WORDS.findall(a), WORDS.findall(b)
     marks = [], []
     for kind, a0, a1, b0, b1 in SequenceMatcher(None, left, right, False).get_opcodes():
-        if kind == "equal":
-            continue
+        if kind == "equal": continue
         for words, first, last, mark in ((left, a0, a1, marks[0]), (right, b0, b1, marks[1])):
             begin = sum(map(len, words[:first]))
             end = begin + sum(map(len, words[first:last]))
-            if (a if mark is marks[0] else b)[begin:end].strip():
-                mark.append((begin, end))
+            if (a if mark is marks[0] else b)[begin:end].strip(): mark.append((begin, end))
     return marks
 
 
@@ -38,10 +36,8 @@ class Page:
         kind = "e"
         if changed:
             kind = "c" if None not in text else "d" if text[1] is None else "i"
-            if not any(t and t.strip() for t in text):
-                kind = "b"
-            if kind == "c":
-                marks = word_marks(*text)
+            if not any(t and t.strip() for t in text): kind = "b"
+            if kind == "c": marks = word_marks(*text)
         cells = ""
         for side, n in enumerate(pair):
             if n is None:
@@ -99,8 +95,7 @@ class Page:
             flush(False)
             number += 1
             out.append(self.hunk(number, part, next(its_notes)))
-            if not listed or listed[-1][0] != part.name:
-                listed.append((part.name, number))
+            if not listed or listed[-1][0] != part.name: listed.append((part.name, number))
         flush(True)
         contents = " ".join(f'<a href="#hunk-{n}">{escape(name)}</a>' for name, n in listed)
         return (f'{self.head(number)}<details class="contents"><summary>What differs</summary><p>{contents}</p></details>'

@@ -25,16 +25,13 @@ def folders():
 
 
 def parents(name):
-    while name := dirname(name):
-        yield name
+    while name := dirname(name): yield name
 
 
 def page_of(path):
     """The page that shows a file or folder: MkDocs' name of its source."""
-    if path.endswith(".md"):
-        return path
-    if path in folders():
-        return f"{path}/README.md" if f"{path}/README.md" in tracked() else f"{path}/index.md"
+    if path.endswith(".md"): return path
+    if path in folders(): return f"{path}/README.md" if f"{path}/README.md" in tracked() else f"{path}/index.md"
     return path + ".md"
 
 
@@ -80,8 +77,7 @@ def contracts():
         text = (ROOT / path).read_text().split("\n")
         for at, line in enumerate(text):
             declared = DECLARATION.match(line) or re.match(r"#define (\w+)\(", line)
-            if not declared or declared[1] in found or line.startswith(("return", "else")):
-                continue
+            if not declared or declared[1] in found or line.startswith(("return", "else")): continue
             first = at
             while first > 0 and text[first - 1].startswith("//") and not text[first - 1].startswith("// ---"):
                 first -= 1
@@ -96,8 +92,7 @@ Piece = namedtuple("Piece", "css text href title")
 
 
 def css_of(kind):
-    while kind not in STANDARD_TYPES:
-        kind = kind.parent
+    while kind not in STANDARD_TYPES: kind = kind.parent
     return STANDARD_TYPES[kind]
 
 
@@ -132,8 +127,7 @@ def pieces(path):
         for number, part in enumerate(value.split("\n")):
             if number: rows.append([])
             if part: rows[-1].append(Piece(css_of(kind), part, href, title))
-    while rows and not rows[-1]:
-        rows.pop()
+    while rows and not rows[-1]: rows.pop()
     return rows
 
 

@@ -20,6 +20,7 @@ def chapter_number(document):
     return int(found[1]) if found else None
 
 
+USUAL = "the-diff-in-the-files-order"
 INCLUDES = "section 1. libraries, in reading order"
 JOIN = 3  # so many equal lines between two changes of a definition make no new hunk
 
@@ -41,8 +42,8 @@ def differences():
 @lru_cache
 def notes(stage):
     """{definition: [section, text]}: why it is another one than in the stage's bases."""
-    return {INCLUDES if name == "includes" else name: note for names, note in differences().get(stage, {}).items() if names != "bases"
-            for name in names.split()}
+    return {INCLUDES if name == "includes" else name: [USUAL, note] if isinstance(note, str) else note
+            for names, note in differences().get(stage, {}).items() if names != "bases" for name in names.split()}
 
 
 def bases():

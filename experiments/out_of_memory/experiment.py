@@ -9,8 +9,7 @@ QUESTION = "Two ranks may use a fixed amount of memory each, as if that were the
 NOTES = """A larger model computes more for each token, so its tokens per second are fewer for that reason alone. [Chapter
 4](../../doc/04_fsdp.md#a-model-that-ddp-has-no-memory-for) has the same on four ranks."""
 WORDS = {"ddp-1": "DDP, the small model", "fsdp-1": "FSDP, the small model", "ddp-2": "DDP, twice the depth",
-         "fsdp-2": "FSDP, twice the depth",
-         "fsdp-3": "FSDP, three times the depth", "fsdp-8": "FSDP, eight times, on the host"}
+         "fsdp-2": "FSDP, twice the depth", "fsdp-3": "FSDP, three times the depth", "fsdp-8": "FSDP, eight times, on the host"}
 
 
 def runs(x):

@@ -176,8 +176,8 @@ def test_train_bpe_finds_their_trainers_merges_in_the_same_order_and_its_vocabul
     assert_equal("merges", [ours], [expected], [text])
 
 
-def test_tokens_that_no_merge_makes_are_accepted_and_a_missing_merge_is_not():
-    """The trainer puts such tokens first; two of our own are put at the end."""
+def test_tokens_that_no_merge_makes_are_accepted():
+    """The trainer puts such tokens first; two of our own are put at the end. (test/unit/test_tokenizer.c leaves a merge out.)"""
     for added in (["<|endoftext|>"], ["<s>", "<pad>", "</s>", "<|endoftext|>", "[MASK]"], ["PAD", "EOS", "<|endoftext|>"]):
         folder = WORK / f"added_{len(added)}"
         folder.mkdir()
@@ -189,7 +189,3 @@ def test_tokens_that_no_merge_makes_are_accepted_and_a_missing_merge_is_not():
         (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
         expected = [trained.encode(d, add_special_tokens=False).ids for d in languages()]
         assert_equal(added, our_tokens(folder, languages(), vocab["<|endoftext|>"]), expected, languages())
-        merges = (folder / "merges.txt").read_text(encoding="utf-8").splitlines(keepends=True)
-        (folder / "merges.txt").write_text("".join(merges[:-1]), encoding="utf-8", newline="")
-        done = subprocess.run([ROOT / "build/tokenize", "--tokenizer", folder, "--out", WORK / "out.bin", "README.md"], capture_output=True, text=True)
-        assert done.returncode == 1 and "merges do not make 1 of the vocabulary's tokens" in done.stderr, done

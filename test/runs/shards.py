@@ -1,8 +1,11 @@
 """What the tests of training runs share."""
-import functools, json, math, re
+import functools, json, math, re, sys
 from pathlib import Path
 import pytest
-from suite import TOKENS, Stored, assert_close, assert_same, assert_same_metrics, command, half, program, train, trained
+from suite import ROOT, TOKENS, Stored, assert_close, assert_same, assert_same_metrics, command, half, program, train, trained
+
+sys.path.append(str(ROOT / "dev/bench"))
+from measure import operations  # noqa: E402, F401
 
 
 def sampled(*values, **options):

@@ -93,13 +93,6 @@ def test_0_steps_save_what_training_would_begin_with(name, strict, tmp_path):
     assert_same_files(saved(name), continued(saved(name, None, "--steps 0"), tmp_path, 0, name, strict=strict))
 
 
-@pytest.mark.parametrize("name, by, ranks", [("sharded", "single", 1), *(rest(*row) for row in (
-    ("zero3", "single", 1), ("single", "zero3", 3), ("tp4", "single", 1), ("single", "pp2", 4), ("2x2x2zs", "single", 1),
-    ("single", "2x2x2zs", 8)))])
-def test_step_0_is_continued_by_others(name, by, ranks, tmp_path):
-    assert_near(saved(name), continued(saved(name, None, "--steps 0"), tmp_path, 0, by, ranks))
-
-
 def test_hf_export_reads_shards(tmp_path):
     step_0 = saved("sharded", None, "--steps 0").checkpoint()
     assert (step_0 / "model-00003-of-00003.safetensors").exists()

@@ -1,14 +1,14 @@
 """Data parallelism: runs on 1 to 4 ranks agree with PyTorch DDP's in every mode, with any buckets and accumulation, and in bf16 with those
 of PyTorch's DDP under AMP: autocast to bf16, with weights and AdamW's state in fp32. test/reference/README.md has the reasons of the
-bounds."""
-import json
+bounds. Ranks send as many bytes as the formula says, during the backward pass where they have buckets."""
+import json, re
 import numpy as np
 import pytest
-from shards import assert_pytorchs, sizes
-from suite import PYTORCH, REFERENCE, Stored, assert_close, assert_same, rest, tensors, trained
+from shards import assert_pytorchs, operations, sizes
+from suite import PYTORCH, REFERENCE, TINY, Stored, assert_as_predicted, assert_close, assert_same, once, rest, tensors, trained
 
 RANKS = [rest(1), 2, 3, rest(4)]
-SMALL_BUCKETS = "--bucket-mb 0.02"
+SMALL_BUCKETS, TINIER_BUCKETS = "--bucket-mb 0.02", "--bucket-mb 0.01"
 by_ranks = pytest.mark.parametrize("ranks", RANKS, ids="{}_ranks".format)
 
 
@@ -90,5 +90,21 @@ def test_bounds_of_bf16_exclude_mistakes(mistake, field):
         assert_close(Stored("ddp/ranks_2_amp"), Stored(f"ddp/ranks_2_amp_{mistake}"), rtol=AMP_BOUNDS[field], atol=0, only=field)
 
 
-def test_naive_sends_as_much_with_4_micro_batches_as_with_one():
-    assert set(ddp(2, "--ddp naive", micro=4).series("comm_bytes")) == set(ddp(2, "--ddp naive").series("comm_bytes")) != {0}
+# ---- what is sent ----
+@pytest.mark.parametrize("ranks, micro, options", [
+    (1, 1, ""), (2, 1, ""), (3, 1, "--total-batch-size 384"), (4, 1, ""), (4, 4, ""), (4, 4, "--ddp naive"), rest(1, 4, ""), rest(2, 4, "")],
+    ids=["1_rank", "2_ranks", "3_ranks", "4_ranks", "4_ranks-4_micro", "4_ranks-4_micro-naive", "1_rank-4_micro", "2_ranks-4_micro"])
+def test_a_step_sends_2p_n_minus_1_over_n_elements_and_the_loss(ranks, micro, options):
+    run = trained("ddp", TINY, TINIER_BUCKETS, options, "--steps 3 --batch-size", (24 if ranks == 3 else 32) // ranks // micro, ranks=ranks)
+    parameters = (384 + 16 + 2) * 16 + 2 * (12 * 16**2 + 13 * 16)
+    assert run.series("comm_bytes") == [2 * (ranks - 1) * (4 * parameters + 8) // ranks] * 3 # the loss is a double
+    assert_as_predicted(run)
+
+
+@pytest.mark.parametrize("options, during", [(TINIER_BUCKETS, True), ("--ddp naive", False)], ids=["buckets", "naive"])
+def test_buckets_are_issued_during_the_backward_pass_and_naive_sums_after_it(options, during):
+    path = once(f"timeline of {options}", lambda place: None) / "trace.json"
+    trained("ddp", TINY, "--batch-size 16 --steps 2", options, "--trace", path, ranks=2)
+    for rank in 0, 1:
+        parts = [part for q, part, _, step, _ in operations(path, "wait for .*#") if q == rank and step == 2]
+        assert parts and any(re.match("backward", part) for part in parts) == during

@@ -1,8 +1,8 @@
 """What a run on several ranks says at its end about its time: the causes add up to the step, each stage names its own, and --single-throughput takes
-what can be compared. (test/unit/test_diagnosis.c has advice on made-up times.)"""
+what can be compared. (test/unit/test_diagnosis.c has what cannot, and made-up times.)"""
 import re
 import pytest
-from suite import TOKENS, assert_refused, assert_same_metrics, assert_says, command, program, rest, train, trained
+from suite import TOKENS, assert_refused, assert_same_metrics, assert_says, command, program, rest, trained
 
 SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 32 --seq-len 32 --batch-size 4 --steps 8 --eval-every 0 --sample-every 0 "
          "--save-every 0")
@@ -77,10 +77,3 @@ def test_scaling_is_of_the_throughput_of_a_run_on_one_rank(kind, batch_size):
 def test_single_throughput_may_be_a_number():
     assert_says(trained("ddp", SMALL, "--single-throughput 1e7", ranks=2).said,
                 "^scaling .* % .strong, if that run also had as many.*, 10000000 on one")
-
-
-@pytest.mark.rest
-def test_a_throughput_that_cannot_be_compared_is_refused():
-    """test/unit/test_diagnosis.c has more."""
-    assert_refused(train("ddp", SMALL, "--batch-size 8 --single-throughput", alone(), ranks=2),
-                   r"that run had 128 tokens; give one with --total-batch-size 512 \(strong scaling\) or 512 / 2 ranks")

@@ -1,8 +1,8 @@
 """FSDP: in rank order losses, norms, weights and optimizer state are DDP's to the bit, for every way to shard, wrap, gather ahead, offload
 and recompute. Each rank holds and sends as many bytes as the formulas say, which are written here a second time, in plain numbers."""
-import collections, json, re
+import collections, re
 import pytest
-from shards import assert_all_say, assert_near_losses, assert_same_samples, faulty, sampled, shard, skipped_steps
+from shards import assert_all_say, assert_near_losses, assert_same_samples, faulty, operations, sampled, shard, skipped_steps
 from suite import PYTORCH, TOKENS, Stored, assert_close, assert_refused, assert_same, assert_same_metrics, rest, train, trained
 
 LONG = 6
@@ -242,23 +242,16 @@ def test_the_peak_grows_by_one_groups_parameters_with_each_room(wrap, groups):
 def test_gathers_are_issued_where_prefetch_says(options, order, gathers, tmp_path):
     trace = tmp_path / "trace.json"
     trained("fsdp", SMALL, "--batch-size 4 --wrap-blocks 2 --steps 2", options, ["--trace", trace], ranks=2)
-    events = json.loads(trace.read_text())["traceEvents"]
+    issued = sorted(((rank, part, name.split()[0], when) for rank, part, name, step, when in operations(trace) if step == 2),
+                    key=lambda operation: operation[3])
     for rank in 0, 1:
-        compute, issued = [], []
-        for event, following in zip(events, events[1:]):
-            if event["pid"] != rank or event["ph"] != "X" or event["args"]["step"] != 2: continue
-            if event["tid"] == 0: compute.append((event["name"], event["ts"], event["ts"] + event["dur"]))
-            elif following["ph"] == "s":
-                kind, number = re.match(r"(\S+) #(\d+)", event["name"]).groups()
-                issued.append((int(number), kind, following["ts"]))
-        issued.sort()
+        mine = [(part, kind) for q, part, kind, _ in issued if q == rank]
         kinds = {"all-gather": "G", "reduce-scatter": "R"}
-        assert "".join(kinds.get(kind, "") for _, kind, _ in issued) == "GGGG" + order + "G", issued
+        assert "".join(kinds.get(kind, "") for _, kind in mine) == "GGGG" + order + "G", issued
         for part, numbers in gathers.items():
             for block, number in enumerate(numbers):
-                slices = [(begin, end) for name, begin, end in compute if name == f"{part}, block {block}"]
-                found = sum(kind == "all-gather" and begin <= at <= end for _, kind, at in issued for begin, end in slices)
-                assert slices and number in (None, found), f"rank {rank} issues {found} gathers in {part}, block {block}"
+                found = mine.count((f"{part}, block {block}", "all-gather"))
+                assert number in (None, found), f"rank {rank} issues {found} gathers in {part}, block {block}"
 
 
 # ---- ranks that fail, and options that do not go together ----

@@ -82,30 +82,14 @@ def test_the_validation_loss_is_pytorchs_mean_over_the_tokens_that_count(ranks, 
 
 
 # ---- what is refused ----
-def test_a_mask_that_is_not_of_these_tokens_is_refused(tmp_path):
-    """test/unit/test_tokens.c changes every field of a mask."""
-    folder = shutil.copytree(data(), tmp_path / "data")
-    changed = bytearray((folder / "tokens.bin").read_bytes())
-    changed[1024] ^= 1
-    (folder / "tokens.bin").write_bytes(changed)
-    assert_refused(train("single", TINY, ["--data", folder / "tokens.bin"], "--steps 1"),
-                   "tokens.mask: is the mask of other tokens", "make both files again")
-
-
-def test_a_mask_is_not_data_and_data_may_have_to_have_a_mask():
-    assert_refused(train("single", TINY, ["--data", data() / "tokens.mask"]), "tokens.mask: is a mask: give the token file beside it")
-    assert_refused(train("single", TINY, "--mask required"), "--mask required: .*tokens.bin has no mask; make .*tokens.mask")
-
-
-def test_validation_data_of_which_no_token_counts_and_shards_of_which_one_lacks_its_mask_are_refused(tmp_path):
+def test_validation_data_of_which_no_token_counts_are_refused(tmp_path):
+    """test/unit/test_tokens.c changes every field of a mask; test_dataloader.c lacks masks."""
     question = {"q": "a question that is long enough to fill some sequences, more than one of them", "a": "x"}
     (tmp_path / "q.jsonl").write_text(json.dumps(question) + "\n")
     succeeds([program("tokenize")], "--split jsonl --prompt-field q --response-field a --out", tmp_path / "a.bin", tmp_path / "q.jsonl")
     assert_refused(train("single", TINY, "--steps 1 --batch-size 1 --total-batch-size 16 --eval-every 1 --eval-steps 1",
                          ["--val-data", tmp_path / "a.bin"]),
                    "--val-data .*a.bin: by its mask no target of the first 1 sequences counts", "--eval-steps")
-    shutil.copy(TOKENS, tmp_path / "b.bin")
-    assert_refused(train("single", TINY, ["--data", f"{tmp_path}/*.bin"]), "b.bin has no mask, but other shards have one", "--mask none")
 
 
 def test_ranks_with_different_masks_do_not_begin(tmp_path):

@@ -158,8 +158,8 @@ def test_stopped_early_it_leaves_a_table_of_what_was_measured(bench):
 
 
 def test_bad_input_is_refused(bench):
-    for options, says in {"--model gpt5": "there is no model 'gpt5'; there are gpt2", "--batch 8,x": "batch must be a whole number, not 'x'",
-                          "--rounds 0": "rounds must be at least 1, not 0", "gpt2": "there is no option 'gpt2'"}.items():
+    for options, says in {"--model gpt5": "there is no model 'gpt5'; there are gpt2", "--batch 8,x": "batch wants a whole number from 1 on, not 'x'",
+                          "--rounds 0": "rounds wants a whole number from 1 on, not '0'", "gpt2": "there is no option 'gpt2'"}.items():
         assert_refused(bench(options), says)
     assert_refused(bench("", BUILD=bench.place / "none"), "there is no .*none/train_gpt2_single: make DEVICE=cuda")
 
@@ -173,7 +173,7 @@ def test_our_own_program_is_measured(bench):
 @pytest.mark.skipif(command("python3 -c", ["import torch"]).status != 0, reason="there is no PyTorch")
 def test_pytorchs_program_has_about_the_same_loss_in_each_precision():
     for way in "fp32", "autocast", "bf16":
-        said = command("python3 dev/bench/pytorch_cuda.py eager", way, "d1 2 16 cpu").out
+        said = command("python3 dev/bench/pytorch_gpt2.py eager", way, "d1 2 16 cpu").out
         assert 10.5 < float(re.match(r"step 1 \| loss ([0-9.]*) \| grad norm [0-9.]* \| mem 0.000 GB", said)[1]) < 11.2, said
 
 

@@ -32,12 +32,11 @@ FORWARD = "\nstatic void gpt2_forward(GPT2* g) {"
 
 
 @pytest.mark.parametrize("file, change, says", [
-    ("dev/site/notes.toml", lambda x: x.replace('"unit_release: ', '"unit_params: ', 1), "ddp-zero: no note for the hunk of unit_release"),
-    ("dev/site/notes.toml", lambda x: x + '"unit_release: not_a_line();" = ["padding", "Text."]\n',
-     r"'unit_release: not_a_line\(\);' belongs to 0 hunks"),
-    ("dev/site/notes.toml", lambda x: x + '"unit_release: not_a_line();" = "Text."\n', "write .SECTION, TEXT."),
-    ("train_gpt2_zero.cu", lambda x: x.replace(FORWARD, FORWARD + " (void)g;"), "no note for the hunk of gpt2_forward")],
-    ids=["no_note", "no_hunk", "no_section", "new_hunk"])
+    ("test/stages.toml", lambda x: re.sub("\nunit_release = .*", "", x, count=1), "zero: no note for unit_release, which differs from ddp"),
+    ("test/stages.toml", lambda x: x + 'no_function = "Text."\n', "compress: there is no difference in 'no_function'"),
+    ("test/stages.toml", lambda x: x + 'unit_release = ["padding"]\n', "write TEXT or .SECTION, TEXT."),
+    ("train_gpt2_zero.cu", lambda x: x.replace(FORWARD, FORWARD + " (void)g;"), "no note for gpt2_forward, which differs from ddp")],
+    ids=["no_note", "no_difference", "no_section", "new_hunk"])
 def test_a_note_or_hunk_alone_is_named(copy, file, change, says):
     text = (copy / file).read_text()
     (copy / file).write_text(change(text))

@@ -70,43 +70,6 @@ TEST(ranks_together_see_what_one_rank_sees_from_any_step_on) {
     }
 }
 
-// Two epochs of `ranks` ranks over n windows: no window comes twice in an epoch, whichever ranks read it.
-static void check_epochs_of_ranks(const char* path, int n, DataShape s) {
-    int G = (int)s.global_batch, share = n / G * G;
-    for (int epoch = 0; epoch < 2; epoch++) {
-        FREED int* windows = windows_of_ranks(path, s, epoch, 0, share / G);
-        FREED char* seen = xcalloc((size_t)n, 1);
-        for (int i = 0; i < share; i++) {
-            assert_in_range(windows[i] / s.T, 0, n - 1);
-            assert_int_equal(seen[windows[i] / s.T]++, 0);
-        }
-    }
-}
-TEST(ranks_share_no_sequence_and_do_equally_many_steps) {
-    for (int ranks = 1; ranks <= 8; ranks++) for (int B = 1; B <= 3; B += 2) for (int accumulation = 1; accumulation <= 2; accumulation++) {
-        int G = ranks * B * accumulation;
-        const int lengths[] = { G, G + 1, 2 * G - 1, 2 * G, 3 * G + G / 2, 101 };
-        for (size_t k = 0; k < COUNT(lengths); k++) {
-            const char* path = write_tokens("share.bin", 0, (size_t)(lengths[k] * 3 + 1) + k % 3);
-            check_epochs_of_ranks(path, lengths[k], shape(B, 3, G, 0, ranks));
-        }
-    }
-}
-
-TEST(epochs_and_seeds_have_orders_of_their_own) {
-    enum { N = 200 };
-    const char* path = write_tokens("orders.bin", 0, N * 2 + 1);
-    DataShape s = shape(1, 2, N, 0, 1), other = s;
-    other.seed++;
-    FREED int *two_epochs = windows_of_ranks(path, s, 0, 0, 2), *of_other = windows_of_ranks(path, other, 0, 0, 1);
-    int same = 0;
-    for (int i = 0; i < N; i++) {
-        same += two_epochs[i] == two_epochs[N + i];
-        same += of_other[i] == two_epochs[i] || of_other[i] == two_epochs[N + i];
-    }
-    assert_in_range(same, 0, 15); // two random orders share one place on average
-}
-
 TEST(a_sought_position_continues_to_the_bit) {
     enum { T = 4, G = 12, STEPS = 30 };
     const char* path = write_tokens("seek.bin", 0, 100 * T + 1); // 8 steps an epoch: into the fourth epoch

@@ -72,48 +72,6 @@ TEST(the_padding_of_the_vocabulary_is_zero) {
     for (int k = 130 * 12; k < 256 * 12; k++) assert_true(w[k] == 0);
 }
 
-// Which of N parts has element (row, col) of tensor i of unit u, written out by the names of tensors. -1: all of them.
-static int owner_of(GPT2Config c, int u, int i, size_t row, size_t col, size_t N) {
-    size_t C = (size_t)c.C, head_channels = C / (size_t)c.NH, heads = (size_t)c.NH / N;
-    if (u == 0) return i == WTE ? (int)(row / ((size_t)c.Vp / N)) : -1;
-    switch (i) {
-    case QKVW: case QKVB: return (int)(row % C / head_channels / heads); // rows are those of q, then of k, then of v
-    case FCW: case FCB: return (int)(row / (4 * C / N));
-    case PROJW: return (int)(col / (C / N));
-    case FCPROJW: return (int)(col / (4 * C / N));
-    default: return -1;
-    }
-}
-// Checks that part p's elements are those that it should have, in ascending order. Returns their number.
-static size_t check_part(GPT2Config c, int u, int i, int p, int N) {
-    TensorInfo t = unit_tensor(c, u, i);
-    TensorRuns r = tensor_part(c, u, i, p, N);
-    size_t cols = t.cols ? t.cols : 1, next = t.offset;
-    for (size_t k = 0; k < r.count; k++) {
-        size_t begin = r.begin + k * r.stride, end = begin + r.n;
-        assert_true(begin >= next && end <= t.offset + tensor_elements(t));
-        for (size_t e = begin - t.offset; e < end - t.offset; e++) {
-            int owner = owner_of(c, u, i, e / cols, e % cols, (size_t)N);
-            if (owner >= 0) assert_int_equal(owner, p);
-        }
-        next = end;
-    }
-    return r.n * r.count;
-}
-// Each has its share of the elements, or all: so together they are complete, and disjoint.
-TEST(parts_of_a_tensor_are_whole_heads_rows_or_columns) {
-    const GPT2Config configs[2] = { { 24, 130, 256, 2, 4, 24 }, { 5, 100, 128, 1, 12, 12 } }; // 6 channels a head, and one
-    for (int k = 0; k < 2; k++) {
-        GPT2Config c = configs[k];
-        for (int u = 0; u <= c.L; u++) for (int i = 0; i < unit_tensors(u); i++) {
-            size_t all = tensor_elements(unit_tensor(c, u, i));
-            bool replicated = owner_of(c, u, i, 0, 0, 1) < 0;
-            for (int N = 1; N <= 4; N *= 2) for (int p = 0; p < N; p++)
-                assert_int_equal(check_part(c, u, i, p, N), replicated ? all : all / (size_t)N);
-        }
-    }
-}
-
 // A part of a unit as a piece: its size is that of its tensors' runs, and those without columns come first and are not decayed.
 TEST(a_part_of_a_unit_is_the_parts_of_its_tensors) {
     GPT2Config c = { 16, 300, 384, 3, 12, 48 };
