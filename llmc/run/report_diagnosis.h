@@ -91,15 +91,6 @@ static inline void step_times_end(StepTimes* t, RankContext* w, long long step, 
     t->last = step;
 }
 
-// self: the Diagnosis to set; given: RankSteps, each as far as its last channel. The answer says nothing.
-static inline ControlBytes diagnosis_decide(void* self, const ControlBytes* given, int size) {
-    const RankSteps** ranks = (const RankSteps**)xcalloc((size_t)size, sizeof(RankSteps*));
-    for (int q = 0; q < size; q++) ranks[q] = (const RankSteps*)given[q].data;
-    *(Diagnosis*)self = diagnose(ranks, size);
-    free(ranks);
-    return control_bytes("", 1);
-}
-
 // ---- what the options say ----
 static inline bool is_emulated(const OptionTable* t) {
     for (int i = 0; i < t->count; i++)
@@ -203,7 +194,13 @@ static inline bool find_breakdown(Diagnosis* d, StepTimes* t, RankContext* w, co
     if (w->comm.size == 1 || t->steps == 0) return false;
     for (int s = 0; s < t->mine.steps && is_emulated(table); s++) t->mine.running[s] = -1; // it sleeps instead of computing
     trace_steps(t);
-    free(control_all_reduce(&w->control, &t->mine, rank_steps_bytes(&t->mine), diagnosis_decide, d).data);
+    ControlBytes* given = control_gather(&w->control, &t->mine, rank_steps_bytes(&t->mine)); // each as far as its last channel
+    if (given == NULL) return true;
+    const RankSteps** ranks = (const RankSteps**)xcalloc((size_t)w->comm.size, sizeof(RankSteps*));
+    for (int q = 0; q < w->comm.size; q++) ranks[q] = (const RankSteps*)given[q].data;
+    *d = diagnose(ranks, w->comm.size);
+    free(ranks);
+    control_gathered_free(&w->control, given);
     return true;
 }
 // Adds what follows from them, on rank 0.
