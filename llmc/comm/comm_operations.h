@@ -92,17 +92,11 @@ static inline void comm_begin(Comm* c, CommSlot* s) {
 }
 
 // ---- who calls, and what an operation is about: for the observer ----
-// The macros at the end of comm.h say who calls. Where a function of llmc/ issues operations of a stage, that function's macro
-// encloses them with comm_caller_begin and comm_caller_end or comm_caller_end_of, and the stage's function is the caller.
+// From now on operations are this function's: the macros at the end of comm.h say so. A function of llmc/ that issues operations for a
+// stage names the stage's function in the same way, and writes (comm_send)(c, ...), in parentheses, which is no macro.
 static inline Comm* comm_from(Comm* c, const char* caller) {
     c->world->caller = caller;
     return c;
-}
-static inline void comm_caller_begin(Comm* c, const char* caller) { c->world->within = caller; }
-static inline void comm_caller_end(Comm* c) { c->world->within = NULL; }
-static inline CommOp comm_caller_end_of(Comm* c, CommOp op) {
-    comm_caller_end(c);
-    return op;
 }
 // The next operation of this process sends or receives this data (bytes) in another form, from or to another buffer.
 static inline void comm_trace_data(Comm* c, const void* data, size_t bytes) {
@@ -121,10 +115,9 @@ static inline void comm_event_begin(Comm* c, CommSlot* s) {
     e->n = s->n;
     e->number = s->number;
     e->ranks = c->size;
-    e->caller = w->within ? w->within : w->caller;
+    e->caller = w->caller;
     e->data = w->about ? w->about : shard_in ? s->in : s->out;
     e->bytes = w->about ? w->about_bytes : s->n * comm_type_size(s->type);
-    w->caller = NULL;
     w->about = NULL;
 }
 
