@@ -247,7 +247,6 @@ static inline double comm_host_sum(Comm* c, double x);    // the sum over ranks 
 static inline void   comm_collect_times(Comm* c);
 
 // Returns what a rank of c has sent so far by the formulas above.
-static inline double comm_elements_sent(const Comm* c, CommKind k) { return (double)c->stats[k].elements_times_N / c->size; }
 static inline double comm_bytes_sent(const Comm* c, CommKind k) { return (double)c->stats[k].bytes_times_N / c->size; }
 // Returns what this rank has sent so far by the formulas above, and how long it stood still, on the world and all existing
 // communicators split off it.

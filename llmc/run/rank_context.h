@@ -57,16 +57,6 @@ static inline void options_context(OptionTable* t, RankContext* w) {
                 " per second or as its metrics.jsonl; with it a run on N ranks says at its end how well they scale");
 }
 
-// Joins the ranks, as OpenMPI, torchrun or Slurm started them. Call it after device_init.
-static inline void context_start(RankContext* w, const Options* o, RankInfo ranks) {
-    w->options.ordered = o->deterministic;
-    w->options.out = o->out;
-    comm_init(&w->comm, &w->options, ranks, &w->control);
-    w->fault = fault_parse(w->fault_text, ranks.size);
-    fault_announce(&w->fault);
-    w->comm.world->counts_busy = w->comm.size > 1; // for the diagnosis at the end
-}
-
 // Puts an operation that has been waited for onto the timeline.
 static inline void context_trace_operation(void* self, const CommEvent* e) {
     char name[64], group[32] = "";
@@ -221,14 +211,6 @@ static inline void report_ranks(const RankContext* w, RankRange bytes) {
     fflush(stdout);
 }
 
-// The same for metrics.jsonl's first line: run_record's object with more in it.
-static inline json_t* context_record(json_t* run, const RankContext* w, double bytes) {
-    json_object_set_new(run, "ranks_found_by", json_text(w->control.ranks.found));
-    json_object_set_new(run, "communication", json_text(comm_description(&w->comm)));
-    json_object_set_new(run, "predicted_comm_bytes", json_real(bytes));
-    return run;
-}
-
 // Returns one of these memories (N) that is not as predicted; if there is none, that of rank 0, or where ranks differ the one that
 // takes most.
 static inline RankMemory memory_choose(const RankMemory* all, int N) {
@@ -302,11 +284,4 @@ static inline bool report_sent_along(const RankContext* w) {
     return as_predicted;
 }
 
-// Prints how long the steps waited for communication.
-static inline void report_exposed(const RankContext* w) {
-    if (w->steps > 0 && w->comm.size > 1)
-        printf("communication exposed: %.1f ms of %.1f ms a step; compute / (compute + exposed) = %.1f %%\n",
-               1e3 * w->exposed_total / (double)w->steps, 1e3 * w->seconds_total / (double)w->steps,
-               100 * (1 - w->exposed_total / w->seconds_total));
-}
 #endif

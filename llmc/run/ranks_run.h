@@ -39,13 +39,18 @@ static inline void options_ranks(Run* run) {
 
 // ---- before the model ----
 
-// Reads the options, joins the ranks, and opens what the run starts from, except the data.
+// Reads the options, joins the ranks, as OpenMPI, torchrun or Slurm started them, and opens what the run starts from, except the data.
 static inline void ranks_join(Run* run, int argc, char** argv) {
     RankContext* w = &run->ranks->context;
     options_parse(&run->table, argc, argv);
     RankInfo ranks = ranks_find();
     run_open_device(run, ranks.local_rank, ranks.local_size);
-    context_start(w, &run->o, ranks);
+    w->options.ordered = run->o.deterministic;
+    w->options.out = run->o.out;
+    comm_init(&w->comm, &w->options, ranks, &w->control);
+    w->fault = fault_parse(w->fault_text, ranks.size);
+    fault_announce(&w->fault);
+    w->comm.world->counts_busy = w->comm.size > 1; // for the diagnosis at the end
     run->ranks->writes = writing_claim(&w->control, &run->o, false); // before it is asked what is saved there
     run_open(run);
 }
@@ -98,7 +103,9 @@ static inline void ranks_report(Run* run) {
     char memory[80];
     run_describe(run, format_bytes_range(memory, sizeof memory, costs.memory.min, costs.memory.max), w->comm.size);
     report_ranks(w, costs.sent);
-    context_record(run->record, w, run->ranks->sent);
+    json_object_set_new(run->record, "ranks_found_by", json_text(w->control.ranks.found));
+    json_object_set_new(run->record, "communication", json_text(comm_description(&w->comm)));
+    json_object_set_new(run->record, "predicted_comm_bytes", json_real(run->ranks->sent));
 }
 
 // As run_load, collective; a rank whose state comes from others gives no pieces.
@@ -162,16 +169,6 @@ static inline void ranks_step_end(Run* run, long long step, const StepStats* sta
 
 // ---- the end ----
 
-static inline DiagnosisRun diagnosis_run(const Run* run) {
-    DiagnosisRun s;
-    s.local_ranks = run->ranks->context.control.ranks.local_size;
-    s.cores = computes_on_cpu() ? sysconf(_SC_NPROCESSORS_ONLN) : 0;
-    s.micro_batches = run->accumulation;
-    s.stages = (int)run->ranks->pipeline_parallel;
-    s.tokens_per_step = run->tokens_per_step;
-    return s;
-}
-
 // Finds where the time went, and writes it to the log while that is open. Returns true if there is something to print.
 // Collective.
 static inline bool ranks_find_breakdown(Run* run, DiagnosisReport* f) {
@@ -179,7 +176,16 @@ static inline bool ranks_find_breakdown(Run* run, DiagnosisReport* f) {
     RankContext* w = &r->context;
     r->times.mine.pipe = r->pipe;
     if (!find_breakdown(&f->diagnosis, &r->times, w, &run->table) || w->comm.rank > 0) return false;
-    finish_report(f, diagnosis_run(run), &r->times, &run->table, w);
+    f->local_ranks = w->control.ranks.local_size;
+    f->cores = computes_on_cpu() ? sysconf(_SC_NPROCESSORS_ONLN) : 0;
+    f->micro_batches = run->accumulation;
+    f->stages = (int)r->pipeline_parallel;
+    f->tokens_per_step = run->tokens_per_step;
+    f->single = r->times.single;
+    f->last = r->times.last;
+    f->rate = (double)f->tokens_per_step / f->diagnosis.seconds;
+    f->scaling = f->single.tokens_per_second > 0 ? f->rate / (f->single.tokens_per_second * f->diagnosis.ranks) : 0;
+    what_is_artificial(f->artificial, sizeof f->artificial, &run->table, w);
     logger_write(&run->log, diagnosis_record(f));
     return true;
 }
@@ -190,7 +196,8 @@ static inline bool ranks_end(Run* run) {
     DiagnosisReport diagnosis;
     bool found = ranks_find_breakdown(run, &diagnosis);
     run_close(run);
-    trace_forget_pieces();
+    free(trace_memories.list);
+    memset(&trace_memories, 0, sizeof trace_memories);
     comm_barrier(&w->comm); // all parts of the timeline are written
     context_check_messages(w, run->o.steps);
     if (w->comm.rank == 0) trace_merge(run->o.trace, w->comm.size);
@@ -199,7 +206,10 @@ static inline bool ranks_end(Run* run) {
     as_predicted &= report_sent_along(w);
     run_report_waits(run);
     if (found) report_diagnosis(&diagnosis, run->o.out);
-    else report_exposed(w);
+    else if (w->steps > 0 && w->comm.size > 1)
+        printf("communication exposed: %.1f ms of %.1f ms a step; compute / (compute + exposed) = %.1f %%\n",
+               1e3 * w->exposed_total / (double)w->steps, 1e3 * w->seconds_total / (double)w->steps,
+               100 * (1 - w->exposed_total / w->seconds_total));
     return as_predicted;
 }
 
