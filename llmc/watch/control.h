@@ -24,6 +24,8 @@ Global state: watchdog_process (watchdog.h), which an exit() anywhere and signal
 
 // ---- the meeting ----
 
+typedef union { struct sockaddr any; struct sockaddr_in v4; struct sockaddr_in6 v6; } ControlAddress; // both have the port at one place
+
 // timeout: seconds that a wait, and the meeting of all ranks, may last. out: folder for the last operations, or "".
 static inline void control_init(Control* c, RankInfo ranks, double timeout, const char* out) {
     memset(c, 0, sizeof *c);
@@ -47,21 +49,15 @@ static inline void control_init(Control* c, RankInfo ranks, double timeout, cons
 static inline int control_bind(int family, bool only_here, int port) {
     int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), on = 1, off = 0;
     if (fd < 0) return -1;
-    struct sockaddr_in v4;
-    struct sockaddr_in6 v6;
-    memset(&v4, 0, sizeof v4);
-    memset(&v6, 0, sizeof v6);
-    v4.sin_family = AF_INET;
-    v4.sin_port = htons((uint16_t)port);
-    v4.sin_addr.s_addr = htonl(only_here ? INADDR_LOOPBACK : INADDR_ANY);
-    v6.sin6_family = AF_INET6;
-    v6.sin6_port = htons((uint16_t)port);
-    v6.sin6_addr = only_here ? in6addr_loopback : in6addr_any;
+    ControlAddress at;
+    memset(&at, 0, sizeof at);
+    at.any.sa_family = (sa_family_t)family;
+    at.v4.sin_port = htons((uint16_t)port);
+    if (family == AF_INET) at.v4.sin_addr.s_addr = htonl(only_here ? INADDR_LOOPBACK : INADDR_ANY);
+    else at.v6.sin6_addr = only_here ? in6addr_loopback : in6addr_any;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off); // accepts IPv4 as well
-    int failed = family == AF_INET ? bind(fd, (struct sockaddr*)&v4, sizeof v4)
-                                   : bind(fd, (struct sockaddr*)&v6, sizeof v6);
-    if (!failed && listen(fd, 1024) == 0) return fd;
+    if (bind(fd, &at.any, family == AF_INET ? sizeof at.v4 : sizeof at.v6) == 0 && listen(fd, 1024) == 0) return fd;
     int error = errno;
     close(fd);
     errno = error;
@@ -92,13 +88,9 @@ static inline void control_listen(Control* c, char* address) {
     if (c->ranks.size == 1) return;
     bool only_here = c->ranks.local_size == c->ranks.size, named = c->ranks.meeting[0] != '\0';
     int port = named ? atoi(c->ranks.meeting) : 0;
-    if (only_here && !named) {
-        c->listener = control_bind(AF_INET, true, port);
-        if (c->listener < 0) c->listener = control_bind(AF_INET6, true, port);
-    } else {
-        c->listener = control_bind(AF_INET6, false, port);
-        if (c->listener < 0) c->listener = control_bind(AF_INET, false, port);
-    }
+    bool loopback = only_here && !named;
+    c->listener = control_bind(loopback ? AF_INET : AF_INET6, loopback, port);
+    if (c->listener < 0) c->listener = control_bind(loopback ? AF_INET6 : AF_INET, loopback, port);
     require(c->listener >= 0, "rank 0 cannot listen for the other ranks on port %d: %s%s", port, strerror(errno),
             errno != EADDRINUSE ? ""
                                 : "; another run may use it: wait until that ends, or give torchrun another --master-port");
@@ -106,14 +98,12 @@ static inline void control_listen(Control* c, char* address) {
         snprintf(address, CONTROL_ADDRESS, "%s", c->ranks.meeting);
         return;
     }
-    union { struct sockaddr any; struct sockaddr_in v4; struct sockaddr_in6 v6; } bound;
+    ControlAddress bound;
     socklen_t length = sizeof bound;
     unsigned char bytes[16];
-    FILE* f = fopen("/dev/urandom", "rb");
-    require(f && fread(bytes, 1, sizeof bytes, f) == sizeof bytes, "cannot read /dev/urandom: %s", strerror(errno));
-    fclose(f);
+    require(getrandom(bytes, sizeof bytes, 0) == sizeof bytes, "the system gives no random bytes: %s", strerror(errno));
     getsockname(c->listener, &bound.any, &length);
-    port = ntohs(bound.any.sa_family == AF_INET ? bound.v4.sin_port : bound.v6.sin6_port);
+    port = ntohs(bound.v4.sin_port);
     size_t n = (size_t)snprintf(address, CONTROL_ADDRESS, "%d ", port);
     for (size_t i = 0; i < sizeof bytes; i++) n += (size_t)snprintf(address + n, CONTROL_ADDRESS - n, "%02x", bytes[i]);
     if (!only_here) control_add_hosts(address, CONTROL_ADDRESS);
