@@ -241,14 +241,19 @@ static inline void tokenizer_open_bin(Tokenizer* t, FileSource from, const char*
 #define WORD_PATTERN "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}++| ?\\p{N}++| ?[^" WHITE_SPACE "\\p{L}\\p{N}]++" \
                      "|[" WHITE_SPACE "]+(?![^" WHITE_SPACE "])|[" WHITE_SPACE "]+"
 
-static inline pcre2_code* word_pattern_compile(void) {
+// Makes the pattern, and what encoding needs.
+static inline void tokenizer_prepare(Tokenizer* t) {
     int error;
     PCRE2_SIZE at;
     uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED; // anchored here, since JIT code cannot be anchored later
-    pcre2_code* pattern = pcre2_compile((PCRE2_SPTR)WORD_PATTERN, PCRE2_ZERO_TERMINATED, options, &error, &at, NULL);
-    require(pattern != NULL, "PCRE2 refuses the word pattern at character %zu (its error %d); it must be built with"
+    t->word_pattern = pcre2_compile((PCRE2_SPTR)WORD_PATTERN, PCRE2_ZERO_TERMINATED, options, &error, &at, NULL);
+    require(t->word_pattern != NULL, "PCRE2 refuses the word pattern at character %zu (its error %d); it must be built with"
             " Unicode", (size_t)at, error);
-    return pattern;
+    pcre2_jit_compile(t->word_pattern, PCRE2_JIT_COMPLETE); // where it cannot, matching is the same but slower
+    t->scratch = (TokenizerScratch*)xcalloc(1, sizeof *t->scratch);
+    t->scratch->match = pcre2_match_data_create(1, NULL);
+    require(t->scratch->match != NULL, "out of host memory for PCRE2");
+    t->scratch->cache = (CachedWord*)xcalloc(CACHE_SLOTS, sizeof *t->scratch->cache);
 }
 
 // ----------------------------------------------------------------------------
@@ -370,37 +375,24 @@ static inline void tokenizer_read_merges(Tokenizer* t, FileSource from, const To
     free(file);
 }
 
-// Counts the tokens (n, `ids`) that are text; *first is the first of them. The others were added to the vocabulary: either
-// the word pattern cuts them, as it cuts <pad>, so no text becomes them, or they come before all bytes, as in trainers.
-static inline int tokens_of_text(const Tokenizer* t, const int* ids, int n, int* first) {
-    pcre2_code* pattern = word_pattern_compile();
-    pcre2_match_data* match = pcre2_match_data_create(1, NULL);
-    require(match != NULL, "out of host memory for PCRE2");
-    int count = 0, first_byte = t->vocab_size;
-    for (int b = 0; b < 256; b++) first_byte = t->byte_token[b] < first_byte ? t->byte_token[b] : first_byte;
-    for (int i = 0; i < n; i++) {
-        size_t length;
-        const char* bytes = tokenizer_decode(t, ids[i], &length);
-        int result = pcre2_match(pattern, (PCRE2_SPTR)bytes, length, 0, 0, match, NULL); // fails where a character is cut
-        bool is_cut = result > 0 && pcre2_get_ovector_pointer(match)[1] < length;
-        if (!is_cut && ids[i] > first_byte && count++ == 0) *first = ids[i];
-    }
-    pcre2_match_data_free(match);
-    pcre2_code_free(pattern);
-    return count;
-}
-
-// Dies if a token of several bytes is text and no merge makes it: then merges.txt was cut, or is another vocabulary's.
+// Dies if a token of several bytes is text and no merge makes it: then merges.txt was cut, or is another vocabulary's. Other tokens
+// were added to the vocabulary: either the word pattern cuts them, as it cuts <pad>, so no text becomes them, or they come before all
+// bytes, as in trainers.
 static inline void tokenizer_check_merges(const Tokenizer* t, FileSource from) {
     bool* made = (bool*)xcalloc((size_t)t->vocab_size, sizeof *made);
-    int* others = (int*)xcalloc((size_t)t->vocab_size, sizeof *others);
-    int num_others = 0, missing = 0, first = -1;
+    int missing = 0, first = -1, first_byte = t->vocab_size;
     for (size_t rank = 0; rank < t->pair_count; rank++) made[t->merged[rank]] = true;
-    for (int id = 0; id < t->vocab_size; id++)
-        if (t->start[id + 1] - t->start[id] > 1 && !made[id] && id != t->eot) others[num_others++] = id;
-    if (num_others > 0) missing = tokens_of_text(t, others, num_others, &first);
+    for (int b = 0; b < 256; b++) first_byte = t->byte_token[b] < first_byte ? t->byte_token[b] : first_byte;
+    for (int id = first_byte + 1; id < t->vocab_size; id++) {
+        size_t length;
+        const char* bytes = tokenizer_decode(t, id, &length);
+        if (length == 1 || made[id] || id == t->eot) continue;
+        pcre2_match_data* match = t->scratch->match;
+        int result = pcre2_match(t->word_pattern, (PCRE2_SPTR)bytes, length, 0, 0, match, NULL); // fails where a character is cut
+        bool is_cut = result > 0 && pcre2_get_ovector_pointer(match)[1] < length;
+        if (!is_cut && missing++ == 0) first = id;
+    }
     free(made);
-    free(others);
     require_file(from, missing == 0, "its %zu merges do not make %d of the vocabulary's tokens, the first of them token %d:"
                  " it was cut, or belongs to another vocab.json", t->pair_count, missing, first);
 }
@@ -439,15 +431,6 @@ static inline void tokenizer_open_bytes(Tokenizer* t) {
     t->start[257] = 256 + strlen(END_OF_TEXT);
 }
 
-static inline void tokenizer_prepare(Tokenizer* t) {
-    t->word_pattern = word_pattern_compile();
-    pcre2_jit_compile(t->word_pattern, PCRE2_JIT_COMPLETE); // where it cannot, matching is the same but slower
-    t->scratch = (TokenizerScratch*)xcalloc(1, sizeof *t->scratch);
-    t->scratch->match = pcre2_match_data_create(1, NULL);
-    require(t->scratch->match != NULL, "out of host memory for PCRE2");
-    t->scratch->cache = (CachedWord*)xcalloc(CACHE_SLOTS, sizeof *t->scratch->cache);
-}
-
 // spec: "bytes", vocab.json, the folder that has it, or llm.c's tokenizer .bin. Dies if files are not what they should be.
 static inline void tokenizer_open(Tokenizer* t, const char* spec) {
     memset(t, 0, sizeof *t);
@@ -466,9 +449,9 @@ static inline void tokenizer_open(Tokenizer* t, const char* spec) {
     memcpy(&magic, file, size_min(size, sizeof magic));
     bool is_json = file[strspn(file, " \t\r\n")] == '{';
     require_file(from, magic == TOKENIZER_MAGIC || is_json, "starts neither with { nor with %d", TOKENIZER_MAGIC);
+    tokenizer_prepare(t);
     if (is_json) tokenizer_open_json(t, from, file, size);
     else tokenizer_open_bin(t, from, file, size);
-    tokenizer_prepare(t);
     free(file);
     free(path);
 }
