@@ -172,11 +172,9 @@ static inline void dataloader_open_shards(DataLoader* d, const char* pattern, co
 
 // NULL if all ids are in the vocabulary, else what is wrong, to be freed by the caller.
 static inline char* dataloader_check_ids(const DataLoader* d, const DataShard* s, size_t first, const int* ids, size_t n) {
-    int largest = 0;
-    for (size_t i = 0; i < n; i++) largest = ids[i] > largest ? ids[i] : largest;
-    if (largest < d->shape.V) return NULL;
     size_t i = 0;
-    while (ids[i] < d->shape.V) i++;
+    while (i < n && ids[i] < d->shape.V) i++;
+    if (i == n) return NULL;
     return format_string("%s %s: token %zu is %d, beyond the vocabulary of %d; give the --tokenizer it was made with,"
                          " or a larger --vocab-size", d->option, s->path, first + i, ids[i], d->shape.V);
 }

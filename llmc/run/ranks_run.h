@@ -12,7 +12,6 @@ A stage calls ranks_start where one device has run_start, and so on. What has no
 #include "report_diagnosis.h"
 #include "run.h"
 #include "rank_context.h"
-#include "writing.h"
 
 typedef struct RanksRun {
     RankContext context;
@@ -39,6 +38,19 @@ static inline void options_ranks(Run* run) {
 
 // ---- before the model ----
 
+// Rank 0 claims --out for this run: sets run->ranks->writes. Dies on every rank if another run is still writing there after
+// OUT_PATIENCE. makes: --out is made if it is not there. Collective.
+static inline void ranks_claim_out(Run* run, bool makes) {
+    Control* c = &run->ranks->context.control;
+    bool alone = c->ranks.size == 1; // else the other ranks wait for rank 0, which must not take longer than they do
+    double patience = alone ? OUT_PATIENCE : fmin(OUT_PATIENCE, c->timeout / 2);
+    control_die_together(c, c->ranks.rank == 0 ? out_claim(&run->o, patience, makes) : NULL, "");
+    const char* record = writer_lock.record;
+    ControlBytes text = control_broadcast(c, record, record ? strlen(record) + 1 : 0);
+    run->ranks->writes = text.bytes > 0 ? text.data : NULL;
+    if (text.bytes == 0) free(text.data);
+}
+
 // Reads the options, joins the ranks, as OpenMPI, torchrun or Slurm started them, and opens what the run starts from, except the data.
 static inline void ranks_join(Run* run, int argc, char** argv) {
     RankContext* w = &run->ranks->context;
@@ -51,7 +63,7 @@ static inline void ranks_join(Run* run, int argc, char** argv) {
     w->fault = fault_parse(w->fault_text, ranks.size);
     fault_announce(&w->fault);
     w->comm.world->counts_busy = w->comm.size > 1; // for the diagnosis at the end
-    run->ranks->writes = writing_claim(&w->control, &run->o, false); // before it is asked what is saved there
+    ranks_claim_out(run, false); // before it is asked what is saved there
     run_open(run);
 }
 
@@ -121,12 +133,26 @@ static inline void ranks_load(Run* run, const ParamRange* ranges, int num_ranges
     checkpoint_close(r);
 }
 
+// The other ranks that write share the lock on --out. Dies on every rank, with the same error, if one of them cannot. Collective.
+static inline void ranks_share_out(Run* run) {
+    RanksRun* r = run->ranks;
+    Control* c = &r->context.control;
+    bool writes = c->ranks.rank > 0 && (r->share.writer >= 0 || r->share.beside);
+    char *error = writes ? writer_lock_join(run->o.out, r->writes) : NULL, *first = NULL;
+    ControlBytes* given = control_gather(c, error, error ? strlen(error) : 0);
+    for (int q = 0; given && q < c->ranks.size && first == NULL; q++)
+        if (given[q].bytes > 0) first = format_string("rank %d cannot write: %s", q, given[q].data);
+    control_gathered_free(c, given);
+    control_die_together(c, first, "");
+    free(error);
+}
+
 // Opens the log and the timeline. From here on nothing but this run writes under --out.
 static inline void ranks_begin(Run* run) {
     RanksRun* r = run->ranks;
     RankContext* w = &r->context;
-    if (run->o.out[0] && r->writes == NULL) r->writes = writing_claim(&w->control, &run->o, true);
-    if (r->writes) writing_share(&w->control, run->o.out, r->writes, r->share.writer >= 0 || r->share.beside);
+    if (run->o.out[0] && r->writes == NULL) ranks_claim_out(run, true);
+    if (r->writes) ranks_share_out(run);
     run_open_log(run, w->comm.rank == 0 ? run->o.out : "");
     run->log.ranks = w->comm.size;
     context_trace(w, run->o.trace);
