@@ -93,7 +93,6 @@ static inline size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 static inline size_t round_up(size_t a, size_t multiple) { return ceil_div(a, multiple) * multiple; }
 // *out = a*b, false if that does not fit in a size_t: for sizes that come out of files.
 static inline bool size_multiply(size_t a, size_t b, size_t* out) { return !__builtin_mul_overflow(a, b, out); }
-static inline bool size_add(size_t a, size_t b, size_t* out) { return !__builtin_add_overflow(a, b, out); }
 
 // Returns the bytes as people read them, in powers of 1000: "512 B", "12.3 MB". The text lives in out (size).
 static inline const char* format_bytes(char* out, size_t size, double bytes) {

@@ -76,6 +76,15 @@ static inline char* file_read(FileSource from, size_t limit, size_t* n) {
     return text;
 }
 
+// Returns true if the file begins with these n bytes, 16 at most. Dies if it is no file or cannot be opened.
+static inline bool file_begins_with(FileSource from, const void* magic, size_t n) {
+    char begin[16];
+    int fd = file_open(from, O_RDONLY, NULL);
+    bool is_long_enough = pread_all(fd, begin, n, 0);
+    close(fd);
+    return is_long_enough && memcmp(begin, magic, n) == 0;
+}
+
 // Makes a new file of n bytes, which is on the disk when this returns true.
 static inline bool file_write(const char* path, const void* data, size_t n) {
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);

@@ -53,30 +53,26 @@ static inline void options_operands(OptionTable* t, const char* form, int min, i
     t->max_operands = max;
 }
 
-static inline void options_add(OptionTable* t, OptionSpec spec) {
+static inline void options_add(OptionTable* t, const char* name, OptionKind kind, void* value, const char* form, double low, double high,
+                               const char* help) {
     require(t->count < MAX_OPTIONS, "the option table is full (%d)", MAX_OPTIONS);
-    t->specs[t->count++] = spec;
+    OptionSpec s = { name, 0, kind, value, form, low, high, help, false };
+    t->specs[t->count++] = s;
 }
-
 static inline void option_text(OptionTable* t, const char* name, const char** value, const char* form, const char* help) {
-    OptionSpec s = { name, 0, OPTION_TEXT, value, form, 0, 0, help, false };
-    options_add(t, s);
+    options_add(t, name, OPTION_TEXT, value, form, 0, 0, help);
 }
 static inline void option_int(OptionTable* t, const char* name, long long* value, double low, double high, const char* help) {
-    OptionSpec s = { name, 0, OPTION_INT, value, "N", low, high, help, false };
-    options_add(t, s);
+    options_add(t, name, OPTION_INT, value, "N", low, high, help);
 }
 static inline void option_float(OptionTable* t, const char* name, double* value, double low, double high, const char* help) {
-    OptionSpec s = { name, 0, OPTION_FLOAT, value, "X", low, high, help, false };
-    options_add(t, s);
+    options_add(t, name, OPTION_FLOAT, value, "X", low, high, help);
 }
 static inline void option_choice(OptionTable* t, const char* name, int* value, const char* words, const char* help) {
-    OptionSpec s = { name, 0, OPTION_CHOICE, value, words, 0, 0, help, false };
-    options_add(t, s);
+    options_add(t, name, OPTION_CHOICE, value, words, 0, 0, help);
 }
 static inline void option_flag(OptionTable* t, const char* name, int* value, const char* help) {
-    OptionSpec s = { name, 0, OPTION_FLAG, value, "", 0, 1, help, false };
-    options_add(t, s);
+    options_add(t, name, OPTION_FLAG, value, "", 0, 1, help);
 }
 // --help prints this line above the options that are added after it.
 static inline void option_heading(OptionTable* t, const char* text) {

@@ -163,7 +163,7 @@ static inline void comm_free(Comm* c) {
     if (is_world) {
         comm_barrier(c); // the watchdog can watch this wait, but not the library's own at its end
         comm_collect_times(c);
-        if (w->backend) w->backend->close(c);
+        if (w->backend && w->backend->close) w->backend->close(c);
         comm_leave(w);
         control_stop(w->control);
     } else comm_collect_times(c); // before its stats are gone

@@ -167,8 +167,7 @@ typedef struct {
     CommWaited* waited;       // (waited_capacity) num_waited operations in the order of their waits, owned
     int num_waited, waited_capacity;
     double* number;           // device memory of comm_host_sum, owned
-    const char* caller;       // of the operation that is issued next; NULL: not known,
-    const char* within;       // or the caller of the function of llmc/ that issues it; NULL: none does,
+    const char* caller;       // of the operation that is issued next; NULL: not known
     const void* about;        // and the data it is about; NULL: its buffer,
     size_t about_bytes;
 } CommContext;
@@ -193,7 +192,7 @@ struct Comm {
 // What a backend does. All but `open` and `close` are called by the thread that issues operations.
 typedef struct CommBackend {
     void (*open)(Comm* world);                // sets the world's link and description; all ranks have met
-    void (*close)(Comm* world);
+    void (*close)(Comm* world);               // NULL: nothing to do
     void (*split)(Comm* c, Comm* parent, int color); // sets c's rank, size, world_rank and link
     void (*connect)(Comm* c);                 // prepares messages between two ranks; NULL: nothing to do
     void (*share_memory)(Comm* c);            // makes windows; NULL: it has none
@@ -248,7 +247,6 @@ static inline double comm_host_sum(Comm* c, double x);    // the sum over ranks 
 static inline void   comm_collect_times(Comm* c);
 
 // Returns what a rank of c has sent so far by the formulas above.
-static inline double comm_elements_sent(const Comm* c, CommKind k) { return (double)c->stats[k].elements_times_N / c->size; }
 static inline double comm_bytes_sent(const Comm* c, CommKind k) { return (double)c->stats[k].bytes_times_N / c->size; }
 // Returns what this rank has sent so far by the formulas above, and how long it stood still, on the world and all existing
 // communicators split off it.

@@ -22,13 +22,6 @@ static inline unsigned long long comm_sent_times_N(CommKind k, size_t n, int N) 
     }
 }
 
-// Returns the bytes that an operation writes.
-static inline size_t comm_output_bytes(const Comm* c, const CommSlot* s) {
-    size_t bytes = s->n * comm_type_size(s->type);
-    if (s->kind == COMM_SEND || s->kind == COMM_BARRIER || s->kind == COMM_SPLIT) return 0;
-    return s->kind == COMM_ALL_GATHER || s->kind == COMM_ALL_TO_ALL ? bytes * (size_t)c->size : bytes;
-}
-
 // This rank's part of the buffer (N,n) that a reduce-scatter reads or an all-gather writes.
 static inline char* comm_own_part(const Comm* c, const CommSlot* s) {
     char* full = s->kind == COMM_REDUCE_SCATTER ? (char*)s->in : (char*)s->out;
@@ -50,8 +43,9 @@ static inline void comm_set_nan(void* p, size_t bytes, bool on_host) {
 
 // Strict mode, at the issue: saves the part of the input that the output overwrites, and makes the output NaN.
 static inline void comm_poison(const Comm* c, CommSlot* s) {
-    size_t bytes = s->n * comm_type_size(s->type), output = comm_output_bytes(c, s);
-    if (output == 0) return;
+    size_t bytes = s->n * comm_type_size(s->type), output = bytes; // that it writes
+    if (s->kind == COMM_ALL_GATHER || s->kind == COMM_ALL_TO_ALL) output *= (size_t)c->size;
+    if (output == 0 || s->kind == COMM_SEND || s->kind == COMM_BARRIER || s->kind == COMM_SPLIT) return;
     if (s->kind == COMM_ALL_REDUCE || (s->kind == COMM_BROADCAST && s->peer == c->rank)) s->own = (char*)s->out;
     if (s->kind == COMM_REDUCE_SCATTER && s->out == comm_own_part(c, s)) s->own = (char*)s->out;
     if (s->kind == COMM_ALL_GATHER && s->in == comm_own_part(c, s)) s->own = (char*)s->in;
@@ -92,17 +86,11 @@ static inline void comm_begin(Comm* c, CommSlot* s) {
 }
 
 // ---- who calls, and what an operation is about: for the observer ----
-// The macros at the end of comm.h say who calls. Where a function of llmc/ issues operations of a stage, that function's macro
-// encloses them with comm_caller_begin and comm_caller_end or comm_caller_end_of, and the stage's function is the caller.
+// From now on operations are this function's: the macros at the end of comm.h say so. A function of llmc/ that issues operations for a
+// stage names the stage's function in the same way, and writes (comm_send)(c, ...), in parentheses, which is no macro.
 static inline Comm* comm_from(Comm* c, const char* caller) {
     c->world->caller = caller;
     return c;
-}
-static inline void comm_caller_begin(Comm* c, const char* caller) { c->world->within = caller; }
-static inline void comm_caller_end(Comm* c) { c->world->within = NULL; }
-static inline CommOp comm_caller_end_of(Comm* c, CommOp op) {
-    comm_caller_end(c);
-    return op;
 }
 // The next operation of this process sends or receives this data (bytes) in another form, from or to another buffer.
 static inline void comm_trace_data(Comm* c, const void* data, size_t bytes) {
@@ -121,10 +109,9 @@ static inline void comm_event_begin(Comm* c, CommSlot* s) {
     e->n = s->n;
     e->number = s->number;
     e->ranks = c->size;
-    e->caller = w->within ? w->within : w->caller;
+    e->caller = w->caller;
     e->data = w->about ? w->about : shard_in ? s->in : s->out;
     e->bytes = w->about ? w->about_bytes : s->n * comm_type_size(s->type);
-    w->caller = NULL;
     w->about = NULL;
 }
 
@@ -246,30 +233,20 @@ static inline int comm_count_passed(const CommContext* w) {
     return passed;
 }
 
-static inline void comm_count_busy(CommWaited* x) {
-    const CommEvent* e = &x->event;
-    const int* m = x->events;
-    bool marked = m[EVENT_STARTED] >= 0;
-    x->stats->busy += marked ? device_event_seconds(m[EVENT_STARTED], m[EVENT_FINISHED]) : e->finished - e->started;
-}
-
-static inline void comm_show(const CommContext* w, CommWaited* x) {
-    CommEvent* e = &x->event;
-    double* times[COMM_EVENTS] = { &e->issued, &e->wait_begun, &e->wait_ended, &e->started, &e->finished };
-    const int* m = x->events;
-    for (int k = 0; k < COMM_EVENTS; k++) if (m[k] >= 0) *times[k] = device_event_time(m[k]);
-    w->observer(w->observer_self, e);
-}
-
 // Settles the oldest n, which the device has passed.
 static inline void comm_collect_oldest(CommContext* w, int n) {
     if (n > 0 && w->backend && w->backend->look) w->backend->look(w);
     for (int i = 0; i < n; i++) {
         CommWaited* x = &w->waited[i];
         x->stats->exposed += device_event_seconds(x->events[EVENT_WAIT_BEGUN], x->events[EVENT_WAIT_ENDED]);
-        if (w->observer || w->counts_busy) comm_count_busy(x);
-        if (w->observer) comm_show(w, x);
-        for (int k = 0; k < COMM_EVENTS; k++) if (x->events[k] >= 0) device_event_free(x->events[k]);
+        CommEvent* e = &x->event;
+        const int* m = x->events;
+        if (w->observer || w->counts_busy) x->stats->busy += m[EVENT_STARTED] < 0 ? e->finished - e->started
+                                                           : device_event_seconds(m[EVENT_STARTED], m[EVENT_FINISHED]);
+        double* times[COMM_EVENTS] = { &e->issued, &e->wait_begun, &e->wait_ended, &e->started, &e->finished };
+        for (int k = 0; w->observer && k < COMM_EVENTS; k++) if (m[k] >= 0) *times[k] = device_event_time(m[k]);
+        if (w->observer) w->observer(w->observer_self, e);
+        for (int k = 0; k < COMM_EVENTS; k++) if (m[k] >= 0) device_event_free(m[k]);
     }
     w->num_waited -= n;
     memmove(w->waited, w->waited + n, (size_t)w->num_waited * sizeof(CommWaited));

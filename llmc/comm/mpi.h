@@ -117,17 +117,19 @@ static inline char* mpi_view(const MpiOp* o, const void* buf, int row, int place
 static inline char* mpi_of_shard(const MpiOp* o, const void* shard) {
     return o->slot->on_host ? mpi_device(o, shard, 0) : mpi_view(o, shard, 0, o->comm->rank);
 }
-// The views of each kind. reduce-scatter: what goes to rank q, and the sum. all-gather: what goes to all, and what comes from
-// rank q. all-to-all: what goes to rank q, and what comes from it. Others: their one buffer.
-static inline char* mpi_part(const MpiOp* o, int q) { return mpi_view(o, o->slot->in, q, q); }
-static inline char* mpi_sum(const MpiOp* o) { return mpi_of_shard(o, o->slot->out); }
-static inline char* mpi_own(const MpiOp* o) { return mpi_of_shard(o, o->slot->in); }
-static inline char* mpi_shard(const MpiOp* o, int q) { return mpi_view(o, o->slot->out, q, q); }
-static inline char* mpi_row(const MpiOp* o, int q) { return mpi_view(o, o->slot->out, q, o->comm->size + q); }
+// The one buffer of an operation without rows.
 static inline char* mpi_buf(const MpiOp* o) { return mpi_view(o, o->slot->out ? o->slot->out : o->slot->in, 0, 0); }
 // Returns where what rank q sends is kept until it is added.
 static inline char* mpi_scratch(const MpiOp* o, int q) {
     return mpi_link(o)->staging.scratch + (size_t)q * mpi_slice(o) * mpi_element(o);
+}
+// Of a reduce-scatter, an all-gather or an all-to-all: what goes to rank q, and where what comes from it lies.
+static inline char* mpi_outgoing(const MpiOp* o, int q) {
+    return o->slot->kind == COMM_ALL_GATHER ? mpi_of_shard(o, o->slot->in) : mpi_view(o, o->slot->in, q, q);
+}
+static inline char* mpi_incoming(const MpiOp* o, int q) {
+    if (o->slot->kind == COMM_REDUCE_SCATTER) return mpi_scratch(o, q);
+    return mpi_view(o, o->slot->out, q, o->slot->kind == COMM_ALL_GATHER ? q : o->comm->size + q);
 }
 
 // ---- messages ----
@@ -220,38 +222,16 @@ static inline bool mpi_step_all_reduce_ordered(MpiOp* o) {
     return true;
 }
 
-static inline bool mpi_step_reduce_scatter(MpiOp* o) {
+// A reduce-scatter, an all-gather or an all-to-all.
+static inline bool mpi_step_exchange(MpiOp* o) {
     int N = o->comm->size, rank = o->comm->rank;
-    if (o->step == 2) {
-        mpi_add_rows(o, mpi_sum(o), mpi_part(o, rank), o->count);
-        return false;
-    }
-    for (int d = 1; d < N; d++) {
-        int to = (rank + d) % N, from = (rank + N - d) % N;
-        mpi_recv(o, mpi_scratch(o, from), o->count, from);
-        mpi_send(o, mpi_part(o, to), o->count, to);
-    }
-    return true;
-}
-
-static inline bool mpi_step_all_gather(MpiOp* o) {
-    int N = o->comm->size, rank = o->comm->rank;
+    if (o->step == 2 && o->slot->kind == COMM_REDUCE_SCATTER)
+        mpi_add_rows(o, mpi_of_shard(o, o->slot->out), mpi_outgoing(o, rank), o->count);
     if (o->step > 1) return false;
     for (int d = 1; d < N; d++) {
         int to = (rank + d) % N, from = (rank + N - d) % N;
-        mpi_recv(o, mpi_shard(o, from), o->count, from);
-        mpi_send(o, mpi_own(o), o->count, to);
-    }
-    return true;
-}
-
-static inline bool mpi_step_all_to_all(MpiOp* o) {
-    int N = o->comm->size, rank = o->comm->rank;
-    if (o->step > 1) return false;
-    for (int d = 1; d < N; d++) {
-        int to = (rank + d) % N, from = (rank + N - d) % N;
-        mpi_recv(o, mpi_row(o, from), o->count, from);
-        mpi_send(o, mpi_part(o, to), o->count, to);
+        mpi_recv(o, mpi_incoming(o, from), o->count, from);
+        mpi_send(o, mpi_outgoing(o, to), o->count, to);
     }
     return true;
 }
@@ -317,9 +297,7 @@ static inline MpiStep* mpi_choose_step(const CommOptions* o, CommKind kind) {
     case COMM_ALL_REDUCE:
         return o->ordered ? mpi_step_all_reduce_ordered
              : o->all_reduce == ALL_REDUCE_RING ? mpi_step_all_reduce_ring : mpi_step_all_reduce_library;
-    case COMM_REDUCE_SCATTER: return mpi_step_reduce_scatter;
-    case COMM_ALL_GATHER: return mpi_step_all_gather;
-    case COMM_ALL_TO_ALL: return mpi_step_all_to_all;
+    case COMM_REDUCE_SCATTER: case COMM_ALL_GATHER: case COMM_ALL_TO_ALL: return mpi_step_exchange;
     case COMM_SPLIT: return mpi_step_split;
     default: return mpi_step_one_message;
     }
@@ -332,40 +310,25 @@ static inline void mpi_fetch(MpiOp* o) {
     const CommSlot* s = o->slot;
     size_t bytes = o->count * mpi_element(o);
     if (s->kind == COMM_REDUCE_SCATTER || s->kind == COMM_ALL_TO_ALL) {
-        for (int q = 0; q < o->comm->size; q++) staging_fetch(o->staging, mpi_part(o, q), mpi_device(o, s->in, q), bytes);
+        for (int q = 0; q < o->comm->size; q++) staging_fetch(o->staging, mpi_outgoing(o, q), mpi_device(o, s->in, q), bytes);
     } else if (s->kind == COMM_ALL_GATHER) {
-        if (!s->on_host) staging_fetch(o->staging, mpi_own(o), mpi_device(o, s->in, 0), bytes);
-    } else if (s->in) {
-        staging_fetch(o->staging, mpi_buf(o), mpi_device(o, s->in, 0), bytes);
-    }
+        if (!s->on_host) staging_fetch(o->staging, mpi_outgoing(o, 0), mpi_device(o, s->in, 0), bytes);
+    } else if (s->in) staging_fetch(o->staging, mpi_buf(o), mpi_device(o, s->in, 0), bytes);
 }
 static inline void mpi_store(MpiOp* o) {
     const CommSlot* s = o->slot;
     size_t bytes = o->count * mpi_element(o);
-    int rank = o->comm->rank;
     if (s->kind == COMM_REDUCE_SCATTER) {
-        if (!s->on_host) staging_store(o->staging, mpi_device(o, s->out, 0), mpi_sum(o), bytes);
-    } else if (s->kind == COMM_ALL_GATHER) {
-        for (int q = 0; q < o->comm->size; q++)
-            staging_store(o->staging, mpi_device(o, s->out, q), q == rank ? mpi_own(o) : mpi_shard(o, q), bytes);
-    } else if (s->kind == COMM_ALL_TO_ALL) {
-        for (int q = 0; q < o->comm->size; q++)
-            staging_store(o->staging, mpi_device(o, s->out, q), q == rank ? mpi_part(o, q) : mpi_row(o, q), bytes);
-    } else if (s->out) {
-        staging_store(o->staging, mpi_device(o, s->out, 0), mpi_buf(o), bytes);
-    }
+        if (!s->on_host) staging_store(o->staging, mpi_device(o, s->out, 0), mpi_of_shard(o, s->out), bytes);
+    } else if (s->kind == COMM_ALL_GATHER || s->kind == COMM_ALL_TO_ALL) {
+        for (int q = 0; q < o->comm->size; q++) {
+            const char* view = q == o->comm->rank ? mpi_outgoing(o, q) : mpi_incoming(o, q);
+            staging_store(o->staging, mpi_device(o, s->out, q), view, bytes);
+        }
+    } else if (s->out) staging_store(o->staging, mpi_device(o, s->out, 0), mpi_buf(o), bytes);
 }
 
 // ---- the communication thread ----
-
-static inline void mpi_begin(MpiOp* o) {
-    o->begun = true;
-    flight_recorder_start(o->comm->world->recorder, &o->slot->record);
-    double now = now_seconds();
-    pthread_mutex_lock(&o->comm->world->lock);
-    o->slot->event.started = now;
-    pthread_mutex_unlock(&o->comm->world->lock);
-}
 
 // --emulate-link: gives o the link when all ranks have reached it. Returns true while o must wait: a collective whose data have
 // arrived, or the last piece of a message, which its receiver would see too early.
@@ -388,10 +351,15 @@ static inline bool mpi_is_held(MpiOp* o) {
 
 // Returns true if an operation may go on: the layer calls before it are done, and so is everything that it has posted.
 static inline bool mpi_is_ready(MpiOp* o) {
+    CommContext* w = o->comm->world;
     int arrived = 1;
     if (!o->begun) {
         if (!staging_passed(&o->ready)) return false;
-        mpi_begin(o);
+        o->begun = true;
+        flight_recorder_start(w->recorder, &o->slot->record);
+        pthread_mutex_lock(&w->lock);
+        o->slot->event.started = now_seconds();
+        pthread_mutex_unlock(&w->lock);
     }
     if (o->posted > 0)
         mpi_check(MPI_Testall(o->posted, o->requests, &arrived, MPI_STATUSES_IGNORE), comm_kind_names[o->slot->kind]);
@@ -439,14 +407,6 @@ static inline void mpi_retire(MpiEngine* e, MpiOp* o, MpiOp* before) {
     pthread_mutex_unlock(&w->lock);
 }
 
-// Returns true if o is the first operation of its queue in this look.
-static inline bool mpi_heads_queue(const MpiEngine* e, const MpiOp* o) {
-    long long* seen = &mpi_link(o)->seen[o->queue];
-    bool heads = *seen != e->looks;
-    *seen = e->looks;
-    return heads;
-}
-
 // Looks once at every operation up to `last`; returns true if there was progress. Only this thread takes operations out and only
 // others append them, so the list up to `last` may be walked without the lock.
 static inline bool mpi_look(MpiEngine* e, MpiOp* first, const MpiOp* last) {
@@ -456,7 +416,9 @@ static inline bool mpi_look(MpiEngine* e, MpiOp* first, const MpiOp* last) {
     for (MpiOp *o = first, *next; !at_end; o = next) {
         at_end = o == last;
         next = at_end ? NULL : o->next;
-        bool ready = mpi_heads_queue(e, o) && mpi_is_ready(o);
+        long long* seen = &mpi_link(o)->seen[o->queue]; // only the first operation of its queue may go on
+        bool ready = *seen != e->looks && mpi_is_ready(o);
+        *seen = e->looks;
         moved |= ready;
         if (ready && mpi_advance(o)) mpi_retire(e, o, before);
         else before = o;
@@ -464,20 +426,12 @@ static inline bool mpi_look(MpiEngine* e, MpiOp* first, const MpiOp* last) {
     return moved;
 }
 
-// Between two looks at MPI. The layers need the cores, and there may be more ranks than cores, so this thread sleeps: a thread
-// that slept may continue when it wakes. (sched_yield gives the core away for a whole time slice each time: an all-reduce beside
-// ranks that compute took several times as long.)
-static inline void mpi_rest(int idle) {
-    struct timespec nap = { 0, idle < 1000 ? 20000 : 200000 };
-    nanosleep(&nap, NULL);
-}
-
 static inline void mpi_thread_begin(MpiEngine* e) {
     Comm* c = e->world;
     MpiLink* l = (MpiLink*)c->link;
     int provided, rank, size;
     staging_thread();
-    setenv("OMPI_MCA_mpi_yield_when_idle", "0", 0); // where ranks outnumber cores, Open MPI yields in every call: see mpi_rest
+    setenv("OMPI_MCA_mpi_yield_when_idle", "0", 0); // where ranks outnumber cores, Open MPI yields in every call: see mpi_thread
     mpi_check(MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
     require(provided >= MPI_THREAD_FUNNELED, "this MPI does not support programs with threads: install one that does");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); // mpi_check reports more than MPI would
@@ -491,13 +445,9 @@ static inline void mpi_thread_begin(MpiEngine* e) {
     mpi_check(MPI_Bcast(e->address, CONTROL_ADDRESS, MPI_CHAR, 0, l->mpi), "MPI_Bcast");
 }
 
-static inline void mpi_thread_end(MpiEngine* e) {
-    for (MpiLink* l = e->links; l; l = l->next) MPI_Comm_free(&l->mpi);
-    MPI_Op_free(&e->add[0]);
-    MPI_Op_free(&e->add[1]);
-    MPI_Finalize();
-}
-
+// Between two looks at MPI it sleeps, because the layers need the cores, and there may be more ranks than cores: a thread that slept
+// may continue when it wakes. (sched_yield gives the core away for a whole time slice each time: an all-reduce beside ranks that
+// compute took several times as long.)
 static inline void* mpi_thread(void* argument) {
     MpiEngine* e = (MpiEngine*)argument;
     CommContext* w = e->world->world;
@@ -512,11 +462,14 @@ static inline void* mpi_thread(void* argument) {
         MpiOp *first = e->first, *last = e->last;
         pthread_mutex_unlock(&w->lock);
         idle = mpi_look(e, first, last) ? 0 : idle + 1;
-        if (idle > 0) mpi_rest(idle);
+        struct timespec nap = { 0, idle < 1000 ? 20000 : 200000 };
+        if (idle > 0) nanosleep(&nap, NULL);
         pthread_mutex_lock(&w->lock);
     }
     pthread_mutex_unlock(&w->lock);
-    mpi_thread_end(e);
+    for (MpiLink* l = e->links; l; l = l->next) MPI_Comm_free(&l->mpi);
+    for (int k = 0; k < 2; k++) MPI_Op_free(&e->add[k]);
+    MPI_Finalize();
     return NULL;
 }
 
@@ -629,8 +582,6 @@ static inline size_t mpi_device_bytes(const CommOptions* o, int N) {
     (void)o;
     return N > 1 ? staging_device_bytes(COMM_PIECE) : 0;
 }
-static inline void mpi_close(Comm* c) { (void)c; } // mpi_leave does it
 
-static const CommBackend comm_mpi = { mpi_open, mpi_close, mpi_split, NULL, NULL, mpi_start, mpi_finish, mpi_device_bytes,
-                                      NULL };
+static const CommBackend comm_mpi = { mpi_open, NULL, mpi_split, NULL, NULL, mpi_start, mpi_finish, mpi_device_bytes, NULL };
 #endif

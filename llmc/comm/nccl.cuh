@@ -294,31 +294,21 @@ static inline void nccl_await_oldest(CommContext* w, NcclLink* l) {
 
 // ---- what comm.h calls ----
 
-// given (size): each rank's DeviceId. The answer: "ranks 0 and 2" share a GPU, or "".
-static inline ControlBytes nccl_find_sharing(void* self, const ControlBytes* given, int size) {
-    char who[256] = "";
-    bool* shares = (bool*)xcalloc((size_t)size, sizeof(bool));
-    bool any = false;
-    (void)self;
-    for (int a = 0; a < size; a++)
-        for (int b = 0; b < a; b++)
-            if (memcmp(given[a].data, given[b].data, sizeof(DeviceId)) == 0) any = shares[a] = shares[b] = true;
-    if (any) ranks_text(shares, size, who, sizeof who);
-    free(shares);
-    return control_bytes(who, strlen(who));
-}
-
 // Returns true if NCCL can serve these ranks; dies if --comm nccl was given and it cannot.
 static inline bool nccl_is_possible(Comm* c) {
-    DeviceId own = device_id();
-    ControlBytes who = control_all_reduce(c->world->control, &own, sizeof own, nccl_find_sharing, NULL);
-    bool shared = who.bytes > 0;
+    DeviceId own = device_id(), *all = (DeviceId*)control_all_gather(c->world->control, &own, sizeof own);
+    char who[256];
+    bool *shares = (bool*)xcalloc((size_t)c->size, sizeof(bool)), shared = false;
+    for (int a = 0; a < c->size; a++)
+        for (int b = 0; b < a; b++)
+            if (memcmp(&all[a], &all[b], sizeof(DeviceId)) == 0) shared = shares[a] = shares[b] = true;
+    ranks_text(shares, c->size, who, sizeof who);
+    free(shares);
+    free(all);
     require(!shared || c->world->options.backend != COMM_NCCL, "--comm nccl: %s share a GPU, which NCCL refuses: start"
-            " one rank per GPU, or use --comm mpi", who.data);
-    free(who.data);
-    if (shared) return false;
-    nccl_load(c->world->options.windows);
-    return true;
+            " one rank per GPU, or use --comm mpi", who);
+    if (!shared) nccl_load(c->world->options.windows);
+    return !shared;
 }
 
 static inline bool nccl_adds_itself(const CommOptions* o) { return !o->ordered && o->all_reduce == ALL_REDUCE_LIBRARY; }
@@ -372,7 +362,7 @@ static inline void nccl_open(Comm* c) {
     ncclUniqueId id;
     if (c->rank == 0) nccl_check(nccl.ncclGetUniqueId(&id), "ncclGetUniqueId");
     ControlBytes said = control_broadcast(w->control, &id, sizeof id);
-    if (c->rank > 0) memcpy(&id, said.data, sizeof id);
+    memcpy(&id, said.data, sizeof id);
     free(said.data);
     NcclLink* l = nccl_link_new();
     ncclConfig_t config = nccl_config();

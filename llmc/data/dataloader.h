@@ -110,23 +110,21 @@ static inline int* data_read_text(FileSource from, const Tokenizer* tokenizer, s
     return tokens;
 }
 
-static inline bool data_is_bin(const char* path) {
-    size_t n = strlen(path);
-    return n >= 4 && strcmp(path + n - 4, ".bin") == 0;
-}
-
 static inline DataShard data_shard_open(const char* path, const Tokenizer* tokenizer, MaskUse use) {
     DataShard s;
     memset(&s, 0, sizeof s);
     s.path = xstrdup(path);
     char* mask = mask_path(path);
     FileSource from = { path, "--data and --val-data want token files, as dev/data/tokenize makes them, or UTF-8 text" };
-    if (data_is_bin(path) || token_file_detect(from)) { // token_file_open reports a foreign .bin
+    size_t n = strlen(path);
+    bool is_bin = n >= 4 && strcmp(path + n - 4, ".bin") == 0; // token_file_open reports a foreign one
+    const int32_t magic = TOKENS_MAGIC;
+    if (is_bin || file_begins_with(from, &magic, sizeof magic)) {
         s.file = token_file_open(path);
         s.count = s.file.count;
         if (use != MASK_NONE && path_exists(mask)) s.mask = mask_open(mask, &s.file);
     } else {
-        require_file(from, !mask_detect(from), "is a mask: give the token file beside it, and the mask is found");
+        require_file(from, !file_begins_with(from, MASK_MAGIC, 8), "is a mask: give the token file beside it, and the mask is found");
         s.tokens = data_read_text(from, tokenizer, &s.count);
     }
     require(use != MASK_REQUIRED || s.mask.bits, "--mask required: %s has no mask; make %s with dev/data/tokenize --prompt-field"
@@ -135,24 +133,11 @@ static inline DataShard data_shard_open(const char* path, const Tokenizer* token
     return s;
 }
 
-static inline bool data_shard_has_mask(const DataShard* s) {
-    char* mask = mask_path(s->path);
-    bool has = s->tokens == NULL && path_exists(mask);
-    free(mask);
-    return has;
-}
-
 // Reads n tokens from number `first` on into out (n); scratch (n). The range must lie within the shard.
 static inline void data_shard_read(const DataShard* s, size_t first, size_t n, uint16_t* scratch, int* out) {
     if (s->tokens) { memcpy(out, s->tokens + first, n * sizeof(int)); return; }
     token_file_read(&s->file, first, n, scratch);
     for (size_t i = 0; i < n; i++) out[i] = scratch[i];
-}
-
-// Returns the number of a shard's windows: of T targets each, and in evaluation a shorter last one.
-static inline long long data_shard_sequences(const DataShard* s, int T, DataUse use) {
-    size_t targets = s->count > 0 ? s->count - 1 : 0;
-    return (long long)(use == DATA_TRAIN ? targets / (size_t)T : ceil_div(targets, (size_t)T));
 }
 
 static inline void dataloader_open_shards(DataLoader* d, const char* pattern, const Tokenizer* tokenizer) {
@@ -168,11 +153,14 @@ static inline void dataloader_open_shards(DataLoader* d, const char* pattern, co
         DataShard* s = &d->shards[i];
         *s = data_shard_open(literal ? pattern : found.gl_pathv[i], tokenizer, d->shape.mask);
         s->first_sequence = d->num_sequences;
-        d->num_sequences += data_shard_sequences(s, d->shape.T, d->use);
+        size_t T = (size_t)d->shape.T, targets = s->count > 0 ? s->count - 1 : 0;
+        d->num_sequences += (long long)(d->use == DATA_TRAIN ? targets / T : ceil_div(targets, T)); // a last one may be shorter
         d->num_tokens += s->count;
         d->masked = d->masked || s->mask.bits != NULL;
         d->num_counted += s->mask.bits && s->count > 0 ? mask_count(&s->mask, 1, s->count - 1) : 0;
-        d->masks_unused += d->shape.mask == MASK_NONE && data_shard_has_mask(s);
+        char* mask = mask_path(s->path);
+        d->masks_unused += d->shape.mask == MASK_NONE && s->tokens == NULL && path_exists(mask);
+        free(mask);
     }
     if (!literal) globfree(&found);
     for (int i = 0; i < d->num_shards && d->masked; i++)
@@ -184,11 +172,9 @@ static inline void dataloader_open_shards(DataLoader* d, const char* pattern, co
 
 // NULL if all ids are in the vocabulary, else what is wrong, to be freed by the caller.
 static inline char* dataloader_check_ids(const DataLoader* d, const DataShard* s, size_t first, const int* ids, size_t n) {
-    int largest = 0;
-    for (size_t i = 0; i < n; i++) largest = ids[i] > largest ? ids[i] : largest;
-    if (largest < d->shape.V) return NULL;
     size_t i = 0;
-    while (ids[i] < d->shape.V) i++;
+    while (i < n && ids[i] < d->shape.V) i++;
+    if (i == n) return NULL;
     return format_string("%s %s: token %zu is %d, beyond the vocabulary of %d; give the --tokenizer it was made with,"
                          " or a larger --vocab-size", d->option, s->path, first + i, ids[i], d->shape.V);
 }
@@ -342,12 +328,6 @@ static inline long long dataloader_targets(const DataLoader* d) {
     return dataloader_targets_of(d, d->epoch, d->position, d->shape.global_batch);
 }
 
-// Notes a wait between two marks. On a GPU it counts from where the GPU has run out of work.
-static inline void dataloader_note_wait(DataLoader* d, int begun) {
-    int* m = d->wait_events = (int*)xrealloc(d->wait_events, (size_t)(d->num_wait_events + 2) * sizeof(int));
-    m[d->num_wait_events++] = begun;
-    m[d->num_wait_events++] = device_event();
-}
 // Returns the seconds that training waited for data since the last call. The device has passed these waits.
 static inline double dataloader_waited(DataLoader* d) {
     double seconds = 0;
@@ -378,7 +358,11 @@ static inline void dataloader_next(DataLoader* d) {
         pthread_join(d->thread, NULL);
         die("%s", d->error);
     }
-    if (begun >= 0) dataloader_note_wait(d, begun);
+    if (begun >= 0) { // on a GPU the wait counts from where the GPU has run out of work
+        d->wait_events = (int*)xrealloc(d->wait_events, (size_t)(d->num_wait_events + 2) * sizeof(int));
+        d->wait_events[d->num_wait_events++] = begun;
+        d->wait_events[d->num_wait_events++] = device_event();
+    }
     size_t offset = (size_t)slot * (size_t)d->shape.B * (size_t)d->shape.T;
     d->inputs = d->slot_inputs + offset;
     d->targets = d->slot_targets + offset;

@@ -43,15 +43,6 @@ static inline char* mask_path(const char* token_path) {
     return format_string("%.*s.mask", (int)stem, token_path);
 }
 
-// Returns true if the file starts as a mask does. Dies if it is no file or cannot be opened.
-static inline bool mask_detect(FileSource from) {
-    char magic[8];
-    int fd = file_open(from, O_RDONLY, NULL);
-    bool is_long_enough = pread_all(fd, magic, sizeof magic, 0);
-    close(fd);
-    return is_long_enough && memcmp(magic, MASK_MAGIC, sizeof magic) == 0;
-}
-
 static inline bool mask_bit(const TokenMask* m, size_t i) { return (m->bits[i / 8] >> (i % 8) & 1) != 0; }
 
 // Returns how many of the tokens first..first+n-1 count.

@@ -33,14 +33,6 @@ typedef struct {
     uint32_t rank; // lowest merges first
 } PairSlot;
 
-// One symbol of the word being merged: a doubly linked list over its bytes.
-typedef struct {
-    int id;
-    uint32_t previous, next; // indices of the neighbours; WORD_END at either end
-    uint32_t rank;           // of the pair made with the next symbol, NO_RANK if they do not merge or this one is gone
-} Symbol;
-#define WORD_END UINT32_MAX
-
 // The tokens of a word met before. Text repeats its words: most are found here. One cache line.
 #ifndef CACHE_SLOTS // fewer where tokenizers are opened by the thousand
 #define CACHE_SLOTS 65536
@@ -56,9 +48,8 @@ typedef struct {
 // Working memory of encoding. Grows to the longest word met and is kept.
 typedef struct {
     CachedWord* cache;        // (CACHE_SLOTS), owned
-    Symbol* symbols;          // (symbol_capacity), owned
-    uint64_t* heap;           // (3*symbol_capacity) rank << 32 | index of the left symbol, owned
-    size_t symbol_capacity, heap_count;
+    uint32_t* ranks;          // (capacity), owned
+    size_t capacity;
     pcre2_match_data* match;  // owned
 } TokenizerScratch;
 
@@ -250,14 +241,19 @@ static inline void tokenizer_open_bin(Tokenizer* t, FileSource from, const char*
 #define WORD_PATTERN "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}++| ?\\p{N}++| ?[^" WHITE_SPACE "\\p{L}\\p{N}]++" \
                      "|[" WHITE_SPACE "]+(?![^" WHITE_SPACE "])|[" WHITE_SPACE "]+"
 
-static inline pcre2_code* word_pattern_compile(void) {
+// Makes the pattern, and what encoding needs.
+static inline void tokenizer_prepare(Tokenizer* t) {
     int error;
     PCRE2_SIZE at;
     uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED; // anchored here, since JIT code cannot be anchored later
-    pcre2_code* pattern = pcre2_compile((PCRE2_SPTR)WORD_PATTERN, PCRE2_ZERO_TERMINATED, options, &error, &at, NULL);
-    require(pattern != NULL, "PCRE2 refuses the word pattern at character %zu (its error %d); it must be built with"
+    t->word_pattern = pcre2_compile((PCRE2_SPTR)WORD_PATTERN, PCRE2_ZERO_TERMINATED, options, &error, &at, NULL);
+    require(t->word_pattern != NULL, "PCRE2 refuses the word pattern at character %zu (its error %d); it must be built with"
             " Unicode", (size_t)at, error);
-    return pattern;
+    pcre2_jit_compile(t->word_pattern, PCRE2_JIT_COMPLETE); // where it cannot, matching is the same but slower
+    t->scratch = (TokenizerScratch*)xcalloc(1, sizeof *t->scratch);
+    t->scratch->match = pcre2_match_data_create(1, NULL);
+    require(t->scratch->match != NULL, "out of host memory for PCRE2");
+    t->scratch->cache = (CachedWord*)xcalloc(CACHE_SLOTS, sizeof *t->scratch->cache);
 }
 
 // ----------------------------------------------------------------------------
@@ -379,37 +375,24 @@ static inline void tokenizer_read_merges(Tokenizer* t, FileSource from, const To
     free(file);
 }
 
-// Counts the tokens (n, `ids`) that are text; *first is the first of them. The others were added to the vocabulary: either
-// the word pattern cuts them, as it cuts <pad>, so no text becomes them, or they come before all bytes, as in trainers.
-static inline int tokens_of_text(const Tokenizer* t, const int* ids, int n, int* first) {
-    pcre2_code* pattern = word_pattern_compile();
-    pcre2_match_data* match = pcre2_match_data_create(1, NULL);
-    require(match != NULL, "out of host memory for PCRE2");
-    int count = 0, first_byte = t->vocab_size;
-    for (int b = 0; b < 256; b++) first_byte = t->byte_token[b] < first_byte ? t->byte_token[b] : first_byte;
-    for (int i = 0; i < n; i++) {
-        size_t length;
-        const char* bytes = tokenizer_decode(t, ids[i], &length);
-        int result = pcre2_match(pattern, (PCRE2_SPTR)bytes, length, 0, 0, match, NULL); // fails where a character is cut
-        bool is_cut = result > 0 && pcre2_get_ovector_pointer(match)[1] < length;
-        if (!is_cut && ids[i] > first_byte && count++ == 0) *first = ids[i];
-    }
-    pcre2_match_data_free(match);
-    pcre2_code_free(pattern);
-    return count;
-}
-
-// Dies if a token of several bytes is text and no merge makes it: then merges.txt was cut, or is another vocabulary's.
+// Dies if a token of several bytes is text and no merge makes it: then merges.txt was cut, or is another vocabulary's. Other tokens
+// were added to the vocabulary: either the word pattern cuts them, as it cuts <pad>, so no text becomes them, or they come before all
+// bytes, as in trainers.
 static inline void tokenizer_check_merges(const Tokenizer* t, FileSource from) {
     bool* made = (bool*)xcalloc((size_t)t->vocab_size, sizeof *made);
-    int* others = (int*)xcalloc((size_t)t->vocab_size, sizeof *others);
-    int num_others = 0, missing = 0, first = -1;
+    int missing = 0, first = -1, first_byte = t->vocab_size;
     for (size_t rank = 0; rank < t->pair_count; rank++) made[t->merged[rank]] = true;
-    for (int id = 0; id < t->vocab_size; id++)
-        if (t->start[id + 1] - t->start[id] > 1 && !made[id] && id != t->eot) others[num_others++] = id;
-    if (num_others > 0) missing = tokens_of_text(t, others, num_others, &first);
+    for (int b = 0; b < 256; b++) first_byte = t->byte_token[b] < first_byte ? t->byte_token[b] : first_byte;
+    for (int id = first_byte + 1; id < t->vocab_size; id++) {
+        size_t length;
+        const char* bytes = tokenizer_decode(t, id, &length);
+        if (length == 1 || made[id] || id == t->eot) continue;
+        pcre2_match_data* match = t->scratch->match;
+        int result = pcre2_match(t->word_pattern, (PCRE2_SPTR)bytes, length, 0, 0, match, NULL); // fails where a character is cut
+        bool is_cut = result > 0 && pcre2_get_ovector_pointer(match)[1] < length;
+        if (!is_cut && missing++ == 0) first = id;
+    }
     free(made);
-    free(others);
     require_file(from, missing == 0, "its %zu merges do not make %d of the vocabulary's tokens, the first of them token %d:"
                  " it was cut, or belongs to another vocab.json", t->pair_count, missing, first);
 }
@@ -448,15 +431,6 @@ static inline void tokenizer_open_bytes(Tokenizer* t) {
     t->start[257] = 256 + strlen(END_OF_TEXT);
 }
 
-static inline void tokenizer_prepare(Tokenizer* t) {
-    t->word_pattern = word_pattern_compile();
-    pcre2_jit_compile(t->word_pattern, PCRE2_JIT_COMPLETE); // where it cannot, matching is the same but slower
-    t->scratch = (TokenizerScratch*)xcalloc(1, sizeof *t->scratch);
-    t->scratch->match = pcre2_match_data_create(1, NULL);
-    require(t->scratch->match != NULL, "out of host memory for PCRE2");
-    t->scratch->cache = (CachedWord*)xcalloc(CACHE_SLOTS, sizeof *t->scratch->cache);
-}
-
 // spec: "bytes", vocab.json, the folder that has it, or llm.c's tokenizer .bin. Dies if files are not what they should be.
 static inline void tokenizer_open(Tokenizer* t, const char* spec) {
     memset(t, 0, sizeof *t);
@@ -475,9 +449,9 @@ static inline void tokenizer_open(Tokenizer* t, const char* spec) {
     memcpy(&magic, file, size_min(size, sizeof magic));
     bool is_json = file[strspn(file, " \t\r\n")] == '{';
     require_file(from, magic == TOKENIZER_MAGIC || is_json, "starts neither with { nor with %d", TOKENIZER_MAGIC);
+    tokenizer_prepare(t);
     if (is_json) tokenizer_open_json(t, from, file, size);
     else tokenizer_open_bin(t, from, file, size);
-    tokenizer_prepare(t);
     free(file);
     free(path);
 }
@@ -490,8 +464,7 @@ static inline void tokenizer_free(Tokenizer* t) {
     pcre2_code_free(t->word_pattern);
     if (t->scratch) {
         free(t->scratch->cache);
-        free(t->scratch->symbols);
-        free(t->scratch->heap);
+        free(t->scratch->ranks);
         pcre2_match_data_free(t->scratch->match);
         free(t->scratch);
     }
@@ -499,72 +472,40 @@ static inline void tokenizer_free(Tokenizer* t) {
 }
 
 // ----------------------------------------------------------------------------
-// encoding one word: a heap of the pairs that merge, so that a word of n bytes takes n log n steps, not n^2
+// encoding one word
 
-static inline void heap_push(TokenizerScratch* s, uint64_t key) {
-    size_t i = s->heap_count++;
-    for (; i > 0 && s->heap[(i - 1) / 2] > key; i = (i - 1) / 2) s->heap[i] = s->heap[(i - 1) / 2];
-    s->heap[i] = key;
-}
-
-static inline uint64_t heap_pop(TokenizerScratch* s) {
-    uint64_t top = s->heap[0], last = s->heap[--s->heap_count];
-    size_t i = 0;
-    for (size_t child = 1; child < s->heap_count; child = 2 * i + 1) {
-        if (child + 1 < s->heap_count && s->heap[child + 1] < s->heap[child]) child++;
-        if (s->heap[child] >= last) break;
-        s->heap[i] = s->heap[child];
-        i = child;
-    }
-    s->heap[i] = last;
-    return top;
-}
-
-// Looks up what symbol i makes with the one after it, and remembers it if they merge.
-static inline void symbol_rank(const Tokenizer* t, uint32_t i) {
-    TokenizerScratch* s = t->scratch;
-    if (i == WORD_END) return;
-    uint32_t next = s->symbols[i].next;
-    s->symbols[i].rank = next == WORD_END ? NO_RANK : pair_rank(t, s->symbols[i].id, s->symbols[next].id);
-    if (s->symbols[i].rank != NO_RANK) heap_push(s, (uint64_t)s->symbols[i].rank << 32 | i);
-}
-
-static inline void symbols_make(const Tokenizer* t, const char* word, size_t n) {
-    TokenizerScratch* s = t->scratch;
-    require(n < WORD_END, "a word of %zu bytes; the longest that can be encoded has 2^32-2", n);
-    if (n > s->symbol_capacity) {
-        s->symbol_capacity = size_max(n, 2 * s->symbol_capacity);
-        s->symbols = (Symbol*)xrealloc(s->symbols, s->symbol_capacity * sizeof *s->symbols);
-        s->heap = (uint64_t*)xrealloc(s->heap, 3 * s->symbol_capacity * sizeof *s->heap); // n pairs, and two a merge
-    }
-    for (size_t i = 0; i < n; i++) {
-        s->symbols[i].id = t->byte_token[(unsigned char)word[i]];
-        s->symbols[i].previous = i == 0 ? WORD_END : (uint32_t)i - 1;
-        s->symbols[i].next = i + 1 == n ? WORD_END : (uint32_t)i + 1;
-    }
-    s->heap_count = 0;
-    for (size_t i = 0; i < n; i++) symbol_rank(t, (uint32_t)i);
-}
-
-// Of equal ranks the leftmost pair merges first. Returns the number of tokens written to out (at most n).
+// Returns the number of tokens of a word (n > 0), written to out (at most n). The pair of the lowest rank merges first, of equal
+// ranks the leftmost. One pass merges all pairs of the lowest rank, unless that makes a pair of a lower one: so it takes n steps for
+// each rank that the word has, and a long run of one character has few.
 static inline size_t encode_by_merging(const Tokenizer* t, const char* word, size_t n, int* out) {
     TokenizerScratch* s = t->scratch;
-    symbols_make(t, word, n);
-    while (s->heap_count > 0) {
-        uint64_t key = heap_pop(s);
-        Symbol* left = &s->symbols[(uint32_t)key];
-        if (left->rank != key >> 32) continue; // one of the two has merged with another since
-        Symbol* right = &s->symbols[left->next];
-        left->id = t->merged[left->rank];
-        left->next = right->next;
-        right->rank = NO_RANK;
-        if (left->next != WORD_END) s->symbols[left->next].previous = (uint32_t)key;
-        symbol_rank(t, left->previous);
-        symbol_rank(t, (uint32_t)key);
+    if (n > s->capacity) {
+        s->capacity = 2 * n;
+        s->ranks = (uint32_t*)xrealloc(s->ranks, s->capacity * sizeof *s->ranks);
     }
-    size_t count = 0;
-    for (uint32_t i = 0; i != WORD_END; i = s->symbols[i].next) out[count++] = s->symbols[i].id;
-    return count;
+    uint32_t* rank = s->ranks; // of the pair that a token makes with the next one
+    for (size_t i = 0; i < n; i++) out[i] = t->byte_token[(unsigned char)word[i]];
+    for (size_t i = 0; i < n; i++) rank[i] = i + 1 < n ? pair_rank(t, out[i], out[i + 1]) : NO_RANK;
+    for (;;) {
+        uint32_t lowest = NO_RANK;
+        for (size_t i = 0; i < n; i++) lowest = rank[i] < lowest ? rank[i] : lowest;
+        if (lowest == NO_RANK) return n;
+        size_t to = 0;
+        bool merges = true;
+        for (size_t from = 0; from < n; to++) {
+            if (!merges || rank[from] != lowest) {
+                out[to] = out[from];
+                rank[to] = rank[from++];
+                continue;
+            }
+            from += 2;
+            out[to] = t->merged[lowest];
+            rank[to] = from < n ? pair_rank(t, out[to], out[from]) : NO_RANK;
+            if (to > 0) rank[to - 1] = pair_rank(t, out[to - 1], out[to]);
+            merges = rank[to] >= lowest && (to == 0 || rank[to - 1] >= lowest);
+        }
+        n = to;
+    }
 }
 
 // encode_by_merging for a word of at least one byte, through the cache.

@@ -28,15 +28,6 @@ static inline FileSource token_file_source(const char* path) {
     return from;
 }
 
-// Returns true if the file starts with the magic of a token file. Dies if it is no file or cannot be opened.
-static inline bool token_file_detect(FileSource from) {
-    int fd = file_open(from, O_RDONLY, NULL);
-    int32_t magic = 0;
-    bool is_long_enough = pread_all(fd, &magic, sizeof magic, 0);
-    close(fd);
-    return is_long_enough && magic == TOKENS_MAGIC;
-}
-
 // Opens a token file; dies unless header and size agree. token_file_close() ends it.
 static inline TokenFile token_file_open(const char* path) {
     FileSource from = token_file_source(path);

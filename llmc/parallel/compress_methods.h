@@ -128,7 +128,7 @@ static inline BucketCost half_cost(const Compress* c, const CompressedBucket* p)
 static inline void half_begin(Compress* c, CompressedBucket* p) {
     round_16((uint16_t*)p->sent, bucket_kept(c, p), bucket_grads(c, p), bucket_error(c, p), compress_dtype(c),
              compress_factor(c), p->n);
-    p->op = comm_all_reduce(c->comm, p->sent, p->n, (CommType)compress_dtype(c));
+    p->op = (comm_all_reduce)(c->comm, p->sent, p->n, (CommType)compress_dtype(c));
 }
 static inline void half_end(Compress* c, CompressedBucket* p) {
     widen_16(bucket_grads(c, p), (const uint16_t*)p->sent, compress_dtype(c), 1 / compress_factor(c), p->n);
@@ -151,14 +151,14 @@ static inline BucketCost blocks_cost(const Compress* c, const CompressedBucket* 
 static inline void blocks_begin(Compress* c, CompressedBucket* p) {
     size_t row = quantised_bytes(blocks_part(c, p), compress_bits(c));
     quantise(p->sent, bucket_kept(c, p), bucket_grads(c, p), bucket_error(c, p), p->n, compress_bits(c));
-    p->op = comm_all_to_all(c->comm, p->received, p->sent, row, COMM_BYTE);
+    p->op = (comm_all_to_all)(c->comm, p->received, p->sent, row, COMM_BYTE);
 }
 static inline void blocks_middle(Compress* c, CompressedBucket* p) {
     size_t part = blocks_part(c, p), row = quantised_bytes(part, compress_bits(c));
     char* mine = p->sent + (size_t)c->comm->rank * row;
     dequantise_sum_fp32(c->scratch, p->received, compress_ranks(c), part, compress_bits(c));
     quantise_fp32(mine, bucket_part(c, p, c->next), c->scratch, bucket_part(c, p, c->state), part, compress_bits(c));
-    p->op = comm_all_gather(c->comm, p->sent, mine, row, COMM_BYTE);
+    p->op = (comm_all_gather)(c->comm, p->sent, mine, row, COMM_BYTE);
 }
 static inline void blocks_end(Compress* c, CompressedBucket* p) {
     // the parts end with blocks, so together they are one row
@@ -178,7 +178,7 @@ static inline void top_k_begin(Compress* c, CompressedBucket* p) {
     char* mine = p->sent + (size_t)c->comm->rank * row;
     add_error(bucket_x(c, p), bucket_grads(c, p), bucket_error(c, p), p->n);
     pack_top_k(mine, bucket_kept(c, p), bucket_x(c, p), p->n, k);
-    p->op = comm_all_gather(c->comm, p->sent, mine, row, COMM_BYTE);
+    p->op = (comm_all_gather)(c->comm, p->sent, mine, row, COMM_BYTE);
 }
 static inline void top_k_end(Compress* c, CompressedBucket* p) {
     sparse_sum_fp32(c->scratch, p->sent, compress_ranks(c), p->n, bucket_k(c, p));
@@ -197,7 +197,7 @@ static inline void sign_begin(Compress* c, CompressedBucket* p) {
     char* mine = p->sent + (size_t)c->comm->rank * row;
     add_error(bucket_x(c, p), bucket_grads(c, p), bucket_error(c, p), p->n);
     pack_signs(mine, bucket_kept(c, p), bucket_x(c, p), p->n, SIGN_MEAN);
-    p->op = comm_all_gather(c->comm, p->sent, mine, row, COMM_BYTE);
+    p->op = (comm_all_gather)(c->comm, p->sent, mine, row, COMM_BYTE);
 }
 static inline void sign_end(Compress* c, CompressedBucket* p) {
     unpack_signs_sum(bucket_grads(c, p), p->sent, compress_ranks(c), p->n);
@@ -232,7 +232,7 @@ static inline void onebit_begin(Compress* c, CompressedBucket* p) {
         size_t n = signs_part_elements(c, p, q), at = (size_t)q * part;
         if (n > 0) pack_signs(p->sent + (size_t)q * row, kept ? kept + at : NULL, x + at, n, SIGN_RMS);
     }
-    p->op = comm_all_to_all(c->comm, p->received, p->sent, row, COMM_BYTE);
+    p->op = (comm_all_to_all)(c->comm, p->received, p->sent, row, COMM_BYTE);
 }
 static inline void onebit_middle(Compress* c, CompressedBucket* p) {
     int N = compress_ranks(c), rank = c->comm->rank;
@@ -241,7 +241,7 @@ static inline void onebit_middle(Compress* c, CompressedBucket* p) {
     unpack_signs_sum_fp32(c->scratch, p->received, N, part);
     if (c->o.feedback) add_in_place_fp32(c->scratch, bucket_part(c, p, c->state), n);
     if (n > 0) pack_signs(mine, bucket_part(c, p, c->next), c->scratch, n, SIGN_RMS);
-    p->op = comm_all_gather(c->comm, p->sent, mine, row, COMM_BYTE);
+    p->op = (comm_all_gather)(c->comm, p->sent, mine, row, COMM_BYTE);
 }
 static inline void onebit_end(Compress* c, CompressedBucket* p) {
     size_t part = signs_part(c, p), row = signs_bytes(part);
@@ -264,13 +264,13 @@ static inline void powersgd_begin(Compress* c, CompressedBucket* p) {
     int r = (int)c->o.rank;
     add_error(bucket_x(c, p), bucket_grads(c, p), bucket_error(c, p), p->n);
     skinny_product((float*)p->sent, bucket_x(c, p), bucket_q(c, p, c->state), (int)p->rows, (int)p->cols, r);
-    p->op = comm_all_reduce(c->comm, p->sent, p->rows * (size_t)r, COMM_F32);
+    p->op = (comm_all_reduce)(c->comm, p->sent, p->rows * (size_t)r, COMM_F32);
 }
 static inline void powersgd_middle(Compress* c, CompressedBucket* p) {
     int r = (int)c->o.rank;
     orthonormalise((float*)p->sent, (int)p->rows, r);
     skinny_product_transposed((float*)p->received, bucket_x(c, p), (const float*)p->sent, (int)p->rows, (int)p->cols, r);
-    p->op = comm_all_reduce(c->comm, p->received, p->cols * (size_t)r, COMM_F32);
+    p->op = (comm_all_reduce)(c->comm, p->received, p->cols * (size_t)r, COMM_F32);
 }
 static inline void powersgd_end(Compress* c, CompressedBucket* p) {
     low_rank_apply(bucket_grads(c, p), bucket_kept(c, p), bucket_x(c, p), (const float*)p->sent, (const float*)p->received,
@@ -512,7 +512,7 @@ static inline void compress_finish(Compress* c) {
 static inline CommOp compress_momentum_begin(Compress* c, size_t at, size_t n) {
     compress_momentum(c, c->momentum + at, at, NULL, n);
     comm_trace_data(c->comm, c->grads + at, n * sizeof(floatX));
-    return comm_all_reduce(c->comm, c->momentum + at, n, COMM_F32);
+    return (comm_all_reduce)(c->comm, c->momentum + at, n, COMM_F32);
 }
 
 // ---- the bias: what was applied beside the true mean ----
@@ -528,7 +528,7 @@ static inline void compress_measure_begin(Compress* c, size_t at, size_t n) {
 static inline void compress_measure_end(Compress* c) {
     size_t n = c->num_elements;
     comm_trace_data(c->comm, c->grads, n * sizeof(floatX));
-    comm_wait(c->comm, comm_all_reduce(c->comm, c->truth, n, COMM_F32));
+    comm_wait(c->comm, (comm_all_reduce)(c->comm, c->truth, n, COMM_F32));
     if (compress_is_frozen(c)) from_fp32(c->grads, c->momentum, n);
     device_zero(c->comparison, sizeof *c->comparison);
     add_comparison(c->comparison, c->grads, c->truth, n);
@@ -538,11 +538,8 @@ static inline double compress_measure_bytes(const Compress* c) { // in this step
 }
 
 // For the timeline, the caller of these is who communicates.
-#define compress_begin(c, ...) \
-    (comm_caller_begin((c)->comm, __func__), compress_begin(c, __VA_ARGS__), comm_caller_end((c)->comm))
-#define compress_finish(c) (comm_caller_begin((c)->comm, __func__), compress_finish(c), comm_caller_end((c)->comm))
-#define compress_momentum_begin(c, ...) \
-    (comm_caller_begin((c)->comm, __func__), comm_caller_end_of((c)->comm, compress_momentum_begin(c, __VA_ARGS__)))
-#define compress_measure_end(c) \
-    (comm_caller_begin((c)->comm, __func__), compress_measure_end(c), comm_caller_end((c)->comm))
+#define compress_begin(c, ...) (comm_from((c)->comm, __func__), compress_begin(c, __VA_ARGS__))
+#define compress_finish(c) (comm_from((c)->comm, __func__), compress_finish(c))
+#define compress_momentum_begin(c, ...) (comm_from((c)->comm, __func__), compress_momentum_begin(c, __VA_ARGS__))
+#define compress_measure_end(c) (comm_from((c)->comm, __func__), compress_measure_end(c))
 #endif

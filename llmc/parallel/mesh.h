@@ -45,21 +45,10 @@ static inline void mesh_check_model(const char* option, int n, GPT2Config c) {
             " --vocab-size %zu", option, n, c.Vp, round_up((size_t)c.V, multiple));
 }
 
-// Dies unless N ranks can be replicas of t ranks, and the model has t parts. t 0 becomes N.
-static inline void mesh_check(long long* t, int N, GPT2Config c) {
-    if (*t == 0) *t = N;
-    int n = (int)*t;
-    require(N % n == 0, "--tensor-parallel %d does not divide %d ranks; start a multiple of %d, or choose a divisor of %d",
-            n, N, n, N);
-    mesh_check_model("--tensor-parallel ", n, c);
-}
-
-// Dies unless N ranks can be replicas of p ranks. p 0 becomes N.
-static inline void mesh_check_stages(long long* p, int N) {
-    if (*p == 0) *p = N;
-    int n = (int)*p;
-    require(N % n == 0, "--pipeline-parallel %d does not divide %d ranks; start a multiple of %d, or choose a divisor of %d",
-            n, N, n, N);
+// Dies unless N ranks can be replicas of n ranks. n 0 becomes N. option: what has asked for them.
+static inline void mesh_check_ranks(const char* option, long long* n, int N) {
+    if (*n == 0) *n = N;
+    require(N % *n == 0, "%s%lld does not divide %d ranks; start a multiple of %lld, or choose a divisor of %d", option, *n, N, *n, N);
 }
 
 // Dies unless the rows of a micro-batch can be cut in t parts, where they are. Where they are not, all of them are kept.
@@ -107,10 +96,6 @@ static inline void mesh_plan_axes(Mesh* m, Comm* world, Axes axes) {
     m->dp = mesh_group(m, "dp", axes.size[MESH_DP], replica, pp * t + tp);
     m->tied = p <= 2 ? m->pp
             : mesh_group(m, "tied", root ? 2 : 1, root && pp > 0, root ? replica * t + tp : world->size + world->rank);
-}
-// t neighbours share the same blocks, p neighbours of such groups a replica of the model.
-static inline void mesh_plan(Mesh* m, Comm* world, int t, int p) {
-    mesh_plan_axes(m, world, axes_of(t, p, world->size / (t * p), false));
 }
 // True if every rank is alone in its communicator number k, so that none has to be opened. (A rank between the first and the
 // last stage is alone in `tied`, which these two open.)

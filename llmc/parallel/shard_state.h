@@ -78,9 +78,9 @@ static inline CommOp shards_gather(const Shards* s, Comm* c, floatX* whole, size
     floatX* own = whole + (size_t)c->rank * n;
     const void* shard = s->rounded ? (const void*)(s->rounded + at) : s->params + at;
     comm_trace_data(c, s->params + at, n * sizeof(float));
-    if (s->on_host) return comm_all_gather_from_host(c, whole, shard, n, COMM_FLOATX);
+    if (s->on_host) return (comm_all_gather_from_host)(c, whole, shard, n, COMM_FLOATX);
     from_fp32(own, s->params + at, n);
-    return comm_all_gather(c, whole, own, n, COMM_FLOATX);
+    return (comm_all_gather)(c, whole, own, n, COMM_FLOATX);
 }
 
 // Returns where a reduction puts this rank's sum. first: of a step's first micro-batch, which overwrites the gradients; that of
@@ -94,8 +94,8 @@ static inline char* shards_sum(const Shards* s, const Comm* c, void* whole, size
 static inline CommOp shards_reduce(const Shards* s, Comm* c, void* whole, size_t at, size_t n, bool first) {
     char* sum = shards_sum(s, c, whole, at, n, first);
     comm_trace_data(c, s->params + at, n * sizeof(float)); // whose gradients they are
-    return s->on_host ? comm_reduce_scatter_to_host(c, sum, whole, n, s->grad_type)
-                      : comm_reduce_scatter(c, sum, whole, n, s->grad_type);
+    return s->on_host ? (comm_reduce_scatter_to_host)(c, sum, whole, n, s->grad_type)
+                      : (comm_reduce_scatter)(c, sum, whole, n, s->grad_type);
 }
 // After the wait for it: adds what a later micro-batch has brought.
 static inline void shards_add(const Shards* s, const Comm* c, void* whole, size_t at, size_t n, bool first) {
@@ -113,7 +113,7 @@ static inline void shards_add(const Shards* s, const Comm* c, void* whole, size_
 static inline CommOp shards_replicate(const Shards* s, Comm* c, size_t at, size_t n) {
     if (s->on_host) return NO_OP;
     comm_trace_data(c, s->params + at, n * sizeof(float));
-    return comm_all_reduce(c, s->grads + at * comm_type_size(s->grad_type), n, s->grad_type);
+    return (comm_all_reduce)(c, s->grads + at * comm_type_size(s->grad_type), n, s->grad_type);
 }
 static inline void shards_replicated(const Shards* s, Comm* c, CommOp* op, void* there, size_t at, size_t n) {
     size_t size = comm_type_size(s->grad_type);
@@ -121,14 +121,14 @@ static inline void shards_replicated(const Shards* s, Comm* c, CommOp* op, void*
     device_synchronize(); // the gradients have arrived
     host_to_device(there, s->grads + at * size, n * size);
     comm_trace_data(c, s->params + at, n * sizeof(float));
-    comm_wait(c, comm_all_reduce(c, there, n, s->grad_type));
+    comm_wait(c, (comm_all_reduce)(c, there, n, s->grad_type));
     device_to_host(s->grads + at * size, there, n * size);
 }
 // For the timeline, the caller of these is who communicates.
-#define shards_gather(s, c, ...) (comm_caller_begin(c, __func__), comm_caller_end_of(c, shards_gather(s, c, __VA_ARGS__)))
-#define shards_reduce(s, c, ...) (comm_caller_begin(c, __func__), comm_caller_end_of(c, shards_reduce(s, c, __VA_ARGS__)))
-#define shards_replicate(s, c, ...) (comm_caller_begin(c, __func__), comm_caller_end_of(c, shards_replicate(s, c, __VA_ARGS__)))
-#define shards_replicated(s, c, ...) (comm_caller_begin(c, __func__), shards_replicated(s, c, __VA_ARGS__), comm_caller_end(c))
+#define shards_gather(s, c, ...) shards_gather(s, comm_from(c, __func__), __VA_ARGS__)
+#define shards_reduce(s, c, ...) shards_reduce(s, comm_from(c, __func__), __VA_ARGS__)
+#define shards_replicate(s, c, ...) shards_replicate(s, comm_from(c, __func__), __VA_ARGS__)
+#define shards_replicated(s, c, ...) shards_replicated(s, comm_from(c, __func__), __VA_ARGS__)
 
 // ---- the optimizer ----
 

@@ -155,7 +155,7 @@ static inline void message_swap(Message* m, floatX** there) {
 // Begins to receive what an action starts from, n elements.
 static inline void p2p_irecv(P2P* m, Action a, size_t n) {
     int from = pipeline_from(m->pipeline, m->pp->rank, a);
-    if (from != NO_NEIGHBOUR && from != m->pp->rank) m->inbox.op = comm_recv(m->pp, m->inbox.data, n, COMM_FLOATX, from);
+    if (from != NO_NEIGHBOUR && from != m->pp->rank) m->inbox.op = (comm_recv)(m->pp, m->inbox.data, n, COMM_FLOATX, from);
 }
 // Waits for it: *input becomes the stage's input, or *gradient that of its output. Their memory takes the next message.
 static inline void p2p_wait(P2P* m, Action a, floatX** input, floatX** gradient) {
@@ -186,7 +186,7 @@ static inline void p2p_isend(P2P* m, Action a, size_t n, floatX** gradient) {
     if (to == NO_NEIGHBOUR || to == m->pp->rank) return;
     comm_finish(m->pp, &out->op);
     if (out == &m->back) message_swap(out, gradient);
-    out->op = comm_send(m->pp, out->data, n, COMM_FLOATX, to);
+    out->op = (comm_send)(m->pp, out->data, n, COMM_FLOATX, to);
 }
 // Waits until all has been sent.
 static inline void p2p_wait_sends(P2P* m) {
@@ -195,8 +195,6 @@ static inline void p2p_wait_sends(P2P* m) {
 }
 
 // For the timeline, the caller of these is who communicates.
-#define p2p_irecv(m, ...) \
-    (comm_caller_begin((m)->pp, __func__), p2p_irecv(m, __VA_ARGS__), comm_caller_end((m)->pp))
-#define p2p_isend(m, ...) \
-    (comm_caller_begin((m)->pp, __func__), p2p_isend(m, __VA_ARGS__), comm_caller_end((m)->pp))
+#define p2p_irecv(m, ...) (comm_from((m)->pp, __func__), p2p_irecv(m, __VA_ARGS__))
+#define p2p_isend(m, ...) (comm_from((m)->pp, __func__), p2p_isend(m, __VA_ARGS__))
 #endif

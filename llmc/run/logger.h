@@ -214,21 +214,12 @@ static inline void logger_step(Logger* g, const StepLog* s) {
     bool due = s->step % g->every == 0 || s->step == g->first + 1 || s->step == g->steps || s->skipped;
     if (due) logger_print_step(g, s);
     logger_live(g, s);
-    json_t* o = json_object();
-    json_object_set_new(o, "step", json_integer(s->step));
-    json_object_set_new(o, "loss", json_number(s->masked && s->counted == 0 ? NAN : s->loss));
-    json_object_set_new(o, "grad_norm", json_number(s->grad_norm));
-    json_object_set_new(o, "param_norm", json_number(s->param_norm));
-    json_object_set_new(o, "lr", json_number(s->lr));
-    json_object_set_new(o, "loss_scale", json_number(s->loss_scale));
-    json_object_set_new(o, "tokens", json_integer(s->tokens));
-    json_object_set_new(o, "tokens_per_s", json_number(s->tokens_per_s));
-    json_object_set_new(o, "step_ms", json_number(s->step_ms));
-    json_object_set_new(o, "mem_bytes", json_integer((json_int_t)s->mem_bytes));
-    json_object_set_new(o, "mem_peak_bytes", json_integer((json_int_t)s->mem_peak_bytes));
-    json_object_set_new(o, "comm_bytes", json_integer((json_int_t)s->comm_bytes));
-    json_object_set_new(o, "comm_exposed_ms", json_number(s->comm_exposed_ms));
-    json_object_set_new(o, "skipped", json_boolean(s->skipped));
+    json_t* o = json_pack("{sI, so, so, so, so, so, sI, so, so, sI, sI, sI, so, sb}", "step", (json_int_t)s->step,
+        "loss", json_number(s->masked && s->counted == 0 ? NAN : s->loss), "grad_norm", json_number(s->grad_norm),
+        "param_norm", json_number(s->param_norm), "lr", json_number(s->lr), "loss_scale", json_number(s->loss_scale),
+        "tokens", (json_int_t)s->tokens, "tokens_per_s", json_number(s->tokens_per_s), "step_ms", json_number(s->step_ms),
+        "mem_bytes", (json_int_t)s->mem_bytes, "mem_peak_bytes", (json_int_t)s->mem_peak_bytes,
+        "comm_bytes", (json_int_t)s->comm_bytes, "comm_exposed_ms", json_number(s->comm_exposed_ms), "skipped", (int)s->skipped);
     if (s->masked) json_object_set_new(o, "counted", json_integer(s->counted));
     logger_write(g, o);
 }
@@ -239,10 +230,7 @@ static inline void logger_eval(Logger* g, long long step, EvalLoss loss) {
     if (isfinite(loss.per_byte) && loss.per_byte != loss.per_token)
         snprintf(per_byte, sizeof per_byte, " per token, %.4f per byte", loss.per_byte);
     logger_say("step %*lld/%lld | val loss %.4f%s\n", logger_step_digits(g), step, g->steps, loss.per_token, per_byte);
-    json_t* o = json_object();
-    json_object_set_new(o, "step", json_integer(step));
-    json_object_set_new(o, "val_loss", json_number(loss.per_token));
-    json_object_set_new(o, "val_loss_per_byte", json_number(loss.per_byte));
-    logger_write(g, o);
+    logger_write(g, json_pack("{sI, so, so}", "step", (json_int_t)step, "val_loss", json_number(loss.per_token),
+                              "val_loss_per_byte", json_number(loss.per_byte)));
 }
 #endif

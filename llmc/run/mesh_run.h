@@ -19,18 +19,11 @@ static inline Axes mesh_choose_axes(Run* run, const Mesh* mesh) {
         mesh_check_model("--mesh tp=", axes.size[MESH_TP], run->config);
         return axes;
     }
-    mesh_check(&r->tensor_parallel, N, run->config);
-    mesh_check_stages(&r->pipeline_parallel, N);
+    mesh_check_ranks("--tensor-parallel ", &r->tensor_parallel, N);
+    mesh_check_model("--tensor-parallel ", (int)r->tensor_parallel, run->config);
+    mesh_check_ranks("--pipeline-parallel ", &r->pipeline_parallel, N);
     int t = (int)r->tensor_parallel, p = (int)r->pipeline_parallel;
     return axes_of(t, p, N / (t * p), false);
-}
-
-// Messages name ranks by where they are.
-static inline void mesh_name_ranks(Control* c, Axes axes) {
-    int N = c->ranks.size;
-    char (*names)[RANK_NAME] = (char (*)[RANK_NAME])xcalloc((size_t)N, RANK_NAME);
-    for (int r = 0; r < N; r++) axes_text(axes, r, names[r], RANK_NAME);
-    control_name_ranks(c, names);
 }
 
 // Sets who shares what, in `mesh`. mesh_recompute opens its communicators, because that is an exchange of messages, and
@@ -57,7 +50,11 @@ static inline void mesh_start(Run* run, Mesh* mesh, int argc, char** argv) {
     ranks_join(run, argc, argv);
     mesh_choose(run, mesh);
     ranks_open_data(run, mesh_readers(run), pipelined);
-    if (mesh->text) mesh_name_ranks(&run->ranks->context.control, mesh->axes);
+    if (mesh->text == NULL) return;
+    int N = run->ranks->context.comm.size;
+    char (*names)[RANK_NAME] = (char (*)[RANK_NAME])xcalloc((size_t)N, RANK_NAME); // messages name ranks by where they are
+    for (int r = 0; r < N; r++) axes_text(mesh->axes, r, names[r], RANK_NAME);
+    control_name_ranks(&run->ranks->context.control, names);
 }
 
 // The same for --predict (predict.h), which starts nothing: for a rank of stage predicted_stage.
@@ -76,13 +73,6 @@ static inline int mesh_recompute(Run* run) {
 }
 
 // ---- before the first step ----
-
-// Prints who shares what.
-static inline void report_copies(int N, int t) {
-    printf("mesh       %d replica%s of the model, %son %d ranks with 1/%d of each matrix\n", N / t, N == t ? "" : "s",
-           N == t ? "" : "each ", t, t);
-    fflush(stdout);
-}
 
 // Prints the axes of the mesh, the outer one first, and what this rank sends along each per step: bytes.
 static inline void report_axes(Axes a, const double sent[MESH_AXES]) {
@@ -109,25 +99,25 @@ static inline void axes_record(json_t* run, Axes a, const double sent[MESH_AXES]
     json_object_set_new(run, "predicted_comm_bytes_along", bytes);
 }
 
-// From here on what is sent along each axis is counted beside what was predicted.
-static inline void mesh_count_sent(RankContext* w, const Mesh* m) {
+// Prints the mesh, after ranks_report. From here on what is sent along each axis of --mesh is counted beside what was predicted.
+static inline void mesh_report(Run* run) {
+    RanksRun* r = run->ranks;
+    RankContext* w = &r->context;
+    const Mesh* m = r->mesh;
+    int t = (int)r->tensor_parallel, replicas = w->comm.size / t;
+    if (m->text == NULL && t > 1)
+        printf("mesh       %d replica%s of the model, %son %d ranks with 1/%d of each matrix\n", replicas, replicas == 1 ? "" : "s",
+               replicas == 1 ? "" : "each ", t, t);
+    fflush(stdout);
+    if (m->text == NULL) return;
+    report_axes(m->axes, m->sent_along);
+    axes_record(run->record, m->axes, m->sent_along);
     const Comm* const comms[MESH_AXES] = { m->tp, m->pp, m->dp };
     for (int k = 0; k < MESH_AXES; k++) {
         const Comm* also = k == MESH_PP && m->tied != m->pp ? m->tied : NULL;
         SentAlong s = { mesh_axis_names[k], { comms[k], also }, m->sent_along[k], 0, 0, 0 };
         w->along[w->num_along++] = s;
     }
-}
-
-// Prints the mesh, after ranks_report.
-static inline void mesh_report(Run* run) {
-    RanksRun* r = run->ranks;
-    const Mesh* m = r->mesh;
-    if (m->text == NULL && r->tensor_parallel > 1) report_copies(r->context.comm.size, (int)r->tensor_parallel);
-    if (m->text == NULL) return;
-    report_axes(m->axes, m->sent_along);
-    axes_record(run->record, m->axes, m->sent_along);
-    mesh_count_sent(&r->context, m);
 }
 
 // ---- --check-every ----

@@ -57,16 +57,6 @@ static inline void options_context(OptionTable* t, RankContext* w) {
                 " per second or as its metrics.jsonl; with it a run on N ranks says at its end how well they scale");
 }
 
-// Joins the ranks, as OpenMPI, torchrun or Slurm started them. Call it after device_init.
-static inline void context_start(RankContext* w, const Options* o, RankInfo ranks) {
-    w->options.ordered = o->deterministic;
-    w->options.out = o->out;
-    comm_init(&w->comm, &w->options, ranks, &w->control);
-    w->fault = fault_parse(w->fault_text, ranks.size);
-    fault_announce(&w->fault);
-    w->comm.world->counts_busy = w->comm.size > 1; // for the diagnosis at the end
-}
-
 // Puts an operation that has been waited for onto the timeline.
 static inline void context_trace_operation(void* self, const CommEvent* e) {
     char name[64], group[32] = "";
@@ -88,34 +78,24 @@ static inline void context_trace(RankContext* w, const char* path) {
 }
 
 typedef struct { DeviceId device; size_t needed, free; bool fits; } DeviceMemoryLeft;
-// given: DeviceMemoryLeft. The answer is one byte: 1 if all of them fit, else 0.
-static inline ControlBytes context_all_fit(void* self, const ControlBytes* given, int size) {
-    (void)self;
-    DeviceMemoryLeft a, b;
-    char all_fit = 1;
-    for (int i = 0; i < size; i++) {
-        size_t needed = 0;
-        memcpy(&a, given[i].data, sizeof a);
-        for (int k = 0; k < size; k++) {
-            memcpy(&b, given[k].data, sizeof b);
-            if (memcmp(&a.device, &b.device, sizeof a.device) == 0) needed += b.needed;
-        }
-        if (!a.fits || needed > a.free) all_fit = 0;
-    }
-    return control_bytes(&all_fit, sizeof all_fit);
-}
 // Returns true, on all ranks, if the predicted bytes fit on every device, shared ones included. A rank that alone
 // recomputed what the others keep would make them wait. Collective.
 static inline bool context_memory_fits(RankContext* w, const size_t predicted[MEMORY_KINDS]) {
     DeviceMemoryLeft mine;
+    bool all_fit = true;
     memset(&mine, 0, sizeof mine); // its padding is also sent
     mine.device = device_id();
     mine.needed = memory_missing(predicted);
     mine.free = device_memory_free();
     mine.fits = memory_fits(predicted);
-    ControlBytes answer = control_all_reduce(&w->control, &mine, sizeof mine, context_all_fit, NULL);
-    bool all_fit = answer.data[0];
-    free(answer.data);
+    DeviceMemoryLeft* all = (DeviceMemoryLeft*)control_all_gather(&w->control, &mine, sizeof mine);
+    for (int i = 0; i < w->comm.size; i++) {
+        size_t needed = 0;
+        for (int k = 0; k < w->comm.size; k++)
+            if (memcmp(&all[i].device, &all[k].device, sizeof all[i].device) == 0) needed += all[k].needed;
+        all_fit = all_fit && all[i].fits && needed <= all[i].free;
+    }
+    free(all);
     return all_fit;
 }
 
@@ -201,28 +181,19 @@ static inline const char* format_bytes_range(char* out, size_t size, double min,
 typedef struct { double min, max; } RankRange;            // bytes of the rank that has least, and of that which has most
 typedef struct { RankRange memory, sent; } RankCosts;     // on the device; per step
 
-// self: nothing; given: RankCosts. The answer is their range.
-static inline ControlBytes costs_range(void* self, const ControlBytes* given, int size) {
-    (void)self;
-    RankCosts all, c;
-    memcpy(&all, given[0].data, sizeof all);
-    for (int q = 1; q < size; q++) {
-        memcpy(&c, given[q].data, sizeof c);
-        RankRange memory = { fmin(all.memory.min, c.memory.min), fmax(all.memory.max, c.memory.max) };
-        RankRange sent = { fmin(all.sent.min, c.sent.min), fmax(all.sent.max, c.sent.max) };
-        all.memory = memory;
-        all.sent = sent;
-    }
-    return control_bytes(&all, sizeof all);
-}
 // Returns what ranks will take and send, from what each of them has predicted: bytes. Collective.
 static inline RankCosts context_costs(RankContext* w, const size_t predicted[MEMORY_KINDS], double sent) {
-    double memory = (double)memory_sum(predicted);
-    RankCosts all, mine = { { memory, memory }, { sent, sent } };
-    ControlBytes answer = control_all_reduce(&w->control, &mine, sizeof mine, costs_range, NULL);
-    memcpy(&all, answer.data, sizeof all);
-    free(answer.data);
-    return all;
+    double mine[2] = { (double)memory_sum(predicted), sent };
+    double* all = (double*)control_all_gather(&w->control, mine, sizeof mine);
+    RankCosts costs = { { all[0], all[0] }, { all[1], all[1] } };
+    for (int q = 1; q < w->comm.size; q++) {
+        costs.memory.min = fmin(costs.memory.min, all[2 * q]);
+        costs.memory.max = fmax(costs.memory.max, all[2 * q]);
+        costs.sent.min = fmin(costs.sent.min, all[2 * q + 1]);
+        costs.sent.max = fmax(costs.sent.max, all[2 * q + 1]);
+    }
+    free(all);
+    return costs;
 }
 
 // Prints how many ranks there are, how they communicate, and what each will send per step.
@@ -240,89 +211,62 @@ static inline void report_ranks(const RankContext* w, RankRange bytes) {
     fflush(stdout);
 }
 
-// The same for metrics.jsonl's first line: run_record's object with more in it.
-static inline json_t* context_record(json_t* run, const RankContext* w, double bytes) {
-    json_object_set_new(run, "ranks_found_by", json_text(w->control.ranks.found));
-    json_object_set_new(run, "communication", json_text(comm_description(&w->comm)));
-    json_object_set_new(run, "predicted_comm_bytes", json_real(bytes));
-    return run;
-}
-
-// self: nothing; given: RankMemorys. The answer is one that is not as predicted; if there is none, that of rank 0, or where
-// ranks differ the one that takes most.
-static inline ControlBytes memory_choose(void* self, const ControlBytes* given, int size) {
-    RankMemory chosen, m;
+// Returns one of these memories (N) that is not as predicted; if there is none, that of rank 0, or where ranks differ the one that
+// takes most.
+static inline RankMemory memory_choose(const RankMemory* all, int N) {
+    RankMemory chosen = all[0];
     char first[32], other[32];
     bool differ = false;
-    (void)self;
-    memcpy(&chosen, given[0].data, sizeof chosen);
     format_bytes(first, sizeof first, (double)memory_sum(chosen.predicted));
-    for (int q = 1; q < size; q++) {
-        memcpy(&m, given[q].data, sizeof m);
-        format_bytes(other, sizeof other, (double)memory_sum(m.predicted));
-        differ = differ || strcmp(first, other) != 0;
+    for (int q = 1; q < N; q++)
+        differ = differ || strcmp(first, format_bytes(other, sizeof other, (double)memory_sum(all[q].predicted))) != 0;
+    for (int q = 1; q < N && memory_as_predicted(&chosen); q++) {
+        bool more = differ && memory_sum(all[q].predicted) > memory_sum(chosen.predicted);
+        if (!memory_as_predicted(&all[q]) || more) chosen = all[q];
     }
-    for (int q = 1; q < size && memory_as_predicted(&chosen); q++) {
-        memcpy(&m, given[q].data, sizeof m);
-        bool more = differ && memory_sum(m.predicted) > memory_sum(chosen.predicted);
-        if (!memory_as_predicted(&m) || more) chosen = m;
-    }
-    chosen.named = differ || (size > 1 && !memory_as_predicted(&chosen));
-    return control_bytes(&chosen, sizeof chosen);
+    chosen.named = differ || (N > 1 && !memory_as_predicted(&chosen));
+    return chosen;
 }
 // Prints the memory of a rank, beside what was predicted. Returns true if that of every rank is as it has predicted. Collective.
 static inline bool report_memory(RankContext* w, const size_t predicted[MEMORY_KINDS]) {
     RankMemory m = rank_memory(w->control.ranks.rank, predicted);
-    ControlBytes chosen = control_all_reduce(&w->control, &m, sizeof m, memory_choose, NULL);
-    memcpy(&m, chosen.data, sizeof m);
-    free(chosen.data);
+    RankMemory* all = (RankMemory*)control_all_gather(&w->control, &m, sizeof m);
+    m = memory_choose(all, w->comm.size);
+    free(all);
     return report_rank_memory(&m);
 }
 
 // What one rank was predicted to send per step, and what it sent in the step that sent least and most.
 typedef struct { double predicted, min, max; } SentBytes;
-typedef struct { SentBytes bytes; int rank; bool named; } SentReport; // named: as in RankMemory
 static inline bool sent_as_predicted(SentBytes s) {
     return fabs(s.min - s.predicted) < 0.5 && fabs(s.max - s.predicted) < 0.5; // an all-reduce may end in thirds
 }
-// Finds a rank that did not send as predicted; if there is none, the one that sent most. ranks: SentReports.
-static inline ControlBytes sent_choose(void* self, const ControlBytes* ranks, int size) {
-    SentReport chosen, s;
-    char first[32], other[32];
-    bool differ = false;
-    (void)self;
-    memcpy(&chosen, ranks[0].data, sizeof chosen);
-    format_bytes(first, sizeof first, chosen.bytes.predicted);
-    for (int q = 1; q < size; q++) {
-        memcpy(&s, ranks[q].data, sizeof s);
-        format_bytes(other, sizeof other, s.bytes.predicted);
-        differ = differ || strcmp(first, other) != 0;
-        bool more = s.bytes.max > chosen.bytes.max;
-        if (sent_as_predicted(chosen.bytes) && (!sent_as_predicted(s.bytes) || more)) chosen = s;
-    }
-    chosen.named = differ || (size > 1 && !sent_as_predicted(chosen.bytes));
-    return control_bytes(&chosen, sizeof chosen);
+static inline void report_sent_row(const char* name, SentBytes s) {
+    double sent = fabs(s.max - s.predicted) < 0.5 ? s.min : s.max; // in a step that was not as predicted, if any
+    report_row(name, (size_t)llround(s.predicted), (size_t)llround(sent));
 }
 
-// Prints what was sent per step beside what was predicted. Ranks may send different
-// amounts: it shows one that is not as predicted, or the one that sends most. Returns true if every rank sent as predicted
-// in every step. Collective.
+// Prints what was sent per step beside what was predicted. Ranks may send different amounts: it shows one that is not as predicted,
+// or the one that sends most. Returns true if every rank sent as predicted in every step. Collective.
 static inline bool report_sent(RankContext* w, double predicted) {
     if (w->steps == 0) return true;
     SentBytes s = { predicted, w->min, w->max };
-    SentReport r;
-    memset(&r, 0, sizeof r); // its padding is also sent
-    r.bytes = s;
-    r.rank = w->control.ranks.rank;
-    ControlBytes chosen = control_all_reduce(&w->control, &r, sizeof r, sent_choose, NULL);
-    memcpy(&r, chosen.data, sizeof r);
-    free(chosen.data);
-    s = r.bytes;
-    char what[48] = "sent per rank and step";
-    if (r.named) snprintf(what, sizeof what, "sent a step by rank %d%s", r.rank, sent_as_predicted(s) ? ", most" : "");
+    SentBytes* all = (SentBytes*)control_all_gather(&w->control, &s, sizeof s);
+    char what[48] = "sent per rank and step", first[32], other[32];
+    int chosen = 0;
+    bool differ = false;
+    format_bytes(first, sizeof first, all[0].predicted);
+    for (int q = 1; q < w->comm.size; q++) {
+        differ = differ || strcmp(first, format_bytes(other, sizeof other, all[q].predicted)) != 0;
+        bool more = all[q].max > all[chosen].max;
+        if (sent_as_predicted(all[chosen]) && (!sent_as_predicted(all[q]) || more)) chosen = q;
+    }
+    s = all[chosen];
+    free(all);
+    if (differ || (w->comm.size > 1 && !sent_as_predicted(s)))
+        snprintf(what, sizeof what, "sent a step by rank %d%s", chosen, sent_as_predicted(s) ? ", most" : "");
     report_header(what);
-    double sent = fabs(s.max - s.predicted) < 0.5 ? s.min : s.max; // in a step that was not as predicted, if any
-    report_row("bytes", (size_t)llround(s.predicted), (size_t)llround(sent));
+    report_sent_row("bytes", s);
     return sent_as_predicted(s);
 }
 
@@ -334,18 +278,10 @@ static inline bool report_sent_along(const RankContext* w) {
         SentBytes s = { a->predicted, a->min, a->max };
         char name[32];
         snprintf(name, sizeof name, "bytes along %s", a->name);
-        double sent = fabs(s.max - s.predicted) < 0.5 ? s.min : s.max;
-        if (s.predicted > 0 || s.max > 0) report_row(name, (size_t)llround(s.predicted), (size_t)llround(sent));
+        if (s.predicted > 0 || s.max > 0) report_sent_row(name, s);
         as_predicted &= sent_as_predicted(s);
     }
     return as_predicted;
 }
 
-// Prints how long the steps waited for communication.
-static inline void report_exposed(const RankContext* w) {
-    if (w->steps > 0 && w->comm.size > 1)
-        printf("communication exposed: %.1f ms of %.1f ms a step; compute / (compute + exposed) = %.1f %%\n",
-               1e3 * w->exposed_total / (double)w->steps, 1e3 * w->seconds_total / (double)w->steps,
-               100 * (1 - w->exposed_total / w->seconds_total));
-}
 #endif

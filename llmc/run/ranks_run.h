@@ -12,7 +12,6 @@ A stage calls ranks_start where one device has run_start, and so on. What has no
 #include "report_diagnosis.h"
 #include "run.h"
 #include "rank_context.h"
-#include "writing.h"
 
 typedef struct RanksRun {
     RankContext context;
@@ -39,14 +38,32 @@ static inline void options_ranks(Run* run) {
 
 // ---- before the model ----
 
-// Reads the options, joins the ranks, and opens what the run starts from, except the data.
+// Rank 0 claims --out for this run: sets run->ranks->writes. Dies on every rank if another run is still writing there after
+// OUT_PATIENCE. makes: --out is made if it is not there. Collective.
+static inline void ranks_claim_out(Run* run, bool makes) {
+    Control* c = &run->ranks->context.control;
+    bool alone = c->ranks.size == 1; // else the other ranks wait for rank 0, which must not take longer than they do
+    double patience = alone ? OUT_PATIENCE : fmin(OUT_PATIENCE, c->timeout / 2);
+    control_die_together(c, c->ranks.rank == 0 ? out_claim(&run->o, patience, makes) : NULL, "");
+    const char* record = writer_lock.record;
+    ControlBytes text = control_broadcast(c, record, record ? strlen(record) + 1 : 0);
+    run->ranks->writes = text.bytes > 0 ? text.data : NULL;
+    if (text.bytes == 0) free(text.data);
+}
+
+// Reads the options, joins the ranks, as OpenMPI, torchrun or Slurm started them, and opens what the run starts from, except the data.
 static inline void ranks_join(Run* run, int argc, char** argv) {
     RankContext* w = &run->ranks->context;
     options_parse(&run->table, argc, argv);
     RankInfo ranks = ranks_find();
     run_open_device(run, ranks.local_rank, ranks.local_size);
-    context_start(w, &run->o, ranks);
-    run->ranks->writes = writing_claim(&w->control, &run->o, false); // before it is asked what is saved there
+    w->options.ordered = run->o.deterministic;
+    w->options.out = run->o.out;
+    comm_init(&w->comm, &w->options, ranks, &w->control);
+    w->fault = fault_parse(w->fault_text, ranks.size);
+    fault_announce(&w->fault);
+    w->comm.world->counts_busy = w->comm.size > 1; // for the diagnosis at the end
+    ranks_claim_out(run, false); // before it is asked what is saved there
     run_open(run);
 }
 
@@ -98,7 +115,9 @@ static inline void ranks_report(Run* run) {
     char memory[80];
     run_describe(run, format_bytes_range(memory, sizeof memory, costs.memory.min, costs.memory.max), w->comm.size);
     report_ranks(w, costs.sent);
-    context_record(run->record, w, run->ranks->sent);
+    json_object_set_new(run->record, "ranks_found_by", json_text(w->control.ranks.found));
+    json_object_set_new(run->record, "communication", json_text(comm_description(&w->comm)));
+    json_object_set_new(run->record, "predicted_comm_bytes", json_real(run->ranks->sent));
 }
 
 // As run_load, collective; a rank whose state comes from others gives no pieces.
@@ -114,12 +133,26 @@ static inline void ranks_load(Run* run, const ParamRange* ranges, int num_ranges
     checkpoint_close(r);
 }
 
+// The other ranks that write share the lock on --out. Dies on every rank, with the same error, if one of them cannot. Collective.
+static inline void ranks_share_out(Run* run) {
+    RanksRun* r = run->ranks;
+    Control* c = &r->context.control;
+    bool writes = c->ranks.rank > 0 && (r->share.writer >= 0 || r->share.beside);
+    char *error = writes ? writer_lock_join(run->o.out, r->writes) : NULL, *first = NULL;
+    ControlBytes* given = control_gather(c, error, error ? strlen(error) : 0);
+    for (int q = 0; given && q < c->ranks.size && first == NULL; q++)
+        if (given[q].bytes > 0) first = format_string("rank %d cannot write: %s", q, given[q].data);
+    control_gathered_free(c, given);
+    control_die_together(c, first, "");
+    free(error);
+}
+
 // Opens the log and the timeline. From here on nothing but this run writes under --out.
 static inline void ranks_begin(Run* run) {
     RanksRun* r = run->ranks;
     RankContext* w = &r->context;
-    if (run->o.out[0] && r->writes == NULL) r->writes = writing_claim(&w->control, &run->o, true);
-    if (r->writes) writing_share(&w->control, run->o.out, r->writes, r->share.writer >= 0 || r->share.beside);
+    if (run->o.out[0] && r->writes == NULL) ranks_claim_out(run, true);
+    if (r->writes) ranks_share_out(run);
     run_open_log(run, w->comm.rank == 0 ? run->o.out : "");
     run->log.ranks = w->comm.size;
     context_trace(w, run->o.trace);
@@ -162,16 +195,6 @@ static inline void ranks_step_end(Run* run, long long step, const StepStats* sta
 
 // ---- the end ----
 
-static inline DiagnosisRun diagnosis_run(const Run* run) {
-    DiagnosisRun s;
-    s.local_ranks = run->ranks->context.control.ranks.local_size;
-    s.cores = computes_on_cpu() ? sysconf(_SC_NPROCESSORS_ONLN) : 0;
-    s.micro_batches = run->accumulation;
-    s.stages = (int)run->ranks->pipeline_parallel;
-    s.tokens_per_step = run->tokens_per_step;
-    return s;
-}
-
 // Finds where the time went, and writes it to the log while that is open. Returns true if there is something to print.
 // Collective.
 static inline bool ranks_find_breakdown(Run* run, DiagnosisReport* f) {
@@ -179,7 +202,16 @@ static inline bool ranks_find_breakdown(Run* run, DiagnosisReport* f) {
     RankContext* w = &r->context;
     r->times.mine.pipe = r->pipe;
     if (!find_breakdown(&f->diagnosis, &r->times, w, &run->table) || w->comm.rank > 0) return false;
-    finish_report(f, diagnosis_run(run), &r->times, &run->table, w);
+    f->local_ranks = w->control.ranks.local_size;
+    f->cores = computes_on_cpu() ? sysconf(_SC_NPROCESSORS_ONLN) : 0;
+    f->micro_batches = run->accumulation;
+    f->stages = (int)r->pipeline_parallel;
+    f->tokens_per_step = run->tokens_per_step;
+    f->single = r->times.single;
+    f->last = r->times.last;
+    f->rate = (double)f->tokens_per_step / f->diagnosis.seconds;
+    f->scaling = f->single.tokens_per_second > 0 ? f->rate / (f->single.tokens_per_second * f->diagnosis.ranks) : 0;
+    what_is_artificial(f->artificial, sizeof f->artificial, &run->table, w);
     logger_write(&run->log, diagnosis_record(f));
     return true;
 }
@@ -190,7 +222,8 @@ static inline bool ranks_end(Run* run) {
     DiagnosisReport diagnosis;
     bool found = ranks_find_breakdown(run, &diagnosis);
     run_close(run);
-    trace_forget_pieces();
+    free(trace_memories.list);
+    memset(&trace_memories, 0, sizeof trace_memories);
     comm_barrier(&w->comm); // all parts of the timeline are written
     context_check_messages(w, run->o.steps);
     if (w->comm.rank == 0) trace_merge(run->o.trace, w->comm.size);
@@ -199,7 +232,10 @@ static inline bool ranks_end(Run* run) {
     as_predicted &= report_sent_along(w);
     run_report_waits(run);
     if (found) report_diagnosis(&diagnosis, run->o.out);
-    else report_exposed(w);
+    else if (w->steps > 0 && w->comm.size > 1)
+        printf("communication exposed: %.1f ms of %.1f ms a step; compute / (compute + exposed) = %.1f %%\n",
+               1e3 * w->exposed_total / (double)w->steps, 1e3 * w->seconds_total / (double)w->steps,
+               100 * (1 - w->exposed_total / w->seconds_total));
     return as_predicted;
 }
 

@@ -34,12 +34,6 @@ static inline void trace_wait(const char* name, double begin, double end) {
     }
 }
 
-// What was waited for since the last step is not part of the one that begins, or there is none.
-static inline void trace_leave_out(void) {
-    for (size_t i = trace.step_begin; i < trace.count; i++) trace.slices[i].outside = true;
-}
-
-
 // Remembers where these units' parameters and gradients lie. path: of --trace.
 static inline void trace_ranges(const char* path, const ParamRange* ranges, int num_ranges) {
     if (path[0] == '\0' || num_ranges == 0) return;
@@ -55,11 +49,6 @@ static inline void trace_ranges(const char* path, const ParamRange* ranges, int 
         }
     }
 }
-static inline void trace_forget_pieces(void) {
-    free(trace_memories.list);
-    memset(&trace_memories, 0, sizeof trace_memories);
-}
-
 // The first and the last unit that data (bytes) belongs to, as JSON after a comma, in out (size); "": it moves no parameters or
 // gradients that this rank knows.
 static inline void trace_units(const void* data, size_t bytes, char* out, size_t size) {

@@ -50,18 +50,9 @@ static inline json_t* run_record(GPT2Config c, const size_t predicted[MEMORY_KIN
     json_t* memory = json_object();
     for (int k = 0; k < MEMORY_KINDS; k++)
         json_object_set_new(memory, memory_kind_names[k], json_integer((json_int_t)predicted[k]));
-    json_t* run = json_object();
-    json_object_set_new(run, "world_size", json_integer(world_size));
-    json_object_set_new(run, "device", json_text(device_name()));
-    json_object_set_new(run, "precision", json_text(FLOATX_NAME));
-    json_object_set_new(run, "layers", json_integer(c.L));
-    json_object_set_new(run, "heads", json_integer(c.NH));
-    json_object_set_new(run, "channels", json_integer(c.C));
-    json_object_set_new(run, "vocabulary", json_integer(c.V));
-    json_object_set_new(run, "context", json_integer(c.max_T));
-    json_object_set_new(run, "parameters", json_integer((json_int_t)gpt2_num_parameters(c)));
-    json_object_set_new(run, "predicted_bytes", memory);
-    return run;
+    return json_pack("{si, so, ss, si, si, si, si, si, sI, so}", "world_size", world_size, "device", json_text(device_name()),
+                     "precision", FLOATX_NAME, "layers", c.L, "heads", c.NH, "channels", c.C, "vocabulary", c.V, "context", c.max_T,
+                     "parameters", (json_int_t)gpt2_num_parameters(c), "predicted_bytes", memory);
 }
 
 // One row: bytes predicted, bytes measured. Returns true if they are the same.

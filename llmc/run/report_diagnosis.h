@@ -12,17 +12,14 @@ to try first if too much is lost.
 #include "trace.h"
 #include "rank_context.h"
 
-// What advice needs to know of the run besides its options.
-typedef struct {
-    int local_ranks;            // on this machine,
-    long cores;                 // and its cores; 0: ranks compute on GPUs
-    int micro_batches, stages;  // of a step and a replica of the model
-    long long tokens_per_step;
-} DiagnosisRun;
 // What is found at the end, on rank 0.
 typedef struct {
     Diagnosis diagnosis;
-    DiagnosisRun setting;
+    // what advice needs to know of the run besides its options: the ranks on this machine, and its cores (0: ranks compute on GPUs);
+    // micro-batches and stages of a step and a replica of the model
+    int local_ranks, micro_batches, stages;
+    long cores;
+    long long tokens_per_step;
     SingleRun single;
     long long last;       // step
     double rate, scaling; // tokens per second, and the measured efficiency; 0: not known
@@ -33,11 +30,10 @@ typedef struct {
 typedef struct {
     SingleRun single;
     RankSteps mine;       // step k of the run, counted from 1, is at (k - 2) % DIAGNOSIS_STEPS; the first has no place
-    long long steps, last; // how many were noted; the last one of the run
+    long long steps, last; // how many were noted; the last one of the run, 0: none is over
     double exposed[DIAGNOSIS_COMMS][COMM_KINDS], busy[DIAGNOSIS_COMMS][COMM_KINDS]; // before the step at hand
     double running;       // thread_seconds() then
     int began;            // a mark, then
-    bool warm;            // a step is over
 } StepTimes;
 
 // Returns the seconds that this thread has had a core, so far.
@@ -51,7 +47,7 @@ static inline bool computes_on_cpu(void) { return strncmp(device_name(), "CPU", 
 // Before and after a step. The world has settled.
 static inline void step_times_begin(StepTimes* t, RankContext* w) {
     const CommContext* all = w->comm.world;
-    trace_leave_out();
+    for (size_t i = trace.step_begin; i < trace.count; i++) trace.slices[i].outside = true; // waited for before this step
     if (w->actions_done) device_event_free(w->actions_over);
     w->actions_done = false;
     for (int i = 0; i < all->num_comms && i < DIAGNOSIS_COMMS; i++)
@@ -62,15 +58,21 @@ static inline void step_times_begin(StepTimes* t, RankContext* w) {
     t->running = thread_seconds();
     t->began = device_event();
 }
-static inline void step_times_note(StepTimes* t, const RankContext* w, double seconds, double data) {
+// seconds: of the step, of which `data` were waits for data.
+static inline void step_times_end(StepTimes* t, const RankContext* w, long long step, double seconds, double data) {
     const CommContext* all = w->comm.world;
+    double until = w->actions_done ? device_event_seconds(t->began, w->actions_over) : 0;
+    bool first = t->last == 0;
+    device_event_free(t->began);
+    t->last = step;
+    if (first) return;
     RankSteps* r = &t->mine;
     int s = (int)(t->steps++ % DIAGNOSIS_STEPS);
     r->steps = t->steps < DIAGNOSIS_STEPS ? (int)t->steps : DIAGNOSIS_STEPS;
     r->seconds[s] = (float)seconds;
     r->data[s] = (float)data;
     r->running[s] = computes_on_cpu() ? (float)(thread_seconds() - t->running) : -1;
-    r->until[s] = w->actions_done ? (float)device_event_seconds(t->began, w->actions_over) : 0;
+    r->until[s] = (float)until;
     for (int i = 0; i < r->num_channels; i++) r->channels[i].exposed[s] = r->channels[i].busy[s] = 0;
     for (int i = 0; i < all->num_comms && i < DIAGNOSIS_COMMS; i++) {
         const Comm* c = all->comms[i];
@@ -83,23 +85,6 @@ static inline void step_times_note(StepTimes* t, const RankContext* w, double se
         }
     }
 }
-// seconds: of the step, of which `data` were waits for data.
-static inline void step_times_end(StepTimes* t, RankContext* w, long long step, double seconds, double data) {
-    if (t->warm) step_times_note(t, w, seconds, data);
-    device_event_free(t->began);
-    t->warm = true;
-    t->last = step;
-}
-
-// self: the Diagnosis to set; given: RankSteps, each as far as its last channel. The answer says nothing.
-static inline ControlBytes diagnosis_decide(void* self, const ControlBytes* given, int size) {
-    const RankSteps** ranks = (const RankSteps**)xcalloc((size_t)size, sizeof(RankSteps*));
-    for (int q = 0; q < size; q++) ranks[q] = (const RankSteps*)given[q].data;
-    *(Diagnosis*)self = diagnose(ranks, size);
-    free(ranks);
-    return control_bytes("", 1);
-}
-
 // ---- what the options say ----
 static inline bool is_emulated(const OptionTable* t) {
     for (int i = 0; i < t->count; i++)
@@ -173,7 +158,6 @@ static inline json_t* breakdown_record(const TimeBreakdown* c) {
 static inline json_t* positive_number(double x) { return x > 0 ? json_number(x) : json_null(); }
 static inline json_t* diagnosis_record(const DiagnosisReport* f) {
     const Diagnosis* d = &f->diagnosis;
-    const DiagnosisRun* s = &f->setting;
     return json_pack("{s:{sI, sI, so, si, so, so, so, so, so, so, so, so, so, so, si, sI, si, si, sI}}", "diagnosis",
         "from", (json_int_t)(f->last - d->steps + 1), "to", (json_int_t)f->last,
         "rank_0", breakdown_record(&d->first), "slowest_rank", d->slowest, "slowest", breakdown_record(&d->slow),
@@ -183,8 +167,8 @@ static inline json_t* diagnosis_record(const DiagnosisReport* f) {
         "tokens_per_second", json_number(f->rate), "single_tokens_per_second", positive_number(f->single.tokens_per_second),
         "scaling", f->single.scaling ? json_text(f->single.scaling) : json_null(),
         "scaling_efficiency", positive_number(f->scaling), "artificial", json_text(f->artificial),
-        "local_ranks", s->local_ranks, "cores", (json_int_t)s->cores, "micro_batches", s->micro_batches, "stages", s->stages,
-        "tokens_per_step", (json_int_t)s->tokens_per_step);
+        "local_ranks", f->local_ranks, "cores", (json_int_t)f->cores, "micro_batches", f->micro_batches, "stages", f->stages,
+        "tokens_per_step", (json_int_t)f->tokens_per_step);
 }
 
 // ---- the end of a run ----
@@ -203,19 +187,14 @@ static inline bool find_breakdown(Diagnosis* d, StepTimes* t, RankContext* w, co
     if (w->comm.size == 1 || t->steps == 0) return false;
     for (int s = 0; s < t->mine.steps && is_emulated(table); s++) t->mine.running[s] = -1; // it sleeps instead of computing
     trace_steps(t);
-    free(control_all_reduce(&w->control, &t->mine, rank_steps_bytes(&t->mine), diagnosis_decide, d).data);
+    ControlBytes* given = control_gather(&w->control, &t->mine, rank_steps_bytes(&t->mine)); // each as far as its last channel
+    if (given == NULL) return true;
+    const RankSteps** ranks = (const RankSteps**)xcalloc((size_t)w->comm.size, sizeof(RankSteps*));
+    for (int q = 0; q < w->comm.size; q++) ranks[q] = (const RankSteps*)given[q].data;
+    *d = diagnose(ranks, w->comm.size);
+    free(ranks);
+    control_gathered_free(&w->control, given);
     return true;
-}
-// Adds what follows from them, on rank 0.
-static inline void finish_report(DiagnosisReport* f, DiagnosisRun setting, const StepTimes* t, const OptionTable* table,
-                                  const RankContext* w) {
-    double all = t->single.tokens_per_second * f->diagnosis.ranks; // as if nothing were lost
-    f->single = t->single;
-    f->last = t->last;
-    f->rate = (double)setting.tokens_per_step / f->diagnosis.seconds;
-    f->setting = setting;
-    f->scaling = all > 0 ? f->rate / all : 0;
-    what_is_artificial(f->artificial, sizeof f->artificial, table, w);
 }
 // out: where metrics.jsonl is; "": there is none.
 static inline void report_diagnosis(const DiagnosisReport* f, const char* out) {

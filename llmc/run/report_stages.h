@@ -125,14 +125,6 @@ static inline Bubble bubble_of(Pipeline l, const ActionSums* ranks, int size) {
     }
     return b;
 }
-// self: Pipeline; given: ActionSums. The answer is a Bubble.
-static inline ControlBytes bubble_decide(void* self, const ControlBytes* given, int size) {
-    ActionSums* ranks = (ActionSums*)xcalloc((size_t)size, sizeof(ActionSums));
-    for (int q = 0; q < size; q++) memcpy(&ranks[q], given[q].data, sizeof ranks[q]);
-    Bubble b = bubble_of(*(Pipeline*)self, ranks, size);
-    free(ranks);
-    return control_bytes(&b, sizeof b);
-}
 // Prints how much of the time the ranks computed beside what the formula says with their own times, and frees these. Nothing
 // is said of a single stage, nor of the first step. Collective; call it when the last step is over.
 static inline void report_bubble(ActionTimes* t, Pipeline l) {
@@ -141,10 +133,9 @@ static inline void report_bubble(ActionTimes* t, Pipeline l) {
     free(t->actions);
     t->actions = NULL;
     if (l.p == 1 || t->sums.steps == 0) return;
-    ControlBytes answer = control_all_reduce(&w->control, &t->sums, sizeof t->sums, bubble_decide, &l);
-    Bubble b;
-    memcpy(&b, answer.data, sizeof b);
-    free(answer.data);
+    ActionSums* ranks = (ActionSums*)control_all_gather(&w->control, &t->sums, sizeof t->sums);
+    Bubble b = bubble_of(l, ranks, w->comm.size);
+    free(ranks);
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     bool crowded = strncmp(device_name(), "CPU", 3) == 0 && w->control.ranks.local_size > cores;
     printf("bubble     ranks computed for %.1f %% (%.1f to %.1f %%) of a step up to its last action, and waited for %.1f of"
@@ -159,16 +150,6 @@ static inline void report_bubble(ActionTimes* t, Pipeline l) {
 }
 
 typedef struct { int blocks, slots; size_t bytes; } StageReport; // of a rank
-// self: nothing; given: StageReports. The answer is all of them.
-static inline ControlBytes stages_gather(void* self, const ControlBytes* given, int size) {
-    (void)self;
-    char* all = (char*)xcalloc((size_t)size, sizeof(StageReport));
-    for (int q = 0; q < size; q++) memcpy(all + (size_t)q * sizeof(StageReport), given[q].data, sizeof(StageReport));
-    ControlBytes answer = control_bytes(all, (size_t)size * sizeof(StageReport));
-    free(all);
-    return answer;
-}
-
 // Says in capitals that times are not those of the machine.
 static inline void report_emulation(const PipelineParallel* options, Pipeline l) {
     const double* ms = options->ms;
@@ -194,7 +175,7 @@ static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipelin
     for (int k = 0; k < y->v; k++) mine.blocks += y->blocks[stages_at(y, k)];
     mine.slots = pipeline_slots(l, y->rank);
     mine.bytes = bytes;
-    ControlBytes all = control_all_reduce(&w->control, &mine, sizeof mine, stages_gather, NULL);
+    StageReport* all = (StageReport*)control_all_gather(&w->control, &mine, sizeof mine);
     double bubble = pipeline_bubble(l, 1, 1, 1), work = 3.0 * l.m;
     int replicas = mesh->dp->size, ranks = y->p * mesh->tp->size;
     printf("pipeline   %d replica%s of the model, each in %d stages on %d ranks; %s: with equal times a bubble of %.1f %% of a"
@@ -202,16 +183,15 @@ static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipelin
            100 * bubble / (work + bubble), 100 * bubble / work);
     for (int q = 0; q < y->p; q++) {
         char text[32];
-        StageReport r;
         AxesPlace place = { { 0, q, 0 } }; // tp, pp, dp: of the first replica
         int rank = axes_rank(mesh->axes, place);
-        memcpy(&r, all.data + (size_t)rank * sizeof r, sizeof r);
+        StageReport r = all[rank];
         format_bytes(text, sizeof text, (double)r.bytes);
         printf("  rank %-4d %d block%s%s%s; activations of %d micro-batch%s%s; %s\n", rank, r.blocks, r.blocks == 1 ? "" : "s",
                q == 0 ? ", embedding" : "", q == y->p - 1 ? ", head" : "", r.slots, r.slots == 1 ? "" : "es",
                y->v > 1 ? " and chunks" : "", text);
     }
-    free(all.data);
+    free(all);
     int even[MAX_UNITS];
     split_even(even, c.L, y->p, y->v);
     printf("split      ranks compute for %.0f %% of the time without a bubble; with equal numbers of blocks it is %.0f %%\n",

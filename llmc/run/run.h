@@ -149,23 +149,21 @@ static inline void run_report(Run* run) {
     run_describe(run, format_bytes(memory, sizeof memory, (double)memory_sum(run->predicted)), 1);
 }
 
-// What a resumed run has besides its weights and moments.
-static inline void run_resume(Run* run, const TrainState* s) {
-    run->updates = (int)s->adamw_t;
-    run->first = s->step;
-    dataloader_seek(&run->train, s->epoch, s->position);
-    if (s->dtype != FLOATX_DTYPE) return; // a loss scale of another precision is useless here
-    run->scaler.scale = s->loss_scale;
-    run->scaler.good_steps = s->good_steps;
-}
-
 // Sets the weights in these ranges, by --seed or from the checkpoint, or all their state when resuming. keeps_errors: the run
 // goes on with errors of compressed gradients, if they are its own. Returns the checkpoint, which is still open, or NULL.
 static inline CheckpointReader* run_read(Run* run, const ParamRange* ranges, int num_ranges, bool keeps_errors) {
     CheckpointReader* r = run->from_checkpoint ? &run->checkpoint : NULL;
     if (run->o.resume) param_ranges_load(ranges, num_ranges, r);
     else param_ranges_set_weights(ranges, num_ranges, run->config, (uint64_t)run->o.seed, r, CHECKPOINT_MODEL);
-    if (run->o.resume) run_resume(run, &r->state);
+    if (run->o.resume) { // what a run has besides its weights and moments
+        const TrainState* s = &r->state;
+        run->updates = (int)s->adamw_t;
+        run->first = s->step;
+        dataloader_seek(&run->train, s->epoch, s->position);
+        bool same = s->dtype == FLOATX_DTYPE; // a loss scale of another precision is useless here
+        if (same) run->scaler.scale = s->loss_scale;
+        if (same) run->scaler.good_steps = s->good_steps;
+    }
     if (r == NULL) return NULL;
     printf("start      step %lld of %lld, from %s\n", run->first, run->o.steps, r->path);
     CheckpointErrors lost = checkpoint_errors(r->path);

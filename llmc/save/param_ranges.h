@@ -70,14 +70,6 @@ static inline void param_range_get(const ParamRange* p, void* host, const void* 
 
 // ---- setting and loading ----
 
-// Sets elements [k, k+n) of a range's weights from host (n): fp32 masters where there are any, and the parameters rounded
-// from them. rounded (n) is scratch.
-static inline void param_range_put_weights(const ParamRange* p, size_t k, size_t n, const float* host, floatX* rounded) {
-    convert_dtype(rounded, FLOATX_DTYPE, host, DTYPE_F32, n);
-    if (p->params) param_range_put(p, p->params + k, rounded, n * sizeof(floatX));
-    if (p->master) param_range_put(p, p->master + k, host, n * sizeof(float));
-}
-
 // Sets the weights: random by seed, or those of a checkpoint. what: its model, or its masters. Padding is not touched: it
 // is 0.
 static inline void param_ranges_set_weights(const ParamRange* ranges, int num_ranges, GPT2Config c, uint64_t seed,
@@ -89,7 +81,9 @@ static inline void param_ranges_set_weights(const ParamRange* ranges, int num_ra
         for (size_t k = 0, n; k < p->n; k += n) {
             n = size_min(STAGED, p->n - k);
             param_range_runs(c, p, p->begin + k, p->begin + k + n, run_set, &runs);
-            param_range_put_weights(p, k, n, host, rounded);
+            convert_dtype(rounded, FLOATX_DTYPE, host, DTYPE_F32, n);
+            if (p->params) param_range_put(p, p->params + k, rounded, n * sizeof(floatX));
+            if (p->master) param_range_put(p, p->master + k, host, n * sizeof(float));
         }
     }
     free(host);
@@ -101,15 +95,13 @@ static inline void param_ranges_load(const ParamRange* ranges, int num_ranges, C
     GPT2Config c = from->state.config;
     param_ranges_set_weights(ranges, num_ranges, c, 0, from, CHECKPOINT_MASTER);
     float* host = (float*)xcalloc(STAGED, sizeof(float));
-    for (const ParamRange* p = ranges; p < ranges + num_ranges; p++) {
-        RangeRuns m = { c, 0, from, NULL, CHECKPOINT_M, p->unit, (char*)host }, v = m;
-        v.what = CHECKPOINT_V;
+    for (int i = 0; i < 2 * num_ranges; i++) {
+        const ParamRange* p = &ranges[i / 2];
+        RangeRuns runs = { c, 0, from, NULL, i % 2 ? CHECKPOINT_V : CHECKPOINT_M, p->unit, (char*)host };
         for (size_t k = 0, n; k < p->n; k += n) {
             n = size_min(STAGED, p->n - k);
-            param_range_runs(c, p, p->begin + k, p->begin + k + n, run_set, &m);
-            param_range_put(p, p->m + k, host, n * sizeof(float));
-            param_range_runs(c, p, p->begin + k, p->begin + k + n, run_set, &v);
-            param_range_put(p, p->v + k, host, n * sizeof(float));
+            param_range_runs(c, p, p->begin + k, p->begin + k + n, run_set, &runs);
+            param_range_put(p, (i % 2 ? p->v : p->m) + k, host, n * sizeof(float));
         }
     }
     free(host);

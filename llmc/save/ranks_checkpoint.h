@@ -21,7 +21,7 @@ static inline void checkpoint_attach(CheckpointWriter* w, const char* out, const
     for (int f = 0; f < CHECKPOINT_FILES; f++) {
         if (!checkpoint_has_file(s, (CheckpointFile)f)) continue;
         path = checkpoint_file_path(w->temporary, &w->state, (CheckpointFile)f, 0);
-        safetensors_attach(&w->files[f], path, "--out must be a folder that every rank sees");
+        safetensors_open_with(&w->files[f], path, O_RDWR, "--out must be a folder that every rank sees");
         free(path);
     }
     checkpoint_writer_pieces(w);

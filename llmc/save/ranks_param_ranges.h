@@ -39,28 +39,19 @@ static inline void param_ranges_attach_shard(const ParamRange* ranges, int num_r
 
 // After each rank has written or read its share of a checkpoint: checksum and elements become those of all ranks together.
 typedef struct { uint64_t checksum[CHECKPOINT_PARTS], elements[CHECKPOINT_PARTS]; } CheckpointSums;
-static inline ControlBytes checkpoint_sum(void* self, const ControlBytes* shares, int ranks) {
-    CheckpointSums all, one;
-    (void)self;
-    memset(&all, 0, sizeof all);
-    for (int q = 0; q < ranks; q++) {
-        memcpy(&one, shares[q].data, sizeof one);
-        for (int k = 0; k < CHECKPOINT_PARTS; k++) {
-            all.checksum[k] += one.checksum[k];
-            all.elements[k] += one.elements[k];
+static inline void checkpoint_add_up(Comm* c, uint64_t checksum[CHECKPOINT_PARTS], uint64_t elements[CHECKPOINT_PARTS]) {
+    CheckpointSums mine;
+    memcpy(mine.checksum, checksum, sizeof mine.checksum);
+    memcpy(mine.elements, elements, sizeof mine.elements);
+    CheckpointSums* all = (CheckpointSums*)control_all_gather(c->world->control, &mine, sizeof mine);
+    for (int k = 0; k < CHECKPOINT_PARTS; k++) {
+        checksum[k] = elements[k] = 0;
+        for (int q = 0; q < c->size; q++) {
+            checksum[k] += all[q].checksum[k];
+            elements[k] += all[q].elements[k];
         }
     }
-    return control_bytes(&all, sizeof all);
-}
-static inline void checkpoint_add_up(Comm* c, uint64_t checksum[CHECKPOINT_PARTS], uint64_t elements[CHECKPOINT_PARTS]) {
-    CheckpointSums sums;
-    memcpy(sums.checksum, checksum, sizeof sums.checksum);
-    memcpy(sums.elements, elements, sizeof sums.elements);
-    ControlBytes all = control_all_reduce(c->world->control, &sums, sizeof sums, checkpoint_sum, NULL);
-    memcpy(&sums, all.data, sizeof sums);
-    memcpy(checksum, sums.checksum, sizeof sums.checksum);
-    memcpy(elements, sums.elements, sizeof sums.elements);
-    free(all.data);
+    free(all);
 }
 
 static inline void param_ranges_save_beside(Comm* c, const char* out, const TrainState* state, SaveShare share) {

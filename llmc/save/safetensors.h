@@ -166,6 +166,8 @@ static inline void safetensors_check_places(SafeTensors* s, size_t data_begin) {
                  expected, data_size);
 }
 
+// Opens for reading (access O_RDONLY), or for writing into a file that another rank has created (O_RDWR). `remedy` ends every
+// message about what is wrong with it, now and when reading: "copy the file again".
 static inline void safetensors_open_with(SafeTensors* s, const char* path, int access, const char* remedy) {
     memset(s, 0, sizeof *s);
     s->source.path = xstrdup(path);
@@ -176,14 +178,8 @@ static inline void safetensors_open_with(SafeTensors* s, const char* path, int a
     safetensors_parse_entries(s);
     safetensors_check_places(s, data_begin);
 }
-
-// Opens for reading, or for writing into a file that another rank has created. `remedy` ends every
-// message about what is wrong with it, now and when reading: "copy the file again".
 static inline void safetensors_open(SafeTensors* s, const char* path, const char* remedy) {
     safetensors_open_with(s, path, O_RDONLY, remedy);
-}
-static inline void safetensors_attach(SafeTensors* s, const char* path, const char* remedy) {
-    safetensors_open_with(s, path, O_RDWR, remedy);
 }
 
 // Frees what s owns, whatever state an open or create left it in. Returns false if the last writes failed.

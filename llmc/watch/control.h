@@ -4,7 +4,7 @@ path of the data.
 
 If a rank dies, hangs or leaves, all others name it within seconds of its death, or of the deadline of the wait for it, and
 end with status 1 (watchdog.h). A run cannot continue without a rank: it restarts from the last checkpoint. The same
-connections carry small messages between hosts, with which ranks compare their state and decide together (control_all_reduce).
+connections carry small messages between hosts, with which ranks compare their state and decide together (control_all_gather).
 On a rank that is alone every function returns at once.
 
 Usage, on every rank:
@@ -23,6 +23,8 @@ Global state: watchdog_process (watchdog.h), which an exit() anywhere and signal
 #include "watchdog.h"
 
 // ---- the meeting ----
+
+typedef union { struct sockaddr any; struct sockaddr_in v4; struct sockaddr_in6 v6; } ControlAddress; // both have the port at one place
 
 // timeout: seconds that a wait, and the meeting of all ranks, may last. out: folder for the last operations, or "".
 static inline void control_init(Control* c, RankInfo ranks, double timeout, const char* out) {
@@ -47,21 +49,15 @@ static inline void control_init(Control* c, RankInfo ranks, double timeout, cons
 static inline int control_bind(int family, bool only_here, int port) {
     int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), on = 1, off = 0;
     if (fd < 0) return -1;
-    struct sockaddr_in v4;
-    struct sockaddr_in6 v6;
-    memset(&v4, 0, sizeof v4);
-    memset(&v6, 0, sizeof v6);
-    v4.sin_family = AF_INET;
-    v4.sin_port = htons((uint16_t)port);
-    v4.sin_addr.s_addr = htonl(only_here ? INADDR_LOOPBACK : INADDR_ANY);
-    v6.sin6_family = AF_INET6;
-    v6.sin6_port = htons((uint16_t)port);
-    v6.sin6_addr = only_here ? in6addr_loopback : in6addr_any;
+    ControlAddress at;
+    memset(&at, 0, sizeof at);
+    at.any.sa_family = (sa_family_t)family;
+    at.v4.sin_port = htons((uint16_t)port);
+    if (family == AF_INET) at.v4.sin_addr.s_addr = htonl(only_here ? INADDR_LOOPBACK : INADDR_ANY);
+    else at.v6.sin6_addr = only_here ? in6addr_loopback : in6addr_any;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off); // accepts IPv4 as well
-    int failed = family == AF_INET ? bind(fd, (struct sockaddr*)&v4, sizeof v4)
-                                   : bind(fd, (struct sockaddr*)&v6, sizeof v6);
-    if (!failed && listen(fd, 1024) == 0) return fd;
+    if (bind(fd, &at.any, family == AF_INET ? sizeof at.v4 : sizeof at.v6) == 0 && listen(fd, 1024) == 0) return fd;
     int error = errno;
     close(fd);
     errno = error;
@@ -92,13 +88,9 @@ static inline void control_listen(Control* c, char* address) {
     if (c->ranks.size == 1) return;
     bool only_here = c->ranks.local_size == c->ranks.size, named = c->ranks.meeting[0] != '\0';
     int port = named ? atoi(c->ranks.meeting) : 0;
-    if (only_here && !named) {
-        c->listener = control_bind(AF_INET, true, port);
-        if (c->listener < 0) c->listener = control_bind(AF_INET6, true, port);
-    } else {
-        c->listener = control_bind(AF_INET6, false, port);
-        if (c->listener < 0) c->listener = control_bind(AF_INET, false, port);
-    }
+    bool loopback = only_here && !named;
+    c->listener = control_bind(loopback ? AF_INET : AF_INET6, loopback, port);
+    if (c->listener < 0) c->listener = control_bind(loopback ? AF_INET6 : AF_INET, loopback, port);
     require(c->listener >= 0, "rank 0 cannot listen for the other ranks on port %d: %s%s", port, strerror(errno),
             errno != EADDRINUSE ? ""
                                 : "; another run may use it: wait until that ends, or give torchrun another --master-port");
@@ -106,14 +98,12 @@ static inline void control_listen(Control* c, char* address) {
         snprintf(address, CONTROL_ADDRESS, "%s", c->ranks.meeting);
         return;
     }
-    union { struct sockaddr any; struct sockaddr_in v4; struct sockaddr_in6 v6; } bound;
+    ControlAddress bound;
     socklen_t length = sizeof bound;
     unsigned char bytes[16];
-    FILE* f = fopen("/dev/urandom", "rb");
-    require(f && fread(bytes, 1, sizeof bytes, f) == sizeof bytes, "cannot read /dev/urandom: %s", strerror(errno));
-    fclose(f);
+    require(getrandom(bytes, sizeof bytes, 0) == sizeof bytes, "the system gives no random bytes: %s", strerror(errno));
     getsockname(c->listener, &bound.any, &length);
-    port = ntohs(bound.any.sa_family == AF_INET ? bound.v4.sin_port : bound.v6.sin6_port);
+    port = ntohs(bound.v4.sin_port);
     size_t n = (size_t)snprintf(address, CONTROL_ADDRESS, "%d ", port);
     for (size_t i = 0; i < sizeof bytes; i++) n += (size_t)snprintf(address + n, CONTROL_ADDRESS - n, "%02x", bytes[i]);
     if (!only_here) control_add_hosts(address, CONTROL_ADDRESS);
@@ -220,14 +210,97 @@ static inline void control_await_all(Control* c) {
             " and that no firewall is in the way", who, c->ranks.size, c->timeout);
 }
 
-static inline ControlBytes control_broadcast(Control* c, const void* data, size_t bytes);
-
 // Messages name ranks in this way, too: names (size), owned by the Control from here on.
 static inline void control_name_ranks(Control* c, char (*names)[RANK_NAME]) {
     pthread_mutex_lock(&c->lock);
     c->names = names;
     pthread_mutex_unlock(&c->lock);
 }
+
+// ---- small messages ----
+// What follows is blocking and collective; to the watchdog these are operations of a communicator "control".
+
+// Begins such an operation, for which this rank waits from here on.
+static inline OpRecord control_op_begin(Control* c, const char* name, int root) {
+    OpRecord op = flight_recorder_issue(&c->recorder, "control", name, 0, "bytes", root);
+    flight_recorder_wait_begin(&c->recorder, &op);
+    return op;
+}
+static inline void control_op_end(Control* c, OpRecord op) {
+    flight_recorder_wait_end(&c->recorder);
+    flight_recorder_finish(&c->recorder, &op);
+}
+
+// Takes the oldest message of a peer, waiting for it. The caller holds the lock, and owns the message. The watchdog checks
+// the deadline, not this.
+static inline ControlBytes control_pop(Control* c, ControlPeer* p) {
+    uint32_t n;
+    while (p->inbox.n < sizeof n) pthread_cond_wait(&c->changed, &c->lock);
+    memcpy(&n, p->inbox.data, sizeof n);
+    ControlBytes b = control_bytes(p->inbox.data + sizeof n, n);
+    control_buffer_drop(&p->inbox, sizeof n + n);
+    return b;
+}
+
+// Every rank gives a string of bytes, whose number may differ between ranks. Rank 0 gets all of them, by rank (N), and frees them with
+// control_gathered_free; the others get NULL. Dies if one is longer than CONTROL_MAX_MESSAGE.
+static inline ControlBytes* control_gather(Control* c, const void* data, size_t bytes) {
+    require(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE, bytes);
+    ControlBytes* given = NULL;
+    OpRecord op = control_op_begin(c, "gather", 0);
+    pthread_mutex_lock(&c->lock);
+    if (c->ranks.rank > 0) {
+        control_queue(&c->peers[0], MESSAGE_BYTES, data, bytes);
+        control_wake(c);
+    } else {
+        given = (ControlBytes*)xcalloc((size_t)c->ranks.size, sizeof(ControlBytes));
+        given[0] = control_bytes(data, bytes);
+        for (int r = 1; r < c->ranks.size; r++) given[r] = control_pop(c, &c->peers[r]);
+    }
+    pthread_mutex_unlock(&c->lock);
+    control_op_end(c, op);
+    return given;
+}
+static inline void control_gathered_free(const Control* c, ControlBytes* given) {
+    for (int r = 0; given && r < c->ranks.size; r++) free(given[r].data);
+    free(given);
+}
+
+// Every rank gets rank 0's bytes, and frees them.
+static inline ControlBytes control_broadcast(Control* c, const void* data, size_t bytes) {
+    require(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE, bytes);
+    OpRecord op = control_op_begin(c, "broadcast", 0);
+    pthread_mutex_lock(&c->lock);
+    ControlBytes received = c->ranks.rank > 0 ? control_pop(c, &c->peers[0]) : control_bytes(data, bytes);
+    if (c->ranks.rank == 0) {
+        control_queue_all(c, MESSAGE_BYTES, data, bytes);
+        control_wake(c);
+    }
+    pthread_mutex_unlock(&c->lock);
+    control_op_end(c, op);
+    return received;
+}
+
+// Every rank gives `bytes` bytes, as many as all others, and gets those of all ranks, by rank: a new array (N), which it frees.
+static inline void* control_all_gather(Control* c, const void* mine, size_t bytes) {
+    ControlBytes* given = control_gather(c, mine, bytes);
+    char* all = given ? (char*)xcalloc((size_t)c->ranks.size, bytes) : NULL;
+    for (int r = 0; given && r < c->ranks.size; r++) memcpy(all + (size_t)r * bytes, given[r].data, size_min(bytes, given[r].bytes));
+    control_gathered_free(c, given);
+    ControlBytes answer = control_broadcast(c, all, (size_t)c->ranks.size * bytes);
+    free(all);
+    return answer.data;
+}
+
+// Dies on every rank with the error that rank 0 has found, which is taken over, and what to do about it. NULL: it has found none.
+static inline void control_die_together(Control* c, char* error, const char* what_to_do) {
+    ControlBytes said = control_broadcast(c, error, error ? strlen(error) : 0);
+    require(said.bytes == 0, "%s%s", said.data, what_to_do);
+    free(said.data);
+    free(error);
+}
+
+// ---- all together ----
 
 // Shares memory in which ranks write where they are. The watchdog may look at it from here on.
 static inline void control_share_progress(Control* c) {
@@ -236,7 +309,7 @@ static inline void control_share_progress(Control* c) {
     memset(&address, 0, sizeof address);
     if (c->ranks.rank == 0) address = progress_table_create(&progress, c->ranks.size);
     ControlBytes received = control_broadcast(c, &address, sizeof address);
-    if (received.bytes == sizeof address) memcpy(&address, received.data, sizeof address);
+    memcpy(&address, received.data, sizeof address);
     free(received.data);
     if (c->ranks.rank > 0) progress_table_open(&progress, address, c->ranks.size);
     pthread_mutex_lock(&c->lock);
@@ -268,78 +341,6 @@ static inline void control_join(Control* c, const char* address) {
     pthread_mutex_unlock(&c->lock);
 }
 
-// ---- small messages ----
-
-// Takes the oldest message of a peer, waiting for it. The caller holds the lock, and owns the message. The watchdog checks
-// the deadline, not this.
-static inline ControlBytes control_pop(Control* c, ControlPeer* p) {
-    uint32_t n;
-    while (p->inbox.n < sizeof n) pthread_cond_wait(&c->changed, &c->lock);
-    memcpy(&n, p->inbox.data, sizeof n);
-    ControlBytes b = control_bytes(p->inbox.data + sizeof n, n);
-    control_buffer_drop(&p->inbox, sizeof n + n);
-    return b;
-}
-
-// This and the next are blocking and collective; to the watchdog they are operations of a communicator "control".
-// Every rank gives a string of bytes; rank 0 gets all of them, by rank, in parts (N): the caller frees their data. Other
-// ranks do not use parts.
-static inline void control_gather(Control* c, const void* data, size_t bytes, ControlBytes* parts) {
-    require(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE, bytes);
-    OpRecord op = flight_recorder_issue(&c->recorder, "control", "gather", 0, "bytes", 0);
-    flight_recorder_wait_begin(&c->recorder, &op);
-    pthread_mutex_lock(&c->lock);
-    if (c->ranks.rank > 0) {
-        control_queue(&c->peers[0], MESSAGE_BYTES, data, bytes);
-        control_wake(c);
-    } else {
-        parts[0] = control_bytes(data, bytes);
-        for (int r = 1; r < c->ranks.size; r++) parts[r] = control_pop(c, &c->peers[r]);
-    }
-    pthread_mutex_unlock(&c->lock);
-    flight_recorder_wait_end(&c->recorder);
-    flight_recorder_finish(&c->recorder, &op);
-}
-
-// All other ranks get rank 0's bytes, and free them; rank 0 gets none.
-static inline ControlBytes control_broadcast(Control* c, const void* data, size_t bytes) {
-    require(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE, bytes);
-    ControlBytes received = { NULL, 0 };
-    OpRecord op = flight_recorder_issue(&c->recorder, "control", "broadcast", 0, "bytes", 0);
-    flight_recorder_wait_begin(&c->recorder, &op);
-    pthread_mutex_lock(&c->lock);
-    if (c->ranks.rank > 0) received = control_pop(c, &c->peers[0]);
-    else if (c->ranks.size > 1) {
-        control_queue_all(c, MESSAGE_BYTES, data, bytes);
-        control_wake(c);
-    }
-    pthread_mutex_unlock(&c->lock);
-    flight_recorder_wait_end(&c->recorder);
-    flight_recorder_finish(&c->recorder, &op);
-    return received;
-}
-
-// Rank 0's part of control_all_reduce. given (size): what each rank gave, by rank; not owned. Returns the answer, made by
-// control_bytes, which control_all_reduce takes over.
-typedef ControlBytes ControlDecide(void* self, const ControlBytes* given, int size);
-
-// Every rank gives `bytes` bytes, whose number may differ between ranks. Rank 0 calls decide(self, ...) on what all of them
-// gave, and every rank gets its answer: the caller frees its data. Other ranks do not use decide and self. Blocking and
-// collective. Dies if what a rank gives, or the answer, is longer than CONTROL_MAX_MESSAGE.
-static inline ControlBytes control_all_reduce(Control* c, const void* mine, size_t bytes, ControlDecide* decide, void* self) {
-    if (c->ranks.rank > 0) {
-        control_gather(c, mine, bytes, NULL);
-        return control_broadcast(c, NULL, 0);
-    }
-    ControlBytes* given = (ControlBytes*)xcalloc((size_t)c->ranks.size, sizeof(ControlBytes));
-    control_gather(c, mine, bytes, given);
-    ControlBytes answer = decide(self, given, c->ranks.size);
-    control_broadcast(c, answer.data, answer.bytes);
-    for (int r = 0; r < c->ranks.size; r++) free(given[r].data);
-    free(given);
-    return answer;
-}
-
 // ---- the end ----
 
 static inline bool control_all_said_goodbye(const Control* c) {
@@ -349,8 +350,7 @@ static inline bool control_all_said_goodbye(const Control* c) {
 
 // Returns when all ranks are here; after it a rank may end.
 static inline void control_stop(Control* c) {
-    OpRecord op = flight_recorder_issue(&c->recorder, "control", "goodbye", 0, "bytes", -1);
-    flight_recorder_wait_begin(&c->recorder, &op);
+    control_op_begin(c, "goodbye", -1);
     if (c->ranks.size > 1) {
         pthread_mutex_lock(&c->lock);
         if (c->ranks.rank > 0) control_queue(&c->peers[0], MESSAGE_GOODBYE, NULL, 0);

@@ -33,8 +33,9 @@ typedef struct {
 typedef struct { double mark; int pid, fd; } ProgressTableAddress; // plain data, sent to the other ranks; fd -1: there is none
 #define PROGRESS_TABLE_MARK 64 // bytes before the first place
 
+static inline size_t progress_table_bytes(int size) { return PROGRESS_TABLE_MARK + (size_t)size * sizeof(SharedProgress); }
 static inline void progress_table_map(ProgressTable* p, int fd, int size) {
-    p->bytes = PROGRESS_TABLE_MARK + (size_t)size * sizeof(SharedProgress);
+    p->bytes = progress_table_bytes(size);
     void* memory = mmap(NULL, p->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     p->memory = memory == MAP_FAILED ? NULL : (char*)memory;
 }
@@ -53,8 +54,7 @@ static inline ProgressTableAddress progress_table_create(ProgressTable* p, int s
     a.mark = now_seconds();
     a.pid = getpid();
     p->fd = memfd_create("shard.c places", MFD_CLOEXEC);
-    off_t bytes = (off_t)(PROGRESS_TABLE_MARK + (size_t)size * sizeof(SharedProgress));
-    if (p->fd >= 0 && ftruncate(p->fd, bytes) == 0) progress_table_map(p, p->fd, size); // zeros
+    if (p->fd >= 0 && ftruncate(p->fd, (off_t)progress_table_bytes(size)) == 0) progress_table_map(p, p->fd, size); // zeros
     if (p->memory) memcpy(p->memory, &a.mark, sizeof a.mark);
     else progress_table_close(p);
     a.fd = p->fd;
@@ -66,8 +66,8 @@ static inline void progress_table_open(ProgressTable* p, ProgressTableAddress a,
     char path[64];
     struct stat file;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", a.pid, a.fd);
-    off_t bytes = (off_t)(PROGRESS_TABLE_MARK + (size_t)size * sizeof(SharedProgress));
-    bool looks_right = a.fd >= 0 && stat(path, &file) == 0 && S_ISREG(file.st_mode) && file.st_size == bytes;
+    bool looks_right = a.fd >= 0 && stat(path, &file) == 0 && S_ISREG(file.st_mode)
+                    && file.st_size == (off_t)progress_table_bytes(size);
     int fd = looks_right ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (fd < 0) return;
     progress_table_map(p, fd, size);

@@ -10,7 +10,7 @@ static TokenMask mask;
 static void open_files(void* unused) {
     (void)unused;
     tokens = token_file_open(token_file.path);
-    mask_detect(mask_source(mask_file.path));
+    file_begins_with(mask_source(mask_file.path), MASK_MAGIC, 8);
     mask = mask_open(mask_file.path, &tokens);
 }
 

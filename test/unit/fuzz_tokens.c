@@ -6,7 +6,7 @@
 static TokenFile opened;
 static void open_file(void* path) {
     FileSource from = { path, "" };
-    token_file_detect(from);
+    file_begins_with(from, "magic", 4);
     opened = token_file_open(path);
 }
 

@@ -218,13 +218,12 @@ static char* last_operations(int rank) {
 
 // ---- small messages and decisions ----
 static void run_ahead(Control* c) { // of rank 0, which answers nothing
-    ControlBytes parts[MOST];
     for (int round = 0; round < 50; round++) {
-        control_gather(c, &round, sizeof round, parts);
-        for (int r = 0; r < c->ranks.size && c->ranks.rank == 0; r++) {
-            ensure(parts[r].bytes == sizeof round && memcmp(parts[r].data, &round, sizeof round) == 0);
-            free(parts[r].data);
-        }
+        ControlBytes* given = control_gather(c, &round, sizeof round);
+        ensure((given != NULL) == (c->ranks.rank == 0));
+        for (int r = 0; given && r < c->ranks.size; r++)
+            ensure(given[r].bytes == sizeof round && memcmp(given[r].data, &round, sizeof round) == 0);
+        control_gathered_free(c, given);
     }
 }
 TEST(small_messages_arrive_in_order) { team(7, .work = run_ahead); }
@@ -234,21 +233,17 @@ static size_t given_bytes(int round, int r) {
     return round == 0 ? 0 : round < 20 ? (size_t)((2 * r + round - 1) % 20) : CONTROL_MAX_MESSAGE - (size_t)(r * (round - 20));
 }
 // The answer has the length of the longest string; its bytes are the sums of the strings' bytes.
-static ControlBytes add_bytes(void* of_rank_0, const ControlBytes* given, int size) {
-    ControlBytes sum = { NULL, 0 };
-    ensure(*(int*)of_rank_0 == 0 && size == team->size);
-    for (int r = 0; r < size; r++) sum.bytes = size_max(sum.bytes, given[r].bytes);
-    sum.data = (char*)xcalloc(sum.bytes + 1, 1);
-    for (int r = 0; r < size; r++) for (size_t i = 0; i < given[r].bytes; i++) sum.data[i] += given[r].data[i];
-    return sum;
-}
 static void decide_on_sums(Control* c) {
-    char* own = (char*)xcalloc(CONTROL_MAX_MESSAGE, 1);
+    char *own = (char*)xcalloc(CONTROL_MAX_MESSAGE, 1), *sum = (char*)xcalloc(CONTROL_MAX_MESSAGE, 1);
     for (size_t i = 0; i < CONTROL_MAX_MESSAGE; i++) own[i] = (char)((i % 7) * (size_t)(c->ranks.rank + 1));
     for (int round = 0; round < 23; round++) {
         size_t n = given_bytes(round, c->ranks.rank), most = 0;
-        ControlBytes answer = control_all_reduce(c, n ? own : NULL, n, add_bytes, &c->ranks.rank);
         for (int r = 0; r < c->ranks.size; r++) most = size_max(most, given_bytes(round, r));
+        memset(sum, 0, CONTROL_MAX_MESSAGE);
+        ControlBytes* given = control_gather(c, n ? own : NULL, n);
+        for (int r = 0; given && r < c->ranks.size; r++) for (size_t i = 0; i < given[r].bytes; i++) sum[i] += given[r].data[i];
+        control_gathered_free(c, given);
+        ControlBytes answer = control_broadcast(c, sum, c->ranks.rank == 0 ? most : 0);
         ensure(answer.bytes == most && answer.data[most] == '\0');
         for (size_t i = 0; i < most; i++) {
             int members = 0;
@@ -258,18 +253,18 @@ static void decide_on_sums(Control* c) {
         free(answer.data);
     }
     free(own);
+    free(sum);
 }
 TEST(all_ranks_get_the_answer_to_what_all_of_them_gave_however_long) {
     for (int size = 1; size <= 7; size += 3) team(size, .work = decide_on_sums);
 }
 
-static ControlBytes say_too_much(void* unused, const ControlBytes* given, int size) {
-    (void)unused, (void)given, (void)size;
-    return (ControlBytes){ (char*)xcalloc(CONTROL_MAX_MESSAGE + 2, 1), CONTROL_MAX_MESSAGE + 1 };
+static void say_too_much(Control* c) {
+    size_t n = CONTROL_MAX_MESSAGE + 1;
+    control_broadcast(c, xcalloc(n, 1), c->ranks.rank == 0 ? n : 0);
 }
-static void decide_too_much(Control* c) { control_all_reduce(c, "x", 1, say_too_much, NULL); }
 TEST(an_answer_that_is_too_long_ends_every_rank) {
-    team(3, .work = decide_too_much, .harmed = 0, .status = 1, .own = "a message between hosts holds 1048576 bytes, not 1048577",
+    team(3, .work = say_too_much, .harmed = 0, .status = 1, .own = "a message between hosts holds 1048576 bytes, not 1048577",
          .says = { "rank 0 has left" });
 }
 
@@ -457,7 +452,7 @@ TEST(ranks_that_all_err_all_get_to_say_so) {
     team(4, .work = err_in_turn, .says = { "is in trouble" });
 }
 
-// Rank 3 waits for rank 2, and that for rank 1, which has left. Rank 0 sends: that may not need the receiver, so it takes longer.
+// Rank 3 waits for rank 2, and that for rank 1, which has left. Rank 0 sends to it.
 static void err_in_a_pipeline(Control* c) {
     int rank = c->ranks.rank;
     if (rank == 1) err(c);
@@ -597,15 +592,13 @@ TEST(only_members_of_a_communicator_are_missed_there) {
 
 static void hang_in_a_comparison(Control* c) {
     if (c->ranks.rank == 1) hang(c);
-    ControlBytes parts[MOST];
-    control_gather(c, "x", 1, parts);
+    control_all_gather(c, "x", 1);
+}
+static void hang_in_a_decision(Control* c) {
+    control_gather(c, "x", 1);
+    if (c->ranks.rank == 0) hang(c);
     control_broadcast(c, "y", 1);
 }
-static ControlBytes think_forever(void* control, const ControlBytes* given, int size) {
-    while (size > 0) hang((Control*)control);
-    return given[0];
-}
-static void hang_in_a_decision(Control* c) { control_all_reduce(c, "x", 1, think_forever, c); }
 static void hang_at_the_end(Control* c) { if (c->ranks.rank == 1) hang(c); }
 TEST(small_messages_decisions_and_the_end_have_the_same_deadline) {
     team(3, .late = true, .work = hang_in_a_comparison, .says = { "rank 1 has not reached gather #1 of control (root 0, step 0)" });

@@ -77,18 +77,14 @@ TEST(memory_up_to_its_limit_can_be_had_and_not_a_byte_more) {
 // ---- memory of several ranks ----
 // Of ranks that predict and hold so many bytes, of which rank `wrong` holds one less, -1: none, this rank's memory is shown.
 static void assert_memory_of(const size_t* bytes, int N, int wrong, int rank, bool named) {
-    RankMemory given[4], m;
-    ControlBytes messages[4];
+    RankMemory given[4];
     memset(given, 0, sizeof given);
     for (int q = 0; q < N; q++) {
         given[q].rank = q;
         given[q].predicted[MEMORY_GRADIENTS] = given[q].measured[MEMORY_GRADIENTS] = given[q].total = given[q].peak = bytes[q];
         given[q].measured[MEMORY_GRADIENTS] -= q == wrong;
-        messages[q] = (ControlBytes){ (char*)&given[q], sizeof given[q] };
     }
-    ControlBytes answer = memory_choose(NULL, messages, N);
-    memcpy(&m, answer.data, sizeof m);
-    free(answer.data);
+    RankMemory m = memory_choose(given, N);
     assert_true(m.rank == rank && m.named == named && memory_as_predicted(&m) == (wrong < 0));
 }
 TEST(the_memory_of_a_rank_that_is_not_as_predicted_is_shown_else_of_the_one_that_has_most) {

@@ -153,7 +153,7 @@ TEST(what_is_written_in_pieces_comes_back_in_other_pieces_and_types) {
     SafeTensors s, other;
     FREED_BY(json_decrefp) json_t* metadata = json_pack("{s:s}", "format", "test");
     assert_true(safetensors_create(&s, path, wanted, 3, metadata));
-    safetensors_attach(&other, path, ""); // another rank's view of the same file
+    safetensors_open_with(&other, path, O_RDWR, ""); // another rank's view of the same file
     for (int t = 0; t < 3; t++) for (size_t begin = 0, piece = 0; begin < n; begin += piece) {
         piece = size_min(n - begin, 1 + philox(1, (uint64_t)t, begin).x[0] % 30000);
         SafeTensors* writer = piece % 2 ? &s : &other;
@@ -200,7 +200,7 @@ TEST(tensors_beyond_4_gib_are_found) {
     assert_int_equal(stat(path, &info), 0);
     if (truncate(path, info.st_size + (off_t)(2 * n)) != 0) skip_test("this file system has no large sparse files");
     OPENED s;
-    safetensors_attach(&s, path, "");
+    safetensors_open_with(&s, path, O_RDWR, "");
     const float data[3] = { 1, 2, 3 };
     float back[3];
     assert_true(safetensors_write(&s, s.tensors, n - 3, 3, data, DTYPE_F32));

@@ -1,6 +1,6 @@
 /*
-test_writer_lock.c - a folder has one writer: what the lock does where processes begin and end in any order, where the file
-system has no locks, and where a file is left. The runs themselves, also beside another machine's, are tested by test/runs.
+test_writer_lock.c - a folder has one writer: what the lock does where processes begin and end in any order, and where the file
+system has no locks. The runs themselves are tested by test/runs.
 */
 #include "../../llmc/base/common.h"
 #include <fcntl.h>
@@ -32,20 +32,17 @@ static void assert_busy(const char* phrase) {
     FREED char* error = writer_lock_take(folder, 0);
     if (error == NULL || strstr(error, phrase) == NULL) fail_msg("%s\nexpected in it: %s", error, phrase);
 }
-static void assert_busy_by(pid_t pid) {
-    FREED char* who = format_string("the run of process %d on ", (int)pid);
-    assert_busy(who);
-}
 
 // ---- another process ----
 // It does what each byte says that it gets through `talk`, and answers with a byte.
 typedef struct { pid_t pid; int talk; } Other;
+static const char* const of_another_run = "process 1 on gone, since 2\n";
 
 // 't': takes the lock. 'j': shares what the file says. 'J': shares what another run's file would say. 'r': ends its lock.
 static char other_does(char what, const char* record) {
     if (what == 't') return writer_lock_take(folder, 0) == NULL ? 'y' : 'n';
     if (what == 'j') return writer_lock_join(folder, record) == NULL ? 'y' : 'n';
-    if (what == 'J') return writer_lock_join(folder, "process 1 on gone, boot b, since 2\n") == NULL ? 'y' : 'n';
+    if (what == 'J') return writer_lock_join(folder, of_another_run) == NULL ? 'y' : 'n';
     writer_lock_release();
     return 'y';
 }
@@ -74,11 +71,6 @@ static void other_is_killed(Other o) {
     close(o.talk);
     waitpid(o.pid, NULL, 0);
 }
-static void assert_others_cannot_take(void) {
-    Other other = other_begin();
-    assert_false(other_can(other, 't'));
-    other_is_killed(other);
-}
 // Two ranks of another run, which has the lock.
 static void run_of_two(Other ranks[2]) {
     for (int i = 0; i < 2; i++) ranks[i] = other_begin();
@@ -86,37 +78,19 @@ static void run_of_two(Other ranks[2]) {
     assert_true(other_can(ranks[1], 'j'));
 }
 
-// ---- one run after another ----
-// Before other tests: once this process has had the lock, a child that ends leaves without what atexit knows (child_leave).
-static void leave_at_once(int status) { _exit(status); }
-static void die_with_the_lock(void) {
-    die_leave = leave_at_once; // what a program sets where exit may not return
-    if (writer_lock_take(folder, 0) == NULL && path_exists(lock_path())) die("this run is over");
-}
-TEST(an_error_ends_the_lock) {
-    expect_error(die_with_the_lock(), "this run is over");
-    assert_false(path_exists(lock_path()));
-}
-
-TEST(the_last_one_removes_the_file) {
+TEST(the_last_rank_that_ends_or_is_killed_frees_the_folder) {
     Other ranks[2];
     run_of_two(ranks);
-    assert_true(other_can(ranks[0], 'r'));
-    assert_true(path_exists(lock_path()));
-    assert_busy("is writing there; wait until it has ended, or give another --out");
-    assert_true(other_can(ranks[1], 'r'));
-    assert_false(path_exists(lock_path()));
-    assert_taken();
-    for (int i = 0; i < 2; i++) other_is_killed(ranks[i]);
-}
-
-TEST(a_rank_that_lives_on_keeps_the_lock) {
-    Other ranks[2];
-    run_of_two(ranks);
+    FREED char* who = format_string("the run of process %d on ", (int)ranks[0].pid);
+    assert_busy(who);
+    assert_busy(" is writing there; wait until it has ended, or give another --out");
     other_is_killed(ranks[0]);
-    assert_busy_by(ranks[0].pid);
+    assert_busy(who);
+    assert_true(other_can(ranks[1], 'r'));
+    assert_taken(); // of a process that was killed, nothing is left but the file
+    writer_lock_release();
+    assert_false(path_exists(lock_path()));
     other_is_killed(ranks[1]);
-    assert_taken(); // of two processes that were killed, nothing is left but the file
 }
 
 TEST(a_rank_that_comes_too_late_is_refused) {
@@ -127,19 +101,9 @@ TEST(a_rank_that_comes_too_late_is_refused) {
     FREED char* after = lock_text();
     assert_string_equal(text, after);
     writer_lock_release();
-    assert_false(other_can(rank_1, 'J')); // nobody has it
-    assert_false(path_exists(lock_path()));
-    FREED char* error = writer_lock_join(folder, "process 1 on gone, boot b, since 2\n");
-    assert_non_null(strstr(error, "writer.lock: is not the one that rank 0 wrote"));
-    assert_non_null(strstr(error, "--out must be a folder that every rank sees"));
+    FREED char* error = writer_lock_join(folder, of_another_run); // nobody has it
+    assert_non_null(strstr(error, "writer.lock: is not the one that rank 0 wrote; --out must be a folder that every rank sees"));
     other_is_killed(rank_1);
-}
-
-TEST(a_child_does_not_end_its_parents_lock) {
-    assert_taken();
-    expect_success(writer_lock_release());
-    assert_true(path_exists(lock_path()));
-    assert_others_cannot_take();
 }
 
 // Processes take and end the lock as fast as they can, until each has had it 50 times: each time the file says that it is theirs.
@@ -161,28 +125,14 @@ TEST(nobody_removes_the_lock_of_another) {
     assert_false(path_exists(lock_path()));
 }
 
-// ---- what is left ----
-TEST(a_file_of_this_machine_or_a_torn_one_is_stale) {
-    Writer here = writer_here();
-    const char* const hosts[] = { here.host, here.host, "a-container" };
-    const char* const boots[] = { here.boot, "an-earlier-one", here.boot };
-    const char* const torn[] = { "", "process", "process 12 on some", "process x on some, boot y\n", "\xff\xff" };
-    for (size_t i = 0; i < 8; i++) {
-        FREED char* text = i < 3 ? format_string("process 12 on %s, boot %s, since 1.5\n", hosts[i], boots[i]) : xstrdup(torn[i - 3]);
-        write_file(WRITER_LOCK, text, strlen(text));
-        assert_taken();
-        writer_lock_release();
-    }
-}
-
-TEST(without_locks_the_process_must_be_gone) {
+TEST(without_locks_rank_0_warns) {
     without_locks = true;
     Other ranks[2];
-    run_of_two(ranks);
-    assert_busy_by(ranks[0].pid);
-    other_is_killed(ranks[0]);
-    assert_taken();
-    other_is_killed(ranks[1]);
+    Child run = child_does(run_of_two(ranks));
+    FREED char* warning = format_string("warning: %s: this file system has no locks; make sure that no other run writes there\n", lock_path());
+    assert_int_equal(run.status, 0);
+    assert_string_equal(run.err, warning);
+    child_free(&run);
 }
 
 TEST(a_full_disk_takes_the_lock_without_a_text) {
@@ -190,14 +140,12 @@ TEST(a_full_disk_takes_the_lock_without_a_text) {
     struct rlimit before, none;
     getrlimit(RLIMIT_FSIZE, &before);
     none = before;
-    none.rlim_cur = 10;
+    none.rlim_cur = 0;
     setrlimit(RLIMIT_FSIZE, &none);
     assert_taken();
     setrlimit(RLIMIT_FSIZE, &before);
-    FREED char* text = lock_text();
-    assert_string_equal(text, "");
     assert_string_equal(writer_lock.record, "");
-    assert_others_cannot_take();
-    writer_lock_release();
-    assert_false(path_exists(lock_path()));
+    Other other = other_begin();
+    assert_false(other_can(other, 't'));
+    other_is_killed(other);
 }
