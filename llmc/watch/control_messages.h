@@ -28,7 +28,6 @@ checked when they meet. Only the watchdog reads and writes sockets; other thread
 #define CONTROL_BEAT 0.2                 // seconds between heartbeats
 #define CONTROL_SETTLE 0.5               // seconds after which every rank's state is known to rank 0
 #define CONTROL_PATIENCE 2.0             // seconds past the deadline in which rank 0 must have named the late rank
-#define CONTROL_STUCK 1.0                // seconds of a wait after which a rank is not expected to report an error of its own
 #define CONTROL_SILENCE 1.0              // seconds without a heartbeat after which messages mention it
 #define CONTROL_FAREWELL 1.0             // seconds that rank 0 waits at most for the others to have written everything
 

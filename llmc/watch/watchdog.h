@@ -10,7 +10,7 @@ A stopped process and a machine that is gone close no connection: the deadline f
 silent, each of the other ranks finds that out by itself. Then every rank prints the reason, writes its last operations, and
 leaves with status 1. After an error of one rank's own the others may be about to report theirs: they have control_leave_seconds
 for it, and the first to leave waits for them, because launchers kill the rest when a rank has ended. It ends early when all have
-spoken, or when those that have not have waited for others for a second.
+spoken, or when those that have not wait for operations that need those that have.
 
 The watchdog of a rank that crashes still runs for a moment: it writes the last operations and tells the others.
 
@@ -431,14 +431,30 @@ static inline void watchdog_exit(Control* c) {
     _exit(EXIT_FAILURE);
 }
 
-// On rank 0: if all ranks that have not spoken have waited for others for long, most likely for those that have, they need no more time.
+// Returns true if rank r's wait cannot end without rank q. Other operations may: what is sent may be on its way already.
+static inline bool watchdog_needs(const Control* c, int r, int q) {
+    const OpRecord* op = &c->peers[r].beat.awaited;
+    bool broadcast = strcmp(op->collective, "broadcast") == 0, rooted = op_way(op->collective) == WAY_COLLECTIVE && op->peer >= 0;
+    if (c->peers[r].beat.waited < 0 || !watchdog_is_missing(c, q, op, r)) return false;
+    bool certain = rooted ? op->peer == (broadcast ? q : r) : op_way(op->collective) != WAY_SEND;
+    return certain || c->peers[r].beat.waited > CONTROL_PATIENCE;
+}
+
+// On rank 0: if all ranks that have not spoken wait for ranks that have, or for one another because of those, they need no more
+// time.
 static inline void watchdog_check_silence(Control* c, double now) {
     if (c->reason < REASON_LEFT || now >= c->leave_at) return;
-    for (int r = 0; r < c->ranks.size; r++) {
-        const ControlPeer* p = &c->peers[r];
-        bool has_spoken = r == 0 ? c->left : p->fd < 0 || p->heard_end;
-        if (!has_spoken && p->beat.waited < CONTROL_STUCK) return;
+    int N = c->ranks.size, silent = 0;
+    bool *over = (bool*)xcalloc((size_t)N, sizeof(bool)), more = true; // they will say no more
+    for (int r = 0; r < N; r++) over[r] = r == 0 ? c->left : c->peers[r].fd < 0 || c->peers[r].heard_end;
+    while (more) {
+        more = false;
+        for (int r = 0; r < N; r++)
+            for (int q = 0; q < N && !over[r]; q++) if (over[q] && watchdog_needs(c, r, q)) over[r] = more = true;
     }
+    for (int r = 0; r < N; r++) silent += !over[r];
+    free(over);
+    if (silent > 0) return;
     control_queue_all(c, MESSAGE_SPEAK, NULL, 0);
     c->leave_at = now;
 }

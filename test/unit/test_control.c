@@ -452,7 +452,7 @@ TEST(ranks_that_all_err_all_get_to_say_so) {
     team(4, .work = err_in_turn, .says = { "is in trouble" });
 }
 
-// Rank 3 waits for rank 2, and that for rank 1, which has left. Rank 0 sends to it.
+// Rank 3 waits for rank 2, and that for rank 1, which has left. Rank 0 sends: that may not need the receiver, so it takes longer.
 static void err_in_a_pipeline(Control* c) {
     int rank = c->ranks.rank;
     if (rank == 1) err(c);
