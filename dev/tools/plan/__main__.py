@@ -20,11 +20,10 @@ one searches the best mesh and says why, the other compares with published figur
 gradients. GB are 1e9 bytes.
 
     options.py        the options, what a device (machines.py) says of those that are not given, and the run that they describe
-    questions.py      bytes, by the stages' own formulas: it asks train_gpt2_* --predict
-    network.py        seconds of messages; nccl.py: of a collective, as NCCL expects them
-    steps.py          seconds of a step; pipelines.py: of pipelines and meshes, which schedules.py has played; compressed.py
-    ways.py           what tables compare, and its seconds; print_tables.py prints them
-    answers.py        other questions, and JSON
+    questions.py      bytes, by the stages' own formulas: it asks train_gpt2_* --predict, and schedule_play for pipelines
+    machines.py       devices and links, and seconds of messages; nccl.py: of a collective, as NCCL expects them
+    steps.py          seconds of a step, also with compressed gradients; pipelines.py: of pipelines and meshes
+    tables.py         what is compared, as tables and JSON; answers.py: other questions
     mesh.py           any mesh of any model (shapes.py); search.py chooses one; validate.py compares with published.toml
 """
 import sys
@@ -32,22 +31,15 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1])) # tool.py
 import answers
 import options
-import print_tables
+import tables
 import validate
-import ways
 from tool import dump_json
 
-
-def answer(o):
-    """The answer as JSON, or None if it has been printed."""
-    if o.validate: return (validate.json_validation if o.json else validate.print_validation)(o.published, 1e9 * o.reserve)
-    if o.recommend: return (answers.json_recommendation if o.json else answers.print_recommendation)(o)
-    if o.params > 0: return (answers.json_params if o.json else answers.print_params)(o)
-    compared = ways.Compared(o)
-    timer = ways.Timer(o, compared.plan)
-    if o.compress == "all": return (answers.json_methods if o.json else answers.print_methods)(o, compared.plan, timer)
-    return (answers.json_model if o.json else print_tables.print_model)(compared, timer, o)
-
-
-found = answer(options.parse())
-if found is not None: print(dump_json(found))
+o = options.parse()
+if o.validate: printed, as_json = validate.print_validation, validate.json_validation
+elif o.recommend: printed, as_json = answers.print_recommendation, answers.json_recommendation
+elif o.params > 0: printed, as_json = answers.print_params, answers.json_params
+elif o.compress == "all": printed, as_json = answers.print_methods, answers.json_methods
+else: printed, as_json = tables.print_model, tables.json_model
+if o.json: print(dump_json(as_json(o)))
+else: printed(o)

@@ -3,17 +3,15 @@ The other modules predict what this course's programs do, to the byte; this is f
 published figures can be compared, and for the search of a mesh.
 
 Compute   A block's products take FLOPs / (peak x what large products reach of it); all else that it does moves bytes, and
-          takes bytes / (bandwidth x what copies reach of it). So small models reach less of the peak, and cut ones.
+          takes bytes / (bandwidth x what copies reach of it).
 Tensor    Each half of a block ends with a sum over t ranks (or a reduce-scatter, and begins with a gather, if rows are
           cut). The backward pass hides each behind one product, dW.
-Pipeline  The slowest stage sets the pace, which may be the one with the head; p-1 such times, divided by the chunks of a
-          rank, are the bubble. This course's programs give stages blocks such that they take about equal times (split.h);
-          there the bubble is one micro-batch's time in all stages but the slowest. Messages are divided over t ranks, and
-          are not hidden.
-Data      What dp sums is hidden behind the backward pass of the last micro-batch. ZeRO-1 and 2 reduce and gather instead, which
-          takes longer where NCCL has trees for sums alone; a forward pass hides their gathers. If parameters are sharded, all
-          passes hide what they send. Only the rest is exposed, and what the first block or the root must wait for. Megatron's
-          early versions hide nothing.
+Pipeline  The slowest stage sets the pace; p-1 such times, divided by the chunks of a rank, are the bubble. This course's
+          programs give stages blocks such that they take about equal times (split.h); there the bubble is one micro-batch's
+          time in all stages but the slowest. Messages are divided over t ranks, and are not hidden.
+Data      What dp sums is hidden behind the backward pass of the last micro-batch. ZeRO-1 and 2 reduce and gather instead; a
+          forward pass hides their gathers. If parameters are sharded, all passes hide what they send. Only the rest is exposed,
+          and what the first block or the root must wait for. Megatron's early versions hide nothing.
 Update    28 bytes for each parameter that a rank updates: a gradient and a weight of 2, and a master copy and two moments in
           fp32, each read and written.
 """
@@ -21,9 +19,8 @@ from typing import NamedTuple
 import nccl
 from tool import ceil_div
 from machines import HOPPER, Gpu
-from schedules import split
 from shapes import Shape
-from questions import padded
+from questions import padded, split
 
 # What is kept of a block: everything that its backward pass needs; that without attention's (T,T) matrices, which are computed
 # again; half of the products' inputs (the other half, and all that is not a product, is computed again); only its input.
@@ -117,15 +114,12 @@ class MeshPlan(NamedTuple):
         if self.shape.NH % self.tp != 0 or self.shape.NKV % self.tp != 0: return "heads do not divide"
         if self.batch % (self.dp * self.micro) != 0: return "the batch does not divide"
         if self.shape.L < self.pp * self.chunks: return "there are fewer blocks than stages"
-        even = self.pp > 1 and self.micro_batches % self.pp == 0
-        if self.chunks > 1 and not even: return "micro-batches do not divide over stages"
-        if self.rows and self.micro * self.T % self.tp != 0: return "rows do not divide"
-        return None
+        if self.chunks > 1 and (self.pp == 1 or self.micro_batches % self.pp != 0): return "micro-batches do not divide over stages"
+        return "rows do not divide" if self.rows and self.micro * self.T % self.tp != 0 else None
 
     # ---- groups ----
     def group(self, ranks, apart):
-        """The ranks that share a stage are neighbours; then come the stages, then the copies. The groups of an axis use a node's
-        interfaces together."""
+        """The ranks that share a stage are neighbours; then come the stages, then the copies."""
         node = self.gpu.per_node
         return nccl.gpu_group(self.gpu, ranks, min(ranks, max(node // apart, 1)), min(apart, node))
 
@@ -184,7 +178,6 @@ class MeshPlan(NamedTuple):
         total = parameters + gradients + optimizer + gathered + activations + self.reserve
         return MeshBytes(parameters, gradients, optimizer, activations, gathered, total)
 
-    def fits(self): return self.bytes().total <= self.gpu.memory
 
     # ---- seconds ----
     def moved(self, nbytes): return nbytes / (self.gpu.bandwidth * copies_reach(self.gpu))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from machines import Gpu
 from mesh import ALL, INPUTS, SHARD, SHARD_FP32, MeshBytes, MeshPlan, MeshTime
 from shapes import SHAPES, Shape
-from questions import DDP, FSDP, MAX_UNITS, MESH, PP, TP, ZERO1, ZERO2, Config, Pipe, Plan, bytes_of, padded
+from questions import DDP, FSDP, MAX_UNITS, MESH, PP, TP, ZERO1, ZERO2, Config, Plan, bytes_of, padded
 
 
 # ---- the program of this course that runs a way ----
@@ -45,9 +45,9 @@ def plan_of(p):
     """As the program plans it with the options of command_of and its defaults."""
     s = p.shape
     config = Config(1024 if is_gpt2(s) else p.T, s.V, padded(s.V), s.L, s.NH, s.C)
-    pipe = Pipe(p.pp, "interleaved" if p.chunks > 1 else "1f1b", p.chunks)
     return Plan(config, p.micro, p.T, p.ranks, "bf16" if p.program.element_bytes == 2 else "fp32", p.micro_batches, p.kept == INPUTS,
-                p.gpu.peak16 > 0, t=p.tp, rows=p.rows, pipe=pipe, zero_stage=p.zero)
+                p.gpu.peak16 > 0, t=p.tp, rows=p.rows, p=p.pp, schedule="interleaved" if p.chunks > 1 else "1f1b", v=p.chunks,
+                zero_stage=p.zero)
 
 
 def exact_error(p):

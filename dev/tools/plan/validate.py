@@ -109,7 +109,7 @@ def seconds_of(r, p):
 def bytes_of(r, p):
     b = p.bytes()
     return {"peak_gib": b.total / 1073741824, "weights_mib": b.parameters / MIB, "gradients_mib": b.gradients / MIB,
-            "optimizer_mib": b.optimizer / MIB, "activations_mib": b.activations / MIB, "fits": float(p.fits())}.get(r.kind, math.nan)
+            "optimizer_mib": b.optimizer / MIB, "activations_mib": b.activations / MIB, "fits": float(b.total <= p.gpu.memory)}.get(r.kind, math.nan)
 
 
 def predict(r, reserve):
@@ -149,9 +149,9 @@ def row_text(r, x):
     return text + f"{x:10.5g} {x / r.value:7.3f}  {r.note}"
 
 
-def print_validation(path, reserve):
+def print_validation(o):
     """All rows, the medians of each source and how far its furthest row is off, and the medians of all."""
-    pairs = [(r, predict(r, reserve)) for r in read_published(path)]
+    pairs = [(r, predict(r, 1e9 * o.reserve)) for r in read_published(o.published)]
     print(f"{'source':<8} {'model':<14} {'gpu':<8} {'gpus':>5} {'dp x tp x pp':<12} {'zero':>5} {'kind':<15} {'published':>10}"
           f" {'predicted':>10} {'ratio':>7}")
     for r, x in pairs: print(row_text(r, x))
@@ -168,7 +168,7 @@ def print_validation(path, reserve):
           " fp8, of cut sequences, or what a paper calls HFU")
 
 
-def json_validation(path, reserve):
-    return {"rows": [{"source": r.source, "model": r.model, "gpu": r.gpu, "dp": r.dp, "tp": r.tp, "pp": r.pp, "zero": r.zero,
-                      "kind": r.kind, "published": r.value, "note": r.note, "predicted": predict(r, reserve)}
-                     for r in read_published(path)]}
+def json_validation(o):
+    names = "source", "model", "gpu", "dp", "tp", "pp", "zero", "kind", "value", "note"
+    return {"rows": [{**{"published" if name == "value" else name: getattr(r, name) for name in names},
+                      "predicted": predict(r, 1e9 * o.reserve)} for r in read_published(o.published)]}
